@@ -1,0 +1,28 @@
+# Language level, warnings and optimisation: the same for every target of the project.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set_property(GLOBAL PROPERTY USE_FOLDERS ON)
+
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+endif()
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1")
+
+add_library(w4q_flags INTERFACE)
+target_compile_options(w4q_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Werror>
+  # Bytes of a quantized model must not depend on what the compiler fuses: no contraction anywhere.
+  $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
+
+if(W4Q_SANITIZE)
+  add_compile_options(-fsanitize=${W4Q_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${W4Q_SANITIZE})
+endif()
+
+find_program(W4Q_CCACHE ccache)
+if(W4Q_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${W4Q_CCACHE})
+endif()

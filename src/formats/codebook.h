@@ -1,0 +1,27 @@
+// Code tables of kbit: ascending fp32 values, scaled so that the largest magnitude is 1.
+#pragma once
+
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace w4q::formats {
+
+struct CodebookRow {
+  std::string_view name;
+  std::string_view description;
+  std::vector<float> (*table)(int bits);  ///< bits 2..5
+};
+
+/// "nf" (expected values of N(0,1) in 2^bits equiprobable bins) and "nf-quantile" (bitsandbytes' table).
+std::span<const CodebookRow> codebook_registry() noexcept;
+/// A table by name. Throws bad_argument and lists the names.
+std::vector<float> codebook(std::string_view name, int bits);
+/// Checks a table: 2^bits finite, strictly ascending values, not all zero. Throws bad_file naming `source`.
+void check_codebook(std::span<const float> table, int bits, std::string_view source);
+/// A table from text: numbers separated by white space or commas, or a JSON array. Scaled to largest magnitude 1.
+std::vector<float> parse_codebook(std::string_view text, int bits, std::string_view source);
+
+}  // namespace w4q::formats

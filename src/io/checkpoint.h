@@ -1,0 +1,72 @@
+// A checkpoint on disk: one .safetensors file, or a folder with model.safetensors or an index and its shards, each of
+// them plain (memory-mapped) or compressed in seekable zstd frames (".safetensors.zst").
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/views.h"
+#include "io/safetensors.h"
+
+namespace w4q::io {
+
+/// The bytes of one tensor for as long as this object lives: a view into the map, whose pages are released when it
+/// goes, or a decompressed copy. The Checkpoint must outlive it.
+class LoadedTensor {
+ public:
+  LoadedTensor(TensorView view, std::shared_ptr<const void> keep_alive)
+      : view_(std::move(view)), keep_alive_(std::move(keep_alive)) {}
+
+  const TensorView& view() const noexcept { return view_; }
+  const TensorView* operator->() const noexcept { return &view_; }
+
+ private:
+  TensorView view_;
+  std::shared_ptr<const void> keep_alive_;
+};
+
+class Checkpoint {
+ public:
+  /// Opens and validates everything but the tensor data: headers, index, offsets against file sizes. `path` is a folder
+  /// or a single file. Throws bad_file naming file, tensor, expected and found.
+  static Checkpoint open(const std::filesystem::path& path);
+
+  Checkpoint(Checkpoint&&) noexcept;
+  Checkpoint& operator=(Checkpoint&&) noexcept;
+  ~Checkpoint();
+
+  /// The folder that holds the files (the parent for a single file).
+  const std::filesystem::path& folder() const noexcept;
+  /// All tensors of all shards, by name. `begin`/`end` are relative to their own shard.
+  const std::map<std::string, TensorInfo, std::less<>>& tensors() const noexcept;
+  bool contains(std::string_view name) const noexcept;
+  /// Throws bad_file when there is no such tensor, and names close ones.
+  const TensorInfo& at(std::string_view name) const;
+  /// The data. Thread-safe.
+  LoadedTensor load(std::string_view name) const;
+  /// The shard file that holds a tensor, for messages.
+  std::string file_of(std::string_view name) const;
+  /// Sum of tensor bytes.
+  int64_t total_bytes() const noexcept;
+  /// Bytes of the weight files on disk (headers included, compressed size where compressed).
+  int64_t file_bytes() const noexcept;
+  /// "__metadata__" of the first shard.
+  const std::map<std::string, std::string>& metadata() const noexcept;
+  /// Accepted oddities, to be shown to the user once.
+  const std::vector<std::string>& warnings() const noexcept;
+
+ private:
+  struct Impl;
+  explicit Checkpoint(std::unique_ptr<Impl> impl) noexcept;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// True for names of weight files and their index, which a writer replaces and does not carry along:
+/// *.safetensors, *.safetensors.zst, *.safetensors.index.json.
+bool is_weight_file(std::string_view file_name) noexcept;
+
+}  // namespace w4q::io

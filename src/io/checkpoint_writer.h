@@ -1,0 +1,48 @@
+// Writes the weight files of a checkpoint into a folder, byte-identical to the reference writer.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "io/safetensors.h"
+
+namespace w4q::io {
+
+struct WriteOptions {
+  int64_t max_shard_bytes = 5'000'000'000;  ///< of tensor data; a larger tensor gets a shard of its own
+  bool compress = false;                    ///< write .safetensors.zst in seekable frames
+  int compression_level = 3;
+  std::map<std::string, std::string> metadata = {{"format", "pt"}};
+};
+
+/// plan → write every tensor once, in any order → finish. One file is model.safetensors; several are
+/// model-00001-of-0000N.safetensors with model.safetensors.index.json. Tensors are dealt to shards in plan order.
+class CheckpointWriter {
+ public:
+  /// `folder` exists and is ours alone (OutputFolder::staging()). Throws bad_argument for a bad plan, bad_file when
+  /// the disk has no room for the planned bytes.
+  CheckpointWriter(std::filesystem::path folder, std::vector<PlannedTensor> plan, WriteOptions options);
+  ~CheckpointWriter();
+
+  /// Writes one tensor. `bytes` has the planned size. Thread-safe for different names. Throws bad_file (disk full…).
+  void write(std::string_view name, std::span<const std::byte> bytes);
+  /// Writes a part of a tensor at `offset` bytes from its start, so that a large one need not be whole in memory.
+  void write_part(std::string_view name, int64_t offset, std::span<const std::byte> bytes);
+
+  /// Checks that every planned byte was written, writes the index, compresses, and syncs the files to disk.
+  void finish();
+
+  /// Sizes of the finished files.
+  int64_t file_bytes() const noexcept;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace w4q::io

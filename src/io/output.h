@@ -1,0 +1,40 @@
+// Outputs that are complete or absent: written beside their place, synced, then renamed into it.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <string_view>
+
+namespace w4q::io {
+
+/// A folder that appears at its place in one step. Until commit() the work lies in a hidden, locked sibling
+/// (".NAME.w4q-partial-…"), which the destructor removes; a sibling that a killed run left behind is removed by the
+/// next run that writes the same output. Replacing an existing folder exchanges the two atomically.
+class OutputFolder {
+ public:
+  /// Throws bad_argument when `target` exists and `overwrite` is false (hint: --overwrite), when it is not a folder
+  /// that `replaceable` approves of (only a former output may be replaced, never a folder with other things in it), or
+  /// when it is, contains or lies in one of `inputs`; bad_file when the parent is missing or cannot be written.
+  OutputFolder(const std::filesystem::path& target, bool overwrite, const std::vector<std::filesystem::path>& inputs,
+               const std::function<bool(const std::filesystem::path&)>& replaceable);
+  ~OutputFolder();
+  OutputFolder(const OutputFolder&) = delete;
+  OutputFolder& operator=(const OutputFolder&) = delete;
+
+  /// Where to write.
+  const std::filesystem::path& staging() const noexcept { return staging_; }
+  /// Syncs everything in staging() and renames it to the target.
+  void commit();
+
+ private:
+  std::filesystem::path target_;
+  std::filesystem::path staging_;
+  int lock_ = -1;
+  bool committed_ = false;
+};
+
+/// Writes a file atomically (temporary sibling, sync, rename). Throws bad_argument when it exists and not `overwrite`,
+/// bad_file on any failure.
+void write_file(const std::filesystem::path& path, std::string_view bytes, bool overwrite);
+
+}  // namespace w4q::io

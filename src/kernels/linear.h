@@ -1,0 +1,36 @@
+// y = x · Wᵀ + b with W 16-bit, fp32 or packed in the canonical layout of any scheme. Weights are decoded a block of
+// rows at a time into fp32 scratch (class E2 against an fp64 product of the decoded weights).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "core/views.h"
+#include "formats/packed.h"
+
+namespace w4q::kernels {
+
+/// The matrix of a linear layer. Exactly one of the two alternatives is held.
+struct LinearWeight {
+  /// Bytes of an f32, f16 or bf16 tensor [n, k]; `keep_alive` owns or maps them.
+  struct Dense {
+    TensorView view;
+    std::shared_ptr<const void> keep_alive;
+  };
+  std::string name;  ///< module path
+  int64_t n = 0;
+  int64_t k = 0;
+  std::variant<Dense, std::shared_ptr<const formats::PackedLinear>> matrix;
+  std::vector<float> bias;  ///< empty, or n values
+};
+
+/// Decodes rows [begin, end) into `out`, (end − begin) × k.
+void decode_rows(const LinearWeight& weight, int64_t begin, int64_t end, MatrixView<float> out);
+
+/// y[m × n] = x[m × k] · Wᵀ + b. Parallel over blocks of rows of W; the result does not depend on the thread count.
+void linear(const LinearWeight& weight, MatrixView<const float> x, MatrixView<float> y);
+
+}  // namespace w4q::kernels

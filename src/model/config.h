@@ -1,0 +1,68 @@
+// config.json of Llama, Mistral, Qwen2 and Qwen3 checkpoints, in the older style (rope_scaling, torch_dtype) and the
+// newer one (rope_parameters, dtype).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "io/json.h"
+
+namespace w4q::model {
+
+enum class Architecture { llama, mistral, qwen2, qwen3 };
+
+enum class RopeType { standard, linear, dynamic, llama3, yarn };
+
+/// Rotary embedding parameters, with every default filled in (docs/model.md).
+struct RopeConfig {
+  RopeType type = RopeType::standard;
+  double theta = 10000.0;
+  double partial_rotary_factor = 1.0;
+  double factor = 1.0;
+  double low_freq_factor = 1.0;   // llama3
+  double high_freq_factor = 4.0;  // llama3
+  int64_t original_max_positions = 0;
+  double beta_fast = 32.0;  // yarn
+  double beta_slow = 1.0;
+  bool truncate = true;
+  double attention_factor = 1.0;  ///< multiplies cos and sin
+};
+
+struct ModelConfig {
+  Architecture architecture = Architecture::llama;
+  std::string architecture_name;  ///< "LlamaForCausalLM"
+  int64_t hidden_size = 0;
+  int64_t intermediate_size = 0;
+  int64_t layers = 0;
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t vocab_size = 0;
+  int64_t max_positions = 0;
+  double rms_norm_eps = 1e-6;
+  bool tied_embeddings = false;
+  bool qkv_bias = false;
+  bool output_bias = false;  ///< bias of o_proj
+  bool mlp_bias = false;
+  bool qk_norm = false;
+  RopeConfig rope;
+  /// Per layer: keys older than this many positions are not seen; 0 means all are.
+  std::vector<int64_t> sliding_window;
+  std::optional<int64_t> bos_token;
+  std::vector<int64_t> eos_tokens;
+  std::vector<std::string> warnings;
+
+  int64_t groups() const noexcept { return heads / kv_heads; }
+};
+
+/// Reads and checks a config. `source` names it in messages. Throws bad_file (missing or absurd values: hostile sizes,
+/// heads not divisible …) and unsupported (another architecture, activation or rope type), naming the key.
+ModelConfig parse_config(const io::Json& config, std::string_view source);
+/// Reads `folder`/config.json.
+ModelConfig read_config(const std::filesystem::path& folder);
+
+}  // namespace w4q::model

@@ -1,0 +1,48 @@
+// The CPU decoder in fp32: the definition that every faster decoder is compared with.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "core/views.h"
+#include "model/model.h"
+
+namespace w4q::model {
+
+/// Sees activations as the decoder runs. `layer` counts from 0; hidden states follow transformers' convention: hidden 0
+/// is the embeddings, hidden i the output of layer i − 1, and the last one comes after the final norm.
+struct Observer {
+  std::function<void(int64_t index, MatrixView<const float> hidden)> hidden;
+  /// The input of a linear layer, by module path ("model.layers.0.mlp.up_proj"), before it is multiplied.
+  std::function<void(std::string_view linear, MatrixView<const float> input)> linear_input;
+};
+
+/// A sequence being decoded: the KV cache and the scratch of one model. Not thread-safe; the model may be shared.
+class Decoder {
+ public:
+  /// `capacity`: the most positions of one sequence.
+  Decoder(const Model& model, int64_t capacity);
+  ~Decoder();
+  Decoder(Decoder&&) noexcept;
+
+  /// Forgets the sequence.
+  void reset() noexcept;
+  /// Positions decoded so far.
+  int64_t position() const noexcept;
+
+  /// Appends `ids` (at least one) to the sequence and returns the hidden states after the final norm, [ids × hidden],
+  /// valid until the next call. One token at a time gives the same as all at once (class E2). Throws bad_argument for
+  /// an id outside the vocabulary or when the capacity is exceeded.
+  MatrixView<const float> forward(std::span<const int32_t> ids, const Observer* observer = nullptr);
+
+  /// Logits of hidden states, [rows × vocab].
+  void logits(MatrixView<const float> hidden, MatrixView<float> out) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace w4q::model

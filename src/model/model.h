@@ -1,0 +1,62 @@
+// A model ready to run: config and weights, 16-bit tensors as views into the file, packed linears as packed planes. A
+// packed model never exists in full precision.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/checkpoint.h"
+#include "kernels/linear.h"
+#include "model/config.h"
+#include "model/packed_checkpoint.h"
+
+namespace w4q::model {
+
+/// One parameter of the architecture: what a complete checkpoint must hold.
+struct Parameter {
+  std::string name;  ///< "model.layers.0.mlp.up_proj.weight"
+  Shape shape;
+  bool linear = false;  ///< a matrix that a scheme may pack: linear layers, and the embedding table
+};
+
+/// Every parameter of the architecture in model order. A tied head is not listed.
+std::vector<Parameter> parameters(const ModelConfig& config);
+
+struct LayerWeights {
+  std::vector<float> input_norm, post_attention_norm, q_norm, k_norm;
+  kernels::LinearWeight q, k, v, o, gate, up, down;
+};
+
+class Model {
+ public:
+  /// Opens a Hugging Face folder, 16-bit or packed by w4q in any layout. Throws as config, checkpoint and formats do; a
+  /// missing or misshapen parameter is named.
+  static Model open(const std::filesystem::path& folder);
+
+  const ModelConfig& config() const noexcept { return config_; }
+  const QuantizationConfig& quantization() const noexcept { return quantization_; }
+  const io::Checkpoint& checkpoint() const noexcept { return *checkpoint_; }
+
+  const std::vector<LayerWeights>& layers() const noexcept { return layers_; }
+  const std::vector<float>& final_norm() const noexcept { return final_norm_; }
+  /// The embedding table as a [vocab × hidden] linear: rows are decoded one at a time.
+  const kernels::LinearWeight& embeddings() const noexcept { return embeddings_; }
+  /// The head; the embeddings where they are tied.
+  const kernels::LinearWeight& head() const noexcept { return head_ ? *head_ : embeddings_; }
+
+ private:
+  Model() = default;
+
+  ModelConfig config_;
+  QuantizationConfig quantization_;
+  std::unique_ptr<io::Checkpoint> checkpoint_;
+  std::vector<LayerWeights> layers_;
+  std::vector<float> final_norm_;
+  kernels::LinearWeight embeddings_;
+  std::optional<kernels::LinearWeight> head_;
+};
+
+}  // namespace w4q::model

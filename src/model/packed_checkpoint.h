@@ -1,0 +1,58 @@
+// How packed linears stand in a checkpoint: tensor names `<linear>.<pass>.<role>` and `quantization_config` in
+// config.json (docs/checkpoint.md).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/packed.h"
+#include "io/checkpoint.h"
+#include "io/json.h"
+
+namespace w4q::model {
+
+inline constexpr int packed_format_version = 1;
+
+struct PackedPass {
+  formats::Scheme scheme;
+  std::string layout;
+};
+
+/// What config.json says of one packed linear.
+struct PackedLinearInfo {
+  std::string name;  ///< module path without ".weight"
+  int64_t n = 0;
+  int64_t k = 0;
+  DType source_dtype = DType::bf16;
+  std::vector<PackedPass> passes;
+};
+
+/// config.json's quantization_config. `linears` is empty for a 16-bit checkpoint.
+struct QuantizationConfig {
+  std::string method;  ///< the quantizer that made it, "kbit"
+  std::map<std::string, PackedLinearInfo, std::less<>> linears;
+
+  const PackedLinearInfo* find(std::string_view linear) const;
+};
+
+/// Reads it; an absent key gives an empty config. Throws unsupported for another quant_method or a newer
+/// format_version, bad_file for anything malformed.
+QuantizationConfig parse_quantization_config(const io::Json& config, std::string_view source);
+/// Puts it into `config` (replacing what is there).
+void write_quantization_config(const QuantizationConfig& quantization, io::Json& config);
+
+/// "model.layers.0.mlp.up_proj" + 0 + codes → "model.layers.0.mlp.up_proj.0.codes".
+std::string plane_name(std::string_view linear, size_t pass, formats::PlaneRole role);
+/// The planes that a linear must have, in its stored layout: tensor name, type, shape.
+std::vector<io::PlannedTensor> planned_planes(const PackedLinearInfo& info);
+
+/// Loads a linear in its stored layout and checks types and shapes. Throws bad_file naming the tensor.
+formats::PackedLinear load_packed(const io::Checkpoint& checkpoint, const PackedLinearInfo& info);
+/// The same in the canonical layout, every plane validated (padding, codebook, scales).
+formats::PackedLinear load_canonical(const io::Checkpoint& checkpoint, const PackedLinearInfo& info);
+
+}  // namespace w4q::model

@@ -1,0 +1,51 @@
+// The table of quantizers: from a 16- or 32-bit matrix to canonical planes.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/views.h"
+#include "formats/packed.h"
+
+namespace w4q::quantize {
+
+/// What the user chose. A quantizer refuses options that it does not honour.
+struct QuantizeOptions {
+  std::string codebook = "nf";  ///< name in the codebook registry; unused when `table` is not empty
+  std::vector<float> table;     ///< the user's own table, 2^bits ascending values
+  bool bnb_compatible =
+      false;  ///< bitsandbytes' bytes: its table, its E4M4 rule, codes chosen before the scale is rounded
+};
+
+/// What happened to the blocks of one tensor.
+struct QuantizeStats {
+  int64_t blocks = 0;
+  int64_t zero_blocks = 0;       ///< all weights zero
+  int64_t saturated_scales = 0;  ///< absmax above the largest scale
+  int64_t subnormal_scales = 0;  ///< scales below the normal range of their type
+  int range_exponent = 0;        ///< the codebook carries 2^this
+};
+
+struct QuantizeResult {
+  formats::PackedWeight weight;
+  QuantizeStats stats;
+};
+
+struct QuantizerRow {
+  std::string_view name;  ///< "kbit", as in --method
+  std::string_view description;
+  bool needs_statistics;  ///< wants activations from a calibration run
+  /// Quantizes an n × k matrix of f32, f16 or bf16. The bytes do not depend on threads or instruction set (class E0).
+  /// Throws bad_file naming tensor, row and column of a NaN or infinity, bad_argument for an option it does not honour.
+  QuantizeResult (*run)(const TensorView& weight, const formats::Scheme& scheme, const QuantizeOptions& options);
+};
+
+std::span<const QuantizerRow> quantizer_registry() noexcept;
+/// By name. Throws bad_argument and lists the names.
+const QuantizerRow& quantizer_row(std::string_view name);
+
+}  // namespace w4q::quantize

@@ -1,0 +1,47 @@
+// The table of layouts: where the bits stand. A layout is a closed-form bijection (layout_*.h); rows wrap it with the
+// question whether it fits and with the passes that move bits.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/packed.h"
+
+namespace w4q::repack {
+
+struct LayoutRow {
+  std::string_view name;         ///< "kbit-tile"
+  std::string_view description;  ///< one line for `w4q list`
+  std::vector<int> sms;          ///< GPU targets it is made for; empty: none, it is for interchange or editing
+  /// True when a weight of this scheme and size can take the layout; otherwise `why` says what does not fit and what
+  /// would.
+  bool (*accepts)(const formats::Scheme&, int64_t n, int64_t k, std::string* why);
+  /// Planes in this layout, padding included.
+  std::vector<formats::PlaneSpec> (*planes)(const formats::Scheme&, int64_t n, int64_t k);
+  /// canonical → this layout. Padding bytes are zero.
+  formats::PackedWeight (*pack)(const formats::PackedWeight& canonical);
+  /// This layout → canonical, bit for bit what was packed. Throws bad_file when padding is not zero, naming `name`.
+  formats::PackedWeight (*unpack)(const formats::PackedWeight& packed, std::string_view name);
+  /// Where one bit stands: bit `bit` of the code of weight (row, col) → (word, bit in word) of the codes plane, and the
+  /// index of its block's scale. For `w4q inspect --layout` and the law tests.
+  struct BitPlace {
+    int64_t word;
+    int bit;
+    int64_t scale;
+  };
+  BitPlace (*place)(const formats::Scheme&, int64_t n, int64_t k, int64_t row, int64_t col, int bit);
+};
+
+std::span<const LayoutRow> layout_registry();
+/// By name. Throws bad_argument and lists the names.
+const LayoutRow& layout_row(std::string_view name);
+/// The layout for a GPU target ("sm80", "sm89", "sm90"): the first row made for it that accepts the weight. Throws
+/// bad_argument for an unknown target, unsupported with every row's reason when none fits.
+const LayoutRow& layout_for_target(std::string_view target, const formats::Scheme&, int64_t n, int64_t k);
+/// Targets named by any row, for messages.
+std::vector<std::string> known_targets();
+
+}  // namespace w4q::repack
