@@ -1,0 +1,175 @@
+#include "model/packed_checkpoint.h"
+
+#include <utility>
+
+#include "core/error.h"
+#include "core/text.h"
+#include "formats/scheme_registry.h"
+#include "repack/layout_registry.h"
+
+namespace w4q::model {
+namespace {
+
+using formats::PackedLinear;
+using formats::PackedWeight;
+using io::Json;
+
+constexpr std::string_view config_key = "quantization_config";
+constexpr std::string_view method_name = "w4q";
+constexpr int64_t max_dimension = int64_t{1} << 31;
+constexpr size_t max_passes = 8;
+
+/// Reads the members of one JSON object and says where it stood when something is off.
+class Fields {
+ public:
+  Fields(const Json& object, std::string place) : object_(object), place_(std::move(place)) {
+    if (!object.is_object()) fail("is not an object");
+  }
+
+  const Json& at(const char* key) const {
+    const auto found = object_.find(key);
+    if (found == object_.end()) fail(concat("has no \"", key, "\""));
+    return *found;
+  }
+
+  std::string text(const char* key) const {
+    const Json& value = at(key);
+    if (!value.is_string()) fail(concat("\"", key, "\" is not a string"));
+    return value.get<std::string>();
+  }
+
+  int64_t integer(const char* key, int64_t least, int64_t most) const {
+    const Json& value = at(key);
+    if (!value.is_number_integer() || value < least || value > most) {
+      fail(concat("\"", key, "\" is ", value.dump(), ", expected an integer from ", least, " to ", most));
+    }
+    return value.get<int64_t>();
+  }
+
+  [[noreturn]] void fail(const std::string& what) const {
+    throw Error(ErrorCode::bad_file, concat(place_, " ", what)).hint("the checkpoint was damaged or edited by hand");
+  }
+
+ private:
+  const Json& object_;
+  std::string place_;
+};
+
+PackedPass parse_pass(const Json& json, const std::string& place) {
+  const Fields fields(json, place);
+  return {formats::parse_scheme(fields.text("scheme")), std::string(repack::layout_row(fields.text("layout")).name)};
+}
+
+PackedLinearInfo parse_linear(const std::string& name, const Json& json, std::string_view source) {
+  const std::string place = concat(source, ": ", config_key, ".linears[\"", printable(name), "\"]");
+  const Fields fields(json, place);
+  PackedLinearInfo info;
+  info.name = name;
+  info.n = fields.integer("n", 1, max_dimension);
+  info.k = fields.integer("k", 1, max_dimension);
+  const auto dtype = parse_dtype(fields.text("dtype"));
+  if (!dtype || !is_weight_dtype(*dtype)) fields.fail("\"dtype\" is not one of F32, F16, BF16");
+  info.source_dtype = *dtype;
+  const Json& passes = fields.at("passes");
+  if (!passes.is_array() || passes.empty() || passes.size() > max_passes) {
+    fields.fail(concat("\"passes\" is not an array of 1 to ", max_passes, " passes"));
+  }
+  for (const auto& pass : passes) info.passes.push_back(parse_pass(pass, place + ".passes"));
+  return info;
+}
+
+/// Copies a plane out of the checkpoint after checking it against what the layout demands.
+formats::Plane load_plane(const io::Checkpoint& checkpoint, const std::string& name, const formats::PlaneSpec& spec) {
+  const io::TensorInfo& found = checkpoint.at(name);
+  if (found.dtype != spec.dtype || found.shape != spec.shape) {
+    throw Error(ErrorCode::bad_file, concat(printable(name), ": wrong type or shape"))
+        .detail(concat("expected ", dtype_name(spec.dtype), " ", shape_text(spec.shape), ", found ",
+                       dtype_name(found.dtype), " ", shape_text(found.shape), " in ", checkpoint.file_of(name)))
+        .hint("the planes do not fit the n, k, scheme and layout that config.json states");
+  }
+  return {spec, Buffer::copy_of(checkpoint.load(name)->bytes)};
+}
+
+}  // namespace
+
+const PackedLinearInfo* QuantizationConfig::find(std::string_view linear) const {
+  const auto found = linears.find(linear);
+  return found == linears.end() ? nullptr : &found->second;
+}
+
+QuantizationConfig parse_quantization_config(const Json& config, std::string_view source) {
+  QuantizationConfig result;
+  const auto found = config.is_object() ? config.find(config_key) : config.end();
+  if (found == config.end() || found->is_null()) return result;
+  const Fields fields(*found, concat(source, ": ", config_key));
+  const std::string quant_method = fields.text("quant_method");
+  if (quant_method != method_name) {
+    throw Error(ErrorCode::unsupported, concat(source, ": quant_method \"", printable(quant_method), "\" is not w4q's"))
+        .hint("start from the 16-bit checkpoint");
+  }
+  const int64_t version = fields.integer("format_version", 1, 1'000'000);
+  if (version > packed_format_version) {
+    throw Error(ErrorCode::unsupported, concat(source, ": format_version ", version, " is newer than this w4q"))
+        .detail(concat("this w4q reads up to ", packed_format_version))
+        .hint("update w4q");
+  }
+  result.method = fields.text("method");
+  const Json& linears = fields.at("linears");
+  if (!linears.is_object()) fields.fail("\"linears\" is not an object");
+  for (const auto& [name, json] : linears.items()) result.linears.emplace(name, parse_linear(name, json, source));
+  return result;
+}
+
+void write_quantization_config(const QuantizationConfig& quantization, Json& config) {
+  Json linears = Json::object();
+  for (const auto& [name, info] : quantization.linears) {
+    Json passes = Json::array();
+    for (const auto& pass : info.passes) {
+      passes.push_back({{"scheme", formats::to_string(pass.scheme)}, {"layout", pass.layout}});
+    }
+    linears[name] = {{"n", info.n}, {"k", info.k}, {"dtype", dtype_name(info.source_dtype)}, {"passes", passes}};
+  }
+  config[std::string(config_key)] = {{"quant_method", method_name},
+                                     {"format_version", packed_format_version},
+                                     {"method", quantization.method},
+                                     {"linears", linears}};
+}
+
+std::string plane_name(std::string_view linear, size_t pass, formats::PlaneRole role) {
+  return concat(linear, ".", pass, ".", formats::to_string(role));
+}
+
+std::vector<io::PlannedTensor> planned_planes(const PackedLinearInfo& info) {
+  std::vector<io::PlannedTensor> result;
+  for (size_t pass = 0; pass < info.passes.size(); ++pass) {
+    const auto& [scheme, layout] = info.passes[pass];
+    for (const auto& spec : repack::layout_row(layout).planes(scheme, info.n, info.k)) {
+      result.push_back({plane_name(info.name, pass, spec.role), spec.dtype, spec.shape});
+    }
+  }
+  return result;
+}
+
+PackedLinear load_packed(const io::Checkpoint& checkpoint, const PackedLinearInfo& info) {
+  PackedLinear result{info.name, info.source_dtype, {}};
+  for (size_t pass = 0; pass < info.passes.size(); ++pass) {
+    const auto& [scheme, layout] = info.passes[pass];
+    PackedWeight weight{scheme, layout, info.n, info.k, {}};
+    for (const auto& spec : repack::layout_row(layout).planes(scheme, info.n, info.k)) {
+      weight.planes.push_back(load_plane(checkpoint, plane_name(info.name, pass, spec.role), spec));
+    }
+    result.passes.push_back(std::move(weight));
+  }
+  return result;
+}
+
+PackedLinear load_canonical(const io::Checkpoint& checkpoint, const PackedLinearInfo& info) {
+  PackedLinear result = load_packed(checkpoint, info);
+  for (auto& pass : result.passes) {
+    pass = repack::layout_row(pass.layout).unpack(pass, info.name);
+    formats::scheme_row(pass.scheme.family).validate(pass, info.name);
+  }
+  return result;
+}
+
+}  // namespace w4q::model

@@ -1,0 +1,86 @@
+#include "pipeline/plan.h"
+
+#include "core/text.h"
+
+namespace w4q::pipeline {
+
+double TensorPlan::bits_per_weight() const noexcept {
+  const int64_t count = weights();
+  return count == 0 ? 0 : 8.0 * static_cast<double>(bytes_after) / static_cast<double>(count);
+}
+
+int64_t Plan::bytes_before() const noexcept {
+  int64_t sum = 0;
+  for (const auto& tensor : tensors) sum += tensor.bytes_before;
+  return sum;
+}
+
+int64_t Plan::bytes_after() const noexcept {
+  int64_t sum = 0;
+  for (const auto& tensor : tensors) sum += tensor.bytes_after;
+  return sum;
+}
+
+int64_t Plan::packed_tensors() const noexcept {
+  int64_t count = 0;
+  for (const auto& tensor : tensors) count += tensor.scheme ? 1 : 0;
+  return count;
+}
+
+double Plan::packed_bits_per_weight() const noexcept {
+  double bits = 0;
+  double weights = 0;
+  for (const auto& tensor : tensors) {
+    if (!tensor.scheme) continue;
+    bits += 8.0 * static_cast<double>(tensor.bytes_after);
+    weights += static_cast<double>(tensor.weights());
+  }
+  return weights == 0 ? 0 : bits / weights;
+}
+
+std::string to_text(const Plan& plan) {
+  TextTable table({"tensor", "shape", "scheme", "layout", "bits/weight", "before", "after"});
+  for (const auto& tensor : plan.tensors) {
+    const std::string scheme =
+        tensor.scheme ? formats::to_string(*tensor.scheme) : concat("keep ", dtype_name(tensor.dtype));
+    table.row({printable(tensor.name), shape_text(tensor.shape), scheme, tensor.layout,
+               fixed(tensor.bits_per_weight(), 3), human_bytes(tensor.bytes_before), human_bytes(tensor.bytes_after)});
+  }
+  std::string text = table.str();
+  text += concat("\n", plan.packed_tensors(), " of ", plan.tensors.size(), " tensors packed at ",
+                 fixed(plan.packed_bits_per_weight(), 3), " bits per weight; ", human_bytes(plan.bytes_before()), " → ",
+                 human_bytes(plan.bytes_after()), "\n");
+  if (plan.expected_memory > 0) {
+    text += concat("expected: up to ", human_bytes(plan.expected_memory), " of memory, about ",
+                   human_seconds(plan.expected_seconds), " of computing; reading and writing come on top\n");
+  }
+  for (const auto& note : plan.notes) text += "note: " + note + "\n";
+  return text;
+}
+
+io::Json to_json(const Plan& plan) {
+  io::Json tensors = io::Json::array();
+  for (const auto& tensor : plan.tensors) {
+    io::Json row = {{"name", tensor.name},
+                    {"dtype", dtype_name(tensor.dtype)},
+                    {"shape", tensor.shape},
+                    {"scheme", nullptr},
+                    {"layout", nullptr},
+                    {"bits_per_weight", tensor.bits_per_weight()},
+                    {"bytes_before", tensor.bytes_before},
+                    {"bytes_after", tensor.bytes_after}};
+    if (tensor.scheme) row["scheme"] = formats::to_string(*tensor.scheme);
+    if (tensor.scheme) row["layout"] = tensor.layout;
+    tensors.push_back(std::move(row));
+  }
+  return {{"tensors", std::move(tensors)},
+          {"packed_tensors", plan.packed_tensors()},
+          {"packed_bits_per_weight", plan.packed_bits_per_weight()},
+          {"bytes_before", plan.bytes_before()},
+          {"bytes_after", plan.bytes_after()},
+          {"expected_memory_bytes", plan.expected_memory},
+          {"expected_seconds", plan.expected_seconds},
+          {"notes", plan.notes}};
+}
+
+}  // namespace w4q::pipeline

@@ -1,0 +1,230 @@
+#include "pipeline/quantize_model.h"
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+
+#include "core/error.h"
+#include "core/float_formats.h"
+#include "core/progress.h"
+#include "core/rng.h"
+#include "core/text.h"
+#include "io/checkpoint.h"
+#include "io/output.h"
+#include "model/config.h"
+#include "model/packed_checkpoint.h"
+#include "pipeline/output_rules.h"
+#include "pipeline/select_tensors.h"
+
+namespace w4q::pipeline {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+/// The input of a run, opened and checked.
+struct Source {
+  io::Json config;
+  model::ModelConfig model;
+  io::Checkpoint checkpoint;
+};
+
+Source open_source(const std::filesystem::path& folder) {
+  if (!std::filesystem::is_directory(folder)) {
+    throw Error(ErrorCode::bad_file, folder.string() + ": not a folder")
+        .hint("give the folder that holds config.json and the .safetensors files");
+  }
+  io::Json config = io::read_json(folder / "config.json");
+  if (!model::parse_quantization_config(config, (folder / "config.json").string()).linears.empty()) {
+    throw Error(ErrorCode::bad_argument, folder.string() + ": is quantized already")
+        .hint("start from the 16-bit checkpoint");
+  }
+  model::ModelConfig parsed = model::read_config(folder);
+  return {std::move(config), std::move(parsed), io::Checkpoint::open(folder)};
+}
+
+/// Seconds per weight of this method on this machine with the threads in use, measured on a small random matrix.
+double sample_seconds_per_weight(const quantize::QuantizerRow& quantizer, const formats::Scheme& scheme,
+                                 const quantize::QuantizeOptions& options) {
+  constexpr int64_t rows = 512;
+  constexpr int64_t cols = 2048;
+  std::vector<uint16_t> values(rows * cols);
+  for (size_t i = 0; i < values.size(); ++i)
+    values[i] = bf16_from_f32(static_cast<float>(random_uniform(1, i) - 0.5) * 0.1f);
+  const TensorView view{"sample", DType::bf16, {rows, cols}, bytes_of(values)};
+  double best = 1e9;
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    const auto start = Clock::now();
+    quantizer.run(view, scheme, options);
+    best = std::min(best, seconds_since(start));
+  }
+  return best / static_cast<double>(values.size());
+}
+
+void estimate(Plan& plan, const QuantizeRequest& request) {
+  int64_t largest = 0;
+  double weights = 0;
+  for (const auto& tensor : plan.tensors) {
+    // Beside the planes a packed tensor needs one fp32 block maximum per block while it is worked on.
+    const int64_t extra = tensor.scheme ? tensor.bytes_after + tensor.weights() / tensor.scheme->block * 4 : 0;
+    largest = std::max(largest, tensor.bytes_before + extra);
+    if (tensor.scheme) weights += static_cast<double>(tensor.weights());
+  }
+  plan.expected_memory = base_memory + largest;
+  const auto first = std::find_if(plan.tensors.begin(), plan.tensors.end(), [](const auto& t) { return t.scheme; });
+  if (first == plan.tensors.end()) return;
+  plan.expected_seconds =
+      weights * sample_seconds_per_weight(quantize::quantizer_row(request.method), *first->scheme, request.options);
+}
+
+Plan make_plan(const Source& source, const QuantizeRequest& request) {
+  Plan plan = select_tensors(source.checkpoint, source.model, request);
+  if (plan.packed_tensors() == 0) {
+    throw Error(ErrorCode::bad_argument, "nothing to quantize: every tensor would be kept in 16 bit")
+        .hint("check the recipe and --keep");
+  }
+  for (const auto& warning : source.checkpoint.warnings()) plan.notes.push_back(warning);
+  for (const auto& warning : source.model.warnings) plan.notes.push_back(warning);
+  return plan;
+}
+
+std::vector<io::PlannedTensor> planned_output(const Plan& plan, model::QuantizationConfig& quantization) {
+  std::vector<io::PlannedTensor> result;
+  for (const auto& tensor : plan.tensors) {
+    if (!tensor.scheme) {
+      result.push_back({tensor.name, tensor.dtype, tensor.shape});
+      continue;
+    }
+    const std::string module(module_path(tensor.name));
+    const model::PackedLinearInfo info{
+        module, tensor.shape[0], tensor.shape[1], tensor.dtype, {{*tensor.scheme, tensor.layout}}};
+    for (auto& plane : model::planned_planes(info)) result.push_back(std::move(plane));
+    quantization.linears.emplace(module, info);
+  }
+  return result;
+}
+
+/// Quantizes one tensor, writes its planes, and measures the error with the decoder that will read them.
+QuantizedTensor quantize_tensor(const TensorPlan& tensor, const Source& source, const QuantizeRequest& request,
+                                io::CheckpointWriter& writer) {
+  const std::string module(module_path(tensor.name));
+  auto loaded = std::make_shared<const io::LoadedTensor>(source.checkpoint.load(tensor.name));
+  QuantizedTensor result{tensor.name, *tensor.scheme, {}, {}, 0};
+  const auto start = Clock::now();
+  auto quantized = quantize::quantizer_row(request.method).run(loaded->view(), *tensor.scheme, request.options);
+  result.seconds = seconds_since(start);
+  result.stats = quantized.stats;
+  for (const auto& plane : quantized.weight.planes) {
+    writer.write(model::plane_name(module, 0, plane.spec.role), plane.bytes.bytes());
+  }
+  auto packed = std::make_shared<formats::PackedLinear>();
+  packed->name = module;
+  packed->source_dtype = tensor.dtype;
+  packed->passes.push_back(std::move(quantized.weight));
+  const kernels::LinearWeight reference{
+      module, tensor.shape[0], tensor.shape[1], kernels::LinearWeight::Dense{loaded->view(), loaded}, {}};
+  const kernels::LinearWeight candidate{
+      module, tensor.shape[0], tensor.shape[1], std::shared_ptr<const formats::PackedLinear>(packed), {}};
+  result.error = model::compare_weights(reference, candidate);
+  return result;
+}
+
+}  // namespace
+
+std::vector<std::string> QuantizeReport::warnings() const {
+  std::vector<std::string> result;
+  for (const auto& tensor : tensors) {
+    if (tensor.stats.saturated_scales > 0) {
+      result.push_back(concat(printable(tensor.name), ": ", tensor.stats.saturated_scales, " of ", tensor.stats.blocks,
+                              " block scales saturated"));
+    }
+    if (tensor.stats.subnormal_scales > 0) {
+      result.push_back(
+          concat(printable(tensor.name), ": ", tensor.stats.subnormal_scales, " of ", tensor.stats.blocks,
+                 " block scales are subnormal: the tensor's magnitudes span more than the scale type does"));
+    }
+  }
+  return result;
+}
+
+Plan plan_quantize(const QuantizeRequest& request) {
+  const Source source = open_source(request.model);
+  Plan plan = make_plan(source, request);
+  estimate(plan, request);
+  return plan;
+}
+
+QuantizeReport quantize_model(const QuantizeRequest& request) {
+  const auto start = Clock::now();
+  const Source source = open_source(request.model);
+  QuantizeReport report;
+  report.plan = make_plan(source, request);
+  model::QuantizationConfig quantization;
+  quantization.method = request.method;
+  const auto planned = planned_output(report.plan, quantization);
+
+  io::OutputFolder output(request.output, request.overwrite, {request.model}, is_replaceable_output);
+  io::CheckpointWriter writer(output.staging(), planned, request.write);
+  Progress progress("quantize", report.plan.bytes_before(), "bytes");
+  for (const auto& tensor : report.plan.tensors) {
+    if (tensor.scheme) {
+      report.tensors.push_back(quantize_tensor(tensor, source, request, writer));
+      report.total.add(report.tensors.back().error);
+    } else {
+      writer.write(tensor.name, source.checkpoint.load(tensor.name)->bytes);
+    }
+    progress.advance(tensor.bytes_before);
+  }
+  writer.finish();
+  carry_companions(request.model, output.staging(), source.config, quantization);
+  output.commit();
+  report.file_bytes = writer.file_bytes();
+  report.seconds = seconds_since(start);
+  return report;
+}
+
+std::string to_text(const QuantizeReport& report) {
+  TextTable table({"tensor", "scheme", "SQNR dB", "relative error", "max error", "2^e"});
+  for (const auto& tensor : report.tensors) {
+    table.row({printable(tensor.name), formats::to_string(tensor.scheme), fixed(tensor.error.sqnr(), 2),
+               fixed(tensor.error.relative(), 5), fixed(tensor.error.max_error, 6),
+               concat(tensor.stats.range_exponent)});
+  }
+  std::string text = table.str();
+  text +=
+      concat("\n", report.plan.packed_tensors(), " tensors packed at ", fixed(report.plan.packed_bits_per_weight(), 3),
+             " bits per weight, SQNR ", fixed(report.total.sqnr(), 2), " dB; ", human_bytes(report.plan.bytes_before()),
+             " → ", human_bytes(report.file_bytes), " in ", human_seconds(report.seconds), "\n");
+  for (const auto& note : report.plan.notes) text += "note: " + note + "\n";
+  for (const auto& warning : report.warnings()) text += "warning: " + warning + "\n";
+  return text;
+}
+
+io::Json to_json(const QuantizeReport& report) {
+  io::Json tensors = io::Json::array();
+  for (const auto& tensor : report.tensors) {
+    tensors.push_back({{"name", tensor.name},
+                       {"scheme", formats::to_string(tensor.scheme)},
+                       {"sqnr_db", tensor.error.sqnr()},
+                       {"relative_error", tensor.error.relative()},
+                       {"max_error", tensor.error.max_error},
+                       {"blocks", tensor.stats.blocks},
+                       {"zero_blocks", tensor.stats.zero_blocks},
+                       {"saturated_scales", tensor.stats.saturated_scales},
+                       {"subnormal_scales", tensor.stats.subnormal_scales},
+                       {"range_exponent", tensor.stats.range_exponent},
+                       {"seconds", tensor.seconds}});
+  }
+  return {{"tensors", std::move(tensors)},
+          {"packed_tensors", report.plan.packed_tensors()},
+          {"packed_bits_per_weight", report.plan.packed_bits_per_weight()},
+          {"sqnr_db", report.total.sqnr()},
+          {"bytes_before", report.plan.bytes_before()},
+          {"file_bytes", report.file_bytes},
+          {"seconds", report.seconds},
+          {"notes", report.plan.notes},
+          {"warnings", report.warnings()}};
+}
+
+}  // namespace w4q::pipeline

@@ -1,0 +1,49 @@
+#include "pipeline/recipe_file.h"
+
+#include "core/error.h"
+#include "core/text.h"
+
+namespace w4q::pipeline {
+namespace {
+
+constexpr std::string_view form = R"(a recipe is {"rules": [{"match": "*.mlp.*", "scheme": "kbit3-b32-e4m4"}, …]})";
+
+quantize::RecipeRule parse_rule(const io::Json& json, const std::string& place) {
+  const auto text = [&](const char* key) {
+    const auto found = json.find(key);
+    if (found == json.end() || !found->is_string()) {
+      throw Error(ErrorCode::bad_file, concat(place, ": \"", key, "\" is missing or not a string")).hint(form);
+    }
+    return found->get<std::string>();
+  };
+  if (!json.is_object()) throw Error(ErrorCode::bad_file, place + ": not an object").hint(form);
+  for (const auto& [key, value] : json.items()) {
+    if (key != "match" && key != "scheme") {
+      throw Error(ErrorCode::bad_file, concat(place, ": unknown key \"", printable(key), "\"")).hint(form);
+    }
+  }
+  const std::string scheme = text("scheme");
+  quantize::RecipeRule rule{text("match"), std::nullopt};
+  if (scheme != "keep") rule.scheme = formats::parse_scheme(scheme);
+  return rule;
+}
+
+}  // namespace
+
+quantize::Recipe parse_recipe(const io::Json& json, std::string_view source) {
+  const auto rules = json.is_object() ? json.find("rules") : json.end();
+  if (!json.is_object() || rules == json.end() || !rules->is_array()) {
+    throw Error(ErrorCode::bad_file, concat(source, ": no array \"rules\"")).hint(form);
+  }
+  quantize::Recipe recipe;
+  for (const auto& rule : *rules) {
+    recipe.rules.push_back(parse_rule(rule, concat(source, ": rule ", recipe.rules.size() + 1)));
+  }
+  return recipe;
+}
+
+quantize::Recipe read_recipe(const std::filesystem::path& path) {
+  return parse_recipe(io::read_json(path), path.string());
+}
+
+}  // namespace w4q::pipeline

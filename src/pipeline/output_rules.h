@@ -1,0 +1,18 @@
+// What the commands that write a checkpoint share: when a folder may be replaced, and how config.json travels.
+#pragma once
+
+#include <filesystem>
+
+#include "io/json.h"
+#include "model/packed_checkpoint.h"
+
+namespace w4q::pipeline {
+
+/// True for an empty folder and for one that w4q wrote: only those may be replaced.
+bool is_replaceable_output(const std::filesystem::path& folder);
+
+/// Copies everything but the weights from `from` to `to` and writes config.json with the new quantization_config.
+void carry_companions(const std::filesystem::path& from, const std::filesystem::path& to, io::Json config,
+                      const model::QuantizationConfig& quantization);
+
+}  // namespace w4q::pipeline

@@ -1,0 +1,51 @@
+// What a command is about to do, tensor by tensor: the same table serves --dry-run and the report afterwards.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/views.h"
+#include "formats/scheme.h"
+#include "io/json.h"
+
+namespace w4q::pipeline {
+
+/// One tensor of the input and what becomes of it.
+struct TensorPlan {
+  std::string name;  ///< tensor name in the input, or the module path of a linear that is packed already
+  DType dtype = DType::bf16;
+  Shape shape;
+  std::optional<formats::Scheme> scheme;  ///< nothing: carried along as it is
+  std::string layout;
+  int64_t bytes_before = 0;
+  int64_t bytes_after = 0;
+
+  int64_t weights() const noexcept { return element_count(shape); }
+  double bits_per_weight() const noexcept;
+};
+
+struct Plan {
+  std::vector<TensorPlan> tensors;
+  int64_t expected_memory = 0;  ///< bytes: the largest tensor in and out, and what the program itself needs
+  double expected_seconds =
+      0;  ///< computing, from a sample measured on this machine now; reading and writing come on top
+  std::vector<std::string> notes;
+
+  int64_t bytes_before() const noexcept;
+  int64_t bytes_after() const noexcept;
+  /// Bits per weight over the tensors that a scheme packs; 0 when there are none.
+  double packed_bits_per_weight() const noexcept;
+  int64_t packed_tensors() const noexcept;
+};
+
+/// Table with totals, for a terminal.
+std::string to_text(const Plan& plan);
+io::Json to_json(const Plan& plan);
+
+/// The program's own share of Plan::expected_memory.
+inline constexpr int64_t base_memory = 64'000'000;
+
+}  // namespace w4q::pipeline

@@ -1,0 +1,63 @@
+// Quantizes a whole checkpoint: one tensor in memory at a time, the output complete or absent.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "formats/scheme.h"
+#include "io/checkpoint_writer.h"
+#include "io/json.h"
+#include "model/weight_error.h"
+#include "pipeline/plan.h"
+#include "quantize/quantizer_registry.h"
+#include "quantize/recipe.h"
+
+namespace w4q::pipeline {
+
+struct QuantizeRequest {
+  std::filesystem::path model;  ///< a Hugging Face folder in 16 or 32 bit
+  std::filesystem::path output;
+  std::string method = "kbit";
+  formats::Scheme scheme;                  ///< for everything that is packed, unless a recipe says otherwise
+  std::optional<quantize::Recipe> recipe;  ///< decides alone which modules are packed, and how
+  std::vector<std::string> keep;           ///< globs of modules that stay in 16 bit, whatever else is said
+  bool lm_head = false;                    ///< pack the head too
+  bool embeddings = false;                 ///< pack the embedding table too
+  quantize::QuantizeOptions options;
+  io::WriteOptions write;
+  bool overwrite = false;
+};
+
+/// What happened to one packed tensor.
+struct QuantizedTensor {
+  std::string name;
+  formats::Scheme scheme;
+  quantize::QuantizeStats stats;
+  model::WeightError error;
+  double seconds = 0;  ///< of quantizing, without reading and writing
+};
+
+struct QuantizeReport {
+  Plan plan;
+  std::vector<QuantizedTensor> tensors;
+  model::WeightError total;
+  int64_t file_bytes = 0;
+  double seconds = 0;
+
+  std::vector<std::string> warnings() const;
+};
+
+/// What quantize_model would do; writes nothing. Throws as it would for anything that can be seen without the weights.
+Plan plan_quantize(const QuantizeRequest& request);
+
+/// Throws bad_file naming tensor and place (NaN, missing or misshapen parameter, disk full …), unsupported,
+/// bad_argument.
+QuantizeReport quantize_model(const QuantizeRequest& request);
+
+std::string to_text(const QuantizeReport& report);
+io::Json to_json(const QuantizeReport& report);
+
+}  // namespace w4q::pipeline

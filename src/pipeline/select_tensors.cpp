@@ -1,0 +1,149 @@
+#include "pipeline/select_tensors.h"
+
+#include <algorithm>
+#include <set>
+
+#include "core/error.h"
+#include "core/text.h"
+#include "model/model.h"
+#include "repack/layout_registry.h"
+
+namespace w4q::pipeline {
+namespace {
+
+constexpr std::string_view embedding_module = "model.embed_tokens";
+constexpr std::string_view head_module = "lm_head";
+
+/// Answers "which scheme?" for one module and remembers which globs were of use.
+class Selector {
+ public:
+  Selector(const QuantizeRequest& request, bool tied) : request_(request), tied_(tied) {
+    used_.resize(request.keep.size());
+    rule_used_.resize(request.recipe ? request.recipe->rules.size() : 0);
+  }
+
+  std::optional<formats::Scheme> choose(std::string_view module, bool packable) {
+    if (kept(module)) return std::nullopt;
+    if (request_.recipe) return by_recipe(module, packable);
+    if (!packable) return std::nullopt;
+    if (module == head_module && !request_.lm_head) return std::nullopt;
+    if (module == embedding_module && !request_.embeddings && !(tied_ && request_.lm_head)) return std::nullopt;
+    return request_.scheme;
+  }
+
+  /// A glob that matches nothing is a typing error that would silently give another model than was asked for.
+  void check_all_used() const {
+    for (size_t i = 0; i < used_.size(); ++i) {
+      if (!used_[i]) refuse_unused(concat("--keep ", request_.keep[i]));
+    }
+    for (size_t i = 0; i < rule_used_.size(); ++i) {
+      if (!rule_used_[i])
+        refuse_unused(concat("recipe rule ", i + 1, " (", printable(request_.recipe->rules[i].glob), ")"));
+    }
+  }
+
+ private:
+  bool kept(std::string_view module) {
+    bool result = false;
+    for (size_t i = 0; i < request_.keep.size(); ++i) {
+      if (!quantize::glob_match(request_.keep[i], module)) continue;
+      used_[i] = true;
+      result = true;
+    }
+    return result;
+  }
+
+  std::optional<formats::Scheme> by_recipe(std::string_view module, bool packable) {
+    const auto* found = request_.recipe->find(module);
+    // Later rules that would have matched too are of use in principle: only the order hides them.
+    for (size_t i = 0; i < rule_used_.size(); ++i) {
+      if (quantize::glob_match(request_.recipe->rules[i].glob, module)) rule_used_[i] = true;
+    }
+    if (found == nullptr || !found->scheme) return std::nullopt;
+    // A broad glob such as * passes over norms and biases; naming one exactly is a mistake.
+    if (!packable && found->glob == module) {
+      throw Error(ErrorCode::bad_argument,
+                  concat(printable(module), ": only linear layers and embeddings can be packed"))
+          .hint("remove the recipe rule");
+    }
+    return packable ? found->scheme : std::nullopt;
+  }
+
+  [[noreturn]] static void refuse_unused(const std::string& what) {
+    throw Error(ErrorCode::bad_argument, what + " matches no module of this model")
+        .detail("globs are matched against whole module paths, e.g. model.layers.0.mlp.up_proj")
+        .hint("w4q quantize MODEL --dry-run lists the names");
+  }
+
+  const QuantizeRequest& request_;
+  bool tied_;
+  std::vector<bool> used_;
+  std::vector<bool> rule_used_;
+};
+
+TensorPlan plan_tensor(const io::TensorInfo& info, std::string_view module,
+                       const std::optional<formats::Scheme>& scheme) {
+  TensorPlan plan;
+  plan.name = info.name;
+  plan.dtype = info.dtype;
+  plan.shape = info.shape;
+  plan.bytes_before = static_cast<int64_t>(info.size());
+  plan.bytes_after = plan.bytes_before;
+  if (!scheme) return plan;
+  if (!is_weight_dtype(info.dtype)) {
+    throw Error(ErrorCode::unsupported, concat(printable(info.name), ": cannot quantize ", dtype_name(info.dtype)))
+        .detail("expected BF16, F16 or F32")
+        .hint("start from the 16-bit checkpoint, or --keep this module");
+  }
+  plan.scheme = scheme;
+  plan.layout = formats::canonical_layout;
+  const model::PackedLinearInfo packed{
+      std::string(module), info.shape[0], info.shape[1], info.dtype, {{*scheme, plan.layout}}};
+  plan.bytes_after = 0;
+  for (const auto& plane : model::planned_planes(packed)) plan.bytes_after += plane.size();
+  return plan;
+}
+
+void check_shape(const io::TensorInfo& found, const model::Parameter& parameter, const io::Checkpoint& checkpoint) {
+  if (found.shape == parameter.shape) return;
+  throw Error(ErrorCode::bad_file, concat(printable(found.name), ": wrong shape"))
+      .detail(concat("expected ", shape_text(parameter.shape), " by config.json, found ", shape_text(found.shape),
+                     " in ", checkpoint.file_of(found.name)))
+      .hint("config.json and the weights belong to different models, or one of them is damaged");
+}
+
+}  // namespace
+
+std::string_view module_path(std::string_view tensor_name) noexcept {
+  constexpr std::string_view suffix = ".weight";
+  return tensor_name.ends_with(suffix) ? tensor_name.substr(0, tensor_name.size() - suffix.size()) : tensor_name;
+}
+
+Plan select_tensors(const io::Checkpoint& checkpoint, const model::ModelConfig& config,
+                    const QuantizeRequest& request) {
+  Plan plan;
+  Selector selector(request, config.tied_embeddings);
+  std::set<std::string_view> known;
+  const auto wanted = model::parameters(config);
+  for (const auto& parameter : wanted) {
+    const io::TensorInfo& info = checkpoint.at(parameter.name);
+    check_shape(info, parameter, checkpoint);
+    const auto module = module_path(parameter.name);
+    const auto scheme = selector.choose(module, parameter.linear);
+    plan.tensors.push_back(plan_tensor(info, module, scheme));
+    known.insert(info.name);
+  }
+  for (const auto& [name, info] : checkpoint.tensors()) {
+    if (known.contains(name)) continue;
+    plan.tensors.push_back(plan_tensor(info, name, std::nullopt));
+    plan.notes.push_back(
+        concat(printable(name), " is no parameter of ", config.architecture_name, ": carried along as it is"));
+  }
+  selector.check_all_used();
+  if (config.tied_embeddings && !request.recipe && (request.lm_head || request.embeddings)) {
+    plan.notes.push_back("head and embeddings are tied: the one table that both use is packed");
+  }
+  return plan;
+}
+
+}  // namespace w4q::pipeline
