@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
+#include <vector>
 
 #include "formats/scheme_registry.h"
 
@@ -22,8 +24,8 @@ inline int kbit_code(float x, std::span<const float> midpoints) noexcept {
   return code;
 }
 
-/// Encodes a block's absmax: the scale's bits (E4M4 byte or f16) and its decoded value. `table_max` is the table's
-/// largest magnitude, a power of two times 1.
+/// Encodes a block's absmax: the scale's bits (E4M4 byte or f16) and its decoded value. `table_max` is the codebook's
+/// largest magnitude. `saturated`: absmax / table_max would round to more than the largest scale.
 struct EncodedScale {
   uint16_t bits = 0;
   float value = 0;
@@ -31,12 +33,34 @@ struct EncodedScale {
 };
 EncodedScale kbit_encode_scale(float absmax, float table_max, ScaleType type) noexcept;
 float kbit_decode_scale(uint16_t bits, ScaleType type) noexcept;
+/// Largest and smallest normal value of a scale type.
+float kbit_scale_max(ScaleType type) noexcept;
+float kbit_scale_min_normal(ScaleType type) noexcept;
+
+/// The largest magnitude of a table.
+float kbit_table_max(std::span<const float> codebook) noexcept;
 
 /// The exponent e of the factor 2^e that brings block maxima in [smallest, largest] (non-zero ones) into the normal
-/// range of the scale type: 0 when they already are, otherwise the least e that keeps `largest` representable.
+/// range of the scale type: 0 when they already are, otherwise the least e that keeps `largest` representable, so that
+/// `smallest` has the most room. Kept within the range where table entries stay normal and products finite in fp32.
 int kbit_range_exponent(float smallest, float largest, ScaleType type) noexcept;
+/// `table` · 2^exponent.
+std::vector<float> kbit_scaled_codebook(std::span<const float> table, int exponent);
+
+/// Mask of the lanes of block `block` that hold weights of a row of k: all ones but in a ragged tail.
+inline uint32_t kbit_lane_mask(int64_t k, int64_t block) noexcept {
+  const int64_t lanes = k - block * kbit_block;
+  return lanes >= kbit_block ? ~0u : (1u << lanes) - 1;
+}
+
+/// Checks the planes of a canonical weight (SchemeRow::validate).
+void kbit_validate(const PackedWeight& canonical, std::string_view name);
+/// Planes in the canonical layout (SchemeRow::planes).
+std::vector<PlaneSpec> kbit_planes(const Scheme& scheme, int64_t n, int64_t k);
+/// Blocks in a row of k.
+inline int64_t kbit_blocks(int64_t k) noexcept { return (k + kbit_block - 1) / kbit_block; }
 
 /// The registry row.
-extern const SchemeRow kbit_row;
+SchemeRow kbit_row();
 
 }  // namespace w4q::formats

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -59,5 +60,19 @@ struct PackedLinear {
 
 /// Equal scheme, layout, sizes and bytes of every plane (class E0).
 bool bytes_equal(const PackedWeight& a, const PackedWeight& b) noexcept;
+
+/// The largest n and k: no size computed from them overflows 64 bits.
+inline constexpr int64_t max_dimension = (int64_t{1} << 31) - 1;
+
+/// Throws unsupported naming `name` unless n and k are both in 1 … max_dimension.
+void check_dimensions(int64_t n, int64_t k, std::string_view name);
+
+/// A weight with zeroed planes of the given types and shapes.
+PackedWeight allocate_planes(const Scheme& scheme, std::string_view layout, int64_t n, int64_t k,
+                             std::span<const PlaneSpec> specs);
+
+/// Checks that `weight` has exactly the planes `specs`, with their types, shapes and byte counts. Throws bad_file
+/// naming `name`, what was expected and what was found.
+void check_planes(const PackedWeight& weight, std::span<const PlaneSpec> specs, std::string_view name);
 
 }  // namespace w4q::formats
