@@ -1,0 +1,80 @@
+#include "core/text.h"
+#include "formats/scheme_registry.h"
+#include "repack/layout_kbit_tile.h"
+#include "repack/map_pass.h"
+#include "repack/rows.h"
+
+namespace w4q::repack {
+namespace {
+
+using formats::PackedWeight;
+using formats::PlaneRole;
+using formats::PlaneSpec;
+using formats::Scheme;
+
+constexpr std::string_view layout_name = "kbit-tile";
+
+bool accepts(const Scheme& scheme, int64_t n, int64_t k, std::string* why) {
+  const bool block_fits = scheme.family == formats::SchemeFamily::kbit && scheme.block == KbitTileMap::block;
+  const bool size_fits = n >= 1 && k >= 1 && n <= formats::max_dimension && k <= formats::max_dimension;
+  if (block_fits && size_fits) return true;
+  if (why != nullptr) {
+    *why = block_fits ? "n and k must be positive and below 2^31" : "it holds kbit schemes with blocks of 32 only";
+  }
+  return false;
+}
+
+std::vector<PlaneSpec> canonical_planes(const Scheme& scheme, int64_t n, int64_t k) {
+  return formats::scheme_row(scheme.family).planes(scheme, n, k);
+}
+
+std::vector<PlaneSpec> planes(const Scheme& scheme, int64_t n, int64_t k) {
+  std::vector<PlaneSpec> specs = canonical_planes(scheme, n, k);
+  const KbitTileMap map(n, k);
+  for (PlaneSpec& spec : specs) {
+    if (spec.role == PlaneRole::codebook) continue;
+    spec.shape = {map.block_tiles, map.row_tiles, KbitTileMap::tile_rows, KbitTileMap::tile_blocks};
+    if (spec.role == PlaneRole::codes) spec.shape.push_back(scheme.bits);
+  }
+  return specs;
+}
+
+void copy_codebook(const PackedWeight& from, PackedWeight& to) {
+  to.plane(PlaneRole::codebook).bytes = from.plane(PlaneRole::codebook).bytes.clone();
+}
+
+PackedWeight pack(const PackedWeight& canonical) {
+  const auto& [scheme, layout, n, k, ignored] = canonical;
+  check_layout(canonical, formats::canonical_layout, canonical_planes(scheme, n, k), "pack");
+  PackedWeight packed = pack_blocks(KbitTileMap(n, k), canonical, layout_name, planes(scheme, n, k));
+  copy_codebook(canonical, packed);
+  return packed;
+}
+
+PackedWeight unpack(const PackedWeight& packed, std::string_view name) {
+  const auto& [scheme, layout, n, k, ignored] = packed;
+  check_layout(packed, layout_name, planes(scheme, n, k), name);
+  PackedWeight canonical = unpack_blocks(KbitTileMap(n, k), packed, name, canonical_planes(scheme, n, k));
+  copy_codebook(packed, canonical);
+  return canonical;
+}
+
+LayoutRow::BitPlace place(const Scheme& scheme, int64_t n, int64_t k, int64_t row, int64_t col, int bit) {
+  const int64_t slot = KbitTileMap(n, k).slot(row, col / KbitTileMap::block);
+  return {slot * scheme.bits + bit, static_cast<int>(col % KbitTileMap::block), slot};
+}
+
+}  // namespace
+
+LayoutRow kbit_tile_row() {
+  return {.name = layout_name,
+          .description = "tiles of 128 outputs × 64 inputs for the kbit kernels, zero-padded",
+          .sms = {80, 89, 90},
+          .accepts = accepts,
+          .planes = planes,
+          .pack = pack,
+          .unpack = unpack,
+          .place = place};
+}
+
+}  // namespace w4q::repack

@@ -1,0 +1,11 @@
+// The rows of the layout registry: one file defines each.
+#pragma once
+
+#include "repack/layout_registry.h"
+
+namespace w4q::repack {
+
+LayoutRow canonical_row();
+LayoutRow kbit_tile_row();
+
+}  // namespace w4q::repack
