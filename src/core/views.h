@@ -18,11 +18,12 @@ namespace w4q {
 /// Dimensions of a dense, row-major tensor. Rank 0 is one element.
 using Shape = std::vector<int64_t>;
 
-/// Product of the dimensions. The shape has been validated: no overflow is checked.
+/// Product of the dimensions. The shape has been validated: no overflow is checked. (Unsigned, because dimensions before
+/// a zero may be of any size.)
 inline int64_t element_count(const Shape& shape) noexcept {
-  int64_t count = 1;
-  for (int64_t dim : shape) count *= dim;
-  return count;
+  uint64_t count = 1;
+  for (int64_t dim : shape) count *= static_cast<uint64_t>(dim);
+  return static_cast<int64_t>(count);
 }
 
 /// Bytes of a dense tensor; sub-byte types are packed without gaps.

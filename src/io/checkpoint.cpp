@@ -1,0 +1,207 @@
+#include "io/checkpoint.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "core/text.h"
+#include "io/mapped_file.h"
+#include "io/system.h"
+#include "io/weight_files.h"
+#include "io/zstd_frames.h"
+
+namespace w4q::io {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A file of the checkpoint, open.
+struct Shard {
+  std::string path;  ///< for messages
+  MappedFile map;
+  std::optional<SeekTable> frames;  ///< when compressed
+  uint64_t data_begin = 0;
+};
+
+/// Compressed frames above this size make reading a single tensor slow.
+constexpr uint64_t large_frame_bytes = uint64_t{64} << 20;
+
+/// The first `size` bytes of the container, decompressed.
+std::vector<std::byte> read_prefix(const Shard& shard, uint64_t size) {
+  std::vector<std::byte> prefix(size);
+  read_range(shard.map.bytes(), *shard.frames, 0, prefix, shard.path);
+  return prefix;
+}
+
+SafetensorsHeader read_compressed_header(const Shard& shard) {
+  const uint64_t size = shard.frames->content_size();
+  auto prefix = read_prefix(shard, std::min<uint64_t>(size, 8));
+  uint64_t header = 0;
+  for (size_t i = prefix.size(); i-- > 0;) header = header << 8 | static_cast<uint8_t>(prefix[i]);
+  // A length that cannot be right needs no more bytes: the parser refuses it by these eight.
+  if (size >= 8 && header <= max_header_bytes && header <= size - 8) prefix = read_prefix(shard, 8 + header);
+  return parse_safetensors(prefix, size, shard.path);
+}
+
+SafetensorsHeader open_shard(const fs::path& path, Shard& shard) {
+  shard.path = path.native();
+  shard.map = MappedFile(path);
+  SafetensorsHeader header;
+  if (is_compressed(path)) {
+    shard.frames = read_seek_table(shard.map.bytes(), shard.path);
+    const auto& starts = shard.frames->content;
+    for (size_t i = 1; i < starts.size(); ++i) {
+      if (starts[i] - starts[i - 1] <= large_frame_bytes) continue;
+      header.warnings.emplace_back("is compressed in large frames, so that reading one tensor decompresses many");
+      break;
+    }
+    auto parsed = read_compressed_header(shard);
+    parsed.warnings.insert(parsed.warnings.end(), header.warnings.begin(), header.warnings.end());
+    header = std::move(parsed);
+  } else {
+    header = parse_safetensors(shard.map.bytes(), shard.map.bytes().size(), shard.path);
+    shard.map.release(0, header.data_begin);
+  }
+  shard.data_begin = header.data_begin;
+  return header;
+}
+
+/// How alike two names are: what they share at the front and at the back.
+size_t likeness(std::string_view a, std::string_view b) {
+  const auto front = std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin();
+  const auto back = std::mismatch(a.rbegin(), a.rend(), b.rbegin(), b.rend()).first - a.rbegin();
+  return static_cast<size_t>(front + back);
+}
+
+}  // namespace
+
+struct Checkpoint::Impl {
+  fs::path folder;
+  std::vector<Shard> shards;
+  std::map<std::string, TensorInfo, std::less<>> tensors;
+  std::map<std::string_view, size_t> shard_of;  ///< keys are those of `tensors`
+  std::map<std::string, std::string> metadata;
+  std::vector<std::string> warnings;
+
+  explicit Impl(const fs::path& path);
+  void add_tensors(size_t shard, SafetensorsHeader header, const WeightFiles& files);
+  void check_complete(const WeightFiles& files);
+  const Shard& shard_at(std::string_view name) const { return shards[shard_of.find(name)->second]; }
+};
+
+Checkpoint::Impl::Impl(const fs::path& path) {
+  WeightFiles files = find_weight_files(path);
+  folder = files.folder;
+  warnings = std::move(files.warnings);
+  shards.resize(files.shards.size());
+  for (size_t i = 0; i < shards.size(); ++i) {
+    SafetensorsHeader header = open_shard(files.shards[i], shards[i]);
+    const std::string name = shown(files.shards[i].filename());
+    for (const auto& warning : header.warnings) warnings.push_back(concat(name, ": ", warning));
+    if (i == 0) metadata = std::move(header.metadata);
+    add_tensors(i, std::move(header), files);
+  }
+  check_complete(files);
+}
+
+void Checkpoint::Impl::add_tensors(size_t shard, SafetensorsHeader header, const WeightFiles& files) {
+  size_t unlisted = 0;
+  std::string first_unlisted;
+  for (auto& tensor : header.tensors) {
+    if (files.weight_map) {
+      const auto listed = files.weight_map->find(tensor.name);
+      if (listed == files.weight_map->end() && unlisted++ == 0) first_unlisted = tensor.name;
+      if (listed == files.weight_map->end() || listed->second != shard) continue;
+    }
+    std::string name = tensor.name;
+    const auto place = tensors.emplace(std::move(name), std::move(tensor)).first;
+    shard_of.emplace(place->first, shard);
+  }
+  if (unlisted == 0) return;
+  warnings.push_back(concat(shown(files.shards[shard].filename()), " holds ", unlisted,
+                            " tensors that the index does not list, the first is \"", shown(first_unlisted), "\""));
+}
+
+void Checkpoint::Impl::check_complete(const WeightFiles& files) {
+  if (!files.weight_map) return;
+  for (const auto& [name, shard] : *files.weight_map) {
+    if (tensors.contains(name)) continue;
+    throw Error(ErrorCode::bad_file, concat(shown(shards[shard].path), ": tensor \"", shown(name), "\" is missing"))
+        .detail(concat(shown(files.index_name), " says that it lies in this file"))
+        .hint("the index and the shards are from different checkpoints, or a download is incomplete");
+  }
+  double total = 0;
+  for (const auto& [name, tensor] : tensors) total += static_cast<double>(tensor.size());
+  if (files.total_size && *files.total_size != total) {
+    warnings.push_back(concat(shown(files.index_name), ": total_size is ", fixed(*files.total_size, 0),
+                              ", the tensors have ", fixed(total, 0), " bytes"));
+  }
+}
+
+Checkpoint Checkpoint::open(const fs::path& path) { return Checkpoint(std::make_unique<Impl>(path)); }
+
+Checkpoint::Checkpoint(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
+Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
+Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
+Checkpoint::~Checkpoint() = default;
+
+const fs::path& Checkpoint::folder() const noexcept { return impl_->folder; }
+
+const std::map<std::string, TensorInfo, std::less<>>& Checkpoint::tensors() const noexcept { return impl_->tensors; }
+
+bool Checkpoint::contains(std::string_view name) const noexcept { return impl_->tensors.contains(name); }
+
+const TensorInfo& Checkpoint::at(std::string_view name) const {
+  const auto found = impl_->tensors.find(name);
+  if (found != impl_->tensors.end()) return found->second;
+  Error error(ErrorCode::bad_file, concat(shown(folder()), ": there is no tensor \"", shown(name), "\""));
+  std::vector<std::pair<size_t, std::string_view>> ranked;
+  for (const auto& [other, tensor] : impl_->tensors) ranked.emplace_back(likeness(name, other), other);
+  const auto best = ranked.begin() + static_cast<std::ptrdiff_t>(std::min<size_t>(ranked.size(), 3));
+  std::partial_sort(ranked.begin(), best, ranked.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::vector<std::string> close;
+  for (auto each = ranked.begin(); each != best; ++each) {
+    if (2 * each->first >= name.size()) close.push_back(shown(each->second));
+  }
+  if (!close.empty()) error.detail("similar names: " + join(close));
+  throw error;
+}
+
+LoadedTensor Checkpoint::load(std::string_view name) const {
+  const TensorInfo& info = at(name);
+  const Shard& shard = impl_->shard_at(name);
+  const uint64_t begin = shard.data_begin + info.begin;
+  TensorView view{info.name, info.dtype, info.shape, {}};
+  if (!shard.frames) {
+    view.bytes = shard.map.bytes().subspan(begin, info.size());
+    const auto release = [&map = shard.map, begin, size = info.size()](const void*) { map.release(begin, size); };
+    return {std::move(view), std::shared_ptr<const void>(view.bytes.data(), release)};
+  }
+  const auto copy = std::make_shared<Buffer>(info.size());
+  read_range(shard.map.bytes(), *shard.frames, begin, copy->bytes(), shard.path);
+  view.bytes = copy->bytes();
+  return {std::move(view), copy};
+}
+
+std::string Checkpoint::file_of(std::string_view name) const {
+  at(name);
+  return impl_->shard_at(name).path;
+}
+
+int64_t Checkpoint::total_bytes() const noexcept {
+  int64_t total = 0;
+  for (const auto& [name, tensor] : impl_->tensors) total += static_cast<int64_t>(tensor.size());
+  return total;
+}
+
+int64_t Checkpoint::file_bytes() const noexcept {
+  int64_t total = 0;
+  for (const auto& shard : impl_->shards) total += static_cast<int64_t>(shard.map.bytes().size());
+  return total;
+}
+
+const std::map<std::string, std::string>& Checkpoint::metadata() const noexcept { return impl_->metadata; }
+
+const std::vector<std::string>& Checkpoint::warnings() const noexcept { return impl_->warnings; }
+
+}  // namespace w4q::io

@@ -1,0 +1,260 @@
+#include "io/checkpoint_writer.h"
+
+#include <fcntl.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/text.h"
+#include "io/system.h"
+#include "io/zstd_frames.h"
+
+namespace w4q::io {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Which bytes of a tensor have been written: disjoint ranges, begin → end, neighbours merged.
+class Coverage {
+ public:
+  /// Adds [begin, end); false when a part of it was there already.
+  bool add(uint64_t begin, uint64_t end) {
+    auto next = ranges_.lower_bound(begin);
+    if (next != ranges_.end() && next->first < end) return false;
+    if (next != ranges_.begin()) {
+      const auto previous = std::prev(next);
+      if (previous->second > begin) return false;
+      if (previous->second == begin) {
+        begin = previous->first;
+        ranges_.erase(previous);
+      }
+    }
+    if (next != ranges_.end() && next->first == end) {
+      end = next->second;
+      ranges_.erase(next);
+    }
+    ranges_[begin] = end;
+    return true;
+  }
+
+  bool is_complete(uint64_t size) const {
+    return size == 0 || (ranges_.size() == 1 && ranges_.begin()->first == 0 && ranges_.begin()->second == size);
+  }
+
+ private:
+  std::map<uint64_t, uint64_t> ranges_;
+};
+
+/// Deals tensors to shards in plan order: one that is larger than the limit gets a shard of its own at once, while the
+/// shard being filled stays open for the next ones.
+std::vector<std::vector<PlannedTensor>> deal(std::vector<PlannedTensor> plan, int64_t limit) {
+  std::vector<std::vector<PlannedTensor>> shards;
+  std::vector<PlannedTensor> current;
+  int64_t filled = 0;
+  const auto close_current = [&] {
+    if (!current.empty()) shards.push_back(std::exchange(current, {}));
+    filled = 0;
+  };
+  for (auto& tensor : plan) {
+    const int64_t size = tensor.size();
+    if (size > limit) {
+      shards.emplace_back().push_back(std::move(tensor));
+      continue;
+    }
+    if (filled + size > limit) close_current();
+    filled += size;
+    current.push_back(std::move(tensor));
+  }
+  close_current();
+  if (shards.empty()) shards.emplace_back();
+  return shards;
+}
+
+std::string shard_name(size_t index, size_t count) {
+  if (count == 1) return "model.safetensors";
+  std::array<char, 64> name{};
+  std::snprintf(name.data(), name.size(), "model-%05zu-of-%05zu.safetensors", index + 1, count);
+  return name.data();
+}
+
+}  // namespace
+
+struct CheckpointWriter::Impl {
+  struct Shard {
+    fs::path path;
+    SafetensorsHeader header;
+    uint64_t size = 0;
+  };
+  struct Target {
+    size_t shard = 0;
+    const TensorInfo* tensor = nullptr;
+    Coverage written;
+  };
+
+  fs::path folder;
+  WriteOptions options;
+  std::vector<Shard> shards;
+  std::map<std::string, Target, std::less<>> targets;
+  std::mutex mutex;  ///< guards the coverage
+  bool finished = false;
+  int64_t file_bytes = 0;
+
+  void plan_shards(std::vector<PlannedTensor> plan);
+  void check_free_space() const;
+  void create_files() const;
+  Target& find(std::string_view name);
+  void write(std::string_view name, uint64_t offset, std::span<const std::byte> bytes);
+  void check_complete() const;
+  void finish_shard(Shard& shard);
+  void write_index();
+};
+
+void CheckpointWriter::Impl::plan_shards(std::vector<PlannedTensor> plan) {
+  if (options.max_shard_bytes <= 0) throw Error(ErrorCode::bad_argument, "the shard size must be positive");
+  // Laying out everything as one file checks every size, and that no name appears twice in two shards.
+  layout_safetensors(plan, options.metadata);
+  auto dealt = deal(std::move(plan), options.max_shard_bytes);
+  for (auto& tensors : dealt) {
+    Shard& shard = shards.emplace_back();
+    shard.path = folder / shard_name(shards.size() - 1, dealt.size());
+    shard.header = layout_safetensors(std::move(tensors), options.metadata);
+    shard.size = shard.header.data_begin + (shard.header.tensors.empty() ? 0 : shard.header.tensors.back().end);
+  }
+  for (size_t i = 0; i < shards.size(); ++i) {
+    for (const auto& tensor : shards[i].header.tensors) targets[tensor.name] = {i, &tensor, {}};
+  }
+}
+
+void CheckpointWriter::Impl::check_free_space() const {
+  uint64_t needed = 0;
+  uint64_t largest = 0;
+  for (const auto& shard : shards) {
+    needed += shard.size;
+    largest = std::max(largest, shard.size);
+  }
+  if (options.compress) needed += largest;  // a shard and its compressed copy stand side by side for a while
+  struct statvfs status {};
+  if (::statvfs(folder.c_str(), &status) != 0) throw system_error(folder, "cannot ask for the free space");
+  const uint64_t free = static_cast<uint64_t>(status.f_bavail) * status.f_frsize;
+  if (needed <= free) return;
+  throw Error(ErrorCode::bad_file, concat(shown(folder), ": not enough space on the disk"))
+      .detail(concat("needed: ", human_bytes(static_cast<int64_t>(needed)), " (", needed,
+                     " bytes), free: ", human_bytes(static_cast<int64_t>(free)), " (", free, " bytes)"))
+      .hint("free some space, or write to another disk");
+}
+
+void CheckpointWriter::Impl::create_files() const {
+  for (const auto& shard : shards) {
+    const FileDescriptor file = open_file(shard.path, O_WRONLY | O_CREAT | O_EXCL);
+    const std::string header = serialize_safetensors_header(shard.header);
+    write_all(file, std::as_bytes(std::span(header)), 0, shard.path);
+    // The full length at once: a limit on file sizes shows here, before any work is done.
+    if (::ftruncate(file.get(), static_cast<off_t>(shard.size)) != 0) {
+      throw system_error(shard.path, concat("cannot make a file of ", shard.size, " bytes"));
+    }
+  }
+}
+
+CheckpointWriter::Impl::Target& CheckpointWriter::Impl::find(std::string_view name) {
+  const auto found = targets.find(name);
+  ensure(found != targets.end(), concat("tensor \"", shown(name), "\": written but not planned"));
+  return found->second;
+}
+
+void CheckpointWriter::Impl::write(std::string_view name, uint64_t offset, std::span<const std::byte> bytes) {
+  Target& target = find(name);
+  const uint64_t size = target.tensor->size();
+  ensure(!finished, "a tensor is written after finish()");
+  ensure(offset <= size && bytes.size() <= size - offset, concat("tensor \"", shown(name), "\": writing [", offset,
+                                                                 ", ", offset + bytes.size(), ") of ", size, " bytes"));
+  if (bytes.empty()) return;
+  {
+    const std::lock_guard lock(mutex);
+    ensure(target.written.add(offset, offset + bytes.size()),
+           concat("tensor \"", shown(name), "\": a byte is written twice"));
+  }
+  // Opened anew each time: there may be more shards than a process may have open files.
+  const Shard& shard = shards[target.shard];
+  write_all(open_file(shard.path, O_WRONLY), bytes, shard.header.data_begin + target.tensor->begin + offset,
+            shard.path);
+}
+
+void CheckpointWriter::Impl::check_complete() const {
+  for (const auto& [name, target] : targets) {
+    ensure(target.written.is_complete(target.tensor->size()),
+           concat("tensor \"", shown(name), "\": not all of its bytes were written"));
+  }
+}
+
+void CheckpointWriter::Impl::finish_shard(Shard& shard) {
+  if (options.compress) {
+    fs::path compressed = shard.path;
+    compressed += ".zst";
+    compress_file(shard.path, compressed, options.compression_level);
+    if (::unlink(shard.path.c_str()) != 0) throw system_error(shard.path, "cannot remove");
+    shard.path = compressed;
+  } else {
+    sync_file(open_file(shard.path, O_WRONLY), shard.path);
+  }
+  std::error_code error;
+  file_bytes += static_cast<int64_t>(fs::file_size(shard.path, error));
+  if (error) throw system_error(shard.path, "cannot examine", error.value());
+}
+
+void CheckpointWriter::Impl::write_index() {
+  nlohmann::json index;  // sorts its keys
+  uint64_t total = 0;
+  auto& weight_map = index["weight_map"];
+  for (const auto& [name, target] : targets) {
+    total += target.tensor->size();
+    weight_map[name] = shards[target.shard].path.filename().native();
+  }
+  index["metadata"]["total_size"] = total;
+  const std::string text = index.dump(2) + "\n";
+  const fs::path path = folder / "model.safetensors.index.json";
+  const FileDescriptor file = open_file(path, O_WRONLY | O_CREAT | O_EXCL);
+  write_all(file, std::as_bytes(std::span(text)), 0, path);
+  sync_file(file, path);
+  file_bytes += static_cast<int64_t>(text.size());
+}
+
+CheckpointWriter::CheckpointWriter(fs::path folder, std::vector<PlannedTensor> plan, WriteOptions options)
+    : impl_(std::make_unique<Impl>()) {
+  impl_->folder = std::move(folder);
+  impl_->options = std::move(options);
+  impl_->plan_shards(std::move(plan));
+  impl_->check_free_space();
+  impl_->create_files();
+}
+
+CheckpointWriter::~CheckpointWriter() = default;
+
+void CheckpointWriter::write(std::string_view name, std::span<const std::byte> bytes) {
+  const uint64_t planned = impl_->find(name).tensor->size();
+  ensure(bytes.size() == planned,
+         concat("tensor \"", shown(name), "\": ", bytes.size(), " bytes written, ", planned, " planned"));
+  impl_->write(name, 0, bytes);
+}
+
+void CheckpointWriter::write_part(std::string_view name, int64_t offset, std::span<const std::byte> bytes) {
+  impl_->write(name, static_cast<uint64_t>(offset), bytes);
+}
+
+void CheckpointWriter::finish() {
+  ensure(!impl_->finished, "finish() is called twice");
+  impl_->check_complete();
+  impl_->finished = true;
+  for (auto& shard : impl_->shards) impl_->finish_shard(shard);
+  if (impl_->shards.size() > 1) impl_->write_index();
+  sync_folder(impl_->folder);
+}
+
+int64_t CheckpointWriter::file_bytes() const noexcept { return impl_->file_bytes; }
+
+}  // namespace w4q::io

@@ -11,8 +11,11 @@ namespace w4q::io {
 /// Reads a whole file. Throws bad_file with the system's reason, or when it is larger than `max_bytes`.
 std::string read_file(const std::filesystem::path& path, int64_t max_bytes = 1'000'000'000);
 
-/// Copies everything in `from` (files, sub-folders; not links that leave it) to `to`, except weight files at its top
-/// level and the names in `except`. Returns the relative names copied. Throws bad_file.
+/// Copies everything in `from` to `to`, sub-folders included, and returns the relative names copied. Left out: weight
+/// files at the top level, the same weights in foreign formats (pytorch_model*.bin, consolidated*.pth, *.gguf …), the
+/// relative names in `except`, .git and .cache folders, and partial outputs. A link to a file is copied as that file,
+/// wherever it lies (Hugging Face snapshots are made of such links); links to folders, and everything that is neither
+/// file nor folder, are left out. Throws bad_file.
 std::vector<std::string> copy_companions(const std::filesystem::path& from, const std::filesystem::path& to,
                                          const std::vector<std::string>& except);
 

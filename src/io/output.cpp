@@ -1,0 +1,145 @@
+#include "io/output.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "core/text.h"
+#include "io/partial.h"
+#include "io/system.h"
+
+namespace w4q::io {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::file_type type_of(const fs::path& path) {
+  std::error_code missing_or_unreadable;  // whoever creates the output finds out which, with the system's reason
+  return fs::status(path, missing_or_unreadable).type();
+}
+
+bool is_there(const fs::path& path) {
+  const auto type = type_of(path);
+  return type != fs::file_type::not_found && type != fs::file_type::none;
+}
+
+fs::path real_path(const fs::path& path) {
+  std::error_code error;
+  fs::path result = fs::canonical(path, error);
+  if (error) throw system_error(path, "cannot resolve", error.value());
+  return result;
+}
+
+Error bad_target(const fs::path& target, std::string_view problem) {
+  return {ErrorCode::bad_argument, concat(shown(target), ": ", problem)};
+}
+
+/// The absolute path without links, dots and trailing slash at which `target` stands or will stand.
+fs::path resolve(const fs::path& target) {
+  if (target.empty()) throw Error(ErrorCode::bad_argument, "the output has an empty name");
+  fs::path place = target.has_filename() ? target : target.parent_path();
+  if (is_there(place)) return real_path(place);
+  std::error_code error;
+  if (fs::is_symlink(place, error)) throw bad_target(target, "is a link to something that does not exist");
+  if (!place.has_filename() || place.filename() == "." || place.filename() == "..") {
+    throw bad_target(target, "is not a name for an output");
+  }
+  const fs::path parent = place.has_parent_path() ? place.parent_path() : fs::path(".");
+  if (type_of(parent) != fs::file_type::directory) {
+    throw Error(ErrorCode::bad_file, concat(shown(parent), ": is not an existing folder"))
+        .detail("needed to hold the output " + shown(place.filename()))
+        .hint("create it first: mkdir -p " + shown(parent));
+  }
+  return real_path(parent) / place.filename();
+}
+
+/// True when `path` is `folder` or lies in it; both are canonical.
+bool lies_in(const fs::path& path, const fs::path& folder) {
+  const auto rest = std::mismatch(folder.begin(), folder.end(), path.begin(), path.end()).first;
+  return rest == folder.end();
+}
+
+void refuse_overlap(const fs::path& target, const std::vector<fs::path>& inputs) {
+  for (const auto& input : inputs) {
+    std::error_code error;
+    fs::path place = fs::weakly_canonical(fs::absolute(input), error);
+    if (error) place = fs::absolute(input).lexically_normal();
+    if (!place.has_filename()) place = place.parent_path();
+    std::string_view relation;
+    if (lies_in(target, place)) relation = target == place ? "is the input" : "lies in the input";
+    if (relation.empty() && lies_in(place, target)) relation = "contains the input";
+    if (relation.empty()) continue;
+    throw bad_target(target, concat("the output ", relation))
+        .detail("input: " + shown(input))
+        .hint("choose an output outside the input's folder");
+  }
+}
+
+/// Into a terminal, a pipe or a device: such a thing has no size, no place to rename to and nothing to replace.
+void write_stream(const fs::path& path, std::span<const std::byte> content) {
+  const FileDescriptor file = open_file(path, O_WRONLY);
+  while (!content.empty()) {
+    const ssize_t count = ::write(file.get(), content.data(), content.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw system_error(path, "cannot write");
+    content = content.subspan(static_cast<size_t>(count));
+  }
+}
+
+}  // namespace
+
+OutputFolder::OutputFolder(const fs::path& target, bool overwrite, const std::vector<fs::path>& inputs,
+                           const std::function<bool(const fs::path&)>& replaceable)
+    : target_(resolve(target)) {
+  refuse_overlap(target_, inputs);
+  replaces_ = is_there(target_);
+  if (replaces_) {
+    if (type_of(target_) != fs::file_type::directory) throw bad_target(target, "exists and is not a folder");
+    if (!overwrite) throw bad_target(target, "already exists").hint("--overwrite replaces a former output");
+    if (target_ == target_.root_path()) throw bad_target(target, "is not a name for an output");
+    if (!replaceable(target_)) {
+      throw bad_target(target, "is not a former output of w4q, so it is not replaced")
+          .hint("choose another name, or remove the folder yourself");
+    }
+  }
+  remove_stale_partials(target_);
+  partial_ = std::make_unique<Partial>(target_, Partial::Kind::folder);
+}
+
+OutputFolder::~OutputFolder() = default;
+
+const fs::path& OutputFolder::staging() const noexcept { return partial_->path(); }
+
+void OutputFolder::commit() {
+  sync_tree(partial_->path());
+  if (replaces_) {
+    partial_->exchange_with_folder(target_);
+  } else {
+    partial_->rename_to_new(target_);
+  }
+}
+
+void write_file(const fs::path& path, std::string_view bytes, bool overwrite) {
+  const auto content = std::as_bytes(std::span(bytes));
+  const auto type = type_of(path);
+  if (type == fs::file_type::directory) throw bad_target(path, "is a folder");
+  if (type != fs::file_type::regular && is_there(path)) return write_stream(path, content);
+  if (!path.has_filename()) throw bad_target(path, "is not a name for a file");
+  const fs::path target = resolve(path);
+  if (is_there(target) && !overwrite) throw bad_target(path, "already exists").hint("--overwrite replaces it");
+  remove_stale_partials(target);
+  Partial partial(target, Partial::Kind::file);
+  write_all(partial.descriptor(), content, 0, path);
+  sync_file(partial.descriptor(), path);
+  if (overwrite) {
+    partial.rename_over_file(target);
+  } else {
+    partial.rename_to_new(target);
+  }
+}
+
+}  // namespace w4q::io

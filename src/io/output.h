@@ -3,9 +3,13 @@
 
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string_view>
+#include <vector>
 
 namespace w4q::io {
+
+class Partial;
 
 /// A folder that appears at its place in one step. Until commit() the work lies in a hidden, locked sibling
 /// (".NAME.w4q-partial-…"), which the destructor removes; a sibling that a killed run left behind is removed by the
@@ -22,19 +26,19 @@ class OutputFolder {
   OutputFolder& operator=(const OutputFolder&) = delete;
 
   /// Where to write.
-  const std::filesystem::path& staging() const noexcept { return staging_; }
-  /// Syncs everything in staging() and renames it to the target.
+  const std::filesystem::path& staging() const noexcept;
+  /// Syncs everything in staging() and renames it to the target. Throws bad_file, and bad_argument when a new target
+  /// has appeared meanwhile; then nothing has changed.
   void commit();
 
  private:
   std::filesystem::path target_;
-  std::filesystem::path staging_;
-  int lock_ = -1;
-  bool committed_ = false;
+  bool replaces_ = false;
+  std::unique_ptr<Partial> partial_;
 };
 
 /// Writes a file atomically (temporary sibling, sync, rename). Throws bad_argument when it exists and not `overwrite`,
-/// bad_file on any failure.
+/// bad_file on any failure. What is neither file nor folder (a terminal, a pipe, /dev/null) is simply written to.
 void write_file(const std::filesystem::path& path, std::string_view bytes, bool overwrite);
 
 }  // namespace w4q::io

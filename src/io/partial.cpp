@@ -1,0 +1,150 @@
+#include "io/partial.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <random>
+#include <string>
+
+#include "core/text.h"
+
+namespace w4q::io {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view marker = ".w4q-partial-";
+constexpr size_t digits = 16;
+
+/// ".NAME.w4q-partial-"; a long NAME is cut so that the whole fits into the 255 bytes of a file name.
+std::string name_prefix(const fs::path& target) {
+  return concat(".", target.filename().native().substr(0, 200), marker);
+}
+
+std::string random_digits() {
+  std::random_device source;
+  std::string text;
+  while (text.size() < digits) text += "0123456789abcdef"[source() % 16];
+  return text;
+}
+
+/// True when `descriptor` is still what `path` names: nobody removed or replaced it before it was locked.
+bool same_file(const FileDescriptor& descriptor, const fs::path& path) {
+  struct stat opened {
+  }, named{};
+  return ::fstat(descriptor.get(), &opened) == 0 && ::lstat(path.c_str(), &named) == 0 &&
+         opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+}
+
+void remove_if_stale(const fs::path& path) noexcept {
+  const FileDescriptor descriptor(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (!descriptor || ::flock(descriptor.get(), LOCK_EX | LOCK_NB) != 0 || !same_file(descriptor, path)) return;
+  std::error_code ignored;
+  fs::remove_all(path, ignored);
+}
+
+Error exists_error(const fs::path& target) {
+  return Error(ErrorCode::bad_argument, concat(shown(target), ": already exists"))
+      .detail("it appeared while this output was being written")
+      .hint("use another name, or --overwrite to replace it");
+}
+
+/// renameat2 where a new name must not replace anything; where the file system lacks that, link(2) refuses for files,
+/// and rename(2) never replaces a folder that holds something.
+int rename_without_replacing(const fs::path& from, const fs::path& to) {
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return 0;
+  if (errno != EINVAL && errno != ENOSYS) return errno;
+  if (fs::is_directory(from)) return ::rename(from.c_str(), to.c_str()) == 0 ? 0 : errno;
+  if (::link(from.c_str(), to.c_str()) != 0) return errno;
+  return ::unlink(from.c_str()) == 0 ? 0 : errno;
+}
+
+fs::path folder_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
+
+}  // namespace
+
+bool is_partial_name(std::string_view file_name) noexcept {
+  if (file_name.size() < 1 + marker.size() + digits || file_name.front() != '.') return false;
+  const auto random = file_name.substr(file_name.size() - digits);
+  const auto before = file_name.substr(0, file_name.size() - digits);
+  return before.ends_with(marker) && random.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
+void remove_stale_partials(const fs::path& target) noexcept try {
+  const std::string prefix = name_prefix(target);
+  std::error_code error;
+  for (fs::directory_iterator entry(folder_of(target), error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().native();
+    if (name.starts_with(prefix) && name.size() == prefix.size() + digits && is_partial_name(name)) {
+      remove_if_stale(entry->path());
+    }
+  }
+} catch (const std::exception&) {
+  // A leftover that stays is only untidy: the output itself does not depend on it.
+}
+
+Partial::Partial(const fs::path& target, Kind kind) {
+  // A run that cleans up may take a sibling away between its creation and its lock: then try the next name.
+  do path_ = folder_of(target) / (name_prefix(target) + random_digits());
+  while (!create_and_lock(kind));
+}
+
+bool Partial::create_and_lock(Kind kind) {
+  const char* name = path_.c_str();
+  if (kind == Kind::folder && ::mkdir(name, 0777) != 0) {
+    if (errno == EEXIST) return false;
+    throw system_error(folder_of(path_), "cannot create a folder here");
+  }
+  descriptor_ = FileDescriptor(kind == Kind::folder ? ::open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+                                                    : ::open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (!descriptor_) {
+    if (errno == EEXIST || errno == ENOENT) return false;
+    throw system_error(folder_of(path_), "cannot create a file here");
+  }
+  // A file system without locks (ENOLCK, EBADF …) cannot tell living from dead, so nothing there is ever stale.
+  if (::flock(descriptor_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
+  return same_file(descriptor_, path_);
+}
+
+Partial::~Partial() {
+  if (path_.empty()) return;
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+}
+
+void Partial::rename_to_new(const fs::path& target) {
+  const int error = rename_without_replacing(path_, target);
+  if (error == EEXIST || error == ENOTEMPTY || error == ENOTDIR) throw exists_error(target);
+  if (error != 0) throw system_error(target, "cannot rename the finished output into place", error);
+  path_.clear();
+  sync_folder(folder_of(target));
+}
+
+void Partial::rename_over_file(const fs::path& target) {
+  if (::rename(path_.c_str(), target.c_str()) != 0) throw system_error(target, "cannot replace the old file");
+  path_.clear();
+  sync_folder(folder_of(target));
+}
+
+void Partial::exchange_with_folder(const fs::path& target) {
+  if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) != 0) {
+    const int error = errno;
+    if (error == ENOENT) return rename_to_new(target);  // the old one went away meanwhile
+    if (error != EINVAL && error != ENOSYS) throw system_error(target, "cannot replace the old folder", error);
+    throw Error(ErrorCode::bad_file, concat(shown(target), ": this file system cannot exchange two folders"))
+        .detail("the old folder is unchanged, the new one was removed")
+        .hint("write to another name, then remove the old folder yourself");
+  }
+  // From here the new folder is in place. What path_ names now is the old one: it goes here, or with the next run.
+  sync_folder(folder_of(target));
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+  path_.clear();
+}
+
+}  // namespace w4q::io

@@ -1,0 +1,49 @@
+// Hidden, locked siblings in which outputs are prepared: ".NAME.w4q-partial-" and 16 hex digits beside NAME.
+//
+// The lock (flock on the sibling itself) belongs to the process and dies with it, so a sibling that nobody holds is the
+// leftover of a killed run. A rename carries the sibling to its place with nothing extra inside.
+#pragma once
+
+#include <filesystem>
+#include <string_view>
+
+#include "io/system.h"
+
+namespace w4q::io {
+
+/// True for names that such siblings have.
+bool is_partial_name(std::string_view file_name) noexcept;
+
+/// Removes the siblings of `target` that no living process holds. What cannot be removed is left.
+void remove_stale_partials(const std::filesystem::path& target) noexcept;
+
+/// One sibling, new, empty and locked; the destructor removes it.
+class Partial {
+ public:
+  enum class Kind { file, folder };
+
+  /// Throws bad_file when the folder of `target` cannot be written.
+  Partial(const std::filesystem::path& target, Kind kind);
+  ~Partial();
+  Partial(const Partial&) = delete;
+  Partial& operator=(const Partial&) = delete;
+
+  const std::filesystem::path& path() const noexcept { return path_; }
+  /// Open for writing when it is a file.
+  const FileDescriptor& descriptor() const noexcept { return descriptor_; }
+
+  /// Renames it to `target`, which must not exist. Throws bad_argument when it does (now).
+  void rename_to_new(const std::filesystem::path& target);
+  /// Renames a file over `target` in one step.
+  void rename_over_file(const std::filesystem::path& target);
+  /// Exchanges the folder and the folder `target` in one step, then removes the old one.
+  void exchange_with_folder(const std::filesystem::path& target);
+
+ private:
+  bool create_and_lock(Kind kind);
+
+  std::filesystem::path path_;
+  FileDescriptor descriptor_;
+};
+
+}  // namespace w4q::io

@@ -1,0 +1,82 @@
+#include "io/system.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+#include "core/text.h"
+
+namespace w4q::io {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t longest_shown = 200;
+
+}  // namespace
+
+std::string shown(std::string_view text) {
+  if (text.size() <= longest_shown) return printable(text);
+  return concat(printable(text.substr(0, longest_shown)), "… (", text.size(), " bytes)");
+}
+
+std::string shown(const std::string& text) { return shown(std::string_view(text)); }
+
+std::string shown(const fs::path& path) { return printable(path.native()); }
+
+Error system_error(const fs::path& path, std::string_view what, int error) {
+  return {ErrorCode::bad_file, concat(shown(path), ": ", what, ": ", std::generic_category().message(error))};
+}
+
+FileDescriptor::~FileDescriptor() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+FileDescriptor::FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+
+FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+
+FileDescriptor open_file(const fs::path& path, int flags, mode_t mode) {
+  const int fd = ::open(path.c_str(), flags | O_CLOEXEC, mode);
+  if (fd < 0) throw system_error(path, (flags & O_CREAT) ? "cannot create" : "cannot open");
+  return FileDescriptor(fd);
+}
+
+void write_all(const FileDescriptor& file, std::span<const std::byte> bytes, uint64_t offset, const fs::path& path) {
+  constexpr size_t largest_write = size_t{1} << 30;  // the kernel cuts writes at 2 GiB anyway
+  while (!bytes.empty()) {
+    const size_t size = std::min(bytes.size(), largest_write);
+    const ssize_t written = ::pwrite(file.get(), bytes.data(), size, static_cast<off_t>(offset));
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) throw system_error(path, concat("cannot write ", bytes.size(), " bytes"));
+    bytes = bytes.subspan(static_cast<size_t>(written));
+    offset += static_cast<uint64_t>(written);
+  }
+}
+
+void sync_file(const FileDescriptor& file, const fs::path& path) {
+  if (::fsync(file.get()) == 0) return;
+  // EINVAL: nothing to flush here (a file system that keeps no folders on a disk); every other failure is a lost write.
+  if (errno != EINVAL) throw system_error(path, "cannot flush to the disk");
+}
+
+void sync_folder(const fs::path& folder) { sync_file(open_file(folder, O_RDONLY | O_DIRECTORY), folder); }
+
+void sync_tree(const fs::path& folder) {
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    const auto type = entry->symlink_status().type();
+    if (type == fs::file_type::directory) sync_tree(entry->path());
+    if (type == fs::file_type::regular) sync_file(open_file(entry->path(), O_RDONLY), entry->path());
+  }
+  if (error) throw system_error(folder, "cannot list", error.value());
+  sync_folder(folder);
+}
+
+}  // namespace w4q::io

@@ -1,0 +1,208 @@
+#include "io/weight_files.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "core/text.h"
+#include "io/checkpoint.h"
+#include "io/json.h"
+#include "io/system.h"
+
+namespace w4q::io {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view plain_ending = ".safetensors";
+constexpr std::string_view compressed_ending = ".safetensors.zst";
+constexpr std::string_view index_ending = ".index.json";
+
+Error bad(const fs::path& path, std::string_view problem) {
+  return {ErrorCode::bad_file, concat(shown(path), ": ", problem)};
+}
+
+bool is_container(std::string_view name) { return name.ends_with(plain_ending) || name.ends_with(compressed_ending); }
+
+bool is_there(const fs::path& path) {
+  std::error_code unreadable;  // opening it will say why
+  return fs::exists(path, unreadable);
+}
+
+/// `path`, or its twin with or without ".zst" when only that one exists.
+std::optional<fs::path> existing_variant(const fs::path& path) {
+  if (is_there(path)) return path;
+  fs::path twin = path;
+  if (is_compressed(path)) {
+    twin.replace_extension();
+  } else {
+    twin += ".zst";
+  }
+  if (is_there(twin)) return twin;
+  return std::nullopt;
+}
+
+std::vector<std::string> file_names(const fs::path& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    names.push_back(entry->path().filename().native());
+  }
+  if (error) throw system_error(folder, "cannot list", error.value());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+template <class Predicate>
+std::vector<std::string> matching(const std::vector<std::string>& names, Predicate&& predicate) {
+  std::vector<std::string> result;
+  std::copy_if(names.begin(), names.end(), std::back_inserter(result), predicate);
+  return result;
+}
+
+/// "a, b, c and 7 more".
+std::string list_of(const std::vector<std::string>& names) {
+  constexpr size_t most = 5;
+  std::vector<std::string> parts;
+  for (size_t i = 0; i < std::min(names.size(), most); ++i) parts.push_back(shown(names[i]));
+  return join(parts) + (names.size() > most ? concat(" and ", names.size() - most, " more") : "");
+}
+
+void check_shard_name(const fs::path& index, const std::string& name) {
+  const bool plain = !name.empty() && name.find_first_of("/\\") == std::string::npos &&
+                     name.find("..") == std::string::npos && name.find('\0') == std::string::npos;
+  if (!plain) {
+    throw bad(index, concat("weight_map names \"", shown(name), "\", which is not a plain file name"))
+        .hint("a shard must lie beside its index");
+  }
+  if (!is_container(name)) {
+    throw bad(index, concat("weight_map names \"", shown(name), "\", which is not a .safetensors file"))
+        .hint("convert the checkpoint to safetensors first");
+  }
+}
+
+void read_total_size(const Json& root, WeightFiles& files) {
+  const auto metadata = root.find("metadata");
+  if (metadata == root.end() || !metadata->is_object()) return;
+  const auto total = metadata->find("total_size");
+  if (total != metadata->end() && total->is_number()) files.total_size = total->get<double>();
+}
+
+/// The files that the shard names stand for, in the order of the names.
+std::vector<fs::path> find_shards(const fs::path& folder, const std::set<std::string>& names) {
+  std::vector<fs::path> shards;
+  std::vector<std::string> missing;
+  for (const auto& name : names) {
+    if (auto path = existing_variant(folder / name)) {
+      shards.push_back(*std::move(path));
+    } else {
+      missing.push_back(name);
+    }
+  }
+  if (!missing.empty()) {
+    throw bad(folder / missing.front(), "this shard is missing")
+        .detail(concat(missing.size(), " of ", names.size(), " shards are missing: ", list_of(missing)))
+        .hint("finish the download");
+  }
+  return shards;
+}
+
+void read_index(const fs::path& path, WeightFiles& files) {
+  const Json root = read_json(path);
+  const auto map = root.is_object() ? root.find("weight_map") : root.end();
+  if (!root.is_object() || map == root.end() || !map->is_object()) {
+    throw bad(path, "is not a safetensors index").detail("expected an object with an object \"weight_map\"");
+  }
+  if (map->empty()) throw bad(path, "weight_map lists no tensors");
+  std::set<std::string> names;
+  for (const auto& [tensor, shard] : map->items()) {
+    if (!shard.is_string()) {
+      throw bad(path, concat("weight_map gives no file name for tensor \"", shown(tensor), "\""));
+    }
+    const auto& name = shard.get_ref<const std::string&>();
+    if (names.insert(name).second) check_shard_name(path, name);
+  }
+  files.index_name = path.filename().native();
+  files.shards = find_shards(files.folder, names);
+  auto& weight_map = files.weight_map.emplace();
+  for (const auto& [tensor, shard] : map->items()) {
+    const auto place = std::distance(names.begin(), names.find(shard.get_ref<const std::string&>()));
+    weight_map.emplace(tensor, static_cast<size_t>(place));
+  }
+  read_total_size(root, files);
+}
+
+/// An index of safetensors files; "pytorch_model.bin.index.json" has the same ending.
+bool is_index(std::string_view name) { return name.ends_with(index_ending) && !name.ends_with(".bin.index.json"); }
+
+Error nothing_found(const fs::path& folder, const std::vector<std::string>& names) {
+  const auto foreign = matching(names, [](std::string_view name) {
+    return name.ends_with(".bin") || name.ends_with(".gguf") || name.ends_with(".pth") || name.ends_with(".pt");
+  });
+  if (foreign.empty()) {
+    return bad(folder, "holds no model weights")
+        .detail("expected model.safetensors, or model.safetensors.index.json and its shards");
+  }
+  return bad(folder, concat("holds no safetensors, only ", list_of(foreign)))
+      .detail("w4q reads .safetensors and .safetensors.zst")
+      .hint("convert the checkpoint to safetensors first");
+}
+
+void search_folder(WeightFiles& files) {
+  const auto names = file_names(files.folder);
+  const auto indices = matching(names, is_index);
+  if (const auto single = existing_variant(files.folder / "model.safetensors")) {
+    files.shards = {*single};
+    if (!indices.empty()) {
+      files.warnings.push_back(concat(shown(indices.front()), " is ignored: ", shown(single->filename()), " is there"));
+    }
+    return;
+  }
+  const fs::path usual = files.folder / "model.safetensors.index.json";
+  if (is_there(usual)) return read_index(usual, files);
+  if (indices.size() == 1) return read_index(files.folder / indices.front(), files);
+  if (indices.size() > 1) {
+    throw bad(files.folder, "several index files").detail(list_of(indices)).hint("give the one to use as the input");
+  }
+  const auto containers = matching(names, is_container);
+  if (containers.empty()) throw nothing_found(files.folder, names);
+  if (containers.size() > 1) {
+    throw bad(files.folder, "several safetensors files but no index")
+        .detail(list_of(containers))
+        .hint("the model.safetensors.index.json is missing: fetch it, or give one file as the input");
+  }
+  files.shards = {files.folder / containers.front()};
+}
+
+}  // namespace
+
+bool is_compressed(const fs::path& path) noexcept { return path.native().ends_with(".zst"); }
+
+bool is_weight_file(std::string_view file_name) noexcept {
+  return is_container(file_name) || file_name.ends_with(".safetensors.index.json");
+}
+
+WeightFiles find_weight_files(const fs::path& path) {
+  WeightFiles files;
+  std::error_code error;
+  const auto type = fs::status(path, error).type();
+  if (type == fs::file_type::directory) {
+    files.folder = path;
+    search_folder(files);
+    return files;
+  }
+  files.folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  const std::string name = path.filename().native();
+  if (is_index(name)) {
+    read_index(path, files);
+  } else if (const auto file = existing_variant(path); !file) {
+    throw bad(path, "does not exist").hint("give a model folder, or a .safetensors file");
+  } else if (name.ends_with(".bin") || name.ends_with(".gguf") || name.ends_with(".pth") || name.ends_with(".pt")) {
+    throw bad(path, "is not a safetensors file").hint("convert the checkpoint to safetensors first");
+  } else {
+    files.shards = {*file};
+  }
+  return files;
+}
+
+}  // namespace w4q::io
