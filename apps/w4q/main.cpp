@@ -1,1 +1,68 @@
-int main() { return 0; }
+// w4q: quantize → repack → verify.
+#include <csignal>
+#include <iostream>
+#include <new>
+
+#include "common_options.h"
+#include "core/error.h"
+#include "core/interrupt.h"
+
+namespace {
+
+using namespace w4q;
+
+int report(const Error& error) {
+  std::cout.flush();
+  std::cerr << "error: " << error.what() << "\n";
+  return describe(error.code()).exit_status;
+}
+
+/// Runs the action and turns every exception into one message and the exit status of its kind.
+int run_guarded(const app::Action& action) {
+  try {
+    const int status = action();
+    std::cout.flush();
+    if (!std::cout) return report(Error(ErrorCode::bad_file, "stdout: the results could not be written"));
+    return status;
+  } catch (const Interrupted& interrupted) {
+    std::cerr << "\ninterrupted; nothing was written\n";
+    std::signal(interrupted.signal(), SIG_DFL);
+    return std::raise(interrupted.signal());
+  } catch (const Error& error) {
+    return report(error);
+  } catch (const std::bad_alloc&) {
+    return report(Error(ErrorCode::bad_file, "out of memory").hint("--dry-run shows what a command needs"));
+  } catch (const std::exception& error) {
+    return report(Error(ErrorCode::internal, error.what()).hint("this is a bug in w4q, please report it"));
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is an error of write(), with a message, not a death
+  install_interrupt_handler();
+
+  CLI::App app{
+      "w4q quantizes LLM checkpoints to 2-5 bits a weight, lays the bits out for GPU kernels, and proves that nothing "
+      "broke"};
+  app.set_version_flag("--version", "w4q " W4Q_VERSION);
+  app.require_subcommand(1);
+  app::Action action;
+  app::setup_quantize(app, action);
+  app::setup_repack(app, action);
+  app::setup_verify(app, action);
+  app::setup_inspect(app, action);
+  app::setup_list(app, action);
+  app::setup_tokenize(app, action);
+  app::setup_generate(app, action);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& request) {
+    return app.exit(request);  // --help, --version
+  } catch (const CLI::ParseError& error) {
+    app.exit(error);
+    return describe(ErrorCode::bad_argument).exit_status;
+  }
+  return run_guarded(action);
+}

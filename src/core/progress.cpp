@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "core/interrupt.h"
 #include "core/text.h"
 
 namespace w4q {
@@ -47,6 +48,7 @@ Progress::~Progress() {
 }
 
 void Progress::advance(int64_t step) {
+  check_interrupt();
   const int64_t done = done_.fetch_add(step) + step;
   if (!enabled) return;
   const auto now = Clock::now();

@@ -22,6 +22,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
+  /// Throws Interrupted after a signal (core/interrupt.h).
   void advance(int64_t amount);
 
  private:

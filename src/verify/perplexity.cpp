@@ -1,0 +1,278 @@
+#include "verify/perplexity.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "core/error.h"
+#include "core/parallel.h"
+#include "core/progress.h"
+#include "core/text.h"
+#include "kernels/logits.h"
+#include "model/decoder.h"
+
+namespace w4q::verify {
+namespace {
+
+using kernels::LogitComparison;
+using model::Decoder;
+using model::Model;
+
+/// Logits of this many values per model are held at a time.
+constexpr int64_t logit_chunk_values = int64_t{1} << 22;
+constexpr int64_t logit_chunk_rows = 128;
+
+/// One window of the text: which ids the model sees, and from which on they are scored.
+struct Window {
+  std::vector<int32_t> inputs;
+  int64_t first_scored = 1;  ///< index into `inputs`
+};
+
+std::vector<int64_t> window_starts(int64_t ids, int64_t span, int64_t stride, int64_t limit) {
+  std::vector<int64_t> starts;
+  for (int64_t start = 0; start + span <= ids; start += stride) {
+    if (limit > 0 && static_cast<int64_t>(starts.size()) == limit) break;
+    starts.push_back(start);
+  }
+  return starts;
+}
+
+/// Sums over the scored tokens of one window.
+struct WindowSums {
+  int64_t scored = 0;
+  double nll = 0;
+  double base_nll = 0;
+  double kl = 0;
+  double kl_max = 0;
+  int64_t same_top1 = 0;
+  int64_t top5 = 0;
+
+  void add(const LogitComparison& token) {
+    ++scored;
+    nll += token.nll_b;
+    base_nll += token.nll_a;
+    kl += token.kl;
+    kl_max = std::max(kl_max, token.kl);
+    same_top1 += token.same_top1 ? 1 : 0;
+    top5 += token.top5_overlap;
+  }
+};
+
+bool all_finite(MatrixView<const float> hidden) {
+  for (int64_t r = 0; r < hidden.rows; ++r) {
+    if (!std::all_of(hidden.row(r), hidden.row(r) + hidden.cols, [](float value) { return std::isfinite(value); }))
+      return false;
+  }
+  return true;
+}
+
+/// Runs windows through one or two models and scores them.
+class Scorer {
+ public:
+  Scorer(const Model& candidate, const Model* base, int64_t capacity)
+      : candidate_(candidate, capacity), vocab_(candidate.config().vocab_size) {
+    if (base != nullptr) base_.emplace(*base, capacity);
+    chunk_ = std::clamp<int64_t>(logit_chunk_values / vocab_, 1, logit_chunk_rows);
+    logits_.resize(static_cast<size_t>(chunk_ * vocab_));
+    if (base_) base_logits_.resize(logits_.size());
+  }
+
+  WindowSums score(const Window& window) {
+    candidate_.reset();
+    const auto hidden = candidate_.forward(window.inputs);
+    MatrixView<const float> base_hidden;
+    if (base_) {
+      base_->reset();
+      base_hidden = base_->forward(window.inputs);
+    }
+    WindowSums sums;
+    if (!all_finite(hidden) || (base_ && !all_finite(base_hidden))) {
+      // A model that computes NaN has no perplexity; the report says so instead of hiding it in a maximum.
+      sums.scored = 1;
+      sums.nll = sums.base_nll = sums.kl = std::numeric_limits<double>::quiet_NaN();
+      return sums;
+    }
+    // The row before a token predicts it.
+    const auto last = static_cast<int64_t>(window.inputs.size()) - 1;
+    for (int64_t row = window.first_scored - 1; row < last; row += chunk_) {
+      score_rows(window, row, std::min(chunk_, last - row), hidden, base_hidden, sums);
+    }
+    return sums;
+  }
+
+ private:
+  void score_rows(const Window& window, int64_t first, int64_t rows, MatrixView<const float> hidden,
+                  MatrixView<const float> base_hidden, WindowSums& sums) {
+    const auto slice = [&](MatrixView<const float> all) {
+      return MatrixView<const float>(all.row(first), rows, all.cols, all.stride);
+    };
+    candidate_.logits(slice(hidden), {logits_.data(), rows, vocab_});
+    if (base_) base_->logits(slice(base_hidden), {base_logits_.data(), rows, vocab_});
+    std::vector<LogitComparison> tokens(static_cast<size_t>(rows));
+    parallel_for(rows, 4, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const std::span<const float> row(logits_.data() + r * vocab_, static_cast<size_t>(vocab_));
+        const int64_t id = window.inputs[static_cast<size_t>(first + r + 1)];
+        auto& token = tokens[static_cast<size_t>(r)];
+        if (base_) {
+          token = kernels::compare_logits({base_logits_.data() + r * vocab_, static_cast<size_t>(vocab_)}, row, id);
+        } else {
+          token.nll_b = -kernels::log_softmax_at(row, id);
+        }
+      }
+    });
+    for (const auto& token : tokens) sums.add(token);
+  }
+
+  Decoder candidate_;
+  std::optional<Decoder> base_;
+  int64_t vocab_;
+  int64_t chunk_ = 1;
+  std::vector<float> logits_;
+  std::vector<float> base_logits_;
+};
+
+/// Mean per token, and its standard error from the spread of the windows around it (ratio estimator).
+template <class Value>
+Estimate estimate(const std::vector<WindowSums>& windows, Value value) {
+  double sum = 0;
+  double tokens = 0;
+  for (const auto& window : windows) {
+    sum += value(window);
+    tokens += static_cast<double>(window.scored);
+  }
+  Estimate result{sum / tokens, 0};
+  const auto count = static_cast<double>(windows.size());
+  if (count < 2) {
+    result.error = std::numeric_limits<double>::quiet_NaN();
+    return result;
+  }
+  double spread = 0;
+  for (const auto& window : windows) {
+    const double residual = value(window) - result.mean * static_cast<double>(window.scored);
+    spread += residual * residual;
+  }
+  result.error = std::sqrt(spread * count / (count - 1)) / tokens;
+  return result;
+}
+
+PerplexityReport::AgainstBase against_base(const std::vector<WindowSums>& windows) {
+  PerplexityReport::AgainstBase result;
+  result.nll = estimate(windows, [](const auto& w) { return w.base_nll; });
+  result.nll_difference = estimate(windows, [](const auto& w) { return w.nll - w.base_nll; });
+  result.kl = estimate(windows, [](const auto& w) { return w.kl; });
+  for (const auto& window : windows) result.kl_max = std::max(result.kl_max, window.kl_max);
+  result.same_top1 = estimate(windows, [](const auto& w) { return static_cast<double>(w.same_top1); }).mean;
+  result.top5_overlap = estimate(windows, [](const auto& w) { return static_cast<double>(w.top5) / 5; }).mean;
+  return result;
+}
+
+void check_options(const Model& candidate, const Model* base, int64_t ids, const PerplexityOptions& options) {
+  const auto& config = candidate.config();
+  const auto refuse = [](std::string what, std::string_view hint) {
+    throw Error(ErrorCode::bad_argument, std::move(what)).hint(hint);
+  };
+  const int64_t span = options.context - (options.bos ? 1 : 0);
+  if (options.context < 2) refuse("a context of fewer than 2 tokens scores nothing", "--ctx 512");
+  if (options.stride < 0 || options.stride > span) {
+    refuse(concat("a stride of ", options.stride, " would leave out tokens between windows of ", span),
+           "--stride at most --ctx");
+  }
+  if (ids < span)
+    refuse(concat("the text has ", ids, " tokens, one window needs ", span), "use a longer text or a smaller --ctx");
+  if (options.bos && !config.bos_token) refuse("the model's config names no BOS token", "leave --bos out");
+  if (base != nullptr && base->config().vocab_size != config.vocab_size) {
+    throw Error(ErrorCode::mismatch, "the two models have different vocabularies")
+        .detail(concat("expected ", base->config().vocab_size, " tokens as in the base, found ", config.vocab_size));
+  }
+}
+
+Window make_window(std::span<const int32_t> ids, int64_t start, int64_t span, int64_t scored,
+                   const PerplexityOptions& options, const model::ModelConfig& config) {
+  Window window;
+  if (options.bos) window.inputs.push_back(static_cast<int32_t>(*config.bos_token));
+  const auto part = ids.subspan(static_cast<size_t>(start), static_cast<size_t>(span));
+  window.inputs.insert(window.inputs.end(), part.begin(), part.end());
+  window.first_scored = std::max<int64_t>(1, static_cast<int64_t>(window.inputs.size()) - scored);
+  return window;
+}
+
+}  // namespace
+
+double PerplexityReport::perplexity() const noexcept { return std::exp(nll.mean); }
+double PerplexityReport::perplexity_error() const noexcept { return perplexity() * nll.error; }
+double PerplexityReport::base_perplexity() const noexcept { return base ? std::exp(base->nll.mean) : 0; }
+double PerplexityReport::ratio() const noexcept { return base ? std::exp(base->nll_difference.mean) : 0; }
+double PerplexityReport::ratio_error() const noexcept { return base ? ratio() * base->nll_difference.error : 0; }
+
+PerplexityReport measure_perplexity(const Model& candidate, const Model* base, std::span<const int32_t> ids,
+                                    const PerplexityOptions& options) {
+  check_options(candidate, base, static_cast<int64_t>(ids.size()), options);
+  const auto start_time = std::chrono::steady_clock::now();
+  const int64_t span = options.context - (options.bos ? 1 : 0);
+  const int64_t stride = options.stride == 0 ? span : options.stride;
+  const auto starts = window_starts(static_cast<int64_t>(ids.size()), span, stride, options.max_windows);
+  Scorer scorer(candidate, base, options.context);
+  Progress progress("perplexity", static_cast<int64_t>(starts.size()) * span, "tokens");
+  std::vector<WindowSums> windows;
+  for (const int64_t start : starts) {
+    // The first window scores all it can; a later one only what no earlier one has scored.
+    const int64_t scored = start == 0 ? span : stride;
+    windows.push_back(scorer.score(make_window(ids, start, span, scored, options, candidate.config())));
+    progress.advance(span);
+  }
+  PerplexityReport report;
+  report.windows = static_cast<int64_t>(windows.size());
+  for (const auto& window : windows) report.scored += window.scored;
+  report.nll = estimate(windows, [](const auto& w) { return w.nll; });
+  if (base != nullptr) report.base = against_base(windows);
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_time).count();
+  return report;
+}
+
+std::string to_text(const PerplexityReport& report) {
+  const auto with_error = [](double value, double error, int digits) {
+    return std::isnan(error) ? fixed(value, digits) : fixed(value, digits) + " ± " + fixed(error, digits);
+  };
+  TextTable table({"measure", "value"});
+  table.row({"perplexity", with_error(report.perplexity(), report.perplexity_error(), 4)});
+  if (report.base) {
+    const auto& base = *report.base;
+    table.row({"base perplexity", with_error(report.base_perplexity(), report.base_perplexity() * base.nll.error, 4)});
+    table.row({"ratio", with_error(report.ratio(), report.ratio_error(), 4)});
+    table.row({"KL to base, nats per token", with_error(base.kl.mean, base.kl.error, 5)});
+    table.row({"largest KL of one token", fixed(base.kl_max, 4)});
+    table.row({"same most likely token, %", fixed(100 * base.same_top1, 2)});
+    table.row({"overlap of the five most likely, %", fixed(100 * base.top5_overlap, 2)});
+  }
+  table.row({"windows", concat(report.windows)});
+  table.row({"scored tokens", concat(report.scored)});
+  table.row({"seconds", fixed(report.seconds, 1)});
+  return table.str();
+}
+
+io::Json to_json(const PerplexityReport& report) {
+  io::Json json = {{"perplexity", report.perplexity()},
+                   {"perplexity_error", report.perplexity_error()},
+                   {"nll", report.nll.mean},
+                   {"nll_error", report.nll.error},
+                   {"windows", report.windows},
+                   {"scored_tokens", report.scored},
+                   {"seconds", report.seconds}};
+  if (!report.base) return json;
+  const auto& base = *report.base;
+  json["base"] = {{"perplexity", report.base_perplexity()},
+                  {"nll", base.nll.mean},
+                  {"ratio", report.ratio()},
+                  {"ratio_error", report.ratio_error()},
+                  {"kl", base.kl.mean},
+                  {"kl_error", base.kl.error},
+                  {"kl_max", base.kl_max},
+                  {"same_top1", base.same_top1},
+                  {"top5_overlap", base.top5_overlap}};
+  return json;
+}
+
+}  // namespace w4q::verify

@@ -1,0 +1,67 @@
+#include "verify/weights.h"
+
+#include <memory>
+
+#include "core/progress.h"
+#include "core/text.h"
+
+namespace w4q::verify {
+namespace {
+
+kernels::LinearWeight stored_weight(const OpenCheckpoint& source, const std::string& module) {
+  if (const auto* info = source.quantization.find(module)) {
+    auto packed = std::make_shared<const formats::PackedLinear>(model::load_canonical(source.checkpoint, *info));
+    return {module, info->n, info->k, std::move(packed), {}};
+  }
+  auto loaded = std::make_shared<const io::LoadedTensor>(source.checkpoint.load(module + ".weight"));
+  const Shape shape = loaded->view().shape;
+  kernels::LinearWeight weight{module, 0, 0, kernels::LinearWeight::Dense{loaded->view(), loaded}, {}};
+  if (shape.size() == 2) weight.n = shape[0], weight.k = shape[1];
+  return weight;
+}
+
+std::string scheme_text(const model::PackedLinearInfo& info) {
+  std::vector<std::string> names;
+  for (const auto& pass : info.passes) names.push_back(formats::to_string(pass.scheme));
+  return join(names, "+");
+}
+
+}  // namespace
+
+WeightReport compare_with_base(const OpenCheckpoint& candidate, const OpenCheckpoint& base) {
+  WeightReport report;
+  Progress progress("weights", static_cast<int64_t>(candidate.quantization.linears.size()), "tensors");
+  for (const auto& [name, info] : candidate.quantization.linears) {
+    const auto error = model::compare_weights(stored_weight(base, name), stored_weight(candidate, name));
+    report.tensors.push_back({name, scheme_text(info), error});
+    report.total.add(error);
+    progress.advance(1);
+  }
+  return report;
+}
+
+std::string to_text(const WeightReport& report) {
+  TextTable table({"packed weight", "scheme", "SQNR dB", "relative error", "max error", "at row", "column"});
+  for (const auto& tensor : report.tensors) {
+    table.row({printable(tensor.name), tensor.scheme, fixed(tensor.error.sqnr(), 2), fixed(tensor.error.relative(), 5),
+               fixed(tensor.error.max_error, 6), concat(tensor.error.row), concat(tensor.error.col)});
+  }
+  return table.str();
+}
+
+io::Json to_json(const WeightReport& report) {
+  io::Json tensors = io::Json::array();
+  for (const auto& tensor : report.tensors) {
+    tensors.push_back({{"name", tensor.name},
+                       {"scheme", tensor.scheme},
+                       {"sqnr_db", tensor.error.sqnr()},
+                       {"relative_error", tensor.error.relative()},
+                       {"max_error", tensor.error.max_error},
+                       {"row", tensor.error.row},
+                       {"column", tensor.error.col}});
+  }
+  return {
+      {"sqnr_db", report.total.sqnr()}, {"relative_error", report.total.relative()}, {"tensors", std::move(tensors)}};
+}
+
+}  // namespace w4q::verify

@@ -1,0 +1,55 @@
+#include "common_options.h"
+
+#include <iostream>
+
+#include "core/error.h"
+#include "core/parallel.h"
+#include "core/progress.h"
+
+namespace w4q::app {
+
+void add_common(CLI::App& command, CommonOptions& options) {
+  command.add_option("--threads", options.threads, "Threads to use; 0 means all cores")->check(CLI::Range(0, 4096));
+  command.add_flag("--json", options.json, "Print the report as JSON");
+  command.add_flag("--quiet", options.quiet, "No progress on stderr");
+}
+
+void apply(const CommonOptions& options) {
+  set_threads(options.threads);
+  set_progress_enabled(!options.quiet);
+}
+
+void add_output(CLI::App& command, OutputOptions& options) {
+  command.add_option("-o,--output", options.output, "Folder to write; must not exist unless --overwrite");
+  command.add_flag("--dry-run", options.dry_run, "Print what would be done and write nothing");
+  command.add_flag("--overwrite", options.overwrite, "Replace an earlier output of w4q");
+  command.add_option("--shard-size", options.shard_bytes, "Largest size of a weight file, e.g. 5GB")
+      ->transform(CLI::AsSizeValue(true))
+      ->check(CLI::PositiveNumber)
+      ->default_str("5GB");
+  command.add_flag("--compress", options.compress, "Write .safetensors.zst in seekable zstd frames");
+}
+
+void check(const OutputOptions& options) {
+  if (options.output.empty() && !options.dry_run) {
+    throw Error(ErrorCode::bad_argument, "-o FOLDER is required").hint("--dry-run prints the plan without writing");
+  }
+}
+
+io::WriteOptions write_options(const OutputOptions& options) {
+  io::WriteOptions result;
+  result.max_shard_bytes = static_cast<int64_t>(options.shard_bytes);
+  result.compress = options.compress;
+  return result;
+}
+
+void print(const CommonOptions& options, const std::string& text, const io::Json& json) {
+  // Names that are not UTF-8 cannot stand in JSON: they are replaced, not refused.
+  if (options.json) {
+    std::cout << json.dump(2, ' ', false, io::Json::error_handler_t::replace) << "\n";
+  } else {
+    std::cout << text;
+  }
+}
+
+}  // namespace w4q::app

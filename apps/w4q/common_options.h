@@ -1,0 +1,54 @@
+// What every subcommand shares: how it is registered, the options that all have, and how results are printed.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "io/checkpoint_writer.h"
+#include "io/json.h"
+
+namespace w4q::app {
+
+/// The work that the command line asked for; returns the exit status.
+using Action = std::function<int()>;
+
+struct CommonOptions {
+  int threads = 0;
+  bool json = false;
+  bool quiet = false;
+};
+
+/// Adds --threads, --json and --quiet.
+void add_common(CLI::App& command, CommonOptions& options);
+/// Puts them into effect; called first in every run().
+void apply(const CommonOptions& options);
+
+/// Options of commands that write a checkpoint.
+struct OutputOptions {
+  std::string output;
+  bool dry_run = false;
+  bool overwrite = false;
+  uint64_t shard_bytes = 5'000'000'000;
+  bool compress = false;
+};
+
+void add_output(CLI::App& command, OutputOptions& options);
+/// -o is needed unless --dry-run is given. Throws bad_argument.
+void check(const OutputOptions& options);
+io::WriteOptions write_options(const OutputOptions& options);
+
+/// Results go to stdout: the JSON where --json was given, the text otherwise.
+void print(const CommonOptions& options, const std::string& text, const io::Json& json);
+
+/// One function per subcommand, each in its own file: registers itself and stores its work in `action`.
+void setup_quantize(CLI::App& app, Action& action);
+void setup_repack(CLI::App& app, Action& action);
+void setup_verify(CLI::App& app, Action& action);
+void setup_inspect(CLI::App& app, Action& action);
+void setup_list(CLI::App& app, Action& action);
+void setup_tokenize(CLI::App& app, Action& action);
+void setup_generate(CLI::App& app, Action& action);
+
+}  // namespace w4q::app

@@ -1,0 +1,116 @@
+// w4q generate MODEL --prompt "…"
+#include "model/generate.h"
+
+#include <chrono>
+#include <iostream>
+#include <memory>
+
+#include "common_options.h"
+#include "core/error.h"
+#include "core/interrupt.h"
+#include "core/text.h"
+#include "model/model.h"
+#include "model/tokenizer.h"
+
+namespace w4q::app {
+namespace {
+
+struct Options {
+  CommonOptions common;
+  std::string model;
+  std::string prompt;
+  int64_t max_tokens = 128;
+  model::SamplingOptions sampling;
+};
+
+/// Prints text as its tokens arrive: a character whose bytes are spread over tokens waits for the last of them.
+class StreamPrinter {
+ public:
+  StreamPrinter(const model::Tokenizer& tokenizer, bool enabled) : tokenizer_(tokenizer), enabled_(enabled) {}
+
+  void add(int32_t id) {
+    ids_.push_back(id);
+    if (!enabled_) return;
+    const std::string text = tokenizer_.decode(ids_, true);
+    if (text.ends_with(replacement)) return;
+    emit(text);
+  }
+
+  void finish() {
+    if (!enabled_) return;
+    emit(tokenizer_.decode(ids_, true));
+    std::cout << "\n";
+  }
+
+ private:
+  static constexpr std::string_view replacement = "\xEF\xBF\xBD";  // U+FFFD: an unfinished character
+
+  void emit(const std::string& text) {
+    if (text.size() > printed_) std::cout << text.substr(printed_) << std::flush;
+    printed_ = std::max(printed_, text.size());
+  }
+
+  const model::Tokenizer& tokenizer_;
+  bool enabled_;
+  std::vector<int32_t> ids_;
+  size_t printed_ = 0;
+};
+
+int run(const Options& options) {
+  apply(options.common);
+  const auto model = model::Model::open(options.model);
+  const auto tokenizer = model::Tokenizer::open(options.model);
+  const auto prompt = tokenizer.encode(options.prompt, true);
+  if (prompt.empty()) {
+    throw Error(ErrorCode::bad_argument, "--prompt is empty and the tokenizer adds no BOS")
+        .hint("give at least one character");
+  }
+  StreamPrinter printer(tokenizer, !options.common.json);
+  const auto start = std::chrono::steady_clock::now();
+  const auto generated = model::generate(model, prompt, options.max_tokens, options.sampling, [&](int32_t id) {
+    check_interrupt();
+    printer.add(id);
+    return true;
+  });
+  printer.finish();
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double speed = static_cast<double>(generated.size()) / seconds;
+  if (options.common.json) {
+    print(options.common, "",
+          {{"prompt_tokens", prompt.size()},
+           {"ids", generated},
+           {"text", tokenizer.decode(generated, true)},
+           {"seconds", seconds},
+           {"tokens_per_second", speed}});
+  } else if (!options.common.quiet) {
+    std::cerr << concat(prompt.size(), " prompt tokens, ", generated.size(), " generated, ", fixed(speed, 1),
+                        " tokens/s\n");
+  }
+  return 0;
+}
+
+}  // namespace
+
+void setup_generate(CLI::App& app, Action& action) {
+  auto* command = app.add_subcommand("generate", "Continue a prompt");
+  auto options = std::make_shared<Options>();
+  command->add_option("model", options->model, "Folder of a checkpoint, quantized or 16-bit")->required();
+  command->add_option("--prompt", options->prompt, "Text to continue")->required();
+  command->add_option("--max-tokens", options->max_tokens, "Tokens to generate at most")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command->add_option("--temperature", options->sampling.temperature, "0 is greedy")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--top-k", options->sampling.top_k, "Sample among the k most likely; 0 means all")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--top-p", options->sampling.top_p, "Sample among the most likely that sum to p")
+      ->check(CLI::Range(0.0, 1.0));
+  command->add_option("--min-p", options->sampling.min_p, "Drop tokens below this share of the most likely one")
+      ->check(CLI::Range(0.0, 1.0));
+  command->add_option("--seed", options->sampling.seed, "Seed of the sampling")->capture_default_str();
+  add_common(*command, options->common);
+  command->callback([&action, options] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace w4q::app

@@ -1,0 +1,244 @@
+// w4q inspect OUT [--tensor NAME] [--layout NAME]
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <memory>
+
+#include "common_options.h"
+#include "core/error.h"
+#include "core/text.h"
+#include "formats/kbit.h"
+#include "io/checkpoint.h"
+#include "layout_drawing.h"
+#include "model/packed_checkpoint.h"
+#include "repack/layout_registry.h"
+
+namespace w4q::app {
+namespace {
+
+struct Options {
+  CommonOptions common;
+  std::string path;
+  std::string tensor;
+  std::string layout;
+};
+
+struct Source {
+  io::Checkpoint checkpoint;
+  model::QuantizationConfig quantization;
+};
+
+Source open_source(const std::filesystem::path& path) {
+  Source source{io::Checkpoint::open(path), {}};
+  const auto config = std::filesystem::is_directory(path) ? path / "config.json" : std::filesystem::path{};
+  if (!config.empty() && std::filesystem::exists(config)) {
+    source.quantization = model::parse_quantization_config(io::read_json(config), config.string());
+  }
+  return source;
+}
+
+std::string pass_text(const model::PackedPass& pass) { return formats::to_string(pass.scheme) + " in " + pass.layout; }
+
+int64_t stored_bytes(const model::PackedLinearInfo& info) {
+  int64_t sum = 0;
+  for (const auto& plane : model::planned_planes(info)) sum += plane.size();
+  return sum;
+}
+
+double bits_per_weight(const model::PackedLinearInfo& info) {
+  return 8.0 * static_cast<double>(stored_bytes(info)) / (static_cast<double>(info.n) * static_cast<double>(info.k));
+}
+
+// ---- the whole checkpoint -------------------------------------------------------------------------------------------
+
+int show_checkpoint(const Options& options, const Source& source) {
+  TextTable table({"tensor", "type", "shape", "bytes", "belongs to"});
+  io::Json tensors = io::Json::array();
+  std::map<std::string, std::string> owner;
+  double packed_bits = 0;
+  double packed_weights = 0;
+  for (const auto& [name, info] : source.quantization.linears) {
+    for (const auto& plane : model::planned_planes(info)) owner[plane.name] = pass_text(info.passes.front());
+    packed_bits += 8.0 * static_cast<double>(stored_bytes(info));
+    packed_weights += static_cast<double>(info.n) * static_cast<double>(info.k);
+  }
+  for (const auto& [name, info] : source.checkpoint.tensors()) {
+    const auto found = owner.find(name);
+    const std::string belongs = found == owner.end() ? "" : found->second;
+    table.row(
+        {printable(name), std::string(dtype_name(info.dtype)), shape_text(info.shape), concat(info.size()), belongs});
+    tensors.push_back({{"name", name},
+                       {"dtype", dtype_name(info.dtype)},
+                       {"shape", info.shape},
+                       {"bytes", info.size()},
+                       {"file", source.checkpoint.file_of(name)},
+                       {"belongs_to", belongs}});
+  }
+  const double bits = packed_weights == 0 ? 0 : packed_bits / packed_weights;
+  std::string text = table.str();
+  text += concat("\n", tensors.size(), " tensors, ", human_bytes(source.checkpoint.total_bytes()), " in files of ",
+                 human_bytes(source.checkpoint.file_bytes()), "\n");
+  if (packed_weights > 0) {
+    text += concat(source.quantization.linears.size(), " packed weights at ", fixed(bits, 3), " bits per weight\n");
+  }
+  for (const auto& warning : source.checkpoint.warnings()) text += "note: " + warning + "\n";
+  print(options.common, text,
+        {{"tensors", std::move(tensors)},
+         {"metadata", source.checkpoint.metadata()},
+         {"tensor_bytes", source.checkpoint.total_bytes()},
+         {"file_bytes", source.checkpoint.file_bytes()},
+         {"packed_weights", source.quantization.linears.size()},
+         {"packed_bits_per_weight", bits},
+         {"warnings", source.checkpoint.warnings()}});
+  return 0;
+}
+
+// ---- one packed weight ----------------------------------------------------------------------------------------------
+
+/// How often each code occurs in a canonical weight.
+std::vector<int64_t> count_codes(const formats::PackedWeight& weight) {
+  const int bits = weight.scheme.bits;
+  const auto words = weight.plane(formats::PlaneRole::codes).bytes.as<uint32_t>();
+  const int64_t blocks = (weight.k + weight.scheme.block - 1) / weight.scheme.block;
+  std::vector<int64_t> counts(size_t{1} << bits);
+  for (int64_t row = 0; row < weight.n; ++row) {
+    for (int64_t col = 0; col < weight.k; ++col) {
+      const auto block = static_cast<size_t>((row * blocks + col / weight.scheme.block) * bits);
+      size_t code = 0;
+      for (int bit = 0; bit < bits; ++bit) {
+        code |= size_t{(words[block + static_cast<size_t>(bit)] >> (col % weight.scheme.block)) & 1} << bit;
+      }
+      ++counts[code];
+    }
+  }
+  return counts;
+}
+
+double entropy(const std::vector<int64_t>& counts) {
+  double total = 0;
+  for (const int64_t count : counts) total += static_cast<double>(count);
+  double sum = 0;
+  for (const int64_t count : counts) {
+    if (count > 0) sum -= static_cast<double>(count) / total * std::log2(static_cast<double>(count) / total);
+  }
+  return sum;
+}
+
+std::vector<float> decoded_scales(const formats::PackedWeight& weight) {
+  const auto& plane = weight.plane(formats::PlaneRole::scales);
+  std::vector<float> scales;
+  if (weight.scheme.scale == formats::ScaleType::e4m4) {
+    for (const uint8_t bits : plane.bytes.as<uint8_t>())
+      scales.push_back(formats::kbit_decode_scale(bits, weight.scheme.scale));
+  } else {
+    for (const uint16_t bits : plane.bytes.as<uint16_t>())
+      scales.push_back(formats::kbit_decode_scale(bits, weight.scheme.scale));
+  }
+  std::sort(scales.begin(), scales.end());
+  return scales;
+}
+
+struct Shown {
+  std::string text;
+  io::Json json;
+};
+
+Shown show_pass(const formats::PackedWeight& weight) {
+  const auto scales = decoded_scales(weight);
+  const auto counts = count_codes(weight);
+  const auto codebook = weight.plane(formats::PlaneRole::codebook).bytes.as<float>();
+  TextTable codes({"code", "level", "share %"});
+  const auto total = static_cast<double>(weight.n * weight.k);
+  for (size_t code = 0; code < counts.size(); ++code) {
+    codes.row({concat(code), fixed(codebook[code], 6), fixed(100 * static_cast<double>(counts[code]) / total, 2)});
+  }
+  const float middle = scales[scales.size() / 2];
+  std::string text = concat("scales: least ", scales.front(), ", median ", middle, ", largest ", scales.back(), "\n");
+  text += concat("codes: entropy ", fixed(entropy(counts), 3), " of ", weight.scheme.bits, " bits\n", codes.str());
+  return {text,
+          {{"scheme", formats::to_string(weight.scheme)},
+           {"scale_min", scales.front()},
+           {"scale_median", middle},
+           {"scale_max", scales.back()},
+           {"codebook", std::vector<float>(codebook.begin(), codebook.end())},
+           {"code_counts", counts},
+           {"code_entropy_bits", entropy(counts)}}};
+}
+
+int show_packed(const Options& options, const Source& source, const model::PackedLinearInfo& info) {
+  TextTable planes({"plane", "type", "shape", "bytes"});
+  io::Json json = {{"name", info.name}, {"n", info.n}, {"k", info.k}, {"bits_per_weight", bits_per_weight(info)}};
+  for (const auto& plane : model::planned_planes(info)) {
+    planes.row({plane.name, std::string(dtype_name(plane.dtype)), shape_text(plane.shape), concat(plane.size())});
+    json["planes"].push_back({{"name", plane.name}, {"dtype", dtype_name(plane.dtype)}, {"shape", plane.shape}});
+  }
+  std::string text =
+      concat(printable(info.name), ": ", info.n, " outputs × ", info.k, " inputs, ", fixed(bits_per_weight(info), 3),
+             " bits per weight, was ", dtype_name(info.source_dtype), "\n", planes.str());
+  const auto linear = model::load_canonical(source.checkpoint, info);
+  for (size_t pass = 0; pass < linear.passes.size(); ++pass) {
+    const auto shown = show_pass(linear.passes[pass]);
+    text += concat("\npass ", pass, ": ", pass_text(info.passes[pass]), "\n", shown.text);
+    json["passes"].push_back(shown.json);
+    json["passes"].back()["layout"] = info.passes[pass].layout;
+  }
+  const std::string layout = options.layout.empty() ? info.passes.front().layout : options.layout;
+  const auto drawing = draw_layout(repack::layout_row(layout), info.passes.front().scheme, info.n, info.k);
+  if (!options.layout.empty()) text += "\n" + drawing.text;
+  json["layout_drawing"] = drawing.json;
+  print(options.common, text, json);
+  return 0;
+}
+
+int show_plain(const Options& options, const Source& source) {
+  const auto& info = source.checkpoint.at(options.tensor);
+  print(options.common,
+        concat(printable(info.name), ": ", dtype_name(info.dtype), " ", shape_text(info.shape), ", ", info.size(),
+               " bytes at ", info.begin, " of the data in ", source.checkpoint.file_of(info.name), "\n"),
+        {{"name", info.name},
+         {"dtype", dtype_name(info.dtype)},
+         {"shape", info.shape},
+         {"bytes", info.size()},
+         {"file", source.checkpoint.file_of(info.name)}});
+  return 0;
+}
+
+/// A packed linear by its own name, its weight's name, or the name of one of its planes.
+const model::PackedLinearInfo* find_packed(const Source& source, const std::string& name) {
+  for (const auto& [linear, info] : source.quantization.linears) {
+    if (name == linear || name == linear + ".weight") return &info;
+    for (const auto& plane : model::planned_planes(info)) {
+      if (plane.name == name) return &info;
+    }
+  }
+  return nullptr;
+}
+
+int run(const Options& options) {
+  apply(options.common);
+  const auto source = open_source(options.path);
+  if (!options.tensor.empty()) {
+    const auto* info = find_packed(source, options.tensor);
+    return info != nullptr ? show_packed(options, source, *info) : show_plain(options, source);
+  }
+  if (options.layout.empty()) return show_checkpoint(options, source);
+  if (source.quantization.linears.empty()) {
+    throw Error(ErrorCode::bad_argument, options.path + ": no packed weight to draw").hint("w4q quantize makes one");
+  }
+  return show_packed(options, source, source.quantization.linears.begin()->second);
+}
+
+}  // namespace
+
+void setup_inspect(CLI::App& app, Action& action) {
+  auto* command = app.add_subcommand("inspect", "Show what a checkpoint holds and where a layout puts the bits");
+  auto options = std::make_shared<Options>();
+  command->add_option("path", options->path, "Folder of a checkpoint, or one .safetensors file")->required();
+  command->add_option("--tensor", options->tensor, "One tensor, packed weight or plane");
+  command->add_option("--layout", options->layout, "Draw where this layout puts the weights");
+  add_common(*command, options->common);
+  command->callback([&action, options] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace w4q::app

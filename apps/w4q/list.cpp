@@ -1,0 +1,81 @@
+// w4q list: everything that the registries hold.
+#include <memory>
+
+#include "common_options.h"
+#include "core/text.h"
+#include "formats/codebook.h"
+#include "formats/scheme_registry.h"
+#include "quantize/quantizer_registry.h"
+#include "repack/layout_registry.h"
+
+namespace w4q::app {
+namespace {
+
+std::string sm_names(const std::vector<int>& sms) {
+  std::vector<std::string> names;
+  for (const int sm : sms) names.push_back(concat("sm", sm));
+  return names.empty() ? "–" : join(names, " ");
+}
+
+io::Json registries() {
+  io::Json json = {{"schemes", io::Json::array()},
+                   {"methods", io::Json::array()},
+                   {"layouts", io::Json::array()},
+                   {"codebooks", io::Json::array()}};
+  constexpr int64_t typical = 4096;
+  for (const auto& row : formats::scheme_registry()) {
+    for (const auto& scheme : row.schemes()) {
+      json["schemes"].push_back({{"name", formats::to_string(scheme)},
+                                 {"bits_per_weight", row.bits_per_weight(scheme, typical, typical)},
+                                 {"description", row.description}});
+    }
+  }
+  for (const auto& row : quantize::quantizer_registry()) {
+    json["methods"].push_back(
+        {{"name", row.name}, {"needs_calibration", row.needs_statistics}, {"description", row.description}});
+  }
+  for (const auto& row : repack::layout_registry()) {
+    json["layouts"].push_back({{"name", row.name}, {"targets", sm_names(row.sms)}, {"description", row.description}});
+  }
+  for (const auto& row : formats::codebook_registry()) {
+    json["codebooks"].push_back({{"name", row.name}, {"description", row.description}});
+  }
+  return json;
+}
+
+std::string section(const io::Json& json, const std::string& name, std::vector<std::string> keys) {
+  TextTable table({keys.begin(), keys.end()});
+  for (const auto& row : json[name]) {
+    std::vector<std::string> cells;
+    for (const auto& key : keys) {
+      const auto& value = row[key];
+      cells.push_back(value.is_string()   ? value.get<std::string>()
+                      : value.is_number() ? fixed(value, 3)
+                                          : value.dump());
+    }
+    table.row(std::move(cells));
+  }
+  return name + "\n" + table.str();
+}
+
+int run(const CommonOptions& common) {
+  apply(common);
+  const io::Json json = registries();
+  const std::string text = section(json, "schemes", {"name", "bits_per_weight", "description"}) + "\n" +
+                           section(json, "methods", {"name", "description"}) + "\n" +
+                           section(json, "layouts", {"name", "targets", "description"}) + "\n" +
+                           section(json, "codebooks", {"name", "description"});
+  print(common, text, json);
+  return 0;
+}
+
+}  // namespace
+
+void setup_list(CLI::App& app, Action& action) {
+  auto* command = app.add_subcommand("list", "List schemes, methods, layouts and codebooks");
+  auto common = std::make_shared<CommonOptions>();
+  add_common(*command, *common);
+  command->callback([&action, common] { action = [common] { return run(*common); }; });
+}
+
+}  // namespace w4q::app

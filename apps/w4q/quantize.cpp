@@ -1,0 +1,115 @@
+// w4q quantize MODEL -o OUT --method kbit --k 3
+#include <filesystem>
+#include <memory>
+
+#include "common_options.h"
+#include "core/error.h"
+#include "core/text.h"
+#include "formats/codebook.h"
+#include "io/files.h"
+#include "pipeline/quantize_model.h"
+#include "pipeline/recipe_file.h"
+
+namespace w4q::app {
+namespace {
+
+struct Options {
+  CommonOptions common;
+  OutputOptions output;
+  std::string model;
+  std::string method = "kbit";
+  int bits = 4;
+  std::string absmax = "e4m4";
+  std::string codebook = "nf";
+  bool bnb_compatible = false;
+  std::string recipe;
+  std::vector<std::string> keep;
+  bool lm_head = false;
+  bool embeddings = false;
+};
+
+/// A registered name, or else a file with the user's own table.
+void set_codebook(const Options& options, quantize::QuantizeOptions& target) {
+  for (const auto& row : formats::codebook_registry()) {
+    if (row.name == options.codebook) {
+      target.codebook = options.codebook;
+      return;
+    }
+  }
+  if (!std::filesystem::exists(options.codebook)) {
+    std::vector<std::string> names;
+    for (const auto& row : formats::codebook_registry()) names.emplace_back(row.name);
+    throw Error(ErrorCode::bad_argument, "--codebook " + options.codebook + ": neither a known table nor a file")
+        .detail("known tables: " + join(names));
+  }
+  if (!options.recipe.empty()) {
+    throw Error(ErrorCode::bad_argument,
+                "a table from a file serves one bit width and cannot be combined with --recipe");
+  }
+  constexpr int64_t max_table_bytes = 1 << 20;
+  target.table =
+      formats::parse_codebook(io::read_file(options.codebook, max_table_bytes), options.bits, options.codebook);
+}
+
+pipeline::QuantizeRequest request(const Options& options) {
+  pipeline::QuantizeRequest result;
+  result.model = options.model;
+  result.output = options.output.output;
+  result.method = options.method;
+  quantize::quantizer_row(options.method);
+  result.scheme = formats::parse_scheme(concat(options.method, options.bits, "-b32-", options.absmax));
+  if (!options.recipe.empty()) result.recipe = pipeline::read_recipe(options.recipe);
+  result.keep = options.keep;
+  result.lm_head = options.lm_head;
+  result.embeddings = options.embeddings;
+  result.options.bnb_compatible = options.bnb_compatible;
+  set_codebook(options, result.options);
+  result.write = write_options(options.output);
+  result.overwrite = options.output.overwrite;
+  return result;
+}
+
+int run(const Options& options) {
+  apply(options.common);
+  check(options.output);
+  const auto wanted = request(options);
+  if (options.output.dry_run) {
+    const auto plan = pipeline::plan_quantize(wanted);
+    print(options.common, pipeline::to_text(plan), pipeline::to_json(plan));
+  } else {
+    const auto report = pipeline::quantize_model(wanted);
+    print(options.common, pipeline::to_text(report), pipeline::to_json(report));
+  }
+  return 0;
+}
+
+}  // namespace
+
+void setup_quantize(CLI::App& app, Action& action) {
+  auto* command = app.add_subcommand("quantize", "Quantize a 16-bit checkpoint");
+  auto options = std::make_shared<Options>();
+  command->add_option("model", options->model, "Hugging Face folder: config.json and .safetensors files")->required();
+  add_output(*command, options->output);
+  command->add_option("--method", options->method, "Quantizer (w4q list)")->capture_default_str();
+  auto* bits = command->add_option("--k", options->bits, "Bits of a code, 2 to 5")
+                   ->check(CLI::Range(2, 5))
+                   ->capture_default_str();
+  auto* absmax = command->add_option("--absmax", options->absmax, "Type of the block scales")
+                     ->check(CLI::IsMember({"e4m4", "f16"}))
+                     ->capture_default_str();
+  command->add_option("--codebook", options->codebook, "Table of levels: a name (w4q list) or a file with 2^k numbers")
+      ->capture_default_str();
+  command->add_flag("--bnb-compatible", options->bnb_compatible,
+                    "The bytes of bitsandbytes' kbit: its table and its rounding");
+  auto* recipe = command->add_option("--recipe", options->recipe,
+                                     "JSON file of glob to scheme rules; decides alone what is packed");
+  command->add_option("--keep", options->keep, "Glob of modules that stay in 16 bit; may be repeated")
+      ->type_name("GLOB");
+  auto* head = command->add_flag("--lm-head", options->lm_head, "Pack the head too");
+  auto* embeddings = command->add_flag("--embeddings", options->embeddings, "Pack the embedding table too");
+  recipe->excludes(bits)->excludes(absmax)->excludes(head)->excludes(embeddings);
+  add_common(*command, options->common);
+  command->callback([&action, options] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace w4q::app

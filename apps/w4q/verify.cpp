@@ -1,0 +1,161 @@
+// w4q verify OUT --ppl text.txt --base MODEL
+#include "verify/perplexity.h"
+
+#include <cmath>
+#include <memory>
+#include <optional>
+
+#include "common_options.h"
+#include "core/error.h"
+#include "core/text.h"
+#include "io/files.h"
+#include "model/token_file.h"
+#include "model/tokenizer.h"
+#include "verify/reference.h"
+#include "verify/report.h"
+#include "verify/structure.h"
+#include "verify/weights.h"
+
+namespace w4q::app {
+namespace {
+
+struct Options {
+  CommonOptions common;
+  std::string model;
+  std::string base;
+  std::string text;
+  std::string ids;
+  bool ppl = false;
+  verify::PerplexityOptions perplexity;
+  std::string reference;
+  std::optional<double> max_diff, max_ppl_ratio, max_kl, min_sqnr;
+};
+
+/// What was measured, for the two ways of printing it.
+struct Results {
+  verify::Report checks;
+  std::string text;
+  io::Json json = io::Json::object();
+
+  int finish(const CommonOptions& common) {
+    text += checks.text() + (checks.passed() ? "verified\n" : "verification FAILED\n");
+    const io::Json verdict = checks.json();
+    json["passed"] = verdict["passed"];
+    json["checks"] = verdict["checks"];
+    print(common, text, json);
+    return checks.passed() ? 0 : describe(ErrorCode::verification_failed).exit_status;
+  }
+};
+
+void check_usage(const Options& options) {
+  const auto refuse = [](const char* what, const char* hint) { throw Error(ErrorCode::bad_argument, what).hint(hint); };
+  const bool decodes = options.ppl || !options.ids.empty();
+  if (options.ppl && options.text.empty() && options.ids.empty())
+    refuse("--ppl needs a text", "--ppl text.txt, or --ids file.u16");
+  if (!options.text.empty() && !options.ids.empty())
+    refuse("--ppl text and --ids exclude each other", "give one of them");
+  if (options.max_ppl_ratio && (!decodes || options.base.empty()))
+    refuse("--max-ppl-ratio compares with a base", "--ppl text.txt --base MODEL");
+  if (options.max_kl && (!decodes || options.base.empty()))
+    refuse("--max-kl compares with a base", "--ppl text.txt --base MODEL");
+  if (options.min_sqnr && options.base.empty()) refuse("--min-sqnr compares with a base", "--base MODEL");
+  if (options.max_diff && options.reference.empty())
+    refuse("--max-diff belongs to --reference", "--reference ref.safetensors");
+}
+
+std::vector<int32_t> token_ids(const Options& options, const model::ModelConfig& config) {
+  if (!options.ids.empty()) return model::read_ids(options.ids, config.vocab_size);
+  return model::Tokenizer::open(options.model).encode(io::read_file(options.text), false);
+}
+
+void run_weights(const Options& options, const verify::OpenCheckpoint& candidate, const verify::OpenCheckpoint& base,
+                 Results& results) {
+  if (candidate.quantization.linears.empty()) return;
+  const auto report = verify::compare_with_base(candidate, base);
+  results.text += verify::to_text(report) + "\n";
+  results.json["weights"] = verify::to_json(report);
+  const double sqnr = report.total.sqnr();
+  results.checks.add({"weights",
+                      !std::isnan(sqnr),
+                      concat("SQNR ", fixed(sqnr, 2), " dB over ", report.tensors.size(), " packed weights"),
+                      {}});
+  if (options.min_sqnr) results.checks.add_threshold("SQNR", sqnr, *options.min_sqnr, true);
+}
+
+void run_perplexity(const Options& options, const model::Model& candidate, Results& results) {
+  const auto base = options.base.empty() ? std::nullopt : std::optional(model::Model::open(options.base));
+  const auto ids = token_ids(options, candidate.config());
+  const auto report = verify::measure_perplexity(candidate, base ? &*base : nullptr, ids, options.perplexity);
+  results.text += verify::to_text(report) + "\n";
+  results.json["perplexity"] = verify::to_json(report);
+  results.checks.add({"perplexity",
+                      std::isfinite(report.perplexity()),
+                      concat(fixed(report.perplexity(), 4), " over ", report.scored, " tokens"),
+                      {}});
+  if (options.max_ppl_ratio) results.checks.add_threshold("perplexity ratio", report.ratio(), *options.max_ppl_ratio);
+  if (options.max_kl) results.checks.add_threshold("KL", report.base->kl.mean, *options.max_kl);
+}
+
+void run_reference(const Options& options, const model::Model& candidate, Results& results) {
+  const auto report = verify::compare_reference(candidate, options.reference);
+  results.text += verify::to_text(report) + "\n";
+  results.json["reference"] = verify::to_json(report);
+  results.checks.add(
+      {"reference", std::isfinite(report.largest()), concat("largest difference ", report.largest()), {}});
+  if (options.max_diff) results.checks.add_threshold("largest difference", report.largest(), *options.max_diff);
+}
+
+int run(const Options& options) {
+  apply(options.common);
+  check_usage(options);
+  Results results;
+  const auto candidate = verify::open_checkpoint(options.model);
+  const auto base = options.base.empty() ? std::nullopt : std::optional(verify::open_checkpoint(options.base));
+  results.checks.add(verify::check_structure(candidate, base ? &*base : nullptr));
+  // Beyond a broken structure there is nothing to decode.
+  if (!results.checks.passed()) return results.finish(options.common);
+  if (!candidate.quantization.linears.empty()) results.checks.add(verify::check_codes(candidate));
+  results.checks.add(verify::check_finite(candidate));
+  if (!results.checks.passed()) return results.finish(options.common);
+
+  if (base) run_weights(options, candidate, *base, results);
+  if (options.ppl || !options.ids.empty() || !options.reference.empty()) {
+    const auto model = model::Model::open(options.model);
+    if (!options.reference.empty()) run_reference(options, model, results);
+    if (options.ppl || !options.ids.empty()) run_perplexity(options, model, results);
+  }
+  return results.finish(options.common);
+}
+
+}  // namespace
+
+void setup_verify(CLI::App& app, Action& action) {
+  auto* command = app.add_subcommand("verify", "Prove that a checkpoint is sound and how far it is from its base");
+  auto options = std::make_shared<Options>();
+  command->add_option("model", options->model, "Folder of a checkpoint, quantized or 16-bit")->required();
+  command->add_option("--base", options->base, "The 16-bit checkpoint it was made from");
+  auto* ppl = command->add_option("--ppl", options->text, "Measure perplexity on this UTF-8 text")
+                  ->expected(0, 1)
+                  ->type_name("TEXT");
+  command->add_option("--ids", options->ids, "Measure perplexity on token ids (uint16 or uint32 little endian)");
+  command->add_option("--ctx", options->perplexity.context, "Tokens of one window")
+      ->check(CLI::Range(2, 1 << 24))
+      ->capture_default_str();
+  command->add_option("--stride", options->perplexity.stride, "Distance of windows; 0 means --ctx")
+      ->check(CLI::Range(0, 1 << 24));
+  command->add_option("--windows", options->perplexity.max_windows, "Stop after this many windows; 0 means all")
+      ->check(CLI::NonNegativeNumber);
+  command->add_flag("--bos", options->perplexity.bos, "Put BOS in front of every window");
+  command->add_option("--reference", options->reference, "Safetensors file with ids and logits_fp32 to compare with");
+  command->add_option("--max-diff", options->max_diff, "Fail when --reference differs by more");
+  command->add_option("--max-ppl-ratio", options->max_ppl_ratio, "Fail when perplexity over the base's is more");
+  command->add_option("--max-kl", options->max_kl, "Fail when the mean KL to the base (nats per token) is more");
+  command->add_option("--min-sqnr", options->min_sqnr, "Fail when the SQNR of the packed weights (dB) is less");
+  add_common(*command, options->common);
+  command->callback([&action, options, ppl] {
+    options->ppl = ppl->count() > 0;
+    action = [options] { return run(*options); };
+  });
+}
+
+}  // namespace w4q::app

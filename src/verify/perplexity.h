@@ -1,0 +1,63 @@
+// Perplexity by full decode, and the distance to the base model in the same pass.
+//
+// Definition (docs/verify.md): the ids are cut into windows of `context` tokens; in every window each token but the
+// first is scored with the context inside the window; ppl = exp(mean negative log-likelihood). A trailing partial
+// window is dropped. Log-softmax in fp32 or better, sums in fp64.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "io/json.h"
+#include "model/model.h"
+
+namespace w4q::verify {
+
+struct PerplexityOptions {
+  int64_t context = 512;
+  int64_t stride = 0;  ///< distance of window starts; 0: `context`. Smaller: only the last `stride` tokens are scored
+  bool bos = false;    ///< each window is one BOS and context − 1 ids, all of them scored
+  int64_t max_windows = 0;  ///< 0: all
+};
+
+/// A mean and its standard error, taken over windows: tokens of one window are not independent.
+struct Estimate {
+  double mean = 0;
+  double error = 0;
+};
+
+struct PerplexityReport {
+  int64_t windows = 0;
+  int64_t scored = 0;  ///< tokens
+  Estimate nll;        ///< nats per token
+  double seconds = 0;
+
+  struct AgainstBase {
+    Estimate nll;
+    Estimate nll_difference;  ///< candidate − base, paired window by window
+    Estimate kl;              ///< KL(base ‖ candidate), nats per token
+    double kl_max = 0;        ///< of one token
+    double same_top1 = 0;     ///< share of tokens with the same most likely next token
+    double top5_overlap = 0;  ///< mean share of the base's five most likely tokens among the candidate's
+  };
+  std::optional<AgainstBase> base;
+
+  double perplexity() const noexcept;
+  double perplexity_error() const noexcept;
+  double base_perplexity() const noexcept;
+  /// Candidate's perplexity over the base's.
+  double ratio() const noexcept;
+  double ratio_error() const noexcept;
+};
+
+/// Decodes `ids` with `candidate` and, in lock step, with `base` where it is not null. Throws bad_argument when there
+/// are too few ids for one window, when the options make no sense, or when the vocabularies differ.
+PerplexityReport measure_perplexity(const model::Model& candidate, const model::Model* base,
+                                    std::span<const int32_t> ids, const PerplexityOptions& options);
+
+std::string to_text(const PerplexityReport& report);
+io::Json to_json(const PerplexityReport& report);
+
+}  // namespace w4q::verify

@@ -1,0 +1,29 @@
+// How far the packed weights are from the base's, tensor by tensor, by the reference decoder.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "model/weight_error.h"
+#include "verify/structure.h"
+
+namespace w4q::verify {
+
+struct TensorError {
+  std::string name;
+  std::string scheme;
+  model::WeightError error;
+};
+
+struct WeightReport {
+  std::vector<TensorError> tensors;
+  model::WeightError total;
+};
+
+/// Compares every packed linear with the base's weight. Throws as loading does, mismatch for different sizes.
+WeightReport compare_with_base(const OpenCheckpoint& candidate, const OpenCheckpoint& base);
+
+std::string to_text(const WeightReport& report);
+io::Json to_json(const WeightReport& report);
+
+}  // namespace w4q::verify
