@@ -1,0 +1,24 @@
+#include "quantize/quantizer_registry.h"
+
+#include "core/error.h"
+#include "core/text.h"
+#include "quantize/kbit.h"
+
+namespace w4q::quantize {
+
+std::span<const QuantizerRow> quantizer_registry() noexcept {
+  static const QuantizerRow rows[] = {kbit_quantizer()};
+  return rows;
+}
+
+const QuantizerRow& quantizer_row(std::string_view name) {
+  std::vector<std::string> names;
+  for (const QuantizerRow& row : quantizer_registry()) {
+    if (row.name == name) return row;
+    names.emplace_back(row.name);
+  }
+  throw Error(ErrorCode::bad_argument, concat("unknown method \"", printable(name), "\""))
+      .detail("known: " + join(names));
+}
+
+}  // namespace w4q::quantize

@@ -1,0 +1,27 @@
+// The kbit quantizer: rounds a matrix to the nearest entries of a table, block by block. Two passes over the input, the
+// first for block maxima and the exponent of the table's factor, the second for scales and codes (docs/kbit.md).
+#pragma once
+
+#include <cstdint>
+
+#include "quantize/quantizer_registry.h"
+
+namespace w4q::quantize {
+
+/// The registry row.
+QuantizerRow kbit_quantizer();
+
+/// What both ways of quantizing start from: the largest magnitude of every block.
+struct BlockMaxima {
+  std::vector<float> absmax;  ///< n × blocks, row-major
+  float smallest = 0;         ///< of the non-zero ones; 0 when there is none
+  float largest = 0;
+};
+/// Throws bad_file naming row and column of the first NaN or infinity in row-major order.
+BlockMaxima find_block_maxima(const TensorView& weight);
+
+/// bitsandbytes' bytes: codes chosen by distance after dividing by the exact absmax, scales by its E4M4 rule. `weight`
+/// has rows of whole blocks.
+QuantizeResult quantize_bnb(const TensorView& weight, const formats::Scheme& scheme, const BlockMaxima& maxima);
+
+}  // namespace w4q::quantize
