@@ -1,0 +1,45 @@
+#include "core/views.h"
+
+#include <cstdint>
+
+#include "support.h"
+
+namespace w4q {
+namespace {
+
+TEST(Buffer, IsAlignedZeroedAndCopiedOnlyOnDemand) {
+  Buffer buffer(1000);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % Buffer::alignment, 0u);
+  for (const auto byte : buffer.bytes()) ASSERT_EQ(byte, std::byte{0});
+  buffer.as<uint32_t>()[3] = 7;
+  const Buffer copy = buffer.clone();
+  Buffer moved = std::move(buffer);
+  EXPECT_EQ(moved.as<uint32_t>()[3], 7u);
+  EXPECT_EQ(copy.as<uint32_t>()[3], 7u);
+  EXPECT_EQ(buffer.size(), 0u);  // NOLINT(bugprone-use-after-move): the moved-from state is promised to be empty
+  EXPECT_NE(copy.data(), moved.data());
+}
+
+TEST(Buffer, EmptyIsFine) {
+  const Buffer empty(0);
+  EXPECT_EQ(empty.size(), 0u);
+  EXPECT_EQ(empty.clone().size(), 0u);
+}
+
+TEST(Shape, CountsElementsAndBytes) {
+  EXPECT_EQ(element_count({}), 1);
+  EXPECT_EQ(element_count({3, 0, 5}), 0);
+  EXPECT_EQ(byte_count(DType::bf16, {3, 5}), 30);
+  EXPECT_EQ(byte_count(DType::f4, {3, 4}), 6);
+}
+
+TEST(MatrixView, RowsFollowTheStride) {
+  int values[12] = {};
+  const MatrixView<int> view(values, 3, 2, 4);
+  EXPECT_EQ(view.row(2) - view.row(0), 8);
+  const MatrixView<const int> constant = view;
+  EXPECT_EQ(constant.row(1), values + 4);
+}
+
+}  // namespace
+}  // namespace w4q
