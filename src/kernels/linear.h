@@ -31,6 +31,7 @@ struct LinearWeight {
 void decode_rows(const LinearWeight& weight, int64_t begin, int64_t end, MatrixView<float> out);
 
 /// y[m × n] = x[m × k] · Wᵀ + b. Parallel over blocks of rows of W; the result does not depend on the thread count.
+/// Throws internal when the shapes do not fit.
 void linear(const LinearWeight& weight, MatrixView<const float> x, MatrixView<float> y);
 
 }  // namespace w4q::kernels

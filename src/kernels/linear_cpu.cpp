@@ -1,0 +1,111 @@
+#include "kernels/linear.h"
+
+#include <algorithm>
+
+#include "core/convert.h"
+#include "core/error.h"
+#include "core/parallel.h"
+#include "core/text.h"
+#include "kernels/dequantize.h"
+#include "kernels/gemm.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/linear_cpu.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace w4q::kernels::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+/// Σ x[i]·w[i] in four independent chains, which hide the latency of the fused multiply-add.
+float dot(const float* x, const float* w, size_t count) {
+  const hn::ScalableTag<float> d;
+  const size_t lanes = hn::Lanes(d);
+  auto sum0 = hn::Zero(d), sum1 = hn::Zero(d), sum2 = hn::Zero(d), sum3 = hn::Zero(d);
+  size_t i = 0;
+  for (; i + 4 * lanes <= count; i += 4 * lanes) {
+    sum0 = hn::MulAdd(hn::LoadU(d, x + i), hn::LoadU(d, w + i), sum0);
+    sum1 = hn::MulAdd(hn::LoadU(d, x + i + lanes), hn::LoadU(d, w + i + lanes), sum1);
+    sum2 = hn::MulAdd(hn::LoadU(d, x + i + 2 * lanes), hn::LoadU(d, w + i + 2 * lanes), sum2);
+    sum3 = hn::MulAdd(hn::LoadU(d, x + i + 3 * lanes), hn::LoadU(d, w + i + 3 * lanes), sum3);
+  }
+  for (; i + lanes <= count; i += lanes) sum0 = hn::MulAdd(hn::LoadU(d, x + i), hn::LoadU(d, w + i), sum0);
+  float sum = hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(sum0, sum1), hn::Add(sum2, sum3))));
+  for (; i < count; ++i) sum += x[i] * w[i];
+  return sum;
+}
+
+}  // namespace w4q::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace w4q::kernels {
+namespace {
+
+HWY_EXPORT(dot);
+
+/// Rows of W that one task decodes: 64 keep a task's scratch in the second cache level up to k = 8192, and are enough
+/// for the matrix product to run near its peak.
+constexpr int64_t row_block = 64;
+/// Up to so many rows of x, a dot product per output beats packing matrices.
+constexpr int64_t few_rows = 4;
+
+/// Scratch of at least `count` values that stays with the thread between calls.
+float* scratch(int64_t count) {
+  thread_local Buffer buffer;
+  const auto bytes = static_cast<size_t>(count) * sizeof(float);
+  if (buffer.size() < bytes) buffer = Buffer(bytes);
+  return buffer.as<float>().data();
+}
+
+void add_bias(const std::vector<float>& bias, int64_t begin, MatrixView<float> y) {
+  for (int64_t r = 0; r < y.rows; ++r) {
+    float* row = y.row(r);
+    for (int64_t c = 0; c < y.cols; ++c) row[c] += bias[static_cast<size_t>(begin + c)];
+  }
+}
+
+void multiply_few(const LinearWeight& weight, int64_t begin, MatrixView<const float> x, MatrixView<float> y) {
+  const auto k = static_cast<size_t>(weight.k);
+  float* row = scratch(weight.k);
+  for (int64_t c = 0; c < y.cols; ++c) {
+    decode_rows(weight, begin + c, begin + c + 1, MatrixView<float>(row, 1, weight.k));
+    for (int64_t r = 0; r < x.rows; ++r) y.row(r)[c] = HWY_DYNAMIC_DISPATCH(dot)(x.row(r), row, k);
+  }
+}
+
+void multiply_block(const LinearWeight& weight, int64_t begin, MatrixView<const float> x, MatrixView<float> y) {
+  const MatrixView<float> rows(scratch(y.cols * weight.k), y.cols, weight.k);
+  decode_rows(weight, begin, begin + y.cols, rows);
+  gemm_nt(x, rows, y);
+}
+
+}  // namespace
+
+void decode_rows(const LinearWeight& weight, int64_t begin, int64_t end, MatrixView<float> out) {
+  ensure(begin >= 0 && begin <= end && end <= weight.n && out.rows == end - begin && out.cols == weight.k,
+         concat(weight.name, ": decode_rows: no such rows"));
+  if (const auto* packed = std::get_if<std::shared_ptr<const formats::PackedLinear>>(&weight.matrix)) {
+    return dequantize_rows(**packed, begin, out);
+  }
+  const TensorView& view = std::get<LinearWeight::Dense>(weight.matrix).view;
+  const auto row_bytes = static_cast<size_t>(weight.k * dtype_bits(view.dtype) / 8);
+  for (int64_t r = 0; r < out.rows; ++r) {
+    widen(view.bytes.subspan(static_cast<size_t>(begin + r) * row_bytes, row_bytes), view.dtype,
+          {out.row(r), static_cast<size_t>(out.cols)});
+  }
+}
+
+void linear(const LinearWeight& weight, MatrixView<const float> x, MatrixView<float> y) {
+  ensure(x.rows == y.rows && x.cols == weight.k && y.cols == weight.n, concat(weight.name, ": linear: shapes differ"));
+  const auto multiply = x.rows <= few_rows ? multiply_few : multiply_block;
+  parallel_for(weight.n, row_block, [&](int64_t begin, int64_t end) {
+    const MatrixView<float> block(y.data + begin, y.rows, end - begin, y.stride);
+    multiply(weight, begin, x, block);
+    if (!weight.bias.empty()) add_bias(weight.bias, begin, block);
+  });
+}
+
+}  // namespace w4q::kernels
+#endif  // HWY_ONCE

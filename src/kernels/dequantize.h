@@ -1,0 +1,19 @@
+// Decodes rows of packed weights (canonical layout) to fp32 fast: equal to the scheme's reference decoder bit for bit
+// on every instruction set (class E1: one table value times one scale, rounded once).
+#pragma once
+
+#include <cstdint>
+
+#include "core/views.h"
+#include "formats/packed.h"
+
+namespace w4q::kernels {
+
+/// Rows [begin, begin + out.rows) of a canonical weight into `out`, out.cols = k. Bytes read per weight: bits/8 + one
+/// scale per block. Throws internal when the rows do not exist or the layout is another.
+void dequantize_rows(const formats::PackedWeight& weight, int64_t begin, MatrixView<float> out);
+
+/// The same for a linear: the sum of its passes, added in fp32 in their order.
+void dequantize_rows(const formats::PackedLinear& linear, int64_t begin, MatrixView<float> out);
+
+}  // namespace w4q::kernels
