@@ -1,0 +1,97 @@
+#include "kernels/linear.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "core/convert.h"
+#include "core/parallel.h"
+#include "formats/codebook.h"
+#include "formats/scheme_registry.h"
+#include "random_matrix.h"
+#include "support.h"
+
+namespace w4q::kernels {
+namespace {
+
+using test::gamma;
+using test::RandomMatrix;
+
+LinearWeight dense(DType dtype, int64_t n, int64_t k, uint64_t seed) {
+  const RandomMatrix values(n, k, seed);
+  auto buffer = std::make_shared<Buffer>(static_cast<size_t>(n * k * dtype_bits(dtype) / 8));
+  narrow(values.values, dtype, buffer->bytes());
+  LinearWeight weight{.name = "dense", .n = n, .k = k, .matrix = {}, .bias = {}};
+  weight.matrix =
+      LinearWeight::Dense{{.name = "dense.weight", .dtype = dtype, .shape = {n, k}, .bytes = buffer->bytes()}, buffer};
+  return weight;
+}
+
+LinearWeight packed(int bits, int64_t n, int64_t k, uint64_t seed) {
+  const RandomMatrix values(n, k, seed);
+  const formats::Scheme scheme{.bits = bits};
+  auto linear = std::make_shared<formats::PackedLinear>();
+  linear->passes.push_back(
+      formats::scheme_row(scheme.family).encode(scheme, values.values, n, k, formats::codebook("nf", bits)));
+  LinearWeight weight{.name = "packed", .n = n, .k = k, .matrix = {}, .bias = {}};
+  weight.matrix = std::shared_ptr<const formats::PackedLinear>(linear);
+  return weight;
+}
+
+/// y against the fp64 product of the decoded weights: γ_k·Σ|w||x|, and the rounding of the bias.
+void expect_linear(const LinearWeight& weight, const RandomMatrix& x, const RandomMatrix& y) {
+  RandomMatrix decoded(weight.n, weight.k, 0);
+  decode_rows(weight, 0, weight.n, decoded);
+  for (int64_t r = 0; r < x.rows; ++r) {
+    for (int64_t c = 0; c < weight.n; ++c) {
+      double exact = weight.bias.empty() ? 0 : weight.bias[static_cast<size_t>(c)], magnitude = std::abs(exact);
+      for (int64_t p = 0; p < weight.k; ++p) {
+        const double product = double{x.row(r)[p]} * decoded.row(c)[p];
+        exact += product;
+        magnitude += std::abs(product);
+      }
+      ASSERT_NEAR(y.row(r)[c], exact, gamma(weight.k + 1) * magnitude) << r << ", " << c;
+    }
+  }
+}
+
+TEST(Linear, AgreesWithFp64ForAnyNumberOfRows) {
+  for (const int64_t m : {1, 3, 4, 5, 40}) {
+    for (auto weight : {dense(DType::bf16, 150, 77, 1), dense(DType::f16, 65, 64, 2), dense(DType::f32, 1, 130, 3),
+                        packed(3, 130, 100, 4), packed(5, 70, 96, 5)}) {
+      const RandomMatrix x(m, weight.k, 9);
+      RandomMatrix y(m, weight.n, 10);
+      linear(weight, x, y);
+      expect_linear(weight, x, y);
+      weight.bias = RandomMatrix(1, weight.n, 11).values;
+      linear(weight, x, y);
+      expect_linear(weight, x, y);
+    }
+  }
+}
+
+TEST(Linear, DoesNotDependOnTheThreadCount) {
+  const LinearWeight weight = packed(4, 300, 256, 1);
+  for (const int64_t m : {1, 33}) {
+    const RandomMatrix x(m, 256, 2);
+    RandomMatrix one(m, 300, 3), many(m, 300, 4);
+    set_threads(1);
+    linear(weight, x, one);
+    set_threads(5);
+    linear(weight, x, many);
+    set_threads(0);
+    EXPECT_EQ(one.values, many.values) << m;
+  }
+}
+
+TEST(Linear, RefusesShapesThatDoNotFit) {
+  const LinearWeight weight = dense(DType::bf16, 4, 8, 1);
+  const RandomMatrix x(2, 7, 2);
+  RandomMatrix y(2, 4, 3);
+  test::expect_error(ErrorCode::internal, {"dense", "shapes"}, [&] { linear(weight, x, y); });
+  RandomMatrix rows(2, 8, 4);
+  test::expect_error(ErrorCode::internal, {"rows"}, [&] { decode_rows(weight, 3, 5, rows); });
+}
+
+}  // namespace
+}  // namespace w4q::kernels
