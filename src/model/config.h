@@ -23,10 +23,10 @@ struct RopeConfig {
   double theta = 10000.0;
   double partial_rotary_factor = 1.0;
   double factor = 1.0;
-  double low_freq_factor = 1.0;   // llama3
-  double high_freq_factor = 4.0;  // llama3
-  int64_t original_max_positions = 0;
-  double beta_fast = 32.0;  // yarn
+  double low_freq_factor = 1.0;        // llama3
+  double high_freq_factor = 4.0;       // llama3
+  int64_t original_max_positions = 0;  ///< dynamic: max_position_embeddings
+  double beta_fast = 32.0;             // yarn
   double beta_slow = 1.0;
   bool truncate = true;
   double attention_factor = 1.0;  ///< multiplies cos and sin
@@ -44,6 +44,8 @@ struct ModelConfig {
   int64_t vocab_size = 0;
   int64_t max_positions = 0;
   double rms_norm_eps = 1e-6;
+  /// The head is the embedding table. Nothing: the file does not say, and the head is untied where one is stored.
+  std::optional<bool> tie_word_embeddings;
   bool tied_embeddings = false;
   bool qkv_bias = false;
   bool output_bias = false;  ///< bias of o_proj
@@ -62,7 +64,7 @@ struct ModelConfig {
 /// Reads and checks a config. `source` names it in messages. Throws bad_file (missing or absurd values: hostile sizes,
 /// heads not divisible …) and unsupported (another architecture, activation or rope type), naming the key.
 ModelConfig parse_config(const io::Json& config, std::string_view source);
-/// Reads `folder`/config.json.
+/// Reads `folder`/config.json; end-of-sequence tokens come from generation_config.json where it names some.
 ModelConfig read_config(const std::filesystem::path& folder);
 
 }  // namespace w4q::model

@@ -15,14 +15,17 @@ namespace w4q::model {
 /// is the embeddings, hidden i the output of layer i − 1, and the last one comes after the final norm.
 struct Observer {
   std::function<void(int64_t index, MatrixView<const float> hidden)> hidden;
-  /// The input of a linear layer, by module path ("model.layers.0.mlp.up_proj"), before it is multiplied.
+  /// The input of a linear layer, by module path ("model.layers.0.mlp.up_proj"), before it is multiplied. Long inputs
+  /// may come in several calls, one stretch of consecutive rows each.
   std::function<void(std::string_view linear, MatrixView<const float> input)> linear_input;
 };
 
-/// A sequence being decoded: the KV cache and the scratch of one model. Not thread-safe; the model may be shared.
+/// A sequence being decoded: the KV cache and the scratch of one model. Not thread-safe; the model may be shared and
+/// must outlive it.
 class Decoder {
  public:
-  /// `capacity`: the most positions of one sequence.
+  /// `capacity`: the most positions of one sequence. Throws bad_argument when it is not positive or its cache is larger
+  /// than memory can be.
   Decoder(const Model& model, int64_t capacity);
   ~Decoder();
   Decoder(Decoder&&) noexcept;
@@ -33,7 +36,8 @@ class Decoder {
   int64_t position() const noexcept;
 
   /// Appends `ids` (at least one) to the sequence and returns the hidden states after the final norm, [ids × hidden],
-  /// valid until the next call. One token at a time gives the same as all at once (class E2). Throws bad_argument for
+  /// valid until the next call. One token at a time gives the same as all at once (class E2), except under dynamic rope
+  /// scaling beyond the model's positions, where the length so far decides (docs/model.md). Throws bad_argument for
   /// an id outside the vocabulary or when the capacity is exceeded.
   MatrixView<const float> forward(std::span<const int32_t> ids, const Observer* observer = nullptr);
 

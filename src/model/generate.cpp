@@ -1,0 +1,42 @@
+#include "model/generate.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/error.h"
+#include "core/text.h"
+
+namespace w4q::model {
+namespace {
+
+bool ends_sequence(const ModelConfig& config, int32_t token) {
+  return std::ranges::find(config.eos_tokens, int64_t{token}) != config.eos_tokens.end();
+}
+
+}  // namespace
+
+std::vector<int32_t> generate(const Model& model, std::span<const int32_t> prompt, int64_t max_tokens,
+                              const SamplingOptions& sampling, const std::function<bool(int32_t)>& on_token) {
+  kernels::check_sampling(sampling);
+  if (prompt.empty()) throw Error(ErrorCode::bad_argument, "the prompt has no tokens");
+  const auto length = static_cast<int64_t>(prompt.size());
+  if (max_tokens < 0 || max_tokens > std::numeric_limits<int64_t>::max() - length) {
+    throw Error(ErrorCode::bad_argument, concat("cannot generate ", max_tokens, " tokens"));
+  }
+  Decoder decoder(model, length + max_tokens);
+  std::vector<float> row(static_cast<size_t>(model.config().vocab_size));
+  const MatrixView<float> logits(row.data(), 1, model.config().vocab_size);
+  std::vector<int32_t> tokens;
+  std::span<const int32_t> next = prompt;
+  for (int64_t i = 0; i < max_tokens; ++i) {
+    const auto hidden = decoder.forward(next);
+    decoder.logits({hidden.row(hidden.rows - 1), 1, hidden.cols}, logits);
+    tokens.push_back(kernels::sample(row, sampling, static_cast<uint64_t>(i)));
+    if (on_token && !on_token(tokens.back())) break;
+    if (ends_sequence(model.config(), tokens.back())) break;
+    next = std::span(tokens).last(1);
+  }
+  return tokens;
+}
+
+}  // namespace w4q::model

@@ -6,21 +6,17 @@
 #include <span>
 #include <vector>
 
+#include "kernels/sampling.h"
 #include "model/decoder.h"
 
 namespace w4q::model {
 
-struct SamplingOptions {
-  double temperature = 0;  ///< 0: greedy
-  int top_k = 0;           ///< 0: all
-  double top_p = 1;
-  double min_p = 0;
-  uint64_t seed = 0;
-};
+using SamplingOptions = kernels::SamplingOptions;
 
-/// Appends up to `max_tokens` tokens to `prompt`; stops at an end-of-sequence token of the config. `on_token` sees each
-/// new token and stops the generation by returning false. Deterministic for a given seed, machine and thread count or
-/// not.
+/// Appends up to `max_tokens` tokens to `prompt` and returns the new ones; stops after an end-of-sequence token of the
+/// config, which is returned too. `on_token` (may be empty) sees each new token and stops the generation by returning
+/// false. Deterministic for a given seed and machine, for any thread count. Throws bad_argument for an empty prompt, a
+/// negative count or options out of range.
 std::vector<int32_t> generate(const Model& model, std::span<const int32_t> prompt, int64_t max_tokens,
                               const SamplingOptions& sampling, const std::function<bool(int32_t)>& on_token);
 

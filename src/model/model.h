@@ -25,6 +25,9 @@ struct Parameter {
 /// Every parameter of the architecture in model order. A tied head is not listed.
 std::vector<Parameter> parameters(const ModelConfig& config);
 
+/// True for a tensor that old checkpoints hold and no decoder reads: rotary_emb.inv_freq, which config.json implies.
+bool is_derived_tensor(std::string_view name) noexcept;
+
 struct LayerWeights {
   std::vector<float> input_norm, post_attention_norm, q_norm, k_norm;
   kernels::LinearWeight q, k, v, o, gate, up, down;
@@ -36,6 +39,7 @@ class Model {
   /// missing or misshapen parameter is named.
   static Model open(const std::filesystem::path& folder);
 
+  /// A head that config.json does not mention and that is not stored has been marked as tied.
   const ModelConfig& config() const noexcept { return config_; }
   const QuantizationConfig& quantization() const noexcept { return quantization_; }
   const io::Checkpoint& checkpoint() const noexcept { return *checkpoint_; }
