@@ -41,7 +41,7 @@ void append_u32(std::string& bytes, uint64_t value) {
 }
 
 void add_frame(SeekTable& table, uint64_t file_size, uint64_t content_size, std::string_view file) {
-  if (content_size / max_expansion > file_size) {
+  if (file_size == 0 || content_size / max_expansion > file_size) {
     throw damaged(file, "impossible frame size")
         .detail(concat("frame ", table.file.size() - 1, " claims ", content_size, " bytes from ", file_size));
   }

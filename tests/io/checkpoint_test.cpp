@@ -1,0 +1,266 @@
+#include "io/checkpoint.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "io/zstd_frames.h"
+#include "make.h"
+
+namespace w4q::io {
+namespace {
+
+namespace fs = std::filesystem;
+using test::expect_error;
+using test::TemporaryFolder;
+
+std::string load(const Checkpoint& checkpoint, std::string_view name) { return text_of(checkpoint.load(name)->bytes); }
+
+void compress_in_place(const fs::path& path) {
+  fs::path compressed = path;
+  compressed += ".zst";
+  compress_file(path, compressed, 3, 4096);
+  fs::remove(path);
+}
+
+/// Two shards with three tensors, and their index.
+struct Sharded {
+  TemporaryFolder folder;
+
+  explicit Sharded(std::string_view index = R"({"metadata":{"total_size":9},"weight_map":
+      {"a":"model-00001-of-00002.safetensors","b":"model-00001-of-00002.safetensors","c":"model-00002-of-00002.safetensors"}})") {
+    put(folder / "model-00001-of-00002.safetensors", container({{"a", "aaa"}, {"b", "bb"}}));
+    put(folder / "model-00002-of-00002.safetensors", container({{"c", "cccc"}}));
+    put(folder / "model.safetensors.index.json", index);
+  }
+  fs::path first() const { return folder / "model-00001-of-00002.safetensors"; }
+  fs::path second() const { return folder / "model-00002-of-00002.safetensors"; }
+};
+
+void refuses_index(std::string_view index, std::initializer_list<std::string_view> parts) {
+  const Sharded sharded(index);
+  expect_error(ErrorCode::bad_file, parts, [&] { Checkpoint::open(sharded.folder.path()); });
+}
+
+TEST(Checkpoint, OpensASingleFileByFolderAndByName) {
+  const TemporaryFolder folder;
+  const std::string file = container({{"x", "12345"}, {"y", ""}});
+  put(folder / "model.safetensors", file);
+  for (const auto& path : {folder.path(), folder / "model.safetensors"}) {
+    const Checkpoint checkpoint = Checkpoint::open(path);
+    EXPECT_EQ(checkpoint.folder(), folder.path());
+    EXPECT_EQ(load(checkpoint, "x"), "12345");
+    EXPECT_EQ(load(checkpoint, "y"), "");
+    EXPECT_EQ(checkpoint.total_bytes(), 5);
+    EXPECT_EQ(checkpoint.file_bytes(), static_cast<int64_t>(file.size()));
+    EXPECT_EQ(checkpoint.metadata().at("format"), "pt");
+    EXPECT_TRUE(checkpoint.warnings().empty());
+    EXPECT_EQ(checkpoint.file_of("x"), (folder / "model.safetensors").native());
+  }
+}
+
+TEST(Checkpoint, OpensShardsByTheirIndex) {
+  const Sharded sharded;
+  for (const auto& path : {sharded.folder.path(), sharded.folder / "model.safetensors.index.json"}) {
+    const Checkpoint checkpoint = Checkpoint::open(path);
+    EXPECT_EQ(checkpoint.tensors().size(), 3u);
+    EXPECT_EQ(load(checkpoint, "b"), "bb");
+    EXPECT_EQ(load(checkpoint, "c"), "cccc");
+    EXPECT_EQ(checkpoint.file_of("c"), sharded.second().native());
+    EXPECT_TRUE(checkpoint.warnings().empty());
+  }
+}
+
+TEST(Checkpoint, OpensAnIndexOfAnotherName) {
+  const Sharded sharded;
+  fs::rename(sharded.folder / "model.safetensors.index.json", sharded.folder / "diffusion.safetensors.index.json");
+  EXPECT_EQ(load(Checkpoint::open(sharded.folder.path()), "a"), "aaa");
+  fs::copy(sharded.folder / "diffusion.safetensors.index.json", sharded.folder / "other.safetensors.index.json");
+  expect_error(ErrorCode::bad_file, {"several index files", "diffusion"},
+               [&] { Checkpoint::open(sharded.folder.path()); });
+}
+
+TEST(Checkpoint, OpensCompressedFiles) {
+  const Sharded sharded;
+  compress_in_place(sharded.first());
+  EXPECT_EQ(load(Checkpoint::open(sharded.folder.path()), "a"), "aaa") << "the index names the plain file";
+  compress_in_place(sharded.second());
+  const Checkpoint checkpoint = Checkpoint::open(sharded.folder.path());
+  EXPECT_EQ(load(checkpoint, "b"), "bb");
+  EXPECT_EQ(load(checkpoint, "c"), "cccc");
+  EXPECT_TRUE(checkpoint.warnings().empty());
+
+  const TemporaryFolder folder;
+  const std::string data = noise(20'000, 5);
+  put(folder / "model.safetensors", container({{"x", data}, {"y", "yy"}}));
+  compress_in_place(folder / "model.safetensors");
+  for (const auto& path : {folder.path(), folder / "model.safetensors.zst", folder / "model.safetensors"}) {
+    const Checkpoint single = Checkpoint::open(path);
+    EXPECT_TRUE(load(single, "x") == data);
+    EXPECT_EQ(load(single, "y"), "yy");
+  }
+}
+
+TEST(Checkpoint, CompressedFilesAreCheckedLikePlainOnes) {
+  const TemporaryFolder folder;
+  for (const std::string& bad : {std::string("abc"), container({{"x", "12345"}}).substr(0, 60), std::string(16, '\xff'),
+                                 container({{"x", "12345"}}) + "1", std::string("")}) {
+    fs::remove(folder / "model.safetensors.zst");
+    put(folder / "model.safetensors", bad);
+    compress_in_place(folder / "model.safetensors");
+    expect_error(ErrorCode::bad_file, {"model.safetensors.zst: "}, [&] { Checkpoint::open(folder.path()); });
+  }
+}
+
+TEST(Checkpoint, FollowsTheLinksOfASnapshot) {
+  const TemporaryFolder folder;
+  put(folder / "blobs/abc", container({{"x", "12345"}}));
+  fs::create_directories(folder / "snapshots/1");
+  fs::create_symlink("../../blobs/abc", folder / "snapshots/1/model.safetensors");
+  const Checkpoint checkpoint = Checkpoint::open(folder / "snapshots/1");
+  EXPECT_EQ(load(checkpoint, "x"), "12345");
+  EXPECT_EQ(checkpoint.folder(), folder / "snapshots/1");
+}
+
+TEST(Checkpoint, SaysWhatIsMissing) {
+  const TemporaryFolder folder;
+  const auto open = [&] { Checkpoint::open(folder.path()); };
+  expect_error(ErrorCode::bad_file, {"gone: does not exist"}, [&] { Checkpoint::open(folder / "gone"); });
+  expect_error(ErrorCode::bad_file, {"holds no model weights"}, open);
+  put(folder / "pytorch_model.bin", "x");
+  put(folder / "pytorch_model.bin.index.json", "{}");
+  expect_error(ErrorCode::bad_file, {"pytorch_model.bin", "hint: convert"}, open);
+  put(folder / "model.gguf", "x");
+  expect_error(ErrorCode::bad_file, {"model.gguf"}, [&] { Checkpoint::open(folder / "model.gguf"); });
+  put(folder / "one.safetensors", container({{"x", "1"}}));
+  EXPECT_EQ(load(Checkpoint::open(folder.path()), "x"), "1");
+  put(folder / "two.safetensors", container({{"x", "1"}}));
+  expect_error(ErrorCode::bad_file, {"no index", "one.safetensors, two.safetensors", "hint:"}, open);
+  fs::create_directories(folder / "sub/model.safetensors");
+  expect_error(ErrorCode::bad_file, {"is a folder"}, [&] { Checkpoint::open(folder / "sub"); });
+}
+
+TEST(Checkpoint, NamesMissingShards) {
+  const Sharded sharded;
+  fs::remove(sharded.second());
+  expect_error(ErrorCode::bad_file, {"model-00002-of-00002.safetensors: this shard is missing", "1 of 2 shards"},
+               [&] { Checkpoint::open(sharded.folder.path()); });
+}
+
+TEST(Checkpoint, NamesAShardCutShort) {
+  const Sharded sharded;
+  const auto size = fs::file_size(sharded.first());
+  fs::resize_file(sharded.first(), size - 1);
+  const std::string expected = "expected " + std::to_string(size);
+  const std::string found = "found " + std::to_string(size - 1);
+  expect_error(ErrorCode::bad_file, {"model-00001-of-00002.safetensors: is cut short", expected, found},
+               [&] { Checkpoint::open(sharded.folder.path()); });
+}
+
+TEST(Checkpoint, RefusesHostileIndices) {
+  refuses_index("[]", {"model.safetensors.index.json: is not a safetensors index"});
+  refuses_index("{}", {"is not a safetensors index"});
+  refuses_index(R"({"weight_map":[]})", {"is not a safetensors index"});
+  refuses_index(R"({"weight_map":{}})", {"lists no tensors"});
+  refuses_index(R"({"weight_map":{"a":1}})", {"no file name for tensor \"a\""});
+  for (const auto* name : {"../x.safetensors", "/etc/x.safetensors", "sub/x.safetensors", "sub\\\\x.safetensors", "",
+                           "..safetensors", "x\\u0000.safetensors"}) {
+    refuses_index(std::string(R"({"weight_map":{"a":")") + name + "\"}}", {"is not a plain file name"});
+  }
+  refuses_index(R"({"weight_map":{"a":"pytorch_model-00001-of-00002.bin"}})", {"not a .safetensors file"});
+  refuses_index(R"({"weight_map":{"a":"x.safetensors","a":"x.safetensors"}})", {"\"a\" appears twice"});
+  refuses_index(R"({"weight_map":{"nope":"model-00001-of-00002.safetensors"}})",
+                {"model-00001-of-00002.safetensors: tensor \"nope\" is missing", "model.safetensors.index.json says"});
+  refuses_index(R"({"weight_map":{"c":"model-00001-of-00002.safetensors"}})", {"tensor \"c\" is missing"});
+}
+
+TEST(Checkpoint, WarnsOfOddIndices) {
+  const auto warning = [](std::string_view index) {
+    const Sharded sharded(index);
+    const auto warnings = Checkpoint::open(sharded.folder.path()).warnings();
+    return warnings.size() == 1 ? warnings[0] : std::to_string(warnings.size()) + " warnings";
+  };
+  EXPECT_EQ(warning(R"({"metadata":{"total_size":8},"weight_map":
+      {"a":"model-00001-of-00002.safetensors","b":"model-00001-of-00002.safetensors","c":"model-00002-of-00002.safetensors"}})"),
+            "model.safetensors.index.json: total_size is 8, the tensors have 9 bytes");
+  EXPECT_EQ(warning(R"({"weight_map":
+      {"a":"model-00001-of-00002.safetensors","c":"model-00002-of-00002.safetensors"}})"),
+            "model-00001-of-00002.safetensors holds 1 tensors that the index does not list, the first is \"b\"");
+}
+
+TEST(Checkpoint, TheMapDecidesBetweenTwoShardsWithOneName) {
+  const Sharded sharded(R"({"weight_map":{"a":"model-00002-of-00002.safetensors","c":"model-00002-of-00002.safetensors",
+      "b":"model-00001-of-00002.safetensors"}})");
+  put(sharded.second(), container({{"a", "other"}, {"c", "cccc"}}));
+  const Checkpoint checkpoint = Checkpoint::open(sharded.folder.path());
+  EXPECT_EQ(load(checkpoint, "a"), "other");
+  EXPECT_TRUE(checkpoint.warnings().empty());
+}
+
+TEST(Checkpoint, UnknownTensorsAreAnsweredWithSimilarOnes) {
+  const TemporaryFolder folder;
+  put(folder / "model.safetensors", container({{"model.layers.0.mlp.up_proj.weight", "1"}, {"lm_head.weight", "2"}}));
+  const Checkpoint checkpoint = Checkpoint::open(folder.path());
+  EXPECT_FALSE(checkpoint.contains("model.layers.1.mlp.up_proj.weight"));
+  expect_error(ErrorCode::bad_file,
+               {"no tensor \"model.layers.1.mlp.up_proj.weight\"", "similar names: model.layers.0"},
+               [&] { checkpoint.load("model.layers.1.mlp.up_proj.weight"); });
+}
+
+TEST(Checkpoint, OutlivesAMove) {
+  const TemporaryFolder folder;
+  put(folder / "model.safetensors", container({{"x", "12345"}}));
+  Checkpoint first = Checkpoint::open(folder.path());
+  const LoadedTensor tensor = first.load("x");
+  const Checkpoint second = std::move(first);
+  EXPECT_EQ(text_of(tensor->bytes), "12345");
+  EXPECT_EQ(tensor->name, "x");
+  EXPECT_EQ(load(second, "x"), "12345");
+}
+
+/// Resident memory of this process that belongs to files, in bytes.
+int64_t resident_file_bytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    int64_t kilobytes = 0;
+    if (word == "RssFile:" && status >> kilobytes) return kilobytes * 1024;
+  }
+  return 0;
+}
+
+TEST(Checkpoint, StreamingThroughALargeFileKeepsTheResidentSetSmall) {
+  // A sparse file of 64 tensors of 8 MiB: half a gigabyte passes through, never more than one tensor may stay.
+  const TemporaryFolder folder;
+  constexpr int64_t size = 8 << 20;
+  std::vector<PlannedTensor> plan;
+  for (int i = 0; i < 64; ++i) plan.push_back({"t" + std::to_string(i), DType::u8, {size}});
+  const auto header = layout_safetensors(plan, {});
+  put(folder / "model.safetensors", serialize_safetensors_header(header));
+  fs::resize_file(folder / "model.safetensors", header.data_begin + header.tensors.back().end);
+
+  const Checkpoint checkpoint = Checkpoint::open(folder.path());
+  const int64_t before = resident_file_bytes();
+  int64_t peak = 0;
+  unsigned sum = 0;
+  for (const auto& [name, info] : checkpoint.tensors()) {
+    const LoadedTensor tensor = checkpoint.load(name);
+    for (size_t i = 0; i < tensor->bytes.size(); i += 4096) sum += static_cast<unsigned>(tensor->bytes[i]);
+    peak = std::max(peak, resident_file_bytes() - before);
+  }
+  EXPECT_EQ(sum, 0u);
+  EXPECT_GE(peak, size / 2) << "the pages were never resident: the test measures nothing";
+  EXPECT_LE(peak, 2 * size) << "one tensor, and as much again for rounding and read-ahead";
+}
+
+TEST(Checkpoint, KnowsWeightFilesByName) {
+  for (const auto* name : {"model.safetensors", "x.safetensors.zst", "model.safetensors.index.json"}) {
+    EXPECT_TRUE(is_weight_file(name)) << name;
+  }
+  for (const auto* name : {"config.json", "safetensors", "model.safetensors.txt", "x.zst"}) {
+    EXPECT_FALSE(is_weight_file(name)) << name;
+  }
+}
+
+}  // namespace
+}  // namespace w4q::io
