@@ -18,7 +18,7 @@ constexpr size_t block_size = 32;
 /// Magnitudes of IEEE formats order like their bits, so the largest of a block needs no widening.
 template <class T>
 HWY_INLINE void block_maxima(const std::byte* row, size_t blocks, T* maxima) {
-  const hn::CappedTag<T, 16 / sizeof(uint16_t)> d;
+  const hn::CappedTag<T, 8> d;
   constexpr size_t lanes = hn::MaxLanes(d);
   const auto magnitude = hn::Set(d, static_cast<T>(static_cast<T>(~T{0}) >> 1));
   for (size_t block = 0; block < blocks; ++block) {

@@ -1,0 +1,61 @@
+#include "formats/scheme.h"
+
+#include <gtest/gtest.h>
+
+#include "core/text.h"
+#include "formats/kbit.h"
+#include "formats/scheme_registry.h"
+#include "support.h"
+
+namespace w4q::formats {
+namespace {
+
+TEST(Scheme, PrintsAndParsesEveryScheme) {
+  int count = 0;
+  for (const SchemeRow& row : scheme_registry()) {
+    for (const Scheme& scheme : row.schemes()) {
+      EXPECT_EQ(parse_scheme(to_string(scheme)), scheme);
+      ++count;
+    }
+  }
+  EXPECT_EQ(count, 8);
+  EXPECT_EQ(to_string(Scheme{SchemeFamily::kbit, 3, 32, ScaleType::e4m4}), "kbit3-b32-e4m4");
+  EXPECT_EQ(to_string(Scheme{SchemeFamily::kbit, 4, 32, ScaleType::f16}), "kbit4-b32-f16");
+}
+
+TEST(Scheme, AnythingElseIsRefusedWithTheList) {
+  for (std::string_view text : {"", "kbit", "kbit6-b32-e4m4", "kbit3-b64-e4m4", "kbit3-b32-e4m4 ", "KBIT3-b32-e4m4"}) {
+    test::expect_error(ErrorCode::unsupported, {"unknown scheme", "kbit5-b32-f16"}, [&] { parse_scheme(text); });
+  }
+}
+
+TEST(Scheme, BitsPerWeightCountsScalesAndTable) {
+  const SchemeRow& row = scheme_row(SchemeFamily::kbit);
+  const Scheme scheme{SchemeFamily::kbit, 3, 32, ScaleType::e4m4};
+  // 4096 × 4096: 3 bits, 8 bits of scale for 32 weights, and a table of 8 floats.
+  EXPECT_DOUBLE_EQ(row.bits_per_weight(scheme, 4096, 4096), 3.25 + 256.0 / (4096.0 * 4096.0));
+}
+
+TEST(Packed, DimensionsOutOfRangeAreRefused) {
+  const Scheme scheme{SchemeFamily::kbit, 5, 32, ScaleType::f16};
+  const int64_t limit = max_dimension;
+  for (const auto& [n, k] : {std::pair{int64_t{0}, int64_t{1}}, {1, 0}, {-1, 5}, {limit + 1, 1}, {1, INT64_MAX}}) {
+    test::expect_error(ErrorCode::unsupported, {"outputs", "inputs"}, [&] { kbit_planes(scheme, n, k); });
+  }
+  for (const PlaneSpec& spec : kbit_planes(scheme, limit, limit)) EXPECT_GT(byte_count(spec.dtype, spec.shape), 0);
+}
+
+TEST(Packed, PlanesAreFoundByRoleAndClonedByBytes) {
+  const Scheme scheme{SchemeFamily::kbit, 2, 32, ScaleType::e4m4};
+  PackedWeight weight = allocate_planes(scheme, canonical_layout, 3, 40, kbit_planes(scheme, 3, 40));
+  EXPECT_EQ(weight.size_bytes(), 3 * 2 * 2 * 4 + 3 * 2 + 4 * 4);
+  const PackedWeight copy = weight.clone();
+  EXPECT_TRUE(bytes_equal(weight, copy));
+  weight.plane(PlaneRole::scales).bytes.as<uint8_t>()[5] = 1;
+  EXPECT_FALSE(bytes_equal(weight, copy));
+  weight.planes.clear();
+  test::expect_error(ErrorCode::internal, {"scales"}, [&] { weight.plane(PlaneRole::scales); });
+}
+
+}  // namespace
+}  // namespace w4q::formats
