@@ -1,0 +1,49 @@
+// The "normalizer" of tokenizer.json: rewrites the text between special tokens before it is cut up.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "model/json_node.h"
+#include "model/regex.h"
+#include "model/text_pattern.h"
+#include "model/unicode_form.h"
+
+namespace w4q::model {
+
+class TextNormalizer {
+ public:
+  /// Does nothing.
+  TextNormalizer() = default;
+  /// Reads NFC, NFD, NFKC, NFKD, Prepend, Replace, Strip, Lowercase and Sequence. Throws unsupported for others.
+  static TextNormalizer parse(const std::optional<JsonNode>& node);
+
+  bool changes_nothing() const noexcept { return steps_.empty(); }
+  /// The rewritten text; `text` is valid UTF-8.
+  std::string apply(std::string_view text, WorkBudget& budget) const;
+
+ private:
+  struct Prepend {
+    std::string text;
+  };
+  struct Replace {
+    TextPattern pattern;
+    std::string content;
+  };
+  struct Strip {
+    bool left;
+    bool right;
+  };
+  struct Lowercase {};
+  using Step = std::variant<UnicodeForm, Prepend, Replace, Strip, Lowercase>;
+
+  void add(const JsonNode& node, int depth);
+  static std::string run(const Step& step, std::string text, WorkBudget& budget);
+
+  std::vector<Step> steps_;
+};
+
+}  // namespace w4q::model
