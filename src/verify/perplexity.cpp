@@ -192,9 +192,9 @@ void check_options(const Model& candidate, const Model* base, int64_t ids, const
 Window make_window(std::span<const int32_t> ids, int64_t start, int64_t span, int64_t scored,
                    const PerplexityOptions& options, const model::ModelConfig& config) {
   Window window;
+  window.inputs.reserve(static_cast<size_t>(span) + 1);
   if (options.bos) window.inputs.push_back(static_cast<int32_t>(*config.bos_token));
-  const auto part = ids.subspan(static_cast<size_t>(start), static_cast<size_t>(span));
-  window.inputs.insert(window.inputs.end(), part.begin(), part.end());
+  for (int64_t i = 0; i < span; ++i) window.inputs.push_back(ids[static_cast<size_t>(start + i)]);
   window.first_scored = std::max<int64_t>(1, static_cast<int64_t>(window.inputs.size()) - scored);
   return window;
 }

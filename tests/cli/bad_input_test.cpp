@@ -1,0 +1,190 @@
+// What a user's disk and files can do to w4q: one clear error each, the right exit status, nothing left behind.
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <fstream>
+
+#include "program.h"
+
+namespace w4q::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class BadInput : public ::testing::Test {
+ protected:
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+
+  /// Runs quantize on `model`, expects `status` and all `parts` in the message, and an untouched disk.
+  void expect_failure(const std::string& model, int status, std::initializer_list<const char*> parts,
+                      const std::function<void()>& prepare = {}, std::vector<std::string> more = {}) {
+    const auto before = listing();
+    std::vector<std::string> arguments{"quantize", model, "-o", path("out"), "--quiet"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const auto result = run_w4q(arguments, prepare);
+    EXPECT_EQ(result.status, status) << result.err;
+    EXPECT_EQ(result.err.rfind("error: ", 0), 0u) << result.err;
+    for (const char* part : parts)
+      EXPECT_NE(result.err.find(part), std::string::npos) << "lacks " << part << ":\n" << result.err;
+    EXPECT_EQ(listing(), before) << "something was left behind";
+  }
+
+  /// Everything in the test's folder, hidden files too.
+  std::vector<std::string> listing() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::recursive_directory_iterator(folder_.path())) names.push_back(entry.path().string());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  /// Overwrites bytes of the model's data buffer, counted from its end.
+  static void patch(const std::string& model, int64_t from_end, const void* bytes, size_t size) {
+    std::fstream file(model + "/model.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-from_end, std::ios::end);
+    file.write(static_cast<const char*>(bytes), static_cast<std::streamsize>(size));
+  }
+
+  static void replace_in(const std::string& file, const std::string& from, const std::string& to) {
+    std::ifstream in(file);
+    std::string text((std::istreambuf_iterator<char>(in)), {});
+    const auto place = text.find(from);
+    ASSERT_NE(place, std::string::npos);
+    text.replace(place, from.size(), to);
+    std::ofstream(file) << text;
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(BadInput, NoSuchFolder) { expect_failure(path("nothing"), 3, {"nothing"}); }
+
+TEST_F(BadInput, NaNInAWeightIsNamedWithItsPlace) {
+  const auto model = copy_bundled_model(folder_ / "m");
+  const uint16_t nan = 0x7FC0;
+  // The last tensor of the file is the last by name among the BF16 ones: a norm. Damage a projection before it.
+  patch(model, 2'000'000, &nan, sizeof nan);
+  expect_failure(model, 3, {"NaN", "row", "model."});
+}
+
+TEST_F(BadInput, ShardCutShort) {
+  const auto model = copy_bundled_model(folder_ / "m");
+  fs::resize_file(model + "/model.safetensors", fs::file_size(model + "/model.safetensors") - 1000);
+  expect_failure(model, 3, {"model.safetensors"});
+}
+
+TEST_F(BadInput, UnknownArchitectureListsTheKnownOnes) {
+  const auto model = copy_bundled_model(folder_ / "m");
+  replace_in(model + "/config.json", "LlamaForCausalLM", "MambaForCausalLM");
+  replace_in(model + "/config.json", "\"llama\"", "\"mamba\"");
+  expect_failure(model, 3, {"amba", "lama"});
+}
+
+TEST_F(BadInput, MissingTensorAndWrongShapeAreNamed) {
+  const auto more_layers = copy_bundled_model(folder_ / "more");
+  replace_in(more_layers + "/config.json", "\"num_hidden_layers\": 4", "\"num_hidden_layers\": 5");
+  expect_failure(more_layers, 3, {"model.layers.4."});
+  const auto wider = copy_bundled_model(folder_ / "wider");
+  replace_in(wider + "/config.json", "\"intermediate_size\": 768", "\"intermediate_size\": 1024");
+  expect_failure(wider, 3, {"mlp", "1024", "768"});
+}
+
+TEST_F(BadInput, MissingConfigAndBrokenJson) {
+  const auto model = copy_bundled_model(folder_ / "m");
+  fs::remove(model + "/config.json");
+  expect_failure(model, 3, {"config.json"});
+  std::ofstream(model + "/config.json") << "{\"architectures\": [";
+  expect_failure(model, 3, {"config.json"});
+}
+
+TEST_F(BadInput, ExistingOutputIsNotTouched) {
+  fs::create_directory(path("out"));
+  std::ofstream(path("out") + "/thesis.txt") << "years of work";
+  expect_failure(bundled_model(), 2, {"out", "--overwrite"});
+  // Not even with --overwrite: it is no output of w4q.
+  expect_failure(bundled_model(), 2, {"out"}, {}, {"--overwrite"});
+  EXPECT_TRUE(fs::exists(path("out") + "/thesis.txt"));
+}
+
+TEST_F(BadInput, OutputInsideOrEqualToTheInput) {
+  const auto model = copy_bundled_model(folder_ / "m");
+  EXPECT_EQ(run_w4q({"quantize", model, "-o", model, "--overwrite"}).status, 2);
+  EXPECT_EQ(run_w4q({"quantize", model, "-o", model + "/sub"}).status, 2);
+  EXPECT_FALSE(fs::exists(model + "/sub"));
+}
+
+TEST_F(BadInput, OverwriteReplacesAnEarlierOutput) {
+  ASSERT_EQ(run_w4q({"quantize", bundled_model(), "-o", path("out"), "--k", "2", "--quiet"}).status, 0);
+  const auto first = folder_digest(path("out"));
+  expect_failure(bundled_model(), 2, {"--overwrite"});
+  ASSERT_EQ(run_w4q({"quantize", bundled_model(), "-o", path("out"), "--k", "3", "--overwrite", "--quiet"}).status, 0);
+  EXPECT_NE(folder_digest(path("out")), first);
+  EXPECT_EQ(listing().front().find(".out"), std::string::npos) << "a partial folder was left";
+}
+
+TEST_F(BadInput, UnwritableParent) {
+  if (::geteuid() == 0) {
+    // Root writes everywhere but where there is no folder at all.
+    const auto result = run_w4q({"quantize", bundled_model(), "-o", "/proc/w4q-out", "--quiet"});
+    EXPECT_EQ(result.status, 3) << result.err;
+    return;
+  }
+  fs::create_directory(path("closed"));
+  fs::permissions(path("closed"), fs::perms::owner_read | fs::perms::owner_exec);
+  const auto result = run_w4q({"quantize", bundled_model(), "-o", path("closed") + "/out", "--quiet"});
+  EXPECT_EQ(result.status, 3);
+  EXPECT_NE(result.err.find("closed"), std::string::npos) << result.err;
+}
+
+TEST_F(BadInput, FullDiskIsOneErrorAndLeavesNothing) {
+  // A limit on the size of files stands in for a full disk: write() fails in the middle.
+  const auto limit = [] {
+    const rlimit size{1'000'000, 1'000'000};
+    ::setrlimit(RLIMIT_FSIZE, &size);
+  };
+  expect_failure(bundled_model(), 3, {"model"}, limit);
+}
+
+TEST_F(BadInput, MissingTokenizerNamesTheFile) {
+  const auto model = copy_bundled_model(folder_ / "m");
+  fs::remove(model + "/tokenizer.json");
+  const auto result = run_w4q({"verify", model, "--ppl", bundled_model() + "/own/selfgen.txt"});
+  EXPECT_EQ(result.status, 3);
+  EXPECT_NE(result.err.find("tokenizer.json"), std::string::npos) << result.err;
+}
+
+TEST_F(BadInput, DamagedPackedCheckpointFailsVerification) {
+  ASSERT_EQ(run_w4q({"quantize", bundled_model(), "-o", path("q"), "--k", "3", "--quiet"}).status, 0);
+  ASSERT_EQ(run_w4q({"verify", path("q"), "--base", bundled_model(), "--quiet"}).status, 0);
+  // One kept tensor changed by one bit: only the comparison with the base can see it.
+  fs::copy(path("q"), path("kept"), fs::copy_options::recursive);
+  const uint16_t one = 0x3F80 + 1;
+  patch(path("kept"), 300'000, &one, sizeof one);
+  const auto kept = run_w4q({"verify", path("kept"), "--base", bundled_model(), "--quiet"});
+  EXPECT_EQ(kept.status, 1) << kept.out << kept.err;
+  // A parameter that config.json no longer lists as packed is missing.
+  fs::copy(path("q"), path("lost"), fs::copy_options::recursive);
+  replace_in(path("lost") + "/config.json", "model.layers.2.mlp.up_proj", "model.layers.2.mlp.up_prog");
+  const auto lost = run_w4q({"verify", path("lost"), "--quiet"});
+  EXPECT_EQ(lost.status, 1);
+  EXPECT_NE(lost.out.find("model.layers.2.mlp.up_proj.weight is missing"), std::string::npos) << lost.out;
+}
+
+TEST_F(BadInput, TokenFilesOutsideTheVocabulary) {
+  std::ofstream(path("bad.u16"), std::ios::binary) << std::string(4096, '\x7F');
+  const auto outside = run_w4q({"verify", bundled_model(), "--ids", path("bad.u16")});
+  EXPECT_EQ(outside.status, 3);
+  EXPECT_NE(outside.err.find("vocabulary"), std::string::npos) << outside.err;
+  std::ofstream(path("odd.u16"), std::ios::binary) << "abc";
+  EXPECT_EQ(run_w4q({"verify", bundled_model(), "--ids", path("odd.u16")}).status, 3);
+}
+
+TEST_F(BadInput, StdoutThatCannotBeWritten) {
+  const auto result = run_w4q({"list"}, [] {
+    if (std::freopen("/dev/full", "w", stdout) == nullptr) std::_Exit(99);
+  });
+  EXPECT_EQ(result.status, 3) << result.err;
+}
+
+}  // namespace
+}  // namespace w4q::test

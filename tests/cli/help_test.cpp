@@ -1,0 +1,50 @@
+#include <algorithm>
+
+#include "program.h"
+
+namespace w4q::test {
+namespace {
+
+TEST(Help, NamesEverySubcommandAndExitsZero) {
+  const auto result = run_w4q({"--help"});
+  EXPECT_EQ(result.status, 0);
+  for (const char* name : {"quantize", "repack", "verify", "inspect", "list", "tokenize", "generate"}) {
+    EXPECT_NE(result.out.find(name), std::string::npos) << name;
+    EXPECT_EQ(run_w4q({name, "--help"}).status, 0) << name;
+  }
+}
+
+TEST(Help, TakesLessThanTwentyMilliseconds) {
+  double best = 1;
+  for (int repeat = 0; repeat < 10; ++repeat) best = std::min(best, run_w4q({"--help"}).seconds);
+  EXPECT_LT(best, 0.020);
+}
+
+TEST(Usage, MistakesExitWithTwoAndSayWhat) {
+  const auto nothing = run_w4q({});
+  EXPECT_EQ(nothing.status, 2);
+  EXPECT_NE(nothing.err.find("subcommand"), std::string::npos) << nothing.err;
+  const auto unknown = run_w4q({"quantise"});
+  EXPECT_EQ(unknown.status, 2);
+  const auto bits = run_w4q({"quantize", bundled_model(), "-o", "never", "--k", "9"});
+  EXPECT_EQ(bits.status, 2);
+  EXPECT_NE(bits.err.find("--k"), std::string::npos) << bits.err;
+  const auto output = run_w4q({"quantize", bundled_model()});
+  EXPECT_EQ(output.status, 2);
+  EXPECT_NE(output.err.find("-o"), std::string::npos) << output.err;
+}
+
+TEST(List, PrintsTheRegistriesAsTextAndJson) {
+  const auto text = run_w4q({"list"});
+  EXPECT_EQ(text.status, 0);
+  for (const char* name : {"kbit3-b32-e4m4", "kbit5-b32-f16", "kbit-tile", "canonical", "nf-quantile"}) {
+    EXPECT_NE(text.out.find(name), std::string::npos) << name;
+  }
+  const auto json = run_w4q({"list", "--json"}).json();
+  EXPECT_EQ(json["schemes"].size(), 8u);  // 2, 3, 4, 5 bits × two scale types
+  EXPECT_GE(json["layouts"].size(), 2u);
+  EXPECT_EQ(json["methods"][0]["name"], "kbit");
+}
+
+}  // namespace
+}  // namespace w4q::test

@@ -1,0 +1,161 @@
+// Options of quantize, repack, verify and inspect.
+#include <fstream>
+#include <map>
+
+#include "program.h"
+
+namespace w4q::test {
+namespace {
+
+class Options : public ::testing::Test {
+ protected:
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  std::string write(const std::string& name, const std::string& text) const {
+    std::ofstream(path(name)) << text;
+    return path(name);
+  }
+  ProgramResult quantize(std::vector<std::string> more) const {
+    std::vector<std::string> arguments{"quantize", bundled_model(), "--quiet"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run_w4q(arguments);
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(Options, DryRunPrintsThePlanAndWritesNothing) {
+  const auto text = quantize({"--dry-run", "--k", "3"});
+  EXPECT_EQ(text.status, 0) << text.err;
+  EXPECT_NE(text.out.find("kbit3-b32-e4m4"), std::string::npos);
+  EXPECT_NE(text.out.find("3.25"), std::string::npos);
+  const auto json = quantize({"--dry-run", "--k", "3", "-o", path("never"), "--json"}).json();
+  EXPECT_FALSE(std::filesystem::exists(path("never")));
+  EXPECT_EQ(json["packed_tensors"], 28);
+  EXPECT_GT(json["expected_seconds"].get<double>(), 0);
+  EXPECT_GT(json["expected_memory_bytes"].get<int64_t>(), 0);
+  // 3 bits and a byte per block of 32, and one table of 8 floats per tensor
+  EXPECT_NEAR(json["packed_bits_per_weight"].get<double>(), 3.25, 0.01);
+}
+
+TEST_F(Options, RecipeDecidesAloneAndFirstMatchWins) {
+  const auto recipe = write("r.json", R"({"rules": [
+    {"match": "model.layers.0.*", "scheme": "keep"},
+    {"match": "*.mlp.down_proj", "scheme": "kbit5-b32-f16"},
+    {"match": "*.mlp.*", "scheme": "kbit2-b32-e4m4"}]})");
+  const auto result = quantize({"--dry-run", "--recipe", recipe, "--json"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  std::map<std::string, io::Json> scheme;
+  for (const auto& tensor : result.json()["tensors"]) scheme[tensor["name"]] = tensor["scheme"];
+  EXPECT_EQ(scheme["model.layers.1.mlp.down_proj.weight"], "kbit5-b32-f16");
+  EXPECT_EQ(scheme["model.layers.1.mlp.up_proj.weight"], "kbit2-b32-e4m4");
+  EXPECT_TRUE(scheme["model.layers.1.self_attn.q_proj.weight"].is_null());
+  EXPECT_TRUE(scheme["model.layers.0.mlp.up_proj.weight"].is_null());
+  EXPECT_EQ(result.json()["packed_tensors"], 9);
+}
+
+TEST_F(Options, RecipesWithMistakesAreRefused) {
+  const auto refused = [&](const std::string& text, std::initializer_list<const char*> parts) {
+    const auto result = quantize({"--dry-run", "--recipe", write("bad.json", text)});
+    EXPECT_NE(result.status, 0) << text;
+    for (const char* part : parts) EXPECT_NE(result.err.find(part), std::string::npos) << text << "\n" << result.err;
+  };
+  refused("[]", {"rules"});
+  refused(R"({"rules": [{"match": "*"}]})", {"rule 1", "scheme"});
+  refused(R"({"rules": [{"match": "*", "scheme": "kbit9-b32-e4m4"}]})", {"kbit9"});
+  refused(R"({"rules": [{"match": "*.nope.*", "scheme": "kbit4-b32-e4m4"}]})", {"matches no module"});
+  refused(R"({"rules": [{"match": "model.norm", "scheme": "kbit4-b32-e4m4"}]})", {"model.norm"});
+  refused(R"({"rules": [{"match": "*", "scheme": "keep"}]})", {"nothing to quantize"});
+}
+
+TEST_F(Options, KeepTakesGlobsAndRefusesOnesThatMatchNothing) {
+  const auto json = quantize({"--dry-run", "--keep", "*.down_proj", "--keep", "model.layers.3.*", "--json"}).json();
+  EXPECT_EQ(json["packed_tensors"], 18);  // 28 − 4 down_proj − 6 others of layer 3
+  const auto refused = quantize({"--dry-run", "--keep", "*.dwon_proj"});
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_NE(refused.err.find("matches no module"), std::string::npos) << refused.err;
+}
+
+TEST_F(Options, OwnTableFromAFile) {
+  const auto table = write("t.txt", "-1 -0.3 0.3 1\n");
+  ASSERT_EQ(quantize({"-o", path("own"), "--k", "2", "--codebook", table}).status, 0);
+  const auto shown = run_w4q({"inspect", path("own"), "--tensor", "model.layers.0.mlp.up_proj", "--json"}).json();
+  const auto codebook = shown["passes"][0]["codebook"];
+  ASSERT_EQ(codebook.size(), 4u);
+  EXPECT_FLOAT_EQ(codebook[2].get<float>() / codebook[3].get<float>(), 0.3f);
+  EXPECT_EQ(quantize({"-o", path("never"), "--k", "3", "--codebook", table}).status, 3);
+  EXPECT_EQ(quantize({"-o", path("never"), "--codebook", "no-such-table"}).status, 2);
+}
+
+TEST_F(Options, BitsandbytesBytesHaveItsTable) {
+  ASSERT_EQ(quantize({"-o", path("bnb"), "--k", "3", "--bnb-compatible"}).status, 0);
+  const auto shown = run_w4q({"inspect", path("bnb"), "--tensor", "model.layers.0.mlp.up_proj", "--json"}).json();
+  EXPECT_FLOAT_EQ(shown["passes"][0]["codebook"][4].get<float>(), 0.10254128f);
+  EXPECT_NE(quantize({"-o", path("never"), "--bnb-compatible", "--absmax", "f16"}).status, 0);
+}
+
+TEST_F(Options, InspectShowsHeaderPlanesAndDrawing) {
+  ASSERT_EQ(quantize({"-o", path("k3"), "--k", "3"}).status, 0);
+  const auto all = run_w4q({"inspect", path("k3")});
+  EXPECT_NE(all.out.find("model.layers.0.mlp.up_proj.0.codes"), std::string::npos);
+  EXPECT_NE(all.out.find("28 packed weights at 3.2"), std::string::npos) << all.out;
+  const auto drawn =
+      run_w4q({"inspect", path("k3"), "--tensor", "model.layers.0.mlp.up_proj", "--layout", "kbit-tile"});
+  EXPECT_EQ(drawn.status, 0) << drawn.err;
+  EXPECT_NE(drawn.out.find("layout kbit-tile"), std::string::npos);
+  EXPECT_EQ(run_w4q({"inspect", bundled_model(), "--tensor", "model.norm.weight"}).status, 0);
+  const auto missing = run_w4q({"inspect", path("k3"), "--tensor", "no.such.tensor"});
+  EXPECT_EQ(missing.status, 3);
+  EXPECT_NE(missing.err.find("no.such.tensor"), std::string::npos);
+}
+
+TEST_F(Options, VerifyThresholdsDecideTheExitStatus) {
+  ASSERT_EQ(quantize({"-o", path("k2"), "--k", "2"}).status, 0);
+  const std::string ids = bundled_model() + "/own/selfgen.ids.u16";
+  const auto run = [&](std::vector<std::string> more) {
+    std::vector<std::string> arguments{"verify", path("k2"), "--quiet", "--windows", "2"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run_w4q(arguments);
+  };
+  EXPECT_EQ(run({"--ids", ids, "--base", bundled_model(), "--max-kl", "0.001"}).status, 1);
+  EXPECT_EQ(run({"--ids", ids, "--base", bundled_model(), "--max-ppl-ratio", "1.001"}).status, 1);
+  EXPECT_EQ(run({"--base", bundled_model(), "--min-sqnr", "40"}).status, 1);
+  EXPECT_EQ(run({"--ids", ids, "--base", bundled_model(), "--max-kl", "50"}).status, 0);
+  EXPECT_EQ(run({"--ids", ids, "--max-kl", "1"}).status, 2) << "a threshold without a base";
+  EXPECT_EQ(run({"--ppl"}).status, 2) << "--ppl without a text";
+  EXPECT_EQ(run({"--ids", ids, "--ctx", "1000000"}).status, 2) << "no whole window";
+}
+
+TEST_F(Options, StrideAndBosScoreTheTokensTheyShould) {
+  const std::string ids = bundled_model() + "/own/selfgen.ids.u16";
+  const auto ppl = [&](std::vector<std::string> more) {
+    std::vector<std::string> arguments{"verify", bundled_model(), "--ids", ids,         "--quiet",
+                                       "--json", "--ctx",         "64",    "--windows", "5"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run_w4q(arguments).json()["perplexity"];
+  };
+  EXPECT_EQ(ppl({})["scored_tokens"], 5 * 63);
+  EXPECT_EQ(ppl({"--bos"})["scored_tokens"], 5 * 63);  // 63 ids behind a BOS, all scored
+  EXPECT_EQ(ppl({"--stride", "16"})["scored_tokens"], 63 + 4 * 16);
+  // More context per scored token can only help a sane model: the strided figure is lower.
+  EXPECT_LT(ppl({"--stride", "16", "--windows", "40"})["perplexity"].get<double>(),
+            ppl({"--windows", "10"})["perplexity"].get<double>());
+}
+
+TEST_F(Options, RepackNeedsATargetAndKnowsItsNames) {
+  ASSERT_EQ(quantize({"-o", path("k4")}).status, 0);
+  EXPECT_EQ(run_w4q({"repack", path("k4"), "-o", path("x")}).status, 2);
+  const auto target = run_w4q({"repack", path("k4"), "-o", path("x"), "--target", "sm12"});
+  EXPECT_EQ(target.status, 2);
+  EXPECT_NE(target.err.find("sm89"), std::string::npos) << target.err;
+  const auto layout = run_w4q({"repack", path("k4"), "-o", path("x"), "--layout", "kbit-tail"});
+  EXPECT_EQ(layout.status, 2);
+  EXPECT_NE(layout.err.find("kbit-tile"), std::string::npos) << layout.err;
+  const auto dry = run_w4q({"repack", path("k4"), "-o", path("x"), "--target", "sm89", "--dry-run"});
+  EXPECT_EQ(dry.status, 0) << dry.err;
+  EXPECT_FALSE(std::filesystem::exists(path("x")));
+  EXPECT_EQ(run_w4q({"repack", bundled_model(), "-o", path("x"), "--target", "sm89"}).status, 2) << "not packed";
+  EXPECT_EQ(run_w4q({"quantize", path("k4"), "-o", path("x")}).status, 2) << "packed already";
+}
+
+}  // namespace
+}  // namespace w4q::test

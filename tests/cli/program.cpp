@@ -1,0 +1,114 @@
+#include "program.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <fstream>
+#include <sstream>
+
+namespace w4q::test {
+namespace {
+
+[[noreturn]] void execute(const std::vector<std::string>& arguments) {
+  std::vector<std::string> words{W4Q_PROGRAM};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  std::vector<char*> pointers;
+  for (auto& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  ::execv(W4Q_PROGRAM, pointers.data());
+  std::_Exit(127);
+}
+
+/// Reads both pipes until both are closed.
+void drain(int out, int err, ProgramResult& result) {
+  std::array<pollfd, 2> fds{{{out, POLLIN, 0}, {err, POLLIN, 0}}};
+  std::array<char, 65536> buffer{};
+  for (int open = 2; open > 0;) {
+    ::poll(fds.data(), fds.size(), -1);
+    for (auto& entry : fds) {
+      if (entry.fd < 0 || entry.revents == 0) continue;
+      const ssize_t count = ::read(entry.fd, buffer.data(), buffer.size());
+      if (count > 0) {
+        (entry.fd == out ? result.out : result.err).append(buffer.data(), static_cast<size_t>(count));
+      } else {
+        ::close(entry.fd);
+        entry.fd = -1;
+        --open;
+      }
+    }
+  }
+}
+
+std::string slurp(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+}  // namespace
+
+ProgramResult run_w4q(const std::vector<std::string>& arguments, const std::function<void()>& prepare) {
+  std::array<int, 2> out{};
+  std::array<int, 2> err{};
+  if (::pipe(out.data()) != 0 || ::pipe(err.data()) != 0) throw std::runtime_error("pipe");
+  const auto start = std::chrono::steady_clock::now();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::dup2(out[1], STDOUT_FILENO);
+    ::dup2(err[1], STDERR_FILENO);
+    for (const int fd : {out[0], out[1], err[0], err[1]}) ::close(fd);
+    if (prepare) prepare();
+    execute(arguments);
+  }
+  ::close(out[1]);
+  ::close(err[1]);
+  ProgramResult result;
+  drain(out[0], err[0], result);
+  int status = 0;
+  rusage usage{};
+  ::wait4(child, &status, 0, &usage);
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  result.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  result.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+  result.peak_bytes = int64_t{usage.ru_maxrss} * 1024;
+  return result;
+}
+
+pid_t start_w4q(const std::vector<std::string>& arguments) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const int nothing = ::open("/dev/null", O_RDWR);
+    ::dup2(nothing, STDOUT_FILENO);
+    ::dup2(nothing, STDERR_FILENO);
+    execute(arguments);
+  }
+  return child;
+}
+
+std::string copy_bundled_model(const std::filesystem::path& folder) {
+  std::filesystem::copy(bundled_model(), folder, std::filesystem::copy_options::recursive);
+  return folder.string();
+}
+
+std::string folder_digest(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+    if (entry.is_regular_file()) files.push_back(entry.path());
+  }
+  std::sort(files.begin(), files.end());
+  std::string digest;
+  for (const auto& file : files) {
+    digest += std::filesystem::relative(file, folder).string() + ":" +
+              std::to_string(std::hash<std::string>{}(slurp(file))) + "\n";
+  }
+  return digest;
+}
+
+}  // namespace w4q::test

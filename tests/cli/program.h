@@ -1,0 +1,42 @@
+// Runs the w4q program as a user does and looks at what comes out.
+#pragma once
+
+#include <sys/types.h>
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "io/json.h"
+#include "support.h"
+
+namespace w4q::test {
+
+struct ProgramResult {
+  int status = 0;  ///< exit status, or −1 when a signal ended it
+  int signal = 0;  ///< that signal
+  std::string out;
+  std::string err;
+  double seconds = 0;
+  int64_t peak_bytes = 0;  ///< largest resident set
+
+  io::Json json() const { return io::parse_json(out, "stdout"); }
+};
+
+/// Runs `w4q arguments…`. `prepare` runs in the child before the program starts (limits, working folder).
+ProgramResult run_w4q(const std::vector<std::string>& arguments, const std::function<void()>& prepare = {});
+
+/// Starts it and returns the process id at once; its output goes nowhere.
+pid_t start_w4q(const std::vector<std::string>& arguments);
+
+/// The bundled 16-bit model.
+inline std::string bundled_model() { return (testdata() / "w4q-llama-tiny").string(); }
+
+/// Copies the bundled model into `folder`, where a test may damage it.
+std::string copy_bundled_model(const std::filesystem::path& folder);
+
+/// Names and bytes of all files below `folder`, to compare two folders.
+std::string folder_digest(const std::filesystem::path& folder);
+
+}  // namespace w4q::test
