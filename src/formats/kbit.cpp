@@ -4,42 +4,10 @@
 #include <cmath>
 #include <limits>
 
-#include "core/float_formats.h"
-#include "formats/e4m4.h"
-
 namespace w4q::formats {
-namespace {
-
-constexpr uint16_t f16_max_bits = 0x7BFF;
-constexpr float f16_max = 65504.0f;
-constexpr float f16_min_normal = 0x1p-14f;
-
-/// Half way between the largest scale and what would follow it: from here on the scale saturates.
-float saturation(ScaleType type) noexcept { return type == ScaleType::e4m4 ? 31.5f : 65520.0f; }
-
-}  // namespace
 
 void kbit_midpoints(std::span<const float> codebook, std::span<float> midpoints) noexcept {
   for (size_t i = 0; i < midpoints.size(); ++i) midpoints[i] = (codebook[i] + codebook[i + 1]) * 0.5f;
-}
-
-float kbit_scale_max(ScaleType type) noexcept { return type == ScaleType::e4m4 ? e4m4_max : f16_max; }
-
-float kbit_scale_min_normal(ScaleType type) noexcept {
-  return type == ScaleType::e4m4 ? e4m4_min_normal : f16_min_normal;
-}
-
-float kbit_decode_scale(uint16_t bits, ScaleType type) noexcept {
-  return type == ScaleType::e4m4 ? e4m4_decode(static_cast<uint8_t>(bits)) : f32_from_f16(bits);
-}
-
-EncodedScale kbit_encode_scale(float absmax, float table_max, ScaleType type) noexcept {
-  const float scale = absmax / table_max;
-  EncodedScale encoded;
-  encoded.bits = type == ScaleType::e4m4 ? e4m4_encode(scale) : std::min(f16_from_f32(scale), f16_max_bits);
-  encoded.value = kbit_decode_scale(encoded.bits, type);
-  encoded.saturated = scale >= saturation(type);
-  return encoded;
 }
 
 float kbit_table_max(std::span<const float> codebook) noexcept {

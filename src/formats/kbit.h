@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/float_formats.h"
+#include "formats/e4m4.h"
 #include "formats/scheme_registry.h"
 
 namespace w4q::formats {
@@ -24,6 +26,16 @@ inline int kbit_code(float x, std::span<const float> midpoints) noexcept {
   return code;
 }
 
+/// Largest and smallest normal value of a scale type.
+inline float kbit_scale_max(ScaleType type) noexcept { return type == ScaleType::e4m4 ? e4m4_max : 65504.0f; }
+inline float kbit_scale_min_normal(ScaleType type) noexcept {
+  return type == ScaleType::e4m4 ? e4m4_min_normal : 0x1p-14f;
+}
+
+inline float kbit_decode_scale(uint16_t bits, ScaleType type) noexcept {
+  return type == ScaleType::e4m4 ? e4m4_decode(static_cast<uint8_t>(bits)) : f32_from_f16(bits);
+}
+
 /// Encodes a block's absmax: the scale's bits (E4M4 byte or f16) and its decoded value. `table_max` is the codebook's
 /// largest magnitude. `saturated`: absmax / table_max would round to more than the largest scale.
 struct EncodedScale {
@@ -31,11 +43,17 @@ struct EncodedScale {
   float value = 0;
   bool saturated = false;
 };
-EncodedScale kbit_encode_scale(float absmax, float table_max, ScaleType type) noexcept;
-float kbit_decode_scale(uint16_t bits, ScaleType type) noexcept;
-/// Largest and smallest normal value of a scale type.
-float kbit_scale_max(ScaleType type) noexcept;
-float kbit_scale_min_normal(ScaleType type) noexcept;
+inline EncodedScale kbit_encode_scale(float absmax, float table_max, ScaleType type) noexcept {
+  const float scale = absmax / table_max;
+  if (type == ScaleType::e4m4) {
+    const uint8_t code = e4m4_encode(scale);
+    return {code, e4m4_decode(code), scale >= 31.5f};
+  }
+  constexpr uint16_t largest = 0x7BFF;
+  const uint16_t half = f16_from_f32(scale);
+  const bool saturated = half > largest;
+  return {saturated ? largest : half, f32_from_f16(saturated ? largest : half), saturated};
+}
 
 /// The largest magnitude of a table.
 float kbit_table_max(std::span<const float> codebook) noexcept;

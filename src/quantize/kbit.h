@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "quantize/quantizer_registry.h"
 
@@ -19,6 +21,10 @@ struct BlockMaxima {
 };
 /// Throws bad_file naming row and column of the first NaN or infinity in row-major order.
 BlockMaxima find_block_maxima(const TensorView& weight);
+
+/// Canonical planes for `weight` with `codebook` filled in, codes and scales still zero.
+formats::PackedWeight allocate_canonical(const TensorView& weight, const formats::Scheme& scheme,
+                                         std::span<const float> codebook);
 
 /// bitsandbytes' bytes: codes chosen by distance after dividing by the exact absmax, scales by its E4M4 rule. `weight`
 /// has rows of whole blocks.

@@ -1,6 +1,7 @@
 #include "quantize/kbit_simd.h"
 
 #include <cstring>
+#include <utility>
 
 // The lane count must be a constant here: planes are assembled at fixed bit offsets.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
@@ -73,7 +74,7 @@ template <int bits, int bit>
 HWY_INLINE void search_bits(const KbitSearch& search, FloatVec x, IndexVec index, FloatMask* comparisons, size_t lane,
                             uint32_t* planes) {
   constexpr size_t entries = size_t{1} << (bits - 1 - bit);
-  const FloatMask above = hn::Gt(x, pick<entries>(search.midpoints[bit].data(), index, comparisons));
+  const FloatMask above = hn::Gt(x, pick<entries>(search.thresholds[bit].data(), index, comparisons));
   planes[bit] |= mask_bits(above) << lane;
   if constexpr (bit > 0) {
     comparisons[bits - 1 - bit] = above;
@@ -83,23 +84,30 @@ HWY_INLINE void search_bits(const KbitSearch& search, FloatVec x, IndexVec index
   }
 }
 
+/// Word by word: one wide store would have to wait for the narrow ones before it.
+template <size_t... bit>
+HWY_INLINE void store_planes(const uint32_t* planes, uint32_t* words, std::index_sequence<bit...>) {
+  ((words[bit] = planes[bit]), ...);
+}
+
 template <int bits>
 HWY_INLINE void encode_width(const KbitSearch& search, const float* values, const float* scales, size_t blocks,
                              uint32_t* words) {
   const FloatTag d;
   for (size_t block = 0; block < blocks; ++block) {
-    uint32_t planes[bits] = {};
+    uint32_t* const block_words = words + block * bits;
     if (scales[block] == 0) {
-      std::memcpy(planes, search.zero_words.data(), sizeof planes);
-    } else {
-      const auto scale = hn::Set(d, scales[block]);
-      for (size_t lane = 0; lane < block_size; lane += lanes) {
-        const auto x = hn::Div(hn::LoadU(d, values + block * block_size + lane), scale);
-        FloatMask comparisons[bits];
-        search_bits<bits, bits - 1>(search, x, hn::Zero(IndexTag()), comparisons, lane, planes);
-      }
+      store_planes(search.zero_words.data(), block_words, std::make_index_sequence<bits>());
+      continue;
     }
-    std::memcpy(words + block * bits, planes, sizeof planes);
+    const auto scale = hn::Set(d, scales[block]);
+    uint32_t planes[bits] = {};
+    for (size_t lane = 0; lane < block_size; lane += lanes) {
+      const auto x = hn::Div(hn::LoadU(d, values + block * block_size + lane), scale);
+      FloatMask comparisons[bits];
+      search_bits<bits, bits - 1>(search, x, hn::Zero(IndexTag()), comparisons, lane, planes);
+    }
+    store_planes(planes, block_words, std::make_index_sequence<bits>());
   }
 }
 
@@ -122,7 +130,6 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 #include <algorithm>
 #include <bit>
-#include <vector>
 
 #include "core/convert.h"
 #include "core/error.h"
@@ -164,17 +171,18 @@ void absmax_of(std::span<const std::byte> row, DType dtype, std::span<float> abs
 
 }  // namespace
 
-KbitSearch::KbitSearch(std::span<const float> codebook) : bits(std::countr_zero(codebook.size())) {
-  ensure(bits >= 2 && bits <= max_bits && std::has_single_bit(codebook.size()), "KbitSearch: not a kbit table");
-  std::vector<float> all(codebook.size() - 1);
-  formats::kbit_midpoints(codebook, all);
+KbitSearch::KbitSearch(std::span<const float> ascending_thresholds)
+    : bits(std::countr_one(ascending_thresholds.size())) {
+  const size_t codes = ascending_thresholds.size() + 1;
+  ensure(bits >= 2 && bits <= max_bits && std::has_single_bit(codes), "KbitSearch: not a kbit table");
+  const int zero_code = formats::kbit_code(0.0f, ascending_thresholds);
   for (int bit = 0; bit < bits; ++bit) {
-    for (size_t higher = 0; higher < codebook.size() >> (bit + 1); ++higher) {
-      midpoints[static_cast<size_t>(bit)][higher] = all[(higher << (bit + 1)) + (size_t{1} << bit) - 1];
+    for (size_t higher = 0; higher < codes >> (bit + 1); ++higher) {
+      thresholds[static_cast<size_t>(bit)][higher] =
+          ascending_thresholds[(higher << (bit + 1)) + (size_t{1} << bit) - 1];
     }
+    zero_words[static_cast<size_t>(bit)] = ((zero_code >> bit) & 1) != 0 ? ~0u : 0u;
   }
-  const int zero_code = formats::kbit_code(0.0f, all);
-  for (int bit = 0; bit < bits; ++bit) zero_words[static_cast<size_t>(bit)] = ((zero_code >> bit) & 1) != 0 ? ~0u : 0u;
 }
 
 void block_absmax(std::span<const std::byte> row, DType dtype, std::span<float> absmax) {

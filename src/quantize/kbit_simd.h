@@ -11,18 +11,19 @@
 
 namespace w4q::quantize {
 
-/// What choosing codes by bisection needs, made from a code table.
+/// What choosing codes by bisection needs. A code is the number of thresholds strictly below x; `ascending_thresholds`
+/// has 2^bits − 1 of them, the midpoints of a table as a rule.
 struct KbitSearch {
   static constexpr int max_bits = 5;
   static constexpr int max_level_entries = 1 << (max_bits - 1);
 
-  /// The midpoints that decide bit `bit` of a code, indexed by the code's higher bits.
-  alignas(64) std::array<std::array<float, max_level_entries>, max_bits> midpoints{};
+  /// The thresholds that decide bit `bit` of a code, indexed by the code's higher bits.
+  alignas(64) std::array<std::array<float, max_level_entries>, max_bits> thresholds{};
   /// The plane words of a block of zeros.
   std::array<uint32_t, max_bits> zero_words{};
   int bits = 0;
 
-  explicit KbitSearch(std::span<const float> codebook);
+  explicit KbitSearch(std::span<const float> ascending_thresholds);
 };
 
 /// The largest magnitude of each block of 32 values of `row` (f32, f16 or bf16, unaligned), the last block ragged.

@@ -16,9 +16,10 @@ namespace w4q::quantize {
 /// What the user chose. A quantizer refuses options that it does not honour.
 struct QuantizeOptions {
   std::string codebook = "nf";  ///< name in the codebook registry; unused when `table` is not empty
-  std::vector<float> table;     ///< the user's own table, 2^bits ascending values
-  bool bnb_compatible =
-      false;  ///< bitsandbytes' bytes: its table, its E4M4 rule, codes chosen before the scale is rounded
+  std::vector<float> table;     ///< the user's own, 2^bits ascending values, largest magnitude 1
+  /// bitsandbytes' bytes: its table whatever `codebook` says, its E4M4 rule, codes chosen before the scale is rounded.
+  /// Refused (unsupported) with f16 scales, a `table`, or rows that are not whole blocks.
+  bool bnb_compatible = false;
 };
 
 /// What happened to the blocks of one tensor.
