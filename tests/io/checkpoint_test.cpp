@@ -208,15 +208,17 @@ TEST(Checkpoint, UnknownTensorsAreAnsweredWithSimilarOnes) {
                [&] { checkpoint.load("model.layers.1.mlp.up_proj.weight"); });
 }
 
-TEST(Checkpoint, OutlivesAMove) {
+TEST(Checkpoint, LoadedTensorsSurviveAMove) {
   const TemporaryFolder folder;
   put(folder / "model.safetensors", container({{"x", "12345"}}));
-  Checkpoint first = Checkpoint::open(folder.path());
-  const LoadedTensor tensor = first.load("x");
-  const Checkpoint second = std::move(first);
+  Checkpoint checkpoint = Checkpoint::open(folder.path());
+  const LoadedTensor tensor = checkpoint.load("x");
+  Checkpoint other = std::move(checkpoint);
   EXPECT_EQ(text_of(tensor->bytes), "12345");
   EXPECT_EQ(tensor->name, "x");
-  EXPECT_EQ(load(second, "x"), "12345");
+  EXPECT_EQ(load(other, "x"), "12345");
+  checkpoint = std::move(other);  // lives longer than the tensor, as it must
+  EXPECT_EQ(load(checkpoint, "x"), "12345");
 }
 
 /// Resident memory of this process that belongs to files, in bytes.
