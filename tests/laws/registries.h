@@ -1,0 +1,53 @@
+// What the laws run over: every row of every registry. A new scheme, layout or quantizer is found by itself.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "formats/codebook.h"
+#include "formats/scheme_registry.h"
+#include "kbit_samples.h"
+#include "repack/layout_registry.h"
+
+namespace w4q::test {
+
+inline std::vector<formats::Scheme> every_scheme() {
+  std::vector<formats::Scheme> all;
+  for (const auto& row : formats::scheme_registry()) {
+    const auto schemes = row.schemes();
+    all.insert(all.end(), schemes.begin(), schemes.end());
+  }
+  return all;
+}
+
+using SchemeAndLayout = std::pair<formats::Scheme, std::string>;
+
+inline std::vector<SchemeAndLayout> every_scheme_and_layout() {
+  std::vector<SchemeAndLayout> all;
+  for (const formats::Scheme& scheme : every_scheme()) {
+    for (const auto& layout : repack::layout_registry()) all.emplace_back(scheme, layout.name);
+  }
+  return all;
+}
+
+/// Test names hold letters and digits only.
+inline std::string test_name(std::string text) {
+  for (char& c : text) {
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+  }
+  return text;
+}
+
+/// n × k: single elements, ragged in both directions, whole tiles, one more and one less than a tile.
+inline constexpr std::pair<int64_t, int64_t> sizes[] = {{1, 1},    {1, 31},   {3, 32},   {2, 33},   {5, 95},
+                                                        {128, 64}, {127, 63}, {129, 65}, {256, 96}, {130, 200}};
+
+inline formats::PackedWeight encoded(const formats::Scheme& scheme, std::span<const float> values, int64_t n,
+                                     int64_t k) {
+  return formats::scheme_row(scheme.family).encode(scheme, values, n, k, formats::codebook("nf", scheme.bits));
+}
+
+}  // namespace w4q::test
