@@ -88,11 +88,6 @@ void check_layout(const PackedWeight& weight, std::string_view layout, std::span
 
 namespace detail {
 
-void block_planes(const formats::Scheme& scheme, BlockPlane (&planes)[block_plane_count]) noexcept {
-  planes[0] = {PlaneRole::codes, int64_t{4} * scheme.bits};
-  planes[1] = {PlaneRole::scales, scheme.scale == formats::ScaleType::e4m4 ? 1 : 2};
-}
-
 void refuse_padding(const PackedWeight& packed, std::string_view name, PlaneRole role, int64_t row, int64_t block) {
   throw Error(ErrorCode::bad_file,
               concat(printable(name), ": plane ", to_string(role), " has padding that is not zero"))

@@ -14,6 +14,7 @@
 #include <span>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 
 #include "core/parallel.h"
 #include "formats/kbit.h"
@@ -32,72 +33,88 @@ void check_layout(const formats::PackedWeight& weight, std::string_view layout,
 
 namespace detail {
 
-/// A plane whose blocks are moved: the bytes of one block on both sides.
-struct BlockPlane {
-  formats::PlaneRole role;
-  int64_t unit;
-};
-inline constexpr int block_plane_count = 2;
-/// Codes and scales of a weight, with what one block takes in each.
-void block_planes(const formats::Scheme& scheme, BlockPlane (&planes)[block_plane_count]) noexcept;
-
 /// Throws bad_file: a padding block of `packed` is not zero.
 [[noreturn]] void refuse_padding(const formats::PackedWeight& packed, std::string_view name, formats::PlaneRole role,
                                  int64_t row, int64_t block);
 
-/// Calls body(unit) with a compile-time constant for the usual sizes, so that copying a unit is a few plain moves.
-template <class Body>
-void with_constant_unit(int64_t unit, Body&& body) {
-  const auto try_constants = [&]<int64_t... constants>(std::integer_sequence<int64_t, constants...>) {
-    return ((unit == constants && (body(std::integral_constant<int64_t, constants>{}), true)) || ...);
-  };
-  if (!try_constants(std::integer_sequence<int64_t, 1, 2, 8, 12, 16, 20>{})) body(unit);
+/// Bytes of one block in the codes plane and in the scales plane.
+inline int64_t code_bytes(const formats::Scheme& scheme) noexcept { return int64_t{4} * scheme.bits; }
+inline int64_t scale_bytes(const formats::Scheme& scheme) noexcept {
+  return scheme.scale == formats::ScaleType::e4m4 ? 1 : 2;
 }
 
-/// Calls copy(canonical block, slot, count) for every run of up to tile_blocks neighbouring blocks, in parallel. A task
-/// is a strip of tile_rows rows by a few tiles: its reads and writes stay in the first-level cache.
-template <class Map, class Copy>
-void for_each_run(const Map& map, int64_t n, int64_t blocks, const Copy& copy) {
-  constexpr int64_t strip_blocks = 8 * Map::tile_blocks;
-  const int64_t strips = map.rows() / Map::tile_rows;
-  const int64_t groups = (blocks + strip_blocks - 1) / strip_blocks;
-  const auto task = [&](int64_t index) {
-    const int64_t first_row = index / groups * Map::tile_rows;
-    const int64_t first_block = index % groups * strip_blocks;
-    const int64_t last_block = std::min(first_block + strip_blocks, blocks);
-    for (int64_t row = first_row; row < std::min(first_row + Map::tile_rows, n); ++row) {
-      for (int64_t block = first_block; block < last_block; block += Map::tile_blocks) {
-        copy(row * blocks + block, map.slot(row, block), std::min(Map::tile_blocks, last_block - block));
-      }
+/// The planes that a pass reads or writes.
+template <class Byte>
+struct BlockPlanes {
+  Byte* codes;
+  Byte* scales;
+};
+
+template <class Weight>
+auto block_planes(Weight& weight) {
+  auto* codes = weight.plane(formats::PlaneRole::codes).bytes.data();
+  return BlockPlanes<std::remove_pointer_t<decltype(codes)>>{codes,
+                                                             weight.plane(formats::PlaneRole::scales).bytes.data()};
+}
+
+/// Calls body with the two sizes as constants where they are usual, so that copying a block is a few plain moves.
+template <class Body>
+void with_block_sizes(const formats::Scheme& scheme, const Body& body) {
+  const auto with_scale = [&](auto code) {
+    if (scheme.scale == formats::ScaleType::e4m4) {
+      body(code, std::integral_constant<int64_t, 1>{});
+    } else {
+      body(code, std::integral_constant<int64_t, 2>{});
     }
   };
-  parallel_for(strips * groups, 4, [&](int64_t begin, int64_t end) {
-    for (int64_t index = begin; index < end; ++index) task(index);
-  });
+  const int64_t bytes = code_bytes(scheme);
+  const auto try_sizes = [&]<int64_t... sizes>(std::integer_sequence<int64_t, sizes...>) {
+    return ((bytes == sizes && (with_scale(std::integral_constant<int64_t, sizes>{}), true)) || ...);
+  };
+  if (!try_sizes(std::integer_sequence<int64_t, 8, 12, 16, 20>{})) with_scale(bytes);
 }
 
-/// Copies `count` units; whole tiles are the fast case.
-template <class Map, class Unit>
-void copy_units(std::byte* to, const std::byte* from, int64_t count, Unit unit) noexcept {
-  if (count == Map::tile_blocks) {
-    std::memcpy(to, from, static_cast<size_t>(Map::tile_blocks * unit));
-  } else {
-    std::memcpy(to, from, static_cast<size_t>(count * unit));
-  }
+/// Calls copy(canonical block, slot, blocks) for every run of up to tile_blocks neighbouring blocks, in parallel. A
+/// task is a strip of tile_rows rows by a few tiles: its reads and writes stay in the first-level cache. `blocks` is a
+/// constant for whole runs.
+template <class Map, class Copy>
+void for_each_run(const Map& map, int64_t n, int64_t blocks, const Copy& copy) {
+  constexpr int64_t strip_tiles = 8;
+  constexpr std::integral_constant<int64_t, Map::tile_blocks> whole;
+  const int64_t tiles = blocks / whole;
+  const int64_t groups = (map.blocks() / whole + strip_tiles - 1) / strip_tiles;
+  const auto move_strip = [&](int64_t strip, int64_t group) {
+    const int64_t last_tile = std::min((group + 1) * strip_tiles, tiles);
+    const bool ragged = group + 1 == groups && blocks % whole != 0;
+    for (int64_t row = strip * Map::tile_rows; row < std::min((strip + 1) * Map::tile_rows, n); ++row) {
+      for (int64_t tile = group * strip_tiles; tile < last_tile; ++tile) {
+        copy(row * blocks + tile * whole, map.slot(row, tile * whole), whole);
+      }
+      if (ragged) copy(row * blocks + tiles * whole, map.slot(row, tiles * whole), blocks % whole);
+    }
+  };
+  parallel_for(map.rows() / Map::tile_rows * groups, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) move_strip(task / groups, task % groups);
+  });
 }
 
 /// Refuses a block of the padding that is not zero: rows from n on, and blocks behind the last one of a row.
 template <class Map>
-void check_padding(const Map& map, const formats::PackedWeight& packed, std::string_view name, BlockPlane plane) {
-  const std::byte* bytes = packed.plane(plane.role).bytes.data();
+void check_padding(const Map& map, const formats::PackedWeight& packed, std::string_view name, formats::PlaneRole role,
+                   int64_t bytes) {
+  const std::byte* const plane = packed.plane(role).bytes.data();
   const int64_t blocks = formats::kbit_blocks(packed.k);
   for (int64_t row = 0; row < map.rows(); ++row) {
     for (int64_t block = row < packed.n ? blocks : 0; block < map.blocks(); ++block) {
-      const std::byte* unit = bytes + map.slot(row, block) * plane.unit;
-      const bool zero = std::all_of(unit, unit + plane.unit, [](std::byte value) { return value == std::byte{0}; });
-      if (!zero) refuse_padding(packed, name, plane.role, row, block);
+      const std::byte* begin = plane + map.slot(row, block) * bytes;
+      const bool zero = std::all_of(begin, begin + bytes, [](std::byte value) { return value == std::byte{0}; });
+      if (!zero) refuse_padding(packed, name, role, row, block);
     }
   }
+}
+
+inline void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) noexcept {
+  std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
 }  // namespace detail
@@ -107,18 +124,15 @@ template <class Map>
 formats::PackedWeight pack_blocks(const Map& map, const formats::PackedWeight& canonical, std::string_view layout,
                                   std::span<const formats::PlaneSpec> specs) {
   formats::PackedWeight packed = formats::allocate_planes(canonical.scheme, layout, canonical.n, canonical.k, specs);
-  detail::BlockPlane planes[detail::block_plane_count];
-  detail::block_planes(canonical.scheme, planes);
-  for (const detail::BlockPlane& plane : planes) {
-    const std::byte* from = canonical.plane(plane.role).bytes.data();
-    std::byte* to = packed.plane(plane.role).bytes.data();
-    detail::with_constant_unit(plane.unit, [&](auto unit) {
-      detail::for_each_run(map, canonical.n, formats::kbit_blocks(canonical.k),
-                           [=](int64_t block, int64_t slot, int64_t count) {
-                             detail::copy_units<Map>(to + slot * unit, from + block * unit, count, unit);
-                           });
-    });
-  }
+  const auto from = detail::block_planes(canonical);
+  const auto to = detail::block_planes(packed);
+  detail::with_block_sizes(canonical.scheme, [&](auto code, auto scale) {
+    detail::for_each_run(map, canonical.n, formats::kbit_blocks(canonical.k),
+                         [=](int64_t block, int64_t slot, auto count) {
+                           detail::copy_bytes(to.codes + slot * code, from.codes + block * code, count * code);
+                           detail::copy_bytes(to.scales + slot * scale, from.scales + block * scale, count * scale);
+                         });
+  });
   return packed;
 }
 
@@ -126,21 +140,18 @@ formats::PackedWeight pack_blocks(const Map& map, const formats::PackedWeight& c
 template <class Map>
 formats::PackedWeight unpack_blocks(const Map& map, const formats::PackedWeight& packed, std::string_view name,
                                     std::span<const formats::PlaneSpec> specs) {
+  detail::check_padding(map, packed, name, formats::PlaneRole::codes, detail::code_bytes(packed.scheme));
+  detail::check_padding(map, packed, name, formats::PlaneRole::scales, detail::scale_bytes(packed.scheme));
   formats::PackedWeight canonical =
       formats::allocate_planes(packed.scheme, formats::canonical_layout, packed.n, packed.k, specs);
-  detail::BlockPlane planes[detail::block_plane_count];
-  detail::block_planes(packed.scheme, planes);
-  for (const detail::BlockPlane& plane : planes) {
-    detail::check_padding(map, packed, name, plane);
-    const std::byte* from = packed.plane(plane.role).bytes.data();
-    std::byte* to = canonical.plane(plane.role).bytes.data();
-    detail::with_constant_unit(plane.unit, [&](auto unit) {
-      detail::for_each_run(map, packed.n, formats::kbit_blocks(packed.k),
-                           [=](int64_t block, int64_t slot, int64_t count) {
-                             detail::copy_units<Map>(to + block * unit, from + slot * unit, count, unit);
-                           });
+  const auto from = detail::block_planes(packed);
+  const auto to = detail::block_planes(canonical);
+  detail::with_block_sizes(packed.scheme, [&](auto code, auto scale) {
+    detail::for_each_run(map, packed.n, formats::kbit_blocks(packed.k), [=](int64_t block, int64_t slot, auto count) {
+      detail::copy_bytes(to.codes + block * code, from.codes + slot * code, count * code);
+      detail::copy_bytes(to.scales + block * scale, from.scales + slot * scale, count * scale);
     });
-  }
+  });
   return canonical;
 }
 
