@@ -1,0 +1,54 @@
+// The one owning byte buffer.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <utility>
+
+namespace w4q {
+
+/// Bytes in memory, aligned to 64, zero-initialised. Copies are explicit through clone(). Large buffers are mapped from
+/// the system and go back to it at once: tensors of changing sizes must not fragment the heap of a run over a whole
+/// model.
+class Buffer {
+ public:
+  static constexpr size_t alignment = 64;
+
+  Buffer() = default;
+  explicit Buffer(size_t size) : data_(allocate(size), Free{size}) {}
+  static Buffer copy_of(std::span<const std::byte> bytes);
+  Buffer(Buffer&& other) noexcept = default;
+  Buffer& operator=(Buffer&& other) noexcept = default;
+  Buffer clone() const { return copy_of(bytes()); }
+
+  std::byte* data() noexcept { return data_.get(); }
+  const std::byte* data() const noexcept { return data_.get(); }
+  size_t size() const noexcept { return data_ ? data_.get_deleter().size : 0; }
+  std::span<std::byte> bytes() noexcept { return {data(), size()}; }
+  std::span<const std::byte> bytes() const noexcept { return {data(), size()}; }
+
+  /// The buffer as an array of T; size() is a multiple of sizeof(T) or the rest is left out.
+  template <class T>
+  std::span<T> as() noexcept {
+    return {reinterpret_cast<T*>(data()), size() / sizeof(T)};
+  }
+  template <class T>
+  std::span<const T> as() const noexcept {
+    return {reinterpret_cast<const T*>(data()), size() / sizeof(T)};
+  }
+
+ private:
+  struct Free {
+    Free() noexcept : size(0) {}
+    explicit Free(size_t size_) noexcept : size(size_) {}
+    void operator()(std::byte* data) const noexcept;
+    size_t size;
+  };
+  /// Null for size 0. Throws std::bad_alloc.
+  static std::byte* allocate(size_t size);
+
+  std::unique_ptr<std::byte[], Free> data_;
+};
+
+}  // namespace w4q
