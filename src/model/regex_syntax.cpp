@@ -26,6 +26,8 @@ struct NamedSet {
 
 /// Sets with a name, as Oniguruma defines them over Unicode.
 constexpr std::string_view word = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
+/// Outside a class, \w and \b count the superscript digits and fractions of Latin-1 as well.
+constexpr std::string_view lone_word = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\xB2\xB3\xB9\xBC-\xBE)";
 constexpr std::string_view space = R"(\p{White_Space})";
 constexpr std::string_view hex = "0-9A-Fa-f";
 constexpr std::array<NamedSet, 11> posix_sets{{
@@ -275,8 +277,10 @@ class Translator {
 
   void escape() {
     const char c = next();
-    constexpr std::string_view same = "AzZKRXNntrfaek123456789g0x";
-    if (const auto set = set_escape(c)) return atom(class_of(set->body, set->negated));
+    constexpr std::string_view same = "AzZKRNntrfaek123456789g0x";
+    if (const auto set = set_escape(c)) {
+      return atom(class_of(set->body == word ? lone_word : std::string_view(set->body), set->negated));
+    }
     if (c == 'b' || c == 'B') return boundary(c == 'B');
     if (c == 'v') return atom("\\x0b");
     if (c == 'u') return atom(code_unit());
@@ -333,7 +337,7 @@ class Translator {
   }
 
   void boundary(bool negated) {
-    const std::string w = class_of(word, false);
+    const std::string w = class_of(lone_word, false);
     atom(negated ? concat("(?:(?<=", w, ")(?=", w, ")|(?<!", w, ")(?!", w, "))")
                  : concat("(?:(?<=", w, ")(?!", w, ")|(?<!", w, ")(?=", w, "))"));
   }

@@ -58,15 +58,24 @@ void order_marks(CodePoints& text) {
   }
 }
 
+/// Composes characters. utf8proc joins U+11A7 to a Hangul syllable before it and loses it, though that code point is
+/// not one of the trailing consonants, which follow it; nothing composes across it, so each part begins with it.
+CodePoints::iterator compose(CodePoints::iterator begin, CodePoints::iterator end, int options) {
+  auto out = begin;
+  while (begin != end) {
+    const auto next = std::find(begin + 1, end, 0x11A7);
+    const auto count = utf8proc_normalize_utf32(&*begin, next - begin, static_cast<utf8proc_option_t>(options));
+    ensure(count >= 0, "composing characters failed");
+    out = std::copy(begin, begin + count, out);
+    begin = next;
+  }
+  return out;
+}
+
 void append_normalized(std::string_view text, int options, CodePoints& memory, std::string& out) {
   decompose(text, options, memory);
   order_marks(memory);
-  if ((options & UTF8PROC_COMPOSE) != 0) {
-    const auto count = utf8proc_normalize_utf32(memory.data(), static_cast<utf8proc_ssize_t>(memory.size()),
-                                                static_cast<utf8proc_option_t>(options));
-    ensure(count >= 0, "composing characters failed");
-    memory.resize(static_cast<size_t>(count));
-  }
+  if ((options & UTF8PROC_COMPOSE) != 0) memory.erase(compose(memory.begin(), memory.end(), options), memory.end());
   for (const auto code_point : memory) utf8_append(out, static_cast<char32_t>(code_point));
 }
 
