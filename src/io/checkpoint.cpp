@@ -1,6 +1,7 @@
 #include "io/checkpoint.h"
 
 #include <algorithm>
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -64,6 +65,13 @@ SafetensorsHeader open_shard(const fs::path& path, Shard& shard) {
   }
   shard.data_begin = header.data_begin;
   return header;
+}
+
+/// Memory for the decompressed copy of a tensor.
+Buffer allocate(const TensorInfo& info) try { return Buffer(info.size()); } catch (const std::bad_alloc&) {
+  throw Error(ErrorCode::bad_file, concat("tensor \"", shown(info.name), "\": not enough memory to decompress it"))
+      .detail(concat(info.size(), " bytes are needed"))
+      .hint("decompress the file first (zstd -d): plain files are mapped, not copied");
 }
 
 /// How alike two names are: what they share at the front and at the back.
@@ -172,15 +180,18 @@ LoadedTensor Checkpoint::load(std::string_view name) const {
   const Shard& shard = impl_->shard_at(name);
   const uint64_t begin = shard.data_begin + info.begin;
   TensorView view{info.name, info.dtype, info.shape, {}};
-  if (!shard.frames) {
+  std::shared_ptr<const void> keep_alive;
+  if (shard.frames) {
+    const auto copy = std::make_shared<Buffer>(allocate(info));
+    read_range(shard.map.bytes(), *shard.frames, begin, copy->bytes(), shard.path);
+    view.bytes = copy->bytes();
+    keep_alive = copy;
+  } else {
     view.bytes = shard.map.bytes().subspan(begin, info.size());
     const auto release = [&map = shard.map, begin, size = info.size()](const void*) { map.release(begin, size); };
-    return {std::move(view), std::shared_ptr<const void>(view.bytes.data(), release)};
+    keep_alive = std::shared_ptr<const void>(view.bytes.data(), release);
   }
-  const auto copy = std::make_shared<Buffer>(info.size());
-  read_range(shard.map.bytes(), *shard.frames, begin, copy->bytes(), shard.path);
-  view.bytes = copy->bytes();
-  return {std::move(view), copy};
+  return {std::move(view), std::move(keep_alive)};
 }
 
 std::string Checkpoint::file_of(std::string_view name) const {

@@ -66,8 +66,8 @@ bool lies_in(const fs::path& path, const fs::path& folder) {
 void refuse_overlap(const fs::path& target, const std::vector<fs::path>& inputs) {
   for (const auto& input : inputs) {
     std::error_code error;
-    fs::path place = fs::weakly_canonical(fs::absolute(input), error);
-    if (error) place = fs::absolute(input).lexically_normal();
+    fs::path place = fs::weakly_canonical(fs::absolute(input, error), error);
+    if (error) throw system_error(input, "cannot resolve", error.value());
     if (!place.has_filename()) place = place.parent_path();
     std::string_view relation;
     if (lies_in(target, place)) relation = target == place ? "is the input" : "lies in the input";

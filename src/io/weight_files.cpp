@@ -191,6 +191,7 @@ WeightFiles find_weight_files(const fs::path& path) {
     search_folder(files);
     return files;
   }
+  if (type == fs::file_type::none) throw system_error(path, "cannot open", error.value());
   files.folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   const std::string name = path.filename().native();
   if (is_index(name)) {

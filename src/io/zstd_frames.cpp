@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "core/interrupt.h"
 #include "core/parallel.h"
 #include "core/text.h"
 #include "io/mapped_file.h"
@@ -207,6 +208,7 @@ void compress_file(const std::filesystem::path& from, const std::filesystem::pat
   const size_t batch = static_cast<size_t>(threads()) * 4;
   std::vector<std::string> compressed(batch);
   for (size_t first = 0; first < frames; first += batch) {
+    check_interrupt();
     const size_t count = std::min(batch, frames - first);
     const auto frame_at = [&](size_t i) {
       const size_t begin = (first + i) * frame_bytes;
