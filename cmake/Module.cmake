@@ -56,5 +56,7 @@ function(w4q_test NAME)
   foreach(module ${ARG_LINK})
     target_link_libraries(tests_${NAME} PRIVATE w4q_${module})
   endforeach()
-  gtest_discover_tests(tests_${NAME} TEST_PREFIX ${NAME}. DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT 600)
+  # Tests share the cores: OpenMP threads that spin while they wait would starve each other (apps/w4q/main.cpp).
+  gtest_discover_tests(tests_${NAME} TEST_PREFIX ${NAME}. DISCOVERY_MODE PRE_TEST 
+    PROPERTIES TIMEOUT 600 ENVIRONMENT GOMP_SPINCOUNT=1000)
 endfunction()

@@ -44,13 +44,14 @@ TEST_F(Options, RecipeDecidesAloneAndFirstMatchWins) {
     {"match": "*.mlp.*", "scheme": "kbit2-b32-e4m4"}]})");
   const auto result = quantize({"--dry-run", "--recipe", recipe, "--json"});
   ASSERT_EQ(result.status, 0) << result.err;
+  const io::Json plan = result.json();
   std::map<std::string, io::Json> scheme;
-  for (const auto& tensor : result.json()["tensors"]) scheme[tensor["name"]] = tensor["scheme"];
+  for (const auto& tensor : plan["tensors"]) scheme[tensor["name"]] = tensor["scheme"];
   EXPECT_EQ(scheme["model.layers.1.mlp.down_proj.weight"], "kbit5-b32-f16");
   EXPECT_EQ(scheme["model.layers.1.mlp.up_proj.weight"], "kbit2-b32-e4m4");
   EXPECT_TRUE(scheme["model.layers.1.self_attn.q_proj.weight"].is_null());
   EXPECT_TRUE(scheme["model.layers.0.mlp.up_proj.weight"].is_null());
-  EXPECT_EQ(result.json()["packed_tensors"], 9);
+  EXPECT_EQ(plan["packed_tensors"], 9);
 }
 
 TEST_F(Options, RecipesWithMistakesAreRefused) {
@@ -133,9 +134,9 @@ TEST_F(Options, StrideAndBosScoreTheTokensTheyShould) {
     arguments.insert(arguments.end(), more.begin(), more.end());
     return run_w4q(arguments).json()["perplexity"];
   };
-  EXPECT_EQ(ppl({})["scored_tokens"], 5 * 63);
-  EXPECT_EQ(ppl({"--bos"})["scored_tokens"], 5 * 63);  // 63 ids behind a BOS, all scored
-  EXPECT_EQ(ppl({"--stride", "16"})["scored_tokens"], 63 + 4 * 16);
+  EXPECT_EQ(ppl({"--windows", "5"})["scored_tokens"], 5 * 63);
+  EXPECT_EQ(ppl({"--bos", "--windows", "5"})["scored_tokens"], 5 * 63);  // 63 ids behind a BOS, all scored
+  EXPECT_EQ(ppl({"--stride", "16", "--windows", "5"})["scored_tokens"], 63 + 4 * 16);
   // More context per scored token can only help a sane model: the strided figure is lower.
   EXPECT_LT(ppl({"--stride", "16", "--windows", "40"})["perplexity"].get<double>(),
             ppl({"--windows", "10"})["perplexity"].get<double>());
