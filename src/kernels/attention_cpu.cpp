@@ -80,6 +80,8 @@ HWY_EXPORT(multiply);
 /// values, and are large enough for the products to run near their peak.
 constexpr int64_t query_block = 128;
 constexpr int64_t key_block = 256;
+/// Products that a task computes at least: some 20 µs of work, which waking another thread is worth.
+constexpr int64_t task_products = 1 << 17;
 
 /// The softmax of one query so far: scores were shifted by `shift`, and their exponentials add up to `sum`.
 struct RunningSoftmax {
@@ -171,10 +173,11 @@ void append(const KeyValueCache& cache, int64_t first, MatrixView<const float> k
 void attention(MatrixView<const float> queries, const KeyValueCache& cache, int64_t first, int64_t window,
                MatrixView<float> out) {
   check(queries, cache, first, out);
+  if (queries.rows == 0) return;
   const int64_t head_dim = cache.head_dim, heads = queries.cols / head_dim, groups = heads / cache.kv_heads;
   const int64_t blocks = (queries.rows + query_block - 1) / query_block;
   const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
-  parallel_for(heads * blocks, 1, [&](int64_t task, int64_t) {
+  const auto attend_task = [&](int64_t task) {
     // Late queries see the most keys: they go first, so that the threads finish together.
     const int64_t head = task % heads, begin = (blocks - 1 - task / heads) * query_block;
     const int64_t rows = std::min(query_block, queries.rows - begin);
@@ -186,6 +189,11 @@ void attention(MatrixView<const float> queries, const KeyValueCache& cache, int6
             .first = first + begin,
             .window = window},
            scale);
+  };
+  const int64_t seen = window > 0 ? std::min(window + queries.rows, first + queries.rows) : first + queries.rows;
+  const int64_t products = 2 * std::min(queries.rows, query_block) * seen * head_dim;
+  parallel_for(heads * blocks, std::max<int64_t>(1, task_products / products), [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) attend_task(task);
   });
 }
 

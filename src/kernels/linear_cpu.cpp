@@ -50,6 +50,8 @@ HWY_EXPORT(dot);
 constexpr int64_t row_block = 64;
 /// Up to so many rows of x, a dot product per output beats packing matrices.
 constexpr int64_t few_rows = 4;
+/// Weights that such a task reads at least: some 50 µs of work, which waking another thread is worth.
+constexpr int64_t few_rows_weights = 1 << 18;
 
 /// Scratch of at least `count` values that stays with the thread between calls.
 float* scratch(int64_t count) {
@@ -99,8 +101,10 @@ void decode_rows(const LinearWeight& weight, int64_t begin, int64_t end, MatrixV
 
 void linear(const LinearWeight& weight, MatrixView<const float> x, MatrixView<float> y) {
   ensure(x.rows == y.rows && x.cols == weight.k && y.cols == weight.n, concat(weight.name, ": linear: shapes differ"));
-  const auto multiply = x.rows <= few_rows ? multiply_few : multiply_block;
-  parallel_for(weight.n, row_block, [&](int64_t begin, int64_t end) {
+  const bool few = x.rows <= few_rows;
+  const auto multiply = few ? multiply_few : multiply_block;
+  const int64_t grain = few ? std::max(row_block, few_rows_weights / std::max<int64_t>(weight.k, 1)) : row_block;
+  parallel_for(weight.n, grain, [&](int64_t begin, int64_t end) {
     const MatrixView<float> block(y.data + begin, y.rows, end - begin, y.stride);
     multiply(weight, begin, x, block);
     if (!weight.bias.empty()) add_bias(weight.bias, begin, block);

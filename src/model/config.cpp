@@ -183,6 +183,18 @@ void parse_special_tokens(const ConfigReader& reader, const io::Json& json, cons
   if (!stated(json, "eos_token_id") && family.eos_token) config.eos_tokens = {*family.eos_token};
 }
 
+/// Older files say "float16", some "torch.float16".
+std::optional<DType> parse_dtype_name(const ConfigReader& reader) {
+  const io::Json* value = reader.find("dtype");
+  if (value == nullptr) value = reader.find("torch_dtype");
+  if (value == nullptr || !value->is_string()) return std::nullopt;
+  const auto name = value->get<std::string>();
+  if (name.ends_with("bfloat16")) return DType::bf16;
+  if (name.ends_with("float16")) return DType::f16;
+  if (name.ends_with("float32")) return DType::f32;
+  return std::nullopt;
+}
+
 }  // namespace
 
 ModelConfig parse_config(const io::Json& json, std::string_view source) {
@@ -201,6 +213,7 @@ ModelConfig parse_config(const io::Json& json, std::string_view source) {
   config.tie_word_embeddings = reader.boolean("tie_word_embeddings");
   config.tied_embeddings = config.tie_word_embeddings.value_or(false);
   parse_biases(reader, config);
+  config.dtype = parse_dtype_name(reader);
   config.rope = parse_rope(reader, family.rope_theta, config);
   parse_windows(reader, json, config);
   parse_special_tokens(reader, json, family, config);

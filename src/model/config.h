@@ -52,6 +52,7 @@ struct ModelConfig {
   bool mlp_bias = false;
   bool qk_norm = false;
   RopeConfig rope;
+  std::optional<DType> dtype;  ///< torch_dtype or dtype, what the producer computed in; nothing when absent or unusual
   /// Per layer: keys older than this many positions are not seen; 0 means all are.
   std::vector<int64_t> sliding_window;
   std::optional<int64_t> bos_token;

@@ -48,7 +48,7 @@ void observe_input(const Observer* observer, const LinearWeight& weight, MatrixV
 }  // namespace
 
 struct Decoder::Impl {
-  Impl(const Model& model_, int64_t capacity_);
+  Impl(const Model& model_, int64_t capacity_, DType rope_frequencies);
 
   void check(std::span<const int32_t> ids) const;
   void embed(std::span<const int32_t> ids, MatrixView<float> out) const;
@@ -67,8 +67,11 @@ struct Decoder::Impl {
   MatrixView<float> cosines, sines;  // of the positions of the current call
 };
 
-Decoder::Impl::Impl(const Model& model_, int64_t capacity_)
-    : model(model_), config(model_.config()), capacity(capacity_), rope(config.rope, config.head_dim) {
+Decoder::Impl::Impl(const Model& model_, int64_t capacity_, DType rope_frequencies)
+    : model(model_),
+      config(model_.config()),
+      capacity(capacity_),
+      rope(config.rope, config.head_dim, rope_frequencies) {
   const int64_t width = config.kv_heads * config.head_dim;
   constexpr auto most = std::numeric_limits<int64_t>::max() / int64_t{2 * sizeof(float)};
   if (capacity < 1 || capacity > most / width) {
@@ -159,7 +162,8 @@ void Decoder::Impl::mlp_block(const LayerWeights& weights, MatrixView<float> all
   }
 }
 
-Decoder::Decoder(const Model& model, int64_t capacity) : impl_(std::make_unique<Impl>(model, capacity)) {}
+Decoder::Decoder(const Model& model, int64_t capacity, DType rope_frequencies)
+    : impl_(std::make_unique<Impl>(model, capacity, rope_frequencies)) {}
 Decoder::~Decoder() = default;
 Decoder::Decoder(Decoder&&) noexcept = default;
 

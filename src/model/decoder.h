@@ -24,9 +24,10 @@ struct Observer {
 /// must outlive it.
 class Decoder {
  public:
-  /// `capacity`: the most positions of one sequence. Throws bad_argument when it is not positive or its cache is larger
-  /// than memory can be.
-  Decoder(const Model& model, int64_t capacity);
+  /// `capacity`: the most positions of one sequence. `rope_frequencies`: see RopeTable; f32 is right,
+  /// ModelConfig::dtype reproduces activations of a module that was cast to 16 bit as a whole. Throws bad_argument when
+  /// the capacity is not positive or its cache is larger than memory can be.
+  Decoder(const Model& model, int64_t capacity, DType rope_frequencies = DType::f32);
   ~Decoder();
   Decoder(Decoder&&) noexcept;
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "core/convert.h"
 #include "core/error.h"
 #include "core/parallel.h"
 
@@ -78,12 +79,24 @@ std::vector<float> yarn_frequencies(const RopeConfig& rope, int64_t dim) {
 
 }  // namespace
 
-RopeTable::RopeTable(const RopeConfig& rope, int64_t head_dim)
-    : rope_(rope), rotary_dim_(static_cast<int64_t>(static_cast<double>(head_dim) * rope.partial_rotary_factor)) {
+RopeTable::RopeTable(const RopeConfig& rope, int64_t head_dim, DType frequency_dtype)
+    : rope_(rope),
+      rotary_dim_(static_cast<int64_t>(static_cast<double>(head_dim) * rope.partial_rotary_factor)),
+      frequency_dtype_(frequency_dtype) {
   ensure(rotary_dim_ >= 2 && rotary_dim_ % 2 == 0 && rotary_dim_ <= head_dim, "rope: odd number of channels");
 }
 
 std::vector<float> RopeTable::inverse_frequencies(int64_t length) const {
+  std::vector<float> inverse = exact_frequencies(length);
+  const bool recomputed = rope_.type == RopeType::dynamic && length > rope_.original_max_positions;
+  if (frequency_dtype_ == DType::f32 || recomputed) return inverse;
+  Buffer rounded(inverse.size() * static_cast<size_t>(dtype_bits(frequency_dtype_)) / 8);
+  narrow(inverse, frequency_dtype_, rounded.bytes());
+  widen(rounded.bytes(), frequency_dtype_, inverse);
+  return inverse;
+}
+
+std::vector<float> RopeTable::exact_frequencies(int64_t length) const {
   if (rope_.type == RopeType::yarn) return yarn_frequencies(rope_, rotary_dim_);
   const float theta =
       rope_.type == RopeType::dynamic ? dynamic_theta(rope_, length, rotary_dim_) : static_cast<float>(rope_.theta);

@@ -12,7 +12,10 @@ namespace w4q::model {
 
 class RopeTable {
  public:
-  RopeTable(const RopeConfig& rope, int64_t head_dim);
+  /// `frequency_dtype`: what frequencies are rounded to, f32 in the published models. A 16-bit type is what a module
+  /// computes with after it was cast as a whole, buffers included; frequencies that dynamic scaling recomputes stay
+  /// fp32 there, and here.
+  RopeTable(const RopeConfig& rope, int64_t head_dim, DType frequency_dtype = DType::f32);
 
   /// Pairs of channels that rotate in each head.
   int64_t pairs() const noexcept { return rotary_dim_ / 2; }
@@ -26,8 +29,11 @@ class RopeTable {
   void fill(int64_t first, MatrixView<float> cosine, MatrixView<float> sine) const;
 
  private:
+  std::vector<float> exact_frequencies(int64_t length) const;
+
   RopeConfig rope_;
   int64_t rotary_dim_;
+  DType frequency_dtype_;
 };
 
 }  // namespace w4q::model
