@@ -27,6 +27,9 @@ constexpr uint64_t max_frames = 0x8000000;
 /// The smallest zstd block has 4 bytes and stands for at most 128 KiB, so no frame expands more than this.
 constexpr uint64_t max_expansion = (128 << 10) / 4;
 
+/// Content bytes below which starting another thread costs more than it saves.
+constexpr uint64_t worth_a_thread = 1 << 20;
+
 Error damaged(std::string_view file, std::string_view problem) {
   return {ErrorCode::bad_file, concat(shown(file), ": ", problem)};
 }
@@ -185,7 +188,8 @@ void read_range(std::span<const std::byte> compressed, const SeekTable& table, u
   const auto& starts = table.content;
   const auto first = std::upper_bound(starts.begin(), starts.end(), begin) - starts.begin() - 1;
   const auto last = std::lower_bound(starts.begin(), starts.end(), end) - starts.begin();
-  parallel_for(last - first, 1, [&](int64_t from, int64_t to) {
+  const auto grain = static_cast<int64_t>(static_cast<uint64_t>(last - first) * worth_a_thread / out.size());
+  parallel_for(last - first, grain, [&](int64_t from, int64_t to) {
     for (auto i = static_cast<size_t>(first + from); i < static_cast<size_t>(first + to); ++i) {
       if (starts[i] == starts[i + 1]) continue;  // empty or skippable
       const uint64_t wanted_begin = std::max(begin, starts[i]);
