@@ -1,0 +1,70 @@
+#include "device/timing.h"
+
+#include <algorithm>
+
+#include "device/check.h"
+#include "device/properties.h"
+
+namespace w4q::device {
+namespace {
+
+/// A captured graph, ready to launch.
+class Graph {
+ public:
+  Graph(const Stream& stream, const std::function<void()>& work) {
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "beginning a capture");
+    try {
+      work();
+    } catch (...) {
+      cudaStreamEndCapture(stream.get(), &graph);
+      if (graph != nullptr) cudaGraphDestroy(graph);
+      throw;
+    }
+    check(cudaStreamEndCapture(stream.get(), &graph), "ending a capture");
+    const cudaError_t status = cudaGraphInstantiate(&graph_, graph, 0);
+    cudaGraphDestroy(graph);
+    check(status, "instantiating a graph");
+  }
+  ~Graph() {
+    if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
+  }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+
+  void launch(const Stream& stream) const { check(cudaGraphLaunch(graph_, stream.get()), "launching a graph"); }
+
+ private:
+  cudaGraphExec_t graph_ = nullptr;
+};
+
+}  // namespace
+
+int rotating_copies(int64_t bytes) {
+  const auto gpu = find_gpu();
+  const int64_t wanted = 4 * (gpu ? gpu->l2_bytes : int64_t{64} << 20);
+  return static_cast<int>(std::clamp<int64_t>((wanted + bytes - 1) / std::max<int64_t>(bytes, 1), 1, 1024));
+}
+
+Timing time_calls(const std::function<void(int, cudaStream_t)>& call, const TimingOptions& options) {
+  const Stream stream;
+  const Graph graph(stream, [&] {
+    for (int i = 0; i < options.calls; ++i) call(i, stream.get());
+  });
+  graph.launch(stream);  // warm-up: first launches upload the graph
+  stream.synchronize();
+  std::vector<double> seconds;
+  for (int replay = 0; replay < options.replays; ++replay) {
+    const Event start;
+    const Event stop;
+    start.record(stream);
+    graph.launch(stream);
+    stop.record(stream);
+    stop.synchronize();
+    seconds.push_back(stop.seconds_since(start) / options.calls);
+  }
+  std::sort(seconds.begin(), seconds.end());
+  return {seconds[seconds.size() / 2], seconds.front(), seconds.back(), options.calls, options.replays};
+}
+
+}  // namespace w4q::device
