@@ -1,5 +1,6 @@
 #include "model/packed_checkpoint.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/error.h"
@@ -55,9 +56,20 @@ class Fields {
   std::string place_;
 };
 
+bool is_known_layout(std::string_view name) {
+  const auto rows = repack::layout_registry();
+  return std::any_of(rows.begin(), rows.end(), [&](const auto& row) { return row.name == name; });
+}
+
 PackedPass parse_pass(const Json& json, const std::string& place) {
   const Fields fields(json, place);
-  return {formats::parse_scheme(fields.text("scheme")), std::string(repack::layout_row(fields.text("layout")).name)};
+  std::string layout = fields.text("layout");
+  if (!is_known_layout(layout)) {
+    throw Error(ErrorCode::unsupported,
+                concat(place, " names the layout \"", printable(layout), "\", which is unknown"))
+        .hint("w4q list shows the layouts of this version");
+  }
+  return {formats::parse_scheme(fields.text("scheme")), std::move(layout)};
 }
 
 PackedLinearInfo parse_linear(const std::string& name, const Json& json, std::string_view source) {
