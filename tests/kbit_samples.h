@@ -1,6 +1,7 @@
 // Weights of many shapes of distribution, and the helpers that the tests of formats, quantize, repack and laws share.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>

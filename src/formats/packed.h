@@ -61,8 +61,8 @@ struct PackedLinear {
 /// Equal scheme, layout, sizes and bytes of every plane (class E0).
 bool bytes_equal(const PackedWeight& a, const PackedWeight& b) noexcept;
 
-/// The largest n and k: no size computed from them overflows 64 bits.
-inline constexpr int64_t max_dimension = (int64_t{1} << 31) - 1;
+/// The largest n and k: no size computed from them, counted in bits, overflows 64 bits.
+inline constexpr int64_t max_dimension = int64_t{1} << 30;
 
 /// Throws unsupported naming `name` unless n and k are both in 1 … max_dimension.
 void check_dimensions(int64_t n, int64_t k, std::string_view name);

@@ -32,7 +32,7 @@ void check_weight(const TensorView& weight) {
         .detail("expected a matrix [outputs, inputs]");
   }
   formats::check_dimensions(weight.shape[0], weight.shape[1], weight.name);
-  const int64_t expected = byte_count(weight.dtype, weight.shape);
+  const int64_t expected = weight.shape[0] * weight.shape[1] * (dtype_bits(weight.dtype) / 8);
   if (static_cast<int64_t>(weight.bytes.size()) != expected) {
     throw Error(ErrorCode::bad_argument, concat(name, ": wrong number of bytes"))
         .detail(concat("expected ", expected, ", got ", weight.bytes.size()));

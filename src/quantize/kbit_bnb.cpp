@@ -1,4 +1,6 @@
 // bitsandbytes' rule for kbit, byte for byte (docs/kbit.md).
+#include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "formats/codebook.h"

@@ -12,7 +12,7 @@ using formats::Scheme;
 
 bool accepts(const Scheme&, int64_t n, int64_t k, std::string* why) {
   if (n >= 1 && k >= 1 && n <= formats::max_dimension && k <= formats::max_dimension) return true;
-  if (why != nullptr) *why = "n and k must be positive and below 2^31";
+  if (why != nullptr) *why = "n and k must be in 1 … 2^30";
   return false;
 }
 

@@ -19,7 +19,7 @@ bool accepts(const Scheme& scheme, int64_t n, int64_t k, std::string* why) {
   const bool size_fits = n >= 1 && k >= 1 && n <= formats::max_dimension && k <= formats::max_dimension;
   if (block_fits && size_fits) return true;
   if (why != nullptr) {
-    *why = block_fits ? "n and k must be positive and below 2^31" : "it holds kbit schemes with blocks of 32 only";
+    *why = block_fits ? "n and k must be in 1 … 2^30" : "it holds kbit schemes with blocks of 32 only";
   }
   return false;
 }

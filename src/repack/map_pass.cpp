@@ -1,5 +1,7 @@
 #include "repack/map_pass.h"
 
+#include <cstring>
+
 #include "core/error.h"
 #include "core/text.h"
 #include "formats/scheme_registry.h"

@@ -73,7 +73,7 @@ TEST(Validate, RefusesHugeSizesWithoutOverflow) {
   }
   weight.n = max_dimension;
   weight.k = max_dimension;
-  expect_refused(weight, {"codes", "2147483647"});
+  expect_refused(weight, {"codes", "1073741824"});
 }
 
 TEST(Validate, RefusesPaddingBitsByPlace) {

@@ -1,4 +1,5 @@
 // Laws of layouts: unpack undoes pack, planes have the announced shapes, `place` is one-to-one and is what pack does.
+#include <map>
 #include <set>
 
 #include "laws/registries.h"

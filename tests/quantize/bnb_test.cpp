@@ -1,6 +1,7 @@
 // bitsandbytes' bytes against golden vectors, and the plain argmin that they are defined by.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "formats/codebook.h"

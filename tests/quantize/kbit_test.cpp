@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 #include <hwy/targets.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "core/parallel.h"
@@ -227,6 +228,8 @@ TEST(KbitQuantizer, RefusesWhatIsNotAMatrixOfWeights) {
   view.shape = {0, 100};
   test::expect_error(ErrorCode::unsupported, {"0 outputs"}, [&] { run(view, kbit(4)); });
   view.shape = {4, 101};
+  test::expect_error(ErrorCode::bad_argument, {"bytes"}, [&] { run(view, kbit(4)); });
+  view.shape = {formats::max_dimension, formats::max_dimension};
   test::expect_error(ErrorCode::bad_argument, {"bytes"}, [&] { run(view, kbit(4)); });
   view = matrix.view();
   view.dtype = DType::i32;

@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "core/parallel.h"
 #include "formats/codebook.h"
 #include "io/checkpoint.h"
