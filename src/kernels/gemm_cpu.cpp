@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "core/text.h"
 
 #ifdef W4Q_HAVE_ONEDNN
 #include <dnnl.h>
@@ -43,7 +42,7 @@ void multiply(MatrixView<const float> a, MatrixView<const float> b, Transpose tr
   const dnnl_status_t status =
       dnnl_sgemm('N', transpose == Transpose::yes ? 'T' : 'N', c.rows, c.cols, a.cols, 1.0f, a.data, a.stride, b.data,
                  b.stride, accumulate == Accumulate::yes ? 1.0f : 0.0f, c.data, c.stride);
-  ensure(status == dnnl_success, concat("dnnl_sgemm failed with status ", static_cast<int>(status)));
+  ensure(status == dnnl_success, "dnnl_sgemm failed");
 }
 
 #else

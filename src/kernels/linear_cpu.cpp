@@ -52,6 +52,8 @@ constexpr int64_t row_block = 64;
 constexpr int64_t few_rows = 4;
 /// Weights that such a task reads at least: some 50 µs of work, which waking another thread is worth.
 constexpr int64_t few_rows_weights = 1 << 18;
+/// Values that such a task decodes at a time: half of a first level cache, read back at once.
+constexpr int64_t few_rows_scratch = 1 << 12;
 
 /// Scratch of at least `count` values that stays with the thread between calls.
 float* scratch(int64_t count) {
@@ -68,39 +70,51 @@ void add_bias(const std::vector<float>& bias, int64_t begin, MatrixView<float> y
   }
 }
 
+/// decode_rows without its checks.
+void decode(const LinearWeight& weight, int64_t begin, MatrixView<float> out) {
+  if (const auto* packed = std::get_if<std::shared_ptr<const formats::PackedLinear>>(&weight.matrix)) {
+    return dequantize_rows(**packed, begin, out);
+  }
+  const TensorView& view = std::get<LinearWeight::Dense>(weight.matrix).view;
+  const auto row_bytes = static_cast<size_t>(weight.k * dtype_bits(view.dtype) / 8);
+  const auto bytes = view.bytes.subspan(static_cast<size_t>(begin) * row_bytes);
+  if (out.stride == out.cols) return widen(bytes, view.dtype, {out.data, static_cast<size_t>(out.rows * out.cols)});
+  for (int64_t r = 0; r < out.rows; ++r) {
+    widen(bytes.subspan(static_cast<size_t>(r) * row_bytes), view.dtype, {out.row(r), static_cast<size_t>(out.cols)});
+  }
+}
+
 void multiply_few(const LinearWeight& weight, int64_t begin, MatrixView<const float> x, MatrixView<float> y) {
   const auto k = static_cast<size_t>(weight.k);
-  float* row = scratch(weight.k);
-  for (int64_t c = 0; c < y.cols; ++c) {
-    decode_rows(weight, begin + c, begin + c + 1, MatrixView<float>(row, 1, weight.k));
-    for (int64_t r = 0; r < x.rows; ++r) y.row(r)[c] = HWY_DYNAMIC_DISPATCH(dot)(x.row(r), row, k);
+  const int64_t chunk = std::clamp<int64_t>(few_rows_scratch / std::max<int64_t>(weight.k, 1), 1, y.cols);
+  float* memory = scratch(chunk * weight.k);
+  const auto product = HWY_DYNAMIC_DISPATCH(dot);
+  for (int64_t done = 0; done < y.cols; done += chunk) {
+    const MatrixView<float> rows(memory, std::min(chunk, y.cols - done), weight.k);
+    decode(weight, begin + done, rows);
+    for (int64_t c = 0; c < rows.rows; ++c) {
+      for (int64_t r = 0; r < x.rows; ++r) y.row(r)[done + c] = product(x.row(r), rows.row(c), k);
+    }
   }
 }
 
 void multiply_block(const LinearWeight& weight, int64_t begin, MatrixView<const float> x, MatrixView<float> y) {
   const MatrixView<float> rows(scratch(y.cols * weight.k), y.cols, weight.k);
-  decode_rows(weight, begin, begin + y.cols, rows);
+  decode(weight, begin, rows);
   gemm_nt(x, rows, y);
 }
 
 }  // namespace
 
 void decode_rows(const LinearWeight& weight, int64_t begin, int64_t end, MatrixView<float> out) {
-  ensure(begin >= 0 && begin <= end && end <= weight.n && out.rows == end - begin && out.cols == weight.k,
-         concat(weight.name, ": decode_rows: no such rows"));
-  if (const auto* packed = std::get_if<std::shared_ptr<const formats::PackedLinear>>(&weight.matrix)) {
-    return dequantize_rows(**packed, begin, out);
-  }
-  const TensorView& view = std::get<LinearWeight::Dense>(weight.matrix).view;
-  const auto row_bytes = static_cast<size_t>(weight.k * dtype_bits(view.dtype) / 8);
-  for (int64_t r = 0; r < out.rows; ++r) {
-    widen(view.bytes.subspan(static_cast<size_t>(begin + r) * row_bytes, row_bytes), view.dtype,
-          {out.row(r), static_cast<size_t>(out.cols)});
-  }
+  const bool fits = begin >= 0 && begin <= end && end <= weight.n && out.rows == end - begin && out.cols == weight.k;
+  if (!fits) ensure(false, concat(weight.name, ": decode_rows: no such rows"));
+  decode(weight, begin, out);
 }
 
 void linear(const LinearWeight& weight, MatrixView<const float> x, MatrixView<float> y) {
-  ensure(x.rows == y.rows && x.cols == weight.k && y.cols == weight.n, concat(weight.name, ": linear: shapes differ"));
+  const bool fits = x.rows == y.rows && x.cols == weight.k && y.cols == weight.n;
+  if (!fits) ensure(false, concat(weight.name, ": linear: shapes differ"));
   const bool few = x.rows <= few_rows;
   const auto multiply = few ? multiply_few : multiply_block;
   const int64_t grain = few ? std::max(row_block, few_rows_weights / std::max<int64_t>(weight.k, 1)) : row_block;
