@@ -60,6 +60,7 @@ std::optional<TextTrie::Match> TextTrie::find(std::string_view text, size_t from
 AddedTokens::AddedTokens(const std::optional<JsonNode>& node, const Vocabulary& vocabulary,
                          const TextNormalizer& normalizer) {
   if (!node) return;
+  size_t content_bytes = 0;
   for (const JsonNode& item : node->items()) {
     AddedToken token = parse_token(item);
     check(token, item, vocabulary);
@@ -68,15 +69,16 @@ AddedTokens::AddedTokens(const std::optional<JsonNode>& node, const Vocabulary& 
     }
     index_of_id_.emplace(token.id, tokens_.size());
     index_of_content_.emplace(token.content, tokens_.size());
+    content_bytes += token.content.size();
     end_id_ = std::max<int64_t>(end_id_, token.id + 1);
     tokens_.push_back(std::move(token));
   }
+  WorkBudget budget(content_bytes);
   // Of two tokens that look the same once they are normalized, a special one is found.
   for (const bool special : {true, false}) {
     for (size_t i = 0; i < tokens_.size(); ++i) {
       const AddedToken& token = tokens_[i];
       if (token.special != special) continue;
-      WorkBudget budget(token.content.size());
       const std::string text = token.normalized ? normalizer.apply(token.content, budget) : token.content;
       if (!text.empty()) tries_[token.normalized].add(text, static_cast<int32_t>(i));
     }

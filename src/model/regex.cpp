@@ -18,14 +18,14 @@ namespace {
 
 /// Real patterns have up to some 6,000 bytes (long lists of letters).
 constexpr size_t max_pattern_bytes = 60'000;
-/// Backtracking steps from one starting place: a run of white space costs one per character, so this allows any run
-/// that fits in a text of ten megabytes.
-constexpr uint32_t max_steps = 10'000'000;
+/// Backtracking steps from one starting place: a run of white space costs a few for each of its characters.
+constexpr size_t steps_per_byte = 10;
+constexpr size_t steps_at_least = 1'000'000;
 constexpr uint32_t max_heap_kib = 256 * 1024;
 constexpr size_t jit_stack_bytes = 8 * 1024 * 1024;
 /// Starting places tried before the first look at the budget. The windows grow, because PCRE2 may look through all of
 /// the text for a byte that a match must begin with.
-constexpr size_t first_window = 64;
+constexpr size_t first_window = 8;
 
 template <auto free_function>
 struct Free {
@@ -45,8 +45,6 @@ struct MatchMemory {
 
   MatchMemory() {
     if (!context || !data) throw std::bad_alloc();
-    pcre2_set_match_limit(context.get(), max_steps);
-    pcre2_set_depth_limit(context.get(), max_steps);
     pcre2_set_heap_limit(context.get(), max_heap_kib);
     if (stack) pcre2_jit_stack_assign(context.get(), nullptr, stack.get());
   }
@@ -54,6 +52,9 @@ struct MatchMemory {
 
 /// Looks for a match that begins in [from, last_start]; it is then the first pair of the memory's offsets.
 int match(const pcre2_code* code, std::string_view text, size_t from, size_t last_start, MatchMemory& memory) {
+  const auto steps = static_cast<uint32_t>(std::min<size_t>(UINT32_MAX, steps_at_least + steps_per_byte * text.size()));
+  pcre2_set_match_limit(memory.context.get(), steps);
+  pcre2_set_depth_limit(memory.context.get(), steps);
   pcre2_set_offset_limit(memory.context.get(), last_start);
   const auto run = [&](uint32_t options) {
     return pcre2_match(code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from, options | PCRE2_NO_UTF_CHECK,
@@ -90,6 +91,12 @@ struct Regex::Code {
   CodePointer get;
   std::string place;
   std::string pattern;  ///< the beginning, for messages
+
+  Error too_costly(std::string_view why) const {
+    return Error(ErrorCode::unsupported, concat(place, ": the regular expression is too costly on this text"))
+        .detail(concat("pattern: ", pattern))
+        .detail(why);
+  }
 };
 
 Regex::Regex(std::string_view pattern, std::string_view place) {
@@ -112,17 +119,14 @@ Regex::Regex(std::string_view pattern, std::string_view place) {
 std::optional<TextRange> Regex::search(std::string_view text, size_t from, WorkBudget& budget) const {
   thread_local MatchMemory memory;
   for (size_t window = first_window;; window *= 2) {
+    if (budget.time_is_over()) throw code_->too_costly("it needs too much time");
     const size_t last_start = std::min(text.size(), from + window);
     const int found = match(code_->get.get(), text, from, last_start, memory);
     if (found >= 0) {
       const PCRE2_SIZE* ends = pcre2_get_ovector_pointer(memory.data.get());
       return TextRange{ends[0], ends[1]};
     }
-    if (found != PCRE2_ERROR_NOMATCH || budget.time_is_over()) {
-      throw Error(ErrorCode::unsupported, concat(code_->place, ": the regular expression is too costly on this text"))
-          .detail(concat("pattern: ", code_->pattern))
-          .detail(found == PCRE2_ERROR_NOMATCH ? "it needs too much time" : pcre2_message(found));
-    }
+    if (found != PCRE2_ERROR_NOMATCH) throw code_->too_costly(pcre2_message(found));
     if (last_start == text.size()) return std::nullopt;
     from = last_start + 1;
     while (from < text.size() && utf8_continues(text[from])) ++from;

@@ -16,11 +16,6 @@ constexpr std::array<std::pair<std::string_view, UnicodeForm>, 4> forms{{
     {"NFKD", UnicodeForm::nfkd},
 }};
 
-template <class... Cases>
-struct Overloaded : Cases... {
-  using Cases::operator()...;
-};
-
 }  // namespace
 
 TextNormalizer TextNormalizer::parse(const std::optional<JsonNode>& node) {
@@ -53,26 +48,32 @@ void TextNormalizer::add(const JsonNode& node, int depth) {
   }
 }
 
-std::string TextNormalizer::run(const Step& step, std::string text, WorkBudget& budget) {
-  return std::visit(
-      Overloaded{
-          [&](UnicodeForm form) { return unicode_normalized(text, form); },
-          [&](const Prepend& prepend) { return text.empty() ? text : prepend.text + text; },
-          [&](const Replace& replace) { return replace.pattern.replace_all(text, replace.content, budget); },
-          [&](const Strip& strip) {
-            if (strip.right) text.erase(trailing_white_space(text));
-            if (strip.left) text.erase(0, leading_white_space(text));
-            return text;
-          },
-          [&](const Lowercase&) { return unicode_lowercase(text); },
-      },
-      step);
+std::string TextNormalizer::run(UnicodeForm form, std::string text, WorkBudget& /*budget*/) {
+  return unicode_normalized(text, form);
+}
+
+std::string TextNormalizer::run(const Prepend& step, std::string text, WorkBudget& /*budget*/) {
+  return text.empty() ? text : step.text + text;
+}
+
+std::string TextNormalizer::run(const Replace& step, std::string text, WorkBudget& budget) {
+  return step.pattern.replace_all(text, step.content, budget);
+}
+
+std::string TextNormalizer::run(const Strip& step, std::string text, WorkBudget& /*budget*/) {
+  if (step.right) text.erase(trailing_white_space(text));
+  if (step.left) text.erase(0, leading_white_space(text));
+  return text;
+}
+
+std::string TextNormalizer::run(const Lowercase& /*step*/, std::string text, WorkBudget& /*budget*/) {
+  return unicode_lowercase(text);
 }
 
 std::string TextNormalizer::apply(std::string_view text, WorkBudget& budget) const {
   std::string result(text);
   for (const Step& step : steps_) {
-    result = run(step, std::move(result), budget);
+    result = std::visit([&](const auto& kind) { return run(kind, std::move(result), budget); }, step);
     budget.produce(result.size());
   }
   return result;

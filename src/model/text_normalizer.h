@@ -41,7 +41,11 @@ class TextNormalizer {
   using Step = std::variant<UnicodeForm, Prepend, Replace, Strip, Lowercase>;
 
   void add(const JsonNode& node, int depth);
-  static std::string run(const Step& step, std::string text, WorkBudget& budget);
+  static std::string run(UnicodeForm form, std::string text, WorkBudget& budget);
+  static std::string run(const Prepend& step, std::string text, WorkBudget& budget);
+  static std::string run(const Replace& step, std::string text, WorkBudget& budget);
+  static std::string run(const Strip& step, std::string text, WorkBudget& budget);
+  static std::string run(const Lowercase& step, std::string text, WorkBudget& budget);
 
   std::vector<Step> steps_;
 };
