@@ -1,4 +1,4 @@
-// Quantizing with kbit on one core, in bytes of bf16 input a second, beside a copy of the same bytes in the same run.
+// Quantizing with kbit on one core, in bytes of input a second, beside a copy of memory in the same run.
 #include <benchmark/benchmark.h>
 
 #include <cstring>
@@ -67,3 +67,5 @@ BENCHMARK_CAPTURE(quantize_kbit, bf16_bnb, DType::bf16, ScaleType::e4m4, true)->
 
 }  // namespace
 }  // namespace w4q
+
+BENCHMARK_MAIN();
