@@ -6,6 +6,7 @@
 namespace w4q::repack {
 
 LayoutRow canonical_row();
+LayoutRow kbit_fragment_row();
 LayoutRow kbit_tile_row();
 
 }  // namespace w4q::repack

@@ -1,0 +1,119 @@
+// kbit-fragment: kbit codes in the order in which tensor cores read them. The matrix is cut into tiles of 64 outputs ×
+// 64 inputs, inputs first; a tile is what one warp multiplies in one step, four times m16n8k16 over four row tiles
+// of 16.
+//
+// Within a tile, lane = 4·g + t holds, for each row tile, the rows g and g + 8 and the columns 16·t … 16·t + 15, so
+// that a lane's activations are 16 neighbours and all its weights of a row share one scale block (t / 2):
+//
+//   row = 16·row_tile + 8·half + g        col = 16·t + 4·step + 2·upper + e
+//
+// `step` is the mma step, (half, upper) its A register 2·upper + half, e the element of the register. The two codes of
+// a register form a pair of 2·bits bits, the first code low: the index into a table of value pairs. The 16 pairs p =
+// 4·step + 2·upper + half of a row tile take `bits` words: as many whole pairs per word as fit, low bits first; for 3
+// and 5 bits the sixteenth pair is spread over the two top bits of the words. The 4·bits words of a lane stand as
+// `bits` groups of four: group j of all lanes is one coalesced 128-bit load.
+//
+//   word  = tile · 128·bits + (w div 4) · 128 + lane · 4 + w mod 4,   w = row_tile · bits + word of the row tile
+//   scale = tile · 128 + (2·g + t div 2) · 8 + 2·row_tile + half
+//
+// n and k are zero-padded to 64 (docs/layouts.md).
+#pragma once
+
+#include <cstdint>
+
+#include "core/host_device.h"
+
+namespace w4q::repack {
+
+struct KbitFragmentMap {
+  static constexpr int64_t tile_rows = 64;
+  static constexpr int64_t tile_cols = 64;
+  static constexpr int64_t tile_scales = 128;
+  static constexpr int lanes = 32;
+  static constexpr int row_tiles = 4;  ///< of 16 rows, in a tile
+  static constexpr int pairs = 16;     ///< of codes, per lane and row tile
+
+  int64_t row_groups = 0;  ///< ceil(n / 64)
+  int64_t col_groups = 0;  ///< ceil(k / 64)
+
+  W4Q_HOST_DEVICE constexpr KbitFragmentMap(int64_t n, int64_t k)
+      : row_groups((n + tile_rows - 1) / tile_rows), col_groups((k + tile_cols - 1) / tile_cols) {}
+
+  W4Q_HOST_DEVICE static constexpr int pairs_per_word(int bits) { return 32 / (2 * bits); }
+  W4Q_HOST_DEVICE static constexpr int64_t tile_words(int bits) { return int64_t{128} * bits; }
+  W4Q_HOST_DEVICE constexpr int64_t tiles() const { return row_groups * col_groups; }
+  W4Q_HOST_DEVICE constexpr int64_t tile(int64_t row, int64_t col) const {
+    return row / tile_rows * col_groups + col / tile_cols;
+  }
+
+  /// Where a weight stands in its tile.
+  struct Place {
+    int lane;
+    int row_tile;
+    int half;  ///< 0: row g, 1: row g + 8
+    int pair;
+    int element;
+  };
+  W4Q_HOST_DEVICE static constexpr Place place(int64_t row, int64_t col) {
+    const int r = static_cast<int>(row % tile_rows);
+    const int c = static_cast<int>(col % tile_cols);
+    const int half = r / 8 % 2;
+    const int upper = c / 2 % 2;
+    return {4 * (r % 8) + c / 16, r / 16, half, 4 * (c / 4 % 4) + 2 * upper + half, c % 2};
+  }
+
+  struct Bit {
+    int64_t word;
+    int bit;
+  };
+  /// Bit `bit` of the code of a weight.
+  W4Q_HOST_DEVICE constexpr Bit code_bit(int bits, int64_t row, int64_t col, int bit) const {
+    const Place at = place(row, col);
+    const int per_word = pairs_per_word(bits);
+    const int pair_bit = at.element * bits + bit;
+    const bool whole = at.pair < per_word * bits;
+    const int word = whole ? at.pair / per_word : pair_bit / 2;
+    const int shift = whole ? at.pair % per_word * 2 * bits + pair_bit : per_word * 2 * bits + pair_bit % 2;
+    const int w = at.row_tile * bits + word;
+    return {tile(row, col) * tile_words(bits) + w / 4 * 128 + at.lane * 4 + w % 4, shift};
+  }
+
+  W4Q_HOST_DEVICE constexpr int64_t scale(int64_t row, int64_t col) const {
+    const Place at = place(row, col);
+    const int group = at.lane / 4 * 2 + at.lane % 4 / 2;
+    return tile(row, col) * tile_scales + group * 8 + at.row_tile * 2 + at.half;
+  }
+};
+
+namespace detail {
+
+/// Every bit of every word of one tile is taken exactly once, and every scale by exactly its 32 weights.
+constexpr bool fragment_tile_is_bijection(int bits) {
+  constexpr int most_words = 128 * 5;
+  const KbitFragmentMap map(KbitFragmentMap::tile_rows, KbitFragmentMap::tile_cols);
+  uint32_t taken[most_words] = {};
+  int scale_uses[KbitFragmentMap::tile_scales] = {};
+  for (int64_t row = 0; row < KbitFragmentMap::tile_rows; ++row) {
+    for (int64_t col = 0; col < KbitFragmentMap::tile_cols; ++col) {
+      ++scale_uses[map.scale(row, col)];
+      if (map.scale(row, col) != map.scale(row, col / 32 * 32)) return false;
+      for (int bit = 0; bit < bits; ++bit) {
+        const auto at = map.code_bit(bits, row, col, bit);
+        if ((taken[at.word] >> at.bit & 1u) != 0) return false;
+        taken[at.word] |= 1u << at.bit;
+      }
+    }
+  }
+  for (int word = 0; word < 128 * bits; ++word) {
+    if (taken[word] != 0xFFFFFFFFu) return false;
+  }
+  for (const int uses : scale_uses) {
+    if (uses != 32) return false;
+  }
+  return true;
+}
+
+static_assert(fragment_tile_is_bijection(3) && fragment_tile_is_bijection(4));
+
+}  // namespace detail
+}  // namespace w4q::repack
