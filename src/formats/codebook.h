@@ -1,7 +1,6 @@
 // Code tables of kbit: ascending fp32 values, scaled so that the largest magnitude is 1.
 #pragma once
 
-#include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,7 +18,8 @@ struct CodebookRow {
 std::span<const CodebookRow> codebook_registry() noexcept;
 /// A table by name. Throws bad_argument and lists the names.
 std::vector<float> codebook(std::string_view name, int bits);
-/// Checks a table: 2^bits finite, strictly ascending values, not all zero. Throws bad_file naming `source`.
+/// Checks a table: 2^bits finite values, strictly ascending by at least 2^-20 of the largest magnitude. Throws bad_file
+/// naming `source` and the entry.
 void check_codebook(std::span<const float> table, int bits, std::string_view source);
 /// A table from text: numbers separated by white space or commas, or a JSON array. Scaled to largest magnitude 1.
 std::vector<float> parse_codebook(std::string_view text, int bits, std::string_view source);
