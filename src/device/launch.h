@@ -1,0 +1,29 @@
+// How many thread blocks of a kernel the GPU holds at once: the grid of kernels that loop over their work.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "device/check.h"
+
+namespace w4q::device {
+
+inline int multiprocessors() {
+  int current = 0;
+  int count = 0;
+  check(cudaGetDevice(&current), "asking for the current GPU");
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, current), "asking for multiprocessors");
+  return count;
+}
+
+/// Blocks of `threads` threads that are resident together, and not more than `wanted`; at least 1.
+template <class Kernel>
+int resident_blocks(Kernel kernel, int threads, int64_t wanted) {
+  int each = 0;
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, 0), "asking for the occupancy");
+  return static_cast<int>(std::clamp<int64_t>(wanted, 1, int64_t{std::max(each, 1)} * multiprocessors()));
+}
+
+}  // namespace w4q::device
