@@ -1,8 +1,5 @@
 #include "model/regex_syntax.h"
 
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
-
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -11,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "model/regex_sets.h"
 #include "model/utf8.h"
 
 namespace w4q::model {
@@ -18,105 +16,6 @@ namespace {
 
 constexpr size_t none = std::string::npos;
 constexpr int max_class_depth = 20;
-
-struct NamedSet {
-  std::string_view name;
-  std::string_view body;  ///< what stands between the brackets of a PCRE2 class
-};
-
-/// Sets with a name, as Oniguruma defines them over Unicode.
-constexpr std::string_view word = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
-/// Outside a class, \w and \b count the superscript digits and fractions of Latin-1 as well.
-constexpr std::string_view lone_word = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\xB2\xB3\xB9\xBC-\xBE)";
-constexpr std::string_view space = R"(\p{White_Space})";
-constexpr std::string_view hex = "0-9A-Fa-f";
-constexpr std::array<NamedSet, 11> posix_sets{{
-    {"alnum", R"(\p{Alphabetic}\p{Nd})"},
-    {"alpha", R"(\p{Alphabetic})"},
-    {"blank", R"(\p{Zs}\t)"},
-    {"cntrl", R"(\p{Cc})"},
-    {"digit", R"(\p{Nd})"},
-    {"lower", R"(\p{Lowercase})"},
-    {"punct", R"(\p{P}\p{S})"},
-    {"space", space},
-    {"upper", R"(\p{Uppercase})"},
-    {"word", word},
-    {"xdigit", hex},
-}};
-constexpr std::array<NamedSet, 7> long_categories{{
-    {"letter", R"(\p{L})"},
-    {"mark", R"(\p{M})"},
-    {"number", R"(\p{N})"},
-    {"other", R"(\p{C})"},
-    {"punctuation", R"(\p{P})"},
-    {"separator", R"(\p{Z})"},
-    {"symbol", R"(\p{S})"},
-}};
-
-template <size_t count>
-std::optional<std::string_view> find_set(const std::array<NamedSet, count>& sets, std::string_view name) {
-  const auto row = std::find_if(sets.begin(), sets.end(), [&](const NamedSet& set) { return set.name == name; });
-  return row == sets.end() ? std::nullopt : std::optional(row->body);
-}
-
-bool compiles(const std::string& pattern) {
-  int error = 0;
-  PCRE2_SIZE offset = 0;
-  pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), PCRE2_UTF | PCRE2_UCP,
-                                   &error, &offset, nullptr);
-  pcre2_code_free(code);
-  return code != nullptr;
-}
-
-/// The members of \p{name}, as the body of a class. PCRE2's \p{Han} would take in the script's extensions.
-std::string property_body(std::string_view name) {
-  std::string plain;
-  for (char c : name) {
-    if (c != ' ' && c != '_' && c != '-') plain += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  }
-  if (plain == "punct") return R"(\p{P})";
-  if (const auto set = find_set(long_categories, plain)) return std::string(*set);
-  if (const auto set = find_set(posix_sets, plain)) return std::string(*set);
-  const std::string script = concat("\\p{sc:", name, "}");
-  return compiles(script) ? script : concat("\\p{", name, "}");
-}
-
-std::string class_of(std::string_view body, bool negated) { return concat(negated ? "[^" : "[", body, "]"); }
-
-/// The union of what stands in a class: PCRE2 can say `plain` in brackets; each of `others` is an expression that
-/// matches one character.
-struct ClassUnion {
-  std::string plain;
-  std::vector<std::string> others;
-  bool after_set = false;  ///< a hyphen that follows is no range
-
-  void add(std::string_view body, bool negated) {
-    if (negated) {
-      add_other(class_of(body, true));
-    } else {
-      plain += body;
-      after_set = true;
-    }
-  }
-  void add_other(std::string expression) {
-    others.push_back(std::move(expression));
-    after_set = true;
-  }
-  void add_character(std::string_view text) {
-    if (after_set && text == "-") plain += '\\';
-    plain += text;
-    after_set = false;
-  }
-
-  std::string text(bool negated) const {
-    if (others.empty()) {
-      if (plain.empty()) return negated ? "(?s:.)" : "(?!)";
-      return class_of(plain, negated);
-    }
-    const std::string either = concat(plain.empty() ? "" : class_of(plain, false) + "|", join(others, "|"));
-    return negated ? concat("(?:(?!", either, ")(?s:.))") : concat("(?:", either, ")");
-  }
-};
 
 class Translator {
  public:
@@ -279,7 +178,8 @@ class Translator {
     const char c = next();
     constexpr std::string_view same = "AzZKRNntrfaek123456789g0x";
     if (const auto set = set_escape(c)) {
-      return atom(class_of(set->body == word ? lone_word : std::string_view(set->body), set->negated));
+      return atom(
+          class_of(set->body == regex_sets::word ? regex_sets::lone_word : std::string_view(set->body), set->negated));
     }
     if (c == 'b' || c == 'B') return boundary(c == 'B');
     if (c == 'v') return atom("\\x0b");
@@ -307,16 +207,16 @@ class Translator {
     switch (c) {
       case 'd':
       case 'D':
-        return EscapedSet{R"(\p{Nd})", negated};
+        return EscapedSet{std::string(regex_sets::digit), negated};
       case 's':
       case 'S':
-        return EscapedSet{std::string(space), negated};
+        return EscapedSet{std::string(regex_sets::space), negated};
       case 'w':
       case 'W':
-        return EscapedSet{std::string(word), negated};
+        return EscapedSet{std::string(regex_sets::word), negated};
       case 'h':
       case 'H':
-        return EscapedSet{std::string(hex), negated};
+        return EscapedSet{std::string(regex_sets::hex), negated};
       case 'p':
       case 'P':
         return property(negated);
@@ -337,7 +237,7 @@ class Translator {
   }
 
   void boundary(bool negated) {
-    const std::string w = class_of(lone_word, false);
+    const std::string w = class_of(regex_sets::lone_word, false);
     atom(negated ? concat("(?:(?<=", w, ")(?=", w, ")|(?<!", w, ")(?!", w, "))")
                  : concat("(?:(?<=", w, ")(?!", w, ")|(?<!", w, ")(?=", w, "))"));
   }
@@ -390,7 +290,7 @@ class Translator {
     if (accept("[:")) {
       const bool negated = accept("^");
       const std::string_view name = until(":]");
-      const auto body = find_set(posix_sets, name);
+      const auto body = posix_body(name);
       if (!body) fail(concat("the set [:", printable(name), ":]"));
       return set.add(*body, negated);
     }
