@@ -5,6 +5,8 @@
 #include <bit>
 #include <cstdint>
 
+#include "core/host_device.h"
+
 namespace w4q::formats {
 
 inline constexpr float e4m4_max = 31.0f;
@@ -19,7 +21,7 @@ inline constexpr uint32_t e4m4_dropped_bits = fp32_mantissa_bits - e4m4_mantissa
 inline constexpr uint32_t e4m4_rebias = 127 - 11;
 
 /// `value` in [0, 2^23) to the nearest integer, ties to even, whatever the rounding mode.
-inline uint32_t round_half_even(float value) noexcept {
+W4Q_HOST_DEVICE inline uint32_t round_half_even(float value) noexcept {
   const auto whole = static_cast<uint32_t>(value);
   const float rest = value - static_cast<float>(whole);  // exact
   return whole + (rest > 0.5f || (rest == 0.5f && (whole & 1) != 0) ? 1 : 0);
@@ -27,7 +29,7 @@ inline uint32_t round_half_even(float value) noexcept {
 
 }  // namespace detail
 
-inline float e4m4_decode(uint8_t code) noexcept {
+W4Q_HOST_DEVICE inline float e4m4_decode(uint8_t code) noexcept {
   if (code < 0x10) return static_cast<float>(code) * 0x1p-14f;
   return std::bit_cast<float>((static_cast<uint32_t>(code) << detail::e4m4_dropped_bits) +
                               (detail::e4m4_rebias << detail::fp32_mantissa_bits));
@@ -35,7 +37,7 @@ inline float e4m4_decode(uint8_t code) noexcept {
 
 /// w4q's rule: the nearest of the 256 values, ties to the even code, carry into the exponent, saturating at 0xFF.
 /// Zero for anything that is not positive.
-inline uint8_t e4m4_encode(float value) noexcept {
+W4Q_HOST_DEVICE inline uint8_t e4m4_encode(float value) noexcept {
   if (!(value > 0)) return 0;
   if (value >= e4m4_max) return 0xFF;
   // In units of the smallest value; 16 of them are the code of the smallest normal, so the carry is free.

@@ -10,6 +10,9 @@
 #include "formats/codebook.h"
 #include "formats/scheme_registry.h"
 #include "quantize/kbit_encoder.h"
+#ifdef W4Q_HAVE_CUDA
+#include "quantize/kbit_cuda.h"
+#endif
 
 namespace w4q::quantize {
 namespace {
@@ -20,31 +23,6 @@ using formats::PackedWeight;
 using formats::PlaneRole;
 using formats::ScaleType;
 using formats::Scheme;
-
-void check_weight(const TensorView& weight) {
-  const std::string name = printable(weight.name);
-  if (!is_weight_dtype(weight.dtype)) {
-    throw Error(ErrorCode::unsupported, concat(name, ": cannot quantize ", dtype_name(weight.dtype)))
-        .detail("expected F32, F16 or BF16");
-  }
-  if (weight.shape.size() != 2) {
-    throw Error(ErrorCode::unsupported, concat(name, ": cannot quantize shape ", shape_text(weight.shape)))
-        .detail("expected a matrix [outputs, inputs]");
-  }
-  formats::check_dimensions(weight.shape[0], weight.shape[1], weight.name);
-  const int64_t expected = weight.shape[0] * weight.shape[1] * (dtype_bits(weight.dtype) / 8);
-  if (static_cast<int64_t>(weight.bytes.size()) != expected) {
-    throw Error(ErrorCode::bad_argument, concat(name, ": wrong number of bytes"))
-        .detail(concat("expected ", expected, ", got ", weight.bytes.size()));
-  }
-}
-
-void check_scheme(const Scheme& scheme) {
-  const std::vector<Scheme> known = formats::scheme_row(formats::SchemeFamily::kbit).schemes();
-  if (std::ranges::find(known, scheme) != known.end()) return;
-  throw Error(ErrorCode::bad_argument, concat("kbit cannot quantize to ", to_string(scheme)))
-      .hint("`w4q list` shows the schemes");
-}
 
 void check_bnb(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
   const auto refuse = [&](std::string_view what, std::string_view why) {
@@ -58,26 +36,6 @@ void check_bnb(const TensorView& weight, const Scheme& scheme, const QuantizeOpt
     refuse("ragged rows", concat("its blocks of 32 run across rows of ", weight.shape[1],
                                  " inputs; nearest: ", kbit_blocks(weight.shape[1]) * kbit_block));
   }
-}
-
-[[noreturn]] void refuse_non_finite(const TensorView& weight, int64_t row) {
-  std::vector<float> values(static_cast<size_t>(weight.shape[1]));
-  widen(row_bytes(weight, row), weight.dtype, values);
-  const auto bad = std::ranges::find_if(values, [](float value) { return !std::isfinite(value); });
-  throw Error(ErrorCode::bad_file, concat(printable(weight.name), ": ", std::isnan(*bad) ? "NaN" : "infinity",
-                                          " at row ", row, ", column ", bad - values.begin()))
-      .hint("keep this tensor at 16 bit (--keep), or repair the checkpoint");
-}
-
-/// The table as it will be stored, without the factor.
-std::vector<float> chosen_table(const Scheme& scheme, const QuantizeOptions& options) {
-  if (options.table.empty()) return formats::codebook(options.codebook, scheme.bits);
-  formats::check_codebook(options.table, scheme.bits, "the given table");
-  if (formats::kbit_table_max(options.table) != 1.0f) {
-    throw Error(ErrorCode::bad_argument, "the given table is not scaled to a largest magnitude of 1")
-        .detail(concat("got ", formats::kbit_table_max(options.table)));
-  }
-  return options.table;
 }
 
 /// The decoded scale divides: codes are chosen after rounding the scale, so the two roundings do not add up.
@@ -104,8 +62,8 @@ QuantizeResult quantize_nearest(const TensorView& weight, const Scheme& scheme, 
 }
 
 QuantizeResult run(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
-  check_scheme(scheme);
-  check_weight(weight);
+  check_kbit_scheme(scheme);
+  check_kbit_weight(weight);
   if (options.bnb_compatible) {
     check_bnb(weight, scheme, options);
     return quantize_bnb(weight, scheme, find_block_maxima(weight));
@@ -114,7 +72,58 @@ QuantizeResult run(const TensorView& weight, const Scheme& scheme, const Quantiz
   return quantize_nearest(weight, scheme, table, find_block_maxima(weight));
 }
 
+#ifdef W4Q_HAVE_CUDA
+constexpr auto run_cuda = quantize_kbit_cuda;
+#else
+constexpr decltype(QuantizerRow::run_cuda) run_cuda = nullptr;
+#endif
+
 }  // namespace
+
+void check_kbit_weight(const TensorView& weight) {
+  const std::string name = printable(weight.name);
+  if (!is_weight_dtype(weight.dtype)) {
+    throw Error(ErrorCode::unsupported, concat(name, ": cannot quantize ", dtype_name(weight.dtype)))
+        .detail("expected F32, F16 or BF16");
+  }
+  if (weight.shape.size() != 2) {
+    throw Error(ErrorCode::unsupported, concat(name, ": cannot quantize shape ", shape_text(weight.shape)))
+        .detail("expected a matrix [outputs, inputs]");
+  }
+  formats::check_dimensions(weight.shape[0], weight.shape[1], weight.name);
+  const int64_t expected = weight.shape[0] * weight.shape[1] * (dtype_bits(weight.dtype) / 8);
+  if (static_cast<int64_t>(weight.bytes.size()) != expected) {
+    throw Error(ErrorCode::bad_argument, concat(name, ": wrong number of bytes"))
+        .detail(concat("expected ", expected, ", got ", weight.bytes.size()));
+  }
+}
+
+void check_kbit_scheme(const Scheme& scheme) {
+  const std::vector<Scheme> known = formats::scheme_row(formats::SchemeFamily::kbit).schemes();
+  if (std::ranges::find(known, scheme) != known.end()) return;
+  throw Error(ErrorCode::bad_argument, concat("kbit cannot quantize to ", to_string(scheme)))
+      .hint("`w4q list` shows the schemes");
+}
+
+std::vector<float> chosen_table(const Scheme& scheme, const QuantizeOptions& options) {
+  if (options.table.empty()) return formats::codebook(options.codebook, scheme.bits);
+  formats::check_codebook(options.table, scheme.bits, "the given table");
+  if (formats::kbit_table_max(options.table) != 1.0f) {
+    throw Error(ErrorCode::bad_argument, "the given table is not scaled to a largest magnitude of 1")
+        .detail(concat("got ", formats::kbit_table_max(options.table)));
+  }
+  return options.table;
+}
+
+void refuse_non_finite(std::string_view name, DType dtype, std::span<const std::byte> bytes, int64_t row) {
+  std::vector<float> values(bytes.size() * 8 / static_cast<size_t>(dtype_bits(dtype)));
+  widen(bytes, dtype, values);
+  const auto bad = std::ranges::find_if(values, [](float value) { return !std::isfinite(value); });
+  ensure(bad != values.end(), "refuse_non_finite: all values are finite");
+  throw Error(ErrorCode::bad_file, concat(printable(name), ": ", std::isnan(*bad) ? "NaN" : "infinity", " at row ", row,
+                                          ", column ", bad - values.begin()))
+      .hint("keep this tensor at 16 bit (--keep), or repair the checkpoint");
+}
 
 BlockMaxima find_block_maxima(const TensorView& weight) {
   const int64_t n = weight.shape[0];
@@ -143,7 +152,7 @@ BlockMaxima find_block_maxima(const TensorView& weight) {
     maxima.largest = std::max(maxima.largest, high);
     bad_row = std::min(bad_row, bad);
   });
-  if (bad_row < n) refuse_non_finite(weight, bad_row);
+  if (bad_row < n) refuse_non_finite(weight.name, weight.dtype, row_bytes(weight, bad_row), bad_row);
   maxima.smallest = maxima.largest == 0 ? 0 : smallest;
   return maxima;
 }
@@ -161,7 +170,8 @@ QuantizerRow kbit_quantizer() {
   return {.name = "kbit",
           .description = "rounds to the nearest entry of a table of 4 to 32 values, no calibration",
           .needs_statistics = false,
-          .run = run};
+          .run = run,
+          .run_cuda = run_cuda};
 }
 
 }  // namespace w4q::quantize

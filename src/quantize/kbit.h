@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "quantize/quantizer_registry.h"
@@ -12,6 +13,14 @@ namespace w4q::quantize {
 
 /// The registry row.
 QuantizerRow kbit_quantizer();
+
+/// Checks a tensor and a scheme before quantizing. Throws unsupported or bad_argument.
+void check_kbit_weight(const TensorView& weight);
+void check_kbit_scheme(const formats::Scheme& scheme);
+/// The table as it will be stored, without the factor. Throws for an unknown name, or a table that does not fit.
+std::vector<float> chosen_table(const formats::Scheme& scheme, const QuantizeOptions& options);
+/// Throws bad_file naming `row` and the column of the first NaN or infinity among `bytes`, the values of that row.
+[[noreturn]] void refuse_non_finite(std::string_view name, DType dtype, std::span<const std::byte> bytes, int64_t row);
 
 /// What both ways of quantizing start from: the largest magnitude of every block.
 struct BlockMaxima {
