@@ -53,3 +53,5 @@ void open_file(benchmark::State& state) {
 BENCHMARK(open_file)->Unit(benchmark::kMillisecond);
 
 }  // namespace
+
+BENCHMARK_MAIN();

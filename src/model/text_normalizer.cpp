@@ -48,32 +48,32 @@ void TextNormalizer::add(const JsonNode& node, int depth) {
   }
 }
 
-std::string TextNormalizer::run(UnicodeForm form, std::string text, WorkBudget& /*budget*/) {
+std::string TextNormalizer::run(UnicodeForm form, const std::string& text, WorkBudget& /*budget*/) {
   return unicode_normalized(text, form);
 }
 
-std::string TextNormalizer::run(const Prepend& step, std::string text, WorkBudget& /*budget*/) {
+std::string TextNormalizer::run(const Prepend& step, const std::string& text, WorkBudget& /*budget*/) {
   return text.empty() ? text : step.text + text;
 }
 
-std::string TextNormalizer::run(const Replace& step, std::string text, WorkBudget& budget) {
+std::string TextNormalizer::run(const Replace& step, const std::string& text, WorkBudget& budget) {
   return step.pattern.replace_all(text, step.content, budget);
 }
 
-std::string TextNormalizer::run(const Strip& step, std::string text, WorkBudget& /*budget*/) {
-  if (step.right) text.erase(trailing_white_space(text));
-  if (step.left) text.erase(0, leading_white_space(text));
-  return text;
+std::string TextNormalizer::run(const Strip& step, const std::string& text, WorkBudget& /*budget*/) {
+  const size_t end = step.right ? trailing_white_space(text) : text.size();
+  const size_t begin = step.left ? leading_white_space(std::string_view(text).substr(0, end)) : 0;
+  return text.substr(begin, end - begin);
 }
 
-std::string TextNormalizer::run(const Lowercase& /*step*/, std::string text, WorkBudget& /*budget*/) {
+std::string TextNormalizer::run(const Lowercase& /*step*/, const std::string& text, WorkBudget& /*budget*/) {
   return unicode_lowercase(text);
 }
 
 std::string TextNormalizer::apply(std::string_view text, WorkBudget& budget) const {
   std::string result(text);
   for (const Step& step : steps_) {
-    result = std::visit([&](const auto& kind) { return run(kind, std::move(result), budget); }, step);
+    result = std::visit([&](const auto& kind) { return run(kind, result, budget); }, step);
     budget.produce(result.size());
   }
   return result;

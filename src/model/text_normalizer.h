@@ -41,11 +41,11 @@ class TextNormalizer {
   using Step = std::variant<UnicodeForm, Prepend, Replace, Strip, Lowercase>;
 
   void add(const JsonNode& node, int depth);
-  static std::string run(UnicodeForm form, std::string text, WorkBudget& budget);
-  static std::string run(const Prepend& step, std::string text, WorkBudget& budget);
-  static std::string run(const Replace& step, std::string text, WorkBudget& budget);
-  static std::string run(const Strip& step, std::string text, WorkBudget& budget);
-  static std::string run(const Lowercase& step, std::string text, WorkBudget& budget);
+  static std::string run(UnicodeForm form, const std::string& text, WorkBudget& budget);
+  static std::string run(const Prepend& step, const std::string& text, WorkBudget& budget);
+  static std::string run(const Replace& step, const std::string& text, WorkBudget& budget);
+  static std::string run(const Strip& step, const std::string& text, WorkBudget& budget);
+  static std::string run(const Lowercase& step, const std::string& text, WorkBudget& budget);
 
   std::vector<Step> steps_;
 };

@@ -82,7 +82,7 @@ std::string TokenDecoder::apply(std::vector<std::string> tokens) const {
   return join(tokens, "");
 }
 
-TokenDecoder::Tokens TokenDecoder::run(const ByteLevel& /*step*/, Tokens tokens, WorkBudget& /*budget*/) {
+TokenDecoder::Tokens TokenDecoder::run(const ByteLevel& /*step*/, const Tokens& tokens, WorkBudget& /*budget*/) {
   std::string bytes;
   for (const auto& token : tokens) append_bytes_of_level(token, bytes);
   return {utf8_repaired(bytes)};
@@ -113,7 +113,7 @@ TokenDecoder::Tokens TokenDecoder::run(const ByteFallback& /*step*/, Tokens toke
   return result;
 }
 
-TokenDecoder::Tokens TokenDecoder::run(const Fuse& /*step*/, Tokens tokens, WorkBudget& /*budget*/) {
+TokenDecoder::Tokens TokenDecoder::run(const Fuse& /*step*/, const Tokens& tokens, WorkBudget& /*budget*/) {
   return {join(tokens, "")};
 }
 

@@ -40,10 +40,10 @@ class TokenDecoder {
   using Step = std::variant<ByteLevel, Metaspace, ByteFallback, Fuse, Replace, Strip>;
 
   void add(const JsonNode& node, int depth);
-  static Tokens run(const ByteLevel& step, Tokens tokens, WorkBudget& budget);
+  static Tokens run(const ByteLevel& step, const Tokens& tokens, WorkBudget& budget);
   static Tokens run(const Metaspace& step, Tokens tokens, WorkBudget& budget);
   static Tokens run(const ByteFallback& step, Tokens tokens, WorkBudget& budget);
-  static Tokens run(const Fuse& step, Tokens tokens, WorkBudget& budget);
+  static Tokens run(const Fuse& step, const Tokens& tokens, WorkBudget& budget);
   static Tokens run(const Replace& step, Tokens tokens, WorkBudget& budget);
   static Tokens run(const Strip& step, Tokens tokens, WorkBudget& budget);
 
