@@ -10,6 +10,7 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "core/convert.h"
 #include "core/parallel.h"
@@ -197,3 +198,5 @@ BENCHMARK(dequantize)->ArgName("bits")->DenseRange(2, 5)->Unit(benchmark::kMicro
 
 }  // namespace
 }  // namespace w4q
+
+BENCHMARK_MAIN();
