@@ -3,6 +3,9 @@
 #include "repack/layout_kbit_tile.h"
 #include "repack/map_pass.h"
 #include "repack/rows.h"
+#ifdef W4Q_HAVE_CUDA
+#include "repack/map_pass_cuda.h"
+#endif
 
 namespace w4q::repack {
 namespace {
@@ -64,6 +67,14 @@ LayoutRow::BitPlace place(const Scheme& scheme, int64_t n, int64_t k, int64_t ro
   return {slot * scheme.bits + bit, static_cast<int>(col % KbitTileMap::block), slot};
 }
 
+#ifdef W4Q_HAVE_CUDA
+PackedWeight pack_gpu(const PackedWeight& canonical) { return pack_on_gpu(layout_name, canonical); }
+constexpr auto unpack_gpu = unpack_on_gpu;
+#else
+constexpr decltype(LayoutRow::pack_cuda) pack_gpu = nullptr;
+constexpr decltype(LayoutRow::unpack_cuda) unpack_gpu = nullptr;
+#endif
+
 }  // namespace
 
 LayoutRow kbit_tile_row() {
@@ -74,7 +85,9 @@ LayoutRow kbit_tile_row() {
           .planes = planes,
           .pack = pack,
           .unpack = unpack,
-          .place = place};
+          .place = place,
+          .pack_cuda = pack_gpu,
+          .unpack_cuda = unpack_gpu};
 }
 
 }  // namespace w4q::repack

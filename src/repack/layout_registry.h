@@ -33,6 +33,10 @@ struct LayoutRow {
     int64_t scale;
   };
   BitPlace (*place)(const formats::Scheme&, int64_t n, int64_t k, int64_t row, int64_t col, int bit);
+  /// pack and unpack by way of the current GPU: the same bytes and errors. Null where this build or the layout has no
+  /// such way.
+  formats::PackedWeight (*pack_cuda)(const formats::PackedWeight& canonical) = nullptr;
+  formats::PackedWeight (*unpack_cuda)(const formats::PackedWeight& packed, std::string_view name) = nullptr;
 };
 
 std::span<const LayoutRow> layout_registry();

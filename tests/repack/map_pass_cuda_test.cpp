@@ -1,0 +1,146 @@
+// Packing and unpacking on the GPU: the bytes, the checks and the messages of the CPU passes (class E0).
+#include "repack/map_pass_cuda.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "core/rng.h"
+#include "core/text.h"
+#include "device/buffer.h"
+#include "device/properties.h"
+#include "device/stream.h"
+#include "formats/kbit.h"
+#include "formats/scheme_registry.h"
+#include "repack/layout_kbit_tile.h"
+#include "repack/layout_registry.h"
+#include "support.h"
+
+namespace w4q::repack {
+namespace {
+
+using formats::PackedWeight;
+using formats::PlaneRole;
+using formats::Scheme;
+
+PackedWeight random_weight(const Scheme& scheme, int64_t n, int64_t k) {
+  PackedWeight weight =
+      formats::allocate_planes(scheme, formats::canonical_layout, n, k, formats::kbit_planes(scheme, n, k));
+  for (auto& plane : weight.planes) {
+    for (size_t i = 0; i < plane.bytes.size(); ++i) {
+      plane.bytes.data()[i] = static_cast<std::byte>(1 + random_bits(static_cast<uint64_t>(plane.spec.role), i) % 255);
+    }
+  }
+  return weight;
+}
+
+class MapPassCuda : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string why;
+    if (!device::find_gpu(&why)) GTEST_SKIP() << "needs a GPU: " << why;
+  }
+};
+
+constexpr std::pair<int64_t, int64_t> shapes[] = {{1, 1},      {3, 31},     {5, 33},     {64, 95},    {127, 64},
+                                                  {128, 1408}, {129, 1056}, {300, 4096}, {1000, 544}, {4096, 4096}};
+
+TEST_F(MapPassCuda, PacksAndUnpacksTheBytesOfTheCpu) {
+  const LayoutRow& tile = layout_row("kbit-tile");
+  for (const auto& scheme : formats::scheme_row(formats::SchemeFamily::kbit).schemes()) {
+    for (const auto& [n, k] : shapes) {
+      const PackedWeight canonical = random_weight(scheme, n, k);
+      const PackedWeight expected = tile.pack(canonical);
+      const PackedWeight packed = pack_on_gpu("kbit-tile", canonical);
+      EXPECT_TRUE(bytes_equal(packed, expected)) << "pack " << to_string(scheme) << " " << n << " × " << k;
+      EXPECT_TRUE(bytes_equal(unpack_on_gpu(expected, "w"), canonical))
+          << "unpack " << to_string(scheme) << " " << n << " × " << k;
+    }
+  }
+}
+
+TEST_F(MapPassCuda, TheRegistryOffersThem) {
+  const LayoutRow& tile = layout_row("kbit-tile");
+  ASSERT_NE(tile.pack_cuda, nullptr);
+  ASSERT_NE(tile.unpack_cuda, nullptr);
+  const PackedWeight canonical = random_weight({.bits = 3}, 70, 100);
+  EXPECT_TRUE(bytes_equal(tile.unpack_cuda(tile.pack_cuda(canonical), "w"), canonical));
+}
+
+/// One byte of padding after the other is made non-zero: found, named as the CPU names it.
+TEST_F(MapPassCuda, FindsPaddingThatIsNotZero) {
+  constexpr int64_t n = 130;
+  for (int64_t k : {int64_t{96}, int64_t{128}}) {
+    for (int bits : {3, 4}) {
+      const PackedWeight packed = layout_row("kbit-tile").pack(random_weight({.bits = bits}, n, k));
+      const KbitTileMap map(n, k);
+      const auto try_place = [&](int64_t row, int64_t block) {
+        for (const auto role : {PlaneRole::codes, PlaneRole::scales}) {
+          PackedWeight damaged = packed.clone();
+          const int64_t bytes = role == PlaneRole::codes ? 4 * bits : 1;
+          damaged.plane(role).bytes.data()[map.slot(row, block) * bytes + bytes - 1] = std::byte{1};
+          test::expect_error(ErrorCode::bad_file,
+                             {"w", to_string(role), concat("row ", row, ", block ", block), "padding that is not zero"},
+                             [&] { unpack_on_gpu(damaged, "w"); });
+          test::expect_error(ErrorCode::bad_file, {concat("row ", row, ", block ", block)},
+                             [&] { layout_row("kbit-tile").unpack(damaged, "w"); });
+        }
+      };
+      try_place(130, 0);
+      try_place(255, map.blocks() - 1);
+      try_place(131, 1);
+      if (k == 96) try_place(129, 3);
+      if (k == 96) try_place(0, 3);
+    }
+  }
+}
+
+TEST_F(MapPassCuda, WritesNothingBehindThePlanes) {
+  constexpr size_t guard = 256;
+  const Scheme scheme{.bits = 5, .scale = formats::ScaleType::f16};
+  const PackedWeight canonical = random_weight(scheme, 129, 96);
+  const PackedWeight expected = layout_row("kbit-tile").pack(canonical);
+  const device::Stream stream;
+  const auto copy = [&](const PackedWeight& weight, PlaneRole role) {
+    return device::DeviceBuffer::copy_of(weight.plane(role).bytes.bytes(), stream);
+  };
+  auto codes = copy(canonical, PlaneRole::codes);
+  auto scales = copy(canonical, PlaneRole::scales);
+  const auto wanted_codes = expected.plane(PlaneRole::codes).bytes.bytes();
+  const auto wanted_scales = expected.plane(PlaneRole::scales).bytes.bytes();
+  device::DeviceBuffer packed_codes(wanted_codes.size() + guard);
+  device::DeviceBuffer packed_scales(wanted_scales.size() + guard);
+  packed_codes.fill(0xA5, stream);
+  packed_scales.fill(0xA5, stream);
+  pack_cuda("kbit-tile", scheme, 129, 96, {codes.as<uint32_t>(), scales.data()},
+            {packed_codes.as<uint32_t>(), packed_scales.data()}, stream.get());
+  const auto check = [&](const device::DeviceBuffer& buffer, std::span<const std::byte> wanted) {
+    std::vector<std::byte> got(buffer.size());
+    buffer.download(got, stream);
+    stream.synchronize();
+    EXPECT_TRUE(std::ranges::equal(std::span(got).first(wanted.size()), wanted));
+    EXPECT_TRUE(std::ranges::all_of(std::span(got).subspan(wanted.size()),
+                                    [](std::byte value) { return value == std::byte{0xA5}; }));
+  };
+  check(packed_codes, wanted_codes);
+  check(packed_scales, wanted_scales);
+}
+
+TEST_F(MapPassCuda, RefusesWhatItCannotMove) {
+  const PackedWeight canonical = random_weight({.bits = 4}, 4, 64);
+  test::expect_error(ErrorCode::unsupported, {"canonical", "no pass on the GPU"},
+                     [&] { pack_on_gpu("canonical", canonical); });
+  test::expect_error(ErrorCode::bad_file, {"another layout"},
+                     [&] { pack_on_gpu("kbit-tile", layout_row("kbit-tile").pack(canonical)); });
+  const device::Stream stream;
+  device::DeviceBuffer memory(4096);
+  const DeviceBlocks good{memory.as<uint32_t>(), memory.data()};
+  const DeviceBlocks bad{memory.as<uint32_t>() + 1, memory.data()};
+  test::expect_error(ErrorCode::bad_argument, {"misaligned"},
+                     [&] { pack_cuda("kbit-tile", {.bits = 4}, 4, 64, good, bad, stream.get()); });
+  test::expect_error(ErrorCode::bad_argument, {"null"},
+                     [&] { pack_cuda("kbit-tile", {.bits = 4}, 4, 64, {}, good, stream.get()); });
+}
+
+}  // namespace
+}  // namespace w4q::repack
