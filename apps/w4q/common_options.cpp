@@ -19,6 +19,12 @@ void apply(const CommonOptions& options) {
   set_progress_enabled(!options.quiet);
 }
 
+void add_device(CLI::App& command, std::string& device) {
+  command.add_option("--device", device, "Where to compute: auto takes a GPU if there is one; the bytes are the same")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->capture_default_str();
+}
+
 void add_output(CLI::App& command, OutputOptions& options) {
   command.add_option("-o,--output", options.output, "Folder to write; must not exist unless --overwrite");
   command.add_flag("--dry-run", options.dry_run, "Print what would be done and write nothing");

@@ -34,6 +34,9 @@ struct OutputOptions {
   bool compress = false;
 };
 
+/// --device auto|cpu|cuda, for commands that can use a GPU; device::choose_device understands the word.
+void add_device(CLI::App& command, std::string& device);
+
 void add_output(CLI::App& command, OutputOptions& options);
 /// -o is needed unless --dry-run is given. Throws bad_argument.
 void check(const OutputOptions& options);

@@ -26,6 +26,7 @@ struct Options {
   std::vector<std::string> keep;
   bool lm_head = false;
   bool embeddings = false;
+  std::string device = "auto";
 };
 
 /// A registered name, or else a file with the user's own table.
@@ -66,6 +67,7 @@ pipeline::QuantizeRequest request(const Options& options) {
   set_codebook(options, result.options);
   result.write = write_options(options.output);
   result.overwrite = options.output.overwrite;
+  result.device = device::choose_device(options.device);
   return result;
 }
 
@@ -107,6 +109,7 @@ void setup_quantize(CLI::App& app, Action& action) {
       ->type_name("GLOB");
   auto* head = command->add_flag("--lm-head", options->lm_head, "Pack the head too");
   auto* embeddings = command->add_flag("--embeddings", options->embeddings, "Pack the embedding table too");
+  add_device(*command, options->device);
   recipe->excludes(bits)->excludes(absmax)->excludes(head)->excludes(embeddings);
   add_common(*command, options->common);
   command->callback([&action, options] { action = [options] { return run(*options); }; });

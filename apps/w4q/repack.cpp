@@ -14,6 +14,7 @@ struct Options {
   std::string input;
   std::string target;
   std::string layout;
+  std::string device = "auto";
 };
 
 int run(const Options& options) {
@@ -24,9 +25,13 @@ int run(const Options& options) {
     throw Error(ErrorCode::bad_argument, "--target or --layout is required")
         .hint("--target sm89 for an RTX 4090; w4q list");
   }
-  const pipeline::RepackRequest request{
-      options.input,  options.output.output,         options.layout.empty() ? options.target : "",
-      options.layout, write_options(options.output), options.output.overwrite};
+  const pipeline::RepackRequest request{options.input,
+                                        options.output.output,
+                                        options.layout.empty() ? options.target : "",
+                                        options.layout,
+                                        write_options(options.output),
+                                        options.output.overwrite,
+                                        device::choose_device(options.device)};
   if (options.output.dry_run) {
     const auto plan = pipeline::plan_repack(request);
     print(options.common, pipeline::to_text(plan), pipeline::to_json(plan));
@@ -46,6 +51,7 @@ void setup_repack(CLI::App& app, Action& action) {
   add_output(*command, options->output);
   command->add_option("--target", options->target, "GPU to lay out for: sm80, sm89, sm90");
   command->add_option("--layout", options->layout, "One layout for all tensors (w4q list); canonical goes back");
+  add_device(*command, options->device);
   add_common(*command, options->common);
   command->callback([&action, options] { action = [options] { return run(*options); }; });
 }

@@ -44,9 +44,15 @@ Source open_source(const std::filesystem::path& folder) {
   return {std::move(config), std::move(parsed), io::Checkpoint::open(folder)};
 }
 
+/// The quantizer as it runs on the chosen device; on the CPU where the method has no other way.
+auto run_of(const QuantizeRequest& request) {
+  const quantize::QuantizerRow& row = quantize::quantizer_row(request.method);
+  return request.device == device::Device::cuda && row.run_cuda != nullptr ? row.run_cuda : row.run;
+}
+
 /// Seconds per weight of this method on this machine with the threads in use, measured on a small random matrix.
-double sample_seconds_per_weight(const quantize::QuantizerRow& quantizer, const formats::Scheme& scheme,
-                                 const quantize::QuantizeOptions& options) {
+double sample_seconds_per_weight(const QuantizeRequest& request, const formats::Scheme& scheme) {
+  const auto run = run_of(request);
   constexpr int64_t rows = 512;
   constexpr int64_t cols = 2048;
   std::vector<uint16_t> values(rows * cols);
@@ -56,7 +62,7 @@ double sample_seconds_per_weight(const quantize::QuantizerRow& quantizer, const 
   double best = 1e9;
   for (int repeat = 0; repeat < 3; ++repeat) {
     const auto start = Clock::now();
-    quantizer.run(view, scheme, options);
+    run(view, scheme, request.options);
     best = std::min(best, seconds_since(start));
   }
   return best / static_cast<double>(values.size());
@@ -74,8 +80,7 @@ void estimate(Plan& plan, const QuantizeRequest& request) {
   plan.expected_memory = base_memory + largest;
   const auto first = std::find_if(plan.tensors.begin(), plan.tensors.end(), [](const auto& t) { return t.scheme; });
   if (first == plan.tensors.end()) return;
-  plan.expected_seconds =
-      weights * sample_seconds_per_weight(quantize::quantizer_row(request.method), *first->scheme, request.options);
+  plan.expected_seconds = weights * sample_seconds_per_weight(request, *first->scheme);
 }
 
 Plan make_plan(const Source& source, const QuantizeRequest& request) {
@@ -112,7 +117,7 @@ QuantizedTensor quantize_tensor(const TensorPlan& tensor, const Source& source, 
   auto loaded = std::make_shared<const io::LoadedTensor>(source.checkpoint.load(tensor.name));
   QuantizedTensor result{tensor.name, *tensor.scheme, {}, {}, 0};
   const auto start = Clock::now();
-  auto quantized = quantize::quantizer_row(request.method).run(loaded->view(), *tensor.scheme, request.options);
+  auto quantized = run_of(request)(loaded->view(), *tensor.scheme, request.options);
   result.seconds = seconds_since(start);
   result.stats = quantized.stats;
   for (const auto& plane : quantized.weight.planes) {

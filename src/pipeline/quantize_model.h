@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "device/choice.h"
 #include "formats/scheme.h"
 #include "io/checkpoint_writer.h"
 #include "io/json.h"
@@ -27,6 +28,7 @@ struct QuantizeRequest {
   bool lm_head = false;                    ///< pack the head too
   bool embeddings = false;                 ///< pack the embedding table too
   quantize::QuantizeOptions options;
+  device::Device device = device::Device::cpu;  ///< where to quantize; the bytes are the same
   io::WriteOptions write;
   bool overwrite = false;
 };

@@ -99,12 +99,24 @@ Plan make_plan(const Source& source, const model::QuantizationConfig& after) {
   return plan;
 }
 
-/// The whole trip of one pass: stored → canonical → new layout, and back again for the proof.
-PackedWeight repack_pass(const PackedWeight& stored, const std::string& layout, const std::string& name) {
-  const PackedWeight canonical = repack::layout_row(stored.layout).unpack(stored, name);
+/// LayoutRow::pack and unpack on the chosen device; on the CPU for layouts without a pass on the GPU.
+PackedWeight pack(const repack::LayoutRow& row, const PackedWeight& canonical, device::Device device) {
+  return device == device::Device::cuda && row.pack_cuda != nullptr ? row.pack_cuda(canonical) : row.pack(canonical);
+}
+PackedWeight unpack(const repack::LayoutRow& row, const PackedWeight& packed, const std::string& name,
+                    device::Device device) {
+  return device == device::Device::cuda && row.unpack_cuda != nullptr ? row.unpack_cuda(packed, name)
+                                                                      : row.unpack(packed, name);
+}
+
+/// The whole trip of one pass: stored → canonical → new layout, and back again for the proof, which is the
+/// CPU's whatever packed.
+PackedWeight repack_pass(const PackedWeight& stored, const std::string& layout, const std::string& name,
+                         device::Device device) {
+  const PackedWeight canonical = unpack(repack::layout_row(stored.layout), stored, name, device);
   formats::scheme_row(canonical.scheme.family).validate(canonical, name);
   const auto& row = repack::layout_row(layout);
-  PackedWeight packed = row.pack(canonical);
+  PackedWeight packed = pack(row, canonical, device);
   ensure(formats::bytes_equal(row.unpack(packed, name), canonical), name + ": unpack(pack(w)) differs from w");
   return packed;
 }
@@ -145,7 +157,7 @@ RepackReport repack_model(const RepackRequest& request) {
       const auto stored = model::load_packed(source.checkpoint, source.quantization.linears.at(tensor.name));
       const auto& passes = quantization.linears.at(tensor.name).passes;
       for (size_t pass = 0; pass < passes.size(); ++pass) {
-        const auto packed = repack_pass(stored.passes[pass], passes[pass].layout, tensor.name);
+        const auto packed = repack_pass(stored.passes[pass], passes[pass].layout, tensor.name, request.device);
         for (const auto& plane : packed.planes) {
           writer.write(model::plane_name(tensor.name, pass, plane.spec.role), plane.bytes.bytes());
         }

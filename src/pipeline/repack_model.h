@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <string>
 
+#include "device/choice.h"
 #include "io/checkpoint_writer.h"
 #include "io/json.h"
 #include "pipeline/plan.h"
@@ -18,6 +19,7 @@ struct RepackRequest {
   std::string layout;  ///< … or this layout for all; exactly one of the two is given
   io::WriteOptions write;
   bool overwrite = false;
+  device::Device device = device::Device::cpu;  ///< where the bits move; the bytes are the same
 };
 
 struct RepackReport {

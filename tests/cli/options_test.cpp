@@ -2,6 +2,7 @@
 #include <fstream>
 #include <map>
 
+#include "device/properties.h"
 #include "program.h"
 
 namespace w4q::test {
@@ -140,6 +141,36 @@ TEST_F(Options, StrideAndBosScoreTheTokensTheyShould) {
   // More context per scored token can only help a sane model: the strided figure is lower.
   EXPECT_LT(ppl({"--stride", "16", "--windows", "40"})["perplexity"].get<double>(),
             ppl({"--windows", "10"})["perplexity"].get<double>());
+}
+
+/// The GPU gives the bytes of the CPU; without one, insisting on it is an error and `auto` is not.
+TEST_F(Options, DeviceChoosesWhereNotWhat) {
+  ASSERT_EQ(quantize({"-o", path("cpu"), "--k", "3", "--device", "cpu"}).status, 0);
+  ASSERT_EQ(quantize({"-o", path("auto"), "--k", "3", "--device", "auto"}).status, 0);
+  EXPECT_EQ(folder_digest(path("cpu")), folder_digest(path("auto")));
+  const auto repack = [&](const std::string& name, const std::string& device) {
+    return run_w4q({"repack", path("cpu"), "-o", path(name), "--layout", "kbit-tile", "--quiet", "--device", device});
+  };
+  ASSERT_EQ(repack("cpu-tile", "cpu").status, 0);
+  ASSERT_EQ(repack("auto-tile", "auto").status, 0);
+  EXPECT_EQ(folder_digest(path("cpu-tile")), folder_digest(path("auto-tile")));
+  const auto quantized = quantize({"-o", path("cuda"), "--k", "3", "--device", "cuda"});
+  const auto repacked = repack("cuda-tile", "cuda");
+  if (device::find_gpu()) {
+    EXPECT_EQ(quantized.status, 0) << quantized.err;
+    EXPECT_EQ(folder_digest(path("cpu")), folder_digest(path("cuda")));
+    EXPECT_EQ(repacked.status, 0) << repacked.err;
+    EXPECT_EQ(folder_digest(path("cpu-tile")), folder_digest(path("cuda-tile")));
+  } else {
+    for (const auto& refused : {quantized, repacked}) {
+      EXPECT_EQ(refused.status, 4) << refused.err;
+      EXPECT_NE(refused.err.find("no GPU to use"), std::string::npos) << refused.err;
+      EXPECT_NE(refused.err.find("--device cpu"), std::string::npos) << refused.err;
+    }
+    EXPECT_FALSE(std::filesystem::exists(path("cuda")));
+    EXPECT_FALSE(std::filesystem::exists(path("cuda-tile")));
+  }
+  EXPECT_EQ(quantize({"--dry-run", "--device", "tpu"}).status, 2);
 }
 
 TEST_F(Options, RepackNeedsATargetAndKnowsItsNames) {
