@@ -421,9 +421,10 @@ __global__ void __launch_bounds__(encode_threads, encode_residency<T, Bits>) kbi
     __syncthreads();
   }
   Tally tally;
+  // The loop is the same for all warps, of which the last ones may find no blocks: shuffles in it need no guard.
   const int64_t stride = int64_t{gridDim.x} * encode_threads;
-  for (int64_t first = int64_t{blockIdx.x} * encode_threads + threadIdx.x / 32 * 32; first < a.blocks;
-       first += stride) {
+  for (int64_t start = int64_t{blockIdx.x} * encode_threads; start < a.blocks; start += stride) {
+    const int64_t first = start + threadIdx.x / 32 * warp_blocks;
     if constexpr (Flat) {
       encode_task<T, Bits, true>(a, first, shared, shared_row_words<Bits>, tally);
     } else {
