@@ -24,14 +24,36 @@ struct PairTable {
   /// Byte offset of this lane's copy within an entry.
   __device__ static uint32_t lane_offset() { return (threadIdx.x % 32) * copies / 32 * 4; }
 
-  /// Fills the table from the codebook, times `factor`; all threads of the block.
+  /// Fills the table from the codebook, times 2^exponent; all warps of the block. Each lane holds one level and gives
+  /// it to the others by shuffles, so that only one load waits for memory.
   template <class Type>
-  __device__ static void fill(uint32_t* table, const float* codebook, float factor) {
-    constexpr uint32_t code_mask = (1u << bits) - 1;
-    for (int i = threadIdx.x; i < entries * copies; i += blockDim.x) {
-      const uint32_t pair = i / copies;
-      table[i] = Type::pack(codebook[pair & code_mask] * factor, codebook[pair >> bits] * factor);
+  __device__ static void fill(uint32_t* table, const float* codebook, int exponent) {
+    constexpr int levels = 1 << bits;
+    constexpr int entries_per_step = 32 / copies;
+    const int lane = threadIdx.x % 32;
+    const float level = ldexpf(codebook[lane % levels], exponent);
+    const int stride = blockDim.x / 32 * entries_per_step;
+#pragma unroll 4
+    for (int first = threadIdx.x / 32 * entries_per_step; first < entries; first += stride) {
+      const int entry = first + lane / copies;
+      const float low = __shfl_sync(0xFFFFFFFFu, level, entry % levels);
+      const float high = __shfl_sync(0xFFFFFFFFu, level, entry / levels);
+      table[entry * copies + lane % copies] = Type::pack(low, high);
     }
+  }
+};
+
+/// One lane's copy of the table, which stands at the start of the dynamic shared memory: its address is a constant
+/// after linking, so that a look-up needs no addition.
+template <int bits>
+struct LanePairs {
+  uint32_t lane = PairTable<bits>::lane_offset();
+
+  /// The pair whose index stands in `offset` from bit entry_shift on, whatever is around it.
+  __device__ uint32_t look_up(uint32_t offset) const {
+    extern __shared__ uint4 shared[];
+    const auto* table = reinterpret_cast<const char*>(shared);
+    return *reinterpret_cast<const uint32_t*>(table + device::and_or(offset, PairTable<bits>::index_mask, lane));
   }
 };
 
@@ -40,14 +62,6 @@ template <int bits, class Scales>
 struct WeightTile {
   uint4 codes[bits];
   typename Scales::Packed scales;
-
-  __device__ void load(const uint32_t* all_codes, const void* all_scales, int64_t tile) {
-    const int lane = threadIdx.x % 32;
-    const auto* from = reinterpret_cast<const uint4*>(all_codes + tile * Map::tile_words(bits)) + lane;
-#pragma unroll
-    for (int j = 0; j < bits; ++j) codes[j] = device::load_once(from + j * Map::lanes);
-    scales = Scales::load(all_scales, tile, lane / 4 * 2 + lane % 4 / 2);
-  }
 
   /// Word w (a compile-time constant after unrolling) of the lane's 4 · bits words.
   __device__ uint32_t word(int w) const {
@@ -78,9 +92,6 @@ struct WeightTile {
 /// Eight E4M4 scales of a lane: byte 2·row_tile + half. As f16 they read value / 16, as bf16 value · 2^-116, exactly.
 struct E4m4Scales {
   using Packed = uint2;
-  __device__ static Packed load(const void* scales, int64_t tile, int group) {
-    return device::load_once(reinterpret_cast<const uint2*>(scales) + tile * (Map::tile_scales / 8) + group);
-  }
   /// The scale twice, as a pair of the activations' type.
   template <class Type>
   __device__ static uint32_t pair(const Packed& packed, int row_tile, int half) {
@@ -94,9 +105,6 @@ struct E4m4Scales {
 /// Eight f16 scales of a lane.
 struct F16Scales {
   using Packed = uint4;
-  __device__ static Packed load(const void* scales, int64_t tile, int group) {
-    return device::load_once(reinterpret_cast<const uint4*>(scales) + tile * (Map::tile_scales / 8) + group);
-  }
   template <class Type>
   __device__ static uint32_t pair(const Packed& packed, int row_tile, int half) {
     const uint32_t word = row_tile == 0 ? packed.x : row_tile == 1 ? packed.y : row_tile == 2 ? packed.z : packed.w;
@@ -107,6 +115,59 @@ struct F16Scales {
   }
 };
 
+/// A lane's way through consecutive tiles: two pointers that advance by constants.
+template <int bits, class Scales>
+struct WeightStream {
+  const uint4* codes;
+  const typename Scales::Packed* scales;
+
+  __device__ WeightStream(const uint32_t* all_codes, const void* all_scales, int64_t tile)
+      : codes(reinterpret_cast<const uint4*>(all_codes + tile * Map::tile_words(bits)) + threadIdx.x % 32),
+        scales(static_cast<const typename Scales::Packed*>(all_scales) + tile * scale_groups + threadIdx.x % 32 / 2) {}
+
+  /// Loads the tile at hand and moves to the one `step` tiles further.
+  __device__ void load(WeightTile<bits, Scales>& tile, int step = 1) {
+#pragma unroll
+    for (int j = 0; j < bits; ++j) tile.codes[j] = device::load_once(codes + j * Map::lanes);
+    tile.scales = device::load_once(scales);
+    codes += step * bits * Map::lanes;
+    scales += step * scale_groups;
+  }
+
+  /// Asks for the tile `ahead` tiles beyond the one at hand to be brought into the L2 cache: one line per lane.
+  __device__ void prefetch(int ahead) const {
+    const int lane = threadIdx.x % 32;
+    constexpr int lines = 4 * bits;
+    const auto* first_code = codes - lane + ahead * bits * Map::lanes;
+    const auto* first_scale = scales - lane / 2 + ahead * scale_groups;
+    constexpr int scale_lines = static_cast<int>(sizeof(typename Scales::Packed)) * scale_groups / 128;
+    if (lane < lines) {
+      device::prefetch_l2(first_code + lane * 8);
+    } else if (lane < lines + scale_lines) {
+      device::prefetch_l2(reinterpret_cast<const char*>(first_scale) + (lane - lines) * 128);
+    }
+  }
+
+ private:
+  /// Lane 4·g + t reads group 2·g + t / 2, which is lane / 2.
+  static constexpr int scale_groups = static_cast<int>(Map::tile_scales) / 8;
+};
+
+/// Eight values that start at `from`, of which `left` exist; one at a time, for rows that are not aligned to 16 bytes
+/// and where k ends within a tile.
+template <class Scalar>
+__device__ inline uint4 load_ragged(const Scalar* from, int left) {
+  const auto* values = reinterpret_cast<const unsigned short*>(from);
+  uint32_t words[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const uint32_t low = 2 * j < left ? values[2 * j] : 0;
+    const uint32_t high = 2 * j + 1 < left ? values[2 * j + 1] : 0;
+    words[j] = low | high << 16;
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
 /// One lane's activations of half a tile, two mma steps: for each group of eight rows, 8 neighbours of row g. Half a
 /// tile at a time, because 64 rows of a whole one would not fit the registers.
 template <int row_groups>
@@ -114,31 +175,14 @@ struct ActivationHalf {
   uint4 values[row_groups];
 
   /// x points to the lane's first column of this half in row 0; rows beyond m repeat the last one, their results are
-  /// not stored.
+  /// not stored. `left`: values of a row from there on; vector loads need 8 of them and alignment.
   template <class Scalar>
-  __device__ void load(const Scalar* x, int64_t ldx, int m) {
+  __device__ void load(const Scalar* x, int64_t ldx, int m, bool vector_loads, int left) {
     const int g = threadIdx.x % 32 / 4;
 #pragma unroll
     for (int i = 0; i < row_groups; ++i) {
-      values[i] = __ldg(reinterpret_cast<const uint4*>(x + static_cast<int64_t>(min(8 * i + g, m - 1)) * ldx));
-    }
-  }
-
-  /// The same where k ends within the tile, or for rows that are not aligned to 16 bytes: `left` values exist.
-  template <class Scalar>
-  __device__ void load_ragged(const Scalar* x, int64_t ldx, int m, int left) {
-    const int g = threadIdx.x % 32 / 4;
-#pragma unroll
-    for (int i = 0; i < row_groups; ++i) {
-      const auto* row = reinterpret_cast<const unsigned short*>(x + static_cast<int64_t>(min(8 * i + g, m - 1)) * ldx);
-      uint32_t words[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const uint32_t low = 2 * j < left ? row[2 * j] : 0;
-        const uint32_t high = 2 * j + 1 < left ? row[2 * j + 1] : 0;
-        words[j] = low | high << 16;
-      }
-      values[i] = make_uint4(words[0], words[1], words[2], words[3]);
+      const Scalar* row = x + static_cast<int64_t>(min(8 * i + g, m - 1)) * ldx;
+      values[i] = vector_loads ? __ldg(reinterpret_cast<const uint4*>(row)) : load_ragged(row, left);
     }
   }
 
@@ -169,7 +213,7 @@ struct Accumulator {
 /// Decodes half a tile a register at a time and multiplies it with the activations.
 template <int half, int bits, class Type, class Scales, int row_groups>
 __device__ __forceinline__ void multiply_half(const WeightTile<bits, Scales>& weights,
-                                              const ActivationHalf<row_groups>& x, uint32_t table,
+                                              const ActivationHalf<row_groups>& x, LanePairs<bits> table,
                                               Accumulator<row_groups>& acc) {
 #pragma unroll
   for (int row_tile = 0; row_tile < Map::row_tiles; ++row_tile) {
@@ -181,7 +225,7 @@ __device__ __forceinline__ void multiply_half(const WeightTile<bits, Scales>& we
 #pragma unroll
       for (int reg = 0; reg < 4; ++reg) {
         const uint32_t offset = weights.table_offset(row_tile, 8 * half + 4 * step + reg);
-        const uint32_t values = device::load_shared(device::and_or(offset, PairTable<bits>::index_mask, table));
+        const uint32_t values = table.look_up(offset);
         a[reg] = Type::multiply(values, scale[reg % 2]);
       }
 #pragma unroll

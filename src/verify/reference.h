@@ -14,15 +14,22 @@ namespace w4q::verify {
 struct Difference {
   std::string name;    ///< "logits_fp32", "hidden_fp32.3"
   double largest = 0;  ///< max |ours − reference|
+  double scale = 1;    ///< of hidden states: the largest magnitude in the reference, at least 1; of logits 1
   int64_t row = 0;     ///< where: token
   int64_t col = 0;     ///< and channel
 };
 
 struct ReferenceReport {
   int64_t tokens = 0;
+  /// The type in which the reference held its rotary frequencies. Right is fp32, but a module that is cast to 16 bit as
+  /// a whole rounds them too, and its logits then differ by 1e-2 and more from the right ones.
+  DType rope_frequencies = DType::f32;
+  double largest_with_f32 = 0;  ///< the largest difference with fp32 frequencies, whatever the reference did
   std::vector<Difference> differences;
   int64_t same_top1 = 0;  ///< tokens whose largest logit is the same
 
+  /// The largest difference of all: absolute for logits, relative to `scale` for hidden states, whose few outlier
+  /// channels reach into the hundreds.
   double largest() const noexcept;
 };
 

@@ -1,0 +1,88 @@
+// What the kbit kernels share on both sides of a launch.
+#pragma once
+
+#include <string_view>
+
+#include "core/dtype.h"
+#include "core/error.h"
+#include "device/check.h"
+#include "formats/scheme.h"
+#include "kernels/kbit_linear_tile.cuh"
+
+namespace w4q::kernels::kbit {
+
+/// What a launch needs, resolved on the host.
+struct Launch {
+  int m;
+  int64_t n, k, ldx, ldy;
+  int col_groups;        ///< tiles along k
+  int whole_col_groups;  ///< of them, those that k fills
+  int tiles;
+  const void* x;
+  const uint32_t* codes;
+  const void* scales;
+  const float* codebook;
+  const float* bias;
+  void* y;
+  float* partials;      ///< sums of row groups that blocks share: two of 64 outputs × rows per block
+  unsigned* arrivals;   ///< [row groups], zero between launches
+  int table_exponent;   ///< the codebook times two to this is what the table holds
+  float result_factor;  ///< takes all factors out of the sums again
+  bool aligned;         ///< rows of x may be read 16 bytes at a time
+};
+
+/// y[column][row] = sum · factor + bias, where that is inside.
+template <class Type>
+__device__ __forceinline__ void store_output(const Launch& args, int row, int column, float sum) {
+  if (row >= args.n || column >= args.m) return;
+  float value = sum * args.result_factor;
+  if (args.bias != nullptr) value += args.bias[row];
+  static_cast<typename Type::Scalar*>(args.y)[column * args.ldy + row] = Type::narrow(value);
+}
+
+/// 1 to 8 activation rows (kbit_gemv_cuda.cu).
+void launch_gemv(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks, cudaStream_t stream,
+                 std::string_view shape);
+/// 9 to 64 activation rows (kbit_gemm_cuda.cu).
+void launch_gemm(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks, cudaStream_t stream,
+                 std::string_view shape);
+/// Sums of one block's shared row groups: floats of workspace per block.
+int gemm_partial_floats(int64_t m);
+inline int gemv_partial_floats() { return 2 * 64 * 8; }
+
+/// Calls body.operator()<bits, Type, Scales>() for a scheme and a type of activations.
+template <class Body>
+void with_types(const formats::Scheme& scheme, DType activation, const Body& body) {
+  const auto with_scales = [&]<int bits, class Type>() {
+    if (scheme.scale == formats::ScaleType::e4m4) return body.template operator()<bits, Type, E4m4Scales>();
+    return body.template operator()<bits, Type, F16Scales>();
+  };
+  const auto with_type = [&]<int bits>() {
+    if (activation == DType::f16) return with_scales.template operator()<bits, device::HalfType>();
+    return with_scales.template operator()<bits, device::Bf16Type>();
+  };
+  switch (scheme.bits) {
+    case 2:
+      return with_type.template operator()<2>();
+    case 3:
+      return with_type.template operator()<3>();
+    case 4:
+      return with_type.template operator()<4>();
+    default:
+      return with_type.template operator()<5>();
+  }
+}
+
+/// Launches `kernel` with its shared memory allowed. The most that an sm_89 block may have is checked here for all.
+template <auto kernel>
+void launch_kernel(const Launch& args, int blocks, int threads, int shared_bytes, cudaStream_t stream,
+                   std::string_view name, std::string_view shape) {
+  ensure(shared_bytes <= 99 * 1024, "an sm_89 block has 99 KB of shared memory");
+  static const cudaError_t allowed =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  device::check(allowed, "asking for shared memory");
+  kernel<<<blocks, threads, shared_bytes, stream>>>(args);
+  device::check_launch(name, shape);
+}
+
+}  // namespace w4q::kernels::kbit

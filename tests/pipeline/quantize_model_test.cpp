@@ -1,0 +1,83 @@
+// Whole checkpoints through the library, where the command line tests do not reach.
+#include "pipeline/quantize_model.h"
+
+#include <fstream>
+
+#include "core/progress.h"
+#include "model/model.h"
+#include "pipeline/repack_model.h"
+#include "repack/layout_registry.h"
+#include "support.h"
+
+namespace w4q::pipeline {
+namespace {
+
+class QuantizeModel : public ::testing::Test {
+ protected:
+  void SetUp() override { set_progress_enabled(false); }
+
+  QuantizeRequest request(const std::string& name) const {
+    QuantizeRequest result;
+    result.model = test::testdata() / "w4q-llama-tiny";
+    result.output = folder_ / name;
+    return result;
+  }
+
+  test::TemporaryFolder folder_;
+};
+
+TEST_F(QuantizeModel, ReportCountsEveryBlockOfEveryTensor) {
+  const auto report = quantize_model(request("q"));
+  int64_t blocks = 0;
+  for (const auto& tensor : report.tensors) blocks += tensor.stats.blocks;
+  // 4 layers of 256·256 + 2·128·256 + 256·256 + 3·768·256 weights, 32 to a block
+  EXPECT_EQ(blocks, 4 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 768 * 256) / 32);
+  EXPECT_TRUE(report.warnings().empty());
+  EXPECT_EQ(report.plan.bytes_before(), 3'410'176 * 2);
+}
+
+TEST_F(QuantizeModel, PlanAndReportAgreeOnSizes) {
+  auto wanted = request("q");
+  wanted.scheme.bits = 3;
+  const auto plan = plan_quantize(wanted);
+  EXPECT_FALSE(std::filesystem::exists(wanted.output));
+  const auto report = quantize_model(wanted);
+  EXPECT_EQ(plan.bytes_after(), report.plan.bytes_after());
+  // Headers come on top of the tensors: some hundred bytes per plane.
+  EXPECT_GT(report.file_bytes, plan.bytes_after());
+  EXPECT_LT(report.file_bytes, plan.bytes_after() + 30'000);
+}
+
+TEST_F(QuantizeModel, EveryLayoutOpensAsAModelAndComesBack) {
+  auto wanted = request("q");
+  wanted.embeddings = true;
+  quantize_model(wanted);
+  const auto canonical = model::Model::open(wanted.output);
+  for (const auto& layout : repack::layout_registry()) {
+    RepackRequest repack;
+    repack.input = wanted.output;
+    repack.output = folder_ / std::string(layout.name);
+    repack.layout = layout.name;
+    EXPECT_EQ(repack_model(repack).proven, 29) << layout.name;
+    const auto opened = model::Model::open(repack.output);
+    const auto same = [](const kernels::LinearWeight& a, const kernels::LinearWeight& b) {
+      using Packed = std::shared_ptr<const formats::PackedLinear>;
+      return formats::bytes_equal(std::get<Packed>(a.matrix)->passes[0], std::get<Packed>(b.matrix)->passes[0]);
+    };
+    EXPECT_TRUE(same(opened.embeddings(), canonical.embeddings())) << layout.name;
+    EXPECT_TRUE(same(opened.layers()[3].down, canonical.layers()[3].down)) << layout.name;
+  }
+}
+
+TEST_F(QuantizeModel, ForeignQuantizationIsRefused) {
+  std::filesystem::copy(test::testdata() / "w4q-llama-tiny", folder_ / "m", std::filesystem::copy_options::recursive);
+  auto config = io::read_json(folder_ / "m/config.json");
+  config["quantization_config"] = {{"quant_method", "awq"}, {"bits", 4}};
+  std::ofstream(folder_ / "m/config.json") << config.dump();
+  auto wanted = request("q");
+  wanted.model = folder_ / "m";
+  test::expect_error(ErrorCode::unsupported, {"awq", "16-bit"}, [&] { quantize_model(wanted); });
+}
+
+}  // namespace
+}  // namespace w4q::pipeline

@@ -1,0 +1,130 @@
+#include "verify/structure.h"
+
+#include <fstream>
+#include <functional>
+
+#include "io/files.h"
+#include "packed_model.h"
+
+namespace w4q::verify {
+namespace {
+
+using test::bundled_model;
+
+/// A quantized model whose weight file can be written anew with changes.
+class Structure : public ::testing::Test {
+ protected:
+  void SetUp() override { path_ = test::quantized_model(folder_, 3); }
+
+  /// Rewrites the weights: `change` sees every tensor and returns false to leave it out; it may add to `more`.
+  using Change = std::function<bool(io::PlannedTensor&, std::vector<std::byte>&)>;
+  void rewrite(const Change& change) const {
+    std::vector<io::PlannedTensor> plan;
+    std::map<std::string, std::vector<std::byte>> data;
+    {
+      const auto checkpoint = io::Checkpoint::open(path_);
+      for (const auto& [name, info] : checkpoint.tensors()) {
+        const auto tensor = checkpoint.load(name);
+        io::PlannedTensor planned{name, info.dtype, info.shape};
+        std::vector<std::byte> bytes(tensor->bytes.begin(), tensor->bytes.end());
+        if (!change(planned, bytes)) continue;
+        data[planned.name] = std::move(bytes);
+        plan.push_back(std::move(planned));
+      }
+    }
+    std::filesystem::remove(path_ / "model.safetensors");
+    io::CheckpointWriter writer(path_, plan, {});
+    for (const auto& [name, bytes] : data) writer.write(name, bytes);
+    writer.finish();
+  }
+
+  Check structure(bool with_base = true) const {
+    const auto candidate = open_checkpoint(path_);
+    if (!with_base) return check_structure(candidate, nullptr);
+    const auto base = open_checkpoint(bundled_model());
+    return check_structure(candidate, &base);
+  }
+
+  static void expect_fault(const Check& check, std::string_view part) {
+    EXPECT_FALSE(check.passed);
+    bool found = false;
+    for (const auto& fault : check.faults) found = found || fault.find(part) != std::string::npos;
+    EXPECT_TRUE(found) << "no fault has \"" << part
+                       << "\"; first: " << (check.faults.empty() ? "none" : check.faults.front());
+  }
+
+  test::TemporaryFolder folder_;
+  std::filesystem::path path_;
+};
+
+TEST_F(Structure, AQuantizedModelPasses) {
+  EXPECT_TRUE(structure().passed);
+  EXPECT_TRUE(structure(false).passed);
+  EXPECT_TRUE(check_codes(open_checkpoint(path_)).passed);
+  EXPECT_TRUE(check_finite(open_checkpoint(path_)).passed);
+}
+
+TEST_F(Structure, MissingPlane) {
+  rewrite([](auto& tensor, auto&) { return tensor.name != "model.layers.1.mlp.up_proj.0.scales"; });
+  expect_fault(structure(false), "model.layers.1.mlp.up_proj.0.scales is missing");
+}
+
+TEST_F(Structure, MissingNorm) {
+  rewrite([](auto& tensor, auto&) { return tensor.name != "model.norm.weight"; });
+  expect_fault(structure(), "model.norm.weight is missing");
+}
+
+TEST_F(Structure, ExtraTensor) {
+  rewrite([](auto& tensor, auto&) {
+    if (tensor.name == "model.norm.weight") tensor.name = "model.norm2.weight";
+    return true;
+  });
+  expect_fault(structure(false), "model.norm2.weight is extra");
+}
+
+TEST_F(Structure, WrongSizeOfAPlane) {
+  rewrite([](auto& tensor, auto& bytes) {
+    if (tensor.name == "model.layers.0.self_attn.q_proj.0.scales") {
+      tensor.shape[0] -= 1;
+      bytes.resize(static_cast<size_t>(tensor.size()));
+    }
+    return true;
+  });
+  expect_fault(structure(false), "model.layers.0.self_attn.q_proj.0.scales has shape");
+}
+
+TEST_F(Structure, AKeptTensorThatChangedIsSeenWithTheBaseOnly) {
+  rewrite([](auto& tensor, auto& bytes) {
+    if (tensor.name == "model.layers.0.input_layernorm.weight") bytes[7] ^= std::byte{1};
+    return true;
+  });
+  EXPECT_TRUE(structure(false).passed);
+  expect_fault(structure(), "its bytes differ");
+}
+
+TEST_F(Structure, AnotherConfigIsNotTheBase) {
+  auto config = io::read_json(path_ / "config.json");
+  config["rope_theta"] = 10000.0;
+  std::ofstream(path_ / "config.json") << config.dump();
+  expect_fault(structure(), "config.json differs");
+}
+
+TEST_F(Structure, ADamagedCodebookFailsTheCodes) {
+  rewrite([](auto& tensor, auto& bytes) {
+    if (tensor.name == "model.layers.2.mlp.gate_proj.0.codebook") std::fill(bytes.begin(), bytes.end(), std::byte{0});
+    return true;
+  });
+  EXPECT_TRUE(structure(false).passed);
+  expect_fault(check_codes(open_checkpoint(path_)), "model.layers.2.mlp.gate_proj");
+}
+
+TEST_F(Structure, NaNInAKeptTensorIsFound) {
+  rewrite([](auto& tensor, auto& bytes) {
+    if (tensor.name == "model.norm.weight") bytes[2 * 5] = std::byte{0xC0}, bytes[2 * 5 + 1] = std::byte{0x7F};
+    return true;
+  });
+  expect_fault(check_finite(open_checkpoint(path_)), "model.norm.weight: NaN or infinity at element 5");
+}
+
+}  // namespace
+}  // namespace w4q::verify
