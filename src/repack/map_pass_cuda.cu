@@ -22,7 +22,8 @@ using formats::PlaneRole;
 using formats::Scheme;
 
 constexpr int pass_threads = 256;
-constexpr int strip_tiles = 8;  ///< neighbouring tiles along k that a thread works on together
+constexpr int pass_residency = 3;  ///< thread blocks on an SM: leaves 80 registers a thread, none are spilled
+constexpr int strip_tiles = 8;     ///< neighbouring tiles along k that a thread works on together
 
 enum class Direction { pack, unpack };
 
@@ -40,7 +41,7 @@ struct PassArguments {
 /// are neighbours in a row, so that their sectors are shared through the L1 cache. `pieces` make a run, the tile_blocks
 /// blocks of a row that stand together; whole_runs: canonical rows are whole runs, so a piece may lie across blocks.
 template <class Map, class Piece, int pieces, bool whole_runs, Direction direction>
-__global__ void __launch_bounds__(pass_threads) move_plane(Map map, PassArguments<Piece> a) {
+__global__ void __launch_bounds__(pass_threads, pass_residency) move_plane(Map map, PassArguments<Piece> a) {
   constexpr int tile_blocks = static_cast<int>(Map::tile_blocks);
   constexpr int tile_rows = static_cast<int>(Map::tile_rows);
   static_assert(whole_runs || pieces % tile_blocks == 0, "a piece lies in one block");
