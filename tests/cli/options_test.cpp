@@ -130,8 +130,7 @@ TEST_F(Options, VerifyThresholdsDecideTheExitStatus) {
 TEST_F(Options, StrideAndBosScoreTheTokensTheyShould) {
   const std::string ids = bundled_model() + "/own/selfgen.ids.u16";
   const auto ppl = [&](std::vector<std::string> more) {
-    std::vector<std::string> arguments{"verify", bundled_model(), "--ids", ids,         "--quiet",
-                                       "--json", "--ctx",         "64",    "--windows", "5"};
+    std::vector<std::string> arguments{"verify", bundled_model(), "--ids", ids, "--quiet", "--json", "--ctx", "64"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return run_w4q(arguments).json()["perplexity"];
   };
