@@ -8,6 +8,7 @@ namespace w4q::device {
 void check(cudaError_t status, std::string_view doing) {
   if (status == cudaSuccess) return;
   Error error(ErrorCode::device, concat(doing, ": ", cudaGetErrorName(status), ", ", cudaGetErrorString(status)));
+  cudaGetLastError();  // reported here: a later launch must not report it again
   if (status == cudaErrorMemoryAllocation) error.hint("free GPU memory, or use --device cpu");
   throw error;
 }

@@ -30,11 +30,6 @@ __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t b
   return result;
 }
 
-/// Asks for a 128-byte line to be brought into the L2 cache.
-__device__ __forceinline__ void prefetch_l2(const void* address) {
-  asm volatile("prefetch.global.L2 [%0];" : : "l"(address));
-}
-
 /// The two 16-bit types of activations: pairs in a register, products with a pair, and the tensor-core product
 /// c[16 × 8] += a[16 × 16] · b[16 × 8] with fp32 accumulation.
 struct HalfType {

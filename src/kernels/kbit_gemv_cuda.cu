@@ -22,10 +22,6 @@ struct Deal {
   __host__ __device__ static int min_of(int a, int b) { return a < b ? a : b; }
 };
 
-/// Tiles that a warp asks for ahead of the one it loads: one tile in the registers does not cover the latency of DRAM,
-/// which bound all widths to the same 80 µs over 525 M weights (H200, 2026-11-20).
-constexpr int prefetch_tiles = 4;
-
 /// Sums that a warp leaves for others: of the row group that it came from, and of the one that it ended in.
 template <int columns, int warps>
 struct Slots {
@@ -149,7 +145,6 @@ __global__ void __launch_bounds__(warps * 32, 1) kbit_gemv_kernel(const Launch a
   WeightStream<bits, Scales> stream(args.codes, args.scales, tile);
   WeightTile<bits, Scales> next;
   if (tile < end) stream.load(next);
-  for (int ahead = 0; ahead < prefetch_tiles && tile + 1 + ahead < end; ++ahead) stream.prefetch(ahead);
   const ActivationCursor<Scalar> activations(args);
   int group = tile / args.col_groups;
   int column_group = tile - group * args.col_groups;
@@ -167,7 +162,6 @@ __global__ void __launch_bounds__(warps * 32, 1) kbit_gemv_kernel(const Launch a
     const bool ends_group = column_group + 1 == args.col_groups;
     if (tile + 1 < end) {
       stream.load(next);
-      if (tile + 1 + prefetch_tiles < end) stream.prefetch(prefetch_tiles - 1);
       activations.load(ends_group ? 0 : column_group + 1, args.whole_col_groups, next_x);
     }
     multiply_half<0, bits, Type, Scales, 1>(current, x[0], pairs, acc);

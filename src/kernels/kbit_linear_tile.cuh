@@ -134,20 +134,6 @@ struct WeightStream {
     scales += step * scale_groups;
   }
 
-  /// Asks for the tile `ahead` tiles beyond the one at hand to be brought into the L2 cache: one line per lane.
-  __device__ void prefetch(int ahead) const {
-    const int lane = threadIdx.x % 32;
-    constexpr int lines = 4 * bits;
-    const auto* first_code = codes - lane + ahead * bits * Map::lanes;
-    const auto* first_scale = scales - lane / 2 + ahead * scale_groups;
-    constexpr int scale_lines = static_cast<int>(sizeof(typename Scales::Packed)) * scale_groups / 128;
-    if (lane < lines) {
-      device::prefetch_l2(first_code + lane * 8);
-    } else if (lane < lines + scale_lines) {
-      device::prefetch_l2(reinterpret_cast<const char*>(first_scale) + (lane - lines) * 128);
-    }
-  }
-
  private:
   /// Lane 4·g + t reads group 2·g + t / 2, which is lane / 2.
   static constexpr int scale_groups = static_cast<int>(Map::tile_scales) / 8;

@@ -1,6 +1,8 @@
 #include "verify/perplexity.h"
 
 #include <cmath>
+#include <cstring>
+#include <limits>
 
 #include "model/token_file.h"
 #include "packed_model.h"
@@ -66,8 +68,8 @@ TEST_F(Perplexity, WindowsOfWikiTextAsInTheReference) {
     const auto wiki = model::read_ids(folder / "ref/wiki.test.ids.u16", model.config().vocab_size);
     constexpr int windows = 6;
     const auto report = measure_perplexity(model, nullptr, wiki, {.context = 512, .max_windows = windows});
-    const auto reference =
-        io::Checkpoint::open(folder / "ref/reference.safetensors").load("window_nll_ctx512.wiki.test.raw");
+    const auto file = io::Checkpoint::open(folder / "ref/reference.safetensors");
+    const auto reference = file.load("window_nll_ctx512.wiki.test.raw");
     double sum = 0;
     for (int window = 0; window < windows; ++window) {
       double nll = 0;
