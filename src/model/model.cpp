@@ -124,6 +124,11 @@ void settle_head(const io::Checkpoint& checkpoint, const QuantizationConfig& qua
 
 }  // namespace
 
+std::string_view module_path(std::string_view tensor_name) noexcept {
+  constexpr std::string_view suffix = ".weight";
+  return tensor_name.ends_with(suffix) ? tensor_name.substr(0, tensor_name.size() - suffix.size()) : tensor_name;
+}
+
 std::vector<Parameter> parameters(const ModelConfig& config) {
   ParameterList list;
   list.linear("model.embed_tokens", config.vocab_size, config.hidden_size, false);

@@ -22,6 +22,9 @@ struct Parameter {
   bool linear = false;  ///< a matrix that a scheme may pack: linear layers, and the embedding table
 };
 
+/// "model.layers.0.mlp.up_proj.weight" → "model.layers.0.mlp.up_proj"; a name without the suffix stays.
+std::string_view module_path(std::string_view tensor_name) noexcept;
+
 /// Every parameter of the architecture in model order. A tied head is not listed.
 std::vector<Parameter> parameters(const ModelConfig& config);
 

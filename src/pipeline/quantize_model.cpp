@@ -12,6 +12,7 @@
 #include "io/checkpoint.h"
 #include "io/output.h"
 #include "model/config.h"
+#include "model/model.h"
 #include "model/packed_checkpoint.h"
 #include "pipeline/output_rules.h"
 #include "pipeline/select_tensors.h"
@@ -101,7 +102,7 @@ std::vector<io::PlannedTensor> planned_output(const Plan& plan, model::Quantizat
       result.push_back({tensor.name, tensor.dtype, tensor.shape});
       continue;
     }
-    const std::string module(module_path(tensor.name));
+    const std::string module(model::module_path(tensor.name));
     const model::PackedLinearInfo info{
         module, tensor.shape[0], tensor.shape[1], tensor.dtype, {{*tensor.scheme, tensor.layout}}};
     for (auto& plane : model::planned_planes(info)) result.push_back(std::move(plane));
@@ -113,7 +114,7 @@ std::vector<io::PlannedTensor> planned_output(const Plan& plan, model::Quantizat
 /// Quantizes one tensor, writes its planes, and measures the error with the decoder that will read them.
 QuantizedTensor quantize_tensor(const TensorPlan& tensor, const Source& source, const QuantizeRequest& request,
                                 io::CheckpointWriter& writer) {
-  const std::string module(module_path(tensor.name));
+  const std::string module(model::module_path(tensor.name));
   auto loaded = std::make_shared<const io::LoadedTensor>(source.checkpoint.load(tensor.name));
   QuantizedTensor result{tensor.name, *tensor.scheme, {}, {}, 0};
   const auto start = Clock::now();

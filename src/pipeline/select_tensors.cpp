@@ -114,11 +114,6 @@ void check_shape(const io::TensorInfo& found, const model::Parameter& parameter,
 
 }  // namespace
 
-std::string_view module_path(std::string_view tensor_name) noexcept {
-  constexpr std::string_view suffix = ".weight";
-  return tensor_name.ends_with(suffix) ? tensor_name.substr(0, tensor_name.size() - suffix.size()) : tensor_name;
-}
-
 Plan select_tensors(const io::Checkpoint& checkpoint, const model::ModelConfig& config,
                     const QuantizeRequest& request) {
   Plan plan;
@@ -128,7 +123,7 @@ Plan select_tensors(const io::Checkpoint& checkpoint, const model::ModelConfig& 
   for (const auto& parameter : wanted) {
     const io::TensorInfo& info = checkpoint.at(parameter.name);
     check_shape(info, parameter, checkpoint);
-    const auto module = module_path(parameter.name);
+    const auto module = model::module_path(parameter.name);
     const auto scheme = selector.choose(module, parameter.linear);
     plan.tensors.push_back(plan_tensor(info, module, scheme));
     known.insert(info.name);

@@ -8,9 +8,6 @@
 
 namespace w4q::pipeline {
 
-/// "model.layers.0.mlp.up_proj.weight" → "model.layers.0.mlp.up_proj"; a name without the suffix stays.
-std::string_view module_path(std::string_view tensor_name) noexcept;
-
 /// One TensorPlan per tensor of the checkpoint: the architecture's parameters in model order, then whatever else the
 /// files hold. Notes say what a user might not expect (unknown tensors carried along, a tied head). Throws bad_file for
 /// a missing or misshapen parameter, bad_argument for a recipe rule or --keep that matches nothing, or a rule for a

@@ -2,8 +2,7 @@
 #include <array>
 
 #include "core/parallel.h"
-#include "core/text.h"
-#include "formats/scheme_registry.h"
+#include "repack/kbit_rows.h"
 #include "repack/layout_kbit_fragment.h"
 #include "repack/map_pass.h"
 #include "repack/rows.h"
@@ -20,20 +19,6 @@ using Map = KbitFragmentMap;
 constexpr std::string_view layout_name = "kbit-fragment";
 constexpr int64_t block = formats::kbit_block;
 constexpr int64_t tile_blocks = Map::tile_cols / block;
-
-bool accepts(const Scheme& scheme, int64_t n, int64_t k, std::string* why) {
-  const bool scheme_fits = scheme.family == formats::SchemeFamily::kbit && scheme.block == block;
-  const bool size_fits = n >= 1 && k >= 1 && n <= formats::max_dimension && k <= formats::max_dimension;
-  if (scheme_fits && size_fits) return true;
-  if (why != nullptr) {
-    *why = scheme_fits ? "n and k must be in 1 … 2^30" : "it holds kbit schemes with blocks of 32 only";
-  }
-  return false;
-}
-
-std::vector<PlaneSpec> canonical_planes(const Scheme& scheme, int64_t n, int64_t k) {
-  return formats::scheme_row(scheme.family).planes(scheme, n, k);
-}
 
 std::vector<PlaneSpec> planes(const Scheme& scheme, int64_t n, int64_t k) {
   std::vector<PlaneSpec> specs = canonical_planes(scheme, n, k);
@@ -182,10 +167,6 @@ void for_each_block(const Sides& sides, int64_t row_group, int64_t col_group, co
   }
 }
 
-void copy_codebook(const PackedWeight& from, PackedWeight& to) {
-  to.plane(PlaneRole::codebook).bytes = from.plane(PlaneRole::codebook).bytes.clone();
-}
-
 void copy_scale(std::byte* to, int64_t to_index, const std::byte* from, int64_t from_index, int64_t bytes) noexcept {
   std::memcpy(to + to_index * bytes, from + from_index * bytes, static_cast<size_t>(bytes));
 }
@@ -271,7 +252,7 @@ LayoutRow kbit_fragment_row() {
   return {.name = layout_name,
           .description = "tiles of 64 × 64 in tensor-core register order for the fast kernels, zero-padded",
           .sms = {80, 89, 90},
-          .accepts = accepts,
+          .accepts = accepts_kbit,
           .planes = planes,
           .pack = pack,
           .unpack = unpack,

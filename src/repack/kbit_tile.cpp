@@ -1,5 +1,4 @@
-#include "core/text.h"
-#include "formats/scheme_registry.h"
+#include "repack/kbit_rows.h"
 #include "repack/layout_kbit_tile.h"
 #include "repack/map_pass.h"
 #include "repack/rows.h"
@@ -17,20 +16,6 @@ using formats::Scheme;
 
 constexpr std::string_view layout_name = "kbit-tile";
 
-bool accepts(const Scheme& scheme, int64_t n, int64_t k, std::string* why) {
-  const bool block_fits = scheme.family == formats::SchemeFamily::kbit && scheme.block == KbitTileMap::block;
-  const bool size_fits = n >= 1 && k >= 1 && n <= formats::max_dimension && k <= formats::max_dimension;
-  if (block_fits && size_fits) return true;
-  if (why != nullptr) {
-    *why = block_fits ? "n and k must be in 1 … 2^30" : "it holds kbit schemes with blocks of 32 only";
-  }
-  return false;
-}
-
-std::vector<PlaneSpec> canonical_planes(const Scheme& scheme, int64_t n, int64_t k) {
-  return formats::scheme_row(scheme.family).planes(scheme, n, k);
-}
-
 std::vector<PlaneSpec> planes(const Scheme& scheme, int64_t n, int64_t k) {
   std::vector<PlaneSpec> specs = canonical_planes(scheme, n, k);
   const KbitTileMap map(n, k);
@@ -40,10 +25,6 @@ std::vector<PlaneSpec> planes(const Scheme& scheme, int64_t n, int64_t k) {
     if (spec.role == PlaneRole::codes) spec.shape.push_back(scheme.bits);
   }
   return specs;
-}
-
-void copy_codebook(const PackedWeight& from, PackedWeight& to) {
-  to.plane(PlaneRole::codebook).bytes = from.plane(PlaneRole::codebook).bytes.clone();
 }
 
 PackedWeight pack(const PackedWeight& canonical) {
@@ -81,7 +62,7 @@ LayoutRow kbit_tile_row() {
   return {.name = layout_name,
           .description = "tiles of 128 outputs × 64 inputs for the kbit kernels, zero-padded",
           .sms = {80, 89, 90},
-          .accepts = accepts,
+          .accepts = accepts_kbit,
           .planes = planes,
           .pack = pack,
           .unpack = unpack,

@@ -18,11 +18,6 @@
 namespace w4q::verify {
 namespace {
 
-std::string_view module_of(std::string_view tensor) {
-  constexpr std::string_view suffix = ".weight";
-  return tensor.ends_with(suffix) ? tensor.substr(0, tensor.size() - suffix.size()) : tensor;
-}
-
 /// Collects faults of the structure check; `expected` ends as the set of all names that may stand in the checkpoint.
 class StructureCheck {
  public:
@@ -50,7 +45,7 @@ class StructureCheck {
   }
 
   void check_parameter(const model::Parameter& parameter) {
-    const auto module = module_of(parameter.name);
+    const auto module = model::module_path(parameter.name);
     const auto* info = candidate_.quantization.find(module);
     if (info == nullptr) {
       ++kept_;
@@ -88,7 +83,7 @@ class StructureCheck {
     if (nlohmann::json(ours) != nlohmann::json(theirs))
       fault("config.json", "differs from the base's beyond the quantization");
     for (const auto& [name, info] : base_->checkpoint.tensors()) {
-      if (candidate_.quantization.find(module_of(name)) != nullptr) continue;
+      if (candidate_.quantization.find(model::module_path(name)) != nullptr) continue;
       expected_.insert(name);
       check_kept(name, info);
     }
