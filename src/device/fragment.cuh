@@ -30,6 +30,13 @@ __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t b
   return result;
 }
 
+/// 4 bytes of shared memory by byte address.
+__device__ __forceinline__ uint32_t load_shared(uint32_t address) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
+  return v;
+}
+
 /// The two 16-bit types of activations: pairs in a register, products with a pair, and the tensor-core product
 /// c[16 × 8] += a[16 × 16] · b[16 × 8] with fp32 accumulation.
 struct HalfType {

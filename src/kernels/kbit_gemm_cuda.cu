@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(warps * 32, 1) kbit_gemm_kernel(const Launch a
   if (first < share.end) stream.load(weights, warps);
   PairTable<bits>::template fill<Type>(table, args.codebook, args.table_exponent);
   __syncthreads();
-  const LanePairs<bits> pairs;
+  const LanePairs<bits, false> pairs(table);
 
   int tile = first;  // the next tile of this warp; its weights are loaded or on their way
   for (int begin = share.begin; begin < share.end;) {
@@ -118,9 +118,9 @@ __global__ void __launch_bounds__(warps * 32, 1) kbit_gemm_kernel(const Launch a
         const Scalar* from = x + column + 8 * half;
         activations.load(from, args.ldx, args.m, vector_loads, static_cast<int>(args.k) - column - 16 * t - 8 * half);
         if (half == 0) {
-          multiply_half<0, bits, Type, Scales, row_groups>(current, activations, pairs, acc);
+          multiply_half<0, bits, Type, Scales, row_groups, false>(current, activations, pairs, acc);
         } else {
-          multiply_half<1, bits, Type, Scales, row_groups>(current, activations, pairs, acc);
+          multiply_half<1, bits, Type, Scales, row_groups, false>(current, activations, pairs, acc);
         }
       }
     }

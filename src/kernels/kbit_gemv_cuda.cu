@@ -129,11 +129,21 @@ __device__ void combine(const Launch& args, const Deal& blocks, const Slots<colu
   }
 }
 
+/// One row spends the least on everything but decoding, and its small slots leave room to align the table to its size.
+template <int bits, int columns>
+constexpr bool aligned_table = columns == 1 && bits < 5;
+
+__device__ inline uint32_t* align_up(uint4* shared, uint32_t alignment) {
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  return reinterpret_cast<uint32_t*>(shared) + (((address + alignment - 1) & ~(alignment - 1)) - address) / 4;
+}
+
 template <int bits, class Type, class Scales, int columns, int warps>
 __global__ void __launch_bounds__(warps * 32, 1) kbit_gemv_kernel(const Launch args) {
   using Scalar = typename Type::Scalar;
   extern __shared__ uint4 shared[];
-  auto* const table = reinterpret_cast<uint32_t*>(shared);
+  constexpr bool aligned = aligned_table<bits, columns>;
+  auto* const table = aligned ? align_up(shared, PairTable<bits>::total_bytes) : reinterpret_cast<uint32_t*>(shared);
   auto& slots = *reinterpret_cast<Slots<columns, warps>*>(table + PairTable<bits>::total_bytes / 4);
   const int warp = threadIdx.x / 32;
   const Deal blocks(args.tiles, gridDim.x);
@@ -153,7 +163,7 @@ __global__ void __launch_bounds__(warps * 32, 1) kbit_gemv_kernel(const Launch a
   if (tile < end) activations.load(column_group, args.whole_col_groups, next_x);
   PairTable<bits>::template fill<Type>(table, args.codebook, args.table_exponent);
   __syncthreads();
-  const LanePairs<bits> pairs;
+  const LanePairs<bits, aligned> pairs(table);
   Accumulator<1> acc;
   acc.clear();
   for (; tile < end; ++tile) {
@@ -164,8 +174,8 @@ __global__ void __launch_bounds__(warps * 32, 1) kbit_gemv_kernel(const Launch a
       stream.load(next);
       activations.load(ends_group ? 0 : column_group + 1, args.whole_col_groups, next_x);
     }
-    multiply_half<0, bits, Type, Scales, 1>(current, x[0], pairs, acc);
-    multiply_half<1, bits, Type, Scales, 1>(current, x[1], pairs, acc);
+    multiply_half<0, bits, Type, Scales, 1, aligned>(current, x[0], pairs, acc);
+    multiply_half<1, bits, Type, Scales, 1, aligned>(current, x[1], pairs, acc);
     ++column_group;
     if (!ends_group) continue;
     // The row group ends here: it is done when it began in this run, else its sums wait for the others'.
@@ -193,7 +203,8 @@ template <int bits, class Type, class Scales, int columns>
 void launch_columns(const Launch& args, int blocks, cudaStream_t stream, std::string_view shape) {
   // Five bits leave less shared memory for the slots of eight columns.
   constexpr int warps = bits == 5 && columns == 8 ? 8 : 16;
-  constexpr int shared_bytes = PairTable<bits>::total_bytes + static_cast<int>(sizeof(Slots<columns, warps>));
+  constexpr int table_bytes = PairTable<bits>::total_bytes * (aligned_table<bits, columns> ? 2 : 1);
+  constexpr int shared_bytes = table_bytes + static_cast<int>(sizeof(Slots<columns, warps>));
   launch_kernel<kbit_gemv_kernel<bits, Type, Scales, columns, warps>>(args, blocks, warps * 32, shared_bytes, stream,
                                                                       "kbit_gemv", shape);
 }

@@ -43,17 +43,22 @@ struct PairTable {
   }
 };
 
-/// One lane's copy of the table, which stands at the start of the dynamic shared memory: its address is a constant
-/// after linking, so that a look-up needs no addition.
-template <int bits>
+/// One lane's copy of the table. Where the table is aligned to its size, its address and the index have no bit in
+/// common and one instruction makes the address of a look-up; otherwise an addition comes on top.
+template <int bits, bool aligned>
 struct LanePairs {
-  uint32_t lane = PairTable<bits>::lane_offset();
+  uint32_t base;
+  uint32_t lane;
+
+  __device__ explicit LanePairs(const uint32_t* table)
+      : base(static_cast<uint32_t>(__cvta_generic_to_shared(table))), lane(PairTable<bits>::lane_offset()) {
+    if (aligned) lane |= base;
+  }
 
   /// The pair whose index stands in `offset` from bit entry_shift on, whatever is around it.
   __device__ uint32_t look_up(uint32_t offset) const {
-    extern __shared__ uint4 shared[];
-    const auto* table = reinterpret_cast<const char*>(shared);
-    return *reinterpret_cast<const uint32_t*>(table + device::and_or(offset, PairTable<bits>::index_mask, lane));
+    const uint32_t address = device::and_or(offset, PairTable<bits>::index_mask, lane);
+    return device::load_shared(aligned ? address : base + address);
   }
 };
 
@@ -197,10 +202,10 @@ struct Accumulator {
 };
 
 /// Decodes half a tile a register at a time and multiplies it with the activations.
-template <int half, int bits, class Type, class Scales, int row_groups>
+template <int half, int bits, class Type, class Scales, int row_groups, bool aligned>
 __device__ __forceinline__ void multiply_half(const WeightTile<bits, Scales>& weights,
-                                              const ActivationHalf<row_groups>& x, LanePairs<bits> table,
-                                              Accumulator<row_groups>& acc) {
+                                              const ActivationHalf<row_groups>& x,
+                                              const LanePairs<bits, aligned>& table, Accumulator<row_groups>& acc) {
 #pragma unroll
   for (int row_tile = 0; row_tile < Map::row_tiles; ++row_tile) {
     const uint32_t scale[2] = {Scales::template pair<Type>(weights.scales, row_tile, 0),

@@ -18,7 +18,8 @@ TEST(LayoutRegistry, FindsRowsByNameAndTarget) {
 }
 
 TEST(LayoutRegistry, NamesWhatExists) {
-  test::expect_error(ErrorCode::bad_argument, {"marlin", "canonical, kbit-fragment, kbit-tile"}, [] { layout_row("marlin"); });
+  test::expect_error(ErrorCode::bad_argument, {"marlin", "canonical, kbit-fragment, kbit-tile"},
+                     [] { layout_row("marlin"); });
   test::expect_error(ErrorCode::bad_argument, {"sm75", "sm80, sm89, sm90"},
                      [] { layout_for_target("sm75", kbit4, 128, 64); });
   test::expect_error(ErrorCode::bad_argument, {"\"\""}, [] { layout_for_target("", kbit4, 128, 64); });
