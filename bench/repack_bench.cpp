@@ -1,8 +1,9 @@
-// Packing into a layout and unpacking again, with all threads, in bytes of codes and scales a second. Beside it what
+// Packing into a layout and unpacking again, on one core, in bytes of codes and scales a second. Beside it what
 // the machine can do in the same run: copying the planes into fresh memory, as a pass has to.
 #include <benchmark/benchmark.h>
 
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "core/parallel.h"
@@ -47,26 +48,36 @@ void copy_planes(benchmark::State& state) {
   report(state, weight);
 }
 
-void pack_kbit_tile(benchmark::State& state) {
+void pack(benchmark::State& state, const repack::LayoutRow& layout) {
   const formats::PackedWeight weight = random_weight(static_cast<int>(state.range(0)));
-  const repack::LayoutRow& layout = repack::layout_row("kbit-tile");
   set_threads(1);
   for (auto _ : state) benchmark::DoNotOptimize(layout.pack(weight));
   report(state, weight);
 }
 
-void unpack_kbit_tile(benchmark::State& state) {
-  const repack::LayoutRow& layout = repack::layout_row("kbit-tile");
+void unpack(benchmark::State& state, const repack::LayoutRow& layout) {
   const formats::PackedWeight packed = layout.pack(random_weight(static_cast<int>(state.range(0))));
   set_threads(1);
   for (auto _ : state) benchmark::DoNotOptimize(layout.unpack(packed, "w"));
   report(state, packed);
 }
 
+/// A pass of every layout of the registry.
+const bool registered = [] {
+  for (const auto& layout : repack::layout_registry()) {
+    const std::string name(layout.name);
+    benchmark::RegisterBenchmark(("pack/" + name).c_str(), [&layout](auto& state) { pack(state, layout); })
+        ->DenseRange(2, 5)
+        ->ArgName("bits");
+    benchmark::RegisterBenchmark(("unpack/" + name).c_str(), [&layout](auto& state) { unpack(state, layout); })
+        ->DenseRange(2, 5)
+        ->ArgName("bits");
+  }
+  return true;
+}();
+
 BENCHMARK(memory_copy)->Arg(4)->ArgName("bits");
 BENCHMARK(copy_planes)->Arg(4)->ArgName("bits");
-BENCHMARK(pack_kbit_tile)->DenseRange(2, 5)->ArgName("bits");
-BENCHMARK(unpack_kbit_tile)->DenseRange(2, 5)->ArgName("bits");
 
 }  // namespace
 }  // namespace w4q

@@ -12,7 +12,10 @@ std::optional<Properties> find_gpu(std::string* why) {
   if (status == cudaSuccess && count > 0) status = cudaGetDevice(&current);
   if (status == cudaSuccess && count > 0) status = cudaGetDeviceProperties(&properties, current);
   if (status != cudaSuccess || count == 0) {
-    if (why != nullptr) *why = status == cudaSuccess ? "no CUDA device" : cudaGetErrorString(status);
+    int driver = 0;
+    const bool no_driver = cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0;
+    const char* reason = status == cudaSuccess ? "no CUDA device" : cudaGetErrorString(status);
+    if (why != nullptr) *why = no_driver ? "no NVIDIA driver on this machine" : reason;
     cudaGetLastError();  // the failed question must not be reported by a later launch
     return std::nullopt;
   }

@@ -19,7 +19,7 @@ bool serves(const LayoutRow& row, std::string_view target) {
 }  // namespace
 
 std::span<const LayoutRow> layout_registry() {
-  static const std::vector<LayoutRow> rows = {canonical_row(), kbit_fragment_row(), kbit_tile_row()};
+  static const std::vector<LayoutRow> rows = {canonical_row(), kbit_tile_row(), kbit_fragment_row()};
   return rows;
 }
 
