@@ -1,13 +1,13 @@
 // w4q generate MODEL --prompt "…"
 #include "model/generate.h"
 
-#include <chrono>
 #include <iostream>
 #include <memory>
 
 #include "common_options.h"
 #include "core/error.h"
 #include "core/interrupt.h"
+#include "core/stopwatch.h"
 #include "core/text.h"
 #include "model/model.h"
 #include "model/tokenizer.h"
@@ -66,14 +66,14 @@ int run(const Options& options) {
         .hint("give at least one character");
   }
   StreamPrinter printer(tokenizer, !options.common.json);
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   const auto generated = model::generate(model, prompt, options.max_tokens, options.sampling, [&](int32_t id) {
     check_interrupt();
     printer.add(id);
     return true;
   });
   printer.finish();
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double seconds = watch.seconds();
   const double speed = static_cast<double>(generated.size()) / seconds;
   if (options.common.json) {
     print(options.common, "",

@@ -1,13 +1,13 @@
 #include "pipeline/quantize_model.h"
 
 #include <algorithm>
-#include <chrono>
 #include <memory>
 
 #include "core/error.h"
 #include "core/float_formats.h"
 #include "core/progress.h"
 #include "core/rng.h"
+#include "core/stopwatch.h"
 #include "core/text.h"
 #include "io/checkpoint.h"
 #include "io/output.h"
@@ -19,10 +19,6 @@
 
 namespace w4q::pipeline {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 /// The input of a run, opened and checked.
 struct Source {
@@ -62,9 +58,9 @@ double sample_seconds_per_weight(const QuantizeRequest& request, const formats::
   const TensorView view{"sample", DType::bf16, {rows, cols}, bytes_of(values)};
   double best = 1e9;
   for (int repeat = 0; repeat < 3; ++repeat) {
-    const auto start = Clock::now();
+    const Stopwatch watch;
     run(view, scheme, request.options);
-    best = std::min(best, seconds_since(start));
+    best = std::min(best, watch.seconds());
   }
   return best / static_cast<double>(values.size());
 }
@@ -117,9 +113,9 @@ QuantizedTensor quantize_tensor(const TensorPlan& tensor, const Source& source, 
   const std::string module(model::module_path(tensor.name));
   auto loaded = std::make_shared<const io::LoadedTensor>(source.checkpoint.load(tensor.name));
   QuantizedTensor result{tensor.name, *tensor.scheme, {}, {}, 0};
-  const auto start = Clock::now();
+  const Stopwatch watch;
   auto quantized = run_of(request)(loaded->view(), *tensor.scheme, request.options);
-  result.seconds = seconds_since(start);
+  result.seconds = watch.seconds();
   result.stats = quantized.stats;
   for (const auto& plane : quantized.weight.planes) {
     writer.write(model::plane_name(module, 0, plane.spec.role), plane.bytes.bytes());
@@ -162,7 +158,7 @@ Plan plan_quantize(const QuantizeRequest& request) {
 }
 
 QuantizeReport quantize_model(const QuantizeRequest& request) {
-  const auto start = Clock::now();
+  const Stopwatch watch;
   const Source source = open_source(request.model);
   QuantizeReport report;
   report.plan = make_plan(source, request);
@@ -186,7 +182,7 @@ QuantizeReport quantize_model(const QuantizeRequest& request) {
   carry_companions(request.model, output.staging(), source.config, quantization);
   output.commit();
   report.file_bytes = writer.file_bytes();
-  report.seconds = seconds_since(start);
+  report.seconds = watch.seconds();
   return report;
 }
 

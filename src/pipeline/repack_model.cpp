@@ -1,11 +1,11 @@
 #include "pipeline/repack_model.h"
 
 #include <algorithm>
-#include <chrono>
 #include <set>
 
 #include "core/error.h"
 #include "core/progress.h"
+#include "core/stopwatch.h"
 #include "core/text.h"
 #include "formats/scheme_registry.h"
 #include "io/checkpoint.h"
@@ -17,10 +17,7 @@
 namespace w4q::pipeline {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using formats::PackedWeight;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 struct Source {
   io::Json config;
@@ -135,7 +132,7 @@ Plan plan_repack(const RepackRequest& request) {
 }
 
 RepackReport repack_model(const RepackRequest& request) {
-  const auto start = Clock::now();
+  const Stopwatch watch;
   const Source source = open_source(request.input);
   const auto quantization = new_quantization(source, request);
   RepackReport report;
@@ -172,7 +169,7 @@ RepackReport repack_model(const RepackRequest& request) {
   carry_companions(request.input, output.staging(), source.config, quantization);
   output.commit();
   report.file_bytes = writer.file_bytes();
-  report.seconds = seconds_since(start);
+  report.seconds = watch.seconds();
   return report;
 }
 

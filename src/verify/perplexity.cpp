@@ -1,7 +1,6 @@
 #include "verify/perplexity.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -9,6 +8,7 @@
 #include "core/error.h"
 #include "core/parallel.h"
 #include "core/progress.h"
+#include "core/stopwatch.h"
 #include "core/text.h"
 #include "kernels/logits.h"
 #include "model/decoder.h"
@@ -210,7 +210,7 @@ double PerplexityReport::ratio_error() const noexcept { return base ? ratio() * 
 PerplexityReport measure_perplexity(const Model& candidate, const Model* base, std::span<const int32_t> ids,
                                     const PerplexityOptions& options) {
   check_options(candidate, base, static_cast<int64_t>(ids.size()), options);
-  const auto start_time = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   const int64_t span = options.context - (options.bos ? 1 : 0);
   const int64_t stride = options.stride == 0 ? span : options.stride;
   const auto starts = window_starts(static_cast<int64_t>(ids.size()), span, stride, options.max_windows);
@@ -228,7 +228,7 @@ PerplexityReport measure_perplexity(const Model& candidate, const Model* base, s
   for (const auto& window : windows) report.scored += window.scored;
   report.nll = estimate(windows, [](const auto& w) { return w.nll; });
   if (base != nullptr) report.base = against_base(windows);
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_time).count();
+  report.seconds = watch.seconds();
   return report;
 }
 
