@@ -2,23 +2,14 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 
 #include "core/views.h"
+#include "model/decoder_layer.h"
 #include "model/model.h"
 
 namespace w4q::model {
-
-/// Sees activations as the decoder runs. `layer` counts from 0; hidden states follow transformers' convention: hidden 0
-/// is the embeddings, hidden i the output of layer i − 1, and the last one comes after the final norm.
-struct Observer {
-  std::function<void(int64_t index, MatrixView<const float> hidden)> hidden;
-  /// The input of a linear layer, by module path ("model.layers.0.mlp.up_proj"), before it is multiplied. Long inputs
-  /// may come in several calls, one stretch of consecutive rows each.
-  std::function<void(std::string_view linear, MatrixView<const float> input)> linear_input;
-};
 
 /// A sequence being decoded: the KV cache and the scratch of one model. Not thread-safe; the model may be shared and
 /// must outlive it.

@@ -140,6 +140,17 @@ std::vector<Parameter> parameters(const ModelConfig& config) {
 
 bool is_derived_tensor(std::string_view name) noexcept { return name.ends_with("rotary_emb.inv_freq"); }
 
+LayerWeights load_layer(const io::Checkpoint& checkpoint, const QuantizationConfig& quantization,
+                        const ModelConfig& config, int64_t index) {
+  ensure(index >= 0 && index < config.layers, "load_layer: no such layer");
+  return Loader(checkpoint, quantization).layer(config, index);
+}
+
+kernels::LinearWeight load_embeddings(const io::Checkpoint& checkpoint, const QuantizationConfig& quantization,
+                                      const ModelConfig& config) {
+  return Loader(checkpoint, quantization).linear("model.embed_tokens", config.vocab_size, config.hidden_size, false);
+}
+
 Model Model::open(const std::filesystem::path& folder) {
   Model model;
   model.config_ = read_config(folder);

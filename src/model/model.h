@@ -36,6 +36,12 @@ struct LayerWeights {
   kernels::LinearWeight q, k, v, o, gate, up, down;
 };
 
+/// Parts of a model by themselves, for work that never holds all of it. Errors as Model::open.
+LayerWeights load_layer(const io::Checkpoint& checkpoint, const QuantizationConfig& quantization,
+                        const ModelConfig& config, int64_t index);
+kernels::LinearWeight load_embeddings(const io::Checkpoint& checkpoint, const QuantizationConfig& quantization,
+                                      const ModelConfig& config);
+
 class Model {
  public:
   /// Opens a Hugging Face folder, 16-bit or packed by w4q in any layout. Throws as config, checkpoint and formats do; a

@@ -100,9 +100,11 @@ TEST_F(TinyModel, DoesNotDependOnTheThreadCount) {
 TEST_F(TinyModel, ShowsTheInputOfEveryLinear) {
   std::map<std::string, int64_t> widths;
   Observer observer;
-  observer.linear_input = [&](std::string_view name, MatrixView<const float> input) {
+  int64_t calls = 0;
+  observer.linear_input = [&](std::span<const std::string_view> names, MatrixView<const float> input) {
+    ++calls;
     EXPECT_EQ(input.rows, 64);
-    EXPECT_TRUE(widths.emplace(name, input.cols).second) << name;
+    for (const auto name : names) EXPECT_TRUE(widths.emplace(name, input.cols).second) << name;
   };
   decode(model, reference.ids(), at_once, &observer);
   std::map<std::string, int64_t> expected;
@@ -111,6 +113,7 @@ TEST_F(TinyModel, ShowsTheInputOfEveryLinear) {
     expected[parameter.name.substr(0, parameter.name.size() - std::string_view(".weight").size())] = parameter.shape[1];
   }
   EXPECT_EQ(widths, expected);
+  EXPECT_EQ(calls, 4 * model.config().layers);  // q k v together, o, gate and up together, down
 }
 
 TEST_F(TinyModel, StartsAgainAfterReset) {

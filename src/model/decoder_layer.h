@@ -1,0 +1,52 @@
+// One decoder layer by itself: what Decoder runs in turn, and what goes through a model layer by layer with no more
+// than one of them in memory.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "core/views.h"
+#include "kernels/attention.h"
+#include "model/model.h"
+
+namespace w4q::model {
+
+/// Sees activations as the decoder runs; what is not set costs nothing.
+struct Observer {
+  /// Hidden states follow transformers' convention: hidden 0 is the embeddings, hidden i the output of layer i − 1, and
+  /// the last one comes after the final norm.
+  std::function<void(int64_t index, MatrixView<const float> hidden)> hidden;
+  /// The input of linear layers, before it is multiplied. Those that read the same input come together, by module path
+  /// in model order ("model.layers.0.self_attn.q_proj", … k_proj, … v_proj). Long inputs may come in several calls, one
+  /// stretch of consecutive rows each.
+  std::function<void(std::span<const std::string_view> linears, MatrixView<const float> input)> linear_input;
+};
+
+/// Hidden states 0 of `ids`: row r of `out` is the embedding of ids[r], which is inside the vocabulary.
+void embed(const kernels::LinearWeight& embeddings, std::span<const int32_t> ids, MatrixView<float> out);
+
+/// Runs layers on hidden states; holds scratch only, the caller owns the KV cache. Not thread-safe.
+class LayerDecoder {
+ public:
+  /// `config` must outlive it. `rope_frequencies`: see RopeTable.
+  explicit LayerDecoder(const ModelConfig& config, DType rope_frequencies = DType::f32);
+  ~LayerDecoder();
+  LayerDecoder(LayerDecoder&&) noexcept;
+
+  /// From now on the rows of hidden states stand at positions first … first + rows − 1.
+  void set_positions(int64_t first, int64_t rows);
+
+  /// x = layer(x) for the rows that were set. `layer` counts from 0 and chooses the attention window; `cache` holds the
+  /// positions before and has room for these. Throws internal when the shapes do not fit.
+  void run(const LayerWeights& weights, int64_t layer, const kernels::KeyValueCache& cache, MatrixView<float> x,
+           const Observer* observer = nullptr);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace w4q::model
