@@ -81,29 +81,30 @@ struct PairPlace {
   int row, col;
 };
 PairPlace pair_place(int lane, int row_tile, int pair) noexcept {
+  const int step = pair / 4;
   const int upper = pair / 2 % 2;
   const int half = pair % 2;
-  return {16 * row_tile + 8 * half + lane / 4, 16 * (lane % 4) + 4 * (pair / 4) + 2 * upper};
+  return {16 * row_tile + 8 * half + lane / 4, 32 * (step / 2) + 8 * (lane % 4) + 4 * (step % 2) + 2 * upper};
 }
 
 /// The words of one lane and row tile from its 16 pair indices, and back.
 void join_pairs(const std::array<uint32_t, Map::pairs>& pairs, int bits, uint32_t* words) noexcept {
-  const int per_word = Map::pairs_per_word(bits);
-  for (int word = 0; word < bits; ++word) {
-    words[word] = 0;
-    for (int i = 0; i < per_word; ++i) words[word] |= pairs[static_cast<size_t>(word * per_word + i)] << (2 * bits * i);
-    if (per_word * bits < Map::pairs) words[word] |= (pairs[15] >> (2 * word) & 3u) << (2 * bits * per_word);
+  std::fill_n(words, bits, 0u);
+  for (int pair = 0; pair < Map::pairs; ++pair) {
+    for (int bit = 0; bit < 2 * bits; ++bit) {
+      const auto at = Map::pair_bit(bits, pair, bit);
+      words[at.word] |= (pairs[static_cast<size_t>(pair)] >> bit & 1u) << at.bit;
+    }
   }
 }
 
 void split_pairs(const uint32_t* words, int bits, std::array<uint32_t, Map::pairs>& pairs) noexcept {
-  const int per_word = Map::pairs_per_word(bits);
-  const uint32_t mask = (1u << (2 * bits)) - 1;
-  if (per_word * bits < Map::pairs) pairs[15] = 0;
-  for (int word = 0; word < bits; ++word) {
-    for (int i = 0; i < per_word; ++i)
-      pairs[static_cast<size_t>(word * per_word + i)] = words[word] >> (2 * bits * i) & mask;
-    if (per_word * bits < Map::pairs) pairs[15] |= words[word] >> (2 * bits * per_word) << (2 * word);
+  pairs.fill(0);
+  for (int pair = 0; pair < Map::pairs; ++pair) {
+    for (int bit = 0; bit < 2 * bits; ++bit) {
+      const auto at = Map::pair_bit(bits, pair, bit);
+      pairs[static_cast<size_t>(pair)] |= (words[at.word] >> at.bit & 1u) << bit;
+    }
   }
 }
 

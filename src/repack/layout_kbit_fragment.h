@@ -2,19 +2,26 @@
 // 64 inputs, inputs first; a tile is what one warp multiplies in one step, four times m16n8k16 over four row tiles
 // of 16.
 //
-// Within a tile, lane = 4·g + t holds, for each row tile, the rows g and g + 8 and the columns 16·t … 16·t + 15, so
-// that a lane's activations are 16 neighbours and all its weights of a row share one scale block (t / 2):
+// Within a tile, lane = 4·g + t holds, for each row tile, the rows g and g + 8, and in each of the two scale blocks
+// along k the 8 columns from 8·t on, so that a lane's activations of a block are 16 neighbouring bytes and every mma
+// step stays within one scale block:
 //
-//   row = 16·row_tile + 8·half + g        col = 16·t + 4·step + 2·upper + e
+//   row = 16·row_tile + 8·half + g        col = 32·block + 8·t + 4·(step mod 2) + 2·upper + e,   block = step div 2
 //
 // `step` is the mma step, (half, upper) its A register 2·upper + half, e the element of the register. The two codes of
 // a register form a pair of 2·bits bits, the first code low: the index into a table of value pairs. The 16 pairs p =
-// 4·step + 2·upper + half of a row tile take `bits` words: as many whole pairs per word as fit, low bits first; for 3
-// and 5 bits the sixteenth pair is spread over the two top bits of the words. The 4·bits words of a lane stand as
-// `bits` groups of four: group j of all lanes is one coalesced 128-bit load.
+// 4·step + 2·upper + half of a row tile take `bits` words, so that a look-up costs as few instructions as possible:
+//
+//   2, 4 bits  pairs follow one another, low bits first: byte b of a word is a table index as it stands
+//   3 bits     pair p < 12 is the low 6 bits of byte p mod 4 of word p div 4; pair 12 + b has its bits 2j, 2j + 1 at
+//              the top of byte b of word j: a byte is a table index whose top two bits do not matter
+//   5 bits     pair p < 15 is the 10 bits from 10·(p mod 3) on of word p div 3; pair 15 has its bits 2j, 2j + 1 at
+//              the top of word j
+//
+// The 4·bits words of a lane stand as `bits` groups of four: group j of all lanes is one coalesced 128-bit load.
 //
 //   word  = tile · 128·bits + (w div 4) · 128 + lane · 4 + w mod 4,   w = row_tile · bits + word of the row tile
-//   scale = tile · 128 + (2·g + t div 2) · 8 + 2·row_tile + half
+//   scale = tile · 128 + 16·g + 8·block + 2·row_tile + half
 //
 // n and k are zero-padded to 64 (docs/layouts.md).
 #pragma once
@@ -39,7 +46,6 @@ struct KbitFragmentMap {
   W4Q_HOST_DEVICE constexpr KbitFragmentMap(int64_t n, int64_t k)
       : row_groups((n + tile_rows - 1) / tile_rows), col_groups((k + tile_cols - 1) / tile_cols) {}
 
-  W4Q_HOST_DEVICE static constexpr int pairs_per_word(int bits) { return 32 / (2 * bits); }
   W4Q_HOST_DEVICE static constexpr int64_t tile_words(int bits) { return int64_t{128} * bits; }
   W4Q_HOST_DEVICE constexpr int64_t tiles() const { return row_groups * col_groups; }
   W4Q_HOST_DEVICE constexpr int64_t tile(int64_t row, int64_t col) const {
@@ -58,8 +64,23 @@ struct KbitFragmentMap {
     const int r = static_cast<int>(row % tile_rows);
     const int c = static_cast<int>(col % tile_cols);
     const int half = r / 8 % 2;
-    const int upper = c / 2 % 2;
-    return {4 * (r % 8) + c / 16, r / 16, half, 4 * (c / 4 % 4) + 2 * upper + half, c % 2};
+    const int step = c / 32 * 2 + c / 4 % 2;
+    return {4 * (r % 8) + c % 32 / 8, r / 16, half, 4 * step + 2 * (c / 2 % 2) + half, c % 2};
+  }
+
+  /// Where bit `bit` of pair `pair` stands in the words of its row tile.
+  struct PairBit {
+    int word;
+    int bit;
+  };
+  W4Q_HOST_DEVICE static constexpr PairBit pair_bit(int bits, int pair, int bit) {
+    if (bits == 3) {
+      if (pair < 12) return {pair / 4, 8 * (pair % 4) + bit};
+      return {bit / 2, 8 * (pair - 12) + 6 + bit % 2};
+    }
+    if (bits == 5 && pair == 15) return {bit / 2, 30 + bit % 2};
+    const int per_word = 16 / bits;
+    return {pair / per_word, pair % per_word * 2 * bits + bit};
   }
 
   struct Bit {
@@ -69,19 +90,14 @@ struct KbitFragmentMap {
   /// Bit `bit` of the code of a weight.
   W4Q_HOST_DEVICE constexpr Bit code_bit(int bits, int64_t row, int64_t col, int bit) const {
     const Place at = place(row, col);
-    const int per_word = pairs_per_word(bits);
-    const int pair_bit = at.element * bits + bit;
-    const bool whole = at.pair < per_word * bits;
-    const int word = whole ? at.pair / per_word : pair_bit / 2;
-    const int shift = whole ? at.pair % per_word * 2 * bits + pair_bit : per_word * 2 * bits + pair_bit % 2;
-    const int w = at.row_tile * bits + word;
-    return {tile(row, col) * tile_words(bits) + w / 4 * 128 + at.lane * 4 + w % 4, shift};
+    const PairBit in_words = pair_bit(bits, at.pair, at.element * bits + bit);
+    const int w = at.row_tile * bits + in_words.word;
+    return {tile(row, col) * tile_words(bits) + w / 4 * 128 + at.lane * 4 + w % 4, in_words.bit};
   }
 
   W4Q_HOST_DEVICE constexpr int64_t scale(int64_t row, int64_t col) const {
     const Place at = place(row, col);
-    const int group = at.lane / 4 * 2 + at.lane % 4 / 2;
-    return tile(row, col) * tile_scales + group * 8 + at.row_tile * 2 + at.half;
+    return tile(row, col) * tile_scales + 16 * (at.lane / 4) + 8 * (at.pair / 8) + at.row_tile * 2 + at.half;
   }
 };
 
