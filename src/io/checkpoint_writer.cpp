@@ -1,7 +1,6 @@
 #include "io/checkpoint_writer.h"
 
 #include <fcntl.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -139,14 +138,7 @@ void CheckpointWriter::Impl::check_free_space() const {
     largest = std::max(largest, shard.size);
   }
   if (options.compress) needed += largest;  // a shard and its compressed copy stand side by side for a while
-  struct statvfs status {};
-  if (::statvfs(folder.c_str(), &status) != 0) throw system_error(folder, "cannot ask for the free space");
-  const uint64_t free = static_cast<uint64_t>(status.f_bavail) * status.f_frsize;
-  if (needed <= free) return;
-  throw Error(ErrorCode::bad_file, concat(shown(folder), ": not enough space on the disk"))
-      .detail(concat("needed: ", human_bytes(static_cast<int64_t>(needed)), " (", needed,
-                     " bytes), free: ", human_bytes(static_cast<int64_t>(free)), " (", free, " bytes)"))
-      .hint("free some space, or write to another disk");
+  io::check_free_space(folder, needed);
 }
 
 void CheckpointWriter::Impl::create_files() const {

@@ -123,23 +123,43 @@ void OutputFolder::commit() {
   }
 }
 
+OutputFile::OutputFile(const fs::path& target, bool overwrite, const std::vector<fs::path>& inputs)
+    : overwrite_(overwrite) {
+  if (type_of(target) == fs::file_type::directory) throw bad_target(target, "is a folder");
+  if (!target.has_filename()) throw bad_target(target, "is not a name for a file");
+  target_ = resolve(target);
+  if (is_there(target_)) {
+    if (type_of(target_) != fs::file_type::regular) throw bad_target(target, "exists and is not a file");
+    if (!overwrite) throw bad_target(target, "already exists").hint("--overwrite replaces it");
+    for (const auto& input : inputs) {
+      if (is_there(input) && real_path(input) == target_) throw bad_target(target, "the output is the input");
+    }
+  }
+  remove_stale_partials(target_);
+  partial_ = std::make_unique<Partial>(target_, Partial::Kind::file);
+}
+
+OutputFile::~OutputFile() = default;
+
+const FileDescriptor& OutputFile::descriptor() const noexcept { return partial_->descriptor(); }
+
+void OutputFile::commit() {
+  sync_file(partial_->descriptor(), target_);
+  if (overwrite_) {
+    partial_->rename_over_file(target_);
+  } else {
+    partial_->rename_to_new(target_);
+  }
+}
+
 void write_file(const fs::path& path, std::string_view bytes, bool overwrite) {
   const auto content = std::as_bytes(std::span(bytes));
   const auto type = type_of(path);
   if (type == fs::file_type::directory) throw bad_target(path, "is a folder");
   if (type != fs::file_type::regular && is_there(path)) return write_stream(path, content);
-  if (!path.has_filename()) throw bad_target(path, "is not a name for a file");
-  const fs::path target = resolve(path);
-  if (is_there(target) && !overwrite) throw bad_target(path, "already exists").hint("--overwrite replaces it");
-  remove_stale_partials(target);
-  Partial partial(target, Partial::Kind::file);
-  write_all(partial.descriptor(), content, 0, path);
-  sync_file(partial.descriptor(), path);
-  if (overwrite) {
-    partial.rename_over_file(target);
-  } else {
-    partial.rename_to_new(target);
-  }
+  OutputFile file(path, overwrite);
+  write_all(file.descriptor(), content, 0, path);
+  file.commit();
 }
 
 }  // namespace w4q::io

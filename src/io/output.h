@@ -9,6 +9,7 @@
 
 namespace w4q::io {
 
+class FileDescriptor;
 class Partial;
 
 /// A folder that appears at its place in one step. Until commit() the work lies in a hidden, locked sibling
@@ -34,6 +35,30 @@ class OutputFolder {
  private:
   std::filesystem::path target_;
   bool replaces_ = false;
+  std::unique_ptr<Partial> partial_;
+};
+
+/// A file that appears at its place in one step: the same for one file, written through descriptor().
+class OutputFile {
+ public:
+  /// Throws bad_argument when `target` exists and `overwrite` is false (hint: --overwrite), is no file, or is one of
+  /// `inputs`; bad_file when the parent is missing or cannot be written.
+  OutputFile(const std::filesystem::path& target, bool overwrite,
+             const std::vector<std::filesystem::path>& inputs = {});
+  ~OutputFile();
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+
+  const FileDescriptor& descriptor() const noexcept;
+  /// Where it will stand, for messages.
+  const std::filesystem::path& target() const noexcept { return target_; }
+  /// Syncs the file and renames it to the target. Throws bad_file, and bad_argument when a new target has appeared
+  /// meanwhile; then nothing has changed.
+  void commit();
+
+ private:
+  std::filesystem::path target_;
+  bool overwrite_ = false;
   std::unique_ptr<Partial> partial_;
 };
 

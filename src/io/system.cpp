@@ -1,6 +1,7 @@
 #include "io/system.h"
 
 #include <fcntl.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -77,6 +78,17 @@ void sync_tree(const fs::path& folder) {
   }
   if (error) throw system_error(folder, "cannot list", error.value());
   sync_folder(folder);
+}
+
+void check_free_space(const fs::path& folder, uint64_t needed) {
+  struct statvfs status {};
+  if (::statvfs(folder.c_str(), &status) != 0) throw system_error(folder, "cannot ask for the free space");
+  const uint64_t free = static_cast<uint64_t>(status.f_bavail) * status.f_frsize;
+  if (needed <= free) return;
+  throw Error(ErrorCode::bad_file, concat(shown(folder), ": not enough space on the disk"))
+      .detail(concat("needed: ", human_bytes(static_cast<int64_t>(needed)), " (", needed,
+                     " bytes), free: ", human_bytes(static_cast<int64_t>(free)), " (", free, " bytes)"))
+      .hint("free some space, or write to another disk");
 }
 
 }  // namespace w4q::io

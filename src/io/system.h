@@ -52,4 +52,7 @@ void sync_folder(const std::filesystem::path& folder);
 /// Flushes every file and folder below and including `folder`.
 void sync_tree(const std::filesystem::path& folder);
 
+/// Throws bad_file when the disk of `folder` has less than `needed` bytes free.
+void check_free_space(const std::filesystem::path& folder, uint64_t needed);
+
 }  // namespace w4q::io
