@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
 
 #include "core/error.h"
 #include "core/text.h"
@@ -48,17 +49,37 @@ void encode_block(std::span<const float> values, float scale, std::span<const fl
   }
 }
 
-void check_values(std::span<const float> values, int64_t n, int64_t k) {
-  check_dimensions(n, k, "encode");
-  if (values.size() != static_cast<size_t>(n * k)) {
-    throw Error(ErrorCode::bad_argument, "encode: wrong number of values")
-        .detail(concat("expected ", n, " × ", k, ", got ", values.size()));
+std::string print(const Scheme& scheme) {
+  return concat("kbit", scheme.bits, "-b", scheme.block, "-", to_string(scheme.scale));
+}
+
+std::optional<Scheme> parse(std::string_view text) {
+  for (const Scheme& scheme : all_schemes()) {
+    if (print(scheme) == text) return scheme;
   }
-  const auto bad = std::ranges::find_if(values, [](float value) { return !std::isfinite(value); });
-  if (bad == values.end()) return;
-  const int64_t index = bad - values.begin();
-  throw Error(ErrorCode::bad_argument,
-              concat("encode: value at row ", index / k, ", column ", index % k, " is not finite"));
+  return std::nullopt;
+}
+
+/// Codes of `values` under the scales and the codebook that `weight` has.
+void recode(PackedWeight& weight, std::span<const float> values) {
+  check_values(values, weight.n, weight.k);
+  const auto bits = static_cast<size_t>(weight.scheme.bits);
+  const std::span<const float> codebook = weight.plane(PlaneRole::codebook).bytes.as<float>();
+  std::array<float, max_codes - 1> storage{};
+  const std::span<float> midpoints(storage.data(), codebook.size() - 1);
+  kbit_midpoints(codebook, midpoints);
+  const std::span<uint32_t> words = weight.plane(PlaneRole::codes).bytes.as<uint32_t>();
+  std::ranges::fill(words, 0u);
+  const Plane& scales = weight.plane(PlaneRole::scales);
+  size_t block = 0;
+  for (int64_t row = 0; row < weight.n; ++row) {
+    for (int64_t column = 0; column < weight.k; column += kbit_block, ++block) {
+      const auto count = static_cast<size_t>(std::min<int64_t>(kbit_block, weight.k - column));
+      const std::span<const float> part = values.subspan(static_cast<size_t>(row * weight.k + column), count);
+      const float scale = kbit_decode_scale(load_scale(scales, block), weight.scheme.scale);
+      encode_block(part, scale, midpoints, words.subspan(block * bits, bits));
+    }
+  }
 }
 
 PackedWeight encode(const Scheme& scheme, std::span<const float> values, int64_t n, int64_t k,
@@ -66,25 +87,18 @@ PackedWeight encode(const Scheme& scheme, std::span<const float> values, int64_t
   check_values(values, n, k);
   check_codebook(codebook, scheme.bits, "encode");
   PackedWeight weight = allocate_planes(scheme, canonical_layout, n, k, kbit_planes(scheme, n, k));
-  const auto bits = static_cast<size_t>(scheme.bits);
-  std::array<float, max_codes - 1> storage{};
-  const std::span<float> midpoints(storage.data(), codebook.size() - 1);
-  kbit_midpoints(codebook, midpoints);
-  const float table_max = kbit_table_max(codebook);
-  const std::span<uint32_t> words = weight.plane(PlaneRole::codes).bytes.as<uint32_t>();
-  Plane& scales = weight.plane(PlaneRole::scales);
   std::ranges::copy(codebook, weight.plane(PlaneRole::codebook).bytes.as<float>().begin());
-
+  const float table_max = kbit_table_max(codebook);
+  Plane& scales = weight.plane(PlaneRole::scales);
   size_t block = 0;
   for (int64_t row = 0; row < n; ++row) {
     for (int64_t column = 0; column < k; column += kbit_block, ++block) {
       const auto count = static_cast<size_t>(std::min<int64_t>(kbit_block, k - column));
       const std::span<const float> part = values.subspan(static_cast<size_t>(row * k + column), count);
-      const EncodedScale scale = kbit_encode_scale(kbit_table_max(part), table_max, scheme.scale);
-      store_scale(scales, block, scale.bits);
-      encode_block(part, scale.value, midpoints, words.subspan(block * bits, bits));
+      store_scale(scales, block, kbit_encode_scale(kbit_table_max(part), table_max, scheme.scale).bits);
     }
   }
+  recode(weight, values);
   return weight;
 }
 
@@ -121,11 +135,12 @@ double error_bound(const Scheme& scheme, double absmax, std::span<const float> c
 }
 
 double bits_per_weight(const Scheme& scheme, int64_t n, int64_t k) {
-  double bits = 0;
-  for (const PlaneSpec& spec : kbit_planes(scheme, n, k)) {
-    bits += 8.0 * static_cast<double>(byte_count(spec.dtype, spec.shape));
-  }
-  return bits / (static_cast<double>(n) * static_cast<double>(k));
+  return bits_per_weight_of_planes(kbit_planes(scheme, n, k), n, k);
+}
+
+BitPlace place(const Scheme& scheme, int64_t, int64_t k, int64_t row, int64_t col, int bit) {
+  const int64_t block = row * kbit_blocks(k) + col / kbit_block;
+  return {block * scheme.bits + bit, static_cast<int>(col % kbit_block), block};
 }
 
 }  // namespace
@@ -143,13 +158,18 @@ SchemeRow kbit_row() {
   return {.family = SchemeFamily::kbit,
           .name = "kbit",
           .description = "2 to 5 bit codes of a table, 32 weights to a scale",
+          .form = {},
           .schemes = all_schemes,
+          .print = print,
+          .parse = parse,
           .planes = kbit_planes,
           .validate = kbit_validate,
           .decode_row = decode_row,
           .encode = encode,
+          .recode = recode,
           .error_bound = error_bound,
-          .bits_per_weight = bits_per_weight};
+          .bits_per_weight = bits_per_weight,
+          .place = place};
 }
 
 }  // namespace w4q::formats

@@ -40,6 +40,16 @@ std::string_view to_string(PlaneRole role) noexcept {
       return "scales";
     case PlaneRole::codebook:
       return "codebook";
+    case PlaneRole::zeros:
+      return "zeros";
+    case PlaneRole::group_index:
+      return "group_index";
+    case PlaneRole::nested_scales:
+      return "nested_scales";
+    case PlaneRole::nested_codebook:
+      return "nested_codebook";
+    case PlaneRole::nested_offset:
+      return "nested_offset";
   }
   return "?";
 }

@@ -13,9 +13,18 @@
 
 namespace w4q::formats {
 
-enum class PlaneRole { codes, scales, codebook };
+enum class PlaneRole {
+  codes,
+  scales,
+  codebook,
+  zeros,        ///< zero points of groups
+  group_index,  ///< the group of each input, where it does not follow from its position
+  nested_scales,
+  nested_codebook,
+  nested_offset,
+};
 
-/// "codes", "scales", "codebook": the last part of the plane's tensor name `<linear>.<pass>.<role>`.
+/// "codes", "scales", "group_index" …: the last part of the plane's tensor name `<linear>.<pass>.<role>`.
 std::string_view to_string(PlaneRole role) noexcept;
 
 /// Role, type and shape of a plane, without its bytes.

@@ -8,22 +8,36 @@
 
 namespace w4q::formats {
 
-std::string_view to_string(ScaleType type) noexcept { return type == ScaleType::e4m4 ? "e4m4" : "f16"; }
-
-std::string to_string(const Scheme& scheme) {
-  return concat(scheme_row(scheme.family).name, scheme.bits, "-b", scheme.block, "-", to_string(scheme.scale));
+std::string_view to_string(ScaleType type) noexcept {
+  switch (type) {
+    case ScaleType::e4m4:
+      return "e4m4";
+    case ScaleType::f16:
+      return "f16";
+    case ScaleType::bf16:
+      return "bf16";
+    case ScaleType::f32:
+      return "f32";
+    case ScaleType::nested:
+      return "nested";
+  }
+  return "?";
 }
 
+std::string to_string(const Scheme& scheme) { return scheme_row(scheme.family).print(scheme); }
+
 Scheme parse_scheme(std::string_view text) {
-  std::vector<std::string> names;
+  std::vector<std::string> known;
   for (const SchemeRow& row : scheme_registry()) {
-    for (const Scheme& scheme : row.schemes()) {
-      names.push_back(to_string(scheme));
-      if (names.back() == text) return scheme;
+    if (const auto scheme = row.parse(text)) return *scheme;
+    if (!row.form.empty()) {
+      known.emplace_back(row.form);
+      continue;
     }
+    for (const Scheme& scheme : row.schemes()) known.push_back(to_string(scheme));
   }
   throw Error(ErrorCode::unsupported, concat("unknown scheme \"", printable(text.substr(0, 64)), "\""))
-      .detail("known: " + join(names));
+      .detail("known: " + join(known));
 }
 
 }  // namespace w4q::formats

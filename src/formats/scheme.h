@@ -1,4 +1,5 @@
-// A scheme says what the bits of a packed weight mean; it prints and parses as one string, e.g. "kbit3-b32-e4m4".
+// A scheme says what the bits of a packed weight mean; it prints and parses as one string, e.g. "kbit3-b32-e4m4",
+// "int4-g128-f16-asym" or "lut4-b64-f32".
 #pragma once
 
 #include <cstdint>
@@ -7,21 +8,36 @@
 
 namespace w4q::formats {
 
-enum class SchemeFamily { kbit };
+enum class SchemeFamily {
+  kbit,     ///< codes of a table, bit planes of 32, a scale per block (docs/kbit.md)
+  integer,  ///< (code − zero) · scale, a scale and a zero per group (docs/int.md)
+  lut,      ///< codes of a table, flat blocks across rows, bitsandbytes' 4-bit format (docs/int.md)
+};
 
 /// How a block's scale is stored.
-enum class ScaleType { e4m4, f16 };
+enum class ScaleType {
+  e4m4,
+  f16,
+  bf16,
+  f32,
+  nested,  ///< a byte that indexes a table, times a second scale, plus an offset
+};
+
+/// Scheme::block of a scheme with one scale for a whole row.
+inline constexpr int whole_row = 0;
 
 struct Scheme {
   SchemeFamily family = SchemeFamily::kbit;
   int bits = 4;    ///< width of a code
-  int block = 32;  ///< weights along k that share a scale
+  int block = 32;  ///< weights that share a scale, along k (lut: along the flat matrix), or whole_row
   ScaleType scale = ScaleType::e4m4;
+  bool asymmetric = false;  ///< integer: every group has a zero point of its own; otherwise it is 2^(bits−1)
+  bool act_order = false;   ///< integer: group_index says which group an input belongs to; otherwise it is k div block
 
   bool operator==(const Scheme&) const = default;
 };
 
-/// "kbit3-b32-e4m4", "kbit4-b32-f16".
+/// "kbit3-b32-e4m4", "int4-row-bf16-asym", "int4-g128-f16-actorder".
 std::string to_string(const Scheme& scheme);
 /// The inverse. Throws unsupported and lists what exists.
 Scheme parse_scheme(std::string_view text);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,11 +13,24 @@
 
 namespace w4q::formats {
 
+/// Where one bit of a code stands: (word, bit in word) of the codes plane, and the index of the scale of its weight.
+/// With act order the scale is that of group col div block, whichever inputs group_index puts into it.
+struct BitPlace {
+  int64_t word;
+  int bit;
+  int64_t scale;
+};
+
 struct SchemeRow {
   SchemeFamily family;
-  std::string_view name;             ///< "kbit"
-  std::string_view description;      ///< one line for `w4q list`
-  std::vector<Scheme> (*schemes)();  ///< every scheme of the family
+  std::string_view name;         ///< "kbit"
+  std::string_view description;  ///< one line for `w4q list`
+  /// How the names of a family with endlessly many schemes are built; empty when schemes() lists them all.
+  std::string_view form;
+  std::vector<Scheme> (*schemes)();  ///< every scheme of the family, or representative ones
+  std::string (*print)(const Scheme&);
+  /// The inverse of print; nothing for the name of no scheme of this family.
+  std::optional<Scheme> (*parse)(std::string_view);
   /// Planes of an n × k weight in the canonical layout. Throws unsupported when a dimension is out of range.
   std::vector<PlaneSpec> (*planes)(const Scheme&, int64_t n, int64_t k);
   /// Checks everything a hostile file could get wrong in canonical planes: types, shapes, padding, codebook, scales.
@@ -24,17 +38,27 @@ struct SchemeRow {
   void (*validate)(const PackedWeight& canonical, std::string_view name);
   /// The reference decoder: row `row` of a canonical weight that passed validate() into `out` (k values).
   void (*decode_row)(const PackedWeight& canonical, int64_t row, std::span<float> out);
-  /// The reference encoder: `values` (n × k, row-major, finite) with the given codebook into canonical planes. Throws
-  /// bad_argument when the number of values, a value or the codebook does not fit.
+  /// The reference encoder: `values` (n × k, row-major, finite) with the given codebook (empty for families without
+  /// one) into canonical planes. Throws bad_argument when the number of values, a value or the codebook does not fit.
   PackedWeight (*encode)(const Scheme&, std::span<const float> values, int64_t n, int64_t k,
                          std::span<const float> codebook);
+  /// Chooses the codes of `weight` anew for `values` under the scales, zeros and table that it has.
+  void (*recode)(PackedWeight& weight, std::span<const float> values);
   /// Upper bound of |x − x̂| in a block with the given absmax. The codebook is the stored one, factor included.
+  /// Infinity where a block's own absmax does not bound it (nested scales).
   double (*error_bound)(const Scheme&, double absmax, std::span<const float> codebook);
   /// Stored bits per weight of an n × k matrix, scales and codebook included.
   double (*bits_per_weight)(const Scheme&, int64_t n, int64_t k);
+  /// Where bit `bit` of the code of weight (row, col) stands in canonical planes.
+  BitPlace (*place)(const Scheme&, int64_t n, int64_t k, int64_t row, int64_t col, int bit);
 };
 
 std::span<const SchemeRow> scheme_registry() noexcept;
 const SchemeRow& scheme_row(SchemeFamily family) noexcept;
+
+/// SchemeRow::bits_per_weight for families whose planes follow from scheme, n and k: the sum of their bytes.
+double bits_per_weight_of_planes(std::span<const PlaneSpec> planes, int64_t n, int64_t k);
+/// Checks what an encoder is given: n, k, the number of values, and that all are finite. Throws bad_argument.
+void check_values(std::span<const float> values, int64_t n, int64_t k);
 
 }  // namespace w4q::formats

@@ -72,6 +72,16 @@ PackedPass parse_pass(const Json& json, const std::string& place) {
   return {formats::parse_scheme(fields.text("scheme")), std::move(layout)};
 }
 
+/// The layout must be able to hold the scheme at this size.
+void check_fits(const PackedLinearInfo& info, const PackedPass& pass, const std::string& place) {
+  std::string why;
+  if (repack::layout_row(pass.layout).accepts(pass.scheme, info.n, info.k, &why)) return;
+  throw Error(ErrorCode::bad_file,
+              concat(place, " puts ", formats::to_string(pass.scheme), " into layout ", pass.layout))
+      .detail(why)
+      .hint("the checkpoint was damaged or edited by hand");
+}
+
 PackedLinearInfo parse_linear(const std::string& name, const Json& json, std::string_view source) {
   const std::string place = concat(source, ": ", config_key, ".linears[\"", printable(name), "\"]");
   const Fields fields(json, place);
@@ -86,7 +96,10 @@ PackedLinearInfo parse_linear(const std::string& name, const Json& json, std::st
   if (!passes.is_array() || passes.empty() || passes.size() > max_passes) {
     fields.fail(concat("\"passes\" is not an array of 1 to ", max_passes, " passes"));
   }
-  for (const auto& pass : passes) info.passes.push_back(parse_pass(pass, place + ".passes"));
+  for (const auto& pass : passes) {
+    info.passes.push_back(parse_pass(pass, place + ".passes"));
+    check_fits(info, info.passes.back(), place);
+  }
   return info;
 }
 

@@ -69,8 +69,8 @@ void estimate(Plan& plan, const QuantizeRequest& request) {
   int64_t largest = 0;
   double weights = 0;
   for (const auto& tensor : plan.tensors) {
-    // Beside the planes a packed tensor needs one fp32 block maximum per block while it is worked on.
-    const int64_t extra = tensor.scheme ? tensor.bytes_after + tensor.weights() / tensor.scheme->block * 4 : 0;
+    // Beside the planes a packed tensor needs at most one fp32 value per block of 32 while it is worked on.
+    const int64_t extra = tensor.scheme ? tensor.bytes_after + tensor.weights() / 8 : 0;
     largest = std::max(largest, tensor.bytes_before + extra);
     if (tensor.scheme) weights += static_cast<double>(tensor.weights());
   }

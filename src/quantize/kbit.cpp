@@ -38,6 +38,11 @@ void check_bnb(const TensorView& weight, const Scheme& scheme, const QuantizeOpt
   }
 }
 
+bool accepts(const Scheme& scheme) {
+  const std::vector<Scheme> known = formats::scheme_row(formats::SchemeFamily::kbit).schemes();
+  return std::ranges::find(known, scheme) != known.end();
+}
+
 /// The decoded scale divides: codes are chosen after rounding the scale, so the two roundings do not add up.
 struct DecodedScale {
   float table_max;
@@ -99,8 +104,7 @@ void check_kbit_weight(const TensorView& weight) {
 }
 
 void check_kbit_scheme(const Scheme& scheme) {
-  const std::vector<Scheme> known = formats::scheme_row(formats::SchemeFamily::kbit).schemes();
-  if (std::ranges::find(known, scheme) != known.end()) return;
+  if (accepts(scheme)) return;
   throw Error(ErrorCode::bad_argument, concat("kbit cannot quantize to ", to_string(scheme)))
       .hint("`w4q list` shows the schemes");
 }
@@ -170,6 +174,7 @@ QuantizerRow kbit_quantizer() {
   return {.name = "kbit",
           .description = "rounds to the nearest entry of a table of 4 to 32 values, no calibration",
           .needs_statistics = false,
+          .accepts = accepts,
           .run = run,
           .run_cuda = run_cuda};
 }

@@ -40,6 +40,8 @@ struct QuantizerRow {
   std::string_view name;  ///< "kbit", as in --method
   std::string_view description;
   bool needs_statistics;  ///< wants activations from a calibration run
+  /// True for a scheme that the method can quantize to.
+  bool (*accepts)(const formats::Scheme& scheme);
   /// Quantizes an n × k matrix of f32, f16 or bf16. The bytes do not depend on threads or instruction set (class E0).
   /// Throws bad_file naming tensor, row and column of a NaN or infinity, bad_argument for an option it does not honour.
   QuantizeResult (*run)(const TensorView& weight, const formats::Scheme& scheme, const QuantizeOptions& options);

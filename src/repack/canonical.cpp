@@ -1,5 +1,4 @@
-// The canonical layout: rows of blocks as quantizers produce them, for interchange and editing.
-#include "formats/kbit.h"
+// The canonical layout: rows as quantizers produce them, for interchange and editing.
 #include "formats/scheme_registry.h"
 #include "repack/map_pass.h"
 #include "repack/rows.h"
@@ -27,16 +26,15 @@ PackedWeight unpack(const PackedWeight& packed, std::string_view name) {
 
 PackedWeight pack(const PackedWeight& canonical) { return unpack(canonical, "pack"); }
 
-LayoutRow::BitPlace place(const Scheme& scheme, int64_t, int64_t k, int64_t row, int64_t col, int bit) {
-  const int64_t block = row * formats::kbit_blocks(k) + col / formats::kbit_block;
-  return {block * scheme.bits + bit, static_cast<int>(col % formats::kbit_block), block};
+LayoutRow::BitPlace place(const Scheme& scheme, int64_t n, int64_t k, int64_t row, int64_t col, int bit) {
+  return formats::scheme_row(scheme.family).place(scheme, n, k, row, col, bit);
 }
 
 }  // namespace
 
 LayoutRow canonical_row() {
   return {.name = formats::canonical_layout,
-          .description = "rows of blocks as quantized, for interchange and editing",
+          .description = "rows as quantized, for interchange and editing",
           .sms = {},
           .accepts = accepts,
           .planes = planes,

@@ -1,5 +1,7 @@
 #include "repack/kbit_rows.h"
 
+#include "core/error.h"
+#include "core/text.h"
 #include "formats/kbit.h"
 #include "formats/scheme_registry.h"
 
@@ -16,6 +18,9 @@ bool accepts_kbit(const formats::Scheme& scheme, int64_t n, int64_t k, std::stri
 }
 
 std::vector<formats::PlaneSpec> canonical_planes(const formats::Scheme& scheme, int64_t n, int64_t k) {
+  if (scheme.family != formats::SchemeFamily::kbit) {
+    throw Error(ErrorCode::unsupported, concat("a layout of kbit schemes cannot hold ", to_string(scheme)));
+  }
   return formats::scheme_row(scheme.family).planes(scheme, n, k);
 }
 

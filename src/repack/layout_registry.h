@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "formats/packed.h"
+#include "formats/scheme_registry.h"
 
 namespace w4q::repack {
 
@@ -25,13 +26,10 @@ struct LayoutRow {
   formats::PackedWeight (*pack)(const formats::PackedWeight& canonical);
   /// This layout → canonical, bit for bit what was packed. Throws bad_file when padding is not zero, naming `name`.
   formats::PackedWeight (*unpack)(const formats::PackedWeight& packed, std::string_view name);
-  /// Where one bit stands: bit `bit` of the code of weight (row, col) → (word, bit in word) of the codes plane, and the
-  /// index of its block's scale. For `w4q inspect --layout` and the law tests.
-  struct BitPlace {
-    int64_t word;
-    int bit;
-    int64_t scale;
-  };
+  /// Where bit `bit` of the code of weight (row, col) stands in the codes plane, and its group's scale. For `w4q
+  /// inspect
+  /// --layout` and the law tests. With act order, a layout that sorts inputs by group counts `col` in that order.
+  using BitPlace = formats::BitPlace;
   BitPlace (*place)(const formats::Scheme&, int64_t n, int64_t k, int64_t row, int64_t col, int bit);
   /// pack and unpack by way of the current GPU: the same bytes and errors. Null where this build or the layout has no
   /// such way.

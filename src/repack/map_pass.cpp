@@ -9,21 +9,19 @@
 namespace w4q::repack {
 namespace {
 
+using formats::BitPlace;
 using formats::PackedWeight;
 using formats::PlaneRole;
 
-/// Calls move(canonical word, its bit, place) for every code bit, and move_scale(canonical scale, scale) for every
-/// block.
-template <class Move, class MoveScale>
-void for_each_bit(const LayoutRow& row, const PackedWeight& weight, const Move& move, const MoveScale& move_scale) {
-  const int64_t blocks = formats::kbit_blocks(weight.k);
+/// Calls move(canonical place, place) for every code bit, in canonical planes and in those of `row`.
+template <class Move>
+void for_each_bit(const LayoutRow& row, const PackedWeight& weight, const Move& move) {
+  const auto canonical = formats::scheme_row(weight.scheme.family).place;
   for (int64_t r = 0; r < weight.n; ++r) {
     for (int64_t c = 0; c < weight.k; ++c) {
-      const int64_t block = r * blocks + c / formats::kbit_block;
       for (int bit = 0; bit < weight.scheme.bits; ++bit) {
-        const LayoutRow::BitPlace place = row.place(weight.scheme, weight.n, weight.k, r, c, bit);
-        move(block * weight.scheme.bits + bit, static_cast<int>(c % formats::kbit_block), place);
-        if (bit == 0 && c % formats::kbit_block == 0) move_scale(block, place.scale);
+        move(canonical(weight.scheme, weight.n, weight.k, r, c, bit),
+             row.place(weight.scheme, weight.n, weight.k, r, c, bit));
       }
     }
   }
@@ -39,9 +37,13 @@ void move_scale(const formats::Plane& from, int64_t from_index, formats::Plane& 
   std::memcpy(to.bytes.data() + to_index * bytes, from.bytes.data() + from_index * bytes, static_cast<size_t>(bytes));
 }
 
+/// Planes of another layout; those that are the same in every layout are filled in.
 PackedWeight allocate(const PackedWeight& like, std::string_view layout, std::span<const formats::PlaneSpec> specs) {
   PackedWeight weight = formats::allocate_planes(like.scheme, layout, like.n, like.k, specs);
-  weight.plane(PlaneRole::codebook).bytes = like.plane(PlaneRole::codebook).bytes.clone();
+  for (formats::Plane& plane : weight.planes) {
+    if (plane.spec.role == PlaneRole::codes || plane.spec.role == PlaneRole::scales) continue;
+    plane.bytes = like.plane(plane.spec.role).bytes.clone();
+  }
   return weight;
 }
 
@@ -53,12 +55,10 @@ PackedWeight pack_by_place(const LayoutRow& row, const PackedWeight& canonical) 
   const auto to = packed.plane(PlaneRole::codes).bytes.as<uint32_t>();
   const auto& from_scales = canonical.plane(PlaneRole::scales);
   auto& to_scales = packed.plane(PlaneRole::scales);
-  for_each_bit(
-      row, canonical,
-      [&](int64_t word, int bit, LayoutRow::BitPlace place) {
-        move_bit(from[static_cast<size_t>(word)], bit, to[static_cast<size_t>(place.word)], place.bit);
-      },
-      [&](int64_t block, int64_t scale) { move_scale(from_scales, block, to_scales, scale); });
+  for_each_bit(row, canonical, [&](BitPlace at, BitPlace place) {
+    move_bit(from[static_cast<size_t>(at.word)], at.bit, to[static_cast<size_t>(place.word)], place.bit);
+    move_scale(from_scales, at.scale, to_scales, place.scale);
+  });
   return packed;
 }
 
@@ -70,12 +70,10 @@ PackedWeight unpack_by_place(const LayoutRow& row, const PackedWeight& packed) {
   const auto to = canonical.plane(PlaneRole::codes).bytes.as<uint32_t>();
   const auto& from_scales = packed.plane(PlaneRole::scales);
   auto& to_scales = canonical.plane(PlaneRole::scales);
-  for_each_bit(
-      row, packed,
-      [&](int64_t word, int bit, LayoutRow::BitPlace place) {
-        move_bit(from[static_cast<size_t>(place.word)], place.bit, to[static_cast<size_t>(word)], bit);
-      },
-      [&](int64_t block, int64_t scale) { move_scale(from_scales, scale, to_scales, block); });
+  for_each_bit(row, packed, [&](BitPlace at, BitPlace place) {
+    move_bit(from[static_cast<size_t>(place.word)], place.bit, to[static_cast<size_t>(at.word)], at.bit);
+    move_scale(from_scales, place.scale, to_scales, at.scale);
+  });
   return canonical;
 }
 

@@ -11,16 +11,52 @@ namespace w4q::formats {
 namespace {
 
 TEST(Scheme, PrintsAndParsesEveryScheme) {
-  int count = 0;
   for (const SchemeRow& row : scheme_registry()) {
-    for (const Scheme& scheme : row.schemes()) {
-      EXPECT_EQ(parse_scheme(to_string(scheme)), scheme);
-      ++count;
-    }
+    for (const Scheme& scheme : row.schemes()) EXPECT_EQ(parse_scheme(to_string(scheme)), scheme);
   }
-  EXPECT_EQ(count, 8);
+  EXPECT_EQ(scheme_row(SchemeFamily::kbit).schemes().size(), 8u);
   EXPECT_EQ(to_string(Scheme{SchemeFamily::kbit, 3, 32, ScaleType::e4m4}), "kbit3-b32-e4m4");
   EXPECT_EQ(to_string(Scheme{SchemeFamily::kbit, 4, 32, ScaleType::f16}), "kbit4-b32-f16");
+}
+
+TEST(Scheme, NamesOfTheIntegerFamily) {
+  using enum ScaleType;
+  const auto integer = [](int bits, int block, ScaleType scale, bool asymmetric = false, bool act_order = false) {
+    return Scheme{SchemeFamily::integer, bits, block, scale, asymmetric, act_order};
+  };
+  EXPECT_EQ(parse_scheme("int4-g128-f16"), integer(4, 128, f16));
+  EXPECT_EQ(parse_scheme("int4-g128-f16-asym"), integer(4, 128, f16, true));
+  EXPECT_EQ(parse_scheme("int3-row-bf16"), integer(3, whole_row, bf16));
+  EXPECT_EQ(parse_scheme("int8-g1-f32-asym-actorder"), integer(8, 1, f32, true, true));
+  EXPECT_EQ(parse_scheme("int2-g1073741824-f16"), integer(2, 1 << 30, f16));
+  for (std::string_view text : {"int",
+                                "int4",
+                                "int5-g128-f16",
+                                "int1-g128-f16",
+                                "int4-g0-f16",
+                                "int4-g-f16",
+                                "int4-g-8-f16",
+                                "int4-g0128-f16",
+                                "int4-g+8-f16",
+                                "int4-g1073741825-f16",
+                                "int4-g99999999999-f16",
+                                "int04-g128-f16",
+                                "int4-b128-f16",
+                                "int4-g128-e4m4",
+                                "int4-g128",
+                                "int4-g128-f16-",
+                                "int4-g128-f16-actorder-asym",
+                                "int4-g128-f16-asym-asym",
+                                "int4-row-f16-actorder",
+                                "int4-g128-f16 ",
+                                "lut4",
+                                "lut4-b48-f32",
+                                "lut4-b64-f16",
+                                "lut3-b64-f32",
+                                "lut4-b8192-f32"}) {
+    test::expect_error(ErrorCode::unsupported, {"unknown scheme", "int{2,3,4,8}-{g<inputs>,row}", "lut4-b{32,64"},
+                       [&] { parse_scheme(text); });
+  }
 }
 
 TEST(Scheme, AnythingElseIsRefusedWithTheList) {

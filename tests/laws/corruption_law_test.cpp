@@ -11,9 +11,11 @@ using formats::Plane;
 
 uint64_t draw(uint64_t round, uint64_t what) { return random_bits(99, round * 16 + what); }
 
-/// Damages one thing: a byte, a size, a type, a shape, a plane, n or k.
+/// Damages one thing: a byte, a size, a type, a shape, a plane, n or k. What an earlier damage has emptied stays empty.
 void corrupt(PackedWeight& weight, uint64_t round) {
+  if (weight.planes.empty()) return;
   Plane& plane = weight.planes[draw(round, 0) % weight.planes.size()];
+  if (plane.spec.shape.empty() || plane.bytes.size() == 0) return;
   switch (draw(round, 1) % 10) {
     case 0:
       plane.bytes = Buffer(draw(round, 2) % (2 * plane.bytes.size()));

@@ -43,13 +43,14 @@ io::Json fingerprints(const PackedWeight& weight) {
 io::Json present_bytes() {
   const std::vector<float> values = input();
   io::Json json;
-  for (const formats::Scheme& scheme : test::every_scheme()) {
+  for (const formats::Scheme& scheme : formats::scheme_row(formats::SchemeFamily::kbit).schemes()) {
     for (const auto& table : formats::codebook_registry()) {
       quantize::QuantizeOptions options;
       options.codebook = table.name;
       const TensorView view{"w", DType::f32, {n, k}, bytes_of(values)};
       const PackedWeight weight = quantize::quantizer_row("kbit").run(view, scheme, options).weight;
       for (const auto& layout : repack::layout_registry()) {
+        if (!layout.accepts(scheme, n, k, nullptr)) continue;
         json[to_string(scheme)][std::string(table.name)][std::string(layout.name)] = fingerprints(layout.pack(weight));
       }
     }

@@ -52,7 +52,7 @@ TEST_P(LayoutLaw, PlaceIsOneToOneAndInside) {
     if (!layout().accepts(scheme(), n, k, nullptr)) continue;
     const auto specs = layout().planes(scheme(), n, k);
     std::set<int64_t> taken;
-    std::map<int64_t, std::pair<int64_t, int64_t>> scale_of;
+    std::map<int64_t, int64_t> scale_of;
     for (int64_t row = 0; row < n; ++row) {
       for (int64_t col = 0; col < k; ++col) {
         for (int bit = 0; bit < scheme().bits; ++bit) {
@@ -61,7 +61,7 @@ TEST_P(LayoutLaw, PlaceIsOneToOneAndInside) {
           ASSERT_LT(place.word, element_count(specs[0].shape));
           ASSERT_LT(place.scale, element_count(specs[1].shape));
           ASSERT_TRUE(taken.insert(place.word * 32 + place.bit).second) << row << " " << col << " " << bit;
-          const std::pair block{row, col / scheme().block};
+          const auto block = formats::scheme_row(scheme().family).place(scheme(), n, k, row, col, 0).scale;
           ASSERT_EQ(scale_of.try_emplace(place.scale, block).first->second, block);
         }
       }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "formats/codebook.h"
+#include "formats/lut.h"
 #include "formats/scheme_registry.h"
 #include "kbit_samples.h"
 #include "repack/layout_registry.h"
@@ -28,7 +29,9 @@ using SchemeAndLayout = std::pair<formats::Scheme, std::string>;
 inline std::vector<SchemeAndLayout> every_scheme_and_layout() {
   std::vector<SchemeAndLayout> all;
   for (const formats::Scheme& scheme : every_scheme()) {
-    for (const auto& layout : repack::layout_registry()) all.emplace_back(scheme, layout.name);
+    for (const auto& layout : repack::layout_registry()) {
+      if (layout.accepts(scheme, 256, 256, nullptr)) all.emplace_back(scheme, layout.name);
+    }
   }
   return all;
 }
@@ -45,9 +48,32 @@ inline std::string test_name(std::string text) {
 inline constexpr std::pair<int64_t, int64_t> sizes[] = {{1, 1},    {1, 31},   {3, 32},   {2, 33},   {5, 95},
                                                         {128, 64}, {127, 63}, {129, 65}, {256, 96}, {130, 200}};
 
+/// The table that a scheme's tests use; empty for families without one.
+inline std::vector<float> table_of(const formats::Scheme& scheme) {
+  switch (scheme.family) {
+    case formats::SchemeFamily::kbit:
+      return formats::codebook("nf", scheme.bits);
+    case formats::SchemeFamily::lut:
+      return {formats::fp4_table().begin(), formats::fp4_table().end()};
+    case formats::SchemeFamily::integer:
+      return {};
+  }
+  return {};
+}
+
 inline formats::PackedWeight encoded(const formats::Scheme& scheme, std::span<const float> values, int64_t n,
                                      int64_t k) {
-  return formats::scheme_row(scheme.family).encode(scheme, values, n, k, formats::codebook("nf", scheme.bits));
+  return formats::scheme_row(scheme.family).encode(scheme, values, n, k, table_of(scheme));
+}
+
+/// The scale that weight (row, col) is multiplied by: an index that weights share when they share a scale.
+inline int64_t scale_index(const formats::PackedWeight& canonical, int64_t row, int64_t col) {
+  const formats::Scheme& scheme = canonical.scheme;
+  if (scheme.act_order) {
+    const auto index = canonical.plane(formats::PlaneRole::group_index).bytes.as<int32_t>();
+    col = index[static_cast<size_t>(col)] * int64_t{scheme.block};
+  }
+  return formats::scheme_row(scheme.family).place(scheme, canonical.n, canonical.k, row, col, 0).scale;
 }
 
 }  // namespace w4q::test
