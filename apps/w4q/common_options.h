@@ -47,6 +47,7 @@ void print(const CommonOptions& options, const std::string& text, const io::Json
 
 /// One function per subcommand, each in its own file: registers itself and stores its work in `action`.
 void setup_quantize(CLI::App& app, Action& action);
+void setup_calibrate(CLI::App& app, Action& action);
 void setup_repack(CLI::App& app, Action& action);
 void setup_verify(CLI::App& app, Action& action);
 void setup_inspect(CLI::App& app, Action& action);

@@ -63,6 +63,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app::Action action;
   app::setup_quantize(app, action);
+  app::setup_calibrate(app, action);
   app::setup_repack(app, action);
   app::setup_verify(app, action);
   app::setup_inspect(app, action);

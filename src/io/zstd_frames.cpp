@@ -115,20 +115,6 @@ void read_frame(std::span<const std::byte> frame, uint64_t content_size, uint64_
   }
 }
 
-/// Compresses `content` into one frame that ends with a checksum.
-std::string compress_frame(std::span<const std::byte> content, int level) {
-  const std::unique_ptr<ZSTD_CCtx, Free> context(ZSTD_createCCtx());
-  if (!context) throw std::bad_alloc();
-  ZSTD_CCtx_setParameter(context.get(), ZSTD_c_compressionLevel, level);
-  ZSTD_CCtx_setParameter(context.get(), ZSTD_c_checksumFlag, 1);
-  std::string frame(ZSTD_compressBound(content.size()), '\0');
-  const size_t size = ZSTD_compress2(context.get(), frame.data(), frame.size(), content.data(), content.size());
-  ensure(!ZSTD_isError(size), "compressing a zstd frame failed");
-  frame.resize(size);
-  frame.shrink_to_fit();
-  return frame;
-}
-
 std::span<const std::byte> as_bytes(const std::string& text) { return std::as_bytes(std::span(text)); }
 
 std::string seek_table_bytes(const SeekTable& table) {
@@ -147,6 +133,19 @@ std::string seek_table_bytes(const SeekTable& table) {
 }
 
 }  // namespace
+
+std::string compress_bytes(std::span<const std::byte> content, int level) {
+  const std::unique_ptr<ZSTD_CCtx, Free> context(ZSTD_createCCtx());
+  if (!context) throw std::bad_alloc();
+  ZSTD_CCtx_setParameter(context.get(), ZSTD_c_compressionLevel, level);
+  ZSTD_CCtx_setParameter(context.get(), ZSTD_c_checksumFlag, 1);
+  std::string frame(ZSTD_compressBound(content.size()), '\0');
+  const size_t size = ZSTD_compress2(context.get(), frame.data(), frame.size(), content.data(), content.size());
+  ensure(!ZSTD_isError(size), "compressing a zstd frame failed");
+  frame.resize(size);
+  frame.shrink_to_fit();
+  return frame;
+}
 
 SeekTable read_seek_table(std::span<const std::byte> compressed, std::string_view file_name) {
   if (!has_seek_table(compressed)) return walk_frames(compressed, file_name);
@@ -219,7 +218,7 @@ void compress_file(const std::filesystem::path& from, const std::filesystem::pat
       return content.subspan(begin, std::min(frame_bytes, content.size() - begin));
     };
     parallel_for(static_cast<int64_t>(count), 1, [&](int64_t i, int64_t) {
-      compressed[static_cast<size_t>(i)] = compress_frame(frame_at(static_cast<size_t>(i)), level);
+      compressed[static_cast<size_t>(i)] = compress_bytes(frame_at(static_cast<size_t>(i)), level);
     });
     for (size_t i = 0; i < count; ++i) {
       write_all(target, as_bytes(compressed[i]), table.file.back(), to);

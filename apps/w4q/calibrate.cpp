@@ -1,0 +1,52 @@
+// w4q calibrate MODEL --text FILE -o stats.safetensors
+#include <memory>
+
+#include "calibration_options.h"
+#include "common_options.h"
+#include "pipeline/calibrate_model.h"
+
+namespace w4q::app {
+namespace {
+
+struct Options {
+  CommonOptions common;
+  CalibrationArguments calibration;
+  std::string model;
+  std::string output;
+  std::vector<std::string> merge;
+  bool diagonal = false;
+  bool overwrite = false;
+};
+
+int run(const Options& options) {
+  apply(options.common);
+  pipeline::CalibrateRequest request;
+  request.model = options.model;
+  request.output = options.output;
+  request.text = calibration_text(options.calibration);
+  request.options.gram = !options.diagonal;
+  request.options.max_memory = static_cast<int64_t>(options.calibration.max_memory);
+  request.merge.assign(options.merge.begin(), options.merge.end());
+  request.overwrite = options.overwrite;
+  const auto report = pipeline::calibrate_model(request);
+  print(options.common, pipeline::to_text(report), pipeline::to_json(report));
+  return 0;
+}
+
+}  // namespace
+
+void setup_calibrate(CLI::App& app, Action& action) {
+  auto* command = app.add_subcommand("calibrate", "Collect what the linear layers of a model read, for --stats");
+  auto options = std::make_shared<Options>();
+  command->add_option("model", options->model, "Hugging Face folder in 16 or 32 bit")->required();
+  command->add_option("-o,--output", options->output, "Statistics file to write, *.safetensors")->required();
+  add_calibration(*command, "--text", "--ids", options->calibration);
+  command->add_option("--merge", options->merge, "Statistics of this model to add; may be repeated")->type_name("FILE");
+  command->add_flag("--diagonal", options->diagonal,
+                    "Leave out the Gram matrices: a small file, and searches that ignore correlations");
+  command->add_flag("--overwrite", options->overwrite, "Replace an existing file");
+  add_common(*command, options->common);
+  command->callback([&action, options] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace w4q::app

@@ -1,0 +1,28 @@
+#include "calibration_options.h"
+
+namespace w4q::app {
+
+void add_calibration(CLI::App& command, const std::string& text_name, const std::string& ids_name,
+                     CalibrationArguments& arguments) {
+  auto* text = command.add_option(text_name, arguments.text, "Calibration text, UTF-8")->type_name("FILE");
+  command.add_option(ids_name, arguments.ids, "Calibration text as token ids (uint16 or uint32 little endian)")
+      ->type_name("FILE")
+      ->excludes(text);
+  command.add_option("--samples", arguments.samples, "Windows of it to decode, spread evenly")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command.add_option("--length", arguments.length, "Tokens of one window")
+      ->check(CLI::Range(2, 1 << 20))
+      ->capture_default_str();
+  command
+      .add_option("--max-memory", arguments.max_memory,
+                  "Keep activations that would exceed this in compressed files, e.g. 8GB; 0 means no limit")
+      ->transform(CLI::AsSizeValue(true))
+      ->default_str("0");
+}
+
+pipeline::CalibrationText calibration_text(const CalibrationArguments& arguments) {
+  return {arguments.text, arguments.ids, arguments.samples, arguments.length};
+}
+
+}  // namespace w4q::app

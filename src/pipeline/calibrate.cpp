@@ -1,0 +1,174 @@
+#include "pipeline/calibrate.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "core/error.h"
+#include "core/interrupt.h"
+#include "core/text.h"
+#include "io/files.h"
+#include "model/decoder_layer.h"
+#include "model/model.h"
+#include "model/packed_checkpoint.h"
+#include "model/token_file.h"
+#include "model/tokenizer.h"
+#include "pipeline/digest.h"
+#include "pipeline/hidden_states.h"
+#include "pipeline/plan.h"
+
+namespace w4q::pipeline {
+namespace {
+
+/// Bytes of a layer's weights as they are stored, the largest layer.
+int64_t layer_bytes(const io::Checkpoint& checkpoint, const model::ModelConfig& config) {
+  int64_t largest = 0;
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    const std::string prefix = concat("model.layers.", layer, ".");
+    int64_t sum = 0;
+    for (auto it = checkpoint.tensors().lower_bound(prefix);
+         it != checkpoint.tensors().end() && it->first.starts_with(prefix); ++it) {
+      sum += static_cast<int64_t>(it->second.size());
+    }
+    largest = std::max(largest, sum);
+  }
+  return largest;
+}
+
+/// What hidden states may take when everything else has had its share.
+int64_t states_limit(const io::Checkpoint& checkpoint, const model::ModelConfig& config, int64_t length,
+                     const CalibrationOptions& options) {
+  if (options.max_memory == 0) return std::numeric_limits<int64_t>::max();
+  const int64_t fixed = calibration_memory(checkpoint, config, length, options.gram);
+  if (options.max_memory >= fixed) return options.max_memory - fixed;
+  throw Error(ErrorCode::bad_argument, concat("--max-memory ", human_bytes(options.max_memory), " is not enough"))
+      .detail(concat("one layer of this model needs ", human_bytes(fixed)))
+      .hint("give more, shorten --length, or leave out the Gram matrices (--diagonal)");
+}
+
+}  // namespace
+
+CalibrationWindows cut_windows(std::span<const int32_t> ids, int64_t samples, int64_t length, std::string_view source) {
+  if (samples < 1 || length < 2) {
+    throw Error(ErrorCode::bad_argument, concat("calibration with ", samples, " samples of ", length, " tokens"));
+  }
+  const int64_t available = static_cast<int64_t>(ids.size()) / length;
+  if (available == 0) {
+    throw Error(ErrorCode::bad_argument, concat(source, ": too short for calibration"))
+        .detail(concat(ids.size(), " tokens do not fill one window of ", length))
+        .hint("give more text, or a smaller --length");
+  }
+  CalibrationWindows result;
+  result.samples = std::min(samples, available);
+  result.length = length;
+  for (int64_t i = 0; i < result.samples; ++i) {
+    const auto window =
+        ids.subspan(static_cast<size_t>(i * available / result.samples * length), static_cast<size_t>(length));
+    result.ids.insert(result.ids.end(), window.begin(), window.end());
+  }
+  Digest digest;
+  digest.add(bytes_of(result.ids));
+  digest.add(concat(length));
+  result.hash = digest.text();
+  return result;
+}
+
+CalibrationWindows read_windows(const std::filesystem::path& model_folder, const model::ModelConfig& config,
+                                const CalibrationText& text) {
+  if (text.text.empty() == text.ids.empty()) {
+    throw Error(ErrorCode::bad_argument, "calibration needs a text or a file of token ids, one of the two");
+  }
+  const auto& source = text.text.empty() ? text.ids : text.text;
+  const auto ids = text.text.empty() ? model::read_ids(text.ids, config.vocab_size)
+                                     : model::Tokenizer::open(model_folder).encode(io::read_file(text.text), false);
+  for (const int32_t id : ids) {
+    if (id < config.vocab_size) continue;
+    throw Error(ErrorCode::bad_file, concat(source.string(), ": the tokenizer gives id ", id))
+        .detail(concat("the model has ", config.vocab_size, " embeddings"));
+  }
+  return cut_windows(ids, text.samples, text.length, source.string());
+}
+
+int64_t calibration_memory(const io::Checkpoint& checkpoint, const model::ModelConfig& config, int64_t length,
+                           bool gram) {
+  int64_t statistics = 0, widest = config.hidden_size;
+  for (const auto& group : linear_groups(config, 0)) {
+    statistics += int64_t{sizeof(double)} * (2 * group.width + (gram ? quantize::triangle_size(group.width) : 0));
+    widest = std::max(widest, group.width);
+  }
+  // The decoder's scratch: some ten matrices, of which three are as wide as the MLP; and keys and values.
+  const int64_t rows = length * int64_t{sizeof(float)};
+  const int64_t scratch = rows * (4 * widest + 6 * config.hidden_size + 4 * config.kv_heads * config.head_dim);
+  return base_memory + layer_bytes(checkpoint, config) + statistics + scratch;
+}
+
+struct Calibration::Impl {
+  Impl(const io::Checkpoint& checkpoint_, const model::ModelConfig& config_, CalibrationWindows windows_,
+       const CalibrationOptions& options_)
+      : checkpoint(checkpoint_),
+        config(config_),
+        windows(std::move(windows_)),
+        options(options_),
+        states(windows.samples, windows.length, config.hidden_size,
+               states_limit(checkpoint, config, windows.length, options), options.spill_at),
+        decoder(config) {
+    const auto width = static_cast<size_t>(config.kv_heads * windows.length * config.head_dim);
+    keys.resize(width);
+    values.resize(width);
+    decoder.set_positions(0, windows.length);
+  }
+
+  void embed() {
+    const auto embeddings = model::load_embeddings(checkpoint, quantization, config);
+    for (int64_t window = 0; window < windows.samples; ++window) {
+      model::embed(embeddings, windows.window(window), states.get(window));
+      states.put(window);
+    }
+  }
+
+  LayerStatistics run(int64_t index) {
+    const auto groups = linear_groups(config, index);
+    LayerStatistics result;
+    for (size_t i = 0; i < groups.size(); ++i) result[i] = quantize::make_statistics(groups[i].width, options.gram);
+    model::Observer observer;
+    observer.linear_input = [&](std::span<const std::string_view> linears, MatrixView<const float> input) {
+      for (size_t i = 0; i < groups.size(); ++i) {
+        if (groups[i].name() == linears.front()) quantize::add_rows(result[i], input, groups[i].name());
+      }
+    };
+    const auto weights = model::load_layer(checkpoint, quantization, config, index);
+    const kernels::KeyValueCache cache{keys.data(), values.data(), config.kv_heads, windows.length, config.head_dim};
+    for (int64_t window = 0; window < windows.samples; ++window) {
+      decoder.run(weights, index, cache, states.get(window), &observer);
+      states.put(window);
+      check_interrupt();
+      if (options.on_window) options.on_window();
+    }
+    return result;
+  }
+
+  const io::Checkpoint& checkpoint;
+  const model::ModelConfig& config;
+  const model::QuantizationConfig quantization;  // empty: calibration runs on the weights as they are stored
+  const CalibrationWindows windows;
+  const CalibrationOptions options;
+  HiddenStates states;
+  model::LayerDecoder decoder;
+  std::vector<float> keys, values;
+  int64_t layer = 0;
+};
+
+Calibration::Calibration(const io::Checkpoint& checkpoint, const model::ModelConfig& config, CalibrationWindows windows,
+                         const CalibrationOptions& options)
+    : impl_(std::make_unique<Impl>(checkpoint, config, std::move(windows), options)) {}
+Calibration::~Calibration() = default;
+
+LayerStatistics Calibration::next() {
+  ensure(impl_->layer < impl_->config.layers, "calibration: there is no further layer");
+  if (impl_->layer == 0) impl_->embed();
+  return impl_->run(impl_->layer++);
+}
+
+int64_t Calibration::spilled() const noexcept { return impl_->states.spilled(); }
+
+}  // namespace w4q::pipeline

@@ -1,0 +1,75 @@
+// Streams calibration text through a model one decoder layer at a time and keeps statistics of what its linear layers
+// read. The layers run in 16 or 32 bit as they are stored: what a layer sees does not depend on how the layers before
+// it will be quantized, so statistics can be saved, merged and used with any scheme (docs/awq.md).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "io/checkpoint.h"
+#include "model/config.h"
+#include "pipeline/linear_groups.h"
+
+namespace w4q::pipeline {
+
+/// Where calibration text comes from, and how much of it is used.
+struct CalibrationText {
+  std::filesystem::path text;  ///< UTF-8, tokenized as a whole without special tokens …
+  std::filesystem::path ids;   ///< … or token ids; exactly one of the two is given
+  int64_t samples = 128;       ///< windows, spread evenly over the text; fewer when it is short
+  int64_t length = 512;        ///< tokens of a window
+};
+
+/// Token ids cut into windows, each of which is decoded by itself.
+struct CalibrationWindows {
+  std::vector<int32_t> ids;  ///< [samples × length]
+  int64_t samples = 0;
+  int64_t length = 0;
+  std::string hash;  ///< of the ids and the length, 16 hex digits
+
+  std::span<const int32_t> window(int64_t index) const {
+    return std::span(ids).subspan(static_cast<size_t>(index * length), static_cast<size_t>(length));
+  }
+};
+
+/// Throws bad_argument when the text does not fill one window or the numbers make no sense.
+CalibrationWindows read_windows(const std::filesystem::path& model_folder, const model::ModelConfig& config,
+                                const CalibrationText& text);
+/// The windows of ids that are at hand. `source` names them in messages.
+CalibrationWindows cut_windows(std::span<const int32_t> ids, int64_t samples, int64_t length, std::string_view source);
+
+struct CalibrationOptions {
+  bool gram = true;                 ///< collect Gram matrices
+  int64_t max_memory = 0;           ///< bytes that the process should stay below; 0: no limit
+  std::filesystem::path spill_at;   ///< where hidden states that do not fit go: a hidden folder beside this path
+  std::function<void()> on_window;  ///< called after each window of each layer
+};
+
+/// The walk through the layers. Holds the hidden states of all windows and one layer's weights.
+class Calibration {
+ public:
+  /// `checkpoint` and `config` must outlive it. Throws bad_argument when max_memory is not enough for one layer.
+  Calibration(const io::Checkpoint& checkpoint, const model::ModelConfig& config, CalibrationWindows windows,
+              const CalibrationOptions& options);
+  ~Calibration();
+
+  /// Runs the next layer over all windows. Layers come in order; throws internal after the last one.
+  LayerStatistics next();
+  /// How many windows lie on disk between layers.
+  int64_t spilled() const noexcept;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Bytes that calibrating one layer takes beside the hidden states of the windows.
+int64_t calibration_memory(const io::Checkpoint& checkpoint, const model::ModelConfig& config, int64_t length,
+                           bool gram);
+
+}  // namespace w4q::pipeline

@@ -1,0 +1,117 @@
+#include "pipeline/calibrate_model.h"
+
+#include <optional>
+
+#include "core/error.h"
+#include "core/progress.h"
+#include "core/stopwatch.h"
+#include "core/text.h"
+#include "pipeline/statistics_file.h"
+
+namespace w4q::pipeline {
+namespace {
+
+std::vector<StatisticsFile> open_all(const CalibrateRequest& request, const model::ModelConfig& config,
+                                     StatisticsOrigin& origin) {
+  std::vector<StatisticsFile> files;
+  for (const auto& path : request.merge) {
+    files.push_back(StatisticsFile::open(path, config));
+    files.back().check_model(origin.model);
+    if (files.back().origin().gram != origin.gram) {
+      throw Error(ErrorCode::mismatch, concat(path.string(), ": ", origin.gram ? "has no" : "has", " Gram matrices"))
+          .hint(origin.gram ? "--diagonal merges without them" : "leave out --diagonal");
+    }
+    origin.tokens += files.back().origin().tokens;
+    for (const auto& text : files.back().origin().texts) origin.texts.push_back(text);
+  }
+  return files;
+}
+
+/// The sums of every source of one layer, in the order the sources were given.
+LayerStatistics gather(Calibration* calibration, const std::vector<StatisticsFile>& files,
+                       const model::ModelConfig& config, int64_t layer) {
+  std::optional<LayerStatistics> sum;
+  if (calibration != nullptr) sum = calibration->next();
+  const auto groups = linear_groups(config, layer);
+  for (const auto& file : files) {
+    auto more = file.load(layer);
+    if (!sum) {
+      sum = std::move(more);
+      continue;
+    }
+    for (size_t i = 0; i < groups.size(); ++i) quantize::merge((*sum)[i], more[i], groups[i].name());
+  }
+  return std::move(*sum);
+}
+
+void note_repeated_texts(const StatisticsOrigin& origin, std::vector<std::string>& notes) {
+  for (size_t i = 0; i < origin.texts.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (origin.texts[i] == origin.texts[j]) notes.push_back(concat("text ", origin.texts[i], " counts twice"));
+    }
+  }
+}
+
+}  // namespace
+
+CalibrateReport calibrate_model(const CalibrateRequest& request) {
+  const Stopwatch watch;
+  const auto config = model::read_config(request.model);
+  const auto checkpoint = io::Checkpoint::open(request.model);
+  const bool decodes = !request.text.text.empty() || !request.text.ids.empty();
+  if (!decodes && request.merge.empty()) {
+    throw Error(ErrorCode::bad_argument, "nothing to calibrate with").hint("--text FILE, --ids FILE or --merge FILE");
+  }
+  CalibrateReport report;
+  report.layers = config.layers;
+  StatisticsOrigin origin;
+  origin.model = model_identity(checkpoint);
+  origin.gram = request.options.gram;
+  std::optional<Calibration> calibration;
+  std::optional<Progress> progress;
+  if (decodes) {
+    auto windows = read_windows(request.model, config, request.text);
+    report.samples = windows.samples;
+    if (windows.samples < request.text.samples) {
+      report.notes.push_back(concat("the text has ", windows.samples, " windows of ", windows.length, " tokens only"));
+    }
+    origin.tokens = windows.samples * windows.length;
+    origin.texts.push_back(windows.hash);
+    progress.emplace("calibrate", windows.samples * config.layers, "windows");
+    auto options = request.options;
+    options.spill_at = request.output;
+    options.on_window = [&progress] { progress->advance(1); };
+    calibration.emplace(checkpoint, config, std::move(windows), options);
+    report.spilled = calibration->spilled();
+  }
+  const auto files = open_all(request, config, origin);
+  note_repeated_texts(origin, report.notes);
+  StatisticsWriter writer(request.output, config, origin, request.overwrite);
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    writer.write(layer, gather(calibration ? &*calibration : nullptr, files, config, layer));
+  }
+  report.file_bytes = writer.finish();
+  report.tokens = origin.tokens;
+  report.seconds = watch.seconds();
+  return report;
+}
+
+std::string to_text(const CalibrateReport& report) {
+  std::string text = concat("statistics of ", report.tokens, " tokens in ", report.layers, " layers; ",
+                            human_bytes(report.file_bytes), " in ", human_seconds(report.seconds), "\n");
+  if (report.spilled > 0) text += concat(report.spilled, " of ", report.samples, " windows lay on disk\n");
+  for (const auto& note : report.notes) text += "note: " + note + "\n";
+  return text;
+}
+
+io::Json to_json(const CalibrateReport& report) {
+  return {{"tokens", report.tokens},
+          {"samples", report.samples},
+          {"layers", report.layers},
+          {"spilled_windows", report.spilled},
+          {"file_bytes", report.file_bytes},
+          {"seconds", report.seconds},
+          {"notes", report.notes}};
+}
+
+}  // namespace w4q::pipeline

@@ -1,0 +1,16 @@
+#include "pipeline/linear_groups.h"
+
+#include "core/text.h"
+
+namespace w4q::pipeline {
+
+std::array<LinearGroup, groups_per_layer> linear_groups(const model::ModelConfig& config, int64_t layer) {
+  const std::string prefix = concat("model.layers.", layer, ".");
+  const std::string attention = prefix + "self_attn.", mlp = prefix + "mlp.";
+  return {LinearGroup{{attention + "q_proj", attention + "k_proj", attention + "v_proj"}, config.hidden_size},
+          LinearGroup{{attention + "o_proj"}, config.heads * config.head_dim},
+          LinearGroup{{mlp + "gate_proj", mlp + "up_proj"}, config.hidden_size},
+          LinearGroup{{mlp + "down_proj"}, config.intermediate_size}};
+}
+
+}  // namespace w4q::pipeline

@@ -1,0 +1,226 @@
+#include "pipeline/statistics_file.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+
+#include "core/convert.h"
+#include "core/error.h"
+#include "core/rng.h"
+#include "core/text.h"
+#include "io/system.h"
+#include "pipeline/digest.h"
+
+namespace w4q::pipeline {
+namespace {
+
+constexpr std::string_view format_name = "w4q-statistics";
+constexpr std::string_view format_version = "1";
+constexpr int64_t most_tokens = int64_t{1} << 50;
+/// Two sums of the same squares, one taken in fp32 products and stored in fp32, differ by less than this share.
+constexpr double gram_tolerance = 1e-3;
+
+Error damaged(const std::string& file, const std::string& what) {
+  return {ErrorCode::bad_file, concat(io::shown(file), ": ", what)};
+}
+
+std::string sum_name(const LinearGroup& group, std::string_view what) { return concat(group.name(), ".", what); }
+
+std::vector<io::PlannedTensor> planned_tensors(const model::ModelConfig& config, bool gram) {
+  std::vector<io::PlannedTensor> result;
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    for (const auto& group : linear_groups(config, layer)) {
+      result.push_back({sum_name(group, "sum_abs"), DType::f64, {group.width}});
+      result.push_back({sum_name(group, "sum_squares"), DType::f64, {group.width}});
+      if (gram) result.push_back({sum_name(group, "gram"), DType::f32, {quantize::triangle_size(group.width)}});
+    }
+  }
+  return result;
+}
+
+std::map<std::string, std::string> metadata_of(const StatisticsOrigin& origin) {
+  return {{"format", std::string(format_name)},
+          {"version", std::string(format_version)},
+          {"model", origin.model},
+          {"tokens", concat(origin.tokens)},
+          {"texts", join(origin.texts, " ")},
+          {"gram", origin.gram ? "yes" : "no"}};
+}
+
+/// The metadata of a file, checked.
+StatisticsOrigin parse_origin(const std::map<std::string, std::string>& metadata, const std::string& file) {
+  const auto value = [&](const char* key) -> const std::string& {
+    const auto found = metadata.find(key);
+    if (found == metadata.end()) throw damaged(file, concat("is no statistics file: it has no \"", key, "\""));
+    return found->second;
+  };
+  if (value("format") != format_name) {
+    throw damaged(file, "is no statistics file").hint("w4q calibrate MODEL --text FILE -o FILE makes one");
+  }
+  if (value("version") != format_version) {
+    throw Error(ErrorCode::unsupported, concat(io::shown(file), ": version ", printable(value("version"))))
+        .detail(concat("this w4q reads version ", format_version));
+  }
+  StatisticsOrigin origin;
+  origin.model = value("model");
+  const std::string& tokens = value("tokens");
+  const auto [end, error] = std::from_chars(tokens.data(), tokens.data() + tokens.size(), origin.tokens);
+  if (error != std::errc{} || end != tokens.data() + tokens.size() || origin.tokens < 1 ||
+      origin.tokens > most_tokens) {
+    throw damaged(file, concat("its number of tokens is \"", printable(tokens), "\""));
+  }
+  std::istringstream texts(value("texts"));
+  for (std::string text; texts >> text;) origin.texts.push_back(text);
+  origin.gram = value("gram") == "yes";
+  return origin;
+}
+
+std::vector<double> load_values(const io::Checkpoint& file, const std::string& name) {
+  const auto loaded = file.load(name);
+  std::vector<double> result(static_cast<size_t>(element_count(loaded->shape)));
+  if (loaded->dtype == DType::f64) {
+    std::memcpy(result.data(), loaded->bytes.data(), loaded->bytes.size());
+  } else {
+    std::vector<float> values(result.size());
+    widen(loaded->bytes, loaded->dtype, values);
+    std::copy(values.begin(), values.end(), result.begin());
+  }
+  return result;
+}
+
+/// What sums of real activations satisfy, so that a damaged file does not steer a search unnoticed.
+class SumCheck {
+ public:
+  SumCheck(const std::string& file, const LinearGroup& group, const quantize::InputStatistics& sums)
+      : file_(file), group_(group), sums_(sums) {}
+
+  void run() const {
+    const auto count = static_cast<double>(sums_.count);
+    for (size_t c = 0; c < sums_.sum_abs.size(); ++c) {
+      const double sum = sums_.sum_abs[c], squares = sums_.sum_squares[c];
+      if (!std::isfinite(sum) || sum < 0) fail("sum_abs", c, "is no sum of magnitudes");
+      if (!std::isfinite(squares) || squares < 0) fail("sum_squares", c, "is no sum of squares");
+      // Cauchy and Schwarz, with room for rounding.
+      if (sum * sum > squares * count * (1 + gram_tolerance)) fail("sum_squares", c, "is too small for sum_abs");
+    }
+    if (sums_.has_gram()) check_gram();
+  }
+
+ private:
+  void check_gram() const {
+    for (size_t i = 0; i < sums_.gram.size(); ++i) {
+      if (!std::isfinite(sums_.gram[i])) fail("gram", i, "is not finite");
+    }
+    for (int64_t c = 0; c < sums_.width; ++c) {
+      const double squares = sums_.sum_squares[static_cast<size_t>(c)];
+      const auto at = static_cast<size_t>(quantize::triangle_row(sums_.width, c));
+      if (std::abs(sums_.gram[at] - squares) > gram_tolerance * squares) fail("gram", at, "contradicts sum_squares");
+    }
+  }
+
+  [[noreturn]] void fail(std::string_view tensor, size_t index, std::string_view what) const {
+    throw damaged(file_, concat(sum_name(group_, tensor), "[", index, "] ", what)).hint("the file is damaged");
+  }
+
+  const std::string& file_;
+  const LinearGroup& group_;
+  const quantize::InputStatistics& sums_;
+};
+
+}  // namespace
+
+std::string model_identity(const io::Checkpoint& checkpoint) {
+  Digest digest;
+  for (const auto& [name, info] : checkpoint.tensors()) {
+    digest.add(name);
+    digest.add(dtype_name(info.dtype));
+    digest.add(shape_text(info.shape));
+    if (info.shape.size() == 1) digest.add(checkpoint.load(name)->bytes);
+  }
+  return digest.text();
+}
+
+StatisticsFile::StatisticsFile(std::string name, io::Checkpoint file, const model::ModelConfig& config)
+    : name_(std::move(name)), file_(std::move(file)), config_(config) {}
+
+StatisticsFile StatisticsFile::open(const std::filesystem::path& path, const model::ModelConfig& config) {
+  if (std::filesystem::is_directory(path)) throw damaged(path.string(), "is a folder, not a statistics file");
+  StatisticsFile result(path.string(), io::Checkpoint::open(path), config);
+  result.origin_ = parse_origin(result.file_.metadata(), result.name_);
+  const auto planned = planned_tensors(config, result.origin_.gram);
+  for (const auto& tensor : planned) {
+    const io::TensorInfo& found = result.file_.at(tensor.name);
+    if (found.dtype == tensor.dtype && found.shape == tensor.shape) continue;
+    throw damaged(result.name_, concat(tensor.name, " has another type or shape"))
+        .detail(concat("expected ", dtype_name(tensor.dtype), " ", shape_text(tensor.shape), ", found ",
+                       dtype_name(found.dtype), " ", shape_text(found.shape)))
+        .hint("the statistics belong to another model");
+  }
+  if (planned.size() != result.file_.tensors().size()) {
+    throw damaged(result.name_, "holds tensors that are no statistics of this model");
+  }
+  return result;
+}
+
+void StatisticsFile::check_model(const std::string& identity) const {
+  if (origin_.model == identity) return;
+  throw Error(ErrorCode::mismatch, concat(io::shown(name_), ": these statistics belong to another model"))
+      .detail(concat("made with model ", printable(origin_.model), ", this one is ", identity))
+      .hint("w4q calibrate makes statistics of this model");
+}
+
+LayerStatistics StatisticsFile::load(int64_t layer) const {
+  LayerStatistics result;
+  const auto groups = linear_groups(config_, layer);
+  for (size_t i = 0; i < groups.size(); ++i) {
+    auto& sums = result[i];
+    sums.width = groups[i].width;
+    sums.count = origin_.tokens;
+    sums.sum_abs = load_values(file_, sum_name(groups[i], "sum_abs"));
+    sums.sum_squares = load_values(file_, sum_name(groups[i], "sum_squares"));
+    if (origin_.gram) sums.gram = load_values(file_, sum_name(groups[i], "gram"));
+    SumCheck(name_, groups[i], sums).run();
+  }
+  return result;
+}
+
+StatisticsWriter::StatisticsWriter(const std::filesystem::path& path, const model::ModelConfig& config,
+                                   const StatisticsOrigin& origin, bool overwrite)
+    : config_(config),
+      header_(io::layout_safetensors(planned_tensors(config, origin.gram), metadata_of(origin))),
+      output_(path, overwrite) {
+  if (path.extension() != ".safetensors") {
+    throw Error(ErrorCode::bad_argument, concat(io::shown(path), ": a statistics file is named *.safetensors"));
+  }
+  const std::string text = io::serialize_safetensors_header(header_);
+  header_.data_begin = text.size();
+  io::write_all(output_.descriptor(), std::as_bytes(std::span(text)), 0, path);
+}
+
+void StatisticsWriter::write_tensor(const std::string& name, std::span<const std::byte> bytes) {
+  const auto found = std::find_if(header_.tensors.begin(), header_.tensors.end(),
+                                  [&](const io::TensorInfo& info) { return info.name == name; });
+  ensure(found != header_.tensors.end() && found->size() == bytes.size(), "statistics of another shape");
+  io::write_all(output_.descriptor(), bytes, header_.data_begin + found->begin, output_.target());
+}
+
+void StatisticsWriter::write(int64_t layer, const LayerStatistics& statistics) {
+  const auto groups = linear_groups(config_, layer);
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const auto& sums = statistics[i];
+    write_tensor(sum_name(groups[i], "sum_abs"), bytes_of(sums.sum_abs));
+    write_tensor(sum_name(groups[i], "sum_squares"), bytes_of(sums.sum_squares));
+    if (!sums.has_gram()) continue;
+    const std::vector<float> narrow(sums.gram.begin(), sums.gram.end());
+    write_tensor(sum_name(groups[i], "gram"), bytes_of(narrow));
+  }
+}
+
+int64_t StatisticsWriter::finish() {
+  output_.commit();
+  const auto& last = header_.tensors.back();
+  return static_cast<int64_t>(header_.data_begin + last.end);
+}
+
+}  // namespace w4q::pipeline

@@ -1,0 +1,71 @@
+// Calibration statistics in a safetensors file: per group of linears that share an input, named after the first of
+// them, `<linear>.sum_abs` and `.sum_squares` F64 [k] and, where collected, `.gram` F32 [k(k+1)/2] (docs/awq.md).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "io/checkpoint.h"
+#include "io/output.h"
+#include "io/safetensors.h"
+#include "model/config.h"
+#include "pipeline/linear_groups.h"
+
+namespace w4q::pipeline {
+
+/// What a file says of where its sums come from.
+struct StatisticsOrigin {
+  std::string model;               ///< model_identity()
+  int64_t tokens = 0;              ///< activation rows behind every sum
+  std::vector<std::string> texts;  ///< hashes of the texts, in the order they were added
+  bool gram = false;
+};
+
+/// 16 hex digits over the names, types and shapes of all tensors and the bytes of those with one dimension: models that
+/// differ in their norms or biases differ here.
+std::string model_identity(const io::Checkpoint& checkpoint);
+
+class StatisticsFile {
+ public:
+  /// Checks everything but the sums: names, types and shapes against `config`, the metadata. Throws bad_file.
+  static StatisticsFile open(const std::filesystem::path& path, const model::ModelConfig& config);
+
+  const StatisticsOrigin& origin() const noexcept { return origin_; }
+  /// Throws mismatch when the file was not made from this model.
+  void check_model(const std::string& identity) const;
+  /// The sums of one layer. Throws bad_file naming the tensor when one is negative, not finite, or at odds with
+  /// another.
+  LayerStatistics load(int64_t layer) const;
+
+ private:
+  StatisticsFile(std::string name, io::Checkpoint file, const model::ModelConfig& config);
+
+  std::string name_;
+  io::Checkpoint file_;
+  const model::ModelConfig& config_;
+  StatisticsOrigin origin_;
+};
+
+/// Writes a file layer by layer; it appears when it is complete.
+class StatisticsWriter {
+ public:
+  /// Throws bad_argument when `path` exists and not `overwrite`, or does not end in .safetensors.
+  StatisticsWriter(const std::filesystem::path& path, const model::ModelConfig& config, const StatisticsOrigin& origin,
+                   bool overwrite);
+
+  void write(int64_t layer, const LayerStatistics& statistics);
+  /// Returns the size of the file.
+  int64_t finish();
+
+ private:
+  void write_tensor(const std::string& name, std::span<const std::byte> bytes);
+
+  const model::ModelConfig& config_;
+  io::SafetensorsHeader header_;
+  io::OutputFile output_;
+};
+
+}  // namespace w4q::pipeline

@@ -1,0 +1,172 @@
+#include "quantize/statistics.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+#include "core/parallel.h"
+#include "core/text.h"
+#include "kernels/gemm.h"
+
+namespace w4q::quantize {
+namespace {
+
+/// Rows whose products are summed in fp32 before fp64 takes over.
+constexpr int64_t chunk_rows = 512;
+/// A tile of the Gram matrix that one task computes: its fp32 scratch is 256 KiB.
+constexpr int64_t tile_rows = 128;
+constexpr int64_t tile_cols = 512;
+/// Channels that one task sums.
+constexpr int64_t channel_grain = 64;
+
+struct Tile {
+  int64_t row = 0;
+  int64_t col = 0;
+};
+
+/// Tiles that touch the upper triangle of a k × k matrix.
+std::vector<Tile> upper_tiles(int64_t k) {
+  std::vector<Tile> tiles;
+  for (int64_t row = 0; row < k; row += tile_rows) {
+    for (int64_t col = row; col < k; col += tile_cols) tiles.push_back({row, col});
+  }
+  return tiles;
+}
+
+/// x [rows, k] as [k, rows]: the sums over rows become dot products of contiguous values.
+std::vector<float> transposed(MatrixView<const float> x) {
+  std::vector<float> result(static_cast<size_t>(x.rows * x.cols));
+  parallel_for(x.cols, channel_grain, [&](int64_t begin, int64_t end) {
+    for (int64_t r = 0; r < x.rows; ++r) {
+      const float* row = x.row(r);
+      for (int64_t c = begin; c < end; ++c) result[static_cast<size_t>(c * x.rows + r)] = row[c];
+    }
+  });
+  return result;
+}
+
+void add_channels(InputStatistics& statistics, MatrixView<const float> channels) {
+  parallel_for(channels.rows, channel_grain, [&](int64_t begin, int64_t end) {
+    for (int64_t c = begin; c < end; ++c) {
+      const float* values = channels.row(c);
+      double sum_abs = 0, sum_squares = 0;
+      for (int64_t r = 0; r < channels.cols; ++r) {
+        const double value = values[r];
+        sum_abs += std::abs(value);
+        sum_squares += value * value;
+      }
+      statistics.sum_abs[static_cast<size_t>(c)] += sum_abs;
+      statistics.sum_squares[static_cast<size_t>(c)] += sum_squares;
+    }
+  });
+}
+
+void add_gram_tile(InputStatistics& statistics, MatrixView<const float> channels, const Tile& tile) {
+  const int64_t k = channels.rows;
+  const int64_t rows = std::min(tile_rows, k - tile.row), cols = std::min(tile_cols, k - tile.col);
+  std::vector<float> products(static_cast<size_t>(rows * cols));
+  kernels::gemm_nt({channels.row(tile.row), rows, channels.cols}, {channels.row(tile.col), cols, channels.cols},
+                   {products.data(), rows, cols});
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t row = tile.row + i;
+    double* sums = statistics.gram.data() + triangle_row(k, row) - row;
+    for (int64_t j = std::max(row, tile.col); j < tile.col + cols; ++j) {
+      sums[j] += products[static_cast<size_t>(i * cols + j - tile.col)];
+    }
+  }
+}
+
+void add_chunk(InputStatistics& statistics, MatrixView<const float> rows) {
+  const auto values = transposed(rows);
+  const MatrixView<const float> channels(values.data(), rows.cols, rows.rows);
+  add_channels(statistics, channels);
+  if (!statistics.has_gram()) return;
+  const auto tiles = upper_tiles(channels.rows);
+  parallel_for(static_cast<int64_t>(tiles.size()), 1,
+               [&](int64_t i, int64_t) { add_gram_tile(statistics, channels, tiles[static_cast<size_t>(i)]); });
+}
+
+void check_finite(const InputStatistics& statistics, std::string_view name) {
+  for (size_t c = 0; c < statistics.sum_squares.size(); ++c) {
+    // A finite sum of squares of finite floats cannot overflow fp64, so this finds every NaN and infinity.
+    if (std::isfinite(statistics.sum_squares[c])) continue;
+    throw Error(ErrorCode::bad_file, concat(printable(name), ": the activations of channel ", c, " are not finite"))
+        .hint("w4q verify MODEL finds weights that are NaN or infinite");
+  }
+}
+
+std::vector<float> means(const std::vector<double>& sums, int64_t count) {
+  std::vector<float> result(sums.size());
+  const double scale = count > 0 ? 1.0 / static_cast<double>(count) : 0.0;
+  for (size_t i = 0; i < sums.size(); ++i) result[i] = static_cast<float>(sums[i] * scale);
+  return result;
+}
+
+void add_all(std::vector<double>& sums, const std::vector<double>& other) {
+  for (size_t i = 0; i < sums.size(); ++i) sums[i] += other[i];
+}
+
+}  // namespace
+
+std::vector<float> InputStatistics::mean_abs() const { return means(sum_abs, count); }
+std::vector<float> InputStatistics::mean_squares() const { return means(sum_squares, count); }
+
+InputStatistics make_statistics(int64_t width, bool with_gram) {
+  InputStatistics result;
+  result.width = width;
+  result.sum_abs.resize(static_cast<size_t>(width));
+  result.sum_squares.resize(static_cast<size_t>(width));
+  if (with_gram) result.gram.resize(static_cast<size_t>(triangle_size(width)));
+  return result;
+}
+
+void add_rows(InputStatistics& statistics, MatrixView<const float> rows, std::string_view name) {
+  if (rows.cols != statistics.width) {
+    throw Error(ErrorCode::mismatch, concat(printable(name), ": activations of another width"))
+        .detail(concat("expected ", statistics.width, " channels, got ", rows.cols));
+  }
+  for (int64_t begin = 0; begin < rows.rows; begin += chunk_rows) {
+    add_chunk(statistics, {rows.row(begin), std::min(chunk_rows, rows.rows - begin), rows.cols, rows.stride});
+  }
+  statistics.count += rows.rows;
+  check_finite(statistics, name);
+}
+
+void merge(InputStatistics& statistics, const InputStatistics& other, std::string_view name) {
+  if (statistics.width != other.width || statistics.has_gram() != other.has_gram()) {
+    const auto text = [](const InputStatistics& which) {
+      return concat(which.width, " channels ", which.has_gram() ? "with" : "without", " Gram matrix");
+    };
+    throw Error(ErrorCode::mismatch, concat(printable(name), ": statistics that cannot be added"))
+        .detail(concat("one has ", text(statistics), ", the other ", text(other)));
+  }
+  statistics.count += other.count;
+  add_all(statistics.sum_abs, other.sum_abs);
+  add_all(statistics.sum_squares, other.sum_squares);
+  add_all(statistics.gram, other.gram);
+}
+
+std::vector<float> mean_gram(const InputStatistics& statistics) {
+  const int64_t k = statistics.width;
+  std::vector<float> result(static_cast<size_t>(k * k));
+  const double scale = statistics.count > 0 ? 1.0 / static_cast<double>(statistics.count) : 0.0;
+  if (!statistics.has_gram()) {
+    for (int64_t i = 0; i < k; ++i)
+      result[static_cast<size_t>(i * k + i)] =
+          static_cast<float>(statistics.sum_squares[static_cast<size_t>(i)] * scale);
+    return result;
+  }
+  parallel_for(k, channel_grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const double* sums = statistics.gram.data() + triangle_row(k, i) - i;
+      for (int64_t j = i; j < k; ++j) {
+        const auto value = static_cast<float>(sums[j] * scale);
+        result[static_cast<size_t>(i * k + j)] = value;
+        result[static_cast<size_t>(j * k + i)] = value;
+      }
+    }
+  });
+  return result;
+}
+
+}  // namespace w4q::quantize

@@ -1,0 +1,47 @@
+// What a calibration run remembers of the inputs of linear layers: sums over activation rows that add up over windows,
+// files and machines.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "core/views.h"
+
+namespace w4q::quantize {
+
+/// Sums over the rows [rows, k] that a linear layer has seen. Linears that read the same input share one.
+struct InputStatistics {
+  int64_t width = 0;                ///< input channels, k
+  int64_t count = 0;                ///< rows
+  std::vector<double> sum_abs;      ///< [k], Σ |x|
+  std::vector<double> sum_squares;  ///< [k], Σ x²
+  /// Σ xᵀx, the upper triangle row by row: (0,0) … (0,k−1), (1,1) …, triangle_size(k) values. Empty where nobody asked.
+  std::vector<double> gram;
+
+  bool has_gram() const noexcept { return !gram.empty(); }
+  /// Σ |x| / count and Σ x² / count; zeros when nothing was seen.
+  std::vector<float> mean_abs() const;
+  std::vector<float> mean_squares() const;
+};
+
+/// Values of the upper triangle of a k × k matrix.
+constexpr int64_t triangle_size(int64_t k) noexcept { return k * (k + 1) / 2; }
+/// Where row i, which begins on the diagonal, starts in it.
+constexpr int64_t triangle_row(int64_t k, int64_t i) noexcept { return i * k - i * (i - 1) / 2; }
+
+/// Sums of nothing.
+InputStatistics make_statistics(int64_t width, bool with_gram);
+
+/// Adds rows of activations. Products in fp32 over at most 512 rows, sums of them in fp64; the result does not depend
+/// on the number of threads. Throws bad_file naming `name` when a value is not finite, mismatch for another width.
+void add_rows(InputStatistics& statistics, MatrixView<const float> rows, std::string_view name);
+
+/// Adds the sums of another run. Throws mismatch naming `name` when widths differ or only one has a Gram matrix.
+void merge(InputStatistics& statistics, const InputStatistics& other, std::string_view name);
+
+/// The mean of xᵀx as a full symmetric k × k matrix in fp32, row-major; without a Gram matrix only its diagonal is
+/// known and the rest is zero.
+std::vector<float> mean_gram(const InputStatistics& statistics);
+
+}  // namespace w4q::quantize
