@@ -1,0 +1,30 @@
+// Decoders of single blocks, for gguf_blocks.cpp.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "core/float_formats.h"
+
+namespace w4q::formats {
+
+/// The f16 at `bytes`, of any alignment.
+inline float gguf_half(const uint8_t* bytes) noexcept {
+  uint16_t bits = 0;
+  std::memcpy(&bits, bytes, sizeof bits);
+  return f32_from_f16(bits);
+}
+
+/// IQ4_NL and IQ4_XS: what a code stands for.
+inline constexpr int8_t gguf_iq4_levels[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                               1,    13,   25,  38,  53,  69,  89,  113};
+
+// Blocks of 256 with scales of sub-blocks. Each reads one block and writes 256 values.
+void gguf_decode_q2_k(const uint8_t* block, float* out) noexcept;
+void gguf_decode_q3_k(const uint8_t* block, float* out) noexcept;
+void gguf_decode_q4_k(const uint8_t* block, float* out) noexcept;
+void gguf_decode_q5_k(const uint8_t* block, float* out) noexcept;
+void gguf_decode_q6_k(const uint8_t* block, float* out) noexcept;
+void gguf_decode_iq4_xs(const uint8_t* block, float* out) noexcept;
+
+}  // namespace w4q::formats
