@@ -35,11 +35,19 @@ std::optional<Scheme> parse(std::string_view text) {
   return std::nullopt;
 }
 
-/// Finds the nearest entry of a table in any order, by midpoints of neighbouring values; a value on one goes down, and
-/// of equal entries the first is taken.
+/// Finds the nearest entry of a table in any order by midpoints of neighbouring values: a value on one goes down, and
+/// of equal entries the first is taken. Where the upper half of the table is the lower half negated, as in FP4, the
+/// sign chooses the half and the magnitude the entry.
 class NearestEntry {
  public:
-  explicit NearestEntry(std::span<const float> table) : order_(table.size()) {
+  explicit NearestEntry(std::span<const float> table) {
+    const size_t half = table.size() / 2;
+    const auto negated = [](float a, float b) { return a == -b && std::signbit(a) != std::signbit(b); };
+    if (std::ranges::equal(table.first(half), table.subspan(half), negated)) {
+      sign_ = static_cast<uint8_t>(half);
+      table = table.first(half);
+    }
+    order_.resize(table.size());
     std::iota(order_.begin(), order_.end(), uint8_t{0});
     std::ranges::stable_sort(order_, [&](uint8_t a, uint8_t b) { return table[a] < table[b]; });
     const auto same = [&](uint8_t a, uint8_t b) { return table[a] == table[b]; };
@@ -50,12 +58,15 @@ class NearestEntry {
   }
 
   uint8_t operator()(float x) const noexcept {
+    const bool negative = sign_ != 0 && std::signbit(x);
+    if (negative) x = -x;
     size_t index = 0;
     for (const float midpoint : midpoints_) index += x > midpoint ? 1 : 0;
-    return order_[index];
+    return static_cast<uint8_t>(order_[index] + (negative ? sign_ : 0));
   }
 
  private:
+  uint8_t sign_ = 0;  ///< what a negative value's code is larger by; 0 for tables that are searched as a whole
   std::vector<uint8_t> order_;
   std::vector<float> midpoints_;
 };
