@@ -1,4 +1,4 @@
-// A packed linear layer in memory: y = Σ_p W_p · x + b, each W_p a set of planes.
+// A packed linear layer in memory: y = Σ_p W_p · (x ⊘ s) + b, each W_p a set of planes.
 #pragma once
 
 #include <cstdint>
@@ -65,6 +65,7 @@ struct PackedLinear {
   std::string name;
   DType source_dtype = DType::bf16;  ///< what the weight was stored in before quantizing
   std::vector<PackedWeight> passes;
+  std::vector<float> input_scale = {};  ///< s: k positive numbers that divide the input; empty: none
 };
 
 /// Equal scheme, layout, sizes and bytes of every plane (class E0).

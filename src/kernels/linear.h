@@ -27,7 +27,7 @@ struct LinearWeight {
   std::vector<float> bias;  ///< empty, or n values
 };
 
-/// Decodes rows [begin, end) into `out`, (end − begin) × k.
+/// Decodes rows [begin, end) into `out`, (end − begin) × k; what an input scale divides is divided here.
 void decode_rows(const LinearWeight& weight, int64_t begin, int64_t end, MatrixView<float> out);
 
 /// y[m × n] = x[m × k] · Wᵀ + b. Parallel over blocks of rows of W; the result does not depend on the thread count.

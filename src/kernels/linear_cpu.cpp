@@ -70,10 +70,20 @@ void add_bias(const std::vector<float>& bias, int64_t begin, MatrixView<float> y
   }
 }
 
+/// W · (x ⊘ s) = (W ⊘ s) · x: the scale of the input's channels goes into the decoded columns.
+void divide_columns(const std::vector<float>& scales, MatrixView<float> rows) {
+  for (int64_t r = 0; r < rows.rows; ++r) {
+    float* row = rows.row(r);
+    for (int64_t c = 0; c < rows.cols; ++c) row[c] /= scales[static_cast<size_t>(c)];
+  }
+}
+
 /// decode_rows without its checks.
 void decode(const LinearWeight& weight, int64_t begin, MatrixView<float> out) {
   if (const auto* packed = std::get_if<std::shared_ptr<const formats::PackedLinear>>(&weight.matrix)) {
-    return dequantize_rows(**packed, begin, out);
+    dequantize_rows(**packed, begin, out);
+    if (!(*packed)->input_scale.empty()) divide_columns((*packed)->input_scale, out);
+    return;
   }
   const TensorView& view = std::get<LinearWeight::Dense>(weight.matrix).view;
   const auto row_bytes = static_cast<size_t>(weight.k * dtype_bits(view.dtype) / 8);

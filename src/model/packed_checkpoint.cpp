@@ -1,6 +1,7 @@
 #include "model/packed_checkpoint.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "core/error.h"
@@ -100,6 +101,10 @@ PackedLinearInfo parse_linear(const std::string& name, const Json& json, std::st
     info.passes.push_back(parse_pass(pass, place + ".passes"));
     check_fits(info, info.passes.back(), place);
   }
+  if (const auto scaled = json.find("input_scale"); scaled != json.end()) {
+    if (!scaled->is_boolean()) fields.fail("\"input_scale\" is neither true nor false");
+    info.input_scale = scaled->get<bool>();
+  }
   return info;
 }
 
@@ -113,6 +118,22 @@ formats::Plane load_plane(const io::Checkpoint& checkpoint, const std::string& n
         .hint("the planes do not fit the n, k, scheme and layout that config.json states");
   }
   return {spec, Buffer::copy_of(checkpoint.load(name)->bytes)};
+}
+
+std::vector<float> load_input_scale(const io::Checkpoint& checkpoint, const PackedLinearInfo& info) {
+  std::vector<float> scales;
+  if (!info.input_scale) return scales;
+  const std::string name = input_scale_name(info.name);
+  const formats::Plane plane =
+      load_plane(checkpoint, name, {.role = formats::PlaneRole::scales, .dtype = DType::f32, .shape = {info.k}});
+  const auto values = plane.bytes.as<float>();
+  for (size_t c = 0; c < values.size(); ++c) {
+    if (std::isnormal(values[c]) && values[c] > 0) continue;
+    throw Error(ErrorCode::bad_file, concat(printable(name), "[", c, "] is ", values[c]))
+        .detail("expected a positive number in the normal range of fp32");
+  }
+  scales.assign(values.begin(), values.end());
+  return scales;
 }
 
 }  // namespace
@@ -142,6 +163,13 @@ QuantizationConfig parse_quantization_config(const Json& config, std::string_vie
   const Json& linears = fields.at("linears");
   if (!linears.is_object()) fields.fail("\"linears\" is not an object");
   for (const auto& [name, json] : linears.items()) result.linears.emplace(name, parse_linear(name, json, source));
+  if (const auto rescaled = found->find("rescaled"); rescaled != found->end()) {
+    if (!rescaled->is_array()) fields.fail("\"rescaled\" is not an array");
+    for (const auto& name : *rescaled) {
+      if (!name.is_string()) fields.fail("\"rescaled\" holds something that is not a name");
+      result.rescaled.insert(name.get<std::string>());
+    }
+  }
   return result;
 }
 
@@ -153,16 +181,19 @@ void write_quantization_config(const QuantizationConfig& quantization, Json& con
       passes.push_back({{"scheme", formats::to_string(pass.scheme)}, {"layout", pass.layout}});
     }
     linears[name] = {{"n", info.n}, {"k", info.k}, {"dtype", dtype_name(info.source_dtype)}, {"passes", passes}};
+    if (info.input_scale) linears[name]["input_scale"] = true;
   }
-  config[std::string(config_key)] = {{"quant_method", method_name},
-                                     {"format_version", packed_format_version},
-                                     {"method", quantization.method},
-                                     {"linears", linears}};
+  Json& target = config[std::string(config_key)];
+  target = {{"quant_method", method_name}, {"format_version", packed_format_version}, {"method", quantization.method}};
+  if (!quantization.rescaled.empty()) target["rescaled"] = quantization.rescaled;
+  target["linears"] = std::move(linears);
 }
 
 std::string plane_name(std::string_view linear, size_t pass, formats::PlaneRole role) {
   return concat(linear, ".", pass, ".", formats::to_string(role));
 }
+
+std::string input_scale_name(std::string_view linear) { return concat(linear, ".input_scale"); }
 
 std::vector<io::PlannedTensor> planned_planes(const PackedLinearInfo& info) {
   std::vector<io::PlannedTensor> result;
@@ -172,11 +203,12 @@ std::vector<io::PlannedTensor> planned_planes(const PackedLinearInfo& info) {
       result.push_back({plane_name(info.name, pass, spec.role), spec.dtype, spec.shape});
     }
   }
+  if (info.input_scale) result.push_back({input_scale_name(info.name), DType::f32, {info.k}});
   return result;
 }
 
 PackedLinear load_packed(const io::Checkpoint& checkpoint, const PackedLinearInfo& info) {
-  PackedLinear result{info.name, info.source_dtype, {}};
+  PackedLinear result{info.name, info.source_dtype, {}, load_input_scale(checkpoint, info)};
   for (size_t pass = 0; pass < info.passes.size(); ++pass) {
     const auto& [scheme, layout] = info.passes[pass];
     PackedWeight weight{scheme, layout, info.n, info.k, {}};

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,12 +30,16 @@ struct PackedLinearInfo {
   int64_t k = 0;
   DType source_dtype = DType::bf16;
   std::vector<PackedPass> passes;
+  bool input_scale = false;  ///< the tensor "<name>.input_scale" divides the input
 };
 
 /// config.json's quantization_config. `linears` is empty for a 16-bit checkpoint.
 struct QuantizationConfig {
   std::string method;  ///< the quantizer that made it, "kbit"
   std::map<std::string, PackedLinearInfo, std::less<>> linears;
+  /// Parameters whose values are not those of the base model, because scales were folded into them: names as in
+  /// Parameter. The model as a whole computes the same but for the rounding of packed weights.
+  std::set<std::string, std::less<>> rescaled;
 
   const PackedLinearInfo* find(std::string_view linear) const;
 };
@@ -47,7 +52,9 @@ void write_quantization_config(const QuantizationConfig& quantization, io::Json&
 
 /// "model.layers.0.mlp.up_proj" + 0 + codes → "model.layers.0.mlp.up_proj.0.codes".
 std::string plane_name(std::string_view linear, size_t pass, formats::PlaneRole role);
-/// The planes that a linear must have, in its stored layout: tensor name, type, shape.
+/// "model.layers.0.mlp.down_proj" → "model.layers.0.mlp.down_proj.input_scale".
+std::string input_scale_name(std::string_view linear);
+/// The tensors that a linear must have, in its stored layout: its planes, and its input scale where it has one.
 std::vector<io::PlannedTensor> planned_planes(const PackedLinearInfo& info);
 
 /// Loads a linear in its stored layout and checks types and shapes. Throws bad_file naming the tensor.

@@ -151,7 +151,9 @@ RepackReport repack_model(const RepackRequest& request) {
   Progress progress("repack", report.plan.bytes_before(), "bytes");
   for (const auto& tensor : report.plan.tensors) {
     if (tensor.scheme) {
-      const auto stored = model::load_packed(source.checkpoint, source.quantization.linears.at(tensor.name));
+      const auto& info = source.quantization.linears.at(tensor.name);
+      const auto stored = model::load_packed(source.checkpoint, info);
+      if (info.input_scale) writer.write(model::input_scale_name(tensor.name), bytes_of(stored.input_scale));
       const auto& passes = quantization.linears.at(tensor.name).passes;
       for (size_t pass = 0; pass < passes.size(); ++pass) {
         const auto packed = repack_pass(stored.passes[pass], passes[pass].layout, tensor.name, request.device);

@@ -25,6 +25,9 @@ class StructureCheck {
 
   Check run() {
     for (const auto& parameter : model::parameters(candidate_.model)) check_parameter(parameter);
+    for (const auto& name : candidate_.quantization.rescaled) {
+      if (!is_parameter(name)) fault(name, "is said to be rescaled, but no parameter of the architecture");
+    }
     for (const auto& [name, info] : candidate_.quantization.linears) {
       if (!packed_.contains(name)) fault(name, "is packed, but no parameter of the architecture");
     }
@@ -102,6 +105,7 @@ class StructureCheck {
     }
     const auto a = candidate_.checkpoint.load(name);
     const auto b = base_->checkpoint.load(name);
+    if (candidate_.quantization.rescaled.contains(name)) return;
     if (!std::ranges::equal(a->bytes, b->bytes)) return fault(name, "was kept, but its bytes differ from the base's");
     ++identical_;
   }

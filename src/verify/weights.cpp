@@ -32,6 +32,11 @@ WeightReport compare_with_base(const OpenCheckpoint& candidate, const OpenCheckp
   WeightReport report;
   Progress progress("weights", static_cast<int64_t>(candidate.quantization.linears.size()), "tensors");
   for (const auto& [name, info] : candidate.quantization.linears) {
+    if (candidate.quantization.rescaled.contains(name + ".weight")) {
+      ++report.rescaled;
+      progress.advance(1);
+      continue;
+    }
     const auto error = model::compare_weights(stored_weight(base, name), stored_weight(candidate, name));
     report.tensors.push_back({name, scheme_text(info), error});
     report.total.add(error);
@@ -46,7 +51,10 @@ std::string to_text(const WeightReport& report) {
     table.row({printable(tensor.name), tensor.scheme, fixed(tensor.error.sqnr(), 2), fixed(tensor.error.relative(), 5),
                fixed(tensor.error.max_error, 6), concat(tensor.error.row), concat(tensor.error.col)});
   }
-  return table.str();
+  if (report.rescaled == 0) return table.str();
+  const std::string note =
+      concat(report.rescaled, " packed weights carry folded scales: --ppl compares what they compute\n");
+  return report.tensors.empty() ? note : table.str() + note;
 }
 
 io::Json to_json(const WeightReport& report) {
@@ -60,8 +68,10 @@ io::Json to_json(const WeightReport& report) {
                        {"row", tensor.error.row},
                        {"column", tensor.error.col}});
   }
-  return {
-      {"sqnr_db", report.total.sqnr()}, {"relative_error", report.total.relative()}, {"tensors", std::move(tensors)}};
+  return {{"rescaled", report.rescaled},
+          {"sqnr_db", report.total.sqnr()},
+          {"relative_error", report.total.relative()},
+          {"tensors", std::move(tensors)}};
 }
 
 }  // namespace w4q::verify
