@@ -68,7 +68,8 @@ QuantizeResult quantize_nearest(const TensorView& weight, const Scheme& scheme, 
 
 QuantizeResult run(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
   check_kbit_scheme(scheme);
-  check_kbit_weight(weight);
+  check_kbit_options(options);
+  check_weight(weight);
   if (options.bnb_compatible) {
     check_bnb(weight, scheme, options);
     return quantize_bnb(weight, scheme, find_block_maxima(weight));
@@ -85,28 +86,15 @@ constexpr decltype(QuantizerRow::run_cuda) run_cuda = nullptr;
 
 }  // namespace
 
-void check_kbit_weight(const TensorView& weight) {
-  const std::string name = printable(weight.name);
-  if (!is_weight_dtype(weight.dtype)) {
-    throw Error(ErrorCode::unsupported, concat(name, ": cannot quantize ", dtype_name(weight.dtype)))
-        .detail("expected F32, F16 or BF16");
-  }
-  if (weight.shape.size() != 2) {
-    throw Error(ErrorCode::unsupported, concat(name, ": cannot quantize shape ", shape_text(weight.shape)))
-        .detail("expected a matrix [outputs, inputs]");
-  }
-  formats::check_dimensions(weight.shape[0], weight.shape[1], weight.name);
-  const int64_t expected = weight.shape[0] * weight.shape[1] * (dtype_bits(weight.dtype) / 8);
-  if (static_cast<int64_t>(weight.bytes.size()) != expected) {
-    throw Error(ErrorCode::bad_argument, concat(name, ": wrong number of bytes"))
-        .detail(concat("expected ", expected, ", got ", weight.bytes.size()));
-  }
-}
-
 void check_kbit_scheme(const Scheme& scheme) {
   if (accepts(scheme)) return;
   throw Error(ErrorCode::bad_argument, concat("kbit cannot quantize to ", to_string(scheme)))
       .hint("`w4q list` shows the schemes");
+}
+
+void check_kbit_options(const QuantizeOptions& options) {
+  if (options.clip == Clip::min_max) return;
+  throw Error(ErrorCode::bad_argument, "kbit searches no range to clip").hint("--clip belongs to integer methods");
 }
 
 std::vector<float> chosen_table(const Scheme& scheme, const QuantizeOptions& options) {
@@ -117,16 +105,6 @@ std::vector<float> chosen_table(const Scheme& scheme, const QuantizeOptions& opt
         .detail(concat("got ", formats::kbit_table_max(options.table)));
   }
   return options.table;
-}
-
-void refuse_non_finite(std::string_view name, DType dtype, std::span<const std::byte> bytes, int64_t row) {
-  std::vector<float> values(bytes.size() * 8 / static_cast<size_t>(dtype_bits(dtype)));
-  widen(bytes, dtype, values);
-  const auto bad = std::ranges::find_if(values, [](float value) { return !std::isfinite(value); });
-  ensure(bad != values.end(), "refuse_non_finite: all values are finite");
-  throw Error(ErrorCode::bad_file, concat(printable(name), ": ", std::isnan(*bad) ? "NaN" : "infinity", " at row ", row,
-                                          ", column ", bad - values.begin()))
-      .hint("keep this tensor at 16 bit (--keep), or repair the checkpoint");
 }
 
 BlockMaxima find_block_maxima(const TensorView& weight) {

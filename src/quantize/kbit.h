@@ -8,20 +8,19 @@
 #include <vector>
 
 #include "quantize/quantizer_registry.h"
+#include "quantize/source_matrix.h"
 
 namespace w4q::quantize {
 
 /// The registry row.
 QuantizerRow kbit_quantizer();
 
-/// Checks a tensor and a scheme before quantizing. Throws unsupported or bad_argument.
-void check_kbit_weight(const TensorView& weight);
+/// Throws bad_argument for a scheme that is not of kbit.
 void check_kbit_scheme(const formats::Scheme& scheme);
+/// Throws bad_argument for options of other methods.
+void check_kbit_options(const QuantizeOptions& options);
 /// The table as it will be stored, without the factor. Throws for an unknown name, or a table that does not fit.
 std::vector<float> chosen_table(const formats::Scheme& scheme, const QuantizeOptions& options);
-/// Throws bad_file naming `row` and the column of the first NaN or infinity among `bytes`, the values of that row.
-[[noreturn]] void refuse_non_finite(std::string_view name, DType dtype, std::span<const std::byte> bytes, int64_t row);
-
 /// What both ways of quantizing start from: the largest magnitude of every block.
 struct BlockMaxima {
   std::vector<float> absmax;  ///< n × blocks, row-major

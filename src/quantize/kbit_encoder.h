@@ -11,17 +11,9 @@
 #include "formats/kbit.h"
 #include "quantize/kbit.h"
 #include "quantize/kbit_simd.h"
+#include "quantize/source_matrix.h"
 
 namespace w4q::quantize {
-
-/// Rows of a parallel task: enough weights to hide its start.
-inline int64_t row_grain(int64_t k) noexcept { return std::max<int64_t>(1, (1 << 16) / k); }
-
-/// The bytes of one row of a matrix of weights.
-inline std::span<const std::byte> row_bytes(const TensorView& weight, int64_t row) {
-  const auto bytes = static_cast<size_t>(weight.shape[1] * dtype_bits(weight.dtype) / 8);
-  return weight.bytes.subspan(static_cast<size_t>(row) * bytes, bytes);
-}
 
 /// `ScaleRule` maps a block's absmax to formats::EncodedScale: the bits to store, and what the values are divided by.
 template <class ScaleRule>

@@ -13,6 +13,12 @@
 
 namespace w4q::quantize {
 
+/// Which range of a group's weights the integer codes span.
+enum class Clip {
+  min_max,  ///< all of it
+  mse,      ///< the share of it with the least squared error
+};
+
 /// What the user chose. A quantizer refuses options that it does not honour.
 struct QuantizeOptions {
   std::string codebook = "nf";  ///< name in the codebook registry; unused when `table` is not empty
@@ -20,6 +26,7 @@ struct QuantizeOptions {
   /// bitsandbytes' bytes: its table whatever `codebook` says, its E4M4 rule, codes chosen before the scale is rounded.
   /// Refused (unsupported) with f16 scales, a `table`, or rows that are not whole blocks.
   bool bnb_compatible = false;
+  Clip clip = Clip::min_max;
 };
 
 /// What happened to the blocks of one tensor.
