@@ -13,6 +13,35 @@ class QuantizerLaw : public testing::TestWithParam<Scheme> {};
 INSTANTIATE_TEST_SUITE_P(Every, QuantizerLaw, testing::ValuesIn(test::every_scheme()),
                          [](const auto& param) { return test::test_name(to_string(param.param)); });
 
+/// A matrix as it comes from a file, and the values that it stands for.
+struct Source {
+  DType dtype;
+  int64_t n, k;
+  std::vector<std::byte> bytes;
+  std::vector<float> values;
+
+  Source(DType type, int64_t rows, int64_t cols) : dtype(type), n(rows), k(cols) {
+    const std::vector<float> sampled = test::sample(test::distributions[1], n, k);
+    bytes.resize(sampled.size() * static_cast<size_t>(dtype_bits(dtype)) / 8);
+    narrow(sampled, dtype, bytes);
+    values.resize(sampled.size());
+    widen(bytes, dtype, values);
+  }
+  TensorView view() const { return {"w", dtype, {n, k}, bytes}; }
+};
+
+/// One set of options for each table of schemes that have one.
+std::vector<quantize::QuantizeOptions> table_options(const Scheme& scheme) {
+  std::vector<quantize::QuantizeOptions> result(1);
+  if (scheme.family != formats::SchemeFamily::kbit) return result;
+  for (const auto& table : formats::codebook_registry()) {
+    result.back().codebook = table.name;
+    result.push_back(result.back());
+  }
+  result.pop_back();
+  return result;
+}
+
 TEST_P(QuantizerLaw, EqualsTheDefinition) {
   const Scheme& scheme = GetParam();
   const auto& scheme_row = formats::scheme_row(scheme.family);
@@ -20,18 +49,15 @@ TEST_P(QuantizerLaw, EqualsTheDefinition) {
     if (quantizer.needs_statistics || !quantizer.accepts(scheme)) continue;
     for (const auto& [n, k] : test::sizes) {
       for (DType dtype : {DType::f32, DType::f16, DType::bf16}) {
-        const std::vector<float> sampled = test::sample(test::distributions[1], n, k);
-        std::vector<std::byte> bytes(sampled.size() * static_cast<size_t>(dtype_bits(dtype)) / 8);
-        narrow(sampled, dtype, bytes);
-        std::vector<float> values(sampled.size());
-        widen(bytes, dtype, values);
-        for (const auto& table : formats::codebook_registry()) {
-          quantize::QuantizeOptions options;
-          options.codebook = table.name;
-          const auto result = quantizer.run({"w", dtype, {n, k}, bytes}, scheme, options);
-          const auto codebook = result.weight.plane(PlaneRole::codebook).bytes.as<float>();
-          EXPECT_TRUE(bytes_equal(result.weight, scheme_row.encode(scheme, values, n, k, codebook)))
-              << quantizer.name << " " << dtype_name(dtype) << " " << table.name << " " << n << " × " << k;
+        const Source source(dtype, n, k);
+        for (const auto& options : table_options(scheme)) {
+          const auto result = quantizer.run(source.view(), scheme, options);
+          std::span<const float> codebook;
+          if (scheme.family == formats::SchemeFamily::kbit) {
+            codebook = result.weight.plane(PlaneRole::codebook).bytes.as<float>();
+          }
+          EXPECT_TRUE(bytes_equal(result.weight, scheme_row.encode(scheme, source.values, n, k, codebook)))
+              << quantizer.name << " " << dtype_name(dtype) << " " << options.codebook << " " << n << " × " << k;
           EXPECT_NO_THROW(scheme_row.validate(result.weight, "w"));
         }
       }
