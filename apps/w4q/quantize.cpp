@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "calibration_options.h"
 #include "common_options.h"
 #include "core/error.h"
 #include "core/text.h"
@@ -16,6 +17,7 @@ namespace {
 struct Options {
   CommonOptions common;
   OutputOptions output;
+  AwqArguments awq;
   std::string model;
   std::string method = "kbit";
   int bits = 4;
@@ -57,8 +59,14 @@ pipeline::QuantizeRequest request(const Options& options) {
   result.model = options.model;
   result.output = options.output.output;
   result.method = options.method;
-  quantize::quantizer_row(options.method);
-  result.scheme = formats::parse_scheme(concat(options.method, options.bits, "-b32-", options.absmax));
+  if (options.method == "awq") {
+    result.awq = awq_request(options.awq);
+    result.scheme = formats::parse_scheme(concat("int", options.bits, "-g128-f16-asym"));
+  } else {
+    quantize::quantizer_row(options.method);
+    refuse_awq(options.awq, options.method);
+    result.scheme = formats::parse_scheme(concat(options.method, options.bits, "-b32-", options.absmax));
+  }
   if (!options.recipe.empty()) result.recipe = pipeline::read_recipe(options.recipe);
   result.keep = options.keep;
   result.lm_head = options.lm_head;
@@ -109,6 +117,7 @@ void setup_quantize(CLI::App& app, Action& action) {
       ->type_name("GLOB");
   auto* head = command->add_flag("--lm-head", options->lm_head, "Pack the head too");
   auto* embeddings = command->add_flag("--embeddings", options->embeddings, "Pack the embedding table too");
+  add_awq(*command, options->awq);
   add_device(*command, options->device);
   recipe->excludes(bits)->excludes(absmax)->excludes(head)->excludes(embeddings);
   add_common(*command, options->common);

@@ -1,7 +1,9 @@
 #include "pipeline/quantize_model.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <set>
 
 #include "core/error.h"
 #include "core/float_formats.h"
@@ -16,6 +18,7 @@
 #include "model/packed_checkpoint.h"
 #include "pipeline/output_rules.h"
 #include "pipeline/select_tensors.h"
+#include "quantize/rounding.h"
 
 namespace w4q::pipeline {
 namespace {
@@ -42,14 +45,16 @@ Source open_source(const std::filesystem::path& folder) {
 }
 
 /// The quantizer as it runs on the chosen device; on the CPU where the method has no other way.
-auto run_of(const QuantizeRequest& request) {
-  const quantize::QuantizerRow& row = quantize::quantizer_row(request.method);
+auto run_of(const QuantizeRequest& request, const formats::Scheme& scheme) {
+  // What AWQ does not see, embeddings and head, is rounded as it is.
+  const quantize::QuantizerRow& row =
+      request.awq ? quantize::rounding_quantizer(scheme) : quantize::quantizer_row(request.method);
   return request.device == device::Device::cuda && row.run_cuda != nullptr ? row.run_cuda : row.run;
 }
 
 /// Seconds per weight of this method on this machine with the threads in use, measured on a small random matrix.
 double sample_seconds_per_weight(const QuantizeRequest& request, const formats::Scheme& scheme) {
-  const auto run = run_of(request);
+  const auto run = run_of(request, scheme);
   constexpr int64_t rows = 512;
   constexpr int64_t cols = 2048;
   std::vector<uint16_t> values(rows * cols);
@@ -80,8 +85,36 @@ void estimate(Plan& plan, const QuantizeRequest& request) {
   plan.expected_seconds = weights * sample_seconds_per_weight(request, *first->scheme);
 }
 
+/// The schemes of a plan by module path.
+std::map<std::string, formats::Scheme, std::less<>> schemes_of(const Plan& plan) {
+  std::map<std::string, formats::Scheme, std::less<>> result;
+  for (const auto& tensor : plan.tensors) {
+    if (tensor.scheme) result.emplace(model::module_path(tensor.name), *tensor.scheme);
+  }
+  return result;
+}
+
+SchemeOf lookup(const Plan& plan) {
+  return [schemes = schemes_of(plan)](std::string_view module) -> std::optional<formats::Scheme> {
+    const auto found = schemes.find(module);
+    return found == schemes.end() ? std::nullopt : std::optional(found->second);
+  };
+}
+
+/// Modules whose input scale will be stored.
+std::set<std::string, std::less<>> input_scales(const Source& source, const QuantizeRequest& request,
+                                                const Plan& plan) {
+  if (!request.awq) return {};
+  const auto names = linears_with_input_scale(source.model, lookup(plan), request.awq->options);
+  return {names.begin(), names.end()};
+}
+
 Plan make_plan(const Source& source, const QuantizeRequest& request) {
   Plan plan = select_tensors(source.checkpoint, source.model, request);
+  const auto scaled = input_scales(source, request, plan);
+  for (auto& tensor : plan.tensors) {
+    if (scaled.contains(model::module_path(tensor.name))) tensor.bytes_after += tensor.shape[1] * 4;
+  }
   if (plan.packed_tensors() == 0) {
     throw Error(ErrorCode::bad_argument, "nothing to quantize: every tensor would be kept in 16 bit")
         .hint("check the recipe and --keep");
@@ -91,7 +124,8 @@ Plan make_plan(const Source& source, const QuantizeRequest& request) {
   return plan;
 }
 
-std::vector<io::PlannedTensor> planned_output(const Plan& plan, model::QuantizationConfig& quantization) {
+std::vector<io::PlannedTensor> planned_output(const Plan& plan, const std::set<std::string, std::less<>>& scaled,
+                                              model::QuantizationConfig& quantization) {
   std::vector<io::PlannedTensor> result;
   for (const auto& tensor : plan.tensors) {
     if (!tensor.scheme) {
@@ -99,12 +133,22 @@ std::vector<io::PlannedTensor> planned_output(const Plan& plan, model::Quantizat
       continue;
     }
     const std::string module(model::module_path(tensor.name));
-    const model::PackedLinearInfo info{
-        module, tensor.shape[0], tensor.shape[1], tensor.dtype, {{*tensor.scheme, tensor.layout}}};
+    const model::PackedLinearInfo info{module,
+                                       tensor.shape[0],
+                                       tensor.shape[1],
+                                       tensor.dtype,
+                                       {{*tensor.scheme, tensor.layout}},
+                                       scaled.contains(module)};
     for (auto& plane : model::planned_planes(info)) result.push_back(std::move(plane));
     quantization.linears.emplace(module, info);
   }
   return result;
+}
+
+void write_planes(const std::string& module, const formats::PackedWeight& weight, io::CheckpointWriter& writer) {
+  for (const auto& plane : weight.planes) {
+    writer.write(model::plane_name(module, 0, plane.spec.role), plane.bytes.bytes());
+  }
 }
 
 /// Quantizes one tensor, writes its planes, and measures the error with the decoder that will read them.
@@ -114,12 +158,10 @@ QuantizedTensor quantize_tensor(const TensorPlan& tensor, const Source& source, 
   auto loaded = std::make_shared<const io::LoadedTensor>(source.checkpoint.load(tensor.name));
   QuantizedTensor result{tensor.name, *tensor.scheme, {}, {}, 0};
   const Stopwatch watch;
-  auto quantized = run_of(request)(loaded->view(), *tensor.scheme, request.options);
+  auto quantized = run_of(request, *tensor.scheme)(loaded->view(), *tensor.scheme, request.options);
   result.seconds = watch.seconds();
   result.stats = quantized.stats;
-  for (const auto& plane : quantized.weight.planes) {
-    writer.write(model::plane_name(module, 0, plane.spec.role), plane.bytes.bytes());
-  }
+  write_planes(module, quantized.weight, writer);
   auto packed = std::make_shared<formats::PackedLinear>();
   packed->name = module;
   packed->source_dtype = tensor.dtype;
@@ -131,6 +173,50 @@ QuantizedTensor quantize_tensor(const TensorPlan& tensor, const Source& source, 
   result.error = model::compare_weights(reference, candidate);
   return result;
 }
+
+/// Runs AWQ a layer at a time as the tensors of the plan, which stand in model order, come to it.
+class AwqTensors {
+ public:
+  AwqTensors(const Source& source, const QuantizeRequest& request, const Plan& plan)
+      : request_(request),
+        scheme_of_(lookup(plan)),
+        run_(*request.awq, request.model, source.checkpoint, source.model, request.output) {}
+
+  const std::vector<std::string>& notes() const noexcept { return run_.notes(); }
+
+  /// Writes `tensor` if it is one that AWQ makes; false when it is not.
+  bool write(const TensorPlan& tensor, QuantizeReport& report, model::QuantizationConfig& quantization,
+             io::CheckpointWriter& writer) {
+    if (tensor.name.starts_with(concat("model.layers.", layers_, "."))) next_layer(report, quantization);
+    const auto kept = layer_.tensors.find(tensor.name);
+    if (kept != layer_.tensors.end()) {
+      writer.write(tensor.name, kept->second.bytes());
+      return true;
+    }
+    const std::string module(model::module_path(tensor.name));
+    const auto found = layer_.linears.find(module);
+    if (!tensor.scheme || found == layer_.linears.end()) return false;
+    const PackedByAwq& linear = found->second;
+    write_planes(module, linear.result.weight, writer);
+    if (!linear.input_scale.empty()) writer.write(model::input_scale_name(module), bytes_of(linear.input_scale));
+    report.tensors.push_back({tensor.name, *tensor.scheme, linear.result.stats, linear.error, linear.seconds});
+    return true;
+  }
+
+ private:
+  void next_layer(QuantizeReport& report, model::QuantizationConfig& quantization) {
+    layer_ = run_.next(scheme_of_, request_.options);
+    ++layers_;
+    quantization.rescaled.merge(layer_.rescaled);
+    report.groups.insert(report.groups.end(), layer_.groups.begin(), layer_.groups.end());
+  }
+
+  const QuantizeRequest& request_;
+  const SchemeOf scheme_of_;
+  AwqRun run_;
+  AwqLayer layer_;
+  int64_t layers_ = 0;  // how many were run
+};
 
 }  // namespace
 
@@ -164,20 +250,24 @@ QuantizeReport quantize_model(const QuantizeRequest& request) {
   report.plan = make_plan(source, request);
   model::QuantizationConfig quantization;
   quantization.method = request.method;
-  const auto planned = planned_output(report.plan, quantization);
+  const auto planned = planned_output(report.plan, input_scales(source, request, report.plan), quantization);
 
   io::OutputFolder output(request.output, request.overwrite, {request.model}, is_replaceable_output);
   io::CheckpointWriter writer(output.staging(), planned, request.write);
+  std::optional<AwqTensors> awq;
+  if (request.awq) awq.emplace(source, request, report.plan);
+  if (awq) report.plan.notes.insert(report.plan.notes.end(), awq->notes().begin(), awq->notes().end());
   Progress progress("quantize", report.plan.bytes_before(), "bytes");
   for (const auto& tensor : report.plan.tensors) {
-    if (tensor.scheme) {
+    if (awq && awq->write(tensor, report, quantization, writer)) {
+    } else if (tensor.scheme) {
       report.tensors.push_back(quantize_tensor(tensor, source, request, writer));
-      report.total.add(report.tensors.back().error);
     } else {
       writer.write(tensor.name, source.checkpoint.load(tensor.name)->bytes);
     }
     progress.advance(tensor.bytes_before);
   }
+  for (const auto& tensor : report.tensors) report.total.add(tensor.error);
   writer.finish();
   carry_companions(request.model, output.staging(), source.config, quantization);
   output.commit();
@@ -194,6 +284,7 @@ std::string to_text(const QuantizeReport& report) {
                concat(tensor.stats.range_exponent)});
   }
   std::string text = table.str();
+  if (!report.groups.empty()) text += "\n" + to_text(report.groups);
   text +=
       concat("\n", report.plan.packed_tensors(), " tensors packed at ", fixed(report.plan.packed_bits_per_weight(), 3),
              " bits per weight, SQNR ", fixed(report.total.sqnr(), 2), " dB; ", human_bytes(report.plan.bytes_before()),
@@ -219,6 +310,7 @@ io::Json to_json(const QuantizeReport& report) {
                        {"seconds", tensor.seconds}});
   }
   return {{"tensors", std::move(tensors)},
+          {"groups", to_json(report.groups)},
           {"packed_tensors", report.plan.packed_tensors()},
           {"packed_bits_per_weight", report.plan.packed_bits_per_weight()},
           {"sqnr_db", report.total.sqnr()},

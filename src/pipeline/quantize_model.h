@@ -12,6 +12,7 @@
 #include "io/checkpoint_writer.h"
 #include "io/json.h"
 #include "model/weight_error.h"
+#include "pipeline/awq_model.h"
 #include "pipeline/plan.h"
 #include "quantize/quantizer_registry.h"
 #include "quantize/recipe.h"
@@ -28,6 +29,7 @@ struct QuantizeRequest {
   bool lm_head = false;                    ///< pack the head too
   bool embeddings = false;                 ///< pack the embedding table too
   quantize::QuantizeOptions options;
+  std::optional<AwqRequest> awq;                ///< search scales and clips on calibration activations before rounding
   device::Device device = device::Device::cpu;  ///< where to quantize; the bytes are the same
   io::WriteOptions write;
   bool overwrite = false;
@@ -45,6 +47,7 @@ struct QuantizedTensor {
 struct QuantizeReport {
   Plan plan;
   std::vector<QuantizedTensor> tensors;
+  std::vector<AwqGroupReport> groups;  ///< with awq: what the searches did
   model::WeightError total;
   int64_t file_bytes = 0;
   double seconds = 0;

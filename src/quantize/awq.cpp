@@ -50,7 +50,7 @@ double scaled_error(const AwqLinear& linear, int64_t first, int64_t rows, std::s
     float* out = rounded.view.row(r);
     for (int64_t c = 0; c < k; ++c) out[c] = weights[c] * scales[static_cast<size_t>(c)];
   }
-  linear.quantize(rounded.view);
+  linear.rounding.round(rounded.view);
   for (int64_t r = 0; r < rows; ++r) {
     const float* weights = linear.weight.row(first + r);
     float* out = rounded.view.row(r);
@@ -92,14 +92,14 @@ std::vector<float> importance(const AwqInput& input) {
 /// One block of columns of some rows: which clip is best, given the error of everything else.
 class ClipSearch {
  public:
-  ClipSearch(MatrixView<float> weight, MatrixView<const float> gram, const QuantizeDequantize& quantize)
+  ClipSearch(MatrixView<float> weight, MatrixView<const float> gram, const Rounding& rounding)
       : weight_(weight),
         gram_(gram),
-        quantize_(quantize),
+        rounding_(rounding),
         error_(weight.rows, weight.cols),
         product_(weight.rows, weight.cols) {
     copy(weight_, error_.view);
-    quantize_(error_.view);
+    rounding_.round(error_.view);
     for (int64_t r = 0; r < weight_.rows; ++r) subtract_from(weight_.row(r), error_.view.row(r), weight_.cols);
     kernels::gemm_nn(error_.view, gram_, product_.view);
   }
@@ -145,9 +145,10 @@ class ClipSearch {
     for (int64_t c = 0; c < count; ++c) values[c] = from[c] - values[c];
   }
   /// Zero always stays representable: a block of one sign is clipped at its far end only.
-  static void clip(const float* weights, int64_t count, float share, float* out) {
+  void clip(const float* weights, int64_t count, float share, float* out) const {
     float low = 0, high = 0;
     for (int64_t c = 0; c < count; ++c) low = std::min(low, weights[c]), high = std::max(high, weights[c]);
+    if (rounding_.symmetric) low = std::min(low, -high), high = -low;
     low *= share;
     high *= share;
     for (int64_t c = 0; c < count; ++c) out[c] = std::clamp(weights[c], low, high);
@@ -156,7 +157,7 @@ class ClipSearch {
   /// How the error of a block changes when it is clipped to `share` of its range.
   void clipped_errors(int64_t begin, float share, MatrixView<float> change) const {
     for (int64_t r = 0; r < change.rows; ++r) clip(weight_.row(r) + begin, change.cols, share, change.row(r));
-    quantize_(change);
+    rounding_.round(change);
     for (int64_t r = 0; r < change.rows; ++r) {
       subtract_from(weight_.row(r) + begin, change.row(r), change.cols);
       const float* error = error_.view.row(r) + begin;
@@ -180,7 +181,7 @@ class ClipSearch {
 
   MatrixView<float> weight_;
   MatrixView<const float> gram_;
-  const QuantizeDequantize& quantize_;
+  const Rounding& rounding_;
   Matrix error_, product_;  // E and E·G of the weights as they are now
 };
 
@@ -212,10 +213,10 @@ std::vector<float> awq_scales_at(const AwqInput& input, double alpha) {
   return scales;
 }
 
-AwqScales search_scales(std::span<const AwqLinear> linears, const AwqInput& input) {
+AwqScales search_scales(std::span<const AwqLinear> linears, const AwqInput& input, int points) {
   check_shapes(linears, input);
   AwqScales best;
-  for (int point = 0; point < awq_points; ++point) {
+  for (int point = 0; point < points; ++point) {
     const double alpha = static_cast<double>(point) / awq_points;
     auto scales = awq_scales_at(input, alpha);
     const double error = group_error(linears, scales, input.gram);
@@ -228,14 +229,14 @@ AwqScales search_scales(std::span<const AwqLinear> linears, const AwqInput& inpu
   return best;
 }
 
-AwqClip search_clip(MatrixView<float> weight, MatrixView<const float> gram, int64_t block,
-                    const QuantizeDequantize& quantize) {
+AwqClip search_clip(MatrixView<float> weight, MatrixView<const float> gram, const Rounding& rounding) {
+  const int64_t block = rounding.block;
   ensure(gram.rows == weight.cols && gram.cols == weight.cols && block > 0, "search_clip: shapes do not fit");
   const int64_t tasks = (weight.rows + row_block - 1) / row_block;
   std::vector<AwqClip> parts(static_cast<size_t>(tasks));
   parallel_for(weight.rows, row_block, [&](int64_t first, int64_t end) {
     AwqClip& part = parts[static_cast<size_t>(first / row_block)];
-    ClipSearch search({weight.row(first), end - first, weight.cols, weight.stride}, gram, quantize);
+    ClipSearch search({weight.row(first), end - first, weight.cols, weight.stride}, gram, rounding);
     part.plain_error = search.total();
     for (int64_t begin = 0; begin < weight.cols; begin += block) {
       part.clipped_blocks += search.run(begin, std::min(block, weight.cols - begin));

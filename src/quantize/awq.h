@@ -5,22 +5,18 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <vector>
 
 #include "core/views.h"
+#include "quantize/rounding.h"
 
 namespace w4q::quantize {
-
-/// Replaces weights [rows, cols] by the values that a scheme would store for them, in place. Works on any rows, and on
-/// any columns that begin at a block; called from several threads at once.
-using QuantizeDequantize = std::function<void(MatrixView<float> weights)>;
 
 /// One linear layer of a group that reads one input.
 struct AwqLinear {
   MatrixView<const float> weight;  ///< [n, k]
-  QuantizeDequantize quantize;
+  Rounding rounding;
 };
 
 /// What is known of that input.
@@ -41,9 +37,10 @@ struct AwqScales {
 /// Points of the search: scales are mean_abs^α for α = 0, 1/20 … 19/20.
 inline constexpr int awq_points = 20;
 
-/// Searches the scales of one group. Never worse than no scales. The result does not depend on the number of threads.
-/// Throws internal when shapes do not fit.
-AwqScales search_scales(std::span<const AwqLinear> linears, const AwqInput& input);
+/// Searches the scales of one group among the first `points` points; with 1, only the error of no scales is taken.
+/// Never worse than no scales. The result does not depend on the number of threads. Throws internal when shapes do not
+/// fit.
+AwqScales search_scales(std::span<const AwqLinear> linears, const AwqInput& input, int points = awq_points);
 
 /// The scales of one point: mean_abs^α, shared where asked, normalized to √(smallest · largest) = 1.
 std::vector<float> awq_scales_at(const AwqInput& input, double alpha);
@@ -54,11 +51,10 @@ struct AwqClip {
   int64_t clipped_blocks = 0;
 };
 
-/// Clips each block of `block` weights along a row to a share of its range (1, 0.95 … 0.5), block after block, where
+/// Clips each block of weights that share a scale to a share of its range (1, 0.95 … 0.5), block after block, where
 /// that lessens the error of the row's output given what the other blocks do. Changes `weight` in place: rounding it
 /// then gives the error that is returned. `gram` belongs to the input of `weight` as it is, after scaling.
-AwqClip search_clip(MatrixView<float> weight, MatrixView<const float> gram, int64_t block,
-                    const QuantizeDequantize& quantize);
+AwqClip search_clip(MatrixView<float> weight, MatrixView<const float> gram, const Rounding& rounding);
 
 /// tr(E·G·Eᵀ) with E [rows, k].
 double output_error(MatrixView<const float> difference, MatrixView<const float> gram);

@@ -1,0 +1,59 @@
+// AWQ over a whole model: brings the statistics of each layer, from a file or by calibrating now, to awq_layer.h.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/checkpoint.h"
+#include "io/json.h"
+#include "model/config.h"
+#include "pipeline/awq_layer.h"
+#include "pipeline/calibrate.h"
+#include "pipeline/statistics_file.h"
+
+namespace w4q::pipeline {
+
+struct AwqRequest {
+  CalibrationText text;              ///< calibrate with this text now …
+  std::filesystem::path statistics;  ///< … or take this file; exactly one of the two
+  int64_t max_memory = 0;            ///< as in CalibrationOptions
+  AwqOptions options;
+};
+
+/// Goes through the layers in order.
+class AwqRun {
+ public:
+  /// `checkpoint` and `config` must outlive it; `output` is where the quantized model will stand. Throws bad_argument
+  /// when there is no or more than one source, and as the sources do.
+  AwqRun(const AwqRequest& request, const std::filesystem::path& model_folder, const io::Checkpoint& checkpoint,
+         const model::ModelConfig& config, const std::filesystem::path& output);
+  ~AwqRun();
+
+  /// The next layer; throws internal after the last one.
+  AwqLayer next(const SchemeOf& scheme_of, const quantize::QuantizeOptions& options);
+  /// What the user should know about the calibration.
+  const std::vector<std::string>& notes() const noexcept { return notes_; }
+
+ private:
+  const AwqOptions options_;
+  const io::Checkpoint& checkpoint_;
+  const model::ModelConfig& config_;
+  std::optional<StatisticsFile> file_;
+  std::optional<Calibration> calibration_;
+  std::vector<std::string> notes_;
+  int64_t layer_ = 0;
+};
+
+/// Linears whose scales will be stored rather than folded.
+std::vector<std::string> linears_with_input_scale(const model::ModelConfig& config, const SchemeOf& scheme_of,
+                                                  const AwqOptions& options);
+
+/// The table of groups: which α won and what it did to the error of the outputs.
+std::string to_text(const std::vector<AwqGroupReport>& groups);
+io::Json to_json(const std::vector<AwqGroupReport>& groups);
+
+}  // namespace w4q::pipeline
