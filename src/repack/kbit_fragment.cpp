@@ -1,11 +1,16 @@
 #include <algorithm>
 #include <array>
+#include <type_traits>
 
 #include "core/parallel.h"
+#include "repack/kbit_fragment_tile.h"
 #include "repack/kbit_rows.h"
 #include "repack/layout_kbit_fragment.h"
 #include "repack/map_pass.h"
 #include "repack/rows.h"
+#ifdef W4Q_HAVE_CUDA
+#include "repack/map_pass_cuda.h"
+#endif
 
 namespace w4q::repack {
 namespace {
@@ -19,6 +24,8 @@ using Map = KbitFragmentMap;
 constexpr std::string_view layout_name = "kbit-fragment";
 constexpr int64_t block = formats::kbit_block;
 constexpr int64_t tile_blocks = Map::tile_cols / block;
+constexpr int64_t strip_tiles = 8;  ///< side by side along k: a canonical row of them is whole cache lines
+constexpr int64_t strip_blocks = strip_tiles * tile_blocks;
 
 std::vector<PlaneSpec> planes(const Scheme& scheme, int64_t n, int64_t k) {
   std::vector<PlaneSpec> specs = canonical_planes(scheme, n, k);
@@ -30,215 +37,206 @@ std::vector<PlaneSpec> planes(const Scheme& scheme, int64_t n, int64_t k) {
   return specs;
 }
 
-/// The codes of one tile, a byte each: the step between two orders of bits.
-using TileCodes = std::array<std::array<uint8_t, Map::tile_cols>, Map::tile_rows>;
+constexpr KbitLayout kbit_fragment{layout_name, planes};
 
-/// Sizes and plane pointers of the two sides of a pass.
-struct Sides {
-  Map map;
-  int bits;
-  int64_t n, blocks, scale_bytes;
+/// Up to eight tiles of a row group, and how much of them the weight fills.
+struct Strip {
+  int64_t first_tile;   ///< of all tiles
+  int64_t tiles;        ///< that exist, padding included
+  int64_t first_row;    ///< of the weight
+  int64_t first_block;  ///< in a row
+  int64_t rows;         ///< of the weight, 1 … 64
+  int64_t blocks;       ///< of a row, 1 … 16
 
-  explicit Sides(const PackedWeight& weight)
-      : map(weight.n, weight.k),
-        bits(weight.scheme.bits),
-        n(weight.n),
-        blocks(formats::kbit_blocks(weight.k)),
-        scale_bytes(weight.scheme.scale == formats::ScaleType::e4m4 ? 1 : 2) {}
+  bool full() const { return rows == Map::tile_rows && blocks == tiles * tile_blocks; }
 };
 
-/// Byte i of `spread_bits(b)` is bit i of b.
-uint64_t spread_bits(uint32_t byte) noexcept {
-  // Eight copies of the byte, one bit kept in each, and that bit moved to the bottom.
-  const uint64_t kept = (byte * 0x0101010101010101u) & 0x8040201008040201u;
-  return ((kept + 0x00406070787C7E7Fu) >> 7) & 0x0101010101010101u;
-}
-
-/// The inverse for bytes that are 0 or 1.
-uint32_t gather_bits(uint64_t bytes) noexcept { return static_cast<uint32_t>((bytes * 0x0102040810204080u) >> 56); }
-
-void read_canonical_row(const uint32_t* words, int bits, uint8_t* codes) noexcept {
-  for (int64_t group = 0; group < block / 8; ++group) {
-    uint64_t eight = 0;
-    for (int bit = 0; bit < bits; ++bit) eight |= spread_bits(words[bit] >> (8 * group) & 0xFF) << bit;
-    std::memcpy(codes + 8 * group, &eight, sizeof eight);
-  }
-}
-
-void write_canonical_row(const uint8_t* codes, int bits, uint32_t* words) noexcept {
-  for (int bit = 0; bit < bits; ++bit) words[bit] = 0;
-  for (int64_t group = 0; group < block / 8; ++group) {
-    uint64_t eight = 0;
-    std::memcpy(&eight, codes + 8 * group, sizeof eight);
-    for (int bit = 0; bit < bits; ++bit) {
-      words[bit] |= gather_bits(eight >> bit & 0x0101010101010101u) << (8 * group);
-    }
-  }
-}
-
-/// Row and column of the first code of pair `pair` of a lane and row tile, in their tile.
-struct PairPlace {
-  int row, col;
-};
-PairPlace pair_place(int lane, int row_tile, int pair) noexcept {
-  const int step = pair / 4;
-  const int upper = pair / 2 % 2;
-  const int half = pair % 2;
-  return {16 * row_tile + 8 * half + lane / 4, 32 * (step / 2) + 8 * (lane % 4) + 4 * (step % 2) + 2 * upper};
-}
-
-/// The words of one lane and row tile from its 16 pair indices, and back.
-void join_pairs(const std::array<uint32_t, Map::pairs>& pairs, int bits, uint32_t* words) noexcept {
-  std::fill_n(words, bits, 0u);
-  for (int pair = 0; pair < Map::pairs; ++pair) {
-    for (int bit = 0; bit < 2 * bits; ++bit) {
-      const auto at = Map::pair_bit(bits, pair, bit);
-      words[at.word] |= (pairs[static_cast<size_t>(pair)] >> bit & 1u) << at.bit;
-    }
-  }
-}
-
-void split_pairs(const uint32_t* words, int bits, std::array<uint32_t, Map::pairs>& pairs) noexcept {
-  pairs.fill(0);
-  for (int pair = 0; pair < Map::pairs; ++pair) {
-    for (int bit = 0; bit < 2 * bits; ++bit) {
-      const auto at = Map::pair_bit(bits, pair, bit);
-      pairs[static_cast<size_t>(pair)] |= (words[at.word] >> at.bit & 1u) << bit;
-    }
-  }
-}
-
-/// Calls visit(lane, row_tile, index of the lane's first word of that row tile, in the tile) for all of a tile.
-template <class Visit>
-void for_each_lane(int bits, const Visit& visit) {
-  for (int row_tile = 0; row_tile < Map::row_tiles; ++row_tile) {
-    for (int lane = 0; lane < Map::lanes; ++lane) visit(lane, row_tile, row_tile * bits);
-  }
-}
-
-int64_t word_index(int lane, int w) noexcept { return w / 4 * 128 + lane * 4 + w % 4; }
-
-void pack_codes(const TileCodes& codes, int bits, uint32_t* tile) {
-  for_each_lane(bits, [&](int lane, int row_tile, int first) {
-    std::array<uint32_t, Map::pairs> pairs{};
-    for (int pair = 0; pair < Map::pairs; ++pair) {
-      const auto [row, col] = pair_place(lane, row_tile, pair);
-      const auto& line = codes[static_cast<size_t>(row)];
-      pairs[static_cast<size_t>(pair)] =
-          line[static_cast<size_t>(col)] | static_cast<uint32_t>(line[static_cast<size_t>(col + 1)]) << bits;
-    }
-    uint32_t words[5];
-    join_pairs(pairs, bits, words);
-    for (int word = 0; word < bits; ++word) tile[word_index(lane, first + word)] = words[word];
-  });
-}
-
-void unpack_codes(const uint32_t* tile, int bits, TileCodes& codes) {
-  for_each_lane(bits, [&](int lane, int row_tile, int first) {
-    uint32_t words[5];
-    for (int word = 0; word < bits; ++word) words[word] = tile[word_index(lane, first + word)];
-    std::array<uint32_t, Map::pairs> pairs{};
-    split_pairs(words, bits, pairs);
-    for (int pair = 0; pair < Map::pairs; ++pair) {
-      const auto [row, col] = pair_place(lane, row_tile, pair);
-      auto& line = codes[static_cast<size_t>(row)];
-      line[static_cast<size_t>(col)] = static_cast<uint8_t>(pairs[static_cast<size_t>(pair)] & ((1u << bits) - 1));
-      line[static_cast<size_t>(col + 1)] = static_cast<uint8_t>(pairs[static_cast<size_t>(pair)] >> bits);
-    }
-  });
-}
-
-/// Calls body(row group, column group, index of the tile) for every tile, in parallel.
+/// Calls body(strip) for all strips, in parallel.
 template <class Body>
-void for_each_tile(const Map& map, const Body& body) {
-  parallel_for(map.tiles(), 8, [&](int64_t begin, int64_t end) {
-    for (int64_t tile = begin; tile < end; ++tile) body(tile / map.col_groups, tile % map.col_groups, tile);
+void for_each_strip(int64_t n, int64_t k, const Body& body) {
+  const Map map(n, k);
+  const int64_t row_blocks = formats::kbit_blocks(k);
+  const int64_t strips = (map.col_groups + strip_tiles - 1) / strip_tiles;
+  parallel_for(map.row_groups * strips, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t row_group = task / strips;
+      const int64_t tile = task % strips * strip_tiles;
+      body(Strip{.first_tile = row_group * map.col_groups + tile,
+                 .tiles = std::min(strip_tiles, map.col_groups - tile),
+                 .first_row = row_group * Map::tile_rows,
+                 .first_block = tile * tile_blocks,
+                 .rows = std::min(Map::tile_rows, n - row_group * Map::tile_rows),
+                 .blocks = std::min(strip_blocks, row_blocks - tile * tile_blocks)});
+    }
   });
 }
 
-/// Calls visit(row in the tile, block in the tile, canonical block) for the blocks of a tile that exist.
+/// Calls visit(row in the strip, tile in the strip, block in the tile, canonical block) for the blocks of a strip that
+/// the weight has.
 template <class Visit>
-void for_each_block(const Sides& sides, int64_t row_group, int64_t col_group, const Visit& visit) {
-  const int64_t rows = std::min(Map::tile_rows, sides.n - row_group * Map::tile_rows);
-  const int64_t blocks = std::min(tile_blocks, sides.blocks - col_group * tile_blocks);
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t b = 0; b < blocks; ++b) {
-      visit(row, b, (row_group * Map::tile_rows + row) * sides.blocks + col_group * tile_blocks + b);
+void for_each_block(const Strip& strip, int64_t row_blocks, const Visit& visit) {
+  const auto rows = static_cast<size_t>(strip.rows);
+  const auto whole_tiles = static_cast<size_t>(strip.blocks / tile_blocks);
+  for (size_t row = 0; row < rows; ++row) {
+    int64_t index = (strip.first_row + static_cast<int64_t>(row)) * row_blocks + strip.first_block;
+    for (size_t tile = 0; tile < whole_tiles; ++tile, index += tile_blocks) {
+      visit(row, tile, size_t{0}, index);
+      visit(row, tile, size_t{1}, index + 1);
+    }
+    if (strip.blocks % tile_blocks != 0) visit(row, whole_tiles, size_t{0}, index);
+  }
+}
+
+/// Calls visit(row, tile, block in the tile), all in the strip, for the padding.
+template <class Visit>
+void for_each_padding(const Strip& strip, const Visit& visit) {
+  if (strip.full()) return;
+  for (int64_t row = 0; row < Map::tile_rows; ++row) {
+    for (int64_t b = row < strip.rows ? strip.blocks : 0; b < strip.tiles * tile_blocks; ++b) {
+      visit(static_cast<size_t>(row), static_cast<size_t>(b / tile_blocks), static_cast<size_t>(b % tile_blocks));
     }
   }
 }
 
-void copy_scale(std::byte* to, int64_t to_index, const std::byte* from, int64_t from_index, int64_t bytes) noexcept {
-  std::memcpy(to + to_index * bytes, from + from_index * bytes, static_cast<size_t>(bytes));
-}
+using StripPlanes = std::array<KbitTilePlanes, strip_tiles>;
 
-PackedWeight pack(const PackedWeight& canonical) {
-  const auto& [scheme, layout, n, k, ignored] = canonical;
-  check_layout(canonical, formats::canonical_layout, canonical_planes(scheme, n, k), "pack");
-  PackedWeight packed = formats::allocate_planes(scheme, layout_name, n, k, planes(scheme, n, k));
-  const Sides sides(canonical);
-  const auto* words = canonical.plane(PlaneRole::codes).bytes.as<uint32_t>().data();
-  const auto* scales = canonical.plane(PlaneRole::scales).bytes.data();
-  auto* out_words = packed.plane(PlaneRole::codes).bytes.as<uint32_t>().data();
-  auto* out_scales = packed.plane(PlaneRole::scales).bytes.data();
-  for_each_tile(sides.map, [&](int64_t row_group, int64_t col_group, int64_t tile) {
-    TileCodes codes{};
-    for_each_block(sides, row_group, col_group, [&](int64_t row, int64_t b, int64_t from) {
-      read_canonical_row(words + from * sides.bits, sides.bits,
-                         &codes[static_cast<size_t>(row)][static_cast<size_t>(b * block)]);
-      const int64_t to = tile * Map::tile_scales + sides.map.scale(row, b * block) % Map::tile_scales;
-      copy_scale(out_scales, to, scales, from, sides.scale_bytes);
-    });
-    pack_codes(codes, sides.bits, out_words + tile * Map::tile_words(sides.bits));
+/// Calls move(word of a tile's planes, canonical word) for every word of a strip that the weight has.
+template <int bits, class Move>
+void for_each_word(const Strip& strip, int64_t row_blocks, StripPlanes& tiles, const Move& move) {
+  for_each_block(strip, row_blocks, [&](size_t row, size_t tile, size_t b, int64_t index) {
+    uint32_t* const words = tiles[tile].words.data() + KbitTilePlanes::index(row, b);
+    for (int plane = 0; plane < bits; ++plane) {
+      move(words[static_cast<size_t>(plane) * KbitTilePlanes::plane_words], index * bits + plane);
+    }
   });
-  copy_codebook(canonical, packed);
-  return packed;
 }
 
-/// Throws bad_file when the tile holds anything outside the weight. The unused lanes of a row's last block belong to
-/// the canonical planes and are checked with them.
-void check_padding(const Sides& sides, int64_t row_group, int64_t col_group, const TileCodes& codes,
-                   const std::byte* scales, const PackedWeight& packed, std::string_view name) {
+template <int bits>
+void pack_codes(const Strip& strip, int64_t row_blocks, const uint32_t* from, uint32_t* to) {
+  StripPlanes tiles;
+  if (!strip.full()) tiles = {};
+  for_each_word<bits>(strip, row_blocks, tiles, [from](uint32_t& word, int64_t i) { word = from[i]; });
+  for (int64_t tile = 0; tile < strip.tiles; ++tile) {
+    uint32_t* const words = to + (strip.first_tile + tile) * Map::tile_words(bits);
+    pack_kbit_fragment_tile(bits, tiles[static_cast<size_t>(tile)], words);
+  }
+}
+
+template <int bits, class Refuse>
+void unpack_codes(const Strip& strip, int64_t row_blocks, const uint32_t* from, uint32_t* to, const Refuse& refuse) {
+  StripPlanes tiles;
+  for (int64_t tile = 0; tile < strip.tiles; ++tile) {
+    const uint32_t* const words = from + (strip.first_tile + tile) * Map::tile_words(bits);
+    unpack_kbit_fragment_tile(bits, words, tiles[static_cast<size_t>(tile)]);
+  }
+  for_each_padding(strip, [&](size_t row, size_t tile, size_t b) {
+    for (size_t plane = 0; plane < bits; ++plane) {
+      const size_t word = KbitTilePlanes::index(row, b) + plane * KbitTilePlanes::plane_words;
+      if (tiles[tile].words[word] != 0) refuse(PlaneRole::codes, row, tile, b);
+    }
+  });
+  for_each_word<bits>(strip, row_blocks, tiles, [to](uint32_t word, int64_t i) { to[i] = word; });
+}
+
+/// Where the scales of a tile stand in it.
+using ScalePlaces = std::array<std::array<uint8_t, tile_blocks>, Map::tile_rows>;
+constexpr ScalePlaces scale_places = [] {
+  ScalePlaces places{};
+  const Map map(Map::tile_rows, Map::tile_cols);
   for (int64_t row = 0; row < Map::tile_rows; ++row) {
     for (int64_t b = 0; b < tile_blocks; ++b) {
-      const int64_t weight_row = row_group * Map::tile_rows + row;
-      const int64_t weight_block = col_group * tile_blocks + b;
-      if (weight_row < sides.n && weight_block < sides.blocks) continue;
-      const auto* first = &codes[static_cast<size_t>(row)][static_cast<size_t>(b * block)];
-      if (std::any_of(first, first + block, [](uint8_t code) { return code != 0; })) {
-        detail::refuse_padding(packed, name, PlaneRole::codes, weight_row, weight_block);
-      }
-      const auto* scale = scales + sides.map.scale(row, b * block) % Map::tile_scales * sides.scale_bytes;
-      if (std::any_of(scale, scale + sides.scale_bytes, [](std::byte byte) { return byte != std::byte{0}; })) {
-        detail::refuse_padding(packed, name, PlaneRole::scales, weight_row, weight_block);
-      }
+      places[static_cast<size_t>(row)][static_cast<size_t>(b)] = static_cast<uint8_t>(map.scale(row, b * block));
     }
+  }
+  return places;
+}();
+
+/// The scales of a strip's tiles, packed.
+template <class Scale>
+struct StripScales {
+  Scale* first;
+
+  StripScales(Scale* plane, const Strip& strip) : first(plane + strip.first_tile * Map::tile_scales) {}
+  Scale& at(size_t row, size_t tile, size_t b) const {
+    return first[tile * size_t{Map::tile_scales} + scale_places[row][b]];
+  }
+};
+
+template <class Scale>
+void pack_scales(const Strip& strip, int64_t row_blocks, const Scale* from, Scale* to) {
+  const StripScales<Scale> packed(to, strip);
+  for_each_block(strip, row_blocks,
+                 [&](size_t row, size_t tile, size_t b, int64_t index) { packed.at(row, tile, b) = from[index]; });
+}
+
+template <class Scale, class Refuse>
+void unpack_scales(const Strip& strip, int64_t row_blocks, const Scale* from, Scale* to, const Refuse& refuse) {
+  const StripScales<const Scale> packed(from, strip);
+  for_each_padding(strip, [&](size_t row, size_t tile, size_t b) {
+    if (packed.at(row, tile, b) != 0) refuse(PlaneRole::scales, row, tile, b);
+  });
+  for_each_block(strip, row_blocks,
+                 [&](size_t row, size_t tile, size_t b, int64_t index) { to[index] = packed.at(row, tile, b); });
+}
+
+/// Calls body with the width as a constant, and with a value of the scales' type.
+template <class Body>
+void with_scheme(const Scheme& scheme, const Body& body) {
+  const auto with_scale = [&](auto bits) {
+    if (scheme.scale == formats::ScaleType::e4m4) {
+      body(bits, uint8_t{});
+    } else {
+      body(bits, uint16_t{});
+    }
+  };
+  switch (scheme.bits) {
+    case 2:
+      return with_scale(std::integral_constant<int, 2>{});
+    case 3:
+      return with_scale(std::integral_constant<int, 3>{});
+    case 4:
+      return with_scale(std::integral_constant<int, 4>{});
+    default:
+      return with_scale(std::integral_constant<int, 5>{});
   }
 }
 
-PackedWeight unpack(const PackedWeight& packed, std::string_view name) {
-  const auto& [scheme, layout, n, k, ignored] = packed;
-  check_layout(packed, layout_name, planes(scheme, n, k), name);
-  PackedWeight canonical =
-      formats::allocate_planes(scheme, formats::canonical_layout, n, k, canonical_planes(scheme, n, k));
-  const Sides sides(packed);
-  const auto* words = packed.plane(PlaneRole::codes).bytes.as<uint32_t>().data();
-  const auto* scales = packed.plane(PlaneRole::scales).bytes.data();
-  auto* out_words = canonical.plane(PlaneRole::codes).bytes.as<uint32_t>().data();
-  auto* out_scales = canonical.plane(PlaneRole::scales).bytes.data();
-  for_each_tile(sides.map, [&](int64_t row_group, int64_t col_group, int64_t tile) {
-    TileCodes codes;
-    unpack_codes(words + tile * Map::tile_words(sides.bits), sides.bits, codes);
-    const std::byte* tile_scales = scales + tile * Map::tile_scales * sides.scale_bytes;
-    check_padding(sides, row_group, col_group, codes, tile_scales, packed, name);
-    for_each_block(sides, row_group, col_group, [&](int64_t row, int64_t b, int64_t to) {
-      write_canonical_row(&codes[static_cast<size_t>(row)][static_cast<size_t>(b * block)], sides.bits,
-                          out_words + to * sides.bits);
-      copy_scale(out_scales, to, tile_scales, sides.map.scale(row, b * block) % Map::tile_scales, sides.scale_bytes);
+void pack_planes(const PackedWeight& canonical, PackedWeight& packed) {
+  const int64_t row_blocks = formats::kbit_blocks(canonical.k);
+  const auto from = detail::block_planes(canonical);
+  const auto to = detail::block_planes(packed);
+  with_scheme(canonical.scheme, [&]<int bits, class Scale>(std::integral_constant<int, bits>, Scale) {
+    for_each_strip(canonical.n, canonical.k, [&](const Strip& strip) {
+      pack_codes<bits>(strip, row_blocks, reinterpret_cast<const uint32_t*>(from.codes),
+                       reinterpret_cast<uint32_t*>(to.codes));
+      pack_scales(strip, row_blocks, reinterpret_cast<const Scale*>(from.scales), reinterpret_cast<Scale*>(to.scales));
     });
   });
-  copy_codebook(packed, canonical);
-  return canonical;
+}
+
+void unpack_planes(const PackedWeight& packed, std::string_view name, PackedWeight& canonical) {
+  const int64_t row_blocks = formats::kbit_blocks(packed.k);
+  const auto from = detail::block_planes(packed);
+  const auto to = detail::block_planes(canonical);
+  with_scheme(packed.scheme, [&]<int bits, class Scale>(std::integral_constant<int, bits>, Scale) {
+    for_each_strip(packed.n, packed.k, [&](const Strip& strip) {
+      const auto refuse = [&](PlaneRole role, size_t row, size_t tile, size_t b) {
+        detail::refuse_padding(packed, name, role, strip.first_row + static_cast<int64_t>(row),
+                               strip.first_block + static_cast<int64_t>(tile * tile_blocks + b));
+      };
+      unpack_codes<bits>(strip, row_blocks, reinterpret_cast<const uint32_t*>(from.codes),
+                         reinterpret_cast<uint32_t*>(to.codes), refuse);
+      unpack_scales(strip, row_blocks, reinterpret_cast<const Scale*>(from.scales), reinterpret_cast<Scale*>(to.scales),
+                    refuse);
+    });
+  });
+}
+
+PackedWeight pack(const PackedWeight& canonical) { return pack_kbit(kbit_fragment, canonical, pack_planes); }
+
+PackedWeight unpack(const PackedWeight& packed, std::string_view name) {
+  return unpack_kbit(kbit_fragment, packed, name,
+                     [name](const PackedWeight& from, PackedWeight& to) { unpack_planes(from, name, to); });
 }
 
 LayoutRow::BitPlace place(const Scheme& scheme, int64_t n, int64_t k, int64_t row, int64_t col, int bit) {
@@ -247,17 +245,27 @@ LayoutRow::BitPlace place(const Scheme& scheme, int64_t n, int64_t k, int64_t ro
   return {at.word, at.bit, map.scale(row, col)};
 }
 
+#ifdef W4Q_HAVE_CUDA
+PackedWeight pack_gpu(const PackedWeight& canonical) { return pack_on_gpu(layout_name, canonical); }
+constexpr auto unpack_gpu = unpack_on_gpu;
+#else
+constexpr decltype(LayoutRow::pack_cuda) pack_gpu = nullptr;
+constexpr decltype(LayoutRow::unpack_cuda) unpack_gpu = nullptr;
+#endif
+
 }  // namespace
 
 LayoutRow kbit_fragment_row() {
   return {.name = layout_name,
-          .description = "tiles of 64 × 64 in tensor-core register order for the fast kernels, zero-padded",
+          .description = "tiles of 64 × 64 in the order in which tensor cores take them: what w4q's GPU kernels read",
           .sms = {80, 89, 90},
           .accepts = accepts_kbit,
           .planes = planes,
           .pack = pack,
           .unpack = unpack,
-          .place = place};
+          .place = place,
+          .pack_cuda = pack_gpu,
+          .unpack_cuda = unpack_gpu};
 }
 
 }  // namespace w4q::repack

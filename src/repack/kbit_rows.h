@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "formats/packed.h"
@@ -13,7 +15,21 @@ namespace w4q::repack {
 bool accepts_kbit(const formats::Scheme& scheme, int64_t n, int64_t k, std::string* why);
 /// The planes of the canonical layout. Throws unsupported for a scheme of another family.
 std::vector<formats::PlaneSpec> canonical_planes(const formats::Scheme& scheme, int64_t n, int64_t k);
-/// The codebook is the same in every layout.
-void copy_codebook(const formats::PackedWeight& from, formats::PackedWeight& to);
+
+/// A layout as its passes see it.
+struct KbitLayout {
+  std::string_view name;
+  std::vector<formats::PlaneSpec> (*planes)(const formats::Scheme&, int64_t n, int64_t k);
+};
+
+/// Fills the codes and scales of `to`, which are zero, from those of `from`.
+using MovePlanes = std::function<void(const formats::PackedWeight& from, formats::PackedWeight& to)>;
+
+/// LayoutRow::pack and unpack but for moving codes and scales: checks what comes in, allocates what goes out, copies
+/// the codebook. When unpacking, `move` is what refuses padding that is not zero.
+formats::PackedWeight pack_kbit(const KbitLayout& layout, const formats::PackedWeight& canonical,
+                                const MovePlanes& move);
+formats::PackedWeight unpack_kbit(const KbitLayout& layout, const formats::PackedWeight& packed, std::string_view name,
+                                  const MovePlanes& move);
 
 }  // namespace w4q::repack

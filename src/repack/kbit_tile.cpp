@@ -27,20 +27,18 @@ std::vector<PlaneSpec> planes(const Scheme& scheme, int64_t n, int64_t k) {
   return specs;
 }
 
+constexpr KbitLayout kbit_tile{layout_name, planes};
+
 PackedWeight pack(const PackedWeight& canonical) {
-  const auto& [scheme, layout, n, k, ignored] = canonical;
-  check_layout(canonical, formats::canonical_layout, canonical_planes(scheme, n, k), "pack");
-  PackedWeight packed = pack_blocks(KbitTileMap(n, k), canonical, layout_name, planes(scheme, n, k));
-  copy_codebook(canonical, packed);
-  return packed;
+  return pack_kbit(kbit_tile, canonical, [](const PackedWeight& from, PackedWeight& to) {
+    pack_blocks(KbitTileMap(from.n, from.k), from, to);
+  });
 }
 
 PackedWeight unpack(const PackedWeight& packed, std::string_view name) {
-  const auto& [scheme, layout, n, k, ignored] = packed;
-  check_layout(packed, layout_name, planes(scheme, n, k), name);
-  PackedWeight canonical = unpack_blocks(KbitTileMap(n, k), packed, name, canonical_planes(scheme, n, k));
-  copy_codebook(packed, canonical);
-  return canonical;
+  return unpack_kbit(kbit_tile, packed, name, [name](const PackedWeight& from, PackedWeight& to) {
+    unpack_blocks(KbitTileMap(from.n, from.k), from, name, to);
+  });
 }
 
 LayoutRow::BitPlace place(const Scheme& scheme, int64_t n, int64_t k, int64_t row, int64_t col, int bit) {

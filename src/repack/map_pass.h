@@ -119,11 +119,10 @@ inline void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) noex
 
 }  // namespace detail
 
-/// canonical → `layout`. `specs` are that layout's planes.
+/// Moves the codes and scales of `canonical` into those of `packed`, the same weight in another layout, whose padding
+/// is zero already.
 template <class Map>
-formats::PackedWeight pack_blocks(const Map& map, const formats::PackedWeight& canonical, std::string_view layout,
-                                  std::span<const formats::PlaneSpec> specs) {
-  formats::PackedWeight packed = formats::allocate_planes(canonical.scheme, layout, canonical.n, canonical.k, specs);
+void pack_blocks(const Map& map, const formats::PackedWeight& canonical, formats::PackedWeight& packed) {
   const auto from = detail::block_planes(canonical);
   const auto to = detail::block_planes(packed);
   detail::with_block_sizes(canonical.scheme, [&](auto code, auto scale) {
@@ -133,17 +132,14 @@ formats::PackedWeight pack_blocks(const Map& map, const formats::PackedWeight& c
                            detail::copy_bytes(to.scales + slot * scale, from.scales + block * scale, count * scale);
                          });
   });
-  return packed;
 }
 
-/// `packed` → canonical. `specs` are the canonical planes. Throws bad_file naming `name` when padding is not zero.
+/// The way back. Throws bad_file naming `name` when padding is not zero.
 template <class Map>
-formats::PackedWeight unpack_blocks(const Map& map, const formats::PackedWeight& packed, std::string_view name,
-                                    std::span<const formats::PlaneSpec> specs) {
+void unpack_blocks(const Map& map, const formats::PackedWeight& packed, std::string_view name,
+                   formats::PackedWeight& canonical) {
   detail::check_padding(map, packed, name, formats::PlaneRole::codes, detail::code_bytes(packed.scheme));
   detail::check_padding(map, packed, name, formats::PlaneRole::scales, detail::scale_bytes(packed.scheme));
-  formats::PackedWeight canonical =
-      formats::allocate_planes(packed.scheme, formats::canonical_layout, packed.n, packed.k, specs);
   const auto from = detail::block_planes(packed);
   const auto to = detail::block_planes(canonical);
   detail::with_block_sizes(packed.scheme, [&](auto code, auto scale) {
@@ -152,7 +148,6 @@ formats::PackedWeight unpack_blocks(const Map& map, const formats::PackedWeight&
       detail::copy_bytes(to.scales + block * scale, from.scales + slot * scale, count * scale);
     });
   });
-  return canonical;
 }
 
 }  // namespace w4q::repack

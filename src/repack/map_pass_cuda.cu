@@ -7,12 +7,11 @@
 #include "core/text.h"
 #include "device/buffer.h"
 #include "device/check.h"
-#include "device/launch.h"
 #include "formats/kbit.h"
 #include "formats/scheme_registry.h"
-#include "repack/layout_kbit_tile.h"
 #include "repack/layout_registry.h"
 #include "repack/map_pass.h"
+#include "repack/strip_pass.cuh"
 
 namespace w4q::repack {
 namespace {
@@ -21,152 +20,76 @@ using formats::PackedWeight;
 using formats::PlaneRole;
 using formats::Scheme;
 
-constexpr int pass_threads = 256;
-constexpr int pass_residency = 3;  ///< thread blocks on an SM: leaves 80 registers a thread, none are spilled
-constexpr int strip_tiles = 8;     ///< neighbouring tiles along k that a thread works on together
+/// A queued pass: the layout is known by its strip type, the rest at run time.
+template <class Layout>
+class Pass {
+ public:
+  Pass(const Scheme& scheme, int64_t n, int64_t k, Direction direction, cudaStream_t stream)
+      : map_(n, k), scheme_(scheme), n_(n), blocks_(formats::kbit_blocks(k)), direction_(direction), stream_(stream) {}
 
-enum class Direction { pack, unpack };
-
-template <class Piece>
-struct PassArguments {
-  const Piece* from;
-  Piece* to;
-  int64_t n;
-  int64_t blocks;           ///< of a row, without padding
-  unsigned long long* bad;  ///< unpack only
-};
-
-/// Moves one plane. A thread block takes strips of 8 tiles; in each, a thread owns the same piece of a row's run in all
-/// 8 tiles: on the packed side neighbouring threads have neighbouring pieces, on the canonical side a thread's 8 pieces
-/// are neighbours in a row, so that their sectors are shared through the L1 cache. `pieces` make a run, the tile_blocks
-/// blocks of a row that stand together; whole_runs: canonical rows are whole runs, so a piece may lie across blocks.
-template <class Map, class Piece, int pieces, bool whole_runs, Direction direction>
-__global__ void __launch_bounds__(pass_threads, pass_residency) move_plane(Map map, PassArguments<Piece> a) {
-  constexpr int tile_blocks = static_cast<int>(Map::tile_blocks);
-  constexpr int tile_rows = static_cast<int>(Map::tile_rows);
-  static_assert(whole_runs || pieces % tile_blocks == 0, "a piece lies in one block");
-  const int64_t tiles = map.blocks() / tile_blocks;
-  const int64_t strips = (tiles + strip_tiles - 1) / strip_tiles;
-  const int64_t tasks = map.rows() / tile_rows * strips;
-  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const int64_t first_tile = task % strips * strip_tiles;
-    const int64_t first_row = task / strips * tile_rows;
-    for (int unit = static_cast<int>(threadIdx.x); unit < tile_rows * pieces; unit += pass_threads) {
-      const int64_t row = first_row + unit / pieces;
-      const int piece = unit % pieces;
-      const int within = whole_runs ? 0 : piece / (pieces / tile_blocks);
-      Piece values[strip_tiles];
-      bool exists[strip_tiles];
-      int64_t canonical[strip_tiles];
-      int64_t packed[strip_tiles];
-#pragma unroll
-      for (int i = 0; i < strip_tiles; ++i) {
-        const int64_t block = (first_tile + i) * tile_blocks;
-        exists[i] = row < a.n && block + within < a.blocks;
-        canonical[i] = (row * a.blocks + block) * pieces / tile_blocks + piece;
-        packed[i] = map.slot(row, block) * pieces / tile_blocks + piece;
-        values[i] = 0;
-        if (direction == Direction::pack && exists[i]) values[i] = a.from[canonical[i]];
-        if (direction == Direction::unpack && first_tile + i < tiles) values[i] = __ldcs(a.from + packed[i]);
-      }
-#pragma unroll
-      for (int i = 0; i < strip_tiles; ++i) {
-        if (first_tile + i >= tiles) break;
-        if (direction == Direction::pack) {
-          a.to[packed[i]] = values[i];
-        } else if (exists[i]) {
-          a.to[canonical[i]] = values[i];
-        } else if (values[i] != 0) {
-          const int64_t block = (first_tile + i) * tile_blocks + within;
-          atomicMin(a.bad, static_cast<unsigned long long>(row * map.blocks() + block));
-        }
-      }
-    }
-  }
-}
-
-template <int bytes>
-struct PieceOf;
-template <>
-struct PieceOf<1> {
-  using Type = uint8_t;
-};
-template <>
-struct PieceOf<2> {
-  using Type = uint16_t;
-};
-template <>
-struct PieceOf<4> {
-  using Type = uint32_t;
-};
-template <>
-struct PieceOf<8> {
-  using Type = unsigned long long;
-};
-
-/// What a pass works on.
-template <class Map>
-struct Pass {
-  static constexpr int tile_blocks = static_cast<int>(Map::tile_blocks);
-
-  Map map;
-  int64_t n;
-  int64_t blocks;
-  Direction direction;
-  cudaStream_t stream;
-
-  template <class Piece, int pieces, bool whole_runs>
-  void launch(const void* from, void* to, unsigned long long* bad) const {
-    const PassArguments<Piece> arguments{static_cast<const Piece*>(from), static_cast<Piece*>(to), n, blocks, bad};
-    const auto kernel = direction == Direction::pack ? move_plane<Map, Piece, pieces, whole_runs, Direction::pack>
-                                                     : move_plane<Map, Piece, pieces, whole_runs, Direction::unpack>;
-    const int64_t strips = (map.blocks() / tile_blocks + strip_tiles - 1) / strip_tiles;
-    const int grid = device::resident_blocks(kernel, pass_threads, map.rows() / Map::tile_rows * strips);
-    kernel<<<grid, pass_threads, 0, stream>>>(map, arguments);
-    device::check_launch("move_plane", concat(n, " rows of ", blocks, " blocks"));
-  }
-
-  /// A plane of `block_bytes` a block: in pieces of up to 8 bytes where canonical rows are whole runs, otherwise in
-  /// pieces that divide a block.
-  template <int block_bytes>
-  void plane(const void* from, void* to, unsigned long long* bad) const {
-    constexpr int run_bytes = tile_blocks * block_bytes;
-    constexpr int run_piece = run_bytes % 8 == 0 ? 8 : run_bytes % 4 == 0 ? 4 : run_bytes % 2 == 0 ? 2 : 1;
-    constexpr int block_piece = block_bytes % 4 == 0 ? 4 : block_bytes;
-    if (blocks % tile_blocks == 0) {
-      launch<typename PieceOf<run_piece>::Type, run_bytes / run_piece, true>(from, to, bad);
+  void run(const DeviceBlocks& from, const DeviceBlocks& to, BadPadding* bad) const {
+    const StripPass<Map> pass{.map = map_,
+                              .n = n_,
+                              .blocks = blocks_,
+                              .padded_tiles = Layout::tiles(map_),
+                              .row_groups = Layout::row_groups(map_),
+                              .from_codes = from.codes,
+                              .from_scales = from.scales,
+                              .to_codes = to.codes,
+                              .to_scales = to.scales,
+                              .bad_codes = bad == nullptr ? nullptr : &bad->codes,
+                              .bad_scales = bad == nullptr ? nullptr : &bad->scales};
+    if (direction_ == Direction::pack) {
+      launch<Direction::pack>(pass);
     } else {
-      launch<typename PieceOf<block_piece>::Type, run_bytes / block_piece, false>(from, to, bad);
+      launch<Direction::unpack>(pass);
     }
   }
 
-  void codes(int bits, const void* from, void* to, unsigned long long* bad) const {
-    switch (bits) {
+ private:
+  using Map = typename Layout::Map;
+  using Kernel = void (*)(StripPass<Map>);
+
+  template <Direction direction, int bits>
+  Kernel kernel_of_scale() const {
+    return scheme_.scale == formats::ScaleType::e4m4 ? move_strips<Layout, bits, uint8_t, direction>
+                                                     : move_strips<Layout, bits, uint16_t, direction>;
+  }
+  template <Direction direction>
+  Kernel kernel() const {
+    switch (scheme_.bits) {
       case 2:
-        return plane<8>(from, to, bad);
+        return kernel_of_scale<direction, 2>();
       case 3:
-        return plane<12>(from, to, bad);
+        return kernel_of_scale<direction, 3>();
       case 4:
-        return plane<16>(from, to, bad);
+        return kernel_of_scale<direction, 4>();
       default:
-        return plane<20>(from, to, bad);
+        return kernel_of_scale<direction, 5>();
     }
   }
-
-  void scales(formats::ScaleType type, const void* from, void* to, unsigned long long* bad) const {
-    return type == formats::ScaleType::e4m4 ? plane<1>(from, to, bad) : plane<2>(from, to, bad);
+  template <Direction direction>
+  void launch(const StripPass<Map>& pass) const {
+    constexpr int64_t most = (int64_t{1} << 31) - 1;
+    const int64_t strips = (pass.padded_tiles + strip_tiles - 1) / strip_tiles;
+    const auto grid = static_cast<unsigned>(std::min(strips * pass.row_groups, most));
+    kernel<direction>()<<<grid, strip_threads, 0, stream_>>>(pass);
+    device::check_launch("move_strips", concat(to_string(scheme_), ", ", n_, " rows of ", blocks_, " blocks"));
   }
 
-  void run(const Scheme& scheme, const DeviceBlocks& from, const DeviceBlocks& to, BadPadding* bad) const {
-    codes(scheme.bits, from.codes, to.codes, bad == nullptr ? nullptr : &bad->codes);
-    scales(scheme.scale, from.scales, to.scales, bad == nullptr ? nullptr : &bad->scales);
-  }
+  Map map_;
+  Scheme scheme_;
+  int64_t n_;
+  int64_t blocks_;
+  Direction direction_;
+  cudaStream_t stream_;
 };
 
-/// Calls body(map) with the map of a layout: the one place that knows which layouts move whole blocks.
-template <class Body>
-void with_map(std::string_view layout, int64_t n, int64_t k, const Body& body) {
-  if (layout == "kbit-tile") return body(KbitTileMap(n, k));
+/// The one place that knows which layouts have a pass.
+void move(std::string_view layout, const Scheme& scheme, int64_t n, int64_t k, Direction direction,
+          const DeviceBlocks& from, const DeviceBlocks& to, BadPadding* bad, cudaStream_t stream) {
+  if (layout == "kbit-tile") return Pass<KbitTileStrip>(scheme, n, k, direction, stream).run(from, to, bad);
+  if (layout == "kbit-fragment") return Pass<KbitFragmentStrip>(scheme, n, k, direction, stream).run(from, to, bad);
   throw Error(ErrorCode::unsupported, concat("layout ", printable(layout), " has no pass on the GPU"));
 }
 
@@ -174,9 +97,9 @@ void check_blocks(const DeviceBlocks& blocks) {
   const auto misaligned = [](const void* pointer, int bytes) {
     return pointer == nullptr || reinterpret_cast<uintptr_t>(pointer) % bytes != 0;
   };
-  if (misaligned(blocks.codes, 8) || misaligned(blocks.scales, 4)) {
+  if (misaligned(blocks.codes, 16) || misaligned(blocks.scales, 8)) {
     throw Error(ErrorCode::bad_argument, "repack on the GPU: a null or misaligned pointer")
-        .detail("expected codes aligned to 8 bytes and scales to 4");
+        .detail("expected codes aligned to 16 bytes and scales to 8");
   }
 }
 
@@ -218,9 +141,7 @@ void pack_cuda(std::string_view layout, const Scheme& scheme, int64_t n, int64_t
   formats::check_dimensions(n, k, "repack on the GPU");
   check_blocks(canonical);
   check_blocks(packed);
-  with_map(layout, n, k, [&]<class Map>(const Map& map) {
-    Pass<Map>{map, n, formats::kbit_blocks(k), Direction::pack, stream}.run(scheme, canonical, packed, nullptr);
-  });
+  move(layout, scheme, n, k, Direction::pack, canonical, packed, nullptr, stream);
 }
 
 void unpack_cuda(std::string_view layout, const Scheme& scheme, int64_t n, int64_t k, const DeviceBlocks& packed,
@@ -229,9 +150,7 @@ void unpack_cuda(std::string_view layout, const Scheme& scheme, int64_t n, int64
   check_blocks(packed);
   check_blocks(canonical);
   device::check(cudaMemsetAsync(bad, 0xFF, sizeof *bad, stream), "clearing a counter");
-  with_map(layout, n, k, [&]<class Map>(const Map& map) {
-    Pass<Map>{map, n, formats::kbit_blocks(k), Direction::unpack, stream}.run(scheme, packed, canonical, bad);
-  });
+  move(layout, scheme, n, k, Direction::unpack, packed, canonical, bad, stream);
 }
 
 PackedWeight pack_on_gpu(std::string_view layout, const PackedWeight& canonical) {

@@ -1,5 +1,5 @@
-// The passes of map_pass.h on the GPU: canonical ↔ a layout that moves whole blocks, driven by the same map, with the
-// same bytes (class E0). A weight's codes and scales are read once and written once, padding included.
+// The passes of kbit-tile and kbit-fragment on the GPU: canonical ↔ the layout, with the bytes of the CPU passes (class
+// E0). A weight's codes and scales are read once and written once, padding included; one launch.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,7 +11,7 @@
 
 namespace w4q::repack {
 
-/// The planes of one weight in GPU memory, in some layout. Codes are aligned to 8 bytes, scales to 4.
+/// The planes of one weight in GPU memory, in some layout. Codes are aligned to 16 bytes, scales to 8.
 struct DeviceBlocks {
   uint32_t* codes = nullptr;
   void* scales = nullptr;
@@ -22,8 +22,8 @@ struct DeviceBlocks {
 void pack_cuda(std::string_view layout, const formats::Scheme& scheme, int64_t n, int64_t k,
                const DeviceBlocks& canonical, const DeviceBlocks& packed, cudaStream_t stream);
 
-/// Padding that is not zero: the first block of the first run of blocks that has some, in the codes and in the scales,
-/// as row · padded blocks + block; all ones when there is none. In GPU memory; unpack_cuda sets it before it looks.
+/// Padding that is not zero: the first such block in the codes and in the scales, as row · padded blocks + block; all
+/// ones when there is none. In GPU memory; unpack_cuda sets it before it looks.
 struct BadPadding {
   unsigned long long codes;
   unsigned long long scales;

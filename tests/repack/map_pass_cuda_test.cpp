@@ -12,7 +12,6 @@
 #include "device/stream.h"
 #include "formats/kbit.h"
 #include "formats/scheme_registry.h"
-#include "repack/layout_kbit_tile.h"
 #include "repack/layout_registry.h"
 #include "support.h"
 
@@ -45,61 +44,80 @@ class MapPassCuda : public testing::Test {
 constexpr std::pair<int64_t, int64_t> shapes[] = {{1, 1},      {3, 31},     {5, 33},     {64, 95},    {127, 64},
                                                   {128, 1408}, {129, 1056}, {300, 4096}, {1000, 544}, {4096, 4096}};
 
+constexpr std::string_view layouts[] = {"kbit-tile", "kbit-fragment"};
+
 TEST_F(MapPassCuda, PacksAndUnpacksTheBytesOfTheCpu) {
-  const LayoutRow& tile = layout_row("kbit-tile");
-  for (const auto& scheme : formats::scheme_row(formats::SchemeFamily::kbit).schemes()) {
-    for (const auto& [n, k] : shapes) {
-      const PackedWeight canonical = random_weight(scheme, n, k);
-      const PackedWeight expected = tile.pack(canonical);
-      const PackedWeight packed = pack_on_gpu("kbit-tile", canonical);
-      EXPECT_TRUE(bytes_equal(packed, expected)) << "pack " << to_string(scheme) << " " << n << " × " << k;
-      EXPECT_TRUE(bytes_equal(unpack_on_gpu(expected, "w"), canonical))
-          << "unpack " << to_string(scheme) << " " << n << " × " << k;
+  for (const auto layout : layouts) {
+    for (const auto& scheme : formats::scheme_row(formats::SchemeFamily::kbit).schemes()) {
+      for (const auto& [n, k] : shapes) {
+        const std::string what = concat(layout, " ", to_string(scheme), " ", n, " × ", k);
+        const PackedWeight canonical = random_weight(scheme, n, k);
+        const PackedWeight expected = layout_row(layout).pack(canonical);
+        EXPECT_TRUE(bytes_equal(pack_on_gpu(layout, canonical), expected)) << "pack " << what;
+        EXPECT_TRUE(bytes_equal(unpack_on_gpu(expected, "w"), canonical)) << "unpack " << what;
+      }
     }
   }
 }
 
 TEST_F(MapPassCuda, TheRegistryOffersThem) {
-  const LayoutRow& tile = layout_row("kbit-tile");
-  ASSERT_NE(tile.pack_cuda, nullptr);
-  ASSERT_NE(tile.unpack_cuda, nullptr);
-  const PackedWeight canonical = random_weight({.bits = 3}, 70, 100);
-  EXPECT_TRUE(bytes_equal(tile.unpack_cuda(tile.pack_cuda(canonical), "w"), canonical));
+  for (const auto layout : layouts) {
+    const LayoutRow& row = layout_row(layout);
+    ASSERT_NE(row.pack_cuda, nullptr);
+    ASSERT_NE(row.unpack_cuda, nullptr);
+    const PackedWeight canonical = random_weight({.bits = 3}, 70, 100);
+    EXPECT_TRUE(bytes_equal(row.unpack_cuda(row.pack_cuda(canonical), "w"), canonical));
+  }
 }
 
-/// One byte of padding after the other is made non-zero: found, named as the CPU names it.
+/// Sets one bit of a block's codes or scale, whether the weight has the block or not.
+void damage(PackedWeight& packed, PlaneRole role, int64_t row, int64_t block) {
+  const int last = packed.scheme.bits - 1;
+  const auto at = layout_row(packed.layout).place(packed.scheme, packed.n, packed.k, row, 32 * block + 31, last);
+  if (role == PlaneRole::codes) {
+    packed.plane(role).bytes.as<uint32_t>()[static_cast<size_t>(at.word)] |= 1u << at.bit;
+  } else {
+    packed.plane(role).bytes.data()[at.scale] = std::byte{1};
+  }
+}
+
+/// One bit of padding after the other is set: found, named as the CPU names it.
 TEST_F(MapPassCuda, FindsPaddingThatIsNotZero) {
   constexpr int64_t n = 130;
-  for (int64_t k : {int64_t{96}, int64_t{128}}) {
-    for (int bits : {3, 4}) {
-      const PackedWeight packed = layout_row("kbit-tile").pack(random_weight({.bits = bits}, n, k));
-      const KbitTileMap map(n, k);
-      const auto try_place = [&](int64_t row, int64_t block) {
-        for (const auto role : {PlaneRole::codes, PlaneRole::scales}) {
-          PackedWeight damaged = packed.clone();
-          const int64_t bytes = role == PlaneRole::codes ? 4 * bits : 1;
-          damaged.plane(role).bytes.data()[map.slot(row, block) * bytes + bytes - 1] = std::byte{1};
-          test::expect_error(ErrorCode::bad_file,
-                             {"w", to_string(role), concat("row ", row, ", block ", block), "padding that is not zero"},
-                             [&] { unpack_on_gpu(damaged, "w"); });
-          test::expect_error(ErrorCode::bad_file, {concat("row ", row, ", block ", block)},
-                             [&] { layout_row("kbit-tile").unpack(damaged, "w"); });
-        }
-      };
-      try_place(130, 0);
-      try_place(255, map.blocks() - 1);
-      try_place(131, 1);
-      if (k == 96) try_place(129, 3);
-      if (k == 96) try_place(0, 3);
+  const auto try_place = [](const PackedWeight& packed, int64_t row, int64_t block) {
+    for (const auto role : {PlaneRole::codes, PlaneRole::scales}) {
+      PackedWeight damaged = packed.clone();
+      damage(damaged, role, row, block);
+      test::expect_error(ErrorCode::bad_file,
+                         {"w", to_string(role), concat("row ", row, ", block ", block), "padding that is not zero"},
+                         [&] { unpack_on_gpu(damaged, "w"); });
+      test::expect_error(ErrorCode::bad_file, {concat("row ", row, ", block ", block)},
+                         [&] { layout_row(damaged.layout).unpack(damaged, "w"); });
+    }
+  };
+  for (const auto layout : layouts) {
+    for (int64_t k : {int64_t{96}, int64_t{128}}) {
+      for (int bits : {2, 3, 4, 5}) {
+        const PackedWeight packed = layout_row(layout).pack(random_weight({.bits = bits}, n, k));
+        try_place(packed, 130, 0);
+        try_place(packed, layout == "kbit-tile" ? 255 : 191, 3);
+        try_place(packed, 131, 1);
+        if (k == 96) try_place(packed, 129, 3);
+        if (k == 96) try_place(packed, 0, 3);
+      }
     }
   }
 }
 
-TEST_F(MapPassCuda, WritesNothingBehindThePlanes) {
+class EachLayout : public MapPassCuda, public testing::WithParamInterface<std::string_view> {};
+INSTANTIATE_TEST_SUITE_P(MapPassCuda, EachLayout, testing::ValuesIn(layouts),
+                         [](const auto& param) { return param.param == "kbit-tile" ? "tile" : "fragment"; });
+
+TEST_P(EachLayout, WritesNothingBehindThePlanes) {
   constexpr size_t guard = 256;
   const Scheme scheme{.bits = 5, .scale = formats::ScaleType::f16};
   const PackedWeight canonical = random_weight(scheme, 129, 96);
-  const PackedWeight expected = layout_row("kbit-tile").pack(canonical);
+  const PackedWeight expected = layout_row(GetParam()).pack(canonical);
   const device::Stream stream;
   const auto copy = [&](const PackedWeight& weight, PlaneRole role) {
     return device::DeviceBuffer::copy_of(weight.plane(role).bytes.bytes(), stream);
@@ -112,7 +130,7 @@ TEST_F(MapPassCuda, WritesNothingBehindThePlanes) {
   device::DeviceBuffer packed_scales(wanted_scales.size() + guard);
   packed_codes.fill(0xA5, stream);
   packed_scales.fill(0xA5, stream);
-  pack_cuda("kbit-tile", scheme, 129, 96, {codes.as<uint32_t>(), scales.data()},
+  pack_cuda(GetParam(), scheme, 129, 96, {codes.as<uint32_t>(), scales.data()},
             {packed_codes.as<uint32_t>(), packed_scales.data()}, stream.get());
   const auto check = [&](const device::DeviceBuffer& buffer, std::span<const std::byte> wanted) {
     std::vector<std::byte> got(buffer.size());
