@@ -1,6 +1,5 @@
 // w4q inspect OUT [--tensor NAME] [--layout NAME]
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -8,10 +7,10 @@
 #include "common_options.h"
 #include "core/error.h"
 #include "core/text.h"
-#include "formats/kbit.h"
 #include "io/checkpoint.h"
 #include "layout_drawing.h"
 #include "model/packed_checkpoint.h"
+#include "packed_summary.h"
 #include "repack/layout_registry.h"
 
 namespace w4q::app {
@@ -96,76 +95,6 @@ int show_checkpoint(const Options& options, const Source& source) {
 
 // ---- one packed weight ----------------------------------------------------------------------------------------------
 
-/// How often each code occurs in a canonical weight.
-std::vector<int64_t> count_codes(const formats::PackedWeight& weight) {
-  const int bits = weight.scheme.bits;
-  const auto words = weight.plane(formats::PlaneRole::codes).bytes.as<uint32_t>();
-  const int64_t blocks = (weight.k + weight.scheme.block - 1) / weight.scheme.block;
-  std::vector<int64_t> counts(size_t{1} << bits);
-  for (int64_t row = 0; row < weight.n; ++row) {
-    for (int64_t col = 0; col < weight.k; ++col) {
-      const auto block = static_cast<size_t>((row * blocks + col / weight.scheme.block) * bits);
-      size_t code = 0;
-      for (int bit = 0; bit < bits; ++bit) {
-        code |= size_t{(words[block + static_cast<size_t>(bit)] >> (col % weight.scheme.block)) & 1} << bit;
-      }
-      ++counts[code];
-    }
-  }
-  return counts;
-}
-
-double entropy(const std::vector<int64_t>& counts) {
-  double total = 0;
-  for (const int64_t count : counts) total += static_cast<double>(count);
-  double sum = 0;
-  for (const int64_t count : counts) {
-    if (count > 0) sum -= static_cast<double>(count) / total * std::log2(static_cast<double>(count) / total);
-  }
-  return sum;
-}
-
-std::vector<float> decoded_scales(const formats::PackedWeight& weight) {
-  const auto& plane = weight.plane(formats::PlaneRole::scales);
-  std::vector<float> scales;
-  if (weight.scheme.scale == formats::ScaleType::e4m4) {
-    for (const uint8_t bits : plane.bytes.as<uint8_t>())
-      scales.push_back(formats::kbit_decode_scale(bits, weight.scheme.scale));
-  } else {
-    for (const uint16_t bits : plane.bytes.as<uint16_t>())
-      scales.push_back(formats::kbit_decode_scale(bits, weight.scheme.scale));
-  }
-  std::sort(scales.begin(), scales.end());
-  return scales;
-}
-
-struct Shown {
-  std::string text;
-  io::Json json;
-};
-
-Shown show_pass(const formats::PackedWeight& weight) {
-  const auto scales = decoded_scales(weight);
-  const auto counts = count_codes(weight);
-  const auto codebook = weight.plane(formats::PlaneRole::codebook).bytes.as<float>();
-  TextTable codes({"code", "level", "share %"});
-  const auto total = static_cast<double>(weight.n * weight.k);
-  for (size_t code = 0; code < counts.size(); ++code) {
-    codes.row({concat(code), fixed(codebook[code], 6), fixed(100 * static_cast<double>(counts[code]) / total, 2)});
-  }
-  const float middle = scales[scales.size() / 2];
-  std::string text = concat("scales: least ", scales.front(), ", median ", middle, ", largest ", scales.back(), "\n");
-  text += concat("codes: entropy ", fixed(entropy(counts), 3), " of ", weight.scheme.bits, " bits\n", codes.str());
-  return {text,
-          {{"scheme", formats::to_string(weight.scheme)},
-           {"scale_min", scales.front()},
-           {"scale_median", middle},
-           {"scale_max", scales.back()},
-           {"codebook", std::vector<float>(codebook.begin(), codebook.end())},
-           {"code_counts", counts},
-           {"code_entropy_bits", entropy(counts)}}};
-}
-
 int show_packed(const Options& options, const Source& source, const model::PackedLinearInfo& info) {
   TextTable planes({"plane", "type", "shape", "bytes"});
   io::Json json = {{"name", info.name}, {"n", info.n}, {"k", info.k}, {"bits_per_weight", bits_per_weight(info)}};
@@ -178,7 +107,7 @@ int show_packed(const Options& options, const Source& source, const model::Packe
              " bits per weight, was ", dtype_name(info.source_dtype), "\n", planes.str());
   const auto linear = model::load_canonical(source.checkpoint, info);
   for (size_t pass = 0; pass < linear.passes.size(); ++pass) {
-    const auto shown = show_pass(linear.passes[pass]);
+    const auto shown = summarize(linear.passes[pass]);
     text += concat("\npass ", pass, ": ", pass_text(info.passes[pass]), "\n", shown.text);
     json["passes"].push_back(shown.json);
     json["passes"].back()["layout"] = info.passes[pass].layout;

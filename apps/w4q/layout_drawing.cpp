@@ -26,8 +26,13 @@ std::vector<int64_t> sample_positions(int64_t count, int64_t step) {
   return result;
 }
 
+/// Columns that share a scale.
+int64_t block_columns(const formats::Scheme& scheme, int64_t k) {
+  return scheme.block == formats::whole_row ? k : scheme.block;
+}
+
 std::string block_map(const LayoutRow& layout, const formats::Scheme& scheme, int64_t n, int64_t k, io::Json& json) {
-  auto columns = sample_positions(k, scheme.block);
+  auto columns = sample_positions(k, block_columns(scheme, k));
   constexpr size_t most_columns = 8;
   if (columns.size() > most_columns) columns.resize(most_columns);
   std::vector<std::string> header{"row \\ col"};
@@ -46,7 +51,8 @@ std::string block_map(const LayoutRow& layout, const formats::Scheme& scheme, in
 }
 
 std::string block_bits(const LayoutRow& layout, const formats::Scheme& scheme, int64_t n, int64_t k) {
-  const int64_t lanes = std::min<int64_t>(scheme.block, k);
+  constexpr int64_t most_lanes = 32;
+  const int64_t lanes = std::min({block_columns(scheme, k), k, most_lanes});
   std::string text;
   for (int bit = 0; bit < scheme.bits; ++bit) {
     text += concat("bit ", bit, " of the codes:");

@@ -19,11 +19,13 @@ std::string sm_names(const std::vector<int>& sms) {
 
 io::Json registries() {
   io::Json json = {{"schemes", io::Json::array()},
+                   {"scheme_forms", io::Json::array()},
                    {"methods", io::Json::array()},
                    {"layouts", io::Json::array()},
                    {"codebooks", io::Json::array()}};
   constexpr int64_t typical = 4096;
   for (const auto& row : formats::scheme_registry()) {
+    if (!row.form.empty()) json["scheme_forms"].push_back(row.form);
     for (const auto& scheme : row.schemes()) {
       json["schemes"].push_back({{"name", formats::to_string(scheme)},
                                  {"bits_per_weight", row.bits_per_weight(scheme, typical, typical)},
@@ -61,7 +63,9 @@ std::string section(const io::Json& json, const std::string& name, std::vector<s
 int run(const CommonOptions& common) {
   apply(common);
   const io::Json json = registries();
-  const std::string text = section(json, "schemes", {"name", "bits_per_weight", "description"}) + "\n" +
+  std::string forms;
+  for (const auto& form : json["scheme_forms"]) forms += concat("and any ", form.get<std::string>(), "\n");
+  const std::string text = section(json, "schemes", {"name", "bits_per_weight", "description"}) + forms + "\n" +
                            section(json, "methods", {"name", "description"}) + "\n" +
                            section(json, "layouts", {"name", "targets", "description"}) + "\n" +
                            section(json, "codebooks", {"name", "description"});

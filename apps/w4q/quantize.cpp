@@ -10,6 +10,7 @@
 #include "io/files.h"
 #include "pipeline/quantize_model.h"
 #include "pipeline/recipe_file.h"
+#include "scheme_options.h"
 
 namespace w4q::app {
 namespace {
@@ -20,8 +21,7 @@ struct Options {
   AwqArguments awq;
   std::string model;
   std::string method = "kbit";
-  int bits = 4;
-  std::string absmax = "e4m4";
+  SchemeOptions scheme;
   std::string codebook = "nf";
   bool bnb_compatible = false;
   std::string recipe;
@@ -51,7 +51,7 @@ void set_codebook(const Options& options, quantize::QuantizeOptions& target) {
   }
   constexpr int64_t max_table_bytes = 1 << 20;
   target.table =
-      formats::parse_codebook(io::read_file(options.codebook, max_table_bytes), options.bits, options.codebook);
+      formats::parse_codebook(io::read_file(options.codebook, max_table_bytes), options.scheme.bits, options.codebook);
 }
 
 pipeline::QuantizeRequest request(const Options& options) {
@@ -61,12 +61,12 @@ pipeline::QuantizeRequest request(const Options& options) {
   result.method = options.method;
   if (options.method == "awq") {
     result.awq = awq_request(options.awq);
-    result.scheme = formats::parse_scheme(concat("int", options.bits, "-g128-f16-asym"));
   } else {
     quantize::quantizer_row(options.method);
     refuse_awq(options.awq, options.method);
-    result.scheme = formats::parse_scheme(concat(options.method, options.bits, "-b32-", options.absmax));
   }
+  result.scheme = chosen_scheme(options.scheme, options.method);
+  result.options.clip = chosen_clip(options.scheme);
   if (!options.recipe.empty()) result.recipe = pipeline::read_recipe(options.recipe);
   result.keep = options.keep;
   result.lm_head = options.lm_head;
@@ -101,12 +101,6 @@ void setup_quantize(CLI::App& app, Action& action) {
   command->add_option("model", options->model, "Hugging Face folder: config.json and .safetensors files")->required();
   add_output(*command, options->output);
   command->add_option("--method", options->method, "Quantizer (w4q list)")->capture_default_str();
-  auto* bits = command->add_option("--k", options->bits, "Bits of a code, 2 to 5")
-                   ->check(CLI::Range(2, 5))
-                   ->capture_default_str();
-  auto* absmax = command->add_option("--absmax", options->absmax, "Type of the block scales")
-                     ->check(CLI::IsMember({"e4m4", "f16"}))
-                     ->capture_default_str();
   command->add_option("--codebook", options->codebook, "Table of levels: a name (w4q list) or a file with 2^k numbers")
       ->capture_default_str();
   command->add_flag("--bnb-compatible", options->bnb_compatible,
@@ -119,7 +113,8 @@ void setup_quantize(CLI::App& app, Action& action) {
   auto* embeddings = command->add_flag("--embeddings", options->embeddings, "Pack the embedding table too");
   add_awq(*command, options->awq);
   add_device(*command, options->device);
-  recipe->excludes(bits)->excludes(absmax)->excludes(head)->excludes(embeddings);
+  add_scheme(*command, options->scheme, *recipe);
+  recipe->excludes(head)->excludes(embeddings);
   add_common(*command, options->common);
   command->callback([&action, options] { action = [options] { return run(*options); }; });
 }
