@@ -3,6 +3,7 @@
 // stderr.
 #include <cublas_v2.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <iostream>
@@ -74,8 +75,9 @@ std::map<int64_t, double> time_cublas(const LayerShape& shape, const device::Str
   return result;
 }
 
+/// `overlap`: each call may fetch its first weights while the one before it still runs, as in a decoder.
 device::Timing time_kbit(const bench::RotatingKbitWeight& weights, const LayerShape& shape, int64_t m, int copies,
-                         const device::Stream& stream) {
+                         bool overlap, const device::Stream& stream) {
   const auto values = bench::random_halves(static_cast<size_t>(m * shape.k), 4);
   const auto x = device::DeviceBuffer::copy_of(std::as_bytes(std::span(values)), stream);
   device::DeviceBuffer y(static_cast<size_t>(m * shape.n * 2));
@@ -93,6 +95,7 @@ device::Timing time_kbit(const bench::RotatingKbitWeight& weights, const LayerSh
         args.ldy = shape.n;
         args.workspace = workspace.data();
         args.workspace_bytes = workspace.size();
+        args.weights_ready = overlap;
         kernels::kbit_linear(args, capture);
       },
       options_for(copies));
@@ -114,7 +117,13 @@ Json fit(const std::vector<std::pair<double, double>>& points) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  CLI::App app("kbit GEMV and GEMM on the GPU");
+  std::vector<int64_t> chosen_rows(std::begin(row_counts), std::end(row_counts));
+  std::vector<int> chosen_bits = {2, 3, 4, 5};
+  app.add_option("--rows", chosen_rows, "activation rows")->check(CLI::Range(int64_t{1}, most_rows));
+  app.add_option("--bits", chosen_bits, "code widths")->check(CLI::Range(2, 5));
+  CLI11_PARSE(app, argc, argv);
   const auto gpu = device::find_gpu();
   if (!gpu) {
     std::cerr << "no GPU\n";
@@ -128,20 +137,22 @@ int main() {
                  {"write_gbs", ceilings.write * 1e-9},
                  {"copy_gbs", ceilings.copy * 1e-9},
                  {"rows", Json::array()}};
-  std::map<std::pair<int, int64_t>, double> step;
+  std::map<std::pair<int, int64_t>, double> step, alone_step;
   std::map<int64_t, double> cublas_step;
   std::map<int, std::vector<std::pair<double, double>>> points;
   for (const LayerShape& shape : shapes) {
     const auto cublas = time_cublas(shape, stream);
     for (const auto& [m, seconds] : cublas) cublas_step[m] += shape.per_step * seconds;
-    for (int bits = 2; bits <= 5; ++bits) {
+    for (const int bits : chosen_bits) {
       const int64_t bytes = shape.n * shape.k * (4 * bits + 1) / 32;
       const int copies = std::max(2, device::rotating_copies(bytes));
       const double floor = device::read_floor_seconds(bytes);
       const bench::RotatingKbitWeight weights(bits, shape.n, shape.k, copies, stream);
-      for (const int64_t m : row_counts) {
-        const auto timing = time_kbit(weights, shape, m, copies, stream);
+      for (const int64_t m : chosen_rows) {
+        const auto timing = time_kbit(weights, shape, m, copies, true, stream);
+        const auto alone = time_kbit(weights, shape, m, copies, false, stream);
         step[{bits, m}] += shape.per_step * timing.median;
+        alone_step[{bits, m}] += shape.per_step * alone.median;
         if (m == 1) points[bits].emplace_back(static_cast<double>(bytes), timing.median);
         report["rows"].push_back({{"n", shape.n},
                                   {"k", shape.k},
@@ -150,6 +161,7 @@ int main() {
                                   {"us", timing.median * 1e6},
                                   {"us_min", timing.least * 1e6},
                                   {"us_max", timing.most * 1e6},
+                                  {"us_without_overlap", alone.median * 1e6},
                                   {"gbs", static_cast<double>(bytes) / timing.median * 1e-9},
                                   {"percent_of_read_floor", 100 * floor / timing.median},
                                   {"times_cublas", cublas.at(m) / timing.median}});
@@ -158,8 +170,11 @@ int main() {
     }
   }
   for (const auto& [key, seconds] : step) {
-    report["steps"].push_back(
-        {{"bits", key.first}, {"m", key.second}, {"ms", seconds * 1e3}, {"cublas_ms", cublas_step[key.second] * 1e3}});
+    report["steps"].push_back({{"bits", key.first},
+                               {"m", key.second},
+                               {"ms", seconds * 1e3},
+                               {"ms_without_overlap", alone_step[key] * 1e3},
+                               {"cublas_ms", cublas_step[key.second] * 1e3}});
   }
   for (const auto& [bits, values] : points) report["fits"].push_back({{"bits", bits}, {"fit", fit(values)}});
   std::cout << report.dump(1) << "\n";

@@ -30,11 +30,26 @@ __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t b
   return result;
 }
 
-/// 4 bytes of shared memory by byte address.
-__device__ __forceinline__ uint32_t load_shared(uint32_t address) {
-  uint32_t v;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
-  return v;
+/// mask ? a : b, bit by bit, in one instruction.
+__device__ __forceinline__ uint32_t select_bits(uint32_t a, uint32_t b, uint32_t mask) {
+  uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xE4;" : "=r"(result) : "r"(a), "r"(b), "r"(mask));
+  return result;
+}
+
+/// From here on the kernel may touch what the launch before it in the stream writes. Does nothing where launches do not
+/// overlap.
+__device__ __forceinline__ void wait_for_previous_launch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/// Lets the next launch in the stream begin on multiprocessors that this one leaves.
+__device__ __forceinline__ void allow_next_launch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
 }
 
 /// The two 16-bit types of activations: pairs in a register, products with a pair, and the tensor-core product

@@ -1,168 +1,275 @@
 // kbit linear layer for 9 to 64 activation rows: each decoded register is multiplied with up to eight groups of eight
 // rows.
 //
-// The tiles of the whole weight are dealt to the blocks in equal contiguous runs, input direction first; a block works
-// a run off row group by row group, its warps side by side along k, and adds their sums through shared memory in warp
-// order. A row group that several blocks share is summed by the block that arrives last, in block order: the same
-// result in every run.
+// A block works on units: `row_groups` groups of 64 outputs × `splits` tiles along k, a warp to each tile. The
+// activations of a unit stand in shared memory, fetched ahead by asynchronous copies and used by all row groups;
+// weights go straight from global memory to registers, a unit ahead. Units are dealt to the blocks in equal contiguous
+// runs, input direction first. Where a run leaves a strip of row groups, the warps along k add up their sums by
+// halving: in every round a warp gives away half of its sums and keeps the other half. A strip that several blocks
+// share is completed by the block that holds its first unit, in the order of the runs: the same result every time.
+#include "kernels/kbit_exchange.cuh"
 #include "kernels/kbit_launch.cuh"
 
 namespace w4q::kernels::kbit {
 namespace {
 
-/// The tiles of one block.
-struct Share {
-  int begin, end;
-  __device__ Share(int block, const Launch& args)
-      : begin(static_cast<int>(int64_t{args.tiles} * block / gridDim.x)),
-        end(static_cast<int>(int64_t{args.tiles} * (block + 1) / gridDim.x)) {}
+constexpr int warps = 8;
+constexpr int table_kilobytes = 32;
+
+/// How a block is cut for `groups` groups of eight activation rows.
+template <int groups>
+struct Cut {
+  static constexpr int rows = 8 * groups;             ///< of activations
+  static constexpr int splits = groups == 2 ? 8 : 4;  ///< warps side by side along k
+  static constexpr int row_groups = warps / splits;   ///< of 64 outputs
+  static constexpr int stages = groups == 8 ? 2 : 3;  ///< units of activations in shared memory
+  static constexpr int tile_bytes = rows * 128;       ///< activations of one tile
+  static constexpr int stage_bytes = splits * tile_bytes;
+  static constexpr int sums = 16 * groups;        ///< of a lane
+  static constexpr int own_sums = sums / splits;  ///< of a lane after the halving
+  static constexpr int shared_bytes = table_kilobytes * 1024 + stages * stage_bytes;
+  static constexpr int block_sums = row_groups * 64 * rows;
+  static_assert(warps * 32 * sums / 2 * 4 <= stages * stage_bytes, "the stages serve the halving too");
 };
 
-/// The block whose share holds tile `tile`.
-__device__ int block_of(int tile, const Launch& args) {
-  int block = static_cast<int>(int64_t{tile} * gridDim.x / args.tiles);
-  while (Share(block, args).end <= tile) ++block;
-  while (Share(block, args).begin > tile) --block;
-  return block;
+__device__ __forceinline__ void copy_async(char* shared, const void* global) {
+  asm volatile(
+      "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+      "l"(global));
+}
+__device__ __forceinline__ void close_async_group() { asm volatile("cp.async.commit_group;"); }
+/// Waits until all but the last `left` groups have landed.
+template <int left>
+__device__ __forceinline__ void wait_async() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory");
 }
 
-/// Adds the warps' sums of one group of eight activation rows through shared memory, in warp order: thread by thread,
-/// value v of 512 is output v / 8, activation row v % 8. Calls use(output, column, sum).
-template <int warps, class Use>
-__device__ void reduce_warps(float* scratch, const float (&sums)[Map::row_tiles][4], const Use& use) {
-  constexpr int values = 64 * 8;
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  __syncthreads();
+/// The activations of one unit in shared memory: [tile][row][8 chunks of 16 bytes], chunk 4·block + t, the two halves
+/// of odd rows exchanged, so that eight lanes read eight different groups of banks.
+template <class Scalar, int groups>
+struct ActivationStage {
+  using C = Cut<groups>;
+  __device__ static int place(int tile, int row, int chunk) {
+    return tile * C::tile_bytes + (row * 8 + (chunk ^ (row & 1) << 2)) * 16;
+  }
+
+  /// Starts fetching the tiles from column group `first` on; rows beyond m repeat the last one, columns beyond k are
+  /// zero.
+  __device__ static void fetch(const Launch& args, int first, char* stage) {
+    const auto* x = static_cast<const Scalar*>(args.x);
+#pragma unroll
+    for (int c = threadIdx.x; c < C::splits * C::rows * 8; c += warps * 32) {
+      const int tile = c / (C::rows * 8);
+      const int row = c / 8 % C::rows;
+      const int64_t column = (static_cast<int64_t>(first) + tile) * Map::tile_cols + 8 * (c % 8);
+      const Scalar* from = x + static_cast<int64_t>(min(row, args.m - 1)) * args.ldx + column;
+      char* const to = stage + place(tile, row, c % 8);
+      const int64_t left = args.k - column;
+      if (args.aligned && left >= 8) {
+        copy_async(to, from);
+      } else {
+        *reinterpret_cast<uint4*>(to) = load_ragged(from, static_cast<int>(left));
+      }
+    }
+  }
+
+  /// This lane's B registers of one block for all groups of rows.
+  __device__ static void read(const char* stage, int tile, int block, uint4 (&x)[groups]) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < groups; ++i) {
+      x[i] = *reinterpret_cast<const uint4*>(stage + place(tile, 8 * i + lane / 4, 4 * block + lane % 4));
+    }
+  }
+};
+
+/// A lane's sums of 64 outputs × 8 · groups activation rows as mma leaves them: value 16·group + 4·row_tile + j.
+template <int groups>
+struct Accumulator {
+  float values[16 * groups];
+
+  __device__ void clear() {
+#pragma unroll
+    for (float& value : values) value = 0;
+  }
+  template <class Type>
+  __device__ __forceinline__ void mma(int group, int row_tile, const uint32_t (&a)[4], uint2 b) {
+    Type::mma(reinterpret_cast<float(&)[4]>(values[16 * group + 4 * row_tile]), a, b.x, b.y);
+  }
+};
+
+/// Decodes one block of a tile a register at a time, scales it and multiplies it with the activations.
+template <int bits, class Type, class Scales, int groups>
+__device__ __forceinline__ void multiply_block(const WeightTile<bits>& tile, const typename Scales::Packed& scales,
+                                               int block, const uint4 (&x)[groups],
+                                               const LanePairs<bits, table_kilobytes>& table,
+                                               Accumulator<groups>& acc) {
 #pragma unroll
   for (int r = 0; r < Map::row_tiles; ++r) {
+    const uint32_t scale[2] = {Scales::template pair<Type>(scales, block, r, 0),
+                               Scales::template pair<Type>(scales, block, r, 1)};
+#pragma unroll
+    for (int step = 2 * block; step < 2 * block + 2; ++step) {
+      uint32_t a[4];
+      tile.decode(r, step, table, a);
+#pragma unroll
+      for (int reg = 0; reg < 4; ++reg) a[reg] = Type::multiply(a[reg], scale[reg % 2]);
+#pragma unroll
+      for (int i = 0; i < groups; ++i) acc.template mma<Type>(i, r, a, block_step(x[i], step));
+    }
+  }
+}
+
+/// Adds the sums of the warps along k by halving: warps `distance` apart exchange through `scratch` (which other warps
+/// may have been using) until each has 1 / splits of the sums, in front, complete. Returns the index of the first.
+template <int count, int distance, int groups>
+__device__ __forceinline__ int halve(Accumulator<groups>& acc, int warp, char* scratch) {
+  constexpr int half = count / 2;
+  const int lane = threadIdx.x % 32;
+  const bool upper = (warp & distance) != 0;
+  auto* const slots = reinterpret_cast<float4*>(scratch);
+  const auto slot = [&](int of_warp, int i) { return slots + (of_warp * (half / 4) + i) * 32 + lane; };
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < half; i += 4) {
+    float give[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const int output = 16 * r + 8 * (j / 2) + lane / 4;
-      scratch[warp * values + output * 8 + lane % 4 * 2 + j % 2] = sums[r][j];
+      give[j] = upper ? acc.values[i + j] : acc.values[half + i + j];
+      acc.values[i + j] = upper ? acc.values[half + i + j] : acc.values[i + j];
     }
+    *slot(warp, i / 4) = make_float4(give[0], give[1], give[2], give[3]);
   }
   __syncthreads();
-  for (int v = threadIdx.x; v < values; v += warps * 32) {
-    float sum = 0;
 #pragma unroll
-    for (int w = 0; w < warps; ++w) sum += scratch[w * values + v];
-    use(v / 8, v % 8, sum);
+  for (int i = 0; i < half; i += 4) {
+    const float4 got = *slot(warp ^ distance, i / 4);
+    acc.values[i] += got.x;
+    acc.values[i + 1] += got.y;
+    acc.values[i + 2] += got.z;
+    acc.values[i + 3] += got.w;
+  }
+  const int first = upper ? half : 0;
+  if constexpr (distance > 1) return first + halve<half, distance / 2>(acc, warp, scratch);
+  return first;
+}
+
+/// A block's run of units, and where they are in the weight.
+template <int groups>
+struct Strips {
+  using C = Cut<groups>;
+  int per_strip;  ///< units along k
+  Deal runs;
+  int run;  ///< of this block: the last block has the first run, so that who is waited for was started earlier
+
+  __device__ explicit Strips(const Launch& args)
+      : per_strip((args.col_groups + C::splits - 1) / C::splits),
+        runs(per_strip * ((args.row_groups + C::row_groups - 1) / C::row_groups), gridDim.x),
+        run(gridDim.x - 1 - blockIdx.x) {}
+  __device__ static int block_of(int run) { return gridDim.x - 1 - run; }
+};
+
+/// Stores the complete sums of a strip, or hands them to the block that does.
+template <class Type, int groups>
+__device__ __forceinline__ void deliver(const Launch& args, const Strips<groups>& strips, int strip, int warp,
+                                        int first, Accumulator<groups>& acc) {
+  using C = Cut<groups>;
+  const int lane = threadIdx.x % 32;
+  const int begin = strip * strips.per_strip;
+  const int end = begin + strips.per_strip;
+  const auto mailbox = [&](int run) {
+    return args.packets + static_cast<int64_t>(strips.block_of(run)) * C::block_sums + warp * C::own_sums * 32 + lane;
+  };
+  if (begin < strips.runs.begin(strips.run)) {
+#pragma unroll
+    for (int i = 0; i < C::own_sums; ++i) send(mailbox(strips.run) + 32 * i, acc.values[i]);
+    return;
+  }
+  float sums[C::own_sums];
+#pragma unroll
+  for (int i = 0; i < C::own_sums; ++i) sums[i] = acc.values[i];
+  for (int run = strips.run + 1; strips.runs.begin(run) < end; ++run) receive(mailbox(run), 32, sums);
+  const int row_group = strip * C::row_groups + warp / C::splits;
+#pragma unroll
+  for (int i = 0; i < C::own_sums; ++i) {
+    const int index = first + i;
+    const int output = 16 * (index / 4 % 4) + 8 * (i % 4 / 2) + lane / 4;
+    const int row = 8 * (index / 16) + lane % 4 * 2 + i % 2;
+    store_output<Type>(args, row_group * 64 + output, row, sums[i]);
   }
 }
 
-/// A row group that several blocks share: each leaves its sums in the workspace; the last to arrive adds all of them in
-/// block order, whoever it is, so that the result does not depend on the order of arrival.
-template <class Type, int row_groups>
-__device__ void finish_split(const Launch& args, int row_group) {
-  __shared__ bool last;
-  const int first_tile = row_group * args.col_groups;
-  const int first = block_of(first_tile, args);
-  const int final = block_of(first_tile + args.col_groups - 1, args);
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();  // for the whole block: its sums were written before the barrier
-    const unsigned arrived = atomicAdd(args.arrivals + row_group, 1u) + 1;
-    last = arrived == static_cast<unsigned>(final - first + 1);
-    if (last) args.arrivals[row_group] = 0;
-    __threadfence();
-  }
-  __syncthreads();
-  if (!last) return;
-  constexpr int values = 64 * 8 * row_groups;
-  for (int v = threadIdx.x; v < values; v += blockDim.x) {
-    float sum = 0;
-    for (int block = first; block <= final; ++block) {
-      const bool starts_here = Share(block, args).begin <= first_tile;
-      sum += __ldcg(args.partials + (2 * static_cast<int64_t>(block) + starts_here) * values + v);
-    }
-    const int group = v / 512;
-    store_output<Type>(args, row_group * 64 + v % 512 / 8, 8 * group + v % 8, sum);
-  }
-}
-
-template <int bits, class Type, class Scales, int row_groups, int warps>
+template <int bits, class Type, class Scales, int groups>
 __global__ void __launch_bounds__(warps * 32, 1) kbit_gemm_kernel(const Launch args) {
-  using Scalar = typename Type::Scalar;
+  using C = Cut<groups>;
+  using Stage = ActivationStage<typename Type::Scalar, groups>;
   extern __shared__ uint4 shared[];
-  auto* table = reinterpret_cast<uint32_t*>(shared);
-  auto* scratch = reinterpret_cast<float*>(table + PairTable<bits>::total_bytes / 4);
-  const int warp = threadIdx.x / 32;
-  const int t = threadIdx.x % 4;
-  const Share share(blockIdx.x, args);
-  const auto* x = static_cast<const Scalar*>(args.x) + 16 * t;
+  auto* const table = reinterpret_cast<char*>(shared);
+  char* const stages = table + table_kilobytes * 1024;
+  device::allow_next_launch();
+  const int warp = warp_index();
+  const Strips<groups> strips(args);
+  int unit = strips.runs.begin(strips.run);
+  const int end = strips.runs.begin(strips.run + 1);
 
-  const int first = share.begin + warp;
-  WeightStream<bits, Scales> stream(args.codes, args.scales, first);
-  WeightTile<bits, Scales> weights;
-  if (first < share.end) stream.load(weights, warps);
-  PairTable<bits>::template fill<Type>(table, args.codebook, args.table_exponent);
-  __syncthreads();
-  const LanePairs<bits, false> pairs(table);
+  const WeightReader<bits, Scales> reader(args.codes, args.scales);
+  WeightTile<bits> next;
+  typename Scales::Packed next_scales;
+  // Tiles beyond the weight are read from inside and multiplied with zeros, or their sums are not stored.
+  const auto load_weights = [&](int at) {
+    const int row_group = min(at / strips.per_strip * C::row_groups + warp / C::splits, args.row_groups - 1);
+    const int column = min(at % strips.per_strip * C::splits + warp % C::splits, args.col_groups - 1);
+    const int64_t tile = static_cast<int64_t>(row_group) * args.col_groups + column;
+    reader.load(next, tile);
+    reader.load(next_scales, tile);
+  };
+  if (unit < end) load_weights(unit);
+  PairTable<bits, table_kilobytes>::template fill<Type>(table, args.codebook, args.table_exponent);
+  const LanePairs<bits, table_kilobytes> pairs(table);
+  device::wait_for_previous_launch();
 
-  int tile = first;  // the next tile of this warp; its weights are loaded or on their way
-  for (int begin = share.begin; begin < share.end;) {
-    const int row_group = begin / args.col_groups;
-    const int end = min((row_group + 1) * args.col_groups, share.end);
-    Accumulator<row_groups> acc;
+  while (unit < end) {
+    const int strip = unit / strips.per_strip;
+    const int strip_begin = strip * strips.per_strip;
+    const int stop = min(end, strip_begin + strips.per_strip);
+    const auto fetch = [&](int at) {
+      if (at < stop) Stage::fetch(args, (at - strip_begin) * C::splits, stages + at % C::stages * C::stage_bytes);
+      close_async_group();
+    };
+    __syncthreads();  // the stages served the strip before
+#pragma unroll
+    for (int ahead = 0; ahead < C::stages - 1; ++ahead) fetch(unit + ahead);
+    Accumulator<groups> acc;
     acc.clear();
-    while (tile < end) {
-      const auto current = weights;
-      const int column = (tile - row_group * args.col_groups) * static_cast<int>(Map::tile_cols);
-      tile += warps;
-      if (tile < share.end) stream.load(weights, warps);
-      const bool vector_loads = args.aligned && column + Map::tile_cols <= args.k;
+    for (; unit < stop; ++unit) {
+      wait_async<C::stages - 2>();
+      __syncthreads();
+      fetch(unit + C::stages - 1);
+      const WeightTile<bits> current = next;
+      const typename Scales::Packed scales = next_scales;
+      if (unit + 1 < end) load_weights(unit + 1);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        ActivationHalf<row_groups> activations;
-        const Scalar* from = x + column + 8 * half;
-        activations.load(from, args.ldx, args.m, vector_loads, static_cast<int>(args.k) - column - 16 * t - 8 * half);
-        if (half == 0) {
-          multiply_half<0, bits, Type, Scales, row_groups, false>(current, activations, pairs, acc);
-        } else {
-          multiply_half<1, bits, Type, Scales, row_groups, false>(current, activations, pairs, acc);
-        }
+      for (int block = 0; block < 2; ++block) {
+        uint4 x[groups];
+        Stage::read(stages + unit % C::stages * C::stage_bytes, warp % C::splits, block, x);
+        multiply_block<bits, Type, Scales, groups>(current, scales, block, x, pairs, acc);
       }
     }
-
-    const bool whole = begin == row_group * args.col_groups && end == (row_group + 1) * args.col_groups;
-    const int slot = begin == row_group * args.col_groups ? 1 : 0;
-    float* partial = args.partials + (2 * static_cast<int64_t>(blockIdx.x) + slot) * 512 * row_groups;
-#pragma unroll
-    for (int group = 0; group < row_groups; ++group) {
-      float sums[Map::row_tiles][4];
-#pragma unroll
-      for (int r = 0; r < Map::row_tiles; ++r) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) sums[r][j] = acc.sums[r][group][j];
-      }
-      reduce_warps<warps>(scratch, sums, [&](int output, int column, float sum) {
-        if (whole) {
-          store_output<Type>(args, row_group * 64 + output, 8 * group + column, sum);
-        } else {
-          partial[group * 512 + output * 8 + column] = sum;
-        }
-      });
-    }
-    if (!whole) finish_split<Type, row_groups>(args, row_group);
-    begin = end;
+    wait_async<0>();
+    const int first = halve<C::sums, C::splits / 2>(acc, warp, stages);
+    deliver<Type, groups>(args, strips, strip, warp, first, acc);
   }
 }
 
-/// Warps of a block: with few activation rows many warps hide latency, with many the sums need the registers.
-constexpr int warps_for(int row_groups) { return row_groups <= 2 ? 16 : 8; }
-
-template <int bits, class Type, class Scales, int row_groups>
+template <int bits, class Type, class Scales, int groups>
 void launch_rows(const Launch& args, int blocks, cudaStream_t stream, std::string_view shape) {
-  constexpr int warps = warps_for(row_groups);
-  constexpr int shared_bytes = PairTable<bits>::total_bytes + warps * 512 * 4;
-  launch_kernel<kbit_gemm_kernel<bits, Type, Scales, row_groups, warps>>(args, blocks, warps * 32, shared_bytes, stream,
-                                                                         "kbit_gemm", shape);
+  launch_kernel<kbit_gemm_kernel<bits, Type, Scales, groups>>(args, blocks, warps * 32, Cut<groups>::shared_bytes,
+                                                              stream, "kbit_gemm", shape);
 }
 
 }  // namespace
 
-int gemm_partial_floats(int64_t m) { return 2 * 512 * (m <= 16 ? 2 : m <= 32 ? 4 : 8); }
+int gemm_packets(int64_t m) { return m <= 16 ? Cut<2>::block_sums : m <= 32 ? Cut<4>::block_sums : Cut<8>::block_sums; }
 
 void launch_gemm(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks, cudaStream_t stream,
                  std::string_view shape) {

@@ -2,217 +2,449 @@
 //
 // Every warp of the grid works off one contiguous run of tiles, equal to ±1 tile; within a run the warp never waits for
 // another. A row group (64 outputs × k) that lies in one run is stored straight from the registers. One that several
-// warps share is summed at the end: in shared memory, warp by warp, and across blocks through the workspace by the
-// block that arrives last, always in the order of the runs, so that the result is the same in every run of the program.
+// warps share is summed at the end: in shared memory, warp by warp, and across blocks, in their order, by the block
+// that holds its last tile. So the result is the same in every run of the program.
+//
+// Half a multiprocessor is enough for a block: where launches may overlap, the next one fills its table and its ring of
+// tiles while this one still computes.
+#include "kernels/kbit_exchange.cuh"
 #include "kernels/kbit_launch.cuh"
 
 namespace w4q::kernels::kbit {
 namespace {
 
-/// Contiguous runs that differ by at most one: part i of `total` things dealt to `parts`.
-struct Deal {
-  int quotient, remainder;
-  __host__ __device__ Deal(int total, int parts) : quotient(total / parts), remainder(total % parts) {}
-  __host__ __device__ int begin(int part) const { return part * quotient + min_of(part, remainder); }
-  /// The part that holds thing `at`.
-  __device__ int holder(int at) const {
-    const int longer = remainder * (quotient + 1);
-    return at < longer ? at / (quotient + 1) : remainder + (at - longer) / quotient;
-  }
-  __host__ __device__ static int min_of(int a, int b) { return a < b ? a : b; }
-};
+constexpr int table_kilobytes = 64;
 
-/// Sums that a warp leaves for others: of the row group that it came from, and of the one that it ended in.
-template <int columns, int warps>
+/// Sums that a warp leaves for others: of the row group that it came from, and of the one that it ended in, with the
+/// numbers of these groups.
+template <int rows, int warps>
 struct Slots {
-  float head[warps][64 * columns];
-  float tail[warps][64 * columns];
+  float sums[2 * warps][64 * rows];
+  int groups[2 * warps];
+
+  __device__ void leave(int slot, int group) {
+    if (threadIdx.x % 32 == 0) groups[slot] = group;
+  }
 };
 
-/// Calls use(output, column, value) for the sums of a lane; the columns beyond `columns` are those of repeated rows.
-template <int columns, class Use>
-__device__ __forceinline__ void for_each_sum(const Accumulator<1>& acc, const Use& use) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int r = 0; r < Map::row_tiles; ++r) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int column = lane % 4 * 2 + j % 2;
-      if (column < columns) use(16 * r + 8 * (j / 2) + lane / 4, column, acc.sums[r][0][j]);
-    }
-  }
-}
+/// What the eight columns of an mma's B operand hold. One activation row: the blocks of four tiles, each in a column of
+/// its own, so that 16 mma steps add up 256 inputs before a sum meets a scale. Four rows: the two blocks of a tile.
+/// Eight rows: a column each, and the sums meet their scales after every block.
+template <int rows>
+struct Columns {
+  static constexpr int tiles = rows == 1 ? 4 : 1;   ///< multiplied before their sums are scaled
+  static constexpr int blocks = rows == 8 ? 1 : 2;  ///< that have columns of their own
+  /// The lane's part of B is column `lane / 4`.
+  __device__ static int row() { return threadIdx.x % 32 / 4 / (tiles * blocks); }
+  __device__ static int tile() { return threadIdx.x % 32 / 4 / blocks % tiles; }
+  __device__ static int block() { return threadIdx.x % 32 / 4 % blocks; }
+  /// The tile whose sums the lane gets.
+  __device__ static int sum_tile() { return threadIdx.x % 4 % tiles; }
+};
 
-/// The lane's place in the activations, moving along with the tiles.
-template <class Scalar>
-struct ActivationCursor {
+/// Up to `most` consecutive tiles of one row group.
+template <int most>
+struct Span {
+  int tile, group, column, count;
+
+  __device__ Span(const Launch& args, int first, int end)
+      : tile(first), group(first / args.col_groups), column(first - group * args.col_groups) {
+    limit(args, end);
+  }
+  __device__ Span next(const Launch& args, int end) const {
+    Span after = *this;
+    after.tile += count;
+    after.column += count;
+    if (after.column == args.col_groups) {
+      after.column = 0;
+      ++after.group;
+    }
+    after.limit(args, end);
+    return after;
+  }
+  __device__ bool ends_group(const Launch& args) const { return column + count == args.col_groups; }
+
+ private:
+  __device__ void limit(const Launch& args, int end) { count = min(most, min(end - tile, args.col_groups - column)); }
+};
+
+/// A lane's activations.
+template <class Scalar, int rows>
+struct ActivationReader {
   const Scalar* row;
   int k;
   bool aligned;
 
-  __device__ explicit ActivationCursor(const Launch& args)
+  __device__ explicit ActivationReader(const Launch& args)
       : row(static_cast<const Scalar*>(args.x) +
-            static_cast<int64_t>(min(threadIdx.x % 32 / 4, args.m - 1)) * args.ldx + 16 * (threadIdx.x % 4)),
-        k(static_cast<int>(args.k) - 16 * static_cast<int>(threadIdx.x % 4)),
+            static_cast<int64_t>(min(Columns<rows>::row(), args.m - 1)) * args.ldx),
+        k(static_cast<int>(args.k)),
         aligned(args.aligned) {}
 
-  __device__ void load(int column_group, int whole_col_groups, ActivationHalf<1> (&halves)[2]) const {
-    const int column = column_group * static_cast<int>(Map::tile_cols);
-    if (aligned && column_group < whole_col_groups) {
-      halves[0].values[0] = __ldg(reinterpret_cast<const uint4*>(row + column));
-      halves[1].values[0] = __ldg(reinterpret_cast<const uint4*>(row + column) + 1);
-    } else {
-      halves[0].values[0] = load_ragged(row + column, k - column);
-      halves[1].values[0] = load_ragged(row + column + 8, k - column - 8);
+  /// The lane's eight of block `block` of the tile in column `column_group`; zeros beyond k.
+  __device__ uint4 load(int column_group, int block) const {
+    const int column = column_group * static_cast<int>(Map::tile_cols) + 32 * block + 8 * (threadIdx.x % 4);
+    if (aligned && column + 8 <= k) return __ldg(reinterpret_cast<const uint4*>(row + column));
+    return load_ragged(row + column, k - column);
+  }
+};
+
+/// One place of the ring of tiles in flight. With more than one row it carries the tile's scales and activations too;
+/// one row loads these per span.
+template <int bits, class Scales, int rows>
+struct Slot {
+  WeightTile<bits> codes;
+  typename Scales::Packed scales;
+  uint4 x[rows == 8 ? 2 : 1];
+};
+
+/// fp32 sums of 64 outputs as mma leaves them.
+struct Products {
+  float sums[Map::row_tiles][4];
+  __device__ void clear() {
+#pragma unroll
+    for (auto& tile : sums) {
+#pragma unroll
+      for (float& sum : tile) sum = 0;
     }
   }
 };
 
-/// Sums of the row groups that several warps share, and their way out.
-template <class Type, int columns, int warps>
-__device__ void combine(const Launch& args, const Deal& blocks, const Slots<columns, warps>& slots) {
-  constexpr int values = 64 * columns;
-  __shared__ bool last[2];
-  const int block_begin = blocks.begin(blockIdx.x);
-  const int block_end = blocks.begin(blockIdx.x + 1);
-  const Deal runs(block_end - block_begin, warps);
-  const int first_group = block_begin / args.col_groups;
-  const int final_group = (block_end - 1) / args.col_groups;
-  for (int v = threadIdx.x; v < (final_group - first_group + 1) * values; v += blockDim.x) {
-    const int group = first_group + v / values;
-    const int group_begin = group * args.col_groups;
-    const int group_end = group_begin + args.col_groups;
-    const int first_warp = runs.holder(max(group_begin, block_begin) - block_begin);
-    const int final_warp = runs.holder(min(group_end, block_end) - 1 - block_begin);
-    const bool shared_by_blocks = group_begin < block_begin || group_end > block_end;
-    if (first_warp == final_warp && !shared_by_blocks) continue;  // stored by the warp itself
-    float sum = 0;
-    for (int warp = first_warp; warp <= final_warp; ++warp) {
-      const bool ends_here = block_begin + runs.begin(warp + 1) <= group_end;
-      sum += ends_here ? slots.tail[warp][v % values] : slots.head[warp][v % values];
-    }
-    if (shared_by_blocks) {
-      args.partials[(2 * blockIdx.x + (group_begin >= block_begin)) * values + v % values] = sum;
-    } else {
-      store_output<Type>(args, group * 64 + v % values / columns, v % columns, sum);
-    }
-  }
-  if (threadIdx.x < 2) last[threadIdx.x] = false;
-  __syncthreads();
-  if (threadIdx.x < 2 && (threadIdx.x == 0 || final_group != first_group)) {
-    const int group_begin = (threadIdx.x == 0 ? first_group : final_group) * args.col_groups;
-    const int group_end = group_begin + args.col_groups;
-    if (group_begin < block_begin || group_end > block_end) {
-      const int sharers = blocks.holder(group_end - 1) - blocks.holder(group_begin) + 1;
-      unsigned* const arrivals = args.arrivals + group_begin / args.col_groups;
-      __threadfence();  // for the whole block: its sums were written before the barrier
-      last[threadIdx.x] = atomicAdd(arrivals, 1u) + 1 == static_cast<unsigned>(sharers);
-      if (last[threadIdx.x]) *arrivals = 0;
-      __threadfence();
-    }
-  }
-  __syncthreads();
+/// Scaled sums of a lane: [row tile][half][activation rows that the lane has].
+template <int rows>
+struct Totals {
+  static constexpr int per_lane = rows == 8 ? 2 : 1;
+  float sums[Map::row_tiles][2][per_lane];
+
+  __device__ void clear() {
 #pragma unroll
-  for (int end = 0; end < 2; ++end) {
-    if (!last[end]) continue;
-    const int group = end == 0 ? first_group : final_group;
-    const int group_begin = group * args.col_groups;
-    const int first_block = blocks.holder(group_begin);
-    const int final_block = blocks.holder(group_begin + args.col_groups - 1);
-    for (int v = threadIdx.x; v < values; v += blockDim.x) {
-      float sum = 0;
-      for (int block = first_block; block <= final_block; ++block) {
-        sum += __ldcg(args.partials + (2 * block + (group_begin >= blocks.begin(block))) * values + v);
+    for (auto& tile : sums) {
+#pragma unroll
+      for (auto& half : tile) {
+#pragma unroll
+        for (float& sum : half) sum = 0;
       }
-      store_output<Type>(args, group * 64 + v / columns, v % columns, sum);
+    }
+  }
+
+  /// Products whose columns 2t and 2t + 1 are two rows in block `block`.
+  template <class Scales>
+  __device__ void add_block(const Products& products, const typename Scales::Packed& scales, int block) {
+#pragma unroll
+    for (int r = 0; r < Map::row_tiles; ++r) {
+      const float2 scale = Scales::pair_of_sums(scales, block, r);
+#pragma unroll
+      for (int column = 0; column < per_lane; ++column) {
+        sums[r][0][column] = fmaf(products.sums[r][column], scale.x, sums[r][0][column]);
+        sums[r][1][column] = fmaf(products.sums[r][2 + column], scale.y, sums[r][1][column]);
+      }
+    }
+  }
+  /// Products whose columns 2t and 2t + 1 are the two blocks of a tile.
+  template <class Scales>
+  __device__ void add_tile(const Products& products, const typename Scales::Packed& scales) {
+#pragma unroll
+    for (int r = 0; r < Map::row_tiles; ++r) {
+#pragma unroll
+      for (int block = 0; block < 2; ++block) {
+        const float2 scale = Scales::pair_of_sums(scales, block, r);
+        sums[r][0][0] = fmaf(products.sums[r][block], scale.x, sums[r][0][0]);
+        sums[r][1][0] = fmaf(products.sums[r][2 + block], scale.y, sums[r][1][0]);
+      }
+    }
+  }
+
+  /// Calls use(output, activation row, sum) for what the lane has to give of a finished row group.
+  template <class Use>
+  __device__ void for_each(const Use& use) {
+    const int g = threadIdx.x % 32 / 4;
+    const int t = threadIdx.x % 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if constexpr (rows == 1) {
+        use(16 * t + 8 * half + g, 0, sum_of_row_tile(half));
+      } else {
+#pragma unroll
+        for (int r = 0; r < Map::row_tiles; ++r) {
+#pragma unroll
+          for (int column = 0; column < per_lane; ++column) {
+            use(16 * r + 8 * half + g, t * per_lane + column, sums[r][half][column]);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  /// One row: the four lanes t have sums of different columns. Lane t gets the whole sum of row tile t, in two steps in
+  /// each of which a lane keeps half of what it has and gives away the other half.
+  __device__ float sum_of_row_tile(int half) const {
+    const bool upper = (threadIdx.x & 2) != 0;
+    const bool odd = (threadIdx.x & 1) != 0;
+    const auto part = [&](int r) { return sums[r][half][0]; };
+    const float even_sum = (upper ? part(2) : part(0)) + __shfl_xor_sync(0xFFFFFFFFu, upper ? part(0) : part(2), 2);
+    const float odd_sum = (upper ? part(3) : part(1)) + __shfl_xor_sync(0xFFFFFFFFu, upper ? part(1) : part(3), 2);
+    return (odd ? odd_sum : even_sum) + __shfl_xor_sync(0xFFFFFFFFu, odd ? even_sum : odd_sum, 1);
+  }
+};
+
+/// Multiplies one block (two mma steps) of a tile with the lane's activations `x`.
+template <int bits, class Type>
+__device__ __forceinline__ void multiply_block(const WeightTile<bits>& tile, int block, const uint4& x,
+                                               const LanePairs<bits, table_kilobytes>& table, Products& products) {
+#pragma unroll
+  for (int r = 0; r < Map::row_tiles; ++r) {
+#pragma unroll
+    for (int step = 2 * block; step < 2 * block + 2; ++step) {
+      uint32_t a[4];
+      tile.decode(r, step, table, a);
+      const uint2 b = block_step(x, step);
+      Type::mma(products.sums[r], a, b.x, b.y);
     }
   }
 }
 
-/// One row spends the least on everything but decoding, and its small slots leave room to align the table to its size.
-template <int bits, int columns>
-constexpr bool aligned_table = columns == 1 && bits < 5;
-
-__device__ inline uint32_t* align_up(uint4* shared, uint32_t alignment) {
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  return reinterpret_cast<uint32_t*>(shared) + (((address + alignment - 1) & ~(alignment - 1)) - address) / 4;
+__device__ __forceinline__ uint4 keep_if(bool condition, const uint4& x) {
+  return make_uint4(condition ? x.x : 0, condition ? x.y : 0, condition ? x.z : 0, condition ? x.w : 0);
 }
 
-template <int bits, class Type, class Scales, int columns, int warps>
-__global__ void __launch_bounds__(warps * 32, 1) kbit_gemv_kernel(const Launch args) {
+/// What a block must know to bring the sums of its row groups together; made before the sums are there.
+struct Outline {
+  int first_group, final_group;
+  int first_sharer;   ///< the block that holds the first group's first tile
+  bool shares_final;  ///< the final group goes on in the next block
+
+  __device__ Outline(const Launch& args, const Deal& blocks) {
+    const int begin = blocks.begin(blockIdx.x);
+    const int end = blocks.begin(blockIdx.x + 1);
+    first_group = begin / args.col_groups;
+    final_group = (end - 1) / args.col_groups;
+    first_sharer = blocks.holder(first_group * args.col_groups);
+    shares_final = end < (final_group + 1) * args.col_groups;
+  }
+};
+
+/// Sums of the row groups that several warps share, and their way out: a warp per group.
+template <class Type, int rows, int warps>
+__device__ void combine(const Launch& args, const Outline& outline, const Slots<rows, warps>& slots) {
+  constexpr int values = 64 * rows;
+  constexpr int per_lane = values / 32;
+  const int lane = threadIdx.x % 32;
+  for (int group = outline.first_group + threadIdx.x / 32; group <= outline.final_group; group += warps) {
+    float sums[per_lane] = {};
+    bool any = false;
+#pragma unroll
+    for (int slot = 0; slot < 2 * warps; ++slot) {
+      if (slots.groups[slot] != group) continue;
+      any = true;
+#pragma unroll
+      for (int i = 0; i < per_lane; ++i) sums[i] += slots.sums[slot][lane + 32 * i];
+    }
+    if (!any) continue;  // stored by the warp that had all of it
+    if (group == outline.final_group && outline.shares_final) {
+      Packet* const mailbox = args.packets + static_cast<int64_t>(blockIdx.x) * values + lane;
+#pragma unroll
+      for (int i = 0; i < per_lane; ++i) send(mailbox + 32 * i, sums[i]);
+      continue;
+    }
+    if (group == outline.first_group) {
+      float total[per_lane] = {};
+      for (int block = outline.first_sharer; block < static_cast<int>(blockIdx.x); ++block) {
+        receive(args.packets + static_cast<int64_t>(block) * values + lane, 32, total);
+      }
+#pragma unroll
+      for (int i = 0; i < per_lane; ++i) sums[i] += total[i];
+    }
+#pragma unroll
+    for (int i = 0; i < per_lane; ++i) {
+      const int v = lane + 32 * i;
+      store_output<Type>(args, group * 64 + v / rows, v % rows, sums[i]);
+    }
+  }
+}
+
+/// One warp's way through its run of tiles.
+template <int bits, class Type, class Scales, int rows, int tiles>
+struct Run {
   using Scalar = typename Type::Scalar;
+  using At = Span<tiles>;
+
+  const Launch& args;
+  const WeightReader<bits, Scales> weights;
+  const ActivationReader<Scalar, rows> activations;
+  const int end;
+  At span;
+  Slot<bits, Scales, rows> ring[tiles];
+  typename Scales::Packed scales;  ///< one row: those of the tile whose sums the lane gets
+  uint4 x;                         ///< one row: of the tile and block that the lane's column holds
+
+  __device__ Run(const Launch& launch, int begin, int past)
+      : args(launch), weights(launch.codes, launch.scales), activations(launch), end(past), span(launch, begin, past) {}
+
+  /// Fills the ring; touches weights only.
+  __device__ void load_first_weights() {
+#pragma unroll
+    for (int j = 0; j < tiles; ++j) {
+      if (j < span.count) load_weights(ring[j], span, j);
+    }
+    if (rows == 1 && span.count > 0) load_span_scales(span);
+  }
+  __device__ void load_first_activations() {
+#pragma unroll
+    for (int j = 0; j < tiles; ++j) {
+      if (rows > 1 && j < span.count) load_activations(ring[j], span, j);
+    }
+    if (rows == 1 && span.count > 0) load_span_activations(span);
+  }
+
+  /// Multiplies the span at hand, adds it to `totals`, and loads the one behind it, which becomes the one at hand.
+  __device__ void step(const LanePairs<bits, table_kilobytes>& table, Totals<rows>& totals) {
+    const At next = span.next(args, end);
+    if constexpr (rows == 1) {
+      const uint4 span_x = x;
+      const typename Scales::Packed span_scales = scales;
+      if (next.count > 0) {
+        load_span_activations(next);
+        load_span_scales(next);
+      }
+      Products products;
+      products.clear();
+#pragma unroll
+      for (int j = 0; j < tiles; ++j) {
+        if (j < span.count) multiply_tile(ring[j], j, span_x, table, products);
+        if (j < next.count) load_weights(ring[j], next, j);
+      }
+      totals.template add_tile<Scales>(products, span_scales);
+    } else {
+#pragma unroll
+      for (int j = 0; j < tiles; ++j) {
+        if (j < span.count) multiply_rows(ring[j], table, totals);
+        if (j < next.count) {
+          load_weights(ring[j], next, j);
+          load_activations(ring[j], next, j);
+        }
+      }
+    }
+    span = next;
+  }
+
+ private:
+  using Slots = Slot<bits, Scales, rows>;
+
+  __device__ void load_weights(Slots& slot, const At& at, int j) {
+    weights.load(slot.codes, at.tile + j);
+    if (rows > 1) weights.load(slot.scales, at.tile + j);
+  }
+  __device__ void load_activations(Slots& slot, const At& at, int j) {
+    if (rows == 4) slot.x[0] = activations.load(at.column + j, Columns<rows>::block());
+    if constexpr (rows == 8) {
+      slot.x[0] = activations.load(at.column + j, 0);
+      slot.x[1] = activations.load(at.column + j, 1);
+    }
+  }
+  /// The tiles beyond the span have no sums and their columns are never filled: any tile of the span will do.
+  __device__ void load_span_scales(const At& at) {
+    weights.load(scales, at.tile + min(Columns<rows>::sum_tile(), at.count - 1));
+  }
+  __device__ void load_span_activations(const At& at) {
+    x = activations.load(at.column + min(Columns<rows>::tile(), at.count - 1), Columns<rows>::block());
+  }
+
+  /// One row: the tile's two blocks go to columns of their own.
+  __device__ static void multiply_tile(const Slots& slot, int j, const uint4& x,
+                                       const LanePairs<bits, table_kilobytes>& table, Products& products) {
+#pragma unroll
+    for (int block = 0; block < 2; ++block) {
+      const bool mine = Columns<rows>::tile() == j && Columns<rows>::block() == block;
+      multiply_block<bits, Type>(slot.codes, block, keep_if(mine, x), table, products);
+    }
+  }
+  __device__ static void multiply_rows(const Slots& slot, const LanePairs<bits, table_kilobytes>& table,
+                                       Totals<rows>& totals) {
+    Products products;
+    products.clear();
+#pragma unroll
+    for (int block = 0; block < 2; ++block) {
+      const uint4 b = rows == 8 ? slot.x[rows == 8 ? block : 0] : keep_if(Columns<rows>::block() == block, slot.x[0]);
+      multiply_block<bits, Type>(slot.codes, block, b, table, products);
+      if constexpr (rows == 8) {
+        totals.template add_block<Scales>(products, slot.scales, block);
+        products.clear();
+      }
+    }
+    if (rows == 4) totals.template add_tile<Scales>(products, slot.scales);
+  }
+};
+
+template <int bits, class Type, class Scales, int rows, int tiles, int warps>
+__global__ void __launch_bounds__(warps * 32, 2) kbit_gemv_kernel(const Launch args) {
   extern __shared__ uint4 shared[];
-  constexpr bool aligned = aligned_table<bits, columns>;
-  auto* const table = aligned ? align_up(shared, PairTable<bits>::total_bytes) : reinterpret_cast<uint32_t*>(shared);
-  auto& slots = *reinterpret_cast<Slots<columns, warps>*>(table + PairTable<bits>::total_bytes / 4);
-  const int warp = threadIdx.x / 32;
+  auto* const table = reinterpret_cast<char*>(shared);
+  auto& slots = *reinterpret_cast<Slots<rows, warps>*>(table + PairTable<bits, table_kilobytes>::total_bytes);
+  device::allow_next_launch();
+  const int warp = warp_index();
   const Deal blocks(args.tiles, gridDim.x);
   const int block_begin = blocks.begin(blockIdx.x);
   const Deal runs(blocks.begin(blockIdx.x + 1) - block_begin, warps);
-  int tile = block_begin + runs.begin(warp);
-  const int end = block_begin + runs.begin(warp + 1);
+  const int begin = block_begin + runs.begin(warp);
 
-  WeightStream<bits, Scales> stream(args.codes, args.scales, tile);
-  WeightTile<bits, Scales> next;
-  if (tile < end) stream.load(next);
-  const ActivationCursor<Scalar> activations(args);
-  int group = tile / args.col_groups;
-  int column_group = tile - group * args.col_groups;
-  bool from_start = column_group == 0;
-  ActivationHalf<1> next_x[2];
-  if (tile < end) activations.load(column_group, args.whole_col_groups, next_x);
-  PairTable<bits>::template fill<Type>(table, args.codebook, args.table_exponent);
+  Run<bits, Type, Scales, rows, tiles> run(args, begin, block_begin + runs.begin(warp + 1));
+  run.load_first_weights();
+  PairTable<bits, table_kilobytes>::template fill<Type>(table, args.codebook, args.table_exponent);
+  const Outline outline(args, blocks);
+  const int head = warp;
+  const int tail = warps + warp;
+  slots.leave(head, -1);
+  slots.leave(tail, -1);
+  device::wait_for_previous_launch();
+  run.load_first_activations();
   __syncthreads();
-  const LanePairs<bits, aligned> pairs(table);
-  Accumulator<1> acc;
-  acc.clear();
-  for (; tile < end; ++tile) {
-    const WeightTile<bits, Scales> current = next;
-    const ActivationHalf<1> x[2] = {next_x[0], next_x[1]};
-    const bool ends_group = column_group + 1 == args.col_groups;
-    if (tile + 1 < end) {
-      stream.load(next);
-      activations.load(ends_group ? 0 : column_group + 1, args.whole_col_groups, next_x);
-    }
-    multiply_half<0, bits, Type, Scales, 1, aligned>(current, x[0], pairs, acc);
-    multiply_half<1, bits, Type, Scales, 1, aligned>(current, x[1], pairs, acc);
-    ++column_group;
-    if (!ends_group) continue;
-    // The row group ends here: it is done when it began in this run, else its sums wait for the others'.
-    if (from_start) {
-      for_each_sum<columns>(
-          acc, [&](int output, int column, float sum) { store_output<Type>(args, group * 64 + output, column, sum); });
+  const LanePairs<bits, table_kilobytes> pairs(table);
+  Totals<rows> totals;
+  totals.clear();
+  bool from_start = run.span.column == 0;
+  while (run.span.count > 0) {
+    const int group = run.span.group;
+    const bool ends_group = run.span.ends_group(args);
+    run.step(pairs, totals);
+    const bool last = run.span.count == 0;
+    if (!ends_group && !last) continue;
+    // A row group is done when it began and ended in this run, else its sums wait for the others'.
+    if (ends_group && from_start) {
+      totals.for_each([&](int output, int row, float sum) { store_output<Type>(args, group * 64 + output, row, sum); });
     } else {
-      float* const slot = tile + 1 < end ? slots.head[warp] : slots.tail[warp];
-      for_each_sum<columns>(acc, [&](int output, int column, float sum) { slot[output * columns + column] = sum; });
+      const int slot = last ? tail : head;
+      totals.for_each([&](int output, int row, float sum) { slots.sums[slot][output * rows + row] = sum; });
+      slots.leave(slot, group);
     }
-    acc.clear();
-    ++group;
-    column_group = 0;
+    totals.clear();
     from_start = true;
   }
-  if (column_group != 0) {
-    for_each_sum<columns>(
-        acc, [&](int output, int column, float sum) { slots.tail[warp][output * columns + column] = sum; });
-  }
   __syncthreads();
-  combine<Type, columns, warps>(args, blocks, slots);
+  combine<Type, rows, warps>(args, outline, slots);
 }
 
-template <int bits, class Type, class Scales, int columns>
-void launch_columns(const Launch& args, int blocks, cudaStream_t stream, std::string_view shape) {
-  // Five bits leave less shared memory for the slots of eight columns.
-  constexpr int warps = bits == 5 && columns == 8 ? 8 : 16;
-  constexpr int table_bytes = PairTable<bits>::total_bytes * (aligned_table<bits, columns> ? 2 : 1);
-  constexpr int shared_bytes = table_bytes + static_cast<int>(sizeof(Slots<columns, warps>));
-  launch_kernel<kbit_gemv_kernel<bits, Type, Scales, columns, warps>>(args, blocks, warps * 32, shared_bytes, stream,
-                                                                      "kbit_gemv", shape);
+/// As many tiles as the registers hold.
+template <int bits, int rows>
+constexpr int tiles_in_flight = rows == 1 && bits < 4    ? 4
+                                : rows == 1 && bits == 4 ? 3
+                                                         : 2;
+
+template <int bits, class Type, class Scales, int rows>
+void launch_rows(const Launch& args, int blocks, cudaStream_t stream, std::string_view shape) {
+  constexpr int warps = 8;
+  constexpr int tiles = tiles_in_flight<bits, rows>;
+  constexpr int shared_bytes =
+      PairTable<bits, table_kilobytes>::total_bytes + static_cast<int>(sizeof(Slots<rows, warps>));
+  launch_kernel<kbit_gemv_kernel<bits, Type, Scales, rows, tiles, warps>>(args, blocks, warps * 32, shared_bytes,
+                                                                          stream, "kbit_gemv", shape);
 }
 
 template <int bits, class Type, class Scales>
 void launch_bits(const Launch& args, int blocks, cudaStream_t stream, std::string_view shape) {
-  if (args.m == 1) return launch_columns<bits, Type, Scales, 1>(args, blocks, stream, shape);
-  launch_columns<bits, Type, Scales, 8>(args, blocks, stream, shape);
+  if (args.m == 1) return launch_rows<bits, Type, Scales, 1>(args, blocks, stream, shape);
+  if (args.m <= 4) return launch_rows<bits, Type, Scales, 4>(args, blocks, stream, shape);
+  launch_rows<bits, Type, Scales, 8>(args, blocks, stream, shape);
 }
 
 }  // namespace

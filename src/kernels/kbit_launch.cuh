@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "device/check.h"
 #include "formats/scheme.h"
+#include "kernels/kbit_exchange.cuh"
 #include "kernels/kbit_linear_tile.cuh"
 
 namespace w4q::kernels::kbit {
@@ -15,8 +16,8 @@ namespace w4q::kernels::kbit {
 struct Launch {
   int m;
   int64_t n, k, ldx, ldy;
-  int col_groups;        ///< tiles along k
-  int whole_col_groups;  ///< of them, those that k fills
+  int row_groups;  ///< tiles along n
+  int col_groups;  ///< tiles along k
   int tiles;
   const void* x;
   const uint32_t* codes;
@@ -24,11 +25,11 @@ struct Launch {
   const float* codebook;
   const float* bias;
   void* y;
-  float* partials;      ///< sums of row groups that blocks share: two of 64 outputs × rows per block
-  unsigned* arrivals;   ///< [row groups], zero between launches
+  Packet* packets;      ///< sums of row groups that blocks share: 64 outputs × rows per block, empty between launches
   int table_exponent;   ///< the codebook times two to this is what the table holds
   float result_factor;  ///< takes all factors out of the sums again
   bool aligned;         ///< rows of x may be read 16 bytes at a time
+  bool overlap;         ///< begin while the launch before is still running, as far as the weights go
 };
 
 /// y[column][row] = sum · factor + bias, where that is inside.
@@ -46,9 +47,9 @@ void launch_gemv(const Launch& args, const formats::Scheme& scheme, DType activa
 /// 9 to 64 activation rows (kbit_gemm_cuda.cu).
 void launch_gemm(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks, cudaStream_t stream,
                  std::string_view shape);
-/// Sums of one block's shared row groups: floats of workspace per block.
-int gemm_partial_floats(int64_t m);
-inline int gemv_partial_floats() { return 2 * 64 * 8; }
+/// Words of workspace that a block sends its sums in.
+inline int gemv_packets() { return 64 * 8; }
+int gemm_packets(int64_t m);
 
 /// Calls body.operator()<bits, Type, Scales>() for a scheme and a type of activations.
 template <class Body>
@@ -73,6 +74,17 @@ void with_types(const formats::Scheme& scheme, DType activation, const Body& bod
   }
 }
 
+/// True where the code that runs on this GPU was compiled with the waits that overlapping needs (sm_90).
+template <auto kernel>
+bool can_overlap() {
+  static const bool answer = [] {
+    cudaFuncAttributes attributes{};
+    device::check(cudaFuncGetAttributes(&attributes, kernel), "asking about a kernel");
+    return attributes.ptxVersion >= 90 && attributes.binaryVersion >= 90;
+  }();
+  return answer;
+}
+
 /// Launches `kernel` with its shared memory allowed. The most that an sm_89 block may have is checked here for all.
 template <auto kernel>
 void launch_kernel(const Launch& args, int blocks, int threads, int shared_bytes, cudaStream_t stream,
@@ -81,7 +93,17 @@ void launch_kernel(const Launch& args, int blocks, int threads, int shared_bytes
   static const cudaError_t allowed =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   device::check(allowed, "asking for shared memory");
-  kernel<<<blocks, threads, shared_bytes, stream>>>(args);
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = args.overlap && can_overlap<kernel>() ? 1 : 0;
+  device::check(cudaLaunchKernelEx(&config, kernel, args), "launching a kernel");
   device::check_launch(name, shape);
 }
 

@@ -19,7 +19,7 @@
 
 namespace w4q::kernels {
 
-/// Weights in GPU memory. `codes` is aligned to 16 bytes, `scales` to 8 (E4M4) or 16 (f16).
+/// Weights in GPU memory. `codes` and `scales` are aligned to 16 bytes.
 struct KbitDeviceWeight {
   formats::Scheme scheme;
   int64_t n = 0;
@@ -42,6 +42,9 @@ struct KbitLinearArgs {
   int64_t ldy = 0;
   void* workspace = nullptr;  ///< kbit_linear_workspace() bytes, aligned to 16, zeroed once before its first use
   size_t workspace_bytes = 0;
+  /// Weights, codebook and bias were complete before the previous launch in the stream began: on sm_90 their first
+  /// bytes are then fetched while that launch still runs. x and y are not touched before it is done.
+  bool weights_ready = false;
 };
 
 inline constexpr int64_t kbit_linear_max_rows = 64;

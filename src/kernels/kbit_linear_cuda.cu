@@ -27,11 +27,6 @@ int blocks_for(int64_t tiles) {
 
 constexpr int64_t most_gemv_rows = 8;
 
-size_t partial_bytes(int64_t m, int64_t tiles) {
-  const int floats = m <= most_gemv_rows ? kbit::gemv_partial_floats() : kbit::gemm_partial_floats(m);
-  return static_cast<size_t>(blocks_for(tiles)) * static_cast<size_t>(floats) * sizeof(float);
-}
-
 void require(bool condition, const std::string& what, std::string_view hint) {
   if (!condition) throw Error(ErrorCode::bad_argument, "kbit_linear: " + what).hint(hint);
 }
@@ -54,9 +49,8 @@ void check_args(const KbitLinearArgs& args) {
           "in elements, at least k and n");
   require(args.x != nullptr && args.y != nullptr && w.codes != nullptr && w.scales != nullptr && w.codebook != nullptr,
           "a null pointer", "x, y, codes, scales and codebook are needed");
-  const size_t scale_alignment = w.scheme.scale == formats::ScaleType::e4m4 ? 8 : 16;
-  require(aligned(w.codes, 16) && aligned(w.scales, scale_alignment) && aligned(args.x, 2) && aligned(args.y, 2),
-          "a misaligned pointer", "codes to 16 bytes, scales to 8 (f16: 16), x and y to their elements");
+  require(aligned(w.codes, 16) && aligned(w.scales, 16) && aligned(args.x, 2) && aligned(args.y, 2),
+          "a misaligned pointer", "codes and scales to 16 bytes, x and y to their elements");
   const size_t needed = kbit_linear_workspace(args.m, w.n, w.k);
   require(args.workspace != nullptr && aligned(args.workspace, 16) && args.workspace_bytes >= needed,
           concat("workspace of ", args.workspace_bytes, " bytes"),
@@ -65,26 +59,36 @@ void check_args(const KbitLinearArgs& args) {
           "table_max or scale_max is not a positive number", "the largest magnitudes of codebook and scales");
 }
 
-/// Powers of two that keep table entries and their products with the scales inside the 16-bit type.
+/// Powers of two that keep table entries inside the 16-bit type; where the kernel scales weights (from 9 rows on),
+/// their products with the scales too.
 void set_factors(const KbitLinearArgs& args, kbit::Launch& launch) {
   const auto& w = args.weight;
   const bool half = args.activation == DType::f16;
+  const bool e4m4 = w.scheme.scale == formats::ScaleType::e4m4;
+  const int table_top = std::ilogb(w.table_max);
+  if (args.m <= most_gemv_rows) {
+    const int entry_top = half ? 10 : 0;
+    launch.table_exponent = entry_top - table_top;
+    launch.result_factor =
+        std::ldexp(e4m4 ? kbit::E4m4Scales::sum_factor : kbit::F16Scales::sum_factor, table_top - entry_top);
+    return;
+  }
   // What the kernel reads as a scale is the scale times this (kbit_linear_tile.cuh).
-  const int scale_exponent = w.scheme.scale == formats::ScaleType::e4m4 ? (half ? -4 : -116) : 0;
-  const int table_exponent = std::ilogb(w.table_max);
+  const int scale_exponent = e4m4 ? (half ? -4 : -116) : 0;
   const int scale_top = std::ilogb(w.scale_max);
   // f16 products stay below 2^15: table entries take what the largest scale leaves.
   const int product_top = half ? 14 : 0;
   const int entry_top = std::min(half ? 14 : 120, product_top - (scale_top + 1 + scale_exponent));
-  launch.table_exponent = entry_top - table_exponent;
-  launch.result_factor = std::ldexp(1.0f, table_exponent - entry_top - scale_exponent);
+  launch.table_exponent = entry_top - table_top;
+  launch.result_factor = std::ldexp(1.0f, table_top - entry_top - scale_exponent);
 }
 
 }  // namespace
 
 size_t kbit_linear_workspace(int64_t m, int64_t n, int64_t k) {
   const kbit::Map map(n, k);
-  return (static_cast<size_t>(map.row_groups) * sizeof(unsigned) + 15) / 16 * 16 + partial_bytes(m, map.tiles());
+  const int packets = m <= most_gemv_rows ? kbit::gemv_packets() : kbit::gemm_packets(m);
+  return static_cast<size_t>(blocks_for(map.tiles())) * static_cast<size_t>(packets) * sizeof(kbit::Packet);
 }
 
 void kbit_linear(const KbitLinearArgs& args, cudaStream_t stream) {
@@ -97,8 +101,8 @@ void kbit_linear(const KbitLinearArgs& args, cudaStream_t stream) {
   launch.k = w.k;
   launch.ldx = args.ldx;
   launch.ldy = args.ldy;
+  launch.row_groups = static_cast<int>(map.row_groups);
   launch.col_groups = static_cast<int>(map.col_groups);
-  launch.whole_col_groups = static_cast<int>(w.k / kbit::Map::tile_cols);
   launch.tiles = static_cast<int>(map.tiles());
   launch.x = args.x;
   launch.codes = w.codes;
@@ -106,11 +110,9 @@ void kbit_linear(const KbitLinearArgs& args, cudaStream_t stream) {
   launch.codebook = w.codebook;
   launch.bias = args.bias;
   launch.y = args.y;
-  // The arrival counters come first: their place must not depend on m, since they stay zero from launch to launch.
-  launch.arrivals = static_cast<unsigned*>(args.workspace);
-  const size_t counters = (static_cast<size_t>(map.row_groups) * sizeof(unsigned) + 15) / 16 * 16;
-  launch.partials = reinterpret_cast<float*>(static_cast<std::byte*>(args.workspace) + counters);
+  launch.packets = static_cast<kbit::Packet*>(args.workspace);
   launch.aligned = aligned(args.x, 16) && args.ldx % 8 == 0;
+  launch.overlap = args.weights_ready;
   set_factors(args, launch);
 
   const int blocks = blocks_for(map.tiles());

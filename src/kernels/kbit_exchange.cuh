@@ -1,0 +1,38 @@
+// Sums that the blocks of one launch hand to each other. A value and a mark travel in one 8-byte word of global memory,
+// so that whoever waits needs one trip to the L2 cache and no fence: the word is there as a whole or not at all.
+#pragma once
+
+#include <cstdint>
+
+namespace w4q::kernels::kbit {
+
+/// One word; zero while empty. Words are empty between launches: whoever receives one empties it.
+using Packet = unsigned long long;
+
+__device__ __forceinline__ void send(Packet* to, float value) {
+  const Packet word = static_cast<Packet>(1) << 32 | __float_as_uint(value);
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
+}
+
+__device__ __forceinline__ Packet peek(const Packet* from) {
+  Packet word;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
+  return word;
+}
+
+/// Adds `count` packets, `stride` apart, to `sums`, as soon as they are there. The sender must be a block of a lower
+/// index: it is running or done.
+template <int count>
+__device__ __forceinline__ void receive(Packet* from, int stride, float (&sums)[count]) {
+  Packet words[count];
+#pragma unroll
+  for (int i = 0; i < count; ++i) words[i] = peek(from + i * stride);
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    while (words[i] >> 32 == 0) words[i] = peek(from + i * stride);
+    from[i * stride] = 0;
+    sums[i] += __uint_as_float(static_cast<uint32_t>(words[i]));
+  }
+}
+
+}  // namespace w4q::kernels::kbit
