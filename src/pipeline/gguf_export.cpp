@@ -1,0 +1,156 @@
+#include "pipeline/gguf_export.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "core/convert.h"
+#include "core/progress.h"
+#include "core/stopwatch.h"
+#include "formats/gguf_blocks.h"
+#include "formats/integer.h"
+#include "formats/scheme_registry.h"
+#include "io/gguf_writer.h"
+#include "model/gguf_config.h"
+#include "model/gguf_names.h"
+#include "pipeline/gguf_export_plan.h"
+
+namespace w4q::pipeline {
+namespace {
+
+ConversionReport make_report(const ExportPlan& plan) {
+  ConversionReport report;
+  for (const auto& tensor : plan.tensors) {
+    const std::string from = tensor.packed == nullptr
+                                 ? std::string(dtype_name(plan.checkpoint.at(tensor.parameter.name).dtype))
+                                 : formats::to_string(tensor.packed->passes.front().scheme);
+    report.tensors.push_back({tensor.name,
+                              from,
+                              std::string(ggml_type_name(tensor.type)),
+                              tensor.parameter.shape,
+                              stored_bytes(plan, tensor),
+                              gguf_bytes(tensor.type, tensor.parameter.shape),
+                              {}});
+  }
+  report.notes = plan.notes;
+  return report;
+}
+
+// ---- rows, in the order of the file that is written -----------------------------------------------------------------
+
+RowSink sink_of(GgmlType type, int64_t k) {
+  return {
+      static_cast<uint64_t>(gguf_bytes(type, {k})), formats::gguf_largest(type),
+      [type](std::span<const float> values, std::span<std::byte> bytes) { formats::gguf_encode(type, values, bytes); },
+      [type](std::span<const std::byte> bytes, std::span<float> values) { formats::gguf_decode(type, bytes, values); }};
+}
+
+/// The row of the checkpoint that stands at a row of the GGUF file.
+using RowOrder = std::function<int64_t(int64_t row)>;
+
+RowSource plain_rows(const TensorView& view, int64_t rows, int64_t k, GgmlType type, const RowOrder& order) {
+  const auto row_bytes = static_cast<size_t>(k * dtype_bits(view.dtype) / 8);
+  const auto bytes_of_row = [view, order, row_bytes](int64_t row) {
+    return view.bytes.subspan(static_cast<size_t>(order(row)) * row_bytes, row_bytes);
+  };
+  RowSource source{rows, k, {}, {}};
+  if (ggml_type_name(type) == dtype_name(view.dtype)) {
+    source.copy = [bytes_of_row](int64_t row, std::span<std::byte> out) {
+      std::ranges::copy(bytes_of_row(row), out.begin());
+    };
+  } else {
+    source.read = [bytes_of_row, view](int64_t row, std::span<float> values) {
+      widen(bytes_of_row(row), view.dtype, values);
+    };
+  }
+  return source;
+}
+
+/// One row of an integer weight as blocks, bit by bit.
+void pack_row(const formats::PackedWeight& weight, int64_t row, GgmlType type, std::span<std::byte> blocks) {
+  std::vector<uint8_t> codes(static_cast<size_t>(weight.k));
+  formats::integer_read_codes(weight, row, codes);
+  const auto groups = static_cast<size_t>(weight.k / 32);
+  const auto all_scales = weight.plane(formats::PlaneRole::scales).bytes.as<uint16_t>();
+  const auto scales = all_scales.subspan(static_cast<size_t>(row) * groups, groups);
+  if (type == GgmlType::q4_0) {
+    formats::gguf_pack_q4_0(codes, scales, blocks);
+  } else {
+    formats::gguf_pack_q8_0(codes, scales, blocks);
+  }
+}
+
+/// The weights that the linear stands for: the sum of its passes, over the input scale where there is one.
+void decode_row(const formats::PackedLinear& linear, int64_t row, std::span<float> values) {
+  std::vector<float> pass_values(values.size());
+  std::ranges::fill(values, 0.0f);
+  for (const auto& pass : linear.passes) {
+    formats::scheme_row(pass.scheme.family).decode_row(pass, row, pass_values);
+    for (size_t col = 0; col < values.size(); ++col) values[col] += pass_values[col];
+  }
+  for (size_t col = 0; col < linear.input_scale.size(); ++col) values[col] /= linear.input_scale[col];
+}
+
+RowSource packed_rows(const formats::PackedLinear& linear, const ExportedTensor& tensor, const RowOrder& order) {
+  const auto& first = linear.passes.front();
+  RowSource source{first.n, first.k, {}, {}};
+  source.read = [&linear, order](int64_t row, std::span<float> values) { decode_row(linear, order(row), values); };
+  if (tensor.keeps_codes) {
+    source.copy = [&first, order, type = tensor.type](int64_t row, std::span<std::byte> blocks) {
+      pack_row(first, order(row), type, blocks);
+    };
+  }
+  return source;
+}
+
+ConversionError write_tensor(const ExportPlan& plan, const ExportedTensor& tensor, io::GgufWriter& writer) {
+  const auto write = [&](std::span<const std::byte> chunk) { writer.append(tensor.name, chunk); };
+  const RowOrder order = [rotary = tensor.rotary, head_dim = plan.config.head_dim](int64_t row) {
+    return rotary ? model::rotary_row_from_gguf(row, head_dim) : row;
+  };
+  const std::string& name = tensor.parameter.name;
+  if (tensor.packed != nullptr) {
+    const auto linear = model::load_canonical(plan.checkpoint, *tensor.packed);
+    return convert_rows(name, packed_rows(linear, tensor, order), sink_of(tensor.type, tensor.packed->k), write);
+  }
+  const Shape& shape = tensor.parameter.shape;
+  // A vector whose elements change places is a matrix of one column.
+  const int64_t k = shape.size() == 1 && tensor.rotary ? 1 : shape.back(), rows = element_count(shape) / k;
+  const auto loaded = plan.checkpoint.load(name);
+  return convert_rows(name, plain_rows(loaded.view(), rows, k, tensor.type, order), sink_of(tensor.type, k), write);
+}
+
+std::vector<io::PlannedGgufTensor> planned_tensors(const ExportPlan& plan) {
+  std::vector<io::PlannedGgufTensor> result;
+  for (const auto& tensor : plan.tensors) result.push_back({tensor.name, tensor.type, tensor.parameter.shape});
+  if (!plan.rope_factors.empty()) {
+    const auto size = static_cast<int64_t>(plan.rope_factors.size());
+    result.push_back({std::string(model::rope_factors_tensor), GgmlType::f32, {size}});
+  }
+  return result;
+}
+
+}  // namespace
+
+ConversionReport plan_gguf_export(const GgufExportRequest& request) { return make_report(plan_export(request)); }
+
+ConversionReport export_gguf(const GgufExportRequest& request) {
+  const Stopwatch watch;
+  const ExportPlan plan = plan_export(request);
+  ConversionReport report = make_report(plan);
+  io::GgufWriter writer(request.output, planned_tensors(plan), plan.metadata, request.overwrite, {request.input});
+  int64_t total = 0;
+  for (const auto& tensor : report.tensors) total += tensor.bytes_before;
+  Progress progress("export", total, "bytes");
+  for (size_t i = 0; i < plan.tensors.size(); ++i) {
+    report.tensors[i].error = write_tensor(plan, plan.tensors[i], writer);
+    progress.advance(report.tensors[i].bytes_before);
+  }
+  if (!plan.rope_factors.empty()) writer.append(model::rope_factors_tensor, bytes_of(plan.rope_factors));
+  writer.commit();
+  report.done = true;
+  report.file_bytes = static_cast<int64_t>(writer.header().file_size());
+  report.seconds = watch.seconds();
+  return report;
+}
+
+}  // namespace w4q::pipeline

@@ -1,0 +1,212 @@
+#include "pipeline/gguf_export_plan.h"
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <map>
+#include <optional>
+
+#include "core/error.h"
+#include "core/text.h"
+#include "io/files.h"
+#include "model/gguf_config.h"
+#include "model/gguf_names.h"
+#include "model/gguf_tokenizer.h"
+
+namespace w4q::pipeline {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct TargetRow {
+  std::string_view name;
+  GgmlType linear, table;  ///< of linear layers, and of embeddings and head
+  bool quantizes;
+};
+
+constexpr std::string_view lossless_target = "gguf";
+
+constexpr std::array<TargetRow, 7> targets{{
+    {lossless_target, GgmlType::f32, GgmlType::f32, false},
+    {"gguf-f32", GgmlType::f32, GgmlType::f32, false},
+    {"gguf-f16", GgmlType::f16, GgmlType::f16, false},
+    {"gguf-bf16", GgmlType::bf16, GgmlType::bf16, false},
+    {"gguf-q8_0", GgmlType::q8_0, GgmlType::q8_0, true},
+    {"gguf-q4_0", GgmlType::q4_0, GgmlType::q8_0, true},
+    {"gguf-q4_1", GgmlType::q4_1, GgmlType::q8_0, true},
+}};
+
+/// general.file_type: what readers show as the kind of the file, by the type of most bytes.
+constexpr std::array<std::pair<GgmlType, uint32_t>, 6> file_types{{
+    {GgmlType::f32, 0},
+    {GgmlType::f16, 1},
+    {GgmlType::q4_0, 2},
+    {GgmlType::q4_1, 3},
+    {GgmlType::q8_0, 7},
+    {GgmlType::bf16, 32},
+}};
+
+uint32_t file_type(const std::vector<ExportedTensor>& tensors) {
+  std::map<GgmlType, int64_t> bytes;
+  for (const auto& tensor : tensors) bytes[tensor.type] += gguf_bytes(tensor.type, tensor.parameter.shape);
+  const auto most = std::ranges::max_element(bytes, {}, [](const auto& entry) { return entry.second; })->first;
+  return std::ranges::find(file_types, most, &std::pair<GgmlType, uint32_t>::first)->second;
+}
+
+const TargetRow& find_target(const std::string& to) {
+  const auto row = std::ranges::find(targets, to, &TargetRow::name);
+  if (row != targets.end()) return *row;
+  throw Error(ErrorCode::bad_argument, concat("--to ", to, ": no such target"))
+      .detail("of GGUF files: " + join(gguf_export_targets()));
+}
+
+GgmlType plain_type(DType dtype) {
+  return dtype == DType::f32 ? GgmlType::f32 : dtype == DType::f16 ? GgmlType::f16 : GgmlType::bf16;
+}
+
+/// The block type that says the same as an integer scheme, if there is one.
+std::optional<GgmlType> lossless_type(const model::PackedLinearInfo& packed) {
+  if (packed.passes.size() != 1 || packed.input_scale || packed.k % 32 != 0) return std::nullopt;
+  for (const auto& [bits, type] : {std::pair(4, GgmlType::q4_0), std::pair(8, GgmlType::q8_0)}) {
+    const formats::Scheme same{formats::SchemeFamily::integer, bits, 32, formats::ScaleType::f16, false, false};
+    if (packed.passes.front().scheme == same) return type;
+  }
+  return std::nullopt;
+}
+
+/// Chooses the type of a packed linear. Quantizing what was quantized before would only add errors.
+void choose_packed(const model::PackedLinearInfo& packed, const TargetRow& target, ExportedTensor& tensor) {
+  const auto same = lossless_type(packed);
+  if (same && (target.quantizes || target.name == lossless_target)) {
+    tensor.type = *same;
+    tensor.keeps_codes = true;
+    return;
+  }
+  if (target.quantizes || target.name == lossless_target) {
+    throw Error(ErrorCode::unsupported,
+                concat(printable(packed.name), ": ", formats::to_string(packed.passes.front().scheme),
+                       packed.input_scale ? " with an input scale" : "", " has no equal in GGUF"))
+        .detail("int4-g32-f16 is Q4_0 and int8-g32-f16 is Q8_0, without loss")
+        .hint("--to gguf-f16 writes the decoded weights; or start from the 16-bit checkpoint");
+  }
+  tensor.type = target.linear;
+}
+
+GgmlType choose_plain(const model::Parameter& parameter, const io::TensorInfo& info, const TargetRow& target,
+                      std::vector<std::string>& notes) {
+  if (parameter.shape.size() == 1) return GgmlType::f32;
+  if (target.name == lossless_target) return plain_type(info.dtype);
+  const bool table = parameter.name == "lm_head.weight" || parameter.name == "model.embed_tokens.weight";
+  const GgmlType type = table ? target.table : target.linear;
+  if (parameter.shape[1] % describe(type).block == 0) return type;
+  notes.push_back(concat(parameter.name, ": rows of ", parameter.shape[1], " are no whole blocks of ",
+                         ggml_type_name(type), ", so it is F16"));
+  return GgmlType::f16;
+}
+
+void check_parameter(const io::TensorInfo& info, const model::Parameter& parameter) {
+  if (info.shape != parameter.shape) {
+    throw Error(ErrorCode::bad_file, concat(parameter.name, ": wrong shape"))
+        .detail(concat("expected ", shape_text(parameter.shape), " by config.json, found ", shape_text(info.shape)));
+  }
+  if (!is_weight_dtype(info.dtype)) {
+    throw Error(ErrorCode::unsupported, concat(parameter.name, ": a weight of type ", dtype_name(info.dtype)))
+        .detail("expected F32, F16 or BF16");
+  }
+}
+
+std::vector<ExportedTensor> choose_types(ExportPlan& plan, const TargetRow& target) {
+  std::vector<ExportedTensor> tensors;
+  const bool permuted = model::gguf_architecture(plan.config) == "llama";
+  for (auto& parameter : model::parameters(plan.config)) {
+    ExportedTensor tensor;
+    tensor.name = model::name_to_gguf(parameter.name).value();
+    tensor.rotary = permuted && model::has_rotary_rows(parameter.name);
+    tensor.packed = parameter.linear ? plan.quantization->find(model::module_path(parameter.name)) : nullptr;
+    if (tensor.packed != nullptr) {
+      choose_packed(*tensor.packed, target, tensor);
+    } else {
+      const auto& info = plan.checkpoint.at(parameter.name);
+      check_parameter(info, parameter);
+      tensor.type = choose_plain(parameter, info, target, plan.notes);
+    }
+    tensor.parameter = std::move(parameter);
+    tensors.push_back(std::move(tensor));
+  }
+  return tensors;
+}
+
+io::Json json_or_empty(const fs::path& path) { return fs::exists(path) ? io::read_json(path) : io::Json::object(); }
+
+/// The tokenizer's metadata; newer folders keep the chat template in a file of its own.
+io::GgufMetadata read_tokenizer(const fs::path& folder, ExportPlan& plan) {
+  if (!fs::exists(folder / "tokenizer.json")) {
+    plan.notes.emplace_back("there is no tokenizer.json: the file has no tokenizer");
+    return {};
+  }
+  model::TokenizerFiles files{io::read_json(folder / "tokenizer.json"),
+                              json_or_empty(folder / "tokenizer_config.json")};
+  const auto chat_template = folder / "chat_template.jinja";
+  if (fs::exists(chat_template)) files.tokenizer_config["chat_template"] = io::read_file(chat_template);
+  return model::tokenizer_to_gguf(files, plan.config, plan.notes);
+}
+
+io::GgufMetadata general_metadata(const fs::path& folder, const ExportPlan& plan) {
+  const fs::path place = fs::weakly_canonical(folder);
+  io::GgufMetadata metadata = {{"general.architecture", model::gguf_architecture(plan.config)},
+                               {"general.type", std::string("model")},
+                               {"general.name", place.filename().string()},
+                               {"general.file_type", file_type(plan.tensors)}};
+  const bool blocks =
+      std::ranges::any_of(plan.tensors, [](const ExportedTensor& tensor) { return describe(tensor.type).block > 1; });
+  if (blocks) metadata.push_back({"general.quantization_version", uint32_t{2}});
+  return metadata;
+}
+
+void append(io::GgufMetadata& metadata, io::GgufMetadata more) {
+  std::ranges::move(more, std::back_inserter(metadata));
+}
+
+}  // namespace
+
+std::vector<std::string> gguf_export_targets() {
+  std::vector<std::string> names;
+  for (const auto& target : targets) names.emplace_back(target.name);
+  return names;
+}
+
+ExportPlan plan_export(const GgufExportRequest& request) {
+  const TargetRow& target = find_target(request.to);
+  const auto config_path = request.input / "config.json";
+  ExportPlan plan{model::read_config(request.input),
+                  std::make_unique<const model::QuantizationConfig>(
+                      model::parse_quantization_config(io::read_json(config_path), config_path.string())),
+                  io::Checkpoint::open(request.input),
+                  {},
+                  {},
+                  {},
+                  {}};
+  const bool head = plan.checkpoint.contains("lm_head.weight") || plan.quantization->find("lm_head") != nullptr;
+  if (!plan.config.tie_word_embeddings && !head) plan.config.tied_embeddings = true;
+  plan.tensors = choose_types(plan, target);
+  plan.rope_factors = model::rope_factors_to_gguf(plan.config);
+  plan.metadata = general_metadata(request.input, plan);
+  append(plan.metadata, model::config_to_gguf(plan.config, plan.notes));
+  if (request.tokenizer) append(plan.metadata, read_tokenizer(request.input, plan));
+  for (const auto& warning : plan.checkpoint.warnings()) plan.notes.push_back(warning);
+  return plan;
+}
+
+int64_t stored_bytes(const ExportPlan& plan, const ExportedTensor& tensor) {
+  if (tensor.packed == nullptr) return static_cast<int64_t>(plan.checkpoint.at(tensor.parameter.name).size());
+  int64_t sum = 0;
+  for (const auto& plane : model::planned_planes(*tensor.packed)) sum += plane.size();
+  return sum;
+}
+
+int64_t gguf_bytes(GgmlType type, const Shape& shape) {
+  const auto& row = describe(type);
+  return element_count(shape) / row.block * row.block_bytes;
+}
+
+}  // namespace w4q::pipeline

@@ -1,0 +1,44 @@
+// What becomes of every tensor of a checkpoint on its way into a GGUF file.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/ggml_type.h"
+#include "io/checkpoint.h"
+#include "io/gguf.h"
+#include "model/config.h"
+#include "model/model.h"
+#include "model/packed_checkpoint.h"
+#include "pipeline/gguf_export.h"
+
+namespace w4q::pipeline {
+
+struct ExportedTensor {
+  std::string name;  ///< in the GGUF file
+  model::Parameter parameter;
+  const model::PackedLinearInfo* packed = nullptr;  ///< points into ExportPlan::quantization
+  GgmlType type = GgmlType::f32;
+  bool keeps_codes = false;  ///< blocks are made of the integer planes themselves
+  bool rotary = false;       ///< rows take the order of the architecture "llama"
+};
+
+struct ExportPlan {
+  model::ModelConfig config;
+  std::unique_ptr<const model::QuantizationConfig> quantization;
+  io::Checkpoint checkpoint;
+  std::vector<ExportedTensor> tensors;
+  std::vector<float> rope_factors;
+  io::GgufMetadata metadata;
+  std::vector<std::string> notes;
+};
+
+/// Opens the checkpoint and decides everything. Throws as export_gguf does.
+ExportPlan plan_export(const GgufExportRequest& request);
+
+/// Bytes of a tensor in the checkpoint, and in a GGUF file.
+int64_t stored_bytes(const ExportPlan& plan, const ExportedTensor& tensor);
+int64_t gguf_bytes(GgmlType type, const Shape& shape);
+
+}  // namespace w4q::pipeline

@@ -1,0 +1,228 @@
+#include "pipeline/gguf_import.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "core/convert.h"
+#include "core/error.h"
+#include "core/progress.h"
+#include "core/stopwatch.h"
+#include "core/text.h"
+#include "formats/gguf_blocks.h"
+#include "io/gguf.h"
+#include "io/output.h"
+#include "model/gguf_config.h"
+#include "model/gguf_names.h"
+#include "model/gguf_tokenizer.h"
+#include "model/model.h"
+#include "pipeline/output_rules.h"
+
+namespace w4q::pipeline {
+namespace {
+
+constexpr std::string_view half_target = "hf16", full_target = "hf-f32";
+
+struct ImportedTensor {
+  std::string name;
+  const io::GgufTensor* source = nullptr;
+  DType dtype = DType::f16;
+  bool rotary = false;  ///< rows are in the order of the architecture "llama"
+};
+
+struct Source {
+  io::GgufFile file;
+  io::Json config;
+  model::ModelConfig parsed;
+  std::optional<model::TokenizerFiles> tokenizer;
+  std::vector<ImportedTensor> tensors;
+};
+
+std::optional<DType> plain_dtype(GgmlType type) {
+  switch (type) {
+    case GgmlType::f32:
+      return DType::f32;
+    case GgmlType::f16:
+      return DType::f16;
+    case GgmlType::bf16:
+      return DType::bf16;
+    default:
+      return std::nullopt;
+  }
+}
+
+/// The 16-bit type of everything that has no 16-bit type of its own.
+DType common_dtype(const io::GgufFile& file, std::string_view to) {
+  if (to == full_target) return DType::f32;
+  const bool bf16 = std::ranges::any_of(file.header().tensors, [](const io::GgufTensor& tensor) {
+    return tensor.type == GgmlType::bf16 && tensor.shape.size() == 2;
+  });
+  return bf16 ? DType::bf16 : DType::f16;
+}
+
+/// True when every value of an F32 vector can be stored as `dtype`.
+bool holds_vector(const io::GgufFile& file, const io::GgufTensor& tensor, DType dtype) {
+  std::vector<float> values(static_cast<size_t>(tensor.shape[0])), back(values.size());
+  widen(file.bytes(tensor), DType::f32, values);
+  std::vector<std::byte> bytes(values.size() * 2);
+  narrow(values, dtype, bytes);
+  widen(bytes, dtype, back);
+  return values == back;
+}
+
+DType choose_dtype(const io::GgufFile& file, const io::GgufTensor& tensor, DType common) {
+  const auto plain = plain_dtype(tensor.type);
+  if (common == DType::f32 || !plain) return common;
+  if (*plain != DType::f32) return *plain;
+  return tensor.shape.size() == 1 && !holds_vector(file, tensor, common) ? DType::f32 : common;
+}
+
+ImportedTensor find_tensor(const io::GgufFile& file, const model::Parameter& parameter, bool permuted, DType common) {
+  const auto name = model::name_to_gguf(parameter.name);
+  ensure(name.has_value(), "a parameter without a GGUF name");
+  const auto* source = file.find(*name);
+  if (source == nullptr) {
+    throw Error(ErrorCode::bad_file, concat(printable(file.path().native()), ": tensor \"", *name, "\" is missing"))
+        .detail("needed for " + parameter.name);
+  }
+  if (source->shape != parameter.shape) {
+    throw Error(ErrorCode::bad_file,
+                concat(printable(file.path().native()), ": tensor \"", *name, "\" has the wrong shape"))
+        .detail(concat("expected ", shape_text(parameter.shape), " by the metadata, got ", shape_text(source->shape)));
+  }
+  if (!formats::gguf_decodes(source->type)) {
+    throw Error(ErrorCode::unsupported,
+                concat(*name, ": tensors of type ", ggml_type_name(source->type), " cannot be decoded"))
+        .detail("supported: F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS");
+  }
+  return {parameter.name, source, choose_dtype(file, *source, common),
+          permuted && model::has_rotary_rows(parameter.name)};
+}
+
+/// A tensor that no parameter needs may change what the model computes, so it is not dropped silently.
+void refuse_unknown(const io::GgufFile& file, const std::vector<ImportedTensor>& tensors) {
+  std::set<const io::GgufTensor*> used;
+  for (const auto& tensor : tensors) used.insert(tensor.source);
+  for (const auto& tensor : file.header().tensors) {
+    if (used.contains(&tensor) || tensor.name == model::rope_factors_tensor) continue;
+    throw Error(ErrorCode::unsupported,
+                concat(printable(tensor.name), ": no such tensor in models of this architecture"))
+        .detail("in " + printable(file.path().native()));
+  }
+}
+
+Source open_source(const GgufImportRequest& request) {
+  if (request.to != half_target && request.to != full_target) {
+    throw Error(ErrorCode::bad_argument, concat("--to ", request.to, ": a GGUF file cannot become this"))
+        .detail("from a GGUF file: " + join(gguf_import_targets()));
+  }
+  Source source{io::GgufFile::open(request.input), {}, {}, {}, {}};
+  const auto& file = source.file;
+  const model::GgufKeys keys(file.header().metadata, request.input.native());
+  const DType common = common_dtype(file, request.to);
+  source.config = model::config_from_gguf(file, keys, common);
+  source.parsed = model::parse_config(source.config, request.input.native());
+  if (request.tokenizer) source.tokenizer = model::tokenizer_from_gguf(keys);
+  for (const auto& parameter : model::parameters(source.parsed)) {
+    source.tensors.push_back(find_tensor(file, parameter, keys.architecture() == "llama", common));
+  }
+  refuse_unknown(file, source.tensors);
+  return source;
+}
+
+ConversionReport make_report(const Source& source) {
+  ConversionReport report;
+  for (const auto& tensor : source.tensors) {
+    report.tensors.push_back({tensor.name,
+                              std::string(ggml_type_name(tensor.source->type)),
+                              std::string(dtype_name(tensor.dtype)),
+                              tensor.source->shape,
+                              static_cast<int64_t>(tensor.source->size),
+                              byte_count(tensor.dtype, tensor.source->shape),
+                              {}});
+  }
+  report.notes = source.file.header().warnings;
+  if (!source.tokenizer) report.notes.emplace_back("the tokenizer is left out");
+  return report;
+}
+
+ConversionError convert(const Source& source, const ImportedTensor& tensor, io::CheckpointWriter& writer) {
+  const auto& from = *tensor.source;
+  const int64_t head_dim = source.parsed.head_dim;
+  // A vector whose elements change places is a matrix of one column.
+  const bool column = from.shape.size() == 1 && tensor.rotary;
+  const int64_t k = column ? 1 : from.shape.back(), rows = element_count(from.shape) / k;
+  const uint64_t from_bytes = column ? from.size / static_cast<uint64_t>(rows) : from.row_bytes();
+  const auto row_of = [&](int64_t row) { return tensor.rotary ? model::rotary_row_to_gguf(row, head_dim) : row; };
+  const auto bytes_of_row = [&](int64_t row) {
+    return source.file.bytes(from).subspan(static_cast<size_t>(row_of(row)) * from_bytes, from_bytes);
+  };
+  RowSource rows_in{rows, k, {}, {}};
+  if (plain_dtype(from.type) == tensor.dtype) {
+    rows_in.copy = [&](int64_t row, std::span<std::byte> bytes) {
+      std::ranges::copy(bytes_of_row(row), bytes.begin());
+    };
+  } else {
+    rows_in.read = [&](int64_t row, std::span<float> values) {
+      formats::gguf_decode(from.type, bytes_of_row(row), values);
+    };
+  }
+  const GgmlType to = tensor.dtype == DType::f32   ? GgmlType::f32
+                      : tensor.dtype == DType::f16 ? GgmlType::f16
+                                                   : GgmlType::bf16;
+  const RowSink rows_out{
+      static_cast<uint64_t>(k * dtype_bits(tensor.dtype) / 8), formats::gguf_largest(to),
+      [&](std::span<const float> values, std::span<std::byte> bytes) { narrow(values, tensor.dtype, bytes); },
+      [&](std::span<const std::byte> bytes, std::span<float> values) { widen(bytes, tensor.dtype, values); }};
+  int64_t written = 0;
+  return convert_rows(tensor.name, rows_in, rows_out, [&](std::span<const std::byte> chunk) {
+    writer.write_part(tensor.name, written, chunk);
+    written += static_cast<int64_t>(chunk.size());
+  });
+}
+
+void write_json(const std::filesystem::path& path, const io::Json& json) {
+  io::write_file(path, json.dump(2) + "\n", false);
+}
+
+void write_companions(const Source& source, const std::filesystem::path& folder) {
+  write_json(folder / "config.json", source.config);
+  write_json(folder / "generation_config.json",
+             {{"bos_token_id", source.config["bos_token_id"]}, {"eos_token_id", source.config["eos_token_id"]}});
+  if (!source.tokenizer) return;
+  write_json(folder / "tokenizer.json", source.tokenizer->tokenizer);
+  write_json(folder / "tokenizer_config.json", source.tokenizer->tokenizer_config);
+}
+
+}  // namespace
+
+std::vector<std::string> gguf_import_targets() { return {std::string(half_target), std::string(full_target)}; }
+
+ConversionReport plan_gguf_import(const GgufImportRequest& request) { return make_report(open_source(request)); }
+
+ConversionReport import_gguf(const GgufImportRequest& request) {
+  const Stopwatch watch;
+  const Source source = open_source(request);
+  ConversionReport report = make_report(source);
+  io::OutputFolder output(request.output, request.overwrite, {request.input}, is_replaceable_output);
+  std::vector<io::PlannedTensor> plan;
+  for (const auto& tensor : source.tensors) plan.push_back({tensor.name, tensor.dtype, tensor.source->shape});
+  io::CheckpointWriter writer(output.staging(), std::move(plan), request.write);
+  int64_t total = 0;
+  for (const auto& tensor : report.tensors) total += tensor.bytes_before;
+  Progress progress("import", total, "bytes");
+  for (size_t i = 0; i < source.tensors.size(); ++i) {
+    report.tensors[i].error = convert(source, source.tensors[i], writer);
+    source.file.release(*source.tensors[i].source);
+    progress.advance(report.tensors[i].bytes_before);
+  }
+  writer.finish();
+  write_companions(source, output.staging());
+  output.commit();
+  report.done = true;
+  report.file_bytes = writer.file_bytes();
+  report.seconds = watch.seconds();
+  return report;
+}
+
+}  // namespace w4q::pipeline

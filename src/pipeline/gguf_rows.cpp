@@ -1,0 +1,140 @@
+#include "pipeline/gguf_rows.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <mutex>
+
+#include "core/buffer.h"
+#include "core/error.h"
+#include "core/parallel.h"
+#include "core/text.h"
+
+namespace w4q::pipeline {
+namespace {
+
+/// Enough for all threads, little enough for the cache and the memory.
+constexpr int64_t chunk_elements = 1 << 22;
+constexpr int64_t elements_per_task = 1 << 14;
+
+std::string scientific(double value) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.2e", value);
+  return text.data();
+}
+
+void check_row(std::string_view name, int64_t row, std::span<const float> values, float largest) {
+  for (size_t col = 0; col < values.size(); ++col) {
+    if (std::abs(values[col]) <= largest) continue;
+    const std::string place = concat("row ", row, ", column ", col, ": ", values[col]);
+    if (!std::isfinite(values[col])) {
+      throw Error(ErrorCode::bad_file, concat(printable(name), ": a value is not finite")).detail(place);
+    }
+    throw Error(ErrorCode::unsupported, concat(printable(name), ": a value is too large for the type to write"))
+        .detail(concat(place, "; the largest is ", largest))
+        .hint("choose a type with a wider range: BF16 or F32");
+  }
+}
+
+void add_errors(std::span<const float> values, std::span<const float> stored, ConversionError& error) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    const double difference = double{values[i]} - double{stored[i]};
+    error.squared += double{values[i]} * double{values[i]};
+    error.squared_error += difference * difference;
+    error.changed += difference != 0;
+  }
+}
+
+/// Rows [begin, end) into `out`.
+ConversionError convert_range(std::string_view name, const RowSource& source, const RowSink& sink, int64_t begin,
+                              int64_t end, std::span<std::byte> out) {
+  ConversionError error;
+  std::vector<float> values(static_cast<size_t>(source.k)), stored(values.size());
+  for (int64_t row = begin; row < end; ++row) {
+    const auto bytes = out.subspan(static_cast<size_t>(row - begin) * sink.row_bytes, sink.row_bytes);
+    if (source.copy) source.copy(row, bytes);
+    if (!source.read) continue;
+    source.read(row, values);
+    if (!source.copy) {
+      check_row(name, row, values, sink.largest);
+      sink.encode(values, bytes);
+    }
+    sink.decode(bytes, stored);
+    add_errors(values, stored, error);
+  }
+  return error;
+}
+
+std::string error_text(const ConvertedTensor& tensor, bool done) {
+  if (!done) return "";
+  return tensor.error.changed == 0 ? "exact" : scientific(tensor.error.relative());
+}
+
+}  // namespace
+
+double ConversionError::relative() const noexcept { return squared == 0 ? 0 : std::sqrt(squared_error / squared); }
+
+ConversionError convert_rows(std::string_view name, const RowSource& source, const RowSink& sink,
+                             const std::function<void(std::span<const std::byte>)>& write) {
+  ConversionError total;
+  std::mutex mutex;
+  const int64_t rows_per_chunk = std::max<int64_t>(1, chunk_elements / std::max<int64_t>(1, source.k));
+  const int64_t rows_per_task = std::max<int64_t>(1, elements_per_task / std::max<int64_t>(1, source.k));
+  Buffer chunk(static_cast<size_t>(std::min(rows_per_chunk, source.rows)) * sink.row_bytes);
+  for (int64_t first = 0; first < source.rows; first += rows_per_chunk) {
+    const int64_t count = std::min(rows_per_chunk, source.rows - first);
+    parallel_for(count, rows_per_task, [&](int64_t begin, int64_t end) {
+      const auto out = chunk.bytes().subspan(static_cast<size_t>(begin) * sink.row_bytes);
+      const auto error = convert_range(name, source, sink, first + begin, first + end, out);
+      const std::lock_guard lock(mutex);
+      total.squared_error += error.squared_error;
+      total.squared += error.squared;
+      total.changed += error.changed;
+    });
+    write(chunk.bytes().first(static_cast<size_t>(count) * sink.row_bytes));
+  }
+  return total;
+}
+
+std::string to_text(const ConversionReport& report) {
+  TextTable table({"tensor", "shape", "from", "to", "before", "after", "error"});
+  int64_t before = 0, after = 0, exact = 0;
+  for (const auto& tensor : report.tensors) {
+    table.row({printable(tensor.name), shape_text(tensor.shape), tensor.from, tensor.to,
+               human_bytes(tensor.bytes_before), human_bytes(tensor.bytes_after), error_text(tensor, report.done)});
+    before += tensor.bytes_before;
+    after += tensor.bytes_after;
+    exact += tensor.error.changed == 0;
+  }
+  std::string text = concat(table.str(), "\n", report.tensors.size(), " tensors, ", human_bytes(before), " → ",
+                            human_bytes(after), "\n");
+  for (const auto& note : report.notes) text += "note: " + note + "\n";
+  if (report.done) {
+    text += concat(exact, " of ", report.tensors.size(),
+                   " tensors hold the same values, for the others the relative error is shown; ",
+                   human_bytes(report.file_bytes), " written in ", human_seconds(report.seconds), "\n");
+  }
+  return text;
+}
+
+io::Json to_json(const ConversionReport& report) {
+  io::Json tensors = io::Json::array();
+  for (const auto& tensor : report.tensors) {
+    tensors.push_back({{"name", tensor.name},
+                       {"from", tensor.from},
+                       {"to", tensor.to},
+                       {"shape", tensor.shape},
+                       {"bytes_before", tensor.bytes_before},
+                       {"bytes_after", tensor.bytes_after}});
+    if (!report.done) continue;
+    tensors.back()["values_changed"] = tensor.error.changed;
+    tensors.back()["relative_error"] = tensor.error.relative();
+  }
+  io::Json json = {{"tensors", std::move(tensors)}, {"notes", report.notes}};
+  if (report.done) json["file_bytes"] = report.file_bytes;
+  if (report.done) json["seconds"] = report.seconds;
+  return json;
+}
+
+}  // namespace w4q::pipeline
