@@ -2,14 +2,10 @@
 // produces that input, clips, and packs (docs/awq.md).
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <functional>
 #include <map>
-#include <optional>
 #include <set>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "core/buffer.h"
@@ -17,6 +13,7 @@
 #include "model/config.h"
 #include "model/weight_error.h"
 #include "pipeline/linear_groups.h"
+#include "pipeline/scale_folding.h"
 #include "quantize/quantizer_registry.h"
 
 namespace w4q::pipeline {
@@ -27,26 +24,6 @@ struct AwqOptions {
   /// AWQ checkpoints understands.
   bool input_scales = true;
 };
-
-/// Which scheme a module gets; nothing: it stays in 16 bit.
-using SchemeOf = std::function<std::optional<formats::Scheme>(std::string_view module)>;
-
-/// Where the scales of a group go.
-struct ScaleTarget {
-  enum class Kind {
-    norm,         ///< divided out of the weight of the norm before
-    linear,       ///< divided out of the rows and the bias of the linear before
-    input_scale,  ///< stored with each packed linear of the group
-    none,         ///< no scales
-  };
-  Kind kind = Kind::none;
-  std::string producer;  ///< module path of the norm or linear
-};
-
-/// Follows from the graph and from what is packed, so that it is known before anything is searched. A norm's scales
-/// fold only where everything that reads the norm is packed; a linear's only where it is packed itself.
-std::array<ScaleTarget, groups_per_layer> scale_targets(const model::ModelConfig& config, int64_t layer,
-                                                        const SchemeOf& scheme_of, const AwqOptions& options);
 
 /// What the search did to one group; errors are mean squares of the group's outputs, over calibration rows, summed over
 /// outputs.

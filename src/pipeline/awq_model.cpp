@@ -70,7 +70,7 @@ std::vector<std::string> linears_with_input_scale(const model::ModelConfig& conf
   std::vector<std::string> result;
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     const auto groups = linear_groups(config, layer);
-    const auto targets = scale_targets(config, layer, scheme_of, options);
+    const auto targets = scale_targets(config, layer, scheme_of, options.input_scales);
     for (size_t i = 0; i < groups.size(); ++i) {
       if (targets[i].kind != ScaleTarget::Kind::input_scale) continue;
       for (const auto& name : groups[i].linears) {

@@ -1,0 +1,304 @@
+// AWQ through the library: folding changes nothing, searches do what they say, and what comes out is a model.
+#include <cmath>
+#include <cstring>
+#include <fstream>
+
+#include "core/convert.h"
+#include "core/parallel.h"
+#include "core/progress.h"
+#include "core/rng.h"
+#include "io/checkpoint_writer.h"
+#include "io/files.h"
+#include "model/model.h"
+#include "model/reference_logits.h"
+#include "pipeline/calibrate_model.h"
+#include "pipeline/quantize_model.h"
+#include "pipeline/repack_model.h"
+#include "support.h"
+
+namespace w4q::pipeline {
+namespace {
+
+using Kind = ScaleTarget::Kind;
+using test::expect_error;
+
+const SchemeOf all_packed = [](std::string_view) { return std::optional(formats::Scheme{}); };
+
+/// Scales between 1/32 and 32 for every channel, equal where channels share a producer.
+std::array<std::vector<float>, groups_per_layer> random_scales(const model::ModelConfig& config, int64_t layer,
+                                                               const ScaleTargets& targets) {
+  std::array<std::vector<float>, groups_per_layer> result;
+  const auto groups = linear_groups(config, layer);
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const auto shared = shared_channels(config, g, targets[g]);
+    for (int64_t c = 0; c < groups[g].width; ++c) {
+      const auto channel = static_cast<uint64_t>(shared.empty() ? c : shared[static_cast<size_t>(c)]);
+      const uint64_t seed = 100 + static_cast<uint64_t>(layer) * 4 + g;
+      result[g].push_back(static_cast<float>(std::exp2(10 * random_uniform(seed, channel) - 5)));
+    }
+  }
+  return result;
+}
+
+/// Collects the tensors of a checkpoint that is written in one go.
+class TensorBag {
+ public:
+  void add(const std::string& name, DType dtype, const Shape& shape, std::span<const std::byte> bytes) {
+    plan_.push_back({name, dtype, shape});
+    bytes_.push_back(Buffer::copy_of(bytes));
+  }
+  void write(const std::filesystem::path& folder) const {
+    io::CheckpointWriter writer(folder, plan_, {});
+    for (size_t i = 0; i < plan_.size(); ++i) writer.write(plan_[i].name, bytes_[i].bytes());
+    writer.finish();
+  }
+
+ private:
+  std::vector<io::PlannedTensor> plan_;
+  std::vector<Buffer> bytes_;
+};
+
+/// The model with random scales folded in and nothing rounded but norms and biases, to their own type.
+void write_folded(const std::filesystem::path& source, const std::filesystem::path& folder) {
+  const auto checkpoint = io::Checkpoint::open(source);
+  const auto config = model::read_config(source);
+  TensorBag bag;
+  std::set<std::string, std::less<>> done;
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    const auto targets = scale_targets(config, layer, all_packed, true);
+    const auto folded = fold_scales(checkpoint, config, layer, targets, random_scales(config, layer, targets));
+    for (const auto& [name, bytes] : folded.tensors) {
+      bag.add(name, checkpoint.at(name).dtype, checkpoint.at(name).shape, bytes.bytes());
+      done.insert(name);
+    }
+    const auto groups = linear_groups(config, layer);
+    for (size_t g = 0; g < groups.size(); ++g) {
+      for (const auto& name : groups[g].linears) {
+        auto weight = load_values(checkpoint, name + ".weight");
+        multiply_columns(weight.matrix(), folded.columns[g]);
+        if (const auto rows = folded.rows.find(name); rows != folded.rows.end())
+          divide_rows(weight.matrix(), rows->second);
+        EXPECT_TRUE(folded.rescaled.contains(weight.name));
+        bag.add(weight.name, DType::f32, weight.shape, bytes_of(weight.values));
+        done.insert(weight.name);
+      }
+    }
+  }
+  for (const auto& [name, info] : checkpoint.tensors()) {
+    if (!done.contains(name)) bag.add(name, info.dtype, info.shape, checkpoint.load(name)->bytes);
+  }
+  bag.write(folder);
+  io::copy_companions(source, folder, {});
+}
+
+std::vector<float> logits_of(const std::filesystem::path& folder, std::span<const int32_t> ids) {
+  const auto model = model::Model::open(folder);
+  model::Decoder decoder(model, static_cast<int64_t>(ids.size()));
+  const auto hidden = decoder.forward(ids);
+  std::vector<float> logits(ids.size() * static_cast<size_t>(model.config().vocab_size));
+  decoder.logits(hidden, {logits.data(), hidden.rows, model.config().vocab_size});
+  return logits;
+}
+
+/// KL(softmax(a) ‖ softmax(b)) in fp64.
+double divergence(std::span<const float> a, std::span<const float> b) {
+  double sum_a = 0, sum_b = 0, kl = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum_a += std::exp(double{a[i]}), sum_b += std::exp(double{b[i]});
+  for (size_t i = 0; i < a.size(); ++i) {
+    kl += std::exp(double{a[i]}) / sum_a * ((double{a[i]} - std::log(sum_a)) - (double{b[i]} - std::log(sum_b)));
+  }
+  return kl;
+}
+
+class Folding : public ::testing::TestWithParam<const char*> {};
+
+/// Folding multiplies each weight by numbers that the norm, the bias and the rows before divide out again: one or two
+/// roundings to fp32 per weight, as many as taking sums in another order. The bounds are those of the decoder's tests
+/// for that; KL(p ‖ q) is at most the square of the largest change of a logit.
+TEST_P(Folding, KeepsTheLogits) {
+  test::TemporaryFolder folder;
+  const auto source = test::testdata() / GetParam();
+  const bool trained = std::string_view(GetParam()).ends_with("tiny");
+  const auto reference = source / (trained ? "own/reference.safetensors" : "reference.safetensors");
+  const auto ids = test::ReferenceLogits(reference).ids();
+  write_folded(source, folder.path());
+  const auto before = logits_of(source, ids), after = logits_of(folder.path(), ids);
+  const double bound = trained ? 1e-4 : 1e-5;
+  EXPECT_LT(test::largest_difference(before, after), bound);
+  const size_t vocab = before.size() / ids.size();
+  for (size_t row = 0; row < ids.size(); ++row) {
+    const std::span a(before.data() + row * vocab, vocab), b(after.data() + row * vocab, vocab);
+    EXPECT_LT(divergence(a, b), bound * bound);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Architectures, Folding,
+                         ::testing::Values("w4q-llama-tiny", "arch/llama-yarn", "arch/mistral-window",
+                                           "arch/qwen2-window", "arch/qwen3-dynamic"));
+
+TEST(ScaleTargets, FollowTheGraphAndWhatIsPacked) {
+  const auto config = model::read_config(test::testdata() / "w4q-llama-tiny");
+  const auto kinds = [&](const char* kept, bool store) {
+    const SchemeOf scheme_of = [&](std::string_view module) {
+      return module.ends_with(kept) ? std::nullopt : std::optional(formats::Scheme{});
+    };
+    std::array<Kind, groups_per_layer> result;
+    const auto targets = scale_targets(config, 1, scheme_of, store);
+    for (size_t i = 0; i < result.size(); ++i) result[i] = targets[i].kind;
+    return result;
+  };
+  using Kinds = std::array<Kind, groups_per_layer>;
+  EXPECT_EQ(kinds("nothing", true), (Kinds{Kind::norm, Kind::linear, Kind::norm, Kind::linear}));
+  EXPECT_EQ(kinds("q_proj", true), (Kinds{Kind::input_scale, Kind::linear, Kind::norm, Kind::linear}));
+  EXPECT_EQ(kinds("v_proj", true), (Kinds{Kind::input_scale, Kind::input_scale, Kind::norm, Kind::linear}));
+  EXPECT_EQ(kinds("up_proj", true), (Kinds{Kind::norm, Kind::linear, Kind::input_scale, Kind::input_scale}));
+  EXPECT_EQ(kinds("up_proj", false), (Kinds{Kind::norm, Kind::linear, Kind::none, Kind::none}));
+  EXPECT_EQ(kinds("proj", true), (Kinds{Kind::none, Kind::none, Kind::none, Kind::none}));
+  EXPECT_EQ(scale_targets(config, 1, all_packed, true)[1].producer, "model.layers.1.self_attn.v_proj");
+}
+
+TEST(ScaleTargets, QueryHeadsOfOneValueHeadShareScales) {
+  const auto config = model::read_config(test::testdata() / "w4q-llama-tiny");  // 4 query heads, 2 value heads of 64
+  const auto shared = shared_channels(config, 1, {Kind::linear, "v"});
+  ASSERT_EQ(shared.size(), 256u);
+  EXPECT_EQ(shared[3], 3);
+  EXPECT_EQ(shared[64 + 3], 3);
+  EXPECT_EQ(shared[128 + 3], 64 + 3);
+  EXPECT_EQ(shared[192 + 3], 64 + 3);
+  EXPECT_TRUE(shared_channels(config, 1, {Kind::input_scale, {}}).empty());
+  EXPECT_TRUE(shared_channels(config, 3, {Kind::linear, "up"}).empty());
+}
+
+class QuantizeAwq : public ::testing::Test {
+ protected:
+  void SetUp() override { set_progress_enabled(false); }
+
+  static std::filesystem::path model() { return test::testdata() / "w4q-llama-tiny"; }
+
+  QuantizeRequest request(const std::string& name, const char* scheme = "int3-g128-f16-asym") const {
+    QuantizeRequest result;
+    result.model = model();
+    result.output = folder_ / name;
+    result.method = "awq";
+    result.scheme = formats::parse_scheme(scheme);
+    result.awq.emplace();
+    result.awq->text.ids = model() / "own/selfgen.ids.u16";
+    result.awq->text.samples = 8;
+    result.awq->text.length = 128;
+    return result;
+  }
+  std::string weights(const std::string& name) const { return io::read_file(folder_ / name / "model.safetensors"); }
+
+  test::TemporaryFolder folder_;
+};
+
+TEST_F(QuantizeAwq, EveryStepLessensTheErrorOfTheOutputs) {
+  const auto report = quantize_model(request("q"));
+  ASSERT_EQ(report.groups.size(), 16u);
+  for (const auto& group : report.groups) {
+    EXPECT_LE(group.scaled_error, group.plain_error) << group.name;
+    EXPECT_LE(group.clipped_error, group.scaled_error) << group.name;
+    EXPECT_LT(group.clipped_error, 0.1 * group.output) << group.name;
+  }
+  EXPECT_EQ(report.tensors.size(), 28u);
+}
+
+/// The report's errors are of effective weights: for what is not folded, of what the decoder decodes.
+TEST_F(QuantizeAwq, WhatDoesNotFoldIsStoredAndApplied) {
+  auto wanted = request("q");
+  wanted.keep = {"*.up_proj", "*.v_proj"};
+  const auto report = quantize_model(wanted);
+  const auto opened = model::Model::open(wanted.output), base = model::Model::open(model());
+  const auto info = *opened.quantization().find("model.layers.2.mlp.down_proj");
+  EXPECT_TRUE(info.input_scale);
+  EXPECT_TRUE(opened.quantization().rescaled.empty());
+  for (const auto& tensor : report.tensors) {
+    if (tensor.name != "model.layers.2.mlp.down_proj.weight") continue;
+    const auto error = model::compare_weights(base.layers()[2].down, opened.layers()[2].down);
+    // The report multiplies by the reciprocal where the decoder divides: one rounding to fp32 each.
+    EXPECT_NEAR(error.noise, tensor.error.noise, 1e-4 * error.noise);
+    EXPECT_EQ(error.signal, tensor.error.signal);
+  }
+  EXPECT_EQ(report.plan.bytes_after() + 4096 > report.file_bytes - 30'000, true);
+  wanted.output = folder_ / "plain";
+  wanted.awq->options.input_scales = false;
+  quantize_model(wanted);
+  EXPECT_FALSE(model::Model::open(wanted.output).quantization().find("model.layers.2.mlp.down_proj")->input_scale);
+}
+
+TEST_F(QuantizeAwq, BytesDependNeitherOnThreadsNorOnWhereStatisticsComeFrom) {
+  set_threads(1);
+  quantize_model(request("one"));
+  set_threads(3);
+  quantize_model(request("three"));
+  set_threads(0);
+  EXPECT_EQ(weights("one"), weights("three"));
+  // A file rounds Gram sums to fp32: the choices agree, and so do the bytes as long as no two points tie.
+  CalibrateRequest calibrate;
+  calibrate.model = model();
+  calibrate.output = folder_ / "s.safetensors";
+  calibrate.text = request("x").awq->text;
+  calibrate_model(calibrate);
+  auto reused = request("reused");
+  reused.awq->text = {};
+  reused.awq->statistics = calibrate.output;
+  const auto from_text = quantize_model([&] {
+    auto again = request("again");
+    return again;
+  }());
+  const auto from_file = quantize_model(reused);
+  for (size_t i = 0; i < from_text.groups.size(); ++i) {
+    EXPECT_EQ(from_text.groups[i].alpha, from_file.groups[i].alpha) << from_text.groups[i].name;
+  }
+}
+
+TEST_F(QuantizeAwq, OtherSchemesAndTheWayThroughALayout) {
+  auto wanted = request("q", "kbit3-b32-e4m4");
+  wanted.keep = {"*.up_proj"};
+  wanted.embeddings = true;
+  wanted.awq->text.samples = 2;
+  const auto report = quantize_model(wanted);
+  for (const auto& group : report.groups) EXPECT_LE(group.clipped_error, group.plain_error) << group.name;
+  RepackRequest there, back;
+  there.input = wanted.output;
+  there.output = folder_ / "tile";
+  there.layout = "kbit-tile";
+  repack_model(there);
+  back.input = there.output;
+  back.output = folder_ / "back";
+  back.layout = "canonical";
+  repack_model(back);
+  EXPECT_EQ(weights("q"), weights("back"));
+  EXPECT_EQ(io::read_file(folder_ / "q/config.json"), io::read_file(folder_ / "back/config.json"));
+}
+
+TEST_F(QuantizeAwq, RefusesWhatMakesNoSense) {
+  auto none = request("q");
+  none.awq->text = {};
+  expect_error(ErrorCode::bad_argument, {"awq", "--calib", "--stats"}, [&] { quantize_model(none); });
+  auto both = request("q");
+  both.awq->statistics = folder_ / "s.safetensors";
+  expect_error(ErrorCode::bad_argument, {"one of the two"}, [&] { quantize_model(both); });
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
+}
+
+/// A hostile input scale would put infinities into the decoded weights.
+TEST_F(QuantizeAwq, DamagedInputScaleIsNamed) {
+  auto wanted = request("q");
+  wanted.keep = {"*.up_proj"};
+  wanted.awq->text.samples = 1;
+  quantize_model(wanted);
+  const std::string good = weights("q"), name = "model.layers.0.mlp.down_proj.input_scale";
+  const auto header = io::parse_safetensors(std::as_bytes(std::span(good)), good.size(), "q");
+  for (const float bad : {0.0f, -1.0f, INFINITY, NAN, 1e-40f}) {
+    std::string content = good;
+    for (const auto& tensor : header.tensors) {
+      if (tensor.name == name) std::memcpy(content.data() + header.data_begin + tensor.begin + 8, &bad, 4);
+    }
+    std::ofstream(folder_ / "q/model.safetensors", std::ios::binary) << content;
+    expect_error(ErrorCode::bad_file, {name, "[2]", "positive"}, [&] { model::Model::open(folder_ / "q"); });
+  }
+}
+
+}  // namespace
+}  // namespace w4q::pipeline
