@@ -7,6 +7,7 @@
 #include "common_options.h"
 #include "core/error.h"
 #include "core/text.h"
+#include "gguf_commands.h"
 #include "io/checkpoint.h"
 #include "layout_drawing.h"
 #include "model/packed_checkpoint.h"
@@ -146,6 +147,10 @@ const model::PackedLinearInfo* find_packed(const Source& source, const std::stri
 
 int run(const Options& options) {
   apply(options.common);
+  if (names_gguf(options.path)) {
+    if (!options.layout.empty()) throw Error(ErrorCode::bad_argument, "--layout: GGUF files have no layouts of w4q");
+    return inspect_gguf(options.common, options.path, options.tensor);
+  }
   const auto source = open_source(options.path);
   if (!options.tensor.empty()) {
     const auto* info = find_packed(source, options.tensor);
@@ -163,7 +168,7 @@ int run(const Options& options) {
 void setup_inspect(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand("inspect", "Show what a checkpoint holds and where a layout puts the bits");
   auto options = std::make_shared<Options>();
-  command->add_option("path", options->path, "Folder of a checkpoint, or one .safetensors file")->required();
+  command->add_option("path", options->path, "Folder of a checkpoint, or one .safetensors or .gguf file")->required();
   command->add_option("--tensor", options->tensor, "One tensor, packed weight or plane");
   command->add_option("--layout", options->layout, "Draw where this layout puts the weights");
   add_common(*command, options->common);

@@ -1,8 +1,10 @@
 // w4q repack OUT -o OUT2 --target sm89
+// w4q repack FILE.gguf -o FOLDER --to hf16
 #include <memory>
 
 #include "common_options.h"
 #include "core/error.h"
+#include "gguf_commands.h"
 #include "pipeline/repack_model.h"
 
 namespace w4q::app {
@@ -14,12 +16,25 @@ struct Options {
   std::string input;
   std::string target;
   std::string layout;
+  std::string to;
+  bool no_tokenizer = false;
   std::string device = "auto";
 };
+
+/// --to: another format instead of another layout.
+int run_conversion(const Options& options) {
+  if (!options.target.empty() || !options.layout.empty()) {
+    throw Error(ErrorCode::bad_argument, "--to cannot be combined with --target or --layout");
+  }
+  const GgufConversion gguf{options.input, options.to, !options.no_tokenizer};
+  if (converts_gguf(gguf)) return convert_gguf(options.common, options.output, gguf);
+  throw Error(ErrorCode::bad_argument, "--to " + options.to + ": no such format").hint("w4q repack --help lists them");
+}
 
 int run(const Options& options) {
   apply(options.common);
   check(options.output);
+  if (!options.to.empty()) return run_conversion(options);
   // --layout overrides --target, so that a script can pin one layout and keep its target.
   if (options.target.empty() && options.layout.empty()) {
     throw Error(ErrorCode::bad_argument, "--target or --layout is required")
@@ -47,10 +62,17 @@ int run(const Options& options) {
 void setup_repack(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand("repack", "Move the bits of a quantized checkpoint into another layout");
   auto options = std::make_shared<Options>();
-  command->add_option("input", options->input, "Folder written by w4q quantize or w4q repack")->required();
+  command
+      ->add_option("input", options->input,
+                   "Folder written by w4q quantize or w4q repack; with --to also a 16-bit model or a GGUF file")
+      ->required();
   add_output(*command, options->output);
   command->add_option("--target", options->target, "GPU to lay out for: sm80, sm89, sm90");
   command->add_option("--layout", options->layout, "One layout for all tensors (w4q list); canonical goes back");
+  command->add_option("--to", options->to,
+                      "Another format: from a GGUF file hf16 or hf-f32; into one gguf (lossless), gguf-f16, gguf-bf16, "
+                      "gguf-f32, gguf-q8_0, gguf-q4_0, gguf-q4_1");
+  command->add_flag("--no-tokenizer", options->no_tokenizer, "With --to: leave the tokenizer out");
   add_device(*command, options->device);
   add_common(*command, options->common);
   command->callback([&action, options] { action = [options] { return run(*options); }; });
