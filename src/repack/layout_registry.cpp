@@ -19,7 +19,8 @@ bool serves(const LayoutRow& row, std::string_view target) {
 }  // namespace
 
 std::span<const LayoutRow> layout_registry() {
-  static const std::vector<LayoutRow> rows = {canonical_row(), kbit_tile_row(), kbit_fragment_row()};
+  static const std::vector<LayoutRow> rows = {canonical_row(),   kbit_fragment_row(), kbit_tile_row(), marlin_row(),
+                                              interleaved_row(), awq_row(),           gptq_row()};
   return rows;
 }
 

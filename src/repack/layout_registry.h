@@ -16,6 +16,7 @@ namespace w4q::repack {
 struct LayoutRow {
   std::string_view name;         ///< "kbit-tile"
   std::string_view description;  ///< one line for `w4q list`
+  std::string_view reason = {};  ///< why it is as it is and who reads it, one line for `w4q list --layouts`
   std::vector<int> sms;          ///< GPU targets it is made for; empty: none, it is for interchange or editing
   /// True when a weight of this scheme and size can take the layout; otherwise `why` says what does not fit and what
   /// would.
@@ -31,12 +32,22 @@ struct LayoutRow {
   /// --layout` and the law tests. With act order, a layout that sorts inputs by group counts `col` in that order.
   using BitPlace = formats::BitPlace;
   BitPlace (*place)(const formats::Scheme&, int64_t n, int64_t k, int64_t row, int64_t col, int bit);
+  /// Where bit `bit` of the zero point of group `group` of row `row` stands in the zeros plane; null where zeros stand
+  /// as in the canonical layout, or there are none.
+  struct ZeroPlace {
+    int64_t word;
+    int bit;
+  };
+  ZeroPlace (*zero_place)(const formats::Scheme&, int64_t n, int64_t k, int64_t row, int64_t group, int bit) = nullptr;
+  /// With act order, codes stand in the stable order of their inputs' groups.
+  bool sorts_inputs = false;
   /// pack and unpack by way of the current GPU: the same bytes and errors. Null where this build or the layout has no
   /// such way.
   formats::PackedWeight (*pack_cuda)(const formats::PackedWeight& canonical) = nullptr;
   formats::PackedWeight (*unpack_cuda)(const formats::PackedWeight& packed, std::string_view name) = nullptr;
 };
 
+/// In the order of preference: a target takes the first row that fits.
 std::span<const LayoutRow> layout_registry();
 /// By name. Throws bad_argument and lists the names.
 const LayoutRow& layout_row(std::string_view name);

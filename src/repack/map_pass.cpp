@@ -1,9 +1,12 @@
 #include "repack/map_pass.h"
 
+#include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "core/error.h"
 #include "core/text.h"
+#include "formats/integer.h"
 #include "formats/scheme_registry.h"
 
 namespace w4q::repack {
@@ -13,15 +16,43 @@ using formats::BitPlace;
 using formats::PackedWeight;
 using formats::PlaneRole;
 
-/// Calls move(canonical place, place) for every code bit, in canonical planes and in those of `row`.
+/// The input that the layout takes c-th, for every c.
+std::vector<int64_t> input_order(const LayoutRow& row, const PackedWeight& weight) {
+  std::vector<int64_t> order(static_cast<size_t>(weight.k));
+  std::iota(order.begin(), order.end(), int64_t{0});
+  if (!row.sorts_inputs || !weight.scheme.act_order) return order;
+  const auto index = weight.plane(PlaneRole::group_index).bytes.as<int32_t>();
+  std::ranges::stable_sort(order, {}, [&](int64_t input) { return index[static_cast<size_t>(input)]; });
+  return order;
+}
+
+/// Calls move(canonical place, place) for every code bit, in canonical planes and in those of `row`, and
+/// move_scale(canonical index, index) for every weight's scale.
+template <class Move, class MoveScale>
+void for_each_bit(const LayoutRow& row, const PackedWeight& weight, const Move& move, const MoveScale& move_scale) {
+  const auto& [scheme, layout, n, k, planes] = weight;
+  const auto canonical = formats::scheme_row(scheme.family).place;
+  const std::vector<int64_t> order = input_order(row, weight);
+  for (int64_t r = 0; r < n; ++r) {
+    for (int64_t c = 0; c < k; ++c) {
+      for (int bit = 0; bit < scheme.bits; ++bit) {
+        move(canonical(scheme, n, k, r, order[static_cast<size_t>(c)], bit), row.place(scheme, n, k, r, c, bit));
+      }
+      move_scale(canonical(scheme, n, k, r, c, 0).scale, row.place(scheme, n, k, r, c, 0).scale);
+    }
+  }
+}
+
+/// Calls move(index of a canonical zero, bit, place) for every bit of a zero that the layout packs.
 template <class Move>
-void for_each_bit(const LayoutRow& row, const PackedWeight& weight, const Move& move) {
-  const auto canonical = formats::scheme_row(weight.scheme.family).place;
+void for_each_zero_bit(const LayoutRow& row, const PackedWeight& weight, const Move& move) {
+  if (row.zero_place == nullptr || !weight.scheme.asymmetric) return;
+  const int64_t groups = formats::integer_groups(weight.scheme, weight.k);
   for (int64_t r = 0; r < weight.n; ++r) {
-    for (int64_t c = 0; c < weight.k; ++c) {
+    for (int64_t group = 0; group < groups; ++group) {
       for (int bit = 0; bit < weight.scheme.bits; ++bit) {
-        move(canonical(weight.scheme, weight.n, weight.k, r, c, bit),
-             row.place(weight.scheme, weight.n, weight.k, r, c, bit));
+        move(static_cast<size_t>(r * groups + group), bit,
+             row.zero_place(weight.scheme, weight.n, weight.k, r, group, bit));
       }
     }
   }
@@ -37,11 +68,13 @@ void move_scale(const formats::Plane& from, int64_t from_index, formats::Plane& 
   std::memcpy(to.bytes.data() + to_index * bytes, from.bytes.data() + from_index * bytes, static_cast<size_t>(bytes));
 }
 
-/// Planes of another layout; those that are the same in every layout are filled in.
-PackedWeight allocate(const PackedWeight& like, std::string_view layout, std::span<const formats::PlaneSpec> specs) {
+/// Planes of another layout; those that stand alike in both are filled in.
+PackedWeight allocate(const LayoutRow& row, const PackedWeight& like, std::string_view layout,
+                      std::span<const formats::PlaneSpec> specs) {
   PackedWeight weight = formats::allocate_planes(like.scheme, layout, like.n, like.k, specs);
   for (formats::Plane& plane : weight.planes) {
     if (plane.spec.role == PlaneRole::codes || plane.spec.role == PlaneRole::scales) continue;
+    if (plane.spec.role == PlaneRole::zeros && row.zero_place != nullptr) continue;
     plane.bytes = like.plane(plane.spec.role).bytes.clone();
   }
   return weight;
@@ -50,14 +83,21 @@ PackedWeight allocate(const PackedWeight& like, std::string_view layout, std::sp
 }  // namespace
 
 PackedWeight pack_by_place(const LayoutRow& row, const PackedWeight& canonical) {
-  PackedWeight packed = allocate(canonical, row.name, row.planes(canonical.scheme, canonical.n, canonical.k));
+  PackedWeight packed = allocate(row, canonical, row.name, row.planes(canonical.scheme, canonical.n, canonical.k));
   const auto from = canonical.plane(PlaneRole::codes).bytes.as<uint32_t>();
   const auto to = packed.plane(PlaneRole::codes).bytes.as<uint32_t>();
   const auto& from_scales = canonical.plane(PlaneRole::scales);
   auto& to_scales = packed.plane(PlaneRole::scales);
-  for_each_bit(row, canonical, [&](BitPlace at, BitPlace place) {
-    move_bit(from[static_cast<size_t>(at.word)], at.bit, to[static_cast<size_t>(place.word)], place.bit);
-    move_scale(from_scales, at.scale, to_scales, place.scale);
+  for_each_bit(
+      row, canonical,
+      [&](BitPlace at, BitPlace place) {
+        move_bit(from[static_cast<size_t>(at.word)], at.bit, to[static_cast<size_t>(place.word)], place.bit);
+      },
+      [&](int64_t at, int64_t place) { move_scale(from_scales, at, to_scales, place); });
+  for_each_zero_bit(row, canonical, [&](size_t at, int bit, LayoutRow::ZeroPlace place) {
+    const uint8_t zero = canonical.plane(PlaneRole::zeros).bytes.as<uint8_t>()[at];
+    auto& word = packed.plane(PlaneRole::zeros).bytes.as<uint32_t>()[static_cast<size_t>(place.word)];
+    move_bit(zero, bit, word, place.bit);
   });
   return packed;
 }
@@ -65,14 +105,21 @@ PackedWeight pack_by_place(const LayoutRow& row, const PackedWeight& canonical) 
 PackedWeight unpack_by_place(const LayoutRow& row, const PackedWeight& packed) {
   const auto& scheme_row = formats::scheme_row(packed.scheme.family);
   PackedWeight canonical =
-      allocate(packed, formats::canonical_layout, scheme_row.planes(packed.scheme, packed.n, packed.k));
+      allocate(row, packed, formats::canonical_layout, scheme_row.planes(packed.scheme, packed.n, packed.k));
   const auto from = packed.plane(PlaneRole::codes).bytes.as<uint32_t>();
   const auto to = canonical.plane(PlaneRole::codes).bytes.as<uint32_t>();
   const auto& from_scales = packed.plane(PlaneRole::scales);
   auto& to_scales = canonical.plane(PlaneRole::scales);
-  for_each_bit(row, packed, [&](BitPlace at, BitPlace place) {
-    move_bit(from[static_cast<size_t>(place.word)], place.bit, to[static_cast<size_t>(at.word)], at.bit);
-    move_scale(from_scales, place.scale, to_scales, at.scale);
+  for_each_bit(
+      row, packed,
+      [&](BitPlace at, BitPlace place) {
+        move_bit(from[static_cast<size_t>(place.word)], place.bit, to[static_cast<size_t>(at.word)], at.bit);
+      },
+      [&](int64_t at, int64_t place) { move_scale(from_scales, place, to_scales, at); });
+  for_each_zero_bit(row, packed, [&](size_t at, int bit, LayoutRow::ZeroPlace place) {
+    const uint32_t word = packed.plane(PlaneRole::zeros).bytes.as<uint32_t>()[static_cast<size_t>(place.word)];
+    auto& zero = canonical.plane(PlaneRole::zeros).bytes.as<uint8_t>()[at];
+    zero = static_cast<uint8_t>(zero | ((word >> place.bit) & 1u) << bit);
   });
   return canonical;
 }

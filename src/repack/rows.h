@@ -8,5 +8,9 @@ namespace w4q::repack {
 LayoutRow canonical_row();
 LayoutRow kbit_fragment_row();
 LayoutRow kbit_tile_row();
+LayoutRow awq_row();
+LayoutRow gptq_row();
+LayoutRow interleaved_row();
+LayoutRow marlin_row();
 
 }  // namespace w4q::repack

@@ -53,10 +53,13 @@ TEST_P(CorruptionLaw, DamagedPlanesAreAcceptedOrRefusedNeverMisread) {
   const auto& [scheme, layout_name] = GetParam();
   const repack::LayoutRow& layout = repack::layout_row(layout_name);
   const auto& row = formats::scheme_row(scheme.family);
-  const PackedWeight packed = layout.pack(test::encoded(scheme, test::sample(test::distributions[0], 5, 70), 5, 70));
+  // Ragged, and most of a tile, so that a damaged byte is as likely a code as padding.
+  constexpr int64_t n = 60;
+  constexpr int64_t k = 70;
+  const PackedWeight packed = layout.pack(test::encoded(scheme, test::sample(test::distributions[0], n, k), n, k));
   int refused = 0;
   int accepted = 0;
-  for (uint64_t round = 0; round < 1000; ++round) {
+  for (uint64_t round = 0; round < 300; ++round) {
     PackedWeight damaged = packed.clone();
     for (uint64_t i = 0; i <= draw(round, 9) % 2; ++i) corrupt(damaged, 2 * round + i);
     try {
@@ -71,8 +74,8 @@ TEST_P(CorruptionLaw, DamagedPlanesAreAcceptedOrRefusedNeverMisread) {
     }
   }
   // Both happen: a byte of a code is as good as another, a shape is not.
-  EXPECT_GT(refused, 300);
-  EXPECT_GT(accepted, 50);
+  EXPECT_GT(refused, 90);
+  EXPECT_GT(accepted, 15);
 }
 
 }  // namespace

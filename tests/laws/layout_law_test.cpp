@@ -1,7 +1,4 @@
 // Laws of layouts: unpack undoes pack, planes have the announced shapes, `place` is one-to-one and is what pack does.
-#include <map>
-#include <set>
-
 #include "laws/registries.h"
 #include "repack/map_pass.h"
 #include "support.h"
@@ -51,8 +48,8 @@ TEST_P(LayoutLaw, PlaceIsOneToOneAndInside) {
   for (const auto& [n, k] : test::sizes) {
     if (!layout().accepts(scheme(), n, k, nullptr)) continue;
     const auto specs = layout().planes(scheme(), n, k);
-    std::set<int64_t> taken;
-    std::map<int64_t, int64_t> scale_of;
+    std::vector<bool> taken(static_cast<size_t>(element_count(specs[0].shape) * 32));
+    std::vector<int64_t> block_of(static_cast<size_t>(element_count(specs[1].shape)), -1);
     for (int64_t row = 0; row < n; ++row) {
       for (int64_t col = 0; col < k; ++col) {
         for (int bit = 0; bit < scheme().bits; ++bit) {
@@ -60,9 +57,13 @@ TEST_P(LayoutLaw, PlaceIsOneToOneAndInside) {
           ASSERT_TRUE(place.bit >= 0 && place.bit < 32 && place.word >= 0 && place.scale >= 0);
           ASSERT_LT(place.word, element_count(specs[0].shape));
           ASSERT_LT(place.scale, element_count(specs[1].shape));
-          ASSERT_TRUE(taken.insert(place.word * 32 + place.bit).second) << row << " " << col << " " << bit;
+          const auto index = static_cast<size_t>(place.word * 32 + place.bit);
+          ASSERT_FALSE(taken[index]) << row << " " << col << " " << bit;
+          taken[index] = true;
           const auto block = formats::scheme_row(scheme().family).place(scheme(), n, k, row, col, 0).scale;
-          ASSERT_EQ(scale_of.try_emplace(place.scale, block).first->second, block);
+          int64_t& seen = block_of[static_cast<size_t>(place.scale)];
+          if (seen < 0) seen = block;
+          ASSERT_EQ(seen, block);
         }
       }
     }

@@ -1,0 +1,387 @@
+// The passes between the canonical planes of integer schemes and another layout, driven by the layout's map
+// (integer_map.h). Codes move as whole words where the map keeps canonical words whole, otherwise tile by tile through
+// bytes; scales, zeros and the check of padding follow the map element by element.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string_view>
+#include <vector>
+
+#include "core/parallel.h"
+#include "formats/integer.h"
+#include "repack/integer_map.h"
+
+namespace w4q::repack {
+
+/// Throws unsupported naming the group whose zero is 2^bits, which no packed zero can hold.
+void check_zeros_fit(const formats::PackedWeight& canonical, std::string_view layout);
+/// The inputs in the stable order of their groups; empty for a weight without act order.
+std::vector<int32_t> inputs_by_group(const formats::PackedWeight& weight);
+/// Throws bad_file naming `name`: a bit of the padding of `packed` is not zero.
+[[noreturn]] void refuse_integer_padding(const formats::PackedWeight& packed, std::string_view name,
+                                         formats::PlaneRole role, int64_t row, int64_t col);
+
+namespace detail {
+
+inline bool test(std::span<const uint32_t> words, BitAt at) noexcept {
+  return ((words[static_cast<size_t>(at.word)] >> at.bit) & 1u) != 0;
+}
+
+template <class Map>
+constexpr bool moves_words = requires(const Map& map) {
+  map.word(int64_t{}, int64_t{});
+};
+
+/// Calls move(canonical word, word) for every word of the canonical codes, in blocks that stay in the cache.
+template <class Map, class Move>
+void for_each_word(const Map& map, const formats::PackedWeight& weight, const Move& move) {
+  constexpr int64_t block_rows = 64;
+  constexpr int64_t block_words = 64;
+  const int64_t row_words = formats::dense_words(weight.k, weight.scheme.bits);
+  const int64_t blocks = (row_words + block_words - 1) / block_words;
+  parallel_for((weight.n + block_rows - 1) / block_rows * blocks, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t first_row = task / blocks * block_rows;
+      const int64_t last_row = std::min(first_row + block_rows, weight.n);
+      const int64_t first_word = task % blocks * block_words;
+      const int64_t last_word = std::min(first_word + block_words, row_words);
+      for (int64_t word = first_word; word < last_word; ++word) {
+        for (int64_t row = first_row; row < last_row; ++row) move(row * row_words + word, map.word(row, word));
+      }
+    }
+  });
+}
+
+/// The words of one tile, and for each field of a word the code that it holds, as an offset into bytes of `stride`
+/// codes to a row.
+template <class Map, int bits>
+struct TileFields {
+  static constexpr size_t fields = 32 / bits;
+  static constexpr size_t words = static_cast<size_t>(Map::tile_rows * Map::tile_cols) / fields;
+
+  std::array<int64_t, words> word{};  ///< from the word of the tile's first code
+  std::array<std::array<uint32_t, fields>, words> code{};
+
+  TileFields(const Map& map, int64_t stride) {
+    const int64_t base = map.code_bit(0, 0, 0).word;
+    size_t known = 0;
+    for (int64_t row = 0; row < Map::tile_rows; ++row) {
+      for (int64_t col = 0; col < Map::tile_cols; ++col) {
+        const BitAt at = map.code_bit(row, col, 0);
+        const auto end = word.begin() + static_cast<std::ptrdiff_t>(known);
+        const auto found = std::find(word.begin(), end, at.word - base);
+        if (found == end) word[known++] = at.word - base;
+        const auto index = static_cast<size_t>(found - word.begin());
+        code[index][static_cast<size_t>(at.bit / bits)] = static_cast<uint32_t>(row * stride + col);
+      }
+    }
+  }
+
+  void pack(const uint8_t* codes, uint32_t* out) const noexcept {
+    for (size_t w = 0; w < words; ++w) {
+      uint32_t packed = 0;
+      for (size_t f = 0; f < fields; ++f) packed |= uint32_t{codes[code[w][f]]} << (f * bits);
+      out[word[w]] = packed;
+    }
+  }
+  void unpack(const uint32_t* in, uint8_t* codes) const noexcept {
+    for (size_t w = 0; w < words; ++w) {
+      const uint32_t packed = in[word[w]];
+      for (size_t f = 0; f < fields; ++f) {
+        codes[code[w][f]] = static_cast<uint8_t>((packed >> (f * bits)) & ((1u << bits) - 1));
+      }
+    }
+  }
+};
+
+/// Moves codes tile by tile: a task is a strip of rows by a chunk of columns, whose codes lie as bytes in between.
+template <class Map, int bits>
+class TileMover {
+ public:
+  TileMover(const Map& map, const formats::PackedWeight& shape, std::span<const int32_t> order)
+      : map_(map),
+        n_(shape.n),
+        k_(shape.k),
+        order_(order),
+        // Inputs in another order come from anywhere in their row.
+        chunk_(order.empty() ? std::min(usual_chunk, map.padded_cols) : map.padded_cols),
+        chunks_((map.padded_cols + chunk_ - 1) / chunk_),
+        row_words_(formats::dense_words(k_, bits)),
+        stride_(round_up(chunk_, Map::tile_cols)),
+        fields_(map, stride_) {}
+
+  void pack(std::span<const uint32_t> canonical, std::span<uint32_t> packed) const {
+    for_each_task([&](const Area& area, std::span<uint8_t> codes, std::span<uint8_t> line) {
+      std::ranges::fill(codes, uint8_t{0});
+      for (int64_t row = area.row; row < std::min(area.row_end, n_); ++row) {
+        read(canonical, row, area, line, codes.subspan(static_cast<size_t>((row - area.row) * stride_)));
+      }
+      for_each_tile(area, [&](int64_t row, int64_t col, size_t offset) {
+        fields_.pack(codes.data() + offset, packed.data() + map_.code_bit(row, col, 0).word);
+      });
+    });
+  }
+
+  void unpack(std::span<const uint32_t> packed, std::span<uint32_t> canonical) const {
+    for_each_task([&](const Area& area, std::span<uint8_t> codes, std::span<uint8_t> line) {
+      for_each_tile(area, [&](int64_t row, int64_t col, size_t offset) {
+        fields_.unpack(packed.data() + map_.code_bit(row, col, 0).word, codes.data() + offset);
+      });
+      for (int64_t row = area.row; row < std::min(area.row_end, n_); ++row) {
+        write(codes.subspan(static_cast<size_t>((row - area.row) * stride_)), row, area, line, canonical);
+      }
+    });
+  }
+
+ private:
+  static constexpr int64_t usual_chunk = 512;  ///< whole words of canonical codes
+  static constexpr int64_t strip = 128;
+
+  struct Area {
+    int64_t row, row_end, col, col_end;  ///< padded; ends cut to the padded size
+  };
+
+  template <class Body>
+  void for_each_task(const Body& body) const {
+    const int64_t strips = (map_.padded_rows + strip - 1) / strip;
+    parallel_for(strips * chunks_, 2, [&](int64_t begin, int64_t end) {
+      std::vector<uint8_t> codes(static_cast<size_t>(strip * stride_));
+      std::vector<uint8_t> line(order_.size());
+      for (int64_t task = begin; task < end; ++task) {
+        const int64_t row = task / chunks_ * strip;
+        const int64_t col = task % chunks_ * chunk_;
+        body(Area{row, std::min(row + strip, map_.padded_rows), col, std::min(col + chunk_, map_.padded_cols)},
+             std::span(codes), std::span(line));
+      }
+    });
+  }
+
+  /// Calls body(row, col, offset of the tile in the strip's bytes).
+  template <class Body>
+  void for_each_tile(const Area& area, const Body& body) const {
+    for (int64_t col = area.col; col < area.col_end; col += Map::tile_cols) {
+      for (int64_t row = area.row; row < area.row_end; row += Map::tile_rows) {
+        body(row, col, static_cast<size_t>((row - area.row) * stride_ + col - area.col));
+      }
+    }
+  }
+
+  int64_t columns(const Area& area) const noexcept {
+    return std::max<int64_t>(0, std::min(area.col_end, k_) - area.col);
+  }
+
+  std::span<const uint32_t> row_of(std::span<const uint32_t> words, int64_t row) const {
+    return words.subspan(static_cast<size_t>(row * row_words_), static_cast<size_t>(row_words_));
+  }
+
+  void read(std::span<const uint32_t> canonical, int64_t row, const Area& area, std::span<uint8_t> line,
+            std::span<uint8_t> out) const {
+    const auto words = row_of(canonical, row);
+    const auto count = static_cast<size_t>(columns(area));
+    if (order_.empty()) {
+      const auto part = words.subspan(static_cast<size_t>(area.col * bits / 32));
+      return formats::dense_unpack(part.first(static_cast<size_t>(formats::dense_words(columns(area), bits))), bits,
+                                   out.first(count));
+    }
+    formats::dense_unpack(words, bits, line);
+    for (size_t i = 0; i < count; ++i) out[i] = line[static_cast<size_t>(order_[i])];
+  }
+
+  void write(std::span<const uint8_t> codes, int64_t row, const Area& area, std::span<uint8_t> line,
+             std::span<uint32_t> canonical) const {
+    const auto words = row_of(canonical, row);
+    const std::span<uint32_t> to(canonical.data() + (words.data() - canonical.data()), words.size());
+    const auto count = static_cast<size_t>(columns(area));
+    if (order_.empty()) {
+      const auto part = to.subspan(static_cast<size_t>(area.col * bits / 32));
+      return formats::dense_pack(codes.first(count), bits,
+                                 part.first(static_cast<size_t>(formats::dense_words(columns(area), bits))));
+    }
+    for (size_t i = 0; i < count; ++i) line[static_cast<size_t>(order_[i])] = codes[i];
+    formats::dense_pack(line, bits, to);
+  }
+
+  const Map& map_;
+  int64_t n_, k_;
+  std::span<const int32_t> order_;
+  int64_t chunk_, chunks_, row_words_, stride_;
+  TileFields<Map, bits> fields_;
+};
+
+/// Calls body with the tile mover of the weight's width.
+template <class Map, class Body>
+void with_mover(const Map& map, const formats::PackedWeight& weight, const Body& body) {
+  const std::vector<int32_t> order = inputs_by_group(weight);
+  if (weight.scheme.bits == 4) return body(TileMover<Map, 4>(map, weight, order));
+  if constexpr (Map::has_eight_bits) body(TileMover<Map, 8>(map, weight, order));
+}
+
+template <class Map>
+void pack_codes(const Map& map, const formats::PackedWeight& canonical, formats::PackedWeight& packed) {
+  const auto from = canonical.plane(formats::PlaneRole::codes).bytes.as<uint32_t>();
+  const auto to = packed.plane(formats::PlaneRole::codes).bytes.as<uint32_t>();
+  if constexpr (moves_words<Map>) {
+    for_each_word(map, canonical,
+                  [=](int64_t at, int64_t place) { to[static_cast<size_t>(place)] = from[static_cast<size_t>(at)]; });
+  } else {
+    with_mover(map, canonical, [=](const auto& mover) { mover.pack(from, to); });
+  }
+}
+
+template <class Map>
+void unpack_codes(const Map& map, const formats::PackedWeight& packed, formats::PackedWeight& canonical) {
+  const auto from = packed.plane(formats::PlaneRole::codes).bytes.as<uint32_t>();
+  const auto to = canonical.plane(formats::PlaneRole::codes).bytes.as<uint32_t>();
+  if constexpr (moves_words<Map>) {
+    for_each_word(map, packed,
+                  [=](int64_t at, int64_t place) { to[static_cast<size_t>(at)] = from[static_cast<size_t>(place)]; });
+  } else {
+    with_mover(map, packed, [=](const auto& mover) { mover.unpack(from, to); });
+  }
+}
+
+/// Calls move(canonical index, index) for every scale, in parallel.
+template <class Map, class Move>
+void for_each_scale(const Map& map, const formats::PackedWeight& weight, const Move& move) {
+  const int64_t groups = formats::integer_groups(weight.scheme, weight.k);
+  parallel_for(weight.n, 256, [&](int64_t begin, int64_t end) {
+    for (int64_t group = 0; group < groups; ++group) {
+      for (int64_t row = begin; row < end; ++row) move(row * groups + group, map.scale(row, group));
+    }
+  });
+}
+
+template <class T>
+auto copy_elements(const formats::Plane& from, formats::Plane& to, bool to_canonical) {
+  return [source = from.bytes.as<T>(), target = to.bytes.template as<T>(), to_canonical](int64_t at, int64_t place) {
+    const int64_t read = to_canonical ? place : at;
+    const int64_t write = to_canonical ? at : place;
+    target[static_cast<size_t>(write)] = source[static_cast<size_t>(read)];
+  };
+}
+
+template <class Map>
+void move_scales(const Map& map, const formats::PackedWeight& from, formats::PackedWeight& to) {
+  const bool to_canonical = to.layout == formats::canonical_layout;
+  const formats::Plane& source = from.plane(formats::PlaneRole::scales);
+  formats::Plane& target = to.plane(formats::PlaneRole::scales);
+  if (dtype_bits(source.spec.dtype) == 16) {
+    for_each_scale(map, from, copy_elements<uint16_t>(source, target, to_canonical));
+  } else {
+    for_each_scale(map, from, copy_elements<uint32_t>(source, target, to_canonical));
+  }
+}
+
+/// Calls move(canonical index, row, group); a group's zeros share words, so groups are what runs in parallel.
+template <class Move>
+void for_each_zero(const formats::PackedWeight& weight, const Move& move) {
+  const int64_t groups = formats::integer_groups(weight.scheme, weight.k);
+  constexpr int64_t grain = 1 << 16;
+  parallel_for(groups, std::max<int64_t>(1, grain / weight.n), [&](int64_t begin, int64_t end) {
+    for (int64_t group = begin; group < end; ++group) {
+      for (int64_t row = 0; row < weight.n; ++row) move(static_cast<size_t>(row * groups + group), row, group);
+    }
+  });
+}
+
+template <class Map>
+void pack_zeros(const Map& map, const formats::PackedWeight& canonical, formats::PackedWeight& packed) {
+  const auto from = canonical.plane(formats::PlaneRole::zeros).bytes.as<uint8_t>();
+  const auto to = packed.plane(formats::PlaneRole::zeros).bytes.as<uint32_t>();
+  for_each_zero(canonical, [&](size_t at, int64_t row, int64_t group) {
+    for (int bit = 0; bit < canonical.scheme.bits; ++bit) {
+      const BitAt place = map.zero_bit(row, group, bit);
+      to[static_cast<size_t>(place.word)] |= ((uint32_t{from[at]} >> bit) & 1u) << place.bit;
+    }
+  });
+}
+
+template <class Map>
+void unpack_zeros(const Map& map, const formats::PackedWeight& packed, formats::PackedWeight& canonical) {
+  const auto from = packed.plane(formats::PlaneRole::zeros).bytes.as<uint32_t>();
+  const auto to = canonical.plane(formats::PlaneRole::zeros).bytes.as<uint8_t>();
+  for_each_zero(packed, [&](size_t at, int64_t row, int64_t group) {
+    int zero = 0;
+    for (int bit = 0; bit < packed.scheme.bits; ++bit) {
+      zero |= static_cast<int>(test(from, map.zero_bit(row, group, bit))) << bit;
+    }
+    to[at] = static_cast<uint8_t>(zero);
+  });
+}
+
+template <class Map>
+void check_integer_padding(const Map& map, const formats::PackedWeight& packed, std::string_view name) {
+  using formats::PlaneRole;
+  const auto codes = packed.plane(PlaneRole::codes).bytes.template as<uint32_t>();
+  for (int64_t row = 0; row < map.padded_rows; ++row) {
+    for (int64_t col = row < packed.n ? packed.k : 0; col < map.padded_cols; ++col) {
+      for (int bit = 0; bit < packed.scheme.bits; ++bit) {
+        if (test(codes, map.code_bit(row, col, bit))) refuse_integer_padding(packed, name, PlaneRole::codes, row, col);
+      }
+    }
+  }
+  const auto& scales = packed.plane(PlaneRole::scales);
+  const auto width = static_cast<size_t>(dtype_bits(scales.spec.dtype) / 8);
+  const int64_t groups = formats::integer_groups(packed.scheme, packed.k);
+  for (int64_t group = 0; group < groups; ++group) {
+    for (int64_t row = packed.n; row < map.padded_rows; ++row) {
+      const auto bytes = scales.bytes.bytes().subspan(static_cast<size_t>(map.scale(row, group)) * width, width);
+      if (std::ranges::any_of(bytes, [](std::byte byte) { return byte != std::byte{0}; })) {
+        refuse_integer_padding(packed, name, PlaneRole::scales, row, group);
+      }
+      if constexpr (requires { map.zero_bit(row, group, 0); }) {
+        if (!packed.scheme.asymmetric) continue;
+        const auto zeros = packed.plane(PlaneRole::zeros).bytes.template as<uint32_t>();
+        for (int bit = 0; bit < packed.scheme.bits; ++bit) {
+          if (test(zeros, map.zero_bit(row, group, bit))) {
+            refuse_integer_padding(packed, name, PlaneRole::zeros, row, group);
+          }
+        }
+      }
+    }
+  }
+}
+
+inline void copy_group_index(const formats::PackedWeight& from, formats::PackedWeight& to) {
+  if (!from.scheme.act_order) return;
+  to.plane(formats::PlaneRole::group_index).bytes = from.plane(formats::PlaneRole::group_index).bytes.clone();
+}
+
+}  // namespace detail
+
+/// canonical, with the planes that the scheme demands → `layout` with the planes `specs`.
+template <class Map>
+formats::PackedWeight pack_integer(const Map& map, const formats::PackedWeight& canonical, std::string_view layout,
+                                   std::span<const formats::PlaneSpec> specs) {
+  formats::PackedWeight packed = formats::allocate_planes(canonical.scheme, layout, canonical.n, canonical.k, specs);
+  detail::pack_codes(map, canonical, packed);
+  detail::move_scales(map, canonical, packed);
+  if constexpr (requires { map.zero_bit(int64_t{}, int64_t{}, 0); }) {
+    if (canonical.scheme.asymmetric) {
+      check_zeros_fit(canonical, layout);
+      detail::pack_zeros(map, canonical, packed);
+    }
+  }
+  detail::copy_group_index(canonical, packed);
+  return packed;
+}
+
+/// The inverse. Throws bad_file naming `name` when padding is not zero.
+template <class Map>
+formats::PackedWeight unpack_integer(const Map& map, const formats::PackedWeight& packed, std::string_view name) {
+  detail::check_integer_padding(map, packed, name);
+  formats::PackedWeight canonical =
+      formats::allocate_planes(packed.scheme, formats::canonical_layout, packed.n, packed.k,
+                               formats::integer_planes(packed.scheme, packed.n, packed.k));
+  detail::unpack_codes(map, packed, canonical);
+  detail::move_scales(map, packed, canonical);
+  if constexpr (requires { map.zero_bit(int64_t{}, int64_t{}, 0); }) {
+    if (packed.scheme.asymmetric) detail::unpack_zeros(map, packed, canonical);
+  }
+  detail::copy_group_index(packed, canonical);
+  return canonical;
+}
+
+}  // namespace w4q::repack

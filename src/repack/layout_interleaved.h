@@ -1,0 +1,36 @@
+// interleaved: 4-bit codes in blocks of 32 inputs; the four words of a block stand together, and the blocks of
+// neighbouring outputs one after the other, so that a thread that owns an output reads 32 of its codes with one 128-bit
+// load next to its neighbour's.
+//
+//   code of (row, col)       → word ((col div 32) · n + row) · 4 + col mod 32 div 8,  nibble col mod 8
+//   scale of (row, block)    → block · n + row
+//
+// k is padded to 32 (docs/layouts.md).
+#pragma once
+
+#include "repack/integer_map.h"
+
+namespace w4q::repack {
+
+struct InterleavedMap {
+  static constexpr int bits = 4;
+  static constexpr int64_t block_words = 4;
+
+  int64_t padded_rows;
+  int64_t padded_cols;
+
+  W4Q_HOST_DEVICE constexpr InterleavedMap(int, int64_t n, int64_t k, int64_t)
+      : padded_rows(n), padded_cols(round_up(k, 32)) {}
+
+  W4Q_HOST_DEVICE constexpr int64_t word(int64_t row, int64_t word) const {
+    return (word / block_words * padded_rows + row) * block_words + word % block_words;
+  }
+  W4Q_HOST_DEVICE constexpr BitAt code_bit(int64_t row, int64_t col, int bit) const {
+    return {word(row, col / 8), static_cast<int>(col % 8) * bits + bit};
+  }
+  W4Q_HOST_DEVICE constexpr int64_t scale(int64_t row, int64_t group) const { return group * padded_rows + row; }
+};
+
+static_assert(detail::codes_are_bijective(InterleavedMap(4, 16, 64, 2)));
+
+}  // namespace w4q::repack
