@@ -36,6 +36,10 @@ io::Json registries() {
     json["methods"].push_back(
         {{"name", row.name}, {"needs_calibration", row.needs_statistics}, {"description", row.description}});
   }
+  // Not a quantizer of single tensors: it chooses what the quantizer of the scheme rounds.
+  json["methods"].push_back({{"name", "awq"},
+                             {"needs_calibration", true},
+                             {"description", "scales and clips searched on calibration activations, then rounding"}});
   for (const auto& row : repack::layout_registry()) {
     json["layouts"].push_back({{"name", row.name}, {"targets", sm_names(row.sms)}, {"description", row.description}});
   }

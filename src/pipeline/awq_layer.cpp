@@ -1,5 +1,6 @@
 #include "pipeline/awq_layer.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -172,6 +173,19 @@ class LayerJob {
 };
 
 }  // namespace
+
+int64_t awq_memory(const io::Checkpoint& checkpoint, const model::ModelConfig& config, const SchemeOf& scheme_of) {
+  int64_t largest = 0, packed = 0;
+  for (const auto& group : linear_groups(config, 0)) {
+    int64_t weights = 0;
+    for (const auto& name : group.linears) {
+      if (scheme_of(name)) weights += element_count(checkpoint.at(name + ".weight").shape);
+    }
+    largest = std::max(largest, static_cast<int64_t>(sizeof(float)) * (2 * weights + group.width * group.width));
+    packed += weights;
+  }
+  return largest + packed;  // a byte for every packed weight is more than any scheme but the widest needs
+}
 
 AwqLayer quantize_layer(const io::Checkpoint& checkpoint, const model::ModelConfig& config, int64_t layer,
                         const LayerStatistics& statistics, const SchemeOf& scheme_of,

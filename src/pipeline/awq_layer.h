@@ -51,6 +51,10 @@ struct AwqLayer {
   std::vector<AwqGroupReport> groups;
 };
 
+/// Bytes that one layer takes beside its statistics: the largest group in fp32 twice over, its Gram matrix, and what is
+/// packed.
+int64_t awq_memory(const io::Checkpoint& checkpoint, const model::ModelConfig& config, const SchemeOf& scheme_of);
+
 /// Throws bad_file naming tensor, row and column of a weight that is not finite.
 AwqLayer quantize_layer(const io::Checkpoint& checkpoint, const model::ModelConfig& config, int64_t layer,
                         const LayerStatistics& statistics, const SchemeOf& scheme_of,

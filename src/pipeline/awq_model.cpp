@@ -1,9 +1,15 @@
 #include "pipeline/awq_model.h"
 
+#include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/error.h"
+#include "core/parallel.h"
+#include "core/stopwatch.h"
 #include "core/text.h"
+#include "kernels/gemm.h"
+#include "quantize/awq.h"
 
 namespace w4q::pipeline {
 namespace {
@@ -25,17 +31,55 @@ std::string_view to_string(ScaleTarget::Kind kind) noexcept {
 /// The error of outputs as a distance below the outputs, in dB.
 double decibels(const AwqGroupReport& group, double error) { return 10 * std::log10(group.output / error); }
 
+void check_sources(const AwqRequest& request) {
+  const bool has_text = !request.text.text.empty() || !request.text.ids.empty();
+  if (has_text != !request.statistics.empty()) return;
+  throw Error(ErrorCode::bad_argument, "awq needs calibration text, or a statistics file, one of the two")
+      .hint("--calib FILE, --calib-ids FILE or --stats FILE");
+}
+
+/// Multiplications a second of matrix products on all threads.
+double measured_rate() {
+  constexpr int64_t rows = 64, cols = 512, tasks = 32;
+  const std::vector<float> a(rows * cols, 0.5f), b(cols * cols, 0.25f);
+  double best = 1e9;
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    const Stopwatch watch;
+    parallel_for(tasks, 1, [&](int64_t, int64_t) {
+      std::vector<float> c(rows * cols);
+      kernels::gemm_nn({a.data(), rows, cols}, {b.data(), cols, cols}, {c.data(), rows, cols});
+    });
+    best = std::min(best, watch.seconds());
+  }
+  return static_cast<double>(tasks * rows * cols * cols) / best;
+}
+
+/// Multiplications that the layers of a model ask for.
+double multiplications(const AwqRequest& request, const io::Checkpoint& checkpoint, const model::ModelConfig& config,
+                       const SchemeOf& scheme_of) {
+  const double tokens =
+      request.statistics.empty() ? static_cast<double>(request.text.samples * request.text.length) : 0;
+  // Beside the points of the search: the outputs themselves, and the clips.
+  constexpr double products = quantize::awq_points + 3;
+  double sum = 0;
+  for (const auto& group : linear_groups(config, 0)) {
+    const auto k = static_cast<double>(group.width);
+    sum += tokens * k * k / 2;  // the Gram matrix
+    for (const auto& name : group.linears) {
+      const auto n = static_cast<double>(checkpoint.at(name + ".weight").shape[0]);
+      sum += tokens * n * k + (scheme_of(name) ? products * n * k * k : 0);
+    }
+  }
+  return sum * static_cast<double>(config.layers);
+}
+
 }  // namespace
 
 AwqRun::AwqRun(const AwqRequest& request, const std::filesystem::path& model_folder, const io::Checkpoint& checkpoint,
-               const model::ModelConfig& config, const std::filesystem::path& output)
-    : options_(request.options), checkpoint_(checkpoint), config_(config) {
-  const bool has_text = !request.text.text.empty() || !request.text.ids.empty();
-  if (has_text == !request.statistics.empty()) {
-    throw Error(ErrorCode::bad_argument, "awq needs calibration text, or a statistics file, one of the two")
-        .hint("--calib FILE, --calib-ids FILE or --stats FILE");
-  }
-  if (!has_text) {
+               const model::ModelConfig& config, SchemeOf scheme_of, const std::filesystem::path& output)
+    : options_(request.options), checkpoint_(checkpoint), config_(config), scheme_of_(std::move(scheme_of)) {
+  check_sources(request);
+  if (!request.statistics.empty()) {
     file_.emplace(StatisticsFile::open(request.statistics, config));
     file_->check_model(model_identity(checkpoint));
     if (!file_->origin().gram) {
@@ -50,6 +94,7 @@ AwqRun::AwqRun(const AwqRequest& request, const std::filesystem::path& model_fol
   }
   CalibrationOptions options;
   options.max_memory = request.max_memory;
+  options.reserved_memory = awq_memory(checkpoint, config, scheme_of_);
   options.spill_at = output;
   calibration_.emplace(checkpoint, config, std::move(windows), options);
   if (calibration_->spilled() > 0) {
@@ -59,10 +104,25 @@ AwqRun::AwqRun(const AwqRequest& request, const std::filesystem::path& model_fol
 
 AwqRun::~AwqRun() = default;
 
-AwqLayer AwqRun::next(const SchemeOf& scheme_of, const quantize::QuantizeOptions& options) {
+AwqLayer AwqRun::next(const quantize::QuantizeOptions& options) {
   ensure(layer_ < config_.layers, "awq: there is no further layer");
   const auto statistics = calibration_ ? calibration_->next() : file_->load(layer_);
-  return quantize_layer(checkpoint_, config_, layer_++, statistics, scheme_of, options, options_);
+  return quantize_layer(checkpoint_, config_, layer_++, statistics, scheme_of_, options, options_);
+}
+
+AwqCost awq_cost(const AwqRequest& request, const io::Checkpoint& checkpoint, const model::ModelConfig& config,
+                 const SchemeOf& scheme_of) {
+  check_sources(request);
+  AwqCost cost;
+  cost.memory =
+      calibration_memory(checkpoint, config, request.text.length, true) + awq_memory(checkpoint, config, scheme_of);
+  if (request.statistics.empty()) {
+    cost.memory +=
+        request.text.samples * request.text.length * config.hidden_size * static_cast<int64_t>(sizeof(float));
+    if (request.max_memory > 0) cost.memory = std::min(cost.memory, request.max_memory);
+  }
+  cost.seconds = multiplications(request, checkpoint, config, scheme_of) / measured_rate();
+  return cost;
 }
 
 std::vector<std::string> linears_with_input_scale(const model::ModelConfig& config, const SchemeOf& scheme_of,

@@ -30,11 +30,11 @@ class AwqRun {
   /// `checkpoint` and `config` must outlive it; `output` is where the quantized model will stand. Throws bad_argument
   /// when there is no or more than one source, and as the sources do.
   AwqRun(const AwqRequest& request, const std::filesystem::path& model_folder, const io::Checkpoint& checkpoint,
-         const model::ModelConfig& config, const std::filesystem::path& output);
+         const model::ModelConfig& config, SchemeOf scheme_of, const std::filesystem::path& output);
   ~AwqRun();
 
   /// The next layer; throws internal after the last one.
-  AwqLayer next(const SchemeOf& scheme_of, const quantize::QuantizeOptions& options);
+  AwqLayer next(const quantize::QuantizeOptions& options);
   /// What the user should know about the calibration.
   const std::vector<std::string>& notes() const noexcept { return notes_; }
 
@@ -42,11 +42,20 @@ class AwqRun {
   const AwqOptions options_;
   const io::Checkpoint& checkpoint_;
   const model::ModelConfig& config_;
+  const SchemeOf scheme_of_;
   std::optional<StatisticsFile> file_;
   std::optional<Calibration> calibration_;
   std::vector<std::string> notes_;
   int64_t layer_ = 0;
 };
+
+/// What a run will take, from the sizes of the model and the speed of a matrix product measured now.
+struct AwqCost {
+  int64_t memory = 0;  ///< bytes
+  double seconds = 0;
+};
+AwqCost awq_cost(const AwqRequest& request, const io::Checkpoint& checkpoint, const model::ModelConfig& config,
+                 const SchemeOf& scheme_of);
 
 /// Linears whose scales will be stored rather than folded.
 std::vector<std::string> linears_with_input_scale(const model::ModelConfig& config, const SchemeOf& scheme_of,

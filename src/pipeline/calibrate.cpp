@@ -39,7 +39,7 @@ int64_t layer_bytes(const io::Checkpoint& checkpoint, const model::ModelConfig& 
 int64_t states_limit(const io::Checkpoint& checkpoint, const model::ModelConfig& config, int64_t length,
                      const CalibrationOptions& options) {
   if (options.max_memory == 0) return std::numeric_limits<int64_t>::max();
-  const int64_t fixed = calibration_memory(checkpoint, config, length, options.gram);
+  const int64_t fixed = options.reserved_memory + calibration_memory(checkpoint, config, length, options.gram);
   if (options.max_memory >= fixed) return options.max_memory - fixed;
   throw Error(ErrorCode::bad_argument, concat("--max-memory ", human_bytes(options.max_memory), " is not enough"))
       .detail(concat("one layer of this model needs ", human_bytes(fixed)))

@@ -46,6 +46,7 @@ CalibrationWindows cut_windows(std::span<const int32_t> ids, int64_t samples, in
 struct CalibrationOptions {
   bool gram = true;                 ///< collect Gram matrices
   int64_t max_memory = 0;           ///< bytes that the process should stay below; 0: no limit
+  int64_t reserved_memory = 0;      ///< of these, bytes that the caller needs for itself
   std::filesystem::path spill_at;   ///< where hidden states that do not fit go: a hidden folder beside this path
   std::function<void()> on_window;  ///< called after each window of each layer
 };

@@ -179,8 +179,7 @@ class AwqTensors {
  public:
   AwqTensors(const Source& source, const QuantizeRequest& request, const Plan& plan)
       : request_(request),
-        scheme_of_(lookup(plan)),
-        run_(*request.awq, request.model, source.checkpoint, source.model, request.output) {}
+        run_(*request.awq, request.model, source.checkpoint, source.model, lookup(plan), request.output) {}
 
   const std::vector<std::string>& notes() const noexcept { return run_.notes(); }
 
@@ -205,14 +204,13 @@ class AwqTensors {
 
  private:
   void next_layer(QuantizeReport& report, model::QuantizationConfig& quantization) {
-    layer_ = run_.next(scheme_of_, request_.options);
+    layer_ = run_.next(request_.options);
     ++layers_;
     quantization.rescaled.merge(layer_.rescaled);
     report.groups.insert(report.groups.end(), layer_.groups.begin(), layer_.groups.end());
   }
 
   const QuantizeRequest& request_;
-  const SchemeOf scheme_of_;
   AwqRun run_;
   AwqLayer layer_;
   int64_t layers_ = 0;  // how many were run
@@ -240,6 +238,11 @@ Plan plan_quantize(const QuantizeRequest& request) {
   const Source source = open_source(request.model);
   Plan plan = make_plan(source, request);
   estimate(plan, request);
+  if (request.awq) {
+    const auto cost = awq_cost(*request.awq, source.checkpoint, source.model, lookup(plan));
+    plan.expected_memory = std::max(plan.expected_memory, cost.memory);
+    plan.expected_seconds += cost.seconds;
+  }
   return plan;
 }
 
