@@ -11,17 +11,46 @@ namespace {
 
 constexpr size_t group = 8;  ///< codes that take a whole number of bytes, whatever their width
 
+/// Ones in the low `width` bits of every `spacing` bits.
+constexpr uint64_t low_fields(int width, int spacing) noexcept {
+  uint64_t mask = 0;
+  for (int at = 0; at < 64; at += spacing) mask |= ((uint64_t{1} << width) - 1) << at;
+  return mask;
+}
+
+/// Moves every other field of `width` bits, `spacing` apart, next to the one below it: fields twice as wide, twice as
+/// far apart.
+template <int width, int spacing>
+uint64_t join_neighbours(uint64_t fields) noexcept {
+  constexpr uint64_t low = low_fields(width, 2 * spacing);
+  return (fields & low) | ((fields >> (spacing - width)) & (low << width));
+}
+
+template <int width, int spacing>
+uint64_t split_neighbours(uint64_t fields) noexcept {
+  constexpr uint64_t low = low_fields(width, 2 * spacing);
+  return (fields & low) | ((fields & (low << width)) << (spacing - width));
+}
+
 /// Eight codes of a byte each into `bits` bytes.
 template <int bits>
 uint64_t join_codes(const uint8_t* codes) noexcept {
-  uint64_t joined = 0;
-  for (size_t i = 0; i < group; ++i) joined |= uint64_t{codes[i]} << (i * bits);
-  return joined;
+  uint64_t joined;
+  std::memcpy(&joined, codes, sizeof joined);
+  if constexpr (bits == 8) return joined;
+  joined = join_neighbours<bits, 8>(joined);
+  joined = join_neighbours<2 * bits, 16>(joined);
+  return join_neighbours<4 * bits, 32>(joined);
 }
 
 template <int bits>
 void split_codes(uint64_t joined, uint8_t* codes) noexcept {
-  for (size_t i = 0; i < group; ++i) codes[i] = static_cast<uint8_t>((joined >> (i * bits)) & ((1u << bits) - 1));
+  if constexpr (bits < 8) {
+    joined = split_neighbours<4 * bits, 32>(joined);
+    joined = split_neighbours<2 * bits, 16>(joined);
+    joined = split_neighbours<bits, 8>(joined);
+  }
+  std::memcpy(codes, &joined, sizeof joined);
 }
 
 template <int bits>
