@@ -27,4 +27,7 @@ TokenizerFiles tokenizer_from_gguf(const GgufKeys& keys);
 io::GgufMetadata tokenizer_to_gguf(const TokenizerFiles& files, const ModelConfig& config,
                                    std::vector<std::string>& notes);
 
+/// The ids of bos and eos alone, for a file without a tokenizer.
+io::GgufMetadata token_ids_to_gguf(const ModelConfig& config);
+
 }  // namespace w4q::model

@@ -124,9 +124,11 @@ void refuse_model_options(const JsonNode& model, bool pieces, bool ignore_merges
     const auto mark = model.find(key);
     if (mark && !mark->string().empty()) throw cannot(*mark, "subword marks");
   }
-  if (model.boolean_or("byte_fallback", false) != pieces) throw cannot(model, concat("byte_fallback is ", !pieces));
+  if (model.boolean_or("byte_fallback", false) != pieces)
+    throw cannot(model, concat("byte_fallback is ", pieces ? "false" : "true"));
   if (model.boolean_or("ignore_merges", false) != ignore_merges) {
-    throw cannot(model, concat("ignore_merges is ", !ignore_merges, " with this way of cutting text"));
+    throw cannot(model,
+                 concat("ignore_merges is ", ignore_merges ? "false" : "true", " with this way of cutting text"));
   }
 }
 
@@ -224,32 +226,45 @@ std::vector<int64_t> end_tokens(std::optional<int64_t> first, const ModelConfig&
   return ids;
 }
 
+void add_id(std::string_view key, std::optional<int64_t> id, const ModelConfig& config, io::GgufMetadata& metadata) {
+  const bool exists = id && *id >= 0 && *id < config.vocab_size;
+  if (exists) metadata.push_back({concat("tokenizer.ggml.", key), static_cast<uint32_t>(*id)});
+}
+
+constexpr std::array<std::string_view, 3> end_keys = {"eos_token_id", "eot_token_id", "eom_token_id"};
+
+void add_end_tokens(const std::vector<int64_t>& ends, const ModelConfig& config, io::GgufMetadata& metadata) {
+  for (size_t i = 0; i < std::min(ends.size(), end_keys.size()); ++i) add_id(end_keys[i], ends[i], config, metadata);
+}
+
 void add_special_tokens(const JsonNode& root, const Json& tokenizer_config, const ModelConfig& config,
                         const std::vector<GgufToken>& tokens, io::GgufMetadata& metadata,
                         std::vector<std::string>& notes) {
   Frame frame;
   if (const auto processor = root.find("post_processor")) read_frame(*processor, frame);
-  const auto add = [&](std::string_view key, std::optional<int64_t> id) {
-    const bool exists = id && *id >= 0 && *id < static_cast<int64_t>(tokens.size());
-    if (exists) metadata.push_back({concat("tokenizer.ggml.", key), static_cast<uint32_t>(*id)});
-  };
   auto bos = frame.before;
   if (!bos) bos = named_token(tokenizer_config, "bos_token", tokens);
   if (!bos) bos = config.bos_token;
   const auto first_end = frame.after ? frame.after : named_token(tokenizer_config, "eos_token", tokens);
   const auto ends = end_tokens(first_end, config);
-  add("bos_token_id", bos);
-  constexpr std::array<std::string_view, 3> end_keys = {"eos_token_id", "eot_token_id", "eom_token_id"};
-  for (size_t i = 0; i < std::min(ends.size(), end_keys.size()); ++i) add(end_keys[i], ends[i]);
+  add_id("bos_token_id", bos, config, metadata);
+  add_end_tokens(ends, config, metadata);
   if (ends.size() > end_keys.size()) {
     notes.push_back(concat(ends.size(), " tokens end a text; three of them can be stated"));
   }
-  add("padding_token_id", named_token(tokenizer_config, "pad_token", tokens));
+  add_id("padding_token_id", named_token(tokenizer_config, "pad_token", tokens), config, metadata);
   metadata.push_back({"tokenizer.ggml.add_bos_token", frame.before.has_value()});
   metadata.push_back({"tokenizer.ggml.add_eos_token", frame.after.has_value()});
 }
 
 }  // namespace
+
+io::GgufMetadata token_ids_to_gguf(const ModelConfig& config) {
+  io::GgufMetadata metadata;
+  add_id("bos_token_id", config.bos_token, config, metadata);
+  add_end_tokens(config.eos_tokens, config, metadata);
+  return metadata;
+}
 
 io::GgufMetadata tokenizer_to_gguf(const TokenizerFiles& files, const ModelConfig& config,
                                    std::vector<std::string>& notes) {

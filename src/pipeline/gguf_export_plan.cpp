@@ -139,10 +139,12 @@ std::vector<ExportedTensor> choose_types(ExportPlan& plan, const TargetRow& targ
 io::Json json_or_empty(const fs::path& path) { return fs::exists(path) ? io::read_json(path) : io::Json::object(); }
 
 /// The tokenizer's metadata; newer folders keep the chat template in a file of its own.
-io::GgufMetadata read_tokenizer(const fs::path& folder, ExportPlan& plan) {
-  if (!fs::exists(folder / "tokenizer.json")) {
-    plan.notes.emplace_back("there is no tokenizer.json: the file has no tokenizer");
-    return {};
+io::GgufMetadata read_tokenizer(const GgufExportRequest& request, ExportPlan& plan) {
+  const fs::path& folder = request.input;
+  if (!request.tokenizer || !fs::exists(folder / "tokenizer.json")) {
+    plan.notes.emplace_back(request.tokenizer ? "there is no tokenizer.json: the file has no tokenizer"
+                                              : "the file has no tokenizer");
+    return model::token_ids_to_gguf(plan.config);
   }
   model::TokenizerFiles files{io::read_json(folder / "tokenizer.json"),
                               json_or_empty(folder / "tokenizer_config.json")};
@@ -192,7 +194,7 @@ ExportPlan plan_export(const GgufExportRequest& request) {
   plan.rope_factors = model::rope_factors_to_gguf(plan.config);
   plan.metadata = general_metadata(request.input, plan);
   append(plan.metadata, model::config_to_gguf(plan.config, plan.notes));
-  if (request.tokenizer) append(plan.metadata, read_tokenizer(request.input, plan));
+  append(plan.metadata, read_tokenizer(request, plan));
   for (const auto& warning : plan.checkpoint.warnings()) plan.notes.push_back(warning);
   return plan;
 }

@@ -1,6 +1,7 @@
 #include "pipeline/gguf_import.h"
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <set>
 
@@ -51,13 +52,30 @@ std::optional<DType> plain_dtype(GgmlType type) {
   }
 }
 
-/// The 16-bit type of everything that has no 16-bit type of its own.
+bool is_matrix(const io::GgufTensor& tensor, GgmlType type) { return tensor.type == type && tensor.shape.size() == 2; }
+
+/// True when the lower half of every F32 is zero.
+bool is_bf16_in_f32(std::span<const std::byte> bytes) {
+  uint32_t bits = 0;
+  for (size_t at = 0; at < bytes.size() && (bits & 0xFFFF) == 0; at += sizeof bits) {
+    std::memcpy(&bits, bytes.data() + at, sizeof bits);
+  }
+  return (bits & 0xFFFF) == 0;
+}
+
+/// The type of everything that has no 16-bit type of its own: BF16 where the file has BF16 matrices, or F32 ones that
+/// were BF16 once.
 DType common_dtype(const io::GgufFile& file, std::string_view to) {
   if (to == full_target) return DType::f32;
-  const bool bf16 = std::ranges::any_of(file.header().tensors, [](const io::GgufTensor& tensor) {
-    return tensor.type == GgmlType::bf16 && tensor.shape.size() == 2;
-  });
-  return bf16 ? DType::bf16 : DType::f16;
+  const auto& tensors = file.header().tensors;
+  const auto has = [&](GgmlType type) {
+    return std::ranges::any_of(tensors, [&](const auto& tensor) { return is_matrix(tensor, type); });
+  };
+  if (has(GgmlType::bf16)) return DType::bf16;
+  const bool widened = has(GgmlType::f32) && std::ranges::all_of(tensors, [&](const auto& tensor) {
+                         return !is_matrix(tensor, GgmlType::f32) || is_bf16_in_f32(file.bytes(tensor));
+                       });
+  return widened ? DType::bf16 : DType::f16;
 }
 
 /// True when every value of an F32 vector can be stored as `dtype`.
@@ -122,7 +140,7 @@ Source open_source(const GgufImportRequest& request) {
   const DType common = common_dtype(file, request.to);
   source.config = model::config_from_gguf(file, keys, common);
   source.parsed = model::parse_config(source.config, request.input.native());
-  if (request.tokenizer) source.tokenizer = model::tokenizer_from_gguf(keys);
+  if (request.tokenizer && keys.text("tokenizer.ggml.model")) source.tokenizer = model::tokenizer_from_gguf(keys);
   for (const auto& parameter : model::parameters(source.parsed)) {
     source.tensors.push_back(find_tensor(file, parameter, keys.architecture() == "llama", common));
   }
@@ -142,7 +160,7 @@ ConversionReport make_report(const Source& source) {
                               {}});
   }
   report.notes = source.file.header().warnings;
-  if (!source.tokenizer) report.notes.emplace_back("the tokenizer is left out");
+  if (!source.tokenizer) report.notes.emplace_back("the output has no tokenizer");
   return report;
 }
 

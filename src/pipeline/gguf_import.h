@@ -14,8 +14,8 @@ namespace w4q::pipeline {
 struct GgufImportRequest {
   std::filesystem::path input;
   std::filesystem::path output;
-  /// "hf16": 16-bit tensors as they are, others in 16 bit (BF16 where the file has BF16 matrices, else F16; norms and
-  /// biases stay F32 where 16 bits cannot hold them). "hf-f32": every value exactly, in F32.
+  /// "hf16": 16-bit tensors as they are, others in 16 bit (BF16 where the file has BF16 matrices, or F32 ones that BF16
+  /// holds, else F16; norms and biases stay F32 where 16 bits cannot hold them). "hf-f32": every value exactly, in F32.
   std::string to = "hf16";
   bool tokenizer = true;  ///< convert it; refused with the reason when that cannot be done exactly
   io::WriteOptions write;
