@@ -70,7 +70,8 @@ void setup_repack(CLI::App& app, Action& action) {
   command->add_option("--target", options->target, "GPU to lay out for: sm80, sm89, sm90");
   command->add_option("--layout", options->layout, "One layout for all tensors (w4q list); canonical goes back");
   command->add_option("--to", options->to,
-                      "Another format: from a GGUF file hf16 or hf-f32; into one gguf (lossless), gguf-f16, gguf-bf16, "
+                      "Another format: from a GGUF file hf16, hf-f32 or w4q (keeps Q4_0 and Q8_0 codes); into one gguf "
+                      "(lossless), gguf-f16, gguf-bf16, "
                       "gguf-f32, gguf-q8_0, gguf-q4_0, gguf-q4_1");
   command->add_flag("--no-tokenizer", options->no_tokenizer, "With --to: leave the tokenizer out");
   add_device(*command, options->device);

@@ -7,12 +7,12 @@
 #include "core/progress.h"
 #include "core/stopwatch.h"
 #include "formats/gguf_blocks.h"
-#include "formats/integer.h"
 #include "formats/scheme_registry.h"
 #include "io/gguf_writer.h"
 #include "model/gguf_config.h"
 #include "model/gguf_names.h"
 #include "pipeline/gguf_export_plan.h"
+#include "pipeline/gguf_packed.h"
 
 namespace w4q::pipeline {
 namespace {
@@ -65,20 +65,6 @@ RowSource plain_rows(const TensorView& view, int64_t rows, int64_t k, GgmlType t
   return source;
 }
 
-/// One row of an integer weight as blocks, bit by bit.
-void pack_row(const formats::PackedWeight& weight, int64_t row, GgmlType type, std::span<std::byte> blocks) {
-  std::vector<uint8_t> codes(static_cast<size_t>(weight.k));
-  formats::integer_read_codes(weight, row, codes);
-  const auto groups = static_cast<size_t>(weight.k / 32);
-  const auto all_scales = weight.plane(formats::PlaneRole::scales).bytes.as<uint16_t>();
-  const auto scales = all_scales.subspan(static_cast<size_t>(row) * groups, groups);
-  if (type == GgmlType::q4_0) {
-    formats::gguf_pack_q4_0(codes, scales, blocks);
-  } else {
-    formats::gguf_pack_q8_0(codes, scales, blocks);
-  }
-}
-
 /// The weights that the linear stands for: the sum of its passes, over the input scale where there is one.
 void decode_row(const formats::PackedLinear& linear, int64_t row, std::span<float> values) {
   std::vector<float> pass_values(values.size());
@@ -96,7 +82,7 @@ RowSource packed_rows(const formats::PackedLinear& linear, const ExportedTensor&
   source.read = [&linear, order](int64_t row, std::span<float> values) { decode_row(linear, order(row), values); };
   if (tensor.keeps_codes) {
     source.copy = [&first, order, type = tensor.type](int64_t row, std::span<std::byte> blocks) {
-      pack_row(first, order(row), type, blocks);
+      pack_gguf_row(first, order(row), type, blocks);
     };
   }
   return source;

@@ -12,6 +12,7 @@
 #include "model/gguf_config.h"
 #include "model/gguf_names.h"
 #include "model/gguf_tokenizer.h"
+#include "pipeline/gguf_packed.h"
 
 namespace w4q::pipeline {
 namespace {
@@ -67,11 +68,7 @@ GgmlType plain_type(DType dtype) {
 /// The block type that says the same as an integer scheme, if there is one.
 std::optional<GgmlType> lossless_type(const model::PackedLinearInfo& packed) {
   if (packed.passes.size() != 1 || packed.input_scale || packed.k % 32 != 0) return std::nullopt;
-  for (const auto& [bits, type] : {std::pair(4, GgmlType::q4_0), std::pair(8, GgmlType::q8_0)}) {
-    const formats::Scheme same{formats::SchemeFamily::integer, bits, 32, formats::ScaleType::f16, false, false};
-    if (packed.passes.front().scheme == same) return type;
-  }
-  return std::nullopt;
+  return gguf_of_scheme(packed.passes.front().scheme);
 }
 
 /// Chooses the type of a packed linear. Quantizing what was quantized before would only add errors.

@@ -1,34 +1,41 @@
 #include "pipeline/gguf_import.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <functional>
+#include <iterator>
 #include <optional>
 #include <set>
 
 #include "core/convert.h"
 #include "core/error.h"
+#include "core/parallel.h"
 #include "core/progress.h"
 #include "core/stopwatch.h"
 #include "core/text.h"
 #include "formats/gguf_blocks.h"
+#include "formats/scheme_registry.h"
 #include "io/gguf.h"
 #include "io/output.h"
 #include "model/gguf_config.h"
 #include "model/gguf_names.h"
 #include "model/gguf_tokenizer.h"
 #include "model/model.h"
+#include "pipeline/gguf_packed.h"
 #include "pipeline/output_rules.h"
 
 namespace w4q::pipeline {
 namespace {
 
-constexpr std::string_view half_target = "hf16", full_target = "hf-f32";
+constexpr std::string_view half_target = "hf16", full_target = "hf-f32", packed_target = "w4q";
 
 struct ImportedTensor {
   std::string name;
   const io::GgufTensor* source = nullptr;
   DType dtype = DType::f16;
-  bool rotary = false;  ///< rows are in the order of the architecture "llama"
+  bool rotary = false;                         ///< rows are in the order of the architecture "llama"
+  std::optional<formats::Scheme> packed = {};  ///< codes and scales are kept
 };
 
 struct Source {
@@ -37,6 +44,7 @@ struct Source {
   model::ModelConfig parsed;
   std::optional<model::TokenizerFiles> tokenizer;
   std::vector<ImportedTensor> tensors;
+  model::QuantizationConfig quantization;
 };
 
 std::optional<DType> plain_dtype(GgmlType type) {
@@ -129,12 +137,26 @@ void refuse_unknown(const io::GgufFile& file, const std::vector<ImportedTensor>&
   }
 }
 
-Source open_source(const GgufImportRequest& request) {
-  if (request.to != half_target && request.to != full_target) {
-    throw Error(ErrorCode::bad_argument, concat("--to ", request.to, ": a GGUF file cannot become this"))
-        .detail("from a GGUF file: " + join(gguf_import_targets()));
+/// Matrices whose blocks an integer scheme can hold keep their codes.
+void choose_packed(Source& source, DType common) {
+  source.quantization.method = "gguf";
+  for (auto& tensor : source.tensors) {
+    const auto& from = *tensor.source;
+    if (from.shape.size() == 2) tensor.packed = scheme_of_gguf(from.type);
+    if (!tensor.packed) continue;
+    const std::string name(model::module_path(tensor.name));
+    const model::PackedPass pass{*tensor.packed, std::string(formats::canonical_layout)};
+    source.quantization.linears[name] = {name, from.shape[0], from.shape[1], common, {pass}, false};
   }
-  Source source{io::GgufFile::open(request.input), {}, {}, {}, {}};
+}
+
+Source open_source(const GgufImportRequest& request) {
+  const auto known = gguf_import_targets();
+  if (std::ranges::find(known, request.to) == known.end()) {
+    throw Error(ErrorCode::bad_argument, concat("--to ", request.to, ": a GGUF file cannot become this"))
+        .detail("from a GGUF file: " + join(known));
+  }
+  Source source{io::GgufFile::open(request.input), {}, {}, {}, {}, {}};
   const auto& file = source.file;
   const model::GgufKeys keys(file.header().metadata, request.input.native());
   const DType common = common_dtype(file, request.to);
@@ -145,23 +167,62 @@ Source open_source(const GgufImportRequest& request) {
     source.tensors.push_back(find_tensor(file, parameter, keys.architecture() == "llama", common));
   }
   refuse_unknown(file, source.tensors);
+  if (request.to == packed_target) choose_packed(source, common);
   return source;
+}
+
+const model::PackedLinearInfo& packed_info(const Source& source, const ImportedTensor& tensor) {
+  return source.quantization.linears.at(std::string(model::module_path(tensor.name)));
+}
+
+/// What a tensor becomes: itself, or its planes.
+std::vector<io::PlannedTensor> planned_tensors(const Source& source, const ImportedTensor& tensor) {
+  if (tensor.packed) return model::planned_planes(packed_info(source, tensor));
+  return {{tensor.name, tensor.dtype, tensor.source->shape}};
 }
 
 ConversionReport make_report(const Source& source) {
   ConversionReport report;
   for (const auto& tensor : source.tensors) {
+    int64_t after = 0;
+    for (const auto& planned : planned_tensors(source, tensor)) after += planned.size();
+    const std::string to = tensor.packed ? formats::to_string(*tensor.packed) : std::string(dtype_name(tensor.dtype));
     report.tensors.push_back({tensor.name,
                               std::string(ggml_type_name(tensor.source->type)),
-                              std::string(dtype_name(tensor.dtype)),
+                              to,
                               tensor.source->shape,
                               static_cast<int64_t>(tensor.source->size),
-                              byte_count(tensor.dtype, tensor.source->shape),
+                              after,
                               {}});
   }
   report.notes = source.file.header().warnings;
   if (!source.tokenizer) report.notes.emplace_back("the output has no tokenizer");
   return report;
+}
+
+using RowBytes = std::function<std::span<const std::byte>(int64_t row)>;
+
+/// Codes and scales as they are, compared with the blocks in what they decode to.
+ConversionError convert_packed(const Source& source, const ImportedTensor& tensor, const RowBytes& row_bytes,
+                               io::CheckpointWriter& writer) {
+  const auto& info = packed_info(source, tensor);
+  const GgmlType type = tensor.source->type;
+  const auto weight = packed_from_gguf(type, info.n, info.k, row_bytes);
+  const auto& scheme = formats::scheme_row(formats::SchemeFamily::integer);
+  scheme.validate(weight, tensor.name);
+  std::atomic<int64_t> changed = 0;
+  parallel_for(info.n, 16, [&](int64_t begin, int64_t end) {
+    std::vector<float> expected(static_cast<size_t>(info.k)), found(expected.size());
+    for (int64_t row = begin; row < end; ++row) {
+      formats::gguf_decode(type, row_bytes(row), expected);
+      scheme.decode_row(weight, row, found);
+      for (size_t col = 0; col < found.size(); ++col) changed += expected[col] != found[col];
+    }
+  });
+  ensure(changed == 0, concat(tensor.name, ": planes and blocks decode to different values"));
+  for (const auto& plane : weight.planes)
+    writer.write(model::plane_name(info.name, 0, plane.spec.role), plane.bytes.bytes());
+  return {};
 }
 
 ConversionError convert(const Source& source, const ImportedTensor& tensor, io::CheckpointWriter& writer) {
@@ -175,6 +236,7 @@ ConversionError convert(const Source& source, const ImportedTensor& tensor, io::
   const auto bytes_of_row = [&](int64_t row) {
     return source.file.bytes(from).subspan(static_cast<size_t>(row_of(row)) * from_bytes, from_bytes);
   };
+  if (tensor.packed) return convert_packed(source, tensor, bytes_of_row, writer);
   RowSource rows_in{rows, k, {}, {}};
   if (plain_dtype(from.type) == tensor.dtype) {
     rows_in.copy = [&](int64_t row, std::span<std::byte> bytes) {
@@ -204,9 +266,11 @@ void write_json(const std::filesystem::path& path, const io::Json& json) {
 }
 
 void write_companions(const Source& source, const std::filesystem::path& folder) {
-  write_json(folder / "config.json", source.config);
+  io::Json config = source.config;
+  if (!source.quantization.linears.empty()) model::write_quantization_config(source.quantization, config);
+  write_json(folder / "config.json", config);
   write_json(folder / "generation_config.json",
-             {{"bos_token_id", source.config["bos_token_id"]}, {"eos_token_id", source.config["eos_token_id"]}});
+             {{"bos_token_id", config["bos_token_id"]}, {"eos_token_id", config["eos_token_id"]}});
   if (!source.tokenizer) return;
   write_json(folder / "tokenizer.json", source.tokenizer->tokenizer);
   write_json(folder / "tokenizer_config.json", source.tokenizer->tokenizer_config);
@@ -214,7 +278,9 @@ void write_companions(const Source& source, const std::filesystem::path& folder)
 
 }  // namespace
 
-std::vector<std::string> gguf_import_targets() { return {std::string(half_target), std::string(full_target)}; }
+std::vector<std::string> gguf_import_targets() {
+  return {std::string(half_target), std::string(full_target), std::string(packed_target)};
+}
 
 ConversionReport plan_gguf_import(const GgufImportRequest& request) { return make_report(open_source(request)); }
 
@@ -224,7 +290,8 @@ ConversionReport import_gguf(const GgufImportRequest& request) {
   ConversionReport report = make_report(source);
   io::OutputFolder output(request.output, request.overwrite, {request.input}, is_replaceable_output);
   std::vector<io::PlannedTensor> plan;
-  for (const auto& tensor : source.tensors) plan.push_back({tensor.name, tensor.dtype, tensor.source->shape});
+  for (const auto& tensor : source.tensors)
+    std::ranges::move(planned_tensors(source, tensor), std::back_inserter(plan));
   io::CheckpointWriter writer(output.staging(), std::move(plan), request.write);
   int64_t total = 0;
   for (const auto& tensor : report.tensors) total += tensor.bytes_before;

@@ -16,6 +16,7 @@ struct GgufImportRequest {
   std::filesystem::path output;
   /// "hf16": 16-bit tensors as they are, others in 16 bit (BF16 where the file has BF16 matrices, or F32 ones that BF16
   /// holds, else F16; norms and biases stay F32 where 16 bits cannot hold them). "hf-f32": every value exactly, in F32.
+  /// "w4q": Q4_0 and Q8_0 matrices as int4-g32-f16 and int8-g32-f16 with their codes and scales, the rest as in "hf16".
   std::string to = "hf16";
   bool tokenizer = true;  ///< convert it; refused with the reason when that cannot be done exactly
   io::WriteOptions write;

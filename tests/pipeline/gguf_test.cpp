@@ -176,6 +176,22 @@ TEST_F(Gguf, IntegerWeightsKeepTheirCodesAndScales) {
   }
 }
 
+TEST_F(Gguf, BlocksBecomeIntegerWeightsAndComeBackByteByByte) {
+  for (const std::string to : {"gguf-q4_0", "gguf-q8_0"}) {
+    SCOPED_TRACE(to);
+    to_gguf(model_, to);
+    const auto report = from_gguf("packed-" + to, "w4q");
+    EXPECT_EQ(
+        std::ranges::count(report.tensors, to == "gguf-q4_0" ? "int4-g32-f16" : "int8-g32-f16", &ConvertedTensor::to),
+        to == "gguf-q4_0" ? 28 : 29);
+    const auto first = bytes_of_file(folder_ / "m.gguf");
+    fs::rename(folder_ / ("packed-" + to), folder_ / "w4q-llama-tiny");  // the name of the model is that of its folder
+    to_gguf(folder_ / "w4q-llama-tiny", "gguf");
+    EXPECT_EQ(bytes_of_file(folder_ / "m.gguf"), first);
+    fs::remove_all(folder_ / "w4q-llama-tiny");
+  }
+}
+
 TEST_F(Gguf, OtherSchemesAreDecodedOrRefused) {
   QuantizeRequest wanted;
   wanted.model = model_;
@@ -245,7 +261,7 @@ TEST_F(Gguf, NamesWhatIsMissingOrUnknown) {
   });
   refuse(ErrorCode::unsupported, {"blk.0.attn_q.weight", "IQ2_XXS cannot be decoded"},
          [](auto& plan, auto&) { plan[2].type = GgmlType::iq2_xxs; });
-  expect_error(ErrorCode::bad_argument, {"--to gguf-q4_0", "hf16, hf-f32"}, [&] { from_gguf("x", "gguf-q4_0"); });
+  expect_error(ErrorCode::bad_argument, {"--to gguf-q4_0", "hf16, hf-f32, w4q"}, [&] { from_gguf("x", "gguf-q4_0"); });
   expect_error(ErrorCode::bad_argument, {"--to q4", "gguf-q4_0"}, [&] { to_gguf(model_, "q4"); });
 }
 
