@@ -1,9 +1,11 @@
 // The memory-bound passes on the GPU: quantizing, dequantizing, packing and unpacking, each cold, with random data,
-// beside the ceilings measured in the same process. Prints JSON to stdout. Every rate counts the bytes that a pass must
-// move: quantize is given as bytes of weights read a second and as all bytes, read and written (docs/cuda-passes.md).
+// beside the ceilings measured in the same process. Prints JSON to stdout; arguments name the passes to measure. Every
+// rate counts the bytes that a pass must move: quantize is given as bytes of weights read a second and as all bytes,
+// read and written (docs/cuda-passes.md).
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -164,6 +166,8 @@ Json dequantize(const Scheme& scheme, std::string_view layout, DType dtype, Size
   const auto what = concat(to_string(scheme), " ", layout, " to ", dtype_name(dtype));
   Json result = figure("dequantize", what, size, timing, output, ceilings.write, "write");
   const auto moved = static_cast<double>(output + code_size + scale_size);
+  result["GB_per_s_moved"] = moved / timing.median * 1e-9;
+  result["percent_moved_of_write"] = 100 * moved / timing.median / ceilings.write;
   result["percent_moved_of_copy"] = 100 * moved / timing.median / ceilings.copy;
   return result;
 }
@@ -198,7 +202,40 @@ Json repack(const Scheme& scheme, std::string_view layout, bool pack, Size size,
                 "copy");
 }
 
-Json run() {
+constexpr Size wide{4096, 14336};
+constexpr Size square{4096, 4096};
+constexpr Size large{28672, 14336};  // 0.8 GB of bf16: launches and tails count for nothing, as in 16 GB of them
+
+using Add = std::function<void(Json)>;
+
+void quantize_all(const device::Ceilings& ceilings, const Add& add) {
+  for (int bits = 2; bits <= 5; ++bits) add(quantize({.bits = bits}, DType::bf16, wide, ceilings));
+  for (DType dtype : {DType::f16, DType::f32}) add(quantize({.bits = 3}, dtype, wide, ceilings));
+  for (int bits : {3, 4}) add(quantize({.bits = bits, .scale = ScaleType::f16}, DType::bf16, wide, ceilings));
+  add(quantize({.bits = 3}, DType::bf16, square, ceilings));
+  for (int bits : {3, 4}) add(quantize({.bits = bits}, DType::bf16, large, ceilings));
+}
+
+void dequantize_all(const device::Ceilings& ceilings, const Add& add) {
+  for (const std::string_view layout : {"canonical", "kbit-tile", "kbit-fragment"}) {
+    for (DType dtype : {DType::f16, DType::bf16, DType::f32}) {
+      for (int bits = 2; bits <= 5; ++bits) add(dequantize({.bits = bits}, layout, dtype, wide, ceilings));
+    }
+    add(dequantize({.bits = 4, .scale = ScaleType::f16}, layout, DType::f16, wide, ceilings));
+    for (int bits = 2; bits <= 5; ++bits) add(dequantize({.bits = bits}, layout, DType::f16, large, ceilings));
+  }
+}
+
+void repack_all(const device::Ceilings& ceilings, const Add& add) {
+  for (const std::string_view layout : {"kbit-tile", "kbit-fragment"}) {
+    for (bool pack : {true, false}) {
+      for (int bits = 2; bits <= 5; ++bits) add(repack({.bits = bits}, layout, pack, {28672, 4096}, ceilings));
+    }
+  }
+}
+
+/// `passes`: which of quantize, dequantize and repack to measure; all of them where none is named.
+Json run(std::span<const std::string_view> passes) {
   const auto gpu = device::find_gpu();
   if (!gpu) throw Error(ErrorCode::device, "no GPU to measure");
   const auto ceilings = device::measure_ceilings();
@@ -207,23 +244,10 @@ Json run() {
     std::cerr << figure.dump() << "\n";
     results.push_back(std::move(figure));
   };
-  constexpr Size wide{4096, 14336};
-  constexpr Size square{4096, 4096};
-  constexpr Size large{28672, 14336};  // 0.8 GB of bf16: launches and tails count for nothing, as in 16 GB of them
-  for (int bits = 2; bits <= 5; ++bits) add(quantize({.bits = bits}, DType::bf16, wide, ceilings));
-  for (DType dtype : {DType::f16, DType::f32}) add(quantize({.bits = 3}, dtype, wide, ceilings));
-  for (int bits : {3, 4}) add(quantize({.bits = bits, .scale = ScaleType::f16}, DType::bf16, wide, ceilings));
-  add(quantize({.bits = 3}, DType::bf16, square, ceilings));
-  for (int bits : {3, 4}) add(quantize({.bits = bits}, DType::bf16, large, ceilings));
-  for (DType dtype : {DType::f16, DType::bf16, DType::f32}) {
-    for (int bits = 2; bits <= 5; ++bits) add(dequantize({.bits = bits}, "canonical", dtype, wide, ceilings));
-  }
-  for (int bits : {3, 4}) add(dequantize({.bits = bits}, "kbit-tile", DType::f16, wide, ceilings));
-  add(dequantize({.bits = 4, .scale = ScaleType::f16}, "canonical", DType::f16, wide, ceilings));
-  add(dequantize({.bits = 3}, "canonical", DType::f16, large, ceilings));
-  for (bool pack : {true, false}) {
-    for (int bits = 2; bits <= 5; ++bits) add(repack({.bits = bits}, "kbit-tile", pack, {28672, 4096}, ceilings));
-  }
+  const auto wanted = [&](std::string_view pass) { return passes.empty() || std::ranges::count(passes, pass) > 0; };
+  if (wanted("quantize")) quantize_all(ceilings, add);
+  if (wanted("dequantize")) dequantize_all(ceilings, add);
+  if (wanted("repack")) repack_all(ceilings, add);
   return {{"gpu", gpu->name},
           {"read_GB_per_s", ceilings.read * 1e-9},
           {"write_GB_per_s", ceilings.write * 1e-9},
@@ -234,9 +258,10 @@ Json run() {
 }  // namespace
 }  // namespace w4q
 
-int main() {
+int main(int count, char** arguments) {
   try {
-    std::cout << w4q::run().dump(2) << "\n";
+    const std::vector<std::string_view> passes(arguments + 1, arguments + count);
+    std::cout << w4q::run(passes).dump(2) << "\n";
     return 0;
   } catch (const std::exception& error) {
     std::cerr << "error: " << error.what() << "\n";

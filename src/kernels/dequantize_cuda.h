@@ -12,8 +12,8 @@
 
 namespace w4q::kernels {
 
-/// A packed weight in GPU memory: the planes of layout `canonical` or `kbit-tile`. Codes are aligned to 4 bytes, f16
-/// scales to 2.
+/// A packed weight in GPU memory: the planes of layout `canonical`, `kbit-tile` or `kbit-fragment`. Codes are aligned
+/// to 4 bytes, f16 scales to 2; those of kbit-fragment to 16 both.
 struct PackedDeviceWeight {
   formats::Scheme scheme;
   std::string_view layout;

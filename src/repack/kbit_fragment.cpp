@@ -257,7 +257,8 @@ constexpr decltype(LayoutRow::unpack_cuda) unpack_gpu = nullptr;
 
 LayoutRow kbit_fragment_row() {
   return {.name = layout_name,
-          .description = "tiles of 64 × 64 in the order in which tensor cores take them: what w4q's GPU kernels read",
+          .description = "tiles of 64 × 64 in tensor-core register order for w4q's GPU kernels, zero-padded",
+          .reason = "a lane's codes and scales of a tile are 128-bit loads, a byte of its words is an index of two weights",
           .sms = {80, 89, 90},
           .accepts = accepts_kbit,
           .planes = planes,

@@ -58,7 +58,8 @@ constexpr decltype(LayoutRow::unpack_cuda) unpack_gpu = nullptr;
 
 LayoutRow kbit_tile_row() {
   return {.name = layout_name,
-          .description = "tiles of 128 outputs × 64 inputs for the kbit kernels, zero-padded",
+          .description = "tiles of 128 outputs × 64 inputs as bitsandbytes' kbit kernels read them, zero-padded",
+          .reason = "exchanges weights with bitsandbytes byte for byte; whole blocks stay together, any kernel can decode them",
           .sms = {80, 89, 90},
           .accepts = accepts_kbit,
           .planes = planes,

@@ -96,7 +96,7 @@ class DequantizeCuda : public testing::Test {
   template <class Body>
   static void for_each_case(const Body& body) {
     for (const auto& scheme : formats::scheme_row(formats::SchemeFamily::kbit).schemes()) {
-      for (const std::string_view layout : {"canonical", "kbit-tile"}) {
+      for (const std::string_view layout : {"canonical", "kbit-tile", "kbit-fragment"}) {
         for (DType dtype : {DType::f32, DType::f16, DType::bf16}) body(scheme, layout, dtype);
       }
     }
@@ -136,6 +136,8 @@ TEST_F(DequantizeCuda, WritesStridedAndUnalignedRowsAndNothingElse) {
 TEST_F(DequantizeCuda, EqualsTheReferenceForALargeMatrix) {
   check(random_weight({.bits = 3}, 4096, 4096, 0), "canonical", DType::f16, 4096, 0);
   check(random_weight({.bits = 5}, 1000, 4096, 0), "kbit-tile", DType::bf16, 4096, 0);
+  check(random_weight({.bits = 3}, 2000, 4128, 0), "kbit-fragment", DType::bf16, 4128, 0);
+  check(random_weight({.bits = 5}, 2000, 4096, 0), "kbit-fragment", DType::f16, 4096, 0);
   check(random_weight({.bits = 4}, 600'000, 33, 0), "canonical", DType::f32, 33, 0);  // more rows than a grid is high
 }
 
@@ -156,6 +158,10 @@ TEST_F(DequantizeCuda, RefusesWhatItCannotDoBeforeALaunch) {
   refuse(ErrorCode::bad_argument, "null", [](auto& w, auto&) { w.codes = nullptr; });
   refuse(ErrorCode::bad_argument, "null", [](auto&, auto& r) { r.data = nullptr; });
   refuse(ErrorCode::bad_argument, "aligned", [](auto&, auto& r) { r.data = static_cast<std::byte*>(r.data) + 1; });
+  refuse(ErrorCode::bad_argument, "aligned", [](auto& w, auto&) {
+    w.layout = "kbit-fragment";
+    w.codes = w.codes + 1;
+  });
   refuse(ErrorCode::unsupported, "0 outputs", [](auto& w, auto&) { w.n = 0; });
 }
 
