@@ -1,5 +1,5 @@
 #include "repack/integer_layout.h"
-#include "repack/layout_marlin.h"
+#include "repack/marlin_words.h"
 #include "repack/rows.h"
 
 namespace w4q::repack {
