@@ -41,7 +41,8 @@ io::Json registries() {
                              {"needs_calibration", true},
                              {"description", "scales and clips searched on calibration activations, then rounding"}});
   for (const auto& row : repack::layout_registry()) {
-    json["layouts"].push_back({{"name", row.name}, {"targets", sm_names(row.sms)}, {"description", row.description}});
+    json["layouts"].push_back(
+        {{"name", row.name}, {"targets", sm_names(row.sms)}, {"description", row.description}, {"reason", row.reason}});
   }
   for (const auto& row : formats::codebook_registry()) {
     json["codebooks"].push_back({{"name", row.name}, {"description", row.description}});
@@ -64,9 +65,19 @@ std::string section(const io::Json& json, const std::string& name, std::vector<s
   return name + "\n" + table.str();
 }
 
-int run(const CommonOptions& common) {
+/// The layouts by themselves, with what speaks for each.
+std::string layouts(const io::Json& json) {
+  return section(json, "layouts", {"name", "targets", "description", "reason"}) +
+         "\nrepack --target takes the first layout made for the target that accepts the weight\n";
+}
+
+int run(const CommonOptions& common, bool only_layouts) {
   apply(common);
   const io::Json json = registries();
+  if (only_layouts) {
+    print(common, layouts(json), {{"layouts", json["layouts"]}});
+    return 0;
+  }
   std::string forms;
   for (const auto& form : json["scheme_forms"]) forms += concat("and any ", form.get<std::string>(), "\n");
   const std::string text = section(json, "schemes", {"name", "bits_per_weight", "description"}) + forms + "\n" +
@@ -82,8 +93,11 @@ int run(const CommonOptions& common) {
 void setup_list(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand("list", "List schemes, methods, layouts and codebooks");
   auto common = std::make_shared<CommonOptions>();
+  auto only_layouts = std::make_shared<bool>(false);
   add_common(*command, *common);
-  command->callback([&action, common] { action = [common] { return run(*common); }; });
+  command->add_flag("--layouts", *only_layouts, "Only the layouts, and why each is as it is");
+  command->callback(
+      [&action, common, only_layouts] { action = [common, only_layouts] { return run(*common, *only_layouts); }; });
 }
 
 }  // namespace w4q::app

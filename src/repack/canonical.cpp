@@ -35,6 +35,7 @@ LayoutRow::BitPlace place(const Scheme& scheme, int64_t n, int64_t k, int64_t ro
 LayoutRow canonical_row() {
   return {.name = formats::canonical_layout,
           .description = "rows as quantized, for interchange and editing",
+          .reason = "what quantizers write and every other layout unpacks to; rows can be cut out of it",
           .sms = {},
           .accepts = accepts,
           .planes = planes,

@@ -46,5 +46,16 @@ TEST(List, PrintsTheRegistriesAsTextAndJson) {
   EXPECT_EQ(json["methods"][0]["name"], "kbit");
 }
 
+TEST(List, SaysWhatALayoutIsFor) {
+  const auto text = run_w4q({"list", "--layouts"});
+  EXPECT_EQ(text.status, 0);
+  EXPECT_NE(text.out.find("tensor-core register order"), std::string::npos) << text.out;
+  EXPECT_LT(text.out.find("kbit-fragment"), text.out.find("kbit-tile")) << "the first fitting one is taken";
+  EXPECT_EQ(text.out.find("nf-quantile"), std::string::npos);
+  const auto json = run_w4q({"list", "--layouts", "--json"}).json();
+  EXPECT_EQ(json.size(), 1u);
+  for (const auto& layout : json["layouts"]) EXPECT_FALSE(layout["reason"].get<std::string>().empty()) << layout;
+}
+
 }  // namespace
 }  // namespace w4q::test
