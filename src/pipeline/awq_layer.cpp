@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "core/interrupt.h"
 #include "core/parallel.h"
 #include "core/stopwatch.h"
 #include "formats/scheme_registry.h"
@@ -65,6 +66,7 @@ class LayerJob {
   }
 
   void search(size_t group) {
+    check_interrupt();
     AwqGroupReport& report = reports_[group];
     report.name = groups_[group].name();
     report.target = targets_[group].kind;
@@ -108,6 +110,7 @@ class LayerJob {
 
   /// Returns the error of the outputs.
   double pack_linear(size_t group, const std::string& name, MatrixView<const float> gram) {
+    check_interrupt();
     const Stopwatch watch;
     const auto scheme = *scheme_of_(name);
     auto weight = load_values(checkpoint_, name + ".weight");

@@ -229,13 +229,18 @@ TEST_F(QuantizeAwq, WhatDoesNotFoldIsStoredAndApplied) {
 }
 
 TEST_F(QuantizeAwq, BytesDependNeitherOnThreadsNorOnWhereStatisticsComeFrom) {
+  const auto first_layer = [&](const char* name) {
+    auto result = request(name);
+    result.keep = {"*.layers.[123].*"};  // the searches of one layer say it all
+    return result;
+  };
   set_threads(1);
-  quantize_model(request("one"));
+  quantize_model(first_layer("one"));
   set_threads(3);
-  quantize_model(request("three"));
+  quantize_model(first_layer("three"));
   set_threads(0);
   EXPECT_EQ(weights("one"), weights("three"));
-  auto spilled = request("spilled");
+  auto spilled = first_layer("spilled");
   const auto config = model::read_config(model());
   const auto checkpoint = io::Checkpoint::open(model());
   constexpr int64_t window_bytes = 128 * 256 * 4;
@@ -245,20 +250,18 @@ TEST_F(QuantizeAwq, BytesDependNeitherOnThreadsNorOnWhereStatisticsComeFrom) {
   EXPECT_EQ(weights("one"), weights("spilled"));
   ASSERT_EQ(report.plan.notes.size(), 1u);
   EXPECT_NE(report.plan.notes[0].find("6 windows"), std::string::npos) << report.plan.notes[0];
-  // A file rounds Gram sums to fp32: the choices agree, and so do the bytes as long as no two points tie.
+  // A file rounds Gram sums to fp32: the choices agree as long as no two points tie.
   CalibrateRequest calibrate;
   calibrate.model = model();
   calibrate.output = folder_ / "s.safetensors";
   calibrate.text = request("x").awq->text;
   calibrate_model(calibrate);
-  auto reused = request("reused");
+  auto reused = first_layer("reused");
   reused.awq->text = {};
   reused.awq->statistics = calibrate.output;
-  const auto from_text = quantize_model(request("again"));
   const auto from_file = quantize_model(reused);
-  for (size_t i = 0; i < from_text.groups.size(); ++i) {
-    EXPECT_EQ(from_text.groups[i].alpha, from_file.groups[i].alpha) << from_text.groups[i].name;
-  }
+  ASSERT_EQ(from_file.groups.size(), 4u);
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(report.groups[i].alpha, from_file.groups[i].alpha);
 }
 
 TEST_F(QuantizeAwq, OtherSchemesAndTheWayThroughALayout) {

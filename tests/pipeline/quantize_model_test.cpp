@@ -54,6 +54,8 @@ TEST_F(QuantizeModel, EveryLayoutOpensAsAModelAndComesBack) {
   quantize_model(wanted);
   const auto canonical = model::Model::open(wanted.output);
   for (const auto& layout : repack::layout_registry()) {
+    std::string why;
+    if (!layout.accepts(wanted.scheme, 256, 256, &why)) continue;  // a layout of another family
     RepackRequest repack;
     repack.input = wanted.output;
     repack.output = folder_ / std::string(layout.name);
