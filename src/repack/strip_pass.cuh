@@ -25,7 +25,7 @@ constexpr int tile_blocks = 2;
 constexpr int tile_slots = strip_rows * tile_blocks;  ///< blocks of a tile
 constexpr int strip_blocks = strip_tiles * tile_blocks;
 constexpr int strip_threads = 32 * strip_tiles;
-constexpr int strip_residency = 3;  ///< thread blocks on an SM: leaves 80 registers a thread, none are spilled
+constexpr int strip_residency = 3;  ///< thread blocks on an SM: leaves 80 registers a thread
 
 /// Words from row to row in shared memory: rows stay aligned to 16 bytes, and 8 rows that follow one another stand in
 /// different banks.
