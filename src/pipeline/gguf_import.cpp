@@ -267,6 +267,7 @@ void write_json(const std::filesystem::path& path, const io::Json& json) {
 
 void write_companions(const Source& source, const std::filesystem::path& folder) {
   io::Json config = source.config;
+  config[conversion_mark] = "w4q";
   if (!source.quantization.linears.empty()) model::write_quantization_config(source.quantization, config);
   write_json(folder / "config.json", config);
   write_json(folder / "generation_config.json",

@@ -10,6 +10,7 @@ bool is_replaceable_output(const std::filesystem::path& folder) {
   if (std::filesystem::is_empty(folder)) return true;
   try {
     const io::Json config = io::read_json(folder / "config.json");
+    if (config.is_object() && config.value(conversion_mark, io::Json()) == "w4q") return true;
     return !model::parse_quantization_config(config, "config.json").linears.empty();
   } catch (const Error&) {
     return false;  // not something that w4q wrote: the caller refuses to touch it

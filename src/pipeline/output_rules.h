@@ -2,11 +2,15 @@
 #pragma once
 
 #include <filesystem>
+#include <string_view>
 
 #include "io/json.h"
 #include "model/packed_checkpoint.h"
 
 namespace w4q::pipeline {
+
+/// A key of config.json, with the value "w4q", that marks a folder w4q made out of another format.
+inline constexpr std::string_view conversion_mark = "converted_by";
 
 /// True for an empty folder and for one that w4q wrote: only those may be replaced.
 bool is_replaceable_output(const std::filesystem::path& folder);

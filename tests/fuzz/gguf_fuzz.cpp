@@ -1,11 +1,13 @@
 // Any bytes as a GGUF file. Whatever is accepted must lie in the file, and its header must come back when it is written
-// and read again.
+// and read again. A tokenizer made of its metadata must be one that can be written back.
 #include <cstdlib>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/error.h"
 #include "io/gguf.h"
+#include "model/gguf_tokenizer.h"
 
 namespace {
 
@@ -13,6 +15,10 @@ using namespace w4q;
 
 void require(bool condition) {
   if (!condition) std::abort();
+}
+
+bool is_about_the_file(const Error& error) {
+  return error.code() == ErrorCode::bad_file || error.code() == ErrorCode::unsupported;
 }
 
 void check(const io::GgufHeader& header, uint64_t file_size) {
@@ -30,13 +36,27 @@ void check(const io::GgufHeader& header, uint64_t file_size) {
   require(io::serialize_gguf_header(copy) == again.substr(0, header.data_begin));
 }
 
+void convert_tokenizer(const io::GgufMetadata& metadata) {
+  const auto files = model::tokenizer_from_gguf(model::GgufKeys(metadata, "file"));
+  model::ModelConfig config;
+  config.vocab_size = 4096;
+  std::vector<std::string> notes;
+  try {
+    model::tokenizer_to_gguf(files, config, notes);
+  } catch (const Error& error) {
+    require(is_about_the_file(error) || error.code() == ErrorCode::mismatch);
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
-    check(io::parse_gguf(std::as_bytes(std::span(data, size)), "file"), size);
+    const auto header = io::parse_gguf(std::as_bytes(std::span(data, size)), "file");
+    check(header, size);
+    convert_tokenizer(header.metadata);
   } catch (const Error& error) {
-    require(error.code() == ErrorCode::bad_file || error.code() == ErrorCode::unsupported);
+    require(is_about_the_file(error));
   }
   return 0;
 }

@@ -1,0 +1,93 @@
+// GGUF files on the command line: into one, looked at, and back.
+#include <fstream>
+
+#include "program.h"
+
+namespace w4q::test {
+namespace {
+
+class GgufCommands : public ::testing::Test {
+ protected:
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+
+  ProgramResult repack(const std::string& from, const std::string& to_name, const std::string& to,
+                       std::vector<std::string> more = {}) const {
+    std::vector<std::string> arguments{"repack", from, "-o", path(to_name), "--to", to, "--quiet"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run_w4q(arguments);
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(GgufCommands, ThereAndBackGivesTheSamePerplexity) {
+  const auto there = repack(bundled_model(), "m.gguf", "gguf", {"--json"});
+  ASSERT_EQ(there.status, 0) << there.err;
+  for (const auto& tensor : there.json()["tensors"]) EXPECT_EQ(tensor["values_changed"], 0) << tensor["name"];
+  const auto back = repack(path("m.gguf"), "hf", "hf16");
+  ASSERT_EQ(back.status, 0) << back.err;
+  EXPECT_NE(back.out.find("38 of 38 tensors hold the same values"), std::string::npos) << back.out;
+
+  const auto perplexity = [](const std::string& model) {
+    const auto result = run_w4q({"verify", model, "--ppl", bundled_model() + "/own/selfgen.txt", "--ctx", "64",
+                                 "--windows", "4", "--json", "--quiet"});
+    EXPECT_EQ(result.status, 0) << result.err;
+    return result.json()["perplexity"]["perplexity"].get<double>();
+  };
+  EXPECT_EQ(perplexity(path("hf")), perplexity(bundled_model()));
+  const auto text = run_w4q({"generate", path("hf"), "--prompt", "The", "--max-tokens", "3", "--quiet"});
+  EXPECT_EQ(text.status, 0) << text.err;
+}
+
+TEST_F(GgufCommands, InspectShowsMetadataTensorsAndValues) {
+  ASSERT_EQ(repack(bundled_model(), "m.gguf", "gguf-q4_0").status, 0);
+  const auto text = run_w4q({"inspect", path("m.gguf")});
+  ASSERT_EQ(text.status, 0) << text.err;
+  for (const char* part :
+       {"general.architecture", "\"llama\"", "1024 in all", "blk.3.ffn_down.weight", "Q4_0", "38 tensors"}) {
+    EXPECT_NE(text.out.find(part), std::string::npos) << part;
+  }
+  const auto json = run_w4q({"inspect", path("m.gguf"), "--json"}).json();
+  EXPECT_EQ(json["metadata"]["llama.block_count"]["value"], 4);
+  EXPECT_EQ(json["tensors"][0]["type"], "Q8_0");
+  EXPECT_EQ(json["tensors"][0]["bits_per_weight"], 8.5);
+  const auto one = run_w4q({"inspect", path("m.gguf"), "--tensor", "blk.0.attn_q.weight", "--json"}).json();
+  EXPECT_EQ(one["first_values"].size(), 8u);
+  EXPECT_EQ(run_w4q({"inspect", path("m.gguf"), "--tensor", "blk.9.attn_q.weight"}).status, 2);
+  EXPECT_EQ(run_w4q({"inspect", path("m.gguf"), "--layout", "canonical"}).status, 2);
+}
+
+TEST_F(GgufCommands, OutputsAreReplacedOnlyWhenAsked) {
+  ASSERT_EQ(repack(bundled_model(), "m.gguf", "gguf-q8_0").status, 0);
+  const auto again = repack(bundled_model(), "m.gguf", "gguf-q8_0");
+  EXPECT_EQ(again.status, 2);
+  EXPECT_NE(again.err.find("--overwrite"), std::string::npos) << again.err;
+  EXPECT_EQ(repack(bundled_model(), "m.gguf", "gguf-q8_0", {"--overwrite"}).status, 0);
+  for (const char* to : {"hf16", "hf-f32", "w4q"}) {
+    ASSERT_EQ(repack(path("m.gguf"), to, to).status, 0) << to;
+    EXPECT_EQ(repack(path("m.gguf"), to, to).status, 2) << to;
+    EXPECT_EQ(repack(path("m.gguf"), to, to, {"--overwrite"}).status, 0) << to;
+  }
+  const auto dry = repack(path("m.gguf"), "x", "hf16", {"--dry-run"});
+  EXPECT_EQ(dry.status, 0) << dry.err;
+  EXPECT_FALSE(std::filesystem::exists(path("x")));
+}
+
+TEST_F(GgufCommands, WrongUseAndDamagedFilesAreNamed) {
+  ASSERT_EQ(repack(bundled_model(), "m.gguf", "gguf").status, 0);
+  EXPECT_EQ(repack(path("m.gguf"), "x", "gguf-q4_0").status, 2) << "from GGUF to GGUF";
+  EXPECT_EQ(repack(bundled_model(), "x.gguf", "hf16").status, 2) << "not from GGUF";
+  EXPECT_EQ(repack(bundled_model(), "x.gguf", "gguf", {"--target", "sm89"}).status, 2);
+  EXPECT_EQ(repack(bundled_model(), "x.gguf", "no-such").status, 2);
+  EXPECT_EQ(repack(path("missing.gguf"), "x", "hf16").status, 3);
+  std::filesystem::resize_file(path("m.gguf"), 2'000'000);
+  const auto cut = repack(path("m.gguf"), "x", "hf16");
+  EXPECT_EQ(cut.status, 3);
+  EXPECT_NE(cut.err.find("behind the end of the file"), std::string::npos) << cut.err;
+  std::ofstream(path("other.gguf")) << "not one";
+  EXPECT_EQ(run_w4q({"inspect", path("other.gguf")}).status, 3);
+  EXPECT_FALSE(std::filesystem::exists(path("x")));
+}
+
+}  // namespace
+}  // namespace w4q::test
