@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "io/gguf.h"
 #include "model/config_reader.h"
 #include "model/config_rope.h"
 
@@ -221,6 +222,10 @@ ModelConfig parse_config(const io::Json& json, std::string_view source) {
 }
 
 ModelConfig read_config(const std::filesystem::path& folder) {
+  if (io::is_gguf(folder)) {
+    throw Error(ErrorCode::unsupported, folder.string() + ": is a GGUF file, not a folder")
+        .hint("w4q repack FILE.gguf -o FOLDER --to hf16 makes a folder of it");
+  }
   const auto path = folder / "config.json";
   ModelConfig config = parse_config(io::read_json(path), path.string());
   const auto generation_path = folder / "generation_config.json";

@@ -33,7 +33,10 @@ struct Source {
 Source open_source(const std::filesystem::path& folder) {
   if (!std::filesystem::is_directory(folder)) {
     throw Error(ErrorCode::bad_file, folder.string() + ": not a folder")
-        .hint("give the folder that holds config.json and the .safetensors files");
+        .hint(
+            "give the folder that holds config.json and the .safetensors files; w4q repack FILE.gguf -o FOLDER --to "
+            "hf16 "
+            "makes one of a GGUF file");
   }
   io::Json config = io::read_json(folder / "config.json");
   if (!model::parse_quantization_config(config, (folder / "config.json").string()).linears.empty()) {

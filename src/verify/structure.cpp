@@ -165,7 +165,10 @@ int64_t first_non_finite(const TensorView& tensor) {
 OpenCheckpoint open_checkpoint(const std::filesystem::path& folder) {
   if (!std::filesystem::is_directory(folder)) {
     throw Error(ErrorCode::bad_file, folder.string() + ": not a folder")
-        .hint("give the folder that holds config.json and the .safetensors files");
+        .hint(
+            "give the folder that holds config.json and the .safetensors files; w4q repack FILE.gguf -o FOLDER --to "
+            "hf16 "
+            "makes one of a GGUF file");
   }
   const auto config_path = folder / "config.json";
   io::Json config = io::read_json(config_path);
