@@ -1,24 +1,11 @@
 #include "verify/weights.h"
 
-#include <memory>
-
 #include "core/progress.h"
 #include "core/text.h"
+#include "verify/rescaled.h"
 
 namespace w4q::verify {
 namespace {
-
-kernels::LinearWeight stored_weight(const OpenCheckpoint& source, const std::string& module) {
-  if (const auto* info = source.quantization.find(module)) {
-    auto packed = std::make_shared<const formats::PackedLinear>(model::load_canonical(source.checkpoint, *info));
-    return {module, info->n, info->k, std::move(packed), {}};
-  }
-  auto loaded = std::make_shared<const io::LoadedTensor>(source.checkpoint.load(module + ".weight"));
-  const Shape shape = loaded->view().shape;
-  kernels::LinearWeight weight{module, 0, 0, kernels::LinearWeight::Dense{loaded->view(), loaded}, {}};
-  if (shape.size() == 2) weight.n = shape[0], weight.k = shape[1];
-  return weight;
-}
 
 std::string scheme_text(const model::PackedLinearInfo& info) {
   std::vector<std::string> names;
@@ -30,14 +17,11 @@ std::string scheme_text(const model::PackedLinearInfo& info) {
 
 WeightReport compare_with_base(const OpenCheckpoint& candidate, const OpenCheckpoint& base) {
   WeightReport report;
+  RescaledWeights weights(candidate, base);
   Progress progress("weights", static_cast<int64_t>(candidate.quantization.linears.size()), "tensors");
   for (const auto& [name, info] : candidate.quantization.linears) {
-    if (candidate.quantization.rescaled.contains(name + ".weight")) {
-      ++report.rescaled;
-      progress.advance(1);
-      continue;
-    }
-    const auto error = model::compare_weights(stored_weight(base, name), stored_weight(candidate, name));
+    if (candidate.quantization.rescaled.contains(name + ".weight")) ++report.rescaled;
+    const auto error = model::compare_weights(stored_weight(base, name), weights.effective(name));
     report.tensors.push_back({name, scheme_text(info), error});
     report.total.add(error);
     progress.advance(1);
@@ -52,9 +36,7 @@ std::string to_text(const WeightReport& report) {
                fixed(tensor.error.max_error, 6), concat(tensor.error.row), concat(tensor.error.col)});
   }
   if (report.rescaled == 0) return table.str();
-  const std::string note =
-      concat(report.rescaled, " packed weights carry folded scales: --ppl compares what they compute\n");
-  return report.tensors.empty() ? note : table.str() + note;
+  return table.str() + concat("folded scales were undone in ", report.rescaled, " of them\n");
 }
 
 io::Json to_json(const WeightReport& report) {

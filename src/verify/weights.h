@@ -18,10 +18,10 @@ struct TensorError {
 struct WeightReport {
   std::vector<TensorError> tensors;
   model::WeightError total;
-  int64_t rescaled = 0;  ///< packed weights that carry folded scales: the base has nothing to compare them with
+  int64_t rescaled = 0;  ///< packed weights that carry folded scales, which were undone (rescaled.h)
 };
 
-/// Compares every packed linear that was not rescaled with the base's weight. Throws as loading does, mismatch for
+/// Compares every packed linear, folded scales undone, with the base's weight. Throws as loading does, mismatch for
 /// different sizes.
 WeightReport compare_with_base(const OpenCheckpoint& candidate, const OpenCheckpoint& base);
 

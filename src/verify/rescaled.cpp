@@ -1,0 +1,161 @@
+#include "verify/rescaled.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "core/convert.h"
+#include "core/error.h"
+#include "core/parallel.h"
+#include "core/text.h"
+
+namespace w4q::verify {
+namespace {
+
+using kernels::LinearWeight;
+
+/// Rows that are decoded together.
+constexpr int64_t row_block = 16;
+
+/// What a linear's input comes from, and whose input its output becomes, as the last two parts of module paths. An
+/// empty name: something that scales do not pass.
+struct Neighbours {
+  std::string_view linear, norm, producer, consumer;
+};
+
+constexpr Neighbours graph[] = {
+    {"self_attn.q_proj", "input_layernorm", "", ""},
+    {"self_attn.k_proj", "input_layernorm", "", ""},
+    {"self_attn.v_proj", "input_layernorm", "", "self_attn.o_proj"},
+    {"self_attn.o_proj", "", "self_attn.v_proj", ""},
+    {"mlp.gate_proj", "post_attention_layernorm", "", ""},
+    {"mlp.up_proj", "post_attention_layernorm", "", "mlp.down_proj"},
+    {"mlp.down_proj", "", "mlp.up_proj", ""},
+};
+
+const Neighbours* find_neighbours(std::string_view module) {
+  const auto found =
+      std::find_if(std::begin(graph), std::end(graph), [&](const auto& row) { return module.ends_with(row.linear); });
+  return found == std::end(graph) ? nullptr : found;
+}
+
+/// "model.layers.3." of "model.layers.3.mlp.up_proj".
+std::string prefix_of(const std::string& module, const Neighbours& row) {
+  return module.substr(0, module.size() - row.linear.size());
+}
+
+std::vector<float> load_vector(const OpenCheckpoint& source, const std::string& name, int64_t size) {
+  const auto loaded = source.checkpoint.load(name);
+  if (loaded->shape != Shape{size}) {
+    throw Error(ErrorCode::mismatch, concat(printable(name), ": shape ", shape_text(loaded->shape)))
+        .detail(concat("expected ", shape_text({size})));
+  }
+  std::vector<float> values(static_cast<size_t>(size));
+  widen(loaded->bytes, loaded->dtype, values);
+  return values;
+}
+
+double dot(const float* a, const float* b, int64_t count) {
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += double{a[i]} * double{b[i]};
+  return sum;
+}
+
+/// The number that each row of `stored` was divided by: of all s, the one for which the error of s · stored is
+/// orthogonal to the base's row, which rounding leaves nearly unbiased.
+std::vector<float> measure_rows(const LinearWeight& base, const LinearWeight& stored,
+                                const std::vector<float>& columns) {
+  std::vector<float> result(static_cast<size_t>(stored.n), 1.0f);
+  parallel_for(stored.n, row_block, [&](int64_t begin, int64_t end) {
+    std::vector<float> a(static_cast<size_t>((end - begin) * stored.k)), b(a.size());
+    kernels::decode_rows(base, begin, end, {a.data(), end - begin, stored.k});
+    kernels::decode_rows(stored, begin, end, {b.data(), end - begin, stored.k});
+    for (int64_t r = begin; r < end; ++r) {
+      float* wanted = a.data() + (r - begin) * stored.k;
+      for (int64_t c = 0; c < stored.k; ++c) wanted[c] *= columns[static_cast<size_t>(c)];
+      const double norm = dot(wanted, wanted, stored.k),
+                   product = dot(wanted, b.data() + (r - begin) * stored.k, stored.k);
+      if (norm > 0 && product > 0) result[static_cast<size_t>(r)] = static_cast<float>(norm / product);
+    }
+  });
+  return result;
+}
+
+}  // namespace
+
+LinearWeight stored_weight(const OpenCheckpoint& source, const std::string& module) {
+  if (const auto* info = source.quantization.find(module)) {
+    auto packed = std::make_shared<const formats::PackedLinear>(model::load_canonical(source.checkpoint, *info));
+    return {module, info->n, info->k, std::move(packed), {}};
+  }
+  auto loaded = std::make_shared<const io::LoadedTensor>(source.checkpoint.load(module + ".weight"));
+  const Shape shape = loaded->view().shape;
+  LinearWeight weight{module, 0, 0, LinearWeight::Dense{loaded->view(), loaded}, {}};
+  if (shape.size() == 2) weight.n = shape[0], weight.k = shape[1];
+  return weight;
+}
+
+bool RescaledWeights::is_rescaled(const std::string& parameter) const {
+  return candidate_.quantization.rescaled.contains(parameter);
+}
+
+std::vector<float> RescaledWeights::norm_ratio(const std::string& norm, int64_t size) const {
+  std::vector<float> result(static_cast<size_t>(size), 1.0f);
+  const std::string name = norm + ".weight";
+  if (!is_rescaled(name)) return result;
+  const auto before = load_vector(base_, name, size), after = load_vector(candidate_, name, size);
+  for (size_t c = 0; c < result.size(); ++c) {
+    if (after[c] != 0 && before[c] != 0) result[c] = before[c] / after[c];
+  }
+  return result;
+}
+
+std::vector<float> RescaledWeights::columns(const std::string& module, int64_t k) {
+  const Neighbours& row = *find_neighbours(module);
+  const std::string prefix = prefix_of(module, row);
+  if (!row.norm.empty()) return norm_ratio(prefix + std::string(row.norm), k);
+  const auto& produced = rows(prefix + std::string(row.producer));
+  if (static_cast<int64_t>(produced.size()) == k) return produced;
+  // Query heads that read one value head carry its channels one after the other.
+  const int64_t width = candidate_.model.head_dim, groups = candidate_.model.groups();
+  std::vector<float> result(static_cast<size_t>(k), 1.0f);
+  for (int64_t c = 0; c < k; ++c) {
+    const auto channel = static_cast<size_t>(c / width / groups * width + c % width);
+    if (channel < produced.size()) result[static_cast<size_t>(c)] = produced[channel];
+  }
+  return result;
+}
+
+const std::vector<float>& RescaledWeights::rows(const std::string& module) {
+  const auto found = rows_.find(module);
+  if (found != rows_.end()) return found->second;
+  const auto stored = stored_weight(candidate_, module), base = stored_weight(base_, module);
+  if (stored.n != base.n || stored.k != base.k) {
+    throw Error(ErrorCode::mismatch, concat(printable(module), ": its size is not the base's"));
+  }
+  return rows_.emplace(module, measure_rows(base, stored, columns(module, stored.k))).first->second;
+}
+
+LinearWeight RescaledWeights::effective(const std::string& module) {
+  auto stored = stored_weight(candidate_, module);
+  const Neighbours* row = find_neighbours(module);
+  if (!is_rescaled(module + ".weight") || row == nullptr) return stored;
+  const auto column_scales = columns(module, stored.k);
+  const bool gives =
+      !row->consumer.empty() && is_rescaled(prefix_of(module, *row) + std::string(row->consumer) + ".weight");
+  const std::vector<float>* row_scales = gives ? &rows(module) : nullptr;
+  auto values = std::make_shared<std::vector<float>>(static_cast<size_t>(stored.n * stored.k));
+  const MatrixView<float> matrix(values->data(), stored.n, stored.k);
+  parallel_for(stored.n, row_block, [&](int64_t begin, int64_t end) {
+    kernels::decode_rows(stored, begin, end, {matrix.row(begin), end - begin, stored.k});
+    for (int64_t r = begin; r < end; ++r) {
+      const float scale = row_scales == nullptr ? 1.0f : (*row_scales)[static_cast<size_t>(r)];
+      for (int64_t c = 0; c < stored.k; ++c) matrix.row(r)[c] *= scale / column_scales[static_cast<size_t>(c)];
+    }
+  });
+  const TensorView view{stored.name, DType::f32, {stored.n, stored.k}, bytes_of(*values)};
+  return {module, stored.n, stored.k, LinearWeight::Dense{view, values}, {}};
+}
+
+}  // namespace w4q::verify

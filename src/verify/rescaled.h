@@ -1,0 +1,40 @@
+// Weights with folded scales, brought back to the base model's units (docs/awq.md).
+//
+// Nothing but the two checkpoints is asked: the scales that a norm gave away are the ratio of its two versions, and
+// those that a linear's rows gave away are measured, row by row, against the base's. The weight that reads these
+// channels must carry the same scales: if it does not, its error shows it.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "kernels/linear.h"
+#include "verify/structure.h"
+
+namespace w4q::verify {
+
+/// The weight of a linear as a checkpoint stores it, packed or not. Throws as loading does.
+kernels::LinearWeight stored_weight(const OpenCheckpoint& source, const std::string& module);
+
+class RescaledWeights {
+ public:
+  /// Both outlive it.
+  RescaledWeights(const OpenCheckpoint& candidate, const OpenCheckpoint& base) : candidate_(candidate), base_(base) {}
+
+  /// The candidate's weight of `module` in the base's units; as it is stored where it carries no folded scales. Throws
+  /// mismatch when its size is not the base's.
+  kernels::LinearWeight effective(const std::string& module);
+
+ private:
+  bool is_rescaled(const std::string& parameter) const;
+  std::vector<float> columns(const std::string& module, int64_t k);
+  const std::vector<float>& rows(const std::string& module);
+  std::vector<float> norm_ratio(const std::string& norm, int64_t size) const;
+
+  const OpenCheckpoint& candidate_;
+  const OpenCheckpoint& base_;
+  std::map<std::string, std::vector<float>> rows_;  // measured so far
+};
+
+}  // namespace w4q::verify
