@@ -123,6 +123,8 @@ int main(int argc, char** argv) {
   std::vector<int> chosen_bits = {2, 3, 4, 5};
   app.add_option("--rows", chosen_rows, "activation rows")->check(CLI::Range(int64_t{1}, most_rows));
   app.add_option("--bits", chosen_bits, "code widths")->check(CLI::Range(2, 5));
+  std::vector<int64_t> chosen_outputs;
+  app.add_option("--outputs", chosen_outputs, "only the shapes with these many outputs");
   CLI11_PARSE(app, argc, argv);
   const auto gpu = device::find_gpu();
   if (!gpu) {
@@ -141,6 +143,8 @@ int main(int argc, char** argv) {
   std::map<int64_t, double> cublas_step;
   std::map<int, std::vector<std::pair<double, double>>> points;
   for (const LayerShape& shape : shapes) {
+    const bool chosen = std::find(chosen_outputs.begin(), chosen_outputs.end(), shape.n) != chosen_outputs.end();
+    if (!chosen_outputs.empty() && !chosen) continue;
     const auto cublas = time_cublas(shape, stream);
     for (const auto& [m, seconds] : cublas) cublas_step[m] += shape.per_step * seconds;
     for (const int bits : chosen_bits) {

@@ -20,16 +20,22 @@ __device__ __forceinline__ Packet peek(const Packet* from) {
   return word;
 }
 
-/// Adds `count` packets, `stride` apart, to `sums`, as soon as they are there. The sender must be a block of a lower
-/// index: it is running or done.
+/// Adds `count` packets, `stride` apart, to `sums`, as soon as they are there. All are asked for at once, again and
+/// again: one trip to the L2 cache after the last has arrived. The sender must be a block of a lower index: it is
+/// running or done.
 template <int count>
 __device__ __forceinline__ void receive(Packet* from, int stride, float (&sums)[count]) {
   Packet words[count];
+  bool complete = false;
+  while (!complete) {
 #pragma unroll
-  for (int i = 0; i < count; ++i) words[i] = peek(from + i * stride);
+    for (int i = 0; i < count; ++i) words[i] = peek(from + i * stride);
+    complete = true;
+#pragma unroll
+    for (int i = 0; i < count; ++i) complete &= words[i] >> 32 != 0;
+  }
 #pragma unroll
   for (int i = 0; i < count; ++i) {
-    while (words[i] >> 32 == 0) words[i] = peek(from + i * stride);
     from[i * stride] = 0;
     sums[i] += __uint_as_float(static_cast<uint32_t>(words[i]));
   }

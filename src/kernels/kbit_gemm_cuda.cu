@@ -1,35 +1,46 @@
-// kbit linear layer for 9 to 64 activation rows: each decoded register is multiplied with up to eight groups of eight
+// kbit linear layer for 17 to 64 activation rows: each decoded register is multiplied with up to eight groups of eight
 // rows.
 //
-// A block works on units: `row_groups` groups of 64 outputs × `splits` tiles along k, a warp to each tile. The
-// activations of a unit stand in shared memory, fetched ahead by asynchronous copies and used by all row groups;
+// A block works on units: `row_groups` groups of 64 outputs × `splits` tiles along k, a warp to each.
+// The activations of a unit stand in shared memory, fetched ahead by asynchronous copies and used by all row groups;
 // weights go straight from global memory to registers, a unit ahead. Units are dealt to the blocks in equal contiguous
 // runs, input direction first. Where a run leaves a strip of row groups, the warps along k add up their sums by
 // halving: in every round a warp gives away half of its sums and keeps the other half. A strip that several blocks
 // share is completed by the block that holds its first unit, in the order of the runs: the same result every time.
+#include <algorithm>
+
 #include "kernels/kbit_exchange.cuh"
 #include "kernels/kbit_launch.cuh"
 
 namespace w4q::kernels::kbit {
 namespace {
 
-constexpr int warps = 8;
 constexpr int table_kilobytes = 32;
 
-/// How a block is cut for `groups` groups of eight activation rows.
+/// How a block is cut for `groups` groups of eight activation rows: `row_groups` × `splits` tiles, a warp to each.
 template <int groups>
 struct Cut {
-  static constexpr int rows = 8 * groups;             ///< of activations
-  static constexpr int splits = groups == 2 ? 8 : 4;  ///< warps side by side along k
-  static constexpr int row_groups = warps / splits;   ///< of 64 outputs
-  static constexpr int stages = groups == 8 ? 2 : 3;  ///< units of activations in shared memory
-  static constexpr int tile_bytes = rows * 128;       ///< activations of one tile
+  static constexpr int rows = 8 * groups;                 ///< of activations
+  static constexpr int splits = 4;                        ///< warps side by side along k
+  static constexpr int row_groups = groups == 8 ? 2 : 3;  ///< of 64 outputs; as many as the registers allow
+  static constexpr int warps = splits * row_groups;
+  static constexpr int stages = 2;  ///< units of activations in shared memory
+  static constexpr int tile_bytes = rows * 128;
   static constexpr int stage_bytes = splits * tile_bytes;
   static constexpr int sums = 16 * groups;        ///< of a lane
   static constexpr int own_sums = sums / splits;  ///< of a lane after the halving
-  static constexpr int shared_bytes = table_kilobytes * 1024 + stages * stage_bytes;
+  static constexpr int scratch_bytes = warps * 32 * sums / 2 * 4;
+  static constexpr int shared_bytes =
+      table_kilobytes * 1024 + (stages * stage_bytes > scratch_bytes ? stages * stage_bytes : scratch_bytes);
   static constexpr int block_sums = row_groups * 64 * rows;
-  static_assert(warps * 32 * sums / 2 * 4 <= stages * stage_bytes, "the stages serve the halving too");
+
+  // The warps of a team, which wait for one another, are neighbours: they sit on different schedulers, and each
+  // scheduler has warps of several teams.
+  __device__ static int split(int warp) { return warp / row_groups; }
+  __device__ static int row_group(int warp) { return warp % row_groups; }
+  __device__ static int partner(int warp, int distance) {
+    return (split(warp) ^ distance) * row_groups + row_group(warp);
+  }
 };
 
 __device__ __forceinline__ void copy_async(char* shared, const void* global) {
@@ -44,26 +55,29 @@ __device__ __forceinline__ void wait_async() {
   asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory");
 }
 
-/// The activations of one unit in shared memory: [tile][row][8 chunks of 16 bytes], chunk 4·block + t, the two halves
+/// Waits for the warps that share the activations of one tile, and only for these.
+template <int team_warps>
+__device__ __forceinline__ void meet_team(int team) {
+  asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(team_warps * 32) : "memory");
+}
+
+/// The activations of one tile in shared memory: [row][8 chunks of 16 bytes], chunk 4·block + t, the two halves
 /// of odd rows exchanged, so that eight lanes read eight different groups of banks.
 template <class Scalar, int groups>
-struct ActivationStage {
+struct ActivationTile {
   using C = Cut<groups>;
-  __device__ static int place(int tile, int row, int chunk) {
-    return tile * C::tile_bytes + (row * 8 + (chunk ^ (row & 1) << 2)) * 16;
-  }
+  __device__ static int place(int row, int chunk) { return (row * 8 + (chunk ^ (row & 1) << 2)) * 16; }
 
-  /// Starts fetching the tiles from column group `first` on; rows beyond m repeat the last one, columns beyond k are
-  /// zero.
-  __device__ static void fetch(const Launch& args, int first, char* stage) {
+  /// Starts fetching one tile, the work of the warps of one team; rows beyond m repeat the last one, columns beyond k
+  /// are zero.
+  __device__ static void fetch(const Launch& args, int column_group, int member, char* tile) {
     const auto* x = static_cast<const Scalar*>(args.x);
 #pragma unroll
-    for (int c = threadIdx.x; c < C::splits * C::rows * 8; c += warps * 32) {
-      const int tile = c / (C::rows * 8);
-      const int row = c / 8 % C::rows;
-      const int64_t column = (static_cast<int64_t>(first) + tile) * Map::tile_cols + 8 * (c % 8);
+    for (int c = member; c < C::rows * 8; c += C::row_groups * 32) {
+      const int row = c / 8;
+      const int64_t column = static_cast<int64_t>(column_group) * Map::tile_cols + 8 * (c % 8);
       const Scalar* from = x + static_cast<int64_t>(min(row, args.m - 1)) * args.ldx + column;
-      char* const to = stage + place(tile, row, c % 8);
+      char* const to = tile + place(row, c % 8);
       const int64_t left = args.k - column;
       if (args.aligned && left >= 8) {
         copy_async(to, from);
@@ -74,11 +88,11 @@ struct ActivationStage {
   }
 
   /// This lane's B registers of one block for all groups of rows.
-  __device__ static void read(const char* stage, int tile, int block, uint4 (&x)[groups]) {
+  __device__ static void read(const char* tile, int block, uint4 (&x)[groups]) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < groups; ++i) {
-      x[i] = *reinterpret_cast<const uint4*>(stage + place(tile, 8 * i + lane / 4, 4 * block + lane % 4));
+      x[i] = *reinterpret_cast<const uint4*>(tile + place(8 * i + lane / 4, 4 * block + lane % 4));
     }
   }
 };
@@ -126,7 +140,7 @@ template <int count, int distance, int groups>
 __device__ __forceinline__ int halve(Accumulator<groups>& acc, int warp, char* scratch) {
   constexpr int half = count / 2;
   const int lane = threadIdx.x % 32;
-  const bool upper = (warp & distance) != 0;
+  const bool upper = (Cut<groups>::split(warp) & distance) != 0;
   auto* const slots = reinterpret_cast<float4*>(scratch);
   const auto slot = [&](int of_warp, int i) { return slots + (of_warp * (half / 4) + i) * 32 + lane; };
   __syncthreads();
@@ -143,7 +157,7 @@ __device__ __forceinline__ int halve(Accumulator<groups>& acc, int warp, char* s
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < half; i += 4) {
-    const float4 got = *slot(warp ^ distance, i / 4);
+    const float4 got = *slot(Cut<groups>::partner(warp, distance), i / 4);
     acc.values[i] += got.x;
     acc.values[i + 1] += got.y;
     acc.values[i + 2] += got.z;
@@ -172,7 +186,7 @@ struct Strips {
 /// Stores the complete sums of a strip, or hands them to the block that does.
 template <class Type, int groups>
 __device__ __forceinline__ void deliver(const Launch& args, const Strips<groups>& strips, int strip, int warp,
-                                        int first, Accumulator<groups>& acc) {
+                                        int first, const Accumulator<groups>& acc) {
   using C = Cut<groups>;
   const int lane = threadIdx.x % 32;
   const int begin = strip * strips.per_strip;
@@ -189,7 +203,7 @@ __device__ __forceinline__ void deliver(const Launch& args, const Strips<groups>
 #pragma unroll
   for (int i = 0; i < C::own_sums; ++i) sums[i] = acc.values[i];
   for (int run = strips.run + 1; strips.runs.begin(run) < end; ++run) receive(mailbox(run), 32, sums);
-  const int row_group = strip * C::row_groups + warp / C::splits;
+  const int row_group = strip * C::row_groups + C::row_group(warp);
 #pragma unroll
   for (int i = 0; i < C::own_sums; ++i) {
     const int index = first + i;
@@ -199,10 +213,40 @@ __device__ __forceinline__ void deliver(const Launch& args, const Strips<groups>
   }
 }
 
-template <int bits, class Type, class Scales, int groups>
-__global__ void __launch_bounds__(warps * 32, 1) kbit_gemm_kernel(const Launch args) {
+/// One warp's way through the tiles of its block's run, one in each unit.
+template <int bits, class Scales, int groups>
+struct WeightCursor {
   using C = Cut<groups>;
-  using Stage = ActivationStage<typename Type::Scalar, groups>;
+  const Launch& args;
+  WeightReader<bits, Scales> reader;
+  int per_strip, row_group, column, split;
+
+  __device__ WeightCursor(const Launch& launch, const Strips<groups>& strips, int unit, int warp)
+      : args(launch),
+        reader(launch.codes, launch.scales),
+        per_strip(strips.per_strip),
+        row_group(unit / strips.per_strip * C::row_groups + C::row_group(warp)),
+        column(unit % strips.per_strip * C::splits + C::split(warp)),
+        split(C::split(warp)) {}
+
+  /// Loads the tile at hand and goes on. Tiles beyond the weight are read from inside: they meet zeros, or their sums
+  /// are not stored.
+  __device__ void load(WeightTile<bits>& codes, typename Scales::Packed& scales) {
+    const int64_t tile =
+        static_cast<int64_t>(min(row_group, args.row_groups - 1)) * args.col_groups + min(column, args.col_groups - 1);
+    reader.load(codes, tile);
+    reader.load(scales, tile);
+    column += C::splits;
+    if (column < per_strip * C::splits) return;
+    column = split;
+    row_group += C::row_groups;
+  }
+};
+
+template <int bits, class Type, class Scales, int groups>
+__global__ void __launch_bounds__(Cut<groups>::warps * 32, 1) kbit_gemm_kernel(const Launch args) {
+  using C = Cut<groups>;
+  using Tile = ActivationTile<typename Type::Scalar, groups>;
   extern __shared__ uint4 shared[];
   auto* const table = reinterpret_cast<char*>(shared);
   char* const stages = table + table_kilobytes * 1024;
@@ -212,50 +256,44 @@ __global__ void __launch_bounds__(warps * 32, 1) kbit_gemm_kernel(const Launch a
   int unit = strips.runs.begin(strips.run);
   const int end = strips.runs.begin(strips.run + 1);
 
-  const WeightReader<bits, Scales> reader(args.codes, args.scales);
+  WeightCursor<bits, Scales, groups> weights(args, strips, unit, warp);
   WeightTile<bits> next;
   typename Scales::Packed next_scales;
-  // Tiles beyond the weight are read from inside and multiplied with zeros, or their sums are not stored.
-  const auto load_weights = [&](int at) {
-    const int row_group = min(at / strips.per_strip * C::row_groups + warp / C::splits, args.row_groups - 1);
-    const int column = min(at % strips.per_strip * C::splits + warp % C::splits, args.col_groups - 1);
-    const int64_t tile = static_cast<int64_t>(row_group) * args.col_groups + column;
-    reader.load(next, tile);
-    reader.load(next_scales, tile);
-  };
-  if (unit < end) load_weights(unit);
+  if (unit < end) weights.load(next, next_scales);
   PairTable<bits, table_kilobytes>::template fill<Type>(table, args.codebook, args.table_exponent);
   const LanePairs<bits, table_kilobytes> pairs(table);
   device::wait_for_previous_launch();
 
+  const int split = C::split(warp);
+  const int member = C::row_group(warp) * 32 + threadIdx.x % 32;
   while (unit < end) {
     const int strip = unit / strips.per_strip;
     const int strip_begin = strip * strips.per_strip;
     const int stop = min(end, strip_begin + strips.per_strip);
+    const auto tile_of = [&](int at) { return stages + (at % C::stages * C::splits + split) * C::tile_bytes; };
     const auto fetch = [&](int at) {
-      if (at < stop) Stage::fetch(args, (at - strip_begin) * C::splits, stages + at % C::stages * C::stage_bytes);
+      if (at < stop) Tile::fetch(args, (at - strip_begin) * C::splits + split, member, tile_of(at));
       close_async_group();
     };
     __syncthreads();  // the stages served the strip before
-#pragma unroll
-    for (int ahead = 0; ahead < C::stages - 1; ++ahead) fetch(unit + ahead);
+    fetch(unit);
     Accumulator<groups> acc;
     acc.clear();
     for (; unit < stop; ++unit) {
-      wait_async<C::stages - 2>();
-      __syncthreads();
-      fetch(unit + C::stages - 1);
-      const WeightTile<bits> current = next;
+      wait_async<0>();
+      meet_team<C::row_groups>(split);
+      fetch(unit + 1);
+      const WeightTile<bits> codes = next;
       const typename Scales::Packed scales = next_scales;
-      if (unit + 1 < end) load_weights(unit + 1);
+      if (unit + 1 < end) weights.load(next, next_scales);
+      const char* const tile = tile_of(unit);
 #pragma unroll
       for (int block = 0; block < 2; ++block) {
         uint4 x[groups];
-        Stage::read(stages + unit % C::stages * C::stage_bytes, warp % C::splits, block, x);
-        multiply_block<bits, Type, Scales, groups>(current, scales, block, x, pairs, acc);
+        Tile::read(tile, block, x);
+        multiply_block<bits, Type, Scales, groups>(codes, scales, block, x, pairs, acc);
       }
     }
-    wait_async<0>();
     const int first = halve<C::sums, C::splits / 2>(acc, warp, stages);
     deliver<Type, groups>(args, strips, strip, warp, first, acc);
   }
@@ -263,18 +301,31 @@ __global__ void __launch_bounds__(warps * 32, 1) kbit_gemm_kernel(const Launch a
 
 template <int bits, class Type, class Scales, int groups>
 void launch_rows(const Launch& args, int blocks, cudaStream_t stream, std::string_view shape) {
-  launch_kernel<kbit_gemm_kernel<bits, Type, Scales, groups>>(args, blocks, warps * 32, Cut<groups>::shared_bytes,
-                                                              stream, "kbit_gemm", shape);
+  launch_kernel<kbit_gemm_kernel<bits, Type, Scales, groups>>(args, blocks, Cut<groups>::warps * 32,
+                                                              Cut<groups>::shared_bytes, stream, "kbit_gemm", shape);
 }
 
 }  // namespace
 
-int gemm_packets(int64_t m) { return m <= 16 ? Cut<2>::block_sums : m <= 32 ? Cut<4>::block_sums : Cut<8>::block_sums; }
+int gemm_blocks(const Launch& args, int most) {
+  const auto blocks = [&](int splits, int row_groups) {
+    const int per_strip = (args.col_groups + splits - 1) / splits;
+    const int strips = (args.row_groups + row_groups - 1) / row_groups;
+    const int per_block = (per_strip * strips + most - 1) / most;
+    // The same number of blocks for every strip spares each block the second strip, where it costs no time.
+    const int sharers = std::max(1, most / strips);
+    const bool even = strips <= most && (per_strip + sharers - 1) / sharers <= per_block;
+    return even ? strips * sharers : std::min(most, per_strip * strips);
+  };
+  if (args.m <= 32) return blocks(Cut<4>::splits, Cut<4>::row_groups);
+  return blocks(Cut<8>::splits, Cut<8>::row_groups);
+}
+
+int gemm_packets(int64_t m) { return m <= 32 ? Cut<4>::block_sums : Cut<8>::block_sums; }
 
 void launch_gemm(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks, cudaStream_t stream,
                  std::string_view shape) {
   with_types(scheme, activation, [&]<int bits, class Type, class Scales>() {
-    if (args.m <= 16) return launch_rows<bits, Type, Scales, 2>(args, blocks, stream, shape);
     if (args.m <= 32) return launch_rows<bits, Type, Scales, 4>(args, blocks, stream, shape);
     launch_rows<bits, Type, Scales, 8>(args, blocks, stream, shape);
   });

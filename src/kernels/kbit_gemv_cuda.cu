@@ -1,19 +1,21 @@
-// kbit linear layer for 1 to 8 activation rows: memory-bound, so everything serves an unbroken stream of weights.
+// kbit linear layer for 1 to 16 activation rows: memory-bound, so everything serves an unbroken stream of weights.
 //
 // Every warp of the grid works off one contiguous run of tiles, equal to ±1 tile; within a run the warp never waits for
 // another. A row group (64 outputs × k) that lies in one run is stored straight from the registers. One that several
 // warps share is summed at the end: in shared memory, warp by warp, and across blocks, in their order, by the block
 // that holds its last tile. So the result is the same in every run of the program.
 //
-// Half a multiprocessor is enough for a block: where launches may overlap, the next one fills its table and its ring of
-// tiles while this one still computes.
+// Where launches may overlap, the next one fills its table and its ring of tiles on the multiprocessors that are done
+// while others still compute.
 #include "kernels/kbit_exchange.cuh"
 #include "kernels/kbit_launch.cuh"
 
 namespace w4q::kernels::kbit {
 namespace {
 
-constexpr int table_kilobytes = 64;
+/// The sums of sixteen rows leave room for the smaller table only.
+template <int rows>
+constexpr int table_kilobytes = rows == 16 ? 32 : 64;
 
 /// Sums that a warp leaves for others: of the row group that it came from, and of the one that it ended in, with the
 /// numbers of these groups.
@@ -29,11 +31,12 @@ struct Slots {
 
 /// What the eight columns of an mma's B operand hold. One activation row: the blocks of four tiles, each in a column of
 /// its own, so that 16 mma steps add up 256 inputs before a sum meets a scale. Four rows: the two blocks of a tile.
-/// Eight rows: a column each, and the sums meet their scales after every block.
+/// Eight rows: a column each, and the sums meet their scales after every block; sixteen take two such operands.
 template <int rows>
 struct Columns {
-  static constexpr int tiles = rows == 1 ? 4 : 1;   ///< multiplied before their sums are scaled
-  static constexpr int blocks = rows == 8 ? 1 : 2;  ///< that have columns of their own
+  static constexpr int tiles = rows == 1 ? 4 : 1;    ///< multiplied before their sums are scaled
+  static constexpr int blocks = rows >= 8 ? 1 : 2;   ///< that have columns of their own
+  static constexpr int groups = rows == 16 ? 2 : 1;  ///< operands of eight columns
   /// The lane's part of B is column `lane / 4`.
   __device__ static int row() { return threadIdx.x % 32 / 4 / (tiles * blocks); }
   __device__ static int tile() { return threadIdx.x % 32 / 4 / blocks % tiles; }
@@ -71,21 +74,23 @@ struct Span {
 /// A lane's activations.
 template <class Scalar, int rows>
 struct ActivationReader {
-  const Scalar* row;
+  const Scalar* row[Columns<rows>::groups];
   int k;
   bool aligned;
 
-  __device__ explicit ActivationReader(const Launch& args)
-      : row(static_cast<const Scalar*>(args.x) +
-            static_cast<int64_t>(min(Columns<rows>::row(), args.m - 1)) * args.ldx),
-        k(static_cast<int>(args.k)),
-        aligned(args.aligned) {}
+  __device__ explicit ActivationReader(const Launch& args) : k(static_cast<int>(args.k)), aligned(args.aligned) {
+#pragma unroll
+    for (int group = 0; group < Columns<rows>::groups; ++group) {
+      const int index = min(8 * group + Columns<rows>::row(), args.m - 1);
+      row[group] = static_cast<const Scalar*>(args.x) + static_cast<int64_t>(index) * args.ldx;
+    }
+  }
 
   /// The lane's eight of block `block` of the tile in column `column_group`; zeros beyond k.
-  __device__ uint4 load(int column_group, int block) const {
+  __device__ uint4 load(int column_group, int block, int group = 0) const {
     const int column = column_group * static_cast<int>(Map::tile_cols) + 32 * block + 8 * (threadIdx.x % 4);
-    if (aligned && column + 8 <= k) return __ldg(reinterpret_cast<const uint4*>(row + column));
-    return load_ragged(row + column, k - column);
+    if (aligned && column + 8 <= k) return __ldg(reinterpret_cast<const uint4*>(row[group] + column));
+    return load_ragged(row[group] + column, k - column);
   }
 };
 
@@ -95,17 +100,21 @@ template <int bits, class Scales, int rows>
 struct Slot {
   WeightTile<bits> codes;
   typename Scales::Packed scales;
-  uint4 x[rows == 8 ? 2 : 1];
+  uint4 x[2][Columns<rows>::groups];  ///< fewer than eight rows: only [0], of the block of the lane's column
 };
 
-/// fp32 sums of 64 outputs as mma leaves them.
+/// fp32 sums of 64 outputs × 8 · groups columns as mma leaves them.
+template <int groups>
 struct Products {
-  float sums[Map::row_tiles][4];
+  float sums[groups][Map::row_tiles][4];
   __device__ void clear() {
 #pragma unroll
-    for (auto& tile : sums) {
+    for (auto& group : sums) {
 #pragma unroll
-      for (float& sum : tile) sum = 0;
+      for (auto& tile : group) {
+#pragma unroll
+        for (float& sum : tile) sum = 0;
+      }
     }
   }
 };
@@ -113,7 +122,8 @@ struct Products {
 /// Scaled sums of a lane: [row tile][half][activation rows that the lane has].
 template <int rows>
 struct Totals {
-  static constexpr int per_lane = rows == 8 ? 2 : 1;
+  static constexpr int groups = Columns<rows>::groups;
+  static constexpr int per_lane = rows >= 8 ? 2 * groups : 1;
   float sums[Map::row_tiles][2][per_lane];
 
   __device__ void clear() {
@@ -129,27 +139,28 @@ struct Totals {
 
   /// Products whose columns 2t and 2t + 1 are two rows in block `block`.
   template <class Scales>
-  __device__ void add_block(const Products& products, const typename Scales::Packed& scales, int block) {
+  __device__ void add_block(const Products<groups>& products, const typename Scales::Packed& scales, int block) {
 #pragma unroll
     for (int r = 0; r < Map::row_tiles; ++r) {
       const float2 scale = Scales::pair_of_sums(scales, block, r);
 #pragma unroll
       for (int column = 0; column < per_lane; ++column) {
-        sums[r][0][column] = fmaf(products.sums[r][column], scale.x, sums[r][0][column]);
-        sums[r][1][column] = fmaf(products.sums[r][2 + column], scale.y, sums[r][1][column]);
+        const float* const products_of = products.sums[column / 2][r];
+        sums[r][0][column] = fmaf(products_of[column % 2], scale.x, sums[r][0][column]);
+        sums[r][1][column] = fmaf(products_of[2 + column % 2], scale.y, sums[r][1][column]);
       }
     }
   }
   /// Products whose columns 2t and 2t + 1 are the two blocks of a tile.
   template <class Scales>
-  __device__ void add_tile(const Products& products, const typename Scales::Packed& scales) {
+  __device__ void add_tile(const Products<groups>& products, const typename Scales::Packed& scales) {
 #pragma unroll
     for (int r = 0; r < Map::row_tiles; ++r) {
 #pragma unroll
       for (int block = 0; block < 2; ++block) {
         const float2 scale = Scales::pair_of_sums(scales, block, r);
-        sums[r][0][0] = fmaf(products.sums[r][block], scale.x, sums[r][0][0]);
-        sums[r][1][0] = fmaf(products.sums[r][2 + block], scale.y, sums[r][1][0]);
+        sums[r][0][0] = fmaf(products.sums[0][r][block], scale.x, sums[r][0][0]);
+        sums[r][1][0] = fmaf(products.sums[0][r][2 + block], scale.y, sums[r][1][0]);
       }
     }
   }
@@ -168,7 +179,8 @@ struct Totals {
         for (int r = 0; r < Map::row_tiles; ++r) {
 #pragma unroll
           for (int column = 0; column < per_lane; ++column) {
-            use(16 * r + 8 * half + g, t * per_lane + column, sums[r][half][column]);
+            const int row = rows < 8 ? t : 8 * (column / 2) + 2 * t + column % 2;
+            use(16 * r + 8 * half + g, row, sums[r][half][column]);
           }
         }
       }
@@ -189,17 +201,20 @@ struct Totals {
 };
 
 /// Multiplies one block (two mma steps) of a tile with the lane's activations `x`.
-template <int bits, class Type>
-__device__ __forceinline__ void multiply_block(const WeightTile<bits>& tile, int block, const uint4& x,
-                                               const LanePairs<bits, table_kilobytes>& table, Products& products) {
+template <int bits, class Type, int groups, class Table>
+__device__ __forceinline__ void multiply_block(const WeightTile<bits>& tile, int block, const uint4 (&x)[groups],
+                                               const Table& table, Products<groups>& products) {
 #pragma unroll
   for (int r = 0; r < Map::row_tiles; ++r) {
 #pragma unroll
     for (int step = 2 * block; step < 2 * block + 2; ++step) {
       uint32_t a[4];
       tile.decode(r, step, table, a);
-      const uint2 b = block_step(x, step);
-      Type::mma(products.sums[r], a, b.x, b.y);
+#pragma unroll
+      for (int group = 0; group < groups; ++group) {
+        const uint2 b = block_step(x[group], step);
+        Type::mma(products.sums[group][r], a, b.x, b.y);
+      }
     }
   }
 }
@@ -224,40 +239,42 @@ struct Outline {
   }
 };
 
-/// Sums of the row groups that several warps share, and their way out: a warp per group.
+/// Sums of the row groups that several warps share, and their way out: 64 sums of one group at a time for a warp, those
+/// that another block waits for first.
 template <class Type, int rows, int warps>
 __device__ void combine(const Launch& args, const Outline& outline, const Slots<rows, warps>& slots) {
-  constexpr int values = 64 * rows;
-  constexpr int per_lane = values / 32;
   const int lane = threadIdx.x % 32;
-  for (int group = outline.first_group + threadIdx.x / 32; group <= outline.final_group; group += warps) {
-    float sums[per_lane] = {};
+  const int tasks = (outline.final_group - outline.first_group + 1) * rows;
+  for (int task = threadIdx.x / 32; task < tasks; task += warps) {
+    const int group = outline.final_group - task / rows;
+    const int first = 64 * (task % rows) + lane;
+    float sums[2] = {};
     bool any = false;
 #pragma unroll
     for (int slot = 0; slot < 2 * warps; ++slot) {
       if (slots.groups[slot] != group) continue;
       any = true;
-#pragma unroll
-      for (int i = 0; i < per_lane; ++i) sums[i] += slots.sums[slot][lane + 32 * i];
+      sums[0] += slots.sums[slot][first];
+      sums[1] += slots.sums[slot][first + 32];
     }
     if (!any) continue;  // stored by the warp that had all of it
+    const auto mailbox = [&](int block) { return args.packets + static_cast<int64_t>(block) * 64 * rows + first; };
     if (group == outline.final_group && outline.shares_final) {
-      Packet* const mailbox = args.packets + static_cast<int64_t>(blockIdx.x) * values + lane;
-#pragma unroll
-      for (int i = 0; i < per_lane; ++i) send(mailbox + 32 * i, sums[i]);
+      send(mailbox(blockIdx.x), sums[0]);
+      send(mailbox(blockIdx.x) + 32, sums[1]);
       continue;
     }
     if (group == outline.first_group) {
-      float total[per_lane] = {};
+      float total[2] = {};
       for (int block = outline.first_sharer; block < static_cast<int>(blockIdx.x); ++block) {
-        receive(args.packets + static_cast<int64_t>(block) * values + lane, 32, total);
+        receive(mailbox(block), 32, total);
       }
-#pragma unroll
-      for (int i = 0; i < per_lane; ++i) sums[i] += total[i];
+      sums[0] += total[0];
+      sums[1] += total[1];
     }
 #pragma unroll
-    for (int i = 0; i < per_lane; ++i) {
-      const int v = lane + 32 * i;
+    for (int i = 0; i < 2; ++i) {
+      const int v = first + 32 * i;
       store_output<Type>(args, group * 64 + v / rows, v % rows, sums[i]);
     }
   }
@@ -267,6 +284,7 @@ __device__ void combine(const Launch& args, const Outline& outline, const Slots<
 template <int bits, class Type, class Scales, int rows, int tiles>
 struct Run {
   using Scalar = typename Type::Scalar;
+  using Table = LanePairs<bits, table_kilobytes<rows>>;
   using At = Span<tiles>;
 
   const Launch& args;
@@ -298,7 +316,7 @@ struct Run {
   }
 
   /// Multiplies the span at hand, adds it to `totals`, and loads the one behind it, which becomes the one at hand.
-  __device__ void step(const LanePairs<bits, table_kilobytes>& table, Totals<rows>& totals) {
+  __device__ void step(const Table& table, Totals<rows>& totals) {
     const At next = span.next(args, end);
     if constexpr (rows == 1) {
       const uint4 span_x = x;
@@ -307,23 +325,19 @@ struct Run {
         load_span_activations(next);
         load_span_scales(next);
       }
-      Products products;
+      Products<1> products;
       products.clear();
-#pragma unroll
-      for (int j = 0; j < tiles; ++j) {
-        if (j < span.count) multiply_tile(ring[j], j, span_x, table, products);
-        if (j < next.count) load_weights(ring[j], next, j);
-      }
+      turn_ring(
+          next, [&](int j) { multiply_tile(ring[j], j, span_x, table, products); },
+          [&](int j) { load_weights(ring[j], next, j); });
       totals.template add_tile<Scales>(products, span_scales);
     } else {
-#pragma unroll
-      for (int j = 0; j < tiles; ++j) {
-        if (j < span.count) multiply_rows(ring[j], table, totals);
-        if (j < next.count) {
-          load_weights(ring[j], next, j);
-          load_activations(ring[j], next, j);
-        }
-      }
+      turn_ring(
+          next, [&](int j) { multiply_rows(ring[j], table, totals); },
+          [&](int j) {
+            load_weights(ring[j], next, j);
+            load_activations(ring[j], next, j);
+          });
     }
     span = next;
   }
@@ -331,15 +345,40 @@ struct Run {
  private:
   using Slots = Slot<bits, Scales, rows>;
 
+  /// use(j) for the tiles of the span at hand, each followed by load(j) for the span behind it. Whole spans have a way
+  /// without branches, in which the compiler can mix the work of neighbouring tiles.
+  template <class Use, class Load>
+  __device__ __forceinline__ void turn_ring(const At& next, const Use& use, const Load& load) {
+    if (span.count == tiles && next.count == tiles) {
+#pragma unroll
+      for (int j = 0; j < tiles; ++j) {
+        use(j);
+        load(j);
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < tiles; ++j) {
+        if (j < span.count) use(j);
+        if (j < next.count) load(j);
+      }
+    }
+  }
+
   __device__ void load_weights(Slots& slot, const At& at, int j) {
     weights.load(slot.codes, at.tile + j);
     if (rows > 1) weights.load(slot.scales, at.tile + j);
   }
   __device__ void load_activations(Slots& slot, const At& at, int j) {
-    if (rows == 4) slot.x[0] = activations.load(at.column + j, Columns<rows>::block());
-    if constexpr (rows == 8) {
-      slot.x[0] = activations.load(at.column + j, 0);
-      slot.x[1] = activations.load(at.column + j, 1);
+    if constexpr (rows < 8) {
+      slot.x[0][0] = activations.load(at.column + j, Columns<rows>::block());
+    } else {
+#pragma unroll
+      for (int block = 0; block < 2; ++block) {
+#pragma unroll
+        for (int group = 0; group < Columns<rows>::groups; ++group) {
+          slot.x[block][group] = activations.load(at.column + j, block, group);
+        }
+      }
     }
   }
   /// The tiles beyond the span have no sums and their columns are never filled: any tile of the span will do.
@@ -351,36 +390,38 @@ struct Run {
   }
 
   /// One row: the tile's two blocks go to columns of their own.
-  __device__ static void multiply_tile(const Slots& slot, int j, const uint4& x,
-                                       const LanePairs<bits, table_kilobytes>& table, Products& products) {
+  __device__ static void multiply_tile(const Slots& slot, int j, const uint4& x, const Table& table,
+                                       Products<1>& products) {
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
       const bool mine = Columns<rows>::tile() == j && Columns<rows>::block() == block;
-      multiply_block<bits, Type>(slot.codes, block, keep_if(mine, x), table, products);
+      const uint4 b[1] = {keep_if(mine, x)};
+      multiply_block<bits, Type>(slot.codes, block, b, table, products);
     }
   }
-  __device__ static void multiply_rows(const Slots& slot, const LanePairs<bits, table_kilobytes>& table,
-                                       Totals<rows>& totals) {
-    Products products;
+  __device__ static void multiply_rows(const Slots& slot, const Table& table, Totals<rows>& totals) {
+    Products<Columns<rows>::groups> products;
     products.clear();
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
-      const uint4 b = rows == 8 ? slot.x[rows == 8 ? block : 0] : keep_if(Columns<rows>::block() == block, slot.x[0]);
-      multiply_block<bits, Type>(slot.codes, block, b, table, products);
-      if constexpr (rows == 8) {
+      if constexpr (rows < 8) {
+        const uint4 b[1] = {keep_if(Columns<rows>::block() == block, slot.x[0][0])};
+        multiply_block<bits, Type>(slot.codes, block, b, table, products);
+      } else {
+        multiply_block<bits, Type>(slot.codes, block, slot.x[block], table, products);
         totals.template add_block<Scales>(products, slot.scales, block);
         products.clear();
       }
     }
-    if (rows == 4) totals.template add_tile<Scales>(products, slot.scales);
+    if constexpr (rows < 8) totals.template add_tile<Scales>(products, slot.scales);
   }
 };
 
 template <int bits, class Type, class Scales, int rows, int tiles, int warps>
-__global__ void __launch_bounds__(warps * 32, 2) kbit_gemv_kernel(const Launch args) {
+__global__ void __launch_bounds__(warps * 32, 1) kbit_gemv_kernel(const Launch args) {
   extern __shared__ uint4 shared[];
   auto* const table = reinterpret_cast<char*>(shared);
-  auto& slots = *reinterpret_cast<Slots<rows, warps>*>(table + PairTable<bits, table_kilobytes>::total_bytes);
+  auto& slots = *reinterpret_cast<Slots<rows, warps>*>(table + PairTable<bits, table_kilobytes<rows>>::total_bytes);
   device::allow_next_launch();
   const int warp = warp_index();
   const Deal blocks(args.tiles, gridDim.x);
@@ -390,7 +431,7 @@ __global__ void __launch_bounds__(warps * 32, 2) kbit_gemv_kernel(const Launch a
 
   Run<bits, Type, Scales, rows, tiles> run(args, begin, block_begin + runs.begin(warp + 1));
   run.load_first_weights();
-  PairTable<bits, table_kilobytes>::template fill<Type>(table, args.codebook, args.table_exponent);
+  PairTable<bits, table_kilobytes<rows>>::template fill<Type>(table, args.codebook, args.table_exponent);
   const Outline outline(args, blocks);
   const int head = warp;
   const int tail = warps + warp;
@@ -399,7 +440,7 @@ __global__ void __launch_bounds__(warps * 32, 2) kbit_gemv_kernel(const Launch a
   device::wait_for_previous_launch();
   run.load_first_activations();
   __syncthreads();
-  const LanePairs<bits, table_kilobytes> pairs(table);
+  const LanePairs<bits, table_kilobytes<rows>> pairs(table);
   Totals<rows> totals;
   totals.clear();
   bool from_start = run.span.column == 0;
@@ -424,18 +465,19 @@ __global__ void __launch_bounds__(warps * 32, 2) kbit_gemv_kernel(const Launch a
   combine<Type, rows, warps>(args, outline, slots);
 }
 
-/// As many tiles as the registers hold.
-template <int bits, int rows>
-constexpr int tiles_in_flight = rows == 1 && bits < 4    ? 4
-                                : rows == 1 && bits == 4 ? 3
-                                                         : 2;
+/// The shape of a block, measured: more warps hide more latency, more tiles in flight need more registers.
+template <int rows>
+struct Shape {
+  static constexpr int warps = rows >= 8 ? 8 : 12;
+  static constexpr int tiles = rows == 1 ? 3 : 2;
+};
 
 template <int bits, class Type, class Scales, int rows>
 void launch_rows(const Launch& args, int blocks, cudaStream_t stream, std::string_view shape) {
-  constexpr int warps = 8;
-  constexpr int tiles = tiles_in_flight<bits, rows>;
+  constexpr int warps = Shape<rows>::warps;
+  constexpr int tiles = Shape<rows>::tiles;
   constexpr int shared_bytes =
-      PairTable<bits, table_kilobytes>::total_bytes + static_cast<int>(sizeof(Slots<rows, warps>));
+      PairTable<bits, table_kilobytes<rows>>::total_bytes + static_cast<int>(sizeof(Slots<rows, warps>));
   launch_kernel<kbit_gemv_kernel<bits, Type, Scales, rows, tiles, warps>>(args, blocks, warps * 32, shared_bytes,
                                                                           stream, "kbit_gemv", shape);
 }
@@ -444,7 +486,8 @@ template <int bits, class Type, class Scales>
 void launch_bits(const Launch& args, int blocks, cudaStream_t stream, std::string_view shape) {
   if (args.m == 1) return launch_rows<bits, Type, Scales, 1>(args, blocks, stream, shape);
   if (args.m <= 4) return launch_rows<bits, Type, Scales, 4>(args, blocks, stream, shape);
-  launch_rows<bits, Type, Scales, 8>(args, blocks, stream, shape);
+  if (args.m <= 8) return launch_rows<bits, Type, Scales, 8>(args, blocks, stream, shape);
+  launch_rows<bits, Type, Scales, 16>(args, blocks, stream, shape);
 }
 
 }  // namespace

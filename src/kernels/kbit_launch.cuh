@@ -41,15 +41,17 @@ __device__ __forceinline__ void store_output(const Launch& args, int row, int co
   static_cast<typename Type::Scalar*>(args.y)[column * args.ldy + row] = Type::narrow(value);
 }
 
-/// 1 to 8 activation rows (kbit_gemv_cuda.cu).
+/// 1 to 16 activation rows (kbit_gemv_cuda.cu).
 void launch_gemv(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks, cudaStream_t stream,
                  std::string_view shape);
-/// 9 to 64 activation rows (kbit_gemm_cuda.cu).
+/// 17 to 64 activation rows (kbit_gemm_cuda.cu).
 void launch_gemm(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks, cudaStream_t stream,
                  std::string_view shape);
 /// Words of workspace that a block sends its sums in.
-inline int gemv_packets() { return 64 * 8; }
+inline int gemv_packets() { return 64 * 16; }
 int gemm_packets(int64_t m);
+/// Blocks to launch for these sizes, at most `most`.
+int gemm_blocks(const Launch& args, int most);
 
 /// Calls body.operator()<bits, Type, Scales>() for a scheme and a type of activations.
 template <class Body>

@@ -25,7 +25,7 @@ int blocks_for(int64_t tiles) {
   return static_cast<int>(std::clamp<int64_t>(tiles / 4, 1, most));
 }
 
-constexpr int64_t most_gemv_rows = 8;
+constexpr int64_t most_gemv_rows = 16;
 
 void require(bool condition, const std::string& what, std::string_view hint) {
   if (!condition) throw Error(ErrorCode::bad_argument, "kbit_linear: " + what).hint(hint);
@@ -59,7 +59,7 @@ void check_args(const KbitLinearArgs& args) {
           "table_max or scale_max is not a positive number", "the largest magnitudes of codebook and scales");
 }
 
-/// Powers of two that keep table entries inside the 16-bit type; where the kernel scales weights (from 9 rows on),
+/// Powers of two that keep table entries inside the 16-bit type; where the kernel scales weights (from 17 rows on),
 /// their products with the scales too.
 void set_factors(const KbitLinearArgs& args, kbit::Launch& launch) {
   const auto& w = args.weight;
@@ -115,7 +115,8 @@ void kbit_linear(const KbitLinearArgs& args, cudaStream_t stream) {
   launch.overlap = args.weights_ready;
   set_factors(args, launch);
 
-  const int blocks = blocks_for(map.tiles());
+  int blocks = blocks_for(map.tiles());
+  if (args.m > most_gemv_rows) blocks = kbit::gemm_blocks(launch, blocks);
   const std::string shape = concat(w.n, " × ", w.k, ", ", args.m, " rows, ", formats::to_string(w.scheme));
   const auto start = args.m <= most_gemv_rows ? kbit::launch_gemv : kbit::launch_gemm;
   start(launch, w.scheme, args.activation, blocks, stream, shape);

@@ -248,6 +248,43 @@ TEST_F(KbitLinearCuda, BitIdenticalFromRunToRun) {
   for (int repeat = 0; repeat < 3; ++repeat) EXPECT_EQ(run(weight, size, x, {}, stream).bits, first);
 }
 
+/// A chain of layers, each reading what the one before wrote, with row counts that use the workspace in different ways.
+std::vector<uint16_t> run_chain(const Weight& weight, int64_t size, bool overlap, const device::Stream& stream) {
+  constexpr int64_t most_rows = 40;
+  const Activations x(most_rows, size, size, DType::f16);
+  auto from = device::DeviceBuffer::copy_of(bytes_of(x.bits), stream);
+  device::DeviceBuffer to(from.size());
+  to.fill(0, stream);
+  device::DeviceBuffer workspace(kbit_linear_workspace(most_rows, size, size));
+  workspace.fill(0, stream);
+  for (const int64_t m : {40, 1, 16, 3, 8, 40, 1, 1, 1}) {
+    KbitLinearArgs args;
+    args.m = m;
+    args.x = from.data();
+    args.ldx = size;
+    args.weight = weight.on_device();
+    args.y = to.data();
+    args.ldy = size;
+    args.workspace = workspace.data();
+    args.workspace_bytes = workspace.size();
+    args.weights_ready = overlap;
+    kbit_linear(args, stream.get());
+    std::swap(from, to);
+  }
+  std::vector<uint16_t> bits(x.bits.size());
+  from.download(std::as_writable_bytes(std::span(bits)), stream);
+  stream.synchronize();
+  return bits;
+}
+
+TEST_F(KbitLinearCuda, OverlappingLaunchesReadWhatTheOneBeforeWrote) {
+  const device::Stream stream;
+  // Scaled so that values neither grow nor vanish along the chain.
+  const Weight weight({SchemeFamily::kbit, 4, 32, ScaleType::e4m4}, {2048, 2048}, 1 / std::sqrt(2048.0), stream);
+  const auto apart = run_chain(weight, 2048, false, stream);
+  for (int repeat = 0; repeat < 5; ++repeat) EXPECT_EQ(run_chain(weight, 2048, true, stream), apart);
+}
+
 TEST_F(KbitLinearCuda, RefusesBadArgumentsBeforeAnyLaunch) {
   const device::Stream stream;
   const Size size{64, 64};
