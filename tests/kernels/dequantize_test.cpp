@@ -7,6 +7,7 @@
 #include <bit>
 
 #include "formats/codebook.h"
+#include "formats/lut.h"
 #include "formats/scheme_registry.h"
 #include "random_matrix.h"
 #include "support.h"
@@ -18,7 +19,11 @@ using test::RandomMatrix;
 
 formats::PackedWeight packed(const formats::Scheme& scheme, int64_t n, int64_t k, uint64_t seed) {
   const RandomMatrix weight(n, k, seed);
-  return formats::scheme_row(scheme.family).encode(scheme, weight.values, n, k, formats::codebook("nf", scheme.bits));
+  std::vector<float> table;
+  if (scheme.family == formats::SchemeFamily::kbit) table = formats::codebook("nf", scheme.bits);
+  if (scheme.family == formats::SchemeFamily::lut)
+    table.assign(formats::nf4_table().begin(), formats::nf4_table().end());
+  return formats::scheme_row(scheme.family).encode(scheme, weight.values, n, k, table);
 }
 
 std::vector<formats::Scheme> all_schemes() {
