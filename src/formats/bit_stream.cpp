@@ -61,11 +61,12 @@ void pack(std::span<const uint8_t> codes, std::span<uint32_t> words) noexcept {
     const uint64_t joined = join_codes<bits>(codes.data() + i);
     std::memcpy(out, &joined, bits);
   }
+  const auto left = static_cast<size_t>(reinterpret_cast<unsigned char*>(words.data() + words.size()) - out);
+  if (left == 0) return;
   // The tail by way of a whole group of zeros behind it; its bytes and the rest of the last word become zero.
   uint8_t tail[group] = {};
   std::copy(codes.begin() + static_cast<std::ptrdiff_t>(i), codes.end(), tail);
   const uint64_t joined = join_codes<bits>(tail);
-  const auto left = static_cast<size_t>(reinterpret_cast<unsigned char*>(words.data() + words.size()) - out);
   std::memset(out, 0, left);
   std::memcpy(out, &joined, std::min<size_t>(left, bits));
 }
