@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "core/parallel.h"
-#include "repack/integer_pass.h"
+#include "repack/code_movers.h"
 #include "repack/layout_awq.h"
 
 namespace w4q::repack {

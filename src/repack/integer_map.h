@@ -8,9 +8,9 @@
 //   scale(row, group)            the index of a scale
 //   zero_bit(row, group, bit)    where a bit of a zero point stands in the zeros plane
 //   word(row, word)              only where canonical words move whole: where word `word` of output `row` stands
-//   tile_rows, tile_cols         otherwise: codes whose words are theirs alone, each code inside one word; the padded
-//                                size is a whole number of tiles
-//   has_eight_bits               otherwise: whether the map serves 8 bits beside 4
+//   tile_rows, tile_cols         where codes move by tiles: codes whose words are theirs alone, each code inside one
+//   word;
+//                                the padded size is a whole number of tiles
 #pragma once
 
 #include <cstdint>

@@ -14,9 +14,6 @@ namespace w4q::repack {
 
 struct AwqMap {
   static constexpr int bits = 4;
-  static constexpr int64_t tile_rows = 8;
-  static constexpr int64_t tile_cols = 1;
-  static constexpr bool has_eight_bits = false;
 
   int64_t padded_rows;
   int64_t padded_cols;

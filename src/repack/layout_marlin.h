@@ -20,7 +20,6 @@ namespace w4q::repack {
 struct MarlinMap {
   static constexpr int64_t tile_rows = 64;
   static constexpr int64_t tile_cols = 16;
-  static constexpr bool has_eight_bits = true;
 
   int bits;
   int64_t padded_rows;

@@ -7,7 +7,7 @@
 #include <span>
 
 #include "core/parallel.h"
-#include "repack/integer_pass.h"
+#include "repack/code_movers.h"
 #include "repack/layout_marlin.h"
 
 namespace w4q::repack {
