@@ -301,8 +301,8 @@ __global__ void __launch_bounds__(Cut<groups>::warps * 32, 1) kbit_gemm_kernel(c
 
 template <int bits, class Type, class Scales, int groups>
 void launch_rows(const Launch& args, int blocks, cudaStream_t stream, std::string_view shape) {
-  launch_kernel<kbit_gemm_kernel<bits, Type, Scales, groups>>(args, blocks, Cut<groups>::warps * 32,
-                                                              Cut<groups>::shared_bytes, stream, "kbit_gemm", shape);
+  launch_kernel<kbit_gemm_kernel<bits, Type, Scales, groups>, Cut<groups>::shared_bytes>(
+      args, blocks, Cut<groups>::warps * 32, stream, "kbit_gemm", shape);
 }
 
 }  // namespace

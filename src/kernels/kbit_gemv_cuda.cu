@@ -13,18 +13,22 @@
 namespace w4q::kernels::kbit {
 namespace {
 
-/// The sums of sixteen rows leave room for the smaller table only.
-template <int rows>
-constexpr int table_kilobytes = rows == 16 ? 32 : 64;
+constexpr int table_kilobytes = 64;
 
-/// Sums that a warp leaves for others: of the row group that it came from, and of the one that it ended in, with the
-/// numbers of these groups.
+/// Sums that the warps of a block leave for one another: of the row group that a warp came from (`heads`) and of the
+/// one that it ended in (`tails`), with the numbers of these groups, or −1. Tails stand where the table stood.
 template <int rows, int warps>
 struct Slots {
-  float sums[2 * warps][64 * rows];
-  int groups[2 * warps];
+  static constexpr int values = 64 * rows;
+  static constexpr int extra_bytes = warps * values * 4 + 2 * warps * 4;  ///< beyond the table
+  float* sums[2];
+  int* groups;
 
-  __device__ void leave(int slot, int group) {
+  __device__ Slots(char* table, int table_bytes)
+      : sums{reinterpret_cast<float*>(table + table_bytes), reinterpret_cast<float*>(table)},
+        groups(reinterpret_cast<int*>(table + table_bytes + warps * values * 4)) {}
+  __device__ float* sums_of(int slot) const { return sums[slot / warps] + slot % warps * values; }
+  __device__ void leave(int slot, int group) const {
     if (threadIdx.x % 32 == 0) groups[slot] = group;
   }
 };
@@ -254,8 +258,8 @@ __device__ void combine(const Launch& args, const Outline& outline, const Slots<
     for (int slot = 0; slot < 2 * warps; ++slot) {
       if (slots.groups[slot] != group) continue;
       any = true;
-      sums[0] += slots.sums[slot][first];
-      sums[1] += slots.sums[slot][first + 32];
+      sums[0] += slots.sums_of(slot)[first];
+      sums[1] += slots.sums_of(slot)[first + 32];
     }
     if (!any) continue;  // stored by the warp that had all of it
     const auto mailbox = [&](int block) { return args.packets + static_cast<int64_t>(block) * 64 * rows + first; };
@@ -284,7 +288,7 @@ __device__ void combine(const Launch& args, const Outline& outline, const Slots<
 template <int bits, class Type, class Scales, int rows, int tiles>
 struct Run {
   using Scalar = typename Type::Scalar;
-  using Table = LanePairs<bits, table_kilobytes<rows>>;
+  using Table = LanePairs<bits, table_kilobytes>;
   using At = Span<tiles>;
 
   const Launch& args;
@@ -419,9 +423,10 @@ struct Run {
 
 template <int bits, class Type, class Scales, int rows, int tiles, int warps>
 __global__ void __launch_bounds__(warps * 32, 1) kbit_gemv_kernel(const Launch args) {
+  using Values = PairTable<bits, table_kilobytes>;
   extern __shared__ uint4 shared[];
   auto* const table = reinterpret_cast<char*>(shared);
-  auto& slots = *reinterpret_cast<Slots<rows, warps>*>(table + PairTable<bits, table_kilobytes<rows>>::total_bytes);
+  const Slots<rows, warps> slots(table, Values::total_bytes);
   device::allow_next_launch();
   const int warp = warp_index();
   const Deal blocks(args.tiles, gridDim.x);
@@ -431,7 +436,7 @@ __global__ void __launch_bounds__(warps * 32, 1) kbit_gemv_kernel(const Launch a
 
   Run<bits, Type, Scales, rows, tiles> run(args, begin, block_begin + runs.begin(warp + 1));
   run.load_first_weights();
-  PairTable<bits, table_kilobytes<rows>>::template fill<Type>(table, args.codebook, args.table_exponent);
+  Values::template fill<Type>(table, args.codebook, args.table_exponent);
   const Outline outline(args, blocks);
   const int head = warp;
   const int tail = warps + warp;
@@ -440,10 +445,16 @@ __global__ void __launch_bounds__(warps * 32, 1) kbit_gemv_kernel(const Launch a
   device::wait_for_previous_launch();
   run.load_first_activations();
   __syncthreads();
-  const LanePairs<bits, table_kilobytes<rows>> pairs(table);
+  const LanePairs<bits, table_kilobytes> pairs(table);
   Totals<rows> totals;
   totals.clear();
   bool from_start = run.span.column == 0;
+  int tail_group = -1;
+  const auto leave_sums = [&](int slot, int group) {
+    float* const sums = slots.sums_of(slot);
+    totals.for_each([&](int output, int row, float sum) { sums[output * rows + row] = sum; });
+    slots.leave(slot, group);
+  };
   while (run.span.count > 0) {
     const int group = run.span.group;
     const bool ends_group = run.span.ends_group(args);
@@ -453,33 +464,35 @@ __global__ void __launch_bounds__(warps * 32, 1) kbit_gemv_kernel(const Launch a
     // A row group is done when it began and ended in this run, else its sums wait for the others'.
     if (ends_group && from_start) {
       totals.for_each([&](int output, int row, float sum) { store_output<Type>(args, group * 64 + output, row, sum); });
+    } else if (last) {
+      tail_group = group;
+      break;
     } else {
-      const int slot = last ? tail : head;
-      totals.for_each([&](int output, int row, float sum) { slots.sums[slot][output * rows + row] = sum; });
-      slots.leave(slot, group);
+      leave_sums(head, group);
     }
     totals.clear();
     from_start = true;
   }
+  __syncthreads();  // the table has served
+  if (tail_group >= 0) leave_sums(tail, tail_group);
   __syncthreads();
   combine<Type, rows, warps>(args, outline, slots);
 }
 
 /// The shape of a block, measured: more warps hide more latency, more tiles in flight need more registers.
-template <int rows>
+template <int bits, int rows>
 struct Shape {
-  static constexpr int warps = rows >= 8 ? 8 : 12;
-  static constexpr int tiles = rows == 1 ? 3 : 2;
+  static constexpr int warps = rows == 16 ? 8 : 12;
+  static constexpr int tiles = rows == 1 && bits < 5 ? 3 : 2;
 };
 
 template <int bits, class Type, class Scales, int rows>
 void launch_rows(const Launch& args, int blocks, cudaStream_t stream, std::string_view shape) {
-  constexpr int warps = Shape<rows>::warps;
-  constexpr int tiles = Shape<rows>::tiles;
-  constexpr int shared_bytes =
-      PairTable<bits, table_kilobytes<rows>>::total_bytes + static_cast<int>(sizeof(Slots<rows, warps>));
-  launch_kernel<kbit_gemv_kernel<bits, Type, Scales, rows, tiles, warps>>(args, blocks, warps * 32, shared_bytes,
-                                                                          stream, "kbit_gemv", shape);
+  constexpr int warps = Shape<bits, rows>::warps;
+  constexpr int tiles = Shape<bits, rows>::tiles;
+  constexpr int shared_bytes = PairTable<bits, table_kilobytes>::total_bytes + Slots<rows, warps>::extra_bytes;
+  launch_kernel<kbit_gemv_kernel<bits, Type, Scales, rows, tiles, warps>, shared_bytes>(args, blocks, warps * 32,
+                                                                                        stream, "kbit_gemv", shape);
 }
 
 template <int bits, class Type, class Scales>

@@ -47,6 +47,9 @@ void launch_gemv(const Launch& args, const formats::Scheme& scheme, DType activa
 /// 17 to 64 activation rows (kbit_gemm_cuda.cu).
 void launch_gemm(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks, cudaStream_t stream,
                  std::string_view shape);
+/// 1 to 64 activation rows from kbit-tile (kbit_reference_cuda.cu).
+void launch_reference(const Launch& args, const formats::Scheme& scheme, DType activation, cudaStream_t stream,
+                      std::string_view shape);
 /// Words of workspace that a block sends its sums in.
 inline int gemv_packets() { return 64 * 16; }
 int gemm_packets(int64_t m);
@@ -87,11 +90,11 @@ bool can_overlap() {
   return answer;
 }
 
-/// Launches `kernel` with its shared memory allowed. The most that an sm_89 block may have is checked here for all.
-template <auto kernel>
-void launch_kernel(const Launch& args, int blocks, int threads, int shared_bytes, cudaStream_t stream,
-                   std::string_view name, std::string_view shape) {
-  ensure(shared_bytes <= 99 * 1024, "an sm_89 block has 99 KB of shared memory");
+/// Launches `kernel` with its shared memory allowed.
+template <auto kernel, int shared_bytes>
+void launch_kernel(const Launch& args, int blocks, int threads, cudaStream_t stream, std::string_view name,
+                   std::string_view shape) {
+  static_assert(shared_bytes <= 99 * 1024, "an sm_89 block has 99 KB of shared memory");
   static const cudaError_t allowed =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   device::check(allowed, "asking for shared memory");
