@@ -16,16 +16,15 @@ void refuse_foreign(const std::vector<CLI::Option*>& foreign, std::string_view m
 }
 
 void check_bits(int bits, bool integer) {
-  if (integer ? formats::is_integer_bits(bits) : bits <= 5) return;
-  throw Error(ErrorCode::bad_argument, concat("--bits ", bits, ": no such width"))
-      .detail(integer ? "integers have 2, 3, 4 or 8 bits" : "kbit has 2 to 5 bits");
+  if (integer || bits <= 5) return;
+  throw Error(ErrorCode::bad_argument, concat("--bits ", bits, ": no such width")).detail("kbit has 2 to 5 bits");
 }
 
 }  // namespace
 
 void add_scheme(CLI::App& command, SchemeOptions& options, CLI::Option& recipe) {
   auto* scheme = command.add_option("--scheme", options.scheme, "Scheme by its whole name (w4q list)");
-  auto* bits = command.add_option("--k,--bits", options.bits, "Bits of a code: kbit 2 to 5; integers 2, 3, 4, 8")
+  auto* bits = command.add_option("--k,--bits", options.bits, "Bits of a code: kbit 2 to 5; integers 2 to 8")
                    ->check(CLI::Range(2, 8))
                    ->capture_default_str();
   auto* absmax = command.add_option("--absmax", options.absmax, "kbit: type of the block scales")

@@ -1,4 +1,4 @@
-// The integer family: value = (code − zero) · scale, codes of 2, 3, 4 or 8 bits; the scale, and with an asymmetric
+// The integer family: value = (code − zero) · scale, codes of 2 to 8 bits; the scale, and with an asymmetric
 // scheme the zero, belong to a group of inputs of one output (docs/int.md).
 //
 // Canonical planes, G = groups of a row:
@@ -22,7 +22,7 @@
 namespace w4q::formats {
 
 /// The widths that the family has.
-constexpr bool is_integer_bits(int bits) noexcept { return bits == 2 || bits == 3 || bits == 4 || bits == 8; }
+constexpr bool is_integer_bits(int bits) noexcept { return bits >= 2 && bits <= 8; }
 /// The zero of every group of a symmetric scheme.
 constexpr int integer_symmetric_zero(int bits) noexcept { return 1 << (bits - 1); }
 /// The largest zero that a plane may hold: 2^bits, one more than a code, because GPTQ's older files can say that; 255

@@ -15,7 +15,7 @@
 namespace w4q::formats {
 namespace {
 
-constexpr std::string_view form = "int{2,3,4,8}-{g<inputs>,row}-{f16,bf16,f32}[-asym][-actorder]";
+constexpr std::string_view form = "int{2,3,4,5,6,7,8}-{g<inputs>,row}-{f16,bf16,f32}[-asym][-actorder]";
 constexpr ScaleType scale_types[] = {ScaleType::f16, ScaleType::bf16, ScaleType::f32};
 
 Scheme make(int bits, int block, ScaleType scale, bool asymmetric = false, bool act_order = false) {
@@ -42,6 +42,10 @@ std::vector<Scheme> representative_schemes() {
           make(8, 64, f16, true, true),
           make(8, whole_row, bf16),
           make(8, whole_row, bf16, true),
+          make(7, 32, f16, true),
+          make(6, 64, bf16),
+          make(5, 128, f16),
+          make(5, whole_row, f32, true),
           make(3, 128, f16),
           make(3, 64, f16, true),
           make(3, 32, bf16, true, true),

@@ -14,7 +14,10 @@ struct Gptq {
   static constexpr std::span<const int> sms{};
   static constexpr bool sorts_inputs = false;
 
-  static std::string refuse(const formats::Scheme&) { return {}; }
+  static std::string refuse(const formats::Scheme& scheme) {
+    if (scheme.bits < 5 || scheme.bits == 8) return {};
+    return concat("its words hold 2, 3, 4 and 8 bits, got ", scheme.bits);
+  }
   static Shape code_shape(const Map& map, const formats::Scheme&) { return {map.row_words(), map.padded_rows}; }
 };
 

@@ -75,7 +75,6 @@ TEST_F(Integer, OptionsThatMeanNothingAreRefused) {
   refused({"--group", "64"}, "--group means nothing to --method kbit");
   refused({"--clip", "mse"}, "--clip means nothing to --method kbit");
   refused({"--method", "rtn", "--absmax", "f16"}, "--absmax means nothing to --method rtn");
-  refused({"--method", "rtn", "--bits", "5"}, "2, 3, 4 or 8");
   refused({"--bits", "7"}, "2 to 5");
   refused({"--method", "rtn", "--bnb-compatible"}, "rtn has no bitsandbytes");
   refused({"--method", "rtn", "--scheme", "kbit3-b32-e4m4"}, "rtn cannot quantize to kbit3-b32-e4m4");

@@ -31,7 +31,7 @@ TEST(Scheme, NamesOfTheIntegerFamily) {
   EXPECT_EQ(parse_scheme("int2-g1073741824-f16"), integer(2, 1 << 30, f16));
   for (std::string_view text : {"int",
                                 "int4",
-                                "int5-g128-f16",
+                                "int9-g128-f16",
                                 "int1-g128-f16",
                                 "int4-g0-f16",
                                 "int4-g-f16",
@@ -54,7 +54,7 @@ TEST(Scheme, NamesOfTheIntegerFamily) {
                                 "lut4-b64-f16",
                                 "lut3-b64-f32",
                                 "lut4-b8192-f32"}) {
-    test::expect_error(ErrorCode::unsupported, {"unknown scheme", "int{2,3,4,8}-{g<inputs>,row}", "lut4-b{32,64"},
+    test::expect_error(ErrorCode::unsupported, {"unknown scheme", "int{2,3,4,5,6,7,8}-{g<inputs>,row}", "lut4-b{32,64"},
                        [&] { parse_scheme(text); });
   }
 }
