@@ -9,7 +9,9 @@
 #include "core/text.h"
 #include "formats/codebook.h"
 #include "formats/scheme_registry.h"
+#include "quantize/feedback.h"
 #include "quantize/kbit_encoder.h"
+#include "quantize/kbit_search.h"
 #ifdef W4Q_HAVE_CUDA
 #include "quantize/kbit_cuda.h"
 #endif
@@ -32,6 +34,7 @@ void check_bnb(const TensorView& weight, const Scheme& scheme, const QuantizeOpt
   };
   if (scheme.scale != ScaleType::e4m4) refuse("f16 scales", concat("expected E4M4 scales, got ", to_string(scheme)));
   if (!options.table.empty()) refuse("other tables", "expected its own table, got one from a file");
+  if (options.searches()) refuse("searched scales or learned tables", "it has one way to choose them");
   if (weight.shape[1] % kbit_block != 0) {
     refuse("ragged rows", concat("its blocks of 32 run across rows of ", weight.shape[1],
                                  " inputs; nearest: ", kbit_blocks(weight.shape[1]) * kbit_block));
@@ -74,6 +77,8 @@ QuantizeResult run(const TensorView& weight, const Scheme& scheme, const Quantiz
     check_bnb(weight, scheme, options);
     return quantize_bnb(weight, scheme, find_block_maxima(weight));
   }
+  if (options.feeds_back()) return quantize_with_feedback(weight, scheme, options);
+  if (options.searches()) return quantize_searched(weight, scheme, options);
   const std::vector<float> table = chosen_table(scheme, options);
   return quantize_nearest(weight, scheme, table, find_block_maxima(weight));
 }

@@ -19,6 +19,20 @@ enum class Clip {
   mse,      ///< the share of it with the least squared error
 };
 
+/// How kbit chooses the scale of a block.
+enum class Scales {
+  absmax,  ///< the largest magnitude
+  search,  ///< the least squared error among the scales that can be stored (kbit_panel.h)
+};
+
+class ErrorFactor;
+
+/// What calibration knows of the inputs of a linear layer. Owns nothing.
+struct CalibratedInput {
+  std::span<const float> mean_squares;    ///< [k]: errors of a channel's weights count by it
+  const ErrorFactor* feedback = nullptr;  ///< rounding errors are fed back along k through this (feedback.h)
+};
+
 /// What the user chose. A quantizer refuses options that it does not honour.
 struct QuantizeOptions {
   std::string codebook = "nf";  ///< name in the codebook registry; unused when `table` is not empty
@@ -27,6 +41,13 @@ struct QuantizeOptions {
   /// Refused (unsupported) with f16 scales, a `table`, or rows that are not whole blocks.
   bool bnb_compatible = false;
   Clip clip = Clip::min_max;
+  Scales scales = Scales::absmax;
+  bool learn_table = false;                ///< kbit: the table is only where learning starts (kbit_search.h)
+  const CalibratedInput* input = nullptr;  ///< of the weight that is quantized
+
+  bool feeds_back() const noexcept { return input != nullptr && input->feedback != nullptr; }
+  /// Anything but rounding each weight by itself: searched scales, learned tables, feedback.
+  bool searches() const noexcept { return scales == Scales::search || learn_table || feeds_back(); }
 };
 
 /// What happened to the blocks of one tensor.

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/parallel.h"
 #include "core/text.h"
+#include "quantize/feedback.h"
 #include "quantize/integer_simd.h"
 #include "quantize/source_matrix.h"
 
@@ -38,16 +39,7 @@ void check_options(const QuantizeOptions& options) {
   };
   if (options.bnb_compatible) refuse("bitsandbytes-compatible mode");
   if (!options.table.empty() || options.codebook != QuantizeOptions{}.codebook) refuse("codebook");
-}
-
-/// The smallest normal scale; below it a scale is coarser than its type promises.
-float least_normal(ScaleType type) noexcept { return type == ScaleType::f16 ? 0x1p-14f : 0x1p-126f; }
-
-void add(const QuantizeStats& part, QuantizeStats& sum) noexcept {
-  sum.blocks += part.blocks;
-  sum.zero_blocks += part.zero_blocks;
-  sum.saturated_scales += part.saturated_scales;
-  sum.subnormal_scales += part.subnormal_scales;
+  if (options.scales != Scales::absmax || options.learn_table) refuse("searched scales or learned tables");
 }
 
 /// Quantizes rows of one matrix into the planes of one weight.
@@ -126,12 +118,22 @@ QuantizeResult run(const TensorView& weight, const Scheme& scheme, const Quantiz
   check_scheme(scheme);
   check_options(options);
   check_weight(weight);
+  if (options.feeds_back()) return quantize_with_feedback(weight, scheme, options);
   QuantizeResult result{formats::allocate_integer(scheme, weight.shape[0], weight.shape[1]), {}};
   result.stats = RtnEncoder(weight, options.clip, result.weight).encode();
   return result;
 }
 
 }  // namespace
+
+float least_normal(ScaleType type) noexcept { return type == ScaleType::f16 ? 0x1p-14f : 0x1p-126f; }
+
+void add(const QuantizeStats& part, QuantizeStats& sum) noexcept {
+  sum.blocks += part.blocks;
+  sum.zero_blocks += part.zero_blocks;
+  sum.saturated_scales += part.saturated_scales;
+  sum.subnormal_scales += part.subnormal_scales;
+}
 
 IntegerScale rtn_scale(const Scheme& scheme, std::span<const float> values, float low, float high, Clip clip) {
   IntegerScale best = formats::integer_scale(scheme, low, high);

@@ -19,6 +19,11 @@ constexpr float clip_share(int step) noexcept { return 1.0f - static_cast<float>
 formats::IntegerScale rtn_scale(const formats::Scheme& scheme, std::span<const float> values, float low, float high,
                                 Clip clip);
 
+/// The smallest normal scale of an integer scheme; below it a scale is coarser than its type promises.
+float least_normal(formats::ScaleType type) noexcept;
+/// Adds the counts of blocks of `part`.
+void add(const QuantizeStats& part, QuantizeStats& sum) noexcept;
+
 /// Replaces finite weights by what `scheme` would store for them and decode again, group by group from the first
 /// column on: bit for bit what quantizing and decoding give. For integer schemes without act order; rows in parallel,
 /// or on the caller inside another parallel loop. Throws bad_argument for another scheme.

@@ -1,0 +1,283 @@
+#include "quantize/feedback.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/convert.h"
+#include "core/error.h"
+#include "core/parallel.h"
+#include "core/text.h"
+#include "formats/integer.h"
+#include "kernels/gemm.h"
+#include "quantize/integer_simd.h"
+#include "quantize/kbit_search.h"
+#include "quantize/rtn.h"
+#include "quantize/source_matrix.h"
+
+namespace w4q::quantize {
+namespace {
+
+using formats::kbit_block;
+using formats::PackedWeight;
+using formats::PlaneRole;
+using formats::Scheme;
+using formats::SchemeFamily;
+
+/// Rows of a task: enough that the factor is read seldom, and whole panels.
+constexpr int64_t task_rows = 4 * panel_rows;
+
+/// Rows of a weight on their way through the blocks, by positions of the factor.
+class FeedbackRows {
+ public:
+  FeedbackRows(const TensorView& weight, const ErrorFactor& factor, int64_t first)
+      : factor_(factor),
+        first_(first),
+        rows_(std::min(task_rows, weight.shape[0] - first)),
+        weights_(static_cast<size_t>(rows_ * factor.width())),
+        errors_(weights_.size()),
+        targets_(static_cast<size_t>(rows_ * std::min(factor.block(), factor.width()))) {
+    const int64_t k = factor.width();
+    std::vector<float> row(static_cast<size_t>(k));
+    for (int64_t r = 0; r < rows_; ++r) {
+      widen(row_bytes(weight, first + r), weight.dtype, row);
+      float* out = weights_.data() + r * k;
+      for (int64_t p = 0; p < k; ++p) out[p] = row[static_cast<size_t>(factor.order()[static_cast<size_t>(p)])];
+    }
+  }
+
+  int64_t first() const noexcept { return first_; }
+  int64_t rows() const noexcept { return rows_; }
+  const float* weights(int64_t row) const noexcept { return weights_.data() + row * factor_.width(); }
+  float* errors(int64_t row) noexcept { return errors_.data() + row * factor_.width(); }
+
+  /// The weights at positions [begin, end) as the errors at positions before begin move them.
+  MatrixView<float> targets(int64_t begin, int64_t end) {
+    const MatrixView<float> result(targets_.data(), rows_, end - begin);
+    for (int64_t r = 0; r < rows_; ++r) std::copy(weights(r) + begin, weights(r) + end, result.row(r));
+    move(result, 0, begin, begin);
+    return result;
+  }
+
+  /// Moves targets, whose first column is at `position`, by the errors at positions [from, to).
+  void move(MatrixView<float> targets, int64_t from, int64_t to, int64_t position) {
+    if (from == to) return;
+    const auto coupling = factor_.coupling();
+    kernels::gemm_nt({errors_.data() + from, rows_, to - from, factor_.width()},
+                     {coupling.row(position) + from, targets.cols, to - from, coupling.stride}, targets,
+                     kernels::Accumulate::yes);
+  }
+
+ private:
+  const ErrorFactor& factor_;
+  int64_t first_, rows_;
+  std::vector<float> weights_, errors_, targets_;
+};
+
+/// kbit: a panel of rows at a time.
+class KbitFeedback {
+ public:
+  KbitFeedback(const ErrorFactor& factor, const KbitLevels& levels, Scales rule, PackedWeight& packed)
+      : factor_(factor), levels_(levels), rule_(rule), packed_(packed) {}
+
+  void run(FeedbackRows& rows) const {
+    const auto starts = factor_.block_starts();
+    for (size_t b = 0; b + 1 < starts.size(); ++b) {
+      const MatrixView<const float> targets = rows.targets(starts[b], starts[b + 1]);
+      for (int64_t r = 0; r < rows.rows(); r += panel_rows) panel(rows, targets, r, starts[b]);
+    }
+  }
+
+ private:
+  void panel(FeedbackRows& rows, MatrixView<const float> targets, int64_t first, int64_t position) const {
+    const int64_t count = std::min<int64_t>(panel_rows, rows.rows() - first);
+    alignas(64) std::array<float, panel_size> target{}, weights{};
+    for (int64_t r = 0; r < count; ++r) {
+      for (int64_t c = 0; c < targets.cols; ++c) {
+        const auto at = static_cast<size_t>(c * panel_rows + r);
+        target[at] = targets.row(first + r)[c];
+        weights[at] = rows.weights(first + r)[position + c];
+      }
+    }
+    const auto coupling = factor_.coupling();
+    const PanelBlock block{.target = target.data(),
+                           .weights = weights.data(),
+                           .importance = factor_.pivots().data() + position,
+                           .coupling = coupling.row(position) + position,
+                           .coupling_stride = coupling.stride,
+                           .columns = static_cast<int>(targets.cols)};
+    const PanelScales scales = choose_scales(block, levels_, packed_.scheme.scale, rule_);
+    PanelCodes codes;
+    panel_codes(block, levels_, scales, codes);
+    for (int64_t r = 0; r < count; ++r) {
+      float* errors = rows.errors(first + r) + position;
+      for (int64_t c = 0; c < targets.cols; ++c) {
+        const auto at = static_cast<size_t>(c * panel_rows + r);
+        errors[c] = weights[at] - codes.rounded[at];
+      }
+    }
+    store(rows.first() + first, count, position, scales, codes, block.columns);
+  }
+
+  /// Codes stand by positions; they go where their columns are.
+  void store(int64_t row, int64_t count, int64_t position, const PanelScales& scales, const PanelCodes& codes,
+             int columns) const {
+    const int64_t block = factor_.order()[static_cast<size_t>(position)] / kbit_block;
+    PanelCodes placed;
+    for (int c = 0; c < columns; ++c) {
+      const int64_t column = factor_.order()[static_cast<size_t>(position + c)] - block * kbit_block;
+      std::copy_n(codes.codes.begin() + c * panel_rows, panel_rows,
+                  placed.codes.begin() + static_cast<std::ptrdiff_t>(column) * panel_rows);
+    }
+    store_panel(packed_, row, count, block, scales, placed);
+  }
+
+  const ErrorFactor& factor_;
+  const KbitLevels& levels_;
+  Scales rule_;
+  PackedWeight& packed_;
+};
+
+/// Integers: row by row, a group's columns in units whose coupling stays in the cache.
+class IntegerFeedback {
+ public:
+  IntegerFeedback(const ErrorFactor& factor, Clip clip, PackedWeight& packed)
+      : factor_(factor), clip_(clip), packed_(packed), groups_(formats::integer_groups(packed.scheme, packed.k)) {}
+
+  QuantizeStats run(FeedbackRows& rows) const {
+    const int64_t k = packed_.k;
+    std::vector<uint8_t> codes(static_cast<size_t>(rows.rows() * k));
+    std::vector<formats::IntegerScale> scales(static_cast<size_t>(rows.rows()));
+    QuantizeStats stats;
+    const auto starts = factor_.block_starts();
+    for (size_t b = 0; b + 1 < starts.size(); ++b) {
+      const MatrixView<float> targets = rows.targets(starts[b], starts[b + 1]);
+      const int64_t group = factor_.order()[static_cast<size_t>(starts[b])] / factor_.block();
+      for (int64_t r = 0; r < rows.rows(); ++r) {
+        scales[static_cast<size_t>(r)] = choose(targets, r, stats);
+        store(static_cast<size_t>((rows.first() + r) * groups_ + group), scales[static_cast<size_t>(r)]);
+      }
+      for (int64_t begin = starts[b]; begin < starts[b + 1]; begin += unit) {
+        const int64_t end = std::min(begin + unit, starts[b + 1]);
+        const MatrixView<float> part(targets.data + (begin - starts[b]), targets.rows, end - begin, targets.stride);
+        rows.move(part, starts[b], begin, begin);
+        round_unit(rows, part, begin, scales, codes);
+      }
+    }
+    for (int64_t r = 0; r < rows.rows(); ++r) {
+      formats::integer_write_codes(packed_, rows.first() + r,
+                                   std::span(codes).subspan(static_cast<size_t>(r * k), static_cast<size_t>(k)));
+    }
+    return stats;
+  }
+
+ private:
+  static constexpr int64_t unit = 32;
+
+  formats::IntegerScale choose(MatrixView<const float> targets, int64_t row, QuantizeStats& stats) const {
+    const std::span<const float> values(targets.row(row), static_cast<size_t>(targets.cols));
+    const Range range = group_range(values);
+    const auto scale = rtn_scale(packed_.scheme, values, range.low, range.high, clip_);
+    ++stats.blocks;
+    stats.zero_blocks += range.low == range.high ? 1 : 0;
+    stats.saturated_scales += scale.saturated ? 1 : 0;
+    stats.subnormal_scales += scale.value < least_normal(packed_.scheme.scale) ? 1 : 0;
+    return scale;
+  }
+
+  void round_unit(FeedbackRows& rows, MatrixView<float> targets, int64_t position,
+                  std::span<const formats::IntegerScale> scales, std::span<uint8_t> codes) const {
+    const auto coupling = factor_.coupling();
+    float effect[unit][unit] = {};  // [from][to]
+    for (int64_t to = 0; to < targets.cols; ++to) {
+      for (int64_t from = 0; from < to; ++from) effect[from][to] = coupling.row(position + to)[position + from];
+    }
+    for (int64_t r = 0; r < targets.rows; ++r) {
+      const auto& scale = scales[static_cast<size_t>(r)];
+      float* target = targets.row(r);
+      for (int64_t c = 0; c < targets.cols; ++c) {
+        const uint8_t code = formats::integer_code(target[c], scale.value, scale.zero, packed_.scheme.bits);
+        const float value = static_cast<float>(static_cast<int>(code) - scale.zero) * scale.value;
+        const float error = rows.weights(r)[position + c] - value;
+        rows.errors(r)[position + c] = error;
+        codes[static_cast<size_t>(r * packed_.k + factor_.order()[static_cast<size_t>(position + c)])] = code;
+        for (int64_t later = c + 1; later < targets.cols; ++later) target[later] += effect[c][later] * error;
+      }
+    }
+  }
+
+  void store(size_t index, const formats::IntegerScale& scale) const {
+    Buffer& stored = packed_.plane(PlaneRole::scales).bytes;
+    if (packed_.scheme.scale == formats::ScaleType::f32) {
+      stored.as<uint32_t>()[index] = scale.bits;
+    } else {
+      stored.as<uint16_t>()[index] = static_cast<uint16_t>(scale.bits);
+    }
+    if (packed_.scheme.asymmetric) {
+      packed_.plane(PlaneRole::zeros).bytes.as<uint8_t>()[index] = static_cast<uint8_t>(scale.zero);
+    }
+  }
+
+  const ErrorFactor& factor_;
+  Clip clip_;
+  PackedWeight& packed_;
+  int64_t groups_;
+};
+
+/// Calls body(rows, task) for tasks of rows in parallel.
+template <class Body>
+void for_tasks(const TensorView& weight, const ErrorFactor& factor, const Body& body) {
+  parallel_for(weight.shape[0], task_rows, [&](int64_t begin, int64_t) {
+    FeedbackRows rows(weight, factor, begin);
+    body(rows, static_cast<size_t>(begin / task_rows));
+  });
+}
+
+QuantizeResult kbit_feedback(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
+  const ErrorFactor& factor = *options.input->feedback;
+  const BlockMaxima maxima = find_block_maxima(weight);
+  const auto importance = channel_importance(options, weight.shape[1]);
+  const auto table = final_table(weight, scheme, maxima, importance, options);
+  const int exponent = searched_range_exponent(maxima, scheme.scale);
+  const auto codebook = formats::kbit_scaled_codebook(table, exponent);
+  const KbitLevels levels(codebook);
+  QuantizeResult result{allocate_canonical(weight, scheme, codebook), {}};
+  const KbitFeedback feedback(factor, levels, options.scales, result.weight);
+  for_tasks(weight, factor, [&](FeedbackRows& rows, size_t) { feedback.run(rows); });
+  result.stats = block_stats(result.weight, maxima, exponent);
+  return result;
+}
+
+QuantizeResult integer_feedback(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
+  const ErrorFactor& factor = *options.input->feedback;
+  find_block_maxima(weight);  // refuses what is not finite
+  QuantizeResult result{formats::allocate_integer(scheme, weight.shape[0], weight.shape[1]), {}};
+  const IntegerFeedback feedback(factor, options.clip, result.weight);
+  std::vector<QuantizeStats> parts(static_cast<size_t>((weight.shape[0] + task_rows - 1) / task_rows));
+  for_tasks(weight, factor, [&](FeedbackRows& rows, size_t task) { parts[task] = feedback.run(rows); });
+  for (const QuantizeStats& part : parts) add(part, result.stats);
+  return result;
+}
+
+}  // namespace
+
+int64_t feedback_block(const Scheme& scheme, int64_t k) noexcept {
+  return scheme.family == SchemeFamily::integer ? formats::integer_group_size(scheme, k) : kbit_block;
+}
+
+QuantizeResult quantize_with_feedback(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
+  ensure(options.feeds_back(), "quantize_with_feedback: no factor");
+  const ErrorFactor& factor = *options.input->feedback;
+  if (scheme.act_order || scheme.family == SchemeFamily::lut) {
+    throw Error(ErrorCode::unsupported, concat("there is no error feedback for ", to_string(scheme)));
+  }
+  check_weight(weight);
+  if (factor.width() != weight.shape[1] || factor.block() != feedback_block(scheme, weight.shape[1])) {
+    throw Error(ErrorCode::bad_argument, concat(printable(weight.name), ": the factor belongs to another input"))
+        .detail(concat("expected ", weight.shape[1], " channels in blocks of ", feedback_block(scheme, weight.shape[1]),
+                       ", got ", factor.width(), " in blocks of ", factor.block()));
+  }
+  return scheme.family == SchemeFamily::kbit ? kbit_feedback(weight, scheme, options)
+                                             : integer_feedback(weight, scheme, options);
+}
+
+}  // namespace w4q::quantize

@@ -1,0 +1,252 @@
+#include "quantize/kbit_panel.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "quantize/kbit_panel.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace w4q::quantize::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using FloatTag = hn::CappedTag<float, panel_rows>;
+using FloatVec = hn::Vec<FloatTag>;
+
+struct Nearest {
+  FloatVec level;
+  FloatVec code;
+};
+
+/// The level and, where asked, the code of x: thresholds are passed one after the other, a tie stays below.
+template <int bits, bool want_code>
+HWY_INLINE Nearest nearest(const KbitLevels& table, FloatVec x) {
+  const FloatTag d;
+  Nearest result{hn::Set(d, table.levels[0]), hn::Zero(d)};
+  for (size_t i = 0; i + 1 < size_t{1} << bits; ++i) {
+    const auto above = hn::Gt(x, hn::Set(d, table.midpoints[i]));
+    result.level = hn::IfThenElse(above, hn::Set(d, table.levels[i + 1]), result.level);
+    if constexpr (want_code) result.code = hn::IfThenElse(above, hn::Set(d, static_cast<float>(i + 1)), result.code);
+  }
+  return result;
+}
+
+/// The target of a column given the errors of those before it.
+HWY_INLINE FloatVec moved(const PanelBlock& block, int column, const float* residuals, size_t lane) {
+  const FloatTag d;
+  auto target = hn::LoadU(d, block.target + column * panel_rows + lane);
+  if (block.coupling == nullptr) return target;
+  const float* coupling = block.coupling + column * block.coupling_stride;
+  for (int j = 0; j < column; ++j) {
+    target = hn::Add(target, hn::Mul(hn::Set(d, coupling[j]), hn::Load(d, residuals + j * panel_rows + lane)));
+  }
+  return target;
+}
+
+/// One trial: `errors` of every row, and codes and rounded values where `codes` is not null.
+template <int bits, bool want_codes>
+HWY_INLINE void trial_width(const PanelBlock& block, const KbitLevels& table, const float* scales, const float* units,
+                            float* errors, uint8_t* codes, float* rounded) {
+  const FloatTag d;
+  alignas(64) float residuals[panel_size];
+  alignas(64) float lane_codes[panel_rows];
+  for (size_t lane = 0; lane < panel_rows; lane += hn::Lanes(d)) {
+    const auto scale = hn::LoadU(d, scales + lane);
+    const auto unit = hn::LoadU(d, units + lane);
+    const auto no_scale = hn::Eq(scale, hn::Zero(d));
+    auto error = hn::Zero(d);
+    for (int c = 0; c < block.columns; ++c) {
+      const auto target = moved(block, c, residuals, lane);
+      const auto x = hn::IfThenZeroElse(no_scale, hn::Div(target, scale));
+      const auto found = nearest<bits, want_codes>(table, x);
+      const auto value = hn::Mul(found.level, scale);
+      const auto miss = hn::Mul(hn::Sub(target, value), unit);
+      error = hn::Add(error, hn::Mul(hn::Mul(miss, miss), hn::Set(d, block.importance[c])));
+      const size_t at = static_cast<size_t>(c) * panel_rows + lane;
+      if (block.coupling != nullptr) hn::Store(hn::Sub(hn::LoadU(d, block.weights + at), value), d, residuals + at);
+      if constexpr (want_codes) {
+        hn::StoreU(value, d, rounded + at);
+        hn::Store(found.code, d, lane_codes + lane);
+        for (size_t i = 0; i < hn::Lanes(d); ++i) codes[at + i] = static_cast<uint8_t>(lane_codes[lane + i]);
+      }
+    }
+    hn::StoreU(error, d, errors + lane);
+  }
+}
+
+template <bool want_codes>
+HWY_INLINE void trial(const PanelBlock& block, const KbitLevels& table, const float* scales, const float* units,
+                      float* errors, uint8_t* codes, float* rounded) {
+  switch (table.bits) {
+    case 2:
+      return trial_width<2, want_codes>(block, table, scales, units, errors, codes, rounded);
+    case 3:
+      return trial_width<3, want_codes>(block, table, scales, units, errors, codes, rounded);
+    case 4:
+      return trial_width<4, want_codes>(block, table, scales, units, errors, codes, rounded);
+    default:
+      return trial_width<5, want_codes>(block, table, scales, units, errors, codes, rounded);
+  }
+}
+
+void trial_errors(const PanelBlock& block, const KbitLevels& table, const float* scales, const float* units,
+                  float* errors) {
+  trial<false>(block, table, scales, units, errors, nullptr, nullptr);
+}
+
+void trial_codes(const PanelBlock& block, const KbitLevels& table, const float* scales, const float* units,
+                 float* errors, uint8_t* codes, float* rounded) {
+  trial<true>(block, table, scales, units, errors, codes, rounded);
+}
+
+}  // namespace w4q::quantize::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+namespace w4q::quantize {
+namespace {
+
+HWY_EXPORT(trial_errors);
+HWY_EXPORT(trial_codes);
+
+using Lanes = std::array<float, panel_rows>;
+using formats::ScaleType;
+
+constexpr int steps_below = 32;
+constexpr int steps_above = 8;
+constexpr int least_squares_rounds = 3;
+
+/// 1 over a power of two near each magnitude, so that no square overflows or vanishes.
+Lanes units_of(const Lanes& absmax) noexcept {
+  Lanes units{};
+  for (size_t r = 0; r < units.size(); ++r) {
+    const int exponent = absmax[r] > 0 ? std::clamp(std::ilogb(absmax[r]), -126, 126) : 0;
+    units[r] = std::ldexp(1.0f, -exponent);
+  }
+  return units;
+}
+
+uint16_t largest_bits(ScaleType type) noexcept { return type == ScaleType::e4m4 ? 0xFF : 0x7BFF; }
+
+/// The candidate `step` steps from `centre`, never zero.
+uint16_t candidate(uint16_t centre, int step, ScaleType type) noexcept {
+  if (type == ScaleType::e4m4) return static_cast<uint16_t>(std::clamp(centre + step, 1, 0xFF));
+  const int octave = (step + 16 * steps_below) / 16 - steps_below;
+  const float factor = std::ldexp(1.0f + static_cast<float>(step - 16 * octave) / 16.0f, octave);
+  const float value = f32_from_f16(centre) * factor;
+  return std::clamp<uint16_t>(f16_from_f32(value), 1, largest_bits(type));
+}
+
+/// Keeps what is better than the best so far.
+class Search {
+ public:
+  Search(const PanelBlock& block, const KbitLevels& levels, ScaleType type)
+      : block_(block), levels_(levels), type_(type), absmax_(panel_absmax(block)), units_(units_of(absmax_)) {
+    errors_.fill(std::numeric_limits<float>::infinity());
+  }
+
+  void run() {
+    const PanelScales rule = absmax_scales(block_, levels_, type_);
+    for (int step = -steps_below; step <= steps_above; ++step) {
+      std::array<uint16_t, panel_rows> bits{};
+      for (size_t r = 0; r < bits.size(); ++r) bits[r] = absmax_[r] == 0 ? 0 : candidate(rule.bits[r], step, type_);
+      attempt(bits);
+    }
+    if (type_ == ScaleType::f16) {
+      for (int round = 0; round < least_squares_rounds; ++round) attempt(least_squares());
+    }
+  }
+
+  const PanelScales& best() const noexcept { return best_; }
+  const Lanes& errors() const noexcept { return errors_; }
+
+ private:
+  void attempt(const std::array<uint16_t, panel_rows>& bits) {
+    alignas(64) Lanes values, errors;
+    for (size_t r = 0; r < bits.size(); ++r) values[r] = formats::kbit_decode_scale(bits[r], type_);
+    HWY_DYNAMIC_DISPATCH(trial_errors)(block_, levels_, values.data(), units_.data(), errors.data());
+    for (size_t r = 0; r < bits.size(); ++r) {
+      if (!(errors[r] < errors_[r])) continue;
+      errors_[r] = errors[r];
+      best_.bits[r] = bits[r];
+      best_.values[r] = values[r];
+    }
+  }
+
+  /// The scales that fit the codes of the best ones best, were it not for coupling.
+  std::array<uint16_t, panel_rows> least_squares() const {
+    PanelCodes out;
+    panel_codes(block_, levels_, best_, out);
+    std::array<uint16_t, panel_rows> bits = best_.bits;
+    for (size_t r = 0; r < bits.size(); ++r) {
+      double product = 0, square = 0;
+      for (size_t c = 0; c < static_cast<size_t>(block_.columns); ++c) {
+        const double level = levels_.levels[out.codes[c * panel_rows + r]];
+        const double weight = block_.importance[c];
+        product += weight * level * static_cast<double>(block_.target[c * panel_rows + r]);
+        square += weight * level * level;
+      }
+      if (!(square > 0) || !(product > 0) || absmax_[r] == 0) continue;
+      const uint16_t half = f16_from_f32(static_cast<float>(product / square));
+      bits[r] = std::clamp<uint16_t>(half, 1, largest_bits(type_));
+    }
+    return bits;
+  }
+
+  const PanelBlock& block_;
+  const KbitLevels& levels_;
+  ScaleType type_;
+  Lanes absmax_;
+  alignas(64) Lanes units_;
+  PanelScales best_;
+  Lanes errors_;
+};
+
+}  // namespace
+
+KbitLevels::KbitLevels(std::span<const float> codebook)
+    : bits(std::countr_zero(codebook.size())), largest(formats::kbit_table_max(codebook)) {
+  std::ranges::copy(codebook, levels.begin());
+  formats::kbit_midpoints(codebook, std::span(midpoints).first(codebook.size() - 1));
+}
+
+std::array<float, panel_rows> panel_absmax(const PanelBlock& block) noexcept {
+  Lanes absmax{};
+  for (int c = 0; c < block.columns; ++c) {
+    for (size_t r = 0; r < absmax.size(); ++r)
+      absmax[r] = std::max(absmax[r], std::abs(block.target[static_cast<size_t>(c) * panel_rows + r]));
+  }
+  return absmax;
+}
+
+PanelScales absmax_scales(const PanelBlock& block, const KbitLevels& levels, ScaleType type) noexcept {
+  const Lanes absmax = panel_absmax(block);
+  PanelScales result;
+  for (size_t r = 0; r < absmax.size(); ++r) {
+    const auto scale = formats::kbit_encode_scale(absmax[r], levels.largest, type);
+    result.bits[r] = scale.bits;
+    result.values[r] = scale.value;
+  }
+  return result;
+}
+
+PanelScales searched_scales(const PanelBlock& block, const KbitLevels& levels, ScaleType type, Lanes* errors) {
+  Search search(block, levels, type);
+  search.run();
+  if (errors != nullptr) *errors = search.errors();
+  return search.best();
+}
+
+void panel_codes(const PanelBlock& block, const KbitLevels& levels, const PanelScales& scales, PanelCodes& out) {
+  alignas(64) Lanes units, errors;
+  units.fill(1.0f);
+  HWY_DYNAMIC_DISPATCH(trial_codes)
+  (block, levels, scales.values.data(), units.data(), errors.data(), out.codes.data(), out.rounded.data());
+}
+
+}  // namespace w4q::quantize
+#endif  // HWY_ONCE

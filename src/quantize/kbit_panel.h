@@ -1,0 +1,67 @@
+// Trying scales on kbit blocks, sixteen rows at a time: the inner loop of the scale search and of error feedback. Every
+// instruction set gives the same bits (class E0): rows are lanes that never meet, and columns are summed in order.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "formats/kbit.h"
+
+namespace w4q::quantize {
+
+/// Rows of a panel.
+inline constexpr int panel_rows = 16;
+/// Values of one block in every row of a panel: value of column c and row r at [c · panel_rows + r].
+inline constexpr int panel_size = formats::kbit_block * panel_rows;
+
+/// A table as the panel loops want it.
+struct KbitLevels {
+  static constexpr int max_codes = 32;
+  alignas(64) std::array<float, max_codes> levels{};
+  alignas(64) std::array<float, max_codes> midpoints{};  ///< 2^bits − 1 of them
+  int bits = 0;
+  float largest = 0;  ///< magnitude
+
+  explicit KbitLevels(std::span<const float> codebook);
+};
+
+/// One block of a panel. The error of a trial is Σ_c importance[c] · (target[c] − rounded[c])² for every row, relative
+/// to the square of a power of two near its largest target. With `coupling` the errors of earlier columns move the
+/// targets of later ones: target[c] becomes target[c] + Σ_{j<c} coupling[c][j] · (weights[j] − rounded[j]).
+struct PanelBlock {
+  const float* target = nullptr;      ///< [panel_size], finite
+  const float* weights = nullptr;     ///< [panel_size], with coupling: what the block is to become
+  const float* importance = nullptr;  ///< [columns]
+  const float* coupling = nullptr;    ///< row c has c values; null without
+  int64_t coupling_stride = 0;
+  int columns = formats::kbit_block;
+};
+
+/// A scale for each row: as stored, and its value.
+struct PanelScales {
+  std::array<uint16_t, panel_rows> bits{};
+  alignas(64) std::array<float, panel_rows> values{};
+};
+
+/// The largest magnitude of each row's targets.
+std::array<float, panel_rows> panel_absmax(const PanelBlock& block) noexcept;
+
+/// The scales of the rule of absmax (formats::kbit_encode_scale).
+PanelScales absmax_scales(const PanelBlock& block, const KbitLevels& levels, formats::ScaleType type) noexcept;
+
+/// For each row the scale with the least error among the candidates near the rule of absmax; ties go to the smaller
+/// scale. E4M4: every value from 32 steps (a factor of 4 in the normal range) below to 8 steps above. f16: the
+/// factors of the same steps, 1/4 … 1.5, and what least squares makes of the best. Rows of zeros get scale 0. With
+/// `errors` the error of each row.
+PanelScales searched_scales(const PanelBlock& block, const KbitLevels& levels, formats::ScaleType type,
+                            std::array<float, panel_rows>* errors = nullptr);
+
+/// What a trial with given scales decides.
+struct PanelCodes {
+  alignas(64) std::array<uint8_t, panel_size> codes{};
+  alignas(64) std::array<float, panel_size> rounded{};  ///< level · scale
+};
+void panel_codes(const PanelBlock& block, const KbitLevels& levels, const PanelScales& scales, PanelCodes& out);
+
+}  // namespace w4q::quantize

@@ -1,0 +1,266 @@
+#include "quantize/kbit_search.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/convert.h"
+#include "core/error.h"
+#include "core/parallel.h"
+#include "formats/codebook.h"
+#include "quantize/source_matrix.h"
+
+namespace w4q::quantize {
+namespace {
+
+using formats::kbit_block;
+using formats::PackedWeight;
+using formats::PlaneRole;
+using formats::ScaleType;
+using formats::Scheme;
+
+constexpr int64_t learning_weights = 1 << 20;
+constexpr int learning_rounds = 16;
+constexpr double least_gain = 1e-4;
+/// Neighbouring entries of a learned table stay apart by this share of the largest, above what readers refuse.
+constexpr float least_gap = 0x1p-18f;
+
+/// Sixteen rows of a matrix in fp32, and their blocks as panels.
+class PanelRows {
+ public:
+  PanelRows(const TensorView& weight, std::span<const float> importance)
+      : weight_(weight), importance_(importance), values_(static_cast<size_t>(panel_rows * weight.shape[1])) {}
+
+  /// Rows first, first + stride …; those from `end` on count as zeros.
+  void load(int64_t first, int64_t stride, int64_t end) {
+    const auto k = static_cast<size_t>(weight_.shape[1]);
+    for (int64_t r = 0; r < panel_rows; ++r) {
+      const auto row = std::span(values_).subspan(static_cast<size_t>(r) * k, k);
+      if (first + r * stride < end) {
+        widen(row_bytes(weight_, first + r * stride), weight_.dtype, row);
+      } else {
+        std::ranges::fill(row, 0.0f);
+      }
+    }
+  }
+
+  /// Valid until the next call.
+  PanelBlock block(int64_t index) {
+    const int64_t k = weight_.shape[1];
+    const auto columns = static_cast<int>(std::min<int64_t>(kbit_block, k - index * kbit_block));
+    for (int64_t r = 0; r < panel_rows; ++r) {
+      const float* row = values_.data() + r * k + index * kbit_block;
+      for (int c = 0; c < columns; ++c) target_[static_cast<size_t>(c * panel_rows + r)] = row[c];
+    }
+    return {.target = target_.data(), .importance = importance_.data() + index * kbit_block, .columns = columns};
+  }
+
+ private:
+  const TensorView& weight_;
+  std::span<const float> importance_;
+  std::vector<float> values_;
+  alignas(64) std::array<float, panel_size> target_{};
+};
+
+/// What Lloyd's second half needs of each entry.
+struct EntrySums {
+  std::array<double, KbitLevels::max_codes> weighted{};
+  std::array<double, KbitLevels::max_codes> weights{};
+  double error = 0;
+
+  void add(const EntrySums& other) {
+    for (size_t i = 0; i < weights.size(); ++i) {
+      weighted[i] += other.weighted[i];
+      weights[i] += other.weights[i];
+    }
+    error += other.error;
+  }
+};
+
+void add_block(const PanelBlock& block, const PanelScales& scales, const PanelCodes& codes, EntrySums& sums) {
+  for (int c = 0; c < block.columns; ++c) {
+    const double importance = block.importance[c];
+    for (size_t r = 0; r < panel_rows; ++r) {
+      const double scale = scales.values[r];
+      if (scale == 0) continue;
+      const size_t at = static_cast<size_t>(c) * panel_rows + r;
+      const double target = block.target[at];
+      const double miss = target - static_cast<double>(codes.rounded[at]);
+      sums.weighted[codes.codes[at]] += importance * scale * target;
+      sums.weights[codes.codes[at]] += importance * scale * scale;
+      sums.error += importance * miss * miss;
+    }
+  }
+}
+
+class Learning {
+ public:
+  Learning(const TensorView& weight, const Scheme& scheme, std::span<const float> importance, Scales rule, int exponent)
+      : weight_(weight), scheme_(scheme), importance_(importance), rule_(rule), exponent_(exponent) {
+    const int64_t rows = std::clamp<int64_t>(learning_weights / weight.shape[1], panel_rows, weight.shape[0]);
+    stride_ = std::max<int64_t>(1, weight.shape[0] / std::max<int64_t>(1, rows));
+  }
+
+  EntrySums sums(std::span<const float> table) const {
+    const KbitLevels levels(formats::kbit_scaled_codebook(table, exponent_));
+    const int64_t rows = (weight_.shape[0] + stride_ - 1) / stride_;
+    const int64_t panels = (rows + panel_rows - 1) / panel_rows;
+    std::vector<EntrySums> parts(static_cast<size_t>(panels));
+    parallel_for(panels, 1,
+                 [&](int64_t panel, int64_t) { parts[static_cast<size_t>(panel)] = of_panel(panel, levels); });
+    EntrySums total;
+    for (const EntrySums& part : parts) total.add(part);
+    return total;
+  }
+
+  /// Every entry moves to the mean of what it stands for; one that stands for nothing stays.
+  std::vector<float> moved(std::span<const float> table, const EntrySums& sums) const {
+    std::vector<float> result(table.begin(), table.end());
+    for (size_t i = 0; i < result.size(); ++i) {
+      if (sums.weights[i] > 0)
+        result[i] = static_cast<float>(std::ldexp(sums.weighted[i] / sums.weights[i], -exponent_));
+    }
+    std::ranges::sort(result);
+    const float largest = formats::kbit_table_max(result);
+    for (float& entry : result) entry /= largest;
+    for (size_t i = 1; i < result.size(); ++i) result[i] = std::max(result[i], result[i - 1] + least_gap);
+    const float again = formats::kbit_table_max(result);
+    for (float& entry : result) entry /= again;
+    return result;
+  }
+
+ private:
+  EntrySums of_panel(int64_t panel, const KbitLevels& levels) const {
+    EntrySums sums;
+    PanelRows rows(weight_, importance_);
+    rows.load(panel * panel_rows * stride_, stride_, weight_.shape[0]);
+    PanelCodes codes;
+    for (int64_t b = 0; b < formats::kbit_blocks(weight_.shape[1]); ++b) {
+      const PanelBlock block = rows.block(b);
+      const PanelScales scales = choose_scales(block, levels, scheme_.scale, rule_);
+      panel_codes(block, levels, scales, codes);
+      add_block(block, scales, codes, sums);
+    }
+    return sums;
+  }
+
+  const TensorView& weight_;
+  const Scheme& scheme_;
+  std::span<const float> importance_;
+  Scales rule_;
+  int exponent_;
+  int64_t stride_ = 1;
+};
+
+}  // namespace
+
+std::vector<float> channel_importance(const QuantizeOptions& options, int64_t k) {
+  std::vector<float> result(static_cast<size_t>(k), 1.0f);
+  if (options.input == nullptr) return result;
+  const auto squares = options.input->mean_squares;
+  ensure(static_cast<int64_t>(squares.size()) == k, "channel_importance: shapes do not fit");
+  double mean = 0;
+  for (const float value : squares) mean += static_cast<double>(value) / static_cast<double>(k);
+  if (!(mean > 0)) return result;
+  // A channel that the calibration text never used may be used by other text.
+  constexpr double least = 1e-6;
+  for (size_t c = 0; c < result.size(); ++c)
+    result[c] = static_cast<float>(std::max(static_cast<double>(squares[c]) / mean, least));
+  return result;
+}
+
+int searched_range_exponent(const BlockMaxima& maxima, ScaleType type) noexcept {
+  return formats::kbit_range_exponent(maxima.smallest / 4, maxima.largest, type);
+}
+
+PanelScales choose_scales(const PanelBlock& block, const KbitLevels& levels, ScaleType type, Scales rule) {
+  return rule == Scales::search ? searched_scales(block, levels, type) : absmax_scales(block, levels, type);
+}
+
+std::vector<float> learn_table(const TensorView& weight, const Scheme& scheme, std::span<const float> start,
+                               const BlockMaxima& maxima, std::span<const float> importance, Scales rule) {
+  const Learning learning(weight, scheme, importance, rule, searched_range_exponent(maxima, scheme.scale));
+  std::vector<float> table(start.begin(), start.end());
+  std::vector<float> best = table;
+  double least = std::numeric_limits<double>::infinity();
+  for (int round = 0; round < learning_rounds; ++round) {
+    const EntrySums sums = learning.sums(table);
+    const bool stalls = !(sums.error < least * (1 - least_gain));
+    if (sums.error < least) {
+      least = sums.error;
+      best = table;
+    }
+    if (stalls) break;
+    table = learning.moved(table, sums);
+  }
+  return best;
+}
+
+std::vector<float> final_table(const TensorView& weight, const Scheme& scheme, const BlockMaxima& maxima,
+                               std::span<const float> importance, const QuantizeOptions& options) {
+  std::vector<float> table = chosen_table(scheme, options);
+  return options.learn_table ? learn_table(weight, scheme, table, maxima, importance, options.scales) : table;
+}
+
+void store_panel(PackedWeight& packed, int64_t first_row, int64_t rows, int64_t block, const PanelScales& scales,
+                 const PanelCodes& codes) {
+  const int64_t blocks = formats::kbit_blocks(packed.k);
+  const auto bits = static_cast<size_t>(packed.scheme.bits);
+  const auto words = packed.plane(PlaneRole::codes).bytes.as<uint32_t>();
+  Buffer& stored = packed.plane(PlaneRole::scales).bytes;
+  const auto columns = static_cast<size_t>(std::min<int64_t>(kbit_block, packed.k - block * kbit_block));
+  for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
+    const auto index = static_cast<size_t>((first_row + static_cast<int64_t>(r)) * blocks + block);
+    std::array<uint32_t, 5> planes{};
+    for (size_t c = 0; c < columns; ++c) {
+      const uint32_t code = codes.codes[c * panel_rows + r];
+      for (size_t bit = 0; bit < bits; ++bit) planes[bit] |= (code >> bit & 1u) << c;
+    }
+    std::copy_n(planes.begin(), bits, words.begin() + static_cast<std::ptrdiff_t>(index * bits));
+    if (packed.scheme.scale == ScaleType::e4m4) {
+      stored.as<uint8_t>()[index] = static_cast<uint8_t>(scales.bits[r]);
+    } else {
+      stored.as<uint16_t>()[index] = scales.bits[r];
+    }
+  }
+}
+
+QuantizeStats block_stats(const PackedWeight& packed, const BlockMaxima& maxima, int range_exponent) {
+  const bool e4m4 = packed.scheme.scale == ScaleType::e4m4;
+  const Buffer& stored = packed.plane(PlaneRole::scales).bytes;
+  QuantizeStats stats;
+  stats.blocks = static_cast<int64_t>(maxima.absmax.size());
+  stats.range_exponent = range_exponent;
+  for (size_t i = 0; i < maxima.absmax.size(); ++i) {
+    const uint16_t bits = e4m4 ? stored.as<const uint8_t>()[i] : stored.as<const uint16_t>()[i];
+    stats.zero_blocks += maxima.absmax[i] == 0 ? 1 : 0;
+    stats.subnormal_scales += maxima.absmax[i] != 0 && bits < (e4m4 ? 0x10 : 0x0400) ? 1 : 0;
+  }
+  return stats;
+}
+
+QuantizeResult quantize_searched(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
+  const BlockMaxima maxima = find_block_maxima(weight);
+  const auto importance = channel_importance(options, weight.shape[1]);
+  const auto table = final_table(weight, scheme, maxima, importance, options);
+  const int exponent = searched_range_exponent(maxima, scheme.scale);
+  const auto codebook = formats::kbit_scaled_codebook(table, exponent);
+  const KbitLevels levels(codebook);
+  QuantizeResult result{allocate_canonical(weight, scheme, codebook), {}};
+  const int64_t n = weight.shape[0];
+  parallel_for((n + panel_rows - 1) / panel_rows, 1, [&](int64_t panel, int64_t) {
+    PanelRows rows(weight, importance);
+    const int64_t first = panel * panel_rows;
+    rows.load(first, 1, n);
+    PanelCodes codes;
+    for (int64_t b = 0; b < formats::kbit_blocks(weight.shape[1]); ++b) {
+      const PanelBlock block = rows.block(b);
+      const PanelScales scales = choose_scales(block, levels, scheme.scale, options.scales);
+      panel_codes(block, levels, scales, codes);
+      store_panel(result.weight, first, std::min<int64_t>(panel_rows, n - first), b, scales, codes);
+    }
+  });
+  result.stats = block_stats(result.weight, maxima, exponent);
+  return result;
+}
+
+}  // namespace w4q::quantize

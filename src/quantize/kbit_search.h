@@ -1,0 +1,45 @@
+// kbit beyond round-to-nearest, without error feedback: the scale of every block by least squared error, and a table
+// learned for the tensor (docs/quality.md).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "quantize/kbit.h"
+#include "quantize/kbit_panel.h"
+
+namespace w4q::quantize {
+
+/// The importance of each input channel, mean 1, or ones: what squared errors are weighted by.
+std::vector<float> channel_importance(const QuantizeOptions& options, int64_t k);
+
+/// The exponent of the table's factor, with room for scales below the rule of absmax.
+int searched_range_exponent(const BlockMaxima& maxima, formats::ScaleType type) noexcept;
+
+/// Scales by the rule that the options ask for.
+PanelScales choose_scales(const PanelBlock& block, const KbitLevels& levels, formats::ScaleType type, Scales rule);
+
+/// A table learned by weighted Lloyd iterations from `start`: codes and scales for the table, then each entry to the
+/// weighted mean of what it stands for, until nothing is gained. Tensors of many weights are represented by at most
+/// 2^20 of them, rows spread evenly. Sums in fp64 in a fixed order. Largest magnitude 1, gaps as check_codebook wants.
+std::vector<float> learn_table(const TensorView& weight, const formats::Scheme& scheme, std::span<const float> start,
+                               const BlockMaxima& maxima, std::span<const float> importance, Scales rule);
+
+/// The table that the options ask for: chosen, then learned if so.
+std::vector<float> final_table(const TensorView& weight, const formats::Scheme& scheme, const BlockMaxima& maxima,
+                               std::span<const float> importance, const QuantizeOptions& options);
+
+/// Writes the codes of one block of one panel, and its scales, into the planes. `columns` are the block's; `rows` of
+/// the panel exist.
+void store_panel(formats::PackedWeight& packed, int64_t first_row, int64_t rows, int64_t block,
+                 const PanelScales& scales, const PanelCodes& codes);
+
+/// Scales searched, or the table learned, or both.
+QuantizeResult quantize_searched(const TensorView& weight, const formats::Scheme& scheme,
+                                 const QuantizeOptions& options);
+
+/// Counts of the blocks of a weight that stands.
+QuantizeStats block_stats(const formats::PackedWeight& packed, const BlockMaxima& maxima, int range_exponent);
+
+}  // namespace w4q::quantize
