@@ -28,8 +28,8 @@ struct LayerShape {
 };
 constexpr LayerShape shapes[] = {{4096, 4096, 32},  {6144, 4096, 32},  {14336, 4096, 0},
                                  {4096, 14336, 32}, {28672, 4096, 32}, {128256, 4096, 1}};
-constexpr int64_t row_counts[] = {1, 2, 4, 8, 16, 32, 64};
-constexpr int64_t most_rows = 64;
+constexpr int64_t row_counts[] = {1, 2, 4, 8, 16, 32, 64, 128, 512};
+constexpr int64_t most_rows = 512;
 
 device::TimingOptions options_for(int copies) { return {std::max(20, 2 * copies), 15}; }
 
@@ -75,30 +75,50 @@ std::map<int64_t, double> time_cublas(const LayerShape& shape, const device::Str
   return result;
 }
 
-/// `overlap`: each call may fetch its first weights while the one before it still runs, as in a decoder.
-device::Timing time_kbit(const bench::RotatingKbitWeight& weights, const LayerShape& shape, int64_t m, int copies,
-                         bool overlap, const device::Stream& stream) {
-  const auto values = bench::random_halves(static_cast<size_t>(m * shape.k), 4);
+struct Call {
+  int64_t m = 1;
+  int copies = 2;       ///< of the weight, used in turn; one stays in the L2 cache if it fits
+  bool overlap = true;  ///< each call may fetch its first weights while the one before it still runs, as in a decoder
+  std::string_view layout = "kbit-fragment";
+};
+
+device::Timing time_kbit(const bench::RotatingKbitWeight& weights, const LayerShape& shape, const Call& call,
+                         const device::Stream& stream) {
+  const auto values = bench::random_halves(static_cast<size_t>(call.m * shape.k), 4);
   const auto x = device::DeviceBuffer::copy_of(std::as_bytes(std::span(values)), stream);
-  device::DeviceBuffer y(static_cast<size_t>(m * shape.n * 2));
-  device::DeviceBuffer workspace(kernels::kbit_linear_workspace(m, shape.n, shape.k));
+  device::DeviceBuffer y(static_cast<size_t>(call.m * shape.n * 2));
+  device::DeviceBuffer workspace(kernels::kbit_linear_workspace(call.m, shape.n, shape.k));
   workspace.fill(0, stream);
+  const auto launch = [&](int index, cudaStream_t on) {
+    kernels::KbitLinearArgs args;
+    args.m = call.m;
+    args.x = x.data();
+    args.ldx = shape.k;
+    args.weight = weights.weight(index % call.copies);
+    args.weight.layout = call.layout;
+    args.y = y.data();
+    args.ldy = shape.n;
+    args.workspace = workspace.data();
+    args.workspace_bytes = workspace.size();
+    args.weights_ready = call.overlap;
+    kernels::kbit_linear(args, on);
+  };
+  launch(0, stream.get());  // cuBLAS cannot be started within a capture
   stream.synchronize();
-  return device::time_calls(
-      [&](int call, cudaStream_t capture) {
-        kernels::KbitLinearArgs args;
-        args.m = m;
-        args.x = x.data();
-        args.ldx = shape.k;
-        args.weight = weights.weight(call);
-        args.y = y.data();
-        args.ldy = shape.n;
-        args.workspace = workspace.data();
-        args.workspace_bytes = workspace.size();
-        args.weights_ready = overlap;
-        kernels::kbit_linear(args, capture);
-      },
-      options_for(copies));
+  return device::time_calls(launch, options_for(call.copies));
+}
+
+int64_t weight_bytes(const LayerShape& shape, int bits) { return shape.n * shape.k * (4 * bits + 1) / 32; }
+
+/// Weights a second of the decoding alone: the slope between two weights that stay in the L2 cache.
+double decoding_rate(int bits, const device::Stream& stream) {
+  constexpr LayerShape small = {2048, 4096, 0};
+  constexpr LayerShape large = {8192, 4096, 0};
+  const auto seconds = [&](const LayerShape& shape) {
+    const bench::RotatingKbitWeight weight(bits, shape.n, shape.k, 1, stream);
+    return time_kbit(weight, shape, {.copies = 1}, stream).median;
+  };
+  return static_cast<double>((large.n - small.n) * large.k) / (seconds(large) - seconds(small));
 }
 
 /// Least squares of seconds = t0 + bytes / bandwidth over one width at one row.
@@ -115,72 +135,142 @@ Json fit(const std::vector<std::pair<double, double>>& points) {
   return {{"t0_us", (sy - slope * sx) / count * 1e6}, {"bandwidth_gbs", 1e-9 / slope}};
 }
 
+/// What is known of an RTX 4090 (docs/kernels/kbit.md), for the projection.
+struct Rtx4090 {
+  static constexpr double bandwidth = 940e9;  ///< bytes a second that the best public decoder reaches
+  static constexpr double lanes_per_second = 128 * 128 * 2.52e9;
+  /// Weights a second that its tensor cores take with fp32 sums: 512 FLOP a clock and multiprocessor, 16 a weight.
+  static constexpr double tensor_rate = 512.0 / 16 * 128 * 2.52e9;
+};
+
+class Bench {
+ public:
+  Bench(std::vector<int64_t> rows, std::vector<int> bits) : rows_(std::move(rows)), bits_(std::move(bits)) {}
+
+  void run(const LayerShape& shape) {
+    const auto cublas = time_cublas(shape, stream_);
+    for (const auto& [m, seconds] : cublas) cublas_step_[m] += shape.per_step * seconds;
+    for (const int bits : bits_) {
+      const int copies = std::max(2, device::rotating_copies(weight_bytes(shape, bits)));
+      const bench::RotatingKbitWeight weights(bits, shape.n, shape.k, copies, stream_);
+      for (const int64_t m : rows_) measure(shape, bits, {.m = m, .copies = copies}, weights, cublas.at(m));
+      std::cerr << concat(shape.n, " × ", shape.k, " k", bits, "\n");
+    }
+  }
+
+  Json report(const device::Properties& gpu) {
+    const auto ceilings = device::measure_ceilings();
+    Json report = {{"gpu", gpu.name},
+                   {"sm", gpu.sm},
+                   {"read_gbs", ceilings.read * 1e-9},
+                   {"write_gbs", ceilings.write * 1e-9},
+                   {"copy_gbs", ceilings.copy * 1e-9},
+                   {"rows", rows_json_}};
+    for (const auto& [key, step] : steps_) {
+      report["steps"].push_back({{"bits", key.first},
+                                 {"m", key.second},
+                                 {"ms", step.overlapping * 1e3},
+                                 {"ms_without_overlap", step.alone * 1e3},
+                                 {"cublas_ms", cublas_step_[key.second] * 1e3}});
+    }
+    for (const auto& [bits, points] : points_) {
+      const double rate = decoding_rate(bits, stream_);
+      const double per_clock = rate / gpu.multiprocessors / clock();
+      report["widths"].push_back({{"bits", bits},
+                                  {"fit", fit(points)},
+                                  {"fit_without_overlap", fit(alone_points_[bits])},
+                                  {"decoding_gweights_per_s", rate * 1e-9},
+                                  {"decoding_weights_per_clock_and_sm", per_clock},
+                                  {"rtx4090_projected", project(bits, per_clock)}});
+    }
+    return report;
+  }
+
+ private:
+  struct Step {
+    double overlapping = 0, alone = 0;
+  };
+
+  void measure(const LayerShape& shape, int bits, Call call, const bench::RotatingKbitWeight& weights, double cublas) {
+    const auto bytes = static_cast<double>(weight_bytes(shape, bits));
+    const double floor = device::read_floor_seconds(weight_bytes(shape, bits));
+    const auto timing = time_kbit(weights, shape, call, stream_);
+    call.overlap = false;
+    const auto alone = time_kbit(weights, shape, call, stream_);
+    steps_[{bits, call.m}].overlapping += shape.per_step * timing.median;
+    steps_[{bits, call.m}].alone += shape.per_step * alone.median;
+    Json row = {{"n", shape.n},
+                {"k", shape.k},
+                {"bits", bits},
+                {"m", call.m},
+                {"us", timing.median * 1e6},
+                {"us_min", timing.least * 1e6},
+                {"us_max", timing.most * 1e6},
+                {"us_without_overlap", alone.median * 1e6},
+                {"us_loads_only", floor * 1e6},
+                {"gbs", bytes / timing.median * 1e-9},
+                {"percent_of_read_floor", 100 * floor / timing.median},
+                {"times_cublas", cublas / timing.median}};
+    if (call.m == 1) {
+      points_[bits].emplace_back(bytes, timing.median);
+      alone_points_[bits].emplace_back(bytes, alone.median);
+      call.layout = "kbit-tile";
+      row["times_reference_kernel"] = time_kbit(weights, shape, call, stream_).median / timing.median;
+    }
+    rows_json_.push_back(std::move(row));
+  }
+
+  double clock() const {
+    int gpu = 0;
+    int kilohertz = 0;
+    cudaGetDevice(&gpu);
+    cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, gpu);
+    return kilohertz * 1e3;
+  }
+
+  /// One decode step of the 8B model: the slower of bytes and decoding, plus what a launch costs here without overlap,
+  /// which sm_89 does not have.
+  Json project(int bits, double per_clock) {
+    const double rate = std::min(per_clock / 128 * Rtx4090::lanes_per_second, Rtx4090::tensor_rate);
+    const double launch = fit(alone_points_[bits]).at("t0_us").get<double>() * 1e-6;
+    double seconds = 0;
+    for (const LayerShape& shape : shapes) {
+      const double reading = static_cast<double>(weight_bytes(shape, bits)) / Rtx4090::bandwidth;
+      const double decoding = static_cast<double>(shape.n * shape.k) / rate;
+      seconds += shape.per_step * (std::max(reading, decoding) + launch);
+    }
+    return {{"step_ms", seconds * 1e3}, {"decoding_gweights_per_s", rate * 1e-9}};
+  }
+
+  std::vector<int64_t> rows_;
+  std::vector<int> bits_;
+  device::Stream stream_;
+  Json rows_json_ = Json::array();
+  std::map<std::pair<int, int64_t>, Step> steps_;
+  std::map<int64_t, double> cublas_step_;
+  std::map<int, std::vector<std::pair<double, double>>> points_, alone_points_;
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app("kbit GEMV and GEMM on the GPU");
-  std::vector<int64_t> chosen_rows(std::begin(row_counts), std::end(row_counts));
-  std::vector<int> chosen_bits = {2, 3, 4, 5};
-  app.add_option("--rows", chosen_rows, "activation rows")->check(CLI::Range(int64_t{1}, most_rows));
-  app.add_option("--bits", chosen_bits, "code widths")->check(CLI::Range(2, 5));
-  std::vector<int64_t> chosen_outputs;
-  app.add_option("--outputs", chosen_outputs, "only the shapes with these many outputs");
+  std::vector<int64_t> rows(std::begin(row_counts), std::end(row_counts));
+  std::vector<int> bits = {2, 3, 4, 5};
+  std::vector<int64_t> outputs;
+  app.add_option("--rows", rows, "activation rows")->check(CLI::IsMember(rows));
+  app.add_option("--bits", bits, "code widths")->check(CLI::Range(2, 5));
+  app.add_option("--outputs", outputs, "only the shapes with these many outputs");
   CLI11_PARSE(app, argc, argv);
   const auto gpu = device::find_gpu();
   if (!gpu) {
     std::cerr << "no GPU\n";
     return 4;
   }
-  const device::Stream stream;
-  const auto ceilings = device::measure_ceilings();
-  Json report = {{"gpu", gpu->name},
-                 {"sm", gpu->sm},
-                 {"read_gbs", ceilings.read * 1e-9},
-                 {"write_gbs", ceilings.write * 1e-9},
-                 {"copy_gbs", ceilings.copy * 1e-9},
-                 {"rows", Json::array()}};
-  std::map<std::pair<int, int64_t>, double> step, alone_step;
-  std::map<int64_t, double> cublas_step;
-  std::map<int, std::vector<std::pair<double, double>>> points;
+  Bench bench(rows, bits);
   for (const LayerShape& shape : shapes) {
-    const bool chosen = std::find(chosen_outputs.begin(), chosen_outputs.end(), shape.n) != chosen_outputs.end();
-    if (!chosen_outputs.empty() && !chosen) continue;
-    const auto cublas = time_cublas(shape, stream);
-    for (const auto& [m, seconds] : cublas) cublas_step[m] += shape.per_step * seconds;
-    for (const int bits : chosen_bits) {
-      const int64_t bytes = shape.n * shape.k * (4 * bits + 1) / 32;
-      const int copies = std::max(2, device::rotating_copies(bytes));
-      const double floor = device::read_floor_seconds(bytes);
-      const bench::RotatingKbitWeight weights(bits, shape.n, shape.k, copies, stream);
-      for (const int64_t m : chosen_rows) {
-        const auto timing = time_kbit(weights, shape, m, copies, true, stream);
-        const auto alone = time_kbit(weights, shape, m, copies, false, stream);
-        step[{bits, m}] += shape.per_step * timing.median;
-        alone_step[{bits, m}] += shape.per_step * alone.median;
-        if (m == 1) points[bits].emplace_back(static_cast<double>(bytes), timing.median);
-        report["rows"].push_back({{"n", shape.n},
-                                  {"k", shape.k},
-                                  {"bits", bits},
-                                  {"m", m},
-                                  {"us", timing.median * 1e6},
-                                  {"us_min", timing.least * 1e6},
-                                  {"us_max", timing.most * 1e6},
-                                  {"us_without_overlap", alone.median * 1e6},
-                                  {"gbs", static_cast<double>(bytes) / timing.median * 1e-9},
-                                  {"percent_of_read_floor", 100 * floor / timing.median},
-                                  {"times_cublas", cublas.at(m) / timing.median}});
-      }
-      std::cerr << concat(shape.n, " × ", shape.k, " k", bits, "\n");
-    }
+    if (outputs.empty() || std::find(outputs.begin(), outputs.end(), shape.n) != outputs.end()) bench.run(shape);
   }
-  for (const auto& [key, seconds] : step) {
-    report["steps"].push_back({{"bits", key.first},
-                               {"m", key.second},
-                               {"ms", seconds * 1e3},
-                               {"ms_without_overlap", alone_step[key] * 1e3},
-                               {"cublas_ms", cublas_step[key.second] * 1e3}});
-  }
-  for (const auto& [bits, values] : points) report["fits"].push_back({{"bits", bits}, {"fit", fit(values)}});
-  std::cout << report.dump(1) << "\n";
+  std::cout << bench.report(*gpu).dump(1) << "\n";
   return 0;
 }

@@ -7,6 +7,7 @@
 #include "core/parallel.h"
 #include "core/rng.h"
 #include "device/buffer.h"
+#include "device/cublas.h"
 #include "device/properties.h"
 #include "formats/codebook.h"
 #include "formats/kbit.h"
@@ -31,8 +32,9 @@ struct Size {
 /// A quantized random weight on both sides.
 class Weight {
  public:
-  Weight(const Scheme& scheme, Size size, double magnitude, const device::Stream& stream)
-      : scheme_(scheme), size_(size) {
+  Weight(const Scheme& scheme, Size size, double magnitude, const device::Stream& stream,
+         std::string_view layout = "kbit-fragment")
+      : scheme_(scheme), size_(size), layout_(layout) {
     std::vector<float> values(static_cast<size_t>(size.n * size.k));
     for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(magnitude * random_normal(7, i));
     const TensorView view{"w", DType::f32, {size.n, size.k}, bytes_of(values)};
@@ -45,7 +47,7 @@ class Weight {
                        std::span(decoded_).subspan(static_cast<size_t>(r * size.k), static_cast<size_t>(size.k)));
       }
     });
-    const auto packed = repack::layout_row("kbit-fragment").pack(canonical);
+    const auto packed = repack::layout_row(layout).pack(canonical);
     codes_ = device::DeviceBuffer::copy_of(packed.plane(PlaneRole::codes).bytes.bytes(), stream);
     scales_ = device::DeviceBuffer::copy_of(packed.plane(PlaneRole::scales).bytes.bytes(), stream);
     codebook_ = device::DeviceBuffer::copy_of(packed.plane(PlaneRole::codebook).bytes.bytes(), stream);
@@ -55,8 +57,8 @@ class Weight {
   }
 
   KbitDeviceWeight on_device() const {
-    return {scheme_,    size_.n,   size_.k, codes_.as<uint32_t>(), scales_.data(), codebook_.as<float>(),
-            table_max_, scale_max_};
+    return {scheme_,    size_.n,    size_.k, codes_.as<uint32_t>(), scales_.data(), codebook_.as<float>(),
+            table_max_, scale_max_, layout_};
   }
   const std::vector<float>& decoded() const { return decoded_; }
 
@@ -74,6 +76,7 @@ class Weight {
 
   Scheme scheme_;
   Size size_;
+  std::string_view layout_;
   device::DeviceBuffer codes_, scales_, codebook_;
   float table_max_ = 1, scale_max_ = 1;
   std::vector<float> decoded_;
@@ -194,6 +197,56 @@ TEST_F(KbitLinearCuda, EveryWidthTypeAndRowCountOverRaggedShapes) {
   }
 }
 
+TEST_F(KbitLinearCuda, ManyRowsByDecodingOnce) {
+  const device::Stream stream;
+  for (const auto [n, k] : {Size{1, 1}, {100, 96}, {257, 4097}, {1000, 520}}) {
+    for (int bits = 2; bits <= 5; ++bits) {
+      const Weight weight({SchemeFamily::kbit, bits, 32, ScaleType::e4m4}, {n, k}, 0.05, stream);
+      std::vector<float> bias(static_cast<size_t>(n), 0.5f);
+      for (const DType dtype : {DType::f16, DType::bf16}) {
+        for (const int64_t m : {65, 129, 200}) {
+          const auto outcome =
+              run(weight, {n, k}, Activations(m, k, k, dtype), m != 200 ? bias : std::vector<float>{}, stream);
+          const double limit = n * k < 1000 ? 4 * bound(dtype) : bound(dtype);
+          ASSERT_LE(outcome.relative_error, limit) << bits << " bits, " << n << " × " << k << ", " << m << " rows";
+        }
+      }
+    }
+  }
+}
+
+TEST_F(KbitLinearCuda, TheReferenceKernelReadsTheTilesOfTheInterchangeLayout) {
+  const device::Stream stream;
+  for (const auto [n, k] : {Size{1, 1}, {100, 96}, {257, 4097}, {1000, 520}}) {
+    for (int bits = 2; bits <= 5; ++bits) {
+      for (const ScaleType scale : {ScaleType::e4m4, ScaleType::f16}) {
+        const Weight weight({SchemeFamily::kbit, bits, 32, scale}, {n, k}, 0.05, stream, "kbit-tile");
+        for (const DType dtype : {DType::f16, DType::bf16}) {
+          for (const int64_t m : {1, 17, 64}) {
+            const auto outcome = run(weight, {n, k}, Activations(m, k, k, dtype), {}, stream);
+            const double limit = n * k < 1000 ? 4 * bound(dtype) : bound(dtype);
+            ASSERT_LE(outcome.relative_error, limit) << bits << " bits, " << n << " × " << k << ", " << m << " rows";
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(KbitLinearCuda, OneTableChoosesTheKernel) {
+  const auto chosen = [](std::string_view layout, int64_t m) {
+    return pick_kernel({{SchemeFamily::kbit, 4, 32, ScaleType::e4m4}, layout, m, 4096, 4096, DType::f16}).name;
+  };
+  EXPECT_EQ(chosen("kbit-fragment", 1), "kbit-gemv");
+  EXPECT_EQ(chosen("kbit-fragment", 16), "kbit-gemv");
+  EXPECT_EQ(chosen("kbit-fragment", 17), "kbit-gemm");
+  EXPECT_EQ(chosen("kbit-fragment", 128), "kbit-gemm");
+  EXPECT_EQ(chosen("kbit-fragment", 129), device::have_cublas() ? "kbit-wide" : "kbit-gemm");
+  EXPECT_EQ(chosen("kbit-tile", 1), "kbit-reference");
+  test::expect_error(ErrorCode::unsupported, {"kbit4-b32-e4m4", "canonical", "kbit-gemv reads kbit-fragment"},
+                     [&] { chosen("canonical", 1); });
+}
+
 TEST_F(KbitLinearCuda, ModelShapes) {
   const device::Stream stream;
   for (const auto [n, k] : {Size{4096, 4096}, {6144, 4096}, {14336, 4096}, {4096, 14336}}) {
@@ -304,7 +357,7 @@ TEST_F(KbitLinearCuda, RefusesBadArgumentsBeforeAnyLaunch) {
     test::expect_error(ErrorCode::bad_argument, {"kbit_linear", part}, [&] { kbit_linear(args, stream.get()); });
   };
   refused("rows", [](auto& a) { a.m = 0; });
-  refused("rows", [](auto& a) { a.m = 65; });
+  refused("rows", [](auto& a) { a.m = (int64_t{1} << 30) + 1; });
   refused("activations", [](auto& a) { a.activation = DType::f32; });
   refused("null", [](auto& a) { a.x = nullptr; });
   refused("null", [](auto& a) { a.weight.codes = nullptr; });

@@ -1,0 +1,95 @@
+#include "device/cublas.h"
+
+#include <cublas_v2.h>
+#include <dlfcn.h>
+
+#include <map>
+#include <string>
+
+#include "core/error.h"
+#include "core/text.h"
+#include "device/check.h"
+
+namespace w4q::device {
+namespace {
+
+/// cublasGemmEx, which the header overloads.
+using Multiply = cublasStatus_t (*)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int, int, int, const void*,
+                                    const void*, cudaDataType_t, int, const void*, cudaDataType_t, int, const void*,
+                                    void*, cudaDataType_t, int, cublasComputeType_t, cublasGemmAlgo_t);
+
+/// The functions in use, with the types of the header.
+struct Library {
+  decltype(&cublasCreate_v2) create = nullptr;
+  decltype(&cublasSetStream_v2) set_stream = nullptr;
+  decltype(&cublasSetWorkspace_v2) set_workspace = nullptr;
+  Multiply multiply = nullptr;
+  std::string why;  ///< it is not there
+
+  Library() {
+    const std::string name = concat("libcublas.so.", CUBLAS_VER_MAJOR);
+    void* const library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) {
+      why = dlerror();
+      return;
+    }
+    const bool complete = find(library, "cublasCreate_v2", create) && find(library, "cublasSetStream_v2", set_stream) &&
+                          find(library, "cublasSetWorkspace_v2", set_workspace) &&
+                          find(library, "cublasGemmEx", multiply);
+    if (!complete) why = name + " lacks a function";
+  }
+
+ private:
+  template <class Function>
+  static bool find(void* library, const char* name, Function& function) {
+    function = reinterpret_cast<Function>(dlsym(library, name));
+    return function != nullptr;
+  }
+};
+
+const Library& library() {
+  static const Library instance;
+  return instance;
+}
+
+void check_cublas(cublasStatus_t status, std::string_view doing) {
+  if (status != CUBLAS_STATUS_SUCCESS) {
+    throw Error(ErrorCode::device, concat(doing, ": cuBLAS status ", static_cast<int>(status)));
+  }
+}
+
+/// This thread's handle for the current GPU. Handles live as long as the program: the driver may be gone when a
+/// destructor would run.
+cublasHandle_t handle() {
+  thread_local std::map<int, cublasHandle_t> handles;
+  int gpu = 0;
+  check(cudaGetDevice(&gpu), "asking for the GPU");
+  auto& handle = handles[gpu];
+  if (handle == nullptr) check_cublas(library().create(&handle), "starting cuBLAS");
+  return handle;
+}
+
+}  // namespace
+
+bool have_cublas() { return library().why.empty(); }
+
+void cublas_multiply(const CublasProduct& p, cudaStream_t stream) {
+  if (!have_cublas()) {
+    throw Error(ErrorCode::device, "cuBLAS cannot be loaded: " + library().why)
+        .hint("install it (Debian: libcublas), or use at most 64 activation rows");
+  }
+  const cublasHandle_t cublas = handle();
+  check_cublas(library().set_stream(cublas, stream), "giving cuBLAS a stream");
+  check_cublas(library().set_workspace(cublas, p.workspace, cublas_workspace_bytes), "giving cuBLAS memory");
+  const cudaDataType_t type = p.dtype == DType::f16 ? CUDA_R_16F : CUDA_R_16BF;
+  const float one = 1;
+  const float zero = 0;
+  // In cuBLAS' column order the product is yᵀ[n][m] = w[n][k] · xᵀ[k][m].
+  const cublasStatus_t status = library().multiply(
+      cublas, CUBLAS_OP_T, CUBLAS_OP_N, static_cast<int>(p.n), static_cast<int>(p.m), static_cast<int>(p.k), &one, p.w,
+      type, static_cast<int>(p.ldw), p.x, type, static_cast<int>(p.ldx), &zero, p.y, type, static_cast<int>(p.ldy),
+      CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+  check_cublas(status, concat("multiplying ", p.m, " × ", p.k, " by ", p.n, " × ", p.k));
+}
+
+}  // namespace w4q::device

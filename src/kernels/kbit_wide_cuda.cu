@@ -1,0 +1,87 @@
+#include "kernels/kbit_wide.h"
+
+#include <algorithm>
+
+#include "core/text.h"
+#include "device/check.h"
+#include "device/cublas.h"
+#include "device/fragment.cuh"
+#include "kernels/dequantize_cuda.h"
+#include "kernels/kbit_launch.cuh"
+
+namespace w4q::kernels::kbit {
+namespace {
+
+/// A strip of decoded weights of this size is still in the L2 cache when it is multiplied.
+constexpr int64_t strip_bytes = int64_t{32} << 20;
+
+size_t round_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+/// Elements from row to row of the strip: rows begin on 16 bytes.
+int64_t strip_stride(int64_t k) { return (k + 7) / 8 * 8; }
+
+/// Outputs of a strip, whole row groups.
+int64_t strip_outputs(int64_t n, int64_t k) {
+  const int64_t fitting = strip_bytes / 2 / strip_stride(k) / Map::tile_rows * Map::tile_rows;
+  return std::min(std::max(fitting, Map::tile_rows), (n + Map::tile_rows - 1) / Map::tile_rows * Map::tile_rows);
+}
+
+/// Workspace that must stay zero, for the kernels of fewer rows.
+size_t words_bytes(int64_t n, int64_t k) { return round_up(kbit_linear_workspace(kbit_linear_max_rows, n, k)); }
+
+template <class Type>
+__global__ void add_bias_kernel(const float* bias, void* y, int64_t m, int64_t n, int64_t ldy) {
+  auto* const values = static_cast<typename Type::Scalar*>(y);
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < m * n; i += step) {
+    auto& value = values[i / n * ldy + i % n];
+    value = Type::narrow(Type::widen(value) + bias[i % n]);
+  }
+}
+
+void add_bias(const KbitLinearArgs& args, cudaStream_t stream) {
+  constexpr int threads = 256;
+  const int64_t n = args.weight.n;
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>((args.m * n + threads - 1) / threads, 4096));
+  if (args.activation == DType::f16) {
+    add_bias_kernel<device::HalfType><<<blocks, threads, 0, stream>>>(args.bias, args.y, args.m, n, args.ldy);
+  } else {
+    add_bias_kernel<device::Bf16Type><<<blocks, threads, 0, stream>>>(args.bias, args.y, args.m, n, args.ldy);
+  }
+  device::check_launch("add_bias", concat(args.m, " × ", n));
+}
+
+}  // namespace
+
+size_t wide_workspace(const LinearDesc& desc) {
+  const size_t strip = static_cast<size_t>(strip_outputs(desc.n, desc.k) * strip_stride(desc.k)) * 2;
+  return words_bytes(desc.n, desc.k) + device::cublas_workspace_bytes + strip;
+}
+
+void run_wide(const KbitLinearArgs& args, cudaStream_t stream) {
+  const auto& w = args.weight;
+  const Map map(w.n, w.k);
+  const int64_t outputs = strip_outputs(w.n, w.k);
+  const int64_t stride = strip_stride(w.k);
+  const int64_t scale_bytes = w.scheme.scale == formats::ScaleType::e4m4 ? 1 : 2;
+  std::byte* const cublas_memory = static_cast<std::byte*>(args.workspace) + words_bytes(w.n, w.k);
+  std::byte* const strip = cublas_memory + device::cublas_workspace_bytes;
+  for (int64_t first = 0; first < w.n; first += outputs) {
+    const int64_t count = std::min(outputs, w.n - first);
+    const int64_t tile = map.tile(first, 0);
+    const PackedDeviceWeight part{w.scheme,
+                                  w.layout,
+                                  count,
+                                  w.k,
+                                  w.codes + tile * Map::tile_words(w.scheme.bits),
+                                  static_cast<const std::byte*>(w.scales) + tile * Map::tile_scales * scale_bytes,
+                                  w.codebook};
+    dequantize_cuda(part, {strip, args.activation, stride}, stream);
+    device::cublas_multiply({args.m, count, w.k, args.activation, args.x, args.ldx, strip, stride,
+                             static_cast<std::byte*>(args.y) + first * 2, args.ldy, cublas_memory},
+                            stream);
+  }
+  if (args.bias != nullptr) add_bias(args, stream);
+}
+
+}  // namespace w4q::kernels::kbit
