@@ -10,6 +10,7 @@
 #include "gguf_commands.h"
 #include "io/checkpoint.h"
 #include "layout_drawing.h"
+#include "model/dialect.h"
 #include "model/packed_checkpoint.h"
 #include "packed_summary.h"
 #include "repack/layout_registry.h"
@@ -33,12 +34,15 @@ Source open_source(const std::filesystem::path& path) {
   Source source{io::Checkpoint::open(path), {}};
   const auto config = std::filesystem::is_directory(path) ? path / "config.json" : std::filesystem::path{};
   if (!config.empty() && std::filesystem::exists(config)) {
-    source.quantization = model::parse_quantization_config(io::read_json(config), config.string());
+    source.quantization = model::read_quantization(io::read_json(config), source.checkpoint, config.string());
   }
   return source;
 }
 
-std::string pass_text(const model::PackedPass& pass) { return formats::to_string(pass.scheme) + " in " + pass.layout; }
+std::string pass_text(const model::PackedLinearInfo& info, size_t pass) {
+  const std::string where = info.dialect == nullptr ? info.passes[pass].layout : std::string(info.dialect->name);
+  return formats::to_string(info.passes[pass].scheme) + " in " + where;
+}
 
 int64_t stored_bytes(const model::PackedLinearInfo& info) {
   int64_t sum = 0;
@@ -59,7 +63,7 @@ int show_checkpoint(const Options& options, const Source& source) {
   double packed_bits = 0;
   double packed_weights = 0;
   for (const auto& [name, info] : source.quantization.linears) {
-    for (const auto& plane : model::planned_planes(info)) owner[plane.name] = pass_text(info.passes.front());
+    for (const auto& plane : model::planned_planes(info)) owner[plane.name] = pass_text(info, 0);
     packed_bits += 8.0 * static_cast<double>(stored_bytes(info));
     packed_weights += static_cast<double>(info.n) * static_cast<double>(info.k);
   }
@@ -109,7 +113,7 @@ int show_packed(const Options& options, const Source& source, const model::Packe
   const auto linear = model::load_canonical(source.checkpoint, info);
   for (size_t pass = 0; pass < linear.passes.size(); ++pass) {
     const auto shown = summarize(linear.passes[pass]);
-    text += concat("\npass ", pass, ": ", pass_text(info.passes[pass]), "\n", shown.text);
+    text += concat("\npass ", pass, ": ", pass_text(info, pass), "\n", shown.text);
     json["passes"].push_back(shown.json);
     json["passes"].back()["layout"] = info.passes[pass].layout;
   }

@@ -155,8 +155,8 @@ Model Model::open(const std::filesystem::path& folder) {
   Model model;
   model.config_ = read_config(folder);
   const auto config_path = folder / "config.json";
-  model.quantization_ = parse_quantization_config(io::read_json(config_path), config_path.string());
   model.checkpoint_ = std::make_unique<io::Checkpoint>(io::Checkpoint::open(folder));
+  model.quantization_ = read_quantization(io::read_json(config_path), *model.checkpoint_, config_path.string());
   settle_head(*model.checkpoint_, model.quantization_, model.config_);
 
   const ModelConfig& config = model.config_;

@@ -7,6 +7,8 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "formats/scheme_registry.h"
+#include "model/dialect.h"
+#include "model/dialect_checkpoint.h"
 #include "repack/layout_registry.h"
 
 namespace w4q::model {
@@ -151,7 +153,7 @@ QuantizationConfig parse_quantization_config(const Json& config, std::string_vie
   const std::string quant_method = fields.text("quant_method");
   if (quant_method != method_name) {
     throw Error(ErrorCode::unsupported, concat(source, ": quant_method \"", printable(quant_method), "\" is not w4q's"))
-        .hint("start from the 16-bit checkpoint");
+        .hint("w4q repack --to w4q converts the dialects that w4q list --dialects shows");
   }
   const int64_t version = fields.integer("format_version", 1, 1'000'000);
   if (version > packed_format_version) {
@@ -196,6 +198,7 @@ std::string plane_name(std::string_view linear, size_t pass, formats::PlaneRole 
 std::string input_scale_name(std::string_view linear) { return concat(linear, ".input_scale"); }
 
 std::vector<io::PlannedTensor> planned_planes(const PackedLinearInfo& info) {
+  if (info.dialect != nullptr) return info.stored;
   std::vector<io::PlannedTensor> result;
   for (size_t pass = 0; pass < info.passes.size(); ++pass) {
     const auto& [scheme, layout] = info.passes[pass];
@@ -208,6 +211,7 @@ std::vector<io::PlannedTensor> planned_planes(const PackedLinearInfo& info) {
 }
 
 PackedLinear load_packed(const io::Checkpoint& checkpoint, const PackedLinearInfo& info) {
+  if (info.dialect != nullptr) return load_stored(checkpoint, info);
   PackedLinear result{info.name, info.source_dtype, {}, load_input_scale(checkpoint, info)};
   for (size_t pass = 0; pass < info.passes.size(); ++pass) {
     const auto& [scheme, layout] = info.passes[pass];

@@ -177,10 +177,11 @@ std::vector<std::string> gguf_export_targets() {
 ExportPlan plan_export(const GgufExportRequest& request) {
   const TargetRow& target = find_target(request.to);
   const auto config_path = request.input / "config.json";
+  io::Checkpoint checkpoint = io::Checkpoint::open(request.input);
+  auto quantization = model::read_quantization(io::read_json(config_path), checkpoint, config_path.string());
   ExportPlan plan{model::read_config(request.input),
-                  std::make_unique<const model::QuantizationConfig>(
-                      model::parse_quantization_config(io::read_json(config_path), config_path.string())),
-                  io::Checkpoint::open(request.input),
+                  std::make_unique<const model::QuantizationConfig>(std::move(quantization)),
+                  std::move(checkpoint),
                   {},
                   {},
                   {},

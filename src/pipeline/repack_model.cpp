@@ -28,12 +28,13 @@ struct Source {
 Source open_source(const std::filesystem::path& folder) {
   const auto config_path = folder / "config.json";
   io::Json config = io::read_json(config_path);
-  auto quantization = model::parse_quantization_config(config, config_path.string());
+  io::Checkpoint checkpoint = io::Checkpoint::open(folder);
+  auto quantization = model::read_quantization(config, checkpoint, config_path.string());
   if (quantization.linears.empty()) {
     throw Error(ErrorCode::bad_argument, folder.string() + ": holds no packed tensors")
         .hint("w4q quantize makes a packed checkpoint from a 16-bit one");
   }
-  return {std::move(config), std::move(quantization), io::Checkpoint::open(folder)};
+  return {std::move(config), std::move(quantization), std::move(checkpoint)};
 }
 
 const repack::LayoutRow& choose_layout(const RepackRequest& request, const model::PackedLinearInfo& info,
@@ -51,7 +52,9 @@ const repack::LayoutRow& choose_layout(const RepackRequest& request, const model
 
 model::QuantizationConfig new_quantization(const Source& source, const RepackRequest& request) {
   model::QuantizationConfig result = source.quantization;
+  result.dialect = nullptr;
   for (auto& [name, info] : result.linears) {
+    info.dialect = nullptr;
     for (auto& pass : info.passes) pass.layout = choose_layout(request, info, pass.scheme).name;
   }
   return result;

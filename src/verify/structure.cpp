@@ -172,8 +172,9 @@ OpenCheckpoint open_checkpoint(const std::filesystem::path& folder) {
   }
   const auto config_path = folder / "config.json";
   io::Json config = io::read_json(config_path);
-  auto quantization = model::parse_quantization_config(config, config_path.string());
-  return {folder, std::move(config), model::read_config(folder), std::move(quantization), io::Checkpoint::open(folder)};
+  io::Checkpoint checkpoint = io::Checkpoint::open(folder);
+  auto quantization = model::read_quantization(config, checkpoint, config_path.string());
+  return {folder, std::move(config), model::read_config(folder), std::move(quantization), std::move(checkpoint)};
 }
 
 Check check_structure(const OpenCheckpoint& candidate, const OpenCheckpoint* base) {

@@ -1,0 +1,41 @@
+// What AutoAWQ's versions share: config.json, and which linears a checkpoint has.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model/dialect.h"
+
+namespace w4q::model {
+
+struct AwqSizes {
+  int64_t n = 0;
+  int64_t k = 0;
+};
+
+/// How one version stores a linear.
+struct AwqVersion {
+  std::vector<formats::StoredSpec> (*tensors)(const formats::Scheme&, int64_t n, int64_t k);
+  /// True when every zero point of the linear is 8; its zeros have the planned type and shape.
+  bool (*is_symmetric)(const io::Checkpoint&, const PackedLinearInfo&);
+  /// From the shape of qweight.
+  AwqSizes (*sizes)(const Shape& qweight);
+};
+
+/// "gemm", "gemv", "gemv_fast" or "marlin", by the types and shapes of the first linear; empty where the config is not
+/// AWQ's. What the config says is only believed where shapes leave both open.
+std::string awq_version(const DialectSource& source);
+
+/// DialectRow::read. Schemes are symmetric where all zero points of the checkpoint are 8.
+QuantizationConfig read_awq(const DialectSource& source, const AwqVersion& version);
+
+/// DialectRow::describe. All linears must have one group size.
+io::Json describe_awq(std::string_view version, const std::vector<DialectLinear>& linears,
+                      const std::vector<std::string>& kept);
+
+/// DialectRow::refuses for dialects whose zero points are codes: the first zero of 2^bits.
+std::string refuse_large_zero(const formats::PackedWeight& canonical);
+
+}  // namespace w4q::model

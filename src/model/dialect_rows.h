@@ -1,0 +1,10 @@
+// The rows of the table of dialects, one function each, in the order of dialect_registry.cpp.
+#pragma once
+
+#include "model/dialect.h"
+
+namespace w4q::model {
+
+DialectRow awq_gemm_row();
+
+}  // namespace w4q::model

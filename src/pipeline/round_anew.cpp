@@ -1,0 +1,81 @@
+#include "pipeline/round_anew.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+#include "core/parallel.h"
+#include "formats/integer.h"
+#include "formats/scheme_registry.h"
+
+namespace w4q::pipeline {
+namespace {
+
+using formats::PackedWeight;
+
+int64_t rows_of_chunk(int64_t k) { return std::max<int64_t>(1, (1 << 18) / k); }
+
+/// Row `row` of what the linear computes with.
+void decode_row(const formats::PackedLinear& linear, int64_t row, std::span<float> values) {
+  std::vector<float> pass_values(values.size());
+  std::ranges::fill(values, 0.0f);
+  for (const auto& pass : linear.passes) {
+    formats::scheme_row(pass.scheme.family).decode_row(pass, row, pass_values);
+    for (size_t col = 0; col < values.size(); ++col) values[col] += pass_values[col];
+  }
+  for (size_t col = 0; col < linear.input_scale.size(); ++col) values[col] /= linear.input_scale[col];
+}
+
+/// Puts the rows of `part` into `whole`, whose planes are rows too.
+void copy_rows(const PackedWeight& part, PackedWeight& whole, int64_t first) {
+  for (const auto& plane : part.planes) {
+    const size_t row_bytes = plane.bytes.size() / static_cast<size_t>(part.n);
+    std::memcpy(whole.plane(plane.spec.role).bytes.data() + static_cast<size_t>(first) * row_bytes, plane.bytes.data(),
+                plane.bytes.size());
+  }
+}
+
+}  // namespace
+
+PackedWeight round_anew(const formats::PackedLinear& source, const formats::Scheme& scheme) {
+  const int64_t n = source.passes.front().n, k = source.passes.front().k;
+  PackedWeight result = formats::allocate_integer(scheme, n, k);
+  const auto& row_of_table = formats::scheme_row(scheme.family);
+  parallel_for(n, rows_of_chunk(k), [&](int64_t begin, int64_t end) {
+    std::vector<float> values(static_cast<size_t>((end - begin) * k));
+    for (int64_t row = begin; row < end; ++row) {
+      decode_row(source, row,
+                 std::span(values).subspan(static_cast<size_t>((row - begin) * k), static_cast<size_t>(k)));
+    }
+    copy_rows(row_of_table.encode(scheme, values, end - begin, k, {}), result, begin);
+  });
+  return result;
+}
+
+ConversionError rounding_error(const formats::PackedLinear& source, const PackedWeight& rounded) {
+  ConversionError total;
+  std::mutex mutex;
+  const auto width = static_cast<size_t>(rounded.k);
+  parallel_for(rounded.n, rows_of_chunk(rounded.k), [&](int64_t begin, int64_t end) {
+    std::vector<float> before(width), after(width);
+    ConversionError error;
+    for (int64_t row = begin; row < end; ++row) {
+      decode_row(source, row, before);
+      formats::scheme_row(rounded.scheme.family).decode_row(rounded, row, after);
+      for (size_t col = 0; col < width; ++col) {
+        const double difference = static_cast<double>(after[col]) - static_cast<double>(before[col]);
+        error.squared_error += difference * difference;
+        error.squared += static_cast<double>(before[col]) * static_cast<double>(before[col]);
+        error.changed += before[col] != after[col];
+      }
+    }
+    const std::lock_guard lock(mutex);
+    total.squared_error += error.squared_error;
+    total.squared += error.squared;
+    total.changed += error.changed;
+  });
+  return total;
+}
+
+}  // namespace w4q::pipeline
