@@ -28,11 +28,13 @@ struct Library {
 
   Library() {
     const std::string name = concat("libcublas.so.", CUBLAS_VER_MAJOR);
-    void* const library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+    void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
       why = dlerror();
-      return;
+      library = dlopen(W4Q_CUBLAS_LIBRARY, RTLD_NOW | RTLD_LOCAL);  // where the toolkit was when this was built
     }
+    if (library == nullptr) return;
+    why.clear();
     const bool complete = find(library, "cublasCreate_v2", create) && find(library, "cublasSetStream_v2", set_stream) &&
                           find(library, "cublasSetWorkspace_v2", set_workspace) &&
                           find(library, "cublasGemmEx", multiply);
