@@ -7,8 +7,6 @@
 #include "core/text.h"
 #include "formats/gguf_blocks.h"
 #include "io/gguf.h"
-#include "pipeline/gguf_export.h"
-#include "pipeline/gguf_import.h"
 
 namespace w4q::app {
 namespace {
@@ -142,17 +140,6 @@ int show_tensor(const CommonOptions& common, const io::GgufFile& file, const std
   return 0;
 }
 
-bool is_name_of(const std::vector<std::string>& names, const std::string& name) {
-  return std::ranges::find(names, name) != names.end();
-}
-
-template <class Request, class Plan, class Run>
-int convert(const CommonOptions& common, bool dry_run, const Request& request, const Plan& plan, const Run& run) {
-  const pipeline::ConversionReport report = dry_run ? plan(request) : run(request);
-  print(common, pipeline::to_text(report), pipeline::to_json(report));
-  return 0;
-}
-
 }  // namespace
 
 bool names_gguf(const std::string& path) { return path.ends_with(".gguf") || io::is_gguf(path); }
@@ -160,21 +147,6 @@ bool names_gguf(const std::string& path) { return path.ends_with(".gguf") || io:
 int inspect_gguf(const CommonOptions& common, const std::string& path, const std::string& tensor) {
   const auto file = io::GgufFile::open(path);
   return tensor.empty() ? show_file(common, file) : show_tensor(common, file, tensor);
-}
-
-bool converts_gguf(const GgufConversion& conversion) {
-  return is_name_of(pipeline::gguf_export_targets(), conversion.to) || names_gguf(conversion.input);
-}
-
-int convert_gguf(const CommonOptions& common, const OutputOptions& output, const GgufConversion& conversion) {
-  if (names_gguf(conversion.input)) {
-    const pipeline::GgufImportRequest request{conversion.input,     output.output,         conversion.to,
-                                              conversion.tokenizer, write_options(output), output.overwrite};
-    return convert(common, output.dry_run, request, pipeline::plan_gguf_import, pipeline::import_gguf);
-  }
-  const pipeline::GgufExportRequest request{conversion.input, output.output, conversion.to, conversion.tokenizer,
-                                            output.overwrite};
-  return convert(common, output.dry_run, request, pipeline::plan_gguf_export, pipeline::export_gguf);
 }
 
 }  // namespace w4q::app

@@ -2,9 +2,11 @@
 #include <memory>
 
 #include "common_options.h"
+#include "conversion_commands.h"
 #include "core/text.h"
 #include "formats/codebook.h"
 #include "formats/scheme_registry.h"
+#include "model/dialect.h"
 #include "quantize/quantizer_registry.h"
 #include "repack/layout_registry.h"
 
@@ -71,8 +73,30 @@ std::string layouts(const io::Json& json) {
          "\nrepack --target takes the first layout made for the target that accepts the weight\n";
 }
 
-int run(const CommonOptions& common, bool only_layouts) {
+/// Other people's checkpoints, and what else --to knows.
+io::Json dialects() {
+  io::Json json = {{"dialects", {{{"name", "w4q"}, {"description", "w4q's own planes"}, {"holds", "everything"}}}},
+                   {"conversions", io::Json::array()}};
+  for (const auto& row : model::dialect_registry()) {
+    json["dialects"].push_back({{"name", row.name}, {"description", row.description}, {"holds", row.holds}});
+  }
+  for (const auto& row : conversion_table()) {
+    json["conversions"].push_back(
+        {{"to", row.to}, {"from", row.from_gguf ? "GGUF file" : "folder"}, {"description", row.description}});
+  }
+  return json;
+}
+
+int run(const CommonOptions& common, bool only_layouts, bool only_dialects) {
   apply(common);
+  if (only_dialects) {
+    const io::Json json = dialects();
+    print(common,
+          section(json, "dialects", {"name", "description", "holds"}) + "\n" +
+              section(json, "conversions", {"to", "from", "description"}),
+          json);
+    return 0;
+  }
   const io::Json json = registries();
   if (only_layouts) {
     print(common, layouts(json), {{"layouts", json["layouts"]}});
@@ -96,8 +120,12 @@ void setup_list(CLI::App& app, Action& action) {
   auto only_layouts = std::make_shared<bool>(false);
   add_common(*command, *common);
   command->add_flag("--layouts", *only_layouts, "Only the layouts, and why each is as it is");
-  command->callback(
-      [&action, common, only_layouts] { action = [common, only_layouts] { return run(*common, *only_layouts); }; });
+  auto only_dialects = std::make_shared<bool>(false);
+  command->add_flag("--dialects", *only_dialects,
+                    "Only the checkpoints of others, read and written, and what --to knows");
+  command->callback([&action, common, only_layouts, only_dialects] {
+    action = [common, only_layouts, only_dialects] { return run(*common, *only_layouts, *only_dialects); };
+  });
 }
 
 }  // namespace w4q::app

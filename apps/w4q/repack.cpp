@@ -1,10 +1,11 @@
 // w4q repack OUT -o OUT2 --target sm89
 // w4q repack FILE.gguf -o FOLDER --to hf16
+// w4q repack AWQ_MODEL -o FOLDER --to gptq-v2
 #include <memory>
 
 #include "common_options.h"
+#include "conversion_commands.h"
 #include "core/error.h"
-#include "gguf_commands.h"
 #include "pipeline/repack_model.h"
 
 namespace w4q::app {
@@ -18,6 +19,7 @@ struct Options {
   std::string layout;
   std::string to;
   bool no_tokenizer = false;
+  bool allow_lossy = false;
   std::string device = "auto";
 };
 
@@ -26,15 +28,15 @@ int run_conversion(const Options& options) {
   if (!options.target.empty() || !options.layout.empty()) {
     throw Error(ErrorCode::bad_argument, "--to cannot be combined with --target or --layout");
   }
-  const GgufConversion gguf{options.input, options.to, !options.no_tokenizer};
-  if (converts_gguf(gguf)) return convert_gguf(options.common, options.output, gguf);
-  throw Error(ErrorCode::bad_argument, "--to " + options.to + ": no such format").hint("w4q repack --help lists them");
+  return convert(options.common, options.output,
+                 {options.input, options.to, !options.no_tokenizer, options.allow_lossy});
 }
 
 int run(const Options& options) {
   apply(options.common);
   check(options.output);
   if (!options.to.empty()) return run_conversion(options);
+  if (options.allow_lossy) throw Error(ErrorCode::bad_argument, "--allow-lossy belongs to --to: layouts lose nothing");
   // --layout overrides --target, so that a script can pin one layout and keep its target.
   if (options.target.empty() && options.layout.empty()) {
     throw Error(ErrorCode::bad_argument, "--target or --layout is required")
@@ -63,16 +65,20 @@ void setup_repack(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand("repack", "Move the bits of a quantized checkpoint into another layout");
   auto options = std::make_shared<Options>();
   command
-      ->add_option("input", options->input,
-                   "Folder written by w4q quantize or w4q repack; with --to also a 16-bit model or a GGUF file")
+      ->add_option(
+          "input", options->input,
+          "Folder of a packed checkpoint, w4q's or of another dialect; with --to also a 16-bit model or a GGUF "
+          "file")
       ->required();
   add_output(*command, options->output);
   command->add_option("--target", options->target, "GPU to lay out for: sm80, sm89, sm90");
   command->add_option("--layout", options->layout, "One layout for all tensors (w4q list); canonical goes back");
   command->add_option("--to", options->to,
-                      "Another format: from a GGUF file hf16, hf-f32 or w4q (keeps Q4_0 and Q8_0 codes); into one gguf "
-                      "(lossless), gguf-f16, gguf-bf16, "
-                      "gguf-f32, gguf-q8_0, gguf-q4_0, gguf-q4_1");
+                      "Another format: w4q or another dialect (w4q list --dialects); gguf (lossless), gguf-f16, "
+                      "gguf-bf16, gguf-f32, gguf-q8_0, gguf-q4_0, gguf-q4_1; from a GGUF file hf16, hf-f32 or w4q "
+                      "(keeps Q4_0 and Q8_0 codes)");
+  command->add_flag("--allow-lossy", options->allow_lossy,
+                    "With --to a dialect: round anew what it cannot say, and report the error, instead of refusing");
   command->add_flag("--no-tokenizer", options->no_tokenizer, "With --to: leave the tokenizer out");
   add_device(*command, options->device);
   add_common(*command, options->common);

@@ -1,0 +1,70 @@
+#include "conversion_commands.h"
+
+#include "core/error.h"
+#include "core/text.h"
+#include "gguf_commands.h"
+#include "model/dialect.h"
+#include "pipeline/convert_model.h"
+#include "pipeline/gguf_export.h"
+#include "pipeline/gguf_import.h"
+
+namespace w4q::app {
+namespace {
+
+template <class Request, class Plan, class Run>
+int convert_with(const CommonOptions& common, const OutputOptions& output, const Request& request, const Plan& plan,
+                 const Run& run) {
+  const auto report = output.dry_run ? plan(request) : run(request);
+  print(common, pipeline::to_text(report), pipeline::to_json(report));
+  return 0;
+}
+
+int from_gguf(const CommonOptions& common, const OutputOptions& output, const Conversion& conversion) {
+  const pipeline::GgufImportRequest request{conversion.input,     output.output,         conversion.to,
+                                            conversion.tokenizer, write_options(output), output.overwrite};
+  return convert_with(common, output, request, pipeline::plan_gguf_import, pipeline::import_gguf);
+}
+
+int to_gguf(const CommonOptions& common, const OutputOptions& output, const Conversion& conversion) {
+  const pipeline::GgufExportRequest request{conversion.input, output.output, conversion.to, conversion.tokenizer,
+                                            output.overwrite};
+  return convert_with(common, output, request, pipeline::plan_gguf_export, pipeline::export_gguf);
+}
+
+int to_dialect(const CommonOptions& common, const OutputOptions& output, const Conversion& conversion) {
+  const pipeline::ConvertRequest request{conversion.input,       output.output,         conversion.to,
+                                         conversion.allow_lossy, write_options(output), output.overwrite};
+  return convert_with(common, output, request, pipeline::plan_convert, pipeline::convert_model);
+}
+
+std::string description_of_dialect(const std::string& name) {
+  const auto* row = model::find_dialect(name);
+  return row == nullptr ? "w4q's own planes, canonical layout" : std::string(row->description);
+}
+
+}  // namespace
+
+std::vector<ConversionRow> conversion_table() {
+  std::vector<ConversionRow> rows;
+  for (const auto& name : pipeline::convert_targets()) {
+    rows.push_back({name, false, description_of_dialect(name), to_dialect});
+  }
+  for (const auto& name : pipeline::gguf_export_targets()) rows.push_back({name, false, "a GGUF file", to_gguf});
+  for (const auto& name : pipeline::gguf_import_targets()) rows.push_back({name, true, "a folder", from_gguf});
+  return rows;
+}
+
+int convert(const CommonOptions& common, const OutputOptions& output, const Conversion& conversion) {
+  const bool gguf = names_gguf(conversion.input);
+  std::vector<std::string> names;
+  for (const auto& row : conversion_table()) {
+    if (row.from_gguf != gguf) continue;
+    if (row.to == conversion.to) return row.run(common, output, conversion);
+    names.push_back(row.to);
+  }
+  throw Error(ErrorCode::bad_argument, concat("--to ", printable(conversion.to), ": ",
+                                              gguf ? "a GGUF file" : "a checkpoint folder", " cannot become this"))
+      .detail(concat("from ", gguf ? "a GGUF file: " : "a folder: ", join(names)));
+}
+
+}  // namespace w4q::app

@@ -1,0 +1,31 @@
+// What `w4q repack --to` does: one table of everything that a file or a folder can become.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "common_options.h"
+
+namespace w4q::app {
+
+struct Conversion {
+  std::string input;
+  std::string to;
+  bool tokenizer = true;     ///< GGUF: convert it too
+  bool allow_lossy = false;  ///< dialects: round anew what the target cannot say
+};
+
+struct ConversionRow {
+  std::string to;
+  bool from_gguf = false;  ///< the input is a GGUF file; otherwise a folder
+  std::string description;
+  int (*run)(const CommonOptions&, const OutputOptions&, const Conversion&);
+};
+
+/// In the order in which they are listed.
+std::vector<ConversionRow> conversion_table();
+
+/// Runs the row for the input and `to`. Throws bad_argument, with the names that there are, when there is none.
+int convert(const CommonOptions& common, const OutputOptions& output, const Conversion& conversion);
+
+}  // namespace w4q::app
