@@ -38,7 +38,8 @@ struct DialectFit {
 /// A linear that a dialect's config has to describe.
 struct DialectLinear {
   std::string name;
-  formats::Scheme scheme;
+  formats::Scheme scheme;  ///< from fit()
+  bool symmetric = true;   ///< all zero points are the symmetric one, whether the dialect stores them or not
 };
 
 struct DialectRow {

@@ -141,7 +141,12 @@ ConvertPlan make_plan(const ConvertRequest& request) {
 /// What config.json says of the output.
 io::Json describe(const ConvertPlan& plan) {
   std::vector<model::DialectLinear> linears;
-  for (const auto& linear : plan.linears) linears.push_back({linear.to.name, linear.to.passes.front().scheme});
+  for (const auto& linear : plan.linears) {
+    const auto& from = linear.from->passes.front().scheme;
+    const auto& to = linear.to.passes.front().scheme;
+    const bool symmetric = linear.loses.empty() ? !from.asymmetric : !to.asymmetric;
+    linears.push_back({linear.to.name, to, symmetric});
+  }
   io::Json json = plan.dialect->describe(linears, plan.kept);
   json[conversion_mark] = own_dialect;
   return json;
@@ -202,10 +207,12 @@ formats::RecastProof compare(const PackedWeight& a, const PackedWeight& b) {
 PackedWeight prepare(const PackedLinear& source, const LinearPlan& plan, bool allow_lossy, ConvertedLinear& linear) {
   const formats::Scheme& scheme = plan.to.passes.front().scheme;
   const model::DialectRow& row = *plan.to.dialect;
-  if (linear.loses.empty()) linear.loses = formats::integer_recast_loss(source.passes.front(), scheme);
+  const PackedWeight& before = source.passes.front();
+  const bool same = before.scheme == scheme;
+  if (linear.loses.empty() && !same) linear.loses = formats::integer_recast_loss(before, scheme);
   const bool anew = !linear.loses.empty();
   std::optional<PackedWeight> weight;
-  if (!anew) weight = formats::integer_recast(source.passes.front(), scheme, plan.to.name);
+  if (!anew) weight = same ? before.clone() : formats::integer_recast(before, scheme, plan.to.name);
   if (anew && allow_lossy) weight = round_anew(source, scheme);
   if (weight && row.refuses != nullptr) {
     if (auto why = row.refuses(*weight); !why.empty()) {
