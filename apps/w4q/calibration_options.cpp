@@ -1,7 +1,5 @@
 #include "calibration_options.h"
 
-#include "core/error.h"
-
 namespace w4q::app {
 
 void add_calibration(CLI::App& command, const std::string& text_name, const std::string& ids_name,
@@ -25,32 +23,6 @@ void add_calibration(CLI::App& command, const std::string& text_name, const std:
 
 pipeline::CalibrationText calibration_text(const CalibrationArguments& arguments) {
   return {arguments.text, arguments.ids, arguments.samples, arguments.length};
-}
-
-void add_awq(CLI::App& command, AwqArguments& arguments) {
-  add_calibration(command, "--calib", "--calib-ids", arguments.calibration);
-  command.add_option("--stats", arguments.statistics, "Statistics made by w4q calibrate, instead of --calib")
-      ->type_name("FILE");
-  command.add_flag("--no-clip", arguments.no_clip, "awq: scale only, do not clip");
-  command.add_flag("--no-input-scales", arguments.no_input_scales,
-                   "awq: leave unscaled what cannot be folded, as other programs need it");
-}
-
-pipeline::AwqRequest awq_request(const AwqArguments& arguments) {
-  pipeline::AwqRequest result;
-  result.text = calibration_text(arguments.calibration);
-  result.statistics = arguments.statistics;
-  result.max_memory = static_cast<int64_t>(arguments.calibration.max_memory);
-  result.options.clip = !arguments.no_clip;
-  result.options.input_scales = !arguments.no_input_scales;
-  return result;
-}
-
-void refuse_awq(const AwqArguments& arguments, const std::string& method) {
-  const bool given = !arguments.calibration.text.empty() || !arguments.calibration.ids.empty() ||
-                     !arguments.statistics.empty() || arguments.no_clip || arguments.no_input_scales;
-  if (!given) return;
-  throw Error(ErrorCode::bad_argument, "method " + method + " does not use calibration").hint("--method awq does");
 }
 
 }  // namespace w4q::app

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <string>
 
-#include "pipeline/awq_model.h"
 #include "pipeline/calibrate.h"
 
 namespace w4q::app {
@@ -22,19 +21,5 @@ struct CalibrationArguments {
 void add_calibration(CLI::App& command, const std::string& text_name, const std::string& ids_name,
                      CalibrationArguments& arguments);
 pipeline::CalibrationText calibration_text(const CalibrationArguments& arguments);
-
-struct AwqArguments {
-  CalibrationArguments calibration;
-  std::string statistics;
-  bool no_clip = false;
-  bool no_input_scales = false;
-};
-
-/// Adds --calib, --calib-ids, --stats and what belongs to them.
-void add_awq(CLI::App& command, AwqArguments& arguments);
-/// What --method awq asks for.
-pipeline::AwqRequest awq_request(const AwqArguments& arguments);
-/// Throws bad_argument when one of the options was given: for methods that have no use for them.
-void refuse_awq(const AwqArguments& arguments, const std::string& method);
 
 }  // namespace w4q::app

@@ -2,7 +2,6 @@
 #include <filesystem>
 #include <memory>
 
-#include "calibration_options.h"
 #include "common_options.h"
 #include "core/error.h"
 #include "core/text.h"
@@ -10,6 +9,7 @@
 #include "io/files.h"
 #include "pipeline/quantize_model.h"
 #include "pipeline/recipe_file.h"
+#include "quality_options.h"
 #include "scheme_options.h"
 
 namespace w4q::app {
@@ -18,7 +18,7 @@ namespace {
 struct Options {
   CommonOptions common;
   OutputOptions output;
-  AwqArguments awq;
+  QualityArguments quality;
   std::string model;
   std::string method = "kbit";
   SchemeOptions scheme;
@@ -31,8 +31,12 @@ struct Options {
   std::string device = "auto";
 };
 
-/// A registered name, or else a file with the user's own table.
+/// A registered name, a table that is learned, or else a file with the user's own.
 void set_codebook(const Options& options, quantize::QuantizeOptions& target) {
+  if (options.codebook == learned_table) {
+    target.learn_table = true;
+    return;
+  }
   for (const auto& row : formats::codebook_registry()) {
     if (row.name == options.codebook) {
       target.codebook = options.codebook;
@@ -42,6 +46,7 @@ void set_codebook(const Options& options, quantize::QuantizeOptions& target) {
   if (!std::filesystem::exists(options.codebook)) {
     std::vector<std::string> names;
     for (const auto& row : formats::codebook_registry()) names.emplace_back(row.name);
+    names.emplace_back(learned_table);
     throw Error(ErrorCode::bad_argument, "--codebook " + options.codebook + ": neither a known table nor a file")
         .detail("known tables: " + join(names));
   }
@@ -59,12 +64,7 @@ pipeline::QuantizeRequest request(const Options& options) {
   result.model = options.model;
   result.output = options.output.output;
   result.method = options.method;
-  if (options.method == "awq") {
-    result.awq = awq_request(options.awq);
-  } else {
-    quantize::quantizer_row(options.method);
-    refuse_awq(options.awq, options.method);
-  }
+  if (options.method != "awq") quantize::quantizer_row(options.method);
   result.scheme = chosen_scheme(options.scheme, options.method);
   result.options.clip = chosen_clip(options.scheme);
   if (!options.recipe.empty()) result.recipe = pipeline::read_recipe(options.recipe);
@@ -73,6 +73,7 @@ pipeline::QuantizeRequest request(const Options& options) {
   result.embeddings = options.embeddings;
   result.options.bnb_compatible = options.bnb_compatible;
   set_codebook(options, result.options);
+  set_quality(options.quality, result);
   result.write = write_options(options.output);
   result.overwrite = options.output.overwrite;
   result.device = device::choose_device(options.device);
@@ -101,8 +102,11 @@ void setup_quantize(CLI::App& app, Action& action) {
   command->add_option("model", options->model, "Hugging Face folder: config.json and .safetensors files")->required();
   add_output(*command, options->output);
   command->add_option("--method", options->method, "Quantizer (w4q list)")->capture_default_str();
-  command->add_option("--codebook", options->codebook, "Table of levels: a name (w4q list) or a file with 2^k numbers")
-      ->capture_default_str();
+  auto* codebook = command
+                       ->add_option("--codebook", options->codebook,
+                                    "Table of levels: a name (w4q list), lloyd (learned for each tensor), or a file "
+                                    "with 2^k numbers")
+                       ->capture_default_str();
   command->add_flag("--bnb-compatible", options->bnb_compatible,
                     "The bytes of bitsandbytes' kbit: its table and its rounding");
   auto* recipe = command->add_option("--recipe", options->recipe,
@@ -111,9 +115,9 @@ void setup_quantize(CLI::App& app, Action& action) {
       ->type_name("GLOB");
   auto* head = command->add_flag("--lm-head", options->lm_head, "Pack the head too");
   auto* embeddings = command->add_flag("--embeddings", options->embeddings, "Pack the embedding table too");
-  add_awq(*command, options->awq);
   add_device(*command, options->device);
   add_scheme(*command, options->scheme, *recipe);
+  add_quality(*command, options->quality, *codebook, *command->get_option("--clip"));
   recipe->excludes(head)->excludes(embeddings);
   add_common(*command, options->common);
   command->callback([&action, options] { action = [options] { return run(*options); }; });

@@ -49,10 +49,11 @@ Source open_source(const std::filesystem::path& folder) {
 
 /// The quantizer as it runs on the chosen device; on the CPU where the method has no other way.
 auto run_of(const QuantizeRequest& request, const formats::Scheme& scheme) {
-  // What AWQ does not see, embeddings and head, is rounded as it is.
+  // What calibration does not see, embeddings and head, is rounded as it is.
   const quantize::QuantizerRow& row =
-      request.awq ? quantize::rounding_quantizer(scheme) : quantize::quantizer_row(request.method);
-  return request.device == device::Device::cuda && row.run_cuda != nullptr ? row.run_cuda : row.run;
+      request.calibrated ? quantize::rounding_quantizer(scheme) : quantize::quantizer_row(request.method);
+  const bool on_gpu = request.device == device::Device::cuda && row.run_cuda != nullptr && !request.options.searches();
+  return on_gpu ? row.run_cuda : row.run;
 }
 
 /// Seconds per weight of this method on this machine with the threads in use, measured on a small random matrix.
@@ -65,7 +66,8 @@ double sample_seconds_per_weight(const QuantizeRequest& request, const formats::
     values[i] = bf16_from_f32(static_cast<float>(random_uniform(1, i) - 0.5) * 0.1f);
   const TensorView view{"sample", DType::bf16, {rows, cols}, bytes_of(values)};
   double best = 1e9;
-  for (int repeat = 0; repeat < 3; ++repeat) {
+  const int repeats = request.options.searches() ? 1 : 3;
+  for (int repeat = 0; repeat < repeats; ++repeat) {
     const Stopwatch watch;
     run(view, scheme, request.options);
     best = std::min(best, watch.seconds());
@@ -107,8 +109,8 @@ SchemeOf lookup(const Plan& plan) {
 /// Modules whose input scale will be stored.
 std::set<std::string, std::less<>> input_scales(const Source& source, const QuantizeRequest& request,
                                                 const Plan& plan) {
-  if (!request.awq) return {};
-  const auto names = linears_with_input_scale(source.model, lookup(plan), request.awq->options);
+  if (!request.calibrated) return {};
+  const auto names = linears_with_input_scale(source.model, lookup(plan), request.calibrated->options);
   return {names.begin(), names.end()};
 }
 
@@ -159,7 +161,7 @@ QuantizedTensor quantize_tensor(const TensorPlan& tensor, const Source& source, 
                                 io::CheckpointWriter& writer) {
   const std::string module(model::module_path(tensor.name));
   auto loaded = std::make_shared<const io::LoadedTensor>(source.checkpoint.load(tensor.name));
-  QuantizedTensor result{tensor.name, *tensor.scheme, {}, {}, 0};
+  QuantizedTensor result{tensor.name, *tensor.scheme, {}, {}, {}, 0};
   const Stopwatch watch;
   auto quantized = run_of(request, *tensor.scheme)(loaded->view(), *tensor.scheme, request.options);
   result.seconds = watch.seconds();
@@ -177,16 +179,16 @@ QuantizedTensor quantize_tensor(const TensorPlan& tensor, const Source& source, 
   return result;
 }
 
-/// Runs AWQ a layer at a time as the tensors of the plan, which stand in model order, come to it.
-class AwqTensors {
+/// Quantizes a calibrated layer at a time as the tensors of the plan, which stand in model order, come to it.
+class CalibratedTensors {
  public:
-  AwqTensors(const Source& source, const QuantizeRequest& request, const Plan& plan)
+  CalibratedTensors(const Source& source, const QuantizeRequest& request, const Plan& plan)
       : request_(request),
-        run_(*request.awq, request.model, source.checkpoint, source.model, lookup(plan), request.output) {}
+        run_(*request.calibrated, request.model, source.checkpoint, source.model, lookup(plan), request.output) {}
 
   const std::vector<std::string>& notes() const noexcept { return run_.notes(); }
 
-  /// Writes `tensor` if it is one that AWQ makes; false when it is not.
+  /// Writes `tensor` if it belongs to a layer; false when it is not.
   bool write(const TensorPlan& tensor, QuantizeReport& report, model::QuantizationConfig& quantization,
              io::CheckpointWriter& writer) {
     if (tensor.name.starts_with(concat("model.layers.", layers_, "."))) next_layer(report, quantization);
@@ -198,10 +200,11 @@ class AwqTensors {
     const std::string module(model::module_path(tensor.name));
     const auto found = layer_.linears.find(module);
     if (!tensor.scheme || found == layer_.linears.end()) return false;
-    const PackedByAwq& linear = found->second;
+    const CalibratedLinear& linear = found->second;
     write_planes(module, linear.result.weight, writer);
     if (!linear.input_scale.empty()) writer.write(model::input_scale_name(module), bytes_of(linear.input_scale));
-    report.tensors.push_back({tensor.name, *tensor.scheme, linear.result.stats, linear.error, linear.seconds});
+    report.tensors.push_back(
+        {tensor.name, *tensor.scheme, linear.result.stats, linear.error, linear.output, linear.seconds});
     return true;
   }
 
@@ -214,8 +217,8 @@ class AwqTensors {
   }
 
   const QuantizeRequest& request_;
-  AwqRun run_;
-  AwqLayer layer_;
+  CalibratedRun run_;
+  CalibratedLayer layer_;
   int64_t layers_ = 0;  // how many were run
 };
 
@@ -241,8 +244,8 @@ Plan plan_quantize(const QuantizeRequest& request) {
   const Source source = open_source(request.model);
   Plan plan = make_plan(source, request);
   estimate(plan, request);
-  if (request.awq) {
-    const auto cost = awq_cost(*request.awq, source.checkpoint, source.model, lookup(plan));
+  if (request.calibrated) {
+    const auto cost = calibrated_cost(*request.calibrated, source.checkpoint, source.model, lookup(plan));
     plan.expected_memory = std::max(plan.expected_memory, cost.memory);
     plan.expected_seconds += cost.seconds;
   }
@@ -260,12 +263,11 @@ QuantizeReport quantize_model(const QuantizeRequest& request) {
 
   io::OutputFolder output(request.output, request.overwrite, {request.model}, is_replaceable_output);
   io::CheckpointWriter writer(output.staging(), planned, request.write);
-  std::optional<AwqTensors> awq;
-  if (request.awq) awq.emplace(source, request, report.plan);
-  if (awq) report.plan.notes.insert(report.plan.notes.end(), awq->notes().begin(), awq->notes().end());
+  std::optional<CalibratedTensors> calibrated;
+  if (request.calibrated) calibrated.emplace(source, request, report.plan);
   Progress progress("quantize", report.plan.bytes_before(), "bytes");
   for (const auto& tensor : report.plan.tensors) {
-    if (awq && awq->write(tensor, report, quantization, writer)) {
+    if (calibrated && calibrated->write(tensor, report, quantization, writer)) {
     } else if (tensor.scheme) {
       report.tensors.push_back(quantize_tensor(tensor, source, request, writer));
     } else {
@@ -274,6 +276,9 @@ QuantizeReport quantize_model(const QuantizeRequest& request) {
     progress.advance(tensor.bytes_before);
   }
   for (const auto& tensor : report.tensors) report.total.add(tensor.error);
+  if (calibrated) {
+    report.plan.notes.insert(report.plan.notes.end(), calibrated->notes().begin(), calibrated->notes().end());
+  }
   writer.finish();
   carry_companions(request.model, output.staging(), source.config, quantization);
   output.commit();

@@ -12,7 +12,7 @@
 #include "io/checkpoint_writer.h"
 #include "io/json.h"
 #include "model/weight_error.h"
-#include "pipeline/awq_model.h"
+#include "pipeline/calibrated_model.h"
 #include "pipeline/plan.h"
 #include "quantize/quantizer_registry.h"
 #include "quantize/recipe.h"
@@ -29,7 +29,7 @@ struct QuantizeRequest {
   bool lm_head = false;                    ///< pack the head too
   bool embeddings = false;                 ///< pack the embedding table too
   quantize::QuantizeOptions options;
-  std::optional<AwqRequest> awq;                ///< search scales and clips on calibration activations before rounding
+  std::optional<CalibratedRequest> calibrated;  ///< what calibration activations are used for
   device::Device device = device::Device::cpu;  ///< where to quantize; the bytes are the same
   io::WriteOptions write;
   bool overwrite = false;
@@ -41,13 +41,14 @@ struct QuantizedTensor {
   formats::Scheme scheme;
   quantize::QuantizeStats stats;
   model::WeightError error;
-  double seconds = 0;  ///< of quantizing, without reading and writing
+  std::optional<OutputError> output;  ///< with calibration
+  double seconds = 0;                 ///< of quantizing, without reading and writing
 };
 
 struct QuantizeReport {
   Plan plan;
   std::vector<QuantizedTensor> tensors;
-  std::vector<AwqGroupReport> groups;  ///< with awq: what the searches did
+  std::vector<GroupReport> groups;  ///< with calibration: what was done to the outputs
   model::WeightError total;
   int64_t file_bytes = 0;
   double seconds = 0;

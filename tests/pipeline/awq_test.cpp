@@ -181,10 +181,10 @@ class QuantizeAwq : public ::testing::Test {
     result.output = folder_ / name;
     result.method = "awq";
     result.scheme = formats::parse_scheme(scheme);
-    result.awq.emplace();
-    result.awq->text.ids = model() / "own/selfgen.ids.u16";
-    result.awq->text.samples = 8;
-    result.awq->text.length = 128;
+    result.calibrated.emplace();
+    result.calibrated->text.ids = model() / "own/selfgen.ids.u16";
+    result.calibrated->text.samples = 8;
+    result.calibrated->text.length = 128;
     return result;
   }
   std::string weights(const std::string& name) const { return io::read_file(folder_ / name / "model.safetensors"); }
@@ -197,8 +197,8 @@ TEST_F(QuantizeAwq, EveryStepLessensTheErrorOfTheOutputs) {
   ASSERT_EQ(report.groups.size(), 16u);
   for (const auto& group : report.groups) {
     EXPECT_LE(group.scaled_error, group.plain_error) << group.name;
-    EXPECT_LE(group.clipped_error, group.scaled_error) << group.name;
-    EXPECT_LT(group.clipped_error, 0.1 * group.output) << group.name;
+    EXPECT_LE(group.packed_error, group.scaled_error) << group.name;
+    EXPECT_LT(group.packed_error, 0.1 * group.output) << group.name;
   }
   EXPECT_EQ(report.tensors.size(), 28u);
 }
@@ -223,7 +223,7 @@ TEST_F(QuantizeAwq, WhatDoesNotFoldIsStoredAndApplied) {
   EXPECT_GT(report.file_bytes, report.plan.bytes_after());
   EXPECT_LT(report.file_bytes, report.plan.bytes_after() + 30'000);
   wanted.output = folder_ / "plain";
-  wanted.awq->options.input_scales = false;
+  wanted.calibrated->options.input_scales = false;
   quantize_model(wanted);
   EXPECT_FALSE(model::Model::open(wanted.output).quantization().find("model.layers.2.mlp.down_proj")->input_scale);
 }
@@ -244,8 +244,8 @@ TEST_F(QuantizeAwq, BytesDependNeitherOnThreadsNorOnWhereStatisticsComeFrom) {
   const auto config = model::read_config(model());
   const auto checkpoint = io::Checkpoint::open(model());
   constexpr int64_t window_bytes = 128 * 256 * 4;
-  spilled.awq->max_memory =
-      calibration_memory(checkpoint, config, 128, true) + awq_memory(checkpoint, config, all_packed) + 2 * window_bytes;
+  spilled.calibrated->max_memory =
+      calibration_memory(checkpoint, config, 128, true) + calibrated_memory(checkpoint, config, all_packed) + 2 * window_bytes;
   const auto report = quantize_model(spilled);
   EXPECT_EQ(weights("one"), weights("spilled"));
   ASSERT_EQ(report.plan.notes.size(), 1u);
@@ -254,11 +254,11 @@ TEST_F(QuantizeAwq, BytesDependNeitherOnThreadsNorOnWhereStatisticsComeFrom) {
   CalibrateRequest calibrate;
   calibrate.model = model();
   calibrate.output = folder_ / "s.safetensors";
-  calibrate.text = request("x").awq->text;
+  calibrate.text = request("x").calibrated->text;
   calibrate_model(calibrate);
   auto reused = first_layer("reused");
-  reused.awq->text = {};
-  reused.awq->statistics = calibrate.output;
+  reused.calibrated->text = {};
+  reused.calibrated->statistics = calibrate.output;
   const auto from_file = quantize_model(reused);
   ASSERT_EQ(from_file.groups.size(), 4u);
   for (size_t i = 0; i < 4; ++i) EXPECT_EQ(report.groups[i].alpha, from_file.groups[i].alpha);
@@ -268,9 +268,9 @@ TEST_F(QuantizeAwq, OtherSchemesAndTheWayThroughALayout) {
   auto wanted = request("q", "kbit3-b32-e4m4");
   wanted.keep = {"*.up_proj"};
   wanted.embeddings = true;
-  wanted.awq->text.samples = 2;
+  wanted.calibrated->text.samples = 2;
   const auto report = quantize_model(wanted);
-  for (const auto& group : report.groups) EXPECT_LE(group.clipped_error, group.plain_error) << group.name;
+  for (const auto& group : report.groups) EXPECT_LE(group.packed_error, group.plain_error) << group.name;
   RepackRequest there, back;
   there.input = wanted.output;
   there.output = folder_ / "tile";
@@ -286,10 +286,10 @@ TEST_F(QuantizeAwq, OtherSchemesAndTheWayThroughALayout) {
 
 TEST_F(QuantizeAwq, RefusesWhatMakesNoSense) {
   auto none = request("q");
-  none.awq->text = {};
+  none.calibrated->text = {};
   expect_error(ErrorCode::bad_argument, {"awq", "--calib", "--stats"}, [&] { quantize_model(none); });
   auto both = request("q");
-  both.awq->statistics = folder_ / "s.safetensors";
+  both.calibrated->statistics = folder_ / "s.safetensors";
   expect_error(ErrorCode::bad_argument, {"one of the two"}, [&] { quantize_model(both); });
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
 }
@@ -298,7 +298,7 @@ TEST_F(QuantizeAwq, RefusesWhatMakesNoSense) {
 TEST_F(QuantizeAwq, DamagedInputScaleIsNamed) {
   auto wanted = request("q");
   wanted.keep = {"*.up_proj"};
-  wanted.awq->text.samples = 1;
+  wanted.calibrated->text.samples = 1;
   quantize_model(wanted);
   const std::string good = weights("q"), name = "model.layers.0.mlp.down_proj.input_scale";
   const auto header = io::parse_safetensors(std::as_bytes(std::span(good)), good.size(), "q");

@@ -1,4 +1,4 @@
-#include "pipeline/awq_model.h"
+#include "pipeline/calibrated_model.h"
 
 #include <algorithm>
 #include <cmath>
@@ -29,12 +29,13 @@ std::string_view to_string(ScaleTarget::Kind kind) noexcept {
 }
 
 /// The error of outputs as a distance below the outputs, in dB.
-double decibels(const AwqGroupReport& group, double error) { return 10 * std::log10(group.output / error); }
+double decibels(const GroupReport& group, double error) { return 10 * std::log10(group.output / error); }
 
-void check_sources(const AwqRequest& request) {
+void check_sources(const CalibratedRequest& request) {
   const bool has_text = !request.text.text.empty() || !request.text.ids.empty();
   if (has_text != !request.statistics.empty()) return;
-  throw Error(ErrorCode::bad_argument, "awq needs calibration text, or a statistics file, one of the two")
+  throw Error(ErrorCode::bad_argument,
+              "awq and error feedback need calibration text, or a statistics file, one of the two")
       .hint("--calib FILE, --calib-ids FILE or --stats FILE");
 }
 
@@ -54,17 +55,24 @@ double measured_rate() {
   return static_cast<double>(tasks * rows * cols * cols) / best;
 }
 
+/// How much longer a multiplication of the factorization takes than one of a product, measured.
+constexpr double factor_slowness = 20;
+
 /// Multiplications that the layers of a model ask for.
-double multiplications(const AwqRequest& request, const io::Checkpoint& checkpoint, const model::ModelConfig& config,
-                       const SchemeOf& scheme_of) {
+double multiplications(const CalibratedRequest& request, const io::Checkpoint& checkpoint,
+                       const model::ModelConfig& config, const SchemeOf& scheme_of) {
   const double tokens =
       request.statistics.empty() ? static_cast<double>(request.text.samples * request.text.length) : 0;
-  // Beside the points of the search: the outputs themselves, and the clips.
-  constexpr double products = quantize::awq_points + 3;
+  // Beside the points of the search and the clips: the outputs themselves, plain and packed. Feedback takes half of one
+  // product for the targets, and about as much inside the blocks.
+  const auto& options = request.options;
+  const double products = 3 + (options.scales ? quantize::awq_points + 1 : 0) + (options.feedback ? 1 : 0);
   double sum = 0;
   for (const auto& group : linear_groups(config, 0)) {
     const auto k = static_cast<double>(group.width);
     sum += tokens * k * k / 2;  // the Gram matrix
+    // Its factor, at the speed of a plain fp64 loop rather than of a product.
+    if (options.feedback) sum += k * k * k / 6 * factor_slowness;
     for (const auto& name : group.linears) {
       const auto n = static_cast<double>(checkpoint.at(name + ".weight").shape[0]);
       sum += tokens * n * k + (scheme_of(name) ? products * n * k * k : 0);
@@ -75,8 +83,9 @@ double multiplications(const AwqRequest& request, const io::Checkpoint& checkpoi
 
 }  // namespace
 
-AwqRun::AwqRun(const AwqRequest& request, const std::filesystem::path& model_folder, const io::Checkpoint& checkpoint,
-               const model::ModelConfig& config, SchemeOf scheme_of, const std::filesystem::path& output)
+CalibratedRun::CalibratedRun(const CalibratedRequest& request, const std::filesystem::path& model_folder,
+                             const io::Checkpoint& checkpoint, const model::ModelConfig& config, SchemeOf scheme_of,
+                             const std::filesystem::path& output)
     : options_(request.options), checkpoint_(checkpoint), config_(config), scheme_of_(std::move(scheme_of)) {
   check_sources(request);
   if (!request.statistics.empty()) {
@@ -94,7 +103,7 @@ AwqRun::AwqRun(const AwqRequest& request, const std::filesystem::path& model_fol
   }
   CalibrationOptions options;
   options.max_memory = request.max_memory;
-  options.reserved_memory = awq_memory(checkpoint, config, scheme_of_);
+  options.reserved_memory = calibrated_memory(checkpoint, config, scheme_of_);
   options.spill_at = output;
   calibration_.emplace(checkpoint, config, std::move(windows), options);
   if (calibration_->spilled() > 0) {
@@ -102,20 +111,22 @@ AwqRun::AwqRun(const AwqRequest& request, const std::filesystem::path& model_fol
   }
 }
 
-AwqRun::~AwqRun() = default;
+CalibratedRun::~CalibratedRun() = default;
 
-AwqLayer AwqRun::next(const quantize::QuantizeOptions& options) {
-  ensure(layer_ < config_.layers, "awq: there is no further layer");
+CalibratedLayer CalibratedRun::next(const quantize::QuantizeOptions& options) {
+  ensure(layer_ < config_.layers, "CalibratedRun: there is no further layer");
   const auto statistics = calibration_ ? calibration_->next() : file_->load(layer_);
-  return quantize_layer(checkpoint_, config_, layer_++, statistics, scheme_of_, options, options_);
+  CalibratedLayer layer = quantize_layer(checkpoint_, config_, layer_++, statistics, scheme_of_, options, options_);
+  notes_.insert(notes_.end(), layer.notes.begin(), layer.notes.end());
+  return layer;
 }
 
-AwqCost awq_cost(const AwqRequest& request, const io::Checkpoint& checkpoint, const model::ModelConfig& config,
-                 const SchemeOf& scheme_of) {
+CalibratedCost calibrated_cost(const CalibratedRequest& request, const io::Checkpoint& checkpoint,
+                               const model::ModelConfig& config, const SchemeOf& scheme_of) {
   check_sources(request);
-  AwqCost cost;
-  cost.memory =
-      calibration_memory(checkpoint, config, request.text.length, true) + awq_memory(checkpoint, config, scheme_of);
+  CalibratedCost cost;
+  cost.memory = calibration_memory(checkpoint, config, request.text.length, true) +
+                calibrated_memory(checkpoint, config, scheme_of);
   if (request.statistics.empty()) {
     cost.memory +=
         request.text.samples * request.text.length * config.hidden_size * static_cast<int64_t>(sizeof(float));
@@ -126,11 +137,11 @@ AwqCost awq_cost(const AwqRequest& request, const io::Checkpoint& checkpoint, co
 }
 
 std::vector<std::string> linears_with_input_scale(const model::ModelConfig& config, const SchemeOf& scheme_of,
-                                                  const AwqOptions& options) {
+                                                  const CalibratedOptions& options) {
   std::vector<std::string> result;
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     const auto groups = linear_groups(config, layer);
-    const auto targets = scale_targets(config, layer, scheme_of, options.input_scales);
+    const auto targets = wanted_targets(config, layer, scheme_of, options);
     for (size_t i = 0; i < groups.size(); ++i) {
       if (targets[i].kind != ScaleTarget::Kind::input_scale) continue;
       for (const auto& name : groups[i].linears) {
@@ -141,17 +152,17 @@ std::vector<std::string> linears_with_input_scale(const model::ModelConfig& conf
   return result;
 }
 
-std::string to_text(const std::vector<AwqGroupReport>& groups) {
-  TextTable table({"group", "scales", "alpha", "output SNR dB", "scaled", "clipped"});
+std::string to_text(const std::vector<GroupReport>& groups) {
+  TextTable table({"group", "scales", "alpha", "output SNR dB", "scaled", "packed"});
   for (const auto& group : groups) {
     table.row({printable(group.name), std::string(to_string(group.target)), fixed(group.alpha, 2),
                fixed(decibels(group, group.plain_error), 2), fixed(decibels(group, group.scaled_error), 2),
-               fixed(decibels(group, group.clipped_error), 2)});
+               fixed(decibels(group, group.packed_error), 2)});
   }
   return table.str();
 }
 
-io::Json to_json(const std::vector<AwqGroupReport>& groups) {
+io::Json to_json(const std::vector<GroupReport>& groups) {
   io::Json result = io::Json::array();
   for (const auto& group : groups) {
     result.push_back({{"name", group.name},
@@ -160,7 +171,7 @@ io::Json to_json(const std::vector<AwqGroupReport>& groups) {
                       {"output", group.output},
                       {"plain_error", group.plain_error},
                       {"scaled_error", group.scaled_error},
-                      {"clipped_error", group.clipped_error}});
+                      {"packed_error", group.packed_error}});
   }
   return result;
 }

@@ -1,21 +1,60 @@
-#include "pipeline/awq_layer.h"
+#include "pipeline/calibrated_layer.h"
 
 #include <algorithm>
 #include <memory>
 #include <utility>
 
+#include "core/error.h"
 #include "core/interrupt.h"
 #include "core/parallel.h"
 #include "core/stopwatch.h"
+#include "core/text.h"
 #include "formats/scheme_registry.h"
 #include "kernels/linear.h"
 #include "quantize/awq.h"
+#include "quantize/feedback.h"
 #include "quantize/rounding.h"
 
 namespace w4q::pipeline {
 namespace {
 
 using Kind = ScaleTarget::Kind;
+
+std::vector<float> diagonal(MatrixView<const float> matrix) {
+  std::vector<float> result(static_cast<size_t>(matrix.rows));
+  for (int64_t i = 0; i < matrix.rows; ++i) result[static_cast<size_t>(i)] = matrix.row(i)[i];
+  return result;
+}
+
+/// The options of rounding each weight by itself: what everything else is compared with.
+quantize::QuantizeOptions plainly(quantize::QuantizeOptions options) {
+  options.scales = quantize::Scales::absmax;
+  options.learn_table = false;
+  options.input = nullptr;
+  return options;
+}
+
+/// The error of the outputs of what is packed, rows scaled back by `rows`.
+double packed_error(const formats::PackedWeight& packed, MatrixView<const float> weight, MatrixView<const float> gram,
+                    const std::vector<float>* rows) {
+  const auto decode_row = formats::scheme_row(packed.scheme.family).decode_row;
+  constexpr int64_t task = 64;
+  std::vector<double> parts(static_cast<size_t>((packed.n + task - 1) / task));
+  parallel_for(packed.n, task, [&](int64_t begin, int64_t end) {
+    std::vector<float> values(static_cast<size_t>((end - begin) * packed.k));
+    const MatrixView<float> error(values.data(), end - begin, packed.k);
+    for (int64_t r = begin; r < end; ++r) {
+      float* out = error.row(r - begin);
+      decode_row(packed, r, {out, static_cast<size_t>(packed.k)});
+      const float scale = rows == nullptr ? 1.0f : (*rows)[static_cast<size_t>(r)];
+      for (int64_t c = 0; c < packed.k; ++c) out[c] = weight.row(r)[c] - out[c] * scale;
+    }
+    parts[static_cast<size_t>(begin / task)] = quantize::output_error(error, gram);
+  });
+  double sum = 0;
+  for (const double part : parts) sum += part;
+  return sum;
+}
 
 /// The mean square of x·Wᵀ, summed over outputs.
 double output_power(MatrixView<const float> weight, MatrixView<const float> gram) {
@@ -33,18 +72,18 @@ class LayerJob {
  public:
   LayerJob(const io::Checkpoint& checkpoint, const model::ModelConfig& config, int64_t layer,
            const LayerStatistics& statistics, const SchemeOf& scheme_of, const quantize::QuantizeOptions& options,
-           const AwqOptions& awq)
+           const CalibratedOptions& calibrated)
       : checkpoint_(checkpoint),
         config_(config),
         layer_(layer),
         statistics_(statistics),
         scheme_of_(scheme_of),
         options_(options),
-        awq_(awq),
+        calibrated_(calibrated),
         groups_(linear_groups(config, layer)),
-        targets_(scale_targets(config, layer, scheme_of, awq.input_scales)) {}
+        targets_(wanted_targets(config, layer, scheme_of, calibrated)) {}
 
-  AwqLayer run() {
+  CalibratedLayer run() {
     // All scales before any packing: those of o_proj and down_proj change the rows of v_proj and up_proj.
     for (size_t group = 0; group < groups_per_layer; ++group) search(group);
     auto folded = fold_scales(checkpoint_, config_, layer_, targets_, std::move(scales_));
@@ -67,7 +106,7 @@ class LayerJob {
 
   void search(size_t group) {
     check_interrupt();
-    AwqGroupReport& report = reports_[group];
+    GroupReport& report = reports_[group];
     report.name = groups_[group].name();
     report.target = targets_[group].kind;
     const auto names = packed_linears(group);
@@ -82,30 +121,62 @@ class LayerJob {
     weights.reserve(names.size());
     for (const auto& name : names) {
       weights.push_back(load_values(checkpoint_, name + ".weight"));
-      linears.push_back({weights.back().matrix(), quantize::rounding_of(*scheme_of_(name), k, options_)});
-      report.output += output_power(linears.back().weight, gram_view);
+      linears.push_back({weights.back().matrix(), quantize::rounding_of(*scheme_of_(name), k, plainly(options_))});
+      OutputError& output = outputs_[name];
+      output.power = output_power(linears.back().weight, gram_view);
+      report.output += output.power;
+      // No scales but those of the first point.
+      output.plain = quantize::search_scales({&linears.back(), 1}, {mean_abs, gram_view, shared}, 1).plain_error;
+      report.plain_error += output.plain;
     }
-    const int points = targets_[group].kind == Kind::none ? 1 : quantize::awq_points;
-    const auto found = quantize::search_scales(linears, {mean_abs, gram_view, shared}, points);
+    report.scaled_error = report.plain_error;
+    if (targets_[group].kind == Kind::none) return;
+    const auto found = quantize::search_scales(linears, {mean_abs, gram_view, shared});
     if (found.alpha > 0) scales_[group] = found.scales;
     report.alpha = found.alpha;
-    report.plain_error = found.plain_error;
     report.scaled_error = found.error;
   }
 
   void pack(size_t group) {
-    AwqGroupReport& report = reports_[group];
+    GroupReport& report = reports_[group];
     const auto names = packed_linears(group);
     if (names.empty()) return;
+    if (calibrated_.feedback) check_gram(group);
     auto gram = quantize::mean_gram(statistics_[group]);
     const MatrixView<float> gram_view(gram.data(), groups_[group].width, groups_[group].width);
     if (const auto& scales = scales_[group]; !scales.empty()) {
       divide_rows(gram_view, scales);
       divide_columns(gram_view, scales);
     }
-    for (const auto& name : names) report.clipped_error += pack_linear(group, name, gram_view);
-    if (!awq_.clip) report.clipped_error = report.scaled_error;
+    factors_.clear();
+    for (const auto& name : names) report.packed_error += pack_linear(group, name, gram_view);
+    factors_.clear();
     result_.groups.push_back(report);
+  }
+
+  /// The factor of a group's Gram matrix for blocks of this size; linears of a group share it.
+  const quantize::ErrorFactor& factor(size_t group, MatrixView<const float> gram, int64_t block) {
+    const auto known = factors_.find(block);
+    if (known != factors_.end()) return known->second;
+    const std::string& name = groups_[group].name();
+    const auto& made = factors_.try_emplace(block, gram, block, calibrated_.damping, name).first->second;
+    if (made.damping() > calibrated_.damping) {
+      result_.notes.push_back(
+          concat(printable(name), ": its inputs are nearly dependent; the damping was raised to ", made.damping()));
+    }
+    return made;
+  }
+
+  void check_gram(size_t group) {
+    const auto& statistics = statistics_[group];
+    if (!statistics.has_gram()) {
+      throw Error(ErrorCode::bad_argument, "error feedback needs Gram matrices, and the statistics have none")
+          .hint("calibrate without --diagonal");
+    }
+    if (statistics.count < statistics.width) {
+      result_.notes.push_back(concat(printable(groups_[group].name()), ": ", statistics.count, " calibration rows for ",
+                                     statistics.width, " channels: feedback learns little; give more text"));
+    }
   }
 
   /// Returns the error of the outputs.
@@ -117,23 +188,39 @@ class LayerJob {
     const auto& scales = scales_[group];
     if (!scales.empty()) multiply_columns(weight.matrix(), scales);
     // Clips are chosen before the rows are scaled: a row's scale changes nothing but the unit of its error.
-    auto rounding = quantize::rounding_of(scheme, weight.shape[1], options_);
-    double error = 0;
-    if (awq_.clip) error = quantize::search_clip(weight.matrix(), gram, rounding).error;
+    auto rounding = quantize::rounding_of(scheme, weight.shape[1], plainly(options_));
+    auto options = options_;
+    const auto mean_squares = diagonal(gram);
+    quantize::CalibratedInput input{mean_squares};
+    if (calibrated_.feedback) {
+      input.feedback = &factor(group, gram, quantize::feedback_block(scheme, weight.shape[1]));
+    }
+    options.input = &input;
+    auto original = weight.values;
+    if (clips(options)) quantize::search_clip(weight.matrix(), gram, rounding);
     const auto rows = row_scales_.find(name);
     if (rows != row_scales_.end()) divide_rows(weight.matrix(), rows->second);
 
-    PackedByAwq packed{};
+    CalibratedLinear packed{};
     const TensorView view{weight.name, DType::f32, weight.shape, bytes_of(weight.values)};
-    packed.result = quantize::rounding_quantizer(scheme).run(view, scheme, options_);
+    packed.result = quantize::rounding_quantizer(scheme).run(view, scheme, options);
     packed.seconds = watch.seconds();
     if (targets_[group].kind == Kind::input_scale) {
       packed.input_scale = scales.empty() ? std::vector<float>(static_cast<size_t>(weight.shape[1]), 1.0f) : scales;
     }
     packed.error =
         effective_error(name, packed.result.weight, scales, rows == row_scales_.end() ? nullptr : &rows->second);
+    packed.output = outputs_[name];
+    packed.output.packed = packed_error(packed.result.weight, {original.data(), view.shape[0], view.shape[1]}, gram,
+                                        rows == row_scales_.end() ? nullptr : &rows->second);
+    const double error = packed.output.packed;
     result_.linears.emplace(name, std::move(packed));
     return error;
+  }
+
+  /// Searched scales and feedback choose the ranges of blocks themselves, from weights that are not clipped.
+  bool clips(const quantize::QuantizeOptions& options) const noexcept {
+    return calibrated_.scales && calibrated_.clip && !options.searches();
   }
 
   /// The error of the weight with every scale undone, against the one in the checkpoint.
@@ -166,18 +253,21 @@ class LayerJob {
   const LayerStatistics& statistics_;
   const SchemeOf& scheme_of_;
   const quantize::QuantizeOptions& options_;
-  const AwqOptions& awq_;
+  const CalibratedOptions& calibrated_;
   const std::array<LinearGroup, groups_per_layer> groups_;
   const ScaleTargets targets_;
   std::array<std::vector<float>, groups_per_layer> scales_;  // empty: ones
-  std::array<AwqGroupReport, groups_per_layer> reports_;
+  std::array<GroupReport, groups_per_layer> reports_;
+  std::map<std::string, OutputError, std::less<>> outputs_;
+  std::map<int64_t, quantize::ErrorFactor> factors_;                   // of the group that is being packed, by block
   std::map<std::string, std::vector<float>, std::less<>> row_scales_;  // of linears that scales were folded into
-  AwqLayer result_;
+  CalibratedLayer result_;
 };
 
 }  // namespace
 
-int64_t awq_memory(const io::Checkpoint& checkpoint, const model::ModelConfig& config, const SchemeOf& scheme_of) {
+int64_t calibrated_memory(const io::Checkpoint& checkpoint, const model::ModelConfig& config,
+                          const SchemeOf& scheme_of) {
   int64_t largest = 0, packed = 0;
   for (const auto& group : linear_groups(config, 0)) {
     int64_t weights = 0;
@@ -190,10 +280,15 @@ int64_t awq_memory(const io::Checkpoint& checkpoint, const model::ModelConfig& c
   return largest + packed;  // a byte for every packed weight is more than any scheme but the widest needs
 }
 
-AwqLayer quantize_layer(const io::Checkpoint& checkpoint, const model::ModelConfig& config, int64_t layer,
-                        const LayerStatistics& statistics, const SchemeOf& scheme_of,
-                        const quantize::QuantizeOptions& options, const AwqOptions& awq) {
-  return LayerJob(checkpoint, config, layer, statistics, scheme_of, options, awq).run();
+ScaleTargets wanted_targets(const model::ModelConfig& config, int64_t layer, const SchemeOf& scheme_of,
+                            const CalibratedOptions& options) {
+  return options.scales ? scale_targets(config, layer, scheme_of, options.input_scales) : ScaleTargets{};
+}
+
+CalibratedLayer quantize_layer(const io::Checkpoint& checkpoint, const model::ModelConfig& config, int64_t layer,
+                               const LayerStatistics& statistics, const SchemeOf& scheme_of,
+                               const quantize::QuantizeOptions& options, const CalibratedOptions& calibrated) {
+  return LayerJob(checkpoint, config, layer, statistics, scheme_of, options, calibrated).run();
 }
 
 }  // namespace w4q::pipeline

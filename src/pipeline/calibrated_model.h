@@ -1,4 +1,5 @@
-// AWQ over a whole model: brings the statistics of each layer, from a file or by calibrating now, to awq_layer.h.
+// What needs calibration over a whole model: brings the statistics of each layer, from a file or by calibrating now, to
+// calibrated_layer.h.
 #pragma once
 
 #include <cstdint>
@@ -11,35 +12,36 @@
 #include "io/checkpoint.h"
 #include "io/json.h"
 #include "model/config.h"
-#include "pipeline/awq_layer.h"
 #include "pipeline/calibrate.h"
+#include "pipeline/calibrated_layer.h"
 #include "pipeline/statistics_file.h"
 
 namespace w4q::pipeline {
 
-struct AwqRequest {
+struct CalibratedRequest {
   CalibrationText text;              ///< calibrate with this text now …
   std::filesystem::path statistics;  ///< … or take this file; exactly one of the two
   int64_t max_memory = 0;            ///< as in CalibrationOptions
-  AwqOptions options;
+  CalibratedOptions options;
 };
 
 /// Goes through the layers in order.
-class AwqRun {
+class CalibratedRun {
  public:
   /// `checkpoint` and `config` must outlive it; `output` is where the quantized model will stand. Throws bad_argument
   /// when there is no or more than one source, and as the sources do.
-  AwqRun(const AwqRequest& request, const std::filesystem::path& model_folder, const io::Checkpoint& checkpoint,
-         const model::ModelConfig& config, SchemeOf scheme_of, const std::filesystem::path& output);
-  ~AwqRun();
+  CalibratedRun(const CalibratedRequest& request, const std::filesystem::path& model_folder,
+                const io::Checkpoint& checkpoint, const model::ModelConfig& config, SchemeOf scheme_of,
+                const std::filesystem::path& output);
+  ~CalibratedRun();
 
   /// The next layer; throws internal after the last one.
-  AwqLayer next(const quantize::QuantizeOptions& options);
+  CalibratedLayer next(const quantize::QuantizeOptions& options);
   /// What the user should know about the calibration.
   const std::vector<std::string>& notes() const noexcept { return notes_; }
 
  private:
-  const AwqOptions options_;
+  const CalibratedOptions options_;
   const io::Checkpoint& checkpoint_;
   const model::ModelConfig& config_;
   const SchemeOf scheme_of_;
@@ -50,19 +52,19 @@ class AwqRun {
 };
 
 /// What a run will take, from the sizes of the model and the speed of a matrix product measured now.
-struct AwqCost {
+struct CalibratedCost {
   int64_t memory = 0;  ///< bytes
   double seconds = 0;
 };
-AwqCost awq_cost(const AwqRequest& request, const io::Checkpoint& checkpoint, const model::ModelConfig& config,
-                 const SchemeOf& scheme_of);
+CalibratedCost calibrated_cost(const CalibratedRequest& request, const io::Checkpoint& checkpoint,
+                               const model::ModelConfig& config, const SchemeOf& scheme_of);
 
 /// Linears whose scales will be stored rather than folded.
 std::vector<std::string> linears_with_input_scale(const model::ModelConfig& config, const SchemeOf& scheme_of,
-                                                  const AwqOptions& options);
+                                                  const CalibratedOptions& options);
 
-/// The table of groups: which α won and what it did to the error of the outputs.
-std::string to_text(const std::vector<AwqGroupReport>& groups);
-io::Json to_json(const std::vector<AwqGroupReport>& groups);
+/// The table of groups: which α won, and the error of the outputs.
+std::string to_text(const std::vector<GroupReport>& groups);
+io::Json to_json(const std::vector<GroupReport>& groups);
 
 }  // namespace w4q::pipeline

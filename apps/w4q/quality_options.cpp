@@ -1,0 +1,97 @@
+#include "quality_options.h"
+
+#include "core/error.h"
+#include "core/text.h"
+
+namespace w4q::app {
+namespace {
+
+bool has_calibration(const QualityArguments& arguments) {
+  return !arguments.calibration.text.empty() || !arguments.calibration.ids.empty() || !arguments.statistics.empty();
+}
+
+/// What a preset stands for. Integers have no tables and search ranges instead of scales; where errors are fed back the
+/// plain range serves them better.
+void apply_preset(QualityArguments& arguments, pipeline::QuantizeRequest& request) {
+  if (arguments.quality.empty()) return;
+  const bool kbit = request.scheme.family == formats::SchemeFamily::kbit;
+  const bool calibrates = arguments.quality != "fast";
+  if (kbit) {
+    arguments.scales = "search";
+    request.options.learn_table = true;
+  } else if (!calibrates) {
+    request.options.clip = quantize::Clip::mse;
+  }
+  arguments.feedback = calibrates;
+  arguments.awq = arguments.quality == "best";
+}
+
+void check_method(const QualityArguments& arguments, const pipeline::QuantizeRequest& request, bool searches) {
+  const auto refuse = [&](std::string_view what, std::string_view hint) {
+    throw Error(ErrorCode::bad_argument, concat(what, " means nothing to --method ", request.method)).hint(hint);
+  };
+  if (request.method == "rtn" && searches) refuse("--scales search or --codebook lloyd", "they belong to kbit schemes");
+  if (!arguments.awq && (arguments.no_clip || arguments.no_input_scales)) {
+    refuse("--no-clip or --no-input-scales", "they belong to --method awq and --awq");
+  }
+  if (request.options.bnb_compatible && (searches || arguments.awq || arguments.feedback)) {
+    throw Error(ErrorCode::bad_argument, "--bnb-compatible writes bitsandbytes' bytes, which no step can change")
+        .hint("leave out --bnb-compatible, or --quality, --scales, --codebook lloyd, --awq and --feedback");
+  }
+}
+
+}  // namespace
+
+void add_quality(CLI::App& command, QualityArguments& arguments, CLI::Option& codebook, CLI::Option& clip) {
+  auto* quality = command
+                      .add_option("--quality", arguments.quality,
+                                  "Steps by name. fast: searches, no calibration; good: weighted by calibration, with "
+                                  "feedback; best: AWQ's scales too")
+                      ->check(CLI::IsMember({"fast", "good", "best"}));
+  auto* scales = command
+                     .add_option("--scales", arguments.scales,
+                                 "kbit: block scales from the largest magnitude, or by least squared error")
+                     ->check(CLI::IsMember({"absmax", "search"}))
+                     ->capture_default_str();
+  auto* awq = command.add_flag("--awq", arguments.awq, "Search AWQ's scales of input channels as a first step");
+  auto* feedback = command.add_flag("--feedback", arguments.feedback,
+                                    "Feed rounding errors back along k (GPTQ's order); needs calibration");
+  command
+      .add_option("--damping", arguments.damping, "Feedback: added to the Gram matrix, as a share of its mean diagonal")
+      ->check(CLI::Range(0.0, 1e3))
+      ->capture_default_str();
+  for (CLI::Option* step : {&codebook, &clip, scales, awq, feedback}) quality->excludes(step);
+  add_calibration(command, "--calib", "--calib-ids", arguments.calibration);
+  command.add_option("--stats", arguments.statistics, "Statistics made by w4q calibrate, instead of --calib")
+      ->type_name("FILE");
+  command.add_flag("--no-clip", arguments.no_clip, "awq: scale only, do not clip");
+  command.add_flag("--no-input-scales", arguments.no_input_scales,
+                   "awq: leave unscaled what cannot be folded, as other programs need it");
+}
+
+void set_quality(const QualityArguments& given, pipeline::QuantizeRequest& request) {
+  QualityArguments arguments = given;
+  arguments.awq = arguments.awq || request.method == "awq";
+  apply_preset(arguments, request);
+  arguments.awq = arguments.awq || request.method == "awq";
+  if (arguments.scales == "search") request.options.scales = quantize::Scales::search;
+  const bool searches = request.options.searches();
+  check_method(arguments, request, searches);
+  const bool needs = arguments.awq || arguments.feedback;
+  if (!needs && !has_calibration(arguments)) return;
+  if (!needs && !searches) {
+    throw Error(ErrorCode::bad_argument, concat("method ", request.method, " does not use calibration by itself"))
+        .hint("--method awq does, and so do --scales search, --codebook lloyd, --awq and --feedback");
+  }
+  auto& calibrated = request.calibrated.emplace();
+  calibrated.text = calibration_text(arguments.calibration);
+  calibrated.statistics = arguments.statistics;
+  calibrated.max_memory = static_cast<int64_t>(arguments.calibration.max_memory);
+  calibrated.options = {.scales = arguments.awq,
+                        .clip = !arguments.no_clip,
+                        .input_scales = !arguments.no_input_scales,
+                        .feedback = arguments.feedback,
+                        .damping = arguments.damping};
+}
+
+}  // namespace w4q::app

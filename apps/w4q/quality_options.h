@@ -1,0 +1,37 @@
+// The options of w4q quantize that spend time to get more out of the same bits: scale search, learned tables, AWQ's
+// scales, error feedback, and the presets that stand for several of them.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <string_view>
+
+#include "calibration_options.h"
+#include "pipeline/quantize_model.h"
+
+namespace w4q::app {
+
+struct QualityArguments {
+  CalibrationArguments calibration;
+  std::string statistics;
+  std::string quality;  ///< empty: the steps by themselves
+  std::string scales = "absmax";
+  bool awq = false;
+  bool no_clip = false;
+  bool no_input_scales = false;
+  bool feedback = false;
+  double damping = 0.01;
+};
+
+/// The codebook name that asks for a learned table.
+inline constexpr std::string_view learned_table = "lloyd";
+
+/// Adds --quality, --scales, --awq, --feedback, --damping, --calib, --stats and what belongs to them. `codebook` is the
+/// option that --quality decides too.
+void add_quality(CLI::App& command, QualityArguments& arguments, CLI::Option& codebook, CLI::Option& clip);
+
+/// Puts the steps into `request`, whose method, scheme and codebook are set. Throws bad_argument for steps that the
+/// method has no use for, and for calibration that no step asks for or lacks.
+void set_quality(const QualityArguments& arguments, pipeline::QuantizeRequest& request);
+
+}  // namespace w4q::app

@@ -1,0 +1,82 @@
+// One decoder layer with what calibration knows of its inputs. AWQ searches the scales of every group of linears that
+// share an input, folds them into what produces that input and clips (docs/awq.md); channels weigh errors by their
+// mean square, and errors are fed back along k (docs/quality.md); then each linear is packed.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/buffer.h"
+#include "io/checkpoint.h"
+#include "model/config.h"
+#include "model/weight_error.h"
+#include "pipeline/linear_groups.h"
+#include "pipeline/scale_folding.h"
+#include "quantize/quantizer_registry.h"
+
+namespace w4q::pipeline {
+
+struct CalibratedOptions {
+  bool scales = true;  ///< AWQ: search scales of input channels …
+  bool clip = true;    ///< … and clip, where scales of blocks are not searched and errors not fed back
+  /// Store scales that cannot be folded as input scales; otherwise such groups stay unscaled, which every reader of
+  /// AWQ checkpoints understands.
+  bool input_scales = true;
+  bool feedback = false;  ///< feed errors back along k through the Gram matrix
+  double damping = 0.01;  ///< of the Gram matrix, as a share of its mean diagonal
+};
+
+/// The error of a linear's outputs: mean squares over calibration rows, summed over outputs.
+struct OutputError {
+  double power = 0;  ///< of the outputs themselves
+  double plain = 0;  ///< each weight rounded by itself
+  double packed = 0;
+};
+
+/// What the search did to one group; errors are mean squares of the group's outputs, over calibration rows, summed over
+/// outputs.
+struct GroupReport {
+  std::string name;
+  ScaleTarget::Kind target = ScaleTarget::Kind::none;
+  double alpha = 0;
+  double output = 0;        ///< mean square of the outputs themselves
+  double plain_error = 0;   ///< rounded as they are
+  double scaled_error = 0;  ///< with scales
+  double packed_error = 0;  ///< as packed: with scales, clips, searches, feedback
+};
+
+struct CalibratedLinear {
+  quantize::QuantizeResult result;
+  std::vector<float> input_scale;  ///< to be stored; empty when none is
+  model::WeightError error;        ///< of the effective weight, scales undone
+  OutputError output;
+  double seconds = 0;
+};
+
+struct CalibratedLayer {
+  std::map<std::string, CalibratedLinear, std::less<>> linears;  ///< packed ones, by module path
+  std::map<std::string, Buffer, std::less<>> tensors;            ///< norms and biases that changed, in their own type
+  std::set<std::string, std::less<>> rescaled;                   ///< parameters that carry folded scales
+  std::vector<GroupReport> groups;
+  std::vector<std::string> notes;  ///< what was wrong with the statistics
+};
+
+/// Bytes that one layer takes beside its statistics: the largest group in fp32 twice over, its Gram matrix, and what is
+/// packed.
+int64_t calibrated_memory(const io::Checkpoint& checkpoint, const model::ModelConfig& config,
+                          const SchemeOf& scheme_of);
+
+/// Where the scales of a layer's groups go under `options`.
+ScaleTargets wanted_targets(const model::ModelConfig& config, int64_t layer, const SchemeOf& scheme_of,
+                            const CalibratedOptions& options);
+
+/// Throws bad_argument when errors are to be fed back and the statistics have no Gram matrices, bad_file naming tensor,
+/// row and column of a weight that is not finite.
+CalibratedLayer quantize_layer(const io::Checkpoint& checkpoint, const model::ModelConfig& config, int64_t layer,
+                               const LayerStatistics& statistics, const SchemeOf& scheme_of,
+                               const quantize::QuantizeOptions& options, const CalibratedOptions& calibrated);
+
+}  // namespace w4q::pipeline
