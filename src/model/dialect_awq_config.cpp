@@ -107,15 +107,4 @@ io::Json describe_awq(std::string_view version, const std::vector<DialectLinear>
   return json;
 }
 
-std::string refuse_large_zero(const formats::PackedWeight& canonical) {
-  if (!canonical.scheme.asymmetric) return {};
-  const int largest = (1 << canonical.scheme.bits) - 1;
-  const auto zeros = canonical.plane(formats::PlaneRole::zeros).bytes.as<uint8_t>();
-  const auto bad = std::ranges::find_if(zeros, [&](uint8_t zero) { return zero > largest; });
-  if (bad == zeros.end()) return {};
-  const int64_t groups = formats::integer_groups(canonical.scheme, canonical.k), index = bad - zeros.begin();
-  return concat("row ", index / groups, ", group ", index % groups, " has the zero point ", +*bad, ", the largest is ",
-                largest);
-}
-
 }  // namespace w4q::model

@@ -35,7 +35,4 @@ QuantizationConfig read_awq(const DialectSource& source, const AwqVersion& versi
 io::Json describe_awq(std::string_view version, const std::vector<DialectLinear>& linears,
                       const std::vector<std::string>& kept);
 
-/// DialectRow::refuses for dialects whose zero points are codes: the first zero of 2^bits.
-std::string refuse_large_zero(const formats::PackedWeight& canonical);
-
 }  // namespace w4q::model

@@ -75,6 +75,17 @@ DialectFit fit_integer(const PackedLinearInfo& info, const IntegerLimits& limits
   return {scheme, std::move(loses)};
 }
 
+std::string refuse_large_zero(const formats::PackedWeight& canonical) {
+  if (!canonical.scheme.asymmetric) return {};
+  const int largest = (1 << canonical.scheme.bits) - 1;
+  const auto zeros = canonical.plane(formats::PlaneRole::zeros).bytes.as<uint8_t>();
+  const auto bad = std::ranges::find_if(zeros, [&](uint8_t zero) { return zero > largest; });
+  if (bad == zeros.end()) return {};
+  const int64_t groups = formats::integer_groups(canonical.scheme, canonical.k), index = bad - zeros.begin();
+  return concat("row ", index / groups, ", group ", index % groups, " has the zero point ", +*bad, ", the largest is ",
+                largest);
+}
+
 std::vector<std::string> linears_with(const io::Checkpoint& checkpoint, std::string_view suffix) {
   std::vector<std::string> names;
   for (const auto& [name, info] : checkpoint.tensors()) {

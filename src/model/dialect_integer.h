@@ -27,6 +27,9 @@ struct IntegerLimits {
 /// DialectRow::fit for such a dialect.
 DialectFit fit_integer(const PackedLinearInfo& info, const IntegerLimits& limits);
 
+/// DialectRow::refuses for dialects whose zero points are codes: the first zero of 2^bits.
+std::string refuse_large_zero(const formats::PackedWeight& canonical);
+
 /// Names of the linears that have a tensor NAME + suffix, in the checkpoint's order.
 std::vector<std::string> linears_with(const io::Checkpoint& checkpoint, std::string_view suffix);
 /// A linear of one pass whose tensors are `specs`.

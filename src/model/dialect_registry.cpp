@@ -10,7 +10,7 @@ namespace w4q::model {
 
 std::span<const DialectRow> dialect_registry() {
   // A checkpoint is taken by the first row that detects it.
-  static const std::vector<DialectRow> rows = {awq_gemm_row()};
+  static const std::vector<DialectRow> rows = {awq_gemm_row(), gptq_v1_row(), gptq_v2_row()};
   return rows;
 }
 

@@ -6,5 +6,7 @@
 namespace w4q::model {
 
 DialectRow awq_gemm_row();
+DialectRow gptq_v1_row();
+DialectRow gptq_v2_row();
 
 }  // namespace w4q::model
