@@ -8,5 +8,10 @@ namespace w4q::model {
 DialectRow awq_gemm_row();
 DialectRow gptq_v1_row();
 DialectRow gptq_v2_row();
+DialectRow compressed_tensors_row();
+DialectRow compressed_tensors_padded_row();
+DialectRow marlin_dialect_row();
+DialectRow bitsandbytes_nf4_row();
+DialectRow bitsandbytes_fp4_row();
 
 }  // namespace w4q::model
