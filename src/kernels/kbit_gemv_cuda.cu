@@ -21,13 +21,15 @@ template <int rows, int warps>
 struct Slots {
   static constexpr int values = 64 * rows;
   static constexpr int extra_bytes = warps * values * 4 + 2 * warps * 4;  ///< beyond the table
-  float* sums[2];
+  float* heads;
+  float* tails;
   int* groups;
 
   __device__ Slots(char* table, int table_bytes)
-      : sums{reinterpret_cast<float*>(table + table_bytes), reinterpret_cast<float*>(table)},
+      : heads(reinterpret_cast<float*>(table + table_bytes)),
+        tails(reinterpret_cast<float*>(table)),
         groups(reinterpret_cast<int*>(table + table_bytes + warps * values * 4)) {}
-  __device__ float* sums_of(int slot) const { return sums[slot / warps] + slot % warps * values; }
+  __device__ float* sums_of(int slot) const { return (slot < warps ? heads : tails) + slot % warps * values; }
   __device__ void leave(int slot, int group) const {
     if (threadIdx.x % 32 == 0) groups[slot] = group;
   }
