@@ -5,6 +5,7 @@
 #include "core/text.h"
 #include "formats/scheme_registry.h"
 #include "repack/integer_pass.h"
+#include "repack/integer_pass_cuda.h"
 #include "repack/layout_registry.h"
 #include "repack/map_pass.h"
 
@@ -72,6 +73,35 @@ struct IntegerLayout {
     return unpack_integer(map(scheme, n, k), packed, name);
   }
 
+#ifdef W4Q_HAVE_CUDA
+  static PackedWeight pack_cuda(const PackedWeight& canonical) {
+    const auto& [scheme, layout, n, k, ignored] = canonical;
+    const auto specs = planes(scheme, n, k);
+    check_layout(canonical, formats::canonical_layout, formats::integer_planes(scheme, n, k), "pack");
+    if (scheme.asymmetric) check_zeros_fit(canonical, Layout::name);
+    PackedWeight packed = formats::allocate_planes(scheme, Layout::name, n, k, specs);
+    move_integer_on_gpu(map(scheme, n, k), canonical, packed);
+    detail::copy_group_index(canonical, packed);
+    return packed;
+  }
+
+  static PackedWeight unpack_cuda(const PackedWeight& packed, std::string_view name) {
+    const auto& [scheme, layout, n, k, ignored] = packed;
+    check_layout(packed, Layout::name, planes(scheme, n, k), name);
+    const Map places = map(scheme, n, k);
+    detail::check_integer_padding(places, packed, name);
+    PackedWeight canonical =
+        formats::allocate_planes(scheme, formats::canonical_layout, n, k, formats::integer_planes(scheme, n, k));
+    // The order of inputs with act order comes from the group indices.
+    detail::copy_group_index(packed, canonical);
+    move_integer_on_gpu(places, packed, canonical);
+    return canonical;
+  }
+#else
+  static constexpr decltype(LayoutRow::pack_cuda) pack_cuda = nullptr;
+  static constexpr decltype(LayoutRow::unpack_cuda) unpack_cuda = nullptr;
+#endif
+
   static LayoutRow::BitPlace place(const Scheme& scheme, int64_t n, int64_t k, int64_t row, int64_t col, int bit) {
     const Map places = map(scheme, n, k);
     const BitAt at = places.code_bit(row, col, bit);
@@ -94,7 +124,9 @@ struct IntegerLayout {
                      .pack = pack,
                      .unpack = unpack,
                      .place = place,
-                     .sorts_inputs = Layout::sorts_inputs};
+                     .sorts_inputs = Layout::sorts_inputs,
+                     .pack_cuda = pack_cuda,
+                     .unpack_cuda = unpack_cuda};
     if constexpr (requires(const Map& places) { places.zero_bit(int64_t{}, int64_t{}, 0); }) {
       result.zero_place = zero_place;
     }

@@ -14,6 +14,8 @@ namespace w4q::repack {
 
 struct AwqMap {
   static constexpr int bits = 4;
+  static constexpr int64_t tile_rows = 8;
+  static constexpr int64_t tile_cols = 1;
 
   int64_t padded_rows;
   int64_t padded_cols;

@@ -12,6 +12,7 @@
 #include "device/stream.h"
 #include "formats/kbit.h"
 #include "formats/scheme_registry.h"
+#include "laws/registries.h"
 #include "repack/layout_registry.h"
 #include "support.h"
 
@@ -58,6 +59,24 @@ TEST_F(MapPassCuda, PacksAndUnpacksTheBytesOfTheCpu) {
       }
     }
   }
+}
+
+TEST_F(MapPassCuda, EveryPassOfTheRegistryGivesTheBytesOfTheCpu) {
+  int tried = 0;
+  for (const auto& [scheme, name] : test::every_scheme_and_layout()) {
+    const LayoutRow& row = layout_row(name);
+    if (row.pack_cuda == nullptr) continue;
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{1, 1}, {70, 100}, {300, 513}, {520, 1024}}) {
+      if (!row.accepts(scheme, n, k, nullptr)) continue;
+      const PackedWeight canonical = test::encoded(scheme, test::sample(test::distributions[0], n, k), n, k);
+      const PackedWeight expected = row.pack(canonical);
+      const std::string what = concat(name, " ", to_string(scheme), " ", n, " × ", k);
+      EXPECT_TRUE(bytes_equal(row.pack_cuda(canonical), expected)) << "pack " << what;
+      EXPECT_TRUE(bytes_equal(row.unpack_cuda(expected, "w"), canonical)) << "unpack " << what;
+      ++tried;
+    }
+  }
+  EXPECT_GT(tried, 100);
 }
 
 TEST_F(MapPassCuda, TheRegistryOffersThem) {
