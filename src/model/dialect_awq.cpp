@@ -1,15 +1,12 @@
-// AutoAWQ's checkpoints of version "gemm": the words of layout awq, a zero point for every group.
+// AutoAWQ's checkpoints of the versions "gemm" and "marlin": tensors that are planes of the layouts awq and marlin.
 #include <algorithm>
 #include <array>
 #include <utility>
 
-#include "core/error.h"
-#include "core/text.h"
 #include "formats/integer.h"
 #include "model/dialect_awq_config.h"
 #include "model/dialect_integer.h"
 #include "model/dialect_rows.h"
-#include "repack/layout_registry.h"
 
 namespace w4q::model {
 namespace {
@@ -20,10 +17,13 @@ using formats::Scheme;
 using formats::StoredSpec;
 using formats::StoredTensor;
 
-constexpr std::string_view layout = "awq";
-constexpr int64_t fields = 8;  // codes of a word
 constexpr std::array widths{4};
 constexpr std::array scale_types{formats::ScaleType::f16};
+
+namespace gemm {
+
+constexpr int64_t fields = 8;  // codes of a word
+constexpr std::array roles{PlaneRole::codes, PlaneRole::zeros, PlaneRole::scales};
 constexpr IntegerLimits limits{
     .bits = widths, .scales = scale_types, .symmetric = false, .n_multiple = fields, .whole_groups = true};
 
@@ -34,68 +34,97 @@ std::vector<StoredSpec> tensors(const Scheme& scheme, int64_t n, int64_t k) {
           {".scales", DType::f16, {groups, n}}};
 }
 
-bool detect(const DialectSource& source) { return awq_version(source) == "gemm"; }
-
 bool is_symmetric(const io::Checkpoint& checkpoint, const PackedLinearInfo& info) {
   constexpr uint32_t eights = 0x88888888;
   const Buffer zeros = Buffer::copy_of(checkpoint.load(info.name + ".qzeros")->bytes);
   return std::ranges::all_of(zeros.as<uint32_t>(), [](uint32_t word) { return word == eights; });
 }
 
-QuantizationConfig read(const DialectSource& source) {
-  return read_awq(source, {.tensors = tensors, .is_symmetric = is_symmetric, .sizes = [](const Shape& qweight) {
-                             return AwqSizes{qweight[1] * fields, qweight[0]};
-                           }});
-}
+constexpr AwqVersion version{.sizes =
+                                 [](const Shape& qweight) {
+                                   return AwqSizes{qweight[1] * fields, qweight[0]};
+                                 },
+                             .tensors = tensors,
+                             .is_symmetric = is_symmetric};
 
 PackedWeight decode(const PackedLinearInfo& info, std::vector<StoredTensor> stored) {
   Scheme scheme = info.passes.front().scheme;
-  const bool symmetric = !scheme.asymmetric;
-  scheme.asymmetric = true;
-  PackedWeight packed{scheme, std::string(layout), info.n, info.k, {}};
-  constexpr std::array roles{PlaneRole::codes, PlaneRole::zeros, PlaneRole::scales};
-  for (size_t i = 0; i < roles.size(); ++i) {
-    packed.planes.push_back({{roles[i], stored[i].spec.dtype, stored[i].spec.shape}, std::move(stored[i].bytes)});
-  }
-  PackedWeight canonical = repack::layout_row(layout).unpack(packed, info.name);
+  const bool symmetric = !std::exchange(scheme.asymmetric, true);
+  PackedWeight canonical = unpack_stored("awq", scheme, info, std::move(stored), roles);
   return symmetric ? without_zeros(std::move(canonical), info.name) : std::move(canonical);
 }
 
-DialectFit fit(const PackedLinearInfo& info) { return fit_integer(info, limits); }
+std::vector<StoredTensor> encode(const PackedWeight& canonical) {
+  return pack_stored("awq", canonical, tensors(canonical.scheme, canonical.n, canonical.k), roles);
+}
+
+}  // namespace gemm
+
+namespace marlin {
+
+constexpr int64_t tile = 16;  // inputs
+constexpr std::array groups{128, formats::whole_row};
+constexpr std::array roles{PlaneRole::codes, PlaneRole::scales};
+constexpr IntegerLimits limits{.bits = widths,
+                               .scales = scale_types,
+                               .asymmetric = false,
+                               .n_multiple = 256,
+                               .k_multiple = 128,
+                               .whole_groups = true,
+                               .groups = groups};
+
+std::vector<StoredSpec> tensors(const Scheme& scheme, int64_t n, int64_t k) {
+  return {{".qweight", DType::i32, {k / tile, 2 * n}},
+          {".scales", DType::f16, {formats::integer_groups(scheme, k), n}}};
+}
+
+constexpr AwqVersion version{.sizes =
+                                 [](const Shape& qweight) {
+                                   return AwqSizes{qweight[1] / 2, qweight[0] * tile};
+                                 },
+                             .tensors = tensors,
+                             .is_symmetric = nullptr};
+
+PackedWeight decode(const PackedLinearInfo& info, std::vector<StoredTensor> stored) {
+  return unpack_stored("marlin", info.passes.front().scheme, info, std::move(stored), roles);
+}
 
 std::vector<StoredTensor> encode(const PackedWeight& canonical) {
-  PackedWeight packed = repack::layout_row(layout).pack(canonical);
-  const auto take = [&](std::string suffix, PlaneRole role) {
-    auto& plane = packed.plane(role);
-    return StoredTensor{{std::move(suffix), plane.spec.dtype, plane.spec.shape}, std::move(plane.bytes)};
-  };
-  std::vector<StoredTensor> result;
-  result.push_back(take(".qweight", PlaneRole::codes));
-  result.push_back(take(".qzeros", PlaneRole::zeros));
-  result.push_back(take(".scales", PlaneRole::scales));
-  return result;
+  return pack_stored("marlin", canonical, tensors(canonical.scheme, canonical.n, canonical.k), roles);
 }
 
-io::Json describe(const std::vector<DialectLinear>& linears, const std::vector<std::string>& kept) {
-  return describe_awq("gemm", linears, kept);
-}
-
-std::string refuses(const PackedWeight& canonical) { return refuse_large_zero(canonical); }
-
+}  // namespace marlin
 }  // namespace
 
 DialectRow awq_gemm_row() {
   return {.name = "awq-gemm",
           .description = "AutoAWQ, version gemm: what most AWQ checkpoints are",
           .holds = "4 bits, zero points, f16 scales, even groups, outputs in multiples of 8; no act-order",
-          .detect = detect,
-          .read = read,
-          .decode = decode,
-          .fit = fit,
-          .tensors = tensors,
-          .encode = encode,
-          .describe = describe,
-          .refuses = refuses};
+          .detect = [](const DialectSource& source) { return awq_version(source) == "gemm"; },
+          .read = [](const DialectSource& source) { return read_awq(source, gemm::version); },
+          .decode = gemm::decode,
+          .fit = [](const PackedLinearInfo& info) { return fit_integer(info, gemm::limits); },
+          .tensors = gemm::tensors,
+          .encode = gemm::encode,
+          .describe = [](const std::vector<DialectLinear>& linears,
+                         const std::vector<std::string>& kept) { return describe_awq("gemm", linears, kept); },
+          .refuses = refuse_large_zero};
+}
+
+DialectRow awq_marlin_row() {
+  return {.name = "awq-marlin",
+          .description = "AutoAWQ, version marlin: Marlin's words under AWQ's names",
+          .holds =
+              "4 bits without zero points, f16 scales, groups of 128 or whole rows, outputs in multiples of 256, "
+              "inputs of 128; no act-order",
+          .detect = [](const DialectSource& source) { return awq_version(source) == "marlin"; },
+          .read = [](const DialectSource& source) { return read_awq(source, marlin::version); },
+          .decode = marlin::decode,
+          .fit = [](const PackedLinearInfo& info) { return fit_integer(info, marlin::limits); },
+          .tensors = marlin::tensors,
+          .encode = marlin::encode,
+          .describe = [](const std::vector<DialectLinear>& linears,
+                         const std::vector<std::string>& kept) { return describe_awq("marlin", linears, kept); }};
 }
 
 }  // namespace w4q::model

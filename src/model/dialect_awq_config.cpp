@@ -15,6 +15,7 @@ using formats::Scheme;
 
 constexpr int bits = 4;
 constexpr int64_t fields = 8;
+constexpr std::string_view head = "lm_head";
 
 /// AutoAWQ's own spelling of the keys is accepted beside Hugging Face's.
 bool is_awq(const DialectSource& source) {
@@ -83,7 +84,7 @@ QuantizationConfig read_awq(const DialectSource& source, const AwqVersion& versi
     const auto specs = version.tensors(scheme, n, k);
     PackedLinearInfo info = dialect_linear(name, scheme, n, k, source.source_dtype, specs);
     check_stored(source.checkpoint, info, concat("AWQ with group_size ", group_size_of(scheme)));
-    symmetric = symmetric && version.is_symmetric(source.checkpoint, info);
+    if (version.is_symmetric != nullptr) symmetric = symmetric && version.is_symmetric(source.checkpoint, info);
     result.linears.emplace(name, std::move(info));
   }
   for (auto& [name, info] : result.linears) info.passes.front().scheme.asymmetric = !symmetric;
@@ -91,15 +92,20 @@ QuantizationConfig read_awq(const DialectSource& source, const AwqVersion& versi
 }
 
 io::Json describe_awq(std::string_view version, const std::vector<DialectLinear>& linears,
-                      const std::vector<std::string>& kept) {
+                      std::vector<std::string> kept) {
   const Scheme& scheme = linears.front().scheme;
   for (const auto& linear : linears) {
+    if (linear.name == head) {
+      throw Error(ErrorCode::unsupported, "lm_head: AWQ packs the linears of the layers only")
+          .hint("a GPTQ dialect can hold it, or quantize without --lm-head");
+    }
     if (linear.scheme.block == scheme.block) continue;
     throw Error(ErrorCode::unsupported, concat(printable(linear.name), ": AWQ has one group_size for all linears"))
         .detail(concat(group_size_of(linear.scheme), " here, ", group_size_of(scheme), " in ",
                        printable(linears.front().name)))
         .hint("a GPTQ or compressed-tensors dialect can say it; w4q list --dialects");
   }
+  std::erase(kept, head);
   check_not_converted(linears, kept);
   io::Json json = {{"quant_method", "awq"},           {"bits", bits},       {"group_size", group_size_of(scheme)},
                    {"zero_point", scheme.asymmetric}, {"version", version}, {"modules_to_not_convert", nullptr}};

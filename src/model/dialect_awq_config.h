@@ -17,11 +17,12 @@ struct AwqSizes {
 
 /// How one version stores a linear.
 struct AwqVersion {
-  std::vector<formats::StoredSpec> (*tensors)(const formats::Scheme&, int64_t n, int64_t k);
-  /// True when every zero point of the linear is 8; its zeros have the planned type and shape.
-  bool (*is_symmetric)(const io::Checkpoint&, const PackedLinearInfo&);
   /// From the shape of qweight.
   AwqSizes (*sizes)(const Shape& qweight);
+  std::vector<formats::StoredSpec> (*tensors)(const formats::Scheme&, int64_t n, int64_t k);
+  /// True when every zero point of the linear is 8; its tensors have the planned types and shapes. Null: there are
+  /// none.
+  bool (*is_symmetric)(const io::Checkpoint&, const PackedLinearInfo&);
 };
 
 /// "gemm", "gemv", "gemv_fast" or "marlin", by the types and shapes of the first linear; empty where the config is not
@@ -33,6 +34,6 @@ QuantizationConfig read_awq(const DialectSource& source, const AwqVersion& versi
 
 /// DialectRow::describe. All linears must have one group size.
 io::Json describe_awq(std::string_view version, const std::vector<DialectLinear>& linears,
-                      const std::vector<std::string>& kept);
+                      std::vector<std::string> kept);
 
 }  // namespace w4q::model

@@ -10,7 +10,6 @@
 #include "model/dialect_gptq_config.h"
 #include "model/dialect_integer.h"
 #include "model/dialect_rows.h"
-#include "repack/layout_registry.h"
 
 namespace w4q::model {
 namespace {
@@ -32,6 +31,9 @@ constexpr IntegerLimits limits{.bits = widths,
                                .act_order = true,
                                .n_multiple = tile,
                                .k_multiple = tile};
+
+/// In the order of tensors().
+constexpr std::array planes_of_tensors{PlaneRole::codes, PlaneRole::zeros, PlaneRole::scales, PlaneRole::group_index};
 
 /// What is added to a stored zero point: version 1 stores it less one.
 constexpr int zero_offset(std::string_view format) { return format == "gptq" ? 1 : 0; }
@@ -216,40 +218,33 @@ PackedWeight decode(const PackedLinearInfo& info, std::vector<StoredTensor> stor
   Scheme scheme = info.passes.front().scheme;
   const bool symmetric = !scheme.asymmetric;
   scheme.asymmetric = true;
-  PackedWeight packed{scheme, std::string(layout), info.n, info.k, {}};
-  constexpr std::array roles{PlaneRole::codes, PlaneRole::zeros, PlaneRole::scales, PlaneRole::group_index};
-  for (size_t i = 0; i < (scheme.act_order ? 4 : 3); ++i) {
-    packed.planes.push_back({{roles[i], stored[i].spec.dtype, stored[i].spec.shape}, std::move(stored[i].bytes)});
-  }
-  PackedWeight canonical = repack::layout_row(layout).unpack(packed, info.name);
+  const auto roles = std::span(planes_of_tensors).first(scheme.act_order ? 4 : 3);
+  PackedWeight canonical = unpack_stored(layout, scheme, info, std::move(stored), roles);
   if (offset != 0) shift_zeros(canonical, offset);
   return symmetric ? without_zeros(std::move(canonical), info.name) : std::move(canonical);
 }
 
-std::vector<StoredTensor> encode(const PackedWeight& canonical, int offset) {
-  std::vector<StoredTensor> result;
-  PackedWeight packed = [&] {
-    if (offset == 0) return repack::layout_row(layout).pack(canonical);
-    PackedWeight shifted = canonical.clone();
-    shift_zeros(shifted, -offset);
-    return repack::layout_row(layout).pack(shifted);
-  }();
-  const auto take = [&](std::string suffix, PlaneRole role) {
-    auto& plane = packed.plane(role);
-    result.push_back({{std::move(suffix), plane.spec.dtype, plane.spec.shape}, std::move(plane.bytes)});
-  };
-  take(".qweight", PlaneRole::codes);
-  take(".qzeros", PlaneRole::zeros);
-  take(".scales", PlaneRole::scales);
-  if (canonical.scheme.act_order) {
-    take(".g_idx", PlaneRole::group_index);
-    return result;
-  }
-  result.push_back(formats::allocate_stored({".g_idx", DType::i32, {canonical.k}}));
-  const int64_t size = formats::integer_group_size(canonical.scheme, canonical.k);
-  const auto index = result.back().bytes.as<int32_t>();
-  for (int64_t col = 0; col < canonical.k; ++col) index[static_cast<size_t>(col)] = static_cast<int32_t>(col / size);
+std::vector<int32_t> index_in_order(const Scheme& scheme, int64_t k) {
+  std::vector<int32_t> index(static_cast<size_t>(k));
+  const int64_t size = formats::integer_group_size(scheme, k);
+  for (int64_t col = 0; col < k; ++col) index[static_cast<size_t>(col)] = static_cast<int32_t>(col / size);
+  return index;
+}
+
+std::vector<StoredTensor> pack(const PackedWeight& canonical) {
+  auto specs = tensors(canonical.scheme, canonical.n, canonical.k);
+  if (canonical.scheme.act_order) return pack_stored(layout, canonical, std::move(specs), planes_of_tensors);
+  StoredTensor index{specs.back(), Buffer::copy_of(bytes_of(index_in_order(canonical.scheme, canonical.k)))};
+  auto result = pack_stored(layout, canonical, std::move(specs), std::span(planes_of_tensors).first(3));
+  result.push_back(std::move(index));
   return result;
+}
+
+std::vector<StoredTensor> encode(const PackedWeight& canonical, int offset) {
+  if (offset == 0) return pack(canonical);
+  PackedWeight shifted = canonical.clone();
+  shift_zeros(shifted, -offset);
+  return pack(shifted);
 }
 
 DialectFit fit(const PackedLinearInfo& info) { return fit_integer(info, limits); }

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "formats/integer.h"
+#include "repack/layout_registry.h"
 
 namespace w4q::model {
 namespace {
@@ -122,6 +123,29 @@ const Shape& matrix_shape(const io::Checkpoint& checkpoint, const std::string& n
   }
   throw Error(ErrorCode::bad_file, concat(printable(name), ": expected a matrix, found ", shape_text(info.shape)))
       .detail("in " + checkpoint.file_of(name));
+}
+
+formats::PackedWeight unpack_stored(std::string_view layout, const Scheme& scheme, const PackedLinearInfo& info,
+                                    std::vector<formats::StoredTensor> tensors,
+                                    std::span<const formats::PlaneRole> roles) {
+  formats::PackedWeight packed{scheme, std::string(layout), info.n, info.k, {}};
+  for (size_t i = 0; i < roles.size(); ++i) {
+    packed.planes.push_back({{roles[i], tensors[i].spec.dtype, tensors[i].spec.shape}, std::move(tensors[i].bytes)});
+  }
+  return repack::layout_row(layout).unpack(packed, info.name);
+}
+
+std::vector<formats::StoredTensor> pack_stored(std::string_view layout, const formats::PackedWeight& canonical,
+                                               std::vector<formats::StoredSpec> specs,
+                                               std::span<const formats::PlaneRole> roles) {
+  formats::PackedWeight packed = repack::layout_row(layout).pack(canonical);
+  std::vector<formats::StoredTensor> result;
+  for (size_t i = 0; i < roles.size(); ++i) {
+    auto& plane = packed.plane(roles[i]);
+    ensure(plane.spec.dtype == specs[i].dtype && plane.spec.shape == specs[i].shape, "pack_stored: another plane");
+    result.push_back({std::move(specs[i]), std::move(plane.bytes)});
+  }
+  return result;
 }
 
 bool has_symmetric_zeros(const formats::PackedWeight& canonical) {

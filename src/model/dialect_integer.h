@@ -43,6 +43,15 @@ void check_stored(const io::Checkpoint& checkpoint, const PackedLinearInfo& info
 /// A tensor's shape where it must have two dimensions. Throws bad_file naming it.
 const Shape& matrix_shape(const io::Checkpoint& checkpoint, const std::string& name);
 
+/// Tensors that are the planes of a layout, in the order of `roles`: to canonical planes, and back in the order of
+/// `specs`.
+formats::PackedWeight unpack_stored(std::string_view layout, const formats::Scheme& scheme,
+                                    const PackedLinearInfo& info, std::vector<formats::StoredTensor> tensors,
+                                    std::span<const formats::PlaneRole> roles);
+std::vector<formats::StoredTensor> pack_stored(std::string_view layout, const formats::PackedWeight& canonical,
+                                               std::vector<formats::StoredSpec> specs,
+                                               std::span<const formats::PlaneRole> roles);
+
 /// True when all bytes of a zeros plane are the symmetric zero.
 bool has_symmetric_zeros(const formats::PackedWeight& canonical);
 /// The same weight as a symmetric scheme. Throws bad_file naming `name` when has_symmetric_zeros does not hold.

@@ -10,9 +10,17 @@ namespace w4q::model {
 
 std::span<const DialectRow> dialect_registry() {
   // A checkpoint is taken by the first row that detects it.
-  static const std::vector<DialectRow> rows = {
-      awq_gemm_row(),           gptq_v1_row(),        gptq_v2_row(),          compressed_tensors_padded_row(),
-      compressed_tensors_row(), marlin_dialect_row(), bitsandbytes_nf4_row(), bitsandbytes_fp4_row()};
+  static const std::vector<DialectRow> rows = {awq_gemm_row(),
+                                               awq_gemv_row(),
+                                               awq_gemv_fast_row(),
+                                               awq_marlin_row(),
+                                               gptq_v1_row(),
+                                               gptq_v2_row(),
+                                               compressed_tensors_padded_row(),
+                                               compressed_tensors_row(),
+                                               marlin_dialect_row(),
+                                               bitsandbytes_nf4_row(),
+                                               bitsandbytes_fp4_row()};
   return rows;
 }
 

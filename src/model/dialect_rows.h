@@ -6,6 +6,9 @@
 namespace w4q::model {
 
 DialectRow awq_gemm_row();
+DialectRow awq_gemv_row();
+DialectRow awq_gemv_fast_row();
+DialectRow awq_marlin_row();
 DialectRow gptq_v1_row();
 DialectRow gptq_v2_row();
 DialectRow compressed_tensors_row();
