@@ -266,15 +266,18 @@ class LayerJob {
 
 }  // namespace
 
-int64_t calibrated_memory(const io::Checkpoint& checkpoint, const model::ModelConfig& config,
-                          const SchemeOf& scheme_of) {
+int64_t calibrated_memory(const io::Checkpoint& checkpoint, const model::ModelConfig& config, const SchemeOf& scheme_of,
+                          const CalibratedOptions& options) {
+  // The matrix in fp64 while it is factored, and the factor.
+  const int64_t factor = options.feedback ? sizeof(double) + sizeof(float) : 0;
   int64_t largest = 0, packed = 0;
   for (const auto& group : linear_groups(config, 0)) {
     int64_t weights = 0;
     for (const auto& name : group.linears) {
       if (scheme_of(name)) weights += element_count(checkpoint.at(name + ".weight").shape);
     }
-    largest = std::max(largest, static_cast<int64_t>(sizeof(float)) * (2 * weights + group.width * group.width));
+    largest = std::max(largest, static_cast<int64_t>(sizeof(float)) * (2 * weights + group.width * group.width) +
+                                    factor * group.width * group.width);
     packed += weights;
   }
   return largest + packed;  // a byte for every packed weight is more than any scheme but the widest needs

@@ -64,10 +64,10 @@ struct CalibratedLayer {
   std::vector<std::string> notes;  ///< what was wrong with the statistics
 };
 
-/// Bytes that one layer takes beside its statistics: the largest group in fp32 twice over, its Gram matrix, and what is
-/// packed.
-int64_t calibrated_memory(const io::Checkpoint& checkpoint, const model::ModelConfig& config,
-                          const SchemeOf& scheme_of);
+/// Bytes that one layer takes beside its statistics: the largest group in fp32 twice over, its Gram matrix and factor,
+/// and what is packed.
+int64_t calibrated_memory(const io::Checkpoint& checkpoint, const model::ModelConfig& config, const SchemeOf& scheme_of,
+                          const CalibratedOptions& options);
 
 /// Where the scales of a layer's groups go under `options`.
 ScaleTargets wanted_targets(const model::ModelConfig& config, int64_t layer, const SchemeOf& scheme_of,

@@ -103,7 +103,7 @@ CalibratedRun::CalibratedRun(const CalibratedRequest& request, const std::filesy
   }
   CalibrationOptions options;
   options.max_memory = request.max_memory;
-  options.reserved_memory = calibrated_memory(checkpoint, config, scheme_of_);
+  options.reserved_memory = calibrated_memory(checkpoint, config, scheme_of_, options_);
   options.spill_at = output;
   calibration_.emplace(checkpoint, config, std::move(windows), options);
   if (calibration_->spilled() > 0) {
@@ -126,7 +126,7 @@ CalibratedCost calibrated_cost(const CalibratedRequest& request, const io::Check
   check_sources(request);
   CalibratedCost cost;
   cost.memory = calibration_memory(checkpoint, config, request.text.length, true) +
-                calibrated_memory(checkpoint, config, scheme_of);
+                calibrated_memory(checkpoint, config, scheme_of, request.options);
   if (request.statistics.empty()) {
     cost.memory +=
         request.text.samples * request.text.length * config.hidden_size * static_cast<int64_t>(sizeof(float));

@@ -54,6 +54,7 @@ std::string to_text(const Plan& plan) {
     text += concat("expected: up to ", human_bytes(plan.expected_memory), " of memory, about ",
                    human_seconds(plan.expected_seconds), " of computing; reading and writing come on top\n");
   }
+  if (!plan.steps.empty()) text += "steps: " + join(plan.steps, " → ") + "\n";
   for (const auto& note : plan.notes) text += "note: " + note + "\n";
   return text;
 }
@@ -80,6 +81,7 @@ io::Json to_json(const Plan& plan) {
           {"bytes_after", plan.bytes_after()},
           {"expected_memory_bytes", plan.expected_memory},
           {"expected_seconds", plan.expected_seconds},
+          {"steps", plan.steps},
           {"notes", plan.notes}};
 }
 

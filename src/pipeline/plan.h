@@ -32,6 +32,7 @@ struct Plan {
   int64_t expected_memory = 0;  ///< bytes: the largest tensor in and out, and what the program itself needs
   double expected_seconds =
       0;  ///< computing, from a sample measured on this machine now; reading and writing come on top
+  std::vector<std::string> steps;  ///< what is done beyond rounding each weight by itself, in order
   std::vector<std::string> notes;
 
   int64_t bytes_before() const noexcept;

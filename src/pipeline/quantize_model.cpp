@@ -124,6 +124,7 @@ Plan make_plan(const Source& source, const QuantizeRequest& request) {
     throw Error(ErrorCode::bad_argument, "nothing to quantize: every tensor would be kept in 16 bit")
         .hint("check the recipe and --keep");
   }
+  plan.steps = steps_of(request);
   for (const auto& warning : source.checkpoint.warnings()) plan.notes.push_back(warning);
   for (const auto& warning : source.model.warnings) plan.notes.push_back(warning);
   return plan;
@@ -224,22 +225,6 @@ class CalibratedTensors {
 
 }  // namespace
 
-std::vector<std::string> QuantizeReport::warnings() const {
-  std::vector<std::string> result;
-  for (const auto& tensor : tensors) {
-    if (tensor.stats.saturated_scales > 0) {
-      result.push_back(concat(printable(tensor.name), ": ", tensor.stats.saturated_scales, " of ", tensor.stats.blocks,
-                              " block scales saturated"));
-    }
-    if (tensor.stats.subnormal_scales > 0) {
-      result.push_back(
-          concat(printable(tensor.name), ": ", tensor.stats.subnormal_scales, " of ", tensor.stats.blocks,
-                 " block scales are subnormal: the tensor's magnitudes span more than the scale type does"));
-    }
-  }
-  return result;
-}
-
 Plan plan_quantize(const QuantizeRequest& request) {
   const Source source = open_source(request.model);
   Plan plan = make_plan(source, request);
@@ -285,51 +270,6 @@ QuantizeReport quantize_model(const QuantizeRequest& request) {
   report.file_bytes = writer.file_bytes();
   report.seconds = watch.seconds();
   return report;
-}
-
-std::string to_text(const QuantizeReport& report) {
-  TextTable table({"tensor", "scheme", "SQNR dB", "relative error", "max error", "2^e"});
-  for (const auto& tensor : report.tensors) {
-    table.row({printable(tensor.name), formats::to_string(tensor.scheme), fixed(tensor.error.sqnr(), 2),
-               fixed(tensor.error.relative(), 5), fixed(tensor.error.max_error, 6),
-               concat(tensor.stats.range_exponent)});
-  }
-  std::string text = table.str();
-  if (!report.groups.empty()) text += "\n" + to_text(report.groups);
-  text +=
-      concat("\n", report.plan.packed_tensors(), " tensors packed at ", fixed(report.plan.packed_bits_per_weight(), 3),
-             " bits per weight, SQNR ", fixed(report.total.sqnr(), 2), " dB; ", human_bytes(report.plan.bytes_before()),
-             " → ", human_bytes(report.file_bytes), " in ", human_seconds(report.seconds), "\n");
-  for (const auto& note : report.plan.notes) text += "note: " + note + "\n";
-  for (const auto& warning : report.warnings()) text += "warning: " + warning + "\n";
-  return text;
-}
-
-io::Json to_json(const QuantizeReport& report) {
-  io::Json tensors = io::Json::array();
-  for (const auto& tensor : report.tensors) {
-    tensors.push_back({{"name", tensor.name},
-                       {"scheme", formats::to_string(tensor.scheme)},
-                       {"sqnr_db", tensor.error.sqnr()},
-                       {"relative_error", tensor.error.relative()},
-                       {"max_error", tensor.error.max_error},
-                       {"blocks", tensor.stats.blocks},
-                       {"zero_blocks", tensor.stats.zero_blocks},
-                       {"saturated_scales", tensor.stats.saturated_scales},
-                       {"subnormal_scales", tensor.stats.subnormal_scales},
-                       {"range_exponent", tensor.stats.range_exponent},
-                       {"seconds", tensor.seconds}});
-  }
-  return {{"tensors", std::move(tensors)},
-          {"groups", to_json(report.groups)},
-          {"packed_tensors", report.plan.packed_tensors()},
-          {"packed_bits_per_weight", report.plan.packed_bits_per_weight()},
-          {"sqnr_db", report.total.sqnr()},
-          {"bytes_before", report.plan.bytes_before()},
-          {"file_bytes", report.file_bytes},
-          {"seconds", report.seconds},
-          {"notes", report.plan.notes},
-          {"warnings", report.warnings()}};
 }
 
 }  // namespace w4q::pipeline

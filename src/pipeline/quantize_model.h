@@ -56,6 +56,9 @@ struct QuantizeReport {
   std::vector<std::string> warnings() const;
 };
 
+/// What is done beyond rounding each weight by itself, in order, in words.
+std::vector<std::string> steps_of(const QuantizeRequest& request);
+
 /// What quantize_model would do; writes nothing. Throws as it would for anything that can be seen without the weights.
 Plan plan_quantize(const QuantizeRequest& request);
 

@@ -1,4 +1,6 @@
 // Laws of quantizers: the bytes of the plain definition, valid planes, on every type of weight.
+#include <cmath>
+
 #include "laws/registries.h"
 #include "quantize/quantizer_registry.h"
 #include "support.h"
@@ -62,6 +64,32 @@ TEST_P(QuantizerLaw, EqualsTheDefinition) {
         }
       }
     }
+  }
+}
+
+/// A quantizer that searches may choose other bytes; they are valid, and no farther from the weights.
+TEST_P(QuantizerLaw, SearchingIsNeverWorse) {
+  const Scheme& scheme = GetParam();
+  if (scheme.family != formats::SchemeFamily::kbit) return;  // nothing to search
+  const auto& quantizer = quantize::quantizer_row("kbit");
+  quantize::QuantizeOptions searched;
+  searched.scales = quantize::Scales::search;
+  for (const auto& [n, k] : test::sizes) {
+    const Source source(DType::bf16, n, k);
+    const auto error = [&](const formats::PackedWeight& weight) {
+      const auto decoded = test::decode(weight);
+      double sum = 0;
+      for (size_t i = 0; i < decoded.size(); ++i) sum += std::pow(double{decoded[i]} - double{source.values[i]}, 2);
+      return sum;
+    };
+    const auto plain = quantizer.run(source.view(), scheme, {}).weight;
+    const auto best = quantizer.run(source.view(), scheme, searched).weight;
+    EXPECT_NO_THROW(formats::scheme_row(scheme.family).validate(best, "w"));
+    EXPECT_LE(error(best), error(plain) * (1 + 1e-5)) << n << " × " << k;  // errors are compared in fp32
+    searched.learn_table = true;
+    EXPECT_NO_THROW(
+        formats::scheme_row(scheme.family).validate(quantizer.run(source.view(), scheme, searched).weight, "w"));
+    searched.learn_table = false;
   }
 }
 

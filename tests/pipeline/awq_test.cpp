@@ -244,8 +244,8 @@ TEST_F(QuantizeAwq, BytesDependNeitherOnThreadsNorOnWhereStatisticsComeFrom) {
   const auto config = model::read_config(model());
   const auto checkpoint = io::Checkpoint::open(model());
   constexpr int64_t window_bytes = 128 * 256 * 4;
-  spilled.calibrated->max_memory =
-      calibration_memory(checkpoint, config, 128, true) + calibrated_memory(checkpoint, config, all_packed) + 2 * window_bytes;
+  spilled.calibrated->max_memory = calibration_memory(checkpoint, config, 128, true) +
+                                   calibrated_memory(checkpoint, config, all_packed, {}) + 2 * window_bytes;
   const auto report = quantize_model(spilled);
   EXPECT_EQ(weights("one"), weights("spilled"));
   ASSERT_EQ(report.plan.notes.size(), 1u);

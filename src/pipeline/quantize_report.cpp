@@ -1,0 +1,112 @@
+#include <algorithm>
+#include <cmath>
+
+#include "core/text.h"
+#include "pipeline/quantize_model.h"
+
+namespace w4q::pipeline {
+namespace {
+
+/// How far an error lies below the outputs.
+double decibels(double power, double error) { return 10 * std::log10(power / error); }
+
+}  // namespace
+
+std::vector<std::string> steps_of(const QuantizeRequest& request) {
+  std::vector<std::string> steps;
+  const auto& calibrated = request.calibrated;
+  const auto& options = request.options;
+  if (calibrated && calibrated->options.scales) steps.emplace_back("awq scales");
+  if (calibrated && calibrated->options.scales && calibrated->options.clip && !options.searches() &&
+      !calibrated->options.feedback) {
+    steps.emplace_back("awq clips");
+  }
+  if (options.learn_table)
+    steps.push_back(concat("table learned from ", options.table.empty() ? options.codebook : "a file"));
+  if (options.scales == quantize::Scales::search) steps.emplace_back("scales searched");
+  if (options.clip == quantize::Clip::mse) steps.emplace_back("ranges searched");
+  if (calibrated && options.searches()) steps.emplace_back("weighted by calibration");
+  if (calibrated && calibrated->options.feedback) {
+    steps.push_back(concat("feedback, damping ", calibrated->options.damping));
+  }
+  return steps;
+}
+
+std::vector<std::string> QuantizeReport::warnings() const {
+  std::vector<std::string> result;
+  for (const auto& tensor : tensors) {
+    if (tensor.stats.saturated_scales > 0) {
+      result.push_back(concat(printable(tensor.name), ": ", tensor.stats.saturated_scales, " of ", tensor.stats.blocks,
+                              " block scales saturated"));
+    }
+    if (tensor.stats.subnormal_scales > 0) {
+      result.push_back(
+          concat(printable(tensor.name), ": ", tensor.stats.subnormal_scales, " of ", tensor.stats.blocks,
+                 " block scales are subnormal: the tensor's magnitudes span more than the scale type does"));
+    }
+  }
+  return result;
+}
+
+std::string to_text(const QuantizeReport& report) {
+  const bool calibrated = std::ranges::any_of(report.tensors, [](const auto& tensor) { return tensor.output.has_value(); });
+  std::vector<std::string> head{"tensor", "scheme", "SQNR dB", "relative error", "max error", "2^e"};
+  if (calibrated) head.insert(head.end(), {"output dB, plain", "packed"});
+  TextTable table(head);
+  for (const auto& tensor : report.tensors) {
+    std::vector<std::string> row{printable(tensor.name),           formats::to_string(tensor.scheme),
+                                 fixed(tensor.error.sqnr(), 2),    fixed(tensor.error.relative(), 5),
+                                 fixed(tensor.error.max_error, 6), concat(tensor.stats.range_exponent)};
+    if (tensor.output) {
+      row.push_back(fixed(decibels(tensor.output->power, tensor.output->plain), 2));
+      row.push_back(fixed(decibels(tensor.output->power, tensor.output->packed), 2));
+    } else if (calibrated) {
+      row.insert(row.end(), 2, "");
+    }
+    table.row(row);
+  }
+  std::string text = table.str();
+  if (!report.groups.empty()) text += "\n" + to_text(report.groups);
+  text +=
+      concat("\n", report.plan.packed_tensors(), " tensors packed at ", fixed(report.plan.packed_bits_per_weight(), 3),
+             " bits per weight, SQNR ", fixed(report.total.sqnr(), 2), " dB; ", human_bytes(report.plan.bytes_before()),
+             " → ", human_bytes(report.file_bytes), " in ", human_seconds(report.seconds), "\n");
+  if (!report.plan.steps.empty()) text += "steps: " + join(report.plan.steps, " → ") + "\n";
+  for (const auto& note : report.plan.notes) text += "note: " + note + "\n";
+  for (const auto& warning : report.warnings()) text += "warning: " + warning + "\n";
+  return text;
+}
+
+io::Json to_json(const QuantizeReport& report) {
+  io::Json tensors = io::Json::array();
+  for (const auto& tensor : report.tensors) {
+    tensors.push_back({{"name", tensor.name},
+                       {"scheme", formats::to_string(tensor.scheme)},
+                       {"sqnr_db", tensor.error.sqnr()},
+                       {"relative_error", tensor.error.relative()},
+                       {"max_error", tensor.error.max_error},
+                       {"blocks", tensor.stats.blocks},
+                       {"zero_blocks", tensor.stats.zero_blocks},
+                       {"saturated_scales", tensor.stats.saturated_scales},
+                       {"subnormal_scales", tensor.stats.subnormal_scales},
+                       {"range_exponent", tensor.stats.range_exponent},
+                       {"seconds", tensor.seconds}});
+    if (!tensor.output) continue;
+    tensors.back()["output"] = {{"power", tensor.output->power},
+                                {"plain_error", tensor.output->plain},
+                                {"packed_error", tensor.output->packed}};
+  }
+  return {{"tensors", std::move(tensors)},
+          {"groups", to_json(report.groups)},
+          {"packed_tensors", report.plan.packed_tensors()},
+          {"packed_bits_per_weight", report.plan.packed_bits_per_weight()},
+          {"sqnr_db", report.total.sqnr()},
+          {"bytes_before", report.plan.bytes_before()},
+          {"file_bytes", report.file_bytes},
+          {"seconds", report.seconds},
+          {"steps", report.plan.steps},
+          {"notes", report.plan.notes},
+          {"warnings", report.warnings()}};
+}
+
+}  // namespace w4q::pipeline
