@@ -84,7 +84,10 @@ QuantizeResult run(const TensorView& weight, const Scheme& scheme, const Quantiz
 }
 
 #ifdef W4Q_HAVE_CUDA
-constexpr auto run_cuda = quantize_kbit_cuda;
+/// What searches has no way on the GPU.
+QuantizeResult run_cuda(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
+  return options.searches() ? run(weight, scheme, options) : quantize_kbit_cuda(weight, scheme, options);
+}
 #else
 constexpr decltype(QuantizerRow::run_cuda) run_cuda = nullptr;
 #endif
