@@ -11,6 +11,9 @@
 #include "quantize/feedback.h"
 #include "quantize/integer_simd.h"
 #include "quantize/source_matrix.h"
+#ifdef W4Q_HAVE_CUDA
+#include "quantize/rtn_cuda.h"
+#endif
 
 namespace w4q::quantize {
 namespace {
@@ -124,6 +127,20 @@ QuantizeResult run(const TensorView& weight, const Scheme& scheme, const Quantiz
   return result;
 }
 
+#ifdef W4Q_HAVE_CUDA
+QuantizeResult run_cuda(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
+  if (options.feeds_back()) return run(weight, scheme, options);
+  check_scheme(scheme);
+  check_options(options);
+  check_weight(weight);
+  QuantizeResult result{formats::allocate_integer(scheme, weight.shape[0], weight.shape[1]), {}};
+  result.stats = rtn_encode_cuda(weight, options.clip, result.weight);
+  return result;
+}
+#else
+constexpr decltype(QuantizerRow::run_cuda) run_cuda = nullptr;
+#endif
+
 }  // namespace
 
 float least_normal(ScaleType type) noexcept { return type == ScaleType::f16 ? 0x1p-14f : 0x1p-126f; }
@@ -172,7 +189,7 @@ QuantizerRow rtn_quantizer() {
           .needs_statistics = false,
           .accepts = accepts,
           .run = run,
-          .run_cuda = nullptr};
+          .run_cuda = run_cuda};
 }
 
 }  // namespace w4q::quantize
