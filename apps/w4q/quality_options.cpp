@@ -18,7 +18,8 @@ void apply_preset(QualityArguments& arguments, pipeline::QuantizeRequest& reques
   const bool calibrates = arguments.quality != "fast";
   if (kbit) {
     arguments.scales = "search";
-    request.options.learn_table = true;
+    // Without activations a learned table fits the weights better and, at few bits, the model no better.
+    request.options.learn_table = calibrates;
   } else if (!calibrates) {
     request.options.clip = quantize::Clip::mse;
   }
@@ -43,11 +44,13 @@ void check_method(const QualityArguments& arguments, const pipeline::QuantizeReq
 }  // namespace
 
 void add_quality(CLI::App& command, QualityArguments& arguments, CLI::Option& codebook, CLI::Option& clip) {
-  auto* quality = command
-                      .add_option("--quality", arguments.quality,
-                                  "Steps by name. fast: searches, no calibration; good: weighted by calibration, with "
-                                  "feedback; best: AWQ's scales too")
-                      ->check(CLI::IsMember({"fast", "good", "best"}));
+  auto* quality =
+      command
+          .add_option(
+              "--quality", arguments.quality,
+              "Steps by name. fast: searches, no calibration; good: tables learned and weighted by calibration, "
+              "feedback; best: AWQ's scales too")
+          ->check(CLI::IsMember({"fast", "good", "best"}));
   auto* scales = command
                      .add_option("--scales", arguments.scales,
                                  "kbit: block scales from the largest magnitude, or by least squared error")
