@@ -1,12 +1,16 @@
 // Canonical integer weights and their forms in dialects, for tests.
 #pragma once
 
+#include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/float_formats.h"
 #include "core/rng.h"
 #include "formats/integer.h"
+#include "io/checkpoint_writer.h"
+#include "io/output.h"
 #include "model/dialect.h"
 
 namespace w4q::test {
@@ -61,6 +65,30 @@ inline std::vector<formats::StoredTensor> clone(const std::vector<formats::Store
   std::vector<formats::StoredTensor> copy;
   for (const auto& tensor : tensors) copy.push_back({tensor.spec, tensor.bytes.clone()});
   return copy;
+}
+
+/// Writes a checkpoint of nothing but these tensors, by name, in place of what was there.
+inline void write_checkpoint(const std::filesystem::path& folder, const io::Json& config,
+                             const std::vector<std::pair<std::string, formats::StoredTensor>>& tensors,
+                             const io::WriteOptions& options = {}) {
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder);
+  std::vector<io::PlannedTensor> plan;
+  for (const auto& [name, tensor] : tensors) plan.push_back({name, tensor.spec.dtype, tensor.spec.shape});
+  io::CheckpointWriter writer(folder, plan, options);
+  for (const auto& [name, tensor] : tensors) writer.write(name, tensor.bytes.bytes());
+  writer.finish();
+  io::write_file(folder / "config.json", config.dump(2), true);
+}
+
+/// The config and all linears of a checkpoint.
+inline model::QuantizationConfig read_quantization(const std::filesystem::path& folder) {
+  const auto checkpoint = io::Checkpoint::open(folder);
+  return model::read_quantization(io::read_json(folder / "config.json"), checkpoint, "config.json");
+}
+inline formats::PackedWeight load_linear(const std::filesystem::path& folder, const std::string& name) {
+  auto linear = model::load_canonical(io::Checkpoint::open(folder), read_quantization(folder).linears.at(name));
+  return std::move(linear.passes.front());
 }
 
 }  // namespace w4q::test

@@ -34,8 +34,8 @@ std::vector<std::string> possible_versions(const io::Checkpoint& checkpoint, con
   if (checkpoint.at(name + ".qweight").dtype == DType::i16) return {"gemv_fast"};
   const Shape& qweight = matrix_shape(checkpoint, name + ".qweight");
   const Shape& scales = matrix_shape(checkpoint, name + ".scales");
-  if (!checkpoint.contains(name + ".qzeros")) return {"marlin"};
   std::vector<std::string> versions;
+  if (qweight[1] == 2 * scales[1] && !checkpoint.contains(name + ".qzeros")) versions.emplace_back("marlin");
   if (scales[1] == qweight[1] * fields) versions.emplace_back("gemm");
   if (scales[0] == qweight[0]) versions.emplace_back("gemv");
   return versions;

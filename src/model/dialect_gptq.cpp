@@ -124,6 +124,14 @@ StoredZeros look_at_zeros(const io::Checkpoint& checkpoint, const PackedLinearIn
                    "\", config.json says the other"));
 }
 
+/// GPTQ has more formats than the two: "gptq_p" has planes of bits, and only config.json tells.
+void check_format(const DialectSource& source) {
+  const std::string format = gptq_format(source);
+  if (format == "gptq") return;
+  throw Error(ErrorCode::unsupported, concat(source.place, ": checkpoint_format \"", printable(format), "\""))
+      .detail("known: gptq, gptq_v2, marlin");
+}
+
 class GptqReader {
  public:
   GptqReader(const DialectSource& source, std::string_view format)
@@ -297,8 +305,11 @@ DialectRow gptq_v1_row() {
   DialectRow row = common_row();
   row.name = "gptq-v1";
   row.description = "GPTQ, checkpoint_format gptq: AutoGPTQ, GPTQModel, optimum";
-  row.detect = [](const DialectSource& source) { return is_gptq(source) && gptq_format(source) == "gptq"; };
-  row.read = [](const DialectSource& source) { return GptqReader(source, "gptq").read(); };
+  row.detect = [](const DialectSource& source) { return is_gptq(source) && gptq_format(source) != "gptq_v2"; };
+  row.read = [](const DialectSource& source) {
+    check_format(source);
+    return GptqReader(source, "gptq").read();
+  };
   row.decode = [](const PackedLinearInfo& info, std::vector<StoredTensor> stored) {
     return decode(info, std::move(stored), zero_offset("gptq"));
   };

@@ -38,13 +38,10 @@ int nearest_bits(std::span<const int> list, int bits) {
   return found == list.end() ? list.back() : *found;
 }
 
-/// The group that a rounding anew would use: the scheme's own, else the largest that divides it, else the last.
+/// The group for rounding anew: the least that the dialect has and that is as large, else the last.
 int nearest_group(std::span<const int> list, int group) {
-  int best = list.back();
-  for (const int size : list) {
-    if (size != formats::whole_row && group % size == 0 && (best == formats::whole_row || size > best)) best = size;
-  }
-  return best;
+  const auto found = std::ranges::find_if(list, [&](int size) { return size != formats::whole_row && size >= group; });
+  return group == formats::whole_row || found == list.end() ? list.back() : *found;
 }
 
 }  // namespace
@@ -55,7 +52,8 @@ DialectFit fit_integer(const PackedLinearInfo& info, const IntegerLimits& limits
   std::string loses;
   if (scheme.family != formats::SchemeFamily::integer) {
     loses = "its codes are entries of a table, the dialect has integer steps";
-    scheme = {formats::SchemeFamily::integer, scheme.bits, 128, limits.scales.front(), limits.asymmetric, false};
+    const int group = info.k % 128 == 0 ? 128 : formats::whole_row;
+    scheme = {formats::SchemeFamily::integer, scheme.bits, group, limits.scales.front(), limits.asymmetric, false};
   }
   if (!contains(limits.bits, scheme.bits)) {
     if (loses.empty()) loses = concat("codes of ", scheme.bits, " bits: it has ", list_text(limits.bits));
