@@ -11,6 +11,7 @@
 #include "io/files.h"
 #include "model/token_file.h"
 #include "model/tokenizer.h"
+#include "verify/convention.h"
 #include "verify/reference.h"
 #include "verify/report.h"
 #include "verify/structure.h"
@@ -109,9 +110,14 @@ int run(const Options& options) {
   apply(options.common);
   check_usage(options);
   Results results;
+  // Whoever wrote it, its values are only worth decoding once its conventions are known.
+  const bool foreign = verify::is_foreign_checkpoint(options.model);
+  if (foreign) results.checks.add(verify::check_conventions(options.model, options.base));
+  if (!results.checks.passed()) return results.finish(options.common);
   const auto candidate = verify::open_checkpoint(options.model);
   const auto base = options.base.empty() ? std::nullopt : std::optional(verify::open_checkpoint(options.base));
-  results.checks.add(verify::check_structure(candidate, base ? &*base : nullptr));
+  // Other programs fold scales into what they keep, so it need not be the base's.
+  results.checks.add(verify::check_structure(candidate, base && !foreign ? &*base : nullptr));
   // Beyond a broken structure there is nothing to decode.
   if (!results.checks.passed()) return results.finish(options.common);
   if (!candidate.quantization.linears.empty()) results.checks.add(verify::check_codes(candidate));

@@ -20,10 +20,10 @@ class Rescaled : public ::testing::Test {
     request.output = folder_ / "q";
     request.method = "awq";
     request.scheme = formats::parse_scheme(scheme);
-    request.awq.emplace();
-    request.awq->text.ids = test::bundled_model() / "own/selfgen.ids.u16";
-    request.awq->text.samples = 4;
-    request.awq->text.length = 128;
+    request.calibrated.emplace();
+    request.calibrated->text.ids = test::bundled_model() / "own/selfgen.ids.u16";
+    request.calibrated->text.samples = 4;
+    request.calibrated->text.length = 128;
     return pipeline::quantize_model(request);
   }
   WeightReport compare() const {

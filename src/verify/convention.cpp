@@ -1,0 +1,396 @@
+#include "verify/convention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "core/convert.h"
+#include "core/error.h"
+#include "core/progress.h"
+#include "core/text.h"
+#include "formats/integer.h"
+#include "formats/scheme_registry.h"
+#include "io/checkpoint.h"
+#include "io/json.h"
+#include "model/config.h"
+#include "model/dialect.h"
+#include "model/dialect_checkpoint.h"
+#include "model/model.h"
+#include "verify/convention_claims.h"
+#include "verify/convention_values.h"
+
+namespace w4q::verify {
+namespace {
+
+using formats::PackedWeight;
+using formats::Scheme;
+
+/// Tensors of a dialect of integer weights.
+struct TensorNames {
+  std::string_view dialect;  ///< beginning of the row's name
+  std::string_view codes, scales, zeros, index;
+  bool always_zeros;  ///< zero points are stored for symmetric weights too
+  WordHabits habits;
+};
+constexpr TensorNames tensor_names[] = {
+    {"awq-gemm", ".qweight", ".scales", ".qzeros", "", true, {true, true, true}},
+    {"gptq-v", ".qweight", ".scales", ".qzeros", ".g_idx", true, {}},
+    {"compressed-tensors", ".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_g_idx", false, {}},
+    {"marlin", ".B", ".s", "", "", false, {true, true, false}}};
+
+/// Any tensor of which says that a linear is, or was, packed.
+constexpr std::string_view traces[] = {".qweight",      ".qzeros",       ".scales",        ".g_idx", ".weight_packed",
+                                       ".weight_scale", ".weight_shape", ".weight.absmax", ".B",     ".s"};
+
+std::optional<io::Json> foreign_config(const std::filesystem::path& folder, std::string& place) {
+  const auto path = folder / "config.json";
+  if (!std::filesystem::exists(path)) return std::nullopt;
+  const io::Json config = io::read_json(path);
+  if (config.is_object() && config.contains("quantization_config")) {
+    const io::Json& found = config["quantization_config"];
+    place = concat(path.string(), ": quantization_config");
+    if (!found.is_object() || found.value("quant_method", io::Json()) == "w4q") return std::nullopt;
+    return found;
+  }
+  for (const auto name : model::side_config_files) {
+    if (!std::filesystem::exists(folder / name)) continue;
+    io::Json side = io::read_json(folder / name);
+    place = (folder / name).string();
+    if (side.is_object()) return side;
+  }
+  return std::nullopt;
+}
+
+std::string one_line(const Error& error) {
+  std::string text = error.what();
+  std::ranges::replace(text, '\n', ' ');
+  return text;
+}
+
+/// The row that takes the checkpoint; damaged tensors must not keep a row from being asked.
+const model::DialectRow& find_row(const model::DialectSource& source) {
+  for (const auto& row : model::dialect_registry()) {
+    try {
+      if (row.detect(source)) return row;
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::internal) throw;
+    }
+  }
+  return model::detect_dialect(source);
+}
+
+class Detective {
+ public:
+  Detective(const std::filesystem::path& folder, const std::filesystem::path& base)
+      : folder_(folder),
+        quantization_(foreign_config(folder, place_).value_or(io::Json::object())),
+        model_(model::read_config(folder)),
+        checkpoint_(io::Checkpoint::open(folder)),
+        source_{quantization_, place_, checkpoint_},
+        row_(find_row(source_)),
+        claims_(source_) {
+    const auto found =
+        std::ranges::find_if(tensor_names, [&](const auto& names) { return row_.name.starts_with(names.dialect); });
+    if (found != std::end(tensor_names)) names_ = &*found;
+    if (!base.empty()) base_.emplace(io::Checkpoint::open(base));
+  }
+
+  Check run() {
+    look_at_shards();
+    look_at_version();
+    const auto parameters = model::parameters(model_);
+    Progress progress("conventions", static_cast<int64_t>(parameters.size()), "tensors");
+    for (const auto& parameter : parameters) {
+      if (parameter.linear && parameter.shape.size() == 2) look_at(parameter);
+      progress.advance(1);
+    }
+    look_at_profiles();
+    if (names_ == nullptr && faults_.empty()) look_by_reader();
+    Check check{"conventions", faults_.empty(), {}, std::move(faults_)};
+    check.detail = concat(packed_, " packed linears read as ", row_.name,
+                          base_ ? ", compared with the base" : ", by shapes and statistics",
+                          check.passed ? "" : concat("; ", check.faults.size(), " faults"));
+    return check;
+  }
+
+ private:
+  void fault(std::string_view tensor, const std::string& what) {
+    faults_.push_back(concat(printable(tensor), ": ", what));
+  }
+
+  // ---- files and config
+  // -----------------------------------------------------------------------------------------------
+
+  void look_at_shards() {
+    std::set<std::string> used;
+    for (const auto& [name, info] : checkpoint_.tensors()) {
+      used.insert(std::filesystem::path(checkpoint_.file_of(name)).filename().string());
+    }
+    for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
+      const std::string file = entry.path().filename().string();
+      if (entry.path().extension() != ".safetensors" || used.contains(file)) continue;
+      fault(file, "a stale shard: no tensor of the checkpoint is read from it");
+    }
+    for (const auto& warning : checkpoint_.warnings()) {
+      if (warning.find(" holds ") != std::string::npos) faults_.push_back("a stale shard: " + warning);
+    }
+  }
+
+  /// The words of the config about layout against the shapes that chose the row.
+  void look_at_version() {
+    const auto text = [&](const char* key) {
+      const auto found = quantization_.find(key);
+      return found != quantization_.end() && found->is_string() ? found->get<std::string>() : std::string();
+    };
+    const std::string version = text("version");
+    if (row_.name.starts_with("awq-") && !version.empty()) {
+      std::string wanted = "awq-" + version;
+      std::ranges::replace(wanted, '_', '-');
+      if (wanted != row_.name) {
+        fault(first_packed(),
+              concat("config says version \"", printable(version), "\", the shapes are those of ", row_.name));
+      }
+    }
+    if (row_.name == "compressed-tensors-0.17" && !(version.starts_with("0.17") || version.empty())) {
+      const int minor = version.starts_with("0.") ? std::atoi(version.c_str() + 2) : 99;
+      if (minor >= 18) {
+        fault(first_packed(), concat("config says version \"", printable(version),
+                                     "\", the words are packed as releases before 0.18 did"));
+      }
+    }
+  }
+
+  std::string first_packed() const {
+    for (const auto& [name, info] : checkpoint_.tensors()) {
+      for (const auto trace : traces) {
+        if (name.ends_with(trace)) return name;
+      }
+    }
+    return "config.json";
+  }
+
+  // ---- one linear
+  // -------------------------------------------------------------------------------------------------------
+
+  void look_at(const model::Parameter& parameter) {
+    const std::string linear(model::module_path(parameter.name));
+    const bool in_block = linear.find(".layers.") != std::string::npos;
+    std::vector<std::string> found;
+    for (const auto trace : traces) {
+      if (checkpoint_.contains(concat(linear, trace))) found.push_back(concat(linear, trace));
+    }
+    const bool plain = checkpoint_.contains(parameter.name);
+    const std::string left_out = claims_.left_out_by(linear);
+    if (found.empty()) {
+      if (!plain) return fault(parameter.name, "is missing, packed or not");
+      if (in_block && left_out.empty() && claims_.can_leave_out() &&
+          is_weight_dtype(checkpoint_.at(parameter.name).dtype)) {
+        fault(parameter.name, "is in 16 bit, but the config lists it as quantized");
+      }
+      return;
+    }
+    ++packed_;
+    if (!left_out.empty() && in_block) {
+      fault(found.front(), concat("is quantized, but the config leaves it out by ", left_out));
+    }
+    if (names_ == nullptr) return;
+    if (!checkpoint_.contains(concat(linear, names_->codes))) {
+      return fault(concat(linear, names_->codes), concat("is missing, although ", found.front(), " is there"));
+    }
+    try {
+      look_at_tensors(linear, parameter.shape[0], parameter.shape[1]);
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::internal) throw;
+      faults_.push_back(one_line(error));
+    }
+  }
+
+  Scheme declared_scheme(const std::string& linear) const {
+    const auto words = claims_.words_of(linear);
+    Scheme scheme{formats::SchemeFamily::integer, words.bits, words.group, formats::ScaleType::f16, false, false};
+    const DType type = checkpoint_.at(concat(linear, names_->scales)).dtype;
+    scheme.scale = type == DType::bf16  ? formats::ScaleType::bf16
+                   : type == DType::f32 ? formats::ScaleType::f32
+                                        : formats::ScaleType::f16;
+    scheme.asymmetric =
+        names_->always_zeros || (!names_->zeros.empty() && (words.asymmetric || has(linear, names_->zeros)));
+    scheme.act_order = !names_->index.empty() && scheme.block != formats::whole_row && has(linear, names_->index);
+    return scheme;
+  }
+
+  bool has(const std::string& linear, std::string_view suffix) const {
+    return !suffix.empty() && checkpoint_.contains(concat(linear, suffix));
+  }
+
+  void look_at_tensors(const std::string& linear, int64_t n, int64_t k) {
+    Scheme scheme = declared_scheme(linear);
+    model::PackedLinearInfo info{linear, n, k, DType::f16, {{scheme, std::string(formats::canonical_layout)}}};
+    bool sound = true;
+    for (const auto& spec : row_.tensors(scheme, n, k)) {
+      if (spec.suffix == names_->index && !has(linear, spec.suffix)) continue;
+      info.stored.push_back({linear + spec.suffix, spec.dtype, spec.shape});
+      sound = shape_is_sound(linear, spec, scheme, k) && sound;
+    }
+    if (!sound || !scales_are_finite(linear) || !look_at_index(linear, scheme, k)) return;
+    info.passes.front().scheme = scheme;
+    look_at_values(info);
+  }
+
+  /// False, and a fault, where a tensor is missing or has another type or shape.
+  bool shape_is_sound(const std::string& linear, const formats::StoredSpec& spec, const Scheme& scheme, int64_t k) {
+    const std::string name = linear + spec.suffix;
+    if (!checkpoint_.contains(name)) return fault(name, "is missing"), false;
+    const io::TensorInfo& found = checkpoint_.at(name);
+    if (found.shape == spec.shape && found.dtype == spec.dtype) return true;
+    const Shape& shape = found.shape;
+    if (spec.suffix == names_->scales && shape.size() == 2 && spec.shape.size() == 2) {
+      // Outputs are one dimension, groups the other: [groups, n], in compressed-tensors [n, groups].
+      const bool outputs_first = row_.name.starts_with("compressed-tensors");
+      const int64_t wanted = spec.shape[outputs_first ? 1 : 0], outputs = spec.shape[outputs_first ? 0 : 1];
+      const int64_t groups = shape[outputs_first ? 1 : 0];
+      if (shape[0] == spec.shape[1] && shape[1] == spec.shape[0]) {
+        return fault(name,
+                     concat("its scales are transposed: ", shape_text(shape), ", expected ", shape_text(spec.shape))),
+               false;
+      }
+      if (shape[outputs_first ? 0 : 1] == outputs && groups > 0 && groups != wanted) {
+        return fault(name,
+                     concat("wrong group size in the config: group_size ",
+                            scheme.block == formats::whole_row ? -1 : scheme.block, " makes ", wanted, " groups of ", k,
+                            " inputs, the scales have ", groups, " (groups of ", (k + groups - 1) / groups, ")")),
+               false;
+      }
+    }
+    fault(name, concat("is ", dtype_name(found.dtype), " ", shape_text(shape), ", expected ", dtype_name(spec.dtype),
+                       " ", shape_text(spec.shape)));
+    return false;
+  }
+
+  bool scales_are_finite(const std::string& linear) {
+    const std::string name = concat(linear, names_->scales);
+    const auto tensor = checkpoint_.load(name);
+    std::vector<float> values(static_cast<size_t>(element_count(tensor->shape)));
+    widen(tensor->bytes, tensor->dtype, values);
+    const auto bad = std::ranges::find_if(values, [](float value) { return !std::isfinite(value); });
+    if (bad == values.end()) return true;
+    const int64_t at = bad - values.begin(), width = tensor->shape.back();
+    fault(name, concat("holds ", std::isnan(*bad) ? "NaN" : "infinity", " at [", at / width, ", ", at % width, "]"));
+    return false;
+  }
+
+  /// Settles whether the group index says more than positions do. False where it is no index.
+  bool look_at_index(const std::string& linear, Scheme& scheme, int64_t k) {
+    if (!scheme.act_order) return true;
+    const std::string name = concat(linear, names_->index);
+    const Buffer bytes = Buffer::copy_of(checkpoint_.load(name)->bytes);
+    const auto index = bytes.as<int32_t>();
+    const int64_t size = formats::integer_group_size(scheme, k), groups = formats::integer_groups(scheme, k);
+    const bool zero = std::ranges::all_of(index, [](int32_t group) { return group == 0; });
+    if (zero && groups > 1) {
+      return fault(name, concat("is all zero, but there are ", groups, " groups")), false;
+    }
+    bool in_order = true;
+    for (size_t col = 0; col < index.size(); ++col)
+      in_order = in_order && index[col] == static_cast<int64_t>(col) / size;
+    scheme.act_order = !in_order;
+    return true;
+  }
+
+  void look_at_values(model::PackedLinearInfo& info) {
+    info.dialect = &row_;
+    auto loaded = model::load_stored(checkpoint_, info);
+    const PackedWeight& canonical = loaded.passes.front();
+    const std::string tensor = concat(info.name, names_->codes);
+    const WeightSample sample(canonical);
+    auto faults = base_ && base_->contains(info.name + ".weight")
+                      ? base_faults(canonical, sample, names_->habits, base_->load(info.name + ".weight").view())
+                      : value_faults(canonical, sample, names_->habits);
+    for (auto& what : faults) {
+      const bool zeros = what.starts_with("zero points") && has(info.name, names_->zeros);
+      const bool scales = what.starts_with("its scales");
+      fault(concat(info.name, zeros ? names_->zeros : scales ? names_->scales : names_->codes), what);
+    }
+    if (faults.empty() && !base_ && !names_->habits.along_outputs) {
+      energies_.emplace(info.name, std::pair(sample.column_energy(), canonical.scheme.bits));
+    }
+  }
+
+  // ---- all linears
+  // ------------------------------------------------------------------------------------------------------
+
+  /// Inputs of weights that read the same activations: q, k and v; gate and up.
+  void look_at_profiles() {
+    for (const auto& [name, entry] : energies_) {
+      const auto& [energy, bits] = entry;
+      const std::string parent = name.substr(0, name.rfind('.'));
+      const bool reads_stream = name.ends_with("q_proj") || name.ends_with("k_proj") || name.ends_with("v_proj") ||
+                                name.ends_with("gate_proj") || name.ends_with("up_proj");
+      if (!reads_stream) continue;
+      std::vector<double> siblings(energy.size(), 0.0);
+      int count = 0;
+      for (const auto& [other, theirs] : energies_) {
+        if (other == name || !other.starts_with(parent + ".") || theirs.first.size() != energy.size()) continue;
+        if (other.ends_with("o_proj") || other.ends_with("down_proj")) continue;
+        double total = 0;
+        for (const double value : theirs.first) total += value;
+        for (size_t col = 0; col < siblings.size(); ++col) siblings[col] += theirs.first[col] / std::max(total, 1e-300);
+        ++count;
+      }
+      if (count == 0) continue;
+      if (auto what = profile_fault(energy, siblings, bits); !what.empty()) {
+        fault(concat(name, names_->codes), what);
+      }
+    }
+  }
+
+  /// Dialects without words of integers: what their reader and the reference decoder's checks find.
+  void look_by_reader() {
+    try {
+      auto config = row_.read(source_);
+      for (auto& [name, info] : config.linears) {
+        info.dialect = &row_;
+        model::load_stored(checkpoint_, info);
+      }
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::internal) throw;
+      faults_.push_back(one_line(error));
+    }
+  }
+
+  std::filesystem::path folder_;
+  std::string place_;
+  io::Json quantization_;
+  model::ModelConfig model_;
+  io::Checkpoint checkpoint_;
+  model::DialectSource source_;
+  const model::DialectRow& row_;
+  Claims claims_;
+  const TensorNames* names_ = nullptr;
+  std::optional<io::Checkpoint> base_;
+  int64_t packed_ = 0;
+  std::map<std::string, std::pair<std::vector<double>, int>> energies_;
+  std::vector<std::string> faults_;
+};
+
+}  // namespace
+
+bool is_foreign_checkpoint(const std::filesystem::path& folder) {
+  std::string place;
+  return foreign_config(folder, place).has_value();
+}
+
+Check check_conventions(const std::filesystem::path& folder, const std::filesystem::path& base) {
+  try {
+    io::Checkpoint::open(folder);
+  } catch (const Error& error) {
+    // Shards that do not belong together: a fault of the checkpoint, not of the file system.
+    if (error.code() != ErrorCode::bad_file) throw;
+    return {"conventions", false, "its weight files cannot be read", {one_line(error)}};
+  }
+  return Detective(folder, base).run();
+}
+
+}  // namespace w4q::verify

@@ -1,0 +1,266 @@
+#include "verify/convention_values.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/convert.h"
+#include "core/text.h"
+#include "formats/integer.h"
+
+namespace w4q::verify {
+namespace {
+
+using formats::PackedWeight;
+
+constexpr Order awq_order{0, 2, 4, 6, 1, 3, 5, 7};
+constexpr Order awq_inverse{0, 4, 1, 5, 2, 6, 3, 7};
+constexpr Order reversed{7, 6, 5, 4, 3, 2, 1, 0};
+constexpr Order swapped_pairs{1, 0, 3, 2, 5, 4, 7, 6};
+
+constexpr Reading as_declared{"as declared"};
+
+/// Orders that the fields of words are found in by mistake.
+std::vector<Reading> order_readings(const WordHabits& habits) {
+  const auto make = [&](std::string_view name, const Order& order) {
+    return habits.along_outputs ? Reading{name, order, plain_order} : Reading{name, plain_order, order};
+  };
+  return {make(habits.even_first ? "the nibbles of its words stand in plain order, not in AWQ's"
+                                 : "the nibbles of its words stand in the inverse of AWQ's order",
+               awq_order),
+          make(habits.even_first ? "the nibbles of its words stand in AWQ's order applied twice"
+                                 : "the nibbles of its words stand in AWQ's order, not in plain order",
+               awq_inverse),
+          make("the nibbles of its words stand in reverse order", reversed),
+          make("the two nibbles of every byte are exchanged", swapped_pairs)};
+}
+
+constexpr Reading transposed{"its scales are transposed", plain_order, plain_order, 0, true};
+
+/// Zero points that are all one beside the symmetric one: what a reader of the other GPTQ version sees.
+std::string constant_zero_fault(const PackedWeight& canonical) {
+  if (!canonical.scheme.asymmetric) return {};
+  const auto zeros = canonical.plane(formats::PlaneRole::zeros).bytes.as<uint8_t>();
+  const int symmetric = formats::integer_symmetric_zero(canonical.scheme.bits), first = zeros.front();
+  if (std::abs(first - symmetric) != 1) return {};
+  if (!std::ranges::all_of(zeros, [&](uint8_t zero) { return zero == first; })) return {};
+  return concat("zero points are off by one: all are ", first, ", a symmetric weight has ", symmetric,
+                first < symmetric ? "; stored as version 1 does (zero - 1), read as version 2"
+                                  : "; stored as version 2 does, read as version 1 (zero - 1)");
+}
+
+/// The lean of a weight read rightly is a small part of a step; off by one it is a whole step.
+std::string lean_fault(const PackedWeight& canonical, const WeightSample& sample) {
+  constexpr int widest = 4;  // with more bits a step is too small a part of the weights' deviation
+  if (canonical.scheme.bits > widest || sample.size() * canonical.k < 4096) return {};
+  const double lean = sample.lean();
+  if (std::abs(lean) < 0.65 || std::abs(lean) > 1.35) return {};
+  return concat("zero points are off by one: decoded weights lean by ", fixed(lean, 2), " steps, with zero points ",
+                lean > 0 ? "one more" : "one less", " by ", fixed(lean - std::copysign(1.0, lean), 2));
+}
+
+/// Codes against their zero points, which both follow from a group's range.
+std::string zero_order_fault(const PackedWeight& canonical, const WeightSample& sample, const WordHabits& habits) {
+  if (!canonical.scheme.asymmetric) return {};
+  const double declared = sample.zero_mismatch(as_declared);
+  if (declared < 0.3) return {};
+  for (const Reading& reading : order_readings(habits)) {
+    if (reading.rows == plain_order || !sample.can_read(reading)) continue;
+    const double other = sample.zero_mismatch(reading);
+    if (other > 0.5 * declared) continue;
+    return concat(reading.name, ": zero points miss the mean codes of their groups by ", fixed(std::sqrt(declared), 2),
+                  " steps as declared, by ", fixed(std::sqrt(other), 2), " so");
+  }
+  return {};
+}
+
+/// Codes against their scales. Needs groups enough for a slope.
+std::string scale_order_fault(const WeightSample& sample, const WordHabits& habits) {
+  if (sample.size() * sample.groups() < 256) return {};
+  const double declared = sample.scale_match(as_declared);
+  if (declared > 0.4) return {};
+  auto readings = order_readings(habits);
+  readings.push_back(transposed);
+  for (const Reading& reading : readings) {
+    if ((reading.rows == plain_order && !reading.transposed_scales) || !sample.can_read(reading)) continue;
+    const double other = sample.scale_match(reading);
+    if (other < 0.6 || other < declared + 0.4) continue;
+    return concat(reading.name, ": scales follow from the codes of their groups by ", fixed(declared, 2),
+                  " as declared, by ", fixed(other, 2), " so (1: wholly)");
+  }
+  return {};
+}
+
+/// The field behind that of output `row` in an AWQ word belongs to another output; −1 behind the last.
+int64_t next_output(int64_t row) {
+  const auto place =
+      static_cast<size_t>(std::ranges::find(awq_order, static_cast<uint8_t>(row % 8)) - awq_order.begin());
+  return place == 7 ? -1 : row - row % 8 + awq_order[place + 1];
+}
+
+/// Eight rows of codes at a time: a group that misses its top, has a code 0, and an odd code in the field behind it.
+/// Rounded groups reach 14 or 15; only where nearly all do is one that does not a sign.
+std::string spill_fault(const PackedWeight& canonical) {
+  const int64_t groups = formats::integer_groups(canonical.scheme, canonical.k);
+  const int64_t size = formats::integer_group_size(canonical.scheme, canonical.k);
+  const auto width = static_cast<size_t>(canonical.k);
+  std::vector<uint8_t> codes(8 * width);
+  int64_t low = 0;
+  std::string place;
+  for (int64_t first = 0; first + 8 <= canonical.n; first += 8) {
+    for (int64_t i = 0; i < 8; ++i) {
+      formats::integer_read_codes(canonical, first + i,
+                                  std::span(codes).subspan(static_cast<size_t>(i) * width, width));
+    }
+    for (int64_t row = first; row < first + 8; ++row) {
+      const auto line = std::span(codes).subspan(static_cast<size_t>(row - first) * width, width);
+      for (int64_t group = 0; group < groups; ++group) {
+        const auto part = line.subspan(static_cast<size_t>(group * size),
+                                       std::min(static_cast<size_t>(size), width - static_cast<size_t>(group * size)));
+        if (std::ranges::max(part) >= 14 || std::ranges::max(part) == std::ranges::min(part)) continue;
+        ++low;
+        const int64_t next = next_output(row);
+        for (size_t i = 0; i < part.size() && place.empty(); ++i) {
+          const auto col = static_cast<size_t>(group * size) + i;
+          const bool odd = next < 0 || (codes[static_cast<size_t>(next - first) * width + col] & 1) != 0;
+          if (part[i] == 0 && odd) {
+            place =
+                concat("output ", row, ", input ", col, ": code 0 in a group whose largest code is ",
+                       +std::ranges::max(part), next < 0 ? "" : concat(", and an odd code behind it in output ", next));
+          }
+        }
+      }
+    }
+  }
+  // One group in two hundred, or a handful in a small weight.
+  if (place.empty() || low > std::max<int64_t>(2, canonical.n * groups / 200)) return {};
+  return "a code of 16 spilled into the next nibble: " + place;
+}
+
+/// Sum of squared errors over the sum of squares, columns of the base fitted to the decoded ones.
+double misfit(const WeightSample& sample, const Reading& reading, std::span<const float> base, int64_t k,
+              std::vector<double>* fit = nullptr) {
+  const auto width = static_cast<size_t>(k);
+  std::vector<double> cross(width), norm(width);
+  std::vector<float> values(width);
+  double squares = 0;
+  for (int64_t i = 0; i < sample.size(); ++i) {
+    sample.decode(i, reading, values);
+    for (size_t col = 0; col < width; ++col) {
+      const double x = values[col], y = base[static_cast<size_t>(i) * width + col];
+      cross[col] += x * y, norm[col] += y * y, squares += x * x;
+    }
+  }
+  double explained = 0;
+  if (fit != nullptr) fit->assign(width, 0.0);
+  for (size_t col = 0; col < width; ++col) {
+    if (norm[col] == 0) continue;
+    explained += cross[col] * cross[col] / norm[col];
+    if (fit != nullptr) (*fit)[col] = cross[col] / norm[col];
+  }
+  return squares == 0 ? 1.0 : std::max(0.0, 1 - explained / squares);
+}
+
+void widen_row(const TensorView& weight, int64_t row, std::span<float> values) {
+  const auto bytes = values.size() * static_cast<size_t>(dtype_bits(weight.dtype)) / 8;
+  widen(weight.bytes.subspan(static_cast<size_t>(row) * bytes, bytes), weight.dtype, values);
+}
+
+/// Of all rows, the first weight that is half a range away from the base's although the rest is not. `fit`: what the
+/// base's columns are multiplied by.
+std::string far_code_fault(const PackedWeight& canonical, const WeightSample& sample, const TensorView& base,
+                           std::span<const double> fit, const WordHabits& habits) {
+  const auto width = static_cast<size_t>(canonical.k), groups = static_cast<size_t>(sample.groups());
+  const double limit = std::ldexp(0.5, canonical.scheme.bits);
+  std::vector<uint8_t> codes(width), zeros(groups);
+  std::vector<float> scales(groups), values(width);
+  for (int64_t row = 0; row < canonical.n; ++row) {
+    formats::integer_read_codes(canonical, row, codes);
+    formats::integer_read_scales(canonical, row, scales);
+    formats::integer_read_zeros(canonical, row, zeros);
+    widen_row(base, row, values);
+    for (size_t col = 0; col < width; ++col) {
+      const auto group = static_cast<size_t>(sample.group_of(static_cast<int64_t>(col)));
+      if (!(scales[group] > 0)) continue;
+      const double wanted =
+          fit[col] * static_cast<double>(values[col]) / static_cast<double>(scales[group]) + zeros[group];
+      if (std::abs(wanted - codes[col]) < limit) continue;
+      const bool spilled = habits.may_spill && codes[col] == 0 && wanted > 14;
+      return concat(
+          spilled ? "a code of 16 spilled into the next nibble: " : "a code is far from the base's weight: ", "output ",
+          row, ", input ", col, " has code ", +codes[col], ", the base's weight is at ", fixed(wanted, 1));
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+std::vector<std::string> value_faults(const PackedWeight& canonical, const WeightSample& sample,
+                                      const WordHabits& habits) {
+  std::vector<std::string> faults;
+  const auto add = [&](std::string fault) {
+    if (!fault.empty()) faults.push_back(std::move(fault));
+    return !faults.empty();
+  };
+  // The first thing that is wrong upsets what is measured after it.
+  if (add(constant_zero_fault(canonical)) || add(lean_fault(canonical, sample)) ||
+      add(zero_order_fault(canonical, sample, habits)) || add(scale_order_fault(sample, habits))) {
+    return faults;
+  }
+  if (habits.may_spill && canonical.scheme.bits == 4 && canonical.scheme.asymmetric && !canonical.scheme.act_order) {
+    add(spill_fault(canonical));
+  }
+  return faults;
+}
+
+std::vector<std::string> base_faults(const PackedWeight& canonical, const WeightSample& sample,
+                                     const WordHabits& habits, const TensorView& base) {
+  if (base.shape != Shape{canonical.n, canonical.k}) {
+    return {concat("has ", canonical.n, " outputs and ", canonical.k, " inputs, the base's weight is ",
+                   shape_text(base.shape))};
+  }
+  const auto width = static_cast<size_t>(canonical.k);
+  std::vector<float> values(static_cast<size_t>(sample.size()) * width);
+  for (int64_t i = 0; i < sample.size(); ++i) {
+    widen_row(base, sample.row(i), std::span(values).subspan(static_cast<size_t>(i) * width, width));
+  }
+  std::vector<double> fit;
+  const double declared = misfit(sample, as_declared, values, canonical.k, &fit);
+  auto readings = order_readings(habits);
+  readings.push_back(transposed);
+  readings.push_back({"zero points are off by one, and should be one less", plain_order, plain_order, -1});
+  readings.push_back({"zero points are off by one, and should be one more", plain_order, plain_order, 1});
+  const Reading* best = nullptr;
+  double least = declared;
+  for (const Reading& reading : readings) {
+    if (!sample.can_read(reading)) continue;
+    const double other = misfit(sample, reading, values, canonical.k);
+    if (other < least) least = other, best = &reading;
+  }
+  const auto share = [](double misfit_share) { return concat(fixed(100 * misfit_share, 1), " %"); };
+  // Three decibels: another reading never comes near the right one by chance.
+  if (best != nullptr && least < 0.5 * declared) {
+    return {concat(best->name, ": ", share(declared), " of its energy is not the base's as declared, ", share(least),
+                   " so")};
+  }
+  if (declared > 0.5) {
+    return {concat("is not the base's weight: ", share(declared),
+                   " of its energy is not the base's; a stale shard, or another model")};
+  }
+  auto far = far_code_fault(canonical, sample, base, fit, habits);
+  return far.empty() ? std::vector<std::string>{} : std::vector<std::string>{std::move(far)};
+}
+
+std::string profile_fault(std::span<const double> energy, std::span<const double> siblings, int bits) {
+  if (bits != 4) return {};
+  const double declared = std::abs(profile_match(energy, siblings, plain_order));
+  for (const Reading& reading : order_readings({})) {
+    const double other = std::abs(profile_match(energy, siblings, reading.cols));
+    if (other < 0.3 || other < declared + 0.2) continue;
+    return concat(reading.name, ": the energies of its inputs agree with those of the weights beside it by ",
+                  fixed(declared, 2), " as declared, by ", fixed(other, 2), " so");
+  }
+  return {};
+}
+
+}  // namespace w4q::verify

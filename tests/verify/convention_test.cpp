@@ -1,0 +1,305 @@
+// The convention detective on checkpoints that our own writers made of the bundled model: clean ones raise no alarm,
+// and every seeded fault is named with its tensor.
+#include "verify/convention.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+
+#include "core/progress.h"
+#include "formats/integer.h"
+#include "formats/integer_recast.h"
+#include "io/checkpoint.h"
+#include "io/checkpoint_writer.h"
+#include "io/files.h"
+#include "io/json.h"
+#include "io/output.h"
+#include "model/dialect.h"
+#include "model/dialect_checkpoint.h"
+#include "packed_model.h"
+#include "pipeline/convert_model.h"
+
+namespace w4q::verify {
+namespace {
+
+using formats::PackedWeight;
+using formats::PlaneRole;
+
+const std::string up = "model.layers.1.mlp.up_proj";
+const std::string query = "model.layers.2.self_attn.q_proj";
+
+/// Clean checkpoints, made once.
+std::filesystem::path clean(const std::string& scheme, const std::string& dialect) {
+  static const test::TemporaryFolder folder;
+  set_progress_enabled(false);
+  const auto packed = folder / scheme;
+  if (!std::filesystem::exists(packed)) {
+    pipeline::QuantizeRequest request;
+    request.model = test::bundled_model();
+    request.output = packed;
+    request.method = "rtn";
+    request.scheme = formats::parse_scheme(scheme);
+    pipeline::quantize_model(request);
+  }
+  const auto output = folder / (scheme + "-" + dialect);
+  if (!std::filesystem::exists(output)) {
+    pipeline::ConvertRequest request;
+    request.input = packed;
+    request.output = output;
+    request.to = dialect;
+    request.allow_lossy = true;  // zero points of 0 in GPTQ version 1
+    pipeline::convert_model(request);
+  }
+  return output;
+}
+
+/// A checkpoint in memory, to be damaged and written.
+class Checkpoint {
+ public:
+  Checkpoint(const std::string& scheme, const std::string& dialect) : folder_(clean(scheme, dialect)) {
+    const auto file = io::Checkpoint::open(folder_);
+    for (const auto& [name, info] : file.tensors()) {
+      tensors[name] = {info.dtype, info.shape, Buffer::copy_of(file.load(name)->bytes)};
+    }
+    config = io::read_json(folder_ / "config.json");
+    quantization = model::read_quantization(config, file, "config.json");
+  }
+
+  struct Tensor {
+    DType dtype;
+    Shape shape;
+    Buffer bytes;
+  };
+
+  /// Decodes a linear, changes it, and puts its tensors back.
+  template <class Change>
+  void change(const std::string& linear, const Change& change) {
+    const auto& info = quantization.linears.at(linear);
+    auto loaded = model::load_stored(io::Checkpoint::open(folder_), info);
+    PackedWeight weight = std::move(loaded.passes.front());
+    const auto fit = info.dialect->fit(info);
+    if (fit.scheme && *fit.scheme != weight.scheme) weight = formats::integer_recast(weight, *fit.scheme, linear);
+    change(weight);
+    for (auto& tensor : info.dialect->encode(weight))
+      tensors.at(linear + tensor.spec.suffix).bytes = std::move(tensor.bytes);
+  }
+
+  /// Writes it and audits what was written.
+  Check audit(bool with_base = false) const {
+    const test::TemporaryFolder folder;
+    std::vector<io::PlannedTensor> plan;
+    for (const auto& [name, tensor] : tensors) plan.push_back({name, tensor.dtype, tensor.shape});
+    io::CheckpointWriter writer(folder.path(), plan, write);
+    for (const auto& [name, tensor] : tensors) writer.write(name, tensor.bytes.bytes());
+    writer.finish();
+    io::write_file(folder / "config.json", config.dump(2), false);
+    for (const auto& [name, from] : companions) std::filesystem::copy_file(from, folder / name);
+    return check_conventions(folder.path(), with_base ? test::bundled_model() : std::filesystem::path{});
+  }
+
+  void expect_fault(const std::string& tensor, const std::string& what, bool with_base = false) const {
+    const Check check = audit(with_base);
+    EXPECT_FALSE(check.passed);
+    const bool named = std::ranges::any_of(check.faults, [&](const std::string& fault) {
+      return fault.starts_with(tensor) && fault.find(what) != std::string::npos;
+    });
+    std::string all;
+    for (const auto& fault : check.faults) all += "\n  " + fault;
+    EXPECT_TRUE(named) << tensor << " … " << what << " is not among" << all;
+  }
+  /// The same, and nothing else is reported.
+  void expect_only_fault(const std::string& tensor, const std::string& what, bool with_base = false) const {
+    expect_fault(tensor, what, with_base);
+    const Check check = audit(with_base);
+    EXPECT_EQ(check.faults.size(), 1u) << (check.faults.empty() ? "" : check.faults.back());
+  }
+
+  io::Json& quant() { return config["quantization_config"]; }
+
+  std::map<std::string, Tensor> tensors;
+  io::Json config;
+  model::QuantizationConfig quantization;
+  io::WriteOptions write;
+  std::map<std::string, std::filesystem::path> companions;
+
+ private:
+  std::filesystem::path folder_;
+};
+
+constexpr const char* awq_scheme = "int4-g128-f16-asym";
+
+TEST(Convention, CleanCheckpointsRaiseNoAlarm) {
+  const std::pair<const char*, const char*> cases[] = {{"int4-g128-f16-asym", "awq-gemm"},
+                                                       {"int4-g128-f16", "gptq-v1"},
+                                                       {"int4-g32-f16-asym", "gptq-v2"},
+                                                       {"int3-g128-f16-asym", "gptq-v2"},
+                                                       {"int2-g64-f16-asym", "gptq-v2"},
+                                                       {"int8-g128-f16", "gptq-v1"},
+                                                       {"int4-g32-bf16-asym", "compressed-tensors"},
+                                                       {"int3-g128-bf16", "compressed-tensors-0.17"},
+                                                       {"int4-row-bf16", "compressed-tensors"},
+                                                       {"int4-g128-f16-asym", "gptq-v1"}};
+  for (const auto& [scheme, dialect] : cases) {
+    const Checkpoint checkpoint(scheme, dialect);
+    EXPECT_TRUE(is_foreign_checkpoint(clean(scheme, dialect)));
+    for (const bool with_base : {false, true}) {
+      const Check check = checkpoint.audit(with_base);
+      EXPECT_TRUE(check.passed) << scheme << " " << dialect << " " << with_base << ": "
+                                << (check.faults.empty() ? "" : check.faults.front());
+    }
+  }
+  EXPECT_FALSE(is_foreign_checkpoint(test::bundled_model()));
+}
+
+TEST(Convention, ZeroPointsOffByOne) {
+  Checkpoint checkpoint("int4-g32-f16-asym", "gptq-v2");
+  checkpoint.change(up, [](PackedWeight& weight) {
+    for (uint8_t& zero : weight.plane(PlaneRole::zeros).bytes.as<uint8_t>()) zero -= zero > 0 ? 1 : 0;
+  });
+  checkpoint.expect_only_fault(up + ".qzeros", "zero points are off by one");
+  checkpoint.expect_only_fault(up + ".qzeros", "zero points are off by one", true);
+}
+
+TEST(Convention, VersionOneLabelledTwo) {
+  Checkpoint symmetric("int4-g128-f16", "gptq-v1");
+  symmetric.quant()["checkpoint_format"] = "gptq_v2";
+  symmetric.expect_fault(up + ".qzeros", "stored as version 1 does");
+  Checkpoint asymmetric("int4-g128-f16-asym", "gptq-v1");
+  asymmetric.quant()["checkpoint_format"] = "gptq_v2";
+  asymmetric.expect_fault(up + ".qzeros", "zero points are off by one");
+  asymmetric.expect_fault(query + ".qzeros", "should be one more", true);
+}
+
+/// Fields of every word of a tensor in another order: field i of the new word is field order[i] of the old one.
+void reorder(Checkpoint::Tensor& tensor, const std::array<int, 8>& order) {
+  for (uint32_t& word : tensor.bytes.as<uint32_t>()) {
+    uint32_t result = 0;
+    for (size_t i = 0; i < 8; ++i) result |= (word >> (4 * order[i]) & 15u) << (4 * i);
+    word = result;
+  }
+}
+
+TEST(Convention, SwappedNibbles) {
+  // AWQ's words with plain order inside.
+  const std::array<int, 8> plain{0, 4, 1, 5, 2, 6, 3, 7};
+  Checkpoint awq(awq_scheme, "awq-gemm");
+  reorder(awq.tensors.at(up + ".qweight"), plain);
+  awq.expect_only_fault(up + ".qweight", "stand in plain order, not in AWQ's");
+  awq.expect_only_fault(up + ".qweight", "stand in plain order, not in AWQ's", true);
+  // Zero points with them: only the scales, or the base, can tell.
+  reorder(awq.tensors.at(up + ".qzeros"), plain);
+  awq.expect_only_fault(up + ".qweight", "stand in plain order, not in AWQ's");
+  // GPTQ's words along the inputs, the high nibble first: weights with the same input, or the base, can tell.
+  Checkpoint gptq("int4-g128-f16", "gptq-v1");
+  reorder(gptq.tensors.at(query + ".qweight"), {7, 6, 5, 4, 3, 2, 1, 0});
+  gptq.expect_only_fault(query + ".qweight", "in reverse order", true);
+  gptq.expect_fault(query + ".qweight", "in reverse order");
+}
+
+TEST(Convention, TransposedScales) {
+  Checkpoint shape(awq_scheme, "awq-gemm");
+  auto& tensor = shape.tensors.at(up + ".scales");
+  std::swap(tensor.shape[0], tensor.shape[1]);
+  shape.expect_only_fault(up + ".scales", "its scales are transposed: [768, 2], expected [2, 768]");
+  // The right shape, the wrong order inside.
+  Checkpoint bytes("int4-g32-f16", "gptq-v1");
+  auto& scales = bytes.tensors.at(up + ".scales");
+  const Buffer before = scales.bytes.clone();
+  const int64_t groups = scales.shape[0], n = scales.shape[1];
+  for (int64_t at = 0; at < groups * n; ++at) {
+    scales.bytes.as<uint16_t>()[static_cast<size_t>(at % n * groups + at / n)] =
+        before.as<uint16_t>()[static_cast<size_t>(at)];
+  }
+  bytes.expect_only_fault(up + ".scales", "its scales are transposed");
+  bytes.expect_only_fault(up + ".scales", "its scales are transposed", true);
+}
+
+TEST(Convention, MissingQweight) {
+  Checkpoint checkpoint(awq_scheme, "awq-gemm");
+  checkpoint.tensors.erase(up + ".qweight");
+  checkpoint.expect_only_fault(up + ".qweight", "is missing");
+}
+
+TEST(Convention, LeftIn16BitButListed) {
+  Checkpoint checkpoint(awq_scheme, "awq-gemm");
+  for (const char* suffix : {".qweight", ".qzeros", ".scales"}) checkpoint.tensors.erase(up + suffix);
+  const auto base = io::Checkpoint::open(test::bundled_model());
+  const auto loaded = base.load(up + ".weight");
+  checkpoint.tensors[up + ".weight"] = {loaded->dtype, loaded->shape, Buffer::copy_of(loaded->bytes)};
+  checkpoint.expect_only_fault(up + ".weight", "the config lists it as quantized");
+  // Said in the config, it is no fault.
+  checkpoint.quant()["modules_to_not_convert"] = {up};
+  EXPECT_TRUE(checkpoint.audit().passed);
+}
+
+TEST(Convention, QuantizedButUnlisted) {
+  Checkpoint awq(awq_scheme, "awq-gemm");
+  awq.quant()["modules_to_not_convert"] = {"layers.1.mlp.up"};
+  awq.expect_only_fault(up, "is quantized, but the config leaves it out");
+  Checkpoint compressed("int4-g32-bf16-asym", "compressed-tensors");
+  compressed.quant()["ignore"] = {"lm_head", "re:.*layers.1.mlp.up_proj"};
+  compressed.expect_fault(up, "is quantized, but the config leaves it out");
+}
+
+TEST(Convention, StaleShards) {
+  Checkpoint extra(awq_scheme, "awq-gemm");
+  extra.companions["model-00002-of-00009.safetensors"] = clean("int4-g32-f16-asym", "gptq-v2") / "model.safetensors";
+  extra.expect_only_fault("model-00002-of-00009.safetensors", "a stale shard");
+  // A layer of another run: right in shape, and nothing but the base can tell.
+  Checkpoint other(awq_scheme, "awq-gemm");
+  for (const char* suffix : {".qweight", ".qzeros", ".scales"}) {
+    other.tensors.at(up + suffix).bytes =
+        other.tensors.at("model.layers.3.mlp.up_proj" + std::string(suffix)).bytes.clone();
+  }
+  other.expect_only_fault(up + ".qweight", "a stale shard, or another model", true);
+}
+
+TEST(Convention, GroupIndexAllZero) {
+  Checkpoint checkpoint("int4-g128-f16", "gptq-v1");
+  std::ranges::fill(checkpoint.tensors.at(up + ".g_idx").bytes.bytes(), std::byte{0});
+  checkpoint.expect_only_fault(up + ".g_idx", "is all zero");
+}
+
+TEST(Convention, WrongGroupSize) {
+  Checkpoint awq(awq_scheme, "awq-gemm");
+  awq.quant()["group_size"] = 64;
+  awq.expect_fault(up + ".scales", "wrong group size in the config: group_size 64");
+  Checkpoint gptq("int4-g32-f16-asym", "gptq-v2");
+  gptq.quant()["group_size"] = 128;
+  gptq.expect_fault(query + ".scales", "(groups of 32)");
+}
+
+TEST(Convention, SpilledSixteen) {
+  Checkpoint checkpoint(awq_scheme, "awq-gemm");
+  // The one code that reaches 14 or more in its group becomes the 16 that the usual packer leaves in the next nibble.
+  auto& tensor = checkpoint.tensors.at(up + ".qweight");
+  const auto loaded = model::load_stored(io::Checkpoint::open(clean(awq_scheme, "awq-gemm")),
+                                         checkpoint.quantization.linears.at(up));
+  const PackedWeight& weight = loaded.passes.front();
+  std::vector<uint8_t> codes(static_cast<size_t>(weight.k));
+  bool done = false;
+  for (int64_t row = 0; row < weight.n && !done; row += 8) {  // the field of output 8c is the lowest
+    formats::integer_read_codes(weight, row, codes);
+    const auto group = std::span(codes).first(128);
+    if (std::ranges::count_if(group, [](uint8_t code) { return code >= 14; }) != 1) continue;
+    const auto top = std::ranges::max_element(group) - group.begin();
+    uint32_t& word = tensor.bytes.as<uint32_t>()[static_cast<size_t>(top * tensor.shape[1] + row / 8)];
+    word = (word & ~15u) | 16u;
+    done = true;
+  }
+  ASSERT_TRUE(done);
+  checkpoint.expect_only_fault(up + ".qweight", "a code of 16 spilled");
+  checkpoint.expect_only_fault(up + ".qweight", "a code of 16 spilled", true);
+}
+
+TEST(Convention, NanScale) {
+  Checkpoint checkpoint(awq_scheme, "awq-gemm");
+  checkpoint.tensors.at(up + ".scales").bytes.as<uint16_t>()[770] = 0x7E00;
+  checkpoint.expect_only_fault(up + ".scales", "holds NaN at [1, 2]");
+}
+
+}  // namespace
+}  // namespace w4q::verify
