@@ -1,6 +1,6 @@
 // The passes between the canonical planes of integer schemes and another layout, driven by the layout's map
-// (integer_map.h). Codes move as whole words where the map keeps canonical words whole, otherwise as code_movers.h says;
-// scales, zeros and the check of padding follow the map element by element.
+// (integer_map.h). Codes move as whole words where the map keeps canonical words whole, otherwise as code_movers.h
+// says; scales, zeros and the check of padding follow the map element by element.
 #pragma once
 
 #include <algorithm>
