@@ -49,7 +49,8 @@ std::vector<std::string> QuantizeReport::warnings() const {
 }
 
 std::string to_text(const QuantizeReport& report) {
-  const bool calibrated = std::ranges::any_of(report.tensors, [](const auto& tensor) { return tensor.output.has_value(); });
+  const bool calibrated =
+      std::ranges::any_of(report.tensors, [](const auto& tensor) { return tensor.output.has_value(); });
   std::vector<std::string> head{"tensor", "scheme", "SQNR dB", "relative error", "max error", "2^e"};
   if (calibrated) head.insert(head.end(), {"output dB, plain", "packed"});
   TextTable table(head);
