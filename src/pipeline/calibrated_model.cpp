@@ -55,7 +55,7 @@ double measured_rate() {
   return static_cast<double>(tasks * rows * cols * cols) / best;
 }
 
-/// How much longer a multiplication of the factorization takes than one of a product, measured.
+/// How much longer a multiplication of the factorization takes than one of a product: an estimate.
 constexpr double factor_slowness = 20;
 
 /// Multiplications that the layers of a model ask for.
