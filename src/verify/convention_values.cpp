@@ -136,7 +136,8 @@ std::string spill_fault(const PackedWeight& canonical) {
   return "a code of 16 spilled into the next nibble: " + place;
 }
 
-/// Sum of squared errors over the sum of squares, columns of the base fitted to the decoded ones.
+/// Sum of squared errors over the sum of squares; columns of the base, then rows, are fitted to the decoded ones,
+/// because AWQ scales both.
 double misfit(const WeightSample& sample, const Reading& reading, std::span<const float> base, int64_t k,
               std::vector<double>* fit = nullptr) {
   const auto width = static_cast<size_t>(k);
@@ -150,19 +151,39 @@ double misfit(const WeightSample& sample, const Reading& reading, std::span<cons
       cross[col] += x * y, norm[col] += y * y, squares += x * x;
     }
   }
+  std::vector<double> factors(width);
+  for (size_t col = 0; col < width; ++col) factors[col] = norm[col] == 0 ? 0.0 : cross[col] / norm[col];
   double explained = 0;
-  if (fit != nullptr) fit->assign(width, 0.0);
-  for (size_t col = 0; col < width; ++col) {
-    if (norm[col] == 0) continue;
-    explained += cross[col] * cross[col] / norm[col];
-    if (fit != nullptr) (*fit)[col] = cross[col] / norm[col];
+  for (int64_t i = 0; i < sample.size(); ++i) {
+    sample.decode(i, reading, values);
+    double row_cross = 0, row_norm = 0;
+    for (size_t col = 0; col < width; ++col) {
+      const double fitted = factors[col] * static_cast<double>(base[static_cast<size_t>(i) * width + col]);
+      row_cross += static_cast<double>(values[col]) * fitted;
+      row_norm += fitted * fitted;
+    }
+    if (row_norm > 0) explained += row_cross * row_cross / row_norm;
   }
+  if (fit != nullptr) *fit = std::move(factors);
   return squares == 0 ? 1.0 : std::max(0.0, 1 - explained / squares);
 }
 
 void widen_row(const TensorView& weight, int64_t row, std::span<float> values) {
   const auto bytes = values.size() * static_cast<size_t>(dtype_bits(weight.dtype)) / 8;
   widen(weight.bytes.subspan(static_cast<size_t>(row) * bytes, bytes), weight.dtype, values);
+}
+
+/// What a row of the base, its columns fitted, is multiplied by to come closest to the decoded one.
+double row_factor(std::span<const uint8_t> codes, std::span<const uint8_t> zeros, std::span<const float> scales,
+                  std::span<const float> base, std::span<const double> fit, const WeightSample& sample) {
+  double cross = 0, norm = 0;
+  for (size_t col = 0; col < codes.size(); ++col) {
+    const auto group = static_cast<size_t>(sample.group_of(static_cast<int64_t>(col)));
+    const double fitted = fit[col] * static_cast<double>(base[col]);
+    cross += (codes[col] - zeros[group]) * static_cast<double>(scales[group]) * fitted;
+    norm += fitted * fitted;
+  }
+  return norm > 0 ? cross / norm : 0.0;
 }
 
 /// Of all rows, the first weight that is half a range away from the base's although the rest is not. `fit`: what the
@@ -178,12 +199,14 @@ std::string far_code_fault(const PackedWeight& canonical, const WeightSample& sa
     formats::integer_read_scales(canonical, row, scales);
     formats::integer_read_zeros(canonical, row, zeros);
     widen_row(base, row, values);
+    const double factor = row_factor(codes, zeros, scales, values, fit, sample);
     for (size_t col = 0; col < width; ++col) {
       const auto group = static_cast<size_t>(sample.group_of(static_cast<int64_t>(col)));
       if (!(scales[group] > 0)) continue;
       const double wanted =
-          fit[col] * static_cast<double>(values[col]) / static_cast<double>(scales[group]) + zeros[group];
-      if (std::abs(wanted - codes[col]) < limit) continue;
+          factor * fit[col] * static_cast<double>(values[col]) / static_cast<double>(scales[group]) + zeros[group];
+      // Clipped weights lie beyond the ends of the codes.
+      if (std::abs(std::clamp(wanted, 0.0, 2 * limit - 1) - codes[col]) < limit) continue;
       const bool spilled = habits.may_spill && codes[col] == 0 && wanted > 14;
       return concat(
           spilled ? "a code of 16 spilled into the next nibble: " : "a code is far from the base's weight: ", "output ",
