@@ -146,6 +146,9 @@ TEST(Convention, CleanCheckpointsRaiseNoAlarm) {
     const Checkpoint checkpoint(scheme, dialect);
     EXPECT_TRUE(is_foreign_checkpoint(clean(scheme, dialect)));
     for (const bool with_base : {false, true}) {
+      // With the base three of them: every width, words along outputs and along inputs.
+      if (with_base && scheme != std::string("int4-g128-f16-asym") && scheme != std::string("int2-g64-f16-asym"))
+        continue;
       const Check check = checkpoint.audit(with_base);
       EXPECT_TRUE(check.passed) << scheme << " " << dialect << " " << with_base << ": "
                                 << (check.faults.empty() ? "" : check.faults.front());
@@ -276,8 +279,8 @@ TEST(Convention, SpilledSixteen) {
   Checkpoint checkpoint(awq_scheme, "awq-gemm");
   // The one code that reaches 14 or more in its group becomes the 16 that the usual packer leaves in the next nibble.
   auto& tensor = checkpoint.tensors.at(up + ".qweight");
-  const auto loaded = model::load_stored(io::Checkpoint::open(clean(awq_scheme, "awq-gemm")),
-                                         checkpoint.quantization.linears.at(up));
+  const auto loaded =
+      model::load_stored(io::Checkpoint::open(clean(awq_scheme, "awq-gemm")), checkpoint.quantization.linears.at(up));
   const PackedWeight& weight = loaded.passes.front();
   std::vector<uint8_t> codes(static_cast<size_t>(weight.k));
   bool done = false;
