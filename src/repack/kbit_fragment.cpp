@@ -256,17 +256,18 @@ constexpr decltype(LayoutRow::unpack_cuda) unpack_gpu = nullptr;
 }  // namespace
 
 LayoutRow kbit_fragment_row() {
-  return {.name = layout_name,
-          .description = "tiles of 64 × 64 in tensor-core register order for w4q's GPU kernels, zero-padded",
-          .reason = "a lane's codes and scales of a tile are 128-bit loads, a byte of its words is an index of two weights",
-          .sms = {80, 89, 90},
-          .accepts = accepts_kbit,
-          .planes = planes,
-          .pack = pack,
-          .unpack = unpack,
-          .place = place,
-          .pack_cuda = pack_gpu,
-          .unpack_cuda = unpack_gpu};
+  return {
+      .name = layout_name,
+      .description = "tiles of 64 × 64 in tensor-core register order for w4q's GPU kernels, zero-padded",
+      .reason = "a lane's codes and scales of a tile are 128-bit loads, a byte of its words is an index of two weights",
+      .sms = {80, 89, 90},
+      .accepts = accepts_kbit,
+      .planes = planes,
+      .pack = pack,
+      .unpack = unpack,
+      .place = place,
+      .pack_cuda = pack_gpu,
+      .unpack_cuda = unpack_gpu};
 }
 
 }  // namespace w4q::repack
