@@ -57,17 +57,19 @@ constexpr decltype(LayoutRow::unpack_cuda) unpack_gpu = nullptr;
 }  // namespace
 
 LayoutRow kbit_tile_row() {
-  return {.name = layout_name,
-          .description = "tiles of 128 outputs × 64 inputs as bitsandbytes' kbit kernels read them, zero-padded",
-          .reason = "exchanges weights with bitsandbytes byte for byte; whole blocks stay together, any kernel can decode them",
-          .sms = {80, 89, 90},
-          .accepts = accepts_kbit,
-          .planes = planes,
-          .pack = pack,
-          .unpack = unpack,
-          .place = place,
-          .pack_cuda = pack_gpu,
-          .unpack_cuda = unpack_gpu};
+  return {
+      .name = layout_name,
+      .description = "tiles of 128 outputs × 64 inputs as bitsandbytes' kbit kernels read them, zero-padded",
+      .reason =
+          "exchanges weights with bitsandbytes byte for byte; whole blocks stay together, any kernel can decode them",
+      .sms = {80, 89, 90},
+      .accepts = accepts_kbit,
+      .planes = planes,
+      .pack = pack,
+      .unpack = unpack,
+      .place = place,
+      .pack_cuda = pack_gpu,
+      .unpack_cuda = unpack_gpu};
 }
 
 }  // namespace w4q::repack

@@ -26,7 +26,8 @@ TEST(LayoutRegistry, NamesWhatExists) {
 }
 
 TEST(LayoutRegistry, SaysWhyNothingFits) {
-  test::expect_error(ErrorCode::unsupported, {"sm89", "kbit4-b32-e4m4", "kbit-fragment:", "kbit-tile:", "1 … 2^30", "--layout canonical"},
+  test::expect_error(ErrorCode::unsupported,
+                     {"sm89", "kbit4-b32-e4m4", "kbit-fragment:", "kbit-tile:", "1 … 2^30", "--layout canonical"},
                      [] { layout_for_target("sm89", kbit4, 0, 64); });
   formats::Scheme wide = kbit4;
   wide.block = 64;
