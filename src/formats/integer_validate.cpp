@@ -8,18 +8,6 @@
 namespace w4q::formats {
 namespace {
 
-void check_scheme(const PackedWeight& weight, std::string_view name) {
-  const SchemeRow& row = scheme_row(SchemeFamily::integer);
-  if (row.parse(row.print(weight.scheme)) != weight.scheme) {
-    throw Error(ErrorCode::bad_file, concat(printable(name), ": no such scheme: ", to_string(weight.scheme)))
-        .detail(concat("expected ", row.form));
-  }
-  if (weight.layout != canonical_layout) {
-    throw Error(ErrorCode::bad_file,
-                concat(printable(name), ": expected layout ", canonical_layout, ", got ", printable(weight.layout)));
-  }
-}
-
 /// The bits behind the last code of a row are zero.
 void check_padding(const PackedWeight& weight, std::string_view name) {
   const uint32_t unused = dense_unused_bits(weight.k, weight.scheme.bits);
@@ -71,7 +59,7 @@ void check_group_index(const PackedWeight& weight, std::string_view name) {
 }  // namespace
 
 void integer_validate(const PackedWeight& canonical, std::string_view name) {
-  check_scheme(canonical, name);
+  check_canonical(scheme_row(SchemeFamily::integer), canonical, name);
   check_dimensions(canonical.n, canonical.k, name);
   check_planes(canonical, integer_planes(canonical.scheme, canonical.n, canonical.k), name);
   check_padding(canonical, name);

@@ -14,10 +14,7 @@ void check_scheme(const PackedWeight& weight, std::string_view name) {
   if (std::ranges::find(known, weight.scheme) == known.end()) {
     throw Error(ErrorCode::bad_file, concat(printable(name), ": no such scheme: ", to_string(weight.scheme)));
   }
-  if (weight.layout != canonical_layout) {
-    throw Error(ErrorCode::bad_file,
-                concat(printable(name), ": expected layout ", canonical_layout, ", got ", printable(weight.layout)));
-  }
+  check_canonical_layout(weight, name);
 }
 
 /// The lanes behind the last weight of a row hold zero bits.

@@ -36,18 +36,6 @@ constexpr std::array<float, lut_entries> fp4 = [] {
   return table;
 }();
 
-void check_scheme(const PackedWeight& weight, std::string_view name) {
-  const SchemeRow& row = scheme_row(SchemeFamily::lut);
-  if (row.parse(row.print(weight.scheme)) != weight.scheme) {
-    throw Error(ErrorCode::bad_file, concat(printable(name), ": no such scheme: ", to_string(weight.scheme)))
-        .detail(concat("expected ", row.form));
-  }
-  if (weight.layout != canonical_layout) {
-    throw Error(ErrorCode::bad_file,
-                concat(printable(name), ": expected layout ", canonical_layout, ", got ", printable(weight.layout)));
-  }
-}
-
 void check_padding(const PackedWeight& weight, std::string_view name) {
   const int64_t rest = weight.n * weight.k % 8;
   const auto words = weight.plane(PlaneRole::codes).bytes.as<uint32_t>();
@@ -126,7 +114,7 @@ float lut_scale(const PackedWeight& canonical, int64_t block) noexcept {
 }
 
 void lut_validate(const PackedWeight& canonical, std::string_view name) {
-  check_scheme(canonical, name);
+  check_canonical(scheme_row(SchemeFamily::lut), canonical, name);
   check_dimensions(canonical.n, canonical.k, name);
   check_planes(canonical, lut_planes(canonical.scheme, canonical.n, canonical.k), name);
   check_padding(canonical, name);

@@ -99,6 +99,13 @@ PackedWeight allocate_planes(const Scheme& scheme, std::string_view layout, int6
   return weight;
 }
 
+void check_canonical_layout(const PackedWeight& weight, std::string_view name) {
+  if (weight.layout != canonical_layout) {
+    throw Error(ErrorCode::bad_file,
+                concat(printable(name), ": expected layout ", canonical_layout, ", got ", printable(weight.layout)));
+  }
+}
+
 void check_planes(const PackedWeight& weight, std::span<const PlaneSpec> specs, std::string_view name) {
   for (const PlaneSpec& spec : specs) {
     const Plane* plane = find_plane(weight.planes, spec.role);

@@ -81,6 +81,9 @@ void check_dimensions(int64_t n, int64_t k, std::string_view name);
 PackedWeight allocate_planes(const Scheme& scheme, std::string_view layout, int64_t n, int64_t k,
                              std::span<const PlaneSpec> specs);
 
+/// Throws bad_file naming `name` unless the weight stands in the canonical layout.
+void check_canonical_layout(const PackedWeight& weight, std::string_view name);
+
 /// Checks that `weight` has exactly the planes `specs`, with their types, shapes and byte counts. Throws bad_file
 /// naming `name`, what was expected and what was found.
 void check_planes(const PackedWeight& weight, std::span<const PlaneSpec> specs, std::string_view name);

@@ -24,6 +24,14 @@ const SchemeRow& scheme_row(SchemeFamily family) noexcept {
   return rows.front();
 }
 
+void check_canonical(const SchemeRow& row, const PackedWeight& weight, std::string_view name) {
+  if (row.parse(row.print(weight.scheme)) != weight.scheme) {
+    throw Error(ErrorCode::bad_file, concat(printable(name), ": no such scheme: ", to_string(weight.scheme)))
+        .detail(concat("expected ", row.form));
+  }
+  check_canonical_layout(weight, name);
+}
+
 double bits_per_weight_of_planes(std::span<const PlaneSpec> planes, int64_t n, int64_t k) {
   double bits = 0;
   for (const PlaneSpec& spec : planes) bits += 8.0 * static_cast<double>(byte_count(spec.dtype, spec.shape));

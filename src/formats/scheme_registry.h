@@ -53,6 +53,10 @@ struct SchemeRow {
   BitPlace (*place)(const Scheme&, int64_t n, int64_t k, int64_t row, int64_t col, int bit);
 };
 
+/// Throws bad_file naming `name` unless a canonical weight has a scheme that the row can say, and is canonical: the
+/// first things that SchemeRow::validate of a family with an open set of schemes looks at.
+void check_canonical(const SchemeRow& row, const PackedWeight& weight, std::string_view name);
+
 std::span<const SchemeRow> scheme_registry() noexcept;
 const SchemeRow& scheme_row(SchemeFamily family) noexcept;
 

@@ -153,8 +153,18 @@ bool accepts(const LinearDesc& desc, std::string_view layout, int64_t least, int
   return fits;
 }
 
-/// From there on decoding once and cuBLAS are faster, where there is cuBLAS (docs/kernels/kbit.md).
-int64_t most_gemm_rows() { return device::have_cublas() ? 128 : most_rows - 1; }
+/// Most rows for the GEMM. Beyond, decoding once and cuBLAS are faster, where there is cuBLAS (docs/kernels/kbit.md).
+/// Loading that takes a while: it is not asked for as long as one launch takes all rows.
+int64_t most_gemm_rows(const LinearDesc& desc) {
+  if (desc.m <= kbit_linear_max_rows) return kbit_linear_max_rows;
+  return device::have_cublas() ? 128 : most_rows - 1;
+}
+bool gemm_accepts(const LinearDesc& desc, std::string* why) {
+  return accepts(desc, "kbit-fragment", most_gemv_rows + 1, most_gemm_rows(desc), why);
+}
+bool wide_accepts(const LinearDesc& desc, std::string* why) {
+  return accepts(desc, "kbit-fragment", most_gemm_rows(desc) + 1, most_rows, why);
+}
 
 size_t gemv_workspace(const LinearDesc& desc) {
   return static_cast<size_t>(blocks_for(kbit::Map(desc.n, desc.k).tiles()) * kbit::gemv_packets()) *
@@ -169,19 +179,18 @@ size_t gemm_workspace(const LinearDesc& desc) {
 constexpr KernelRow rows[] = {
     {.name = "kbit-gemv",
      .description = "1 to 16 rows, memory-bound: every warp streams a run of tiles, scales multiply the sums",
-     .accepts = [](const LinearDesc& d, std::string* why) { return accepts(d, "kbit-fragment", 1, 16, why); },
+     .accepts = [](const LinearDesc& d,
+                   std::string* why) { return accepts(d, "kbit-fragment", 1, most_gemv_rows, why); },
      .workspace = gemv_workspace,
      .run = run_gemv},
     {.name = "kbit-gemm",
      .description = "17 to 128 rows, 64 at a time: activations in shared memory, scales multiply the weights",
-     .accepts = [](const LinearDesc& d,
-                   std::string* why) { return accepts(d, "kbit-fragment", 17, most_gemm_rows(), why); },
+     .accepts = gemm_accepts,
      .workspace = gemm_workspace,
      .run = [](const KbitLinearArgs& args, cudaStream_t stream) { run_gemm(args, stream); }},
     {.name = "kbit-wide",
      .description = "more than 128 rows: weights decoded once, a strip at a time, and multiplied by cuBLAS",
-     .accepts = [](const LinearDesc& d,
-                   std::string* why) { return accepts(d, "kbit-fragment", most_gemm_rows() + 1, most_rows, why); },
+     .accepts = wide_accepts,
      .workspace = kbit::wide_workspace,
      .run = kbit::run_wide},
     {.name = "kbit-reference",

@@ -62,25 +62,17 @@ std::vector<StoredTensor> encode(const PackedWeight& canonical) {
 
 namespace marlin {
 
-constexpr int64_t tile = 16;  // inputs
-constexpr std::array groups{128, formats::whole_row};
 constexpr std::array roles{PlaneRole::codes, PlaneRole::scales};
-constexpr IntegerLimits limits{.bits = widths,
-                               .scales = scale_types,
-                               .asymmetric = false,
-                               .n_multiple = 256,
-                               .k_multiple = 128,
-                               .whole_groups = true,
-                               .groups = groups};
+constexpr const IntegerLimits& limits = marlin_limits;
 
 std::vector<StoredSpec> tensors(const Scheme& scheme, int64_t n, int64_t k) {
-  return {{".qweight", DType::i32, {k / tile, 2 * n}},
+  return {{".qweight", DType::i32, {k / marlin_tile_inputs, 2 * n}},
           {".scales", DType::f16, {formats::integer_groups(scheme, k), n}}};
 }
 
 constexpr AwqVersion version{.sizes =
                                  [](const Shape& qweight) {
-                                   return AwqSizes{qweight[1] / 2, qweight[0] * tile};
+                                   return AwqSizes{qweight[1] / 2, qweight[0] * marlin_tile_inputs};
                                  },
                              .tensors = tensors,
                              .is_symmetric = nullptr};

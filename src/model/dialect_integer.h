@@ -1,6 +1,7 @@
 // What the dialects of integer weights share: which schemes they can hold, and linears found in a checkpoint.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -23,6 +24,23 @@ struct IntegerLimits {
   bool whole_groups = false;      ///< k is a multiple of the group
   std::span<const int> groups{};  ///< Scheme::block; empty: any
 };
+
+namespace detail {
+inline constexpr std::array marlin_bits{4};
+inline constexpr std::array marlin_scales{formats::ScaleType::f16};
+inline constexpr std::array marlin_groups{128, formats::whole_row};
+}  // namespace detail
+
+/// What checkpoints of Marlin's words hold, whatever names they give them.
+inline constexpr IntegerLimits marlin_limits{.bits = detail::marlin_bits,
+                                             .scales = detail::marlin_scales,
+                                             .asymmetric = false,
+                                             .n_multiple = 256,
+                                             .k_multiple = 128,
+                                             .whole_groups = true,
+                                             .groups = detail::marlin_groups};
+/// Inputs of a tile of such words: the codes tensor is [k / 16, 2 · n] words.
+inline constexpr int64_t marlin_tile_inputs = 16;
 
 /// DialectRow::fit for such a dialect.
 DialectFit fit_integer(const PackedLinearInfo& info, const IntegerLimits& limits);

@@ -9,7 +9,6 @@
 #include "model/dialect_config.h"
 #include "model/dialect_integer.h"
 #include "model/dialect_rows.h"
-#include "repack/layout_registry.h"
 
 namespace w4q::model {
 namespace {
@@ -20,21 +19,12 @@ using formats::Scheme;
 using formats::StoredSpec;
 using formats::StoredTensor;
 
-constexpr std::string_view layout = "marlin";
-constexpr int64_t tile = 16;
-constexpr std::array widths{4};
-constexpr std::array scale_types{formats::ScaleType::f16};
-constexpr std::array groups{128, formats::whole_row};
-constexpr IntegerLimits limits{.bits = widths,
-                               .scales = scale_types,
-                               .asymmetric = false,
-                               .n_multiple = 256,
-                               .k_multiple = 128,
-                               .whole_groups = true,
-                               .groups = groups};
+constexpr std::array roles{PlaneRole::codes, PlaneRole::scales};
+constexpr const IntegerLimits& limits = marlin_limits;
 
 std::vector<StoredSpec> tensors(const Scheme& scheme, int64_t n, int64_t k) {
-  return {{".B", DType::i32, {k / tile, 2 * n}}, {".s", DType::f16, {formats::integer_groups(scheme, k), n}}};
+  return {{".B", DType::i32, {k / marlin_tile_inputs, 2 * n}},
+          {".s", DType::f16, {formats::integer_groups(scheme, k), n}}};
 }
 
 bool detect(const DialectSource& source) {
@@ -54,7 +44,7 @@ QuantizationConfig read(const DialectSource& source) {
   QuantizationConfig result;
   for (const auto& name : linears_with(source.checkpoint, ".B")) {
     const Shape& shape = matrix_shape(source.checkpoint, name + ".B");
-    const int64_t n = shape[1] / 2, k = shape[0] * tile;
+    const int64_t n = shape[1] / 2, k = shape[0] * marlin_tile_inputs;
     formats::check_dimensions(n, k, name);
     if (n % limits.n_multiple != 0 || k % limits.k_multiple != 0) {
       throw Error(ErrorCode::bad_file, concat(printable(name), ".B: does not fill Marlin's tiles"))
@@ -68,23 +58,13 @@ QuantizationConfig read(const DialectSource& source) {
 }
 
 PackedWeight decode(const PackedLinearInfo& info, std::vector<StoredTensor> stored) {
-  PackedWeight packed{info.passes.front().scheme, std::string(layout), info.n, info.k, {}};
-  constexpr std::array roles{PlaneRole::codes, PlaneRole::scales};
-  for (size_t i = 0; i < roles.size(); ++i) {
-    packed.planes.push_back({{roles[i], stored[i].spec.dtype, stored[i].spec.shape}, std::move(stored[i].bytes)});
-  }
-  return repack::layout_row(layout).unpack(packed, info.name);
+  return unpack_stored("marlin", info.passes.front().scheme, info, std::move(stored), roles);
 }
 
 DialectFit fit(const PackedLinearInfo& info) { return fit_integer(info, limits); }
 
 std::vector<StoredTensor> encode(const PackedWeight& canonical) {
-  PackedWeight packed = repack::layout_row(layout).pack(canonical);
-  auto specs = tensors(canonical.scheme, canonical.n, canonical.k);
-  std::vector<StoredTensor> result;
-  result.push_back({std::move(specs[0]), std::move(packed.plane(PlaneRole::codes).bytes)});
-  result.push_back({std::move(specs[1]), std::move(packed.plane(PlaneRole::scales).bytes)});
-  return result;
+  return pack_stored("marlin", canonical, tensors(canonical.scheme, canonical.n, canonical.k), roles);
 }
 
 io::Json describe(const std::vector<DialectLinear>& linears, const std::vector<std::string>&) {
