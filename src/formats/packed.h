@@ -1,4 +1,4 @@
-// A packed linear layer in memory: y = Σ_p W_p · (x ⊘ s) + b, each W_p a set of planes.
+// A packed linear layer in memory: y = Σ_p W_p · R_p(x ⊘ s) + b, each W_p a set of planes.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 
 #include "core/dtype.h"
 #include "core/views.h"
+#include "formats/rotation.h"
 #include "formats/scheme.h"
 
 namespace w4q::formats {
@@ -66,6 +67,8 @@ struct PackedLinear {
   DType source_dtype = DType::bf16;  ///< what the weight was stored in before quantizing
   std::vector<PackedWeight> passes;
   std::vector<float> input_scale = {};  ///< s: k positive numbers that divide the input; empty: none
+  /// R_p: one for each pass, equal where passes share it; empty: none. Planes hold weights of the rotated input.
+  std::vector<InputRotation> rotations = {};
 };
 
 /// Equal scheme, layout, sizes and bytes of every plane (class E0).

@@ -1,0 +1,123 @@
+#include "formats/rotation.h"
+
+#include <bit>
+#include <cmath>
+#include <numeric>
+
+#include "core/rng.h"
+#include "support.h"
+
+namespace w4q::formats {
+namespace {
+
+std::vector<float> normal_row(int64_t k, uint64_t seed) {
+  std::vector<float> row(static_cast<size_t>(k));
+  for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<float>(random_normal(seed, i));
+  return row;
+}
+
+/// Row i of R as the definition states it, in double: signs of Sylvester's matrix by the parity of i & j.
+double entry(const InputRotation& rotation, int64_t i, int64_t j) {
+  for (int64_t start = 0, width = 0; start < rotation.k(); start += width) {
+    width = rotation_width(rotation.rotation().block, rotation.k(), start);
+    if (i < start || i >= start + width) continue;
+    if (j < start || j >= start + width) return 0;
+    const bool odd = std::popcount(static_cast<uint64_t>((i - start) & (j - start))) % 2 == 1;
+    return (odd ? -1.0 : 1.0) * std::copysign(1.0, rotation.factors()[static_cast<size_t>(j)]) /
+           std::sqrt(static_cast<double>(width));
+  }
+  return i == j ? 1 : 0;
+}
+
+TEST(Rotation, SignsAreThoseOfTheMersenneTwister) {
+  const InputRotation rotation({.block = 16, .seed = 42}, 16);
+  const std::string expected = "-+---+---+----+-";
+  for (size_t i = 0; i < 16; ++i) {
+    EXPECT_EQ(rotation.factors()[i], expected[i] == '+' ? 0.25f : -0.25f) << i;
+  }
+}
+
+TEST(Rotation, EveryBlockHasTheSeedOfItsFirstInput) {
+  const InputRotation whole({.block = 64, .seed = 1000}, 192);
+  const InputRotation third({.block = 64, .seed = 1128}, 64);
+  EXPECT_TRUE(std::equal(third.factors().begin(), third.factors().end(), whole.factors().begin() + 128));
+  // Only the low 32 bits count, and sums beyond 64 bits wrap.
+  const InputRotation high({.block = 64, .seed = (uint64_t{7} << 32) + 1000}, 192);
+  EXPECT_TRUE(std::ranges::equal(high.factors(), whole.factors()));
+}
+
+TEST(Rotation, TailsAreDescendingPowersOfTwo) {
+  const auto widths = [](int64_t block, int64_t k) {
+    std::vector<int64_t> result;
+    for (int64_t start = 0; start < k; start += result.back()) result.push_back(rotation_width(block, k, start));
+    return result;
+  };
+  EXPECT_EQ(widths(128, 256), (std::vector<int64_t>{128, 128}));
+  EXPECT_EQ(widths(128, 128 + 64 + 8 + 1), (std::vector<int64_t>{128, 64, 8, 1}));
+  EXPECT_EQ(widths(whole_row, 4096), (std::vector<int64_t>{4096}));
+  EXPECT_EQ(widths(whole_row, 11008), (std::vector<int64_t>{8192, 2048, 512, 256}));
+  EXPECT_EQ(widths(1, 2), (std::vector<int64_t>{1, 1}));
+  EXPECT_EQ(InputRotation({.block = 128, .seed = 1}, 129).factors().back(), 1.0f);
+}
+
+/// fp32 sums of log2(d) stages leave each result within log2(d) · 2^-24 of the norm; 1e-6 is what is asked for.
+TEST(Rotation, IsTheDefinedMatrixAndOrthogonal) {
+  for (const Rotation& rotation : {Rotation{128, 42}, Rotation{32, 7}, Rotation{whole_row, 1}, Rotation{64, 1042}}) {
+    for (int64_t k : {1, 2, 31, 128, 200, 256, 999}) {
+      const InputRotation ready(rotation, k);
+      const std::vector<float> row = normal_row(k, 5);
+      std::vector<float> rotated = row;
+      ready.rotate(rotated);
+      double norm = 0, rotated_norm = 0;
+      for (int64_t i = 0; i < k; ++i) {
+        norm += std::pow(double{row[static_cast<size_t>(i)]}, 2);
+        rotated_norm += std::pow(double{rotated[static_cast<size_t>(i)]}, 2);
+      }
+      EXPECT_NEAR(rotated_norm / norm, 1, 1e-6);
+      for (int64_t i = 0; i < k; ++i) {
+        double sum = 0;
+        for (int64_t j = 0; j < k; ++j) sum += entry(ready, i, j) * double{row[static_cast<size_t>(j)]};
+        EXPECT_NEAR(rotated[static_cast<size_t>(i)], sum, 1e-6 * std::sqrt(norm)) << to_string(rotation) << " " << k;
+      }
+      ready.restore(rotated);
+      for (int64_t i = 0; i < k; ++i) {
+        EXPECT_NEAR(rotated[static_cast<size_t>(i)], row[static_cast<size_t>(i)], 1e-6 * std::sqrt(norm));
+      }
+    }
+  }
+}
+
+TEST(Rotation, NoneLeavesARowAlone) {
+  const InputRotation none({}, 77);
+  const std::vector<float> row = normal_row(77, 1);
+  std::vector<float> rotated = row;
+  none.rotate(rotated);
+  EXPECT_EQ(rotated, row);
+  none.restore(rotated);
+  EXPECT_EQ(rotated, row);
+}
+
+TEST(Rotation, PrintsAndParses) {
+  for (const auto& [rotation, text] : {std::pair<Rotation, std::string>{{}, "none"},
+                                       {{128, 42}, "hadamard128-s42"},
+                                       {{whole_row, 0}, "hadamard-row-s0"},
+                                       {{2, ~uint64_t{0}}, "hadamard2-s18446744073709551615"},
+                                       {{max_rotation_block, 1}, "hadamard1048576-s1"}}) {
+    EXPECT_EQ(to_string(rotation), text);
+    EXPECT_EQ(parse_rotation(text), rotation);
+  }
+  for (const char* bad : {"", "hadamard", "hadamard128", "hadamard128-s", "hadamard128-s-1", "hadamard128-s042",
+                          "hadamard100-s1", "hadamard1-s1", "hadamard0-s1", "hadamard2097152-s1", "hadamard-s1",
+                          "hadamard128-s18446744073709551616", "hadamard128-s42 ", "qr128-s42", "-s42", "-row-s1"}) {
+    test::expect_error(ErrorCode::unsupported, {"unknown rotation"}, [&] { parse_rotation(bad); });
+  }
+}
+
+TEST(Rotation, RefusesBlocksThatAreNoPowerOfTwo) {
+  for (int64_t block : {int64_t{-1}, int64_t{3}, int64_t{96}, 2 * max_rotation_block}) {
+    test::expect_error(ErrorCode::unsupported, {"blocks of"}, [&] { InputRotation({.block = block, .seed = 1}, 64); });
+  }
+}
+
+}  // namespace
+}  // namespace w4q::formats
