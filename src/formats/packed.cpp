@@ -75,9 +75,16 @@ int64_t PackedWeight::size_bytes() const noexcept {
   return sum;
 }
 
+size_t shared_input_end(const PackedLinear& linear, size_t first) noexcept {
+  if (linear.rotations.empty()) return linear.passes.size();
+  size_t end = first + 1;
+  while (end < linear.passes.size() && linear.rotations[end].rotation() == linear.rotations[first].rotation()) ++end;
+  return end;
+}
+
 bool bytes_equal(const PackedWeight& a, const PackedWeight& b) noexcept {
   const auto same = [](const Plane& x, const Plane& y) {
-    return x.spec == y.spec && std::ranges::equal(x.bytes.bytes(), y.bytes.bytes());
+    return x.spec == y.spec && same_bytes(x.bytes.bytes(), y.bytes.bytes());
   };
   return a.scheme == b.scheme && a.layout == b.layout && a.n == b.n && a.k == b.k &&
          std::ranges::equal(a.planes, b.planes, same);

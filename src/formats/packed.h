@@ -71,6 +71,9 @@ struct PackedLinear {
   std::vector<InputRotation> rotations = {};
 };
 
+/// The end of the run of passes that starts at `first` and takes one and the same rotated input.
+size_t shared_input_end(const PackedLinear& linear, size_t first) noexcept;
+
 /// Equal scheme, layout, sizes and bytes of every plane (class E0).
 bool bytes_equal(const PackedWeight& a, const PackedWeight& b) noexcept;
 

@@ -32,6 +32,24 @@ void check_canonical(const SchemeRow& row, const PackedWeight& weight, std::stri
   check_canonical_layout(weight, name);
 }
 
+void decode_linear_row(const PackedLinear& linear, int64_t row, std::span<float> out) {
+  std::vector<float> pass_values(out.size());
+  std::vector<float> sum(out.size());
+  std::ranges::fill(out, 0.0f);
+  for (size_t first = 0, end = 0; first < linear.passes.size(); first = end) {
+    end = shared_input_end(linear, first);
+    std::ranges::fill(sum, 0.0f);
+    for (size_t pass = first; pass < end; ++pass) {
+      const PackedWeight& weight = linear.passes[pass];
+      scheme_row(weight.scheme.family).decode_row(weight, row, pass_values);
+      for (size_t col = 0; col < sum.size(); ++col) sum[col] += pass_values[col];
+    }
+    if (!linear.rotations.empty()) linear.rotations[first].restore(sum);
+    for (size_t col = 0; col < out.size(); ++col) out[col] += sum[col];
+  }
+  for (size_t col = 0; col < linear.input_scale.size(); ++col) out[col] /= linear.input_scale[col];
+}
+
 double bits_per_weight_of_planes(std::span<const PlaneSpec> planes, int64_t n, int64_t k) {
   double bits = 0;
   for (const PlaneSpec& spec : planes) bits += 8.0 * static_cast<double>(byte_count(spec.dtype, spec.shape));

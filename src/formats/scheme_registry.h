@@ -60,6 +60,9 @@ void check_canonical(const SchemeRow& row, const PackedWeight& weight, std::stri
 std::span<const SchemeRow> scheme_registry() noexcept;
 const SchemeRow& scheme_row(SchemeFamily family) noexcept;
 
+/// Row `row` of what a canonical linear computes with, Σ_p W_p · R_p ⊘ s, into `out` (k values): the reference decoder.
+void decode_linear_row(const PackedLinear& linear, int64_t row, std::span<float> out);
+
 /// SchemeRow::bits_per_weight for families whose planes follow from scheme, n and k: the sum of their bytes.
 double bits_per_weight_of_planes(std::span<const PlaneSpec> planes, int64_t n, int64_t k);
 /// Checks what an encoder is given: n, k, the number of values, and that all are finite. Throws bad_argument.

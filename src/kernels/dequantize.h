@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "core/views.h"
 #include "formats/packed.h"
@@ -13,7 +14,10 @@ namespace w4q::kernels {
 /// scale per block. Throws internal when the rows do not exist or the layout is another.
 void dequantize_rows(const formats::PackedWeight& weight, int64_t begin, MatrixView<float> out);
 
-/// The same for a linear: the sum of its passes, added in fp32 in their order.
+/// The sum of passes that take the same input, added in fp32 in their order.
+void dequantize_rows(std::span<const formats::PackedWeight> passes, int64_t begin, MatrixView<float> out);
+
+/// What a linear computes with but for its input scale: the sum of its passes, rotations undone.
 void dequantize_rows(const formats::PackedLinear& linear, int64_t begin, MatrixView<float> out);
 
 }  // namespace w4q::kernels

@@ -178,14 +178,30 @@ void dequantize_rows(const PackedWeight& weight, int64_t begin, MatrixView<float
   }
 }
 
-void dequantize_rows(const formats::PackedLinear& linear, int64_t begin, MatrixView<float> out) {
-  ensure(!linear.passes.empty(), "dequantize: a linear without passes");
-  dequantize_rows(linear.passes.front(), begin, out);
+void dequantize_rows(std::span<const PackedWeight> passes, int64_t begin, MatrixView<float> out) {
+  ensure(!passes.empty(), "dequantize: a linear without passes");
+  dequantize_rows(passes.front(), begin, out);
   std::vector<float> row(static_cast<size_t>(out.cols));
-  for (size_t pass = 1; pass < linear.passes.size(); ++pass) {
+  for (const PackedWeight& pass : passes.subspan(1)) {
     for (int64_t r = 0; r < out.rows; ++r) {
-      dequantize_rows(linear.passes[pass], begin + r, MatrixView<float>(row.data(), 1, out.cols));
+      dequantize_rows(pass, begin + r, MatrixView<float>(row.data(), 1, out.cols));
       HWY_DYNAMIC_DISPATCH(add_into)(row.data(), row.size(), out.row(r));
+    }
+  }
+}
+
+void dequantize_rows(const formats::PackedLinear& linear, int64_t begin, MatrixView<float> out) {
+  const std::span<const PackedWeight> passes = linear.passes;
+  if (linear.rotations.empty()) return dequantize_rows(passes, begin, out);
+  ensure(linear.rotations.size() == passes.size(), "dequantize: not one rotation for each pass");
+  std::vector<float> row(static_cast<size_t>(out.cols));
+  for (int64_t r = 0; r < out.rows; ++r) {
+    for (size_t first = 0, end = 0; first < passes.size(); first = end) {
+      end = shared_input_end(linear, first);
+      float* target = first == 0 ? out.row(r) : row.data();
+      dequantize_rows(passes.subspan(first, end - first), begin + r, MatrixView<float>(target, 1, out.cols));
+      linear.rotations[first].restore({target, row.size()});
+      if (first != 0) HWY_DYNAMIC_DISPATCH(add_into)(row.data(), row.size(), out.row(r));
     }
   }
 }

@@ -27,11 +27,12 @@ struct LinearWeight {
   std::vector<float> bias;  ///< empty, or n values
 };
 
-/// Decodes rows [begin, end) into `out`, (end − begin) × k; what an input scale divides is divided here.
+/// Decodes rows [begin, end) into `out`, (end − begin) × k: the weights that it computes with, input scale and
+/// rotations undone.
 void decode_rows(const LinearWeight& weight, int64_t begin, int64_t end, MatrixView<float> out);
 
-/// y[m × n] = x[m × k] · Wᵀ + b. Parallel over blocks of rows of W; the result does not depend on the thread count.
-/// Throws internal when the shapes do not fit.
+/// y[m × n] = x[m × k] · Wᵀ + b. Where passes take a rotated input, x is rotated, not the weights. Parallel over blocks
+/// of rows of W; the result does not depend on the thread count. Throws internal when the shapes do not fit.
 void linear(const LinearWeight& weight, MatrixView<const float> x, MatrixView<float> y);
 
 }  // namespace w4q::kernels

@@ -1,6 +1,8 @@
 #include "kernels/linear.h"
 
 #include <algorithm>
+#include <functional>
+#include <span>
 
 #include "core/convert.h"
 #include "core/error.h"
@@ -63,10 +65,10 @@ float* scratch(int64_t count) {
   return buffer.as<float>().data();
 }
 
-void add_bias(const std::vector<float>& bias, int64_t begin, MatrixView<float> y) {
+void add_bias(const std::vector<float>& bias, MatrixView<float> y) {
   for (int64_t r = 0; r < y.rows; ++r) {
     float* row = y.row(r);
-    for (int64_t c = 0; c < y.cols; ++c) row[c] += bias[static_cast<size_t>(begin + c)];
+    for (int64_t c = 0; c < y.cols; ++c) row[c] += bias[static_cast<size_t>(c)];
   }
 }
 
@@ -94,24 +96,71 @@ void decode(const LinearWeight& weight, int64_t begin, MatrixView<float> out) {
   }
 }
 
-void multiply_few(const LinearWeight& weight, int64_t begin, MatrixView<const float> x, MatrixView<float> y) {
-  const auto k = static_cast<size_t>(weight.k);
-  const int64_t chunk = std::clamp<int64_t>(few_rows_scratch / std::max<int64_t>(weight.k, 1), 1, y.cols);
-  float* memory = scratch(chunk * weight.k);
+/// Decodes rows from `begin` on.
+using DecodeRows = std::function<void(int64_t begin, MatrixView<float> out)>;
+
+void multiply_few(const DecodeRows& decode, int64_t begin, MatrixView<const float> x, MatrixView<float> y) {
+  const auto k = static_cast<size_t>(x.cols);
+  const int64_t chunk = std::clamp<int64_t>(few_rows_scratch / std::max<int64_t>(x.cols, 1), 1, y.cols);
+  float* memory = scratch(chunk * x.cols);
   const auto product = HWY_DYNAMIC_DISPATCH(dot);
   for (int64_t done = 0; done < y.cols; done += chunk) {
-    const MatrixView<float> rows(memory, std::min(chunk, y.cols - done), weight.k);
-    decode(weight, begin + done, rows);
+    const MatrixView<float> rows(memory, std::min(chunk, y.cols - done), x.cols);
+    decode(begin + done, rows);
     for (int64_t c = 0; c < rows.rows; ++c) {
       for (int64_t r = 0; r < x.rows; ++r) y.row(r)[done + c] = product(x.row(r), rows.row(c), k);
     }
   }
 }
 
-void multiply_block(const LinearWeight& weight, int64_t begin, MatrixView<const float> x, MatrixView<float> y) {
-  const MatrixView<float> rows(scratch(y.cols * weight.k), y.cols, weight.k);
-  decode(weight, begin, rows);
+void multiply_block(const DecodeRows& decode, int64_t begin, MatrixView<const float> x, MatrixView<float> y) {
+  const MatrixView<float> rows(scratch(y.cols * x.cols), y.cols, x.cols);
+  decode(begin, rows);
   gemm_nt(x, rows, y);
+}
+
+/// y ← x · Wᵀ, or y + x · Wᵀ if `add`, for the rows of W that `decode` decodes.
+void multiply(const DecodeRows& decode, MatrixView<const float> x, MatrixView<float> y, bool add) {
+  const bool few = x.rows <= few_rows;
+  const auto product = few ? multiply_few : multiply_block;
+  const int64_t grain = few ? std::max(row_block, few_rows_weights / std::max<int64_t>(x.cols, 1)) : row_block;
+  parallel_for(y.cols, grain, [&](int64_t begin, int64_t end) {
+    const MatrixView<float> block(y.data + begin, y.rows, end - begin, y.stride);
+    if (!add) return product(decode, begin, x, block);
+    std::vector<float> memory(static_cast<size_t>(block.rows * block.cols));
+    const MatrixView<float> more(memory.data(), block.rows, block.cols);
+    product(decode, begin, x, more);
+    for (int64_t r = 0; r < block.rows; ++r) {
+      for (int64_t c = 0; c < block.cols; ++c) block.row(r)[c] += more.row(r)[c];
+    }
+  });
+}
+
+/// out ← R(x ⊘ s), row by row.
+void rotate_input(MatrixView<const float> x, const std::vector<float>& scales, const formats::InputRotation& rotation,
+                  MatrixView<float> out) {
+  parallel_for(x.rows, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      std::copy_n(x.row(r), x.cols, out.row(r));
+      if (!scales.empty()) divide_columns(scales, {out.row(r), 1, out.cols});
+      rotation.rotate({out.row(r), static_cast<size_t>(out.cols)});
+    }
+  });
+}
+
+/// Passes that share a rotation take the same input and are multiplied at once.
+void rotated_linear(const formats::PackedLinear& packed, MatrixView<const float> x, MatrixView<float> y) {
+  const std::span<const formats::PackedWeight> passes = packed.passes;
+  ensure(packed.rotations.size() == passes.size(), "linear: not one rotation for each pass");
+  std::vector<float> memory(static_cast<size_t>(x.rows * x.cols));
+  const MatrixView<float> rotated(memory.data(), x.rows, x.cols);
+  for (size_t first = 0, end = 0; first < passes.size(); first = end) {
+    end = shared_input_end(packed, first);
+    rotate_input(x, packed.input_scale, packed.rotations[first], rotated);
+    const auto shared = passes.subspan(first, end - first);
+    multiply([&](int64_t begin, MatrixView<float> rows) { dequantize_rows(shared, begin, rows); }, rotated, y,
+             first != 0);
+  }
 }
 
 }  // namespace
@@ -125,14 +174,13 @@ void decode_rows(const LinearWeight& weight, int64_t begin, int64_t end, MatrixV
 void linear(const LinearWeight& weight, MatrixView<const float> x, MatrixView<float> y) {
   const bool fits = x.rows == y.rows && x.cols == weight.k && y.cols == weight.n;
   if (!fits) ensure(false, concat(weight.name, ": linear: shapes differ"));
-  const bool few = x.rows <= few_rows;
-  const auto multiply = few ? multiply_few : multiply_block;
-  const int64_t grain = few ? std::max(row_block, few_rows_weights / std::max<int64_t>(weight.k, 1)) : row_block;
-  parallel_for(weight.n, grain, [&](int64_t begin, int64_t end) {
-    const MatrixView<float> block(y.data + begin, y.rows, end - begin, y.stride);
-    multiply(weight, begin, x, block);
-    if (!weight.bias.empty()) add_bias(weight.bias, begin, block);
-  });
+  const auto* packed = std::get_if<std::shared_ptr<const formats::PackedLinear>>(&weight.matrix);
+  if (packed != nullptr && !(*packed)->rotations.empty()) {
+    rotated_linear(**packed, x, y);
+  } else {
+    multiply([&](int64_t begin, MatrixView<float> rows) { decode(weight, begin, rows); }, x, y, false);
+  }
+  if (!weight.bias.empty()) add_bias(weight.bias, y);
 }
 
 }  // namespace w4q::kernels

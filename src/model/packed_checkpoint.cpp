@@ -72,7 +72,9 @@ PackedPass parse_pass(const Json& json, const std::string& place) {
                 concat(place, " names the layout \"", printable(layout), "\", which is unknown"))
         .hint("w4q list shows the layouts of this version");
   }
-  return {formats::parse_scheme(fields.text("scheme")), std::move(layout)};
+  PackedPass pass{formats::parse_scheme(fields.text("scheme")), std::move(layout)};
+  if (json.contains("rotation")) pass.rotation = formats::parse_rotation(fields.text("rotation"));
+  return pass;
 }
 
 /// The layout must be able to hold the scheme at this size.
@@ -138,6 +140,21 @@ std::vector<float> load_input_scale(const io::Checkpoint& checkpoint, const Pack
   return scales;
 }
 
+bool is_rotated(const PackedPass& pass) { return !pass.rotation.identity(); }
+
+bool has_rotations(const QuantizationConfig& quantization) {
+  return std::ranges::any_of(quantization.linears,
+                             [](const auto& entry) { return std::ranges::any_of(entry.second.passes, is_rotated); });
+}
+
+/// One for each pass, or none at all.
+std::vector<formats::InputRotation> ready_rotations(const PackedLinearInfo& info) {
+  std::vector<formats::InputRotation> result;
+  if (std::ranges::none_of(info.passes, is_rotated)) return result;
+  for (const auto& pass : info.passes) result.emplace_back(pass.rotation, info.k);
+  return result;
+}
+
 }  // namespace
 
 const PackedLinearInfo* QuantizationConfig::find(std::string_view linear) const {
@@ -181,12 +198,14 @@ void write_quantization_config(const QuantizationConfig& quantization, Json& con
     Json passes = Json::array();
     for (const auto& pass : info.passes) {
       passes.push_back({{"scheme", formats::to_string(pass.scheme)}, {"layout", pass.layout}});
+      if (is_rotated(pass)) passes.back()["rotation"] = formats::to_string(pass.rotation);
     }
     linears[name] = {{"n", info.n}, {"k", info.k}, {"dtype", dtype_name(info.source_dtype)}, {"passes", passes}};
     if (info.input_scale) linears[name]["input_scale"] = true;
   }
+  const int version = has_rotations(quantization) ? packed_format_version : 1;
   Json& target = config[std::string(config_key)];
-  target = {{"quant_method", method_name}, {"format_version", packed_format_version}, {"method", quantization.method}};
+  target = {{"quant_method", method_name}, {"format_version", version}, {"method", quantization.method}};
   if (!quantization.rescaled.empty()) target["rescaled"] = quantization.rescaled;
   target["linears"] = std::move(linears);
 }
@@ -201,7 +220,7 @@ std::vector<io::PlannedTensor> planned_planes(const PackedLinearInfo& info) {
   if (info.dialect != nullptr) return info.stored;
   std::vector<io::PlannedTensor> result;
   for (size_t pass = 0; pass < info.passes.size(); ++pass) {
-    const auto& [scheme, layout] = info.passes[pass];
+    const auto& [scheme, layout, rotation] = info.passes[pass];
     for (const auto& spec : repack::layout_row(layout).planes(scheme, info.n, info.k)) {
       result.push_back({plane_name(info.name, pass, spec.role), spec.dtype, spec.shape});
     }
@@ -212,9 +231,9 @@ std::vector<io::PlannedTensor> planned_planes(const PackedLinearInfo& info) {
 
 PackedLinear load_packed(const io::Checkpoint& checkpoint, const PackedLinearInfo& info) {
   if (info.dialect != nullptr) return load_stored(checkpoint, info);
-  PackedLinear result{info.name, info.source_dtype, {}, load_input_scale(checkpoint, info)};
+  PackedLinear result{info.name, info.source_dtype, {}, load_input_scale(checkpoint, info), ready_rotations(info)};
   for (size_t pass = 0; pass < info.passes.size(); ++pass) {
-    const auto& [scheme, layout] = info.passes[pass];
+    const auto& [scheme, layout, rotation] = info.passes[pass];
     PackedWeight weight{scheme, layout, info.n, info.k, {}};
     for (const auto& spec : repack::layout_row(layout).planes(scheme, info.n, info.k)) {
       weight.planes.push_back(load_plane(checkpoint, plane_name(info.name, pass, spec.role), spec));

@@ -18,11 +18,13 @@ namespace w4q::model {
 
 struct DialectRow;
 
-inline constexpr int packed_format_version = 1;
+/// The newest that is read. Checkpoints without rotations are written as version 1.
+inline constexpr int packed_format_version = 2;
 
 struct PackedPass {
   formats::Scheme scheme;
   std::string layout;
+  formats::Rotation rotation = {};  ///< of the input of this pass
 };
 
 /// What config.json says of one packed linear.

@@ -1,11 +1,16 @@
 #include "pipeline/convert_model.h"
 
 #include <algorithm>
+#include <exception>
+#include <functional>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <utility>
 
+#include "core/buffer.h"
 #include "core/error.h"
+#include "core/parallel.h"
 #include "core/progress.h"
 #include "core/stopwatch.h"
 #include "core/text.h"
@@ -14,16 +19,12 @@
 #include "io/output.h"
 #include "model/dialect.h"
 #include "model/model.h"
+#include "pipeline/convert_linear.h"
 #include "pipeline/output_rules.h"
-#include "pipeline/round_anew.h"
-#include "repack/layout_registry.h"
 
 namespace w4q::pipeline {
 namespace {
 
-using formats::PackedLinear;
-using formats::PackedWeight;
-using formats::StoredTensor;
 using model::PackedLinearInfo;
 
 constexpr std::string_view own_dialect = "w4q";
@@ -32,13 +33,6 @@ struct Source {
   io::Checkpoint checkpoint;
   io::Json config;
   model::QuantizationConfig quantization;
-};
-
-/// A linear before and after.
-struct LinearPlan {
-  const PackedLinearInfo* from = nullptr;
-  PackedLinearInfo to;
-  std::string loses;
 };
 
 struct ConvertPlan {
@@ -73,6 +67,7 @@ const model::DialectRow* find_target(const std::string& name) {
 /// What a dialect has no tensor for, beside the codes.
 std::string refuse_structure(const PackedLinearInfo& info) {
   if (info.passes.size() > 1) return concat("it is the sum of ", info.passes.size(), " passes");
+  if (!info.passes.front().rotation.identity()) return "its input is rotated, which readers would leave out";
   if (info.input_scale) return "its input is divided by an input_scale, which readers would leave out";
   return {};
 }
@@ -189,85 +184,32 @@ ConvertReport make_report(const ConvertPlan& plan) {
   return report;
 }
 
-// ---- one linear -----------------------------------------------------------------------------------------------------
+// ---- all linears ----------------------------------------------------------------------------------------------------
 
-/// Codes, zeros and scales that are equal; of families without integers, whole planes.
-formats::RecastProof compare(const PackedWeight& a, const PackedWeight& b) {
-  using formats::SchemeFamily;
-  if (a.scheme.family == SchemeFamily::integer && b.scheme.family == SchemeFamily::integer) {
-    return formats::integer_compare(a, b);
-  }
-  formats::RecastProof proof;
-  proof.codes = a.n * a.k;
-  if (formats::bytes_equal(a, b)) proof.codes_equal = proof.codes;
-  return proof;
-}
+/// Tensors of a linear that are in memory together: stored, canonical, recast, written, decoded once more.
+constexpr int64_t copies_of_linear = 5;
 
-/// The canonical weight that the dialect will hold: the same values, or `linear.loses` says why not.
-PackedWeight prepare(const PackedLinear& source, const LinearPlan& plan, bool allow_lossy, ConvertedLinear& linear) {
-  const formats::Scheme& scheme = plan.to.passes.front().scheme;
-  const model::DialectRow& row = *plan.to.dialect;
-  const PackedWeight& before = source.passes.front();
-  const bool same = before.scheme == scheme;
-  if (linear.loses.empty() && !same) linear.loses = formats::integer_recast_loss(before, scheme);
-  const bool anew = !linear.loses.empty();
-  std::optional<PackedWeight> weight;
-  if (!anew) weight = same ? before.clone() : formats::integer_recast(before, scheme, plan.to.name);
-  if (anew && allow_lossy) weight = round_anew(source, scheme);
-  if (weight && row.refuses != nullptr) {
-    if (auto why = row.refuses(*weight); !why.empty()) {
-      if (!anew) linear.loses = std::move(why);
-      if (!allow_lossy || row.bend == nullptr) weight.reset();
-      if (weight) row.bend(*weight);
+/// Calls body(0) … body(count − 1), started in this order by at most `workers` threads. The failure of the lowest index
+/// is the one that is thrown, whatever the timing.
+void in_order(int64_t count, int64_t workers, const std::function<void(int64_t)>& body) {
+  std::mutex mutex;
+  int64_t next = 0, failed = count;
+  std::exception_ptr failure;
+  const auto take = [&] {
+    const std::lock_guard lock(mutex);
+    return failed < count ? count : next++;
+  };
+  parallel_for(workers, 1, [&](int64_t, int64_t) {
+    for (int64_t index = take(); index < count; index = take()) {
+      try {
+        body(index);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (index < failed) failed = index, failure = std::current_exception();
+      }
     }
-  }
-  if (weight) return std::move(*weight);
-  Error error(ErrorCode::unsupported, concat(printable(plan.to.name), ": ", row.name, " cannot hold it without loss"));
-  error.detail(linear.loses);
-  if (!allow_lossy) error.hint("--allow-lossy changes as little as possible and reports the error");
-  throw Error(error);
-}
-
-/// Converts one linear to a dialect, writes it, and reads what was written for the proof.
-void write_dialect(const PackedLinear& source, const LinearPlan& plan, bool allow_lossy, io::CheckpointWriter& writer,
-                   ConvertedLinear& linear) {
-  const PackedWeight weight = prepare(source, plan, allow_lossy, linear);
-  std::vector<StoredTensor> tensors = plan.to.dialect->encode(weight);
-  for (const auto& tensor : tensors) writer.write(plan.to.name + tensor.spec.suffix, tensor.bytes.bytes());
-  const PackedWeight back = plan.to.dialect->decode(plan.to, std::move(tensors));
-  linear.proof = compare(source.passes.front(), back);
-  if (linear.loses.empty()) {
-    ensure(linear.proof.complete(), plan.to.name + ": what was written decodes to another weight");
-    return;
-  }
-  linear.error = rounding_error(source, back);
-}
-
-/// There and back once more in the form that the source has.
-PackedWeight round_trip(const PackedWeight& canonical, const PackedLinearInfo& from, size_t pass) {
-  if (from.dialect == nullptr) {
-    const auto& layout = repack::layout_row(from.passes[pass].layout);
-    return layout.unpack(layout.pack(canonical), from.name);
-  }
-  const model::DialectFit fit = from.dialect->fit(from);
-  ensure(fit.scheme.has_value() && fit.loses.empty(), from.name + ": its own dialect does not hold it");
-  if (canonical.scheme.family != formats::SchemeFamily::integer) {
-    return from.dialect->decode(from, from.dialect->encode(canonical));
-  }
-  return from.dialect->decode(from, from.dialect->encode(formats::integer_recast(canonical, *fit.scheme, from.name)));
-}
-
-void write_own(const PackedLinear& source, const LinearPlan& plan, io::CheckpointWriter& writer,
-               ConvertedLinear& linear) {
-  if (plan.to.input_scale) writer.write(model::input_scale_name(plan.to.name), bytes_of(source.input_scale));
-  for (size_t pass = 0; pass < source.passes.size(); ++pass) {
-    const PackedWeight& weight = source.passes[pass];
-    for (const auto& plane : weight.planes) {
-      writer.write(model::plane_name(plan.to.name, pass, plane.spec.role), plane.bytes.bytes());
-    }
-    linear.proof += compare(weight, round_trip(weight, *plan.from, pass));
-  }
-  ensure(linear.proof.complete(), plan.to.name + ": packed once more it is another weight");
+  });
+  if (failure) std::rethrow_exception(failure);
 }
 
 void write_companions(const ConvertPlan& plan, const std::filesystem::path& from, const std::filesystem::path& to) {
@@ -278,6 +220,26 @@ void write_companions(const ConvertPlan& plan, const std::filesystem::path& from
   carry_companions(from, to, config);
   if (plan.dialect->config_file.empty()) return;
   io::write_file(to / plan.dialect->config_file, quantization.dump(2) + "\n", false);
+}
+
+/// Linears that are converted at a time: as many as there are threads, as far as the memory for the largest allows.
+/// One whole linear for each thread keeps reading, moving, proving and writing busy side by side.
+int64_t linears_at_a_time(int64_t largest_bytes) {
+  constexpr int64_t memory = int64_t{1} << 30;
+  return std::clamp<int64_t>(memory / std::max<int64_t>(1, copies_of_linear * largest_bytes), 1, threads());
+}
+
+void convert_linears(const ConvertPlan& plan, bool allow_lossy, io::CheckpointWriter& writer, Progress& progress,
+                     ConvertReport& report) {
+  int64_t largest = 0;
+  for (const auto& linear : report.linears) largest = std::max({largest, linear.bytes_before, linear.bytes_after});
+  const int64_t workers = linears_at_a_time(largest);
+  const BufferReuse reuse(static_cast<size_t>(workers * copies_of_linear * largest));
+  in_order(static_cast<int64_t>(plan.linears.size()), workers, [&](int64_t index) {
+    auto& linear = report.linears[static_cast<size_t>(index)];
+    convert_linear(plan.source.checkpoint, plan.linears[static_cast<size_t>(index)], allow_lossy, writer, linear);
+    progress.advance(linear.bytes_before);
+  });
 }
 
 }  // namespace
@@ -305,15 +267,7 @@ ConvertReport convert_model(const ConvertRequest& request) {
   io::OutputFolder output(request.output, request.overwrite, {request.input}, is_replaceable_output);
   io::CheckpointWriter writer(output.staging(), std::move(planned), request.write);
   Progress progress("convert", plan.source.checkpoint.total_bytes(), "bytes");
-  for (size_t i = 0; i < plan.linears.size(); ++i) {
-    const auto source = model::load_canonical(plan.source.checkpoint, *plan.linears[i].from);
-    if (plan.dialect == nullptr) {
-      write_own(source, plan.linears[i], writer, report.linears[i]);
-    } else {
-      write_dialect(source, plan.linears[i], request.allow_lossy, writer, report.linears[i]);
-    }
-    progress.advance(report.linears[i].bytes_before);
-  }
+  convert_linears(plan, request.allow_lossy, writer, progress, report);
   for (const auto& tensor : plan.carried) {
     writer.write(tensor.name, plan.source.checkpoint.load(tensor.name)->bytes);
     progress.advance(tensor.size());

@@ -65,21 +65,12 @@ RowSource plain_rows(const TensorView& view, int64_t rows, int64_t k, GgmlType t
   return source;
 }
 
-/// The weights that the linear stands for: the sum of its passes, over the input scale where there is one.
-void decode_row(const formats::PackedLinear& linear, int64_t row, std::span<float> values) {
-  std::vector<float> pass_values(values.size());
-  std::ranges::fill(values, 0.0f);
-  for (const auto& pass : linear.passes) {
-    formats::scheme_row(pass.scheme.family).decode_row(pass, row, pass_values);
-    for (size_t col = 0; col < values.size(); ++col) values[col] += pass_values[col];
-  }
-  for (size_t col = 0; col < linear.input_scale.size(); ++col) values[col] /= linear.input_scale[col];
-}
-
 RowSource packed_rows(const formats::PackedLinear& linear, const ExportedTensor& tensor, const RowOrder& order) {
   const auto& first = linear.passes.front();
   RowSource source{first.n, first.k, {}, {}};
-  source.read = [&linear, order](int64_t row, std::span<float> values) { decode_row(linear, order(row), values); };
+  source.read = [&linear, order](int64_t row, std::span<float> values) {
+    formats::decode_linear_row(linear, order(row), values);
+  };
   if (tensor.keeps_codes) {
     source.copy = [&first, order, type = tensor.type](int64_t row, std::span<std::byte> blocks) {
       pack_gguf_row(first, order(row), type, blocks);

@@ -68,6 +68,7 @@ GgmlType plain_type(DType dtype) {
 /// The block type that says the same as an integer scheme, if there is one.
 std::optional<GgmlType> lossless_type(const model::PackedLinearInfo& packed) {
   if (packed.passes.size() != 1 || packed.input_scale || packed.k % 32 != 0) return std::nullopt;
+  if (!packed.passes.front().rotation.identity()) return std::nullopt;
   return gguf_of_scheme(packed.passes.front().scheme);
 }
 

@@ -16,17 +16,6 @@ using formats::PackedWeight;
 
 int64_t rows_of_chunk(int64_t k) { return std::max<int64_t>(1, (1 << 18) / k); }
 
-/// Row `row` of what the linear computes with.
-void decode_row(const formats::PackedLinear& linear, int64_t row, std::span<float> values) {
-  std::vector<float> pass_values(values.size());
-  std::ranges::fill(values, 0.0f);
-  for (const auto& pass : linear.passes) {
-    formats::scheme_row(pass.scheme.family).decode_row(pass, row, pass_values);
-    for (size_t col = 0; col < values.size(); ++col) values[col] += pass_values[col];
-  }
-  for (size_t col = 0; col < linear.input_scale.size(); ++col) values[col] /= linear.input_scale[col];
-}
-
 /// Puts the rows of `part` into `whole`, whose planes are rows too.
 void copy_rows(const PackedWeight& part, PackedWeight& whole, int64_t first) {
   for (const auto& plane : part.planes) {
@@ -45,8 +34,8 @@ PackedWeight round_anew(const formats::PackedLinear& source, const formats::Sche
   parallel_for(n, rows_of_chunk(k), [&](int64_t begin, int64_t end) {
     std::vector<float> values(static_cast<size_t>((end - begin) * k));
     for (int64_t row = begin; row < end; ++row) {
-      decode_row(source, row,
-                 std::span(values).subspan(static_cast<size_t>((row - begin) * k), static_cast<size_t>(k)));
+      formats::decode_linear_row(
+          source, row, std::span(values).subspan(static_cast<size_t>((row - begin) * k), static_cast<size_t>(k)));
     }
     copy_rows(row_of_table.encode(scheme, values, end - begin, k, {}), result, begin);
   });
@@ -61,7 +50,7 @@ ConversionError rounding_error(const formats::PackedLinear& source, const Packed
     std::vector<float> before(width), after(width);
     ConversionError error;
     for (int64_t row = begin; row < end; ++row) {
-      decode_row(source, row, before);
+      formats::decode_linear_row(source, row, before);
       formats::scheme_row(rounded.scheme.family).decode_row(rounded, row, after);
       for (size_t col = 0; col < width; ++col) {
         const double difference = static_cast<double>(after[col]) - static_cast<double>(before[col]);

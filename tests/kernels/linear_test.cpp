@@ -98,6 +98,53 @@ TEST(Linear, InputScaleDividesTheInput) {
   }
 }
 
+/// Two passes of random codes whose inputs are rotated, and scaled before.
+std::shared_ptr<formats::PackedLinear> rotated_linear(int64_t n, int64_t k, const formats::Rotation& first,
+                                                      const formats::Rotation& second) {
+  auto linear = std::make_shared<formats::PackedLinear>();
+  for (const auto& [bits, rotation] : {std::pair{4, first}, std::pair{2, second}}) {
+    const LinearWeight weight = packed(bits, n, k, static_cast<uint64_t>(bits));
+    linear->passes.push_back(std::get<std::shared_ptr<const formats::PackedLinear>>(weight.matrix)->passes[0].clone());
+    linear->rotations.emplace_back(rotation, k);
+  }
+  for (int64_t c = 0; c < k; ++c) linear->input_scale.push_back(std::exp2(static_cast<float>(c % 5) - 2.5f));
+  return linear;
+}
+
+/// In the rotated basis as in the plain one. Rotating moves rounding errors from one input to others, so the bound is
+/// of whole rows: γ of k products and of two rotations, on the norms of the scaled input and of the weights it meets.
+TEST(Linear, RotatesTheInput) {
+  constexpr formats::Rotation a{64, 42}, b{64, 1042}, row{formats::whole_row, 7};
+  for (const int64_t m : {1, 40}) {
+    for (const auto& [first, second] : {std::pair{a, a}, std::pair{a, b}, std::pair{row, formats::Rotation{}}}) {
+      const int64_t n = 70, k = 200;
+      const auto linear_of = rotated_linear(n, k, first, second);
+      LinearWeight weight{.name = "rotated", .n = n, .k = k, .matrix = {}, .bias = RandomMatrix(1, n, 11).values};
+      weight.matrix = std::shared_ptr<const formats::PackedLinear>(linear_of);
+      const RandomMatrix x(m, k, 5);
+      RandomMatrix y(m, n, 6), decoded(n, k, 8), reference(n, k, 9);
+      linear(weight, x, y);
+      decode_rows(weight, 0, n, decoded);
+      for (int64_t c = 0; c < n; ++c) {
+        formats::decode_linear_row(*linear_of, c, {reference.view().row(c), static_cast<size_t>(k)});
+      }
+      EXPECT_EQ(decoded.values, reference.values);
+      for (int64_t r = 0; r < m; ++r) {
+        for (int64_t c = 0; c < n; ++c) {
+          double exact = weight.bias[static_cast<size_t>(c)], input = 0, weights = 0;
+          for (int64_t p = 0; p < k; ++p) {
+            const double scale = linear_of->input_scale[static_cast<size_t>(p)];
+            exact += double{x.row(r)[p]} * decoded.row(c)[p];
+            input += std::pow(x.row(r)[p] / scale, 2);
+            weights += std::pow(decoded.row(c)[p] * scale, 2);
+          }
+          ASSERT_NEAR(y.row(r)[c], exact, 2 * gamma(k + 18) * std::sqrt(input * weights)) << r << ", " << c;
+        }
+      }
+    }
+  }
+}
+
 TEST(Linear, DoesNotDependOnTheThreadCount) {
   const LinearWeight weight = packed(4, 300, 256, 1);
   for (const int64_t m : {1, 33}) {
