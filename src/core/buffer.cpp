@@ -3,6 +3,8 @@
 #include <sys/mman.h>
 
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <new>
 
 namespace w4q {
@@ -10,17 +12,75 @@ namespace {
 
 constexpr size_t mapped_from = size_t{1} << 20;
 
+/// Mapped memory that waits for its next user.
+class Kept {
+ public:
+  bool open(size_t limit) {
+    const std::lock_guard lock(mutex_);
+    if (limit_ > 0) return false;
+    limit_ = limit;
+    return limit > 0;
+  }
+  void close() {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [size, data] : blocks_) ::munmap(data, size);
+    blocks_.clear();
+    limit_ = bytes_ = 0;
+  }
+  std::byte* take(size_t size) {
+    const std::lock_guard lock(mutex_);
+    const auto found = blocks_.find(size);
+    if (found == blocks_.end()) return nullptr;
+    std::byte* const data = found->second;
+    blocks_.erase(found);
+    bytes_ -= size;
+    return data;
+  }
+  /// False: the block stays the caller's.
+  bool give(std::byte* data, size_t size) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (size > limit_ || bytes_ > limit_ - size) return false;
+    try {
+      blocks_.emplace(size, data);
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+    bytes_ += size;
+    return true;
+  }
+
+ private:
+  std::mutex mutex_;
+  size_t limit_ = 0, bytes_ = 0;
+  std::multimap<size_t, std::byte*> blocks_;
+};
+
+Kept& kept() {
+  static Kept blocks;
+  return blocks;
+}
+
 }  // namespace
 
+BufferReuse::BufferReuse(size_t limit) : active_(kept().open(limit)) {}
+
+BufferReuse::~BufferReuse() {
+  if (active_) kept().close();
+}
+
 Buffer Buffer::copy_of(std::span<const std::byte> bytes) {
-  Buffer result(bytes.size());
+  Buffer result(allocate(bytes.size(), false), bytes.size());
   if (!bytes.empty()) std::memcpy(result.data(), bytes.data(), bytes.size());
   return result;
 }
 
-std::byte* Buffer::allocate(size_t size) {
+std::byte* Buffer::allocate(size_t size, bool zeroed) {
   if (size == 0) return nullptr;
   if (size >= mapped_from) {
+    if (std::byte* const used = kept().take(size)) {
+      if (zeroed) std::memset(used, 0, size);
+      return used;
+    }
     void* data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) throw std::bad_alloc();
     // Most of the time of filling fresh memory is page faults; large pages make them rare. A hint: failing is fine.
@@ -28,13 +88,13 @@ std::byte* Buffer::allocate(size_t size) {
     return static_cast<std::byte*>(data);
   }
   auto* data = static_cast<std::byte*>(::operator new[](size, std::align_val_t(alignment)));
-  std::memset(data, 0, size);
+  if (zeroed) std::memset(data, 0, size);
   return data;
 }
 
 void Buffer::Free::operator()(std::byte* data) const noexcept {
   if (size >= mapped_from) {
-    ::munmap(data, size);
+    if (!kept().give(data, size)) ::munmap(data, size);
   } else {
     ::operator delete[](data, std::align_val_t(alignment));
   }

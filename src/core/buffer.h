@@ -16,7 +16,7 @@ class Buffer {
   static constexpr size_t alignment = 64;
 
   Buffer() = default;
-  explicit Buffer(size_t size) : data_(allocate(size), Free{size}) {}
+  explicit Buffer(size_t size) : data_(allocate(size, true), Free{size}) {}
   static Buffer copy_of(std::span<const std::byte> bytes);
   Buffer(Buffer&& other) noexcept = default;
   Buffer& operator=(Buffer&& other) noexcept = default;
@@ -45,10 +45,25 @@ class Buffer {
     void operator()(std::byte* data) const noexcept;
     size_t size;
   };
+  Buffer(std::byte* data, size_t size) noexcept : data_(data, Free{size}) {}
   /// Null for size 0. Throws std::bad_alloc.
-  static std::byte* allocate(size_t size);
+  static std::byte* allocate(size_t size, bool zeroed);
 
   std::unique_ptr<std::byte[], Free> data_;
+};
+
+/// While one lives, large buffers that are freed wait for the next of their size instead of going back to the system.
+/// Work that goes over many tensors of few shapes spends a quarter of its time in fresh pages otherwise.
+class BufferReuse {
+ public:
+  /// Keeps at most `limit` bytes. One at a time: inside another's life it does nothing.
+  explicit BufferReuse(size_t limit);
+  ~BufferReuse();
+  BufferReuse(const BufferReuse&) = delete;
+  BufferReuse& operator=(const BufferReuse&) = delete;
+
+ private:
+  bool active_ = false;
 };
 
 }  // namespace w4q

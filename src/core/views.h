@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -60,6 +61,11 @@ struct MatrixView {
 template <class T>
 std::span<const std::byte> bytes_of(const std::vector<T>& values) noexcept {
   return std::as_bytes(std::span<const T>(values));
+}
+
+/// std::ranges::equal compares bytes one at a time.
+inline bool same_bytes(std::span<const std::byte> a, std::span<const std::byte> b) noexcept {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
 }
 
 }  // namespace w4q

@@ -88,9 +88,7 @@ void fill_group_index(PackedWeight& weight) {
 
 /// Counts equal codes; whole planes first, since they are equal but for a bug.
 int64_t equal_codes(const PackedWeight& a, const PackedWeight& b) {
-  if (std::ranges::equal(a.plane(PlaneRole::codes).bytes.bytes(), b.plane(PlaneRole::codes).bytes.bytes())) {
-    return a.n * a.k;
-  }
+  if (same_bytes(a.plane(PlaneRole::codes).bytes.bytes(), b.plane(PlaneRole::codes).bytes.bytes())) return a.n * a.k;
   std::atomic<int64_t> equal = 0;
   parallel_for(a.n, std::max<int64_t>(1, grain / a.k), [&](int64_t begin, int64_t end) {
     std::vector<uint8_t> x(static_cast<size_t>(a.k)), y(x.size());
@@ -119,8 +117,7 @@ bool equal_groups(const PackedWeight& a, const PackedWeight& b) {
     return allocate_integer(scheme, weight.n, weight.k);
   };
   const PackedWeight x = index(a), y = index(b);
-  return std::ranges::equal(x.plane(PlaneRole::group_index).bytes.bytes(),
-                            y.plane(PlaneRole::group_index).bytes.bytes());
+  return same_bytes(x.plane(PlaneRole::group_index).bytes.bytes(), y.plane(PlaneRole::group_index).bytes.bytes());
 }
 
 }  // namespace
