@@ -85,11 +85,12 @@ void cublas_multiply(const CublasProduct& p, cudaStream_t stream) {
   check_cublas(library().set_workspace(cublas, p.workspace, cublas_workspace_bytes), "giving cuBLAS memory");
   const cudaDataType_t type = p.dtype == DType::f16 ? CUDA_R_16F : CUDA_R_16BF;
   const float one = 1;
-  const float zero = 0;
+  const float kept = p.add ? 1.0f : 0.0f;
+  const cudaDataType_t output = p.fp32_output ? CUDA_R_32F : type;
   // In cuBLAS' column order the product is yᵀ[n][m] = w[n][k] · xᵀ[k][m].
   const cublasStatus_t status = library().multiply(
       cublas, CUBLAS_OP_T, CUBLAS_OP_N, static_cast<int>(p.n), static_cast<int>(p.m), static_cast<int>(p.k), &one, p.w,
-      type, static_cast<int>(p.ldw), p.x, type, static_cast<int>(p.ldx), &zero, p.y, type, static_cast<int>(p.ldy),
+      type, static_cast<int>(p.ldw), p.x, type, static_cast<int>(p.ldx), &kept, p.y, output, static_cast<int>(p.ldy),
       CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
   check_cublas(status, concat("multiplying ", p.m, " × ", p.k, " by ", p.n, " × ", p.k));
 }

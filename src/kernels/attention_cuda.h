@@ -1,0 +1,72 @@
+// Causal attention on the GPU over a paged KV cache: the twins of attention.h. Queries and results are f16, scores,
+// softmax and sums fp32 (class E2 against the CPU on the same cache).
+//
+// Many tokens: rotate_and_store_cuda, then prefill_attention_cuda. One token: decode_attention_cuda does both, with the
+// position in GPU memory, so that it can be captured once and replayed.
+#pragma once
+
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/kv_page.h"
+
+namespace w4q::kernels {
+
+/// What happens to q and k heads before attention.
+struct HeadRotation {
+  const float* cosine = nullptr;  ///< [positions × pairs]
+  const float* sine = nullptr;
+  int pairs = 0;                  ///< channels i and i + pairs are rotated, i < pairs
+  const float* q_norm = nullptr;  ///< RMSNorm of each head first, [head_dim], or null
+  const float* k_norm = nullptr;
+  float eps = 0;
+};
+
+/// Rows of q, k and v heads side by side, as one product makes them: [rows][heads + 2 · kv_heads][head_dim].
+struct QkvRows {
+  __half* data = nullptr;
+  int64_t rows = 0;
+  int64_t stride = 0;  ///< elements from row to row
+  int heads = 0;
+};
+
+/// Normalizes and rotates q heads in place, k heads on their way into the cache, and stores v. Row r stands at position
+/// first + r, whose angles are row r of the tables. The sequence's pages up to first + rows − 1 are in the table.
+void rotate_and_store_cuda(const QkvRows& qkv, const PagedLayer& layer, const HeadRotation& rotation, int64_t first,
+                           cudaStream_t stream);
+
+/// Decodes positions 0 … length − 1 of a layer into f16 head pages in their order: what prefill_attention_cuda reads
+/// where the cache has another type. `keys` and `values` hold ceil(length / 16) pages.
+void widen_pages_cuda(const PagedLayer& layer, int64_t length, std::byte* keys, std::byte* values, cudaStream_t stream);
+
+struct PrefillAttentionArgs {
+  QkvRows qkv;            ///< rotated
+  PagedLayer layer;       ///< f16; without a table pages stand in their order
+  int64_t first = 0;      ///< position of row 0; positions up to first + rows − 1 are stored
+  int64_t window = 0;     ///< position p sees p − window + 1 … p; 0: all before it
+  __half* out = nullptr;  ///< [rows][heads · head_dim]
+};
+/// FlashAttention-2: blocks of 64 queries stream past tiles of keys, scores stay in registers. 2 · rows · length ·
+/// head_dim multiply-adds a head on tensor cores.
+void prefill_attention_cuda(const PrefillAttentionArgs& args, cudaStream_t stream);
+
+struct DecodeAttentionArgs {
+  const __half* qkv = nullptr;  ///< one row, raw
+  int heads = 0;
+  PagedLayer layer;
+  HeadRotation rotation;              ///< tables from position 0 on
+  const int32_t* position = nullptr;  ///< in GPU memory: where the token stands
+  int64_t window = 0;
+  __half* out = nullptr;           ///< [heads · head_dim]
+  std::byte* workspace = nullptr;  ///< decode_attention_workspace() bytes, aligned to 256, zeroed once
+  bool overlap = false;            ///< elementwise_cuda.h
+};
+size_t decode_attention_workspace(int heads, int kv_heads, int64_t head_dim);
+/// Normalizes, rotates, stores and attends in one launch. Blocks share the pages of a key head (split-KV) and the last
+/// one to finish adds their sums up in order. Reads the cache once: 2 · length · kv_heads rows.
+void decode_attention_cuda(const DecodeAttentionArgs& args, cudaStream_t stream);
+
+}  // namespace w4q::kernels

@@ -1,0 +1,132 @@
+// A warp has four outputs and walks along k, 256 inputs a step: one 16-byte load of each weight row and lane, one of
+// the activations, which the warps of a multiprocessor find in its L1 cache. The first two steps of weights are asked
+// for before the launch waits for the one before it.
+#include "kernels/dense_gemv_cuda.h"
+
+#include "core/error.h"
+#include "device/fragment.cuh"
+#include "kernels/block_reduce.cuh"
+#include "kernels/overlap_launch.cuh"
+
+namespace w4q::kernels {
+namespace {
+
+constexpr int warps = 8;
+constexpr int rows = 4;       ///< outputs of a warp
+constexpr int in_flight = 2;  ///< steps of weights asked for ahead
+constexpr int64_t step_inputs = 256;
+constexpr float largest_half = 65504.0f;
+
+enum class Output { half, fp32, residual, gated };
+
+__device__ __forceinline__ float dot(const uint4& w, const uint4& x, float sum) {
+  const uint32_t a[4] = {w.x, w.y, w.z, w.w};
+  const uint32_t b[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 left = __half22float2(reinterpret_cast<const __half2&>(a[i]));
+    const float2 right = __half22float2(reinterpret_cast<const __half2&>(b[i]));
+    sum = fmaf(left.x, right.x, sum);
+    sum = fmaf(left.y, right.y, sum);
+  }
+  return sum;
+}
+
+struct Step {
+  uint4 weight[rows];
+
+  __device__ void load(const __half* const (&row)[rows], int64_t at, int64_t k) {
+    if (at >= k) return;
+#pragma unroll
+    for (int r = 0; r < rows; ++r) weight[r] = device::load_once(reinterpret_cast<const uint4*>(row[r] + at));
+  }
+};
+
+/// The row of W behind output `r` of warp `warp`: gated outputs are two of the first half and two of the second.
+template <Output output>
+__device__ int64_t row_index(const DenseGemvArgs& args, int64_t warp, int r) {
+  if constexpr (output == Output::gated) return warp * (rows / 2) + r % 2 + (r / 2) * (args.n / 2);
+  return warp * rows + r;
+}
+
+template <Output output>
+__device__ void store(const DenseGemvArgs& args, int64_t warp, const float (&sums)[rows]) {
+  float values[rows];
+#pragma unroll
+  for (int r = 0; r < rows; ++r) {
+    const int64_t row = min(row_index<output>(args, warp, r), args.n - 1);
+    values[r] = args.bias == nullptr ? sums[r] : sums[r] + args.bias[row];
+  }
+  if constexpr (output == Output::gated) {
+#pragma unroll
+    for (int r = 0; r < rows / 2; ++r) {
+      const int64_t at = warp * (rows / 2) + r;
+      if (at >= args.n / 2) return;
+      // What lies between is rounded as if it were stored.
+      const float gate = __half2float(__float2half_rn(values[r]));
+      const float up = __half2float(__float2half_rn(values[r + 2]));
+      const float value = gate / (1.0f + __expf(fminf(-gate, 88.0f))) * up;
+      args.gated[at] = __float2half_rn(fminf(fmaxf(value, -largest_half), largest_half));
+    }
+  } else {
+#pragma unroll
+    for (int r = 0; r < rows; ++r) {
+      const int64_t at = warp * rows + r;
+      if (at >= args.n) return;
+      if constexpr (output == Output::half) args.out[at] = __float2half_rn(values[r]);
+      if constexpr (output == Output::fp32) args.out_fp32[at] = values[r];
+      if constexpr (output == Output::residual) args.residual[at] += values[r];
+    }
+  }
+}
+
+template <Output output>
+__global__ void __launch_bounds__(warps * 32) dense_gemv_kernel(const DenseGemvArgs args) {
+  device::allow_next_launch();
+  const int64_t warp = int64_t{blockIdx.x} * warps + threadIdx.x / 32;
+  const __half* row[rows];
+#pragma unroll
+  for (int r = 0; r < rows; ++r) row[r] = args.weight + min(row_index<output>(args, warp, r), args.n - 1) * args.k;
+  const int64_t lane = int64_t{threadIdx.x} % 32 * 8;
+  Step ring[in_flight];
+#pragma unroll
+  for (int i = 0; i < in_flight; ++i) ring[i].load(row, lane + i * step_inputs, args.k);
+  device::wait_for_previous_launch();
+  float sums[rows] = {};
+  for (int64_t at = lane; at < args.k; at += in_flight * step_inputs) {
+#pragma unroll
+    for (int i = 0; i < in_flight; ++i) {
+      const int64_t here = at + i * step_inputs;
+      if (here < args.k) {
+        const uint4 x = __ldg(reinterpret_cast<const uint4*>(args.x + here));
+#pragma unroll
+        for (int r = 0; r < rows; ++r) sums[r] = dot(ring[i].weight[r], x, sums[r]);
+      }
+      ring[i].load(row, here + in_flight * step_inputs, args.k);
+    }
+  }
+#pragma unroll
+  for (float& sum : sums) sum = warp_sum(sum);
+  if (threadIdx.x % 32 == 0) store<output>(args, warp, sums);
+}
+
+template <Output output>
+void launch_gemv(const DenseGemvArgs& args, cudaStream_t stream) {
+  const int64_t outputs = output == Output::gated ? (args.n / 2 + 1) / 2 * rows : args.n;
+  const int64_t blocks = (outputs + warps * rows - 1) / (warps * rows);
+  launch<dense_gemv_kernel<output>>({dim3(static_cast<unsigned>(blocks)), warps * 32, 0, args.overlap}, stream,
+                                    "dense_gemv", args);
+}
+
+}  // namespace
+
+void dense_gemv_cuda(const DenseGemvArgs& args, cudaStream_t stream) {
+  ensure(dense_gemv_accepts(args.n, args.k), "dense_gemv: sizes do not fit");
+  if (args.out != nullptr) return launch_gemv<Output::half>(args, stream);
+  if (args.out_fp32 != nullptr) return launch_gemv<Output::fp32>(args, stream);
+  if (args.residual != nullptr) return launch_gemv<Output::residual>(args, stream);
+  ensure(args.gated != nullptr && args.n % 2 == 0, "dense_gemv: no output");
+  launch_gemv<Output::gated>(args, stream);
+}
+
+}  // namespace w4q::kernels

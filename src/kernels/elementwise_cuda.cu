@@ -1,0 +1,216 @@
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/text.h"
+#include "device/fragment.cuh"
+#include "kernels/block_reduce.cuh"
+#include "kernels/elementwise_cuda.h"
+#include "kernels/overlap_launch.cuh"
+
+namespace w4q::kernels {
+namespace {
+
+constexpr float largest_half = 65504.0f;
+
+/// `width` neighbouring values: 4 where rows allow 16-byte accesses, else 1.
+template <int width>
+struct Values {
+  float v[width];
+
+  __device__ static Values load(const float* from) {
+    Values values;
+    if constexpr (width == 4) {
+      const float4 four = *reinterpret_cast<const float4*>(from);
+      values.v[0] = four.x, values.v[1] = four.y, values.v[2] = four.z, values.v[3] = four.w;
+    } else {
+      values.v[0] = *from;
+    }
+    return values;
+  }
+  __device__ void add(const __half* from) {
+    if constexpr (width == 4) {
+      const uint2 bits = *reinterpret_cast<const uint2*>(from);
+      const float2 low = __half22float2(reinterpret_cast<const __half2&>(bits.x));
+      const float2 high = __half22float2(reinterpret_cast<const __half2&>(bits.y));
+      v[0] += low.x, v[1] += low.y, v[2] += high.x, v[3] += high.y;
+    } else {
+      v[0] += __half2float(*from);
+    }
+  }
+  __device__ void store(float* to) const {
+    if constexpr (width == 4) {
+      *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
+    } else {
+      *to = v[0];
+    }
+  }
+  __device__ void store(__half* to) const {
+    if constexpr (width == 4) {
+      *reinterpret_cast<uint2*>(to) =
+          make_uint2(device::HalfType::pack(v[0], v[1]), device::HalfType::pack(v[2], v[3]));
+    } else {
+      *to = __float2half_rn(v[0]);
+    }
+  }
+};
+
+/// Chunks of a row that a thread keeps in registers between the two passes; a longer row is read again.
+constexpr int held_chunks = 4;
+
+template <int width>
+__global__ void __launch_bounds__(1024) add_rms_norm_kernel(const AddNormArgs args) {
+  using Chunk = Values<width>;
+  __shared__ float slots[32];
+  device::allow_next_launch();
+  const int64_t first = static_cast<int64_t>(threadIdx.x) * width;
+  const int64_t step = static_cast<int64_t>(blockDim.x) * width;
+  Chunk weights[held_chunks];
+#pragma unroll
+  for (int i = 0; i < held_chunks; ++i) {
+    if (first + i * step < args.cols) weights[i] = Chunk::load(args.weight + first + i * step);
+  }
+  device::wait_for_previous_launch();
+  float* const x = args.x + blockIdx.x * args.cols;
+  const __half* const y = args.y == nullptr ? nullptr : args.y + blockIdx.x * args.cols;
+  float sum = 0;
+  const auto add = [&](int64_t at) {
+    Chunk chunk = Chunk::load(x + at);
+    if (y != nullptr) {
+      chunk.add(y + at);
+      chunk.store(x + at);
+    }
+#pragma unroll
+    for (int j = 0; j < width; ++j) sum = fmaf(chunk.v[j], chunk.v[j], sum);
+    return chunk;
+  };
+  Chunk held[held_chunks];
+#pragma unroll
+  for (int i = 0; i < held_chunks; ++i) {
+    if (first + i * step < args.cols) held[i] = add(first + i * step);
+  }
+  for (int64_t at = first + held_chunks * step; at < args.cols; at += step) add(at);
+  sum = block_reduce(sum, slots, 0.0f, [](float a, float b) { return a + b; });
+  const float scale = 1.0f / sqrtf(sum / static_cast<float>(args.cols) + args.eps);
+  const auto finish = [&](int64_t at, Chunk chunk, const Chunk& weight) {
+#pragma unroll
+    for (int j = 0; j < width; ++j) chunk.v[j] = weight.v[j] * (chunk.v[j] * scale);
+    chunk.store(args.out + blockIdx.x * args.cols + at);
+    if (args.out_fp32 != nullptr) chunk.store(args.out_fp32 + blockIdx.x * args.cols + at);
+  };
+#pragma unroll
+  for (int i = 0; i < held_chunks; ++i) {
+    if (first + i * step < args.cols) finish(first + i * step, held[i], weights[i]);
+  }
+  for (int64_t at = first + held_chunks * step; at < args.cols; at += step) {
+    finish(at, Chunk::load(x + at), Chunk::load(args.weight + at));
+  }
+}
+
+__global__ void add_kernel(float* x, const __half* y, int64_t count) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
+    x[i] += __half2float(y[i]);
+  }
+}
+
+__device__ float gated(float gate, float up) {
+  const float value = gate / (1.0f + __expf(fminf(-gate, 88.0f))) * up;
+  return fminf(fmaxf(value, -largest_half), largest_half);
+}
+
+template <int width>
+__global__ void silu_multiply_kernel(const __half* gate_up, int64_t rows, int64_t inner, __half* out) {
+  device::allow_next_launch();
+  device::wait_for_previous_launch();
+  const int64_t chunks = inner / width;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * chunks; i += step) {
+    const int64_t row = i / chunks;
+    const int64_t column = i % chunks * width;
+    const __half* const gate = gate_up + row * 2 * inner + column;
+    Values<width> g{};
+    Values<width> u{};
+    g.add(gate);
+    u.add(gate + inner);
+#pragma unroll
+    for (int j = 0; j < width; ++j) g.v[j] = gated(g.v[j], u.v[j]);
+    g.store(out + row * inner + column);
+  }
+}
+
+template <class T>
+__device__ float widen(T value) {
+  if constexpr (std::is_same_v<T, float>) return value;
+  if constexpr (std::is_same_v<T, __half>) return __half2float(value);
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) return __bfloat162float(value);
+}
+
+template <class T>
+__global__ void embed_kernel(const EmbedArgs args) {
+  device::allow_next_launch();
+  device::wait_for_previous_launch();
+  const T* const from = static_cast<const T*>(args.table) + int64_t{args.ids[blockIdx.y]} * args.cols;
+  float* const to = args.x + blockIdx.y * args.cols;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < args.cols; i += step) {
+    to[i] = widen(from[i]);
+  }
+}
+
+__global__ void divide_columns_kernel(const __half* x, const float* divisor, int64_t rows, int64_t cols, __half* out) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * cols; i += step) {
+    out[i] = __float2half_rn(__half2float(x[i]) / divisor[i % cols]);
+  }
+}
+
+constexpr int threads = 256;
+
+unsigned blocks_for(int64_t items) {
+  return static_cast<unsigned>(std::clamp<int64_t>((items + threads - 1) / threads, 1, 4096));
+}
+
+}  // namespace
+
+void add_rms_norm_cuda(const AddNormArgs& args, cudaStream_t stream) {
+  ensure(args.rows >= 1 && args.cols >= 1 && args.rows < (int64_t{1} << 31), "add_rms_norm: no rows");
+  const int width = args.cols % 4 == 0 ? 4 : 1;
+  const int64_t chunks = args.cols / width;
+  // Few rows: as many threads as have work. Many: smaller blocks fill the GPU better.
+  const int64_t most = args.rows > 64 ? 256 : 1024;
+  const int block = static_cast<int>(std::clamp<int64_t>((chunks + 31) / 32 * 32, 32, most));
+  const LaunchShape shape{dim3(static_cast<unsigned>(args.rows)), block, 0, args.overlap};
+  if (width == 4) return launch<add_rms_norm_kernel<4>>(shape, stream, "add_rms_norm", args);
+  launch<add_rms_norm_kernel<1>>(shape, stream, "add_rms_norm", args);
+}
+
+void add_cuda(float* x, const __half* y, int64_t count, cudaStream_t stream) {
+  add_kernel<<<blocks_for(count), threads, 0, stream>>>(x, y, count);
+  device::check_launch("add", concat(count, " values"));
+}
+
+void silu_multiply_cuda(const __half* gate_up, int64_t rows, int64_t inner, __half* out, bool overlap,
+                        cudaStream_t stream) {
+  const int width = inner % 4 == 0 ? 4 : 1;
+  const LaunchShape shape{dim3(blocks_for(rows * inner / width)), threads, 0, overlap};
+  if (width == 4) return launch<silu_multiply_kernel<4>>(shape, stream, "silu_multiply", gate_up, rows, inner, out);
+  launch<silu_multiply_kernel<1>>(shape, stream, "silu_multiply", gate_up, rows, inner, out);
+}
+
+void embed_cuda(const EmbedArgs& args, cudaStream_t stream) {
+  ensure(args.rows >= 1 && args.rows <= 65535, "embed: 1 to 65535 rows at a time");
+  const auto across = static_cast<unsigned>(std::clamp<int64_t>((args.cols + threads - 1) / threads, 1, 64));
+  const LaunchShape shape{dim3(across, static_cast<unsigned>(args.rows)), threads, 0, args.overlap};
+  if (args.dtype == DType::f16) return launch<embed_kernel<__half>>(shape, stream, "embed", args);
+  if (args.dtype == DType::bf16) return launch<embed_kernel<__nv_bfloat16>>(shape, stream, "embed", args);
+  ensure(args.dtype == DType::f32, "embed: a table of another type");
+  launch<embed_kernel<float>>(shape, stream, "embed", args);
+}
+
+void divide_columns_cuda(const __half* x, const float* divisor, int64_t rows, int64_t cols, __half* out,
+                         cudaStream_t stream) {
+  divide_columns_kernel<<<blocks_for(rows * cols), threads, 0, stream>>>(x, divisor, rows, cols, out);
+  device::check_launch("divide_columns", concat(rows, " × ", cols));
+}
+
+}  // namespace w4q::kernels

@@ -1,0 +1,54 @@
+// What happens between the products, on the GPU: the twins of elementwise.h. The residual stream is fp32; what products
+// read is rounded to f16 once. Sums of a row are added in a fixed order (class E2 against the CPU, bit-identical from
+// run to run).
+//
+// With `overlap` a launch may begin while the one before it still runs (sm_90); weights must then have been complete
+// before that one began.
+#pragma once
+
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace w4q::kernels {
+
+/// x += y, then out = w · x / √(mean(x²) + eps), row by row. Rows of x and out are `cols` apart.
+struct AddNormArgs {
+  float* x = nullptr;             ///< [rows × cols], the residual stream
+  const __half* y = nullptr;      ///< [rows × cols] to be added first, or null
+  const float* weight = nullptr;  ///< [cols]
+  float eps = 0;
+  int64_t rows = 0, cols = 0;
+  __half* out = nullptr;      ///< [rows × cols]
+  float* out_fp32 = nullptr;  ///< the same without rounding, or null
+  bool overlap = false;
+};
+void add_rms_norm_cuda(const AddNormArgs& args, cudaStream_t stream);
+
+/// x += y, [count] values.
+void add_cuda(float* x, const __half* y, int64_t count, cudaStream_t stream);
+
+/// out[r][i] = silu(gate_up[r][i]) · gate_up[r][inner + i]; rows of gate_up are 2·inner apart, of out inner. The
+/// product is kept within the range of f16.
+void silu_multiply_cuda(const __half* gate_up, int64_t rows, int64_t inner, __half* out, bool overlap,
+                        cudaStream_t stream);
+
+/// x[r] = table[ids[r]], widened; `table` [vocab × cols] is f32, f16 or bf16, ids are inside.
+struct EmbedArgs {
+  const void* table = nullptr;
+  DType dtype = DType::f16;
+  const int32_t* ids = nullptr;  ///< [rows], in GPU memory
+  int64_t rows = 0, cols = 0;
+  float* x = nullptr;  ///< [rows × cols]
+  bool overlap = false;
+};
+void embed_cuda(const EmbedArgs& args, cudaStream_t stream);
+
+/// out[r][c] = x[r][c] / divisor[c], for linear layers with an input scale.
+void divide_columns_cuda(const __half* x, const float* divisor, int64_t rows, int64_t cols, __half* out,
+                         cudaStream_t stream);
+
+}  // namespace w4q::kernels

@@ -1,0 +1,109 @@
+// A warp turns heads of fp32 rows into rows of the KV cache, and rotates them before.
+#pragma once
+
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include "kernels/block_reduce.cuh"
+#include "kernels/kv_page.h"
+
+namespace w4q::kernels {
+
+/// Reads a head into `row` (shared memory, `dim` values, zeros beyond head_dim), the whole warp together.
+__device__ __forceinline__ void load_head(const __half* head, int head_dim, int dim, float* row) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (int i = lane; i < dim; i += 32) row[i] = i < head_dim ? __half2float(head[i]) : 0.0f;
+  __syncwarp();
+}
+
+/// RMSNorm of the row where there is a weight.
+__device__ __forceinline__ void normalize_head(float* row, const float* weight, int head_dim, float eps) {
+  if (weight == nullptr) return;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float sum = 0;
+  for (int i = lane; i < head_dim; i += 32) sum = fmaf(row[i], row[i], sum);
+  const float scale = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(head_dim) + eps);
+  for (int i = lane; i < head_dim; i += 32) row[i] = weight[i] * (row[i] * scale);
+  __syncwarp();
+}
+
+/// Rotates pairs by the angles of one position.
+__device__ __forceinline__ void rotate_head(float* row, const float* cosine, const float* sine, int pairs) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (int i = lane; i < pairs; i += 32) {
+    const float a = row[i];
+    const float b = row[i + pairs];
+    row[i] = a * cosine[i] - b * sine[i];
+    row[i + pairs] = b * cosine[i] + a * sine[i];
+  }
+  __syncwarp();
+}
+
+__device__ __forceinline__ void encode_f16(const float* row, int dim, std::byte* codes) {
+  auto* const to = reinterpret_cast<__half2*>(codes);
+  for (int i = static_cast<int>(threadIdx.x) % 32; i < dim / 2; i += 32) {
+    to[i] = __floats2half2_rn(row[2 * i], row[2 * i + 1]);
+  }
+}
+
+__device__ __forceinline__ void encode_fp8(const float* row, int dim, std::byte* codes, float* scale_of_row) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float largest = 0;
+  for (int i = lane; i < dim; i += 32) largest = fmaxf(largest, fabsf(row[i]));
+  largest = warp_max(largest);
+  const float scale = largest / kv_fp8_max;
+  const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
+  for (int i = lane; i < dim; i += 32) {
+    codes[i] = static_cast<std::byte>(__nv_cvt_float_to_fp8(row[i] * inverse, __NV_SATFINITE, __NV_E4M3));
+  }
+  if (lane == 0) *scale_of_row = scale;
+}
+
+/// Eight neighbouring values of a group lie with each lane, four lanes make a group.
+__device__ __forceinline__ void encode_q4(const float* row, int dim, std::byte* codes, __half2* parameters) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const bool inside = 8 * lane < dim;
+  const float* const mine = row + (inside ? 8 * lane : 0);
+  float least = mine[0];
+  float most = mine[0];
+#pragma unroll
+  for (int i = 1; i < 8; ++i) {
+    least = fminf(least, mine[i]);
+    most = fmaxf(most, mine[i]);
+  }
+#pragma unroll
+  for (int step = 1; step <= 2; step *= 2) {
+    least = fminf(least, __shfl_xor_sync(0xFFFFFFFFu, least, step));
+    most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, step));
+  }
+  // Codes are chosen for the parameters as they are stored.
+  const __half2 stored = __floats2half2_rn((most - least) / 15.0f, least);
+  const float2 used = __half22float2(stored);
+  const float inverse = used.x > 0 ? 1.0f / used.x : 0.0f;
+  uint32_t word = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float code = fminf(fmaxf(rintf((mine[i] - used.y) * inverse), 0.0f), 15.0f);
+    word |= static_cast<uint32_t>(code) << (4 * (i / 2) + 16 * (i % 2));
+  }
+  if (!inside) return;
+  reinterpret_cast<uint32_t*>(codes)[lane] = word;
+  if (lane % 4 == 0) parameters[lane / 4] = stored;
+}
+
+/// Stores `row` as token `slot` of a head page. The whole warp together.
+__device__ __forceinline__ void encode_row(KvType type, const float* row, int dim, std::byte* head_page, int slot) {
+  std::byte* const codes = head_page + slot * kv_row_bytes(type, dim);
+  std::byte* const parameters =
+      head_page + kv_page_tokens * kv_row_bytes(type, dim) + slot * kv_parameter_bytes(type, dim);
+  if (type == KvType::f16) return encode_f16(row, dim, codes);
+  if (type == KvType::fp8) return encode_fp8(row, dim, codes, reinterpret_cast<float*>(parameters));
+  encode_q4(row, dim, codes, reinterpret_cast<__half2*>(parameters));
+}
+
+/// The head page of key head `head` on page `page` of the pool.
+__device__ __forceinline__ std::byte* head_page(std::byte* pool, int64_t page, int kv_heads, int head, int bytes) {
+  return pool + (page * kv_heads + head) * bytes;
+}
+
+}  // namespace w4q::kernels

@@ -1,0 +1,55 @@
+// Launches that may begin while the launch before them in the stream still runs (programmatic dependent launch, sm_90).
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <string_view>
+
+#include "device/check.h"
+
+namespace w4q::kernels {
+
+/// True where the code that runs on this GPU was compiled with the waits that overlapping needs.
+template <auto kernel>
+bool can_overlap_launches() {
+  static const bool answer = [] {
+    cudaFuncAttributes attributes{};
+    device::check(cudaFuncGetAttributes(&attributes, kernel), "asking about a kernel");
+    return attributes.ptxVersion >= 90 && attributes.binaryVersion >= 90;
+  }();
+  return answer;
+}
+
+struct LaunchShape {
+  dim3 grid;
+  int threads = 0;
+  size_t shared_bytes = 0;
+  /// The kernel waits (device::wait_for_previous_launch) before it touches what earlier launches write.
+  bool overlap = false;
+};
+
+/// Launches `kernel`, of which more than 48 KB of shared memory have been allowed where it needs them.
+template <auto kernel, class... Args>
+void launch(const LaunchShape& shape, cudaStream_t stream, std::string_view name, Args... args) {
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = shape.grid;
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = shape.overlap && can_overlap_launches<kernel>() ? 1 : 0;
+  device::check(cudaLaunchKernelEx(&config, kernel, args...), name);
+}
+
+/// Lets a kernel use `bytes` of shared memory; once per kernel and program.
+template <auto kernel, int bytes>
+void allow_shared_memory() {
+  static_assert(bytes <= 99 * 1024, "an sm_89 block has 99 KB of shared memory");
+  static const cudaError_t allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  device::check(allowed, "asking for shared memory");
+}
+
+}  // namespace w4q::kernels

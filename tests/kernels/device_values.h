@@ -1,0 +1,45 @@
+// Values on their way to the GPU and back, for tests of kernels.
+#pragma once
+
+#include <vector>
+
+#include "core/float_formats.h"
+#include "device/buffer.h"
+
+namespace w4q::test {
+
+/// Rounds to f16.
+inline std::vector<uint16_t> halves(const std::vector<float>& values) {
+  std::vector<uint16_t> bits(values.size());
+  for (size_t i = 0; i < bits.size(); ++i) bits[i] = f16_from_f32(values[i]);
+  return bits;
+}
+inline std::vector<float> floats(const std::vector<uint16_t>& bits) {
+  std::vector<float> values(bits.size());
+  for (size_t i = 0; i < bits.size(); ++i) values[i] = f32_from_f16(bits[i]);
+  return values;
+}
+/// Values as f16 can say them.
+inline std::vector<float> rounded(const std::vector<float>& values) { return floats(halves(values)); }
+
+template <class T>
+device::DeviceBuffer on_device(const std::vector<T>& values, const device::Stream& stream) {
+  auto buffer = device::DeviceBuffer::copy_of(std::as_bytes(std::span<const T>(values)), stream);
+  stream.synchronize();
+  return buffer;
+}
+template <class T>
+std::vector<T> from_device(const device::DeviceBuffer& buffer, size_t count, const device::Stream& stream) {
+  std::vector<T> values(count);
+  buffer.download(std::as_writable_bytes(std::span<T>(values)), stream);
+  stream.synchronize();
+  return values;
+}
+/// Memory in which an element that was not written shows: NaN in every type.
+inline device::DeviceBuffer poisoned(size_t bytes, const device::Stream& stream) {
+  device::DeviceBuffer buffer(bytes);
+  buffer.fill(0xFF, stream);
+  return buffer;
+}
+
+}  // namespace w4q::test
