@@ -103,9 +103,28 @@ int64_t equal_codes(const PackedWeight& a, const PackedWeight& b) {
   return equal;
 }
 
-uint8_t zero_at(const PackedWeight& weight, size_t index) {
-  return weight.scheme.asymmetric ? weight.plane(PlaneRole::zeros).bytes.as<uint8_t>()[index]
-                                  : static_cast<uint8_t>(integer_symmetric_zero(weight.scheme.bits));
+/// Equal zero points of two weights with the same groups, whether their schemes store them or not.
+int64_t equal_zeros(const PackedWeight& a, const PackedWeight& b) {
+  std::vector<uint8_t> x(static_cast<size_t>(integer_groups(a.scheme, a.k))), y(x.size());
+  int64_t equal = 0;
+  for (int64_t row = 0; row < a.n; ++row) {
+    integer_read_zeros(a, row, x);
+    integer_read_zeros(b, row, y);
+    for (size_t group = 0; group < x.size(); ++group) equal += x[group] == y[group];
+  }
+  return equal;
+}
+
+/// Equal scales, bit by bit where both are stored in one type.
+int64_t equal_scales(const PackedWeight& a, const PackedWeight& b) {
+  const Plane &p = a.plane(PlaneRole::scales), &q = b.plane(PlaneRole::scales);
+  if (p.spec.dtype == q.spec.dtype && same_bytes(p.bytes.bytes(), q.bytes.bytes())) {
+    return static_cast<int64_t>(count_of(a, PlaneRole::scales));
+  }
+  const auto x = wide_scales(a), y = wide_scales(b);
+  int64_t equal = 0;
+  for (size_t i = 0; i < x.size(); ++i) equal += std::bit_cast<uint32_t>(x[i]) == std::bit_cast<uint32_t>(y[i]);
+  return equal;
 }
 
 bool equal_groups(const PackedWeight& a, const PackedWeight& b) {
@@ -179,11 +198,8 @@ RecastProof integer_compare(const PackedWeight& a, const PackedWeight& b) {
     return proof;
   }
   proof.codes_equal = equal_codes(a, b);
-  const auto x = wide_scales(a), y = wide_scales(b);
-  for (size_t i = 0; i < x.size(); ++i) {
-    proof.scales_equal += std::bit_cast<uint32_t>(x[i]) == std::bit_cast<uint32_t>(y[i]);
-    proof.zeros_equal += zero_at(a, i) == zero_at(b, i);
-  }
+  proof.scales_equal = equal_scales(a, b);
+  proof.zeros_equal = equal_zeros(a, b);
   proof.groups_equal = equal_groups(a, b);
   return proof;
 }

@@ -214,12 +214,16 @@ class GptqReader {
 
 // ---- tensors and planes ---------------------------------------------------------------------------------------------
 
-/// Adds `offset` to every zero point, modulo 2^bits.
-void shift_zeros(PackedWeight& canonical, int offset) {
-  const int mask = (1 << canonical.scheme.bits) - 1;
-  for (uint8_t& zero : canonical.plane(PlaneRole::zeros).bytes.as<uint8_t>()) {
-    zero = static_cast<uint8_t>((zero + offset) & mask);
-  }
+/// Adds `offset` to every field of qzeros, modulo 2^bits.
+void shift_zeros(StoredTensor& qzeros, int bits, int offset) {
+  if (offset == 0) return;
+  const auto words = qzeros.bytes.as<uint32_t>();
+  Buffer bytes(words.size() * 32 / static_cast<size_t>(bits));
+  const auto fields = bytes.as<uint8_t>();
+  formats::dense_unpack(words, bits, fields);
+  const int mask = (1 << bits) - 1;
+  for (uint8_t& field : fields) field = static_cast<uint8_t>((field + offset) & mask);
+  formats::dense_pack(fields, bits, words);
 }
 
 PackedWeight decode(const PackedLinearInfo& info, std::vector<StoredTensor> stored, int offset) {
@@ -227,8 +231,8 @@ PackedWeight decode(const PackedLinearInfo& info, std::vector<StoredTensor> stor
   const bool symmetric = !scheme.asymmetric;
   scheme.asymmetric = true;
   const auto roles = std::span(planes_of_tensors).first(scheme.act_order ? 4 : 3);
+  shift_zeros(stored[1], scheme.bits, offset);
   PackedWeight canonical = unpack_stored(layout, scheme, info, std::move(stored), roles);
-  if (offset != 0) shift_zeros(canonical, offset);
   return symmetric ? without_zeros(std::move(canonical), info.name) : std::move(canonical);
 }
 
@@ -249,10 +253,9 @@ std::vector<StoredTensor> pack(const PackedWeight& canonical) {
 }
 
 std::vector<StoredTensor> encode(const PackedWeight& canonical, int offset) {
-  if (offset == 0) return pack(canonical);
-  PackedWeight shifted = canonical.clone();
-  shift_zeros(shifted, -offset);
-  return pack(shifted);
+  auto tensors = pack(canonical);
+  shift_zeros(tensors[1], canonical.scheme.bits, -offset);
+  return tensors;
 }
 
 DialectFit fit(const PackedLinearInfo& info) { return fit_integer(info, limits); }

@@ -1,5 +1,5 @@
-// Moving codes between the canonical order and layouts that do not keep canonical words whole: tile by tile through
-// bytes, by tables read off the map. Faster ways specialize CodeMovers.
+// Moving codes between the canonical order and a layout's: whole words where the map keeps canonical words whole,
+// otherwise tile by tile through bytes, by tables read off the map. Faster ways specialize CodeMovers.
 #pragma once
 
 #include <algorithm>
@@ -27,9 +27,11 @@ void up_to(Count count, const Body& body) {
   }
 }
 
-/// Exchanges the upper fields of one word with the lower ones of another, `shift` bits below.
-inline void exchange(uint32_t& low, uint32_t& high, int shift, uint32_t mask) noexcept {
-  const uint32_t change = ((low >> shift) ^ high) & mask;
+/// Exchanges the upper fields of one word with the lower ones of another, `shift` bits below; of several words side by
+/// side where Word is a vector.
+template <class Word>
+void exchange(Word& low, Word& high, int shift, uint32_t mask) noexcept {
+  const Word change = ((low >> shift) ^ high) & mask;
   high ^= change;
   low ^= change << shift;
 }
@@ -195,6 +197,59 @@ class TileMover {
 
 }  // namespace detail
 
+template <class Map>
+concept MovesWords = requires(const Map& map) {
+  map.word(int64_t{}, int64_t{});
+};
+
+/// Moves whole words, in small squares. Writes run along lines; the side that is read across them is eight lines wide,
+/// which a cache set holds whatever their distance.
+template <MovesWords Map>
+class WordMover {
+ public:
+  WordMover(const Map& map, const formats::PackedWeight& shape)
+      : map_(map), n_(shape.n), row_words_(formats::dense_words(shape.k, shape.scheme.bits)) {}
+
+  void pack(std::span<const uint32_t> canonical, std::span<uint32_t> packed) const {
+    for_each_square(8, 16, [&](int64_t row, int64_t row_end, int64_t word, int64_t word_end) {
+      for (int64_t w = word; w < word_end; ++w) {
+        for (int64_t r = row; r < row_end; ++r) packed[place(r, w)] = canonical[index(r, w)];
+      }
+    });
+  }
+  void unpack(std::span<const uint32_t> packed, std::span<uint32_t> canonical) const {
+    for_each_square(16, 8, [&](int64_t row, int64_t row_end, int64_t word, int64_t word_end) {
+      for (int64_t r = row; r < row_end; ++r) {
+        for (int64_t w = word; w < word_end; ++w) canonical[index(r, w)] = packed[place(r, w)];
+      }
+    });
+  }
+
+ private:
+  size_t index(int64_t row, int64_t word) const noexcept { return static_cast<size_t>(row * row_words_ + word); }
+  size_t place(int64_t row, int64_t word) const noexcept { return static_cast<size_t>(map_.word(row, word)); }
+
+  template <class Body>
+  void for_each_square(int64_t rows, int64_t words, const Body& body) const {
+    constexpr int64_t task_rows = 64, task_words = 64;
+    const int64_t strips = (row_words_ + task_words - 1) / task_words;
+    parallel_for((n_ + task_rows - 1) / task_rows * strips, 4, [&](int64_t begin, int64_t end) {
+      for (int64_t task = begin; task < end; ++task) {
+        const int64_t row = task / strips * task_rows, row_end = std::min(row + task_rows, n_);
+        const int64_t word = task % strips * task_words, word_end = std::min(word + task_words, row_words_);
+        for (int64_t w = word; w < word_end; w += words) {
+          for (int64_t r = row; r < row_end; r += rows) {
+            body(r, std::min(r + rows, row_end), w, std::min(w + words, word_end));
+          }
+        }
+      }
+    });
+  }
+
+  const Map& map_;
+  int64_t n_, row_words_;
+};
+
 /// Calls body with the tile mover of a weight of 4 or 8 bits.
 template <class Map, class Body>
 void with_tiles(const Map& map, const formats::PackedWeight& weight, const Body& body) {
@@ -203,13 +258,17 @@ void with_tiles(const Map& map, const formats::PackedWeight& weight, const Body&
   body(detail::TileMover<Map, 8>(map, weight, order));
 }
 
-/// What moves the codes of a map that does not keep words whole: specialized where a faster way was measured. `with`
-/// calls body with an object that has pack(canonical words, words) and unpack(words, canonical words).
+/// What moves the codes of a map: specialized where a faster way was measured. `with` calls body with an object that
+/// has pack(canonical words, words) and unpack(words, canonical words).
 template <class Map>
 struct CodeMovers {
   template <class Body>
   static void with(const Map& map, const formats::PackedWeight& weight, const Body& body) {
-    with_tiles(map, weight, body);
+    if constexpr (MovesWords<Map>) {
+      body(WordMover<Map>(map, weight));
+    } else {
+      with_tiles(map, weight, body);
+    }
   }
 };
 

@@ -1,5 +1,5 @@
+#include "repack/gptq_words.h"
 #include "repack/integer_layout.h"
-#include "repack/layout_gptq.h"
 #include "repack/rows.h"
 
 namespace w4q::repack {

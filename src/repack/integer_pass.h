@@ -1,6 +1,6 @@
 // The passes between the canonical planes of integer schemes and another layout, driven by the layout's map
-// (integer_map.h). Codes move as whole words where the map keeps canonical words whole, otherwise as code_movers.h
-// says; scales, zeros and the check of padding follow the map element by element.
+// (integer_map.h). Codes move as code_movers.h says; scales, zeros and the check of padding follow the map element by
+// element.
 #pragma once
 
 #include <algorithm>
@@ -26,68 +26,17 @@ inline bool test(std::span<const uint32_t> words, BitAt at) noexcept {
 }
 
 template <class Map>
-constexpr bool moves_words = requires(const Map& map) {
-  map.word(int64_t{}, int64_t{});
-};
-
-/// Calls move(canonical word, word) for every word of the canonical codes, in small squares. Writes run along lines;
-/// the side that is read across them is eight lines wide, which a cache set holds whatever their distance.
-template <bool to_canonical, class Map, class Move>
-void for_each_word(const Map& map, const formats::PackedWeight& weight, const Move& move) {
-  constexpr int64_t square_rows = to_canonical ? 16 : 8;
-  constexpr int64_t square_words = to_canonical ? 8 : 16;
-  constexpr int64_t task_rows = 64;
-  constexpr int64_t task_words = 64;
-  const int64_t row_words = formats::dense_words(weight.k, weight.scheme.bits);
-  const auto move_square = [&](int64_t row, int64_t word) {
-    const int64_t row_end = std::min(row + square_rows, weight.n);
-    const int64_t word_end = std::min(word + square_words, row_words);
-    if constexpr (to_canonical) {
-      for (int64_t r = row; r < row_end; ++r) {
-        for (int64_t w = word; w < word_end; ++w) move(r * row_words + w, map.word(r, w));
-      }
-    } else {
-      for (int64_t w = word; w < word_end; ++w) {
-        for (int64_t r = row; r < row_end; ++r) move(r * row_words + w, map.word(r, w));
-      }
-    }
-  };
-  const int64_t strips = (row_words + task_words - 1) / task_words;
-  parallel_for((weight.n + task_rows - 1) / task_rows * strips, 4, [&](int64_t begin, int64_t end) {
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t row = task / strips * task_rows;
-      const int64_t word = task % strips * task_words;
-      for (int64_t w = word; w < std::min(word + task_words, row_words); w += square_words) {
-        for (int64_t r = row; r < std::min(row + task_rows, weight.n); r += square_rows) move_square(r, w);
-      }
-    }
-  });
-}
-
-template <class Map>
 void pack_codes(const Map& map, const formats::PackedWeight& canonical, formats::PackedWeight& packed) {
   const auto from = canonical.plane(formats::PlaneRole::codes).bytes.as<uint32_t>();
   const auto to = packed.plane(formats::PlaneRole::codes).bytes.as<uint32_t>();
-  if constexpr (moves_words<Map>) {
-    for_each_word<false>(map, canonical, [=](int64_t at, int64_t place) {
-      to[static_cast<size_t>(place)] = from[static_cast<size_t>(at)];
-    });
-  } else {
-    CodeMovers<Map>::with(map, canonical, [=](const auto& mover) { mover.pack(from, to); });
-  }
+  CodeMovers<Map>::with(map, canonical, [=](const auto& mover) { mover.pack(from, to); });
 }
 
 template <class Map>
 void unpack_codes(const Map& map, const formats::PackedWeight& packed, formats::PackedWeight& canonical) {
   const auto from = packed.plane(formats::PlaneRole::codes).bytes.as<uint32_t>();
   const auto to = canonical.plane(formats::PlaneRole::codes).bytes.as<uint32_t>();
-  if constexpr (moves_words<Map>) {
-    for_each_word<true>(map, packed, [=](int64_t at, int64_t place) {
-      to[static_cast<size_t>(at)] = from[static_cast<size_t>(place)];
-    });
-  } else {
-    CodeMovers<Map>::with(map, packed, [=](const auto& mover) { mover.unpack(from, to); });
-  }
+  CodeMovers<Map>::with(map, packed, [=](const auto& mover) { mover.unpack(from, to); });
 }
 
 /// Calls move(canonical index, index) for every scale, in parallel.

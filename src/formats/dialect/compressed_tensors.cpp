@@ -46,17 +46,44 @@ void check_shape(std::span<const StoredTensor> tensors, int64_t n, int64_t k, st
       .detail(concat("expected [", n, ", ", k, "], found [", shape[0], ", ", shape[1], "]"));
 }
 
+/// Streams that are dense are the canonical codes.
+bool is_canonical(StreamPacking packing, int bits) noexcept {
+  return packing == StreamPacking::dense || same_packing(bits);
+}
+
 void decode_codes(StreamPacking packing, const StoredTensor& from, PackedWeight& to, std::string_view name) {
   const int bits = to.scheme.bits;
   const auto words = from.bytes.as<uint32_t>();
   const auto row_words = static_cast<size_t>(stream_words(packing, to.k, bits));
+  const auto canonical = to.plane(PlaneRole::codes).bytes.as<uint32_t>();
   parallel_for(to.n, grain, [&](int64_t begin, int64_t end) {
     std::vector<uint8_t> codes(static_cast<size_t>(to.k));
     for (int64_t row = begin; row < end; ++row) {
       const auto line = words.subspan(static_cast<size_t>(row) * row_words, row_words);
       if (!padding_is_zero(packing, line, to.k, bits)) refuse_padding(name, from.spec.suffix, "row", row);
+      if (is_canonical(packing, bits)) {
+        std::ranges::copy(line, canonical.begin() + row * static_cast<int64_t>(row_words));
+        continue;
+      }
       unpack(packing, line, bits, codes);
       integer_write_codes(to, row, codes);
+    }
+  });
+}
+
+void encode_codes(StreamPacking packing, const PackedWeight& from, StoredTensor& to) {
+  const int bits = from.scheme.bits;
+  if (is_canonical(packing, bits)) {
+    to.bytes = from.plane(PlaneRole::codes).bytes.clone();
+    return;
+  }
+  const auto words = to.bytes.as<uint32_t>();
+  const auto row_words = static_cast<size_t>(to.spec.shape[1]);
+  parallel_for(from.n, grain, [&](int64_t begin, int64_t end) {
+    std::vector<uint8_t> codes(static_cast<size_t>(from.k));
+    for (int64_t row = begin; row < end; ++row) {
+      integer_read_codes(from, row, codes);
+      pack(packing, codes, bits, words.subspan(static_cast<size_t>(row) * row_words, row_words));
     }
   });
 }
@@ -148,15 +175,7 @@ std::vector<StoredTensor> encode_compressed_tensors(const PackedWeight& canonica
     tensors.push_back(allocate_stored(std::move(spec)));
     StoredTensor& tensor = tensors.back();
     if (tensor.spec.suffix == ".weight_packed") {
-      const auto words = tensor.bytes.as<uint32_t>();
-      const auto row_words = static_cast<size_t>(tensor.spec.shape[1]);
-      parallel_for(n, grain, [&](int64_t begin, int64_t end) {
-        std::vector<uint8_t> codes(static_cast<size_t>(canonical.k));
-        for (int64_t row = begin; row < end; ++row) {
-          integer_read_codes(canonical, row, codes);
-          pack(packing, codes, canonical.scheme.bits, words.subspan(static_cast<size_t>(row) * row_words, row_words));
-        }
-      });
+      encode_codes(packing, canonical, tensor);
     } else if (tensor.spec.suffix == ".weight_scale") {
       std::ranges::copy(canonical.plane(PlaneRole::scales).bytes.bytes(), tensor.bytes.data());
     } else if (tensor.spec.suffix == ".weight_shape") {
