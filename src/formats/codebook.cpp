@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "formats/rotated.h"
 
 namespace w4q::formats {
 namespace {
@@ -51,11 +52,20 @@ std::vector<float> mirrored(std::span<const float> half) {
   return table;
 }
 
+/// The rotated family's table, scaled as all are.
+std::vector<float> normal(int bits) {
+  const std::span<const float> levels = normal_codebook(bits);
+  std::vector<float> table(levels.begin(), levels.end());
+  for (float& level : table) level /= levels.back();
+  return table;
+}
+
 constexpr CodebookRow rows[] = {
     {"nf", "expected values of N(0,1) in 2^bits equally likely bins",
      [](int bits) { return mirrored(nf_halves[bits - min_bits]); }},
     {"nf-quantile", "quantiles of N(0,1) at bin centres, bitsandbytes' constants",
      [](int bits) { return mirrored(quantile_halves[bits - min_bits]); }},
+    {"normal", "Lloyd-Max levels of N(0,1): least squared error once a weight's scale is its group's norm", normal},
 };
 
 void check_bits(int bits) {

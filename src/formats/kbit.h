@@ -71,6 +71,8 @@ inline uint32_t kbit_lane_mask(int64_t k, int64_t block) noexcept {
   return lanes >= kbit_block ? ~0u : (1u << lanes) - 1;
 }
 
+/// Throws bad_file naming `name` unless the lanes behind the last weight of every row hold zero bits.
+void kbit_check_padding(const PackedWeight& canonical, std::string_view name);
 /// Checks the planes of a canonical weight (SchemeRow::validate).
 void kbit_validate(const PackedWeight& canonical, std::string_view name);
 /// Planes in the canonical layout (SchemeRow::planes).

@@ -17,23 +17,6 @@ void check_scheme(const PackedWeight& weight, std::string_view name) {
   check_canonical_layout(weight, name);
 }
 
-/// The lanes behind the last weight of a row hold zero bits.
-void check_padding(const PackedWeight& weight, std::string_view name) {
-  const int64_t last = kbit_blocks(weight.k) - 1;
-  const uint32_t padding = ~kbit_lane_mask(weight.k, last);
-  if (padding == 0) return;
-  const int64_t bits = weight.scheme.bits;
-  const std::span<const uint32_t> words = weight.plane(PlaneRole::codes).bytes.as<uint32_t>();
-  for (int64_t row = 0; row < weight.n; ++row) {
-    for (int64_t bit = 0; bit < bits; ++bit) {
-      if ((words[static_cast<size_t>((row * (last + 1) + last) * bits + bit)] & padding) == 0) continue;
-      throw Error(ErrorCode::bad_file, concat(printable(name), ": plane codes has padding bits that are not zero"))
-          .detail(concat("row ", row, ", block ", last, ", bit plane ", bit, "; only ", weight.k % kbit_block,
-                         " of its 32 lanes hold weights"));
-    }
-  }
-}
-
 void check_table(const PackedWeight& weight, std::string_view name) {
   const std::span<const float> table = weight.plane(PlaneRole::codebook).bytes.as<float>();
   const std::string source = concat(name, ": plane codebook");
@@ -61,11 +44,27 @@ void check_scales(const PackedWeight& weight, std::string_view name) {
 
 }  // namespace
 
+void kbit_check_padding(const PackedWeight& weight, std::string_view name) {
+  const int64_t last = kbit_blocks(weight.k) - 1;
+  const uint32_t padding = ~kbit_lane_mask(weight.k, last);
+  if (padding == 0) return;
+  const int64_t bits = weight.scheme.bits;
+  const std::span<const uint32_t> words = weight.plane(PlaneRole::codes).bytes.as<uint32_t>();
+  for (int64_t row = 0; row < weight.n; ++row) {
+    for (int64_t bit = 0; bit < bits; ++bit) {
+      if ((words[static_cast<size_t>((row * (last + 1) + last) * bits + bit)] & padding) == 0) continue;
+      throw Error(ErrorCode::bad_file, concat(printable(name), ": plane codes has padding bits that are not zero"))
+          .detail(concat("row ", row, ", block ", last, ", bit plane ", bit, "; only ", weight.k % kbit_block,
+                         " of its 32 lanes hold weights"));
+    }
+  }
+}
+
 void kbit_validate(const PackedWeight& canonical, std::string_view name) {
   check_scheme(canonical, name);
   check_dimensions(canonical.n, canonical.k, name);
   check_planes(canonical, kbit_planes(canonical.scheme, canonical.n, canonical.k), name);
-  check_padding(canonical, name);
+  kbit_check_padding(canonical, name);
   check_table(canonical, name);
   check_scales(canonical, name);
 }

@@ -11,6 +11,7 @@ namespace w4q::formats {
 enum class SchemeFamily {
   kbit,     ///< codes of a table, bit planes of 32, a scale per block (docs/kbit.md)
   integer,  ///< (code − zero) · scale, a scale and a zero per group (docs/int.md)
+  rotated,  ///< codes of a table for N(0, 1), bit planes of 32, a norm per group (docs/rotated.md)
   lut,      ///< codes of a table, flat blocks across rows, bitsandbytes' 4-bit format (docs/int.md)
 };
 

@@ -8,11 +8,12 @@
 #include "formats/integer.h"
 #include "formats/kbit.h"
 #include "formats/lut.h"
+#include "formats/rotated.h"
 
 namespace w4q::formats {
 
 std::span<const SchemeRow> scheme_registry() noexcept {
-  static const SchemeRow rows[] = {kbit_row(), integer_row(), lut_row()};
+  static const SchemeRow rows[] = {kbit_row(), integer_row(), rotated_row(), lut_row()};
   return rows;
 }
 

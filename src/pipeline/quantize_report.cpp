@@ -21,8 +21,10 @@ std::vector<std::string> steps_of(const QuantizeRequest& request) {
       !calibrated->options.feedback) {
     steps.emplace_back("awq clips");
   }
-  if (options.learn_table)
-    steps.push_back(concat("table learned from ", options.table.empty() ? options.codebook : "a file"));
+  if (options.learn_table) {
+    const std::string start = options.codebook.empty() ? "nf" : options.codebook;
+    steps.push_back(concat("table learned from ", options.table.empty() ? start : "a file"));
+  }
   if (options.scales == quantize::Scales::search) steps.emplace_back("scales searched");
   if (options.clip == quantize::Clip::mse) steps.emplace_back("ranges searched");
   if (calibrated && options.searches()) steps.emplace_back("weighted by calibration");

@@ -106,7 +106,9 @@ void check_kbit_options(const QuantizeOptions& options) {
 }
 
 std::vector<float> chosen_table(const Scheme& scheme, const QuantizeOptions& options) {
-  if (options.table.empty()) return formats::codebook(options.codebook, scheme.bits);
+  if (options.table.empty()) {
+    return formats::codebook(options.codebook.empty() ? "nf" : options.codebook, scheme.bits);
+  }
   formats::check_codebook(options.table, scheme.bits, "the given table");
   if (formats::kbit_table_max(options.table) != 1.0f) {
     throw Error(ErrorCode::bad_argument, "the given table is not scaled to a largest magnitude of 1")

@@ -3,12 +3,13 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "quantize/kbit.h"
+#include "quantize/rotated.h"
 #include "quantize/rtn.h"
 
 namespace w4q::quantize {
 
 std::span<const QuantizerRow> quantizer_registry() noexcept {
-  static const QuantizerRow rows[] = {kbit_quantizer(), rtn_quantizer()};
+  static const QuantizerRow rows[] = {kbit_quantizer(), rtn_quantizer(), rotated_quantizer()};
   return rows;
 }
 

@@ -35,8 +35,8 @@ struct CalibratedInput {
 
 /// What the user chose. A quantizer refuses options that it does not honour.
 struct QuantizeOptions {
-  std::string codebook = "nf";  ///< name in the codebook registry; unused when `table` is not empty
-  std::vector<float> table;     ///< the user's own, 2^bits ascending values, largest magnitude 1
+  std::string codebook;  ///< name in the codebook registry, empty: the method's own; unused when `table` is not empty
+  std::vector<float> table;  ///< the user's own, 2^bits ascending values, largest magnitude 1
   /// bitsandbytes' bytes: its table whatever `codebook` says, its E4M4 rule, codes chosen before the scale is rounded.
   /// Refused (unsupported) with f16 scales, a `table`, or rows that are not whole blocks.
   bool bnb_compatible = false;

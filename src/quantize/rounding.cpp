@@ -36,6 +36,8 @@ const QuantizerRow& rounding_quantizer(const Scheme& scheme) {
       return quantizer_row("kbit");
     case SchemeFamily::integer:
       return quantizer_row("rtn");
+    case SchemeFamily::rotated:
+      return quantizer_row("rotated");
     case SchemeFamily::lut:
       break;
   }

@@ -3,6 +3,7 @@
 
 #include "laws/registries.h"
 #include "quantize/quantizer_registry.h"
+#include "quantize/rounding.h"
 #include "support.h"
 
 namespace w4q {
@@ -35,7 +36,7 @@ struct Source {
 /// One set of options for each table of schemes that have one.
 std::vector<quantize::QuantizeOptions> table_options(const Scheme& scheme) {
   std::vector<quantize::QuantizeOptions> result(1);
-  if (scheme.family != formats::SchemeFamily::kbit) return result;
+  if (scheme.family == formats::SchemeFamily::integer) return result;
   for (const auto& table : formats::codebook_registry()) {
     result.back().codebook = table.name;
     result.push_back(result.back());
@@ -55,7 +56,7 @@ TEST_P(QuantizerLaw, EqualsTheDefinition) {
         for (const auto& options : table_options(scheme)) {
           const auto result = quantizer.run(source.view(), scheme, options);
           std::span<const float> codebook;
-          if (scheme.family == formats::SchemeFamily::kbit) {
+          if (scheme.family != formats::SchemeFamily::integer) {
             codebook = result.weight.plane(PlaneRole::codebook).bytes.as<float>();
           }
           EXPECT_TRUE(bytes_equal(result.weight, scheme_row.encode(scheme, source.values, n, k, codebook)))
@@ -70,8 +71,9 @@ TEST_P(QuantizerLaw, EqualsTheDefinition) {
 /// A quantizer that searches may choose other bytes; they are valid, and no farther from the weights.
 TEST_P(QuantizerLaw, SearchingIsNeverWorse) {
   const Scheme& scheme = GetParam();
-  if (scheme.family != formats::SchemeFamily::kbit) return;  // nothing to search
-  const auto& quantizer = quantize::quantizer_row("kbit");
+  const bool kbit = scheme.family == formats::SchemeFamily::kbit;
+  if (!kbit && scheme.family != formats::SchemeFamily::rotated) return;  // nothing to search
+  const auto& quantizer = quantize::rounding_quantizer(scheme);
   quantize::QuantizeOptions searched;
   searched.scales = quantize::Scales::search;
   for (const auto& [n, k] : test::sizes) {
@@ -86,6 +88,7 @@ TEST_P(QuantizerLaw, SearchingIsNeverWorse) {
     const auto best = quantizer.run(source.view(), scheme, searched).weight;
     EXPECT_NO_THROW(formats::scheme_row(scheme.family).validate(best, "w"));
     EXPECT_LE(error(best), error(plain) * (1 + 1e-5)) << n << " × " << k;  // errors are compared in fp32
+    if (!kbit) continue;
     searched.learn_table = true;
     EXPECT_NO_THROW(
         formats::scheme_row(scheme.family).validate(quantizer.run(source.view(), scheme, searched).weight, "w"));

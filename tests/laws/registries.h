@@ -9,6 +9,7 @@
 
 #include "formats/codebook.h"
 #include "formats/lut.h"
+#include "formats/rotated.h"
 #include "formats/scheme_registry.h"
 #include "kbit_samples.h"
 #include "repack/layout_registry.h"
@@ -55,6 +56,8 @@ inline std::vector<float> table_of(const formats::Scheme& scheme) {
       return formats::codebook("nf", scheme.bits);
     case formats::SchemeFamily::lut:
       return {formats::fp4_table().begin(), formats::fp4_table().end()};
+    case formats::SchemeFamily::rotated:
+      return {formats::normal_codebook(scheme.bits).begin(), formats::normal_codebook(scheme.bits).end()};
     case formats::SchemeFamily::integer:
       return {};
   }

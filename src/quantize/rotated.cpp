@@ -1,0 +1,258 @@
+#include "quantize/rotated.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <mutex>
+
+#include "core/convert.h"
+#include "core/error.h"
+#include "core/parallel.h"
+#include "core/text.h"
+#include "formats/codebook.h"
+#include "formats/kbit.h"
+#include "quantize/kbit_simd.h"
+#include "quantize/rtn.h"
+#include "quantize/source_matrix.h"
+
+namespace w4q::quantize {
+namespace {
+
+using formats::kbit_block;
+using formats::PackedWeight;
+using formats::PlaneRole;
+using formats::ScaleType;
+using formats::Scheme;
+using formats::StoredNorm;
+
+bool accepts(const Scheme& scheme) { return scheme.family == formats::SchemeFamily::rotated; }
+
+/// The norm of every group of a matrix.
+struct Norms {
+  std::vector<double> values;  ///< n × groups
+  double smallest = 0;         ///< of those that are not zero
+  double largest = 0;
+};
+
+Norms find_norms(const TensorView& weight, int64_t group) {
+  const int64_t n = weight.shape[0], k = weight.shape[1];
+  const int64_t groups = (k + group - 1) / group;
+  Norms norms{std::vector<double>(static_cast<size_t>(n * groups)), std::numeric_limits<double>::infinity(), 0};
+  int64_t bad_row = n;
+  std::mutex mutex;
+  parallel_for(n, row_grain(k), [&](int64_t begin, int64_t end) {
+    std::vector<float> values(static_cast<size_t>(k));
+    double low = std::numeric_limits<double>::infinity(), high = 0;
+    int64_t bad = n;
+    for (int64_t row = begin; row < end; ++row) {
+      widen(row_bytes(weight, row), weight.dtype, values);
+      for (int64_t g = 0; g < groups; ++g) {
+        const auto part = std::span<const float>(values).subspan(static_cast<size_t>(g * group),
+                                                                 static_cast<size_t>(std::min(group, k - g * group)));
+        const double norm = formats::rotated_norm(part, group);
+        norms.values[static_cast<size_t>(row * groups + g)] = norm;
+        if (!std::isfinite(norm)) bad = std::min(bad, row);
+        if (norm != 0) low = std::min(low, norm);
+        high = std::max(high, norm);
+      }
+    }
+    const std::lock_guard lock(mutex);
+    norms.smallest = std::min(norms.smallest, low);
+    norms.largest = std::max(norms.largest, high);
+    bad_row = std::min(bad_row, bad);
+  });
+  if (bad_row < n) refuse_non_finite(weight.name, weight.dtype, row_bytes(weight, bad_row), bad_row);
+  if (norms.largest == 0) norms.smallest = 0;
+  return norms;
+}
+
+/// Sums over one group for one candidate of its norm.
+struct Fit {
+  double error = 0;    ///< Σ h (v − c·norm)²
+  double product = 0;  ///< Σ h v c
+  double square = 0;   ///< Σ h c²
+};
+
+Fit fit_of(std::span<const float> values, std::span<const float> weights, const RotatedLevels& table, float norm) {
+  Fit fit;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const float x = norm == 0 ? 0.0f : values[i] / norm;
+    const double level = table.levels[static_cast<size_t>(formats::kbit_code(x, table.midpoints))];
+    const double weight = weights.empty() ? 1.0 : double{weights[i]};
+    const double difference = double{values[i]} - level * double{norm};
+    fit.error += weight * difference * difference;
+    fit.product += weight * double{values[i]} * level;
+    fit.square += weight * level * level;
+  }
+  return fit;
+}
+
+/// Writes norms and codes of one matrix into the planes of one weight.
+class RotatedEncoder {
+ public:
+  RotatedEncoder(const TensorView& weight, const Norms& norms, const QuantizeOptions& options, PackedWeight& packed)
+      : weight_(weight),
+        norms_(norms),
+        searches_(options.scales == Scales::search),
+        importance_(options.input == nullptr ? std::span<const float>{} : options.input->mean_squares),
+        packed_(packed),
+        group_(formats::rotated_group(packed.scheme, packed.k)),
+        groups_(formats::rotated_groups(packed.scheme, packed.k)),
+        gain_(formats::rotated_gain(codebook(), packed.scheme.bits)),
+        table_(codebook(), group_),
+        search_(table_.midpoints) {}
+
+  QuantizeStats encode() {
+    QuantizeStats sum;
+    std::mutex mutex;
+    parallel_for(packed_.n, row_grain(packed_.k), [&](int64_t begin, int64_t end) {
+      QuantizeStats stats;
+      const auto blocks = static_cast<size_t>(formats::kbit_blocks(packed_.k));
+      std::vector<float> values(blocks * kbit_block), divisors(blocks);
+      for (int64_t row = begin; row < end; ++row) encode_row(row, values, divisors, stats);
+      const std::lock_guard lock(mutex);
+      add(stats, sum);
+    });
+    return sum;
+  }
+
+ private:
+  std::span<const float> codebook() const { return packed_.plane(PlaneRole::codebook).bytes.as<float>(); }
+
+  /// `values` and what they are divided by, block for block, are scratch.
+  void encode_row(int64_t row, std::span<float> values, std::span<float> divisors, QuantizeStats& stats) {
+    const auto k = static_cast<size_t>(packed_.k);
+    widen(row_bytes(weight_, row), weight_.dtype, values.first(k));
+    std::ranges::fill(values.subspan(k), 0.0f);
+    for (int64_t g = 0; g < groups_; ++g) {
+      const auto first = static_cast<size_t>(g * group_);
+      const size_t size = std::min(static_cast<size_t>(group_), k - first);
+      const float norm = encode_norm(static_cast<size_t>(row * groups_ + g), values.subspan(first, size), first, stats);
+      std::ranges::fill(divisors.subspan(first / kbit_block, (size + kbit_block - 1) / kbit_block), norm);
+    }
+    const size_t words = divisors.size() * static_cast<size_t>(packed_.scheme.bits);
+    const auto codes =
+        packed_.plane(PlaneRole::codes).bytes.as<uint32_t>().subspan(static_cast<size_t>(row) * words, words);
+    encode_blocks(search_, values, divisors, codes);
+    const uint32_t mask = formats::kbit_lane_mask(packed_.k, static_cast<int64_t>(divisors.size()) - 1);
+    for (uint32_t& word : codes.last(static_cast<size_t>(packed_.scheme.bits))) word &= mask;
+  }
+
+  /// Stores the norm of a group that begins at column `first`; returns what its values are divided by.
+  float encode_norm(size_t index, std::span<const float> values, size_t first, QuantizeStats& stats) {
+    const ScaleType type = packed_.scheme.scale;
+    const double norm = norms_.values[index];
+    StoredNorm stored = formats::rotated_store_norm(norm / gain_, type);
+    if (searches_) {
+      const auto weights = importance_.empty() ? importance_ : importance_.subspan(first, values.size());
+      stored = search_norm(values, weights, table_, stored, type);
+    }
+    formats::rotated_put_norm(packed_.plane(PlaneRole::scales), index, stored);
+    ++stats.blocks;
+    stats.zero_blocks += norm == 0 ? 1 : 0;
+    stats.saturated_scales += stored.saturated ? 1 : 0;
+    stats.subnormal_scales += norm != 0 && stored.value < formats::rotated_scale_min_normal(type) ? 1 : 0;
+    return stored.value;
+  }
+
+  const TensorView& weight_;
+  const Norms& norms_;
+  bool searches_;
+  std::span<const float> importance_;
+  PackedWeight& packed_;
+  int64_t group_;
+  int64_t groups_;
+  double gain_;
+  RotatedLevels table_;
+  KbitSearch search_;
+};
+
+QuantizeResult run(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
+  check_rotated(scheme, options);
+  check_weight(weight);
+  const int64_t n = weight.shape[0], k = weight.shape[1];
+  const Norms norms = find_norms(weight, formats::rotated_group(scheme, k));
+  const std::vector<float> table = rotated_table(scheme, options);
+  const double gain = formats::rotated_gain(table, scheme.bits);
+  const int exponent = rotated_range_exponent(norms.smallest / gain, norms.largest / gain, scheme.scale);
+  const std::vector<float> codebook = formats::kbit_scaled_codebook(table, exponent);
+  const auto planes = formats::scheme_row(scheme.family).planes(scheme, n, k);
+  QuantizeResult result{formats::allocate_planes(scheme, formats::canonical_layout, n, k, planes), {}};
+  std::ranges::copy(codebook, result.weight.plane(PlaneRole::codebook).bytes.as<float>().begin());
+  result.stats = RotatedEncoder(weight, norms, options, result.weight).encode();
+  result.stats.range_exponent = exponent;
+  return result;
+}
+
+}  // namespace
+
+RotatedLevels::RotatedLevels(std::span<const float> codebook, int64_t group)
+    : levels(codebook.size()), midpoints(codebook.size() - 1) {
+  formats::rotated_levels(codebook, group, levels);
+  formats::kbit_midpoints(levels, midpoints);
+}
+
+StoredNorm search_norm(std::span<const float> values, std::span<const float> weights, const RotatedLevels& table,
+                       const StoredNorm& plain, ScaleType type) {
+  StoredNorm best = plain;
+  Fit least = fit_of(values, weights, table, plain.value);
+  const auto consider = [&](double norm) {
+    if (!(norm >= 0) || !std::isfinite(norm)) return false;
+    const StoredNorm stored = formats::rotated_store_norm(norm, type);
+    if (stored.value == best.value) return false;
+    const Fit fit = fit_of(values, weights, table, stored.value);
+    if (!(fit.error < least.error)) return false;
+    best = stored;
+    least = fit;
+    return true;
+  };
+  for (int step = -8; step <= 6; ++step) consider(double{plain.value} * (1 + step / 50.0));
+  // Least squares for the codes as they are, which then may become others.
+  constexpr int rounds = 4;
+  for (int round = 0; round < rounds && least.square > 0 && consider(least.product / least.square); ++round) {
+  }
+  return best;
+}
+
+void check_rotated(const Scheme& scheme, const QuantizeOptions& options) {
+  if (!accepts(scheme)) {
+    throw Error(ErrorCode::bad_argument, concat("rotated cannot quantize to ", to_string(scheme)))
+        .detail("expected a scheme such as rotated4-d128")
+        .hint("`w4q list` shows the schemes");
+  }
+  const auto refuse = [](std::string_view what) {
+    throw Error(ErrorCode::bad_argument, concat("rotated has no ", what)).hint("it belongs to another --method");
+  };
+  if (options.bnb_compatible) refuse("bitsandbytes-compatible mode");
+  if (options.clip != Clip::min_max) refuse("range to clip");
+  if (options.learn_table) refuse("learned tables");
+  if (options.feeds_back()) refuse("error feedback");
+}
+
+std::vector<float> rotated_table(const Scheme& scheme, const QuantizeOptions& options) {
+  if (options.table.empty() && (options.codebook.empty() || options.codebook == "normal")) {
+    const auto levels = formats::normal_codebook(scheme.bits);
+    return {levels.begin(), levels.end()};
+  }
+  if (options.table.empty()) return formats::codebook(options.codebook, scheme.bits);
+  formats::check_codebook(options.table, scheme.bits, "the given table");
+  return options.table;
+}
+
+int rotated_range_exponent(double smallest, double largest, ScaleType type) noexcept {
+  if (type == ScaleType::f32 || largest == 0) return 0;
+  constexpr double most = std::numeric_limits<float>::max();
+  return formats::kbit_range_exponent(static_cast<float>(std::min(smallest, most)),
+                                      static_cast<float>(std::min(largest, most)), type);
+}
+
+QuantizerRow rotated_quantizer() {
+  return {.name = "rotated",
+          .description = "rotates the input of every linear, then rounds to the levels of N(0, 1); no calibration",
+          .needs_statistics = false,
+          .accepts = accepts,
+          .run = run,
+          .run_cuda = nullptr};
+}
+
+}  // namespace w4q::quantize
