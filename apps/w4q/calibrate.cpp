@@ -15,6 +15,7 @@ struct Options {
   std::string output;
   std::vector<std::string> merge;
   bool diagonal = false;
+  bool sensitivity = false;
   bool overwrite = false;
 };
 
@@ -25,6 +26,7 @@ int run(const Options& options) {
   request.output = options.output;
   request.text = calibration_text(options.calibration);
   request.options.gram = !options.diagonal;
+  request.sensitivity = options.sensitivity;
   request.options.max_memory = static_cast<int64_t>(options.calibration.max_memory);
   request.merge.assign(options.merge.begin(), options.merge.end());
   request.overwrite = options.overwrite;
@@ -44,6 +46,8 @@ void setup_calibrate(CLI::App& app, Action& action) {
   command->add_option("--merge", options->merge, "Statistics of this model to add; may be repeated")->type_name("FILE");
   command->add_flag("--diagonal", options->diagonal,
                     "Leave out the Gram matrices: a small file, and searches that ignore correlations");
+  command->add_flag("--sensitivity", options->sensitivity,
+                    "Also measure how much each linear layer matters, for --target-bpw");
   command->add_flag("--overwrite", options->overwrite, "Replace an existing file");
   add_common(*command, options->common);
   command->callback([&action, options] { action = [options] { return run(*options); }; });

@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "allocation_options.h"
 #include "common_options.h"
 #include "core/error.h"
 #include "core/text.h"
@@ -19,6 +20,7 @@ struct Options {
   CommonOptions common;
   OutputOptions output;
   QualityArguments quality;
+  AllocationArguments allocation;
   std::string model;
   std::string method = "kbit";
   SchemeOptions scheme;
@@ -74,6 +76,7 @@ pipeline::QuantizeRequest request(const Options& options) {
   result.options.bnb_compatible = options.bnb_compatible;
   set_codebook(options, result.options);
   set_quality(options.quality, result);
+  set_allocation(options.allocation, result);
   result.write = write_options(options.output);
   result.overwrite = options.output.overwrite;
   result.device = device::choose_device(options.device);
@@ -118,6 +121,7 @@ void setup_quantize(CLI::App& app, Action& action) {
   add_device(*command, options->device);
   add_scheme(*command, options->scheme, *recipe);
   add_quality(*command, options->quality, *codebook, *command->get_option("--clip"));
+  add_allocation(*command, options->allocation, *recipe, *command->get_option("--bits"));
   recipe->excludes(head)->excludes(embeddings);
   add_common(*command, options->common);
   command->callback([&action, options] { action = [options] { return run(*options); }; });

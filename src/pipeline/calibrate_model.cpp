@@ -44,6 +44,20 @@ LayerStatistics gather(Calibration* calibration, const std::vector<StatisticsFil
   return std::move(*sum);
 }
 
+/// Those of the text that is decoded now, or else of the first file that has some.
+Sensitivities sensitivities(const CalibrationWindows* windows, const std::vector<StatisticsFile>& files,
+                            const io::Checkpoint& checkpoint, const model::ModelConfig& config) {
+  if (windows != nullptr) {
+    Progress progress("sensitivity", sensitivity_runs(config), "runs");
+    return measure_sensitivities(checkpoint, config, *windows, [&] { progress.advance(1); });
+  }
+  for (const auto& file : files) {
+    if (file.origin().sensitivity) return file.load_sensitivities();
+  }
+  throw Error(ErrorCode::bad_argument, "none of the files to merge has sensitivities")
+      .hint("give --text or --ids too, or leave out --sensitivity");
+}
+
 void note_repeated_texts(const StatisticsOrigin& origin, std::vector<std::string>& notes) {
   for (size_t i = 0; i < origin.texts.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
@@ -67,8 +81,10 @@ CalibrateReport calibrate_model(const CalibrateRequest& request) {
   StatisticsOrigin origin;
   origin.model = model_identity(checkpoint);
   origin.gram = request.options.gram;
+  origin.sensitivity = request.sensitivity;
   std::optional<Calibration> calibration;
   std::optional<Progress> progress;
+  std::optional<CalibrationWindows> probe;
   if (decodes) {
     auto windows = read_windows(request.model, config, request.text);
     report.samples = windows.samples;
@@ -77,6 +93,7 @@ CalibrateReport calibrate_model(const CalibrateRequest& request) {
     }
     origin.tokens = windows.samples * windows.length;
     origin.texts.push_back(windows.hash);
+    if (request.sensitivity) probe = sensitivity_windows(windows);
     progress.emplace("calibrate", windows.samples * config.layers, "windows");
     auto options = request.options;
     options.spill_at = request.output;
@@ -90,6 +107,9 @@ CalibrateReport calibrate_model(const CalibrateRequest& request) {
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     writer.write(layer, gather(calibration ? &*calibration : nullptr, files, config, layer));
   }
+  calibration.reset();
+  progress.reset();
+  if (request.sensitivity) writer.write(sensitivities(probe ? &*probe : nullptr, files, checkpoint, config));
   report.file_bytes = writer.finish();
   report.tokens = origin.tokens;
   report.seconds = watch.seconds();

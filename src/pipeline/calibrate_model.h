@@ -16,6 +16,7 @@ struct CalibrateRequest {
   std::filesystem::path output;              ///< ends in .safetensors
   CalibrationText text;                      ///< neither text nor ids: only merge
   CalibrationOptions options;                ///< spill_at and on_window are set here
+  bool sensitivity = false;                  ///< measure sensitivities too, or take those of the first merged file
   std::vector<std::filesystem::path> merge;  ///< statistics of the same model, to be added
   bool overwrite = false;
 };

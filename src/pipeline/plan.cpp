@@ -47,6 +47,7 @@ std::string to_text(const Plan& plan) {
                fixed(tensor.bits_per_weight(), 3), human_bytes(tensor.bytes_before), human_bytes(tensor.bytes_after)});
   }
   std::string text = table.str();
+  if (plan.allocation) text += "\n" + to_text(*plan.allocation);
   text += concat("\n", plan.packed_tensors(), " of ", plan.tensors.size(), " tensors packed at ",
                  fixed(plan.packed_bits_per_weight(), 3), " bits per weight; ", human_bytes(plan.bytes_before()), " → ",
                  human_bytes(plan.bytes_after()), "\n");
@@ -74,15 +75,17 @@ io::Json to_json(const Plan& plan) {
     if (tensor.scheme) row["layout"] = tensor.layout;
     tensors.push_back(std::move(row));
   }
-  return {{"tensors", std::move(tensors)},
-          {"packed_tensors", plan.packed_tensors()},
-          {"packed_bits_per_weight", plan.packed_bits_per_weight()},
-          {"bytes_before", plan.bytes_before()},
-          {"bytes_after", plan.bytes_after()},
-          {"expected_memory_bytes", plan.expected_memory},
-          {"expected_seconds", plan.expected_seconds},
-          {"steps", plan.steps},
-          {"notes", plan.notes}};
+  io::Json result = {{"tensors", std::move(tensors)},
+                     {"packed_tensors", plan.packed_tensors()},
+                     {"packed_bits_per_weight", plan.packed_bits_per_weight()},
+                     {"bytes_before", plan.bytes_before()},
+                     {"bytes_after", plan.bytes_after()},
+                     {"expected_memory_bytes", plan.expected_memory},
+                     {"expected_seconds", plan.expected_seconds},
+                     {"steps", plan.steps},
+                     {"notes", plan.notes}};
+  if (plan.allocation) result["allocation"] = to_json(*plan.allocation);
+  return result;
 }
 
 }  // namespace w4q::pipeline

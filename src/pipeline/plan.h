@@ -10,6 +10,7 @@
 #include "core/views.h"
 #include "formats/scheme.h"
 #include "io/json.h"
+#include "pipeline/allocation_report.h"
 
 namespace w4q::pipeline {
 
@@ -29,6 +30,7 @@ struct TensorPlan {
 
 struct Plan {
   std::vector<TensorPlan> tensors;
+  std::optional<AllocationReport> allocation;  ///< where bits were chosen
   int64_t expected_memory = 0;  ///< bytes: the largest tensor in and out, and what the program itself needs
   double expected_seconds =
       0;  ///< computing, from a sample measured on this machine now; reading and writing come on top

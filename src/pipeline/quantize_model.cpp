@@ -16,6 +16,7 @@
 #include "model/config.h"
 #include "model/model.h"
 #include "model/packed_checkpoint.h"
+#include "pipeline/allocate.h"
 #include "pipeline/output_rules.h"
 #include "pipeline/select_tensors.h"
 #include "quantize/rounding.h"
@@ -223,11 +224,25 @@ class CalibratedTensors {
   int64_t layers_ = 0;  // how many were run
 };
 
+/// The request with bits chosen where that is asked for.
+Allocated chosen(const Source& source, const QuantizeRequest& request) {
+  if (request.allocation) return allocate(source.checkpoint, source.model, request);
+  Allocated same;
+  same.request = request;
+  return same;
+}
+
 }  // namespace
 
-Plan plan_quantize(const QuantizeRequest& request) {
-  const Source source = open_source(request.model);
+Plan plan_quantize(const QuantizeRequest& wanted) {
+  const Source source = open_source(wanted.model);
+  Allocated allocated = chosen(source, wanted);
+  const QuantizeRequest& request = allocated.request;
   Plan plan = make_plan(source, request);
+  if (wanted.allocation) {
+    plan.allocation = std::move(allocated.report);
+    plan.steps = steps_of(wanted);
+  }
   estimate(plan, request);
   if (request.calibrated) {
     const auto cost = calibrated_cost(*request.calibrated, source.checkpoint, source.model, lookup(plan));
@@ -237,11 +252,17 @@ Plan plan_quantize(const QuantizeRequest& request) {
   return plan;
 }
 
-QuantizeReport quantize_model(const QuantizeRequest& request) {
+QuantizeReport quantize_model(const QuantizeRequest& wanted) {
   const Stopwatch watch;
-  const Source source = open_source(request.model);
+  const Source source = open_source(wanted.model);
+  Allocated allocated = chosen(source, wanted);
+  const QuantizeRequest& request = allocated.request;
   QuantizeReport report;
   report.plan = make_plan(source, request);
+  if (wanted.allocation) {
+    report.plan.allocation = std::move(allocated.report);
+    report.plan.steps = steps_of(wanted);
+  }
   model::QuantizationConfig quantization;
   quantization.method = request.method;
   const auto planned = planned_output(report.plan, input_scales(source, request, report.plan), quantization);

@@ -19,15 +19,23 @@
 
 namespace w4q::pipeline {
 
+/// Bits chosen for each linear of the layers instead of one scheme for all (allocate.h); exactly one size is given.
+struct AllocationTarget {
+  double bits_per_weight = 0;         ///< over all linears that a width is chosen for, those that stay in 16 bit too
+  int64_t bytes = 0;                  ///< of all tensors of the output
+  std::filesystem::path save_recipe;  ///< where to write what was chosen; empty: nowhere
+};
+
 struct QuantizeRequest {
   std::filesystem::path model;  ///< a Hugging Face folder in 16 or 32 bit
   std::filesystem::path output;
   std::string method = "kbit";
-  formats::Scheme scheme;                  ///< for everything that is packed, unless a recipe says otherwise
-  std::optional<quantize::Recipe> recipe;  ///< decides alone which modules are packed, and how
-  std::vector<std::string> keep;           ///< globs of modules that stay in 16 bit, whatever else is said
-  bool lm_head = false;                    ///< pack the head too
-  bool embeddings = false;                 ///< pack the embedding table too
+  formats::Scheme scheme;                      ///< for everything that is packed, unless a recipe says otherwise
+  std::optional<quantize::Recipe> recipe;      ///< decides alone which modules are packed, and how
+  std::optional<AllocationTarget> allocation;  ///< needs `calibrated`; widths instead of those of the schemes
+  std::vector<std::string> keep;               ///< globs of modules that stay in 16 bit, whatever else is said
+  bool lm_head = false;                        ///< pack the head too
+  bool embeddings = false;                     ///< pack the embedding table too
   quantize::QuantizeOptions options;
   std::optional<CalibratedRequest> calibrated;  ///< what calibration activations are used for
   device::Device device = device::Device::cpu;  ///< where to quantize; the bytes are the same
@@ -59,7 +67,8 @@ struct QuantizeReport {
 /// What is done beyond rounding each weight by itself, in order, in words.
 std::vector<std::string> steps_of(const QuantizeRequest& request);
 
-/// What quantize_model would do; writes nothing. Throws as it would for anything that can be seen without the weights.
+/// What quantize_model would do; writes nothing, but with an allocation the recipe that was asked for: bits are chosen
+/// as quantize_model would choose them. Throws as it would for anything that can be seen without the weights.
 Plan plan_quantize(const QuantizeRequest& request);
 
 /// Throws bad_file naming tensor and place (NaN, missing or misshapen parameter, disk full …), unsupported,

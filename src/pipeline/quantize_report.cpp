@@ -14,6 +14,7 @@ double decibels(double power, double error) { return 10 * std::log10(power / err
 
 std::vector<std::string> steps_of(const QuantizeRequest& request) {
   std::vector<std::string> steps;
+  if (request.allocation) steps.emplace_back("bits allocated by the errors of outputs");
   const auto& calibrated = request.calibrated;
   const auto& options = request.options;
   if (calibrated && calibrated->options.scales) steps.emplace_back("awq scales");
@@ -69,6 +70,7 @@ std::string to_text(const QuantizeReport& report) {
     table.row(row);
   }
   std::string text = table.str();
+  if (report.plan.allocation) text += "\n" + to_text(*report.plan.allocation);
   if (!report.groups.empty()) text += "\n" + to_text(report.groups);
   text +=
       concat("\n", report.plan.packed_tensors(), " tensors packed at ", fixed(report.plan.packed_bits_per_weight(), 3),
@@ -99,17 +101,19 @@ io::Json to_json(const QuantizeReport& report) {
                                 {"plain_error", tensor.output->plain},
                                 {"packed_error", tensor.output->packed}};
   }
-  return {{"tensors", std::move(tensors)},
-          {"groups", to_json(report.groups)},
-          {"packed_tensors", report.plan.packed_tensors()},
-          {"packed_bits_per_weight", report.plan.packed_bits_per_weight()},
-          {"sqnr_db", report.total.sqnr()},
-          {"bytes_before", report.plan.bytes_before()},
-          {"file_bytes", report.file_bytes},
-          {"seconds", report.seconds},
-          {"steps", report.plan.steps},
-          {"notes", report.plan.notes},
-          {"warnings", report.warnings()}};
+  io::Json result = {{"tensors", std::move(tensors)},
+                     {"groups", to_json(report.groups)},
+                     {"packed_tensors", report.plan.packed_tensors()},
+                     {"packed_bits_per_weight", report.plan.packed_bits_per_weight()},
+                     {"sqnr_db", report.total.sqnr()},
+                     {"bytes_before", report.plan.bytes_before()},
+                     {"file_bytes", report.file_bytes},
+                     {"seconds", report.seconds},
+                     {"steps", report.plan.steps},
+                     {"notes", report.plan.notes},
+                     {"warnings", report.warnings()}};
+  if (report.plan.allocation) result["allocation"] = to_json(*report.plan.allocation);
+  return result;
 }
 
 }  // namespace w4q::pipeline

@@ -42,6 +42,14 @@ quantize::Recipe parse_recipe(const io::Json& json, std::string_view source) {
   return recipe;
 }
 
+io::Json to_json(const quantize::Recipe& recipe) {
+  io::Json rules = io::Json::array();
+  for (const auto& rule : recipe.rules) {
+    rules.push_back({{"match", rule.glob}, {"scheme", rule.scheme ? formats::to_string(*rule.scheme) : "keep"}});
+  }
+  return {{"rules", std::move(rules)}};
+}
+
 quantize::Recipe read_recipe(const std::filesystem::path& path) {
   return parse_recipe(io::read_json(path), path.string());
 }

@@ -12,5 +12,7 @@ namespace w4q::pipeline {
 /// bad_file naming the rule by its number.
 quantize::Recipe parse_recipe(const io::Json& json, std::string_view source);
 quantize::Recipe read_recipe(const std::filesystem::path& path);
+/// What read_recipe reads.
+io::Json to_json(const quantize::Recipe& recipe);
 
 }  // namespace w4q::pipeline

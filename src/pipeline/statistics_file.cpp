@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::string_view format_name = "w4q-statistics";
 constexpr std::string_view format_version = "1";
+constexpr std::string_view sensitivity_name = "sensitivity";
 constexpr int64_t most_tokens = int64_t{1} << 50;
 /// Two sums of the same squares, one taken in fp32 products and stored in fp32, differ by less than this share.
 constexpr double gram_tolerance = 1e-3;
@@ -27,25 +28,30 @@ Error damaged(const std::string& file, const std::string& what) {
 
 std::string sum_name(const LinearGroup& group, std::string_view what) { return concat(group.name(), ".", what); }
 
-std::vector<io::PlannedTensor> planned_tensors(const model::ModelConfig& config, bool gram) {
+std::vector<io::PlannedTensor> planned_tensors(const model::ModelConfig& config, const StatisticsOrigin& origin) {
   std::vector<io::PlannedTensor> result;
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     for (const auto& group : linear_groups(config, layer)) {
       result.push_back({sum_name(group, "sum_abs"), DType::f64, {group.width}});
       result.push_back({sum_name(group, "sum_squares"), DType::f64, {group.width}});
-      if (gram) result.push_back({sum_name(group, "gram"), DType::f32, {quantize::triangle_size(group.width)}});
+      if (origin.gram) result.push_back({sum_name(group, "gram"), DType::f32, {quantize::triangle_size(group.width)}});
     }
+  }
+  if (origin.sensitivity) {
+    result.push_back({std::string(sensitivity_name), DType::f64, {config.layers, linears_per_layer}});
   }
   return result;
 }
 
 std::map<std::string, std::string> metadata_of(const StatisticsOrigin& origin) {
-  return {{"format", std::string(format_name)},
-          {"version", std::string(format_version)},
-          {"model", origin.model},
-          {"tokens", concat(origin.tokens)},
-          {"texts", join(origin.texts, " ")},
-          {"gram", origin.gram ? "yes" : "no"}};
+  std::map<std::string, std::string> result = {{"format", std::string(format_name)},
+                                               {"version", std::string(format_version)},
+                                               {"model", origin.model},
+                                               {"tokens", concat(origin.tokens)},
+                                               {"texts", join(origin.texts, " ")},
+                                               {"gram", origin.gram ? "yes" : "no"}};
+  if (origin.sensitivity) result.emplace(sensitivity_name, "yes");
+  return result;
 }
 
 /// The metadata of a file, checked.
@@ -73,6 +79,7 @@ StatisticsOrigin parse_origin(const std::map<std::string, std::string>& metadata
   std::istringstream texts(value("texts"));
   for (std::string text; texts >> text;) origin.texts.push_back(text);
   origin.gram = value("gram") == "yes";
+  origin.sensitivity = metadata.contains(std::string(sensitivity_name));
   return origin;
 }
 
@@ -148,7 +155,7 @@ StatisticsFile StatisticsFile::open(const std::filesystem::path& path, const mod
   if (std::filesystem::is_directory(path)) throw damaged(path.string(), "is a folder, not a statistics file");
   StatisticsFile result(path.string(), io::Checkpoint::open(path), config);
   result.origin_ = parse_origin(result.file_.metadata(), result.name_);
-  const auto planned = planned_tensors(config, result.origin_.gram);
+  const auto planned = planned_tensors(config, result.origin_);
   for (const auto& tensor : planned) {
     const io::TensorInfo& found = result.file_.at(tensor.name);
     if (found.dtype == tensor.dtype && found.shape == tensor.shape) continue;
@@ -185,10 +192,20 @@ LayerStatistics StatisticsFile::load(int64_t layer) const {
   return result;
 }
 
+Sensitivities StatisticsFile::load_sensitivities() const {
+  if (!origin_.sensitivity) return {};
+  Sensitivities result = load_values(file_, std::string(sensitivity_name));
+  for (size_t i = 0; i < result.size(); ++i) {
+    if (std::isfinite(result[i]) && result[i] >= 0) continue;
+    throw damaged(name_, concat(sensitivity_name, "[", i, "] is no sensitivity")).hint("the file is damaged");
+  }
+  return result;
+}
+
 StatisticsWriter::StatisticsWriter(const std::filesystem::path& path, const model::ModelConfig& config,
                                    const StatisticsOrigin& origin, bool overwrite)
     : config_(config),
-      header_(io::layout_safetensors(planned_tensors(config, origin.gram), metadata_of(origin))),
+      header_(io::layout_safetensors(planned_tensors(config, origin), metadata_of(origin))),
       output_(path, overwrite) {
   if (path.extension() != ".safetensors") {
     throw Error(ErrorCode::bad_argument, concat(io::shown(path), ": a statistics file is named *.safetensors"));
@@ -215,6 +232,10 @@ void StatisticsWriter::write(int64_t layer, const LayerStatistics& statistics) {
     const std::vector<float> narrow(sums.gram.begin(), sums.gram.end());
     write_tensor(sum_name(groups[i], "gram"), bytes_of(narrow));
   }
+}
+
+void StatisticsWriter::write(const Sensitivities& sensitivities) {
+  write_tensor(std::string(sensitivity_name), bytes_of(sensitivities));
 }
 
 int64_t StatisticsWriter::finish() {

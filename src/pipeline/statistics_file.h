@@ -1,5 +1,6 @@
 // Calibration statistics in a safetensors file: per group of linears that share an input, named after the first of
-// them, `<linear>.sum_abs` and `.sum_squares` F64 [k] and, where collected, `.gram` F32 [k(k+1)/2] (docs/awq.md).
+// them, `<linear>.sum_abs` and `.sum_squares` F64 [k] and, where collected, `.gram` F32 [k(k+1)/2] (docs/awq.md); where
+// measured, `sensitivity` F64 [layers, 7] (sensitivity.h).
 #pragma once
 
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include "io/safetensors.h"
 #include "model/config.h"
 #include "pipeline/linear_groups.h"
+#include "pipeline/sensitivity.h"
 
 namespace w4q::pipeline {
 
@@ -22,6 +24,7 @@ struct StatisticsOrigin {
   int64_t tokens = 0;              ///< activation rows behind every sum
   std::vector<std::string> texts;  ///< hashes of the texts, in the order they were added
   bool gram = false;
+  bool sensitivity = false;
 };
 
 /// 16 hex digits over the names, types and shapes of all tensors and the bytes of those with one dimension: models that
@@ -39,6 +42,8 @@ class StatisticsFile {
   /// The sums of one layer. Throws bad_file naming the tensor when one is negative, not finite, or at odds with
   /// another.
   LayerStatistics load(int64_t layer) const;
+  /// Empty where origin().sensitivity is not set. Throws bad_file when one is negative or not finite.
+  Sensitivities load_sensitivities() const;
 
  private:
   StatisticsFile(std::string name, io::Checkpoint file, const model::ModelConfig& config);
@@ -57,6 +62,7 @@ class StatisticsWriter {
                    bool overwrite);
 
   void write(int64_t layer, const LayerStatistics& statistics);
+  void write(const Sensitivities& sensitivities);
   /// Returns the size of the file.
   int64_t finish();
 

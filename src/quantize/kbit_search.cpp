@@ -21,6 +21,10 @@ using formats::Scheme;
 constexpr int64_t learning_weights = 1 << 20;
 constexpr int learning_rounds = 16;
 constexpr double least_gain = 1e-4;
+/// Without activations every weight counts alike, and what a table gains among the many small weights it loses among
+/// the few large ones, which carry more of the output: a gain in squared error below this share costs the model more
+/// than it brings (docs/quality.md).
+constexpr double least_blind_gain = 0.06;
 /// Neighbouring entries of a learned table stay apart by this share of the largest, above what readers refuse.
 constexpr float least_gap = 0x1p-18f;
 
@@ -177,13 +181,15 @@ PanelScales choose_scales(const PanelBlock& block, const KbitLevels& levels, Sca
 }
 
 std::vector<float> learn_table(const TensorView& weight, const Scheme& scheme, std::span<const float> start,
-                               const BlockMaxima& maxima, std::span<const float> importance, Scales rule) {
+                               const BlockMaxima& maxima, std::span<const float> importance, Scales rule,
+                               double worthwhile) {
   const Learning learning(weight, scheme, importance, rule, searched_range_exponent(maxima, scheme.scale));
   std::vector<float> table(start.begin(), start.end());
   std::vector<float> best = table;
-  double least = std::numeric_limits<double>::infinity();
+  double least = std::numeric_limits<double>::infinity(), first = 0;
   for (int round = 0; round < learning_rounds; ++round) {
     const EntrySums sums = learning.sums(table);
+    if (round == 0) first = sums.error;
     const bool stalls = !(sums.error < least * (1 - least_gain));
     if (sums.error < least) {
       least = sums.error;
@@ -192,13 +198,15 @@ std::vector<float> learn_table(const TensorView& weight, const Scheme& scheme, s
     if (stalls) break;
     table = learning.moved(table, sums);
   }
-  return best;
+  return least < first * (1 - worthwhile) ? best : std::vector<float>(start.begin(), start.end());
 }
 
 std::vector<float> final_table(const TensorView& weight, const Scheme& scheme, const BlockMaxima& maxima,
                                std::span<const float> importance, const QuantizeOptions& options) {
   std::vector<float> table = chosen_table(scheme, options);
-  return options.learn_table ? learn_table(weight, scheme, table, maxima, importance, options.scales) : table;
+  if (!options.learn_table) return table;
+  const double worthwhile = options.input == nullptr ? least_blind_gain : 0;
+  return learn_table(weight, scheme, table, maxima, importance, options.scales, worthwhile);
 }
 
 void store_panel(PackedWeight& packed, int64_t first_row, int64_t rows, int64_t block, const PanelScales& scales,

@@ -21,12 +21,15 @@ int searched_range_exponent(const BlockMaxima& maxima, formats::ScaleType type) 
 PanelScales choose_scales(const PanelBlock& block, const KbitLevels& levels, formats::ScaleType type, Scales rule);
 
 /// A table learned by weighted Lloyd iterations from `start`: codes and scales for the table, then each entry to the
-/// weighted mean of what it stands for, until nothing is gained. Tensors of many weights are represented by at most
+/// weighted mean of what it stands for, until nothing is gained; `start` itself where that lessens the error by no more
+/// than the share `worthwhile`. Tensors of many weights are represented by at most
 /// 2^20 of them, rows spread evenly. Sums in fp64 in a fixed order. Largest magnitude 1, gaps as check_codebook wants.
 std::vector<float> learn_table(const TensorView& weight, const formats::Scheme& scheme, std::span<const float> start,
-                               const BlockMaxima& maxima, std::span<const float> importance, Scales rule);
+                               const BlockMaxima& maxima, std::span<const float> importance, Scales rule,
+                               double worthwhile = 0);
 
-/// The table that the options ask for: chosen, then learned if so.
+/// The table that the options ask for: chosen, then learned if so. Without calibration a learned table must be clearly
+/// better to be taken.
 std::vector<float> final_table(const TensorView& weight, const formats::Scheme& scheme, const BlockMaxima& maxima,
                                std::span<const float> importance, const QuantizeOptions& options);
 

@@ -64,6 +64,25 @@ TEST_F(Quality, DryRunShowsStepsAndCost) {
   EXPECT_FALSE(std::filesystem::exists(path("q")));
 }
 
+TEST_F(Quality, BitsAreChosenForATarget) {
+  const std::vector<std::string> calibration{"--calib-ids", own("selfgen.ids.u16"), "--samples", "8", "--length",
+                                             "128"};
+  std::vector<std::string> arguments{"--quality", "good", "--target-bpw", "3.5", "--save-recipe", path("r.json")};
+  arguments.insert(arguments.end(), calibration.begin(), calibration.end());
+  arguments.emplace_back("--dry-run");
+  const auto plan = quantize("q", arguments);
+  ASSERT_EQ(plan.status, 0) << plan.err;
+  for (const char* part : {"uniform", "expected KL", "chosen", "bits allocated"}) {
+    EXPECT_NE(plan.out.find(part), std::string::npos) << plan.out;
+  }
+  EXPECT_FALSE(std::filesystem::exists(path("q")));
+  const auto result = quantize("q", {"--recipe", path("r.json"), "--json"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  const double bits = result.json()["packed_bits_per_weight"].get<double>();
+  EXPECT_GT(bits, 3.45);
+  EXPECT_LE(bits, 3.5);
+}
+
 TEST_F(Quality, MistakesAreExplained) {
   const auto expect = [](const ProgramResult& result, int status, std::initializer_list<const char*> parts) {
     EXPECT_EQ(result.status, status) << result.err;
@@ -77,6 +96,9 @@ TEST_F(Quality, MistakesAreExplained) {
   expect(quantize("q", {"--method", "rtn", "--scales", "search"}), 2, {"rtn", "--scales"});
   expect(quantize("q", {"--scales", "search", "--no-clip"}), 2, {"--no-clip", "--awq"});
   expect(quantize("q", {"--feedback", "--damping", "-1", "--calib", own("selfgen.txt")}), 2, {"--damping"});
+  expect(quantize("q", {"--target-bpw", "3.5"}), 2, {"calibration", "--stats"});
+  expect(quantize("q", {"--target-bpw", "3.5", "--k", "3"}), 2, {"--target-bpw", "--k"});
+  expect(quantize("q", {"--save-recipe", path("r")}), 2, {"--save-recipe", "--target-bpw"});
   EXPECT_FALSE(std::filesystem::exists(path("q")));
 }
 

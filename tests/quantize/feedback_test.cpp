@@ -139,7 +139,11 @@ TEST(Feedback, WithoutCorrelationIsTheSearch) {
     for (int64_t j = 0; j < layer.k; ++j) layer.gram[static_cast<size_t>(i * layer.k + j)] = i == j ? 1.0f : 0.0f;
   }
   const Scheme kbit = formats::parse_scheme("kbit3-b32-e4m4"), integer = formats::parse_scheme("int4-g32-f16-asym");
-  EXPECT_TRUE(bytes_equal(layer.fed_back(kbit, searching()).weight, layer.plain(kbit, searching()).weight));
+  const std::vector<float> alike(static_cast<size_t>(layer.k), 1.0f);
+  const CalibratedInput input{alike};
+  auto options = searching();
+  options.input = &input;
+  EXPECT_TRUE(bytes_equal(layer.fed_back(kbit, searching()).weight, layer.plain(kbit, options).weight));
   EXPECT_TRUE(bytes_equal(layer.fed_back(integer).weight, layer.plain(integer).weight));
 }
 

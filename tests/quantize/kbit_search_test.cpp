@@ -152,7 +152,11 @@ TEST(KbitSearch, NormalWeightsReachTheirSqnr) {
   for (int bits = 2; bits <= 5; ++bits) {
     const auto plain = quantize(values, n, k, kbit(bits), {});
     const auto searched = quantize(values, n, k, kbit(bits), options_of(Scales::search, false));
-    const auto learned = quantize(values, n, k, kbit(bits), options_of(Scales::search, true));
+    auto learning = options_of(Scales::search, true);
+    const std::vector<float> alike(k, 1.0f);
+    const CalibratedInput input{alike};
+    learning.input = &input;
+    const auto learned = quantize(values, n, k, kbit(bits), learning);
     const double decibels[] = {test::sqnr(values, test::decode(plain.weight)),
                                test::sqnr(values, test::decode(searched.weight)),
                                test::sqnr(values, test::decode(learned.weight))};
@@ -160,6 +164,17 @@ TEST(KbitSearch, NormalWeightsReachTheirSqnr) {
     EXPECT_GT(decibels[2], decibels[1]);
     EXPECT_GT(decibels[2], wanted[bits - 2]);
     RecordProperty("k" + std::to_string(bits), std::to_string(decibels[1]) + " " + std::to_string(decibels[2]));
+  }
+}
+
+/// Without activations a table that gains little is not taken; one that gains much is.
+TEST(KbitSearch, BlindLearningMustBeWorthIt) {
+  constexpr int64_t n = 256, k = 512;
+  const auto values = test::sample(test::distributions[0], n, k, 5);
+  for (int bits = 2; bits <= 4; ++bits) {
+    const auto searched = quantize(values, n, k, kbit(bits), options_of(Scales::search, false));
+    const auto learned = quantize(values, n, k, kbit(bits), options_of(Scales::search, true));
+    EXPECT_EQ(bytes_equal(searched.weight, learned.weight), bits < 4) << bits;
   }
 }
 

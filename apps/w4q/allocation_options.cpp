@@ -1,0 +1,31 @@
+#include "allocation_options.h"
+
+#include "core/error.h"
+
+namespace w4q::app {
+
+void add_allocation(CLI::App& command, AllocationArguments& arguments, CLI::Option& recipe, CLI::Option& bits) {
+  auto* weight = command
+                     .add_option("--target-bpw", arguments.bits_per_weight,
+                                 "Choose the bits of each linear layer, so many per weight on average")
+                     ->check(CLI::Range(1.0, 16.0));
+  auto* size =
+      command
+          .add_option("--target-size", arguments.bytes, "The same by the size of all tensors of the output, e.g. 4.2GB")
+          ->transform(CLI::AsSizeValue(true))
+          ->check(CLI::PositiveNumber);
+  command.add_option("--save-recipe", arguments.save_recipe, "Write the chosen bits as a recipe")->type_name("FILE");
+  weight->excludes(size);
+  for (CLI::Option* target : {weight, size}) target->excludes(&recipe)->excludes(&bits);
+}
+
+void set_allocation(const AllocationArguments& arguments, pipeline::QuantizeRequest& request) {
+  if (arguments.bits_per_weight > 0 || arguments.bytes > 0) {
+    request.allocation = {arguments.bits_per_weight, static_cast<int64_t>(arguments.bytes), arguments.save_recipe};
+  } else if (!arguments.save_recipe.empty()) {
+    throw Error(ErrorCode::bad_argument, "--save-recipe saves what --target-bpw or --target-size chose")
+        .hint("--target-bpw 3.5");
+  }
+}
+
+}  // namespace w4q::app

@@ -1,0 +1,209 @@
+#include "pipeline/sensitivity.h"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+
+#include "core/interrupt.h"
+#include "core/parallel.h"
+#include "core/text.h"
+#include "formats/scheme.h"
+#include "kernels/elementwise.h"
+#include "kernels/linear.h"
+#include "kernels/logits.h"
+#include "model/decoder_layer.h"
+#include "model/model.h"
+#include "pipeline/scale_folding.h"
+#include "quantize/rounding.h"
+
+namespace w4q::pipeline {
+namespace {
+
+using kernels::LinearWeight;
+
+constexpr int64_t most_windows = 8;
+constexpr int64_t most_tokens = 128;
+/// Errors of the size that quantizing makes: KL grows with their square as long as they are small.
+constexpr std::string_view probe_scheme = "kbit3-b32-e4m4";
+constexpr int64_t logit_values = int64_t{1} << 22;
+
+std::array<LinearWeight*, linears_per_layer> linears_of(model::LayerWeights& layer) {
+  return {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down};
+}
+
+/// A weight as rounding leaves it, and the difference.
+struct Rounded {
+  LinearWeight weight, error;
+};
+
+LinearWeight owned(const LinearWeight& like, std::shared_ptr<std::vector<float>> values, std::vector<float> bias) {
+  const TensorView view{like.name, DType::f32, {like.n, like.k}, bytes_of(*values)};
+  return {like.name, like.n, like.k, LinearWeight::Dense{view, std::move(values)}, std::move(bias)};
+}
+
+Rounded round_weight(const LinearWeight& weight) {
+  const auto rounded = std::make_shared<std::vector<float>>(static_cast<size_t>(weight.n * weight.k));
+  const MatrixView<float> matrix(rounded->data(), weight.n, weight.k);
+  kernels::decode_rows(weight, 0, weight.n, matrix);
+  const auto error = std::make_shared<std::vector<float>>(*rounded);
+  const auto scheme = formats::parse_scheme(probe_scheme);
+  quantize::rounding_of(scheme, weight.k, {}).round(matrix);
+  for (size_t i = 0; i < error->size(); ++i) (*error)[i] -= (*rounded)[i];
+  return {owned(weight, rounded, weight.bias), owned(weight, error, {})};
+}
+
+class Walk {
+ public:
+  Walk(const io::Checkpoint& checkpoint, const model::ModelConfig& config, const CalibrationWindows& windows,
+       const std::function<void()>& on_run)
+      : checkpoint_(checkpoint), config_(config), windows_(windows), on_run_(on_run), decoder_(config) {
+    const auto width = static_cast<size_t>(config.kv_heads * windows.length * config.head_dim);
+    keys_.resize(width);
+    values_.resize(width);
+    decoder_.set_positions(0, windows.length);
+    errors_.resize(static_cast<size_t>(config.layers * linears_per_layer));
+  }
+
+  Sensitivities run() {
+    const auto embeddings = model::load_embeddings(checkpoint_, {}, config_);
+    base_ = Stream(static_cast<size_t>(tokens() * config_.hidden_size));
+    for (int64_t w = 0; w < windows_.samples; ++w) model::embed(embeddings, windows_.window(w), window(base_, w));
+    for (int64_t layer = 0; layer < config_.layers; ++layer) run_layer(layer);
+    return score();
+  }
+
+ private:
+  using Stream = std::vector<float>;  // hidden states of all windows
+
+  int64_t tokens() const noexcept { return windows_.samples * windows_.length; }
+  MatrixView<float> window(Stream& stream, int64_t index) const {
+    return {stream.data() + index * windows_.length * config_.hidden_size, windows_.length, config_.hidden_size};
+  }
+
+  void run_layer(int64_t layer) {
+    auto weights = model::load_layer(checkpoint_, {}, config_, layer);
+    for (auto& stream : streams_) advance(weights, layer, stream, nullptr);
+    const Stream before = base_;
+    for (size_t i = 0; i < linears_per_layer; ++i) {
+      LinearWeight& linear = *linears_of(weights)[i];
+      Rounded rounded = round_weight(linear);
+      std::swap(linear, rounded.weight);
+      streams_.push_back(before);
+      auto& error = errors_[streams_.size() - 1];
+      advance(weights, layer, streams_.back(), [&](std::string_view name, MatrixView<const float> input) {
+        if (name == rounded.error.name) error += squares(rounded.error, input);
+      });
+      std::swap(linear, rounded.weight);
+    }
+    advance(weights, layer, base_, nullptr);
+  }
+
+  /// Σ (x · Eᵀ)², rows of the input up to the rounded linear are those of the whole model.
+  double squares(const LinearWeight& error, MatrixView<const float> input) {
+    std::vector<float> outputs(static_cast<size_t>(input.rows * error.n));
+    kernels::linear(error, input, {outputs.data(), input.rows, error.n});
+    double sum = 0;
+    for (const float value : outputs) sum += static_cast<double>(value) * static_cast<double>(value);
+    return sum;
+  }
+
+  using OnInput = std::function<void(std::string_view linear, MatrixView<const float> input)>;
+
+  void advance(const model::LayerWeights& weights, int64_t layer, Stream& stream, const OnInput& on_input) {
+    const kernels::KeyValueCache cache{keys_.data(), values_.data(), config_.kv_heads, windows_.length,
+                                       config_.head_dim};
+    model::Observer observer;
+    observer.linear_input = [&](std::span<const std::string_view> linears, MatrixView<const float> input) {
+      for (const auto name : linears) on_input(name, input);
+    };
+    for (int64_t w = 0; w < windows_.samples; ++w) {
+      decoder_.run(weights, layer, cache, window(stream, w), on_input ? &observer : nullptr);
+    }
+    check_interrupt();
+    if (on_run_) on_run_();
+  }
+
+  Sensitivities score() {
+    const LinearWeight head =
+        config_.tied_embeddings ? model::load_embeddings(checkpoint_, {}, config_) : stored_head();
+    const auto norm = load_values(checkpoint_, "model.norm.weight").values;
+    const int64_t chunk = std::clamp<int64_t>(logit_values / config_.vocab_size, 1, tokens());
+    std::vector<double> divergence(streams_.size());
+    std::vector<float> expected(static_cast<size_t>(chunk * config_.vocab_size)), found(expected.size());
+    for (int64_t row = 0; row < tokens(); row += chunk) {
+      const int64_t rows = std::min(chunk, tokens() - row);
+      logits(head, norm, base_, row, {expected.data(), rows, config_.vocab_size});
+      for (size_t i = 0; i < streams_.size(); ++i) {
+        logits(head, norm, streams_[i], row, {found.data(), rows, config_.vocab_size});
+        divergence[i] += kl(expected, found, rows);
+        check_interrupt();
+      }
+    }
+    Sensitivities result;
+    for (size_t i = 0; i < errors_.size(); ++i) result.push_back(errors_[i] > 0 ? divergence[i] / errors_[i] : 0.0);
+    return result;
+  }
+
+  LinearWeight stored_head() const {
+    const auto loaded = std::make_shared<const io::LoadedTensor>(checkpoint_.load("lm_head.weight"));
+    return {"lm_head", config_.vocab_size, config_.hidden_size, LinearWeight::Dense{loaded->view(), loaded}, {}};
+  }
+
+  void logits(const LinearWeight& head, std::span<const float> norm, Stream& stream, int64_t row,
+              MatrixView<float> out) {
+    std::vector<float> normed(static_cast<size_t>(out.rows * config_.hidden_size));
+    const MatrixView<float> hidden(stream.data() + row * config_.hidden_size, out.rows, config_.hidden_size);
+    const MatrixView<float> input(normed.data(), out.rows, config_.hidden_size);
+    kernels::rms_norm(hidden, norm, static_cast<float>(config_.rms_norm_eps), input);
+    kernels::linear(head, input, out);
+  }
+
+  double kl(std::span<const float> expected, std::span<const float> found, int64_t rows) const {
+    std::vector<double> parts(static_cast<size_t>(rows));
+    const auto width = static_cast<size_t>(config_.vocab_size);
+    parallel_for(rows, 4, [&](int64_t begin, int64_t end) {
+      for (auto r = static_cast<size_t>(begin); r < static_cast<size_t>(end); ++r) {
+        parts[r] = kernels::compare_logits(expected.subspan(r * width, width), found.subspan(r * width, width), 0).kl;
+      }
+    });
+    double sum = 0;
+    for (const double part : parts) sum += part;
+    return sum;
+  }
+
+  const io::Checkpoint& checkpoint_;
+  const model::ModelConfig& config_;
+  const CalibrationWindows& windows_;
+  const std::function<void()>& on_run_;
+  model::LayerDecoder decoder_;
+  std::vector<float> keys_, values_;
+  Stream base_;
+  std::vector<Stream> streams_;  // one for each linear so far, in order
+  std::vector<double> errors_;   // of their outputs, summed over tokens
+};
+
+}  // namespace
+
+CalibrationWindows sensitivity_windows(const CalibrationWindows& windows) {
+  CalibrationWindows result;
+  result.samples = std::min(windows.samples, most_windows);
+  result.length = std::min(windows.length, most_tokens);
+  result.hash = windows.hash;
+  for (int64_t i = 0; i < result.samples; ++i) {
+    const auto window = windows.window(i * windows.samples / result.samples);
+    result.ids.insert(result.ids.end(), window.begin(), window.begin() + result.length);
+  }
+  return result;
+}
+
+int64_t sensitivity_runs(const model::ModelConfig& config) noexcept {
+  // Every layer runs the whole model, its own seven streams and those of the layers before.
+  return config.layers * (1 + linears_per_layer) + linears_per_layer * config.layers * (config.layers - 1) / 2;
+}
+
+Sensitivities measure_sensitivities(const io::Checkpoint& checkpoint, const model::ModelConfig& config,
+                                    const CalibrationWindows& windows, const std::function<void()>& on_run) {
+  return Walk(checkpoint, config, windows, on_run).run();
+}
+
+}  // namespace w4q::pipeline

@@ -1,0 +1,146 @@
+// Bits for each tensor by the size of the whole, on the small model.
+#include "pipeline/allocate.h"
+
+#include <cmath>
+
+#include "core/parallel.h"
+#include "core/progress.h"
+#include "io/files.h"
+#include "pipeline/calibrate_model.h"
+#include "pipeline/recipe_file.h"
+#include "pipeline/statistics_file.h"
+#include "support.h"
+
+namespace w4q::pipeline {
+namespace {
+
+using test::expect_error;
+
+class Allocate : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    set_progress_enabled(false);
+    folder_ = std::make_unique<test::TemporaryFolder>();
+    CalibrateRequest calibrate;
+    calibrate.model = model();
+    calibrate.output = statistics();
+    calibrate.text = {.text = {}, .ids = model() / "own/selfgen.ids.u16", .samples = 8, .length = 128};
+    calibrate.sensitivity = true;
+    calibrate_model(calibrate);
+  }
+  static void TearDownTestSuite() { folder_.reset(); }
+
+  static std::filesystem::path model() { return test::testdata() / "w4q-llama-tiny"; }
+  static std::filesystem::path statistics() { return *folder_ / "s.safetensors"; }
+  static std::filesystem::path path(const std::string& name) { return *folder_ / name; }
+
+  static QuantizeRequest request(double bits_per_weight) {
+    QuantizeRequest result;
+    result.model = model();
+    result.scheme = formats::parse_scheme("kbit4-b32-e4m4");
+    result.keep = {"*.layers.[123].*"};  // one layer says it all
+    result.calibrated.emplace();
+    result.calibrated->options = {.scales = false};
+    result.calibrated->statistics = statistics();
+    result.options.scales = quantize::Scales::search;
+    result.allocation = {bits_per_weight, 0, {}};
+    return result;
+  }
+
+  static inline std::unique_ptr<test::TemporaryFolder> folder_;
+};
+
+TEST_F(Allocate, SensitivitiesPredictTheDivergenceOfUniformWidths) {
+  const auto config = model::read_config(model());
+  const auto file = StatisticsFile::open(statistics(), config);
+  ASSERT_TRUE(file.origin().sensitivity);
+  const auto values = file.load_sensitivities();
+  ASSERT_EQ(values.size(), static_cast<size_t>(linears_per_layer * config.layers));
+  for (const double value : values) EXPECT_TRUE(value > 0 && std::isfinite(value));
+  // Outputs of queries and keys pass through a softmax; those of values do not.
+  EXPECT_GT(values[2], 10 * values[0]);
+}
+
+TEST_F(Allocate, StaysBelowTheTargetAndBeatsUniformWidths) {
+  const auto plan = plan_quantize(request(3.5));
+  ASSERT_TRUE(plan.allocation);
+  const auto& report = *plan.allocation;
+  EXPECT_LE(report.chosen.bits_per_weight, 3.5);
+  EXPECT_GT(report.chosen.bits_per_weight, 3.4);
+  ASSERT_EQ(report.uniform.size(), 4u);
+  const auto &three = report.uniform[1], &four = report.uniform[2];
+  const double line = three.divergence + (four.divergence - three.divergence) *
+                                             (report.chosen.bits_per_weight - three.bits_per_weight) /
+                                             (four.bits_per_weight - three.bits_per_weight);
+  EXPECT_LT(report.chosen.divergence, line);
+  for (size_t i = 1; i < report.frontier.size(); ++i) {
+    EXPECT_GT(report.frontier[i].bits_per_weight, report.frontier[i - 1].bits_per_weight);
+    EXPECT_LT(report.frontier[i].divergence, report.frontier[i - 1].divergence);
+  }
+  EXPECT_NEAR(plan.packed_bits_per_weight(), report.chosen.bits_per_weight, 1e-9);
+}
+
+TEST_F(Allocate, ARecipeGivesTheSameModelAgain) {
+  auto wanted = request(3.5);
+  wanted.output = path("a");
+  wanted.allocation->save_recipe = path("r.json");
+  set_threads(1);
+  const auto report = quantize_model(wanted);
+  set_threads(0);
+  EXPECT_EQ(report.tensors.size(), 7u);
+  auto again = request(3.5);
+  again.allocation.reset();
+  again.keep.clear();
+  again.recipe = read_recipe(path("r.json"));
+  again.output = path("b");
+  quantize_model(again);
+  EXPECT_EQ(io::read_file(path("a") / "model.safetensors"), io::read_file(path("b") / "model.safetensors"));
+}
+
+TEST_F(Allocate, SizesAreThoseOfTheWholeOutput) {
+  auto wanted = request(0);
+  const int64_t four = plan_quantize([&] {
+                         auto uniform = wanted;
+                         uniform.allocation.reset();
+                         return uniform;
+                       }())
+                           .bytes_after();
+  wanted.allocation->bytes = four;
+  const auto plan = plan_quantize(wanted);
+  EXPECT_LE(plan.bytes_after(), four);
+  EXPECT_GT(plan.bytes_after(), four - four / 100);
+}
+
+TEST_F(Allocate, AGenerousTargetKeepsSixteenBits) {
+  const auto plan = plan_quantize(request(12));
+  EXPECT_GT(plan.allocation->chosen.tensors.at(16), 0);
+  EXPECT_LE(plan.allocation->chosen.bits_per_weight, 12);
+}
+
+TEST_F(Allocate, WorksWithoutSensitivitiesAndOnIntegers) {
+  CalibrateRequest calibrate;
+  calibrate.model = model();
+  calibrate.output = path("plain.safetensors");
+  calibrate.merge = {statistics()};
+  calibrate_model(calibrate);
+  auto wanted = request(4.5);
+  wanted.method = "rtn";
+  wanted.options = {};
+  wanted.scheme = formats::parse_scheme("int4-g128-f16-asym");
+  wanted.calibrated->options.feedback = true;
+  wanted.calibrated->statistics = path("plain.safetensors");
+  const auto plan = plan_quantize(wanted);
+  EXPECT_FALSE(plan.allocation->measured);
+  EXPECT_LE(plan.allocation->chosen.bits_per_weight, 4.5);
+  EXPECT_EQ(plan.allocation->uniform.size(), 7u);
+}
+
+TEST_F(Allocate, MistakesAreExplained) {
+  auto wanted = request(2.0);
+  expect_error(ErrorCode::bad_argument, {"smallest widths", "2.25"}, [&] { plan_quantize(wanted); });
+  wanted.calibrated.reset();
+  expect_error(ErrorCode::bad_argument, {"calibration", "--stats"}, [&] { plan_quantize(wanted); });
+}
+
+}  // namespace
+}  // namespace w4q::pipeline
