@@ -115,6 +115,10 @@ int run(const Options& options) {
   if (foreign) results.checks.add(verify::check_conventions(options.model, options.base));
   if (!results.checks.passed()) return results.finish(options.common);
   const auto candidate = verify::open_checkpoint(options.model);
+  if (foreign) {
+    for (const auto& note : candidate.quantization.notes) results.text += "note: " + note + "\n";
+    results.json["notes"] = candidate.quantization.notes;
+  }
   const auto base = options.base.empty() ? std::nullopt : std::optional(verify::open_checkpoint(options.base));
   // Other programs fold scales into what they keep, so it need not be the base's.
   results.checks.add(verify::check_structure(candidate, base && !foreign ? &*base : nullptr));

@@ -81,9 +81,26 @@ std::string order_loss(const PackedWeight& weight, const Scheme& scheme) {
   return {};
 }
 
-void fill_group_index(PackedWeight& weight) {
-  const PackedWeight in_order = allocate_integer(weight.scheme, weight.n, weight.k);
-  weight.plane(PlaneRole::group_index).bytes = in_order.plane(PlaneRole::group_index).bytes.clone();
+/// A plane of `canonical` as `scheme` has it.
+Buffer recast_plane(const PackedWeight& canonical, const Scheme& scheme, const PlaneSpec& spec) {
+  const Scheme& from = canonical.scheme;
+  if (spec.role == PlaneRole::scales && scheme.scale != from.scale) {
+    return narrow_scales(wide_scales(canonical), spec.dtype);
+  }
+  if (spec.role == PlaneRole::zeros && !from.asymmetric) {
+    Buffer zeros(static_cast<size_t>(byte_count(spec.dtype, spec.shape)));
+    std::ranges::fill(zeros.as<uint8_t>(), static_cast<uint8_t>(integer_symmetric_zero(scheme.bits)));
+    return zeros;
+  }
+  if (spec.role == PlaneRole::group_index && !from.act_order) {
+    Buffer index(static_cast<size_t>(byte_count(spec.dtype, spec.shape)));
+    const int64_t size = integer_group_size(scheme, canonical.k);
+    for (int64_t col = 0; col < canonical.k; ++col) {
+      index.as<int32_t>()[static_cast<size_t>(col)] = static_cast<int32_t>(col / size);
+    }
+    return index;
+  }
+  return canonical.plane(spec.role).bytes.clone();
 }
 
 /// Counts equal codes; whole planes first, since they are equal but for a bug.
@@ -169,22 +186,9 @@ PackedWeight integer_recast(const PackedWeight& canonical, const Scheme& scheme,
   if (auto why = integer_recast_loss(canonical, scheme); !why.empty()) {
     throw Error(ErrorCode::unsupported, concat(printable(name), " cannot be said as ", to_string(scheme))).detail(why);
   }
-  PackedWeight result = allocate_planes(scheme, canonical_layout, canonical.n, canonical.k,
-                                        integer_planes(scheme, canonical.n, canonical.k));
-  result.plane(PlaneRole::codes).bytes = canonical.plane(PlaneRole::codes).bytes.clone();
-  Plane& scales = result.plane(PlaneRole::scales);
-  scales.bytes = scheme.scale == canonical.scheme.scale ? canonical.plane(PlaneRole::scales).bytes.clone()
-                                                        : narrow_scales(wide_scales(canonical), scales.spec.dtype);
-  if (scheme.asymmetric && canonical.scheme.asymmetric) {
-    result.plane(PlaneRole::zeros).bytes = canonical.plane(PlaneRole::zeros).bytes.clone();
-  } else if (scheme.asymmetric) {
-    std::ranges::fill(result.plane(PlaneRole::zeros).bytes.as<uint8_t>(),
-                      static_cast<uint8_t>(integer_symmetric_zero(scheme.bits)));
-  }
-  if (scheme.act_order && canonical.scheme.act_order) {
-    result.plane(PlaneRole::group_index).bytes = canonical.plane(PlaneRole::group_index).bytes.clone();
-  } else if (scheme.act_order) {
-    fill_group_index(result);
+  PackedWeight result{scheme, std::string(canonical_layout), canonical.n, canonical.k, {}};
+  for (const PlaneSpec& spec : integer_planes(scheme, canonical.n, canonical.k)) {
+    result.planes.push_back({spec, recast_plane(canonical, scheme, spec)});
   }
   return result;
 }

@@ -19,6 +19,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// Parts of this size go to the disk while the next are made; smaller ones would cost more calls than they hide.
+constexpr size_t flushed_at_once = size_t{1} << 20;
+
 /// Which bytes of a tensor have been written: disjoint ranges, begin → end, neighbours merged.
 class Coverage {
  public:
@@ -173,8 +176,10 @@ void CheckpointWriter::Impl::write(std::string_view name, uint64_t offset, std::
   }
   // Opened anew each time: there may be more shards than a process may have open files.
   const Shard& shard = shards[target.shard];
-  write_all(open_file(shard.path, O_WRONLY), bytes, shard.header.data_begin + target.tensor->begin + offset,
-            shard.path);
+  const FileDescriptor file = open_file(shard.path, O_WRONLY);
+  const uint64_t place = shard.header.data_begin + target.tensor->begin + offset;
+  write_all(file, bytes, place, shard.path);
+  if (!options.compress && bytes.size() >= flushed_at_once) begin_flush(file, place, bytes.size());
 }
 
 void CheckpointWriter::Impl::check_complete() const {

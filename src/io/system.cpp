@@ -61,6 +61,10 @@ void write_all(const FileDescriptor& file, std::span<const std::byte> bytes, uin
   }
 }
 
+void begin_flush(const FileDescriptor& file, uint64_t offset, uint64_t size) noexcept {
+  ::sync_file_range(file.get(), static_cast<off_t>(offset), static_cast<off_t>(size), SYNC_FILE_RANGE_WRITE);
+}
+
 void sync_file(const FileDescriptor& file, const fs::path& path) {
   if (::fsync(file.get()) == 0) return;
   // EINVAL: nothing to flush here (a file system that keeps no folders on a disk); every other failure is a lost write.

@@ -46,6 +46,9 @@ FileDescriptor open_file(const std::filesystem::path& path, int flags, mode_t mo
 void write_all(const FileDescriptor& file, std::span<const std::byte> bytes, uint64_t offset,
                const std::filesystem::path& path);
 
+/// Asks the system to begin with writing a range to the disk, so that a later sync waits less. Promises nothing.
+void begin_flush(const FileDescriptor& file, uint64_t offset, uint64_t size) noexcept;
+
 /// Flushes a file, or the entries of a folder, to the disk. Throws bad_file.
 void sync_file(const FileDescriptor& file, const std::filesystem::path& path);
 void sync_folder(const std::filesystem::path& folder);

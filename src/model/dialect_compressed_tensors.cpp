@@ -117,7 +117,7 @@ PackedWeight decode(const PackedLinearInfo& info, std::vector<StoredTensor> tens
   const int64_t words = formats::stored(tensors, codes_suffix).spec.shape[1];
   const bool dense = words == formats::stream_words(StreamPacking::dense, info.k, scheme.bits);
   return decode_compressed_tensors(scheme, info.n, info.k, dense ? StreamPacking::dense : StreamPacking::padded,
-                                   tensors, info.name);
+                                   std::move(tensors), info.name);
 }
 
 DialectFit fit(const PackedLinearInfo& info) { return fit_integer(info, limits); }

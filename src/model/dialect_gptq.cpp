@@ -8,6 +8,7 @@
 #include "formats/integer.h"
 #include "model/dialect_config.h"
 #include "model/dialect_gptq_config.h"
+#include "model/dialect_gptq_planar.h"
 #include "model/dialect_integer.h"
 #include "model/dialect_rows.h"
 
@@ -124,7 +125,7 @@ StoredZeros look_at_zeros(const io::Checkpoint& checkpoint, const PackedLinearIn
                    "\", config.json says the other"));
 }
 
-/// GPTQ has more formats than the two: "gptq_p" has planes of bits, and only config.json tells.
+/// GPTQ has more formats than the two: "gptq_p" has planes of bits.
 void check_format(const DialectSource& source) {
   const std::string format = gptq_format(source);
   if (format == "gptq") return;
@@ -171,6 +172,7 @@ class GptqReader {
     check_stored(source_.checkpoint, info,
                  concat("GPTQ with ", setting.bits, " bits and group_size ", group_size_of(scheme)));
     if (setting.left_out) result_.notes.push_back(concat(printable(name), " is packed, config.json says it is not"));
+    if (setting.bits == 3) check_planes(info);
     if (has_index) look_at_index(info);
     look_at(info, setting);
     result_.linears.emplace(name, std::move(info));
@@ -181,6 +183,15 @@ class GptqReader {
     if (n % tile == 0) return;
     throw Error(ErrorCode::bad_file, concat(printable(name), ".qweight: ", n, " outputs"))
         .detail("GPTQ has outputs in multiples of 32");
+  }
+
+  void check_planes(const PackedLinearInfo& info) const {
+    const std::string name = info.name + ".qweight";
+    const std::string evidence = planar_evidence(source_.checkpoint.load(name)->bytes, info.n, info.k);
+    if (evidence.empty()) return;
+    throw Error(ErrorCode::unsupported, concat(printable(name), ": its 3-bit codes stand in planes of bits"))
+        .detail(evidence)
+        .hint("GPTQModel's checkpoint_format \"gptq_p\", which is not read");
   }
 
   void look_at_index(PackedLinearInfo& info) {

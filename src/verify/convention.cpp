@@ -18,6 +18,7 @@
 #include "model/config.h"
 #include "model/dialect.h"
 #include "model/dialect_checkpoint.h"
+#include "model/dialect_gptq_planar.h"
 #include "model/model.h"
 #include "verify/convention_claims.h"
 #include "verify/convention_values.h"
@@ -299,7 +300,18 @@ class Detective {
     return true;
   }
 
+  /// True, and a fault, where the 3-bit codes of a linear stand in planes of bits.
+  bool stands_in_planes(const model::PackedLinearInfo& info) {
+    if (!row_.name.starts_with("gptq-") || info.passes.front().scheme.bits != 3) return false;
+    const std::string name = concat(info.name, names_->codes);
+    const std::string evidence = model::planar_evidence(checkpoint_.load(name)->bytes, info.n, info.k);
+    if (!evidence.empty())
+      fault(name, "its 3-bit codes stand in planes (GPTQModel's gptq_p), not in streams: " + evidence);
+    return !evidence.empty();
+  }
+
   void look_at_values(model::PackedLinearInfo& info) {
+    if (stands_in_planes(info)) return;
     info.dialect = &row_;
     auto loaded = model::load_stored(checkpoint_, info);
     const PackedWeight& canonical = loaded.passes.front();

@@ -14,6 +14,12 @@
 namespace w4q::formats {
 namespace {
 
+std::vector<StoredTensor> clone(const std::vector<StoredTensor>& tensors) {
+  std::vector<StoredTensor> copy;
+  for (const auto& tensor : tensors) copy.push_back({tensor.spec, tensor.bytes.clone()});
+  return copy;
+}
+
 struct Rng {
   explicit Rng(uint64_t seed_) : seed(seed_) {}
   uint64_t bits() noexcept { return random_bits(seed, next++); }
@@ -63,7 +69,7 @@ void expect_golden(const std::string& name, const std::string& scheme_name) {
   const Shape& shape = file.at("in.codes").shape;
   for (const StreamPacking packing : {StreamPacking::dense, StreamPacking::padded}) {
     const auto theirs = golden_tensors(file, scheme, packing);
-    const PackedWeight weight = decode_compressed_tensors(scheme, shape[0], shape[1], packing, theirs, "w");
+    const PackedWeight weight = decode_compressed_tensors(scheme, shape[0], shape[1], packing, clone(theirs), "w");
     integer_validate(weight, "w");
     std::vector<uint8_t> codes(static_cast<size_t>(shape[0] * shape[1]));
     for (int64_t row = 0; row < shape[0]; ++row) {
@@ -117,7 +123,7 @@ TEST(CompressedTensors, EveryWidthAndShapeReturns) {
     const PackedWeight weight = random_weight(scheme, n, k, rng);
     for (const StreamPacking packing : {StreamPacking::dense, StreamPacking::padded}) {
       const auto tensors = encode_compressed_tensors(weight, packing);
-      EXPECT_TRUE(bytes_equal(decode_compressed_tensors(scheme, n, k, packing, tensors, "w"), weight))
+      EXPECT_TRUE(bytes_equal(decode_compressed_tensors(scheme, n, k, packing, clone(tensors), "w"), weight))
           << to_string(scheme) << " " << n << " " << k;
     }
   }
@@ -147,7 +153,7 @@ TEST(CompressedTensors, RefusesPaddingAndAnotherShape) {
     const auto found = std::ranges::find_if(tensors, [&](const auto& tensor) { return tensor.spec.suffix == suffix; });
     found->bytes.data()[byte] ^= std::byte{0x80};
     test::expect_error(ErrorCode::bad_file, {suffix, part, place},
-                       [&] { decode_compressed_tensors(scheme, 10, 50, StreamPacking::dense, tensors, "w"); });
+                       [&] { decode_compressed_tensors(scheme, 10, 50, StreamPacking::dense, clone(tensors), "w"); });
   };
   read(".weight_packed", 5 * 4 * 3 - 1, "padding", "row 2");  // 150 bits of 160
   read(".weight_zero_point", 7, "padding", "group 1");        // 30 bits of 32

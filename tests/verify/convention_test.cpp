@@ -298,6 +298,29 @@ TEST(Convention, SpilledSixteen) {
   checkpoint.expect_only_fault(up + ".qweight", "a code of 16 spilled", true);
 }
 
+/// The words of GPTQModel's gptq_p: of every 32 codes, two words of low bits and one of high bits.
+TEST(Convention, PlanesOfThreeBits) {
+  Checkpoint checkpoint("int3-g128-f16-asym", "gptq-v2");
+  auto& tensor = checkpoint.tensors.at(up + ".qweight");
+  const auto words = tensor.bytes.as<uint32_t>();
+  const auto n = static_cast<size_t>(tensor.shape[1]);
+  for (size_t at = 0; at < words.size(); at += 3 * n) {
+    for (size_t row = 0; row < n; ++row) {
+      const std::array<uint32_t, 3> stream{words[at + row], words[at + n + row], words[at + 2 * n + row]};
+      std::array<uint32_t, 3> planes{};
+      for (int64_t i = 0; i < 32; ++i) {
+        const uint32_t code = formats::dense_get(stream, i, 3);
+        planes[static_cast<size_t>(i / 16)] |= (code & 3) << (2 * (i % 16));
+        planes[2] |= code >> 2 << i;
+      }
+      for (size_t w = 0; w < 3; ++w) words[at + w * n + row] = planes[w];
+    }
+  }
+  for (const bool with_base : {false, true}) {
+    checkpoint.expect_only_fault(up + ".qweight", "stand in planes (GPTQModel's gptq_p)", with_base);
+  }
+}
+
 TEST(Convention, NanScale) {
   Checkpoint checkpoint(awq_scheme, "awq-gemm");
   checkpoint.tensors.at(up + ".scales").bytes.as<uint16_t>()[770] = 0x7E00;

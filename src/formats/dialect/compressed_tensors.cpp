@@ -51,32 +51,39 @@ bool is_canonical(StreamPacking packing, int bits) noexcept {
   return packing == StreamPacking::dense || same_packing(bits);
 }
 
-void decode_codes(StreamPacking packing, const StoredTensor& from, PackedWeight& to, std::string_view name) {
+void check_codes_padding(StreamPacking packing, const StoredTensor& from, const PackedWeight& to,
+                         std::string_view name) {
+  const auto words = from.bytes.as<uint32_t>();
+  const auto row_words = static_cast<size_t>(stream_words(packing, to.k, to.scheme.bits));
+  for (int64_t row = 0; row < to.n; ++row) {
+    const auto line = words.subspan(static_cast<size_t>(row) * row_words, row_words);
+    if (!padding_is_zero(packing, line, to.k, to.scheme.bits)) refuse_padding(name, from.spec.suffix, "row", row);
+  }
+}
+
+/// Takes the bytes of `from` where they are the canonical ones.
+void decode_codes(StreamPacking packing, StoredTensor& from, PackedWeight& to, std::string_view name) {
+  check_codes_padding(packing, from, to, name);
+  if (is_canonical(packing, to.scheme.bits)) {
+    to.plane(PlaneRole::codes).bytes = std::move(from.bytes);
+    return;
+  }
   const int bits = to.scheme.bits;
   const auto words = from.bytes.as<uint32_t>();
   const auto row_words = static_cast<size_t>(stream_words(packing, to.k, bits));
-  const auto canonical = to.plane(PlaneRole::codes).bytes.as<uint32_t>();
   parallel_for(to.n, grain, [&](int64_t begin, int64_t end) {
     std::vector<uint8_t> codes(static_cast<size_t>(to.k));
     for (int64_t row = begin; row < end; ++row) {
-      const auto line = words.subspan(static_cast<size_t>(row) * row_words, row_words);
-      if (!padding_is_zero(packing, line, to.k, bits)) refuse_padding(name, from.spec.suffix, "row", row);
-      if (is_canonical(packing, bits)) {
-        std::ranges::copy(line, canonical.begin() + row * static_cast<int64_t>(row_words));
-        continue;
-      }
-      unpack(packing, line, bits, codes);
+      unpack(packing, words.subspan(static_cast<size_t>(row) * row_words, row_words), bits, codes);
       integer_write_codes(to, row, codes);
     }
   });
 }
 
-void encode_codes(StreamPacking packing, const PackedWeight& from, StoredTensor& to) {
+StoredTensor encode_codes(StreamPacking packing, const PackedWeight& from, StoredSpec spec) {
   const int bits = from.scheme.bits;
-  if (is_canonical(packing, bits)) {
-    to.bytes = from.plane(PlaneRole::codes).bytes.clone();
-    return;
-  }
+  if (is_canonical(packing, bits)) return {std::move(spec), from.plane(PlaneRole::codes).bytes.clone()};
+  StoredTensor to = allocate_stored(std::move(spec));
   const auto words = to.bytes.as<uint32_t>();
   const auto row_words = static_cast<size_t>(to.spec.shape[1]);
   parallel_for(from.n, grain, [&](int64_t begin, int64_t end) {
@@ -86,6 +93,7 @@ void encode_codes(StreamPacking packing, const PackedWeight& from, StoredTensor&
       pack(packing, codes, bits, words.subspan(static_cast<size_t>(row) * row_words, row_words));
     }
   });
+  return to;
 }
 
 /// Words [words(n), G] of streams down the outputs ↔ zeros U8 [n, G].
@@ -155,10 +163,10 @@ std::vector<StoredSpec> compressed_tensors_specs(const Scheme& scheme, int64_t n
 }
 
 PackedWeight decode_compressed_tensors(const Scheme& scheme, int64_t n, int64_t k, StreamPacking packing,
-                                       std::span<const StoredTensor> tensors, std::string_view name) {
+                                       std::vector<StoredTensor> tensors, std::string_view name) {
   check_shape(tensors, n, k, name);
   PackedWeight weight = allocate_integer(scheme, n, k);
-  decode_codes(packing, stored(tensors, ".weight_packed"), weight, name);
+  decode_codes(packing, tensors.front(), weight, name);
   decode_scales(stored(tensors, ".weight_scale"), weight.plane(PlaneRole::scales));
   if (scheme.asymmetric) decode_zeros(packing, stored(tensors, ".weight_zero_point"), weight, name);
   if (scheme.act_order) {
@@ -172,11 +180,13 @@ std::vector<StoredTensor> encode_compressed_tensors(const PackedWeight& canonica
   const auto& [scheme, layout, n, k, planes] = canonical;
   std::vector<StoredTensor> tensors;
   for (StoredSpec& spec : compressed_tensors_specs(scheme, n, k, packing)) {
+    if (spec.suffix == ".weight_packed") {
+      tensors.push_back(encode_codes(packing, canonical, std::move(spec)));
+      continue;
+    }
     tensors.push_back(allocate_stored(std::move(spec)));
     StoredTensor& tensor = tensors.back();
-    if (tensor.spec.suffix == ".weight_packed") {
-      encode_codes(packing, canonical, tensor);
-    } else if (tensor.spec.suffix == ".weight_scale") {
+    if (tensor.spec.suffix == ".weight_scale") {
       std::ranges::copy(canonical.plane(PlaneRole::scales).bytes.bytes(), tensor.bytes.data());
     } else if (tensor.spec.suffix == ".weight_shape") {
       tensor.bytes.as<int64_t>()[0] = n;

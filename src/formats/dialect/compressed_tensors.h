@@ -31,11 +31,11 @@ std::optional<StreamPacking> packing_of_width(int64_t words, int64_t count, int 
 /// The tensors of a weight, in the order above. Throws unsupported when n or k is out of range.
 std::vector<StoredSpec> compressed_tensors_specs(const Scheme& scheme, int64_t n, int64_t k,
                                                  StreamPacking packing = StreamPacking::dense);
-/// Tensors with the types and shapes of compressed_tensors_specs, a scale [1] for the whole matrix allowed → canonical
-/// planes. Throws bad_file naming `name`: a weight_shape that is not n, k, padding bits of codes or zero points that
-/// are not zero.
+/// Tensors with the types and shapes of compressed_tensors_specs, in its order, a scale [1] for the whole matrix
+/// allowed → canonical planes. Throws bad_file naming `name`: a weight_shape that is not n, k, padding bits of codes or
+/// zero points that are not zero.
 PackedWeight decode_compressed_tensors(const Scheme& scheme, int64_t n, int64_t k, StreamPacking packing,
-                                       std::span<const StoredTensor> tensors, std::string_view name);
+                                       std::vector<StoredTensor> tensors, std::string_view name);
 /// The inverse. Every zero point of `canonical` is below 2^bits.
 std::vector<StoredTensor> encode_compressed_tensors(const PackedWeight& canonical,
                                                     StreamPacking packing = StreamPacking::dense);
