@@ -24,7 +24,7 @@ struct Options {
   std::string model;
   std::string method = "kbit";
   SchemeOptions scheme;
-  std::string codebook = "nf";
+  std::string codebook;  ///< empty: the method's own
   bool bnb_compatible = false;
   std::string recipe;
   std::vector<std::string> keep;
@@ -35,6 +35,7 @@ struct Options {
 
 /// A registered name, a table that is learned, or else a file with the user's own.
 void set_codebook(const Options& options, quantize::QuantizeOptions& target) {
+  if (options.codebook.empty()) return;
   if (options.codebook == learned_table) {
     target.learn_table = true;
     return;
@@ -109,7 +110,7 @@ void setup_quantize(CLI::App& app, Action& action) {
                        ->add_option("--codebook", options->codebook,
                                     "Table of levels: a name (w4q list), lloyd (learned for each tensor), or a file "
                                     "with 2^k numbers")
-                       ->capture_default_str();
+                       ->default_str("nf");
   command->add_flag("--bnb-compatible", options->bnb_compatible,
                     "The bytes of bitsandbytes' kbit: its table and its rounding");
   auto* recipe = command->add_option("--recipe", options->recipe,

@@ -1,0 +1,131 @@
+// Other programs' checkpoints as a user meets them: every dialect made and read, what is refused, and the audit.
+#include <cstring>
+
+#include "io/files.h"
+#include "io/output.h"
+#include "program.h"
+
+namespace w4q::test {
+namespace {
+
+class Dialect : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    folder_ = new TemporaryFolder;
+    ASSERT_EQ(quantize("asym", {"--scheme", "int4-g128-f16-asym"}).status, 0);
+    ASSERT_EQ(quantize("sym", {"--scheme", "int4-g128-f16"}).status, 0);
+    // Marlin's words come in 256 outputs, k_proj and v_proj have 128.
+    ASSERT_EQ(quantize("wide", {"--scheme", "int4-g128-f16", "--keep", "*.k_proj", "--keep", "*.v_proj"}).status, 0);
+    ASSERT_EQ(repack("asym", "awq", "awq-gemm").status, 0);
+  }
+  static void TearDownTestSuite() { delete folder_; }
+
+  static std::string path(const std::string& name) { return (*folder_ / name).string(); }
+  static ProgramResult quantize(const std::string& name, std::vector<std::string> more) {
+    more.insert(more.begin(), {"quantize", bundled_model(), "-o", path(name), "--method", "rtn", "--quiet"});
+    return run_w4q(more);
+  }
+  static ProgramResult repack(const std::string& from, const std::string& to, const std::string& dialect,
+                              std::vector<std::string> more = {}) {
+    more.insert(more.begin(), {"repack", path(from), "-o", path(to), "--to", dialect, "--quiet", "--overwrite"});
+    return run_w4q(more);
+  }
+  static ProgramResult verify(const std::string& name, bool with_base = false) {
+    std::vector<std::string> arguments{"verify", path(name), "--quiet"};
+    if (with_base) arguments.insert(arguments.end(), {"--base", bundled_model()});
+    return run_w4q(arguments);
+  }
+  static void expect_part(const std::string& text, const std::string& part) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " is not in\n" << text;
+  }
+
+  static inline TemporaryFolder* folder_ = nullptr;
+};
+
+TEST_F(Dialect, EveryOneThereAndBack) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"awq-gemm", "asym"}, {"awq-gemv", "asym"},          {"awq-gemv-fast", "asym"},          {"awq-marlin", "wide"},
+      {"gptq-v1", "sym"},   {"gptq-v2", "asym"},           {"compressed-tensors-0.17", "sym"}, {"marlin", "wide"},
+      {"w4q", "asym"},      {"compressed-tensors", "asym"}};
+  for (const auto& [dialect, from] : cases) {
+    SCOPED_TRACE(dialect);
+    const std::string there = std::string("there-") + dialect, back = std::string("back-") + dialect;
+    const auto made = repack(from, there, dialect);
+    ASSERT_EQ(made.status, 0) << made.err;
+    expect_part(made.out, "codes equal 100 %, zeros equal, scales equal over all linears");
+    ASSERT_EQ(repack(there, back, "w4q").status, 0);
+    EXPECT_EQ(io::read_file(path(back) + "/model.safetensors"), io::read_file(path(from) + "/model.safetensors"));
+  }
+}
+
+TEST_F(Dialect, RefusalsSayWhyAndWhatToDo) {
+  ASSERT_EQ(quantize("three", {"--scheme", "int3-g128-f16"}).status, 0);
+  expect_part(repack("sym", "never", "marlin").err, "its outputs come in multiples of 256, this linear has 128");
+  const auto refused = repack("three", "never", "awq-gemm");
+  EXPECT_EQ(refused.status, 3) << refused.err;
+  for (const char* part : {"model.layers.0.mlp.down_proj: awq-gemm cannot hold int3-g128-f16", "codes of 3 bits",
+                           "--allow-lossy rounds the weights anew"}) {
+    expect_part(refused.err, part);
+  }
+  EXPECT_FALSE(std::filesystem::exists(path("never")));
+  const auto lossy = repack("three", "lossy", "awq-gemm", {"--allow-lossy"});
+  EXPECT_EQ(lossy.status, 0) << lossy.err;
+  expect_part(lossy.out, "relative error");
+  expect_part(lossy.out, "NOT LOSSLESS: 28 linears were changed (--allow-lossy)");
+}
+
+TEST_F(Dialect, InputsThatCannotBeConverted) {
+  const auto unknown = repack("asym", "never", "awq");
+  EXPECT_EQ(unknown.status, 2) << unknown.err;
+  expect_part(unknown.err, "awq-gemm");
+  EXPECT_EQ(repack("nothing", "never", "awq-gemm").status, 3);
+  const auto same = repack("asym", "asym", "awq-gemm");
+  EXPECT_EQ(same.status, 2) << same.err;
+  expect_part(same.err, "is the input");
+  EXPECT_EQ(run_w4q({"repack", path("asym"), "-o", path("awq"), "--to", "gptq-v2", "--quiet"}).status, 2);  // it exists
+}
+
+TEST_F(Dialect, CleanCheckpointsPassTheAudit) {
+  for (const bool with_base : {false, true}) {
+    const auto clean = verify("awq", with_base);
+    EXPECT_EQ(clean.status, 0) << clean.out << clean.err;
+    expect_part(clean.out, "28 packed linears read as awq-gemm");
+  }
+}
+
+TEST_F(Dialect, FaultsAreNamedWithTheirTensor) {
+  std::filesystem::copy(path("awq"), path("bad"));
+  // A NaN among the scales: the last tensor of layer 0 that is one.
+  std::string file = io::read_file(path("bad") + "/model.safetensors");
+  uint64_t header = 0;
+  std::memcpy(&header, file.data(), sizeof header);
+  const io::Json tensors = io::parse_json(file.substr(8, header), "header");
+  const std::string name = "model.layers.0.mlp.up_proj.scales";
+  const auto begin = static_cast<size_t>(tensors[name]["data_offsets"][0].get<int64_t>());
+  file.replace(8 + header + begin, 2, std::string("\x00\x7e", 2));
+  io::write_file(path("bad") + "/model.safetensors", file, true);
+  for (const bool with_base : {false, true}) {
+    const auto bad = verify("bad", with_base);
+    EXPECT_EQ(bad.status, 1) << bad.err;
+    expect_part(bad.out, name + ": holds NaN at [0, 0]");
+    expect_part(bad.out, "verification FAILED");
+  }
+}
+
+/// A scale that could not be folded has no place in other programs' files.
+TEST_F(Dialect, InputScalesAreRefused) {
+  const auto awq = run_w4q({"quantize", bundled_model(), "-o", path("scaled"), "--method", "awq", "--calib",
+                            bundled_model() + "/own/selfgen.txt", "--samples", "4", "--length", "64", "--keep",
+                            "*.up_proj", "--quiet"});
+  ASSERT_EQ(awq.status, 0) << awq.err;
+  const auto refused = repack("scaled", "never", "awq-gemm");
+  EXPECT_EQ(refused.status, 3) << refused.err;
+  expect_part(refused.err, "its input is divided by an input_scale, which readers would leave out");
+  const auto lossy = repack("scaled", "folded", "awq-gemm", {"--allow-lossy"});
+  EXPECT_EQ(lossy.status, 0) << lossy.err;
+  expect_part(lossy.out, "NOT LOSSLESS");
+  EXPECT_EQ(verify("folded").status, 0);
+}
+
+}  // namespace
+}  // namespace w4q::test
