@@ -25,6 +25,21 @@ void add_device(CLI::App& command, std::string& device) {
       ->capture_default_str();
 }
 
+void add_decode(CLI::App& command, DecodeOptions& options) {
+  command.add_option("--device", options.device, "Where to decode: auto takes a GPU if there is one")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->capture_default_str();
+  command.add_option("--kv", options.kv, "Type of the KV cache on the GPU: f16, fp8, q4")->capture_default_str();
+}
+
+DecodeChoice choose(const DecodeOptions& options) {
+  const DecodeChoice choice{device::choose_device(options.device), kernels::parse_kv_type(options.kv)};
+  if (choice.device == device::Device::cpu && choice.kv != kernels::KvType::f16) {
+    throw Error(ErrorCode::bad_argument, "--kv " + options.kv + " is a cache of the GPU").hint("--device cuda");
+  }
+  return choice;
+}
+
 void add_output(CLI::App& command, OutputOptions& options) {
   command.add_option("-o,--output", options.output, "Folder to write; must not exist unless --overwrite");
   command.add_flag("--dry-run", options.dry_run, "Print what would be done and write nothing");

@@ -6,8 +6,10 @@
 #include <functional>
 #include <string>
 
+#include "device/choice.h"
 #include "io/checkpoint_writer.h"
 #include "io/json.h"
+#include "kernels/kv_page.h"
 
 namespace w4q::app {
 
@@ -37,6 +39,19 @@ struct OutputOptions {
 /// --device auto|cpu|cuda, for commands that can use a GPU; device::choose_device understands the word.
 void add_device(CLI::App& command, std::string& device);
 
+/// --device and --kv, for commands that decode a model.
+struct DecodeOptions {
+  std::string device = "auto";
+  std::string kv = "f16";
+};
+void add_decode(CLI::App& command, DecodeOptions& options);
+/// What they say: the device, and the type of the KV cache. Throws bad_argument for a cache that the CPU does not have.
+struct DecodeChoice {
+  device::Device device;
+  kernels::KvType kv;
+};
+DecodeChoice choose(const DecodeOptions& options);
+
 void add_output(CLI::App& command, OutputOptions& options);
 /// -o is needed unless --dry-run is given. Throws bad_argument.
 void check(const OutputOptions& options);
@@ -54,5 +69,6 @@ void setup_inspect(CLI::App& app, Action& action);
 void setup_list(CLI::App& app, Action& action);
 void setup_tokenize(CLI::App& app, Action& action);
 void setup_generate(CLI::App& app, Action& action);
+void setup_bench(CLI::App& app, Action& action);
 
 }  // namespace w4q::app

@@ -9,6 +9,7 @@
 #include "core/interrupt.h"
 #include "core/stopwatch.h"
 #include "core/text.h"
+#include "model/generate_cuda.h"
 #include "model/model.h"
 #include "model/tokenizer.h"
 
@@ -21,6 +22,7 @@ struct Options {
   std::string prompt;
   int64_t max_tokens = 128;
   model::SamplingOptions sampling;
+  DecodeOptions decode;
 };
 
 /// Prints text as its tokens arrive: a character whose bytes are spread over tokens waits for the last of them.
@@ -58,6 +60,7 @@ class StreamPrinter {
 
 int run(const Options& options) {
   apply(options.common);
+  const DecodeChoice choice = choose(options.decode);
   const auto model = model::Model::open(options.model);
   const auto tokenizer = model::Tokenizer::open(options.model);
   const auto prompt = tokenizer.encode(options.prompt, true);
@@ -67,11 +70,15 @@ int run(const Options& options) {
   }
   StreamPrinter printer(tokenizer, !options.common.json);
   const Stopwatch watch;
-  const auto generated = model::generate(model, prompt, options.max_tokens, options.sampling, [&](int32_t id) {
+  const auto on_token = [&](int32_t id) {
     check_interrupt();
     printer.add(id);
     return true;
-  });
+  };
+  const auto generated =
+      choice.device == device::Device::cuda
+          ? model::generate_cuda(model, prompt, options.max_tokens, options.sampling, choice.kv, on_token)
+          : model::generate(model, prompt, options.max_tokens, options.sampling, on_token);
   printer.finish();
   const double seconds = watch.seconds();
   const double speed = static_cast<double>(generated.size()) / seconds;
@@ -109,6 +116,7 @@ void setup_generate(CLI::App& app, Action& action) {
   command->add_option("--min-p", options->sampling.min_p, "Drop tokens below this share of the most likely one")
       ->check(CLI::Range(0.0, 1.0));
   command->add_option("--seed", options->sampling.seed, "Seed of the sampling")->capture_default_str();
+  add_decode(*command, options->decode);
   add_common(*command, options->common);
   command->callback([&action, options] { action = [options] { return run(*options); }; });
 }

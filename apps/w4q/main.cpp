@@ -70,6 +70,7 @@ int main(int argc, char** argv) {
   app::setup_list(app, action);
   app::setup_tokenize(app, action);
   app::setup_generate(app, action);
+  app::setup_bench(app, action);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& request) {

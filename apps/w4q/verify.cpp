@@ -11,7 +11,10 @@
 #include "io/files.h"
 #include "model/token_file.h"
 #include "model/tokenizer.h"
+#include "speed_options.h"
 #include "verify/convention.h"
+#include "verify/kernel_check.h"
+#include "verify/kv_compare.h"
 #include "verify/reference.h"
 #include "verify/report.h"
 #include "verify/structure.h"
@@ -29,6 +32,10 @@ struct Options {
   bool ppl = false;
   verify::PerplexityOptions perplexity;
   std::string reference;
+  DecodeOptions decode;
+  bool speed = false, kernels = false, kv_compare = false;
+  verify::SpeedOptions speed_options;
+  std::string target;
   std::optional<double> max_diff, max_ppl_ratio, max_kl, min_sqnr;
 };
 
@@ -60,6 +67,7 @@ void check_usage(const Options& options) {
   if (options.max_kl && (!decodes || options.base.empty()))
     refuse("--max-kl compares with a base", "--ppl text.txt --base MODEL");
   if (options.min_sqnr && options.base.empty()) refuse("--min-sqnr compares with a base", "--base MODEL");
+  if (options.kv_compare && !decodes) refuse("--kv-compare needs a text", "--ppl text.txt, or --ids file.u16");
   if (options.max_diff && options.reference.empty())
     refuse("--max-diff belongs to --reference", "--reference ref.safetensors");
 }
@@ -86,7 +94,11 @@ void run_weights(const Options& options, const verify::OpenCheckpoint& candidate
 void run_perplexity(const Options& options, const model::Model& candidate, Results& results) {
   const auto base = options.base.empty() ? std::nullopt : std::optional(model::Model::open(options.base));
   const auto ids = token_ids(options, candidate.config());
-  const auto report = verify::measure_perplexity(candidate, base ? &*base : nullptr, ids, options.perplexity);
+  verify::PerplexityOptions how = options.perplexity;
+  const DecodeChoice choice = choose(options.decode);
+  how.device = choice.device;
+  how.kv = choice.kv;
+  const auto report = verify::measure_perplexity(candidate, base ? &*base : nullptr, ids, how);
   results.text += verify::to_text(report) + "\n";
   results.json["perplexity"] = verify::to_json(report);
   results.checks.add({"perplexity",
@@ -95,6 +107,31 @@ void run_perplexity(const Options& options, const model::Model& candidate, Resul
                       {}});
   if (options.max_ppl_ratio) results.checks.add_threshold("perplexity ratio", report.ratio(), *options.max_ppl_ratio);
   if (options.max_kl) results.checks.add_threshold("KL", report.base->kl.mean, *options.max_kl);
+}
+
+void run_speed(const Options& options, const model::Model& candidate, Results& results) {
+  device::choose_device("cuda");
+  verify::SpeedOptions speed = options.speed_options;
+  speed.kv = kernels::parse_kv_type(options.decode.kv);
+  speed.project_sm89 = options.target == "sm89";
+  const auto report = verify::measure_speed(candidate, speed);
+  results.text += verify::to_text(report) + "\n";
+  results.json["speed"] = verify::to_json(report);
+}
+
+void run_kernels(const model::Model& candidate, Results& results) {
+  device::choose_device("cuda");
+  const auto report = verify::check_kernels(candidate);
+  results.text += verify::to_text(report) + "\n";
+  results.json["kernels"] = verify::to_json(report);
+  results.checks.add_threshold("relative error of the GPU's products", report.largest(), verify::most_kernel_error);
+}
+
+void run_kv_compare(const Options& options, const model::Model& candidate, Results& results) {
+  device::choose_device("cuda");
+  const auto rows = verify::compare_caches(candidate, token_ids(options, candidate.config()), options.perplexity);
+  results.text += verify::to_text(rows) + "\n";
+  results.json["kv"] = verify::to_json(rows);
 }
 
 void run_reference(const Options& options, const model::Model& candidate, Results& results) {
@@ -129,10 +166,13 @@ int run(const Options& options) {
   if (!results.checks.passed()) return results.finish(options.common);
 
   if (base) run_weights(options, candidate, *base, results);
-  if (options.ppl || !options.ids.empty() || !options.reference.empty()) {
+  if (options.ppl || !options.ids.empty() || !options.reference.empty() || options.speed || options.kernels) {
     const auto model = model::Model::open(options.model);
     if (!options.reference.empty()) run_reference(options, model, results);
     if (options.ppl || !options.ids.empty()) run_perplexity(options, model, results);
+    if (options.kernels) run_kernels(model, results);
+    if (options.kv_compare) run_kv_compare(options, model, results);
+    if (options.speed) run_speed(options, model, results);
   }
   return results.finish(options.common);
 }
@@ -161,6 +201,12 @@ void setup_verify(CLI::App& app, Action& action) {
   command->add_option("--max-ppl-ratio", options->max_ppl_ratio, "Fail when perplexity over the base's is more");
   command->add_option("--max-kl", options->max_kl, "Fail when the mean KL to the base (nats per token) is more");
   command->add_option("--min-sqnr", options->min_sqnr, "Fail when the SQNR of the packed weights (dB) is less");
+  command->add_flag("--kernels", options->kernels, "Check every linear layer's product on this GPU");
+  command->add_flag("--kv-compare", options->kv_compare,
+                    "Compare the types of the KV cache on the text of --ppl or --ids");
+  command->add_flag("--speed", options->speed, "Measure prompt and generation on this GPU");
+  add_speed(*command, options->speed_options, options->target);
+  add_decode(*command, options->decode);
   add_common(*command, options->common);
   command->callback([&action, options, ppl] {
     options->ppl = ppl->count() > 0;

@@ -2,44 +2,10 @@
 
 #include <algorithm>
 
-#include "device/check.h"
+#include "device/graph.h"
 #include "device/properties.h"
 
 namespace w4q::device {
-namespace {
-
-/// A captured graph, ready to launch.
-class Graph {
- public:
-  Graph(const Stream& stream, const std::function<void()>& work) {
-    cudaGraph_t graph = nullptr;
-    check(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "beginning a capture");
-    try {
-      work();
-    } catch (...) {
-      cudaStreamEndCapture(stream.get(), &graph);
-      if (graph != nullptr) cudaGraphDestroy(graph);
-      throw;
-    }
-    check(cudaStreamEndCapture(stream.get(), &graph), "ending a capture");
-    const cudaError_t status = cudaGraphInstantiate(&graph_, graph, 0);
-    cudaGraphDestroy(graph);
-    check(status, "instantiating a graph");
-  }
-  ~Graph() {
-    if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
-  }
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
-
-  void launch(const Stream& stream) const { check(cudaGraphLaunch(graph_, stream.get()), "launching a graph"); }
-
- private:
-  cudaGraphExec_t graph_ = nullptr;
-};
-
-}  // namespace
-
 int rotating_copies(int64_t bytes) {
   const auto gpu = find_gpu();
   const int64_t wanted = 4 * (gpu ? gpu->l2_bytes : int64_t{64} << 20);

@@ -113,6 +113,18 @@ __global__ void add_kernel(float* x, const __half* y, int64_t count) {
   }
 }
 
+__device__ void store(float value, float* to) { *to = value; }
+__device__ void store(float value, __half* to) { *to = __float2half_rn(value); }
+
+template <class T>
+__global__ void add_bias_kernel(const float* bias, int64_t rows, int64_t cols, T* y, int64_t stride) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * cols; i += step) {
+    T* const at = y + i / cols * stride + i % cols;
+    store(static_cast<float>(*at) + bias[i % cols], at);
+  }
+}
+
 __device__ float gated(float gate, float up) {
   const float value = gate / (1.0f + __expf(fminf(-gate, 88.0f))) * up;
   return fminf(fmaxf(value, -largest_half), largest_half);
@@ -187,6 +199,16 @@ void add_rms_norm_cuda(const AddNormArgs& args, cudaStream_t stream) {
 void add_cuda(float* x, const __half* y, int64_t count, cudaStream_t stream) {
   add_kernel<<<blocks_for(count), threads, 0, stream>>>(x, y, count);
   device::check_launch("add", concat(count, " values"));
+}
+
+void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, __half* y, int64_t stride, cudaStream_t stream) {
+  add_bias_kernel<<<blocks_for(rows * cols), threads, 0, stream>>>(bias, rows, cols, y, stride);
+  device::check_launch("add_bias", concat(rows, " × ", cols));
+}
+
+void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, float* y, int64_t stride, cudaStream_t stream) {
+  add_bias_kernel<<<blocks_for(rows * cols), threads, 0, stream>>>(bias, rows, cols, y, stride);
+  device::check_launch("add_bias", concat(rows, " × ", cols));
 }
 
 void silu_multiply_cuda(const __half* gate_up, int64_t rows, int64_t inner, __half* out, bool overlap,

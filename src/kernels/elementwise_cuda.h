@@ -31,6 +31,10 @@ void add_rms_norm_cuda(const AddNormArgs& args, cudaStream_t stream);
 /// x += y, [count] values.
 void add_cuda(float* x, const __half* y, int64_t count, cudaStream_t stream);
 
+/// y[r][i] += bias[i]; rows of y are `stride` apart.
+void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, __half* y, int64_t stride, cudaStream_t stream);
+void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, float* y, int64_t stride, cudaStream_t stream);
+
 /// out[r][i] = silu(gate_up[r][i]) · gate_up[r][inner + i]; rows of gate_up are 2·inner apart, of out inner. The
 /// product is kept within the range of f16.
 void silu_multiply_cuda(const __half* gate_up, int64_t rows, int64_t inner, __half* out, bool overlap,

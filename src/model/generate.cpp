@@ -7,23 +7,24 @@
 #include "core/text.h"
 
 namespace w4q::model {
-namespace {
 
-bool ends_sequence(const ModelConfig& config, int32_t token) {
+bool ends_sequence(const ModelConfig& config, int32_t token) noexcept {
   return std::ranges::find(config.eos_tokens, int64_t{token}) != config.eos_tokens.end();
 }
 
-}  // namespace
-
-std::vector<int32_t> generate(const Model& model, std::span<const int32_t> prompt, int64_t max_tokens,
-                              const SamplingOptions& sampling, const std::function<bool(int32_t)>& on_token) {
+void check_generation(std::span<const int32_t> prompt, int64_t max_tokens, const SamplingOptions& sampling) {
   kernels::check_sampling(sampling);
   if (prompt.empty()) throw Error(ErrorCode::bad_argument, "the prompt has no tokens");
   const auto length = static_cast<int64_t>(prompt.size());
   if (max_tokens < 0 || max_tokens > std::numeric_limits<int64_t>::max() - length) {
     throw Error(ErrorCode::bad_argument, concat("cannot generate ", max_tokens, " tokens"));
   }
-  Decoder decoder(model, length + max_tokens);
+}
+
+std::vector<int32_t> generate(const Model& model, std::span<const int32_t> prompt, int64_t max_tokens,
+                              const SamplingOptions& sampling, const std::function<bool(int32_t)>& on_token) {
+  check_generation(prompt, max_tokens, sampling);
+  Decoder decoder(model, static_cast<int64_t>(prompt.size()) + max_tokens);
   std::vector<float> row(static_cast<size_t>(model.config().vocab_size));
   const MatrixView<float> logits(row.data(), 1, model.config().vocab_size);
   std::vector<int32_t> tokens;

@@ -13,6 +13,11 @@ namespace w4q::model {
 
 using SamplingOptions = kernels::SamplingOptions;
 
+/// Throws bad_argument for an empty prompt, a negative count or options out of range.
+void check_generation(std::span<const int32_t> prompt, int64_t max_tokens, const SamplingOptions& sampling);
+/// Whether a token ends sequences of this model.
+bool ends_sequence(const ModelConfig& config, int32_t token) noexcept;
+
 /// Appends up to `max_tokens` tokens to `prompt` and returns the new ones; stops after an end-of-sequence token of the
 /// config, which is returned too. `on_token` (may be empty) sees each new token and stops the generation by returning
 /// false. Deterministic for a given seed and machine, for any thread count. Throws bad_argument for an empty prompt, a

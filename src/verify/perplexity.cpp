@@ -6,23 +6,16 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/parallel.h"
 #include "core/progress.h"
 #include "core/stopwatch.h"
 #include "core/text.h"
-#include "kernels/logits.h"
-#include "model/decoder.h"
+#include "verify/window_scorer.h"
 
 namespace w4q::verify {
 namespace {
 
 using kernels::LogitComparison;
-using model::Decoder;
 using model::Model;
-
-/// Logits of this many values per model are held at a time.
-constexpr int64_t logit_chunk_values = int64_t{1} << 22;
-constexpr int64_t logit_chunk_rows = 128;
 
 /// One window of the text: which ids the model sees, and from which on they are scored.
 struct Window {
@@ -60,79 +53,15 @@ struct WindowSums {
   }
 };
 
-bool all_finite(MatrixView<const float> hidden) {
-  for (int64_t r = 0; r < hidden.rows; ++r) {
-    if (!std::all_of(hidden.row(r), hidden.row(r) + hidden.cols, [](float value) { return std::isfinite(value); }))
-      return false;
-  }
-  return true;
+WindowSums score(const WindowScorer& scorer, const Window& window) {
+  WindowSums sums;
+  for (const auto& token : scorer(window.inputs, window.first_scored)) sums.add(token);
+  if (sums.scored > 0) return sums;
+  // A model that computes NaN has no perplexity; the report says so instead of hiding it in a maximum.
+  sums.scored = 1;
+  sums.nll = sums.base_nll = sums.kl = std::numeric_limits<double>::quiet_NaN();
+  return sums;
 }
-
-/// Runs windows through one or two models and scores them.
-class Scorer {
- public:
-  Scorer(const Model& candidate, const Model* base, int64_t capacity)
-      : candidate_(candidate, capacity), vocab_(candidate.config().vocab_size) {
-    if (base != nullptr) base_.emplace(*base, capacity);
-    chunk_ = std::clamp<int64_t>(logit_chunk_values / vocab_, 1, logit_chunk_rows);
-    logits_.resize(static_cast<size_t>(chunk_ * vocab_));
-    if (base_) base_logits_.resize(logits_.size());
-  }
-
-  WindowSums score(const Window& window) {
-    candidate_.reset();
-    const auto hidden = candidate_.forward(window.inputs);
-    MatrixView<const float> base_hidden;
-    if (base_) {
-      base_->reset();
-      base_hidden = base_->forward(window.inputs);
-    }
-    WindowSums sums;
-    if (!all_finite(hidden) || (base_ && !all_finite(base_hidden))) {
-      // A model that computes NaN has no perplexity; the report says so instead of hiding it in a maximum.
-      sums.scored = 1;
-      sums.nll = sums.base_nll = sums.kl = std::numeric_limits<double>::quiet_NaN();
-      return sums;
-    }
-    // The row before a token predicts it.
-    const auto last = static_cast<int64_t>(window.inputs.size()) - 1;
-    for (int64_t row = window.first_scored - 1; row < last; row += chunk_) {
-      score_rows(window, row, std::min(chunk_, last - row), hidden, base_hidden, sums);
-    }
-    return sums;
-  }
-
- private:
-  void score_rows(const Window& window, int64_t first, int64_t rows, MatrixView<const float> hidden,
-                  MatrixView<const float> base_hidden, WindowSums& sums) {
-    const auto slice = [&](MatrixView<const float> all) {
-      return MatrixView<const float>(all.row(first), rows, all.cols, all.stride);
-    };
-    candidate_.logits(slice(hidden), {logits_.data(), rows, vocab_});
-    if (base_) base_->logits(slice(base_hidden), {base_logits_.data(), rows, vocab_});
-    std::vector<LogitComparison> tokens(static_cast<size_t>(rows));
-    parallel_for(rows, 4, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const std::span<const float> row(logits_.data() + r * vocab_, static_cast<size_t>(vocab_));
-        const int64_t id = window.inputs[static_cast<size_t>(first + r + 1)];
-        auto& token = tokens[static_cast<size_t>(r)];
-        if (base_) {
-          token = kernels::compare_logits({base_logits_.data() + r * vocab_, static_cast<size_t>(vocab_)}, row, id);
-        } else {
-          token.nll_b = -kernels::log_softmax_at(row, id);
-        }
-      }
-    });
-    for (const auto& token : tokens) sums.add(token);
-  }
-
-  Decoder candidate_;
-  std::optional<Decoder> base_;
-  int64_t vocab_;
-  int64_t chunk_ = 1;
-  std::vector<float> logits_;
-  std::vector<float> base_logits_;
-};
 
 /// Mean per token, and its standard error from the spread of the windows around it (ratio estimator).
 template <class Value>
@@ -214,13 +143,16 @@ PerplexityReport measure_perplexity(const Model& candidate, const Model* base, s
   const int64_t span = options.context - (options.bos ? 1 : 0);
   const int64_t stride = options.stride == 0 ? span : options.stride;
   const auto starts = window_starts(static_cast<int64_t>(ids.size()), span, stride, options.max_windows);
-  Scorer scorer(candidate, base, options.context);
+  const WindowScorer scorer = options.device == device::Device::cuda
+                                  ? cuda_window_scorer(candidate, base, options.context, options.kv,
+                                                       options.base_kv.value_or(kernels::KvType::f16))
+                                  : cpu_window_scorer(candidate, base, options.context);
   Progress progress("perplexity", static_cast<int64_t>(starts.size()) * span, "tokens");
   std::vector<WindowSums> windows;
   for (const int64_t start : starts) {
     // The first window scores all it can; a later one only what no earlier one has scored.
     const int64_t scored = start == 0 ? span : stride;
-    windows.push_back(scorer.score(make_window(ids, start, span, scored, options, candidate.config())));
+    windows.push_back(score(scorer, make_window(ids, start, span, scored, options, candidate.config())));
     progress.advance(span);
   }
   PerplexityReport report;

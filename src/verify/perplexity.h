@@ -10,7 +10,9 @@
 #include <span>
 #include <string>
 
+#include "device/choice.h"
 #include "io/json.h"
+#include "kernels/kv_page.h"
 #include "model/model.h"
 
 namespace w4q::verify {
@@ -19,7 +21,10 @@ struct PerplexityOptions {
   int64_t context = 512;
   int64_t stride = 0;  ///< distance of window starts; 0: `context`. Smaller: only the last `stride` tokens are scored
   bool bos = false;    ///< each window is one BOS and context − 1 ids, all of them scored
-  int64_t max_windows = 0;  ///< 0: all
+  int64_t max_windows = 0;                      ///< 0: all
+  device::Device device = device::Device::cpu;  ///< where to decode
+  kernels::KvType kv = kernels::KvType::f16;    ///< of the cache on the GPU
+  std::optional<kernels::KvType> base_kv;       ///< of the base's; nothing: f16
 };
 
 /// A mean and its standard error, taken over windows: tokens of one window are not independent.
@@ -53,7 +58,8 @@ struct PerplexityReport {
 };
 
 /// Decodes `ids` with `candidate` and, in lock step, with `base` where it is not null. Throws bad_argument when there
-/// are too few ids for one window, when the options make no sense, or when the vocabularies differ.
+/// are too few ids for one window, when the options make no sense, or when the vocabularies differ; device where the
+/// GPU was asked for and fails.
 PerplexityReport measure_perplexity(const model::Model& candidate, const model::Model* base,
                                     std::span<const int32_t> ids, const PerplexityOptions& options);
 

@@ -1,0 +1,68 @@
+// w4q bench --shape llama3-8b --scheme kbit3
+#include <memory>
+#include <optional>
+
+#include "common_options.h"
+#include "core/error.h"
+#include "core/text.h"
+#include "device/choice.h"
+#include "model/shapes.h"
+#include "speed_options.h"
+
+namespace w4q::app {
+namespace {
+
+struct Options {
+  CommonOptions common;
+  std::string shape = "llama3-8b";
+  std::string scheme = "kbit4";
+  std::string kv = "f16";
+  std::string target;
+  verify::SpeedOptions speed;
+};
+
+/// "f16", a scheme, or the start of one: "kbit3" is "kbit3-b32-e4m4".
+std::optional<formats::Scheme> scheme_of(const std::string& word) {
+  if (word == "f16") return std::nullopt;
+  return formats::parse_scheme(word.starts_with("kbit") && word.size() == 5 ? word + "-b32-e4m4" : word);
+}
+
+int run(const Options& options) {
+  apply(options.common);
+  verify::SpeedOptions speed = options.speed;
+  speed.kv = kernels::parse_kv_type(options.kv);
+  speed.project_sm89 = options.target == "sm89";
+  const auto shape = model::named_shape(options.shape);
+  const auto scheme = scheme_of(options.scheme);
+  device::choose_device("cuda");
+  const auto report = verify::measure_random_speed(shape, scheme, speed);
+  print(options.common, verify::to_text(report), verify::to_json(report));
+  return 0;
+}
+
+}  // namespace
+
+void add_speed(CLI::App& command, verify::SpeedOptions& speed, std::string& target) {
+  command.add_option("--prompt", speed.prompt, "Tokens of the prompt, and context of the generation")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command.add_option("--generate", speed.generate, "Tokens to generate")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command.add_option("--target", target, "Add what this GPU should do: sm89, an RTX 4090")
+      ->check(CLI::IsMember({"sm89"}));
+}
+
+void setup_bench(CLI::App& app, Action& action) {
+  auto* command = app.add_subcommand("bench", "Measure decoding on this GPU with random weights of a known shape");
+  auto options = std::make_shared<Options>();
+  command->add_option("--shape", options->shape, "llama3-8b, llama2-7b, qwen3-8b, mistral-7b, llama3-1b, llama3-70b")
+      ->capture_default_str();
+  command->add_option("--scheme", options->scheme, "f16, or kbit2 to kbit5")->capture_default_str();
+  command->add_option("--kv", options->kv, "Type of the KV cache: f16, fp8, q4")->capture_default_str();
+  add_speed(*command, options->speed, options->target);
+  add_common(*command, options->common);
+  command->callback([&action, options] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace w4q::app

@@ -1,0 +1,82 @@
+// What a CudaDecoder holds, shared by the files that make it up: cuda_decoder.cpp (calls from outside), cuda_layers.cpp
+// (the way of activations through the model), cuda_profile.cpp.
+#pragma once
+
+#include <array>
+
+#include "device/graph.h"
+#include "kernels/attention_cuda.h"
+#include "kernels/sampling_cuda.h"
+#include "model/cuda_cache.h"
+#include "model/cuda_decoder.h"
+#include "model/cuda_rope.h"
+
+namespace w4q::model {
+
+/// Memory for a matrix.
+template <class T>
+device::DeviceBuffer device_matrix(int64_t rows, int64_t cols) {
+  return device::DeviceBuffer(static_cast<size_t>(rows * cols) * sizeof(T));
+}
+
+/// Tokens that may be queued behind the one that is read.
+inline constexpr size_t token_events = 8;
+
+/// Activations of up to `rows` tokens on their way through a layer.
+struct Activations {
+  Activations(const ModelConfig& config, int64_t rows)
+      : residual(device_matrix<float>(rows, config.hidden_size)),
+        normed(device_matrix<__half>(rows, config.hidden_size)),
+        qkv(device_matrix<__half>(rows, (config.heads + 2 * config.kv_heads) * config.head_dim)),
+        attended(device_matrix<__half>(rows, config.heads * config.head_dim)),
+        product(device_matrix<__half>(rows, config.hidden_size)),
+        gate_up(device_matrix<__half>(rows, 2 * config.intermediate_size)),
+        gated(device_matrix<__half>(rows, config.intermediate_size)),
+        ids(device_matrix<int32_t>(rows, 1)) {}
+
+  device::DeviceBuffer residual, normed, qkv, attended, product, gate_up, gated, ids;
+};
+
+struct CudaDecoder::Impl {
+  Impl(const CudaModel& model_, const CudaDecoderOptions& options_);
+
+  void check(std::span<const int32_t> ids) const;
+  void upload_ids(std::span<const int32_t> ids);
+  void run_chunk(std::span<const int32_t> ids, int64_t row, const CudaObserver* observer);
+  void run_layer(size_t index, int64_t rows, int64_t first, const CudaObserver* observer);
+  void attend(size_t index, int64_t rows, int64_t first);
+  void attend_many(size_t index, const kernels::QkvRows& qkv, const kernels::PagedLayer& layer, int64_t first);
+  void normalize(const device::DeviceBuffer& weight, int64_t rows);
+  void final_norm(int64_t rows, __half* out, float* out_fp32);
+  void flush(int64_t rows);
+  void observe_hidden(int64_t index, int64_t rows, const CudaObserver* observer);
+  void observe_input(const CudaLinear& linear, const device::DeviceBuffer& input, int64_t rows,
+                     const CudaObserver* observer) const;
+  void launch_step();
+  void draw(const kernels::LogitRows& row);
+  void fetch_token();
+  kernels::HeadRotation with_norms(kernels::HeadRotation rotation, size_t layer) const;
+
+  const CudaModel& model;
+  const ModelConfig& config;
+  const CudaDecoderOptions options;
+  const int64_t chunk;
+  const int64_t logit_rows;
+  device::Stream stream;
+  CudaCache cache;
+  CudaRope rope;
+  CudaMultiplier multiplier;
+  Activations activations;
+  device::DeviceBuffer hidden, logits, attention_workspace, state, history, wide_keys, wide_values, observed;
+  device::PinnedBuffer staged_ids, drawn, staged_state;
+  int64_t hidden_rows = 0;
+  int64_t position = 0;
+  bool pending = false;     ///< activations.product has yet to be added to the residual stream
+  bool single_row = false;  ///< the token comes from `state`, and so does its position
+  kernels::SamplingOptions sampling;
+  int64_t steps = 0;  ///< since start()
+  device::Graph graph;
+  std::array<device::Event, token_events> events;
+};
+
+}  // namespace w4q::model

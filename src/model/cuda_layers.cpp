@@ -1,0 +1,174 @@
+#include <algorithm>
+
+#include "device/check.h"
+#include "kernels/elementwise_cuda.h"
+#include "model/cuda_decoder_impl.h"
+
+namespace w4q::model {
+
+using device::DeviceBuffer;
+using kernels::StepState;
+
+void CudaDecoder::Impl::upload_ids(std::span<const int32_t> ids) {
+  stream.synchronize();  // the chunk before may still be copied
+  const auto bytes = std::as_bytes(ids);
+  std::ranges::copy(bytes, staged_ids.bytes().begin());
+  activations.ids.upload(staged_ids.bytes().first(bytes.size()), stream);
+}
+
+kernels::HeadRotation CudaDecoder::Impl::with_norms(kernels::HeadRotation rotation, size_t layer) const {
+  const CudaLayer& weights = model.layers()[layer];
+  if (config.qk_norm) {
+    rotation.q_norm = weights.q_norm.as<float>();
+    rotation.k_norm = weights.k_norm.as<float>();
+  }
+  rotation.eps = static_cast<float>(config.rms_norm_eps);
+  return rotation;
+}
+
+void CudaDecoder::Impl::normalize(const DeviceBuffer& weight, int64_t rows) {
+  kernels::add_rms_norm_cuda({activations.residual.as<float>(), pending ? activations.product.as<__half>() : nullptr,
+                              weight.as<float>(), static_cast<float>(config.rms_norm_eps), rows, config.hidden_size,
+                              activations.normed.as<__half>(), nullptr, options.overlap},
+                             stream.get());
+  pending = false;
+}
+
+void CudaDecoder::Impl::final_norm(int64_t rows, __half* out, float* out_fp32) {
+  kernels::add_rms_norm_cuda(
+      {activations.residual.as<float>(), pending ? activations.product.as<__half>() : nullptr, model.final_norm(),
+       static_cast<float>(config.rms_norm_eps), rows, config.hidden_size, out, out_fp32, options.overlap},
+      stream.get());
+  pending = false;
+}
+
+void CudaDecoder::Impl::flush(int64_t rows) {
+  if (!pending) return;
+  kernels::add_cuda(activations.residual.as<float>(), activations.product.as<__half>(), rows * config.hidden_size,
+                    stream.get());
+  pending = false;
+}
+
+void CudaDecoder::Impl::observe_hidden(int64_t index, int64_t rows, const CudaObserver* observer) {
+  if (!observer || !observer->hidden) return;
+  flush(rows);
+  observer->hidden(index, {activations.residual.data(), DType::f32, rows, config.hidden_size, stream.get()});
+}
+
+void CudaDecoder::Impl::observe_input(const CudaLinear& linear, const DeviceBuffer& input, int64_t rows,
+                                      const CudaObserver* observer) const {
+  if (!observer || !observer->linear_input) return;
+  observer->linear_input(linear.names, {input.data(), DType::f16, rows, linear.k, stream.get()});
+}
+
+void CudaDecoder::Impl::attend_many(size_t index, const kernels::QkvRows& qkv, const kernels::PagedLayer& layer,
+                                    int64_t first) {
+  kernels::rotate_and_store_cuda(qkv, layer, with_norms(rope.rotation(first), index), first, stream.get());
+  kernels::PrefillAttentionArgs args;
+  args.qkv = qkv;
+  args.layer = layer;
+  args.first = first;
+  args.window = config.sliding_window[index];
+  args.out = activations.attended.as<__half>();
+  if (layer.type != kernels::KvType::f16) {
+    const auto bytes =
+        static_cast<size_t>(cache.pages() * config.kv_heads *
+                            kernels::kv_head_page_bytes(kernels::KvType::f16, kernels::kv_padded_dim(config.head_dim)));
+    if (wide_keys.size() < bytes) {
+      wide_keys = DeviceBuffer(bytes);
+      wide_values = DeviceBuffer(bytes);
+    }
+    kernels::widen_pages_cuda(layer, first + qkv.rows, wide_keys.data(), wide_values.data(), stream.get());
+    args.layer.keys = wide_keys.data();
+    args.layer.values = wide_values.data();
+    args.layer.table = nullptr;
+    args.layer.type = kernels::KvType::f16;
+  }
+  kernels::prefill_attention_cuda(args, stream.get());
+}
+
+void CudaDecoder::Impl::attend(size_t index, int64_t rows, int64_t first) {
+  const auto heads = static_cast<int>(config.heads);
+  const kernels::PagedLayer layer = cache.layer(static_cast<int64_t>(index));
+  if (!single_row) {
+    const int64_t width = (config.heads + 2 * config.kv_heads) * config.head_dim;
+    return attend_many(index, {activations.qkv.as<__half>(), rows, width, heads}, layer, first);
+  }
+  kernels::DecodeAttentionArgs args;
+  args.qkv = activations.qkv.as<__half>();
+  args.heads = heads;
+  args.layer = layer;
+  args.rotation = with_norms(rope.steps(), index);
+  args.position = &state.as<StepState>()->position;
+  args.window = config.sliding_window[index];
+  args.out = activations.attended.as<__half>();
+  args.workspace = attention_workspace.data();
+  args.overlap = options.overlap;
+  kernels::decode_attention_cuda(args, stream.get());
+}
+
+void CudaDecoder::Impl::run_layer(size_t index, int64_t rows, int64_t first, const CudaObserver* observer) {
+  const CudaLayer& weights = model.layers()[index];
+  auto* const residual = activations.residual.as<float>();
+  auto* const product = activations.product.as<__half>();
+  normalize(weights.input_norm, rows);
+  observe_input(weights.qkv, activations.normed, rows, observer);
+  multiplier.multiply(weights.qkv, activations.normed.as<__half>(), rows, activations.qkv.as<__half>());
+  attend(index, rows, first);
+  observe_input(weights.o, activations.attended, rows, observer);
+  pending = multiplier.multiply_residual(weights.o, activations.attended.as<__half>(), rows, residual, product);
+  normalize(weights.post_attention_norm, rows);
+  observe_input(weights.gate_up, activations.normed, rows, observer);
+  multiplier.multiply_gated(weights.gate_up, activations.normed.as<__half>(), rows, activations.gate_up.as<__half>(),
+                            activations.gated.as<__half>());
+  observe_input(weights.down, activations.gated, rows, observer);
+  pending = multiplier.multiply_residual(weights.down, activations.gated.as<__half>(), rows, residual, product);
+}
+
+void CudaDecoder::Impl::run_chunk(std::span<const int32_t> ids, int64_t row, const CudaObserver* observer) {
+  const auto rows = static_cast<int64_t>(ids.size());
+  upload_ids(ids);
+  kernels::embed_cuda({model.embeddings(), DType::f16, activations.ids.as<int32_t>(), rows, config.hidden_size,
+                       activations.residual.as<float>(), false},
+                      stream.get());
+  pending = false;
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    observe_hidden(layer, rows, observer);
+    run_layer(static_cast<size_t>(layer), rows, position, observer);
+  }
+  const bool observes = observer && observer->hidden;
+  if (observes && observed.size() == 0) observed = device_matrix<float>(chunk, config.hidden_size);
+  final_norm(rows, hidden.as<__half>() + row * config.hidden_size, observes ? observed.as<float>() : nullptr);
+  if (observes) {
+    observer->hidden(config.layers, {observed.data(), DType::f32, rows, config.hidden_size, stream.get()});
+  }
+  position += rows;
+}
+
+void CudaDecoder::Impl::draw(const kernels::LogitRows& row) {
+  kernels::sample_cuda({row, config.vocab_size, sampling, state.as<StepState>(), history.as<int32_t>(),
+                        options.capacity + 1, options.overlap},
+                       stream.get());
+}
+
+void CudaDecoder::Impl::fetch_token() {
+  const auto at = static_cast<size_t>(steps) * sizeof(int32_t);
+  device::check(cudaMemcpyAsync(drawn.bytes().data() + at, history.data() + at, sizeof(int32_t), cudaMemcpyDeviceToHost,
+                                stream.get()),
+                "copying a token");
+  events[static_cast<size_t>(steps) % token_events].record(stream);
+}
+
+void CudaDecoder::Impl::launch_step() {
+  kernels::embed_cuda({model.embeddings(), DType::f16, &state.as<StepState>()->token, 1, config.hidden_size,
+                       activations.residual.as<float>(), options.overlap},
+                      stream.get());
+  pending = false;
+  single_row = true;
+  for (int64_t layer = 0; layer < config.layers; ++layer) run_layer(static_cast<size_t>(layer), 1, 0, nullptr);
+  single_row = false;
+  final_norm(1, activations.normed.as<__half>(), nullptr);
+  draw(multiplier.multiply_logits(model.head(), activations.normed.as<__half>(), 1, logits.as<float>()));
+}
+
+}  // namespace w4q::model

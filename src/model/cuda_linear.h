@@ -1,0 +1,84 @@
+// Linear layers in GPU memory, and how they are multiplied: packed weights by the kernel that reads them, 16-bit ones
+// by a one-row kernel of our own or cuBLAS.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "device/buffer.h"
+#include "kernels/kbit_linear.h"
+#include "kernels/linear.h"
+#include "kernels/logits_cuda.h"
+
+namespace w4q::model {
+
+/// Outputs first … first + n − 1 of a CudaLinear: one launch. Either `dense` or `packed`.
+struct CudaProduct {
+  int64_t first = 0;
+  int64_t n = 0;
+  const __half* dense = nullptr;  ///< [n × k]
+  std::optional<kernels::KbitDeviceWeight> packed;
+  const float* bias = nullptr;         ///< [n], or null
+  const float* input_scale = nullptr;  ///< [k] that divides the input, or null
+  formats::Scheme scheme;              ///< of a packed one
+};
+
+/// Linear layers that read the same input, their outputs side by side.
+struct CudaLinear {
+  std::vector<std::string> names;  ///< module paths in the order of their outputs
+  int64_t n = 0;                   ///< all outputs together
+  int64_t k = 0;
+  std::vector<CudaProduct> products;
+  int64_t bytes = 0;                         ///< that one product with all of it reads
+  std::vector<std::string> widened;          ///< packed layers without a kernel, which were decoded to f16
+  std::vector<device::DeviceBuffer> memory;  ///< behind the pointers
+};
+
+/// Brings layers to the GPU. Neighbours of one kind share a launch. 16-bit weights become f16: exact but for magnitudes
+/// below 2^-14, which keep 2^-25 absolute. Throws unsupported, naming the layer, for weights beyond ±65504 or not
+/// finite, device when the memory does not suffice.
+CudaLinear upload_linears(std::span<const kernels::LinearWeight* const> layers, const device::Stream& stream);
+
+/// Rows of f16 as upload_linears makes them.
+device::DeviceBuffer upload_rows(const kernels::LinearWeight& weight, const device::Stream& stream);
+
+/// Multiplies CudaLinears; holds the scratch that they need. One stream, one call at a time.
+class CudaMultiplier {
+ public:
+  /// `most_rows` activation rows at a time, of any of `linears`.
+  CudaMultiplier(std::span<const CudaLinear* const> linears, int64_t most_rows, const device::Stream& stream);
+
+  /// Whether launches may begin while the one before still runs.
+  void set_overlap(bool overlap) noexcept { overlap_ = overlap; }
+  bool overlap() const noexcept { return overlap_; }
+
+  /// y[rows × n] = x · Wᵀ + b.
+  void multiply(const CudaLinear& linear, const __half* x, int64_t rows, __half* y);
+  /// residual += x · Wᵀ + b, or the sum is left to the caller: then the product is in `y`, and true is returned.
+  bool multiply_residual(const CudaLinear& linear, const __half* x, int64_t rows, float* residual, __half* y);
+  /// out[rows × n/2] = silu(gate) · up; `both` [rows × n] is scratch.
+  void multiply_gated(const CudaLinear& linear, const __half* x, int64_t rows, __half* both, __half* out);
+  /// Logits of rows in `out` [rows × n] fp32: fp32 from 16-bit heads, f16 from packed ones.
+  kernels::LogitRows multiply_logits(const CudaLinear& head, const __half* x, int64_t rows, float* out);
+
+ private:
+  const __half* scaled(const CudaProduct& product, int64_t k, const __half* x, int64_t rows);
+  void multiply_packed(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, __half* y, int64_t ldy);
+  void multiply_dense(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, __half* y, int64_t ldy);
+  void multiply_wide(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, void* y, int64_t ldy,
+                     bool fp32, bool add);
+
+  const device::Stream& stream_;
+  bool overlap_ = true;
+  device::DeviceBuffer words_;  ///< of kernels that keep it zero between launches
+  device::DeviceBuffer wide_;   ///< of kernels that do not
+  device::DeviceBuffer cublas_;
+  device::DeviceBuffer scaled_;  ///< an input after its scale
+};
+
+}  // namespace w4q::model

@@ -1,0 +1,148 @@
+#include <algorithm>
+
+#include "core/error.h"
+#include "device/cublas.h"
+#include "kernels/dense_gemv_cuda.h"
+#include "kernels/elementwise_cuda.h"
+#include "model/cuda_linear.h"
+
+namespace w4q::model {
+namespace {
+
+constexpr int64_t most_words_rows = 128;
+
+/// The kernel of many rows overwrites its workspace, where the others keep marks.
+bool keeps_words(const kernels::KernelRow& row) { return row.name != "kbit-wide"; }
+
+}  // namespace
+
+CudaMultiplier::CudaMultiplier(std::span<const CudaLinear* const> linears, int64_t most_rows,
+                               const device::Stream& stream)
+    : stream_(stream), words_(256), cublas_(device::cublas_workspace_bytes) {
+  size_t words = 256, wide = 0, scaled = 0;
+  for (const auto* linear : linears) {
+    for (const auto& product : linear->products) {
+      if (product.input_scale != nullptr) {
+        scaled = std::max(scaled, static_cast<size_t>(most_rows * linear->k) * 2);
+      }
+      if (!product.packed) continue;
+      words =
+          std::max(words, kernels::kbit_linear_workspace(std::min(most_rows, most_words_rows), product.n, linear->k));
+      wide = std::max(wide, kernels::kbit_linear_workspace(most_rows, product.n, linear->k));
+    }
+  }
+  words_ = device::DeviceBuffer(words);
+  words_.fill(0, stream);
+  if (most_rows > kernels::kbit_linear_max_rows) wide_ = device::DeviceBuffer(wide);
+  scaled_ = device::DeviceBuffer(scaled);
+}
+
+const __half* CudaMultiplier::scaled(const CudaProduct& product, int64_t k, const __half* x, int64_t rows) {
+  if (product.input_scale == nullptr) return x;
+  kernels::divide_columns_cuda(x, product.input_scale, rows, k, scaled_.as<__half>(), stream_.get());
+  return scaled_.as<__half>();
+}
+
+void CudaMultiplier::multiply_packed(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, __half* y,
+                                     int64_t ldy) {
+  kernels::KbitLinearArgs args;
+  args.m = rows;
+  args.x = scaled(product, k, x, rows);
+  args.ldx = k;
+  args.weight = *product.packed;
+  args.bias = product.bias;
+  args.y = y;
+  args.ldy = ldy;
+  device::DeviceBuffer& workspace = keeps_words(kernels::pick_kernel(kernels::describe(args))) ? words_ : wide_;
+  args.workspace = workspace.data();
+  args.workspace_bytes = workspace.size();
+  args.weights_ready = overlap_;
+  kernels::kbit_linear(args, stream_.get());
+}
+
+void CudaMultiplier::multiply_wide(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, void* y,
+                                   int64_t ldy, bool fp32, bool add) {
+  device::cublas_multiply({rows, product.n, k, DType::f16, x, k, product.dense, k, y, ldy, cublas_.data(), fp32, add},
+                          stream_.get());
+  if (product.bias == nullptr) return;
+  if (fp32) {
+    kernels::add_bias_cuda(product.bias, rows, product.n, static_cast<float*>(y), ldy, stream_.get());
+  } else {
+    kernels::add_bias_cuda(product.bias, rows, product.n, static_cast<__half*>(y), ldy, stream_.get());
+  }
+}
+
+void CudaMultiplier::multiply_dense(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, __half* y,
+                                    int64_t ldy) {
+  if (rows > 1 || !kernels::dense_gemv_accepts(product.n, k)) {
+    return multiply_wide(product, k, x, rows, y, ldy, false, false);
+  }
+  kernels::DenseGemvArgs args{product.dense, x, product.bias, product.n, k};
+  args.out = y;
+  args.overlap = overlap_;
+  kernels::dense_gemv_cuda(args, stream_.get());
+}
+
+void CudaMultiplier::multiply(const CudaLinear& linear, const __half* x, int64_t rows, __half* y) {
+  for (const auto& product : linear.products) {
+    if (product.packed) {
+      multiply_packed(product, linear.k, x, rows, y + product.first, linear.n);
+    } else {
+      multiply_dense(product, linear.k, x, rows, y + product.first, linear.n);
+    }
+  }
+}
+
+bool CudaMultiplier::multiply_residual(const CudaLinear& linear, const __half* x, int64_t rows, float* residual,
+                                       __half* y) {
+  ensure(linear.products.size() == 1, "multiply_residual: one layer at a time");
+  const CudaProduct& product = linear.products.front();
+  if (product.packed) {
+    multiply_packed(product, linear.k, x, rows, y, linear.n);
+    return true;
+  }
+  if (rows > 1 || !kernels::dense_gemv_accepts(product.n, linear.k)) {
+    multiply_wide(product, linear.k, x, rows, residual, linear.n, true, true);
+    return false;
+  }
+  kernels::DenseGemvArgs args{product.dense, x, product.bias, product.n, linear.k};
+  args.residual = residual;
+  args.overlap = overlap_;
+  kernels::dense_gemv_cuda(args, stream_.get());
+  return false;
+}
+
+void CudaMultiplier::multiply_gated(const CudaLinear& linear, const __half* x, int64_t rows, __half* both,
+                                    __half* out) {
+  const CudaProduct& product = linear.products.front();
+  const bool fused = rows == 1 && linear.products.size() == 1 && product.dense != nullptr &&
+                     kernels::dense_gemv_accepts(product.n, linear.k);
+  if (fused) {
+    kernels::DenseGemvArgs args{product.dense, x, product.bias, product.n, linear.k};
+    args.gated = out;
+    args.overlap = overlap_;
+    return kernels::dense_gemv_cuda(args, stream_.get());
+  }
+  multiply(linear, x, rows, both);
+  kernels::silu_multiply_cuda(both, rows, linear.n / 2, out, overlap_ && rows == 1, stream_.get());
+}
+
+kernels::LogitRows CudaMultiplier::multiply_logits(const CudaLinear& head, const __half* x, int64_t rows, float* out) {
+  const CudaProduct& product = head.products.front();
+  if (product.packed) {
+    auto* const halves = reinterpret_cast<__half*>(out);
+    multiply_packed(product, head.k, x, rows, halves, head.n);
+    return {halves, DType::f16};
+  }
+  if (rows > 1 || !kernels::dense_gemv_accepts(product.n, head.k)) {
+    multiply_wide(product, head.k, x, rows, out, head.n, true, false);
+  } else {
+    kernels::DenseGemvArgs args{product.dense, x, product.bias, product.n, head.k};
+    args.out_fp32 = out;
+    args.overlap = overlap_;
+    kernels::dense_gemv_cuda(args, stream_.get());
+  }
+  return {out, DType::f32};
+}
+
+}  // namespace w4q::model

@@ -1,0 +1,224 @@
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "core/convert.h"
+#include "core/error.h"
+#include "core/float_formats.h"
+#include "core/parallel.h"
+#include "core/text.h"
+#include "device/check.h"
+#include "formats/e4m4.h"
+#include "formats/kbit.h"
+#include "model/cuda_linear.h"
+#include "repack/layout_registry.h"
+#include "repack/map_pass_cuda.h"
+
+namespace w4q::model {
+namespace {
+
+using device::DeviceBuffer;
+using formats::PackedWeight;
+using formats::PlaneRole;
+using kernels::LinearWeight;
+
+constexpr std::string_view device_layout = "kbit-fragment";
+constexpr int64_t staging_bytes = int64_t{32} << 20;
+constexpr float largest_half = 65504.0f;
+
+const formats::PackedLinear* packed_of(const LinearWeight& weight) {
+  const auto* packed = std::get_if<std::shared_ptr<const formats::PackedLinear>>(&weight.matrix);
+  return packed == nullptr ? nullptr : packed->get();
+}
+
+/// The one pass of a layer that a kernel reads as it is; null for all others.
+const PackedWeight* readable(const LinearWeight& weight) {
+  const auto* packed = packed_of(weight);
+  if (packed == nullptr || packed->passes.size() != 1 || !packed->rotations.empty()) return nullptr;
+  const PackedWeight& pass = packed->passes.front();
+  if (pass.scheme.family != formats::SchemeFamily::kbit) return nullptr;
+  const bool fits = repack::layout_row(device_layout).accepts(pass.scheme, pass.n, pass.k, nullptr);
+  return fits ? &pass : nullptr;
+}
+
+/// Whether two layers can share a launch.
+bool alike(const LinearWeight& a, const LinearWeight& b) {
+  const PackedWeight* const first = readable(a);
+  const PackedWeight* const second = readable(b);
+  if (first == nullptr || second == nullptr) return first == second;
+  const auto bytes = [](const PackedWeight& weight) { return weight.plane(PlaneRole::codebook).bytes.bytes(); };
+  return first->scheme == second->scheme && std::ranges::equal(bytes(*first), bytes(*second)) &&
+         packed_of(a)->input_scale == packed_of(b)->input_scale;
+}
+
+/// Rows of `weight` as f16 at `to`, a stretch at a time.
+void copy_rows(const LinearWeight& weight, std::byte* to, const device::Stream& stream) {
+  const int64_t rows_at_a_time = std::clamp<int64_t>(staging_bytes / 4 / weight.k, 1, weight.n);
+  std::vector<float> values(static_cast<size_t>(rows_at_a_time * weight.k));
+  device::PinnedBuffer halves(values.size() * 2);
+  for (int64_t begin = 0; begin < weight.n; begin += rows_at_a_time) {
+    const int64_t rows = std::min(rows_at_a_time, weight.n - begin);
+    stream.synchronize();  // the copy before is done with `halves`
+    parallel_for(rows, 16, [&](int64_t first, int64_t last) {
+      const MatrixView<float> block(values.data() + first * weight.k, last - first, weight.k);
+      kernels::decode_rows(weight, begin + first, begin + last, block);
+      const std::span<const float> decoded(block.data, static_cast<size_t>(block.rows * block.cols));
+      for (const float value : decoded) {
+        if (std::abs(value) <= largest_half) continue;
+        throw Error(ErrorCode::unsupported, concat(weight.name, ": a weight of ", value, " does not fit f16"))
+            .hint("--device cpu computes in fp32");
+      }
+      narrow(decoded, DType::f16,
+             halves.bytes().subspan(static_cast<size_t>(first * weight.k) * 2, decoded.size() * 2));
+    });
+    device::check(cudaMemcpyAsync(to + begin * weight.k * 2, halves.bytes().data(),
+                                  static_cast<size_t>(rows * weight.k) * 2, cudaMemcpyHostToDevice, stream.get()),
+                  "copying weights to the GPU");
+  }
+  stream.synchronize();
+}
+
+float largest_scale(const PackedWeight& weight) {
+  const auto& bytes = weight.plane(PlaneRole::scales).bytes;
+  float most = 0x1p-14f;
+  if (weight.scheme.scale == formats::ScaleType::e4m4) {
+    for (const uint8_t bits : bytes.as<uint8_t>()) most = std::max(most, formats::e4m4_decode(bits));
+  } else {
+    for (const uint16_t bits : bytes.as<uint16_t>()) most = std::max(most, f32_from_f16(bits));
+  }
+  return most;
+}
+
+/// Canonical planes below one another: rows are independent of each other.
+DeviceBuffer stack_planes(std::span<const LinearWeight* const> layers, PlaneRole role, const device::Stream& stream) {
+  size_t size = 0;
+  for (const auto* layer : layers) size += readable(*layer)->plane(role).bytes.size();
+  DeviceBuffer stacked(size);
+  size_t at = 0;
+  for (const auto* layer : layers) {
+    const auto bytes = readable(*layer)->plane(role).bytes.bytes();
+    device::check(
+        cudaMemcpyAsync(stacked.data() + at, bytes.data(), bytes.size(), cudaMemcpyHostToDevice, stream.get()),
+        "copying weights to the GPU");
+    at += bytes.size();
+  }
+  return stacked;
+}
+
+/// Builds a CudaLinear launch by launch.
+class Builder {
+ public:
+  Builder(CudaLinear& linear, const device::Stream& stream) : linear_(linear), stream_(stream) {}
+
+  void add(std::span<const LinearWeight* const> layers) {
+    CudaProduct product;
+    product.first = linear_.n;
+    for (const auto* layer : layers) {
+      product.n += layer->n;
+      linear_.names.push_back(layer->name);
+    }
+    linear_.n += product.n;
+    if (readable(*layers.front()) != nullptr) {
+      add_packed(layers, product);
+    } else {
+      add_dense(layers, product);
+    }
+    product.bias = bias_of(layers);
+    stream_.synchronize();
+    linear_.products.push_back(product);
+  }
+
+ private:
+  void add_dense(std::span<const LinearWeight* const> layers, CudaProduct& product) {
+    DeviceBuffer& rows = keep(DeviceBuffer(static_cast<size_t>(product.n * linear_.k) * 2));
+    int64_t at = 0;
+    for (const auto* layer : layers) {
+      if (packed_of(*layer) != nullptr) linear_.widened.push_back(layer->name);
+      copy_rows(*layer, rows.data() + at * linear_.k * 2, stream_);
+      at += layer->n;
+    }
+    product.dense = rows.as<__half>();
+    linear_.bytes += product.n * linear_.k * 2;
+  }
+
+  void add_packed(std::span<const LinearWeight* const> layers, CudaProduct& product) {
+    const PackedWeight& first = *readable(*layers.front());
+    DeviceBuffer canonical_codes = stack_planes(layers, PlaneRole::codes, stream_);
+    DeviceBuffer canonical_scales = stack_planes(layers, PlaneRole::scales, stream_);
+    const auto specs = repack::layout_row(device_layout).planes(first.scheme, product.n, linear_.k);
+    const auto bytes_of_role = [&](PlaneRole role) {
+      const auto spec = std::ranges::find(specs, role, &formats::PlaneSpec::role);
+      return static_cast<size_t>(byte_count(spec->dtype, spec->shape));
+    };
+    DeviceBuffer codes(bytes_of_role(PlaneRole::codes));
+    DeviceBuffer scales(bytes_of_role(PlaneRole::scales));
+    repack::pack_cuda(device_layout, first.scheme, product.n, linear_.k,
+                      {canonical_codes.as<uint32_t>(), canonical_scales.data()}, {codes.as<uint32_t>(), scales.data()},
+                      stream_.get());
+    const auto& table = first.plane(PlaneRole::codebook).bytes;
+    kernels::KbitDeviceWeight weight;
+    weight.scheme = product.scheme = first.scheme;
+    weight.n = product.n;
+    weight.k = linear_.k;
+    weight.table_max = formats::kbit_table_max(table.as<float>());
+    weight.scale_max = 0;
+    for (const auto* layer : layers) weight.scale_max = std::max(weight.scale_max, largest_scale(*readable(*layer)));
+    weight.layout = device_layout;
+    linear_.bytes += static_cast<int64_t>(codes.size() + scales.size());
+    weight.codes = keep(std::move(codes)).as<uint32_t>();
+    weight.scales = keep(std::move(scales)).data();
+    weight.codebook = keep(DeviceBuffer::copy_of(table.bytes(), stream_)).as<float>();
+    product.packed = weight;
+    const auto& input_scale = packed_of(*layers.front())->input_scale;
+    if (!input_scale.empty()) {
+      product.input_scale = keep(DeviceBuffer::copy_of(bytes_of(input_scale), stream_)).as<float>();
+    }
+    stream_.synchronize();  // before the canonical planes go
+  }
+
+  const float* bias_of(std::span<const LinearWeight* const> layers) {
+    std::vector<float> bias;
+    bool any = false;
+    for (const auto* layer : layers) {
+      any = any || !layer->bias.empty();
+      bias.insert(bias.end(), layer->bias.begin(), layer->bias.end());
+      if (layer->bias.empty()) bias.resize(bias.size() + static_cast<size_t>(layer->n), 0.0f);
+    }
+    if (!any) return nullptr;
+    const float* const device = keep(DeviceBuffer::copy_of(bytes_of(bias), stream_)).as<float>();
+    stream_.synchronize();
+    return device;
+  }
+
+  DeviceBuffer& keep(DeviceBuffer buffer) {
+    linear_.memory.push_back(std::move(buffer));
+    return linear_.memory.back();
+  }
+
+  CudaLinear& linear_;
+  const device::Stream& stream_;
+};
+
+}  // namespace
+
+CudaLinear upload_linears(std::span<const LinearWeight* const> layers, const device::Stream& stream) {
+  ensure(!layers.empty(), "upload_linears: no layers");
+  CudaLinear linear;
+  linear.k = layers.front()->k;
+  Builder builder(linear, stream);
+  for (size_t begin = 0; begin < layers.size();) {
+    size_t end = begin + 1;
+    while (end < layers.size() && alike(*layers[begin], *layers[end])) ++end;
+    builder.add(layers.subspan(begin, end - begin));
+    begin = end;
+  }
+  return linear;
+}
+
+device::DeviceBuffer upload_rows(const LinearWeight& weight, const device::Stream& stream) {
+  DeviceBuffer rows(static_cast<size_t>(weight.n * weight.k) * 2);
+  copy_rows(weight, rows.data(), stream);
+  return rows;
+}
+
+}  // namespace w4q::model

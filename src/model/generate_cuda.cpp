@@ -1,0 +1,27 @@
+#include "model/generate_cuda.h"
+
+#include "core/error.h"
+#include "model/cuda_decoder.h"
+
+namespace w4q::model {
+
+std::vector<int32_t> generate_cuda(const Model& model, std::span<const int32_t> prompt, int64_t max_tokens,
+                                   const SamplingOptions& sampling, kernels::KvType kv,
+                                   const std::function<bool(int32_t)>& on_token) {
+  check_generation(prompt, max_tokens, sampling);
+  std::vector<int32_t> tokens;
+  if (max_tokens == 0) return tokens;
+  const CudaModel on_gpu = CudaModel::upload(model);
+  CudaDecoder decoder(on_gpu, {.capacity = static_cast<int64_t>(prompt.size()) + max_tokens, .kv = kv});
+  decoder.start(prompt, sampling);
+  for (int64_t i = 0; i < max_tokens; ++i) {
+    // The GPU works on the next token while this one is read; behind an end it works in vain, once.
+    if (i + 1 < max_tokens) decoder.step();
+    tokens.push_back(decoder.token(i));
+    if (on_token && !on_token(tokens.back())) break;
+    if (ends_sequence(model.config(), tokens.back())) break;
+  }
+  return tokens;
+}
+
+}  // namespace w4q::model

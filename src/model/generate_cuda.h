@@ -1,0 +1,16 @@
+// generate() on the GPU.
+#pragma once
+
+#include "kernels/kv_page.h"
+#include "model/generate.h"
+
+namespace w4q::model {
+
+/// As generate(), on the current GPU with a cache of the given type: greedy tokens are the CPU's where the two
+/// likeliest logits differ by more than the GPU's rounding, drawn ones follow the same distribution. Throws device
+/// where there is no GPU to use or this program was built without CUDA.
+std::vector<int32_t> generate_cuda(const Model& model, std::span<const int32_t> prompt, int64_t max_tokens,
+                                   const SamplingOptions& sampling, kernels::KvType kv,
+                                   const std::function<bool(int32_t)>& on_token);
+
+}  // namespace w4q::model

@@ -1,0 +1,145 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "core/convert.h"
+#include "core/parallel.h"
+#include "core/progress.h"
+#include "core/rng.h"
+#include "core/text.h"
+#include "device/buffer.h"
+#include "model/cuda_linear.h"
+#include "verify/kernel_check.h"
+
+namespace w4q::verify {
+namespace {
+
+using kernels::LinearWeight;
+
+constexpr std::array<int64_t, 4> row_counts = {1, 16, 64, 200};
+constexpr int64_t most_rows = 200;
+constexpr int64_t fp64_outputs = 64;
+
+/// Random activations on both sides.
+struct Inputs {
+  explicit Inputs(int64_t k, const device::Stream& stream) : values(static_cast<size_t>(most_rows * k)) {
+    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(random_normal(23, i));
+    std::vector<std::byte> halves(values.size() * 2);
+    narrow(values, DType::f16, halves);
+    widen(halves, DType::f16, values);
+    on_gpu = device::DeviceBuffer::copy_of(halves, stream);
+    stream.synchronize();
+  }
+  std::vector<float> values;
+  device::DeviceBuffer on_gpu;
+};
+
+/// Sums of squares of differences and of references.
+struct Distance {
+  double error = 0, signal = 0;
+  void add(double got, double expected) {
+    error += (got - expected) * (got - expected);
+    signal += expected * expected;
+  }
+  double relative() const { return signal > 0 ? std::sqrt(error / signal) : std::sqrt(error); }
+};
+
+class Checker {
+ public:
+  explicit Checker(const LinearWeight& weight)
+      : weight_(weight),
+        inputs_(weight.k, stream_),
+        linear_(model::upload_linears(std::array{&weight}, stream_)),
+        multiplier_(std::array<const model::CudaLinear*, 1>{&linear_}, most_rows, stream_),
+        expected_(static_cast<size_t>(most_rows * weight.n)),
+        halves_(expected_.size() * 2),
+        got_(expected_.size()) {
+    kernels::linear(weight, {inputs_.values.data(), most_rows, weight.k}, {expected_.data(), most_rows, weight.n});
+  }
+
+  KernelError run() {
+    KernelError result{weight_.name, "f16", "", 0, 0};
+    const auto& product = linear_.products.front();
+    if (product.packed) result.scheme = formats::to_string(product.scheme);
+    std::vector<std::string> names;
+    device::DeviceBuffer y(halves_.size());
+    for (const int64_t rows : row_counts) {
+      y.fill(0xFF, stream_);
+      multiplier_.multiply(linear_, inputs_.on_gpu.as<__half>(), rows, y.as<__half>());
+      y.download(std::span(halves_).first(static_cast<size_t>(rows * weight_.n) * 2), stream_);
+      stream_.synchronize();
+      widen(std::span<const std::byte>(halves_).first(static_cast<size_t>(rows * weight_.n) * 2), DType::f16,
+            std::span(got_).first(static_cast<size_t>(rows * weight_.n)));
+      result.to_cpu = worse(result.to_cpu, to_cpu(rows));
+      result.to_fp64 = worse(result.to_fp64, to_fp64(rows));
+      const std::string name(kernel_name(product, rows));
+      if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+    }
+    result.kernels = join(names);
+    return result;
+  }
+
+ private:
+  static double worse(double a, double b) { return std::isnan(a) || a > b ? a : b; }
+
+  std::string_view kernel_name(const model::CudaProduct& product, int64_t rows) const {
+    if (!product.packed) return rows == 1 && weight_.k % 8 == 0 ? "f16-gemv" : "cuBLAS";
+    const auto& packed = *product.packed;
+    return kernels::pick_kernel({packed.scheme, packed.layout, rows, packed.n, packed.k, DType::f16}).name;
+  }
+
+  double to_cpu(int64_t rows) const {
+    Distance distance;
+    for (int64_t i = 0; i < rows * weight_.n; ++i) {
+      distance.add(got_[static_cast<size_t>(i)], expected_[static_cast<size_t>(i)]);
+    }
+    return distance.relative();
+  }
+
+  double to_fp64(int64_t rows) const {
+    const int64_t count = std::min(fp64_outputs, weight_.n);
+    const int64_t first = (weight_.n - count) / 2;
+    std::vector<float> decoded(static_cast<size_t>(count * weight_.k));
+    kernels::decode_rows(weight_, first, first + count, {decoded.data(), count, weight_.k});
+    Distance distance;
+    for (int64_t r = 0; r < rows; ++r) {
+      const float* const x = inputs_.values.data() + r * weight_.k;
+      for (int64_t o = 0; o < count; ++o) {
+        double sum = weight_.bias.empty() ? 0 : weight_.bias[static_cast<size_t>(first + o)];
+        for (int64_t c = 0; c < weight_.k; ++c) sum += double{decoded[static_cast<size_t>(o * weight_.k + c)]} * x[c];
+        distance.add(got_[static_cast<size_t>(r * weight_.n + first + o)], sum);
+      }
+    }
+    return distance.relative();
+  }
+
+  const LinearWeight& weight_;
+  device::Stream stream_;
+  Inputs inputs_;
+  model::CudaLinear linear_;
+  model::CudaMultiplier multiplier_;
+  std::vector<float> expected_;
+  std::vector<std::byte> halves_;
+  std::vector<float> got_;
+};
+
+}  // namespace
+
+KernelReport check_kernels(const model::Model& model) {
+  std::vector<const LinearWeight*> weights;
+  for (const auto& layer : model.layers()) {
+    for (const auto* weight : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
+      weights.push_back(weight);
+    }
+  }
+  weights.push_back(&model.head());
+  Progress progress("kernels", static_cast<int64_t>(weights.size()), "layers");
+  KernelReport report;
+  for (const auto* weight : weights) {
+    report.layers.push_back(Checker(*weight).run());
+    progress.advance(1);
+  }
+  return report;
+}
+
+}  // namespace w4q::verify

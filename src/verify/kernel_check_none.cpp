@@ -1,0 +1,10 @@
+#include "core/error.h"
+#include "verify/kernel_check.h"
+
+namespace w4q::verify {
+
+KernelReport check_kernels(const model::Model&) {
+  throw Error(ErrorCode::device, "this program was built without CUDA");
+}
+
+}  // namespace w4q::verify

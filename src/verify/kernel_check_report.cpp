@@ -1,0 +1,62 @@
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "core/text.h"
+#include "verify/kernel_check.h"
+
+namespace w4q::verify {
+namespace {
+
+std::string scientific(double value) {
+  std::ostringstream out;
+  out.precision(2);
+  out << std::scientific << value;
+  return out.str();
+}
+
+}  // namespace
+
+double KernelReport::largest() const noexcept {
+  double most = 0;
+  for (const auto& layer : layers) {
+    const double error = std::max(layer.to_cpu, layer.to_fp64);
+    if (std::isnan(layer.to_cpu) || std::isnan(layer.to_fp64)) return layer.to_cpu + layer.to_fp64;
+    most = std::max(most, error);
+  }
+  return most;
+}
+
+std::string to_text(const KernelReport& report) {
+  // One line per scheme and set of kernels; the JSON has every layer.
+  struct Line {
+    int64_t layers = 0;
+    const KernelError* worst = nullptr;
+  };
+  std::map<std::pair<std::string, std::string>, Line> lines;
+  for (const auto& layer : report.layers) {
+    Line& line = lines[{layer.scheme, layer.kernels}];
+    ++line.layers;
+    if (line.worst == nullptr || !(layer.to_fp64 <= line.worst->to_fp64)) line.worst = &layer;
+  }
+  TextTable table({"scheme", "kernels", "layers", "worst layer", "to fp64", "to the CPU"});
+  for (const auto& [key, line] : lines) {
+    table.row({key.first, key.second, concat(line.layers), line.worst->name, scientific(line.worst->to_fp64),
+               scientific(line.worst->to_cpu)});
+  }
+  return table.str();
+}
+
+io::Json to_json(const KernelReport& report) {
+  io::Json layers = io::Json::array();
+  for (const auto& layer : report.layers) {
+    layers.push_back({{"name", layer.name},
+                      {"scheme", layer.scheme},
+                      {"kernels", layer.kernels},
+                      {"to_fp64", layer.to_fp64},
+                      {"to_cpu", layer.to_cpu}});
+  }
+  return layers;
+}
+
+}  // namespace w4q::verify

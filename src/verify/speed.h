@@ -1,0 +1,73 @@
+// How fast a model decodes on this GPU, beside what its memory could do.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/json.h"
+#include "kernels/kv_page.h"
+#include "model/config.h"
+#include "model/model.h"
+
+namespace w4q::verify {
+
+struct SpeedOptions {
+  int64_t prompt = 512;    ///< tokens of the prompt, which is also the context of the steps
+  int64_t generate = 128;  ///< steps
+  kernels::KvType kv = kernels::KvType::f16;
+  bool project_sm89 = false;  ///< add what an RTX 4090 should do
+};
+
+/// Single tokens, one way of running them.
+struct StepSpeed {
+  std::string name;         ///< "graph", "graph without overlap", "launches"
+  double seconds = 0;       ///< a token
+  double host_seconds = 0;  ///< of the calling thread, a token
+  double tokens_per_second() const noexcept { return 1 / seconds; }
+};
+
+struct PartSpeed {
+  std::string name;
+  int64_t launches = 0;
+  int64_t bytes = 0;
+  double seconds = 0;
+};
+
+/// The model behind it: seconds = bytes / bandwidth + overhead. The overhead is what a step without overlapping
+/// launches takes here beyond its bytes at this card's read bandwidth; it is taken over as it is, though the other card
+/// has the higher clock.
+struct Projection {
+  double bandwidth = 0;  ///< bytes a second that the best public decoder reaches there
+  double overhead = 0;   ///< seconds a token
+  double seconds = 0;    ///< a token
+};
+
+struct SpeedReport {
+  std::string gpu;
+  std::string model;
+  double read_bandwidth = 0;  ///< bytes a second, measured in the same run
+  int64_t weight_bytes = 0;   ///< that a token reads
+  int64_t step_bytes = 0;     ///< … with the cache at the mean context
+  int64_t cache_bytes_per_token = 0;
+  SpeedOptions options;
+  double prompt_seconds = 0;     ///< to the first token
+  std::vector<StepSpeed> steps;  ///< the first one counts
+  int64_t launches = 0;          ///< in a step
+  std::vector<PartSpeed> parts;
+  std::optional<Projection> sm89;
+  std::vector<std::string> widened;  ///< packed layers without a kernel
+};
+
+/// Decodes random tokens with `model` on the current GPU. Throws device where there is none, or this program was built
+/// without CUDA.
+SpeedReport measure_speed(const model::Model& model, const SpeedOptions& options);
+/// The same with random weights of a shape: `scheme` or, without, f16.
+SpeedReport measure_random_speed(const model::ModelConfig& shape, const std::optional<formats::Scheme>& scheme,
+                                 const SpeedOptions& options);
+
+std::string to_text(const SpeedReport& report);
+io::Json to_json(const SpeedReport& report);
+
+}  // namespace w4q::verify

@@ -1,0 +1,125 @@
+#include <algorithm>
+#include <vector>
+
+#include "core/error.h"
+#include "core/rng.h"
+#include "core/stopwatch.h"
+#include "core/text.h"
+#include "device/ceilings.h"
+#include "device/properties.h"
+#include "model/cuda_decoder.h"
+#include "verify/speed.h"
+
+namespace w4q::verify {
+namespace {
+
+using model::CudaDecoder;
+using model::CudaDecoderOptions;
+using model::CudaModel;
+
+/// Bytes a second that the best public decoder reads on an RTX 4090 (docs/kernels/kbit.md).
+constexpr double rtx4090_bandwidth = 940e9;
+
+std::vector<int32_t> random_prompt(int64_t length, int64_t vocab) {
+  std::vector<int32_t> ids(static_cast<size_t>(length));
+  for (size_t i = 0; i < ids.size(); ++i) {
+    ids[i] = static_cast<int32_t>(random_bits(17, i) % static_cast<uint64_t>(vocab));
+  }
+  return ids;
+}
+
+/// Median time from the prompt to its first token.
+double first_token_seconds(CudaDecoder& decoder, const std::vector<int32_t>& prompt) {
+  std::vector<double> seconds;
+  for (int i = 0; i < 4; ++i) {
+    decoder.reset();
+    decoder.stream().synchronize();
+    const Stopwatch watch;
+    decoder.start(prompt, {});
+    decoder.token(0);
+    if (i > 0) seconds.push_back(watch.seconds());  // the first one loads libraries
+  }
+  std::ranges::sort(seconds);
+  return seconds[1];
+}
+
+StepSpeed step_speed(std::string name, CudaDecoder& decoder, const std::vector<int32_t>& prompt, int64_t count) {
+  constexpr int warm_up = 4;
+  decoder.reset();
+  decoder.start(prompt, {});
+  for (int i = 0; i < warm_up; ++i) decoder.step();
+  decoder.token(warm_up);
+  decoder.stream().synchronize();
+  const Stopwatch watch;
+  double host = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const Stopwatch call;
+    decoder.step();
+    host += call.seconds();
+    // As in generation: one token is read while the next is decoded.
+    decoder.token(warm_up + i);
+  }
+  decoder.token(warm_up + count);
+  const auto steps = static_cast<double>(count);
+  return {std::move(name), watch.seconds() / steps, host / steps};
+}
+
+SpeedReport measure(const CudaModel& model, std::string name, const SpeedOptions& options) {
+  if (options.prompt < 1 || options.generate < 1) {
+    throw Error(ErrorCode::bad_argument, "speed: a prompt and a generation of at least one token");
+  }
+  const auto gpu = device::find_gpu();
+  SpeedReport report;
+  report.model = std::move(name);
+  report.gpu = gpu ? gpu->name : "";
+  report.options = options;
+  report.read_bandwidth = device::measure_ceilings().read;
+  report.weight_bytes = model.bytes_per_token();
+  report.widened = model.widened();
+  const auto prompt = random_prompt(options.prompt, model.config().vocab_size);
+  CudaDecoderOptions how{.capacity = options.prompt + options.generate + 8, .kv = options.kv};
+  {
+    CudaDecoder decoder(model, how);
+    report.prompt_seconds = first_token_seconds(decoder, prompt);
+    report.steps.push_back(step_speed("graph", decoder, prompt, options.generate));
+    report.launches = static_cast<int64_t>(decoder.graph_nodes());
+    decoder.reset();
+    decoder.start(prompt, {});
+    report.cache_bytes_per_token = (decoder.step_bytes() - report.weight_bytes) / options.prompt;
+    for (auto& part : decoder.time_step_parts()) {
+      report.parts.push_back({std::move(part.name), part.launches, part.bytes, part.seconds});
+    }
+  }
+  report.step_bytes = report.weight_bytes + report.cache_bytes_per_token * (options.prompt + options.generate / 2);
+  how.overlap = false;
+  {
+    CudaDecoder decoder(model, how);
+    report.steps.push_back(step_speed("graph without overlap", decoder, prompt, options.generate));
+  }
+  how.overlap = true;
+  how.graph = false;
+  {
+    CudaDecoder decoder(model, how);
+    report.steps.push_back(step_speed("launches without graph", decoder, prompt, options.generate));
+  }
+  if (options.project_sm89) {
+    const auto bytes = static_cast<double>(report.step_bytes);
+    const double overhead = report.steps[1].seconds - bytes / report.read_bandwidth;
+    report.sm89 = Projection{rtx4090_bandwidth, overhead, bytes / rtx4090_bandwidth + overhead};
+  }
+  return report;
+}
+
+}  // namespace
+
+SpeedReport measure_speed(const model::Model& model, const SpeedOptions& options) {
+  return measure(CudaModel::upload(model), model.config().architecture_name, options);
+}
+
+SpeedReport measure_random_speed(const model::ModelConfig& shape, const std::optional<formats::Scheme>& scheme,
+                                 const SpeedOptions& options) {
+  const std::string name = concat(shape.architecture_name, ", ", scheme ? formats::to_string(*scheme) : "f16");
+  return measure(CudaModel::random(shape, scheme), name, options);
+}
+
+}  // namespace w4q::verify

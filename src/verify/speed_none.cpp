@@ -1,0 +1,17 @@
+#include "core/error.h"
+#include "verify/speed.h"
+
+namespace w4q::verify {
+namespace {
+
+[[noreturn]] void refuse() { throw Error(ErrorCode::device, "this program was built without CUDA"); }
+
+}  // namespace
+
+SpeedReport measure_speed(const model::Model&, const SpeedOptions&) { refuse(); }
+SpeedReport measure_random_speed(const model::ModelConfig&, const std::optional<formats::Scheme>&,
+                                 const SpeedOptions&) {
+  refuse();
+}
+
+}  // namespace w4q::verify

@@ -1,0 +1,10 @@
+#include "core/error.h"
+#include "verify/window_scorer.h"
+
+namespace w4q::verify {
+
+WindowScorer cuda_window_scorer(const model::Model&, const model::Model*, int64_t, kernels::KvType, kernels::KvType) {
+  throw Error(ErrorCode::device, "this program was built without CUDA").hint("--device cpu");
+}
+
+}  // namespace w4q::verify
