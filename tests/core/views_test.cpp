@@ -1,6 +1,7 @@
 #include "core/views.h"
 
 #include <cstdint>
+#include <cstring>
 
 #include "support.h"
 
@@ -18,6 +19,24 @@ TEST(Buffer, IsAlignedZeroedAndCopiedOnlyOnDemand) {
   EXPECT_EQ(copy.as<uint32_t>()[3], 7u);
   EXPECT_EQ(buffer.size(), 0u);  // NOLINT(bugprone-use-after-move): the moved-from state is promised to be empty
   EXPECT_NE(copy.data(), moved.data());
+}
+
+/// Memory that is used again is as zero as fresh memory, and copies hold what they copy.
+TEST(Buffer, ReusedMemoryIsZeroed) {
+  constexpr size_t size = size_t{2} << 20;
+  const BufferReuse reuse(3 * size);
+  const std::byte* place = nullptr;
+  {
+    Buffer first(size);
+    std::memset(first.data(), 0xA5, size);
+    place = first.data();
+  }
+  Buffer second(size);
+  EXPECT_EQ(second.data(), place);
+  for (const std::byte byte : second.bytes()) ASSERT_EQ(byte, std::byte{0});
+  std::memset(second.data(), 0x5A, size);
+  const Buffer copy = second.clone();
+  EXPECT_TRUE(same_bytes(copy.bytes(), second.bytes()));
 }
 
 TEST(Buffer, EmptyIsFine) {
