@@ -1,0 +1,154 @@
+// kbit-fragment weights for the warpgroup kernels: bulk copies of tiles to shared memory, and from there, by the table
+// of pairs and scales, to registers of A.
+#pragma once
+
+#include "kernels/kbit_linear_tile.cuh"
+#include "kernels/wgmma_pipeline.cuh"
+#include "kernels/wgmma_plan.h"
+
+namespace w4q::kernels::wgmma {
+
+template <int bits, class Type_>
+struct KbitWeights {
+  using Type = Type_;
+  using Map = repack::KbitFragmentMap;
+  static constexpr int table_kilobytes = 64;
+  using Pairs = kbit::LanePairs<bits, table_kilobytes>;
+
+  /// The weights as a launch knows them.
+  struct Source {
+    const uint32_t* codes;
+    const void* scales;
+    const float* codebook;
+    int table_exponent;  ///< the table holds the codebook times two to this
+    int row_groups, k_tiles;
+    bool e4m4;
+  };
+
+  static constexpr int row_groups = job_outputs / 64;
+  static constexpr int table_bytes = table_kilobytes * 1024;
+  static constexpr int code_bytes = static_cast<int>(Map::tile_words(bits)) * 4;  ///< of a tile of 64 × 64
+  static constexpr int most_scale_bytes = static_cast<int>(Map::tile_scales) * 2;
+  /// Of `tiles` tiles along k for all row groups of a job: codes [row group][tile], then scales [row group][tile].
+  static constexpr int stage_bytes(int tiles) { return tiles * row_groups * (code_bytes + most_scale_bytes); }
+
+  __device__ static int scale_bytes(const Source& source) {
+    return static_cast<int>(Map::tile_scales) * (source.e4m4 ? 1 : 2);
+  }
+
+  /// All warps of the block.
+  __device__ static void fill_table(char* table, const Source& source) {
+    kbit::PairTable<bits, table_kilobytes>::template fill<Type>(table, source.codebook, source.table_exponent);
+  }
+
+  /// Bytes that fetch() brings.
+  __device__ static uint32_t bytes(const Source& source, int strip, int, int count) {
+    const int groups = min(row_groups, source.row_groups - strip * row_groups);
+    return static_cast<uint32_t>(groups * count * (code_bytes + scale_bytes(source)));
+  }
+  /// Starts copies of `count` tiles from tile `first` on; all lanes of a warp. Row groups beyond the weight stay as
+  /// they are: their sums are not stored.
+  template <int tiles>
+  __device__ static void fetch(const Source& source, int strip, int first, int count, uint32_t stage,
+                               uint32_t barrier) {
+    const int lane = threadIdx.x % 32;
+    const int group = lane % row_groups;
+    const int row_group = strip * row_groups + group;
+    if (lane >= 2 * row_groups || row_group >= source.row_groups) return;
+    const int64_t tile = static_cast<int64_t>(row_group) * source.k_tiles + first;
+    if (lane < row_groups) {
+      copy_bulk(stage + group * tiles * code_bytes, reinterpret_cast<const char*>(source.codes) + tile * code_bytes,
+                count * code_bytes, barrier);
+    } else {
+      const int size = scale_bytes(source);
+      copy_bulk(stage + row_groups * tiles * code_bytes + group * tiles * most_scale_bytes,
+                static_cast<const char*>(source.scales) + tile * size, count * size, barrier);
+    }
+  }
+
+  /// A lane's codes and scales of one row tile of one tile.
+  struct Words {
+    uint32_t codes[bits];
+    uint32_t scales[2];  ///< of each block: two bytes or two halves
+
+    /// The scale of rows g (half 0) or g + 8 (half 1), twice.
+    __device__ uint32_t scale(int block, int half, bool e4m4) const {
+      if (e4m4) {
+        constexpr int shift = std::is_same_v<Type, device::HalfType> ? 6 : 3;
+        return __byte_perm(scales[block], 0, half == 0 ? 0x4040 : 0x4141) << shift;
+      }
+      const uint32_t both = __byte_perm(scales[block], 0, half == 0 ? 0x1010 : 0x3232);
+      if constexpr (std::is_same_v<Type, device::HalfType>) return both;
+      const float value = __half2float(__ushort_as_half(static_cast<unsigned short>(both)));
+      return Type::pack(value, value);
+    }
+  };
+
+  /// One warp's view of a stage of `tiles` tiles: row group `group`, row tile `row_tile`.
+  template <int tiles>
+  struct Decoder {
+    Pairs pairs;
+    const char* codes;  ///< offsets from the stage
+    const char* scales;
+    int row_tile;
+    bool e4m4;
+    int scale_stride;
+
+    __device__ Decoder(const char* table, const char* first_stage, const Source& source, int group, int tile_of_16)
+        : pairs(table),
+          codes(first_stage + group * tiles * code_bytes + threadIdx.x % 32 * 16),
+          scales(first_stage + row_groups * tiles * code_bytes + group * tiles * most_scale_bytes +
+                 threadIdx.x % 32 / 4 * (source.e4m4 ? 16 : 32) + tile_of_16 * (source.e4m4 ? 2 : 4)),
+          row_tile(tile_of_16),
+          e4m4(source.e4m4),
+          scale_stride(scale_bytes(source)) {}
+
+    /// `offset`: of the stage.
+    __device__ __forceinline__ void load(int offset, int tile, Words& words) const {
+      load_codes(codes + offset + tile * code_bytes, words.codes);
+      const char* const from = scales + offset + tile * scale_stride;
+      if (e4m4) {
+        words.scales[0] = *reinterpret_cast<const uint16_t*>(from);
+        words.scales[1] = *reinterpret_cast<const uint16_t*>(from + 8);
+      } else {
+        words.scales[0] = *reinterpret_cast<const uint32_t*>(from);
+        words.scales[1] = *reinterpret_cast<const uint32_t*>(from + 16);
+      }
+    }
+
+    __device__ __forceinline__ void decode(const Words& words, int step, uint32_t (&a)[4]) const {
+      pairs.step([&](int w) { return words.codes[w]; }, step, a);
+      const uint32_t scale[2] = {words.scale(step / 2, 0, e4m4), words.scale(step / 2, 1, e4m4)};
+#pragma unroll
+      for (int reg = 0; reg < 4; ++reg) a[reg] = Type::multiply(a[reg], scale[reg % 2]);
+    }
+
+   private:
+    /// Words bits · row_tile … of the lane's 4 · bits, which stand in groups of four. Where they cross groups, two
+    /// 128-bit loads and a shift by words take fewer passes of shared memory than a load for each word.
+    __device__ __forceinline__ void load_codes(const char* from, uint32_t (&words)[bits]) const {
+      const int first = bits * row_tile;
+      const char* const group = from + first / 4 * 512;
+      if constexpr (bits == 4) {
+        const uint4 v = *reinterpret_cast<const uint4*>(group);
+        words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+      } else if constexpr (bits == 2) {
+        const uint2 v = *reinterpret_cast<const uint2*>(group + first % 4 * 4);
+        words[0] = v.x, words[1] = v.y;
+      } else {
+        const uint4 low = *reinterpret_cast<const uint4*>(group);
+        const uint4 high = *reinterpret_cast<const uint4*>(from + min(first / 4 + 1, bits - 1) * 512);
+        const uint32_t all[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+        const bool by_one = first % 2 != 0;
+        const bool by_two = first % 4 >= 2;
+        uint32_t shifted[7];
+#pragma unroll
+        for (int i = 0; i < 7; ++i) shifted[i] = by_one ? all[i + 1] : all[i];
+#pragma unroll
+        for (int i = 0; i < bits; ++i) words[i] = by_two ? shifted[i + 2] : shifted[i];
+      }
+    }
+  };
+};
+
+}  // namespace w4q::kernels::wgmma

@@ -1,0 +1,129 @@
+// The host's side of a warpgroup kernel: plan and launch.
+#pragma once
+
+#include <array>
+#include <string_view>
+
+#include "core/dtype.h"
+#include "device/check.h"
+#include "kernels/wgmma_arrange.h"
+#include "kernels/wgmma_kernel.cuh"
+#include "kernels/wgmma_linear.h"
+
+namespace w4q::kernels::wgmma {
+
+/// A layer without its weights.
+struct Layer {
+  int64_t m, n, k;
+  const void* x;
+  int64_t ldx;
+  void* y;
+  int64_t ldy;
+  const float* bias;
+  float result_factor;
+  bool overlap;
+};
+
+/// How many clusters of `sharers` blocks run at the same time.
+template <class Weights, int rows>
+int fitting_clusters(int sharers) {
+  static const auto counts = [] {
+    constexpr auto kernel = wgmma_kernel<Weights, rows>;
+    constexpr int bytes = Memory<Weights, rows>::bytes;
+    device::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+                  "asking for shared memory");
+    std::array<int, most_sharers + 1> fitting{};
+    for (int size = 1; size <= most_sharers; ++size) {
+      cudaLaunchAttribute cluster{};
+      cluster.id = cudaLaunchAttributeClusterDimension;
+      cluster.val.clusterDim = {static_cast<unsigned>(size), 1, 1};
+      cudaLaunchConfig_t config{};
+      config.gridDim = dim3(static_cast<unsigned>(size));
+      config.blockDim = dim3(threads);
+      config.dynamicSmemBytes = bytes;
+      config.attrs = &cluster;
+      config.numAttrs = 1;
+      device::check(cudaOccupancyMaxActiveClusters(&fitting[static_cast<size_t>(size)], kernel, &config),
+                    "asking how many clusters fit");
+    }
+    return fitting;
+  }();
+  return counts[static_cast<size_t>(sharers)];
+}
+
+/// What adding up shared sums takes, in jobs: some 4000 clocks against those of the tiles.
+template <int rows>
+double exchange_cost(int k_tiles) {
+  constexpr double clocks = rows == 32 ? 500 : rows == 64 ? 650 : 1100;
+  return (1500 + 25.0 * rows) / (clocks * k_tiles);
+}
+
+template <class Weights, int rows>
+void launch_rows(Task<Weights> task, InputOrder order, const Layer& layer, const int32_t* act_order, void* arranged,
+                 cudaStream_t stream, std::string_view shape) {
+  using M = Memory<Weights, rows>;
+  task.x = static_cast<const char*>(arranged);
+  task.bias = layer.bias;
+  task.y = layer.y;
+  task.ldy = layer.ldy;
+  task.m = static_cast<int>(layer.m);
+  task.n = static_cast<int>(layer.n);
+  task.k_tiles = static_cast<int>((layer.k + 63) / 64);
+  task.row_tiles = static_cast<int>((layer.m + rows - 1) / rows);
+  task.result_factor = layer.result_factor;
+  task.wide = reinterpret_cast<uintptr_t>(layer.y) % 16 == 0 && layer.ldy % 8 == 0;
+  task.jobs = static_cast<int>((layer.n + job_outputs - 1) / job_outputs) * task.row_tiles;
+  const auto fitting = [](int sharers) {
+    constexpr int sum_pairs = rows / 4;
+    const bool room = sharers * ((sum_pairs + sharers - 1) / sharers) * consumers * 8 <= M::scratch_bytes;
+    return room ? fitting_clusters<Weights, rows>(sharers) : 0;
+  };
+  const Plan plan = best_plan(task.jobs, task.k_tiles, exchange_cost<rows>(task.k_tiles), fitting);
+  task.whole_rounds = plan.whole_rounds;
+
+  arrange({layer.x, layer.m, layer.k, layer.ldx, act_order}, order, rows, arranged, layer.overlap, stream);
+
+  cudaLaunchAttribute attributes[2] = {};
+  // Weights are fetched while activations are still being arranged.
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(plan.sharers), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(plan.blocks()));
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = M::bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = plan.sharers > 1 ? 2 : 1;
+  device::check(cudaLaunchKernelEx(&config, wgmma_kernel<Weights, rows>, task, plan.sharers), "launching a kernel");
+  device::check_launch("wgmma_linear", shape);
+}
+
+/// All rows, most_rows_at_once at a time.
+template <class Weights>
+void launch(const typename Weights::Source& weights, InputOrder order, Layer layer, const int32_t* act_order,
+            void* arranged, cudaStream_t stream, std::string_view shape) {
+  Task<Weights> task{};
+  task.weights = weights;
+  const auto* const x = static_cast<const std::byte*>(layer.x);
+  auto* const y = static_cast<std::byte*>(layer.y);
+  const int64_t all = layer.m;
+  for (int64_t first = 0; first < all; first += most_rows_at_once) {
+    layer.m = std::min(most_rows_at_once, all - first);
+    layer.x = x + 2 * first * layer.ldx;
+    layer.y = y + 2 * first * layer.ldy;
+    switch (tile_rows(layer.m)) {
+      case 32:
+        launch_rows<Weights, 32>(task, order, layer, act_order, arranged, stream, shape);
+        break;
+      case 64:
+        launch_rows<Weights, 64>(task, order, layer, act_order, arranged, stream, shape);
+        break;
+      default:
+        launch_rows<Weights, 128>(task, order, layer, act_order, arranged, stream, shape);
+    }
+  }
+}
+
+}  // namespace w4q::kernels::wgmma

@@ -1,0 +1,32 @@
+// Linear layers of 17 and more activation rows on sm_90a, an extra beside the kernels for sm_80 and newer: decoded
+// weights are the A operand of warpgroup products (docs/kernels/wgmma.md).
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "core/dtype.h"
+#include "formats/scheme.h"
+
+namespace w4q::kernels::kbit {
+struct Launch;
+}
+
+namespace w4q::kernels::wgmma {
+
+/// Whether this build has the kernels and the current GPU runs them.
+bool available();
+
+/// Bytes for arranged activations, of at most most_rows_at_once rows, for any number of rows up to `m`.
+size_t workspace_bytes(int64_t m, int64_t k);
+inline constexpr int64_t most_rows_at_once = 4096;
+
+/// kbit-fragment weights; `launch` with the factors of scaled weights. `arranged` has workspace_bytes(), aligned to
+/// 256. Needs available().
+void launch_kbit(const kbit::Launch& launch, const formats::Scheme& scheme, DType activation, void* arranged,
+                 cudaStream_t stream, std::string_view shape);
+
+}  // namespace w4q::kernels::wgmma

@@ -1,0 +1,15 @@
+// For builds without sm_90: no GPU has the kernels.
+#include "core/error.h"
+#include "kernels/wgmma_linear.h"
+
+namespace w4q::kernels::wgmma {
+
+bool available() { return false; }
+
+size_t workspace_bytes(int64_t, int64_t) { return 0; }
+
+void launch_kbit(const kbit::Launch&, const formats::Scheme&, DType, void*, cudaStream_t, std::string_view) {
+  throw Error(ErrorCode::unsupported, "this build has no kernels for sm_90a");
+}
+
+}  // namespace w4q::kernels::wgmma
