@@ -33,6 +33,26 @@ struct Span {
   __device__ void limit(const Launch& args, int end) { count = min(most, min(end - tile, args.col_groups - column)); }
 };
 
+/// use(j) for the tiles of the span at hand, each followed by load(j) for the span behind it. Whole spans have a way
+/// without branches, in which the compiler can mix the work of neighbouring tiles.
+template <int tiles, class Use, class Load>
+__device__ __forceinline__ void turn_ring(const Span<tiles>& span, const Span<tiles>& next, const Use& use,
+                                          const Load& load) {
+  if (span.count == tiles && next.count == tiles) {
+#pragma unroll
+    for (int j = 0; j < tiles; ++j) {
+      use(j);
+      load(j);
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < tiles; ++j) {
+      if (j < span.count) use(j);
+      if (j < next.count) load(j);
+    }
+  }
+}
+
 /// A lane's activations.
 template <class Scalar, int rows>
 struct ActivationReader {
@@ -136,12 +156,12 @@ struct Run {
       Products<1> products;
       products.clear();
       turn_ring(
-          next, [&](int j) { multiply_tile(ring[j], j, span_x, table, products); },
+          span, next, [&](int j) { multiply_tile(ring[j], j, span_x, table, products); },
           [&](int j) { load_weights(ring[j], next, j); });
       totals.template add_tile<Scales>(products, span_scales);
     } else {
       turn_ring(
-          next, [&](int j) { multiply_rows(ring[j], table, totals); },
+          span, next, [&](int j) { multiply_rows(ring[j], table, totals); },
           [&](int j) {
             load_weights(ring[j], next, j);
             load_activations(ring[j], next, j);
@@ -152,25 +172,6 @@ struct Run {
 
  private:
   using Slots = Slot<bits, Scales, rows>;
-
-  /// use(j) for the tiles of the span at hand, each followed by load(j) for the span behind it. Whole spans have a way
-  /// without branches, in which the compiler can mix the work of neighbouring tiles.
-  template <class Use, class Load>
-  __device__ __forceinline__ void turn_ring(const At& next, const Use& use, const Load& load) {
-    if (span.count == tiles && next.count == tiles) {
-#pragma unroll
-      for (int j = 0; j < tiles; ++j) {
-        use(j);
-        load(j);
-      }
-    } else {
-#pragma unroll
-      for (int j = 0; j < tiles; ++j) {
-        if (j < span.count) use(j);
-        if (j < next.count) load(j);
-      }
-    }
-  }
 
   __device__ void load_weights(Slots& slot, const At& at, int j) {
     weights.load(slot.codes, at.tile + j);

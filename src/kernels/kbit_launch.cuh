@@ -24,6 +24,9 @@ struct Launch {
   const void* scales;
   const float* codebook;
   const float* bias;
+  const void* residual;       ///< [m, n] of the activations' type, rows ldy apart, added to the result; null: nothing
+  const void* output_scales;  ///< one scale per output, in Marlin's order of a single group; null: none
+  bool bf16_output_scales;
   void* y;
   Packet* packets;      ///< sums of row groups that blocks share: 64 outputs × rows per block, empty between launches
   int table_exponent;   ///< the codebook times two to this is what the table holds
@@ -32,13 +35,25 @@ struct Launch {
   bool overlap;         ///< begin while the launch before is still running, as far as the weights go
 };
 
-/// y[column][row] = sum · factor + bias, where that is inside.
+/// The scale of an output where all inputs are one group (layout_marlin.h).
+__device__ __forceinline__ float output_scale(const Launch& args, int row) {
+  const int c = row % 32;
+  const int at = row - c + 8 * (c % 8 / 2) + 2 * (c / 8) + c % 2;
+  const unsigned short bits = __ldg(static_cast<const unsigned short*>(args.output_scales) + at);
+  return args.bf16_output_scales ? __uint_as_float(static_cast<uint32_t>(bits) << 16)
+                                 : __half2float(__ushort_as_half(bits));
+}
+
+/// y[column][row] = sum · factor · scale + bias + residual, where that is inside.
 template <class Type>
 __device__ __forceinline__ void store_output(const Launch& args, int row, int column, float sum) {
   if (row >= args.n || column >= args.m) return;
   float value = sum * args.result_factor;
+  if (args.output_scales != nullptr) value *= output_scale(args, row);
   if (args.bias != nullptr) value += args.bias[row];
-  static_cast<typename Type::Scalar*>(args.y)[column * args.ldy + row] = Type::narrow(value);
+  const int64_t at = column * args.ldy + row;
+  if (args.residual != nullptr) value += Type::widen(static_cast<const typename Type::Scalar*>(args.residual)[at]);
+  static_cast<typename Type::Scalar*>(args.y)[at] = Type::narrow(value);
 }
 
 /// 1 to 16 activation rows (kbit_gemv_cuda.cu).
@@ -91,8 +106,8 @@ bool can_overlap() {
 }
 
 /// Launches `kernel` with its shared memory allowed.
-template <auto kernel, int shared_bytes>
-void launch_kernel(const Launch& args, int blocks, int threads, cudaStream_t stream, std::string_view name,
+template <auto kernel, int shared_bytes, class Args>
+void launch_kernel(const Args& args, int blocks, int threads, cudaStream_t stream, std::string_view name,
                    std::string_view shape) {
   static_assert(shared_bytes <= 99 * 1024, "an sm_89 block has 99 KB of shared memory");
   static const cudaError_t allowed =

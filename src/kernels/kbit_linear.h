@@ -35,6 +35,8 @@ struct KbitDeviceWeight {
   float table_max = 1;              ///< largest magnitude of the codebook
   float scale_max = 31;             ///< an upper bound of the scales: keeps f16 products in range
   std::string_view layout = "kbit-fragment";
+  const uint32_t* zeros = nullptr;       ///< integer, asymmetric: the zero points of the layout
+  const int32_t* input_order = nullptr;  ///< integer, act order: [k] the input that stands at each place
 };
 
 struct KbitLinearArgs {
@@ -43,8 +45,9 @@ struct KbitLinearArgs {
   const void* x = nullptr;        ///< [m, k], rows `ldx` elements apart
   int64_t ldx = 0;
   KbitDeviceWeight weight;
-  const float* bias = nullptr;  ///< [n], or null
-  void* y = nullptr;            ///< [m, n] of the activations' type, rows `ldy` elements apart
+  const float* bias = nullptr;     ///< [n], or null
+  const void* residual = nullptr;  ///< added to the result: of the type and strides of y, may be y; or null
+  void* y = nullptr;               ///< [m, n] of the activations' type, rows `ldy` elements apart
   int64_t ldy = 0;
   void* workspace = nullptr;  ///< kbit_linear_workspace() bytes, aligned to 256, zeroed once before its first use
   size_t workspace_bytes = 0;
@@ -81,7 +84,9 @@ const KernelRow& pick_kernel(const LinearDesc& desc);
 /// Most rows that one launch of the tensor-core kernels takes.
 inline constexpr int64_t kbit_linear_max_rows = 64;
 
-/// Bytes of workspace for any number of rows from 1 to `m` of an n × k weight on the current GPU.
+/// Bytes of workspace for any number of rows from 1 to `desc.m` of such a layer on the current GPU.
+size_t linear_workspace(LinearDesc desc);
+/// The same for kbit weights in kbit-fragment.
 size_t kbit_linear_workspace(int64_t m, int64_t n, int64_t k);
 
 /// Launches on `stream`. Throws bad_argument, before any launch, for sizes, types, null or misaligned pointers or a

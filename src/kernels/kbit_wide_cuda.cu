@@ -7,6 +7,7 @@
 #include "device/cublas.h"
 #include "device/fragment.cuh"
 #include "kernels/dequantize_cuda.h"
+#include "kernels/dequantize_marlin.h"
 #include "kernels/kbit_launch.cuh"
 
 namespace w4q::kernels::kbit {
@@ -51,6 +52,28 @@ void add_bias(const KbitLinearArgs& args, cudaStream_t stream) {
   device::check_launch("add_bias", concat(args.m, " × ", n));
 }
 
+void copy_residual(const KbitLinearArgs& args, cudaStream_t stream) {
+  const auto pitch = static_cast<size_t>(args.ldy) * 2;
+  device::check(cudaMemcpy2DAsync(args.y, pitch, args.residual, pitch, static_cast<size_t>(args.weight.n) * 2,
+                                  static_cast<size_t>(args.m), cudaMemcpyDeviceToDevice, stream),
+                "copying a residual");
+}
+
+/// Outputs `first` … first + count − 1 as 16-bit rows.
+void decode_strip(const KbitDeviceWeight& w, int64_t first, int64_t count, const DeviceRows& out, cudaStream_t stream) {
+  if (w.scheme.family == formats::SchemeFamily::integer) return dequantize_marlin(w, first, count, out, stream);
+  const int64_t scale_bytes = w.scheme.scale == formats::ScaleType::e4m4 ? 1 : 2;
+  const int64_t tile = Map(w.n, w.k).tile(first, 0);
+  const PackedDeviceWeight part{w.scheme,
+                                w.layout,
+                                count,
+                                w.k,
+                                w.codes + tile * Map::tile_words(w.scheme.bits),
+                                static_cast<const std::byte*>(w.scales) + tile * Map::tile_scales * scale_bytes,
+                                w.codebook};
+  dequantize_cuda(part, out, stream);
+}
+
 }  // namespace
 
 size_t wide_workspace(const LinearDesc& desc) {
@@ -60,26 +83,20 @@ size_t wide_workspace(const LinearDesc& desc) {
 
 void run_wide(const KbitLinearArgs& args, cudaStream_t stream) {
   const auto& w = args.weight;
-  const Map map(w.n, w.k);
   const int64_t outputs = strip_outputs(w.n, w.k);
   const int64_t stride = strip_stride(w.k);
-  const int64_t scale_bytes = w.scheme.scale == formats::ScaleType::e4m4 ? 1 : 2;
   std::byte* const cublas_memory = static_cast<std::byte*>(args.workspace) + words_bytes(w.n, w.k);
   std::byte* const strip = cublas_memory + device::cublas_workspace_bytes;
+  if (args.residual != nullptr && args.residual != args.y) copy_residual(args, stream);
   for (int64_t first = 0; first < w.n; first += outputs) {
     const int64_t count = std::min(outputs, w.n - first);
-    const int64_t tile = map.tile(first, 0);
-    const PackedDeviceWeight part{w.scheme,
-                                  w.layout,
-                                  count,
-                                  w.k,
-                                  w.codes + tile * Map::tile_words(w.scheme.bits),
-                                  static_cast<const std::byte*>(w.scales) + tile * Map::tile_scales * scale_bytes,
-                                  w.codebook};
-    dequantize_cuda(part, {strip, args.activation, stride}, stream);
-    device::cublas_multiply({args.m, count, w.k, args.activation, args.x, args.ldx, strip, stride,
-                             static_cast<std::byte*>(args.y) + first * 2, args.ldy, cublas_memory},
-                            stream);
+    decode_strip(w, first, count, {strip, args.activation, stride}, stream);
+    device::CublasProduct product{args.m,          count,        w.k,
+                                  args.activation, args.x,       args.ldx,
+                                  strip,           stride,       static_cast<std::byte*>(args.y) + first * 2,
+                                  args.ldy,        cublas_memory};
+    product.add = args.residual != nullptr;
+    device::cublas_multiply(product, stream);
   }
   if (args.bias != nullptr) add_bias(args, stream);
 }

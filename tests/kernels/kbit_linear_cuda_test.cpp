@@ -2,17 +2,12 @@
 #include <cmath>
 #include <vector>
 
-#include "core/convert.h"
-#include "core/float_formats.h"
-#include "core/parallel.h"
-#include "core/rng.h"
-#include "device/buffer.h"
 #include "device/cublas.h"
 #include "device/properties.h"
 #include "formats/codebook.h"
 #include "formats/kbit.h"
 #include "formats/scheme_registry.h"
-#include "kernels/kbit_linear.h"
+#include "linear_cuda_check.h"
 #include "quantize/quantizer_registry.h"
 #include "repack/layout_registry.h"
 #include "support.h"
@@ -24,6 +19,7 @@ using formats::PlaneRole;
 using formats::ScaleType;
 using formats::Scheme;
 using formats::SchemeFamily;
+using test::Activations;
 
 struct Size {
   int64_t n, k;
@@ -82,90 +78,12 @@ class Weight {
   std::vector<float> decoded_;
 };
 
-/// Activations in a 16-bit type, with a row stride of their own.
-struct Activations {
-  int64_t m, k, stride;
-  DType dtype;
-  std::vector<uint16_t> bits;
-  std::vector<float> values;
-
-  Activations(int64_t m_, int64_t k_, int64_t stride_, DType dtype_) : m(m_), k(k_), stride(stride_), dtype(dtype_) {
-    bits.resize(static_cast<size_t>(m * stride), 0x7E00);  // NaN where nothing may be read
-    values.resize(static_cast<size_t>(m * k));
-    for (int64_t r = 0; r < m; ++r) {
-      for (int64_t c = 0; c < k; ++c) {
-        const auto value = static_cast<float>(random_normal(9, static_cast<uint64_t>(r * k + c)));
-        const uint16_t half = dtype == DType::f16 ? f16_from_f32(value) : bf16_from_f32(value);
-        bits[static_cast<size_t>(r * stride + c)] = half;
-        values[static_cast<size_t>(r * k + c)] = dtype == DType::f16 ? f32_from_f16(half) : f32_from_bf16(half);
-      }
-    }
-  }
-};
-
-struct Outcome {
-  std::vector<uint16_t> bits;  ///< [m][ldy]
-  double relative_error = 0;
-};
-
-constexpr uint16_t poison = 0xA5A5;
-
-Outcome run(const Weight& weight, Size size, const Activations& x, const std::vector<float>& bias,
-            const device::Stream& stream) {
-  const int64_t ldy = size.n + 3;
-  const auto x_device = device::DeviceBuffer::copy_of(bytes_of(x.bits), stream);
-  const auto bias_device = device::DeviceBuffer::copy_of(bytes_of(bias), stream);
-  device::DeviceBuffer y(static_cast<size_t>(x.m * ldy * 2));
-  y.fill(0xA5, stream);
-  device::DeviceBuffer workspace(kbit_linear_workspace(x.m, size.n, size.k));
-  workspace.fill(0, stream);
-  KbitLinearArgs args;
-  args.m = x.m;
-  args.activation = x.dtype;
-  args.x = x_device.data();
-  args.ldx = x.stride;
-  args.weight = weight.on_device();
-  args.bias = bias.empty() ? nullptr : bias_device.as<float>();
-  args.y = y.data();
-  args.ldy = ldy;
-  args.workspace = workspace.data();
-  args.workspace_bytes = workspace.size();
-  kbit_linear(args, stream.get());
-  Outcome outcome;
-  outcome.bits.resize(static_cast<size_t>(x.m * ldy));
-  y.download(std::as_writable_bytes(std::span(outcome.bits)), stream);
-  stream.synchronize();
-
-  std::vector<double> error(static_cast<size_t>(size.n)), signal(error.size());
-  parallel_for(size.n, 8, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      for (int64_t r = 0; r < x.m; ++r) {
-        double sum = bias.empty() ? 0 : bias[static_cast<size_t>(row)];
-        const float* w = weight.decoded().data() + row * size.k;
-        const float* v = x.values.data() + r * size.k;
-        for (int64_t c = 0; c < size.k; ++c) sum += double{w[c]} * v[c];
-        const uint16_t bits = outcome.bits[static_cast<size_t>(r * ldy + row)];
-        const double got = x.dtype == DType::f16 ? f32_from_f16(bits) : f32_from_bf16(bits);
-        error[static_cast<size_t>(row)] += (got - sum) * (got - sum);
-        signal[static_cast<size_t>(row)] += sum * sum;
-      }
-    }
-  });
-  double error_sum = 0;
-  double signal_sum = 0;
-  for (size_t i = 0; i < error.size(); ++i) error_sum += error[i], signal_sum += signal[i];
-  outcome.relative_error = std::sqrt(error_sum / signal_sum);
-  // Nothing behind a row's n outputs is touched.
-  for (int64_t r = 0; r < x.m; ++r) {
-    for (int64_t c = size.n; c < ldy; ++c)
-      EXPECT_EQ(outcome.bits[static_cast<size_t>(r * ldy + c)], poison) << "row " << r;
-  }
-  return outcome;
+test::LinearOutcome run(const Weight& weight, Size, const Activations& x, const std::vector<float>& bias,
+                        const device::Stream& stream) {
+  return test::run_linear(weight.on_device(), weight.decoded(), x, {bias}, stream);
 }
 
-/// f16: two roundings to 11 bits (table entry, product with the scale) and one of the result, each at most 2^-11
-/// relative and about 0.29 · 2^-11 · √… in the mean: 5e-4 was measured; bf16: the same with 8 bits, 8 times as much.
-double bound(DType dtype) { return dtype == DType::f16 ? 1e-3 : 6e-3; }
+double bound(DType dtype) { return test::linear_bound(dtype, 1000); }
 
 class KbitLinearCuda : public testing::Test {
  protected:

@@ -1,6 +1,6 @@
-// kbit GEMV and GEMM on the GPU, all shapes of an 8B model: time, bandwidth, share of the read floor for the same
-// bytes, and ratio to cuBLAS f16, all in one process with cold caches. JSON on stdout, a line of progress per shape on
-// stderr.
+// Linear layers on the GPU, every format that has kernels and all shapes of an 8B model: time, bandwidth, share of the
+// read floor for the same bytes, and ratio to cuBLAS f16, all in one process with cold caches. JSON on stdout, a line
+// of progress per shape on stderr.
 #include <cublas_v2.h>
 
 #include <CLI/CLI.hpp>
@@ -15,7 +15,7 @@
 #include "device/ceilings.h"
 #include "device/properties.h"
 #include "device/timing.h"
-#include "kbit_gpu_weights.h"
+#include "gpu_weights.h"
 
 namespace {
 
@@ -26,10 +26,26 @@ struct LayerShape {
   int64_t n, k;
   int per_step;  ///< times in one decode step of an 8B model
 };
-constexpr LayerShape shapes[] = {{4096, 4096, 32},  {6144, 4096, 32},  {14336, 4096, 0},
-                                 {4096, 14336, 32}, {28672, 4096, 32}, {128256, 4096, 1}};
-constexpr int64_t row_counts[] = {1, 2, 4, 8, 16, 32, 64, 128, 512};
-constexpr int64_t most_rows = 512;
+constexpr LayerShape shapes[] = {{4096, 4096, 32},  {6144, 4096, 32},  {14336, 4096, 0}, {4096, 14336, 32},
+                                 {28672, 4096, 32}, {128256, 4096, 1}, {16384, 2048, 0}};
+constexpr int64_t row_counts[] = {1, 2, 4, 8, 16, 32, 64, 128, 512, 2048};
+constexpr int64_t most_rows = 2048;
+
+/// A scheme in the layout that its kernels read, and the one of the yardstick kernel, if there is one.
+struct Format {
+  std::string_view scheme, layout, reference_layout;
+  int64_t most_rows;
+  formats::Scheme parsed() const { return formats::parse_scheme(scheme); }
+};
+constexpr Format all_formats[] = {{"kbit2-b32-e4m4", "kbit-fragment", "kbit-tile", most_rows},
+                                  {"kbit3-b32-e4m4", "kbit-fragment", "kbit-tile", most_rows},
+                                  {"kbit4-b32-e4m4", "kbit-fragment", "kbit-tile", most_rows},
+                                  {"kbit5-b32-e4m4", "kbit-fragment", "kbit-tile", most_rows},
+                                  {"int4-g128-f16", "marlin", "", most_rows},
+                                  {"int4-g32-f16", "marlin", "", most_rows},
+                                  {"int8-g128-f16", "marlin", "", most_rows},
+                                  {"int4-g32-f16", "interleaved", "", 64}};
+std::string name_of(const Format& format) { return concat(format.scheme, " ", format.layout); }
 
 device::TimingOptions options_for(int copies) { return {std::max(20, 2 * copies), 15}; }
 
@@ -79,15 +95,16 @@ struct Call {
   int64_t m = 1;
   int copies = 2;       ///< of the weight, used in turn; one stays in the L2 cache if it fits
   bool overlap = true;  ///< each call may fetch its first weights while the one before it still runs, as in a decoder
-  std::string_view layout = "kbit-fragment";
+  std::string_view layout = "";  ///< another than the weight's
 };
 
-device::Timing time_kbit(const bench::RotatingKbitWeight& weights, const LayerShape& shape, const Call& call,
-                         const device::Stream& stream) {
+device::Timing time_layer(const bench::RotatingWeight& weights, const LayerShape& shape, const Call& call,
+                          const device::Stream& stream) {
   const auto values = bench::random_halves(static_cast<size_t>(call.m * shape.k), 4);
   const auto x = device::DeviceBuffer::copy_of(std::as_bytes(std::span(values)), stream);
   device::DeviceBuffer y(static_cast<size_t>(call.m * shape.n * 2));
-  device::DeviceBuffer workspace(kernels::kbit_linear_workspace(call.m, shape.n, shape.k));
+  device::DeviceBuffer workspace(
+      kernels::linear_workspace({weights.weight(0).scheme, weights.weight(0).layout, call.m, shape.n, shape.k}));
   workspace.fill(0, stream);
   const auto launch = [&](int index, cudaStream_t on) {
     kernels::KbitLinearArgs args;
@@ -95,7 +112,7 @@ device::Timing time_kbit(const bench::RotatingKbitWeight& weights, const LayerSh
     args.x = x.data();
     args.ldx = shape.k;
     args.weight = weights.weight(index % call.copies);
-    args.weight.layout = call.layout;
+    if (!call.layout.empty()) args.weight.layout = call.layout;
     args.y = y.data();
     args.ldy = shape.n;
     args.workspace = workspace.data();
@@ -108,15 +125,20 @@ device::Timing time_kbit(const bench::RotatingKbitWeight& weights, const LayerSh
   return device::time_calls(launch, options_for(call.copies));
 }
 
-int64_t weight_bytes(const LayerShape& shape, int bits) { return shape.n * shape.k * (4 * bits + 1) / 32; }
+/// Bytes that a kernel must read, by n · k weights: without padding.
+int64_t weight_bytes(const LayerShape& shape, const Format& format) {
+  const formats::Scheme scheme = format.parsed();
+  const int scale_bits = scheme.scale == formats::ScaleType::e4m4 ? 8 : 16;
+  return shape.n * shape.k * scheme.bits / 8 + shape.n * shape.k / scheme.block * scale_bits / 8;
+}
 
 /// Weights a second of the decoding alone: the slope between two weights that stay in the L2 cache.
-double decoding_rate(int bits, const device::Stream& stream) {
+double decoding_rate(const Format& format, const device::Stream& stream) {
   constexpr LayerShape small = {2048, 4096, 0};
   constexpr LayerShape large = {8192, 4096, 0};
   const auto seconds = [&](const LayerShape& shape) {
-    const bench::RotatingKbitWeight weight(bits, shape.n, shape.k, 1, stream);
-    return time_kbit(weight, shape, {.copies = 1}, stream).median;
+    const bench::RotatingWeight weight(format.parsed(), format.layout, shape.n, shape.k, 1, stream);
+    return time_layer(weight, shape, {.copies = 1}, stream).median;
   };
   return static_cast<double>((large.n - small.n) * large.k) / (seconds(large) - seconds(small));
 }
@@ -145,16 +167,19 @@ struct Rtx4090 {
 
 class Bench {
  public:
-  Bench(std::vector<int64_t> rows, std::vector<int> bits) : rows_(std::move(rows)), bits_(std::move(bits)) {}
+  Bench(std::vector<int64_t> rows, std::vector<Format> formats)
+      : rows_(std::move(rows)), formats_(std::move(formats)) {}
 
   void run(const LayerShape& shape) {
     const auto cublas = time_cublas(shape, stream_);
     for (const auto& [m, seconds] : cublas) cublas_step_[m] += shape.per_step * seconds;
-    for (const int bits : bits_) {
-      const int copies = std::max(2, device::rotating_copies(weight_bytes(shape, bits)));
-      const bench::RotatingKbitWeight weights(bits, shape.n, shape.k, copies, stream_);
-      for (const int64_t m : rows_) measure(shape, bits, {.m = m, .copies = copies}, weights, cublas.at(m));
-      std::cerr << concat(shape.n, " × ", shape.k, " k", bits, "\n");
+    for (const Format& format : formats_) {
+      const int copies = std::max(2, device::rotating_copies(weight_bytes(shape, format)));
+      const bench::RotatingWeight weights(format.parsed(), format.layout, shape.n, shape.k, copies, stream_);
+      for (const int64_t m : rows_) {
+        if (m <= format.most_rows) measure(shape, format, {.m = m, .copies = copies}, weights, cublas.at(m));
+      }
+      std::cerr << concat(shape.n, " × ", shape.k, " ", name_of(format), "\n");
     }
   }
 
@@ -167,21 +192,23 @@ class Bench {
                    {"copy_gbs", ceilings.copy * 1e-9},
                    {"rows", rows_json_}};
     for (const auto& [key, step] : steps_) {
-      report["steps"].push_back({{"bits", key.first},
+      report["steps"].push_back({{"format", key.first},
                                  {"m", key.second},
                                  {"ms", step.overlapping * 1e3},
                                  {"ms_without_overlap", step.alone * 1e3},
                                  {"cublas_ms", cublas_step_[key.second] * 1e3}});
     }
-    for (const auto& [bits, points] : points_) {
-      const double rate = decoding_rate(bits, stream_);
+    for (const Format& format : formats_) {
+      const std::string name = name_of(format);
+      if (points_[name].size() < 2) continue;
+      const double rate = decoding_rate(format, stream_);
       const double per_clock = rate / gpu.multiprocessors / clock();
-      report["widths"].push_back({{"bits", bits},
-                                  {"fit", fit(points)},
-                                  {"fit_without_overlap", fit(alone_points_[bits])},
-                                  {"decoding_gweights_per_s", rate * 1e-9},
-                                  {"decoding_weights_per_clock_and_sm", per_clock},
-                                  {"rtx4090_projected", project(bits, per_clock)}});
+      report["formats"].push_back({{"format", name},
+                                   {"fit", fit(points_[name])},
+                                   {"fit_without_overlap", fit(alone_points_[name])},
+                                   {"decoding_gweights_per_s", rate * 1e-9},
+                                   {"decoding_weights_per_clock_and_sm", per_clock},
+                                   {"rtx4090_projected", project(format, per_clock)}});
     }
     return report;
   }
@@ -191,17 +218,19 @@ class Bench {
     double overlapping = 0, alone = 0;
   };
 
-  void measure(const LayerShape& shape, int bits, Call call, const bench::RotatingKbitWeight& weights, double cublas) {
-    const auto bytes = static_cast<double>(weight_bytes(shape, bits));
-    const double floor = device::read_floor_seconds(weight_bytes(shape, bits));
-    const auto timing = time_kbit(weights, shape, call, stream_);
+  void measure(const LayerShape& shape, const Format& format, Call call, const bench::RotatingWeight& weights,
+               double cublas) {
+    const std::string name = name_of(format);
+    const auto bytes = static_cast<double>(weight_bytes(shape, format));
+    const double floor = device::read_floor_seconds(weight_bytes(shape, format));
+    const auto timing = time_layer(weights, shape, call, stream_);
     call.overlap = false;
-    const auto alone = time_kbit(weights, shape, call, stream_);
-    steps_[{bits, call.m}].overlapping += shape.per_step * timing.median;
-    steps_[{bits, call.m}].alone += shape.per_step * alone.median;
+    const auto alone = time_layer(weights, shape, call, stream_);
+    steps_[{name, call.m}].overlapping += shape.per_step * timing.median;
+    steps_[{name, call.m}].alone += shape.per_step * alone.median;
     Json row = {{"n", shape.n},
                 {"k", shape.k},
-                {"bits", bits},
+                {"format", name},
                 {"m", call.m},
                 {"us", timing.median * 1e6},
                 {"us_min", timing.least * 1e6},
@@ -212,10 +241,12 @@ class Bench {
                 {"percent_of_read_floor", 100 * floor / timing.median},
                 {"times_cublas", cublas / timing.median}};
     if (call.m == 1) {
-      points_[bits].emplace_back(bytes, timing.median);
-      alone_points_[bits].emplace_back(bytes, alone.median);
-      call.layout = "kbit-tile";
-      row["times_reference_kernel"] = time_kbit(weights, shape, call, stream_).median / timing.median;
+      points_[name].emplace_back(bytes, timing.median);
+      alone_points_[name].emplace_back(bytes, alone.median);
+      if (!format.reference_layout.empty()) {
+        call.layout = format.reference_layout;
+        row["times_reference_kernel"] = time_layer(weights, shape, call, stream_).median / timing.median;
+      }
     }
     rows_json_.push_back(std::move(row));
   }
@@ -230,12 +261,12 @@ class Bench {
 
   /// One decode step of the 8B model: the slower of bytes and decoding, plus what a launch costs here without overlap,
   /// which sm_89 does not have.
-  Json project(int bits, double per_clock) {
+  Json project(const Format& format, double per_clock) {
     const double rate = std::min(per_clock / 128 * Rtx4090::lanes_per_second, Rtx4090::tensor_rate);
-    const double launch = fit(alone_points_[bits]).at("t0_us").get<double>() * 1e-6;
+    const double launch = fit(alone_points_[name_of(format)]).at("t0_us").get<double>() * 1e-6;
     double seconds = 0;
     for (const LayerShape& shape : shapes) {
-      const double reading = static_cast<double>(weight_bytes(shape, bits)) / Rtx4090::bandwidth;
+      const double reading = static_cast<double>(weight_bytes(shape, format)) / Rtx4090::bandwidth;
       const double decoding = static_cast<double>(shape.n * shape.k) / rate;
       seconds += shape.per_step * (std::max(reading, decoding) + launch);
     }
@@ -243,23 +274,23 @@ class Bench {
   }
 
   std::vector<int64_t> rows_;
-  std::vector<int> bits_;
+  std::vector<Format> formats_;
   device::Stream stream_;
   Json rows_json_ = Json::array();
-  std::map<std::pair<int, int64_t>, Step> steps_;
+  std::map<std::pair<std::string, int64_t>, Step> steps_;
   std::map<int64_t, double> cublas_step_;
-  std::map<int, std::vector<std::pair<double, double>>> points_, alone_points_;
+  std::map<std::string, std::vector<std::pair<double, double>>> points_, alone_points_;
 };
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("kbit GEMV and GEMM on the GPU");
+  CLI::App app("linear layers on the GPU");
   std::vector<int64_t> rows(std::begin(row_counts), std::end(row_counts));
-  std::vector<int> bits = {2, 3, 4, 5};
+  std::vector<std::string> wanted;
   std::vector<int64_t> outputs;
   app.add_option("--rows", rows, "activation rows")->check(CLI::IsMember(rows));
-  app.add_option("--bits", bits, "code widths")->check(CLI::Range(2, 5));
+  app.add_option("--formats", wanted, "only formats whose name contains one of these");
   app.add_option("--outputs", outputs, "only the shapes with these many outputs");
   CLI11_PARSE(app, argc, argv);
   const auto gpu = device::find_gpu();
@@ -267,7 +298,13 @@ int main(int argc, char** argv) {
     std::cerr << "no GPU\n";
     return 4;
   }
-  Bench bench(rows, bits);
+  std::vector<Format> formats;
+  std::ranges::copy_if(all_formats, std::back_inserter(formats), [&](const Format& format) {
+    return wanted.empty() || std::ranges::any_of(wanted, [&](const std::string& part) {
+             return name_of(format).find(part) != std::string::npos;
+           });
+  });
+  Bench bench(rows, formats);
   for (const LayerShape& shape : shapes) {
     if (outputs.empty() || std::find(outputs.begin(), outputs.end(), shape.n) != outputs.end()) bench.run(shape);
   }

@@ -1,0 +1,83 @@
+// What every GEMV on 64 × 64 tiles does around its main loop, whatever the weights are.
+//
+// Every warp of the grid works off one contiguous run of tiles, equal to ±1 tile; within a run the warp never waits for
+// another. A row group (64 outputs × k) that lies in one run is stored straight from the registers. One that several
+// warps share is summed at the end: in shared memory, warp by warp, and across blocks, in their order, by the block
+// that holds its last tile. So the result is the same in every run of the program.
+//
+// Where launches may overlap, the next one fills its table and its ring of tiles on the multiprocessors that are done
+// while others still compute.
+#pragma once
+
+#include "kernels/kbit_gemv_sums.cuh"
+
+namespace w4q::kernels::kbit {
+
+/// The work of one block. `Gemv` has
+///
+///   Args, Type, rows, warps   what a launch needs; type of the activations; most rows; warps of a block
+///   Run                       a warp's way through its tiles: load_first_weights(), load_first_activations(),
+///                             step(table, totals), span
+///   Totals                    a lane's sums of a row group: clear(), for_each(use(output, row, sum))
+///   Table                     what stands in shared memory before the tails do: total_bytes, fill(), View
+template <class Gemv>
+__device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
+  using Type = typename Gemv::Type;
+  constexpr int rows = Gemv::rows;
+  constexpr int warps = Gemv::warps;
+  extern __shared__ uint4 shared[];
+  auto* const table = reinterpret_cast<char*>(shared);
+  const Slots<rows, warps> slots(table, Gemv::Table::total_bytes);
+  device::allow_next_launch();
+  const int warp = warp_index();
+  const Deal blocks(args.tiles, gridDim.x);
+  const int block_begin = blocks.begin(blockIdx.x);
+  const Deal runs(blocks.begin(blockIdx.x + 1) - block_begin, warps);
+  const int begin = block_begin + runs.begin(warp);
+
+  typename Gemv::Run run(args, begin, block_begin + runs.begin(warp + 1));
+  run.load_first_weights();
+  Gemv::Table::fill(table, args);
+  const Outline outline(args, blocks);
+  const int head = warp;
+  const int tail = warps + warp;
+  slots.leave(head, -1);
+  slots.leave(tail, -1);
+  device::wait_for_previous_launch();
+  run.load_first_activations();
+  __syncthreads();
+  const typename Gemv::Table::View values(table);
+  typename Gemv::Totals totals;
+  totals.clear();
+  bool from_start = run.span.column == 0;
+  int tail_group = -1;
+  const auto leave_sums = [&](int slot, int group) {
+    float* const sums = slots.sums_of(slot);
+    totals.for_each([&](int output, int row, float sum) { sums[output * rows + row] = sum; });
+    slots.leave(slot, group);
+  };
+  while (run.span.count > 0) {
+    const int group = run.span.group;
+    const bool ends_group = run.span.ends_group(args);
+    run.step(values, totals);
+    const bool last = run.span.count == 0;
+    if (!ends_group && !last) continue;
+    // A row group is done when it began and ended in this run, else its sums wait for the others'.
+    if (ends_group && from_start) {
+      totals.for_each([&](int output, int row, float sum) { store_output<Type>(args, group * 64 + output, row, sum); });
+    } else if (last) {
+      tail_group = group;
+      break;
+    } else {
+      leave_sums(head, group);
+    }
+    totals.clear();
+    from_start = true;
+  }
+  __syncthreads();  // the table has served
+  if (tail_group >= 0) leave_sums(tail, tail_group);
+  __syncthreads();
+  combine<Type, rows, warps>(args, outline, slots);
+}
+
+}  // namespace w4q::kernels::kbit

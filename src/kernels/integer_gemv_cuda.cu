@@ -1,0 +1,67 @@
+// Integer linear layer on Marlin's words for 1 to 16 activation rows: memory-bound, so everything serves an unbroken
+// stream of weights (gemv_block.cuh). A tile is four of Marlin's steps of 16 inputs × 64 outputs, 512 bytes each at 4
+// bits, one 128-bit load for a lane.
+#include "kernels/gemv_block.cuh"
+#include "kernels/integer_gemv_run.cuh"
+#include "kernels/integer_launch.cuh"
+
+namespace w4q::kernels::integer {
+namespace {
+
+/// The shape of a block, measured: more warps hide more latency, more tiles in flight need more registers.
+template <int bits, int rows>
+struct Shape {
+  static constexpr int warps = rows == 16 || (rows == 8 && bits == 8) ? 8 : 12;
+  static constexpr int tiles = rows == 1 && bits == 4 ? 3 : bits == 8 && rows >= 8 ? 1 : 2;
+};
+
+template <int bits, class Activation, bool with_zeros, int most_rows>
+struct IntegerGemv {
+  using Args = MarlinLaunch;
+  using Type = Activation;
+  static constexpr int rows = most_rows;
+  static constexpr int warps = Shape<bits, rows>::warps;
+  using Totals = kbit::Totals<rows>;
+  using Run = integer::Run<bits, Type, with_zeros, rows, Shape<bits, rows>::tiles>;
+
+  /// Nothing to look up: shared memory serves the sums only.
+  struct Table {
+    static constexpr int total_bytes = warps * 64 * rows * 4;
+    struct View {
+      __device__ explicit View(const char*) {}
+    };
+    __device__ static void fill(char*, const MarlinLaunch&) {}
+  };
+};
+
+template <class Gemv>
+__global__ void __launch_bounds__(Gemv::warps * 32, 1) integer_gemv_kernel(const MarlinLaunch args) {
+  gemv_block<Gemv>(args);
+}
+
+template <int bits, class Type, bool with_zeros, int rows>
+void launch_rows(const MarlinLaunch& args, int blocks, cudaStream_t stream, std::string_view shape) {
+  using Gemv = IntegerGemv<bits, Type, with_zeros, rows>;
+  constexpr int shared_bytes = Gemv::Table::total_bytes + kbit::Slots<rows, Gemv::warps>::extra_bytes;
+  kbit::launch_kernel<integer_gemv_kernel<Gemv>, shared_bytes>(args, blocks, Gemv::warps * 32, stream, "integer_gemv",
+                                                               shape);
+}
+
+template <int bits, class Type, bool with_zeros>
+void launch_bits(const MarlinLaunch& args, int blocks, cudaStream_t stream, std::string_view shape) {
+  if (args.m == 1) return launch_rows<bits, Type, with_zeros, 1>(args, blocks, stream, shape);
+  if (args.m <= 4) return launch_rows<bits, Type, with_zeros, 4>(args, blocks, stream, shape);
+  if (args.m <= 8) return launch_rows<bits, Type, with_zeros, 8>(args, blocks, stream, shape);
+  launch_rows<bits, Type, with_zeros, 16>(args, blocks, stream, shape);
+}
+
+}  // namespace
+
+void launch_marlin_gemv(const MarlinLaunch& args, int bits, DType activation, int blocks, cudaStream_t stream,
+                        std::string_view shape) {
+  with_types(args, bits, activation, [&]<int width, class Type, bool with_zeros>() {
+    launch_bits<width, Type, with_zeros>(args, blocks, stream, shape);
+  });
+}
+
+}  // namespace w4q::kernels::integer

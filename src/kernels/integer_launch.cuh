@@ -1,0 +1,43 @@
+// What the kernels of integer schemes share on both sides of a launch.
+#pragma once
+
+#include "kernels/integer_tile.cuh"
+#include "kernels/kbit_launch.cuh"
+#include "kernels/kbit_linear.h"
+
+namespace w4q::kernels {
+
+/// What the kernels on Marlin's words need to know of a layer; result_factor is left to the caller.
+integer::MarlinLaunch prepare_marlin(const KbitLinearArgs& args);
+
+}  // namespace w4q::kernels
+
+namespace w4q::kernels::integer {
+
+/// 1 to 16 activation rows on Marlin's words (integer_gemv_cuda.cu).
+void launch_marlin_gemv(const MarlinLaunch& args, int bits, DType activation, int blocks, cudaStream_t stream,
+                        std::string_view shape);
+
+/// 17 to 64 (integer_gemm_cuda.cu).
+void launch_marlin_gemm(const MarlinLaunch& args, int bits, DType activation, int blocks, cudaStream_t stream,
+                        std::string_view shape);
+/// 1 to 8 activation rows on block-interleaved words (interleaved_gemv_cuda.cu).
+void launch_interleaved_gemv(const Launch& args, DType activation, int blocks, cudaStream_t stream,
+                             std::string_view shape);
+
+/// Calls body.operator()<bits, Type, with_zeros>() for a width and a type of activations.
+template <class Body>
+void with_types(const MarlinLaunch& args, int bits, DType activation, const Body& body) {
+  const auto with_zeros = [&]<int width, class Type>() {
+    if (args.zeros != nullptr) return body.template operator()<width, Type, true>();
+    return body.template operator()<width, Type, false>();
+  };
+  const auto with_type = [&]<int width>() {
+    if (activation == DType::f16) return with_zeros.template operator()<width, device::HalfType>();
+    return with_zeros.template operator()<width, device::Bf16Type>();
+  };
+  if (bits == 4) return with_type.template operator()<4>();
+  return with_type.template operator()<8>();
+}
+
+}  // namespace w4q::kernels::integer

@@ -1,0 +1,213 @@
+// The GPU's integer linear layers against an fp64 product of the decoded weights.
+#include "device/properties.h"
+#include "dialect_samples.h"
+#include "formats/scheme_registry.h"
+#include "linear_cuda_check.h"
+#include "repack/layout_registry.h"
+
+namespace w4q::kernels {
+namespace {
+
+using formats::PlaneRole;
+using formats::Scheme;
+using formats::SchemeFamily;
+using test::Activations;
+using test::linear_bound;
+using test::LinearExtras;
+
+struct Size {
+  int64_t n, k;
+};
+
+/// A random weight on both sides. With act order every group has its number of inputs, as GPTQ makes them.
+class Weight {
+ public:
+  Weight(const Scheme& scheme, Size size, std::string_view layout, const device::Stream& stream)
+      : scheme_(scheme), size_(size), layout_(layout) {
+    auto canonical = test::sample_integer(scheme, size.n, size.k, 11);
+    if (scheme.act_order) shuffle_groups(canonical);
+    decoded_.resize(static_cast<size_t>(size.n * size.k));
+    const auto& row = formats::scheme_row(scheme.family);
+    for (int64_t r = 0; r < size.n; ++r) {
+      row.decode_row(canonical, r,
+                     std::span(decoded_).subspan(static_cast<size_t>(r * size.k), static_cast<size_t>(size.k)));
+    }
+    const auto packed = repack::layout_row(layout).pack(canonical);
+    codes_ = device::DeviceBuffer::copy_of(packed.plane(PlaneRole::codes).bytes.bytes(), stream);
+    scales_ = device::DeviceBuffer::copy_of(packed.plane(PlaneRole::scales).bytes.bytes(), stream);
+    if (scheme.asymmetric) zeros_ = device::DeviceBuffer::copy_of(packed.plane(PlaneRole::zeros).bytes.bytes(), stream);
+    if (scheme.act_order) order_ = device::DeviceBuffer::copy_of(bytes_of(input_order(canonical)), stream);
+    stream.synchronize();
+  }
+
+  KbitDeviceWeight on_device() const {
+    KbitDeviceWeight weight;
+    weight.scheme = scheme_;
+    weight.n = size_.n;
+    weight.k = size_.k;
+    weight.codes = codes_.as<uint32_t>();
+    weight.scales = scales_.data();
+    weight.layout = layout_;
+    weight.scale_max = 1;
+    if (scheme_.asymmetric) weight.zeros = zeros_.as<uint32_t>();
+    if (scheme_.act_order) weight.input_order = order_.as<int32_t>();
+    return weight;
+  }
+  const std::vector<float>& decoded() const { return decoded_; }
+
+ private:
+  static void shuffle_groups(formats::PackedWeight& weight) {
+    const auto index = weight.plane(PlaneRole::group_index).bytes.as<int32_t>();
+    for (size_t i = 0; i < index.size(); ++i) index[i] = static_cast<int32_t>(i) / weight.scheme.block;
+    for (size_t i = index.size(); i > 1; --i) std::swap(index[i - 1], index[random_bits(5, i) % i]);
+  }
+  static std::vector<int32_t> input_order(const formats::PackedWeight& weight) {
+    const auto index = weight.plane(PlaneRole::group_index).bytes.as<int32_t>();
+    std::vector<int32_t> order(index.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
+    std::ranges::stable_sort(order, {}, [&](int32_t input) { return index[static_cast<size_t>(input)]; });
+    return order;
+  }
+
+  Scheme scheme_;
+  Size size_;
+  std::string_view layout_;
+  device::DeviceBuffer codes_, scales_, zeros_, order_;
+  std::vector<float> decoded_;
+};
+
+class IntegerLinearCuda : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string why;
+    if (!device::find_gpu(&why)) GTEST_SKIP() << "needs a GPU: " << why;
+  }
+
+  static void check(std::string_view scheme_name, std::string_view layout, Size size, std::span<const int64_t> rows) {
+    const device::Stream stream;
+    const Scheme scheme = formats::parse_scheme(scheme_name);
+    const Weight weight(scheme, size, layout, stream);
+    for (const DType dtype : {DType::f16, DType::bf16}) {
+      for (const int64_t m : rows) {
+        const auto outcome =
+            test::run_linear(weight.on_device(), weight.decoded(), Activations(m, size.k, size.k, dtype), {}, stream);
+        ASSERT_LE(outcome.relative_error, linear_bound(dtype, size.n * size.k))
+            << scheme_name << " " << layout << " " << size.n << " × " << size.k << ", " << m << " rows, "
+            << dtype_name(dtype);
+      }
+    }
+  }
+};
+
+constexpr int64_t all_rows[] = {1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 200};
+constexpr Size ragged[] = {{64, 64}, {1, 1}, {3, 31}, {65, 33}, {100, 96}, {128, 1408}, {257, 2097}, {1000, 520}};
+
+TEST_F(IntegerLinearCuda, MarlinWordsOverRaggedShapes) {
+  for (const std::string_view scheme :
+       {"int4-g128-f16", "int4-g32-f16", "int4-g64-bf16", "int4-row-f16", "int4-g128-f16-asym", "int4-row-f16-asym",
+        "int8-g128-f16", "int8-row-bf16", "int8-g64-f16-asym"}) {
+    for (const Size size : ragged) check(scheme, "marlin", size, all_rows);
+  }
+}
+
+TEST_F(IntegerLinearCuda, MarlinWordsWithActOrder) {
+  for (const std::string_view scheme :
+       {"int4-g128-f16-actorder", "int8-g32-f16-actorder", "int4-g64-f16-asym-actorder"}) {
+    for (const Size size : {Size{64, 128}, {100, 300}, {257, 2097}}) check(scheme, "marlin", size, all_rows);
+  }
+}
+
+TEST_F(IntegerLinearCuda, InterleavedWordsOverRaggedShapes) {
+  constexpr int64_t rows[] = {1, 2, 3, 4, 5, 8, 9, 64};
+  for (const Size size : ragged) check("int4-g32-f16", "interleaved", size, rows);
+}
+
+TEST_F(IntegerLinearCuda, ModelShapes) {
+  constexpr int64_t rows[] = {1, 8, 64};
+  for (const Size size : {Size{4096, 4096}, {4096, 14336}}) {
+    check("int4-g128-f16", "marlin", size, rows);
+    check("int4-g32-f16", "interleaved", size, std::span(rows).first(2));
+  }
+}
+
+TEST_F(IntegerLinearCuda, BiasStrideResidualAndUnalignedRows) {
+  const device::Stream stream;
+  const Size size{300, 200};
+  LinearExtras extras;
+  for (int64_t i = 0; i < size.n; ++i)
+    extras.bias.push_back(static_cast<float>(random_normal(11, static_cast<uint64_t>(i))));
+  for (const auto& [scheme, layout] : {std::pair{"int4-g64-f16-asym", "marlin"}, {"int4-g32-f16", "interleaved"}}) {
+    const Weight weight(formats::parse_scheme(scheme), size, layout, stream);
+    for (const bool residual : {false, true}) {
+      extras.residual = residual;
+      for (const int64_t stride : {200, 208, 201}) {
+        for (const int64_t m : {1, 5, 20, 64}) {
+          const auto outcome = test::run_linear(weight.on_device(), weight.decoded(),
+                                                Activations(m, size.k, stride, DType::f16), extras, stream);
+          EXPECT_LE(outcome.relative_error, linear_bound(DType::f16, size.n * size.k))
+              << layout << ", stride " << stride << ", " << m << " rows, residual " << residual;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(IntegerLinearCuda, BitIdenticalFromRunToRun) {
+  const device::Stream stream;
+  const Size size{6144, 4096};
+  for (const auto& [scheme, layout] : {std::pair{"int4-g128-f16", "marlin"}, {"int4-g32-f16", "interleaved"}}) {
+    const Weight weight(formats::parse_scheme(scheme), size, layout, stream);
+    for (const int64_t m : {1, 16, 40}) {
+      const Activations x(m, size.k, size.k, DType::f16);
+      const auto first = test::run_linear(weight.on_device(), weight.decoded(), x, {}, stream).bits;
+      for (int repeat = 0; repeat < 2; ++repeat) {
+        EXPECT_EQ(test::run_linear(weight.on_device(), weight.decoded(), x, {}, stream).bits, first);
+      }
+    }
+  }
+}
+
+TEST_F(IntegerLinearCuda, OneTableChoosesTheKernel) {
+  const auto chosen = [](std::string_view scheme, std::string_view layout, int64_t m) {
+    return pick_kernel({formats::parse_scheme(scheme), layout, m, 4096, 4096, DType::f16}).name;
+  };
+  EXPECT_EQ(chosen("int4-g128-f16", "marlin", 1), "marlin-gemv");
+  EXPECT_EQ(chosen("int8-row-bf16", "marlin", 16), "marlin-gemv");
+  EXPECT_EQ(chosen("int4-g32-f16", "interleaved", 8), "interleaved-gemv");
+  test::expect_error(ErrorCode::unsupported, {"int4-g32-f16", "gptq", "marlin-gemv reads marlin"},
+                     [&] { chosen("int4-g32-f16", "gptq", 1); });
+  test::expect_error(ErrorCode::unsupported, {"interleaved-gemv reads interleaved with 1 to 64"},
+                     [&] { chosen("int4-g32-f16", "interleaved", 65); });
+}
+
+TEST_F(IntegerLinearCuda, RefusesBadArgumentsBeforeAnyLaunch) {
+  const device::Stream stream;
+  const Size size{64, 128};
+  const Weight weight(formats::parse_scheme("int4-g32-f16-asym-actorder"), size, "marlin", stream);
+  device::DeviceBuffer x(128 * 2), y(64 * 2), workspace(size_t{1} << 22);
+  workspace.fill(0, stream);
+  KbitLinearArgs good;
+  good.m = 1;
+  good.x = x.data();
+  good.ldx = 128;
+  good.ldy = 64;
+  good.weight = weight.on_device();
+  good.y = y.data();
+  good.workspace = workspace.data();
+  good.workspace_bytes = workspace.size();
+  const auto refused = [&](std::string_view part, const auto& change) {
+    KbitLinearArgs args = good;
+    change(args);
+    test::expect_error(ErrorCode::bad_argument, {"kbit_linear", part}, [&] { kbit_linear(args, stream.get()); });
+  };
+  refused("null", [](auto& a) { a.weight.zeros = nullptr; });
+  refused("null", [](auto& a) { a.weight.input_order = nullptr; });
+  refused("misaligned", [](auto& a) { a.weight.codes = a.weight.codes + 1; });
+  refused("stride", [](auto& a) { a.ldx = 127; });
+  refused("workspace", [](auto& a) { a.workspace_bytes = 15; });
+  kbit_linear(good, stream.get());
+  stream.synchronize();
+}
+
+}  // namespace
+}  // namespace w4q::kernels

@@ -1,0 +1,116 @@
+// Runs a GPU linear layer and compares it with an fp64 product of the decoded weights.
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "core/convert.h"
+#include "core/float_formats.h"
+#include "core/parallel.h"
+#include "core/rng.h"
+#include "device/buffer.h"
+#include "kernels/kbit_linear.h"
+#include "support.h"
+
+namespace w4q::test {
+
+/// Activations in a 16-bit type, with a row stride of their own.
+struct Activations {
+  int64_t m, k, stride;
+  DType dtype;
+  std::vector<uint16_t> bits;
+  std::vector<float> values;
+
+  Activations(int64_t m_, int64_t k_, int64_t stride_, DType dtype_) : m(m_), k(k_), stride(stride_), dtype(dtype_) {
+    bits.resize(static_cast<size_t>(m * stride), 0x7E00);  // NaN where nothing may be read
+    values.resize(static_cast<size_t>(m * k));
+    for (int64_t r = 0; r < m; ++r) {
+      for (int64_t c = 0; c < k; ++c) {
+        const auto value = static_cast<float>(random_normal(9, static_cast<uint64_t>(r * k + c)));
+        const uint16_t half = dtype == DType::f16 ? f16_from_f32(value) : bf16_from_f32(value);
+        bits[static_cast<size_t>(r * stride + c)] = half;
+        values[static_cast<size_t>(r * k + c)] = dtype == DType::f16 ? f32_from_f16(half) : f32_from_bf16(half);
+      }
+    }
+  }
+};
+
+struct LinearOutcome {
+  std::vector<uint16_t> bits;  ///< [m][ldy]
+  double relative_error = 0;   ///< Frobenius
+};
+
+/// What is added to a product, on top of the weight.
+struct LinearExtras {
+  std::vector<float> bias;
+  bool residual = false;  ///< added in place: y holds ones before
+};
+
+inline constexpr uint16_t poison = 0xA5A5;
+
+/// f16: two roundings to 11 bits (weight or table entry, product with the scale) and one of the result, each at most
+/// 2^-11 relative and about 0.29 · 2^-11 · √… in the mean: 5e-4 was measured; bf16: the same with 8 bits, 8 times as
+/// much. A few weights have the worst case instead of the mean.
+inline double linear_bound(DType dtype, int64_t weights) {
+  return (dtype == DType::f16 ? 1e-3 : 6e-3) * (weights < 1000 ? 4 : 1);
+}
+
+/// Runs the layer `weight` whose decoded values are `decoded`, [n][k].
+inline LinearOutcome run_linear(const kernels::KbitDeviceWeight& weight, const std::vector<float>& decoded,
+                                const Activations& x, const LinearExtras& extras, const device::Stream& stream) {
+  const int64_t n = weight.n;
+  const int64_t k = weight.k;
+  const int64_t ldy = n + 3;
+  const auto x_device = device::DeviceBuffer::copy_of(bytes_of(x.bits), stream);
+  const auto bias_device = device::DeviceBuffer::copy_of(bytes_of(extras.bias), stream);
+  const uint16_t one = x.dtype == DType::f16 ? f16_from_f32(1) : bf16_from_f32(1);
+  std::vector<uint16_t> before(static_cast<size_t>(x.m * ldy), poison);
+  for (int64_t r = 0; extras.residual && r < x.m; ++r) std::fill_n(before.begin() + r * ldy, n, one);
+  auto y = device::DeviceBuffer::copy_of(bytes_of(before), stream);
+  device::DeviceBuffer workspace(kernels::linear_workspace({weight.scheme, weight.layout, x.m, n, k, x.dtype}));
+  workspace.fill(0, stream);
+  kernels::KbitLinearArgs args;
+  args.m = x.m;
+  args.activation = x.dtype;
+  args.x = x_device.data();
+  args.ldx = x.stride;
+  args.weight = weight;
+  args.bias = extras.bias.empty() ? nullptr : bias_device.as<float>();
+  args.residual = extras.residual ? y.data() : nullptr;
+  args.y = y.data();
+  args.ldy = ldy;
+  args.workspace = workspace.data();
+  args.workspace_bytes = workspace.size();
+  kernels::kbit_linear(args, stream.get());
+  LinearOutcome outcome;
+  outcome.bits.resize(static_cast<size_t>(x.m * ldy));
+  y.download(std::as_writable_bytes(std::span(outcome.bits)), stream);
+  stream.synchronize();
+
+  std::vector<double> error(static_cast<size_t>(n)), signal(error.size());
+  parallel_for(n, 8, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      for (int64_t r = 0; r < x.m; ++r) {
+        double sum = (extras.bias.empty() ? 0 : extras.bias[static_cast<size_t>(row)]) + (extras.residual ? 1 : 0);
+        const float* w = decoded.data() + row * k;
+        const float* v = x.values.data() + r * k;
+        for (int64_t c = 0; c < k; ++c) sum += double{w[c]} * v[c];
+        const uint16_t bits = outcome.bits[static_cast<size_t>(r * ldy + row)];
+        const double got = x.dtype == DType::f16 ? f32_from_f16(bits) : f32_from_bf16(bits);
+        error[static_cast<size_t>(row)] += (got - sum) * (got - sum);
+        signal[static_cast<size_t>(row)] += sum * sum;
+      }
+    }
+  });
+  double error_sum = 0;
+  double signal_sum = 0;
+  for (size_t i = 0; i < error.size(); ++i) error_sum += error[i], signal_sum += signal[i];
+  outcome.relative_error = std::sqrt(error_sum / signal_sum);
+  // Nothing behind a row's n outputs is touched.
+  for (int64_t r = 0; r < x.m; ++r) {
+    for (int64_t c = n; c < ldy; ++c) EXPECT_EQ(outcome.bits[static_cast<size_t>(r * ldy + c)], poison) << "row " << r;
+  }
+  return outcome;
+}
+
+}  // namespace w4q::test
