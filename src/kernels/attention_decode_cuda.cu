@@ -1,6 +1,6 @@
 // Attention of one token. A block has one key head (and up to eight of the query heads that read it) and a stretch of
-// pages; its four warps take pages in turn, straight from global memory into registers: no shared memory, no barrier in
-// the loop. Per page and warp: 2 · dim/16 mma for the scores of eight heads, dim/16 for the output.
+// pages; its eight warps take pages in turn, straight from global memory into registers: no shared memory, no barrier
+// in the loop. Per page and warp: 2 · dim/16 mma for the scores of eight heads, dim/16 for the output.
 #include <algorithm>
 
 #include "core/error.h"
@@ -14,7 +14,7 @@
 namespace w4q::kernels {
 namespace {
 
-constexpr int warps = 4;
+constexpr int warps = 8;
 constexpr int tile_heads = 8;  ///< query heads of a block: the columns of an mma
 /// Pages that a block takes at least, before another one joins.
 constexpr int pages_per_split = warps;
@@ -27,7 +27,7 @@ struct Plan {
   int head_tiles, splits;
 };
 Plan plan_for(int heads, int kv_heads) {
-  static const int most_blocks = 3 * device::multiprocessors();
+  static const int most_blocks = 2 * device::multiprocessors();
   const int group = heads / kv_heads;
   const int head_tiles = (group + tile_heads - 1) / tile_heads;
   return {head_tiles, std::clamp(most_blocks / (kv_heads * head_tiles), 1, most_splits)};
@@ -55,7 +55,7 @@ struct Task {
   int heads, group, head_tiles;
 };
 
-/// What the four warps of a block share.
+/// What the warps of a block share.
 template <int dim>
 struct Shared {
   float rows[warps][dim];  ///< a head while it is rotated
@@ -163,6 +163,21 @@ struct Stretch {
   }
 };
 
+/// Asks for a warp's first page, so that it comes while heads are rotated.
+template <KvType type, int dim>
+__device__ void prefetch_page(const Task& task, const Stretch& stretch, int kv_head) {
+  constexpr int page_bytes = kv_head_page_bytes(type, dim);
+  const int index = stretch.first + static_cast<int>(threadIdx.x) / 32;
+  if (index >= stretch.past) return;
+  const int64_t page = task.layer.table[index];
+  for (int at = static_cast<int>(threadIdx.x) % 32 * 128; at < page_bytes; at += 32 * 128) {
+    for (std::byte* pool : {task.layer.keys, task.layer.values}) {
+      asm volatile(
+          "prefetch.global.L2 [%0];" ::"l"(head_page(pool, page, task.layer.kv_heads, kv_head, page_bytes) + at));
+    }
+  }
+}
+
 /// Puts the tile's query heads into shared memory, and the token's key and value into the cache where the block has
 /// its page.
 template <KvType type, int dim>
@@ -171,36 +186,34 @@ __device__ void prepare(const Task& task, const Stretch& stretch, int kv_head, i
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int head_dim = task.layer.head_dim;
   const HeadRotation& rotation = task.rotation;
-  const float* const cosine = rotation.cosine + int64_t{stretch.position} * rotation.pairs;
-  const float* const sine = rotation.sine + int64_t{stretch.position} * rotation.pairs;
+  const int64_t angles_at = int64_t{stretch.position} * rotation.pairs;
+  const Angles<dim> angles(rotation.cosine + angles_at, rotation.sine + angles_at, rotation.pairs);
   float* const row = shared.rows[warp];
+  const int first_head = kv_head * task.group + head_tile * tile_heads;
+  const int queries = min(tile_heads, task.group - head_tile * tile_heads);
   const bool stores = stretch.past * kv_page_tokens > stretch.position;
-  // Items 0 … 7: query heads; 8: the key; 9: the value.
-  for (int item = warp; item < tile_heads + 2; item += warps) {
-    const int in_group = head_tile * tile_heads + item;
-    if (item < tile_heads) {
-      if (in_group < task.group) {
-        load_head(task.qkv + int64_t{kv_head * task.group + in_group} * head_dim, head_dim, dim, row);
-        normalize_head(row, rotation.q_norm, head_dim, rotation.eps);
-        rotate_head(row, cosine, sine, rotation.pairs);
-      }
-      for (int i = lane; i < dim; i += 32) {
-        shared.queries[item][i] = __float2half_rn(in_group < task.group ? row[i] : 0.0f);
-      }
-    } else if (stores) {
-      const bool key = item == tile_heads;
-      const int head = task.heads + (key ? 0 : task.layer.kv_heads) + kv_head;
-      load_head(task.qkv + int64_t{head} * head_dim, head_dim, dim, row);
-      if (key) {
-        normalize_head(row, rotation.k_norm, head_dim, rotation.eps);
-        rotate_head(row, cosine, sine, rotation.pairs);
-      }
+  // Items: the query heads, the key, the value.
+  for (int item = warp; item < queries + (stores ? 2 : 0); item += warps) {
+    const bool query = item < queries;
+    const bool key = item == queries;
+    const int head = query ? first_head + item : task.heads + (key ? 0 : task.layer.kv_heads) + kv_head;
+    load_head(task.qkv + int64_t{head} * head_dim, head_dim, dim, row);
+    if (query || key) {
+      normalize_head(row, query ? rotation.q_norm : rotation.k_norm, head_dim, rotation.eps);
+      rotate_head(row, angles, rotation.pairs);
+    }
+    if (query) {
+      for (int i = lane; i < dim; i += 32) shared.queries[item][i] = __float2half_rn(row[i]);
+    } else {
       std::byte* const page =
           head_page(key ? task.layer.keys : task.layer.values, task.layer.table[stretch.position / kv_page_tokens],
                     task.layer.kv_heads, kv_head, kv_head_page_bytes(type, dim));
       encode_row(type, row, dim, page, stretch.position % kv_page_tokens);
     }
     __syncwarp();
+  }
+  for (int i = static_cast<int>(threadIdx.x) + queries * dim; i < tile_heads * dim; i += warps * 32) {
+    shared.queries[i / dim][i % dim] = __ushort_as_half(0);
   }
   __syncthreads();
 }
@@ -258,7 +271,7 @@ __device__ void attend(const Task& task, const Stretch& stretch, int kv_head, co
   }
 }
 
-/// use(head, dim, largest, weight, sum) for what the block's four warps have together.
+/// use(head, dim, largest, weight, sum) for what the block's warps have together.
 template <int dim, class Use>
 __device__ void merge_warps(const Shared<dim>& shared, int heads, const Use& use) {
   for (int i = static_cast<int>(threadIdx.x); i < heads * dim; i += warps * 32) {
@@ -341,6 +354,7 @@ __global__ void __launch_bounds__(warps * 32) decode_attention_kernel(const Task
   const int head_tile = static_cast<int>(blockIdx.y) % task.head_tiles;
   const Stretch stretch(task, split, static_cast<int>(gridDim.x));
   if (split >= stretch.active) return;
+  prefetch_page<type, dim>(task, stretch, kv_head);
   prepare<type>(task, stretch, kv_head, head_tile, shared);
   Running<type, dim> running;
   running.clear();

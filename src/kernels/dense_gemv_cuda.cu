@@ -15,6 +15,9 @@ constexpr int warps = 8;
 constexpr int rows = 4;       ///< outputs of a warp
 constexpr int in_flight = 2;  ///< steps of weights asked for ahead
 constexpr int64_t step_inputs = 256;
+/// Fewer outputs than this are shared by warps: there would be too few loads in flight.
+constexpr int64_t few_outputs = 8192;
+constexpr int few_split = 4;
 constexpr float largest_half = 65504.0f;
 
 enum class Output { half, fp32, residual, gated };
@@ -42,25 +45,26 @@ struct Step {
   }
 };
 
-/// The row of W behind output `r` of warp `warp`: gated outputs are two of the first half and two of the second.
+/// The row of W behind output `r` of team `team` (the warps that share outputs): gated outputs are two of the first
+/// half and two of the second.
 template <Output output>
-__device__ int64_t row_index(const DenseGemvArgs& args, int64_t warp, int r) {
-  if constexpr (output == Output::gated) return warp * (rows / 2) + r % 2 + (r / 2) * (args.n / 2);
-  return warp * rows + r;
+__device__ int64_t row_index(const DenseGemvArgs& args, int64_t team, int r) {
+  if constexpr (output == Output::gated) return team * (rows / 2) + r % 2 + (r / 2) * (args.n / 2);
+  return team * rows + r;
 }
 
 template <Output output>
-__device__ void store(const DenseGemvArgs& args, int64_t warp, const float (&sums)[rows]) {
+__device__ void store(const DenseGemvArgs& args, int64_t team, const float (&sums)[rows]) {
   float values[rows];
 #pragma unroll
   for (int r = 0; r < rows; ++r) {
-    const int64_t row = min(row_index<output>(args, warp, r), args.n - 1);
+    const int64_t row = min(row_index<output>(args, team, r), args.n - 1);
     values[r] = args.bias == nullptr ? sums[r] : sums[r] + args.bias[row];
   }
   if constexpr (output == Output::gated) {
 #pragma unroll
     for (int r = 0; r < rows / 2; ++r) {
-      const int64_t at = warp * (rows / 2) + r;
+      const int64_t at = team * (rows / 2) + r;
       if (at >= args.n / 2) return;
       // What lies between is rounded as if it were stored.
       const float gate = __half2float(__float2half_rn(values[r]));
@@ -71,7 +75,7 @@ __device__ void store(const DenseGemvArgs& args, int64_t warp, const float (&sum
   } else {
 #pragma unroll
     for (int r = 0; r < rows; ++r) {
-      const int64_t at = warp * rows + r;
+      const int64_t at = team * rows + r;
       if (at >= args.n) return;
       if constexpr (output == Output::half) args.out[at] = __float2half_rn(values[r]);
       if constexpr (output == Output::fp32) args.out_fp32[at] = values[r];
@@ -80,42 +84,70 @@ __device__ void store(const DenseGemvArgs& args, int64_t warp, const float (&sum
   }
 }
 
-template <Output output>
+/// Adds the sums of the warps of a team, in their order, in its first warp.
+template <int split>
+__device__ void add_team(float (&sums)[rows]) {
+  __shared__ float shared[warps][rows];
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  if (threadIdx.x % 32 == 0) {
+#pragma unroll
+    for (int r = 0; r < rows; ++r) shared[warp][r] = sums[r];
+  }
+  __syncthreads();
+  if (warp % split != 0) return;
+#pragma unroll
+  for (int other = 1; other < split; ++other) {
+#pragma unroll
+    for (int r = 0; r < rows; ++r) sums[r] += shared[warp + other][r];
+  }
+}
+
+template <Output output, int split>
 __global__ void __launch_bounds__(warps * 32) dense_gemv_kernel(const DenseGemvArgs args) {
   device::allow_next_launch();
-  const int64_t warp = int64_t{blockIdx.x} * warps + threadIdx.x / 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int64_t team = int64_t{blockIdx.x} * (warps / split) + warp / split;
   const __half* row[rows];
 #pragma unroll
-  for (int r = 0; r < rows; ++r) row[r] = args.weight + min(row_index<output>(args, warp, r), args.n - 1) * args.k;
-  const int64_t lane = int64_t{threadIdx.x} % 32 * 8;
+  for (int r = 0; r < rows; ++r) row[r] = args.weight + min(row_index<output>(args, team, r), args.n - 1) * args.k;
+  constexpr int64_t stride = split * step_inputs;
+  const int64_t first = int64_t{threadIdx.x} % 32 * 8 + warp % split * step_inputs;
   Step ring[in_flight];
 #pragma unroll
-  for (int i = 0; i < in_flight; ++i) ring[i].load(row, lane + i * step_inputs, args.k);
+  for (int i = 0; i < in_flight; ++i) ring[i].load(row, first + i * stride, args.k);
   device::wait_for_previous_launch();
   float sums[rows] = {};
-  for (int64_t at = lane; at < args.k; at += in_flight * step_inputs) {
+  for (int64_t at = first; at < args.k; at += in_flight * stride) {
 #pragma unroll
     for (int i = 0; i < in_flight; ++i) {
-      const int64_t here = at + i * step_inputs;
+      const int64_t here = at + i * stride;
       if (here < args.k) {
         const uint4 x = __ldg(reinterpret_cast<const uint4*>(args.x + here));
 #pragma unroll
         for (int r = 0; r < rows; ++r) sums[r] = dot(ring[i].weight[r], x, sums[r]);
       }
-      ring[i].load(row, here + in_flight * step_inputs, args.k);
+      ring[i].load(row, here + in_flight * stride, args.k);
     }
   }
 #pragma unroll
   for (float& sum : sums) sum = warp_sum(sum);
-  if (threadIdx.x % 32 == 0) store<output>(args, warp, sums);
+  if constexpr (split > 1) add_team<split>(sums);
+  if (threadIdx.x % 32 == 0 && warp % split == 0) store<output>(args, team, sums);
+}
+
+template <Output output, int split>
+void launch_split(const DenseGemvArgs& args, cudaStream_t stream) {
+  const int64_t teams = output == Output::gated ? (args.n / 2 + 1) / 2 : (args.n + rows - 1) / rows;
+  constexpr int64_t teams_in_block = warps / split;
+  const int64_t blocks = (teams + teams_in_block - 1) / teams_in_block;
+  launch<dense_gemv_kernel<output, split>>({dim3(static_cast<unsigned>(blocks)), warps * 32, 0, args.overlap}, stream,
+                                           "dense_gemv", args);
 }
 
 template <Output output>
 void launch_gemv(const DenseGemvArgs& args, cudaStream_t stream) {
-  const int64_t outputs = output == Output::gated ? (args.n / 2 + 1) / 2 * rows : args.n;
-  const int64_t blocks = (outputs + warps * rows - 1) / (warps * rows);
-  launch<dense_gemv_kernel<output>>({dim3(static_cast<unsigned>(blocks)), warps * 32, 0, args.overlap}, stream,
-                                    "dense_gemv", args);
+  if (args.n < few_outputs) return launch_split<output, few_split>(args, stream);
+  launch_split<output, 1>(args, stream);
 }
 
 }  // namespace

@@ -27,14 +27,32 @@ __device__ __forceinline__ void normalize_head(float* row, const float* weight, 
   __syncwarp();
 }
 
-/// Rotates pairs by the angles of one position.
-__device__ __forceinline__ void rotate_head(float* row, const float* cosine, const float* sine, int pairs) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (int i = lane; i < pairs; i += 32) {
+/// A lane's angles of one position: of pairs lane, lane + 32 …; heads have up to `dim` values.
+template <int dim>
+struct Angles {
+  float cosine[dim / 64], sine[dim / 64];
+
+  __device__ __forceinline__ Angles(const float* cosines, const float* sines, int pairs) {
+#pragma unroll
+    for (int j = 0; j < dim / 64; ++j) {
+      const int i = static_cast<int>(threadIdx.x) % 32 + 32 * j;
+      cosine[j] = i < pairs ? cosines[i] : 1.0f;
+      sine[j] = i < pairs ? sines[i] : 0.0f;
+    }
+  }
+};
+
+/// Rotates pairs i and i + pairs of the row.
+template <int dim>
+__device__ __forceinline__ void rotate_head(float* row, const Angles<dim>& angles, int pairs) {
+#pragma unroll
+  for (int j = 0; j < dim / 64; ++j) {
+    const int i = static_cast<int>(threadIdx.x) % 32 + 32 * j;
+    if (i >= pairs) break;
     const float a = row[i];
     const float b = row[i + pairs];
-    row[i] = a * cosine[i] - b * sine[i];
-    row[i + pairs] = b * cosine[i] + a * sine[i];
+    row[i] = a * angles.cosine[j] - b * angles.sine[j];
+    row[i + pairs] = b * angles.cosine[j] + a * angles.sine[j];
   }
   __syncwarp();
 }

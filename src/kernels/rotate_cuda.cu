@@ -26,7 +26,9 @@ __global__ void rotate_and_store_kernel(QkvRows qkv, PagedLayer layer, HeadRotat
   const bool key = !query && head < qkv.heads + layer.kv_heads;
   if (query || key) {
     normalize_head(values, query ? rotation.q_norm : rotation.k_norm, layer.head_dim, rotation.eps);
-    rotate_head(values, rotation.cosine + row * rotation.pairs, rotation.sine + row * rotation.pairs, rotation.pairs);
+    const Angles<most_dim> angles(rotation.cosine + row * rotation.pairs, rotation.sine + row * rotation.pairs,
+                                  rotation.pairs);
+    rotate_head(values, angles, rotation.pairs);
   }
   if (query) {
     for (int i = static_cast<int>(threadIdx.x) % 32; i < layer.head_dim; i += 32) {

@@ -33,6 +33,40 @@ struct Row {
   __device__ uint32_t key(int64_t i) const {
     return ordered(half ? __half2float(static_cast<const __half*>(data)[i]) : static_cast<const float*>(data)[i]);
   }
+
+  /// use(i, key) for the thread's share of the entries: eight neighbours at a time.
+  template <class Use>
+  __device__ void for_each(const Use& use) const {
+    const bool aligned = reinterpret_cast<uintptr_t>(data) % 16 == 0;
+    const int64_t chunks = aligned ? vocab / 8 : 0;
+#pragma unroll 2
+    for (int64_t chunk = threadIdx.x; chunk < chunks; chunk += threads) {
+      float values[8];
+      load_eight(chunk, values);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) use(8 * chunk + j, ordered(values[j]));
+    }
+    for (int64_t i = 8 * chunks + threadIdx.x; i < vocab; i += threads) use(i, key(i));
+  }
+
+ private:
+  __device__ void load_eight(int64_t chunk, float (&values)[8]) const {
+    if (half) {
+      const uint4 bits = static_cast<const uint4*>(data)[chunk];
+      const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 pair = __half22float2(reinterpret_cast<const __half2&>(words[i]));
+        values[2 * i] = pair.x, values[2 * i + 1] = pair.y;
+      }
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float4 four = static_cast<const float4*>(data)[2 * chunk + i];
+      values[4 * i] = four.x, values[4 * i + 1] = four.y, values[4 * i + 2] = four.z, values[4 * i + 3] = four.w;
+    }
+  }
 };
 
 /// The tokens that are still candidates: all with a key above `key`, and the first `ties` of those with that key, by
@@ -68,10 +102,18 @@ __device__ T reduce(T value, Shared& shared, T neutral, const Combine& combine) 
   return block_reduce(value, reinterpret_cast<T*>(shared.reduce), neutral, combine);
 }
 
-__device__ uint32_t largest_key(const Row& row, Shared& shared) {
-  uint32_t largest = 0;
-  for (int64_t i = threadIdx.x; i < row.vocab; i += threads) largest = max(largest, row.key(i));
-  return reduce(largest, shared, 0u, [](uint32_t a, uint32_t b) { return max(a, b); });
+/// The likeliest token, the lowest id on ties.
+struct Top {
+  uint32_t key;
+  int id;
+};
+__device__ Top likeliest(const Row& row, Shared& shared) {
+  unsigned long long best = 0;
+  row.for_each([&](int64_t i, uint32_t key) {
+    best = max(best, static_cast<unsigned long long>(key) << 32 | (0xFFFFFFFFu - static_cast<uint32_t>(i)));
+  });
+  best = reduce(best, shared, 0ull, [](unsigned long long a, unsigned long long b) { return max(a, b); });
+  return {static_cast<uint32_t>(best >> 32), static_cast<int>(0xFFFFFFFFu - static_cast<uint32_t>(best))};
 }
 
 /// The id of the token with this key that has `before` such tokens before it.
@@ -114,11 +156,10 @@ __device__ Cut descend(const Row& row, const Cut& cut, const Measure& measure, u
   for (int shift = 24; shift >= 0; shift -= 8) {
     for (int i = static_cast<int>(threadIdx.x); i < buckets; i += threads) shared.histogram[i] = 0;
     __syncthreads();
-    for (int64_t i = threadIdx.x; i < row.vocab; i += threads) {
-      const uint32_t key = row.key(i);
+    row.for_each([&](int64_t, uint32_t key) {
       const bool inside = shift == 24 || (key >> (shift + 8)) == (prefix >> (shift + 8));
       if (inside && key > cut.key) atomicAdd(&shared.histogram[key >> shift & 255u], measure.of(key));
-    }
+    });
     __syncthreads();
     if (threadIdx.x == 0) {
       // Tokens at the cut itself count by their number, which the last bucket search resolves.
@@ -149,17 +190,16 @@ __device__ Cut descend(const Row& row, const Cut& cut, const Measure& measure, u
 /// How many tokens have the key of the cut, kept or not.
 __device__ int64_t count_key(const Row& row, uint32_t key, Shared& shared) {
   unsigned long long count = 0;
-  for (int64_t i = threadIdx.x; i < row.vocab; i += threads) count += row.key(i) == key ? 1 : 0;
+  row.for_each([&](int64_t, uint32_t other) { count += other == key ? 1 : 0; });
   return static_cast<int64_t>(
       reduce(count, shared, 0ull, [](unsigned long long a, unsigned long long b) { return a + b; }));
 }
 
 __device__ uint64_t total(const Row& row, const Cut& cut, const Measure& measure, Shared& shared) {
   unsigned long long sum = 0;
-  for (int64_t i = threadIdx.x; i < row.vocab; i += threads) {
-    const uint32_t key = row.key(i);
+  row.for_each([&](int64_t, uint32_t key) {
     if (key > cut.key) sum += measure.of(key);
-  }
+  });
   sum = reduce(sum, shared, 0ull, [](unsigned long long a, unsigned long long b) { return a + b; });
   return cut.ties == INT64_MAX ? sum : sum + measure.of(cut.key) * static_cast<uint64_t>(cut.ties);
 }
@@ -170,8 +210,9 @@ __device__ Cut narrower(const Row& row, const Cut& old, const Cut& cut, Shared& 
 }
 
 __device__ int draw(const Row& row, const SamplingOptions& options, uint64_t number, Shared& shared) {
-  const uint32_t top = largest_key(row, shared);
-  if (options.temperature == 0 || options.top_k == 1) return nth_with_key(row, top, 0, shared);
+  const Top first = likeliest(row, shared);
+  if (options.temperature == 0 || options.top_k == 1) return first.id;
+  const uint32_t top = first.key;
   const Measure ones{false, top, 0};
   const Measure mass{true, top, static_cast<float>(1 / options.temperature)};
   Cut cut;
