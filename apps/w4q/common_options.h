@@ -65,6 +65,7 @@ void setup_quantize(CLI::App& app, Action& action);
 void setup_calibrate(CLI::App& app, Action& action);
 void setup_repack(CLI::App& app, Action& action);
 void setup_verify(CLI::App& app, Action& action);
+void setup_compare(CLI::App& app, Action& action);
 void setup_inspect(CLI::App& app, Action& action);
 void setup_list(CLI::App& app, Action& action);
 void setup_tokenize(CLI::App& app, Action& action);

@@ -66,6 +66,7 @@ int main(int argc, char** argv) {
   app::setup_calibrate(app, action);
   app::setup_repack(app, action);
   app::setup_verify(app, action);
+  app::setup_compare(app, action);
   app::setup_inspect(app, action);
   app::setup_list(app, action);
   app::setup_tokenize(app, action);

@@ -10,6 +10,9 @@ bool has_calibration(const QualityArguments& arguments) {
   return !arguments.calibration.text.empty() || !arguments.calibration.ids.empty() || !arguments.statistics.empty();
 }
 
+/// Of --quality best, the width that measured best (docs/quality.md).
+constexpr int64_t preset_rotation = 128;
+
 /// What a preset stands for. Integers have no tables and search ranges instead of scales; where errors are fed back the
 /// plain range serves them better.
 void apply_preset(QualityArguments& arguments, pipeline::QuantizeRequest& request) {
@@ -25,6 +28,22 @@ void apply_preset(QualityArguments& arguments, pipeline::QuantizeRequest& reques
   }
   arguments.feedback = calibrates;
   arguments.awq = arguments.quality == "best";
+  // Other programs' integer checkpoints have no place for a rotation.
+  if (kbit && arguments.awq) arguments.rotate = preset_rotation;
+}
+
+/// A recipe's steps count where the command line names none.
+void apply_steps(QualityArguments& arguments, pipeline::QuantizeRequest& request) {
+  const bool named = !arguments.quality.empty() || arguments.awq || arguments.rotate > 0 || arguments.feedback ||
+                     arguments.scales == "search" || request.options.learn_table ||
+                     request.options.clip == quantize::Clip::mse;
+  if (!arguments.steps || named) return;
+  arguments.awq = arguments.steps->awq;
+  arguments.rotate = arguments.steps->rotate;
+  arguments.feedback = arguments.steps->feedback;
+  if (arguments.steps->search) arguments.scales = "search";
+  request.options.learn_table = arguments.steps->learn;
+  if (arguments.steps->clip) request.options.clip = quantize::Clip::mse;
 }
 
 void check_method(const QualityArguments& arguments, const pipeline::QuantizeRequest& request, bool searches) {
@@ -49,7 +68,7 @@ void add_quality(CLI::App& command, QualityArguments& arguments, CLI::Option& co
           .add_option(
               "--quality", arguments.quality,
               "Steps by name. fast: searches, no calibration; good: tables learned and weighted by calibration, "
-              "feedback; best: AWQ's scales too")
+              "feedback; best: AWQ's scales and, for kbit, a rotation of the inputs too")
           ->check(CLI::IsMember({"fast", "good", "best"}));
   auto* scales = command
                      .add_option("--scales", arguments.scales,
@@ -57,13 +76,19 @@ void add_quality(CLI::App& command, QualityArguments& arguments, CLI::Option& co
                      ->check(CLI::IsMember({"absmax", "search"}))
                      ->capture_default_str();
   auto* awq = command.add_flag("--awq", arguments.awq, "Search AWQ's scales of input channels as a first step");
+  auto* rotate = command
+                     .add_option("--rotate", arguments.rotate,
+                                 "Round in a basis of the inputs that a Hadamard matrix of this size turns; 0: not")
+                     ->check(CLI::IsMember({0, 32, 64, 128, 256}))
+                     ->capture_default_str();
+  command.add_option("--rotation-seed", arguments.rotation_seed, "Of the rotation's signs")->capture_default_str();
   auto* feedback = command.add_flag("--feedback", arguments.feedback,
                                     "Feed rounding errors back along k (GPTQ's order); needs calibration");
   command
       .add_option("--damping", arguments.damping, "Feedback: added to the Gram matrix, as a share of its mean diagonal")
       ->check(CLI::Range(0.0, 1e3))
       ->capture_default_str();
-  for (CLI::Option* step : {&codebook, &clip, scales, awq, feedback}) quality->excludes(step);
+  for (CLI::Option* step : {&codebook, &clip, scales, awq, rotate, feedback}) quality->excludes(step);
   add_calibration(command, "--calib", "--calib-ids", arguments.calibration);
   command.add_option("--stats", arguments.statistics, "Statistics made by w4q calibrate, instead of --calib")
       ->type_name("FILE");
@@ -75,9 +100,11 @@ void add_quality(CLI::App& command, QualityArguments& arguments, CLI::Option& co
 void set_quality(const QualityArguments& given, pipeline::QuantizeRequest& request) {
   QualityArguments arguments = given;
   arguments.awq = arguments.awq || request.method == "awq";
+  apply_steps(arguments, request);
   apply_preset(arguments, request);
   arguments.awq = arguments.awq || request.method == "awq";
   if (arguments.scales == "search") request.options.scales = quantize::Scales::search;
+  if (arguments.rotate > 0) request.options.rotation = {arguments.rotate, arguments.rotation_seed};
   const bool searches = request.options.searches();
   check_method(arguments, request, searches);
   const bool needs = arguments.awq || arguments.feedback;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -14,11 +15,14 @@ namespace w4q::app {
 struct QualityArguments {
   CalibrationArguments calibration;
   std::string statistics;
-  std::string quality;  ///< empty: the steps by themselves
+  std::string quality;                   ///< empty: the steps by themselves
+  std::optional<quantize::Steps> steps;  ///< of a recipe, for a command line that names none
   std::string scales = "absmax";
   bool awq = false;
   bool no_clip = false;
   bool no_input_scales = false;
+  int64_t rotate = 0;  ///< width of the blocks; 0: no rotation
+  uint64_t rotation_seed = 0;
   bool feedback = false;
   double damping = 0.01;
 };

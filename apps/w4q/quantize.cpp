@@ -70,13 +70,22 @@ pipeline::QuantizeRequest request(const Options& options) {
   if (options.method != "awq") quantize::quantizer_row(options.method);
   result.scheme = chosen_scheme(options.scheme, options.method);
   result.options.clip = chosen_clip(options.scheme);
-  if (!options.recipe.empty()) result.recipe = pipeline::read_recipe(options.recipe);
   result.keep = options.keep;
   result.lm_head = options.lm_head;
   result.embeddings = options.embeddings;
   result.options.bnb_compatible = options.bnb_compatible;
   set_codebook(options, result.options);
-  set_quality(options.quality, result);
+  QualityArguments quality = options.quality;
+  if (pipeline::is_recipe_line(options.recipe)) {
+    const auto line = pipeline::parse_recipe_line(options.recipe);
+    result.scheme = line.scheme;
+    if (line.scheme.family == formats::SchemeFamily::integer) result.method = "rtn";
+    quality.steps = line.steps;
+  } else if (!options.recipe.empty()) {
+    result.recipe = pipeline::read_recipe(options.recipe);
+    quality.steps = result.recipe->steps;
+  }
+  set_quality(quality, result);
   set_allocation(options.allocation, result);
   result.write = write_options(options.output);
   result.overwrite = options.output.overwrite;
@@ -113,8 +122,10 @@ void setup_quantize(CLI::App& app, Action& action) {
                        ->default_str("nf");
   command->add_flag("--bnb-compatible", options->bnb_compatible,
                     "The bytes of bitsandbytes' kbit: its table and its rounding");
-  auto* recipe = command->add_option("--recipe", options->recipe,
-                                     "JSON file of glob to scheme rules; decides alone what is packed");
+  auto* recipe = command->add_option(
+      "--recipe", options->recipe,
+      "JSON file of glob to scheme rules, which decides alone what is packed, or a line such as \"kbit3: "
+      "awq → rotate128 → lloyd+search → feedback\"");
   command->add_option("--keep", options->keep, "Glob of modules that stay in 16 bit; may be repeated")
       ->type_name("GLOB");
   auto* head = command->add_flag("--lm-head", options->lm_head, "Pack the head too");

@@ -228,6 +228,7 @@ class Job {
   /// One rule for each module that is packed or whose width was chosen, so that it can be read and changed by hand.
   quantize::Recipe recipe(const Choices& chosen) const {
     quantize::Recipe result;
+    result.steps = taken_steps(request_);
     std::map<std::string, std::optional<Scheme>, std::less<>> schemes;
     for (size_t i = 0; i < items_.size(); ++i) {
       const auto& item = items_[i];

@@ -11,6 +11,7 @@
 #include "core/text.h"
 #include "formats/scheme_registry.h"
 #include "kernels/linear.h"
+#include "pipeline/rotated_weight.h"
 #include "quantize/awq.h"
 #include "quantize/feedback.h"
 #include "quantize/rounding.h"
@@ -81,7 +82,9 @@ class LayerJob {
         options_(options),
         calibrated_(calibrated),
         groups_(linear_groups(config, layer)),
-        targets_(wanted_targets(config, layer, scheme_of, calibrated)) {}
+        targets_(wanted_targets(config, layer, scheme_of, calibrated)) {
+    for (const auto& group : groups_) rotations_.emplace_back(options.rotation, group.width);
+  }
 
   CalibratedLayer run() {
     // All scales before any packing: those of o_proj and down_proj change the rows of v_proj and up_proj.
@@ -131,6 +134,9 @@ class LayerJob {
     }
     report.scaled_error = report.plain_error;
     if (targets_[group].kind == Kind::none) return;
+    if (rotates()) {
+      for (auto& linear : linears) linear.rounding = in_rotated_basis(std::move(linear.rounding), rotations_[group]);
+    }
     const auto found = quantize::search_scales(linears, {mean_abs, gram_view, shared});
     if (found.alpha > 0) scales_[group] = found.scales;
     report.alpha = found.alpha;
@@ -148,6 +154,7 @@ class LayerJob {
       divide_rows(gram_view, scales);
       divide_columns(gram_view, scales);
     }
+    if (rotates()) rotate_gram(gram_view, rotations_[group]);
     factors_.clear();
     for (const auto& name : names) report.packed_error += pack_linear(group, name, gram_view);
     factors_.clear();
@@ -187,6 +194,7 @@ class LayerJob {
     auto weight = load_values(checkpoint_, name + ".weight");
     const auto& scales = scales_[group];
     if (!scales.empty()) multiply_columns(weight.matrix(), scales);
+    if (rotates()) rotate_rows(weight.matrix(), rotations_[group]);
     // Clips are chosen before the rows are scaled: a row's scale changes nothing but the unit of its error.
     auto rounding = quantize::rounding_of(scheme, weight.shape[1], plainly(options_));
     auto options = options_;
@@ -209,7 +217,7 @@ class LayerJob {
       packed.input_scale = scales.empty() ? std::vector<float>(static_cast<size_t>(weight.shape[1]), 1.0f) : scales;
     }
     packed.error =
-        effective_error(name, packed.result.weight, scales, rows == row_scales_.end() ? nullptr : &rows->second);
+        effective_error(name, packed.result.weight, group, rows == row_scales_.end() ? nullptr : &rows->second);
     packed.output = outputs_[name];
     packed.output.packed = packed_error(packed.result.weight, {original.data(), view.shape[0], view.shape[1]}, gram,
                                         rows == row_scales_.end() ? nullptr : &rows->second);
@@ -223,9 +231,12 @@ class LayerJob {
     return calibrated_.scales && calibrated_.clip && !options.searches();
   }
 
-  /// The error of the weight with every scale undone, against the one in the checkpoint.
-  model::WeightError effective_error(const std::string& name, const formats::PackedWeight& packed,
-                                     const std::vector<float>& columns, const std::vector<float>* rows) const {
+  bool rotates() const noexcept { return !options_.rotation.identity(); }
+
+  /// The error of the weight with rotation and every scale undone, against the one in the checkpoint.
+  model::WeightError effective_error(const std::string& name, const formats::PackedWeight& packed, size_t group,
+                                     const std::vector<float>* rows) const {
+    const std::vector<float>& columns = scales_[group];
     Values decoded{
         name, DType::f32, {packed.n, packed.k}, std::vector<float>(static_cast<size_t>(packed.n * packed.k))};
     const auto matrix = decoded.matrix();
@@ -234,6 +245,7 @@ class LayerJob {
       for (int64_t r = begin; r < end; ++r) {
         float* row = matrix.row(r);
         decode_row(packed, r, {row, static_cast<size_t>(packed.k)});
+        if (rotates()) rotations_[group].restore({row, static_cast<size_t>(packed.k)});
         const float row_scale = rows == nullptr ? 1.0f : (*rows)[static_cast<size_t>(r)];
         for (int64_t c = 0; c < packed.k; ++c)
           row[c] *= columns.empty() ? row_scale : row_scale / columns[static_cast<size_t>(c)];
@@ -256,6 +268,7 @@ class LayerJob {
   const CalibratedOptions& calibrated_;
   const std::array<LinearGroup, groups_per_layer> groups_;
   const ScaleTargets targets_;
+  std::vector<formats::InputRotation> rotations_;            // of each group's input
   std::array<std::vector<float>, groups_per_layer> scales_;  // empty: ones
   std::array<GroupReport, groups_per_layer> reports_;
   std::map<std::string, OutputError, std::less<>> outputs_;

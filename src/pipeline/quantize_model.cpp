@@ -18,6 +18,8 @@
 #include "model/packed_checkpoint.h"
 #include "pipeline/allocate.h"
 #include "pipeline/output_rules.h"
+#include "pipeline/rotated_weight.h"
+#include "pipeline/scale_folding.h"
 #include "pipeline/select_tensors.h"
 #include "quantize/rounding.h"
 
@@ -131,7 +133,13 @@ Plan make_plan(const Source& source, const QuantizeRequest& request) {
   return plan;
 }
 
-std::vector<io::PlannedTensor> planned_output(const Plan& plan, const std::set<std::string, std::less<>>& scaled,
+/// Only linears of the layers take a rotated input: rows of an embedding table are looked up, not multiplied.
+formats::Rotation rotation_of(const QuantizeRequest& request, std::string_view module) {
+  return module.starts_with("model.layers.") ? request.options.rotation : formats::Rotation{};
+}
+
+std::vector<io::PlannedTensor> planned_output(const QuantizeRequest& request, const Plan& plan,
+                                              const std::set<std::string, std::less<>>& scaled,
                                               model::QuantizationConfig& quantization) {
   std::vector<io::PlannedTensor> result;
   for (const auto& tensor : plan.tensors) {
@@ -144,7 +152,7 @@ std::vector<io::PlannedTensor> planned_output(const Plan& plan, const std::set<s
                                        tensor.shape[0],
                                        tensor.shape[1],
                                        tensor.dtype,
-                                       {{*tensor.scheme, tensor.layout}},
+                                       {{*tensor.scheme, tensor.layout, rotation_of(request, module)}},
                                        scaled.contains(module)};
     for (auto& plane : model::planned_planes(info)) result.push_back(std::move(plane));
     quantization.linears.emplace(module, info);
@@ -165,7 +173,16 @@ QuantizedTensor quantize_tensor(const TensorPlan& tensor, const Source& source, 
   auto loaded = std::make_shared<const io::LoadedTensor>(source.checkpoint.load(tensor.name));
   QuantizedTensor result{tensor.name, *tensor.scheme, {}, {}, {}, 0};
   const Stopwatch watch;
-  auto quantized = run_of(request, *tensor.scheme)(loaded->view(), *tensor.scheme, request.options);
+  const formats::Rotation rotation = rotation_of(request, module);
+  const formats::InputRotation input(rotation, tensor.shape[1]);
+  Values rotated;
+  TensorView view = loaded->view();
+  if (!rotation.identity()) {
+    rotated = load_values(source.checkpoint, tensor.name);
+    rotate_rows(rotated.matrix(), input);
+    view = {tensor.name, DType::f32, tensor.shape, bytes_of(rotated.values)};
+  }
+  auto quantized = run_of(request, *tensor.scheme)(view, *tensor.scheme, request.options);
   result.seconds = watch.seconds();
   result.stats = quantized.stats;
   write_planes(module, quantized.weight, writer);
@@ -173,6 +190,7 @@ QuantizedTensor quantize_tensor(const TensorPlan& tensor, const Source& source, 
   packed->name = module;
   packed->source_dtype = tensor.dtype;
   packed->passes.push_back(std::move(quantized.weight));
+  if (!rotation.identity()) packed->rotations.push_back(input);
   const kernels::LinearWeight reference{
       module, tensor.shape[0], tensor.shape[1], kernels::LinearWeight::Dense{loaded->view(), loaded}, {}};
   const kernels::LinearWeight candidate{
@@ -265,7 +283,7 @@ QuantizeReport quantize_model(const QuantizeRequest& wanted) {
   }
   model::QuantizationConfig quantization;
   quantization.method = request.method;
-  const auto planned = planned_output(report.plan, input_scales(source, request, report.plan), quantization);
+  const auto planned = planned_output(request, report.plan, input_scales(source, request, report.plan), quantization);
 
   io::OutputFolder output(request.output, request.overwrite, {request.model}, is_replaceable_output);
   io::CheckpointWriter writer(output.staging(), planned, request.write);

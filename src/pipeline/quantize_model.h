@@ -64,6 +64,8 @@ struct QuantizeReport {
   std::vector<std::string> warnings() const;
 };
 
+/// The steps that a request takes, by their names.
+quantize::Steps taken_steps(const QuantizeRequest& request);
 /// What is done beyond rounding each weight by itself, in order, in words.
 std::vector<std::string> steps_of(const QuantizeRequest& request);
 

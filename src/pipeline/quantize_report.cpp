@@ -12,6 +12,16 @@ double decibels(double power, double error) { return 10 * std::log10(power / err
 
 }  // namespace
 
+quantize::Steps taken_steps(const QuantizeRequest& request) {
+  const auto& options = request.options;
+  return {.awq = request.calibrated && request.calibrated->options.scales,
+          .rotate = options.rotation.identity() ? 0 : options.rotation.block,
+          .learn = options.learn_table,
+          .search = options.scales == quantize::Scales::search,
+          .clip = options.clip == quantize::Clip::mse,
+          .feedback = request.calibrated && request.calibrated->options.feedback};
+}
+
 std::vector<std::string> steps_of(const QuantizeRequest& request) {
   std::vector<std::string> steps;
   if (request.allocation) steps.emplace_back("bits allocated by the errors of outputs");
@@ -22,6 +32,7 @@ std::vector<std::string> steps_of(const QuantizeRequest& request) {
       !calibrated->options.feedback) {
     steps.emplace_back("awq clips");
   }
+  if (!options.rotation.identity()) steps.push_back(concat("inputs rotated, ", to_string(options.rotation)));
   if (options.learn_table) {
     const std::string start = options.codebook.empty() ? "nf" : options.codebook;
     steps.push_back(concat("table learned from ", options.table.empty() ? start : "a file"));

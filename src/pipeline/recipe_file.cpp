@@ -36,6 +36,10 @@ quantize::Recipe parse_recipe(const io::Json& json, std::string_view source) {
     throw Error(ErrorCode::bad_file, concat(source, ": no array \"rules\"")).hint(form);
   }
   quantize::Recipe recipe;
+  if (const auto steps = json.find("steps"); steps != json.end()) {
+    if (!steps->is_string()) throw Error(ErrorCode::bad_file, concat(source, ": \"steps\" is not a string")).hint(form);
+    recipe.steps = quantize::parse_steps(steps->get<std::string>());
+  }
   for (const auto& rule : *rules) {
     recipe.rules.push_back(parse_rule(rule, concat(source, ": rule ", recipe.rules.size() + 1)));
   }
@@ -47,7 +51,21 @@ io::Json to_json(const quantize::Recipe& recipe) {
   for (const auto& rule : recipe.rules) {
     rules.push_back({{"match", rule.glob}, {"scheme", rule.scheme ? formats::to_string(*rule.scheme) : "keep"}});
   }
-  return {{"rules", std::move(rules)}};
+  io::Json json = io::Json::object();
+  if (recipe.steps) json["steps"] = quantize::to_string(*recipe.steps);
+  json["rules"] = std::move(rules);
+  return json;
+}
+
+bool is_recipe_line(std::string_view text) noexcept {
+  return text.find(':') != std::string_view::npos && (text.starts_with("kbit") || text.starts_with("int"));
+}
+
+RecipeLine parse_recipe_line(std::string_view text) {
+  const size_t colon = text.find(':');
+  std::string name(text.substr(0, colon));
+  if (name.find('-') == std::string::npos) name += name.starts_with("kbit") ? "-b32-e4m4" : "-g128-f16-asym";
+  return {formats::parse_scheme(name), quantize::parse_steps(text.substr(colon + 1))};
 }
 
 quantize::Recipe read_recipe(const std::filesystem::path& path) {

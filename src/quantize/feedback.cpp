@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/convert.h"
 #include "core/error.h"
-#include "core/parallel.h"
 #include "core/text.h"
 #include "formats/integer.h"
-#include "kernels/gemm.h"
+#include "formats/rotated.h"
+#include "quantize/feedback_rotated.h"
+#include "quantize/feedback_rows.h"
 #include "quantize/integer_simd.h"
 #include "quantize/kbit_search.h"
 #include "quantize/rtn.h"
@@ -22,56 +22,6 @@ using formats::PackedWeight;
 using formats::PlaneRole;
 using formats::Scheme;
 using formats::SchemeFamily;
-
-/// Rows of a task: enough that the factor is read seldom, and whole panels.
-constexpr int64_t task_rows = 4 * panel_rows;
-
-/// Rows of a weight on their way through the blocks, by positions of the factor.
-class FeedbackRows {
- public:
-  FeedbackRows(const TensorView& weight, const ErrorFactor& factor, int64_t first)
-      : factor_(factor),
-        first_(first),
-        rows_(std::min(task_rows, weight.shape[0] - first)),
-        weights_(static_cast<size_t>(rows_ * factor.width())),
-        errors_(weights_.size()),
-        targets_(static_cast<size_t>(rows_ * std::min(factor.block(), factor.width()))) {
-    const int64_t k = factor.width();
-    std::vector<float> row(static_cast<size_t>(k));
-    for (int64_t r = 0; r < rows_; ++r) {
-      widen(row_bytes(weight, first + r), weight.dtype, row);
-      float* out = weights_.data() + r * k;
-      for (int64_t p = 0; p < k; ++p) out[p] = row[static_cast<size_t>(factor.order()[static_cast<size_t>(p)])];
-    }
-  }
-
-  int64_t first() const noexcept { return first_; }
-  int64_t rows() const noexcept { return rows_; }
-  const float* weights(int64_t row) const noexcept { return weights_.data() + row * factor_.width(); }
-  float* errors(int64_t row) noexcept { return errors_.data() + row * factor_.width(); }
-
-  /// The weights at positions [begin, end) as the errors at positions before begin move them.
-  MatrixView<float> targets(int64_t begin, int64_t end) {
-    const MatrixView<float> result(targets_.data(), rows_, end - begin);
-    for (int64_t r = 0; r < rows_; ++r) std::copy(weights(r) + begin, weights(r) + end, result.row(r));
-    move(result, 0, begin, begin);
-    return result;
-  }
-
-  /// Moves targets, whose first column is at `position`, by the errors at positions [from, to).
-  void move(MatrixView<float> targets, int64_t from, int64_t to, int64_t position) {
-    if (from == to) return;
-    const auto coupling = factor_.coupling();
-    kernels::gemm_nt({errors_.data() + from, rows_, to - from, factor_.width()},
-                     {coupling.row(position) + from, targets.cols, to - from, coupling.stride}, targets,
-                     kernels::Accumulate::yes);
-  }
-
- private:
-  const ErrorFactor& factor_;
-  int64_t first_, rows_;
-  std::vector<float> weights_, errors_, targets_;
-};
 
 /// kbit: a panel of rows at a time.
 class KbitFeedback {
@@ -223,15 +173,6 @@ class IntegerFeedback {
   int64_t groups_;
 };
 
-/// Calls body(rows, task) for tasks of rows in parallel.
-template <class Body>
-void for_tasks(const TensorView& weight, const ErrorFactor& factor, const Body& body) {
-  parallel_for(weight.shape[0], task_rows, [&](int64_t begin, int64_t) {
-    FeedbackRows rows(weight, factor, begin);
-    body(rows, static_cast<size_t>(begin / task_rows));
-  });
-}
-
 QuantizeResult kbit_feedback(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
   const ErrorFactor& factor = *options.input->feedback;
   const BlockMaxima maxima = find_block_maxima(weight);
@@ -242,7 +183,7 @@ QuantizeResult kbit_feedback(const TensorView& weight, const Scheme& scheme, con
   const KbitLevels levels(codebook);
   QuantizeResult result{allocate_canonical(weight, scheme, codebook), {}};
   const KbitFeedback feedback(factor, levels, options.scales, result.weight);
-  for_tasks(weight, factor, [&](FeedbackRows& rows, size_t) { feedback.run(rows); });
+  for_feedback_tasks(weight, factor, [&](FeedbackRows& rows, size_t) { feedback.run(rows); });
   result.stats = block_stats(result.weight, maxima, exponent);
   return result;
 }
@@ -252,8 +193,9 @@ QuantizeResult integer_feedback(const TensorView& weight, const Scheme& scheme, 
   find_block_maxima(weight);  // refuses what is not finite
   QuantizeResult result{formats::allocate_integer(scheme, weight.shape[0], weight.shape[1]), {}};
   const IntegerFeedback feedback(factor, options.clip, result.weight);
-  std::vector<QuantizeStats> parts(static_cast<size_t>((weight.shape[0] + task_rows - 1) / task_rows));
-  for_tasks(weight, factor, [&](FeedbackRows& rows, size_t task) { parts[task] = feedback.run(rows); });
+  std::vector<QuantizeStats> parts(
+      static_cast<size_t>((weight.shape[0] + feedback_task_rows - 1) / feedback_task_rows));
+  for_feedback_tasks(weight, factor, [&](FeedbackRows& rows, size_t task) { parts[task] = feedback.run(rows); });
   for (const QuantizeStats& part : parts) add(part, result.stats);
   return result;
 }
@@ -261,7 +203,14 @@ QuantizeResult integer_feedback(const TensorView& weight, const Scheme& scheme, 
 }  // namespace
 
 int64_t feedback_block(const Scheme& scheme, int64_t k) noexcept {
-  return scheme.family == SchemeFamily::integer ? formats::integer_group_size(scheme, k) : kbit_block;
+  switch (scheme.family) {
+    case SchemeFamily::integer:
+      return formats::integer_group_size(scheme, k);
+    case SchemeFamily::rotated:
+      return formats::rotated_group(scheme, k);
+    default:
+      return kbit_block;
+  }
 }
 
 QuantizeResult quantize_with_feedback(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
@@ -276,8 +225,14 @@ QuantizeResult quantize_with_feedback(const TensorView& weight, const Scheme& sc
         .detail(concat("expected ", weight.shape[1], " channels in blocks of ", feedback_block(scheme, weight.shape[1]),
                        ", got ", factor.width(), " in blocks of ", factor.block()));
   }
-  return scheme.family == SchemeFamily::kbit ? kbit_feedback(weight, scheme, options)
-                                             : integer_feedback(weight, scheme, options);
+  switch (scheme.family) {
+    case SchemeFamily::kbit:
+      return kbit_feedback(weight, scheme, options);
+    case SchemeFamily::rotated:
+      return rotated_feedback(weight, scheme, options);
+    default:
+      return integer_feedback(weight, scheme, options);
+  }
 }
 
 }  // namespace w4q::quantize

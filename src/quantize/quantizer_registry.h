@@ -10,6 +10,7 @@
 
 #include "core/views.h"
 #include "formats/packed.h"
+#include "formats/rotation.h"
 
 namespace w4q::quantize {
 
@@ -42,6 +43,9 @@ struct QuantizeOptions {
   bool bnb_compatible = false;
   Clip clip = Clip::min_max;
   Scales scales = Scales::absmax;
+  /// The basis of the inputs in which a linear layer is rounded. Whoever has the layer rotates its rows and statistics;
+  /// quantizers are given rows that are rotated already.
+  formats::Rotation rotation;
   bool learn_table = false;                ///< kbit: the table is only where learning starts (kbit_search.h)
   const CalibratedInput* input = nullptr;  ///< of the weight that is quantized
 

@@ -1,6 +1,9 @@
-// Which tensor gets which scheme: ordered glob → scheme rules, the first match wins, no match keeps 16 bit.
+// Which tensor gets which scheme: ordered glob → scheme rules, the first match wins, no match keeps 16 bit; and which
+// steps are taken beyond rounding each weight by itself.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -15,8 +18,28 @@ struct RecipeRule {
   std::optional<formats::Scheme> scheme;  ///< nothing: keep 16 bit
 };
 
+/// The steps of docs/quality.md, in the order in which they apply.
+struct Steps {
+  bool awq = false;       ///< scales of input channels
+  int64_t rotate = 0;     ///< width of the blocks of the inputs' rotation; 0: none
+  bool learn = false;     ///< kbit: tables are learned
+  bool search = false;    ///< kbit: scales of blocks are searched
+  bool clip = false;      ///< integers: ranges of groups are searched
+  bool feedback = false;  ///< errors are fed back along k
+
+  bool operator==(const Steps&) const = default;
+};
+
+inline constexpr std::array<int64_t, 4> rotation_widths{32, 64, 128, 256};
+
+/// "awq → rotate128 → lloyd+search → feedback"; integers have "clip" instead of lloyd and search; "none".
+std::string to_string(const Steps& steps);
+/// The inverse; "->" and "," separate too. Throws bad_argument for an unknown step, one given twice, or another order.
+Steps parse_steps(std::string_view text);
+
 struct Recipe {
   std::vector<RecipeRule> rules;
+  std::optional<Steps> steps = {};  ///< nothing: whoever uses it says
 
   /// The first rule that matches `module`, or null.
   const RecipeRule* find(std::string_view module) const;

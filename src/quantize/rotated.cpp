@@ -11,6 +11,7 @@
 #include "core/text.h"
 #include "formats/codebook.h"
 #include "formats/kbit.h"
+#include "quantize/feedback.h"
 #include "quantize/kbit_simd.h"
 #include "quantize/rtn.h"
 #include "quantize/source_matrix.h"
@@ -169,6 +170,7 @@ class RotatedEncoder {
 
 QuantizeResult run(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
   check_rotated(scheme, options);
+  if (options.feeds_back()) return quantize_with_feedback(weight, scheme, options);
   check_weight(weight);
   const int64_t n = weight.shape[0], k = weight.shape[1];
   const Norms norms = find_norms(weight, formats::rotated_group(scheme, k));
@@ -226,7 +228,6 @@ void check_rotated(const Scheme& scheme, const QuantizeOptions& options) {
   if (options.bnb_compatible) refuse("bitsandbytes-compatible mode");
   if (options.clip != Clip::min_max) refuse("range to clip");
   if (options.learn_table) refuse("learned tables");
-  if (options.feeds_back()) refuse("error feedback");
 }
 
 std::vector<float> rotated_table(const Scheme& scheme, const QuantizeOptions& options) {

@@ -63,30 +63,6 @@ WindowSums score(const WindowScorer& scorer, const Window& window) {
   return sums;
 }
 
-/// Mean per token, and its standard error from the spread of the windows around it (ratio estimator).
-template <class Value>
-Estimate estimate(const std::vector<WindowSums>& windows, Value value) {
-  double sum = 0;
-  double tokens = 0;
-  for (const auto& window : windows) {
-    sum += value(window);
-    tokens += static_cast<double>(window.scored);
-  }
-  Estimate result{sum / tokens, 0};
-  const auto count = static_cast<double>(windows.size());
-  if (count < 2) {
-    result.error = std::numeric_limits<double>::quiet_NaN();
-    return result;
-  }
-  double spread = 0;
-  for (const auto& window : windows) {
-    const double residual = value(window) - result.mean * static_cast<double>(window.scored);
-    spread += residual * residual;
-  }
-  result.error = std::sqrt(spread * count / (count - 1)) / tokens;
-  return result;
-}
-
 PerplexityReport::AgainstBase against_base(const std::vector<WindowSums>& windows) {
   PerplexityReport::AgainstBase result;
   result.nll = estimate(windows, [](const auto& w) { return w.base_nll; });
@@ -160,6 +136,9 @@ PerplexityReport measure_perplexity(const Model& candidate, const Model* base, s
   for (const auto& window : windows) report.scored += window.scored;
   report.nll = estimate(windows, [](const auto& w) { return w.nll; });
   if (base != nullptr) report.base = against_base(windows);
+  for (const auto& window : windows) {
+    report.per_window.push_back({window.scored, window.nll, window.base_nll, window.kl});
+  }
   report.seconds = watch.seconds();
   return report;
 }

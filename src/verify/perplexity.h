@@ -9,11 +9,13 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "device/choice.h"
 #include "io/json.h"
 #include "kernels/kv_page.h"
 #include "model/model.h"
+#include "verify/estimate.h"
 
 namespace w4q::verify {
 
@@ -27,10 +29,12 @@ struct PerplexityOptions {
   std::optional<kernels::KvType> base_kv;       ///< of the base's; nothing: f16
 };
 
-/// A mean and its standard error, taken over windows: tokens of one window are not independent.
-struct Estimate {
-  double mean = 0;
-  double error = 0;
+/// Sums over the scored tokens of one window.
+struct WindowScore {
+  int64_t scored = 0;
+  double nll = 0;
+  double base_nll = 0;  ///< with a base
+  double kl = 0;
 };
 
 struct PerplexityReport {
@@ -38,6 +42,7 @@ struct PerplexityReport {
   int64_t scored = 0;  ///< tokens
   Estimate nll;        ///< nats per token
   double seconds = 0;
+  std::vector<WindowScore> per_window;  ///< in order: for comparing two models window by window
 
   struct AgainstBase {
     Estimate nll;

@@ -76,11 +76,26 @@ TEST_F(Quality, BitsAreChosenForATarget) {
     EXPECT_NE(plan.out.find(part), std::string::npos) << plan.out;
   }
   EXPECT_FALSE(std::filesystem::exists(path("q")));
-  const auto result = quantize("q", {"--recipe", path("r.json"), "--json"});
+  // The recipe knows its steps, and these ask for calibration.
+  EXPECT_EQ(quantize("q", {"--recipe", path("r.json")}).status, 2);
+  arguments = {"--recipe", path("r.json"), "--json"};
+  arguments.insert(arguments.end(), calibration.begin(), calibration.end());
+  const auto result = quantize("q", arguments);
   ASSERT_EQ(result.status, 0) << result.err;
   const double bits = result.json()["packed_bits_per_weight"].get<double>();
   EXPECT_GT(bits, 3.45);
   EXPECT_LE(bits, 3.5);
+  EXPECT_EQ(result.json()["steps"].back(), "feedback, damping 0.01");
+}
+
+TEST_F(Quality, ALineNamesSchemeAndSteps) {
+  const auto plan = quantize("q", {"--recipe", "kbit3: awq → rotate128 → lloyd+search → feedback", "--calib-ids",
+                                   own("selfgen.ids.u16"), "--samples", "8", "--length", "128", "--dry-run", "--json"});
+  ASSERT_EQ(plan.status, 0) << plan.err;
+  EXPECT_EQ(plan.json()["steps"][0], "awq scales");
+  EXPECT_EQ(plan.json()["steps"][1], "inputs rotated, hadamard128-s0");
+  EXPECT_EQ(plan.json()["tensors"][2]["scheme"], "kbit3-b32-e4m4");
+  EXPECT_EQ(quantize("q", {"--recipe", "kbit3: polish"}).status, 2);
 }
 
 TEST_F(Quality, MistakesAreExplained) {

@@ -4,6 +4,7 @@
 #include "core/parallel.h"
 #include "core/progress.h"
 #include "io/files.h"
+#include "model/model.h"
 #include "pipeline/calibrate_model.h"
 #include "pipeline/quantize_model.h"
 #include "support.h"
@@ -64,6 +65,36 @@ TEST_F(QuantizeQuality, ComposesWithScalesOfChannels) {
   for (const auto& tensor : report.tensors) EXPECT_LT(tensor.output->packed, tensor.output->plain) << tensor.name;
   EXPECT_EQ(report.plan.steps.front(), "awq scales");
   EXPECT_EQ(std::ranges::count(report.plan.steps, "awq clips"), 0);
+}
+
+/// Rounding in a rotated basis, with every other step.
+TEST_F(QuantizeQuality, ComposesWithRotations) {
+  for (const bool scales : {false, true}) {
+    auto wanted = request(scales ? "awq" : "rotated");
+    wanted.options.rotation = {128, 7};
+    wanted.calibrated->options.scales = scales;
+    const auto report = quantize_model(wanted);
+    for (const auto& tensor : report.tensors) EXPECT_LT(tensor.output->packed, 0.7 * tensor.output->plain);
+    EXPECT_EQ(std::ranges::count(report.plan.steps, "inputs rotated, hadamard128-s7"), 1);
+    if (scales) continue;  // weights with folded scales are those of another basis
+    // What the report says of the weights is what a reader of the checkpoint finds.
+    const auto packed = model::Model::open(wanted.output);
+    const auto base = model::Model::open(model());
+    const auto error = model::compare_weights(base.layers()[0].down, packed.layers()[0].down);
+    EXPECT_NEAR(error.sqnr(), report.tensors.back().error.sqnr(), 1e-3);
+  }
+}
+
+TEST_F(QuantizeQuality, RotatesWithoutCalibration) {
+  auto wanted = request("q");
+  wanted.calibrated.reset();
+  wanted.options = {};
+  wanted.options.rotation = {64, 0};
+  const auto report = quantize_model(wanted);
+  const auto packed = model::Model::open(wanted.output);
+  const auto error = model::compare_weights(model::Model::open(model()).layers()[0].gate, packed.layers()[0].gate);
+  EXPECT_GT(error.sqnr(), 14);
+  for (const auto& tensor : report.tensors) EXPECT_GT(tensor.error.sqnr(), 14) << tensor.name;
 }
 
 TEST_F(QuantizeQuality, BytesDoNotDependOnThreads) {

@@ -15,6 +15,25 @@ TEST(RecipeFile, RulesInOrderAndKeep) {
   EXPECT_EQ(formats::to_string(*recipe.find("b")->scheme), "kbit5-b32-f16");
 }
 
+TEST(RecipeFile, StepsStandBesideTheRules) {
+  const auto recipe = parse(R"({"steps": "rotate64 → search", "rules": [{"match": "*", "scheme": "kbit3-b32-e4m4"}]})");
+  ASSERT_TRUE(recipe.steps);
+  EXPECT_EQ(recipe.steps->rotate, 64);
+  EXPECT_EQ(to_json(parse_recipe(to_json(recipe), "again")), to_json(recipe));
+  test::expect_error(ErrorCode::bad_file, {"steps"}, [] { parse(R"({"steps": 3, "rules": []})"); });
+}
+
+TEST(RecipeFile, ALineHasASchemeAndSteps) {
+  EXPECT_TRUE(is_recipe_line("kbit3: search"));
+  EXPECT_FALSE(is_recipe_line("kbit3.json"));
+  const auto line = parse_recipe_line("kbit3: awq → rotate128 → lloyd+search → feedback");
+  EXPECT_EQ(formats::to_string(line.scheme), "kbit3-b32-e4m4");
+  EXPECT_EQ(quantize::to_string(line.steps), "awq → rotate128 → lloyd+search → feedback");
+  EXPECT_EQ(formats::to_string(parse_recipe_line("int4:clip").scheme), "int4-g128-f16-asym");
+  EXPECT_EQ(formats::to_string(parse_recipe_line("kbit5-b32-f16: none").scheme), "kbit5-b32-f16");
+  test::expect_error(ErrorCode::unsupported, {"kbit9"}, [] { parse_recipe_line("kbit9: search"); });
+}
+
 TEST(RecipeFile, MistakesNameTheRule) {
   const auto refused = [](std::string_view text, std::initializer_list<std::string_view> parts) {
     test::expect_error(ErrorCode::bad_file, parts, [&] { parse(text); });

@@ -1,5 +1,6 @@
 // Error feedback: the factor of a Gram matrix, and rounding through it.
 #include "quantize/feedback.h"
+#include "quantize/rounding.h"
 
 #include <gtest/gtest.h>
 
@@ -43,7 +44,7 @@ struct Layer {
     return output_error({difference.data(), n, k}, gram_view());
   }
   QuantizeResult plain(const Scheme& scheme, const QuantizeOptions& options = {}) const {
-    return quantizer_row(scheme.family == formats::SchemeFamily::kbit ? "kbit" : "rtn").run(view(), scheme, options);
+    return rounding_quantizer(scheme).run(view(), scheme, options);
   }
   QuantizeResult fed_back(const Scheme& scheme, QuantizeOptions options = {}, double damping = 0.01) const {
     const ErrorFactor factor(gram_view(), feedback_block(scheme, k), damping, "w");
@@ -156,8 +157,8 @@ TEST(Feedback, LessensTheErrorOfTheOutputs) {
     EXPECT_NO_THROW(formats::scheme_row(scheme.family).validate(result.weight, "w"));
     EXPECT_LT(layer.error(result), 0.3 * layer.error(layer.plain(scheme, searching()))) << name;
   }
-  for (const char* name :
-       {"int4-g128-f16-asym", "int3-g32-f16", "int4-row-f32", "int2-g64-bf16-asym", "int8-g128-f16"}) {
+  for (const char* name : {"int4-g128-f16-asym", "int3-g32-f16", "int4-row-f32", "int2-g64-bf16-asym", "int8-g128-f16",
+                           "rotated3-d128", "rotated4-d32-e4m4", "rotated2-row-f32"}) {
     const Scheme scheme = formats::parse_scheme(name);
     const auto result = layer.fed_back(scheme);
     EXPECT_NO_THROW(formats::scheme_row(scheme.family).validate(result.weight, "w"));
@@ -167,7 +168,7 @@ TEST(Feedback, LessensTheErrorOfTheOutputs) {
 
 TEST(Feedback, BytesDoNotDependOnThreads) {
   const Layer layer(200, 90);
-  for (const char* name : {"kbit3-b32-e4m4", "int4-g32-f16-asym"}) {
+  for (const char* name : {"kbit3-b32-e4m4", "int4-g32-f16-asym", "rotated3-d32"}) {
     const Scheme scheme = formats::parse_scheme(name);
     const auto options = scheme.family == formats::SchemeFamily::kbit ? searching() : QuantizeOptions{};
     set_threads(1);

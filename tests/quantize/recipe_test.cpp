@@ -1,6 +1,6 @@
 #include "quantize/recipe.h"
 
-#include <gtest/gtest.h>
+#include "support.h"
 
 namespace w4q::quantize {
 namespace {
@@ -24,6 +24,26 @@ TEST(Glob, ZeroBytesDoNotCutNamesShort) {
   using namespace std::string_view_literals;
   EXPECT_FALSE(glob_match("lm_head", "lm_head\0x"sv));
   EXPECT_FALSE(glob_match("lm_head\0x"sv, "lm_head"));
+}
+
+TEST(Steps, PrintAndParse) {
+  for (const char* text :
+       {"awq → rotate128 → lloyd+search → feedback", "rotate32 → search", "lloyd", "clip", "awq → feedback", "none"}) {
+    EXPECT_EQ(to_string(parse_steps(text)), text);
+  }
+  EXPECT_EQ(parse_steps(" awq->rotate64 , search "), (Steps{.awq = true, .rotate = 64, .search = true}));
+}
+
+TEST(Steps, MistakesNameTheStep) {
+  const auto refused = [](const char* text, std::initializer_list<std::string_view> parts) {
+    test::expect_error(ErrorCode::bad_argument, parts, [&] { parse_steps(text); });
+  };
+  refused("", {"no such step"});
+  refused("awq → polish", {"polish", "no such step", "rotate128"});
+  refused("feedback → awq", {"awq", "too late"});
+  refused("awq → awq", {"twice"});
+  refused("rotate96", {"rotate96", "32, 64"});
+  refused("rotate", {"rotate"});
 }
 
 TEST(Recipe, FirstMatchWinsAndNoMatchIsNull) {

@@ -1,0 +1,127 @@
+// w4q compare A B --base MODEL --ppl text.txt
+#include "verify/compare.h"
+
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "common_options.h"
+#include "core/error.h"
+#include "io/files.h"
+#include "model/token_file.h"
+#include "model/tokenizer.h"
+#include "pipeline/statistics_file.h"
+#include "quantize/awq.h"
+
+namespace w4q::app {
+namespace {
+
+struct Options {
+  CommonOptions common;
+  std::string a, b, base;
+  std::string text, ids;
+  std::string statistics;
+  verify::PerplexityOptions perplexity;
+  bool fail_if_worse = false;
+};
+
+/// Errors of outputs from a statistics file, one layer of it in memory.
+class OutputErrors {
+ public:
+  OutputErrors(const std::string& path, const verify::OpenCheckpoint& base)
+      : config_(base.model), file_(pipeline::StatisticsFile::open(path, config_)) {
+    file_.check_model(pipeline::model_identity(base.checkpoint));
+    for (int64_t layer = 0; layer < config_.layers; ++layer) {
+      const auto groups = pipeline::linear_groups(config_, layer);
+      for (size_t group = 0; group < groups.size(); ++group) {
+        for (const auto& name : groups[group].linears) places_[name] = {layer, group};
+      }
+    }
+  }
+
+  std::optional<double> operator()(const std::string& module, MatrixView<const float> difference) {
+    const auto found = places_.find(module);
+    if (found == places_.end()) return std::nullopt;
+    if (found->second != place_) load(found->second);
+    return quantize::output_error(difference, {gram_.data(), difference.cols, difference.cols});
+  }
+
+ private:
+  struct Place {
+    int64_t layer = -1;
+    size_t group = 0;
+    bool operator==(const Place&) const = default;
+  };
+
+  void load(const Place& place) {
+    if (place.layer != place_.layer) statistics_ = file_.load(place.layer);
+    gram_ = quantize::mean_gram(statistics_[place.group]);
+    place_ = place;
+  }
+
+  const model::ModelConfig& config_;
+  pipeline::StatisticsFile file_;
+  std::map<std::string, Place> places_;
+  Place place_;
+  pipeline::LayerStatistics statistics_;
+  std::vector<float> gram_;  // of place_
+};
+
+std::vector<int32_t> token_ids(const Options& options, const model::ModelConfig& config) {
+  if (!options.ids.empty()) return model::read_ids(options.ids, config.vocab_size);
+  return model::Tokenizer::open(options.base).encode(io::read_file(options.text), false);
+}
+
+int run(const Options& options) {
+  apply(options.common);
+  const bool decodes = !options.text.empty() || !options.ids.empty();
+  if (options.fail_if_worse && !decodes) {
+    throw Error(ErrorCode::bad_argument, "--fail-if-worse goes by predictions")
+        .hint("--ppl text.txt, or --ids file.u16");
+  }
+  const auto a = verify::open_checkpoint(options.a), b = verify::open_checkpoint(options.b);
+  const auto base = verify::open_checkpoint(options.base);
+  verify::OutputErrorOf output_error;
+  if (!options.statistics.empty()) {
+    output_error = [errors = std::make_shared<OutputErrors>(options.statistics, base)](
+                       const std::string& module, MatrixView<const float> difference) {
+      return (*errors)(module, difference);
+    };
+  }
+  auto comparison = verify::compare_linears(a, b, base, output_error);
+  if (decodes) {
+    const auto whole = model::Model::open(options.base);
+    comparison.predictions = verify::compare_predictions(model::Model::open(options.a), model::Model::open(options.b),
+                                                         whole, token_ids(options, whole.config()), options.perplexity);
+  }
+  print(options.common, verify::to_text(comparison), verify::to_json(comparison));
+  const bool worse = options.fail_if_worse && verify::verdict(*comparison.predictions) > 0;
+  return worse ? describe(ErrorCode::verification_failed).exit_status : 0;
+}
+
+}  // namespace
+
+void setup_compare(CLI::App& app, Action& action) {
+  auto* command = app.add_subcommand("compare", "Put two versions of a model side by side");
+  auto options = std::make_shared<Options>();
+  command->add_option("a", options->a, "Folder of a checkpoint")->required();
+  command->add_option("b", options->b, "Folder of another one")->required();
+  command->add_option("--base", options->base, "The 16-bit checkpoint that both were made from")->required();
+  auto* text = command->add_option("--ppl", options->text, "Compare predictions on this UTF-8 text")->type_name("TEXT");
+  command->add_option("--ids", options->ids, "Compare predictions on token ids (uint16 or uint32 little endian)")
+      ->excludes(text);
+  command->add_option("--stats", options->statistics, "Statistics of w4q calibrate: shows errors of outputs too")
+      ->type_name("FILE");
+  command->add_option("--ctx", options->perplexity.context, "Tokens of one window")
+      ->check(CLI::Range(2, 1 << 24))
+      ->capture_default_str();
+  command->add_option("--windows", options->perplexity.max_windows, "Stop after this many windows; 0 means all")
+      ->check(CLI::NonNegativeNumber);
+  command->add_flag("--bos", options->perplexity.bos, "Put BOS in front of every window");
+  command->add_flag("--fail-if-worse", options->fail_if_worse,
+                    "Exit with status 1 when B is further from the base than A, beyond chance");
+  add_common(*command, options->common);
+  command->callback([&action, options] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace w4q::app

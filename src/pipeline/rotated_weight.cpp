@@ -1,0 +1,52 @@
+#include "pipeline/rotated_weight.h"
+
+#include <utility>
+#include <vector>
+
+#include "core/parallel.h"
+
+namespace w4q::pipeline {
+namespace {
+
+constexpr int64_t grain = 16;
+
+std::span<float> row_of(MatrixView<float> matrix, int64_t row) {
+  return {matrix.row(row), static_cast<size_t>(matrix.cols)};
+}
+
+}  // namespace
+
+void rotate_rows(MatrixView<float> weight, const formats::InputRotation& rotation) {
+  parallel_for(weight.rows, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) rotation.rotate(row_of(weight, r));
+  });
+}
+
+void restore_rows(MatrixView<float> weight, const formats::InputRotation& rotation) {
+  parallel_for(weight.rows, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) rotation.restore(row_of(weight, r));
+  });
+}
+
+void rotate_gram(MatrixView<float> gram, const formats::InputRotation& rotation) {
+  // G·Rᵀ, and then its columns as rows; what rounding makes unequal on both sides of the diagonal becomes equal again.
+  rotate_rows(gram, rotation);
+  for (int64_t i = 0; i < gram.rows; ++i) {
+    for (int64_t j = 0; j < i; ++j) std::swap(gram.row(i)[j], gram.row(j)[i]);
+  }
+  rotate_rows(gram, rotation);
+  for (int64_t i = 0; i < gram.rows; ++i) {
+    for (int64_t j = 0; j < i; ++j) gram.row(i)[j] = gram.row(j)[i] = (gram.row(i)[j] + gram.row(j)[i]) / 2;
+  }
+}
+
+quantize::Rounding in_rotated_basis(quantize::Rounding rounding, const formats::InputRotation& rotation) {
+  rounding.round = [round = std::move(rounding.round), &rotation](MatrixView<float> weights) {
+    for (int64_t r = 0; r < weights.rows; ++r) rotation.rotate(row_of(weights, r));
+    round(weights);
+    for (int64_t r = 0; r < weights.rows; ++r) rotation.restore(row_of(weights, r));
+  };
+  return rounding;
+}
+
+}  // namespace w4q::pipeline

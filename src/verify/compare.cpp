@@ -1,0 +1,261 @@
+#include "verify/compare.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "core/error.h"
+#include "core/progress.h"
+#include "core/text.h"
+#include "kernels/linear.h"
+#include "verify/rescaled.h"
+
+namespace w4q::verify {
+namespace {
+
+constexpr int64_t rows_at_once = 64;
+
+void check_same_model(const OpenCheckpoint& candidate, const OpenCheckpoint& base) {
+  const auto &found = candidate.model, &wanted = base.model;
+  if (found.architecture == wanted.architecture && found.layers == wanted.layers &&
+      found.hidden_size == wanted.hidden_size && found.intermediate_size == wanted.intermediate_size &&
+      found.vocab_size == wanted.vocab_size) {
+    return;
+  }
+  throw Error(ErrorCode::mismatch, concat(candidate.folder.string(), ": is not a version of the base model"))
+      .detail(concat("expected ", wanted.architecture_name, " with ", wanted.layers, " layers of ", wanted.hidden_size,
+                     ", found ", found.architecture_name, " with ", found.layers, " of ", found.hidden_size));
+}
+
+/// One of the two checkpoints.
+class Side {
+ public:
+  Side(const OpenCheckpoint& candidate, const OpenCheckpoint& base)
+      : candidate_(candidate), base_(base), weights_(candidate, base) {
+    check_same_model(candidate, base);
+  }
+
+  ComparedSide linear(const std::string& module, const OutputErrorOf& output_error) {
+    ComparedSide result;
+    result.scheme = scheme(module);
+    const auto reference = stored_weight(base_, module);
+    const auto weight = weights_.effective(module);
+    result.error = model::compare_weights(reference, weight);
+    if (output_error) result.output = output(module, reference, weight, output_error);
+    return result;
+  }
+
+  ComparedTotal total(const std::vector<ComparedLinear>& linears, ComparedSide ComparedLinear::*side) const {
+    ComparedTotal result;
+    for (const auto& [name, info] : candidate_.checkpoint.tensors()) result.bytes += static_cast<int64_t>(info.size());
+    double bytes = 0, weights = 0;
+    for (const auto& linear : linears) {
+      result.error.add((linear.*side).error);
+      bytes += bytes_of_linear(linear.name);
+      weights += static_cast<double>(element_count(base_.checkpoint.at(linear.name + ".weight").shape));
+    }
+    result.bits_per_weight = weights == 0 ? 0 : 8 * bytes / weights;
+    return result;
+  }
+
+ private:
+  std::string scheme(const std::string& module) const {
+    const auto* info = candidate_.quantization.find(module);
+    if (info == nullptr) return std::string(dtype_name(candidate_.checkpoint.at(module + ".weight").dtype));
+    std::vector<std::string> names;
+    for (const auto& pass : info->passes) names.push_back(formats::to_string(pass.scheme));
+    return join(names, "+");
+  }
+
+  double bytes_of_linear(const std::string& module) const {
+    const auto* info = candidate_.quantization.find(module);
+    if (info == nullptr) return static_cast<double>(candidate_.checkpoint.at(module + ".weight").size());
+    double sum = 0;
+    for (const auto& plane : model::planned_planes(*info)) sum += static_cast<double>(plane.size());
+    return sum;
+  }
+
+  static std::optional<double> output(const std::string& module, const kernels::LinearWeight& reference,
+                                      const kernels::LinearWeight& weight, const OutputErrorOf& output_error) {
+    double sum = 0;
+    for (int64_t row = 0; row < reference.n; row += rows_at_once) {
+      const int64_t rows = std::min(rows_at_once, reference.n - row);
+      std::vector<float> expected(static_cast<size_t>(rows * reference.k)), found(expected.size());
+      const MatrixView<float> difference(expected.data(), rows, reference.k);
+      kernels::decode_rows(reference, row, row + rows, difference);
+      kernels::decode_rows(weight, row, row + rows, {found.data(), rows, reference.k});
+      for (size_t i = 0; i < expected.size(); ++i) expected[i] -= found[i];
+      const auto part = output_error(module, difference);
+      if (!part) return std::nullopt;
+      sum += *part;
+    }
+    return sum;
+  }
+
+  const OpenCheckpoint& candidate_;
+  const OpenCheckpoint& base_;
+  RescaledWeights weights_;
+};
+
+std::optional<double> output_power(const OpenCheckpoint& base, const std::string& module,
+                                   const OutputErrorOf& output_error) {
+  if (!output_error) return std::nullopt;
+  const auto weight = stored_weight(base, module);
+  double sum = 0;
+  for (int64_t row = 0; row < weight.n; row += rows_at_once) {
+    const int64_t rows = std::min(rows_at_once, weight.n - row);
+    std::vector<float> values(static_cast<size_t>(rows * weight.k));
+    const MatrixView<float> matrix(values.data(), rows, weight.k);
+    kernels::decode_rows(weight, row, row + rows, matrix);
+    const auto part = output_error(module, matrix);
+    if (!part) return std::nullopt;
+    sum += *part;
+  }
+  return sum;
+}
+
+/// How far an error lies below the outputs; empty where that is not known.
+std::string decibels(const std::optional<double>& power, const std::optional<double>& error) {
+  return power && error ? fixed(10 * std::log10(*power / *error), 2) : "";
+}
+
+/// "0.0123 ± 0.0010", half a 95 % interval.
+std::string interval(double value, double error, int digits) {
+  return std::isnan(error) ? fixed(value, digits)
+                           : concat(fixed(value, digits), " ± ", fixed(confidence * error, digits));
+}
+
+std::string predictions_text(const Comparison::Predictions& predictions) {
+  const auto &a = predictions.a, &b = predictions.b;
+  TextTable table({"measure, 95 % interval", "A", "B", "B − A"});
+  const double ratio = std::exp(predictions.nll_difference.mean);
+  table.row({"perplexity", interval(a.perplexity(), a.perplexity_error(), 4),
+             interval(b.perplexity(), b.perplexity_error(), 4),
+             concat("× ", interval(ratio, ratio * predictions.nll_difference.error, 4))});
+  table.row(
+      {"ratio to the base's", interval(a.ratio(), a.ratio_error(), 4), interval(b.ratio(), b.ratio_error(), 4), ""});
+  table.row({"KL to the base", interval(a.base->kl.mean, a.base->kl.error, 5),
+             interval(b.base->kl.mean, b.base->kl.error, 5),
+             interval(predictions.kl_difference.mean, predictions.kl_difference.error, 5)});
+  table.row({"same most likely token, %", fixed(100 * a.base->same_top1, 2), fixed(100 * b.base->same_top1, 2),
+             fixed(100 * (b.base->same_top1 - a.base->same_top1), 2)});
+  const int found = verdict(predictions);
+  const char* words = found < 0   ? "B is closer to the base"
+                      : found > 0 ? "A is closer to the base"
+                                  : "no difference beyond chance";
+  return table.str() +
+         concat("over ", a.windows, " windows; base perplexity ", fixed(a.base_perplexity(), 4), "\n", words, "\n");
+}
+
+io::Json side_json(const ComparedSide& side) {
+  io::Json json = {{"scheme", side.scheme},
+                   {"sqnr_db", side.error.sqnr()},
+                   {"relative_error", side.error.relative()},
+                   {"max_error", side.error.max_error}};
+  if (side.output) json["output_error"] = *side.output;
+  return json;
+}
+
+io::Json total_json(const ComparedTotal& total) {
+  return {{"bytes", total.bytes},
+          {"bits_per_weight", total.bits_per_weight},
+          {"sqnr_db", total.error.sqnr()},
+          {"relative_error", total.error.relative()}};
+}
+
+io::Json estimate_json(const Estimate& estimate) {
+  return {{"mean", estimate.mean},
+          {"error", estimate.error},
+          {"low", estimate.mean - confidence * estimate.error},
+          {"high", estimate.mean + confidence * estimate.error}};
+}
+
+}  // namespace
+
+Comparison compare_linears(const OpenCheckpoint& a, const OpenCheckpoint& b, const OpenCheckpoint& base,
+                           const OutputErrorOf& output_error) {
+  Side side_a(a, base), side_b(b, base);
+  std::set<std::string> names;
+  for (const auto* side : {&a, &b}) {
+    for (const auto& [name, info] : side->quantization.linears) names.insert(name);
+  }
+  Comparison result;
+  Progress progress("compare", static_cast<int64_t>(names.size()), "tensors");
+  for (const auto& name : names) {
+    result.linears.push_back({name, output_power(base, name, output_error), side_a.linear(name, output_error),
+                              side_b.linear(name, output_error)});
+    progress.advance(1);
+  }
+  result.a = side_a.total(result.linears, &ComparedLinear::a);
+  result.b = side_b.total(result.linears, &ComparedLinear::b);
+  return result;
+}
+
+Comparison::Predictions compare_predictions(const model::Model& a, const model::Model& b, const model::Model& base,
+                                            std::span<const int32_t> ids, const PerplexityOptions& options) {
+  Comparison::Predictions result{
+      measure_perplexity(a, &base, ids, options), measure_perplexity(b, &base, ids, options), {}, {}};
+  struct Pair {
+    int64_t scored;
+    double nll, kl;
+  };
+  std::vector<Pair> pairs;
+  for (size_t i = 0; i < result.a.per_window.size(); ++i) {
+    const auto &from = result.a.per_window[i], &to = result.b.per_window[i];
+    pairs.push_back({from.scored, to.nll - from.nll, to.kl - from.kl});
+  }
+  result.nll_difference = estimate(pairs, [](const Pair& pair) { return pair.nll; });
+  result.kl_difference = estimate(pairs, [](const Pair& pair) { return pair.kl; });
+  return result;
+}
+
+int verdict(const Comparison::Predictions& predictions) noexcept {
+  const auto& kl = predictions.kl_difference;
+  if (!(std::abs(kl.mean) > confidence * kl.error)) return 0;
+  return kl.mean < 0 ? -1 : 1;
+}
+
+std::string to_text(const Comparison& comparison) {
+  const bool outputs =
+      std::ranges::any_of(comparison.linears, [](const auto& linear) { return linear.power.has_value(); });
+  std::vector<std::string> head{"weight", "A", "B", "SQNR dB, A", "B"};
+  if (outputs) head.insert(head.end(), {"output dB, A", "B"});
+  TextTable table(head);
+  for (const auto& linear : comparison.linears) {
+    std::vector<std::string> row{printable(linear.name), linear.a.scheme, linear.b.scheme,
+                                 fixed(linear.a.error.sqnr(), 2), fixed(linear.b.error.sqnr(), 2)};
+    if (outputs)
+      row.insert(row.end(), {decibels(linear.power, linear.a.output), decibels(linear.power, linear.b.output)});
+    table.row(row);
+  }
+  std::string text = table.str();
+  const auto total = [&](const char* name, const ComparedTotal& side) {
+    text += concat(name, ": ", fixed(side.bits_per_weight, 3), " bits per weight, SQNR ", fixed(side.error.sqnr(), 2),
+                   " dB; ", human_bytes(side.bytes), " in all\n");
+  };
+  text += "\n";
+  total("A", comparison.a);
+  total("B", comparison.b);
+  if (comparison.predictions) text += "\n" + predictions_text(*comparison.predictions);
+  return text;
+}
+
+io::Json to_json(const Comparison& comparison) {
+  io::Json linears = io::Json::array();
+  for (const auto& linear : comparison.linears) {
+    io::Json row = {{"name", linear.name}, {"a", side_json(linear.a)}, {"b", side_json(linear.b)}};
+    if (linear.power) row["output_power"] = *linear.power;
+    linears.push_back(std::move(row));
+  }
+  io::Json json = {{"linears", std::move(linears)}, {"a", total_json(comparison.a)}, {"b", total_json(comparison.b)}};
+  if (!comparison.predictions) return json;
+  const auto& predictions = *comparison.predictions;
+  json["a"]["perplexity"] = to_json(predictions.a);
+  json["b"]["perplexity"] = to_json(predictions.b);
+  json["nll_difference"] = estimate_json(predictions.nll_difference);
+  json["kl_difference"] = estimate_json(predictions.kl_difference);
+  json["verdict"] = verdict(predictions);
+  return json;
+}
+
+}  // namespace w4q::verify

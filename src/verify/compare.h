@@ -1,0 +1,72 @@
+// Two checkpoints of one model side by side: what each does to the weights, to the outputs of its layers and to the
+// predictions, and whether the difference is more than chance.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/json.h"
+#include "model/weight_error.h"
+#include "verify/perplexity.h"
+#include "verify/structure.h"
+
+namespace w4q::verify {
+
+/// The error of a linear's outputs, a mean square summed over outputs, that rows of a difference of its weights make;
+/// nothing where that is not known.
+using OutputErrorOf =
+    std::function<std::optional<double>(const std::string& module, MatrixView<const float> difference)>;
+
+/// One linear layer of one of the two.
+struct ComparedSide {
+  std::string scheme;  ///< "bf16" where it is not packed
+  model::WeightError error;
+  std::optional<double> output;  ///< error of the outputs
+};
+
+struct ComparedLinear {
+  std::string name;
+  std::optional<double> power;  ///< of the outputs
+  ComparedSide a, b;
+};
+
+/// The size of one of the two, and its error over all linears that either packs.
+struct ComparedTotal {
+  int64_t bytes = 0;           ///< of all tensors
+  double bits_per_weight = 0;  ///< over the linears in the table
+  model::WeightError error;
+};
+
+struct Comparison {
+  std::vector<ComparedLinear> linears;  ///< all that one of the two packs
+  ComparedTotal a, b;
+
+  struct Predictions {
+    PerplexityReport a, b;    ///< against the base, on the same windows
+    Estimate nll_difference;  ///< b − a, paired window by window
+    Estimate kl_difference;
+  };
+  std::optional<Predictions> predictions;
+};
+
+/// Weights, folded scales undone, and outputs where `output_error` is given. Throws mismatch when the checkpoints are
+/// not of one architecture.
+Comparison compare_linears(const OpenCheckpoint& a, const OpenCheckpoint& b, const OpenCheckpoint& base,
+                           const OutputErrorOf& output_error);
+
+/// Decodes all three. Throws as measure_perplexity does.
+Comparison::Predictions compare_predictions(const model::Model& a, const model::Model& b, const model::Model& base,
+                                            std::span<const int32_t> ids, const PerplexityOptions& options);
+
+/// Half the width of a 95 % confidence interval in standard errors.
+inline constexpr double confidence = 1.96;
+/// What the difference of KL says: −1: b is closer to the base, 1: a is, 0: no difference beyond chance at 95 %.
+int verdict(const Comparison::Predictions& predictions) noexcept;
+
+std::string to_text(const Comparison& comparison);
+io::Json to_json(const Comparison& comparison);
+
+}  // namespace w4q::verify

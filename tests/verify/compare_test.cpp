@@ -1,0 +1,93 @@
+#include "verify/compare.h"
+
+#include <cmath>
+
+#include "model/token_file.h"
+#include "packed_model.h"
+
+namespace w4q::verify {
+namespace {
+
+using test::expect_error;
+
+class Compare : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    set_progress_enabled(false);
+    folders_ = std::make_unique<Folders>();
+    test::quantized_model(folders_->three, 3);
+    test::quantized_model(folders_->four, 4);
+  }
+  static void TearDownTestSuite() { folders_.reset(); }
+
+  struct Folders {
+    test::TemporaryFolder three, four;
+  };
+  static inline std::unique_ptr<Folders> folders_;
+  static std::filesystem::path three() { return folders_->three / "q"; }
+  static std::filesystem::path four() { return folders_->four / "q"; }
+
+  const OpenCheckpoint base = open_checkpoint(test::bundled_model());
+  const OpenCheckpoint a = open_checkpoint(three()), b = open_checkpoint(four());
+};
+
+TEST_F(Compare, PutsWeightsAndOutputsSideBySide) {
+  // Inputs of unit power without correlation: outputs' errors are those of the weights.
+  const OutputErrorOf plain = [](const std::string&, MatrixView<const float> difference) -> std::optional<double> {
+    double sum = 0;
+    for (int64_t r = 0; r < difference.rows; ++r) {
+      for (int64_t c = 0; c < difference.cols; ++c) sum += double{difference.row(r)[c]} * double{difference.row(r)[c]};
+    }
+    return sum;
+  };
+  const auto result = compare_linears(a, b, base, plain);
+  ASSERT_EQ(result.linears.size(), 28u);
+  for (const auto& linear : result.linears) {
+    EXPECT_EQ(linear.a.scheme, "kbit3-b32-e4m4");
+    EXPECT_EQ(linear.b.scheme, "kbit4-b32-e4m4");
+    EXPECT_GT(linear.b.error.sqnr(), linear.a.error.sqnr() + 4);
+    EXPECT_NEAR(*linear.a.output, linear.a.error.noise, 1e-6 * linear.a.error.noise);
+    EXPECT_NEAR(*linear.power, linear.a.error.signal, 1e-6 * linear.a.error.signal);
+  }
+  EXPECT_NEAR(result.a.bits_per_weight, 3.252, 1e-3);
+  EXPECT_NEAR(result.b.bits_per_weight, 4.255, 1e-3);
+  EXPECT_LT(result.a.bytes, result.b.bytes);
+  EXPECT_NE(to_text(result).find("output dB"), std::string::npos);
+}
+
+TEST_F(Compare, ACheckpointEqualsItselfAndMayBeTheBase) {
+  const auto same = compare_linears(a, a, base, {});
+  for (const auto& linear : same.linears) EXPECT_EQ(linear.a.error.noise, linear.b.error.noise);
+  const auto whole = compare_linears(base, a, base, {});
+  ASSERT_EQ(whole.linears.size(), 28u);
+  for (const auto& linear : whole.linears) {
+    EXPECT_EQ(linear.a.scheme, "BF16");
+    EXPECT_EQ(linear.a.error.noise, 0);
+  }
+  EXPECT_NEAR(whole.a.bits_per_weight, 16, 1e-9);
+}
+
+TEST_F(Compare, PredictionsArePaired) {
+  const auto first = model::Model::open(three()), second = model::Model::open(four());
+  const auto whole = model::Model::open(test::bundled_model());
+  const auto ids = model::read_ids(test::bundled_model() / "own/selfgen.ids.u16", whole.config().vocab_size);
+  const PerplexityOptions options{.context = 128, .max_windows = 6};
+  const auto result = compare_predictions(first, second, whole, ids, options);
+  EXPECT_EQ(verdict(result), -1);
+  EXPECT_NEAR(result.kl_difference.mean, result.b.base->kl.mean - result.a.base->kl.mean, 1e-12);
+  // What both models find hard drops out of the difference.
+  EXPECT_LT(result.nll_difference.error, result.a.nll.error);
+  const auto same = compare_predictions(first, first, whole, ids, options);
+  EXPECT_EQ(verdict(same), 0);
+  EXPECT_EQ(same.kl_difference.mean, 0);
+  EXPECT_EQ(same.kl_difference.error, 0);
+}
+
+TEST_F(Compare, AnotherModelIsRefused) {
+  OpenCheckpoint other = open_checkpoint(test::bundled_model());
+  other.model.layers = 3;
+  expect_error(ErrorCode::mismatch, {"expected", "4 layers"}, [&] { compare_linears(other, a, base, {}); });
+}
+
+}  // namespace
+}  // namespace w4q::verify
