@@ -21,6 +21,7 @@ struct Options {
   std::string a, b, base;
   std::string text, ids;
   std::string statistics;
+  DecodeOptions decode;
   verify::PerplexityOptions perplexity;
   bool fail_if_worse = false;
 };
@@ -90,9 +91,13 @@ int run(const Options& options) {
   }
   auto comparison = verify::compare_linears(a, b, base, output_error);
   if (decodes) {
+    verify::PerplexityOptions how = options.perplexity;
+    const DecodeChoice choice = choose(options.decode);
+    how.device = choice.device;
+    how.kv = choice.kv;
     const auto whole = model::Model::open(options.base);
     comparison.predictions = verify::compare_predictions(model::Model::open(options.a), model::Model::open(options.b),
-                                                         whole, token_ids(options, whole.config()), options.perplexity);
+                                                         whole, token_ids(options, whole.config()), how);
   }
   print(options.common, verify::to_text(comparison), verify::to_json(comparison));
   const bool worse = options.fail_if_worse && verify::verdict(*comparison.predictions) > 0;
@@ -118,6 +123,7 @@ void setup_compare(CLI::App& app, Action& action) {
   command->add_option("--windows", options->perplexity.max_windows, "Stop after this many windows; 0 means all")
       ->check(CLI::NonNegativeNumber);
   command->add_flag("--bos", options->perplexity.bos, "Put BOS in front of every window");
+  add_decode(*command, options->decode);
   command->add_flag("--fail-if-worse", options->fail_if_worse,
                     "Exit with status 1 when B is further from the base than A, beyond chance");
   add_common(*command, options->common);

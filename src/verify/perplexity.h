@@ -26,7 +26,7 @@ struct PerplexityOptions {
   int64_t max_windows = 0;                      ///< 0: all
   device::Device device = device::Device::cpu;  ///< where to decode
   kernels::KvType kv = kernels::KvType::f16;    ///< of the cache on the GPU
-  std::optional<kernels::KvType> base_kv;       ///< of the base's; nothing: f16
+  std::optional<kernels::KvType> base_kv = {};  ///< of the base's; nothing: f16
 };
 
 /// Sums over the scored tokens of one window.
