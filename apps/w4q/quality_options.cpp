@@ -13,8 +13,7 @@ bool has_calibration(const QualityArguments& arguments) {
 /// Of --quality best, the width that measured best (docs/quality.md).
 constexpr int64_t preset_rotation = 128;
 
-/// What a preset stands for. Integers have no tables and search ranges instead of scales; where errors are fed back the
-/// plain range serves them better.
+/// What a preset stands for. Integers have no tables and search ranges instead of scales.
 void apply_preset(QualityArguments& arguments, pipeline::QuantizeRequest& request) {
   if (arguments.quality.empty()) return;
   const bool kbit = request.scheme.family == formats::SchemeFamily::kbit;
@@ -23,7 +22,7 @@ void apply_preset(QualityArguments& arguments, pipeline::QuantizeRequest& reques
     arguments.scales = "search";
     // Without activations a learned table fits the weights better and, at few bits, the model no better.
     request.options.learn_table = calibrates;
-  } else if (!calibrates) {
+  } else {
     request.options.clip = quantize::Clip::mse;
   }
   arguments.feedback = calibrates;

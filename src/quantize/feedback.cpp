@@ -1,6 +1,7 @@
 #include "quantize/feedback.h"
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "core/error.h"
@@ -87,6 +88,62 @@ class KbitFeedback {
   PackedWeight& packed_;
 };
 
+/// Rounds one row of an integer group with different ranges, its errors fed back inside the group.
+class GroupTrial {
+ public:
+  GroupTrial(const ErrorFactor& factor, int64_t position, int64_t columns)
+      : pivots_(factor.pivots().subspan(static_cast<size_t>(position), static_cast<size_t>(columns))),
+        effects_(static_cast<size_t>(columns * columns)),
+        moved_(static_cast<size_t>(columns)) {
+    const auto coupling = factor.coupling();
+    for (int64_t to = 0; to < columns; ++to) {
+      for (int64_t from = 0; from < to; ++from) {
+        effects_[static_cast<size_t>(from * columns + to)] = coupling.row(position + to)[position + from];
+      }
+    }
+  }
+
+  /// The scale with the least error among the shares of the range that Clip::mse tries; ties go to the larger share.
+  formats::IntegerScale best(const Scheme& scheme, std::span<const float> targets, const float* weights,
+                             const Range& range) {
+    formats::IntegerScale result = formats::integer_scale(scheme, range.low, range.high);
+    if (range.low == range.high) return result;
+    double least = error(scheme.bits, targets, weights, result);
+    for (int step = 1; step < clip_steps; ++step) {
+      const float share = clip_share(step);
+      const auto scale = formats::integer_scale(scheme, range.low * share, range.high * share);
+      const double found = error(scheme.bits, targets, weights, scale);
+      if (!(found < least)) continue;
+      least = found;
+      result = scale;
+    }
+    return result;
+  }
+
+ private:
+  double error(int bits, std::span<const float> targets, const float* weights, const formats::IntegerScale& scale) {
+    std::ranges::copy(targets, moved_.begin());
+    const size_t columns = targets.size();
+    double sum = 0;
+    for (size_t c = 0; c < columns; ++c) {
+      const uint8_t code = formats::integer_code(moved_[c], scale.value, scale.zero, bits);
+      const float value = static_cast<float>(static_cast<int>(code) - scale.zero) * scale.value;
+      const double miss = static_cast<double>(moved_[c]) - static_cast<double>(value);
+      sum += miss * miss * static_cast<double>(pivots_[c]);
+      const float residual = weights[c] - value;
+      const float* effect = effects_.data() + c * columns;
+      float* moved = moved_.data();
+#pragma omp simd
+      for (size_t later = c + 1; later < columns; ++later) moved[later] += effect[later] * residual;
+    }
+    return sum;
+  }
+
+  std::span<const float> pivots_;
+  std::vector<float> effects_;  // [from][to]
+  std::vector<float> moved_;
+};
+
 /// Integers: row by row, a group's columns in units whose coupling stays in the cache.
 class IntegerFeedback {
  public:
@@ -102,8 +159,11 @@ class IntegerFeedback {
     for (size_t b = 0; b + 1 < starts.size(); ++b) {
       const MatrixView<float> targets = rows.targets(starts[b], starts[b + 1]);
       const int64_t group = factor_.order()[static_cast<size_t>(starts[b])] / factor_.block();
+      std::optional<GroupTrial> trial;
+      if (clip_ == Clip::mse && targets.cols <= widest_trial) trial.emplace(factor_, starts[b], targets.cols);
       for (int64_t r = 0; r < rows.rows(); ++r) {
-        scales[static_cast<size_t>(r)] = choose(targets, r, stats);
+        scales[static_cast<size_t>(r)] =
+            choose(targets, r, rows.weights(r) + starts[b], trial ? &*trial : nullptr, stats);
         store(static_cast<size_t>((rows.first() + r) * groups_ + group), scales[static_cast<size_t>(r)]);
       }
       for (int64_t begin = starts[b]; begin < starts[b + 1]; begin += unit) {
@@ -122,11 +182,15 @@ class IntegerFeedback {
 
  private:
   static constexpr int64_t unit = 32;
+  /// Groups of more columns choose their range without feedback: its cost grows with their square.
+  static constexpr int64_t widest_trial = 256;
 
-  formats::IntegerScale choose(MatrixView<const float> targets, int64_t row, QuantizeStats& stats) const {
+  formats::IntegerScale choose(MatrixView<const float> targets, int64_t row, const float* weights, GroupTrial* trial,
+                               QuantizeStats& stats) const {
     const std::span<const float> values(targets.row(row), static_cast<size_t>(targets.cols));
     const Range range = group_range(values);
-    const auto scale = rtn_scale(packed_.scheme, values, range.low, range.high, clip_);
+    const auto scale = trial == nullptr ? rtn_scale(packed_.scheme, values, range.low, range.high, clip_)
+                                        : trial->best(packed_.scheme, values, weights, range);
     ++stats.blocks;
     stats.zero_blocks += range.low == range.high ? 1 : 0;
     stats.saturated_scales += scale.saturated ? 1 : 0;

@@ -166,6 +166,19 @@ TEST(Feedback, LessensTheErrorOfTheOutputs) {
   }
 }
 
+/// Ranges that are tried with feedback leave less error than the whole range does.
+TEST(Feedback, TriesRangesOfIntegers) {
+  const Layer layer(70, 300);
+  QuantizeOptions tries;
+  tries.clip = Clip::mse;
+  for (const char* name : {"int4-g128-f16-asym", "int3-g32-f16", "int2-g64-bf16-asym", "int3-row-f32"}) {
+    const Scheme scheme = formats::parse_scheme(name);
+    const auto result = layer.fed_back(scheme, tries);
+    EXPECT_NO_THROW(formats::scheme_row(scheme.family).validate(result.weight, "w"));
+    EXPECT_LT(layer.error(result), layer.error(layer.fed_back(scheme))) << name;
+  }
+}
+
 TEST(Feedback, BytesDoNotDependOnThreads) {
   const Layer layer(200, 90);
   for (const char* name : {"kbit3-b32-e4m4", "int4-g32-f16-asym", "rotated3-d32"}) {
