@@ -50,33 +50,22 @@ __device__ __forceinline__ void meet_team(int team) {
 
 /// The activations of one tile in shared memory: [row][8 chunks of 16 bytes], a chunk where `Order` puts it. Order has
 ///
-///   place(row, chunk)        a byte offset
-///   read(tile, block, x)     this lane's B registers of one block for all groups of rows
-///   gathers(args)            true when inputs do not stand in the order of their columns
-///   gather(args, row, first) then: eight of them
+///   place(row, chunk)              a byte offset
+///   fetch(args, row, first, to)    starts bringing a chunk; zeros beyond k
+///   read(tile, block, x)           this lane's B registers of one block for all groups of rows
 template <class Scalar, int groups, class Order>
 struct ActivationTile {
   using C = Cut<groups>;
 
-  /// Starts fetching one tile, the work of the warps of one team; rows beyond m repeat the last one, columns beyond k
-  /// are zero.
+  /// Starts fetching one tile, the work of the warps of one team; rows beyond m repeat the last one.
   template <class Args>
   __device__ static void fetch(const Args& args, int column_group, int member, char* tile) {
     const auto* x = static_cast<const Scalar*>(args.x);
 #pragma unroll
     for (int c = member; c < C::rows * 8; c += C::row_groups * 32) {
       const int row = c / 8;
-      const int64_t column = static_cast<int64_t>(column_group) * Map::tile_cols + 8 * (c % 8);
-      const Scalar* const from = x + static_cast<int64_t>(min(row, args.m - 1)) * args.ldx;
-      char* const to = tile + Order::place(row, c % 8);
-      const int64_t left = args.k - column;
-      if (Order::gathers(args)) {
-        *reinterpret_cast<uint4*>(to) = Order::gather(args, from, column);
-      } else if (args.aligned && left >= 8) {
-        device::copy_async(to, from + column);
-      } else {
-        *reinterpret_cast<uint4*>(to) = load_ragged(from + column, static_cast<int>(left));
-      }
+      Order::fetch(args, x + static_cast<int64_t>(min(row, args.m - 1)) * args.ldx,
+                   static_cast<int64_t>(column_group) * Map::tile_cols + 8 * (c % 8), tile + Order::place(row, c % 8));
     }
   }
 };

@@ -1,41 +1,11 @@
 // Integer linear layer on Marlin's words for 17 to 64 activation rows (gemm_block.cuh): codes become values in
 // registers, and values are scaled there.
 #include "kernels/gemm_block.cuh"
+#include "kernels/integer_inputs.cuh"
 #include "kernels/integer_launch.cuh"
 
 namespace w4q::kernels::integer {
 namespace {
-
-/// Chunks of a row exchanged by the row's number, so that eight rows of a chunk lie in eight different groups of banks;
-/// read by ldmatrix, which gives a lane the inputs 2t and 2t + 1 of each chunk.
-struct MatrixOrder {
-  __device__ static int place(int row, int chunk) { return (row * 8 + (chunk ^ (row & 7))) * 16; }
-  __device__ static bool gathers(const MarlinLaunch& args) { return args.order != nullptr; }
-  template <class Scalar>
-  __device__ static uint4 gather(const MarlinLaunch& args, const Scalar* row, int64_t first) {
-    const auto one = [&](int64_t column) -> uint32_t {
-      if (column >= args.k) return 0;
-      return __ldg(reinterpret_cast<const unsigned short*>(row) + __ldg(args.order + column));
-    };
-    uint32_t words[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) words[i] = one(first + 2 * i) | one(first + 2 * i + 1) << 16;
-    return make_uint4(words[0], words[1], words[2], words[3]);
-  }
-  template <int groups>
-  __device__ static void read(const char* tile, int block, uint4 (&x)[groups]) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < groups; ++i) {
-      const auto at =
-          static_cast<uint32_t>(__cvta_generic_to_shared(tile + place(8 * i + lane % 8, 4 * block + lane / 8)));
-      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(x[i].x), "=r"(x[i].y), "=r"(x[i].z), "=r"(x[i].w)
-                   : "r"(at)
-                   : "memory");
-    }
-  }
-};
 
 /// A code minus its zero point, two at a time, exactly: the code stands below the exponent of a power of two, which
 /// goes with the zero point.
@@ -74,18 +44,11 @@ struct MarlinWeights {
   };
   struct Reader {
     WeightReader<bits> codes;
-    GroupReader<bits, with_zeros> groups;
-    int last_block;
-    __device__ explicit Reader(const Args& args)
-        : codes(args), groups(args), last_block(static_cast<int>((args.k - 1) / 32)) {}
+    TileGroups<bits, with_zeros> groups;
+    __device__ explicit Reader(const Args& args) : codes(args), groups(args) {}
     __device__ void load(Tile& tile, int row_group, int column) const {
       codes.load(tile.codes, row_group, column);
-      groups.load(tile.groups[0], row_group, 2 * column);
-      if (groups.coarse()) {
-        tile.groups[1] = tile.groups[0];
-      } else {
-        groups.load(tile.groups[1], row_group, min(2 * column + 1, last_block));
-      }
+      groups.load(tile.groups, row_group, column);
     }
   };
 

@@ -11,8 +11,8 @@ namespace {
 /// The shape of a block, measured: more warps hide more latency, more tiles in flight need more registers.
 template <int bits, int rows>
 struct Shape {
-  static constexpr int warps = rows == 16 || (rows == 8 && bits == 8) ? 8 : 12;
-  static constexpr int tiles = rows == 1 && bits == 4 ? 3 : bits == 8 && rows >= 8 ? 1 : 2;
+  static constexpr int warps = rows == 1 && bits == 4 ? 16 : rows == 16 || (rows == 8 && bits == 8) ? 8 : 12;
+  static constexpr int tiles = rows == 1 && bits == 4 ? 3 : 2;
 };
 
 template <int bits, class Activation, bool with_zeros, int most_rows>
@@ -22,11 +22,15 @@ struct IntegerGemv {
   static constexpr int rows = most_rows;
   static constexpr int warps = Shape<bits, rows>::warps;
   using Totals = kbit::Totals<rows>;
-  using Run = integer::Run<bits, Type, with_zeros, rows, Shape<bits, rows>::tiles>;
+  static constexpr int tiles = Shape<bits, rows>::tiles;
+  using Run = std::conditional_t<rows == 1, RowRun<bits, Type, with_zeros, tiles>,
+                                 RowsRun<bits, Type, with_zeros, rows, tiles>>;
 
-  /// Nothing to look up: shared memory serves the sums only.
+  /// Nothing to look up; in front of the sums are the activations on their way.
   struct Table {
-    static constexpr int total_bytes = warps * 64 * rows * 4;
+    static constexpr int stage_bytes = rows == 1 ? 0 : warps * tiles * rows * 128;
+    static constexpr int tail_bytes = warps * 64 * rows * 4;
+    static constexpr int total_bytes = stage_bytes > tail_bytes ? stage_bytes : tail_bytes;
     struct View {
       __device__ explicit View(const char*) {}
     };

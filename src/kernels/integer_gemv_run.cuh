@@ -1,9 +1,9 @@
-// One warp's way through its run of tiles in the GEMV on Marlin's words: a ring of tiles in flight, multiplied in turn.
+// A warp's way through its run of tiles in the GEMV on Marlin's words: a ring of tiles in flight, multiplied in turn.
 // Zero points cost one more mma a step: the same activations times a register of units give the sums of activations
 // that the zero points are multiplied with.
 #pragma once
 
-#include "kernels/integer_tile.cuh"
+#include "kernels/integer_inputs.cuh"
 #include "kernels/kbit_gemv_run.cuh"
 
 namespace w4q::kernels::integer {
@@ -99,48 +99,114 @@ struct Scaling {
   }
 };
 
-/// One warp's way through its run of tiles.
-template <int bits, class Type, bool with_zeros, int rows, int tiles>
-struct Run {
+/// A warp's way through its run of tiles with one activation row: the blocks of a span's tiles have columns of mma of
+/// their own, and their sums meet the scales once per span.
+template <int bits, class Type, bool with_zeros, int tiles>
+struct RowRun {
   using Scalar = typename Type::Scalar;
+  using Columns = kbit::Columns<1>;
   using At = Span<tiles>;
   using GroupOf = Group<bits, with_zeros>;
-  static constexpr int column_groups = Columns<rows>::groups;
-  static constexpr int x_blocks = rows >= 8 ? 2 : 1;  ///< fewer rows: only the block of the lane's column
 
-  /// One place of the ring of tiles in flight. With more than one row it carries the tile's groups and activations too;
-  /// one row loads these per span.
+  const MarlinLaunch& args;
+  const WeightReader<bits> weights;
+  const TileGroups<bits, with_zeros> groups;
+  const InputReader<Scalar> inputs;
+  const Scaling<1, Type, bits, with_zeros> scaling;
+  const int end;
+  At span;
+  WeightTile<bits> ring[tiles];
+  GroupOf span_groups[2];  ///< of the tile whose sums the lane gets
+  uint4 span_x;            ///< of the tile and block that the lane's column holds
+
+  __device__ RowRun(const MarlinLaunch& launch, int begin, int past)
+      : args(launch),
+        weights(launch),
+        groups(launch),
+        inputs(launch),
+        scaling(launch),
+        end(past),
+        span(launch, begin, past) {}
+
+  /// Fills the ring; touches weights only.
+  __device__ void load_first_weights() {
+#pragma unroll
+    for (int j = 0; j < tiles; ++j) {
+      if (j < span.count) weights.load(ring[j], span.group, span.column + j);
+    }
+    if (span.count > 0) load_groups(span);
+  }
+  __device__ void load_first_activations() {
+    if (span.count > 0) load_activations(span);
+  }
+
+  /// Multiplies the span at hand, adds it to `totals`, and loads the one behind it, which becomes the one at hand.
+  template <class View>
+  __device__ void step(const View&, Totals<1>& totals) {
+    const At next = span.next(args, end);
+    const uint4 x = span_x;
+    const GroupOf at_hand[2] = {span_groups[0], span_groups[1]};
+    if (next.count > 0) {
+      load_activations(next);
+      load_groups(next);
+    }
+    CodeProducts<1> products;
+    products.clear();
+    kbit::turn_ring(
+        span, next, [&](int j) { multiply_tile(ring[j], j, x, products); },
+        [&](int j) { weights.load(ring[j], next.group, next.column + j); });
+    scaling.add_tile(totals, products, at_hand);
+    span = next;
+  }
+
+ private:
+  /// The tiles beyond the span have no sums and their columns are never filled: any tile of the span will do.
+  __device__ void load_groups(const At& at) {
+    groups.load(span_groups, at.group, at.column + min(Columns::sum_tile(), at.count - 1));
+  }
+  __device__ void load_activations(const At& at) {
+    const int column = at.column + min(Columns::tile(), at.count - 1);
+    span_x = inputs.load(static_cast<const Scalar*>(args.x),
+                         column * static_cast<int>(kbit::Map::tile_cols) + 32 * Columns::block());
+  }
+  __device__ static void multiply_tile(const WeightTile<bits>& tile, int j, const uint4& x, CodeProducts<1>& products) {
+#pragma unroll
+    for (int block = 0; block < 2; ++block) {
+      const bool mine = Columns::tile() == j && Columns::block() == block;
+      const uint4 b[1] = {kbit::keep_if(mine, x)};
+      products.template multiply<Type>(tile, block, b);
+    }
+  }
+};
+
+/// A warp's way through its run of tiles with more activation rows: they pass through shared memory, a ring of tiles of
+/// the warp's own, in the order in which ldmatrix gives a lane what Marlin's words need.
+template <int bits, class Type, bool with_zeros, int rows, int tiles>
+struct RowsRun {
+  using Scalar = typename Type::Scalar;
+  using Columns = kbit::Columns<rows>;
+  using At = Span<tiles>;
+  static constexpr int operands = Columns::groups;
+  static constexpr int stage_bytes = rows * 128;
+
   struct Slot {
     WeightTile<bits> codes;
-    GroupOf groups[2];
-    uint4 x[x_blocks][column_groups];
+    Group<bits, with_zeros> groups[2];
   };
 
   const MarlinLaunch& args;
   const WeightReader<bits> weights;
-  const GroupReader<bits, with_zeros> group_reader;
-  const InputReader<Scalar> inputs;
+  const TileGroups<bits, with_zeros> groups;
   const Scaling<rows, Type, bits, with_zeros> scaling;
-  const Scalar* row[column_groups];
   const int end;
   At span;
   Slot ring[tiles];
-  GroupOf span_groups[2];  ///< one row: those of the tile whose sums the lane gets
-  uint4 span_x;            ///< one row: of the tile and block that the lane's column holds
+  char* stages;  ///< `tiles` of this warp
 
-  __device__ Run(const MarlinLaunch& launch, int begin, int past)
-      : args(launch),
-        weights(launch),
-        group_reader(launch),
-        inputs(launch),
-        scaling(launch),
-        end(past),
-        span(launch, begin, past) {
-#pragma unroll
-    for (int group = 0; group < column_groups; ++group) {
-      const int index = min(8 * group + Columns<rows>::row(), args.m - 1);
-      row[group] = static_cast<const Scalar*>(args.x) + static_cast<int64_t>(index) * args.ldx;
-    }
+  __device__ RowsRun(const MarlinLaunch& launch, int begin, int past)
+      : args(launch), weights(launch), groups(launch), scaling(launch), end(past), span(launch, begin, past) {
+    extern __shared__ uint4 shared[];
+    stages = reinterpret_cast<char*>(shared) + threadIdx.x / 32 * (tiles * stage_bytes);
   }
 
   /// Fills the ring; touches weights only.
@@ -149,100 +215,76 @@ struct Run {
     for (int j = 0; j < tiles; ++j) {
       if (j < span.count) load_weights(ring[j], span, j);
     }
-    if (rows == 1 && span.count > 0) load_span_groups(span);
   }
   __device__ void load_first_activations() {
 #pragma unroll
     for (int j = 0; j < tiles; ++j) {
-      if (rows > 1 && j < span.count) load_activations(ring[j], span, j);
+      if (j < span.count) fetch(span, j);
+      device::close_async_group();
     }
-    if (rows == 1 && span.count > 0) load_span_activations(span);
   }
 
   /// Multiplies the span at hand, adds it to `totals`, and loads the one behind it, which becomes the one at hand.
   template <class View>
   __device__ void step(const View&, Totals<rows>& totals) {
     const At next = span.next(args, end);
-    if constexpr (rows == 1) {
-      const uint4 x = span_x;
-      const GroupOf groups[2] = {span_groups[0], span_groups[1]};
-      if (next.count > 0) {
-        load_span_activations(next);
-        load_span_groups(next);
+#pragma unroll
+    for (int j = 0; j < tiles; ++j) {
+      device::wait_async<tiles - 1>();
+      __syncwarp();
+      if (j < span.count) multiply(ring[j], stages + j * stage_bytes, totals);
+      __syncwarp();
+      if (j < next.count) {
+        load_weights(ring[j], next, j);
+        fetch(next, j);
       }
-      CodeProducts<1> products;
-      products.clear();
-      kbit::turn_ring(
-          span, next, [&](int j) { multiply_tile(ring[j], j, x, products); },
-          [&](int j) { load_weights(ring[j], next, j); });
-      scaling.add_tile(totals, products, groups);
-    } else {
-      kbit::turn_ring(
-          span, next, [&](int j) { multiply_rows(ring[j], totals); },
-          [&](int j) {
-            load_weights(ring[j], next, j);
-            load_activations(ring[j], next, j);
-          });
+      device::close_async_group();
     }
     span = next;
   }
 
  private:
-  __device__ void load_groups(GroupOf (&groups)[2], int row_group, int column) const {
-    group_reader.load(groups[0], row_group, 2 * column);
-    if (group_reader.coarse()) {
-      groups[1] = groups[0];
-    } else {
-      group_reader.load(groups[1], row_group, min(2 * column + 1, (inputs.k - 1) / 32));
-    }
-  }
   __device__ void load_weights(Slot& slot, const At& at, int j) const {
     weights.load(slot.codes, at.group, at.column + j);
-    if (rows > 1) load_groups(slot.groups, at.group, at.column + j);
+    groups.load(slot.groups, at.group, at.column + j);
   }
-  __device__ void load_activations(Slot& slot, const At& at, int j) const {
-    const int first = (at.column + j) * static_cast<int>(kbit::Map::tile_cols);
+  /// Starts fetching the activations of a tile; rows beyond m repeat the last one, columns beyond k are zero.
+  __device__ void fetch(const At& at, int j) const {
+    char* const stage = stages + j * stage_bytes;
 #pragma unroll
-    for (int block = 0; block < x_blocks; ++block) {
-#pragma unroll
-      for (int group = 0; group < column_groups; ++group) {
-        slot.x[block][group] = inputs.load(row[group], first + 32 * (rows < 8 ? Columns<rows>::block() : block));
-      }
+    for (int c = threadIdx.x % 32; c < rows * 8; c += 32) {
+      const int row = c / 8;
+      const Scalar* const from =
+          static_cast<const Scalar*>(args.x) + static_cast<int64_t>(min(row, args.m - 1)) * args.ldx;
+      MatrixOrder::fetch(args, from, int64_t{64} * (at.column + j) + 8 * (c % 8),
+                         stage + MatrixOrder::place(row, c % 8));
     }
   }
-  /// The tiles beyond the span have no sums and their columns are never filled: any tile of the span will do.
-  __device__ void load_span_groups(const At& at) {
-    load_groups(span_groups, at.group, at.column + min(Columns<rows>::sum_tile(), at.count - 1));
-  }
-  __device__ void load_span_activations(const At& at) {
-    const int column = at.column + min(Columns<rows>::tile(), at.count - 1);
-    span_x = inputs.load(row[0], column * static_cast<int>(kbit::Map::tile_cols) + 32 * Columns<rows>::block());
-  }
-
-  /// One row: the tile's two blocks go to columns of their own.
-  __device__ static void multiply_tile(const Slot& slot, int j, const uint4& x, CodeProducts<1>& products) {
-#pragma unroll
-    for (int block = 0; block < 2; ++block) {
-      const bool mine = Columns<rows>::tile() == j && Columns<rows>::block() == block;
-      const uint4 b[1] = {kbit::keep_if(mine, x)};
-      products.template multiply<Type>(slot.codes, block, b);
-    }
-  }
-  __device__ void multiply_rows(const Slot& slot, Totals<rows>& totals) const {
-    CodeProducts<column_groups> products;
+  __device__ void multiply(const Slot& slot, const char* stage, Totals<rows>& totals) const {
+    CodeProducts<operands> products;
     products.clear();
+    uint4 x[operands];
+    if constexpr (rows < 8) {
+      // Column g is row g / 2 and block g mod 2.
+      const int column = threadIdx.x % 8;
+      x[0] = MatrixOrder::read(stage + MatrixOrder::place(column / 2, 4 * (column % 2) + threadIdx.x % 32 / 8));
 #pragma unroll
-    for (int block = 0; block < 2; ++block) {
-      if constexpr (rows < 8) {
-        const uint4 b[1] = {kbit::keep_if(Columns<rows>::block() == block, slot.x[0][0])};
+      for (int block = 0; block < 2; ++block) {
+        const uint4 b[1] = {kbit::keep_if(Columns::block() == block, x[0])};
         products.template multiply<Type>(slot.codes, block, b);
-      } else {
-        products.template multiply<Type>(slot.codes, block, slot.x[block]);
-        scaling.add_block(totals, products, slot.groups[block]);
+      }
+      scaling.add_tile(totals, products, slot.groups);
+    } else {
+      MatrixOrder::read(stage, 0, x);
+      products.template multiply<Type>(slot.codes, 0, x);
+      if (!groups.coarse()) {
+        scaling.add_block(totals, products, slot.groups[0]);
         products.clear();
       }
+      MatrixOrder::read(stage, 1, x);
+      products.template multiply<Type>(slot.codes, 1, x);
+      scaling.add_block(totals, products, slot.groups[1]);
     }
-    if constexpr (rows < 8) scaling.add_tile(totals, products, slot.groups);
   }
 };
 

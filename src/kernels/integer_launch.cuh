@@ -7,6 +7,8 @@
 
 namespace w4q::kernels {
 
+/// int4 and int8 with 16-bit scales and groups of 32 · 2^i inputs or one.
+bool takes_marlin(const formats::Scheme& scheme);
 /// What the kernels on Marlin's words need to know of a layer; result_factor is left to the caller.
 integer::MarlinLaunch prepare_marlin(const KbitLinearArgs& args);
 

@@ -19,12 +19,6 @@ constexpr int64_t most_interleaved_rows = 8;
 /// One group for all inputs: its scale multiplies the output.
 bool single_group(const Scheme& scheme, int64_t k) { return formats::integer_groups(scheme, k) == 1; }
 
-bool takes_marlin(const Scheme& s) {
-  return s.family == formats::SchemeFamily::integer && (s.bits == 4 || s.bits == 8) &&
-         (s.scale == ScaleType::f16 || s.scale == ScaleType::bf16) &&
-         (s.block == formats::whole_row || (s.block >= 32 && std::has_single_bit(static_cast<unsigned>(s.block))));
-}
-
 bool accepts_marlin(const LinearDesc& desc, int64_t least, int64_t most, std::string* why) {
   if (!accepts_rows(desc, "marlin", least, most, why)) return false;
   if (takes_marlin(desc.scheme)) return true;
@@ -52,10 +46,12 @@ float weight_factor(const KbitLinearArgs& args) {
   return std::ldexp(1.0f, 14 - w.scheme.bits - (std::ilogb(w.scale_max) + 1));
 }
 
+/// 1 / the unit that codes are read in (integer::Codec).
+float code_factor(DType activation) { return activation == DType::f16 ? 0x1p24f : 1.0f; }
+
 void run_marlin_gemv(const KbitLinearArgs& args, cudaStream_t stream) {
   integer::MarlinLaunch launch = prepare_marlin(args);
-  // What the codes are read as (Codec).
-  launch.result_factor = args.activation == DType::f16 ? 0x1p24f : 1.0f;
+  launch.result_factor = code_factor(args.activation);
   integer::launch_marlin_gemv(launch, args.weight.scheme.bits, args.activation, blocks_for(launch.tiles), stream,
                               shape_of(args));
 }
@@ -71,7 +67,8 @@ void run_marlin_gemm(const KbitLinearArgs& args, cudaStream_t stream) {
 
 void run_interleaved_gemv(const KbitLinearArgs& args, cudaStream_t stream) {
   in_slices(args, most_interleaved_rows, [&](const KbitLinearArgs& part) {
-    const kbit::Launch launch = prepare(part);
+    kbit::Launch launch = prepare(part);
+    launch.result_factor = code_factor(part.activation);
     integer::launch_interleaved_gemv(launch, part.activation, blocks_for(launch.tiles), stream, shape_of(part));
   });
 }
@@ -102,6 +99,12 @@ constexpr KernelRow rows[] = {
 };
 
 }  // namespace
+
+bool takes_marlin(const Scheme& s) {
+  return s.family == formats::SchemeFamily::integer && (s.bits == 4 || s.bits == 8) &&
+         (s.scale == ScaleType::f16 || s.scale == ScaleType::bf16) &&
+         (s.block == formats::whole_row || (s.block >= 32 && std::has_single_bit(static_cast<unsigned>(s.block))));
+}
 
 integer::MarlinLaunch prepare_marlin(const KbitLinearArgs& args) {
   const auto& w = args.weight;

@@ -152,9 +152,6 @@ struct GroupReader {
         padded_rows(args.padded_rows),
         group_shift(args.group_shift) {}
 
-  /// Whether both blocks of every tile are in one group.
-  __device__ bool coarse() const { return group_shift > 0; }
-
   /// The group of block `block` of 32 inputs. One group for all inputs: its scales multiply the output instead.
   __device__ void load(Group<bits, with_zeros>& group, int row_group, int block) const {
     const int index = block >> group_shift;
@@ -172,35 +169,25 @@ struct GroupReader {
   }
 };
 
-/// Activations of mma's B operand in Marlin's order: a lane holds the inputs 2t, 2t + 1 and 2t + 8, 2t + 9 of a step.
-template <class Scalar>
-struct InputReader {
-  const int32_t* order;
-  int k;
-  bool pairs_aligned;
+/// The groups of the two blocks of a tile.
+template <int bits, bool with_zeros>
+struct TileGroups {
+  GroupReader<bits, with_zeros> reader;
+  int last_block;
 
-  __device__ explicit InputReader(const MarlinLaunch& args)
-      : order(args.order), k(static_cast<int>(args.k)), pairs_aligned(args.aligned) {}
+  __device__ explicit TileGroups(const MarlinLaunch& args)
+      : reader(args), last_block(static_cast<int>((args.k - 1) / 32)) {}
 
-  /// The lane's eight of the 32 inputs from `first` on, the two steps one after the other; zeros beyond k.
-  __device__ uint4 load(const Scalar* row, int first) const {
-    const int column = first + 2 * (threadIdx.x % 4);
-    uint32_t words[4];
-    if (pairs_aligned && order == nullptr && first + 32 <= k) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] = __ldg(reinterpret_cast<const uint32_t*>(row + column + 8 * i));
+  /// Whether both blocks of every tile are in one group.
+  __device__ bool coarse() const { return reader.group_shift > 0; }
+
+  __device__ void load(Group<bits, with_zeros> (&groups)[2], int row_group, int column) const {
+    reader.load(groups[0], row_group, 2 * column);
+    if (coarse()) {
+      groups[1] = groups[0];
     } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] = one(row, column + 8 * i) | one(row, column + 8 * i + 1) << 16;
+      reader.load(groups[1], row_group, min(2 * column + 1, last_block));
     }
-    return make_uint4(words[0], words[1], words[2], words[3]);
-  }
-
- private:
-  __device__ uint32_t one(const Scalar* row, int column) const {
-    if (column >= k) return 0;
-    const int from = order == nullptr ? column : __ldg(order + column);
-    return __ldg(reinterpret_cast<const unsigned short*>(row) + from);
   }
 };
 

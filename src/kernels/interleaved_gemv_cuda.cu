@@ -9,7 +9,6 @@
 //   A    lane 4g + t: output 4g + t (half 0) and 32 + 4g + t (half 1), inputs (p, p + 4) and (p + 1, p + 5) of a word
 //   B    column t + 4·row, the same inputs at lane t's place of k, zero elsewhere
 //   sums lane 4g + t: outputs 4g + 2·(t mod 2) and the next, both halves, row t div 2
-#include "device/async_copy.cuh"
 #include "kernels/gemv_block.cuh"
 #include "kernels/integer_launch.cuh"
 #include "kernels/kbit_gemv_run.cuh"
@@ -20,22 +19,6 @@ namespace {
 
 constexpr int block_inputs = 32;
 constexpr int blocks_per_tile = 2;
-
-/// Four pairs of a word, code − 8 as pairs (j, j + 4), exactly.
-template <class Type>
-__device__ __forceinline__ uint32_t centered_pair(uint32_t word, int pair) {
-  constexpr uint32_t mask = 0x000F000Fu;
-  if constexpr (std::is_same_v<Type, device::HalfType>) {
-    const uint32_t biased = device::and_or(word >> (4 * pair), mask, 0x64006400u);  // 1024 + code
-    const __half2 centered = __hadd2(reinterpret_cast<const __half2&>(biased), __half2half2(__float2half(-1032.0f)));
-    return reinterpret_cast<const uint32_t&>(centered);
-  } else {
-    const uint32_t biased = device::and_or(word >> (4 * pair), mask, 0x43004300u);  // 128 + code
-    uint32_t centered;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(centered) : "r"(biased), "r"(0x3F803F80u), "r"(0xC308C308u));
-    return centered;
-  }
-}
 
 /// A lane's codes of 64 outputs × 64 inputs: [block][half], and its scales.
 struct InterleavedTile {
@@ -58,50 +41,73 @@ struct InterleavedReader {
         lane_output(threadIdx.x % 32),
         sum_output(threadIdx.x % 32 / 4 * 4 + threadIdx.x % 2 * 2) {}
 
-  /// Outputs beyond n and blocks beyond k are read from inside: their sums are not stored, or they meet zeros.
   __device__ void load(InterleavedTile& tile, int group, int column) const {
+    const bool whole = 64 * group + 64 <= n && blocks_per_tile * (column + 1) <= blocks && n % 2 == 0;
+    if (whole) {
+      const int64_t first = blocks_per_tile * column * n + 64 * group;
+      const uint4* const code = codes + first + lane_output;
+      const unsigned short* const scale = scales + first + sum_output;
+#pragma unroll
+      for (int b = 0; b < blocks_per_tile; ++b) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          tile.codes[b][half] = device::load_once(code + b * n + 32 * half);
+          tile.scales[b][half] = __ldg(reinterpret_cast<const uint32_t*>(scale + b * n + 32 * half));
+        }
+      }
+    } else {
+      load_ragged(tile, group, column);
+    }
+  }
+
+ private:
+  /// Outputs beyond n and blocks beyond k are read from inside: their sums are not stored, or they meet zeros.
+  __device__ void load_ragged(InterleavedTile& tile, int group, int column) const {
+    const auto inside = [&](int output) { return min(static_cast<int64_t>(output), n - 1); };
 #pragma unroll
     for (int b = 0; b < blocks_per_tile; ++b) {
       const int64_t first = static_cast<int64_t>(min(blocks_per_tile * column + b, blocks - 1)) * n;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int output = 64 * group + 32 * half;
-        tile.codes[b][half] = device::load_once(codes + first + min(static_cast<int64_t>(output + lane_output), n - 1));
-        tile.scales[b][half] = load_scales(first, output + sum_output);
+        tile.codes[b][half] = device::load_once(codes + first + inside(output + lane_output));
+        tile.scales[b][half] = __ldg(scales + first + inside(output + sum_output)) |
+                               static_cast<uint32_t>(__ldg(scales + first + inside(output + sum_output + 1))) << 16;
       }
     }
   }
-
- private:
-  __device__ uint32_t load_scales(int64_t first, int output) const {
-    const unsigned short* const from = scales + first;
-    if (n % 2 == 0 && output < n) return __ldg(reinterpret_cast<const uint32_t*>(from + output));
-    const uint32_t low = __ldg(from + min(static_cast<int64_t>(output), n - 1));
-    const uint32_t high = __ldg(from + min(static_cast<int64_t>(output) + 1, n - 1));
-    return low | high << 16;
-  }
 };
 
-/// A warp's activations of one tile in shared memory: [row][8 inputs, 16 bytes], then 16 bytes of zeros.
+/// A warp's activations of one tile in shared memory: [row][8 words of codes][inputs (j, j + 4) of the word], then 16
+/// bytes of zeros.
 template <class Scalar, int rows>
 struct StagedInputs {
   static constexpr int chunks = 8;
+  static constexpr int per_lane = (rows * chunks + 31) / 32;
   static constexpr int bytes = (rows * chunks + 1) * 16;
+  uint4 x[per_lane];  ///< on their way
 
-  /// Starts fetching; zeros beyond k.
-  __device__ static void fetch(const Launch& args, int column, char* stage) {
-    const auto* x = static_cast<const Scalar*>(args.x);
+  __device__ void load(const Launch& args, int column) {
+    const auto* const all = static_cast<const Scalar*>(args.x);
 #pragma unroll
-    for (int c = threadIdx.x % 32; c < rows * chunks; c += 32) {
-      const int row = min(c / chunks, args.m - 1);
+    for (int i = 0; i < per_lane; ++i) {
+      const int c = threadIdx.x % 32 + 32 * i;
+      if (c >= rows * chunks) break;
       const int64_t first = int64_t{64} * column + 8 * (c % chunks);
-      const Scalar* from = x + row * args.ldx + first;
+      const Scalar* const from = all + min(c / chunks, args.m - 1) * args.ldx + first;
       const int64_t left = args.k - first;
-      if (args.aligned && left >= 8) {
-        device::copy_async(stage + 16 * c, from);
-      } else {
-        *reinterpret_cast<uint4*>(stage + 16 * c) = kbit::load_ragged(from, static_cast<int>(left));
-      }
+      x[i] = args.aligned && left >= 8 ? __ldg(reinterpret_cast<const uint4*>(from))
+                                       : kbit::load_ragged(from, static_cast<int>(left));
+    }
+  }
+  __device__ void store(char* stage) const {
+#pragma unroll
+    for (int i = 0; i < per_lane; ++i) {
+      const int c = threadIdx.x % 32 + 32 * i;
+      if (c >= rows * chunks) break;
+      *reinterpret_cast<uint4*>(stage + 16 * c) =
+          make_uint4(__byte_perm(x[i].x, x[i].z, 0x5410), __byte_perm(x[i].x, x[i].z, 0x7632),
+                     __byte_perm(x[i].y, x[i].w, 0x5410), __byte_perm(x[i].y, x[i].w, 0x7632));
     }
   }
 };
@@ -133,47 +139,55 @@ struct InterleavedTotals {
 };
 
 /// One warp's way through its run of tiles.
-template <class Activation, int rows, int tiles, int warps>
+template <class Activation, int rows, int tiles>
 struct InterleavedRun {
   using Scalar = typename Activation::Scalar;
   using At = kbit::Span<tiles>;
   using Inputs = StagedInputs<Scalar, rows>;
+  using Code = Codec<4, Activation>;
   static constexpr int operands = InterleavedTotals<rows>::operands;
+
+  struct Slot {
+    InterleavedTile weights;
+    Inputs inputs;
+  };
 
   const Launch& args;
   const InterleavedReader weights;
   const int end;
   At span;
-  InterleavedTile ring[tiles];
-  char* stages;              ///< `tiles` of this warp
-  int lane_chunk[operands];  ///< where the lane's B operand is in a stage, or the zeros
+  Slot ring[tiles];
+  char* stage;                    ///< of this warp: the activations at hand
+  const char* operand[operands];  ///< where the lane's B operand begins; `step` apart, 0 for the zeros
+  int step_bytes[operands];
 
   __device__ InterleavedRun(const Launch& launch, int begin, int past)
       : args(launch), weights(launch), end(past), span(launch, begin, past) {
     extern __shared__ uint4 shared[];
-    stages = reinterpret_cast<char*>(shared) + (threadIdx.x / 32) * tiles * Inputs::bytes;
+    stage = reinterpret_cast<char*>(shared) + threadIdx.x / 32 * Inputs::bytes;
+    char* const zeros = stage + rows * Inputs::chunks * 16;
     const int lane = threadIdx.x % 32;
-    const int row = lane / 16;  // of the operand: column g = lane / 4 is row g / 4
 #pragma unroll
     for (int o = 0; o < operands; ++o) {
-      const bool mine = lane / 4 % 4 == lane % 4 && 2 * o + row < rows;
-      lane_chunk[o] = mine ? (2 * o + row) * Inputs::chunks : -1;
+      const int row = 2 * o + lane / 16;  // column g = lane / 4 is row g / 4 of the operand
+      const bool mine = lane / 4 % 4 == lane % 4 && row < rows;
+      operand[o] = mine ? stage + row * Inputs::chunks * 16 : zeros;
+      step_bytes[o] = mine ? 16 : 0;
     }
-    if (lane < tiles) *reinterpret_cast<uint4*>(stages + lane * Inputs::bytes + rows * Inputs::chunks * 16) = uint4{};
+    if (lane == 0) *reinterpret_cast<uint4*>(zeros) = uint4{};
   }
 
   /// Fills the ring; touches weights only.
   __device__ void load_first_weights() {
 #pragma unroll
     for (int j = 0; j < tiles; ++j) {
-      if (j < span.count) weights.load(ring[j], span.group, span.column + j);
+      if (j < span.count) weights.load(ring[j].weights, span.group, span.column + j);
     }
   }
   __device__ void load_first_activations() {
 #pragma unroll
     for (int j = 0; j < tiles; ++j) {
-      if (j < span.count) Inputs::fetch(args, span.column + j, stages + j * Inputs::bytes);
-      device::close_async_group();
+      if (j < span.count) ring[j].inputs.load(args, span.column + j);
     }
   }
 
@@ -181,62 +195,62 @@ struct InterleavedRun {
   template <class View>
   __device__ void step(const View&, InterleavedTotals<rows>& totals) {
     const At next = span.next(args, end);
-#pragma unroll
-    for (int j = 0; j < tiles; ++j) {
-      device::wait_async<tiles - 1>();
-      __syncwarp();
-      if (j < span.count) multiply(ring[j], stages + j * Inputs::bytes, totals);
-      __syncwarp();
-      if (j < next.count) {
-        weights.load(ring[j], next.group, next.column + j);
-        Inputs::fetch(args, next.column + j, stages + j * Inputs::bytes);
-      }
-      device::close_async_group();
-    }
+    kbit::turn_ring(
+        span, next, [&](int j) { multiply(ring[j], totals); },
+        [&](int j) {
+          weights.load(ring[j].weights, next.group, next.column + j);
+          ring[j].inputs.load(args, next.column + j);
+        });
     span = next;
   }
 
  private:
-  __device__ void multiply(const InterleavedTile& tile, const char* stage, InterleavedTotals<rows>& totals) const {
+  __device__ void multiply(const Slot& slot, InterleavedTotals<rows>& totals) const {
+    __syncwarp();
+    slot.inputs.store(stage);
+    __syncwarp();
 #pragma unroll
     for (int b = 0; b < blocks_per_tile; ++b) {
+      // The products begin with −zero · (sum of the activations).
+      constexpr uint32_t minus_zero = std::is_same_v<Activation, device::HalfType> ? 0x80088008u : 0xC308C308u;
+      const uint32_t units[4] = {minus_zero, minus_zero, minus_zero, minus_zero};
       float products[operands][4] = {};
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        uint32_t pairs[operands][4];
+        uint4 x[operands];
 #pragma unroll
-        for (int o = 0; o < operands; ++o) load_pairs(stage, o, 4 * b + w, pairs[o]);
+        for (int o = 0; o < operands; ++o) {
+          x[o] = *reinterpret_cast<const uint4*>(operand[o] + (4 * b + w) * step_bytes[o]);
+        }
+        const uint32_t code[2] = {word(slot.weights.codes[b][0], w), word(slot.weights.codes[b][1], w)};
 #pragma unroll
         for (int p = 0; p < 4; p += 2) {
           uint32_t a[4];
 #pragma unroll
-          for (int reg = 0; reg < 4; ++reg) {
-            a[reg] = centered_pair<Activation>(word(tile.codes[b][reg % 2], w), p + reg / 2);
+          for (int reg = 0; reg < 4; ++reg) a[reg] = Code::pair(code[reg % 2] >> (4 * (p + reg / 2)));
+#pragma unroll
+          for (int o = 0; o < operands; ++o) {
+            const uint32_t low = p == 0 ? x[o].x : x[o].z;
+            const uint32_t high = p == 0 ? x[o].y : x[o].w;
+            Activation::mma(products[o], units, low, high);
+            Activation::mma(products[o], a, low, high);
           }
-#pragma unroll
-          for (int o = 0; o < operands; ++o) Activation::mma(products[o], a, pairs[o][p], pairs[o][p + 1]);
         }
       }
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float2 scale = __half22float2(reinterpret_cast<const __half2&>(tile.scales[b][half]));
-#pragma unroll
-        for (int o = 0; o < operands; ++o) {
-          totals.sums[o][half][0] = fmaf(products[o][2 * half], scale.x, totals.sums[o][half][0]);
-          totals.sums[o][half][1] = fmaf(products[o][2 * half + 1], scale.y, totals.sums[o][half][1]);
-        }
-      }
+      scale(products, slot.weights.scales[b], totals);
     }
   }
-
-  /// The activations of a word's eight inputs as pairs (j, j + 4); zeros where the lane's column is another's.
-  __device__ void load_pairs(const char* stage, int operand, int chunk, uint32_t (&pairs)[4]) const {
-    const int at = lane_chunk[operand] < 0 ? rows * Inputs::chunks : lane_chunk[operand] + chunk;
-    const uint4 x = *reinterpret_cast<const uint4*>(stage + 16 * at);
-    pairs[0] = __byte_perm(x.x, x.z, 0x5410);
-    pairs[1] = __byte_perm(x.x, x.z, 0x7632);
-    pairs[2] = __byte_perm(x.y, x.w, 0x5410);
-    pairs[3] = __byte_perm(x.y, x.w, 0x7632);
+  __device__ static void scale(const float (&products)[operands][4], const uint32_t (&scales)[2],
+                               InterleavedTotals<rows>& totals) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 by = __half22float2(reinterpret_cast<const __half2&>(scales[half]));
+#pragma unroll
+      for (int o = 0; o < operands; ++o) {
+        totals.sums[o][half][0] = fmaf(products[o][2 * half], by.x, totals.sums[o][half][0]);
+        totals.sums[o][half][1] = fmaf(products[o][2 * half + 1], by.y, totals.sums[o][half][1]);
+      }
+    }
   }
   __device__ static uint32_t word(const uint4& v, int w) { return w == 0 ? v.x : w == 1 ? v.y : w == 2 ? v.z : v.w; }
 };
@@ -246,14 +260,14 @@ struct InterleavedGemv {
   using Args = Launch;
   using Type = Activation;
   static constexpr int rows = most_rows;
-  static constexpr int warps = 12;
-  static constexpr int tiles = 3;
+  static constexpr int warps = rows <= 2 ? 16 : rows == 4 ? 12 : 8;
+  static constexpr int tiles = 2;
   using Totals = InterleavedTotals<rows>;
-  using Run = InterleavedRun<Type, rows, tiles, warps>;
+  using Run = InterleavedRun<Type, rows, tiles>;
 
   /// In front of the sums: the activations on their way.
   struct Table {
-    static constexpr int stage_bytes = warps * tiles * StagedInputs<typename Type::Scalar, rows>::bytes;
+    static constexpr int stage_bytes = warps * StagedInputs<typename Type::Scalar, rows>::bytes;
     static constexpr int tail_bytes = warps * 64 * rows * 4;
     static constexpr int total_bytes = stage_bytes > tail_bytes ? stage_bytes : tail_bytes;
     struct View {

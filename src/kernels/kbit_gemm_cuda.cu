@@ -11,10 +11,14 @@ constexpr int table_kilobytes = 32;
 /// of banks.
 struct ChunkOrder {
   __device__ static int place(int row, int chunk) { return (row * 8 + (chunk ^ (row & 1) << 2)) * 16; }
-  __device__ static bool gathers(const Launch&) { return false; }
   template <class Scalar>
-  __device__ static uint4 gather(const Launch&, const Scalar*, int64_t) {
-    return uint4{};
+  __device__ static void fetch(const Launch& args, const Scalar* row, int64_t first, char* to) {
+    const int64_t left = args.k - first;
+    if (args.aligned && left >= 8) {
+      device::copy_async(to, row + first);
+    } else {
+      *reinterpret_cast<uint4*>(to) = load_ragged(row + first, static_cast<int>(left));
+    }
   }
   template <int groups>
   __device__ static void read(const char* tile, int block, uint4 (&x)[groups]) {

@@ -18,22 +18,6 @@ void set_sum_factors(const KbitLinearArgs& args, kbit::Launch& launch) {
       std::ldexp(e4m4 ? kbit::E4m4Scales::sum_factor : kbit::F16Scales::sum_factor, table_top - entry_top);
 }
 
-/// Where weights are scaled: powers of two that keep table entries and their products with the scales inside the 16-bit
-/// type.
-void set_weight_factors(const KbitLinearArgs& args, kbit::Launch& launch) {
-  const auto& w = args.weight;
-  const bool half = args.activation == DType::f16;
-  // What the kernel reads as a scale is the scale times this (kbit_linear_tile.cuh).
-  const int scale_exponent = w.scheme.scale == formats::ScaleType::e4m4 ? (half ? -4 : -116) : 0;
-  const int table_top = std::ilogb(w.table_max);
-  const int scale_top = std::ilogb(w.scale_max);
-  // f16 products stay below 2^15: table entries take what the largest scale leaves.
-  const int product_top = half ? 14 : 0;
-  const int entry_top = std::min(half ? 14 : 120, product_top - (scale_top + 1 + scale_exponent));
-  launch.table_exponent = entry_top - table_top;
-  launch.result_factor = std::ldexp(1.0f, table_top - entry_top - scale_exponent);
-}
-
 void run_gemv(const KbitLinearArgs& args, cudaStream_t stream) {
   kbit::Launch launch = prepare(args);
   set_sum_factors(args, launch);
@@ -88,6 +72,20 @@ constexpr KernelRow rows[] = {
 };
 
 }  // namespace
+
+void set_weight_factors(const KbitLinearArgs& args, kbit::Launch& launch) {
+  const auto& w = args.weight;
+  const bool half = args.activation == DType::f16;
+  // What the kernel reads as a scale is the scale times this (kbit_linear_tile.cuh).
+  const int scale_exponent = w.scheme.scale == formats::ScaleType::e4m4 ? (half ? -4 : -116) : 0;
+  const int table_top = std::ilogb(w.table_max);
+  const int scale_top = std::ilogb(w.scale_max);
+  // f16 products stay below 2^15: table entries take what the largest scale leaves.
+  const int product_top = half ? 14 : 0;
+  const int entry_top = std::min(half ? 14 : 120, product_top - (scale_top + 1 + scale_exponent));
+  launch.table_exponent = entry_top - table_top;
+  launch.result_factor = std::ldexp(1.0f, table_top - entry_top - scale_exponent);
+}
 
 std::span<const KernelRow> kbit_rows() noexcept { return rows; }
 

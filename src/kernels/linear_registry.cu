@@ -111,7 +111,8 @@ LinearDesc describe(const KbitLinearArgs& args) {
 
 std::span<const KernelRow> kernel_registry() noexcept {
   static const std::vector<KernelRow> all = [] {
-    std::vector<KernelRow> rows(kbit_rows().begin(), kbit_rows().end());
+    std::vector<KernelRow> rows(wgmma_rows().begin(), wgmma_rows().end());
+    rows.insert(rows.end(), kbit_rows().begin(), kbit_rows().end());
     rows.insert(rows.end(), integer_rows().begin(), integer_rows().end());
     return rows;
   }();

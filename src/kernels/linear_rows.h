@@ -18,6 +18,8 @@ constexpr int64_t most_rows = int64_t{1} << 30;
 /// The rows of each family, the preferred ones first.
 std::span<const KernelRow> kbit_rows() noexcept;
 std::span<const KernelRow> integer_rows() noexcept;
+/// Of both, on sm_90a (wgmma_rows.cu). They come before the others.
+std::span<const KernelRow> wgmma_rows() noexcept;
 /// Throw bad_argument for what is a family's own.
 void check_kbit_weight(const KbitDeviceWeight& weight);
 void check_integer_weight(const KbitDeviceWeight& weight);
@@ -32,6 +34,10 @@ int blocks_for(int64_t tiles);
 /// What all kernels need to know of a layer.
 kbit::Launch prepare(const KbitLinearArgs& args);
 std::string shape_of(const KbitLinearArgs& args);
+
+/// kbit weights that are scaled in registers: powers of two that keep table entries and their products with the scales
+/// inside the 16-bit type.
+void set_weight_factors(const KbitLinearArgs& args, kbit::Launch& launch);
 
 /// Calls run(part) for at most `most` rows at a time.
 template <class Run>

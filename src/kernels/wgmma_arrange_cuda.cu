@@ -19,7 +19,7 @@ struct Task {
   char* arranged;
   int rows;
   int k_tiles;
-  int blocks;  ///< of 32 inputs of one row, in all tiles
+  int warps;  ///< with work
   bool aligned;
 };
 
@@ -42,32 +42,50 @@ __device__ uint4 load_eight(const Task& task, int row, int column) {
   return kbit::load_ragged(from + column, task.k - column);
 }
 
-__device__ void transpose(uint4 (&v)[4]) {
-  const uint4 a = v[0], b = v[1], c = v[2], d = v[3];
-  v[0] = make_uint4(a.x, b.x, c.x, d.x);
-  v[1] = make_uint4(a.y, b.y, c.y, d.y);
-  v[2] = make_uint4(a.z, b.z, c.z, d.z);
-  v[3] = make_uint4(a.w, b.w, c.w, d.w);
+/// A warp takes `warp_rows` rows of a tile, four at a time: lane 8·r + c the piece c of row r.
+constexpr int warp_rows = 16;
+constexpr int padded_row = 144;  ///< bytes: words of neighbouring rows stand in different banks
+
+/// Piece `piece` of a row in kbit-fragment's order, by way of shared memory that only this warp uses.
+__device__ uint4 reorder(const uint4& v, char* four_rows, int row, int from, int piece) {
+  char* const mine = four_rows + row * padded_row;
+  *reinterpret_cast<uint4*>(mine + from * 16) = v;
+  __syncwarp();
+  const char* const words = mine + piece / 4 * 64 + piece % 4 * 4;
+  const auto word = [&](int t) { return *reinterpret_cast<const uint32_t*>(words + t * 16); };
+  return make_uint4(word(0), word(1), word(2), word(3));
 }
 
-/// A thread takes 32 inputs of one row: half a row of a tile.
 template <InputOrder input_order>
 __global__ void __launch_bounds__(threads) arrange_kernel(const Task task) {
+  __shared__ uint4 buffer[threads / 32][warp_rows / 4][4 * padded_row / 16];
   device::allow_next_launch();
-  const int index = static_cast<int>(blockIdx.x) * threads + static_cast<int>(threadIdx.x);
-  const int half = index % 2;
-  const int k_tile = index / 2 % task.k_tiles;
-  const int row = index / 2 / task.k_tiles;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int index = static_cast<int>(blockIdx.x) * (threads / 32) + warp;
+  const int k_tile = index % task.k_tiles;
+  const int first_row = index / task.k_tiles * warp_rows;
+  const int row_of_four = static_cast<int>(threadIdx.x) % 32 / 8;
+  const int piece = static_cast<int>(threadIdx.x) % 8;
   device::wait_for_previous_launch();
-  if (index >= task.blocks) return;
-  uint4 v[4];
+  if (index >= task.warps) return;
+  uint4 v[warp_rows / 4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) v[i] = load_eight(task, row, k_tile * 64 + half * 32 + 8 * i);
-  if constexpr (input_order == InputOrder::kbit_fragment) transpose(v);
-  const int64_t tile = static_cast<int64_t>(row / task.rows) * task.k_tiles + k_tile;
-  char* const to = task.arranged + (tile * task.rows + row % task.rows) * 128;
+  for (int i = 0; i < warp_rows / 4; ++i) {
+    v[i] = load_eight(task, first_row + 4 * i + row_of_four, k_tile * 64 + piece * 8);
+  }
 #pragma unroll
-  for (int i = 0; i < 4; ++i) *reinterpret_cast<uint4*>(to + ((4 * half + i) ^ (row % 8)) * 16) = v[i];
+  for (int i = 0; i < warp_rows / 4; ++i) {
+    const int row = first_row + 4 * i + row_of_four;
+    const int64_t tile = static_cast<int64_t>(row / task.rows) * task.k_tiles + k_tile;
+    char* const to = task.arranged + (tile * task.rows + row % task.rows) * 128;
+    if constexpr (input_order == InputOrder::kbit_fragment) {
+      const int wanted = piece ^ row % 8;
+      *reinterpret_cast<uint4*>(to + piece * 16) =
+          reorder(v[i], reinterpret_cast<char*>(buffer[warp][i]), row_of_four, piece, wanted);
+    } else {
+      *reinterpret_cast<uint4*>(to + (piece ^ row % 8) * 16) = v[i];
+    }
+  }
 }
 
 }  // namespace
@@ -86,9 +104,9 @@ void arrange(const Activations& x, InputOrder order, int rows, void* arranged, b
   task.arranged = static_cast<char*>(arranged);
   task.rows = rows;
   task.k_tiles = static_cast<int>((x.k + 63) / 64);
-  task.blocks = static_cast<int>(arranged_bytes(x.m, x.k, rows) / 64);
+  task.warps = static_cast<int>((x.m + rows - 1) / rows * rows / warp_rows * task.k_tiles);
   task.aligned = reinterpret_cast<uintptr_t>(x.x) % 16 == 0 && x.ldx % 8 == 0;
-  const dim3 grid(static_cast<unsigned>((task.blocks + threads - 1) / threads));
+  const dim3 grid(static_cast<unsigned>((task.warps + threads / 32 - 1) / (threads / 32)));
   const LaunchShape shape{grid, threads, 0, overlap};
   if (order == InputOrder::plain) {
     launch<arrange_kernel<InputOrder::plain>>(shape, stream, "arranging activations", task);

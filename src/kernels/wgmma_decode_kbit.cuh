@@ -103,8 +103,8 @@ struct KbitWeights {
           e4m4(source.e4m4),
           scale_stride(scale_bytes(source)) {}
 
-    /// `offset`: of the stage.
-    __device__ __forceinline__ void load(int offset, int tile, Words& words) const {
+    /// Tile `tile` of the stage at `offset`.
+    __device__ __forceinline__ void load(int offset, int, int tile, Words& words) const {
       load_codes(codes + offset + tile * code_bytes, words.codes);
       const char* const from = scales + offset + tile * scale_stride;
       if (e4m4) {

@@ -4,18 +4,7 @@
 
 namespace w4q::kernels::wgmma {
 
-bool available() {
-  static const bool answer = [] {
-    int device = 0;
-    int major = 0;
-    int minor = 0;
-    return cudaGetDevice(&device) == cudaSuccess &&
-           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-           cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess && major == 9 &&
-           minor == 0;
-  }();
-  return answer;
-}
+bool built() noexcept { return true; }
 
 size_t workspace_bytes(int64_t m, int64_t k) {
   size_t most = 0;
@@ -28,9 +17,7 @@ size_t workspace_bytes(int64_t m, int64_t k) {
 
 void launch_kbit(const kbit::Launch& launch, const formats::Scheme& scheme, DType activation, void* arranged,
                  cudaStream_t stream, std::string_view shape) {
-  const Layer layer{
-      launch.m,      launch.n, launch.k, launch.x, launch.ldx, launch.y, launch.ldy, launch.bias, launch.result_factor,
-      launch.overlap};
+  const Layer layer = layer_of(launch);
   const auto run = [&]<int bits, class Type>() {
     using Weights = KbitWeights<bits, Type>;
     const typename Weights::Source source{launch.codes,
@@ -40,7 +27,7 @@ void launch_kbit(const kbit::Launch& launch, const formats::Scheme& scheme, DTyp
                                           launch.row_groups,
                                           launch.col_groups,
                                           scheme.scale == formats::ScaleType::e4m4};
-    wgmma::launch<Weights>(source, InputOrder::kbit_fragment, layer, nullptr, arranged, stream, shape);
+    wgmma::launch<Weights>(source, InputOrder::kbit_fragment, layer, arranged, stream, shape);
   };
   const auto with_type = [&]<int bits>() {
     if (activation == DType::f16) return run.template operator()<bits, device::HalfType>();

@@ -27,15 +27,18 @@ constexpr int most_shared_bytes = 227 * 1024;
 template <class Weights>
 struct Task {
   typename Weights::Source weights;
-  const char* x;  ///< arranged
-  const float* bias;
+  const char* x;              ///< arranged
+  const float* bias;          ///< [n], or null
+  const void* residual;       ///< added to the result: of the type and strides of y, or null
+  const void* output_scales;  ///< one per output, in Marlin's order of a single group, or null
+  bool bf16_output_scales;
   void* y;
   int64_t ldy;
   int m, n;
   int k_tiles, row_tiles;
   int jobs, whole_rounds;
   float result_factor;
-  bool wide;  ///< rows of y may be written 16 bytes at a time
+  bool wide;  ///< rows of y may be written 16 bytes at a time, and nothing is added to them
 };
 
 /// Shared memory of a block: table, stages, room to turn results in, barriers.
@@ -80,7 +83,7 @@ struct JobCursor {
   __device__ explicit JobCursor(const Task<Weights>& task, int sharers_)
       : left(task.whole_rounds),
         sharers(sharers_),
-        rank(cluster_rank()),
+        rank(static_cast<int>(blockIdx.x) % sharers_),
         cluster(static_cast<int>(blockIdx.x) / sharers_),
         clusters(static_cast<int>(gridDim.x) / sharers_),
         jobs(task.jobs) {
@@ -194,8 +197,19 @@ struct Results {
   __device__ Results(const Task<Weights>& task_, int job)
       : task(task_), first_output(job / task_.row_tiles * job_outputs), first_row(job % task_.row_tiles * rows) {}
 
-  __device__ float bias(int output) const {
-    return task.bias != nullptr && first_output + output < task.n ? task.bias[first_output + output] : 0;
+  /// What a sum of an output is multiplied with, and what is added.
+  __device__ float2 scale_and_bias(int output) const {
+    const int at = first_output + output;
+    if (at >= task.n) return make_float2(0, 0);
+    float scale = task.result_factor;
+    if (task.output_scales != nullptr) {
+      const int c = at % 32;
+      const auto bits =
+          static_cast<const unsigned short*>(task.output_scales)[at - c + 8 * (c % 8 / 2) + 2 * (c / 8) + c % 2];
+      scale *= task.bf16_output_scales ? __uint_as_float(static_cast<uint32_t>(bits) << 16)
+                                       : __half2float(__ushort_as_half(bits));
+    }
+    return make_float2(scale, task.bias != nullptr ? task.bias[at] : 0);
   }
   __device__ Scalar* at(int output, int row) const {
     return static_cast<Scalar*>(task.y) + (first_row + row) * task.ldy + first_output + output;
@@ -204,7 +218,12 @@ struct Results {
     return first_output + output < task.n && first_row + row < task.m;
   }
   __device__ void store(int output, int row, float value) const {
-    if (inside(output, row)) *at(output, row) = Type::narrow(value);
+    if (!inside(output, row)) return;
+    Scalar* const to = at(output, row);
+    if (task.residual != nullptr) {
+      value += Type::widen(static_cast<const Scalar*>(task.residual)[to - static_cast<const Scalar*>(task.y)]);
+    }
+    *to = Type::narrow(value);
   }
 
   /// Sums of a whole job, turned in `turn` so that a lane has eight neighbouring outputs.
@@ -212,9 +231,7 @@ struct Results {
     const Lane lane;
     const int warp = threadIdx.x / 32;
     const int id = threadIdx.x % 32;
-    const float low = bias(lane.output);
-    const float high = bias(lane.output + 8);
-    const float factor = task.result_factor;
+    const float2 by[2] = {scale_and_bias(lane.output), scale_and_bias(lane.output + 8)};
     char* const mine = turn + warp * 1024;
 #pragma unroll
     for (int j = 0; j < rows / 8; j += 2) {
@@ -222,9 +239,8 @@ struct Results {
       uint32_t pairs[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float add = i % 2 == 0 ? low : high;
         const int at = 4 * (j + i / 2) + 2 * (i % 2);
-        pairs[i] = Type::pack(sums[at] * factor + add, sums[at + 1] * factor + add);
+        pairs[i] = Type::pack(sums[at] * by[i % 2].x + by[i % 2].y, sums[at + 1] * by[i % 2].x + by[i % 2].y);
       }
       store_transposed(shared_address(half) + (id / 16 * 8 + id % 8) * 32 + id / 8 % 2 * 16, pairs);
       __syncwarp();
@@ -233,6 +249,7 @@ struct Results {
   }
 
  private:
+  /// Eight results of a row. A residual is added to the 16-bit values.
   __device__ void store_eight(int output, int row, const uint4& values) const {
     if (first_row + row >= task.m) return;
     if (task.wide && first_output + output + 8 <= task.n) {
@@ -240,10 +257,11 @@ struct Results {
       return;
     }
     const uint32_t words[4] = {values.x, values.y, values.z, values.w};
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < 8; ++i) {
-      const auto bits = static_cast<unsigned short>(words[i / 2] >> (i % 2 * 16));
-      if (inside(output + i, row)) *reinterpret_cast<unsigned short*>(at(output + i, row)) = bits;
+      const uint32_t word = i < 4 ? (i < 2 ? words[0] : words[1]) : (i < 6 ? words[2] : words[3]);
+      const auto bits = static_cast<unsigned short>(word >> (i % 2 * 16));
+      store(output + i, row, Type::widen(reinterpret_cast<const Scalar&>(bits)));
     }
   }
 };
@@ -269,7 +287,7 @@ __device__ __forceinline__ void store_shared(const Results<Weights, rows>& resul
   }
   meet_cluster();
   const Lane lane;
-  const float bias[2] = {results.bias(lane.output), results.bias(lane.output + 8)};
+  const float2 by[2] = {results.scale_and_bias(lane.output), results.scale_and_bias(lane.output + 8)};
   const int stop = min(pairs, (job.rank + 1) * each);
   for (int pair = job.rank * each; pair < stop; ++pair) {
     const auto* from = reinterpret_cast<const float2*>(scratch) + (pair - job.rank * each) * consumers + threadIdx.x;
@@ -281,9 +299,9 @@ __device__ __forceinline__ void store_shared(const Results<Weights, rows>& resul
     }
     const int half = pair % 2;
     const int row = pair / 2 * 8 + lane.row;
-    const float factor = results.task.result_factor;
-    results.store(lane.output + 8 * half, row, total.x * factor + bias[half]);
-    results.store(lane.output + 8 * half, row + 1, total.y * factor + bias[half]);
+    const float2 scale = by[half];
+    results.store(lane.output + 8 * half, row, total.x * scale.x + scale.y);
+    results.store(lane.output + 8 * half, row + 1, total.y * scale.x + scale.y);
   }
   order_before_copies();
   meet_block();
@@ -301,19 +319,19 @@ struct Multiplier {
   const Decoder decoder;
   Ring<M::stages> ring;
 
-  /// The sums over `tiles` tiles, more than none.
-  __device__ __forceinline__ void run(int tiles, float (&sums)[rows / 2]) {
+  /// The sums over `tiles` tiles from tile `at` on, more than none.
+  __device__ __forceinline__ void run(int at, int tiles, float (&sums)[rows / 2]) {
     uint32_t a[2][steps][4];
     int add = 0;
     int last = -1;
 #pragma unroll
     for (float& sum : sums) sum = 0;
-    for (; tiles >= M::tiles; tiles -= M::tiles, ring.next()) {
+    for (; tiles >= M::tiles; tiles -= M::tiles, at += M::tiles, ring.next()) {
       wait_barrier(M::full(shared, ring.stage), ring.parity);
       const uint64_t x = describe_rows(shared + M::stages_at + ring.stage * M::stage_bytes);
       typename Weights::Words words[M::tiles];
 #pragma unroll
-      for (int tile = 0; tile < M::tiles; ++tile) decoder.load(ring.stage * M::stage_bytes, tile, words[tile]);
+      for (int tile = 0; tile < M::tiles; ++tile) decoder.load(ring.stage * M::stage_bytes, at, tile, words[tile]);
 #pragma unroll
       for (int group = 0; group < 2; ++group) {
         const int tile = M::tiles == 2 ? group : 0;
@@ -328,7 +346,7 @@ struct Multiplier {
     if (M::tiles == 1 || tiles == 0) return;
     wait_barrier(M::full(shared, ring.stage), ring.parity);
     typename Weights::Words words;
-    decoder.load(ring.stage * M::stage_bytes, 0, words);
+    decoder.load(ring.stage * M::stage_bytes, at, 0, words);
     multiply_steps(words, 0, describe_rows(shared + M::stages_at + ring.stage * M::stage_bytes), a[0], sums, add);
     wait_products<0>();
     release(ring.stage);
@@ -399,7 +417,8 @@ __global__ void __launch_bounds__(threads, 1)
       shared, {memory, memory + M::stages_at + M::tiles * M::x_tile_bytes, task.weights, warp / 4, warp % 4}, {}};
   for (JobCursor job(task, sharers); job.valid(); job.next()) {
     float sums[rows / 2];
-    multiplier.run(job.end(task.k_tiles) - job.begin(task.k_tiles), sums);
+    const int begin = job.begin(task.k_tiles);
+    multiplier.run(begin, job.end(task.k_tiles) - begin, sums);
     const Results<Weights, rows> results(task, job.job);
     if (job.shared()) {
       store_shared(results, sums, job, memory + M::stages_at);

@@ -6,6 +6,7 @@
 
 #include "core/dtype.h"
 #include "device/check.h"
+#include "kernels/kbit_launch.cuh"
 #include "kernels/wgmma_arrange.h"
 #include "kernels/wgmma_kernel.cuh"
 #include "kernels/wgmma_linear.h"
@@ -20,9 +21,31 @@ struct Layer {
   void* y;
   int64_t ldy;
   const float* bias;
+  const void* residual;
   float result_factor;
   bool overlap;
+  const int32_t* input_order = nullptr;
+  const void* output_scales = nullptr;
+  bool bf16_output_scales = false;
 };
+
+inline Layer layer_of(const kbit::Launch& launch) {
+  Layer layer{};
+  layer.m = launch.m;
+  layer.n = launch.n;
+  layer.k = launch.k;
+  layer.x = launch.x;
+  layer.ldx = launch.ldx;
+  layer.y = launch.y;
+  layer.ldy = launch.ldy;
+  layer.bias = launch.bias;
+  layer.residual = launch.residual;
+  layer.result_factor = launch.result_factor;
+  layer.overlap = launch.overlap;
+  layer.output_scales = launch.output_scales;
+  layer.bf16_output_scales = launch.bf16_output_scales;
+  return layer;
+}
 
 /// How many clusters of `sharers` blocks run at the same time.
 template <class Weights, int rows>
@@ -59,11 +82,14 @@ double exchange_cost(int k_tiles) {
 }
 
 template <class Weights, int rows>
-void launch_rows(Task<Weights> task, InputOrder order, const Layer& layer, const int32_t* act_order, void* arranged,
-                 cudaStream_t stream, std::string_view shape) {
+void launch_rows(Task<Weights> task, InputOrder order, const Layer& layer, void* arranged, cudaStream_t stream,
+                 std::string_view shape) {
   using M = Memory<Weights, rows>;
   task.x = static_cast<const char*>(arranged);
   task.bias = layer.bias;
+  task.residual = layer.residual;
+  task.output_scales = layer.output_scales;
+  task.bf16_output_scales = layer.bf16_output_scales;
   task.y = layer.y;
   task.ldy = layer.ldy;
   task.m = static_cast<int>(layer.m);
@@ -71,7 +97,7 @@ void launch_rows(Task<Weights> task, InputOrder order, const Layer& layer, const
   task.k_tiles = static_cast<int>((layer.k + 63) / 64);
   task.row_tiles = static_cast<int>((layer.m + rows - 1) / rows);
   task.result_factor = layer.result_factor;
-  task.wide = reinterpret_cast<uintptr_t>(layer.y) % 16 == 0 && layer.ldy % 8 == 0;
+  task.wide = reinterpret_cast<uintptr_t>(layer.y) % 16 == 0 && layer.ldy % 8 == 0 && layer.residual == nullptr;
   task.jobs = static_cast<int>((layer.n + job_outputs - 1) / job_outputs) * task.row_tiles;
   const auto fitting = [](int sharers) {
     constexpr int sum_pairs = rows / 4;
@@ -81,7 +107,7 @@ void launch_rows(Task<Weights> task, InputOrder order, const Layer& layer, const
   const Plan plan = best_plan(task.jobs, task.k_tiles, exchange_cost<rows>(task.k_tiles), fitting);
   task.whole_rounds = plan.whole_rounds;
 
-  arrange({layer.x, layer.m, layer.k, layer.ldx, act_order}, order, rows, arranged, layer.overlap, stream);
+  arrange({layer.x, layer.m, layer.k, layer.ldx, layer.input_order}, order, rows, arranged, layer.overlap, stream);
 
   cudaLaunchAttribute attributes[2] = {};
   // Weights are fetched while activations are still being arranged.
@@ -102,26 +128,28 @@ void launch_rows(Task<Weights> task, InputOrder order, const Layer& layer, const
 
 /// All rows, most_rows_at_once at a time.
 template <class Weights>
-void launch(const typename Weights::Source& weights, InputOrder order, Layer layer, const int32_t* act_order,
-            void* arranged, cudaStream_t stream, std::string_view shape) {
+void launch(const typename Weights::Source& weights, InputOrder order, Layer layer, void* arranged, cudaStream_t stream,
+            std::string_view shape) {
   Task<Weights> task{};
   task.weights = weights;
   const auto* const x = static_cast<const std::byte*>(layer.x);
   auto* const y = static_cast<std::byte*>(layer.y);
+  const auto* const residual = static_cast<const std::byte*>(layer.residual);
   const int64_t all = layer.m;
   for (int64_t first = 0; first < all; first += most_rows_at_once) {
     layer.m = std::min(most_rows_at_once, all - first);
     layer.x = x + 2 * first * layer.ldx;
     layer.y = y + 2 * first * layer.ldy;
+    if (residual != nullptr) layer.residual = residual + 2 * first * layer.ldy;
     switch (tile_rows(layer.m)) {
       case 32:
-        launch_rows<Weights, 32>(task, order, layer, act_order, arranged, stream, shape);
+        launch_rows<Weights, 32>(task, order, layer, arranged, stream, shape);
         break;
       case 64:
-        launch_rows<Weights, 64>(task, order, layer, act_order, arranged, stream, shape);
+        launch_rows<Weights, 64>(task, order, layer, arranged, stream, shape);
         break;
       default:
-        launch_rows<Weights, 128>(task, order, layer, act_order, arranged, stream, shape);
+        launch_rows<Weights, 128>(task, order, layer, arranged, stream, shape);
     }
   }
 }

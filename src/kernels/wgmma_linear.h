@@ -14,19 +14,26 @@
 namespace w4q::kernels::kbit {
 struct Launch;
 }
+namespace w4q::kernels::integer {
+struct MarlinLaunch;
+}
 
 namespace w4q::kernels::wgmma {
 
-/// Whether this build has the kernels and the current GPU runs them.
-bool available();
+/// Whether this build has the kernels. An sm_90 runs them.
+bool built() noexcept;
 
 /// Bytes for arranged activations, of at most most_rows_at_once rows, for any number of rows up to `m`.
 size_t workspace_bytes(int64_t m, int64_t k);
 inline constexpr int64_t most_rows_at_once = 4096;
 
 /// kbit-fragment weights; `launch` with the factors of scaled weights. `arranged` has workspace_bytes(), aligned to
-/// 256. Needs available().
+/// 256. Needs built() and an sm_90.
 void launch_kbit(const kbit::Launch& launch, const formats::Scheme& scheme, DType activation, void* arranged,
                  cudaStream_t stream, std::string_view shape);
+
+/// Marlin's int4 words, symmetric, groups of 32 · 2^i or one. What launch_kbit() says.
+void launch_marlin(const integer::MarlinLaunch& launch, DType activation, void* arranged, cudaStream_t stream,
+                   std::string_view shape);
 
 }  // namespace w4q::kernels::wgmma

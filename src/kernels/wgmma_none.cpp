@@ -4,12 +4,17 @@
 
 namespace w4q::kernels::wgmma {
 
-bool available() { return false; }
+bool built() noexcept { return false; }
 
 size_t workspace_bytes(int64_t, int64_t) { return 0; }
 
+namespace {
+[[noreturn]] void refuse() { throw Error(ErrorCode::unsupported, "this build has no kernels for sm_90a"); }
+}  // namespace
+
 void launch_kbit(const kbit::Launch&, const formats::Scheme&, DType, void*, cudaStream_t, std::string_view) {
-  throw Error(ErrorCode::unsupported, "this build has no kernels for sm_90a");
+  refuse();
 }
+void launch_marlin(const integer::MarlinLaunch&, DType, void*, cudaStream_t, std::string_view) { refuse(); }
 
 }  // namespace w4q::kernels::wgmma

@@ -55,11 +55,6 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
 }
 
-__device__ __forceinline__ int cluster_rank() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return static_cast<int>(rank);
-}
 /// All threads of all blocks of the cluster; shared memory written before is seen after.
 __device__ __forceinline__ void meet_cluster() {
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");

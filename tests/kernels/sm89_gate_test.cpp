@@ -212,7 +212,9 @@ class Sm89Gate : public testing::Test {
     const double per_weight = static_cast<double>(figures.instructions) / figures.weights;
     EXPECT_LE(per_weight, budget->instructions);
     EXPECT_EQ(figures.calls, 0) << "instructions that are not counted";
-    if (!family.narrow_inputs) EXPECT_EQ(figures.narrow_loads, 0);
+    if (!family.narrow_inputs) {
+      EXPECT_EQ(figures.narrow_loads, 0);
+    }
     EXPECT_EQ(figures.narrow_weight_loads, 0);
     // int8 words of a lane are two neighbouring loads; the second is to find its sector in L1.
     if (instance->bits < 8) {

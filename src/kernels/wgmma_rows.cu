@@ -1,0 +1,93 @@
+// The rows of the table of linear kernels that sm_90a adds.
+#include <algorithm>
+
+#include "device/cublas.h"
+#include "kernels/integer_launch.cuh"
+#include "kernels/linear_rows.h"
+#include "kernels/wgmma_linear.h"
+
+namespace w4q::kernels {
+namespace {
+
+constexpr int64_t most_inputs = int64_t{1} << 24;
+
+bool runs_here() {
+  static const bool answer = [] {
+    int device = 0;
+    int major = 0;
+    int minor = 0;
+    return wgmma::built() && cudaGetDevice(&device) == cudaSuccess &&
+           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+           cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess && major == 9 &&
+           minor == 0;
+  }();
+  return answer;
+}
+
+/// Most rows. Beyond, decoding once and cuBLAS are faster, where there is cuBLAS (docs/kernels/wgmma.md).
+int64_t most_rows_here(const LinearDesc& desc) {
+  constexpr int64_t measured = 1024;
+  if (desc.m <= measured) return measured;
+  return device::have_cublas() ? measured : most_rows;
+}
+
+bool accepts(const LinearDesc& desc, std::string_view layout, std::string* why) {
+  if (!runs_here()) {
+    if (why != nullptr) *why = "needs an sm_90 and a build for it";
+    return false;
+  }
+  if (desc.k > most_inputs) {
+    if (why != nullptr) *why = "reads weights of at most 2^24 inputs";
+    return false;
+  }
+  return accepts_rows(desc, layout, most_gemv_rows + 1, most_rows_here(desc), why);
+}
+
+bool accepts_marlin(const LinearDesc& desc, std::string* why) {
+  if (!accepts(desc, "marlin", why)) return false;
+  if (desc.scheme.bits == 4 && !desc.scheme.asymmetric && takes_marlin(desc.scheme)) return true;
+  if (why != nullptr) *why = "reads symmetric int4 with groups of 32, 64, 128, … or a whole row";
+  return false;
+}
+
+/// Words that the kernels of fewer rows keep zero, ahead of the arranged activations.
+size_t words_bytes(const LinearDesc& desc) {
+  LinearDesc most = desc;
+  most.m = kbit_linear_max_rows;
+  return (std::max(gemv_workspace(most), gemm_workspace(most)) + 255) / 256 * 256;
+}
+size_t workspace(const LinearDesc& desc) { return words_bytes(desc) + wgmma::workspace_bytes(desc.m, desc.k); }
+void* arranged(const KbitLinearArgs& args) {
+  return static_cast<std::byte*>(args.workspace) + words_bytes(describe(args));
+}
+
+void run_kbit(const KbitLinearArgs& args, cudaStream_t stream) {
+  kbit::Launch launch = prepare(args);
+  set_weight_factors(args, launch);
+  wgmma::launch_kbit(launch, args.weight.scheme, args.activation, arranged(args), stream, shape_of(args));
+}
+
+void run_marlin(const KbitLinearArgs& args, cudaStream_t stream) {
+  integer::MarlinLaunch launch = prepare_marlin(args);
+  launch.result_factor = 1 / launch.weight_factor;
+  wgmma::launch_marlin(launch, args.activation, arranged(args), stream, shape_of(args));
+}
+
+constexpr KernelRow rows[] = {
+    {.name = "kbit-wgmma",
+     .description = "17 to 1024 rows on sm_90: warpgroup products, decoded weights as their operand in registers",
+     .accepts = [](const LinearDesc& desc, std::string* why) { return accepts(desc, "kbit-fragment", why); },
+     .workspace = workspace,
+     .run = run_kbit},
+    {.name = "marlin-wgmma",
+     .description = "17 to 1024 rows on sm_90, symmetric int4: warpgroup products, decoded weights in registers",
+     .accepts = accepts_marlin,
+     .workspace = workspace,
+     .run = run_marlin},
+};
+
+}  // namespace
+
+std::span<const KernelRow> wgmma_rows() noexcept { return rows; }
+
+}  // namespace w4q::kernels
