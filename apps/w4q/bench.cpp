@@ -21,10 +21,13 @@ struct Options {
   verify::SpeedOptions speed;
 };
 
-/// "f16", a scheme, or the start of one: "kbit3" is "kbit3-b32-e4m4".
+/// "f16", a scheme, or the start of one: "kbit3" is "kbit3-b32-e4m4", "int4-g128" is "int4-g128-f16".
 std::optional<formats::Scheme> scheme_of(const std::string& word) {
   if (word == "f16") return std::nullopt;
-  return formats::parse_scheme(word.starts_with("kbit") && word.size() == 5 ? word + "-b32-e4m4" : word);
+  if (word.starts_with("kbit") && word.size() == 5) return formats::parse_scheme(word + "-b32-e4m4");
+  if (word == "int4" || word == "int8") return formats::parse_scheme(word + "-g128-f16");
+  const bool scaled = word.find("f16") != std::string::npos || word.find("f32") != std::string::npos;
+  return formats::parse_scheme(word.starts_with("int") && !scaled ? word + "-f16" : word);
 }
 
 int run(const Options& options) {
@@ -58,7 +61,7 @@ void setup_bench(CLI::App& app, Action& action) {
   auto options = std::make_shared<Options>();
   command->add_option("--shape", options->shape, "llama3-8b, llama2-7b, qwen3-8b, mistral-7b, llama3-1b, llama3-70b")
       ->capture_default_str();
-  command->add_option("--scheme", options->scheme, "f16, or kbit2 to kbit5")->capture_default_str();
+  command->add_option("--scheme", options->scheme, "f16, kbit2 to kbit5, int4-g128, int8-g128")->capture_default_str();
   command->add_option("--kv", options->kv, "Type of the KV cache: f16, fp8, q4")->capture_default_str();
   add_speed(*command, options->speed, options->target);
   add_common(*command, options->common);

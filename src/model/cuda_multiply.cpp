@@ -9,10 +9,13 @@
 namespace w4q::model {
 namespace {
 
-constexpr int64_t most_words_rows = 128;
+/// Rows at which another kernel may take over, and need another workspace.
+constexpr int64_t most_words_rows = 128, most_arranged_rows = 1024;
 
-/// The kernel of many rows overwrites its workspace, where the others keep marks.
-bool keeps_words(const kernels::KernelRow& row) { return row.name != "kbit-wide"; }
+/// Kernels of many rows put activations and decoded weights where those of another size keep marks.
+bool keeps_words(const kernels::KernelRow& row) {
+  return !row.name.ends_with("-wide") && !row.name.ends_with("-wgmma");
+}
 
 }  // namespace
 
@@ -26,14 +29,18 @@ CudaMultiplier::CudaMultiplier(std::span<const CudaLinear* const> linears, int64
         scaled = std::max(scaled, static_cast<size_t>(most_rows * linear->k) * 2);
       }
       if (!product.packed) continue;
-      words =
-          std::max(words, kernels::kbit_linear_workspace(std::min(most_rows, most_words_rows), product.n, linear->k));
-      wide = std::max(wide, kernels::kbit_linear_workspace(most_rows, product.n, linear->k));
+      const auto workspace = [&](int64_t rows) {
+        return kernels::linear_workspace({product.scheme, product.packed->layout, rows, product.n, linear->k});
+      };
+      words = std::max(words, workspace(std::min(most_rows, most_words_rows)));
+      for (const int64_t rows : {most_words_rows, most_arranged_rows, most_rows}) {
+        wide = std::max(wide, workspace(std::min(rows, most_rows)));
+      }
     }
   }
   words_ = device::DeviceBuffer(words);
   words_.fill(0, stream);
-  if (most_rows > kernels::kbit_linear_max_rows) wide_ = device::DeviceBuffer(wide);
+  wide_ = device::DeviceBuffer(wide);
   scaled_ = device::DeviceBuffer(scaled);
 }
 

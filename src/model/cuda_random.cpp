@@ -6,6 +6,7 @@
 #include "formats/codebook.h"
 #include "kernels/random_cuda.h"
 #include "model/cuda_model.h"
+#include "model/cuda_pack.h"
 #include "repack/layout_registry.h"
 
 namespace w4q::model {
@@ -13,8 +14,6 @@ namespace {
 
 using device::DeviceBuffer;
 using formats::PlaneRole;
-
-constexpr std::string_view device_layout = "kbit-fragment";
 
 /// Makes the parts of a model, each from a seed of its own.
 class Maker {
@@ -56,32 +55,41 @@ class Maker {
 
  private:
   void make_packed(CudaLinear& linear, CudaProduct& product) {
-    const auto specs = repack::layout_row(device_layout).planes(*scheme_, linear.n, linear.k);
-    const auto count = [&](PlaneRole role) {
-      return element_count(std::ranges::find(specs, role, &formats::PlaneSpec::role)->shape);
-    };
-    const int64_t words = count(PlaneRole::codes), scales = count(PlaneRole::scales);
-    linear.memory.emplace_back(static_cast<size_t>(words) * sizeof(uint32_t));
-    kernels::random_words_cuda(linear.memory.back().as<uint32_t>(), words, ++seed_, stream_.get());
     kernels::KbitDeviceWeight weight;
-    weight.codes = linear.memory.back().as<uint32_t>();
-    linear.memory.emplace_back(static_cast<size_t>(scales));
-    kernels::random_e4m4_scales_cuda(linear.memory.back().as<uint8_t>(), scales, ++seed_, stream_.get());
-    weight.scales = linear.memory.back().data();
-    // Scales average 2^-4.6; the table brings outputs to about the magnitude of the inputs.
-    auto table = formats::codebook("nf", scheme_->bits);
-    const float factor = 40.0f / std::sqrt(static_cast<float>(linear.k));
-    for (float& value : table) value *= factor;
-    linear.memory.push_back(DeviceBuffer::copy_of(bytes_of(table), stream_));
-    weight.codebook = linear.memory.back().as<float>();
-    stream_.synchronize();
     weight.scheme = product.scheme = *scheme_;
     weight.n = linear.n;
     weight.k = linear.k;
-    weight.table_max = factor;
-    weight.layout = device_layout;
+    weight.layout = device_layout(*scheme_, linear.n, linear.k);
+    const auto specs = repack::layout_row(weight.layout).planes(*scheme_, linear.n, linear.k);
+    const auto allocate = [&](PlaneRole role) -> DeviceBuffer& {
+      const auto spec = std::ranges::find(specs, role, &formats::PlaneSpec::role);
+      linear.memory.emplace_back(static_cast<size_t>(byte_count(spec->dtype, spec->shape)));
+      linear.bytes += static_cast<int64_t>(linear.memory.back().size());
+      return linear.memory.back();
+    };
+    DeviceBuffer& codes = allocate(PlaneRole::codes);
+    weight.codes = codes.as<uint32_t>();
+    kernels::random_words_cuda(codes.as<uint32_t>(), static_cast<int64_t>(codes.size() / 4), ++seed_, stream_.get());
+    DeviceBuffer& scales = allocate(PlaneRole::scales);
+    weight.scales = scales.data();
+    const float root = std::sqrt(static_cast<float>(linear.k));
+    if (scheme_->family == formats::SchemeFamily::integer) {
+      // Codes of a few bits deviate by 0.29 · 2^bits from their mean.
+      weight.scale_max = 6.0f / static_cast<float>(1 << scheme_->bits) / root;
+      kernels::random_halves_cuda(scales.as<__half>(), static_cast<int64_t>(scales.size() / 2), weight.scale_max,
+                                  ++seed_, stream_.get());
+    } else {
+      kernels::random_e4m4_scales_cuda(scales.as<uint8_t>(), static_cast<int64_t>(scales.size()), ++seed_,
+                                       stream_.get());
+      // Scales average 2^-4.6; the table brings outputs to about the magnitude of the inputs.
+      weight.table_max = 40.0f / root;
+      auto table = formats::codebook("nf", scheme_->bits);
+      for (float& value : table) value *= weight.table_max;
+      linear.memory.push_back(DeviceBuffer::copy_of(bytes_of(table), stream_));
+      weight.codebook = linear.memory.back().as<float>();
+      stream_.synchronize();
+    }
     product.packed = weight;
-    linear.bytes = words * 4 + scales;
   }
 
   std::optional<formats::Scheme> scheme_;
@@ -89,12 +97,21 @@ class Maker {
   uint64_t seed_ = 0;
 };
 
+/// Schemes of which any bits are a sound weight, and which kernels read.
+bool can_be_random(const formats::Scheme& scheme) {
+  const bool kbit = scheme.family == formats::SchemeFamily::kbit && scheme.scale == formats::ScaleType::e4m4;
+  const bool integer = scheme.family == formats::SchemeFamily::integer && scheme.scale == formats::ScaleType::f16 &&
+                       !scheme.asymmetric && !scheme.act_order;
+  return (kbit || integer) && !device_layout(scheme, 64, 256).empty();
+}
+
 }  // namespace
 
 CudaModel CudaModel::random(const ModelConfig& config, const std::optional<formats::Scheme>& scheme) {
-  if (scheme && (scheme->family != formats::SchemeFamily::kbit || scheme->scale != formats::ScaleType::e4m4)) {
+  if (scheme && !can_be_random(*scheme)) {
     throw Error(ErrorCode::unsupported, "random weights of scheme " + formats::to_string(*scheme))
-        .detail("expected f16 or kbit2-b32-e4m4 to kbit5-b32-e4m4");
+        .detail(
+            "expected f16, kbit2-b32-e4m4 to kbit5-b32-e4m4, or int4 or int8 with f16 scales such as int4-g128-f16");
   }
   const device::Stream stream;
   Maker maker(scheme, stream);

@@ -4,25 +4,19 @@
 
 #include "core/convert.h"
 #include "core/error.h"
-#include "core/float_formats.h"
 #include "core/parallel.h"
 #include "core/text.h"
 #include "device/check.h"
-#include "formats/e4m4.h"
-#include "formats/kbit.h"
 #include "model/cuda_linear.h"
-#include "repack/layout_registry.h"
-#include "repack/map_pass_cuda.h"
+#include "model/cuda_pack.h"
 
 namespace w4q::model {
 namespace {
 
 using device::DeviceBuffer;
 using formats::PackedWeight;
-using formats::PlaneRole;
 using kernels::LinearWeight;
 
-constexpr std::string_view device_layout = "kbit-fragment";
 constexpr int64_t staging_bytes = int64_t{32} << 20;
 constexpr float largest_half = 65504.0f;
 
@@ -31,14 +25,12 @@ const formats::PackedLinear* packed_of(const LinearWeight& weight) {
   return packed == nullptr ? nullptr : packed->get();
 }
 
-/// The one pass of a layer that a kernel reads as it is; null for all others.
+/// The one pass of a layer that a kernel reads; null for all others.
 const PackedWeight* readable(const LinearWeight& weight) {
   const auto* packed = packed_of(weight);
   if (packed == nullptr || packed->passes.size() != 1 || !packed->rotations.empty()) return nullptr;
   const PackedWeight& pass = packed->passes.front();
-  if (pass.scheme.family != formats::SchemeFamily::kbit) return nullptr;
-  const bool fits = repack::layout_row(device_layout).accepts(pass.scheme, pass.n, pass.k, nullptr);
-  return fits ? &pass : nullptr;
+  return device_layout(pass.scheme, pass.n, pass.k).empty() ? nullptr : &pass;
 }
 
 /// Whether two layers can share a launch.
@@ -46,9 +38,7 @@ bool alike(const LinearWeight& a, const LinearWeight& b) {
   const PackedWeight* const first = readable(a);
   const PackedWeight* const second = readable(b);
   if (first == nullptr || second == nullptr) return first == second;
-  const auto bytes = [](const PackedWeight& weight) { return weight.plane(PlaneRole::codebook).bytes.bytes(); };
-  return first->scheme == second->scheme && std::ranges::equal(bytes(*first), bytes(*second)) &&
-         packed_of(a)->input_scale == packed_of(b)->input_scale;
+  return can_stack(*first, *second) && packed_of(a)->input_scale == packed_of(b)->input_scale;
 }
 
 /// Rows of `weight` as f16 at `to`, a stretch at a time.
@@ -76,33 +66,6 @@ void copy_rows(const LinearWeight& weight, std::byte* to, const device::Stream& 
                   "copying weights to the GPU");
   }
   stream.synchronize();
-}
-
-float largest_scale(const PackedWeight& weight) {
-  const auto& bytes = weight.plane(PlaneRole::scales).bytes;
-  float most = 0x1p-14f;
-  if (weight.scheme.scale == formats::ScaleType::e4m4) {
-    for (const uint8_t bits : bytes.as<uint8_t>()) most = std::max(most, formats::e4m4_decode(bits));
-  } else {
-    for (const uint16_t bits : bytes.as<uint16_t>()) most = std::max(most, f32_from_f16(bits));
-  }
-  return most;
-}
-
-/// Canonical planes below one another: rows are independent of each other.
-DeviceBuffer stack_planes(std::span<const LinearWeight* const> layers, PlaneRole role, const device::Stream& stream) {
-  size_t size = 0;
-  for (const auto* layer : layers) size += readable(*layer)->plane(role).bytes.size();
-  DeviceBuffer stacked(size);
-  size_t at = 0;
-  for (const auto* layer : layers) {
-    const auto bytes = readable(*layer)->plane(role).bytes.bytes();
-    device::check(
-        cudaMemcpyAsync(stacked.data() + at, bytes.data(), bytes.size(), cudaMemcpyHostToDevice, stream.get()),
-        "copying weights to the GPU");
-    at += bytes.size();
-  }
-  return stacked;
 }
 
 /// Builds a CudaLinear launch by launch.
@@ -142,38 +105,16 @@ class Builder {
   }
 
   void add_packed(std::span<const LinearWeight* const> layers, CudaProduct& product) {
-    const PackedWeight& first = *readable(*layers.front());
-    DeviceBuffer canonical_codes = stack_planes(layers, PlaneRole::codes, stream_);
-    DeviceBuffer canonical_scales = stack_planes(layers, PlaneRole::scales, stream_);
-    const auto specs = repack::layout_row(device_layout).planes(first.scheme, product.n, linear_.k);
-    const auto bytes_of_role = [&](PlaneRole role) {
-      const auto spec = std::ranges::find(specs, role, &formats::PlaneSpec::role);
-      return static_cast<size_t>(byte_count(spec->dtype, spec->shape));
-    };
-    DeviceBuffer codes(bytes_of_role(PlaneRole::codes));
-    DeviceBuffer scales(bytes_of_role(PlaneRole::scales));
-    repack::pack_cuda(device_layout, first.scheme, product.n, linear_.k,
-                      {canonical_codes.as<uint32_t>(), canonical_scales.data()}, {codes.as<uint32_t>(), scales.data()},
-                      stream_.get());
-    const auto& table = first.plane(PlaneRole::codebook).bytes;
-    kernels::KbitDeviceWeight weight;
-    weight.scheme = product.scheme = first.scheme;
-    weight.n = product.n;
-    weight.k = linear_.k;
-    weight.table_max = formats::kbit_table_max(table.as<float>());
-    weight.scale_max = 0;
-    for (const auto* layer : layers) weight.scale_max = std::max(weight.scale_max, largest_scale(*readable(*layer)));
-    weight.layout = device_layout;
-    linear_.bytes += static_cast<int64_t>(codes.size() + scales.size());
-    weight.codes = keep(std::move(codes)).as<uint32_t>();
-    weight.scales = keep(std::move(scales)).data();
-    weight.codebook = keep(DeviceBuffer::copy_of(table.bytes(), stream_)).as<float>();
-    product.packed = weight;
+    std::vector<const PackedWeight*> passes;
+    for (const auto* layer : layers) passes.push_back(readable(*layer));
+    CudaPacked packed = pack_for_device(passes, stream_);
+    product.scheme = packed.weight.scheme;
+    product.packed = packed.weight;
+    linear_.bytes += packed.bytes;
+    for (auto& buffer : packed.memory) keep(std::move(buffer));
     const auto& input_scale = packed_of(*layers.front())->input_scale;
-    if (!input_scale.empty()) {
-      product.input_scale = keep(DeviceBuffer::copy_of(bytes_of(input_scale), stream_)).as<float>();
-    }
-    stream_.synchronize();  // before the canonical planes go
+    if (input_scale.empty()) return;
+    product.input_scale = keep(DeviceBuffer::copy_of(bytes_of(input_scale), stream_)).as<float>();
   }
 
   const float* bias_of(std::span<const LinearWeight* const> layers) {

@@ -1,0 +1,32 @@
+// Packed weights on their way to the GPU: from canonical planes to the layout that its kernels read.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "device/buffer.h"
+#include "formats/packed.h"
+#include "kernels/kbit_linear.h"
+
+namespace w4q::model {
+
+/// The layout in which kernels read weights of this scheme and size; empty where there is none.
+std::string_view device_layout(const formats::Scheme& scheme, int64_t n, int64_t k);
+
+/// Whether the rows of two canonical weights can stand below one another in one weight.
+bool can_stack(const formats::PackedWeight& a, const formats::PackedWeight& b);
+
+/// A weight in GPU memory and what holds its planes.
+struct CudaPacked {
+  kernels::KbitDeviceWeight weight;
+  std::vector<device::DeviceBuffer> memory;
+  int64_t bytes = 0;  ///< that a product reads
+};
+
+/// Stacks canonical weights that can_stack and have a device_layout. Returns with everything in place. Throws device
+/// when the memory does not suffice.
+CudaPacked pack_for_device(std::span<const formats::PackedWeight* const> weights, const device::Stream& stream);
+
+}  // namespace w4q::model
