@@ -4,9 +4,12 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
+#include "core/error.h"
 #include "core/float_formats.h"
+#include "core/text.h"
 #include "formats/e4m4.h"
 #include "formats/kbit.h"
 
@@ -122,6 +125,30 @@ void rotated_put_norm(Plane& scales, size_t index, const StoredNorm& norm) noexc
     default:
       scales.bytes.as<uint32_t>()[index] = norm.bits;
   }
+}
+
+PackedWeight rotated_as_kbit(const PackedWeight& canonical) {
+  const Scheme scheme{SchemeFamily::kbit, canonical.scheme.bits, kbit_block, canonical.scheme.scale};
+  if (scheme.scale != ScaleType::e4m4 && scheme.scale != ScaleType::f16) {
+    throw Error(ErrorCode::unsupported, concat(to_string(canonical.scheme), " as kbit: norms of f32"))
+        .hint("norms in f16 or e4m4 fit");
+  }
+  PackedWeight weight = allocate_planes(scheme, canonical_layout, canonical.n, canonical.k,
+                                        kbit_planes(scheme, canonical.n, canonical.k));
+  weight.plane(PlaneRole::codes).bytes = canonical.plane(PlaneRole::codes).bytes.clone();
+  rotated_levels(canonical.plane(PlaneRole::codebook).bytes.as<float>(), rotated_group(canonical.scheme, canonical.k),
+                 weight.plane(PlaneRole::codebook).bytes.as<float>());
+  const Plane& norms = canonical.plane(PlaneRole::scales);
+  Plane& scales = weight.plane(PlaneRole::scales);
+  const int64_t blocks = kbit_blocks(canonical.k), group = rotated_group(canonical.scheme, canonical.k);
+  const auto width = norms.bytes.size() / static_cast<size_t>(element_count(norms.spec.shape));
+  for (int64_t index = 0; index < canonical.n * blocks; ++index) {
+    const int64_t norm =
+        index / blocks * rotated_groups(canonical.scheme, canonical.k) + index % blocks * kbit_block / group;
+    std::memcpy(scales.bytes.data() + static_cast<size_t>(index) * width,
+                norms.bytes.data() + static_cast<size_t>(norm) * width, width);
+  }
+  return weight;
 }
 
 }  // namespace w4q::formats

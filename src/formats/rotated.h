@@ -56,6 +56,10 @@ StoredNorm rotated_store_norm(double norm, ScaleType type) noexcept;
 float rotated_norm_at(const Plane& scales, size_t index) noexcept;
 void rotated_put_norm(Plane& scales, size_t index, const StoredNorm& norm) noexcept;
 
+/// The kbit weight that decodes to the same numbers, bit for bit: the levels as its table, a group's norm as the scale
+/// of each block of 32 in it. For kernels and layouts of kbit. Throws unsupported for f32 norms, which kbit has not.
+PackedWeight rotated_as_kbit(const PackedWeight& canonical);
+
 /// The registry row.
 SchemeRow rotated_row();
 

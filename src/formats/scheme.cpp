@@ -40,4 +40,23 @@ Scheme parse_scheme(std::string_view text) {
       .detail("known: " + join(known));
 }
 
+std::string to_string(std::span<const Scheme> passes) {
+  std::vector<std::string> names;
+  for (const Scheme& scheme : passes) names.push_back(to_string(scheme));
+  return join(names, "+");
+}
+
+std::vector<Scheme> parse_schemes(std::string_view text) {
+  std::vector<Scheme> passes;
+  while (true) {
+    const size_t plus = text.find('+');
+    passes.push_back(parse_scheme(text.substr(0, plus)));
+    if (plus == std::string_view::npos) return passes;
+    if (passes.size() == max_passes) {
+      throw Error(ErrorCode::unsupported, concat("more than ", max_passes, " passes"));
+    }
+    text.remove_prefix(plus + 1);
+  }
+}
+
 }  // namespace w4q::formats

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace w4q::formats {
 
@@ -43,5 +45,11 @@ std::string to_string(const Scheme& scheme);
 /// The inverse. Throws unsupported and lists what exists.
 Scheme parse_scheme(std::string_view text);
 std::string_view to_string(ScaleType type) noexcept;
+
+/// Schemes of several passes: "rotated4-d128+rotated2-d128".
+std::string to_string(std::span<const Scheme> passes);
+/// The inverse, for 1 to max_passes of them. Throws unsupported.
+std::vector<Scheme> parse_schemes(std::string_view text);
+inline constexpr size_t max_passes = 8;
 
 }  // namespace w4q::formats

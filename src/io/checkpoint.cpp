@@ -91,28 +91,39 @@ struct Checkpoint::Impl {
   std::map<std::string, std::string> metadata;
   std::vector<std::string> warnings;
 
-  explicit Impl(const fs::path& path);
-  void add_tensors(size_t shard, SafetensorsHeader header, const WeightFiles& files);
+  Impl(const fs::path& path, bool sidecar);
+  void add_files(WeightFiles files);
+  /// `shard` counts among those of `files`, which stand behind `first` others.
+  void add_tensors(size_t first, size_t shard, SafetensorsHeader header, const WeightFiles& files);
   void check_complete(const WeightFiles& files);
   const Shard& shard_at(std::string_view name) const { return shards[shard_of.find(name)->second]; }
 };
 
-Checkpoint::Impl::Impl(const fs::path& path) {
+Checkpoint::Impl::Impl(const fs::path& path, bool sidecar) {
   WeightFiles files = find_weight_files(path);
   folder = files.folder;
-  warnings = std::move(files.warnings);
-  shards.resize(files.shards.size());
-  for (size_t i = 0; i < shards.size(); ++i) {
-    SafetensorsHeader header = open_shard(files.shards[i], shards[i]);
+  add_files(std::move(files));
+  std::error_code unreadable;  // then it is as if it were not there, which whoever needs its tensors will say
+  if (sidecar && fs::is_directory(path, unreadable) && fs::is_directory(path / sidecar_folder, unreadable)) {
+    add_files(find_weight_files(path / sidecar_folder));
+  }
+}
+
+void Checkpoint::Impl::add_files(WeightFiles files) {
+  warnings.insert(warnings.end(), files.warnings.begin(), files.warnings.end());
+  const size_t first = shards.size();
+  shards.resize(first + files.shards.size());
+  for (size_t i = 0; i < files.shards.size(); ++i) {
+    SafetensorsHeader header = open_shard(files.shards[i], shards[first + i]);
     const std::string name = shown(files.shards[i].filename());
     for (const auto& warning : header.warnings) warnings.push_back(concat(name, ": ", warning));
-    if (i == 0) metadata = std::move(header.metadata);
-    add_tensors(i, std::move(header), files);
+    if (first + i == 0) metadata = std::move(header.metadata);
+    add_tensors(first, i, std::move(header), files);
   }
   check_complete(files);
 }
 
-void Checkpoint::Impl::add_tensors(size_t shard, SafetensorsHeader header, const WeightFiles& files) {
+void Checkpoint::Impl::add_tensors(size_t first, size_t shard, SafetensorsHeader header, const WeightFiles& files) {
   size_t unlisted = 0;
   std::string first_unlisted;
   for (auto& tensor : header.tensors) {
@@ -122,8 +133,12 @@ void Checkpoint::Impl::add_tensors(size_t shard, SafetensorsHeader header, const
       if (listed == files.weight_map->end() || listed->second != shard) continue;
     }
     std::string name = tensor.name;
-    const auto place = tensors.emplace(std::move(name), std::move(tensor)).first;
-    shard_of.emplace(place->first, shard);
+    const auto [place, added] = tensors.emplace(std::move(name), std::move(tensor));
+    if (first != 0 && !added) {
+      throw Error(ErrorCode::bad_file, concat(shards[first + shard].path, ": tensor \"", shown(place->first),
+                                              "\" lies in another file of the checkpoint too"));
+    }
+    shard_of.emplace(place->first, first + shard);
   }
   if (unlisted == 0) return;
   warnings.push_back(concat(shown(files.shards[shard].filename()), " holds ", unlisted,
@@ -134,19 +149,21 @@ void Checkpoint::Impl::check_complete(const WeightFiles& files) {
   if (!files.weight_map) return;
   for (const auto& [name, shard] : *files.weight_map) {
     if (tensors.contains(name)) continue;
-    throw Error(ErrorCode::bad_file, concat(shown(shards[shard].path), ": tensor \"", shown(name), "\" is missing"))
+    throw Error(ErrorCode::bad_file, concat(shown(files.shards[shard]), ": tensor \"", shown(name), "\" is missing"))
         .detail(concat(shown(files.index_name), " says that it lies in this file"))
         .hint("the index and the shards are from different checkpoints, or a download is incomplete");
   }
   double total = 0;
-  for (const auto& [name, tensor] : tensors) total += static_cast<double>(tensor.size());
+  for (const auto& [name, shard] : *files.weight_map) total += static_cast<double>(tensors.find(name)->second.size());
   if (files.total_size && *files.total_size != total) {
     warnings.push_back(concat(shown(files.index_name), ": total_size is ", fixed(*files.total_size, 0),
                               ", the tensors have ", fixed(total, 0), " bytes"));
   }
 }
 
-Checkpoint Checkpoint::open(const fs::path& path) { return Checkpoint(std::make_unique<Impl>(path)); }
+Checkpoint Checkpoint::open(const fs::path& path, bool sidecar) {
+  return Checkpoint(std::make_unique<Impl>(path, sidecar));
+}
 
 Checkpoint::Checkpoint(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
 Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;

@@ -29,11 +29,15 @@ class LoadedTensor {
   std::shared_ptr<const void> keep_alive_;
 };
 
+/// The folder inside a checkpoint's that may hold more tensors of it, in files of the same kinds.
+inline constexpr std::string_view sidecar_folder = "residual";
+
 class Checkpoint {
  public:
   /// Opens and validates everything but the tensor data: headers, index, offsets against file sizes. `path` is a folder
-  /// or a single file. Throws bad_file naming file, tensor, expected and found.
-  static Checkpoint open(const std::filesystem::path& path);
+  /// or a single file; a folder's sidecar belongs to it if `sidecar`. Throws bad_file naming file, tensor, expected and
+  /// found.
+  static Checkpoint open(const std::filesystem::path& path, bool sidecar = true);
 
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;

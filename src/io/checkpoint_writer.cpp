@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <iterator>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/text.h"
+#include "io/checkpoint.h"
 #include "io/system.h"
 #include "io/zstd_frames.h"
 
@@ -78,6 +80,23 @@ std::vector<std::vector<PlannedTensor>> deal(std::vector<PlannedTensor> plan, in
   return shards;
 }
 
+/// Takes the tensors of the sidecar out of `plan`.
+std::vector<PlannedTensor> take_sidecar(std::vector<PlannedTensor>& plan) {
+  const auto second =
+      std::stable_partition(plan.begin(), plan.end(), [](const auto& tensor) { return !tensor.sidecar; });
+  std::vector<PlannedTensor> taken(std::make_move_iterator(second), std::make_move_iterator(plan.end()));
+  plan.erase(second, plan.end());
+  for (auto& tensor : taken) tensor.sidecar = false;
+  return taken;
+}
+
+fs::path make_sidecar(const fs::path& folder) {
+  const fs::path path = folder / sidecar_folder;
+  std::error_code error;
+  if (!fs::create_directory(path, error) || error) throw system_error(path, "cannot make the folder", error.value());
+  return path;
+}
+
 std::string shard_name(size_t index, size_t count) {
   if (count == 1) return "model.safetensors";
   std::array<char, 64> name{};
@@ -106,11 +125,14 @@ struct CheckpointWriter::Impl {
   std::mutex mutex;  ///< guards the coverage
   bool finished = false;
   int64_t file_bytes = 0;
+  std::unique_ptr<CheckpointWriter> sidecar;
 
   void plan_shards(std::vector<PlannedTensor> plan);
   void check_free_space() const;
   void create_files() const;
   Target& find(std::string_view name);
+  /// The writer of the set that a tensor belongs to, when it is not this.
+  CheckpointWriter* other_writer(std::string_view name) const;
   void write(std::string_view name, uint64_t offset, std::span<const std::byte> bytes);
   void check_complete() const;
   void finish_shard(Shard& shard);
@@ -160,6 +182,10 @@ CheckpointWriter::Impl::Target& CheckpointWriter::Impl::find(std::string_view na
   const auto found = targets.find(name);
   ensure(found != targets.end(), concat("tensor \"", shown(name), "\": written but not planned"));
   return found->second;
+}
+
+CheckpointWriter* CheckpointWriter::Impl::other_writer(std::string_view name) const {
+  return sidecar && sidecar->impl_->targets.contains(name) ? sidecar.get() : nullptr;
 }
 
 void CheckpointWriter::Impl::write(std::string_view name, uint64_t offset, std::span<const std::byte> bytes) {
@@ -225,14 +251,22 @@ CheckpointWriter::CheckpointWriter(fs::path folder, std::vector<PlannedTensor> p
     : impl_(std::make_unique<Impl>()) {
   impl_->folder = std::move(folder);
   impl_->options = std::move(options);
+  auto residual = take_sidecar(plan);
   impl_->plan_shards(std::move(plan));
   impl_->check_free_space();
   impl_->create_files();
+  if (residual.empty()) return;
+  for (const auto& tensor : residual) {
+    if (!impl_->targets.contains(tensor.name)) continue;
+    throw Error(ErrorCode::bad_argument, concat("tensor \"", shown(tensor.name), "\" is planned twice"));
+  }
+  impl_->sidecar = std::make_unique<CheckpointWriter>(make_sidecar(impl_->folder), std::move(residual), impl_->options);
 }
 
 CheckpointWriter::~CheckpointWriter() = default;
 
 void CheckpointWriter::write(std::string_view name, std::span<const std::byte> bytes) {
+  if (auto* other = impl_->other_writer(name)) return other->write(name, bytes);
   const uint64_t planned = impl_->find(name).tensor->size();
   ensure(bytes.size() == planned,
          concat("tensor \"", shown(name), "\": ", bytes.size(), " bytes written, ", planned, " planned"));
@@ -240,6 +274,7 @@ void CheckpointWriter::write(std::string_view name, std::span<const std::byte> b
 }
 
 void CheckpointWriter::write_part(std::string_view name, int64_t offset, std::span<const std::byte> bytes) {
+  if (auto* other = impl_->other_writer(name)) return other->write_part(name, offset, bytes);
   impl_->write(name, static_cast<uint64_t>(offset), bytes);
 }
 
@@ -249,6 +284,10 @@ void CheckpointWriter::finish() {
   impl_->finished = true;
   for (auto& shard : impl_->shards) impl_->finish_shard(shard);
   if (impl_->shards.size() > 1) impl_->write_index();
+  if (impl_->sidecar) {
+    impl_->sidecar->finish();
+    impl_->file_bytes += impl_->sidecar->file_bytes();
+  }
   sync_folder(impl_->folder);
 }
 

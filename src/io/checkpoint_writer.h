@@ -21,7 +21,8 @@ struct WriteOptions {
 };
 
 /// plan → write every tensor once, in any order → finish. One file is model.safetensors; several are
-/// model-00001-of-0000N.safetensors with model.safetensors.index.json. Tensors are dealt to shards in plan order.
+/// model-00001-of-0000N.safetensors with model.safetensors.index.json. Tensors are dealt to shards in plan order. Those
+/// of the sidecar are a set of such files by themselves, in its folder.
 class CheckpointWriter {
  public:
   /// `folder` exists and is ours alone (OutputFolder::staging()). Throws bad_argument for a bad plan, bad_file when

@@ -75,8 +75,8 @@ class CompanionCopy {
       if (each.is_symlink() || name == ".git" || name == ".cache" || is_partial_name(name)) return;
       folder(relative);
     } else if (type == fs::file_type::regular) {
-      const bool top_level = !relative.has_parent_path();
-      if ((top_level && is_weight_file(name)) || is_foreign_weight_file(name) || is_partial_name(name)) return;
+      const bool weights_lie_here = !relative.has_parent_path() || relative.parent_path() == sidecar_folder;
+      if ((weights_lie_here && is_weight_file(name)) || is_foreign_weight_file(name) || is_partial_name(name)) return;
       std::error_code error;
       fs::create_directories((to_ / relative).parent_path(), error);
       if (error) throw system_error((to_ / relative).parent_path(), "cannot create", error.value());

@@ -45,6 +45,7 @@ struct PlannedTensor {
   std::string name;
   DType dtype = DType::u8;
   Shape shape;
+  bool sidecar = false;  ///< of a checkpoint: lies in its sidecar folder (checkpoint.h)
 
   int64_t size() const noexcept { return byte_count(dtype, shape); }
 };

@@ -1,11 +1,14 @@
 #include "kernels/dequantize.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include "core/error.h"
 #include "formats/kbit.h"
+#include "formats/rotated.h"
 #include "formats/scheme_registry.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -127,7 +130,20 @@ const std::array<float, 256>& e4m4_values() {
   return values;
 }
 
-void decode_scales(const std::byte* bytes, ScaleType type, std::vector<float>& scales) {
+/// The scales of the blocks of row `row`.
+void decode_scales(const PackedWeight& weight, int64_t row, std::vector<float>& scales) {
+  const formats::Plane& plane = weight.plane(PlaneRole::scales);
+  if (weight.scheme.family == formats::SchemeFamily::rotated) {
+    const auto group = static_cast<size_t>(formats::rotated_group(weight.scheme, weight.k));
+    const auto first = static_cast<size_t>(row * formats::rotated_groups(weight.scheme, weight.k));
+    for (size_t b = 0; b < scales.size(); ++b) {
+      scales[b] = formats::rotated_norm_at(plane, first + b * formats::kbit_block / group);
+    }
+    return;
+  }
+  const ScaleType type = weight.scheme.scale;
+  const size_t scale_bytes = type == ScaleType::e4m4 ? 1 : 2;
+  const std::byte* bytes = plane.bytes.data() + static_cast<size_t>(row) * scales.size() * scale_bytes;
   if (type == ScaleType::e4m4) {
     const auto& values = e4m4_values();
     for (size_t b = 0; b < scales.size(); ++b) scales[b] = values[static_cast<uint8_t>(bytes[b])];
@@ -140,23 +156,36 @@ void decode_scales(const std::byte* bytes, ScaleType type, std::vector<float>& s
   }
 }
 
-void dequantize_kbit(const PackedWeight& weight, int64_t begin, MatrixView<float> out) {
+/// The table as it is multiplied by scales, padded to the longest register.
+struct alignas(64) LookUpTable {
+  std::array<float, 32> values{};
+
+  explicit LookUpTable(const PackedWeight& weight) {
+    const auto codebook = weight.plane(PlaneRole::codebook).bytes.as<float>();
+    const std::span<float> target = std::span(values).first(std::min(values.size(), codebook.size()));
+    if (weight.scheme.family == formats::SchemeFamily::rotated) {
+      formats::rotated_levels(codebook, formats::rotated_group(weight.scheme, weight.k), target);
+    } else {
+      std::ranges::copy(codebook.first(target.size()), target.begin());
+    }
+  }
+};
+
+/// Schemes whose codes are bit planes of 32 weights: kbit and rotated.
+void dequantize_planes(const PackedWeight& weight, int64_t begin, MatrixView<float> out) {
   const auto bits = static_cast<size_t>(weight.scheme.bits);
   const auto k = static_cast<size_t>(weight.k);
   const size_t blocks = (k + formats::kbit_block - 1) / formats::kbit_block;
-  const size_t scale_bytes = weight.scheme.scale == ScaleType::e4m4 ? 1 : 2;
   const auto codes = weight.plane(PlaneRole::codes).bytes.as<uint32_t>();
-  const std::byte* scale_plane = weight.plane(PlaneRole::scales).bytes.data();
-  const auto codebook = weight.plane(PlaneRole::codebook).bytes.as<float>();
-  alignas(64) std::array<float, 32> table{};
-  std::memcpy(table.data(), codebook.data(), std::min(sizeof table, codebook.size_bytes()));
+  const LookUpTable look_up(weight);
+  const std::array<float, 32>& table = look_up.values;
 
   std::vector<float> scales(blocks);
   std::array<float, formats::kbit_block> tail;
   const size_t whole = k / formats::kbit_block;
   for (int64_t r = 0; r < out.rows; ++r) {
     const size_t first = static_cast<size_t>(begin + r) * blocks;
-    decode_scales(scale_plane + first * scale_bytes, weight.scheme.scale, scales);
+    decode_scales(weight, begin + r, scales);
     const uint32_t* row = codes.data() + first * bits;
     const auto decode = HWY_DYNAMIC_DISPATCH(decode_kbit);
     decode(weight.scheme.bits, row, scales.data(), whole, table.data(), out.row(r));
@@ -171,7 +200,8 @@ void dequantize_kbit(const PackedWeight& weight, int64_t begin, MatrixView<float
 void dequantize_rows(const PackedWeight& weight, int64_t begin, MatrixView<float> out) {
   ensure(weight.layout == formats::canonical_layout, "dequantize: the layout is not canonical");
   ensure(begin >= 0 && begin + out.rows <= weight.n && out.cols == weight.k, "dequantize: no such rows");
-  if (weight.scheme.family == formats::SchemeFamily::kbit) return dequantize_kbit(weight, begin, out);
+  using enum formats::SchemeFamily;
+  if (weight.scheme.family == kbit || weight.scheme.family == rotated) return dequantize_planes(weight, begin, out);
   const auto& scheme = formats::scheme_row(weight.scheme.family);
   for (int64_t r = 0; r < out.rows; ++r) {
     scheme.decode_row(weight, begin + r, {out.row(r), static_cast<size_t>(out.cols)});

@@ -50,13 +50,33 @@ QuantizationConfig read_dialect(const DialectSource& source) {
   return result;
 }
 
+/// A checkpoint without its sidecar, which holds all passes but the first, is its base passes.
+void keep_present_passes(const io::Checkpoint& checkpoint, QuantizationConfig& quantization) {
+  const auto is_there = [&](const io::PlannedTensor& tensor) {
+    return tensor.sidecar && checkpoint.contains(tensor.name);
+  };
+  bool several = false;
+  for (const auto& [name, info] : quantization.linears) {
+    several = several || info.passes.size() > 1;
+    if (info.passes.size() > 1 && std::ranges::any_of(planned_planes(info), is_there)) return;
+  }
+  if (!several) return;
+  for (auto& [name, info] : quantization.linears) info.passes.resize(1);
+  quantization.notes.push_back("without its residual passes: the base passes alone");
+}
+
 }  // namespace
 
 QuantizationConfig read_quantization(const Json& config, const io::Checkpoint& checkpoint, std::string_view source) {
+  const auto read_ours = [&] {
+    QuantizationConfig result = parse_quantization_config(config, source);
+    keep_present_passes(checkpoint, result);
+    return result;
+  };
   if (!config.is_object()) return parse_quantization_config(config, source);
   const auto found = config.find(config_key);
   if (found != config.end() && !found->is_null()) {
-    if (is_ours(*found) || !found->is_object()) return parse_quantization_config(config, source);
+    if (is_ours(*found) || !found->is_object()) return read_ours();
     return read_dialect({*found, concat(source, ": ", config_key), checkpoint, source_dtype(config)});
   }
   const auto side = side_config(checkpoint);
@@ -68,7 +88,7 @@ formats::PackedLinear load_stored(const io::Checkpoint& checkpoint, const Packed
   ensure(info.dialect != nullptr && info.passes.size() == 1, "load_stored: not a linear of a dialect");
   check_stored(checkpoint, info, info.dialect->name);
   std::vector<formats::StoredTensor> tensors;
-  for (const auto& [name, dtype, shape] : info.stored) {
+  for (const auto& [name, dtype, shape, sidecar] : info.stored) {
     tensors.push_back({{name.substr(info.name.size()), dtype, shape}, Buffer::copy_of(checkpoint.load(name)->bytes)});
   }
   formats::PackedLinear result{info.name, info.source_dtype, {}};

@@ -151,11 +151,11 @@ kernels::LinearWeight load_embeddings(const io::Checkpoint& checkpoint, const Qu
   return Loader(checkpoint, quantization).linear("model.embed_tokens", config.vocab_size, config.hidden_size, false);
 }
 
-Model Model::open(const std::filesystem::path& folder) {
+Model Model::open(const std::filesystem::path& folder, bool residual) {
   Model model;
   model.config_ = read_config(folder);
   const auto config_path = folder / "config.json";
-  model.checkpoint_ = std::make_unique<io::Checkpoint>(io::Checkpoint::open(folder));
+  model.checkpoint_ = std::make_unique<io::Checkpoint>(io::Checkpoint::open(folder, residual));
   model.quantization_ = read_quantization(io::read_json(config_path), *model.checkpoint_, config_path.string());
   settle_head(*model.checkpoint_, model.quantization_, model.config_);
 

@@ -45,8 +45,8 @@ kernels::LinearWeight load_embeddings(const io::Checkpoint& checkpoint, const Qu
 class Model {
  public:
   /// Opens a Hugging Face folder, 16-bit or packed by w4q in any layout. Throws as config, checkpoint and formats do; a
-  /// missing or misshapen parameter is named.
-  static Model open(const std::filesystem::path& folder);
+  /// missing or misshapen parameter is named. Residual passes are left out unless `residual`.
+  static Model open(const std::filesystem::path& folder, bool residual = true);
 
   /// A head that config.json does not mention and that is not stored has been marked as tied.
   const ModelConfig& config() const noexcept { return config_; }

@@ -21,7 +21,7 @@ using io::Json;
 constexpr std::string_view config_key = "quantization_config";
 constexpr std::string_view method_name = "w4q";
 constexpr int64_t max_dimension = int64_t{1} << 31;
-constexpr size_t max_passes = 8;
+using formats::max_passes;
 
 /// Reads the members of one JSON object and says where it stood when something is off.
 class Fields {
@@ -222,7 +222,7 @@ std::vector<io::PlannedTensor> planned_planes(const PackedLinearInfo& info) {
   for (size_t pass = 0; pass < info.passes.size(); ++pass) {
     const auto& [scheme, layout, rotation] = info.passes[pass];
     for (const auto& spec : repack::layout_row(layout).planes(scheme, info.n, info.k)) {
-      result.push_back({plane_name(info.name, pass, spec.role), spec.dtype, spec.shape});
+      result.push_back({plane_name(info.name, pass, spec.role), spec.dtype, spec.shape, pass > 0});
     }
   }
   if (info.input_scale) result.push_back({input_scale_name(info.name), DType::f32, {info.k}});

@@ -33,7 +33,7 @@ struct PackedLinearInfo {
   int64_t n = 0;
   int64_t k = 0;
   DType source_dtype = DType::bf16;
-  std::vector<PackedPass> passes;
+  std::vector<PackedPass> passes;       ///< the first can do alone: without the sidecar it is all that is read
   bool input_scale = false;             ///< the tensor "<name>.input_scale" divides the input
   const DialectRow* dialect = nullptr;  ///< whose tensors hold it, decoded to the canonical layout; null: w4q's planes
   std::vector<io::PlannedTensor> stored = {};  ///< with a dialect: those tensors, as they must be
@@ -66,7 +66,7 @@ std::string plane_name(std::string_view linear, size_t pass, formats::PlaneRole 
 /// "model.layers.0.mlp.down_proj" → "model.layers.0.mlp.down_proj.input_scale".
 std::string input_scale_name(std::string_view linear);
 /// The tensors that a linear must have, in its stored layout: its planes, and its input scale where it has one; those
-/// of its dialect.
+/// of its dialect. Those of all passes but the first lie in the sidecar.
 std::vector<io::PlannedTensor> planned_planes(const PackedLinearInfo& info);
 
 /// Loads a linear in its stored layout, from a dialect in the canonical one, and checks types and shapes. Throws

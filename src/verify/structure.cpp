@@ -162,7 +162,7 @@ int64_t first_non_finite(const TensorView& tensor) {
 
 }  // namespace
 
-OpenCheckpoint open_checkpoint(const std::filesystem::path& folder) {
+OpenCheckpoint open_checkpoint(const std::filesystem::path& folder, bool residual) {
   if (!std::filesystem::is_directory(folder)) {
     throw Error(ErrorCode::bad_file, folder.string() + ": not a folder")
         .hint(
@@ -172,7 +172,7 @@ OpenCheckpoint open_checkpoint(const std::filesystem::path& folder) {
   }
   const auto config_path = folder / "config.json";
   io::Json config = io::read_json(config_path);
-  io::Checkpoint checkpoint = io::Checkpoint::open(folder);
+  io::Checkpoint checkpoint = io::Checkpoint::open(folder, residual);
   auto quantization = model::read_quantization(config, checkpoint, config_path.string());
   return {folder, std::move(config), model::read_config(folder), std::move(quantization), std::move(checkpoint)};
 }

@@ -19,7 +19,8 @@ struct OpenCheckpoint {
 };
 
 /// Throws bad_file or unsupported when config or headers cannot be read at all.
-OpenCheckpoint open_checkpoint(const std::filesystem::path& folder);
+/// Its residual passes are left out unless `residual`.
+OpenCheckpoint open_checkpoint(const std::filesystem::path& folder, bool residual = true);
 
 /// Every parameter of the architecture is stored once, in 16 bit or packed, with the right type and shape; nothing is
 /// missing, nothing extra. With `base`: its config is the same but for the quantization, every tensor of it is

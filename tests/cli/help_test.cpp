@@ -37,13 +37,13 @@ TEST(Usage, MistakesExitWithTwoAndSayWhat) {
 TEST(List, PrintsTheRegistriesAsTextAndJson) {
   const auto text = run_w4q({"list"});
   EXPECT_EQ(text.status, 0);
-  for (const char* name : {"kbit3-b32-e4m4", "kbit5-b32-f16", "int4-g128-f16-asym", "lut4-b64-nested", "and any int{",
-                           "kbit-tile", "marlin", "canonical", "nf-quantile"}) {
+  for (const char* name : {"kbit3-b32-e4m4", "kbit5-b32-f16", "int4-g128-f16-asym", "lut4-b64-nested", "rotated4-d128",
+                           "and any int{", "kbit-tile", "marlin", "canonical", "nf-quantile"}) {
     EXPECT_NE(text.out.find(name), std::string::npos) << name;
   }
   const auto json = run_w4q({"list", "--json"}).json();
   EXPECT_GT(json["schemes"].size(), 8u);
-  EXPECT_EQ(json["scheme_forms"].size(), 2u);
+  EXPECT_EQ(json["scheme_forms"].size(), 3u);
   EXPECT_GE(json["layouts"].size(), 2u);
   EXPECT_EQ(json["methods"][0]["name"], "kbit");
 }

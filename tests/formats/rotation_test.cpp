@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "core/rng.h"
+#include "io/checkpoint.h"
 #include "support.h"
 
 namespace w4q::formats {
@@ -35,6 +36,30 @@ TEST(Rotation, SignsAreThoseOfTheMersenneTwister) {
   for (size_t i = 0; i < 16; ++i) {
     EXPECT_EQ(rotation.factors()[i], expected[i] == '+' ? 0.25f : -0.25f) << i;
   }
+}
+
+/// The golden vector of TurboQuant's project: signs of three seeds, and rows rotated with them in double.
+TEST(Rotation, IsTurboQuants) {
+  const auto golden = io::Checkpoint::open(test::testdata() / "golden" / "turboquant.safetensors");
+  const auto values = [&](const char* name) {
+    const Buffer copy = Buffer::copy_of(golden.load(name)->bytes);
+    return std::vector<float>(copy.as<float>().begin(), copy.as<float>().end());
+  };
+  const auto signs = values("signs_seed_42_170_1042"), rotated = values("rotated");
+  auto rows = values("in.x");
+  const uint64_t seeds[] = {42, 170, 1042};
+  for (size_t row = 0; row < 3; ++row) {
+    const InputRotation rotation({128, seeds[row]}, 128);
+    const std::span<float> x = std::span(rows).subspan(128 * row, 128);
+    rotation.rotate(x);
+    for (size_t i = 0; i < 128; ++i) {
+      EXPECT_EQ(std::copysign(1.0f, rotation.factors()[i]), signs[128 * row + i]);
+      EXPECT_NEAR(x[i], rotated[128 * row + i], 1e-6f);
+    }
+  }
+  // The second row's seed is that of the second block of the first.
+  const InputRotation both({128, 42}, 256);
+  for (size_t i = 0; i < 256; ++i) EXPECT_EQ(std::copysign(1.0f, both.factors()[i]), signs[i]);
 }
 
 TEST(Rotation, EveryBlockHasTheSeedOfItsFirstInput) {

@@ -239,5 +239,35 @@ TEST(CheckpointWriter, ModesFollowTheUmask) {
   EXPECT_EQ(status, 42);
 }
 
+TEST(CheckpointWriter, TheSidecarIsASetOfItsOwn) {
+  const TemporaryFolder folder;
+  auto plan = plan_of({{"a", 3}, {"b", 40}, {"c", 5}, {"d", 50}});
+  plan[1].sidecar = plan[3].sidecar = true;
+  CheckpointWriter writer(folder.path(), plan, {.max_shard_bytes = 60});
+  for (const auto& tensor : plan)
+    writer.write_part(tensor.name, 0, bytes_of(noise(static_cast<size_t>(tensor.size()), 1)));
+  writer.finish();
+  EXPECT_EQ(names_in(folder.path()), (std::vector<std::string>{"model.safetensors", "residual"}));
+  EXPECT_EQ(names_in(folder / "residual").size(), 3u);  // two shards and an index
+  const auto whole = Checkpoint::open(folder.path()), base = Checkpoint::open(folder.path(), false);
+  EXPECT_EQ(whole.tensors().size(), 4u);
+  EXPECT_EQ(base.tensors().size(), 2u);
+  EXPECT_TRUE(whole.warnings().empty());
+  EXPECT_EQ(text_of(whole.load("d")->bytes), noise(50, 1));
+  EXPECT_EQ(whole.file_bytes() + static_cast<int64_t>(fs::file_size(folder / "residual/model.safetensors.index.json")),
+            writer.file_bytes());
+}
+
+TEST(Checkpoint, ATensorInTwoSetsIsRefused) {
+  const TemporaryFolder folder;
+  fs::create_directory(folder / "residual");
+  write_all_of(folder / "residual", plan_of({{"a", 3}}));
+  CheckpointWriter writer(folder.path(), plan_of({{"a", 3}}), {});
+  writer.write("a", bytes_of("aaa"));
+  writer.finish();
+  expect_error(ErrorCode::bad_file, {"\"a\"", "another file"}, [&] { Checkpoint::open(folder.path()); });
+  EXPECT_NO_THROW(Checkpoint::open(folder.path(), false));
+}
+
 }  // namespace
 }  // namespace w4q::io

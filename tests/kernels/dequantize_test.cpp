@@ -21,6 +21,7 @@ formats::PackedWeight packed(const formats::Scheme& scheme, int64_t n, int64_t k
   const RandomMatrix weight(n, k, seed);
   std::vector<float> table;
   if (scheme.family == formats::SchemeFamily::kbit) table = formats::codebook("nf", scheme.bits);
+  if (scheme.family == formats::SchemeFamily::rotated) table = formats::codebook("normal", scheme.bits);
   if (scheme.family == formats::SchemeFamily::lut)
     table.assign(formats::nf4_table().begin(), formats::nf4_table().end());
   return formats::scheme_row(scheme.family).encode(scheme, weight.values, n, k, table);
