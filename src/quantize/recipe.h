@@ -16,6 +16,7 @@ namespace w4q::quantize {
 struct RecipeRule {
   std::string glob;                       ///< against the module path ("model.layers.0.mlp.up_proj"); * crosses dots
   std::optional<formats::Scheme> scheme;  ///< nothing: keep 16 bit
+  std::vector<formats::Scheme> residual = {};  ///< further passes, each of what those before it left over
 };
 
 /// The steps of docs/quality.md, in the order in which they apply.

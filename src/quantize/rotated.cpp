@@ -15,6 +15,9 @@
 #include "quantize/kbit_simd.h"
 #include "quantize/rtn.h"
 #include "quantize/source_matrix.h"
+#ifdef W4Q_HAVE_CUDA
+#include "quantize/rotated_cuda.h"
+#endif
 
 namespace w4q::quantize {
 namespace {
@@ -67,6 +70,24 @@ Norms find_norms(const TensorView& weight, int64_t group) {
   return norms;
 }
 
+#ifdef W4Q_HAVE_CUDA
+/// The same of norms that are known.
+Norms summarize(std::vector<double> values, int64_t groups, const TensorView& weight) {
+  Norms norms{std::move(values), std::numeric_limits<double>::infinity(), 0};
+  for (size_t i = 0; i < norms.values.size(); ++i) {
+    const double norm = norms.values[i];
+    if (!std::isfinite(norm)) {
+      const int64_t row = static_cast<int64_t>(i) / groups;
+      refuse_non_finite(weight.name, weight.dtype, row_bytes(weight, row), row);
+    }
+    if (norm != 0) norms.smallest = std::min(norms.smallest, norm);
+    norms.largest = std::max(norms.largest, norm);
+  }
+  if (norms.largest == 0) norms.smallest = 0;
+  return norms;
+}
+#endif
+
 /// Sums over one group for one candidate of its norm.
 struct Fit {
   double error = 0;    ///< Σ h (v − c·norm)²
@@ -117,6 +138,23 @@ class RotatedEncoder {
     return sum;
   }
 
+  /// Stores the norm of a group that begins at column `first`; returns what its values are divided by.
+  float encode_norm(size_t index, std::span<const float> values, size_t first, QuantizeStats& stats) {
+    const ScaleType type = packed_.scheme.scale;
+    const double norm = norms_.values[index];
+    StoredNorm stored = formats::rotated_store_norm(norm / gain_, type);
+    if (searches_) {
+      const auto weights = importance_.empty() ? importance_ : importance_.subspan(first, values.size());
+      stored = search_norm(values, weights, table_, stored, type);
+    }
+    formats::rotated_put_norm(packed_.plane(PlaneRole::scales), index, stored);
+    ++stats.blocks;
+    stats.zero_blocks += norm == 0 ? 1 : 0;
+    stats.saturated_scales += stored.saturated ? 1 : 0;
+    stats.subnormal_scales += norm != 0 && stored.value < formats::rotated_scale_min_normal(type) ? 1 : 0;
+    return stored.value;
+  }
+
  private:
   std::span<const float> codebook() const { return packed_.plane(PlaneRole::codebook).bytes.as<float>(); }
 
@@ -139,23 +177,6 @@ class RotatedEncoder {
     for (uint32_t& word : codes.last(static_cast<size_t>(packed_.scheme.bits))) word &= mask;
   }
 
-  /// Stores the norm of a group that begins at column `first`; returns what its values are divided by.
-  float encode_norm(size_t index, std::span<const float> values, size_t first, QuantizeStats& stats) {
-    const ScaleType type = packed_.scheme.scale;
-    const double norm = norms_.values[index];
-    StoredNorm stored = formats::rotated_store_norm(norm / gain_, type);
-    if (searches_) {
-      const auto weights = importance_.empty() ? importance_ : importance_.subspan(first, values.size());
-      stored = search_norm(values, weights, table_, stored, type);
-    }
-    formats::rotated_put_norm(packed_.plane(PlaneRole::scales), index, stored);
-    ++stats.blocks;
-    stats.zero_blocks += norm == 0 ? 1 : 0;
-    stats.saturated_scales += stored.saturated ? 1 : 0;
-    stats.subnormal_scales += norm != 0 && stored.value < formats::rotated_scale_min_normal(type) ? 1 : 0;
-    return stored.value;
-  }
-
   const TensorView& weight_;
   const Norms& norms_;
   bool searches_;
@@ -168,12 +189,10 @@ class RotatedEncoder {
   KbitSearch search_;
 };
 
-QuantizeResult run(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
-  check_rotated(scheme, options);
-  if (options.feeds_back()) return quantize_with_feedback(weight, scheme, options);
-  check_weight(weight);
+/// Planes with the codebook filled in, for norms that are known.
+QuantizeResult allocate(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options,
+                        const Norms& norms) {
   const int64_t n = weight.shape[0], k = weight.shape[1];
-  const Norms norms = find_norms(weight, formats::rotated_group(scheme, k));
   const std::vector<float> table = rotated_table(scheme, options);
   const double gain = formats::rotated_gain(table, scheme.bits);
   const int exponent = rotated_range_exponent(norms.smallest / gain, norms.largest / gain, scheme.scale);
@@ -181,10 +200,40 @@ QuantizeResult run(const TensorView& weight, const Scheme& scheme, const Quantiz
   const auto planes = formats::scheme_row(scheme.family).planes(scheme, n, k);
   QuantizeResult result{formats::allocate_planes(scheme, formats::canonical_layout, n, k, planes), {}};
   std::ranges::copy(codebook, result.weight.plane(PlaneRole::codebook).bytes.as<float>().begin());
-  result.stats = RotatedEncoder(weight, norms, options, result.weight).encode();
   result.stats.range_exponent = exponent;
   return result;
 }
+
+QuantizeResult run(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
+  check_rotated(scheme, options);
+  if (options.feeds_back()) return quantize_with_feedback(weight, scheme, options);
+  check_weight(weight);
+  const Norms norms = find_norms(weight, formats::rotated_group(scheme, weight.shape[1]));
+  QuantizeResult result = allocate(weight, scheme, options, norms);
+  add(RotatedEncoder(weight, norms, options, result.weight).encode(), result.stats);
+  return result;
+}
+
+#ifdef W4Q_HAVE_CUDA
+/// Searched norms have no way on the GPU.
+QuantizeResult run_cuda(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
+  if (options.searches()) return run(weight, scheme, options);
+  check_rotated(scheme, options);
+  check_weight(weight);
+  const int64_t group = formats::rotated_group(scheme, weight.shape[1]);
+  const int64_t groups = formats::rotated_groups(scheme, weight.shape[1]);
+  const Norms norms = summarize(rotated_norms_cuda(weight, group), groups, weight);
+  QuantizeResult result = allocate(weight, scheme, options, norms);
+  RotatedEncoder encoder(weight, norms, options, result.weight);
+  std::vector<float> divisors(norms.values.size());
+  for (size_t i = 0; i < divisors.size(); ++i) divisors[i] = encoder.encode_norm(i, {}, 0, result.stats);
+  const std::span<const float> codebook = result.weight.plane(PlaneRole::codebook).bytes.as<float>();
+  rotated_codes_cuda(weight, divisors, RotatedLevels(codebook, group).midpoints, result.weight);
+  return result;
+}
+#else
+constexpr decltype(QuantizerRow::run_cuda) run_cuda = nullptr;
+#endif
 
 }  // namespace
 
@@ -253,7 +302,7 @@ QuantizerRow rotated_quantizer() {
           .needs_statistics = false,
           .accepts = accepts,
           .run = run,
-          .run_cuda = nullptr};
+          .run_cuda = run_cuda};
 }
 
 }  // namespace w4q::quantize
