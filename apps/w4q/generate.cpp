@@ -21,6 +21,7 @@ struct Options {
   std::string model;
   std::string prompt;
   int64_t max_tokens = 128;
+  bool no_residual = false;
   model::SamplingOptions sampling;
   DecodeOptions decode;
 };
@@ -61,7 +62,7 @@ class StreamPrinter {
 int run(const Options& options) {
   apply(options.common);
   const DecodeChoice choice = choose(options.decode);
-  const auto model = model::Model::open(options.model);
+  const auto model = model::Model::open(options.model, !options.no_residual);
   const auto tokenizer = model::Tokenizer::open(options.model);
   const auto prompt = tokenizer.encode(options.prompt, true);
   if (prompt.empty()) {
@@ -103,6 +104,7 @@ void setup_generate(CLI::App& app, Action& action) {
   auto options = std::make_shared<Options>();
   command->add_option("model", options->model, "Folder of a checkpoint, quantized or 16-bit")->required();
   command->add_option("--prompt", options->prompt, "Text to continue")->required();
+  command->add_flag("--no-residual", options->no_residual, "Leave out residual passes: the base passes alone");
   command->add_option("--max-tokens", options->max_tokens, "Tokens to generate at most")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();

@@ -18,7 +18,9 @@ void apply_preset(QualityArguments& arguments, pipeline::QuantizeRequest& reques
   if (arguments.quality.empty()) return;
   const bool kbit = request.scheme.family == formats::SchemeFamily::kbit;
   const bool calibrates = arguments.quality != "fast";
-  if (kbit) {
+  if (request.scheme.family == formats::SchemeFamily::rotated) {
+    arguments.scales = "search";
+  } else if (kbit) {
     arguments.scales = "search";
     // Without activations a learned table fits the weights better and, at few bits, the model no better.
     request.options.learn_table = calibrates;
@@ -69,11 +71,12 @@ void add_quality(CLI::App& command, QualityArguments& arguments, CLI::Option& co
               "Steps by name. fast: searches, no calibration; good: tables learned and weighted by calibration, "
               "feedback; best: AWQ's scales and, for kbit, a rotation of the inputs too")
           ->check(CLI::IsMember({"fast", "good", "best"}));
-  auto* scales = command
-                     .add_option("--scales", arguments.scales,
-                                 "kbit: block scales from the largest magnitude, or by least squared error")
-                     ->check(CLI::IsMember({"absmax", "search"}))
-                     ->capture_default_str();
+  auto* scales =
+      command
+          .add_option("--scales", arguments.scales,
+                      "kbit, rotated: scales from the largest magnitude or the norm, or by least squared error")
+          ->check(CLI::IsMember({"absmax", "search"}))
+          ->capture_default_str();
   auto* awq = command.add_flag("--awq", arguments.awq, "Search AWQ's scales of input channels as a first step");
   auto* rotate = command
                      .add_option("--rotate", arguments.rotate,

@@ -68,7 +68,10 @@ pipeline::QuantizeRequest request(const Options& options) {
   result.output = options.output.output;
   result.method = options.method;
   if (options.method != "awq") quantize::quantizer_row(options.method);
-  result.scheme = chosen_scheme(options.scheme, options.method);
+  result.residual = chosen_schemes(options.scheme, options.method);
+  result.scheme = result.residual.front();
+  result.residual.erase(result.residual.begin());
+  result.rotation = chosen_rotation(options.scheme, options.quality.rotation_seed);
   result.options.clip = chosen_clip(options.scheme);
   result.keep = options.keep;
   result.lm_head = options.lm_head;
@@ -86,6 +89,9 @@ pipeline::QuantizeRequest request(const Options& options) {
     quality.steps = result.recipe->steps;
   }
   set_quality(quality, result);
+  // What is calibrated is rotated as one; otherwise each scheme brings its own.
+  const bool rotates = result.scheme.family == formats::SchemeFamily::rotated && result.options.rotation.identity();
+  if (rotates && result.calibrated) result.options.rotation = {result.scheme.block, result.rotation.seed};
   set_allocation(options.allocation, result);
   result.write = write_options(options.output);
   result.overwrite = options.output.overwrite;
@@ -115,11 +121,9 @@ void setup_quantize(CLI::App& app, Action& action) {
   command->add_option("model", options->model, "Hugging Face folder: config.json and .safetensors files")->required();
   add_output(*command, options->output);
   command->add_option("--method", options->method, "Quantizer (w4q list)")->capture_default_str();
-  auto* codebook = command
-                       ->add_option("--codebook", options->codebook,
-                                    "Table of levels: a name (w4q list), lloyd (learned for each tensor), or a file "
-                                    "with 2^k numbers")
-                       ->default_str("nf");
+  auto* codebook = command->add_option("--codebook", options->codebook,
+                                       "Table of levels: a name (w4q list; nf for kbit, normal for rotated unless told "
+                                       "otherwise), lloyd (learned for each tensor), or a file with 2^k numbers");
   command->add_flag("--bnb-compatible", options->bnb_compatible,
                     "The bytes of bitsandbytes' kbit: its table and its rounding");
   auto* recipe = command->add_option(

@@ -15,9 +15,21 @@ void refuse_foreign(const std::vector<CLI::Option*>& foreign, std::string_view m
   }
 }
 
-void check_bits(int bits, bool integer) {
-  if (integer || bits <= 5) return;
-  throw Error(ErrorCode::bad_argument, concat("--bits ", bits, ": no such width")).detail("kbit has 2 to 5 bits");
+void check_bits(int bits, std::string_view method) {
+  if (bits <= 5) return;
+  throw Error(ErrorCode::bad_argument, concat("--bits ", bits, ": no such width"))
+      .detail(concat(method, " has 2 to 5 bits"));
+}
+
+/// Rotated passes of the same groups, with the widths that were asked for.
+std::vector<formats::Scheme> rotated_schemes(const SchemeOptions& options) {
+  const std::string group = options.group == "row" ? options.group : "d" + options.group;
+  const std::string norm = options.absmax == "e4m4" ? "-e4m4" : "";
+  std::vector<formats::Scheme> passes;
+  std::vector<int> widths{options.bits};
+  widths.insert(widths.end(), options.residual_bits.begin(), options.residual_bits.end());
+  for (const int bits : widths) passes.push_back(formats::parse_scheme(concat("rotated", bits, "-", group, norm)));
+  return passes;
 }
 
 }  // namespace
@@ -27,11 +39,22 @@ void add_scheme(CLI::App& command, SchemeOptions& options, CLI::Option& recipe) 
   auto* bits = command.add_option("--k,--bits", options.bits, "Bits of a code: kbit 2 to 5; integers 2 to 8")
                    ->check(CLI::Range(2, 8))
                    ->capture_default_str();
-  auto* absmax = command.add_option("--absmax", options.absmax, "kbit: type of the block scales")
-                     ->check(CLI::IsMember({"e4m4", "f16"}))
-                     ->capture_default_str();
-  auto* group = command.add_option("--group", options.group, "Integers: inputs that share a scale, or row")
+  auto* absmax = command
+                     .add_option("--absmax", options.absmax,
+                                 "Type of the block scales of kbit (e4m4), of the norms of rotated (f16)")
+                     ->check(CLI::IsMember({"e4m4", "f16"}));
+  auto* group = command.add_option("--group", options.group, "Integers, rotated: inputs that share a scale, or row")
                     ->capture_default_str();
+  auto* residual = command
+                       .add_option("--residual-bits", options.residual_bits,
+                                   "Rotated: bits of a further pass over what is left; may be repeated")
+                       ->check(CLI::Range(2, 5))
+                       ->expected(1);
+  command
+      .add_option("--residual-rotation", options.residual_rotation,
+                  "Rotated: further passes share the first's rotation or have their own")
+      ->check(CLI::IsMember({"shared", "own"}))
+      ->capture_default_str();
   auto* type = command.add_option("--scale-type", options.scale_type, "Integers: type of the scales")
                    ->check(CLI::IsMember({"f16", "bf16", "f32"}))
                    ->capture_default_str();
@@ -41,26 +64,43 @@ void add_scheme(CLI::App& command, SchemeOptions& options, CLI::Option& recipe) 
   auto* clip = command.add_option("--clip", options.clip, "Integers: search the range of every group by squared error")
                    ->check(CLI::IsMember({"none", "mse"}))
                    ->capture_default_str();
-  for (CLI::Option* part : {bits, absmax, group, type, asymmetric}) {
+  options.group_option = group;
+  for (CLI::Option* part : {bits, absmax, group, type, asymmetric, residual}) {
     scheme->excludes(part);
     recipe.excludes(part);
   }
   recipe.excludes(scheme);
   options.kbit_parts = {absmax};
-  options.integer_parts = {group, type, asymmetric, clip};
+  options.integer_parts = {type, asymmetric, clip};
+  options.rotated_parts = {residual};
 }
 
-formats::Scheme chosen_scheme(const SchemeOptions& options, std::string_view method) {
-  const bool integer = method != "kbit";
-  refuse_foreign(integer ? options.kbit_parts : options.integer_parts, method);
-  if (!options.scheme.empty()) return formats::parse_scheme(options.scheme);
-  check_bits(options.bits, integer);
-  if (!integer) return formats::parse_scheme(concat("kbit", options.bits, "-b32-", options.absmax));
+std::vector<formats::Scheme> chosen_schemes(const SchemeOptions& options, std::string_view method) {
+  const bool kbit = method == "kbit", rotated = method == "rotated";
+  if (!kbit && !rotated) refuse_foreign(options.kbit_parts, method);
+  if (kbit || rotated) refuse_foreign(options.integer_parts, method);
+  if (kbit) refuse_foreign({options.group_option}, method);
+  if (!rotated) refuse_foreign(options.rotated_parts, method);
+  if (!options.scheme.empty()) return formats::parse_schemes(options.scheme);
+  if (kbit || rotated) check_bits(options.bits, method);
+  if (rotated) return rotated_schemes(options);
+  if (kbit) {
+    const std::string_view scale = options.absmax.empty() ? "e4m4" : std::string_view(options.absmax);
+    return {formats::parse_scheme(concat("kbit", options.bits, "-b32-", scale))};
+  }
   // AWQ's own format has zero points, and its readers want them.
   const bool asymmetric = options.asymmetry_flag->count() > 0 ? options.asymmetric : method == "awq";
   const std::string group = options.group == "row" ? options.group : "g" + options.group;
-  return formats::parse_scheme(
-      concat("int", options.bits, "-", group, "-", options.scale_type, asymmetric ? "-asym" : ""));
+  return {formats::parse_scheme(
+      concat("int", options.bits, "-", group, "-", options.scale_type, asymmetric ? "-asym" : ""))};
+}
+
+quantize::RotationChoice chosen_rotation(const SchemeOptions& options, uint64_t seed) {
+  quantize::RotationChoice choice;
+  if (seed != 0) choice.seed = seed;
+  choice.shared = options.residual_rotation == "shared";
+  choice.residual_seed = choice.seed + 1000;
+  return choice;
 }
 
 quantize::Clip chosen_clip(const SchemeOptions& options) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "formats/scheme.h"
+#include "quantize/passes.h"
 #include "quantize/quantizer_registry.h"
 
 namespace w4q::app {
@@ -14,23 +15,30 @@ namespace w4q::app {
 struct SchemeOptions {
   std::string scheme;  ///< a whole name; the others are its parts
   int bits = 4;
-  std::string absmax = "e4m4";     ///< kbit
-  std::string group = "128";       ///< integer: a number or "row"
+  std::string absmax;              ///< kbit: e4m4 unless f16; rotated: f16 unless e4m4
+  std::string group = "128";       ///< integer and rotated: a number or "row"
   std::string scale_type = "f16";  ///< integer
   bool asymmetric = false;         ///< integer
   std::string clip = "none";       ///< integer
+  std::vector<int> residual_bits;  ///< rotated: of further passes
+  std::string residual_rotation = "shared";
   CLI::Option* asymmetry_flag = nullptr;
+  CLI::Option* group_option = nullptr;
   std::vector<CLI::Option*> kbit_parts;
   std::vector<CLI::Option*> integer_parts;
+  std::vector<CLI::Option*> rotated_parts;
 };
 
-/// Adds --scheme, --k/--bits, --absmax, --group, --scale-type, --asymmetric and --clip; `recipe` excludes them all but
-/// the last.
+/// Adds --scheme, --k/--bits, --absmax, --group, --scale-type, --asymmetric, --clip and what belongs to rotated
+/// schemes; `recipe` excludes all that name a scheme.
 void add_scheme(CLI::App& command, SchemeOptions& options, CLI::Option& recipe);
 
-/// The scheme that the options ask for. Throws bad_argument for options that mean nothing to the method, unsupported
-/// for a scheme that does not exist.
-formats::Scheme chosen_scheme(const SchemeOptions& options, std::string_view method);
+/// The schemes that the options ask for, one for each pass. Throws bad_argument for options that mean nothing to the
+/// method, unsupported for a scheme that does not exist.
+std::vector<formats::Scheme> chosen_schemes(const SchemeOptions& options, std::string_view method);
+
+/// Seed 0 stands for the one that rotated schemes have unless told otherwise.
+quantize::RotationChoice chosen_rotation(const SchemeOptions& options, uint64_t seed);
 
 quantize::Clip chosen_clip(const SchemeOptions& options);
 

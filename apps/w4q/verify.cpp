@@ -30,6 +30,7 @@ struct Options {
   std::string text;
   std::string ids;
   bool ppl = false;
+  bool no_residual = false;
   verify::PerplexityOptions perplexity;
   std::string reference;
   DecodeOptions decode;
@@ -151,8 +152,8 @@ int run(const Options& options) {
   const bool foreign = verify::is_foreign_checkpoint(options.model);
   if (foreign) results.checks.add(verify::check_conventions(options.model, options.base));
   if (!results.checks.passed()) return results.finish(options.common);
-  const auto candidate = verify::open_checkpoint(options.model);
-  if (foreign) {
+  const auto candidate = verify::open_checkpoint(options.model, !options.no_residual);
+  if (!candidate.quantization.notes.empty()) {
     for (const auto& note : candidate.quantization.notes) results.text += "note: " + note + "\n";
     results.json["notes"] = candidate.quantization.notes;
   }
@@ -167,7 +168,7 @@ int run(const Options& options) {
 
   if (base) run_weights(options, candidate, *base, results);
   if (options.ppl || !options.ids.empty() || !options.reference.empty() || options.speed || options.kernels) {
-    const auto model = model::Model::open(options.model);
+    const auto model = model::Model::open(options.model, !options.no_residual);
     if (!options.reference.empty()) run_reference(options, model, results);
     if (options.ppl || !options.ids.empty()) run_perplexity(options, model, results);
     if (options.kernels) run_kernels(model, results);
@@ -196,6 +197,7 @@ void setup_verify(CLI::App& app, Action& action) {
   command->add_option("--windows", options->perplexity.max_windows, "Stop after this many windows; 0 means all")
       ->check(CLI::NonNegativeNumber);
   command->add_flag("--bos", options->perplexity.bos, "Put BOS in front of every window");
+  command->add_flag("--no-residual", options->no_residual, "Leave out residual passes: the base passes alone");
   command->add_option("--reference", options->reference, "Safetensors file with ids and logits_fp32 to compare with");
   command->add_option("--max-diff", options->max_diff, "Fail when --reference differs by more");
   command->add_option("--max-ppl-ratio", options->max_ppl_ratio, "Fail when perplexity over the base's is more");

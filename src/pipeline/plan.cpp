@@ -1,12 +1,27 @@
 #include "pipeline/plan.h"
 
 #include "core/text.h"
+#include "model/model.h"
 
 namespace w4q::pipeline {
 
 double TensorPlan::bits_per_weight() const noexcept {
   const int64_t count = weights();
   return count == 0 ? 0 : 8.0 * static_cast<double>(bytes_after) / static_cast<double>(count);
+}
+
+std::string TensorPlan::scheme_text() const {
+  if (!scheme) return concat("keep ", dtype_name(dtype));
+  std::string text = formats::to_string(*scheme);
+  for (const auto& pass : residual) text += "+" + formats::to_string(pass.scheme);
+  return text;
+}
+
+model::PackedLinearInfo TensorPlan::packed_info(bool input_scale) const {
+  model::PackedLinearInfo info{std::string(model::module_path(name)), shape[0], shape[1], dtype, {}, input_scale};
+  info.passes.push_back({*scheme, layout, rotation});
+  info.passes.insert(info.passes.end(), residual.begin(), residual.end());
+  return info;
 }
 
 int64_t Plan::bytes_before() const noexcept {
@@ -41,9 +56,7 @@ double Plan::packed_bits_per_weight() const noexcept {
 std::string to_text(const Plan& plan) {
   TextTable table({"tensor", "shape", "scheme", "layout", "bits/weight", "before", "after"});
   for (const auto& tensor : plan.tensors) {
-    const std::string scheme =
-        tensor.scheme ? formats::to_string(*tensor.scheme) : concat("keep ", dtype_name(tensor.dtype));
-    table.row({printable(tensor.name), shape_text(tensor.shape), scheme, tensor.layout,
+    table.row({printable(tensor.name), shape_text(tensor.shape), tensor.scheme_text(), tensor.layout,
                fixed(tensor.bits_per_weight(), 3), human_bytes(tensor.bytes_before), human_bytes(tensor.bytes_after)});
   }
   std::string text = table.str();
@@ -71,7 +84,7 @@ io::Json to_json(const Plan& plan) {
                     {"bits_per_weight", tensor.bits_per_weight()},
                     {"bytes_before", tensor.bytes_before},
                     {"bytes_after", tensor.bytes_after}};
-    if (tensor.scheme) row["scheme"] = formats::to_string(*tensor.scheme);
+    if (tensor.scheme) row["scheme"] = tensor.scheme_text();
     if (tensor.scheme) row["layout"] = tensor.layout;
     tensors.push_back(std::move(row));
   }

@@ -18,7 +18,6 @@
 #include "model/packed_checkpoint.h"
 #include "pipeline/allocate.h"
 #include "pipeline/output_rules.h"
-#include "pipeline/rotated_weight.h"
 #include "pipeline/scale_folding.h"
 #include "pipeline/select_tensors.h"
 #include "quantize/rounding.h"
@@ -52,9 +51,10 @@ Source open_source(const std::filesystem::path& folder) {
 
 /// The quantizer as it runs on the chosen device; on the CPU where the method has no other way.
 auto run_of(const QuantizeRequest& request, const formats::Scheme& scheme) {
-  // What calibration does not see, embeddings and head, is rounded as it is.
+  // What calibration does not see, embeddings and head, is rounded as it is, and so is what a recipe names.
+  const bool rounds = request.calibrated || request.recipe;
   const quantize::QuantizerRow& row =
-      request.calibrated ? quantize::rounding_quantizer(scheme) : quantize::quantizer_row(request.method);
+      rounds ? quantize::rounding_quantizer(scheme) : quantize::quantizer_row(request.method);
   const bool on_gpu = request.device == device::Device::cuda && row.run_cuda != nullptr && !request.options.searches();
   return on_gpu ? row.run_cuda : row.run;
 }
@@ -83,7 +83,8 @@ void estimate(Plan& plan, const QuantizeRequest& request) {
   double weights = 0;
   for (const auto& tensor : plan.tensors) {
     // Beside the planes a packed tensor needs at most one fp32 value per block of 32 while it is worked on.
-    const int64_t extra = tensor.scheme ? tensor.bytes_after + tensor.weights() / 8 : 0;
+    int64_t extra = tensor.scheme ? tensor.bytes_after + tensor.weights() / 8 : 0;
+    if (!tensor.is_plain()) extra += 4 * tensor.weights();  // rotated, or what is left over
     largest = std::max(largest, tensor.bytes_before + extra);
     if (tensor.scheme) weights += static_cast<double>(tensor.weights());
   }
@@ -127,19 +128,20 @@ Plan make_plan(const Source& source, const QuantizeRequest& request) {
     throw Error(ErrorCode::bad_argument, "nothing to quantize: every tensor would be kept in 16 bit")
         .hint("check the recipe and --keep");
   }
+  for (const auto& tensor : plan.tensors) {
+    if (!request.calibrated || !tensor.scheme || !tensor.name.starts_with("model.layers.")) continue;
+    if (tensor.residual.empty() && tensor.rotation == request.options.rotation) continue;
+    throw Error(ErrorCode::unsupported, concat(printable(tensor.name), ": ", tensor.scheme_text(),
+                                               " cannot be quantized from calibration activations"))
+        .detail("awq and error feedback know single passes, and one rotation for all layers");
+  }
   plan.steps = steps_of(request);
   for (const auto& warning : source.checkpoint.warnings()) plan.notes.push_back(warning);
   for (const auto& warning : source.model.warnings) plan.notes.push_back(warning);
   return plan;
 }
 
-/// Only linears of the layers take a rotated input: rows of an embedding table are looked up, not multiplied.
-formats::Rotation rotation_of(const QuantizeRequest& request, std::string_view module) {
-  return module.starts_with("model.layers.") ? request.options.rotation : formats::Rotation{};
-}
-
-std::vector<io::PlannedTensor> planned_output(const QuantizeRequest& request, const Plan& plan,
-                                              const std::set<std::string, std::less<>>& scaled,
+std::vector<io::PlannedTensor> planned_output(const Plan& plan, const std::set<std::string, std::less<>>& scaled,
                                               model::QuantizationConfig& quantization) {
   std::vector<io::PlannedTensor> result;
   for (const auto& tensor : plan.tensors) {
@@ -148,22 +150,33 @@ std::vector<io::PlannedTensor> planned_output(const QuantizeRequest& request, co
       continue;
     }
     const std::string module(model::module_path(tensor.name));
-    const model::PackedLinearInfo info{module,
-                                       tensor.shape[0],
-                                       tensor.shape[1],
-                                       tensor.dtype,
-                                       {{*tensor.scheme, tensor.layout, rotation_of(request, module)}},
-                                       scaled.contains(module)};
+    const model::PackedLinearInfo info = tensor.packed_info(scaled.contains(module));
     for (auto& plane : model::planned_planes(info)) result.push_back(std::move(plane));
     quantization.linears.emplace(module, info);
   }
   return result;
 }
 
-void write_planes(const std::string& module, const formats::PackedWeight& weight, io::CheckpointWriter& writer) {
+void write_planes(const std::string& module, size_t pass, const formats::PackedWeight& weight,
+                  io::CheckpointWriter& writer) {
   for (const auto& plane : weight.planes) {
-    writer.write(model::plane_name(module, 0, plane.spec.role), plane.bytes.bytes());
+    writer.write(model::plane_name(module, pass, plane.spec.role), plane.bytes.bytes());
   }
+}
+
+quantize::PassesResult quantize_passes(const TensorPlan& tensor, const TensorView& weight,
+                                       const QuantizeRequest& request) {
+  if (tensor.is_plain()) {
+    auto quantized = run_of(request, *tensor.scheme)(weight, *tensor.scheme, request.options);
+    quantize::PassesResult result{{tensor.name, tensor.dtype, {}}, quantized.stats};
+    result.linear.passes.push_back(std::move(quantized.weight));
+    return result;
+  }
+  std::vector<quantize::Pass> passes{{*tensor.scheme, tensor.rotation}};
+  for (const auto& pass : tensor.residual) passes.push_back({pass.scheme, pass.rotation});
+  return quantize::quantize_passes(weight, passes, [&](const TensorView& view, const formats::Scheme& scheme) {
+    return quantize::rounding_quantizer(scheme).run(view, scheme, request.options);
+  });
 }
 
 /// Quantizes one tensor, writes its planes, and measures the error with the decoder that will read them.
@@ -171,26 +184,14 @@ QuantizedTensor quantize_tensor(const TensorPlan& tensor, const Source& source, 
                                 io::CheckpointWriter& writer) {
   const std::string module(model::module_path(tensor.name));
   auto loaded = std::make_shared<const io::LoadedTensor>(source.checkpoint.load(tensor.name));
-  QuantizedTensor result{tensor.name, *tensor.scheme, {}, {}, {}, 0};
+  QuantizedTensor result{tensor.name, tensor.scheme_text(), {}, {}, {}, 0};
   const Stopwatch watch;
-  const formats::Rotation rotation = rotation_of(request, module);
-  const formats::InputRotation input(rotation, tensor.shape[1]);
-  Values rotated;
-  TensorView view = loaded->view();
-  if (!rotation.identity()) {
-    rotated = load_values(source.checkpoint, tensor.name);
-    rotate_rows(rotated.matrix(), input);
-    view = {tensor.name, DType::f32, tensor.shape, bytes_of(rotated.values)};
-  }
-  auto quantized = run_of(request, *tensor.scheme)(view, *tensor.scheme, request.options);
+  auto quantized = quantize_passes(tensor, loaded->view(), request);
   result.seconds = watch.seconds();
   result.stats = quantized.stats;
-  write_planes(module, quantized.weight, writer);
-  auto packed = std::make_shared<formats::PackedLinear>();
+  auto packed = std::make_shared<formats::PackedLinear>(std::move(quantized.linear));
   packed->name = module;
-  packed->source_dtype = tensor.dtype;
-  packed->passes.push_back(std::move(quantized.weight));
-  if (!rotation.identity()) packed->rotations.push_back(input);
+  for (size_t pass = 0; pass < packed->passes.size(); ++pass) write_planes(module, pass, packed->passes[pass], writer);
   const kernels::LinearWeight reference{
       module, tensor.shape[0], tensor.shape[1], kernels::LinearWeight::Dense{loaded->view(), loaded}, {}};
   const kernels::LinearWeight candidate{
@@ -221,10 +222,10 @@ class CalibratedTensors {
     const auto found = layer_.linears.find(module);
     if (!tensor.scheme || found == layer_.linears.end()) return false;
     const CalibratedLinear& linear = found->second;
-    write_planes(module, linear.result.weight, writer);
+    write_planes(module, 0, linear.result.weight, writer);
     if (!linear.input_scale.empty()) writer.write(model::input_scale_name(module), bytes_of(linear.input_scale));
     report.tensors.push_back(
-        {tensor.name, *tensor.scheme, linear.result.stats, linear.error, linear.output, linear.seconds});
+        {tensor.name, tensor.scheme_text(), linear.result.stats, linear.error, linear.output, linear.seconds});
     return true;
   }
 
@@ -283,7 +284,7 @@ QuantizeReport quantize_model(const QuantizeRequest& wanted) {
   }
   model::QuantizationConfig quantization;
   quantization.method = request.method;
-  const auto planned = planned_output(request, report.plan, input_scales(source, request, report.plan), quantization);
+  const auto planned = planned_output(report.plan, input_scales(source, request, report.plan), quantization);
 
   io::OutputFolder output(request.output, request.overwrite, {request.model}, is_replaceable_output);
   io::CheckpointWriter writer(output.staging(), planned, request.write);

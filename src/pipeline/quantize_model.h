@@ -14,6 +14,7 @@
 #include "model/weight_error.h"
 #include "pipeline/calibrated_model.h"
 #include "pipeline/plan.h"
+#include "quantize/passes.h"
 #include "quantize/quantizer_registry.h"
 #include "quantize/recipe.h"
 
@@ -31,6 +32,8 @@ struct QuantizeRequest {
   std::filesystem::path output;
   std::string method = "kbit";
   formats::Scheme scheme;                      ///< for everything that is packed, unless a recipe says otherwise
+  std::vector<formats::Scheme> residual;       ///< further passes, each of what those before it left over
+  quantize::RotationChoice rotation;           ///< for passes of rotated schemes
   std::optional<quantize::Recipe> recipe;      ///< decides alone which modules are packed, and how
   std::optional<AllocationTarget> allocation;  ///< needs `calibrated`; widths instead of those of the schemes
   std::vector<std::string> keep;               ///< globs of modules that stay in 16 bit, whatever else is said
@@ -46,7 +49,7 @@ struct QuantizeRequest {
 /// What happened to one packed tensor.
 struct QuantizedTensor {
   std::string name;
-  formats::Scheme scheme;
+  std::string scheme;  ///< of all passes
   quantize::QuantizeStats stats;
   model::WeightError error;
   std::optional<OutputError> output;  ///< with calibration

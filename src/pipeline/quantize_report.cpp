@@ -69,7 +69,7 @@ std::string to_text(const QuantizeReport& report) {
   if (calibrated) head.insert(head.end(), {"output dB, plain", "packed"});
   TextTable table(head);
   for (const auto& tensor : report.tensors) {
-    std::vector<std::string> row{printable(tensor.name),           formats::to_string(tensor.scheme),
+    std::vector<std::string> row{printable(tensor.name),           tensor.scheme,
                                  fixed(tensor.error.sqnr(), 2),    fixed(tensor.error.relative(), 5),
                                  fixed(tensor.error.max_error, 6), concat(tensor.stats.range_exponent)};
     if (tensor.output) {
@@ -97,7 +97,7 @@ io::Json to_json(const QuantizeReport& report) {
   io::Json tensors = io::Json::array();
   for (const auto& tensor : report.tensors) {
     tensors.push_back({{"name", tensor.name},
-                       {"scheme", formats::to_string(tensor.scheme)},
+                       {"scheme", tensor.scheme},
                        {"sqnr_db", tensor.error.sqnr()},
                        {"relative_error", tensor.error.relative()},
                        {"max_error", tensor.error.max_error},

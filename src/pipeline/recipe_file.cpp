@@ -24,7 +24,10 @@ quantize::RecipeRule parse_rule(const io::Json& json, const std::string& place) 
   }
   const std::string scheme = text("scheme");
   quantize::RecipeRule rule{text("match"), std::nullopt};
-  if (scheme != "keep") rule.scheme = formats::parse_scheme(scheme);
+  if (scheme == "keep") return rule;
+  rule.residual = formats::parse_schemes(scheme);
+  rule.scheme = rule.residual.front();
+  rule.residual.erase(rule.residual.begin());
   return rule;
 }
 

@@ -81,6 +81,7 @@ Plan make_plan(const Source& source, const model::QuantizationConfig& after) {
   for (const auto& [name, info] : after.linears) {
     TensorPlan tensor{
         name, info.source_dtype, {info.n, info.k}, info.passes.front().scheme, info.passes.front().layout, 0, 0};
+    tensor.residual.assign(info.passes.begin() + 1, info.passes.end());
     tensor.bytes_before = planes_bytes(source.quantization.linears.at(name));
     tensor.bytes_after = planes_bytes(info);
     // Stored, canonical, packed, and unpacked again for the proof.

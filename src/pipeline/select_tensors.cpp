@@ -22,13 +22,14 @@ class Selector {
     rule_used_.resize(request.recipe ? request.recipe->rules.size() : 0);
   }
 
-  std::optional<formats::Scheme> choose(std::string_view module, bool packable) {
-    if (kept(module)) return std::nullopt;
+  /// The passes of a module; none: it is kept.
+  std::vector<quantize::Pass> choose(std::string_view module, bool packable) {
+    if (kept(module)) return {};
     if (request_.recipe) return by_recipe(module, packable);
-    if (!packable) return std::nullopt;
-    if (module == head_module && !request_.lm_head) return std::nullopt;
-    if (module == embedding_module && !request_.embeddings && !(tied_ && request_.lm_head)) return std::nullopt;
-    return request_.scheme;
+    if (!packable) return {};
+    if (module == head_module && !request_.lm_head) return {};
+    if (module == embedding_module && !request_.embeddings && !(tied_ && request_.lm_head)) return {};
+    return passes(module, request_.scheme, request_.residual);
   }
 
   /// A glob that matches nothing is a typing error that would silently give another model than was asked for.
@@ -53,20 +54,29 @@ class Selector {
     return result;
   }
 
-  std::optional<formats::Scheme> by_recipe(std::string_view module, bool packable) {
+  std::vector<quantize::Pass> by_recipe(std::string_view module, bool packable) {
     const auto* found = request_.recipe->find(module);
     // Later rules that would have matched too are of use in principle: only the order hides them.
     for (size_t i = 0; i < rule_used_.size(); ++i) {
       if (quantize::glob_match(request_.recipe->rules[i].glob, module)) rule_used_[i] = true;
     }
-    if (found == nullptr || !found->scheme) return std::nullopt;
+    if (found == nullptr || !found->scheme) return {};
     // A broad glob such as * passes over norms and biases; naming one exactly is a mistake.
     if (!packable && found->glob == module) {
       throw Error(ErrorCode::bad_argument,
                   concat(printable(module), ": only linear layers and embeddings can be packed"))
           .hint("remove the recipe rule");
     }
-    return packable ? found->scheme : std::nullopt;
+    if (!packable) return {};
+    return passes(module, *found->scheme, found->residual);
+  }
+
+  /// Only linears of the layers take the rotation that was asked for: rows of an embedding table are looked up.
+  std::vector<quantize::Pass> passes(std::string_view module, const formats::Scheme& first,
+                                     const std::vector<formats::Scheme>& further) const {
+    quantize::RotationChoice choice = request_.rotation;
+    if (module.starts_with("model.layers.")) choice.first = request_.options.rotation;
+    return quantize::plan_passes(first, further, choice);
   }
 
   [[noreturn]] static void refuse_unused(const std::string& what) {
@@ -81,26 +91,25 @@ class Selector {
   std::vector<bool> rule_used_;
 };
 
-TensorPlan plan_tensor(const io::TensorInfo& info, std::string_view module,
-                       const std::optional<formats::Scheme>& scheme) {
+TensorPlan plan_tensor(const io::TensorInfo& info, std::span<const quantize::Pass> passes) {
   TensorPlan plan;
   plan.name = info.name;
   plan.dtype = info.dtype;
   plan.shape = info.shape;
   plan.bytes_before = static_cast<int64_t>(info.size());
   plan.bytes_after = plan.bytes_before;
-  if (!scheme) return plan;
+  if (passes.empty()) return plan;
   if (!is_weight_dtype(info.dtype)) {
     throw Error(ErrorCode::unsupported, concat(printable(info.name), ": cannot quantize ", dtype_name(info.dtype)))
         .detail("expected BF16, F16 or F32")
         .hint("start from the 16-bit checkpoint, or --keep this module");
   }
-  plan.scheme = scheme;
+  plan.scheme = passes.front().scheme;
   plan.layout = formats::canonical_layout;
-  const model::PackedLinearInfo packed{
-      std::string(module), info.shape[0], info.shape[1], info.dtype, {{*scheme, plan.layout}}};
+  plan.rotation = passes.front().rotation;
+  for (const auto& pass : passes.subspan(1)) plan.residual.push_back({pass.scheme, plan.layout, pass.rotation});
   plan.bytes_after = 0;
-  for (const auto& plane : model::planned_planes(packed)) plan.bytes_after += plane.size();
+  for (const auto& plane : model::planned_planes(plan.packed_info(false))) plan.bytes_after += plane.size();
   return plan;
 }
 
@@ -124,13 +133,12 @@ Plan select_tensors(const io::Checkpoint& checkpoint, const model::ModelConfig& 
     const io::TensorInfo& info = checkpoint.at(parameter.name);
     check_shape(info, parameter, checkpoint);
     const auto module = model::module_path(parameter.name);
-    const auto scheme = selector.choose(module, parameter.linear);
-    plan.tensors.push_back(plan_tensor(info, module, scheme));
+    plan.tensors.push_back(plan_tensor(info, selector.choose(module, parameter.linear)));
     known.insert(info.name);
   }
   for (const auto& [name, info] : checkpoint.tensors()) {
     if (known.contains(name)) continue;
-    plan.tensors.push_back(plan_tensor(info, name, std::nullopt));
+    plan.tensors.push_back(plan_tensor(info, {}));
     plan.notes.push_back(
         concat(printable(name), " is no parameter of ", config.architecture_name, ": carried along as it is"));
   }

@@ -1,0 +1,243 @@
+#include <algorithm>
+#include <limits>
+#include <set>
+
+#include "core/error.h"
+#include "core/progress.h"
+#include "core/stopwatch.h"
+#include "core/text.h"
+#include "formats/dialect/turboquant.h"
+#include "io/checkpoint.h"
+#include "io/files.h"
+#include "io/output.h"
+#include "model/config.h"
+#include "model/model.h"
+#include "pipeline/output_rules.h"
+#include "pipeline/turboquant.h"
+#include "pipeline/turboquant_config.h"
+
+namespace w4q::pipeline {
+namespace {
+
+using formats::PlaneRole;
+using model::PackedLinearInfo;
+using Seeds = TurboQuantConfig::Seeds;
+
+struct Source {
+  io::Checkpoint checkpoint;
+  io::Json config;
+  std::vector<PackedLinearInfo> linears;  ///< in model order
+  TurboQuantConfig quantization;
+  std::vector<io::PlannedTensor> packed, kept;
+};
+
+[[noreturn]] void refuse(const PackedLinearInfo& info, const std::string& why) {
+  std::vector<formats::Scheme> schemes;
+  for (const auto& pass : info.passes) schemes.push_back(pass.scheme);
+  throw Error(ErrorCode::unsupported,
+              concat(printable(info.name), ": ", turboquant_name, " cannot hold ", formats::to_string(schemes)))
+      .detail(why);
+}
+
+std::string stored_name(std::string module) {
+  std::ranges::replace(module, '.', '_');
+  return module;
+}
+
+DType norm_type(const formats::Scheme& scheme) {
+  return scheme.scale == formats::ScaleType::f16 ? DType::f16 : DType::f32;
+}
+
+void check_linear(const PackedLinearInfo& info) {
+  if (info.name.ends_with("embed_tokens")) refuse(info, "it packs linear layers, not embedding tables");
+  if (info.input_scale) refuse(info, "its input is divided by an input_scale, which readers would leave out");
+  if (info.passes.size() > 2) refuse(info, "it has two passes at most");
+  for (const auto& pass : info.passes) {
+    if (auto why = formats::turboquant_loss(pass.scheme, info.k); !why.empty()) refuse(info, why);
+    if (pass.rotation.block != pass.scheme.block) refuse(info, "its groups are not those of its rotation");
+  }
+  const auto& last = info.passes.back().scheme;
+  if (last.block != info.passes.front().scheme.block) refuse(info, "its passes have groups of different sizes");
+}
+
+/// What the first linears say; all others must follow it.
+TurboQuantConfig config_of(const std::vector<PackedLinearInfo>& linears) {
+  const PackedLinearInfo& first = linears.front();
+  TurboQuantConfig config;
+  config.bits = first.passes.front().scheme.bits;
+  config.group = first.passes.front().scheme.block;
+  config.seed = first.passes.front().rotation.seed;
+  config.half_norms = norm_type(first.passes.front().scheme) == DType::f16;
+  if (first.passes.size() == 2) {
+    config.residual_bits = first.passes[1].scheme.bits;
+    config.residual_seed = first.passes[1].rotation.seed;
+    if (config.residual_seed == config.seed) config.seeds = Seeds::shared;
+  }
+  const bool steps =
+      linears.size() > 1 && linears[1].passes.front().rotation.seed == config.seed + turboquant_seed_step;
+  if (steps) config.seeds = Seeds::per_layer;
+  return config;
+}
+
+void check_alike(const PackedLinearInfo& info, const TurboQuantConfig& config, uint64_t index) {
+  if (info.passes.size() != (config.residual_bits == 0 ? 1u : 2u)) refuse(info, "other linears have other passes");
+  for (size_t pass = 0; pass < info.passes.size(); ++pass) {
+    const auto& [scheme, layout, rotation] = info.passes[pass];
+    if (scheme.bits != (pass == 0 ? config.bits : config.residual_bits))
+      refuse(info, "other linears have other widths");
+    if (scheme.block != config.group) refuse(info, "other linears have other groups");
+    if (rotation.seed != config.pass_seed(pass, index)) refuse(info, "no strategy gives the seeds of its rotations");
+  }
+}
+
+void plan_linear(const PackedLinearInfo& info, Source& source) {
+  const std::string stored = stored_name(info.name);
+  for (size_t pass = 0; pass < info.passes.size(); ++pass) {
+    const std::string prefix = stored + (pass == 0 ? "." : ".pass2_");
+    const formats::Scheme& scheme = info.passes[pass].scheme;
+    source.packed.push_back({prefix + "indices", DType::u8, formats::turboquant_indices_shape(info.n, info.k)});
+    source.packed.push_back(
+        {prefix + "norms", norm_type(scheme), formats::turboquant_norms_shape(scheme, info.n, info.k)});
+    if (pass > 0) source.packed.push_back({prefix + "codebook", DType::f32, {int64_t{1} << scheme.bits}});
+  }
+  const std::string bias = info.name + ".bias";
+  if (!source.checkpoint.contains(bias)) return;
+  const io::TensorInfo& found = source.checkpoint.at(bias);
+  source.packed.push_back({stored + ".bias", found.dtype, found.shape});
+}
+
+void plan_kept(const model::QuantizationConfig& quantization, Source& source) {
+  std::set<std::string, std::less<>> taken;
+  for (const auto& [name, info] : quantization.linears) {
+    for (auto& plane : model::planned_planes(info)) taken.insert(std::move(plane.name));
+    taken.insert(name + ".bias");
+  }
+  for (const auto& [name, info] : source.checkpoint.tensors()) {
+    if (!taken.contains(name)) source.kept.push_back({name, info.dtype, info.shape});
+  }
+}
+
+Source open_source(const std::filesystem::path& folder) {
+  const auto path = folder / "config.json";
+  Source source{io::Checkpoint::open(folder), io::read_json(path), {}, {}, {}, {}};
+  const auto quantization = model::read_quantization(source.config, source.checkpoint, path.string());
+  if (quantization.linears.empty()) {
+    throw Error(ErrorCode::bad_argument, folder.string() + ": holds no packed tensors")
+        .hint("w4q quantize --method rotated makes a packed checkpoint from a 16-bit one");
+  }
+  for (const auto& parameter : model::parameters(model::read_config(folder))) {
+    const auto* info = quantization.find(model::module_path(parameter.name));
+    if (info == nullptr || !parameter.linear) continue;
+    check_linear(*info);
+    source.linears.push_back(*info);
+  }
+  ensure(source.linears.size() == quantization.linears.size(), "export: a packed linear that the model does not have");
+  source.quantization = config_of(source.linears);
+  source.quantization.skip_lm_head = quantization.find("lm_head") == nullptr;
+  source.packed.push_back({"codebook", DType::f32, {int64_t{1} << source.quantization.bits}});
+  for (size_t i = 0; i < source.linears.size(); ++i) {
+    check_alike(source.linears[i], source.quantization, i);
+    plan_linear(source.linears[i], source);
+  }
+  plan_kept(quantization, source);
+  return source;
+}
+
+/// Writes a linear; all share the table of the first, in `table`.
+void write_linear(const Source& source, const PackedLinearInfo& info, Buffer& table, io::CheckpointWriter& writer,
+                  ConvertedLinear& report) {
+  const auto linear = model::load_canonical(source.checkpoint, info);
+  const std::string stored = stored_name(info.name);
+  for (size_t pass = 0; pass < linear.passes.size(); ++pass) {
+    const formats::PackedWeight& weight = linear.passes[pass];
+    const std::string prefix = stored + (pass == 0 ? "." : ".pass2_");
+    const Buffer indices = formats::turboquant_indices(weight), norms = formats::turboquant_norms(weight);
+    const Buffer& codebook = weight.plane(PlaneRole::codebook).bytes;
+    writer.write(prefix + "indices", indices.bytes());
+    writer.write(prefix + "norms", norms.bytes());
+    if (pass > 0) {
+      writer.write(prefix + "codebook", codebook.bytes());
+    } else if (table.size() == 0) {
+      table = codebook.clone();
+      writer.write("codebook", table.bytes());
+    } else if (!std::ranges::equal(table.bytes(), codebook.bytes())) {
+      refuse(info, "its table is not that of the other linears, and the file holds one");
+    }
+    report.proof.codes += weight.n * weight.k;
+    report.proof.codes_equal += weight.n * weight.k;
+  }
+  const std::string bias = info.name + ".bias";
+  if (source.checkpoint.contains(bias)) writer.write(stored + ".bias", source.checkpoint.load(bias)->bytes);
+}
+
+ConvertReport make_report(const Source& source) {
+  ConvertReport report;
+  report.from = "w4q";
+  report.to = turboquant_name;
+  for (const auto& info : source.linears) {
+    ConvertedLinear row;
+    row.name = info.name;
+    row.from = row.to = info.passes.front().scheme;
+    row.shape = {info.n, info.k};
+    for (const auto& plane : model::planned_planes(info)) row.bytes_before += plane.size();
+    for (const auto& tensor : source.packed) {
+      if (tensor.name.starts_with(stored_name(info.name) + ".")) row.bytes_after += tensor.size();
+    }
+    report.linears.push_back(std::move(row));
+  }
+  report.carried = static_cast<int64_t>(source.kept.size());
+  for (const auto& tensor : source.kept) report.carried_bytes += tensor.size();
+  return report;
+}
+
+/// One file, whatever its size, and without metadata: as the project writes it.
+io::WriteOptions one_file() {
+  io::WriteOptions options;
+  options.max_shard_bytes = std::numeric_limits<int64_t>::max();
+  options.metadata.clear();
+  return options;
+}
+
+int64_t write_packed(const Source& source, const std::filesystem::path& folder, ConvertReport& report) {
+  io::CheckpointWriter writer(folder, source.packed, one_file());
+  Progress progress("convert", static_cast<int64_t>(source.linears.size()), "linears");
+  Buffer table;
+  for (size_t i = 0; i < source.linears.size(); ++i) {
+    write_linear(source, source.linears[i], table, writer, report.linears[i]);
+    progress.advance(1);
+  }
+  writer.finish();
+  return writer.file_bytes();
+}
+
+int64_t write_kept(const Source& source, const std::filesystem::path& folder) {
+  const auto aside = folder / "kept";
+  std::filesystem::create_directory(aside);
+  io::CheckpointWriter writer(aside, source.kept, one_file());
+  for (const auto& tensor : source.kept) writer.write(tensor.name, source.checkpoint.load(tensor.name)->bytes);
+  writer.finish();
+  std::filesystem::rename(aside / "model.safetensors", folder / turboquant_kept_file);
+  std::filesystem::remove(aside);
+  return writer.file_bytes();
+}
+
+}  // namespace
+
+ConvertReport export_turboquant(const ConvertRequest& request, bool dry_run) {
+  const Stopwatch watch;
+  Source source = open_source(request.input);
+  ConvertReport report = make_report(source);
+  if (dry_run) return report;
+  io::OutputFolder output(request.output, request.overwrite, {request.input}, is_replaceable_output);
+  report.file_bytes = write_packed(source, output.staging(), report) + write_kept(source, output.staging());
+  source.config.erase("quantization_config");
+  source.config[conversion_mark] = "w4q";
+  carry_companions(request.input, output.staging(), source.config);
+  io::write_file(output.staging() / turboquant_config_file, to_json(source.quantization).dump(2), false);
+  output.commit();
+  report.done = true;
+  report.seconds = watch.seconds();
+  return report;
+}
+
+}  // namespace w4q::pipeline

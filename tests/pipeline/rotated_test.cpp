@@ -1,0 +1,118 @@
+// Rotated and residual checkpoints, whole: quantized, opened with and without their residual, repacked.
+#include <filesystem>
+
+#include "core/progress.h"
+#include "model/model.h"
+#include "pipeline/quantize_model.h"
+#include "pipeline/recipe_file.h"
+#include "pipeline/repack_model.h"
+#include "support.h"
+#include "verify/structure.h"
+#include "verify/weights.h"
+
+namespace w4q::pipeline {
+namespace {
+
+namespace fs = std::filesystem;
+using Packed = std::shared_ptr<const formats::PackedLinear>;
+
+class Rotated : public ::testing::Test {
+ protected:
+  void SetUp() override { set_progress_enabled(false); }
+
+  QuantizeRequest request(const std::string& name, std::string_view schemes) const {
+    QuantizeRequest result;
+    result.model = test::testdata() / "w4q-llama-tiny";
+    result.output = folder_ / name;
+    result.method = "rotated";
+    result.residual = formats::parse_schemes(schemes);
+    result.scheme = result.residual.front();
+    result.residual.erase(result.residual.begin());
+    return result;
+  }
+
+  static double sqnr(const fs::path& folder, bool residual = true) {
+    const auto candidate = verify::open_checkpoint(folder, residual);
+    const auto base = verify::open_checkpoint(test::testdata() / "w4q-llama-tiny");
+    EXPECT_TRUE(verify::check_structure(candidate, &base).passed);
+    EXPECT_TRUE(verify::check_codes(candidate).passed);
+    return verify::compare_with_base(candidate, base).total.sqnr();
+  }
+
+  static const formats::PackedLinear& down(const model::Model& model) {
+    return *std::get<Packed>(model.layers()[2].down.matrix);
+  }
+
+  test::TemporaryFolder folder_;
+};
+
+TEST_F(Rotated, TheBaseStandsAloneAndTheResidualComesOnTop) {
+  auto wanted = request("q", "rotated4-d128+rotated2-d128");
+  wanted.rotation.shared = false;
+  wanted.embeddings = true;
+  const auto report = quantize_model(wanted);
+  EXPECT_NEAR(report.plan.packed_bits_per_weight(), 6.26, 0.03);
+  const double both = sqnr(wanted.output);
+  EXPECT_NEAR(both, report.total.sqnr(), 1e-6);
+  EXPECT_GT(both, 28);
+  EXPECT_NEAR(sqnr(wanted.output, false), 20.2, 0.5);
+
+  const auto whole = model::Model::open(wanted.output);
+  EXPECT_TRUE(whole.quantization().notes.empty());
+  EXPECT_EQ(down(whole).passes.size(), 2u);
+  EXPECT_EQ(down(whole).rotations[1].rotation(), (formats::Rotation{128, 1042}));
+  // A user who was given the base alone.
+  fs::remove_all(wanted.output / "residual");
+  const auto base = model::Model::open(wanted.output);
+  EXPECT_EQ(base.quantization().notes.size(), 1u);
+  EXPECT_EQ(down(base).passes.size(), 1u);
+  EXPECT_TRUE(formats::bytes_equal(down(base).passes[0], down(whole).passes[0]));
+  EXPECT_NEAR(sqnr(wanted.output), 20.2, 0.5);
+}
+
+TEST_F(Rotated, AHalfPresentResidualIsAnError) {
+  auto wanted = request("q", "rotated3-d64+rotated2-d64");
+  wanted.keep = {"*.mlp.*"};
+  quantize_model(wanted);
+  auto other = request("other", "rotated3-d64+rotated2-d64");
+  other.keep = {"*.mlp.*", "model.layers.3.*"};
+  quantize_model(other);
+  fs::remove_all(wanted.output / "residual");
+  fs::copy(other.output / "residual", wanted.output / "residual");
+  test::expect_error(ErrorCode::bad_file, {"model.layers.3.self_attn", ".1.codes"},
+                     [&] { model::Model::open(wanted.output); });
+}
+
+TEST_F(Rotated, RepackingKeepsPassesAndRotations) {
+  auto wanted = request("q", "rotated3-row+rotated2-d32-e4m4");
+  quantize_model(wanted);
+  RepackRequest repack;
+  repack.input = wanted.output;
+  repack.output = folder_ / "again";
+  repack.layout = "canonical";
+  EXPECT_EQ(repack_model(repack).proven, 2 * 28);
+  const auto before = model::Model::open(wanted.output), after = model::Model::open(repack.output);
+  for (size_t pass = 0; pass < 2; ++pass) {
+    EXPECT_TRUE(formats::bytes_equal(down(before).passes[pass], down(after).passes[pass]));
+    EXPECT_EQ(down(before).rotations[pass].rotation(), down(after).rotations[pass].rotation());
+  }
+}
+
+TEST_F(Rotated, RecipesNameSeveralPasses) {
+  auto wanted = request("q", "rotated4-d128");
+  wanted.recipe =
+      parse_recipe(io::parse_json(R"({"rules": [{"match": "*.down_proj", "scheme": "rotated4-d128+kbit3-b32-e4m4"},
+                                   {"match": "*.up_proj", "scheme": "int8-g128-f16"}]})",
+                                  "r"),
+                   "r");
+  quantize_model(wanted);
+  const auto opened = model::Model::open(wanted.output);
+  EXPECT_EQ(down(opened).passes.size(), 2u);
+  EXPECT_EQ(down(opened).rotations[1].rotation(), down(opened).rotations[0].rotation());
+  const auto& up = *std::get<Packed>(opened.layers()[2].up.matrix);
+  EXPECT_EQ(up.passes.size(), 1u);
+  EXPECT_TRUE(up.rotations.empty());
+}
+
+}  // namespace
+}  // namespace w4q::pipeline
