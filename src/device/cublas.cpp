@@ -71,28 +71,59 @@ cublasHandle_t handle() {
   return handle;
 }
 
-}  // namespace
+/// A matrix in cuBLAS' column order.
+struct Operand {
+  cublasOperation_t operation;
+  const void* data;
+  cudaDataType_t type;
+  int64_t ld;
+};
 
-bool have_cublas() { return library().why.empty(); }
-
-void cublas_multiply(const CublasProduct& p, cudaStream_t stream) {
+/// The handle, ready to multiply on `stream`.
+cublasHandle_t prepared(void* workspace, cudaStream_t stream) {
   if (!have_cublas()) {
     throw Error(ErrorCode::device, "cuBLAS cannot be loaded: " + library().why)
         .hint("install it (Debian: libcublas), or use at most 64 activation rows");
   }
   const cublasHandle_t cublas = handle();
   check_cublas(library().set_stream(cublas, stream), "giving cuBLAS a stream");
-  check_cublas(library().set_workspace(cublas, p.workspace, cublas_workspace_bytes), "giving cuBLAS memory");
-  const cudaDataType_t type = p.dtype == DType::f16 ? CUDA_R_16F : CUDA_R_16BF;
+  check_cublas(library().set_workspace(cublas, workspace, cublas_workspace_bytes), "giving cuBLAS memory");
+  return cublas;
+}
+
+/// c [n × m in column order] = a · b, or c += a · b.
+void multiply(cublasHandle_t cublas, int64_t n, int64_t m, int64_t k, const Operand& a, const Operand& b, void* c,
+              cudaDataType_t type, int64_t ldc, bool add) {
   const float one = 1;
-  const float kept = p.add ? 1.0f : 0.0f;
-  const cudaDataType_t output = p.fp32_output ? CUDA_R_32F : type;
-  // In cuBLAS' column order the product is yᵀ[n][m] = w[n][k] · xᵀ[k][m].
+  const float kept = add ? 1.0f : 0.0f;
   const cublasStatus_t status = library().multiply(
-      cublas, CUBLAS_OP_T, CUBLAS_OP_N, static_cast<int>(p.n), static_cast<int>(p.m), static_cast<int>(p.k), &one, p.w,
-      type, static_cast<int>(p.ldw), p.x, type, static_cast<int>(p.ldx), &kept, p.y, output, static_cast<int>(p.ldy),
+      cublas, a.operation, b.operation, static_cast<int>(n), static_cast<int>(m), static_cast<int>(k), &one, a.data,
+      a.type, static_cast<int>(a.ld), b.data, b.type, static_cast<int>(b.ld), &kept, c, type, static_cast<int>(ldc),
       CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
-  check_cublas(status, concat("multiplying ", p.m, " × ", p.k, " by ", p.n, " × ", p.k));
+  check_cublas(status, concat("multiplying ", m, " × ", k, " by ", n, " × ", k));
+}
+
+}  // namespace
+
+bool have_cublas() { return library().why.empty(); }
+
+void cublas_multiply(const CublasProduct& p, cudaStream_t stream) {
+  const cudaDataType_t type = p.dtype == DType::f16 ? CUDA_R_16F : CUDA_R_16BF;
+  // In cuBLAS' column order the product is yᵀ[n][m] = w[n][k] · xᵀ[k][m].
+  multiply(prepared(p.workspace, stream), p.n, p.m, p.k, {CUBLAS_OP_T, p.w, type, p.ldw},
+           {CUBLAS_OP_N, p.x, type, p.ldx}, p.y, p.fp32_output ? CUDA_R_32F : type, p.ldy, p.add);
+}
+
+void cublas_multiply(const CublasFloatProduct& p, cudaStream_t stream) {
+  // Likewise cᵀ = op(b)ᵀ · op(a)ᵀ, and rows are columns already.
+  multiply(prepared(p.workspace, stream), p.n, p.m, p.k,
+           {p.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N, p.b, CUDA_R_32F, p.ldb},
+           {p.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N, p.a, CUDA_R_32F, p.lda}, p.c, CUDA_R_32F, p.ldc, p.add);
+}
+
+void cublas_gram(const void* x, int64_t rows, int64_t k, float* c, void* workspace, cudaStream_t stream) {
+  multiply(prepared(workspace, stream), k, k, rows, {CUBLAS_OP_N, x, CUDA_R_16F, k}, {CUBLAS_OP_T, x, CUDA_R_16F, k}, c,
+           CUDA_R_32F, k, false);
 }
 
 }  // namespace w4q::device

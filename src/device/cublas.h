@@ -34,4 +34,24 @@ struct CublasProduct {
 };
 void cublas_multiply(const CublasProduct& product, cudaStream_t stream);
 
+/// c[m][n] = op(a) · op(b) in fp32 throughout, rows `ld…` elements apart; op(a) is [m][k], stored [k][m] where
+/// `a_transposed`, and op(b) is [k][n], stored [n][k] where `b_transposed`. Otherwise as cublas_multiply.
+struct CublasFloatProduct {
+  int64_t m, n, k;
+  const float* a;
+  int64_t lda;
+  const float* b;
+  int64_t ldb;
+  float* c;
+  int64_t ldc;
+  void* workspace;
+  bool a_transposed = false;
+  bool b_transposed = false;
+  bool add = false;
+};
+void cublas_multiply(const CublasFloatProduct& product, cudaStream_t stream);
+
+/// c[k][k] = xᵀ · x for x [rows][k] of f16, fp32 accumulation.
+void cublas_gram(const void* x, int64_t rows, int64_t k, float* c, void* workspace, cudaStream_t stream);
+
 }  // namespace w4q::device

@@ -12,68 +12,79 @@ namespace w4q::quantize {
 namespace {
 
 constexpr double largest_damping = 1e3;
-/// A pivot this small beside the diagonal has no digits left that the fp32 Gram matrix vouches for.
-constexpr double least_pivot = 1e-7;
-
 using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-double mean_diagonal(MatrixView<const float> gram, std::string_view name) {
+std::vector<float> diagonal_of(MatrixView<const float> gram) {
+  std::vector<float> result(static_cast<size_t>(gram.rows));
+  for (int64_t i = 0; i < gram.rows; ++i) result[static_cast<size_t>(i)] = gram.row(i)[i];
+  return result;
+}
+
+}  // namespace
+
+ColumnOrder column_order(std::span<const float> diagonal, int64_t block) {
+  const auto k = static_cast<int64_t>(diagonal.size());
+  const auto loudness = [&](int32_t column) { return diagonal[static_cast<size_t>(column)]; };
+  std::vector<int64_t> firsts;
+  for (int64_t first = 0; first < k; first += block) firsts.push_back(first);
+  std::vector<double> sums;
+  for (const int64_t first : firsts) {
+    double sum = 0;
+    for (int64_t c = first; c < std::min(k, first + block); ++c) sum += loudness(static_cast<int32_t>(c));
+    sums.push_back(sum / static_cast<double>(std::min(block, k - first)));
+  }
+  std::vector<size_t> blocks(firsts.size());
+  std::iota(blocks.begin(), blocks.end(), size_t{0});
+  std::ranges::stable_sort(blocks, [&](size_t a, size_t b) { return sums[a] > sums[b]; });
+  ColumnOrder order;
+  for (const size_t index : blocks) {
+    order.starts.push_back(static_cast<int64_t>(order.columns.size()));
+    const int64_t count = std::min(block, k - firsts[index]);
+    for (int64_t c = 0; c < count; ++c) order.columns.push_back(static_cast<int32_t>(firsts[index] + c));
+    std::ranges::stable_sort(order.columns.end() - count, order.columns.end(),
+                             [&](int32_t a, int32_t b) { return loudness(a) > loudness(b); });
+  }
+  order.starts.push_back(k);
+  return order;
+}
+
+double mean_diagonal(std::span<const float> diagonal, std::string_view name) {
   double sum = 0;
-  for (int64_t i = 0; i < gram.rows; ++i) {
-    const double value = gram.row(i)[i];
+  for (size_t i = 0; i < diagonal.size(); ++i) {
+    const double value = diagonal[i];
     if (!std::isfinite(value) || value < 0) {
       throw Error(ErrorCode::bad_file, concat(printable(name), ": the Gram matrix of its inputs is no Gram matrix"))
           .detail(concat("entry ", i, ", ", i, " is ", value));
     }
     sum += value;
   }
-  const double mean = sum / static_cast<double>(gram.rows);
+  const double mean = sum / static_cast<double>(diagonal.size());
   return mean > 0 ? mean : 1.0;
 }
 
-}  // namespace
+void check_damping(double damping, int64_t block, std::string_view name) {
+  if (block > 0 && damping >= 0 && damping <= largest_damping) return;
+  throw Error(ErrorCode::bad_argument, concat(printable(name), ": a damping of ", damping, " makes no sense"))
+      .detail(concat("expected 0 to ", largest_damping));
+}
+
+double raised_damping(double damping, std::string_view name) {
+  const double raised = std::max(10 * damping, 1e-6);
+  if (raised <= largest_damping) return raised;
+  throw Error(ErrorCode::bad_file, concat(printable(name), ": the Gram matrix of its inputs cannot be factored"))
+      .hint("calibrate again, on more text");
+}
 
 ErrorFactor::ErrorFactor(MatrixView<const float> gram, int64_t block, double damping, std::string_view name)
     : block_(block), damping_(damping) {
-  if (block <= 0 || !(damping >= 0 && damping <= largest_damping)) {
-    throw Error(ErrorCode::bad_argument, concat(printable(name), ": a damping of ", damping, " makes no sense"))
-        .detail(concat("expected 0 to ", largest_damping));
-  }
+  check_damping(damping, block, name);
   ensure(gram.rows == gram.cols && gram.rows > 0, "ErrorFactor: not a square matrix");
-  const double mean = mean_diagonal(gram, name);
-  choose_order(gram);
+  const auto diagonal = diagonal_of(gram);
+  const double mean = mean_diagonal(diagonal, name);
+  order_ = column_order(diagonal, block);
   coupling_.resize(static_cast<size_t>(width() * width()));
   pivots_.resize(static_cast<size_t>(width()));
-  while (!factor(gram, mean)) {
-    damping_ = std::max(10 * damping_, 1e-6);
-    if (damping_ <= largest_damping) continue;
-    throw Error(ErrorCode::bad_file, concat(printable(name), ": the Gram matrix of its inputs cannot be factored"))
-        .hint("calibrate again, on more text");
-  }
-}
-
-void ErrorFactor::choose_order(MatrixView<const float> gram) {
-  const int64_t k = gram.rows;
-  const auto loudness = [&](int32_t column) { return gram.row(column)[column]; };
-  std::vector<int64_t> firsts;
-  for (int64_t first = 0; first < k; first += block_) firsts.push_back(first);
-  std::vector<double> sums;
-  for (const int64_t first : firsts) {
-    double sum = 0;
-    for (int64_t c = first; c < std::min(k, first + block_); ++c) sum += loudness(static_cast<int32_t>(c));
-    sums.push_back(sum / static_cast<double>(std::min(block_, k - first)));
-  }
-  std::vector<size_t> blocks(firsts.size());
-  std::iota(blocks.begin(), blocks.end(), size_t{0});
-  std::ranges::stable_sort(blocks, [&](size_t a, size_t b) { return sums[a] > sums[b]; });
-  for (const size_t index : blocks) {
-    starts_.push_back(static_cast<int64_t>(order_.size()));
-    const int64_t count = std::min(block_, k - firsts[index]);
-    for (int64_t c = 0; c < count; ++c) order_.push_back(static_cast<int32_t>(firsts[index] + c));
-    std::ranges::stable_sort(order_.end() - count, order_.end(),
-                             [&](int32_t a, int32_t b) { return loudness(a) > loudness(b); });
-  }
-  starts_.push_back(k);
+  while (!factor(gram, mean)) damping_ = raised_damping(damping_, name);
 }
 
 bool ErrorFactor::factor(MatrixView<const float> gram, double mean) {
@@ -81,8 +92,8 @@ bool ErrorFactor::factor(MatrixView<const float> gram, double mean) {
   // Backwards: the lower factor of the reversed matrix is the upper factor of the matrix, reversed.
   Matrix reversed(k, k);
   for (int64_t i = 0; i < k; ++i) {
-    const float* row = gram.row(order_[static_cast<size_t>(k - 1 - i)]);
-    for (int64_t j = 0; j < k; ++j) reversed(i, j) = row[order_[static_cast<size_t>(k - 1 - j)]] / mean;
+    const float* row = gram.row(order_.columns[static_cast<size_t>(k - 1 - i)]);
+    for (int64_t j = 0; j < k; ++j) reversed(i, j) = row[order_.columns[static_cast<size_t>(k - 1 - j)]] / mean;
     reversed(i, i) += damping_;
   }
   const Eigen::LLT<Eigen::Ref<Matrix>, Eigen::Lower> cholesky(reversed);

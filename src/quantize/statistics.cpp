@@ -86,15 +86,6 @@ void add_chunk(InputStatistics& statistics, MatrixView<const float> rows) {
                [&](int64_t i, int64_t) { add_gram_tile(statistics, channels, tiles[static_cast<size_t>(i)]); });
 }
 
-void check_finite(const InputStatistics& statistics, std::string_view name) {
-  for (size_t c = 0; c < statistics.sum_squares.size(); ++c) {
-    // A finite sum of squares of finite floats cannot overflow fp64, so this finds every NaN and infinity.
-    if (std::isfinite(statistics.sum_squares[c])) continue;
-    throw Error(ErrorCode::bad_file, concat(printable(name), ": the activations of channel ", c, " are not finite"))
-        .hint("w4q verify MODEL finds weights that are NaN or infinite");
-  }
-}
-
 std::vector<float> means(const std::vector<double>& sums, int64_t count) {
   std::vector<float> result(sums.size());
   const double scale = count > 0 ? 1.0 / static_cast<double>(count) : 0.0;
@@ -110,6 +101,15 @@ void add_all(std::vector<double>& sums, const std::vector<double>& other) {
 
 std::vector<float> InputStatistics::mean_abs() const { return means(sum_abs, count); }
 std::vector<float> InputStatistics::mean_squares() const { return means(sum_squares, count); }
+
+void check_finite(const InputStatistics& statistics, std::string_view name) {
+  for (size_t c = 0; c < statistics.sum_squares.size(); ++c) {
+    // A finite sum of squares of finite floats cannot overflow fp64, so this finds every NaN and infinity.
+    if (std::isfinite(statistics.sum_squares[c])) continue;
+    throw Error(ErrorCode::bad_file, concat(printable(name), ": the activations of channel ", c, " are not finite"))
+        .hint("w4q verify MODEL finds weights that are NaN or infinite");
+  }
+}
 
 InputStatistics make_statistics(int64_t width, bool with_gram) {
   InputStatistics result;

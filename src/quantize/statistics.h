@@ -37,6 +37,9 @@ InputStatistics make_statistics(int64_t width, bool with_gram);
 /// on the number of threads. Throws bad_file naming `name` when a value is not finite, mismatch for another width.
 void add_rows(InputStatistics& statistics, MatrixView<const float> rows, std::string_view name);
 
+/// Throws bad_file naming `name` and the channel when a sum of squares is not finite.
+void check_finite(const InputStatistics& statistics, std::string_view name);
+
 /// Adds the sums of another run. Throws mismatch naming `name` when widths differ or only one has a Gram matrix.
 void merge(InputStatistics& statistics, const InputStatistics& other, std::string_view name);
 

@@ -1,0 +1,67 @@
+// What the calibrated passes on the GPU share: one stream, and memory that is used again.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "device/buffer.h"
+#include "device/check.h"
+#include "device/cublas.h"
+#include "device/stream.h"
+
+namespace w4q::quantize {
+
+/// Memory that grows to the largest request and stays.
+class CudaRoom {
+ public:
+  template <class T>
+  T* get(int64_t count) {
+    const size_t bytes = static_cast<size_t>(count) * sizeof(T);
+    if (buffer_.size() < bytes) {
+      buffer_ = {};  // before the larger one is taken
+      buffer_ = device::DeviceBuffer(bytes);
+    }
+    return buffer_.as<T>();
+  }
+  void release() { buffer_ = {}; }
+
+ private:
+  device::DeviceBuffer buffer_;
+};
+
+struct CudaWork {
+  device::Stream stream;
+  device::DeviceBuffer cublas{device::cublas_workspace_bytes};
+  CudaRoom square;   ///< k × k: products of activations or of errors
+  CudaRoom errors;   ///< n × k
+  CudaRoom columns;  ///< a few vectors of k, of n or of blocks
+  CudaRoom rows;
+  CudaRoom sums;
+
+  /// Copies of host values that are ready when this returns.
+  template <class T>
+  T* put(CudaRoom& room, const T* values, int64_t count) {
+    T* const device = room.get<T>(count);
+    device::check(
+        cudaMemcpyAsync(device, values, static_cast<size_t>(count) * sizeof(T), cudaMemcpyHostToDevice, stream.get()),
+        "copying to the GPU");
+    stream.synchronize();
+    return device;
+  }
+  template <class T>
+  std::vector<T> fetch(const T* device, int64_t count) const {
+    std::vector<T> values(static_cast<size_t>(count));
+    device::check(
+        cudaMemcpyAsync(values.data(), device, values.size() * sizeof(T), cudaMemcpyDeviceToHost, stream.get()),
+        "copying from the GPU");
+    stream.synchronize();
+    return values;
+  }
+  /// Gives back what only the pass that just ended needs.
+  void release() {
+    for (CudaRoom* room : {&square, &errors, &columns, &rows, &sums}) room->release();
+  }
+};
+
+}  // namespace w4q::quantize

@@ -1,0 +1,45 @@
+// The Gram matrix of a linear's inputs in GPU memory, and the error of outputs through it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/views.h"
+#include "quantize/cuda_work.h"
+#include "quantize/statistics.h"
+
+namespace w4q::quantize {
+
+class GramCuda {
+ public:
+  /// mean_gram(): the same bits. `work` must outlive this object.
+  GramCuda(CudaWork& work, const InputStatistics& statistics);
+  /// The mean over `count` rows of sums that stand on the GPU, the upper triangle as in InputStatistics.
+  GramCuda(CudaWork& work, const double* triangle, int64_t width, int64_t count);
+  /// A matrix that stands on the CPU.
+  GramCuda(CudaWork& work, MatrixView<const float> gram);
+
+  int64_t width() const noexcept { return width_; }
+  const float* data() const noexcept { return matrix_.as<float>(); }
+  /// For inputs that are divided by `scales`.
+  void divide(std::span<const float> scales);
+  std::vector<float> diagonal() const;
+  std::vector<float> download() const;
+
+  /// tr(E·G·Eᵀ) with E [rows, k] in GPU memory.
+  double error(const float* difference, int64_t rows) const;
+  /// The same in two steps, for the sum over several E: work.square (+)= EᵀE, of which the upper triangle is needed …
+  void add_square(const float* difference, int64_t rows, bool add) const;
+  /// … and ⟨work.square, G⟩. Rows are summed in fp64 in a fixed order.
+  double square_error() const;
+
+ private:
+  void expand(const double* triangle, double scale);
+
+  CudaWork& work_;
+  int64_t width_;
+  device::DeviceBuffer matrix_;
+};
+
+}  // namespace w4q::quantize

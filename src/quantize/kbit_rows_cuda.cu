@@ -1,0 +1,218 @@
+#include <algorithm>
+
+#include "core/text.h"
+#include "device/check.h"
+#include "quantize/feedback_steps.cuh"
+#include "quantize/kbit_rows_cuda.h"
+#include "quantize/kbit_trial.cuh"
+
+namespace w4q::quantize {
+namespace {
+
+using cuda::all_lanes;
+using cuda::KbitRule;
+using cuda::warp_lanes;
+using formats::kbit_block;
+using formats::PlaneRole;
+
+constexpr int warps = 4;
+
+struct Counters {
+  unsigned long long zero_blocks, subnormal_scales;
+};
+
+/// Where blocks are read and written. Without feedback warps have all blocks of all rows; with it all rows of one
+/// block, by positions.
+struct Blocks {
+  int64_t n, k, row_blocks;
+  const float* targets;     ///< [n, k]
+  const float* weights;     ///< [n, k]
+  const float* importance;  ///< [k]
+  uint32_t* words;          ///< [n][row_blocks][bits]
+  void* scales;             ///< [n][row_blocks]
+  Counters* counters;
+  // With feedback:
+  const float* coupling;  ///< [k, k]
+  const int32_t* columns;
+  int64_t position;
+  int cols;
+  float* errors;  ///< [n, cols]
+};
+
+/// Shared memory of a thread block.
+struct Shared {
+  float levels[32], midpoints[32];
+  float coupling[kbit_block * kbit_block];
+  float target[warps][kbit_block], weights[warps][kbit_block], importance[warps][kbit_block];
+  uint8_t placed[warps][kbit_block];
+};
+
+template <bool coupled>
+__device__ void fill_shared(const KbitRule& rule, const Blocks& blocks, Shared& shared) {
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < 32) {
+    shared.levels[thread] = rule.levels[thread];
+    shared.midpoints[thread] = rule.midpoints[thread];
+  }
+  if constexpr (coupled) {
+    for (int i = thread; i < kbit_block * kbit_block; i += warps * warp_lanes) {
+      const int to = i / kbit_block, from = i % kbit_block;
+      const bool inside = to < blocks.cols && from < to;
+      shared.coupling[i] = inside ? blocks.coupling[(blocks.position + to) * blocks.k + blocks.position + from] : 0.0f;
+    }
+  }
+  __syncthreads();
+}
+
+/// Writes the codes of a block, a bit of every lane's at a time.
+__device__ void write_planes(const KbitRule& rule, const Blocks& blocks, int64_t index, int code, uint16_t scale) {
+  const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
+  for (int bit = 0; bit < rule.bits; ++bit) {
+    const unsigned word = __ballot_sync(all_lanes, (code >> bit & 1) != 0);
+    if (lane == bit) blocks.words[index * rule.bits + bit] = word;
+  }
+  if (lane != 0) return;
+  if (rule.e4m4) {
+    static_cast<uint8_t*>(blocks.scales)[index] = static_cast<uint8_t>(scale);
+  } else {
+    static_cast<uint16_t*>(blocks.scales)[index] = scale;
+  }
+}
+
+__device__ void count_block(const KbitRule& rule, const Blocks& blocks, float weight, uint16_t scale) {
+  float absmax = fabsf(weight);
+  for (int step = 16; step > 0; step /= 2) absmax = fmaxf(absmax, __shfl_xor_sync(all_lanes, absmax, step));
+  if (threadIdx.x % warp_lanes != 0) return;
+  if (absmax == 0) {
+    atomicAdd(&blocks.counters->zero_blocks, 1ull);
+  } else if (scale < (rule.e4m4 ? 0x10 : 0x0400)) {
+    atomicAdd(&blocks.counters->subnormal_scales, 1ull);
+  }
+}
+
+template <bool coupled>
+__global__ void __launch_bounds__(warps* warp_lanes) encode_kernel(KbitRule rule, Blocks blocks) {
+  __shared__ Shared shared;
+  fill_shared<coupled>(rule, blocks, shared);
+  const int warp = static_cast<int>(threadIdx.x) / warp_lanes, lane = static_cast<int>(threadIdx.x) % warp_lanes;
+  const int64_t task = int64_t{blockIdx.x} * warps + warp;
+  if (task >= (coupled ? blocks.n : blocks.n * blocks.row_blocks)) return;
+  const int64_t row = coupled ? task : task / blocks.row_blocks;
+  const int64_t first = coupled ? blocks.position : task % blocks.row_blocks * kbit_block;
+  const int columns = coupled ? blocks.cols : static_cast<int>(min(int64_t{kbit_block}, blocks.k - first));
+  const bool inside = lane < columns;
+  const int64_t at = row * blocks.k + first + lane;
+  shared.target[warp][lane] = inside ? blocks.targets[at] : 0.0f;
+  shared.weights[warp][lane] = inside ? blocks.weights[at] : 0.0f;
+  shared.importance[warp][lane] = inside ? blocks.importance[first + lane] : 0.0f;
+  shared.placed[warp][lane] = 0;
+  __syncwarp();
+  const cuda::KbitBlock block{shared.target[warp], shared.weights[warp], shared.importance[warp], shared.coupling,
+                              columns};
+  const uint16_t scale = cuda::ScaleChoice<coupled>(rule, shared.levels, shared.midpoints, block).choose();
+  int code = 0;
+  float error = 0;
+  cuda::trial<coupled>(rule, shared.levels, shared.midpoints, block, cuda::decode_scale(rule, scale), 1.0f,
+                       [&](int c, int found, float, float residual) {
+                         if (c != lane) return;
+                         code = found;
+                         error = residual;
+                       });
+  int64_t block_index = first / kbit_block;
+  if constexpr (coupled) {
+    block_index = blocks.columns[first] / kbit_block;
+    if (inside) {
+      shared.placed[warp][blocks.columns[first + lane] % kbit_block] = static_cast<uint8_t>(code);
+      blocks.errors[row * columns + lane] = error;
+    }
+    __syncwarp();
+    code = shared.placed[warp][lane];
+  }
+  write_planes(rule, blocks, row * blocks.row_blocks + block_index, code, scale);
+  count_block(rule, blocks, shared.weights[warp][lane], scale);
+}
+
+template <bool coupled>
+void launch(const KbitRule& rule, const Blocks& blocks, cudaStream_t stream) {
+  const int64_t tasks = coupled ? blocks.n : blocks.n * blocks.row_blocks;
+  encode_kernel<coupled>
+      <<<static_cast<unsigned>((tasks + warps - 1) / warps), warps * warp_lanes, 0, stream>>>(rule, blocks);
+  device::check_launch("kbit", concat(blocks.n, " × ", blocks.k));
+}
+
+void feed_back(CudaWork& work, const KbitRule& rule, Blocks blocks, const float* weight,
+               const ErrorFactorCuda& factor) {
+  cuda::FeedbackSteps steps(work, weight, blocks.n, factor, kbit_block);
+  blocks.targets = steps.targets();
+  blocks.weights = steps.weights();
+  blocks.importance = factor.pivots();
+  blocks.coupling = factor.coupling();
+  blocks.columns = factor.columns();
+  blocks.errors = steps.errors();
+  const auto& starts = factor.order().starts;
+  for (size_t b = 0; b + 1 < starts.size(); ++b) {
+    blocks.position = starts[b];
+    blocks.cols = static_cast<int>(starts[b + 1] - starts[b]);
+    launch<true>(rule, blocks, work.stream.get());
+    steps.move_rest(starts[b], starts[b + 1]);
+  }
+}
+
+__global__ void __launch_bounds__(256)
+    difference_kernel(KbitRule rule, Blocks blocks, const float* original, const float* rows, float* difference) {
+  const int64_t at = int64_t{blockIdx.x} * 256 + threadIdx.x;
+  if (at >= blocks.n * blocks.k) return;
+  const int64_t row = at / blocks.k, c = at % blocks.k;
+  const int64_t index = row * blocks.row_blocks + c / kbit_block;
+  unsigned code = 0;
+  for (int bit = 0; bit < rule.bits; ++bit) {
+    code |= (blocks.words[index * rule.bits + bit] >> (c % kbit_block) & 1u) << bit;
+  }
+  const uint16_t bits = rule.e4m4 ? static_cast<const uint8_t*>(blocks.scales)[index]
+                                  : static_cast<const uint16_t*>(blocks.scales)[index];
+  const float value = rule.levels[code] * cuda::decode_scale(rule, bits);
+  difference[at] = original[at] - value * (rows == nullptr ? 1.0f : rows[row]);
+}
+
+std::span<const float> codebook_of(const formats::PackedWeight& packed) {
+  return packed.plane(PlaneRole::codebook).bytes.as<const float>();
+}
+
+}  // namespace
+
+QuantizeStats kbit_rows_cuda(CudaWork& work, const float* weight, std::span<const float> importance,
+                             const ErrorFactorCuda* factor, Scales scales, const float* original, const float* rows,
+                             float* difference, formats::PackedWeight& packed) {
+  const KbitRule rule = cuda::kbit_rule(packed.scheme, codebook_of(packed), scales);
+  Buffer& codes = packed.plane(PlaneRole::codes).bytes;
+  Buffer& stored = packed.plane(PlaneRole::scales).bytes;
+  device::DeviceBuffer words(codes.size()), device_scales(stored.size()), counters(sizeof(Counters));
+  counters.fill(0, work.stream);
+  Blocks blocks{};
+  blocks.n = packed.n;
+  blocks.k = packed.k;
+  blocks.row_blocks = formats::kbit_blocks(packed.k);
+  blocks.words = words.as<uint32_t>();
+  blocks.scales = device_scales.data();
+  blocks.counters = counters.as<Counters>();
+  if (factor != nullptr) {
+    feed_back(work, rule, blocks, weight, *factor);
+  } else {
+    blocks.targets = blocks.weights = weight;
+    blocks.importance = work.put(work.columns, importance.data(), packed.k);
+    launch<false>(rule, blocks, work.stream.get());
+  }
+  difference_kernel<<<static_cast<unsigned>((packed.n * packed.k + 255) / 256), 256, 0, work.stream.get()>>>(
+      rule, blocks, original, rows, difference);
+  device::check_launch("kbit errors", concat(packed.n, " × ", packed.k));
+  words.download(codes.bytes(), work.stream);
+  device_scales.download(stored.bytes(), work.stream);
+  const Counters seen = work.fetch(counters.as<Counters>(), 1).front();
+  QuantizeStats stats;
+  stats.blocks = blocks.n * blocks.row_blocks;
+  stats.zero_blocks = static_cast<int64_t>(seen.zero_blocks);
+  stats.subnormal_scales = static_cast<int64_t>(seen.subnormal_scales);
+  return stats;
+}
+
+}  // namespace w4q::quantize
