@@ -8,11 +8,11 @@
 namespace w4q::kernels::integer {
 namespace {
 
-/// The shape of a block, measured: more warps hide more latency, more tiles in flight need more registers.
+/// The shape of a block: warps, and tiles of each in flight; as many as shared memory holds beside the sums.
 template <int bits, int rows>
 struct Shape {
-  static constexpr int warps = rows == 1 && bits == 4 ? 16 : rows == 16 || (rows == 8 && bits == 8) ? 8 : 12;
-  static constexpr int tiles = rows == 1 && bits == 4 ? 3 : 2;
+  static constexpr int warps = bits == 4 ? (rows == 1 ? 12 : rows == 8 ? 11 : 7) : (rows == 1 ? 10 : rows == 8 ? 7 : 5);
+  static constexpr int depth = bits == 4 && rows == 1 ? 3 : 2;
 };
 
 template <int bits, class Activation, bool with_zeros, int most_rows>
@@ -21,16 +21,15 @@ struct IntegerGemv {
   using Type = Activation;
   static constexpr int rows = most_rows;
   static constexpr int warps = Shape<bits, rows>::warps;
-  using Totals = kbit::Totals<rows>;
-  static constexpr int tiles = Shape<bits, rows>::tiles;
-  using Run = std::conditional_t<rows == 1, RowRun<bits, Type, with_zeros, tiles>,
-                                 RowsRun<bits, Type, with_zeros, rows, tiles>>;
+  static constexpr int depth = Shape<bits, rows>::depth;
+  using Totals = RowTotals<rows>;
+  using Run = integer::Run<bits, Type, with_zeros, rows, depth>;
 
-  /// Nothing to look up; in front of the sums are the activations on their way.
+  /// Nothing to look up; in front of the sums are the tiles on their way.
   struct Table {
-    static constexpr int stage_bytes = rows == 1 ? 0 : warps * tiles * rows * 128;
+    static constexpr int ring_bytes = warps * depth * Stage<bits, with_zeros, rows>::bytes;
     static constexpr int tail_bytes = warps * 64 * rows * 4;
-    static constexpr int total_bytes = stage_bytes > tail_bytes ? stage_bytes : tail_bytes;
+    static constexpr int total_bytes = ring_bytes > tail_bytes ? ring_bytes : tail_bytes;
     struct View {
       __device__ explicit View(const char*) {}
     };
@@ -38,8 +37,10 @@ struct IntegerGemv {
   };
 };
 
+/// One row: the registers leave room for a block of the next launch beside this one.
 template <class Gemv>
-__global__ void __launch_bounds__(Gemv::warps * 32, 1) integer_gemv_kernel(const MarlinLaunch args) {
+__global__ void __launch_bounds__(Gemv::warps * 32, Gemv::rows == 1 ? 2 : 1)
+    integer_gemv_kernel(const MarlinLaunch args) {
   gemv_block<Gemv>(args);
 }
 
@@ -54,7 +55,6 @@ void launch_rows(const MarlinLaunch& args, int blocks, cudaStream_t stream, std:
 template <int bits, class Type, bool with_zeros>
 void launch_bits(const MarlinLaunch& args, int blocks, cudaStream_t stream, std::string_view shape) {
   if (args.m == 1) return launch_rows<bits, Type, with_zeros, 1>(args, blocks, stream, shape);
-  if (args.m <= 4) return launch_rows<bits, Type, with_zeros, 4>(args, blocks, stream, shape);
   if (args.m <= 8) return launch_rows<bits, Type, with_zeros, 8>(args, blocks, stream, shape);
   launch_rows<bits, Type, with_zeros, 16>(args, blocks, stream, shape);
 }

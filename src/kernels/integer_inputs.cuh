@@ -43,44 +43,47 @@ struct MatrixOrder {
                  : "memory");
     return x;
   }
-  /// This lane's B registers of one block for `groups` groups of eight rows.
+  /// This lane's B registers of one block for `groups` groups of eight rows, of which `rows` are there.
   template <int groups>
-  __device__ static void read(const char* tile, int block, uint4 (&x)[groups]) {
+  __device__ static void read(const char* tile, int block, uint4 (&x)[groups], int rows = 8 * groups) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int i = 0; i < groups; ++i) x[i] = read(tile + place(8 * i + lane % 8, 4 * block + lane / 8));
+    for (int i = 0; i < groups; ++i) {
+      x[i] = read(tile + place(min(8 * i + lane % 8, rows - 1), 4 * block + lane / 8));
+    }
   }
 };
 
-/// Activations straight from global memory, for one row.
-template <class Scalar>
-struct InputReader {
-  const int32_t* order;
-  int k;
-  bool pairs_aligned;
+/// What a lane brings of a tile of at most `rows` activation rows: chunk `lane mod 8` of every fourth row.
+template <class Scalar, int rows>
+struct StagedInputs {
+  const Scalar* from;  ///< the lane's chunk of its first row
+  int64_t row_stride;  ///< four rows further
+  int last;            ///< the last input at which a chunk may begin that copies bring; −1: none
+  int count;           ///< of rows
 
-  __device__ explicit InputReader(const MarlinLaunch& args)
-      : order(args.order), k(static_cast<int>(args.k)), pairs_aligned(args.aligned) {}
-
-  /// The lane's eight of the 32 inputs from `first` on, the two steps one after the other; zeros beyond k.
-  __device__ uint4 load(const Scalar* row, int first) const {
-    const int column = first + 2 * (threadIdx.x % 4);
-    uint32_t words[4];
-    if (pairs_aligned && order == nullptr && first + 32 <= k) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] = __ldg(reinterpret_cast<const uint32_t*>(row + column + 8 * i));
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] = one(row, column + 8 * i) | one(row, column + 8 * i + 1) << 16;
-    }
-    return make_uint4(words[0], words[1], words[2], words[3]);
+  __device__ explicit StagedInputs(const MarlinLaunch& args)
+      : row_stride(4 * args.ldx),
+        last(args.order == nullptr && args.aligned ? static_cast<int>(args.k) - 8 : -1),
+        count(min(rows, args.m) - static_cast<int>(threadIdx.x) % 32 / 8) {
+    const int lane = threadIdx.x % 32;
+    from = static_cast<const Scalar*>(args.x) + lane / 8 * args.ldx + 8 * (lane % 8);
   }
-
- private:
-  __device__ uint32_t one(const Scalar* row, int column) const {
-    if (column >= k) return 0;
-    const int from = order == nullptr ? column : __ldg(order + column);
-    return __ldg(reinterpret_cast<const unsigned short*>(row) + from);
+  /// Starts bringing the tile in column `column`.
+  __device__ void fetch(const MarlinLaunch& args, char* tile, int column) const {
+    const int lane = threadIdx.x % 32;
+    const int first = 64 * column + 8 * (lane % 8);
+#pragma unroll
+    for (int i = 0; i < (rows + 3) / 4; ++i) {
+      if (4 * i >= count) break;
+      char* const to = tile + MatrixOrder::place(lane / 8 + 4 * i, lane % 8);
+      const Scalar* const row = from + i * row_stride;
+      if (first <= last) {
+        device::copy_async(to, row + 64 * column);
+      } else {
+        *reinterpret_cast<uint4*>(to) = gather(args, row - 8 * (lane % 8), first);
+      }
+    }
   }
 };
 

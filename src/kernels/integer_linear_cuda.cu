@@ -47,11 +47,14 @@ float weight_factor(const KbitLinearArgs& args) {
 }
 
 /// 1 / the unit that codes are read in (integer::Codec).
-float code_factor(DType activation) { return activation == DType::f16 ? 0x1p24f : 1.0f; }
+float code_factor(DType activation, int bits) {
+  if (activation == DType::bf16) return 1;
+  return bits == 4 ? 0x1p20f : 0x1p24f;
+}
 
 void run_marlin_gemv(const KbitLinearArgs& args, cudaStream_t stream) {
   integer::MarlinLaunch launch = prepare_marlin(args);
-  launch.result_factor = code_factor(args.activation);
+  launch.result_factor = code_factor(args.activation, args.weight.scheme.bits);
   integer::launch_marlin_gemv(launch, args.weight.scheme.bits, args.activation, blocks_for(launch.tiles), stream,
                               shape_of(args));
 }
@@ -68,7 +71,7 @@ void run_marlin_gemm(const KbitLinearArgs& args, cudaStream_t stream) {
 void run_interleaved_gemv(const KbitLinearArgs& args, cudaStream_t stream) {
   in_slices(args, most_interleaved_rows, [&](const KbitLinearArgs& part) {
     kbit::Launch launch = prepare(part);
-    launch.result_factor = code_factor(part.activation);
+    launch.result_factor = code_factor(part.activation, part.weight.scheme.bits);
     integer::launch_interleaved_gemv(launch, part.activation, blocks_for(launch.tiles), stream, shape_of(part));
   });
 }
@@ -133,8 +136,8 @@ std::span<const KernelRow> integer_rows() noexcept { return rows; }
 void check_integer_weight(const KbitDeviceWeight& w) {
   require(!w.scheme.asymmetric || w.zeros != nullptr, "a null pointer", "asymmetric weights need their zero points");
   require(!w.scheme.act_order || w.input_order != nullptr, "a null pointer", "act order needs the order of inputs");
-  require(aligned(w.zeros, 4) && aligned(w.input_order, 4), "a misaligned pointer",
-          "zero points and the order of inputs to 4 bytes");
+  require(aligned(w.zeros, 16) && aligned(w.input_order, 4), "a misaligned pointer",
+          "zero points to 16 bytes, the order of inputs to 4");
 }
 
 }  // namespace w4q::kernels

@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "device/async_copy.cuh"
 #include "kernels/kbit_launch.cuh"
 
 namespace w4q::kernels::integer {
@@ -27,20 +28,21 @@ struct MarlinLaunch : Launch {
 /// Codes to values of the activations' type, two at a time and without arithmetic: a register of mma's A operand holds
 /// unit · (code + offset).
 ///
-///   f16          a code stands in the lowest bits of a half, which reads code · 2^-24, a subnormal: exact, and exact
+///   f16, 8 bits  a code stands in the lowest bits of a half, which reads code · 2^-24, a subnormal: exact, and exact
 ///                in the product, since tensor cores take subnormals as they are
+///   f16, 4 bits  the same four bits higher, code · 2^-20: two of a word's four pairs of codes need no shift then
 ///   bf16, 4 bits the code stands below the exponent of 128, which reads 128 + code
 ///   bf16, 8 bits the code is converted; 128 is taken off so that 8 bits of significand hold it
 template <int bits, class Type>
 struct Codec {
   static constexpr bool half = std::is_same_v<Type, device::HalfType>;
   static constexpr float offset = half ? 0 : bits == 4 ? 128 : -128;
-  static constexpr uint32_t unit_pair = half ? 0x00010001u : 0x3F803F80u;
+  static constexpr uint32_t unit_pair = !half ? 0x3F803F80u : bits == 4 ? 0x00100010u : 0x00010001u;
 
-  /// Two codes at the bottom of the word's halves.
+  /// Two codes at the bottom of the word's halves (f16, 4 bits: four bits higher).
   __device__ static uint32_t pair(uint32_t word) {
     constexpr uint32_t mask = bits == 4 ? 0x000F000Fu : 0x00FF00FFu;
-    if constexpr (half) return word & mask;
+    if constexpr (half) return word & (bits == 4 ? mask << 4 : mask);
     if constexpr (bits == 4) return device::and_or(word, mask, 0x43004300u);
     // 2^23 + code as fp32 bits, minus 2^23 + 128
     const float low = __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7440)) - 8388736.0f;
@@ -70,14 +72,32 @@ struct WeightTile {
   /// The A registers of one row tile and mma step.
   template <class Type>
   __device__ void decode(int row_tile, int step, uint32_t (&a)[4]) const {
+    if constexpr (bits == 4 && Codec<bits, Type>::half) {
+      const uint32_t low = word(step, row_tile);
+      const uint32_t high = low >> 8;
+      const uint32_t places[4] = {four_higher(low), four_higher(high), low, high};
 #pragma unroll
-    for (int reg = 0; reg < 4; ++reg) a[reg] = Codec<bits, Type>::pair(register_bits(row_tile, step, reg));
+      for (int reg = 0; reg < 4; ++reg) a[reg] = Codec<bits, Type>::pair(places[reg]);
+    } else {
+#pragma unroll
+      for (int reg = 0; reg < 4; ++reg) a[reg] = Codec<bits, Type>::pair(register_bits(row_tile, step, reg));
+    }
+  }
+
+ private:
+  /// In the multiplier, which has time; the compiler would make it one shift to the right, in the unit that also masks.
+  __device__ static uint32_t four_higher(uint32_t word) {
+    uint32_t result;
+    asm("mul.lo.u32 %0, %1, 16;" : "=r"(result) : "r"(word));
+    return result;
   }
 };
 
-/// Where a lane's codes stand.
+/// Where a lane's codes stand. They come to registers, or by way of shared memory.
 template <int bits>
 struct WeightReader {
+  static constexpr int tile_loads = 4 * WeightTile<bits>::loads_per_step;
+  static constexpr int tile_bytes = tile_loads * 512;
   const uint4* codes;
   int64_t step_loads;
   int input_tiles;
@@ -90,20 +110,43 @@ struct WeightReader {
   /// The tile of row group `group` and the 64 inputs from 64 · `column` on. Steps beyond k are read from inside: they
   /// meet zeros.
   __device__ void load(WeightTile<bits>& tile, int group, int column) const {
-    const uint4* const from = codes + static_cast<int64_t>(group) * (8 * bits);
-    if (4 * column + 4 <= input_tiles) {
-      const uint4* at = from + 4 * column * step_loads;
+    for_steps(group, column, [&](int step, const uint4* from) { load_step(tile, step, from); });
+  }
+  /// Starts bringing the tile to `stage`, as it stands: lanes side by side read side by side.
+  __device__ void fetch(char* stage, int group, int column) const {
+    constexpr int loads = WeightTile<bits>::loads_per_step;
+    const int lane = threadIdx.x % 32;
+    char* const to = stage + lane * 16;
+    for_steps(group, column, [&](int step, const uint4* from) {
 #pragma unroll
-      for (int step = 0; step < 4; ++step) load_step(tile, step, at + step * step_loads);
-    } else {
-#pragma unroll
-      for (int step = 0; step < 4; ++step) {
-        load_step(tile, step, from + min(4 * column + step, input_tiles - 1) * step_loads);
+      for (int i = 0; i < loads; ++i) {
+        device::copy_async(to + (step * loads + i) * 512, from + 32 * i + lane * (1 - loads));
       }
+    });
+  }
+  /// The lane's of what fetch() brought.
+  __device__ static void read(const char* stage, WeightTile<bits>& tile) {
+    constexpr int loads = WeightTile<bits>::loads_per_step;
+    const char* const mine = stage + threadIdx.x % 32 * (16 * loads);
+#pragma unroll
+    for (int i = 0; i < tile_loads; ++i) {
+      tile.codes[i] = *reinterpret_cast<const uint4*>(mine + i / loads * (512 * loads) + i % loads * 16);
     }
   }
 
  private:
+  template <class Use>
+  __device__ void for_steps(int group, int column, const Use& use) const {
+    const uint4* const from = codes + static_cast<int64_t>(group) * (8 * bits);
+    if (4 * column + 4 <= input_tiles) {
+      const uint4* const at = from + 4 * column * step_loads;
+#pragma unroll
+      for (int step = 0; step < 4; ++step) use(step, at + step * step_loads);
+    } else {
+#pragma unroll
+      for (int step = 0; step < 4; ++step) use(step, from + min(4 * column + step, input_tiles - 1) * step_loads);
+    }
+  }
   __device__ static void load_step(WeightTile<bits>& tile, int step, const uint4* from) {
     if constexpr (bits == 4) {
       tile.codes[step] = device::load_once(from);
@@ -172,6 +215,9 @@ struct GroupReader {
 /// The groups of the two blocks of a tile.
 template <int bits, bool with_zeros>
 struct TileGroups {
+  static constexpr int scale_bytes = 128;                       ///< of a block
+  static constexpr int zero_bytes = with_zeros ? 8 * bits : 0;  ///< of a block
+  static constexpr int tile_bytes = 2 * (scale_bytes + zero_bytes);
   GroupReader<bits, with_zeros> reader;
   int last_block;
 
@@ -188,6 +234,63 @@ struct TileGroups {
     } else {
       reader.load(groups[1], row_group, min(2 * column + 1, last_block));
     }
+  }
+};
+
+/// The same by way of shared memory: scales [block][64], then zero points [block][64]. A lane brings 16 bytes of
+/// either, or nothing: eight lanes for the scales of a block, then bits / 2 for its zero points.
+template <int bits, bool with_zeros>
+struct StagedGroups {
+  static constexpr int scale_bytes = 128;                       ///< of a block
+  static constexpr int zero_bytes = with_zeros ? 8 * bits : 0;  ///< of a block
+  static constexpr int bytes = 2 * (scale_bytes + zero_bytes);
+  const char* from;  ///< the lane's 16 bytes in the first group; null: nothing to bring
+  int64_t group_bytes;
+  int row_group_bytes;
+  int to;
+  int block, last_block, shift;
+  uint32_t ones;  ///< a pair of scales where there is one group only: the outputs are scaled
+
+  __device__ explicit StagedGroups(const MarlinLaunch& args)
+      : from(nullptr),
+        last_block(static_cast<int>((args.k - 1) / 32)),
+        shift(args.group_shift),
+        ones(args.bf16_scales ? 0x3F803F80u : 0x3C003C00u) {
+    constexpr int zero_lanes = with_zeros ? zero_bytes / 16 : 1;
+    const int lane = threadIdx.x % 32;
+    const bool scales = lane < 16;
+    block = scales ? lane / 8 : (lane - 16) / zero_lanes;
+    const int chunk = scales ? lane % 8 : (lane - 16) % zero_lanes;
+    to = scales ? lane * 16 : 2 * scale_bytes + (lane - 16) * 16;
+    group_bytes = scales ? args.padded_rows * 2 : args.padded_rows * bits / 8;
+    row_group_bytes = scales ? scale_bytes : 8 * bits;
+    if (scales && shift != one_group) from = static_cast<const char*>(args.scales) + chunk * 16;
+    if (with_zeros && !scales && block < 2) from = static_cast<const char*>(args.zeros) + chunk * 16;
+  }
+  /// Whether both blocks of every tile are in one group.
+  __device__ bool coarse() const { return shift > 0; }
+
+  /// Starts bringing those of a tile to `stage`.
+  __device__ void fetch(char* stage, int row_group, int column) const {
+    if (from == nullptr) return;
+    const int index = min(2 * column + block, last_block) >> shift;
+    device::copy_async(stage + to, from + index * group_bytes + row_group * row_group_bytes);
+  }
+  /// What fetch() brought for a block.
+  __device__ Group<bits, with_zeros> read(const char* stage, int of_block) const {
+    const int g = threadIdx.x % 32 / 4;
+    Group<bits, with_zeros> group;
+    if (shift == one_group) {
+      group.scales = make_uint4(ones, ones, ones, ones);
+    } else {
+      group.scales = *reinterpret_cast<const uint4*>(stage + of_block * scale_bytes + g * 16);
+    }
+    if constexpr (with_zeros) {
+      const auto* const words = reinterpret_cast<const uint32_t*>(stage + 2 * scale_bytes + of_block * zero_bytes);
+#pragma unroll
+      for (int i = 0; i < bits / 4; ++i) group.zeros[i] = words[g * (bits / 4) + i];
+    }
+    return group;
   }
 };
 

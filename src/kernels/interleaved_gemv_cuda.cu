@@ -212,7 +212,7 @@ struct InterleavedRun {
 #pragma unroll
     for (int b = 0; b < blocks_per_tile; ++b) {
       // The products begin with −zero · (sum of the activations).
-      constexpr uint32_t minus_zero = std::is_same_v<Activation, device::HalfType> ? 0x80088008u : 0xC308C308u;
+      constexpr uint32_t minus_zero = std::is_same_v<Activation, device::HalfType> ? 0x80808080u : 0xC308C308u;
       const uint32_t units[4] = {minus_zero, minus_zero, minus_zero, minus_zero};
       float products[operands][4] = {};
 #pragma unroll
@@ -227,7 +227,7 @@ struct InterleavedRun {
         for (int p = 0; p < 4; p += 2) {
           uint32_t a[4];
 #pragma unroll
-          for (int reg = 0; reg < 4; ++reg) a[reg] = Code::pair(code[reg % 2] >> (4 * (p + reg / 2)));
+          for (int reg = 0; reg < 4; ++reg) a[reg] = Code::pair(place(code[reg % 2], p + reg / 2));
 #pragma unroll
           for (int o = 0; o < operands; ++o) {
             const uint32_t low = p == 0 ? x[o].x : x[o].z;
@@ -251,6 +251,11 @@ struct InterleavedRun {
         totals.sums[o][half][1] = fmaf(products[o][2 * half + 1], by.y, totals.sums[o][half][1]);
       }
     }
+  }
+  /// Nibbles p of a word's halves where Codec wants them.
+  __device__ static uint32_t place(uint32_t word, int p) {
+    if constexpr (Code::half) return p == 0 ? word * 16 : word >> (4 * p - 4);
+    return word >> (4 * p);
   }
   __device__ static uint32_t word(const uint4& v, int w) { return w == 0 ? v.x : w == 1 ? v.y : w == 2 ? v.z : v.w; }
 };

@@ -165,16 +165,17 @@ __device__ void combine(const Launch& args, const Outline& outline, const Slots<
   for (int task = threadIdx.x / 32; task < tasks; task += warps) {
     const int group = outline.final_group - task / rows;
     const int first = 64 * (task % rows) + lane;
+    static_assert(2 * warps <= 32);
+    const unsigned members = __ballot_sync(0xFFFFFFFFu, lane < 2 * warps && slots.groups[lane] == group);
+    if (members == 0) continue;  // stored by the warp that had all of it
+    // No branches: all loads are on their way before the first is added.
     float sums[2] = {};
-    bool any = false;
 #pragma unroll
     for (int slot = 0; slot < 2 * warps; ++slot) {
-      if (slots.groups[slot] != group) continue;
-      any = true;
-      sums[0] += slots.sums_of(slot)[first];
-      sums[1] += slots.sums_of(slot)[first + 32];
+      const bool member = (members >> slot & 1) != 0;
+      sums[0] += member ? slots.sums_of(slot)[first] : 0;
+      sums[1] += member ? slots.sums_of(slot)[first + 32] : 0;
     }
-    if (!any) continue;  // stored by the warp that had all of it
     const auto mailbox = [&](int block) { return args.packets + static_cast<int64_t>(block) * 64 * rows + first; };
     if (group == outline.final_group && outline.shares_final) {
       send(mailbox(blockIdx.x), sums[0]);
