@@ -1,6 +1,7 @@
 // Attention of one token over a long context, every type of KV cache: time, bandwidth and ratio to f16, cold caches,
 // in one process. JSON on stdout, a line of progress per case on stderr.
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -28,7 +29,8 @@ struct Heads {
 };
 constexpr Heads shapes[] = {{32, 8, 128}, {32, 32, 128}};
 constexpr int64_t lengths[] = {512, 4096, 32768};
-constexpr KvType types[] = {KvType::f16, KvType::fp8, KvType::q4};
+/// Share of the pages that fp4r attends to.
+constexpr double kept_share = 0.25;
 
 /// Caches of random rows, as many as it takes to outgrow the L2 cache, with their pages in random order.
 class Caches {
@@ -38,7 +40,9 @@ class Caches {
         position_(static_cast<int32_t>(length - 1)),
         row_(static_cast<size_t>(length * shape.width()) * 2),
         out_(static_cast<size_t>(shape.heads * shape.head_dim) * 2),
-        workspace_(kernels::decode_attention_workspace(shape.heads, shape.kv_heads, shape.head_dim)) {
+        workspace_(kernels::decode_attention_workspace({shape.heads, shape.kv_heads, shape.head_dim, type, length})),
+        kept_(static_cast<size_t>(shape.heads) * sizeof(int32_t)),
+        length_(length) {
     kernels::random_halves_cuda(row_.as<__half>(), length * shape.width(), 1.7f, 5, stream.get());
     workspace_.fill(0, stream);
     const int64_t pages = (length + kernels::kv_page_tokens - 1) / kernels::kv_page_tokens;
@@ -47,18 +51,38 @@ class Caches {
     for (size_t i = table.size(); i > 1; --i) std::swap(table[i - 1], table[random_bits(3, i) % i]);
     table_ = device::DeviceBuffer::copy_of(bytes_of(table), stream);
     at_ = device::DeviceBuffer::copy_of(std::as_bytes(std::span(&position_, 1)), stream);
-    const int64_t pool =
-        pages * shape.kv_heads * kernels::kv_head_page_bytes(type, kernels::kv_padded_dim(shape.head_dim));
-    bytes_ = 2 * pool;
+    const int dim = kernels::kv_padded_dim(shape.head_dim);
+    const int64_t key_bytes = pages * shape.kv_heads * kernels::kv_head_page_bytes(type, dim);
+    const int64_t value_bytes = pages * shape.kv_heads * kernels::kv_value_page_bytes(type, dim);
+    bytes_ = key_bytes + value_bytes;
     const int copies = std::max(2, device::rotating_copies(bytes_));
     for (int i = 0; i < copies; ++i) {
-      keys_.emplace_back(static_cast<size_t>(pool));
-      values_.emplace_back(static_cast<size_t>(pool));
+      keys_.emplace_back(static_cast<size_t>(key_bytes));
+      values_.emplace_back(static_cast<size_t>(value_bytes));
       kernels::rotate_and_store_cuda({row_.as<__half>(), length, shape.width(), shape.heads}, layer(i, type), {}, 0,
                                      stream.get());
     }
     type_ = type;
     stream.synchronize();
+  }
+
+  /// Finds the delta with which a share of the pages is kept.
+  double keep(double share, const device::Stream& stream) {
+    float low = 0;
+    float high = 64;
+    double kept = 1;
+    for (int i = 0; i < 20; ++i) {
+      delta_ = (low + high) / 2;
+      attend(0, stream.get());
+      std::vector<int32_t> counts(static_cast<size_t>(shape_.kv_heads));
+      kept_.download(std::as_writable_bytes(std::span(counts)), stream);
+      stream.synchronize();
+      const int64_t pages = (length_ + kernels::kv_page_tokens - 1) / kernels::kv_page_tokens * shape_.kv_heads;
+      kept =
+          static_cast<double>(std::accumulate(counts.begin(), counts.end(), int64_t{0})) / static_cast<double>(pages);
+      (kept > share ? high : low) = delta_;
+    }
+    return kept;
   }
 
   int copies() const { return static_cast<int>(keys_.size()); }
@@ -72,6 +96,9 @@ class Caches {
     args.position = at_.as<int32_t>();
     args.out = out_.as<__half>();
     args.workspace = workspace_.data();
+    args.capacity = length_;
+    args.delta = delta_;
+    args.kept = kept_.as<int32_t>();
     kernels::decode_attention_cuda(args, stream);
   }
 
@@ -85,12 +112,15 @@ class Caches {
   int32_t position_;
   KvType type_ = KvType::f16;
   int64_t bytes_ = 0;
-  device::DeviceBuffer row_, out_, workspace_, table_, at_;
+  float delta_ = INFINITY;
+  device::DeviceBuffer row_, out_, workspace_, kept_, table_, at_;
+  int64_t length_;
   std::vector<device::DeviceBuffer> keys_, values_;
 };
 
 Json measure(Heads shape, int64_t length, KvType type, double f16_seconds, const device::Stream& stream) {
   Caches caches(shape, type, length, stream);
+  const double kept = type == KvType::fp4r ? caches.keep(kept_share, stream) : 1;
   const auto timing = device::time_calls([&](int call, cudaStream_t on) { caches.attend(call, on); },
                                          {std::max(20, 2 * caches.copies()), 15});
   const auto bytes = static_cast<double>(caches.bytes());
@@ -99,6 +129,7 @@ Json measure(Heads shape, int64_t length, KvType type, double f16_seconds, const
           {"head_dim", shape.head_dim},
           {"length", length},
           {"kv", kernels::to_string(type)},
+          {"kept_pages", kept},
           {"us_median", timing.median * 1e6},
           {"us_least", timing.least * 1e6},
           {"us_most", timing.most * 1e6},
@@ -124,7 +155,7 @@ int main(int argc, char** argv) try {
     for (const int64_t length : lengths) {
       if (only_length > 0 && length != only_length) continue;
       double f16_seconds = 0;
-      for (const KvType type : types) {
+      for (const KvType type : kernels::kv_types) {
         const Json row = measure(shape, length, type, f16_seconds, stream);
         if (type == KvType::f16) f16_seconds = row["us_median"].get<double>() * 1e-6;
         std::cerr << concat(shape.heads, "/", shape.kv_heads, ", ", length, " tokens, ", kernels::to_string(type), ": ",

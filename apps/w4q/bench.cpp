@@ -16,7 +16,7 @@ struct Options {
   CommonOptions common;
   std::string shape = "llama3-8b";
   std::string scheme = "kbit4";
-  std::string kv = "f16";
+  KvWords kv;
   std::string target;
   verify::SpeedOptions speed;
 };
@@ -33,7 +33,7 @@ std::optional<formats::Scheme> scheme_of(const std::string& word) {
 int run(const Options& options) {
   apply(options.common);
   verify::SpeedOptions speed = options.speed;
-  speed.kv = kernels::parse_kv_type(options.kv);
+  speed.kv = parse(options.kv);
   speed.project_sm89 = options.target == "sm89";
   const auto shape = model::named_shape(options.shape);
   const auto scheme = scheme_of(options.scheme);
@@ -62,7 +62,7 @@ void setup_bench(CLI::App& app, Action& action) {
   command->add_option("--shape", options->shape, "llama3-8b, llama2-7b, qwen3-8b, mistral-7b, llama3-1b, llama3-70b")
       ->capture_default_str();
   command->add_option("--scheme", options->scheme, "f16, kbit2 to kbit5, int4-g128, int8-g128")->capture_default_str();
-  command->add_option("--kv", options->kv, "Type of the KV cache: f16, fp8, q4")->capture_default_str();
+  add_kv(*command, options->kv);
   add_speed(*command, options->speed, options->target);
   add_common(*command, options->common);
   command->callback([&action, options] { action = [options] { return run(*options); }; });

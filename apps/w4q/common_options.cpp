@@ -1,5 +1,6 @@
 #include "common_options.h"
 
+#include <cmath>
 #include <iostream>
 
 #include "core/error.h"
@@ -29,13 +30,29 @@ void add_decode(CLI::App& command, DecodeOptions& options) {
   command.add_option("--device", options.device, "Where to decode: auto takes a GPU if there is one")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
-  command.add_option("--kv", options.kv, "Type of the KV cache on the GPU: f16, fp8, q4")->capture_default_str();
+  add_kv(command, options.kv);
+}
+
+void add_kv(CLI::App& command, KvWords& words) {
+  command.add_option("--kv", words.type, "Type of the KV cache on the GPU: f16, fp8, q4, fp4r")->capture_default_str();
+  command
+      .add_option("--kv-delta", words.delta,
+                  "With --kv fp4r: skip pages whose scores stay this far (nats) below the largest")
+      ->check(CLI::NonNegativeNumber);
+}
+
+kernels::KvChoice parse(const KvWords& words) {
+  const kernels::KvChoice choice{kernels::parse_kv_type(words.type), static_cast<float>(words.delta)};
+  if (std::isfinite(words.delta) && choice.type != kernels::KvType::fp4r) {
+    throw Error(ErrorCode::bad_argument, "--kv-delta belongs to --kv fp4r").hint("--kv fp4r");
+  }
+  return choice;
 }
 
 DecodeChoice choose(const DecodeOptions& options) {
-  const DecodeChoice choice{device::choose_device(options.device), kernels::parse_kv_type(options.kv)};
-  if (choice.device == device::Device::cpu && choice.kv != kernels::KvType::f16) {
-    throw Error(ErrorCode::bad_argument, "--kv " + options.kv + " is a cache of the GPU").hint("--device cuda");
+  const DecodeChoice choice{device::choose_device(options.device), parse(options.kv)};
+  if (choice.device == device::Device::cpu && choice.kv.type != kernels::KvType::f16) {
+    throw Error(ErrorCode::bad_argument, "--kv " + options.kv.type + " is a cache of the GPU").hint("--device cuda");
   }
   return choice;
 }

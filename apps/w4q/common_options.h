@@ -39,16 +39,25 @@ struct OutputOptions {
 /// --device auto|cpu|cuda, for commands that can use a GPU; device::choose_device understands the word.
 void add_device(CLI::App& command, std::string& device);
 
-/// --device and --kv, for commands that decode a model.
+/// --kv and --kv-delta.
+struct KvWords {
+  std::string type = "f16";
+  double delta = INFINITY;
+};
+void add_kv(CLI::App& command, KvWords& words);
+/// Throws bad_argument for a type that does not exist, and for a delta where nothing is skipped.
+kernels::KvChoice parse(const KvWords& words);
+
+/// --device, --kv and --kv-delta, for commands that decode a model.
 struct DecodeOptions {
   std::string device = "auto";
-  std::string kv = "f16";
+  KvWords kv;
 };
 void add_decode(CLI::App& command, DecodeOptions& options);
 /// What they say: the device, and the type of the KV cache. Throws bad_argument for a cache that the CPU does not have.
 struct DecodeChoice {
   device::Device device;
-  kernels::KvType kv;
+  kernels::KvChoice kv;
 };
 DecodeChoice choose(const DecodeOptions& options);
 

@@ -113,7 +113,7 @@ void run_perplexity(const Options& options, const model::Model& candidate, Resul
 void run_speed(const Options& options, const model::Model& candidate, Results& results) {
   device::choose_device("cuda");
   verify::SpeedOptions speed = options.speed_options;
-  speed.kv = kernels::parse_kv_type(options.decode.kv);
+  speed.kv = parse(options.decode.kv);
   speed.project_sm89 = options.target == "sm89";
   const auto report = verify::measure_speed(candidate, speed);
   results.text += verify::to_text(report) + "\n";
@@ -130,7 +130,8 @@ void run_kernels(const model::Model& candidate, Results& results) {
 
 void run_kv_compare(const Options& options, const model::Model& candidate, Results& results) {
   device::choose_device("cuda");
-  const auto rows = verify::compare_caches(candidate, token_ids(options, candidate.config()), options.perplexity);
+  const auto rows = verify::compare_caches(candidate, token_ids(options, candidate.config()), options.perplexity,
+                                           static_cast<float>(options.decode.kv.delta));
   results.text += verify::to_text(rows) + "\n";
   results.json["kv"] = verify::to_json(rows);
 }

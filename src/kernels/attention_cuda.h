@@ -8,6 +8,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -23,6 +24,7 @@ struct HeadRotation {
   const float* q_norm = nullptr;  ///< RMSNorm of each head first, [head_dim], or null
   const float* k_norm = nullptr;
   float eps = 0;
+  bool single = false;  ///< the tables have the row of the one position only
 };
 
 /// Rows of q, k and v heads side by side, as one product makes them: [rows][heads + 2 · kv_heads][head_dim].
@@ -57,16 +59,30 @@ struct DecodeAttentionArgs {
   const __half* qkv = nullptr;  ///< one row, raw
   int heads = 0;
   PagedLayer layer;
-  HeadRotation rotation;              ///< tables from position 0 on
+  HeadRotation rotation;              ///< tables from position 0 on, or `single`
   const int32_t* position = nullptr;  ///< in GPU memory: where the token stands
   int64_t window = 0;
   __half* out = nullptr;           ///< [heads · head_dim]
   std::byte* workspace = nullptr;  ///< decode_attention_workspace() bytes, aligned to 256, zeroed once
   bool overlap = false;            ///< elementwise_cuda.h
+  // fp4r
+  int64_t capacity = 0;           ///< tokens that the workspace was asked for
+  float delta = INFINITY;         ///< pages whose scores stay this far below the largest one (nats) are skipped
+  int32_t* kept = nullptr;        ///< pages attended to, of each key head and eight of its query heads; or null
+  uint32_t* keep_mask = nullptr;  ///< [the same][ceil(capacity / 512)] a bit for each page, or null
 };
-size_t decode_attention_workspace(int heads, int kv_heads, int64_t head_dim);
+struct DecodeAttentionShape {
+  int heads, kv_heads;
+  int64_t head_dim;
+  KvType type = KvType::f16;
+  int64_t capacity = 0;
+};
+/// Throws unsupported for a context in which pages cannot be chosen.
+size_t decode_attention_workspace(const DecodeAttentionShape& shape);
+inline constexpr int fp4r_most_tokens = 1 << 20;
 /// Normalizes, rotates, stores and attends in one launch. Blocks share the pages of a key head (split-KV) and the last
-/// one to finish adds their sums up in order. Reads the cache once: 2 · length · kv_heads rows.
+/// one adds their sums up in order. Reads the cache once: 2 · length · kv_heads rows; of fp4r the codes of all keys,
+/// and what they leave and the values of the pages that are kept, in two launches.
 void decode_attention_cuda(const DecodeAttentionArgs& args, cudaStream_t stream);
 
 }  // namespace w4q::kernels

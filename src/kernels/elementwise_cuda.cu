@@ -167,6 +167,13 @@ __global__ void embed_kernel(const EmbedArgs args) {
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < args.cols; i += step) {
     to[i] = widen(from[i]);
   }
+  const AngleRow& angles = args.angles;
+  if (angles.cosines == nullptr || blockIdx.x != 0) return;
+  const int64_t row = int64_t{*angles.position} * angles.pairs;
+  for (int i = static_cast<int>(threadIdx.x); i < angles.pairs; i += static_cast<int>(blockDim.x)) {
+    angles.cosine[i] = angles.cosines[row + i];
+    angles.sine[i] = angles.sines[row + i];
+  }
 }
 
 __global__ void divide_columns_kernel(const __half* x, const float* divisor, int64_t rows, int64_t cols, __half* out) {

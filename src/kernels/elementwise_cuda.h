@@ -40,6 +40,16 @@ void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, float* y, int6
 void silu_multiply_cuda(const __half* gate_up, int64_t rows, int64_t inner, __half* out, bool overlap,
                         cudaStream_t stream);
 
+/// The row of tables [positions × pairs] that belongs to a position, for all launches of a step that need it.
+struct AngleRow {
+  const float* cosines = nullptr;  ///< null: no row is taken
+  const float* sines = nullptr;
+  int pairs = 0;
+  const int32_t* position = nullptr;  ///< in GPU memory
+  float* cosine = nullptr;            ///< [pairs]
+  float* sine = nullptr;
+};
+
 /// x[r] = table[ids[r]], widened; `table` [vocab × cols] is f32, f16 or bf16, ids are inside.
 struct EmbedArgs {
   const void* table = nullptr;
@@ -48,6 +58,7 @@ struct EmbedArgs {
   int64_t rows = 0, cols = 0;
   float* x = nullptr;  ///< [rows × cols]
   bool overlap = false;
+  AngleRow angles;
 };
 void embed_cuda(const EmbedArgs& args, cudaStream_t stream);
 

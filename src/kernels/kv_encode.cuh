@@ -109,6 +109,57 @@ __device__ __forceinline__ void encode_q4(const float* row, int dim, std::byte* 
   if (lane % 4 == 0) parameters[lane / 4] = stored;
 }
 
+/// The nearest E2M1 value of |x|, ties to the even code: 0, 0.5, 1, 1.5, 2, 3, 4, 6.
+__device__ __forceinline__ uint32_t e2m1_magnitude(float x) {
+  return (x > 0.25f) + (x >= 0.75f) + (x > 1.25f) + (x >= 1.75f) + (x > 2.5f) + (x >= 3.5f) + (x > 5.0f);
+}
+__device__ __forceinline__ float e2m1_value(uint32_t code) {
+  const uint32_t magnitude = code & 7u;
+  const float value = magnitude < 2 ? 0.5f * static_cast<float>(magnitude)
+                                    : static_cast<float>((2u + magnitude % 2u) << (magnitude / 2u)) * 0.25f;
+  return (code & 8u) != 0 ? -value : value;
+}
+
+__device__ __forceinline__ float e4m3_value(std::byte code) {
+  return __half2float(__half(__nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(code), __NV_E4M3)));
+}
+
+/// Eight neighbouring values of a group lie with each lane, two lanes make a group. The scale is at least the smallest
+/// E4M3 number: what codes leave is still kept where a group is nearly zero.
+__device__ __forceinline__ void encode_fp4r(const float* row, int dim, std::byte* codes, std::byte* scales,
+                                            std::byte* residuals) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const bool inside = 8 * lane < dim;
+  const float* const mine = row + (inside ? 8 * lane : 0);
+  float largest = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(mine[i]));
+  largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, 1));
+  const auto scale = static_cast<std::byte>(
+      max(__nv_cvt_float_to_fp8(largest / 6.0f, __NV_SATFINITE, __NV_E4M3), __nv_fp8_storage_t{1}));
+  const float used = e4m3_value(scale);
+  uint32_t word = 0;
+  uint32_t left[2] = {};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float x = mine[i] / used;
+    const uint32_t code = e2m1_magnitude(fabsf(x)) | (x < 0 ? 8u : 0u);
+    word |= fp4_halfword(code, i / 2) << (16 * (i % 2));
+    const uint32_t rest = __nv_cvt_float_to_fp8(x - e2m1_value(code), __NV_SATFINITE, __NV_E4M3);
+    left[i / 4] |= rest << (8 * (i % 4));
+  }
+  if (!inside) return;
+  reinterpret_cast<uint32_t*>(codes)[lane] = word;
+  if (lane % 2 == 0) scales[lane / 2] = scale;
+  reinterpret_cast<uint2*>(residuals)[lane] = make_uint2(left[0], left[1]);
+}
+
+/// What the codes of row `slot` leave, on a head page of fp4r keys.
+__device__ __forceinline__ std::byte* residual_row(std::byte* head_page, int dim, int slot) {
+  return head_page + kv_page_tokens * (kv_row_bytes(KvType::fp4r, dim) + kv_parameter_bytes(KvType::fp4r, dim)) +
+         slot * dim;
+}
+
 /// Stores `row` as token `slot` of a head page. The whole warp together.
 __device__ __forceinline__ void encode_row(KvType type, const float* row, int dim, std::byte* head_page, int slot) {
   std::byte* const codes = head_page + slot * kv_row_bytes(type, dim);
@@ -116,7 +167,8 @@ __device__ __forceinline__ void encode_row(KvType type, const float* row, int di
       head_page + kv_page_tokens * kv_row_bytes(type, dim) + slot * kv_parameter_bytes(type, dim);
   if (type == KvType::f16) return encode_f16(row, dim, codes);
   if (type == KvType::fp8) return encode_fp8(row, dim, codes, reinterpret_cast<float*>(parameters));
-  encode_q4(row, dim, codes, reinterpret_cast<__half2*>(parameters));
+  if (type == KvType::q4) return encode_q4(row, dim, codes, reinterpret_cast<__half2*>(parameters));
+  encode_fp4r(row, dim, codes, parameters, residual_row(head_page, dim, slot));
 }
 
 /// The head page of key head `head` on page `page` of the pool.

@@ -8,6 +8,8 @@
 
 #include <cuda_fp16.h>
 
+#include "device/fragment.cuh"
+#include "kernels/kv_encode.cuh"
 #include "kernels/kv_page.h"
 
 namespace w4q::kernels {
@@ -35,19 +37,43 @@ struct Words {
   }
 };
 
-/// Halves of two E4M3 bytes of `word` (0: the low two, 1: the high two), times 2^−8.
-__device__ __forceinline__ uint32_t e4m3_pair(uint32_t word, int upper) {
-  const uint32_t spread = __byte_perm(word, 0, upper == 0 ? 0x1404 : 0x3424);
-  return (spread & 0x80008000u) | ((spread & 0x7F007F00u) >> 1);
-}
+/// Halves of two E4M3 bytes of `word` (0: the low two, 1: the high two), over e4m3_pair_factor. sm_89 converts; before
+/// it, bits are moved to where an f16 has them.
+#if __CUDA_ARCH__ >= 890
+constexpr float e4m3_pair_factor = 1.0f;
+#else
 constexpr float e4m3_pair_factor = 256.0f;
+#endif
+__device__ __forceinline__ uint32_t e4m3_pair(uint32_t word, int upper) {
+#if __CUDA_ARCH__ >= 890
+  const auto bytes = static_cast<unsigned short>(upper == 0 ? word : word >> 16);
+  uint32_t halves;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(bytes));
+  return halves;
+#else
+  const uint32_t spread = __byte_perm(word, 0, upper == 0 ? 0x1404 : 0x3424);
+  return device::and_or(spread, 0x80008000u, spread >> 1 & 0x3F803F80u);
+#endif
+}
 
-/// Halves of codes `pair` and `pair` + 4 of a word, decoded with (step, least).
-__device__ __forceinline__ uint32_t q4_pair(uint32_t word, int pair, __half2 parameters) {
-  const uint32_t biased = ((word >> (4 * pair)) & 0x000F000Fu) | 0x64006400u;  // 1024 + code
-  const __half2 code = __hsub2(reinterpret_cast<const __half2&>(biased), __half2half2(__ushort_as_half(0x6400)));
-  const __half2 value = __hfma2(code, __low2half2(parameters), __high2half2(parameters));
+/// Halves of codes `pair` and `pair` + 4 of a word, decoded with (step, least). Codes are taken as 1024 + code where
+/// they stand lowest, and as 64 + code four bits higher: two shifts less.
+__device__ __forceinline__ uint32_t q4_pair(uint32_t word, int pair, __half2 step, __half2 least) {
+  const uint32_t shifted = pair < 2 ? word : word >> 8;
+  const uint32_t biased = pair % 2 == 0 ? device::and_or(shifted, 0x000F000Fu, 0x64006400u)
+                                        : device::and_or(shifted, 0x00F000F0u, 0x54005400u);
+  const __half2 bias = __half2half2(__ushort_as_half(pair % 2 == 0 ? 0x6400 : 0x5400));
+  const __half2 value = __hfma2(__hsub2(reinterpret_cast<const __half2&>(biased), bias), step, least);
   return reinterpret_cast<const uint32_t&>(value);
+}
+
+/// Halves of the two E2M1 codes j (fp4_halfword) of a word, times 2^-14.
+__device__ __forceinline__ uint32_t fp4_pair(uint32_t word, int j) {
+  constexpr uint32_t sign = 0x80008000u, magnitude = 0x0E000E00u;
+  if (j == 0) return word & (sign | magnitude);
+  if (j == 1) return word << 3 & (sign | magnitude);
+  if (j == 2) return device::and_or(word << 9, magnitude, word << 1 & sign);
+  return device::and_or(word << 6, magnitude, word << 2 & sign);
 }
 
 /// How a type spreads the dims of a row over lanes: `lanes` of them share the row (4 for keys, 8 for values), each
@@ -76,18 +102,22 @@ struct LaneRow {
   __half2 parameters[groups];  ///< q4: step and least of its groups
   float scale = 1;             ///< fp8
 
-  __device__ void load(const std::byte* page, int slot, int lane) {
-    constexpr int row_bytes = kv_row_bytes(type, dim);
+  /// Where a lane's codes and parameters begin on a page. Further rows are whole rows away.
+  __device__ static const std::byte* codes_at(const std::byte* page, int slot, int lane) {
+    return page + (slot * kv_row_bytes(type, dim) + lane * Split::chunk_words * 4);
+  }
+  __device__ static const std::byte* parameters_at(const std::byte* page, int slot, int lane) {
+    const int group = type == KvType::q4 ? Split::dim_of(lane, 0) / kv_group * 4 : 0;
+    return page + (kv_page_tokens * kv_row_bytes(type, dim) + slot * kv_parameter_bytes(type, dim) + group);
+  }
+  __device__ void load(const std::byte* codes_from, const std::byte* parameters_from) {
     constexpr int chunk_bytes = Split::chunk_words * 4;
-    codes.template load<Split::chunk_words>(page + slot * row_bytes + lane * chunk_bytes, lanes * chunk_bytes);
-    const std::byte* const row_parameters = page + kv_page_tokens * row_bytes + slot * kv_parameter_bytes(type, dim);
-    if constexpr (type == KvType::fp8) scale = *reinterpret_cast<const float*>(row_parameters) * e4m3_pair_factor;
+    codes.template load<Split::chunk_words>(codes_from, lanes * chunk_bytes);
+    if constexpr (type == KvType::fp8) scale = *reinterpret_cast<const float*>(parameters_from) * e4m3_pair_factor;
     if constexpr (type == KvType::q4) {
+      constexpr int apart = lanes * Split::chunk_dims / kv_group;  // groups from one chunk to the next
 #pragma unroll
-      for (int i = 0; i < groups; ++i) {
-        parameters[i] =
-            reinterpret_cast<const __half2*>(row_parameters)[Split::dim_of(lane, i * kv_group / 2) / kv_group];
-      }
+      for (int i = 0; i < groups; ++i) parameters[i] = reinterpret_cast<const __half2*>(parameters_from)[i * apart];
     }
   }
   /// Decodes to zeros: what an unused slot of a page holds must not reach a sum.
@@ -104,7 +134,84 @@ struct LaneRow {
   __device__ uint32_t pair(int pair) const {
     if constexpr (type == KvType::f16) return codes.w[pair];
     if constexpr (type == KvType::fp8) return e4m3_pair(codes.w[pair / 2], pair % 2);
-    if constexpr (type == KvType::q4) return q4_pair(codes.w[pair / 4], pair % 4, parameters[2 * pair / kv_group]);
+    if constexpr (type == KvType::q4) {
+      const __half2 own = parameters[2 * pair / kv_group];
+      return q4_pair(codes.w[pair / 4], pair % 4, __low2half2(own), __high2half2(own));
+    }
+  }
+};
+
+/// One lane's part of a row of fp4r keys; four lanes share it.
+template <int dim>
+struct Fp4Row {
+  using Split = RowSplit<KvType::fp4r, dim, 4>;
+  static constexpr int groups = Split::lane_dims / kv_fp4_group;
+  static constexpr int chunk_groups = Split::chunk_dims / kv_fp4_group;
+
+  /// Powers of two that keep scales, and their products with the codes' halves (fp4_pair), inside f16.
+  static constexpr float coarse_factor = 128.0f;
+  static constexpr float fine_factor = e4m3_pair_factor / 2 > 1 ? e4m3_pair_factor / 2 : 1;
+  static constexpr float fine_scale_factor = e4m3_pair_factor / fine_factor;
+
+  Words<Split::words> codes;
+  uint32_t scale_bytes[(groups + 1) / 2];  ///< two E4M3 each
+  Words<Split::lane_dims / 4> rest;        ///< E4M3, four in a word
+
+  __device__ static const std::byte* codes_at(const std::byte* page, int slot, int lane) {
+    return page + (slot * kv_row_bytes(KvType::fp4r, dim) + lane * Split::chunk_words * 4);
+  }
+  __device__ static const std::byte* parameters_at(const std::byte* page, int slot, int lane) {
+    return page + (kv_page_tokens * kv_row_bytes(KvType::fp4r, dim) + slot * kv_parameter_bytes(KvType::fp4r, dim) +
+                   lane * chunk_groups);
+  }
+  __device__ static const std::byte* rest_at(const std::byte* page, int slot, int lane) {
+    return residual_row(const_cast<std::byte*>(page), dim, slot) + lane * Split::chunk_dims;
+  }
+  __device__ void load(const std::byte* codes_from, const std::byte* scales_from) {
+    codes.template load<Split::chunk_words>(codes_from, 4 * Split::chunk_words * 4);
+#pragma unroll
+    for (int i = 0; i < (groups + 1) / 2; ++i) {
+      const std::byte* const at = scales_from + i * 4 * chunk_groups;
+      if constexpr (chunk_groups == 2) {
+        scale_bytes[i] = *reinterpret_cast<const uint16_t*>(at);
+      } else {
+        scale_bytes[i] = static_cast<uint32_t>(*at);
+      }
+    }
+  }
+  __device__ void load_rest(const std::byte* from) {
+#pragma unroll
+    for (int chunk = 0; chunk < Split::lane_dims / Split::chunk_dims; ++chunk) {
+#pragma unroll
+      for (int i = 0; i < Split::chunk_dims / 16; ++i) {
+        const uint4 four = *reinterpret_cast<const uint4*>(from + chunk * 4 * Split::chunk_dims + 16 * i);
+        const int at = chunk * Split::chunk_dims / 4 + 4 * i;
+        rest.w[at] = four.x, rest.w[at + 1] = four.y, rest.w[at + 2] = four.z, rest.w[at + 3] = four.w;
+      }
+    }
+  }
+  /// Scales times `factor`, two groups each.
+  __device__ __half2 scale_pair(int i, float factor) const {
+    const uint32_t halves = e4m3_pair(scale_bytes[i], 0);
+    return __hmul2(reinterpret_cast<const __half2&>(halves), __float2half2_rn(factor * e4m3_pair_factor));
+  }
+  __device__ static __half2 of_group(const __half2& scales, int group) {
+    return group % 2 == 0 ? __low2half2(scales) : __high2half2(scales);
+  }
+  /// Pair `pair` of the codes alone, over coarse_factor; `scales` are times that.
+  __device__ uint32_t coarse_pair(int pair, const __half2& scales) const {
+    const uint32_t code = fp4_pair(codes.w[pair / 4], pair % 4);
+    const __half2 value = __hmul2(reinterpret_cast<const __half2&>(code), of_group(scales, 2 * pair / kv_fp4_group));
+    return reinterpret_cast<const uint32_t&>(value);
+  }
+  /// The same with what the codes leave, over fine_factor; `scales` are times fine_scale_factor.
+  __device__ uint32_t fine_pair(int pair, const __half2& scales) const {
+    const uint32_t code = fp4_pair(codes.w[pair / 4], pair % 4);
+    const uint32_t left = e4m3_pair(rest.w[pair / 2], pair % 2);
+    const __half2 sum = __hfma2(reinterpret_cast<const __half2&>(code), __float2half2_rn(16384.0f / e4m3_pair_factor),
+                                reinterpret_cast<const __half2&>(left));
+    const __half2 value = __hmul2(sum, of_group(scales, 2 * pair / kv_fp4_group));
+    return reinterpret_cast<const uint32_t&>(value);
   }
 };
 

@@ -5,11 +5,16 @@
 //   f16   d × f16                                       –                              256
 //   fp8   d × E4M3 of value / scale                     scale fp32 = absmax / 448      132
 //   q4    groups of 32: round((value − least) / step)   step, least f16 per group      80
+//   fp4r  keys: groups of 16: E2M1 of value / scale     scale E4M3 = absmax / 6        72 + 128
+//         and d × E4M3 of what is left / scale; values as with fp8                     132
 //
 // d is head_dim padded with zeros to 64, 128 or 256. In a 32-bit word of q4 the codes of dims 8w + 2j and 8w + 2j + 1
-// are nibbles j and j + 4, so that one shift and one mask give a pair of them as halves.
+// are nibbles j and j + 4, so that one shift and one mask give a pair of them as halves. fp4r scatters the bits of a
+// code (fp4_halfword) so that most of them stand where an f16 has them; what is left follows behind the parameters of
+// all rows, so that it is not touched where a page is skipped.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -18,15 +23,29 @@
 
 namespace w4q::kernels {
 
-enum class KvType { f16, fp8, q4 };
+enum class KvType { f16, fp8, q4, fp4r };
+inline constexpr KvType kv_types[] = {KvType::f16, KvType::fp8, KvType::q4, KvType::fp4r};
 
-/// "f16", "fp8", "q4".
+/// "f16", "fp8", "q4", "fp4r".
 std::string_view to_string(KvType type) noexcept;
 /// The inverse. Throws bad_argument and lists what exists.
 KvType parse_kv_type(std::string_view word);
 
+/// How a cache stores, and which of its pages a token skips.
+struct KvChoice {
+  KvType type = KvType::f16;
+  /// fp4r: pages of which every score is at least this much (nats) below the largest one are not attended to by single
+  /// tokens. Infinite: none.
+  float delta = INFINITY;
+
+  constexpr KvChoice() = default;
+  constexpr KvChoice(KvType type_, float delta_ = INFINITY) : type(type_), delta(delta_) {}
+  constexpr bool prunes() const { return type == KvType::fp4r && delta < INFINITY; }
+};
+
 inline constexpr int kv_page_tokens = 16;
-inline constexpr int kv_group = 32;  ///< values of q4 that share step and least
+inline constexpr int kv_group = 32;      ///< values of q4 that share step and least
+inline constexpr int kv_fp4_group = 16;  ///< values of fp4r that share a scale
 inline constexpr float kv_fp8_max = 448.0f;
 
 /// Values of a row in the cache: head_dim padded to what the kernels are made for; 0 where it is too large (over 256).
@@ -34,17 +53,48 @@ W4Q_HOST_DEVICE constexpr int kv_padded_dim(int64_t head_dim) {
   return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : head_dim <= 256 ? 256 : 0;
 }
 
+/// How values are stored beside keys of a type.
+W4Q_HOST_DEVICE constexpr KvType kv_value_type(KvType type) { return type == KvType::fp4r ? KvType::fp8 : type; }
+
 /// Bytes of the codes of one row.
 W4Q_HOST_DEVICE constexpr int kv_row_bytes(KvType type, int dim) {
   return type == KvType::f16 ? 2 * dim : type == KvType::fp8 ? dim : dim / 2;
 }
 /// Bytes of the parameters of one row.
 W4Q_HOST_DEVICE constexpr int kv_parameter_bytes(KvType type, int dim) {
-  return type == KvType::f16 ? 0 : type == KvType::fp8 ? 4 : dim / kv_group * 4;
+  switch (type) {
+    case KvType::f16:
+      return 0;
+    case KvType::fp8:
+      return 4;
+    case KvType::q4:
+      return dim / kv_group * 4;
+    default:
+      return dim / kv_fp4_group;
+  }
 }
+/// Bytes of what one row's codes leave, fp4r.
+W4Q_HOST_DEVICE constexpr int kv_residual_bytes(KvType type, int dim) { return type == KvType::fp4r ? dim : 0; }
+
 /// Bytes of a head page: keys or values of one key head, 16 tokens. A multiple of 16.
 W4Q_HOST_DEVICE constexpr int kv_head_page_bytes(KvType type, int dim) {
-  return kv_page_tokens * (kv_row_bytes(type, dim) + kv_parameter_bytes(type, dim));
+  return kv_page_tokens * (kv_row_bytes(type, dim) + kv_parameter_bytes(type, dim) + kv_residual_bytes(type, dim));
+}
+/// The same of the values beside keys of this type.
+W4Q_HOST_DEVICE constexpr int kv_value_page_bytes(KvType type, int dim) {
+  return kv_head_page_bytes(kv_value_type(type), dim);
+}
+
+/// Where the sign and the three magnitude bits of an E2M1 code stand in the halfword of codes j = 0 … 3.
+W4Q_HOST_DEVICE constexpr uint32_t fp4_halfword(uint32_t code, int j) {
+  constexpr int sign[4] = {15, 12, 14, 13};
+  constexpr int magnitude[4] = {9, 6, 0, 3};
+  return (code >> 3) << sign[j] | (code & 7u) << magnitude[j];
+}
+W4Q_HOST_DEVICE constexpr uint32_t fp4_code(uint32_t halfword, int j) {
+  constexpr int sign[4] = {15, 12, 14, 13};
+  constexpr int magnitude[4] = {9, 6, 0, 3};
+  return (halfword >> sign[j] & 1u) << 3 | (halfword >> magnitude[j] & 7u);
 }
 
 /// The keys and values of one layer of one sequence, in GPU memory.

@@ -38,9 +38,10 @@ __global__ void rotate_and_store_kernel(QkvRows qkv, PagedLayer layer, HeadRotat
   }
   const int64_t position = first + row;
   const int kv_head = key ? head - qkv.heads : head - qkv.heads - layer.kv_heads;
+  const KvType type = key ? layer.type : kv_value_type(layer.type);
   std::byte* const page = head_page(key ? layer.keys : layer.values, layer.table[position / kv_page_tokens],
-                                    layer.kv_heads, kv_head, kv_head_page_bytes(layer.type, dim));
-  encode_row(layer.type, values, dim, page, static_cast<int>(position % kv_page_tokens));
+                                    layer.kv_heads, kv_head, kv_head_page_bytes(type, dim));
+  encode_row(type, values, dim, page, static_cast<int>(position % kv_page_tokens));
 }
 
 /// One value of a row of the cache.
@@ -49,11 +50,13 @@ __device__ float decode_value(KvType type, const std::byte* page, int dim, int s
   const std::byte* const parameters =
       page + kv_page_tokens * kv_row_bytes(type, dim) + slot * kv_parameter_bytes(type, dim);
   if (type == KvType::f16) return __half2float(reinterpret_cast<const __half*>(codes)[i]);
-  if (type == KvType::fp8) {
-    const auto half = __nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(codes[i]), __NV_E4M3);
-    return __half2float(__half(half)) * *reinterpret_cast<const float*>(parameters);
-  }
+  if (type == KvType::fp8) return e4m3_value(codes[i]) * *reinterpret_cast<const float*>(parameters);
   const uint32_t word = reinterpret_cast<const uint32_t*>(codes)[i / 8];
+  if (type == KvType::fp4r) {
+    const float rest = e4m3_value(*(residual_row(const_cast<std::byte*>(page), dim, slot) + i));
+    const float scale = e4m3_value(parameters[i / kv_fp4_group]);
+    return scale * (e2m1_value(fp4_code(word >> (16 * (i % 2)) & 0xFFFFu, i % 8 / 2)) + rest);
+  }
   const uint32_t code = word >> (4 * (i % 8 / 2) + 16 * (i % 2)) & 15u;
   const float2 used = __half22float2(reinterpret_cast<const __half2*>(parameters)[i / kv_group]);
   return fmaf(static_cast<float>(code), used.x, used.y);
@@ -62,16 +65,17 @@ __device__ float decode_value(KvType type, const std::byte* page, int dim, int s
 /// A block per page and key head.
 __global__ void widen_pages_kernel(PagedLayer layer, std::byte* keys, std::byte* values) {
   const int dim = kv_padded_dim(layer.head_dim);
-  const int from_bytes = kv_head_page_bytes(layer.type, dim);
+  const bool is_key = blockIdx.z == 0;
+  const KvType type = is_key ? layer.type : kv_value_type(layer.type);
+  const int from_bytes = kv_head_page_bytes(type, dim);
   const int to_bytes = kv_head_page_bytes(KvType::f16, dim);
   const int head = static_cast<int>(blockIdx.y);
-  const bool is_key = blockIdx.z == 0;
   const std::byte* const from =
       head_page(is_key ? layer.keys : layer.values, layer.table[blockIdx.x], layer.kv_heads, head, from_bytes);
   auto* const to =
       reinterpret_cast<__half*>(head_page(is_key ? keys : values, int64_t{blockIdx.x}, layer.kv_heads, head, to_bytes));
   for (int i = static_cast<int>(threadIdx.x); i < kv_page_tokens * dim; i += static_cast<int>(blockDim.x)) {
-    to[i] = __float2half_rn(decode_value(layer.type, from, dim, i / dim, i % dim));
+    to[i] = __float2half_rn(decode_value(type, from, dim, i / dim, i % dim));
   }
 }
 

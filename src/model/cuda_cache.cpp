@@ -35,9 +35,10 @@ CudaCache::CudaCache(const ModelConfig& config, kernels::KvType type, int64_t pa
     throw Error(ErrorCode::bad_argument, concat("a KV cache of ", pages, " pages cannot be held"))
         .detail("a page has 16 tokens; 1 to 2^27 pages");
   }
-  layer_bytes_ = pages * kv_heads_ * kernels::kv_head_page_bytes(type, dim);
-  keys_ = device::DeviceBuffer(static_cast<size_t>(layer_bytes_ * layers_));
-  values_ = device::DeviceBuffer(static_cast<size_t>(layer_bytes_ * layers_));
+  key_bytes_ = pages * kv_heads_ * kernels::kv_head_page_bytes(type, dim);
+  value_bytes_ = pages * kv_heads_ * kernels::kv_value_page_bytes(type, dim);
+  keys_ = device::DeviceBuffer(static_cast<size_t>(key_bytes_ * layers_));
+  values_ = device::DeviceBuffer(static_cast<size_t>(value_bytes_ * layers_));
   device_table_ = device::DeviceBuffer(static_cast<size_t>(pages) * sizeof(int32_t));
   staged_ = device::PinnedBuffer(device_table_.size());
   free_.reserve(static_cast<size_t>(pages));
@@ -99,8 +100,8 @@ void CudaCache::upload(size_t from) {
 }
 
 kernels::PagedLayer CudaCache::layer(int64_t index) noexcept {
-  return {keys_.data() + index * layer_bytes_,
-          values_.data() + index * layer_bytes_,
+  return {keys_.data() + index * key_bytes_,
+          values_.data() + index * value_bytes_,
           device_table_.as<int32_t>(),
           type_,
           kv_heads_,
@@ -108,7 +109,8 @@ kernels::PagedLayer CudaCache::layer(int64_t index) noexcept {
 }
 
 int64_t CudaCache::bytes_per_token() const noexcept {
-  return 2 * layers_ * kv_heads_ * kernels::kv_head_page_bytes(type_, kernels::kv_padded_dim(head_dim_)) /
+  const int dim = kernels::kv_padded_dim(head_dim_);
+  return layers_ * kv_heads_ * (kernels::kv_head_page_bytes(type_, dim) + kernels::kv_value_page_bytes(type_, dim)) /
          kernels::kv_page_tokens;
 }
 

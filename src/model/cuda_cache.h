@@ -41,7 +41,7 @@ class CudaCache {
   const device::Stream& stream_;
   kernels::KvType type_;
   int kv_heads_, head_dim_;
-  int64_t layers_, pages_, layer_bytes_;
+  int64_t layers_, pages_, key_bytes_, value_bytes_;
   device::DeviceBuffer keys_, values_, device_table_;
   device::PinnedBuffer staged_;
   std::vector<int32_t> table_, free_;

@@ -1,6 +1,7 @@
 #include "model/cuda_decoder.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/convert.h"
 #include "core/error.h"
@@ -27,19 +28,31 @@ CudaDecoder::Impl::Impl(const CudaModel& model_, const CudaDecoderOptions& optio
       options(options_),
       chunk(std::clamp<int64_t>(std::min(options.chunk, options.capacity), 1, 1 << 15)),
       logit_rows(std::clamp<int64_t>(logit_values / config.vocab_size, 1, std::min<int64_t>(options.capacity, 1024))),
-      cache(config, options.kv, pages_for(options.capacity), stream),
+      cache(config, options.kv.type, pages_for(options.capacity), stream),
       rope(config, options.capacity, stream),
       multiplier(model.linears(), std::max(chunk, logit_rows), stream),
       activations(config, chunk),
       logits(device_matrix<float>(logit_rows, config.vocab_size)),
-      attention_workspace(kernels::decode_attention_workspace(static_cast<int>(config.heads),
-                                                              static_cast<int>(config.kv_heads), config.head_dim)),
+      attention_workspace(
+          kernels::decode_attention_workspace({static_cast<int>(config.heads), static_cast<int>(config.kv_heads),
+                                               config.head_dim, options.kv.type, options.capacity})),
       state(sizeof(StepState)),
       history(device_matrix<int32_t>(options.capacity + 1, 1)),
       staged_ids(static_cast<size_t>(chunk) * sizeof(int32_t)),
       drawn(static_cast<size_t>(options.capacity + 1) * sizeof(int32_t)),
       staged_state(sizeof(StepState)) {
   attention_workspace.fill(0, stream);
+  const auto pairs = static_cast<size_t>(rope.steps().pairs);
+  step_cosine = DeviceBuffer(pairs * sizeof(float));
+  step_sine = DeviceBuffer(pairs * sizeof(float));
+  if (options.kv.prunes()) {
+    std::vector<int32_t> all(static_cast<size_t>(options.capacity));
+    std::iota(all.begin(), all.end(), 0);
+    positions = DeviceBuffer::copy_of(std::as_bytes(std::span(all)), stream);
+    kept = DeviceBuffer(static_cast<size_t>(config.layers * config.heads) * sizeof(int32_t));
+    kept.fill(0, stream);
+    stream.synchronize();  // `all` goes
+  }
   multiplier.set_overlap(options.overlap);
   stream.synchronize();
 }
@@ -76,6 +89,21 @@ void CudaDecoder::reset() {
 int64_t CudaDecoder::position() const noexcept { return impl_->position; }
 const device::Stream& CudaDecoder::stream() const noexcept { return impl_->stream; }
 int64_t CudaDecoder::most_logit_rows() const noexcept { return impl_->logit_rows; }
+double CudaDecoder::kept_pages() const {
+  const Impl& decoder = *impl_;
+  if (!decoder.options.kv.prunes() || decoder.position == 0) return 1;
+  std::vector<int32_t> counts(decoder.kept.size() / sizeof(int32_t));
+  decoder.kept.download(std::as_writable_bytes(std::span(counts)), decoder.stream);
+  decoder.stream.synchronize();
+  int64_t used = 0;
+  int64_t all = 0;
+  for (const int32_t count : counts) {
+    used += count;
+    if (count > 0) all += pages_for(decoder.position);  // every key head keeps at least one
+  }
+  return all > 0 ? static_cast<double>(used) / static_cast<double>(all) : 1;
+}
+
 size_t CudaDecoder::graph_nodes() const noexcept { return impl_->graph.nodes(); }
 
 int64_t CudaDecoder::step_bytes() const noexcept {

@@ -34,7 +34,7 @@ struct CudaObserver {
 
 struct CudaDecoderOptions {
   int64_t capacity = 0;  ///< most positions of one sequence
-  kernels::KvType kv = kernels::KvType::f16;
+  kernels::KvChoice kv = {};
   int64_t chunk = 2048;  ///< most tokens that pass through a layer together
   bool graph = true;     ///< single tokens replay a captured graph
   bool overlap = true;   ///< launches begin while the one before still runs, where the GPU can
@@ -83,6 +83,8 @@ class CudaDecoder {
   /// Waits for token `number` of the sequence since start().
   int32_t token(int64_t number);
 
+  /// Share of the pages of all layers that the token decoded last by itself attended to; 1 where none are skipped.
+  double kept_pages() const;
   /// What a captured step launches; 0 before there is one.
   size_t graph_nodes() const noexcept;
   /// Bytes that a step at the current position reads: weights, norms and the cache.

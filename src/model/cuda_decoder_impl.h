@@ -45,6 +45,7 @@ struct CudaDecoder::Impl {
   void run_chunk(std::span<const int32_t> ids, int64_t row, const CudaObserver* observer);
   void run_layer(size_t index, int64_t rows, int64_t first, const CudaObserver* observer);
   void attend(size_t index, int64_t rows, int64_t first);
+  void attend_single(size_t index, const int32_t* at, const kernels::HeadRotation& rotation);
   void attend_many(size_t index, const kernels::QkvRows& qkv, const kernels::PagedLayer& layer, int64_t first);
   void normalize(const device::DeviceBuffer& weight, int64_t rows);
   void final_norm(int64_t rows, __half* out, float* out_fp32);
@@ -67,6 +68,9 @@ struct CudaDecoder::Impl {
   CudaRope rope;
   CudaMultiplier multiplier;
   Activations activations;
+  device::DeviceBuffer step_cosine, step_sine;  ///< of the position of a step
+  device::DeviceBuffer positions;               ///< 0, 1, 2 …: for single rows of a call
+  device::DeviceBuffer kept;  ///< pages attended to [layer][key head and tile], where some are skipped
   device::DeviceBuffer hidden, logits, attention_workspace, state, history, wide_keys, wide_values, observed;
   device::PinnedBuffer staged_ids, drawn, staged_state;
   int64_t hidden_rows = 0;

@@ -87,24 +87,37 @@ void CudaDecoder::Impl::attend_many(size_t index, const kernels::QkvRows& qkv, c
   kernels::prefill_attention_cuda(args, stream.get());
 }
 
-void CudaDecoder::Impl::attend(size_t index, int64_t rows, int64_t first) {
-  const auto heads = static_cast<int>(config.heads);
-  const kernels::PagedLayer layer = cache.layer(static_cast<int64_t>(index));
-  if (!single_row) {
-    const int64_t width = (config.heads + 2 * config.kv_heads) * config.head_dim;
-    return attend_many(index, {activations.qkv.as<__half>(), rows, width, heads}, layer, first);
-  }
+void CudaDecoder::Impl::attend_single(size_t index, const int32_t* at, const kernels::HeadRotation& rotation) {
   kernels::DecodeAttentionArgs args;
   args.qkv = activations.qkv.as<__half>();
-  args.heads = heads;
-  args.layer = layer;
-  args.rotation = with_norms(rope.steps(), index);
-  args.position = &state.as<StepState>()->position;
+  args.heads = static_cast<int>(config.heads);
+  args.layer = cache.layer(static_cast<int64_t>(index));
+  args.rotation = with_norms(rotation, index);
+  args.rotation.single = true;
+  args.position = at;
   args.window = config.sliding_window[index];
   args.out = activations.attended.as<__half>();
   args.workspace = attention_workspace.data();
   args.overlap = options.overlap;
+  args.capacity = options.capacity;
+  args.delta = options.kv.delta;
+  if (options.kv.prunes()) args.kept = kept.as<int32_t>() + static_cast<int64_t>(index) * config.heads;
   kernels::decode_attention_cuda(args, stream.get());
+}
+
+void CudaDecoder::Impl::attend(size_t index, int64_t rows, int64_t first) {
+  if (single_row) {
+    kernels::HeadRotation rotation = rope.steps();
+    rotation.cosine = step_cosine.as<float>();
+    rotation.sine = step_sine.as<float>();
+    return attend_single(index, &state.as<StepState>()->position, rotation);
+  }
+  if (rows == 1 && options.kv.prunes()) {
+    return attend_single(index, positions.as<int32_t>() + first, rope.rotation(first));
+  }
+  const int64_t width = (config.heads + 2 * config.kv_heads) * config.head_dim;
+  attend_many(index, {activations.qkv.as<__half>(), rows, width, static_cast<int>(config.heads)},
+              cache.layer(static_cast<int64_t>(index)), first);
 }
 
 void CudaDecoder::Impl::run_layer(size_t index, int64_t rows, int64_t first, const CudaObserver* observer) {
@@ -128,8 +141,14 @@ void CudaDecoder::Impl::run_layer(size_t index, int64_t rows, int64_t first, con
 void CudaDecoder::Impl::run_chunk(std::span<const int32_t> ids, int64_t row, const CudaObserver* observer) {
   const auto rows = static_cast<int64_t>(ids.size());
   upload_ids(ids);
-  kernels::embed_cuda({model.embeddings(), DType::f16, activations.ids.as<int32_t>(), rows, config.hidden_size,
-                       activations.residual.as<float>(), false},
+  kernels::embed_cuda({model.embeddings(),
+                       DType::f16,
+                       activations.ids.as<int32_t>(),
+                       rows,
+                       config.hidden_size,
+                       activations.residual.as<float>(),
+                       false,
+                       {}},
                       stream.get());
   pending = false;
   for (int64_t layer = 0; layer < config.layers; ++layer) {
@@ -160,9 +179,18 @@ void CudaDecoder::Impl::fetch_token() {
 }
 
 void CudaDecoder::Impl::launch_step() {
-  kernels::embed_cuda({model.embeddings(), DType::f16, &state.as<StepState>()->token, 1, config.hidden_size,
-                       activations.residual.as<float>(), options.overlap},
-                      stream.get());
+  const kernels::HeadRotation angles = rope.steps();
+  auto* const now = state.as<StepState>();
+  kernels::embed_cuda(
+      {model.embeddings(),
+       DType::f16,
+       &now->token,
+       1,
+       config.hidden_size,
+       activations.residual.as<float>(),
+       options.overlap,
+       {angles.cosine, angles.sine, angles.pairs, &now->position, step_cosine.as<float>(), step_sine.as<float>()}},
+      stream.get());
   pending = false;
   single_row = true;
   for (int64_t layer = 0; layer < config.layers; ++layer) run_layer(static_cast<size_t>(layer), 1, 0, nullptr);

@@ -6,7 +6,7 @@
 namespace w4q::model {
 
 std::vector<int32_t> generate_cuda(const Model& model, std::span<const int32_t> prompt, int64_t max_tokens,
-                                   const SamplingOptions& sampling, kernels::KvType kv,
+                                   const SamplingOptions& sampling, kernels::KvChoice kv,
                                    const std::function<bool(int32_t)>& on_token) {
   check_generation(prompt, max_tokens, sampling);
   std::vector<int32_t> tokens;

@@ -10,7 +10,7 @@ namespace w4q::model {
 /// likeliest logits differ by more than the GPU's rounding, drawn ones follow the same distribution. Throws device
 /// where there is no GPU to use or this program was built without CUDA.
 std::vector<int32_t> generate_cuda(const Model& model, std::span<const int32_t> prompt, int64_t max_tokens,
-                                   const SamplingOptions& sampling, kernels::KvType kv,
+                                   const SamplingOptions& sampling, kernels::KvChoice kv,
                                    const std::function<bool(int32_t)>& on_token);
 
 }  // namespace w4q::model

@@ -4,7 +4,7 @@
 namespace w4q::model {
 
 std::vector<int32_t> generate_cuda(const Model&, std::span<const int32_t>, int64_t, const SamplingOptions&,
-                                   kernels::KvType, const std::function<bool(int32_t)>&) {
+                                   kernels::KvChoice, const std::function<bool(int32_t)>&) {
   throw Error(ErrorCode::device, "this program was built without CUDA").hint("--device cpu");
 }
 

@@ -121,7 +121,7 @@ PerplexityReport measure_perplexity(const Model& candidate, const Model* base, s
   const auto starts = window_starts(static_cast<int64_t>(ids.size()), span, stride, options.max_windows);
   const WindowScorer scorer = options.device == device::Device::cuda
                                   ? cuda_window_scorer(candidate, base, options.context, options.kv,
-                                                       options.base_kv.value_or(kernels::KvType::f16))
+                                                       options.base_kv.value_or(kernels::KvChoice{}))
                                   : cpu_window_scorer(candidate, base, options.context);
   Progress progress("perplexity", static_cast<int64_t>(starts.size()) * span, "tokens");
   std::vector<WindowSums> windows;

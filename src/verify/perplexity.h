@@ -23,10 +23,10 @@ struct PerplexityOptions {
   int64_t context = 512;
   int64_t stride = 0;  ///< distance of window starts; 0: `context`. Smaller: only the last `stride` tokens are scored
   bool bos = false;    ///< each window is one BOS and context − 1 ids, all of them scored
-  int64_t max_windows = 0;                      ///< 0: all
-  device::Device device = device::Device::cpu;  ///< where to decode
-  kernels::KvType kv = kernels::KvType::f16;    ///< of the cache on the GPU
-  std::optional<kernels::KvType> base_kv = {};  ///< of the base's; nothing: f16
+  int64_t max_windows = 0;                        ///< 0: all
+  device::Device device = device::Device::cpu;    ///< where to decode
+  kernels::KvChoice kv = {};                      ///< of the cache on the GPU
+  std::optional<kernels::KvChoice> base_kv = {};  ///< of the base's; nothing: f16
 };
 
 /// Sums over the scored tokens of one window.

@@ -16,7 +16,7 @@ namespace w4q::verify {
 struct SpeedOptions {
   int64_t prompt = 512;    ///< tokens of the prompt, which is also the context of the steps
   int64_t generate = 128;  ///< steps
-  kernels::KvType kv = kernels::KvType::f16;
+  kernels::KvChoice kv = {};
   bool project_sm89 = false;  ///< add what an RTX 4090 should do
 };
 
@@ -56,6 +56,7 @@ struct SpeedReport {
   std::vector<StepSpeed> steps;  ///< the first one counts
   int64_t launches = 0;          ///< in a step
   std::vector<PartSpeed> parts;
+  double kept_pages = 1;  ///< share of the cache's pages that the last step attended to
   std::optional<Projection> sm89;
   std::vector<std::string> widened;  ///< packed layers without a kernel
 };

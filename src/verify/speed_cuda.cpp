@@ -83,6 +83,7 @@ SpeedReport measure(const CudaModel& model, std::string name, const SpeedOptions
     report.prompt_seconds = first_token_seconds(decoder, prompt);
     report.steps.push_back(step_speed("graph", decoder, prompt, options.generate));
     report.launches = static_cast<int64_t>(decoder.graph_nodes());
+    report.kept_pages = decoder.kept_pages();
     decoder.reset();
     decoder.start(prompt, {});
     report.cache_bytes_per_token = (decoder.step_bytes() - report.weight_bytes) / options.prompt;

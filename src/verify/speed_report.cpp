@@ -49,8 +49,9 @@ std::string to_text(const SpeedReport& report) {
   table.row({"GB/s", giga(bytes, first.seconds)});
   table.row({"% of the read roofline", percent_of_roofline(report, bytes, first.seconds)});
   table.row({"launches for a token", concat(report.launches)});
-  table.row({concat("KV cache ", kernels::to_string(report.options.kv), ", bytes a token"),
+  table.row({concat("KV cache ", kernels::to_string(report.options.kv.type), ", bytes a token"),
              concat(report.cache_bytes_per_token)});
+  if (report.options.kv.prunes()) table.row({"pages attended to, %", fixed(100 * report.kept_pages, 1)});
   std::string text = table.str() + parts_text(report);
   if (report.sm89) text += projection_text(report);
   if (!report.widened.empty()) {
@@ -67,7 +68,7 @@ io::Json to_json(const SpeedReport& report) {
                    {"read_bandwidth", report.read_bandwidth},
                    {"prompt_tokens", report.options.prompt},
                    {"generated_tokens", report.options.generate},
-                   {"kv", kernels::to_string(report.options.kv)},
+                   {"kv", kernels::to_string(report.options.kv.type)},
                    {"cache_bytes_per_token", report.cache_bytes_per_token},
                    {"time_to_first_token", report.prompt_seconds},
                    {"prompt_tokens_per_second", static_cast<double>(report.options.prompt) / report.prompt_seconds},
@@ -87,6 +88,10 @@ io::Json to_json(const SpeedReport& report) {
   for (const auto& part : report.parts) {
     json["parts"].push_back(
         {{"name", part.name}, {"launches", part.launches}, {"bytes", part.bytes}, {"seconds", part.seconds}});
+  }
+  if (report.options.kv.prunes()) {
+    json["kv_delta"] = report.options.kv.delta;
+    json["kept_pages"] = report.kept_pages;
   }
   if (report.sm89) {
     json["rtx4090_projected"] = {{"bandwidth", report.sm89->bandwidth},

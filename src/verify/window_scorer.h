@@ -23,6 +23,6 @@ WindowScorer cpu_window_scorer(const model::Model& candidate, const model::Model
 /// The same on the GPU, with caches of the given types. Throws device where there is none to use, or this program was
 /// built without CUDA.
 WindowScorer cuda_window_scorer(const model::Model& candidate, const model::Model* base, int64_t capacity,
-                                kernels::KvType kv, kernels::KvType base_kv);
+                                kernels::KvChoice kv, kernels::KvChoice base_kv);
 
 }  // namespace w4q::verify

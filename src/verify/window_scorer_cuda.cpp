@@ -16,10 +16,11 @@ using model::CudaDecoder;
 using model::CudaModel;
 using model::Model;
 
-/// A model on the GPU with its decoder.
+/// A model on the GPU with its decoder. Where single tokens skip pages, all are decoded as such.
 struct Side {
-  Side(const Model& model_, int64_t capacity, kernels::KvType kv)
-      : model(CudaModel::upload(model_)), decoder(model, {.capacity = capacity, .kv = kv}) {}
+  Side(const Model& model_, int64_t capacity, kernels::KvChoice kv)
+      : model(CudaModel::upload(model_)),
+        decoder(model, {.capacity = capacity, .kv = kv, .chunk = kv.prunes() ? 1 : 2048}) {}
 
   /// Logits of rows first …; `ready` is recorded behind them.
   kernels::LogitRows logits(int64_t first, int64_t rows) {
@@ -35,7 +36,7 @@ struct Side {
 
 class Scorer {
  public:
-  Scorer(const Model& candidate, const Model* base, int64_t capacity, kernels::KvType kv, kernels::KvType base_kv)
+  Scorer(const Model& candidate, const Model* base, int64_t capacity, kernels::KvChoice kv, kernels::KvChoice base_kv)
       : vocab_(candidate.config().vocab_size), candidate_(candidate, capacity, kv) {
     if (base != nullptr) base_.emplace(*base, capacity, base_kv);
     ids_ = device::DeviceBuffer(static_cast<size_t>(capacity) * sizeof(int32_t));
@@ -93,8 +94,8 @@ class Scorer {
 
 }  // namespace
 
-WindowScorer cuda_window_scorer(const Model& candidate, const Model* base, int64_t capacity, kernels::KvType kv,
-                                kernels::KvType base_kv) {
+WindowScorer cuda_window_scorer(const Model& candidate, const Model* base, int64_t capacity, kernels::KvChoice kv,
+                                kernels::KvChoice base_kv) {
   const auto scorer = std::make_shared<Scorer>(candidate, base, capacity, kv, base_kv);
   return
       [scorer](std::span<const int32_t> inputs, int64_t first_scored) { return scorer->score(inputs, first_scored); };

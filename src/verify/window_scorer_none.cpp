@@ -3,7 +3,8 @@
 
 namespace w4q::verify {
 
-WindowScorer cuda_window_scorer(const model::Model&, const model::Model*, int64_t, kernels::KvType, kernels::KvType) {
+WindowScorer cuda_window_scorer(const model::Model&, const model::Model*, int64_t, kernels::KvChoice,
+                                kernels::KvChoice) {
   throw Error(ErrorCode::device, "this program was built without CUDA").hint("--device cpu");
 }
 

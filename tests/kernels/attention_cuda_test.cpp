@@ -41,9 +41,9 @@ class Sequence {
     std::iota(table_.begin(), table_.end(), 0);
     for (size_t i = table_.size(); i > 1; --i) std::swap(table_[i - 1], table_[random_bits(3, i) % i]);
     table_device_ = on_device(table_, stream);
-    const auto bytes = static_cast<size_t>(pages * shape.kv_heads * kv_head_page_bytes(type, dim()));
-    keys_ = test::poisoned(bytes, stream);
-    values_ = test::poisoned(bytes, stream);
+    const auto heads = static_cast<size_t>(pages * shape.kv_heads);
+    keys_ = test::poisoned(heads * static_cast<size_t>(kv_head_page_bytes(type, dim())), stream);
+    values_ = test::poisoned(heads * static_cast<size_t>(kv_value_page_bytes(type, dim())), stream);
     layer = {keys_.data(), values_.data(), table_device_.as<int32_t>(), type, shape.kv_heads, shape.head_dim};
     rows_device_ = on_device(halves(rows.values), stream);
   }
@@ -74,6 +74,40 @@ class Sequence {
     return out;
   }
 
+  /// Attention of the token at `position` to some pages, for the query heads of one key head, in fp64.
+  template <class Keeps>
+  std::vector<float> attend_to_pages(int64_t position, int kv_head, const Keeps& keeps) const {
+    std::vector<float> out;
+    for (int h = 0; h < shape.heads / shape.kv_heads; ++h) {
+      double weights = 0;
+      std::vector<double> sums(static_cast<size_t>(shape.head_dim));
+      for (int64_t token = 0; token <= position; ++token) {
+        if (!keeps(token / kv_page_tokens)) continue;
+        const double weight = std::exp(score(position, kv_head * (shape.heads / shape.kv_heads) + h, token));
+        weights += weight;
+        for (int d = 0; d < shape.head_dim; ++d)
+          sums[static_cast<size_t>(d)] += weight * at(cpu_values, kv_head, token)[d];
+      }
+      for (const double sum : sums) out.push_back(static_cast<float>(sum / weights));
+    }
+    return out;
+  }
+  /// Pages with a score less than `margin` below the largest one of some query head.
+  std::vector<int64_t> pages_within(int64_t position, int kv_head, double margin) const {
+    std::vector<int64_t> found;
+    for (int h = 0; h < shape.heads / shape.kv_heads; ++h) {
+      std::vector<double> scores;
+      for (int64_t token = 0; token < position; ++token) {
+        scores.push_back(score(position, kv_head * (shape.heads / shape.kv_heads) + h, token));
+      }
+      const double least = *std::ranges::max_element(scores) - margin;
+      for (size_t token = 0; token < scores.size(); ++token) {
+        if (scores[token] >= least) found.push_back(static_cast<int64_t>(token) / kv_page_tokens);
+      }
+    }
+    return found;
+  }
+
   const Heads shape;
   const int64_t length;
   RandomMatrix rows;
@@ -83,6 +117,17 @@ class Sequence {
   std::vector<float> cpu_keys, cpu_values;
 
  private:
+  const float* at(const std::vector<float>& cache, int kv_head, int64_t token) const {
+    return cache.data() + (kv_head * length + token) * shape.head_dim;
+  }
+  double score(int64_t position, int head, int64_t token) const {
+    const float* const query = rows.values.data() + position * shape.width() + head * shape.head_dim;
+    const float* const key = at(cpu_keys, head / (shape.heads / shape.kv_heads), token);
+    double sum = 0;
+    for (int d = 0; d < shape.head_dim; ++d) sum += double{query[d]} * key[d];
+    return sum / std::sqrt(static_cast<double>(shape.head_dim));
+  }
+
   /// Head pages in order → [kv_heads][length][head_dim].
   std::vector<float> arranged(const std::vector<float>& from) const {
     std::vector<float> to(static_cast<size_t>(shape.kv_heads * length * shape.head_dim));
@@ -120,12 +165,24 @@ std::vector<float> prefill(Sequence& s, int64_t first, int64_t count, int64_t wi
   return floats(from_device<uint16_t>(out, size, s.stream));
 }
 
+DecodeAttentionShape shape_of(const Sequence& s) {
+  return {s.shape.heads, s.shape.kv_heads, s.shape.head_dim, s.layer.type, s.length};
+}
+/// Words of a mask of pages.
+int64_t mask_words(const Sequence& s) { return (s.pages + 31) / 32; }
+
+/// What a token attended to.
+struct Kept {
+  std::vector<int32_t> counts;  ///< [key head and eight of its query heads]
+  std::vector<uint32_t> mask;   ///< [the same][mask_words]
+};
+
 /// The token at `position` by itself: it is stored again and attends.
-std::vector<float> decode(Sequence& s, int64_t position, int64_t window) {
+std::vector<float> decode(Sequence& s, int64_t position, int64_t window, float delta = INFINITY, Kept* kept = nullptr) {
   const auto size = static_cast<size_t>(s.shape.heads * s.shape.head_dim);
   auto out = test::poisoned(size * 2, s.stream);
   const auto at = on_device(std::vector<int32_t>{static_cast<int32_t>(position)}, s.stream);
-  device::DeviceBuffer workspace(decode_attention_workspace(s.shape.heads, s.shape.kv_heads, s.shape.head_dim));
+  device::DeviceBuffer workspace(decode_attention_workspace(shape_of(s)));
   workspace.fill(0, s.stream);
   DecodeAttentionArgs args;
   args.qkv = s.part(position, 1).data;
@@ -135,9 +192,19 @@ std::vector<float> decode(Sequence& s, int64_t position, int64_t window) {
   args.window = window;
   args.out = out.as<__half>();
   args.workspace = workspace.data();
+  args.capacity = s.length;
+  args.delta = delta;
+  const auto tiles = static_cast<size_t>(s.shape.kv_heads * ((s.shape.heads / s.shape.kv_heads + 7) / 8));
+  const size_t words = tiles * static_cast<size_t>(mask_words(s));
+  auto counts = test::poisoned(tiles * 4, s.stream), mask = test::poisoned(words * 4, s.stream);
+  args.kept = counts.as<int32_t>();
+  args.keep_mask = mask.as<uint32_t>();
   decode_attention_cuda(args, s.stream.get());
+  if (kept != nullptr) {
+    *kept = {from_device<int32_t>(counts, tiles, s.stream), from_device<uint32_t>(mask, words, s.stream)};
+  }
   const auto first = from_device<uint16_t>(out, size, s.stream);
-  // Counters are as they were: a second call gives the same bits.
+  // The workspace is as it was: a second call gives the same bits.
   decode_attention_cuda(args, s.stream.get());
   EXPECT_EQ(from_device<uint16_t>(out, size, s.stream), first);
   return floats(first);
@@ -195,7 +262,7 @@ TEST_F(AttentionCuda, StoresWhatWasGivenToIt) {
 }
 
 TEST_F(AttentionCuda, DecodeAtAnyPosition) {
-  for (const KvType type : {KvType::f16, KvType::fp8, KvType::q4}) {
+  for (const KvType type : kv_types) {
     for (const Heads& shape : shapes) {
       for (const int64_t length : {1, 2, 16, 17, 100, 1000}) {
         Sequence s(shape, type, length, stream);
@@ -212,7 +279,7 @@ TEST_F(AttentionCuda, DecodeAtAnyPosition) {
 }
 
 TEST_F(AttentionCuda, LongContexts) {
-  for (const KvType type : {KvType::f16, KvType::fp8, KvType::q4}) {
+  for (const KvType type : kv_types) {
     for (const int64_t length : {4097, 8192}) {
       Sequence s({8, 2, 128}, type, length, stream);
       s.store(0, length);
@@ -231,8 +298,10 @@ TEST_F(AttentionCuda, LongContexts) {
 
 TEST_F(AttentionCuda, TypesKeepWhatTheirBitsCan) {
   // Relative errors of random normal rows: E4M3 has 3 bits of mantissa (2^-4 at most, 2.6e-2 in the mean square); q4
-  // has steps of range/15, here about 4σ/15, so 0.29 · 4/15 · σ.
-  for (const auto& [type, limit] : std::vector<std::pair<KvType, double>>{{KvType::fp8, 0.03}, {KvType::q4, 0.1}}) {
+  // has steps of range/15, here about 4σ/15, so 0.29 · 4/15 · σ. What
+  // E2M1 leaves is a tenth of a value, and E4M3 keeps all but 2.6e-2 of it.
+  for (const auto& [type, limit] :
+       std::vector<std::pair<KvType, double>>{{KvType::fp8, 0.03}, {KvType::q4, 0.1}, {KvType::fp4r, 0.01}}) {
     Sequence s({4, 2, 128}, type, 100, stream);
     s.store(0, 100);
     s.read_back();
@@ -247,6 +316,43 @@ TEST_F(AttentionCuda, TypesKeepWhatTheirBitsCan) {
     }
     EXPECT_LE(std::sqrt(error / signal), limit) << to_string(type);
     EXPECT_GT(error, 0) << to_string(type);
+  }
+}
+
+TEST_F(AttentionCuda, PagesAreSkippedByTheirCoarseScores) {
+  for (const int64_t length : {100, 3000}) {
+    Sequence s({8, 2, 128}, KvType::fp4r, length, stream);
+    s.store(0, length);
+    s.read_back();
+    const auto dense = decode(s, length - 1, 0);
+    for (const float delta : {0.0f, 2.0f, 8.0f, 100.0f}) {
+      Kept kept;
+      const auto got = decode(s, length - 1, 0, delta, &kept);
+      std::vector<float> expected;
+      for (int head = 0; head < 2; ++head) {
+        const uint32_t* const mask = kept.mask.data() + head * mask_words(s);
+        const auto keeps = [&](int64_t page) { return (mask[page / 32] >> (page % 32) & 1u) != 0; };
+        int64_t count = 0;
+        for (int64_t page = 0; page < s.pages; ++page) count += keeps(page) ? 1 : 0;
+        EXPECT_EQ(count, kept.counts[static_cast<size_t>(head)]);
+        EXPECT_TRUE(keeps(0) && keeps(s.pages - 1)) << "the first and the newest page are always seen";
+        const auto part = s.attend_to_pages(length - 1, head, keeps);
+        expected.insert(expected.end(), part.begin(), part.end());
+        // A page with a score within delta of the largest is kept. Coarse scores are off by a tenth of a key, so of
+        // about 0.1 · |q| / √d · √d = 0.1 · √128 / √128 …: measured below 0.6 nats.
+        if (delta >= 2) {
+          for (const int64_t page : s.pages_within(length - 1, head, delta - 1.5)) EXPECT_TRUE(keeps(page)) << page;
+        }
+      }
+      EXPECT_LE(largest_difference(got, expected), tolerance) << length << " tokens, delta " << delta;
+      if (delta == 100.0f) {
+        EXPECT_EQ(got, dense);
+        EXPECT_EQ(kept.counts, std::vector<int32_t>(2, static_cast<int32_t>(s.pages)));
+      }
+      if (delta == 0 && length == 3000) {
+        EXPECT_LE(kept.counts[0], 8) << "four heads, one page each, the first and the newest";
+      }
+    }
   }
 }
 
@@ -280,7 +386,7 @@ TEST_F(AttentionCuda, NormalizesAndRotatesLikeTheCpu) {
   args.position = at.as<int32_t>();
   auto out = test::poisoned(4 * 48 * 2, stream);
   args.out = out.as<__half>();
-  device::DeviceBuffer workspace(decode_attention_workspace(4, 2, 48));
+  device::DeviceBuffer workspace(decode_attention_workspace({4, 2, 48}));
   workspace.fill(0, stream);
   args.workspace = workspace.data();
   decode_attention_cuda(args, stream.get());

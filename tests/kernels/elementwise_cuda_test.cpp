@@ -86,7 +86,25 @@ TEST_F(ElementwiseCuda, SiluAndEmbedding) {
   const std::vector<int32_t> ids = {10, 0, 3, 3};
   const auto table_device = on_device(halves(table.values), stream), ids_device = on_device(ids, stream);
   auto x = test::poisoned(ids.size() * 400, stream);
-  embed_cuda({table_device.data(), DType::f16, ids_device.as<int32_t>(), 4, 100, x.as<float>(), false}, stream.get());
+  // Besides, the row of the angles' tables that belongs to a position: the fourth of 9.
+  RandomMatrix cosines(9, 20, 8), sines(9, 20, 9);
+  const auto cosines_device = on_device(cosines.values, stream), sines_device = on_device(sines.values, stream);
+  const auto position = on_device(std::vector<int32_t>{3}, stream);
+  auto cosine = test::poisoned(20 * 4, stream), sine = test::poisoned(20 * 4, stream);
+  embed_cuda({table_device.data(),
+              DType::f16,
+              ids_device.as<int32_t>(),
+              4,
+              100,
+              x.as<float>(),
+              false,
+              {cosines_device.as<float>(), sines_device.as<float>(), 20, position.as<int32_t>(), cosine.as<float>(),
+               sine.as<float>()}},
+             stream.get());
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(from_device<float>(cosine, 20, stream)[static_cast<size_t>(i)], cosines.row(3)[i]);
+    EXPECT_EQ(from_device<float>(sine, 20, stream)[static_cast<size_t>(i)], sines.row(3)[i]);
+  }
   const auto got = from_device<float>(x, 400, stream);
   const auto expected = rounded(table.values);
   for (size_t r = 0; r < ids.size(); ++r) {

@@ -1,0 +1,268 @@
+// What the kernels of one token's attention share: who does what, the token's heads on their way into shared memory and
+// the cache, and rows of a page as mma operands.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "device/fragment.cuh"
+#include "kernels/attention_cuda.h"
+#include "kernels/kbit_exchange.cuh"
+#include "kernels/kv_encode.cuh"
+#include "kernels/kv_fragments.cuh"
+
+namespace w4q::kernels::decode {
+
+inline constexpr int warps = 8;
+inline constexpr int threads = warps * 32;
+inline constexpr int tile_heads = 8;  ///< query heads of a block: the columns of an mma
+/// Pages that a block takes at least, before another one joins.
+inline constexpr int pages_per_split = warps;
+inline constexpr int most_splits = 64;
+inline constexpr float log2_e = 1.4426950408889634f;
+/// Below every score, and still finite: differences of two of it are zero.
+inline constexpr float lowest = -1e30f;
+
+struct Plan {
+  int head_tiles, splits;
+};
+
+struct Task {
+  const __half* qkv;
+  PagedLayer layer;
+  HeadRotation rotation;
+  const int32_t* position;
+  __half* out;
+  kbit::Packet* packets;  ///< [key head and tile][split][tile_heads · dim]
+  float* split_max;       ///< fp4r: [key head and tile][split][tile_heads]
+  __half* page_max;       ///< fp4r: [key head and tile][page_capacity][tile_heads]
+  int64_t page_capacity;
+  uint32_t* keep_mask;  ///< fp4r, or null
+  int32_t* kept;        ///< fp4r, or null
+  float margin;         ///< fp4r, in units of log2
+  int64_t window;
+  int heads, group, head_tiles;
+};
+
+/// The key head and the query heads of a block.
+struct BlockHeads {
+  int kv_head, first, count;
+
+  __device__ explicit BlockHeads(const Task& task) {
+    kv_head = static_cast<int>(blockIdx.y) / task.head_tiles;
+    const int tile = static_cast<int>(blockIdx.y) % task.head_tiles;
+    first = kv_head * task.group + tile * tile_heads;
+    count = min(tile_heads, task.group - tile * tile_heads);
+  }
+};
+
+/// The stretch of pages of a block.
+struct Stretch {
+  int position, oldest;  ///< tokens that count: oldest … position
+  int begin, pages;      ///< pages that have some
+  int active;            ///< blocks of this key head that have pages
+  int first, past;       ///< pages of this block
+
+  __device__ Stretch(const Task& task, int position_, int split, int splits) : position(position_) {
+    oldest = task.window > 0 && position >= task.window ? position - static_cast<int>(task.window) + 1 : 0;
+    begin = oldest / kv_page_tokens;
+    pages = position / kv_page_tokens + 1 - begin;
+    active = min(splits, (pages + pages_per_split - 1) / pages_per_split);
+    const int each = (pages + active - 1) / active;
+    active = (pages + each - 1) / each;
+    first = begin + min(split * each, pages);
+    past = begin + min((split + 1) * each, pages);
+  }
+  __device__ bool sees(int token) const { return token >= oldest && token < position; }
+  /// Whether every token of a page is seen and older than the one that attends.
+  __device__ bool sees_all(int page) const {
+    return page * kv_page_tokens >= oldest && (page + 1) * kv_page_tokens <= position;
+  }
+};
+
+/// The position as it stands now: not from a register, because it is asked for before and after a wait.
+__device__ __forceinline__ int read_position(const Task& task) {
+  int position;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(position) : "l"(task.position) : "memory");
+  return position;
+}
+
+/// Where the keys and values of a page stand for a key head.
+template <KvType type, int dim>
+struct PagePlace {
+  static constexpr int key_bytes = kv_head_page_bytes(type, dim);
+  static constexpr int value_bytes = kv_value_page_bytes(type, dim);
+  const std::byte *keys, *values;
+
+  __device__ PagePlace(const Task& task, int kv_head, int index) {
+    const int64_t page = task.layer.table[index];
+    keys = head_page(task.layer.keys, page, task.layer.kv_heads, kv_head, key_bytes);
+    values = head_page(task.layer.values, page, task.layer.kv_heads, kv_head, value_bytes);
+  }
+};
+
+/// One lane's part of the keys of a token, with all that is known of them.
+template <KvType type, int dim>
+struct FineKey : LaneRow<type, dim, 4> {
+  __device__ void prepare() {}
+};
+template <int dim>
+struct FineKey<KvType::fp4r, dim> : Fp4Row<dim> {
+  __half2 scales[(Fp4Row<dim>::groups + 1) / 2];
+
+  __device__ void prepare() {
+#pragma unroll
+    for (int i = 0; i < (Fp4Row<dim>::groups + 1) / 2; ++i)
+      scales[i] = this->scale_pair(i, Fp4Row<dim>::fine_scale_factor);
+  }
+  __device__ uint32_t pair(int p) const { return this->fine_pair(p, scales[2 * p / kv_fp4_group / 2]); }
+};
+/// The same from the codes of fp4r alone.
+template <int dim>
+struct CoarseKey : Fp4Row<dim> {
+  __half2 scales[(Fp4Row<dim>::groups + 1) / 2];
+
+  __device__ void prepare() {
+#pragma unroll
+    for (int i = 0; i < (Fp4Row<dim>::groups + 1) / 2; ++i) scales[i] = this->scale_pair(i, Fp4Row<dim>::coarse_factor);
+  }
+  __device__ uint32_t pair(int p) const { return this->coarse_pair(p, scales[2 * p / kv_fp4_group / 2]); }
+};
+
+/// Keys g and g + 8 of a page, a lane's part.
+template <KvType type, int dim, class Key>
+__device__ __forceinline__ void load_keys(const std::byte* page, Key (&keys)[2]) {
+  const int g = static_cast<int>(threadIdx.x) % 32 / 4;
+  const int t = static_cast<int>(threadIdx.x) % 4;
+  const std::byte* const codes = Key::codes_at(page, g, t);
+  const std::byte* const parameters = Key::parameters_at(page, g, t);
+  keys[0].load(codes, parameters);
+  keys[1].load(codes + 8 * kv_row_bytes(type, dim), parameters + 8 * kv_parameter_bytes(type, dim));
+}
+
+/// The queries of a block as the A operand: lane (g, t) has head g; rows 8 to 15 are not used.
+template <KvType type, int dim>
+struct QueryFragments {
+  static constexpr int steps = dim / 16;
+  uint32_t words[steps][2];
+
+  __device__ void load(const __half (&queries)[tile_heads][dim]) {
+    const int g = static_cast<int>(threadIdx.x) % 32 / 4;
+    const int t = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+    for (int step = 0; step < steps; ++step) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int d = RowSplit<type, dim, 4>::dim_of(t, 2 * step + half);
+        words[step][half] = *reinterpret_cast<const uint32_t*>(&queries[g][d]);
+      }
+    }
+  }
+  /// Scores of head g for eight keys; the lane's are those of keys 2t and 2t + 1.
+  template <class Key>
+  __device__ void scores(Key& key, float (&c)[4]) const {
+    c[0] = c[1] = c[2] = c[3] = 0;
+    key.prepare();
+#pragma unroll
+    for (int step = 0; step < steps; ++step) {
+      const uint32_t a[4] = {words[step][0], 0, words[step][1], 0};
+      device::HalfType::mma(c, a, key.pair(2 * step), key.pair(2 * step + 1));
+    }
+  }
+};
+
+/// A query, key or value head of the token: which, and where it goes.
+struct Item {
+  bool query, key;
+  int head;  ///< in the row of q, k and v heads
+
+  __device__ Item(const Task& task, const BlockHeads& heads, int index) {
+    query = index < heads.count;
+    key = index == heads.count;
+    head = query ? heads.first + index : task.heads + (key ? 0 : task.layer.kv_heads) + heads.kv_head;
+  }
+};
+
+/// A head of the token as it comes, a lane's values.
+template <int dim>
+struct RawHead {
+  float values[dim / 32];
+
+  __device__ RawHead(const Task& task, const Item& item) {
+    const __half* const from = task.qkv + int64_t{item.head} * task.layer.head_dim;
+#pragma unroll
+    for (int j = 0; j < dim / 32; ++j) {
+      const int i = static_cast<int>(threadIdx.x) % 32 + 32 * j;
+      values[j] = i < task.layer.head_dim ? __half2float(from[i]) : 0.0f;
+    }
+  }
+};
+
+/// What a warp asks for before it knows where the token stands: its first head and the angles, where they do not depend
+/// on the position.
+template <int dim>
+struct EarlyLoads {
+  RawHead<dim> head;
+  Angles<dim> angles;
+
+  __device__ EarlyLoads(const Task& task, const BlockHeads& heads)
+      : head(task, Item(task, heads, min(static_cast<int>(threadIdx.x) / 32, heads.count + 1))),
+        angles(task.rotation.cosine, task.rotation.sine, task.rotation.single ? task.rotation.pairs : 0) {}
+};
+
+/// The token's heads: those that the block's queries are go into shared memory, and with `stores` its key and value
+/// into the cache and `fresh`, a head page of keys and one of values. `rows` is scratch, one for each warp.
+template <KvType type, int dim>
+__device__ void prepare_heads(const Task& task, const BlockHeads& heads, EarlyLoads<dim>& early, int position,
+                              bool stores, float (&rows)[warps][dim], __half (&queries)[tile_heads][dim],
+                              std::byte* fresh) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int head_dim = task.layer.head_dim;
+  const HeadRotation& rotation = task.rotation;
+  if (!rotation.single) {
+    const int64_t at = int64_t{position} * rotation.pairs;
+    early.angles = Angles<dim>(rotation.cosine + at, rotation.sine + at, rotation.pairs);
+  }
+  float* const row = rows[warp];
+  for (int index = warp; index < heads.count + (stores ? 2 : 0); index += warps) {
+    const Item item(task, heads, index);
+    if (index != warp) early.head = RawHead<dim>(task, item);
+#pragma unroll
+    for (int j = 0; j < dim / 32; ++j) row[lane + 32 * j] = early.head.values[j];
+    __syncwarp();
+    if (item.query || item.key) {
+      normalize_head(row, item.query ? rotation.q_norm : rotation.k_norm, head_dim, rotation.eps);
+      rotate_head(row, early.angles, rotation.pairs);
+    }
+    if (item.query) {
+      for (int i = lane; i < dim; i += 32) queries[index][i] = __float2half_rn(row[i]);
+    } else {
+      const KvType stored = item.key ? type : kv_value_type(type);
+      const int bytes = kv_head_page_bytes(stored, dim);
+      std::byte* const page =
+          head_page(item.key ? task.layer.keys : task.layer.values, task.layer.table[position / kv_page_tokens],
+                    task.layer.kv_heads, heads.kv_head, bytes);
+      encode_row(stored, row, dim, page, position % kv_page_tokens);
+      encode_row(stored, row, dim, fresh + (item.key ? 0 : kv_head_page_bytes(type, dim)), position % kv_page_tokens);
+    }
+    __syncwarp();
+  }
+  for (int i = static_cast<int>(threadIdx.x) + heads.count * dim; i < tile_heads * dim; i += threads) {
+    queries[i / dim][i % dim] = __ushort_as_half(0);
+  }
+  __syncthreads();
+}
+
+/// 2^x; 0 for what lies far below.
+__device__ __forceinline__ float power_of_two(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+/// Scores become units of log2.
+__device__ __forceinline__ float score_factor(const Task& task) {
+  return log2_e * rsqrtf(static_cast<float>(task.layer.head_dim));
+}
+
+}  // namespace w4q::kernels::decode
