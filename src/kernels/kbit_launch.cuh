@@ -105,11 +105,26 @@ bool can_overlap() {
   return answer;
 }
 
+/// Shared memory that a block may have: on every GPU from sm_80 on, and on those with large blocks (sm_80, sm_90).
+constexpr int least_shared_bytes = 99 * 1024;
+constexpr int large_shared_bytes = 163 * 1024;
+inline bool has_large_blocks() {
+  static const bool answer = [] {
+    int device = 0;
+    int bytes = 0;
+    device::check(cudaGetDevice(&device), "asking for the GPU");
+    device::check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+                  "asking for the shared memory of a block");
+    return bytes >= large_shared_bytes;
+  }();
+  return answer;
+}
+
 /// Launches `kernel` with its shared memory allowed.
-template <auto kernel, int shared_bytes, class Args>
+template <auto kernel, int shared_bytes, int most_bytes = least_shared_bytes, class Args>
 void launch_kernel(const Args& args, int blocks, int threads, cudaStream_t stream, std::string_view name,
                    std::string_view shape) {
-  static_assert(shared_bytes <= 99 * 1024, "an sm_89 block has 99 KB of shared memory");
+  static_assert(shared_bytes <= most_bytes, "more shared memory than a block of the GPU has");
   static const cudaError_t allowed =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   device::check(allowed, "asking for shared memory");
