@@ -3,7 +3,9 @@
 
 #include "calibration_options.h"
 #include "common_options.h"
+#include "device/choice.h"
 #include "pipeline/calibrate_model.h"
+#include "pipeline/calibration_cuda.h"
 
 namespace w4q::app {
 namespace {
@@ -13,6 +15,7 @@ struct Options {
   CalibrationArguments calibration;
   std::string model;
   std::string output;
+  std::string device = "auto";
   std::vector<std::string> merge;
   bool diagonal = false;
   bool sensitivity = false;
@@ -30,6 +33,7 @@ int run(const Options& options) {
   request.options.max_memory = static_cast<int64_t>(options.calibration.max_memory);
   request.merge.assign(options.merge.begin(), options.merge.end());
   request.overwrite = options.overwrite;
+  if (device::choose_device(options.device) == device::Device::cuda) request.options.gpu = pipeline::make_cuda_work();
   const auto report = pipeline::calibrate_model(request);
   print(options.common, pipeline::to_text(report), pipeline::to_json(report));
   return 0;
@@ -48,6 +52,7 @@ void setup_calibrate(CLI::App& app, Action& action) {
                     "Leave out the Gram matrices: a small file, and searches that ignore correlations");
   command->add_flag("--sensitivity", options->sensitivity,
                     "Also measure how much each linear layer matters, for --target-bpw");
+  add_device(*command, options->device);
   command->add_flag("--overwrite", options->overwrite, "Replace an existing file");
   add_common(*command, options->common);
   command->callback([&action, options] { action = [options] { return run(*options); }; });

@@ -13,23 +13,6 @@ DeviceBuffer upload_vector(const std::vector<float>& values, const device::Strea
   return buffer;
 }
 
-CudaLayer upload_layer(const LayerWeights& weights, const device::Stream& stream) {
-  using Layers = std::span<const kernels::LinearWeight* const>;
-  const std::array qkv = {&weights.q, &weights.k, &weights.v};
-  const std::array gate_up = {&weights.gate, &weights.up};
-  const std::array o = {&weights.o}, down = {&weights.down};
-  CudaLayer layer;
-  layer.input_norm = upload_vector(weights.input_norm, stream);
-  layer.post_attention_norm = upload_vector(weights.post_attention_norm, stream);
-  layer.q_norm = upload_vector(weights.q_norm, stream);
-  layer.k_norm = upload_vector(weights.k_norm, stream);
-  layer.qkv = upload_linears(Layers(qkv), stream);
-  layer.o = upload_linears(Layers(o), stream);
-  layer.gate_up = upload_linears(Layers(gate_up), stream);
-  layer.down = upload_linears(Layers(down), stream);
-  return layer;
-}
-
 bool is_dense(const kernels::LinearWeight& weight) {
   return std::holds_alternative<kernels::LinearWeight::Dense>(weight.matrix);
 }
@@ -49,6 +32,23 @@ CudaLinear tied_head(const kernels::LinearWeight& weight, const DeviceBuffer& ta
 }
 
 }  // namespace
+
+CudaLayer upload_layer(const LayerWeights& weights, const device::Stream& stream) {
+  using Layers = std::span<const kernels::LinearWeight* const>;
+  const std::array qkv = {&weights.q, &weights.k, &weights.v};
+  const std::array gate_up = {&weights.gate, &weights.up};
+  const std::array o = {&weights.o}, down = {&weights.down};
+  CudaLayer layer;
+  layer.input_norm = upload_vector(weights.input_norm, stream);
+  layer.post_attention_norm = upload_vector(weights.post_attention_norm, stream);
+  layer.q_norm = upload_vector(weights.q_norm, stream);
+  layer.k_norm = upload_vector(weights.k_norm, stream);
+  layer.qkv = upload_linears(Layers(qkv), stream);
+  layer.o = upload_linears(Layers(o), stream);
+  layer.gate_up = upload_linears(Layers(gate_up), stream);
+  layer.down = upload_linears(Layers(down), stream);
+  return layer;
+}
 
 CudaModel CudaModel::upload(const Model& model) {
   const device::Stream stream;

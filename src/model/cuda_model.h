@@ -19,6 +19,9 @@ struct CudaLayer {
   CudaLinear qkv, o, gate_up, down;
 };
 
+/// Brings one layer to the current GPU. Throws as upload_linears.
+CudaLayer upload_layer(const LayerWeights& weights, const device::Stream& stream);
+
 class CudaModel {
  public:
   /// Brings a model to the current GPU: packed weights in the layout of their kernel, others as f16 (upload_linears).

@@ -13,6 +13,7 @@
 #include "model/packed_checkpoint.h"
 #include "model/token_file.h"
 #include "model/tokenizer.h"
+#include "pipeline/calibration_cuda.h"
 #include "pipeline/digest.h"
 #include "pipeline/hidden_states.h"
 #include "pipeline/plan.h"
@@ -109,7 +110,12 @@ struct Calibration::Impl {
         config(config_),
         windows(std::move(windows_)),
         options(options_),
-        states(windows.samples, windows.length, config.hidden_size,
+        gpu(options.gpu == nullptr
+                ? nullptr
+                : std::make_unique<CalibrationCuda>(options.gpu, config,
+                                                    CalibrationShape{windows.samples, windows.length, options.gram})),
+        resident(gpu == nullptr ? 0 : gpu->resident()),
+        states(windows.samples - resident, windows.length, config.hidden_size,
                states_limit(checkpoint, config, windows.length, options), options.spill_at),
         decoder(config) {
     const auto width = static_cast<size_t>(config.kv_heads * windows.length * config.head_dim);
@@ -120,13 +126,24 @@ struct Calibration::Impl {
 
   void embed() {
     const auto embeddings = model::load_embeddings(checkpoint, quantization, config);
-    for (int64_t window = 0; window < windows.samples; ++window) {
-      model::embed(embeddings, windows.window(window), states.get(window));
-      states.put(window);
+    std::vector<float> embedded(resident > 0 ? static_cast<size_t>(windows.length * config.hidden_size) : 0);
+    const MatrixView<float> hidden(embedded.data(), windows.length, config.hidden_size);
+    for (int64_t window = 0; window < resident; ++window) {
+      model::embed(embeddings, windows.window(window), hidden);
+      gpu->put(window, hidden);
+    }
+    for (int64_t window = resident; window < windows.samples; ++window) {
+      model::embed(embeddings, windows.window(window), states.get(window - resident));
+      states.put(window - resident);
     }
   }
 
-  LayerStatistics run(int64_t index) {
+  LayerStatistics run(int64_t index, bool keep_gram) {
+    const auto weights = model::load_layer(checkpoint, quantization, config, index);
+    return gpu != nullptr ? gpu->run(weights, index, states, keep_gram, options.on_window) : run_on_cpu(weights, index);
+  }
+
+  LayerStatistics run_on_cpu(const model::LayerWeights& weights, int64_t index) {
     const auto groups = linear_groups(config, index);
     LayerStatistics result;
     for (size_t i = 0; i < groups.size(); ++i) result[i] = quantize::make_statistics(groups[i].width, options.gram);
@@ -136,7 +153,6 @@ struct Calibration::Impl {
         if (groups[i].name() == linears.front()) quantize::add_rows(result[i], input, groups[i].name());
       }
     };
-    const auto weights = model::load_layer(checkpoint, quantization, config, index);
     const kernels::KeyValueCache cache{keys.data(), values.data(), config.kv_heads, windows.length, config.head_dim};
     for (int64_t window = 0; window < windows.samples; ++window) {
       decoder.run(weights, index, cache, states.get(window), &observer);
@@ -152,6 +168,8 @@ struct Calibration::Impl {
   const model::QuantizationConfig quantization;  // empty: calibration runs on the weights as they are stored
   const CalibrationWindows windows;
   const CalibrationOptions options;
+  const std::unique_ptr<CalibrationCuda> gpu;
+  const int64_t resident;  // windows on the GPU, which are not among `states`
   HiddenStates states;
   model::LayerDecoder decoder;
   std::vector<float> keys, values;
@@ -163,10 +181,10 @@ Calibration::Calibration(const io::Checkpoint& checkpoint, const model::ModelCon
     : impl_(std::make_unique<Impl>(checkpoint, config, std::move(windows), options)) {}
 Calibration::~Calibration() = default;
 
-LayerStatistics Calibration::next() {
+LayerStatistics Calibration::next(bool keep_gram) {
   ensure(impl_->layer < impl_->config.layers, "calibration: there is no further layer");
   if (impl_->layer == 0) impl_->embed();
-  return impl_->run(impl_->layer++);
+  return impl_->run(impl_->layer++, keep_gram);
 }
 
 int64_t Calibration::spilled() const noexcept { return impl_->states.spilled(); }

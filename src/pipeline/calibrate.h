@@ -15,6 +15,10 @@
 #include "model/config.h"
 #include "pipeline/linear_groups.h"
 
+namespace w4q::quantize {
+struct CudaWork;
+}
+
 namespace w4q::pipeline {
 
 /// Where calibration text comes from, and how much of it is used.
@@ -49,6 +53,8 @@ struct CalibrationOptions {
   int64_t reserved_memory = 0;      ///< of these, bytes that the caller needs for itself
   std::filesystem::path spill_at;   ///< where hidden states that do not fit go: a hidden folder beside this path
   std::function<void()> on_window;  ///< called after each window of each layer
+  /// Run the layers on the GPU; null: on the CPU. `max_memory` counts host memory only.
+  std::shared_ptr<quantize::CudaWork> gpu;
 };
 
 /// The walk through the layers. Holds the hidden states of all windows and one layer's weights.
@@ -59,8 +65,9 @@ class Calibration {
               const CalibrationOptions& options);
   ~Calibration();
 
-  /// Runs the next layer over all windows. Layers come in order; throws internal after the last one.
-  LayerStatistics next();
+  /// Runs the next layer over all windows. Layers come in order; throws internal after the last one. On the GPU Gram
+  /// matrices stay there with `keep_gram`.
+  LayerStatistics next(bool keep_gram = false);
   /// How many windows lie on disk between layers.
   int64_t spilled() const noexcept;
 

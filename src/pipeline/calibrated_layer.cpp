@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "core/error.h"
@@ -11,6 +12,7 @@
 #include "core/text.h"
 #include "formats/scheme_registry.h"
 #include "kernels/linear.h"
+#include "pipeline/layer_cuda.h"
 #include "pipeline/rotated_weight.h"
 #include "quantize/awq.h"
 #include "quantize/feedback.h"
@@ -73,7 +75,7 @@ class LayerJob {
  public:
   LayerJob(const io::Checkpoint& checkpoint, const model::ModelConfig& config, int64_t layer,
            const LayerStatistics& statistics, const SchemeOf& scheme_of, const quantize::QuantizeOptions& options,
-           const CalibratedOptions& calibrated)
+           const CalibratedOptions& calibrated, const std::shared_ptr<quantize::CudaWork>& gpu)
       : checkpoint_(checkpoint),
         config_(config),
         layer_(layer),
@@ -84,6 +86,7 @@ class LayerJob {
         groups_(linear_groups(config, layer)),
         targets_(wanted_targets(config, layer, scheme_of, calibrated)) {
     for (const auto& group : groups_) rotations_.emplace_back(options.rotation, group.width);
+    if (gpu != nullptr) gpu_.emplace(gpu);
   }
 
   CalibratedLayer run() {
@@ -113,6 +116,7 @@ class LayerJob {
     report.name = groups_[group].name();
     report.target = targets_[group].kind;
     const auto names = packed_linears(group);
+    if (gpu_) return search_on_gpu(group, names);
     if (names.empty()) return;
     const auto gram = quantize::mean_gram(statistics_[group]);
     const auto mean_abs = statistics_[group].mean_abs();
@@ -143,11 +147,53 @@ class LayerJob {
     report.scaled_error = found.error;
   }
 
+  void search_on_gpu(size_t group, const std::vector<std::string>& names) {
+    GroupReport& report = reports_[group];
+    const size_t own = gpu_->add_group(statistics_[group]);
+    for (const auto& name : names) {
+      const auto loaded = checkpoint_.load(name + ".weight");
+      const auto measured = gpu_->add(own, loaded.view(), *scheme_of_(name), plainly(options_));
+      outputs_[name] = {measured.power, measured.plain, 0};
+      report.output += measured.power;
+      report.plain_error += measured.plain;
+    }
+    report.scaled_error = report.plain_error;
+    if (names.empty() || targets_[group].kind == Kind::none) return;
+    const auto mean_abs = statistics_[group].mean_abs();
+    const auto shared = shared_channels(config_, group, targets_[group]);
+    const auto found = gpu_->search(own, mean_abs, shared, report.plain_error);
+    if (found.alpha > 0) scales_[group] = found.scales;
+    report.alpha = found.alpha;
+    report.scaled_error = found.error;
+  }
+
+  void pack_on_gpu(size_t group, const std::vector<std::string>& names) {
+    GroupReport& report = reports_[group];
+    if (!scales_[group].empty()) gpu_->scale(group, scales_[group]);
+    double damping = calibrated_.damping;
+    for (size_t i = 0; i < names.size(); ++i) {
+      check_interrupt();
+      const Stopwatch watch;
+      const auto rows = row_scales_.find(names[i]);
+      LayerCuda::Packing packing{
+          clips(options_) && !calibrated_.feedback, calibrated_.feedback, calibrated_.damping, {}};
+      if (rows != row_scales_.end()) packing.rows = rows->second;
+      auto packed = gpu_->pack(group, i, options_, packing);
+      damping = std::max(damping, packed.damping);
+      report.packed_error += packed.error;
+      keep(group, names[i], std::move(packed.result), packed.error, watch.seconds());
+    }
+    if (damping > calibrated_.damping) note_damping(group, damping);
+    gpu_->drop(group);
+    result_.groups.push_back(report);
+  }
+
   void pack(size_t group) {
     GroupReport& report = reports_[group];
     const auto names = packed_linears(group);
     if (names.empty()) return;
     if (calibrated_.feedback) check_gram(group);
+    if (gpu_) return pack_on_gpu(group, names);
     auto gram = quantize::mean_gram(statistics_[group]);
     const MatrixView<float> gram_view(gram.data(), groups_[group].width, groups_[group].width);
     if (const auto& scales = scales_[group]; !scales.empty()) {
@@ -167,11 +213,13 @@ class LayerJob {
     if (known != factors_.end()) return known->second;
     const std::string& name = groups_[group].name();
     const auto& made = factors_.try_emplace(block, gram, block, calibrated_.damping, name).first->second;
-    if (made.damping() > calibrated_.damping) {
-      result_.notes.push_back(
-          concat(printable(name), ": its inputs are nearly dependent; the damping was raised to ", made.damping()));
-    }
+    if (made.damping() > calibrated_.damping) note_damping(group, made.damping());
     return made;
+  }
+
+  void note_damping(size_t group, double damping) {
+    result_.notes.push_back(concat(printable(groups_[group].name()),
+                                   ": its inputs are nearly dependent; the damping was raised to ", damping));
   }
 
   void check_gram(size_t group) {
@@ -209,21 +257,31 @@ class LayerJob {
     const auto rows = row_scales_.find(name);
     if (rows != row_scales_.end()) divide_rows(weight.matrix(), rows->second);
 
-    CalibratedLinear packed{};
     const TensorView view{weight.name, DType::f32, weight.shape, bytes_of(weight.values)};
-    packed.result = quantize::rounding_quantizer(scheme).run(view, scheme, options);
-    packed.seconds = watch.seconds();
+    auto result = quantize::rounding_quantizer(scheme).run(view, scheme, options);
+    const double seconds = watch.seconds();
+    const double error = packed_error(result.weight, {original.data(), view.shape[0], view.shape[1]}, gram,
+                                      rows == row_scales_.end() ? nullptr : &rows->second);
+    keep(group, name, std::move(result), error, seconds);
+    return error;
+  }
+
+  /// A linear that is packed, and the error of its outputs.
+  void keep(size_t group, const std::string& name, quantize::QuantizeResult result, double output_error,
+            double seconds) {
+    const auto rows = row_scales_.find(name);
+    CalibratedLinear packed{};
+    packed.result = std::move(result);
+    packed.seconds = seconds;
     if (targets_[group].kind == Kind::input_scale) {
-      packed.input_scale = scales.empty() ? std::vector<float>(static_cast<size_t>(weight.shape[1]), 1.0f) : scales;
+      packed.input_scale =
+          scales_[group].empty() ? std::vector<float>(static_cast<size_t>(groups_[group].width), 1.0f) : scales_[group];
     }
     packed.error =
         effective_error(name, packed.result.weight, group, rows == row_scales_.end() ? nullptr : &rows->second);
     packed.output = outputs_[name];
-    packed.output.packed = packed_error(packed.result.weight, {original.data(), view.shape[0], view.shape[1]}, gram,
-                                        rows == row_scales_.end() ? nullptr : &rows->second);
-    const double error = packed.output.packed;
+    packed.output.packed = output_error;
     result_.linears.emplace(name, std::move(packed));
-    return error;
   }
 
   /// Searched scales and feedback choose the ranges of blocks themselves, from weights that are not clipped.
@@ -274,6 +332,7 @@ class LayerJob {
   std::map<std::string, OutputError, std::less<>> outputs_;
   std::map<int64_t, quantize::ErrorFactor> factors_;                   // of the group that is being packed, by block
   std::map<std::string, std::vector<float>, std::less<>> row_scales_;  // of linears that scales were folded into
+  std::optional<LayerCuda> gpu_;  // the groups of the layer on the GPU, by their numbers
   CalibratedLayer result_;
 };
 
@@ -301,10 +360,23 @@ ScaleTargets wanted_targets(const model::ModelConfig& config, int64_t layer, con
   return options.scales ? scale_targets(config, layer, scheme_of, options.input_scales) : ScaleTargets{};
 }
 
+bool packs_on_gpu(const model::ModelConfig& config, int64_t layer, const SchemeOf& scheme_of,
+                  const quantize::QuantizeOptions& options, const CalibratedOptions& calibrated) {
+  const bool clips = calibrated.scales && calibrated.clip && !calibrated.feedback && !options.searches();
+  for (const auto& group : linear_groups(config, layer)) {
+    for (const auto& name : group.linears) {
+      const auto scheme = scheme_of(name);
+      if (scheme && !LayerCuda::takes(*scheme, options, clips)) return false;
+    }
+  }
+  return true;
+}
+
 CalibratedLayer quantize_layer(const io::Checkpoint& checkpoint, const model::ModelConfig& config, int64_t layer,
                                const LayerStatistics& statistics, const SchemeOf& scheme_of,
-                               const quantize::QuantizeOptions& options, const CalibratedOptions& calibrated) {
-  return LayerJob(checkpoint, config, layer, statistics, scheme_of, options, calibrated).run();
+                               const quantize::QuantizeOptions& options, const CalibratedOptions& calibrated,
+                               const std::shared_ptr<quantize::CudaWork>& gpu) {
+  return LayerJob(checkpoint, config, layer, statistics, scheme_of, options, calibrated, gpu).run();
 }
 
 }  // namespace w4q::pipeline

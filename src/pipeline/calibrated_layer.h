@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -16,6 +17,10 @@
 #include "pipeline/linear_groups.h"
 #include "pipeline/scale_folding.h"
 #include "quantize/quantizer_registry.h"
+
+namespace w4q::quantize {
+struct CudaWork;
+}
 
 namespace w4q::pipeline {
 
@@ -73,10 +78,16 @@ int64_t calibrated_memory(const io::Checkpoint& checkpoint, const model::ModelCo
 ScaleTargets wanted_targets(const model::ModelConfig& config, int64_t layer, const SchemeOf& scheme_of,
                             const CalibratedOptions& options);
 
-/// Throws bad_argument when errors are to be fed back and the statistics have no Gram matrices, bad_file naming tensor,
-/// row and column of a weight that is not finite.
+/// Whether the GPU has a way for everything that is packed in a layer; otherwise the CPU packs it.
+bool packs_on_gpu(const model::ModelConfig& config, int64_t layer, const SchemeOf& scheme_of,
+                  const quantize::QuantizeOptions& options, const CalibratedOptions& calibrated);
+
+/// Where packs_on_gpu(), `gpu` may say that the GPU does the work; otherwise it is null. Searches choose what they
+/// choose on the CPU but for ties within rounding. Throws bad_argument when errors are to be fed back and the
+/// statistics have no Gram matrices, bad_file naming tensor, row and column of a weight that is not finite.
 CalibratedLayer quantize_layer(const io::Checkpoint& checkpoint, const model::ModelConfig& config, int64_t layer,
                                const LayerStatistics& statistics, const SchemeOf& scheme_of,
-                               const quantize::QuantizeOptions& options, const CalibratedOptions& calibrated);
+                               const quantize::QuantizeOptions& options, const CalibratedOptions& calibrated,
+                               const std::shared_ptr<quantize::CudaWork>& gpu = nullptr);
 
 }  // namespace w4q::pipeline

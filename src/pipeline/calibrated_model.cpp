@@ -9,6 +9,7 @@
 #include "core/stopwatch.h"
 #include "core/text.h"
 #include "kernels/gemm.h"
+#include "pipeline/calibration_cuda.h"
 #include "quantize/awq.h"
 
 namespace w4q::pipeline {
@@ -88,6 +89,7 @@ CalibratedRun::CalibratedRun(const CalibratedRequest& request, const std::filesy
                              const std::filesystem::path& output)
     : options_(request.options), checkpoint_(checkpoint), config_(config), scheme_of_(std::move(scheme_of)) {
   check_sources(request);
+  if (request.device == device::Device::cuda) gpu_ = make_cuda_work();
   if (!request.statistics.empty()) {
     file_.emplace(StatisticsFile::open(request.statistics, config));
     file_->check_model(model_identity(checkpoint));
@@ -105,6 +107,7 @@ CalibratedRun::CalibratedRun(const CalibratedRequest& request, const std::filesy
   options.max_memory = request.max_memory;
   options.reserved_memory = calibrated_memory(checkpoint, config, scheme_of_, options_);
   options.spill_at = output;
+  options.gpu = gpu_;
   calibration_.emplace(checkpoint, config, std::move(windows), options);
   if (calibration_->spilled() > 0) {
     notes_.push_back(concat(calibration_->spilled(), " windows of activations lay on disk between layers"));
@@ -115,8 +118,11 @@ CalibratedRun::~CalibratedRun() = default;
 
 CalibratedLayer CalibratedRun::next(const quantize::QuantizeOptions& options) {
   ensure(layer_ < config_.layers, "CalibratedRun: there is no further layer");
-  const auto statistics = calibration_ ? calibration_->next() : file_->load(layer_);
-  CalibratedLayer layer = quantize_layer(checkpoint_, config_, layer_++, statistics, scheme_of_, options, options_);
+  const bool on_gpu = gpu_ != nullptr && packs_on_gpu(config_, layer_, scheme_of_, options, options_);
+  const auto statistics = calibration_ ? calibration_->next(on_gpu) : file_->load(layer_);
+  CalibratedLayer layer =
+      quantize_layer(checkpoint_, config_, layer_, statistics, scheme_of_, options, options_, on_gpu ? gpu_ : nullptr);
+  ++layer_;
   notes_.insert(notes_.end(), layer.notes.begin(), layer.notes.end());
   return layer;
 }

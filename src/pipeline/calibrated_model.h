@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "device/choice.h"
 #include "io/checkpoint.h"
 #include "io/json.h"
 #include "model/config.h"
@@ -23,6 +24,7 @@ struct CalibratedRequest {
   std::filesystem::path statistics;  ///< … or take this file; exactly one of the two
   int64_t max_memory = 0;            ///< as in CalibrationOptions
   CalibratedOptions options;
+  device::Device device = device::Device::cpu;  ///< where layers run and linears are searched and packed
 };
 
 /// Goes through the layers in order.
@@ -45,6 +47,7 @@ class CalibratedRun {
   const io::Checkpoint& checkpoint_;
   const model::ModelConfig& config_;
   const SchemeOf scheme_of_;
+  std::shared_ptr<quantize::CudaWork> gpu_;  // null on the CPU
   std::optional<StatisticsFile> file_;
   std::optional<Calibration> calibration_;
   std::vector<std::string> notes_;

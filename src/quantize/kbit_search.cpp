@@ -100,8 +100,7 @@ class Learning {
  public:
   Learning(const TensorView& weight, const Scheme& scheme, std::span<const float> importance, Scales rule, int exponent)
       : weight_(weight), scheme_(scheme), importance_(importance), rule_(rule), exponent_(exponent) {
-    const int64_t rows = std::clamp<int64_t>(learning_weights / weight.shape[1], panel_rows, weight.shape[0]);
-    stride_ = std::max<int64_t>(1, weight.shape[0] / std::max<int64_t>(1, rows));
+    stride_ = learning_stride(weight.shape[0], weight.shape[1]);
   }
 
   EntrySums sums(std::span<const float> table) const {
@@ -178,6 +177,11 @@ int searched_range_exponent(const BlockMaxima& maxima, ScaleType type) noexcept 
 
 PanelScales choose_scales(const PanelBlock& block, const KbitLevels& levels, ScaleType type, Scales rule) {
   return rule == Scales::search ? searched_scales(block, levels, type) : absmax_scales(block, levels, type);
+}
+
+int64_t learning_stride(int64_t n, int64_t k) noexcept {
+  const int64_t rows = std::min(n, std::max<int64_t>(learning_weights / k, panel_rows));
+  return std::max<int64_t>(1, n / std::max<int64_t>(1, rows));
 }
 
 std::vector<float> learn_table(const TensorView& weight, const Scheme& scheme, std::span<const float> start,

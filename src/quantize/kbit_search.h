@@ -20,6 +20,9 @@ int searched_range_exponent(const BlockMaxima& maxima, formats::ScaleType type) 
 /// Scales by the rule that the options ask for.
 PanelScales choose_scales(const PanelBlock& block, const KbitLevels& levels, formats::ScaleType type, Scales rule);
 
+/// Of a weight [n, k] every so manyth row takes part in learning.
+int64_t learning_stride(int64_t n, int64_t k) noexcept;
+
 /// A table learned by weighted Lloyd iterations from `start`: codes and scales for the table, then each entry to the
 /// weighted mean of what it stands for, until nothing is gained; `start` itself where that lessens the error by no more
 /// than the share `worthwhile`. Tensors of many weights are represented by at most

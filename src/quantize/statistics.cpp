@@ -147,6 +147,7 @@ void merge(InputStatistics& statistics, const InputStatistics& other, std::strin
 }
 
 std::vector<float> mean_gram(const InputStatistics& statistics) {
+  ensure(statistics.gpu_gram == nullptr, "mean_gram: the matrix stands on the GPU");
   const int64_t k = statistics.width;
   std::vector<float> result(static_cast<size_t>(k * k));
   const double scale = statistics.count > 0 ? 1.0 / static_cast<double>(statistics.count) : 0.0;

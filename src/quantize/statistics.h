@@ -3,12 +3,15 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string_view>
 #include <vector>
 
 #include "core/views.h"
 
 namespace w4q::quantize {
+
+class GramCuda;
 
 /// Sums over the rows [rows, k] that a linear layer has seen. Linears that read the same input share one.
 struct InputStatistics {
@@ -18,8 +21,9 @@ struct InputStatistics {
   std::vector<double> sum_squares;  ///< [k], Σ x²
   /// Σ xᵀx, the upper triangle row by row: (0,0) … (0,k−1), (1,1) …, triangle_size(k) values. Empty where nobody asked.
   std::vector<double> gram;
+  std::shared_ptr<GramCuda> gpu_gram;  ///< its mean instead, where it was made and is used: in GPU memory
 
-  bool has_gram() const noexcept { return !gram.empty(); }
+  bool has_gram() const noexcept { return !gram.empty() || gpu_gram != nullptr; }
   /// Σ |x| / count and Σ x² / count; zeros when nothing was seen.
   std::vector<float> mean_abs() const;
   std::vector<float> mean_squares() const;

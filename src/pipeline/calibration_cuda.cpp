@@ -1,0 +1,147 @@
+#include "pipeline/calibration_cuda.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "core/interrupt.h"
+#include "model/cuda_layer_decoder.h"
+#include "quantize/statistics_cuda.h"
+
+namespace w4q::pipeline {
+namespace {
+
+/// Rows that go through a layer together, if a window is not longer.
+constexpr int64_t batch_rows = 4096;
+
+/// What one layer takes while it is calibrated or packed, generously: matrices of the widest input in fp64 and fp32,
+/// the weights in fp32 twice, and a rest.
+int64_t layer_memory(const model::ModelConfig& config) {
+  int64_t weights = 0, widest = 0;
+  for (const auto& group : linear_groups(config, 0)) widest = std::max(widest, group.width);
+  const int64_t heads = (2 * config.heads + 2 * config.kv_heads) * config.head_dim;
+  weights = config.hidden_size * (heads + 3 * config.intermediate_size);
+  return 32 * widest * widest + 8 * weights + (int64_t{1} << 30);
+}
+
+/// Windows of `bytes` that stay in GPU memory.
+int64_t resident_windows(const model::ModelConfig& config, int64_t samples, int64_t bytes) {
+  size_t free = 0, total = 0;
+  device::check(cudaMemGetInfo(&free, &total), "asking for free memory");
+  return std::clamp<int64_t>((static_cast<int64_t>(free) - layer_memory(config)) / bytes, 0, samples);
+}
+
+}  // namespace
+
+std::shared_ptr<quantize::CudaWork> make_cuda_work() { return std::make_shared<quantize::CudaWork>(); }
+
+struct CalibrationCuda::Impl {
+  Impl(std::shared_ptr<quantize::CudaWork> work_, const model::ModelConfig& config_, const CalibrationShape& shape_)
+      : work(std::move(work_)),
+        config(config_),
+        shape(shape_),
+        batch(std::clamp<int64_t>(batch_rows / shape.length, 1, shape.samples)),
+        window_values(shape.length * config.hidden_size),
+        decoder(config, shape.length, batch, work->stream),
+        resident(resident_windows(config, shape.samples, window_values * int64_t{sizeof(float)})),
+        states(static_cast<size_t>(resident * window_values) * sizeof(float)) {}
+
+  float* window(int64_t index) { return states.as<float>() + index * window_values; }
+
+  void observe(std::span<const std::string> linears, const model::CudaMatrix& input) {
+    for (size_t i = 0; i < groups.size(); ++i) {
+      if (groups[i].name() != linears.front()) continue;
+      sums[i]->add_rows(static_cast<const __half*>(input.data), input.rows);
+    }
+  }
+
+  void run_resident(const model::CudaObserver& observer, const std::function<void()>& on_window) {
+    for (int64_t first = 0; first < resident; first += batch) {
+      const int64_t count = std::min(batch, resident - first);
+      decoder.run(window(first), count, observer);
+      work->stream.synchronize();
+      report(count, on_window);
+    }
+  }
+
+  void run_others(HiddenStates& others, const model::CudaObserver& observer, const std::function<void()>& on_window) {
+    if (resident == shape.samples) return;
+    device::DeviceBuffer staged(static_cast<size_t>(window_values) * sizeof(float));
+    for (int64_t i = 0; i < shape.samples - resident; ++i) {
+      const MatrixView<float> hidden = others.get(i);
+      const auto bytes = std::as_writable_bytes(std::span(hidden.data, static_cast<size_t>(window_values)));
+      staged.upload(bytes, work->stream);
+      decoder.run(staged.as<float>(), 1, observer);
+      staged.download(bytes, work->stream);
+      work->stream.synchronize();
+      others.put(i);
+      report(1, on_window);
+    }
+  }
+
+  static void report(int64_t count, const std::function<void()>& on_window) {
+    check_interrupt();
+    for (int64_t i = 0; on_window && i < count; ++i) on_window();
+  }
+
+  LayerStatistics collect(bool keep_gram) {
+    LayerStatistics result;
+    for (size_t i = 0; i < groups.size(); ++i) {
+      const std::string& name = groups[i].name();
+      if (keep_gram && shape.gram) {
+        result[i] = sums[i]->channels(name);
+        result[i].gpu_gram = std::make_shared<quantize::GramCuda>(sums[i]->gram());
+      } else {
+        result[i] = sums[i]->download(name);
+      }
+      sums[i].reset();
+    }
+    return result;
+  }
+
+  const std::shared_ptr<quantize::CudaWork> work;
+  const model::ModelConfig& config;
+  const CalibrationShape shape;
+  const int64_t batch, window_values;
+  model::CudaLayerDecoder decoder;
+  const int64_t resident;
+  device::DeviceBuffer states;  // [resident, length, hidden]
+  std::array<LinearGroup, groups_per_layer> groups;
+  std::array<std::optional<quantize::StatisticsCuda>, groups_per_layer> sums;
+};
+
+CalibrationCuda::CalibrationCuda(std::shared_ptr<quantize::CudaWork> work, const model::ModelConfig& config,
+                                 const CalibrationShape& shape)
+    : impl_(std::make_unique<Impl>(std::move(work), config, shape)) {}
+CalibrationCuda::~CalibrationCuda() = default;
+
+int64_t CalibrationCuda::resident() const noexcept { return impl_->resident; }
+
+void CalibrationCuda::put(int64_t window, MatrixView<const float> hidden) {
+  device::check(
+      cudaMemcpyAsync(impl_->window(window), hidden.data, static_cast<size_t>(impl_->window_values) * sizeof(float),
+                      cudaMemcpyHostToDevice, impl_->work->stream.get()),
+      "copying hidden states");
+  impl_->work->stream.synchronize();
+}
+
+LayerStatistics CalibrationCuda::run(const model::LayerWeights& weights, int64_t layer, HiddenStates& others,
+                                     bool keep_gram, const std::function<void()>& on_window) {
+  Impl& impl = *impl_;
+  impl.groups = linear_groups(impl.config, layer);
+  for (size_t i = 0; i < impl.groups.size(); ++i)
+    impl.sums[i].emplace(*impl.work, impl.groups[i].width, impl.shape.gram);
+  impl.decoder.load(weights, layer);
+  model::CudaObserver observer;
+  observer.linear_input = [&](std::span<const std::string> linears, const model::CudaMatrix& input) {
+    impl.observe(linears, input);
+  };
+  impl.run_resident(observer, on_window);
+  impl.run_others(others, observer, on_window);
+  impl.decoder.release();
+  impl.work->release();
+  return impl.collect(keep_gram);
+}
+
+}  // namespace w4q::pipeline

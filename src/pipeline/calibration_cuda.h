@@ -1,0 +1,53 @@
+// Calibration on the GPU: the layers of calibrate.h run there, and what linears read is summed where it is. Hidden
+// states stay in GPU memory as far as that goes.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "core/views.h"
+#include "io/checkpoint.h"
+#include "model/config.h"
+#include "model/model.h"
+#include "pipeline/hidden_states.h"
+#include "pipeline/linear_groups.h"
+
+namespace w4q::quantize {
+struct CudaWork;
+}
+
+namespace w4q::pipeline {
+
+/// The stream and the memory that calibrating and packing a layer on the GPU share. Throws device in builds without
+/// CUDA.
+std::shared_ptr<quantize::CudaWork> make_cuda_work();
+
+struct CalibrationShape {
+  int64_t samples = 0, length = 0;  ///< windows and their tokens
+  bool gram = true;                 ///< collect Gram matrices
+};
+
+class CalibrationCuda {
+ public:
+  /// `config` must outlive it. Throws as model::CudaLayerDecoder.
+  CalibrationCuda(std::shared_ptr<quantize::CudaWork> work, const model::ModelConfig& config,
+                  const CalibrationShape& shape);
+  ~CalibrationCuda();
+
+  /// Windows 0 … resident() − 1 have their hidden states in GPU memory, the others in HiddenStates.
+  int64_t resident() const noexcept;
+  void put(int64_t window, MatrixView<const float> hidden);
+
+  /// Runs a layer over all windows; `others` holds those that are not resident. With `keep_gram` the Gram matrices stay
+  /// on the GPU (InputStatistics::gpu_gram). `on_window` may be empty.
+  LayerStatistics run(const model::LayerWeights& weights, int64_t layer, HiddenStates& others, bool keep_gram,
+                      const std::function<void()>& on_window);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace w4q::pipeline

@@ -1,0 +1,44 @@
+// Builds without CUDA: nobody asks for these, because no device can be chosen.
+#include "core/error.h"
+#include "pipeline/calibration_cuda.h"
+#include "pipeline/layer_cuda.h"
+
+namespace w4q::pipeline {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw Error(ErrorCode::device, "this program was built without CUDA").hint("--device cpu");
+}
+
+}  // namespace
+
+std::shared_ptr<quantize::CudaWork> make_cuda_work() { refuse(); }
+
+struct CalibrationCuda::Impl {};
+CalibrationCuda::CalibrationCuda(std::shared_ptr<quantize::CudaWork>, const model::ModelConfig&,
+                                 const CalibrationShape&) {
+  refuse();
+}
+CalibrationCuda::~CalibrationCuda() = default;
+int64_t CalibrationCuda::resident() const noexcept { return 0; }
+void CalibrationCuda::put(int64_t, MatrixView<const float>) { refuse(); }
+LayerStatistics CalibrationCuda::run(const model::LayerWeights&, int64_t, HiddenStates&, bool,
+                                     const std::function<void()>&) {
+  refuse();
+}
+
+struct LayerCuda::Impl {};
+bool LayerCuda::takes(const formats::Scheme&, const quantize::QuantizeOptions&, bool) { return false; }
+LayerCuda::LayerCuda(std::shared_ptr<quantize::CudaWork>) { refuse(); }
+LayerCuda::~LayerCuda() = default;
+size_t LayerCuda::add_group(const quantize::InputStatistics&) { refuse(); }
+LayerCuda::Measured LayerCuda::add(size_t, const TensorView&, const formats::Scheme&,
+                                   const quantize::QuantizeOptions&) {
+  refuse();
+}
+quantize::AwqScales LayerCuda::search(size_t, std::span<const float>, std::span<const int32_t>, double) { refuse(); }
+void LayerCuda::scale(size_t, std::span<const float>) { refuse(); }
+LayerCuda::Packed LayerCuda::pack(size_t, size_t, const quantize::QuantizeOptions&, const Packing&) { refuse(); }
+void LayerCuda::drop(size_t) { refuse(); }
+
+}  // namespace w4q::pipeline

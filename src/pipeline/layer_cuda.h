@@ -1,0 +1,62 @@
+// The linears of one decoder layer on the GPU, group by group: what calibrated_layer.h does there. The steps are those
+// of quantize/group_cuda.h, without CUDA in the header.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/views.h"
+#include "quantize/awq.h"
+#include "quantize/quantizer_registry.h"
+#include "quantize/statistics.h"
+
+namespace w4q::quantize {
+struct CudaWork;
+}
+
+namespace w4q::pipeline {
+
+class LayerCuda {
+ public:
+  /// Whether the GPU has a way for a scheme under these options; `clips` says that AWQ's clips are searched.
+  static bool takes(const formats::Scheme& scheme, const quantize::QuantizeOptions& options, bool clips);
+
+  explicit LayerCuda(std::shared_ptr<quantize::CudaWork> work);
+  ~LayerCuda();
+
+  /// A group of linears that read this input; returns its number. A Gram matrix that stands on the GPU is used up.
+  /// Throws device when the memory does not suffice.
+  size_t add_group(const quantize::InputStatistics& statistics);
+  struct Measured {
+    double power = 0, plain = 0;
+  };
+  /// As GroupCuda::add.
+  Measured add(size_t group, const TensorView& weight, const formats::Scheme& scheme,
+               const quantize::QuantizeOptions& options);
+  quantize::AwqScales search(size_t group, std::span<const float> mean_abs, std::span<const int32_t> shared,
+                             double plain_error);
+  void scale(size_t group, std::span<const float> scales);
+
+  struct Packing {
+    bool clip = false, feedback = false;
+    double damping = 0;
+    std::span<const float> rows;
+  };
+  struct Packed {
+    quantize::QuantizeResult result;
+    double error = 0;
+    double damping = 0;  ///< that feedback needed
+  };
+  Packed pack(size_t group, size_t linear, const quantize::QuantizeOptions& options, const Packing& packing);
+  /// Gives back the memory of a group.
+  void drop(size_t group);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace w4q::pipeline

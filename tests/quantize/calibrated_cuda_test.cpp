@@ -1,0 +1,251 @@
+// Calibration's passes on the GPU beside those of the CPU: equal bytes where the definition fixes the order of sums,
+// equal choices elsewhere.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "core/convert.h"
+#include "core/text.h"
+#include "device/properties.h"
+#include "kbit_samples.h"
+#include "kernels/random_matrix.h"
+#include "quantize/awq.h"
+#include "quantize/feedback.h"
+#include "quantize/group_cuda.h"
+#include "quantize/rounding.h"
+#include "quantize/statistics_cuda.h"
+#include "support.h"
+
+namespace w4q::quantize {
+namespace {
+
+using formats::parse_scheme;
+using formats::Scheme;
+using test::RandomMatrix;
+
+/// Weights, and inputs in which neighbours are alike and some channels loud; values of f16.
+struct Layer {
+  Layer(int64_t n_, int64_t k_, int64_t rows = 1200)
+      : n(n_), k(k_), weight(n, k, 1), inputs(rows, k, 3), statistics(make_statistics(k, true)) {
+    for (int64_t r = 0; r < rows; ++r) {
+      float* row = inputs.view().row(r);
+      for (int64_t c = 1; c < k; ++c) row[c] = 0.8f * row[c - 1] + 0.6f * row[c];
+      for (int64_t c = 5; c < k; c += 23) row[c] *= 8;
+    }
+    halves = Buffer(inputs.values.size() * 2);
+    narrow(inputs.values, DType::f16, halves.bytes());
+    widen(halves.bytes(), DType::f16, inputs.values);
+    quantize::add_rows(statistics, inputs, "x");
+    gram = mean_gram(statistics);
+    mean_abs = statistics.mean_abs();
+  }
+  MatrixView<const float> gram_view() const { return {gram.data(), k, k}; }
+  TensorView view() const { return {"w", DType::f32, {n, k}, bytes_of(weight.values)}; }
+  double error(const formats::PackedWeight& packed) const {
+    auto difference = test::decode(packed);
+    for (size_t i = 0; i < difference.size(); ++i) difference[i] = weight.values[i] - difference[i];
+    return output_error({difference.data(), n, k}, gram_view());
+  }
+
+  int64_t n, k;
+  RandomMatrix weight, inputs;
+  Buffer halves;
+  InputStatistics statistics;
+  std::vector<float> gram, mean_abs;
+};
+
+class CalibratedCuda : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string why;
+    if (!device::find_gpu(&why)) GTEST_SKIP() << "needs a GPU: " << why;
+    work = std::make_unique<CudaWork>();
+  }
+  std::shared_ptr<GramCuda> gram(const Layer& layer) { return std::make_shared<GramCuda>(*work, layer.statistics); }
+
+  std::unique_ptr<CudaWork> work;
+};
+
+/// What the CPU makes of a weight as a calibrated layer does.
+QuantizeResult on_cpu(const Layer& layer, const Scheme& scheme, QuantizeOptions options, bool feedback) {
+  std::vector<float> squares;
+  for (int64_t c = 0; c < layer.k; ++c) squares.push_back(layer.gram_view().row(c)[c]);
+  CalibratedInput input{squares};
+  std::optional<ErrorFactor> factor;
+  if (feedback) {
+    factor.emplace(layer.gram_view(), feedback_block(scheme, layer.k), 0.01, "w");
+    input.feedback = &*factor;
+  }
+  options.input = &input;
+  return rounding_quantizer(scheme).run(layer.view(), scheme, options);
+}
+
+QuantizeOptions options_for(const Scheme& scheme, bool search) {
+  QuantizeOptions options;
+  if (!search) return options;
+  if (scheme.family == formats::SchemeFamily::integer) {
+    options.clip = Clip::mse;
+  } else {
+    options.scales = Scales::search;
+    options.learn_table = true;
+  }
+  return options;
+}
+
+TEST_F(CalibratedCuda, TheGramMatrixIsTheCpus) {
+  const Layer layer(3, 150);
+  const auto matrix = gram(layer);
+  EXPECT_EQ(matrix->download(), layer.gram);
+  auto divided = layer.gram;
+  std::vector<float> scales;
+  for (int64_t c = 0; c < layer.k; ++c) scales.push_back(0.5f + static_cast<float>(c) / 100);
+  for (size_t r = 0; r < scales.size(); ++r) {
+    for (size_t c = 0; c < scales.size(); ++c)
+      divided[r * scales.size() + c] = layer.gram[r * scales.size() + c] / scales[r] / scales[c];
+  }
+  matrix->divide(scales);
+  EXPECT_EQ(matrix->download(), divided);
+}
+
+TEST_F(CalibratedCuda, StatisticsAgree) {
+  const Layer layer(1, 700, 5000);
+  StatisticsCuda sums(*work, layer.k, true);
+  const auto rows = device::DeviceBuffer::copy_of(layer.halves.bytes(), work->stream);
+  sums.add_rows(rows.as<__half>(), 4999);
+  sums.add_rows(rows.as<__half>() + 4999 * layer.k, 1);
+  const auto found = sums.download("x");
+  EXPECT_EQ(found.count, layer.statistics.count);
+  for (int64_t i = 0; i < layer.k; ++i) {
+    const auto at = static_cast<size_t>(i);
+    EXPECT_NEAR(found.sum_abs[at], layer.statistics.sum_abs[at], 1e-9 * layer.statistics.sum_abs[at]);
+    EXPECT_NEAR(found.sum_squares[at], layer.statistics.sum_squares[at], 1e-9 * layer.statistics.sum_squares[at]);
+    for (int64_t j = i; j < layer.k; ++j) {
+      const auto entry = static_cast<size_t>(triangle_row(layer.k, i) + j - i);
+      // γ of the 4096 products of one sum in fp32, against Σ|x||y| ≤ √(Σx²·Σy²); tensor cores cut some bits off.
+      const double bound =
+          2 * test::gamma(4096) *
+          std::sqrt(layer.statistics.sum_squares[at] * layer.statistics.sum_squares[static_cast<size_t>(j)]);
+      ASSERT_NEAR(found.gram[entry], layer.statistics.gram[entry], bound);
+    }
+  }
+}
+
+TEST_F(CalibratedCuda, SearchesChooseWhatTheCpuChooses) {
+  for (const char* name :
+       {"int4-g128-f16-asym", "int3-g32-f16", "int4-row-f16-asym", "kbit3-b32-e4m4", "kbit4-b32-f16"}) {
+    const Scheme scheme = parse_scheme(name);
+    const Layer layer(200, 300);
+    const Rounding rounding = rounding_of(scheme, layer.k, {});
+    const std::vector<AwqLinear> linears = {{layer.weight, rounding}};
+    const auto cpu = search_scales(linears, {layer.mean_abs, layer.gram_view(), {}});
+    GroupCuda group(*work, gram(layer));
+    const auto measured = group.add(layer.view(), scheme, {});
+    EXPECT_NEAR(measured.plain, cpu.plain_error, 1e-4 * cpu.plain_error) << name;
+    EXPECT_NEAR(measured.power, output_error(layer.weight, layer.gram_view()), 1e-4 * measured.power) << name;
+    const auto found = group.search({layer.mean_abs, {}, {}}, measured.plain);
+    EXPECT_EQ(found.alpha, cpu.alpha) << name;
+    EXPECT_EQ(found.scales, cpu.scales) << name;
+    EXPECT_NEAR(found.error, cpu.error, 1e-4 * cpu.error) << name;
+  }
+}
+
+TEST_F(CalibratedCuda, ClipsAreTheCpus) {
+  for (const char* name : {"int4-g128-f16-asym", "int3-g32-f16"}) {
+    const Scheme scheme = parse_scheme(name);
+    const Layer layer(200, 300);
+    RandomMatrix clipped = layer.weight;
+    const auto cpu = search_clip(clipped, layer.gram_view(), rounding_of(scheme, layer.k, {}));
+    auto weight = device::DeviceBuffer::copy_of(bytes_of(layer.weight.values), work->stream);
+    const auto gpu = search_clip_cuda(*work, {weight.as<float>(), layer.n, scheme, Clip::min_max, {}}, *gram(layer));
+    EXPECT_NEAR(gpu.plain_error, cpu.plain_error, 1e-4 * cpu.plain_error) << name;
+    EXPECT_NEAR(gpu.error, cpu.error, 1e-3 * cpu.error) << name;
+    EXPECT_LT(gpu.error, gpu.plain_error);
+    const auto found = work->fetch(weight.as<float>(), layer.n * layer.k);
+    size_t equal = 0;
+    for (size_t i = 0; i < found.size(); ++i) equal += found[i] == clipped.values[i] ? 1 : 0;
+    // A choice that is a tie but for rounding moves what comes after it in its row.
+    EXPECT_GE(static_cast<double>(equal), 0.99 * static_cast<double>(found.size())) << name;
+    EXPECT_NEAR(static_cast<double>(gpu.clipped_blocks), static_cast<double>(cpu.clipped_blocks),
+                0.01 * static_cast<double>(cpu.clipped_blocks) + 1);
+  }
+}
+
+TEST_F(CalibratedCuda, WithoutFeedbackTheBytesAreTheCpus) {
+  for (const char* name : {"int4-g128-f16-asym", "int8-g32-f32", "int3-row-bf16-asym", "kbit2-b32-e4m4",
+                           "kbit3-b32-e4m4", "kbit4-b32-f16", "kbit5-b32-e4m4", "kbit5-b32-f16"}) {
+    const Scheme scheme = parse_scheme(name);
+    const Layer layer(70, 333);
+    for (const bool search : {false, true}) {
+      const auto cpu = on_cpu(layer, scheme, options_for(scheme, search), false);
+      GroupCuda group(*work, gram(layer));
+      group.add(layer.view(), scheme, options_for(scheme, search));
+      const auto gpu = group.pack(0, options_for(scheme, search), {});
+      EXPECT_TRUE(bytes_equal(gpu.result.weight, cpu.weight)) << name << (search ? " searched" : "");
+      EXPECT_EQ(gpu.result.stats.blocks, cpu.stats.blocks) << name;
+      EXPECT_EQ(gpu.result.stats.zero_blocks, cpu.stats.zero_blocks) << name;
+      EXPECT_EQ(gpu.result.stats.subnormal_scales, cpu.stats.subnormal_scales) << name;
+      EXPECT_EQ(gpu.result.stats.range_exponent, cpu.stats.range_exponent) << name;
+      const double error = layer.error(gpu.result.weight);
+      EXPECT_NEAR(gpu.error, error, 1e-4 * error) << name;
+    }
+  }
+}
+
+TEST_F(CalibratedCuda, FactorsAgree) {
+  const Layer layer(1, 300);
+  const ErrorFactor cpu(layer.gram_view(), 32, 0.01, "w");
+  const ErrorFactorCuda gpu(*work, *gram(layer), 32, 0.01, "w");
+  EXPECT_TRUE(std::ranges::equal(gpu.order().columns, cpu.order()));
+  EXPECT_TRUE(std::ranges::equal(gpu.order().starts, cpu.block_starts()));
+  EXPECT_EQ(gpu.damping(), cpu.damping());
+  const auto pivots = work->fetch(gpu.pivots(), layer.k);
+  const auto coupling = work->fetch(gpu.coupling(), layer.k * layer.k);
+  // Both factor in fp64 and round once to fp32; the matrix' condition is far from using up the 29 bits between them.
+  for (int64_t i = 0; i < layer.k; ++i) {
+    EXPECT_NEAR(pivots[static_cast<size_t>(i)], cpu.pivots()[static_cast<size_t>(i)], 1e-6);
+    for (int64_t j = 0; j < layer.k; ++j) {
+      ASSERT_NEAR(coupling[static_cast<size_t>(i * layer.k + j)], cpu.coupling().row(i)[j], 1e-6);
+    }
+  }
+}
+
+TEST_F(CalibratedCuda, AMatrixWithoutFullRankIsDampedAsOnTheCpu) {
+  const Layer layer(1, 128, 20);
+  const ErrorFactor cpu(layer.gram_view(), 32, 0, "w");
+  const ErrorFactorCuda gpu(*work, *gram(layer), 32, 0, "w");
+  EXPECT_GT(gpu.damping(), 0);
+  EXPECT_EQ(gpu.damping(), cpu.damping());
+}
+
+TEST_F(CalibratedCuda, FeedbackGainsWhatItGainsOnTheCpu) {
+  for (const char* name : {"int4-g128-f16-asym", "int3-g32-f16", "int4-row-f16", "int4-g256-f16-asym", "kbit3-b32-e4m4",
+                           "kbit4-b32-f16"}) {
+    const Scheme scheme = parse_scheme(name);
+    const Layer layer(130, 620);
+    for (const bool search : {false, true}) {
+      const auto cpu = on_cpu(layer, scheme, options_for(scheme, search), true);
+      GroupCuda group(*work, gram(layer));
+      group.add(layer.view(), scheme, options_for(scheme, search));
+      const auto gpu = group.pack(0, options_for(scheme, search), {false, true, 0.01, {}});
+      const double error = layer.error(gpu.result.weight), expected = layer.error(cpu.weight);
+      EXPECT_NEAR(gpu.error, error, 1e-4 * error) << name;
+      // A code that falls to the other side of a threshold by rounding changes the rest of its row, for no worse.
+      EXPECT_NEAR(error, expected, 0.01 * expected) << name << (search ? " searched" : "");
+      const auto a = test::decode(gpu.result.weight), b = test::decode(cpu.weight);
+      size_t equal = 0;
+      for (size_t i = 0; i < a.size(); ++i) equal += a[i] == b[i] ? 1 : 0;
+      EXPECT_GE(static_cast<double>(equal), 0.95 * static_cast<double>(a.size())) << name;
+    }
+  }
+}
+
+TEST_F(CalibratedCuda, AWeightThatIsNotFiniteIsNamed) {
+  Layer layer(3, 40);
+  layer.weight.values[57] = NAN;
+  GroupCuda group(*work, gram(layer));
+  test::expect_error(ErrorCode::bad_file, {"w", "row 1", "column 17"},
+                     [&] { group.add(layer.view(), parse_scheme("int4-g32-f16"), {}); });
+}
+
+}  // namespace
+}  // namespace w4q::quantize
