@@ -93,6 +93,15 @@ std::vector<Pass> plan_passes(const formats::Scheme& first, std::span<const form
   return passes;
 }
 
+QuantizeOptions options_of_pass(const QuantizeOptions& options, const formats::Scheme& first,
+                                const formats::Scheme& scheme) {
+  if (scheme.family == first.family) return options;
+  QuantizeOptions result;
+  result.rotation = options.rotation;
+  result.input = options.input;
+  return result;
+}
+
 PassesResult quantize_passes(const TensorView& weight, std::span<const Pass> passes, const QuantizePass& quantize) {
   ensure(!passes.empty(), "quantize_passes: no pass");
   check_weight(weight);

@@ -31,6 +31,11 @@ struct RotationChoice {
 std::vector<Pass> plan_passes(const formats::Scheme& first, std::span<const formats::Scheme> further,
                               const RotationChoice& choice);
 
+/// What is left of the first pass's options for a pass of `scheme`: tables and rules of a family mean nothing to
+/// others.
+QuantizeOptions options_of_pass(const QuantizeOptions& options, const formats::Scheme& first,
+                                const formats::Scheme& scheme);
+
 /// The quantizer of one pass: QuantizerRow::run of whatever fits the scheme.
 using QuantizePass = std::function<QuantizeResult(const TensorView& weight, const formats::Scheme& scheme)>;
 

@@ -40,7 +40,10 @@ std::vector<std::string_view> names_of(std::string_view text) {
 
 [[noreturn]] void refuse(std::string_view name, std::string_view why) {
   throw Error(ErrorCode::bad_argument, concat("step \"", printable(name), "\": ", why))
-      .hint("steps are, in this order: awq → rotate128 → lloyd+search → feedback; clip → feedback for integers");
+      .hint(
+          "steps are, in this order: awq → rotate128 → lloyd+search → feedback; clip → feedback for integers; search → "
+          "feedback → norms "
+          "for the rotated family");
 }
 
 /// Takes one step; returns its place in the order.
@@ -50,6 +53,7 @@ int take(std::string_view name, Steps& steps) {
   if (name == "search") return steps.search = true, 3;
   if (name == "clip") return steps.clip = true, 4;
   if (name == "feedback") return steps.feedback = true, 5;
+  if (name == "norms") return steps.norms = true, 6;
   if (!name.starts_with(rotate_name)) refuse(name, "no such step");
   const std::string_view width = name.substr(rotate_name.size());
   const auto [end, error] = std::from_chars(width.data(), width.data() + width.size(), steps.rotate);
@@ -72,6 +76,7 @@ std::string to_string(const Steps& steps) {
   }
   if (steps.clip) names.emplace_back("clip");
   if (steps.feedback) names.emplace_back("feedback");
+  if (steps.norms) names.emplace_back("norms");
   return names.empty() ? "none" : join(names, arrow);
 }
 

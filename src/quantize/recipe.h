@@ -27,6 +27,7 @@ struct Steps {
   bool search = false;    ///< kbit: scales of blocks are searched
   bool clip = false;      ///< integers: ranges of groups are searched
   bool feedback = false;  ///< errors are fed back along k
+  bool norms = false;     ///< rotated: norms by least squares of the outputs
 
   bool operator==(const Steps&) const = default;
 };

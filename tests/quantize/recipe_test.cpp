@@ -27,8 +27,8 @@ TEST(Glob, ZeroBytesDoNotCutNamesShort) {
 }
 
 TEST(Steps, PrintAndParse) {
-  for (const char* text :
-       {"awq → rotate128 → lloyd+search → feedback", "rotate32 → search", "lloyd", "clip", "awq → feedback", "none"}) {
+  for (const char* text : {"awq → rotate128 → lloyd+search → feedback", "rotate32 → search", "lloyd", "clip",
+                           "awq → feedback", "search → feedback → norms", "none"}) {
     EXPECT_EQ(to_string(parse_steps(text)), text);
   }
   EXPECT_EQ(parse_steps(" awq->rotate64 , search "), (Steps{.awq = true, .rotate = 64, .search = true}));

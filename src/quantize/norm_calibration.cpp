@@ -1,0 +1,149 @@
+#include "quantize/norm_calibration.h"
+
+#include <Eigen/Cholesky>
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "core/error.h"
+#include "core/parallel.h"
+#include "formats/kbit.h"
+#include "kernels/gemm.h"
+#include "quantize/rotated.h"
+
+namespace w4q::quantize {
+namespace {
+
+using formats::kbit_block;
+using formats::PackedWeight;
+using formats::PlaneRole;
+using Matrix = Eigen::MatrixXd;
+using Vector = Eigen::VectorXd;
+
+/// Unknowns of all systems that a task holds: 32 MiB of fp64.
+constexpr int64_t task_values = int64_t{1} << 22;
+constexpr int64_t most_rows = 64;
+
+/// The normal equations of one row: error(norms) = normsᵀ·products·norms − 2·targetᵀ·norms + what no norm changes.
+struct System {
+  Matrix products;
+  Vector target;
+};
+
+class NormCalibration {
+ public:
+  NormCalibration(PackedWeight& packed, MatrixView<const float> weight, MatrixView<const float> gram, double damping)
+      : packed_(packed),
+        weight_(weight),
+        gram_(gram),
+        damping_(damping),
+        group_(formats::rotated_group(packed.scheme, packed.k)),
+        groups_(formats::rotated_groups(packed.scheme, packed.k)),
+        levels_(packed.plane(PlaneRole::codebook).bytes.as<float>(), group_) {}
+
+  int64_t run() {
+    const int64_t task = std::clamp<int64_t>(task_values / (groups_ * groups_), 1, most_rows);
+    std::atomic<int64_t> changed = 0;
+    parallel_for(packed_.n, task, [&](int64_t begin, int64_t end) {
+      std::vector<System> systems = set_up(begin, end);
+      for (int64_t row = begin; row < end; ++row) changed += solve(row, systems[static_cast<size_t>(row - begin)]);
+    });
+    return changed;
+  }
+
+ private:
+  /// The levels of a row's codes.
+  void row_levels(int64_t row, float* out) const {
+    const auto bits = static_cast<size_t>(packed_.scheme.bits);
+    const auto words = packed_.plane(PlaneRole::codes).bytes.as<uint32_t>();
+    const auto first = static_cast<size_t>(row * formats::kbit_blocks(packed_.k)) * bits;
+    for (int64_t col = 0; col < packed_.k; ++col) {
+      uint32_t code = 0;
+      for (size_t bit = 0; bit < bits; ++bit) {
+        code |= (words[first + static_cast<size_t>(col / kbit_block) * bits + bit] >> col % kbit_block & 1u) << bit;
+      }
+      out[col] = levels_.levels[code];
+    }
+  }
+
+  std::vector<System> set_up(int64_t begin, int64_t end) const {
+    const int64_t rows = end - begin, k = packed_.k;
+    std::vector<float> levels(static_cast<size_t>(rows * k)), products(levels.size());
+    for (int64_t r = 0; r < rows; ++r) row_levels(begin + r, levels.data() + r * k);
+    std::vector<System> systems(static_cast<size_t>(rows), {Matrix(groups_, groups_), Vector(groups_)});
+    for (int64_t g = 0; g < groups_; ++g) {
+      const int64_t first = g * group_, size = std::min(group_, k - first);
+      kernels::gemm_nn({levels.data() + first, rows, size, k}, {gram_.row(first), size, k, gram_.stride},
+                       {products.data(), rows, k});
+      for (int64_t r = 0; r < rows; ++r) {
+        add_group(g, levels.data() + r * k, products.data() + r * k, weight_.row(begin + r),
+                  systems[static_cast<size_t>(r)]);
+      }
+    }
+    return systems;
+  }
+
+  /// What group `g` has to do with each group, and with the weights: `products` is its levels times the Gram matrix.
+  void add_group(int64_t g, const float* levels, const float* products, const float* weights, System& system) const {
+    double target = 0;
+    for (int64_t h = 0; h < groups_; ++h) {
+      double product = 0;
+      for (int64_t i = h * group_; i < std::min((h + 1) * group_, packed_.k); ++i) {
+        product += double{levels[i]} * double{products[i]};
+        target += double{weights[i]} * double{products[i]};
+      }
+      system.products(g, h) = product;
+    }
+    system.target(g) = target;
+  }
+
+  /// True when the row's norms are others now.
+  bool solve(int64_t row, System& system) const {
+    formats::Plane& plane = packed_.plane(PlaneRole::scales);
+    const auto first = static_cast<size_t>(row * groups_);
+    Vector norms(groups_);
+    for (int64_t g = 0; g < groups_; ++g) {
+      norms(g) = double{formats::rotated_norm_at(plane, first + static_cast<size_t>(g))};
+    }
+    const Matrix symmetric = (system.products + system.products.transpose()) / 2;
+    const Vector slope = system.target - symmetric * norms;
+    Matrix damped = symmetric;
+    damped.diagonal() *= 1 + damping_;
+    // A group of nothing but zeros decides nothing.
+    for (int64_t g = 0; g < groups_; ++g) damped(g, g) = damped(g, g) > 0 ? damped(g, g) : 1;
+    const Eigen::LLT<Matrix> cholesky(damped);
+    if (cholesky.info() != Eigen::Success) return false;
+    const Vector wanted = norms + cholesky.solve(slope);
+    std::vector<formats::StoredNorm> stored(static_cast<size_t>(groups_));
+    Vector change(groups_);
+    for (int64_t g = 0; g < groups_; ++g) {
+      const bool usable = wanted(g) > 0 && norms(g) > 0;
+      stored[static_cast<size_t>(g)] = formats::rotated_store_norm(usable ? wanted(g) : norms(g), packed_.scheme.scale);
+      change(g) = double{stored[static_cast<size_t>(g)].value} - norms(g);
+    }
+    if (!(change.dot(symmetric * change) - 2 * change.dot(slope) < 0)) return false;
+    for (int64_t g = 0; g < groups_; ++g) {
+      formats::rotated_put_norm(plane, first + static_cast<size_t>(g), stored[static_cast<size_t>(g)]);
+    }
+    return true;
+  }
+
+  PackedWeight& packed_;
+  MatrixView<const float> weight_, gram_;
+  double damping_;
+  int64_t group_, groups_;
+  RotatedLevels levels_;
+};
+
+}  // namespace
+
+int64_t calibrate_norms(PackedWeight& packed, MatrixView<const float> weight, MatrixView<const float> gram,
+                        double damping) {
+  ensure(packed.scheme.family == formats::SchemeFamily::rotated && packed.layout == formats::canonical_layout,
+         "calibrate_norms: the weight is not of the rotated family in canonical layout");
+  ensure(weight.rows == packed.n && weight.cols == packed.k && gram.rows == packed.k && gram.cols == packed.k,
+         "calibrate_norms: shapes differ");
+  return NormCalibration(packed, weight, gram, damping).run();
+}
+
+}  // namespace w4q::quantize
