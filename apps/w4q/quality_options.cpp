@@ -28,6 +28,7 @@ void apply_preset(QualityArguments& arguments, pipeline::QuantizeRequest& reques
     request.options.clip = quantize::Clip::mse;
   }
   arguments.feedback = calibrates;
+  arguments.norms = calibrates && request.scheme.family == formats::SchemeFamily::rotated;
   arguments.awq = arguments.quality == "best";
   // Other programs' integer checkpoints have no place for a rotation.
   if (kbit && arguments.awq) arguments.rotate = preset_rotation;
@@ -36,12 +37,13 @@ void apply_preset(QualityArguments& arguments, pipeline::QuantizeRequest& reques
 /// A recipe's steps count where the command line names none.
 void apply_steps(QualityArguments& arguments, pipeline::QuantizeRequest& request) {
   const bool named = !arguments.quality.empty() || arguments.awq || arguments.rotate > 0 || arguments.feedback ||
-                     arguments.scales == "search" || request.options.learn_table ||
+                     arguments.norms || arguments.scales == "search" || request.options.learn_table ||
                      request.options.clip == quantize::Clip::mse;
   if (!arguments.steps || named) return;
   arguments.awq = arguments.steps->awq;
   arguments.rotate = arguments.steps->rotate;
   arguments.feedback = arguments.steps->feedback;
+  arguments.norms = arguments.steps->norms;
   if (arguments.steps->search) arguments.scales = "search";
   request.options.learn_table = arguments.steps->learn;
   if (arguments.steps->clip) request.options.clip = quantize::Clip::mse;
@@ -54,6 +56,9 @@ void check_method(const QualityArguments& arguments, const pipeline::QuantizeReq
   if (request.method == "rtn" && searches) refuse("--scales search or --codebook lloyd", "they belong to kbit schemes");
   if (!arguments.awq && (arguments.no_clip || arguments.no_input_scales)) {
     refuse("--no-clip or --no-input-scales", "they belong to --method awq and --awq");
+  }
+  if (arguments.norms && request.scheme.family != formats::SchemeFamily::rotated && !request.recipe) {
+    refuse("--calibrate-norms", "it belongs to --method rotated");
   }
   if (request.options.bnb_compatible && (searches || arguments.awq || arguments.feedback)) {
     throw Error(ErrorCode::bad_argument, "--bnb-compatible writes bitsandbytes' bytes, which no step can change")
@@ -90,7 +95,10 @@ void add_quality(CLI::App& command, QualityArguments& arguments, CLI::Option& co
       .add_option("--damping", arguments.damping, "Feedback: added to the Gram matrix, as a share of its mean diagonal")
       ->check(CLI::Range(0.0, 1e3))
       ->capture_default_str();
-  for (CLI::Option* step : {&codebook, &clip, scales, awq, rotate, feedback}) quality->excludes(step);
+  auto* norms =
+      command.add_flag("--calibrate-norms", arguments.norms,
+                       "Rotated: norms by least squares of the outputs, once codes are chosen; needs calibration");
+  for (CLI::Option* step : {&codebook, &clip, scales, awq, rotate, feedback, norms}) quality->excludes(step);
   add_calibration(command, "--calib", "--calib-ids", arguments.calibration);
   command.add_option("--stats", arguments.statistics, "Statistics made by w4q calibrate, instead of --calib")
       ->type_name("FILE");
@@ -109,11 +117,12 @@ void set_quality(const QualityArguments& given, pipeline::QuantizeRequest& reque
   if (arguments.rotate > 0) request.options.rotation = {arguments.rotate, arguments.rotation_seed};
   const bool searches = request.options.searches();
   check_method(arguments, request, searches);
-  const bool needs = arguments.awq || arguments.feedback;
+  const bool needs = arguments.awq || arguments.feedback || arguments.norms;
   if (!needs && !has_calibration(arguments)) return;
   if (!needs && !searches) {
     throw Error(ErrorCode::bad_argument, concat("method ", request.method, " does not use calibration by itself"))
-        .hint("--method awq does, and so do --scales search, --codebook lloyd, --awq and --feedback");
+        .hint(
+            "--method awq does, and so do --scales search, --codebook lloyd, --awq, --feedback and --calibrate-norms");
   }
   auto& calibrated = request.calibrated.emplace();
   calibrated.text = calibration_text(arguments.calibration);
@@ -123,7 +132,8 @@ void set_quality(const QualityArguments& given, pipeline::QuantizeRequest& reque
                         .clip = !arguments.no_clip,
                         .input_scales = !arguments.no_input_scales,
                         .feedback = arguments.feedback,
-                        .damping = arguments.damping};
+                        .damping = arguments.damping,
+                        .norms = arguments.norms};
 }
 
 }  // namespace w4q::app

@@ -24,14 +24,15 @@ struct QualityArguments {
   int64_t rotate = 0;  ///< width of the blocks; 0: no rotation
   uint64_t rotation_seed = 0;
   bool feedback = false;
+  bool norms = false;
   double damping = 0.01;
 };
 
 /// The codebook name that asks for a learned table.
 inline constexpr std::string_view learned_table = "lloyd";
 
-/// Adds --quality, --scales, --awq, --feedback, --damping, --calib, --stats and what belongs to them. `codebook` is the
-/// option that --quality decides too.
+/// Adds --quality, --scales, --awq, --feedback, --damping, --calibrate-norms, --calib, --stats and what belongs to
+/// them. `codebook` is the option that --quality decides too.
 void add_quality(CLI::App& command, QualityArguments& arguments, CLI::Option& codebook, CLI::Option& clip);
 
 /// Puts the steps into `request`, whose method, scheme and codebook are set. Throws bad_argument for steps that the

@@ -11,6 +11,7 @@
 #include "pipeline/quantize_model.h"
 #include "pipeline/recipe_file.h"
 #include "quality_options.h"
+#include "quantize/rounding.h"
 #include "scheme_options.h"
 
 namespace w4q::app {
@@ -22,7 +23,7 @@ struct Options {
   QualityArguments quality;
   AllocationArguments allocation;
   std::string model;
-  std::string method = "kbit";
+  std::string method;  ///< empty: the one that rounds to the scheme
   SchemeOptions scheme;
   std::string codebook;  ///< empty: the method's own
   bool bnb_compatible = false;
@@ -30,6 +31,7 @@ struct Options {
   std::vector<std::string> keep;
   bool lm_head = false;
   bool embeddings = false;
+  std::string embedding_scheme;
   std::string device = "auto";
 };
 
@@ -62,27 +64,39 @@ void set_codebook(const Options& options, quantize::QuantizeOptions& target) {
       formats::parse_codebook(io::read_file(options.codebook, max_table_bytes), options.scheme.bits, options.codebook);
 }
 
+/// What was asked for, or what rounds to the scheme that was.
+std::string chosen_method(const Options& options) {
+  if (!options.method.empty()) return options.method;
+  if (options.scheme.scheme.empty()) return "kbit";
+  return std::string(quantize::rounding_quantizer(formats::parse_schemes(options.scheme.scheme).front()).name);
+}
+
+void set_passes(std::vector<formats::Scheme> passes, pipeline::QuantizeRequest& request) {
+  request.scheme = passes.front();
+  passes.erase(passes.begin());
+  request.residual = std::move(passes);
+}
+
 pipeline::QuantizeRequest request(const Options& options) {
   pipeline::QuantizeRequest result;
   result.model = options.model;
   result.output = options.output.output;
-  result.method = options.method;
-  if (options.method != "awq") quantize::quantizer_row(options.method);
-  result.residual = chosen_schemes(options.scheme, options.method);
-  result.scheme = result.residual.front();
-  result.residual.erase(result.residual.begin());
+  result.method = chosen_method(options);
+  if (result.method != "awq") quantize::quantizer_row(result.method);
+  set_passes(chosen_schemes(options.scheme, result.method), result);
   result.rotation = chosen_rotation(options.scheme, options.quality.rotation_seed);
   result.options.clip = chosen_clip(options.scheme);
   result.keep = options.keep;
   result.lm_head = options.lm_head;
-  result.embeddings = options.embeddings;
+  result.embeddings = options.embeddings || !options.embedding_scheme.empty();
+  if (!options.embedding_scheme.empty()) result.table = formats::parse_scheme(options.embedding_scheme);
   result.options.bnb_compatible = options.bnb_compatible;
   set_codebook(options, result.options);
   QualityArguments quality = options.quality;
   if (pipeline::is_recipe_line(options.recipe)) {
     const auto line = pipeline::parse_recipe_line(options.recipe);
-    result.scheme = line.scheme;
-    if (line.scheme.family == formats::SchemeFamily::integer) result.method = "rtn";
+    set_passes(line.passes, result);
+    result.method = quantize::rounding_quantizer(result.scheme).name;
     quality.steps = line.steps;
   } else if (!options.recipe.empty()) {
     result.recipe = pipeline::read_recipe(options.recipe);
@@ -93,6 +107,10 @@ pipeline::QuantizeRequest request(const Options& options) {
   const bool rotates = result.scheme.family == formats::SchemeFamily::rotated && result.options.rotation.identity();
   if (rotates && result.calibrated) result.options.rotation = {result.scheme.block, result.rotation.seed};
   set_allocation(options.allocation, result);
+  if (result.allocation && !result.residual.empty()) {
+    throw Error(ErrorCode::bad_argument, "bits are chosen for single passes")
+        .hint("leave out --target-bpw and --target-size, or the further passes");
+  }
   result.write = write_options(options.output);
   result.overwrite = options.output.overwrite;
   result.device = device::choose_device(options.device);
@@ -121,7 +139,7 @@ void setup_quantize(CLI::App& app, Action& action) {
   auto options = std::make_shared<Options>();
   command->add_option("model", options->model, "Hugging Face folder: config.json and .safetensors files")->required();
   add_output(*command, options->output);
-  command->add_option("--method", options->method, "Quantizer (w4q list)")->capture_default_str();
+  command->add_option("--method", options->method, "Quantizer (w4q list): kbit, or the one that rounds to --scheme");
   auto* codebook = command->add_option("--codebook", options->codebook,
                                        "Table of levels: a name (w4q list; nf for kbit, normal for rotated unless told "
                                        "otherwise), lloyd (learned for each tensor), or a file with 2^k numbers");
@@ -135,11 +153,13 @@ void setup_quantize(CLI::App& app, Action& action) {
       ->type_name("GLOB");
   auto* head = command->add_flag("--lm-head", options->lm_head, "Pack the head too");
   auto* embeddings = command->add_flag("--embeddings", options->embeddings, "Pack the embedding table too");
+  auto* table = command->add_option("--embedding-scheme", options->embedding_scheme,
+                                    "Pack the embedding table too, to this scheme, e.g. int8-row-f16 or int4-g32-f16");
   add_device(*command, options->device);
   add_scheme(*command, options->scheme, *recipe);
   add_quality(*command, options->quality, *codebook, *command->get_option("--clip"));
   add_allocation(*command, options->allocation, *recipe, *command->get_option("--bits"));
-  recipe->excludes(head)->excludes(embeddings);
+  recipe->excludes(head)->excludes(embeddings)->excludes(table);
   add_common(*command, options->common);
   command->callback([&action, options] { action = [options] { return run(*options); }; });
 }

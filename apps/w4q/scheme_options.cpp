@@ -49,7 +49,7 @@ void add_scheme(CLI::App& command, SchemeOptions& options, CLI::Option& recipe) 
                        .add_option("--residual-bits", options.residual_bits,
                                    "Rotated: bits of a further pass over what is left; may be repeated")
                        ->check(CLI::Range(2, 5))
-                       ->expected(1);
+                       ->allow_extra_args(false);
   command
       .add_option("--residual-rotation", options.residual_rotation,
                   "Rotated: further passes share the first's rotation or have their own")

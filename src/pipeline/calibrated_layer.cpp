@@ -11,17 +11,23 @@
 #include "core/stopwatch.h"
 #include "core/text.h"
 #include "formats/scheme_registry.h"
+#include "kernels/dequantize.h"
 #include "kernels/linear.h"
 #include "pipeline/layer_cuda.h"
 #include "pipeline/rotated_weight.h"
 #include "quantize/awq.h"
 #include "quantize/feedback.h"
+#include "quantize/norm_calibration.h"
 #include "quantize/rounding.h"
+#include "quantize/rtn.h"
 
 namespace w4q::pipeline {
 namespace {
 
 using Kind = ScaleTarget::Kind;
+
+/// Of the normal equations for norms: far below what calibration text says, enough where it says nothing.
+constexpr double norm_damping = 1e-3;
 
 std::vector<float> diagonal(MatrixView<const float> matrix) {
   std::vector<float> result(static_cast<size_t>(matrix.rows));
@@ -37,29 +43,7 @@ quantize::QuantizeOptions plainly(quantize::QuantizeOptions options) {
   return options;
 }
 
-/// The error of the outputs of what is packed, rows scaled back by `rows`.
-double packed_error(const formats::PackedWeight& packed, MatrixView<const float> weight, MatrixView<const float> gram,
-                    const std::vector<float>* rows) {
-  const auto decode_row = formats::scheme_row(packed.scheme.family).decode_row;
-  constexpr int64_t task = 64;
-  std::vector<double> parts(static_cast<size_t>((packed.n + task - 1) / task));
-  parallel_for(packed.n, task, [&](int64_t begin, int64_t end) {
-    std::vector<float> values(static_cast<size_t>((end - begin) * packed.k));
-    const MatrixView<float> error(values.data(), end - begin, packed.k);
-    for (int64_t r = begin; r < end; ++r) {
-      float* out = error.row(r - begin);
-      decode_row(packed, r, {out, static_cast<size_t>(packed.k)});
-      const float scale = rows == nullptr ? 1.0f : (*rows)[static_cast<size_t>(r)];
-      for (int64_t c = 0; c < packed.k; ++c) out[c] = weight.row(r)[c] - out[c] * scale;
-    }
-    parts[static_cast<size_t>(begin / task)] = quantize::output_error(error, gram);
-  });
-  double sum = 0;
-  for (const double part : parts) sum += part;
-  return sum;
-}
-
-/// The mean square of x·Wᵀ, summed over outputs.
+/// The mean square of x·Wᵀ, summed over outputs: of a weight, or of what is wrong with it.
 double output_power(MatrixView<const float> weight, MatrixView<const float> gram) {
   std::vector<double> parts(static_cast<size_t>(weight.rows));
   parallel_for(weight.rows, 64, [&](int64_t begin, int64_t end) {
@@ -70,6 +54,33 @@ double output_power(MatrixView<const float> weight, MatrixView<const float> gram
   for (const double part : parts) sum += part;
   return sum;
 }
+
+/// A Gram matrix in the basis of one rotation after the other.
+class GramBasis {
+ public:
+  explicit GramBasis(MatrixView<float> gram) : gram_(gram), rotation_({}, gram.rows) {}
+
+  MatrixView<const float> gram() const noexcept { return gram_; }
+  const formats::Rotation& rotation() const noexcept { return rotation_.rotation(); }
+
+  void turn(const formats::InputRotation& rotation) {
+    if (rotation.rotation() == rotation_.rotation()) return;
+    if (!rotation_.rotation().identity()) restore_gram(gram_, rotation_);
+    if (!rotation.rotation().identity()) rotate_gram(gram_, rotation);
+    rotation_ = rotation;
+  }
+
+ private:
+  MatrixView<float> gram_;
+  formats::InputRotation rotation_;
+};
+
+/// A linear on its way through its passes.
+struct Work {
+  std::string name;
+  Values rest;  ///< the weight, its scales applied, less the passes so far, in the basis of the latest
+  CalibratedLinear packed;
+};
 
 class LayerJob {
  public:
@@ -174,14 +185,19 @@ class LayerJob {
     for (size_t i = 0; i < names.size(); ++i) {
       check_interrupt();
       const Stopwatch watch;
-      const auto rows = row_scales_.find(names[i]);
-      LayerCuda::Packing packing{
-          clips(options_) && !calibrated_.feedback, calibrated_.feedback, calibrated_.damping, {}};
-      if (rows != row_scales_.end()) packing.rows = rows->second;
+      LayerCuda::Packing packing{clips(), calibrated_.feedback, calibrated_.damping, {}};
+      if (const auto* rows = row_scales(names[i])) packing.rows = *rows;
       auto packed = gpu_->pack(group, i, options_, packing);
       damping = std::max(damping, packed.damping);
       report.packed_error += packed.error;
-      keep(group, names[i], std::move(packed.result), packed.error, watch.seconds());
+      CalibratedLinear linear;
+      linear.linear.name = names[i];
+      linear.linear.source_dtype = checkpoint_.at(names[i] + ".weight").dtype;
+      linear.linear.passes.push_back(std::move(packed.result.weight));
+      if (rotates()) linear.linear.rotations.push_back(rotations_[group]);
+      linear.stats = packed.result.stats;
+      linear.seconds = watch.seconds();
+      keep(group, std::move(linear), packed.error);
     }
     if (damping > calibrated_.damping) note_damping(group, damping);
     gpu_->drop(group);
@@ -192,7 +208,7 @@ class LayerJob {
     GroupReport& report = reports_[group];
     const auto names = packed_linears(group);
     if (names.empty()) return;
-    if (calibrated_.feedback) check_gram(group);
+    if (calibrated_.feedback || calibrated_.norms) check_gram(group);
     if (gpu_) return pack_on_gpu(group, names);
     auto gram = quantize::mean_gram(statistics_[group]);
     const MatrixView<float> gram_view(gram.data(), groups_[group].width, groups_[group].width);
@@ -200,19 +216,33 @@ class LayerJob {
       divide_rows(gram_view, scales);
       divide_columns(gram_view, scales);
     }
-    if (rotates()) rotate_gram(gram_view, rotations_[group]);
+    GramBasis basis(gram_view);
+    basis.turn(rotations_[group]);
     factors_.clear();
-    for (const auto& name : names) report.packed_error += pack_linear(group, name, gram_view);
+    std::vector<Work> several;
+    for (const auto& name : names) {
+      Work work = first_pass(group, name, basis);
+      if (further_passes(name).empty()) {
+        report.packed_error += finish(group, std::move(work), basis);
+      } else {
+        several.push_back(std::move(work));
+      }
+    }
+    for (Work& work : several) {
+      for (const quantize::Pass& pass : further_passes(work.name)) further_pass(group, work, pass, basis);
+      report.packed_error += finish(group, std::move(work), basis);
+    }
     factors_.clear();
     result_.groups.push_back(report);
   }
 
   /// The factor of a group's Gram matrix for blocks of this size; linears of a group share it.
-  const quantize::ErrorFactor& factor(size_t group, MatrixView<const float> gram, int64_t block) {
-    const auto known = factors_.find(block);
+  const quantize::ErrorFactor& factor(size_t group, const GramBasis& basis, int64_t block) {
+    const auto key = std::pair(to_string(basis.rotation()), block);
+    const auto known = factors_.find(key);
     if (known != factors_.end()) return known->second;
     const std::string& name = groups_[group].name();
-    const auto& made = factors_.try_emplace(block, gram, block, calibrated_.damping, name).first->second;
+    const auto& made = factors_.try_emplace(key, basis.gram(), block, calibrated_.damping, name).first->second;
     if (made.damping() > calibrated_.damping) note_damping(group, made.damping());
     return made;
   }
@@ -225,95 +255,148 @@ class LayerJob {
   void check_gram(size_t group) {
     const auto& statistics = statistics_[group];
     if (!statistics.has_gram()) {
-      throw Error(ErrorCode::bad_argument, "error feedback needs Gram matrices, and the statistics have none")
+      throw Error(ErrorCode::bad_argument, "error feedback and norms need Gram matrices, and the statistics have none")
           .hint("calibrate without --diagonal");
     }
     if (statistics.count < statistics.width) {
       result_.notes.push_back(concat(printable(groups_[group].name()), ": ", statistics.count, " calibration rows for ",
-                                     statistics.width, " channels: feedback learns little; give more text"));
+                                     statistics.width, " channels: they say little; give more text"));
     }
   }
 
-  /// Returns the error of the outputs.
-  double pack_linear(size_t group, const std::string& name, MatrixView<const float> gram) {
+  std::span<const quantize::Pass> further_passes(const std::string& name) const {
+    const auto found = calibrated_.residual.find(name);
+    return found == calibrated_.residual.end() ? std::span<const quantize::Pass>{} : std::span(found->second);
+  }
+
+  /// What the rows of a linear were divided by; null where no scales were folded into it.
+  const std::vector<float>* row_scales(const std::string& name) const {
+    const auto found = row_scales_.find(name);
+    return found == row_scales_.end() ? nullptr : &found->second;
+  }
+
+  Work first_pass(size_t group, const std::string& name, const GramBasis& basis) {
     check_interrupt();
     const Stopwatch watch;
     const auto scheme = *scheme_of_(name);
-    auto weight = load_values(checkpoint_, name + ".weight");
-    const auto& scales = scales_[group];
-    if (!scales.empty()) multiply_columns(weight.matrix(), scales);
+    Work work{name, load_values(checkpoint_, name + ".weight"), {}};
+    work.packed.linear.name = name;
+    work.packed.linear.source_dtype = work.rest.dtype;
+    Values& weight = work.rest;
+    if (!scales_[group].empty()) multiply_columns(weight.matrix(), scales_[group]);
     if (rotates()) rotate_rows(weight.matrix(), rotations_[group]);
+    const auto* rows = row_scales(name);
     // Clips are chosen before the rows are scaled: a row's scale changes nothing but the unit of its error.
-    auto rounding = quantize::rounding_of(scheme, weight.shape[1], plainly(options_));
-    auto options = options_;
-    const auto mean_squares = diagonal(gram);
-    quantize::CalibratedInput input{mean_squares};
-    if (calibrated_.feedback) {
-      input.feedback = &factor(group, gram, quantize::feedback_block(scheme, weight.shape[1]));
+    Values clipped{weight.name, weight.dtype, weight.shape, {}};
+    if (clips()) {
+      clipped.values = weight.values;
+      quantize::search_clip(clipped.matrix(), basis.gram(),
+                            quantize::rounding_of(scheme, weight.shape[1], plainly(options_)));
+      if (rows != nullptr) divide_rows(clipped.matrix(), *rows);
     }
-    options.input = &input;
-    auto original = weight.values;
-    if (clips(options)) quantize::search_clip(weight.matrix(), gram, rounding);
-    const auto rows = row_scales_.find(name);
-    if (rows != row_scales_.end()) divide_rows(weight.matrix(), rows->second);
+    if (rows != nullptr) divide_rows(weight.matrix(), *rows);
+    quantize_rest(group, work, scheme, clipped.values.empty() ? weight : clipped, options_, basis);
+    work.packed.seconds = watch.seconds();
+    return work;
+  }
 
+  void further_pass(size_t group, Work& work, const quantize::Pass& pass, GramBasis& basis) {
+    check_interrupt();
+    const Stopwatch watch;
+    const int64_t k = work.rest.shape[1];
+    const formats::InputRotation rotation(pass.rotation, k);
+    const auto& rotations = work.packed.linear.rotations;
+    const formats::InputRotation before = rotations.empty() ? formats::InputRotation({}, k) : rotations.back();
+    if (before.rotation() != rotation.rotation()) {
+      restore_rows(work.rest.matrix(), before);
+      rotate_rows(work.rest.matrix(), rotation);
+    }
+    basis.turn(rotation);
+    const auto options = quantize::options_of_pass(options_, *scheme_of_(work.name), pass.scheme);
+    quantize_rest(group, work, pass.scheme, work.rest, options, basis);
+    work.packed.seconds += watch.seconds();
+  }
+
+  /// Adds a pass that stands for `weight`, in the basis of the Gram matrix, and takes it from what is left over.
+  void quantize_rest(size_t group, Work& work, const formats::Scheme& scheme, const Values& weight,
+                     quantize::QuantizeOptions options, const GramBasis& basis) {
+    const auto mean_squares = diagonal(basis.gram());
+    quantize::CalibratedInput input{mean_squares};
+    const int64_t k = weight.shape[1];
+    if (calibrated_.feedback) input.feedback = &factor(group, basis, quantize::feedback_block(scheme, k));
+    options.input = &input;
     const TensorView view{weight.name, DType::f32, weight.shape, bytes_of(weight.values)};
-    auto result = quantize::rounding_quantizer(scheme).run(view, scheme, options);
-    const double seconds = watch.seconds();
-    const double error = packed_error(result.weight, {original.data(), view.shape[0], view.shape[1]}, gram,
-                                      rows == row_scales_.end() ? nullptr : &rows->second);
-    keep(group, name, std::move(result), error, seconds);
+    auto quantized = quantize::rounding_quantizer(scheme).run(view, scheme, options);
+    if (calibrated_.norms && scheme.family == formats::SchemeFamily::rotated) {
+      quantize::calibrate_norms(quantized.weight, {weight.values.data(), weight.shape[0], k}, basis.gram(),
+                                norm_damping);
+    }
+    auto& linear = work.packed.linear;
+    if (linear.passes.empty()) work.packed.stats.range_exponent = quantized.stats.range_exponent;
+    add(quantized.stats, work.packed.stats);
+    linear.passes.push_back(std::move(quantized.weight));
+    const bool turned = rotates() || !basis.rotation().identity() || !linear.rotations.empty();
+    if (turned) linear.rotations.emplace_back(basis.rotation(), k);
+    parallel_for(view.shape[0], 16, [&](int64_t begin, int64_t end) {
+      std::vector<float> decoded(static_cast<size_t>(k));
+      for (int64_t r = begin; r < end; ++r) {
+        kernels::dequantize_rows(linear.passes.back(), r, {decoded.data(), 1, k});
+        float* rest = work.rest.matrix().row(r);
+        for (int64_t c = 0; c < k; ++c) rest[c] -= decoded[static_cast<size_t>(c)];
+      }
+    });
+  }
+
+  /// Keeps what was packed; returns the error of its outputs.
+  double finish(size_t group, Work work, const GramBasis& basis) {
+    if (const auto* rows = row_scales(work.name)) multiply_rows(work.rest.matrix(), *rows);
+    const double error = output_power(work.rest.matrix(), basis.gram());
+    keep(group, std::move(work.packed), error);
     return error;
   }
 
-  /// A linear that is packed, and the error of its outputs.
-  void keep(size_t group, const std::string& name, quantize::QuantizeResult result, double output_error,
-            double seconds) {
-    const auto rows = row_scales_.find(name);
-    CalibratedLinear packed{};
-    packed.result = std::move(result);
-    packed.seconds = seconds;
+  /// A linear whose passes, times and counts are there, and the error of its outputs.
+  void keep(size_t group, CalibratedLinear packed, double output_error) {
+    const std::string& name = packed.linear.name;
     if (targets_[group].kind == Kind::input_scale) {
       packed.input_scale =
           scales_[group].empty() ? std::vector<float>(static_cast<size_t>(groups_[group].width), 1.0f) : scales_[group];
     }
-    packed.error =
-        effective_error(name, packed.result.weight, group, rows == row_scales_.end() ? nullptr : &rows->second);
+    packed.error = effective_error(packed.linear, group, row_scales(name));
     packed.output = outputs_[name];
     packed.output.packed = output_error;
     result_.linears.emplace(name, std::move(packed));
   }
 
   /// Searched scales and feedback choose the ranges of blocks themselves, from weights that are not clipped.
-  bool clips(const quantize::QuantizeOptions& options) const noexcept {
-    return calibrated_.scales && calibrated_.clip && !options.searches();
+  bool clips() const noexcept {
+    return calibrated_.scales && calibrated_.clip && !calibrated_.feedback && !options_.searches();
   }
 
   bool rotates() const noexcept { return !options_.rotation.identity(); }
 
-  /// The error of the weight with rotation and every scale undone, against the one in the checkpoint.
-  model::WeightError effective_error(const std::string& name, const formats::PackedWeight& packed, size_t group,
+  /// The error of the weight with rotations and every scale undone, against the one in the checkpoint.
+  model::WeightError effective_error(const formats::PackedLinear& linear, size_t group,
                                      const std::vector<float>* rows) const {
     const std::vector<float>& columns = scales_[group];
-    Values decoded{
-        name, DType::f32, {packed.n, packed.k}, std::vector<float>(static_cast<size_t>(packed.n * packed.k))};
+    const std::string& name = linear.name;
+    const int64_t n = linear.passes.front().n, k = linear.passes.front().k;
+    Values decoded{name, DType::f32, {n, k}, std::vector<float>(static_cast<size_t>(n * k))};
     const auto matrix = decoded.matrix();
-    const auto decode_row = formats::scheme_row(packed.scheme.family).decode_row;
-    parallel_for(packed.n, 16, [&](int64_t begin, int64_t end) {
+    parallel_for(n, 16, [&](int64_t begin, int64_t end) {
+      kernels::dequantize_rows(linear, begin, {matrix.row(begin), end - begin, k});
       for (int64_t r = begin; r < end; ++r) {
         float* row = matrix.row(r);
-        decode_row(packed, r, {row, static_cast<size_t>(packed.k)});
-        if (rotates()) rotations_[group].restore({row, static_cast<size_t>(packed.k)});
         const float row_scale = rows == nullptr ? 1.0f : (*rows)[static_cast<size_t>(r)];
-        for (int64_t c = 0; c < packed.k; ++c)
+        for (int64_t c = 0; c < k; ++c)
           row[c] *= columns.empty() ? row_scale : row_scale / columns[static_cast<size_t>(c)];
       }
     });
     const auto loaded = std::make_shared<const io::LoadedTensor>(checkpoint_.load(name + ".weight"));
     const TensorView view{name, DType::f32, decoded.shape, bytes_of(decoded.values)};
     using Dense = kernels::LinearWeight::Dense;
-    const kernels::LinearWeight reference{name, packed.n, packed.k, Dense{loaded->view(), loaded}, {}};
-    const kernels::LinearWeight candidate{name, packed.n, packed.k, Dense{view, nullptr}, {}};
+    const kernels::LinearWeight reference{name, n, k, Dense{loaded->view(), loaded}, {}};
+    const kernels::LinearWeight candidate{name, n, k, Dense{view, nullptr}, {}};
     return model::compare_weights(reference, candidate);
   }
 
@@ -330,8 +413,8 @@ class LayerJob {
   std::array<std::vector<float>, groups_per_layer> scales_;  // empty: ones
   std::array<GroupReport, groups_per_layer> reports_;
   std::map<std::string, OutputError, std::less<>> outputs_;
-  std::map<int64_t, quantize::ErrorFactor> factors_;                   // of the group that is being packed, by block
-  std::map<std::string, std::vector<float>, std::less<>> row_scales_;  // of linears that scales were folded into
+  std::map<std::pair<std::string, int64_t>, quantize::ErrorFactor> factors_;  // of the group, by rotation and block
+  std::map<std::string, std::vector<float>, std::less<>> row_scales_;         // of linears that scales were folded into
   std::optional<LayerCuda> gpu_;  // the groups of the layer on the GPU, by their numbers
   CalibratedLayer result_;
 };
@@ -366,6 +449,8 @@ bool packs_on_gpu(const model::ModelConfig& config, int64_t layer, const SchemeO
   for (const auto& group : linear_groups(config, layer)) {
     for (const auto& name : group.linears) {
       const auto scheme = scheme_of(name);
+      const auto further = calibrated.residual.find(name);
+      if (scheme && further != calibrated.residual.end() && !further->second.empty()) return false;
       if (scheme && !LayerCuda::takes(*scheme, options, clips)) return false;
     }
   }

@@ -16,6 +16,7 @@
 #include "model/weight_error.h"
 #include "pipeline/linear_groups.h"
 #include "pipeline/scale_folding.h"
+#include "quantize/passes.h"
 #include "quantize/quantizer_registry.h"
 
 namespace w4q::quantize {
@@ -32,6 +33,9 @@ struct CalibratedOptions {
   bool input_scales = true;
   bool feedback = false;  ///< feed errors back along k through the Gram matrix
   double damping = 0.01;  ///< of the Gram matrix, as a share of its mean diagonal
+  bool norms = false;     ///< rotated schemes: norms by least squares through the Gram matrix, once codes are chosen
+  /// Passes after the first, by module path.
+  std::map<std::string, std::vector<quantize::Pass>, std::less<>> residual = {};
 };
 
 /// The error of a linear's outputs: mean squares over calibration rows, summed over outputs.
@@ -54,7 +58,8 @@ struct GroupReport {
 };
 
 struct CalibratedLinear {
-  quantize::QuantizeResult result;
+  formats::PackedLinear linear;
+  quantize::QuantizeStats stats;   ///< of all passes; the exponent is that of the first
   std::vector<float> input_scale;  ///< to be stored; empty when none is
   model::WeightError error;        ///< of the effective weight, scales undone
   OutputError output;

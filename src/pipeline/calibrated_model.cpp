@@ -36,7 +36,7 @@ void check_sources(const CalibratedRequest& request) {
   const bool has_text = !request.text.text.empty() || !request.text.ids.empty();
   if (has_text != !request.statistics.empty()) return;
   throw Error(ErrorCode::bad_argument,
-              "awq and error feedback need calibration text, or a statistics file, one of the two")
+              "awq, error feedback and norms need calibration text, or a statistics file, one of the two")
       .hint("--calib FILE, --calib-ids FILE or --stats FILE");
 }
 
@@ -67,7 +67,8 @@ double multiplications(const CalibratedRequest& request, const io::Checkpoint& c
   // Beside the points of the search and the clips: the outputs themselves, plain and packed. Feedback takes half of one
   // product for the targets, and about as much inside the blocks.
   const auto& options = request.options;
-  const double products = 3 + (options.scales ? quantize::awq_points + 1 : 0) + (options.feedback ? 1 : 0);
+  const double products =
+      3 + (options.scales ? quantize::awq_points + 1 : 0) + (options.feedback ? 1 : 0) + (options.norms ? 1 : 0);
   double sum = 0;
   for (const auto& group : linear_groups(config, 0)) {
     const auto k = static_cast<double>(group.width);

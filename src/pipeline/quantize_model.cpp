@@ -51,12 +51,18 @@ Source open_source(const std::filesystem::path& folder) {
 
 /// The quantizer as it runs on the chosen device; on the CPU where the method has no other way.
 auto run_of(const QuantizeRequest& request, const formats::Scheme& scheme) {
-  // What calibration does not see, embeddings and head, is rounded as it is, and so is what a recipe names.
-  const bool rounds = request.calibrated || request.recipe;
+  // What calibration does not see, embeddings and head, is rounded as it is, and so is what a recipe names and what is
+  // none of the method's schemes.
+  const bool rounds = request.calibrated || request.recipe || scheme.family != request.scheme.family;
   const quantize::QuantizerRow& row =
       rounds ? quantize::rounding_quantizer(scheme) : quantize::quantizer_row(request.method);
   const bool on_gpu = request.device == device::Device::cuda && row.run_cuda != nullptr && !request.options.searches();
   return on_gpu ? row.run_cuda : row.run;
+}
+
+/// A recipe's schemes take the options as they are: a step that means nothing to one of them is a mistake.
+quantize::QuantizeOptions options_of(const QuantizeRequest& request, const formats::Scheme& scheme) {
+  return request.recipe ? request.options : quantize::options_of_pass(request.options, request.scheme, scheme);
 }
 
 /// Seconds per weight of this method on this machine with the threads in use, measured on a small random matrix.
@@ -72,7 +78,7 @@ double sample_seconds_per_weight(const QuantizeRequest& request, const formats::
   const int repeats = request.options.searches() ? 1 : 3;
   for (int repeat = 0; repeat < repeats; ++repeat) {
     const Stopwatch watch;
-    run(view, scheme, request.options);
+    run(view, scheme, options_of(request, scheme));
     best = std::min(best, watch.seconds());
   }
   return best / static_cast<double>(values.size());
@@ -130,10 +136,10 @@ Plan make_plan(const Source& source, const QuantizeRequest& request) {
   }
   for (const auto& tensor : plan.tensors) {
     if (!request.calibrated || !tensor.scheme || !tensor.name.starts_with("model.layers.")) continue;
-    if (tensor.residual.empty() && tensor.rotation == request.options.rotation) continue;
+    if (tensor.rotation == request.options.rotation) continue;
     throw Error(ErrorCode::unsupported, concat(printable(tensor.name), ": ", tensor.scheme_text(),
                                                " cannot be quantized from calibration activations"))
-        .detail("awq and error feedback know single passes, and one rotation for all layers");
+        .detail("the first passes of all layers have one rotation then");
   }
   plan.steps = steps_of(request);
   for (const auto& warning : source.checkpoint.warnings()) plan.notes.push_back(warning);
@@ -166,17 +172,18 @@ void write_planes(const std::string& module, size_t pass, const formats::PackedW
 
 quantize::PassesResult quantize_passes(const TensorPlan& tensor, const TensorView& weight,
                                        const QuantizeRequest& request) {
+  const auto run = [&](const TensorView& view, const formats::Scheme& scheme) {
+    return run_of(request, scheme)(view, scheme, options_of(request, scheme));
+  };
   if (tensor.is_plain()) {
-    auto quantized = run_of(request, *tensor.scheme)(weight, *tensor.scheme, request.options);
+    auto quantized = run(weight, *tensor.scheme);
     quantize::PassesResult result{{tensor.name, tensor.dtype, {}}, quantized.stats};
     result.linear.passes.push_back(std::move(quantized.weight));
     return result;
   }
   std::vector<quantize::Pass> passes{{*tensor.scheme, tensor.rotation}};
   for (const auto& pass : tensor.residual) passes.push_back({pass.scheme, pass.rotation});
-  return quantize::quantize_passes(weight, passes, [&](const TensorView& view, const formats::Scheme& scheme) {
-    return quantize::rounding_quantizer(scheme).run(view, scheme, request.options);
-  });
+  return quantize::quantize_passes(weight, passes, run);
 }
 
 /// Quantizes one tensor, writes its planes, and measures the error with the decoder that will read them.
@@ -205,7 +212,8 @@ class CalibratedTensors {
  public:
   CalibratedTensors(const Source& source, const QuantizeRequest& request, const Plan& plan)
       : request_(request),
-        run_(*request.calibrated, request.model, source.checkpoint, source.model, lookup(plan), request.output) {}
+        run_(with_residual(*request.calibrated, plan), request.model, source.checkpoint, source.model, lookup(plan),
+             request.output) {}
 
   const std::vector<std::string>& notes() const noexcept { return run_.notes(); }
 
@@ -222,14 +230,23 @@ class CalibratedTensors {
     const auto found = layer_.linears.find(module);
     if (!tensor.scheme || found == layer_.linears.end()) return false;
     const CalibratedLinear& linear = found->second;
-    write_planes(module, 0, linear.result.weight, writer);
+    const auto& passes = linear.linear.passes;
+    for (size_t pass = 0; pass < passes.size(); ++pass) write_planes(module, pass, passes[pass], writer);
     if (!linear.input_scale.empty()) writer.write(model::input_scale_name(module), bytes_of(linear.input_scale));
     report.tensors.push_back(
-        {tensor.name, tensor.scheme_text(), linear.result.stats, linear.error, linear.output, linear.seconds});
+        {tensor.name, tensor.scheme_text(), linear.stats, linear.error, linear.output, linear.seconds});
     return true;
   }
 
  private:
+  static CalibratedRequest with_residual(CalibratedRequest request, const Plan& plan) {
+    for (const auto& tensor : plan.tensors) {
+      auto& passes = request.options.residual[std::string(model::module_path(tensor.name))];
+      for (const auto& pass : tensor.residual) passes.push_back({pass.scheme, pass.rotation});
+    }
+    return request;
+  }
+
   void next_layer(QuantizeReport& report, model::QuantizationConfig& quantization) {
     layer_ = run_.next(request_.options);
     ++layers_;

@@ -38,7 +38,8 @@ struct QuantizeRequest {
   std::optional<AllocationTarget> allocation;  ///< needs `calibrated`; widths instead of those of the schemes
   std::vector<std::string> keep;               ///< globs of modules that stay in 16 bit, whatever else is said
   bool lm_head = false;                        ///< pack the head too
-  bool embeddings = false;                     ///< pack the embedding table too
+  bool embeddings = false;                     ///< pack the embedding table too …
+  std::optional<formats::Scheme> table;        ///< … to this scheme, if it has one of its own
   quantize::QuantizeOptions options;
   std::optional<CalibratedRequest> calibrated;  ///< what calibration activations are used for
   device::Device device = device::Device::cpu;  ///< where to quantize; the bytes are the same

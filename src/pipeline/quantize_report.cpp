@@ -19,7 +19,8 @@ quantize::Steps taken_steps(const QuantizeRequest& request) {
           .learn = options.learn_table,
           .search = options.scales == quantize::Scales::search,
           .clip = options.clip == quantize::Clip::mse,
-          .feedback = request.calibrated && request.calibrated->options.feedback};
+          .feedback = request.calibrated && request.calibrated->options.feedback,
+          .norms = request.calibrated && request.calibrated->options.norms};
 }
 
 std::vector<std::string> steps_of(const QuantizeRequest& request) {
@@ -43,6 +44,7 @@ std::vector<std::string> steps_of(const QuantizeRequest& request) {
   if (calibrated && calibrated->options.feedback) {
     steps.push_back(concat("feedback, damping ", calibrated->options.damping));
   }
+  if (calibrated && calibrated->options.norms) steps.emplace_back("norms by least squares");
   return steps;
 }
 

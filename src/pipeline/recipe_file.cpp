@@ -52,7 +52,9 @@ quantize::Recipe parse_recipe(const io::Json& json, std::string_view source) {
 io::Json to_json(const quantize::Recipe& recipe) {
   io::Json rules = io::Json::array();
   for (const auto& rule : recipe.rules) {
-    rules.push_back({{"match", rule.glob}, {"scheme", rule.scheme ? formats::to_string(*rule.scheme) : "keep"}});
+    std::vector<formats::Scheme> passes = rule.residual;
+    if (rule.scheme) passes.insert(passes.begin(), *rule.scheme);
+    rules.push_back({{"match", rule.glob}, {"scheme", passes.empty() ? "keep" : formats::to_string(passes)}});
   }
   io::Json json = io::Json::object();
   if (recipe.steps) json["steps"] = quantize::to_string(*recipe.steps);
@@ -61,14 +63,18 @@ io::Json to_json(const quantize::Recipe& recipe) {
 }
 
 bool is_recipe_line(std::string_view text) noexcept {
-  return text.find(':') != std::string_view::npos && (text.starts_with("kbit") || text.starts_with("int"));
+  const bool family = text.starts_with("kbit") || text.starts_with("int") || text.starts_with("rotated");
+  return family && text.find(':') != std::string_view::npos;
 }
 
 RecipeLine parse_recipe_line(std::string_view text) {
   const size_t colon = text.find(':');
   std::string name(text.substr(0, colon));
-  if (name.find('-') == std::string::npos) name += name.starts_with("kbit") ? "-b32-e4m4" : "-g128-f16-asym";
-  return {formats::parse_scheme(name), quantize::parse_steps(text.substr(colon + 1))};
+  if (name.find('-') == std::string::npos) {
+    const bool rotated = name.starts_with("rotated");
+    name += name.starts_with("kbit") ? "-b32-e4m4" : rotated ? "-d128" : "-g128-f16-asym";
+  }
+  return {formats::parse_schemes(name), quantize::parse_steps(text.substr(colon + 1))};
 }
 
 quantize::Recipe read_recipe(const std::filesystem::path& path) {

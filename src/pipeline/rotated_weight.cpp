@@ -14,6 +14,19 @@ std::span<float> row_of(MatrixView<float> matrix, int64_t row) {
   return {matrix.row(row), static_cast<size_t>(matrix.cols)};
 }
 
+/// G·Rᵀ, and then its columns as rows; what rounding makes unequal on both sides of the diagonal becomes equal again.
+template <class TurnRows>
+void turn_gram(MatrixView<float> gram, TurnRows&& turn_rows) {
+  turn_rows();
+  for (int64_t i = 0; i < gram.rows; ++i) {
+    for (int64_t j = 0; j < i; ++j) std::swap(gram.row(i)[j], gram.row(j)[i]);
+  }
+  turn_rows();
+  for (int64_t i = 0; i < gram.rows; ++i) {
+    for (int64_t j = 0; j < i; ++j) gram.row(i)[j] = gram.row(j)[i] = (gram.row(i)[j] + gram.row(j)[i]) / 2;
+  }
+}
+
 }  // namespace
 
 void rotate_rows(MatrixView<float> weight, const formats::InputRotation& rotation) {
@@ -29,15 +42,11 @@ void restore_rows(MatrixView<float> weight, const formats::InputRotation& rotati
 }
 
 void rotate_gram(MatrixView<float> gram, const formats::InputRotation& rotation) {
-  // G·Rᵀ, and then its columns as rows; what rounding makes unequal on both sides of the diagonal becomes equal again.
-  rotate_rows(gram, rotation);
-  for (int64_t i = 0; i < gram.rows; ++i) {
-    for (int64_t j = 0; j < i; ++j) std::swap(gram.row(i)[j], gram.row(j)[i]);
-  }
-  rotate_rows(gram, rotation);
-  for (int64_t i = 0; i < gram.rows; ++i) {
-    for (int64_t j = 0; j < i; ++j) gram.row(i)[j] = gram.row(j)[i] = (gram.row(i)[j] + gram.row(j)[i]) / 2;
-  }
+  turn_gram(gram, [&] { rotate_rows(gram, rotation); });
+}
+
+void restore_gram(MatrixView<float> gram, const formats::InputRotation& rotation) {
+  turn_gram(gram, [&] { restore_rows(gram, rotation); });
 }
 
 quantize::Rounding in_rotated_basis(quantize::Rounding rounding, const formats::InputRotation& rotation) {

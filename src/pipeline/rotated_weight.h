@@ -13,6 +13,8 @@ void rotate_rows(MatrixView<float> weight, const formats::InputRotation& rotatio
 void restore_rows(MatrixView<float> weight, const formats::InputRotation& rotation);
 /// A symmetric matrix ← R · G · Rᵀ.
 void rotate_gram(MatrixView<float> gram, const formats::InputRotation& rotation);
+/// Undoes it.
+void restore_gram(MatrixView<float> gram, const formats::InputRotation& rotation);
 
 /// How weights are rounded when they are rounded in that basis: rows must be whole. `rotation` must outlive it.
 quantize::Rounding in_rotated_basis(quantize::Rounding rounding, const formats::InputRotation& rotation);

@@ -164,6 +164,14 @@ void divide_columns(MatrixView<float> weight, const std::vector<float>& scales) 
   });
 }
 
+void multiply_rows(MatrixView<float> weight, const std::vector<float>& scales) {
+  parallel_for(weight.rows, row_grain, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      for (int64_t c = 0; c < weight.cols; ++c) weight.row(r)[c] *= scales[static_cast<size_t>(r)];
+    }
+  });
+}
+
 void divide_rows(MatrixView<float> weight, const std::vector<float>& scales) {
   parallel_for(weight.rows, row_grain, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {

@@ -29,6 +29,7 @@ class Selector {
     if (!packable) return {};
     if (module == head_module && !request_.lm_head) return {};
     if (module == embedding_module && !request_.embeddings && !(tied_ && request_.lm_head)) return {};
+    if (module == embedding_module && request_.table) return passes(module, *request_.table, {});
     return passes(module, request_.scheme, request_.residual);
   }
 

@@ -142,6 +142,7 @@ Source open_source(const std::filesystem::path& folder) {
                 io::Checkpoint::open(folder / turboquant_kept_file),
                 {},
                 {}};
+  source.config.erase(conversion_mark);
   check_known(source.packed);
   find_tensors(model::read_config(folder), source);
   if (source.linears.empty()) throw Error(ErrorCode::bad_file, folder.string() + ": holds no packed linear");

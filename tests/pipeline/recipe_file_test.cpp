@@ -27,10 +27,13 @@ TEST(RecipeFile, ALineHasASchemeAndSteps) {
   EXPECT_TRUE(is_recipe_line("kbit3: search"));
   EXPECT_FALSE(is_recipe_line("kbit3.json"));
   const auto line = parse_recipe_line("kbit3: awq → rotate128 → lloyd+search → feedback");
-  EXPECT_EQ(formats::to_string(line.scheme), "kbit3-b32-e4m4");
+  EXPECT_EQ(formats::to_string(line.passes), "kbit3-b32-e4m4");
   EXPECT_EQ(quantize::to_string(line.steps), "awq → rotate128 → lloyd+search → feedback");
-  EXPECT_EQ(formats::to_string(parse_recipe_line("int4:clip").scheme), "int4-g128-f16-asym");
-  EXPECT_EQ(formats::to_string(parse_recipe_line("kbit5-b32-f16: none").scheme), "kbit5-b32-f16");
+  EXPECT_EQ(formats::to_string(parse_recipe_line("int4:clip").passes), "int4-g128-f16-asym");
+  EXPECT_EQ(formats::to_string(parse_recipe_line("kbit5-b32-f16: none").passes), "kbit5-b32-f16");
+  EXPECT_EQ(formats::to_string(parse_recipe_line("rotated4: search → norms").passes), "rotated4-d128");
+  const std::string two = "rotated4-d64+rotated2-d64";
+  EXPECT_EQ(formats::to_string(parse_recipe_line(two + ": feedback").passes), two);
   test::expect_error(ErrorCode::unsupported, {"kbit9"}, [] { parse_recipe_line("kbit9: search"); });
 }
 

@@ -98,6 +98,47 @@ TEST_F(Rotated, RepackingKeepsPassesAndRotations) {
   }
 }
 
+/// With calibration the first pass is the same whether others follow or not, later ones lessen what is left, and norms
+/// by least squares lessen the error of the outputs further, or leave it.
+TEST_F(Rotated, CalibrationGoesThroughAllPasses) {
+  const auto calibrated = [&](const std::string& name, std::string_view schemes, bool norms, bool shared) {
+    auto wanted = request(name, schemes);
+    wanted.keep = {"*.layers.[123].*"};
+    wanted.rotation.shared = shared;
+    wanted.options.rotation = {128, 42};
+    wanted.calibrated.emplace();
+    wanted.calibrated->text.ids = wanted.model / "own/selfgen.ids.u16";
+    wanted.calibrated->text.samples = 8;
+    wanted.calibrated->text.length = 128;
+    wanted.calibrated->options = {.scales = false, .feedback = true, .norms = norms};
+    const auto report = quantize_model(wanted);
+    double error = 0;
+    for (const auto& tensor : report.tensors) error += tensor.output ? tensor.output->packed : 0;
+    EXPECT_NEAR(sqnr(wanted.output), report.total.sqnr(), 1e-6);
+    return error;
+  };
+  const double one = calibrated("one", "rotated4-d128", false, true);
+  EXPECT_LT(calibrated("norms", "rotated4-d128", true, true), one);
+  const double shared = calibrated("shared", "rotated4-d128+rotated2-d128", true, true);
+  const double own = calibrated("own", "rotated4-d128+rotated2-d128", true, false);
+  EXPECT_LT(shared, one / 4);
+  EXPECT_LT(own, one / 4);
+  const auto model = model::Model::open(folder_ / "own"), base = model::Model::open(folder_ / "norms");
+  const auto& two = *std::get<Packed>(model.layers()[0].down.matrix);
+  EXPECT_TRUE(formats::bytes_equal(two.passes[0], std::get<Packed>(base.layers()[0].down.matrix)->passes[0]));
+  EXPECT_EQ(two.rotations[1].rotation(), (formats::Rotation{128, 1042}));
+}
+
+TEST_F(Rotated, TheTableOfEmbeddingsMayHaveASchemeOfItsOwn) {
+  auto wanted = request("q", "rotated4-d128");
+  wanted.embeddings = true;
+  wanted.table = formats::parse_scheme("int4-g32-f16");
+  wanted.options.scales = quantize::Scales::search;
+  const auto report = quantize_model(wanted);
+  EXPECT_EQ(report.tensors.front().scheme, "int4-g32-f16");
+  EXPECT_GT(sqnr(wanted.output), 19);
+}
+
 TEST_F(Rotated, RecipesNameSeveralPasses) {
   auto wanted = request("q", "rotated4-d128");
   wanted.recipe =
