@@ -44,8 +44,9 @@ std::string stored_name(std::string module) {
   return module;
 }
 
-DType norm_type(const formats::Scheme& scheme) {
-  return scheme.scale == formats::ScaleType::f16 ? DType::f16 : DType::f32;
+/// Norms of a second pass are F32 there, whatever those of the first are.
+DType norm_type(const formats::Scheme& scheme, size_t pass) {
+  return pass == 0 && scheme.scale == formats::ScaleType::f16 ? DType::f16 : DType::f32;
 }
 
 void check_linear(const PackedLinearInfo& info) {
@@ -67,7 +68,7 @@ TurboQuantConfig config_of(const std::vector<PackedLinearInfo>& linears) {
   config.bits = first.passes.front().scheme.bits;
   config.group = first.passes.front().scheme.block;
   config.seed = first.passes.front().rotation.seed;
-  config.half_norms = norm_type(first.passes.front().scheme) == DType::f16;
+  config.half_norms = norm_type(first.passes.front().scheme, 0) == DType::f16;
   if (first.passes.size() == 2) {
     config.residual_bits = first.passes[1].scheme.bits;
     config.residual_seed = first.passes[1].rotation.seed;
@@ -97,7 +98,7 @@ void plan_linear(const PackedLinearInfo& info, Source& source) {
     const formats::Scheme& scheme = info.passes[pass].scheme;
     source.packed.push_back({prefix + "indices", DType::u8, formats::turboquant_indices_shape(info.n, info.k)});
     source.packed.push_back(
-        {prefix + "norms", norm_type(scheme), formats::turboquant_norms_shape(scheme, info.n, info.k)});
+        {prefix + "norms", norm_type(scheme, pass), formats::turboquant_norms_shape(scheme, info.n, info.k)});
     if (pass > 0) source.packed.push_back({prefix + "codebook", DType::f32, {int64_t{1} << scheme.bits}});
   }
   const std::string bias = info.name + ".bias";
@@ -151,7 +152,8 @@ void write_linear(const Source& source, const PackedLinearInfo& info, Buffer& ta
   for (size_t pass = 0; pass < linear.passes.size(); ++pass) {
     const formats::PackedWeight& weight = linear.passes[pass];
     const std::string prefix = stored + (pass == 0 ? "." : ".pass2_");
-    const Buffer indices = formats::turboquant_indices(weight), norms = formats::turboquant_norms(weight);
+    const Buffer indices = formats::turboquant_indices(weight);
+    const Buffer norms = formats::turboquant_norms(weight, norm_type(weight.scheme, pass));
     const Buffer& codebook = weight.plane(PlaneRole::codebook).bytes;
     writer.write(prefix + "indices", indices.bytes());
     writer.write(prefix + "norms", norms.bytes());

@@ -176,7 +176,8 @@ void convert_pass(const Source& source, const ForeignLinear& linear, size_t pass
   const auto same = [&](std::string_view role, const Buffer& bytes) {
     return std::ranges::equal(source.packed.load(tensor_of(linear.stored, pass, role))->bytes, bytes.bytes());
   };
-  ensure(same("indices", formats::turboquant_indices(weight)) && same("norms", formats::turboquant_norms(weight)),
+  ensure(same("indices", formats::turboquant_indices(weight)) &&
+             same("norms", formats::turboquant_norms(weight, weight.plane(formats::PlaneRole::scales).spec.dtype)),
          linear.stored + ": its planes do not give the bytes that were read");
   report.proof.codes += weight.n * weight.k;
   report.proof.codes_equal += weight.n * weight.k;

@@ -52,7 +52,7 @@ TEST(TurboQuantTensors, GoldenRowsGoInAndOutByteForByte) {
       const auto norms = std::as_bytes(std::span(&stored.norm, 1));
       const PackedWeight weight = decode_turboquant(scheme, 1, d, stored.indices.bytes(), norms, codebook, "golden");
       EXPECT_TRUE(std::ranges::equal(turboquant_indices(weight).bytes(), stored.indices.bytes()));
-      EXPECT_TRUE(std::ranges::equal(turboquant_norms(weight).bytes(), norms));
+      EXPECT_TRUE(std::ranges::equal(turboquant_norms(weight, DType::f32).bytes(), norms));
 
       const auto& row_of = scheme_row(SchemeFamily::rotated);
       const PackedWeight own = row_of.encode(scheme, turned, 1, d, codebook);

@@ -85,10 +85,11 @@ Buffer turboquant_indices(const PackedWeight& canonical) {
   return result;
 }
 
-Buffer turboquant_norms(const PackedWeight& canonical) {
+Buffer turboquant_norms(const PackedWeight& canonical, DType dtype) {
   const Plane& norms = canonical.plane(PlaneRole::scales);
-  if (norms.spec.dtype != DType::u8) return norms.bytes.clone();
-  Buffer widened(norms.bytes.size() * sizeof(float));
+  if (norms.spec.dtype == dtype) return norms.bytes.clone();
+  ensure(dtype == DType::f32, "turboquant_norms: norms can only be widened to f32");
+  Buffer widened(static_cast<size_t>(element_count(norms.spec.shape)) * sizeof(float));
   const std::span<float> values = widened.as<float>();
   for (size_t i = 0; i < values.size(); ++i) values[i] = rotated_norm_at(norms, i);
   return widened;

@@ -25,8 +25,8 @@ PackedWeight decode_turboquant(const Scheme& scheme, int64_t n, int64_t k, std::
                                std::span<const std::byte> norms, std::span<const float> codebook,
                                std::string_view name);
 
-/// The bytes of the two tensors.
+/// The bytes of the two tensors; norms in their own type, or widened to f32.
 Buffer turboquant_indices(const PackedWeight& canonical);
-Buffer turboquant_norms(const PackedWeight& canonical);
+Buffer turboquant_norms(const PackedWeight& canonical, DType dtype);
 
 }  // namespace w4q::formats
