@@ -140,6 +140,7 @@ class LayerJob {
     for (const auto& name : names) {
       weights.push_back(load_values(checkpoint_, name + ".weight"));
       linears.push_back({weights.back().matrix(), quantize::rounding_of(*scheme_of_(name), k, plainly(options_))});
+      if (rotates_by_itself(name)) linears.back().rounding = in_basis(std::move(linears.back().rounding), group);
       OutputError& output = outputs_[name];
       output.power = output_power(linears.back().weight, gram_view);
       report.output += output.power;
@@ -149,8 +150,9 @@ class LayerJob {
     }
     report.scaled_error = report.plain_error;
     if (targets_[group].kind == Kind::none) return;
-    if (rotates()) {
-      for (auto& linear : linears) linear.rounding = in_rotated_basis(std::move(linear.rounding), rotations_[group]);
+    for (size_t i = 0; i < linears.size(); ++i) {
+      if (rotates() && !rotates_by_itself(names[i]))
+        linears[i].rounding = in_basis(std::move(linears[i].rounding), group);
     }
     const auto found = quantize::search_scales(linears, {mean_abs, gram_view, shared});
     if (found.alpha > 0) scales_[group] = found.scales;
@@ -374,6 +376,15 @@ class LayerJob {
   }
 
   bool rotates() const noexcept { return !options_.rotation.identity(); }
+
+  /// The rotation belongs to the scheme and is no step beyond plain rounding.
+  bool rotates_by_itself(const std::string& name) const {
+    return rotates() && scheme_of_(name)->family == formats::SchemeFamily::rotated;
+  }
+
+  quantize::Rounding in_basis(quantize::Rounding rounding, size_t group) const {
+    return in_rotated_basis(std::move(rounding), rotations_[group]);
+  }
 
   /// The error of the weight with rotations and every scale undone, against the one in the checkpoint.
   model::WeightError effective_error(const formats::PackedLinear& linear, size_t group,
