@@ -41,7 +41,18 @@ Source open_source(const std::filesystem::path& path) {
 
 std::string pass_text(const model::PackedLinearInfo& info, size_t pass) {
   const std::string where = info.dialect == nullptr ? info.passes[pass].layout : std::string(info.dialect->name);
-  return formats::to_string(info.passes[pass].scheme) + " in " + where;
+  const auto& [scheme, layout, rotation] = info.passes[pass];
+  std::string text = formats::to_string(scheme) + " in " + where;
+  if (!rotation.identity()) text += ", input " + to_string(rotation);
+  return text;
+}
+
+/// The pass whose plane has this name; tensors that belong to all of them go with the first.
+size_t pass_of(const model::PackedLinearInfo& info, std::string_view name) {
+  for (size_t pass = 1; pass < info.passes.size(); ++pass) {
+    if (name.starts_with(concat(info.name, ".", pass, "."))) return pass;
+  }
+  return 0;
 }
 
 int64_t stored_bytes(const model::PackedLinearInfo& info) {
@@ -63,7 +74,9 @@ int show_checkpoint(const Options& options, const Source& source) {
   double packed_bits = 0;
   double packed_weights = 0;
   for (const auto& [name, info] : source.quantization.linears) {
-    for (const auto& plane : model::planned_planes(info)) owner[plane.name] = pass_text(info, 0);
+    for (const auto& plane : model::planned_planes(info)) {
+      owner[plane.name] = pass_text(info, pass_of(info, plane.name));
+    }
     packed_bits += 8.0 * static_cast<double>(stored_bytes(info));
     packed_weights += static_cast<double>(info.n) * static_cast<double>(info.k);
   }

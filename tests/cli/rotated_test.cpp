@@ -47,6 +47,8 @@ TEST_F(RotatedProgram, AFolderCanBeShippedWithoutItsResidual) {
 TEST_F(RotatedProgram, TheSchemeNamesTheMethod) {
   const auto by_name = quantize("a", {"--scheme", "rotated3-row+rotated2-d64-e4m4"});
   ASSERT_EQ(by_name.status, 0) << by_name.err;
+  const auto planes = run_w4q({"inspect", path("a")});
+  EXPECT_NE(planes.out.find("rotated2-d64-e4m4 in canonical, input hadamard-row-s42"), std::string::npos) << planes.out;
   ASSERT_EQ(quantize("b", {"--scheme", "rotated4-d128", "--embedding-scheme", "int8-row-f16"}).status, 0);
   const auto table = run_w4q({"inspect", path("b"), "--tensor", "model.embed_tokens"});
   EXPECT_NE(table.out.find("int8-row-f16"), std::string::npos) << table.out << table.err;
