@@ -16,8 +16,15 @@ namespace w4q::kernels {
 namespace decode {
 namespace {
 
-Plan plan_for(int heads, int kv_heads) {
-  static const int most_blocks = 2 * device::multiprocessors();
+/// f16 rows fill the registers twice, so that a multiprocessor has one block.
+template <KvType type, int dim>
+constexpr int blocks_of_multiprocessor() {
+  return type == KvType::f16 || dim == 256 ? 1 : 2;
+}
+
+Plan plan_for(int heads, int kv_heads, KvType type) {
+  static const int multiprocessors = device::multiprocessors();
+  const int most_blocks = type == KvType::f16 ? multiprocessors : 2 * multiprocessors;
   const int group = heads / kv_heads;
   const int head_tiles = (group + tile_heads - 1) / tile_heads;
   return {head_tiles, std::clamp(most_blocks / (kv_heads * head_tiles), 1, most_splits)};
@@ -168,39 +175,55 @@ __device__ __forceinline__ float page_factor(const Task& task) {
   return type == KvType::fp4r ? score_factor(task) * Fp4Row<dim>::fine_factor : score_factor(task);
 }
 
-/// Goes through pages page_of(warp), page_of(warp + warps) …, below `count`. `rows` has the first; where registers
-/// suffice, the next one is on its way while one is taken in.
+/// What a block attends to: pages page_of(0) … page_of(count − 1), and with `last` the token itself after them.
+template <class PageOf>
+struct Work {
+  const Stretch& stretch;
+  int kv_head, count;
+  bool last;
+  PageOf page_of;
+
+  __device__ bool has(int i) const { return i < count || (last && i == count); }
+};
+
+/// Goes through items warp, warp + warps … of the work. Where registers suffice, the next one is on its way while one
+/// is taken in.
 template <KvType type, int dim, class PageOf>
-__device__ void attend(const Task& task, const Stretch& stretch, int kv_head, int count, const PageOf& page_of,
+__device__ void attend(const Task& task, const Work<PageOf>& work, const std::byte* fresh,
                        const QueryFragments<type, dim>& queries, PageRows<type, dim>& rows,
                        Running<type, dim>& running) {
-  using Place = PagePlace<type, dim>;
-  constexpr bool ahead = type == KvType::q4;
+  constexpr bool ahead = type == KvType::q4 || type == KvType::f16;
   const float factor = page_factor<type, dim>(task);
-  for (int i = static_cast<int>(threadIdx.x) / 32; i < count; i += warps) {
-    const int index = page_of(i);
-    const auto sees = [&](int token) { return stretch.sees(index * kv_page_tokens + token); };
-    const bool more = i + warps < count;
+  const auto load = [&](int i, PageRows<type, dim>& to) {
+    if (i < work.count) {
+      const PagePlace<type, dim> place(task, work.kv_head, work.page_of(i));
+      to.load(place.keys, place.values);
+    } else if (work.has(i)) {
+      to.load(fresh, fresh + kv_head_page_bytes(type, dim));
+    }
+  };
+  int i = static_cast<int>(threadIdx.x) / 32;
+  if (i == work.count) load(i, rows);
+  for (; work.has(i); i += warps) {
+    PageRows<type, dim> next;
+    if constexpr (ahead) load(i + warps, next);
+    const bool is_fresh = i == work.count;
+    const int index = is_fresh ? work.stretch.position / kv_page_tokens : work.page_of(i);
+    running.take(queries, rows, factor, !is_fresh && work.stretch.sees_all(index), [&](int slot) {
+      const int token = index * kv_page_tokens + slot;
+      return is_fresh ? token == work.stretch.position : work.stretch.sees(token);
+    });
     if constexpr (ahead) {
-      PageRows<type, dim> next;
-      if (more) {
-        const Place place(task, kv_head, page_of(i + warps));
-        next.load(place.keys, place.values);
-      }
-      running.take(queries, rows, factor, stretch.sees_all(index), sees);
       rows = next;
     } else {
-      running.take(queries, rows, factor, stretch.sees_all(index), sees);
-      if (!more) break;
-      const Place place(task, kv_head, page_of(i + warps));
-      rows.load(place.keys, place.values);
+      load(i + warps, rows);
     }
   }
 }
 
-/// A value of a mean over tokens, and the logarithm of the tokens' weights.
+/// Dims d and d + dim/2 of a mean over tokens, and the logarithm of the tokens' weights.
 struct Mean {
-  float value, weight;
+  float low, high, weight;
 };
 
 /// Of what the warps of the block have together.
@@ -210,86 +233,77 @@ __device__ Mean block_mean(const Partial<dim> (&partials)[warps], int head, int 
 #pragma unroll
   for (const auto& partial : partials) largest = fmaxf(largest, partial.largest[head]);
   float weight = 0;
-  float sum = 0;
+  float low = 0;
+  float high = 0;
 #pragma unroll
   for (const auto& partial : partials) {
     const float factor = power_of_two(partial.largest[head] - largest);
     weight = fmaf(factor, partial.weight[head], weight);
-    sum = fmaf(factor, partial.sums[head][d], sum);
+    low = fmaf(factor, partial.sums[head][d], low);
+    high = fmaf(factor, partial.sums[head][d + dim / 2], high);
   }
-  return {__fdividef(sum, weight), largest + __log2f(weight)};
+  return {__fdividef(low, weight), __fdividef(high, weight), largest + __log2f(weight)};
 }
 
-/// A mean as one word: there as a whole or not at all. The upper half is never zero.
-__device__ __forceinline__ void send_mean(kbit::Packet* to, Mean mean) {
+/// A mean as one word: there as a whole or not at all. Values are rounded to f16; the upper half is never zero.
+__device__ __forceinline__ void send_mean(kbit::Packet* to, const Mean& mean) {
   const float weight = mean.weight == 0 ? 1e-30f : mean.weight;
-  const kbit::Packet word = static_cast<kbit::Packet>(__float_as_uint(weight)) << 32 | __float_as_uint(mean.value);
+  const kbit::Packet word =
+      static_cast<kbit::Packet>(__float_as_uint(weight)) << 32 | device::HalfType::pack(mean.low, mean.high);
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
 }
 
-/// Takes `count` words, `stride` apart, as they arrive, at most `at_once`, for two neighbours `apart`, asked for
-/// together.
-template <int at_once>
-__device__ void receive_means(kbit::Packet* from, int stride, int count, int apart, Mean (&means)[2][at_once]) {
-  kbit::Packet words[2][at_once];
-  bool complete = false;
-  while (!complete) {
-    complete = true;
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-#pragma unroll
-      for (int i = 0; i < at_once; ++i) words[n][i] = i < count ? kbit::peek(from + i * stride + n * apart) : ~0ull;
-    }
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-#pragma unroll
-      for (int i = 0; i < at_once; ++i) complete &= words[n][i] >> 32 != 0;
-    }
-  }
-#pragma unroll
-  for (int n = 0; n < 2; ++n) {
-#pragma unroll
-    for (int i = 0; i < at_once; ++i) {
-      if (i < count) from[i * stride + n * apart] = 0;
-      means[n][i] = {__uint_as_float(static_cast<uint32_t>(words[n][i])),
-                     i < count ? __uint_as_float(static_cast<uint32_t>(words[n][i] >> 32)) : lowest};
-      if (i >= count) means[n][i].value = 0;
-    }
-  }
-}
-
-/// Joins means in their order: a running value is divided at the end.
+/// Joins means: a running value is divided at the end.
 struct Join {
-  float largest, weight, value;
+  float largest, weight, low, high;
 
-  __device__ explicit Join(Mean own) : largest(own.weight), weight(1), value(own.value) {}
-  template <int count>
-  __device__ void add(const Mean (&means)[count]) {
-    float most = largest;
+  __device__ explicit Join(const Mean& own) : largest(own.weight), weight(1), low(own.low), high(own.high) {}
+
+  /// The first `count` of some words, in their order.
+  template <int most>
+  __device__ void add(const kbit::Packet (&words)[most], int count) {
+    float highest = largest;
 #pragma unroll
-    for (const Mean& mean : means) most = fmaxf(most, mean.weight);
-    const float factor = power_of_two(largest - most);
-    weight *= factor;
-    value *= factor;
-    largest = most;
+    for (int i = 0; i < most; ++i) {
+      if (i < count) highest = fmaxf(highest, __uint_as_float(static_cast<uint32_t>(words[i] >> 32)));
+    }
+    const float factor = power_of_two(largest - highest);
+    largest = highest;
+    weight *= factor, low *= factor, high *= factor;
 #pragma unroll
-    for (const Mean& mean : means) {
-      const float share = power_of_two(mean.weight - most);
+    for (int i = 0; i < most; ++i) {
+      if (i >= count) break;
+      const float share = power_of_two(__uint_as_float(static_cast<uint32_t>(words[i] >> 32)) - highest);
+      const auto bits = static_cast<uint32_t>(words[i]);
+      const float2 pair = __half22float2(reinterpret_cast<const __half2&>(bits));
       weight += share;
-      value = fmaf(share, mean.value, value);
+      low = fmaf(share, pair.x, low);
+      high = fmaf(share, pair.y, high);
     }
   }
-  __device__ __half result() const { return __float2half_rn(__fdividef(value, weight)); }
 };
 
-/// Joins what `others` blocks sent to what this one has: they have lower indices, and so are running or done.
+/// Joins what `others` blocks sent, `stride` words apart, as it arrives: they have lower indices, and so are running or
+/// done. `at_once` words are asked for together.
 template <int at_once>
-__device__ void join_blocks(kbit::Packet* from, int stride, int others, int apart, Join& first, Join& second) {
+__device__ void join_blocks(kbit::Packet* from, int stride, int others, Join& join) {
   for (int done = 0; done < others; done += at_once) {
-    Mean means[2][at_once];
-    receive_means<at_once>(from + done * stride, stride, others - done, apart, means);
-    first.add(means[0]);
-    second.add(means[1]);
+    kbit::Packet* const at = from + done * stride;
+    const int count = others - done;
+    kbit::Packet words[at_once];
+    bool complete = false;
+    while (!complete) {
+      complete = true;
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) words[i] = i < count ? kbit::peek(at + i * stride) : ~0ull;
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) complete &= words[i] >> 32 != 0;
+    }
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      if (i < count) at[i * stride] = 0;
+    }
+    join.add(words, count);
   }
 }
 
@@ -297,48 +311,36 @@ __device__ void join_blocks(kbit::Packet* from, int stride, int others, int apar
 template <KvType type, int dim>
 __device__ void merge(const Task& task, const BlockHeads& heads, int split, int active,
                       const Shared<type, dim>& shared) {
-  constexpr int stride = tile_heads * dim;
-  static_assert(dim % 64 == 0);
+  constexpr int half = dim / 2;
+  constexpr int stride = tile_heads * half;
   const int head_dim = task.layer.head_dim;
   kbit::Packet* const packets = task.packets + static_cast<int64_t>(blockIdx.y * gridDim.x) * stride;
   __half* const out = task.out + int64_t{heads.first} * head_dim;
-  // A thread has a dim of the first half of a head and one of the second.
-  constexpr int half = dim / 2;
   for (int i = static_cast<int>(threadIdx.x); i < heads.count * half; i += threads) {
     const int head = i / half;
     const int d = i % half;
-    const Mean first = block_mean<dim>(shared.partials, head, d);
-    const Mean second = block_mean<dim>(shared.partials, head, d + half);
-    kbit::Packet* const at = packets + head * dim + d;
+    const Mean own = block_mean<dim>(shared.partials, head, d);
     if (split + 1 < active) {
-      send_mean(at + split * stride, first);
-      send_mean(at + split * stride + half, second);
+      send_mean(packets + split * stride + i, own);
       continue;
     }
-    Join low(first), high(second);
+    Join join(own);
     if (active <= 5) {
-      join_blocks<4>(at, stride, active - 1, half, low, high);
+      join_blocks<4>(packets + i, stride, active - 1, join);
     } else {
-      join_blocks<12>(at, stride, active - 1, half, low, high);
+      join_blocks<16>(packets + i, stride, active - 1, join);
     }
-    if (d < head_dim) out[int64_t{head} * head_dim + d] = low.result();
-    if (d + half < head_dim) out[int64_t{head} * head_dim + d + half] = high.result();
+    if (d < head_dim) out[int64_t{head} * head_dim + d] = __float2half_rn(__fdividef(join.low, join.weight));
+    if (d + half < head_dim) {
+      out[int64_t{head} * head_dim + d + half] = __float2half_rn(__fdividef(join.high, join.weight));
+    }
   }
-}
-
-/// The token itself, by one warp.
-template <KvType type, int dim>
-__device__ void attend_fresh(const Task& task, int position, const Shared<type, dim>& shared,
-                             const QueryFragments<type, dim>& queries, PageRows<type, dim>& rows,
-                             Running<type, dim>& running) {
-  rows.load(shared.fresh, shared.fresh + kv_head_page_bytes(type, dim));
-  running.take(queries, rows, page_factor<type, dim>(task), false,
-               [&](int slot) { return slot == position % kv_page_tokens; });
 }
 
 /// Every page that the token sees.
 template <KvType type, int dim>
-__global__ void __launch_bounds__(threads, dim == 256 ? 1 : 2) decode_attention_kernel(const Task task) {
+__global__ void __launch_bounds__(threads, blocks_of_multiprocessor<type, dim>())
+    decode_attention_kernel(const Task task) {
   extern __shared__ uint4 memory[];
   auto& shared = *reinterpret_cast<Shared<type, dim>*>(memory);
   device::allow_next_launch();
@@ -347,6 +349,8 @@ __global__ void __launch_bounds__(threads, dim == 256 ? 1 : 2) decode_attention_
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const BlockHeads heads(task);
   device::wait_for_previous_launch();
+  // Of many blocks, only a long context needs the later ones.
+  if (split >= certain_splits && split >= Stretch(task, read_position(task), split, splits).active) return;
   EarlyLoads<dim> early(task, heads);
   const Stretch stretch(task, read_position(task), split, splits);
   if (split >= stretch.active) return;
@@ -362,9 +366,9 @@ __global__ void __launch_bounds__(threads, dim == 256 ? 1 : 2) decode_attention_
   queries.load(shared.queries);
   Running<type, dim> running;
   running.clear();
-  attend(
-      task, stretch, heads.kv_head, count, [&](int i) { return stretch.first + i; }, queries, rows, running);
-  if (last && warp == count % warps) attend_fresh(task, stretch.position, shared, queries, rows, running);
+  const auto page_of = [&](int i) { return stretch.first + i; };
+  attend(task, Work<decltype(page_of)>{stretch, heads.kv_head, count, last, page_of}, shared.fresh, queries, rows,
+         running);
   running.store(shared.partials[warp]);
   __syncthreads();
   merge(task, heads, split, stretch.active, shared);
@@ -372,7 +376,8 @@ __global__ void __launch_bounds__(threads, dim == 256 ? 1 : 2) decode_attention_
 
 /// Pages of fp4r whose coarse scores, which score_pages_kernel left, come close enough to the largest one.
 template <int dim>
-__global__ void __launch_bounds__(threads, dim == 256 ? 1 : 2) pruned_attention_kernel(const Task task) {
+__global__ void __launch_bounds__(threads, blocks_of_multiprocessor<KvType::fp4r, dim>())
+    pruned_attention_kernel(const Task task) {
   constexpr KvType type = KvType::fp4r;
   extern __shared__ uint4 memory[];
   auto& shared = *reinterpret_cast<Shared<type, dim>*>(memory);
@@ -400,10 +405,11 @@ __global__ void __launch_bounds__(threads, dim == 256 ? 1 : 2) pruned_attention_
       const PagePlace<type, dim> place(task, heads.kv_head, choice.list[warp]);
       rows.load(place.keys, place.values);
     }
-    attend(
-        task, stretch, heads.kv_head, count, [&](int i) { return choice.list[i]; }, queries, rows, running);
+    const auto page_of = [&](int i) { return choice.list[i]; };
+    const bool ends = last && rank + count == chosen.past;
+    attend(task, Work<decltype(page_of)>{stretch, heads.kv_head, count, ends, page_of}, shared.fresh, queries, rows,
+           running);
   }
-  if (last && warp == 0) attend_fresh(task, stretch.position, shared, queries, rows, running);
   running.store(shared.partials[warp]);
   __syncthreads();
   merge(task, heads, split, chosen.active, shared);
@@ -449,7 +455,7 @@ struct Workspace {
     const auto tiles = static_cast<size_t>(shape.kv_heads * plan.head_tiles);
     const auto splits = static_cast<size_t>(plan.splits);
     const auto round_up = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
-    const auto columns = static_cast<size_t>(tile_heads * kv_padded_dim(shape.head_dim));
+    const auto columns = static_cast<size_t>(tile_heads * kv_padded_dim(shape.head_dim) / 2);
     const bool prunes = shape.type == KvType::fp4r;
     page_capacity = (shape.capacity + kv_page_tokens - 1) / kv_page_tokens;
     split_max = round_up(tiles * splits * columns * sizeof(kbit::Packet));
@@ -475,13 +481,13 @@ size_t decode_attention_workspace(const DecodeAttentionShape& shape) {
         .detail(concat("pages are chosen among at most ", fp4r_most_tokens, " tokens"))
         .hint("--kv fp8 and q4 take any");
   }
-  return decode::Workspace(shape, decode::plan_for(shape.heads, shape.kv_heads)).end;
+  return decode::Workspace(shape, decode::plan_for(shape.heads, shape.kv_heads, shape.type)).end;
 }
 
 void decode_attention_cuda(const DecodeAttentionArgs& args, cudaStream_t stream) {
   decode::check(args);
   const PagedLayer& layer = args.layer;
-  const decode::Plan plan = decode::plan_for(args.heads, layer.kv_heads);
+  const decode::Plan plan = decode::plan_for(args.heads, layer.kv_heads, layer.type);
   const decode::Workspace at({args.heads, layer.kv_heads, layer.head_dim, layer.type, args.capacity}, plan);
   decode::Task task{};
   task.qkv = args.qkv;

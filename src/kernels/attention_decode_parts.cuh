@@ -18,6 +18,8 @@ inline constexpr int tile_heads = 8;  ///< query heads of a block: the columns o
 /// Pages that a block takes at least, before another one joins.
 inline constexpr int pages_per_split = warps;
 inline constexpr int most_splits = 64;
+/// Blocks of a key head that ask for their heads before they know whether they have pages.
+inline constexpr int certain_splits = 4;
 inline constexpr float log2_e = 1.4426950408889634f;
 /// Below every score, and still finite: differences of two of it are zero.
 inline constexpr float lowest = -1e30f;
@@ -32,7 +34,7 @@ struct Task {
   HeadRotation rotation;
   const int32_t* position;
   __half* out;
-  kbit::Packet* packets;  ///< [key head and tile][split][tile_heads · dim]
+  kbit::Packet* packets;  ///< [key head and tile][split][tile_heads · dim / 2]
   float* split_max;       ///< fp4r: [key head and tile][split][tile_heads]
   __half* page_max;       ///< fp4r: [key head and tile][page_capacity][tile_heads]
   int64_t page_capacity;
@@ -242,8 +244,10 @@ __device__ void prepare_heads(const Task& task, const BlockHeads& heads, EarlyLo
       std::byte* const page =
           head_page(item.key ? task.layer.keys : task.layer.values, task.layer.table[position / kv_page_tokens],
                     task.layer.kv_heads, heads.kv_head, bytes);
-      encode_row(stored, row, dim, page, position % kv_page_tokens);
-      encode_row(stored, row, dim, fresh + (item.key ? 0 : kv_head_page_bytes(type, dim)), position % kv_page_tokens);
+      std::byte* const own = fresh + (item.key ? 0 : kv_head_page_bytes(type, dim));
+      encode_row(stored, row, dim, own, position % kv_page_tokens);
+      __syncwarp();
+      copy_row(stored, dim, own, page, position % kv_page_tokens);
     }
     __syncwarp();
   }

@@ -171,6 +171,21 @@ __device__ __forceinline__ void encode_row(KvType type, const float* row, int di
   encode_fp4r(row, dim, codes, parameters, residual_row(head_page, dim, slot));
 }
 
+/// Copies token `slot` from one head page to another. The whole warp together.
+__device__ __forceinline__ void copy_row(KvType type, int dim, const std::byte* from, std::byte* to, int slot) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const auto copy = [&](int begin, int bytes) {
+#pragma unroll 1
+    for (int at = begin + 2 * lane; at < begin + bytes; at += 64) {
+      *reinterpret_cast<uint16_t*>(to + at) = *reinterpret_cast<const uint16_t*>(from + at);
+    }
+  };
+  const int row = kv_row_bytes(type, dim), parameters = kv_parameter_bytes(type, dim);
+  copy(slot * row, row);
+  copy(kv_page_tokens * row + slot * parameters, parameters);
+  copy(kv_page_tokens * (row + parameters) + slot * dim, kv_residual_bytes(type, dim));
+}
+
 /// The head page of key head `head` on page `page` of the pool.
 __device__ __forceinline__ std::byte* head_page(std::byte* pool, int64_t page, int kv_heads, int head, int bytes) {
   return pool + (page * kv_heads + head) * bytes;

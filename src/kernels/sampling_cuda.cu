@@ -34,12 +34,12 @@ struct Row {
     return ordered(half ? __half2float(static_cast<const __half*>(data)[i]) : static_cast<const float*>(data)[i]);
   }
 
-  /// use(i, key) for the thread's share of the entries: eight neighbours at a time.
-  template <class Use>
+  /// use(i, key) for the thread's share of the entries: eight neighbours at a time, `unroll` loads in flight.
+  template <int unroll = 2, class Use>
   __device__ void for_each(const Use& use) const {
     const bool aligned = reinterpret_cast<uintptr_t>(data) % 16 == 0;
     const int64_t chunks = aligned ? vocab / 8 : 0;
-#pragma unroll 2
+#pragma unroll(unroll)
     for (int64_t chunk = threadIdx.x; chunk < chunks; chunk += threads) {
       float values[8];
       load_eight(chunk, values);
@@ -109,7 +109,7 @@ struct Top {
 };
 __device__ Top likeliest(const Row& row, Shared& shared) {
   unsigned long long best = 0;
-  row.for_each([&](int64_t i, uint32_t key) {
+  row.for_each<8>([&](int64_t i, uint32_t key) {
     best = max(best, static_cast<unsigned long long>(key) << 32 | (0xFFFFFFFFu - static_cast<uint32_t>(i)));
   });
   best = reduce(best, shared, 0ull, [](unsigned long long a, unsigned long long b) { return max(a, b); });
