@@ -21,7 +21,10 @@ void apply(const CommonOptions& options) {
 }
 
 void add_device(CLI::App& command, std::string& device) {
-  command.add_option("--device", device, "Where to compute: auto takes a GPU if there is one; the bytes are the same")
+  command
+      .add_option("--device", device,
+                  "Where to compute: auto takes a GPU if there is one; the bytes are the same but for what comes of "
+                  "calibration")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
 }

@@ -56,7 +56,7 @@ auto run_of(const QuantizeRequest& request, const formats::Scheme& scheme) {
   const bool rounds = request.calibrated || request.recipe || scheme.family != request.scheme.family;
   const quantize::QuantizerRow& row =
       rounds ? quantize::rounding_quantizer(scheme) : quantize::quantizer_row(request.method);
-  const bool on_gpu = request.device == device::Device::cuda && row.run_cuda != nullptr && !request.options.searches();
+  const bool on_gpu = request.device == device::Device::cuda && row.run_cuda != nullptr;
   return on_gpu ? row.run_cuda : row.run;
 }
 

@@ -1,35 +1,16 @@
 #include "quantize/group_cuda.h"
 
-#include <algorithm>
-
 #include "core/error.h"
 #include "formats/integer.h"
-#include "formats/kbit.h"
 #include "quantize/feedback.h"
 #include "quantize/integer_rows_cuda.h"
 #include "quantize/kbit.h"
-#include "quantize/kbit_rows_cuda.h"
-#include "quantize/kbit_search.h"
+#include "quantize/kbit_search_cuda.h"
 #include "quantize/weight_cuda.h"
 
 namespace w4q::quantize {
-namespace {
 
 using formats::SchemeFamily;
-
-/// Rows that a learned table is made of, brought to the CPU: every stride-th.
-std::vector<float> sample_rows(const CudaWork& work, const float* weight, int64_t n, int64_t k, int64_t stride) {
-  const int64_t rows = (n + stride - 1) / stride;
-  std::vector<float> values(static_cast<size_t>(rows * k));
-  const auto row = static_cast<size_t>(k) * sizeof(float);
-  device::check(cudaMemcpy2DAsync(values.data(), row, weight, row * static_cast<size_t>(stride), row,
-                                  static_cast<size_t>(rows), cudaMemcpyDeviceToHost, work.stream.get()),
-                "copying weights from the GPU");
-  work.stream.synchronize();
-  return values;
-}
-
-}  // namespace
 
 GroupCuda::Measured GroupCuda::add(const TensorView& weight, const formats::Scheme& scheme,
                                    const QuantizeOptions& options) {
@@ -104,45 +85,17 @@ GroupCuda::Packed GroupCuda::pack(size_t index, QuantizeOptions options, const G
   options.input = &input;
   auto* const difference = work_.errors.get<float>(linear.n * linear.k);
   Packed packed;
-  packed.result = linear.scheme.family == SchemeFamily::integer
-                      ? pack_integer(linear, options, feedback, original, rows, difference)
-                      : pack_kbit(linear, options, feedback, original, rows, difference);
+  if (linear.scheme.family == SchemeFamily::kbit) {
+    const KbitCudaWeight values{linear.name, weight, linear.n, linear.k, feedback, original, rows, difference};
+    packed.result = kbit_cuda(work_, values, linear.scheme, options);
+  } else {
+    packed.result = QuantizeResult{formats::allocate_integer(linear.scheme, linear.n, linear.k), {}};
+    packed.result.stats =
+        integer_rows_cuda(work_, weight, feedback, options.clip, original, rows, difference, packed.result.weight);
+  }
   packed.error = gram_->error(difference, linear.n);
   linear.weight = device::DeviceBuffer();
   return packed;
-}
-
-QuantizeResult GroupCuda::pack_integer(const Linear& linear, const QuantizeOptions& options,
-                                       const ErrorFactorCuda* factor, const float* original, const float* rows,
-                                       float* difference) {
-  QuantizeResult result{formats::allocate_integer(linear.scheme, linear.n, linear.k), {}};
-  result.stats = integer_rows_cuda(work_, linear.weight.as<float>(), factor, options.clip, original, rows, difference,
-                                   result.weight);
-  return result;
-}
-
-QuantizeResult GroupCuda::pack_kbit(const Linear& linear, const QuantizeOptions& options, const ErrorFactorCuda* factor,
-                                    const float* original, const float* rows, float* difference) {
-  const auto* const weight = linear.weight.as<float>();
-  const BlockExtremes extremes = block_extremes_cuda(work_, weight, linear.n, linear.k);
-  const BlockMaxima maxima{{}, extremes.smallest, extremes.largest};
-  const auto importance = channel_importance(options, linear.k);
-  const bool searches = options.searches() || factor != nullptr;
-  std::vector<float> table = linear.table;
-  if (options.learn_table) {
-    const int64_t stride = learning_stride(linear.n, linear.k);
-    const auto sample = sample_rows(work_, weight, linear.n, linear.k, stride);
-    const TensorView view{linear.name, DType::f32, {(linear.n + stride - 1) / stride, linear.k}, bytes_of(sample)};
-    table = final_table(view, linear.scheme, maxima, importance, options);
-  }
-  const int exponent = searches ? searched_range_exponent(maxima, linear.scheme.scale)
-                                : formats::kbit_range_exponent(maxima.smallest, maxima.largest, linear.scheme.scale);
-  const TensorView shape{linear.name, DType::f32, {linear.n, linear.k}, {}};
-  QuantizeResult result{allocate_canonical(shape, linear.scheme, formats::kbit_scaled_codebook(table, exponent)), {}};
-  result.stats =
-      kbit_rows_cuda(work_, weight, importance, factor, options.scales, original, rows, difference, result.weight);
-  result.stats.range_exponent = exponent;
-  return result;
 }
 
 }  // namespace w4q::quantize

@@ -66,10 +66,6 @@ class GroupCuda {
 
   AwqCudaLinear view(Linear& linear) const;
   const ErrorFactorCuda* factor(const Linear& linear, const GroupPacking& packing);
-  QuantizeResult pack_integer(const Linear& linear, const QuantizeOptions& options, const ErrorFactorCuda* factor,
-                              const float* original, const float* rows, float* difference);
-  QuantizeResult pack_kbit(const Linear& linear, const QuantizeOptions& options, const ErrorFactorCuda* factor,
-                           const float* original, const float* rows, float* difference);
 
   CudaWork& work_;
   std::shared_ptr<GramCuda> gram_;

@@ -14,6 +14,7 @@
 #include "quantize/kbit_search.h"
 #ifdef W4Q_HAVE_CUDA
 #include "quantize/kbit_cuda.h"
+#include "quantize/kbit_search_cuda.h"
 #endif
 
 namespace w4q::quantize {
@@ -84,9 +85,14 @@ QuantizeResult run(const TensorView& weight, const Scheme& scheme, const Quantiz
 }
 
 #ifdef W4Q_HAVE_CUDA
-/// What searches has no way on the GPU.
+/// Feedback through a factor on the CPU stays there.
 QuantizeResult run_cuda(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
-  return options.searches() ? run(weight, scheme, options) : quantize_kbit_cuda(weight, scheme, options);
+  if (!options.searches()) return quantize_kbit_cuda(weight, scheme, options);
+  if (options.feeds_back() || options.bnb_compatible) return run(weight, scheme, options);
+  check_kbit_scheme(scheme);
+  check_kbit_options(options);
+  check_weight(weight);
+  return quantize_searched_cuda(weight, scheme, options);
 }
 #else
 constexpr decltype(QuantizerRow::run_cuda) run_cuda = nullptr;

@@ -202,9 +202,11 @@ QuantizeStats kbit_rows_cuda(CudaWork& work, const float* weight, std::span<cons
     blocks.importance = work.put(work.columns, importance.data(), packed.k);
     launch<false>(rule, blocks, work.stream.get());
   }
-  difference_kernel<<<static_cast<unsigned>((packed.n * packed.k + 255) / 256), 256, 0, work.stream.get()>>>(
-      rule, blocks, original, rows, difference);
-  device::check_launch("kbit errors", concat(packed.n, " × ", packed.k));
+  if (difference != nullptr) {
+    difference_kernel<<<static_cast<unsigned>((packed.n * packed.k + 255) / 256), 256, 0, work.stream.get()>>>(
+        rule, blocks, original, rows, difference);
+    device::check_launch("kbit errors", concat(packed.n, " × ", packed.k));
+  }
   words.download(codes.bytes(), work.stream);
   device_scales.download(stored.bytes(), work.stream);
   const Counters seen = work.fetch(counters.as<Counters>(), 1).front();

@@ -191,6 +191,31 @@ TEST_F(CalibratedCuda, WithoutFeedbackTheBytesAreTheCpus) {
   }
 }
 
+TEST_F(CalibratedCuda, SearchesWithoutCalibrationGiveTheBytesOfTheCpu) {
+  const QuantizerRow& row = quantizer_row("kbit");
+  for (const char* name : {"kbit2-b32-f16", "kbit3-b32-e4m4", "kbit4-b32-f16", "kbit5-b32-e4m4"}) {
+    const Scheme scheme = parse_scheme(name);
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{1, 1}, {37, 97}, {300, 64}}) {
+      for (const auto& distribution : test::distributions) {
+        const auto values = test::sample(distribution, n, k);
+        for (const bool learn : {false, true}) {
+          QuantizeOptions options;
+          options.scales = Scales::search;
+          options.learn_table = learn;
+          const TensorView view{"w", DType::f32, {n, k}, bytes_of(values)};
+          const auto cpu = row.run(view, scheme, options);
+          const auto gpu = row.run_cuda(view, scheme, options);
+          ASSERT_TRUE(bytes_equal(gpu.weight, cpu.weight))
+              << name << " " << n << " × " << k << (learn ? " learned" : "");
+          EXPECT_EQ(gpu.stats.zero_blocks, cpu.stats.zero_blocks);
+          EXPECT_EQ(gpu.stats.subnormal_scales, cpu.stats.subnormal_scales);
+          EXPECT_EQ(gpu.stats.range_exponent, cpu.stats.range_exponent);
+        }
+      }
+    }
+  }
+}
+
 TEST_F(CalibratedCuda, FactorsAgree) {
   const Layer layer(1, 300);
   const ErrorFactor cpu(layer.gram_view(), 32, 0.01, "w");

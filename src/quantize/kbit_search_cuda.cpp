@@ -1,0 +1,69 @@
+#include "quantize/kbit_search_cuda.h"
+
+#include <vector>
+
+#include "device/check.h"
+#include "formats/kbit.h"
+#include "quantize/kbit.h"
+#include "quantize/kbit_rows_cuda.h"
+#include "quantize/kbit_search.h"
+#include "quantize/weight_cuda.h"
+
+namespace w4q::quantize {
+namespace {
+
+/// Every stride-th row, brought to the CPU.
+std::vector<float> sample_rows(const CudaWork& work, const KbitCudaWeight& weight, int64_t stride) {
+  const int64_t rows = (weight.n + stride - 1) / stride;
+  std::vector<float> values(static_cast<size_t>(rows * weight.k));
+  const auto row = static_cast<size_t>(weight.k) * sizeof(float);
+  device::check(cudaMemcpy2DAsync(values.data(), row, weight.values, row * static_cast<size_t>(stride), row,
+                                  static_cast<size_t>(rows), cudaMemcpyDeviceToHost, work.stream.get()),
+                "copying weights from the GPU");
+  work.stream.synchronize();
+  return values;
+}
+
+std::vector<float> table_of(const CudaWork& work, const KbitCudaWeight& weight, const formats::Scheme& scheme,
+                            const BlockMaxima& maxima, const std::vector<float>& importance,
+                            const QuantizeOptions& options) {
+  if (!options.learn_table) return chosen_table(scheme, options);
+  const int64_t stride = learning_stride(weight.n, weight.k);
+  const auto sample = sample_rows(work, weight, stride);
+  const TensorView view{
+      weight.name, DType::f32, {static_cast<int64_t>(sample.size()) / weight.k, weight.k}, bytes_of(sample)};
+  return final_table(view, scheme, maxima, importance, options);
+}
+
+}  // namespace
+
+QuantizeResult kbit_cuda(CudaWork& work, const KbitCudaWeight& weight, const formats::Scheme& scheme,
+                         const QuantizeOptions& options) {
+  const BlockExtremes extremes = block_extremes_cuda(work, weight.values, weight.n, weight.k);
+  const BlockMaxima maxima{{}, extremes.smallest, extremes.largest};
+  const auto importance = channel_importance(options, weight.k);
+  const auto table = table_of(work, weight, scheme, maxima, importance, options);
+  const bool searches = options.searches() || weight.factor != nullptr;
+  const int exponent = searches ? searched_range_exponent(maxima, scheme.scale)
+                                : formats::kbit_range_exponent(maxima.smallest, maxima.largest, scheme.scale);
+  const TensorView shape{weight.name, DType::f32, {weight.n, weight.k}, {}};
+  QuantizeResult result{allocate_canonical(shape, scheme, formats::kbit_scaled_codebook(table, exponent)), {}};
+  result.stats = kbit_rows_cuda(work, weight.values, importance, weight.factor, options.scales, weight.original,
+                                weight.rows, weight.difference, result.weight);
+  result.stats.range_exponent = exponent;
+  return result;
+}
+
+QuantizeResult quantize_searched_cuda(const TensorView& weight, const formats::Scheme& scheme,
+                                      const QuantizeOptions& options) {
+  CudaWork work;
+  const auto values = upload_weight(work, weight);
+  KbitCudaWeight on_gpu;
+  on_gpu.name = weight.name;
+  on_gpu.values = values.as<float>();
+  on_gpu.n = weight.shape[0];
+  on_gpu.k = weight.shape[1];
+  return kbit_cuda(work, on_gpu, scheme, options);
+}
+
+}  // namespace w4q::quantize
