@@ -16,15 +16,9 @@ namespace w4q::kernels {
 namespace decode {
 namespace {
 
-/// f16 rows fill the registers twice, so that a multiprocessor has one block.
-template <KvType type, int dim>
-constexpr int blocks_of_multiprocessor() {
-  return type == KvType::f16 || dim == 256 ? 1 : 2;
-}
-
-Plan plan_for(int heads, int kv_heads, KvType type) {
-  static const int multiprocessors = device::multiprocessors();
-  const int most_blocks = type == KvType::f16 ? multiprocessors : 2 * multiprocessors;
+/// One block a multiprocessor: a page ahead in registers is worth more than more warps.
+Plan plan_for(int heads, int kv_heads) {
+  static const int most_blocks = device::multiprocessors();
   const int group = heads / kv_heads;
   const int head_tiles = (group + tile_heads - 1) / tile_heads;
   return {head_tiles, std::clamp(most_blocks / (kv_heads * head_tiles), 1, most_splits)};
@@ -186,13 +180,11 @@ struct Work {
   __device__ bool has(int i) const { return i < count || (last && i == count); }
 };
 
-/// Goes through items warp, warp + warps … of the work. Where registers suffice, the next one is on its way while one
-/// is taken in.
+/// Goes through items warp, warp + warps … of the work. The next one is on its way while one is taken in.
 template <KvType type, int dim, class PageOf>
 __device__ void attend(const Task& task, const Work<PageOf>& work, const std::byte* fresh,
                        const QueryFragments<type, dim>& queries, PageRows<type, dim>& rows,
                        Running<type, dim>& running) {
-  constexpr bool ahead = type == KvType::q4 || type == KvType::f16;
   const float factor = page_factor<type, dim>(task);
   const auto load = [&](int i, PageRows<type, dim>& to) {
     if (i < work.count) {
@@ -206,18 +198,14 @@ __device__ void attend(const Task& task, const Work<PageOf>& work, const std::by
   if (i == work.count) load(i, rows);
   for (; work.has(i); i += warps) {
     PageRows<type, dim> next;
-    if constexpr (ahead) load(i + warps, next);
+    load(i + warps, next);
     const bool is_fresh = i == work.count;
     const int index = is_fresh ? work.stretch.position / kv_page_tokens : work.page_of(i);
     running.take(queries, rows, factor, !is_fresh && work.stretch.sees_all(index), [&](int slot) {
       const int token = index * kv_page_tokens + slot;
       return is_fresh ? token == work.stretch.position : work.stretch.sees(token);
     });
-    if constexpr (ahead) {
-      rows = next;
-    } else {
-      load(i + warps, rows);
-    }
+    rows = next;
   }
 }
 
@@ -339,8 +327,7 @@ __device__ void merge(const Task& task, const BlockHeads& heads, int split, int 
 
 /// Every page that the token sees.
 template <KvType type, int dim>
-__global__ void __launch_bounds__(threads, blocks_of_multiprocessor<type, dim>())
-    decode_attention_kernel(const Task task) {
+__global__ void __launch_bounds__(threads, 1) decode_attention_kernel(const Task task) {
   extern __shared__ uint4 memory[];
   auto& shared = *reinterpret_cast<Shared<type, dim>*>(memory);
   device::allow_next_launch();
@@ -376,8 +363,7 @@ __global__ void __launch_bounds__(threads, blocks_of_multiprocessor<type, dim>()
 
 /// Pages of fp4r whose coarse scores, which score_pages_kernel left, come close enough to the largest one.
 template <int dim>
-__global__ void __launch_bounds__(threads, blocks_of_multiprocessor<KvType::fp4r, dim>())
-    pruned_attention_kernel(const Task task) {
+__global__ void __launch_bounds__(threads, 1) pruned_attention_kernel(const Task task) {
   constexpr KvType type = KvType::fp4r;
   extern __shared__ uint4 memory[];
   auto& shared = *reinterpret_cast<Shared<type, dim>*>(memory);
@@ -481,13 +467,13 @@ size_t decode_attention_workspace(const DecodeAttentionShape& shape) {
         .detail(concat("pages are chosen among at most ", fp4r_most_tokens, " tokens"))
         .hint("--kv fp8 and q4 take any");
   }
-  return decode::Workspace(shape, decode::plan_for(shape.heads, shape.kv_heads, shape.type)).end;
+  return decode::Workspace(shape, decode::plan_for(shape.heads, shape.kv_heads)).end;
 }
 
 void decode_attention_cuda(const DecodeAttentionArgs& args, cudaStream_t stream) {
   decode::check(args);
   const PagedLayer& layer = args.layer;
-  const decode::Plan plan = decode::plan_for(args.heads, layer.kv_heads, layer.type);
+  const decode::Plan plan = decode::plan_for(args.heads, layer.kv_heads);
   const decode::Workspace at({args.heads, layer.kv_heads, layer.head_dim, layer.type, args.capacity}, plan);
   decode::Task task{};
   task.qkv = args.qkv;

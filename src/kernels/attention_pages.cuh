@@ -10,7 +10,7 @@ namespace w4q::kernels::decode {
 /// Scores every page: per query head the largest of its tokens' coarse scores, in units of log2, and the largest of the
 /// block's pages.
 template <int dim>
-__global__ void __launch_bounds__(threads, dim == 256 ? 1 : 2) score_pages_kernel(const Task task) {
+__global__ void __launch_bounds__(threads, 1) score_pages_kernel(const Task task) {
   constexpr KvType type = KvType::fp4r;
   __shared__ float rows[warps][dim];
   __shared__ __half queries_of_block[tile_heads][dim];
