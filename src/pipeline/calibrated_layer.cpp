@@ -13,27 +13,16 @@
 #include "formats/scheme_registry.h"
 #include "kernels/dequantize.h"
 #include "kernels/linear.h"
+#include "pipeline/calibrated_passes.h"
 #include "pipeline/layer_cuda.h"
 #include "pipeline/rotated_weight.h"
 #include "quantize/awq.h"
-#include "quantize/feedback.h"
-#include "quantize/norm_calibration.h"
 #include "quantize/rounding.h"
-#include "quantize/rtn.h"
 
 namespace w4q::pipeline {
 namespace {
 
 using Kind = ScaleTarget::Kind;
-
-/// Of the normal equations for norms: far below what calibration text says, enough where it says nothing.
-constexpr double norm_damping = 1e-3;
-
-std::vector<float> diagonal(MatrixView<const float> matrix) {
-  std::vector<float> result(static_cast<size_t>(matrix.rows));
-  for (int64_t i = 0; i < matrix.rows; ++i) result[static_cast<size_t>(i)] = matrix.row(i)[i];
-  return result;
-}
 
 /// The options of rounding each weight by itself: what everything else is compared with.
 quantize::QuantizeOptions plainly(quantize::QuantizeOptions options) {
@@ -54,33 +43,6 @@ double output_power(MatrixView<const float> weight, MatrixView<const float> gram
   for (const double part : parts) sum += part;
   return sum;
 }
-
-/// A Gram matrix in the basis of one rotation after the other.
-class GramBasis {
- public:
-  explicit GramBasis(MatrixView<float> gram) : gram_(gram), rotation_({}, gram.rows) {}
-
-  MatrixView<const float> gram() const noexcept { return gram_; }
-  const formats::Rotation& rotation() const noexcept { return rotation_.rotation(); }
-
-  void turn(const formats::InputRotation& rotation) {
-    if (rotation.rotation() == rotation_.rotation()) return;
-    if (!rotation_.rotation().identity()) restore_gram(gram_, rotation_);
-    if (!rotation.rotation().identity()) rotate_gram(gram_, rotation);
-    rotation_ = rotation;
-  }
-
- private:
-  MatrixView<float> gram_;
-  formats::InputRotation rotation_;
-};
-
-/// A linear on its way through its passes.
-struct Work {
-  std::string name;
-  Values rest;  ///< the weight, its scales applied, less the passes so far, in the basis of the latest
-  CalibratedLinear packed;
-};
 
 class LayerJob {
  public:
@@ -218,35 +180,24 @@ class LayerJob {
       divide_rows(gram_view, scales);
       divide_columns(gram_view, scales);
     }
-    GramBasis basis(gram_view);
-    basis.turn(rotations_[group]);
-    factors_.clear();
-    std::vector<Work> several;
+    CalibratedPasses passes(gram_view, options_, calibrated_, groups_[group].name());
+    passes.turn(rotations_[group]);
+    std::vector<PassWork> several;
     for (const auto& name : names) {
-      Work work = first_pass(group, name, basis);
+      PassWork work = first_pass(group, name, passes);
       if (further_passes(name).empty()) {
-        report.packed_error += finish(group, std::move(work), basis);
+        report.packed_error += finish(group, std::move(work), passes);
       } else {
         several.push_back(std::move(work));
       }
     }
-    for (Work& work : several) {
-      for (const quantize::Pass& pass : further_passes(work.name)) further_pass(group, work, pass, basis);
-      report.packed_error += finish(group, std::move(work), basis);
+    for (PassWork& work : several) {
+      check_interrupt();
+      for (const quantize::Pass& pass : further_passes(work.name)) passes.add_further(work, pass);
+      report.packed_error += finish(group, std::move(work), passes);
     }
-    factors_.clear();
+    if (passes.damping() > calibrated_.damping) note_damping(group, passes.damping());
     result_.groups.push_back(report);
-  }
-
-  /// The factor of a group's Gram matrix for blocks of this size; linears of a group share it.
-  const quantize::ErrorFactor& factor(size_t group, const GramBasis& basis, int64_t block) {
-    const auto key = std::pair(to_string(basis.rotation()), block);
-    const auto known = factors_.find(key);
-    if (known != factors_.end()) return known->second;
-    const std::string& name = groups_[group].name();
-    const auto& made = factors_.try_emplace(key, basis.gram(), block, calibrated_.damping, name).first->second;
-    if (made.damping() > calibrated_.damping) note_damping(group, made.damping());
-    return made;
   }
 
   void note_damping(size_t group, double damping) {
@@ -277,11 +228,11 @@ class LayerJob {
     return found == row_scales_.end() ? nullptr : &found->second;
   }
 
-  Work first_pass(size_t group, const std::string& name, const GramBasis& basis) {
+  PassWork first_pass(size_t group, const std::string& name, CalibratedPasses& passes) {
     check_interrupt();
     const Stopwatch watch;
     const auto scheme = *scheme_of_(name);
-    Work work{name, load_values(checkpoint_, name + ".weight"), {}};
+    PassWork work{name, load_values(checkpoint_, name + ".weight"), {}};
     work.packed.linear.name = name;
     work.packed.linear.source_dtype = work.rest.dtype;
     Values& weight = work.rest;
@@ -292,67 +243,20 @@ class LayerJob {
     Values clipped{weight.name, weight.dtype, weight.shape, {}};
     if (clips()) {
       clipped.values = weight.values;
-      quantize::search_clip(clipped.matrix(), basis.gram(),
+      quantize::search_clip(clipped.matrix(), passes.gram(),
                             quantize::rounding_of(scheme, weight.shape[1], plainly(options_)));
       if (rows != nullptr) divide_rows(clipped.matrix(), *rows);
     }
     if (rows != nullptr) divide_rows(weight.matrix(), *rows);
-    quantize_rest(group, work, scheme, clipped.values.empty() ? weight : clipped, options_, basis);
+    passes.add_first(work, scheme, clipped.values.empty() ? weight : clipped);
     work.packed.seconds = watch.seconds();
     return work;
   }
 
-  void further_pass(size_t group, Work& work, const quantize::Pass& pass, GramBasis& basis) {
-    check_interrupt();
-    const Stopwatch watch;
-    const int64_t k = work.rest.shape[1];
-    const formats::InputRotation rotation(pass.rotation, k);
-    const auto& rotations = work.packed.linear.rotations;
-    const formats::InputRotation before = rotations.empty() ? formats::InputRotation({}, k) : rotations.back();
-    if (before.rotation() != rotation.rotation()) {
-      restore_rows(work.rest.matrix(), before);
-      rotate_rows(work.rest.matrix(), rotation);
-    }
-    basis.turn(rotation);
-    const auto options = quantize::options_of_pass(options_, *scheme_of_(work.name), pass.scheme);
-    quantize_rest(group, work, pass.scheme, work.rest, options, basis);
-    work.packed.seconds += watch.seconds();
-  }
-
-  /// Adds a pass that stands for `weight`, in the basis of the Gram matrix, and takes it from what is left over.
-  void quantize_rest(size_t group, Work& work, const formats::Scheme& scheme, const Values& weight,
-                     quantize::QuantizeOptions options, const GramBasis& basis) {
-    const auto mean_squares = diagonal(basis.gram());
-    quantize::CalibratedInput input{mean_squares};
-    const int64_t k = weight.shape[1];
-    if (calibrated_.feedback) input.feedback = &factor(group, basis, quantize::feedback_block(scheme, k));
-    options.input = &input;
-    const TensorView view{weight.name, DType::f32, weight.shape, bytes_of(weight.values)};
-    auto quantized = quantize::rounding_quantizer(scheme).run(view, scheme, options);
-    if (calibrated_.norms && scheme.family == formats::SchemeFamily::rotated) {
-      quantize::calibrate_norms(quantized.weight, {weight.values.data(), weight.shape[0], k}, basis.gram(),
-                                norm_damping);
-    }
-    auto& linear = work.packed.linear;
-    if (linear.passes.empty()) work.packed.stats.range_exponent = quantized.stats.range_exponent;
-    add(quantized.stats, work.packed.stats);
-    linear.passes.push_back(std::move(quantized.weight));
-    const bool turned = rotates() || !basis.rotation().identity() || !linear.rotations.empty();
-    if (turned) linear.rotations.emplace_back(basis.rotation(), k);
-    parallel_for(view.shape[0], 16, [&](int64_t begin, int64_t end) {
-      std::vector<float> decoded(static_cast<size_t>(k));
-      for (int64_t r = begin; r < end; ++r) {
-        kernels::dequantize_rows(linear.passes.back(), r, {decoded.data(), 1, k});
-        float* rest = work.rest.matrix().row(r);
-        for (int64_t c = 0; c < k; ++c) rest[c] -= decoded[static_cast<size_t>(c)];
-      }
-    });
-  }
-
   /// Keeps what was packed; returns the error of its outputs.
-  double finish(size_t group, Work work, const GramBasis& basis) {
+  double finish(size_t group, PassWork work, const CalibratedPasses& passes) {
     if (const auto* rows = row_scales(work.name)) multiply_rows(work.rest.matrix(), *rows);
-    const double error = output_power(work.rest.matrix(), basis.gram());
+    const double error = output_power(work.rest.matrix(), passes.gram());
     keep(group, std::move(work.packed), error);
     return error;
   }
@@ -424,8 +328,7 @@ class LayerJob {
   std::array<std::vector<float>, groups_per_layer> scales_;  // empty: ones
   std::array<GroupReport, groups_per_layer> reports_;
   std::map<std::string, OutputError, std::less<>> outputs_;
-  std::map<std::pair<std::string, int64_t>, quantize::ErrorFactor> factors_;  // of the group, by rotation and block
-  std::map<std::string, std::vector<float>, std::less<>> row_scales_;         // of linears that scales were folded into
+  std::map<std::string, std::vector<float>, std::less<>> row_scales_;  // of linears that scales were folded into
   std::optional<LayerCuda> gpu_;  // the groups of the layer on the GPU, by their numbers
   CalibratedLayer result_;
 };

@@ -1,0 +1,107 @@
+#include "pipeline/calibrated_passes.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/parallel.h"
+#include "core/stopwatch.h"
+#include "kernels/dequantize.h"
+#include "pipeline/rotated_weight.h"
+#include "quantize/feedback.h"
+#include "quantize/norm_calibration.h"
+#include "quantize/rounding.h"
+#include "quantize/rtn.h"
+
+namespace w4q::pipeline {
+namespace {
+
+/// Of the normal equations for norms: far below what calibration text says, enough where it says nothing.
+constexpr double norm_damping = 1e-3;
+
+std::vector<float> diagonal(MatrixView<const float> matrix) {
+  std::vector<float> result(static_cast<size_t>(matrix.rows));
+  for (int64_t i = 0; i < matrix.rows; ++i) result[static_cast<size_t>(i)] = matrix.row(i)[i];
+  return result;
+}
+
+void subtract(const formats::PackedWeight& pass, MatrixView<float> rest) {
+  parallel_for(rest.rows, 16, [&](int64_t begin, int64_t end) {
+    std::vector<float> decoded(static_cast<size_t>(rest.cols));
+    for (int64_t r = begin; r < end; ++r) {
+      kernels::dequantize_rows(pass, r, {decoded.data(), 1, rest.cols});
+      float* row = rest.row(r);
+      for (int64_t c = 0; c < rest.cols; ++c) row[c] -= decoded[static_cast<size_t>(c)];
+    }
+  });
+}
+
+}  // namespace
+
+CalibratedPasses::CalibratedPasses(MatrixView<float> gram, const quantize::QuantizeOptions& options,
+                                   const CalibratedOptions& calibrated, std::string group)
+    : gram_(gram),
+      rotation_({}, gram.rows),
+      options_(options),
+      calibrated_(calibrated),
+      group_(std::move(group)),
+      damping_(calibrated.damping) {}
+
+void CalibratedPasses::turn(const formats::InputRotation& rotation) {
+  if (rotation.rotation() == rotation_.rotation()) return;
+  if (!rotation_.rotation().identity()) restore_gram(gram_, rotation_);
+  if (!rotation.rotation().identity()) rotate_gram(gram_, rotation);
+  rotation_ = rotation;
+}
+
+void CalibratedPasses::add_first(PassWork& work, const formats::Scheme& scheme, const Values& weight) {
+  add(work, scheme, weight, options_);
+}
+
+void CalibratedPasses::add_further(PassWork& work, const quantize::Pass& pass) {
+  const Stopwatch watch;
+  formats::PackedLinear& linear = work.packed.linear;
+  const int64_t k = work.rest.shape[1];
+  const formats::InputRotation rotation(pass.rotation, k);
+  // Rotations stand with all passes or with none.
+  const formats::InputRotation before =
+      linear.rotations.empty() ? formats::InputRotation({}, k) : linear.rotations.back();
+  if (before.rotation() != rotation.rotation()) {
+    restore_rows(work.rest.matrix(), before);
+    rotate_rows(work.rest.matrix(), rotation);
+    if (linear.rotations.empty()) linear.rotations.assign(linear.passes.size(), before);
+  }
+  turn(rotation);
+  add(work, pass.scheme, work.rest, quantize::options_of_pass(options_, linear.passes.front().scheme, pass.scheme));
+  work.packed.seconds += watch.seconds();
+}
+
+void CalibratedPasses::add(PassWork& work, const formats::Scheme& scheme, const Values& weight,
+                           quantize::QuantizeOptions options) {
+  const int64_t n = weight.shape[0], k = weight.shape[1];
+  const auto mean_squares = diagonal(gram_);
+  quantize::CalibratedInput input{mean_squares};
+  if (calibrated_.feedback) input.feedback = &factor(quantize::feedback_block(scheme, k));
+  options.input = &input;
+  const TensorView view{weight.name, DType::f32, weight.shape, bytes_of(weight.values)};
+  auto quantized = quantize::rounding_quantizer(scheme).run(view, scheme, options);
+  if (calibrated_.norms && scheme.family == formats::SchemeFamily::rotated) {
+    quantize::calibrate_norms(quantized.weight, {weight.values.data(), n, k}, gram_, norm_damping);
+  }
+  formats::PackedLinear& linear = work.packed.linear;
+  if (linear.passes.empty()) work.packed.stats.range_exponent = quantized.stats.range_exponent;
+  quantize::add(quantized.stats, work.packed.stats);
+  if (!rotation_.rotation().identity() || !linear.rotations.empty()) linear.rotations.push_back(rotation_);
+  linear.passes.push_back(std::move(quantized.weight));
+  subtract(linear.passes.back(), work.rest.matrix());
+}
+
+const quantize::ErrorFactor& CalibratedPasses::factor(int64_t block) {
+  const auto key = std::pair(to_string(rotation_.rotation()), block);
+  const auto known = factors_.find(key);
+  if (known != factors_.end()) return known->second;
+  const auto& made = factors_.try_emplace(key, gram_, block, calibrated_.damping, group_).first->second;
+  damping_ = std::max(damping_, made.damping());
+  return made;
+}
+
+}  // namespace w4q::pipeline

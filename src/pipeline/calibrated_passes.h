@@ -1,0 +1,54 @@
+// The passes of linears that read one calibrated input: each is quantized with what the Gram matrix says, in the basis
+// of its rotation, and taken from what the passes before it have left over (docs/rotated.md).
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+
+#include "formats/rotation.h"
+#include "pipeline/calibrated_layer.h"
+#include "quantize/error_factor.h"
+
+namespace w4q::pipeline {
+
+/// A linear on its way through its passes.
+struct PassWork {
+  std::string name;
+  Values rest;  ///< the weight, its scales applied, less the passes so far, in the basis of the latest
+  CalibratedLinear packed;
+};
+
+class CalibratedPasses {
+ public:
+  /// The mean xᵀx of the group's inputs, k × k, is turned from basis to basis in place. `gram`, `options` and
+  /// `calibrated` must outlive this; `group` names the linears.
+  CalibratedPasses(MatrixView<float> gram, const quantize::QuantizeOptions& options,
+                   const CalibratedOptions& calibrated, std::string group);
+
+  /// Goes over to the basis of a rotation.
+  void turn(const formats::InputRotation& rotation);
+  /// In the present basis.
+  MatrixView<const float> gram() const noexcept { return gram_; }
+  /// The largest damping that error feedback has needed.
+  double damping() const noexcept { return damping_; }
+
+  /// The first pass, in the present basis, stands for `weight`: that of the work, or what clipping made of it.
+  void add_first(PassWork& work, const formats::Scheme& scheme, const Values& weight);
+  /// A further one, for what is left over; goes over to its basis.
+  void add_further(PassWork& work, const quantize::Pass& pass);
+
+ private:
+  void add(PassWork& work, const formats::Scheme& scheme, const Values& weight, quantize::QuantizeOptions options);
+  const quantize::ErrorFactor& factor(int64_t block);
+
+  MatrixView<float> gram_;
+  formats::InputRotation rotation_;
+  const quantize::QuantizeOptions& options_;
+  const CalibratedOptions& calibrated_;
+  std::string group_;
+  double damping_;
+  std::map<std::pair<std::string, int64_t>, quantize::ErrorFactor> factors_;  // by rotation and block
+};
+
+}  // namespace w4q::pipeline
