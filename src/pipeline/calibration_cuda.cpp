@@ -34,7 +34,9 @@ int64_t resident_windows(const model::ModelConfig& config, int64_t samples, int6
 
 }  // namespace
 
-std::shared_ptr<quantize::CudaWork> make_cuda_work() { return std::make_shared<quantize::CudaWork>(); }
+std::shared_ptr<quantize::CudaWork> make_cuda_work() {
+  return device::have_cublas() ? std::make_shared<quantize::CudaWork>() : nullptr;
+}
 
 struct CalibrationCuda::Impl {
   Impl(std::shared_ptr<quantize::CudaWork> work_, const model::ModelConfig& config_, const CalibrationShape& shape_)

@@ -20,8 +20,8 @@ struct CudaWork;
 
 namespace w4q::pipeline {
 
-/// The stream and the memory that calibrating and packing a layer on the GPU share. Throws device in builds without
-/// CUDA.
+/// The stream and the memory that calibrating and packing a layer on the GPU share; null where cuBLAS cannot be loaded,
+/// which leaves the work to the CPU. Throws device in builds without CUDA.
 std::shared_ptr<quantize::CudaWork> make_cuda_work();
 
 struct CalibrationShape {
