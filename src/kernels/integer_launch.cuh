@@ -23,8 +23,14 @@ void launch_marlin_gemv(const MarlinLaunch& args, int bits, DType activation, in
 /// 17 to 64 (integer_gemm_cuda.cu).
 void launch_marlin_gemm(const MarlinLaunch& args, int bits, DType activation, int blocks, cudaStream_t stream,
                         std::string_view shape);
+/// What a launch on block-interleaved words needs on top.
+struct InterleavedLaunch : Launch {
+  const uint32_t* zeros;  ///< [groups][zero_words]; null: every zero point is 8
+  int64_t zero_words;     ///< of eight outputs
+  int group_shift;        ///< a group is 2^group_shift blocks of 32 inputs
+};
 /// 1 to 8 activation rows on block-interleaved words (interleaved_gemv_cuda.cu).
-void launch_interleaved_gemv(const Launch& args, DType activation, int blocks, cudaStream_t stream,
+void launch_interleaved_gemv(const InterleavedLaunch& args, DType activation, int blocks, cudaStream_t stream,
                              std::string_view shape);
 
 /// Calls body.operator()<bits, Type, with_zeros>() for a width and a type of activations.

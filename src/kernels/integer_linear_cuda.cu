@@ -29,11 +29,9 @@ bool accepts_marlin(const LinearDesc& desc, int64_t least, int64_t most, std::st
 bool accepts_interleaved(const LinearDesc& desc, std::string* why) {
   if (!accepts_rows(desc, "interleaved", 1, kbit_linear_max_rows, why)) return false;
   const Scheme& s = desc.scheme;
-  if (s.family == formats::SchemeFamily::integer && s.bits == 4 && s.block == 32 && s.scale == ScaleType::f16 &&
-      !s.asymmetric) {
-    return true;
-  }
-  if (why != nullptr) *why = "reads int4-g32-f16";
+  const bool groups = s.block == 32 || s.block == 64 || s.block == 128;
+  if (s.family == formats::SchemeFamily::integer && s.bits == 4 && groups && s.scale == ScaleType::f16) return true;
+  if (why != nullptr) *why = "reads int4 in groups of 32, 64 or 128 with f16 scales";
   return false;
 }
 
@@ -70,7 +68,11 @@ void run_marlin_gemm(const KbitLinearArgs& args, cudaStream_t stream) {
 
 void run_interleaved_gemv(const KbitLinearArgs& args, cudaStream_t stream) {
   in_slices(args, most_interleaved_rows, [&](const KbitLinearArgs& part) {
-    kbit::Launch launch = prepare(part);
+    integer::InterleavedLaunch launch{};
+    static_cast<kbit::Launch&>(launch) = prepare(part);
+    launch.zeros = part.weight.zeros;
+    launch.zero_words = (part.weight.n + 7) / 8;
+    launch.group_shift = std::countr_zero(static_cast<unsigned>(part.weight.scheme.block)) - 5;
     launch.result_factor = code_factor(part.activation, part.weight.scheme.bits);
     integer::launch_interleaved_gemv(launch, part.activation, blocks_for(launch.tiles), stream, shape_of(part));
   });

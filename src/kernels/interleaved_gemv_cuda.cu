@@ -20,39 +20,51 @@ namespace {
 constexpr int block_inputs = 32;
 constexpr int blocks_per_tile = 2;
 
-/// A lane's codes of 64 outputs × 64 inputs: [block][half], and its scales.
+/// A lane's codes of 64 outputs × 64 inputs: [block][half], and what scales the sums that it gets, of two neighbouring
+/// outputs.
+template <bool with_zeros>
 struct InterleavedTile {
   uint4 codes[blocks_per_tile][2];
-  uint32_t scales[blocks_per_tile][2];  ///< of two neighbouring outputs: those whose sums the lane gets
+  uint32_t scales[blocks_per_tile][2];
+  uint32_t zeros[with_zeros ? blocks_per_tile : 1][2];  ///< words; the lane's nibbles begin at zero_shift()
+
+  __device__ static int zero_shift() { return 4 * (threadIdx.x % 8 / 4 * 4 + threadIdx.x % 2 * 2); }
 };
 
+template <bool with_zeros>
 struct InterleavedReader {
+  using Tile = InterleavedTile<with_zeros>;
   const uint4* codes;
   const unsigned short* scales;
-  int64_t n;
-  int blocks;
+  const uint32_t* zeros;
+  int64_t n, zero_words;
+  int blocks, group_shift;
   int lane_output, sum_output;
 
-  __device__ explicit InterleavedReader(const Launch& args)
+  __device__ explicit InterleavedReader(const InterleavedLaunch& args)
       : codes(reinterpret_cast<const uint4*>(args.codes)),
         scales(static_cast<const unsigned short*>(args.scales)),
+        zeros(args.zeros),
         n(args.n),
+        zero_words(args.zero_words),
         blocks(static_cast<int>((args.k + block_inputs - 1) / block_inputs)),
+        group_shift(args.group_shift),
         lane_output(threadIdx.x % 32),
         sum_output(threadIdx.x % 32 / 4 * 4 + threadIdx.x % 2 * 2) {}
 
-  __device__ void load(InterleavedTile& tile, int group, int column) const {
+  __device__ void load(Tile& tile, int group, int column) const {
     const bool whole = 64 * group + 64 <= n && blocks_per_tile * (column + 1) <= blocks && n % 2 == 0;
     if (whole) {
-      const int64_t first = blocks_per_tile * column * n + 64 * group;
-      const uint4* const code = codes + first + lane_output;
-      const unsigned short* const scale = scales + first + sum_output;
+      const uint4* const code = codes + blocks_per_tile * column * n + 64 * group + lane_output;
 #pragma unroll
       for (int b = 0; b < blocks_per_tile; ++b) {
+        const int64_t of_inputs = (blocks_per_tile * column + b) >> group_shift;
+        const unsigned short* const scale = scales + of_inputs * n + 64 * group + sum_output;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           tile.codes[b][half] = device::load_once(code + b * n + 32 * half);
-          tile.scales[b][half] = __ldg(reinterpret_cast<const uint32_t*>(scale + b * n + 32 * half));
+          tile.scales[b][half] = __ldg(reinterpret_cast<const uint32_t*>(scale + 32 * half));
+          load_zeros(tile, b, half, of_inputs, 64 * group + 32 * half + sum_output);
         }
       }
     } else {
@@ -61,18 +73,26 @@ struct InterleavedReader {
   }
 
  private:
+  __device__ void load_zeros(Tile& tile, int block, int half, int64_t of_inputs, int64_t output) const {
+    if constexpr (with_zeros) {
+      tile.zeros[block][half] = __ldg(zeros + of_inputs * zero_words + min(output / 8, zero_words - 1));
+    }
+  }
   /// Outputs beyond n and blocks beyond k are read from inside: their sums are not stored, or they meet zeros.
-  __device__ void load_ragged(InterleavedTile& tile, int group, int column) const {
+  __device__ void load_ragged(Tile& tile, int group, int column) const {
     const auto inside = [&](int output) { return min(static_cast<int64_t>(output), n - 1); };
 #pragma unroll
     for (int b = 0; b < blocks_per_tile; ++b) {
-      const int64_t first = static_cast<int64_t>(min(blocks_per_tile * column + b, blocks - 1)) * n;
+      const int64_t block = min(blocks_per_tile * column + b, blocks - 1);
+      const int64_t of_inputs = block >> group_shift;
+      const unsigned short* const scale = scales + of_inputs * n;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int output = 64 * group + 32 * half;
-        tile.codes[b][half] = device::load_once(codes + first + inside(output + lane_output));
-        tile.scales[b][half] = __ldg(scales + first + inside(output + sum_output)) |
-                               static_cast<uint32_t>(__ldg(scales + first + inside(output + sum_output + 1))) << 16;
+        tile.codes[b][half] = device::load_once(codes + block * n + inside(output + lane_output));
+        tile.scales[b][half] = __ldg(scale + inside(output + sum_output)) |
+                               static_cast<uint32_t>(__ldg(scale + inside(output + sum_output + 1))) << 16;
+        load_zeros(tile, b, half, of_inputs, output + sum_output);
       }
     }
   }
@@ -139,7 +159,7 @@ struct InterleavedTotals {
 };
 
 /// One warp's way through its run of tiles.
-template <class Activation, int rows, int tiles>
+template <class Activation, bool with_zeros, int rows, int tiles>
 struct InterleavedRun {
   using Scalar = typename Activation::Scalar;
   using At = kbit::Span<tiles>;
@@ -148,12 +168,12 @@ struct InterleavedRun {
   static constexpr int operands = InterleavedTotals<rows>::operands;
 
   struct Slot {
-    InterleavedTile weights;
+    InterleavedTile<with_zeros> weights;
     Inputs inputs;
   };
 
-  const Launch& args;
-  const InterleavedReader weights;
+  const InterleavedLaunch& args;
+  const InterleavedReader<with_zeros> weights;
   const int end;
   At span;
   Slot ring[tiles];
@@ -161,7 +181,7 @@ struct InterleavedRun {
   const char* operand[operands];  ///< where the lane's B operand begins; `step` apart, 0 for the zeros
   int step_bytes[operands];
 
-  __device__ InterleavedRun(const Launch& launch, int begin, int past)
+  __device__ InterleavedRun(const InterleavedLaunch& launch, int begin, int past)
       : args(launch), weights(launch), end(past), span(launch, begin, past) {
     extern __shared__ uint4 shared[];
     stage = reinterpret_cast<char*>(shared) + threadIdx.x / 32 * Inputs::bytes;
@@ -211,10 +231,13 @@ struct InterleavedRun {
     __syncwarp();
 #pragma unroll
     for (int b = 0; b < blocks_per_tile; ++b) {
-      // The products begin with −zero · (sum of the activations).
-      constexpr uint32_t minus_zero = std::is_same_v<Activation, device::HalfType> ? 0x80808080u : 0xC308C308u;
-      const uint32_t units[4] = {minus_zero, minus_zero, minus_zero, minus_zero};
+      // The same zero point everywhere: products begin with −zero · (sum of the activations). Otherwise these sums are
+      // kept, in units.
+      constexpr uint32_t minus_zero = Code::half ? 0x80808080u : 0xC308C308u;
+      constexpr uint32_t unit = with_zeros ? Code::unit_pair : minus_zero;
+      const uint32_t units[4] = {unit, unit, unit, unit};
       float products[operands][4] = {};
+      float inputs[with_zeros ? operands : 1][4] = {};
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         uint4 x[operands];
@@ -232,12 +255,28 @@ struct InterleavedRun {
           for (int o = 0; o < operands; ++o) {
             const uint32_t low = p == 0 ? x[o].x : x[o].z;
             const uint32_t high = p == 0 ? x[o].y : x[o].w;
-            Activation::mma(products[o], units, low, high);
+            Activation::mma(with_zeros ? inputs[with_zeros ? o : 0] : products[o], units, low, high);
             Activation::mma(products[o], a, low, high);
           }
         }
       }
+      if constexpr (with_zeros) take_zeros(inputs, slot.weights.zeros[b], products);
       scale(products, slot.weights.scales[b], totals);
+    }
+  }
+  __device__ static void take_zeros(const float (&inputs)[operands][4], const uint32_t (&zeros)[2],
+                                    float (&products)[operands][4]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t both = zeros[half] >> InterleavedTile<with_zeros>::zero_shift();
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float zero = static_cast<float>(both >> (4 * i) & 15u) + Code::offset;
+#pragma unroll
+        for (int o = 0; o < operands; ++o) {
+          products[o][2 * half + i] = fmaf(-zero, inputs[o][i], products[o][2 * half + i]);
+        }
+      }
     }
   }
   __device__ static void scale(const float (&products)[operands][4], const uint32_t (&scales)[2],
@@ -260,15 +299,15 @@ struct InterleavedRun {
   __device__ static uint32_t word(const uint4& v, int w) { return w == 0 ? v.x : w == 1 ? v.y : w == 2 ? v.z : v.w; }
 };
 
-template <class Activation, int most_rows>
+template <class Activation, int most_rows, bool with_zeros>
 struct InterleavedGemv {
-  using Args = Launch;
+  using Args = InterleavedLaunch;
   using Type = Activation;
   static constexpr int rows = most_rows;
-  static constexpr int warps = rows <= 2 ? 16 : rows == 4 ? 12 : 8;
+  static constexpr int warps = rows <= 2 && !with_zeros ? 16 : rows <= 4 ? 12 : 8;
   static constexpr int tiles = 2;
   using Totals = InterleavedTotals<rows>;
-  using Run = InterleavedRun<Type, rows, tiles>;
+  using Run = InterleavedRun<Type, with_zeros, rows, tiles>;
 
   /// In front of the sums: the activations on their way.
   struct Table {
@@ -278,34 +317,40 @@ struct InterleavedGemv {
     struct View {
       __device__ explicit View(const char*) {}
     };
-    __device__ static void fill(char*, const Launch&) {}
+    __device__ static void fill(char*, const InterleavedLaunch&) {}
   };
 };
 
 template <class Gemv>
-__global__ void __launch_bounds__(Gemv::warps * 32, 1) interleaved_gemv_kernel(const Launch args) {
+__global__ void __launch_bounds__(Gemv::warps * 32, 1) interleaved_gemv_kernel(const InterleavedLaunch args) {
   gemv_block<Gemv>(args);
 }
 
-template <class Type, int rows>
-void launch_rows(const Launch& args, int blocks, cudaStream_t stream, std::string_view shape) {
-  using Gemv = InterleavedGemv<Type, rows>;
+template <class Type, bool with_zeros, int rows>
+void launch_rows(const InterleavedLaunch& args, int blocks, cudaStream_t stream, std::string_view shape) {
+  using Gemv = InterleavedGemv<Type, rows, with_zeros>;
   constexpr int shared_bytes = Gemv::Table::total_bytes + kbit::Slots<rows, Gemv::warps>::extra_bytes;
   kbit::launch_kernel<interleaved_gemv_kernel<Gemv>, shared_bytes>(args, blocks, Gemv::warps * 32, stream,
                                                                    "interleaved_gemv", shape);
 }
 
+template <class Type, bool with_zeros>
+void launch_zeros(const InterleavedLaunch& args, int blocks, cudaStream_t stream, std::string_view shape) {
+  if (args.m == 1) return launch_rows<Type, with_zeros, 1>(args, blocks, stream, shape);
+  if (args.m == 2) return launch_rows<Type, with_zeros, 2>(args, blocks, stream, shape);
+  if (args.m <= 4) return launch_rows<Type, with_zeros, 4>(args, blocks, stream, shape);
+  launch_rows<Type, with_zeros, 8>(args, blocks, stream, shape);
+}
+
 template <class Type>
-void launch_type(const Launch& args, int blocks, cudaStream_t stream, std::string_view shape) {
-  if (args.m == 1) return launch_rows<Type, 1>(args, blocks, stream, shape);
-  if (args.m == 2) return launch_rows<Type, 2>(args, blocks, stream, shape);
-  if (args.m <= 4) return launch_rows<Type, 4>(args, blocks, stream, shape);
-  launch_rows<Type, 8>(args, blocks, stream, shape);
+void launch_type(const InterleavedLaunch& args, int blocks, cudaStream_t stream, std::string_view shape) {
+  if (args.zeros != nullptr) return launch_zeros<Type, true>(args, blocks, stream, shape);
+  launch_zeros<Type, false>(args, blocks, stream, shape);
 }
 
 }  // namespace
 
-void launch_interleaved_gemv(const Launch& args, DType activation, int blocks, cudaStream_t stream,
+void launch_interleaved_gemv(const InterleavedLaunch& args, DType activation, int blocks, cudaStream_t stream,
                              std::string_view shape) {
   if (activation == DType::f16) return launch_type<device::HalfType>(args, blocks, stream, shape);
   launch_type<device::Bf16Type>(args, blocks, stream, shape);

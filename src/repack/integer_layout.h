@@ -54,7 +54,7 @@ struct IntegerLayout {
       if (spec.role == formats::PlaneRole::codes) spec.shape = Layout::code_shape(places, scheme);
       if (spec.role == formats::PlaneRole::scales) spec.shape = {spec.shape[1], places.padded_rows};
       if (spec.role == formats::PlaneRole::zeros) {
-        spec = {spec.role, DType::i32, {spec.shape[1], places.padded_rows * scheme.bits / 32}};
+        spec = {spec.role, DType::i32, {spec.shape[1], zero_rows(places) * scheme.bits / 32}};
       }
     }
     return specs;

@@ -7,6 +7,7 @@
 //                                the order in which the layout takes them
 //   scale(row, group)            the index of a scale
 //   zero_bit(row, group, bit)    where a bit of a zero point stands in the zeros plane
+//   padded_zero_rows             only where zeros are padded further than the rest
 //   word(row, word)              only where canonical words move whole: where word `word` of output `row` stands
 //   tile_rows, tile_cols         where codes move by tiles: codes whose words are theirs alone, each code inside one
 //   word;
@@ -29,6 +30,16 @@ W4Q_HOST_DEVICE constexpr int64_t round_up(int64_t value, int64_t step) { return
 /// Where field j of 2·half stands when the even fields come first: {0, 4, 1, 5, 2, 6, 3, 7}[j] for half = 4. Kernels of
 /// AWQ and Marlin take fields from the two halves of a word at once, and so find neighbours together.
 W4Q_HOST_DEVICE constexpr int even_first(int j, int half) { return j % 2 * half + j / 2; }
+
+/// Outputs in a row of the zeros plane.
+template <class Map>
+constexpr int64_t zero_rows(const Map& map) {
+  if constexpr (requires { map.padded_zero_rows; }) {
+    return map.padded_zero_rows;
+  } else {
+    return map.padded_rows;
+  }
+}
 
 namespace detail {
 

@@ -128,9 +128,11 @@ void check_integer_padding(const Map& map, const formats::PackedWeight& packed, 
       if (std::ranges::any_of(bytes, [](std::byte byte) { return byte != std::byte{0}; })) {
         refuse_integer_padding(packed, name, PlaneRole::scales, row, group);
       }
-      if constexpr (requires { map.zero_bit(row, group, 0); }) {
-        if (!packed.scheme.asymmetric) continue;
-        const auto zeros = packed.plane(PlaneRole::zeros).bytes.template as<uint32_t>();
+    }
+    if constexpr (requires { map.zero_bit(group, group, 0); }) {
+      if (!packed.scheme.asymmetric) continue;
+      const auto zeros = packed.plane(PlaneRole::zeros).bytes.template as<uint32_t>();
+      for (int64_t row = packed.n; row < zero_rows(map); ++row) {
         for (int bit = 0; bit < packed.scheme.bits; ++bit) {
           if (test(zeros, map.zero_bit(row, group, bit))) {
             refuse_integer_padding(packed, name, PlaneRole::zeros, row, group);

@@ -15,10 +15,9 @@ struct Interleaved {
   static constexpr bool sorts_inputs = false;
 
   static std::string refuse(const formats::Scheme& scheme) {
-    const bool fits = scheme.bits == 4 && scheme.block == 32 && scheme.scale == formats::ScaleType::f16;
-    if (!fits || scheme.asymmetric || scheme.act_order)
-      return concat("it holds int4-g32-f16 only, got ", to_string(scheme));
-    return {};
+    const bool groups = scheme.block == 32 || scheme.block == 64 || scheme.block == 128;
+    if (groups && scheme.bits == 4 && scheme.scale == formats::ScaleType::f16 && !scheme.act_order) return {};
+    return concat("it holds int4 in groups of 32, 64 or 128 with f16 scales, got ", to_string(scheme));
   }
   static Shape code_shape(const Map& map, const formats::Scheme&) {
     return {map.padded_cols / 32, map.padded_rows, Map::block_words};

@@ -89,11 +89,14 @@ class IntegerLinearCuda : public testing::Test {
     const Weight weight(scheme, size, layout, stream);
     for (const DType dtype : {DType::f16, DType::bf16}) {
       for (const int64_t m : rows) {
-        const auto outcome =
-            test::run_linear(weight.on_device(), weight.decoded(), Activations(m, size.k, size.k, dtype), {}, stream);
-        ASSERT_LE(outcome.relative_error, linear_bound(dtype, size.n * size.k))
-            << scheme_name << " " << layout << " " << size.n << " × " << size.k << ", " << m << " rows, "
-            << dtype_name(dtype);
+        const Activations x(m, size.k, size.k, dtype);
+        for (const KernelRow* kernel : test::accepting_kernels({scheme, layout, m, size.n, size.k, dtype})) {
+          const auto outcome =
+              test::run_linear(weight.on_device(), weight.decoded(), x, {.bias = {}, .kernel = kernel}, stream);
+          ASSERT_LE(outcome.relative_error, linear_bound(dtype, size.n * size.k))
+              << kernel->name << ": " << scheme_name << " " << layout << " " << size.n << " × " << size.k << ", " << m
+              << " rows, " << dtype_name(dtype);
+        }
       }
     }
   }
@@ -119,7 +122,9 @@ TEST_F(IntegerLinearCuda, MarlinWordsWithActOrder) {
 
 TEST_F(IntegerLinearCuda, InterleavedWordsOverRaggedShapes) {
   constexpr int64_t rows[] = {1, 2, 3, 4, 5, 8, 9, 64};
-  for (const Size size : ragged) check("int4-g32-f16", "interleaved", size, rows);
+  for (const std::string_view scheme : {"int4-g32-f16", "int4-g64-f16", "int4-g32-f16-asym", "int4-g128-f16-asym"}) {
+    for (const Size size : ragged) check(scheme, "interleaved", size, rows);
+  }
 }
 
 TEST_F(IntegerLinearCuda, ModelShapes) {

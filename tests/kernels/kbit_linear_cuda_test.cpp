@@ -103,11 +103,15 @@ TEST_F(KbitLinearCuda, EveryWidthTypeAndRowCountOverRaggedShapes) {
         const Weight weight(scheme, {n, k}, 0.05, stream);
         for (const DType dtype : {DType::f16, DType::bf16}) {
           for (const int64_t m : {1, 2, 7, 8, 9, 16, 17, 32, 33, 64}) {
-            const auto outcome = run(weight, {n, k}, Activations(m, k, k, dtype), {}, stream);
-            // A single weight or a few have the worst case of one rounding each instead of their mean.
-            const double limit = n * k < 1000 ? 4 * bound(dtype) : bound(dtype);
-            ASSERT_LE(outcome.relative_error, limit)
-                << formats::to_string(scheme) << " " << n << " × " << k << ", " << m << " rows, " << dtype_name(dtype);
+            const Activations x(m, k, k, dtype);
+            for (const KernelRow* kernel : test::accepting_kernels({scheme, "kbit-fragment", m, n, k, dtype})) {
+              const auto outcome =
+                  test::run_linear(weight.on_device(), weight.decoded(), x, {.bias = {}, .kernel = kernel}, stream);
+              // A single weight or a few have the worst case of one rounding each instead of their mean.
+              ASSERT_LE(outcome.relative_error, test::linear_bound(dtype, n * k))
+                  << kernel->name << ": " << formats::to_string(scheme) << " " << n << " × " << k << ", " << m
+                  << " rows, " << dtype_name(dtype);
+            }
           }
         }
       }

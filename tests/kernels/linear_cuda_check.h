@@ -1,6 +1,7 @@
 // Runs a GPU linear layer and compares it with an fp64 product of the decoded weights.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -44,7 +45,18 @@ struct LinearOutcome {
 struct LinearExtras {
   std::vector<float> bias;
   bool residual = false;  ///< added in place: y holds ones before
+  /// The kernel that is to run, one that accepts the layer; null: the one that the table picks.
+  const kernels::KernelRow* kernel = nullptr;
 };
+
+/// All kernels of the table that take such a layer.
+inline std::vector<const kernels::KernelRow*> accepting_kernels(const kernels::LinearDesc& desc) {
+  std::vector<const kernels::KernelRow*> rows;
+  for (const auto& row : kernels::kernel_registry()) {
+    if (row.accepts(desc, nullptr)) rows.push_back(&row);
+  }
+  return rows;
+}
 
 inline constexpr uint16_t poison = 0xA5A5;
 
@@ -67,7 +79,9 @@ inline LinearOutcome run_linear(const kernels::KbitDeviceWeight& weight, const s
   std::vector<uint16_t> before(static_cast<size_t>(x.m * ldy), poison);
   for (int64_t r = 0; extras.residual && r < x.m; ++r) std::fill_n(before.begin() + r * ldy, n, one);
   auto y = device::DeviceBuffer::copy_of(bytes_of(before), stream);
-  device::DeviceBuffer workspace(kernels::linear_workspace({weight.scheme, weight.layout, x.m, n, k, x.dtype}));
+  const kernels::LinearDesc desc{weight.scheme, weight.layout, x.m, n, k, x.dtype};
+  device::DeviceBuffer workspace(
+      std::max(kernels::linear_workspace(desc), extras.kernel != nullptr ? extras.kernel->workspace(desc) : 0));
   workspace.fill(0, stream);
   kernels::KbitLinearArgs args;
   args.m = x.m;
@@ -81,7 +95,11 @@ inline LinearOutcome run_linear(const kernels::KbitDeviceWeight& weight, const s
   args.ldy = ldy;
   args.workspace = workspace.data();
   args.workspace_bytes = workspace.size();
-  kernels::kbit_linear(args, stream.get());
+  if (extras.kernel != nullptr) {
+    extras.kernel->run(args, stream.get());
+  } else {
+    kernels::kbit_linear(args, stream.get());
+  }
   LinearOutcome outcome;
   outcome.bits.resize(static_cast<size_t>(x.m * ldy));
   y.download(std::as_writable_bytes(std::span(outcome.bits)), stream);

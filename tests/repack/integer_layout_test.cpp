@@ -34,7 +34,8 @@ TEST(IntegerLayouts, SayWhyTheyRefuse) {
   EXPECT_EQ(reason("awq", "int4-g128-bf16"), "its scales are f16, got bf16");
   EXPECT_EQ(reason("marlin", "int2-g128-f16"), "it has tiles of 4 and 8 bits, got 2");
   EXPECT_EQ(reason("marlin", "int4-g128-f32"), "its scales are f16 or bf16, got f32");
-  EXPECT_EQ(reason("interleaved", "int4-g128-f16"), "it holds int4-g32-f16 only, got int4-g128-f16");
+  EXPECT_EQ(reason("interleaved", "int4-g128-bf16"),
+            "it holds int4 in groups of 32, 64 or 128 with f16 scales, got int4-g128-bf16");
   for (std::string_view layout : {"awq", "gptq", "marlin", "interleaved"}) {
     EXPECT_EQ(reason(layout, "kbit4-b32-e4m4"), "it holds integer schemes only");
     EXPECT_EQ(reason(layout, "lut4-b64-f32"), "it holds integer schemes only");
@@ -63,6 +64,8 @@ TEST(IntegerLayouts, PadToWholeTiles) {
   EXPECT_EQ(shape("gptq", "int3-g128-f16-asym", PlaneRole::zeros), (Shape{2, 15}));
   EXPECT_EQ(shape("gptq", "int3-g128-f16-asym-actorder", PlaneRole::group_index), (Shape{200}));
   EXPECT_EQ(shape("interleaved", "int4-g32-f16", PlaneRole::codes), (Shape{7, 130, 4}));
+  EXPECT_EQ(shape("interleaved", "int4-g64-f16-asym", PlaneRole::scales), (Shape{4, 130}));
+  EXPECT_EQ(shape("interleaved", "int4-g64-f16-asym", PlaneRole::zeros), (Shape{4, 17}));
 }
 
 TEST(IntegerLayouts, RefusePaddingThatIsNotZero) {
@@ -96,7 +99,7 @@ TEST(IntegerLayouts, AZeroPointOneAboveTheCodesIsRefused) {
 /// Rows and columns beyond one task's strip and chunk.
 TEST(IntegerLayouts, LargeWeightsComeBack) {
   for (std::string_view scheme : {"int4-g128-f16-asym", "int8-g64-f16", "int4-g128-f16-asym-actorder", "int3-row-bf16",
-                                  "int4-g32-f16", "int2-g64-f32-asym"}) {
+                                  "int4-g32-f16", "int4-g32-f16-asym", "int4-g64-f16", "int2-g64-f32-asym"}) {
     const PackedWeight weight = sample(scheme, 300, 1100);
     for (std::string_view layout : {"awq", "gptq", "marlin", "interleaved"}) {
       if (!layout_row(layout).accepts(weight.scheme, 300, 1100, nullptr)) continue;
