@@ -1,5 +1,5 @@
 // Attention of one token. A block has one key head (and up to eight of the query heads that read it) and a stretch of
-// pages; its eight warps take pages in turn, straight from global memory into registers: no shared memory, no barrier
+// pages; its warps take pages in turn, straight from global memory into registers: no shared memory, no barrier
 // in the loop. Per page and warp: 2 · dim/16 mma for the scores of eight heads, dim/16 for the output. The token's own
 // key and value are attended to from shared memory, so that nothing waits for their way into the cache.
 #include <algorithm>
@@ -36,9 +36,9 @@ struct Partial {
 template <KvType type, int dim>
 struct Shared {
   std::byte fresh[kv_head_page_bytes(type, dim) + kv_value_page_bytes(type, dim)];  ///< the token's own key and value
-  float rows[warps][dim];                                                           ///< a head while it is rotated
+  float rows[warps<dim>][dim];                                                      ///< a head while it is rotated
   __half queries[tile_heads][dim];
-  Partial<dim> partials[warps];
+  Partial<dim> partials[warps<dim>];
 };
 
 /// Keys and values of a page, a lane's part.
@@ -180,11 +180,13 @@ struct Work {
   __device__ bool has(int i) const { return i < count || (last && i == count); }
 };
 
-/// Goes through items warp, warp + warps … of the work. The next one is on its way while one is taken in.
+/// Goes through items warp, warp + warps … of the work. Where registers suffice, the next one is on its
+/// way while one is taken in.
 template <KvType type, int dim, class PageOf>
 __device__ void attend(const Task& task, const Work<PageOf>& work, const std::byte* fresh,
                        const QueryFragments<type, dim>& queries, PageRows<type, dim>& rows,
                        Running<type, dim>& running) {
+  constexpr bool ahead = dim == 64 || type == KvType::q4 || (dim == 128 && type != KvType::f16);
   const float factor = page_factor<type, dim>(task);
   const auto load = [&](int i, PageRows<type, dim>& to) {
     if (i < work.count) {
@@ -196,16 +198,20 @@ __device__ void attend(const Task& task, const Work<PageOf>& work, const std::by
   };
   int i = static_cast<int>(threadIdx.x) / 32;
   if (i == work.count) load(i, rows);
-  for (; work.has(i); i += warps) {
+  for (; work.has(i); i += warps<dim>) {
     PageRows<type, dim> next;
-    load(i + warps, next);
+    if constexpr (ahead) load(i + warps<dim>, next);
     const bool is_fresh = i == work.count;
     const int index = is_fresh ? work.stretch.position / kv_page_tokens : work.page_of(i);
     running.take(queries, rows, factor, !is_fresh && work.stretch.sees_all(index), [&](int slot) {
       const int token = index * kv_page_tokens + slot;
       return is_fresh ? token == work.stretch.position : work.stretch.sees(token);
     });
-    rows = next;
+    if constexpr (ahead) {
+      rows = next;
+    } else {
+      load(i + warps<dim>, rows);
+    }
   }
 }
 
@@ -216,7 +222,7 @@ struct Mean {
 
 /// Of what the warps of the block have together.
 template <int dim>
-__device__ Mean block_mean(const Partial<dim> (&partials)[warps], int head, int d) {
+__device__ Mean block_mean(const Partial<dim> (&partials)[warps<dim>], int head, int d) {
   float largest = lowest;
 #pragma unroll
   for (const auto& partial : partials) largest = fmaxf(largest, partial.largest[head]);
@@ -304,7 +310,7 @@ __device__ void merge(const Task& task, const BlockHeads& heads, int split, int 
   const int head_dim = task.layer.head_dim;
   kbit::Packet* const packets = task.packets + static_cast<int64_t>(blockIdx.y * gridDim.x) * stride;
   __half* const out = task.out + int64_t{heads.first} * head_dim;
-  for (int i = static_cast<int>(threadIdx.x); i < heads.count * half; i += threads) {
+  for (int i = static_cast<int>(threadIdx.x); i < heads.count * half; i += threads<dim>) {
     const int head = i / half;
     const int d = i % half;
     const Mean own = block_mean<dim>(shared.partials, head, d);
@@ -327,7 +333,7 @@ __device__ void merge(const Task& task, const BlockHeads& heads, int split, int 
 
 /// Every page that the token sees.
 template <KvType type, int dim>
-__global__ void __launch_bounds__(threads, 1) decode_attention_kernel(const Task task) {
+__global__ void __launch_bounds__(threads<dim>, 1) decode_attention_kernel(const Task task) {
   extern __shared__ uint4 memory[];
   auto& shared = *reinterpret_cast<Shared<type, dim>*>(memory);
   device::allow_next_launch();
@@ -363,7 +369,7 @@ __global__ void __launch_bounds__(threads, 1) decode_attention_kernel(const Task
 
 /// Pages of fp4r whose coarse scores, which score_pages_kernel left, come close enough to the largest one.
 template <int dim>
-__global__ void __launch_bounds__(threads, 1) pruned_attention_kernel(const Task task) {
+__global__ void __launch_bounds__(threads<dim>, 1) pruned_attention_kernel(const Task task) {
   constexpr KvType type = KvType::fp4r;
   extern __shared__ uint4 memory[];
   auto& shared = *reinterpret_cast<Shared<type, dim>*>(memory);
@@ -410,13 +416,14 @@ template <KvType type, int dim>
 void launch_dim(const Task& task, const Grid& grid, cudaStream_t stream) {
   constexpr int bytes = sizeof(Shared<type, dim>);
   if constexpr (type == KvType::fp4r) {
-    launch<score_pages_kernel<dim>>({grid.blocks, threads, 0, grid.overlap}, stream, "score_pages", task);
+    launch<score_pages_kernel<dim>>({grid.blocks, threads<dim>, 0, grid.overlap}, stream, "score_pages", task);
     allow_shared_memory<pruned_attention_kernel<dim>, bytes>();
-    launch<pruned_attention_kernel<dim>>({grid.blocks, threads, bytes, grid.overlap}, stream, "pruned_attention", task);
+    launch<pruned_attention_kernel<dim>>({grid.blocks, threads<dim>, bytes, grid.overlap}, stream, "pruned_attention",
+                                         task);
   } else {
     allow_shared_memory<decode_attention_kernel<type, dim>, bytes>();
-    launch<decode_attention_kernel<type, dim>>({grid.blocks, threads, bytes, grid.overlap}, stream, "decode_attention",
-                                               task);
+    launch<decode_attention_kernel<type, dim>>({grid.blocks, threads<dim>, bytes, grid.overlap}, stream,
+                                               "decode_attention", task);
   }
 }
 

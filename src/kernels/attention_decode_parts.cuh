@@ -12,11 +12,14 @@
 
 namespace w4q::kernels::decode {
 
-inline constexpr int warps = 8;
-inline constexpr int threads = warps * 32;
+/// Warps of a block: what registers and, for the largest heads, shared memory allow.
+template <int dim>
+inline constexpr int warps = dim == 256 ? 8 : 12;
+template <int dim>
+inline constexpr int threads = warps<dim> * 32;
 inline constexpr int tile_heads = 8;  ///< query heads of a block: the columns of an mma
 /// Pages that a block takes at least, before another one joins.
-inline constexpr int pages_per_split = warps;
+inline constexpr int pages_per_split = 8;
 inline constexpr int most_splits = 64;
 /// Blocks of a key head that ask for their heads before they know whether they have pages.
 inline constexpr int certain_splits = 4;
@@ -215,7 +218,7 @@ struct EarlyLoads {
 /// into the cache and `fresh`, a head page of keys and one of values. `rows` is scratch, one for each warp.
 template <KvType type, int dim>
 __device__ void prepare_heads(const Task& task, const BlockHeads& heads, EarlyLoads<dim>& early, int position,
-                              bool stores, float (&rows)[warps][dim], __half (&queries)[tile_heads][dim],
+                              bool stores, float (&rows)[warps<dim>][dim], __half (&queries)[tile_heads][dim],
                               std::byte* fresh) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -226,7 +229,7 @@ __device__ void prepare_heads(const Task& task, const BlockHeads& heads, EarlyLo
     early.angles = Angles<dim>(rotation.cosine + at, rotation.sine + at, rotation.pairs);
   }
   float* const row = rows[warp];
-  for (int index = warp; index < heads.count + (stores ? 2 : 0); index += warps) {
+  for (int index = warp; index < heads.count + (stores ? 2 : 0); index += warps<dim>) {
     const Item item(task, heads, index);
     if (index != warp) early.head = RawHead<dim>(task, item);
 #pragma unroll
@@ -251,7 +254,7 @@ __device__ void prepare_heads(const Task& task, const BlockHeads& heads, EarlyLo
     }
     __syncwarp();
   }
-  for (int i = static_cast<int>(threadIdx.x) + heads.count * dim; i < tile_heads * dim; i += threads) {
+  for (int i = static_cast<int>(threadIdx.x) + heads.count * dim; i < tile_heads * dim; i += threads<dim>) {
     queries[i / dim][i % dim] = __ushort_as_half(0);
   }
   __syncthreads();

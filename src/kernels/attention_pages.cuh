@@ -10,11 +10,11 @@ namespace w4q::kernels::decode {
 /// Scores every page: per query head the largest of its tokens' coarse scores, in units of log2, and the largest of the
 /// block's pages.
 template <int dim>
-__global__ void __launch_bounds__(threads, 1) score_pages_kernel(const Task task) {
+__global__ void __launch_bounds__(threads<dim>, 1) score_pages_kernel(const Task task) {
   constexpr KvType type = KvType::fp4r;
-  __shared__ float rows[warps][dim];
+  __shared__ float rows[warps<dim>][dim];
   __shared__ __half queries_of_block[tile_heads][dim];
-  __shared__ float largest_of[warps][tile_heads];
+  __shared__ float largest_of[warps<dim>][tile_heads];
   device::allow_next_launch();
   device::wait_for_previous_launch();
   const int split = static_cast<int>(blockIdx.x);
@@ -36,9 +36,9 @@ __global__ void __launch_bounds__(threads, 1) score_pages_kernel(const Task task
   const float factor = score_factor(task) * Fp4Row<dim>::coarse_factor;
   __half* const page_max = task.page_max + int64_t{blockIdx.y} * task.page_capacity * tile_heads;
   float largest = lowest;
-  for (; index < stretch.past; index += warps) {
+  for (; index < stretch.past; index += warps<dim>) {
     CoarseKey<dim> now[2] = {keys[0], keys[1]};
-    if (index + warps < stretch.past) load(index + warps);
+    if (index + warps<dim> < stretch.past) load(index + warps<dim>);
     float low[4];
     float high[4];
     queries.scores(now[0], low);
@@ -66,11 +66,12 @@ __global__ void __launch_bounds__(threads, 1) score_pages_kernel(const Task task
 
 /// Pages whose numbers are held at a time.
 inline constexpr int listed_pages = 512;
+inline constexpr int most_warps = 16;
 
 struct PageChoice {
   float threshold[tile_heads];
   uint32_t bits[fp4r_most_tokens / kv_page_tokens / 32];
-  int before[warps];  ///< kept pages of the warps before
+  int before[most_warps];  ///< kept pages of the warps before
   int list[listed_pages];
 };
 
@@ -85,9 +86,11 @@ struct ChosenPages {
 /// The whole block together. Page 0 and the newest one are always kept.
 __device__ inline ChosenPages choose_pages(const Task& task, const BlockHeads& heads, const Stretch& stretch, int split,
                                            int splits, PageChoice& choice) {
+  const int threads = static_cast<int>(blockDim.x);
+  const int warps = threads / 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  {
+  if (warp < tile_heads) {
     const float* const maxima = task.split_max + blockIdx.y * gridDim.x * tile_heads + warp;
     float largest = lowest;
     for (int p = lane; p < stretch.active; p += 32) largest = fmaxf(largest, __ldcg(maxima + p * tile_heads));
@@ -130,7 +133,6 @@ __device__ inline ChosenPages choose_pages(const Task& task, const BlockHeads& h
   __syncthreads();
   int kept = 0;
   chosen.thread_before = sum - mine;
-#pragma unroll
   for (int w = 0; w < warps; ++w) {
     if (w < warp) chosen.thread_before += choice.before[w];
     kept += choice.before[w];

@@ -63,7 +63,8 @@ void CudaMultiplier::multiply_packed(const CudaProduct& product, int64_t k, cons
   device::DeviceBuffer& workspace = keeps_words(kernels::pick_kernel(kernels::describe(args))) ? words_ : wide_;
   args.workspace = workspace.data();
   args.workspace_bytes = workspace.size();
-  args.weights_ready = overlap_;
+  // Two blocks of an integer GEMV fit a multiprocessor: begun beside a small launch, some would stand two by two.
+  args.weights_ready = overlap_ && product.scheme.family == formats::SchemeFamily::kbit;
   kernels::kbit_linear(args, stream_.get());
 }
 

@@ -7,10 +7,12 @@
 #include <cmath>
 #include <set>
 
+#include "core/progress.h"
 #include "device/properties.h"
 #include "kernels/logits.h"
 #include "model/cuda_cache.h"
 #include "model/generate_cuda.h"
+#include "pipeline/quantize_model.h"
 #include "reference_logits.h"
 #include "support.h"
 
@@ -99,6 +101,54 @@ TEST_F(CudaDecoders, LogitsAreTheCpus) {
     EXPECT_LE(mean_kl(expected, got, model.config().vocab_size), kl_tolerance) << folder;
     EXPECT_TRUE(on_gpu.widened().empty());
   }
+}
+
+/// Packed layers hand their outputs over in f16, and so does a packed head: measured 3.0e-2, of logits up to 32.
+constexpr double packed_logit_tolerance = 4e-2;
+
+TEST_F(CudaDecoders, LogitsOfPackedModelsAreTheCpus) {
+  set_progress_enabled(false);
+  for (const char* scheme :
+       {"kbit3-b32-e4m4", "kbit4-b32-e4m4", "int4-g128-f16", "int4-g32-f16-asym", "int8-row-f16"}) {
+    const test::TemporaryFolder folder;
+    pipeline::QuantizeRequest request;
+    request.model = test::testdata() / "w4q-llama-tiny";
+    request.output = folder / "q";
+    request.scheme = formats::parse_scheme(scheme);
+    if (request.scheme.family == formats::SchemeFamily::integer) request.method = "rtn";
+    request.lm_head = true;
+    pipeline::quantize_model(request);
+    const Model model = Model::open(request.output);
+    const CudaModel on_gpu = CudaModel::upload(model);
+    EXPECT_TRUE(on_gpu.widened().empty()) << scheme;
+    const auto ids = reference_ids(test::testdata() / "w4q-llama-tiny");
+    const auto expected = decode(model, ids, at_once);
+    for (const std::vector<size_t>& chunks : {at_once, {1}, {40, 3}}) {
+      const auto got = decode_on_gpu(on_gpu, ids, chunks);
+      EXPECT_LE(largest_difference(got, expected), packed_logit_tolerance) << scheme;
+      EXPECT_LE(mean_kl(expected, got, model.config().vocab_size), kl_tolerance) << scheme;
+    }
+  }
+}
+
+TEST_F(CudaDecoders, SkippedPagesAreCounted) {
+  const Model model = Model::open(test::testdata() / "w4q-llama-tiny");
+  const CudaModel on_gpu = CudaModel::upload(model);
+  const auto ids = reference_ids(test::testdata() / "w4q-llama-tiny");
+  const auto exact = decode(model, ids, at_once);
+  const int64_t vocab = model.config().vocab_size;
+  const auto kl_with = [&](float delta, size_t chunk) {
+    return mean_kl(exact, decode_on_gpu(on_gpu, ids, {chunk}, {.kv = {kernels::KvType::fp4r, delta}}), vocab);
+  };
+  const double whole = kl_with(INFINITY, 1 << 20);
+  EXPECT_LE(whole, 1e-2) << "keys and values in 8 bits and more";
+  EXPECT_LE(kl_with(30.0f, 1), 2 * whole + 1e-3) << "e^-30 of the largest weight is nothing";
+  CudaDecoder decoder(on_gpu, {.capacity = 200, .kv = {kernels::KvType::fp4r, 0.0f}});
+  decoder.start(std::span(ids).first(64), {});
+  for (int i = 0; i < 100; ++i) decoder.step();
+  decoder.token(100);
+  EXPECT_LT(decoder.kept_pages(), 0.9) << "of eleven pages a few heads' best, the first and the newest";
+  EXPECT_GE(decoder.kept_pages(), 1.0 / 11);
 }
 
 TEST_F(CudaDecoders, AnyChunksGiveTheSame) {
