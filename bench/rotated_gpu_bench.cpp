@@ -1,5 +1,6 @@
 // Linear layers of rotated passes on the GPU, the shapes of an 8B model at a few rows: one 4-bit pass with its rotation
-// beside the kbit product alone, two passes beside cuBLAS f16, and the rotation alone; cold caches. JSON on stdout.
+// beside the kbit product and beside itself on an input that is rotated already, two passes beside cuBLAS f16; cold
+// caches, launches that overlap. JSON on stdout.
 #include <cublas_v2.h>
 
 #include <iostream>
@@ -10,8 +11,8 @@
 #include "device/timing.h"
 #include "formats/rotation.h"
 #include "gpu_weights.h"
-#include "kernels/rotate_input.h"
 #include "kernels/rotated_linear.h"
+#include "kernels/rotated_pack.h"
 
 namespace {
 
@@ -22,8 +23,9 @@ struct LayerShape {
   int64_t n, k;
   int per_step;  ///< times in one decode step of an 8B model
 };
-constexpr LayerShape shapes[] = {{4096, 4096, 32}, {6144, 4096, 32}, {4096, 14336, 32}, {28672, 4096, 32}};
-constexpr int64_t row_counts[] = {1, 16};
+constexpr LayerShape shapes[] = {
+    {4096, 4096, 32}, {6144, 4096, 32}, {4096, 14336, 32}, {28672, 4096, 32}, {128256, 4096, 1}};
+constexpr int64_t row_counts[] = {1, 8, 16, 64};
 
 device::TimingOptions options_for(int copies) { return {std::max(20, 2 * copies), 15}; }
 
@@ -65,29 +67,67 @@ class Layer {
         m_(m),
         copies_(std::max(2, device::rotating_copies(shape.n * shape.k * 17 / 32))),
         weights_(formats::parse_scheme("kbit4-b32-e4m4"), "kbit-fragment", shape.n, shape.k, 2 * copies_, stream),
+        narrow_(formats::parse_scheme("kbit2-b32-e4m4"), "kbit-fragment", shape.n, shape.k, copies_, stream),
         y_(static_cast<size_t>(m * shape.n * 2)),
-        workspace_(kernels::rotated_linear_workspace(m, shape.n, shape.k)) {
+        workspace_(kernels::rotated_linear_workspace(m, shape.n, shape.k).words),
+        product_workspace_(kernels::kbit_linear_workspace(m, shape.n, shape.k)),
+        scratch_(kernels::rotated_linear_workspace(m, shape.n, shape.k).scratch) {
     const auto values = bench::random_halves(static_cast<size_t>(m * shape.k), 4);
     x_ = device::DeviceBuffer::copy_of(std::as_bytes(std::span(values)), stream);
     const formats::InputRotation first({128, 42}, shape.k), second({128, 1042}, shape.k);
     factors_[0] = device::DeviceBuffer::copy_of(std::as_bytes(first.factors()), stream);
     factors_[1] = device::DeviceBuffer::copy_of(std::as_bytes(second.factors()), stream);
+    for (int p = 0; p < 2; ++p) {
+      const auto words = kernels::rotation_signs(p == 0 ? first : second);
+      signs_[p] = device::DeviceBuffer::copy_of(std::as_bytes(std::span(words)), stream);
+      stream.synchronize();
+    }
     workspace_.fill(0, stream);
-    linear(0, stream.get(), 2, false);
+    product_workspace_.fill(0, stream);
+    const auto norms =
+        bench::random_halves(static_cast<size_t>(kernels::norm_count(shape.n, (shape.k + 127) / 128)), 5);
+    for (int copy = 0; copy < 2 * copies_; ++copy) {
+      norms_.push_back(device::DeviceBuffer::copy_of(std::as_bytes(std::span(norms)), stream));
+    }
+    linear(0, stream.get(), {.passes = 2});
     stream.synchronize();
   }
 
-  void linear(int call, cudaStream_t stream, int passes, bool shared) {
+  struct Way {
+    int passes = 1;
+    bool shared = true;
+    bool rotated = false;  ///< x is
+    bool narrow = false;   ///< two bits in the second pass
+  };
+  void linear(int call, cudaStream_t stream, const Way& way) {
     kernels::RotatedDevicePass each[2];
-    for (int p = 0; p < passes; ++p) {
-      each[p] = {weights_.weight(passes * call + p), 128, factors_[shared ? 0 : p].as<float>()};
+    for (int p = 0; p < way.passes; ++p) {
+      const bool narrow = way.narrow && p == 1;
+      const auto weight = narrow ? narrow_.weight(call) : weights_.weight(way.passes * call + p);
+      const auto at = static_cast<size_t>(way.passes * call + p) % norms_.size();
+      each[p] = {narrow ? 2 : 4,
+                 shape_.n,
+                 shape_.k,
+                 weight.codes,
+                 norms_[at].as<uint16_t>(),
+                 128,
+                 weight.codebook,
+                 1,
+                 1,
+                 1,
+                 128,
+                 factors_[way.shared ? 0 : p].as<float>(),
+                 signs_[way.shared ? 0 : p].as<uint32_t>()};
     }
     kernels::RotatedLinearArgs args;
     args.m = m_;
     args.x = x_.data(), args.ldx = shape_.k;
-    args.passes = {each, static_cast<size_t>(passes)};
+    args.input_rotated = way.rotated;
+    args.passes = {each, static_cast<size_t>(way.passes)};
     args.y = y_.data(), args.ldy = shape_.n;
-    args.workspace = workspace_.data(), args.workspace_bytes = workspace_.size();
+    args.words = workspace_.data(), args.words_bytes = workspace_.size();
+    args.scratch = scratch_.data(), args.scratch_bytes = scratch_.size();
+    args.weights_ready = true;
     kernels::rotated_linear(args, stream);
   }
 
@@ -97,14 +137,9 @@ class Layer {
     args.x = x_.data(), args.ldx = shape_.k;
     args.weight = weights_.weight(call);
     args.y = y_.data(), args.ldy = shape_.n;
-    args.workspace = workspace_.data(), args.workspace_bytes = workspace_.size();
+    args.workspace = product_workspace_.data(), args.workspace_bytes = product_workspace_.size();
+    args.weights_ready = true;
     kernels::kbit_linear(args, stream);
-  }
-
-  void rotation(cudaStream_t stream) {
-    kernels::rotate_input(
-        {m_, shape_.k, 128, DType::f16, x_.data(), shape_.k, factors_[0].as<float>(), nullptr, y_.data(), shape_.k},
-        stream);
   }
 
   int copies() const { return copies_; }
@@ -113,32 +148,30 @@ class Layer {
   LayerShape shape_;
   int64_t m_;
   int copies_;
-  bench::RotatingWeight weights_;
-  device::DeviceBuffer x_, y_, workspace_, factors_[2];
+  bench::RotatingWeight weights_, narrow_;
+  std::vector<device::DeviceBuffer> norms_;
+  device::DeviceBuffer x_, y_, workspace_, product_workspace_, scratch_, factors_[2], signs_[2];
 };
 
+constexpr const char* columns[] = {
+    "cublas_us",           "kbit4_us",         "rotated4_us",     "rotated4_input_rotated_us",
+    "rotated44_shared_us", "rotated44_own_us", "rotated42_own_us"};
+
 Json measure(const LayerShape& shape, int64_t m, const device::Stream& stream) {
-  const double cublas = time_cublas(shape, m, stream);
-  Layer layer({shape.n, shape.k, shape.per_step}, m, stream);
-  const auto time = [&](auto&& call) { return device::time_calls(call, options_for(layer.copies())).median; };
-  const double product = time([&](int i, cudaStream_t s) { layer.product(i, s); });
-  const double one = time([&](int i, cudaStream_t s) { layer.linear(i, s, 1, true); });
-  const double shared = time([&](int i, cudaStream_t s) { layer.linear(i, s, 2, true); });
-  const double own = time([&](int i, cudaStream_t s) { layer.linear(i, s, 2, false); });
-  const double rotation = shape.n >= shape.k ? time([&](int, cudaStream_t s) { layer.rotation(s); }) : one - product;
+  Layer layer(shape, m, stream);
+  const auto time = [&](auto&& call) { return device::time_calls(call, options_for(layer.copies())).median * 1e6; };
+  const auto way = [&](const Layer::Way& how) { return time([&](int i, cudaStream_t s) { layer.linear(i, s, how); }); };
   return {{"n", shape.n},
           {"k", shape.k},
           {"m", m},
           {"per_step", shape.per_step},
-          {"cublas_us", cublas * 1e6},
-          {"kbit4_us", product * 1e6},
-          {"rotated4_us", one * 1e6},
-          {"rotated44_shared_us", shared * 1e6},
-          {"rotated44_own_us", own * 1e6},
-          {"rotation_us", rotation * 1e6},
-          {"rotated4_over_kbit4", one / product},
-          {"cublas_over_shared", cublas / shared},
-          {"cublas_over_own", cublas / own}};
+          {"cublas_us", time_cublas(shape, m, stream) * 1e6},
+          {"kbit4_us", time([&](int i, cudaStream_t s) { layer.product(i, s); })},
+          {"rotated4_us", way({})},
+          {"rotated4_input_rotated_us", way({.rotated = true})},
+          {"rotated44_shared_us", way({.passes = 2})},
+          {"rotated44_own_us", way({.passes = 2, .shared = false})},
+          {"rotated42_own_us", way({.passes = 2, .shared = false, .narrow = true})}};
 }
 
 }  // namespace
@@ -152,12 +185,8 @@ int main() {
   const device::Stream stream;
   Json report = {{"gpu", gpu->name}, {"rows", Json::array()}, {"steps", Json::array()}};
   for (const int64_t m : row_counts) {
-    Json step = {{"m", m},
-                 {"cublas_us", 0.0},
-                 {"kbit4_us", 0.0},
-                 {"rotated4_us", 0.0},
-                 {"rotated44_shared_us", 0.0},
-                 {"rotated44_own_us", 0.0}};
+    Json step = {{"m", m}};
+    for (const char* column : columns) step[column] = 0.0;
     for (const auto& shape : shapes) {
       const Json row = measure(shape, m, stream);
       for (auto& [key, sum] : step.items()) {

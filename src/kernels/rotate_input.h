@@ -27,6 +27,10 @@ struct RotateInputArgs {
   const float* input_scale = nullptr;  ///< [k], or null
   void* y = nullptr;                   ///< [m, k], rows `ldy` elements apart; may be x
   int64_t ldy = 0;
+  /// A second rotation of the same x in the same launch: its factors, and where it goes, `ldy` as y. Null: none.
+  const float* second_factors = nullptr;
+  void* second_y = nullptr;
+  bool overlap = false;  ///< begins while the launch before it still runs, where the GPU can
 };
 
 /// Launches on `stream`. Throws bad_argument for sizes, types or pointers that do not fit, device when the launch

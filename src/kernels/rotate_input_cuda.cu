@@ -5,8 +5,9 @@
 
 #include "core/error.h"
 #include "core/text.h"
-#include "device/check.h"
+#include "device/fragment.cuh"
 #include "kernels/hadamard.cuh"
+#include "kernels/overlap_launch.cuh"
 #include "kernels/rotate_input.h"
 
 namespace w4q::kernels {
@@ -26,7 +27,8 @@ template <int Values, class T>
 __device__ void rotate_piece(const RotateInputArgs& args, int64_t row, int64_t start, int width) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const T* x = static_cast<const T*>(args.x) + row * args.ldx + start;
-  T* y = static_cast<T*>(args.y) + row * args.ldy + start;
+  const float* const factors = (blockIdx.y == 0 ? args.factors : args.second_factors) + start;
+  T* y = static_cast<T*>(blockIdx.y == 0 ? args.y : args.second_y) + row * args.ldy + start;
   float values[Values];
 #pragma unroll
   for (int j = 0; j < Values; ++j) {
@@ -35,7 +37,7 @@ __device__ void rotate_piece(const RotateInputArgs& args, int64_t row, int64_t s
     if (i >= width) continue;
     values[j] = load(x + i);
     if (args.input_scale != nullptr) values[j] = values[j] / args.input_scale[start + i];
-    values[j] = values[j] * args.factors[start + i];
+    values[j] = values[j] * factors[i];
   }
   warp_hadamard(values, lane, width);
 #pragma unroll
@@ -45,9 +47,11 @@ __device__ void rotate_piece(const RotateInputArgs& args, int64_t row, int64_t s
   }
 }
 
-/// A warp for each whole block of a row, and one more for its tail.
+/// A warp for each whole block of a row, and one more for its tail; the grid has a layer for each rotation.
 template <int Values, class T>
 __global__ void rotate_input_kernel(RotateInputArgs args) {
+  device::allow_next_launch();
+  device::wait_for_previous_launch();
   const int64_t whole = args.k / args.block, tail = args.k % args.block;
   const int64_t pieces = whole + (tail != 0 ? 1 : 0);
   const int64_t index = int64_t{blockIdx.x} * warps + threadIdx.x / 32;
@@ -68,12 +72,9 @@ template <class T>
 void launch(const RotateInputArgs& args, cudaStream_t stream) {
   const int64_t pieces = (args.k + args.block - 1) / args.block;
   const auto blocks = static_cast<unsigned>((args.m * pieces + warps - 1) / warps);
-  if (args.block <= 128) {
-    rotate_input_kernel<4, T><<<blocks, warps * 32, 0, stream>>>(args);
-  } else {
-    rotate_input_kernel<32, T><<<blocks, warps * 32, 0, stream>>>(args);
-  }
-  device::check(cudaGetLastError(), "launching the rotation of activations");
+  const LaunchShape shape{dim3(blocks, args.second_y == nullptr ? 1 : 2), warps * 32, 0, args.overlap};
+  if (args.block <= 128) return kernels::launch<rotate_input_kernel<4, T>>(shape, stream, "rotate_input", args);
+  kernels::launch<rotate_input_kernel<32, T>>(shape, stream, "rotate_input", args);
 }
 
 void require(bool holds, std::string_view what) {
@@ -88,6 +89,7 @@ void rotate_input(const RotateInputArgs& args, cudaStream_t stream) {
       args.block >= 2 && args.block <= rotate_input_max_block && std::has_single_bit(static_cast<uint64_t>(args.block)),
       "the block must be a power of two from 2 to 1024");
   require(args.ldx >= args.k && args.ldy >= args.k, "rows overlap");
+  require((args.second_y == nullptr) == (args.second_factors == nullptr), "half a second rotation");
   require(args.x != nullptr && args.y != nullptr && args.factors != nullptr, "a pointer is null");
   switch (args.activation) {
     case DType::f32:

@@ -1,24 +1,38 @@
-// y = Σ_p W_p · R_p(x ⊘ s) + b on the GPU for passes of rotated schemes: rotates the activations, once for passes that
-// share a rotation, and multiplies each pass with the kbit kernels (kbit_linear.h), whose agreement it has. A pass is
-// uploaded as formats::rotated_as_kbit gives it, in a layout that those kernels read.
+// y = Σ_p W_p · R_p(x ⊘ s) + b on the GPU for passes of rotated schemes (docs/rotated.md), with the agreement of
+// kbit_linear.h.
 //
-// Launches: one rotation for each different R and one product for each pass; further passes add to the sum in their
-// epilogue.
+// f16 activations, 1 to 16 rows: a GEMV that reads two passes in one launch, with a norm where kbit has the scale of a
+// block. For one row it rotates the input itself, every block the part that it multiplies; for more rows the rotation
+// is a launch before it, which the GEMV's first loads overlap. More rows, or bf16: a rotation, and the kbit products
+// pass by pass, over norms that are spread out to scales just before.
+//
+// Bytes that one pass reads: n·k·bits/8 of codes and 2·n·k/d of norms, 4.125 bits a weight at 4 bits and d = 128.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
-#include "kernels/kbit_linear.h"
+#include "core/dtype.h"
 
 namespace w4q::kernels {
 
+/// One pass in GPU memory, as rotated_pack.h makes it.
 struct RotatedDevicePass {
-  KbitDeviceWeight weight;
-  int64_t block = 1;               ///< of its rotation; 1: none
-  const float* factors = nullptr;  ///< [k], equal pointers for passes that share a rotation
+  int bits = 4;
+  int64_t n = 0, k = 0;
+  const uint32_t* codes = nullptr;  ///< as in kbit-fragment, aligned to 16 bytes
+  const uint16_t* norms = nullptr;  ///< f16, at norm_place (rotated_pack.h), aligned to 16 bytes
+  int64_t group = 0;                ///< inputs that share a norm: 32 · 2^i, or k
+  const float* levels = nullptr;    ///< [2^bits]
+  float level_max = 1;              ///< largest magnitude of the levels
+  float norm_max = 1;               ///< an upper bound of the norms
+  float levels_over_first = 0;      ///< its levels are this times those of the first pass; 0: they are not alike
+  int64_t block = 1;                ///< of its rotation, at least 2
+  const float* factors = nullptr;   ///< [k]: InputRotation::factors(); equal pointers where passes share a rotation
+  const uint32_t* signs = nullptr;  ///< rotation_signs (rotated_pack.h)
 };
 
 struct RotatedLinearArgs {
@@ -27,18 +41,31 @@ struct RotatedLinearArgs {
   const void* x = nullptr;  ///< [m, k], rows `ldx` elements apart
   int64_t ldx = 0;
   const float* input_scale = nullptr;  ///< [k], or null
+  bool input_rotated = false;          ///< x is R(x ⊘ s) already, and all passes share R
   std::span<const RotatedDevicePass> passes;
   const float* bias = nullptr;  ///< [n], or null
   void* y = nullptr;            ///< [m, n], rows `ldy` elements apart
   int64_t ldy = 0;
-  void* workspace = nullptr;  ///< rotated_linear_workspace() bytes, aligned to 256, zeroed once before its first use
-  size_t workspace_bytes = 0;
+  bool add = false;         ///< y += instead of y =
+  void* words = nullptr;    ///< RotatedWorkspace::words bytes, aligned to 256, zeroed once before their first use
+  void* scratch = nullptr;  ///< RotatedWorkspace::scratch bytes, aligned to 256
+  size_t words_bytes = 0, scratch_bytes = 0;
+  /// The passes were complete before the previous launch in the stream began (KbitLinearArgs).
+  bool weights_ready = false;
 };
 
-/// Bytes of workspace for up to `m` rows.
-size_t rotated_linear_workspace(int64_t m, int64_t n, int64_t k);
+/// Bytes for 1 to `m` rows. Words are empty between launches and may be those of other linears; scratch may be
+/// anybody's.
+struct RotatedWorkspace {
+  size_t words = 0, scratch = 0;
+};
+RotatedWorkspace rotated_linear_workspace(int64_t m, int64_t n, int64_t k);
 
-/// Launches on `stream`. Throws as kbit_linear and rotate_input do.
+/// Launches that rotated_linear makes for a decode step's single row: one for each pair of passes that fit together.
+int rotated_linear_launches(std::span<const RotatedDevicePass> passes);
+
+/// Launches on `stream`. Throws bad_argument for sizes, pointers or a workspace that do not fit, device when a launch
+/// fails; as rotate_input and kbit_linear do.
 void rotated_linear(const RotatedLinearArgs& args, cudaStream_t stream);
 
 }  // namespace w4q::kernels

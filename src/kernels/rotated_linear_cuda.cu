@@ -1,62 +1,283 @@
-#include "core/error.h"
-#include "core/text.h"
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "kernels/linear_rows.h"
+#include "kernels/overlap_launch.cuh"
 #include "kernels/rotate_input.h"
+#include "kernels/rotated_launch.cuh"
 #include "kernels/rotated_linear.h"
 
 namespace w4q::kernels {
 namespace {
 
-size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
+using rotated::RotatedLaunch;
+using rotated::Source;
+using Passes = std::span<const RotatedDevicePass>;
 
-/// The two parts of the workspace: what the product needs, and the rotated input.
+size_t padded(int64_t bytes) { return (static_cast<size_t>(bytes) + 255) / 256 * 256; }
+
+void refuse_unless(bool holds, std::string_view what) {
+  if (!holds) throw Error(ErrorCode::bad_argument, concat("rotated_linear: ", what));
+}
+
+int64_t groups_of(const RotatedDevicePass& pass) { return (pass.k + pass.group - 1) / pass.group; }
+
+/// Rows from which on another kernel may take over, which needs another workspace.
+constexpr int64_t most_words_rows = 128, most_arranged_rows = 1024;
+
+/// Kernels of many rows put activations and decoded weights where others keep words that are empty between launches.
+bool keeps_words(const KernelRow& row) { return !row.name.ends_with("-wide") && !row.name.ends_with("-wgmma"); }
+
+/// The parts of the scratch: that of kernels of many rows, up to two rotated inputs, norms spread out to scales.
 struct Parts {
-  size_t product, rotated;
+  size_t words, wide = 0, input, scales;
   Parts(int64_t m, int64_t n, int64_t k)
-      : product(aligned(kbit_linear_workspace(m, n, k))), rotated(aligned(static_cast<size_t>(m * k) * 2)) {}
+      : words(kbit_linear_workspace(std::min(m, most_words_rows), n, k)),
+        input(padded(m * padded_inputs(k) * 2)),
+        scales(padded(kbit::Map(n, k).tiles() * kbit::Map::tile_scales * 2)) {
+    for (const int64_t rows : {most_words_rows, most_arranged_rows, m}) {
+      wide = std::max(wide, padded(static_cast<int64_t>(kbit_linear_workspace(std::min(rows, m), n, k))));
+    }
+  }
+  static int64_t padded_inputs(int64_t k) { return (k + 63) / 64 * 64; }
+  size_t scratch() const { return wide + 2 * input + scales; }
 };
+
+/// Whether two passes can share a launch of the GEMV.
+bool fit_together(const RotatedDevicePass& a, const RotatedDevicePass& b) {
+  if (a.block != b.block || !rotated::widths_fit(a.bits, b.bits)) return false;
+  return a.bits != b.bits || (a.levels_over_first > 0 && b.levels_over_first > 0) || b.levels == a.levels;
+}
+
+/// The passes of the launch that begins with pass `first`.
+Passes together(Passes passes, size_t first) {
+  const bool two = first + 1 < passes.size() && fit_together(passes[first], passes[first + 1]);
+  return passes.subspan(first, two ? 2 : 1);
+}
+
+/// An exponent that brings levels to where f16 holds the small ones too.
+int table_exponent(const RotatedDevicePass& pass) { return 10 - std::ilogb(pass.level_max); }
+
+float factor_over_first(const RotatedDevicePass& first, const RotatedDevicePass& pass) {
+  if (pass.levels == first.levels) return 1;
+  if (pass.bits == first.bits) return pass.levels_over_first / first.levels_over_first;
+  return std::ldexp(1.0f, table_exponent(first) - table_exponent(pass));
+}
+
+Source source_of(const RotatedDevicePass& first, const RotatedDevicePass& pass) {
+  const bool one_group = pass.group >= pass.k;
+  return {reinterpret_cast<const uint4*>(pass.codes),
+          reinterpret_cast<const uint4*>(pass.norms),
+          pass.levels,
+          pass.signs,
+          static_cast<int>(groups_of(pass)),
+          one_group ? 31 : std::countr_zero(static_cast<uint64_t>(pass.group)),
+          table_exponent(pass),
+          factor_over_first(first, pass)};
+}
+
+/// Launches one linear.
+class Linear {
+ public:
+  Linear(const RotatedLinearArgs& args, cudaStream_t stream)
+      : args_(args),
+        stream_(stream),
+        n_(args.passes.front().n),
+        k_(args.passes.front().k),
+        parts_(args.m, n_, k_),
+        input_(static_cast<std::byte*>(args.scratch) + parts_.wide),
+        scales_(input_ + 2 * parts_.input) {}
+
+  void run() {
+    const bool gemv = args_.m <= most_gemv_rows && args_.activation == DType::f16;
+    for (size_t at = 0; at < args_.passes.size();) {
+      const Passes some = gemv ? together(args_.passes, at) : args_.passes.subspan(at, 1);
+      if (gemv) {
+        run_gemv(some, at > 0);
+      } else {
+        run_product(some.front(), at > 0);
+      }
+      at += some.size();
+    }
+  }
+
+ private:
+  static bool rotate_alike(Passes passes) { return passes.front().factors == passes.back().factors; }
+
+  bool rotates_inside(Passes passes, const RotatedLaunch& launch, int blocks) const {
+    const int64_t block = passes.front().block;
+    return args_.m == 1 && !args_.input_rotated && args_.input_scale == nullptr && launch.aligned && block >= 32 &&
+           block <= rotated::chunk && k_ % block == 0 && rotated::holds_input(launch, blocks);
+  }
+
+  void rotate(Passes passes) {
+    RotateInputArgs rotation{args_.m,
+                             k_,
+                             passes.front().block,
+                             args_.activation,
+                             args_.x,
+                             args_.ldx,
+                             passes.front().factors,
+                             args_.input_scale,
+                             input_,
+                             Parts::padded_inputs(k_)};
+    if (!rotate_alike(passes)) {
+      rotation.second_factors = passes.back().factors;
+      rotation.second_y = input_ + parts_.input;
+    }
+    rotation.overlap = args_.weights_ready;
+    rotate_input(rotation, stream_);
+  }
+
+  /// What kernels in the frame of kbit's need, but for weights.
+  KbitLinearArgs product(const void* x, int64_t ldx, bool add) const {
+    KbitLinearArgs product;
+    product.m = args_.m;
+    product.activation = args_.activation;
+    product.x = x;
+    product.ldx = ldx;
+    product.weight.n = n_;
+    product.weight.k = k_;
+    product.bias = add ? nullptr : args_.bias;
+    product.residual = add || args_.add ? args_.y : nullptr;
+    product.y = args_.y;
+    product.ldy = args_.ldy;
+    product.workspace = args_.words;
+    product.workspace_bytes = args_.words_bytes;
+    product.weights_ready = args_.weights_ready;
+    return product;
+  }
+
+  void run_gemv(Passes passes, bool add) {
+    const RotatedDevicePass& first = passes.front();
+    RotatedLaunch launch{};
+    static_cast<kbit::Launch&>(launch) = prepare(product(args_.x, args_.ldx, add));
+    launch.pass_tiles = launch.col_groups;
+    launch.col_groups *= static_cast<int>(passes.size());
+    launch.tiles *= static_cast<int>(passes.size());
+    launch.result_factor = std::ldexp(1.0f, -table_exponent(first));
+    launch.sources[0] = source_of(first, first);
+    launch.sources[1] = source_of(first, passes.back());
+    launch.inputs = rotate_alike(passes) ? 1 : 2;
+    launch.chunks = (launch.pass_tiles + 1) / 2;
+    launch.passes = static_cast<int>(passes.size());
+    launch.block = static_cast<int>(first.block);
+    launch.root = static_cast<float>(1 / std::sqrt(static_cast<double>(first.block)));
+    const int blocks = blocks_for(kbit::Map(n_, k_).tiles());
+    launch.rotates = rotates_inside(passes, launch, blocks);
+    if (!launch.rotates && !args_.input_rotated) {
+      rotate(passes);
+      launch.x = input_;
+      launch.ldx = Parts::padded_inputs(k_);
+      launch.aligned = true;
+      launch.input_stride = launch.inputs == 1 ? 0 : static_cast<int64_t>(parts_.input / 2);
+    }
+    const int second_bits = passes.size() > 1 ? passes.back().bits : 0;
+    rotated::launch_gemv(launch, first.bits, second_bits, blocks, stream_, shape_of(first));
+  }
+
+  void run_product(const RotatedDevicePass& pass, bool add) {
+    if (pass.factors != at_hand_ && !args_.input_rotated) rotate({&pass, 1});
+    at_hand_ = pass.factors;
+    spread_norms(pass);
+    KbitLinearArgs all =
+        args_.input_rotated ? product(args_.x, args_.ldx, add) : product(input_, Parts::padded_inputs(k_), add);
+    all.weight.scheme = {formats::SchemeFamily::kbit, pass.bits, 32, formats::ScaleType::f16};
+    all.weight.codes = pass.codes;
+    all.weight.scales = scales_;
+    all.weight.codebook = pass.levels;
+    all.weight.table_max = pass.level_max;
+    all.weight.scale_max = pass.norm_max;
+    all.weights_ready = false;  // scales have just been written
+    if (!keeps_words(pick_kernel(describe(all)))) {
+      all.workspace = args_.scratch;
+      all.workspace_bytes = parts_.wide;
+    }
+    kbit_linear(all, stream_);
+  }
+
+  void spread_norms(const RotatedDevicePass& pass);
+
+  std::string shape_of(const RotatedDevicePass& pass) const {
+    return concat(n_, " × ", k_, ", ", args_.m, " rows, rotated", pass.bits);
+  }
+
+  const RotatedLinearArgs& args_;
+  const cudaStream_t stream_;
+  const int64_t n_, k_;
+  const Parts parts_;
+  std::byte* const input_;
+  std::byte* const scales_;
+  const float* at_hand_ = nullptr;
+};
+
+/// scales [tile][lane group][block] ← norms [row group][group][lane group], 16 bytes each.
+__global__ void spread_norms_kernel(const uint4* norms, uint4* scales, int64_t count, int col_groups, int groups,
+                                    int group_shift) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const int64_t tile = i / 16;
+  const int64_t row_group = tile / col_groups;
+  const int column = static_cast<int>(tile - row_group * col_groups);
+  const int group = min((64 * column + 32 * static_cast<int>(i % 2)) >> group_shift, groups - 1);
+  scales[i] = norms[(row_group * groups + group) * 8 + i % 16 / 2];
+}
+
+void Linear::spread_norms(const RotatedDevicePass& pass) {
+  const kbit::Map map(n_, k_);
+  const Source source = source_of(pass, pass);
+  const int64_t count = map.tiles() * 16;
+  const LaunchShape shape{dim3(static_cast<unsigned>((count + 255) / 256)), 256, 0, false};
+  launch<spread_norms_kernel>(shape, stream_, "spread_norms", source.norms, reinterpret_cast<uint4*>(scales_), count,
+                              static_cast<int>(map.col_groups), source.groups, source.group_shift);
+}
+
+void check(const RotatedLinearArgs& args) {
+  refuse_unless(!args.passes.empty(), "no pass");
+  const int64_t n = args.passes.front().n, k = args.passes.front().k;
+  refuse_unless(n >= 1 && k >= 1 && n <= most_rows && k <= most_rows && args.m >= 1 && args.m <= most_rows,
+                "sizes out of range");
+  refuse_unless(args.ldx >= k && args.ldy >= n, "rows overlap");
+  refuse_unless(args.x != nullptr && args.y != nullptr, "a pointer is null");
+  for (const RotatedDevicePass& pass : args.passes) {
+    refuse_unless(!args.input_rotated || pass.factors == args.passes.front().factors,
+                  "an input rotated before belongs to one rotation");
+    refuse_unless(pass.n == n && pass.k == k, "passes of different sizes");
+    refuse_unless(pass.bits >= 2 && pass.bits <= 5, "2 to 5 bits");
+    refuse_unless(pass.group >= k || (pass.group >= 32 && std::has_single_bit(static_cast<uint64_t>(pass.group))),
+                  "a group is 32 · 2^i inputs, or all");
+    refuse_unless(pass.codes != nullptr && pass.norms != nullptr && pass.levels != nullptr && pass.factors != nullptr &&
+                      pass.signs != nullptr,
+                  "a pass has a null pointer");
+    refuse_unless(aligned(pass.codes, 16) && aligned(pass.norms, 16), "codes and norms are aligned to 16 bytes");
+    refuse_unless(
+        std::isfinite(pass.level_max) && pass.level_max > 0 && std::isfinite(pass.norm_max) && pass.norm_max > 0,
+        "largest level and norm must be positive");
+  }
+  const Parts parts(args.m, n, k);
+  refuse_unless(args.words != nullptr && args.scratch != nullptr && aligned(args.words, 256) &&
+                    aligned(args.scratch, 256) && args.words_bytes >= parts.words &&
+                    args.scratch_bytes >= parts.scratch(),
+                "the workspace is too small or misaligned");
+}
 
 }  // namespace
 
-size_t rotated_linear_workspace(int64_t m, int64_t n, int64_t k) {
+RotatedWorkspace rotated_linear_workspace(int64_t m, int64_t n, int64_t k) {
   const Parts parts(m, n, k);
-  return parts.product + parts.rotated;
+  return {parts.words, parts.scratch()};
+}
+
+int rotated_linear_launches(std::span<const RotatedDevicePass> passes) {
+  int launches = 0;
+  for (size_t at = 0; at < passes.size(); at += together(passes, at).size()) ++launches;
+  return launches;
 }
 
 void rotated_linear(const RotatedLinearArgs& args, cudaStream_t stream) {
-  if (args.passes.empty()) throw Error(ErrorCode::bad_argument, "rotated_linear: no pass");
-  const int64_t n = args.passes.front().weight.n, k = args.passes.front().weight.k;
-  const Parts parts(args.m, n, k);
-  if (args.workspace == nullptr || args.workspace_bytes < parts.product + parts.rotated) {
-    throw Error(ErrorCode::bad_argument, "rotated_linear: the workspace is too small");
-  }
-  auto* rotated = static_cast<std::byte*>(args.workspace) + parts.product;
-  const float* at_hand = nullptr;
-  for (size_t p = 0; p < args.passes.size(); ++p) {
-    const RotatedDevicePass& pass = args.passes[p];
-    const bool rotates = pass.block > 1;
-    if (rotates && pass.factors != at_hand) {
-      rotate_input(
-          {args.m, k, pass.block, args.activation, args.x, args.ldx, pass.factors, args.input_scale, rotated, k},
-          stream);
-      at_hand = pass.factors;
-    }
-    if (!rotates && args.input_scale != nullptr) {
-      throw Error(ErrorCode::bad_argument, "rotated_linear: an input scale belongs to a rotated pass");
-    }
-    KbitLinearArgs product;
-    product.m = args.m;
-    product.activation = args.activation;
-    product.x = rotates ? rotated : args.x;
-    product.ldx = rotates ? k : args.ldx;
-    product.weight = pass.weight;
-    product.bias = p == 0 ? args.bias : nullptr;
-    product.residual = p == 0 ? nullptr : args.y;
-    product.y = args.y;
-    product.ldy = args.ldy;
-    product.workspace = args.workspace;
-    product.workspace_bytes = parts.product;
-    kbit_linear(product, stream);
-  }
+  check(args);
+  Linear(args, stream).run();
 }
 
 }  // namespace w4q::kernels
