@@ -34,6 +34,11 @@ void add_decode(CLI::App& command, DecodeOptions& options) {
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
   add_kv(command, options.kv);
+  command
+      .add_option("--residual-gpu-bytes", options.residual_bytes,
+                  "Residual passes take up to so much GPU memory; the others come from host memory for each product")
+      ->transform(CLI::AsSizeValue(true))
+      ->type_name("SIZE");
 }
 
 void add_kv(CLI::App& command, KvWords& words) {
@@ -53,9 +58,12 @@ kernels::KvChoice parse(const KvWords& words) {
 }
 
 DecodeChoice choose(const DecodeOptions& options) {
-  const DecodeChoice choice{device::choose_device(options.device), parse(options.kv)};
+  const DecodeChoice choice{device::choose_device(options.device), parse(options.kv), options.residual_bytes};
   if (choice.device == device::Device::cpu && choice.kv.type != kernels::KvType::f16) {
     throw Error(ErrorCode::bad_argument, "--kv " + options.kv.type + " is a cache of the GPU").hint("--device cuda");
+  }
+  if (choice.device == device::Device::cpu && choice.residual_bytes) {
+    throw Error(ErrorCode::bad_argument, "--residual-gpu-bytes without a GPU").hint("--device cuda");
   }
   return choice;
 }

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "device/choice.h"
@@ -48,16 +49,18 @@ void add_kv(CLI::App& command, KvWords& words);
 /// Throws bad_argument for a type that does not exist, and for a delta where nothing is skipped.
 kernels::KvChoice parse(const KvWords& words);
 
-/// --device, --kv and --kv-delta, for commands that decode a model.
+/// --device, --kv, --kv-delta and --residual-gpu-bytes, for commands that decode a model.
 struct DecodeOptions {
   std::string device = "auto";
   KvWords kv;
+  std::optional<int64_t> residual_bytes;
 };
 void add_decode(CLI::App& command, DecodeOptions& options);
 /// What they say: the device, and the type of the KV cache. Throws bad_argument for a cache that the CPU does not have.
 struct DecodeChoice {
   device::Device device;
   kernels::KvChoice kv;
+  std::optional<int64_t> residual_bytes;  ///< of residual passes in GPU memory; nothing: all
 };
 DecodeChoice choose(const DecodeOptions& options);
 

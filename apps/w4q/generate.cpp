@@ -76,10 +76,10 @@ int run(const Options& options) {
     printer.add(id);
     return true;
   };
-  const auto generated =
-      choice.device == device::Device::cuda
-          ? model::generate_cuda(model, prompt, options.max_tokens, options.sampling, choice.kv, on_token)
-          : model::generate(model, prompt, options.max_tokens, options.sampling, on_token);
+  const auto generated = choice.device == device::Device::cuda
+                             ? model::generate_cuda(model, prompt, options.max_tokens, options.sampling, choice.kv,
+                                                    on_token, choice.residual_bytes)
+                             : model::generate(model, prompt, options.max_tokens, options.sampling, on_token);
   printer.finish();
   const double seconds = watch.seconds();
   const double speed = static_cast<double>(generated.size()) / seconds;

@@ -99,6 +99,7 @@ void run_perplexity(const Options& options, const model::Model& candidate, Resul
   const DecodeChoice choice = choose(options.decode);
   how.device = choice.device;
   how.kv = choice.kv;
+  how.residual_bytes = choice.residual_bytes;
   const auto report = verify::measure_perplexity(candidate, base ? &*base : nullptr, ids, how);
   results.text += verify::to_text(report) + "\n";
   results.json["perplexity"] = verify::to_json(report);
@@ -115,6 +116,7 @@ void run_speed(const Options& options, const model::Model& candidate, Results& r
   verify::SpeedOptions speed = options.speed_options;
   speed.kv = parse(options.decode.kv);
   speed.project_sm89 = options.target == "sm89";
+  speed.residual_bytes = options.decode.residual_bytes;
   const auto report = verify::measure_speed(candidate, speed);
   results.text += verify::to_text(report) + "\n";
   results.json["speed"] = verify::to_json(report);

@@ -104,6 +104,7 @@ double CudaDecoder::kept_pages() const {
   return all > 0 ? static_cast<double>(used) / static_cast<double>(all) : 1;
 }
 
+CudaOffload* CudaDecoder::offload() noexcept { return impl_->multiplier.offload(); }
 size_t CudaDecoder::graph_nodes() const noexcept { return impl_->graph.nodes(); }
 
 int64_t CudaDecoder::step_bytes() const noexcept {
@@ -184,8 +185,9 @@ void CudaDecoder::step() {
     throw Error(ErrorCode::bad_argument, concat("the context of ", decoder.options.capacity, " positions is full"));
   }
   decoder.cache.grow(decoder.position + 1);
-  // The first step runs as it is: what is loaded or set up on first use does not belong into a graph.
-  if (!decoder.options.graph || decoder.steps == 0) {
+  // The first step runs as it is: what is loaded or set up on first use does not belong into a graph. Passes that come
+  // from host memory are on their way from one step to the next, which no graph of a step can hold.
+  if (!decoder.options.graph || decoder.steps == 0 || decoder.multiplier.offload() != nullptr) {
     decoder.launch_step();
   } else {
     if (!decoder.graph) decoder.graph = device::Graph(decoder.stream, [&] { decoder.launch_step(); });

@@ -85,6 +85,8 @@ class CudaDecoder {
 
   /// Share of the pages of all layers that the token decoded last by itself attended to; 1 where none are skipped.
   double kept_pages() const;
+  /// Residual passes that come from host memory; null where all are in GPU memory.
+  CudaOffload* offload() noexcept;
   /// What a captured step launches; 0 before there is one.
   size_t graph_nodes() const noexcept;
   /// Bytes that a step at the current position reads: weights, norms and the cache.

@@ -5,6 +5,8 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,10 +16,13 @@
 #include "kernels/kbit_linear.h"
 #include "kernels/linear.h"
 #include "kernels/logits_cuda.h"
+#include "kernels/rotated_linear.h"
+#include "model/cuda_offload.h"
 
 namespace w4q::model {
 
-/// Outputs first … first + n − 1 of a CudaLinear: one launch. Either `dense` or `packed`.
+/// Outputs first … first + n − 1 of a CudaLinear. Either `dense`, `packed` or `rotated`; one launch but where passes of
+/// the last do not fit together or come from host memory.
 struct CudaProduct {
   int64_t first = 0;
   int64_t n = 0;
@@ -25,7 +30,9 @@ struct CudaProduct {
   std::optional<kernels::KbitDeviceWeight> packed;
   const float* bias = nullptr;         ///< [n], or null
   const float* input_scale = nullptr;  ///< [k] that divides the input, or null
-  formats::Scheme scheme;              ///< of a packed one
+  formats::Scheme scheme;              ///< of a packed one, and of the first pass of a rotated one
+  std::vector<kernels::RotatedDevicePass> rotated;
+  std::vector<std::shared_ptr<const OffloadedPass>> offloaded;  ///< one for each of `rotated`, null where it is here
 };
 
 /// Linear layers that read the same input, their outputs side by side.
@@ -41,8 +48,15 @@ struct CudaLinear {
 
 /// Brings layers to the GPU. Neighbours of one kind share a launch. 16-bit weights become f16: exact but for magnitudes
 /// below 2^-14, which keep 2^-25 absolute. Throws unsupported, naming the layer, for weights beyond ±65504 or not
-/// finite, device when the memory does not suffice.
-CudaLinear upload_linears(std::span<const kernels::LinearWeight* const> layers, const device::Stream& stream);
+/// finite, device when the memory does not suffice. With `offload`, residual passes of rotated layers stay in host
+/// memory.
+CudaLinear upload_linears(std::span<const kernels::LinearWeight* const> layers, const device::Stream& stream,
+                          bool offload = false);
+
+/// Residual passes in host memory, in the order in which a step needs them.
+std::vector<const OffloadedPass*> offloaded_passes(std::span<const CudaLinear* const> linears);
+/// Brings those to GPU memory that are worth it within `budget` bytes (choose_resident). Waits.
+void keep_resident(std::span<CudaLinear* const> linears, int64_t budget, const device::Stream& stream);
 
 /// Rows of f16 as upload_linears makes them.
 device::DeviceBuffer upload_rows(const kernels::LinearWeight& weight, const device::Stream& stream);
@@ -57,6 +71,9 @@ class CudaMultiplier {
   void set_overlap(bool overlap) noexcept { overlap_ = overlap; }
   bool overlap() const noexcept { return overlap_; }
 
+  /// Of passes that come from host memory; null where there are none.
+  CudaOffload* offload() noexcept { return offload_ ? &*offload_ : nullptr; }
+
   /// y[rows × n] = x · Wᵀ + b.
   void multiply(const CudaLinear& linear, const __half* x, int64_t rows, __half* y);
   /// residual += x · Wᵀ + b, or the sum is left to the caller: then the product is in `y`, and true is returned.
@@ -69,6 +86,7 @@ class CudaMultiplier {
  private:
   const __half* scaled(const CudaProduct& product, int64_t k, const __half* x, int64_t rows);
   void multiply_packed(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, __half* y, int64_t ldy);
+  void multiply_rotated(const CudaProduct& product, const __half* x, int64_t rows, __half* y, int64_t ldy);
   void multiply_dense(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, __half* y, int64_t ldy);
   void multiply_wide(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, void* y, int64_t ldy,
                      bool fp32, bool add);
@@ -79,6 +97,8 @@ class CudaMultiplier {
   device::DeviceBuffer wide_;   ///< of kernels that do not
   device::DeviceBuffer cublas_;
   device::DeviceBuffer scaled_;  ///< an input after its scale
+  std::optional<CudaOffload> offload_;
+  std::map<const OffloadedPass*, size_t> offload_index_;
 };
 
 }  // namespace w4q::model

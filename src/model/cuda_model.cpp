@@ -33,7 +33,7 @@ CudaLinear tied_head(const kernels::LinearWeight& weight, const DeviceBuffer& ta
 
 }  // namespace
 
-CudaLayer upload_layer(const LayerWeights& weights, const device::Stream& stream) {
+CudaLayer upload_layer(const LayerWeights& weights, const device::Stream& stream, bool offload) {
   using Layers = std::span<const kernels::LinearWeight* const>;
   const std::array qkv = {&weights.q, &weights.k, &weights.v};
   const std::array gate_up = {&weights.gate, &weights.up};
@@ -43,18 +43,19 @@ CudaLayer upload_layer(const LayerWeights& weights, const device::Stream& stream
   layer.post_attention_norm = upload_vector(weights.post_attention_norm, stream);
   layer.q_norm = upload_vector(weights.q_norm, stream);
   layer.k_norm = upload_vector(weights.k_norm, stream);
-  layer.qkv = upload_linears(Layers(qkv), stream);
-  layer.o = upload_linears(Layers(o), stream);
-  layer.gate_up = upload_linears(Layers(gate_up), stream);
-  layer.down = upload_linears(Layers(down), stream);
+  layer.qkv = upload_linears(Layers(qkv), stream, offload);
+  layer.o = upload_linears(Layers(o), stream, offload);
+  layer.gate_up = upload_linears(Layers(gate_up), stream, offload);
+  layer.down = upload_linears(Layers(down), stream, offload);
   return layer;
 }
 
-CudaModel CudaModel::upload(const Model& model) {
+CudaModel CudaModel::upload(const Model& model, std::optional<int64_t> residual_bytes) {
   const device::Stream stream;
   CudaModel result;
   result.config_ = model.config();
-  for (const auto& weights : model.layers()) result.layers_.push_back(upload_layer(weights, stream));
+  const bool offload = residual_bytes.has_value();
+  for (const auto& weights : model.layers()) result.layers_.push_back(upload_layer(weights, stream, offload));
   result.final_norm_ = upload_vector(model.final_norm(), stream);
   result.embeddings_ = upload_rows(model.embeddings(), stream);
   const kernels::LinearWeight& head = model.head();
@@ -62,7 +63,15 @@ CudaModel CudaModel::upload(const Model& model) {
     result.head_ = tied_head(head, result.embeddings_);
   } else {
     const std::array one = {&head};
-    result.head_ = upload_linears(std::span<const kernels::LinearWeight* const>(one), stream);
+    result.head_ = upload_linears(std::span<const kernels::LinearWeight* const>(one), stream, offload);
+  }
+  if (offload) {
+    std::vector<CudaLinear*> linears;
+    for (auto& layer : result.layers_) {
+      for (auto* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) linears.push_back(linear);
+    }
+    linears.push_back(&result.head_);
+    keep_resident(linears, *residual_bytes, stream);
   }
   return result;
 }

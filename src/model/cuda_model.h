@@ -20,13 +20,15 @@ struct CudaLayer {
 };
 
 /// Brings one layer to the current GPU. Throws as upload_linears.
-CudaLayer upload_layer(const LayerWeights& weights, const device::Stream& stream);
+CudaLayer upload_layer(const LayerWeights& weights, const device::Stream& stream, bool offload = false);
 
 class CudaModel {
  public:
   /// Brings a model to the current GPU: packed weights in the layout of their kernel, others as f16 (upload_linears).
   /// Throws device when there is no room, unsupported for weights beyond f16.
-  static CudaModel upload(const Model& model);
+  /// With `residual_bytes`, residual passes of rotated linears take up to so many bytes of GPU memory; the others
+  /// stay in host memory and are moved for each product.
+  static CudaModel upload(const Model& model, std::optional<int64_t> residual_bytes = {});
   /// Random weights made on the GPU, for measurements: linears and the head in `scheme` (kbit with E4M4 scales), or
   /// f16.
   static CudaModel random(const ModelConfig& config, const std::optional<formats::Scheme>& scheme);

@@ -5,6 +5,7 @@
 #include "kernels/dense_gemv_cuda.h"
 #include "kernels/elementwise_cuda.h"
 #include "model/cuda_linear.h"
+#include "model/cuda_rotated.h"
 
 namespace w4q::model {
 namespace {
@@ -25,6 +26,12 @@ CudaMultiplier::CudaMultiplier(std::span<const CudaLinear* const> linears, int64
   size_t words = 256, wide = 0, scaled = 0;
   for (const auto* linear : linears) {
     for (const auto& product : linear->products) {
+      if (!product.rotated.empty()) {
+        const auto sizes = kernels::rotated_linear_workspace(most_rows, product.n, linear->k);
+        words = std::max(words, sizes.words);
+        wide = std::max(wide, sizes.scratch);
+        continue;
+      }
       if (product.input_scale != nullptr) {
         scaled = std::max(scaled, static_cast<size_t>(most_rows * linear->k) * 2);
       }
@@ -42,6 +49,45 @@ CudaMultiplier::CudaMultiplier(std::span<const CudaLinear* const> linears, int64
   words_.fill(0, stream);
   wide_ = device::DeviceBuffer(wide);
   scaled_ = device::DeviceBuffer(scaled);
+  const auto passes = offloaded_passes(linears);
+  if (passes.empty()) return;
+  offload_.emplace(passes, stream);
+  for (size_t i = 0; i < passes.size(); ++i) offload_index_.emplace(passes[i], i);
+}
+
+void CudaMultiplier::multiply_rotated(const CudaProduct& product, const __half* x, int64_t rows, __half* y,
+                                      int64_t ldy) {
+  kernels::RotatedLinearArgs args;
+  args.m = rows;
+  args.x = x;
+  args.ldx = product.rotated.front().k;
+  args.input_scale = product.input_scale;
+  args.bias = product.bias;
+  args.y = y;
+  args.ldy = ldy;
+  args.words = words_.data(), args.words_bytes = words_.size();
+  args.scratch = wide_.data(), args.scratch_bytes = wide_.size();
+  args.weights_ready = overlap_;
+  const std::span<const kernels::RotatedDevicePass> passes(product.rotated);
+  const auto here = [&](size_t pass) { return product.offloaded[pass] == nullptr; };
+  for (size_t at = 0; at < passes.size();) {
+    size_t end = at + 1;
+    while (here(at) && end < passes.size() && here(end)) ++end;
+    args.passes = passes.subspan(at, end - at);
+    kernels::RotatedDevicePass moved;
+    if (!here(at)) {
+      const OffloadedPass* const host = product.offloaded[at].get();
+      moved = at_bytes(passes[at], *host, offload_->acquire(offload_index_.at(host)));
+      args.passes = {&moved, 1};
+      args.weights_ready = false;
+    }
+    kernels::rotated_linear(args, stream_.get());
+    if (!here(at)) offload_->release(offload_index_.at(product.offloaded[at].get()));
+    args.bias = nullptr;
+    args.add = true;
+    args.weights_ready = overlap_;
+    at = end;
+  }
 }
 
 const __half* CudaMultiplier::scaled(const CudaProduct& product, int64_t k, const __half* x, int64_t rows) {
@@ -93,7 +139,9 @@ void CudaMultiplier::multiply_dense(const CudaProduct& product, int64_t k, const
 
 void CudaMultiplier::multiply(const CudaLinear& linear, const __half* x, int64_t rows, __half* y) {
   for (const auto& product : linear.products) {
-    if (product.packed) {
+    if (!product.rotated.empty()) {
+      multiply_rotated(product, x, rows, y + product.first, linear.n);
+    } else if (product.packed) {
       multiply_packed(product, linear.k, x, rows, y + product.first, linear.n);
     } else {
       multiply_dense(product, linear.k, x, rows, y + product.first, linear.n);
@@ -105,8 +153,8 @@ bool CudaMultiplier::multiply_residual(const CudaLinear& linear, const __half* x
                                        __half* y) {
   ensure(linear.products.size() == 1, "multiply_residual: one layer at a time");
   const CudaProduct& product = linear.products.front();
-  if (product.packed) {
-    multiply_packed(product, linear.k, x, rows, y, linear.n);
+  if (product.packed || !product.rotated.empty()) {
+    multiply(linear, x, rows, y);
     return true;
   }
   if (rows > 1 || !kernels::dense_gemv_accepts(product.n, linear.k)) {
@@ -137,9 +185,9 @@ void CudaMultiplier::multiply_gated(const CudaLinear& linear, const __half* x, i
 
 kernels::LogitRows CudaMultiplier::multiply_logits(const CudaLinear& head, const __half* x, int64_t rows, float* out) {
   const CudaProduct& product = head.products.front();
-  if (product.packed) {
+  if (product.packed || !product.rotated.empty()) {
     auto* const halves = reinterpret_cast<__half*>(out);
-    multiply_packed(product, head.k, x, rows, halves, head.n);
+    multiply(head, x, rows, halves);
     return {halves, DType::f16};
   }
   if (rows > 1 || !kernels::dense_gemv_accepts(product.n, head.k)) {

@@ -9,6 +9,7 @@
 #include "device/check.h"
 #include "model/cuda_linear.h"
 #include "model/cuda_pack.h"
+#include "model/cuda_rotated.h"
 
 namespace w4q::model {
 namespace {
@@ -33,8 +34,16 @@ const PackedWeight* readable(const LinearWeight& weight) {
   return device_layout(pass.scheme, pass.n, pass.k).empty() ? nullptr : &pass;
 }
 
+bool is_rotated(const LinearWeight& weight) {
+  const auto* packed = packed_of(weight);
+  return packed != nullptr && reads_rotated(*packed);
+}
+
 /// Whether two layers can share a launch.
 bool alike(const LinearWeight& a, const LinearWeight& b) {
+  if (is_rotated(a) || is_rotated(b)) {
+    return is_rotated(a) && is_rotated(b) && can_stack_rotated(*packed_of(a), *packed_of(b));
+  }
   const PackedWeight* const first = readable(a);
   const PackedWeight* const second = readable(b);
   if (first == nullptr || second == nullptr) return first == second;
@@ -71,7 +80,8 @@ void copy_rows(const LinearWeight& weight, std::byte* to, const device::Stream& 
 /// Builds a CudaLinear launch by launch.
 class Builder {
  public:
-  Builder(CudaLinear& linear, const device::Stream& stream) : linear_(linear), stream_(stream) {}
+  Builder(CudaLinear& linear, bool offload, const device::Stream& stream)
+      : linear_(linear), offload_(offload), stream_(stream) {}
 
   void add(std::span<const LinearWeight* const> layers) {
     CudaProduct product;
@@ -81,7 +91,9 @@ class Builder {
       linear_.names.push_back(layer->name);
     }
     linear_.n += product.n;
-    if (readable(*layers.front()) != nullptr) {
+    if (is_rotated(*layers.front())) {
+      add_rotated(layers, product);
+    } else if (readable(*layers.front()) != nullptr) {
       add_packed(layers, product);
     } else {
       add_dense(layers, product);
@@ -112,7 +124,23 @@ class Builder {
     product.packed = packed.weight;
     linear_.bytes += packed.bytes;
     for (auto& buffer : packed.memory) keep(std::move(buffer));
-    const auto& input_scale = packed_of(*layers.front())->input_scale;
+    add_input_scale(*packed_of(*layers.front()), product);
+  }
+
+  void add_rotated(std::span<const LinearWeight* const> layers, CudaProduct& product) {
+    std::vector<const formats::PackedLinear*> linears;
+    for (const auto* layer : layers) linears.push_back(packed_of(*layer));
+    CudaRotated rotated = upload_rotated(linears, offload_, stream_);
+    product.scheme = linears.front()->passes.front().scheme;
+    product.rotated = std::move(rotated.passes);
+    product.offloaded = std::move(rotated.offloaded);
+    linear_.bytes += rotated.bytes;
+    for (auto& buffer : rotated.memory) keep(std::move(buffer));
+    add_input_scale(*linears.front(), product);
+  }
+
+  void add_input_scale(const formats::PackedLinear& linear, CudaProduct& product) {
+    const auto& input_scale = linear.input_scale;
     if (input_scale.empty()) return;
     product.input_scale = keep(DeviceBuffer::copy_of(bytes_of(input_scale), stream_)).as<float>();
   }
@@ -137,16 +165,17 @@ class Builder {
   }
 
   CudaLinear& linear_;
+  const bool offload_;
   const device::Stream& stream_;
 };
 
 }  // namespace
 
-CudaLinear upload_linears(std::span<const LinearWeight* const> layers, const device::Stream& stream) {
+CudaLinear upload_linears(std::span<const LinearWeight* const> layers, const device::Stream& stream, bool offload) {
   ensure(!layers.empty(), "upload_linears: no layers");
   CudaLinear linear;
   linear.k = layers.front()->k;
-  Builder builder(linear, stream);
+  Builder builder(linear, offload, stream);
   for (size_t begin = 0; begin < layers.size();) {
     size_t end = begin + 1;
     while (end < layers.size() && alike(*layers[begin], *layers[end])) ++end;
@@ -154,6 +183,39 @@ CudaLinear upload_linears(std::span<const LinearWeight* const> layers, const dev
     begin = end;
   }
   return linear;
+}
+
+std::vector<const OffloadedPass*> offloaded_passes(std::span<const CudaLinear* const> linears) {
+  std::vector<const OffloadedPass*> passes;
+  for (const auto* linear : linears) {
+    for (const auto& product : linear->products) {
+      for (const auto& pass : product.offloaded) {
+        if (pass != nullptr) passes.push_back(pass.get());
+      }
+    }
+  }
+  return passes;
+}
+
+void keep_resident(std::span<CudaLinear* const> linears, int64_t budget, const device::Stream& stream) {
+  std::vector<OffloadCandidate> candidates;
+  for (const auto* pass : offloaded_passes({linears.begin(), linears.end()})) {
+    candidates.push_back({static_cast<int64_t>(pass->bytes.bytes().size()), pass->error});
+  }
+  const std::vector<bool> resident = choose_resident(candidates, budget);
+  for (size_t index = 0; auto* linear : linears) {
+    for (auto& product : linear->products) {
+      for (size_t pass = 0; pass < product.offloaded.size(); ++pass) {
+        auto& host = product.offloaded[pass];
+        if (host == nullptr || !resident[index++]) continue;
+        linear->memory.push_back(DeviceBuffer::copy_of(host->bytes.bytes(), stream));
+        stream.synchronize();  // the host's copy goes
+        linear->bytes += static_cast<int64_t>(linear->memory.back().size());
+        product.rotated[pass] = at_bytes(product.rotated[pass], *host, linear->memory.back().data());
+        host.reset();
+      }
+    }
+  }
 }
 
 device::DeviceBuffer upload_rows(const LinearWeight& weight, const device::Stream& stream) {

@@ -60,7 +60,7 @@ class Checker {
   KernelError run() {
     KernelError result{weight_.name, "f16", "", 0, 0};
     const auto& product = linear_.products.front();
-    if (product.packed) result.scheme = formats::to_string(product.scheme);
+    if (product.packed || !product.rotated.empty()) result.scheme = formats::to_string(product.scheme);
     std::vector<std::string> names;
     device::DeviceBuffer y(halves_.size());
     for (const int64_t rows : row_counts) {
@@ -83,6 +83,7 @@ class Checker {
   static double worse(double a, double b) { return std::isnan(a) || a > b ? a : b; }
 
   std::string_view kernel_name(const model::CudaProduct& product, int64_t rows) const {
+    if (!product.rotated.empty()) return rows <= 16 ? "rotated-gemv" : "rotated, kbit";
     if (!product.packed) return rows == 1 && weight_.k % 8 == 0 ? "f16-gemv" : "cuBLAS";
     const auto& packed = *product.packed;
     return kernels::pick_kernel({packed.scheme, packed.layout, rows, packed.n, packed.k, DType::f16}).name;

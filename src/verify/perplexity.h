@@ -27,6 +27,7 @@ struct PerplexityOptions {
   device::Device device = device::Device::cpu;    ///< where to decode
   kernels::KvChoice kv = {};                      ///< of the cache on the GPU
   std::optional<kernels::KvChoice> base_kv = {};  ///< of the base's; nothing: f16
+  std::optional<int64_t> residual_bytes = {};     ///< CudaModel::upload, of the candidate
 };
 
 /// Sums over the scored tokens of one window.

@@ -17,7 +17,8 @@ struct SpeedOptions {
   int64_t prompt = 512;    ///< tokens of the prompt, which is also the context of the steps
   int64_t generate = 128;  ///< steps
   kernels::KvChoice kv = {};
-  bool project_sm89 = false;  ///< add what an RTX 4090 should do
+  bool project_sm89 = false;                   ///< add what an RTX 4090 should do
+  std::optional<int64_t> residual_bytes = {};  ///< measure too with residual passes in so many bytes of GPU memory
 };
 
 /// Single tokens, one way of running them.
@@ -44,6 +45,19 @@ struct Projection {
   double seconds = 0;    ///< a token
 };
 
+/// The same model with residual passes that come from host memory.
+struct OffloadSpeed {
+  int64_t budget = 0;         ///< bytes of GPU memory for residual passes
+  int64_t moved_bytes = 0;    ///< in a step, and in a prompt
+  double link_bandwidth = 0;  ///< bytes a second while copying
+  double step_seconds = 0, prompt_seconds = 0;
+  double step_overlap = 0, prompt_overlap = 0;  ///< shares of the copying that other work hid
+  /// The longer of computing (measured with everything in GPU memory) and copying.
+  double predicted_step_seconds = 0, predicted_prompt_seconds = 0;
+  int64_t saved_bytes = 0;            ///< of GPU memory, measured: free with it less free without
+  int64_t predicted_saved_bytes = 0;  ///< bytes that are not there less those of the two buffers
+};
+
 struct SpeedReport {
   std::string gpu;
   std::string model;
@@ -58,6 +72,7 @@ struct SpeedReport {
   std::vector<PartSpeed> parts;
   double kept_pages = 1;  ///< share of the cache's pages that the last step attended to
   std::optional<Projection> sm89;
+  std::optional<OffloadSpeed> offload;
   std::vector<std::string> widened;  ///< packed layers without a kernel
 };
 

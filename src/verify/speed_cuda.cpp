@@ -6,6 +6,7 @@
 #include "core/stopwatch.h"
 #include "core/text.h"
 #include "device/ceilings.h"
+#include "device/check.h"
 #include "device/properties.h"
 #include "model/cuda_decoder.h"
 #include "verify/speed.h"
@@ -111,10 +112,55 @@ SpeedReport measure(const CudaModel& model, std::string name, const SpeedOptions
   return report;
 }
 
+int64_t free_bytes() {
+  size_t free = 0, all = 0;
+  device::check(cudaMemGetInfo(&free, &all), "asking for free memory");
+  return static_cast<int64_t>(free);
+}
+
+/// GPU memory that a model and its decoder leave free.
+int64_t free_beside(const model::Model& model, const CudaDecoderOptions& how, std::optional<int64_t> budget) {
+  const CudaModel on_gpu = CudaModel::upload(model, budget);
+  const CudaDecoder decoder(on_gpu, how);
+  return free_bytes();
+}
+
+OffloadSpeed measure_offload(const model::Model& model, const SpeedReport& resident) {
+  const SpeedOptions& options = resident.options;
+  CudaDecoderOptions how{.capacity = options.prompt + options.generate + 8, .kv = options.kv};
+  how.graph = false;
+  OffloadSpeed speed;
+  speed.budget = *options.residual_bytes;
+  speed.saved_bytes = free_beside(model, how, speed.budget) - free_beside(model, how, std::nullopt);
+  const CudaModel on_gpu = CudaModel::upload(model, speed.budget);
+  CudaDecoder decoder(on_gpu, how);
+  model::CudaOffload* const offload = decoder.offload();
+  if (offload == nullptr) return speed;
+  const auto prompt = random_prompt(options.prompt, model.config().vocab_size);
+  first_token_seconds(decoder, prompt);
+  speed.moved_bytes = offload->round_bytes();
+  speed.predicted_saved_bytes = speed.moved_bytes - offload->device_bytes();
+  offload->reset_traffic();
+  speed.prompt_seconds = first_token_seconds(decoder, prompt);
+  speed.prompt_overlap = offload->traffic().overlap();
+  decoder.start(prompt, {});
+  offload->reset_traffic();
+  speed.step_seconds = step_speed("offload", decoder, prompt, options.generate).seconds;
+  const model::OffloadTraffic traffic = offload->traffic();
+  speed.step_overlap = traffic.overlap();
+  speed.link_bandwidth = static_cast<double>(traffic.bytes) / traffic.copy_seconds;
+  const double copying = static_cast<double>(speed.moved_bytes) / speed.link_bandwidth;
+  speed.predicted_step_seconds = std::max(copying, resident.steps.back().seconds);
+  speed.predicted_prompt_seconds = std::max(copying, resident.prompt_seconds);
+  return speed;
+}
+
 }  // namespace
 
 SpeedReport measure_speed(const model::Model& model, const SpeedOptions& options) {
-  return measure(CudaModel::upload(model), model.config().architecture_name, options);
+  SpeedReport report = measure(CudaModel::upload(model), model.config().architecture_name, options);
+  if (options.residual_bytes) report.offload = measure_offload(model, report);
+  return report;
 }
 
 SpeedReport measure_random_speed(const model::ModelConfig& shape, const std::optional<formats::Scheme>& scheme,

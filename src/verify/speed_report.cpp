@@ -21,6 +21,36 @@ std::string parts_text(const SpeedReport& report) {
   return table.str();
 }
 
+std::string offload_text(const OffloadSpeed& offload) {
+  if (offload.moved_bytes == 0) return "residual passes: none come from host memory\n";
+  const auto ms = [](double seconds) { return fixed(seconds * 1e3, 2); };
+  TextTable table({"residual passes from host memory", "value"});
+  table.row({"moved for a step, and for a prompt", human_bytes(offload.moved_bytes)});
+  table.row({"link, GB/s", fixed(offload.link_bandwidth * 1e-9, 1)});
+  table.row({"a token, ms, and predicted", concat(ms(offload.step_seconds), ", ", ms(offload.predicted_step_seconds))});
+  table.row({"time to first token, ms, and predicted",
+             concat(ms(offload.prompt_seconds), ", ", ms(offload.predicted_prompt_seconds))});
+  table.row({"copying hidden, %, steps and prompt",
+             concat(fixed(100 * offload.step_overlap, 1), ", ", fixed(100 * offload.prompt_overlap, 1))});
+  table.row({"GPU memory saved, and predicted",
+             concat(human_bytes(offload.saved_bytes), ", ", human_bytes(offload.predicted_saved_bytes))});
+  return table.str();
+}
+
+io::Json offload_json(const OffloadSpeed& offload) {
+  return {{"budget", offload.budget},
+          {"moved_bytes", offload.moved_bytes},
+          {"link_bandwidth", offload.link_bandwidth},
+          {"step_seconds", offload.step_seconds},
+          {"prompt_seconds", offload.prompt_seconds},
+          {"step_overlap", offload.step_overlap},
+          {"prompt_overlap", offload.prompt_overlap},
+          {"predicted_step_seconds", offload.predicted_step_seconds},
+          {"predicted_prompt_seconds", offload.predicted_prompt_seconds},
+          {"saved_bytes", offload.saved_bytes},
+          {"predicted_saved_bytes", offload.predicted_saved_bytes}};
+}
+
 std::string projection_text(const SpeedReport& report) {
   const Projection& p = *report.sm89;
   return concat("RTX 4090, projected: ", fixed(1 / p.seconds, 1), " tokens/s = 1 / (", human_bytes(report.step_bytes),
@@ -54,6 +84,7 @@ std::string to_text(const SpeedReport& report) {
   if (report.options.kv.prunes()) table.row({"pages attended to, %", fixed(100 * report.kept_pages, 1)});
   std::string text = table.str() + parts_text(report);
   if (report.sm89) text += projection_text(report);
+  if (report.offload) text += offload_text(*report.offload);
   if (!report.widened.empty()) {
     text += concat("note: ", report.widened.size(), " packed layers have no kernel and run as f16\n");
   }
@@ -98,6 +129,7 @@ io::Json to_json(const SpeedReport& report) {
                                  {"overhead", report.sm89->overhead},
                                  {"tokens_per_second", 1 / report.sm89->seconds}};
   }
+  if (report.offload) json["offload"] = offload_json(*report.offload);
   return json;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -20,9 +21,10 @@ using WindowScorer =
 /// Windows of up to `capacity` tokens. `base` may be null; the models must outlive the scorer.
 WindowScorer cpu_window_scorer(const model::Model& candidate, const model::Model* base, int64_t capacity);
 
-/// The same on the GPU, with caches of the given types. Throws device where there is none to use, or this program was
-/// built without CUDA.
+/// The same on the GPU, with caches of the given types and so many bytes of the candidate's residual passes there.
+/// Throws device where there is none to use, or this program was built without CUDA.
 WindowScorer cuda_window_scorer(const model::Model& candidate, const model::Model* base, int64_t capacity,
-                                kernels::KvChoice kv, kernels::KvChoice base_kv);
+                                kernels::KvChoice kv, kernels::KvChoice base_kv,
+                                std::optional<int64_t> residual_bytes = {});
 
 }  // namespace w4q::verify

@@ -18,8 +18,8 @@ using model::Model;
 
 /// A model on the GPU with its decoder. Where single tokens skip pages, all are decoded as such.
 struct Side {
-  Side(const Model& model_, int64_t capacity, kernels::KvChoice kv)
-      : model(CudaModel::upload(model_)),
+  Side(const Model& model_, int64_t capacity, kernels::KvChoice kv, std::optional<int64_t> residual_bytes = {})
+      : model(CudaModel::upload(model_, residual_bytes)),
         decoder(model, {.capacity = capacity, .kv = kv, .chunk = kv.prunes() ? 1 : 2048}) {}
 
   /// Logits of rows first …; `ready` is recorded behind them.
@@ -36,8 +36,9 @@ struct Side {
 
 class Scorer {
  public:
-  Scorer(const Model& candidate, const Model* base, int64_t capacity, kernels::KvChoice kv, kernels::KvChoice base_kv)
-      : vocab_(candidate.config().vocab_size), candidate_(candidate, capacity, kv) {
+  Scorer(const Model& candidate, const Model* base, int64_t capacity, kernels::KvChoice kv, kernels::KvChoice base_kv,
+         std::optional<int64_t> residual_bytes)
+      : vocab_(candidate.config().vocab_size), candidate_(candidate, capacity, kv, residual_bytes) {
     if (base != nullptr) base_.emplace(*base, capacity, base_kv);
     ids_ = device::DeviceBuffer(static_cast<size_t>(capacity) * sizeof(int32_t));
     results_ = device::DeviceBuffer(static_cast<size_t>(capacity) * sizeof(LogitComparison));
@@ -95,8 +96,8 @@ class Scorer {
 }  // namespace
 
 WindowScorer cuda_window_scorer(const Model& candidate, const Model* base, int64_t capacity, kernels::KvChoice kv,
-                                kernels::KvChoice base_kv) {
-  const auto scorer = std::make_shared<Scorer>(candidate, base, capacity, kv, base_kv);
+                                kernels::KvChoice base_kv, std::optional<int64_t> residual_bytes) {
+  const auto scorer = std::make_shared<Scorer>(candidate, base, capacity, kv, base_kv, residual_bytes);
   return
       [scorer](std::span<const int32_t> inputs, int64_t first_scored) { return scorer->score(inputs, first_scored); };
 }

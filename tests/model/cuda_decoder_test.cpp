@@ -131,6 +131,34 @@ TEST_F(CudaDecoders, LogitsOfPackedModelsAreTheCpus) {
   }
 }
 
+TEST_F(CudaDecoders, LogitsOfRotatedModelsAreTheCpusWithAndWithoutTheirResidual) {
+  set_progress_enabled(false);
+  const test::TemporaryFolder folder;
+  pipeline::QuantizeRequest request;
+  request.model = test::testdata() / "w4q-llama-tiny";
+  request.output = folder / "q";
+  request.scheme = formats::parse_scheme("rotated4-d64");
+  request.residual = {formats::parse_scheme("rotated4-d64")};
+  request.rotation.shared = false;
+  request.lm_head = true;
+  pipeline::quantize_model(request);
+  const auto ids = reference_ids(test::testdata() / "w4q-llama-tiny");
+  for (const bool residual : {true, false}) {
+    const Model model = Model::open(request.output, residual);
+    const auto expected = decode(model, ids, at_once);
+    for (const std::optional<int64_t> bytes : {std::optional<int64_t>(), std::optional<int64_t>(0)}) {
+      const CudaModel on_gpu = CudaModel::upload(model, bytes);
+      EXPECT_TRUE(on_gpu.widened().empty());
+      for (const std::vector<size_t>& chunks : {at_once, {1}, {40, 3}}) {
+        const auto got = decode_on_gpu(on_gpu, ids, chunks);
+        EXPECT_LE(largest_difference(got, expected), packed_logit_tolerance) << residual;
+        EXPECT_LE(mean_kl(expected, got, model.config().vocab_size), kl_tolerance) << residual;
+      }
+    }
+    EXPECT_FALSE(generate_cuda(model, std::span(ids).first(16), 8, {}, {}, {}, 0).empty());
+  }
+}
+
 TEST_F(CudaDecoders, SkippedPagesAreCounted) {
   const Model model = Model::open(test::testdata() / "w4q-llama-tiny");
   const CudaModel on_gpu = CudaModel::upload(model);

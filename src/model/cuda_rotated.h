@@ -1,0 +1,38 @@
+// Rotated passes of linear layers on their way to the GPU (docs/rotated.md).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "device/buffer.h"
+#include "formats/packed.h"
+#include "kernels/rotated_linear.h"
+#include "model/cuda_offload.h"
+
+namespace w4q::model {
+
+/// Whether the GPU's kernels multiply all passes of `linear` as they are.
+bool reads_rotated(const formats::PackedLinear& linear);
+
+/// Whether the rows of two such linears can stand below one another.
+bool can_stack_rotated(const formats::PackedLinear& a, const formats::PackedLinear& b);
+
+/// The passes of linears below one another, in GPU memory; those that are not there have no codes and norms.
+struct CudaRotated {
+  std::vector<kernels::RotatedDevicePass> passes;
+  std::vector<std::shared_ptr<const OffloadedPass>> offloaded;  ///< one for each pass, null where it is in GPU memory
+  std::vector<device::DeviceBuffer> memory;
+  int64_t bytes = 0;  ///< of GPU memory that a product reads
+};
+
+/// With `offload`, all passes but the first stay in host memory. Throws device when the memory does not suffice.
+CudaRotated upload_rotated(std::span<const formats::PackedLinear* const> linears, bool offload,
+                           const device::Stream& stream);
+
+/// `pass` with the planes that stand at `bytes`.
+kernels::RotatedDevicePass at_bytes(kernels::RotatedDevicePass pass, const OffloadedPass& planes,
+                                    const std::byte* bytes);
+
+}  // namespace w4q::model
