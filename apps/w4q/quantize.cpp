@@ -1,4 +1,5 @@
 // w4q quantize MODEL -o OUT --method kbit --k 3
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 
@@ -8,6 +9,8 @@
 #include "core/text.h"
 #include "formats/codebook.h"
 #include "io/files.h"
+#include "io/output.h"
+#include "pipeline/convert_model.h"
 #include "pipeline/quantize_model.h"
 #include "pipeline/recipe_file.h"
 #include "quality_options.h"
@@ -32,6 +35,7 @@ struct Options {
   bool lm_head = false;
   bool embeddings = false;
   std::string embedding_scheme;
+  std::string to;  ///< a dialect; empty: w4q's own planes
   std::string device = "auto";
 };
 
@@ -118,10 +122,41 @@ pipeline::QuantizeRequest request(const Options& options) {
   return result;
 }
 
+/// What would only be found out after the work.
+void check_dialect(const Options& options) {
+  const auto targets = pipeline::convert_targets();
+  if (std::ranges::find(targets, options.to) == targets.end()) {
+    throw Error(ErrorCode::bad_argument, concat("--to ", printable(options.to), ": no such dialect"))
+        .detail("known: " + join(targets));
+  }
+  if (!options.output.overwrite && std::filesystem::exists(options.output.output)) {
+    throw Error(ErrorCode::bad_argument, concat(printable(options.output.output), " exists"))
+        .hint("--overwrite replaces it");
+  }
+}
+
+/// --to: w4q's own checkpoint is a step on the way, in a partial folder beside the output, and goes with it.
+int run_to_dialect(const Options& options, pipeline::QuantizeRequest wanted) {
+  check_dialect(options);
+  const std::filesystem::path output = std::filesystem::absolute(options.output.output).lexically_normal();
+  const io::OutputFolder way(output.parent_path() / (output.filename().string() + ".packed"), false, {options.model},
+                             [](const std::filesystem::path&) { return false; });
+  wanted.output = way.staging() / "packed";
+  const auto made = pipeline::quantize_model(wanted);
+  const auto converted = pipeline::convert_model(
+      {wanted.output, output, options.to, false, write_options(options.output), options.output.overwrite});
+  io::Json both = {{"quantize", pipeline::to_json(made)}, {"convert", pipeline::to_json(converted)}};
+  both["quantize"]["output"] = options.output.output;
+  print(options.common, concat(pipeline::to_text(made), "\n", pipeline::to_text(converted)), both);
+  return 0;
+}
+
 int run(const Options& options) {
   apply(options.common);
   check(options.output);
   const auto wanted = request(options);
+  if (!options.to.empty() && !options.output.dry_run) return run_to_dialect(options, wanted);
+  if (!options.to.empty()) check_dialect(options);
   if (options.output.dry_run) {
     const auto plan = pipeline::plan_quantize(wanted);
     print(options.common, pipeline::to_text(plan), pipeline::to_json(plan));
@@ -155,6 +190,8 @@ void setup_quantize(CLI::App& app, Action& action) {
   auto* embeddings = command->add_flag("--embeddings", options->embeddings, "Pack the embedding table too");
   auto* table = command->add_option("--embedding-scheme", options->embedding_scheme,
                                     "Pack the embedding table too, to this scheme, e.g. int8-row-f16 or int4-g32-f16");
+  command->add_option("--to", options->to,
+                      "Write another program's checkpoint (w4q list --dialects), as repack --to does, with its proof");
   add_device(*command, options->device);
   add_scheme(*command, options->scheme, *recipe);
   add_quality(*command, options->quality, *codebook, *command->get_option("--clip"));

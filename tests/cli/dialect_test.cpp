@@ -58,6 +58,22 @@ TEST_F(Dialect, EveryOneThereAndBack) {
   }
 }
 
+TEST_F(Dialect, QuantizeToADialectIsTheSameInOneStep) {
+  const auto made = quantize("direct", {"--scheme", "int4-g128-f16-asym", "--to", "awq-gemm"});
+  ASSERT_EQ(made.status, 0) << made.err;
+  expect_part(made.out, "codes equal 100 %, zeros equal, scales equal over all linears");
+  for (const char* file : {"/model.safetensors", "/config.json"}) {
+    EXPECT_EQ(io::read_file(path("direct") + file), io::read_file(path("awq") + file)) << file;
+  }
+  expect_part(quantize("direct", {"--scheme", "int4-g128-f16-asym", "--to", "awq-gemm"}).err, "--overwrite");
+  EXPECT_EQ(quantize("never", {"--scheme", "int4-g128-f16-asym", "--to", "awk"}).status, 2);
+  EXPECT_EQ(quantize("never", {"--scheme", "int3-g128-f16", "--to", "awq-gemm"}).status, 3);
+  for (const auto& entry : std::filesystem::directory_iterator(folder_->path())) {
+    const std::string name = entry.path().filename().string();
+    EXPECT_TRUE(name.find("never") == std::string::npos && name.find("packed") == std::string::npos) << name;
+  }
+}
+
 TEST_F(Dialect, RefusalsSayWhyAndWhatToDo) {
   ASSERT_EQ(quantize("three", {"--scheme", "int3-g128-f16"}).status, 0);
   expect_part(repack("sym", "never", "marlin").err, "its outputs come in multiples of 256, this linear has 128");
