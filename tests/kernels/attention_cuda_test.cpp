@@ -216,13 +216,13 @@ class AttentionCuda : public testing::Test {
     std::string why;
     if (!device::find_gpu(&why)) GTEST_SKIP() << "needs a GPU: " << why;
   }
-  const device::Stream stream;
 };
 
 const std::vector<Heads> shapes = {{4, 4, 64}, {4, 2, 128}, {8, 2, 48},  {8, 1, 128},
                                    {2, 1, 6},  {12, 1, 80}, {4, 2, 256}, {2, 2, 130}};
 
 TEST_F(AttentionCuda, PrefillOfAnyLengthWindowAndGrouping) {
+  const device::Stream stream;
   for (const Heads& shape : shapes) {
     for (const int64_t length : {1, 15, 64, 65, 200, 331}) {
       Sequence s(shape, KvType::f16, length, stream);
@@ -242,6 +242,7 @@ TEST_F(AttentionCuda, PrefillOfAnyLengthWindowAndGrouping) {
 }
 
 TEST_F(AttentionCuda, StoresWhatWasGivenToIt) {
+  const device::Stream stream;
   for (const Heads& shape : shapes) {
     Sequence s(shape, KvType::f16, 37, stream);
     s.store(0, 20);
@@ -262,6 +263,7 @@ TEST_F(AttentionCuda, StoresWhatWasGivenToIt) {
 }
 
 TEST_F(AttentionCuda, DecodeAtAnyPosition) {
+  const device::Stream stream;
   for (const KvType type : kv_types) {
     for (const Heads& shape : shapes) {
       for (const int64_t length : {1, 2, 16, 17, 100, 1000}) {
@@ -279,6 +281,7 @@ TEST_F(AttentionCuda, DecodeAtAnyPosition) {
 }
 
 TEST_F(AttentionCuda, LongContexts) {
+  const device::Stream stream;
   for (const KvType type : kv_types) {
     for (const int64_t length : {4097, 8192}) {
       Sequence s({8, 2, 128}, type, length, stream);
@@ -297,6 +300,7 @@ TEST_F(AttentionCuda, LongContexts) {
 }
 
 TEST_F(AttentionCuda, TypesKeepWhatTheirBitsCan) {
+  const device::Stream stream;
   // Relative errors of random normal rows: E4M3 has 3 bits of mantissa (2^-4 at most, 2.6e-2 in the mean square); q4
   // has steps of range/15, here about 4σ/15, so 0.29 · 4/15 · σ. What
   // E2M1 leaves is a tenth of a value, and E4M3 keeps all but 2.6e-2 of it.
@@ -320,6 +324,7 @@ TEST_F(AttentionCuda, TypesKeepWhatTheirBitsCan) {
 }
 
 TEST_F(AttentionCuda, PagesAreSkippedByTheirCoarseScores) {
+  const device::Stream stream;
   for (const int64_t length : {100, 3000}) {
     Sequence s({8, 2, 128}, KvType::fp4r, length, stream);
     s.store(0, length);
@@ -357,6 +362,7 @@ TEST_F(AttentionCuda, PagesAreSkippedByTheirCoarseScores) {
 }
 
 TEST_F(AttentionCuda, NormalizesAndRotatesLikeTheCpu) {
+  const device::Stream stream;
   const Heads shape{4, 2, 48};
   constexpr int64_t length = 33;
   constexpr int pairs = 20;  // the last 8 channels stay

@@ -25,10 +25,10 @@ class LogitsCuda : public testing::Test {
     std::string why;
     if (!device::find_gpu(&why)) GTEST_SKIP() << "needs a GPU: " << why;
   }
-  const device::Stream stream;
 
   /// Tokens for draws 0, 1, … of one row.
   std::vector<int32_t> draws(const std::vector<float>& row, const SamplingOptions& options, int count, bool half) {
+    const device::Stream stream;
     const auto data = half ? on_device(test::halves(row), stream) : on_device(row, stream);
     auto state = on_device(std::vector<StepState>{{7, 0, 0}}, stream);
     auto history = test::poisoned(static_cast<size_t>(count) * 4, stream);
@@ -50,6 +50,7 @@ class LogitsCuda : public testing::Test {
 };
 
 TEST_F(LogitsCuda, ComparesLikeTheCpu) {
+  const device::Stream stream;
   for (const int64_t vocab : {3, 5, 1000, 8192, 128256}) {
     constexpr int64_t rows = 5;
     RandomMatrix a(rows, vocab, 1), b(rows, vocab, 2);
