@@ -32,25 +32,19 @@ int to_gguf(const CommonOptions& common, const OutputOptions& output, const Conv
   return convert_with(common, output, request, pipeline::plan_gguf_export, pipeline::export_gguf);
 }
 
-int to_turboquant(const CommonOptions& common, const OutputOptions& output, const Conversion& conversion) {
+/// `convert`: export_turboquant or import_turboquant.
+template <auto convert>
+int turboquant(const CommonOptions& common, const OutputOptions& output, const Conversion& conversion) {
   const pipeline::ConvertRequest request{conversion.input,      output.output,   conversion.to, false,
                                          write_options(output), output.overwrite};
-  const auto report = pipeline::export_turboquant(request, output.dry_run);
-  print(common, pipeline::to_text(report), pipeline::to_json(report));
-  return 0;
-}
-
-int from_turboquant(const CommonOptions& common, const OutputOptions& output, const Conversion& conversion) {
-  const pipeline::ConvertRequest request{conversion.input,      output.output,   conversion.to, false,
-                                         write_options(output), output.overwrite};
-  const auto report = pipeline::import_turboquant(request, output.dry_run);
+  const auto report = convert(request, output.dry_run);
   print(common, pipeline::to_text(report), pipeline::to_json(report));
   return 0;
 }
 
 int to_dialect(const CommonOptions& common, const OutputOptions& output, const Conversion& conversion) {
   if (pipeline::is_turboquant(conversion.input)) {
-    if (conversion.to == "w4q") return from_turboquant(common, output, conversion);
+    if (conversion.to == "w4q") return turboquant<pipeline::import_turboquant>(common, output, conversion);
     throw Error(ErrorCode::unsupported,
                 concat("--to ", printable(conversion.to), ": TurboQuant's codes fit no other dialect"))
         .hint("--to w4q first");
@@ -73,7 +67,8 @@ std::vector<ConversionRow> conversion_table() {
     rows.push_back({name, false, description_of_dialect(name), to_dialect});
   }
   rows.push_back({std::string(pipeline::turboquant_name), false,
-                  "TurboQuant's checkpoint of rotated schemes (from one: --to w4q)", to_turboquant});
+                  "TurboQuant's checkpoint of rotated schemes (from one: --to w4q)",
+                  turboquant<pipeline::export_turboquant>});
   for (const auto& name : pipeline::gguf_export_targets()) rows.push_back({name, false, "a GGUF file", to_gguf});
   for (const auto& name : pipeline::gguf_import_targets()) rows.push_back({name, true, "a folder", from_gguf});
   return rows;

@@ -1,14 +1,10 @@
 #include "device/cublas.h"
 
 #include <cublas_v2.h>
-#include <dlfcn.h>
-
-#include <map>
-#include <string>
 
 #include "core/error.h"
 #include "core/text.h"
-#include "device/check.h"
+#include "device/loaded_library.h"
 
 namespace w4q::device {
 namespace {
@@ -20,32 +16,17 @@ using Multiply = cublasStatus_t (*)(cublasHandle_t, cublasOperation_t, cublasOpe
 
 /// The functions in use, with the types of the header.
 struct Library {
+  LoadedLibrary loaded{concat("libcublas.so.", CUBLAS_VER_MAJOR), W4Q_CUBLAS_LIBRARY};
   decltype(&cublasCreate_v2) create = nullptr;
   decltype(&cublasSetStream_v2) set_stream = nullptr;
   decltype(&cublasSetWorkspace_v2) set_workspace = nullptr;
   Multiply multiply = nullptr;
-  std::string why;  ///< it is not there
 
   Library() {
-    const std::string name = concat("libcublas.so.", CUBLAS_VER_MAJOR);
-    void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) {
-      why = dlerror();
-      library = dlopen(W4Q_CUBLAS_LIBRARY, RTLD_NOW | RTLD_LOCAL);  // where the toolkit was when this was built
-    }
-    if (library == nullptr) return;
-    why.clear();
-    const bool complete = find(library, "cublasCreate_v2", create) && find(library, "cublasSetStream_v2", set_stream) &&
-                          find(library, "cublasSetWorkspace_v2", set_workspace) &&
-                          find(library, "cublasGemmEx", multiply);
-    if (!complete) why = name + " lacks a function";
-  }
-
- private:
-  template <class Function>
-  static bool find(void* library, const char* name, Function& function) {
-    function = reinterpret_cast<Function>(dlsym(library, name));
-    return function != nullptr;
+    loaded.find("cublasCreate_v2", create);
+    loaded.find("cublasSetStream_v2", set_stream);
+    loaded.find("cublasSetWorkspace_v2", set_workspace);
+    loaded.find("cublasGemmEx", multiply);
   }
 };
 
@@ -60,15 +41,9 @@ void check_cublas(cublasStatus_t status, std::string_view doing) {
   }
 }
 
-/// This thread's handle for the current GPU. Handles live as long as the program: the driver may be gone when a
-/// destructor would run.
 cublasHandle_t handle() {
-  thread_local std::map<int, cublasHandle_t> handles;
-  int gpu = 0;
-  check(cudaGetDevice(&gpu), "asking for the GPU");
-  auto& handle = handles[gpu];
-  if (handle == nullptr) check_cublas(library().create(&handle), "starting cuBLAS");
-  return handle;
+  return thread_handle<cublasHandle_t>(
+      [](cublasHandle_t* made) { check_cublas(library().create(made), "starting cuBLAS"); });
 }
 
 /// A matrix in cuBLAS' column order.
@@ -82,7 +57,7 @@ struct Operand {
 /// The handle, ready to multiply on `stream`.
 cublasHandle_t prepared(void* workspace, cudaStream_t stream) {
   if (!have_cublas()) {
-    throw Error(ErrorCode::device, "cuBLAS cannot be loaded: " + library().why)
+    throw Error(ErrorCode::device, "cuBLAS cannot be loaded: " + library().loaded.why())
         .hint("install it (Debian: libcublas), or use at most 64 activation rows");
   }
   const cublasHandle_t cublas = handle();
@@ -105,7 +80,7 @@ void multiply(cublasHandle_t cublas, int64_t n, int64_t m, int64_t k, const Oper
 
 }  // namespace
 
-bool have_cublas() { return library().why.empty(); }
+bool have_cublas() { return library().loaded.why().empty(); }
 
 void cublas_multiply(const CublasProduct& p, cudaStream_t stream) {
   const cudaDataType_t type = p.dtype == DType::f16 ? CUDA_R_16F : CUDA_R_16BF;

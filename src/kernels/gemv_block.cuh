@@ -13,6 +13,18 @@
 
 namespace w4q::kernels::kbit {
 
+/// The table of a GEMV that looks nothing up: `stage_bytes` for what the block keeps there instead, until the tails
+/// (`tail_bytes`) take its place.
+template <int stage_bytes, int tail_bytes>
+struct NoTable {
+  static constexpr int total_bytes = stage_bytes > tail_bytes ? stage_bytes : tail_bytes;
+  struct View {
+    __device__ explicit View(const char*) {}
+  };
+  template <class Args>
+  __device__ static void fill(char*, const Args&) {}
+};
+
 /// The work of one block. `Gemv` has
 ///
 ///   Args, Type, rows, warps   what a launch needs; type of the activations; most rows; warps of a block

@@ -31,15 +31,7 @@ struct IntegerGemv {
   using Run = integer::Run<bits, Type, with_zeros, rows, depth>;
 
   /// Nothing to look up; in front of the sums are the tiles on their way.
-  struct Table {
-    static constexpr int ring_bytes = warps * depth * Stage<bits, with_zeros, rows>::bytes;
-    static constexpr int tail_bytes = warps * 64 * rows * 4;
-    static constexpr int total_bytes = ring_bytes > tail_bytes ? ring_bytes : tail_bytes;
-    struct View {
-      __device__ explicit View(const char*) {}
-    };
-    __device__ static void fill(char*, const MarlinLaunch&) {}
-  };
+  using Table = kbit::NoTable<warps * depth * Stage<bits, with_zeros, rows>::bytes, warps * 64 * rows * 4>;
 };
 
 /// One row: the registers leave room for a block of the next launch beside this one.
@@ -55,7 +47,7 @@ constexpr int shared_bytes = Gemv::Table::total_bytes + kbit::Slots<Gemv::rows, 
 template <int bits, class Type, bool with_zeros, int rows, bool large = false>
 void launch_rows(const MarlinLaunch& args, int blocks, cudaStream_t stream, std::string_view shape) {
   using Gemv = IntegerGemv<bits, Type, with_zeros, rows, large>;
-  constexpr int most = large ? kbit::large_shared_bytes : kbit::least_shared_bytes;
+  constexpr int most = large ? large_shared_bytes : least_shared_bytes;
   kbit::launch_kernel<integer_gemv_kernel<Gemv>, shared_bytes<Gemv>, most>(args, blocks, Gemv::warps * 32, stream,
                                                                            "integer_gemv", shape);
 }

@@ -22,11 +22,7 @@ struct CodeProducts {
 
   __device__ void clear() {
     codes.clear();
-#pragma unroll
-    for (auto& group : units) {
-#pragma unroll
-      for (float& sum : group) sum = 0;
-    }
+    kbit::set_zero(units);
   }
   /// 32 inputs of a tile with the lane's activations `x`.
   template <class Type, int bits>
@@ -61,16 +57,7 @@ struct RowTotals {
   static constexpr int per_lane = rows == 1 ? 1 : 2 * groups;
   float sums[kbit::Map::row_tiles][2][per_lane];
 
-  __device__ void clear() {
-#pragma unroll
-    for (auto& tile : sums) {
-#pragma unroll
-      for (auto& half : tile) {
-#pragma unroll
-        for (float& sum : half) sum = 0;
-      }
-    }
-  }
+  __device__ void clear() { kbit::set_zero(sums); }
   /// scale · (products − zero · units), column by column of the lane.
   template <class Type, int bits, bool with_zeros>
   __device__ void add(const CodeProducts<groups>& products, const Group<bits, with_zeros>& group, bool bf16_scales) {

@@ -138,13 +138,7 @@ struct InterleavedTotals {
   static constexpr int operands = (rows + 1) / 2;
   float sums[operands][2][2];
 
-  __device__ void clear() {
-#pragma unroll
-    for (auto& of_rows : sums) {
-#pragma unroll
-      for (auto& half : of_rows) half[0] = half[1] = 0;
-    }
-  }
+  __device__ void clear() { kbit::set_zero(sums); }
   template <class Use>
   __device__ void for_each(const Use& use) const {
     const int lane = threadIdx.x % 32;
@@ -310,15 +304,7 @@ struct InterleavedGemv {
   using Run = InterleavedRun<Type, with_zeros, rows, tiles>;
 
   /// In front of the sums: the activations on their way.
-  struct Table {
-    static constexpr int stage_bytes = warps * StagedInputs<typename Type::Scalar, rows>::bytes;
-    static constexpr int tail_bytes = warps * 64 * rows * 4;
-    static constexpr int total_bytes = stage_bytes > tail_bytes ? stage_bytes : tail_bytes;
-    struct View {
-      __device__ explicit View(const char*) {}
-    };
-    __device__ static void fill(char*, const InterleavedLaunch&) {}
-  };
+  using Table = kbit::NoTable<warps * StagedInputs<typename Type::Scalar, rows>::bytes, warps * 64 * rows * 4>;
 };
 
 template <class Gemv>

@@ -23,20 +23,18 @@ struct Columns {
   __device__ static int sum_tile() { return threadIdx.x % 4 % tiles; }
 };
 
+__device__ __forceinline__ void set_zero(float& sum) { sum = 0; }
+template <class Part, int count>
+__device__ __forceinline__ void set_zero(Part (&parts)[count]) {
+#pragma unroll
+  for (Part& part : parts) set_zero(part);
+}
+
 /// fp32 sums of 64 outputs × 8 · groups columns as mma leaves them.
 template <int groups>
 struct Products {
   float sums[groups][Map::row_tiles][4];
-  __device__ void clear() {
-#pragma unroll
-    for (auto& group : sums) {
-#pragma unroll
-      for (auto& tile : group) {
-#pragma unroll
-        for (float& sum : tile) sum = 0;
-      }
-    }
-  }
+  __device__ void clear() { set_zero(sums); }
 };
 
 /// Scaled sums of a lane: [row tile][half][activation rows that the lane has].
@@ -46,16 +44,7 @@ struct Totals {
   static constexpr int per_lane = rows >= 8 ? 2 * groups : 1;
   float sums[Map::row_tiles][2][per_lane];
 
-  __device__ void clear() {
-#pragma unroll
-    for (auto& tile : sums) {
-#pragma unroll
-      for (auto& half : tile) {
-#pragma unroll
-        for (float& sum : half) sum = 0;
-      }
-    }
-  }
+  __device__ void clear() { set_zero(sums); }
 
   /// Products whose columns 2t and 2t + 1 are two rows in block `block`.
   template <class Scales>

@@ -9,6 +9,7 @@
 #include "formats/scheme.h"
 #include "kernels/kbit_exchange.cuh"
 #include "kernels/kbit_linear_tile.cuh"
+#include "kernels/overlap_launch.cuh"
 
 namespace w4q::kernels::kbit {
 
@@ -71,18 +72,14 @@ int gemm_packets(int64_t m);
 /// Blocks to launch for these sizes, at most `most`.
 int gemm_blocks(const Launch& args, int most);
 
-/// Calls body.operator()<bits, Type, Scales>() for a scheme and a type of activations.
+/// Calls body.operator()<bits, Type>() for a width of kbit codes and a type of activations.
 template <class Body>
-void with_types(const formats::Scheme& scheme, DType activation, const Body& body) {
-  const auto with_scales = [&]<int bits, class Type>() {
-    if (scheme.scale == formats::ScaleType::e4m4) return body.template operator()<bits, Type, E4m4Scales>();
-    return body.template operator()<bits, Type, F16Scales>();
+void with_bits(int bits, DType activation, const Body& body) {
+  const auto with_type = [&]<int width>() {
+    if (activation == DType::f16) return body.template operator()<width, device::HalfType>();
+    return body.template operator()<width, device::Bf16Type>();
   };
-  const auto with_type = [&]<int bits>() {
-    if (activation == DType::f16) return with_scales.template operator()<bits, device::HalfType>();
-    return with_scales.template operator()<bits, device::Bf16Type>();
-  };
-  switch (scheme.bits) {
+  switch (bits) {
     case 2:
       return with_type.template operator()<2>();
     case 3:
@@ -94,20 +91,16 @@ void with_types(const formats::Scheme& scheme, DType activation, const Body& bod
   }
 }
 
-/// True where the code that runs on this GPU was compiled with the waits that overlapping needs (sm_90).
-template <auto kernel>
-bool can_overlap() {
-  static const bool answer = [] {
-    cudaFuncAttributes attributes{};
-    device::check(cudaFuncGetAttributes(&attributes, kernel), "asking about a kernel");
-    return attributes.ptxVersion >= 90 && attributes.binaryVersion >= 90;
-  }();
-  return answer;
+/// Calls body.operator()<bits, Type, Scales>() for a scheme and a type of activations.
+template <class Body>
+void with_types(const formats::Scheme& scheme, DType activation, const Body& body) {
+  with_bits(scheme.bits, activation, [&]<int bits, class Type>() {
+    if (scheme.scale == formats::ScaleType::e4m4) return body.template operator()<bits, Type, E4m4Scales>();
+    return body.template operator()<bits, Type, F16Scales>();
+  });
 }
 
-/// Shared memory that a block may have: on every GPU from sm_80 on, and on those with large blocks (sm_80, sm_90).
-constexpr int least_shared_bytes = 99 * 1024;
-constexpr int large_shared_bytes = 163 * 1024;
+/// Whether a block of this GPU may have large_shared_bytes.
 inline bool has_large_blocks() {
   static const bool answer = [] {
     int device = 0;
@@ -124,21 +117,9 @@ inline bool has_large_blocks() {
 template <auto kernel, int shared_bytes, int most_bytes = least_shared_bytes, class Args>
 void launch_kernel(const Args& args, int blocks, int threads, cudaStream_t stream, std::string_view name,
                    std::string_view shape) {
-  static_assert(shared_bytes <= most_bytes, "more shared memory than a block of the GPU has");
-  static const cudaError_t allowed =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-  device::check(allowed, "asking for shared memory");
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-  config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = args.overlap && can_overlap<kernel>() ? 1 : 0;
-  device::check(cudaLaunchKernelEx(&config, kernel, args), "launching a kernel");
+  allow_shared_memory<kernel, shared_bytes, most_bytes>();
+  const LaunchShape in{dim3(static_cast<unsigned>(blocks)), threads, static_cast<size_t>(shared_bytes), args.overlap};
+  launch<kernel>(in, stream, "launching a kernel", args);
   device::check_launch(name, shape);
 }
 

@@ -44,10 +44,14 @@ void launch(const LaunchShape& shape, cudaStream_t stream, std::string_view name
   device::check(cudaLaunchKernelEx(&config, kernel, args...), name);
 }
 
+/// Shared memory that a block may have: on every GPU from sm_80 on, and on those with large blocks (sm_80, sm_90).
+constexpr int least_shared_bytes = 99 * 1024;
+constexpr int large_shared_bytes = 163 * 1024;
+
 /// Lets a kernel use `bytes` of shared memory; once per kernel and program.
-template <auto kernel, int bytes>
+template <auto kernel, int bytes, int most_bytes = least_shared_bytes>
 void allow_shared_memory() {
-  static_assert(bytes <= 99 * 1024, "an sm_89 block has 99 KB of shared memory");
+  static_assert(bytes <= most_bytes, "more shared memory than a block of the GPU has");
   static const cudaError_t allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   device::check(allowed, "asking for shared memory");
 }

@@ -18,7 +18,7 @@ size_t workspace_bytes(int64_t m, int64_t k) {
 void launch_kbit(const kbit::Launch& launch, const formats::Scheme& scheme, DType activation, void* arranged,
                  cudaStream_t stream, std::string_view shape) {
   const Layer layer = layer_of(launch);
-  const auto run = [&]<int bits, class Type>() {
+  kbit::with_bits(scheme.bits, activation, [&]<int bits, class Type>() {
     using Weights = KbitWeights<bits, Type>;
     const typename Weights::Source source{launch.codes,
                                           launch.scales,
@@ -28,21 +28,7 @@ void launch_kbit(const kbit::Launch& launch, const formats::Scheme& scheme, DTyp
                                           launch.col_groups,
                                           scheme.scale == formats::ScaleType::e4m4};
     wgmma::launch<Weights>(source, InputOrder::kbit_fragment, layer, arranged, stream, shape);
-  };
-  const auto with_type = [&]<int bits>() {
-    if (activation == DType::f16) return run.template operator()<bits, device::HalfType>();
-    return run.template operator()<bits, device::Bf16Type>();
-  };
-  switch (scheme.bits) {
-    case 2:
-      return with_type.template operator()<2>();
-    case 3:
-      return with_type.template operator()<3>();
-    case 4:
-      return with_type.template operator()<4>();
-    default:
-      return with_type.template operator()<5>();
-  }
+  });
 }
 
 }  // namespace w4q::kernels::wgmma

@@ -4,23 +4,14 @@
 namespace w4q::test {
 namespace {
 
-class Integer : public ::testing::Test {
+class Integer : public OnBundledModel {
  protected:
-  std::string path(const std::string& name) const { return (folder_ / name).string(); }
-
-  ProgramResult quantize(const std::string& name, std::vector<std::string> more) const {
-    std::vector<std::string> arguments{"quantize", bundled_model(), "-o", path(name), "--quiet", "--json"};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return run_w4q(arguments);
-  }
   double perplexity(const std::string& name) const {
     const auto verify = run_w4q({"verify", path(name), "--ppl", bundled_model() + "/own/selfgen.txt", "--base",
                                  bundled_model(), "--windows", "8", "--json", "--quiet"});
     EXPECT_EQ(verify.status, 0) << verify.out << verify.err;
     return verify.json()["perplexity"]["perplexity"];
   }
-
-  TemporaryFolder folder_;
 };
 
 /// The order that more bits, smaller groups, zero points and a searched range must give.

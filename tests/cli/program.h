@@ -36,6 +36,21 @@ inline std::string bundled_model() { return (testdata() / "w4q-llama-tiny").stri
 /// Copies the bundled model into `folder`, where a test may damage it.
 std::string copy_bundled_model(const std::filesystem::path& folder);
 
+/// Tests that quantize the bundled model into a folder of their own.
+class OnBundledModel : public ::testing::Test {
+ protected:
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+
+  ProgramResult quantize(const std::string& name, const std::vector<std::string>& more) const {
+    std::vector<std::string> arguments{"quantize", bundled_model(), "-o", path(name), "--quiet", "--json"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run_w4q(arguments);
+  }
+
+ private:
+  TemporaryFolder folder_;
+};
+
 /// Names and bytes of all files below `folder`, to compare two folders.
 std::string folder_digest(const std::filesystem::path& folder);
 

@@ -4,16 +4,8 @@
 namespace w4q::test {
 namespace {
 
-class RotatedProgram : public ::testing::Test {
+class RotatedProgram : public OnBundledModel {
  protected:
-  std::string path(const std::string& name) const { return (folder_ / name).string(); }
-
-  ProgramResult quantize(const std::string& name, std::vector<std::string> more) const {
-    std::vector<std::string> arguments{"quantize", bundled_model(), "-o", path(name), "--quiet", "--json"};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return run_w4q(arguments);
-  }
-
   double sqnr(const std::string& name, std::vector<std::string> more = {}) const {
     std::vector<std::string> arguments{"verify", path(name), "--base", bundled_model(), "--quiet", "--json"};
     arguments.insert(arguments.end(), more.begin(), more.end());
@@ -21,8 +13,6 @@ class RotatedProgram : public ::testing::Test {
     EXPECT_EQ(verify.status, 0) << verify.out << verify.err;
     return verify.json()["weights"]["sqnr_db"];
   }
-
-  TemporaryFolder folder_;
 };
 
 TEST_F(RotatedProgram, AFolderCanBeShippedWithoutItsResidual) {
