@@ -1,6 +1,6 @@
 // Linear layer of rotated weights for 1 to 16 activation rows: memory-bound, in the frame of all GEMVs
-// (gemv_block.cuh). Two passes are one weight whose rows are twice as long. One row is rotated on the spot: a block
-// needs no more of it than the columns of its tiles, and its first tiles are on their way meanwhile.
+// (gemv_block.cuh). Two passes are one weight whose rows are twice as long. One row is rotated on the spot, by every
+// warp what it is about to multiply (rotated_input.cuh).
 #include "kernels/gemv_block.cuh"
 #include "kernels/rotated_gemv_run.cuh"
 
@@ -16,17 +16,8 @@ struct RotatedGemv {
   static constexpr int tiles = rows == 1 && Bits::first < 5 ? 3 : 2;
   using Totals = kbit::Totals<rows>;
   using Table = Tables<Bits>;
-  static constexpr int input_at = Table::total_bytes + kbit::Slots<rows, warps>::extra_bytes;
-  static constexpr int shared_bytes = rows == 1 ? most_shared_bytes : input_at;
-
-  struct Run : rotated::Run<Bits, rows, warps, tiles> {
-    __device__ Run(const RotatedLaunch& args, int begin, int past)
-        : rotated::Run<Bits, rows, warps, tiles>(args, begin, past, input()) {}
-    __device__ static __half* input() {
-      extern __shared__ uint4 shared[];
-      return reinterpret_cast<__half*>(reinterpret_cast<char*>(shared) + input_at);
-    }
-  };
+  using Run = rotated::Run<Bits, rows, tiles>;
+  static constexpr int shared_bytes = Table::total_bytes + kbit::Slots<rows, warps>::extra_bytes;
 };
 
 template <class Gemv>
@@ -50,13 +41,6 @@ void launch_bits(const RotatedLaunch& args, int blocks, cudaStream_t stream, std
 }
 
 }  // namespace
-
-bool holds_input(const RotatedLaunch& args, int blocks) {
-  constexpr int room = (most_shared_bytes - RotatedGemv<Widths<4, 0>, 1>::input_at) / (2 * chunk);
-  // A run begins and ends within a chunk, and so do the passes in it.
-  const int of_tiles = (args.tiles + blocks - 1) / blocks / 2 + 4;
-  return std::min(args.chunks * args.inputs, of_tiles) <= room;
-}
 
 void launch_gemv(const RotatedLaunch& args, int first_bits, int second_bits, int blocks, cudaStream_t stream,
                  std::string_view shape) {

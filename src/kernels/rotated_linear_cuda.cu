@@ -5,6 +5,7 @@
 #include "kernels/linear_rows.h"
 #include "kernels/overlap_launch.cuh"
 #include "kernels/rotate_input.h"
+#include "kernels/rotated_input.cuh"
 #include "kernels/rotated_launch.cuh"
 #include "kernels/rotated_linear.h"
 
@@ -105,10 +106,10 @@ class Linear {
  private:
   static bool rotate_alike(Passes passes) { return passes.front().factors == passes.back().factors; }
 
-  bool rotates_inside(Passes passes, const RotatedLaunch& launch, int blocks) const {
+  bool rotates_inside(Passes passes, const RotatedLaunch& launch) const {
     const int64_t block = passes.front().block;
     return args_.m == 1 && !args_.input_rotated && args_.input_scale == nullptr && launch.aligned && block >= 32 &&
-           block <= rotated::chunk && k_ % block == 0 && rotated::holds_input(launch, blocks);
+           block <= 128 && k_ % block == 0;
   }
 
   void rotate(Passes passes) {
@@ -159,22 +160,21 @@ class Linear {
     launch.result_factor = std::ldexp(1.0f, -table_exponent(first));
     launch.sources[0] = source_of(first, first);
     launch.sources[1] = source_of(first, passes.back());
-    launch.inputs = rotate_alike(passes) ? 1 : 2;
-    launch.chunks = (launch.pass_tiles + 1) / 2;
     launch.passes = static_cast<int>(passes.size());
     launch.block = static_cast<int>(first.block);
-    launch.root = static_cast<float>(1 / std::sqrt(static_cast<double>(first.block)));
-    const int blocks = blocks_for(kbit::Map(n_, k_).tiles());
-    launch.rotates = rotates_inside(passes, launch, blocks);
-    if (!launch.rotates && !args_.input_rotated) {
+    launch.rotates = rotates_inside(passes, launch);
+    if (launch.rotates) {
+      launch.result_factor *= rotated::FragmentRotation::scale(launch.block);
+    } else if (!args_.input_rotated) {
       rotate(passes);
       launch.x = input_;
       launch.ldx = Parts::padded_inputs(k_);
       launch.aligned = true;
-      launch.input_stride = launch.inputs == 1 ? 0 : static_cast<int64_t>(parts_.input / 2);
+      launch.input_stride = rotate_alike(passes) ? 0 : static_cast<int64_t>(parts_.input / 2);
     }
     const int second_bits = passes.size() > 1 ? passes.back().bits : 0;
-    rotated::launch_gemv(launch, first.bits, second_bits, blocks, stream_, shape_of(first));
+    rotated::launch_gemv(launch, first.bits, second_bits, blocks_for(kbit::Map(n_, k_).tiles()), stream_,
+                         shape_of(first));
   }
 
   void run_product(const RotatedDevicePass& pass, bool add) {

@@ -51,7 +51,9 @@ float level_ratio(std::span<const float> a, std::span<const float> b) noexcept {
 std::vector<uint32_t> rotation_signs(const formats::InputRotation& rotation) {
   const auto factors = rotation.factors();
   std::vector<uint32_t> words((factors.size() + 127) / 128 * 4);
-  for (size_t i = 0; i < factors.size(); ++i) words[i / 32] |= (factors[i] < 0 ? 1u : 0u) << (i % 32);
+  for (size_t i = 0; i < factors.size(); ++i) {
+    words[i / 32] |= (factors[i] < 0 ? 1u : 0u) << (15 - i % 32 / 2 + 16 * (i % 2));
+  }
   return words;
 }
 

@@ -29,7 +29,8 @@ RotatedPlanes rotated_planes(const formats::PackedWeight& canonical);
 /// `b` is this times `a`, but for fp32 rounding; 0 where that is not so.
 float level_ratio(std::span<const float> a, std::span<const float> b) noexcept;
 
-/// Bit i of all words is set where the rotation negates input i; whole chunks of 128 inputs.
+/// Word i holds the signs of inputs 32·i … 32·i + 31, whole chunks of 128 inputs: bit 15 − j/2 + 16·(j mod 2) is set
+/// where input j of them is negated. So a shift brings the signs of a pair of inputs to where two halves have theirs.
 std::vector<uint32_t> rotation_signs(const formats::InputRotation& rotation);
 
 /// The codes alone, for what has no GPU at hand.
