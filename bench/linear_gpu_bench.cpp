@@ -1,8 +1,6 @@
 // Linear layers on the GPU, every format that has kernels and all shapes of an 8B model: time, bandwidth, share of the
 // read floor for the same bytes, and ratio to cuBLAS f16, all in one process with cold caches. JSON on stdout, a line
 // of progress per shape on stderr.
-#include <cublas_v2.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -12,10 +10,9 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "cublas_gpu.h"
 #include "device/ceilings.h"
 #include "device/properties.h"
-#include "device/timing.h"
-#include "gpu_weights.h"
 
 namespace {
 
@@ -46,50 +43,6 @@ constexpr Format all_formats[] = {{"kbit2-b32-e4m4", "kbit-fragment", "kbit-tile
                                   {"int8-g128-f16", "marlin", "", most_rows},
                                   {"int4-g32-f16", "interleaved", "", 64}};
 std::string name_of(const Format& format) { return concat(format.scheme, " ", format.layout); }
-
-device::TimingOptions options_for(int copies) { return {std::max(20, 2 * copies), 15}; }
-
-/// cuBLAS f16 times by activation rows for one shape.
-std::map<int64_t, double> time_cublas(const LayerShape& shape, const device::Stream& stream) {
-  const auto bytes = shape.n * shape.k * 2;
-  const int copies = std::max(2, device::rotating_copies(bytes));
-  const auto values = bench::random_halves(size_t{1} << 22, 3);
-  std::vector<device::DeviceBuffer> weights;
-  for (int copy = 0; copy < copies; ++copy) {
-    weights.emplace_back(static_cast<size_t>(bytes));
-    for (size_t at = 0; at < weights.back().size(); at += values.size() * 2) {
-      const size_t size = std::min(values.size() * 2, weights.back().size() - at);
-      cudaMemcpyAsync(weights.back().data() + at, values.data(), size, cudaMemcpyHostToDevice, stream.get());
-    }
-  }
-  const auto activations = bench::random_halves(static_cast<size_t>(most_rows * shape.k), 5);
-  const auto x = device::DeviceBuffer::copy_of(std::as_bytes(std::span(activations)), stream);
-  device::DeviceBuffer y(static_cast<size_t>(most_rows * shape.n * 2));
-  stream.synchronize();
-  cublasHandle_t handle = nullptr;
-  ensure(cublasCreate(&handle) == CUBLAS_STATUS_SUCCESS, "cublasCreate");
-  device::DeviceBuffer workspace(size_t{32} << 20);
-  cublasSetWorkspace(handle, workspace.data(), workspace.size());
-  std::map<int64_t, double> result;
-  const float one = 1;
-  const float zero = 0;
-  for (const int64_t m : row_counts) {
-    result[m] = device::time_calls(
-                    [&](int call, cudaStream_t capture) {
-                      cublasSetStream(handle, capture);
-                      const auto status = cublasGemmEx(
-                          handle, CUBLAS_OP_T, CUBLAS_OP_N, static_cast<int>(shape.n), static_cast<int>(m),
-                          static_cast<int>(shape.k), &one, weights[static_cast<size_t>(call % copies)].data(),
-                          CUDA_R_16F, static_cast<int>(shape.k), x.data(), CUDA_R_16F, static_cast<int>(shape.k), &zero,
-                          y.data(), CUDA_R_16F, static_cast<int>(shape.n), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
-                      ensure(status == CUBLAS_STATUS_SUCCESS, "cublasGemmEx");
-                    },
-                    options_for(copies))
-                    .median;
-  }
-  cublasDestroy(handle);
-  return result;
-}
 
 struct Call {
   int64_t m = 1;
@@ -122,7 +75,7 @@ device::Timing time_layer(const bench::RotatingWeight& weights, const LayerShape
   };
   launch(0, stream.get());  // cuBLAS cannot be started within a capture
   stream.synchronize();
-  return device::time_calls(launch, options_for(call.copies));
+  return device::time_calls(launch, bench::timing_of(call.copies));
 }
 
 /// Bytes that a kernel must read, by n · k weights: without padding.
@@ -171,7 +124,7 @@ class Bench {
       : rows_(std::move(rows)), formats_(std::move(formats)) {}
 
   void run(const LayerShape& shape) {
-    const auto cublas = time_cublas(shape, stream_);
+    const auto cublas = bench::time_cublas(shape.n, shape.k, row_counts, stream_);
     for (const auto& [m, seconds] : cublas) cublas_step_[m] += shape.per_step * seconds;
     for (const Format& format : formats_) {
       const int copies = std::max(2, device::rotating_copies(weight_bytes(shape, format)));

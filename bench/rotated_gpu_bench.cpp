@@ -1,16 +1,14 @@
 // Linear layers of rotated passes on the GPU, the shapes of an 8B model at a few rows: one 4-bit pass with its rotation
 // beside the kbit product and beside itself on an input that is rotated already, two passes beside cuBLAS f16; cold
 // caches, launches that overlap. JSON on stdout.
-#include <cublas_v2.h>
-
+#include <CLI/CLI.hpp>
+#include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include "core/error.h"
+#include "cublas_gpu.h"
 #include "device/properties.h"
-#include "device/timing.h"
 #include "formats/rotation.h"
-#include "gpu_weights.h"
 #include "kernels/rotated_linear.h"
 #include "kernels/rotated_pack.h"
 
@@ -26,53 +24,21 @@ struct LayerShape {
 constexpr LayerShape shapes[] = {
     {4096, 4096, 32}, {6144, 4096, 32}, {4096, 14336, 32}, {28672, 4096, 32}, {128256, 4096, 1}};
 constexpr int64_t row_counts[] = {1, 8, 16, 64};
-
-device::TimingOptions options_for(int copies) { return {std::max(20, 2 * copies), 15}; }
-
-double time_cublas(const LayerShape& shape, int64_t m, const device::Stream& stream) {
-  const auto bytes = static_cast<size_t>(shape.n * shape.k * 2);
-  const int copies = std::max(2, device::rotating_copies(static_cast<int64_t>(bytes)));
-  std::vector<device::DeviceBuffer> weights;
-  for (int copy = 0; copy < copies; ++copy) weights.emplace_back(bytes).fill(copy + 1, stream);
-  device::DeviceBuffer x(static_cast<size_t>(m * shape.k * 2)), y(static_cast<size_t>(m * shape.n * 2));
-  x.fill(1, stream);
-  stream.synchronize();
-  cublasHandle_t handle = nullptr;
-  ensure(cublasCreate(&handle) == CUBLAS_STATUS_SUCCESS, "cublasCreate");
-  device::DeviceBuffer workspace(size_t{32} << 20);
-  cublasSetWorkspace(handle, workspace.data(), workspace.size());
-  const float one = 1, zero = 0;
-  const double seconds =
-      device::time_calls(
-          [&](int call, cudaStream_t capture) {
-            cublasSetStream(handle, capture);
-            const auto status = cublasGemmEx(
-                handle, CUBLAS_OP_T, CUBLAS_OP_N, static_cast<int>(shape.n), static_cast<int>(m),
-                static_cast<int>(shape.k), &one, weights[static_cast<size_t>(call % copies)].data(), CUDA_R_16F,
-                static_cast<int>(shape.k), x.data(), CUDA_R_16F, static_cast<int>(shape.k), &zero, y.data(), CUDA_R_16F,
-                static_cast<int>(shape.n), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
-            ensure(status == CUBLAS_STATUS_SUCCESS, "cublasGemmEx");
-          },
-          options_for(copies))
-          .median;
-  cublasDestroy(handle);
-  return seconds;
-}
+constexpr int64_t most_rows = 64;
 
 /// What is timed, over the same weights.
 class Layer {
  public:
-  Layer(const LayerShape& shape, int64_t m, const device::Stream& stream)
+  Layer(const LayerShape& shape, const device::Stream& stream)
       : shape_(shape),
-        m_(m),
         copies_(std::max(2, device::rotating_copies(shape.n * shape.k * 17 / 32))),
         weights_(formats::parse_scheme("kbit4-b32-e4m4"), "kbit-fragment", shape.n, shape.k, 2 * copies_, stream),
         narrow_(formats::parse_scheme("kbit2-b32-e4m4"), "kbit-fragment", shape.n, shape.k, copies_, stream),
-        y_(static_cast<size_t>(m * shape.n * 2)),
-        workspace_(kernels::rotated_linear_workspace(m, shape.n, shape.k).words),
-        product_workspace_(kernels::kbit_linear_workspace(m, shape.n, shape.k)),
-        scratch_(kernels::rotated_linear_workspace(m, shape.n, shape.k).scratch) {
-    const auto values = bench::random_halves(static_cast<size_t>(m * shape.k), 4);
+        y_(static_cast<size_t>(most_rows * shape.n * 2)),
+        workspace_(kernels::rotated_linear_workspace(most_rows, shape.n, shape.k).words),
+        product_workspace_(kernels::kbit_linear_workspace(most_rows, shape.n, shape.k)),
+        scratch_(kernels::rotated_linear_workspace(most_rows, shape.n, shape.k).scratch) {
+    const auto values = bench::random_halves(static_cast<size_t>(most_rows * shape.k), 4);
     x_ = device::DeviceBuffer::copy_of(std::as_bytes(std::span(values)), stream);
     const formats::InputRotation first({128, 42}, shape.k), second({128, 1042}, shape.k);
     factors_[0] = device::DeviceBuffer::copy_of(std::as_bytes(first.factors()), stream);
@@ -89,7 +55,7 @@ class Layer {
     for (int copy = 0; copy < 2 * copies_; ++copy) {
       norms_.push_back(device::DeviceBuffer::copy_of(std::as_bytes(std::span(norms)), stream));
     }
-    linear(0, stream.get(), {.passes = 2});
+    linear(0, stream.get(), 1, {.passes = 2});
     stream.synchronize();
   }
 
@@ -99,7 +65,7 @@ class Layer {
     bool rotated = false;  ///< x is
     bool narrow = false;   ///< two bits in the second pass
   };
-  void linear(int call, cudaStream_t stream, const Way& way) {
+  void linear(int call, cudaStream_t stream, int64_t m, const Way& way) {
     kernels::RotatedDevicePass each[2];
     for (int p = 0; p < way.passes; ++p) {
       const bool narrow = way.narrow && p == 1;
@@ -120,7 +86,7 @@ class Layer {
                  signs_[way.shared ? 0 : p].as<uint32_t>()};
     }
     kernels::RotatedLinearArgs args;
-    args.m = m_;
+    args.m = m;
     args.x = x_.data(), args.ldx = shape_.k;
     args.input_rotated = way.rotated;
     args.passes = {each, static_cast<size_t>(way.passes)};
@@ -131,9 +97,9 @@ class Layer {
     kernels::rotated_linear(args, stream);
   }
 
-  void product(int call, cudaStream_t stream) {
+  void product(int call, cudaStream_t stream, int64_t m) {
     kernels::KbitLinearArgs args;
-    args.m = m_;
+    args.m = m;
     args.x = x_.data(), args.ldx = shape_.k;
     args.weight = weights_.weight(call);
     args.y = y_.data(), args.ldy = shape_.n;
@@ -146,7 +112,6 @@ class Layer {
 
  private:
   LayerShape shape_;
-  int64_t m_;
   int copies_;
   bench::RotatingWeight weights_, narrow_;
   std::vector<device::DeviceBuffer> norms_;
@@ -157,26 +122,40 @@ constexpr const char* columns[] = {
     "cublas_us",           "kbit4_us",         "rotated4_us",     "rotated4_input_rotated_us",
     "rotated44_shared_us", "rotated44_own_us", "rotated42_own_us"};
 
-Json measure(const LayerShape& shape, int64_t m, const device::Stream& stream) {
-  Layer layer(shape, m, stream);
-  const auto time = [&](auto&& call) { return device::time_calls(call, options_for(layer.copies())).median * 1e6; };
-  const auto way = [&](const Layer::Way& how) { return time([&](int i, cudaStream_t s) { layer.linear(i, s, how); }); };
-  return {{"n", shape.n},
-          {"k", shape.k},
-          {"m", m},
-          {"per_step", shape.per_step},
-          {"cublas_us", time_cublas(shape, m, stream) * 1e6},
-          {"kbit4_us", time([&](int i, cudaStream_t s) { layer.product(i, s); })},
-          {"rotated4_us", way({})},
-          {"rotated4_input_rotated_us", way({.rotated = true})},
-          {"rotated44_shared_us", way({.passes = 2})},
-          {"rotated44_own_us", way({.passes = 2, .shared = false})},
-          {"rotated42_own_us", way({.passes = 2, .shared = false, .narrow = true})}};
+/// One shape at several numbers of rows.
+std::vector<Json> measure(const LayerShape& shape, const std::vector<int64_t>& rows, const device::Stream& stream) {
+  const auto cublas = bench::time_cublas(shape.n, shape.k, rows, stream);
+  Layer layer(shape, stream);
+  std::vector<Json> result;
+  for (const int64_t m : rows) {
+    const auto time = [&](auto&& call) {
+      return device::time_calls(call, bench::timing_of(layer.copies())).median * 1e6;
+    };
+    const auto way = [&](const Layer::Way& how) {
+      return time([&](int i, cudaStream_t s) { layer.linear(i, s, m, how); });
+    };
+    result.push_back({{"n", shape.n},
+                      {"k", shape.k},
+                      {"m", m},
+                      {"per_step", shape.per_step},
+                      {"cublas_us", cublas.at(m) * 1e6},
+                      {"kbit4_us", time([&](int i, cudaStream_t s) { layer.product(i, s, m); })},
+                      {"rotated4_us", way({})},
+                      {"rotated4_input_rotated_us", way({.rotated = true})},
+                      {"rotated44_shared_us", way({.passes = 2})},
+                      {"rotated44_own_us", way({.passes = 2, .shared = false})},
+                      {"rotated42_own_us", way({.passes = 2, .shared = false, .narrow = true})}});
+  }
+  return result;
 }
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  CLI::App app("rotated linear layers on the GPU");
+  std::vector<int64_t> rows(std::begin(row_counts), std::end(row_counts));
+  app.add_option("--rows", rows, "activation rows, ascending")->check(CLI::IsMember(rows));
+  CLI11_PARSE(app, argc, argv);
   const auto gpu = device::find_gpu(nullptr);
   if (!gpu) {
     std::cerr << "needs a GPU\n";
@@ -184,17 +163,20 @@ int main() {
   }
   const device::Stream stream;
   Json report = {{"gpu", gpu->name}, {"rows", Json::array()}, {"steps", Json::array()}};
-  for (const int64_t m : row_counts) {
+  for (const int64_t m : rows) {
     Json step = {{"m", m}};
     for (const char* column : columns) step[column] = 0.0;
-    for (const auto& shape : shapes) {
-      const Json row = measure(shape, m, stream);
-      for (auto& [key, sum] : step.items()) {
-        if (key != "m") sum = sum.get<double>() + shape.per_step * row[key].get<double>();
-      }
-      report["rows"].push_back(row);
-    }
     report["steps"].push_back(step);
+  }
+  for (const auto& shape : shapes) {
+    const auto measured = measure(shape, rows, stream);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      Json& step = report["steps"][i];
+      for (const char* column : columns) {
+        step[column] = step[column].get<double>() + shape.per_step * measured[i][column].get<double>();
+      }
+      report["rows"].push_back(measured[i]);
+    }
   }
   std::cout << report.dump(1) << "\n";
   return 0;
