@@ -1,6 +1,8 @@
 // w4q bench --shape llama3-8b --scheme kbit3
 #include <memory>
 #include <optional>
+#include <sstream>
+#include <vector>
 
 #include "common_options.h"
 #include "core/error.h"
@@ -17,17 +19,28 @@ struct Options {
   std::string shape = "llama3-8b";
   std::string scheme = "kbit4";
   KvWords kv;
+  std::optional<int64_t> residual_bytes;
   std::string target;
   verify::SpeedOptions speed;
 };
 
-/// "f16", a scheme, or the start of one: "kbit3" is "kbit3-b32-e4m4", "int4-g128" is "int4-g128-f16".
-std::optional<formats::Scheme> scheme_of(const std::string& word) {
-  if (word == "f16") return std::nullopt;
+/// A scheme, or the start of one: "kbit3" is "kbit3-b32-e4m4", "int4-g128" is "int4-g128-f16", "rotated4" is
+/// "rotated4-d128".
+formats::Scheme scheme_of(const std::string& word) {
   if (word.starts_with("kbit") && word.size() == 5) return formats::parse_scheme(word + "-b32-e4m4");
   if (word == "int4" || word == "int8") return formats::parse_scheme(word + "-g128-f16");
+  if (word.starts_with("rotated") && word.size() == 8) return formats::parse_scheme(word + "-d128");
   const bool scaled = word.find("f16") != std::string::npos || word.find("f32") != std::string::npos;
   return formats::parse_scheme(word.starts_with("int") && !scaled ? word + "-f16" : word);
+}
+
+/// "f16" is no pass at all.
+std::vector<formats::Scheme> passes_of(const std::string& text) {
+  std::vector<formats::Scheme> passes;
+  if (text == "f16") return passes;
+  std::istringstream words(text);
+  for (std::string word; std::getline(words, word, '+');) passes.push_back(scheme_of(word));
+  return passes;
 }
 
 int run(const Options& options) {
@@ -35,10 +48,11 @@ int run(const Options& options) {
   verify::SpeedOptions speed = options.speed;
   speed.kv = parse(options.kv);
   speed.project_sm89 = options.target == "sm89";
+  speed.residual_bytes = options.residual_bytes;
   const auto shape = model::named_shape(options.shape);
-  const auto scheme = scheme_of(options.scheme);
+  const auto passes = passes_of(options.scheme);
   device::choose_device("cuda");
-  const auto report = verify::measure_random_speed(shape, scheme, speed);
+  const auto report = verify::measure_random_speed(shape, passes, speed);
   print(options.common, verify::to_text(report), verify::to_json(report));
   return 0;
 }
@@ -61,7 +75,11 @@ void setup_bench(CLI::App& app, Action& action) {
   auto options = std::make_shared<Options>();
   command->add_option("--shape", options->shape, "llama3-8b, llama2-7b, qwen3-8b, mistral-7b, llama3-1b, llama3-70b")
       ->capture_default_str();
-  command->add_option("--scheme", options->scheme, "f16, kbit2 to kbit5, int4-g128, int8-g128")->capture_default_str();
+  command
+      ->add_option("--scheme", options->scheme,
+                   "f16, kbit2 to kbit5, int4-g128, int8-g128, rotated2 to rotated5, rotated4+rotated4")
+      ->capture_default_str();
+  add_residual_bytes(*command, options->residual_bytes);
   add_kv(*command, options->kv);
   add_speed(*command, options->speed, options->target);
   add_common(*command, options->common);

@@ -34,8 +34,12 @@ void add_decode(CLI::App& command, DecodeOptions& options) {
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
   add_kv(command, options.kv);
+  add_residual_bytes(command, options.residual_bytes);
+}
+
+void add_residual_bytes(CLI::App& command, std::optional<int64_t>& bytes) {
   command
-      .add_option("--residual-gpu-bytes", options.residual_bytes,
+      .add_option("--residual-gpu-bytes", bytes,
                   "Residual passes take up to so much GPU memory; the others come from host memory for each product")
       ->transform(CLI::AsSizeValue(true))
       ->type_name("SIZE");

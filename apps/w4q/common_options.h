@@ -49,6 +49,9 @@ void add_kv(CLI::App& command, KvWords& words);
 /// Throws bad_argument for a type that does not exist, and for a delta where nothing is skipped.
 kernels::KvChoice parse(const KvWords& words);
 
+/// --residual-gpu-bytes.
+void add_residual_bytes(CLI::App& command, std::optional<int64_t>& bytes);
+
 /// --device, --kv, --kv-delta and --residual-gpu-bytes, for commands that decode a model.
 struct DecodeOptions {
   std::string device = "auto";

@@ -65,15 +65,17 @@ CudaModel CudaModel::upload(const Model& model, std::optional<int64_t> residual_
     const std::array one = {&head};
     result.head_ = upload_linears(std::span<const kernels::LinearWeight* const>(one), stream, offload);
   }
-  if (offload) {
-    std::vector<CudaLinear*> linears;
-    for (auto& layer : result.layers_) {
-      for (auto* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) linears.push_back(linear);
-    }
-    linears.push_back(&result.head_);
-    keep_resident(linears, *residual_bytes, stream);
-  }
+  if (offload) result.keep_resident(*residual_bytes, stream);
   return result;
+}
+
+void CudaModel::keep_resident(int64_t bytes, const device::Stream& stream) {
+  std::vector<CudaLinear*> linears;
+  for (auto& layer : layers_) {
+    for (auto* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) linears.push_back(linear);
+  }
+  linears.push_back(&head_);
+  model::keep_resident(linears, bytes, stream);
 }
 
 std::vector<const CudaLinear*> CudaModel::linears() const {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -29,9 +30,10 @@ class CudaModel {
   /// With `residual_bytes`, residual passes of rotated linears take up to so many bytes of GPU memory; the others
   /// stay in host memory and are moved for each product.
   static CudaModel upload(const Model& model, std::optional<int64_t> residual_bytes = {});
-  /// Random weights made on the GPU, for measurements: linears and the head in `scheme` (kbit with E4M4 scales), or
-  /// f16.
-  static CudaModel random(const ModelConfig& config, const std::optional<formats::Scheme>& scheme);
+  /// Random weights made on the GPU, for measurements: linears and the head in passes of these schemes (one of kbit or
+  /// integer, or rotated ones), f16 where there are none. `residual_bytes` as upload.
+  static CudaModel random(const ModelConfig& config, std::span<const formats::Scheme> passes,
+                          std::optional<int64_t> residual_bytes = {});
 
   const ModelConfig& config() const noexcept { return config_; }
   const std::vector<CudaLayer>& layers() const noexcept { return layers_; }
@@ -49,6 +51,7 @@ class CudaModel {
 
  private:
   CudaModel() = default;
+  void keep_resident(int64_t bytes, const device::Stream& stream);
 
   ModelConfig config_;
   std::vector<CudaLayer> layers_;

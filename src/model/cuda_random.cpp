@@ -4,9 +4,15 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "formats/codebook.h"
+#include "formats/kbit.h"
+#include "formats/rotated.h"
 #include "kernels/random_cuda.h"
+#include "kernels/rotate_input.h"
+#include "kernels/rotated_pack.h"
 #include "model/cuda_model.h"
 #include "model/cuda_pack.h"
+#include "model/cuda_rotated.h"
+#include "repack/layout_kbit_fragment.h"
 #include "repack/layout_registry.h"
 
 namespace w4q::model {
@@ -15,11 +21,18 @@ namespace {
 using device::DeviceBuffer;
 using formats::PlaneRole;
 
+bool is_rotated(std::span<const formats::Scheme> passes) {
+  const auto rotated = [](const formats::Scheme& scheme) {
+    return scheme.family == formats::SchemeFamily::rotated && scheme.block != formats::whole_row;
+  };
+  return !passes.empty() && std::ranges::all_of(passes, rotated);
+}
+
 /// Makes the parts of a model, each from a seed of its own.
 class Maker {
  public:
-  Maker(const std::optional<formats::Scheme>& scheme, const device::Stream& stream)
-      : scheme_(scheme), stream_(stream) {}
+  Maker(std::span<const formats::Scheme> passes, bool offload, const device::Stream& stream)
+      : passes_(passes), offload_(offload), stream_(stream) {}
 
   DeviceBuffer norm(int64_t size) {
     DeviceBuffer buffer(static_cast<size_t>(size) * sizeof(float));
@@ -42,7 +55,9 @@ class Maker {
     linear.k = k;
     CudaProduct product;
     product.n = n;
-    if (scheme_) {
+    if (is_rotated(passes_)) {
+      make_rotated(linear, product);
+    } else if (!passes_.empty()) {
       make_packed(linear, product);
     } else {
       linear.memory.push_back(rows(n, k));
@@ -55,12 +70,13 @@ class Maker {
 
  private:
   void make_packed(CudaLinear& linear, CudaProduct& product) {
+    const formats::Scheme& scheme = passes_.front();
     kernels::KbitDeviceWeight weight;
-    weight.scheme = product.scheme = *scheme_;
+    weight.scheme = product.scheme = scheme;
     weight.n = linear.n;
     weight.k = linear.k;
-    weight.layout = device_layout(*scheme_, linear.n, linear.k);
-    const auto specs = repack::layout_row(weight.layout).planes(*scheme_, linear.n, linear.k);
+    weight.layout = device_layout(scheme, linear.n, linear.k);
+    const auto specs = repack::layout_row(weight.layout).planes(scheme, linear.n, linear.k);
     const auto allocate = [&](PlaneRole role) -> DeviceBuffer& {
       const auto spec = std::ranges::find(specs, role, &formats::PlaneSpec::role);
       linear.memory.emplace_back(static_cast<size_t>(byte_count(spec->dtype, spec->shape)));
@@ -73,9 +89,9 @@ class Maker {
     DeviceBuffer& scales = allocate(PlaneRole::scales);
     weight.scales = scales.data();
     const float root = std::sqrt(static_cast<float>(linear.k));
-    if (scheme_->family == formats::SchemeFamily::integer) {
+    if (scheme.family == formats::SchemeFamily::integer) {
       // Codes of a few bits deviate by 0.29 · 2^bits from their mean.
-      weight.scale_max = 6.0f / static_cast<float>(1 << scheme_->bits) / root;
+      weight.scale_max = 6.0f / static_cast<float>(1 << scheme.bits) / root;
       kernels::random_halves_cuda(scales.as<__half>(), static_cast<int64_t>(scales.size() / 2), weight.scale_max,
                                   ++seed_, stream_.get());
     } else {
@@ -83,7 +99,7 @@ class Maker {
                                        stream_.get());
       // Scales average 2^-4.6; the table brings outputs to about the magnitude of the inputs.
       weight.table_max = 40.0f / root;
-      auto table = formats::codebook("nf", scheme_->bits);
+      auto table = formats::codebook("nf", scheme.bits);
       for (float& value : table) value *= weight.table_max;
       linear.memory.push_back(DeviceBuffer::copy_of(bytes_of(table), stream_));
       weight.codebook = linear.memory.back().as<float>();
@@ -92,29 +108,87 @@ class Maker {
     product.packed = weight;
   }
 
-  std::optional<formats::Scheme> scheme_;
+  /// All passes share a rotation, and the table; a residual is a sixteenth of the pass before it.
+  void make_rotated(CudaLinear& linear, CudaProduct& product) {
+    product.scheme = passes_.front();
+    const auto keep = [&](DeviceBuffer buffer) { return linear.memory.emplace_back(std::move(buffer)).data(); };
+    const formats::InputRotation rotation({formats::rotated_group(passes_.front(), linear.k), 42}, linear.k);
+    const auto signs = kernels::rotation_signs(rotation);
+    const auto* const factors = keep(DeviceBuffer::copy_of(std::as_bytes(rotation.factors()), stream_));
+    const auto* const sign_words = keep(DeviceBuffer::copy_of(bytes_of(signs), stream_));
+    for (size_t index = 0; index < passes_.size(); ++index) {
+      kernels::RotatedDevicePass pass;
+      pass.bits = passes_[index].bits;
+      pass.n = linear.n;
+      pass.k = linear.k;
+      pass.group = formats::rotated_group(passes_[index], linear.k);
+      std::vector<float> levels(size_t{1} << pass.bits);
+      formats::rotated_levels(formats::normal_codebook(pass.bits), pass.group, levels);
+      pass.levels = reinterpret_cast<const float*>(keep(DeviceBuffer::copy_of(bytes_of(levels), stream_)));
+      pass.level_max = formats::kbit_table_max(levels);
+      pass.levels_over_first = 1;
+      pass.block = rotation.rotation().block;
+      pass.factors = reinterpret_cast<const float*>(factors);
+      pass.signs = reinterpret_cast<const uint32_t*>(sign_words);
+      make_planes(linear, product, pass, index);
+      product.rotated.push_back(pass);
+      stream_.synchronize();  // levels and signs go
+    }
+  }
+
+  void make_planes(CudaLinear& linear, CudaProduct& product, kernels::RotatedDevicePass& pass, size_t index) {
+    const repack::KbitFragmentMap map(pass.n, pass.k);
+    DeviceBuffer codes(static_cast<size_t>(map.tiles() * map.tile_words(pass.bits)) * sizeof(uint32_t));
+    kernels::random_words_cuda(codes.as<uint32_t>(), static_cast<int64_t>(codes.size() / 4), ++seed_, stream_.get());
+    const int64_t count = kernels::norm_count(pass.n, (pass.k + pass.group - 1) / pass.group);
+    DeviceBuffer norms(static_cast<size_t>(count) * 2);
+    const double part = std::pow(1 / 16.0, static_cast<double>(index));
+    pass.norm_max =
+        static_cast<float>(part * std::sqrt(3.0 * static_cast<double>(pass.group) / static_cast<double>(pass.k)));
+    kernels::random_halves_cuda(norms.as<__half>(), count, pass.norm_max, ++seed_, stream_.get());
+    product.offloaded.emplace_back();
+    if (offload_ && index > 0) {
+      product.offloaded.back() = move_to_host(codes, norms, part * part, stream_);
+      return;
+    }
+    pass.codes = codes.as<uint32_t>();
+    pass.norms = norms.as<uint16_t>();
+    linear.bytes += static_cast<int64_t>(codes.size() + norms.size());
+    linear.memory.push_back(std::move(codes));
+    linear.memory.push_back(std::move(norms));
+  }
+
+  std::span<const formats::Scheme> passes_;
+  const bool offload_;
   const device::Stream& stream_;
   uint64_t seed_ = 0;
 };
 
 /// Schemes of which any bits are a sound weight, and which kernels read.
-bool can_be_random(const formats::Scheme& scheme) {
+bool can_be_random(std::span<const formats::Scheme> passes) {
+  if (passes.empty()) return true;
+  const formats::Scheme& scheme = passes.front();
+  if (is_rotated(passes)) {
+    return scheme.block >= 32 && scheme.block <= kernels::rotate_input_max_block;
+  }
   const bool kbit = scheme.family == formats::SchemeFamily::kbit && scheme.scale == formats::ScaleType::e4m4;
   const bool integer = scheme.family == formats::SchemeFamily::integer && scheme.scale == formats::ScaleType::f16 &&
                        !scheme.asymmetric && !scheme.act_order;
-  return (kbit || integer) && !device_layout(scheme, 64, 256).empty();
+  return passes.size() == 1 && (kbit || integer) && !device_layout(scheme, 64, 256).empty();
 }
 
 }  // namespace
 
-CudaModel CudaModel::random(const ModelConfig& config, const std::optional<formats::Scheme>& scheme) {
-  if (scheme && !can_be_random(*scheme)) {
-    throw Error(ErrorCode::unsupported, "random weights of scheme " + formats::to_string(*scheme))
+CudaModel CudaModel::random(const ModelConfig& config, std::span<const formats::Scheme> passes,
+                            std::optional<int64_t> residual_bytes) {
+  if (!can_be_random(passes)) {
+    throw Error(ErrorCode::unsupported, "random weights of scheme " + formats::to_string(passes))
         .detail(
-            "expected f16, kbit2-b32-e4m4 to kbit5-b32-e4m4, or int4 or int8 with f16 scales such as int4-g128-f16");
+            "expected f16, kbit2-b32-e4m4 to kbit5-b32-e4m4, int4 or int8 with f16 scales such as int4-g128-f16, or "
+            "rotated passes such as rotated4-d128+rotated4-d128");
   }
   const device::Stream stream;
-  Maker maker(scheme, stream);
+  Maker maker(passes, residual_bytes.has_value(), stream);
   CudaModel model;
   model.config_ = config;
   const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
@@ -137,6 +211,7 @@ CudaModel CudaModel::random(const ModelConfig& config, const std::optional<forma
   model.final_norm_ = maker.norm(hidden);
   model.embeddings_ = maker.rows(config.vocab_size, hidden);
   model.head_ = maker.linear("lm_head", config.vocab_size, hidden);
+  if (residual_bytes) model.keep_resident(*residual_bytes, stream);
   stream.synchronize();
   return model;
 }

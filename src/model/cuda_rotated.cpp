@@ -107,11 +107,12 @@ class Uploader {
     const double energy = squares(planes.norms) * std::pow(double{planes.level_max}, 2);
     if (index == 0) first_energy_ = energy;
     result_.offloaded.emplace_back();
+    DeviceBuffer norms = DeviceBuffer::copy_of(bytes_of(planes.norms), stream_);
     if (offload_ && index > 0) {
-      result_.offloaded.back() = to_host(codes, planes.norms, first_energy_ > 0 ? energy / first_energy_ : 0);
+      result_.offloaded.back() = move_to_host(codes, norms, first_energy_ > 0 ? energy / first_energy_ : 0, stream_);
     } else {
       pass.codes = read(std::move(codes)).as<uint32_t>();
-      pass.norms = read(DeviceBuffer::copy_of(bytes_of(planes.norms), stream_)).as<uint16_t>();
+      pass.norms = read(std::move(norms)).as<uint16_t>();
     }
     pass.group = formats::rotated_group(linear.passes[index].scheme, pass.k);
     pass.levels = keep(DeviceBuffer::copy_of(bytes_of(planes.levels), stream_)).as<float>();
@@ -138,19 +139,6 @@ class Uploader {
     const auto signs = kernels::rotation_signs(rotations[index]);
     pass.signs = keep(DeviceBuffer::copy_of(bytes_of(signs), stream_)).as<uint32_t>();
     stream_.synchronize();  // the signs go
-  }
-
-  std::shared_ptr<const OffloadedPass> to_host(const DeviceBuffer& codes, const std::vector<uint16_t>& norms,
-                                               double error) const {
-    const auto norm_bytes = bytes_of(norms);
-    auto host = std::make_shared<OffloadedPass>();
-    host->error = error;
-    host->norms_at = codes.size();
-    host->bytes = device::PinnedBuffer(codes.size() + norm_bytes.size());
-    codes.download(host->bytes.bytes().first(codes.size()), stream_);
-    std::ranges::copy(norm_bytes, host->bytes.bytes().begin() + static_cast<std::ptrdiff_t>(codes.size()));
-    stream_.synchronize();
-    return host;
   }
 
   DeviceBuffer& read(DeviceBuffer buffer) {
@@ -196,6 +184,18 @@ bool can_stack_rotated(const PackedLinear& a, const PackedLinear& b) {
 CudaRotated upload_rotated(Linears linears, bool offload, const device::Stream& stream) {
   ensure(!linears.empty(), "upload_rotated: no linears");
   return Uploader(linears, offload, stream).run();
+}
+
+std::shared_ptr<const OffloadedPass> move_to_host(const DeviceBuffer& codes, const DeviceBuffer& norms, double error,
+                                                  const device::Stream& stream) {
+  auto host = std::make_shared<OffloadedPass>();
+  host->error = error;
+  host->norms_at = codes.size();
+  host->bytes = device::PinnedBuffer(codes.size() + norms.size());
+  codes.download(host->bytes.bytes().first(codes.size()), stream);
+  norms.download(host->bytes.bytes().subspan(codes.size()), stream);
+  stream.synchronize();
+  return host;
 }
 
 RotatedDevicePass at_bytes(RotatedDevicePass pass, const OffloadedPass& planes, const std::byte* bytes) {

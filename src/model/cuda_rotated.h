@@ -31,6 +31,10 @@ struct CudaRotated {
 CudaRotated upload_rotated(std::span<const formats::PackedLinear* const> linears, bool offload,
                            const device::Stream& stream);
 
+/// A pass's planes in host memory; waits. `error` as OffloadCandidate has it.
+std::shared_ptr<const OffloadedPass> move_to_host(const device::DeviceBuffer& codes, const device::DeviceBuffer& norms,
+                                                  double error, const device::Stream& stream);
+
 /// `pass` with the planes that stand at `bytes`.
 kernels::RotatedDevicePass at_bytes(kernels::RotatedDevicePass pass, const OffloadedPass& planes,
                                     const std::byte* bytes);

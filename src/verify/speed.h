@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -52,10 +53,13 @@ struct OffloadSpeed {
   double link_bandwidth = 0;  ///< bytes a second while copying
   double step_seconds = 0, prompt_seconds = 0;
   double step_overlap = 0, prompt_overlap = 0;  ///< shares of the copying that other work hid
-  /// The longer of computing (measured with everything in GPU memory) and copying.
+  /// The longer of computing (measured with everything in GPU memory) and copying; and the share of the copying for
+  /// which there is computing.
   double predicted_step_seconds = 0, predicted_prompt_seconds = 0;
-  int64_t saved_bytes = 0;            ///< of GPU memory, measured: free with it less free without
-  int64_t predicted_saved_bytes = 0;  ///< bytes that are not there less those of the two buffers
+  double predicted_step_overlap = 0, predicted_prompt_overlap = 0;
+  int64_t memory_bytes = 0;  ///< of the GPU, that model and decoder have taken when all is done
+  /// What they take with everything in GPU memory, less the bytes that are not there, and the two buffers.
+  int64_t predicted_memory_bytes = 0;
 };
 
 struct SpeedReport {
@@ -79,8 +83,8 @@ struct SpeedReport {
 /// Decodes random tokens with `model` on the current GPU. Throws device where there is none, or this program was built
 /// without CUDA.
 SpeedReport measure_speed(const model::Model& model, const SpeedOptions& options);
-/// The same with random weights of a shape: `scheme` or, without, f16.
-SpeedReport measure_random_speed(const model::ModelConfig& shape, const std::optional<formats::Scheme>& scheme,
+/// The same with random weights of a shape, in passes of these schemes or, without, f16.
+SpeedReport measure_random_speed(const model::ModelConfig& shape, std::span<const formats::Scheme> passes,
                                  const SpeedOptions& options);
 
 std::string to_text(const SpeedReport& report);

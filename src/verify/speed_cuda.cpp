@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 #include <vector>
 
 #include "core/error.h"
@@ -44,13 +45,17 @@ double first_token_seconds(CudaDecoder& decoder, const std::vector<int32_t>& pro
   return seconds[1];
 }
 
-StepSpeed step_speed(std::string name, CudaDecoder& decoder, const std::vector<int32_t>& prompt, int64_t count) {
+/// `begin` is called when the prompt and a few steps are done.
+StepSpeed step_speed(
+    std::string name, CudaDecoder& decoder, const std::vector<int32_t>& prompt, int64_t count,
+    const std::function<void()>& begin = [] {}) {
   constexpr int warm_up = 4;
   decoder.reset();
   decoder.start(prompt, {});
   for (int i = 0; i < warm_up; ++i) decoder.step();
   decoder.token(warm_up);
   decoder.stream().synchronize();
+  begin();
   const Stopwatch watch;
   double host = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -118,55 +123,69 @@ int64_t free_bytes() {
   return static_cast<int64_t>(free);
 }
 
-/// GPU memory that a model and its decoder leave free.
-int64_t free_beside(const model::Model& model, const CudaDecoderOptions& how, std::optional<int64_t> budget) {
-  const CudaModel on_gpu = CudaModel::upload(model, budget);
+/// Makes the model, with residual passes in so many bytes of GPU memory, or all of them.
+using Make = std::function<CudaModel(std::optional<int64_t> residual_bytes)>;
+
+/// GPU memory that the model takes with everything in it, and its decoder.
+int64_t resident_bytes(const Make& make, const CudaDecoderOptions& how) {
+  const int64_t before = free_bytes();
+  const CudaModel on_gpu = make({});
   const CudaDecoder decoder(on_gpu, how);
-  return free_bytes();
+  return before - free_bytes();
 }
 
-OffloadSpeed measure_offload(const model::Model& model, const SpeedReport& resident) {
+OffloadSpeed measure_offload(const Make& make, const SpeedReport& resident) {
   const SpeedOptions& options = resident.options;
   CudaDecoderOptions how{.capacity = options.prompt + options.generate + 8, .kv = options.kv};
   how.graph = false;
   OffloadSpeed speed;
   speed.budget = *options.residual_bytes;
-  speed.saved_bytes = free_beside(model, how, speed.budget) - free_beside(model, how, std::nullopt);
-  const CudaModel on_gpu = CudaModel::upload(model, speed.budget);
+  const int64_t all_bytes = resident_bytes(make, how);
+  const int64_t free_before = free_bytes();
+  const CudaModel on_gpu = make(speed.budget);
   CudaDecoder decoder(on_gpu, how);
   model::CudaOffload* const offload = decoder.offload();
   if (offload == nullptr) return speed;
-  const auto prompt = random_prompt(options.prompt, model.config().vocab_size);
+  const auto prompt = random_prompt(options.prompt, on_gpu.config().vocab_size);
   first_token_seconds(decoder, prompt);
   speed.moved_bytes = offload->round_bytes();
-  speed.predicted_saved_bytes = speed.moved_bytes - offload->device_bytes();
   offload->reset_traffic();
   speed.prompt_seconds = first_token_seconds(decoder, prompt);
   speed.prompt_overlap = offload->traffic().overlap();
-  decoder.start(prompt, {});
-  offload->reset_traffic();
-  speed.step_seconds = step_speed("offload", decoder, prompt, options.generate).seconds;
+  speed.step_seconds =
+      step_speed("offload", decoder, prompt, options.generate, [&] { offload->reset_traffic(); }).seconds;
   const model::OffloadTraffic traffic = offload->traffic();
   speed.step_overlap = traffic.overlap();
   speed.link_bandwidth = static_cast<double>(traffic.bytes) / traffic.copy_seconds;
   const double copying = static_cast<double>(speed.moved_bytes) / speed.link_bandwidth;
-  speed.predicted_step_seconds = std::max(copying, resident.steps.back().seconds);
-  speed.predicted_prompt_seconds = std::max(copying, resident.prompt_seconds);
+  const double step = resident.steps.back().seconds, of_prompt = resident.prompt_seconds;
+  speed.predicted_step_seconds = std::max(copying, step);
+  speed.predicted_prompt_seconds = std::max(copying, of_prompt);
+  speed.predicted_step_overlap = std::min(1.0, step / copying);
+  speed.predicted_prompt_overlap = std::min(1.0, of_prompt / copying);
+  speed.memory_bytes = free_before - free_bytes();
+  speed.predicted_memory_bytes = all_bytes - speed.moved_bytes + offload->device_bytes();
   return speed;
+}
+
+SpeedReport measure(const Make& make, std::string name, const SpeedOptions& options) {
+  SpeedReport report = measure(make({}), std::move(name), options);
+  if (options.residual_bytes) report.offload = measure_offload(make, report);
+  return report;
 }
 
 }  // namespace
 
 SpeedReport measure_speed(const model::Model& model, const SpeedOptions& options) {
-  SpeedReport report = measure(CudaModel::upload(model), model.config().architecture_name, options);
-  if (options.residual_bytes) report.offload = measure_offload(model, report);
-  return report;
+  return measure([&](std::optional<int64_t> residual_bytes) { return CudaModel::upload(model, residual_bytes); },
+                 model.config().architecture_name, options);
 }
 
-SpeedReport measure_random_speed(const model::ModelConfig& shape, const std::optional<formats::Scheme>& scheme,
+SpeedReport measure_random_speed(const model::ModelConfig& shape, std::span<const formats::Scheme> passes,
                                  const SpeedOptions& options) {
-  const std::string name = concat(shape.architecture_name, ", ", scheme ? formats::to_string(*scheme) : "f16");
-  return measure(CudaModel::random(shape, scheme), name, options);
+  return measure(
+      [&](std::optional<int64_t> residual_bytes) { return CudaModel::random(shape, passes, residual_bytes); },
+      concat(shape.architecture_name, ", ", passes.empty() ? "f16" : formats::to_string(passes)), options);
 }
 
 }  // namespace w4q::verify

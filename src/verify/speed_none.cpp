@@ -9,8 +9,7 @@ namespace {
 }  // namespace
 
 SpeedReport measure_speed(const model::Model&, const SpeedOptions&) { refuse(); }
-SpeedReport measure_random_speed(const model::ModelConfig&, const std::optional<formats::Scheme>&,
-                                 const SpeedOptions&) {
+SpeedReport measure_random_speed(const model::ModelConfig&, std::span<const formats::Scheme>, const SpeedOptions&) {
   refuse();
 }
 

@@ -30,10 +30,13 @@ std::string offload_text(const OffloadSpeed& offload) {
   table.row({"a token, ms, and predicted", concat(ms(offload.step_seconds), ", ", ms(offload.predicted_step_seconds))});
   table.row({"time to first token, ms, and predicted",
              concat(ms(offload.prompt_seconds), ", ", ms(offload.predicted_prompt_seconds))});
-  table.row({"copying hidden, %, steps and prompt",
-             concat(fixed(100 * offload.step_overlap, 1), ", ", fixed(100 * offload.prompt_overlap, 1))});
-  table.row({"GPU memory saved, and predicted",
-             concat(human_bytes(offload.saved_bytes), ", ", human_bytes(offload.predicted_saved_bytes))});
+  const auto percent = [](double share) { return fixed(100 * share, 1); };
+  table.row({"copying hidden in steps, %, and predicted",
+             concat(percent(offload.step_overlap), ", ", percent(offload.predicted_step_overlap))});
+  table.row({"copying hidden in prompts, %, and predicted",
+             concat(percent(offload.prompt_overlap), ", ", percent(offload.predicted_prompt_overlap))});
+  table.row({"GPU memory, and predicted",
+             concat(human_bytes(offload.memory_bytes), ", ", human_bytes(offload.predicted_memory_bytes))});
   return table.str();
 }
 
@@ -47,8 +50,10 @@ io::Json offload_json(const OffloadSpeed& offload) {
           {"prompt_overlap", offload.prompt_overlap},
           {"predicted_step_seconds", offload.predicted_step_seconds},
           {"predicted_prompt_seconds", offload.predicted_prompt_seconds},
-          {"saved_bytes", offload.saved_bytes},
-          {"predicted_saved_bytes", offload.predicted_saved_bytes}};
+          {"predicted_step_overlap", offload.predicted_step_overlap},
+          {"predicted_prompt_overlap", offload.predicted_prompt_overlap},
+          {"memory_bytes", offload.memory_bytes},
+          {"predicted_memory_bytes", offload.predicted_memory_bytes}};
 }
 
 std::string projection_text(const SpeedReport& report) {

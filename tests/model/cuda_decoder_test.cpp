@@ -137,6 +137,7 @@ TEST_F(CudaDecoders, LogitsOfRotatedModelsAreTheCpusWithAndWithoutTheirResidual)
   pipeline::QuantizeRequest request;
   request.model = test::testdata() / "w4q-llama-tiny";
   request.output = folder / "q";
+  request.method = "rotated";
   request.scheme = formats::parse_scheme("rotated4-d64");
   request.residual = {formats::parse_scheme("rotated4-d64")};
   request.rotation.shared = false;
