@@ -41,7 +41,7 @@ class KbitFeedback {
  private:
   void panel(FeedbackRows& rows, MatrixView<const float> targets, int64_t first, int64_t position) const {
     const int64_t count = std::min<int64_t>(panel_rows, rows.rows() - first);
-    alignas(64) std::array<float, panel_size> target{}, weights{};
+    alignas(64) std::array<float, kbit_block * panel_rows> target{}, weights{};
     for (int64_t r = 0; r < count; ++r) {
       for (int64_t c = 0; c < targets.cols; ++c) {
         const auto at = static_cast<size_t>(c * panel_rows + r);
@@ -73,7 +73,7 @@ class KbitFeedback {
   void store(int64_t row, int64_t count, int64_t position, const PanelScales& scales, const PanelCodes& codes,
              int columns) const {
     const int64_t block = factor_.order()[static_cast<size_t>(position)] / kbit_block;
-    PanelCodes placed;
+    PanelCodes placed{std::vector<uint8_t>(static_cast<size_t>(columns * panel_rows)), {}};
     for (int c = 0; c < columns; ++c) {
       const int64_t column = factor_.order()[static_cast<size_t>(position + c)] - block * kbit_block;
       std::copy_n(codes.codes.begin() + c * panel_rows, panel_rows,

@@ -4,11 +4,9 @@
 
 #include "formats/kbit.h"
 #include "formats/rotated.h"
-#include "formats/scheme_registry.h"
 #include "quantize/feedback_rows.h"
 #include "quantize/kbit.h"
 #include "quantize/rotated.h"
-#include "quantize/rtn.h"
 
 namespace w4q::quantize {
 namespace {
@@ -28,18 +26,18 @@ class RotatedFeedback {
         group_(formats::rotated_group(packed.scheme, packed.k)),
         groups_(formats::rotated_groups(packed.scheme, packed.k)),
         gain_(formats::rotated_gain(codebook(), packed.scheme.bits)),
-        table_(codebook(), group_) {}
+        table_(codebook(), group_),
+        search_levels_(table_.levels) {}
 
-  QuantizeStats run(FeedbackRows& rows) {
-    QuantizeStats stats;
+  void run(FeedbackRows& rows) const {
     std::vector<float> norms(static_cast<size_t>(rows.rows()));
     const auto starts = factor_.block_starts();
     for (size_t b = 0; b + 1 < starts.size(); ++b) {
       const MatrixView<float> targets = rows.targets(starts[b], starts[b + 1]);
-      const int64_t group = factor_.order()[static_cast<size_t>(starts[b])] / group_;
-      for (int64_t r = 0; r < rows.rows(); ++r) {
-        const auto index = static_cast<size_t>((rows.first() + r) * groups_ + group);
-        norms[static_cast<size_t>(r)] = choose(targets, r, starts[b], index, stats);
+      if (rule_ == Scales::search) {
+        search(rows, targets, starts[b], norms);
+      } else {
+        measure(rows, targets, starts[b], norms);
       }
       for (int64_t begin = starts[b]; begin < starts[b + 1]; begin += unit) {
         const int64_t end = std::min(begin + unit, starts[b + 1]);
@@ -48,7 +46,6 @@ class RotatedFeedback {
         round_unit(rows, part, begin, norms);
       }
     }
-    return stats;
   }
 
  private:
@@ -56,24 +53,56 @@ class RotatedFeedback {
 
   std::span<const float> codebook() const { return packed_.plane(PlaneRole::codebook).bytes.as<float>(); }
 
-  float choose(MatrixView<const float> targets, int64_t row, int64_t position, size_t index, QuantizeStats& stats) {
-    const std::span values(targets.row(row), static_cast<size_t>(targets.cols));
-    const double norm = formats::rotated_norm(values, group_);
-    StoredNorm stored = formats::rotated_store_norm(norm / gain_, packed_.scheme.scale);
-    if (rule_ == Scales::search) {
-      const auto pivots = factor_.pivots().subspan(static_cast<size_t>(position), values.size());
-      stored = search_norm(values, pivots, table_, stored, packed_.scheme.scale);
-    }
-    formats::rotated_put_norm(packed_.plane(PlaneRole::scales), index, stored);
-    ++stats.blocks;
-    stats.zero_blocks += norm == 0 ? 1 : 0;
-    stats.saturated_scales += stored.saturated ? 1 : 0;
-    const float least = formats::rotated_scale_min_normal(packed_.scheme.scale);
-    stats.subnormal_scales += norm != 0 && stored.value < least ? 1 : 0;
-    return stored.value;
+  /// Where the norm of a row's group at `position` is stored.
+  size_t index_of(const FeedbackRows& rows, int64_t row, int64_t position) const {
+    const int64_t group = factor_.order()[static_cast<size_t>(position)] / group_;
+    return static_cast<size_t>((rows.first() + row) * groups_ + group);
   }
 
-  void round_unit(FeedbackRows& rows, MatrixView<float> targets, int64_t position, std::span<const float> norms) {
+  /// Norms as they are.
+  void measure(const FeedbackRows& rows, MatrixView<const float> targets, int64_t position,
+               std::span<float> norms) const {
+    for (int64_t r = 0; r < rows.rows(); ++r) {
+      const double norm = formats::rotated_norm({targets.row(r), static_cast<size_t>(targets.cols)}, group_);
+      const auto stored = formats::rotated_store_norm(norm / gain_, packed_.scheme.scale);
+      formats::rotated_put_norm(packed_.plane(PlaneRole::scales), index_of(rows, r, position), stored);
+      norms[static_cast<size_t>(r)] = stored.value;
+    }
+  }
+
+  /// The norms with the least error once the group is rounded with feedback inside it; of groups that are too wide for
+  /// that, with the least error by the pivots.
+  void search(const FeedbackRows& rows, MatrixView<const float> targets, int64_t position,
+              std::span<float> norms) const {
+    const auto coupling = factor_.coupling();
+    const bool coupled = targets.cols <= widest_coupled;
+    std::vector<float> target(static_cast<size_t>(targets.cols * panel_rows)), weights(target.size());
+    for (int64_t first = 0; first < rows.rows(); first += panel_rows) {
+      const int64_t count = std::min<int64_t>(panel_rows, rows.rows() - first);
+      if (count < panel_rows) std::ranges::fill(target, 0.0f);
+      for (int64_t r = 0; r < count; ++r) {
+        for (int64_t c = 0; c < targets.cols; ++c) {
+          target[static_cast<size_t>(c * panel_rows + r)] = targets.row(first + r)[c];
+          weights[static_cast<size_t>(c * panel_rows + r)] = rows.weights(first + r)[position + c];
+        }
+      }
+      const PanelBlock block{.target = target.data(),
+                             .weights = weights.data(),
+                             .importance = factor_.pivots().data() + position,
+                             .coupling = coupled ? coupling.row(position) + position : nullptr,
+                             .coupling_stride = coupling.stride,
+                             .columns = static_cast<int>(targets.cols)};
+      const PanelScales found = searched_scales(block, search_levels_, packed_.scheme.scale);
+      for (int64_t r = 0; r < count; ++r) {
+        const auto lane = static_cast<size_t>(r);
+        formats::rotated_put_norm(packed_.plane(PlaneRole::scales), index_of(rows, first + r, position),
+                                  {.bits = found.bits[lane], .value = found.values[lane]});
+        norms[static_cast<size_t>(first + r)] = found.values[lane];
+      }
+    }
+  }
+
+  void round_unit(FeedbackRows& rows, MatrixView<float> targets, int64_t position, std::span<const float> norms) const {
     const auto coupling = factor_.coupling();
     for (int64_t r = 0; r < targets.rows; ++r) {
       const float norm = norms[static_cast<size_t>(r)];
@@ -89,7 +118,7 @@ class RotatedFeedback {
     }
   }
 
-  void store(int64_t row, int64_t column, uint32_t code) {
+  void store(int64_t row, int64_t column, uint32_t code) const {
     const auto words = packed_.plane(PlaneRole::codes).bytes.as<uint32_t>();
     const int64_t bits = packed_.scheme.bits;
     const int64_t first = (row * formats::kbit_blocks(packed_.k) + column / kbit_block) * bits;
@@ -104,6 +133,7 @@ class RotatedFeedback {
   int64_t group_, groups_;
   double gain_;
   RotatedLevels table_;
+  KbitLevels search_levels_;
 };
 
 /// The exponent of the codebook's factor. Norms are those of groups as large as their weights' maxima allow: moving
@@ -116,24 +146,17 @@ int range_exponent(const BlockMaxima& maxima, const Scheme& scheme, int64_t k, d
 }  // namespace
 
 QuantizeResult rotated_feedback(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
-  QuantizeOptions plain = options;
-  plain.input = nullptr;
-  check_rotated(scheme, plain);
+  check_rotated(scheme, options);
   const ErrorFactor& factor = *options.input->feedback;
   const int64_t n = weight.shape[0], k = weight.shape[1];
   const BlockMaxima maxima = find_block_maxima(weight);
   const auto table = rotated_table(scheme, options);
   const int exponent = range_exponent(maxima, scheme, k, formats::rotated_gain(table, scheme.bits));
-  const auto codebook = formats::kbit_scaled_codebook(table, exponent);
-  const auto planes = formats::scheme_row(scheme.family).planes(scheme, n, k);
-  QuantizeResult result{formats::allocate_planes(scheme, formats::canonical_layout, n, k, planes), {}};
-  std::ranges::copy(codebook, result.weight.plane(PlaneRole::codebook).bytes.as<float>().begin());
-  RotatedFeedback feedback(factor, options.scales, result.weight);
-  std::vector<QuantizeStats> parts(static_cast<size_t>((n + feedback_task_rows - 1) / feedback_task_rows));
-  for_feedback_tasks(weight, factor, [&](FeedbackRows& rows, size_t task) { parts[task] = feedback.run(rows); });
-  for (const QuantizeStats& part : parts) add(part, result.stats);
-  result.stats.range_exponent = exponent;
-  return result;
+  PackedWeight packed = allocate_rotated(scheme, n, k, table, exponent);
+  const RotatedFeedback feedback(factor, options.scales, packed);
+  for_feedback_tasks(weight, factor, [&](FeedbackRows& rows, size_t) { feedback.run(rows); });
+  const QuantizeStats stats = rotated_stats(packed, exponent);
+  return {std::move(packed), stats};
 }
 
 }  // namespace w4q::quantize

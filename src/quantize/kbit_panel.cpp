@@ -47,7 +47,7 @@ template <int bits, bool want_codes>
 HWY_INLINE void trial_width(const PanelBlock& block, const KbitLevels& table, const float* scales, const float* units,
                             float* errors, uint8_t* codes, float* rounded) {
   const FloatTag d;
-  alignas(64) float residuals[panel_size];
+  alignas(64) float residuals[widest_coupled * panel_rows];
   alignas(64) float lane_codes[panel_rows];
   for (size_t lane = 0; lane < panel_rows; lane += hn::Lanes(d)) {
     const auto scale = hn::LoadU(d, scales + lane);
@@ -107,6 +107,8 @@ HWY_AFTER_NAMESPACE();
 #include <cmath>
 #include <limits>
 
+#include "core/error.h"
+
 namespace w4q::quantize {
 namespace {
 
@@ -130,15 +132,24 @@ Lanes units_of(const Lanes& absmax) noexcept {
   return units;
 }
 
-uint16_t largest_bits(ScaleType type) noexcept { return type == ScaleType::e4m4 ? 0xFF : 0x7BFF; }
+float decoded(uint32_t bits, ScaleType type) noexcept {
+  return type == ScaleType::f32 ? std::bit_cast<float>(bits)
+                                : formats::kbit_decode_scale(static_cast<uint16_t>(bits), type);
+}
+
+/// A value above zero as f16 or f32, within their range and not rounded to zero.
+uint32_t encoded(float value, ScaleType type) noexcept {
+  if (type == ScaleType::f16) return std::clamp<uint16_t>(f16_from_f32(value), 1, 0x7BFF);
+  return std::bit_cast<uint32_t>(
+      std::clamp(value, std::numeric_limits<float>::denorm_min(), std::numeric_limits<float>::max()));
+}
 
 /// The candidate `step` steps from `centre`, never zero.
-uint16_t candidate(uint16_t centre, int step, ScaleType type) noexcept {
-  if (type == ScaleType::e4m4) return static_cast<uint16_t>(std::clamp(centre + step, 1, 0xFF));
+uint32_t candidate(uint32_t centre, int step, ScaleType type) noexcept {
+  if (type == ScaleType::e4m4) return static_cast<uint32_t>(std::clamp(static_cast<int>(centre) + step, 1, 0xFF));
   const int octave = (step + 16 * steps_below) / 16 - steps_below;
   const float factor = std::ldexp(1.0f + static_cast<float>(step - 16 * octave) / 16.0f, octave);
-  const float value = f32_from_f16(centre) * factor;
-  return std::clamp<uint16_t>(f16_from_f32(value), 1, largest_bits(type));
+  return encoded(decoded(centre, type) * factor, type);
 }
 
 /// Keeps what is better than the best so far.
@@ -152,11 +163,11 @@ class Search {
   void run() {
     const PanelScales rule = absmax_scales(block_, levels_, type_);
     for (int step = -steps_below; step <= steps_above; ++step) {
-      std::array<uint16_t, panel_rows> bits{};
+      std::array<uint32_t, panel_rows> bits{};
       for (size_t r = 0; r < bits.size(); ++r) bits[r] = absmax_[r] == 0 ? 0 : candidate(rule.bits[r], step, type_);
       attempt(bits);
     }
-    if (type_ == ScaleType::f16) {
+    if (type_ != ScaleType::e4m4) {
       for (int round = 0; round < least_squares_rounds; ++round) attempt(least_squares());
     }
   }
@@ -165,9 +176,9 @@ class Search {
   const Lanes& errors() const noexcept { return errors_; }
 
  private:
-  void attempt(const std::array<uint16_t, panel_rows>& bits) {
+  void attempt(const std::array<uint32_t, panel_rows>& bits) {
     alignas(64) Lanes values, errors;
-    for (size_t r = 0; r < bits.size(); ++r) values[r] = formats::kbit_decode_scale(bits[r], type_);
+    for (size_t r = 0; r < bits.size(); ++r) values[r] = decoded(bits[r], type_);
     HWY_DYNAMIC_DISPATCH(trial_errors)(block_, levels_, values.data(), units_.data(), errors.data());
     for (size_t r = 0; r < bits.size(); ++r) {
       if (!(errors[r] < errors_[r])) continue;
@@ -178,10 +189,10 @@ class Search {
   }
 
   /// The scales that fit the codes of the best ones best, were it not for coupling.
-  std::array<uint16_t, panel_rows> least_squares() const {
+  std::array<uint32_t, panel_rows> least_squares() const {
     PanelCodes out;
     panel_codes(block_, levels_, best_, out);
-    std::array<uint16_t, panel_rows> bits = best_.bits;
+    std::array<uint32_t, panel_rows> bits = best_.bits;
     for (size_t r = 0; r < bits.size(); ++r) {
       double product = 0, square = 0;
       for (size_t c = 0; c < static_cast<size_t>(block_.columns); ++c) {
@@ -191,8 +202,7 @@ class Search {
         square += weight * level * level;
       }
       if (!(square > 0) || !(product > 0) || absmax_[r] == 0) continue;
-      const uint16_t half = f16_from_f32(static_cast<float>(product / square));
-      bits[r] = std::clamp<uint16_t>(half, 1, largest_bits(type_));
+      bits[r] = encoded(static_cast<float>(product / square), type_);
     }
     return bits;
   }
@@ -227,14 +237,20 @@ PanelScales absmax_scales(const PanelBlock& block, const KbitLevels& levels, Sca
   const Lanes absmax = panel_absmax(block);
   PanelScales result;
   for (size_t r = 0; r < absmax.size(); ++r) {
-    const auto scale = formats::kbit_encode_scale(absmax[r], levels.largest, type);
-    result.bits[r] = scale.bits;
-    result.values[r] = scale.value;
+    if (type == ScaleType::f32) {
+      result.bits[r] = absmax[r] == 0 ? 0 : encoded(absmax[r] / levels.largest, type);
+      result.values[r] = decoded(result.bits[r], type);
+    } else {
+      const auto scale = formats::kbit_encode_scale(absmax[r], levels.largest, type);
+      result.bits[r] = scale.bits;
+      result.values[r] = scale.value;
+    }
   }
   return result;
 }
 
 PanelScales searched_scales(const PanelBlock& block, const KbitLevels& levels, ScaleType type, Lanes* errors) {
+  ensure(block.coupling == nullptr || block.columns <= widest_coupled, "searched_scales: too wide to couple");
   Search search(block, levels, type);
   search.run();
   if (errors != nullptr) *errors = search.errors();
@@ -242,8 +258,11 @@ PanelScales searched_scales(const PanelBlock& block, const KbitLevels& levels, S
 }
 
 void panel_codes(const PanelBlock& block, const KbitLevels& levels, const PanelScales& scales, PanelCodes& out) {
+  ensure(block.coupling == nullptr || block.columns <= widest_coupled, "panel_codes: too wide to couple");
   alignas(64) Lanes units, errors;
   units.fill(1.0f);
+  out.codes.resize(static_cast<size_t>(block.columns * panel_rows));
+  out.rounded.resize(out.codes.size());
   HWY_DYNAMIC_DISPATCH(trial_codes)
   (block, levels, scales.values.data(), units.data(), errors.data(), out.codes.data(), out.rounded.data());
 }

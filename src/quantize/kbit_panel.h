@@ -1,10 +1,12 @@
-// Trying scales on kbit blocks, sixteen rows at a time: the inner loop of the scale search and of error feedback. Every
+// Trying scales on blocks of table codes, sixteen rows at a time: the inner loop of the scale search and of error
+// feedback, for kbit's blocks and for the groups of the rotated family, whose norms are scales of its levels. Every
 // instruction set gives the same bits (class E0): rows are lanes that never meet, and columns are summed in order.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "formats/kbit.h"
 
@@ -12,8 +14,8 @@ namespace w4q::quantize {
 
 /// Rows of a panel.
 inline constexpr int panel_rows = 16;
-/// Values of one block in every row of a panel: value of column c and row r at [c · panel_rows + r].
-inline constexpr int panel_size = formats::kbit_block * panel_rows;
+/// Columns of the widest block whose errors can be coupled: a trial costs their square.
+inline constexpr int widest_coupled = 256;
 
 /// A table as the panel loops want it.
 struct KbitLevels {
@@ -26,12 +28,13 @@ struct KbitLevels {
   explicit KbitLevels(std::span<const float> codebook);
 };
 
-/// One block of a panel. The error of a trial is Σ_c importance[c] · (target[c] − rounded[c])² for every row, relative
-/// to the square of a power of two near its largest target. With `coupling` the errors of earlier columns move the
-/// targets of later ones: target[c] becomes target[c] + Σ_{j<c} coupling[c][j] · (weights[j] − rounded[j]).
+/// One block of a panel; the value of column c and row r stands at [c · panel_rows + r]. The error of a trial is Σ_c
+/// importance[c] · (target[c] − rounded[c])² for every row, relative to the square of a power of two near its largest
+/// target. With `coupling` the errors of earlier columns move the targets of later ones: target[c] becomes target[c] +
+/// Σ_{j<c} coupling[c][j] · (weights[j] − rounded[j]).
 struct PanelBlock {
-  const float* target = nullptr;      ///< [panel_size], finite
-  const float* weights = nullptr;     ///< [panel_size], with coupling: what the block is to become
+  const float* target = nullptr;      ///< [columns · panel_rows], finite
+  const float* weights = nullptr;     ///< the same, with coupling: what the block is to become
   const float* importance = nullptr;  ///< [columns]
   const float* coupling = nullptr;    ///< row c has c values; null without
   int64_t coupling_stride = 0;
@@ -40,7 +43,7 @@ struct PanelBlock {
 
 /// A scale for each row: as stored, and its value.
 struct PanelScales {
-  std::array<uint16_t, panel_rows> bits{};
+  std::array<uint32_t, panel_rows> bits{};
   alignas(64) std::array<float, panel_rows> values{};
 };
 
@@ -52,15 +55,15 @@ PanelScales absmax_scales(const PanelBlock& block, const KbitLevels& levels, for
 
 /// For each row the scale with the least error among the candidates near the rule of absmax; ties go to the smaller
 /// scale. E4M4: every value from 32 steps (a factor of 4 in the normal range) below to 8 steps above. f16: the
-/// factors of the same steps, 1/4 … 1.5, and what least squares makes of the best. Rows of zeros get scale 0. With
-/// `errors` the error of each row.
+/// factors of the same steps, 1/4 … 1.5, and what least squares makes of the best; f32 as f16, not rounded. Rows of
+/// zeros get scale 0. With `errors` the error of each row.
 PanelScales searched_scales(const PanelBlock& block, const KbitLevels& levels, formats::ScaleType type,
                             std::array<float, panel_rows>* errors = nullptr);
 
 /// What a trial with given scales decides.
 struct PanelCodes {
-  alignas(64) std::array<uint8_t, panel_size> codes{};
-  alignas(64) std::array<float, panel_size> rounded{};  ///< level · scale
+  std::vector<uint8_t> codes;  ///< [columns · panel_rows]
+  std::vector<float> rounded;  ///< level · scale
 };
 void panel_codes(const PanelBlock& block, const KbitLevels& levels, const PanelScales& scales, PanelCodes& out);
 

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/parallel.h"
 #include "formats/codebook.h"
+#include "formats/rotated.h"
 #include "quantize/source_matrix.h"
 
 namespace w4q::quantize {
@@ -31,8 +32,14 @@ constexpr float least_gap = 0x1p-18f;
 /// Sixteen rows of a matrix in fp32, and their blocks as panels.
 class PanelRows {
  public:
-  PanelRows(const TensorView& weight, std::span<const float> importance)
-      : weight_(weight), importance_(importance), values_(static_cast<size_t>(panel_rows * weight.shape[1])) {}
+  PanelRows(const TensorView& weight, std::span<const float> importance, int64_t width)
+      : weight_(weight),
+        importance_(importance),
+        width_(width),
+        values_(static_cast<size_t>(panel_rows * weight.shape[1])),
+        target_(static_cast<size_t>(panel_rows * width)) {}
+
+  int64_t blocks() const noexcept { return (weight_.shape[1] + width_ - 1) / width_; }
 
   /// Rows first, first + stride …; those from `end` on count as zeros.
   void load(int64_t first, int64_t stride, int64_t end) {
@@ -50,19 +57,19 @@ class PanelRows {
   /// Valid until the next call.
   PanelBlock block(int64_t index) {
     const int64_t k = weight_.shape[1];
-    const auto columns = static_cast<int>(std::min<int64_t>(kbit_block, k - index * kbit_block));
+    const auto columns = static_cast<int>(std::min(width_, k - index * width_));
     for (int64_t r = 0; r < panel_rows; ++r) {
-      const float* row = values_.data() + r * k + index * kbit_block;
+      const float* row = values_.data() + r * k + index * width_;
       for (int c = 0; c < columns; ++c) target_[static_cast<size_t>(c * panel_rows + r)] = row[c];
     }
-    return {.target = target_.data(), .importance = importance_.data() + index * kbit_block, .columns = columns};
+    return {.target = target_.data(), .importance = importance_.data() + index * width_, .columns = columns};
   }
 
  private:
   const TensorView& weight_;
   std::span<const float> importance_;
-  std::vector<float> values_;
-  alignas(64) std::array<float, panel_size> target_{};
+  int64_t width_;
+  std::vector<float> values_, target_;
 };
 
 /// What Lloyd's second half needs of each entry.
@@ -134,10 +141,10 @@ class Learning {
  private:
   EntrySums of_panel(int64_t panel, const KbitLevels& levels) const {
     EntrySums sums;
-    PanelRows rows(weight_, importance_);
+    PanelRows rows(weight_, importance_, kbit_block);
     rows.load(panel * panel_rows * stride_, stride_, weight_.shape[0]);
     PanelCodes codes;
-    for (int64_t b = 0; b < formats::kbit_blocks(weight_.shape[1]); ++b) {
+    for (int64_t b = 0; b < rows.blocks(); ++b) {
       const PanelBlock block = rows.block(b);
       const PanelScales scales = choose_scales(block, levels, scheme_.scale, rule_);
       panel_codes(block, levels, scales, codes);
@@ -173,6 +180,10 @@ std::vector<float> channel_importance(const QuantizeOptions& options, int64_t k)
 
 int searched_range_exponent(const BlockMaxima& maxima, ScaleType type) noexcept {
   return formats::kbit_range_exponent(maxima.smallest / 4, maxima.largest, type);
+}
+
+int64_t scale_block(const Scheme& scheme, int64_t k) noexcept {
+  return scheme.family == formats::SchemeFamily::rotated ? formats::rotated_group(scheme, k) : kbit_block;
 }
 
 PanelScales choose_scales(const PanelBlock& block, const KbitLevels& levels, ScaleType type, Scales rule) {
@@ -215,25 +226,44 @@ std::vector<float> final_table(const TensorView& weight, const Scheme& scheme, c
 
 void store_panel(PackedWeight& packed, int64_t first_row, int64_t rows, int64_t block, const PanelScales& scales,
                  const PanelCodes& codes) {
-  const int64_t blocks = formats::kbit_blocks(packed.k);
+  const int64_t width = scale_block(packed.scheme, packed.k);
+  const int64_t scales_per_row = (packed.k + width - 1) / width, words_per_row = formats::kbit_blocks(packed.k);
   const auto bits = static_cast<size_t>(packed.scheme.bits);
   const auto words = packed.plane(PlaneRole::codes).bytes.as<uint32_t>();
-  Buffer& stored = packed.plane(PlaneRole::scales).bytes;
-  const auto columns = static_cast<size_t>(std::min<int64_t>(kbit_block, packed.k - block * kbit_block));
-  for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
-    const auto index = static_cast<size_t>((first_row + static_cast<int64_t>(r)) * blocks + block);
-    std::array<uint32_t, 5> planes{};
-    for (size_t c = 0; c < columns; ++c) {
-      const uint32_t code = codes.codes[c * panel_rows + r];
-      for (size_t bit = 0; bit < bits; ++bit) planes[bit] |= (code >> bit & 1u) << c;
+  formats::Plane& stored = packed.plane(PlaneRole::scales);
+  const int64_t first = block * width, end = std::min(first + width, packed.k);
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t row = first_row + r;
+    for (int64_t begin = first; begin < end; begin += kbit_block) {
+      std::array<uint32_t, 5> planes{};
+      for (int64_t c = begin; c < std::min(begin + kbit_block, end); ++c) {
+        const uint32_t code = codes.codes[static_cast<size_t>((c - first) * panel_rows + r)];
+        for (size_t bit = 0; bit < bits; ++bit) planes[bit] |= (code >> bit & 1u) << (c - begin);
+      }
+      const auto word = (row * words_per_row + begin / kbit_block) * static_cast<int64_t>(bits);
+      std::copy_n(planes.begin(), bits, words.begin() + word);
     }
-    std::copy_n(planes.begin(), bits, words.begin() + static_cast<std::ptrdiff_t>(index * bits));
-    if (packed.scheme.scale == ScaleType::e4m4) {
-      stored.as<uint8_t>()[index] = static_cast<uint8_t>(scales.bits[r]);
-    } else {
-      stored.as<uint16_t>()[index] = scales.bits[r];
-    }
+    const auto index = static_cast<size_t>(row * scales_per_row + block);
+    const auto lane = static_cast<size_t>(r);
+    formats::rotated_put_norm(stored, index, {.bits = scales.bits[lane], .value = scales.values[lane]});
   }
+}
+
+void encode_searched(const TensorView& weight, std::span<const float> importance, const KbitLevels& levels, Scales rule,
+                     PackedWeight& packed) {
+  const int64_t n = weight.shape[0];
+  parallel_for((n + panel_rows - 1) / panel_rows, 1, [&](int64_t panel, int64_t) {
+    PanelRows rows(weight, importance, scale_block(packed.scheme, packed.k));
+    const int64_t first = panel * panel_rows;
+    rows.load(first, 1, n);
+    PanelCodes codes;
+    for (int64_t b = 0; b < rows.blocks(); ++b) {
+      const PanelBlock block = rows.block(b);
+      const PanelScales scales = choose_scales(block, levels, packed.scheme.scale, rule);
+      panel_codes(block, levels, scales, codes);
+      store_panel(packed, first, std::min<int64_t>(panel_rows, n - first), b, scales, codes);
+    }
+  });
 }
 
 QuantizeStats block_stats(const PackedWeight& packed, const BlockMaxima& maxima, int range_exponent) {
@@ -256,21 +286,8 @@ QuantizeResult quantize_searched(const TensorView& weight, const Scheme& scheme,
   const auto table = final_table(weight, scheme, maxima, importance, options);
   const int exponent = searched_range_exponent(maxima, scheme.scale);
   const auto codebook = formats::kbit_scaled_codebook(table, exponent);
-  const KbitLevels levels(codebook);
   QuantizeResult result{allocate_canonical(weight, scheme, codebook), {}};
-  const int64_t n = weight.shape[0];
-  parallel_for((n + panel_rows - 1) / panel_rows, 1, [&](int64_t panel, int64_t) {
-    PanelRows rows(weight, importance);
-    const int64_t first = panel * panel_rows;
-    rows.load(first, 1, n);
-    PanelCodes codes;
-    for (int64_t b = 0; b < formats::kbit_blocks(weight.shape[1]); ++b) {
-      const PanelBlock block = rows.block(b);
-      const PanelScales scales = choose_scales(block, levels, scheme.scale, options.scales);
-      panel_codes(block, levels, scales, codes);
-      store_panel(result.weight, first, std::min<int64_t>(panel_rows, n - first), b, scales, codes);
-    }
-  });
+  encode_searched(weight, importance, KbitLevels(codebook), options.scales, result.weight);
   result.stats = block_stats(result.weight, maxima, exponent);
   return result;
 }

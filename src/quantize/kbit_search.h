@@ -1,5 +1,5 @@
 // kbit beyond round-to-nearest, without error feedback: the scale of every block by least squared error, and a table
-// learned for the tensor (docs/quality.md).
+// learned for the tensor (docs/quality.md). The search serves the groups of the rotated family too.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,9 @@ std::vector<float> channel_importance(const QuantizeOptions& options, int64_t k)
 
 /// The exponent of the table's factor, with room for scales below the rule of absmax.
 int searched_range_exponent(const BlockMaxima& maxima, formats::ScaleType type) noexcept;
+
+/// Weights of a row of k that share a scale.
+int64_t scale_block(const formats::Scheme& scheme, int64_t k) noexcept;
 
 /// Scales by the rule that the options ask for.
 PanelScales choose_scales(const PanelBlock& block, const KbitLevels& levels, formats::ScaleType type, Scales rule);
@@ -36,10 +39,14 @@ std::vector<float> learn_table(const TensorView& weight, const formats::Scheme& 
 std::vector<float> final_table(const TensorView& weight, const formats::Scheme& scheme, const BlockMaxima& maxima,
                                std::span<const float> importance, const QuantizeOptions& options);
 
-/// Writes the codes of one block of one panel, and its scales, into the planes. `columns` are the block's; `rows` of
-/// the panel exist.
+/// Writes the codes of one block of one panel, and its scales, into the planes; `rows` of the panel exist.
 void store_panel(formats::PackedWeight& packed, int64_t first_row, int64_t rows, int64_t block,
                  const PanelScales& scales, const PanelCodes& codes);
+
+/// Fills planes whose codebook stands, block by block: its scales by the rule, the codes nearest for them. `levels` are
+/// the table as it decodes.
+void encode_searched(const TensorView& weight, std::span<const float> importance, const KbitLevels& levels, Scales rule,
+                     formats::PackedWeight& packed);
 
 /// Scales searched, or the table learned, or both.
 QuantizeResult quantize_searched(const TensorView& weight, const formats::Scheme& scheme,

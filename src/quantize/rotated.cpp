@@ -11,7 +11,9 @@
 #include "core/text.h"
 #include "formats/codebook.h"
 #include "formats/kbit.h"
+#include "formats/scheme_registry.h"
 #include "quantize/feedback.h"
+#include "quantize/kbit_search.h"
 #include "quantize/kbit_simd.h"
 #include "quantize/rtn.h"
 #include "quantize/source_matrix.h"
@@ -88,70 +90,30 @@ Norms summarize(std::vector<double> values, int64_t groups, const TensorView& we
 }
 #endif
 
-/// Sums over one group for one candidate of its norm.
-struct Fit {
-  double error = 0;    ///< Σ h (v − c·norm)²
-  double product = 0;  ///< Σ h v c
-  double square = 0;   ///< Σ h c²
-};
-
-Fit fit_of(std::span<const float> values, std::span<const float> weights, const RotatedLevels& table, float norm) {
-  Fit fit;
-  for (size_t i = 0; i < values.size(); ++i) {
-    const float x = norm == 0 ? 0.0f : values[i] / norm;
-    const double level = table.levels[static_cast<size_t>(formats::kbit_code(x, table.midpoints))];
-    const double weight = weights.empty() ? 1.0 : double{weights[i]};
-    const double difference = double{values[i]} - level * double{norm};
-    fit.error += weight * difference * difference;
-    fit.product += weight * double{values[i]} * level;
-    fit.square += weight * level * level;
-  }
-  return fit;
-}
-
 /// Writes norms and codes of one matrix into the planes of one weight.
 class RotatedEncoder {
  public:
-  RotatedEncoder(const TensorView& weight, const Norms& norms, const QuantizeOptions& options, PackedWeight& packed)
+  RotatedEncoder(const TensorView& weight, const Norms& norms, PackedWeight& packed)
       : weight_(weight),
         norms_(norms),
-        searches_(options.scales == Scales::search),
-        importance_(options.input == nullptr ? std::span<const float>{} : options.input->mean_squares),
         packed_(packed),
         group_(formats::rotated_group(packed.scheme, packed.k)),
         groups_(formats::rotated_groups(packed.scheme, packed.k)),
         gain_(formats::rotated_gain(codebook(), packed.scheme.bits)),
-        table_(codebook(), group_),
-        search_(table_.midpoints) {}
+        search_(RotatedLevels(codebook(), group_).midpoints) {}
 
-  QuantizeStats encode() {
-    QuantizeStats sum;
-    std::mutex mutex;
+  void encode() {
     parallel_for(packed_.n, row_grain(packed_.k), [&](int64_t begin, int64_t end) {
-      QuantizeStats stats;
       const auto blocks = static_cast<size_t>(formats::kbit_blocks(packed_.k));
       std::vector<float> values(blocks * kbit_block), divisors(blocks);
-      for (int64_t row = begin; row < end; ++row) encode_row(row, values, divisors, stats);
-      const std::lock_guard lock(mutex);
-      add(stats, sum);
+      for (int64_t row = begin; row < end; ++row) encode_row(row, values, divisors);
     });
-    return sum;
   }
 
-  /// Stores the norm of a group that begins at column `first`; returns what its values are divided by.
-  float encode_norm(size_t index, std::span<const float> values, size_t first, QuantizeStats& stats) {
-    const ScaleType type = packed_.scheme.scale;
-    const double norm = norms_.values[index];
-    StoredNorm stored = formats::rotated_store_norm(norm / gain_, type);
-    if (searches_) {
-      const auto weights = importance_.empty() ? importance_ : importance_.subspan(first, values.size());
-      stored = search_norm(values, weights, table_, stored, type);
-    }
+  /// Stores the norm of a group; returns what its values are divided by.
+  float encode_norm(size_t index) {
+    const StoredNorm stored = formats::rotated_store_norm(norms_.values[index] / gain_, packed_.scheme.scale);
     formats::rotated_put_norm(packed_.plane(PlaneRole::scales), index, stored);
-    ++stats.blocks;
-    stats.zero_blocks += norm == 0 ? 1 : 0;
-    stats.saturated_scales += stored.saturated ? 1 : 0;
-    stats.subnormal_scales += norm != 0 && stored.value < formats::rotated_scale_min_normal(type) ? 1 : 0;
     return stored.value;
   }
 
@@ -159,14 +121,14 @@ class RotatedEncoder {
   std::span<const float> codebook() const { return packed_.plane(PlaneRole::codebook).bytes.as<float>(); }
 
   /// `values` and what they are divided by, block for block, are scratch.
-  void encode_row(int64_t row, std::span<float> values, std::span<float> divisors, QuantizeStats& stats) {
+  void encode_row(int64_t row, std::span<float> values, std::span<float> divisors) {
     const auto k = static_cast<size_t>(packed_.k);
     widen(row_bytes(weight_, row), weight_.dtype, values.first(k));
     std::ranges::fill(values.subspan(k), 0.0f);
     for (int64_t g = 0; g < groups_; ++g) {
       const auto first = static_cast<size_t>(g * group_);
       const size_t size = std::min(static_cast<size_t>(group_), k - first);
-      const float norm = encode_norm(static_cast<size_t>(row * groups_ + g), values.subspan(first, size), first, stats);
+      const float norm = encode_norm(static_cast<size_t>(row * groups_ + g));
       std::ranges::fill(divisors.subspan(first / kbit_block, (size + kbit_block - 1) / kbit_block), norm);
     }
     const size_t words = divisors.size() * static_cast<size_t>(packed_.scheme.bits);
@@ -179,39 +141,35 @@ class RotatedEncoder {
 
   const TensorView& weight_;
   const Norms& norms_;
-  bool searches_;
-  std::span<const float> importance_;
   PackedWeight& packed_;
   int64_t group_;
   int64_t groups_;
   double gain_;
-  RotatedLevels table_;
   KbitSearch search_;
 };
 
-/// Planes with the codebook filled in, for norms that are known.
-QuantizeResult allocate(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options,
-                        const Norms& norms) {
-  const int64_t n = weight.shape[0], k = weight.shape[1];
-  const std::vector<float> table = rotated_table(scheme, options);
+int exponent_of(const Norms& norms, std::span<const float> table, const Scheme& scheme) {
   const double gain = formats::rotated_gain(table, scheme.bits);
-  const int exponent = rotated_range_exponent(norms.smallest / gain, norms.largest / gain, scheme.scale);
-  const std::vector<float> codebook = formats::kbit_scaled_codebook(table, exponent);
-  const auto planes = formats::scheme_row(scheme.family).planes(scheme, n, k);
-  QuantizeResult result{formats::allocate_planes(scheme, formats::canonical_layout, n, k, planes), {}};
-  std::ranges::copy(codebook, result.weight.plane(PlaneRole::codebook).bytes.as<float>().begin());
-  result.stats.range_exponent = exponent;
-  return result;
+  return rotated_range_exponent(norms.smallest / gain, norms.largest / gain, scheme.scale);
 }
 
 QuantizeResult run(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
   check_rotated(scheme, options);
   if (options.feeds_back()) return quantize_with_feedback(weight, scheme, options);
   check_weight(weight);
-  const Norms norms = find_norms(weight, formats::rotated_group(scheme, weight.shape[1]));
-  QuantizeResult result = allocate(weight, scheme, options, norms);
-  add(RotatedEncoder(weight, norms, options, result.weight).encode(), result.stats);
-  return result;
+  const int64_t n = weight.shape[0], k = weight.shape[1], group = formats::rotated_group(scheme, k);
+  const Norms norms = find_norms(weight, group);
+  const auto table = rotated_table(scheme, options);
+  const int exponent = exponent_of(norms, table, scheme);
+  PackedWeight packed = allocate_rotated(scheme, n, k, table, exponent);
+  if (options.scales == Scales::search) {
+    const RotatedLevels levels(packed.plane(PlaneRole::codebook).bytes.as<float>(), group);
+    encode_searched(weight, channel_importance(options, k), KbitLevels(levels.levels), options.scales, packed);
+  } else {
+    RotatedEncoder(weight, norms, packed).encode();
+  }
+  const QuantizeStats stats = rotated_stats(packed, exponent);
+  return {std::move(packed), stats};
 }
 
 #ifdef W4Q_HAVE_CUDA
@@ -223,13 +181,16 @@ QuantizeResult run_cuda(const TensorView& weight, const Scheme& scheme, const Qu
   const int64_t group = formats::rotated_group(scheme, weight.shape[1]);
   const int64_t groups = formats::rotated_groups(scheme, weight.shape[1]);
   const Norms norms = summarize(rotated_norms_cuda(weight, group), groups, weight);
-  QuantizeResult result = allocate(weight, scheme, options, norms);
-  RotatedEncoder encoder(weight, norms, options, result.weight);
+  const auto table = rotated_table(scheme, options);
+  const int exponent = exponent_of(norms, table, scheme);
+  PackedWeight packed = allocate_rotated(scheme, weight.shape[0], weight.shape[1], table, exponent);
+  RotatedEncoder encoder(weight, norms, packed);
   std::vector<float> divisors(norms.values.size());
-  for (size_t i = 0; i < divisors.size(); ++i) divisors[i] = encoder.encode_norm(i, {}, 0, result.stats);
-  const std::span<const float> codebook = result.weight.plane(PlaneRole::codebook).bytes.as<float>();
-  rotated_codes_cuda(weight, divisors, RotatedLevels(codebook, group).midpoints, result.weight);
-  return result;
+  for (size_t i = 0; i < divisors.size(); ++i) divisors[i] = encoder.encode_norm(i);
+  const std::span<const float> codebook = packed.plane(PlaneRole::codebook).bytes.as<float>();
+  rotated_codes_cuda(weight, divisors, RotatedLevels(codebook, group).midpoints, packed);
+  const QuantizeStats stats = rotated_stats(packed, exponent);
+  return {std::move(packed), stats};
 }
 #else
 constexpr decltype(QuantizerRow::run_cuda) run_cuda = nullptr;
@@ -241,28 +202,6 @@ RotatedLevels::RotatedLevels(std::span<const float> codebook, int64_t group)
     : levels(codebook.size()), midpoints(codebook.size() - 1) {
   formats::rotated_levels(codebook, group, levels);
   formats::kbit_midpoints(levels, midpoints);
-}
-
-StoredNorm search_norm(std::span<const float> values, std::span<const float> weights, const RotatedLevels& table,
-                       const StoredNorm& plain, ScaleType type) {
-  StoredNorm best = plain;
-  Fit least = fit_of(values, weights, table, plain.value);
-  const auto consider = [&](double norm) {
-    if (!(norm >= 0) || !std::isfinite(norm)) return false;
-    const StoredNorm stored = formats::rotated_store_norm(norm, type);
-    if (stored.value == best.value) return false;
-    const Fit fit = fit_of(values, weights, table, stored.value);
-    if (!(fit.error < least.error)) return false;
-    best = stored;
-    least = fit;
-    return true;
-  };
-  for (int step = -8; step <= 6; ++step) consider(double{plain.value} * (1 + step / 50.0));
-  // Least squares for the codes as they are, which then may become others.
-  constexpr int rounds = 4;
-  for (int round = 0; round < rounds && least.square > 0 && consider(least.product / least.square); ++round) {
-  }
-  return best;
 }
 
 void check_rotated(const Scheme& scheme, const QuantizeOptions& options) {
@@ -287,6 +226,31 @@ std::vector<float> rotated_table(const Scheme& scheme, const QuantizeOptions& op
   if (options.table.empty()) return formats::codebook(options.codebook, scheme.bits);
   formats::check_codebook(options.table, scheme.bits, "the given table");
   return options.table;
+}
+
+PackedWeight allocate_rotated(const Scheme& scheme, int64_t n, int64_t k, std::span<const float> table,
+                              int range_exponent) {
+  const auto planes = formats::scheme_row(scheme.family).planes(scheme, n, k);
+  PackedWeight packed = formats::allocate_planes(scheme, formats::canonical_layout, n, k, planes);
+  const auto codebook = formats::kbit_scaled_codebook(table, range_exponent);
+  std::ranges::copy(codebook, packed.plane(PlaneRole::codebook).bytes.as<float>().begin());
+  return packed;
+}
+
+QuantizeStats rotated_stats(const PackedWeight& packed, int range_exponent) {
+  const formats::Plane& norms = packed.plane(PlaneRole::scales);
+  const float largest = formats::rotated_scale_max(packed.scheme.scale);
+  const float least = formats::rotated_scale_min_normal(packed.scheme.scale);
+  QuantizeStats stats;
+  stats.range_exponent = range_exponent;
+  stats.blocks = element_count(norms.spec.shape);
+  for (size_t i = 0; i < static_cast<size_t>(stats.blocks); ++i) {
+    const float norm = formats::rotated_norm_at(norms, i);
+    stats.zero_blocks += norm == 0 ? 1 : 0;
+    stats.saturated_scales += norm == largest ? 1 : 0;
+    stats.subnormal_scales += norm != 0 && norm < least ? 1 : 0;
+  }
+  return stats;
 }
 
 int rotated_range_exponent(double smallest, double largest, ScaleType type) noexcept {

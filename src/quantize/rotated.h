@@ -28,9 +28,10 @@ struct RotatedLevels {
   RotatedLevels(std::span<const float> codebook, int64_t group);
 };
 
-/// The norm that can be stored with the least squared error of a group, each value's counted by its weight (none: 1).
-/// `plain` is what it begins with and keeps unless another is better.
-formats::StoredNorm search_norm(std::span<const float> values, std::span<const float> weights,
-                                const RotatedLevels& table, const formats::StoredNorm& plain, formats::ScaleType type);
+/// Planes with the codebook filled in, `table` times the factor of the range, codes and norms still zero.
+formats::PackedWeight allocate_rotated(const formats::Scheme& scheme, int64_t n, int64_t k,
+                                       std::span<const float> table, int range_exponent);
+/// Counts of the groups of a weight that stands.
+QuantizeStats rotated_stats(const formats::PackedWeight& packed, int range_exponent);
 
 }  // namespace w4q::quantize

@@ -146,6 +146,12 @@ TEST(Feedback, WithoutCorrelationIsTheSearch) {
   options.input = &input;
   EXPECT_TRUE(bytes_equal(layer.fed_back(kbit, searching()).weight, layer.plain(kbit, options).weight));
   EXPECT_TRUE(bytes_equal(layer.fed_back(integer).weight, layer.plain(integer).weight));
+  QuantizeOptions norms;
+  norms.scales = Scales::search;
+  for (const char* name : {"rotated4-d32-e4m4", "rotated3-d64", "rotated2-d128"}) {
+    const Scheme rotated = formats::parse_scheme(name);
+    EXPECT_TRUE(bytes_equal(layer.fed_back(rotated, norms).weight, layer.plain(rotated, norms).weight)) << name;
+  }
 }
 
 TEST(Feedback, LessensTheErrorOfTheOutputs) {
@@ -166,6 +172,20 @@ TEST(Feedback, LessensTheErrorOfTheOutputs) {
   }
 }
 
+/// Norms that are tried with feedback leave less error than those of the moved weights, in groups too wide for that
+/// too.
+TEST(Feedback, TriesNormsOfTheRotatedFamily) {
+  const Layer layer(70, 300);
+  QuantizeOptions searched;
+  searched.scales = Scales::search;
+  for (const char* name : {"rotated4-d32-e4m4", "rotated3-d64", "rotated5-d128-f32", "rotated2-row"}) {
+    const Scheme scheme = formats::parse_scheme(name);
+    const auto result = layer.fed_back(scheme, searched);
+    EXPECT_NO_THROW(formats::scheme_row(scheme.family).validate(result.weight, "w"));
+    EXPECT_LT(layer.error(result), layer.error(layer.fed_back(scheme))) << name;
+  }
+}
+
 /// Ranges that are tried with feedback leave less error than the whole range does.
 TEST(Feedback, TriesRangesOfIntegers) {
   const Layer layer(70, 300);
@@ -183,7 +203,8 @@ TEST(Feedback, BytesDoNotDependOnThreads) {
   const Layer layer(200, 90);
   for (const char* name : {"kbit3-b32-e4m4", "int4-g32-f16-asym", "rotated3-d32"}) {
     const Scheme scheme = formats::parse_scheme(name);
-    const auto options = scheme.family == formats::SchemeFamily::kbit ? searching() : QuantizeOptions{};
+    auto options = scheme.family == formats::SchemeFamily::kbit ? searching() : QuantizeOptions{};
+    if (scheme.family == formats::SchemeFamily::rotated) options.scales = Scales::search;
     set_threads(1);
     const auto one = layer.fed_back(scheme, options);
     set_threads(3);

@@ -106,13 +106,15 @@ TEST_P(PanelSets, FindTheScaleOfTheDefinition) {
           const float unit = absmax[r] > 0 ? std::ldexp(1.0f, -std::ilogb(absmax[r])) : 1.0f;
           int best = 0;
           float least = INFINITY;
-          for (int byte = std::max(1, rule.bits[r] - 32); byte <= std::min(255, rule.bits[r] + 8); ++byte) {
+          const int centre = static_cast<int>(rule.bits[r]);
+          for (int byte = std::max(1, centre - 32); byte <= std::min(255, centre + 8); ++byte) {
             const float scale = formats::e4m4_decode(static_cast<uint8_t>(byte));
             const float error = sample.error(r, levels, scale, unit, codes);
             if (error < least) least = error, best = byte;
           }
           if (absmax[r] == 0) best = 0;
-          ASSERT_EQ(found.bits[r], best) << bits << " bits, " << test::distributions[distribution].name;
+          ASSERT_EQ(static_cast<int>(found.bits[r]), best)
+              << bits << " bits, " << test::distributions[distribution].name;
           sample.error(r, levels, found.values[r], unit, codes);
           for (size_t c = 0; c < codes.size(); ++c) ASSERT_EQ(decided.codes[c * panel_rows + r], codes[c]);
         }
