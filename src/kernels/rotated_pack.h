@@ -1,21 +1,18 @@
-// Rotated weights in the order in which their GEMV reads them: codes as in kbit-fragment, and for every 64 outputs and
-// group of inputs the 64 norms, a lane's eight beside each other.
+// Rotated weights as their kernels read them: codes and norms stand as in rotated-fragment, norms are f16 whatever they
+// are in the file.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "core/host_device.h"
 #include "formats/packed.h"
+#include "repack/layout_rotated_fragment.h"
 
 namespace w4q::kernels {
 
-/// Where the norm of a row and group stands; norms of rows from n on are zero.
-W4Q_HOST_DEVICE constexpr int64_t norm_place(int64_t row, int64_t group, int64_t groups) {
-  return (row / 64 * groups + group) * 64 + 8 * (row % 8) + 2 * (row % 64 / 16) + row % 16 / 8;
-}
-constexpr int64_t norm_count(int64_t n, int64_t groups) { return (n + 63) / 64 * 64 * groups; }
+using repack::norm_count;
+using repack::norm_place;
 
 /// A canonical pass on the host.
 struct RotatedPlanes {

@@ -12,5 +12,6 @@ LayoutRow awq_row();
 LayoutRow gptq_row();
 LayoutRow interleaved_row();
 LayoutRow marlin_row();
+LayoutRow rotated_fragment_row();
 
 }  // namespace w4q::repack

@@ -1,0 +1,147 @@
+#include <algorithm>
+#include <cstring>
+
+#include "core/error.h"
+#include "core/text.h"
+#include "formats/kbit.h"
+#include "formats/rotated.h"
+#include "repack/layout_rotated_fragment.h"
+#include "repack/map_pass.h"
+#include "repack/rows.h"
+
+namespace w4q::repack {
+namespace {
+
+using formats::PackedWeight;
+using formats::Plane;
+using formats::PlaneRole;
+using formats::PlaneSpec;
+using formats::Scheme;
+
+constexpr std::string_view layout_name = "rotated-fragment", codes_layout = "kbit-fragment";
+
+/// The kbit scheme whose codes stand like those of `scheme`.
+Scheme code_scheme(const Scheme& scheme) {
+  return {formats::SchemeFamily::kbit, scheme.bits, formats::kbit_block, formats::ScaleType::e4m4};
+}
+
+bool accepts(const Scheme& scheme, int64_t n, int64_t k, std::string* why) {
+  const bool scheme_fits = scheme.family == formats::SchemeFamily::rotated;
+  const bool size_fits = n >= 1 && k >= 1 && n <= formats::max_dimension && k <= formats::max_dimension;
+  if (scheme_fits && size_fits) return true;
+  if (why != nullptr) *why = scheme_fits ? "n and k must be in 1 … 2^30" : "it holds rotated schemes only";
+  return false;
+}
+
+std::vector<PlaneSpec> canonical_planes(const Scheme& scheme, int64_t n, int64_t k) {
+  std::string why;
+  if (!accepts(scheme, n, k, &why)) {
+    throw Error(ErrorCode::unsupported, concat("layout ", layout_name, " cannot hold ", to_string(scheme))).detail(why);
+  }
+  return formats::scheme_row(scheme.family).planes(scheme, n, k);
+}
+
+std::vector<PlaneSpec> planes(const Scheme& scheme, int64_t n, int64_t k) {
+  std::vector<PlaneSpec> specs = canonical_planes(scheme, n, k);
+  const auto codes = layout_row(codes_layout).planes(code_scheme(scheme), n, k);
+  for (PlaneSpec& spec : specs) {
+    if (spec.role == PlaneRole::codes) spec = codes.front();
+    if (spec.role == PlaneRole::scales) spec.shape = {(n + 63) / 64, formats::rotated_groups(scheme, k), 64};
+  }
+  return specs;
+}
+
+/// The codes of `from` alone, as those of a kbit weight whose scales are zero; `move` brings them to another layout.
+template <class Move>
+Buffer moved_codes(const PackedWeight& from, std::string_view layout, std::span<const PlaneSpec> specs,
+                   const Move& move) {
+  PackedWeight codes = formats::allocate_planes(code_scheme(from.scheme), layout, from.n, from.k, specs);
+  codes.plane(PlaneRole::codes).bytes = from.plane(PlaneRole::codes).bytes.clone();
+  PackedWeight moved = move(codes);
+  return std::move(moved.plane(PlaneRole::codes).bytes);
+}
+
+/// Calls move(canonical, packed, size) for every norm: where its bytes begin in the two planes, and how many they are.
+template <class Move>
+void for_each_norm(const PackedWeight& weight, const Move& move) {
+  const int64_t groups = formats::rotated_groups(weight.scheme, weight.k);
+  const auto size = static_cast<size_t>(dtype_bits(weight.plane(PlaneRole::scales).spec.dtype) / 8);
+  for (int64_t row = 0; row < weight.n; ++row) {
+    for (int64_t group = 0; group < groups; ++group) {
+      move(static_cast<size_t>(row * groups + group) * size, static_cast<size_t>(norm_place(row, group, groups)) * size,
+           size);
+    }
+  }
+}
+
+/// Throws bad_file unless the norms of rows from n on are zero.
+void check_norm_padding(const PackedWeight& packed, std::string_view name) {
+  const Plane& norms = packed.plane(PlaneRole::scales);
+  const int64_t groups = formats::rotated_groups(packed.scheme, packed.k);
+  const int64_t size = dtype_bits(norms.spec.dtype) / 8;
+  for (int64_t row = packed.n; row % 64 != 0; ++row) {
+    for (int64_t group = 0; group < groups; ++group) {
+      const auto norm = norms.bytes.bytes().subspan(static_cast<size_t>(norm_place(row, group, groups) * size),
+                                                    static_cast<size_t>(size));
+      const bool zero = std::ranges::all_of(norm, [](std::byte byte) { return byte == std::byte{0}; });
+      if (!zero) detail::refuse_padding(packed, name, PlaneRole::scales, row, group);
+    }
+  }
+}
+
+PackedWeight pack(const PackedWeight& canonical) {
+  const auto& [scheme, layout, n, k, ignored] = canonical;
+  check_layout(canonical, formats::canonical_layout, canonical_planes(scheme, n, k), "pack");
+  PackedWeight packed = formats::allocate_planes(scheme, layout_name, n, k, planes(scheme, n, k));
+  packed.plane(PlaneRole::codes).bytes =
+      moved_codes(canonical, formats::canonical_layout, formats::kbit_planes(code_scheme(scheme), n, k),
+                  layout_row(codes_layout).pack);
+  const Plane& from = canonical.plane(PlaneRole::scales);
+  Plane& to = packed.plane(PlaneRole::scales);
+  for_each_norm(canonical, [&](size_t at, size_t place, size_t size) {
+    std::memcpy(to.bytes.data() + place, from.bytes.data() + at, size);
+  });
+  packed.plane(PlaneRole::codebook).bytes = canonical.plane(PlaneRole::codebook).bytes.clone();
+  return packed;
+}
+
+PackedWeight unpack(const PackedWeight& packed, std::string_view name) {
+  const auto& [scheme, layout, n, k, ignored] = packed;
+  check_layout(packed, layout_name, planes(scheme, n, k), name);
+  check_norm_padding(packed, name);
+  PackedWeight canonical =
+      formats::allocate_planes(scheme, formats::canonical_layout, n, k, canonical_planes(scheme, n, k));
+  const LayoutRow& codes = layout_row(codes_layout);
+  canonical.plane(PlaneRole::codes).bytes =
+      moved_codes(packed, codes_layout, codes.planes(code_scheme(scheme), n, k),
+                  [&](const PackedWeight& weight) { return codes.unpack(weight, name); });
+  const Plane& from = packed.plane(PlaneRole::scales);
+  Plane& to = canonical.plane(PlaneRole::scales);
+  for_each_norm(packed, [&](size_t at, size_t place, size_t size) {
+    std::memcpy(to.bytes.data() + at, from.bytes.data() + place, size);
+  });
+  canonical.plane(PlaneRole::codebook).bytes = packed.plane(PlaneRole::codebook).bytes.clone();
+  return canonical;
+}
+
+LayoutRow::BitPlace place(const Scheme& scheme, int64_t n, int64_t k, int64_t row, int64_t col, int bit) {
+  const auto at = KbitFragmentMap(n, k).code_bit(scheme.bits, row, col, bit);
+  const int64_t groups = formats::rotated_groups(scheme, k);
+  return {at.word, at.bit, norm_place(row, col / formats::rotated_group(scheme, k), groups)};
+}
+
+}  // namespace
+
+LayoutRow rotated_fragment_row() {
+  return {.name = layout_name,
+          .description = "codes as in kbit-fragment and norms beside their lanes, for w4q's kernels of rotated weights",
+          .reason = "what the GPU reads as it is stored; a lane's eight norms of a group are one 128-bit load",
+          .sms = {80, 89, 90},
+          .accepts = accepts,
+          .planes = planes,
+          .pack = pack,
+          .unpack = unpack,
+          .place = place};
+}
+
+}  // namespace w4q::repack
