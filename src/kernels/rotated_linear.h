@@ -4,7 +4,8 @@
 // f16 activations, 1 to 16 rows: a GEMV that reads two passes in one launch, with a norm where kbit has the scale of a
 // block. For one row it rotates the input itself, every block the part that it multiplies; for more rows the rotation
 // is a launch before it, which the GEMV's first loads overlap. More rows, or bf16: a rotation, and the kbit products
-// pass by pass, over norms that are spread out to scales just before.
+// pass by pass, over norms that are spread out to scales just before. Many rows of two passes that share a rotation:
+// their sum, decoded to 16 bits, and cuBLAS.
 //
 // Bytes that one pass reads: n·k·bits/8 of codes and 2·n·k/d of norms, 4.125 bits a weight at 4 bits and d = 128.
 #pragma once
@@ -60,6 +61,10 @@ struct RotatedWorkspace {
   size_t words = 0, scratch = 0;
 };
 RotatedWorkspace rotated_linear_workspace(int64_t m, int64_t n, int64_t k);
+
+/// Whether rotated_linear decodes two neighbouring passes of f16 activations into one 16-bit weight at so many rows:
+/// both must be there then.
+bool decoded_together(int64_t rows, const RotatedDevicePass& first, const RotatedDevicePass& second);
 
 /// Launches that rotated_linear makes for a decode step's single row: one for each pair of passes that fit together.
 int rotated_linear_launches(std::span<const RotatedDevicePass> passes);

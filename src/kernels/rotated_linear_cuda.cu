@@ -2,12 +2,14 @@
 #include <bit>
 #include <cmath>
 
+#include "device/cublas.h"
 #include "kernels/linear_rows.h"
 #include "kernels/overlap_launch.cuh"
 #include "kernels/rotate_input.h"
 #include "kernels/rotated_input.cuh"
 #include "kernels/rotated_launch.cuh"
 #include "kernels/rotated_linear.h"
+#include "kernels/rotated_wide.h"
 
 namespace w4q::kernels {
 namespace {
@@ -26,6 +28,8 @@ int64_t groups_of(const RotatedDevicePass& pass) { return (pass.k + pass.group -
 
 /// Rows from which on another kernel may take over, which needs another workspace.
 constexpr int64_t most_words_rows = 128, most_arranged_rows = 1024;
+/// From so many rows on two passes that share a rotation are decoded into one weight for cuBLAS (rotated_wide.h).
+constexpr int64_t least_wide_rows = 128;
 
 /// Kernels of many rows put activations and decoded weights where others keep words that are empty between launches.
 bool keeps_words(const KernelRow& row) { return !row.name.ends_with("-wide") && !row.name.ends_with("-wgmma"); }
@@ -40,6 +44,7 @@ struct Parts {
     for (const int64_t rows : {most_words_rows, most_arranged_rows, m}) {
       wide = std::max(wide, padded(static_cast<int64_t>(kbit_linear_workspace(std::min(rows, m), n, k))));
     }
+    if (m >= least_wide_rows) wide = std::max(wide, padded(static_cast<int64_t>(rotated::wide_bytes(n, k))));
   }
   static int64_t padded_inputs(int64_t k) { return (k + 63) / 64 * 64; }
   size_t scratch() const { return wide + 2 * input + scales; }
@@ -51,9 +56,10 @@ bool fit_together(const RotatedDevicePass& a, const RotatedDevicePass& b) {
   return a.bits != b.bits || (a.levels_over_first > 0 && b.levels_over_first > 0) || b.levels == a.levels;
 }
 
-/// The passes of the launch that begins with pass `first`.
-Passes together(Passes passes, size_t first) {
-  const bool two = first + 1 < passes.size() && fit_together(passes[first], passes[first + 1]);
+/// The passes of the launch that begins with pass `first`: two, if the second `joins` it.
+template <class Joins>
+Passes together(Passes passes, size_t first, const Joins& joins) {
+  const bool two = first + 1 < passes.size() && joins(passes[first], passes[first + 1]);
   return passes.subspan(first, two ? 2 : 1);
 }
 
@@ -92,10 +98,15 @@ class Linear {
 
   void run() {
     const bool gemv = args_.m <= most_gemv_rows && args_.activation == DType::f16;
+    const auto joins = [&](const RotatedDevicePass& a, const RotatedDevicePass& b) {
+      return args_.activation == DType::f16 && (gemv ? fit_together(a, b) : decoded_together(args_.m, a, b));
+    };
     for (size_t at = 0; at < args_.passes.size();) {
-      const Passes some = gemv ? together(args_.passes, at) : args_.passes.subspan(at, 1);
+      const Passes some = together(args_.passes, at, joins);
       if (gemv) {
         run_gemv(some, at > 0);
+      } else if (some.size() > 1) {
+        run_wide(some, at > 0);
       } else {
         run_product(some.front(), at > 0);
       }
@@ -177,12 +188,35 @@ class Linear {
                          shape_of(first));
   }
 
-  void run_product(const RotatedDevicePass& pass, bool add) {
-    if (pass.factors != at_hand_ && !args_.input_rotated) rotate({&pass, 1});
+  /// A product over the input as `pass` wants it.
+  KbitLinearArgs rotated_product(const RotatedDevicePass& pass, bool add) {
+    if (args_.input_rotated) return product(args_.x, args_.ldx, add);
+    if (pass.factors != at_hand_) rotate({&pass, 1});
     at_hand_ = pass.factors;
+    return product(input_, Parts::padded_inputs(k_), add);
+  }
+
+  void run_wide(Passes passes, bool add) {
+    const RotatedDevicePass &first = passes.front(), &second = passes.back();
+    const KbitLinearArgs all = rotated_product(first, add);
+    rotated::run_wide({args_.m,
+                       n_,
+                       k_,
+                       all.x,
+                       all.ldx,
+                       {source_of(first, first), source_of(first, second)},
+                       {first.bits, second.bits},
+                       all.bias,
+                       all.y,
+                       all.ldy,
+                       all.residual != nullptr,
+                       args_.scratch},
+                      stream_);
+  }
+
+  void run_product(const RotatedDevicePass& pass, bool add) {
+    KbitLinearArgs all = rotated_product(pass, add);
     spread_norms(pass);
-    KbitLinearArgs all =
-        args_.input_rotated ? product(args_.x, args_.ldx, add) : product(input_, Parts::padded_inputs(k_), add);
     all.weight.scheme = {formats::SchemeFamily::kbit, pass.bits, 32, formats::ScaleType::f16};
     all.weight.codes = pass.codes;
     all.weight.scales = scales_;
@@ -269,9 +303,14 @@ RotatedWorkspace rotated_linear_workspace(int64_t m, int64_t n, int64_t k) {
   return {parts.words, parts.scratch()};
 }
 
+bool decoded_together(int64_t rows, const RotatedDevicePass& first, const RotatedDevicePass& second) {
+  return rows >= least_wide_rows && first.factors == second.factors && fit_together(first, second) &&
+         device::have_cublas();
+}
+
 int rotated_linear_launches(std::span<const RotatedDevicePass> passes) {
   int launches = 0;
-  for (size_t at = 0; at < passes.size(); at += together(passes, at).size()) ++launches;
+  for (size_t at = 0; at < passes.size(); at += together(passes, at, fit_together).size()) ++launches;
   return launches;
 }
 

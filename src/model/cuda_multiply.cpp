@@ -67,25 +67,23 @@ void CudaMultiplier::multiply_rotated(const CudaProduct& product, const __half* 
   args.ldy = ldy;
   args.words = words_.data(), args.words_bytes = words_.size();
   args.scratch = wide_.data(), args.scratch_bytes = wide_.size();
-  args.weights_ready = overlap_;
   const std::span<const kernels::RotatedDevicePass> passes(product.rotated);
   const auto here = [&](size_t pass) { return product.offloaded[pass] == nullptr; };
   for (size_t at = 0; at < passes.size();) {
     size_t end = at + 1;
     while (here(at) && end < passes.size() && here(end)) ++end;
-    args.passes = passes.subspan(at, end - at);
-    kernels::RotatedDevicePass moved;
-    if (!here(at)) {
-      const OffloadedPass* const host = product.offloaded[at].get();
-      moved = at_bytes(passes[at], *host, offload_->acquire(offload_index_.at(host)));
-      args.passes = {&moved, 1};
-      args.weights_ready = false;
-    }
+    // A pass from host memory goes by itself, so that the one before it does not wait too, unless the two are one
+    // product.
+    if (here(at) && end < passes.size() && kernels::decoded_together(rows, passes[end - 1], passes[end])) ++end;
+    std::vector<kernels::RotatedDevicePass> some(passes.begin() + at, passes.begin() + end);
+    const OffloadedPass* const moved = product.offloaded[end - 1].get();
+    if (moved != nullptr) some.back() = at_bytes(some.back(), *moved, offload_->acquire(offload_index_.at(moved)));
+    args.passes = some;
+    args.weights_ready = overlap_ && moved == nullptr;
     kernels::rotated_linear(args, stream_.get());
-    if (!here(at)) offload_->release(offload_index_.at(product.offloaded[at].get()));
+    if (moved != nullptr) offload_->release(offload_index_.at(moved));
     args.bias = nullptr;
     args.add = true;
-    args.weights_ready = overlap_;
     at = end;
   }
 }
