@@ -11,8 +11,11 @@
 namespace w4q::model {
 namespace {
 
-/// Copies whose events are kept before they are summed up.
+/// Copies and waits whose events are kept: more than can be under way.
 constexpr size_t most_timed = 1024;
+
+/// Bytes of a pass in the ring.
+size_t ring_size(const OffloadedPass& pass) { return (pass.bytes.bytes().size() + 255) / 256 * 256; }
 
 void CUDART_CB sleep_for(void* microseconds) {
   const std::unique_ptr<std::chrono::microseconds> delay(static_cast<std::chrono::microseconds*>(microseconds));
@@ -39,11 +42,10 @@ std::vector<bool> choose_resident(std::span<const OffloadCandidate> candidates, 
 
 CudaOffload::CudaOffload(std::span<const OffloadedPass* const> passes, const device::Stream& stream)
     : passes_(passes.begin(), passes.end()), stream_(stream) {
-  for (const auto* pass : passes_) slot_bytes_ = std::max(slot_bytes_, pass->bytes.bytes().size());
-  for (Slot& slot : slots_) {
-    slot.buffer = device::DeviceBuffer(slot_bytes_);
-    slot.used.record(stream_);
-  }
+  size_t largest = 0;
+  for (const auto* pass : passes_) largest = std::max(largest, ring_size(*pass));
+  ring_ = device::DeviceBuffer(2 * largest);
+  used_.record(stream_);
 }
 
 int64_t CudaOffload::round_bytes() const noexcept {
@@ -53,63 +55,82 @@ int64_t CudaOffload::round_bytes() const noexcept {
 }
 
 CudaOffload::~CudaOffload() {
-  // Copies may be on their way into the buffers.
+  // Copies may be on their way into the ring.
   cudaStreamSynchronize(copies_.get());
 }
 
+std::optional<size_t> CudaOffload::place(size_t size) const {
+  if (held_.empty()) return 0;
+  const size_t begin = held_.front().at, end = held_.back().at + held_.back().size;
+  if (end <= begin) return begin - end >= size ? std::optional(end) : std::nullopt;
+  if (ring_.size() - end >= size) return end;
+  return begin >= size ? std::optional<size_t>(0) : std::nullopt;
+}
+
 void CudaOffload::fetch(size_t index) {
-  Slot& slot = slots_[turn_];
-  turn_ = 1 - turn_;
-  slot.holds = index;
-  slot.used.wait(copies_);
+  used_.wait(copies_);
+  while (held_.size() < passes_.size()) {
+    if (!held_.empty()) index = (held_.back().index + 1) % passes_.size();
+    const auto at = place(ring_size(*passes_[index]));
+    if (!at) return;
+    fetch_to(*at, index);
+  }
+}
+
+void CudaOffload::fetch_to(size_t at, size_t index) {
   if (delay_.count() > 0) {
     auto delay = std::make_unique<std::chrono::microseconds>(delay_);
     device::check(cudaLaunchHostFunc(copies_.get(), sleep_for, delay.get()), "delaying copies");
     delay.release();
   }
-  Timed& timed = timed_.emplace_back();
   const auto bytes = passes_[index]->bytes.bytes();
-  timed.copy_begin.record(copies_);
-  device::check(cudaMemcpyAsync(slot.buffer.data(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice, copies_.get()),
+  Span& time = copying_.emplace_back();
+  time.begin.record(copies_);
+  device::check(cudaMemcpyAsync(ring_.data() + at, bytes.data(), bytes.size(), cudaMemcpyHostToDevice, copies_.get()),
                 "copying a pass to the GPU");
-  timed.copy_end.record(copies_);
-  slot.filled.record(copies_);
+  time.end.record(copies_);
+  held_.push_back({index, at, ring_size(*passes_[index]), {}});
+  held_.back().filled.record(copies_);
   ++traffic_.copies;
   traffic_.bytes += static_cast<int64_t>(bytes.size());
 }
 
 const std::byte* CudaOffload::acquire(size_t index) {
   ensure(index < passes_.size(), "CudaOffload: no such pass");
-  const auto holds = [&](const Slot& slot) { return slot.holds == index; };
-  if (timed_.size() + waits_.size() > most_timed) traffic();
-  if (std::ranges::none_of(slots_, holds)) {
-    fetch(index);
-    if (passes_.size() > 1) fetch((index + 1) % passes_.size());
-  }
-  const Slot& slot = *std::ranges::find_if(slots_, holds);
-  Wait& wait = waits_.emplace_back();
+  if (copying_.size() > 2 * most_timed) shorten(copying_, traffic_.copy_seconds, most_timed);
+  if (waiting_.size() > 2 * most_timed) shorten(waiting_, traffic_.wait_seconds, most_timed);
+  while (!held_.empty() && held_.front().index != index) held_.pop_front();
+  fetch(index);
+  Span& wait = waiting_.emplace_back();
   wait.begin.record(stream_);
-  slot.filled.wait(stream_);
+  held_.front().filled.wait(stream_);
   wait.end.record(stream_);
-  return slot.buffer.data();
+  return ring_.data() + held_.front().at;
 }
 
 void CudaOffload::release(size_t index) {
-  const auto at = std::ranges::find(slots_, index, &Slot::holds);
-  ensure(at != slots_.end(), "CudaOffload: released before it was acquired");
-  at->used.record(stream_);
-  if (passes_.size() <= slots_.size()) return;
-  turn_ = static_cast<size_t>(at - slots_.begin());
-  fetch((index + 2) % passes_.size());
+  ensure(!held_.empty() && held_.front().index == index, "CudaOffload: released before it was acquired");
+  used_.record(stream_);
+  // Where the ring has room for all passes they stay.
+  if (held_.size() == passes_.size()) held_.push_back(std::move(held_.front()));
+  held_.pop_front();
+  fetch((index + 1) % passes_.size());
+}
+
+void CudaOffload::shorten(std::deque<Span>& spans, double& seconds, size_t keep) {
+  if (spans.size() <= keep) return;
+  spans[spans.size() - keep - 1].end.synchronize();
+  while (spans.size() > keep) {
+    seconds += spans.front().end.seconds_since(spans.front().begin);
+    spans.pop_front();
+  }
 }
 
 OffloadTraffic CudaOffload::traffic() {
   copies_.synchronize();
   stream_.synchronize();
-  for (const Timed& timed : timed_) traffic_.copy_seconds += timed.copy_end.seconds_since(timed.copy_begin);
-  for (const Wait& wait : waits_) traffic_.wait_seconds += wait.end.seconds_since(wait.begin);
-  timed_.clear();
-  waits_.clear();
+  shorten(copying_, traffic_.copy_seconds, 0);
+  shorten(waiting_, traffic_.wait_seconds, 0);
   return traffic_;
 }
 

@@ -1,10 +1,11 @@
-// Residual passes that stay in page-locked host memory and come to the GPU for each product (docs/rotated.md): two
-// buffers in GPU memory take turns, a stream of their own fills the one while the other is multiplied with.
+// Residual passes that stay in page-locked host memory and come to the GPU for each product (docs/rotated.md): a stream
+// of their own brings as many of the next ones as a ring of GPU memory holds while others are multiplied with.
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <cstdint>
+#include <deque>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -44,15 +45,16 @@ class CudaOffload {
   CudaOffload(std::span<const OffloadedPass* const> passes, const device::Stream& stream);
   ~CudaOffload();
 
-  /// Makes `stream` wait until pass `index` is there; a pointer to its bytes. release() after its use has been queued.
+  /// Makes `stream` wait until pass `index` is there; a pointer to its bytes. release() after its use has been queued,
+  /// and before the next acquire(). Passes between the one released last and this one are skipped.
   const std::byte* acquire(size_t index);
-  /// Its buffer may be filled again once the work so far is done; the pass after the next is on its way then.
+  /// Its place may be filled again once the work so far is done.
   void release(size_t index);
 
   /// Of all passes together.
   int64_t round_bytes() const noexcept;
-  /// GPU memory of the two buffers.
-  int64_t device_bytes() const noexcept { return static_cast<int64_t>(2 * slot_bytes_); }
+  /// GPU memory of the ring: twice the largest pass.
+  int64_t device_bytes() const noexcept { return static_cast<int64_t>(ring_.size()); }
   /// Lets every copy start this much later: for tests of the order of things.
   void delay_copies(std::chrono::microseconds delay) noexcept { delay_ = delay; }
   /// Waits, and sums up.
@@ -60,29 +62,31 @@ class CudaOffload {
   void reset_traffic();
 
  private:
-  struct Slot {
-    device::DeviceBuffer buffer;
-    device::Event filled, used;
-    size_t holds = SIZE_MAX;
+  /// A pass in the ring, or on its way there.
+  struct Held {
+    size_t index, at, size;
+    device::Event filled;
   };
-  struct Timed {
-    device::Event copy_begin, copy_end;
-  };
-  struct Wait {
+  struct Span {
     device::Event begin, end;
   };
 
+  /// Where `size` bytes fit behind what is held, or nothing.
+  std::optional<size_t> place(size_t size) const;
+  /// Copies passes behind what is held, or from `index` on where that is nothing, as far as they fit.
   void fetch(size_t index);
+  void fetch_to(size_t at, size_t index);
+  /// Adds up the older half of the times.
+  void shorten(std::deque<Span>& spans, double& seconds, size_t keep);
 
   std::vector<const OffloadedPass*> passes_;
   const device::Stream& stream_;
   device::Stream copies_;
-  size_t slot_bytes_ = 0;
-  std::array<Slot, 2> slots_;
+  device::DeviceBuffer ring_;
+  std::deque<Held> held_;  ///< in the order in which they are needed, and in which they stand in the ring
+  device::Event used_;     ///< the last release: what is held no more may be overwritten from there on
   std::chrono::microseconds delay_{0};
-  size_t turn_ = 0;  ///< the buffer that is filled next
-  std::vector<Timed> timed_;
-  std::vector<Wait> waits_;
+  std::deque<Span> copying_, waiting_;
   OffloadTraffic traffic_;
 };
 

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "core/rng.h"
 #include "core/text.h"
 #include "formats/codebook.h"
 #include "formats/kbit.h"
@@ -148,7 +149,8 @@ class Maker {
     kernels::random_halves_cuda(norms.as<__half>(), count, pass.norm_max, ++seed_, stream_.get());
     product.offloaded.emplace_back();
     if (offload_ && index > 0) {
-      product.offloaded.back() = move_to_host(codes, norms, part * part, stream_);
+      // Layers differ in what a residual is worth to them.
+      product.offloaded.back() = move_to_host(codes, norms, part * part * (0.5 + random_uniform(seed_, 0)), stream_);
       return;
     }
     pass.codes = codes.as<uint32_t>();

@@ -49,7 +49,7 @@ struct Projection {
 /// The same model with residual passes that come from host memory.
 struct OffloadSpeed {
   int64_t budget = 0;         ///< bytes of GPU memory for residual passes
-  int64_t moved_bytes = 0;    ///< in a step, and in a prompt
+  int64_t moved_bytes = 0;    ///< in a step, and for each chunk of a prompt
   double link_bandwidth = 0;  ///< bytes a second while copying
   double step_seconds = 0, prompt_seconds = 0;
   double step_overlap = 0, prompt_overlap = 0;  ///< shares of the copying that other work hid

@@ -158,11 +158,12 @@ OffloadSpeed measure_offload(const Make& make, const SpeedReport& resident) {
   speed.step_overlap = traffic.overlap();
   speed.link_bandwidth = static_cast<double>(traffic.bytes) / traffic.copy_seconds;
   const double copying = static_cast<double>(speed.moved_bytes) / speed.link_bandwidth;
+  const double prompt_copying = copying * static_cast<double>((options.prompt + how.chunk - 1) / how.chunk);
   const double step = resident.steps.back().seconds, of_prompt = resident.prompt_seconds;
   speed.predicted_step_seconds = std::max(copying, step);
-  speed.predicted_prompt_seconds = std::max(copying, of_prompt);
+  speed.predicted_prompt_seconds = std::max(prompt_copying, of_prompt);
   speed.predicted_step_overlap = std::min(1.0, step / copying);
-  speed.predicted_prompt_overlap = std::min(1.0, of_prompt / copying);
+  speed.predicted_prompt_overlap = std::min(1.0, of_prompt / prompt_copying);
   speed.memory_bytes = free_before - free_bytes();
   speed.predicted_memory_bytes = all_bytes - speed.moved_bytes + offload->device_bytes();
   return speed;

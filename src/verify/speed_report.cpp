@@ -25,7 +25,7 @@ std::string offload_text(const OffloadSpeed& offload) {
   if (offload.moved_bytes == 0) return "residual passes: none come from host memory\n";
   const auto ms = [](double seconds) { return fixed(seconds * 1e3, 2); };
   TextTable table({"residual passes from host memory", "value"});
-  table.row({"moved for a step, and for a prompt", human_bytes(offload.moved_bytes)});
+  table.row({"moved for a step, and a chunk of a prompt", human_bytes(offload.moved_bytes)});
   table.row({"link, GB/s", fixed(offload.link_bandwidth * 1e-9, 1)});
   table.row({"a token, ms, and predicted", concat(ms(offload.step_seconds), ", ", ms(offload.predicted_step_seconds))});
   table.row({"time to first token, ms, and predicted",

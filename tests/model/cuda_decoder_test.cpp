@@ -131,6 +131,9 @@ TEST_F(CudaDecoders, LogitsOfPackedModelsAreTheCpus) {
   }
 }
 
+/// Inputs are rounded once more when they are rotated: measured 5.8e-2.
+constexpr double rotated_logit_tolerance = 8e-2;
+
 TEST_F(CudaDecoders, LogitsOfRotatedModelsAreTheCpusWithAndWithoutTheirResidual) {
   set_progress_enabled(false);
   const test::TemporaryFolder folder;
@@ -152,7 +155,7 @@ TEST_F(CudaDecoders, LogitsOfRotatedModelsAreTheCpusWithAndWithoutTheirResidual)
       EXPECT_TRUE(on_gpu.widened().empty());
       for (const std::vector<size_t>& chunks : {at_once, {1}, {40, 3}}) {
         const auto got = decode_on_gpu(on_gpu, ids, chunks);
-        EXPECT_LE(largest_difference(got, expected), packed_logit_tolerance) << residual;
+        EXPECT_LE(largest_difference(got, expected), rotated_logit_tolerance) << residual;
         EXPECT_LE(mean_kl(expected, got, model.config().vocab_size), kl_tolerance) << residual;
       }
     }
