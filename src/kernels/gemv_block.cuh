@@ -29,8 +29,7 @@ struct NoTable {
 ///
 ///   Args, Type, rows, warps   what a launch needs; type of the activations; most rows; warps of a block
 ///   Run                       a warp's way through its tiles: load_first_weights(), load_first_activations(),
-///                             step(table, totals), span; if there, plan_input() and prepare_input(): what the block
-///                             does with the input before its warps read it, without it and with it
+///                             step(table, totals), span
 ///   Totals                    a lane's sums of a row group: clear(), for_each(use(output, row, sum))
 ///   Table                     what stands in shared memory before the tails do: total_bytes, fill(), View
 template <class Gemv>
@@ -56,9 +55,7 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   const int tail = warps + warp;
   slots.leave(head, -1);
   slots.leave(tail, -1);
-  if constexpr (requires { run.plan_input(); }) run.plan_input();
   device::wait_for_previous_launch();
-  if constexpr (requires { run.prepare_input(); }) run.prepare_input();
   run.load_first_activations();
   __syncthreads();
   const typename Gemv::Table::View values(table);
