@@ -55,6 +55,8 @@ class CudaOffload {
   int64_t round_bytes() const noexcept;
   /// GPU memory of the ring: twice the largest pass.
   int64_t device_bytes() const noexcept { return static_cast<int64_t>(ring_.size()); }
+  /// With `skip`, passes are zeros and nothing is copied: for measuring what is computed beside the copies. Waits.
+  void skip_copies(bool skip);
   /// Lets every copy start this much later: for tests of the order of things.
   void delay_copies(std::chrono::microseconds delay) noexcept { delay_ = delay; }
   /// Waits, and sums up.
@@ -85,6 +87,7 @@ class CudaOffload {
   device::DeviceBuffer ring_;
   std::deque<Held> held_;  ///< in the order in which they are needed, and in which they stand in the ring
   device::Event used_;     ///< the last release: what is held no more may be overwritten from there on
+  bool skips_ = false;
   std::chrono::microseconds delay_{0};
   std::deque<Span> copying_, waiting_;
   OffloadTraffic traffic_;

@@ -53,8 +53,8 @@ struct OffloadSpeed {
   double link_bandwidth = 0;  ///< bytes a second while copying
   double step_seconds = 0, prompt_seconds = 0;
   double step_overlap = 0, prompt_overlap = 0;  ///< shares of the copying that other work hid
-  /// The longer of computing (measured with everything in GPU memory) and copying; and the share of the copying for
-  /// which there is computing.
+  /// The longer of computing (measured without the copies) and copying; and the share of the copying for which there is
+  /// computing.
   double predicted_step_seconds = 0, predicted_prompt_seconds = 0;
   double predicted_step_overlap = 0, predicted_prompt_overlap = 0;
   int64_t memory_bytes = 0;  ///< of the GPU, that model and decoder have taken when all is done

@@ -147,19 +147,22 @@ OffloadSpeed measure_offload(const Make& make, const SpeedReport& resident) {
   model::CudaOffload* const offload = decoder.offload();
   if (offload == nullptr) return speed;
   const auto prompt = random_prompt(options.prompt, on_gpu.config().vocab_size);
-  first_token_seconds(decoder, prompt);
+  const auto step_seconds = [&](const std::function<void()>& begin) {
+    return step_speed("offload", decoder, prompt, options.generate, begin).seconds;
+  };
   speed.moved_bytes = offload->round_bytes();
+  offload->skip_copies(true);
+  const double of_prompt = first_token_seconds(decoder, prompt), step = step_seconds([] {});
+  offload->skip_copies(false);
   offload->reset_traffic();
   speed.prompt_seconds = first_token_seconds(decoder, prompt);
   speed.prompt_overlap = offload->traffic().overlap();
-  speed.step_seconds =
-      step_speed("offload", decoder, prompt, options.generate, [&] { offload->reset_traffic(); }).seconds;
+  speed.step_seconds = step_seconds([&] { offload->reset_traffic(); });
   const model::OffloadTraffic traffic = offload->traffic();
   speed.step_overlap = traffic.overlap();
   speed.link_bandwidth = static_cast<double>(traffic.bytes) / traffic.copy_seconds;
   const double copying = static_cast<double>(speed.moved_bytes) / speed.link_bandwidth;
   const double prompt_copying = copying * static_cast<double>((options.prompt + how.chunk - 1) / how.chunk);
-  const double step = resident.steps.back().seconds, of_prompt = resident.prompt_seconds;
   speed.predicted_step_seconds = std::max(copying, step);
   speed.predicted_prompt_seconds = std::max(prompt_copying, of_prompt);
   speed.predicted_step_overlap = std::min(1.0, step / copying);
