@@ -7,6 +7,7 @@
 #include "device/fragment.cuh"
 #include "kernels/block_reduce.cuh"
 #include "kernels/overlap_launch.cuh"
+#include "kernels/silu.cuh"
 
 namespace w4q::kernels {
 namespace {
@@ -18,7 +19,6 @@ constexpr int64_t step_inputs = 256;
 /// Fewer outputs than this are shared by warps: there would be too few loads in flight.
 constexpr int64_t few_outputs = 8192;
 constexpr int few_split = 4;
-constexpr float largest_half = 65504.0f;
 
 enum class Output { half, fp32, residual, gated };
 
@@ -69,8 +69,7 @@ __device__ void store(const DenseGemvArgs& args, int64_t team, const float (&sum
       // What lies between is rounded as if it were stored.
       const float gate = __half2float(__float2half_rn(values[r]));
       const float up = __half2float(__float2half_rn(values[r + 2]));
-      const float value = gate / (1.0f + __expf(fminf(-gate, 88.0f))) * up;
-      args.gated[at] = __float2half_rn(fminf(fmaxf(value, -largest_half), largest_half));
+      args.gated[at] = __float2half_rn(silu_product(gate, up));
     }
   } else {
 #pragma unroll

@@ -5,12 +5,13 @@
 #include "device/fragment.cuh"
 #include "kernels/block_reduce.cuh"
 #include "kernels/elementwise_cuda.h"
+#include "kernels/gemv_store.cuh"
+#include "kernels/linear_fusion.h"
 #include "kernels/overlap_launch.cuh"
+#include "kernels/silu.cuh"
 
 namespace w4q::kernels {
 namespace {
-
-constexpr float largest_half = 65504.0f;
 
 /// `width` neighbouring values: 4 where rows allow 16-byte accesses, else 1.
 template <int width>
@@ -91,6 +92,12 @@ __global__ void __launch_bounds__(1024) add_rms_norm_kernel(const AddNormArgs ar
   for (int64_t at = first + held_chunks * step; at < args.cols; at += step) add(at);
   sum = block_reduce(sum, slots, 0.0f, [](float a, float b) { return a + b; });
   const float scale = 1.0f / sqrtf(sum / static_cast<float>(args.cols) + args.eps);
+  if (args.state != nullptr) {
+    const int64_t floats = norm_state_floats(args.cols);
+    for (int64_t i = threadIdx.x; i < floats; i += blockDim.x) {
+      args.state[i] = i == 0 ? scale : i == 1 ? kbit::next_scale(scale) : i == 2 ? sum : 0;
+    }
+  }
   const auto finish = [&](int64_t at, Chunk chunk, const Chunk& weight) {
 #pragma unroll
     for (int j = 0; j < width; ++j) chunk.v[j] = weight.v[j] * (chunk.v[j] * scale);
@@ -125,13 +132,8 @@ __global__ void add_bias_kernel(const float* bias, int64_t rows, int64_t cols, T
   }
 }
 
-__device__ float gated(float gate, float up) {
-  const float value = gate / (1.0f + __expf(fminf(-gate, 88.0f))) * up;
-  return fminf(fmaxf(value, -largest_half), largest_half);
-}
-
 template <int width>
-__global__ void silu_multiply_kernel(const __half* gate_up, int64_t rows, int64_t inner, __half* out) {
+__global__ void silu_multiply_kernel(const __half* gate_up, int64_t rows, int64_t inner, bool tiles, __half* out) {
   device::allow_next_launch();
   device::wait_for_previous_launch();
   const int64_t chunks = inner / width;
@@ -139,13 +141,13 @@ __global__ void silu_multiply_kernel(const __half* gate_up, int64_t rows, int64_
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * chunks; i += step) {
     const int64_t row = i / chunks;
     const int64_t column = i % chunks * width;
-    const __half* const gate = gate_up + row * 2 * inner + column;
+    const __half* const gate = gate_up + row * 2 * inner + (tiles ? column / 32 * 64 + column % 32 : column);
     Values<width> g{};
     Values<width> u{};
     g.add(gate);
-    u.add(gate + inner);
+    u.add(gate + (tiles ? 32 : inner));
 #pragma unroll
-    for (int j = 0; j < width; ++j) g.v[j] = gated(g.v[j], u.v[j]);
+    for (int j = 0; j < width; ++j) g.v[j] = silu_product(g.v[j], u.v[j]);
     g.store(out + row * inner + column);
   }
 }
@@ -193,6 +195,7 @@ unsigned blocks_for(int64_t items) {
 
 void add_rms_norm_cuda(const AddNormArgs& args, cudaStream_t stream) {
   ensure(args.rows >= 1 && args.cols >= 1 && args.rows < (int64_t{1} << 31), "add_rms_norm: no rows");
+  ensure(args.state == nullptr || args.rows == 1, "add_rms_norm: the state of one row");
   const int width = args.cols % 4 == 0 ? 4 : 1;
   const int64_t chunks = args.cols / width;
   // Few rows: as many threads as have work. Many: smaller blocks fill the GPU better.
@@ -218,12 +221,13 @@ void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, float* y, int6
   device::check_launch("add_bias", concat(rows, " × ", cols));
 }
 
-void silu_multiply_cuda(const __half* gate_up, int64_t rows, int64_t inner, __half* out, bool overlap,
+void silu_multiply_cuda(const __half* gate_up, int64_t rows, int64_t inner, bool tiles, __half* out, bool overlap,
                         cudaStream_t stream) {
   const int width = inner % 4 == 0 ? 4 : 1;
   const LaunchShape shape{dim3(blocks_for(rows * inner / width)), threads, 0, overlap};
-  if (width == 4) return launch<silu_multiply_kernel<4>>(shape, stream, "silu_multiply", gate_up, rows, inner, out);
-  launch<silu_multiply_kernel<1>>(shape, stream, "silu_multiply", gate_up, rows, inner, out);
+  if (width == 4)
+    return launch<silu_multiply_kernel<4>>(shape, stream, "silu_multiply", gate_up, rows, inner, tiles, out);
+  launch<silu_multiply_kernel<1>>(shape, stream, "silu_multiply", gate_up, rows, inner, tiles, out);
 }
 
 void embed_cuda(const EmbedArgs& args, cudaStream_t stream) {

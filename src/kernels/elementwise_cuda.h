@@ -24,6 +24,7 @@ struct AddNormArgs {
   int64_t rows = 0, cols = 0;
   __half* out = nullptr;      ///< [rows × cols]
   float* out_fp32 = nullptr;  ///< the same without rounding, or null
+  float* state = nullptr;     ///< one row: the norm's state (linear_fusion.h), or null
   bool overlap = false;
 };
 void add_rms_norm_cuda(const AddNormArgs& args, cudaStream_t stream);
@@ -35,9 +36,9 @@ void add_cuda(float* x, const __half* y, int64_t count, cudaStream_t stream);
 void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, __half* y, int64_t stride, cudaStream_t stream);
 void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, float* y, int64_t stride, cudaStream_t stream);
 
-/// out[r][i] = silu(gate_up[r][i]) · gate_up[r][inner + i]; rows of gate_up are 2·inner apart, of out inner. The
-/// product is kept within the range of f16.
-void silu_multiply_cuda(const __half* gate_up, int64_t rows, int64_t inner, __half* out, bool overlap,
+/// out[r][i] = silu(gate) · up, kept within the range of f16. Rows of gate_up are 2·inner apart, of out inner. A row is
+/// all gates and then all ups, or with `tiles` 32 gates and their 32 ups in turn (inner a multiple of 32).
+void silu_multiply_cuda(const __half* gate_up, int64_t rows, int64_t inner, bool tiles, __half* out, bool overlap,
                         cudaStream_t stream);
 
 /// The row of tables [positions × pairs] that belongs to a position, for all launches of a step that need it.

@@ -25,18 +25,28 @@ struct NoTable {
   __device__ static void fill(char*, const Args&) {}
 };
 
+template <class Gemv>
+constexpr bool is_fused() {
+  if constexpr (requires { Gemv::fused; }) return Gemv::fused;
+  return false;
+}
+
 /// The work of one block. `Gemv` has
 ///
+///   fused                     whether it does what lies between products (gemv_store.cuh): one row; absent: not
 ///   Args, Type, rows, warps   what a launch needs; type of the activations; most rows; warps of a block
 ///   Run                       a warp's way through its tiles: load_first_weights(), load_first_activations(),
 ///                             step(table, totals), span
-///   Totals                    a lane's sums of a row group: clear(), for_each(use(output, row, sum))
+///   Totals                    a lane's sums of a row group: clear(); for_each(use(output, row, sum)), or where it is
+///                             fused pair(): outputs `lane` and `lane` + 32
 ///   Table                     what stands in shared memory before the tails do: total_bytes, fill(), View
 template <class Gemv>
 __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   using Type = typename Gemv::Type;
   constexpr int rows = Gemv::rows;
   constexpr int warps = Gemv::warps;
+  constexpr bool fused = is_fused<Gemv>();
+  static_assert(rows == 1 || !fused);
   extern __shared__ uint4 shared[];
   auto* const table = reinterpret_cast<char*>(shared);
   const Slots<rows, warps> slots(table, Gemv::Table::total_bytes);
@@ -55,8 +65,10 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   const int tail = warps + warp;
   slots.leave(head, -1);
   slots.leave(tail, -1);
+  if (fused && threadIdx.x == 0) prefetch_weights(args);
   device::wait_for_previous_launch();
   run.load_first_activations();
+  if (fused && threadIdx.x == 0) prefetch_stream(args);
   __syncthreads();
   const typename Gemv::Table::View values(table);
   typename Gemv::Totals totals;
@@ -68,6 +80,13 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
     totals.for_each([&](int output, int row, float sum) { sums[output * rows + row] = sum; });
     slots.leave(slot, group);
   };
+  const auto store = [&](int group) {
+    if constexpr (fused) {
+      GroupStore<Type, fused>(args, group).run(totals.pair());
+    } else {
+      totals.for_each([&](int output, int row, float sum) { store_output<Type>(args, group * 64 + output, row, sum); });
+    }
+  };
   while (run.span.count > 0) {
     const int group = run.span.group;
     const bool ends_group = run.span.ends_group(args);
@@ -76,7 +95,7 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
     if (!ends_group && !last) continue;
     // A row group is done when it began and ended in this run, else its sums wait for the others'.
     if (ends_group && from_start) {
-      totals.for_each([&](int output, int row, float sum) { store_output<Type>(args, group * 64 + output, row, sum); });
+      store(group);
     } else if (last) {
       tail_group = group;
       break;
@@ -89,7 +108,7 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   __syncthreads();  // the table has served
   if (tail_group >= 0) leave_sums(tail, tail_group);
   __syncthreads();
-  combine<Type, rows, warps>(args, outline, slots);
+  combine<Type, fused, rows, warps>(args, outline, slots);
 }
 
 }  // namespace w4q::kernels::kbit

@@ -50,7 +50,7 @@ struct CodeProducts {
   }
 };
 
-/// Scaled sums of a lane: [row tile][half][activation rows that the lane has]. One row: only lanes 4g have it.
+/// Scaled sums of a lane: [row tile][half][activation rows that the lane has]. One row: lanes 4g have it.
 template <int rows>
 struct RowTotals {
   static constexpr int groups = rows == 16 ? 2 : 1;
@@ -90,6 +90,18 @@ struct RowTotals {
         }
       }
     }
+  }
+  /// One row: outputs `lane` and `lane` + 32 of a finished row group. Lane 4g has outputs g, g + 8, g + 16, …
+  __device__ float2 pair() const {
+    const int lane = threadIdx.x % 32;
+    float2 pair{};
+#pragma unroll
+    for (int eight = 0; eight < 4; ++eight) {
+      const float low = __shfl_sync(0xFFFFFFFFu, sums[eight / 2][eight % 2][0], lane % 8 * 4);
+      const float high = __shfl_sync(0xFFFFFFFFu, sums[2 + eight / 2][eight % 2][0], lane % 8 * 4);
+      if (lane / 8 == eight) pair = {low, high};
+    }
+    return pair;
   }
 };
 

@@ -48,4 +48,10 @@ void with_types(const MarlinLaunch& args, int bits, DType activation, const Body
   return with_type.template operator()<8>();
 }
 
+/// The same with a LinearFusion.
+void launch_fused_marlin_gemv(const MarlinLaunch& args, int bits, int blocks, cudaStream_t stream,
+                              std::string_view shape);
+void launch_fused_interleaved_gemv(const InterleavedLaunch& args, int blocks, cudaStream_t stream,
+                                   std::string_view shape);
+
 }  // namespace w4q::kernels::integer

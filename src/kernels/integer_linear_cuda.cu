@@ -53,6 +53,10 @@ float code_factor(DType activation, int bits) {
 void run_marlin_gemv(const KbitLinearArgs& args, cudaStream_t stream) {
   integer::MarlinLaunch launch = prepare_marlin(args);
   launch.result_factor = code_factor(args.activation, args.weight.scheme.bits);
+  if (args.fusion.any()) {
+    return integer::launch_fused_marlin_gemv(launch, args.weight.scheme.bits, blocks_for(launch.tiles), stream,
+                                             shape_of(args));
+  }
   integer::launch_marlin_gemv(launch, args.weight.scheme.bits, args.activation, blocks_for(launch.tiles), stream,
                               shape_of(args));
 }
@@ -74,6 +78,9 @@ void run_interleaved_gemv(const KbitLinearArgs& args, cudaStream_t stream) {
     launch.zero_words = (part.weight.n + 7) / 8;
     launch.group_shift = std::countr_zero(static_cast<unsigned>(part.weight.scheme.block)) - 5;
     launch.result_factor = code_factor(part.activation, part.weight.scheme.bits);
+    if (part.fusion.any()) {
+      return integer::launch_fused_interleaved_gemv(launch, blocks_for(launch.tiles), stream, shape_of(part));
+    }
     integer::launch_interleaved_gemv(launch, part.activation, blocks_for(launch.tiles), stream, shape_of(part));
   });
 }
@@ -83,7 +90,8 @@ constexpr KernelRow rows[] = {
      .description = "1 to 16 rows, memory-bound: every warp streams a run of tiles, scales multiply the sums",
      .accepts = [](const LinearDesc& d, std::string* why) { return accepts_marlin(d, 1, most_gemv_rows, why); },
      .workspace = gemv_workspace,
-     .run = run_marlin_gemv},
+     .run = run_marlin_gemv,
+     .fuses = true},
     {.name = "marlin-gemm",
      .description = "17 to 128 rows, 64 at a time: activations in shared memory, scales multiply the weights",
      .accepts = [](const LinearDesc& d,
@@ -100,7 +108,8 @@ constexpr KernelRow rows[] = {
      .description = "1 to 64 rows, 8 at a time: a lane holds inputs of one output, the B operand keeps lanes apart",
      .accepts = accepts_interleaved,
      .workspace = gemv_workspace,
-     .run = run_interleaved_gemv},
+     .run = run_interleaved_gemv,
+     .fuses = true},
 };
 
 }  // namespace

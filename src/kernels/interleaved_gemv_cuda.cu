@@ -150,6 +150,16 @@ struct InterleavedTotals {
       for (int i = 0; i < 4; ++i) use(32 * (i / 2) + lane / 4 * 4 + lane % 2 * 2 + i % 2, row, sums[o][i / 2][i % 2]);
     }
   }
+  /// One row: outputs `lane` and `lane` + 32 of a finished row group.
+  __device__ float2 pair() const {
+    const int lane = threadIdx.x % 32;
+    const auto fetch = [&](const float(&of_half)[2]) {
+      const float even = __shfl_sync(0xFFFFFFFFu, of_half[0], lane / 4 * 4 + lane / 2 % 2);
+      const float odd = __shfl_sync(0xFFFFFFFFu, of_half[1], lane / 4 * 4 + lane / 2 % 2);
+      return lane % 2 == 0 ? even : odd;
+    };
+    return {fetch(sums[0][0]), fetch(sums[0][1])};
+  }
 };
 
 /// One warp's way through its run of tiles.
@@ -293,11 +303,12 @@ struct InterleavedRun {
   __device__ static uint32_t word(const uint4& v, int w) { return w == 0 ? v.x : w == 1 ? v.y : w == 2 ? v.z : v.w; }
 };
 
-template <class Activation, int most_rows, bool with_zeros>
+template <class Activation, int most_rows, bool with_zeros, bool fuses>
 struct InterleavedGemv {
   using Args = InterleavedLaunch;
   using Type = Activation;
   static constexpr int rows = most_rows;
+  static constexpr bool fused = fuses;
   static constexpr int warps = rows <= 2 && !with_zeros ? 16 : rows <= 4 ? 12 : 8;
   static constexpr int tiles = 2;
   using Totals = InterleavedTotals<rows>;
@@ -312,9 +323,9 @@ __global__ void __launch_bounds__(Gemv::warps * 32, 1) interleaved_gemv_kernel(c
   gemv_block<Gemv>(args);
 }
 
-template <class Type, bool with_zeros, int rows>
+template <class Type, bool with_zeros, int rows, bool fused = false>
 void launch_rows(const InterleavedLaunch& args, int blocks, cudaStream_t stream, std::string_view shape) {
-  using Gemv = InterleavedGemv<Type, rows, with_zeros>;
+  using Gemv = InterleavedGemv<Type, rows, with_zeros, fused>;
   constexpr int shared_bytes = Gemv::Table::total_bytes + kbit::Slots<rows, Gemv::warps>::extra_bytes;
   kbit::launch_kernel<interleaved_gemv_kernel<Gemv>, shared_bytes>(args, blocks, Gemv::warps * 32, stream,
                                                                    "interleaved_gemv", shape);
@@ -340,6 +351,13 @@ void launch_interleaved_gemv(const InterleavedLaunch& args, DType activation, in
                              std::string_view shape) {
   if (activation == DType::f16) return launch_type<device::HalfType>(args, blocks, stream, shape);
   launch_type<device::Bf16Type>(args, blocks, stream, shape);
+}
+
+void launch_fused_interleaved_gemv(const InterleavedLaunch& args, int blocks, cudaStream_t stream,
+                                   std::string_view shape) {
+  using Half = device::HalfType;
+  if (args.zeros != nullptr) return launch_rows<Half, true, 1, true>(args, blocks, stream, shape);
+  launch_rows<Half, false, 1, true>(args, blocks, stream, shape);
 }
 
 }  // namespace w4q::kernels::integer

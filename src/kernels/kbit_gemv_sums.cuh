@@ -2,8 +2,8 @@
 // share.
 #pragma once
 
+#include "kernels/gemv_store.cuh"
 #include "kernels/kbit_exchange.cuh"
-#include "kernels/kbit_launch.cuh"
 
 namespace w4q::kernels::kbit {
 
@@ -76,7 +76,7 @@ struct Totals {
 
   /// Calls use(output, activation row, sum) for what the lane has to give of a finished row group.
   template <class Use>
-  __device__ void for_each(const Use& use) {
+  __device__ void for_each(const Use& use) const {
     const int g = threadIdx.x % 32 / 4;
     const int t = threadIdx.x % 4;
 #pragma unroll
@@ -94,6 +94,18 @@ struct Totals {
         }
       }
     }
+  }
+  /// One row: outputs `lane` and `lane` + 32 of a finished row group. Lane 4g + t has outputs 16t + g and 16t + 8 + g.
+  __device__ float2 pair() const {
+    const float mine[2] = {sum_of_row_tile(0), sum_of_row_tile(1)};
+    const int lane = threadIdx.x % 32;
+    const int from = lane % 8 * 4 + lane / 16;
+    const auto fetch = [&](int lane_of) {
+      const float low = __shfl_sync(0xFFFFFFFFu, mine[0], lane_of);
+      const float high = __shfl_sync(0xFFFFFFFFu, mine[1], lane_of);
+      return lane / 8 % 2 == 0 ? low : high;
+    };
+    return {fetch(from), fetch(from + 2)};
   }
 
  private:
@@ -147,7 +159,7 @@ struct Outline {
 
 /// Sums of the row groups that several warps share, and their way out: 64 sums of one group at a time for a warp, those
 /// that another block waits for first.
-template <class Type, int rows, int warps>
+template <class Type, bool fused, int rows, int warps>
 __device__ void combine(const Launch& args, const Outline& outline, const Slots<rows, warps>& slots) {
   const int lane = threadIdx.x % 32;
   const int tasks = (outline.final_group - outline.first_group + 1) * rows;
@@ -157,6 +169,7 @@ __device__ void combine(const Launch& args, const Outline& outline, const Slots<
     static_assert(2 * warps <= 32);
     const unsigned members = __ballot_sync(0xFFFFFFFFu, lane < 2 * warps && slots.groups[lane] == group);
     if (members == 0) continue;  // stored by the warp that had all of it
+    const GroupStore<Type, fused> store(args, group);
     // No branches: all loads are on their way before the first is added.
     float sums[2] = {};
 #pragma unroll
@@ -179,10 +192,14 @@ __device__ void combine(const Launch& args, const Outline& outline, const Slots<
       sums[0] += total[0];
       sums[1] += total[1];
     }
+    if constexpr (fused) {
+      store.run({sums[0], sums[1]});
+    } else {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int v = first + 32 * i;
-      store_output<Type>(args, group * 64 + v / rows, v % rows, sums[i]);
+      for (int i = 0; i < 2; ++i) {
+        const int v = first + 32 * i;
+        store_output<Type>(args, group * 64 + v / rows, v % rows, sums[i]);
+      }
     }
   }
 }

@@ -9,6 +9,7 @@
 #include "formats/scheme.h"
 #include "kernels/kbit_exchange.cuh"
 #include "kernels/kbit_linear_tile.cuh"
+#include "kernels/linear_fusion.h"
 #include "kernels/overlap_launch.cuh"
 
 namespace w4q::kernels::kbit {
@@ -34,6 +35,7 @@ struct Launch {
   float result_factor;  ///< takes all factors out of the sums again
   bool aligned;         ///< rows of x may be read 16 bytes at a time
   bool overlap;         ///< begin while the launch before is still running, as far as the weights go
+  LinearFusion fusion;  ///< one row only
 };
 
 /// The scale of an output where all inputs are one group (layout_marlin.h).
@@ -60,6 +62,9 @@ __device__ __forceinline__ void store_output(const Launch& args, int row, int co
 /// 1 to 16 activation rows (kbit_gemv_cuda.cu).
 void launch_gemv(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks, cudaStream_t stream,
                  std::string_view shape);
+/// The same with a LinearFusion (kbit_gemv_fused_cuda.cu).
+void launch_fused_gemv(const Launch& args, const formats::Scheme& scheme, int blocks, cudaStream_t stream,
+                       std::string_view shape);
 /// 17 to 64 activation rows (kbit_gemm_cuda.cu).
 void launch_gemm(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks, cudaStream_t stream,
                  std::string_view shape);

@@ -20,6 +20,7 @@
 
 #include "core/dtype.h"
 #include "formats/scheme.h"
+#include "kernels/linear_fusion.h"
 
 namespace w4q::kernels {
 
@@ -54,6 +55,8 @@ struct KbitLinearArgs {
   /// Weights, codebook and bias were complete before the previous launch in the stream began: on sm_90 their first
   /// bytes are then fetched while that launch still runs. x and y are not touched before it is done.
   bool weights_ready = false;
+  /// One row of f16, and a kernel with `fuses`: otherwise bad_argument. y then may be f32 or half as long.
+  LinearFusion fusion;
 };
 
 /// What decides which kernel runs.
@@ -74,6 +77,7 @@ struct KernelRow {
   size_t (*workspace)(const LinearDesc&);
   /// Arguments have been checked.
   void (*run)(const KbitLinearArgs&, cudaStream_t);
+  bool fuses = false;  ///< takes a LinearFusion where there is one row
 };
 
 /// All ways, the preferred ones first.

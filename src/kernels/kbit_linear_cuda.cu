@@ -21,6 +21,9 @@ void set_sum_factors(const KbitLinearArgs& args, kbit::Launch& launch) {
 void run_gemv(const KbitLinearArgs& args, cudaStream_t stream) {
   kbit::Launch launch = prepare(args);
   set_sum_factors(args, launch);
+  if (args.fusion.any()) {
+    return kbit::launch_fused_gemv(launch, args.weight.scheme, blocks_for(launch.tiles), stream, shape_of(args));
+  }
   kbit::launch_gemv(launch, args.weight.scheme, args.activation, blocks_for(launch.tiles), stream, shape_of(args));
 }
 
@@ -52,7 +55,8 @@ constexpr KernelRow rows[] = {
      .accepts = [](const LinearDesc& d,
                    std::string* why) { return accepts_rows(d, "kbit-fragment", 1, most_gemv_rows, why); },
      .workspace = gemv_workspace,
-     .run = run_gemv},
+     .run = run_gemv,
+     .fuses = true},
     {.name = "kbit-gemm",
      .description = "17 to 128 rows, 64 at a time: activations in shared memory, scales multiply the weights",
      .accepts = gemm_accepts,

@@ -42,6 +42,26 @@ void check_args(const KbitLinearArgs& args) {
   }
 }
 
+void check_fusion(const KbitLinearArgs& args, const KernelRow& row) {
+  const LinearFusion& fusion = args.fusion;
+  if (!fusion.any()) return;
+  require(args.m == 1 && args.activation == DType::f16 && row.fuses,
+          concat("a fused product of ", args.m, " rows of ", dtype_name(args.activation), " by ", row.name),
+          "one row of f16, and a kernel that fuses");
+  require(!fusion.gated || (args.weight.n % 64 == 0 && !fusion.fp32), "a gated product",
+          "tiles of 32 gates and 32 ups, no residual");
+  const bool adds = args.residual != nullptr;
+  require(!adds || (fusion.fp32 && fusion.input_norm == nullptr), "a fused product that adds to a residual",
+          "f32, and a complete x");
+  const bool has_norm = fusion.next_weight != nullptr && fusion.next_norm != nullptr && fusion.last_norm != nullptr;
+  require(fusion.next_x == nullptr || (adds && has_norm && fusion.last_norm != fusion.next_norm),
+          "a product that leaves the next one's input",
+          "y is the f32 residual stream, and the norm has weights and two states");
+  require(aligned(fusion.next_x, 2) && (!fusion.fp32 || (aligned(args.y, 4) && aligned(args.residual, 4))) &&
+              aligned(fusion.input_norm, 4) && aligned(fusion.next_norm, 4) && aligned(fusion.last_norm, 4),
+          "a misaligned pointer", "f32 to 4 bytes");
+}
+
 void check_workspace(const KbitLinearArgs& args, size_t needed) {
   require(args.workspace != nullptr && aligned(args.workspace, 256) && args.workspace_bytes >= needed,
           concat("workspace of ", args.workspace_bytes, " bytes"),
@@ -78,6 +98,7 @@ kbit::Launch prepare(const KbitLinearArgs& args) {
   launch.aligned = aligned(args.x, 16) && args.ldx % 8 == 0;
   launch.overlap = args.weights_ready;
   launch.result_factor = 1;
+  launch.fusion = args.fusion;
   return launch;
 }
 
@@ -151,6 +172,7 @@ void kbit_linear(const KbitLinearArgs& args, cudaStream_t stream) {
   check_args(args);
   const LinearDesc desc = describe(args);
   const KernelRow& row = pick_kernel(desc);
+  check_fusion(args, row);
   check_workspace(args, linear_workspace(desc));
   row.run(args, stream);
 }

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <string_view>
 
 #include "device/check.h"
@@ -54,6 +55,24 @@ void allow_shared_memory() {
   static_assert(bytes <= most_bytes, "more shared memory than a block of the GPU has");
   static const cudaError_t allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   device::check(allowed, "asking for shared memory");
+}
+
+/// Asks for no more shared memory on a multiprocessor than one block of `kernel` needs, so that two do not fit. Between
+/// launches that overlap, other kernels empty some multiprocessors before others: where two blocks fit, the next
+/// launch's would gather there, and take twice as long as those that stand alone.
+template <auto kernel, int bytes>
+void keep_blocks_apart() {
+  static const cudaError_t asked = [] {
+    int device = 0;
+    int all = 1;
+    device::check(cudaGetDevice(&device), "asking for the GPU");
+    device::check(cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device),
+                  "asking for shared memory");
+    constexpr int reserved = 1024;
+    const int percent = std::min((100 * (bytes + reserved) + all - 1) / all, 100);
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, percent);
+  }();
+  device::check(asked, "dividing a multiprocessor's memory");
 }
 
 }  // namespace w4q::kernels

@@ -54,6 +54,7 @@ CudaDecoder::Impl::Impl(const CudaModel& model_, const CudaDecoderOptions& optio
     stream.synchronize();  // `all` goes
   }
   multiplier.set_overlap(options.overlap);
+  for (auto& norm : norms) norm = device_matrix<float>(kernels::norm_state_floats(config.hidden_size), 1);
   stream.synchronize();
 }
 

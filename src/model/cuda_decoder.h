@@ -38,6 +38,7 @@ struct CudaDecoderOptions {
   int64_t chunk = 2048;  ///< most tokens that pass through a layer together
   bool graph = true;     ///< single tokens replay a captured graph
   bool overlap = true;   ///< launches begin while the one before still runs, where the GPU can
+  bool fuse = true;      ///< norms of single tokens are part of the products around them, where kernels can
 };
 
 /// One kind of work of a step, run by itself for all layers.

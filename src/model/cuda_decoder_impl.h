@@ -6,6 +6,7 @@
 
 #include "device/graph.h"
 #include "kernels/attention_cuda.h"
+#include "kernels/elementwise_cuda.h"
 #include "kernels/sampling_cuda.h"
 #include "model/cuda_cache.h"
 #include "model/cuda_decoder.h"
@@ -47,7 +48,18 @@ struct CudaDecoder::Impl {
   void attend(size_t index, int64_t rows, int64_t first);
   void attend_single(size_t index, const int32_t* at, const kernels::HeadRotation& rotation);
   void attend_many(size_t index, const kernels::QkvRows& qkv, const kernels::PagedLayer& layer, int64_t first);
+  kernels::AddNormArgs norm_args(const float* weight, int64_t rows, __half* out);
   void normalize(const device::DeviceBuffer& weight, int64_t rows);
+  /// Whether the norm between two products is part of them in a step.
+  bool can_fuse(const CudaLinear& from, const CudaLinear& to) const;
+  /// Launches of a step that do nothing but a norm.
+  int64_t norm_launches() const;
+  /// Adds a product to the residual stream; `next` and its weight are what normalize() and the product behind it will
+  /// take, or null where something else comes first.
+  void add_product(const CudaLinear& linear, const device::DeviceBuffer& x, int64_t rows, const CudaLinear* next,
+                   const float* weight);
+  /// What the next product needs of a norm that was part of the one before.
+  InputNorm input_norm();
   void final_norm(int64_t rows, __half* out, float* out_fp32);
   void flush(int64_t rows);
   void observe_hidden(int64_t index, int64_t rows, const CudaObserver* observer);
@@ -75,7 +87,10 @@ struct CudaDecoder::Impl {
   device::PinnedBuffer staged_ids, drawn, staged_state;
   int64_t hidden_rows = 0;
   int64_t position = 0;
-  bool pending = false;     ///< activations.product has yet to be added to the residual stream
+  bool pending = false;  ///< activations.product has yet to be added to the residual stream
+  bool fused = false;    ///< activations.normed is what a product left, and norms[at] says what it lacks
+  size_t norm_at = 0;    ///< of `norms`: the state of the residual stream as it is
+  std::array<device::DeviceBuffer, 2> norms;
   bool single_row = false;  ///< the token comes from `state`, and so does its position
   kernels::SamplingOptions sampling;
   int64_t steps = 0;  ///< since start()

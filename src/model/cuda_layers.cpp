@@ -26,20 +26,67 @@ kernels::HeadRotation CudaDecoder::Impl::with_norms(kernels::HeadRotation rotati
   return rotation;
 }
 
+kernels::AddNormArgs CudaDecoder::Impl::norm_args(const float* weight, int64_t rows, __half* out) {
+  kernels::AddNormArgs args;
+  args.x = activations.residual.as<float>();
+  args.y = pending ? activations.product.as<__half>() : nullptr;
+  args.weight = weight;
+  args.eps = static_cast<float>(config.rms_norm_eps);
+  args.rows = rows;
+  args.cols = config.hidden_size;
+  args.out = out;
+  args.overlap = options.overlap;
+  return args;
+}
+
 void CudaDecoder::Impl::normalize(const DeviceBuffer& weight, int64_t rows) {
-  kernels::add_rms_norm_cuda({activations.residual.as<float>(), pending ? activations.product.as<__half>() : nullptr,
-                              weight.as<float>(), static_cast<float>(config.rms_norm_eps), rows, config.hidden_size,
-                              activations.normed.as<__half>(), nullptr, options.overlap},
-                             stream.get());
+  if (fused) return;
+  kernels::AddNormArgs args = norm_args(weight.as<float>(), rows, activations.normed.as<__half>());
+  if (rows == 1) args.state = norms[norm_at].as<float>();
+  kernels::add_rms_norm_cuda(args, stream.get());
   pending = false;
 }
 
 void CudaDecoder::Impl::final_norm(int64_t rows, __half* out, float* out_fp32) {
-  kernels::add_rms_norm_cuda(
-      {activations.residual.as<float>(), pending ? activations.product.as<__half>() : nullptr, model.final_norm(),
-       static_cast<float>(config.rms_norm_eps), rows, config.hidden_size, out, out_fp32, options.overlap},
-      stream.get());
+  if (fused) return;
+  kernels::AddNormArgs args = norm_args(model.final_norm(), rows, out);
+  args.out_fp32 = out_fp32;
+  kernels::add_rms_norm_cuda(args, stream.get());
   pending = false;
+}
+
+bool CudaDecoder::Impl::can_fuse(const CudaLinear& from, const CudaLinear& to) const {
+  return options.fuse && fuses(from) && fuses(to);
+}
+
+int64_t CudaDecoder::Impl::norm_launches() const {
+  const auto& layers = model.layers();
+  int64_t launches = 1;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const CudaLinear& behind = i + 1 < layers.size() ? layers[i + 1].qkv : model.head();
+    launches += (can_fuse(layers[i].o, layers[i].gate_up) ? 0 : 1) + (can_fuse(layers[i].down, behind) ? 0 : 1);
+  }
+  return launches;
+}
+
+void CudaDecoder::Impl::add_product(const CudaLinear& linear, const DeviceBuffer& x, int64_t rows,
+                                    const CudaLinear* next, const float* weight) {
+  auto* const residual = activations.residual.as<float>();
+  fused = rows == 1 && next != nullptr && can_fuse(linear, *next);
+  if (!fused) {
+    pending = multiplier.multiply_residual(linear, x.as<__half>(), rows, residual, activations.product.as<__half>());
+    return;
+  }
+  const size_t behind = 1 - norm_at;
+  const NextNorm norm{weight, norms[norm_at].as<float>(), norms[behind].as<float>(), activations.normed.as<__half>(),
+                      static_cast<float>(config.rms_norm_eps)};
+  multiplier.multiply_residual(linear, x.as<__half>(), rows, residual, nullptr, &norm);
+  norm_at = behind;
+}
+
+InputNorm CudaDecoder::Impl::input_norm() {
+  if (!fused) return {};
+  return {norms[norm_at].as<float>(), static_cast<float>(config.rms_norm_eps)};
 }
 
 void CudaDecoder::Impl::flush(int64_t rows) {
@@ -121,21 +168,29 @@ void CudaDecoder::Impl::attend(size_t index, int64_t rows, int64_t first) {
 }
 
 void CudaDecoder::Impl::run_layer(size_t index, int64_t rows, int64_t first, const CudaObserver* observer) {
-  const CudaLayer& weights = model.layers()[index];
-  auto* const residual = activations.residual.as<float>();
-  auto* const product = activations.product.as<__half>();
+  const auto& layers = model.layers();
+  const CudaLayer& weights = layers[index];
   normalize(weights.input_norm, rows);
   observe_input(weights.qkv, activations.normed, rows, observer);
-  multiplier.multiply(weights.qkv, activations.normed.as<__half>(), rows, activations.qkv.as<__half>());
+  multiplier.multiply(weights.qkv, activations.normed.as<__half>(), rows, activations.qkv.as<__half>(), input_norm());
   attend(index, rows, first);
   observe_input(weights.o, activations.attended, rows, observer);
-  pending = multiplier.multiply_residual(weights.o, activations.attended.as<__half>(), rows, residual, product);
+  // An observer sees complete inputs.
+  const bool alone = observer != nullptr;
+  add_product(weights.o, activations.attended, rows, alone ? nullptr : &weights.gate_up,
+              weights.post_attention_norm.as<float>());
   normalize(weights.post_attention_norm, rows);
   observe_input(weights.gate_up, activations.normed, rows, observer);
   multiplier.multiply_gated(weights.gate_up, activations.normed.as<__half>(), rows, activations.gate_up.as<__half>(),
-                            activations.gated.as<__half>());
+                            activations.gated.as<__half>(), input_norm());
   observe_input(weights.down, activations.gated, rows, observer);
-  pending = multiplier.multiply_residual(weights.down, activations.gated.as<__half>(), rows, residual, product);
+  if (index + 1 < layers.size()) {
+    add_product(weights.down, activations.gated, rows, alone ? nullptr : &layers[index + 1].qkv,
+                layers[index + 1].input_norm.as<float>());
+  } else {
+    // The head of a step reads the last norm's output; that of a call comes later.
+    add_product(weights.down, activations.gated, rows, single_row ? &model.head() : nullptr, model.final_norm());
+  }
 }
 
 void CudaDecoder::Impl::run_chunk(std::span<const int32_t> ids, int64_t row, const CudaObserver* observer) {
@@ -150,7 +205,7 @@ void CudaDecoder::Impl::run_chunk(std::span<const int32_t> ids, int64_t row, con
                        false,
                        {}},
                       stream.get());
-  pending = false;
+  pending = fused = false;
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     observe_hidden(layer, rows, observer);
     run_layer(static_cast<size_t>(layer), rows, position, observer);
@@ -191,12 +246,12 @@ void CudaDecoder::Impl::launch_step() {
        options.overlap,
        {angles.cosine, angles.sine, angles.pairs, &now->position, step_cosine.as<float>(), step_sine.as<float>()}},
       stream.get());
-  pending = false;
+  pending = fused = false;
   single_row = true;
   for (int64_t layer = 0; layer < config.layers; ++layer) run_layer(static_cast<size_t>(layer), 1, 0, nullptr);
   single_row = false;
   final_norm(1, activations.normed.as<__half>(), nullptr);
-  draw(multiplier.multiply_logits(model.head(), activations.normed.as<__half>(), 1, logits.as<float>()));
+  draw(multiplier.multiply_logits(model.head(), activations.normed.as<__half>(), 1, logits.as<float>(), input_norm()));
 }
 
 }  // namespace w4q::model

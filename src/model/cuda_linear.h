@@ -42,6 +42,7 @@ struct CudaLinear {
   int64_t k = 0;
   std::vector<CudaProduct> products;
   int64_t bytes = 0;                         ///< that one product with all of it reads
+  bool gated_tiles = false;                  ///< gate and up: 32 outputs of each in turn
   std::vector<std::string> widened;          ///< packed layers without a kernel, which were decoded to f16
   std::vector<device::DeviceBuffer> memory;  ///< behind the pointers
 };
@@ -53,6 +54,13 @@ struct CudaLinear {
 CudaLinear upload_linears(std::span<const kernels::LinearWeight* const> layers, const device::Stream& stream,
                           bool offload = false);
 
+/// Gate and up, which read the same input. Where the kernel of one row can apply silu itself, their rows take turns.
+CudaLinear upload_gated(const kernels::LinearWeight& gate, const kernels::LinearWeight& up,
+                        const device::Stream& stream, bool offload = false);
+
+/// Whether the kernels of one row can do what lies between products (kernels/linear_fusion.h).
+bool fuses(const CudaLinear& linear);
+
 /// Residual passes in host memory, in the order in which a step needs them.
 std::vector<const OffloadedPass*> offloaded_passes(std::span<const CudaLinear* const> linears);
 /// Brings those to GPU memory that are worth it within `budget` bytes (choose_resident). Waits.
@@ -60,6 +68,19 @@ void keep_resident(std::span<CudaLinear* const> linears, int64_t budget, const d
 
 /// Rows of f16 as upload_linears makes them.
 device::DeviceBuffer upload_rows(const kernels::LinearWeight& weight, const device::Stream& stream);
+
+/// What a product of one row takes over from the norm before it, and from the one behind it (kernels/linear_fusion.h).
+struct InputNorm {
+  float* state = nullptr;  ///< null: the input is complete
+  float eps = 0;
+};
+struct NextNorm {
+  const float* weight = nullptr;
+  const float* last = nullptr;  ///< the states before and behind
+  float* state = nullptr;
+  __half* x = nullptr;  ///< the next product's input
+  float eps = 0;
+};
 
 /// Multiplies CudaLinears; holds the scratch that they need. One stream, one call at a time.
 class CudaMultiplier {
@@ -74,18 +95,25 @@ class CudaMultiplier {
   /// Of passes that come from host memory; null where there are none.
   CudaOffload* offload() noexcept { return offload_ ? &*offload_ : nullptr; }
 
-  /// y[rows × n] = x · Wᵀ + b.
-  void multiply(const CudaLinear& linear, const __half* x, int64_t rows, __half* y);
+  /// y[rows × n] = x · Wᵀ + b. One row, of layers that fuse: `norm` completes the input, here and below.
+  void multiply(const CudaLinear& linear, const __half* x, int64_t rows, __half* y, InputNorm norm = {});
   /// residual += x · Wᵀ + b, or the sum is left to the caller: then the product is in `y`, and true is returned.
-  bool multiply_residual(const CudaLinear& linear, const __half* x, int64_t rows, float* residual, __half* y);
+  /// One row, of a layer that fuses: also leaves `next`.
+  bool multiply_residual(const CudaLinear& linear, const __half* x, int64_t rows, float* residual, __half* y,
+                         const NextNorm* next = nullptr);
   /// out[rows × n/2] = silu(gate) · up; `both` [rows × n] is scratch.
-  void multiply_gated(const CudaLinear& linear, const __half* x, int64_t rows, __half* both, __half* out);
-  /// Logits of rows in `out` [rows × n] fp32: fp32 from 16-bit heads, f16 from packed ones.
-  kernels::LogitRows multiply_logits(const CudaLinear& head, const __half* x, int64_t rows, float* out);
+  void multiply_gated(const CudaLinear& linear, const __half* x, int64_t rows, __half* both, __half* out,
+                      InputNorm norm = {});
+  /// Logits of rows in `out` [rows × n] fp32: f16 from packed heads of several rows, else fp32.
+  kernels::LogitRows multiply_logits(const CudaLinear& head, const __half* x, int64_t rows, float* out,
+                                     InputNorm norm = {});
 
  private:
   const __half* scaled(const CudaProduct& product, int64_t k, const __half* x, int64_t rows);
-  void multiply_packed(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, __half* y, int64_t ldy);
+  void multiply_packed(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, void* y, int64_t ldy,
+                       const kernels::LinearFusion& fusion = {}, bool add = false);
+  void multiply_with(const CudaLinear& linear, const __half* x, int64_t rows, __half* y,
+                     const kernels::LinearFusion& fusion);
   void multiply_rotated(const CudaProduct& product, const __half* x, int64_t rows, __half* y, int64_t ldy);
   void multiply_dense(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, __half* y, int64_t ldy);
   void multiply_wide(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, void* y, int64_t ldy,

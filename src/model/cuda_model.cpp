@@ -36,7 +36,6 @@ CudaLinear tied_head(const kernels::LinearWeight& weight, const DeviceBuffer& ta
 CudaLayer upload_layer(const LayerWeights& weights, const device::Stream& stream, bool offload) {
   using Layers = std::span<const kernels::LinearWeight* const>;
   const std::array qkv = {&weights.q, &weights.k, &weights.v};
-  const std::array gate_up = {&weights.gate, &weights.up};
   const std::array o = {&weights.o}, down = {&weights.down};
   CudaLayer layer;
   layer.input_norm = upload_vector(weights.input_norm, stream);
@@ -45,7 +44,7 @@ CudaLayer upload_layer(const LayerWeights& weights, const device::Stream& stream
   layer.k_norm = upload_vector(weights.k_norm, stream);
   layer.qkv = upload_linears(Layers(qkv), stream, offload);
   layer.o = upload_linears(Layers(o), stream, offload);
-  layer.gate_up = upload_linears(Layers(gate_up), stream, offload);
+  layer.gate_up = upload_gated(weights.gate, weights.up, stream, offload);
   layer.down = upload_linears(Layers(down), stream, offload);
   return layer;
 }

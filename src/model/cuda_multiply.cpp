@@ -94,8 +94,8 @@ const __half* CudaMultiplier::scaled(const CudaProduct& product, int64_t k, cons
   return scaled_.as<__half>();
 }
 
-void CudaMultiplier::multiply_packed(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, __half* y,
-                                     int64_t ldy) {
+void CudaMultiplier::multiply_packed(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, void* y,
+                                     int64_t ldy, const kernels::LinearFusion& fusion, bool add) {
   kernels::KbitLinearArgs args;
   args.m = rows;
   args.x = scaled(product, k, x, rows);
@@ -107,8 +107,11 @@ void CudaMultiplier::multiply_packed(const CudaProduct& product, int64_t k, cons
   device::DeviceBuffer& workspace = keeps_words(kernels::pick_kernel(kernels::describe(args))) ? words_ : wide_;
   args.workspace = workspace.data();
   args.workspace_bytes = workspace.size();
-  // Two blocks of an integer GEMV fit a multiprocessor: begun beside a small launch, some would stand two by two.
-  args.weights_ready = overlap_ && product.scheme.family == formats::SchemeFamily::kbit;
+  // Two blocks of an integer GEMV fit a multiprocessor: begun beside other launches, some would stand two by two. Those
+  // that fuse keep theirs apart.
+  args.weights_ready = overlap_ && (product.scheme.family == formats::SchemeFamily::kbit || fusion.any());
+  args.fusion = fusion;
+  if (add) args.residual = y;
   kernels::kbit_linear(args, stream_.get());
 }
 
@@ -135,12 +138,20 @@ void CudaMultiplier::multiply_dense(const CudaProduct& product, int64_t k, const
   kernels::dense_gemv_cuda(args, stream_.get());
 }
 
-void CudaMultiplier::multiply(const CudaLinear& linear, const __half* x, int64_t rows, __half* y) {
+void CudaMultiplier::multiply(const CudaLinear& linear, const __half* x, int64_t rows, __half* y, InputNorm norm) {
+  kernels::LinearFusion fusion;
+  fusion.input_norm = norm.state;
+  fusion.eps = norm.eps;
+  multiply_with(linear, x, rows, y, fusion);
+}
+
+void CudaMultiplier::multiply_with(const CudaLinear& linear, const __half* x, int64_t rows, __half* y,
+                                   const kernels::LinearFusion& fusion) {
   for (const auto& product : linear.products) {
     if (!product.rotated.empty()) {
       multiply_rotated(product, x, rows, y + product.first, linear.n);
     } else if (product.packed) {
-      multiply_packed(product, linear.k, x, rows, y + product.first, linear.n);
+      multiply_packed(product, linear.k, x, rows, y + product.first, linear.n, fusion);
     } else {
       multiply_dense(product, linear.k, x, rows, y + product.first, linear.n);
     }
@@ -148,9 +159,23 @@ void CudaMultiplier::multiply(const CudaLinear& linear, const __half* x, int64_t
 }
 
 bool CudaMultiplier::multiply_residual(const CudaLinear& linear, const __half* x, int64_t rows, float* residual,
-                                       __half* y) {
+                                       __half* y, const NextNorm* next) {
   ensure(linear.products.size() == 1, "multiply_residual: one layer at a time");
   const CudaProduct& product = linear.products.front();
+  if (rows == 1 && fuses(linear)) {
+    kernels::LinearFusion fusion;
+    fusion.fp32 = true;
+    if (next != nullptr) {
+      fusion.next_x = next->x;
+      fusion.next_weight = next->weight;
+      fusion.next_norm = next->state;
+      fusion.last_norm = next->last;
+      fusion.eps = next->eps;
+    }
+    multiply_packed(product, linear.k, x, rows, residual, linear.n, fusion, true);
+    return false;
+  }
+  ensure(next == nullptr, "multiply_residual: a layer that does not fuse");
   if (product.packed || !product.rotated.empty()) {
     multiply(linear, x, rows, y);
     return true;
@@ -166,23 +191,39 @@ bool CudaMultiplier::multiply_residual(const CudaLinear& linear, const __half* x
   return false;
 }
 
-void CudaMultiplier::multiply_gated(const CudaLinear& linear, const __half* x, int64_t rows, __half* both,
-                                    __half* out) {
+void CudaMultiplier::multiply_gated(const CudaLinear& linear, const __half* x, int64_t rows, __half* both, __half* out,
+                                    InputNorm norm) {
   const CudaProduct& product = linear.products.front();
-  const bool fused = rows == 1 && linear.products.size() == 1 && product.dense != nullptr &&
+  kernels::LinearFusion fusion;
+  fusion.input_norm = norm.state;
+  fusion.eps = norm.eps;
+  if (rows == 1 && linear.gated_tiles) {
+    fusion.gated = true;
+    return multiply_with(linear, x, rows, out, fusion);
+  }
+  const bool dense = rows == 1 && linear.products.size() == 1 && product.dense != nullptr &&
                      kernels::dense_gemv_accepts(product.n, linear.k);
-  if (fused) {
+  if (dense) {
     kernels::DenseGemvArgs args{product.dense, x, product.bias, product.n, linear.k};
     args.gated = out;
     args.overlap = overlap_;
     return kernels::dense_gemv_cuda(args, stream_.get());
   }
-  multiply(linear, x, rows, both);
-  kernels::silu_multiply_cuda(both, rows, linear.n / 2, out, overlap_ && rows == 1, stream_.get());
+  multiply_with(linear, x, rows, both, fusion);
+  kernels::silu_multiply_cuda(both, rows, linear.n / 2, linear.gated_tiles, out, overlap_ && rows == 1, stream_.get());
 }
 
-kernels::LogitRows CudaMultiplier::multiply_logits(const CudaLinear& head, const __half* x, int64_t rows, float* out) {
+kernels::LogitRows CudaMultiplier::multiply_logits(const CudaLinear& head, const __half* x, int64_t rows, float* out,
+                                                   InputNorm norm) {
   const CudaProduct& product = head.products.front();
+  if (rows == 1 && fuses(head)) {
+    kernels::LinearFusion fusion;
+    fusion.fp32 = true;
+    fusion.input_norm = norm.state;
+    fusion.eps = norm.eps;
+    multiply_packed(product, head.k, x, rows, out, head.n, fusion);
+    return {out, DType::f32};
+  }
   if (product.packed || !product.rotated.empty()) {
     auto* const halves = reinterpret_cast<__half*>(out);
     multiply(head, x, rows, halves);

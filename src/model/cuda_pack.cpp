@@ -58,35 +58,58 @@ float largest_scale(const PackedWeight& weight) {
   return most;
 }
 
-/// Rows of a plane below one another in GPU memory.
-DeviceBuffer stack_on_gpu(Weights weights, PlaneRole role, const device::Stream& stream) {
-  size_t size = 0;
-  for (const auto* weight : weights) size += weight->plane(role).bytes.size();
-  DeviceBuffer stacked(size);
-  size_t at = 0;
+/// How a plane of one weight lies in the plane of the stack: pieces of `piece` bytes, `pitch` apart, from `first` on.
+struct Pieces {
+  std::span<const std::byte> bytes;
+  size_t first, piece, pitch;
+};
+
+/// A plane of each weight: one below the other, or so many rows of each in turn.
+std::vector<Pieces> lay_out(Weights weights, PlaneRole role, int64_t rows_in_turn) {
+  std::vector<Pieces> all;
+  size_t first = 0;
   for (const auto* weight : weights) {
     const auto bytes = weight->plane(role).bytes.bytes();
-    device::check(
-        cudaMemcpyAsync(stacked.data() + at, bytes.data(), bytes.size(), cudaMemcpyHostToDevice, stream.get()),
-        "copying weights to the GPU");
-    at += bytes.size();
+    const auto turns = static_cast<size_t>(rows_in_turn > 0 ? weight->n / rows_in_turn : 1);
+    const size_t piece = bytes.size() / turns;
+    all.push_back({bytes, first, piece, piece * weights.size()});
+    first += piece;
+  }
+  return all;
+}
+
+size_t bytes_of_all(std::span<const Pieces> planes) {
+  return std::accumulate(planes.begin(), planes.end(), size_t{0},
+                         [](size_t sum, const Pieces& plane) { return sum + plane.bytes.size(); });
+}
+
+/// Rows of a plane of all weights in GPU memory.
+DeviceBuffer stack_on_gpu(std::span<const Pieces> planes, const device::Stream& stream) {
+  DeviceBuffer stacked(bytes_of_all(planes));
+  for (const auto& [bytes, first, piece, pitch] : planes) {
+    device::check(cudaMemcpy2DAsync(stacked.data() + first, pitch, bytes.data(), piece, piece, bytes.size() / piece,
+                                    cudaMemcpyHostToDevice, stream.get()),
+                  "copying weights to the GPU");
   }
   return stacked;
 }
 
 /// The same on the host, all planes.
-PackedWeight stack(Weights weights) {
+PackedWeight stack(Weights weights, int64_t rows_in_turn) {
   PackedWeight all = weights.front()->clone();
   all.n = rows_of(weights);
   for (Plane& plane : all.planes) {
     if (is_shared(plane.spec.role)) continue;
-    size_t size = 0;
-    for (const auto* weight : weights) size += weight->plane(plane.spec.role).bytes.size();
-    Buffer bytes(size);
-    auto to = bytes.bytes().begin();
-    for (const auto* weight : weights) to = std::ranges::copy(weight->plane(plane.spec.role).bytes.bytes(), to).out;
+    const auto planes = lay_out(weights, plane.spec.role, rows_in_turn);
+    Buffer stacked(bytes_of_all(planes));
+    for (const auto& [bytes, first, piece, pitch] : planes) {
+      size_t to = first;
+      for (size_t from = 0; from < bytes.size(); from += piece, to += pitch) {
+        std::ranges::copy(bytes.subspan(from, piece), stacked.bytes().subspan(to).begin());
+      }
+    }
     plane.spec.shape.front() = all.n;
-    plane.bytes = std::move(bytes);
+    plane.bytes = std::move(stacked);
   }
   return all;
 }
@@ -102,7 +125,8 @@ std::vector<int32_t> sorted_inputs(const PackedWeight& weight) {
 
 class Packer {
  public:
-  Packer(Weights weights, std::string_view layout, const device::Stream& stream) : weights_(weights), stream_(stream) {
+  Packer(Weights weights, int64_t rows_in_turn, std::string_view layout, const device::Stream& stream)
+      : weights_(weights), rows_in_turn_(rows_in_turn), stream_(stream) {
     auto& weight = packed_.weight;
     weight.scheme = weights.front()->scheme;
     weight.n = rows_of(weights);
@@ -124,8 +148,8 @@ class Packer {
  private:
   void pack_kbit() {
     auto& weight = packed_.weight;
-    DeviceBuffer codes = stack_on_gpu(weights_, PlaneRole::codes, stream_);
-    DeviceBuffer scales = stack_on_gpu(weights_, PlaneRole::scales, stream_);
+    DeviceBuffer codes = stack_on_gpu(lay_out(weights_, PlaneRole::codes, rows_in_turn_), stream_);
+    DeviceBuffer scales = stack_on_gpu(lay_out(weights_, PlaneRole::scales, rows_in_turn_), stream_);
     const auto specs = repack::layout_row(weight.layout).planes(weight.scheme, weight.n, weight.k);
     const auto allocate = [&](PlaneRole role) {
       const auto spec = std::ranges::find(specs, role, &formats::PlaneSpec::role);
@@ -144,7 +168,7 @@ class Packer {
 
   void pack_integer() {
     auto& weight = packed_.weight;
-    const PackedWeight canonical = stack(weights_);
+    const PackedWeight canonical = stack(weights_, rows_in_turn_);
     const auto& row = repack::layout_row(weight.layout);
     const PackedWeight words = row.pack_cuda != nullptr ? row.pack_cuda(canonical) : row.pack(canonical);
     weight.codes = read_plane(words, PlaneRole::codes).as<uint32_t>();
@@ -171,6 +195,7 @@ class Packer {
   }
 
   Weights weights_;
+  int64_t rows_in_turn_;
   const device::Stream& stream_;
   CudaPacked packed_;
 };
@@ -198,12 +223,16 @@ bool can_stack(const PackedWeight& a, const PackedWeight& b) {
   });
 }
 
-CudaPacked pack_for_device(Weights weights, const device::Stream& stream) {
+CudaPacked pack_for_device(Weights weights, const device::Stream& stream, int64_t rows_in_turn) {
   ensure(!weights.empty(), "pack_for_device: no weights");
+  for (const auto* weight : weights) {
+    ensure(rows_in_turn == 0 || (weight->n == weights.front()->n && weight->n % rows_in_turn == 0),
+           "pack_for_device: rows do not take turns");
+  }
   const PackedWeight& first = *weights.front();
   const std::string_view layout = device_layout(first.scheme, first.n, first.k);
   ensure(!layout.empty(), "pack_for_device: no kernel reads such weights");
-  return Packer(weights, layout, stream).run();
+  return Packer(weights, rows_in_turn, layout, stream).run();
 }
 
 }  // namespace w4q::model

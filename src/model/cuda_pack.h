@@ -25,8 +25,10 @@ struct CudaPacked {
   int64_t bytes = 0;  ///< that a product reads
 };
 
-/// Stacks canonical weights that can_stack and have a device_layout. Returns with everything in place. Throws device
-/// when the memory does not suffice.
-CudaPacked pack_for_device(std::span<const formats::PackedWeight* const> weights, const device::Stream& stream);
+/// Stacks canonical weights that can_stack and have a device_layout: one below the other, or `rows_in_turn` rows of
+/// each in turn (of one size, a multiple of it). Returns with everything in place. Throws device when the memory does
+/// not suffice.
+CudaPacked pack_for_device(std::span<const formats::PackedWeight* const> weights, const device::Stream& stream,
+                           int64_t rows_in_turn = 0);
 
 }  // namespace w4q::model

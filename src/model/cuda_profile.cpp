@@ -51,22 +51,25 @@ std::vector<StepPart> CudaDecoder::time_step_parts() {
   products("q, k, v", &CudaLayer::qkv, [&](const CudaLinear& linear) {
     multiplier.multiply(linear, a.normed.as<__half>(), 1, a.qkv.as<__half>());
   });
+  const CudaLayer& any = layers.front();
   products("o", &CudaLayer::o, [&](const CudaLinear& linear) {
-    multiplier.multiply_residual(linear, a.attended.as<__half>(), 1, a.residual.as<float>(), a.product.as<__half>());
+    decoder.add_product(linear, a.attended, 1, &any.gate_up, any.post_attention_norm.as<float>());
   });
   products("gate, up, silu", &CudaLayer::gate_up, [&](const CudaLinear& linear) {
     multiplier.multiply_gated(linear, a.normed.as<__half>(), 1, a.gate_up.as<__half>(), a.gated.as<__half>());
   });
   products("down", &CudaLayer::down, [&](const CudaLinear& linear) {
-    multiplier.multiply_residual(linear, a.gated.as<__half>(), 1, a.residual.as<float>(), a.product.as<__half>());
+    decoder.add_product(linear, a.gated, 1, &any.qkv, any.input_norm.as<float>());
   });
+  decoder.fused = decoder.pending = false;
   decoder.single_row = true;
   time("attention", count, decoder.position * decoder.cache.bytes_per_token(), [&] {
     for (size_t i = 0; i < layers.size(); ++i) decoder.attend(i, 1, 0);
   });
   decoder.single_row = false;
-  time("norms", 2 * count + 1, 0, [&] {
-    for (int64_t i = 0; i < 2 * count + 1; ++i) decoder.normalize(layers.front().input_norm, 1);
+  const int64_t norms = decoder.norm_launches();
+  time("norms", norms, 0, [&] {
+    for (int64_t i = 0; i < norms; ++i) decoder.normalize(any.input_norm, 1);
   });
   time("head", 1, decoder.model.head().bytes,
        [&] { multiplier.multiply_logits(decoder.model.head(), a.normed.as<__half>(), 1, decoder.logits.as<float>()); });

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <memory>
 
@@ -20,6 +21,7 @@ using kernels::LinearWeight;
 
 constexpr int64_t staging_bytes = int64_t{32} << 20;
 constexpr float largest_half = 65504.0f;
+constexpr int64_t gated_tile = 32;  ///< rows of gate and up that take turns (kernels/linear_fusion.h)
 
 const formats::PackedLinear* packed_of(const LinearWeight& weight) {
   const auto* packed = std::get_if<std::shared_ptr<const formats::PackedLinear>>(&weight.matrix);
@@ -32,6 +34,11 @@ const PackedWeight* readable(const LinearWeight& weight) {
   if (packed == nullptr || packed->passes.size() != 1 || !packed->rotations.empty()) return nullptr;
   const PackedWeight& pass = packed->passes.front();
   return device_layout(pass.scheme, pass.n, pass.k).empty() ? nullptr : &pass;
+}
+
+/// Whether the kernel of one row does what lies between products.
+bool fuses(const formats::Scheme& scheme, int64_t n, int64_t k) {
+  return kernels::pick_kernel({scheme, device_layout(scheme, n, k), 1, n, k, DType::f16}).fuses;
 }
 
 bool is_rotated(const LinearWeight& weight) {
@@ -83,7 +90,8 @@ class Builder {
   Builder(CudaLinear& linear, bool offload, const device::Stream& stream)
       : linear_(linear), offload_(offload), stream_(stream) {}
 
-  void add(std::span<const LinearWeight* const> layers) {
+  /// Layers of one launch: one below the other, or so many rows of each in turn.
+  void add(std::span<const LinearWeight* const> layers, int64_t rows_in_turn = 0) {
     CudaProduct product;
     product.first = linear_.n;
     for (const auto* layer : layers) {
@@ -94,11 +102,11 @@ class Builder {
     if (is_rotated(*layers.front())) {
       add_rotated(layers, product);
     } else if (readable(*layers.front()) != nullptr) {
-      add_packed(layers, product);
+      add_packed(layers, rows_in_turn, product);
     } else {
       add_dense(layers, product);
     }
-    product.bias = bias_of(layers);
+    product.bias = bias_of(layers, rows_in_turn);
     stream_.synchronize();
     linear_.products.push_back(product);
   }
@@ -116,10 +124,10 @@ class Builder {
     linear_.bytes += product.n * linear_.k * 2;
   }
 
-  void add_packed(std::span<const LinearWeight* const> layers, CudaProduct& product) {
+  void add_packed(std::span<const LinearWeight* const> layers, int64_t rows_in_turn, CudaProduct& product) {
     std::vector<const PackedWeight*> passes;
     for (const auto* layer : layers) passes.push_back(readable(*layer));
-    CudaPacked packed = pack_for_device(passes, stream_);
+    CudaPacked packed = pack_for_device(passes, stream_, rows_in_turn);
     product.scheme = packed.weight.scheme;
     product.packed = packed.weight;
     linear_.bytes += packed.bytes;
@@ -145,15 +153,20 @@ class Builder {
     product.input_scale = keep(DeviceBuffer::copy_of(bytes_of(input_scale), stream_)).as<float>();
   }
 
-  const float* bias_of(std::span<const LinearWeight* const> layers) {
+  const float* bias_of(std::span<const LinearWeight* const> layers, int64_t rows_in_turn) {
+    const auto has_bias = [](const LinearWeight* layer) { return !layer->bias.empty(); };
+    if (std::ranges::none_of(layers, has_bias)) return nullptr;
     std::vector<float> bias;
-    bool any = false;
-    for (const auto* layer : layers) {
-      any = any || !layer->bias.empty();
-      bias.insert(bias.end(), layer->bias.begin(), layer->bias.end());
-      if (layer->bias.empty()) bias.resize(bias.size() + static_cast<size_t>(layer->n), 0.0f);
+    const int64_t n = layers.front()->n;
+    const int64_t turn = rows_in_turn > 0 ? rows_in_turn : n;
+    for (int64_t first = 0; first < n; first += turn) {
+      for (const auto* layer : layers) {
+        const int64_t count = rows_in_turn > 0 ? turn : layer->n;
+        const size_t end = bias.size() + static_cast<size_t>(count);
+        if (has_bias(layer)) bias.insert(bias.end(), layer->bias.begin() + first, layer->bias.begin() + first + count);
+        bias.resize(end, 0.0f);
+      }
     }
-    if (!any) return nullptr;
     const float* const device = keep(DeviceBuffer::copy_of(bytes_of(bias), stream_)).as<float>();
     stream_.synchronize();
     return device;
@@ -183,6 +196,24 @@ CudaLinear upload_linears(std::span<const LinearWeight* const> layers, const dev
     begin = end;
   }
   return linear;
+}
+
+CudaLinear upload_gated(const LinearWeight& gate, const LinearWeight& up, const device::Stream& stream, bool offload) {
+  const std::array layers = {&gate, &up};
+  const bool takes_turns = readable(gate) != nullptr && alike(gate, up) && gate.n == up.n && gate.n % gated_tile == 0 &&
+                           fuses(readable(gate)->scheme, 2 * gate.n, gate.k);
+  if (!takes_turns) return upload_linears(layers, stream, offload);
+  CudaLinear linear;
+  linear.k = gate.k;
+  linear.gated_tiles = true;
+  Builder(linear, offload, stream).add(layers, gated_tile);
+  return linear;
+}
+
+bool fuses(const CudaLinear& linear) {
+  return std::ranges::all_of(linear.products, [&](const CudaProduct& product) {
+    return product.packed && fuses(product.scheme, product.n, linear.k);
+  });
 }
 
 std::vector<const OffloadedPass*> offloaded_passes(std::span<const CudaLinear* const> linears) {

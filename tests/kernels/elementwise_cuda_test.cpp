@@ -49,7 +49,7 @@ TEST_F(ElementwiseCuda, AddsAndNormalizesRowsOfAnyLength) {
       auto out = test::poisoned(static_cast<size_t>(rows * cols * 2), stream);
       auto exact = test::poisoned(static_cast<size_t>(rows * cols * 4), stream);
       add_rms_norm_cuda({x_device.as<float>(), y_device.as<__half>(), weight_device.as<float>(), 1e-5f, rows, cols,
-                         out.as<__half>(), exact.as<float>(), false},
+                         out.as<__half>(), exact.as<float>()},
                         stream.get());
       add_rows(x, y);
       rms_norm(x, weight.values, 1e-5f, normed);
@@ -71,15 +71,21 @@ TEST_F(ElementwiseCuda, SiluAndEmbedding) {
       RandomMatrix both(rows, 2 * inner, 5), gate(rows, inner, 6), up(rows, inner, 7);
       for (float& value : both.values) value *= 4;
       both.values = rounded(both.values);
-      for (int64_t r = 0; r < rows; ++r) {
-        std::copy_n(both.row(r), inner, gate.view().row(r));
-        std::copy_n(both.row(r) + inner, inner, up.view().row(r));
-      }
       const auto in = on_device(halves(both.values), stream);
-      auto out = test::poisoned(static_cast<size_t>(rows * inner * 2), stream);
-      silu_multiply_cuda(in.as<__half>(), rows, inner, out.as<__half>(), false, stream.get());
-      silu_multiply(gate, up);
-      expect_rounded(floats(from_device<uint16_t>(out, gate.values.size(), stream)), gate.values, "silu");
+      for (const bool tiles : {false, true}) {
+        if (tiles && inner % 32 != 0) continue;
+        const int64_t turn = tiles ? 32 : inner;
+        for (int64_t i = 0; i < rows * inner; ++i) {
+          const int64_t row = i / inner, column = i % inner;
+          const float* const from = both.row(row) + column / turn * 2 * turn + column % turn;
+          gate.view().row(row)[column] = from[0];
+          up.view().row(row)[column] = from[turn];
+        }
+        auto out = test::poisoned(static_cast<size_t>(rows * inner * 2), stream);
+        silu_multiply_cuda(in.as<__half>(), rows, inner, tiles, out.as<__half>(), false, stream.get());
+        silu_multiply(gate, up);
+        expect_rounded(floats(from_device<uint16_t>(out, gate.values.size(), stream)), gate.values, "silu");
+      }
     }
   }
   const RandomMatrix table(11, 100, 8);

@@ -2,6 +2,7 @@
 #include "device/properties.h"
 #include "dialect_samples.h"
 #include "formats/scheme_registry.h"
+#include "fused_linear_check.h"
 #include "linear_cuda_check.h"
 #include "repack/layout_registry.h"
 
@@ -153,6 +154,26 @@ TEST_F(IntegerLinearCuda, BiasStrideResidualAndUnalignedRows) {
               << layout << ", stride " << stride << ", " << m << " rows, residual " << residual;
         }
       }
+    }
+  }
+}
+
+TEST_F(IntegerLinearCuda, NormsAndSiluArePartOfProducts) {
+  const device::Stream stream;
+  for (const auto& [name, layout] : {std::pair{"int4-g128-f16", "marlin"},
+                                     {"int4-g32-f16-asym", "marlin"},
+                                     {"int4-row-f16", "marlin"},
+                                     {"int8-g128-f16", "marlin"},
+                                     {"int4-g32-f16", "interleaved"},
+                                     {"int4-g128-f16-asym", "interleaved"}}) {
+    SCOPED_TRACE(concat(name, " ", layout));
+    const Scheme scheme = formats::parse_scheme(name);
+    // Rows of one warp, of several, of several blocks; a last group that is not full.
+    for (const auto& [hidden, inputs, outputs] :
+         {std::array<int64_t, 3>{64, 64, 64}, {200, 500, 320}, {1024, 4096, 640}}) {
+      const Weight first(scheme, {hidden, inputs}, layout, stream);
+      const Weight second(scheme, {outputs, hidden}, layout, stream);
+      test::check_fused_chain({first.on_device(), first.decoded()}, {second.on_device(), second.decoded()}, stream);
     }
   }
 }

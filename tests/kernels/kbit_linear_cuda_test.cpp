@@ -7,6 +7,7 @@
 #include "formats/codebook.h"
 #include "formats/kbit.h"
 #include "formats/scheme_registry.h"
+#include "fused_linear_check.h"
 #include "linear_cuda_check.h"
 #include "quantize/quantizer_registry.h"
 #include "repack/layout_registry.h"
@@ -215,6 +216,43 @@ TEST_F(KbitLinearCuda, AnyMagnitudeOfWeights) {
       EXPECT_LE(outcome.relative_error, bound(DType::bf16)) << magnitude << " " << formats::to_string(scale);
     }
   }
+}
+
+TEST_F(KbitLinearCuda, NormsAndSiluArePartOfProducts) {
+  const device::Stream stream;
+  for (const char* name : {"kbit2-b32-e4m4", "kbit3-b32-e4m4", "kbit4-b32-f16", "kbit5-b32-e4m4"}) {
+    SCOPED_TRACE(name);
+    const Scheme scheme = formats::parse_scheme(name);
+    // Rows of one warp, of several, of several blocks; a last group that is not full.
+    for (const auto& [hidden, inputs, outputs] :
+         {std::array<int64_t, 3>{64, 64, 64}, {200, 500, 320}, {1024, 4096, 640}}) {
+      const Weight first(scheme, {hidden, inputs}, 0.05, stream);
+      const Weight second(scheme, {outputs, hidden}, 0.05, stream);
+      test::check_fused_chain({first.on_device(), first.decoded()}, {second.on_device(), second.decoded()}, stream);
+    }
+  }
+}
+
+TEST_F(KbitLinearCuda, RefusesToFuseWhatItCannot) {
+  const device::Stream stream;
+  const Weight weight(formats::parse_scheme("kbit4-b32-e4m4"), {96, 64}, 0.05, stream);
+  device::DeviceBuffer memory(1 << 20);
+  memory.fill(0, stream);
+  KbitLinearArgs args;
+  args.m = 1;
+  args.x = args.y = args.workspace = memory.data();
+  args.ldx = 64, args.ldy = 96;
+  args.weight = weight.on_device();
+  args.workspace_bytes = memory.size();
+  args.fusion.gated = true;
+  test::expect_error(ErrorCode::bad_argument, {"a gated product"}, [&] { kbit_linear(args, stream.get()); });
+  args.fusion = {.input_norm = memory.as<float>()};
+  args.m = 2;
+  test::expect_error(ErrorCode::bad_argument, {"a fused product of 2 rows"}, [&] { kbit_linear(args, stream.get()); });
+  args.m = 1;
+  args.fusion = {.fp32 = true, .next_x = memory.data()};
+  test::expect_error(ErrorCode::bad_argument, {"leaves the next one's input"},
+                     [&] { kbit_linear(args, stream.get()); });
 }
 
 TEST_F(KbitLinearCuda, BitIdenticalFromRunToRun) {

@@ -1,0 +1,39 @@
+// What the products of a decode step take over from the small launches between them: RMSNorm, silu, the sum with the
+// residual stream. One row of f16; kernels of the table that say they fuse.
+//
+// RMSNorm is a factor for all of x, so it commutes with the product. Whoever adds to the residual stream leaves
+//   x = w · stream · scale   in 16 bits, `scale` a power of two near 1 / rms of the stream as it was before, and
+//   sums of squares          of 64 values each,
+// and whoever multiplies with x multiplies its sums with 1 / (rms · scale). No launch has to see all of the stream
+// before another begins.
+#pragma once
+
+#include <cstdint>
+
+namespace w4q::kernels {
+
+/// Floats in GPU memory about the residual stream: [0] the scale of x; [1] that of the x after it, set by whoever knew
+/// the rms; [2 + i] the sum of squares of values 64·i to 64·i + 63.
+constexpr int64_t norm_state_floats(int64_t cols) { return 2 + (cols + 63) / 64; }
+
+struct LinearFusion {
+  /// Rows of the weight come in tiles of 32 gates and their 32 ups: y[i] = silu(gate) · up, [n/2], within the range of
+  /// its type. n a multiple of 64.
+  bool gated = false;
+  /// y and the residual are f32.
+  bool fp32 = false;
+  /// x has yet to be multiplied with what this state [norm_state_floats(k)] lacks to 1 / rms, and [1] is set; null: x
+  /// is complete.
+  float* input_norm = nullptr;
+  float eps = 0;  ///< added to the mean square
+
+  /// y is the residual stream, f32: leaves the next product's x, within the range of its type. Null: does not.
+  void* next_x = nullptr;              ///< [n] of the activations' type
+  const float* next_weight = nullptr;  ///< [n], of the norm
+  float* next_norm = nullptr;          ///< [norm_state_floats(n)], written
+  const float* last_norm = nullptr;    ///< [norm_state_floats(n)] of the stream before: has the scale
+
+  bool any() const { return gated || fp32 || input_norm != nullptr || next_x != nullptr; }
+};
+
+}  // namespace w4q::kernels
