@@ -34,9 +34,16 @@ struct IntegerGemv {
   using Table = kbit::NoTable<warps * depth * Stage<bits, with_zeros, rows>::bytes, warps * 64 * rows * 4>;
 };
 
-/// One row: the registers leave room for a block of the next launch beside this one, if all are plain.
+/// One row, nothing fused: registers leave room for a block of the next launch beside this one, where shared memory
+/// does (sm_80 and sm_90).
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ % 100 / 10 != 0
+constexpr int blocks_beside = 1;
+#else
+constexpr int blocks_beside = 2;
+#endif
+
 template <class Gemv>
-__global__ void __launch_bounds__(Gemv::warps * 32, Gemv::rows == 1 && !Gemv::fused ? 2 : 1)
+__global__ void __launch_bounds__(Gemv::warps * 32, Gemv::rows == 1 && !Gemv::fused ? blocks_beside : 1)
     integer_gemv_kernel(const MarlinLaunch args) {
   gemv_block<Gemv>(args);
 }
