@@ -14,6 +14,8 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1")
 add_library(w4q_flags INTERFACE)
 target_compile_options(w4q_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Werror>
+  # GCC 13 takes every function that is given a temporary and returns a reference for one that returns it.
+  $<$<AND:$<COMPILE_LANG_AND_ID:CXX,GNU>,$<VERSION_GREATER_EQUAL:$<CXX_COMPILER_VERSION>,13>>:-Wno-dangling-reference>
   # Bytes of a quantized model must not depend on what the compiler fuses: no contraction anywhere.
   $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
 

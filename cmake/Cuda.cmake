@@ -38,4 +38,5 @@ endif()
 
 target_compile_options(w4q_flags INTERFACE
   # No silent contraction, as on the CPU: bytes must agree. Kernels that want a fused multiply-add say fmaf or use mma.
-  $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false -Werror=all-warnings --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra,-Werror>)
+  $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false -Werror=all-warnings --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra,-Werror>
+  $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<CXX_COMPILER_ID:GNU>,$<VERSION_GREATER_EQUAL:$<CXX_COMPILER_VERSION>,13>>:-Xcompiler=-Wno-dangling-reference>)
