@@ -7,7 +7,7 @@
 #include "core/rng.h"
 #include "device/buffer.h"
 #include "formats/codebook.h"
-#include "kernels/kbit_linear.h"
+#include "kernels/packed_linear.h"
 #include "repack/layout_registry.h"
 
 namespace w4q::bench {
@@ -39,9 +39,9 @@ class RotatingWeight {
     }
   }
 
-  kernels::KbitDeviceWeight weight(int call) const {
+  kernels::DeviceWeight weight(int call) const {
     const auto copy = static_cast<size_t>(call) % codes_.size();
-    kernels::KbitDeviceWeight weight = weight_;
+    kernels::DeviceWeight weight = weight_;
     weight.codes = codes_[copy].as<uint32_t>();
     weight.scales = scales_[copy].data();
     return weight;
@@ -74,7 +74,7 @@ class RotatingWeight {
 
   std::vector<device::DeviceBuffer> codes_, scales_;
   device::DeviceBuffer codebook_;
-  kernels::KbitDeviceWeight weight_;
+  kernels::DeviceWeight weight_;
   int64_t bytes_ = 0;
 };
 

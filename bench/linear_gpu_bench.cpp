@@ -60,7 +60,7 @@ device::Timing time_layer(const bench::RotatingWeight& weights, const LayerShape
       kernels::linear_workspace({weights.weight(0).scheme, weights.weight(0).layout, call.m, shape.n, shape.k}));
   workspace.fill(0, stream);
   const auto launch = [&](int index, cudaStream_t on) {
-    kernels::KbitLinearArgs args;
+    kernels::LinearArgs args;
     args.m = call.m;
     args.x = x.data();
     args.ldx = shape.k;
@@ -71,7 +71,7 @@ device::Timing time_layer(const bench::RotatingWeight& weights, const LayerShape
     args.workspace = workspace.data();
     args.workspace_bytes = workspace.size();
     args.weights_ready = call.overlap;
-    kernels::kbit_linear(args, on);
+    kernels::packed_linear(args, on);
   };
   launch(0, stream.get());  // cuBLAS cannot be started within a capture
   stream.synchronize();

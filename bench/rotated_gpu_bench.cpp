@@ -98,14 +98,14 @@ class Layer {
   }
 
   void product(int call, cudaStream_t stream, int64_t m) {
-    kernels::KbitLinearArgs args;
+    kernels::LinearArgs args;
     args.m = m;
     args.x = x_.data(), args.ldx = shape_.k;
     args.weight = weights_.weight(call);
     args.y = y_.data(), args.ldy = shape_.n;
     args.workspace = product_workspace_.data(), args.workspace_bytes = product_workspace_.size();
     args.weights_ready = true;
-    kernels::kbit_linear(args, stream);
+    kernels::packed_linear(args, stream);
   }
 
   int copies() const { return copies_; }

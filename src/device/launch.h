@@ -1,4 +1,5 @@
-// How many thread blocks of a kernel the GPU holds at once: the grid of kernels that loop over their work.
+// How large the GPU is, and how many thread blocks of a kernel it holds at once: the grid of kernels that loop over
+// their work.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,13 +11,16 @@
 
 namespace w4q::device {
 
-inline int multiprocessors() {
+/// What the runtime says about the current GPU.
+inline int attribute(cudaDeviceAttr of) {
   int current = 0;
-  int count = 0;
+  int value = 0;
   check(cudaGetDevice(&current), "asking for the current GPU");
-  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, current), "asking for multiprocessors");
-  return count;
+  check(cudaDeviceGetAttribute(&value, of, current), "asking about the current GPU");
+  return value;
 }
+
+inline int multiprocessors() { return attribute(cudaDevAttrMultiProcessorCount); }
 
 /// Blocks of `threads` threads that are resident together, and not more than `wanted`; at least 1.
 template <class Kernel>

@@ -94,9 +94,9 @@ __global__ void __launch_bounds__(warps * 32) decode_kernel(const DecodeArgs arg
 }  // namespace
 }  // namespace integer
 
-void dequantize_marlin(const KbitDeviceWeight& weight, int64_t first, int64_t count, const DeviceRows& out,
+void dequantize_marlin(const DeviceWeight& weight, int64_t first, int64_t count, const DeviceRows& out,
                        cudaStream_t stream) {
-  KbitLinearArgs layer;
+  LinearArgs layer;
   layer.weight = weight;
   const bool vectors = aligned(out.data, 16) && out.stride % 8 == 0;
   const integer::DecodeArgs args{prepare_marlin(layer), first, count, out.data, out.stride, vectors};

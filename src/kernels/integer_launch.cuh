@@ -3,14 +3,14 @@
 
 #include "kernels/integer_tile.cuh"
 #include "kernels/kbit_launch.cuh"
-#include "kernels/kbit_linear.h"
+#include "kernels/packed_linear.h"
 
 namespace w4q::kernels {
 
 /// int4 and int8 with 16-bit scales and groups of 32 · 2^i inputs or one.
 bool takes_marlin(const formats::Scheme& scheme);
 /// What the kernels on Marlin's words need to know of a layer; result_factor is left to the caller.
-integer::MarlinLaunch prepare_marlin(const KbitLinearArgs& args);
+integer::MarlinLaunch prepare_marlin(const LinearArgs& args);
 
 }  // namespace w4q::kernels
 

@@ -27,7 +27,7 @@ bool accepts_marlin(const LinearDesc& desc, int64_t least, int64_t most, std::st
 }
 
 bool accepts_interleaved(const LinearDesc& desc, std::string* why) {
-  if (!accepts_rows(desc, "interleaved", 1, kbit_linear_max_rows, why)) return false;
+  if (!accepts_rows(desc, "interleaved", 1, packed_linear_max_rows, why)) return false;
   const Scheme& s = desc.scheme;
   const bool groups = s.block == 32 || s.block == 64 || s.block == 128;
   if (s.family == formats::SchemeFamily::integer && s.bits == 4 && groups && s.scale == ScaleType::f16) return true;
@@ -37,7 +37,7 @@ bool accepts_interleaved(const LinearDesc& desc, std::string* why) {
 
 /// Where weights become values of the activations' type in registers: a power of two that keeps (code − zero) · scale
 /// inside f16.
-float weight_factor(const KbitLinearArgs& args) {
+float weight_factor(const LinearArgs& args) {
   if (args.activation != DType::f16) return 1;
   const auto& w = args.weight;
   if (single_group(w.scheme, w.k)) return 1;
@@ -50,7 +50,7 @@ float code_factor(DType activation, int bits) {
   return bits == 4 ? 0x1p20f : 0x1p24f;
 }
 
-void run_marlin_gemv(const KbitLinearArgs& args, cudaStream_t stream) {
+void run_marlin_gemv(const LinearArgs& args, cudaStream_t stream) {
   integer::MarlinLaunch launch = prepare_marlin(args);
   launch.result_factor = code_factor(args.activation, args.weight.scheme.bits);
   if (args.fusion.any()) {
@@ -61,8 +61,8 @@ void run_marlin_gemv(const KbitLinearArgs& args, cudaStream_t stream) {
                               shape_of(args));
 }
 
-void run_marlin_gemm(const KbitLinearArgs& args, cudaStream_t stream) {
-  in_slices(args, kbit_linear_max_rows, [&](const KbitLinearArgs& part) {
+void run_marlin_gemm(const LinearArgs& args, cudaStream_t stream) {
+  in_slices(args, packed_linear_max_rows, [&](const LinearArgs& part) {
     integer::MarlinLaunch launch = prepare_marlin(part);
     launch.result_factor = 1 / launch.weight_factor;
     integer::launch_marlin_gemm(launch, part.weight.scheme.bits, part.activation,
@@ -70,8 +70,8 @@ void run_marlin_gemm(const KbitLinearArgs& args, cudaStream_t stream) {
   });
 }
 
-void run_interleaved_gemv(const KbitLinearArgs& args, cudaStream_t stream) {
-  in_slices(args, most_interleaved_rows, [&](const KbitLinearArgs& part) {
+void run_interleaved_gemv(const LinearArgs& args, cudaStream_t stream) {
+  in_slices(args, most_interleaved_rows, [&](const LinearArgs& part) {
     integer::InterleavedLaunch launch{};
     static_cast<kbit::Launch&>(launch) = prepare(part);
     launch.zeros = part.weight.zeros;
@@ -120,7 +120,7 @@ bool takes_marlin(const Scheme& s) {
          (s.block == formats::whole_row || (s.block >= 32 && std::has_single_bit(static_cast<unsigned>(s.block))));
 }
 
-integer::MarlinLaunch prepare_marlin(const KbitLinearArgs& args) {
+integer::MarlinLaunch prepare_marlin(const LinearArgs& args) {
   const auto& w = args.weight;
   const repack::MarlinMap map(w.scheme.bits, w.n, w.k, formats::integer_groups(w.scheme, w.k));
   integer::MarlinLaunch launch{};
@@ -144,7 +144,7 @@ integer::MarlinLaunch prepare_marlin(const KbitLinearArgs& args) {
 
 std::span<const KernelRow> integer_rows() noexcept { return rows; }
 
-void check_integer_weight(const KbitDeviceWeight& w) {
+void check_integer_weight(const DeviceWeight& w) {
   require(!w.scheme.asymmetric || w.zeros != nullptr, "a null pointer", "asymmetric weights need their zero points");
   require(!w.scheme.act_order || w.input_order != nullptr, "a null pointer", "act order needs the order of inputs");
   require(aligned(w.zeros, 16) && aligned(w.input_order, 4), "a misaligned pointer",

@@ -107,14 +107,7 @@ void with_types(const formats::Scheme& scheme, DType activation, const Body& bod
 
 /// Whether a block of this GPU may have large_shared_bytes.
 inline bool has_large_blocks() {
-  static const bool answer = [] {
-    int device = 0;
-    int bytes = 0;
-    device::check(cudaGetDevice(&device), "asking for the GPU");
-    device::check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-                  "asking for the shared memory of a block");
-    return bytes >= large_shared_bytes;
-  }();
+  static const bool answer = device::attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= large_shared_bytes;
   return answer;
 }
 

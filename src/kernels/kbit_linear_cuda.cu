@@ -9,7 +9,7 @@ namespace w4q::kernels {
 namespace {
 
 /// Where sums are scaled: table entries inside the 16-bit type, small levels included.
-void set_sum_factors(const KbitLinearArgs& args, kbit::Launch& launch) {
+void set_sum_factors(const LinearArgs& args, kbit::Launch& launch) {
   const bool e4m4 = args.weight.scheme.scale == formats::ScaleType::e4m4;
   const int table_top = std::ilogb(args.weight.table_max);
   const int entry_top = args.activation == DType::f16 ? 10 : 0;
@@ -18,7 +18,7 @@ void set_sum_factors(const KbitLinearArgs& args, kbit::Launch& launch) {
       std::ldexp(e4m4 ? kbit::E4m4Scales::sum_factor : kbit::F16Scales::sum_factor, table_top - entry_top);
 }
 
-void run_gemv(const KbitLinearArgs& args, cudaStream_t stream) {
+void run_gemv(const LinearArgs& args, cudaStream_t stream) {
   kbit::Launch launch = prepare(args);
   set_sum_factors(args, launch);
   if (args.fusion.any()) {
@@ -27,9 +27,9 @@ void run_gemv(const KbitLinearArgs& args, cudaStream_t stream) {
   kbit::launch_gemv(launch, args.weight.scheme, args.activation, blocks_for(launch.tiles), stream, shape_of(args));
 }
 
-/// Up to kbit_linear_max_rows rows at a time.
-void run_gemm(const KbitLinearArgs& args, cudaStream_t stream) {
-  in_slices(args, kbit_linear_max_rows, [&](const KbitLinearArgs& part) {
+/// Up to packed_linear_max_rows rows at a time.
+void run_gemm(const LinearArgs& args, cudaStream_t stream) {
+  in_slices(args, packed_linear_max_rows, [&](const LinearArgs& part) {
     kbit::Launch launch = prepare(part);
     set_weight_factors(part, launch);
     const int blocks = kbit::gemm_blocks(launch, blocks_for(launch.tiles));
@@ -37,7 +37,7 @@ void run_gemm(const KbitLinearArgs& args, cudaStream_t stream) {
   });
 }
 
-void run_reference(const KbitLinearArgs& args, cudaStream_t stream) {
+void run_reference(const LinearArgs& args, cudaStream_t stream) {
   kbit::Launch launch = prepare(args);
   kbit::launch_reference(launch, args.weight.scheme, args.activation, stream, shape_of(args));
 }
@@ -70,14 +70,14 @@ constexpr KernelRow rows[] = {
     {.name = "kbit-reference",
      .description = "1 to 64 rows of kbit-tile: bit-planes and a shuffle per weight, the yardstick of the others",
      .accepts = [](const LinearDesc& d,
-                   std::string* why) { return accepts_rows(d, "kbit-tile", 1, kbit_linear_max_rows, why); },
+                   std::string* why) { return accepts_rows(d, "kbit-tile", 1, packed_linear_max_rows, why); },
      .workspace = [](const LinearDesc&) { return size_t{0}; },
      .run = run_reference},
 };
 
 }  // namespace
 
-void set_weight_factors(const KbitLinearArgs& args, kbit::Launch& launch) {
+void set_weight_factors(const LinearArgs& args, kbit::Launch& launch) {
   const auto& w = args.weight;
   const bool half = args.activation == DType::f16;
   // What the kernel reads as a scale is the scale times this (kbit_linear_tile.cuh).
@@ -93,7 +93,7 @@ void set_weight_factors(const KbitLinearArgs& args, kbit::Launch& launch) {
 
 std::span<const KernelRow> kbit_rows() noexcept { return rows; }
 
-void check_kbit_weight(const KbitDeviceWeight& w) {
+void check_kbit_weight(const DeviceWeight& w) {
   require(w.scheme.family == formats::SchemeFamily::kbit && w.scheme.block == 32 && w.scheme.bits >= 2 &&
               w.scheme.bits <= 5,
           "scheme " + formats::to_string(w.scheme) + " is not kbit", "kbit2 to kbit5 with blocks of 32");

@@ -28,7 +28,7 @@ int64_t strip_outputs(int64_t n, int64_t k) {
 }
 
 /// Workspace that must stay zero, for the kernels of fewer rows.
-size_t words_bytes(int64_t n, int64_t k) { return round_up(kbit_linear_workspace(kbit_linear_max_rows, n, k)); }
+size_t words_bytes(int64_t n, int64_t k) { return round_up(kbit_linear_workspace(packed_linear_max_rows, n, k)); }
 
 template <class Type>
 __global__ void add_bias_kernel(const float* bias, void* y, int64_t m, int64_t n, int64_t ldy) {
@@ -40,7 +40,7 @@ __global__ void add_bias_kernel(const float* bias, void* y, int64_t m, int64_t n
   }
 }
 
-void add_bias(const KbitLinearArgs& args, cudaStream_t stream) {
+void add_bias(const LinearArgs& args, cudaStream_t stream) {
   constexpr int threads = 256;
   const int64_t n = args.weight.n;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>((args.m * n + threads - 1) / threads, 4096));
@@ -52,7 +52,7 @@ void add_bias(const KbitLinearArgs& args, cudaStream_t stream) {
   device::check_launch("add_bias", concat(args.m, " × ", n));
 }
 
-void copy_residual(const KbitLinearArgs& args, cudaStream_t stream) {
+void copy_residual(const LinearArgs& args, cudaStream_t stream) {
   const auto pitch = static_cast<size_t>(args.ldy) * 2;
   device::check(cudaMemcpy2DAsync(args.y, pitch, args.residual, pitch, static_cast<size_t>(args.weight.n) * 2,
                                   static_cast<size_t>(args.m), cudaMemcpyDeviceToDevice, stream),
@@ -60,7 +60,7 @@ void copy_residual(const KbitLinearArgs& args, cudaStream_t stream) {
 }
 
 /// Outputs `first` … first + count − 1 as 16-bit rows.
-void decode_strip(const KbitDeviceWeight& w, int64_t first, int64_t count, const DeviceRows& out, cudaStream_t stream) {
+void decode_strip(const DeviceWeight& w, int64_t first, int64_t count, const DeviceRows& out, cudaStream_t stream) {
   if (w.scheme.family == formats::SchemeFamily::integer) return dequantize_marlin(w, first, count, out, stream);
   const int64_t scale_bytes = w.scheme.scale == formats::ScaleType::e4m4 ? 1 : 2;
   const int64_t tile = Map(w.n, w.k).tile(first, 0);
@@ -81,7 +81,7 @@ size_t wide_workspace(const LinearDesc& desc) {
   return words_bytes(desc.n, desc.k) + device::cublas_workspace_bytes + strip;
 }
 
-void run_wide(const KbitLinearArgs& args, cudaStream_t stream) {
+void run_wide(const LinearArgs& args, cudaStream_t stream) {
   const auto& w = args.weight;
   const int64_t outputs = strip_outputs(w.n, w.k);
   const int64_t stride = strip_stride(w.k);

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "device/check.h"
 #include "device/cublas.h"
+#include "device/launch.h"
 #include "kernels/linear_rows.h"
 
 namespace w4q::kernels {
@@ -10,15 +10,7 @@ namespace {
 
 constexpr int64_t most_tiles = int64_t{1} << 30;
 
-int multiprocessors() {
-  int device = 0;
-  int count = 0;
-  device::check(cudaGetDevice(&device), "asking for the GPU");
-  device::check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "asking for the GPU's size");
-  return count;
-}
-
-void check_args(const KbitLinearArgs& args) {
+void check_args(const LinearArgs& args) {
   const auto& w = args.weight;
   require(args.m >= 1 && args.m <= most_rows, concat(args.m, " activation rows"), "1 to 2^30");
   require(args.activation == DType::f16 || args.activation == DType::bf16, "activations are neither f16 nor bf16",
@@ -42,7 +34,7 @@ void check_args(const KbitLinearArgs& args) {
   }
 }
 
-void check_fusion(const KbitLinearArgs& args, const KernelRow& row) {
+void check_fusion(const LinearArgs& args, const KernelRow& row) {
   const LinearFusion& fusion = args.fusion;
   if (!fusion.any()) return;
   require(args.m == 1 && args.activation == DType::f16 && row.fuses,
@@ -62,7 +54,7 @@ void check_fusion(const KbitLinearArgs& args, const KernelRow& row) {
           "a misaligned pointer", "f32 to 4 bytes");
 }
 
-void check_workspace(const KbitLinearArgs& args, size_t needed) {
+void check_workspace(const LinearArgs& args, size_t needed) {
   require(args.workspace != nullptr && aligned(args.workspace, 256) && args.workspace_bytes >= needed,
           concat("workspace of ", args.workspace_bytes, " bytes"),
           concat("kbit_linear_workspace asks for ", needed, ", aligned to 256"));
@@ -71,11 +63,11 @@ void check_workspace(const KbitLinearArgs& args, size_t needed) {
 }  // namespace
 
 int blocks_for(int64_t tiles) {
-  static const int most = multiprocessors();
+  static const int most = device::multiprocessors();
   return static_cast<int>(std::clamp<int64_t>(tiles / 4, 1, most));
 }
 
-kbit::Launch prepare(const KbitLinearArgs& args) {
+kbit::Launch prepare(const LinearArgs& args) {
   const auto& w = args.weight;
   const kbit::Map map(w.n, w.k);
   kbit::Launch launch{};
@@ -102,7 +94,7 @@ kbit::Launch prepare(const KbitLinearArgs& args) {
   return launch;
 }
 
-std::string shape_of(const KbitLinearArgs& args) {
+std::string shape_of(const LinearArgs& args) {
   return concat(args.weight.n, " × ", args.weight.k, ", ", args.m, " rows, ", formats::to_string(args.weight.scheme));
 }
 
@@ -113,7 +105,7 @@ bool accepts_rows(const LinearDesc& desc, std::string_view layout, int64_t least
 }
 
 int64_t most_gemm_rows(const LinearDesc& desc) {
-  if (desc.m <= kbit_linear_max_rows) return kbit_linear_max_rows;
+  if (desc.m <= packed_linear_max_rows) return packed_linear_max_rows;
   return device::have_cublas() ? 128 : most_rows - 1;
 }
 size_t gemv_workspace(const LinearDesc& desc) {
@@ -122,11 +114,11 @@ size_t gemv_workspace(const LinearDesc& desc) {
 }
 size_t gemm_workspace(const LinearDesc& desc) {
   return static_cast<size_t>(blocks_for(kbit::Map(desc.n, desc.k).tiles()) *
-                             kbit::gemm_packets(std::min(desc.m, kbit_linear_max_rows))) *
+                             kbit::gemm_packets(std::min(desc.m, packed_linear_max_rows))) *
          sizeof(kbit::Packet);
 }
 
-LinearDesc describe(const KbitLinearArgs& args) {
+LinearDesc describe(const LinearArgs& args) {
   return {args.weight.scheme, args.weight.layout, args.m, args.weight.n, args.weight.k, args.activation};
 }
 
@@ -161,14 +153,14 @@ size_t kbit_linear_workspace(int64_t m, int64_t n, int64_t k) {
 size_t linear_workspace(LinearDesc desc) {
   size_t most = 256;
   const int64_t m = desc.m;
-  for (const int64_t rows_at_most : {std::min(m, most_gemv_rows), std::min(m, kbit_linear_max_rows), m}) {
+  for (const int64_t rows_at_most : {std::min(m, most_gemv_rows), std::min(m, packed_linear_max_rows), m}) {
     desc.m = rows_at_most;
     most = std::max(most, pick_kernel(desc).workspace(desc));
   }
   return most;
 }
 
-void kbit_linear(const KbitLinearArgs& args, cudaStream_t stream) {
+void packed_linear(const LinearArgs& args, cudaStream_t stream) {
   check_args(args);
   const LinearDesc desc = describe(args);
   const KernelRow& row = pick_kernel(desc);

@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "kernels/kbit_launch.cuh"
-#include "kernels/kbit_linear.h"
+#include "kernels/packed_linear.h"
 
 namespace w4q::kernels {
 
@@ -21,27 +21,27 @@ std::span<const KernelRow> integer_rows() noexcept;
 /// Of both, on sm_90a (wgmma_rows.cu). They come before the others.
 std::span<const KernelRow> wgmma_rows() noexcept;
 /// Throw bad_argument for what is a family's own.
-void check_kbit_weight(const KbitDeviceWeight& weight);
-void check_integer_weight(const KbitDeviceWeight& weight);
+void check_kbit_weight(const DeviceWeight& weight);
+void check_integer_weight(const DeviceWeight& weight);
 
 inline void require(bool condition, const std::string& what, std::string_view hint) {
-  if (!condition) throw Error(ErrorCode::bad_argument, "kbit_linear: " + what).hint(hint);
+  if (!condition) throw Error(ErrorCode::bad_argument, "packed_linear: " + what).hint(hint);
 }
 inline bool aligned(const void* pointer, size_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
 
 /// One block a multiprocessor, and no block without a tile for each of a few warps.
 int blocks_for(int64_t tiles);
 /// What all kernels need to know of a layer.
-kbit::Launch prepare(const KbitLinearArgs& args);
-std::string shape_of(const KbitLinearArgs& args);
+kbit::Launch prepare(const LinearArgs& args);
+std::string shape_of(const LinearArgs& args);
 
 /// kbit weights that are scaled in registers: powers of two that keep table entries and their products with the scales
 /// inside the 16-bit type.
-void set_weight_factors(const KbitLinearArgs& args, kbit::Launch& launch);
+void set_weight_factors(const LinearArgs& args, kbit::Launch& launch);
 
 /// Calls run(part) for at most `most` rows at a time.
 template <class Run>
-void in_slices(KbitLinearArgs args, int64_t most, const Run& run) {
+void in_slices(LinearArgs args, int64_t most, const Run& run) {
   const auto* x = static_cast<const std::byte*>(args.x);
   const auto* residual = static_cast<const std::byte*>(args.residual);
   auto* const y = static_cast<std::byte*>(args.y);
@@ -63,7 +63,7 @@ bool accepts_rows(const LinearDesc& desc, std::string_view layout, int64_t least
 int64_t most_gemm_rows(const LinearDesc& desc);
 
 size_t gemv_workspace(const LinearDesc& desc);
-/// Of kernels that take up to kbit_linear_max_rows rows in a launch.
+/// Of kernels that take up to packed_linear_max_rows rows in a launch.
 size_t gemm_workspace(const LinearDesc& desc);
 
 }  // namespace w4q::kernels

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "device/check.h"
+#include "device/launch.h"
 
 namespace w4q::kernels {
 
@@ -63,12 +63,8 @@ void allow_shared_memory() {
 template <auto kernel, int bytes>
 void keep_blocks_apart() {
   static const cudaError_t asked = [] {
-    int device = 0;
-    int all = 1;
-    device::check(cudaGetDevice(&device), "asking for the GPU");
-    device::check(cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device),
-                  "asking for shared memory");
     constexpr int reserved = 1024;
+    const int all = device::attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
     const int percent = std::min((100 * (bytes + reserved) + all - 1) / all, 100);
     return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, percent);
   }();

@@ -1,5 +1,5 @@
 // y = Σ_p W_p · R_p(x ⊘ s) + b on the GPU for passes of rotated schemes (docs/rotated.md), with the agreement of
-// kbit_linear.h.
+// packed_linear.h.
 //
 // f16 activations, 1 to 16 rows: a GEMV that reads two passes in one launch, with a norm where kbit has the scale of a
 // block. For one row it rotates the input itself, every block the part that it multiplies; for more rows the rotation
@@ -51,7 +51,7 @@ struct RotatedLinearArgs {
   void* words = nullptr;    ///< RotatedWorkspace::words bytes, aligned to 256, zeroed once before their first use
   void* scratch = nullptr;  ///< RotatedWorkspace::scratch bytes, aligned to 256
   size_t words_bytes = 0, scratch_bytes = 0;
-  /// The passes were complete before the previous launch in the stream began (KbitLinearArgs).
+  /// The passes were complete before the previous launch in the stream began (LinearArgs).
   bool weights_ready = false;
 };
 
@@ -70,7 +70,7 @@ bool decoded_together(int64_t rows, const RotatedDevicePass& first, const Rotate
 int rotated_linear_launches(std::span<const RotatedDevicePass> passes);
 
 /// Launches on `stream`. Throws bad_argument for sizes, pointers or a workspace that do not fit, device when a launch
-/// fails; as rotate_input and kbit_linear do.
+/// fails; as rotate_input and packed_linear do.
 void rotated_linear(const RotatedLinearArgs& args, cudaStream_t stream);
 
 }  // namespace w4q::kernels

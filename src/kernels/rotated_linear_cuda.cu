@@ -143,8 +143,8 @@ class Linear {
   }
 
   /// What kernels in the frame of kbit's need, but for weights.
-  KbitLinearArgs product(const void* x, int64_t ldx, bool add) const {
-    KbitLinearArgs product;
+  LinearArgs product(const void* x, int64_t ldx, bool add) const {
+    LinearArgs product;
     product.m = args_.m;
     product.activation = args_.activation;
     product.x = x;
@@ -189,7 +189,7 @@ class Linear {
   }
 
   /// A product over the input as `pass` wants it.
-  KbitLinearArgs rotated_product(const RotatedDevicePass& pass, bool add) {
+  LinearArgs rotated_product(const RotatedDevicePass& pass, bool add) {
     if (args_.input_rotated) return product(args_.x, args_.ldx, add);
     if (pass.factors != at_hand_) rotate({&pass, 1});
     at_hand_ = pass.factors;
@@ -198,7 +198,7 @@ class Linear {
 
   void run_wide(Passes passes, bool add) {
     const RotatedDevicePass &first = passes.front(), &second = passes.back();
-    const KbitLinearArgs all = rotated_product(first, add);
+    const LinearArgs all = rotated_product(first, add);
     rotated::run_wide({args_.m,
                        n_,
                        k_,
@@ -215,7 +215,7 @@ class Linear {
   }
 
   void run_product(const RotatedDevicePass& pass, bool add) {
-    KbitLinearArgs all = rotated_product(pass, add);
+    LinearArgs all = rotated_product(pass, add);
     spread_norms(pass);
     all.weight.scheme = {formats::SchemeFamily::kbit, pass.bits, 32, formats::ScaleType::f16};
     all.weight.codes = pass.codes;
@@ -228,7 +228,7 @@ class Linear {
       all.workspace = args_.scratch;
       all.workspace_bytes = parts_.wide;
     }
-    kbit_linear(all, stream_);
+    packed_linear(all, stream_);
   }
 
   void spread_norms(const RotatedDevicePass& pass);

@@ -53,21 +53,19 @@ bool accepts_marlin(const LinearDesc& desc, std::string* why) {
 /// Words that the kernels of fewer rows keep zero, ahead of the arranged activations.
 size_t words_bytes(const LinearDesc& desc) {
   LinearDesc most = desc;
-  most.m = kbit_linear_max_rows;
+  most.m = packed_linear_max_rows;
   return (std::max(gemv_workspace(most), gemm_workspace(most)) + 255) / 256 * 256;
 }
 size_t workspace(const LinearDesc& desc) { return words_bytes(desc) + wgmma::workspace_bytes(desc.m, desc.k); }
-void* arranged(const KbitLinearArgs& args) {
-  return static_cast<std::byte*>(args.workspace) + words_bytes(describe(args));
-}
+void* arranged(const LinearArgs& args) { return static_cast<std::byte*>(args.workspace) + words_bytes(describe(args)); }
 
-void run_kbit(const KbitLinearArgs& args, cudaStream_t stream) {
+void run_kbit(const LinearArgs& args, cudaStream_t stream) {
   kbit::Launch launch = prepare(args);
   set_weight_factors(args, launch);
   wgmma::launch_kbit(launch, args.weight.scheme, args.activation, arranged(args), stream, shape_of(args));
 }
 
-void run_marlin(const KbitLinearArgs& args, cudaStream_t stream) {
+void run_marlin(const LinearArgs& args, cudaStream_t stream) {
   integer::MarlinLaunch launch = prepare_marlin(args);
   launch.result_factor = 1 / launch.weight_factor;
   wgmma::launch_marlin(launch, args.activation, arranged(args), stream, shape_of(args));

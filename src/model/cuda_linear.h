@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "device/buffer.h"
-#include "kernels/kbit_linear.h"
 #include "kernels/linear.h"
 #include "kernels/logits_cuda.h"
+#include "kernels/packed_linear.h"
 #include "kernels/rotated_linear.h"
 #include "model/cuda_offload.h"
 
@@ -27,7 +27,7 @@ struct CudaProduct {
   int64_t first = 0;
   int64_t n = 0;
   const __half* dense = nullptr;  ///< [n × k]
-  std::optional<kernels::KbitDeviceWeight> packed;
+  std::optional<kernels::DeviceWeight> packed;
   const float* bias = nullptr;         ///< [n], or null
   const float* input_scale = nullptr;  ///< [k] that divides the input, or null
   formats::Scheme scheme;              ///< of a packed one, and of the first pass of a rotated one

@@ -96,7 +96,7 @@ const __half* CudaMultiplier::scaled(const CudaProduct& product, int64_t k, cons
 
 void CudaMultiplier::multiply_packed(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, void* y,
                                      int64_t ldy, const kernels::LinearFusion& fusion, bool add) {
-  kernels::KbitLinearArgs args;
+  kernels::LinearArgs args;
   args.m = rows;
   args.x = scaled(product, k, x, rows);
   args.ldx = k;
@@ -112,7 +112,7 @@ void CudaMultiplier::multiply_packed(const CudaProduct& product, int64_t k, cons
   args.weights_ready = overlap_ && (product.scheme.family == formats::SchemeFamily::kbit || fusion.any());
   args.fusion = fusion;
   if (add) args.residual = y;
-  kernels::kbit_linear(args, stream_.get());
+  kernels::packed_linear(args, stream_.get());
 }
 
 void CudaMultiplier::multiply_wide(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, void* y,

@@ -8,7 +8,7 @@
 
 #include "device/buffer.h"
 #include "formats/packed.h"
-#include "kernels/kbit_linear.h"
+#include "kernels/packed_linear.h"
 
 namespace w4q::model {
 
@@ -20,7 +20,7 @@ bool can_stack(const formats::PackedWeight& a, const formats::PackedWeight& b);
 
 /// A weight in GPU memory and what holds its planes.
 struct CudaPacked {
-  kernels::KbitDeviceWeight weight;
+  kernels::DeviceWeight weight;
   std::vector<device::DeviceBuffer> memory;
   int64_t bytes = 0;  ///< that a product reads
 };

@@ -72,7 +72,7 @@ class Maker {
  private:
   void make_packed(CudaLinear& linear, CudaProduct& product) {
     const formats::Scheme& scheme = passes_.front();
-    kernels::KbitDeviceWeight weight;
+    kernels::DeviceWeight weight;
     weight.scheme = product.scheme = scheme;
     weight.n = linear.n;
     weight.k = linear.k;

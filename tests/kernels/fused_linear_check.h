@@ -9,7 +9,7 @@ namespace w4q::test {
 
 /// A weight on both sides.
 struct WeightPair {
-  kernels::KbitDeviceWeight on_device;
+  kernels::DeviceWeight on_device;
   const std::vector<float>& decoded;  ///< [n][k]
 };
 
@@ -86,7 +86,7 @@ class FusedChain {
     const auto norm_weight = upload(bytes_of(weight_));
     device::DeviceBuffer workspace(kernels::linear_workspace({w.scheme, w.layout, 1, w.n, w.k}));
     workspace.fill(0, stream_);
-    kernels::KbitLinearArgs args;
+    kernels::LinearArgs args;
     args.m = 1;
     args.x = x.data(), args.ldx = w.k;
     args.weight = w;
@@ -107,7 +107,7 @@ class FusedChain {
       args.fusion.gated = form.gated;
       args.fusion.input_norm = next_norm_.as<float>();
     }
-    kernels::kbit_linear(args, stream_.get());
+    kernels::packed_linear(args, stream_.get());
     std::vector<uint16_t> halves(form.into_stream ? 0 : static_cast<size_t>(form.gated ? w.n / 2 : w.n));
     if (form.into_stream) {
       stream_after_.resize(residual_.size());

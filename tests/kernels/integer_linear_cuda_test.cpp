@@ -41,8 +41,8 @@ class Weight {
     stream.synchronize();
   }
 
-  KbitDeviceWeight on_device() const {
-    KbitDeviceWeight weight;
+  DeviceWeight on_device() const {
+    DeviceWeight weight;
     weight.scheme = scheme_;
     weight.n = size_.n;
     weight.k = size_.k;
@@ -212,7 +212,7 @@ TEST_F(IntegerLinearCuda, RefusesBadArgumentsBeforeAnyLaunch) {
   const Weight weight(formats::parse_scheme("int4-g32-f16-asym-actorder"), size, "marlin", stream);
   device::DeviceBuffer x(128 * 2), y(64 * 2), workspace(size_t{1} << 22);
   workspace.fill(0, stream);
-  KbitLinearArgs good;
+  LinearArgs good;
   good.m = 1;
   good.x = x.data();
   good.ldx = 128;
@@ -222,16 +222,16 @@ TEST_F(IntegerLinearCuda, RefusesBadArgumentsBeforeAnyLaunch) {
   good.workspace = workspace.data();
   good.workspace_bytes = workspace.size();
   const auto refused = [&](std::string_view part, const auto& change) {
-    KbitLinearArgs args = good;
+    LinearArgs args = good;
     change(args);
-    test::expect_error(ErrorCode::bad_argument, {"kbit_linear", part}, [&] { kbit_linear(args, stream.get()); });
+    test::expect_error(ErrorCode::bad_argument, {"packed_linear", part}, [&] { packed_linear(args, stream.get()); });
   };
   refused("null", [](auto& a) { a.weight.zeros = nullptr; });
   refused("null", [](auto& a) { a.weight.input_order = nullptr; });
   refused("misaligned", [](auto& a) { a.weight.codes = a.weight.codes + 1; });
   refused("stride", [](auto& a) { a.ldx = 127; });
   refused("workspace", [](auto& a) { a.workspace_bytes = 15; });
-  kbit_linear(good, stream.get());
+  packed_linear(good, stream.get());
   stream.synchronize();
 }
 

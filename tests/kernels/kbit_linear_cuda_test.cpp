@@ -53,7 +53,7 @@ class Weight {
     stream.synchronize();
   }
 
-  KbitDeviceWeight on_device() const {
+  DeviceWeight on_device() const {
     return {scheme_,    size_.n,    size_.k, codes_.as<uint32_t>(), scales_.data(), codebook_.as<float>(),
             table_max_, scale_max_, layout_};
   }
@@ -238,21 +238,22 @@ TEST_F(KbitLinearCuda, RefusesToFuseWhatItCannot) {
   const Weight weight(formats::parse_scheme("kbit4-b32-e4m4"), {96, 64}, 0.05, stream);
   device::DeviceBuffer memory(1 << 20);
   memory.fill(0, stream);
-  KbitLinearArgs args;
+  LinearArgs args;
   args.m = 1;
   args.x = args.y = args.workspace = memory.data();
   args.ldx = 64, args.ldy = 96;
   args.weight = weight.on_device();
   args.workspace_bytes = memory.size();
   args.fusion.gated = true;
-  test::expect_error(ErrorCode::bad_argument, {"a gated product"}, [&] { kbit_linear(args, stream.get()); });
+  test::expect_error(ErrorCode::bad_argument, {"a gated product"}, [&] { packed_linear(args, stream.get()); });
   args.fusion = {.input_norm = memory.as<float>()};
   args.m = 2;
-  test::expect_error(ErrorCode::bad_argument, {"a fused product of 2 rows"}, [&] { kbit_linear(args, stream.get()); });
+  test::expect_error(ErrorCode::bad_argument, {"a fused product of 2 rows"},
+                     [&] { packed_linear(args, stream.get()); });
   args.m = 1;
   args.fusion = {.fp32 = true, .next_x = memory.data()};
   test::expect_error(ErrorCode::bad_argument, {"leaves the next one's input"},
-                     [&] { kbit_linear(args, stream.get()); });
+                     [&] { packed_linear(args, stream.get()); });
 }
 
 TEST_F(KbitLinearCuda, BitIdenticalFromRunToRun) {
@@ -274,7 +275,7 @@ std::vector<uint16_t> run_chain(const Weight& weight, int64_t size, bool overlap
   device::DeviceBuffer workspace(kbit_linear_workspace(most_rows, size, size));
   workspace.fill(0, stream);
   for (const int64_t m : {40, 1, 16, 3, 8, 40, 1, 1, 1}) {
-    KbitLinearArgs args;
+    LinearArgs args;
     args.m = m;
     args.x = from.data();
     args.ldx = size;
@@ -284,7 +285,7 @@ std::vector<uint16_t> run_chain(const Weight& weight, int64_t size, bool overlap
     args.workspace = workspace.data();
     args.workspace_bytes = workspace.size();
     args.weights_ready = overlap;
-    kbit_linear(args, stream.get());
+    packed_linear(args, stream.get());
     std::swap(from, to);
   }
   std::vector<uint16_t> bits(x.bits.size());
@@ -306,7 +307,7 @@ TEST_F(KbitLinearCuda, RefusesBadArgumentsBeforeAnyLaunch) {
   const Size size{64, 64};
   const Weight weight({SchemeFamily::kbit, 4, 32, ScaleType::e4m4}, size, 0.05, stream);
   device::DeviceBuffer x(65 * 64 * 2), y(65 * 64 * 2), workspace(kbit_linear_workspace(64, 64, 64));
-  KbitLinearArgs good;
+  LinearArgs good;
   good.m = 1;
   good.x = x.data();
   good.ldx = good.ldy = 64;
@@ -315,9 +316,9 @@ TEST_F(KbitLinearCuda, RefusesBadArgumentsBeforeAnyLaunch) {
   good.workspace = workspace.data();
   good.workspace_bytes = workspace.size();
   const auto refused = [&](std::string_view part, const auto& change) {
-    KbitLinearArgs args = good;
+    LinearArgs args = good;
     change(args);
-    test::expect_error(ErrorCode::bad_argument, {"kbit_linear", part}, [&] { kbit_linear(args, stream.get()); });
+    test::expect_error(ErrorCode::bad_argument, {"packed_linear", part}, [&] { packed_linear(args, stream.get()); });
   };
   refused("rows", [](auto& a) { a.m = 0; });
   refused("rows", [](auto& a) { a.m = (int64_t{1} << 30) + 1; });
@@ -330,7 +331,7 @@ TEST_F(KbitLinearCuda, RefusesBadArgumentsBeforeAnyLaunch) {
   refused("workspace", [](auto& a) { a.workspace = nullptr; });
   refused("weight of", [](auto& a) { a.weight.n = 0; });
   refused("table_max", [](auto& a) { a.weight.table_max = 0; });
-  kbit_linear(good, stream.get());
+  packed_linear(good, stream.get());
   stream.synchronize();
 }
 

@@ -10,7 +10,7 @@
 #include "core/parallel.h"
 #include "core/rng.h"
 #include "device/buffer.h"
-#include "kernels/kbit_linear.h"
+#include "kernels/packed_linear.h"
 #include "support.h"
 
 namespace w4q::test {
@@ -68,7 +68,7 @@ inline double linear_bound(DType dtype, int64_t weights) {
 }
 
 /// Runs the layer `weight` whose decoded values are `decoded`, [n][k].
-inline LinearOutcome run_linear(const kernels::KbitDeviceWeight& weight, const std::vector<float>& decoded,
+inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::vector<float>& decoded,
                                 const Activations& x, const LinearExtras& extras, const device::Stream& stream) {
   const int64_t n = weight.n;
   const int64_t k = weight.k;
@@ -83,7 +83,7 @@ inline LinearOutcome run_linear(const kernels::KbitDeviceWeight& weight, const s
   device::DeviceBuffer workspace(
       std::max(kernels::linear_workspace(desc), extras.kernel != nullptr ? extras.kernel->workspace(desc) : 0));
   workspace.fill(0, stream);
-  kernels::KbitLinearArgs args;
+  kernels::LinearArgs args;
   args.m = x.m;
   args.activation = x.dtype;
   args.x = x_device.data();
@@ -98,7 +98,7 @@ inline LinearOutcome run_linear(const kernels::KbitDeviceWeight& weight, const s
   if (extras.kernel != nullptr) {
     extras.kernel->run(args, stream.get());
   } else {
-    kernels::kbit_linear(args, stream.get());
+    kernels::packed_linear(args, stream.get());
   }
   LinearOutcome outcome;
   outcome.bits.resize(static_cast<size_t>(x.m * ldy));

@@ -1,10 +1,10 @@
-// y = x · Wᵀ + b on the GPU for kbit weights, any number of activation rows. Which kernel runs is decided by one table
-// (kernel_registry), by layout and rows.
+// y = x · Wᵀ + b on the GPU for kbit and integer weights, any number of activation rows. Which kernel runs is decided
+// by one table (kernel_registry), by layout and rows.
 //
 // Exact mode, the only one: codebook values enter the product as their 16-bit roundings in the type of the activations,
 // products and sums are fp32 on tensor cores, and scales multiply fp32 sums (up to 16 rows) or 16-bit values. Against
 // the fp64 product of the decoded weights the relative Frobenius error is below 1e-3 for f16 and 6e-3 for bf16
-// (docs/kernels/kbit.md). Results are bit-identical from run to run: partial sums are added in a fixed order.
+// (docs/kernels/kbit.md, int4.md). Results are bit-identical from run to run: partial sums are added in a fixed order.
 //
 // Bytes read: n·k·(bits + 1/4)/8 for E4M4 scales, which at the card's read bandwidth is the time below which it cannot
 // go.
@@ -26,7 +26,7 @@ namespace w4q::kernels {
 
 /// Weights in GPU memory: the planes of a layout that a row of the kernel registry reads. `codes` and `scales` are
 /// aligned to 16 bytes.
-struct KbitDeviceWeight {
+struct DeviceWeight {
   formats::Scheme scheme;
   int64_t n = 0;
   int64_t k = 0;
@@ -40,12 +40,12 @@ struct KbitDeviceWeight {
   const int32_t* input_order = nullptr;  ///< integer, act order: [k] the input that stands at each place
 };
 
-struct KbitLinearArgs {
+struct LinearArgs {
   int64_t m = 0;                  ///< activation rows
   DType activation = DType::f16;  ///< type of x: f16 or bf16
   const void* x = nullptr;        ///< [m, k], rows `ldx` elements apart
   int64_t ldx = 0;
-  KbitDeviceWeight weight;
+  DeviceWeight weight;
   const float* bias = nullptr;     ///< [n], or null
   const void* residual = nullptr;  ///< added to the result: of the type and strides of y, may be y; or null
   void* y = nullptr;               ///< [m, n] of the activations' type, rows `ldy` elements apart
@@ -66,7 +66,7 @@ struct LinearDesc {
   int64_t m = 0, n = 0, k = 0;
   DType activation = DType::f16;
 };
-LinearDesc describe(const KbitLinearArgs& args);
+LinearDesc describe(const LinearArgs& args);
 
 /// One way to compute a linear layer on the GPU.
 struct KernelRow {
@@ -76,7 +76,7 @@ struct KernelRow {
   bool (*accepts)(const LinearDesc&, std::string* why);
   size_t (*workspace)(const LinearDesc&);
   /// Arguments have been checked.
-  void (*run)(const KbitLinearArgs&, cudaStream_t);
+  void (*run)(const LinearArgs&, cudaStream_t);
   bool fuses = false;  ///< takes a LinearFusion where there is one row
 };
 
@@ -86,7 +86,7 @@ std::span<const KernelRow> kernel_registry() noexcept;
 const KernelRow& pick_kernel(const LinearDesc& desc);
 
 /// Most rows that one launch of the tensor-core kernels takes.
-inline constexpr int64_t kbit_linear_max_rows = 64;
+inline constexpr int64_t packed_linear_max_rows = 64;
 
 /// Bytes of workspace for any number of rows from 1 to `desc.m` of such a layer on the current GPU.
 size_t linear_workspace(LinearDesc desc);
@@ -95,6 +95,6 @@ size_t kbit_linear_workspace(int64_t m, int64_t n, int64_t k);
 
 /// Launches on `stream`. Throws bad_argument, before any launch, for sizes, types, null or misaligned pointers or a
 /// workspace that do not fit; unsupported for a layout that no kernel reads; device when the launch fails.
-void kbit_linear(const KbitLinearArgs& args, cudaStream_t stream);
+void packed_linear(const LinearArgs& args, cudaStream_t stream);
 
 }  // namespace w4q::kernels
