@@ -22,10 +22,8 @@ fs::file_type type_of(const fs::path& path) {
   return fs::status(path, missing_or_unreadable).type();
 }
 
-bool is_there(const fs::path& path) {
-  const auto type = type_of(path);
-  return type != fs::file_type::not_found && type != fs::file_type::none;
-}
+bool is_there(fs::file_type type) { return type != fs::file_type::not_found && type != fs::file_type::none; }
+bool is_there(const fs::path& path) { return is_there(type_of(path)); }
 
 fs::path real_path(const fs::path& path) {
   std::error_code error;
@@ -154,9 +152,9 @@ void OutputFile::commit() {
 
 void write_file(const fs::path& path, std::string_view bytes, bool overwrite) {
   const auto content = std::as_bytes(std::span(bytes));
-  const auto type = type_of(path);
+  const auto type = type_of(path);  // asked once: what another writer makes meanwhile is a file, not a stream
   if (type == fs::file_type::directory) throw bad_target(path, "is a folder");
-  if (type != fs::file_type::regular && is_there(path)) return write_stream(path, content);
+  if (type != fs::file_type::regular && is_there(type)) return write_stream(path, content);
   OutputFile file(path, overwrite);
   write_all(file.descriptor(), content, 0, path);
   file.commit();
