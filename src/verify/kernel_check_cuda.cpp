@@ -75,11 +75,27 @@ class Checker {
       const std::string name(kernel_name(product, rows));
       if (std::ranges::find(names, name) == names.end()) names.push_back(name);
     }
+    if (model::fuses(linear_)) {
+      check_fused(result);
+      names.push_back(std::string(kernel_name(product, 1)) + ", fused");
+    }
     result.kernels = join(names);
     return result;
   }
 
  private:
+  /// What single tokens run: the kernel that takes over what lies between products, here with f32 results.
+  void check_fused(KernelError& result) {
+    const auto count = static_cast<size_t>(weight_.n);
+    device::DeviceBuffer y(count * sizeof(float));
+    y.fill(0xFF, stream_);
+    multiplier_.multiply_logits(linear_, inputs_.on_gpu.as<__half>(), 1, y.as<float>());
+    y.download(std::as_writable_bytes(std::span(got_).first(count)), stream_);
+    stream_.synchronize();
+    result.to_cpu = worse(result.to_cpu, to_cpu(1));
+    result.to_fp64 = worse(result.to_fp64, to_fp64(1));
+  }
+
   static double worse(double a, double b) { return std::isnan(a) || a > b ? a : b; }
 
   std::string_view kernel_name(const model::CudaProduct& product, int64_t rows) const {
