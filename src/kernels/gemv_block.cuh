@@ -25,15 +25,9 @@ struct NoTable {
   __device__ static void fill(char*, const Args&) {}
 };
 
-template <class Gemv>
-constexpr bool is_fused() {
-  if constexpr (requires { Gemv::fused; }) return Gemv::fused;
-  return false;
-}
-
 /// The work of one block. `Gemv` has
 ///
-///   fused                     whether it does what lies between products (gemv_store.cuh): one row; absent: not
+///   fused                     whether it does what lies between products (gemv_store.cuh): one row
 ///   Args, Type, rows, warps   what a launch needs; type of the activations; most rows; warps of a block
 ///   Run                       a warp's way through its tiles: load_first_weights(), load_first_activations(),
 ///                             step(table, totals), span
@@ -45,7 +39,7 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   using Type = typename Gemv::Type;
   constexpr int rows = Gemv::rows;
   constexpr int warps = Gemv::warps;
-  constexpr bool fused = is_fused<Gemv>();
+  constexpr bool fused = Gemv::fused;
   static_assert(rows == 1 || !fused);
   extern __shared__ uint4 shared[];
   auto* const table = reinterpret_cast<char*>(shared);

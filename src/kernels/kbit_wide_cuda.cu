@@ -4,28 +4,16 @@
 
 #include "core/text.h"
 #include "device/check.h"
-#include "device/cublas.h"
 #include "device/fragment.cuh"
 #include "kernels/dequantize_cuda.h"
 #include "kernels/dequantize_marlin.h"
 #include "kernels/kbit_launch.cuh"
+#include "kernels/wide_strips.h"
 
 namespace w4q::kernels::kbit {
 namespace {
 
-/// A strip of decoded weights of this size is still in the L2 cache when it is multiplied.
-constexpr int64_t strip_bytes = int64_t{32} << 20;
-
 size_t round_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
-
-/// Elements from row to row of the strip: rows begin on 16 bytes.
-int64_t strip_stride(int64_t k) { return (k + 7) / 8 * 8; }
-
-/// Outputs of a strip, whole row groups.
-int64_t strip_outputs(int64_t n, int64_t k) {
-  const int64_t fitting = strip_bytes / 2 / strip_stride(k) / Map::tile_rows * Map::tile_rows;
-  return std::min(std::max(fitting, Map::tile_rows), (n + Map::tile_rows - 1) / Map::tile_rows * Map::tile_rows);
-}
 
 /// Workspace that must stay zero, for the kernels of fewer rows.
 size_t words_bytes(int64_t n, int64_t k) { return round_up(kbit_linear_workspace(packed_linear_max_rows, n, k)); }
@@ -77,27 +65,26 @@ void decode_strip(const DeviceWeight& w, int64_t first, int64_t count, const Dev
 }  // namespace
 
 size_t wide_workspace(const LinearDesc& desc) {
-  const size_t strip = static_cast<size_t>(strip_outputs(desc.n, desc.k) * strip_stride(desc.k)) * 2;
-  return words_bytes(desc.n, desc.k) + device::cublas_workspace_bytes + strip;
+  return words_bytes(desc.n, desc.k) + strip_memory_bytes(desc.n, desc.k);
 }
 
 void run_wide(const LinearArgs& args, cudaStream_t stream) {
   const auto& w = args.weight;
-  const int64_t outputs = strip_outputs(w.n, w.k);
-  const int64_t stride = strip_stride(w.k);
-  std::byte* const cublas_memory = static_cast<std::byte*>(args.workspace) + words_bytes(w.n, w.k);
-  std::byte* const strip = cublas_memory + device::cublas_workspace_bytes;
   if (args.residual != nullptr && args.residual != args.y) copy_residual(args, stream);
-  for (int64_t first = 0; first < w.n; first += outputs) {
-    const int64_t count = std::min(outputs, w.n - first);
+  device::CublasProduct product{};
+  product.m = args.m;
+  product.n = w.n;
+  product.k = w.k;
+  product.dtype = args.activation;
+  product.x = args.x;
+  product.ldx = args.ldx;
+  product.y = args.y;
+  product.ldy = args.ldy;
+  product.add = args.residual != nullptr;
+  const auto decode = [&](int64_t first, int64_t count, std::byte* strip, int64_t stride) {
     decode_strip(w, first, count, {strip, args.activation, stride}, stream);
-    device::CublasProduct product{args.m,          count,        w.k,
-                                  args.activation, args.x,       args.ldx,
-                                  strip,           stride,       static_cast<std::byte*>(args.y) + first * 2,
-                                  args.ldy,        cublas_memory};
-    product.add = args.residual != nullptr;
-    device::cublas_multiply(product, stream);
-  }
+  };
+  multiply_strips(product, static_cast<std::byte*>(args.workspace) + words_bytes(w.n, w.k), decode, stream);
   if (args.bias != nullptr) add_bias(args, stream);
 }
 

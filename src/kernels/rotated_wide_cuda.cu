@@ -3,26 +3,15 @@
 #include <algorithm>
 
 #include "core/text.h"
-#include "device/cublas.h"
 #include "kernels/dequantize_fragment.cuh"
 #include "kernels/elementwise_cuda.h"
+#include "kernels/wide_strips.h"
 
 namespace w4q::kernels::rotated {
 namespace {
 
 using dequantizing::FragmentIndex;
 using dequantizing::FragmentMap;
-
-/// A strip of decoded weights of this size is still in the L2 cache when it is multiplied.
-constexpr int64_t strip_bytes = int64_t{32} << 20;
-
-/// Elements from row to row of the strip: rows begin on 16 bytes.
-int64_t strip_stride(int64_t k) { return (k + 7) / 8 * 8; }
-/// Outputs of a strip, whole row groups.
-int64_t strip_outputs(int64_t n, int64_t k) {
-  const int64_t fitting = strip_bytes / 2 / strip_stride(k) / FragmentMap::tile_rows * FragmentMap::tile_rows;
-  return std::min(std::max(fitting, FragmentMap::tile_rows), FragmentMap(n, k).row_groups * FragmentMap::tile_rows);
-}
 
 struct DecodeArgs {
   Source sources[2];
@@ -161,22 +150,23 @@ void decode_strip(const WideArgs& args, int64_t first, int64_t count, const dequ
 
 }  // namespace
 
-size_t wide_bytes(int64_t n, int64_t k) {
-  return device::cublas_workspace_bytes + static_cast<size_t>(strip_outputs(n, k) * strip_stride(k)) * 2;
-}
+size_t wide_bytes(int64_t n, int64_t k) { return strip_memory_bytes(n, k); }
 
 void run_wide(const WideArgs& args, cudaStream_t stream) {
-  const int64_t outputs = strip_outputs(args.n, args.k), stride = strip_stride(args.k);
-  std::byte* const strip = static_cast<std::byte*>(args.memory) + device::cublas_workspace_bytes;
-  for (int64_t first = 0; first < args.n; first += outputs) {
-    const int64_t count = std::min(outputs, args.n - first);
+  device::CublasProduct product{};
+  product.m = args.m;
+  product.n = args.n;
+  product.k = args.k;
+  product.dtype = DType::f16;
+  product.x = args.x;
+  product.ldx = args.ldx;
+  product.y = args.y;
+  product.ldy = args.ldy;
+  product.add = args.add;
+  const auto decode = [&](int64_t first, int64_t count, std::byte* strip, int64_t stride) {
     decode_strip(args, first, count, {strip, count, args.k, stride, true}, stream);
-    device::CublasProduct product{
-        args.m,   count,      args.k, DType::f16, args.x, args.ldx, strip, stride, static_cast<__half*>(args.y) + first,
-        args.ldy, args.memory};
-    product.add = args.add;
-    device::cublas_multiply(product, stream);
-  }
+  };
+  multiply_strips(product, args.memory, decode, stream);
   if (args.bias != nullptr) {
     add_bias_cuda(args.bias, args.m, args.n, static_cast<__half*>(args.y), args.ldy, stream);
   }

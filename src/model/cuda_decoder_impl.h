@@ -52,6 +52,12 @@ struct CudaDecoder::Impl {
   void normalize(const device::DeviceBuffer& weight, int64_t rows);
   /// Whether the norm between two products is part of them in a step.
   bool can_fuse(const CudaLinear& from, const CudaLinear& to) const;
+  /// What comes behind a layer: the next one's norm and product, or the last norm and the head.
+  struct Behind {
+    const CudaLinear* linear;
+    const float* norm;
+  };
+  Behind behind(size_t layer) const;
   /// Launches of a step that do nothing but a norm.
   int64_t norm_launches() const;
   /// Adds a product to the residual stream; `next` and its weight are what normalize() and the product behind it will

@@ -59,12 +59,18 @@ bool CudaDecoder::Impl::can_fuse(const CudaLinear& from, const CudaLinear& to) c
   return options.fuse && fuses(from) && fuses(to);
 }
 
+CudaDecoder::Impl::Behind CudaDecoder::Impl::behind(size_t layer) const {
+  const auto& layers = model.layers();
+  if (layer + 1 == layers.size()) return {&model.head(), model.final_norm()};
+  return {&layers[layer + 1].qkv, layers[layer + 1].input_norm.as<float>()};
+}
+
 int64_t CudaDecoder::Impl::norm_launches() const {
   const auto& layers = model.layers();
   int64_t launches = 1;
   for (size_t i = 0; i < layers.size(); ++i) {
-    const CudaLinear& behind = i + 1 < layers.size() ? layers[i + 1].qkv : model.head();
-    launches += (can_fuse(layers[i].o, layers[i].gate_up) ? 0 : 1) + (can_fuse(layers[i].down, behind) ? 0 : 1);
+    launches +=
+        (can_fuse(layers[i].o, layers[i].gate_up) ? 0 : 1) + (can_fuse(layers[i].down, *behind(i).linear) ? 0 : 1);
   }
   return launches;
 }
@@ -77,11 +83,11 @@ void CudaDecoder::Impl::add_product(const CudaLinear& linear, const DeviceBuffer
     pending = multiplier.multiply_residual(linear, x.as<__half>(), rows, residual, activations.product.as<__half>());
     return;
   }
-  const size_t behind = 1 - norm_at;
-  const NextNorm norm{weight, norms[norm_at].as<float>(), norms[behind].as<float>(), activations.normed.as<__half>(),
+  const size_t after = 1 - norm_at;
+  const NextNorm norm{weight, norms[norm_at].as<float>(), norms[after].as<float>(), activations.normed.as<__half>(),
                       static_cast<float>(config.rms_norm_eps)};
   multiplier.multiply_residual(linear, x.as<__half>(), rows, residual, nullptr, &norm);
-  norm_at = behind;
+  norm_at = after;
 }
 
 InputNorm CudaDecoder::Impl::input_norm() {
@@ -184,13 +190,10 @@ void CudaDecoder::Impl::run_layer(size_t index, int64_t rows, int64_t first, con
   multiplier.multiply_gated(weights.gate_up, activations.normed.as<__half>(), rows, activations.gate_up.as<__half>(),
                             activations.gated.as<__half>(), input_norm());
   observe_input(weights.down, activations.gated, rows, observer);
-  if (index + 1 < layers.size()) {
-    add_product(weights.down, activations.gated, rows, alone ? nullptr : &layers[index + 1].qkv,
-                layers[index + 1].input_norm.as<float>());
-  } else {
-    // The head of a step reads the last norm's output; that of a call comes later.
-    add_product(weights.down, activations.gated, rows, single_row ? &model.head() : nullptr, model.final_norm());
-  }
+  // The head of a step reads the last norm's output; that of a call comes later.
+  const bool follows = !alone && (index + 1 < layers.size() || single_row);
+  const auto [next, norm] = behind(index);
+  add_product(weights.down, activations.gated, rows, follows ? next : nullptr, norm);
 }
 
 void CudaDecoder::Impl::run_chunk(std::span<const int32_t> ids, int64_t row, const CudaObserver* observer) {

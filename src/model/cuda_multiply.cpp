@@ -18,6 +18,14 @@ bool keeps_words(const kernels::KernelRow& row) {
   return !row.name.ends_with("-wide") && !row.name.ends_with("-wgmma");
 }
 
+/// What a product behind a norm takes over from it.
+kernels::LinearFusion behind(const InputNorm& norm) {
+  kernels::LinearFusion fusion;
+  fusion.input_norm = norm.state;
+  fusion.eps = norm.eps;
+  return fusion;
+}
+
 }  // namespace
 
 CudaMultiplier::CudaMultiplier(std::span<const CudaLinear* const> linears, int64_t most_rows,
@@ -139,10 +147,7 @@ void CudaMultiplier::multiply_dense(const CudaProduct& product, int64_t k, const
 }
 
 void CudaMultiplier::multiply(const CudaLinear& linear, const __half* x, int64_t rows, __half* y, InputNorm norm) {
-  kernels::LinearFusion fusion;
-  fusion.input_norm = norm.state;
-  fusion.eps = norm.eps;
-  multiply_with(linear, x, rows, y, fusion);
+  multiply_with(linear, x, rows, y, behind(norm));
 }
 
 void CudaMultiplier::multiply_with(const CudaLinear& linear, const __half* x, int64_t rows, __half* y,
@@ -194,9 +199,7 @@ bool CudaMultiplier::multiply_residual(const CudaLinear& linear, const __half* x
 void CudaMultiplier::multiply_gated(const CudaLinear& linear, const __half* x, int64_t rows, __half* both, __half* out,
                                     InputNorm norm) {
   const CudaProduct& product = linear.products.front();
-  kernels::LinearFusion fusion;
-  fusion.input_norm = norm.state;
-  fusion.eps = norm.eps;
+  kernels::LinearFusion fusion = behind(norm);
   if (rows == 1 && linear.gated_tiles) {
     fusion.gated = true;
     return multiply_with(linear, x, rows, out, fusion);
@@ -217,10 +220,8 @@ kernels::LogitRows CudaMultiplier::multiply_logits(const CudaLinear& head, const
                                                    InputNorm norm) {
   const CudaProduct& product = head.products.front();
   if (rows == 1 && fuses(head)) {
-    kernels::LinearFusion fusion;
+    kernels::LinearFusion fusion = behind(norm);
     fusion.fp32 = true;
-    fusion.input_norm = norm.state;
-    fusion.eps = norm.eps;
     multiply_packed(product, head.k, x, rows, out, head.n, fusion);
     return {out, DType::f32};
   }

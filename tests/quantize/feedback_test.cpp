@@ -54,6 +54,13 @@ struct Layer {
     options.input = &input;
     return plain(scheme, options);
   }
+  /// With these options feedback leaves less error than without them.
+  void expect_gain(std::string_view name, const QuantizeOptions& options) const {
+    const Scheme scheme = formats::parse_scheme(name);
+    const auto result = fed_back(scheme, options);
+    EXPECT_NO_THROW(formats::scheme_row(scheme.family).validate(result.weight, "w"));
+    EXPECT_LT(error(result), error(fed_back(scheme))) << name;
+  }
 
   int64_t n, k;
   RandomMatrix weight;
@@ -179,10 +186,7 @@ TEST(Feedback, TriesNormsOfTheRotatedFamily) {
   QuantizeOptions searched;
   searched.scales = Scales::search;
   for (const char* name : {"rotated4-d32-e4m4", "rotated3-d64", "rotated5-d128-f32", "rotated2-row"}) {
-    const Scheme scheme = formats::parse_scheme(name);
-    const auto result = layer.fed_back(scheme, searched);
-    EXPECT_NO_THROW(formats::scheme_row(scheme.family).validate(result.weight, "w"));
-    EXPECT_LT(layer.error(result), layer.error(layer.fed_back(scheme))) << name;
+    layer.expect_gain(name, searched);
   }
 }
 
@@ -192,10 +196,7 @@ TEST(Feedback, TriesRangesOfIntegers) {
   QuantizeOptions tries;
   tries.clip = Clip::mse;
   for (const char* name : {"int4-g128-f16-asym", "int3-g32-f16", "int2-g64-bf16-asym", "int3-row-f32"}) {
-    const Scheme scheme = formats::parse_scheme(name);
-    const auto result = layer.fed_back(scheme, tries);
-    EXPECT_NO_THROW(formats::scheme_row(scheme.family).validate(result.weight, "w"));
-    EXPECT_LT(layer.error(result), layer.error(layer.fed_back(scheme))) << name;
+    layer.expect_gain(name, tries);
   }
 }
 
