@@ -66,6 +66,7 @@ struct HalfType {
     return result;
   }
   __device__ static float widen(Scalar value) { return __half2float(value); }
+  __device__ static float2 widen_pair(uint32_t pair) { return __half22float2(reinterpret_cast<const __half2&>(pair)); }
   __device__ static Scalar narrow(float value) { return __float2half_rn(value); }
   __device__ static void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
@@ -89,6 +90,9 @@ struct Bf16Type {
     return result;
   }
   __device__ static float widen(Scalar value) { return __bfloat162float(value); }
+  __device__ static float2 widen_pair(uint32_t pair) {
+    return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(pair));
+  }
   __device__ static Scalar narrow(float value) { return __float2bfloat16_rn(value); }
   __device__ static void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "

@@ -28,15 +28,16 @@ struct Values {
     }
     return values;
   }
-  __device__ void add(const __half* from) {
+  __device__ static Values load(const __half* from) {
+    Values values;
     if constexpr (width == 4) {
       const uint2 bits = *reinterpret_cast<const uint2*>(from);
-      const float2 low = __half22float2(reinterpret_cast<const __half2&>(bits.x));
-      const float2 high = __half22float2(reinterpret_cast<const __half2&>(bits.y));
-      v[0] += low.x, v[1] += low.y, v[2] += high.x, v[3] += high.y;
+      const float2 low = device::HalfType::widen_pair(bits.x), high = device::HalfType::widen_pair(bits.y);
+      values.v[0] = low.x, values.v[1] = low.y, values.v[2] = high.x, values.v[3] = high.y;
     } else {
-      v[0] += __half2float(*from);
+      values.v[0] = __half2float(*from);
     }
+    return values;
   }
   __device__ void store(float* to) const {
     if constexpr (width == 4) {
@@ -59,7 +60,7 @@ struct Values {
 constexpr int held_chunks = 4;
 
 template <int width>
-__global__ void __launch_bounds__(1024) add_rms_norm_kernel(const AddNormArgs args) {
+__global__ void __launch_bounds__(1024) rms_norm_kernel(const NormArgs args) {
   using Chunk = Values<width>;
   __shared__ float slots[32];
   device::allow_next_launch();
@@ -71,15 +72,10 @@ __global__ void __launch_bounds__(1024) add_rms_norm_kernel(const AddNormArgs ar
     if (first + i * step < args.cols) weights[i] = Chunk::load(args.weight + first + i * step);
   }
   device::wait_for_previous_launch();
-  float* const x = args.x + blockIdx.x * args.cols;
-  const __half* const y = args.y == nullptr ? nullptr : args.y + blockIdx.x * args.cols;
+  const float* const x = args.x + blockIdx.x * args.cols;
   float sum = 0;
   const auto add = [&](int64_t at) {
-    Chunk chunk = Chunk::load(x + at);
-    if (y != nullptr) {
-      chunk.add(y + at);
-      chunk.store(x + at);
-    }
+    const Chunk chunk = Chunk::load(x + at);
 #pragma unroll
     for (int j = 0; j < width; ++j) sum = fmaf(chunk.v[j], chunk.v[j], sum);
     return chunk;
@@ -113,15 +109,9 @@ __global__ void __launch_bounds__(1024) add_rms_norm_kernel(const AddNormArgs ar
   }
 }
 
-__global__ void add_kernel(float* x, const __half* y, int64_t count) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
-    x[i] += __half2float(y[i]);
-  }
-}
-
 __device__ void store(float value, float* to) { *to = value; }
 __device__ void store(float value, __half* to) { *to = __float2half_rn(value); }
+__device__ void store(float value, __nv_bfloat16* to) { *to = __float2bfloat16_rn(value); }
 
 template <class T>
 __global__ void add_bias_kernel(const float* bias, int64_t rows, int64_t cols, T* y, int64_t stride) {
@@ -142,10 +132,8 @@ __global__ void silu_multiply_kernel(const __half* gate_up, int64_t rows, int64_
     const int64_t row = i / chunks;
     const int64_t column = i % chunks * width;
     const __half* const gate = gate_up + row * 2 * inner + (tiles ? column / 32 * 64 + column % 32 : column);
-    Values<width> g{};
-    Values<width> u{};
-    g.add(gate);
-    u.add(gate + (tiles ? 32 : inner));
+    auto g = Values<width>::load(gate);
+    const auto u = Values<width>::load(gate + (tiles ? 32 : inner));
 #pragma unroll
     for (int j = 0; j < width; ++j) g.v[j] = silu_product(g.v[j], u.v[j]);
     g.store(out + row * inner + column);
@@ -191,34 +179,36 @@ unsigned blocks_for(int64_t items) {
   return static_cast<unsigned>(std::clamp<int64_t>((items + threads - 1) / threads, 1, 4096));
 }
 
+template <class T>
+void add_bias(const float* bias, int64_t rows, int64_t cols, T* y, int64_t stride, cudaStream_t stream) {
+  add_bias_kernel<<<blocks_for(rows * cols), threads, 0, stream>>>(bias, rows, cols, y, stride);
+  device::check_launch("add_bias", concat(rows, " × ", cols));
+}
+
 }  // namespace
 
-void add_rms_norm_cuda(const AddNormArgs& args, cudaStream_t stream) {
-  ensure(args.rows >= 1 && args.cols >= 1 && args.rows < (int64_t{1} << 31), "add_rms_norm: no rows");
-  ensure(args.state == nullptr || args.rows == 1, "add_rms_norm: the state of one row");
+void rms_norm_cuda(const NormArgs& args, cudaStream_t stream) {
+  ensure(args.rows >= 1 && args.cols >= 1 && args.rows < (int64_t{1} << 31), "rms_norm: no rows");
+  ensure(args.state == nullptr || args.rows == 1, "rms_norm: the state of one row");
   const int width = args.cols % 4 == 0 ? 4 : 1;
   const int64_t chunks = args.cols / width;
   // Few rows: as many threads as have work. Many: smaller blocks fill the GPU better.
   const int64_t most = args.rows > 64 ? 256 : 1024;
   const int block = static_cast<int>(std::clamp<int64_t>((chunks + 31) / 32 * 32, 32, most));
   const LaunchShape shape{dim3(static_cast<unsigned>(args.rows)), block, 0, args.overlap};
-  if (width == 4) return launch<add_rms_norm_kernel<4>>(shape, stream, "add_rms_norm", args);
-  launch<add_rms_norm_kernel<1>>(shape, stream, "add_rms_norm", args);
-}
-
-void add_cuda(float* x, const __half* y, int64_t count, cudaStream_t stream) {
-  add_kernel<<<blocks_for(count), threads, 0, stream>>>(x, y, count);
-  device::check_launch("add", concat(count, " values"));
+  if (width == 4) return launch<rms_norm_kernel<4>>(shape, stream, "rms_norm", args);
+  launch<rms_norm_kernel<1>>(shape, stream, "rms_norm", args);
 }
 
 void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, __half* y, int64_t stride, cudaStream_t stream) {
-  add_bias_kernel<<<blocks_for(rows * cols), threads, 0, stream>>>(bias, rows, cols, y, stride);
-  device::check_launch("add_bias", concat(rows, " × ", cols));
+  add_bias(bias, rows, cols, y, stride, stream);
 }
-
+void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, __nv_bfloat16* y, int64_t stride,
+                   cudaStream_t stream) {
+  add_bias(bias, rows, cols, y, stride, stream);
+}
 void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, float* y, int64_t stride, cudaStream_t stream) {
-  add_bias_kernel<<<blocks_for(rows * cols), threads, 0, stream>>>(bias, rows, cols, y, stride);
-  device::check_launch("add_bias", concat(rows, " × ", cols));
+  add_bias(bias, rows, cols, y, stride, stream);
 }
 
 void silu_multiply_cuda(const __half* gate_up, int64_t rows, int64_t inner, bool tiles, __half* out, bool overlap,

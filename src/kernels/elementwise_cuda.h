@@ -6,6 +6,7 @@
 // before that one began.
 #pragma once
 
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -15,10 +16,9 @@
 
 namespace w4q::kernels {
 
-/// x += y, then out = w · x / √(mean(x²) + eps), row by row. Rows of x and out are `cols` apart.
-struct AddNormArgs {
-  float* x = nullptr;             ///< [rows × cols], the residual stream
-  const __half* y = nullptr;      ///< [rows × cols] to be added first, or null
+/// out = w · x / √(mean(x²) + eps), row by row. Rows of x and out are `cols` apart.
+struct NormArgs {
+  const float* x = nullptr;       ///< [rows × cols], the residual stream
   const float* weight = nullptr;  ///< [cols]
   float eps = 0;
   int64_t rows = 0, cols = 0;
@@ -27,13 +27,12 @@ struct AddNormArgs {
   float* state = nullptr;     ///< one row: the norm's state (linear_fusion.h), or null
   bool overlap = false;
 };
-void add_rms_norm_cuda(const AddNormArgs& args, cudaStream_t stream);
-
-/// x += y, [count] values.
-void add_cuda(float* x, const __half* y, int64_t count, cudaStream_t stream);
+void rms_norm_cuda(const NormArgs& args, cudaStream_t stream);
 
 /// y[r][i] += bias[i]; rows of y are `stride` apart.
 void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, __half* y, int64_t stride, cudaStream_t stream);
+void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, __nv_bfloat16* y, int64_t stride,
+                   cudaStream_t stream);
 void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, float* y, int64_t stride, cudaStream_t stream);
 
 /// out[r][i] = silu(gate) · up, kept within the range of f16. Rows of gate_up are 2·inner apart, of out inner. A row is

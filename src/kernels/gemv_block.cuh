@@ -25,6 +25,20 @@ struct NoTable {
   __device__ static void fill(char*, const Args&) {}
 };
 
+/// Brings 4 KB to the L2 cache where warp `warp` of this block will begin in a launch that is shaped like this one.
+/// Launches that overlap begin by themselves.
+template <int warps>
+__device__ __forceinline__ void prefetch_next(const Launch& args, int warp) {
+#if __CUDA_ARCH__ >= 900
+  if (args.overlap) return;
+#endif
+  if (args.next == nullptr) return;
+  constexpr int line = 128;
+  const int64_t lines = args.next_bytes / line;
+  const int64_t mine = lines * (int64_t{blockIdx.x} * warps + warp) / (int64_t{gridDim.x} * warps) + threadIdx.x % 32;
+  if (mine < lines) asm volatile("prefetch.global.L2 [%0];" ::"l"(args.next + mine * line));
+}
+
 /// The work of one block. `Gemv` has
 ///
 ///   fused                     whether it does what lies between products (gemv_store.cuh): one row
@@ -99,6 +113,7 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
     totals.clear();
     from_start = true;
   }
+  prefetch_next<warps>(args, warp);
   __syncthreads();  // the table has served
   if (tail_group >= 0) leave_sums(tail, tail_group);
   __syncthreads();

@@ -29,7 +29,7 @@ __device__ __forceinline__ void prefetch_weights(const Launch& args) {
   if (args.fusion.next_x != nullptr) prefetch_floats(args.fusion.next_weight, args.n);
 }
 __device__ __forceinline__ void prefetch_stream(const Launch& args) {
-  if (args.residual != nullptr) prefetch_floats(args.residual, args.n);
+  if (args.residual != nullptr && args.fp32) prefetch_floats(args.residual, args.n);
 }
 
 /// 1 / rms of a product's input, of which its lanes have sums of squares.
@@ -60,7 +60,8 @@ struct OutputExtras {
   __device__ __forceinline__ OutputExtras(const Launch& args, int row) {
     const int at = min(row, static_cast<int>(args.n) - 1);
     if (args.residual != nullptr) {
-      before = static_cast<const float*>(args.residual)[at];
+      before = args.fp32 ? static_cast<const float*>(args.residual)[at]
+                         : __half2float(static_cast<const __half*>(args.residual)[at]);
       if (args.fusion.next_x != nullptr) weight = __ldg(args.fusion.next_weight + at);
     }
     if (args.output_scales != nullptr) scale = output_scale(args, at);
@@ -107,7 +108,7 @@ struct GroupStore {
  private:
   __device__ __forceinline__ void store(float value, int offset) const {
     if (row + offset >= args.n) return;
-    if (args.fusion.fp32) {
+    if (args.fp32) {
       static_cast<float*>(args.y)[row + offset] = value;
     } else {
       static_cast<Scalar*>(args.y)[row + offset] = Type::narrow(value);

@@ -53,7 +53,7 @@ float code_factor(DType activation, int bits) {
 void run_marlin_gemv(const LinearArgs& args, cudaStream_t stream) {
   integer::MarlinLaunch launch = prepare_marlin(args);
   launch.result_factor = code_factor(args.activation, args.weight.scheme.bits);
-  if (args.fusion.any()) {
+  if (takes_fused_kernel(args)) {
     return integer::launch_fused_marlin_gemv(launch, args.weight.scheme.bits, blocks_for(launch.tiles), stream,
                                              shape_of(args));
   }
@@ -78,7 +78,7 @@ void run_interleaved_gemv(const LinearArgs& args, cudaStream_t stream) {
     launch.zero_words = (part.weight.n + 7) / 8;
     launch.group_shift = std::countr_zero(static_cast<unsigned>(part.weight.scheme.block)) - 5;
     launch.result_factor = code_factor(part.activation, part.weight.scheme.bits);
-    if (part.fusion.any()) {
+    if (takes_fused_kernel(part)) {
       return integer::launch_fused_interleaved_gemv(launch, blocks_for(launch.tiles), stream, shape_of(part));
     }
     integer::launch_interleaved_gemv(launch, part.activation, blocks_for(launch.tiles), stream, shape_of(part));

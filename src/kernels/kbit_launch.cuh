@@ -11,6 +11,7 @@
 #include "kernels/kbit_linear_tile.cuh"
 #include "kernels/linear_fusion.h"
 #include "kernels/overlap_launch.cuh"
+#include "kernels/store_value.cuh"
 
 namespace w4q::kernels::kbit {
 
@@ -26,16 +27,19 @@ struct Launch {
   const void* scales;
   const float* codebook;
   const float* bias;
-  const void* residual;       ///< [m, n] of the activations' type, rows ldy apart, added to the result; null: nothing
+  const void* residual;       ///< [m, n] of the type of y, rows ldy apart, added to the result; null: nothing
   const void* output_scales;  ///< one scale per output, in Marlin's order of a single group; null: none
   bool bf16_output_scales;
   void* y;
+  bool fp32;            ///< y and the residual are f32, else of the activations' type
   Packet* packets;      ///< sums of row groups that blocks share: 64 outputs × rows per block, empty between launches
   int table_exponent;   ///< the codebook times two to this is what the table holds
   float result_factor;  ///< takes all factors out of the sums again
   bool aligned;         ///< rows of x may be read 16 bytes at a time
   bool overlap;         ///< begin while the launch before is still running, as far as the weights go
   LinearFusion fusion;  ///< one row only
+  const char* next;     ///< NextWeights; null: nothing to fetch
+  int64_t next_bytes;
 };
 
 /// The scale of an output where all inputs are one group (layout_marlin.h).
@@ -55,8 +59,7 @@ __device__ __forceinline__ void store_output(const Launch& args, int row, int co
   if (args.output_scales != nullptr) value *= output_scale(args, row);
   if (args.bias != nullptr) value += args.bias[row];
   const int64_t at = column * args.ldy + row;
-  if (args.residual != nullptr) value += Type::widen(static_cast<const typename Type::Scalar*>(args.residual)[at]);
-  static_cast<typename Type::Scalar*>(args.y)[at] = Type::narrow(value);
+  store_value<Type>(args.y, args.residual, args.fp32, at, value);
 }
 
 /// 1 to 16 activation rows (kbit_gemv_cuda.cu).

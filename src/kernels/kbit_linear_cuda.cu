@@ -21,7 +21,7 @@ void set_sum_factors(const LinearArgs& args, kbit::Launch& launch) {
 void run_gemv(const LinearArgs& args, cudaStream_t stream) {
   kbit::Launch launch = prepare(args);
   set_sum_factors(args, launch);
-  if (args.fusion.any()) {
+  if (takes_fused_kernel(args)) {
     return kbit::launch_fused_gemv(launch, args.weight.scheme, blocks_for(launch.tiles), stream, shape_of(args));
   }
   kbit::launch_gemv(launch, args.weight.scheme, args.activation, blocks_for(launch.tiles), stream, shape_of(args));

@@ -4,9 +4,9 @@
 
 #include "core/text.h"
 #include "device/check.h"
-#include "device/fragment.cuh"
 #include "kernels/dequantize_cuda.h"
 #include "kernels/dequantize_marlin.h"
+#include "kernels/elementwise_cuda.h"
 #include "kernels/kbit_launch.cuh"
 #include "kernels/wide_strips.h"
 
@@ -18,32 +18,18 @@ size_t round_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
 /// Workspace that must stay zero, for the kernels of fewer rows.
 size_t words_bytes(int64_t n, int64_t k) { return round_up(kbit_linear_workspace(packed_linear_max_rows, n, k)); }
 
-template <class Type>
-__global__ void add_bias_kernel(const float* bias, void* y, int64_t m, int64_t n, int64_t ldy) {
-  auto* const values = static_cast<typename Type::Scalar*>(y);
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < m * n; i += step) {
-    auto& value = values[i / n * ldy + i % n];
-    value = Type::narrow(Type::widen(value) + bias[i % n]);
-  }
-}
-
 void add_bias(const LinearArgs& args, cudaStream_t stream) {
-  constexpr int threads = 256;
-  const int64_t n = args.weight.n;
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>((args.m * n + threads - 1) / threads, 4096));
-  if (args.activation == DType::f16) {
-    add_bias_kernel<device::HalfType><<<blocks, threads, 0, stream>>>(args.bias, args.y, args.m, n, args.ldy);
-  } else {
-    add_bias_kernel<device::Bf16Type><<<blocks, threads, 0, stream>>>(args.bias, args.y, args.m, n, args.ldy);
-  }
-  device::check_launch("add_bias", concat(args.m, " × ", n));
+  const auto add = [&](auto* y) { add_bias_cuda(args.bias, args.m, args.weight.n, y, args.ldy, stream); };
+  if (args.fp32) return add(static_cast<float*>(args.y));
+  if (args.activation == DType::f16) return add(static_cast<__half*>(args.y));
+  add(static_cast<__nv_bfloat16*>(args.y));
 }
 
 void copy_residual(const LinearArgs& args, cudaStream_t stream) {
-  const auto pitch = static_cast<size_t>(args.ldy) * 2;
-  device::check(cudaMemcpy2DAsync(args.y, pitch, args.residual, pitch, static_cast<size_t>(args.weight.n) * 2,
-                                  static_cast<size_t>(args.m), cudaMemcpyDeviceToDevice, stream),
+  const size_t bytes = args.fp32 ? 4 : 2;
+  const size_t pitch = static_cast<size_t>(args.ldy) * bytes, width = static_cast<size_t>(args.weight.n) * bytes;
+  device::check(cudaMemcpy2DAsync(args.y, pitch, args.residual, pitch, width, static_cast<size_t>(args.m),
+                                  cudaMemcpyDeviceToDevice, stream),
                 "copying a residual");
 }
 
@@ -80,6 +66,7 @@ void run_wide(const LinearArgs& args, cudaStream_t stream) {
   product.ldx = args.ldx;
   product.y = args.y;
   product.ldy = args.ldy;
+  product.fp32_output = args.fp32;
   product.add = args.residual != nullptr;
   const auto decode = [&](int64_t first, int64_t count, std::byte* strip, int64_t stride) {
     decode_strip(w, first, count, {strip, args.activation, stride}, stream);

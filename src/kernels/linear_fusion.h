@@ -20,20 +20,19 @@ struct LinearFusion {
   /// Rows of the weight come in tiles of 32 gates and their 32 ups: y[i] = silu(gate) · up, [n/2], within the range of
   /// its type. n a multiple of 64.
   bool gated = false;
-  /// y and the residual are f32.
-  bool fp32 = false;
   /// x has yet to be multiplied with what this state [norm_state_floats(k)] lacks to 1 / rms, and [1] is set; null: x
   /// is complete.
   float* input_norm = nullptr;
   float eps = 0;  ///< added to the mean square
 
-  /// y is the residual stream, f32: leaves the next product's x, within the range of its type. Null: does not.
+  /// y is the f32 residual stream (LinearArgs::fp32): leaves the next product's x, within the range of its type. Null:
+  /// does not.
   void* next_x = nullptr;              ///< [n] of the activations' type
   const float* next_weight = nullptr;  ///< [n], of the norm
   float* next_norm = nullptr;          ///< [norm_state_floats(n)], written
   const float* last_norm = nullptr;    ///< [norm_state_floats(n)] of the stream before: has the scale
 
-  bool any() const { return gated || fp32 || input_norm != nullptr || next_x != nullptr; }
+  bool any() const { return gated || input_norm != nullptr || next_x != nullptr; }
 };
 
 }  // namespace w4q::kernels

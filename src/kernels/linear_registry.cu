@@ -15,6 +15,7 @@ void check_args(const LinearArgs& args) {
   require(args.m >= 1 && args.m <= most_rows, concat(args.m, " activation rows"), "1 to 2^30");
   require(args.activation == DType::f16 || args.activation == DType::bf16, "activations are neither f16 nor bf16",
           "convert them");
+  require(!args.fp32 || (aligned(args.y, 4) && aligned(args.residual, 4)), "a misaligned pointer", "f32 to 4 bytes");
   require(w.n >= 1 && w.k >= 1 && w.n <= most_rows && w.k <= most_rows && kbit::Map(w.n, w.k).tiles() <= most_tiles,
           concat("weight of ", w.n, " × ", w.k), "1 to 2^30 each, together at most 2^42");
   require(args.ldx >= w.k && args.ldy >= w.n,
@@ -34,26 +35,6 @@ void check_args(const LinearArgs& args) {
   }
 }
 
-void check_fusion(const LinearArgs& args, const KernelRow& row) {
-  const LinearFusion& fusion = args.fusion;
-  if (!fusion.any()) return;
-  require(args.m == 1 && args.activation == DType::f16 && row.fuses,
-          concat("a fused product of ", args.m, " rows of ", dtype_name(args.activation), " by ", row.name),
-          "one row of f16, and a kernel that fuses");
-  require(!fusion.gated || (args.weight.n % 64 == 0 && !fusion.fp32), "a gated product",
-          "tiles of 32 gates and 32 ups, no residual");
-  const bool adds = args.residual != nullptr;
-  require(!adds || (fusion.fp32 && fusion.input_norm == nullptr), "a fused product that adds to a residual",
-          "f32, and a complete x");
-  const bool has_norm = fusion.next_weight != nullptr && fusion.next_norm != nullptr && fusion.last_norm != nullptr;
-  require(fusion.next_x == nullptr || (adds && has_norm && fusion.last_norm != fusion.next_norm),
-          "a product that leaves the next one's input",
-          "y is the f32 residual stream, and the norm has weights and two states");
-  require(aligned(fusion.next_x, 2) && (!fusion.fp32 || (aligned(args.y, 4) && aligned(args.residual, 4))) &&
-              aligned(fusion.input_norm, 4) && aligned(fusion.next_norm, 4) && aligned(fusion.last_norm, 4),
-          "a misaligned pointer", "f32 to 4 bytes");
-}
-
 void check_workspace(const LinearArgs& args, size_t needed) {
   require(args.workspace != nullptr && aligned(args.workspace, 256) && args.workspace_bytes >= needed,
           concat("workspace of ", args.workspace_bytes, " bytes"),
@@ -61,6 +42,26 @@ void check_workspace(const LinearArgs& args, size_t needed) {
 }
 
 }  // namespace
+
+void check_fusion(const LinearArgs& args, std::string_view kernel, bool fuses) {
+  const LinearFusion& fusion = args.fusion;
+  if (!fusion.any()) return;
+  require(args.m == 1 && args.activation == DType::f16 && fuses,
+          concat("a fused product of ", args.m, " rows of ", dtype_name(args.activation), " by ", kernel),
+          "one row of f16, and a kernel that fuses");
+  require(!fusion.gated || (args.weight.n % 64 == 0 && !args.fp32), "a gated product",
+          "tiles of 32 gates and 32 ups, no residual");
+  const bool adds = args.residual != nullptr;
+  require(!adds || (args.fp32 && fusion.input_norm == nullptr), "a fused product that adds to a residual",
+          "f32, and a complete x");
+  const bool has_norm = fusion.next_weight != nullptr && fusion.next_norm != nullptr && fusion.last_norm != nullptr;
+  require(fusion.next_x == nullptr || (adds && has_norm && fusion.last_norm != fusion.next_norm),
+          "a product that leaves the next one's input",
+          "y is the f32 residual stream, and the norm has weights and two states");
+  require(aligned(fusion.next_x, 2) && aligned(fusion.input_norm, 4) && aligned(fusion.next_norm, 4) &&
+              aligned(fusion.last_norm, 4),
+          "a misaligned pointer", "f32 to 4 bytes");
+}
 
 int blocks_for(int64_t tiles) {
   static const int most = device::multiprocessors();
@@ -86,11 +87,14 @@ kbit::Launch prepare(const LinearArgs& args) {
   launch.bias = args.bias;
   launch.residual = args.residual;
   launch.y = args.y;
+  launch.fp32 = args.fp32;
   launch.packets = static_cast<kbit::Packet*>(args.workspace);
   launch.aligned = aligned(args.x, 16) && args.ldx % 8 == 0;
   launch.overlap = args.weights_ready;
   launch.result_factor = 1;
   launch.fusion = args.fusion;
+  launch.next = static_cast<const char*>(args.next.codes);
+  launch.next_bytes = args.next.bytes;
   return launch;
 }
 
@@ -164,7 +168,7 @@ void packed_linear(const LinearArgs& args, cudaStream_t stream) {
   check_args(args);
   const LinearDesc desc = describe(args);
   const KernelRow& row = pick_kernel(desc);
-  check_fusion(args, row);
+  check_fusion(args, row.name, row.fuses);
   check_workspace(args, linear_workspace(desc));
   row.run(args, stream);
 }

@@ -31,6 +31,8 @@ inline bool aligned(const void* pointer, size_t bytes) { return reinterpret_cast
 
 /// One block a multiprocessor, and no block without a tile for each of a few warps.
 int blocks_for(int64_t tiles);
+/// Throws bad_argument for a fusion that does not fit `args`, or a kernel that does not fuse.
+void check_fusion(const LinearArgs& args, std::string_view kernel, bool fuses);
 /// What all kernels need to know of a layer.
 kbit::Launch prepare(const LinearArgs& args);
 std::string shape_of(const LinearArgs& args);
@@ -45,12 +47,13 @@ void in_slices(LinearArgs args, int64_t most, const Run& run) {
   const auto* x = static_cast<const std::byte*>(args.x);
   const auto* residual = static_cast<const std::byte*>(args.residual);
   auto* const y = static_cast<std::byte*>(args.y);
+  const int64_t row_bytes = args.ldy * (args.fp32 ? 4 : 2);
   const int64_t rows = args.m;
   for (int64_t first = 0; first < rows; first += most) {
     args.m = std::min(most, rows - first);
     args.x = x + 2 * first * args.ldx;
-    args.y = y + 2 * first * args.ldy;
-    if (residual != nullptr) args.residual = residual + 2 * first * args.ldy;
+    args.y = y + first * row_bytes;
+    if (residual != nullptr) args.residual = residual + first * row_bytes;
     run(args);
   }
 }

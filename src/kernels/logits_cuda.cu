@@ -12,20 +12,6 @@ namespace {
 constexpr int threads = 512;
 constexpr int best = 5;
 
-struct Row {
-  const void* data;
-  bool half;
-
-  __device__ float operator[](int64_t i) const {
-    return half ? __half2float(static_cast<const __half*>(data)[i]) : static_cast<const float*>(data)[i];
-  }
-};
-
-__device__ Row row_of(const LogitRows& rows, int64_t row, int64_t vocab) {
-  const int64_t bytes = rows.dtype == DType::f16 ? 2 : 4;
-  return {static_cast<const std::byte*>(rows.data) + row * vocab * bytes, rows.dtype == DType::f16};
-}
-
 /// An entry of a row, ordered by value, the lower id first on ties.
 struct Entry {
   float value;
@@ -58,7 +44,7 @@ __device__ Entry first_of_block(Entry entry, Entry* slots) {
 }
 
 /// The five first entries of a row, in every thread; id INT32_MAX where the row is shorter.
-__device__ void top_five(const Row& row, int64_t vocab, Entry* slots, Entry (&top)[best]) {
+__device__ void top_five(const float* row, int64_t vocab, Entry* slots, Entry (&top)[best]) {
   Entry mine[best];
 #pragma unroll
   for (auto& entry : mine) entry = {-INFINITY, INT32_MAX};
@@ -88,12 +74,12 @@ __device__ double block_sum(double value, double* slots) {
 }
 
 __global__ void __launch_bounds__(threads)
-    compare_kernel(LogitRows base, LogitRows logits, int64_t vocab, const int32_t* ids, LogitComparison* out) {
+    compare_kernel(const float* base, const float* logits, int64_t vocab, const int32_t* ids, LogitComparison* out) {
   __shared__ float maxima[32];
   __shared__ double sums[32];
   __shared__ Entry entries[32];
-  const Row a = row_of(base.data == nullptr ? logits : base, blockIdx.x, vocab);
-  const Row b = row_of(logits, blockIdx.x, vocab);
+  const float* const b = logits + blockIdx.x * vocab;
+  const float* const a = base == nullptr ? b : base + blockIdx.x * vocab;
   const auto larger = [](float x, float y) { return fmaxf(x, y); };
   float largest_a = -INFINITY;
   float largest_b = -INFINITY;
@@ -121,7 +107,7 @@ __global__ void __launch_bounds__(threads)
   const int64_t id = ids[blockIdx.x];
   LogitComparison result;
   result.nll_b = log_b - static_cast<double>(b[id]);
-  if (base.data != nullptr) {
+  if (base != nullptr) {
     result.nll_a = log_a - static_cast<double>(a[id]);
     result.kl = total_gap / total_a - log_a + log_b;
     Entry top_a[best];
@@ -138,9 +124,9 @@ __global__ void __launch_bounds__(threads)
 
 }  // namespace
 
-void compare_logits_cuda(const LogitRows& base, const LogitRows& logits, int64_t rows, int64_t vocab,
-                         const int32_t* ids, LogitComparison* out, cudaStream_t stream) {
-  ensure(rows >= 1 && vocab >= 1 && logits.data != nullptr, "compare_logits: no logits");
+void compare_logits_cuda(const float* base, const float* logits, int64_t rows, int64_t vocab, const int32_t* ids,
+                         LogitComparison* out, cudaStream_t stream) {
+  ensure(rows >= 1 && vocab >= 1 && logits != nullptr, "compare_logits: no logits");
   const LaunchShape shape{dim3(static_cast<unsigned>(rows)), threads, 0, false};
   launch<compare_kernel>(shape, stream, "compare_logits", base, logits, vocab, ids, out);
 }

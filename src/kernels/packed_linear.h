@@ -40,6 +40,13 @@ struct DeviceWeight {
   const int32_t* input_order = nullptr;  ///< integer, act order: [k] the input that stands at each place
 };
 
+/// What the product after this one reads. Where launches do not overlap, this one brings the beginning of every warp's
+/// share to the L2 cache while it adds up its last sums.
+struct NextWeights {
+  const void* codes = nullptr;  ///< null: not known
+  int64_t bytes = 0;
+};
+
 struct LinearArgs {
   int64_t m = 0;                  ///< activation rows
   DType activation = DType::f16;  ///< type of x: f16 or bf16
@@ -48,14 +55,16 @@ struct LinearArgs {
   DeviceWeight weight;
   const float* bias = nullptr;     ///< [n], or null
   const void* residual = nullptr;  ///< added to the result: of the type and strides of y, may be y; or null
-  void* y = nullptr;               ///< [m, n] of the activations' type, rows `ldy` elements apart
+  void* y = nullptr;               ///< [m, n] of the activations' type or f32, rows `ldy` elements apart
   int64_t ldy = 0;
+  bool fp32 = false;          ///< y and the residual are f32
   void* workspace = nullptr;  ///< kbit_linear_workspace() bytes, aligned to 256, zeroed once before its first use
   size_t workspace_bytes = 0;
   /// Weights, codebook and bias were complete before the previous launch in the stream began: on sm_90 their first
   /// bytes are then fetched while that launch still runs. x and y are not touched before it is done.
   bool weights_ready = false;
-  /// One row of f16, and a kernel with `fuses`: otherwise bad_argument. y then may be f32 or half as long.
+  NextWeights next;  ///< up to 16 rows; others pay no heed
+  /// One row of f16, and a kernel with `fuses`: otherwise bad_argument. y then may be half as long.
   LinearFusion fusion;
 };
 
@@ -67,6 +76,12 @@ struct LinearDesc {
   DType activation = DType::f16;
 };
 LinearDesc describe(const LinearArgs& args);
+
+/// Whether a row that fuses takes its kernel for that: also for a step's f32 outputs, which are then those of the same
+/// kernel as the products around them.
+inline bool takes_fused_kernel(const LinearArgs& args) {
+  return args.fusion.any() || (args.fp32 && args.m == 1 && args.activation == DType::f16);
+}
 
 /// One way to compute a linear layer on the GPU.
 struct KernelRow {

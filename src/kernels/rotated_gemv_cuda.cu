@@ -12,7 +12,7 @@ struct RotatedGemv {
   using Args = RotatedLaunch;
   using Type = rotated::Type;
   static constexpr int rows = most_rows;
-  static constexpr bool fused = false;
+  static constexpr bool fused = rows == 1;
   static constexpr int warps = rows == 16 ? 8 : 12;
   static constexpr int tiles = rows == 1 && Bits::first < 5 ? 3 : 2;
   using Totals = kbit::Totals<rows>;

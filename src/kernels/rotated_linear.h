@@ -17,6 +17,7 @@
 #include <span>
 
 #include "core/dtype.h"
+#include "kernels/packed_linear.h"
 
 namespace w4q::kernels {
 
@@ -45,12 +46,16 @@ struct RotatedLinearArgs {
   bool input_rotated = false;          ///< x is R(x ⊘ s) already, and all passes share R
   std::span<const RotatedDevicePass> passes;
   const float* bias = nullptr;  ///< [n], or null
-  void* y = nullptr;            ///< [m, n], rows `ldy` elements apart
+  void* y = nullptr;            ///< [m, n] of the activations' type or f32, rows `ldy` elements apart
   int64_t ldy = 0;
+  bool fp32 = false;        ///< y is f32
   bool add = false;         ///< y += instead of y =
   void* words = nullptr;    ///< RotatedWorkspace::words bytes, aligned to 256, zeroed once before their first use
   void* scratch = nullptr;  ///< RotatedWorkspace::scratch bytes, aligned to 256
   size_t words_bytes = 0, scratch_bytes = 0;
+  NextWeights next;  ///< as LinearArgs has it
+  /// One row of f16, and passes that rotated_fuses: otherwise bad_argument (LinearArgs).
+  LinearFusion fusion;
   /// The passes were complete before the previous launch in the stream began (LinearArgs).
   bool weights_ready = false;
 };
@@ -68,6 +73,9 @@ bool decoded_together(int64_t rows, const RotatedDevicePass& first, const Rotate
 
 /// Launches that rotated_linear makes for a decode step's single row: one for each pair of passes that fit together.
 int rotated_linear_launches(std::span<const RotatedDevicePass> passes);
+
+/// Whether rotated_linear takes a LinearFusion with these passes: where one launch takes them all.
+bool rotated_fuses(std::span<const RotatedDevicePass> passes);
 
 /// Launches on `stream`. Throws bad_argument for sizes, pointers or a workspace that do not fit, device when a launch
 /// fails; as rotate_input and packed_linear do.

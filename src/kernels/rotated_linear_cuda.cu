@@ -97,6 +97,7 @@ class Linear {
         scales_(input_ + 2 * parts_.input) {}
 
   void run() {
+    check_fusion(product(args_.x, args_.ldx, false), "rotated-gemv", rotated_fuses(args_.passes));
     const bool gemv = args_.m <= most_gemv_rows && args_.activation == DType::f16;
     const auto joins = [&](const RotatedDevicePass& a, const RotatedDevicePass& b) {
       return args_.activation == DType::f16 && (gemv ? fit_together(a, b) : decoded_together(args_.m, a, b));
@@ -155,6 +156,9 @@ class Linear {
     product.residual = add || args_.add ? args_.y : nullptr;
     product.y = args_.y;
     product.ldy = args_.ldy;
+    product.fp32 = args_.fp32;
+    product.fusion = args_.fusion;
+    product.next = args_.next;
     product.workspace = args_.words;
     product.workspace_bytes = args_.words_bytes;
     product.weights_ready = args_.weights_ready;
@@ -209,6 +213,7 @@ class Linear {
                        all.bias,
                        all.y,
                        all.ldy,
+                       all.fp32,
                        all.residual != nullptr,
                        args_.scratch},
                       stream_);
@@ -274,6 +279,7 @@ void check(const RotatedLinearArgs& args) {
                 "sizes out of range");
   refuse_unless(args.ldx >= k && args.ldy >= n, "rows overlap");
   refuse_unless(args.x != nullptr && args.y != nullptr, "a pointer is null");
+  refuse_unless(!args.fp32 || aligned(args.y, 4), "f32 is aligned to 4 bytes");
   for (const RotatedDevicePass& pass : args.passes) {
     refuse_unless(!args.input_rotated || pass.factors == args.passes.front().factors,
                   "an input rotated before belongs to one rotation");
@@ -313,6 +319,8 @@ int rotated_linear_launches(std::span<const RotatedDevicePass> passes) {
   for (size_t at = 0; at < passes.size(); at += together(passes, at, fit_together).size()) ++launches;
   return launches;
 }
+
+bool rotated_fuses(Passes passes) { return rotated_linear_launches(passes) == 1; }
 
 void rotated_linear(const RotatedLinearArgs& args, cudaStream_t stream) {
   check(args);

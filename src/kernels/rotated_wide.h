@@ -16,13 +16,14 @@ struct WideArgs {
   Source sources[2];
   int bits[2];  ///< of widths_fit
   const float* bias;
-  void* y;  ///< [m, n] f16, rows `ldy` elements apart
+  void* y;  ///< [m, n] f16 or f32, rows `ldy` elements apart
   int64_t ldy;
+  bool fp32;     ///< y is f32
   bool add;      ///< y += instead of y =
   void* memory;  ///< wide_bytes()
 };
 
-/// Sums enter as 16-bit roundings; a bias is added to the 16-bit result, with a rounding of its own. Needs
+/// Sums enter as 16-bit roundings; a bias is added to the result, to a 16-bit one with a rounding of its own. Needs
 /// device::have_cublas().
 void run_wide(const WideArgs& args, cudaStream_t stream);
 

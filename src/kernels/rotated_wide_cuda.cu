@@ -162,14 +162,16 @@ void run_wide(const WideArgs& args, cudaStream_t stream) {
   product.ldx = args.ldx;
   product.y = args.y;
   product.ldy = args.ldy;
+  product.fp32_output = args.fp32;
   product.add = args.add;
   const auto decode = [&](int64_t first, int64_t count, std::byte* strip, int64_t stride) {
     decode_strip(args, first, count, {strip, count, args.k, stride, true}, stream);
   };
   multiply_strips(product, args.memory, decode, stream);
-  if (args.bias != nullptr) {
-    add_bias_cuda(args.bias, args.m, args.n, static_cast<__half*>(args.y), args.ldy, stream);
-  }
+  if (args.bias == nullptr) return;
+  const auto add_bias = [&](auto* y) { add_bias_cuda(args.bias, args.m, args.n, y, args.ldy, stream); };
+  if (args.fp32) return add_bias(static_cast<float*>(args.y));
+  add_bias(static_cast<__half*>(args.y));
 }
 
 }  // namespace w4q::kernels::rotated

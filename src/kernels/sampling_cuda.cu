@@ -26,13 +26,10 @@ __device__ float unordered(uint32_t key) {
 }
 
 struct Row {
-  const void* data;
-  bool half;
+  const float* data;
   int64_t vocab;
 
-  __device__ uint32_t key(int64_t i) const {
-    return ordered(half ? __half2float(static_cast<const __half*>(data)[i]) : static_cast<const float*>(data)[i]);
-  }
+  __device__ uint32_t key(int64_t i) const { return ordered(data[i]); }
 
   /// use(i, key) for the thread's share of the entries: eight neighbours at a time, `unroll` loads in flight.
   template <int unroll = 2, class Use>
@@ -51,19 +48,9 @@ struct Row {
 
  private:
   __device__ void load_eight(int64_t chunk, float (&values)[8]) const {
-    if (half) {
-      const uint4 bits = static_cast<const uint4*>(data)[chunk];
-      const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 pair = __half22float2(reinterpret_cast<const __half2&>(words[i]));
-        values[2 * i] = pair.x, values[2 * i + 1] = pair.y;
-      }
-      return;
-    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float4 four = static_cast<const float4*>(data)[2 * chunk + i];
+      const float4 four = reinterpret_cast<const float4*>(data)[2 * chunk + i];
       values[4 * i] = four.x, values[4 * i + 1] = four.y, values[4 * i + 2] = four.z, values[4 * i + 3] = four.w;
     }
   }
@@ -240,7 +227,7 @@ __global__ void __launch_bounds__(threads) sample_kernel(const SampleArgs args) 
   __shared__ Shared shared;
   device::allow_next_launch();
   device::wait_for_previous_launch();
-  const Row row{args.logits.data, args.logits.dtype == DType::f16, args.vocab};
+  const Row row{args.logits, args.vocab};
   const uint64_t number = args.state->draw;
   const int token = draw(row, args.options, number, shared);
   if (threadIdx.x != 0) return;
@@ -253,7 +240,7 @@ __global__ void __launch_bounds__(threads) sample_kernel(const SampleArgs args) 
 }  // namespace
 
 void sample_cuda(const SampleArgs& args, cudaStream_t stream) {
-  ensure(args.vocab >= 1 && args.logits.data != nullptr && args.history_capacity >= 1, "sample: no logits");
+  ensure(args.vocab >= 1 && args.logits != nullptr && args.history_capacity >= 1, "sample: no logits");
   launch<sample_kernel>({dim3(1), threads, 0, args.overlap}, stream, "sample", args);
 }
 

@@ -11,7 +11,6 @@
 
 #include <cstdint>
 
-#include "kernels/logits_cuda.h"
 #include "kernels/sampling.h"
 
 namespace w4q::kernels {
@@ -26,11 +25,11 @@ struct StepState {
 /// Draws a token from the one row of `logits`, puts it into `state` (and moves the position and the number of draws on)
 /// and into history[draw mod capacity]. Options have been checked (check_sampling).
 struct SampleArgs {
-  LogitRows logits;
+  const float* logits = nullptr;  ///< [vocab]
   int64_t vocab = 0;
   SamplingOptions options;
   StepState* state = nullptr;
-  int32_t* history = nullptr;
+  int32_t* history = nullptr;  ///< may be pinned memory of the host
   int64_t history_capacity = 0;
   bool overlap = false;  ///< elementwise_cuda.h
 };

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "device/fragment.cuh"
+#include "kernels/store_value.cuh"
 #include "kernels/wgmma_instruction.cuh"
 #include "kernels/wgmma_pipeline.cuh"
 #include "kernels/wgmma_plan.h"
@@ -38,7 +39,8 @@ struct Task {
   int k_tiles, row_tiles;
   int jobs, whole_rounds;
   float result_factor;
-  bool wide;  ///< rows of y may be written 16 bytes at a time, and nothing is added to them
+  bool fp32;  ///< y and the residual are f32
+  bool wide;  ///< rows of y, and of the residual, may be accessed 16 bytes at a time
 };
 
 /// Shared memory of a block: table, stages, room to turn results in, barriers.
@@ -186,6 +188,13 @@ struct Lane {
         row(static_cast<int>(threadIdx.x) % 4 * 2) {}
 };
 
+/// Four values that stand side by side += `values`, without waiting for them.
+__device__ __forceinline__ void add_four(float* to, const float4& values) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(values.x), "f"(values.y),
+               "f"(values.z), "f"(values.w)
+               : "memory");
+}
+
 /// Where a job's results go.
 template <class Weights, int rows>
 struct Results {
@@ -211,19 +220,12 @@ struct Results {
     }
     return make_float2(scale, task.bias != nullptr ? task.bias[at] : 0);
   }
-  __device__ Scalar* at(int output, int row) const {
-    return static_cast<Scalar*>(task.y) + (first_row + row) * task.ldy + first_output + output;
-  }
+  __device__ int64_t at(int output, int row) const { return (first_row + row) * task.ldy + first_output + output; }
   __device__ bool inside(int output, int row) const {
     return first_output + output < task.n && first_row + row < task.m;
   }
   __device__ void store(int output, int row, float value) const {
-    if (!inside(output, row)) return;
-    Scalar* const to = at(output, row);
-    if (task.residual != nullptr) {
-      value += Type::widen(static_cast<const Scalar*>(task.residual)[to - static_cast<const Scalar*>(task.y)]);
-    }
-    *to = Type::narrow(value);
+    if (inside(output, row)) store_value<Type>(task.y, task.residual, task.fp32, at(output, row), value);
   }
 
   /// Sums of a whole job, turned in `turn` so that a lane has eight neighbouring outputs.
@@ -232,6 +234,7 @@ struct Results {
     const int warp = threadIdx.x / 32;
     const int id = threadIdx.x % 32;
     const float2 by[2] = {scale_and_bias(lane.output), scale_and_bias(lane.output + 8)};
+    if (task.fp32) return store_floats(sums, by, reinterpret_cast<float*>(turn + warp * 1024));
     char* const mine = turn + warp * 1024;
 #pragma unroll
     for (int j = 0; j < rows / 8; j += 2) {
@@ -249,11 +252,67 @@ struct Results {
   }
 
  private:
+  /// Where a value of sixteen rows and outputs stands on its way: fours of a row in an order that spreads over banks.
+  __device__ static int turned(int row, int output) { return row * 16 + (output ^ row / 2 % 4 * 4); }
+
+  __device__ void store_floats(const float (&sums)[rows / 2], const float2 (&by)[2], float* turn) const {
+    const int warp = threadIdx.x / 32;
+    const int id = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < rows / 8; j += 2) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float2 scale = by[i / 2 % 2];
+        turn[turned(i / 4 * 8 + id % 4 * 2 + i % 2, id / 4 + i / 2 % 2 * 8)] = sums[4 * j + i] * scale.x + scale.y;
+      }
+      __syncwarp();
+      const int row = id / 2, output = id % 2 * 8;
+      const float4 values[2] = {*reinterpret_cast<const float4*>(turn + turned(row, output)),
+                                *reinterpret_cast<const float4*>(turn + turned(row, output + 4))};
+      __syncwarp();
+#pragma unroll
+      for (int half = 0; half < 2; ++half) store_four(warp * 16 + output + 4 * half, 8 * j + row, values[half]);
+    }
+  }
+  /// Four f32 results of a row.
+  __device__ void store_four(int output, int row, const float4& values) const {
+    if (first_row + row >= task.m) return;
+    if (!task.wide || first_output + output + 4 > task.n) {
+      const float all[4] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) store(output + i, row, all[i]);
+      return;
+    }
+    const int64_t to = at(output, row);
+    float* const y = static_cast<float*>(task.y) + to;
+    if (task.residual == task.y) {
+      add_four(y, values);
+    } else if (task.residual == nullptr) {
+      *reinterpret_cast<float4*>(y) = values;
+    } else {
+      const float4 more = *reinterpret_cast<const float4*>(static_cast<const float*>(task.residual) + to);
+      *reinterpret_cast<float4*>(y) =
+          make_float4(values.x + more.x, values.y + more.y, values.z + more.z, values.w + more.w);
+    }
+  }
+  /// 16-bit values and those at `residual`, eight each.
+  __device__ static uint4 add_eight(const uint4& values, const void* residual) {
+    const uint4 more = *static_cast<const uint4*>(residual);
+    return {add_pair(values.x, more.x), add_pair(values.y, more.y), add_pair(values.z, more.z),
+            add_pair(values.w, more.w)};
+  }
+  __device__ static uint32_t add_pair(uint32_t a, uint32_t b) {
+    const float2 x = Type::widen_pair(a), y = Type::widen_pair(b);
+    return Type::pack(x.x + y.x, x.y + y.y);
+  }
   /// Eight results of a row. A residual is added to the 16-bit values.
   __device__ void store_eight(int output, int row, const uint4& values) const {
     if (first_row + row >= task.m) return;
     if (task.wide && first_output + output + 8 <= task.n) {
-      *reinterpret_cast<uint4*>(at(output, row)) = values;
+      const int64_t bytes = 2 * at(output, row);
+      const auto* const residual = static_cast<const char*>(task.residual);
+      *reinterpret_cast<uint4*>(static_cast<char*>(task.y) + bytes) =
+          residual == nullptr ? values : add_eight(values, residual + bytes);
       return;
     }
     const uint32_t words[4] = {values.x, values.y, values.z, values.w};

@@ -22,6 +22,7 @@ struct Layer {
   int64_t ldy;
   const float* bias;
   const void* residual;
+  bool fp32;  ///< y and the residual
   float result_factor;
   bool overlap;
   const int32_t* input_order = nullptr;
@@ -40,6 +41,7 @@ inline Layer layer_of(const kbit::Launch& launch) {
   layer.ldy = launch.ldy;
   layer.bias = launch.bias;
   layer.residual = launch.residual;
+  layer.fp32 = launch.fp32;
   layer.result_factor = launch.result_factor;
   layer.overlap = launch.overlap;
   layer.output_scales = launch.output_scales;
@@ -88,6 +90,7 @@ void launch_rows(Task<Weights> task, InputOrder order, const Layer& layer, void*
   task.x = static_cast<const char*>(arranged);
   task.bias = layer.bias;
   task.residual = layer.residual;
+  task.fp32 = layer.fp32;
   task.output_scales = layer.output_scales;
   task.bf16_output_scales = layer.bf16_output_scales;
   task.y = layer.y;
@@ -97,7 +100,8 @@ void launch_rows(Task<Weights> task, InputOrder order, const Layer& layer, void*
   task.k_tiles = static_cast<int>((layer.k + 63) / 64);
   task.row_tiles = static_cast<int>((layer.m + rows - 1) / rows);
   task.result_factor = layer.result_factor;
-  task.wide = reinterpret_cast<uintptr_t>(layer.y) % 16 == 0 && layer.ldy % 8 == 0 && layer.residual == nullptr;
+  const auto starts = reinterpret_cast<uintptr_t>(layer.y) | reinterpret_cast<uintptr_t>(layer.residual);
+  task.wide = starts % 16 == 0 && layer.ldy % (layer.fp32 ? 4 : 8) == 0;
   task.jobs = static_cast<int>((layer.n + job_outputs - 1) / job_outputs) * task.row_tiles;
   const auto fitting = [](int sharers) {
     constexpr int sum_pairs = rows / 4;
@@ -136,11 +140,12 @@ void launch(const typename Weights::Source& weights, InputOrder order, Layer lay
   auto* const y = static_cast<std::byte*>(layer.y);
   const auto* const residual = static_cast<const std::byte*>(layer.residual);
   const int64_t all = layer.m;
+  const int64_t row_bytes = layer.ldy * (layer.fp32 ? 4 : 2);
   for (int64_t first = 0; first < all; first += most_rows_at_once) {
     layer.m = std::min(most_rows_at_once, all - first);
     layer.x = x + 2 * first * layer.ldx;
-    layer.y = y + 2 * first * layer.ldy;
-    if (residual != nullptr) layer.residual = residual + 2 * first * layer.ldy;
+    layer.y = y + first * row_bytes;
+    if (residual != nullptr) layer.residual = residual + first * row_bytes;
     switch (tile_rows(layer.m)) {
       case 32:
         launch_rows<Weights, 32>(task, order, layer, arranged, stream, shape);

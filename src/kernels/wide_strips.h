@@ -38,7 +38,7 @@ void multiply_strips(device::CublasProduct product, void* memory, const Decode& 
   product.workspace = memory;
   for (int64_t first = 0; first < n; first += outputs) {
     product.n = std::min(outputs, n - first);
-    product.y = y + first * 2;
+    product.y = y + first * (product.fp32_output ? 4 : 2);
     decode(first, product.n, strip, product.ldw);
     device::cublas_multiply(product, stream);
   }

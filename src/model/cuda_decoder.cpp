@@ -37,7 +37,6 @@ CudaDecoder::Impl::Impl(const CudaModel& model_, const CudaDecoderOptions& optio
           kernels::decode_attention_workspace({static_cast<int>(config.heads), static_cast<int>(config.kv_heads),
                                                config.head_dim, options.kv.type, options.capacity})),
       state(sizeof(StepState)),
-      history(device_matrix<int32_t>(options.capacity + 1, 1)),
       staged_ids(static_cast<size_t>(chunk) * sizeof(int32_t)),
       drawn(static_cast<size_t>(options.capacity + 1) * sizeof(int32_t)),
       staged_state(sizeof(StepState)) {
@@ -140,10 +139,9 @@ CudaMatrix CudaDecoder::logits(int64_t first, int64_t rows) {
         .detail(
             concat("the last call decoded ", decoder.hidden_rows, " rows; at most ", decoder.logit_rows, " at a time"));
   }
-  const auto result = decoder.multiplier.multiply_logits(
-      decoder.model.head(), decoder.hidden.as<__half>() + first * decoder.config.hidden_size, rows,
-      decoder.logits.as<float>());
-  return {result.data, result.dtype, rows, vocab, decoder.stream.get()};
+  const __half* const hidden = decoder.hidden.as<__half>() + first * decoder.config.hidden_size;
+  decoder.multiplier.multiply_logits(decoder.model.head(), hidden, rows, decoder.logits.as<float>());
+  return {decoder.logits.data(), DType::f32, rows, vocab, decoder.stream.get()};
 }
 
 void CudaDecoder::logits(int64_t first, MatrixView<float> out) {
@@ -151,24 +149,18 @@ void CudaDecoder::logits(int64_t first, MatrixView<float> out) {
   for (int64_t row = 0; row < out.rows; row += decoder.logit_rows) {
     const int64_t count = std::min(decoder.logit_rows, out.rows - row);
     const CudaMatrix part = logits(first + row, count);
-    const size_t size = part.dtype == DType::f16 ? 2 : 4;
-    std::vector<std::byte> bytes(static_cast<size_t>(count * part.cols) * size);
-    device::check(cudaMemcpyAsync(bytes.data(), part.data, bytes.size(), cudaMemcpyDeviceToHost, part.stream),
+    device::check(cudaMemcpyAsync(out.row(row), part.data, static_cast<size_t>(count * part.cols) * sizeof(float),
+                                  cudaMemcpyDeviceToHost, part.stream),
                   "copying logits");
-    decoder.stream.synchronize();
-    for (int64_t r = 0; r < count; ++r) {
-      const auto row_bytes = static_cast<size_t>(part.cols) * size;
-      widen(std::span(bytes).subspan(static_cast<size_t>(r) * row_bytes, row_bytes), part.dtype,
-            {out.row(row + r), static_cast<size_t>(part.cols)});
-    }
   }
+  decoder.stream.synchronize();
 }
 
 void CudaDecoder::start(std::span<const int32_t> prompt, const kernels::SamplingOptions& sampling) {
   kernels::check_sampling(sampling);
   Impl& decoder = *impl_;
   const CudaMatrix hidden = forward(prompt);
-  const CudaMatrix row = logits(hidden.rows - 1, 1);
+  logits(hidden.rows - 1, 1);
   decoder.sampling = sampling;
   decoder.graph = {};
   decoder.steps = 0;
@@ -176,8 +168,8 @@ void CudaDecoder::start(std::span<const int32_t> prompt, const kernels::Sampling
   const StepState state{static_cast<int32_t>(decoder.position - 1), 0, 0};
   std::ranges::copy(std::as_bytes(std::span(&state, 1)), decoder.staged_state.bytes().begin());
   decoder.state.upload(decoder.staged_state.bytes(), decoder.stream);
-  decoder.draw({row.data, row.dtype});
-  decoder.fetch_token();
+  decoder.draw(decoder.logits.as<float>());
+  decoder.mark_token();
 }
 
 void CudaDecoder::step() {
@@ -196,7 +188,7 @@ void CudaDecoder::step() {
   }
   ++decoder.steps;
   ++decoder.position;
-  decoder.fetch_token();
+  decoder.mark_token();
 }
 
 int32_t CudaDecoder::token(int64_t number) {

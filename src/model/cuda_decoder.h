@@ -66,8 +66,8 @@ class CudaDecoder {
   /// Appends `ids` to the sequence; hidden states after the final norm, [ids × hidden] f16, until the next call. Errors
   /// as Decoder::forward.
   CudaMatrix forward(std::span<const int32_t> ids, const CudaObserver* observer = nullptr);
-  /// Logits of rows first … first + rows − 1 of the last forward, at most most_logit_rows(), f32 or f16, until the next
-  /// call of it.
+  /// Logits of rows first … first + rows − 1 of the last forward, at most most_logit_rows(), f32, until the next call
+  /// of it.
   CudaMatrix logits(int64_t first, int64_t rows);
   int64_t most_logit_rows() const noexcept;
   /// The same as fp32 on the host.

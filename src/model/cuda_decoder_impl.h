@@ -30,12 +30,11 @@ struct Activations {
         normed(device_matrix<__half>(rows, config.hidden_size)),
         qkv(device_matrix<__half>(rows, (config.heads + 2 * config.kv_heads) * config.head_dim)),
         attended(device_matrix<__half>(rows, config.heads * config.head_dim)),
-        product(device_matrix<__half>(rows, config.hidden_size)),
         gate_up(device_matrix<__half>(rows, 2 * config.intermediate_size)),
         gated(device_matrix<__half>(rows, config.intermediate_size)),
         ids(device_matrix<int32_t>(rows, 1)) {}
 
-  device::DeviceBuffer residual, normed, qkv, attended, product, gate_up, gated, ids;
+  device::DeviceBuffer residual, normed, qkv, attended, gate_up, gated, ids;
 };
 
 struct CudaDecoder::Impl {
@@ -48,7 +47,7 @@ struct CudaDecoder::Impl {
   void attend(size_t index, int64_t rows, int64_t first);
   void attend_single(size_t index, const int32_t* at, const kernels::HeadRotation& rotation);
   void attend_many(size_t index, const kernels::QkvRows& qkv, const kernels::PagedLayer& layer, int64_t first);
-  kernels::AddNormArgs norm_args(const float* weight, int64_t rows, __half* out);
+  kernels::NormArgs norm_args(const float* weight, int64_t rows, __half* out);
   void normalize(const device::DeviceBuffer& weight, int64_t rows);
   /// Whether the norm between two products is part of them in a step.
   bool can_fuse(const CudaLinear& from, const CudaLinear& to) const;
@@ -67,13 +66,12 @@ struct CudaDecoder::Impl {
   /// What the next product needs of a norm that was part of the one before.
   InputNorm input_norm();
   void final_norm(int64_t rows, __half* out, float* out_fp32);
-  void flush(int64_t rows);
   void observe_hidden(int64_t index, int64_t rows, const CudaObserver* observer);
   void observe_input(const CudaLinear& linear, const device::DeviceBuffer& input, int64_t rows,
                      const CudaObserver* observer) const;
   void launch_step();
-  void draw(const kernels::LogitRows& row);
-  void fetch_token();
+  void draw(const float* row);
+  void mark_token();
   kernels::HeadRotation with_norms(kernels::HeadRotation rotation, size_t layer) const;
 
   const CudaModel& model;
@@ -89,13 +87,14 @@ struct CudaDecoder::Impl {
   device::DeviceBuffer step_cosine, step_sine;  ///< of the position of a step
   device::DeviceBuffer positions;               ///< 0, 1, 2 …: for single rows of a call
   device::DeviceBuffer kept;  ///< pages attended to [layer][key head and tile], where some are skipped
-  device::DeviceBuffer hidden, logits, attention_workspace, state, history, wide_keys, wide_values, observed;
-  device::PinnedBuffer staged_ids, drawn, staged_state;
+  device::DeviceBuffer hidden, logits, attention_workspace, state, wide_keys, wide_values, observed;
+  device::PinnedBuffer staged_ids;
+  device::PinnedBuffer drawn;  ///< tokens, written by the GPU: no copy has to be launched for them
+  device::PinnedBuffer staged_state;
   int64_t hidden_rows = 0;
   int64_t position = 0;
-  bool pending = false;  ///< activations.product has yet to be added to the residual stream
-  bool fused = false;    ///< activations.normed is what a product left, and norms[at] says what it lacks
-  size_t norm_at = 0;    ///< of `norms`: the state of the residual stream as it is
+  bool fused = false;  ///< activations.normed is what a product left, and norms[at] says what it lacks
+  size_t norm_at = 0;  ///< of `norms`: the state of the residual stream as it is
   std::array<device::DeviceBuffer, 2> norms;
   bool single_row = false;  ///< the token comes from `state`, and so does its position
   kernels::SamplingOptions sampling;

@@ -67,14 +67,14 @@ void CudaLayerDecoder::observe(const CudaLinear& linear, const DeviceBuffer& inp
 }
 
 void CudaLayerDecoder::normalize(const DeviceBuffer& weight, float* x, int64_t rows) {
-  kernels::AddNormArgs args;
+  kernels::NormArgs args;
   args.x = x;
   args.weight = weight.as<float>();
   args.eps = static_cast<float>(config_.rms_norm_eps);
   args.rows = rows;
   args.cols = config_.hidden_size;
   args.out = normed_.as<__half>();
-  kernels::add_rms_norm_cuda(args, stream_.get());
+  kernels::rms_norm_cuda(args, stream_.get());
 }
 
 void CudaLayerDecoder::attend(int64_t windows) {
@@ -106,12 +106,12 @@ void CudaLayerDecoder::run(float* x, int64_t windows, const CudaObserver& observ
   multiplier_->multiply(weights_.qkv, normed_.as<__half>(), rows, qkv_.as<__half>());
   attend(windows);
   observe(weights_.o, attended_, rows, observer);
-  multiplier_->multiply_residual(weights_.o, attended_.as<__half>(), rows, x, nullptr);
+  multiplier_->multiply_residual(weights_.o, attended_.as<__half>(), rows, x);
   normalize(weights_.post_attention_norm, x, rows);
   observe(weights_.gate_up, normed_, rows, observer);
   multiplier_->multiply_gated(weights_.gate_up, normed_.as<__half>(), rows, gate_up_.as<__half>(), gated_.as<__half>());
   observe(weights_.down, gated_, rows, observer);
-  multiplier_->multiply_residual(weights_.down, gated_.as<__half>(), rows, x, nullptr);
+  multiplier_->multiply_residual(weights_.down, gated_.as<__half>(), rows, x);
 }
 
 }  // namespace w4q::model

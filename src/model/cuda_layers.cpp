@@ -26,10 +26,9 @@ kernels::HeadRotation CudaDecoder::Impl::with_norms(kernels::HeadRotation rotati
   return rotation;
 }
 
-kernels::AddNormArgs CudaDecoder::Impl::norm_args(const float* weight, int64_t rows, __half* out) {
-  kernels::AddNormArgs args;
+kernels::NormArgs CudaDecoder::Impl::norm_args(const float* weight, int64_t rows, __half* out) {
+  kernels::NormArgs args;
   args.x = activations.residual.as<float>();
-  args.y = pending ? activations.product.as<__half>() : nullptr;
   args.weight = weight;
   args.eps = static_cast<float>(config.rms_norm_eps);
   args.rows = rows;
@@ -41,18 +40,16 @@ kernels::AddNormArgs CudaDecoder::Impl::norm_args(const float* weight, int64_t r
 
 void CudaDecoder::Impl::normalize(const DeviceBuffer& weight, int64_t rows) {
   if (fused) return;
-  kernels::AddNormArgs args = norm_args(weight.as<float>(), rows, activations.normed.as<__half>());
+  kernels::NormArgs args = norm_args(weight.as<float>(), rows, activations.normed.as<__half>());
   if (rows == 1) args.state = norms[norm_at].as<float>();
-  kernels::add_rms_norm_cuda(args, stream.get());
-  pending = false;
+  kernels::rms_norm_cuda(args, stream.get());
 }
 
 void CudaDecoder::Impl::final_norm(int64_t rows, __half* out, float* out_fp32) {
   if (fused) return;
-  kernels::AddNormArgs args = norm_args(model.final_norm(), rows, out);
+  kernels::NormArgs args = norm_args(model.final_norm(), rows, out);
   args.out_fp32 = out_fp32;
-  kernels::add_rms_norm_cuda(args, stream.get());
-  pending = false;
+  kernels::rms_norm_cuda(args, stream.get());
 }
 
 bool CudaDecoder::Impl::can_fuse(const CudaLinear& from, const CudaLinear& to) const {
@@ -79,14 +76,11 @@ void CudaDecoder::Impl::add_product(const CudaLinear& linear, const DeviceBuffer
                                     const CudaLinear* next, const float* weight) {
   auto* const residual = activations.residual.as<float>();
   fused = rows == 1 && next != nullptr && can_fuse(linear, *next);
-  if (!fused) {
-    pending = multiplier.multiply_residual(linear, x.as<__half>(), rows, residual, activations.product.as<__half>());
-    return;
-  }
+  if (!fused) return multiplier.multiply_residual(linear, x.as<__half>(), rows, residual);
   const size_t after = 1 - norm_at;
   const NextNorm norm{weight, norms[norm_at].as<float>(), norms[after].as<float>(), activations.normed.as<__half>(),
                       static_cast<float>(config.rms_norm_eps)};
-  multiplier.multiply_residual(linear, x.as<__half>(), rows, residual, nullptr, &norm);
+  multiplier.multiply_residual(linear, x.as<__half>(), rows, residual, &norm);
   norm_at = after;
 }
 
@@ -95,16 +89,8 @@ InputNorm CudaDecoder::Impl::input_norm() {
   return {norms[norm_at].as<float>(), static_cast<float>(config.rms_norm_eps)};
 }
 
-void CudaDecoder::Impl::flush(int64_t rows) {
-  if (!pending) return;
-  kernels::add_cuda(activations.residual.as<float>(), activations.product.as<__half>(), rows * config.hidden_size,
-                    stream.get());
-  pending = false;
-}
-
 void CudaDecoder::Impl::observe_hidden(int64_t index, int64_t rows, const CudaObserver* observer) {
   if (!observer || !observer->hidden) return;
-  flush(rows);
   observer->hidden(index, {activations.residual.data(), DType::f32, rows, config.hidden_size, stream.get()});
 }
 
@@ -208,7 +194,7 @@ void CudaDecoder::Impl::run_chunk(std::span<const int32_t> ids, int64_t row, con
                        false,
                        {}},
                       stream.get());
-  pending = fused = false;
+  fused = false;
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     observe_hidden(layer, rows, observer);
     run_layer(static_cast<size_t>(layer), rows, position, observer);
@@ -222,19 +208,13 @@ void CudaDecoder::Impl::run_chunk(std::span<const int32_t> ids, int64_t row, con
   position += rows;
 }
 
-void CudaDecoder::Impl::draw(const kernels::LogitRows& row) {
-  kernels::sample_cuda({row, config.vocab_size, sampling, state.as<StepState>(), history.as<int32_t>(),
-                        options.capacity + 1, options.overlap},
+void CudaDecoder::Impl::draw(const float* row) {
+  kernels::sample_cuda({row, config.vocab_size, sampling, state.as<StepState>(),
+                        reinterpret_cast<int32_t*>(drawn.bytes().data()), options.capacity + 1, options.overlap},
                        stream.get());
 }
 
-void CudaDecoder::Impl::fetch_token() {
-  const auto at = static_cast<size_t>(steps) * sizeof(int32_t);
-  device::check(cudaMemcpyAsync(drawn.bytes().data() + at, history.data() + at, sizeof(int32_t), cudaMemcpyDeviceToHost,
-                                stream.get()),
-                "copying a token");
-  events[static_cast<size_t>(steps) % token_events].record(stream);
-}
+void CudaDecoder::Impl::mark_token() { events[static_cast<size_t>(steps) % token_events].record(stream); }
 
 void CudaDecoder::Impl::launch_step() {
   const kernels::HeadRotation angles = rope.steps();
@@ -249,12 +229,13 @@ void CudaDecoder::Impl::launch_step() {
        options.overlap,
        {angles.cosine, angles.sine, angles.pairs, &now->position, step_cosine.as<float>(), step_sine.as<float>()}},
       stream.get());
-  pending = fused = false;
+  fused = false;
   single_row = true;
   for (int64_t layer = 0; layer < config.layers; ++layer) run_layer(static_cast<size_t>(layer), 1, 0, nullptr);
   single_row = false;
   final_norm(1, activations.normed.as<__half>(), nullptr);
-  draw(multiplier.multiply_logits(model.head(), activations.normed.as<__half>(), 1, logits.as<float>(), input_norm()));
+  multiplier.multiply_logits(model.head(), activations.normed.as<__half>(), 1, logits.as<float>(), input_norm());
+  draw(logits.as<float>());
 }
 
 }  // namespace w4q::model

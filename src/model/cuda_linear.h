@@ -14,7 +14,6 @@
 
 #include "device/buffer.h"
 #include "kernels/linear.h"
-#include "kernels/logits_cuda.h"
 #include "kernels/packed_linear.h"
 #include "kernels/rotated_linear.h"
 #include "model/cuda_offload.h"
@@ -85,7 +84,7 @@ struct NextNorm {
 /// Multiplies CudaLinears; holds the scratch that they need. One stream, one call at a time.
 class CudaMultiplier {
  public:
-  /// `most_rows` activation rows at a time, of any of `linears`.
+  /// `most_rows` activation rows at a time, of any of `linears`, in the order of a step.
   CudaMultiplier(std::span<const CudaLinear* const> linears, int64_t most_rows, const device::Stream& stream);
 
   /// Whether launches may begin while the one before still runs.
@@ -97,27 +96,36 @@ class CudaMultiplier {
 
   /// y[rows × n] = x · Wᵀ + b. One row, of layers that fuse: `norm` completes the input, here and below.
   void multiply(const CudaLinear& linear, const __half* x, int64_t rows, __half* y, InputNorm norm = {});
-  /// residual += x · Wᵀ + b, or the sum is left to the caller: then the product is in `y`, and true is returned.
-  /// One row, of a layer that fuses: also leaves `next`.
-  bool multiply_residual(const CudaLinear& linear, const __half* x, int64_t rows, float* residual, __half* y,
+  /// residual += x · Wᵀ + b. One row, of a layer that fuses: also leaves `next`.
+  void multiply_residual(const CudaLinear& linear, const __half* x, int64_t rows, float* residual,
                          const NextNorm* next = nullptr);
   /// out[rows × n/2] = silu(gate) · up; `both` [rows × n] is scratch.
   void multiply_gated(const CudaLinear& linear, const __half* x, int64_t rows, __half* both, __half* out,
                       InputNorm norm = {});
-  /// Logits of rows in `out` [rows × n] fp32: f16 from packed heads of several rows, else fp32.
-  kernels::LogitRows multiply_logits(const CudaLinear& head, const __half* x, int64_t rows, float* out,
-                                     InputNorm norm = {});
+  /// out[rows × n] = x · Wᵀ + b, of the head.
+  void multiply_logits(const CudaLinear& head, const __half* x, int64_t rows, float* out, InputNorm norm = {});
 
  private:
+  /// Where products go.
+  struct Output {
+    void* y;
+    int64_t stride;     ///< elements from row to row
+    bool fp32 = false;  ///< y is f32, else f16
+    bool add = false;   ///< y += instead of y =, f32 only
+    Output of(const CudaProduct& product) const;
+  };
   const __half* scaled(const CudaProduct& product, int64_t k, const __half* x, int64_t rows);
-  void multiply_packed(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, void* y, int64_t ldy,
-                       const kernels::LinearFusion& fusion = {}, bool add = false);
-  void multiply_with(const CudaLinear& linear, const __half* x, int64_t rows, __half* y,
+  void multiply_into(const CudaLinear& linear, const __half* x, int64_t rows, const Output& out,
                      const kernels::LinearFusion& fusion);
-  void multiply_rotated(const CudaProduct& product, const __half* x, int64_t rows, __half* y, int64_t ldy);
-  void multiply_dense(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, __half* y, int64_t ldy);
-  void multiply_wide(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, void* y, int64_t ldy,
-                     bool fp32, bool add);
+  void multiply_packed(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, const Output& out,
+                       const kernels::LinearFusion& fusion);
+  void multiply_rotated(const CudaProduct& product, const __half* x, int64_t rows, const Output& out,
+                        const kernels::LinearFusion& fusion);
+  void multiply_dense(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, const Output& out);
+  void multiply_wide(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, const Output& out);
+
+  /// What the product behind `product` reads, in the order of the linears.
+  kernels::NextWeights behind(const CudaProduct& product) const;
 
   const device::Stream& stream_;
   bool overlap_ = true;
@@ -127,6 +135,7 @@ class CudaMultiplier {
   device::DeviceBuffer scaled_;  ///< an input after its scale
   std::optional<CudaOffload> offload_;
   std::map<const OffloadedPass*, size_t> offload_index_;
+  std::map<const CudaProduct*, kernels::NextWeights> next_;
 };
 
 }  // namespace w4q::model

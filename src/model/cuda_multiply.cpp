@@ -18,8 +18,15 @@ bool keeps_words(const kernels::KernelRow& row) {
   return !row.name.ends_with("-wide") && !row.name.ends_with("-wgmma");
 }
 
+/// What a launch of this product reads first.
+kernels::NextWeights weights_of(const CudaProduct& product, int64_t k) {
+  if (product.packed) return {product.packed->codes, product.n * k * product.scheme.bits / 8};
+  if (product.rotated.empty() || product.offloaded.front() != nullptr) return {};
+  return {product.rotated.front().codes, product.n * k * product.scheme.bits / 8};
+}
+
 /// What a product behind a norm takes over from it.
-kernels::LinearFusion behind(const InputNorm& norm) {
+kernels::LinearFusion after(const InputNorm& norm) {
   kernels::LinearFusion fusion;
   fusion.input_norm = norm.state;
   fusion.eps = norm.eps;
@@ -53,6 +60,14 @@ CudaMultiplier::CudaMultiplier(std::span<const CudaLinear* const> linears, int64
       }
     }
   }
+  const CudaProduct* last = nullptr;
+  for (const auto* linear : linears) {
+    for (const auto& product : linear->products) {
+      if (last != nullptr) next_[last] = weights_of(product, linear->k);
+      last = &product;
+    }
+  }
+  if (last != nullptr) next_[last] = weights_of(linears.front()->products.front(), linears.front()->k);
   words_ = device::DeviceBuffer(words);
   words_.fill(0, stream);
   wide_ = device::DeviceBuffer(wide);
@@ -63,16 +78,31 @@ CudaMultiplier::CudaMultiplier(std::span<const CudaLinear* const> linears, int64
   for (size_t i = 0; i < passes.size(); ++i) offload_index_.emplace(passes[i], i);
 }
 
-void CudaMultiplier::multiply_rotated(const CudaProduct& product, const __half* x, int64_t rows, __half* y,
-                                      int64_t ldy) {
+CudaMultiplier::Output CudaMultiplier::Output::of(const CudaProduct& product) const {
+  Output part = *this;
+  part.y = static_cast<std::byte*>(y) + product.first * (fp32 ? 4 : 2);
+  return part;
+}
+
+kernels::NextWeights CudaMultiplier::behind(const CudaProduct& product) const {
+  const auto found = next_.find(&product);
+  return found == next_.end() ? kernels::NextWeights{} : found->second;
+}
+
+void CudaMultiplier::multiply_rotated(const CudaProduct& product, const __half* x, int64_t rows, const Output& out,
+                                      const kernels::LinearFusion& fusion) {
   kernels::RotatedLinearArgs args;
+  args.fusion = fusion;
+  args.next = behind(product);
   args.m = rows;
   args.x = x;
   args.ldx = product.rotated.front().k;
   args.input_scale = product.input_scale;
   args.bias = product.bias;
-  args.y = y;
-  args.ldy = ldy;
+  args.y = out.y;
+  args.ldy = out.stride;
+  args.fp32 = out.fp32;
+  args.add = out.add;
   args.words = words_.data(), args.words_bytes = words_.size();
   args.scratch = wide_.data(), args.scratch_bytes = wide_.size();
   const std::span<const kernels::RotatedDevicePass> passes(product.rotated);
@@ -102,107 +132,96 @@ const __half* CudaMultiplier::scaled(const CudaProduct& product, int64_t k, cons
   return scaled_.as<__half>();
 }
 
-void CudaMultiplier::multiply_packed(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, void* y,
-                                     int64_t ldy, const kernels::LinearFusion& fusion, bool add) {
+void CudaMultiplier::multiply_packed(const CudaProduct& product, int64_t k, const __half* x, int64_t rows,
+                                     const Output& out, const kernels::LinearFusion& fusion) {
   kernels::LinearArgs args;
   args.m = rows;
   args.x = scaled(product, k, x, rows);
   args.ldx = k;
   args.weight = *product.packed;
   args.bias = product.bias;
-  args.y = y;
-  args.ldy = ldy;
+  args.y = out.y;
+  args.ldy = out.stride;
+  args.fp32 = out.fp32;
+  if (out.add) args.residual = out.y;
   device::DeviceBuffer& workspace = keeps_words(kernels::pick_kernel(kernels::describe(args))) ? words_ : wide_;
   args.workspace = workspace.data();
   args.workspace_bytes = workspace.size();
+  args.fusion = fusion;
+  args.next = behind(product);
   // Two blocks of an integer GEMV fit a multiprocessor: begun beside other launches, some would stand two by two. Those
   // that fuse keep theirs apart.
-  args.weights_ready = overlap_ && (product.scheme.family == formats::SchemeFamily::kbit || fusion.any());
-  args.fusion = fusion;
-  if (add) args.residual = y;
+  args.weights_ready =
+      overlap_ && (product.scheme.family == formats::SchemeFamily::kbit || kernels::takes_fused_kernel(args));
   kernels::packed_linear(args, stream_.get());
 }
 
-void CudaMultiplier::multiply_wide(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, void* y,
-                                   int64_t ldy, bool fp32, bool add) {
-  device::cublas_multiply({rows, product.n, k, DType::f16, x, k, product.dense, k, y, ldy, cublas_.data(), fp32, add},
-                          stream_.get());
+void CudaMultiplier::multiply_wide(const CudaProduct& product, int64_t k, const __half* x, int64_t rows,
+                                   const Output& out) {
+  device::cublas_multiply(
+      {rows, product.n, k, DType::f16, x, k, product.dense, k, out.y, out.stride, cublas_.data(), out.fp32, out.add},
+      stream_.get());
   if (product.bias == nullptr) return;
-  if (fp32) {
-    kernels::add_bias_cuda(product.bias, rows, product.n, static_cast<float*>(y), ldy, stream_.get());
-  } else {
-    kernels::add_bias_cuda(product.bias, rows, product.n, static_cast<__half*>(y), ldy, stream_.get());
-  }
+  const auto add_bias = [&](auto* y) {
+    kernels::add_bias_cuda(product.bias, rows, product.n, y, out.stride, stream_.get());
+  };
+  if (out.fp32) return add_bias(static_cast<float*>(out.y));
+  add_bias(static_cast<__half*>(out.y));
 }
 
-void CudaMultiplier::multiply_dense(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, __half* y,
-                                    int64_t ldy) {
-  if (rows > 1 || !kernels::dense_gemv_accepts(product.n, k)) {
-    return multiply_wide(product, k, x, rows, y, ldy, false, false);
-  }
+void CudaMultiplier::multiply_dense(const CudaProduct& product, int64_t k, const __half* x, int64_t rows,
+                                    const Output& out) {
+  if (rows > 1 || !kernels::dense_gemv_accepts(product.n, k)) return multiply_wide(product, k, x, rows, out);
   kernels::DenseGemvArgs args{product.dense, x, product.bias, product.n, k};
-  args.out = y;
+  if (out.add) {
+    args.residual = static_cast<float*>(out.y);
+  } else if (out.fp32) {
+    args.out_fp32 = static_cast<float*>(out.y);
+  } else {
+    args.out = static_cast<__half*>(out.y);
+  }
   args.overlap = overlap_;
   kernels::dense_gemv_cuda(args, stream_.get());
 }
 
-void CudaMultiplier::multiply(const CudaLinear& linear, const __half* x, int64_t rows, __half* y, InputNorm norm) {
-  multiply_with(linear, x, rows, y, behind(norm));
-}
-
-void CudaMultiplier::multiply_with(const CudaLinear& linear, const __half* x, int64_t rows, __half* y,
+void CudaMultiplier::multiply_into(const CudaLinear& linear, const __half* x, int64_t rows, const Output& out,
                                    const kernels::LinearFusion& fusion) {
   for (const auto& product : linear.products) {
     if (!product.rotated.empty()) {
-      multiply_rotated(product, x, rows, y + product.first, linear.n);
+      multiply_rotated(product, x, rows, out.of(product), fusion);
     } else if (product.packed) {
-      multiply_packed(product, linear.k, x, rows, y + product.first, linear.n, fusion);
+      multiply_packed(product, linear.k, x, rows, out.of(product), fusion);
     } else {
-      multiply_dense(product, linear.k, x, rows, y + product.first, linear.n);
+      multiply_dense(product, linear.k, x, rows, out.of(product));
     }
   }
 }
 
-bool CudaMultiplier::multiply_residual(const CudaLinear& linear, const __half* x, int64_t rows, float* residual,
-                                       __half* y, const NextNorm* next) {
+void CudaMultiplier::multiply(const CudaLinear& linear, const __half* x, int64_t rows, __half* y, InputNorm norm) {
+  multiply_into(linear, x, rows, {y, linear.n}, after(norm));
+}
+
+void CudaMultiplier::multiply_residual(const CudaLinear& linear, const __half* x, int64_t rows, float* residual,
+                                       const NextNorm* next) {
   ensure(linear.products.size() == 1, "multiply_residual: one layer at a time");
-  const CudaProduct& product = linear.products.front();
-  if (rows == 1 && fuses(linear)) {
-    kernels::LinearFusion fusion;
-    fusion.fp32 = true;
-    if (next != nullptr) {
-      fusion.next_x = next->x;
-      fusion.next_weight = next->weight;
-      fusion.next_norm = next->state;
-      fusion.last_norm = next->last;
-      fusion.eps = next->eps;
-    }
-    multiply_packed(product, linear.k, x, rows, residual, linear.n, fusion, true);
-    return false;
+  kernels::LinearFusion fusion;
+  if (next != nullptr) {
+    fusion.next_x = next->x;
+    fusion.next_weight = next->weight;
+    fusion.next_norm = next->state;
+    fusion.last_norm = next->last;
+    fusion.eps = next->eps;
   }
-  ensure(next == nullptr, "multiply_residual: a layer that does not fuse");
-  if (product.packed || !product.rotated.empty()) {
-    multiply(linear, x, rows, y);
-    return true;
-  }
-  if (rows > 1 || !kernels::dense_gemv_accepts(product.n, linear.k)) {
-    multiply_wide(product, linear.k, x, rows, residual, linear.n, true, true);
-    return false;
-  }
-  kernels::DenseGemvArgs args{product.dense, x, product.bias, product.n, linear.k};
-  args.residual = residual;
-  args.overlap = overlap_;
-  kernels::dense_gemv_cuda(args, stream_.get());
-  return false;
+  multiply_into(linear, x, rows, {residual, linear.n, true, true}, fusion);
 }
 
 void CudaMultiplier::multiply_gated(const CudaLinear& linear, const __half* x, int64_t rows, __half* both, __half* out,
                                     InputNorm norm) {
   const CudaProduct& product = linear.products.front();
-  kernels::LinearFusion fusion = behind(norm);
-  if (rows == 1 && linear.gated_tiles) {
+  kernels::LinearFusion fusion = after(norm);
+  if (rows == 1 && linear.gated_tiles && fuses(linear)) {
     fusion.gated = true;
-    return multiply_with(linear, x, rows, out, fusion);
+    return multiply_into(linear, x, rows, {out, linear.n}, fusion);
   }
   const bool dense = rows == 1 && linear.products.size() == 1 && product.dense != nullptr &&
                      kernels::dense_gemv_accepts(product.n, linear.k);
@@ -212,33 +231,13 @@ void CudaMultiplier::multiply_gated(const CudaLinear& linear, const __half* x, i
     args.overlap = overlap_;
     return kernels::dense_gemv_cuda(args, stream_.get());
   }
-  multiply_with(linear, x, rows, both, fusion);
+  multiply_into(linear, x, rows, {both, linear.n}, fusion);
   kernels::silu_multiply_cuda(both, rows, linear.n / 2, linear.gated_tiles, out, overlap_ && rows == 1, stream_.get());
 }
 
-kernels::LogitRows CudaMultiplier::multiply_logits(const CudaLinear& head, const __half* x, int64_t rows, float* out,
-                                                   InputNorm norm) {
-  const CudaProduct& product = head.products.front();
-  if (rows == 1 && fuses(head)) {
-    kernels::LinearFusion fusion = behind(norm);
-    fusion.fp32 = true;
-    multiply_packed(product, head.k, x, rows, out, head.n, fusion);
-    return {out, DType::f32};
-  }
-  if (product.packed || !product.rotated.empty()) {
-    auto* const halves = reinterpret_cast<__half*>(out);
-    multiply(head, x, rows, halves);
-    return {halves, DType::f16};
-  }
-  if (rows > 1 || !kernels::dense_gemv_accepts(product.n, head.k)) {
-    multiply_wide(product, head.k, x, rows, out, head.n, true, false);
-  } else {
-    kernels::DenseGemvArgs args{product.dense, x, product.bias, product.n, head.k};
-    args.out_fp32 = out;
-    args.overlap = overlap_;
-    kernels::dense_gemv_cuda(args, stream_.get());
-  }
-  return {out, DType::f32};
+void CudaMultiplier::multiply_logits(const CudaLinear& head, const __half* x, int64_t rows, float* out,
+                                     InputNorm norm) {
+  multiply_into(head, x, rows, {out, head.n, true}, after(norm));
 }
 
 }  // namespace w4q::model

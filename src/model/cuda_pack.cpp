@@ -1,7 +1,6 @@
 #include "model/cuda_pack.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <numeric>
 
@@ -10,6 +9,7 @@
 #include "device/check.h"
 #include "formats/e4m4.h"
 #include "formats/kbit.h"
+#include "model/cuda_stack.h"
 #include "repack/layout_registry.h"
 #include "repack/map_pass_cuda.h"
 
@@ -18,26 +18,9 @@ namespace {
 
 using device::DeviceBuffer;
 using formats::PackedWeight;
-using formats::Plane;
 using formats::PlaneRole;
 using formats::ScaleType;
 using formats::SchemeFamily;
-using Weights = std::span<const PackedWeight* const>;
-
-const Plane* find_plane(const PackedWeight& weight, PlaneRole role) {
-  const auto found = std::ranges::find_if(weight.planes, [&](const Plane& plane) { return plane.spec.role == role; });
-  return found == weight.planes.end() ? nullptr : &*found;
-}
-
-/// Planes that have no rows, and so have to be equal where rows are stacked.
-constexpr std::array shared_roles = {PlaneRole::codebook, PlaneRole::group_index};
-
-bool is_shared(PlaneRole role) { return std::ranges::find(shared_roles, role) != shared_roles.end(); }
-
-int64_t rows_of(Weights weights) {
-  return std::accumulate(weights.begin(), weights.end(), int64_t{0},
-                         [](int64_t sum, const PackedWeight* weight) { return sum + weight->n; });
-}
 
 float largest_scale(const PackedWeight& weight) {
   const auto& bytes = weight.plane(PlaneRole::scales).bytes;
@@ -56,62 +39,6 @@ float largest_scale(const PackedWeight& weight) {
       widest(bytes.as<uint16_t>(), [](uint16_t bits) { return f32_from_f16(bits); });
   }
   return most;
-}
-
-/// How a plane of one weight lies in the plane of the stack: pieces of `piece` bytes, `pitch` apart, from `first` on.
-struct Pieces {
-  std::span<const std::byte> bytes;
-  size_t first, piece, pitch;
-};
-
-/// A plane of each weight: one below the other, or so many rows of each in turn.
-std::vector<Pieces> lay_out(Weights weights, PlaneRole role, int64_t rows_in_turn) {
-  std::vector<Pieces> all;
-  size_t first = 0;
-  for (const auto* weight : weights) {
-    const auto bytes = weight->plane(role).bytes.bytes();
-    const auto turns = static_cast<size_t>(rows_in_turn > 0 ? weight->n / rows_in_turn : 1);
-    const size_t piece = bytes.size() / turns;
-    all.push_back({bytes, first, piece, piece * weights.size()});
-    first += piece;
-  }
-  return all;
-}
-
-size_t bytes_of_all(std::span<const Pieces> planes) {
-  return std::accumulate(planes.begin(), planes.end(), size_t{0},
-                         [](size_t sum, const Pieces& plane) { return sum + plane.bytes.size(); });
-}
-
-/// Rows of a plane of all weights in GPU memory.
-DeviceBuffer stack_on_gpu(std::span<const Pieces> planes, const device::Stream& stream) {
-  DeviceBuffer stacked(bytes_of_all(planes));
-  for (const auto& [bytes, first, piece, pitch] : planes) {
-    device::check(cudaMemcpy2DAsync(stacked.data() + first, pitch, bytes.data(), piece, piece, bytes.size() / piece,
-                                    cudaMemcpyHostToDevice, stream.get()),
-                  "copying weights to the GPU");
-  }
-  return stacked;
-}
-
-/// The same on the host, all planes.
-PackedWeight stack(Weights weights, int64_t rows_in_turn) {
-  PackedWeight all = weights.front()->clone();
-  all.n = rows_of(weights);
-  for (Plane& plane : all.planes) {
-    if (is_shared(plane.spec.role)) continue;
-    const auto planes = lay_out(weights, plane.spec.role, rows_in_turn);
-    Buffer stacked(bytes_of_all(planes));
-    for (const auto& [bytes, first, piece, pitch] : planes) {
-      size_t to = first;
-      for (size_t from = 0; from < bytes.size(); from += piece, to += pitch) {
-        std::ranges::copy(bytes.subspan(from, piece), stacked.bytes().subspan(to).begin());
-      }
-    }
-    plane.spec.shape.front() = all.n;
-    plane.bytes = std::move(stacked);
-  }
-  return all;
 }
 
 /// Which input stands at each place of codes that are sorted by group.
@@ -213,22 +140,8 @@ std::string_view device_layout(const formats::Scheme& scheme, int64_t n, int64_t
   return {};
 }
 
-bool can_stack(const PackedWeight& a, const PackedWeight& b) {
-  if (a.scheme != b.scheme || a.k != b.k) return false;
-  return std::ranges::all_of(shared_roles, [&](PlaneRole role) {
-    const Plane* const first = find_plane(a, role);
-    const Plane* const second = find_plane(b, role);
-    if (first == nullptr || second == nullptr) return first == second;
-    return std::ranges::equal(first->bytes.bytes(), second->bytes.bytes());
-  });
-}
-
 CudaPacked pack_for_device(Weights weights, const device::Stream& stream, int64_t rows_in_turn) {
   ensure(!weights.empty(), "pack_for_device: no weights");
-  for (const auto* weight : weights) {
-    ensure(rows_in_turn == 0 || (weight->n == weights.front()->n && weight->n % rows_in_turn == 0),
-           "pack_for_device: rows do not take turns");
-  }
   const PackedWeight& first = *weights.front();
   const std::string_view layout = device_layout(first.scheme, first.n, first.k);
   ensure(!layout.empty(), "pack_for_device: no kernel reads such weights");

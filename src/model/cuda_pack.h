@@ -15,9 +15,6 @@ namespace w4q::model {
 /// The layout in which kernels read weights of this scheme and size; empty where there is none.
 std::string_view device_layout(const formats::Scheme& scheme, int64_t n, int64_t k);
 
-/// Whether the rows of two canonical weights can stand below one another in one weight.
-bool can_stack(const formats::PackedWeight& a, const formats::PackedWeight& b);
-
 /// A weight in GPU memory and what holds its planes.
 struct CudaPacked {
   kernels::DeviceWeight weight;

@@ -61,7 +61,7 @@ std::vector<StepPart> CudaDecoder::time_step_parts() {
   products("down", &CudaLayer::down, [&](const CudaLinear& linear) {
     decoder.add_product(linear, a.gated, 1, &any.qkv, any.input_norm.as<float>());
   });
-  decoder.fused = decoder.pending = false;
+  decoder.fused = false;
   decoder.single_row = true;
   time("attention", count, decoder.position * decoder.cache.bytes_per_token(), [&] {
     for (size_t i = 0; i < layers.size(); ++i) decoder.attend(i, 1, 0);
@@ -73,9 +73,7 @@ std::vector<StepPart> CudaDecoder::time_step_parts() {
   });
   time("head", 1, decoder.model.head().bytes,
        [&] { multiplier.multiply_logits(decoder.model.head(), a.normed.as<__half>(), 1, decoder.logits.as<float>()); });
-  const kernels::LogitRows row =
-      multiplier.multiply_logits(decoder.model.head(), a.normed.as<__half>(), 1, decoder.logits.as<float>());
-  time("token", 1, 0, [&] { decoder.draw(row); });
+  time("token", 1, 0, [&] { decoder.draw(decoder.logits.as<float>()); });
   return parts;
 }
 

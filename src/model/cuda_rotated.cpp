@@ -5,12 +5,11 @@
 
 #include "core/error.h"
 #include "core/float_formats.h"
-#include "device/check.h"
 #include "formats/kbit.h"
 #include "formats/rotated.h"
 #include "kernels/rotate_input.h"
 #include "kernels/rotated_pack.h"
-#include "model/cuda_pack.h"
+#include "model/cuda_stack.h"
 #include "repack/layout_kbit_fragment.h"
 #include "repack/map_pass_cuda.h"
 
@@ -28,49 +27,41 @@ bool reads_rotation(const formats::Rotation& rotation) {
   return rotation.block >= 2 && rotation.block <= kernels::rotate_input_max_block;
 }
 
-/// Pass `pass` of linears, rows below one another, in the order of kbit-fragment.
-DeviceBuffer upload_codes(Linears linears, size_t pass, int64_t n, const device::Stream& stream) {
-  const PackedWeight& first = linears.front()->passes[pass];
-  const formats::Scheme scheme{formats::SchemeFamily::kbit, first.scheme.bits, formats::kbit_block,
+/// Pass `index` of each linear.
+std::vector<const PackedWeight*> pass_of(Linears linears, size_t index) {
+  std::vector<const PackedWeight*> pass;
+  for (const auto* linear : linears) pass.push_back(&linear->passes[index]);
+  return pass;
+}
+
+/// Codes of weights that become one, in the order of kbit-fragment.
+DeviceBuffer upload_codes(Weights weights, int64_t rows_in_turn, const device::Stream& stream) {
+  const int64_t n = rows_of(weights), k = weights.front()->k;
+  const formats::Scheme scheme{formats::SchemeFamily::kbit, weights.front()->scheme.bits, formats::kbit_block,
                                formats::ScaleType::e4m4};
-  size_t size = 0;
-  for (const auto* linear : linears) size += linear->passes[pass].plane(PlaneRole::codes).bytes.size();
-  DeviceBuffer canonical(size);
-  for (size_t at = 0; const auto* linear : linears) {
-    const auto bytes = linear->passes[pass].plane(PlaneRole::codes).bytes.bytes();
-    device::check(
-        cudaMemcpyAsync(canonical.data() + at, bytes.data(), bytes.size(), cudaMemcpyHostToDevice, stream.get()),
-        "copying weights to the GPU");
-    at += bytes.size();
-  }
+  DeviceBuffer canonical = stack_on_gpu(lay_out(weights, PlaneRole::codes, rows_in_turn), stream);
   // The pass wants scales too, and they go where they came from: nowhere.
-  const repack::KbitFragmentMap map(n, first.k);
-  DeviceBuffer no_scales(static_cast<size_t>(n * formats::kbit_blocks(first.k)));
+  const repack::KbitFragmentMap map(n, k);
+  DeviceBuffer no_scales(static_cast<size_t>(n * formats::kbit_blocks(k)));
   DeviceBuffer no_packed_scales(static_cast<size_t>(map.tiles() * map.tile_scales));
   DeviceBuffer codes(static_cast<size_t>(map.tiles() * map.tile_words(scheme.bits)) * sizeof(uint32_t));
-  repack::pack_cuda("kbit-fragment", scheme, n, first.k, {canonical.as<uint32_t>(), no_scales.data()},
+  repack::pack_cuda("kbit-fragment", scheme, n, k, {canonical.as<uint32_t>(), no_scales.data()},
                     {codes.as<uint32_t>(), no_packed_scales.data()}, stream.get());
   stream.synchronize();
   return codes;
 }
 
-/// The norms of linears below one another as one weight without codes.
-PackedWeight stacked_norms(Linears linears, size_t pass, int64_t n) {
-  const PackedWeight& first = linears.front()->passes[pass];
+/// Their norms as one weight without codes.
+PackedWeight stacked_norms(Weights weights, int64_t rows_in_turn) {
+  const PackedWeight& first = *weights.front();
   PackedWeight all;
   all.scheme = first.scheme;
-  all.n = n;
+  all.n = rows_of(weights);
   all.k = first.k;
   all.planes.push_back({first.plane(PlaneRole::codebook).spec, first.plane(PlaneRole::codebook).bytes.clone()});
-  formats::Plane scales{first.plane(PlaneRole::scales).spec, {}};
-  size_t size = 0;
-  for (const auto* linear : linears) size += linear->passes[pass].plane(PlaneRole::scales).bytes.size();
-  scales.bytes = Buffer(size);
-  auto to = scales.bytes.bytes().begin();
-  for (const auto* linear : linears) {
-    to = std::ranges::copy(linear->passes[pass].plane(PlaneRole::scales).bytes.bytes(), to).out;
-  }
-  scales.spec.shape.front() = n;
+  formats::Plane scales{first.plane(PlaneRole::scales).spec,
+                        stack_on_host(lay_out(weights, PlaneRole::scales, rows_in_turn))};
+  scales.spec.shape.front() = all.n;
   all.planes.push_back(std::move(scales));
   return all;
 }
@@ -84,10 +75,8 @@ double squares(const std::vector<uint16_t>& norms) {
 
 class Uploader {
  public:
-  Uploader(Linears linears, bool offload, const device::Stream& stream)
-      : linears_(linears), offload_(offload), stream_(stream) {
-    for (const auto* linear : linears) n_ += linear->passes.front().n;
-  }
+  Uploader(Linears linears, int64_t rows_in_turn, bool offload, const device::Stream& stream)
+      : linears_(linears), rows_in_turn_(rows_in_turn), offload_(offload), stream_(stream) {}
 
   CudaRotated run() && {
     for (size_t pass = 0; pass < linears_.front()->passes.size(); ++pass) add(pass);
@@ -97,13 +86,14 @@ class Uploader {
  private:
   void add(size_t index) {
     const PackedLinear& linear = *linears_.front();
-    const kernels::RotatedPlanes planes = kernels::rotated_planes(stacked_norms(linears_, index, n_));
+    const auto weights = pass_of(linears_, index);
+    const kernels::RotatedPlanes planes = kernels::rotated_planes(stacked_norms(weights, rows_in_turn_));
     if (index == 0) first_levels_ = planes.levels;
     RotatedDevicePass pass;
     pass.bits = linear.passes[index].scheme.bits;
-    pass.n = n_;
+    pass.n = rows_of(weights);
     pass.k = linear.passes[index].k;
-    DeviceBuffer codes = upload_codes(linears_, index, n_, stream_);
+    DeviceBuffer codes = upload_codes(weights, rows_in_turn_, stream_);
     const double energy = squares(planes.norms) * std::pow(double{planes.level_max}, 2);
     if (index == 0) first_energy_ = energy;
     result_.offloaded.emplace_back();
@@ -151,9 +141,9 @@ class Uploader {
   }
 
   Linears linears_;
+  const int64_t rows_in_turn_;
   const bool offload_;
   const device::Stream& stream_;
-  int64_t n_ = 0;
   double first_energy_ = 0;
   std::vector<float> first_levels_;
   CudaRotated result_;
@@ -181,9 +171,9 @@ bool can_stack_rotated(const PackedLinear& a, const PackedLinear& b) {
   return true;
 }
 
-CudaRotated upload_rotated(Linears linears, bool offload, const device::Stream& stream) {
+CudaRotated upload_rotated(Linears linears, int64_t rows_in_turn, bool offload, const device::Stream& stream) {
   ensure(!linears.empty(), "upload_rotated: no linears");
-  return Uploader(linears, offload, stream).run();
+  return Uploader(linears, rows_in_turn, offload, stream).run();
 }
 
 std::shared_ptr<const OffloadedPass> move_to_host(const DeviceBuffer& codes, const DeviceBuffer& norms, double error,

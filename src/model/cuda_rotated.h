@@ -27,8 +27,9 @@ struct CudaRotated {
   int64_t bytes = 0;  ///< of GPU memory that a product reads
 };
 
-/// With `offload`, all passes but the first stay in host memory. Throws device when the memory does not suffice.
-CudaRotated upload_rotated(std::span<const formats::PackedLinear* const> linears, bool offload,
+/// Below one another, or `rows_in_turn` rows of each in turn (cuda_stack.h). With `offload`, all passes but the first
+/// stay in host memory. Throws device when the memory does not suffice.
+CudaRotated upload_rotated(std::span<const formats::PackedLinear* const> linears, int64_t rows_in_turn, bool offload,
                            const device::Stream& stream);
 
 /// A pass's planes in host memory; waits. `error` as OffloadCandidate has it.

@@ -11,6 +11,7 @@
 #include "model/cuda_linear.h"
 #include "model/cuda_pack.h"
 #include "model/cuda_rotated.h"
+#include "model/cuda_stack.h"
 
 namespace w4q::model {
 namespace {
@@ -44,6 +45,18 @@ bool fuses(const formats::Scheme& scheme, int64_t n, int64_t k) {
 bool is_rotated(const LinearWeight& weight) {
   const auto* packed = packed_of(weight);
   return packed != nullptr && reads_rotated(*packed);
+}
+
+/// Whether a kernel may apply silu to the products of `gate` and the like. Of rotated passes that is only known once
+/// they are uploaded: where their rows take turns and no kernel fuses, the launch behind them minds the turns.
+bool can_gate(const LinearWeight& gate) {
+  if (is_rotated(gate)) return true;
+  return readable(gate) != nullptr && fuses(readable(gate)->scheme, 2 * gate.n, gate.k);
+}
+
+/// Whether all passes are in GPU memory.
+bool is_here(const CudaProduct& product) {
+  return std::ranges::all_of(product.offloaded, [](const auto& pass) { return pass == nullptr; });
 }
 
 /// Whether two layers can share a launch.
@@ -100,7 +113,7 @@ class Builder {
     }
     linear_.n += product.n;
     if (is_rotated(*layers.front())) {
-      add_rotated(layers, product);
+      add_rotated(layers, rows_in_turn, product);
     } else if (readable(*layers.front()) != nullptr) {
       add_packed(layers, rows_in_turn, product);
     } else {
@@ -135,10 +148,10 @@ class Builder {
     add_input_scale(*packed_of(*layers.front()), product);
   }
 
-  void add_rotated(std::span<const LinearWeight* const> layers, CudaProduct& product) {
+  void add_rotated(std::span<const LinearWeight* const> layers, int64_t rows_in_turn, CudaProduct& product) {
     std::vector<const formats::PackedLinear*> linears;
     for (const auto* layer : layers) linears.push_back(packed_of(*layer));
-    CudaRotated rotated = upload_rotated(linears, offload_, stream_);
+    CudaRotated rotated = upload_rotated(linears, rows_in_turn, offload_, stream_);
     product.scheme = linears.front()->passes.front().scheme;
     product.rotated = std::move(rotated.passes);
     product.offloaded = std::move(rotated.offloaded);
@@ -200,8 +213,7 @@ CudaLinear upload_linears(std::span<const LinearWeight* const> layers, const dev
 
 CudaLinear upload_gated(const LinearWeight& gate, const LinearWeight& up, const device::Stream& stream, bool offload) {
   const std::array layers = {&gate, &up};
-  const bool takes_turns = readable(gate) != nullptr && alike(gate, up) && gate.n == up.n && gate.n % gated_tile == 0 &&
-                           fuses(readable(gate)->scheme, 2 * gate.n, gate.k);
+  const bool takes_turns = alike(gate, up) && gate.n == up.n && gate.n % gated_tile == 0 && can_gate(gate);
   if (!takes_turns) return upload_linears(layers, stream, offload);
   CudaLinear linear;
   linear.k = gate.k;
@@ -212,6 +224,7 @@ CudaLinear upload_gated(const LinearWeight& gate, const LinearWeight& up, const 
 
 bool fuses(const CudaLinear& linear) {
   return std::ranges::all_of(linear.products, [&](const CudaProduct& product) {
+    if (!product.rotated.empty()) return is_here(product) && kernels::rotated_fuses(product.rotated);
     return product.packed && fuses(product.scheme, product.n, linear.k);
   });
 }

@@ -23,10 +23,10 @@ struct Side {
         decoder(model, {.capacity = capacity, .kv = kv, .chunk = kv.prunes() ? 1 : 2048}) {}
 
   /// Logits of rows first …; `ready` is recorded behind them.
-  kernels::LogitRows logits(int64_t first, int64_t rows) {
+  const float* logits(int64_t first, int64_t rows) {
     const model::CudaMatrix part = decoder.logits(first, rows);
     ready.record(decoder.stream());
-    return {part.data, part.dtype};
+    return static_cast<const float*>(part.data);
   }
 
   CudaModel model;
@@ -74,13 +74,13 @@ class Scorer {
 
   void compare(int64_t row, int64_t rows, int64_t begin) {
     const device::Stream& stream = candidate_.decoder.stream();
-    kernels::LogitRows base;
+    const float* base = nullptr;
     if (base_) {
       compared_.wait(base_->decoder.stream());  // the rows before are read out
       base = base_->logits(row, rows);
       base_->ready.wait(stream);
     }
-    const kernels::LogitRows logits = candidate_.logits(row, rows);
+    const float* const logits = candidate_.logits(row, rows);
     kernels::compare_logits_cuda(base, logits, rows, vocab_, ids_.as<int32_t>() + row + 1,
                                  results_.as<LogitComparison>() + (row - begin), stream.get());
     compared_.record(stream);

@@ -38,22 +38,18 @@ void expect_rounded(const std::vector<float>& got, const std::vector<float>& exp
   }
 }
 
-TEST_F(ElementwiseCuda, AddsAndNormalizesRowsOfAnyLength) {
+TEST_F(ElementwiseCuda, NormalizesRowsOfAnyLength) {
   const device::Stream stream;
   for (const int64_t cols : {1, 31, 64, 4096, 5119, 16384, 20000}) {
     for (const int64_t rows : {1, 3, 70}) {
-      RandomMatrix x(rows, cols, 1), y(rows, cols, 2), weight(1, cols, 3), normed(rows, cols, 4);
-      y.values = rounded(y.values);
-      auto x_device = on_device(x.values, stream);
-      const auto y_device = on_device(halves(y.values), stream), weight_device = on_device(weight.values, stream);
+      RandomMatrix x(rows, cols, 1), weight(1, cols, 3), normed(rows, cols, 4);
+      const auto x_device = on_device(x.values, stream), weight_device = on_device(weight.values, stream);
       auto out = test::poisoned(static_cast<size_t>(rows * cols * 2), stream);
       auto exact = test::poisoned(static_cast<size_t>(rows * cols * 4), stream);
-      add_rms_norm_cuda({x_device.as<float>(), y_device.as<__half>(), weight_device.as<float>(), 1e-5f, rows, cols,
-                         out.as<__half>(), exact.as<float>()},
-                        stream.get());
-      add_rows(x, y);
+      rms_norm_cuda(
+          {x_device.as<float>(), weight_device.as<float>(), 1e-5f, rows, cols, out.as<__half>(), exact.as<float>()},
+          stream.get());
       rms_norm(x, weight.values, 1e-5f, normed);
-      EXPECT_EQ(from_device<float>(x_device, x.values.size(), stream), x.values) << cols;
       const auto got = from_device<float>(exact, x.values.size(), stream);
       for (size_t i = 0; i < got.size(); ++i) {
         // The mean of squares is a sum of positive values: γ_cols of it, half of that for its root.

@@ -98,7 +98,7 @@ class FusedChain {
       next_x_ = device::DeviceBuffer(static_cast<size_t>(w.n) * 2);
       next_norm_ = device::DeviceBuffer(last.size());
       args.residual = y.data();
-      args.fusion.fp32 = true;
+      args.fp32 = true;
       args.fusion.next_x = next_x_.data();
       args.fusion.next_weight = norm_weight.as<float>();
       args.fusion.next_norm = next_norm_.as<float>();

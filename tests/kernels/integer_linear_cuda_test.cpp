@@ -136,22 +136,29 @@ TEST_F(IntegerLinearCuda, ModelShapes) {
   }
 }
 
-TEST_F(IntegerLinearCuda, BiasStrideResidualAndUnalignedRows) {
+TEST_F(IntegerLinearCuda, BiasStrideResidualTypeAndUnalignedRows) {
   const device::Stream stream;
-  const Size size{300, 200};
-  LinearExtras extras;
-  for (int64_t i = 0; i < size.n; ++i)
-    extras.bias.push_back(static_cast<float>(random_normal(11, static_cast<uint64_t>(i))));
-  for (const auto& [scheme, layout] : {std::pair{"int4-g64-f16-asym", "marlin"}, {"int4-g32-f16", "interleaved"}}) {
-    const Weight weight(formats::parse_scheme(scheme), size, layout, stream);
-    for (const bool residual : {false, true}) {
+  for (const auto& [name, layout, size] : {std::tuple{"int4-g64-f16-asym", "marlin", Size{300, 200}},
+                                           {"int4-g128-f16", "marlin", Size{320, 200}},
+                                           {"int4-g32-f16", "interleaved", Size{300, 200}}}) {
+    const Scheme scheme = formats::parse_scheme(name);
+    const Weight weight(scheme, size, layout, stream);
+    LinearExtras extras;
+    for (int64_t i = 0; i < size.n; ++i)
+      extras.bias.push_back(static_cast<float>(random_normal(11, static_cast<uint64_t>(i))));
+    for (const auto& [residual, fp32] : {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
       extras.residual = residual;
+      extras.fp32 = fp32;
       for (const int64_t stride : {200, 208, 201}) {
-        for (const int64_t m : {1, 5, 20, 64}) {
-          const auto outcome = test::run_linear(weight.on_device(), weight.decoded(),
-                                                Activations(m, size.k, stride, DType::f16), extras, stream);
-          EXPECT_LE(outcome.relative_error, linear_bound(DType::f16, size.n * size.k))
-              << layout << ", stride " << stride << ", " << m << " rows, residual " << residual;
+        for (const int64_t m : {1, 5, 20, 64, 130}) {
+          const Activations x(m, size.k, stride, DType::f16);
+          for (const KernelRow* kernel : test::accepting_kernels({scheme, layout, m, size.n, size.k, DType::f16})) {
+            extras.kernel = kernel;
+            const auto outcome = test::run_linear(weight.on_device(), weight.decoded(), x, extras, stream);
+            EXPECT_LE(outcome.relative_error, linear_bound(DType::f16, size.n * size.k))
+                << kernel->name << ", stride " << stride << ", " << m << " rows, residual " << residual << ", f32 "
+                << fp32;
+          }
         }
       }
     }
@@ -185,9 +192,9 @@ TEST_F(IntegerLinearCuda, BitIdenticalFromRunToRun) {
     const Weight weight(formats::parse_scheme(scheme), size, layout, stream);
     for (const int64_t m : {1, 16, 40}) {
       const Activations x(m, size.k, size.k, DType::f16);
-      const auto first = test::run_linear(weight.on_device(), weight.decoded(), x, {}, stream).bits;
+      const auto first = test::run_linear(weight.on_device(), weight.decoded(), x, {}, stream).y;
       for (int repeat = 0; repeat < 2; ++repeat) {
-        EXPECT_EQ(test::run_linear(weight.on_device(), weight.decoded(), x, {}, stream).bits, first);
+        EXPECT_EQ(test::run_linear(weight.on_device(), weight.decoded(), x, {}, stream).y, first);
       }
     }
   }

@@ -191,17 +191,29 @@ TEST_F(KbitLinearCuda, ModelShapes) {
   }
 }
 
-TEST_F(KbitLinearCuda, BiasStrideAndUnalignedRows) {
+TEST_F(KbitLinearCuda, BiasStrideResidualTypeAndUnalignedRows) {
   const device::Stream stream;
-  const Size size{300, 200};
   const Scheme scheme{SchemeFamily::kbit, 3, 32, ScaleType::e4m4};
-  const Weight weight(scheme, size, 0.05, stream);
-  std::vector<float> bias(static_cast<size_t>(size.n));
-  for (size_t i = 0; i < bias.size(); ++i) bias[i] = static_cast<float>(random_normal(11, i));
-  for (const int64_t stride : {200, 208, 201}) {
-    for (const int64_t m : {1, 5, 20}) {
-      const auto outcome = run(weight, size, Activations(m, size.k, stride, DType::f16), bias, stream);
-      EXPECT_LE(outcome.relative_error, bound(DType::f16)) << "stride " << stride << ", " << m << " rows";
+  for (const Size size : {Size{300, 200}, {320, 200}}) {
+    const Weight weight(scheme, size, 0.05, stream);
+    test::LinearExtras extras;
+    for (int64_t i = 0; i < size.n; ++i)
+      extras.bias.push_back(static_cast<float>(random_normal(11, static_cast<uint64_t>(i))));
+    for (const auto& [residual, fp32] : {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
+      extras.residual = residual;
+      extras.fp32 = fp32;
+      for (const int64_t stride : {200, 208, 201}) {
+        for (const int64_t m : {1, 5, 20, 130}) {
+          const Activations x(m, size.k, stride, DType::f16);
+          for (const KernelRow* kernel :
+               test::accepting_kernels({scheme, "kbit-fragment", m, size.n, size.k, DType::f16})) {
+            extras.kernel = kernel;
+            const auto outcome = test::run_linear(weight.on_device(), weight.decoded(), x, extras, stream);
+            EXPECT_LE(outcome.relative_error, bound(DType::f16)) << kernel->name << ", stride " << stride << ", " << m
+                                                                 << " rows, residual " << residual << ", f32 " << fp32;
+          }
+        }
+      }
     }
   }
 }
@@ -251,7 +263,8 @@ TEST_F(KbitLinearCuda, RefusesToFuseWhatItCannot) {
   test::expect_error(ErrorCode::bad_argument, {"a fused product of 2 rows"},
                      [&] { packed_linear(args, stream.get()); });
   args.m = 1;
-  args.fusion = {.fp32 = true, .next_x = memory.data()};
+  args.fp32 = true;
+  args.fusion = {.next_x = memory.data()};
   test::expect_error(ErrorCode::bad_argument, {"leaves the next one's input"},
                      [&] { packed_linear(args, stream.get()); });
 }
@@ -261,8 +274,8 @@ TEST_F(KbitLinearCuda, BitIdenticalFromRunToRun) {
   const Size size{6144, 4096};
   const Weight weight({SchemeFamily::kbit, 4, 32, ScaleType::e4m4}, size, 0.02, stream);
   const Activations x(3, size.k, size.k, DType::f16);
-  const auto first = run(weight, size, x, {}, stream).bits;
-  for (int repeat = 0; repeat < 3; ++repeat) EXPECT_EQ(run(weight, size, x, {}, stream).bits, first);
+  const auto first = run(weight, size, x, {}, stream).y;
+  for (int repeat = 0; repeat < 3; ++repeat) EXPECT_EQ(run(weight, size, x, {}, stream).y, first);
 }
 
 /// A chain of layers, each reading what the one before wrote, with row counts that use the workspace in different ways.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "core/convert.h"
@@ -37,14 +38,15 @@ struct Activations {
 };
 
 struct LinearOutcome {
-  std::vector<uint16_t> bits;  ///< [m][ldy]
-  double relative_error = 0;   ///< Frobenius
+  std::vector<std::byte> y;   ///< [m][ldy]
+  double relative_error = 0;  ///< Frobenius
 };
 
 /// What is added to a product, on top of the weight.
 struct LinearExtras {
   std::vector<float> bias;
   bool residual = false;  ///< added in place: y holds ones before
+  bool fp32 = false;      ///< y and the residual are f32
   /// The kernel that is to run, one that accepts the layer; null: the one that the table picks.
   const kernels::KernelRow* kernel = nullptr;
 };
@@ -58,7 +60,24 @@ inline std::vector<const kernels::KernelRow*> accepting_kernels(const kernels::L
   return rows;
 }
 
-inline constexpr uint16_t poison = 0xA5A5;
+inline constexpr std::byte poison{0xA5};
+
+/// How values of y are stored.
+struct OutputType {
+  DType dtype;
+
+  size_t bytes() const { return dtype == DType::f32 ? 4 : 2; }
+  void put(float value, std::byte* to) const {
+    const uint16_t half = dtype == DType::f16 ? f16_from_f32(value) : bf16_from_f32(value);
+    std::memcpy(to, dtype == DType::f32 ? static_cast<const void*>(&value) : &half, bytes());
+  }
+  float get(const std::byte* from) const {
+    float value = 0;
+    uint16_t half = 0;
+    std::memcpy(dtype == DType::f32 ? static_cast<void*>(&value) : &half, from, bytes());
+    return dtype == DType::f32 ? value : dtype == DType::f16 ? f32_from_f16(half) : f32_from_bf16(half);
+  }
+};
 
 /// f16: two roundings to 11 bits (weight or table entry, product with the scale) and one of the result, each at most
 /// 2^-11 relative and about 0.29 · 2^-11 · √… in the mean: 5e-4 was measured; bf16: the same with 8 bits, 8 times as
@@ -72,13 +91,16 @@ inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::
                                 const Activations& x, const LinearExtras& extras, const device::Stream& stream) {
   const int64_t n = weight.n;
   const int64_t k = weight.k;
-  const int64_t ldy = n + 3;
+  const int64_t ldy = n + (n % 8 == 0 ? 8 : 3);  // wide stores where they may be
   const auto x_device = device::DeviceBuffer::copy_of(bytes_of(x.bits), stream);
   const auto bias_device = device::DeviceBuffer::copy_of(bytes_of(extras.bias), stream);
-  const uint16_t one = x.dtype == DType::f16 ? f16_from_f32(1) : bf16_from_f32(1);
-  std::vector<uint16_t> before(static_cast<size_t>(x.m * ldy), poison);
-  for (int64_t r = 0; extras.residual && r < x.m; ++r) std::fill_n(before.begin() + r * ldy, n, one);
-  auto y = device::DeviceBuffer::copy_of(bytes_of(before), stream);
+  const OutputType type{extras.fp32 ? DType::f32 : x.dtype};
+  const auto at = [&](int64_t row, int64_t column) { return static_cast<size_t>(row * ldy + column) * type.bytes(); };
+  std::vector<std::byte> before(at(x.m, 0), poison);
+  for (int64_t r = 0; extras.residual && r < x.m; ++r) {
+    for (int64_t c = 0; c < n; ++c) type.put(1, before.data() + at(r, c));
+  }
+  auto y = device::DeviceBuffer::copy_of(before, stream);
   const kernels::LinearDesc desc{weight.scheme, weight.layout, x.m, n, k, x.dtype};
   device::DeviceBuffer workspace(
       std::max(kernels::linear_workspace(desc), extras.kernel != nullptr ? extras.kernel->workspace(desc) : 0));
@@ -93,6 +115,7 @@ inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::
   args.residual = extras.residual ? y.data() : nullptr;
   args.y = y.data();
   args.ldy = ldy;
+  args.fp32 = extras.fp32;
   args.workspace = workspace.data();
   args.workspace_bytes = workspace.size();
   if (extras.kernel != nullptr) {
@@ -101,8 +124,8 @@ inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::
     kernels::packed_linear(args, stream.get());
   }
   LinearOutcome outcome;
-  outcome.bits.resize(static_cast<size_t>(x.m * ldy));
-  y.download(std::as_writable_bytes(std::span(outcome.bits)), stream);
+  outcome.y.resize(before.size());
+  y.download(outcome.y, stream);
   stream.synchronize();
 
   std::vector<double> error(static_cast<size_t>(n)), signal(error.size());
@@ -113,8 +136,7 @@ inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::
         const float* w = decoded.data() + row * k;
         const float* v = x.values.data() + r * k;
         for (int64_t c = 0; c < k; ++c) sum += double{w[c]} * v[c];
-        const uint16_t bits = outcome.bits[static_cast<size_t>(r * ldy + row)];
-        const double got = x.dtype == DType::f16 ? f32_from_f16(bits) : f32_from_bf16(bits);
+        const double got = type.get(outcome.y.data() + at(r, row));
         error[static_cast<size_t>(row)] += (got - sum) * (got - sum);
         signal[static_cast<size_t>(row)] += sum * sum;
       }
@@ -126,7 +148,7 @@ inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::
   outcome.relative_error = std::sqrt(error_sum / signal_sum);
   // Nothing behind a row's n outputs is touched.
   for (int64_t r = 0; r < x.m; ++r) {
-    for (int64_t c = n; c < ldy; ++c) EXPECT_EQ(outcome.bits[static_cast<size_t>(r * ldy + c)], poison) << "row " << r;
+    for (size_t i = at(r, n); i < at(r + 1, 0); ++i) EXPECT_EQ(outcome.y[i], poison) << "row " << r;
   }
   return outcome;
 }

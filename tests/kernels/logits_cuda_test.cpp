@@ -27,12 +27,12 @@ class LogitsCuda : public testing::Test {
   }
 
   /// Tokens for draws 0, 1, … of one row.
-  std::vector<int32_t> draws(const std::vector<float>& row, const SamplingOptions& options, int count, bool half) {
+  std::vector<int32_t> draws(const std::vector<float>& row, const SamplingOptions& options, int count) {
     const device::Stream stream;
-    const auto data = half ? on_device(test::halves(row), stream) : on_device(row, stream);
+    const auto data = on_device(row, stream);
     auto state = on_device(std::vector<StepState>{{7, 0, 0}}, stream);
     auto history = test::poisoned(static_cast<size_t>(count) * 4, stream);
-    const SampleArgs args{{data.data(), half ? DType::f16 : DType::f32},
+    const SampleArgs args{data.as<float>(),
                           static_cast<int64_t>(row.size()),
                           options,
                           state.as<StepState>(),
@@ -64,10 +64,10 @@ TEST_F(LogitsCuda, ComparesLikeTheCpu) {
     const auto a_device = on_device(a.values, stream), b_device = on_device(b.values, stream);
     const auto ids_device = on_device(ids, stream);
     auto out = test::poisoned(rows * sizeof(LogitComparison), stream);
-    compare_logits_cuda({a_device.data()}, {b_device.data()}, rows, vocab, ids_device.as<int32_t>(),
+    compare_logits_cuda(a_device.as<float>(), b_device.as<float>(), rows, vocab, ids_device.as<int32_t>(),
                         out.as<LogitComparison>(), stream.get());
     const auto got = from_device<LogitComparison>(out, rows, stream);
-    compare_logits_cuda({}, {b_device.data()}, rows, vocab, ids_device.as<int32_t>(), out.as<LogitComparison>(),
+    compare_logits_cuda(nullptr, b_device.as<float>(), rows, vocab, ids_device.as<int32_t>(), out.as<LogitComparison>(),
                         stream.get());
     const auto alone = from_device<LogitComparison>(out, rows, stream);
     for (size_t r = 0; r < rows; ++r) {
@@ -90,11 +90,9 @@ TEST_F(LogitsCuda, GreedyIsExact) {
   for (const int vocab : {1, 7, 1000, 128256}) {
     RandomMatrix row(1, vocab, 21);
     row.values = test::rounded(row.values);  // ties in large vocabularies
-    for (const bool half : {false, true}) {
-      EXPECT_EQ(draws(row.values, {}, 1, half)[0], sample(row.values, {}, 0)) << vocab;
-    }
+    EXPECT_EQ(draws(row.values, {}, 1)[0], sample(row.values, {}, 0)) << vocab;
   }
-  EXPECT_EQ(draws({1, 3, 3, 2, NAN}, {}, 1, false)[0], 1) << "the lowest id on ties";
+  EXPECT_EQ(draws({1, 3, 3, 2, NAN}, {}, 1)[0], 1) << "the lowest id on ties";
 }
 
 TEST_F(LogitsCuda, DrawsTheTokensThatTheCpuDraws) {
@@ -110,7 +108,7 @@ TEST_F(LogitsCuda, DrawsTheTokensThatTheCpuDraws) {
   for (auto options : cases) {
     options.seed = 5;
     constexpr int count = 200;
-    const auto tokens = draws(row.values, options, count, true);
+    const auto tokens = draws(row.values, options, count);
     int same = 0;
     for (int i = 0; i < count; ++i) {
       same += tokens[static_cast<size_t>(i)] == sample(row.values, options, static_cast<uint64_t>(i)) ? 1 : 0;
@@ -118,14 +116,14 @@ TEST_F(LogitsCuda, DrawsTheTokensThatTheCpuDraws) {
     // A draw near the border of two tokens may fall to either: exponentials differ by 1e-6.
     EXPECT_GE(same, count - 1) << options.temperature << " " << options.top_k << " " << options.top_p << " "
                                << options.min_p;
-    EXPECT_EQ(draws(row.values, options, count, true), tokens);
+    EXPECT_EQ(draws(row.values, options, count), tokens);
   }
 }
 
 TEST_F(LogitsCuda, TiesShareTheirProbability) {
   const std::vector<float> row = {0, 2, 2, 0, 2, 2, 1, 2};
   std::map<int32_t, int> seen;
-  for (const int32_t token : draws(row, {.temperature = 0.01, .top_k = 3, .seed = 9}, 600, false)) ++seen[token];
+  for (const int32_t token : draws(row, {.temperature = 0.01, .top_k = 3, .seed = 9}, 600)) ++seen[token];
   // The first three of five equal ones, 200 times each: 3.5 standard deviations of 11.5.
   EXPECT_EQ(seen.size(), 3u);
   for (const int32_t token : {1, 2, 4}) EXPECT_NEAR(seen[token], 200, 41) << token;

@@ -71,7 +71,7 @@ constexpr Budget budgets[] = {
     {"kbit gemv, fused", 1, 4, 1.67, 0, 0},   {"kbit gemv, fused", 1, 5, 2.66, 0, 0},
     {"marlin gemv, fused", 1, 4, 2.83, 0, 0}, {"marlin gemv, fused", 1, 8, 2.88, 0, 0},
     {"kbit gemm", 32, 2, 4.10, 0, 3},         {"kbit gemm", 32, 3, 5.23, 0, 9},
-    {"kbit gemm", 32, 4, 5.16, 0, 11},        {"kbit gemm", 32, 5, 5.80, 10, 44},
+    {"kbit gemm", 32, 4, 5.16, 1, 11},        {"kbit gemm", 32, 5, 5.80, 10, 44},
     {"kbit gemm", 64, 2, 5.93, 0, 12},        {"kbit gemm", 64, 3, 7.04, 4, 29},
     {"kbit gemm", 64, 4, 7.08, 21, 80},       {"kbit gemm", 64, 5, 7.72, 16, 59},
     {"marlin gemv", 1, 4, 3.15, 0, 0},        {"marlin gemv", 1, 8, 5.17, 0, 0},

@@ -110,13 +110,15 @@ Model quantized(std::string_view scheme, const std::filesystem::path& output) {
   request.output = output;
   request.scheme = formats::parse_scheme(scheme);
   if (request.scheme.family == formats::SchemeFamily::integer) request.method = "rtn";
+  if (request.scheme.family == formats::SchemeFamily::rotated) request.method = "rotated";
   request.lm_head = true;
   pipeline::quantize_model(request);
   return Model::open(output);
 }
 
-/// Packed layers hand their outputs over in f16, and so does a packed head: measured 3.0e-2, of logits up to 32.
-constexpr double packed_logit_tolerance = 4e-2;
+/// Table entries and scaled weights are rounded to 16 bits on top (docs/kernels/decode.md): measured 2.9e-2, of logits
+/// up to 32.
+constexpr double packed_logit_tolerance = 3.5e-2;
 
 TEST_F(CudaDecoders, LogitsOfPackedModelsAreTheCpus) {
   set_progress_enabled(false);
@@ -136,8 +138,8 @@ TEST_F(CudaDecoders, LogitsOfPackedModelsAreTheCpus) {
   }
 }
 
-/// Inputs are rounded once more when they are rotated: measured 5.8e-2.
-constexpr double rotated_logit_tolerance = 8e-2;
+/// Inputs are rounded once more when they are rotated: measured 5.5e-2.
+constexpr double rotated_logit_tolerance = 6.5e-2;
 
 TEST_F(CudaDecoders, LogitsOfRotatedModelsAreTheCpusWithAndWithoutTheirResidual) {
   set_progress_enabled(false);
@@ -265,7 +267,7 @@ TEST_F(CudaDecoders, AGraphReplayEqualsPlainLaunches) {
 TEST_F(CudaDecoders, NormsInsideProductsGiveTheSameLogits) {
   set_progress_enabled(false);
   const auto ids = reference_ids(test::testdata() / "w4q-llama-tiny");
-  for (const char* scheme : {"kbit4-b32-e4m4", "int4-g128-f16"}) {
+  for (const char* scheme : {"kbit4-b32-e4m4", "int4-g128-f16", "rotated4-d64"}) {
     const test::TemporaryFolder folder;
     const Model model = quantized(scheme, folder / "q");
     const CudaModel on_gpu = CudaModel::upload(model);
