@@ -106,8 +106,7 @@ class LayerJob {
       OutputError& output = outputs_[name];
       output.power = output_power(linears.back().weight, gram_view);
       report.output += output.power;
-      // No scales but those of the first point.
-      output.plain = quantize::search_scales({&linears.back(), 1}, {mean_abs, gram_view, shared}, 1).plain_error;
+      output.plain = quantize::plain_error(linears.back(), gram_view);
       report.plain_error += output.plain;
     }
     report.scaled_error = report.plain_error;
@@ -116,35 +115,49 @@ class LayerJob {
       if (rotates() && !rotates_by_itself(names[i]))
         linears[i].rounding = in_basis(std::move(linears[i].rounding), group);
     }
-    const auto found = quantize::search_scales(linears, {mean_abs, gram_view, shared});
-    if (found.alpha > 0) scales_[group] = found.scales;
-    report.alpha = found.alpha;
+    quantize::ChannelMagnitudes magnitudes(k);
+    for (size_t i = 0; i < linears.size(); ++i) {
+      const auto loaded = checkpoint_.load(names[i] + ".weight");
+      magnitudes.add(loaded.view(), linears[i].rounding.block);
+    }
+    const auto sizes = magnitudes.mean();
+    const auto found = quantize::search_scales(linears, {mean_abs, gram_view, shared, sizes});
+    if (found.point.scales()) scales_[group] = found.scales;
+    report.point = found.point;
     report.scaled_error = found.error;
   }
 
   void search_on_gpu(size_t group, const std::vector<std::string>& names) {
     GroupReport& report = reports_[group];
     const size_t own = gpu_->add_group(statistics_[group]);
+    const int64_t k = groups_[group].width;
+    const bool scales = targets_[group].kind != Kind::none;
+    quantize::ChannelMagnitudes magnitudes(k);
     for (const auto& name : names) {
       const auto loaded = checkpoint_.load(name + ".weight");
+      const quantize::Rounding rounding = quantize::rounding_of(*scheme_of_(name), k, plainly(options_));
+      if (scales) magnitudes.add(loaded.view(), rounding.block);
       const auto measured = gpu_->add(own, loaded.view(), *scheme_of_(name), plainly(options_));
       outputs_[name] = {measured.power, measured.plain, 0};
       report.output += measured.power;
       report.plain_error += measured.plain;
     }
     report.scaled_error = report.plain_error;
-    if (names.empty() || targets_[group].kind == Kind::none) return;
+    if (names.empty() || !scales) return;
     const auto mean_abs = statistics_[group].mean_abs();
     const auto shared = shared_channels(config_, group, targets_[group]);
-    const auto found = gpu_->search(own, mean_abs, shared, report.plain_error);
-    if (found.alpha > 0) scales_[group] = found.scales;
-    report.alpha = found.alpha;
+    const auto sizes = magnitudes.mean();
+    const auto found =
+        gpu_->search(own, {mean_abs, {}, shared, sizes}, report.plain_error, rotates() ? &rotations_[group] : nullptr);
+    if (found.point.scales()) scales_[group] = found.scales;
+    report.point = found.point;
     report.scaled_error = found.error;
   }
 
   void pack_on_gpu(size_t group, const std::vector<std::string>& names) {
     GroupReport& report = reports_[group];
     if (!scales_[group].empty()) gpu_->scale(group, scales_[group]);
+    if (rotates()) gpu_->rotate(group, rotations_[group]);
     double damping = calibrated_.damping;
     for (size_t i = 0; i < names.size(); ++i) {
       check_interrupt();

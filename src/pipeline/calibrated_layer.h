@@ -16,6 +16,7 @@
 #include "model/weight_error.h"
 #include "pipeline/linear_groups.h"
 #include "pipeline/scale_folding.h"
+#include "quantize/awq.h"
 #include "quantize/passes.h"
 #include "quantize/quantizer_registry.h"
 
@@ -50,7 +51,7 @@ struct OutputError {
 struct GroupReport {
   std::string name;
   ScaleTarget::Kind target = ScaleTarget::Kind::none;
-  double alpha = 0;
+  quantize::AwqPoint point;
   double output = 0;        ///< mean square of the outputs themselves
   double plain_error = 0;   ///< rounded as they are
   double scaled_error = 0;  ///< with scales

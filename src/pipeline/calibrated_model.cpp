@@ -68,7 +68,7 @@ double multiplications(const CalibratedRequest& request, const io::Checkpoint& c
   // product for the targets, and about as much inside the blocks.
   const auto& options = request.options;
   const double products =
-      3 + (options.scales ? quantize::awq_points + 1 : 0) + (options.feedback ? 1 : 0) + (options.norms ? 1 : 0);
+      3 + (options.scales ? 2 * quantize::awq_alphas : 0) + (options.feedback ? 1 : 0) + (options.norms ? 1 : 0);
   double sum = 0;
   for (const auto& group : linear_groups(config, 0)) {
     const auto k = static_cast<double>(group.width);
@@ -165,7 +165,8 @@ std::vector<std::string> linears_with_input_scale(const model::ModelConfig& conf
 std::string to_text(const std::vector<GroupReport>& groups) {
   TextTable table({"group", "scales", "alpha", "output SNR dB", "scaled", "packed"});
   for (const auto& group : groups) {
-    table.row({printable(group.name), std::string(to_string(group.target)), fixed(group.alpha, 2),
+    table.row({printable(group.name), std::string(to_string(group.target)),
+               group.point.by_weights ? concat(fixed(group.point.alpha, 2), " / w") : fixed(group.point.alpha, 2),
                fixed(decibels(group, group.plain_error), 2), fixed(decibels(group, group.scaled_error), 2),
                fixed(decibels(group, group.packed_error), 2)});
   }
@@ -177,7 +178,8 @@ io::Json to_json(const std::vector<GroupReport>& groups) {
   for (const auto& group : groups) {
     result.push_back({{"name", group.name},
                       {"scales", to_string(group.target)},
-                      {"alpha", group.alpha},
+                      {"alpha", group.point.alpha},
+                      {"by_weights", group.point.by_weights},
                       {"output", group.output},
                       {"plain_error", group.plain_error},
                       {"scaled_error", group.scaled_error},

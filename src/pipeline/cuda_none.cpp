@@ -36,7 +36,10 @@ LayerCuda::Measured LayerCuda::add(size_t, const TensorView&, const formats::Sch
                                    const quantize::QuantizeOptions&) {
   refuse();
 }
-quantize::AwqScales LayerCuda::search(size_t, std::span<const float>, std::span<const int32_t>, double) { refuse(); }
+quantize::AwqScales LayerCuda::search(size_t, const quantize::AwqInput&, double, const formats::InputRotation*) {
+  refuse();
+}
+void LayerCuda::rotate(size_t, const formats::InputRotation&) { refuse(); }
 void LayerCuda::scale(size_t, std::span<const float>) { refuse(); }
 LayerCuda::Packed LayerCuda::pack(size_t, size_t, const quantize::QuantizeOptions&, const Packing&) { refuse(); }
 void LayerCuda::drop(size_t) { refuse(); }

@@ -12,7 +12,8 @@ struct LayerCuda::Impl {
 };
 
 bool LayerCuda::takes(const formats::Scheme& scheme, const quantize::QuantizeOptions& options, bool clips) {
-  if (!options.rotation.identity() || options.bnb_compatible || !quantize::GroupCuda::takes(scheme)) return false;
+  if (options.bnb_compatible || !quantize::GroupCuda::takes(scheme)) return false;
+  if (!options.rotation.identity() && !quantize::RotationCuda::takes(options.rotation)) return false;
   return scheme.family == formats::SchemeFamily::integer || !clips;
 }
 
@@ -34,10 +35,12 @@ LayerCuda::Measured LayerCuda::add(size_t group, const TensorView& weight, const
   return {measured.power, measured.plain};
 }
 
-quantize::AwqScales LayerCuda::search(size_t group, std::span<const float> mean_abs, std::span<const int32_t> shared,
-                                      double plain_error) {
-  return impl_->groups[group]->search({mean_abs, {}, shared}, plain_error);
+quantize::AwqScales LayerCuda::search(size_t group, const quantize::AwqInput& input, double plain_error,
+                                      const formats::InputRotation* rotation) {
+  return impl_->groups[group]->search(input, plain_error, rotation);
 }
+
+void LayerCuda::rotate(size_t group, const formats::InputRotation& rotation) { impl_->groups[group]->rotate(rotation); }
 
 void LayerCuda::scale(size_t group, std::span<const float> scales) { impl_->groups[group]->scale(scales); }
 

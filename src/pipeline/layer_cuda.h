@@ -36,8 +36,9 @@ class LayerCuda {
   /// As GroupCuda::add.
   Measured add(size_t group, const TensorView& weight, const formats::Scheme& scheme,
                const quantize::QuantizeOptions& options);
-  quantize::AwqScales search(size_t group, std::span<const float> mean_abs, std::span<const int32_t> shared,
-                             double plain_error);
+  quantize::AwqScales search(size_t group, const quantize::AwqInput& input, double plain_error,
+                             const formats::InputRotation* rotation);
+  void rotate(size_t group, const formats::InputRotation& rotation);
   void scale(size_t group, std::span<const float> scales);
 
   struct Packing {

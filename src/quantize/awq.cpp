@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/convert.h"
 #include "core/error.h"
 #include "core/parallel.h"
 #include "kernels/gemm.h"
@@ -69,24 +70,41 @@ double group_error(std::span<const AwqLinear> linears, std::span<const float> sc
   return error;
 }
 
-/// mean_abs, averaged over channels that share a scale and kept away from zero.
-std::vector<float> importance(const AwqInput& input) {
-  std::vector<float> result(input.mean_abs.begin(), input.mean_abs.end());
-  if (!input.shared.empty()) {
-    std::vector<double> sums(result.size());
-    std::vector<int64_t> counts(result.size());
-    for (size_t c = 0; c < result.size(); ++c) {
-      sums[static_cast<size_t>(input.shared[c])] += result[c];
-      ++counts[static_cast<size_t>(input.shared[c])];
-    }
-    for (size_t c = 0; c < result.size(); ++c) {
-      const auto group = static_cast<size_t>(input.shared[c]);
-      result[c] = static_cast<float>(sums[group] / static_cast<double>(counts[group]));
-    }
+/// Values of channels, averaged over those that share a scale.
+std::vector<float> shared_means(std::span<const float> values, std::span<const int32_t> shared) {
+  std::vector<float> result(values.begin(), values.end());
+  if (shared.empty()) return result;
+  std::vector<double> sums(result.size());
+  std::vector<int64_t> counts(result.size());
+  for (size_t c = 0; c < result.size(); ++c) {
+    sums[static_cast<size_t>(shared[c])] += result[c];
+    ++counts[static_cast<size_t>(shared[c])];
   }
+  for (size_t c = 0; c < result.size(); ++c) {
+    const auto group = static_cast<size_t>(shared[c]);
+    result[c] = static_cast<float>(sums[group] / static_cast<double>(counts[group]));
+  }
+  return result;
+}
+
+/// The same, kept away from zero.
+std::vector<float> importance(std::span<const float> values, std::span<const int32_t> shared) {
+  std::vector<float> result = shared_means(values, shared);
   const float largest = *std::max_element(result.begin(), result.end());
   for (float& value : result) value = largest > 0 ? std::max(value, smallest_share * largest) : 1.0f;
   return result;
+}
+
+/// sums[c] += |row[c]| as a share of the largest of its block.
+void add_shares(std::span<const float> row, int64_t block, std::span<double> sums) {
+  const auto step = static_cast<size_t>(block);
+  for (size_t begin = 0; begin < row.size(); begin += step) {
+    const size_t end = std::min(row.size(), begin + step);
+    float largest = 0;
+    for (size_t c = begin; c < end; ++c) largest = std::max(largest, std::abs(row[c]));
+    if (largest == 0) continue;
+    for (size_t c = begin; c < end; ++c) sums[c] += std::abs(row[c]) / largest;
+  }
 }
 
 /// One block of columns of some rows: which clip is best, given the error of everything else.
@@ -189,6 +207,7 @@ void check_shapes(std::span<const AwqLinear> linears, const AwqInput& input) {
   const auto k = static_cast<int64_t>(input.mean_abs.size());
   bool fits = k > 0 && input.gram.rows == k && input.gram.cols == k && !linears.empty();
   for (const AwqLinear& linear : linears) fits = fits && linear.weight.cols == k;
+  fits = fits && (input.magnitudes.empty() || static_cast<int64_t>(input.magnitudes.size()) == k);
   fits = fits && (input.shared.empty() || static_cast<int64_t>(input.shared.size()) == k);
   for (const int32_t channel : input.shared) fits = fits && channel >= 0 && channel < k;
   ensure(fits, "search_scales: shapes do not fit");
@@ -204,26 +223,75 @@ double output_error(MatrixView<const float> difference, MatrixView<const float> 
   return error;
 }
 
-std::vector<float> awq_scales_at(const AwqInput& input, double alpha) {
-  std::vector<float> scales = importance(input);
-  for (float& value : scales) value = static_cast<float>(std::pow(static_cast<double>(value), alpha));
+void ChannelMagnitudes::add(const TensorView& weight, int64_t block) {
+  const int64_t n = weight.shape[0], k = weight.shape[1];
+  ensure(k == static_cast<int64_t>(sums_.size()) && block > 0, "ChannelMagnitudes: shapes do not fit");
+  const size_t row_bytes = weight.bytes.size() / static_cast<size_t>(n);
+  // Partial sums of so many rows, added in their order.
+  constexpr int64_t rows = 1024;
+  std::vector<std::vector<double>> parts(static_cast<size_t>((n + rows - 1) / rows));
+  parallel_for(n, rows, [&](int64_t begin, int64_t end) {
+    std::vector<double>& part = parts[static_cast<size_t>(begin / rows)];
+    part.resize(sums_.size());
+    std::vector<float> row(sums_.size());
+    for (int64_t r = begin; r < end; ++r) {
+      widen(weight.bytes.subspan(static_cast<size_t>(r) * row_bytes, row_bytes), weight.dtype, row);
+      add_shares(row, block, part);
+    }
+  });
+  for (const auto& part : parts) {
+    for (size_t c = 0; c < part.size(); ++c) sums_[c] += part[c];
+  }
+  rows_ += n;
+}
+
+std::vector<float> ChannelMagnitudes::mean() const {
+  std::vector<float> result(sums_.size());
+  for (size_t c = 0; c < result.size(); ++c) {
+    result[c] = static_cast<float>(sums_[c] / static_cast<double>(std::max<int64_t>(rows_, 1)));
+  }
+  return result;
+}
+
+std::vector<AwqPoint> awq_points(const AwqInput& input) {
+  std::vector<AwqPoint> points;
+  for (const bool by_weights : {false, true}) {
+    if (by_weights && input.magnitudes.empty()) continue;
+    for (int i = 0; i < awq_alphas; ++i) points.push_back({static_cast<double>(i) / awq_alphas, by_weights});
+  }
+  return points;
+}
+
+std::vector<float> awq_scales_at(const AwqInput& input, AwqPoint point) {
+  std::vector<float> scales = importance(input.mean_abs, input.shared);
+  for (float& value : scales) value = static_cast<float>(std::pow(static_cast<double>(value), point.alpha));
+  if (point.by_weights) {
+    const auto magnitudes = importance(input.magnitudes, input.shared);
+    for (size_t c = 0; c < scales.size(); ++c) {
+      scales[c] = static_cast<float>(scales[c] / std::pow(static_cast<double>(magnitudes[c]), 1 - point.alpha));
+    }
+  }
   const auto [smallest, largest] = std::minmax_element(scales.begin(), scales.end());
   const float middle = std::sqrt(*smallest * *largest);
   for (float& value : scales) value /= middle;
   return scales;
 }
 
-AwqScales search_scales(std::span<const AwqLinear> linears, const AwqInput& input, int points) {
+double plain_error(const AwqLinear& linear, MatrixView<const float> gram) {
+  const std::vector<float> ones(static_cast<size_t>(linear.weight.cols), 1.0f);
+  return group_error({&linear, 1}, ones, gram);
+}
+
+AwqScales search_scales(std::span<const AwqLinear> linears, const AwqInput& input) {
   check_shapes(linears, input);
   AwqScales best;
-  for (int point = 0; point < points; ++point) {
-    const double alpha = static_cast<double>(point) / awq_points;
-    auto scales = awq_scales_at(input, alpha);
+  for (const AwqPoint point : awq_points(input)) {
+    auto scales = awq_scales_at(input, point);
     const double error = group_error(linears, scales, input.gram);
-    if (point == 0) best.plain_error = error;
-    if (point > 0 && !(error < best.error)) continue;
+    if (!point.scales()) best.plain_error = error;
+    if (point.scales() && !(error < best.error)) continue;
     best.scales = std::move(scales);
-    best.alpha = alpha;
+    best.point = point;
     best.error = error;
   }
   return best;

@@ -25,25 +25,53 @@ struct AwqInput {
   MatrixView<const float> gram;     ///< [k, k], symmetric
   /// Channels that must get the same scale have the same number here, 0 … k−1; empty: each has its own.
   std::span<const int32_t> shared;
+  /// [k] ChannelMagnitudes of the weights; empty: no scales that divide by them are tried.
+  std::span<const float> magnitudes;
+};
+
+/// How large the weights are that an input channel meets: the mean over outputs of |w| as a share of the largest of its
+/// block. The result does not depend on the number of threads.
+class ChannelMagnitudes {
+ public:
+  explicit ChannelMagnitudes(int64_t k) : sums_(static_cast<size_t>(k)) {}
+  /// A weight [n, k] of f32, f16 or bf16 whose rows are rounded in blocks.
+  void add(const TensorView& weight, int64_t block);
+  std::vector<float> mean() const;
+
+ private:
+  std::vector<double> sums_;
+  int64_t rows_ = 0;
+};
+
+/// Scales of mean_abs^α, or of mean_abs^α / magnitudes^(1 − α): where weights are small beside their neighbours, loud
+/// activations are not all that counts (the second form is AutoAWQ's).
+struct AwqPoint {
+  double alpha = 0;
+  bool by_weights = false;
+  /// Whether anything is scaled.
+  bool scales() const noexcept { return alpha > 0 || by_weights; }
 };
 
 struct AwqScales {
   std::vector<float> scales;  ///< [k], all positive: multiply the columns of the weights, divide the input
-  double alpha = 0;           ///< the point of the search that won; 0 means that nothing is scaled
+  AwqPoint point;             ///< that won
   double error = 0;           ///< mean squared error of the outputs of the group, summed over outputs
   double plain_error = 0;     ///< the same without scales
 };
 
-/// Points of the search: scales are mean_abs^α for α = 0, 1/20 … 19/20.
-inline constexpr int awq_points = 20;
+/// Points of the search: α = 0, 1/20 … 19/20 of the first form, then of the second where there are magnitudes.
+inline constexpr int awq_alphas = 20;
+std::vector<AwqPoint> awq_points(const AwqInput& input);
 
-/// Searches the scales of one group among the first `points` points; with 1, only the error of no scales is taken.
-/// Never worse than no scales. The result does not depend on the number of threads. Throws internal when shapes do not
-/// fit.
-AwqScales search_scales(std::span<const AwqLinear> linears, const AwqInput& input, int points = awq_points);
+/// Searches the scales of one group. Never worse than no scales. The result does not depend on the number of threads.
+/// Throws internal when shapes do not fit.
+AwqScales search_scales(std::span<const AwqLinear> linears, const AwqInput& input);
 
-/// The scales of one point: mean_abs^α, shared where asked, normalized to √(smallest · largest) = 1.
-std::vector<float> awq_scales_at(const AwqInput& input, double alpha);
+/// Mean squared error of the outputs of a linear that is rounded without scales.
+double plain_error(const AwqLinear& linear, MatrixView<const float> gram);
+
+/// The scales of one point, shared where asked, normalized to √(smallest · largest) = 1.
+std::vector<float> awq_scales_at(const AwqInput& input, AwqPoint point);
 
 struct AwqClip {
   double error = 0;  ///< mean squared error of the output

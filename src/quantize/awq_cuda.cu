@@ -9,6 +9,7 @@
 #include "kernels/block_reduce.cuh"
 #include "quantize/awq_cuda.h"
 #include "quantize/integer_round.cuh"
+#include "quantize/weight_cuda.h"
 
 namespace w4q::quantize {
 namespace {
@@ -303,8 +304,11 @@ bool awq_cuda_accepts(const formats::Scheme& scheme) noexcept {
   return (scheme.family == SchemeFamily::integer && !scheme.act_order) || scheme.family == SchemeFamily::kbit;
 }
 
-void rounding_error_cuda(CudaWork& work, const AwqCudaLinear& linear, int64_t k, const float* scales,
-                         float* difference) {
+namespace {
+
+/// The same without a rotation.
+void plain_rounding_error(CudaWork& work, const AwqCudaLinear& linear, int64_t k, const float* scales,
+                          float* difference) {
   const cudaStream_t stream = work.stream.get();
   if (linear.scheme.family == SchemeFamily::integer) {
     const Matrix matrix{linear.n, k, formats::integer_groups(linear.scheme, k),
@@ -320,26 +324,45 @@ void rounding_error_cuda(CudaWork& work, const AwqCudaLinear& linear, int64_t k,
   device::check_launch("rounding errors", concat(linear.n, " × ", k));
 }
 
+}  // namespace
+
+void rounding_error_cuda(CudaWork& work, const AwqCudaLinear& linear, int64_t k, const float* scales, float* difference,
+                         const RotationCuda* rotation) {
+  if (rotation == nullptr) return plain_rounding_error(work, linear, k, scales, difference);
+  const int64_t n = linear.n;
+  AwqCudaLinear turned = linear;
+  turned.weight = work.scaled.get<float>(n * k);
+  device::check(cudaMemcpyAsync(turned.weight, linear.weight, static_cast<size_t>(n * k) * sizeof(float),
+                                cudaMemcpyDeviceToDevice, work.stream.get()),
+                "copying weights");
+  if (scales != nullptr) multiply_columns_cuda(work, turned.weight, n, k, scales);
+  rotation->rotate(work, turned.weight, n);
+  plain_rounding_error(work, turned, k, nullptr, difference);
+  rotation->restore(work, difference, n);
+  if (scales != nullptr) divide_columns_cuda(work, difference, n, k, scales);
+}
+
 AwqScales search_scales_cuda(CudaWork& work, std::span<const AwqCudaLinear> linears, const AwqInput& input,
-                             const GramCuda& gram, double plain_error) {
+                             const GramCuda& gram, double plain_error, const RotationCuda* rotation) {
   const int64_t k = gram.width();
   ensure(static_cast<int64_t>(input.mean_abs.size()) == k && !linears.empty(), "search_scales_cuda: shapes do not fit");
   AwqScales best;
-  best.scales = awq_scales_at(input, 0);
+  best.scales = awq_scales_at(input, {});
   best.error = best.plain_error = plain_error;
-  for (int point = 1; point < awq_points; ++point) {
-    const double alpha = static_cast<double>(point) / awq_points;
-    auto scales = awq_scales_at(input, alpha);
+  for (const AwqPoint point : awq_points(input)) {
+    if (!point.scales() && rotation == nullptr) continue;
+    auto scales = awq_scales_at(input, point);
     const float* const device = work.put(work.columns, scales.data(), k);
     for (const AwqCudaLinear& linear : linears) {
       auto* const difference = work.errors.get<float>(linear.n * k);
-      rounding_error_cuda(work, linear, k, device, difference);
+      rounding_error_cuda(work, linear, k, point.scales() ? device : nullptr, difference, rotation);
       gram.add_square(difference, linear.n, &linear != linears.data());
     }
     const double error = gram.square_error();
+    if (!point.scales()) best.error = best.plain_error = error;
     if (!(error < best.error)) continue;
     best.scales = std::move(scales);
-    best.alpha = alpha;
+    best.point = point;
     best.error = error;
   }
   return best;

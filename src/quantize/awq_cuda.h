@@ -24,13 +24,15 @@ struct AwqCudaLinear {
 /// False for schemes that these searches do not round to.
 bool awq_cuda_accepts(const formats::Scheme& scheme) noexcept;
 
-/// difference [n, k] = w − round(w · s) ⊘ s; `scales` [k] in GPU memory, or null for none.
-void rounding_error_cuda(CudaWork& work, const AwqCudaLinear& linear, int64_t k, const float* scales,
-                         float* difference);
+/// difference [n, k] = w − round(w · s) ⊘ s, rounded in the basis of `rotation` if there is one; `scales` [k] in GPU
+/// memory, or null for none.
+void rounding_error_cuda(CudaWork& work, const AwqCudaLinear& linear, int64_t k, const float* scales, float* difference,
+                         const RotationCuda* rotation = nullptr);
 
-/// search_scales; `input.gram` is not looked at. `plain_error` is what point 0 gives when it is known.
+/// search_scales; `input.gram` is not looked at. `plain_error` is what rounding without scales
+/// gives, which is not done again; with a rotation it is, in its basis.
 AwqScales search_scales_cuda(CudaWork& work, std::span<const AwqCudaLinear> linears, const AwqInput& input,
-                             const GramCuda& gram, double plain_error);
+                             const GramCuda& gram, double plain_error, const RotationCuda* rotation = nullptr);
 
 /// search_clip, for integer schemes. Changes the weights in place.
 AwqClip search_clip_cuda(CudaWork& work, const AwqCudaLinear& linear, const GramCuda& gram);

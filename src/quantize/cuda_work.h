@@ -35,6 +35,7 @@ struct CudaWork {
   device::DeviceBuffer cublas{device::cublas_workspace_bytes};
   CudaRoom square;   ///< k × k: products of activations or of errors
   CudaRoom errors;   ///< n × k
+  CudaRoom scaled;   ///< n × k: weights with scales, in a rotated basis
   CudaRoom columns;  ///< a few vectors of k, of n or of blocks
   CudaRoom rows;
   CudaRoom sums;
@@ -60,7 +61,7 @@ struct CudaWork {
   }
   /// Gives back what only the pass that just ended needs.
   void release() {
-    for (CudaRoom* room : {&square, &errors, &columns, &rows, &sums}) room->release();
+    for (CudaRoom* room : {&square, &errors, &scaled, &columns, &rows, &sums}) room->release();
   }
 };
 

@@ -51,6 +51,26 @@ __global__ void divide_kernel(float* matrix, int64_t k, const float* scales) {
   if (at < k * k) matrix[at] = matrix[at] / scales[at / k] / scales[at % k];
 }
 
+/// A tile below the diagonal and the one above that it mirrors: both turned, or both their mean.
+template <bool mean>
+__global__ void mirror_kernel(float* matrix, int64_t k) {
+  if (blockIdx.x < blockIdx.y) return;
+  __shared__ float above[tile][tile + 1], below[tile][tile + 1];
+  const int64_t row = int64_t{blockIdx.y} * tile, col = int64_t{blockIdx.x} * tile;
+  const int x = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.y);
+  for (int r = static_cast<int>(threadIdx.y); r < tile; r += step) {
+    if (row + r < k && col + x < k) above[r][x] = matrix[(row + r) * k + col + x];
+    if (col + r < k && row + x < k) below[r][x] = matrix[(col + r) * k + row + x];
+  }
+  __syncthreads();
+  for (int r = static_cast<int>(threadIdx.y); r < tile; r += step) {
+    const float up = mean ? (above[r][x] + below[x][r]) / 2 : below[x][r];
+    const float down = mean ? (above[x][r] + below[r][x]) / 2 : above[x][r];
+    if (row + r < k && col + x < k) matrix[(row + r) * k + col + x] = up;
+    if (blockIdx.x != blockIdx.y && col + r < k && row + x < k) matrix[(col + r) * k + row + x] = down;
+  }
+}
+
 __global__ void diagonal_kernel(const float* matrix, int64_t k, float* diagonal) {
   const int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x;
   if (i < k) diagonal[i] = matrix[i * k + i];
@@ -113,6 +133,19 @@ void GramCuda::divide(std::span<const float> scales) {
   const float* const device = work_.put(work_.columns, scales.data(), width_);
   divide_kernel<<<blocks_for(width_ * width_), threads, 0, work_.stream.get()>>>(matrix_.as<float>(), width_, device);
   device::check_launch("scaled Gram matrix", concat(width_));
+}
+
+void GramCuda::rotate(const RotationCuda& rotation) {
+  ensure(rotation.k() == width_, "GramCuda: shapes do not fit");
+  const auto tiles = static_cast<unsigned>((width_ + tile - 1) / tile);
+  const dim3 grid(tiles, tiles), block(tile, 8);
+  auto* const matrix = matrix_.as<float>();
+  rotation.rotate(work_, matrix, width_);
+  mirror_kernel<false><<<grid, block, 0, work_.stream.get()>>>(matrix, width_);
+  rotation.rotate(work_, matrix, width_);
+  // What rounding makes unequal on both sides of the diagonal becomes equal again.
+  mirror_kernel<true><<<grid, block, 0, work_.stream.get()>>>(matrix, width_);
+  device::check_launch("rotated Gram matrix", concat(width_));
 }
 
 std::vector<float> GramCuda::diagonal() const {

@@ -7,6 +7,7 @@
 
 #include "core/views.h"
 #include "quantize/cuda_work.h"
+#include "quantize/rotation_cuda.h"
 #include "quantize/statistics.h"
 
 namespace w4q::quantize {
@@ -24,6 +25,8 @@ class GramCuda {
   const float* data() const noexcept { return matrix_.as<float>(); }
   /// For inputs that are divided by `scales`.
   void divide(std::span<const float> scales);
+  /// R · G · Rᵀ, for inputs that are rotated.
+  void rotate(const RotationCuda& rotation);
   std::vector<float> diagonal() const;
   std::vector<float> download() const;
 

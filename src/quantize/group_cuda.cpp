@@ -37,16 +37,25 @@ AwqCudaLinear GroupCuda::view(Linear& linear) const {
   return {linear.weight.as<float>(), linear.n, linear.scheme, linear.clip, linear.table};
 }
 
-AwqScales GroupCuda::search(const AwqInput& input, double plain_error) {
+AwqScales GroupCuda::search(const AwqInput& input, double plain_error, const formats::InputRotation* rotation) {
   std::vector<AwqCudaLinear> views;
   for (Linear& linear : linears_) views.push_back(view(linear));
-  return search_scales_cuda(work_, views, input, *gram_, plain_error);
+  if (rotation == nullptr) return search_scales_cuda(work_, views, input, *gram_, plain_error);
+  const RotationCuda on_gpu(work_, *rotation);
+  return search_scales_cuda(work_, views, input, *gram_, plain_error, &on_gpu);
 }
 
 void GroupCuda::scale(std::span<const float> scales) {
   gram_->divide(scales);
   const float* const device = work_.put(work_.columns, scales.data(), static_cast<int64_t>(scales.size()));
   for (Linear& linear : linears_) multiply_columns_cuda(work_, linear.weight.as<float>(), linear.n, linear.k, device);
+}
+
+void GroupCuda::rotate(const formats::InputRotation& rotation) {
+  const RotationCuda on_gpu(work_, rotation);
+  gram_->rotate(on_gpu);
+  for (Linear& linear : linears_) on_gpu.rotate(work_, linear.weight.as<float>(), linear.n);
+  work_.stream.synchronize();  // the factors go
 }
 
 const ErrorFactorCuda* GroupCuda::factor(const Linear& linear, const GroupPacking& packing) {

@@ -39,10 +39,13 @@ class GroupCuda {
   };
   /// Adds a linear of a scheme that takes() accepts. Throws as upload_weight.
   Measured add(const TensorView& weight, const formats::Scheme& scheme, const QuantizeOptions& options);
-  /// search_scales over all linears; `plain_error` is the sum of those measured.
-  AwqScales search(const AwqInput& input, double plain_error);
+  /// search_scales over all linears, which are rounded in the basis of `rotation` if there is one; `plain_error` is the
+  /// sum of those measured.
+  AwqScales search(const AwqInput& input, double plain_error, const formats::InputRotation* rotation = nullptr);
   /// Multiplies the weights' columns and divides the inputs by `scales` from now on.
   void scale(std::span<const float> scales);
+  /// Inputs are rotated from now on, and weights stand in that basis. After scale().
+  void rotate(const formats::InputRotation& rotation);
 
   struct Packed {
     QuantizeResult result;

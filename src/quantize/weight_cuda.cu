@@ -43,6 +43,12 @@ __global__ void __launch_bounds__(threads) divide_kernel(float* weight, int64_t 
 }
 
 __global__ void __launch_bounds__(threads)
+    divide_columns_kernel(float* weight, int64_t count, int64_t k, const float* scales) {
+  const int64_t at = int64_t{blockIdx.x} * threads + threadIdx.x;
+  if (at < count) weight[at] /= scales[at % k];
+}
+
+__global__ void __launch_bounds__(threads)
     extremes_kernel(const float* weight, int64_t n, int64_t k, int64_t row_blocks, int* extremes) {
   const int64_t index = (int64_t{blockIdx.x} * threads + threadIdx.x) / warp;
   if (index >= n * row_blocks) return;
@@ -90,6 +96,11 @@ device::DeviceBuffer upload_weight(CudaWork& work, const TensorView& weight) {
 
 void multiply_columns_cuda(CudaWork& work, float* weight, int64_t n, int64_t k, const float* scales) {
   multiply_kernel<<<blocks_for(n * k), threads, 0, work.stream.get()>>>(weight, n * k, k, scales);
+  device::check_launch("scaled columns", concat(n, " × ", k));
+}
+
+void divide_columns_cuda(CudaWork& work, float* weight, int64_t n, int64_t k, const float* scales) {
+  divide_columns_kernel<<<blocks_for(n * k), threads, 0, work.stream.get()>>>(weight, n * k, k, scales);
   device::check_launch("scaled columns", concat(n, " × ", k));
 }
 

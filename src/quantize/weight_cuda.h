@@ -14,6 +14,7 @@ device::DeviceBuffer upload_weight(CudaWork& work, const TensorView& weight);
 
 /// The same products and quotients as on the CPU; `scales` are in GPU memory.
 void multiply_columns_cuda(CudaWork& work, float* weight, int64_t n, int64_t k, const float* scales);
+void divide_columns_cuda(CudaWork& work, float* weight, int64_t n, int64_t k, const float* scales);
 void divide_rows_cuda(CudaWork& work, float* weight, int64_t n, int64_t k, const float* scales);
 
 /// The smallest and the largest maximum of blocks of 32 weights that is not zero; zeros when there is none.

@@ -261,7 +261,7 @@ TEST_F(QuantizeAwq, BytesDependNeitherOnThreadsNorOnWhereStatisticsComeFrom) {
   reused.calibrated->statistics = calibrate.output;
   const auto from_file = quantize_model(reused);
   ASSERT_EQ(from_file.groups.size(), 4u);
-  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(report.groups[i].alpha, from_file.groups[i].alpha);
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(report.groups[i].point.alpha, from_file.groups[i].point.alpha);
 }
 
 TEST_F(QuantizeAwq, OtherSchemesAndTheWayThroughALayout) {

@@ -79,7 +79,7 @@ TEST_F(PipelineCuda, ChoicesAreThoseOfTheCpu) {
     const auto gpu = quantize_model(request(scheme, "gpu", device::Device::cuda));
     ASSERT_EQ(cpu.groups.size(), gpu.groups.size());
     for (size_t i = 0; i < cpu.groups.size(); ++i) {
-      EXPECT_EQ(gpu.groups[i].alpha, cpu.groups[i].alpha) << cpu.groups[i].name;
+      EXPECT_EQ(gpu.groups[i].point.alpha, cpu.groups[i].point.alpha) << cpu.groups[i].name;
       EXPECT_NEAR(gpu.groups[i].output, cpu.groups[i].output, 1e-4 * cpu.groups[i].output);
       EXPECT_NEAR(gpu.groups[i].plain_error, cpu.groups[i].plain_error, 1e-3 * cpu.groups[i].plain_error);
       EXPECT_NEAR(gpu.groups[i].scaled_error, cpu.groups[i].scaled_error, 1e-3 * cpu.groups[i].scaled_error);
@@ -90,10 +90,16 @@ TEST_F(PipelineCuda, ChoicesAreThoseOfTheCpu) {
 
 TEST_F(PipelineCuda, FeedbackGainsWhatItGainsOnTheCpu) {
   calibrate("stats.safetensors", false);
-  for (const char* scheme : {"int4-g128-f16-asym", "kbit3-b32-e4m4"}) {
+  struct Case {
+    const char* scheme;
+    int64_t rotation;
+  };
+  for (const auto& [scheme, rotation] :
+       {Case{"int4-g128-f16-asym", 1}, {"kbit3-b32-e4m4", 1}, {"kbit3-b32-e4m4", 64}}) {
     const auto feeding = [&](const std::string& output, device::Device where) {
       auto result = request(scheme, output, where);
       result.calibrated->options.feedback = true;
+      result.options.rotation = {rotation, 42};
       if (result.scheme.family == formats::SchemeFamily::kbit) {
         result.options.scales = quantize::Scales::search;
         result.options.learn_table = true;
@@ -105,7 +111,7 @@ TEST_F(PipelineCuda, FeedbackGainsWhatItGainsOnTheCpu) {
     const auto cpu = feeding("cpu", device::Device::cpu), gpu = feeding("gpu", device::Device::cuda);
     for (size_t i = 0; i < cpu.groups.size(); ++i) {
       EXPECT_NEAR(gpu.groups[i].packed_error, cpu.groups[i].packed_error, 0.02 * cpu.groups[i].packed_error)
-          << scheme << " " << cpu.groups[i].name;
+          << scheme << " " << rotation << " " << cpu.groups[i].name;
     }
   }
 }
@@ -121,7 +127,7 @@ TEST_F(PipelineCuda, CalibratesOnTheWay) {
   calibrate("stats.safetensors", true);
   const auto by_file = quantize_model(request("int4-g128-f16-asym", "by-file", device::Device::cuda));
   for (size_t i = 0; i < direct.groups.size(); ++i) {
-    EXPECT_EQ(direct.groups[i].alpha, by_file.groups[i].alpha);
+    EXPECT_EQ(direct.groups[i].point.alpha, by_file.groups[i].point.alpha);
     EXPECT_NEAR(direct.groups[i].packed_error, by_file.groups[i].packed_error, 1e-3 * by_file.groups[i].packed_error);
   }
 }

@@ -24,8 +24,14 @@ struct Layer {
     mean_abs = statistics.mean_abs();
     gram = mean_gram(statistics);
   }
-  AwqInput input() const { return {mean_abs, gram_view(), shared}; }
+  AwqInput input() const { return {mean_abs, gram_view(), shared, {}}; }
   MatrixView<const float> gram_view() const { return {gram.data(), weight.cols, weight.cols}; }
+
+  std::vector<float> magnitudes(int64_t block) const {
+    ChannelMagnitudes sums(weight.cols);
+    sums.add({"w", DType::f32, {weight.rows, weight.cols}, bytes_of(weight.values)}, block);
+    return sums.mean();
+  }
 
   /// Mean square of the difference of outputs, row by row of the inputs: the definition.
   double measured_error(const std::vector<float>& rounded) const {
@@ -79,7 +85,7 @@ TEST(Awq, LoudChannelIsScaledUpAndTheErrorFalls) {
   const Layer layer(70, 96, 12, 5, 40.0f);
   const AwqLinear linear{layer.weight, int4(96)};
   const auto found = search_scales({&linear, 1}, layer.input());
-  EXPECT_GT(found.alpha, 0.0);
+  EXPECT_GT(found.point.alpha, 0.0);
   EXPECT_EQ(std::max_element(found.scales.begin(), found.scales.end()) - found.scales.begin(), 5);
   const double plain = layer.measured_error(rounded(layer, {}));
   const double scaled = layer.measured_error(rounded(layer, found.scales));
@@ -92,15 +98,44 @@ TEST(Awq, LoudChannelIsScaledUpAndTheErrorFalls) {
 TEST(Awq, SearchPicksTheBestOfItsPoints) {
   const Layer layer(64, 96, 13, 7, 15.0f);
   const AwqLinear linear{layer.weight, int4(96)};
-  const auto found = search_scales({&linear, 1}, layer.input());
-  double best = 1e300;
-  double best_alpha = -1;
-  for (int point = 0; point < awq_points; ++point) {
-    const double alpha = static_cast<double>(point) / awq_points;
-    const double error = layer.measured_error(rounded(layer, awq_scales_at(layer.input(), alpha)));
-    if (error < best) best = error, best_alpha = alpha;
+  const auto magnitudes = layer.magnitudes(32);
+  for (const bool by_weights : {false, true}) {
+    AwqInput input = layer.input();
+    if (by_weights) input.magnitudes = magnitudes;
+    const auto points = awq_points(input);
+    EXPECT_EQ(points.size(), static_cast<size_t>(by_weights ? 2 * awq_alphas : awq_alphas));
+    const auto found = search_scales({&linear, 1}, input);
+    double best = 1e300;
+    AwqPoint best_point;
+    for (const AwqPoint point : points) {
+      const double error = layer.measured_error(rounded(layer, awq_scales_at(input, point)));
+      if (error < best) best = error, best_point = point;
+    }
+    EXPECT_EQ(found.point.alpha, best_point.alpha);
+    EXPECT_EQ(found.point.by_weights, best_point.by_weights);
   }
-  EXPECT_EQ(found.alpha, best_alpha);
+}
+
+TEST(Awq, MagnitudesAreSharesOfABlocksLargest) {
+  const std::vector<float> weights = {1, -2, 4,  0, 0, 0,   //
+                                      0, 8,  -8, 1, 0, 2};  // in blocks of three
+  ChannelMagnitudes magnitudes(6);
+  magnitudes.add({"w", DType::f32, {2, 6}, bytes_of(weights)}, 3);
+  EXPECT_EQ(magnitudes.mean(), (std::vector<float>{0.125f, 0.75f, 1, 0.25f, 0, 0.5f}));
+}
+
+/// A channel with large weights that was made up for by quiet activations: what outliers moved by scales look like.
+TEST(Awq, SmallWeightsOfLoudChannelsAreFoundByTheirSize) {
+  Layer layer(64, 96, 21, 7, 32.0f);
+  for (int64_t r = 0; r < 64; ++r) layer.weight.view().row(r)[7] /= 32;
+  const AwqLinear linear{layer.weight, int4(96)};
+  const auto magnitudes = layer.magnitudes(32);
+  AwqInput input = layer.input();
+  const double alone = search_scales({&linear, 1}, input).error;
+  input.magnitudes = magnitudes;
+  const auto found = search_scales({&linear, 1}, input);
+  EXPECT_TRUE(found.point.by_weights);
+  EXPECT_LT(found.error, alone);
 }
 
 /// Weights that the scheme holds exactly have no error without scales, so nothing may be scaled.
@@ -109,7 +144,7 @@ TEST(Awq, ExactWeightsStayAsTheyAre) {
   for (size_t i = 0; i < layer.weight.values.size(); ++i) layer.weight.values[i] = static_cast<float>(i % 16);
   const AwqLinear linear{layer.weight, int4(64)};
   const auto found = search_scales({&linear, 1}, layer.input());
-  EXPECT_EQ(found.alpha, 0.0);
+  EXPECT_FALSE(found.point.scales());
   EXPECT_EQ(found.error, 0.0);
   EXPECT_EQ(found.scales, std::vector<float>(64, 1.0f));
 }
@@ -117,15 +152,20 @@ TEST(Awq, ExactWeightsStayAsTheyAre) {
 TEST(Awq, SharedChannelsGetOneScale) {
   Layer layer(32, 64, 15, 3, 50.0f);
   for (int32_t c = 0; c < 64; ++c) layer.shared.push_back(c % 16);
-  const auto scales = awq_scales_at(layer.input(), 0.5);
-  for (size_t c = 16; c < 64; ++c) EXPECT_EQ(scales[c], scales[c % 16]);
-  EXPECT_EQ(std::max_element(scales.begin(), scales.end()) - scales.begin(), 3);
+  const auto magnitudes = layer.magnitudes(32);
+  AwqInput input = layer.input();
+  input.magnitudes = magnitudes;
+  for (const bool by_weights : {false, true}) {
+    const auto scales = awq_scales_at(input, {0.5, by_weights});
+    for (size_t c = 16; c < 64; ++c) EXPECT_EQ(scales[c], scales[c % 16]);
+    EXPECT_EQ(std::max_element(scales.begin(), scales.end()) - scales.begin(), 3);
+  }
 }
 
 TEST(Awq, SilentChannelsKeepAPositiveScale) {
   const Layer layer(8, 32, 16, 9, 0.0f);
   for (const double alpha : {0.0, 0.5, 0.95}) {
-    for (const float scale : awq_scales_at(layer.input(), alpha)) EXPECT_TRUE(std::isnormal(scale) && scale > 0);
+    for (const float scale : awq_scales_at(layer.input(), {alpha})) EXPECT_TRUE(std::isnormal(scale) && scale > 0);
   }
 }
 

@@ -107,6 +107,43 @@ TEST_F(CalibratedCuda, TheGramMatrixIsTheCpus) {
   EXPECT_EQ(matrix->download(), divided);
 }
 
+TEST_F(CalibratedCuda, RotationsAreTheCpusBitForBit) {
+  for (const int64_t k : {32, 150, 700}) {
+    const formats::InputRotation rotation({128, 42}, k);
+    const RotationCuda on_gpu(*work, rotation);
+    const Layer layer(20, k);
+    const auto turn_rows = [&](std::vector<float>& rows) {
+      for (size_t at = 0; at < rows.size(); at += static_cast<size_t>(k)) {
+        rotation.rotate(std::span(rows).subspan(at, static_cast<size_t>(k)));
+      }
+    };
+    std::vector<float> rows = layer.weight.values;
+    auto weight = device::DeviceBuffer::copy_of(bytes_of(rows), work->stream);
+    turn_rows(rows);
+    on_gpu.rotate(*work, weight.as<float>(), layer.n);
+    EXPECT_EQ(work->fetch(weight.as<float>(), layer.n * k), rows) << k;
+    for (size_t at = 0; at < rows.size(); at += static_cast<size_t>(k)) {
+      rotation.restore(std::span(rows).subspan(at, static_cast<size_t>(k)));
+    }
+    on_gpu.restore(*work, weight.as<float>(), layer.n);
+    EXPECT_EQ(work->fetch(weight.as<float>(), layer.n * k), rows) << k;
+
+    std::vector<float> gram_on_cpu = layer.gram;
+    const auto entry = [&](int64_t i, int64_t j) -> float& { return gram_on_cpu[static_cast<size_t>(i * k + j)]; };
+    turn_rows(gram_on_cpu);
+    for (int64_t i = 0; i < k; ++i) {
+      for (int64_t j = 0; j < i; ++j) std::swap(entry(i, j), entry(j, i));
+    }
+    turn_rows(gram_on_cpu);
+    for (int64_t i = 0; i < k; ++i) {
+      for (int64_t j = 0; j < i; ++j) entry(i, j) = entry(j, i) = (entry(i, j) + entry(j, i)) / 2;
+    }
+    const auto matrix = gram(layer);
+    matrix->rotate(on_gpu);
+    EXPECT_EQ(matrix->download(), gram_on_cpu) << k;
+  }
+}
+
 TEST_F(CalibratedCuda, StatisticsAgree) {
   const Layer layer(1, 700, 5000);
   StatisticsCuda sums(*work, layer.k, true);
@@ -137,16 +174,41 @@ TEST_F(CalibratedCuda, SearchesChooseWhatTheCpuChooses) {
     const Layer layer(200, 300);
     const Rounding rounding = rounding_of(scheme, layer.k, {});
     const std::vector<AwqLinear> linears = {{layer.weight, rounding}};
-    const auto cpu = search_scales(linears, {layer.mean_abs, layer.gram_view(), {}});
+    ChannelMagnitudes magnitudes(layer.k);
+    magnitudes.add(layer.view(), rounding.block);
+    const auto sizes = magnitudes.mean();
+    const auto cpu = search_scales(linears, {layer.mean_abs, layer.gram_view(), {}, sizes});
     GroupCuda group(*work, gram(layer));
     const auto measured = group.add(layer.view(), scheme, {});
     EXPECT_NEAR(measured.plain, cpu.plain_error, 1e-4 * cpu.plain_error) << name;
     EXPECT_NEAR(measured.power, output_error(layer.weight, layer.gram_view()), 1e-4 * measured.power) << name;
-    const auto found = group.search({layer.mean_abs, {}, {}}, measured.plain);
-    EXPECT_EQ(found.alpha, cpu.alpha) << name;
+    const auto found = group.search({layer.mean_abs, {}, {}, sizes}, measured.plain);
+    EXPECT_EQ(found.point.alpha, cpu.point.alpha) << name;
+    EXPECT_EQ(found.point.by_weights, cpu.point.by_weights) << name;
     EXPECT_EQ(found.scales, cpu.scales) << name;
     EXPECT_NEAR(found.error, cpu.error, 1e-4 * cpu.error) << name;
   }
+}
+
+TEST_F(CalibratedCuda, SearchesInARotatedBasisChooseWhatTheCpuChooses) {
+  const Scheme scheme = parse_scheme("kbit3-b32-e4m4");
+  const Layer layer(200, 300);
+  const formats::InputRotation rotation({64, 42}, layer.k);
+  Rounding rounding = rounding_of(scheme, layer.k, {});
+  rounding.round = [round = rounding.round, &rotation](MatrixView<float> rows) {
+    const auto row = [&](int64_t r) { return std::span(rows.row(r), static_cast<size_t>(rows.cols)); };
+    for (int64_t r = 0; r < rows.rows; ++r) rotation.rotate(row(r));
+    round(rows);
+    for (int64_t r = 0; r < rows.rows; ++r) rotation.restore(row(r));
+  };
+  const std::vector<AwqLinear> linears = {{layer.weight, rounding}};
+  const auto cpu = search_scales(linears, {layer.mean_abs, layer.gram_view(), {}, {}});
+  GroupCuda group(*work, gram(layer));
+  const auto measured = group.add(layer.view(), scheme, {});
+  const auto found = group.search({layer.mean_abs, {}, {}, {}}, measured.plain, &rotation);
+  EXPECT_NEAR(found.plain_error, cpu.plain_error, 1e-4 * cpu.plain_error);
+  EXPECT_NEAR(found.error, cpu.error, 1e-4 * cpu.error);
+  EXPECT_EQ(found.point.alpha, cpu.point.alpha);
 }
 
 TEST_F(CalibratedCuda, ClipsAreTheCpus) {
