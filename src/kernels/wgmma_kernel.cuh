@@ -1,9 +1,9 @@
 // The main loop of the warpgroup kernels: y = x · Wᵀ + b for 17 and more activation rows on sm_90a.
 //
-// A block has four warpgroups, 64 outputs each, and one warp that fetches: weights as they are stored and arranged
-// activations (wgmma_arrange.h) come by bulk copies into a ring of stages in shared memory. A warp decodes its sixteen
-// outputs of a tile to registers of A while the products of the registers before run, so that decoding costs no time
-// of the tensor cores. Which blocks do what is the host's plan (wgmma_plan.h).
+// A block has four warpgroups, 64 outputs each, and two warps that fetch: weights and activations come by bulk copies
+// into a ring of stages in shared memory, activations from where they stand or arranged (wgmma_arrange.h). A warp
+// decodes its sixteen outputs of a tile to registers of A while the products of the registers before run, so that
+// decoding costs no time of the tensor cores. Which blocks do what is the host's plan (wgmma_plan.h).
 #pragma once
 
 #include "device/fragment.cuh"
@@ -13,9 +13,9 @@
 
 namespace w4q::kernels::wgmma {
 
-constexpr int warpgroups = job_outputs / 64;
-constexpr int consumers = warpgroups * 128;
-constexpr int threads = consumers + 128;  ///< one of the last four warps fetches
+constexpr int consumers = job_outputs / 64 * 128;
+constexpr int threads = consumers + 128;  ///< the last four warps fetch, or do nothing
+constexpr int fetching_warps = 2;
 // A block starts with the registers of `threads` threads, which its warps divide among themselves afterwards.
 constexpr int start_registers = 65536 / threads / 8 * 8;
 constexpr int fetcher_registers = 32;
@@ -26,8 +26,9 @@ constexpr int most_shared_bytes = 227 * 1024;
 /// What a launch needs, resolved on the host.
 template <class Weights>
 struct Task {
+  CUtensorMap x_map;  ///< of activations as they are, where `x` is null
   typename Weights::Source weights;
-  const char* x;              ///< arranged
+  const char* x;              ///< arranged, or null
   const float* bias;          ///< [n], or null
   const void* residual;       ///< added to the result: of the type and strides of y, or null
   const void* output_scales;  ///< one per output, in Marlin's order of a single group, or null
@@ -46,7 +47,7 @@ template <class Weights, int rows>
 struct Memory {
   static constexpr int tiles = rows <= 64 ? 2 : 1;  ///< of 64 inputs in a stage
   static constexpr int x_tile_bytes = rows * 128;
-  static constexpr int stage_bytes = tiles * x_tile_bytes + Weights::stage_bytes(tiles);
+  static constexpr int stage_bytes = (tiles * x_tile_bytes + Weights::stage_bytes(tiles) + 1023) / 1024 * 1024;
   static constexpr int turn_bytes = consumers / 32 * 1024;
   static constexpr int barrier_bytes = 256;
   static constexpr int room = most_shared_bytes - Weights::table_bytes - turn_bytes - barrier_bytes;
@@ -56,7 +57,7 @@ struct Memory {
   static constexpr int barriers_at = turn_at + turn_bytes;
   static constexpr int bytes = barriers_at + barrier_bytes;
   static constexpr int scratch_bytes = stages * stage_bytes + turn_bytes;  ///< for the exchange of sums
-  static_assert(stages >= 2 && stage_bytes % 1024 == 0 && stages_at % 1024 == 0);
+  static_assert(stages >= 2 && stages_at % 1024 == 0);
 
   __device__ static uint32_t full(uint32_t shared, int stage) { return shared + barriers_at + 8 * stage; }
   __device__ static uint32_t empty(uint32_t shared, int stage) { return shared + barriers_at + 128 + 8 * stage; }
@@ -105,11 +106,15 @@ struct JobCursor {
   __device__ int end(int k_tiles) const { return shared() ? (rank + 1) * k_tiles / sharers : k_tiles; }
 };
 
-/// All warps that multiply, and the one that fetches.
-__device__ __forceinline__ void meet_block() { asm volatile("bar.sync 1, %0;" ::"n"(consumers + 32) : "memory"); }
+/// All warps that multiply, and those that fetch.
+__device__ __forceinline__ void meet_block() {
+  asm volatile("bar.sync 1, %0;" ::"n"(consumers + 32 * fetching_warps) : "memory");
+}
 
-/// The fetching warp's way through the stages of all jobs.
-template <class Weights, int rows>
+/// A fetching warp's way through the stages of all jobs: one fetches weights, one activations. One lane of each does
+/// everything: the copy engine takes its orders from registers that a warp shares, and orders that differ between lanes
+/// take some 200 clocks each.
+template <class Weights, int rows, bool of_weights>
 struct Fetcher {
   using M = Memory<Weights, rows>;
   const Task<Weights>& task;
@@ -117,54 +122,24 @@ struct Fetcher {
   JobCursor job;
   Ring<M::stages> ring;
   int tile, end;
-  int stages_of_job = 0;
+  int strip, row_tile;
 
   __device__ Fetcher(const Task<Weights>& task_, uint32_t shared_, int sharers)
       : task(task_), shared(shared_), job(task_, sharers) {
     enter();
   }
-  __device__ void enter() {
-    tile = job.begin(task.k_tiles);
-    end = job.end(task.k_tiles);
-  }
-  __device__ int count() const { return min(M::tiles, end - tile); }
-  __device__ int strip() const { return job.job / task.row_tiles; }
-  __device__ uint32_t stage() const { return shared + M::stages_at + ring.stage * M::stage_bytes; }
-
-  __device__ void fetch_weights() const {
-    const uint32_t full = M::full(shared, ring.stage);
-    const uint32_t bytes = count() * M::x_tile_bytes + Weights::bytes(task.weights, strip(), tile, count());
-    if (threadIdx.x % 32 == 0) arrive_and_expect(full, bytes);
-    __syncwarp();
-    Weights::template fetch<M::tiles>(task.weights, strip(), tile, count(), stage() + M::tiles * M::x_tile_bytes, full);
-  }
-  __device__ void fetch_x() const {
-    if (threadIdx.x % 32 != 31) return;
-    const int64_t at = static_cast<int64_t>(job.job % task.row_tiles) * task.k_tiles + tile;
-    copy_bulk(stage(), task.x + at * M::x_tile_bytes, count() * M::x_tile_bytes, M::full(shared, ring.stage));
-  }
-  __device__ void next() {
-    tile += M::tiles;
-    ring.next();
-  }
-
-  /// The stages of the first job that fit, as far as weights go.
+  /// The stages of the first job that fit in an empty ring.
   __device__ void begin() {
-    while (stages_of_job < M::stages && job.valid() && tile < end) {
-      fetch_weights();
-      next();
-      ++stages_of_job;
-    }
+    for (int i = 0; i < M::stages && job.valid() && tile < end; ++i, next()) fetch();
   }
-  /// Everything else. `first` is where begin() began.
-  __device__ void run(Fetcher first) {
-    for (int i = 0; i < stages_of_job; ++i, first.next()) first.fetch_x();
+  /// Everything that is left; all lanes.
+  __device__ void run(bool leader) {
     while (job.valid()) {
-      for (; tile < end; next()) {
+      for (; leader && tile < end; next()) {
         wait_barrier(M::empty(shared, ring.stage), ring.parity ^ 1);
-        fetch_weights();
-        fetch_x();
+        fetch();
       }
+      __syncwarp();
       if (job.shared()) {
         // The stages serve the exchange of sums.
         meet_cluster();
@@ -173,6 +148,39 @@ struct Fetcher {
       }
       job.next();
       if (job.valid()) enter();
+    }
+  }
+
+ private:
+  __device__ void enter() {
+    tile = job.begin(task.k_tiles);
+    end = job.end(task.k_tiles);
+    strip = job.job / task.row_tiles;
+    row_tile = job.job % task.row_tiles;
+  }
+  __device__ void next() {
+    tile += M::tiles;
+    ring.next();
+  }
+  __device__ void fetch() const {
+    const uint32_t stage = shared + M::stages_at + ring.stage * M::stage_bytes;
+    const uint32_t full = M::full(shared, ring.stage);
+    const int count = min(M::tiles, end - tile);
+    if constexpr (of_weights) {
+      arrive_and_expect(full, count * (M::x_tile_bytes + Weights::tile_bytes(task.weights)));
+    } else if (task.x != nullptr) {
+      const int64_t at = static_cast<int64_t>(row_tile) * task.k_tiles + tile;
+      copy_bulk(stage, task.x + at * M::x_tile_bytes, count * M::x_tile_bytes, full);
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < M::tiles; ++i) {
+      if (i > 0 && i >= count) break;
+      if constexpr (of_weights) {
+        Weights::template fetch<M::tiles>(task.weights, strip, tile + i, stage + M::tiles * M::x_tile_bytes, i, full);
+      } else {
+        copy_box(stage + i * M::x_tile_bytes, &task.x_map, make_int2(64 * (tile + i), rows * row_tile), full);
+      }
     }
   }
 };
@@ -372,29 +380,35 @@ struct Multiplier {
   }
 };
 
-/// What the warps do that multiply nothing: all help with the table, the first fetches.
+/// What the warps do that multiply nothing: all help with the table, the first two fetch.
 template <class Weights, int rows>
 __device__ __forceinline__ void fetch_jobs(const Task<Weights>& task, char* memory, int sharers, int warp) {
   using M = Memory<Weights, rows>;
+  constexpr int first_warp = consumers / 32;
   const uint32_t shared = shared_address(memory);
-  Fetcher<Weights, rows> fetcher(task, shared, sharers);
-  const Fetcher<Weights, rows> first = fetcher;
-  if (warp == consumers / 32) {
-    if (threadIdx.x == consumers) {
+  const bool leader = is_leader();
+  if (warp == first_warp) {
+    Fetcher<Weights, rows, true> weights(task, shared, sharers);
+    if (leader) {
       for (int stage = 0; stage < M::stages; ++stage) {
         init_barrier(M::full(shared, stage), 1);
-        init_barrier(M::empty(shared, stage), consumers / 32);
+        init_barrier(M::empty(shared, stage), first_warp);
       }
       publish_barriers();
+      weights.begin();
     }
     __syncwarp();
-    fetcher.begin();
+    Weights::fill_table(memory, task.weights);
+    __syncthreads();
+    weights.run(leader);
+    return;
   }
   Weights::fill_table(memory, task.weights);
   __syncthreads();
-  if (warp != consumers / 32) return;
+  if (warp != first_warp + 1) return;
+  Fetcher<Weights, rows, false> activations(task, shared, sharers);
   device::wait_for_previous_launch();
-  fetcher.run(first);
+  activations.run(leader);
 }
 
 template <class Weights, int rows>

@@ -10,6 +10,7 @@
 #include "kernels/wgmma_arrange.h"
 #include "kernels/wgmma_kernel.cuh"
 #include "kernels/wgmma_linear.h"
+#include "kernels/wgmma_map.h"
 
 namespace w4q::kernels::wgmma {
 
@@ -77,15 +78,22 @@ int fitting_clusters(int sharers) {
 /// What adding up shared sums takes, in jobs: some 4000 clocks against those of the tiles.
 template <int rows>
 double exchange_cost(int k_tiles) {
-  constexpr double clocks = rows == 32 ? 500 : rows == 64 ? 650 : 1100;
+  constexpr double clocks = rows <= 32 ? 500 : rows == 64 ? 650 : 1100;
   return (1500 + 25.0 * rows) / (clocks * k_tiles);
 }
 
+/// Whether tiles may be copied from where the activations stand: in their order, rows on 16 bytes.
+inline bool stand_in_order(const Layer& layer, InputOrder order) {
+  return order == InputOrder::plain && layer.input_order == nullptr && reinterpret_cast<uintptr_t>(layer.x) % 16 == 0 &&
+         layer.ldx % 8 == 0;
+}
+
 template <class Weights, int rows>
-void launch_rows(Task<Weights> task, InputOrder order, const Layer& layer, void* arranged, cudaStream_t stream,
-                 std::string_view shape) {
+void launch_rows(const typename Weights::Source& weights, InputOrder order, const Layer& layer, void* arranged,
+                 cudaStream_t stream, std::string_view shape) {
   using M = Memory<Weights, rows>;
-  task.x = static_cast<const char*>(arranged);
+  Task<Weights> task{};
+  task.weights = weights;
   task.bias = layer.bias;
   task.residual = layer.residual;
   task.output_scales = layer.output_scales;
@@ -106,32 +114,35 @@ void launch_rows(Task<Weights> task, InputOrder order, const Layer& layer, void*
   };
   const Plan plan = best_plan(task.jobs, task.k_tiles, exchange_cost<rows>(task.k_tiles), fitting);
   task.whole_rounds = plan.whole_rounds;
-
-  arrange({layer.x, layer.m, layer.k, layer.ldx, layer.input_order}, order, rows, arranged, layer.overlap, stream);
+  if (stand_in_order(layer, order)) {
+    constexpr bool half = std::is_same_v<typename Weights::Type, device::HalfType>;
+    task.x_map = map_boxes(layer.x, half ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                           {{layer.k, 0, 64}, {layer.m, layer.ldx * 2, rows}}, true);
+  } else {
+    arrange({layer.x, layer.m, layer.k, layer.ldx, layer.input_order}, order, rows, arranged, layer.overlap, stream);
+    task.x = static_cast<const char*>(arranged);
+  }
 
   cudaLaunchAttribute attributes[2] = {};
-  // Weights are fetched while activations are still being arranged.
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {static_cast<unsigned>(plan.sharers), 1, 1};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {static_cast<unsigned>(plan.sharers), 1, 1};
+  // Weights are fetched while the launch before still runs, or while activations are still being arranged.
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = layer.overlap || task.x != nullptr ? 1 : 0;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(plan.blocks()));
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = M::bytes;
   config.stream = stream;
-  config.attrs = attributes;
+  config.attrs = plan.sharers > 1 ? attributes : attributes + 1;
   config.numAttrs = plan.sharers > 1 ? 2 : 1;
   device::check(cudaLaunchKernelEx(&config, wgmma_kernel<Weights, rows>, task, plan.sharers), "launching a kernel");
   device::check_launch("wgmma_linear", shape);
 }
 
-/// All rows, most_rows_at_once at a time.
-template <class Weights>
-void launch(const typename Weights::Source& weights, InputOrder order, Layer layer, void* arranged, cudaStream_t stream,
-            std::string_view shape) {
-  Task<Weights> task{};
-  task.weights = weights;
+/// Calls launch.operator()<rows of a job>(part) for all rows, most_rows_at_once at a time.
+template <class Launch>
+void with_rows(Layer layer, const Launch& launch) {
   const auto* const x = static_cast<const std::byte*>(layer.x);
   auto* const y = static_cast<std::byte*>(layer.y);
   const auto* const residual = static_cast<const std::byte*>(layer.residual);
@@ -142,14 +153,17 @@ void launch(const typename Weights::Source& weights, InputOrder order, Layer lay
     layer.y = y + 2 * first * layer.ldy;
     if (residual != nullptr) layer.residual = residual + 2 * first * layer.ldy;
     switch (tile_rows(layer.m)) {
+      case 16:
+        launch.template operator()<16>(layer);
+        break;
       case 32:
-        launch_rows<Weights, 32>(task, order, layer, arranged, stream, shape);
+        launch.template operator()<32>(layer);
         break;
       case 64:
-        launch_rows<Weights, 64>(task, order, layer, arranged, stream, shape);
+        launch.template operator()<64>(layer);
         break;
       default:
-        launch_rows<Weights, 128>(task, order, layer, arranged, stream, shape);
+        launch.template operator()<128>(layer);
     }
   }
 }

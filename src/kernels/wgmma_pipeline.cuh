@@ -2,6 +2,8 @@
 // them, clusters of blocks that reach each other's shared memory (sm_90).
 #pragma once
 
+#include <cuda.h>
+
 #include <cstdint>
 
 namespace w4q::kernels::wgmma {
@@ -41,6 +43,34 @@ __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(barrier)
                : "memory");
+}
+/// Starts copying the box of `map` that begins at `place`, innermost dimension first; the barrier counts all of its
+/// bytes in.
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, int2 place, uint32_t barrier) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+               :
+               : "r"(to), "l"(map), "r"(place.x), "r"(place.y), "r"(barrier)
+               : "memory");
+}
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, int3 place, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
+      :
+      : "r"(to), "l"(map), "r"(place.x), "r"(place.y), "r"(place.z), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, int4 place, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
+      :
+      : "r"(to), "l"(map), "r"(place.x), "r"(place.y), "r"(place.z), "r"(place.w), "r"(barrier)
+      : "memory");
+}
+/// True in one lane of a warp whose lanes are all here.
+__device__ __forceinline__ bool is_leader() {
+  uint32_t elected;
+  asm volatile("{.reg .pred p; elect.sync _|p, 0xFFFFFFFF; selp.u32 %0, 1, 0, p;}" : "=r"(elected));
+  return elected != 0;
 }
 /// What this thread read and wrote in shared memory comes before what the copy engine writes there after a barrier.
 __device__ __forceinline__ void order_before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

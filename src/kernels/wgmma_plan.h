@@ -1,6 +1,6 @@
 // How the warpgroup kernels cut a layer into jobs and jobs into shares. A job is 256 outputs × a tile of activation
-// rows over all of k. Blocks work whole jobs off as long as there is one for each; what is left is shared along k by
-// the blocks of a cluster, which add up their sums in a fixed order.
+// rows over all of k. Blocks work whole jobs off as long as there is one for each; what is left is shared
+// along k by the blocks of a cluster, which add up their sums in a fixed order.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ inline constexpr int job_outputs = 256;
 inline constexpr int most_sharers = 8;
 
 /// Activation rows of a job: those of one product instruction.
-constexpr int tile_rows(int64_t m) { return m <= 32 ? 32 : m <= 64 ? 64 : 128; }
+constexpr int tile_rows(int64_t m) { return m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : 128; }
 
 struct Plan {
   int jobs = 0;

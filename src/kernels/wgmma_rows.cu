@@ -67,6 +67,8 @@ void run_kbit(const LinearArgs& args, cudaStream_t stream) {
 
 void run_marlin(const LinearArgs& args, cudaStream_t stream) {
   integer::MarlinLaunch launch = prepare_marlin(args);
+  // A code less 8 and a scale below 2^12 stay inside f16 as they are.
+  if (!launch.bf16_scales && args.weight.scale_max < 0x1p12f) launch.weight_factor = 1;
   launch.result_factor = 1 / launch.weight_factor;
   wgmma::launch_marlin(launch, args.activation, arranged(args), stream, shape_of(args));
 }
