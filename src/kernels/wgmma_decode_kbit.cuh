@@ -92,7 +92,7 @@ struct KbitWeights {
           scale_stride(row_groups * scale_bytes(source.e4m4)) {}
 
     /// Tile `tile` of the stage at `offset`.
-    __device__ __forceinline__ void load(int offset, int, int tile, Words& words) const {
+    __device__ __forceinline__ void load(int offset, int tile, Words& words) const {
       load_codes(codes + offset + tile * row_groups * code_bytes, words.codes);
       const char* const from = scales + offset + tile * scale_stride;
       if (e4m4) {

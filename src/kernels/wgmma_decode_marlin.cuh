@@ -84,10 +84,13 @@ struct MarlinWeights {
                  row_tile * 4),
           second_block(scale_blocks(source_) == 2 ? block_scale_bytes : 0),
           low(source_.groups == 0 ? 0x5454 : 0x1010),
-          high(source_.groups == 0 ? 0x5454 : 0x3232) {}
+          high(source_.groups == 0 ? 0x5454 : 0x3232) {
+      // Kept in registers, not made anew for every tile.
+      asm volatile("" : "+r"(low), "+r"(high), "+r"(second_block));
+    }
 
     /// Tile `tile` of the stage at `offset`.
-    __device__ __forceinline__ void load(int offset, int, int tile, Words& words) const {
+    __device__ __forceinline__ void load(int offset, int tile, Words& words) const {
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
         words.codes[step] =

@@ -1,4 +1,4 @@
-// The main loop of the warpgroup kernels: y = x · Wᵀ + b for 17 and more activation rows on sm_90a.
+// The main loop of the warpgroup kernels: y = x · Wᵀ + b for 9 and more activation rows on sm_90a.
 //
 // A block has four warpgroups, 64 outputs each, and two warps that fetch: weights and activations come by bulk copies
 // into a ring of stages in shared memory, activations from where they stand or arranged (wgmma_arrange.h). A warp
@@ -7,6 +7,7 @@
 #pragma once
 
 #include "device/fragment.cuh"
+#include "kernels/wgmma_exchange.cuh"
 #include "kernels/wgmma_instruction.cuh"
 #include "kernels/wgmma_pipeline.cuh"
 #include "kernels/wgmma_plan.h"
@@ -15,7 +16,6 @@ namespace w4q::kernels::wgmma {
 
 constexpr int consumers = job_outputs / 64 * 128;
 constexpr int threads = consumers + 128;  ///< the last four warps fetch, or do nothing
-constexpr int fetching_warps = 2;
 // A block starts with the registers of `threads` threads, which its warps divide among themselves afterwards.
 constexpr int start_registers = 65536 / threads / 8 * 8;
 constexpr int fetcher_registers = 32;
@@ -38,6 +38,7 @@ struct Task {
   int m, n;
   int k_tiles, row_tiles;
   int jobs, whole_rounds;
+  SumPair* exchange;  ///< exchange_bytes(), zeros before and after
   float result_factor;
   bool wide;  ///< rows of y may be written 16 bytes at a time, and nothing is added to them
 };
@@ -56,7 +57,6 @@ struct Memory {
   static constexpr int turn_at = stages_at + stages * stage_bytes;
   static constexpr int barriers_at = turn_at + turn_bytes;
   static constexpr int bytes = barriers_at + barrier_bytes;
-  static constexpr int scratch_bytes = stages * stage_bytes + turn_bytes;  ///< for the exchange of sums
   static_assert(stages >= 2 && stages_at % 1024 == 0);
 
   __device__ static uint32_t full(uint32_t shared, int stage) { return shared + barriers_at + 8 * stage; }
@@ -78,38 +78,36 @@ struct Ring {
 /// A block's way through its jobs.
 struct JobCursor {
   int job, left;  ///< `left` whole rounds
-  int sharers, rank, cluster, clusters, jobs;
+  int sharers, rank, team, teams, jobs;
+  int round = 0;  ///< of shared jobs
 
   template <class Weights>
   __device__ explicit JobCursor(const Task<Weights>& task, int sharers_)
       : left(task.whole_rounds),
         sharers(sharers_),
         rank(static_cast<int>(blockIdx.x) % sharers_),
-        cluster(static_cast<int>(blockIdx.x) / sharers_),
-        clusters(static_cast<int>(gridDim.x) / sharers_),
+        team(static_cast<int>(blockIdx.x) / sharers_),
+        teams(static_cast<int>(gridDim.x) / sharers_),
         jobs(task.jobs) {
-    job = left > 0 ? static_cast<int>(blockIdx.x) : cluster;
+    job = left > 0 ? static_cast<int>(blockIdx.x) : team;
   }
   __device__ bool valid() const { return job < jobs; }
   __device__ bool shared() const { return left == 0 && sharers > 1; }
   __device__ void next() {
     if (left == 0) {
-      job += clusters;
+      job += teams;
+      ++round;
     } else {
       --left;
-      job +=
-          left > 0 ? static_cast<int>(gridDim.x) : static_cast<int>(gridDim.x) - static_cast<int>(blockIdx.x) + cluster;
+      job += left > 0 ? static_cast<int>(gridDim.x) : static_cast<int>(gridDim.x) - static_cast<int>(blockIdx.x) + team;
     }
   }
+  /// The first share of the team's sums in memory.
+  __device__ int64_t exchange() const { return (int64_t{round} * teams + team) * sharers; }
   /// The block's tiles along k.
   __device__ int begin(int k_tiles) const { return shared() ? rank * k_tiles / sharers : 0; }
   __device__ int end(int k_tiles) const { return shared() ? (rank + 1) * k_tiles / sharers : k_tiles; }
 };
-
-/// All warps that multiply, and those that fetch.
-__device__ __forceinline__ void meet_block() {
-  asm volatile("bar.sync 1, %0;" ::"n"(consumers + 32 * fetching_warps) : "memory");
-}
 
 /// A fetching warp's way through the stages of all jobs: one fetches weights, one activations. One lane of each does
 /// everything: the copy engine takes its orders from registers that a warp shares, and orders that differ between lanes
@@ -140,12 +138,6 @@ struct Fetcher {
         fetch();
       }
       __syncwarp();
-      if (job.shared()) {
-        // The stages serve the exchange of sums.
-        meet_cluster();
-        meet_cluster();
-        meet_block();
-      }
       job.next();
       if (job.valid()) enter();
     }
@@ -274,45 +266,44 @@ struct Results {
   }
 };
 
-/// Adds up the sums of the blocks of a cluster: pairs of sums are dealt to the blocks, each collects all shares of its
-/// own in `scratch`, adds them in the order of the blocks and stores the results.
+/// Adds up the sums of a team: pairs of sums are dealt to its blocks, each collects all shares of its own, adds them in
+/// the order of the blocks and stores the results. Whoever waits needs one trip to the L2 cache and no fence. Teams are
+/// neighbours: blocks begin in their order, so that at most one team of a launch waits for blocks that have not begun.
 template <class Weights, int rows>
 __device__ __forceinline__ void store_shared(const Results<Weights, rows>& results, const float (&sums)[rows / 2],
-                                             const JobCursor& job, char* scratch) {
+                                             const JobCursor& job, SumPair* exchange) {
   constexpr int pairs = rows / 4;
-  const int each = (pairs + job.sharers - 1) / job.sharers;
-  const uint32_t base = shared_address(scratch) + (job.rank * each * consumers + threadIdx.x) * 8;
-  meet_cluster();  // all stages have been read
-  int owner = 0;
-  int local = 0;
-#pragma unroll
-  for (int pair = 0; pair < pairs; ++pair) {
-    store_in_cluster(address_in(base + local * consumers * 8, owner), sums[2 * pair], sums[2 * pair + 1]);
-    if (++local == each) {
-      local = 0;
-      ++owner;
-    }
-  }
-  meet_cluster();
   const Lane lane;
   const float2 by[2] = {results.scale_and_bias(lane.output), results.scale_and_bias(lane.output + 8)};
-  const int stop = min(pairs, (job.rank + 1) * each);
-  for (int pair = job.rank * each; pair < stop; ++pair) {
-    const auto* from = reinterpret_cast<const float2*>(scratch) + (pair - job.rank * each) * consumers + threadIdx.x;
-    float2 total = make_float2(0, 0);
-    for (int block = 0; block < job.sharers; ++block) {
-      const float2 part = from[block * each * consumers];
-      total.x += part.x;
-      total.y += part.y;
-    }
-    const int half = pair % 2;
-    const int row = pair / 2 * 8 + lane.row;
-    const float2 scale = by[half];
-    results.store(lane.output + 8 * half, row, total.x * scale.x + scale.y);
-    results.store(lane.output + 8 * half, row + 1, total.y * scale.x + scale.y);
+  const int64_t share = int64_t{pairs} * consumers;
+  SumPair* const shares = exchange + job.exchange() * share + threadIdx.x;
+#pragma unroll
+  for (int pair = 0; pair < pairs; ++pair) {
+    send(shares + job.rank * share + pair * consumers, sums[2 * pair], sums[2 * pair + 1]);
   }
-  order_before_copies();
-  meet_block();
+  const int each = (pairs + job.sharers - 1) / job.sharers;
+  const int stop = min(pairs, (job.rank + 1) * each);
+  int pair = job.rank * each;
+  const auto take = [&]<int at_once, int most>() {
+    for (; pair < stop; pair += at_once) {
+      collect<at_once, most>(shares + pair * consumers, share, job.sharers, consumers, stop - pair,
+                             [&](int i, float2 total) {
+                               const int half = (pair + i) % 2;
+                               const int row = (pair + i) / 2 * 8 + lane.row;
+                               const float2 scale = by[half];
+                               results.store(lane.output + 8 * half, row, total.x * scale.x + scale.y);
+                               results.store(lane.output + 8 * half, row + 1, total.y * scale.x + scale.y);
+                             });
+    }
+  };
+  // Many words at once: a trip to the L2 cache takes as long as some hundred instructions.
+  constexpr int of_two = std::min(pairs / 2, 8);
+  constexpr int of_many = pairs < 8 ? 1 : 2;
+  if (job.sharers <= 2) {
+    take.template operator()<of_two, 2>();
+  } else {
+    take.template operator()<of_many, most_sharers>();
+  }
 }
 
 /// One warp's multiplying.
@@ -327,35 +318,32 @@ struct Multiplier {
   const Decoder decoder;
   Ring<M::stages> ring;
 
-  /// The sums over `tiles` tiles from tile `at` on, more than none.
-  __device__ __forceinline__ void run(int at, int tiles, float (&sums)[rows / 2]) {
+  /// The sums over `tiles` tiles, more than none.
+  __device__ __forceinline__ void run(int tiles, float (&sums)[rows / 2]) {
     uint32_t a[2][steps][4];
     int add = 0;
     int last = -1;
 #pragma unroll
     for (float& sum : sums) sum = 0;
-    for (; tiles >= M::tiles; tiles -= M::tiles, at += M::tiles, ring.next()) {
-      wait_barrier(M::full(shared, ring.stage), ring.parity);
-      const uint64_t x = describe_rows(shared + M::stages_at + ring.stage * M::stage_bytes);
-      typename Weights::Words words[M::tiles];
-#pragma unroll
-      for (int tile = 0; tile < M::tiles; ++tile) decoder.load(ring.stage * M::stage_bytes, at, tile, words[tile]);
-#pragma unroll
-      for (int group = 0; group < 2; ++group) {
-        const int tile = M::tiles == 2 ? group : 0;
-        multiply_steps(words[tile], group * steps % 4, x + tile * (M::x_tile_bytes / 16), a[group], sums, add);
-        wait_products<1>();  // the other group's registers are free
-        if (group == 0) release(last);
-      }
-      last = ring.stage;
+    typename Weights::Words words[M::tiles];
+    load(words);
+    for (; tiles >= M::tiles; tiles -= M::tiles) {
+      const int stage = ring.stage;
+      const uint64_t x = describe_rows(shared + M::stages_at + stage * M::stage_bytes);
+      multiply_steps(words[0], 0, x, a[0], sums, add);
+      wait_products<1>();  // the other group's registers are free
+      release(last);
+      constexpr int second = M::tiles - 1;
+      multiply_steps(words[second], steps % 4, x + second * (M::x_tile_bytes / 16), a[1], sums, add);
+      ring.next();
+      if (tiles > M::tiles) load(words);
+      wait_products<1>();
+      last = stage;
     }
     wait_products<0>();
     release(last);
     if (M::tiles == 1 || tiles == 0) return;
-    wait_barrier(M::full(shared, ring.stage), ring.parity);
-    typename Weights::Words words;
-    decoder.load(ring.stage * M::stage_bytes, at, 0, words);
-    multiply_steps(words, 0, describe_rows(shared + M::stages_at + ring.stage * M::stage_bytes), a[0], sums, add);
+    multiply_steps(words[0], 0, describe_rows(shared + M::stages_at + ring.stage * M::stage_bytes), a[0], sums, add);
     wait_products<0>();
     release(ring.stage);
     ring.next();
@@ -374,6 +362,12 @@ struct Multiplier {
       add = 1;
     }
     close_products();
+  }
+  /// The lane's words of the stage at hand, as soon as it is full.
+  __device__ __forceinline__ void load(typename Weights::Words (&words)[M::tiles]) const {
+    wait_barrier(M::full(shared, ring.stage), ring.parity);
+#pragma unroll
+    for (int tile = 0; tile < M::tiles; ++tile) decoder.load(ring.stage * M::stage_bytes, tile, words[tile]);
   }
   __device__ void release(int stage) const {
     if (stage >= 0 && threadIdx.x % 32 == 0) arrive(M::empty(shared, stage));
@@ -406,6 +400,7 @@ __device__ __forceinline__ void fetch_jobs(const Task<Weights>& task, char* memo
   Weights::fill_table(memory, task.weights);
   __syncthreads();
   if (warp != first_warp + 1) return;
+  if (leader && task.x == nullptr) prefetch_map(&task.x_map);
   Fetcher<Weights, rows, false> activations(task, shared, sharers);
   device::wait_for_previous_launch();
   activations.run(leader);
@@ -431,11 +426,10 @@ __global__ void __launch_bounds__(threads, 1)
       shared, {memory, memory + M::stages_at + M::tiles * M::x_tile_bytes, task.weights, warp / 4, warp % 4}, {}};
   for (JobCursor job(task, sharers); job.valid(); job.next()) {
     float sums[rows / 2];
-    const int begin = job.begin(task.k_tiles);
-    multiplier.run(begin, job.end(task.k_tiles) - begin, sums);
+    multiplier.run(job.end(task.k_tiles) - job.begin(task.k_tiles), sums);
     const Results<Weights, rows> results(task, job.job);
     if (job.shared()) {
-      store_shared(results, sums, job, memory + M::stages_at);
+      store_shared(results, sums, job, task.exchange);
     } else {
       results.store_all(sums, memory + M::turn_at);
     }

@@ -1,11 +1,11 @@
 // The host's side of a warpgroup kernel: plan and launch.
 #pragma once
 
-#include <array>
 #include <string_view>
 
 #include "core/dtype.h"
 #include "device/check.h"
+#include "device/launch.h"
 #include "kernels/kbit_launch.cuh"
 #include "kernels/wgmma_arrange.h"
 #include "kernels/wgmma_kernel.cuh"
@@ -26,6 +26,7 @@ struct Layer {
   float result_factor;
   bool overlap;
   const int32_t* input_order = nullptr;
+  SumPair* exchange = nullptr;
   const void* output_scales = nullptr;
   bool bf16_output_scales = false;
 };
@@ -43,36 +44,22 @@ inline Layer layer_of(const kbit::Launch& launch) {
   layer.residual = launch.residual;
   layer.result_factor = launch.result_factor;
   layer.overlap = launch.overlap;
+  layer.exchange = launch.packets;
   layer.output_scales = launch.output_scales;
   layer.bf16_output_scales = launch.bf16_output_scales;
   return layer;
 }
 
-/// How many clusters of `sharers` blocks run at the same time.
+/// Blocks that run at the same time: one a multiprocessor.
 template <class Weights, int rows>
-int fitting_clusters(int sharers) {
-  static const auto counts = [] {
-    constexpr auto kernel = wgmma_kernel<Weights, rows>;
-    constexpr int bytes = Memory<Weights, rows>::bytes;
-    device::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+int blocks_at_once() {
+  static const int count = [] {
+    device::check(cudaFuncSetAttribute(wgmma_kernel<Weights, rows>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       Memory<Weights, rows>::bytes),
                   "asking for shared memory");
-    std::array<int, most_sharers + 1> fitting{};
-    for (int size = 1; size <= most_sharers; ++size) {
-      cudaLaunchAttribute cluster{};
-      cluster.id = cudaLaunchAttributeClusterDimension;
-      cluster.val.clusterDim = {static_cast<unsigned>(size), 1, 1};
-      cudaLaunchConfig_t config{};
-      config.gridDim = dim3(static_cast<unsigned>(size));
-      config.blockDim = dim3(threads);
-      config.dynamicSmemBytes = bytes;
-      config.attrs = &cluster;
-      config.numAttrs = 1;
-      device::check(cudaOccupancyMaxActiveClusters(&fitting[static_cast<size_t>(size)], kernel, &config),
-                    "asking how many clusters fit");
-    }
-    return fitting;
+    return device::multiprocessors();
   }();
-  return counts[static_cast<size_t>(sharers)];
+  return count;
 }
 
 /// What adding up shared sums takes, in jobs: some 4000 clocks against those of the tiles.
@@ -91,7 +78,6 @@ inline bool stand_in_order(const Layer& layer, InputOrder order) {
 template <class Weights, int rows>
 void launch_rows(const typename Weights::Source& weights, InputOrder order, const Layer& layer, void* arranged,
                  cudaStream_t stream, std::string_view shape) {
-  using M = Memory<Weights, rows>;
   Task<Weights> task{};
   task.weights = weights;
   task.bias = layer.bias;
@@ -104,15 +90,12 @@ void launch_rows(const typename Weights::Source& weights, InputOrder order, cons
   task.n = static_cast<int>(layer.n);
   task.k_tiles = static_cast<int>((layer.k + 63) / 64);
   task.row_tiles = static_cast<int>((layer.m + rows - 1) / rows);
+  task.exchange = layer.exchange;
   task.result_factor = layer.result_factor;
   task.wide = reinterpret_cast<uintptr_t>(layer.y) % 16 == 0 && layer.ldy % 8 == 0 && layer.residual == nullptr;
   task.jobs = static_cast<int>((layer.n + job_outputs - 1) / job_outputs) * task.row_tiles;
-  const auto fitting = [](int sharers) {
-    constexpr int sum_pairs = rows / 4;
-    const bool room = sharers * ((sum_pairs + sharers - 1) / sharers) * consumers * 8 <= M::scratch_bytes;
-    return room ? fitting_clusters<Weights, rows>(sharers) : 0;
-  };
-  const Plan plan = best_plan(task.jobs, task.k_tiles, exchange_cost<rows>(task.k_tiles), fitting);
+  const Plan plan = best_plan(task.jobs, task.k_tiles, exchange_cost<rows>(task.k_tiles),
+                              blocks_at_once<Weights, rows>(), most_shared_rounds(rows));
   task.whole_rounds = plan.whole_rounds;
   if (stand_in_order(layer, order)) {
     constexpr bool half = std::is_same_v<typename Weights::Type, device::HalfType>;
@@ -123,19 +106,17 @@ void launch_rows(const typename Weights::Source& weights, InputOrder order, cons
     task.x = static_cast<const char*>(arranged);
   }
 
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {static_cast<unsigned>(plan.sharers), 1, 1};
+  cudaLaunchAttribute overlap{};
   // Weights are fetched while the launch before still runs, or while activations are still being arranged.
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = layer.overlap || task.x != nullptr ? 1 : 0;
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = layer.overlap || task.x != nullptr ? 1 : 0;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(plan.blocks()));
   config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = M::bytes;
+  config.dynamicSmemBytes = Memory<Weights, rows>::bytes;
   config.stream = stream;
-  config.attrs = plan.sharers > 1 ? attributes : attributes + 1;
-  config.numAttrs = plan.sharers > 1 ? 2 : 1;
+  config.attrs = &overlap;
+  config.numAttrs = 1;
   device::check(cudaLaunchKernelEx(&config, wgmma_kernel<Weights, rows>, task, plan.sharers), "launching a kernel");
   device::check_launch("wgmma_linear", shape);
 }

@@ -47,6 +47,8 @@ struct LinearExtras {
   bool residual = false;  ///< added in place: y holds ones before
   /// The kernel that is to run, one that accepts the layer; null: the one that the table picks.
   const kernels::KernelRow* kernel = nullptr;
+  /// Where words are empty, and are so afterwards; null: one that is made for the call.
+  device::DeviceBuffer* workspace = nullptr;
 };
 
 /// All kernels of the table that take such a layer.
@@ -80,9 +82,13 @@ inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::
   for (int64_t r = 0; extras.residual && r < x.m; ++r) std::fill_n(before.begin() + r * ldy, n, one);
   auto y = device::DeviceBuffer::copy_of(bytes_of(before), stream);
   const kernels::LinearDesc desc{weight.scheme, weight.layout, x.m, n, k, x.dtype};
-  device::DeviceBuffer workspace(
-      std::max(kernels::linear_workspace(desc), extras.kernel != nullptr ? extras.kernel->workspace(desc) : 0));
-  workspace.fill(0, stream);
+  device::DeviceBuffer own;
+  if (extras.workspace == nullptr) {
+    own = device::DeviceBuffer(
+        std::max(kernels::linear_workspace(desc), extras.kernel != nullptr ? extras.kernel->workspace(desc) : 0));
+    own.fill(0, stream);
+  }
+  device::DeviceBuffer& workspace = extras.workspace != nullptr ? *extras.workspace : own;
   kernels::LinearArgs args;
   args.m = x.m;
   args.activation = x.dtype;
