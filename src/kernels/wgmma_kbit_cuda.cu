@@ -46,7 +46,7 @@ void launch_kbit(const kbit::Launch& launch, const formats::Scheme& scheme, DTyp
   kbit::with_bits(scheme.bits, activation, [&]<int bits, class Type>() {
     using Weights = KbitWeights<bits, Type>;
     const KbitSource source = source_of<Weights>(launch, scheme);
-    with_rows(layer, [&]<int rows>(const Layer& part) {
+    with_rows<32>(layer, [&]<int rows>(const Layer& part) {
       launch_rows<Weights, rows>(source, InputOrder::kbit_fragment, part, arranged, stream, shape);
     });
   });

@@ -121,8 +121,9 @@ void launch_rows(const typename Weights::Source& weights, InputOrder order, cons
   device::check_launch("wgmma_linear", shape);
 }
 
-/// Calls launch.operator()<rows of a job>(part) for all rows, most_rows_at_once at a time.
-template <class Launch>
+/// Calls launch.operator()<rows of a job>(part) for all rows, most_rows_at_once at a time. Jobs have `least` rows or
+/// more.
+template <int least, class Launch>
 void with_rows(Layer layer, const Launch& launch) {
   const auto* const x = static_cast<const std::byte*>(layer.x);
   auto* const y = static_cast<std::byte*>(layer.y);
@@ -135,7 +136,7 @@ void with_rows(Layer layer, const Launch& launch) {
     if (residual != nullptr) layer.residual = residual + 2 * first * layer.ldy;
     switch (tile_rows(layer.m)) {
       case 16:
-        launch.template operator()<16>(layer);
+        launch.template operator()<least>(layer);
         break;
       case 32:
         launch.template operator()<32>(layer);

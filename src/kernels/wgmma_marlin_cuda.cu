@@ -36,7 +36,7 @@ void launch_marlin(const integer::MarlinLaunch& launch, DType activation, void* 
   const auto run = [&]<class Type>() {
     using Weights = MarlinWeights<Type>;
     const MarlinSource source = source_of<Weights>(launch, activation);
-    with_rows(layer, [&]<int rows>(const Layer& part) {
+    with_rows<16>(layer, [&]<int rows>(const Layer& part) {
       launch_rows<Weights, rows>(source, InputOrder::plain, part, arranged, stream, shape);
     });
   };
