@@ -120,8 +120,9 @@ struct Rtx4090 {
 
 class Bench {
  public:
-  Bench(std::vector<int64_t> rows, std::vector<Format> formats)
-      : rows_(std::move(rows)), formats_(std::move(formats)) {}
+  /// `warm`: also without changing the weight between calls, which leaves it in the L2 cache if it fits.
+  Bench(std::vector<int64_t> rows, std::vector<Format> formats, bool warm)
+      : rows_(std::move(rows)), formats_(std::move(formats)), warm_(warm) {}
 
   void run(const LayerShape& shape) {
     const auto cublas = bench::time_cublas(shape.n, shape.k, row_counts, stream_);
@@ -193,6 +194,11 @@ class Bench {
                 {"gbs", bytes / timing.median * 1e-9},
                 {"percent_of_read_floor", 100 * floor / timing.median},
                 {"times_cublas", cublas / timing.median}};
+    if (warm_) {
+      const double warm = time_layer(weights, shape, {.m = call.m, .copies = 1}, stream_).median;
+      row["us_warm_l2"] = warm * 1e6;
+      row["gbs_warm_l2"] = bytes / warm * 1e-9;
+    }
     if (call.m == 1) {
       points_[name].emplace_back(bytes, timing.median);
       alone_points_[name].emplace_back(bytes, alone.median);
@@ -228,6 +234,7 @@ class Bench {
 
   std::vector<int64_t> rows_;
   std::vector<Format> formats_;
+  bool warm_;
   device::Stream stream_;
   Json rows_json_ = Json::array();
   std::map<std::pair<std::string, int64_t>, Step> steps_;
@@ -242,9 +249,11 @@ int main(int argc, char** argv) {
   std::vector<int64_t> rows(std::begin(row_counts), std::end(row_counts));
   std::vector<std::string> wanted;
   std::vector<int64_t> outputs;
+  bool warm = false;
   app.add_option("--rows", rows, "activation rows")->check(CLI::IsMember(rows));
   app.add_option("--formats", wanted, "only formats whose name contains one of these");
   app.add_option("--outputs", outputs, "only the shapes with these many outputs");
+  app.add_flag("--warm", warm, "also the time with one weight, which stays in the L2 cache");
   CLI11_PARSE(app, argc, argv);
   const auto gpu = device::find_gpu();
   if (!gpu) {
@@ -257,7 +266,7 @@ int main(int argc, char** argv) {
              return name_of(format).find(part) != std::string::npos;
            });
   });
-  Bench bench(rows, formats);
+  Bench bench(rows, formats, warm);
   for (const LayerShape& shape : shapes) {
     if (outputs.empty() || std::find(outputs.begin(), outputs.end(), shape.n) != outputs.end()) bench.run(shape);
   }

@@ -26,24 +26,26 @@ void refuse_unless(bool holds, std::string_view what) {
 
 int64_t groups_of(const RotatedDevicePass& pass) { return (pass.k + pass.group - 1) / pass.group; }
 
-/// Rows from which on another kernel may take over, which needs another workspace.
-constexpr int64_t most_words_rows = 128, most_arranged_rows = 1024;
+/// Rows behind which another kernel may take over, which needs another workspace.
+constexpr int64_t last_rows[] = {128, 1024};
 /// From so many rows on two passes that share a rotation are decoded into one weight for cuBLAS (rotated_wide.h).
 constexpr int64_t least_wide_rows = 128;
 
-/// Kernels of many rows put activations and decoded weights where others keep words that are empty between launches.
-bool keeps_words(const KernelRow& row) { return !row.name.ends_with("-wide") && !row.name.ends_with("-wgmma"); }
+/// Wide products put decoded weights where other kernels keep words that are empty between launches.
+bool keeps_words(const KernelRow& row) { return !row.name.ends_with("-wide"); }
 
-/// The parts of the scratch: that of kernels of many rows, up to two rotated inputs, norms spread out to scales.
+/// Words, and the parts of the scratch: that of wide products, up to two rotated inputs, norms spread out to scales.
 struct Parts {
-  size_t words, wide = 0, input, scales;
+  size_t words = 0, wide = 0, input, scales;
   Parts(int64_t m, int64_t n, int64_t k)
-      : words(kbit_linear_workspace(std::min(m, most_words_rows), n, k)),
-        input(padded(m * padded_inputs(k) * 2)),
-        scales(padded(kbit::Map(n, k).tiles() * kbit::Map::tile_scales * 2)) {
-    for (const int64_t rows : {most_words_rows, most_arranged_rows, m}) {
-      wide = std::max(wide, padded(static_cast<int64_t>(kbit_linear_workspace(std::min(rows, m), n, k))));
-    }
+      : input(padded(m * padded_inputs(k) * 2)), scales(padded(kbit::Map(n, k).tiles() * kbit::Map::tile_scales * 2)) {
+    const auto make_room = [&](int64_t rows) {
+      const LinearDesc desc{{}, "kbit-fragment", rows, n, k};
+      size_t& bytes = keeps_words(pick_kernel(desc)) ? words : wide;
+      bytes = std::max(bytes, padded(static_cast<int64_t>(linear_workspace(desc))));
+    };
+    for (const int64_t rows : last_rows) make_room(std::min(rows, m));
+    make_room(m);
     if (m >= least_wide_rows) wide = std::max(wide, padded(static_cast<int64_t>(rotated::wide_bytes(n, k))));
   }
   static int64_t padded_inputs(int64_t k) { return (k + 63) / 64 * 64; }

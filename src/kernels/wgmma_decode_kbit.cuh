@@ -8,32 +8,32 @@
 
 namespace w4q::kernels::wgmma {
 
+/// The weights as a launch knows them.
+struct KbitSource {
+  CUtensorMap codes;   ///< [row group][tile][2][half a tile's words]
+  CUtensorMap scales;  ///< [row group][tile][those of a tile]
+  const float* codebook;
+  int table_exponent;  ///< the table holds the codebook times two to this
+  bool e4m4;
+};
+
 template <int bits, class Type_>
 struct KbitWeights {
   using Type = Type_;
+  using Source = KbitSource;
+  static constexpr int row_groups = job_outputs / 64;
   using Map = repack::KbitFragmentMap;
   static constexpr int table_kilobytes = 64;
   using Pairs = kbit::LanePairs<bits, table_kilobytes>;
 
-  /// The weights as a launch knows them.
-  struct Source {
-    const uint32_t* codes;
-    const void* scales;
-    const float* codebook;
-    int table_exponent;  ///< the table holds the codebook times two to this
-    int row_groups, k_tiles;
-    bool e4m4;
-  };
-
-  static constexpr int row_groups = job_outputs / 64;
   static constexpr int table_bytes = table_kilobytes * 1024;
   static constexpr int code_bytes = static_cast<int>(Map::tile_words(bits)) * 4;  ///< of a tile of 64 × 64
   static constexpr int most_scale_bytes = static_cast<int>(Map::tile_scales) * 2;
-  /// Of `tiles` tiles along k for all row groups of a job: codes [row group][tile], then scales [row group][tile].
+  /// Of `tiles` tiles along k for all row groups of a job: codes [tile][row group], then scales [tile][row group].
   static constexpr int stage_bytes(int tiles) { return tiles * row_groups * (code_bytes + most_scale_bytes); }
 
-  __device__ static int scale_bytes(const Source& source) {
-    return static_cast<int>(Map::tile_scales) * (source.e4m4 ? 1 : 2);
+  __host__ __device__ static constexpr int scale_bytes(bool e4m4) {
+    return static_cast<int>(Map::tile_scales) * (e4m4 ? 1 : 2);
   }
 
   /// All warps of the block.
@@ -42,28 +42,16 @@ struct KbitWeights {
   }
 
   /// Bytes that fetch() brings.
-  __device__ static uint32_t bytes(const Source& source, int strip, int, int count) {
-    const int groups = min(row_groups, source.row_groups - strip * row_groups);
-    return static_cast<uint32_t>(groups * count * (code_bytes + scale_bytes(source)));
+  __device__ static uint32_t tile_bytes(const Source& source) {
+    return row_groups * (code_bytes + scale_bytes(source.e4m4));
   }
-  /// Starts copies of `count` tiles from tile `first` on; all lanes of a warp. Row groups beyond the weight stay as
-  /// they are: their sums are not stored.
+  /// Starts copies of tile `tile` to place `index` of a stage of `tiles`. Row groups beyond the weight are zeros.
   template <int tiles>
-  __device__ static void fetch(const Source& source, int strip, int first, int count, uint32_t stage,
-                               uint32_t barrier) {
-    const int lane = threadIdx.x % 32;
-    const int group = lane % row_groups;
-    const int row_group = strip * row_groups + group;
-    if (lane >= 2 * row_groups || row_group >= source.row_groups) return;
-    const int64_t tile = static_cast<int64_t>(row_group) * source.k_tiles + first;
-    if (lane < row_groups) {
-      copy_bulk(stage + group * tiles * code_bytes, reinterpret_cast<const char*>(source.codes) + tile * code_bytes,
-                count * code_bytes, barrier);
-    } else {
-      const int size = scale_bytes(source);
-      copy_bulk(stage + row_groups * tiles * code_bytes + group * tiles * most_scale_bytes,
-                static_cast<const char*>(source.scales) + tile * size, count * size, barrier);
-    }
+  __device__ static void fetch(const Source& source, int strip, int tile, uint32_t stage, int index, uint32_t barrier) {
+    copy_box(stage + index * row_groups * code_bytes, &source.codes, make_int4(0, 0, tile, strip * row_groups),
+             barrier);
+    copy_box(stage + tiles * row_groups * code_bytes + index * row_groups * scale_bytes(source.e4m4), &source.scales,
+             make_int3(0, tile, strip * row_groups), barrier);
   }
 
   /// A lane's codes and scales of one row tile of one tile.
@@ -96,16 +84,16 @@ struct KbitWeights {
 
     __device__ Decoder(const char* table, const char* first_stage, const Source& source, int group, int tile_of_16)
         : pairs(table),
-          codes(first_stage + group * tiles * code_bytes + threadIdx.x % 32 * 16),
-          scales(first_stage + row_groups * tiles * code_bytes + group * tiles * most_scale_bytes +
+          codes(first_stage + group * code_bytes + threadIdx.x % 32 * 16),
+          scales(first_stage + row_groups * tiles * code_bytes + group * scale_bytes(source.e4m4) +
                  threadIdx.x % 32 / 4 * (source.e4m4 ? 16 : 32) + tile_of_16 * (source.e4m4 ? 2 : 4)),
           row_tile(tile_of_16),
           e4m4(source.e4m4),
-          scale_stride(scale_bytes(source)) {}
+          scale_stride(row_groups * scale_bytes(source.e4m4)) {}
 
     /// Tile `tile` of the stage at `offset`.
-    __device__ __forceinline__ void load(int offset, int, int tile, Words& words) const {
-      load_codes(codes + offset + tile * code_bytes, words.codes);
+    __device__ __forceinline__ void load(int offset, int tile, Words& words) const {
+      load_codes(codes + offset + tile * row_groups * code_bytes, words.codes);
       const char* const from = scales + offset + tile * scale_stride;
       if (e4m4) {
         words.scales[0] = *reinterpret_cast<const uint16_t*>(from);

@@ -29,78 +29,52 @@ __device__ __forceinline__ uint64_t describe_rows(uint32_t address) {
 }
 constexpr uint64_t columns_16 = 32 / 16;
 
-// The operands of an instruction are spelled out: the language has no other way.
+// The operands of an instruction are spelled out: the language has no other way. Places of sums in the text, twice as
+// many each time, then the sums themselves.
 // clang-format off
-#define W4Q_WGMMA_32(type) \
-  asm volatile("{.reg .pred p; setp.ne.b32 p, %21, 0; " \
-    "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " " \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, " \
-    "{%16, %17, %18, %19}, %20, p, 1, 1, 0;}" \
-    : \
-    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
-    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]) \
-    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
-#define W4Q_WGMMA_64(type) \
-  asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; " \
-    "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, " \
-    "{%32, %33, %34, %35}, %36, p, 1, 1, 0;}" \
-    : \
-    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
-    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
-    "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
-    "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]) \
-    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
-#define W4Q_WGMMA_128(type) \
-  asm volatile("{.reg .pred p; setp.ne.b32 p, %69, 0; " \
-    "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " " \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, " \
-    "{%64, %65, %66, %67}, %68, p, 1, 1, 0;}" \
-    : \
-    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
-    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
-    "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
-    "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), \
-    "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), \
-    "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), \
-    "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), \
-    "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]) \
+#define W4Q_AT_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define W4Q_AT_16 W4Q_AT_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define W4Q_AT_32 W4Q_AT_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define W4Q_AT_64 W4Q_AT_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define W4Q_SUMS_8(i) \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define W4Q_SUMS_16(i) W4Q_SUMS_8(i), W4Q_SUMS_8(i + 8)
+#define W4Q_SUMS_32(i) W4Q_SUMS_16(i), W4Q_SUMS_16(i + 16)
+#define W4Q_SUMS_64(i) W4Q_SUMS_32(i), W4Q_SUMS_32(i + 32)
+// `a0` … `add` are the places behind the sums.
+#define W4Q_WGMMA(type, rows, sums, a0, a1, a2, a3, b_, add_) \
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %" #add_ ", 0; " \
+    "wgmma.mma_async.sync.aligned.m64n" #rows "k16.f32." type "." type " {" W4Q_AT_##sums "}, " \
+    "{%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_ ", p, 1, 1, 0;}" \
+    : W4Q_SUMS_##sums(0) \
     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
 // clang-format on
 
-/// d = a · b, plus d where `add` is not zero. A lane's sums: value 4·j + 2·half + e is output row lane div 4 + 8·half
-/// of its warp's sixteen and activation row 8·j + 2·(lane mod 4) + e.
-template <class Type>
-__device__ __forceinline__ void multiply(float (&d)[16], const uint32_t (&a)[4], uint64_t b, int add) {
-  if constexpr (std::is_same_v<Type, device::HalfType>) {
-    W4Q_WGMMA_32("f16");
-  } else {
-    W4Q_WGMMA_32("bf16");
-  }
-}
-template <class Type>
-__device__ __forceinline__ void multiply(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add) {
-  if constexpr (std::is_same_v<Type, device::HalfType>) {
-    W4Q_WGMMA_64("f16");
-  } else {
-    W4Q_WGMMA_64("bf16");
-  }
-}
-template <class Type>
-__device__ __forceinline__ void multiply(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int add) {
-  if constexpr (std::is_same_v<Type, device::HalfType>) {
-    W4Q_WGMMA_128("f16");
-  } else {
-    W4Q_WGMMA_128("bf16");
-  }
+/// d = a · b, plus d where `add` is not zero, for 2 · `sums` activation rows. A lane's sums: value 4·j + 2·half + e is
+/// output row lane div 4 + 8·half of its warp's sixteen and activation row 8·j + 2·(lane mod 4) + e.
+template <class Type, int sums>
+__device__ __forceinline__ void multiply(float (&d)[sums], const uint32_t (&a)[4], uint64_t b, int add) {
+  constexpr bool half = std::is_same_v<Type, device::HalfType>;
+  static_assert(sums == 8 || sums == 16 || sums == 32 || sums == 64);
+  if constexpr (sums == 8 && half) W4Q_WGMMA("f16", 16, 8, 8, 9, 10, 11, 12, 13);
+  if constexpr (sums == 8 && !half) W4Q_WGMMA("bf16", 16, 8, 8, 9, 10, 11, 12, 13);
+  if constexpr (sums == 16 && half) W4Q_WGMMA("f16", 32, 16, 16, 17, 18, 19, 20, 21);
+  if constexpr (sums == 16 && !half) W4Q_WGMMA("bf16", 32, 16, 16, 17, 18, 19, 20, 21);
+  if constexpr (sums == 32 && half) W4Q_WGMMA("f16", 64, 32, 32, 33, 34, 35, 36, 37);
+  if constexpr (sums == 32 && !half) W4Q_WGMMA("bf16", 64, 32, 32, 33, 34, 35, 36, 37);
+  if constexpr (sums == 64 && half) W4Q_WGMMA("f16", 128, 64, 64, 65, 66, 67, 68, 69);
+  if constexpr (sums == 64 && !half) W4Q_WGMMA("bf16", 128, 64, 64, 65, 66, 67, 68, 69);
 }
 
-#undef W4Q_WGMMA_32
-#undef W4Q_WGMMA_64
-#undef W4Q_WGMMA_128
+#undef W4Q_AT_8
+#undef W4Q_AT_16
+#undef W4Q_AT_32
+#undef W4Q_AT_64
+#undef W4Q_SUMS_8
+#undef W4Q_SUMS_16
+#undef W4Q_SUMS_32
+#undef W4Q_SUMS_64
+#undef W4Q_WGMMA
 
 }  // namespace w4q::kernels::wgmma

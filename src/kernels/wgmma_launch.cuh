@@ -1,15 +1,16 @@
 // The host's side of a warpgroup kernel: plan and launch.
 #pragma once
 
-#include <array>
 #include <string_view>
 
 #include "core/dtype.h"
 #include "device/check.h"
+#include "device/launch.h"
 #include "kernels/kbit_launch.cuh"
 #include "kernels/wgmma_arrange.h"
 #include "kernels/wgmma_kernel.cuh"
 #include "kernels/wgmma_linear.h"
+#include "kernels/wgmma_map.h"
 
 namespace w4q::kernels::wgmma {
 
@@ -26,6 +27,7 @@ struct Layer {
   float result_factor;
   bool overlap;
   const int32_t* input_order = nullptr;
+  SumPair* exchange = nullptr;
   const void* output_scales = nullptr;
   bool bf16_output_scales = false;
 };
@@ -44,50 +46,42 @@ inline Layer layer_of(const kbit::Launch& launch) {
   layer.fp32 = launch.fp32;
   layer.result_factor = launch.result_factor;
   layer.overlap = launch.overlap;
+  layer.exchange = launch.packets;
   layer.output_scales = launch.output_scales;
   layer.bf16_output_scales = launch.bf16_output_scales;
   return layer;
 }
 
-/// How many clusters of `sharers` blocks run at the same time.
+/// Blocks that run at the same time: one a multiprocessor.
 template <class Weights, int rows>
-int fitting_clusters(int sharers) {
-  static const auto counts = [] {
-    constexpr auto kernel = wgmma_kernel<Weights, rows>;
-    constexpr int bytes = Memory<Weights, rows>::bytes;
-    device::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+int blocks_at_once() {
+  static const int count = [] {
+    device::check(cudaFuncSetAttribute(wgmma_kernel<Weights, rows>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       Memory<Weights, rows>::bytes),
                   "asking for shared memory");
-    std::array<int, most_sharers + 1> fitting{};
-    for (int size = 1; size <= most_sharers; ++size) {
-      cudaLaunchAttribute cluster{};
-      cluster.id = cudaLaunchAttributeClusterDimension;
-      cluster.val.clusterDim = {static_cast<unsigned>(size), 1, 1};
-      cudaLaunchConfig_t config{};
-      config.gridDim = dim3(static_cast<unsigned>(size));
-      config.blockDim = dim3(threads);
-      config.dynamicSmemBytes = bytes;
-      config.attrs = &cluster;
-      config.numAttrs = 1;
-      device::check(cudaOccupancyMaxActiveClusters(&fitting[static_cast<size_t>(size)], kernel, &config),
-                    "asking how many clusters fit");
-    }
-    return fitting;
+    return device::multiprocessors();
   }();
-  return counts[static_cast<size_t>(sharers)];
+  return count;
 }
 
 /// What adding up shared sums takes, in jobs: some 4000 clocks against those of the tiles.
 template <int rows>
 double exchange_cost(int k_tiles) {
-  constexpr double clocks = rows == 32 ? 500 : rows == 64 ? 650 : 1100;
+  constexpr double clocks = rows <= 32 ? 500 : rows == 64 ? 650 : 1100;
   return (1500 + 25.0 * rows) / (clocks * k_tiles);
 }
 
+/// Whether tiles may be copied from where the activations stand: in their order, rows on 16 bytes.
+inline bool stand_in_order(const Layer& layer, InputOrder order) {
+  return order == InputOrder::plain && layer.input_order == nullptr && reinterpret_cast<uintptr_t>(layer.x) % 16 == 0 &&
+         layer.ldx % 8 == 0;
+}
+
 template <class Weights, int rows>
-void launch_rows(Task<Weights> task, InputOrder order, const Layer& layer, void* arranged, cudaStream_t stream,
-                 std::string_view shape) {
-  using M = Memory<Weights, rows>;
-  task.x = static_cast<const char*>(arranged);
+void launch_rows(const typename Weights::Source& weights, InputOrder order, const Layer& layer, void* arranged,
+                 cudaStream_t stream, std::string_view shape) {
+  Task<Weights> task{};
+  task.weights = weights;
   task.bias = layer.bias;
   task.residual = layer.residual;
   task.fp32 = layer.fp32;
@@ -99,43 +93,42 @@ void launch_rows(Task<Weights> task, InputOrder order, const Layer& layer, void*
   task.n = static_cast<int>(layer.n);
   task.k_tiles = static_cast<int>((layer.k + 63) / 64);
   task.row_tiles = static_cast<int>((layer.m + rows - 1) / rows);
+  task.exchange = layer.exchange;
   task.result_factor = layer.result_factor;
   const auto starts = reinterpret_cast<uintptr_t>(layer.y) | reinterpret_cast<uintptr_t>(layer.residual);
   task.wide = starts % 16 == 0 && layer.ldy % (layer.fp32 ? 4 : 8) == 0;
   task.jobs = static_cast<int>((layer.n + job_outputs - 1) / job_outputs) * task.row_tiles;
-  const auto fitting = [](int sharers) {
-    constexpr int sum_pairs = rows / 4;
-    const bool room = sharers * ((sum_pairs + sharers - 1) / sharers) * consumers * 8 <= M::scratch_bytes;
-    return room ? fitting_clusters<Weights, rows>(sharers) : 0;
-  };
-  const Plan plan = best_plan(task.jobs, task.k_tiles, exchange_cost<rows>(task.k_tiles), fitting);
+  const Plan plan = best_plan(task.jobs, task.k_tiles, exchange_cost<rows>(task.k_tiles),
+                              blocks_at_once<Weights, rows>(), most_shared_rounds(rows));
   task.whole_rounds = plan.whole_rounds;
+  if (stand_in_order(layer, order)) {
+    constexpr bool half = std::is_same_v<typename Weights::Type, device::HalfType>;
+    task.x_map = map_boxes(layer.x, half ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                           {{layer.k, 0, 64}, {layer.m, layer.ldx * 2, rows}}, true);
+  } else {
+    arrange({layer.x, layer.m, layer.k, layer.ldx, layer.input_order}, order, rows, arranged, layer.overlap, stream);
+    task.x = static_cast<const char*>(arranged);
+  }
 
-  arrange({layer.x, layer.m, layer.k, layer.ldx, layer.input_order}, order, rows, arranged, layer.overlap, stream);
-
-  cudaLaunchAttribute attributes[2] = {};
-  // Weights are fetched while activations are still being arranged.
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {static_cast<unsigned>(plan.sharers), 1, 1};
+  cudaLaunchAttribute overlap{};
+  // Weights are fetched while the launch before still runs, or while activations are still being arranged.
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = layer.overlap || task.x != nullptr ? 1 : 0;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(plan.blocks()));
   config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = M::bytes;
+  config.dynamicSmemBytes = Memory<Weights, rows>::bytes;
   config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = plan.sharers > 1 ? 2 : 1;
+  config.attrs = &overlap;
+  config.numAttrs = 1;
   device::check(cudaLaunchKernelEx(&config, wgmma_kernel<Weights, rows>, task, plan.sharers), "launching a kernel");
   device::check_launch("wgmma_linear", shape);
 }
 
-/// All rows, most_rows_at_once at a time.
-template <class Weights>
-void launch(const typename Weights::Source& weights, InputOrder order, Layer layer, void* arranged, cudaStream_t stream,
-            std::string_view shape) {
-  Task<Weights> task{};
-  task.weights = weights;
+/// Calls launch.operator()<rows of a job>(part) for all rows, most_rows_at_once at a time. Jobs have `least` rows or
+/// more.
+template <int least, class Launch>
+void with_rows(Layer layer, const Launch& launch) {
   const auto* const x = static_cast<const std::byte*>(layer.x);
   auto* const y = static_cast<std::byte*>(layer.y);
   const auto* const residual = static_cast<const std::byte*>(layer.residual);
@@ -147,14 +140,17 @@ void launch(const typename Weights::Source& weights, InputOrder order, Layer lay
     layer.y = y + first * row_bytes;
     if (residual != nullptr) layer.residual = residual + first * row_bytes;
     switch (tile_rows(layer.m)) {
+      case 16:
+        launch.template operator()<least>(layer);
+        break;
       case 32:
-        launch_rows<Weights, 32>(task, order, layer, arranged, stream, shape);
+        launch.template operator()<32>(layer);
         break;
       case 64:
-        launch_rows<Weights, 64>(task, order, layer, arranged, stream, shape);
+        launch.template operator()<64>(layer);
         break;
       default:
-        launch_rows<Weights, 128>(task, order, layer, arranged, stream, shape);
+        launch.template operator()<128>(layer);
     }
   }
 }

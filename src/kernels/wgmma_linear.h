@@ -1,4 +1,4 @@
-// Linear layers of 17 and more activation rows on sm_90a, an extra beside the kernels for sm_80 and newer: decoded
+// Linear layers of 9 and more activation rows on sm_90a, an extra beside the kernels for sm_80 and newer: decoded
 // weights are the A operand of warpgroup products (docs/kernels/wgmma.md).
 #pragma once
 

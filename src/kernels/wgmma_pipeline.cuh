@@ -1,6 +1,8 @@
-// Thin device functions over PTX that feed warpgroup products: barriers in shared memory, bulk copies that arrive at
-// them, clusters of blocks that reach each other's shared memory (sm_90).
+// Thin device functions over PTX that feed warpgroup products: barriers in shared memory and bulk copies that arrive at
+// them (sm_90).
 #pragma once
+
+#include <cuda.h>
 
 #include <cstdint>
 
@@ -42,8 +44,34 @@ __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_
                "l"(from), "r"(bytes), "r"(barrier)
                : "memory");
 }
-/// What this thread read and wrote in shared memory comes before what the copy engine writes there after a barrier.
-__device__ __forceinline__ void order_before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+/// Starts copying the box of `map` that begins at `place`, innermost dimension first; the barrier counts all of its
+/// bytes in.
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, int2 place, uint32_t barrier) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+               :
+               : "r"(to), "l"(map), "r"(place.x), "r"(place.y), "r"(barrier)
+               : "memory");
+}
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, int3 place, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
+      :
+      : "r"(to), "l"(map), "r"(place.x), "r"(place.y), "r"(place.z), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, int4 place, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
+      :
+      : "r"(to), "l"(map), "r"(place.x), "r"(place.y), "r"(place.z), "r"(place.w), "r"(barrier)
+      : "memory");
+}
+/// True in one lane of a warp whose lanes are all here.
+__device__ __forceinline__ bool is_leader() {
+  uint32_t elected;
+  asm volatile("{.reg .pred p; elect.sync _|p, 0xFFFFFFFF; selp.u32 %0, 1, 0, p;}" : "=r"(elected));
+  return elected != 0;
+}
 
 /// All warps of a warpgroup: the registers of a thread from here on.
 template <int count>
@@ -55,19 +83,9 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
 }
 
-/// All threads of all blocks of the cluster; shared memory written before is seen after.
-__device__ __forceinline__ void meet_cluster() {
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-}
-/// The address in block `rank` of the cluster that corresponds to one here.
-__device__ __forceinline__ uint32_t address_in(uint32_t address, int rank) {
-  uint32_t there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-  return there;
-}
-__device__ __forceinline__ void store_in_cluster(uint32_t address, float first, float second) {
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(first), "f"(second) : "memory");
+/// Starts bringing a map to where the copy engine reads it.
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 /// Four 8 × 8 matrices of 16-bit values, a pair along a row in each lane, stored transposed: lane 8·i + r names the

@@ -2,9 +2,11 @@
 #include <algorithm>
 
 #include "device/cublas.h"
+#include "device/launch.h"
 #include "kernels/integer_launch.cuh"
 #include "kernels/linear_rows.h"
 #include "kernels/wgmma_linear.h"
+#include "kernels/wgmma_plan.h"
 
 namespace w4q::kernels {
 namespace {
@@ -24,14 +26,14 @@ bool runs_here() {
   return answer;
 }
 
-/// Most rows. Beyond, decoding once and cuBLAS are faster, where there is cuBLAS (docs/kernels/wgmma.md).
-int64_t most_rows_here(const LinearDesc& desc) {
-  constexpr int64_t measured = 1024;
+/// Most rows, where there is cuBLAS: beyond, decoding once and cuBLAS are faster (docs/kernels/wgmma.md).
+int64_t most_rows_here(const LinearDesc& desc, int64_t measured) {
   if (desc.m <= measured) return measured;
   return device::have_cublas() ? measured : most_rows;
 }
 
-bool accepts(const LinearDesc& desc, std::string_view layout, std::string* why) {
+/// `least` to `most` rows of a layout.
+bool accepts(const LinearDesc& desc, std::string_view layout, int64_t least, int64_t most, std::string* why) {
   if (!runs_here()) {
     if (why != nullptr) *why = "needs an sm_90 and a build for it";
     return false;
@@ -40,24 +42,26 @@ bool accepts(const LinearDesc& desc, std::string_view layout, std::string* why) 
     if (why != nullptr) *why = "reads weights of at most 2^24 inputs";
     return false;
   }
-  return accepts_rows(desc, layout, most_gemv_rows + 1, most_rows_here(desc), why);
+  return accepts_rows(desc, layout, least, most_rows_here(desc, most), why);
+}
+
+bool accepts_kbit(const LinearDesc& desc, std::string* why) {
+  return accepts(desc, "kbit-fragment", most_gemv_rows + 1, 1024, why);
 }
 
 bool accepts_marlin(const LinearDesc& desc, std::string* why) {
-  if (!accepts(desc, "marlin", why)) return false;
+  // At 9 to 16 rows activations would be half of what the GEMV reads.
+  if (!accepts(desc, "marlin", 9, 2048, why)) return false;
   if (desc.scheme.bits == 4 && !desc.scheme.asymmetric && takes_marlin(desc.scheme)) return true;
   if (why != nullptr) *why = "reads symmetric int4 with groups of 32, 64, 128, … or a whole row";
   return false;
 }
 
-/// Words that the kernels of fewer rows keep zero, ahead of the arranged activations.
-size_t words_bytes(const LinearDesc& desc) {
-  LinearDesc most = desc;
-  most.m = packed_linear_max_rows;
-  return (std::max(gemv_workspace(most), gemm_workspace(most)) + 255) / 256 * 256;
-}
-size_t workspace(const LinearDesc& desc) { return words_bytes(desc) + wgmma::workspace_bytes(desc.m, desc.k); }
-void* arranged(const LinearArgs& args) { return static_cast<std::byte*>(args.workspace) + words_bytes(describe(args)); }
+/// Words that these kernels keep zero, ahead of the arranged activations. They are as many for every layer, and at
+/// least as many as those of the kernels of fewer rows: arranged activations never stand where others have words.
+size_t words_bytes() { return wgmma::exchange_bytes(device::multiprocessors()); }
+size_t workspace(const LinearDesc& desc) { return words_bytes() + wgmma::workspace_bytes(desc.m, desc.k); }
+void* arranged(const LinearArgs& args) { return static_cast<std::byte*>(args.workspace) + words_bytes(); }
 
 void run_kbit(const LinearArgs& args, cudaStream_t stream) {
   kbit::Launch launch = prepare(args);
@@ -67,6 +71,8 @@ void run_kbit(const LinearArgs& args, cudaStream_t stream) {
 
 void run_marlin(const LinearArgs& args, cudaStream_t stream) {
   integer::MarlinLaunch launch = prepare_marlin(args);
+  // A code less 8 and a scale below 2^12 stay inside f16 as they are.
+  if (!launch.bf16_scales && args.weight.scale_max < 0x1p12f) launch.weight_factor = 1;
   launch.result_factor = 1 / launch.weight_factor;
   wgmma::launch_marlin(launch, args.activation, arranged(args), stream, shape_of(args));
 }
@@ -74,11 +80,11 @@ void run_marlin(const LinearArgs& args, cudaStream_t stream) {
 constexpr KernelRow rows[] = {
     {.name = "kbit-wgmma",
      .description = "17 to 1024 rows on sm_90: warpgroup products, decoded weights as their operand in registers",
-     .accepts = [](const LinearDesc& desc, std::string* why) { return accepts(desc, "kbit-fragment", why); },
+     .accepts = accepts_kbit,
      .workspace = workspace,
      .run = run_kbit},
     {.name = "marlin-wgmma",
-     .description = "17 to 1024 rows on sm_90, symmetric int4: warpgroup products, decoded weights in registers",
+     .description = "9 to 2048 rows on sm_90, symmetric int4: warpgroup products, decoded weights in registers",
      .accepts = accepts_marlin,
      .workspace = workspace,
      .run = run_marlin},

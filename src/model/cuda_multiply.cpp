@@ -10,13 +10,11 @@
 namespace w4q::model {
 namespace {
 
-/// Rows at which another kernel may take over, and need another workspace.
-constexpr int64_t most_words_rows = 128, most_arranged_rows = 1024;
+/// Rows behind which another kernel may take over, and need another workspace.
+constexpr int64_t last_rows[] = {128, 1024, 2048};
 
-/// Kernels of many rows put activations and decoded weights where those of another size keep marks.
-bool keeps_words(const kernels::KernelRow& row) {
-  return !row.name.ends_with("-wide") && !row.name.ends_with("-wgmma");
-}
+/// Wide products put decoded weights where other kernels keep words that are empty between launches.
+bool keeps_words(const kernels::KernelRow& row) { return !row.name.ends_with("-wide"); }
 
 /// What a launch of this product reads first.
 kernels::NextWeights weights_of(const CudaProduct& product, int64_t k) {
@@ -51,13 +49,13 @@ CudaMultiplier::CudaMultiplier(std::span<const CudaLinear* const> linears, int64
         scaled = std::max(scaled, static_cast<size_t>(most_rows * linear->k) * 2);
       }
       if (!product.packed) continue;
-      const auto workspace = [&](int64_t rows) {
-        return kernels::linear_workspace({product.scheme, product.packed->layout, rows, product.n, linear->k});
+      const auto make_room = [&](int64_t rows) {
+        const kernels::LinearDesc desc{product.scheme, product.packed->layout, rows, product.n, linear->k};
+        size_t& bytes = keeps_words(kernels::pick_kernel(desc)) ? words : wide;
+        bytes = std::max(bytes, kernels::linear_workspace(desc));
       };
-      words = std::max(words, workspace(std::min(most_rows, most_words_rows)));
-      for (const int64_t rows : {most_words_rows, most_arranged_rows, most_rows}) {
-        wide = std::max(wide, workspace(std::min(rows, most_rows)));
-      }
+      for (const int64_t rows : last_rows) make_room(std::min(rows, most_rows));
+      make_room(most_rows);
     }
   }
   const CudaProduct* last = nullptr;

@@ -129,11 +129,13 @@ TEST_F(IntegerLinearCuda, InterleavedWordsOverRaggedShapes) {
 }
 
 TEST_F(IntegerLinearCuda, ModelShapes) {
-  constexpr int64_t rows[] = {1, 8, 64};
+  constexpr int64_t rows[] = {1, 8, 64, 130};
   for (const Size size : {Size{4096, 4096}, {4096, 14336}}) {
     check("int4-g128-f16", "marlin", size, rows);
     check("int4-g32-f16", "interleaved", size, std::span(rows).first(2));
   }
+  constexpr int64_t shared_in_two_rounds[] = {17};
+  check("int4-g128-f16", "marlin", {22016, 4096}, shared_in_two_rounds);
 }
 
 TEST_F(IntegerLinearCuda, BiasStrideResidualTypeAndUnalignedRows) {
@@ -190,7 +192,7 @@ TEST_F(IntegerLinearCuda, BitIdenticalFromRunToRun) {
   const Size size{6144, 4096};
   for (const auto& [scheme, layout] : {std::pair{"int4-g128-f16", "marlin"}, {"int4-g32-f16", "interleaved"}}) {
     const Weight weight(formats::parse_scheme(scheme), size, layout, stream);
-    for (const int64_t m : {1, 16, 40}) {
+    for (const int64_t m : {1, 8, 16, 40}) {
       const Activations x(m, size.k, size.k, DType::f16);
       const auto first = test::run_linear(weight.on_device(), weight.decoded(), x, {}, stream).y;
       for (int repeat = 0; repeat < 2; ++repeat) {
@@ -200,12 +202,34 @@ TEST_F(IntegerLinearCuda, BitIdenticalFromRunToRun) {
   }
 }
 
+TEST_F(IntegerLinearCuda, KernelsTakeTurnsOnOneWorkspace) {
+  const device::Stream stream;
+  const Size size{1000, 2048};
+  for (const std::string_view scheme : {"int4-g128-f16", "int4-g128-f16-actorder"}) {
+    const Weight weight(formats::parse_scheme(scheme), size, "marlin", stream);
+    device::DeviceBuffer workspace(linear_workspace({weight.on_device().scheme, "marlin", 64, size.n, size.k}));
+    workspace.fill(0, stream);
+    for (const int64_t m : {64, 1, 12, 40, 8, 16, 30, 1}) {
+      const Activations x(m, size.k, size.k, DType::f16);
+      const auto alone = test::run_linear(weight.on_device(), weight.decoded(), x, {}, stream).y;
+      EXPECT_EQ(
+          test::run_linear(weight.on_device(), weight.decoded(), x, {.bias = {}, .workspace = &workspace}, stream).y,
+          alone)
+          << scheme << ", " << m << " rows";
+    }
+  }
+}
+
 TEST_F(IntegerLinearCuda, OneTableChoosesTheKernel) {
   const auto chosen = [](std::string_view scheme, std::string_view layout, int64_t m) {
     return pick_kernel({formats::parse_scheme(scheme), layout, m, 4096, 4096, DType::f16}).name;
   };
   EXPECT_EQ(chosen("int4-g128-f16", "marlin", 1), "marlin-gemv");
+  EXPECT_EQ(chosen("int4-g128-f16", "marlin", 8), "marlin-gemv");
   EXPECT_EQ(chosen("int8-row-bf16", "marlin", 16), "marlin-gemv");
+  const bool warpgroups = chosen("int4-g128-f16", "marlin", 17) == "marlin-wgmma";  // a build for sm_90 on one
+  EXPECT_EQ(chosen("int4-g128-f16", "marlin", 9), warpgroups ? "marlin-wgmma" : "marlin-gemv");
+  EXPECT_EQ(chosen("int4-g128-f16-asym", "marlin", 17), "marlin-gemm");
   EXPECT_EQ(chosen("int4-g32-f16", "interleaved", 8), "interleaved-gemv");
   test::expect_error(ErrorCode::unsupported, {"int4-g32-f16", "gptq", "marlin-gemv reads marlin"},
                      [&] { chosen("int4-g32-f16", "gptq", 1); });

@@ -49,6 +49,8 @@ struct LinearExtras {
   bool fp32 = false;      ///< y and the residual are f32
   /// The kernel that is to run, one that accepts the layer; null: the one that the table picks.
   const kernels::KernelRow* kernel = nullptr;
+  /// Where words are empty, and are so afterwards; null: one that is made for the call.
+  device::DeviceBuffer* workspace = nullptr;
 };
 
 /// All kernels of the table that take such a layer.
@@ -102,9 +104,13 @@ inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::
   }
   auto y = device::DeviceBuffer::copy_of(before, stream);
   const kernels::LinearDesc desc{weight.scheme, weight.layout, x.m, n, k, x.dtype};
-  device::DeviceBuffer workspace(
-      std::max(kernels::linear_workspace(desc), extras.kernel != nullptr ? extras.kernel->workspace(desc) : 0));
-  workspace.fill(0, stream);
+  device::DeviceBuffer own;
+  if (extras.workspace == nullptr) {
+    own = device::DeviceBuffer(
+        std::max(kernels::linear_workspace(desc), extras.kernel != nullptr ? extras.kernel->workspace(desc) : 0));
+    own.fill(0, stream);
+  }
+  device::DeviceBuffer& workspace = extras.workspace != nullptr ? *extras.workspace : own;
   kernels::LinearArgs args;
   args.m = x.m;
   args.activation = x.dtype;
