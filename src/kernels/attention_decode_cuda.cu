@@ -31,9 +31,8 @@ Plan plan_for(int heads, int kv_heads) {
 template <KvType type, int dim>
 struct Shared {
   std::byte fresh[kv_head_page_bytes(type, dim) + kv_value_page_bytes(type, dim)];  ///< the token's own key and value
-  float rows[warps<dim>][dim];                                                      ///< a head while it is rotated
   QueryRow<dim> queries[tile_heads];
-  Partial<dim> partials[warps<dim>];
+  WarpSpace<type, dim> spaces[warps<dim>];
 };
 
 /// Every page that the token sees.
@@ -45,27 +44,46 @@ __global__ void __launch_bounds__(threads<dim>, 1) decode_attention_kernel(const
   const int split = static_cast<int>(blockIdx.x);
   const int splits = static_cast<int>(gridDim.x);
   const BlockHeads heads(task);
+  prefetch_table(task.layer);
   device::wait_for_previous_launch();
-  // Of many blocks, only a long context needs the later ones.
-  if (split >= certain_splits && split >= Stretch(task, read_position(task), split, splits).active) return;
+  // Of many blocks, only a long context needs the later ones: they ask where the token stands before anything else.
+  const bool certain = split < certain_splits;
+  int position = 0;
+  if (!certain) {
+    position = read_position(task);
+    if (split >= Stretch(task, position, split, splits).active) return;
+  }
   EarlyLoads<dim> early(task, heads);
-  const Stretch stretch(task, read_position(task), split, splits);
+  if (certain) position = read_position(task);
+  const Stretch stretch(task, position, split, splits);
   if (split >= stretch.active) return;
   const bool last = split + 1 == stretch.active;
-  const auto page_of = [first = stretch.first](int i) { return first + i; };
-  Attending<type, dim, decltype(page_of)> attending(task, stretch, heads.kv_head, stretch.past - stretch.first, last,
-                                                    page_of);
-  PagesAhead<type, dim> ahead;
-  attending.begin(ahead);
-  prepare_heads<type, dim>(task, heads, early, stretch.position, last, shared.rows, shared.queries, shared.fresh);
-  typename PageKeys<type, dim>::Queries queries;
-  queries.load(shared.queries);
-  Running<type, dim> running;
-  running.clear();
-  attending.run(shared.fresh, queries, ahead, running);
-  running.store(shared.partials[threadIdx.x / 32]);
+  auto& space = shared.spaces[threadIdx.x / 32];
+  const PoolPages<dim> pages(task.layer, stretch.first, 1, stretch.past - stretch.first);
+  const auto attend = [&](auto& attending, float* row) {
+    attending.begin();
+    prepare_heads<type, dim>(task, heads, early, stretch.position, last, row, shared.queries, shared.fresh);
+    typename PageKeys<type, dim>::Queries queries;
+    queries.load(shared.queries);
+    Running<type, dim> running;
+    running.clear();
+    // While pages are on their way.
+    if (last && threadIdx.x / 32 == warps<dim> - 1) {
+      attend_to_itself<type, dim>(task, stretch.position, shared.fresh, queries, running);
+    }
+    attending.run(queries, running);
+    __syncwarp();
+    running.store(space.partial);
+  };
+  if constexpr (type == KvType::q4) {
+    RingAttending<dim> attending(task, stretch, heads.kv_head, pages, space.ring);
+    attend(attending, space.ring.row());
+  } else {
+    Attending<type, dim, PoolPages<dim>> attending(task, stretch, heads.kv_head, pages);
+    attend(attending, space.row);
+  }
   __syncthreads();
-  merge<dim>(task, heads, split, stretch.active, shared.partials);
+  merge<dim>(task, heads, split, stretch.active, shared.spaces);
 }
 
 /// Pages of fp4r whose coarse scores come close enough to the largest one.
@@ -76,6 +94,7 @@ __global__ void __launch_bounds__(threads<dim>, 1) pruned_attention_kernel(const
   auto& shared = *reinterpret_cast<Shared<type, dim>*>(memory);
   __shared__ PageChoice<dim> choice;
   device::allow_next_launch();
+  prefetch_table(task.layer);
   device::wait_for_previous_launch();
   const int split = static_cast<int>(blockIdx.x);
   const BlockHeads heads(task);
@@ -84,38 +103,40 @@ __global__ void __launch_bounds__(threads<dim>, 1) pruned_attention_kernel(const
   if (split >= stretch.active) return;
   const uint32_t mark = read_mark(task);
   const bool last = split + 1 == stretch.active;
-  const OwnPages own(stretch, split);
-  // Sums of warps come when scores are no longer needed.
-  PageScores* const scores = own.count * sizeof(PageScores) <= sizeof(shared.partials)
-                                 ? reinterpret_cast<PageScores*>(shared.partials)
-                                 : task.exchange.page_max + (blockIdx.y * gridDim.x + blockIdx.x) *
-                                                                task.exchange.split_pages;
+  auto& space = shared.spaces[threadIdx.x / 32];
+  const PoolPages<dim> own(task.layer, stretch.begin + split, stretch.active,
+                           (stretch.pages - split + stretch.active - 1) / stretch.active);
+  PageScores* const scores =
+      own.count <= scored_pages
+          ? choice.scores
+          : task.exchange.page_max + (blockIdx.y * gridDim.x + blockIdx.x) * task.exchange.split_pages;
   QueryFragments<type, dim> queries;
   {
-    PageScoring<dim> scoring(task, stretch, heads.kv_head, own);
+    PageScoring<dim> scoring(task, stretch, heads.kv_head, own, space.ring);
     scoring.begin();
-    prepare_heads<type, dim>(task, heads, early, stretch.position, last, shared.rows, shared.queries, shared.fresh);
+    prepare_heads<type, dim>(task, heads, early, stretch.position, last, space.ring.row(), shared.queries,
+                             shared.fresh);
     queries.load(shared.queries);
     scoring.run(queries, score_factor(task) * Fp4Keys<dim, false>::score_unit, scores,
                 choice.largest[threadIdx.x / 32]);
   }
-  agree_on_thresholds<dim>(task, heads, stretch.active, mark, choice);
+  PageList<dim> list(task, stretch, own, scores);
   Running<type, dim> running;
   running.clear();
-  PageList<dim> list(task, stretch, own, scores);
-  while (!list.ended()) {
-    const int count = list.fill(choice);
-    const auto page_of = [&](int i) { return choice.list[i]; };
-    Attending<type, dim, decltype(page_of)> attending(task, stretch, heads.kv_head, count, last && list.ended(),
-                                                      page_of);
-    PagesAhead<type, dim> ahead;
-    attending.begin(ahead);
-    attending.run(shared.fresh, queries, ahead, running);
+  // While other blocks still score theirs.
+  if (last && threadIdx.x / 32 == warps<dim> - 1) {
+    attend_to_itself<type, dim>(task, stretch.position, shared.fresh, queries, running);
   }
+  agree_on_thresholds<dim>(task, heads, stretch.active, mark, choice);
+  while (!list.ended()) {
+    const ListedPages<dim> pages(choice.list, list.fill(choice));
+    Attending<type, dim, ListedPages<dim>> attending(task, stretch, heads.kv_head, pages);
+    attending.begin();
+    attending.run(queries, running);
+  }
+  running.store(space.partial);
   __syncthreads();
-  running.store(shared.partials[threadIdx.x / 32]);
-  __syncthreads();
-  merge<dim>(task, heads, split, stretch.active, shared.partials);
+  merge<dim>(task, heads, split, stretch.active, shared.spaces);
   count_kept(task, split, stretch.active, mark, list.kept);
 }
 

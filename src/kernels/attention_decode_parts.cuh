@@ -83,10 +83,6 @@ struct Stretch {
     past = begin + min((split + 1) * each, pages);
   }
   __device__ bool sees(int token) const { return token >= oldest && token < position; }
-  /// Whether every token of a page is seen and older than the one that attends.
-  __device__ bool sees_all(int page) const {
-    return page * kv_page_tokens >= oldest && (page + 1) * kv_page_tokens <= position;
-  }
 };
 
 /// The position as it stands now: not from a register, because it is asked for before and after a wait.
@@ -96,19 +92,13 @@ __device__ __forceinline__ int read_position(const Task& task) {
   return position;
 }
 
-/// Where the keys and values of a page stand for a key head.
-template <KvType type, int dim>
-struct PagePlace {
-  static constexpr int key_bytes = kv_head_page_bytes(type, dim);
-  static constexpr int value_bytes = kv_value_page_bytes(type, dim);
-  const std::byte *keys, *values;
-
-  __device__ PagePlace(const Task& task, int kv_head, int index) {
-    const int64_t page = task.layer.table[index];
-    keys = head_page(task.layer.keys, page, task.layer.kv_heads, kv_head, key_bytes);
-    values = head_page(task.layer.values, page, task.layer.kv_heads, kv_head, value_bytes);
-  }
-};
+/// One block brings the table of pages into the L2 cache, for which all would wait after they know the position.
+__device__ __forceinline__ void prefetch_table(const PagedLayer& layer) {
+  constexpr int entries = 32;  // of a line
+  if (blockIdx.x + blockIdx.y != 0) return;
+  for (int i = static_cast<int>(threadIdx.x) * entries; i < layer.table_pages; i += static_cast<int>(blockDim.x) * entries)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(layer.table + i));
+}
 
 /// A query, key or value head of the token: which, and where it goes.
 struct Item {
@@ -160,10 +150,10 @@ struct alignas(16) QueryRow {
 };
 
 /// The token's heads: those that the block's queries are go into shared memory, and with `stores` its key and value
-/// into the cache and `fresh`, a head page of keys and one of values. `rows` is scratch, one for each warp.
+/// into the cache and `fresh`, a head page of keys and one of values. `row` is room for a head, the warp's own.
 template <KvType type, int dim>
 __device__ void prepare_heads(const Task& task, const BlockHeads& heads, EarlyLoads<dim>& early, int position,
-                              bool stores, float (&rows)[warps<dim>][dim], QueryRow<dim> (&queries)[tile_heads],
+                              bool stores, float* row, QueryRow<dim> (&queries)[tile_heads],
                               std::byte* fresh) {
   const int warp = static_cast<int>(threadIdx.x / 32);
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -173,7 +163,6 @@ __device__ void prepare_heads(const Task& task, const BlockHeads& heads, EarlyLo
     const int64_t at = int64_t{position} * rotation.pairs;
     early.angles = Angles<dim>(rotation.cosine + at, rotation.sine + at, rotation.pairs);
   }
-  float* const row = rows[warp];
   for (int index = warp; index < heads.count + (stores ? 2 : 0); index += warps<dim>) {
     const Item item(task, heads, index);
     if (index != warp) early.head = RawHead<dim>(task, item);

@@ -1,38 +1,42 @@
 // A warp's way through the pages of its block: keys, softmax, values, with the next pages on their way into registers.
 #pragma once
 
+#include "device/async_copy.cuh"
 #include "kernels/attention_decode_parts.cuh"
 #include "kernels/attention_merge.cuh"
 #include "kernels/attention_operands.cuh"
 
 namespace w4q::kernels::decode {
 
-/// Pages warp, warp + warps … of a list, and where they stand in the pool, looked up 32 at a time: lane j has the j-th.
-template <int dim, class PageOf>
+/// Pages first, first + apart … of the sequence, of which a warp takes the warp-th, (warp + warps)-th …; where they stand
+/// in the pool is looked up 32 at a time: lane j has the j-th.
+template <int dim>
 class PoolPages {
  public:
-  __device__ PoolPages(const Task& task, int count, const PageOf& page_of)
-      : table_(task.layer.table), count_(count), page_of_(page_of) {
+  __device__ PoolPages(const PagedLayer& layer, int first, int apart, int count)
+      : count(count), table_(layer.table), first_(first), apart_(apart) {
     look_up();
   }
-  /// The next one; a call for every page, past the last ones too.
+  /// The number of the i-th page.
+  __device__ int operator()(int i) const { return first_ + i * apart_; }
+  /// Where the warp's next one stands; a call for every page, past the last ones too.
   __device__ int next() {
     if (taken_ == 32) look_up();
     return __shfl_sync(0xFFFFFFFFu, places_, taken_++);
   }
+  const int count;
 
  private:
   __device__ void look_up() {
-    const int i = first_ + static_cast<int>(threadIdx.x / 32 + threadIdx.x % 32 * warps<dim>);
-    places_ = i < count_ ? table_[page_of_(i)] : 0;
-    first_ += 32 * warps<dim>;
+    const int i = looked_up_ + static_cast<int>(threadIdx.x / 32 + threadIdx.x % 32 * warps<dim>);
+    places_ = i < count ? table_[(*this)(i)] : 0;
+    looked_up_ += 32 * warps<dim>;
     taken_ = 0;
   }
 
   const int32_t* table_;
-  int count_;
-  PageOf page_of_;
-  int first_ = 0, taken_ = 0, places_ = 0;
+  int first_, apart_;
+  int looked_up_ = 0, taken_ = 0, places_ = 0;
 };
 
 /// A warp's running softmax and sums. Lane (g, t): scores of tokens 2g and 2g + 1 for heads 2t and 2t + 1.
@@ -50,18 +54,24 @@ struct Running {
   }
 
   /// Turns scores over `factor` into weights.
-  __device__ void weigh(float (&score)[4], float factor) {
-    float above[4];
+  template <int pages>
+  __device__ void weigh(float (&score)[pages][4], float factor) {
+    float above[pages][4];
+    float most = 0;
+    const auto measure = [&] {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) above[i] = fmaf(score[i], factor, -reference[i % 2]);
-    const float most = fmaxf(fmaxf(above[0], above[1]), fmaxf(above[2], above[3]));
+      for (int i = 0; i < 4 * pages; ++i) {
+        above[i / 4][i % 4] = fmaf(score[i / 4][i % 4], factor, -reference[i % 2]);
+        most = fmaxf(most, above[i / 4][i % 4]);
+      }
+    };
+    measure();
     if (__any_sync(0xFFFFFFFFu, most > slack)) {
       raise(score, factor);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) above[i] = fmaf(score[i], factor, -reference[i % 2]);
+      measure();
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) score[i] = power_of_two(above[i]);
+    for (int i = 0; i < 4 * pages; ++i) score[i / 4][i % 4] = power_of_two(above[i / 4][i % 4]);
   }
   __device__ void add(const Values& values, float (&weights)[4]) {
     float scaled[4] = {weights[0], weights[1], weights[2], weights[3]};
@@ -86,8 +96,11 @@ struct Running {
   /// Weights may be up to 2^slack before the reference follows: it then seldom does, and f16 holds them times any step.
   static constexpr float slack = 2;
 
-  __device__ void raise(const float (&score)[4], float factor) {
-    float next[2] = {fmaxf(score[0], score[2]), fmaxf(score[1], score[3])};
+  template <int pages>
+  __device__ void raise(const float (&score)[pages][4], float factor) {
+    float next[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int i = 0; i < 4 * pages; ++i) next[i % 2] = fmaxf(next[i % 2], score[i / 4][i % 4]);
 #pragma unroll
     for (int head = 0; head < 2; ++head) {
       float& most = next[head];
@@ -100,106 +113,258 @@ struct Running {
   }
 };
 
-/// Keys and values of the pages that a warp has in registers or on their way there.
+/// Keys and values of the pages that a warp takes at a time, in registers or on their way there.
 template <KvType type, int dim>
 struct PagesAhead {
-  /// Two where registers suffice.
-  static constexpr int count = dim == 64 || type == KvType::q4 || (dim == 128 && type != KvType::f16) ? 2 : 1;
+  /// Two where registers suffice: a product of one need not wait for those of the other.
+  static constexpr int count = dim == 64 || (dim == 128 && type != KvType::f16) ? 2 : 1;
   PageKeys<type, dim> keys[count];
   PageValues<type, dim> values[count];
 };
 
-/// What a block attends to: pages page_of(0) … page_of(count − 1) of the sequence, and with `last` the token itself
-/// after them, which stands in `fresh`. A warp takes items warp, warp + warps ….
-template <KvType type, int dim, class PageOf>
+/// Which tokens of which pages count.
+struct Sight {
+  const Stretch& stretch;
+  int first_whole, whole;  ///< pages of which all tokens do
+
+  __device__ explicit Sight(const Stretch& of)
+      : stretch(of),
+        first_whole((of.oldest + kv_page_tokens - 1) / kv_page_tokens),
+        whole(of.position / kv_page_tokens - first_whole) {}
+  __device__ bool sees_all(int page) const {
+    return static_cast<unsigned>(page - first_whole) < static_cast<unsigned>(max(whole, 0));
+  }
+};
+
+/// Tokens of a page that sees(slot) refuses have no score.
+template <class Sees>
+__device__ __forceinline__ void mask_scores(const Sees& sees, float (&score)[4]) {
+  const int g = static_cast<int>(threadIdx.x % 32 / 4);
+  if (!sees(2 * g)) score[0] = score[1] = -INFINITY;
+  if (!sees(2 * g + 1)) score[2] = score[3] = -INFINITY;
+}
+
+/// Forgets scores and values of tokens that sees(slot) refuses.
+template <class Sees, class Values>
+__device__ __forceinline__ void mask_page(const Sees& sees, float (&score)[4], Values& values) {
+  const int t = static_cast<int>(threadIdx.x % 4);
+  mask_scores(sees, score);
+  values.clear([&](int i) { return sees(4 * t + i); });
+}
+
+/// The token itself, which stands on two head pages of its own.
+template <KvType type, int dim>
+__device__ void attend_to_itself(const Task& task, int position, const std::byte* fresh,
+                                 const typename PageKeys<type, dim>::Queries& queries, Running<type, dim>& running) {
+  float score[1][4];
+  PageKeys<type, dim> keys;
+  keys.load(fresh);
+  keys.scores(queries, score[0]);
+  PageValues<type, dim> values;
+  values.load(fresh + kv_head_page_bytes(type, dim));
+  mask_page([&](int slot) { return slot == position % kv_page_tokens; }, score[0], values);
+  running.weigh(score, score_factor(task) * PageKeys<type, dim>::score_unit);
+  running.add(values, score[0]);
+}
+
+/// What the pages of a key head have in common.
+template <KvType type, int dim>
+struct HeadPages {
+  static constexpr int key_bytes = kv_head_page_bytes(type, dim);
+  static constexpr int value_bytes = kv_value_page_bytes(type, dim);
+  const std::byte *first_keys, *first_values;
+  int kv_heads;
+
+  __device__ HeadPages(const Task& task, int kv_head)
+      : first_keys(head_page(task.layer.keys, 0, task.layer.kv_heads, kv_head, key_bytes)),
+        first_values(head_page(task.layer.values, 0, task.layer.kv_heads, kv_head, value_bytes)),
+        kv_heads(task.layer.kv_heads) {}
+  __device__ const std::byte* keys(int place) const { return first_keys + int64_t{place} * (kv_heads * key_bytes); }
+  __device__ const std::byte* values(int place) const {
+    return first_values + int64_t{place} * (kv_heads * value_bytes);
+  }
+};
+
+/// Starts copying into shared memory what stands at two places, one behind the other; multiples of 16 bytes. The whole
+/// warp together.
+template <int first_bytes, int second_bytes = 0>
+__device__ __forceinline__ void copy_from_page(char* to, const std::byte* first, const std::byte* second = nullptr) {
+  constexpr int bytes = first_bytes + second_bytes;
+  const int begin = 16 * static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+  for (int at = 0; at < bytes; at += 512) {
+    if (at + 512 > bytes && at + begin >= bytes) break;
+    const std::byte* const from = at + begin < first_bytes ? first + at : second + (at - first_bytes);
+    device::copy_async(to + at + begin, from + begin);
+  }
+}
+
+/// A warp's pages on their way into shared memory, where computing needs too many registers to hold what must be under
+/// way meanwhile.
+template <int bytes, int places>
+struct PageRing {
+  static constexpr int stages = places;
+  alignas(16) char pages[stages][bytes];
+
+  /// Room for a head before the last page of the ring is asked for.
+  __device__ float* row() { return reinterpret_cast<float*>(pages[stages - 1]); }
+  __device__ const std::byte* at(int stage) const { return reinterpret_cast<const std::byte*>(pages[stage]); }
+  __device__ static int after(int stage) { return stage + 1 == stages ? 0 : stage + 1; }
+};
+/// Keys and values of q4.
+template <int dim>
+using Q4Ring = PageRing<2 * kv_head_page_bytes(KvType::q4, dim), dim == 64 ? 4 : dim == 128 ? 3 : 2>;
+/// Codes and scales of keys of fp4r.
+template <int dim>
+inline constexpr int fp4_coarse_bytes =
+    kv_page_tokens * (kv_row_bytes(KvType::fp4r, dim) + kv_parameter_bytes(KvType::fp4r, dim));
+template <int dim>
+using Fp4Ring = PageRing<fp4_coarse_bytes<dim>, dim == 256 ? 3 : 4>;
+
+/// What a warp needs of shared memory, one after the other.
+template <KvType type, int dim>
+union WarpSpace {
+  float row[dim];
+  Partial<dim> partial;
+};
+template <int dim>
+union WarpSpace<KvType::q4, dim> {
+  Q4Ring<dim> ring;
+  Partial<dim> partial;
+};
+template <int dim>
+union WarpSpace<KvType::fp4r, dim> {
+  Fp4Ring<dim> ring;
+  Partial<dim> partial;
+};
+
+/// Attends to pages, by way of shared memory. A warp takes the warp-th, (warp + warps)-th ….
+template <int dim>
+class RingAttending {
+ public:
+  __device__ RingAttending(const Task& task, const Stretch& stretch, int kv_head, const PoolPages<dim>& pages,
+                           Q4Ring<dim>& ring)
+      : sight_(stretch),
+        head_(task, kv_head),
+        pages_(pages),
+        ring_(ring),
+        factor_(score_factor(task) * Q4Keys<dim>::score_unit) {}
+
+  /// Asks for the first pages; the last place of the ring may still be in use.
+  __device__ void begin() {
+#pragma unroll
+    for (int stage = 0; stage + 1 < Ring::stages; ++stage) ask(warp() + stage * warps<dim>, stage);
+  }
+
+  __device__ void run(const Q4Queries<dim>& queries, Running<KvType::q4, dim>& running) {
+    ask(warp() + (Ring::stages - 1) * warps<dim>, Ring::stages - 1);
+    int stage = 0;
+    for (int i = warp(); i < pages_.count; i += warps<dim>) {
+      device::wait_async<Ring::stages - 1>();
+      __syncwarp();
+      const std::byte* const page = ring_.at(stage);
+      Q4Keys<dim> keys;
+      keys.load(page);
+      Q4Values<dim> values;
+      values.load(page + page_bytes);
+      __syncwarp();
+      ask(i + Ring::stages * warps<dim>, stage);
+      stage = Ring::after(stage);
+      float score[1][4];
+      keys.scores(queries, score[0]);
+      const int index = pages_(i);
+      if (!sight_.sees_all(index)) {
+        mask_page([&](int slot) { return sight_.stretch.sees(index * kv_page_tokens + slot); }, score[0], values);
+      }
+      running.weigh(score, factor_);
+      running.add(values, score[0]);
+    }
+  }
+
+ private:
+  using Ring = Q4Ring<dim>;
+  static constexpr int page_bytes = kv_head_page_bytes(KvType::q4, dim);
+
+  __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
+  /// Closes a group even where no page is left, so that groups can be counted.
+  __device__ void ask(int i, int stage) {
+    const int place = pages_.next();
+    if (i < pages_.count) {
+      copy_from_page<page_bytes, page_bytes>(ring_.pages[stage], head_.keys(place), head_.values(place));
+    }
+    device::close_async_group();
+  }
+
+  Sight sight_;
+  HeadPages<KvType::q4, dim> head_;
+  PoolPages<dim> pages_;
+  Ring& ring_;
+  float factor_;
+};
+
+/// The same by way of registers.
+template <KvType type, int dim, class Pages>
 class Attending {
  public:
   using Ahead = PagesAhead<type, dim>;
 
-  __device__ Attending(const Task& task, const Stretch& stretch, int kv_head, int count, bool last, const PageOf& page_of)
-      : stretch_(stretch),
-        keys_(head_page(task.layer.keys, 0, task.layer.kv_heads, kv_head, key_bytes)),
-        values_(head_page(task.layer.values, 0, task.layer.kv_heads, kv_head, value_bytes)),
-        kv_heads_(task.layer.kv_heads),
-        count_(count),
-        items_(last ? count + 1 : count),
-        page_of_(page_of),
-        pool_(task, count, page_of),
+  __device__ Attending(const Task& task, const Stretch& stretch, int kv_head, const Pages& pages)
+      : sight_(stretch),
+        head_(task, kv_head),
+        pages_(pages),
         factor_(score_factor(task) * PageKeys<type, dim>::score_unit) {}
 
-  /// Asks for the first pages; the token itself is not there yet.
-  __device__ void begin(Ahead& ahead) {
+  /// Asks for the first pages.
+  __device__ void begin() {
 #pragma unroll
     for (int b = 0; b < Ahead::count; ++b) {
-      const int i = warp() + b * warps<dim>;
-      const int place = pool_.next();
-      if (i >= count_) continue;
-      const Places at = places(place);
-      ahead.keys[b].load(at.keys);
-      ahead.values[b].load(at.values);
+      const int place = pages_.next();
+      if (warp() + b * warps<dim> >= pages_.count) continue;
+      ahead_.keys[b].load(head_.keys(place));
+      ahead_.values[b].load(head_.values(place));
     }
   }
 
-  __device__ void run(const std::byte* fresh, const typename PageKeys<type, dim>::Queries& queries, Ahead& ahead,
-                      Running<type, dim>& running) {
+  __device__ void run(const typename PageKeys<type, dim>::Queries& queries, Running<type, dim>& running) {
+    constexpr int pages = Ahead::count;
+    constexpr int apart = pages * warps<dim>;
+    for (int i = warp(); i < pages_.count; i += apart) {
+      float score[pages][4];
+      int place[pages];
 #pragma unroll
-    for (int b = 0; b < Ahead::count; ++b) {
-      if (items_ == count_ || warp() + b * warps<dim> != count_) continue;
-      ahead.keys[b].load(fresh);
-      ahead.values[b].load(fresh + key_bytes);
-    }
-    for (int i = warp(); i < items_;) {
+      for (int b = 0; b < pages; ++b) place[b] = pages_.next();
 #pragma unroll
-      for (int b = 0; b < Ahead::count; ++b) {
-        if (b > 0 && i >= items_) break;
-        const int next = i + Ahead::count * warps<dim>;
-        Places at = places(pool_.next());
-        if (next == count_) at = {fresh, fresh + key_bytes};
-        float score[4];
-        ahead.keys[b].scores(queries, score);
-        if (next < items_) ahead.keys[b].load(at.keys);
-        mask(i, score, ahead.values[b]);
-        running.weigh(score, factor_);
-        running.add(ahead.values[b], score);
-        if (next < items_) ahead.values[b].load(at.values);
-        i += warps<dim>;
+      for (int b = 0; b < pages; ++b) ahead_.keys[b].scores(queries, score[b]);
+#pragma unroll
+      for (int b = 0; b < pages; ++b) {
+        if (has(i + apart, b)) ahead_.keys[b].load(head_.keys(place[b]));
+      }
+#pragma unroll
+      for (int b = 0; b < pages; ++b) {
+        const bool here = has(i, b);
+        const int index = here ? pages_(i + b * warps<dim>) : 0;
+        if (here && sight_.sees_all(index)) continue;
+        mask_page([&](int slot) { return here && sight_.stretch.sees(index * kv_page_tokens + slot); }, score[b],
+                  ahead_.values[b]);
+      }
+      running.weigh(score, factor_);
+#pragma unroll
+      for (int b = 0; b < pages; ++b) running.add(ahead_.values[b], score[b]);
+#pragma unroll
+      for (int b = 0; b < pages; ++b) {
+        if (has(i + apart, b)) ahead_.values[b].load(head_.values(place[b]));
       }
     }
   }
 
  private:
-  static constexpr int key_bytes = kv_head_page_bytes(type, dim);
-  static constexpr int value_bytes = kv_value_page_bytes(type, dim);
-  struct Places {
-    const std::byte *keys, *values;
-  };
-
   __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
-  __device__ Places places(int pool_page) const {
-    const int64_t page = int64_t{pool_page} * kv_heads_;
-    return {keys_ + page * key_bytes, values_ + page * value_bytes};
-  }
-  /// Tokens that are not seen have no weight.
-  __device__ void mask(int i, float (&score)[4], PageValues<type, dim>& values) const {
-    const bool fresh = i == count_;
-    const int index = fresh ? stretch_.position / kv_page_tokens : page_of_(i);
-    if (!fresh && stretch_.sees_all(index)) return;
-    const auto sees = [&](int slot) {
-      const int token = index * kv_page_tokens + slot;
-      return fresh ? token == stretch_.position : stretch_.sees(token);
-    };
-    const int g = static_cast<int>(threadIdx.x % 32 / 4);
-    const int t = static_cast<int>(threadIdx.x % 4);
-    if (!sees(2 * g)) score[0] = score[1] = -INFINITY;
-    if (!sees(2 * g + 1)) score[2] = score[3] = -INFINITY;
-    values.clear([&](int j) { return sees(4 * t + j); });
-  }
+  __device__ bool has(int i, int b) const { return i + b * warps<dim> < pages_.count; }
 
-  const Stretch& stretch_;
-  const std::byte *keys_, *values_;
-  int kv_heads_, count_, items_;
-  PageOf page_of_;
-  PoolPages<dim, PageOf> pool_;
+  Sight sight_;
+  HeadPages<type, dim> head_;
+  Pages pages_;
+  Ahead ahead_;
   float factor_;
 };
 

@@ -24,16 +24,17 @@ struct alignas(16) Partial {
 };
 
 /// Of what the warps of the block have together; nothing at all has a weight far below every other.
-template <int dim>
-__device__ Mean block_mean(const Partial<dim> (&partials)[warps<dim>], int head, int d) {
+template <int dim, class Space>
+__device__ Mean block_mean(const Space (&spaces)[warps<dim>], int head, int d) {
   float largest = lowest;
 #pragma unroll
-  for (const auto& partial : partials) largest = fmaxf(largest, partial.reference[head]);
+  for (const auto& space : spaces) largest = fmaxf(largest, space.partial.reference[head]);
   float weight = 1e-37f;
   float low = 0;
   float high = 0;
 #pragma unroll
-  for (const auto& partial : partials) {
+  for (const auto& space : spaces) {
+    const Partial<dim>& partial = space.partial;
     const float factor = power_of_two(partial.reference[head] - largest);
     weight = fmaf(factor, partial.weight[head], weight);
     low = fmaf(factor, partial.sums[head][d], low);
@@ -105,9 +106,9 @@ __device__ void join_blocks(kbit::Packet* from, int stride, int others, Join& jo
 }
 
 /// Brings the blocks of a key head together: all but the last hand their means to it.
-template <int dim>
+template <int dim, class Space>
 __device__ void merge(const Task& task, const BlockHeads& heads, int split, int active,
-                      const Partial<dim> (&partials)[warps<dim>]) {
+                      const Space (&spaces)[warps<dim>]) {
   constexpr int half = dim / 2;
   constexpr int stride = tile_heads * half;
   const int head_dim = task.layer.head_dim;
@@ -116,7 +117,7 @@ __device__ void merge(const Task& task, const BlockHeads& heads, int split, int 
   for (int i = static_cast<int>(threadIdx.x); i < heads.count * half; i += threads<dim>) {
     const int head = i / half;
     const int d = i % half;
-    const Mean own = block_mean<dim>(partials, head, d);
+    const Mean own = block_mean<dim>(spaces, head, d);
     if (split + 1 < active) {
       send_mean(packets + split * stride + i, own);
       continue;

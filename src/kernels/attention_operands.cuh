@@ -137,6 +137,17 @@ struct RowValues {
       if (!sees(i)) rows[i].clear();
     }
   }
+  /// Dims 2·pair and 2·pair + 1 of the lane, each of tokens `first` and first + 2.
+  __device__ void pair_tokens(int first, int pair, uint32_t& low, uint32_t& high) const {
+    if constexpr (type == KvType::fp8) {
+      const uint32_t bytes =
+          __byte_perm(rows[first].codes.w[pair / 2], rows[first + 2].codes.w[pair / 2], pair % 2 == 0 ? 0x5140 : 0x7362);
+      low = e4m3_pair(bytes, 0), high = e4m3_pair(bytes, 1);
+    } else {
+      const uint32_t a = rows[first].pair(pair), b = rows[first + 2].pair(pair);
+      low = __byte_perm(a, b, 0x5410), high = __byte_perm(a, b, 0x7632);
+    }
+  }
   /// Weights of tokens 2g and 2g + 1 take the tokens' scales; those of tokens that are not seen stay zero.
   __device__ void scale(float (&weights)[4]) const {
     if constexpr (type == KvType::fp8) {
@@ -170,10 +181,9 @@ struct RowSums {
     weight.y += weights[1] + weights[3];
 #pragma unroll
     for (int tile = 0; tile < steps; ++tile) {
-      const uint32_t first = values.rows[0].pair(tile), second = values.rows[2].pair(tile);
-      const uint32_t third = values.rows[1].pair(tile), fourth = values.rows[3].pair(tile);
-      const uint32_t a[4] = {__byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632),
-                             __byte_perm(third, fourth, 0x5410), __byte_perm(third, fourth, 0x7632)};
+      uint32_t a[4];
+      values.pair_tokens(0, tile, a[0], a[1]);
+      values.pair_tokens(1, tile, a[2], a[3]);
       device::HalfType::mma(tiles[tile], a, b0, b1);
     }
   }

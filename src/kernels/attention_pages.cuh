@@ -13,17 +13,36 @@
 
 namespace w4q::kernels::decode {
 
-/// Pages of a sequence that a block has: split, split + active ….
-struct OwnPages {
-  int first, apart, count;
+/// Pages that are listed at a time, and those of a block whose scores have room in shared memory.
+inline constexpr int listed_pages = 1024;
+inline constexpr int scored_pages = 512;
 
-  __device__ OwnPages(const Stretch& stretch, int split)
-      : first(stretch.begin + split), apart(stretch.active), count((stretch.pages - split + apart - 1) / apart) {}
-  __device__ int operator()(int i) const { return first + i * apart; }
+/// A page of the sequence that is kept, and where it stands in the pool.
+struct ListedPage {
+  int index, place;
 };
 
-/// Pages whose numbers are held at a time.
-inline constexpr int listed_pages = 2048;
+/// The warp's pages of a list.
+template <int dim>
+class ListedPages {
+ public:
+  __device__ ListedPages(const ListedPage* list, int count)
+      : count(count), list_(list), at_(static_cast<int>(threadIdx.x / 32)) {}
+  __device__ int operator()(int i) const { return list_[i].index; }
+  __device__ int next() {
+    const int i = at_;
+    at_ += warps<dim>;
+    return i < count ? list_[i].place : 0;
+  }
+  const int count;
+
+ private:
+  const ListedPage* list_;
+  int at_;
+};
+
+/// The largest scores of a page, a half for each query head.
+using PageScores = uint4;
 
 /// What the warps of a block share while they choose.
 template <int dim>
@@ -31,54 +50,57 @@ struct PageChoice {
   float largest[warps<dim>][tile_heads];
   float threshold[tile_heads];
   int counts[warps<dim>];
-  int list[listed_pages];
+  ListedPage list[listed_pages];
+  PageScores scores[scored_pages];
 };
-
-/// The largest scores of a page, a half for each query head.
-using PageScores = uint4;
 
 __device__ __forceinline__ uint32_t larger_halves(uint32_t a, uint32_t b) {
   const __half2 most = __hmax2(reinterpret_cast<const __half2&>(a), reinterpret_cast<const __half2&>(b));
   return reinterpret_cast<const uint32_t&>(most);
 }
 
-/// Codes of keys that a warp has on their way into registers.
+/// Scores pages of keys by their codes. A warp takes the warp-th, (warp + warps)-th ….
 template <int dim>
 class PageScoring {
  public:
-  __device__ PageScoring(const Task& task, const Stretch& stretch, int kv_head, const OwnPages& own)
-      : stretch_(stretch),
-        keys_(head_page(task.layer.keys, 0, task.layer.kv_heads, kv_head, bytes)),
-        kv_heads_(task.layer.kv_heads),
-        own_(own),
-        pool_(task, own.count, own) {}
+  __device__ PageScoring(const Task& task, const Stretch& stretch, int kv_head, const PoolPages<dim>& pages,
+                         Fp4Ring<dim>& ring)
+      : sight_(stretch), head_(task, kv_head), pages_(pages), ring_(ring) {}
 
+  /// Asks for the first pages; the last place of the ring may still be in use.
   __device__ void begin() {
 #pragma unroll
-    for (int b = 0; b < depth; ++b) load(b, warp() + b * warps<dim>);
+    for (int stage = 0; stage + 1 < Ring::stages; ++stage) ask(warp() + stage * warps<dim>, stage);
   }
 
   /// Leaves the largest score of every page and query head, in units of log2, and in `largest` that of all of the
   /// warp's pages.
   __device__ void run(const QueryFragments<KvType::fp4r, dim>& queries, float factor, PageScores* to,
                       float (&largest)[tile_heads]) {
+    ask(warp() + (Ring::stages - 1) * warps<dim>, Ring::stages - 1);
     constexpr uint32_t below_all = 0xFC00FC00u;  // −∞
     uint32_t most_of_all = below_all;
-    for (int i = warp(); i < own_.count;) {
-#pragma unroll
-      for (int b = 0; b < depth; ++b) {
-        if (b > 0 && i >= own_.count) break;
-        float score[4];
-        keys_ahead_[b].scores(queries, score);
-        load(b, i + depth * warps<dim>);
-        mask(own_(i), score);
-        uint32_t most = device::HalfType::pack(fmaxf(score[0], score[2]) * factor, fmaxf(score[1], score[3]) * factor);
-#pragma unroll
-        for (int step = 4; step < 32; step *= 2) most = larger_halves(most, __shfl_xor_sync(0xFFFFFFFFu, most, step));
-        most_of_all = larger_halves(most_of_all, most);
-        if (threadIdx.x % 32 < 4) reinterpret_cast<uint32_t*>(to + i)[threadIdx.x % 4] = most;
-        i += warps<dim>;
+    int stage = 0;
+    for (int i = warp(); i < pages_.count; i += warps<dim>) {
+      device::wait_async<Ring::stages - 1>();
+      __syncwarp();
+      Fp4Keys<dim, false> keys;
+      keys.load(ring_.at(stage));
+      __syncwarp();
+      ask(i + Ring::stages * warps<dim>, stage);
+      stage = Ring::after(stage);
+      float score[4];
+      keys.scores(queries, score);
+      const int index = pages_(i);
+      if (!sight_.sees_all(index)) {
+        mask_scores([&](int slot) { return sight_.stretch.sees(index * kv_page_tokens + slot); }, score);
       }
+      const float low = fmaxf(score[0], score[2]), high = fmaxf(score[1], score[3]);
+      uint32_t most = device::HalfType::pack(low * factor, high * factor);
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) most = larger_halves(most, __shfl_xor_sync(0xFFFFFFFFu, most, step));
+      most_of_all = larger_halves(most_of_all, most);
+      if (threadIdx.x % 32 < 4) reinterpret_cast<uint32_t*>(to + i)[threadIdx.x % 4] = most;
     }
     if (threadIdx.x % 32 >= 4) return;
     const float2 pair = __half22float2(reinterpret_cast<const __half2&>(most_of_all));
@@ -86,27 +108,20 @@ class PageScoring {
   }
 
  private:
-  static constexpr int bytes = kv_head_page_bytes(KvType::fp4r, dim);
-  static constexpr int depth = 4;
+  using Ring = Fp4Ring<dim>;
 
   __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
-  __device__ void load(int b, int i) {
-    const int place = pool_.next();
-    if (i < own_.count) keys_ahead_[b].load(keys_ + int64_t{place} * kv_heads_ * bytes);
-  }
-  __device__ void mask(int index, float (&score)[4]) const {
-    if (stretch_.sees_all(index)) return;
-    const int token = index * kv_page_tokens + static_cast<int>(threadIdx.x % 32 / 4 * 2);
-    if (!stretch_.sees(token)) score[0] = score[1] = -INFINITY;
-    if (!stretch_.sees(token + 1)) score[2] = score[3] = -INFINITY;
+  /// Closes a group even where no page is left, so that groups can be counted.
+  __device__ void ask(int i, int stage) {
+    const int place = pages_.next();
+    if (i < pages_.count) copy_from_page<fp4_coarse_bytes<dim>>(ring_.pages[stage], head_.keys(place));
+    device::close_async_group();
   }
 
-  const Stretch& stretch_;
-  const std::byte* keys_;
-  int kv_heads_;
-  OwnPages own_;
-  PoolPages<dim, OwnPages> pool_;
-  Fp4Keys<dim, false> keys_ahead_[depth];
+  Sight sight_;
+  HeadPages<KvType::fp4r, dim> head_;
+  PoolPages<dim> pages_;
+  Ring& ring_;
 };
 
 /// A number that this launch has not yet sent, from other launches' numbers.
@@ -169,8 +184,10 @@ class PageList {
  public:
   int kept = 0;  ///< up to now
 
-  __device__ PageList(const Task& task, const Stretch& stretch, const OwnPages& own, const PageScores* scores)
-      : task_(task), stretch_(stretch), own_(own), scores_(scores) {}
+  __device__ PageList(const Task& task, const Stretch& stretch, const PoolPages<dim>& own, const PageScores* scores)
+      : task_(task), stretch_(stretch), own_(own), scores_(scores) {
+    look_up();
+  }
 
   __device__ bool ended() const { return at_ >= own_.count; }
   /// Fills the list, and says how many stand there.
@@ -178,7 +195,7 @@ class PageList {
     const int warp = static_cast<int>(threadIdx.x / 32);
     const int lane = static_cast<int>(threadIdx.x % 32);
     int listed = 0;
-    for (; !ended() && listed + threads<dim> <= listed_pages; at_ += threads<dim>) {
+    while (!ended() && listed + threads<dim> <= listed_pages) {
       const int i = at_ + static_cast<int>(threadIdx.x);
       const bool keep = i < own_.count && keeps(i, choice);
       const uint32_t votes = __ballot_sync(0xFFFFFFFFu, keep);
@@ -192,8 +209,10 @@ class PageList {
         if (w < warp) before += count;
         listed += count;
       }
-      if (keep) choice.list[before] = own_(i);
+      if (keep) choice.list[before] = {own_(i), place_};
       if (i < own_.count && task_.keep_mask != nullptr) record(own_(i) - stretch_.begin, keep);
+      at_ += threads<dim>;
+      look_up();
     }
     kept += listed;
     __syncthreads();
@@ -201,6 +220,11 @@ class PageList {
   }
 
  private:
+  /// Where the thread's next page stands, before it is known whether it is kept.
+  __device__ void look_up() {
+    const int i = at_ + static_cast<int>(threadIdx.x);
+    place_ = i < own_.count ? task_.layer.table[own_(i)] : 0;
+  }
   __device__ bool keeps(int i, const PageChoice<dim>& choice) const {
     const int page = own_(i) - stretch_.begin;
     bool keep = page == 0 || page == stretch_.pages - 1;
@@ -225,9 +249,9 @@ class PageList {
 
   const Task& task_;
   const Stretch& stretch_;
-  OwnPages own_;
+  const PoolPages<dim>& own_;
   const PageScores* scores_;
-  int at_ = 0;
+  int at_ = 0, place_ = 0;
 };
 
 /// Brings the numbers of kept pages to the last block, which has waited for all others when it ends the launch.

@@ -143,6 +143,7 @@ struct PagedLayer {
   KvType type = KvType::f16;
   int kv_heads = 0;
   int head_dim = 0;
+  int table_pages = 0;  ///< entries of the table that may be asked for before they are needed
 };
 
 }  // namespace w4q::kernels
