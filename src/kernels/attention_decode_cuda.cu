@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(threads<dim>, 1) decode_attention_kernel(const
     RingAttending<dim> attending(task, stretch, heads.kv_head, pages, space.ring);
     attend(attending, space.ring.row());
   } else {
-    Attending<type, dim, PoolPages<dim>> attending(task, stretch, heads.kv_head, pages);
+    Attending<type, dim, PoolPages<dim>> attending(task, stretch, heads.kv_head, pages, space);
     attend(attending, space.row);
   }
   __syncthreads();
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(threads<dim>, 1) pruned_attention_kernel(const
   const PoolPages<dim> own(task.layer, stretch.begin + split, stretch.active,
                            (stretch.pages - split + stretch.active - 1) / stretch.active);
   PageScores* const scores =
-      own.count <= scored_pages
+      own.count <= scored_pages<dim>
           ? choice.scores
           : task.exchange.page_max + (blockIdx.y * gridDim.x + blockIdx.x) * task.exchange.split_pages;
   QueryFragments<type, dim> queries;
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(threads<dim>, 1) pruned_attention_kernel(const
   agree_on_thresholds<dim>(task, heads, stretch.active, mark, choice);
   while (!list.ended()) {
     const ListedPages<dim> pages(choice.list, list.fill(choice));
-    Attending<type, dim, ListedPages<dim>> attending(task, stretch, heads.kv_head, pages);
+    Attending<type, dim, ListedPages<dim>> attending(task, stretch, heads.kv_head, pages, space);
     attending.begin();
     attending.run(queries, running);
   }
@@ -149,6 +149,7 @@ template <KvType type, int dim>
 void launch_dim(const Task& task, const Grid& grid, cudaStream_t stream) {
   constexpr int bytes = sizeof(Shared<type, dim>);
   if constexpr (type == KvType::fp4r) {
+    static_assert(bytes + sizeof(PageChoice<dim>) <= least_shared_bytes);
     allow_shared_memory<pruned_attention_kernel<dim>, bytes>();
     const bool together = grid.blocks.x > 1;
     launch<pruned_attention_kernel<dim>>({grid.blocks, threads<dim>, bytes, grid.overlap, together}, stream,

@@ -113,15 +113,6 @@ struct Running {
   }
 };
 
-/// Keys and values of the pages that a warp takes at a time, in registers or on their way there.
-template <KvType type, int dim>
-struct PagesAhead {
-  /// Two where registers suffice: a product of one need not wait for those of the other.
-  static constexpr int count = dim == 64 || (dim == 128 && type != KvType::f16) ? 2 : 1;
-  PageKeys<type, dim> keys[count];
-  PageValues<type, dim> values[count];
-};
-
 /// Which tokens of which pages count.
 struct Sight {
   const Stretch& stretch;
@@ -214,16 +205,22 @@ struct PageRing {
 /// Keys and values of q4.
 template <int dim>
 using Q4Ring = PageRing<2 * kv_head_page_bytes(KvType::q4, dim), dim == 64 ? 4 : dim == 128 ? 3 : 2>;
-/// Codes and scales of keys of fp4r.
+/// Codes and scales of keys of fp4r, two pages at a time.
 template <int dim>
 inline constexpr int fp4_coarse_bytes =
     kv_page_tokens * (kv_row_bytes(KvType::fp4r, dim) + kv_parameter_bytes(KvType::fp4r, dim));
 template <int dim>
-using Fp4Ring = PageRing<fp4_coarse_bytes<dim>, dim == 256 ? 3 : 4>;
+using Fp4Ring = PageRing<2 * fp4_coarse_bytes<dim>, 2>;
+/// Keys and values of other types, of the page after the one that is in registers; where there is room for it.
+template <KvType type, int dim>
+using NextPage = PageRing<kv_head_page_bytes(type, dim) + kv_value_page_bytes(type, dim), 1>;
+template <KvType type, int dim>
+inline constexpr bool has_next_page = type != KvType::f16 && dim <= 128;
 
 /// What a warp needs of shared memory, one after the other.
 template <KvType type, int dim>
 union WarpSpace {
+  NextPage<has_next_page<type, dim> ? type : KvType::fp8, has_next_page<type, dim> ? dim : 64> next;
   float row[dim];
   Partial<dim> partial;
 };
@@ -235,6 +232,7 @@ union WarpSpace<KvType::q4, dim> {
 template <int dim>
 union WarpSpace<KvType::fp4r, dim> {
   Fp4Ring<dim> ring;
+  NextPage<KvType::fp4r, dim <= 128 ? dim : 64> next;
   Partial<dim> partial;
 };
 
@@ -302,69 +300,76 @@ class RingAttending {
   float factor_;
 };
 
-/// The same by way of registers.
+/// The same by way of registers, which take the next keys, and the next values, as soon as the last ones have been
+/// multiplied; with has_next_page the one after is under way into shared memory.
 template <KvType type, int dim, class Pages>
 class Attending {
  public:
-  using Ahead = PagesAhead<type, dim>;
+  using Space = WarpSpace<type, dim>;
 
-  __device__ Attending(const Task& task, const Stretch& stretch, int kv_head, const Pages& pages)
+  __device__ Attending(const Task& task, const Stretch& stretch, int kv_head, const Pages& pages, Space& space)
       : sight_(stretch),
         head_(task, kv_head),
         pages_(pages),
+        space_(space),
         factor_(score_factor(task) * PageKeys<type, dim>::score_unit) {}
 
-  /// Asks for the first pages.
+  /// Asks for the first page.
   __device__ void begin() {
-#pragma unroll
-    for (int b = 0; b < Ahead::count; ++b) {
-      const int place = pages_.next();
-      if (warp() + b * warps<dim> >= pages_.count) continue;
-      ahead_.keys[b].load(head_.keys(place));
-      ahead_.values[b].load(head_.values(place));
-    }
+    const int place = pages_.next();
+    if (warp() >= pages_.count) return;
+    keys_.load(head_.keys(place));
+    values_.load(head_.values(place));
   }
 
   __device__ void run(const typename PageKeys<type, dim>::Queries& queries, Running<type, dim>& running) {
-    constexpr int pages = Ahead::count;
-    constexpr int apart = pages * warps<dim>;
-    for (int i = warp(); i < pages_.count; i += apart) {
-      float score[pages][4];
-      int place[pages];
-#pragma unroll
-      for (int b = 0; b < pages; ++b) place[b] = pages_.next();
-#pragma unroll
-      for (int b = 0; b < pages; ++b) ahead_.keys[b].scores(queries, score[b]);
-#pragma unroll
-      for (int b = 0; b < pages; ++b) {
-        if (has(i + apart, b)) ahead_.keys[b].load(head_.keys(place[b]));
-      }
-#pragma unroll
-      for (int b = 0; b < pages; ++b) {
-        const bool here = has(i, b);
-        const int index = here ? pages_(i + b * warps<dim>) : 0;
-        if (here && sight_.sees_all(index)) continue;
-        mask_page([&](int slot) { return here && sight_.stretch.sees(index * kv_page_tokens + slot); }, score[b],
-                  ahead_.values[b]);
+    ask(warp() + warps<dim>);
+    for (int i = warp(); i < pages_.count; i += warps<dim>) {
+      const bool more = i + warps<dim> < pages_.count;
+      float score[1][4];
+      keys_.scores(queries, score[0]);
+      if (!has_next_page<type, dim> && more) keys_.load(head_.keys(place_));
+      const int index = pages_(i);
+      if (!sight_.sees_all(index)) {
+        mask_page([&](int slot) { return sight_.stretch.sees(index * kv_page_tokens + slot); }, score[0], values_);
       }
       running.weigh(score, factor_);
-#pragma unroll
-      for (int b = 0; b < pages; ++b) running.add(ahead_.values[b], score[b]);
-#pragma unroll
-      for (int b = 0; b < pages; ++b) {
-        if (has(i + apart, b)) ahead_.values[b].load(head_.values(place[b]));
-      }
+      running.add(values_, score[0]);
+      if (!has_next_page<type, dim> && more) values_.load(head_.values(place_));
+      take_next(more);
+      ask(i + 2 * warps<dim>);
     }
   }
 
  private:
   __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
-  __device__ bool has(int i, int b) const { return i + b * warps<dim> < pages_.count; }
+  __device__ void ask(int i) {
+    place_ = pages_.next();
+    if constexpr (has_next_page<type, dim>) {
+      if (i >= pages_.count) return;
+      copy_from_page<kv_head_page_bytes(type, dim), kv_value_page_bytes(type, dim)>(
+          space_.next.pages[0], head_.keys(place_), head_.values(place_));
+      device::close_async_group();
+    }
+  }
+  __device__ void take_next(bool more) {
+    if constexpr (has_next_page<type, dim>) {
+      if (!more) return;
+      device::wait_async<0>();
+      __syncwarp();
+      keys_.load(space_.next.at(0));
+      values_.load(space_.next.at(0) + kv_head_page_bytes(type, dim));
+      __syncwarp();
+    }
+  }
 
   Sight sight_;
   HeadPages<type, dim> head_;
   Pages pages_;
-  Ahead ahead_;
+  Space& space_;
+  PageKeys<type, dim> keys_;
+  PageValues<type, dim> values_;
+  int place_;
   float factor_;
 };
 

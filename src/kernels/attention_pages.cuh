@@ -14,8 +14,10 @@
 namespace w4q::kernels::decode {
 
 /// Pages that are listed at a time, and those of a block whose scores have room in shared memory.
-inline constexpr int listed_pages = 1024;
-inline constexpr int scored_pages = 512;
+template <int dim>
+inline constexpr int listed_pages = dim == 256 ? 512 : 1024;
+template <int dim>
+inline constexpr int scored_pages = dim == 256 ? 256 : 512;
 
 /// A page of the sequence that is kept, and where it stands in the pool.
 struct ListedPage {
@@ -50,8 +52,8 @@ struct PageChoice {
   float largest[warps<dim>][tile_heads];
   float threshold[tile_heads];
   int counts[warps<dim>];
-  ListedPage list[listed_pages];
-  PageScores scores[scored_pages];
+  ListedPage list[listed_pages<dim>];
+  PageScores scores[scored_pages<dim>];
 };
 
 __device__ __forceinline__ uint32_t larger_halves(uint32_t a, uint32_t b) {
@@ -59,7 +61,7 @@ __device__ __forceinline__ uint32_t larger_halves(uint32_t a, uint32_t b) {
   return reinterpret_cast<const uint32_t&>(most);
 }
 
-/// Scores pages of keys by their codes. A warp takes the warp-th, (warp + warps)-th ….
+/// Scores pages of keys by their codes. A warp takes the warp-th, (warp + warps)-th …, two at a time.
 template <int dim>
 class PageScoring {
  public:
@@ -68,60 +70,76 @@ class PageScoring {
       : sight_(stretch), head_(task, kv_head), pages_(pages), ring_(ring) {}
 
   /// Asks for the first pages; the last place of the ring may still be in use.
-  __device__ void begin() {
-#pragma unroll
-    for (int stage = 0; stage + 1 < Ring::stages; ++stage) ask(warp() + stage * warps<dim>, stage);
-  }
+  __device__ void begin() { ask(warp(), 0); }
 
   /// Leaves the largest score of every page and query head, in units of log2, and in `largest` that of all of the
   /// warp's pages.
   __device__ void run(const QueryFragments<KvType::fp4r, dim>& queries, float factor, PageScores* to,
                       float (&largest)[tile_heads]) {
-    ask(warp() + (Ring::stages - 1) * warps<dim>, Ring::stages - 1);
-    constexpr uint32_t below_all = 0xFC00FC00u;  // −∞
+    ask(warp() + 2 * warps<dim>, 1);
     uint32_t most_of_all = below_all;
     int stage = 0;
-    for (int i = warp(); i < pages_.count; i += warps<dim>) {
-      device::wait_async<Ring::stages - 1>();
+    for (int i = warp(); i < pages_.count; i += 2 * warps<dim>, stage ^= 1) {
+      device::wait_async<1>();
       __syncwarp();
-      Fp4Keys<dim, false> keys;
-      keys.load(ring_.at(stage));
-      __syncwarp();
-      ask(i + Ring::stages * warps<dim>, stage);
-      stage = Ring::after(stage);
-      float score[4];
-      keys.scores(queries, score);
-      const int index = pages_(i);
-      if (!sight_.sees_all(index)) {
-        mask_scores([&](int slot) { return sight_.stretch.sees(index * kv_page_tokens + slot); }, score);
-      }
-      const float low = fmaxf(score[0], score[2]), high = fmaxf(score[1], score[3]);
-      uint32_t most = device::HalfType::pack(low * factor, high * factor);
+      Fp4Keys<dim, false> keys[2];
 #pragma unroll
-      for (int step = 4; step < 32; step *= 2) most = larger_halves(most, __shfl_xor_sync(0xFFFFFFFFu, most, step));
+      for (int j = 0; j < 2; ++j) keys[j].load(ring_.at(stage) + j * fp4_coarse_bytes<dim>);
+      __syncwarp();
+      ask(i + 4 * warps<dim>, stage);
+      float score[2][4];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) keys[j].scores(queries, score[j]);
+      const uint32_t most = largest_of_two(largest_of_tokens(i, score[0], factor),
+                                           largest_of_tokens(i + warps<dim>, score[1], factor));
       most_of_all = larger_halves(most_of_all, most);
-      if (threadIdx.x % 32 < 4) reinterpret_cast<uint32_t*>(to + i)[threadIdx.x % 4] = most;
+      const int lane = static_cast<int>(threadIdx.x % 32);
+      const int at = i + lane / 4 * warps<dim>;
+      if (lane < 8 && at < pages_.count) reinterpret_cast<uint32_t*>(to + at)[lane % 4] = most;
     }
+    most_of_all = larger_halves(most_of_all, __shfl_xor_sync(0xFFFFFFFFu, most_of_all, 4));
     if (threadIdx.x % 32 >= 4) return;
     const float2 pair = __half22float2(reinterpret_cast<const __half2&>(most_of_all));
     *reinterpret_cast<float2*>(&largest[2 * (threadIdx.x % 4)]) = pair;
   }
 
  private:
-  using Ring = Fp4Ring<dim>;
+  static constexpr uint32_t below_all = 0xFC00FC00u;  // −∞
 
   __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
-  /// Closes a group even where no page is left, so that groups can be counted.
+  /// Pages i and i + warps; the first one twice where there is no other. Closes a group even where there is none, so
+  /// that groups can be counted.
   __device__ void ask(int i, int stage) {
-    const int place = pages_.next();
-    if (i < pages_.count) copy_from_page<fp4_coarse_bytes<dim>>(ring_.pages[stage], head_.keys(place));
+    const int first = pages_.next();
+    const int second = pages_.next();
+    if (i < pages_.count) {
+      constexpr int bytes = fp4_coarse_bytes<dim>;
+      copy_from_page<bytes, bytes>(ring_.pages[stage], head_.keys(first),
+                                   head_.keys(i + warps<dim> < pages_.count ? second : first));
+    }
     device::close_async_group();
+  }
+  /// Of the lane's tokens that are seen, for heads 2t and 2t + 1.
+  __device__ uint32_t largest_of_tokens(int i, float (&score)[4], float factor) const {
+    const int index = pages_(i);
+    if (!sight_.sees_all(index)) {
+      mask_scores([&](int slot) { return sight_.stretch.sees(index * kv_page_tokens + slot); }, score);
+    }
+    return device::HalfType::pack(fmaxf(score[0], score[2]) * factor, fmaxf(score[1], score[3]) * factor);
+  }
+  /// Of all tokens of two pages: of the first one in lanes of even g, of the second one in the others.
+  __device__ static uint32_t largest_of_two(uint32_t first, uint32_t second) {
+    const bool odd = (threadIdx.x & 4) != 0;
+    uint32_t most = larger_halves(odd ? second : first, __shfl_xor_sync(0xFFFFFFFFu, odd ? first : second, 4));
+#pragma unroll
+    for (int step = 8; step < 32; step *= 2) most = larger_halves(most, __shfl_xor_sync(0xFFFFFFFFu, most, step));
+    return most;
   }
 
   Sight sight_;
   HeadPages<KvType::fp4r, dim> head_;
   PoolPages<dim> pages_;
-  Ring& ring_;
+  Fp4Ring<dim>& ring_;
 };
 
 /// A number that this launch has not yet sent, from other launches' numbers.
@@ -195,7 +213,7 @@ class PageList {
     const int warp = static_cast<int>(threadIdx.x / 32);
     const int lane = static_cast<int>(threadIdx.x % 32);
     int listed = 0;
-    while (!ended() && listed + threads<dim> <= listed_pages) {
+    while (!ended() && listed + threads<dim> <= listed_pages<dim>) {
       const int i = at_ + static_cast<int>(threadIdx.x);
       const bool keep = i < own_.count && keeps(i, choice);
       const uint32_t votes = __ballot_sync(0xFFFFFFFFu, keep);

@@ -56,13 +56,14 @@ __device__ __forceinline__ uint32_t e4m3_pair(uint32_t word, int upper) {
 #endif
 }
 
-/// Halves of the two E2M1 codes j (fp4_halfword) of a word, times 2^-14.
+/// Halves of the two E2M1 codes j (fp4_halfword) of a word, times 2^-14. Sign and magnitude of codes 2 and 3 go
+/// different ways: a product moves both.
 __device__ __forceinline__ uint32_t fp4_pair(uint32_t word, int j) {
-  constexpr uint32_t sign = 0x80008000u, magnitude = 0x0E000E00u;
-  if (j == 0) return word & (sign | magnitude);
-  if (j == 1) return word << 3 & (sign | magnitude);
-  if (j == 2) return device::and_or(word << 9, magnitude, word << 1 & sign);
-  return device::and_or(word << 6, magnitude, word << 2 & sign);
+  constexpr uint32_t code = 0x8E008E00u;
+  if (j == 0) return word & code;
+  if (j == 1) return word << 3 & code;
+  if (j == 2) return (word & 0x40074007u) * ((1u << 9) + (1u << 1)) & code;
+  return (word & 0x20382038u) * ((1u << 6) + (1u << 2)) & code;
 }
 
 /// How f16, fp8 and the codes of fp4r spread the dims of a row over lanes: `lanes` of them share the row (4 for keys, 8 for values), each
