@@ -46,9 +46,9 @@ struct Task {
   __half* out;
   kbit::Packet* packets;  ///< [key head and tile][split][tile_heads · dim / 2]
   PageExchange exchange;  ///< fp4r
-  uint32_t* keep_mask;  ///< fp4r, or null
-  int32_t* kept;        ///< fp4r, or null
-  float margin;         ///< fp4r, in units of log2
+  uint32_t* keep_mask;    ///< fp4r, or null
+  int32_t* kept;          ///< fp4r, or null
+  float margin;           ///< fp4r, in units of log2
   int64_t window;
   int heads, group, head_tiles;
 };
@@ -96,7 +96,8 @@ __device__ __forceinline__ int read_position(const Task& task) {
 __device__ __forceinline__ void prefetch_table(const PagedLayer& layer) {
   constexpr int entries = 32;  // of a line
   if (blockIdx.x + blockIdx.y != 0) return;
-  for (int i = static_cast<int>(threadIdx.x) * entries; i < layer.table_pages; i += static_cast<int>(blockDim.x) * entries)
+  for (int i = static_cast<int>(threadIdx.x) * entries; i < layer.table_pages;
+       i += static_cast<int>(blockDim.x) * entries)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(layer.table + i));
 }
 
@@ -153,8 +154,7 @@ struct alignas(16) QueryRow {
 /// into the cache and `fresh`, a head page of keys and one of values. `row` is room for a head, the warp's own.
 template <KvType type, int dim>
 __device__ void prepare_heads(const Task& task, const BlockHeads& heads, EarlyLoads<dim>& early, int position,
-                              bool stores, float* row, QueryRow<dim> (&queries)[tile_heads],
-                              std::byte* fresh) {
+                              bool stores, float* row, QueryRow<dim> (&queries)[tile_heads], std::byte* fresh) {
   const int warp = static_cast<int>(threadIdx.x / 32);
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int head_dim = task.layer.head_dim;

@@ -8,8 +8,8 @@
 
 namespace w4q::kernels::decode {
 
-/// Pages first, first + apart … of the sequence, of which a warp takes the warp-th, (warp + warps)-th …; where they stand
-/// in the pool is looked up 32 at a time: lane j has the j-th.
+/// Pages first, first + apart … of the sequence, of which a warp takes the warp-th, (warp + warps)-th …; where they
+/// stand in the pool is looked up 32 at a time: lane j has the j-th.
 template <int dim>
 class PoolPages {
  public:
@@ -87,9 +87,8 @@ struct Running {
       to.reference[2 * t] = reference[0], to.reference[2 * t + 1] = reference[1];
       to.weight[2 * t] = weights.x, to.weight[2 * t + 1] = weights.y;
     }
-    sums.store([&](int head, int d, const float4& four) {
-      *reinterpret_cast<float4*>(&to.sums[2 * t + head][d]) = four;
-    });
+    sums.store(
+        [&](int head, int d, const float4& four) { *reinterpret_cast<float4*>(&to.sums[2 * t + head][d]) = four; });
   }
 
  private:
@@ -204,18 +203,20 @@ struct PageRing {
 };
 /// Keys and values of q4.
 template <int dim>
-using Q4Ring = PageRing<2 * kv_head_page_bytes(KvType::q4, dim), dim == 64 ? 4 : dim == 128 ? 3 : 2>;
+using Q4Ring = PageRing<2 * kv_head_page_bytes(KvType::q4, dim), dim == 64    ? 4
+                                                                 : dim == 128 ? 3
+                                                                              : 2>;
 /// Codes and scales of keys of fp4r, two pages at a time.
 template <int dim>
-inline constexpr int fp4_coarse_bytes =
-    kv_page_tokens * (kv_row_bytes(KvType::fp4r, dim) + kv_parameter_bytes(KvType::fp4r, dim));
+inline constexpr int fp4_coarse_bytes = kv_page_tokens*(kv_row_bytes(KvType::fp4r, dim) +
+                                                        kv_parameter_bytes(KvType::fp4r, dim));
 template <int dim>
 using Fp4Ring = PageRing<2 * fp4_coarse_bytes<dim>, 2>;
 /// Keys and values of other types, of the page after the one that is in registers; where there is room for it.
 template <KvType type, int dim>
 using NextPage = PageRing<kv_head_page_bytes(type, dim) + kv_value_page_bytes(type, dim), 1>;
 template <KvType type, int dim>
-inline constexpr bool has_next_page = type != KvType::f16 && dim <= 128;
+inline constexpr bool has_next_page = type != KvType::f16&& dim <= 128;
 
 /// What a warp needs of shared memory, one after the other.
 template <KvType type, int dim>

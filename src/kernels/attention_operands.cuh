@@ -140,8 +140,8 @@ struct RowValues {
   /// Dims 2·pair and 2·pair + 1 of the lane, each of tokens `first` and first + 2.
   __device__ void pair_tokens(int first, int pair, uint32_t& low, uint32_t& high) const {
     if constexpr (type == KvType::fp8) {
-      const uint32_t bytes =
-          __byte_perm(rows[first].codes.w[pair / 2], rows[first + 2].codes.w[pair / 2], pair % 2 == 0 ? 0x5140 : 0x7362);
+      const uint32_t bytes = __byte_perm(rows[first].codes.w[pair / 2], rows[first + 2].codes.w[pair / 2],
+                                         pair % 2 == 0 ? 0x5140 : 0x7362);
       low = e4m3_pair(bytes, 0), high = e4m3_pair(bytes, 1);
     } else {
       const uint32_t a = rows[first].pair(pair), b = rows[first + 2].pair(pair);

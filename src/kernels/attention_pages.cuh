@@ -90,8 +90,8 @@ class PageScoring {
       float score[2][4];
 #pragma unroll
       for (int j = 0; j < 2; ++j) keys[j].scores(queries, score[j]);
-      const uint32_t most = largest_of_two(largest_of_tokens(i, score[0], factor),
-                                           largest_of_tokens(i + warps<dim>, score[1], factor));
+      const uint32_t most =
+          largest_of_two(largest_of_tokens(i, score[0], factor), largest_of_tokens(i + warps<dim>, score[1], factor));
       most_of_all = larger_halves(most_of_all, most);
       const int lane = static_cast<int>(threadIdx.x % 32);
       const int at = i + lane / 4 * warps<dim>;
@@ -276,7 +276,8 @@ class PageList {
 __device__ inline void count_kept(const Task& task, int split, int active, uint32_t mark, int kept) {
   kbit::Packet* const packets = task.exchange.kept + static_cast<int64_t>(blockIdx.y * gridDim.x);
   const bool last = split + 1 == active;
-  if (task.kept != nullptr && !last && threadIdx.x == 0) send_marked(packets + split, mark, static_cast<uint32_t>(kept));
+  if (task.kept != nullptr && !last && threadIdx.x == 0)
+    send_marked(packets + split, mark, static_cast<uint32_t>(kept));
   if (task.kept != nullptr && last && threadIdx.x < 32) {
     int sum = threadIdx.x == 0 ? kept : 0;
     for (int other = static_cast<int>(threadIdx.x); other < active - 1; other += 32) {

@@ -66,8 +66,8 @@ __device__ __forceinline__ uint32_t fp4_pair(uint32_t word, int j) {
   return (word & 0x20382038u) * ((1u << 6) + (1u << 2)) & code;
 }
 
-/// How f16, fp8 and the codes of fp4r spread the dims of a row over lanes: `lanes` of them share the row (4 for keys, 8 for values), each
-/// takes chunks of `chunk_dims`, the lanes' chunks side by side.
+/// How f16, fp8 and the codes of fp4r spread the dims of a row over lanes: `lanes` of them share the row (4 for keys, 8
+/// for values), each takes chunks of `chunk_dims`, the lanes' chunks side by side.
 template <KvType type, int dim, int lanes>
 struct RowSplit {
   static constexpr int lane_dims = dim / lanes;

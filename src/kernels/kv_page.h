@@ -10,9 +10,9 @@
 //         and d × E4M3 of what is left / scale; values as with fp8                     132
 //
 // d is head_dim padded with zeros to 64, 128 or 256. A page of q4 has no rows: codes and parameters stand as the lanes
-// of a warp read them (q4_key_word and what follows it). fp4r scatters the bits of a code (fp4_halfword) so that most of
-// them stand where an f16 has them; what is left follows behind the parameters of all rows, so that it is not touched
-// where a page is skipped.
+// of a warp read them (q4_key_word and what follows it). fp4r scatters the bits of a code (fp4_halfword) so that most
+// of them stand where an f16 has them; what is left follows behind the parameters of all rows, so that it is not
+// touched where a page is skipped.
 #pragma once
 
 #include <cmath>

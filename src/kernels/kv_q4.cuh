@@ -67,7 +67,7 @@ struct Q4Keys {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int g = static_cast<int>(threadIdx.x % 32 / 4), t = static_cast<int>(threadIdx.x % 4);
     codes.template load<4>(page + lane * 16, 512);
-    key_steps.template load<groups < 4 ? groups : 4>(page + q4_key_step(dim, 0, 0) + g * 4 * groups, 16);
+    key_steps.template load < groups<4 ? groups : 4>(page + q4_key_step(dim, 0, 0) + g * 4 * groups, 16);
     least = *reinterpret_cast<const uint2*>(page + q4_key_least(dim, 0, 0) + (g * groups / 2 + t % (groups / 2)) * 8);
   }
   /// c: tokens 2g (twice) and 2g + 1, heads 2t and 2t + 1 of each, over score_unit.
