@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(threads<dim>, 1) decode_attention_kernel(const
     attend(attending, space.ring.row());
   } else {
     Attending<type, dim, PoolPages<dim>> attending(task, stretch, heads.kv_head, pages, space);
-    attend(attending, space.row);
+    attend(attending, space.next.row());
   }
   __syncthreads();
   merge<dim>(task, heads, split, stretch.active, shared.spaces);

@@ -54,15 +54,14 @@ struct Running {
   }
 
   /// Turns scores over `factor` into weights.
-  template <int pages>
-  __device__ void weigh(float (&score)[pages][4], float factor) {
-    float above[pages][4];
+  __device__ void weigh(float (&score)[4], float factor) {
+    float above[4];
     float most = 0;
     const auto measure = [&] {
 #pragma unroll
-      for (int i = 0; i < 4 * pages; ++i) {
-        above[i / 4][i % 4] = fmaf(score[i / 4][i % 4], factor, -reference[i % 2]);
-        most = fmaxf(most, above[i / 4][i % 4]);
+      for (int i = 0; i < 4; ++i) {
+        above[i] = fmaf(score[i], factor, -reference[i % 2]);
+        most = fmaxf(most, above[i]);
       }
     };
     measure();
@@ -71,7 +70,7 @@ struct Running {
       measure();
     }
 #pragma unroll
-    for (int i = 0; i < 4 * pages; ++i) score[i / 4][i % 4] = power_of_two(above[i / 4][i % 4]);
+    for (int i = 0; i < 4; ++i) score[i] = power_of_two(above[i]);
   }
   __device__ void add(const Values& values, float (&weights)[4]) {
     float scaled[4] = {weights[0], weights[1], weights[2], weights[3]};
@@ -95,11 +94,10 @@ struct Running {
   /// Weights may be up to 2^slack before the reference follows: it then seldom does, and f16 holds them times any step.
   static constexpr float slack = 2;
 
-  template <int pages>
-  __device__ void raise(const float (&score)[pages][4], float factor) {
+  __device__ void raise(const float (&score)[4], float factor) {
     float next[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-    for (int i = 0; i < 4 * pages; ++i) next[i % 2] = fmaxf(next[i % 2], score[i / 4][i % 4]);
+    for (int i = 0; i < 4; ++i) next[i % 2] = fmaxf(next[i % 2], score[i]);
 #pragma unroll
     for (int head = 0; head < 2; ++head) {
       float& most = next[head];
@@ -146,15 +144,15 @@ __device__ __forceinline__ void mask_page(const Sees& sees, float (&score)[4], V
 template <KvType type, int dim>
 __device__ void attend_to_itself(const Task& task, int position, const std::byte* fresh,
                                  const typename PageKeys<type, dim>::Queries& queries, Running<type, dim>& running) {
-  float score[1][4];
+  float score[4];
   PageKeys<type, dim> keys;
   keys.load(fresh);
-  keys.scores(queries, score[0]);
+  keys.scores(queries, score);
   PageValues<type, dim> values;
   values.load(fresh + kv_head_page_bytes(type, dim));
-  mask_page([&](int slot) { return slot == position % kv_page_tokens; }, score[0], values);
+  mask_page([&](int slot) { return slot == position % kv_page_tokens; }, score, values);
   running.weigh(score, score_factor(task) * PageKeys<type, dim>::score_unit);
-  running.add(values, score[0]);
+  running.add(values, score);
 }
 
 /// What the pages of a key head have in common.
@@ -203,26 +201,35 @@ struct PageRing {
 };
 /// Keys and values of q4.
 template <int dim>
-using Q4Ring = PageRing<2 * kv_head_page_bytes(KvType::q4, dim), dim == 64    ? 4
-                                                                 : dim == 128 ? 3
-                                                                              : 2>;
+inline constexpr int q4_stages = dim == 64    ? 4
+                                 : dim == 128 ? 3
+                                              : 2;
+template <int dim>
+using Q4Ring = PageRing<2 * kv_head_page_bytes(KvType::q4, dim), q4_stages<dim>>;
 /// Codes and scales of keys of fp4r, two pages at a time.
 template <int dim>
-inline constexpr int fp4_coarse_bytes = kv_page_tokens*(kv_row_bytes(KvType::fp4r, dim) +
-                                                        kv_parameter_bytes(KvType::fp4r, dim));
+inline constexpr int fp4_coarse_bytes =
+    (kv_row_bytes(KvType::fp4r, dim) + kv_parameter_bytes(KvType::fp4r, dim)) * kv_page_tokens;
 template <int dim>
 using Fp4Ring = PageRing<2 * fp4_coarse_bytes<dim>, 2>;
-/// Keys and values of other types, of the page after the one that is in registers; where there is room for it.
+
+/// Where there is room for the page after the one that is in registers.
 template <KvType type, int dim>
-using NextPage = PageRing<kv_head_page_bytes(type, dim) + kv_value_page_bytes(type, dim), 1>;
+inline constexpr bool has_next_page = dim <= 128 && type != KvType::f16;
+/// Its keys and values, and a head.
 template <KvType type, int dim>
-inline constexpr bool has_next_page = type != KvType::f16&& dim <= 128;
+struct NextPage {
+  static constexpr int bytes = kv_head_page_bytes(type, dim) + kv_value_page_bytes(type, dim);
+  alignas(16) char page[has_next_page<type, dim> ? bytes : 16];
+  float head[dim];
+
+  __device__ float* row() { return head; }
+};
 
 /// What a warp needs of shared memory, one after the other.
 template <KvType type, int dim>
 union WarpSpace {
-  NextPage<has_next_page<type, dim> ? type : KvType::fp8, has_next_page<type, dim> ? dim : 64> next;
-  float row[dim];
+  NextPage<type, dim> next;
   Partial<dim> partial;
 };
 template <int dim>
@@ -233,7 +240,7 @@ union WarpSpace<KvType::q4, dim> {
 template <int dim>
 union WarpSpace<KvType::fp4r, dim> {
   Fp4Ring<dim> ring;
-  NextPage<KvType::fp4r, dim <= 128 ? dim : 64> next;
+  NextPage<KvType::fp4r, dim> next;
   Partial<dim> partial;
 };
 
@@ -269,14 +276,14 @@ class RingAttending {
       __syncwarp();
       ask(i + Ring::stages * warps<dim>, stage);
       stage = Ring::after(stage);
-      float score[1][4];
-      keys.scores(queries, score[0]);
+      float score[4];
+      keys.scores(queries, score);
       const int index = pages_(i);
       if (!sight_.sees_all(index)) {
-        mask_page([&](int slot) { return sight_.stretch.sees(index * kv_page_tokens + slot); }, score[0], values);
+        mask_page([&](int slot) { return sight_.stretch.sees(index * kv_page_tokens + slot); }, score, values);
       }
       running.weigh(score, factor_);
-      running.add(values, score[0]);
+      running.add(values, score);
     }
   }
 
@@ -315,27 +322,28 @@ class Attending {
         space_(space),
         factor_(score_factor(task) * PageKeys<type, dim>::score_unit) {}
 
-  /// Asks for the first page.
+  /// Asks for the first pages.
   __device__ void begin() {
     const int place = pages_.next();
-    if (warp() >= pages_.count) return;
-    keys_.load(head_.keys(place));
-    values_.load(head_.values(place));
+    if (warp() < pages_.count) {
+      keys_.load(head_.keys(place));
+      values_.load(head_.values(place));
+    }
+    ask(warp() + warps<dim>);
   }
 
   __device__ void run(const typename PageKeys<type, dim>::Queries& queries, Running<type, dim>& running) {
-    ask(warp() + warps<dim>);
     for (int i = warp(); i < pages_.count; i += warps<dim>) {
       const bool more = i + warps<dim> < pages_.count;
-      float score[1][4];
-      keys_.scores(queries, score[0]);
+      float score[4];
+      keys_.scores(queries, score);
       if (!has_next_page<type, dim> && more) keys_.load(head_.keys(place_));
       const int index = pages_(i);
       if (!sight_.sees_all(index)) {
-        mask_page([&](int slot) { return sight_.stretch.sees(index * kv_page_tokens + slot); }, score[0], values_);
+        mask_page([&](int slot) { return sight_.stretch.sees(index * kv_page_tokens + slot); }, score, values_);
       }
       running.weigh(score, factor_);
-      running.add(values_, score[0]);
+      running.add(values_, score);
       if (!has_next_page<type, dim> && more) values_.load(head_.values(place_));
       take_next(more);
       ask(i + 2 * warps<dim>);
@@ -349,7 +357,7 @@ class Attending {
     if constexpr (has_next_page<type, dim>) {
       if (i >= pages_.count) return;
       copy_from_page<kv_head_page_bytes(type, dim), kv_value_page_bytes(type, dim)>(
-          space_.next.pages[0], head_.keys(place_), head_.values(place_));
+          space_.next.page, head_.keys(place_), head_.values(place_));
       device::close_async_group();
     }
   }
@@ -358,8 +366,9 @@ class Attending {
       if (!more) return;
       device::wait_async<0>();
       __syncwarp();
-      keys_.load(space_.next.at(0));
-      values_.load(space_.next.at(0) + kv_head_page_bytes(type, dim));
+      const auto* const page = reinterpret_cast<const std::byte*>(space_.next.page);
+      keys_.load(page);
+      values_.load(page + kv_head_page_bytes(type, dim));
       __syncwarp();
     }
   }
