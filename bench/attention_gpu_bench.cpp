@@ -105,7 +105,13 @@ class Caches {
  private:
   kernels::PagedLayer layer(int copy, KvType type) {
     const auto i = static_cast<size_t>(copy);
-    return {keys_[i].data(), values_[i].data(), table_.as<int32_t>(), type, shape_.kv_heads, shape_.head_dim};
+    return {keys_[i].data(),
+            values_[i].data(),
+            table_.as<int32_t>(),
+            type,
+            shape_.kv_heads,
+            shape_.head_dim,
+            static_cast<int>(table_.size() / sizeof(int32_t))};
   }
 
   Heads shape_;

@@ -46,7 +46,8 @@ void add_residual_bytes(CLI::App& command, std::optional<int64_t>& bytes) {
 }
 
 void add_kv(CLI::App& command, KvWords& words) {
-  command.add_option("--kv", words.type, "Type of the KV cache on the GPU: f16, fp8, q4, fp4r")->capture_default_str();
+  command.add_option("--kv", words.type, "Type of the KV cache on the GPU: f16, fp8, q4, q4h, fp4r")
+      ->capture_default_str();
   command
       .add_option("--kv-delta", words.delta,
                   "With --kv fp4r: skip pages whose scores stay this far (nats) below the largest")

@@ -82,7 +82,8 @@ size_t decode_attention_workspace(const DecodeAttentionShape& shape);
 inline constexpr int fp4r_most_tokens = 1 << 19;
 /// Normalizes, rotates, stores and attends in one launch. Blocks share the pages of a key head (split-KV) and the last
 /// one adds their sums up in order. Reads the cache once: 2 · length · kv_heads rows; of fp4r the codes of all keys,
-/// and what they leave and the values of the pages that are kept, in two launches.
+/// and what they leave and the values of the pages that are kept, by blocks that wait for each other (a cooperative
+/// launch).
 void decode_attention_cuda(const DecodeAttentionArgs& args, cudaStream_t stream);
 
 }  // namespace w4q::kernels

@@ -1,14 +1,12 @@
-// What the kernels of one token's attention share: who does what, the token's heads on their way into shared memory and
-// the cache, and rows of a page as mma operands.
+// What the kernels of one token's attention share: who does what, and the token's heads on their way into shared memory
+// and the cache.
 #pragma once
 
 #include <cuda_runtime.h>
 
-#include "device/fragment.cuh"
 #include "kernels/attention_cuda.h"
 #include "kernels/kbit_exchange.cuh"
 #include "kernels/kv_encode.cuh"
-#include "kernels/kv_fragments.cuh"
 
 namespace w4q::kernels::decode {
 
@@ -31,6 +29,15 @@ struct Plan {
   int head_tiles, splits;
 };
 
+/// What blocks of a key head tell each other about pages (attention_pages.cuh).
+struct PageExchange {
+  uint32_t* launches;     ///< [key head and tile]: marks what a launch sends
+  kbit::Packet* largest;  ///< [key head and tile][split][tile_heads]
+  kbit::Packet* kept;     ///< [key head and tile][split]
+  uint4* page_max;        ///< [key head and tile][split][split_pages]: where shared memory does not suffice
+  int64_t split_pages, page_capacity;
+};
+
 struct Task {
   const __half* qkv;
   PagedLayer layer;
@@ -38,12 +45,10 @@ struct Task {
   const int32_t* position;
   __half* out;
   kbit::Packet* packets;  ///< [key head and tile][split][tile_heads · dim / 2]
-  float* split_max;       ///< fp4r: [key head and tile][split][tile_heads]
-  __half* page_max;       ///< fp4r: [key head and tile][page_capacity][tile_heads]
-  int64_t page_capacity;
-  uint32_t* keep_mask;  ///< fp4r, or null
-  int32_t* kept;        ///< fp4r, or null
-  float margin;         ///< fp4r, in units of log2
+  PageExchange exchange;  ///< fp4r
+  uint32_t* keep_mask;    ///< fp4r, or null
+  int32_t* kept;          ///< fp4r, or null
+  float margin;           ///< fp4r, in units of log2
   int64_t window;
   int heads, group, head_tiles;
 };
@@ -78,10 +83,6 @@ struct Stretch {
     past = begin + min((split + 1) * each, pages);
   }
   __device__ bool sees(int token) const { return token >= oldest && token < position; }
-  /// Whether every token of a page is seen and older than the one that attends.
-  __device__ bool sees_all(int page) const {
-    return page * kv_page_tokens >= oldest && (page + 1) * kv_page_tokens <= position;
-  }
 };
 
 /// The position as it stands now: not from a register, because it is asked for before and after a wait.
@@ -91,89 +92,14 @@ __device__ __forceinline__ int read_position(const Task& task) {
   return position;
 }
 
-/// Where the keys and values of a page stand for a key head.
-template <KvType type, int dim>
-struct PagePlace {
-  static constexpr int key_bytes = kv_head_page_bytes(type, dim);
-  static constexpr int value_bytes = kv_value_page_bytes(type, dim);
-  const std::byte *keys, *values;
-
-  __device__ PagePlace(const Task& task, int kv_head, int index) {
-    const int64_t page = task.layer.table[index];
-    keys = head_page(task.layer.keys, page, task.layer.kv_heads, kv_head, key_bytes);
-    values = head_page(task.layer.values, page, task.layer.kv_heads, kv_head, value_bytes);
-  }
-};
-
-/// One lane's part of the keys of a token, with all that is known of them.
-template <KvType type, int dim>
-struct FineKey : LaneRow<type, dim, 4> {
-  __device__ void prepare() {}
-};
-template <int dim>
-struct FineKey<KvType::fp4r, dim> : Fp4Row<dim> {
-  __half2 scales[(Fp4Row<dim>::groups + 1) / 2];
-
-  __device__ void prepare() {
-#pragma unroll
-    for (int i = 0; i < (Fp4Row<dim>::groups + 1) / 2; ++i)
-      scales[i] = this->scale_pair(i, Fp4Row<dim>::fine_scale_factor);
-  }
-  __device__ uint32_t pair(int p) const { return this->fine_pair(p, scales[2 * p / kv_fp4_group / 2]); }
-};
-/// The same from the codes of fp4r alone.
-template <int dim>
-struct CoarseKey : Fp4Row<dim> {
-  __half2 scales[(Fp4Row<dim>::groups + 1) / 2];
-
-  __device__ void prepare() {
-#pragma unroll
-    for (int i = 0; i < (Fp4Row<dim>::groups + 1) / 2; ++i) scales[i] = this->scale_pair(i, Fp4Row<dim>::coarse_factor);
-  }
-  __device__ uint32_t pair(int p) const { return this->coarse_pair(p, scales[2 * p / kv_fp4_group / 2]); }
-};
-
-/// Keys g and g + 8 of a page, a lane's part.
-template <KvType type, int dim, class Key>
-__device__ __forceinline__ void load_keys(const std::byte* page, Key (&keys)[2]) {
-  const int g = static_cast<int>(threadIdx.x) % 32 / 4;
-  const int t = static_cast<int>(threadIdx.x) % 4;
-  const std::byte* const codes = Key::codes_at(page, g, t);
-  const std::byte* const parameters = Key::parameters_at(page, g, t);
-  keys[0].load(codes, parameters);
-  keys[1].load(codes + 8 * kv_row_bytes(type, dim), parameters + 8 * kv_parameter_bytes(type, dim));
+/// One block brings the table of pages into the L2 cache, for which all would wait after they know the position.
+__device__ __forceinline__ void prefetch_table(const PagedLayer& layer) {
+  constexpr int entries = 32;  // of a line
+  if (blockIdx.x + blockIdx.y != 0) return;
+  for (int i = static_cast<int>(threadIdx.x) * entries; i < layer.table_pages;
+       i += static_cast<int>(blockDim.x) * entries)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(layer.table + i));
 }
-
-/// The queries of a block as the A operand: lane (g, t) has head g; rows 8 to 15 are not used.
-template <KvType type, int dim>
-struct QueryFragments {
-  static constexpr int steps = dim / 16;
-  uint32_t words[steps][2];
-
-  __device__ void load(const __half (&queries)[tile_heads][dim]) {
-    const int g = static_cast<int>(threadIdx.x) % 32 / 4;
-    const int t = static_cast<int>(threadIdx.x) % 4;
-#pragma unroll
-    for (int step = 0; step < steps; ++step) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int d = RowSplit<type, dim, 4>::dim_of(t, 2 * step + half);
-        words[step][half] = *reinterpret_cast<const uint32_t*>(&queries[g][d]);
-      }
-    }
-  }
-  /// Scores of head g for eight keys; the lane's are those of keys 2t and 2t + 1.
-  template <class Key>
-  __device__ void scores(Key& key, float (&c)[4]) const {
-    c[0] = c[1] = c[2] = c[3] = 0;
-    key.prepare();
-#pragma unroll
-    for (int step = 0; step < steps; ++step) {
-      const uint32_t a[4] = {words[step][0], 0, words[step][1], 0};
-      device::HalfType::mma(c, a, key.pair(2 * step), key.pair(2 * step + 1));
-    }
-  }
-};
 
 /// A query, key or value head of the token: which, and where it goes.
 struct Item {
@@ -214,21 +140,29 @@ struct EarlyLoads {
         angles(task.rotation.cosine, task.rotation.sine, task.rotation.single ? task.rotation.pairs : 0) {}
 };
 
+/// A query in shared memory; what is behind it keeps lanes that read eight of them out of each other's banks.
+template <int dim>
+struct alignas(16) QueryRow {
+  __half values[dim];
+  __half unused[32];
+
+  __device__ __half& operator[](int i) { return values[i]; }
+  __device__ const __half& operator[](int i) const { return values[i]; }
+};
+
 /// The token's heads: those that the block's queries are go into shared memory, and with `stores` its key and value
-/// into the cache and `fresh`, a head page of keys and one of values. `rows` is scratch, one for each warp.
+/// into the cache and `fresh`, a head page of keys and one of values. `row` is room for a head, the warp's own.
 template <KvType type, int dim>
 __device__ void prepare_heads(const Task& task, const BlockHeads& heads, EarlyLoads<dim>& early, int position,
-                              bool stores, float (&rows)[warps<dim>][dim], __half (&queries)[tile_heads][dim],
-                              std::byte* fresh) {
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+                              bool stores, float* row, QueryRow<dim> (&queries)[tile_heads], std::byte* fresh) {
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  const int lane = static_cast<int>(threadIdx.x % 32);
   const int head_dim = task.layer.head_dim;
   const HeadRotation& rotation = task.rotation;
   if (!rotation.single) {
     const int64_t at = int64_t{position} * rotation.pairs;
     early.angles = Angles<dim>(rotation.cosine + at, rotation.sine + at, rotation.pairs);
   }
-  float* const row = rows[warp];
   for (int index = warp; index < heads.count + (stores ? 2 : 0); index += warps<dim>) {
     const Item item(task, heads, index);
     if (index != warp) early.head = RawHead<dim>(task, item);
@@ -238,19 +172,17 @@ __device__ void prepare_heads(const Task& task, const BlockHeads& heads, EarlyLo
     if (item.query || item.key) {
       normalize_head(row, item.query ? rotation.q_norm : rotation.k_norm, head_dim, rotation.eps);
       rotate_head(row, early.angles, rotation.pairs);
+      if (type == KvType::q4 && kv_transforms_keys(task.layer.type)) transform_head<dim>(row, dim);
     }
     if (item.query) {
       for (int i = lane; i < dim; i += 32) queries[index][i] = __float2half_rn(row[i]);
     } else {
-      const KvType stored = item.key ? type : kv_value_type(type);
-      const int bytes = kv_head_page_bytes(stored, dim);
+      const int bytes = item.key ? kv_head_page_bytes(type, dim) : kv_value_page_bytes(type, dim);
       std::byte* const page =
           head_page(item.key ? task.layer.keys : task.layer.values, task.layer.table[position / kv_page_tokens],
                     task.layer.kv_heads, heads.kv_head, bytes);
       std::byte* const own = fresh + (item.key ? 0 : kv_head_page_bytes(type, dim));
-      encode_row(stored, row, dim, own, position % kv_page_tokens);
-      __syncwarp();
-      copy_row(stored, dim, own, page, position % kv_page_tokens);
+      encode_row(type, item.key, row, dim, position % kv_page_tokens, {page, own});
     }
     __syncwarp();
   }

@@ -2,8 +2,8 @@
 // place in the fragment needs, because products do not care in which order dims are summed, and outputs not in which
 // order they are stored.
 //
-// Lane = 4 · g + t. Scores: keys are B (n = 8 keys, one per g), dims are summed. Output: values are A (m = 16 dims, two
-// per g), keys are summed. A page of 16 tokens is two steps of scores and one of output.
+// Lane = 4 · g + t. Scores: keys are A (m = 16 tokens: 2g in row g, 2g + 1 in row g + 8), dims are summed. Output:
+// values are A (m = 16 dims, two per g), tokens are summed. A page of 16 tokens is one step of each.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -56,28 +56,18 @@ __device__ __forceinline__ uint32_t e4m3_pair(uint32_t word, int upper) {
 #endif
 }
 
-/// Halves of codes `pair` and `pair` + 4 of a word, decoded with (step, least). Codes are taken as 1024 + code where
-/// they stand lowest, and as 64 + code four bits higher: two shifts less.
-__device__ __forceinline__ uint32_t q4_pair(uint32_t word, int pair, __half2 step, __half2 least) {
-  const uint32_t shifted = pair < 2 ? word : word >> 8;
-  const uint32_t biased = pair % 2 == 0 ? device::and_or(shifted, 0x000F000Fu, 0x64006400u)
-                                        : device::and_or(shifted, 0x00F000F0u, 0x54005400u);
-  const __half2 bias = __half2half2(__ushort_as_half(pair % 2 == 0 ? 0x6400 : 0x5400));
-  const __half2 value = __hfma2(__hsub2(reinterpret_cast<const __half2&>(biased), bias), step, least);
-  return reinterpret_cast<const uint32_t&>(value);
-}
-
-/// Halves of the two E2M1 codes j (fp4_halfword) of a word, times 2^-14.
+/// Halves of the two E2M1 codes j (fp4_halfword) of a word, times 2^-14. Sign and magnitude of codes 2 and 3 go
+/// different ways: a product moves both.
 __device__ __forceinline__ uint32_t fp4_pair(uint32_t word, int j) {
-  constexpr uint32_t sign = 0x80008000u, magnitude = 0x0E000E00u;
-  if (j == 0) return word & (sign | magnitude);
-  if (j == 1) return word << 3 & (sign | magnitude);
-  if (j == 2) return device::and_or(word << 9, magnitude, word << 1 & sign);
-  return device::and_or(word << 6, magnitude, word << 2 & sign);
+  constexpr uint32_t code = 0x8E008E00u;
+  if (j == 0) return word & code;
+  if (j == 1) return word << 3 & code;
+  if (j == 2) return (word & 0x40074007u) * ((1u << 9) + (1u << 1)) & code;
+  return (word & 0x20382038u) * ((1u << 6) + (1u << 2)) & code;
 }
 
-/// How a type spreads the dims of a row over lanes: `lanes` of them share the row (4 for keys, 8 for values), each
-/// takes chunks of `chunk_dims`, the lanes' chunks side by side.
+/// How f16, fp8 and the codes of fp4r spread the dims of a row over lanes: `lanes` of them share the row (4 for keys, 8
+/// for values), each takes chunks of `chunk_dims`, the lanes' chunks side by side.
 template <KvType type, int dim, int lanes>
 struct RowSplit {
   static constexpr int lane_dims = dim / lanes;
@@ -92,52 +82,29 @@ struct RowSplit {
   }
 };
 
-/// One lane's part of a row.
+/// One lane's part of a row of f16 or fp8.
 template <KvType type, int dim, int lanes>
 struct LaneRow {
   using Split = RowSplit<type, dim, lanes>;
-  static constexpr int groups = type == KvType::q4 ? (Split::lane_dims + kv_group - 1) / kv_group : 1;
 
   Words<Split::words> codes;
-  __half2 parameters[groups];  ///< q4: step and least of its groups
-  float scale = 1;             ///< fp8
 
-  /// Where a lane's codes and parameters begin on a page. Further rows are whole rows away.
+  /// Where a lane's codes begin on a page. Further rows are whole rows away.
   __device__ static const std::byte* codes_at(const std::byte* page, int slot, int lane) {
     return page + (slot * kv_row_bytes(type, dim) + lane * Split::chunk_words * 4);
   }
-  __device__ static const std::byte* parameters_at(const std::byte* page, int slot, int lane) {
-    const int group = type == KvType::q4 ? Split::dim_of(lane, 0) / kv_group * 4 : 0;
-    return page + (kv_page_tokens * kv_row_bytes(type, dim) + slot * kv_parameter_bytes(type, dim) + group);
+  __device__ void load(const std::byte* from) {
+    codes.template load<Split::chunk_words>(from, lanes * Split::chunk_words * 4);
   }
-  __device__ void load(const std::byte* codes_from, const std::byte* parameters_from) {
-    constexpr int chunk_bytes = Split::chunk_words * 4;
-    codes.template load<Split::chunk_words>(codes_from, lanes * chunk_bytes);
-    if constexpr (type == KvType::fp8) scale = *reinterpret_cast<const float*>(parameters_from) * e4m3_pair_factor;
-    if constexpr (type == KvType::q4) {
-      constexpr int apart = lanes * Split::chunk_dims / kv_group;  // groups from one chunk to the next
-#pragma unroll
-      for (int i = 0; i < groups; ++i) parameters[i] = reinterpret_cast<const __half2*>(parameters_from)[i * apart];
-    }
-  }
-  /// Decodes to zeros: what an unused slot of a page holds must not reach a sum.
+  /// What an unused slot of a page holds must not reach a sum.
   __device__ void clear() {
 #pragma unroll
-    for (int i = 0; i < Split::words; ++i) codes.w[i] = 0;
-    if constexpr (type == KvType::q4) {
-#pragma unroll
-      for (int i = 0; i < groups; ++i) parameters[i] = __half2half2(__ushort_as_half(0));
-    }
-    scale = 0;
+    for (uint32_t& word : codes.w) word = 0;
   }
-  /// Pair `pair` as halves; fp8: without `scale`.
+  /// Pair `pair` as halves; fp8: over its row's scale.
   __device__ uint32_t pair(int pair) const {
     if constexpr (type == KvType::f16) return codes.w[pair];
-    if constexpr (type == KvType::fp8) return e4m3_pair(codes.w[pair / 2], pair % 2);
-    if constexpr (type == KvType::q4) {
-      const __half2 own = parameters[2 * pair / kv_group];
-      return q4_pair(codes.w[pair / 4], pair % 4, __low2half2(own), __high2half2(own));
-    }
+    return e4m3_pair(codes.w[pair / 2], pair % 2);
   }
 };
 

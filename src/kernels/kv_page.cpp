@@ -12,7 +12,8 @@ struct Name {
   KvType type;
   std::string_view name;
 };
-constexpr Name names[] = {{KvType::f16, "f16"}, {KvType::fp8, "fp8"}, {KvType::q4, "q4"}, {KvType::fp4r, "fp4r"}};
+constexpr Name names[] = {
+    {KvType::f16, "f16"}, {KvType::fp8, "fp8"}, {KvType::q4, "q4"}, {KvType::q4h, "q4h"}, {KvType::fp4r, "fp4r"}};
 
 }  // namespace
 

@@ -5,13 +5,14 @@
 //   f16   d × f16                                       –                              256
 //   fp8   d × E4M3 of value / scale                     scale fp32 = absmax / 448      132
 //   q4    groups of 32: round((value − least) / step)   step, least f16 per group      80
+//   q4h   keys as q4 after a Walsh–Hadamard transform over d (which keeps products with queries that have had one)
 //   fp4r  keys: groups of 16: E2M1 of value / scale     scale E4M3 = absmax / 6        72 + 128
 //         and d × E4M3 of what is left / scale; values as with fp8                     132
 //
-// d is head_dim padded with zeros to 64, 128 or 256. In a 32-bit word of q4 the codes of dims 8w + 2j and 8w + 2j + 1
-// are nibbles j and j + 4, so that one shift and one mask give a pair of them as halves. fp4r scatters the bits of a
-// code (fp4_halfword) so that most of them stand where an f16 has them; what is left follows behind the parameters of
-// all rows, so that it is not touched where a page is skipped.
+// d is head_dim padded with zeros to 64, 128 or 256. A page of q4 has no rows: codes and parameters stand as the lanes
+// of a warp read them (q4_key_word and what follows it). fp4r scatters the bits of a code (fp4_halfword) so that most
+// of them stand where an f16 has them; what is left follows behind the parameters of all rows, so that it is not
+// touched where a page is skipped.
 #pragma once
 
 #include <cmath>
@@ -23,10 +24,10 @@
 
 namespace w4q::kernels {
 
-enum class KvType { f16, fp8, q4, fp4r };
-inline constexpr KvType kv_types[] = {KvType::f16, KvType::fp8, KvType::q4, KvType::fp4r};
+enum class KvType { f16, fp8, q4, q4h, fp4r };
+inline constexpr KvType kv_types[] = {KvType::f16, KvType::fp8, KvType::q4, KvType::q4h, KvType::fp4r};
 
-/// "f16", "fp8", "q4", "fp4r".
+/// "f16", "fp8", "q4", "q4h", "fp4r".
 std::string_view to_string(KvType type) noexcept;
 /// The inverse. Throws bad_argument and lists what exists.
 KvType parse_kv_type(std::string_view word);
@@ -54,7 +55,13 @@ W4Q_HOST_DEVICE constexpr int kv_padded_dim(int64_t head_dim) {
 }
 
 /// How values are stored beside keys of a type.
-W4Q_HOST_DEVICE constexpr KvType kv_value_type(KvType type) { return type == KvType::fp4r ? KvType::fp8 : type; }
+W4Q_HOST_DEVICE constexpr KvType kv_value_type(KvType type) {
+  return type == KvType::fp4r ? KvType::fp8 : type == KvType::q4h ? KvType::q4 : type;
+}
+/// The type whose bytes a page of keys has.
+W4Q_HOST_DEVICE constexpr KvType kv_key_type(KvType type) { return type == KvType::q4h ? KvType::q4 : type; }
+/// Whether keys, and the queries that meet them, are transformed (hadamard.cuh, over √d).
+W4Q_HOST_DEVICE constexpr bool kv_transforms_keys(KvType type) { return type == KvType::q4h; }
 
 /// Bytes of the codes of one row.
 W4Q_HOST_DEVICE constexpr int kv_row_bytes(KvType type, int dim) {
@@ -68,6 +75,7 @@ W4Q_HOST_DEVICE constexpr int kv_parameter_bytes(KvType type, int dim) {
     case KvType::fp8:
       return 4;
     case KvType::q4:
+    case KvType::q4h:
       return dim / kv_group * 4;
     default:
       return dim / kv_fp4_group;
@@ -83,6 +91,36 @@ W4Q_HOST_DEVICE constexpr int kv_head_page_bytes(KvType type, int dim) {
 /// The same of the values beside keys of this type.
 W4Q_HOST_DEVICE constexpr int kv_value_page_bytes(KvType type, int dim) {
   return kv_head_page_bytes(kv_value_type(type), dim);
+}
+
+/// Byte `x` of the codes of a lane on a page of q4: lanes take 16 bytes in turn.
+W4Q_HOST_DEVICE constexpr int q4_lane_byte(int lane, int x) { return (x / 16 * 32 + lane) * 16 + x % 16; }
+/// Keys: lane 4g + t has tokens 2g and 2g + 1, and of every group s dims 32s + 8t … 32s + 8t + 7 in one word, dims 2j
+/// and 2j + 1 of them as nibbles j and j + 4. This is the word of dims 8·word … of token `slot`.
+W4Q_HOST_DEVICE constexpr int q4_key_word(int dim, int slot, int word) {
+  return q4_lane_byte(slot / 2 * 4 + word % 4, slot % 2 * (dim / 8) + word / 4 * 4);
+}
+/// Values: lane 4g + t has tokens 4t … 4t + 3, and of every group s dims 32s + 4g … 32s + 4g + 3 in one halfword, a
+/// nibble each. This is the halfword of dims 4·quad … of token `slot`.
+W4Q_HOST_DEVICE constexpr int q4_value_halfword(int dim, int slot, int quad) {
+  return q4_lane_byte(quad % 8 * 4 + slot / 4, slot % 4 * (dim / 16) + quad / 8 * 2);
+}
+/// Where a page of q4 keeps the steps of all rows, and behind them what is least.
+W4Q_HOST_DEVICE constexpr int q4_steps_at(int dim) { return kv_page_tokens * dim / 2; }
+W4Q_HOST_DEVICE constexpr int q4_least_at(int dim) { return q4_steps_at(dim) + kv_page_tokens * dim / kv_group * 2; }
+W4Q_HOST_DEVICE constexpr int q4_key_step(int dim, int slot, int group) {
+  return q4_steps_at(dim) + (slot * (dim / kv_group) + group) * 2;
+}
+W4Q_HOST_DEVICE constexpr int q4_key_least(int dim, int slot, int group) {
+  return q4_least_at(dim) + ((slot / 2 * (dim / kv_group / 2) + group / 2) * 2 + slot % 2) * 4 + group % 2 * 2;
+}
+/// Tokens of values are multiplied in the order 4t, 4t + 2, 4t + 1, 4t + 3.
+W4Q_HOST_DEVICE constexpr int q4_value_place(int slot) { return slot % 2 * 2 + slot % 4 / 2; }
+W4Q_HOST_DEVICE constexpr int q4_value_step(int dim, int slot, int group) {
+  return q4_steps_at(dim) + (slot / 4 * (dim / kv_group) + group) * 8 + q4_value_place(slot) * 2;
+}
+W4Q_HOST_DEVICE constexpr int q4_value_least(int dim, int slot, int group) {
+  return q4_least_at(dim) + (group * 4 + slot / 4) * 8 + q4_value_place(slot) * 2;
 }
 
 /// Where the sign and the three magnitude bits of an E2M1 code stand in the halfword of codes j = 0 … 3.
@@ -105,6 +143,7 @@ struct PagedLayer {
   KvType type = KvType::f16;
   int kv_heads = 0;
   int head_dim = 0;
+  int table_pages = 0;  ///< entries of the table that may be asked for before they are needed
 };
 
 }  // namespace w4q::kernels

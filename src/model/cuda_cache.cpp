@@ -105,7 +105,8 @@ kernels::PagedLayer CudaCache::layer(int64_t index) noexcept {
           device_table_.as<int32_t>(),
           type_,
           kv_heads_,
-          head_dim_};
+          head_dim_,
+          static_cast<int>(pages_)};
 }
 
 int64_t CudaCache::bytes_per_token() const noexcept {

@@ -9,7 +9,7 @@ std::vector<KvRow> compare_caches(const model::Model& model, std::span<const int
   using kernels::KvChoice;
   using kernels::KvType;
   const auto& config = model.config();
-  std::vector<KvChoice> choices = {KvType::fp8, KvType::q4, KvType::fp4r};
+  std::vector<KvChoice> choices = {KvType::fp8, KvType::q4, KvType::q4h, KvType::fp4r};
   const KvChoice pruned{KvType::fp4r, delta};
   if (pruned.prunes()) choices.push_back(pruned);
   std::vector<KvRow> rows;

@@ -302,7 +302,8 @@ TEST_F(CudaDecoders, StepsEqualPrefillWithEveryCache) {
     double to_f16, to_steps;
   };
   for (const auto& [type, to_f16, to_steps] :
-       {Limits{kernels::KvType::fp8, 1e-2, 1e-3}, Limits{kernels::KvType::q4, 0.12, 2e-2}}) {
+       {Limits{kernels::KvType::fp8, 1e-2, 1e-3}, Limits{kernels::KvType::q4, 0.12, 2e-2},
+        Limits{kernels::KvType::q4h, 0.12, 2e-2}}) {
     const auto whole = decode_on_gpu(on_gpu, ids, at_once, {.kv = type});
     const int64_t vocab = model.config().vocab_size;
     EXPECT_LE(mean_kl(exact, whole, vocab), to_f16) << kernels::to_string(type);

@@ -1,0 +1,229 @@
+// Keys and values of a page of any type as a warp multiplies them, a lane's part: what is loaded, and the products.
+#pragma once
+
+#include <type_traits>
+
+#include "device/fragment.cuh"
+#include "kernels/kv_fragments.cuh"
+#include "kernels/kv_q4.cuh"
+
+namespace w4q::kernels::decode {
+
+/// The queries of a block as the B operand: lane (g, t) has head g.
+template <KvType type, int dim>
+struct QueryFragments {
+  static constexpr int steps = dim / 16;
+  uint32_t words[steps][2];
+
+  template <class Row>
+  __device__ void load(const Row* queries) {
+    const int g = static_cast<int>(threadIdx.x % 32 / 4);
+    const int t = static_cast<int>(threadIdx.x % 4);
+#pragma unroll
+    for (int step = 0; step < steps; step += 2) {
+      const int d = RowSplit<type, dim, 4>::dim_of(t, 2 * step);
+      const uint4 four = *reinterpret_cast<const uint4*>(&queries[g][d]);
+      words[step][0] = four.x, words[step][1] = four.y, words[step + 1][0] = four.z, words[step + 1][1] = four.w;
+    }
+  }
+};
+
+/// c: scores of tokens 2g and 2g + 1, heads 2t and 2t + 1 of each, from rows that give pairs of dims. Two sums side by
+/// side, because a product waits for the one before it.
+template <class Key, class Queries>
+__device__ __forceinline__ void multiply_keys(const Key (&keys)[2], const Queries& queries, float (&c)[4]) {
+  float sums[2][4] = {};
+#pragma unroll
+  for (int step = 0; step < Queries::steps; ++step) {
+    const uint32_t a[4] = {keys[0].pair(2 * step), keys[1].pair(2 * step), keys[0].pair(2 * step + 1),
+                           keys[1].pair(2 * step + 1)};
+    device::HalfType::mma(sums[step % 2], a, queries.words[step][0], queries.words[step][1]);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) c[i] = sums[0][i] + sums[1][i];
+}
+
+/// Two tokens' scales.
+__device__ __forceinline__ float2 load_scales(const std::byte* page, int dim, int first) {
+  const float2 scales = *reinterpret_cast<const float2*>(page + kv_page_tokens * dim + 4 * first);
+  return make_float2(scales.x * e4m3_pair_factor, scales.y * e4m3_pair_factor);
+}
+
+/// Keys 2g and 2g + 1 of a page.
+template <KvType type, int dim>
+struct RowKeys {
+  using Queries = QueryFragments<type, dim>;
+  using Row = LaneRow<type, dim, 4>;
+  static constexpr float score_unit = 1;
+  Row rows[2];
+  float2 scales;  ///< fp8
+
+  __device__ void load(const std::byte* page) {
+    const int g = static_cast<int>(threadIdx.x % 32 / 4);
+    const std::byte* const from = Row::codes_at(page, 2 * g, static_cast<int>(threadIdx.x % 4));
+    rows[0].load(from);
+    rows[1].load(from + kv_row_bytes(type, dim));
+    if constexpr (type == KvType::fp8) scales = load_scales(page, dim, 2 * g);
+  }
+  __device__ void scores(const Queries& queries, float (&c)[4]) const {
+    multiply_keys(rows, queries, c);
+    if constexpr (type == KvType::fp8) c[0] *= scales.x, c[1] *= scales.x, c[2] *= scales.y, c[3] *= scales.y;
+  }
+};
+
+/// Rows of fp4r with their scales decoded, times a power of two.
+template <int dim, bool fine>
+struct ScaledRow {
+  const Fp4Row<dim>& row;
+  __half2 scales[(Fp4Row<dim>::groups + 1) / 2];
+
+  __device__ explicit ScaledRow(const Fp4Row<dim>& of) : row(of) {
+    constexpr float factor = fine ? Fp4Row<dim>::fine_scale_factor : Fp4Row<dim>::coarse_factor;
+#pragma unroll
+    for (int i = 0; i < (Fp4Row<dim>::groups + 1) / 2; ++i) scales[i] = row.scale_pair(i, factor);
+  }
+  __device__ uint32_t pair(int p) const {
+    const __half2& own = scales[2 * p / kv_fp4_group / 2];
+    return fine ? row.fine_pair(p, own) : row.coarse_pair(p, own);
+  }
+};
+
+/// Keys of fp4r: by their codes alone, or with what the codes leave.
+template <int dim, bool fine>
+struct Fp4Keys {
+  using Queries = QueryFragments<KvType::fp4r, dim>;
+  using Row = Fp4Row<dim>;
+  static constexpr float score_unit = fine ? Row::fine_factor : Row::coarse_factor;
+  Row rows[2];
+
+  __device__ void load(const std::byte* page) {
+    const int g = static_cast<int>(threadIdx.x % 32 / 4);
+    const int t = static_cast<int>(threadIdx.x % 4);
+    const std::byte* const codes = Row::codes_at(page, 2 * g, t);
+    const std::byte* const parameters = Row::parameters_at(page, 2 * g, t);
+    rows[0].load(codes, parameters);
+    rows[1].load(codes + kv_row_bytes(KvType::fp4r, dim), parameters + kv_parameter_bytes(KvType::fp4r, dim));
+    if constexpr (fine) {
+      const std::byte* const rest = Row::rest_at(page, 2 * g, t);
+      rows[0].load_rest(rest);
+      rows[1].load_rest(rest + dim);
+    }
+  }
+  __device__ void scores(const Queries& queries, float (&c)[4]) const {
+    const ScaledRow<dim, fine> scaled[2] = {ScaledRow<dim, fine>(rows[0]), ScaledRow<dim, fine>(rows[1])};
+    multiply_keys(scaled, queries, c);
+  }
+};
+
+/// Values of tokens 4t … 4t + 3 of a page.
+template <KvType type, int dim>
+struct RowValues {
+  using Row = LaneRow<type, dim, 8>;
+  Row rows[4];
+  float2 scales;  ///< fp8: of tokens 2g and 2g + 1, as weights come
+
+  __device__ void load(const std::byte* page) {
+    const int g = static_cast<int>(threadIdx.x % 32 / 4);
+    const std::byte* const from = Row::codes_at(page, 4 * (static_cast<int>(threadIdx.x % 4)), g);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) rows[i].load(from + i * kv_row_bytes(type, dim));
+    if constexpr (type == KvType::fp8) scales = load_scales(page, dim, 2 * g);
+  }
+  /// Forgets the lane's tokens i that sees(i) refuses.
+  template <class Sees>
+  __device__ void clear(const Sees& sees) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (!sees(i)) rows[i].clear();
+    }
+  }
+  /// Dims 2·pair and 2·pair + 1 of the lane, each of tokens `first` and first + 2.
+  __device__ void pair_tokens(int first, int pair, uint32_t& low, uint32_t& high) const {
+    if constexpr (type == KvType::fp8) {
+      const uint32_t bytes = __byte_perm(rows[first].codes.w[pair / 2], rows[first + 2].codes.w[pair / 2],
+                                         pair % 2 == 0 ? 0x5140 : 0x7362);
+      low = e4m3_pair(bytes, 0), high = e4m3_pair(bytes, 1);
+    } else {
+      const uint32_t a = rows[first].pair(pair), b = rows[first + 2].pair(pair);
+      low = __byte_perm(a, b, 0x5410), high = __byte_perm(a, b, 0x7632);
+    }
+  }
+  /// Weights of tokens 2g and 2g + 1 take the tokens' scales; those of tokens that are not seen stay zero.
+  __device__ void scale(float (&weights)[4]) const {
+    if constexpr (type == KvType::fp8) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) weights[i] = weights[i] == 0 ? 0.0f : weights[i] * (i < 2 ? scales.x : scales.y);
+    }
+  }
+};
+
+/// A warp's sums over values: heads 2t and 2t + 1, two dims in a tile.
+template <KvType type, int dim>
+struct RowSums {
+  static constexpr int steps = dim / 16;
+  float tiles[steps][4];
+  float2 weight;  ///< the lane's share
+
+  __device__ void clear() {
+#pragma unroll
+    for (auto& tile : tiles) tile[0] = tile[1] = tile[2] = tile[3] = 0;
+    weight = make_float2(0, 0);
+  }
+  __device__ void rescale(float low, float high) {
+#pragma unroll
+    for (auto& tile : tiles) tile[0] *= low, tile[1] *= high, tile[2] *= low, tile[3] *= high;
+    weight.x *= low, weight.y *= high;
+  }
+  /// Weights of tokens 4t and 4t + 2, and of 4t + 1 and 4t + 3, of head g, with their values' scales; and without them
+  /// of tokens 2g and 2g + 1.
+  __device__ void add(const RowValues<type, dim>& values, uint32_t b0, uint32_t b1, const float (&weights)[4]) {
+    weight.x += weights[0] + weights[2];
+    weight.y += weights[1] + weights[3];
+#pragma unroll
+    for (int tile = 0; tile < steps; ++tile) {
+      uint32_t a[4];
+      values.pair_tokens(0, tile, a[0], a[1]);
+      values.pair_tokens(1, tile, a[2], a[3]);
+      device::HalfType::mma(tiles[tile], a, b0, b1);
+    }
+  }
+  __device__ float2 weights() const {
+    float2 all = weight;
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) {
+      all.x += __shfl_xor_sync(0xFFFFFFFFu, all.x, step);
+      all.y += __shfl_xor_sync(0xFFFFFFFFu, all.y, step);
+    }
+    return all;
+  }
+  /// `to(head, d, four)` takes sums of head 2t + head for dims d … d + 3.
+  template <class Store>
+  __device__ void store(const Store& to) const {
+    const int g = static_cast<int>(threadIdx.x % 32 / 4);
+#pragma unroll
+    for (int tile = 0; tile < steps; tile += 2) {
+      const int d = RowSplit<type, dim, 8>::dim_of(g, tile);
+      const auto& first = tiles[tile];
+      const auto& second = tiles[tile + 1];
+      to(0, d, make_float4(first[0], first[2], second[0], second[2]));
+      to(1, d, make_float4(first[1], first[3], second[1], second[3]));
+    }
+  }
+};
+
+template <KvType type, int dim>
+using PageKeys = std::conditional_t<type == KvType::q4, Q4Keys<dim>,
+                                    std::conditional_t<type == KvType::fp4r, Fp4Keys<dim, true>, RowKeys<type, dim>>>;
+template <KvType type, int dim>
+using PageValues = std::conditional_t<type == KvType::q4, Q4Values<dim>, RowValues<kv_value_type(type), dim>>;
+template <KvType type, int dim>
+using OutputSums = std::conditional_t<type == KvType::q4, Q4Sums<dim>, RowSums<kv_value_type(type), dim>>;
+
+/// An 8 × 8 matrix of halves, two neighbours of a row in each lane, turned over its diagonal.
+__device__ __forceinline__ uint32_t transposed(uint32_t word) {
+  uint32_t result;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(word));
+  return result;
+}
+
+}  // namespace w4q::kernels::decode
