@@ -99,7 +99,7 @@ TEST_F(PipelineCuda, FeedbackGainsWhatItGainsOnTheCpu) {
     const auto feeding = [&](const std::string& output, device::Device where) {
       auto result = request(scheme, output, where);
       result.calibrated->options.feedback = true;
-      result.options.rotation = {rotation, 42};
+      if (rotation > 1) result.options.rotation = {rotation, 42};
       if (result.scheme.family == formats::SchemeFamily::kbit) {
         result.options.scales = quantize::Scales::search;
         result.options.learn_table = true;
