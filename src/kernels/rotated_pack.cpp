@@ -32,8 +32,12 @@ RotatedPlanes rotated_planes(const formats::PackedWeight& canonical) {
   }
   planes.norm_max = std::ldexp(largest, exponent);
   planes.levels.resize(size_t{1} << canonical.scheme.bits);
-  formats::rotated_levels(canonical.plane(PlaneRole::codebook).bytes.as<float>(),
-                          formats::rotated_group(canonical.scheme, canonical.k), planes.levels);
+  const auto table = canonical.plane(PlaneRole::codebook).bytes.as<float>();
+  if (canonical.scheme.family == formats::SchemeFamily::kbit) {
+    std::ranges::copy(table, planes.levels.begin());
+  } else {
+    formats::rotated_levels(table, formats::rotated_group(canonical.scheme, canonical.k), planes.levels);
+  }
   for (float& level : planes.levels) level = std::ldexp(level, -exponent);
   planes.level_max = formats::kbit_table_max(planes.levels);
   return planes;

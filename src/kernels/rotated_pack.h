@@ -14,7 +14,8 @@ namespace w4q::kernels {
 using repack::norm_count;
 using repack::norm_place;
 
-/// A canonical pass on the host.
+/// A canonical pass on the host: of the rotated family, or of kbit, whose scales are norms of blocks of 32 and whose
+/// table has the levels.
 struct RotatedPlanes {
   std::vector<uint16_t> norms;  ///< f16: exact for f16 and E4M4; f32 norms are rounded
   std::vector<float> levels;    ///< [2^bits]

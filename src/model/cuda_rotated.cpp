@@ -27,6 +27,11 @@ bool reads_rotation(const formats::Rotation& rotation) {
   return rotation.block >= 2 && rotation.block <= kernels::rotate_input_max_block;
 }
 
+bool reads_pass(const PackedWeight& pass) {
+  if (pass.layout != formats::canonical_layout) return false;
+  return pass.scheme.family == formats::SchemeFamily::rotated || pass.scheme.family == formats::SchemeFamily::kbit;
+}
+
 /// Pass `index` of each linear.
 std::vector<const PackedWeight*> pass_of(Linears linears, size_t index) {
   std::vector<const PackedWeight*> pass;
@@ -154,9 +159,7 @@ class Uploader {
 bool reads_rotated(const PackedLinear& linear) {
   if (linear.passes.empty() || linear.rotations.size() != linear.passes.size()) return false;
   for (size_t pass = 0; pass < linear.passes.size(); ++pass) {
-    const PackedWeight& weight = linear.passes[pass];
-    if (weight.scheme.family != formats::SchemeFamily::rotated || weight.layout != formats::canonical_layout)
-      return false;
+    if (!reads_pass(linear.passes[pass])) return false;
     if (!reads_rotation(linear.rotations[pass].rotation())) return false;
   }
   return true;

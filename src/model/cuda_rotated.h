@@ -13,7 +13,7 @@
 
 namespace w4q::model {
 
-/// Whether the GPU's kernels multiply all passes of `linear` as they are.
+/// Whether the GPU's kernels multiply all passes of `linear` as they are: rotated ones, and kbit behind a rotation.
 bool reads_rotated(const formats::PackedLinear& linear);
 
 /// Whether the rows of two such linears can stand below one another.

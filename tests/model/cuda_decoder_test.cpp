@@ -170,6 +170,30 @@ TEST_F(CudaDecoders, LogitsOfRotatedModelsAreTheCpusWithAndWithoutTheirResidual)
   }
 }
 
+TEST_F(CudaDecoders, KbitBehindARotationRunsAsItIs) {
+  set_progress_enabled(false);
+  const test::TemporaryFolder folder;
+  pipeline::QuantizeRequest request;
+  request.model = test::testdata() / "w4q-llama-tiny";
+  request.output = folder / "q";
+  request.scheme = formats::parse_scheme("kbit4-b32-e4m4");
+  request.options.rotation = {128, 7};  // blocks of 32 that share a scale, inputs turned 128 at a time
+  pipeline::quantize_model(request);
+  const Model model = Model::open(request.output);
+  const CudaModel on_gpu = CudaModel::upload(model);
+  EXPECT_TRUE(on_gpu.widened().empty());
+  for (const auto& layer : on_gpu.layers()) {
+    for (const auto* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) EXPECT_TRUE(fuses(*linear));
+  }
+  const auto ids = reference_ids(test::testdata() / "w4q-llama-tiny");
+  const auto expected = decode(model, ids, at_once);
+  for (const std::vector<size_t>& chunks : {at_once, {1}, {40, 3}}) {
+    const auto got = decode_on_gpu(on_gpu, ids, chunks);
+    EXPECT_LE(largest_difference(got, expected), rotated_logit_tolerance);
+    EXPECT_LE(mean_kl(expected, got, model.config().vocab_size), kl_tolerance);
+  }
+}
+
 TEST_F(CudaDecoders, SkippedPagesAreCounted) {
   const Model model = Model::open(test::testdata() / "w4q-llama-tiny");
   const CudaModel on_gpu = CudaModel::upload(model);
