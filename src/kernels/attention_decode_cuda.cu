@@ -1,9 +1,9 @@
 // Attention of one token. A block has one key head (and up to eight of the query heads that read it) and a stretch of
-// pages; its warps take pages in turn, straight from global memory into registers: no shared memory, no barrier
-// in the loop. Per page and warp: dim/16 mma for the scores of eight heads, dim/16 for the output. The token's own
-// key and value are attended to from shared memory, so that nothing waits for their way into the cache.
+// pages; its warps take pages in turn, into registers or through a ring of their own in shared memory (the next page
+// of fp8 and fp4r, all of q4): no barrier of the block in the loop. Per page and warp: dim/16 mma for the scores of
+// eight heads, dim/16 for the output. The token's own key and value are attended to from shared memory, so that nothing
+// waits for their way into the cache.
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "core/error.h"

@@ -1,8 +1,5 @@
 #include "kernels/kbit_wide.h"
 
-#include <algorithm>
-
-#include "core/text.h"
 #include "device/check.h"
 #include "kernels/dequantize_cuda.h"
 #include "kernels/dequantize_marlin.h"

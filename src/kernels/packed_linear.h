@@ -2,8 +2,8 @@
 // by one table (kernel_registry), by layout and rows.
 //
 // Exact mode, the only one: codebook values enter the product as their 16-bit roundings in the type of the activations,
-// products and sums are fp32 on tensor cores, and scales multiply fp32 sums (up to 16 rows) or 16-bit values. Against
-// the fp64 product of the decoded weights the relative Frobenius error is below 1e-3 for f16 and 6e-3 for bf16
+// products and sums are fp32 on tensor cores, and scales multiply fp32 sums (GEMVs, up to 16 rows) or 16-bit values.
+// Against the fp64 product of the decoded weights the relative Frobenius error is below 1e-3 for f16 and 6e-3 for bf16
 // (docs/kernels/kbit.md, int4.md). Results are bit-identical from run to run: partial sums are added in a fixed order.
 //
 // Bytes read: n·k·(bits + 1/4)/8 for E4M4 scales, which at the card's read bandwidth is the time below which it cannot

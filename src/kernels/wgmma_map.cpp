@@ -10,12 +10,16 @@ namespace {
 /// The driver's function, found through the runtime: programs are not linked with the driver.
 decltype(&cuTensorMapEncodeTiled) encoder() {
   static const auto found = [] {
-    constexpr unsigned version = 12000;
+    constexpr auto name = "cuTensorMapEncodeTiled";
     void* function = nullptr;
     cudaDriverEntryPointQueryResult result{};
-    device::check(
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, version, cudaEnableDefault, &result),
-        "asking the driver for maps of arrays");
+#if CUDART_VERSION >= 12050
+    constexpr unsigned version = 12000;
+    const auto status = cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &result);
+#else
+    const auto status = cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &result);
+#endif
+    device::check(status, "asking the driver for maps of arrays");
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
   }();
   return found;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "core/convert.h"
 #include "core/error.h"
 #include "core/text.h"
 #include "device/check.h"
@@ -149,8 +148,9 @@ void CudaDecoder::logits(int64_t first, MatrixView<float> out) {
   for (int64_t row = 0; row < out.rows; row += decoder.logit_rows) {
     const int64_t count = std::min(decoder.logit_rows, out.rows - row);
     const CudaMatrix part = logits(first + row, count);
-    device::check(cudaMemcpyAsync(out.row(row), part.data, static_cast<size_t>(count * part.cols) * sizeof(float),
-                                  cudaMemcpyDeviceToHost, part.stream),
+    const size_t width = static_cast<size_t>(part.cols) * sizeof(float);
+    device::check(cudaMemcpy2DAsync(out.row(row), static_cast<size_t>(out.stride) * sizeof(float), part.data, width,
+                                    width, static_cast<size_t>(count), cudaMemcpyDeviceToHost, part.stream),
                   "copying logits");
   }
   decoder.stream.synchronize();

@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "device/check.h"
 #include "kernels/elementwise_cuda.h"
 #include "model/cuda_decoder_impl.h"
 

@@ -53,7 +53,7 @@ struct CudaLinear {
 CudaLinear upload_linears(std::span<const kernels::LinearWeight* const> layers, const device::Stream& stream,
                           bool offload = false);
 
-/// Gate and up, which read the same input. Where the kernel of one row can apply silu itself, their rows take turns.
+/// Gate and up, which read the same input. Where a kernel of one row may apply silu itself, their rows take turns.
 CudaLinear upload_gated(const kernels::LinearWeight& gate, const kernels::LinearWeight& up,
                         const device::Stream& stream, bool offload = false);
 

@@ -6,7 +6,6 @@
 
 #include "core/error.h"
 #include "core/float_formats.h"
-#include "device/check.h"
 #include "formats/e4m4.h"
 #include "formats/kbit.h"
 #include "model/cuda_stack.h"

@@ -148,9 +148,14 @@ TEST_F(IntegerLinearCuda, BiasStrideResidualTypeAndUnalignedRows) {
     LinearExtras extras;
     for (int64_t i = 0; i < size.n; ++i)
       extras.bias.push_back(static_cast<float>(random_normal(11, static_cast<uint64_t>(i))));
-    for (const auto& [residual, fp32] : {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
+    struct Form {
+      bool residual, fp32, apart = false;
+    };
+    for (const auto [residual, fp32, apart] :
+         {Form{false, false}, {true, false}, {true, false, true}, {false, true}, {true, true}, {true, true, true}}) {
       extras.residual = residual;
       extras.fp32 = fp32;
+      extras.apart = apart;
       for (const int64_t stride : {200, 208, 201}) {
         for (const int64_t m : {1, 5, 20, 64, 130}) {
           const Activations x(m, size.k, stride, DType::f16);

@@ -45,7 +45,8 @@ struct LinearOutcome {
 /// What is added to a product, on top of the weight.
 struct LinearExtras {
   std::vector<float> bias;
-  bool residual = false;  ///< added in place: y holds ones before
+  bool residual = false;  ///< ones are added, in place: y holds them before
+  bool apart = false;     ///< … not in place
   bool fp32 = false;      ///< y and the residual are f32
   /// The kernel that is to run, one that accepts the layer; null: the one that the table picks.
   const kernels::KernelRow* kernel = nullptr;
@@ -102,6 +103,8 @@ inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::
   for (int64_t r = 0; extras.residual && r < x.m; ++r) {
     for (int64_t c = 0; c < n; ++c) type.put(1, before.data() + at(r, c));
   }
+  const auto ones = device::DeviceBuffer::copy_of(before, stream);
+  if (extras.apart) std::ranges::fill(before, poison);
   auto y = device::DeviceBuffer::copy_of(before, stream);
   const kernels::LinearDesc desc{weight.scheme, weight.layout, x.m, n, k, x.dtype};
   device::DeviceBuffer own;
@@ -118,7 +121,7 @@ inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::
   args.ldx = x.stride;
   args.weight = weight;
   args.bias = extras.bias.empty() ? nullptr : bias_device.as<float>();
-  args.residual = extras.residual ? y.data() : nullptr;
+  args.residual = !extras.residual ? nullptr : extras.apart ? ones.data() : y.data();
   args.y = y.data();
   args.ldy = ldy;
   args.fp32 = extras.fp32;
