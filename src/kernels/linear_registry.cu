@@ -9,6 +9,8 @@ namespace w4q::kernels {
 namespace {
 
 constexpr int64_t most_tiles = int64_t{1} << 30;
+/// Rows behind which another kernel may take over, and need another workspace.
+constexpr int64_t last_rows[] = {128, 1024, 2048, most_rows};
 
 void check_args(const LinearArgs& args) {
   const auto& w = args.weight;
@@ -162,6 +164,17 @@ size_t linear_workspace(LinearDesc desc) {
     most = std::max(most, pick_kernel(desc).workspace(desc));
   }
   return most;
+}
+
+DividedWorkspace divided_workspace(LinearDesc desc) {
+  DividedWorkspace bytes;
+  const int64_t m = desc.m;
+  for (const int64_t rows_at_most : last_rows) {
+    desc.m = std::min(m, rows_at_most);
+    size_t& part = pick_kernel(desc).keeps_words ? bytes.words : bytes.scratch;
+    part = std::max(part, linear_workspace(desc));
+  }
+  return bytes;
 }
 
 void packed_linear(const LinearArgs& args, cudaStream_t stream) {

@@ -93,6 +93,8 @@ struct KernelRow {
   /// Arguments have been checked.
   void (*run)(const LinearArgs&, cudaStream_t);
   bool fuses = false;  ///< takes a LinearFusion where there is one row
+  /// Leaves words of its workspace as empty as it found them; else they are scratch that others write over.
+  bool keeps_words = true;
 };
 
 /// All ways, the preferred ones first.
@@ -105,7 +107,13 @@ inline constexpr int64_t packed_linear_max_rows = 64;
 
 /// Bytes of workspace for any number of rows from 1 to `desc.m` of such a layer on the current GPU.
 size_t linear_workspace(LinearDesc desc);
-/// The same for kbit weights in kbit-fragment.
+/// The same for whoever calls layers of several sizes in turn: words that are zeroed once and those of all kernels that
+/// keep them, and scratch that may be anybody's.
+struct DividedWorkspace {
+  size_t words = 0, scratch = 0;
+};
+DividedWorkspace divided_workspace(LinearDesc desc);
+/// linear_workspace for kbit weights in kbit-fragment.
 size_t kbit_linear_workspace(int64_t m, int64_t n, int64_t k);
 
 /// Launches on `stream`. Throws bad_argument, before any launch, for sizes, types, null or misaligned pointers or a

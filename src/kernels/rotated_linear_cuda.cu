@@ -26,26 +26,17 @@ void refuse_unless(bool holds, std::string_view what) {
 
 int64_t groups_of(const RotatedDevicePass& pass) { return (pass.k + pass.group - 1) / pass.group; }
 
-/// Rows behind which another kernel may take over, which needs another workspace.
-constexpr int64_t last_rows[] = {128, 1024};
 /// From so many rows on two passes that share a rotation are decoded into one weight for cuBLAS (rotated_wide.h).
 constexpr int64_t least_wide_rows = 128;
 
-/// Wide products put decoded weights where other kernels keep words that are empty between launches.
-bool keeps_words(const KernelRow& row) { return !row.name.ends_with("-wide"); }
-
 /// Words, and the parts of the scratch: that of wide products, up to two rotated inputs, norms spread out to scales.
 struct Parts {
-  size_t words = 0, wide = 0, input, scales;
+  size_t words, wide, input, scales;
   Parts(int64_t m, int64_t n, int64_t k)
       : input(padded(m * padded_inputs(k) * 2)), scales(padded(kbit::Map(n, k).tiles() * kbit::Map::tile_scales * 2)) {
-    const auto make_room = [&](int64_t rows) {
-      const LinearDesc desc{{}, "kbit-fragment", rows, n, k};
-      size_t& bytes = keeps_words(pick_kernel(desc)) ? words : wide;
-      bytes = std::max(bytes, padded(static_cast<int64_t>(linear_workspace(desc))));
-    };
-    for (const int64_t rows : last_rows) make_room(std::min(rows, m));
-    make_room(m);
+    const DividedWorkspace product = divided_workspace({{}, "kbit-fragment", m, n, k});
+    words = padded(static_cast<int64_t>(product.words));
+    wide = padded(static_cast<int64_t>(product.scratch));
     if (m >= least_wide_rows) wide = std::max(wide, padded(static_cast<int64_t>(rotated::wide_bytes(n, k))));
   }
   static int64_t padded_inputs(int64_t k) { return (k + 63) / 64 * 64; }
@@ -231,7 +222,7 @@ class Linear {
     all.weight.table_max = pass.level_max;
     all.weight.scale_max = pass.norm_max;
     all.weights_ready = false;  // scales have just been written
-    if (!keeps_words(pick_kernel(describe(all)))) {
+    if (!pick_kernel(describe(all)).keeps_words) {
       all.workspace = args_.scratch;
       all.workspace_bytes = parts_.wide;
     }

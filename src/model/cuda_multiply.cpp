@@ -10,12 +10,6 @@
 namespace w4q::model {
 namespace {
 
-/// Rows behind which another kernel may take over, and need another workspace.
-constexpr int64_t last_rows[] = {128, 1024, 2048};
-
-/// Wide products put decoded weights where other kernels keep words that are empty between launches.
-bool keeps_words(const kernels::KernelRow& row) { return !row.name.ends_with("-wide"); }
-
 /// What a launch of this product reads first.
 kernels::NextWeights weights_of(const CudaProduct& product, int64_t k) {
   if (product.packed) return {product.packed->codes, product.n * k * product.scheme.bits / 8};
@@ -49,13 +43,10 @@ CudaMultiplier::CudaMultiplier(std::span<const CudaLinear* const> linears, int64
         scaled = std::max(scaled, static_cast<size_t>(most_rows * linear->k) * 2);
       }
       if (!product.packed) continue;
-      const auto make_room = [&](int64_t rows) {
-        const kernels::LinearDesc desc{product.scheme, product.packed->layout, rows, product.n, linear->k};
-        size_t& bytes = keeps_words(kernels::pick_kernel(desc)) ? words : wide;
-        bytes = std::max(bytes, kernels::linear_workspace(desc));
-      };
-      for (const int64_t rows : last_rows) make_room(std::min(rows, most_rows));
-      make_room(most_rows);
+      const auto sizes =
+          kernels::divided_workspace({product.scheme, product.packed->layout, most_rows, product.n, linear->k});
+      words = std::max(words, sizes.words);
+      wide = std::max(wide, sizes.scratch);
     }
   }
   const CudaProduct* last = nullptr;
@@ -142,7 +133,7 @@ void CudaMultiplier::multiply_packed(const CudaProduct& product, int64_t k, cons
   args.ldy = out.stride;
   args.fp32 = out.fp32;
   if (out.add) args.residual = out.y;
-  device::DeviceBuffer& workspace = keeps_words(kernels::pick_kernel(kernels::describe(args))) ? words_ : wide_;
+  device::DeviceBuffer& workspace = kernels::pick_kernel(kernels::describe(args)).keeps_words ? words_ : wide_;
   args.workspace = workspace.data();
   args.workspace_bytes = workspace.size();
   args.fusion = fusion;
