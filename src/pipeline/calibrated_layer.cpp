@@ -117,8 +117,7 @@ class LayerJob {
     }
     quantize::ChannelMagnitudes magnitudes(k);
     for (size_t i = 0; i < linears.size(); ++i) {
-      const auto loaded = checkpoint_.load(names[i] + ".weight");
-      magnitudes.add(loaded.view(), linears[i].rounding.block);
+      magnitudes.add({names[i], DType::f32, weights[i].shape, bytes_of(weights[i].values)}, linears[i].rounding.block);
     }
     const auto sizes = magnitudes.mean();
     const auto found = quantize::search_scales(linears, {mean_abs, gram_view, shared, sizes});
@@ -135,8 +134,9 @@ class LayerJob {
     quantize::ChannelMagnitudes magnitudes(k);
     for (const auto& name : names) {
       const auto loaded = checkpoint_.load(name + ".weight");
-      const quantize::Rounding rounding = quantize::rounding_of(*scheme_of_(name), k, plainly(options_));
-      if (scales) magnitudes.add(loaded.view(), rounding.block);
+      if (scales) {
+        magnitudes.add(loaded.view(), quantize::rounding_of(*scheme_of_(name), k, plainly(options_)).block);
+      }
       const auto measured = gpu_->add(own, loaded.view(), *scheme_of_(name), plainly(options_));
       outputs_[name] = {measured.power, measured.plain, 0};
       report.output += measured.power;
