@@ -14,7 +14,6 @@ using formats::Scheme;
 using formats::SchemeFamily;
 using test::Activations;
 using test::linear_bound;
-using test::LinearExtras;
 
 struct Size {
   int64_t n, k;
@@ -140,35 +139,13 @@ TEST_F(IntegerLinearCuda, ModelShapes) {
 
 TEST_F(IntegerLinearCuda, BiasStrideResidualTypeAndUnalignedRows) {
   const device::Stream stream;
-  for (const auto& [name, layout, size] : {std::tuple{"int4-g64-f16-asym", "marlin", Size{300, 200}},
-                                           {"int4-g128-f16", "marlin", Size{320, 200}},
-                                           {"int4-g32-f16", "interleaved", Size{300, 200}}}) {
-    const Scheme scheme = formats::parse_scheme(name);
-    const Weight weight(scheme, size, layout, stream);
-    LinearExtras extras;
-    for (int64_t i = 0; i < size.n; ++i)
-      extras.bias.push_back(static_cast<float>(random_normal(11, static_cast<uint64_t>(i))));
-    struct Form {
-      bool residual, fp32, apart = false;
-    };
-    for (const auto [residual, fp32, apart] :
-         {Form{false, false}, {true, false}, {true, false, true}, {false, true}, {true, true}, {true, true, true}}) {
-      extras.residual = residual;
-      extras.fp32 = fp32;
-      extras.apart = apart;
-      for (const int64_t stride : {200, 208, 201}) {
-        for (const int64_t m : {1, 5, 20, 64, 130}) {
-          const Activations x(m, size.k, stride, DType::f16);
-          for (const KernelRow* kernel : test::accepting_kernels({scheme, layout, m, size.n, size.k, DType::f16})) {
-            extras.kernel = kernel;
-            const auto outcome = test::run_linear(weight.on_device(), weight.decoded(), x, extras, stream);
-            EXPECT_LE(outcome.relative_error, linear_bound(DType::f16, size.n * size.k))
-                << kernel->name << ", stride " << stride << ", " << m << " rows, residual " << residual << ", f32 "
-                << fp32;
-          }
-        }
-      }
-    }
+  constexpr int64_t rows[] = {1, 5, 20, 64, 130};
+  for (const auto& [scheme, layout, size] : {std::tuple{"int4-g64-f16-asym", "marlin", Size{300, 200}},
+                                             {"int4-g128-f16", "marlin", Size{320, 200}},
+                                             {"int4-g32-f16", "interleaved", Size{300, 200}}}) {
+    SCOPED_TRACE(concat(scheme, " ", layout));
+    const Weight weight(formats::parse_scheme(scheme), size, layout, stream);
+    test::check_every_form(weight.on_device(), weight.decoded(), rows, stream);
   }
 }
 

@@ -193,33 +193,10 @@ TEST_F(KbitLinearCuda, ModelShapes) {
 
 TEST_F(KbitLinearCuda, BiasStrideResidualTypeAndUnalignedRows) {
   const device::Stream stream;
-  const Scheme scheme{SchemeFamily::kbit, 3, 32, ScaleType::e4m4};
+  constexpr int64_t rows[] = {1, 5, 20, 130};
   for (const Size size : {Size{300, 200}, {320, 200}}) {
-    const Weight weight(scheme, size, 0.05, stream);
-    test::LinearExtras extras;
-    for (int64_t i = 0; i < size.n; ++i)
-      extras.bias.push_back(static_cast<float>(random_normal(11, static_cast<uint64_t>(i))));
-    struct Form {
-      bool residual, fp32, apart = false;
-    };
-    for (const auto [residual, fp32, apart] :
-         {Form{false, false}, {true, false}, {true, false, true}, {false, true}, {true, true}, {true, true, true}}) {
-      extras.residual = residual;
-      extras.fp32 = fp32;
-      extras.apart = apart;
-      for (const int64_t stride : {200, 208, 201}) {
-        for (const int64_t m : {1, 5, 20, 130}) {
-          const Activations x(m, size.k, stride, DType::f16);
-          for (const KernelRow* kernel :
-               test::accepting_kernels({scheme, "kbit-fragment", m, size.n, size.k, DType::f16})) {
-            extras.kernel = kernel;
-            const auto outcome = test::run_linear(weight.on_device(), weight.decoded(), x, extras, stream);
-            EXPECT_LE(outcome.relative_error, bound(DType::f16)) << kernel->name << ", stride " << stride << ", " << m
-                                                                 << " rows, residual " << residual << ", f32 " << fp32;
-          }
-        }
-      }
-    }
+    const Weight weight({SchemeFamily::kbit, 3, 32, ScaleType::e4m4}, size, 0.05, stream);
+    test::check_every_form(weight.on_device(), weight.decoded(), rows, stream);
   }
 }
 

@@ -162,4 +162,36 @@ inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::
   return outcome;
 }
 
+/// Every kernel that takes `rows` activation rows of f16, with a bias and every way to leave results, over rows of
+/// activations that are aligned and that are not.
+inline void check_every_form(const kernels::DeviceWeight& weight, const std::vector<float>& decoded,
+                             std::span<const int64_t> rows, const device::Stream& stream) {
+  struct Form {
+    bool residual, fp32, apart = false;
+  };
+  LinearExtras extras;
+  for (int64_t i = 0; i < weight.n; ++i) {
+    extras.bias.push_back(static_cast<float>(random_normal(11, static_cast<uint64_t>(i))));
+  }
+  for (const auto [residual, fp32, apart] :
+       {Form{false, false}, {true, false}, {true, false, true}, {false, true}, {true, true}, {true, true, true}}) {
+    extras.residual = residual;
+    extras.fp32 = fp32;
+    extras.apart = apart;
+    for (const int64_t stride : {weight.k, weight.k + 8, weight.k + 1}) {
+      for (const int64_t m : rows) {
+        const Activations x(m, weight.k, stride, DType::f16);
+        for (const auto* kernel :
+             accepting_kernels({weight.scheme, weight.layout, m, weight.n, weight.k, DType::f16})) {
+          extras.kernel = kernel;
+          const auto outcome = run_linear(weight, decoded, x, extras, stream);
+          EXPECT_LE(outcome.relative_error, linear_bound(DType::f16, weight.n * weight.k))
+              << kernel->name << ", stride " << stride << ", " << m << " rows, residual " << residual << ", f32 "
+              << fp32 << ", apart " << apart;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace w4q::test

@@ -104,13 +104,14 @@ TEST_F(CudaDecoders, LogitsAreTheCpus) {
 }
 
 /// The small model, all of it packed.
-Model quantized(std::string_view scheme, const std::filesystem::path& output) {
+Model quantized(std::string_view scheme, const std::filesystem::path& output, const formats::Rotation& rotation = {}) {
   pipeline::QuantizeRequest request;
   request.model = test::testdata() / "w4q-llama-tiny";
   request.output = output;
   request.scheme = formats::parse_scheme(scheme);
   if (request.scheme.family == formats::SchemeFamily::integer) request.method = "rtn";
   if (request.scheme.family == formats::SchemeFamily::rotated) request.method = "rotated";
+  request.options.rotation = rotation;
   request.lm_head = true;
   pipeline::quantize_model(request);
   return Model::open(output);
@@ -173,13 +174,8 @@ TEST_F(CudaDecoders, LogitsOfRotatedModelsAreTheCpusWithAndWithoutTheirResidual)
 TEST_F(CudaDecoders, KbitBehindARotationRunsAsItIs) {
   set_progress_enabled(false);
   const test::TemporaryFolder folder;
-  pipeline::QuantizeRequest request;
-  request.model = test::testdata() / "w4q-llama-tiny";
-  request.output = folder / "q";
-  request.scheme = formats::parse_scheme("kbit4-b32-e4m4");
-  request.options.rotation = {128, 7};  // blocks of 32 that share a scale, inputs turned 128 at a time
-  pipeline::quantize_model(request);
-  const Model model = Model::open(request.output);
+  // Blocks of 32 that share a scale, inputs turned 128 at a time.
+  const Model model = quantized("kbit4-b32-e4m4", folder / "q", {128, 7});
   const CudaModel on_gpu = CudaModel::upload(model);
   EXPECT_TRUE(on_gpu.widened().empty());
   for (const auto& layer : on_gpu.layers()) {
