@@ -40,23 +40,30 @@ class PoolPages {
 };
 
 /// A warp's running softmax and sums. Lane (g, t): scores of tokens 2g and 2g + 1 for heads 2t and 2t + 1.
+///
+/// Weights times their values' scales are rounded to f16. The reference lies so far below the largest score that these
+/// products reach up to 2^15: what is small beside the largest is then still no subnormal.
 template <KvType type, int dim>
 struct Running {
   using Keys = PageKeys<type, dim>;
   using Values = PageValues<type, dim>;
 
   float reference[2];  ///< what scores of heads 2t and 2t + 1 are measured from, in units of log2
+  float largest;       ///< weight, log2: 2^15 over scale_limit
+  float scale_limit;   ///< of the values' scales: a power of two
   OutputSums<type, dim> sums;
 
   __device__ void clear() {
     reference[0] = reference[1] = lowest;
+    scale_limit = Values::has_scales ? Values::usual_scale : 1.0f;
+    largest = 15 - log2f(scale_limit);
     sums.clear();
   }
 
-  /// Turns scores over `factor` into weights.
-  __device__ void weigh(float (&score)[4], float factor) {
+  /// Turns scores over `factor` into weights of the values.
+  __device__ void weigh(float (&score)[4], float factor, const Values& values) {
     float above[4];
-    float most = 0;
+    float most = lowest;
     const auto measure = [&] {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -65,7 +72,9 @@ struct Running {
       }
     };
     measure();
-    if (__any_sync(0xFFFFFFFFu, most > slack)) {
+    const float scale = values.largest_scale();
+    if (__any_sync(0xFFFFFFFFu, most > largest || scale > scale_limit)) {
+      if constexpr (Values::has_scales) raise_limit(scale);
       raise(score, factor);
       measure();
     }
@@ -91,9 +100,14 @@ struct Running {
   }
 
  private:
-  /// Weights may be up to 2^slack before the reference follows: it then seldom does, and f16 holds them times any step.
+  /// Weights grow by 2^slack before the reference follows: it then seldom does.
   static constexpr float slack = 2;
 
+  __device__ void raise_limit(float scale) {
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) scale = fmaxf(scale, __shfl_xor_sync(0xFFFFFFFFu, scale, step));
+    while (scale_limit < scale && scale_limit < 0x1p100f) scale_limit *= 2, largest -= 1;
+  }
   __device__ void raise(const float (&score)[4], float factor) {
     float next[2] = {-INFINITY, -INFINITY};
 #pragma unroll
@@ -103,7 +117,7 @@ struct Running {
       float& most = next[head];
 #pragma unroll
       for (int step = 4; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, step));
-      most = fmaxf(most * factor, reference[head]);
+      most = fmaxf(most * factor - (largest - slack), reference[head]);
     }
     sums.rescale(power_of_two(reference[0] - next[0]), power_of_two(reference[1] - next[1]));
     reference[0] = next[0], reference[1] = next[1];
@@ -135,9 +149,8 @@ __device__ __forceinline__ void mask_scores(const Sees& sees, float (&score)[4])
 /// Forgets scores and values of tokens that sees(slot) refuses.
 template <class Sees, class Values>
 __device__ __forceinline__ void mask_page(const Sees& sees, float (&score)[4], Values& values) {
-  const int t = static_cast<int>(threadIdx.x % 4);
   mask_scores(sees, score);
-  values.clear([&](int i) { return sees(4 * t + i); });
+  values.clear(sees);
 }
 
 /// The token itself, which stands on two head pages of its own.
@@ -151,7 +164,7 @@ __device__ void attend_to_itself(const Task& task, int position, const std::byte
   PageValues<type, dim> values;
   values.load(fresh + kv_head_page_bytes(type, dim));
   mask_page([&](int slot) { return slot == position % kv_page_tokens; }, score, values);
-  running.weigh(score, score_factor(task) * PageKeys<type, dim>::score_unit);
+  running.weigh(score, score_factor(task) * PageKeys<type, dim>::score_unit, values);
   running.add(values, score);
 }
 
@@ -282,7 +295,7 @@ class RingAttending {
       if (!sight_.sees_all(index)) {
         mask_page([&](int slot) { return sight_.stretch.sees(index * kv_page_tokens + slot); }, score, values);
       }
-      running.weigh(score, factor_);
+      running.weigh(score, factor_, values);
       running.add(values, score);
     }
   }
@@ -342,7 +355,7 @@ class Attending {
       if (!sight_.sees_all(index)) {
         mask_page([&](int slot) { return sight_.stretch.sees(index * kv_page_tokens + slot); }, score, values_);
       }
-      running.weigh(score, factor_);
+      running.weigh(score, factor_, values_);
       running.add(values_, score);
       if (!has_next_page<type, dim> && more) values_.load(head_.values(place_));
       take_next(more);

@@ -119,6 +119,8 @@ struct Fp4Keys {
 template <KvType type, int dim>
 struct RowValues {
   using Row = LaneRow<type, dim, 8>;
+  static constexpr bool has_scales = type == KvType::fp8;
+  static constexpr float usual_scale = 0x1p-4f * e4m3_pair_factor;  ///< values up to 28
   Row rows[4];
   float2 scales;  ///< fp8: of tokens 2g and 2g + 1, as weights come
 
@@ -129,14 +131,21 @@ struct RowValues {
     for (int i = 0; i < 4; ++i) rows[i].load(from + i * kv_row_bytes(type, dim));
     if constexpr (type == KvType::fp8) scales = load_scales(page, dim, 2 * g);
   }
-  /// Forgets the lane's tokens i that sees(i) refuses.
+  /// Forgets tokens that sees(slot) refuses.
   template <class Sees>
   __device__ void clear(const Sees& sees) {
+    const int g = static_cast<int>(threadIdx.x % 32 / 4), t = static_cast<int>(threadIdx.x % 4);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (!sees(i)) rows[i].clear();
+      if (!sees(4 * t + i)) rows[i].clear();
+    }
+    if constexpr (has_scales) {
+      if (!sees(2 * g)) scales.x = 0;
+      if (!sees(2 * g + 1)) scales.y = 0;
     }
   }
+  /// What weights are multiplied with, at most.
+  __device__ float largest_scale() const { return has_scales ? fmaxf(scales.x, scales.y) : 0; }
   /// Dims 2·pair and 2·pair + 1 of the lane, each of tokens `first` and first + 2.
   __device__ void pair_tokens(int first, int pair, uint32_t& low, uint32_t& high) const {
     if constexpr (type == KvType::fp8) {
@@ -148,11 +157,11 @@ struct RowValues {
       low = __byte_perm(a, b, 0x5410), high = __byte_perm(a, b, 0x7632);
     }
   }
-  /// Weights of tokens 2g and 2g + 1 take the tokens' scales; those of tokens that are not seen stay zero.
+  /// Weights of tokens 2g and 2g + 1 take the tokens' scales.
   __device__ void scale(float (&weights)[4]) const {
-    if constexpr (type == KvType::fp8) {
+    if constexpr (has_scales) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) weights[i] = weights[i] == 0 ? 0.0f : weights[i] * (i < 2 ? scales.x : scales.y);
+      for (int i = 0; i < 4; ++i) weights[i] *= i < 2 ? scales.x : scales.y;
     }
   }
 };

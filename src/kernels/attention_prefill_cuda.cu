@@ -125,7 +125,7 @@ struct Running {
     }
   }
 
-  /// Scores, in units of log2, become weights.
+  /// Scores, in units of log2, become weights: 2^15 for the largest, so that small ones are no subnormals of f16.
   __device__ void weigh(float (&score)[key_tiles][4]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -143,7 +143,7 @@ struct Running {
       for (auto& tile : score) {
 #pragma unroll
         for (int j = 2 * half; j < 2 * half + 2; ++j) {
-          tile[j] = exp2f(tile[j] - most);
+          tile[j] = exp2f(tile[j] - most + 15);
           weight[half] += tile[j];
         }
       }

@@ -106,6 +106,8 @@ struct Q4Keys {
 template <int dim>
 struct Q4Values {
   static constexpr int groups = dim / kv_group;
+  static constexpr bool has_scales = true;
+  static constexpr float usual_scale = 1;  ///< values that span up to 15
 
   Words<2 * groups> codes;        ///< [token][pair of groups]
   Words<2 * groups> value_steps;  ///< [group][tokens 0 and 2, tokens 1 and 3]
@@ -118,16 +120,27 @@ struct Q4Values {
     value_steps.template load<4>(page + q4_value_step(dim, 0, 0) + t * 8 * groups, 16);
     least = *reinterpret_cast<const uint2*>(page + q4_value_least(dim, 0, 0) + (g % groups * 4 + t) * 8);
   }
-  /// Forgets the lane's tokens i that sees(i) refuses: their weights are zero, but what stands there may be anything.
+  /// Forgets tokens that sees(slot) refuses: their weights are zero, but what stands there may be anything.
   template <class Sees>
   __device__ void clear(const Sees& sees) {
-    const uint32_t even = (sees(0) ? 0xFFFFu : 0u) | (sees(2) ? 0xFFFF0000u : 0u);
-    const uint32_t odd = (sees(1) ? 0xFFFFu : 0u) | (sees(3) ? 0xFFFF0000u : 0u);
+    const int first = static_cast<int>(threadIdx.x % 4) * 4;
+    const uint32_t even = (sees(first) ? 0xFFFFu : 0u) | (sees(first + 2) ? 0xFFFF0000u : 0u);
+    const uint32_t odd = (sees(first + 1) ? 0xFFFFu : 0u) | (sees(first + 3) ? 0xFFFF0000u : 0u);
     least.x &= even, least.y &= odd;
 #pragma unroll
     for (int group = 0; group < groups; ++group) value_steps.w[2 * group] &= even, value_steps.w[2 * group + 1] &= odd;
   }
+  /// What weights are multiplied with, at most.
+  __device__ float largest_scale() const {
+    __half2 most = step_pair(0);
+#pragma unroll
+    for (int i = 1; i < 2 * groups; ++i) most = __hmax2(most, step_pair(i));
+    return fmaxf(__low2float(most), __high2float(most));
+  }
   __device__ void scale(float (&)[4]) const {}
+
+ private:
+  __device__ const __half2& step_pair(int i) const { return reinterpret_cast<const __half2&>(value_steps.w[i]); }
 };
 
 /// A warp's sums over values of q4: heads 2t and 2t + 1.

@@ -204,9 +204,9 @@ __global__ void __launch_bounds__(threads, 1)
     multiplier.run(job.end(task.k_tiles) - job.begin(task.k_tiles), sums);
     const Results<Weights, rows> results(task, job.job);
     if (job.shared()) {
-      store_shared(results, sums, job, task.exchange);
+      store_shared(results, sums, job, task.exchange, memory + M::turn_at);
     } else {
-      results.store_all(sums, memory + M::turn_at);
+      results.store_rows(sums, memory + M::turn_at);
     }
   }
 }

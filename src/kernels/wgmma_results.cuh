@@ -60,16 +60,18 @@ struct Results {
     if (inside(output, row)) store_value<Type>(task.y, task.residual, task.fp32, at(output, row), value);
   }
 
-  /// Sums of a whole job, turned in `turn` so that a lane has eight neighbouring outputs.
-  __device__ void store_all(const float (&sums)[rows / 2], char* turn) const {
+  /// Sums of rows `first` up to `end` of the job, multiples of 16, turned in `turn` so that a lane has eight
+  /// neighbouring outputs.
+  template <int first = 0, int end = rows>
+  __device__ void store_rows(const float (&sums)[rows / 2], char* turn) const {
     const Lane lane;
     const int warp = threadIdx.x / 32;
     const int id = threadIdx.x % 32;
     const float2 by[2] = {scale_and_bias(lane.output), scale_and_bias(lane.output + 8)};
-    if (task.fp32) return store_floats(sums, by, reinterpret_cast<float*>(turn + warp * 1024));
+    if (task.fp32) return store_floats<first, end>(sums, by, reinterpret_cast<float*>(turn + warp * 1024));
     char* const mine = turn + warp * 1024;
 #pragma unroll
-    for (int j = 0; j < rows / 8; j += 2) {
+    for (int j = first / 8; j < end / 8; j += 2) {
       char* const half = mine + j / 2 % 2 * 512;
       uint32_t pairs[4];
 #pragma unroll
@@ -87,11 +89,12 @@ struct Results {
   /// Where a value of sixteen rows and outputs stands on its way: fours of a row in an order that spreads over banks.
   __device__ static int turned(int row, int output) { return row * 16 + (output ^ row / 2 % 4 * 4); }
 
+  template <int first, int end>
   __device__ void store_floats(const float (&sums)[rows / 2], const float2 (&by)[2], float* turn) const {
     const int warp = threadIdx.x / 32;
     const int id = threadIdx.x % 32;
 #pragma unroll
-    for (int j = 0; j < rows / 8; j += 2) {
+    for (int j = first / 8; j < end / 8; j += 2) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const float2 scale = by[i / 2 % 2];
@@ -157,43 +160,68 @@ struct Results {
   }
 };
 
+/// Adds up the sums of a team of two: each block sends half of its rows and keeps the others in registers.
+template <int rank, class Weights, int rows>
+__device__ __forceinline__ void store_half(const Results<Weights, rows>& results, float (&sums)[rows / 2],
+                                           SumPair* shares, char* turn) {
+  constexpr int pairs = rows / 8;  // of a half
+  constexpr int64_t share = int64_t{2 * pairs} * consumers;
+  constexpr int mine = rank * pairs, others = pairs - mine;
+#pragma unroll
+  for (int i = 0; i < pairs; ++i) {
+    const int pair = others + i;
+    send(shares + rank * share + pair * consumers, sums[2 * pair], sums[2 * pair + 1]);
+  }
+  constexpr int at_once = std::min(pairs, 8);
+#pragma unroll
+  for (int first = mine; first < mine + pairs; first += at_once) {
+    collect<at_once, 1>(shares + (1 - rank) * share + first * consumers, 0, 1, consumers, at_once,
+                        [&](int i, float2 other) {
+                          sums[2 * (first + i)] += other.x;
+                          sums[2 * (first + i) + 1] += other.y;
+                        });
+  }
+  results.template store_rows<rank * rows / 2, (rank + 1) * rows / 2>(sums, turn);
+}
+
 /// Adds up the sums of a team: pairs of sums are dealt to its blocks, each collects all shares of its own, adds them in
 /// the order of the blocks and stores the results. Whoever waits needs one trip to the L2 cache and no fence. Teams are
 /// neighbours: blocks begin in their order, so that at most one team of a launch waits for blocks that have not begun.
 template <class Weights, int rows>
-__device__ __forceinline__ void store_shared(const Results<Weights, rows>& results, const float (&sums)[rows / 2],
-                                             const JobCursor& job, SumPair* exchange) {
+__device__ __forceinline__ void store_shared(const Results<Weights, rows>& results, float (&sums)[rows / 2],
+                                             const JobCursor& job, SumPair* exchange, char* turn) {
   constexpr int pairs = rows / 4;
-  const Lane lane;
-  const float2 by[2] = {results.scale_and_bias(lane.output), results.scale_and_bias(lane.output + 8)};
   const int64_t share = int64_t{pairs} * consumers;
   SumPair* const shares = exchange + job.exchange() * share + threadIdx.x;
+  if constexpr (rows >= 32) {
+    if (job.sharers == 2) {
+      if (job.rank == 0) {
+        store_half<0>(results, sums, shares, turn);
+      } else {
+        store_half<1>(results, sums, shares, turn);
+      }
+      return;
+    }
+  }
+  const Lane lane;
+  const float2 by[2] = {results.scale_and_bias(lane.output), results.scale_and_bias(lane.output + 8)};
 #pragma unroll
   for (int pair = 0; pair < pairs; ++pair) {
     send(shares + job.rank * share + pair * consumers, sums[2 * pair], sums[2 * pair + 1]);
   }
   const int each = (pairs + job.sharers - 1) / job.sharers;
   const int stop = min(pairs, (job.rank + 1) * each);
-  int pair = job.rank * each;
-  const auto take = [&]<int at_once, int most>() {
-    for (; pair < stop; pair += at_once) {
-      collect<at_once, most>(shares + pair * consumers, share, job.sharers, consumers, stop - pair,
-                             [&](int i, float2 total) {
-                               const int half = (pair + i) % 2;
-                               const int row = (pair + i) / 2 * 8 + lane.row;
-                               const float2 scale = by[half];
-                               results.store(lane.output + 8 * half, row, total.x * scale.x + scale.y);
-                               results.store(lane.output + 8 * half, row + 1, total.y * scale.x + scale.y);
-                             });
-    }
-  };
   // Many words at once: a trip to the L2 cache takes as long as some hundred instructions.
-  constexpr int of_two = std::min(pairs / 2, 8);
-  constexpr int of_many = pairs < 8 ? 1 : 2;
-  if (job.sharers <= 2) {
-    take.template operator()<of_two, 2>();
-  } else {
-    take.template operator()<of_many, most_sharers>();
+  constexpr int at_once = pairs < 8 ? 1 : 2;
+  for (int pair = job.rank * each; pair < stop; pair += at_once) {
+    collect<at_once, most_sharers>(shares + pair * consumers, share, job.sharers, consumers, stop - pair,
+                                   [&](int i, float2 total) {
+                                     const int half = (pair + i) % 2;
+                                     const int row = (pair + i) / 2 * 8 + lane.row;
+                                     const float2 scale = by[half];
+                                     results.store(lane.output + 8 * half, row, total.x * scale.x + scale.y);
+                                     results.store(lane.output + 8 * half, row + 1, total.y * scale.x + scale.y);
+                                   });
   }
 }
 
