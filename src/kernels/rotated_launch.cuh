@@ -35,5 +35,8 @@ inline bool widths_fit(int first, int second) {
 /// 1 to 16 rows of f16 (rotated_gemv_cuda.cu). `second_bits` is 0 where there is one pass.
 void launch_gemv(const RotatedLaunch& args, int first_bits, int second_bits, int blocks, cudaStream_t stream,
                  std::string_view shape);
+/// One row, with what lies between products (rotated_gemv_fused_cuda.cu).
+void launch_fused_gemv(const RotatedLaunch& args, int first_bits, int second_bits, int blocks, cudaStream_t stream,
+                       std::string_view shape);
 
 }  // namespace w4q::kernels::rotated

@@ -160,8 +160,9 @@ class Linear {
 
   void run_gemv(Passes passes, bool add) {
     const RotatedDevicePass& first = passes.front();
+    const LinearArgs args = product(args_.x, args_.ldx, add);
     RotatedLaunch launch{};
-    static_cast<kbit::Launch&>(launch) = prepare(product(args_.x, args_.ldx, add));
+    static_cast<kbit::Launch&>(launch) = prepare(args);
     launch.pass_tiles = launch.col_groups;
     launch.col_groups *= static_cast<int>(passes.size());
     launch.tiles *= static_cast<int>(passes.size());
@@ -181,8 +182,8 @@ class Linear {
       launch.input_stride = rotate_alike(passes) ? 0 : static_cast<int64_t>(parts_.input / 2);
     }
     const int second_bits = passes.size() > 1 ? passes.back().bits : 0;
-    rotated::launch_gemv(launch, first.bits, second_bits, blocks_for(kbit::Map(n_, k_).tiles()), stream_,
-                         shape_of(first));
+    const auto launch_it = takes_fused_kernel(args) ? rotated::launch_fused_gemv : rotated::launch_gemv;
+    launch_it(launch, first.bits, second_bits, blocks_for(kbit::Map(n_, k_).tiles()), stream_, shape_of(first));
   }
 
   /// A product over the input as `pass` wants it.

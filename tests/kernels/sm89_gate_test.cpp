@@ -43,6 +43,7 @@ constexpr Family families[] = {
     {"integer_gemm_cuda", "MarlinWeights<", "marlin gemm", groups_follow, 1, true, false},
     {"interleaved_gemv_cuda", "InterleavedGemv<", "interleaved gemv", 1, 2, true, false},
     {"rotated_gemv_cuda", "Widths<", "rotated gemv", rows_follow, 1, true, false},
+    {"rotated_gemv_fused_cuda", "Widths<", "rotated gemv, fused", rows_follow, 1, true, false},
 };
 
 struct Budget {
@@ -59,39 +60,78 @@ struct Budget {
 /// at 2 to 5 bits but for one address with sixteen rows at 5. The GEMM keeps addresses for its asynchronous copies in
 /// local memory, which its main loop reads again.
 constexpr Budget budgets[] = {
-    {"kbit gemv", 1, 2, 1.14, 0, 0},          {"kbit gemv", 1, 3, 1.84, 0, 0},
-    {"kbit gemv", 1, 4, 1.67, 0, 0},          {"kbit gemv", 1, 5, 2.66, 0, 0},
-    {"kbit gemv", 4, 2, 1.52, 0, 0},          {"kbit gemv", 4, 3, 2.23, 0, 0},
-    {"kbit gemv", 4, 4, 2.07, 0, 0},          {"kbit gemv", 4, 5, 2.92, 0, 0},
-    {"kbit gemv", 8, 2, 1.62, 0, 0},          {"kbit gemv", 8, 3, 2.34, 0, 0},
-    {"kbit gemv", 8, 4, 2.16, 0, 0},          {"kbit gemv", 8, 5, 3.00, 0, 0},
-    {"kbit gemv", 16, 2, 2.21, 0, 0},         {"kbit gemv", 16, 3, 2.92, 0, 0},
-    {"kbit gemv", 16, 4, 2.75, 0, 0},         {"kbit gemv", 16, 5, 3.58, 2, 3},
-    {"kbit gemv, fused", 1, 2, 1.14, 0, 0},   {"kbit gemv, fused", 1, 3, 1.84, 0, 0},
-    {"kbit gemv, fused", 1, 4, 1.67, 0, 0},   {"kbit gemv, fused", 1, 5, 2.66, 0, 0},
-    {"marlin gemv, fused", 1, 4, 2.83, 0, 0}, {"marlin gemv, fused", 1, 8, 2.88, 0, 0},
-    {"kbit gemm", 32, 2, 4.10, 0, 3},         {"kbit gemm", 32, 3, 5.23, 0, 9},
-    {"kbit gemm", 32, 4, 5.16, 1, 11},        {"kbit gemm", 32, 5, 5.80, 10, 44},
-    {"kbit gemm", 64, 2, 5.93, 0, 12},        {"kbit gemm", 64, 3, 7.04, 4, 29},
-    {"kbit gemm", 64, 4, 7.08, 21, 80},       {"kbit gemm", 64, 5, 7.72, 16, 59},
-    {"marlin gemv", 1, 4, 3.15, 0, 0},        {"marlin gemv", 1, 8, 5.17, 0, 0},
-    {"marlin gemv", 8, 4, 3.37, 0, 0},        {"marlin gemv", 8, 8, 5.37, 0, 0},
-    {"marlin gemv", 16, 4, 4.26, 0, 0},       {"marlin gemv", 16, 8, 6.21, 0, 0},
-    {"marlin gemm", 32, 4, 7.06, 0, 0},       {"marlin gemm", 32, 8, 9.70, 79, 126},
-    {"marlin gemm", 64, 4, 9.09, 0, 0},       {"marlin gemm", 64, 8, 12.21, 60, 100},
-    {"interleaved gemv", 1, 4, 3.28, 0, 0},   {"interleaved gemv", 2, 4, 3.28, 0, 0},
-    {"interleaved gemv", 4, 4, 3.74, 0, 0},   {"interleaved gemv", 8, 4, 5.02, 0, 0},
-    {"rotated gemv", 1, 2, 1.27, 0, 0},       {"rotated gemv", 1, 3, 1.98, 0, 0},
-    {"rotated gemv", 1, 4, 1.80, 0, 0},       {"rotated gemv", 1, 5, 2.85, 0, 0},
-    {"rotated gemv", 1, 3, 2.08, 0, 0, 3},    {"rotated gemv", 1, 4, 1.94, 0, 0, 4},
-    {"rotated gemv", 1, 4, 1.76, 0, 0, 2},    {"rotated gemv", 8, 2, 1.61, 0, 0},
-    {"rotated gemv", 8, 3, 2.34, 0, 0},       {"rotated gemv", 8, 4, 2.17, 0, 0},
-    {"rotated gemv", 8, 5, 2.99, 0, 0},       {"rotated gemv", 8, 3, 2.60, 0, 0, 3},
-    {"rotated gemv", 8, 4, 2.44, 0, 0, 4},    {"rotated gemv", 8, 4, 2.28, 0, 0, 2},
-    {"rotated gemv", 16, 2, 2.16, 0, 0},      {"rotated gemv", 16, 3, 2.86, 0, 0},
-    {"rotated gemv", 16, 4, 2.70, 0, 0},      {"rotated gemv", 16, 5, 3.60, 2, 3},
-    {"rotated gemv", 16, 3, 3.15, 0, 0, 3},   {"rotated gemv", 16, 4, 2.99, 0, 0, 4},
+    {"kbit gemv", 1, 2, 1.14, 0, 0},
+    {"kbit gemv", 1, 3, 1.84, 0, 0},
+    {"kbit gemv", 1, 4, 1.67, 0, 0},
+    {"kbit gemv", 1, 5, 2.66, 0, 0},
+    {"kbit gemv", 4, 2, 1.52, 0, 0},
+    {"kbit gemv", 4, 3, 2.23, 0, 0},
+    {"kbit gemv", 4, 4, 2.07, 0, 0},
+    {"kbit gemv", 4, 5, 2.92, 0, 0},
+    {"kbit gemv", 8, 2, 1.62, 0, 0},
+    {"kbit gemv", 8, 3, 2.34, 0, 0},
+    {"kbit gemv", 8, 4, 2.16, 0, 0},
+    {"kbit gemv", 8, 5, 3.00, 0, 0},
+    {"kbit gemv", 16, 2, 2.21, 0, 0},
+    {"kbit gemv", 16, 3, 2.92, 0, 0},
+    {"kbit gemv", 16, 4, 2.75, 0, 0},
+    {"kbit gemv", 16, 5, 3.58, 2, 3},
+    {"kbit gemv, fused", 1, 2, 1.14, 0, 0},
+    {"kbit gemv, fused", 1, 3, 1.84, 0, 0},
+    {"kbit gemv, fused", 1, 4, 1.67, 0, 0},
+    {"kbit gemv, fused", 1, 5, 2.66, 0, 0},
+    {"marlin gemv, fused", 1, 4, 2.83, 0, 0},
+    {"marlin gemv, fused", 1, 8, 2.88, 0, 0},
+    {"kbit gemm", 32, 2, 4.10, 0, 3},
+    {"kbit gemm", 32, 3, 5.23, 0, 9},
+    {"kbit gemm", 32, 4, 5.16, 1, 11},
+    {"kbit gemm", 32, 5, 5.80, 10, 44},
+    {"kbit gemm", 64, 2, 5.93, 0, 12},
+    {"kbit gemm", 64, 3, 7.04, 4, 29},
+    {"kbit gemm", 64, 4, 7.08, 21, 80},
+    {"kbit gemm", 64, 5, 7.72, 16, 59},
+    {"marlin gemv", 1, 4, 3.15, 0, 0},
+    {"marlin gemv", 1, 8, 5.17, 0, 0},
+    {"marlin gemv", 8, 4, 3.37, 0, 0},
+    {"marlin gemv", 8, 8, 5.37, 0, 0},
+    {"marlin gemv", 16, 4, 4.26, 0, 0},
+    {"marlin gemv", 16, 8, 6.21, 0, 0},
+    {"marlin gemm", 32, 4, 7.06, 0, 0},
+    {"marlin gemm", 32, 8, 9.70, 79, 126},
+    {"marlin gemm", 64, 4, 9.09, 0, 0},
+    {"marlin gemm", 64, 8, 12.21, 60, 100},
+    {"interleaved gemv", 1, 4, 3.28, 0, 0},
+    {"interleaved gemv", 2, 4, 3.28, 0, 0},
+    {"interleaved gemv", 4, 4, 3.74, 0, 0},
+    {"interleaved gemv", 8, 4, 5.02, 0, 0},
+    {"rotated gemv", 1, 2, 1.27, 0, 0},
+    {"rotated gemv", 1, 3, 1.98, 0, 0},
+    {"rotated gemv", 1, 4, 1.80, 0, 0},
+    {"rotated gemv", 1, 5, 2.85, 0, 0},
+    {"rotated gemv", 1, 3, 2.08, 0, 0, 3},
+    {"rotated gemv", 1, 4, 1.94, 0, 0, 4},
+    {"rotated gemv", 1, 4, 1.76, 0, 0, 2},
+    {"rotated gemv", 8, 2, 1.61, 0, 0},
+    {"rotated gemv", 8, 3, 2.34, 0, 0},
+    {"rotated gemv", 8, 4, 2.17, 0, 0},
+    {"rotated gemv", 8, 5, 2.99, 0, 0},
+    {"rotated gemv", 8, 3, 2.60, 0, 0, 3},
+    {"rotated gemv", 8, 4, 2.44, 0, 0, 4},
+    {"rotated gemv", 8, 4, 2.28, 0, 0, 2},
+    {"rotated gemv", 16, 2, 2.16, 0, 0},
+    {"rotated gemv", 16, 3, 2.86, 0, 0},
+    {"rotated gemv", 16, 4, 2.70, 0, 0},
+    {"rotated gemv", 16, 5, 3.60, 2, 3},
+    {"rotated gemv", 16, 3, 3.15, 0, 0, 3},
+    {"rotated gemv", 16, 4, 2.99, 0, 0, 4},
     {"rotated gemv", 16, 4, 2.87, 0, 0, 2},
+    {"rotated gemv, fused", 1, 2, 1.27, 0, 0},
+    {"rotated gemv, fused", 1, 3, 1.98, 0, 0},
+    {"rotated gemv, fused", 1, 4, 1.80, 0, 0},
+    {"rotated gemv, fused", 1, 5, 2.85, 0, 0},
+    {"rotated gemv, fused", 1, 3, 2.08, 0, 0, 3},
+    {"rotated gemv, fused", 1, 4, 1.94, 0, 0, 4},
+    {"rotated gemv, fused", 1, 4, 1.76, 0, 0, 2},
 };
 
 /// One instance of a kernel, as its template arguments say.
@@ -100,7 +140,7 @@ struct Instance {
   int second_bits = 0;
 
   /// Multiplications of a turn that have no weights: with H, of one row's inputs.
-  static int of_inputs(const Family& family, int rows) { return family.name == "rotated gemv" && rows == 1 ? 4 : 0; }
+  static int of_inputs(const Family& family, int rows) { return family.traits == "Widths<" && rows == 1 ? 4 : 0; }
   /// Groups of eight rows: how often one decoded register is multiplied.
   int groups(const Family& family) const {
     return family.traits == "InterleavedGemv<" ? (rows + 1) / 2 : std::max(1, rows / 8);
@@ -296,6 +336,7 @@ TEST_F(Sm89Gate, FusedMarlinGemvKeepsItsBudgets) { check("marlin gemv, fused"); 
 TEST_F(Sm89Gate, MarlinGemmKeepsItsBudgets) { check("marlin gemm"); }
 TEST_F(Sm89Gate, InterleavedGemvKeepsItsBudgets) { check("interleaved gemv"); }
 TEST_F(Sm89Gate, RotatedGemvKeepsItsBudgets) { check("rotated gemv"); }
+TEST_F(Sm89Gate, FusedRotatedGemvKeepsItsBudgets) { check("rotated gemv, fused"); }
 
 }  // namespace
 }  // namespace w4q::test
