@@ -32,8 +32,11 @@ struct Family {
   double mma_per_weight;  ///< in units of what a multiplication alone needs: zero points may have products of their own
   bool narrow_inputs;     ///< activations, or the signs of their rotation, are loaded 32 bits at a time
   bool staged;            ///< codes, scales and activations come by asynchronous copies
+  bool shared = false;    ///< … of the whole block, for several warps
 };
 constexpr size_t groups_follow = 99, rows_follow = 98;
+/// In place of rows, of which a warp has 64: the inputs of an integer sum. A product has twice the weights.
+constexpr std::string_view int8_traits = "Kind<";
 constexpr Family families[] = {
     {"kbit_gemv_cuda", "KbitGemv<", "kbit gemv", 3, 1, false, false},
     {"kbit_gemv_fused_cuda", "KbitGemv<", "kbit gemv, fused", 3, 1, false, false},
@@ -43,6 +46,7 @@ constexpr Family families[] = {
     {"integer_gemm_cuda", "MarlinWeights<", "marlin gemm", groups_follow, 1, true, false},
     {"interleaved_gemv_cuda", "InterleavedGemv<", "interleaved gemv", 1, 2, true, false},
     {"rotated_gemv_cuda", "Widths<", "rotated gemv", rows_follow, 1, true, false},
+    {"int8_gemm_cuda", int8_traits, "marlin int8", 2, 0.5, true, false, true},
 };
 
 struct Budget {
@@ -91,7 +95,9 @@ constexpr Budget budgets[] = {
     {"rotated gemv", 16, 2, 2.16, 0, 0},      {"rotated gemv", 16, 3, 2.86, 0, 0},
     {"rotated gemv", 16, 4, 2.70, 0, 0},      {"rotated gemv", 16, 5, 3.60, 2, 3},
     {"rotated gemv", 16, 3, 3.15, 0, 0, 3},   {"rotated gemv", 16, 4, 2.99, 0, 0, 4},
-    {"rotated gemv", 16, 4, 2.87, 0, 0, 2},
+    {"rotated gemv", 16, 4, 2.87, 0, 0, 2},   {"marlin int8", 128, 4, 4.46, 12, 30},
+    {"marlin int8", 32, 4, 11.56, 80, 120},   {"marlin int8", 128, 8, 4.28, 14, 30},
+    {"marlin int8", 32, 8, 11.65, 40, 60},
 };
 
 /// One instance of a kernel, as its template arguments say.
@@ -103,6 +109,7 @@ struct Instance {
   static int of_inputs(const Family& family, int rows) { return family.name == "rotated gemv" && rows == 1 ? 4 : 0; }
   /// Groups of eight rows: how often one decoded register is multiplied.
   int groups(const Family& family) const {
+    if (family.traits == int8_traits) return 64 / 8;
     return family.traits == "InterleavedGemv<" ? (rows + 1) / 2 : std::max(1, rows / 8);
   }
 };
@@ -253,7 +260,9 @@ class Sm89Gate : public testing::Test {
     }
     EXPECT_EQ(figures.narrow_weight_loads, 0);
     // int8 words of a lane are two neighbouring loads; the second is to find its sector in L1.
-    if (family.staged) {
+    if (family.shared) {
+      EXPECT_EQ(figures.weight_loads, 0);
+    } else if (family.staged) {
       // Beside the codes: scales or zero points, and a chunk of every fourth row of activations.
       const int others = 1 + (instance->rows + 3) / 4;
       EXPECT_EQ((figures.copies - others) * 128, figures.weights * instance->bits) << "codes are to be copied once";
@@ -296,6 +305,7 @@ TEST_F(Sm89Gate, FusedMarlinGemvKeepsItsBudgets) { check("marlin gemv, fused"); 
 TEST_F(Sm89Gate, MarlinGemmKeepsItsBudgets) { check("marlin gemm"); }
 TEST_F(Sm89Gate, InterleavedGemvKeepsItsBudgets) { check("interleaved gemv"); }
 TEST_F(Sm89Gate, RotatedGemvKeepsItsBudgets) { check("rotated gemv"); }
+TEST_F(Sm89Gate, Int8GemmKeepsItsBudgets) { check("marlin int8"); }
 
 }  // namespace
 }  // namespace w4q::test
