@@ -1,12 +1,12 @@
 // Integer weights as Marlin stores them times int8 activations on the integer tensor cores (sm_80 and newer), whose
 // rate is four times that of f16 with f32 sums on an RTX 4090.
 //
-// A block has 256 outputs × 128 rows, eight warps of 64 × 64. Codes and activations come in stages of 128 inputs by
-// asynchronous copies, two or three stages ahead in 96 KB. A warp decodes two row tiles of all 128 inputs, 32
-// registers, and multiplies them with one group of eight rows after the other: a chain of four products sums 128 inputs
-// exactly as integers, and goes to an f32 sum with the group's scale. With groups of 32 and 64 every product goes there
-// by itself. Where there are fewer tiles than multiprocessors, several blocks share one along k; who comes last adds up
-// their sums in order: the same result every time.
+// A block has 256 outputs × 128 rows, eight warps of 32 × 128. Codes and activations come in stages of 128 inputs by
+// asynchronous copies, one or two stages ahead in 96 KB. A warp decodes its row tiles of all 128 inputs, 32 registers,
+// and multiplies them with four groups of eight rows at a time: a chain of four products sums 128 inputs exactly as
+// integers, and goes to an f32 sum with the group's scale. With groups of 32 and 64 every product goes there by itself.
+// Where there are fewer tiles than multiprocessors, several blocks share one along k; who comes last adds up their sums
+// in order: the same result every time.
 //
 // Reads for a tile and 128 inputs: 16 KB of activations, 16 KB (8 bits: 32) of codes, from the L2 cache.
 #include <algorithm>
@@ -18,7 +18,8 @@ namespace w4q::kernels::int8 {
 namespace {
 
 constexpr int threads = 256;
-constexpr int row_pairs = 4;  ///< of groups of eight rows, of a warp
+constexpr int turn_groups = 4;  ///< groups of eight rows that are multiplied at a time
+constexpr int turns = tile_rows / (8 * turn_groups);
 
 template <int bits, bool zeros, int inputs>
 struct Kind {
@@ -79,13 +80,13 @@ struct InputFetcher {
   }
 };
 
-/// A warp's sums of 64 outputs × 64 rows: [pair of row tiles][place][eight rows][as mma leaves them].
+/// A warp's sums of 32 outputs × 128 rows: [row tile][eight rows][as mma leaves them].
 struct Totals {
-  float values[2][2][8][4];
+  float values[2][tile_rows / 8][4];
 
   __device__ void clear() {
 #pragma unroll
-    for (int i = 0; i < 128; ++i) (&values[0][0][0][0])[i] = 0;
+    for (int i = 0; i < 128; ++i) (&values[0][0][0])[i] = 0;
   }
 };
 
@@ -102,89 +103,119 @@ __device__ __forceinline__ void flush(float (&total)[4], const int (&sum)[4], fl
   }
 }
 
-/// One stage: 128 inputs of the warp's row group and its 64 rows.
+/// What a warp knows of its part of a tile.
+struct Part {
+  int row_group;  ///< of 64 outputs, in the tile
+  int half;       ///< of each lane's words
+  int rows;       ///< of the tile that are there: others are not multiplied
+
+  __device__ Part(const GemmLaunch& args, const Work& work)
+      : row_group(threadIdx.x / 64), half(threadIdx.x / 32 % 2), rows(args.m - work.row_tile * tile_rows) {}
+  __device__ bool has(int turn) const { return turn * (8 * turn_groups) < rows; }
+};
+
+/// The products of one stage with four groups of eight rows.
 template <class K>
-__device__ __forceinline__ void multiply(const GemmLaunch& args, const char* stage, int row_group, int first_row,
-                                         const ChunkGroups<K::width, K::with_zeros, K::segments>& groups,
-                                         Totals& totals) {
-  const int lane = threadIdx.x % 32;
-  const char* const x = stage + K::x_at + first_row * chunk_inputs;
-  const int base = static_cast<int>(float_base);
-  const int start[4] = {base, base, base, base};
+struct Turn {
+  const uint32_t (&a)[2][4][4];
+  const float2 (&scales)[K::segments][2];
+  const int2 (&offsets)[K::segments][2];
+  const char* stage;
+
+  __device__ __forceinline__ void run(int turn, Totals& totals) const {
+    const int lane = threadIdx.x % 32;
+    const char* const x = stage + K::x_at + turn * (turn_groups * group_bytes);
+    int sums[turn_groups][2][4];
 #pragma unroll
-  for (int pair = 0; pair < 2; ++pair) {
-    uint32_t a[2][4][4];
-    Codes<K::width>::decode(stage, row_group, pair, a);
-    float2 scales[K::segments][2];
-    int2 offsets[K::segments][2];
+    for (int half = 0; half < 2; ++half) {
+      uint4 b[turn_groups];
 #pragma unroll
-    for (int i = 0; i < K::segments; ++i) {
+      for (int n = 0; n < turn_groups; ++n) {
+        b[n] = load_matrices(x + n * group_bytes + place_of_piece(lane % 8, 4 * half + lane / 8));
+      }
+#pragma unroll
+      for (int step = 2 * half; step < 2 * half + 2; ++step) {
+#pragma unroll
+        for (int n = 0; n < turn_groups; ++n) {
+          const uint2 inputs = step % 2 == 0 ? make_uint2(b[n].x, b[n].y) : make_uint2(b[n].z, b[n].w);
+#pragma unroll
+          for (int j = 0; j < 2; ++j) multiply(sums[n][j], a[j][step], inputs, K::segments == 4 || step == 0);
+        }
+        if (K::segments == 4 || step == 3) add(turn, K::segments == 4 ? step : 0, sums, totals);
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static void multiply(int (&sum)[4], const uint32_t (&weights)[4], uint2 inputs,
+                                                  bool first) {
+    constexpr int base = static_cast<int>(float_base);
+    constexpr int start[4] = {base, base, base, base};
+    if (first) {
+      mma(sum, weights, inputs.x, inputs.y, start);
+    } else {
+      mma(sum, weights, inputs.x, inputs.y, sum);
+    }
+  }
+  __device__ __forceinline__ void add(int turn, int segment, const int (&sums)[turn_groups][2][4],
+                                      Totals& totals) const {
+#pragma unroll
+    for (int n = 0; n < turn_groups; ++n) {
+      const int group = turn * turn_groups + n;
+      uint32_t rows = 0;
+      if constexpr (K::with_zeros) {
+        const int row = 8 * group + static_cast<int>(threadIdx.x) % 4 * 2;
+        rows = *reinterpret_cast<const uint32_t*>(stage + K::sums_at + (segment * tile_rows + row) * 2);
+      }
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        scales[i][j] = groups.scale(i, pair, j, args.bf16_scales);
-        offsets[i][j] = make_int2(groups.offset(i, pair, j, 0), groups.offset(i, pair, j, 1));
+        flush<K::with_zeros>(totals.values[j][group], sums[n][j], scales[segment][j], offsets[segment][j], rows);
       }
     }
+  }
+};
+
+/// One stage: 128 inputs.
+template <class K>
+__device__ __forceinline__ void multiply(const GemmLaunch& args, const char* stage, const Part& part,
+                                         const ChunkGroups<K::width, K::with_zeros, K::segments>& groups,
+                                         Totals& totals) {
+  uint32_t a[2][4][4];
+  Codes<K::width>::decode(stage, part.row_group, part.half, a);
+  float2 scales[K::segments][2];
+  int2 offsets[K::segments][2];
 #pragma unroll
-    for (int two = 0; two < row_pairs; ++two) {
-      uint4 b[2][2];
+  for (int i = 0; i < K::segments; ++i) {
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          b[n][half] = load_matrices(x + (2 * two + n) * group_bytes + place_of_piece(lane % 8, 4 * half + lane / 8));
-        }
-      }
-      int sums[2][2][4];
-#pragma unroll
-      for (int step = 0; step < 4; ++step) {
-        const bool begins = K::segments == 4 || step == 0, ends = K::segments == 4 || step == 3;
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          const uint4& words = b[n][step / 2];
-          const uint2 inputs = step % 2 == 0 ? make_uint2(words.x, words.y) : make_uint2(words.z, words.w);
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            if (begins) {
-              mma(sums[n][j], a[j][step], inputs.x, inputs.y, start);
-            } else {
-              mma(sums[n][j], a[j][step], inputs.x, inputs.y, sums[n][j]);
-            }
-          }
-        }
-        if (!ends) continue;
-        const int segment = K::segments == 4 ? step : 0;
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          uint32_t rows = 0;
-          if constexpr (K::with_zeros) {
-            const int row = first_row + 8 * (2 * two + n) + lane % 4 * 2;
-            rows = *reinterpret_cast<const uint32_t*>(stage + K::sums_at + (segment * tile_rows + row) * 2);
-          }
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            flush<K::with_zeros>(totals.values[pair][j][2 * two + n], sums[n][j], scales[segment][j],
-                                 offsets[segment][j], rows);
-          }
-        }
-      }
+    for (int j = 0; j < 2; ++j) {
+      scales[i][j] = groups.scale(i, j, args.bf16_scales);
+      offsets[i][j] = groups.offset(i, part.half, j);
     }
+  }
+  const Turn<K> products{a, scales, offsets, stage};
+#pragma unroll
+  for (int turn = 0; turn < turns; ++turn) {
+    if (part.has(turn)) products.run(turn, totals);
   }
 }
 
-/// Leaves a block's sums for whoever comes last to its tile; true for that block, which then has all of them. Warps
-/// without rows have nothing to leave.
-__device__ __forceinline__ bool gather(const GemmLaunch& args, const Work& work, bool has_rows, Totals& totals,
+/// Leaves a block's sums for whoever comes last to its tile; true for that block, which then has all of them.
+__device__ __forceinline__ bool gather(const GemmLaunch& args, const Work& work, const Part& part, Totals& totals,
                                        char* shared) {
   constexpr int64_t block_values = tile_outputs * tile_rows;
-  auto* const flat = reinterpret_cast<float4*>(&totals.values[0][0][0][0]);
   float4* const tile =
       reinterpret_cast<float4*>(args.partials + work.tile * (args.splits * block_values)) + threadIdx.x;
-  const auto slot = [&](int split, int i) { return tile + split * (block_values / 4) + i * threads; };
-  if (has_rows) {
+  const auto for_groups = [&](int split, const auto& use) {
 #pragma unroll
-    for (int i = 0; i < 32; ++i) *slot(work.split, i) = flat[i];
-  }
+    for (int group = 0; group < tile_rows / 8; ++group) {
+      if (!part.has(group / turn_groups)) continue;
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        use(totals.values[j][group], tile + split * (block_values / 4) + (2 * group + j) * threads);
+      }
+    }
+  };
+  for_groups(work.split, [](const float(&v)[4], float4* to) { *to = make_float4(v[0], v[1], v[2], v[3]); });
   __threadfence();
   __syncthreads();
   auto* const last = reinterpret_cast<int*>(shared);
@@ -192,17 +223,14 @@ __device__ __forceinline__ bool gather(const GemmLaunch& args, const Work& work,
     *last = atomicAdd(args.counters + work.tile, 1u) + 1 == static_cast<unsigned>(args.splits);
   }
   __syncthreads();
-  const bool is_last = *last != 0;
-  __syncthreads();  // that word serves the results
-  if (!is_last || !has_rows) return is_last;
+  if (*last == 0) return false;
   __threadfence();
   totals.clear();
   for (int split = 0; split < args.splits; ++split) {
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const float4 part = __ldcg(slot(split, i));
-      flat[i] = make_float4(flat[i].x + part.x, flat[i].y + part.y, flat[i].z + part.z, flat[i].w + part.w);
-    }
+    for_groups(split, [](float(&v)[4], const float4* from) {
+      const float4 more = __ldcg(from);
+      v[0] += more.x, v[1] += more.y, v[2] += more.z, v[3] += more.w;
+    });
   }
   return true;
 }
@@ -264,31 +292,33 @@ struct OutputWriter {
   }
 };
 
-/// Half of a warp's rows at a time through shared memory, where a lane's outputs become neighbours.
+/// A turn's rows at a time through shared memory, where neighbouring outputs come together: two warps have the outputs
+/// of a row group, and store half of the rows each.
 template <int bits>
-__device__ __forceinline__ void store(const GemmLaunch& args, const Work& work, const Totals& totals, int row_group,
-                                      int first_row, char* shared) {
+__device__ __forceinline__ void store(const GemmLaunch& args, const Work& work, const Part& part, const Totals& totals,
+                                      char* shared) {
   constexpr int pitch = 64 + 4;
-  constexpr int rows = 32;
+  constexpr int rows = 8 * turn_groups;
   const int lane = threadIdx.x % 32;
-  float* const slice = reinterpret_cast<float*>(shared) + threadIdx.x / 32 * (rows * pitch);
-  const OutputWriter writer(args, int64_t{tile_outputs} * work.output_tile + 64 * row_group + lane % 16 * 4);
+  float* const slice = reinterpret_cast<float*>(shared) + part.row_group * (rows * pitch);
+  const OutputWriter writer(args, int64_t{tile_outputs} * work.output_tile + 64 * part.row_group + lane % 16 * 4);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    __syncwarp();
+  for (int turn = 0; turn < turns; ++turn) {
+    if (!part.has(turn)) break;
+    __syncthreads();
 #pragma unroll
-    for (int place = 0; place < 4; ++place) {
-      float* const column = slice + 16 * Codes<bits>::row_tile(place / 2, place % 2) + lane / 4;
+    for (int j = 0; j < 2; ++j) {
+      float* const column = slice + 16 * (2 * Codes<bits>::pair(part.half) + j) + lane / 4;
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
+      for (int i = 0; i < 4 * turn_groups; ++i) {
         column[(8 * (i / 4) + lane % 4 * 2 + i % 2) * pitch + 8 * (i % 4 / 2)] =
-            totals.values[place / 2][place % 2][4 * half + i / 4][i % 4];
+            totals.values[j][turn * turn_groups + i / 4][i % 4];
       }
     }
-    __syncwarp();
+    __syncthreads();
 #pragma unroll 1
-    for (int row = lane / 16; row < rows; row += 2) {
-      writer.store(int64_t{tile_rows} * work.row_tile + first_row + rows * half + row,
+    for (int row = rows / 2 * part.half + lane / 16; row < rows / 2 * (part.half + 1); row += 2) {
+      writer.store(int64_t{tile_rows} * work.row_tile + rows * turn + row,
                    *reinterpret_cast<const float4*>(slice + row * pitch + lane % 16 * 4));
     }
   }
@@ -299,9 +329,7 @@ __global__ void __launch_bounds__(threads, 1) gemm_kernel(const GemmLaunch args)
   extern __shared__ uint4 shared_words[];
   char* const shared = reinterpret_cast<char*>(shared_words);
   const Work work(args);
-  const int warp = threadIdx.x / 32;
-  const int row_group = warp % 4;
-  const int first_row = warp / 4 * 64;
+  const Part part(args, work);
   const int first_group = work.output_tile * (tile_outputs / 64);
   const typename Codes<K::width>::Fetcher codes(args, first_group);
   const InputFetcher<K> inputs(args, work.row_tile);
@@ -313,24 +341,22 @@ __global__ void __launch_bounds__(threads, 1) gemm_kernel(const GemmLaunch args)
     }
     device::close_async_group();
   };
-  // Rows that nobody asked for are not multiplied.
-  const bool has_rows = work.row_tile * tile_rows + first_row < args.m;
   Totals totals;
   totals.clear();
 #pragma unroll
   for (int i = 0; i < K::stages - 1; ++i) fetch(work.begin + i);
   for (int chunk = work.begin; chunk < work.end; ++chunk) {
     ChunkGroups<K::width, K::with_zeros, K::segments> groups;
-    groups.load(args, first_group + row_group, chunk);
+    groups.load(args, first_group + part.row_group, part.half, chunk);
     device::wait_async<K::stages - 2>();
     __syncthreads();
     fetch(chunk + K::stages - 1);
-    if (has_rows) multiply<K>(args, stage_of(chunk), row_group, first_row, groups, totals);
+    multiply<K>(args, stage_of(chunk), part, groups, totals);
   }
   device::wait_async<0>();
   __syncthreads();
-  if (args.splits > 1 && !gather(args, work, has_rows, totals, shared)) return;
-  if (has_rows) store<K::width>(args, work, totals, row_group, first_row, shared);
+  if (args.splits > 1 && !gather(args, work, part, totals, shared)) return;
+  store<K::width>(args, work, part, totals, shared);
 }
 
 template <class K>

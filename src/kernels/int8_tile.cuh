@@ -27,11 +27,11 @@ __device__ __forceinline__ uint4 load_matrices(const char* at) {
   return x;
 }
 
-/// A lane's words of 64 outputs × 128 inputs in shared memory, and what they say. Pairs of row tiles are taken one
-/// after the other.
+/// Codes of a stage in shared memory, and what they say. A warp has half of each lane's words of a row group: two of
+/// its four row tiles.
 ///
-/// 4 bits: a lane's four words of 16 inputs are those of four row tiles. Lanes 8 to 15 and 24 to 31 take the pairs in
-/// the other order, so that reading half of each lane's words meets every bank once; an output is a lane's affair.
+/// 4 bits: a lane's four words of 16 inputs are those of four row tiles. Lanes 8 to 15 and 24 to 31 take the other
+/// half, so that reading half of each lane's words meets every bank once; which output a sum is of is a lane's affair.
 template <int bits>
 struct Codes {
   static constexpr int loads = bits / 4;  ///< 16 bytes of a lane, of 16 inputs
@@ -40,9 +40,8 @@ struct Codes {
   static constexpr int stage_bytes = sixteens * row_groups * loads * 512;
   static constexpr float unit = bits == 4 ? 16 : 1;  ///< a decoded byte is unit · (code − 2^(bits−1))
 
-  /// The row tile that lane `lane` has at place `j` of pair `pair`.
-  __device__ static int row_tile(int pair, int j) { return 2 * (pair ^ flip()) + j; }
-  __device__ static int flip() { return bits == 4 ? threadIdx.x / 8 % 2 : 0; }
+  /// The pair of row tiles that this lane has in warp half `half`.
+  __device__ static int pair(int half) { return bits == 4 ? half ^ static_cast<int>(threadIdx.x) / 8 % 2 : half; }
 
   /// Starts bringing the stage's share of this thread, one of 256.
   struct Fetcher {
@@ -72,21 +71,21 @@ struct Codes {
     }
   };
 
-  /// The A registers of pair `pair`, [place][32 inputs][register], of row group `group` of the stage.
-  __device__ __forceinline__ static void decode(const char* stage, int group, int pair, uint32_t (&a)[2][4][4]) {
+  /// The A registers of warp half `half`, [place][32 inputs][register], of row group `group` of the stage.
+  __device__ __forceinline__ static void decode(const char* stage, int group, int half, uint32_t (&a)[2][4][4]) {
     const char* const lanes = stage + group * (loads * 512) + threadIdx.x % 32 * 16;
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       const char* const first = lanes + 2 * step * (row_groups * loads * 512);
       const char* const second = first + row_groups * loads * 512;
       if constexpr (bits == 4) {
-        const uint2 w0 = *reinterpret_cast<const uint2*>(first + 8 * (pair ^ flip()));
-        const uint2 w1 = *reinterpret_cast<const uint2*>(second + 8 * (pair ^ flip()));
+        const uint2 w0 = *reinterpret_cast<const uint2*>(first + 8 * pair(half));
+        const uint2 w1 = *reinterpret_cast<const uint2*>(second + 8 * pair(half));
         nibbles(w0.x, w1.x, a[0][step]);
         nibbles(w0.y, w1.y, a[1][step]);
       } else {
-        const uint4 w0 = *reinterpret_cast<const uint4*>(first + pair * 512);
-        const uint4 w1 = *reinterpret_cast<const uint4*>(second + pair * 512);
+        const uint4 w0 = *reinterpret_cast<const uint4*>(first + half * 512);
+        const uint4 w1 = *reinterpret_cast<const uint4*>(second + half * 512);
         bytes(w0.x, w1.x, a[0][step][0], a[0][step][2]);
         bytes(w0.y, w1.y, a[0][step][1], a[0][step][3]);
         bytes(w0.z, w1.z, a[1][step][0], a[1][step][2]);
@@ -103,14 +102,18 @@ struct Codes {
   __device__ static uint32_t odd_bytes(uint32_t w0, uint32_t w1) { return __byte_perm(w0, w1, 0x7351); }
 
   /// A code less 8, sixteenfold, is the code in a byte's upper half with the sign turned.
+  __device__ static uint32_t centered(uint32_t word) {
+    uint32_t result;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6A;" : "=r"(result) : "r"(word), "r"(0xF0F0F0F0u), "r"(signs));  // (a & b) ^ c
+    return result;
+  }
   __device__ static void nibbles(uint32_t w0, uint32_t w1, uint32_t (&a)[4]) {
-    constexpr uint32_t upper = 0xF0F0F0F0u;
     const uint32_t low = even_bytes(w0, w1);
     const uint32_t high = odd_bytes(w0, w1);
-    a[0] = (low << 4 & upper) ^ signs;
-    a[1] = (high << 4 & upper) ^ signs;
-    a[2] = (low & upper) ^ signs;
-    a[3] = (high & upper) ^ signs;
+    a[0] = centered(low << 4);
+    a[1] = centered(high << 4);
+    a[2] = centered(low);
+    a[3] = centered(high);
   }
   __device__ static void bytes(uint32_t w0, uint32_t w1, uint32_t& first, uint32_t& second) {
     first = even_bytes(w0, w1) ^ signs;
@@ -118,52 +121,49 @@ struct Codes {
   }
 };
 
-/// A lane's scales and zero points of 64 outputs and one stage, a segment each.
+/// A lane's scales and zero points of one stage: two row tiles, a segment each.
 template <int bits, bool with_zeros, int segments>
 struct ChunkGroups {
-  uint4 scales[segments];
-  uint32_t zeros[segments][with_zeros ? bits / 4 : 1];
+  uint2 scales[segments];
+  uint32_t zeros[segments];  ///< 4 bits: of four row tiles, 8 bits: of two
 
-  __device__ __forceinline__ void load(const GemmLaunch& args, int row_group, int chunk) {
+  __device__ __forceinline__ void load(const GemmLaunch& args, int row_group, int half, int chunk) {
     const int lane_output = threadIdx.x % 32 / 4;
     const int last_block = static_cast<int>((args.k - 1) / 32);
     const int64_t outputs = int64_t{64} * min(row_group, args.row_groups - 1);
 #pragma unroll
     for (int i = 0; i < segments; ++i) {
-      const int64_t group = min(4 * chunk + i, last_block) >> args.group_shift;
+      const int64_t first = (min(4 * chunk + i, last_block) >> args.group_shift) * args.padded_rows + outputs;
       if (args.group_shift != integer::one_group) {
         scales[i] =
-            __ldg(static_cast<const uint4*>(args.scales) + (group * args.padded_rows + outputs) / 8 + lane_output);
+            __ldg(static_cast<const uint2*>(args.scales) + first / 4 + 2 * lane_output + Codes<bits>::pair(half));
       } else {
         const uint32_t ones = args.bf16_scales ? 0x3F803F80u : 0x3C003C00u;
-        scales[i] = make_uint4(ones, ones, ones, ones);
+        scales[i] = make_uint2(ones, ones);
       }
       if constexpr (with_zeros) {
-        const auto* const words = static_cast<const uint32_t*>(args.zeros) +
-                                  (group * args.padded_rows + outputs) * bits / 32 + lane_output * (bits / 4);
-#pragma unroll
-        for (int word = 0; word < bits / 4; ++word) {
-          zeros[i][word] = args.zeros == nullptr ? 0x80808080u : __ldg(words + word);
-        }
+        const auto* const words = static_cast<const uint32_t*>(args.zeros) + first * bits / 32;
+        zeros[i] =
+            args.zeros == nullptr ? 0x80808080u : __ldg(words + (bits == 4 ? lane_output : 2 * lane_output + half));
       }
     }
   }
-  /// Of both halves of place `j` of pair `pair`.
-  __device__ __forceinline__ float2 scale(int segment, int pair, int j, bool bf16) const {
-    const uint4& s = scales[segment];
-    const bool upper = pair != Codes<bits>::flip();
-    const uint32_t both = j == 0 ? (upper ? s.z : s.x) : (upper ? s.w : s.y);
+  /// Of both halves of row tile `j`.
+  __device__ __forceinline__ float2 scale(int segment, int j, bool bf16) const {
+    const uint32_t both = j == 0 ? scales[segment].x : scales[segment].y;
     if (bf16) return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xFFFF0000u));
     return __half22float2(reinterpret_cast<const __half2&>(both));
   }
-  /// unit · (2^(bits−1) − zero) of half `half` of place `j` of pair `pair`.
-  __device__ __forceinline__ int offset(int segment, int pair, int j, int half) const {
-    if constexpr (!with_zeros) return 0;
-    if constexpr (bits == 4) {
-      return 16 * (8 - static_cast<int>(zeros[segment][0] >> (4 * (Codes<bits>::row_tile(pair, j) + 4 * half)) & 15u));
-    } else {
-      return 128 - static_cast<int>(zeros[segment][pair] >> (8 * (j + 2 * half)) & 255u);
-    }
+  /// unit · (2^(bits−1) − zero) of both halves of row tile `j`.
+  __device__ __forceinline__ int2 offset(int segment, int half, int j) const {
+    if constexpr (!with_zeros) return make_int2(0, 0);
+    const int tile = bits == 4 ? 2 * Codes<bits>::pair(half) + j : j;
+    const auto code = [&](int upper) {
+      constexpr uint32_t mask = (1u << bits) - 1;
+      return static_cast<int>(zeros[segment] >> (bits * (tile + (bits == 4 ? 4 : 2) * upper)) & mask);
+    };
+    constexpr int unit = static_cast<int>(Codes<bits>::unit), middle = 1 << (bits - 1);
+    return make_int2(unit * (middle - code(0)), unit * (middle - code(1)));
   }
 };
 
