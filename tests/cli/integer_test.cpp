@@ -61,7 +61,7 @@ TEST_F(Integer, InspectShowsScalesAndZeroPoints) {
 TEST_F(Integer, ActivationsMayBeInt8) {
   ASSERT_EQ(quantize("q", {"--method", "rtn"}).status, 0);
   const std::vector<std::string> text = {
-      "--ppl", bundled_model() + "/own/selfgen.txt", "--windows", "4", "--quiet", "--device", "cpu"};
+      "--ppl", bundled_model() + "/own/selfgen.txt", "--windows", "4", "--ctx", "128", "--quiet", "--device", "cpu"};
   const auto verify = [&](const std::string& folder, std::vector<std::string> more) {
     more.insert(more.begin(), {"verify", folder});
     more.insert(more.end(), text.begin(), text.end());
