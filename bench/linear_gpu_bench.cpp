@@ -13,6 +13,7 @@
 #include "cublas_gpu.h"
 #include "device/ceilings.h"
 #include "device/properties.h"
+#include "kernels/int8_rows.h"
 
 namespace {
 
@@ -32,6 +33,8 @@ constexpr int64_t most_rows = 2048;
 struct Format {
   std::string_view scheme, layout, reference_layout;
   int64_t most_rows;
+  bool int8_activations = false;  ///< from 17 rows on
+  int64_t least_rows() const { return int8_activations ? kernels::least_int8_rows : 1; }
   formats::Scheme parsed() const { return formats::parse_scheme(scheme); }
 };
 constexpr Format all_formats[] = {{"kbit2-b32-e4m4", "kbit-fragment", "kbit-tile", most_rows},
@@ -41,14 +44,20 @@ constexpr Format all_formats[] = {{"kbit2-b32-e4m4", "kbit-fragment", "kbit-tile
                                   {"int4-g128-f16", "marlin", "", most_rows},
                                   {"int4-g32-f16", "marlin", "", most_rows},
                                   {"int8-g128-f16", "marlin", "", most_rows},
-                                  {"int4-g32-f16", "interleaved", "", 64}};
-std::string name_of(const Format& format) { return concat(format.scheme, " ", format.layout); }
+                                  {"int4-g32-f16", "interleaved", "", 64},
+                                  {"int4-g128-f16", "marlin", "", most_rows, true},
+                                  {"int4-g32-f16", "marlin", "", most_rows, true},
+                                  {"int8-g128-f16", "marlin", "", most_rows, true}};
+std::string name_of(const Format& format) {
+  return concat(format.scheme, " ", format.layout, format.int8_activations ? " int8" : "");
+}
 
 struct Call {
   int64_t m = 1;
   int copies = 2;       ///< of the weight, used in turn; one stays in the L2 cache if it fits
   bool overlap = true;  ///< each call may fetch its first weights while the one before it still runs, as in a decoder
   std::string_view layout = "";  ///< another than the weight's
+  bool int8_activations = false;
 };
 
 device::Timing time_layer(const bench::RotatingWeight& weights, const LayerShape& shape, const Call& call,
@@ -56,8 +65,9 @@ device::Timing time_layer(const bench::RotatingWeight& weights, const LayerShape
   const auto values = bench::random_halves(static_cast<size_t>(call.m * shape.k), 4);
   const auto x = device::DeviceBuffer::copy_of(std::as_bytes(std::span(values)), stream);
   device::DeviceBuffer y(static_cast<size_t>(call.m * shape.n * 2));
-  device::DeviceBuffer workspace(
-      kernels::linear_workspace({weights.weight(0).scheme, weights.weight(0).layout, call.m, shape.n, shape.k}));
+  const kernels::DeviceWeight weight = weights.weight(0);
+  device::DeviceBuffer workspace(kernels::linear_workspace(
+      {weight.scheme, weight.layout, call.m, shape.n, shape.k, DType::f16, call.int8_activations}));
   workspace.fill(0, stream);
   const auto launch = [&](int index, cudaStream_t on) {
     kernels::LinearArgs args;
@@ -71,6 +81,7 @@ device::Timing time_layer(const bench::RotatingWeight& weights, const LayerShape
     args.workspace = workspace.data();
     args.workspace_bytes = workspace.size();
     args.weights_ready = call.overlap;
+    args.int8_activations = call.int8_activations;
     kernels::packed_linear(args, on);
   };
   launch(0, stream.get());  // cuBLAS cannot be started within a capture
@@ -131,7 +142,9 @@ class Bench {
       const int copies = std::max(2, device::rotating_copies(weight_bytes(shape, format)));
       const bench::RotatingWeight weights(format.parsed(), format.layout, shape.n, shape.k, copies, stream_);
       for (const int64_t m : rows_) {
-        if (m <= format.most_rows) measure(shape, format, {.m = m, .copies = copies}, weights, cublas.at(m));
+        if (m < format.least_rows() || m > format.most_rows) continue;
+        const Call call{.m = m, .copies = copies, .int8_activations = format.int8_activations};
+        measure(shape, format, call, weights, cublas.at(m));
       }
       std::cerr << concat(shape.n, " × ", shape.k, " ", name_of(format), "\n");
     }

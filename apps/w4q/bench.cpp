@@ -21,6 +21,7 @@ struct Options {
   KvWords kv;
   std::optional<int64_t> residual_bytes;
   std::string target;
+  std::string activations = "16-bit";
   verify::SpeedOptions speed;
 };
 
@@ -49,6 +50,7 @@ int run(const Options& options) {
   speed.kv = parse(options.kv);
   speed.project_sm89 = options.target == "sm89";
   speed.residual_bytes = options.residual_bytes;
+  speed.int8_activations = options.activations == int8_word;
   const auto shape = model::named_shape(options.shape);
   const auto passes = passes_of(options.scheme);
   device::choose_device("cuda");
@@ -81,6 +83,7 @@ void setup_bench(CLI::App& app, Action& action) {
       ->capture_default_str();
   add_residual_bytes(*command, options->residual_bytes);
   add_kv(*command, options->kv);
+  add_activations(*command, options->activations);
   add_speed(*command, options->speed, options->target);
   add_common(*command, options->common);
   command->callback([&action, options] { action = [options] { return run(*options); }; });

@@ -45,6 +45,15 @@ void add_residual_bytes(CLI::App& command, std::optional<int64_t>& bytes) {
       ->type_name("SIZE");
 }
 
+void add_activations(CLI::App& command, std::string& word) {
+  command
+      .add_option("--activations", word,
+                  "What linear layers multiply in prompts (17 tokens or more): int8 rounds their inputs, for int4 and "
+                  "int8 weights")
+      ->check(CLI::IsMember({"16-bit", int8_word}))
+      ->capture_default_str();
+}
+
 void add_kv(CLI::App& command, KvWords& words) {
   command.add_option("--kv", words.type, "Type of the KV cache on the GPU: f16, fp8, q4, q4h, fp4r")
       ->capture_default_str();

@@ -52,6 +52,10 @@ kernels::KvChoice parse(const KvWords& words);
 /// --residual-gpu-bytes.
 void add_residual_bytes(CLI::App& command, std::optional<int64_t>& bytes);
 
+/// --activations 16-bit|int8, of prompts.
+inline constexpr const char* int8_word = "int8";
+void add_activations(CLI::App& command, std::string& word);
+
 /// --device, --kv, --kv-delta and --residual-gpu-bytes, for commands that decode a model.
 struct DecodeOptions {
   std::string device = "auto";

@@ -22,6 +22,7 @@ struct Options {
   std::string prompt;
   int64_t max_tokens = 128;
   bool no_residual = false;
+  std::string activations = "16-bit";
   model::SamplingOptions sampling;
   DecodeOptions decode;
 };
@@ -76,10 +77,11 @@ int run(const Options& options) {
     printer.add(id);
     return true;
   };
+  const bool int8 = options.activations == int8_word;
   const auto generated = choice.device == device::Device::cuda
                              ? model::generate_cuda(model, prompt, options.max_tokens, options.sampling, choice.kv,
-                                                    on_token, choice.residual_bytes)
-                             : model::generate(model, prompt, options.max_tokens, options.sampling, on_token);
+                                                    on_token, choice.residual_bytes, int8)
+                             : model::generate(model, prompt, options.max_tokens, options.sampling, on_token, int8);
   printer.finish();
   const double seconds = watch.seconds();
   const double speed = static_cast<double>(generated.size()) / seconds;
@@ -118,6 +120,7 @@ void setup_generate(CLI::App& app, Action& action) {
   command->add_option("--min-p", options->sampling.min_p, "Drop tokens below this share of the most likely one")
       ->check(CLI::Range(0.0, 1.0));
   command->add_option("--seed", options->sampling.seed, "Seed of the sampling")->capture_default_str();
+  add_activations(*command, options->activations);
   add_decode(*command, options->decode);
   add_common(*command, options->common);
   command->callback([&action, options] { action = [options] { return run(*options); }; });

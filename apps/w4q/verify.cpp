@@ -34,6 +34,7 @@ struct Options {
   verify::PerplexityOptions perplexity;
   std::string reference;
   DecodeOptions decode;
+  std::string activations = "16-bit";
   bool speed = false, kernels = false, kv_compare = false;
   verify::SpeedOptions speed_options;
   std::string target;
@@ -56,6 +57,8 @@ struct Results {
   }
 };
 
+bool is_int8(const Options& options) { return options.activations == int8_word; }
+
 void check_usage(const Options& options) {
   const auto refuse = [](const char* what, const char* hint) { throw Error(ErrorCode::bad_argument, what).hint(hint); };
   const bool decodes = options.ppl || !options.ids.empty();
@@ -69,6 +72,8 @@ void check_usage(const Options& options) {
     refuse("--max-kl compares with a base", "--ppl text.txt --base MODEL");
   if (options.min_sqnr && options.base.empty()) refuse("--min-sqnr compares with a base", "--base MODEL");
   if (options.kv_compare && !decodes) refuse("--kv-compare needs a text", "--ppl text.txt, or --ids file.u16");
+  if (is_int8(options) && !decodes && !options.kernels && !options.speed)
+    refuse("--activations int8 is about --ppl, --kernels and --speed", "--ppl text.txt");
   if (options.max_diff && options.reference.empty())
     refuse("--max-diff belongs to --reference", "--reference ref.safetensors");
 }
@@ -100,9 +105,15 @@ void run_perplexity(const Options& options, const model::Model& candidate, Resul
   how.device = choice.device;
   how.kv = choice.kv;
   how.residual_bytes = choice.residual_bytes;
+  how.int8_activations = is_int8(options);
   const auto report = verify::measure_perplexity(candidate, base ? &*base : nullptr, ids, how);
   results.text += verify::to_text(report) + "\n";
   results.json["perplexity"] = verify::to_json(report);
+  if (how.int8_activations) {
+    const auto beside = verify::measure_perplexity(candidate, &candidate, ids, how);
+    results.text += "int8 activations; the base is this model with 16-bit ones\n" + verify::to_text(beside) + "\n";
+    results.json["int8_activations"] = verify::to_json(beside);
+  }
   results.checks.add({"perplexity",
                       std::isfinite(report.perplexity()),
                       concat(fixed(report.perplexity(), 4), " over ", report.scored, " tokens"),
@@ -117,14 +128,15 @@ void run_speed(const Options& options, const model::Model& candidate, Results& r
   speed.kv = parse(options.decode.kv);
   speed.project_sm89 = options.target == "sm89";
   speed.residual_bytes = options.decode.residual_bytes;
+  speed.int8_activations = is_int8(options);
   const auto report = verify::measure_speed(candidate, speed);
   results.text += verify::to_text(report) + "\n";
   results.json["speed"] = verify::to_json(report);
 }
 
-void run_kernels(const model::Model& candidate, Results& results) {
+void run_kernels(const Options& options, const model::Model& candidate, Results& results) {
   device::choose_device("cuda");
-  const auto report = verify::check_kernels(candidate);
+  const auto report = verify::check_kernels(candidate, is_int8(options));
   results.text += verify::to_text(report) + "\n";
   results.json["kernels"] = verify::to_json(report);
   results.checks.add_threshold("relative error of the GPU's products", report.largest(), verify::most_kernel_error);
@@ -174,7 +186,7 @@ int run(const Options& options) {
     const auto model = model::Model::open(options.model, !options.no_residual);
     if (!options.reference.empty()) run_reference(options, model, results);
     if (options.ppl || !options.ids.empty()) run_perplexity(options, model, results);
-    if (options.kernels) run_kernels(model, results);
+    if (options.kernels) run_kernels(options, model, results);
     if (options.kv_compare) run_kv_compare(options, model, results);
     if (options.speed) run_speed(options, model, results);
   }
@@ -211,6 +223,7 @@ void setup_verify(CLI::App& app, Action& action) {
                     "Compare the types of the KV cache on the text of --ppl or --ids");
   command->add_flag("--speed", options->speed, "Measure prompt and generation on this GPU");
   add_speed(*command, options->speed_options, options->target);
+  add_activations(*command, options->activations);
   add_decode(*command, options->decode);
   add_common(*command, options->common);
   command->callback([&action, options, ppl] {

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "formats/integer.h"
+#include "kernels/int8_rows.h"
 #include "kernels/integer_launch.cuh"
 #include "kernels/kbit_wide.h"
 #include "kernels/linear_rows.h"
@@ -115,11 +116,7 @@ constexpr KernelRow rows[] = {
 
 }  // namespace
 
-bool takes_marlin(const Scheme& s) {
-  return s.family == formats::SchemeFamily::integer && (s.bits == 4 || s.bits == 8) &&
-         (s.scale == ScaleType::f16 || s.scale == ScaleType::bf16) &&
-         (s.block == formats::whole_row || (s.block >= 32 && std::has_single_bit(static_cast<unsigned>(s.block))));
-}
+bool takes_marlin(const Scheme& scheme) { return takes_int8_activations(scheme); }
 
 integer::MarlinLaunch prepare_marlin(const LinearArgs& args) {
   const auto& w = args.weight;

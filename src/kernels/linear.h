@@ -35,4 +35,9 @@ void decode_rows(const LinearWeight& weight, int64_t begin, int64_t end, MatrixV
 /// of rows of W; the result does not depend on the thread count. Throws internal when the shapes do not fit.
 void linear(const LinearWeight& weight, MatrixView<const float> x, MatrixView<float> y);
 
+/// Whether there is a product with int8 activations for it (int8_rows.h).
+bool takes_int8_activations(const LinearWeight& weight) noexcept;
+/// linear() with rows of x, after the input scale, rounded to int8. Throws internal for weights that take none.
+void linear_int8(const LinearWeight& weight, MatrixView<const float> x, MatrixView<float> y);
+
 }  // namespace w4q::kernels

@@ -10,6 +10,7 @@
 #include "core/text.h"
 #include "kernels/dequantize.h"
 #include "kernels/gemm.h"
+#include "kernels/int8_rows.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/linear_cpu.cpp"
@@ -136,13 +137,18 @@ void multiply(const DecodeRows& decode, MatrixView<const float> x, MatrixView<fl
   });
 }
 
+/// out ← one row of x ⊘ s.
+void scale_row(const float* x, const std::vector<float>& scales, MatrixView<float> out) {
+  std::copy_n(x, out.cols, out.row(0));
+  if (!scales.empty()) divide_columns(scales, out);
+}
+
 /// out ← R(x ⊘ s), row by row.
 void rotate_input(MatrixView<const float> x, const std::vector<float>& scales, const formats::InputRotation& rotation,
                   MatrixView<float> out) {
   parallel_for(x.rows, 16, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      std::copy_n(x.row(r), x.cols, out.row(r));
-      if (!scales.empty()) divide_columns(scales, {out.row(r), 1, out.cols});
+      scale_row(x.row(r), scales, {out.row(r), 1, out.cols});
       rotation.rotate({out.row(r), static_cast<size_t>(out.cols)});
     }
   });
@@ -179,6 +185,27 @@ void linear(const LinearWeight& weight, MatrixView<const float> x, MatrixView<fl
     rotated_linear(**packed, x, y);
   } else {
     multiply([&](int64_t begin, MatrixView<float> rows) { decode(weight, begin, rows); }, x, y, false);
+  }
+  if (!weight.bias.empty()) add_bias(weight.bias, y);
+}
+
+bool takes_int8_activations(const LinearWeight& weight) noexcept {
+  const auto* packed = std::get_if<std::shared_ptr<const formats::PackedLinear>>(&weight.matrix);
+  return packed != nullptr && (*packed)->passes.size() == 1 && (*packed)->rotations.empty() &&
+         takes_int8_activations((*packed)->passes.front().scheme);
+}
+
+void linear_int8(const LinearWeight& weight, MatrixView<const float> x, MatrixView<float> y) {
+  const bool fits = x.rows == y.rows && x.cols == weight.k && y.cols == weight.n && takes_int8_activations(weight);
+  if (!fits) ensure(false, concat(weight.name, ": linear_int8: shapes differ, or weights of 16 bits"));
+  const auto& packed = *std::get<std::shared_ptr<const formats::PackedLinear>>(weight.matrix);
+  std::vector<float> codes(static_cast<size_t>(x.rows * x.cols)), scales(static_cast<size_t>(x.rows));
+  const MatrixView<float> rows(codes.data(), x.rows, x.cols);
+  for (int64_t r = 0; r < x.rows; ++r) scale_row(x.row(r), packed.input_scale, {rows.row(r), 1, rows.cols});
+  quantize_int8(rows, scales, rows);
+  multiply([&](int64_t begin, MatrixView<float> out) { dequantize_rows(packed.passes, begin, out); }, rows, y, false);
+  for (int64_t r = 0; r < y.rows; ++r) {
+    for (int64_t c = 0; c < y.cols; ++c) y.row(r)[c] *= scales[static_cast<size_t>(r)];
   }
   if (!weight.bias.empty()) add_bias(weight.bias, y);
 }

@@ -106,8 +106,11 @@ std::string shape_of(const LinearArgs& args) {
 
 bool accepts_rows(const LinearDesc& desc, std::string_view layout, int64_t least, int64_t most, std::string* why) {
   const bool fits = desc.layout == layout && desc.m >= least && desc.m <= most;
-  if (!fits && why != nullptr) *why = concat("reads ", layout, " with ", least, " to ", most, " activation rows");
-  return fits;
+  if (fits && !desc.int8_activations) return true;
+  if (why == nullptr) return false;
+  *why = fits ? "multiplies 16-bit activations"
+              : concat("reads ", layout, " with ", least, " to ", most, " activation rows");
+  return false;
 }
 
 int64_t most_gemm_rows(const LinearDesc& desc) {
@@ -125,7 +128,8 @@ size_t gemm_workspace(const LinearDesc& desc) {
 }
 
 LinearDesc describe(const LinearArgs& args) {
-  return {args.weight.scheme, args.weight.layout, args.m, args.weight.n, args.weight.k, args.activation};
+  return {args.weight.scheme, args.weight.layout,   args.m, args.weight.n, args.weight.k,
+          args.activation,    args.int8_activations};
 }
 
 std::span<const KernelRow> kernel_registry() noexcept {
@@ -133,6 +137,7 @@ std::span<const KernelRow> kernel_registry() noexcept {
     std::vector<KernelRow> rows(wgmma_rows().begin(), wgmma_rows().end());
     rows.insert(rows.end(), kbit_rows().begin(), kbit_rows().end());
     rows.insert(rows.end(), integer_rows().begin(), integer_rows().end());
+    rows.insert(rows.end(), int8_rows().begin(), int8_rows().end());
     return rows;
   }();
   return all;
@@ -142,8 +147,9 @@ const KernelRow& pick_kernel(const LinearDesc& desc) {
   for (const KernelRow& row : kernel_registry()) {
     if (row.accepts(desc, nullptr)) return row;
   }
-  Error error(ErrorCode::unsupported, concat("no kernel for ", formats::to_string(desc.scheme), " in layout ",
-                                             desc.layout, " and ", desc.m, " activation rows"));
+  Error error(ErrorCode::unsupported,
+              concat("no kernel for ", formats::to_string(desc.scheme), " in layout ", desc.layout, " and ", desc.m,
+                     " activation rows", desc.int8_activations ? " of int8" : ""));
   for (const KernelRow& row : kernel_registry()) {
     std::string why;
     row.accepts(desc, &why);

@@ -18,6 +18,8 @@ constexpr int64_t most_rows = int64_t{1} << 30;
 /// The rows of each family, the preferred ones first.
 std::span<const KernelRow> kbit_rows() noexcept;
 std::span<const KernelRow> integer_rows() noexcept;
+/// Of integers with int8 activations (int8_linear_cuda.cu).
+std::span<const KernelRow> int8_rows() noexcept;
 /// Of both, on sm_90a (wgmma_rows.cu). They come before the others.
 std::span<const KernelRow> wgmma_rows() noexcept;
 /// Throw bad_argument for what is a family's own.

@@ -63,6 +63,8 @@ struct LinearArgs {
   /// Weights, codebook and bias were complete before the previous launch in the stream began: on sm_90 their first
   /// bytes are then fetched while that launch still runs. x and y are not touched before it is done.
   bool weights_ready = false;
+  /// Activations are rounded to int8, a row at a time (int8_rows.h). Integer weights in Marlin's words only.
+  bool int8_activations = false;
   NextWeights next;  ///< up to 16 rows; others pay no heed
   /// One row of f16, and a kernel with `fuses`: otherwise bad_argument. y then may be half as long.
   LinearFusion fusion;
@@ -74,6 +76,7 @@ struct LinearDesc {
   std::string_view layout;
   int64_t m = 0, n = 0, k = 0;
   DType activation = DType::f16;
+  bool int8_activations = false;
 };
 LinearDesc describe(const LinearArgs& args);
 

@@ -6,7 +6,9 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "device/check.h"
+#include "kernels/int8_rows.h"
 #include "model/cuda_decoder_impl.h"
+#include "model/int8_activations.h"
 
 namespace w4q::model {
 namespace {
@@ -19,6 +21,21 @@ constexpr int64_t logit_values = int64_t{1} << 25;
 
 int64_t pages_for(int64_t tokens) { return (tokens + kernels::kv_page_tokens - 1) / kernels::kv_page_tokens; }
 
+void check_int8_activations(const CudaModel& model) {
+  bool any = false;
+  for (const auto& layer : model.layers()) {
+    for (const auto* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
+      if (!linear->widened.empty()) refuse_int8_activations(linear->widened.front(), "a scheme without kernels");
+      for (const CudaProduct& product : linear->products) {
+        if (product.dense != nullptr) continue;
+        if (!takes_int8(product)) refuse_int8_activations(join(linear->names), formats::to_string(product.scheme));
+        any = true;
+      }
+    }
+  }
+  if (!any) refuse_int8_activations("any layer", "weights of 16 bits");
+}
+
 }  // namespace
 
 CudaDecoder::Impl::Impl(const CudaModel& model_, const CudaDecoderOptions& options_)
@@ -29,7 +46,7 @@ CudaDecoder::Impl::Impl(const CudaModel& model_, const CudaDecoderOptions& optio
       logit_rows(std::clamp<int64_t>(logit_values / config.vocab_size, 1, std::min<int64_t>(options.capacity, 1024))),
       cache(config, options.kv.type, pages_for(options.capacity), stream),
       rope(config, options.capacity, stream),
-      multiplier(model.linears(), std::max(chunk, logit_rows), stream),
+      multiplier(model.linears(), std::max(chunk, logit_rows), stream, options.int8_activations),
       activations(config, chunk),
       logits(device_matrix<float>(logit_rows, config.vocab_size)),
       attention_workspace(
@@ -39,6 +56,7 @@ CudaDecoder::Impl::Impl(const CudaModel& model_, const CudaDecoderOptions& optio
       staged_ids(static_cast<size_t>(chunk) * sizeof(int32_t)),
       drawn(static_cast<size_t>(options.capacity + 1) * sizeof(int32_t)),
       staged_state(sizeof(StepState)) {
+  if (options.int8_activations) check_int8_activations(model);
   attention_workspace.fill(0, stream);
   const auto pairs = static_cast<size_t>(rope.steps().pairs);
   step_cosine = DeviceBuffer(pairs * sizeof(float));
@@ -122,10 +140,12 @@ CudaMatrix CudaDecoder::forward(std::span<const int32_t> ids, const CudaObserver
     decoder.hidden = DeviceBuffer(bytes);
   }
   decoder.rope.set_call(decoder.position, rows, decoder.stream);
+  decoder.multiplier.set_int8_activations(decoder.options.int8_activations && rows >= kernels::least_int8_rows);
   for (int64_t row = 0; row < rows; row += decoder.chunk) {
     decoder.run_chunk(ids.subspan(static_cast<size_t>(row), static_cast<size_t>(std::min(decoder.chunk, rows - row))),
                       row, observer);
   }
+  decoder.multiplier.set_int8_activations(false);
   decoder.hidden_rows = rows;
   return {decoder.hidden.data(), DType::f16, rows, hidden_size, decoder.stream.get()};
 }

@@ -35,10 +35,11 @@ struct CudaObserver {
 struct CudaDecoderOptions {
   int64_t capacity = 0;  ///< most positions of one sequence
   kernels::KvChoice kv = {};
-  int64_t chunk = 2048;  ///< most tokens that pass through a layer together
-  bool graph = true;     ///< single tokens replay a captured graph
-  bool overlap = true;   ///< launches begin while the one before still runs, where the GPU can
-  bool fuse = true;      ///< norms of single tokens are part of the products around them, where kernels can
+  int64_t chunk = 2048;           ///< most tokens that pass through a layer together
+  bool graph = true;              ///< single tokens replay a captured graph
+  bool overlap = true;            ///< launches begin while the one before still runs, where the GPU can
+  bool fuse = true;               ///< norms of single tokens are part of the products around them, where kernels can
+  bool int8_activations = false;  ///< of prompts (int8_activations.h)
 };
 
 /// One kind of work of a step, run by itself for all layers.
@@ -53,7 +54,7 @@ struct StepPart {
 class CudaDecoder {
  public:
   /// Throws bad_argument when the capacity is not positive, device when the memory does not suffice, unsupported for
-  /// heads of more than 256 values.
+  /// heads of more than 256 values, and for int8 activations as check_int8_activations.
   CudaDecoder(const CudaModel& model, const CudaDecoderOptions& options);
   ~CudaDecoder();
   CudaDecoder(CudaDecoder&&) noexcept;

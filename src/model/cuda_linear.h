@@ -81,15 +81,22 @@ struct NextNorm {
   float eps = 0;
 };
 
+/// Whether a product can round its input to int8 (kernels/int8_rows.h).
+bool takes_int8(const CudaProduct& product) noexcept;
+
 /// Multiplies CudaLinears; holds the scratch that they need. One stream, one call at a time.
 class CudaMultiplier {
  public:
-  /// `most_rows` activation rows at a time, of any of `linears`, in the order of a step.
-  CudaMultiplier(std::span<const CudaLinear* const> linears, int64_t most_rows, const device::Stream& stream);
+  /// `most_rows` activation rows at a time, of any of `linears`, in the order of a step. `int8_activations`: they may
+  /// be asked for.
+  CudaMultiplier(std::span<const CudaLinear* const> linears, int64_t most_rows, const device::Stream& stream,
+                 bool int8_activations = false);
 
   /// Whether launches may begin while the one before still runs.
   void set_overlap(bool overlap) noexcept { overlap_ = overlap; }
   bool overlap() const noexcept { return overlap_; }
+  /// Whether products of layers, not of the head, round their inputs to int8 where they can (takes_int8).
+  void set_int8_activations(bool on) noexcept { int8_ = on; }
 
   /// Of passes that come from host memory; null where there are none.
   CudaOffload* offload() noexcept { return offload_ ? &*offload_ : nullptr; }
@@ -129,6 +136,7 @@ class CudaMultiplier {
 
   const device::Stream& stream_;
   bool overlap_ = true;
+  bool int8_ = false;
   device::DeviceBuffer words_;  ///< of kernels that keep it zero between launches
   device::DeviceBuffer wide_;   ///< of kernels that do not
   device::DeviceBuffer cublas_;

@@ -1,9 +1,11 @@
 #include <algorithm>
+#include <utility>
 
 #include "core/error.h"
 #include "device/cublas.h"
 #include "kernels/dense_gemv_cuda.h"
 #include "kernels/elementwise_cuda.h"
+#include "kernels/int8_rows.h"
 #include "model/cuda_linear.h"
 #include "model/cuda_rotated.h"
 
@@ -27,8 +29,12 @@ kernels::LinearFusion after(const InputNorm& norm) {
 
 }  // namespace
 
+bool takes_int8(const CudaProduct& product) noexcept {
+  return product.packed && product.packed->layout == "marlin" && kernels::takes_int8_activations(product.scheme);
+}
+
 CudaMultiplier::CudaMultiplier(std::span<const CudaLinear* const> linears, int64_t most_rows,
-                               const device::Stream& stream)
+                               const device::Stream& stream, bool int8_activations)
     : stream_(stream), words_(256), cublas_(device::cublas_workspace_bytes) {
   size_t words = 256, wide = 0, scaled = 0;
   for (const auto* linear : linears) {
@@ -43,10 +49,12 @@ CudaMultiplier::CudaMultiplier(std::span<const CudaLinear* const> linears, int64
         scaled = std::max(scaled, static_cast<size_t>(most_rows * linear->k) * 2);
       }
       if (!product.packed) continue;
-      const auto sizes =
-          kernels::divided_workspace({product.scheme, product.packed->layout, most_rows, product.n, linear->k});
+      kernels::LinearDesc desc{product.scheme, product.packed->layout, most_rows, product.n, linear->k};
+      const auto sizes = kernels::divided_workspace(desc);
       words = std::max(words, sizes.words);
       wide = std::max(wide, sizes.scratch);
+      desc.int8_activations = true;
+      if (int8_activations && takes_int8(product)) wide = std::max(wide, kernels::linear_workspace(desc));
     }
   }
   const CudaProduct* last = nullptr;
@@ -133,6 +141,7 @@ void CudaMultiplier::multiply_packed(const CudaProduct& product, int64_t k, cons
   args.ldy = out.stride;
   args.fp32 = out.fp32;
   if (out.add) args.residual = out.y;
+  args.int8_activations = int8_ && takes_int8(product);
   device::DeviceBuffer& workspace = kernels::pick_kernel(kernels::describe(args)).keeps_words ? words_ : wide_;
   args.workspace = workspace.data();
   args.workspace_bytes = workspace.size();
@@ -226,7 +235,9 @@ void CudaMultiplier::multiply_gated(const CudaLinear& linear, const __half* x, i
 
 void CudaMultiplier::multiply_logits(const CudaLinear& head, const __half* x, int64_t rows, float* out,
                                      InputNorm norm) {
+  const bool int8 = std::exchange(int8_, false);
   multiply_into(head, x, rows, {out, head.n, true}, after(norm));
+  int8_ = int8;
 }
 
 }  // namespace w4q::model

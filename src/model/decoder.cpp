@@ -5,13 +5,15 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "kernels/elementwise.h"
+#include "kernels/int8_rows.h"
 #include "kernels/linear.h"
+#include "model/int8_activations.h"
 #include "model/scratch.h"
 
 namespace w4q::model {
 
 struct Decoder::Impl {
-  Impl(const Model& model_, int64_t capacity_, DType rope_frequencies);
+  Impl(const Model& model_, int64_t capacity_, DType rope_frequencies, bool int8);
 
   void check(std::span<const int32_t> ids) const;
   kernels::KeyValueCache cache(size_t layer) const;
@@ -19,14 +21,20 @@ struct Decoder::Impl {
   const Model& model;
   const ModelConfig& config;
   const int64_t capacity;
+  const bool int8_activations;
   LayerDecoder runner;
   int64_t position = 0;
   std::vector<Floats> keys, values;  // per layer, [kv_heads][capacity][head_dim]
   Floats hidden;
 };
 
-Decoder::Impl::Impl(const Model& model_, int64_t capacity_, DType rope_frequencies)
-    : model(model_), config(model_.config()), capacity(capacity_), runner(config, rope_frequencies) {
+Decoder::Impl::Impl(const Model& model_, int64_t capacity_, DType rope_frequencies, bool int8)
+    : model(model_),
+      config(model_.config()),
+      capacity(capacity_),
+      int8_activations(int8),
+      runner(config, rope_frequencies) {
+  if (int8_activations) check_int8_activations(model);
   const int64_t width = config.kv_heads * config.head_dim;
   constexpr auto most = std::numeric_limits<int64_t>::max() / int64_t{2 * sizeof(float)};
   if (capacity < 1 || capacity > most / width) {
@@ -64,8 +72,8 @@ kernels::KeyValueCache Decoder::Impl::cache(size_t layer) const {
   return {keys[layer].data(), values[layer].data(), config.kv_heads, capacity, config.head_dim};
 }
 
-Decoder::Decoder(const Model& model, int64_t capacity, DType rope_frequencies)
-    : impl_(std::make_unique<Impl>(model, capacity, rope_frequencies)) {}
+Decoder::Decoder(const Model& model, int64_t capacity, DType rope_frequencies, bool int8_activations)
+    : impl_(std::make_unique<Impl>(model, capacity, rope_frequencies, int8_activations)) {}
 Decoder::~Decoder() = default;
 Decoder::Decoder(Decoder&&) noexcept = default;
 
@@ -83,6 +91,7 @@ MatrixView<const float> Decoder::forward(std::span<const int32_t> ids, const Obs
     if (observer && observer->hidden) observer->hidden(index, x);
   };
   decoder.runner.set_positions(decoder.position, rows);
+  decoder.runner.set_int8_activations(decoder.int8_activations && rows >= kernels::least_int8_rows);
   embed(decoder.model.embeddings(), ids, x);
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     observe(layer);

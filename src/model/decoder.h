@@ -17,8 +17,9 @@ class Decoder {
  public:
   /// `capacity`: the most positions of one sequence. `rope_frequencies`: see RopeTable; f32 is right,
   /// ModelConfig::dtype reproduces activations of a module that was cast to 16 bit as a whole. Throws bad_argument when
-  /// the capacity is not positive or its cache is larger than memory can be.
-  Decoder(const Model& model, int64_t capacity, DType rope_frequencies = DType::f32);
+  /// the capacity is not positive or its cache is larger than memory can be. `int8_activations`: of prompts, see
+  /// int8_activations.h, whose errors it throws.
+  Decoder(const Model& model, int64_t capacity, DType rope_frequencies = DType::f32, bool int8_activations = false);
   ~Decoder();
   Decoder(Decoder&&) noexcept;
 

@@ -45,11 +45,16 @@ struct LayerDecoder::Impl {
   void attention_block(const LayerWeights& weights, int64_t layer, const kernels::KeyValueCache& cache,
                        MatrixView<float> x, const Observer* observer);
   void mlp_block(const LayerWeights& weights, MatrixView<float> all, const Observer* observer);
+  void multiply(const LinearWeight& weight, MatrixView<const float> x, MatrixView<float> y) const {
+    if (int8_activations && kernels::takes_int8_activations(weight)) return kernels::linear_int8(weight, x, y);
+    kernels::linear(weight, x, y);
+  }
 
   const ModelConfig& config;
   const float eps;
   const RopeTable rope;
   int64_t position = 0;
+  bool int8_activations = false;
   Floats normed, queries, new_keys, new_values, attended, projected, gate, up, cosine, sine;
   MatrixView<float> cosines, sines;  // of the positions that were set
 };
@@ -62,9 +67,9 @@ void LayerDecoder::Impl::attention_block(const LayerWeights& weights, int64_t la
   observe_input(observer, input, weights.q, weights.k, weights.v);
   const auto q = queries.matrix(x.rows, weights.q.n), k = new_keys.matrix(x.rows, weights.k.n);
   const auto v = new_values.matrix(x.rows, weights.v.n);
-  kernels::linear(weights.q, input, q);
-  kernels::linear(weights.k, input, k);
-  kernels::linear(weights.v, input, v);
+  multiply(weights.q, input, q);
+  multiply(weights.k, input, k);
+  multiply(weights.v, input, v);
   if (config.qk_norm) {
     kernels::rms_norm_heads(q, weights.q_norm, eps);
     kernels::rms_norm_heads(k, weights.k_norm, eps);
@@ -77,7 +82,7 @@ void LayerDecoder::Impl::attention_block(const LayerWeights& weights, int64_t la
   kernels::attention(q, cache, position, config.sliding_window[static_cast<size_t>(layer)], mixed);
   observe_input(observer, mixed, weights.o);
   const auto output = projected.matrix(x.rows, x.cols);
-  kernels::linear(weights.o, mixed, output);
+  multiply(weights.o, mixed, output);
   kernels::add_rows(x, output);
 }
 
@@ -88,11 +93,11 @@ void LayerDecoder::Impl::mlp_block(const LayerWeights& weights, MatrixView<float
     const auto gated = gate.matrix(x.rows, weights.gate.n), ups = up.matrix(x.rows, weights.up.n);
     kernels::rms_norm(x, weights.post_attention_norm, eps, input);
     observe_input(observer, input, weights.gate, weights.up);
-    kernels::linear(weights.gate, input, gated);
-    kernels::linear(weights.up, input, ups);
+    multiply(weights.gate, input, gated);
+    multiply(weights.up, input, ups);
     kernels::silu_multiply(gated, ups);
     observe_input(observer, gated, weights.down);
-    kernels::linear(weights.down, gated, output);
+    multiply(weights.down, gated, output);
     kernels::add_rows(x, output);
   }
 }
@@ -109,6 +114,8 @@ void LayerDecoder::set_positions(int64_t first, int64_t rows) {
   decoder.sines = decoder.sine.matrix(rows, decoder.rope.pairs());
   decoder.rope.fill(first, decoder.cosines, decoder.sines);
 }
+
+void LayerDecoder::set_int8_activations(bool on) noexcept { impl_->int8_activations = on; }
 
 void LayerDecoder::run(const LayerWeights& weights, int64_t layer, const kernels::KeyValueCache& cache,
                        MatrixView<float> x, const Observer* observer) {

@@ -38,6 +38,8 @@ class LayerDecoder {
 
   /// From now on the rows of hidden states stand at positions first … first + rows − 1.
   void set_positions(int64_t first, int64_t rows);
+  /// From now on layers with such products round their inputs to int8 (linear_int8).
+  void set_int8_activations(bool on) noexcept;
 
   /// x = layer(x) for the rows that were set. `layer` counts from 0 and chooses the attention window; `cache` holds the
   /// positions before and has room for these. Throws internal when the shapes do not fit.

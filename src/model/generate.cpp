@@ -22,9 +22,10 @@ void check_generation(std::span<const int32_t> prompt, int64_t max_tokens, const
 }
 
 std::vector<int32_t> generate(const Model& model, std::span<const int32_t> prompt, int64_t max_tokens,
-                              const SamplingOptions& sampling, const std::function<bool(int32_t)>& on_token) {
+                              const SamplingOptions& sampling, const std::function<bool(int32_t)>& on_token,
+                              bool int8_activations) {
   check_generation(prompt, max_tokens, sampling);
-  Decoder decoder(model, static_cast<int64_t>(prompt.size()) + max_tokens);
+  Decoder decoder(model, static_cast<int64_t>(prompt.size()) + max_tokens, DType::f32, int8_activations);
   std::vector<float> row(static_cast<size_t>(model.config().vocab_size));
   const MatrixView<float> logits(row.data(), 1, model.config().vocab_size);
   std::vector<int32_t> tokens;

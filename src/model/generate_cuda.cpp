@@ -7,13 +7,15 @@ namespace w4q::model {
 
 std::vector<int32_t> generate_cuda(const Model& model, std::span<const int32_t> prompt, int64_t max_tokens,
                                    const SamplingOptions& sampling, kernels::KvChoice kv,
-                                   const std::function<bool(int32_t)>& on_token,
-                                   std::optional<int64_t> residual_bytes) {
+                                   const std::function<bool(int32_t)>& on_token, std::optional<int64_t> residual_bytes,
+                                   bool int8_activations) {
   check_generation(prompt, max_tokens, sampling);
   std::vector<int32_t> tokens;
   if (max_tokens == 0) return tokens;
   const CudaModel on_gpu = CudaModel::upload(model, residual_bytes);
-  CudaDecoder decoder(on_gpu, {.capacity = static_cast<int64_t>(prompt.size()) + max_tokens, .kv = kv});
+  CudaDecoder decoder(
+      on_gpu,
+      {.capacity = static_cast<int64_t>(prompt.size()) + max_tokens, .kv = kv, .int8_activations = int8_activations});
   decoder.start(prompt, sampling);
   for (int64_t i = 0; i < max_tokens; ++i) {
     // The GPU works on the next token while this one is read; behind an end it works in vain, once.

@@ -14,6 +14,6 @@ namespace w4q::model {
 std::vector<int32_t> generate_cuda(const Model& model, std::span<const int32_t> prompt, int64_t max_tokens,
                                    const SamplingOptions& sampling, kernels::KvChoice kv,
                                    const std::function<bool(int32_t)>& on_token,
-                                   std::optional<int64_t> residual_bytes = {});
+                                   std::optional<int64_t> residual_bytes = {}, bool int8_activations = false);
 
 }  // namespace w4q::model

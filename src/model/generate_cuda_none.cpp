@@ -4,7 +4,8 @@
 namespace w4q::model {
 
 std::vector<int32_t> generate_cuda(const Model&, std::span<const int32_t>, int64_t, const SamplingOptions&,
-                                   kernels::KvChoice, const std::function<bool(int32_t)>&, std::optional<int64_t>) {
+                                   kernels::KvChoice, const std::function<bool(int32_t)>&, std::optional<int64_t>,
+                                   bool) {
   throw Error(ErrorCode::device, "this program was built without CUDA").hint("--device cpu");
 }
 

@@ -8,7 +8,9 @@
 #include "core/rng.h"
 #include "core/text.h"
 #include "device/buffer.h"
+#include "kernels/int8_rows.h"
 #include "model/cuda_linear.h"
+#include "model/int8_activations.h"
 #include "verify/kernel_check.h"
 
 namespace w4q::verify {
@@ -17,6 +19,7 @@ namespace {
 using kernels::LinearWeight;
 
 constexpr std::array<int64_t, 4> row_counts = {1, 16, 64, 200};
+constexpr std::array<int64_t, 3> int8_row_counts = {kernels::least_int8_rows, 64, 200};
 constexpr int64_t most_rows = 200;
 constexpr int64_t fp64_outputs = 64;
 
@@ -30,6 +33,18 @@ struct Inputs {
     on_gpu = device::DeviceBuffer::copy_of(halves, stream);
     stream.synchronize();
   }
+  /// Makes `values` what a product with int8 activations multiplies.
+  void round_to_int8(const LinearWeight& weight) {
+    const auto& packed = *std::get<std::shared_ptr<const formats::PackedLinear>>(weight.matrix);
+    const auto k = static_cast<size_t>(weight.k);
+    const auto divisor = [&](size_t i) { return packed.input_scale.empty() ? 1.0f : packed.input_scale[i % k]; };
+    std::vector<float> scales(values.size() / k);
+    for (size_t i = 0; i < values.size(); ++i) values[i] /= divisor(i);
+    const MatrixView<float> rows(values.data(), most_rows, weight.k);
+    kernels::quantize_int8(rows, scales, rows);
+    for (size_t i = 0; i < values.size(); ++i) values[i] *= scales[i / k] * divisor(i);
+  }
+
   std::vector<float> values;
   device::DeviceBuffer on_gpu;
 };
@@ -46,30 +61,23 @@ struct Distance {
 
 class Checker {
  public:
-  explicit Checker(const LinearWeight& weight)
+  Checker(const LinearWeight& weight, bool int8_activations)
       : weight_(weight),
         inputs_(weight.k, stream_),
         linear_(model::upload_linears(std::array{&weight}, stream_)),
-        multiplier_(std::array<const model::CudaLinear*, 1>{&linear_}, most_rows, stream_),
+        multiplier_(std::array<const model::CudaLinear*, 1>{&linear_}, most_rows, stream_, int8_activations),
         expected_(static_cast<size_t>(most_rows * weight.n)),
         halves_(expected_.size() * 2),
-        got_(expected_.size()) {
-    kernels::linear(weight, {inputs_.values.data(), most_rows, weight.k}, {expected_.data(), most_rows, weight.n});
-  }
+        got_(expected_.size()) {}
 
   KernelError run() {
-    KernelError result{weight_.name, "f16", "", 0, 0};
+    kernels::linear(weight_, all_inputs(), {expected_.data(), most_rows, weight_.n});
+    KernelError result{weight_.name, "f16", ""};
     const auto& product = linear_.products.front();
     if (product.packed || !product.rotated.empty()) result.scheme = formats::to_string(product.scheme);
     std::vector<std::string> names;
-    device::DeviceBuffer y(halves_.size());
     for (const int64_t rows : row_counts) {
-      y.fill(0xFF, stream_);
-      multiplier_.multiply(linear_, inputs_.on_gpu.as<__half>(), rows, y.as<__half>());
-      y.download(std::span(halves_).first(static_cast<size_t>(rows * weight_.n) * 2), stream_);
-      stream_.synchronize();
-      widen(std::span<const std::byte>(halves_).first(static_cast<size_t>(rows * weight_.n) * 2), DType::f16,
-            std::span(got_).first(static_cast<size_t>(rows * weight_.n)));
+      multiply(rows);
       result.to_cpu = worse(result.to_cpu, to_cpu(rows));
       result.to_fp64 = worse(result.to_fp64, to_fp64(rows));
       const std::string name(kernel_name(product, rows));
@@ -83,7 +91,39 @@ class Checker {
     return result;
   }
 
+  /// With int8 activations; rounds the inputs on the host.
+  KernelError run_int8() {
+    kernels::linear_int8(weight_, all_inputs(), {expected_.data(), most_rows, weight_.n});
+    const auto& product = linear_.products.front();
+    KernelError result{weight_.name, formats::to_string(product.scheme), std::string(kernel_name(product, 17, true))};
+    multiplier_.set_int8_activations(true);
+    for (const int64_t rows : int8_row_counts) {
+      multiply(rows);
+      result.to_cpu = worse(result.to_cpu, to_cpu(rows));
+      result.rounding = worse(result.rounding, to_fp64(rows));
+    }
+    inputs_.round_to_int8(weight_);
+    for (const int64_t rows : int8_row_counts) {
+      multiply(rows);
+      result.to_fp64 = worse(result.to_fp64, to_fp64(rows));
+    }
+    return result;
+  }
+
  private:
+  MatrixView<const float> all_inputs() const { return {inputs_.values.data(), most_rows, weight_.k}; }
+
+  /// The first rows on the GPU, to got_.
+  void multiply(int64_t rows) {
+    const auto count = static_cast<size_t>(rows * weight_.n);
+    device::DeviceBuffer y(count * 2);
+    y.fill(0xFF, stream_);
+    multiplier_.multiply(linear_, inputs_.on_gpu.as<__half>(), rows, y.as<__half>());
+    y.download(std::span(halves_).first(count * 2), stream_);
+    stream_.synchronize();
+    widen(std::span<const std::byte>(halves_).first(count * 2), DType::f16, std::span(got_).first(count));
+  }
+
   /// What single tokens run: the kernel that takes over what lies between products, here with f32 results.
   void check_fused(KernelError& result) {
     const auto count = static_cast<size_t>(weight_.n);
@@ -98,11 +138,11 @@ class Checker {
 
   static double worse(double a, double b) { return std::isnan(a) || a > b ? a : b; }
 
-  std::string_view kernel_name(const model::CudaProduct& product, int64_t rows) const {
+  std::string_view kernel_name(const model::CudaProduct& product, int64_t rows, bool int8 = false) const {
     if (!product.rotated.empty()) return rows <= 16 ? "rotated-gemv" : "rotated, kbit";
     if (!product.packed) return rows == 1 && weight_.k % 8 == 0 ? "f16-gemv" : "cuBLAS";
     const auto& packed = *product.packed;
-    return kernels::pick_kernel({packed.scheme, packed.layout, rows, packed.n, packed.k, DType::f16}).name;
+    return kernels::pick_kernel({packed.scheme, packed.layout, rows, packed.n, packed.k, DType::f16, int8}).name;
   }
 
   double to_cpu(int64_t rows) const {
@@ -142,7 +182,8 @@ class Checker {
 
 }  // namespace
 
-KernelReport check_kernels(const model::Model& model) {
+KernelReport check_kernels(const model::Model& model, bool int8_activations) {
+  if (int8_activations) model::check_int8_activations(model);
   std::vector<const LinearWeight*> weights;
   for (const auto& layer : model.layers()) {
     for (const auto* weight : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
@@ -153,7 +194,10 @@ KernelReport check_kernels(const model::Model& model) {
   Progress progress("kernels", static_cast<int64_t>(weights.size()), "layers");
   KernelReport report;
   for (const auto* weight : weights) {
-    report.layers.push_back(Checker(*weight).run());
+    const bool int8 = int8_activations && weight != &model.head() && kernels::takes_int8_activations(*weight);
+    Checker checker(*weight, int8);
+    report.layers.push_back(checker.run());
+    if (int8) report.layers.push_back(checker.run_int8());
     progress.advance(1);
   }
   return report;

@@ -39,10 +39,10 @@ std::string to_text(const KernelReport& report) {
     ++line.layers;
     if (line.worst == nullptr || !(layer.to_fp64 <= line.worst->to_fp64)) line.worst = &layer;
   }
-  TextTable table({"scheme", "kernels", "layers", "worst layer", "to fp64", "to the CPU"});
+  TextTable table({"scheme", "kernels", "layers", "worst layer", "to fp64", "to the CPU", "of rounding to int8"});
   for (const auto& [key, line] : lines) {
     table.row({key.first, key.second, concat(line.layers), line.worst->name, scientific(line.worst->to_fp64),
-               scientific(line.worst->to_cpu)});
+               scientific(line.worst->to_cpu), line.worst->rounding > 0 ? scientific(line.worst->rounding) : ""});
   }
   return table.str();
 }
@@ -55,6 +55,7 @@ io::Json to_json(const KernelReport& report) {
                       {"kernels", layer.kernels},
                       {"to_fp64", layer.to_fp64},
                       {"to_cpu", layer.to_cpu}});
+    if (layer.rounding > 0) layers.back()["rounding"] = layer.rounding;
   }
   return layers;
 }

@@ -119,11 +119,11 @@ PerplexityReport measure_perplexity(const Model& candidate, const Model* base, s
   const int64_t span = options.context - (options.bos ? 1 : 0);
   const int64_t stride = options.stride == 0 ? span : options.stride;
   const auto starts = window_starts(static_cast<int64_t>(ids.size()), span, stride, options.max_windows);
-  const WindowScorer scorer =
-      options.device == device::Device::cuda
-          ? cuda_window_scorer(candidate, base, options.context, options.kv,
-                               options.base_kv.value_or(kernels::KvChoice{}), options.residual_bytes)
-          : cpu_window_scorer(candidate, base, options.context);
+  const WindowScorer scorer = options.device == device::Device::cuda
+                                  ? cuda_window_scorer(candidate, base, options.context, options.kv,
+                                                       options.base_kv.value_or(kernels::KvChoice{}),
+                                                       options.residual_bytes, options.int8_activations)
+                                  : cpu_window_scorer(candidate, base, options.context, options.int8_activations);
   Progress progress("perplexity", static_cast<int64_t>(starts.size()) * span, "tokens");
   std::vector<WindowSums> windows;
   for (const int64_t start : starts) {

@@ -28,6 +28,7 @@ struct PerplexityOptions {
   kernels::KvChoice kv = {};                      ///< of the cache on the GPU
   std::optional<kernels::KvChoice> base_kv = {};  ///< of the base's; nothing: f16
   std::optional<int64_t> residual_bytes = {};     ///< CudaModel::upload, of the candidate
+  bool int8_activations = false;                  ///< of the candidate (model/int8_activations.h)
 };
 
 /// Sums over the scored tokens of one window.
@@ -65,7 +66,7 @@ struct PerplexityReport {
 
 /// Decodes `ids` with `candidate` and, in lock step, with `base` where it is not null. Throws bad_argument when there
 /// are too few ids for one window, when the options make no sense, or when the vocabularies differ; device where the
-/// GPU was asked for and fails.
+/// GPU was asked for and fails; unsupported for a model that has no products with int8 activations.
 PerplexityReport measure_perplexity(const model::Model& candidate, const model::Model* base,
                                     std::span<const int32_t> ids, const PerplexityOptions& options);
 

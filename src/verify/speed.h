@@ -20,6 +20,7 @@ struct SpeedOptions {
   kernels::KvChoice kv = {};
   bool project_sm89 = false;                   ///< add what an RTX 4090 should do
   std::optional<int64_t> residual_bytes = {};  ///< measure too with residual passes in so many bytes of GPU memory
+  bool int8_activations = false;               ///< measure the prompt too with int8 activations
 };
 
 /// Single tokens, one way of running them.
@@ -70,9 +71,10 @@ struct SpeedReport {
   int64_t step_bytes = 0;     ///< … with the cache at the mean context
   int64_t cache_bytes_per_token = 0;
   SpeedOptions options;
-  double prompt_seconds = 0;     ///< to the first token
-  std::vector<StepSpeed> steps;  ///< the first one counts
-  int64_t launches = 0;          ///< in a step
+  double prompt_seconds = 0;       ///< to the first token
+  double int8_prompt_seconds = 0;  ///< the same with int8 activations; 0: not measured
+  std::vector<StepSpeed> steps;    ///< the first one counts
+  int64_t launches = 0;            ///< in a step
   std::vector<PartSpeed> parts;
   double kept_pages = 1;  ///< share of the cache's pages that the last step attended to
   std::optional<Projection> sm89;

@@ -45,6 +45,12 @@ double first_token_seconds(CudaDecoder& decoder, const std::vector<int32_t>& pro
   return seconds[1];
 }
 
+double int8_prompt_seconds(const CudaModel& model, CudaDecoderOptions how, const std::vector<int32_t>& prompt) {
+  how.int8_activations = true;
+  CudaDecoder decoder(model, how);
+  return first_token_seconds(decoder, prompt);
+}
+
 /// `begin` is called when the prompt and a few steps are done.
 StepSpeed step_speed(
     std::string name, CudaDecoder& decoder, const std::vector<int32_t>& prompt, int64_t count,
@@ -84,6 +90,7 @@ SpeedReport measure(const CudaModel& model, std::string name, const SpeedOptions
   report.widened = model.widened();
   const auto prompt = random_prompt(options.prompt, model.config().vocab_size);
   CudaDecoderOptions how{.capacity = options.prompt + options.generate + 8, .kv = options.kv};
+  if (options.int8_activations) report.int8_prompt_seconds = int8_prompt_seconds(model, how, prompt);
   {
     CudaDecoder decoder(model, how);
     report.prompt_seconds = first_token_seconds(decoder, prompt);

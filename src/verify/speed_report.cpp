@@ -74,6 +74,11 @@ std::string to_text(const SpeedReport& report) {
   table.row(
       {concat("time to first token, ", report.options.prompt, " tokens, ms"), fixed(report.prompt_seconds * 1e3, 2)});
   table.row({"prompt, tokens/s", fixed(static_cast<double>(report.options.prompt) / report.prompt_seconds, 0)});
+  if (report.int8_prompt_seconds > 0) {
+    table.row({"time to first token, int8 activations, ms", fixed(report.int8_prompt_seconds * 1e3, 2)});
+    table.row({"prompt, int8 activations, tokens/s",
+               fixed(static_cast<double>(report.options.prompt) / report.int8_prompt_seconds, 0)});
+  }
   for (const auto& step : report.steps) {
     table.row({concat("generation, ", step.name, ", tokens/s"), fixed(step.tokens_per_second(), 1)});
   }
@@ -124,6 +129,11 @@ io::Json to_json(const SpeedReport& report) {
   for (const auto& part : report.parts) {
     json["parts"].push_back(
         {{"name", part.name}, {"launches", part.launches}, {"bytes", part.bytes}, {"seconds", part.seconds}});
+  }
+  if (report.int8_prompt_seconds > 0) {
+    json["int8_activations"] = {
+        {"time_to_first_token", report.int8_prompt_seconds},
+        {"prompt_tokens_per_second", static_cast<double>(report.options.prompt) / report.int8_prompt_seconds}};
   }
   if (report.options.kv.prunes()) {
     json["kv_delta"] = report.options.kv.delta;

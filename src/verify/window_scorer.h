@@ -18,13 +18,15 @@ namespace w4q::verify {
 using WindowScorer =
     std::function<std::vector<kernels::LogitComparison>(std::span<const int32_t> inputs, int64_t first_scored)>;
 
-/// Windows of up to `capacity` tokens. `base` may be null; the models must outlive the scorer.
-WindowScorer cpu_window_scorer(const model::Model& candidate, const model::Model* base, int64_t capacity);
+/// Windows of up to `capacity` tokens. `base` may be null; the models must outlive the scorer. `int8_activations`: of
+/// the candidate; throws as model::check_int8_activations.
+WindowScorer cpu_window_scorer(const model::Model& candidate, const model::Model* base, int64_t capacity,
+                               bool int8_activations = false);
 
 /// The same on the GPU, with caches of the given types and so many bytes of the candidate's residual passes there.
 /// Throws device where there is none to use, or this program was built without CUDA.
 WindowScorer cuda_window_scorer(const model::Model& candidate, const model::Model* base, int64_t capacity,
                                 kernels::KvChoice kv, kernels::KvChoice base_kv,
-                                std::optional<int64_t> residual_bytes = {});
+                                std::optional<int64_t> residual_bytes = {}, bool int8_activations = false);
 
 }  // namespace w4q::verify

@@ -28,8 +28,8 @@ bool all_finite(MatrixView<const float> hidden) {
 
 class Scorer {
  public:
-  Scorer(const Model& candidate, const Model* base, int64_t capacity)
-      : candidate_(candidate, capacity), vocab_(candidate.config().vocab_size) {
+  Scorer(const Model& candidate, const Model* base, int64_t capacity, bool int8_activations)
+      : candidate_(candidate, capacity, DType::f32, int8_activations), vocab_(candidate.config().vocab_size) {
     if (base != nullptr) base_.emplace(*base, capacity);
     chunk_ = std::clamp<int64_t>(logit_chunk_values / vocab_, 1, logit_chunk_rows);
     logits_.resize(static_cast<size_t>(chunk_ * vocab_));
@@ -88,8 +88,8 @@ class Scorer {
 
 }  // namespace
 
-WindowScorer cpu_window_scorer(const Model& candidate, const Model* base, int64_t capacity) {
-  const auto scorer = std::make_shared<Scorer>(candidate, base, capacity);
+WindowScorer cpu_window_scorer(const Model& candidate, const Model* base, int64_t capacity, bool int8_activations) {
+  const auto scorer = std::make_shared<Scorer>(candidate, base, capacity, int8_activations);
   return
       [scorer](std::span<const int32_t> inputs, int64_t first_scored) { return scorer->score(inputs, first_scored); };
 }

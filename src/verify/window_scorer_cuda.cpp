@@ -18,9 +18,12 @@ using model::Model;
 
 /// A model on the GPU with its decoder. Where single tokens skip pages, all are decoded as such.
 struct Side {
-  Side(const Model& model_, int64_t capacity, kernels::KvChoice kv, std::optional<int64_t> residual_bytes = {})
+  Side(const Model& model_, int64_t capacity, kernels::KvChoice kv, std::optional<int64_t> residual_bytes = {},
+       bool int8_activations = false)
       : model(CudaModel::upload(model_, residual_bytes)),
-        decoder(model, {.capacity = capacity, .kv = kv, .chunk = kv.prunes() ? 1 : 2048}) {}
+        decoder(
+            model,
+            {.capacity = capacity, .kv = kv, .chunk = kv.prunes() ? 1 : 2048, .int8_activations = int8_activations}) {}
 
   /// Logits of rows first …; `ready` is recorded behind them.
   const float* logits(int64_t first, int64_t rows) {
@@ -37,8 +40,8 @@ struct Side {
 class Scorer {
  public:
   Scorer(const Model& candidate, const Model* base, int64_t capacity, kernels::KvChoice kv, kernels::KvChoice base_kv,
-         std::optional<int64_t> residual_bytes)
-      : vocab_(candidate.config().vocab_size), candidate_(candidate, capacity, kv, residual_bytes) {
+         std::optional<int64_t> residual_bytes, bool int8_activations)
+      : vocab_(candidate.config().vocab_size), candidate_(candidate, capacity, kv, residual_bytes, int8_activations) {
     if (base != nullptr) base_.emplace(*base, capacity, base_kv);
     ids_ = device::DeviceBuffer(static_cast<size_t>(capacity) * sizeof(int32_t));
     results_ = device::DeviceBuffer(static_cast<size_t>(capacity) * sizeof(LogitComparison));
@@ -96,8 +99,10 @@ class Scorer {
 }  // namespace
 
 WindowScorer cuda_window_scorer(const Model& candidate, const Model* base, int64_t capacity, kernels::KvChoice kv,
-                                kernels::KvChoice base_kv, std::optional<int64_t> residual_bytes) {
-  const auto scorer = std::make_shared<Scorer>(candidate, base, capacity, kv, base_kv, residual_bytes);
+                                kernels::KvChoice base_kv, std::optional<int64_t> residual_bytes,
+                                bool int8_activations) {
+  const auto scorer =
+      std::make_shared<Scorer>(candidate, base, capacity, kv, base_kv, residual_bytes, int8_activations);
   return
       [scorer](std::span<const int32_t> inputs, int64_t first_scored) { return scorer->score(inputs, first_scored); };
 }

@@ -57,6 +57,39 @@ TEST_F(Integer, InspectShowsScalesAndZeroPoints) {
   }
 }
 
+/// Rounding a prompt's activations to int8 costs something, and less than rounding weights to 4 bits; verify says both.
+TEST_F(Integer, ActivationsMayBeInt8) {
+  ASSERT_EQ(quantize("q", {"--method", "rtn"}).status, 0);
+  const std::vector<std::string> text = {
+      "--ppl", bundled_model() + "/own/selfgen.txt", "--windows", "4", "--ctx", "128", "--quiet", "--device", "cpu"};
+  const auto verify = [&](const std::string& folder, std::vector<std::string> more) {
+    more.insert(more.begin(), {"verify", folder});
+    more.insert(more.end(), text.begin(), text.end());
+    return run_w4q(more);
+  };
+  const auto result = verify(path("q"), {"--activations", "int8", "--base", bundled_model(), "--json"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  const io::Json to_base = result.json()["perplexity"], to_16_bit = result.json()["int8_activations"];
+  EXPECT_EQ(to_base["perplexity"], to_16_bit["perplexity"]);
+  const double kl = to_16_bit["base"]["kl"];
+  EXPECT_GT(kl, 1e-6);
+  EXPECT_LT(kl, to_base["base"]["kl"].get<double>());
+  EXPECT_NE(verify(path("q"), {"--activations", "int8"}).out.find("16-bit ones"), std::string::npos);
+
+  const auto refused = verify(bundled_model(), {"--activations", "int8"});
+  EXPECT_EQ(refused.status, 3);
+  EXPECT_NE(refused.err.find("int8 activations"), std::string::npos) << refused.err;
+  const auto alone = run_w4q({"verify", path("q"), "--activations", "int8"});
+  EXPECT_EQ(alone.status, 2);
+  EXPECT_EQ(run_w4q({"verify", path("q"), "--activations", "int4"}).status, 2);
+  const auto generate = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"generate", path("q"), "--device", "cpu", "--max-tokens", "8", "--json", "--prompt",
+                               "the quick brown fox jumps over the lazy dog and then it sleeps in the sun"});
+    return run_w4q(more);
+  };
+  EXPECT_EQ(generate({"--activations", "int8"}).status, 0);
+}
+
 TEST_F(Integer, OptionsThatMeanNothingAreRefused) {
   const auto refused = [&](std::vector<std::string> more, const std::string& part) {
     const auto result = quantize("never", more);

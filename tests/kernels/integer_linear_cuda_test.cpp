@@ -1,80 +1,17 @@
 // The GPU's integer linear layers against an fp64 product of the decoded weights.
 #include "device/properties.h"
-#include "dialect_samples.h"
-#include "formats/scheme_registry.h"
 #include "fused_linear_check.h"
+#include "integer_weight.h"
 #include "linear_cuda_check.h"
-#include "repack/layout_registry.h"
 
 namespace w4q::kernels {
 namespace {
 
-using formats::PlaneRole;
 using formats::Scheme;
-using formats::SchemeFamily;
 using test::Activations;
+using Size = test::IntegerSize;
+using Weight = test::IntegerWeight;
 using test::linear_bound;
-
-struct Size {
-  int64_t n, k;
-};
-
-/// A random weight on both sides. With act order every group has its number of inputs, as GPTQ makes them.
-class Weight {
- public:
-  Weight(const Scheme& scheme, Size size, std::string_view layout, const device::Stream& stream)
-      : scheme_(scheme), size_(size), layout_(layout) {
-    auto canonical = test::sample_integer(scheme, size.n, size.k, 11);
-    if (scheme.act_order) shuffle_groups(canonical);
-    decoded_.resize(static_cast<size_t>(size.n * size.k));
-    const auto& row = formats::scheme_row(scheme.family);
-    for (int64_t r = 0; r < size.n; ++r) {
-      row.decode_row(canonical, r,
-                     std::span(decoded_).subspan(static_cast<size_t>(r * size.k), static_cast<size_t>(size.k)));
-    }
-    const auto packed = repack::layout_row(layout).pack(canonical);
-    codes_ = device::DeviceBuffer::copy_of(packed.plane(PlaneRole::codes).bytes.bytes(), stream);
-    scales_ = device::DeviceBuffer::copy_of(packed.plane(PlaneRole::scales).bytes.bytes(), stream);
-    if (scheme.asymmetric) zeros_ = device::DeviceBuffer::copy_of(packed.plane(PlaneRole::zeros).bytes.bytes(), stream);
-    if (scheme.act_order) order_ = device::DeviceBuffer::copy_of(bytes_of(input_order(canonical)), stream);
-    stream.synchronize();
-  }
-
-  DeviceWeight on_device() const {
-    DeviceWeight weight;
-    weight.scheme = scheme_;
-    weight.n = size_.n;
-    weight.k = size_.k;
-    weight.codes = codes_.as<uint32_t>();
-    weight.scales = scales_.data();
-    weight.layout = layout_;
-    weight.scale_max = 1;
-    if (scheme_.asymmetric) weight.zeros = zeros_.as<uint32_t>();
-    if (scheme_.act_order) weight.input_order = order_.as<int32_t>();
-    return weight;
-  }
-  const std::vector<float>& decoded() const { return decoded_; }
-
- private:
-  static void shuffle_groups(formats::PackedWeight& weight) {
-    const auto index = weight.plane(PlaneRole::group_index).bytes.as<int32_t>();
-    for (size_t i = 0; i < index.size(); ++i) index[i] = static_cast<int32_t>(i) / weight.scheme.block;
-    for (size_t i = index.size(); i > 1; --i) std::swap(index[i - 1], index[random_bits(5, i) % i]);
-  }
-  static std::vector<int32_t> input_order(const formats::PackedWeight& weight) {
-    const auto index = weight.plane(PlaneRole::group_index).bytes.as<int32_t>();
-    std::vector<int32_t> order(index.size());
-    for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
-    std::ranges::stable_sort(order, {}, [&](int32_t input) { return index[static_cast<size_t>(input)]; });
-    return order;
-  }
-
-  Scheme scheme_;
-  Size size_;
-  std::string_view layout_;
-  device::DeviceBuffer codes_, scales_, zeros_, order_;
-  std::vector<float> decoded_;
-};
 
 class IntegerLinearCuda : public testing::Test {
  protected:

@@ -11,6 +11,7 @@
 #include "core/parallel.h"
 #include "core/rng.h"
 #include "device/buffer.h"
+#include "kernels/int8_rows.h"
 #include "kernels/packed_linear.h"
 #include "support.h"
 
@@ -35,6 +36,13 @@ struct Activations {
       }
     }
   }
+
+  /// What a product with int8 activations multiplies: `values` become scale · code of their rows.
+  void round_to_int8() {
+    std::vector<float> scales(static_cast<size_t>(m)), codes(values.size());
+    kernels::quantize_int8({values.data(), m, k}, scales, {codes.data(), m, k});
+    for (size_t i = 0; i < codes.size(); ++i) values[i] = scales[i / static_cast<size_t>(k)] * codes[i];
+  }
 };
 
 struct LinearOutcome {
@@ -48,6 +56,7 @@ struct LinearExtras {
   bool residual = false;  ///< ones are added, in place: y holds them before
   bool apart = false;     ///< … not in place
   bool fp32 = false;      ///< y and the residual are f32
+  bool int8 = false;      ///< activations are rounded to int8; those compared with, too
   /// The kernel that is to run, one that accepts the layer; null: the one that the table picks.
   const kernels::KernelRow* kernel = nullptr;
   /// Where words are empty, and are so afterwards; null: one that is made for the call.
@@ -90,8 +99,8 @@ inline double linear_bound(DType dtype, int64_t weights) {
 }
 
 /// Runs the layer `weight` whose decoded values are `decoded`, [n][k].
-inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::vector<float>& decoded,
-                                const Activations& x, const LinearExtras& extras, const device::Stream& stream) {
+inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::vector<float>& decoded, Activations x,
+                                const LinearExtras& extras, const device::Stream& stream) {
   const int64_t n = weight.n;
   const int64_t k = weight.k;
   const int64_t ldy = n + (n % 8 == 0 ? 8 : 3);  // wide stores where they may be
@@ -106,7 +115,7 @@ inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::
   const auto ones = device::DeviceBuffer::copy_of(before, stream);
   if (extras.apart) std::ranges::fill(before, poison);
   auto y = device::DeviceBuffer::copy_of(before, stream);
-  const kernels::LinearDesc desc{weight.scheme, weight.layout, x.m, n, k, x.dtype};
+  const kernels::LinearDesc desc{weight.scheme, weight.layout, x.m, n, k, x.dtype, extras.int8};
   device::DeviceBuffer own;
   if (extras.workspace == nullptr) {
     own = device::DeviceBuffer(
@@ -125,6 +134,7 @@ inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::
   args.y = y.data();
   args.ldy = ldy;
   args.fp32 = extras.fp32;
+  args.int8_activations = extras.int8;
   args.workspace = workspace.data();
   args.workspace_bytes = workspace.size();
   if (extras.kernel != nullptr) {
@@ -136,6 +146,7 @@ inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::
   outcome.y.resize(before.size());
   y.download(outcome.y, stream);
   stream.synchronize();
+  if (extras.int8) x.round_to_int8();
 
   std::vector<double> error(static_cast<size_t>(n)), signal(error.size());
   parallel_for(n, 8, [&](int64_t begin, int64_t end) {
@@ -165,11 +176,12 @@ inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::
 /// Every kernel that takes `rows` activation rows of f16, with a bias and every way to leave results, over rows of
 /// activations that are aligned and that are not.
 inline void check_every_form(const kernels::DeviceWeight& weight, const std::vector<float>& decoded,
-                             std::span<const int64_t> rows, const device::Stream& stream) {
+                             std::span<const int64_t> rows, const device::Stream& stream, bool int8 = false) {
   struct Form {
     bool residual, fp32, apart = false;
   };
   LinearExtras extras;
+  extras.int8 = int8;
   for (int64_t i = 0; i < weight.n; ++i) {
     extras.bias.push_back(static_cast<float>(random_normal(11, static_cast<uint64_t>(i))));
   }
@@ -182,7 +194,7 @@ inline void check_every_form(const kernels::DeviceWeight& weight, const std::vec
       for (const int64_t m : rows) {
         const Activations x(m, weight.k, stride, DType::f16);
         for (const auto* kernel :
-             accepting_kernels({weight.scheme, weight.layout, m, weight.n, weight.k, DType::f16})) {
+             accepting_kernels({weight.scheme, weight.layout, m, weight.n, weight.k, DType::f16, int8})) {
           extras.kernel = kernel;
           const auto outcome = run_linear(weight, decoded, x, extras, stream);
           EXPECT_LE(outcome.relative_error, linear_bound(DType::f16, weight.n * weight.k))

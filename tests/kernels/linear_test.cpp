@@ -8,6 +8,7 @@
 #include "core/parallel.h"
 #include "formats/codebook.h"
 #include "formats/scheme_registry.h"
+#include "kernels/int8_rows.h"
 #include "random_matrix.h"
 #include "support.h"
 
@@ -143,6 +144,54 @@ TEST(Linear, RotatesTheInput) {
       }
     }
   }
+}
+
+/// Against the fp64 product of the same integers: γ of k products and of the two scales.
+TEST(Linear, Int8ActivationsMultiplyTheirIntegers) {
+  const auto& row = formats::scheme_row(formats::SchemeFamily::integer);
+  for (const char* scheme : {"int4-g32-f16", "int4-row-bf16-asym", "int8-g64-f16-asym"}) {
+    for (const int64_t m : {2, 40}) {
+      const int64_t n = 70, k = 200;
+      auto packed_linear = std::make_shared<formats::PackedLinear>();
+      packed_linear->passes.push_back(
+          row.encode(formats::parse_scheme(scheme), RandomMatrix(n, k, 11).values, n, k, {}));
+      for (int64_t c = 0; c < k; ++c) packed_linear->input_scale.push_back(std::exp2(static_cast<float>(c % 5) - 2.5f));
+      LinearWeight weight{.name = "int8", .n = n, .k = k, .matrix = {}, .bias = RandomMatrix(1, n, 11).values};
+      weight.matrix = std::shared_ptr<const formats::PackedLinear>(packed_linear);
+      ASSERT_TRUE(takes_int8_activations(weight));
+      const RandomMatrix x(m, k, 5);
+      RandomMatrix rows = x, y(m, n, 6), decoded(n, k, 8);
+      linear_int8(weight, x, y);
+      std::vector<float> scales(static_cast<size_t>(m));
+      for (int64_t r = 0; r < m; ++r) {
+        for (int64_t c = 0; c < k; ++c) rows.view().row(r)[c] /= packed_linear->input_scale[static_cast<size_t>(c)];
+      }
+      quantize_int8(rows, scales, rows.view());
+      for (int64_t o = 0; o < n; ++o) {
+        row.decode_row(packed_linear->passes.front(), o, {decoded.view().row(o), static_cast<size_t>(k)});
+      }
+      for (int64_t r = 0; r < m; ++r) {
+        for (int64_t o = 0; o < n; ++o) {
+          double exact = weight.bias[static_cast<size_t>(o)], magnitude = std::abs(exact);
+          for (int64_t p = 0; p < k; ++p) {
+            const double product = double{rows.row(r)[p]} * decoded.row(o)[p] * scales[static_cast<size_t>(r)];
+            exact += product;
+            magnitude += std::abs(product);
+          }
+          ASSERT_NEAR(y.row(r)[o], exact, gamma(k + 3) * magnitude) << scheme << ", " << r << ", " << o;
+        }
+      }
+    }
+  }
+}
+
+TEST(Linear, Int8ActivationsNeedIntegers) {
+  const LinearWeight kbit = packed(4, 70, 96, 5), wide = dense(DType::bf16, 4, 8, 1);
+  EXPECT_FALSE(takes_int8_activations(kbit));
+  EXPECT_FALSE(takes_int8_activations(wide));
+  const RandomMatrix x(2, 96, 2);
+  RandomMatrix y(2, 70, 3);
+  test::expect_error(ErrorCode::internal, {"packed", "linear_int8"}, [&] { linear_int8(kbit, x, y); });
 }
 
 TEST(Linear, DoesNotDependOnTheThreadCount) {

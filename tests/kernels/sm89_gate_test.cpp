@@ -32,8 +32,11 @@ struct Family {
   double mma_per_weight;  ///< in units of what a multiplication alone needs: zero points may have products of their own
   bool narrow_inputs;     ///< activations, or the signs of their rotation, are loaded 32 bits at a time
   bool staged;            ///< codes, scales and activations come by asynchronous copies
+  bool shared = false;    ///< … of the whole block, for several warps
 };
 constexpr size_t groups_follow = 99, rows_follow = 98;
+/// In place of rows, of which a warp has 128: the inputs of an integer sum. A product has twice the weights.
+constexpr std::string_view int8_traits = "Kind<";
 constexpr Family families[] = {
     {"kbit_gemv_cuda", "KbitGemv<", "kbit gemv", 3, 1, false, false},
     {"kbit_gemv_fused_cuda", "KbitGemv<", "kbit gemv, fused", 3, 1, false, false},
@@ -44,6 +47,7 @@ constexpr Family families[] = {
     {"interleaved_gemv_cuda", "InterleavedGemv<", "interleaved gemv", 1, 2, true, false},
     {"rotated_gemv_cuda", "Widths<", "rotated gemv", rows_follow, 1, true, false},
     {"rotated_gemv_fused_cuda", "Widths<", "rotated gemv, fused", rows_follow, 1, true, false},
+    {"int8_gemm_cuda", int8_traits, "marlin int8", 2, 0.5, true, false, true},
 };
 
 struct Budget {
@@ -125,6 +129,7 @@ constexpr Budget budgets[] = {
     {"rotated gemv", 16, 3, 3.15, 0, 0, 3},
     {"rotated gemv", 16, 4, 2.99, 0, 0, 4},
     {"rotated gemv", 16, 4, 2.87, 0, 0, 2},
+    {"marlin int8", 128, 4, 7.61, 0, 0},
     {"rotated gemv, fused", 1, 2, 1.27, 0, 0},
     {"rotated gemv, fused", 1, 3, 1.98, 0, 0},
     {"rotated gemv, fused", 1, 4, 1.80, 0, 0},
@@ -132,6 +137,9 @@ constexpr Budget budgets[] = {
     {"rotated gemv, fused", 1, 3, 2.08, 0, 0, 3},
     {"rotated gemv, fused", 1, 4, 1.94, 0, 0, 4},
     {"rotated gemv, fused", 1, 4, 1.76, 0, 0, 2},
+    {"marlin int8", 32, 4, 20.49, 8, 36},
+    {"marlin int8", 128, 8, 7.94, 0, 0},
+    {"marlin int8", 32, 8, 20.74, 8, 37},
 };
 
 /// One instance of a kernel, as its template arguments say.
@@ -143,6 +151,7 @@ struct Instance {
   static int of_inputs(const Family& family, int rows) { return family.traits == "Widths<" && rows == 1 ? 4 : 0; }
   /// Groups of eight rows: how often one decoded register is multiplied.
   int groups(const Family& family) const {
+    if (family.traits == int8_traits) return 128 / 8;
     return family.traits == "InterleavedGemv<" ? (rows + 1) / 2 : std::max(1, rows / 8);
   }
 };
@@ -293,7 +302,9 @@ class Sm89Gate : public testing::Test {
     }
     EXPECT_EQ(figures.narrow_weight_loads, 0);
     // int8 words of a lane are two neighbouring loads; the second is to find its sector in L1.
-    if (family.staged) {
+    if (family.shared) {
+      EXPECT_EQ(figures.weight_loads, 0);
+    } else if (family.staged) {
       // Beside the codes: scales or zero points, and a chunk of every fourth row of activations.
       const int others = 1 + (instance->rows + 3) / 4;
       EXPECT_EQ((figures.copies - others) * 128, figures.weights * instance->bits) << "codes are to be copied once";
@@ -319,7 +330,8 @@ class Sm89Gate : public testing::Test {
       EXPECT_GT(m.instances, 0) << family.name << " of " << budgets[i].rows << " rows";
       const int second = budgets[i].second_bits;
       const std::string bits = std::to_string(budgets[i].bits) + (second > 0 ? " + " + std::to_string(second) : "");
-      std::printf("| %s, %d rows, %s bits | %.2f | %d | %d |\n", std::string(family.name).c_str(), budgets[i].rows,
+      const char* const of = family.traits == int8_traits ? "inputs a sum" : "rows";
+      std::printf("| %s, %d %s, %s bits | %.2f | %d | %d |\n", std::string(family.name).c_str(), budgets[i].rows, of,
                   bits.c_str(), m.instructions, m.local_in_loop, m.local);
     }
   }
@@ -336,7 +348,11 @@ TEST_F(Sm89Gate, FusedMarlinGemvKeepsItsBudgets) { check("marlin gemv, fused"); 
 TEST_F(Sm89Gate, MarlinGemmKeepsItsBudgets) { check("marlin gemm"); }
 TEST_F(Sm89Gate, InterleavedGemvKeepsItsBudgets) { check("interleaved gemv"); }
 TEST_F(Sm89Gate, RotatedGemvKeepsItsBudgets) { check("rotated gemv"); }
-TEST_F(Sm89Gate, FusedRotatedGemvKeepsItsBudgets) { check("rotated gemv, fused"); }
+TEST_F(Sm89Gate, Int8GemmKeepsItsBudgets) { check("marlin int8"); }
+{"rotated gemv, fused", 1, 2, 1.27, 0, 0}, {"rotated gemv, fused", 1, 3, 1.98, 0, 0},
+    {"rotated gemv, fused", 1, 4, 1.80, 0, 0}, {"rotated gemv, fused", 1, 5, 2.85, 0, 0},
+    {"rotated gemv, fused", 1, 3, 2.08, 0, 0, 3}, {"rotated gemv, fused", 1, 4, 1.94, 0, 0, 4},
+    {"rotated gemv, fused", 1, 4, 1.76, 0, 0, 2},
 
 }  // namespace
 }  // namespace w4q::test

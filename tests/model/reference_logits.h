@@ -62,9 +62,9 @@ inline std::vector<float> values_of(MatrixView<const float> matrix) {
 /// Logits of `ids` decoded in chunks of the given sizes; the last size repeats until all are done.
 inline std::vector<float> decode(const model::Model& model, const std::vector<int32_t>& ids,
                                  const std::vector<size_t>& chunks, const model::Observer* observer = nullptr,
-                                 DType rope_frequencies = DType::f32) {
+                                 DType rope_frequencies = DType::f32, bool int8_activations = false) {
   const int64_t vocab = model.config().vocab_size;
-  model::Decoder decoder(model, static_cast<int64_t>(ids.size()), rope_frequencies);
+  model::Decoder decoder(model, static_cast<int64_t>(ids.size()), rope_frequencies, int8_activations);
   std::vector<float> logits(ids.size() * static_cast<size_t>(vocab));
   for (size_t begin = 0, chunk = 0; begin < ids.size(); ++chunk) {
     const size_t count = std::min(chunks[std::min(chunk, chunks.size() - 1)], ids.size() - begin);
