@@ -167,6 +167,24 @@ bool is_tied(const PlainModel& model) {
   return !model.checkpoint.contains(head_name);
 }
 
+std::vector<std::string> notes_of(const PlainModel& model) {
+  const std::string behind =
+      model.config.qk_norm ? "q_norm, k_norm and the rotary embedding lie" : "the rotary embedding lies";
+  std::vector<std::string> notes{
+      concat("not folded: q_proj's and k_proj's outputs; ", behind, " behind them"),
+      "not folded: down_proj's input, a product of gate and up channel by channel; --rotate rotates it at run time"};
+  if (is_tied(model)) {
+    const auto& table = model.checkpoint.at(embedding_name);
+    notes.push_back(concat("the head becomes a tensor of its own, ", human_bytes(static_cast<int64_t>(table.size())),
+                           ": the final norm's weight cannot be folded into a table that embeds too"));
+  }
+  return notes;
+}
+
+PlainModel open_as_it_is(const std::filesystem::path& folder) {
+  return {io::read_json(folder / "config.json"), read_config(folder), io::Checkpoint::open(folder)};
+}
+
 }  // namespace
 
 std::string to_string(const FoldedRotations& rotations) {
@@ -200,6 +218,7 @@ PlainModel fold_rotations(PlainModel model, const FoldedRotations& rotations) {
         .detail(to_string(*folded))
         .hint("fold the model it was made from, or leave out --fold-rotations");
   }
+  model.notes = notes_of(model);
   model.config.tied_embeddings = is_tied(model);
   check_parameters(model.checkpoint, model.config);
   const auto source = std::make_shared<const io::Checkpoint>(std::move(model.checkpoint));
@@ -213,18 +232,19 @@ PlainModel fold_rotations(PlainModel model, const FoldedRotations& rotations) {
   return model;
 }
 
-std::vector<std::string> fold_notes(const PlainModel& model) {
-  const std::string behind =
-      model.config.qk_norm ? "q_norm, k_norm and the rotary embedding lie" : "the rotary embedding lies";
-  std::vector<std::string> notes{
-      concat("not folded: q_proj's and k_proj's outputs; ", behind, " behind them"),
-      "not folded: down_proj's input, a product of gate and up channel by channel; --rotate rotates it at run time"};
-  if (is_tied(model)) {
-    const auto& table = model.checkpoint.at(embedding_name);
-    notes.push_back(concat("the head becomes a tensor of its own, ", human_bytes(static_cast<int64_t>(table.size())),
-                           ": the final norm's weight cannot be folded into a table that embeds too"));
-  }
-  return notes;
+PlainModel open_plain_model(const std::filesystem::path& folder, std::optional<uint64_t> fold_seed) {
+  PlainModel model = open_as_it_is(folder);
+  if (!fold_seed) return model;
+  const FoldedRotations rotations = widest_rotations(model.config, *fold_seed);
+  return fold_rotations(std::move(model), rotations);
+}
+
+PlainModel open_plain_model(const std::filesystem::path& folder, const io::Json& like,
+                            std::string_view source_of_like) {
+  const auto wanted = read_folded_rotations(like, source_of_like);
+  PlainModel model = open_as_it_is(folder);
+  const bool folds = wanted && !read_folded_rotations(model.json, folder.string());
+  return folds ? fold_rotations(std::move(model), *wanted) : std::move(model);
 }
 
 }  // namespace w4q::model

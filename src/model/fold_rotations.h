@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -47,6 +48,7 @@ struct PlainModel {
   io::Json json;       ///< config.json
   ModelConfig config;  ///< parsed
   io::Checkpoint checkpoint;
+  std::vector<std::string> notes = {};  ///< of folding: what stays as it is and what is added, by name, and why
 };
 
 /// The same model with `rotations` folded in: tensors are computed as they are loaded, in fp32, and kept in the types
@@ -55,7 +57,9 @@ struct PlainModel {
 /// tensors of which it is not known what they do.
 PlainModel fold_rotations(PlainModel model, const FoldedRotations& rotations);
 
-/// What folding leaves as it is and what it adds, by name and with the reason, for whoever folds `model`.
-std::vector<std::string> fold_notes(const PlainModel& model);
+/// Opens a Hugging Face folder, and folds the widest rotations of this seed where there is one. Throws as its parts do.
+PlainModel open_plain_model(const std::filesystem::path& folder, std::optional<uint64_t> fold_seed);
+/// Opens it, and folds in what another version of the model has folded in, by its config.json `like`, and it has not.
+PlainModel open_plain_model(const std::filesystem::path& folder, const io::Json& like, std::string_view source_of_like);
 
 }  // namespace w4q::model
