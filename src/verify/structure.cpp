@@ -83,7 +83,9 @@ class StructureCheck {
   void check_against_base() {
     io::Json ours = candidate_.config;
     io::Json theirs = base_->config;
-    for (auto* config : {&ours, &theirs}) config->erase("quantization_config");
+    for (auto* config : {&ours, &theirs}) {
+      for (const char* key : {"quantization_config", "converted_by"}) config->erase(key);
+    }
     if (nlohmann::json(ours) != nlohmann::json(theirs))
       fault("config.json", "differs from the base's beyond the quantization");
     for (const auto& [name, info] : base_->checkpoint.tensors()) {
