@@ -36,11 +36,11 @@ void apply_preset(QualityArguments& arguments, pipeline::QuantizeRequest& reques
 
 /// A recipe's steps count where the command line names none.
 void apply_steps(QualityArguments& arguments, pipeline::QuantizeRequest& request) {
-  const bool named = !arguments.quality.empty() || arguments.fold || arguments.awq || arguments.rotate > 0 ||
-                     arguments.feedback || arguments.norms || arguments.scales == "search" ||
-                     request.options.learn_table || request.options.clip == quantize::Clip::mse;
+  const bool named = !arguments.quality.empty() || arguments.awq || arguments.rotate > 0 || arguments.feedback ||
+                     arguments.norms || arguments.scales == "search" || request.options.learn_table ||
+                     request.options.clip == quantize::Clip::mse;
   if (!arguments.steps || named) return;
-  arguments.fold = arguments.steps->fold;
+  arguments.fold = arguments.fold || arguments.steps->fold;  // it goes with whatever else is done
   arguments.awq = arguments.steps->awq;
   arguments.rotate = arguments.steps->rotate;
   arguments.feedback = arguments.steps->feedback;

@@ -50,7 +50,7 @@ class Fold : public ::testing::Test {
   static CalibrationText text() {
     CalibrationText result;
     result.ids = model() / "own/selfgen.ids.u16";
-    result.samples = 8;
+    result.samples = 4;
     result.length = 128;
     return result;
   }
@@ -91,8 +91,8 @@ TEST_F(Fold, WithNothingPackedTheModelIsTheSameButForRounding) {
   auto wanted = request("folded", "kbit4-b32-e4m4");
   wanted.keep = {"*"};
   quantize_model(wanted);
-  // bf16 keeps 8 bits of 28 matrices and two tables. Measured 0.007; 4 bits cost 0.13.
-  EXPECT_LT(difference(logits(model()), logits(wanted.output)), 0.014);
+  // bf16 keeps 8 bits of 28 matrices and two tables. Measured 0.0037.
+  EXPECT_LT(difference(logits(model()), logits(wanted.output)), 0.008);
   const io::Json config = io::read_json(wanted.output / "config.json");
   EXPECT_FALSE(config.contains("quantization_config"));
   EXPECT_EQ(config["tie_word_embeddings"], false);
@@ -124,7 +124,10 @@ TEST_F(Fold, PackedWeightsAreThoseOfTheFoldedBase) {
     const auto base = verify::open_checkpoint(model());
     EXPECT_FALSE(verify::check_structure(candidate, &base).passed);
     EXPECT_LT(verify::compare_with_base(candidate, base).total.sqnr(), 0);
-    EXPECT_EQ(candidate.quantization.find("model.layers.0.mlp.up_proj")->source_dtype, DType::bf16);
+    const auto& up = *candidate.quantization.find("model.layers.0.mlp.up_proj");
+    EXPECT_EQ(up.source_dtype, DType::bf16);
+    // The rotation of a rotated scheme belongs to it.
+    EXPECT_EQ(up.passes[0].rotation.block, wanted.method == "rotated" ? 128 : 1);
   }
 }
 
@@ -134,6 +137,7 @@ TEST_F(Fold, EveryStepComposes) {
     auto wanted = request(scheme, scheme);
     wanted.calibrated = calibrated({.scales = true, .feedback = true});
     wanted.lm_head = wanted.embeddings = true;
+    wanted.keep = {"*.layers.[123].*"};  // one layer says it all
     if (wanted.method == "kbit") {
       wanted.options.scales = quantize::Scales::search;
       wanted.options.learn_table = true;
@@ -141,7 +145,8 @@ TEST_F(Fold, EveryStepComposes) {
     }
     const auto report = quantize_model(wanted);
     for (const auto& tensor : report.tensors) {
-      if (tensor.output) EXPECT_LT(tensor.output->packed, 0.8 * tensor.output->plain) << tensor.name;
+      const OutputError output = tensor.output.value_or(OutputError{1, 1, 0});  // of head and table nothing is known
+      EXPECT_LT(output.packed, 0.8 * output.plain) << tensor.name;
     }
     EXPECT_NEAR(sqnr(wanted.output), report.total.sqnr(), 0.05);
   }
@@ -160,15 +165,6 @@ TEST_F(Fold, OnlyDownTakesTheRotationAtRunTime) {
       EXPECT_EQ(info.passes[0].rotation.identity(), !name.ends_with("down_proj")) << name;
     }
     EXPECT_NEAR(sqnr(wanted.output), report.total.sqnr(), 1e-3);
-  }
-}
-
-TEST_F(Fold, RotatedSchemesKeepTheirOwn) {
-  auto wanted = request("q", "rotated4-d128");
-  wanted.method = "rotated";
-  quantize_model(wanted);
-  for (const auto& [name, info] : verify::open_checkpoint(wanted.output).quantization.linears) {
-    EXPECT_EQ(info.passes[0].rotation.block, 128) << name;
   }
 }
 
@@ -198,28 +194,41 @@ TEST_F(Fold, StatisticsKnowTheirFold) {
 TEST_F(Fold, BitsAreChosenInTheFoldedBasis) {
   auto wanted = request("q", "kbit4-b32-e4m4");
   wanted.calibrated = calibrated({.scales = false, .feedback = false});
-  wanted.options.scales = quantize::Scales::search;
+  wanted.keep = {"*.layers.[123].*"};
   wanted.allocation = AllocationTarget{.bits_per_weight = 3.5, .bytes = 0, .save_recipe = folder_ / "r.json"};
   const auto report = quantize_model(wanted);
   EXPECT_LE(report.plan.allocation->chosen.bits_per_weight, 3.5);
-  EXPECT_EQ(io::read_json(folder_ / "r.json")["steps"], "fold → search");
+  EXPECT_EQ(io::read_json(folder_ / "r.json")["steps"], "fold");
   EXPECT_GT(sqnr(wanted.output), 12);
 }
 
 TEST_F(Fold, RepacksAndComesBack) {
   quantize_model(request("q", "kbit3-b32-e4m4"));
-  repack_model({.input = folder_ / "q", .output = folder_ / "gpu", .layout = "kbit-fragment"});
+  const auto repack = [&](const char* from, const char* to, const char* layout) {
+    RepackRequest wanted;
+    wanted.input = folder_ / from;
+    wanted.output = folder_ / to;
+    wanted.layout = layout;
+    repack_model(wanted);
+  };
+  repack("q", "gpu", "kbit-fragment");
   sqnr(folder_ / "gpu");
   EXPECT_EQ(logits(folder_ / "gpu"), logits(folder_ / "q"));
-  repack_model({.input = folder_ / "gpu", .output = folder_ / "back", .layout = "canonical"});
+  repack("gpu", "back", "canonical");
   EXPECT_EQ(bytes("back"), bytes("q"));
 }
 
 /// Other programs' checkpoints of a folded model: the same logits, and audited against the model as it was.
 TEST_F(Fold, OtherProgramsReadIt) {
-  quantize_model(request("q", "int4-g128-f16"));
+  auto wanted = request("q", "int4-g128-f16");
+  wanted.keep = {"*.k_proj", "*.v_proj"};  // Marlin's tiles have 256 outputs
+  quantize_model(wanted);
   const auto expected = logits(folder_ / "q");
-  EXPECT_LT(difference(logits(model()), expected), 0.25);
+  wanted.output = folder_ / "plain";
+  wanted.fold.reset();
+  quantize_model(wanted);
+  const auto base = logits(model());
+  EXPECT_LT(difference(base, expected), 1.2 * difference(base, logits(wanted.output)));
   for (const auto& dialect : convert_targets()) {
     if (dialect == "w4q" || dialect.starts_with("bitsandbytes")) continue;
     SCOPED_TRACE(dialect);
