@@ -19,6 +19,8 @@ struct Options {
   std::vector<std::string> merge;
   bool diagonal = false;
   bool sensitivity = false;
+  bool fold = false;
+  uint64_t rotation_seed = 0;
   bool overwrite = false;
 };
 
@@ -30,6 +32,7 @@ int run(const Options& options) {
   request.text = calibration_text(options.calibration);
   request.options.gram = !options.diagonal;
   request.sensitivity = options.sensitivity;
+  if (options.fold) request.fold = options.rotation_seed;
   request.options.max_memory = static_cast<int64_t>(options.calibration.max_memory);
   request.merge.assign(options.merge.begin(), options.merge.end());
   request.overwrite = options.overwrite;
@@ -52,6 +55,9 @@ void setup_calibrate(CLI::App& app, Action& action) {
                     "Leave out the Gram matrices: a small file, and searches that ignore correlations");
   command->add_flag("--sensitivity", options->sensitivity,
                     "Also measure how much each linear layer matters, for --target-bpw");
+  command->add_flag("--fold-rotations", options->fold,
+                    "For quantize --fold-rotations: of the model with rotations folded in");
+  command->add_option("--rotation-seed", options->rotation_seed, "Of their signs, as there")->capture_default_str();
   add_device(*command, options->device);
   command->add_flag("--overwrite", options->overwrite, "Replace an existing file");
   add_common(*command, options->common);

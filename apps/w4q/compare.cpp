@@ -8,6 +8,7 @@
 #include "common_options.h"
 #include "core/error.h"
 #include "io/files.h"
+#include "model/fold_rotations.h"
 #include "model/token_file.h"
 #include "model/tokenizer.h"
 #include "pipeline/statistics_file.h"
@@ -73,6 +74,17 @@ std::vector<int32_t> token_ids(const Options& options, const model::ModelConfig&
   return model::Tokenizer::open(options.base).encode(io::read_file(options.text), false);
 }
 
+/// Errors of outputs are measured by statistics of one basis.
+void check_same_basis(const verify::OpenCheckpoint& a, const verify::OpenCheckpoint& b) {
+  if (model::read_folded_rotations(a.config, a.folder.string()) ==
+      model::read_folded_rotations(b.config, b.folder.string())) {
+    return;
+  }
+  throw Error(ErrorCode::bad_argument, "--stats: A and B have different rotations folded in")
+      .detail("statistics know the inputs of one basis")
+      .hint("leave out --stats; --ppl or --ids compares predictions");
+}
+
 int run(const Options& options) {
   apply(options.common);
   const bool decodes = !options.text.empty() || !options.ids.empty();
@@ -81,7 +93,8 @@ int run(const Options& options) {
         .hint("--ppl text.txt, or --ids file.u16");
   }
   const auto a = verify::open_checkpoint(options.a), b = verify::open_checkpoint(options.b);
-  const auto base = verify::open_checkpoint(options.base);
+  const auto base = verify::open_base(options.base, a);
+  if (!options.statistics.empty()) check_same_basis(a, b);
   verify::OutputErrorOf output_error;
   if (!options.statistics.empty()) {
     output_error = [errors = std::make_shared<OutputErrors>(options.statistics, base)](

@@ -40,6 +40,7 @@ void apply_steps(QualityArguments& arguments, pipeline::QuantizeRequest& request
                      arguments.norms || arguments.scales == "search" || request.options.learn_table ||
                      request.options.clip == quantize::Clip::mse;
   if (!arguments.steps || named) return;
+  arguments.fold = arguments.fold || arguments.steps->fold;  // it goes with whatever else is done
   arguments.awq = arguments.steps->awq;
   arguments.rotate = arguments.steps->rotate;
   arguments.feedback = arguments.steps->feedback;
@@ -82,13 +83,18 @@ void add_quality(CLI::App& command, QualityArguments& arguments, CLI::Option& co
                       "kbit, rotated: scales from the largest magnitude or the norm, or by least squared error")
           ->check(CLI::IsMember({"absmax", "search"}))
           ->capture_default_str();
+  command.add_flag(
+      "--fold-rotations", arguments.fold,
+      "First fold rotations into the weights, so that no channel is louder than others: the model computes "
+      "the same, and needs nothing at run time");
   auto* awq = command.add_flag("--awq", arguments.awq, "Search AWQ's scales of input channels as a first step");
   auto* rotate = command
                      .add_option("--rotate", arguments.rotate,
                                  "Round in a basis of the inputs that a Hadamard matrix of this size turns; 0: not")
                      ->check(CLI::IsMember({0, 32, 64, 128, 256}))
                      ->capture_default_str();
-  command.add_option("--rotation-seed", arguments.rotation_seed, "Of the rotation's signs")->capture_default_str();
+  command.add_option("--rotation-seed", arguments.rotation_seed, "Of the signs of rotations, folded or not")
+      ->capture_default_str();
   auto* feedback = command.add_flag("--feedback", arguments.feedback,
                                     "Feed rounding errors back along k (GPTQ's order); needs calibration");
   command
@@ -114,6 +120,7 @@ void set_quality(const QualityArguments& given, pipeline::QuantizeRequest& reque
   apply_preset(arguments, request);
   arguments.awq = arguments.awq || request.method == "awq";
   if (arguments.scales == "search") request.options.scales = quantize::Scales::search;
+  if (arguments.fold) request.fold = arguments.rotation_seed;
   if (arguments.rotate > 0) request.options.rotation = {arguments.rotate, arguments.rotation_seed};
   const bool searches = request.options.searches();
   check_method(arguments, request, searches);

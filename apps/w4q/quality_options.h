@@ -18,6 +18,7 @@ struct QualityArguments {
   std::string quality;                   ///< empty: the steps by themselves
   std::optional<quantize::Steps> steps;  ///< of a recipe, for a command line that names none
   std::string scales = "absmax";
+  bool fold = false;
   bool awq = false;
   bool no_clip = false;
   bool no_input_scales = false;

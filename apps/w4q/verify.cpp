@@ -172,7 +172,7 @@ int run(const Options& options) {
     for (const auto& note : candidate.quantization.notes) results.text += "note: " + note + "\n";
     results.json["notes"] = candidate.quantization.notes;
   }
-  const auto base = options.base.empty() ? std::nullopt : std::optional(verify::open_checkpoint(options.base));
+  const auto base = options.base.empty() ? std::nullopt : std::optional(verify::open_base(options.base, candidate));
   // Other programs fold scales into what they keep, so it need not be the base's.
   results.checks.add(verify::check_structure(candidate, base && !foreign ? &*base : nullptr));
   // Beyond a broken structure there is nothing to decode.

@@ -1,10 +1,12 @@
 #include "io/checkpoint.h"
 
 #include <algorithm>
+#include <cmath>
 #include <new>
 #include <optional>
 #include <utility>
 
+#include "core/convert.h"
 #include "core/text.h"
 #include "io/mapped_file.h"
 #include "io/system.h"
@@ -74,6 +76,29 @@ Buffer allocate(const TensorInfo& info) try { return Buffer(info.size()); } catc
       .hint("decompress the file first (zstd -d): plain files are mapped, not copied");
 }
 
+/// A copy in a narrower weight type, rounded a piece at a time.
+LoadedTensor narrowed(const TensorView& tensor, DType dtype) {
+  constexpr size_t piece = 1 << 16;
+  const size_t from = static_cast<size_t>(dtype_bits(tensor.dtype)) / 8,
+               to = static_cast<size_t>(dtype_bits(dtype)) / 8;
+  const auto count = static_cast<size_t>(element_count(tensor.shape));
+  const auto copy = std::make_shared<Buffer>(count * to);
+  std::vector<float> values(std::min(count, piece));
+  for (size_t begin = 0; begin < count; begin += piece) {
+    const auto part = std::span(values).first(std::min(piece, count - begin));
+    const auto bytes = copy->bytes().subspan(begin * to, part.size() * to);
+    widen(tensor.bytes.subspan(begin * from, part.size() * from), tensor.dtype, part);
+    narrow(part, dtype, bytes);
+    widen(bytes, dtype, part);
+    const auto bad = std::ranges::find_if(part, [](float value) { return !std::isfinite(value); });
+    if (bad == part.end()) continue;
+    throw Error(ErrorCode::unsupported,
+                concat("tensor \"", shown(tensor.name), "\": element ", begin + static_cast<size_t>(bad - part.begin()),
+                       " does not fit ", dtype_name(dtype)));
+  }
+  return {TensorView{tensor.name, dtype, tensor.shape, copy->bytes()}, copy};
+}
+
 /// How alike two names are: what they share at the front and at the back.
 size_t likeness(std::string_view a, std::string_view b) {
   const auto front = std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin();
@@ -90,13 +115,23 @@ struct Checkpoint::Impl {
   std::map<std::string_view, size_t> shard_of;  ///< keys are those of `tensors`
   std::map<std::string, std::string> metadata;
   std::vector<std::string> warnings;
+  // A derived checkpoint has no shards of its own.
+  std::shared_ptr<const Checkpoint> source;
+  std::map<std::string, DerivedTensor, std::less<>> derived;
+  std::string derivation;
 
   Impl(const fs::path& path, bool sidecar);
+  Impl(std::shared_ptr<const Checkpoint> from, std::map<std::string, DerivedTensor, std::less<>> computed,
+       std::string what);
   void add_files(WeightFiles files);
   /// `shard` counts among those of `files`, which stand behind `first` others.
   void add_tensors(size_t first, size_t shard, SafetensorsHeader header, const WeightFiles& files);
   void check_complete(const WeightFiles& files);
   const Shard& shard_at(std::string_view name) const { return shards[shard_of.find(name)->second]; }
+  const DerivedTensor* find_derived(std::string_view name) const {
+    const auto found = derived.find(name);
+    return found == derived.end() ? nullptr : &found->second;
+  }
 };
 
 Checkpoint::Impl::Impl(const fs::path& path, bool sidecar) {
@@ -106,6 +141,21 @@ Checkpoint::Impl::Impl(const fs::path& path, bool sidecar) {
   std::error_code unreadable;  // then it is as if it were not there, which whoever needs its tensors will say
   if (sidecar && fs::is_directory(path, unreadable) && fs::is_directory(path / sidecar_folder, unreadable)) {
     add_files(find_weight_files(path / sidecar_folder));
+  }
+}
+
+Checkpoint::Impl::Impl(std::shared_ptr<const Checkpoint> from,
+                       std::map<std::string, DerivedTensor, std::less<>> computed, std::string what)
+    : folder(from->folder()),
+      tensors(from->tensors()),
+      metadata(from->metadata()),
+      warnings(from->warnings()),
+      source(std::move(from)),
+      derived(std::move(computed)),
+      derivation(std::move(what)) {
+  for (const auto& [name, tensor] : derived) {
+    const auto bytes = static_cast<uint64_t>(byte_count(tensor.dtype, tensor.shape));
+    tensors.insert_or_assign(name, TensorInfo{name, tensor.dtype, tensor.shape, 0, bytes});
   }
 }
 
@@ -165,6 +215,11 @@ Checkpoint Checkpoint::open(const fs::path& path, bool sidecar) {
   return Checkpoint(std::make_unique<Impl>(path, sidecar));
 }
 
+Checkpoint Checkpoint::derive(std::shared_ptr<const Checkpoint> source,
+                              std::map<std::string, DerivedTensor, std::less<>> tensors, std::string derivation) {
+  return Checkpoint(std::make_unique<Impl>(std::move(source), std::move(tensors), std::move(derivation)));
+}
+
 Checkpoint::Checkpoint(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
 Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
@@ -194,6 +249,12 @@ const TensorInfo& Checkpoint::at(std::string_view name) const {
 
 LoadedTensor Checkpoint::load(std::string_view name) const {
   const TensorInfo& info = at(name);
+  if (const DerivedTensor* derived = impl_->find_derived(name)) {
+    const auto made = std::make_shared<const Buffer>(derived->make());
+    ensure(made->size() == info.size(), "Checkpoint: a derived tensor is not of its size");
+    return {TensorView{info.name, info.dtype, info.shape, made->bytes()}, made};
+  }
+  if (impl_->source) return impl_->source->load(name);
   const Shard& shard = impl_->shard_at(name);
   const uint64_t begin = shard.data_begin + info.begin;
   TensorView view{info.name, info.dtype, info.shape, {}};
@@ -211,8 +272,22 @@ LoadedTensor Checkpoint::load(std::string_view name) const {
   return {std::move(view), std::move(keep_alive)};
 }
 
+DType Checkpoint::stored_dtype(std::string_view name) const {
+  const DerivedTensor* derived = impl_->find_derived(name);
+  return derived == nullptr ? at(name).dtype : derived->stored_dtype;
+}
+
+LoadedTensor Checkpoint::load_stored(std::string_view name) const {
+  LoadedTensor loaded = load(name);
+  const DType dtype = stored_dtype(name);
+  return dtype == loaded->dtype ? loaded : narrowed(loaded.view(), dtype);
+}
+
+const std::string& Checkpoint::derivation() const noexcept { return impl_->derivation; }
+
 std::string Checkpoint::file_of(std::string_view name) const {
   at(name);
+  if (impl_->source) return impl_->source->contains(name) ? impl_->source->file_of(name) : shown(folder());
   return impl_->shard_at(name).path;
 }
 
@@ -223,6 +298,7 @@ int64_t Checkpoint::total_bytes() const noexcept {
 }
 
 int64_t Checkpoint::file_bytes() const noexcept {
+  if (impl_->source) return impl_->source->file_bytes();
   int64_t total = 0;
   for (const auto& shard : impl_->shards) total += static_cast<int64_t>(shard.map.bytes().size());
   return total;

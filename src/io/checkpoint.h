@@ -3,12 +3,14 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "core/buffer.h"
 #include "core/views.h"
 #include "io/safetensors.h"
 
@@ -29,6 +31,14 @@ class LoadedTensor {
   std::shared_ptr<const void> keep_alive_;
 };
 
+/// A tensor that is computed when it is loaded, out of others.
+struct DerivedTensor {
+  DType dtype = DType::f32;         ///< as load() gives it
+  DType stored_dtype = DType::f32;  ///< as it is stored where it is kept; the same, or a narrower weight type
+  Shape shape;
+  std::function<Buffer()> make;  ///< its bytes; called for every load, from any thread
+};
+
 /// The folder inside a checkpoint's that may hold more tensors of it, in files of the same kinds.
 inline constexpr std::string_view sidecar_folder = "residual";
 
@@ -38,6 +48,11 @@ class Checkpoint {
   /// or a single file; a folder's sidecar belongs to it if `sidecar`. Throws bad_file naming file, tensor, expected and
   /// found.
   static Checkpoint open(const std::filesystem::path& path, bool sidecar = true);
+
+  /// `source` with `tensors` in the place of those of the same names, or beside them. Nothing is computed yet.
+  /// `derivation` says what was done, for whoever must tell two such checkpoints apart.
+  static Checkpoint derive(std::shared_ptr<const Checkpoint> source,
+                           std::map<std::string, DerivedTensor, std::less<>> tensors, std::string derivation);
 
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;
@@ -52,6 +67,12 @@ class Checkpoint {
   const TensorInfo& at(std::string_view name) const;
   /// The data. Thread-safe.
   LoadedTensor load(std::string_view name) const;
+  /// The type in which a tensor is stored where it is kept, and the tensor in it. They differ from at() and load() for
+  /// derived tensors only. Throws unsupported when a value is beyond that type.
+  DType stored_dtype(std::string_view name) const;
+  LoadedTensor load_stored(std::string_view name) const;
+  /// Of derive(); empty for what lies on disk.
+  const std::string& derivation() const noexcept;
   /// The shard file that holds a tensor, for messages.
   std::string file_of(std::string_view name) const;
   /// Sum of tensor bytes.

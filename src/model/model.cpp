@@ -152,11 +152,18 @@ kernels::LinearWeight load_embeddings(const io::Checkpoint& checkpoint, const Qu
 }
 
 Model Model::open(const std::filesystem::path& folder, bool residual) {
-  Model model;
-  model.config_ = read_config(folder);
+  ModelConfig config = read_config(folder);
   const auto config_path = folder / "config.json";
-  model.checkpoint_ = std::make_unique<io::Checkpoint>(io::Checkpoint::open(folder, residual));
-  model.quantization_ = read_quantization(io::read_json(config_path), *model.checkpoint_, config_path.string());
+  io::Checkpoint checkpoint = io::Checkpoint::open(folder, residual);
+  auto quantization = read_quantization(io::read_json(config_path), checkpoint, config_path.string());
+  return of(std::move(checkpoint), std::move(config), std::move(quantization));
+}
+
+Model Model::of(io::Checkpoint checkpoint, ModelConfig of_model, QuantizationConfig quantization) {
+  Model model;
+  model.config_ = std::move(of_model);
+  model.quantization_ = std::move(quantization);
+  model.checkpoint_ = std::make_unique<io::Checkpoint>(std::move(checkpoint));
   settle_head(*model.checkpoint_, model.quantization_, model.config_);
 
   const ModelConfig& config = model.config_;

@@ -47,6 +47,8 @@ class Model {
   /// Opens a Hugging Face folder, 16-bit or packed by w4q in any layout. Throws as config, checkpoint and formats do; a
   /// missing or misshapen parameter is named. Residual passes are left out unless `residual`.
   static Model open(const std::filesystem::path& folder, bool residual = true);
+  /// The same of parts that are open already.
+  static Model of(io::Checkpoint checkpoint, ModelConfig config, QuantizationConfig quantization = {});
 
   /// A head that config.json does not mention and that is not stored has been marked as tied.
   const ModelConfig& config() const noexcept { return config_; }

@@ -122,6 +122,7 @@ class Job {
     wanted.output = result.statistics->path() / "statistics.safetensors";
     wanted.text = calibrated.text;
     wanted.options.max_memory = calibrated.max_memory;
+    wanted.fold = request_.fold;
     wanted.sensitivity = true;
     calibrate_model(wanted);
     calibrated.statistics = wanted.output;

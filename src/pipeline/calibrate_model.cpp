@@ -6,6 +6,7 @@
 #include "core/progress.h"
 #include "core/stopwatch.h"
 #include "core/text.h"
+#include "model/fold_rotations.h"
 #include "pipeline/statistics_file.h"
 
 namespace w4q::pipeline {
@@ -70,8 +71,9 @@ void note_repeated_texts(const StatisticsOrigin& origin, std::vector<std::string
 
 CalibrateReport calibrate_model(const CalibrateRequest& request) {
   const Stopwatch watch;
-  const auto config = model::read_config(request.model);
-  const auto checkpoint = io::Checkpoint::open(request.model);
+  const auto model = model::open_plain_model(request.model, request.fold);
+  const auto& config = model.config;
+  const auto& checkpoint = model.checkpoint;
   const bool decodes = !request.text.text.empty() || !request.text.ids.empty();
   if (!decodes && request.merge.empty()) {
     throw Error(ErrorCode::bad_argument, "nothing to calibrate with").hint("--text FILE, --ids FILE or --merge FILE");

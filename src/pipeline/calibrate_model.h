@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@ struct CalibrateRequest {
   std::filesystem::path output;              ///< ends in .safetensors
   CalibrationText text;                      ///< neither text nor ids: only merge
   CalibrationOptions options;                ///< spill_at and on_window are set here
+  std::optional<uint64_t> fold;              ///< of the model with rotations of this seed folded in
   bool sensitivity = false;                  ///< measure sensitivities too, or take those of the first merged file
   std::vector<std::filesystem::path> merge;  ///< statistics of the same model, to be added
   bool overwrite = false;

@@ -58,7 +58,7 @@ class LayerJob {
         calibrated_(calibrated),
         groups_(linear_groups(config, layer)),
         targets_(wanted_targets(config, layer, scheme_of, calibrated)) {
-    for (const auto& group : groups_) rotations_.emplace_back(options.rotation, group.width);
+    for (const auto& group : groups_) rotations_.emplace_back(run_time_rotation(options, group.name()), group.width);
     if (gpu != nullptr) gpu_.emplace(gpu);
   }
 
@@ -112,7 +112,7 @@ class LayerJob {
     report.scaled_error = report.plain_error;
     if (targets_[group].kind == Kind::none) return;
     for (size_t i = 0; i < linears.size(); ++i) {
-      if (rotates() && !rotates_by_itself(names[i]))
+      if (rotates(group) && !rotates_by_itself(names[i]))
         linears[i].rounding = in_basis(std::move(linears[i].rounding), group);
     }
     quantize::ChannelMagnitudes magnitudes(k);
@@ -147,8 +147,8 @@ class LayerJob {
     const auto mean_abs = statistics_[group].mean_abs();
     const auto shared = shared_channels(config_, group, targets_[group]);
     const auto sizes = magnitudes.mean();
-    const auto found =
-        gpu_->search(own, {mean_abs, {}, shared, sizes}, report.plain_error, rotates() ? &rotations_[group] : nullptr);
+    const auto found = gpu_->search(own, {mean_abs, {}, shared, sizes}, report.plain_error,
+                                    rotates(group) ? &rotations_[group] : nullptr);
     if (found.point.scales()) scales_[group] = found.scales;
     report.point = found.point;
     report.scaled_error = found.error;
@@ -157,7 +157,7 @@ class LayerJob {
   void pack_on_gpu(size_t group, const std::vector<std::string>& names) {
     GroupReport& report = reports_[group];
     if (!scales_[group].empty()) gpu_->scale(group, scales_[group]);
-    if (rotates()) gpu_->rotate(group, rotations_[group]);
+    if (rotates(group)) gpu_->rotate(group, rotations_[group]);
     double damping = calibrated_.damping;
     for (size_t i = 0; i < names.size(); ++i) {
       check_interrupt();
@@ -169,9 +169,9 @@ class LayerJob {
       report.packed_error += packed.error;
       CalibratedLinear linear;
       linear.linear.name = names[i];
-      linear.linear.source_dtype = checkpoint_.at(names[i] + ".weight").dtype;
+      linear.linear.source_dtype = checkpoint_.stored_dtype(names[i] + ".weight");
       linear.linear.passes.push_back(std::move(packed.result.weight));
-      if (rotates()) linear.linear.rotations.push_back(rotations_[group]);
+      if (rotates(group)) linear.linear.rotations.push_back(rotations_[group]);
       linear.stats = packed.result.stats;
       linear.seconds = watch.seconds();
       keep(group, std::move(linear), packed.error);
@@ -250,7 +250,7 @@ class LayerJob {
     work.packed.linear.source_dtype = work.rest.dtype;
     Values& weight = work.rest;
     if (!scales_[group].empty()) multiply_columns(weight.matrix(), scales_[group]);
-    if (rotates()) rotate_rows(weight.matrix(), rotations_[group]);
+    if (rotates(group)) rotate_rows(weight.matrix(), rotations_[group]);
     const auto* rows = row_scales(name);
     // Clips are chosen before the rows are scaled: a row's scale changes nothing but the unit of its error.
     Values clipped{weight.name, weight.dtype, weight.shape, {}};
@@ -292,11 +292,11 @@ class LayerJob {
     return calibrated_.scales && calibrated_.clip && !calibrated_.feedback && !options_.searches();
   }
 
-  bool rotates() const noexcept { return !options_.rotation.identity(); }
+  bool rotates(size_t group) const noexcept { return !rotations_[group].rotation().identity(); }
 
   /// The rotation belongs to the scheme and is no step beyond plain rounding.
   bool rotates_by_itself(const std::string& name) const {
-    return rotates() && scheme_of_(name)->family == formats::SchemeFamily::rotated;
+    return !options_.rotation.identity() && scheme_of_(name)->family == formats::SchemeFamily::rotated;
   }
 
   quantize::Rounding in_basis(quantize::Rounding rounding, size_t group) const {

@@ -13,4 +13,9 @@ std::array<LinearGroup, groups_per_layer> linear_groups(const model::ModelConfig
           LinearGroup{{mlp + "down_proj"}, config.intermediate_size}};
 }
 
+formats::Rotation run_time_rotation(const quantize::QuantizeOptions& options, std::string_view module) {
+  const bool folded = options.folded && !module.ends_with(".mlp.down_proj");
+  return folded ? formats::Rotation{} : options.rotation;
+}
+
 }  // namespace w4q::pipeline

@@ -13,7 +13,7 @@
 #include "core/text.h"
 #include "io/checkpoint.h"
 #include "io/output.h"
-#include "model/config.h"
+#include "model/fold_rotations.h"
 #include "model/model.h"
 #include "model/packed_checkpoint.h"
 #include "pipeline/allocate.h"
@@ -25,14 +25,11 @@
 namespace w4q::pipeline {
 namespace {
 
-/// The input of a run, opened and checked.
-struct Source {
-  io::Json config;
-  model::ModelConfig model;
-  io::Checkpoint checkpoint;
-};
+using model::PlainModel;
 
-Source open_source(const std::filesystem::path& folder) {
+/// The input of a run, opened and checked.
+PlainModel open_source(const QuantizeRequest& request) {
+  const auto& folder = request.model;
   if (!std::filesystem::is_directory(folder)) {
     throw Error(ErrorCode::bad_file, folder.string() + ": not a folder")
         .hint(
@@ -40,13 +37,20 @@ Source open_source(const std::filesystem::path& folder) {
             "hf16 "
             "makes one of a GGUF file");
   }
-  io::Json config = io::read_json(folder / "config.json");
-  if (!model::parse_quantization_config(config, (folder / "config.json").string()).linears.empty()) {
+  const auto path = folder / "config.json";
+  if (!model::parse_quantization_config(io::read_json(path), path.string()).linears.empty()) {
     throw Error(ErrorCode::bad_argument, folder.string() + ": is quantized already")
         .hint("start from the 16-bit checkpoint");
   }
-  model::ModelConfig parsed = model::read_config(folder);
-  return {std::move(config), std::move(parsed), io::Checkpoint::open(folder)};
+  return model::open_plain_model(folder, request.fold);
+}
+
+/// The request with what follows from the model.
+QuantizeRequest settled(QuantizeRequest request, const PlainModel& source) {
+  // The rotation of a rotated scheme belongs to it, whatever is folded.
+  const bool folded = model::read_folded_rotations(source.json, request.model.string()).has_value();
+  request.options.folded = folded && request.scheme.family != formats::SchemeFamily::rotated;
+  return request;
 }
 
 /// The quantizer as it runs on the chosen device; on the CPU where the method has no other way.
@@ -91,6 +95,7 @@ void estimate(Plan& plan, const QuantizeRequest& request) {
     // Beside the planes a packed tensor needs at most one fp32 value per block of 32 while it is worked on.
     int64_t extra = tensor.scheme ? tensor.bytes_after + tensor.weights() / 8 : 0;
     if (!tensor.is_plain()) extra += 4 * tensor.weights();  // rotated, or what is left over
+    if (request.fold) extra += 4 * tensor.weights();
     largest = std::max(largest, tensor.bytes_before + extra);
     if (tensor.scheme) weights += static_cast<double>(tensor.weights());
   }
@@ -117,33 +122,34 @@ SchemeOf lookup(const Plan& plan) {
 }
 
 /// Modules whose input scale will be stored.
-std::set<std::string, std::less<>> input_scales(const Source& source, const QuantizeRequest& request,
+std::set<std::string, std::less<>> input_scales(const PlainModel& source, const QuantizeRequest& request,
                                                 const Plan& plan) {
   if (!request.calibrated) return {};
-  const auto names = linears_with_input_scale(source.model, lookup(plan), request.calibrated->options);
+  const auto names = linears_with_input_scale(source.config, lookup(plan), request.calibrated->options);
   return {names.begin(), names.end()};
 }
 
-Plan make_plan(const Source& source, const QuantizeRequest& request) {
-  Plan plan = select_tensors(source.checkpoint, source.model, request);
+Plan make_plan(const PlainModel& source, const QuantizeRequest& request) {
+  Plan plan = select_tensors(source.checkpoint, source.config, request);
   const auto scaled = input_scales(source, request, plan);
   for (auto& tensor : plan.tensors) {
     if (scaled.contains(model::module_path(tensor.name))) tensor.bytes_after += tensor.shape[1] * 4;
   }
-  if (plan.packed_tensors() == 0) {
+  if (plan.packed_tensors() == 0 && !request.fold) {
     throw Error(ErrorCode::bad_argument, "nothing to quantize: every tensor would be kept in 16 bit")
         .hint("check the recipe and --keep");
   }
   for (const auto& tensor : plan.tensors) {
     if (!request.calibrated || !tensor.scheme || !tensor.name.starts_with("model.layers.")) continue;
-    if (tensor.rotation == request.options.rotation) continue;
+    if (tensor.rotation == run_time_rotation(request.options, model::module_path(tensor.name))) continue;
     throw Error(ErrorCode::unsupported, concat(printable(tensor.name), ": ", tensor.scheme_text(),
                                                " cannot be quantized from calibration activations"))
         .detail("the first passes of all layers have one rotation then");
   }
   plan.steps = steps_of(request);
   for (const auto& warning : source.checkpoint.warnings()) plan.notes.push_back(warning);
-  for (const auto& warning : source.model.warnings) plan.notes.push_back(warning);
+  for (const auto& warning : source.config.warnings) plan.notes.push_back(warning);
+  plan.notes.insert(plan.notes.end(), source.notes.begin(), source.notes.end());
   return plan;
 }
 
@@ -187,7 +193,7 @@ quantize::PassesResult quantize_passes(const TensorPlan& tensor, const TensorVie
 }
 
 /// Quantizes one tensor, writes its planes, and measures the error with the decoder that will read them.
-QuantizedTensor quantize_tensor(const TensorPlan& tensor, const Source& source, const QuantizeRequest& request,
+QuantizedTensor quantize_tensor(const TensorPlan& tensor, const PlainModel& source, const QuantizeRequest& request,
                                 io::CheckpointWriter& writer) {
   const std::string module(model::module_path(tensor.name));
   auto loaded = std::make_shared<const io::LoadedTensor>(source.checkpoint.load(tensor.name));
@@ -210,9 +216,9 @@ QuantizedTensor quantize_tensor(const TensorPlan& tensor, const Source& source, 
 /// Quantizes a calibrated layer at a time as the tensors of the plan, which stand in model order, come to it.
 class CalibratedTensors {
  public:
-  CalibratedTensors(const Source& source, const QuantizeRequest& request, const Plan& plan)
+  CalibratedTensors(const PlainModel& source, const QuantizeRequest& request, const Plan& plan)
       : request_(request),
-        run_(with_residual(*request.calibrated, plan), request.model, source.checkpoint, source.model, lookup(plan),
+        run_(with_residual(*request.calibrated, plan), request.model, source.checkpoint, source.config, lookup(plan),
              request.output) {}
 
   const std::vector<std::string>& notes() const noexcept { return run_.notes(); }
@@ -261,17 +267,28 @@ class CalibratedTensors {
 };
 
 /// The request with bits chosen where that is asked for.
-Allocated chosen(const Source& source, const QuantizeRequest& request) {
-  if (request.allocation) return allocate(source.checkpoint, source.model, request);
+Allocated chosen(const PlainModel& source, const QuantizeRequest& request) {
+  if (request.allocation) return allocate(source.checkpoint, source.config, request);
   Allocated same;
   same.request = request;
   return same;
 }
 
+/// config.json and what else stands beside the weights. A model that was folded and not packed is marked as ours.
+void write_companions(const PlainModel& source, const model::QuantizationConfig& quantization,
+                      const std::filesystem::path& to) {
+  const auto& from = source.checkpoint.folder();
+  if (!quantization.linears.empty()) return carry_companions(from, to, source.json, quantization);
+  io::Json config = source.json;
+  config[std::string(conversion_mark)] = "w4q";
+  carry_companions(from, to, config);
+}
+
 }  // namespace
 
-Plan plan_quantize(const QuantizeRequest& wanted) {
-  const Source source = open_source(wanted.model);
+Plan plan_quantize(const QuantizeRequest& given) {
+  const PlainModel source = open_source(given);
+  const QuantizeRequest wanted = settled(given, source);
   Allocated allocated = chosen(source, wanted);
   const QuantizeRequest& request = allocated.request;
   Plan plan = make_plan(source, request);
@@ -281,16 +298,17 @@ Plan plan_quantize(const QuantizeRequest& wanted) {
   }
   estimate(plan, request);
   if (request.calibrated) {
-    const auto cost = calibrated_cost(*request.calibrated, source.checkpoint, source.model, lookup(plan));
+    const auto cost = calibrated_cost(*request.calibrated, source.checkpoint, source.config, lookup(plan));
     plan.expected_memory = std::max(plan.expected_memory, cost.memory);
     plan.expected_seconds += cost.seconds;
   }
   return plan;
 }
 
-QuantizeReport quantize_model(const QuantizeRequest& wanted) {
+QuantizeReport quantize_model(const QuantizeRequest& given) {
   const Stopwatch watch;
-  const Source source = open_source(wanted.model);
+  const PlainModel source = open_source(given);
+  const QuantizeRequest wanted = settled(given, source);
   Allocated allocated = chosen(source, wanted);
   const QuantizeRequest& request = allocated.request;
   QuantizeReport report;
@@ -313,7 +331,7 @@ QuantizeReport quantize_model(const QuantizeRequest& wanted) {
     } else if (tensor.scheme) {
       report.tensors.push_back(quantize_tensor(tensor, source, request, writer));
     } else {
-      writer.write(tensor.name, source.checkpoint.load(tensor.name)->bytes);
+      writer.write(tensor.name, source.checkpoint.load_stored(tensor.name)->bytes);
     }
     progress.advance(tensor.bytes_before);
   }
@@ -322,7 +340,7 @@ QuantizeReport quantize_model(const QuantizeRequest& wanted) {
     report.plan.notes.insert(report.plan.notes.end(), calibrated->notes().begin(), calibrated->notes().end());
   }
   writer.finish();
-  carry_companions(request.model, output.staging(), source.config, quantization);
+  write_companions(source, quantization, output.staging());
   output.commit();
   report.file_bytes = writer.file_bytes();
   report.seconds = watch.seconds();

@@ -33,6 +33,7 @@ struct QuantizeRequest {
   std::string method = "kbit";
   formats::Scheme scheme;                      ///< for everything that is packed, unless a recipe says otherwise
   std::vector<formats::Scheme> residual;       ///< further passes, each of what those before it left over
+  std::optional<uint64_t> fold;                ///< first fold rotations of this seed into the model
   quantize::RotationChoice rotation;           ///< for passes of rotated schemes
   std::optional<quantize::Recipe> recipe;      ///< decides alone which modules are packed, and how
   std::optional<AllocationTarget> allocation;  ///< needs `calibrated`; widths instead of those of the schemes

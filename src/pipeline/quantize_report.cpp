@@ -14,7 +14,8 @@ double decibels(double power, double error) { return 10 * std::log10(power / err
 
 quantize::Steps taken_steps(const QuantizeRequest& request) {
   const auto& options = request.options;
-  return {.awq = request.calibrated && request.calibrated->options.scales,
+  return {.fold = request.fold.has_value(),
+          .awq = request.calibrated && request.calibrated->options.scales,
           .rotate = options.rotation.identity() ? 0 : options.rotation.block,
           .learn = options.learn_table,
           .search = options.scales == quantize::Scales::search,
@@ -26,6 +27,7 @@ quantize::Steps taken_steps(const QuantizeRequest& request) {
 std::vector<std::string> steps_of(const QuantizeRequest& request) {
   std::vector<std::string> steps;
   if (request.allocation) steps.emplace_back("bits allocated by the errors of outputs");
+  if (request.fold) steps.push_back(concat("rotations folded, seed ", *request.fold));
   const auto& calibrated = request.calibrated;
   const auto& options = request.options;
   if (calibrated && calibrated->options.scales) steps.emplace_back("awq scales");
@@ -33,7 +35,10 @@ std::vector<std::string> steps_of(const QuantizeRequest& request) {
       !calibrated->options.feedback) {
     steps.emplace_back("awq clips");
   }
-  if (!options.rotation.identity()) steps.push_back(concat("inputs rotated, ", to_string(options.rotation)));
+  if (!options.rotation.identity()) {
+    steps.push_back(concat(request.options.folded ? "down_proj's inputs rotated, " : "inputs rotated, ",
+                           to_string(options.rotation)));
+  }
   if (options.learn_table) {
     const std::string start = options.codebook.empty() ? "nf" : options.codebook;
     steps.push_back(concat("table learned from ", options.table.empty() ? start : "a file"));

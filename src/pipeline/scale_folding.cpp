@@ -134,7 +134,7 @@ FoldedScales fold_scales(const io::Checkpoint& checkpoint, const model::ModelCon
 
 Values load_values(const io::Checkpoint& checkpoint, const std::string& name) {
   const auto loaded = checkpoint.load(name);
-  Values result{name, loaded->dtype, loaded->shape,
+  Values result{name, checkpoint.stored_dtype(name), loaded->shape,
                 std::vector<float>(static_cast<size_t>(element_count(loaded->shape)))};
   widen(loaded->bytes, loaded->dtype, result.values);
   const int64_t cols = result.shape.back();

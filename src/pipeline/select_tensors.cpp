@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "model/model.h"
+#include "pipeline/linear_groups.h"
 #include "repack/layout_registry.h"
 
 namespace w4q::pipeline {
@@ -76,7 +77,7 @@ class Selector {
   std::vector<quantize::Pass> passes(std::string_view module, const formats::Scheme& first,
                                      const std::vector<formats::Scheme>& further) const {
     quantize::RotationChoice choice = request_.rotation;
-    if (module.starts_with("model.layers.")) choice.first = request_.options.rotation;
+    if (module.starts_with("model.layers.")) choice.first = run_time_rotation(request_.options, module);
     return quantize::plan_passes(first, further, choice);
   }
 
@@ -92,12 +93,13 @@ class Selector {
   std::vector<bool> rule_used_;
 };
 
-TensorPlan plan_tensor(const io::TensorInfo& info, std::span<const quantize::Pass> passes) {
+TensorPlan plan_tensor(const io::Checkpoint& checkpoint, const io::TensorInfo& info,
+                       std::span<const quantize::Pass> passes) {
   TensorPlan plan;
   plan.name = info.name;
-  plan.dtype = info.dtype;
+  plan.dtype = checkpoint.stored_dtype(info.name);
   plan.shape = info.shape;
-  plan.bytes_before = static_cast<int64_t>(info.size());
+  plan.bytes_before = byte_count(plan.dtype, info.shape);
   plan.bytes_after = plan.bytes_before;
   if (passes.empty()) return plan;
   if (!is_weight_dtype(info.dtype)) {
@@ -134,12 +136,12 @@ Plan select_tensors(const io::Checkpoint& checkpoint, const model::ModelConfig& 
     const io::TensorInfo& info = checkpoint.at(parameter.name);
     check_shape(info, parameter, checkpoint);
     const auto module = model::module_path(parameter.name);
-    plan.tensors.push_back(plan_tensor(info, selector.choose(module, parameter.linear)));
+    plan.tensors.push_back(plan_tensor(checkpoint, info, selector.choose(module, parameter.linear)));
     known.insert(info.name);
   }
   for (const auto& [name, info] : checkpoint.tensors()) {
     if (known.contains(name)) continue;
-    plan.tensors.push_back(plan_tensor(info, {}));
+    plan.tensors.push_back(plan_tensor(checkpoint, info, {}));
     plan.notes.push_back(
         concat(printable(name), " is no parameter of ", config.architecture_name, ": carried along as it is"));
   }

@@ -139,6 +139,7 @@ class SumCheck {
 
 std::string model_identity(const io::Checkpoint& checkpoint) {
   Digest digest;
+  if (!checkpoint.derivation().empty()) digest.add(checkpoint.derivation());
   for (const auto& [name, info] : checkpoint.tensors()) {
     digest.add(name);
     digest.add(dtype_name(info.dtype));

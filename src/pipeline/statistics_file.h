@@ -27,8 +27,8 @@ struct StatisticsOrigin {
   bool sensitivity = false;
 };
 
-/// 16 hex digits over the names, types and shapes of all tensors and the bytes of those with one dimension: models that
-/// differ in their norms or biases differ here.
+/// 16 hex digits over the names, types and shapes of all tensors and the bytes of those with one dimension, and what
+/// was done to derive them: models that differ in their norms, biases or folded rotations differ here.
 std::string model_identity(const io::Checkpoint& checkpoint);
 
 class StatisticsFile {

@@ -46,6 +46,9 @@ struct QuantizeOptions {
   /// The basis of the inputs in which a linear layer is rounded. Whoever has the layer rotates its rows and statistics;
   /// quantizers are given rows that are rotated already.
   formats::Rotation rotation;
+  /// Weights of the model rotate the inputs of its linears already (model/fold_rotations.h): `rotation` is for those
+  /// that none could be folded for.
+  bool folded = false;
   bool learn_table = false;                ///< kbit: the table is only where learning starts (kbit_search.h)
   const CalibratedInput* input = nullptr;  ///< of the weight that is quantized
 

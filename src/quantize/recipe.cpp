@@ -41,32 +41,35 @@ std::vector<std::string_view> names_of(std::string_view text) {
 [[noreturn]] void refuse(std::string_view name, std::string_view why) {
   throw Error(ErrorCode::bad_argument, concat("step \"", printable(name), "\": ", why))
       .hint(
-          "steps are, in this order: awq → rotate128 → lloyd+search → feedback; clip → feedback for integers; search → "
+          "steps are, in this order: fold → awq → rotate128 → lloyd+search → feedback; clip → feedback for integers; "
+          "search → "
           "feedback → norms "
           "for the rotated family");
 }
 
 /// Takes one step; returns its place in the order.
 int take(std::string_view name, Steps& steps) {
-  if (name == "awq") return steps.awq = true, 0;
-  if (name == "lloyd") return steps.learn = true, 2;
-  if (name == "search") return steps.search = true, 3;
-  if (name == "clip") return steps.clip = true, 4;
-  if (name == "feedback") return steps.feedback = true, 5;
-  if (name == "norms") return steps.norms = true, 6;
+  if (name == "fold") return steps.fold = true, 0;
+  if (name == "awq") return steps.awq = true, 1;
+  if (name == "lloyd") return steps.learn = true, 3;
+  if (name == "search") return steps.search = true, 4;
+  if (name == "clip") return steps.clip = true, 5;
+  if (name == "feedback") return steps.feedback = true, 6;
+  if (name == "norms") return steps.norms = true, 7;
   if (!name.starts_with(rotate_name)) refuse(name, "no such step");
   const std::string_view width = name.substr(rotate_name.size());
   const auto [end, error] = std::from_chars(width.data(), width.data() + width.size(), steps.rotate);
   const bool fits = error == std::errc{} && end == width.data() + width.size() &&
                     std::ranges::count(rotation_widths, steps.rotate) > 0;
   if (!fits) refuse(name, "rotations have blocks of 32, 64, 128 or 256");
-  return 1;
+  return 2;
 }
 
 }  // namespace
 
 std::string to_string(const Steps& steps) {
   std::vector<std::string> names;
+  if (steps.fold) names.emplace_back("fold");
   if (steps.awq) names.emplace_back("awq");
   if (steps.rotate > 0) names.push_back(concat(rotate_name, steps.rotate));
   if (steps.learn && steps.search) {

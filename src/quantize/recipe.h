@@ -21,6 +21,7 @@ struct RecipeRule {
 
 /// The steps of docs/quality.md, in the order in which they apply.
 struct Steps {
+  bool fold = false;      ///< rotations are folded into the model
   bool awq = false;       ///< scales of input channels
   int64_t rotate = 0;     ///< width of the blocks of the inputs' rotation; 0: none
   bool learn = false;     ///< kbit: tables are learned
@@ -34,7 +35,7 @@ struct Steps {
 
 inline constexpr std::array<int64_t, 4> rotation_widths{32, 64, 128, 256};
 
-/// "awq → rotate128 → lloyd+search → feedback"; integers have "clip" instead of lloyd and search; "none".
+/// "fold → awq → rotate128 → lloyd+search → feedback"; integers have "clip" instead of lloyd and search; "none".
 std::string to_string(const Steps& steps);
 /// The inverse; "->" and "," separate too. Throws bad_argument for an unknown step, one given twice, or another order.
 Steps parse_steps(std::string_view text);

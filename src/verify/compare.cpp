@@ -8,6 +8,7 @@
 #include "core/progress.h"
 #include "core/text.h"
 #include "kernels/linear.h"
+#include "model/fold_rotations.h"
 #include "verify/rescaled.h"
 
 namespace w4q::verify {
@@ -31,7 +32,10 @@ void check_same_model(const OpenCheckpoint& candidate, const OpenCheckpoint& bas
 class Side {
  public:
   Side(const OpenCheckpoint& candidate, const OpenCheckpoint& base)
-      : candidate_(candidate), base_(base), weights_(candidate, base) {
+      : candidate_(candidate),
+        own_base_(fold_like(candidate, base)),
+        base_(own_base_ ? *own_base_ : base),
+        weights_(candidate, base_) {
     check_same_model(candidate, base);
   }
 
@@ -92,7 +96,16 @@ class Side {
     return sum;
   }
 
+  /// Nothing where the base is in the candidate's basis.
+  static std::optional<OpenCheckpoint> fold_like(const OpenCheckpoint& candidate, const OpenCheckpoint& base) {
+    const auto folded = [](const OpenCheckpoint& one) {
+      return model::read_folded_rotations(one.config, one.folder.string());
+    };
+    return folded(candidate) == folded(base) ? std::nullopt : std::optional(open_base(base.folder, candidate));
+  }
+
   const OpenCheckpoint& candidate_;
+  const std::optional<OpenCheckpoint> own_base_;
   const OpenCheckpoint& base_;
   RescaledWeights weights_;
 };

@@ -19,6 +19,7 @@
 #include "model/dialect.h"
 #include "model/dialect_checkpoint.h"
 #include "model/dialect_gptq_planar.h"
+#include "model/fold_rotations.h"
 #include "model/model.h"
 #include "verify/convention_claims.h"
 #include "verify/convention_values.h"
@@ -96,7 +97,10 @@ class Detective {
     const auto found =
         std::ranges::find_if(tensor_names, [&](const auto& names) { return row_.name.starts_with(names.dialect); });
     if (found != std::end(tensor_names)) names_ = &*found;
-    if (!base.empty()) base_.emplace(io::Checkpoint::open(base));
+    if (!base.empty()) {
+      const io::Json config = io::read_json(folder / "config.json");
+      base_.emplace(model::open_plain_model(base, config, folder.string()).checkpoint);
+    }
   }
 
   Check run() {

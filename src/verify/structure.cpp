@@ -12,6 +12,7 @@
 #include "core/progress.h"
 #include "core/text.h"
 #include "formats/scheme_registry.h"
+#include "model/fold_rotations.h"
 #include "model/model.h"
 #include "repack/layout_registry.h"
 
@@ -82,7 +83,9 @@ class StructureCheck {
   void check_against_base() {
     io::Json ours = candidate_.config;
     io::Json theirs = base_->config;
-    for (auto* config : {&ours, &theirs}) config->erase("quantization_config");
+    for (auto* config : {&ours, &theirs}) {
+      for (const char* key : {"quantization_config", "converted_by"}) config->erase(key);
+    }
     if (nlohmann::json(ours) != nlohmann::json(theirs))
       fault("config.json", "differs from the base's beyond the quantization");
     for (const auto& [name, info] : base_->checkpoint.tensors()) {
@@ -99,12 +102,13 @@ class StructureCheck {
                                                                         : void();
     }
     const auto& found = candidate_.checkpoint.at(name);
-    if (found.dtype != info.dtype || found.shape != info.shape) {
+    const DType wanted = base_->checkpoint.stored_dtype(name);
+    if (found.dtype != wanted || found.shape != info.shape) {
       return fault(name, concat("is ", dtype_name(found.dtype), " ", shape_text(found.shape), ", in the base ",
-                                dtype_name(info.dtype), " ", shape_text(info.shape)));
+                                dtype_name(wanted), " ", shape_text(info.shape)));
     }
     const auto a = candidate_.checkpoint.load(name);
-    const auto b = base_->checkpoint.load(name);
+    const auto b = base_->checkpoint.load_stored(name);
     if (candidate_.quantization.rescaled.contains(name)) return;
     if (!std::ranges::equal(a->bytes, b->bytes)) return fault(name, "was kept, but its bytes differ from the base's");
     ++identical_;
@@ -175,6 +179,17 @@ OpenCheckpoint open_checkpoint(const std::filesystem::path& folder, bool residua
   io::Checkpoint checkpoint = io::Checkpoint::open(folder, residual);
   auto quantization = model::read_quantization(config, checkpoint, config_path.string());
   return {folder, std::move(config), model::read_config(folder), std::move(quantization), std::move(checkpoint)};
+}
+
+OpenCheckpoint open_base(const std::filesystem::path& folder, const OpenCheckpoint& candidate) {
+  OpenCheckpoint base = open_checkpoint(folder);
+  if (!base.quantization.linears.empty() || !model::read_folded_rotations(candidate.config, candidate.folder.string()))
+    return base;
+  auto folded = model::open_plain_model(folder, candidate.config, candidate.folder.string());
+  base.config = std::move(folded.json);
+  base.model = std::move(folded.config);
+  base.checkpoint = std::move(folded.checkpoint);
+  return base;
 }
 
 Check check_structure(const OpenCheckpoint& candidate, const OpenCheckpoint* base) {

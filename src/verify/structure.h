@@ -22,6 +22,9 @@ struct OpenCheckpoint {
 /// Its residual passes are left out unless `residual`.
 OpenCheckpoint open_checkpoint(const std::filesystem::path& folder, bool residual = true);
 
+/// The model that a candidate was made from, with the rotations that the candidate has folded in folded into it too.
+OpenCheckpoint open_base(const std::filesystem::path& folder, const OpenCheckpoint& candidate);
+
 /// Every parameter of the architecture is stored once, in 16 bit or packed, with the right type and shape; nothing is
 /// missing, nothing extra. With `base`: its config is the same but for the quantization, every tensor of it is
 /// accounted for, and what was kept has the same bytes.

@@ -98,6 +98,36 @@ TEST_F(Quality, ALineNamesSchemeAndSteps) {
   EXPECT_EQ(quantize("q", {"--recipe", "kbit3: polish"}).status, 2);
 }
 
+/// By the flag, by a recipe's step, in another program's format: verified and compared with the model as it was.
+TEST_F(Quality, RotationsAreFoldedIntoTheModel) {
+  ASSERT_EQ(quantize("plain", {"--k", "4"}).status, 0);
+  const auto folded = quantize("folded", {"--k", "4", "--fold-rotations", "--rotation-seed", "7"});
+  ASSERT_EQ(folded.status, 0) << folded.err;
+  for (const char* part : {"rotations folded, seed 7", "down_proj's input", "the head becomes a tensor of its own"}) {
+    EXPECT_NE(folded.out.find(part), std::string::npos) << folded.out;
+  }
+  const double plain = divergence("plain");
+  EXPECT_LT(divergence("folded"), 1.5 * plain);  // verifies the structure too
+  const std::vector<std::string> both{"compare", path("plain"), path("folded"), "--base", bundled_model(), "--json"};
+  const auto compared = run_w4q(both);
+  ASSERT_EQ(compared.status, 0) << compared.err;
+  EXPECT_NEAR(compared.json()["b"]["sqnr_db"].get<double>(), compared.json()["a"]["sqnr_db"].get<double>(), 1);
+
+  ASSERT_EQ(run_w4q({"calibrate", bundled_model(), "--ids", own("selfgen.ids.u16"), "--samples", "8", "--length", "128",
+                     "--fold-rotations", "-o", path("s.safetensors"), "--quiet"})
+                .status,
+            0);
+  auto wrong = both;
+  wrong.insert(wrong.end(), {"--stats", path("s.safetensors")});
+  EXPECT_EQ(run_w4q(wrong).status, 2);
+  const auto recipe = quantize(
+      "recipe", {"--recipe", "int4-g128-f16: fold → feedback", "--stats", path("s.safetensors"), "--to", "gptq-v2"});
+  ASSERT_EQ(recipe.status, 0) << recipe.err;
+  EXPECT_LT(divergence("recipe"), 1.5 * plain);
+  const auto twice = run_w4q({"quantize", path("recipe"), "-o", path("no"), "--fold-rotations"});
+  EXPECT_NE(twice.status, 0);
+}
+
 TEST_F(Quality, MistakesAreExplained) {
   const auto expect = [](const ProgramResult& result, int status, std::initializer_list<const char*> parts) {
     EXPECT_EQ(result.status, status) << result.err;

@@ -264,5 +264,36 @@ TEST(Checkpoint, KnowsWeightFilesByName) {
   }
 }
 
+TEST(Checkpoint, DerivedTensorsStandInForStoredOnes) {
+  const Sharded sharded;
+  const auto source = std::make_shared<const Checkpoint>(Checkpoint::open(sharded.folder.path()));
+  const auto numbers = [](std::vector<float> values) {
+    return [values = std::move(values)] { return Buffer::copy_of(std::as_bytes(std::span(values))); };
+  };
+  int made = 0;
+  const auto counted = [&made, make = numbers({1.0f, 0.5f})] { return ++made, make(); };
+  const Checkpoint derived = Checkpoint::derive(
+      source,
+      {{"b", {DType::f32, DType::bf16, {2}, counted}}, {"new", {DType::f32, DType::f16, {2}, numbers({1.0f, 7e4f})}}},
+      "how");
+  EXPECT_EQ(derived.derivation(), "how");
+  EXPECT_EQ(source->derivation(), "");
+  EXPECT_EQ(derived.tensors().size(), 4u);
+  EXPECT_EQ(load(derived, "c"), "cccc");
+  EXPECT_EQ(derived.file_of("c"), sharded.second());
+  EXPECT_EQ(derived.file_of("b"), sharded.first());
+  EXPECT_EQ(derived.file_bytes(), source->file_bytes());
+  EXPECT_EQ(made, 0);
+  EXPECT_EQ(derived.at("b").dtype, DType::f32);
+  EXPECT_EQ(derived.load("b")->bytes.size(), 8u);
+  EXPECT_EQ(derived.stored_dtype("b"), DType::bf16);
+  EXPECT_EQ(text_of(derived.load_stored("b")->bytes), std::string("\x80\x3f\x00\x3f", 4));
+  EXPECT_EQ(made, 2);
+  EXPECT_EQ(derived.stored_dtype("c"), source->at("c").dtype);
+  EXPECT_EQ(text_of(derived.load_stored("c")->bytes), "cccc");
+  expect_error(ErrorCode::unsupported, {"\"new\"", "element 1", "F16"}, [&] { derived.load_stored("new"); });
+  expect_error(ErrorCode::bad_file, {"no tensor \"z\""}, [&] { derived.stored_dtype("z"); });
+}
+
 }  // namespace
 }  // namespace w4q::io

@@ -27,8 +27,9 @@ TEST(Glob, ZeroBytesDoNotCutNamesShort) {
 }
 
 TEST(Steps, PrintAndParse) {
-  for (const char* text : {"awq → rotate128 → lloyd+search → feedback", "rotate32 → search", "lloyd", "clip",
-                           "awq → feedback", "search → feedback → norms", "none"}) {
+  for (const char* text :
+       {"awq → rotate128 → lloyd+search → feedback", "rotate32 → search", "lloyd", "clip", "awq → feedback",
+        "search → feedback → norms", "fold", "fold → awq → rotate128 → lloyd+search → feedback", "none"}) {
     EXPECT_EQ(to_string(parse_steps(text)), text);
   }
   EXPECT_EQ(parse_steps(" awq->rotate64 , search "), (Steps{.awq = true, .rotate = 64, .search = true}));
@@ -42,6 +43,7 @@ TEST(Steps, MistakesNameTheStep) {
   refused("awq → polish", {"polish", "no such step", "rotate128"});
   refused("feedback → awq", {"awq", "too late"});
   refused("awq → awq", {"twice"});
+  refused("awq → fold", {"fold", "too late"});
   refused("rotate96", {"rotate96", "32, 64"});
   refused("rotate", {"rotate"});
 }

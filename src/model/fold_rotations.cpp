@@ -1,0 +1,250 @@
+#include "model/fold_rotations.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "core/convert.h"
+#include "core/error.h"
+#include "core/parallel.h"
+#include "core/text.h"
+#include "model/model.h"
+#include "model/turn_weight.h"
+
+namespace w4q::model {
+namespace {
+
+using formats::InputRotation;
+using formats::Rotation;
+using SharedCheckpoint = std::shared_ptr<const io::Checkpoint>;
+using SharedRotation = std::shared_ptr<const InputRotation>;
+using DerivedTensors = std::map<std::string, io::DerivedTensor, std::less<>>;
+
+constexpr const char* config_key = "folded_rotations";
+constexpr const char* tied_key = "tie_word_embeddings";
+constexpr std::string_view embedding_name = "model.embed_tokens.weight";
+constexpr std::string_view head_name = "lm_head.weight";
+constexpr int64_t least_block = 32;
+
+int64_t row_length(const Shape& shape) { return shape.empty() ? 1 : shape.back(); }
+
+/// A tensor in fp32. A value that is not finite is refused here: turned, it would be in every channel.
+Buffer widened(const io::Checkpoint& checkpoint, const std::string& name) {
+  const auto loaded = checkpoint.load(name);
+  const int64_t cols = row_length(loaded->shape), rows = element_count(loaded->shape) / cols;
+  const auto row_bytes = static_cast<size_t>(cols * dtype_bits(loaded->dtype) / 8);
+  Buffer result(static_cast<size_t>(rows * cols) * sizeof(float));
+  const auto values = result.as<float>();
+  std::mutex mutex;
+  int64_t bad = rows * cols;
+  parallel_for(rows, 64, [&](int64_t begin, int64_t end) {
+    const auto part = values.subspan(static_cast<size_t>(begin * cols), static_cast<size_t>((end - begin) * cols));
+    widen(loaded->bytes.subspan(static_cast<size_t>(begin) * row_bytes, static_cast<size_t>(end - begin) * row_bytes),
+          loaded->dtype, part);
+    const auto found = std::ranges::find_if(part, [](float value) { return !std::isfinite(value); });
+    if (found == part.end()) return;
+    const std::lock_guard lock(mutex);
+    bad = std::min(bad, begin * cols + (found - part.begin()));
+  });
+  if (bad == rows * cols) return result;
+  throw Error(ErrorCode::bad_file, concat(printable(name), ": NaN or infinity"))
+      .detail(concat("at row ", bad / cols, ", column ", bad % cols, " in ", checkpoint.file_of(name)));
+}
+
+/// What is done to one matrix or bias.
+struct Turn {
+  std::string source;      ///< the tensor it starts from
+  std::string norm = {};   ///< of its inputs; empty: none
+  SharedRotation inputs;   ///< null: stay
+  SharedRotation outputs;  ///< null: stay
+};
+
+Buffer turned(const io::Checkpoint& checkpoint, const Turn& turn) {
+  const Shape& shape = checkpoint.at(turn.source).shape;
+  Buffer result = widened(checkpoint, turn.source);
+  const int64_t cols = row_length(shape);
+  const MatrixView<float> matrix(result.as<float>().data(), element_count(shape) / cols, cols);
+  if (!turn.norm.empty()) fold_norm(matrix, widened(checkpoint, turn.norm).as<float>());
+  if (turn.inputs) turn_inputs(matrix, *turn.inputs);
+  if (turn.outputs) turn_outputs(matrix, *turn.outputs);
+  return result;
+}
+
+/// Goes over the graph and says how each tensor is made.
+class Folding {
+ public:
+  Folding(SharedCheckpoint checkpoint, const ModelConfig& config, const FoldedRotations& rotations)
+      : checkpoint_(std::move(checkpoint)),
+        config_(config),
+        stream_(std::make_shared<InputRotation>(rotations.residual, config.hidden_size)),
+        head_(std::make_shared<InputRotation>(rotations.heads, config.head_dim)) {}
+
+  DerivedTensors run() && {
+    matrix(std::string(embedding_name), {.source = std::string(embedding_name), .inputs = stream_, .outputs = {}});
+    for (int64_t layer = 0; layer < config_.layers; ++layer) fold_layer(concat("model.layers.", layer, "."));
+    const std::string_view head = config_.tied_embeddings ? embedding_name : head_name;
+    const std::string norm = "model.norm.weight";
+    matrix(std::string(head_name), {.source = std::string(head), .norm = norm, .inputs = stream_, .outputs = {}});
+    ones(norm);
+    return std::move(tensors_);
+  }
+
+ private:
+  void fold_layer(const std::string& prefix) {
+    const std::string attention = prefix + "self_attn.", mlp = prefix + "mlp.";
+    const std::string before = prefix + "input_layernorm.weight", after = prefix + "post_attention_layernorm.weight";
+    linear(attention + "q_proj", before, stream_, nullptr, config_.qkv_bias);
+    linear(attention + "k_proj", before, stream_, nullptr, config_.qkv_bias);
+    linear(attention + "v_proj", before, stream_, head_, config_.qkv_bias);
+    linear(attention + "o_proj", {}, head_, stream_, config_.output_bias);
+    linear(mlp + "gate_proj", after, stream_, nullptr, config_.mlp_bias);
+    linear(mlp + "up_proj", after, stream_, nullptr, config_.mlp_bias);
+    linear(mlp + "down_proj", {}, nullptr, stream_, config_.mlp_bias);
+    ones(before);
+    ones(after);
+  }
+
+  void linear(const std::string& module, const std::string& norm, SharedRotation inputs, const SharedRotation& outputs,
+              bool bias) {
+    const std::string weight = module + ".weight";
+    matrix(weight, {.source = weight, .norm = norm, .inputs = std::move(inputs), .outputs = outputs});
+    // As one row, a bias is turned as inputs are.
+    if (bias && outputs) matrix(module + ".bias", {.source = module + ".bias", .inputs = outputs, .outputs = {}});
+  }
+
+  void matrix(const std::string& name, Turn turn) {
+    const io::TensorInfo& info = checkpoint_->at(turn.source);
+    auto make = [checkpoint = checkpoint_, turn = std::move(turn)] { return turned(*checkpoint, turn); };
+    tensors_.emplace(name, io::DerivedTensor{DType::f32, info.dtype, info.shape, std::move(make)});
+  }
+
+  void ones(const std::string& name) {
+    const io::TensorInfo& info = checkpoint_->at(name);
+    auto make = [count = static_cast<size_t>(element_count(info.shape))] {
+      Buffer result(count * sizeof(float));
+      std::ranges::fill(result.as<float>(), 1.0f);
+      return result;
+    };
+    tensors_.emplace(name, io::DerivedTensor{DType::f32, info.dtype, info.shape, std::move(make)});
+  }
+
+  const SharedCheckpoint checkpoint_;
+  const ModelConfig& config_;
+  const SharedRotation stream_, head_;
+  DerivedTensors tensors_;
+};
+
+/// Every parameter is there as config.json wants it, and nothing else that might read or write the residual stream.
+void check_parameters(const io::Checkpoint& checkpoint, const ModelConfig& config) {
+  std::set<std::string, std::less<>> known;
+  for (const auto& parameter : parameters(config)) {
+    const io::TensorInfo& info = checkpoint.at(parameter.name);
+    known.insert(parameter.name);
+    if (info.shape != parameter.shape) {
+      throw Error(ErrorCode::mismatch,
+                  concat(parameter.name, ": shape ", shape_text(info.shape), " does not fit config.json"))
+          .detail(concat("expected ", shape_text(parameter.shape), ", in ", checkpoint.file_of(parameter.name)));
+    }
+    if (is_weight_dtype(info.dtype)) continue;
+    throw Error(ErrorCode::unsupported, concat(parameter.name, ": a weight of type ", dtype_name(info.dtype)))
+        .detail("expected F32, F16 or BF16");
+  }
+  if (config.tied_embeddings) known.insert(std::string(head_name));  // stored or not, it is not read
+  for (const auto& [name, info] : checkpoint.tensors()) {
+    if (known.contains(name) || is_derived_tensor(name)) continue;
+    throw Error(ErrorCode::unsupported, concat(printable(name), ": is no parameter of ", config.architecture_name))
+        .detail("it might read or write the residual stream, and would do so in the basis of before")
+        .hint("leave out --fold-rotations, or the tensor");
+  }
+}
+
+bool is_tied(const PlainModel& model) {
+  if (model.config.tie_word_embeddings) return model.config.tied_embeddings;
+  return !model.checkpoint.contains(head_name);
+}
+
+std::vector<std::string> notes_of(const PlainModel& model) {
+  const std::string behind =
+      model.config.qk_norm ? "q_norm, k_norm and the rotary embedding lie" : "the rotary embedding lies";
+  std::vector<std::string> notes{
+      concat("not folded: q_proj's and k_proj's outputs; ", behind, " behind them"),
+      "not folded: down_proj's input, a product of gate and up channel by channel; --rotate rotates it at run time"};
+  if (is_tied(model)) {
+    const auto& table = model.checkpoint.at(embedding_name);
+    notes.push_back(concat("the head becomes a tensor of its own, ", human_bytes(static_cast<int64_t>(table.size())),
+                           ": the final norm's weight cannot be folded into a table that embeds too"));
+  }
+  return notes;
+}
+
+PlainModel open_as_it_is(const std::filesystem::path& folder) {
+  return {io::read_json(folder / "config.json"), read_config(folder), io::Checkpoint::open(folder)};
+}
+
+}  // namespace
+
+std::string to_string(const FoldedRotations& rotations) {
+  return concat(formats::to_string(rotations.residual), ", heads ", formats::to_string(rotations.heads));
+}
+
+FoldedRotations widest_rotations(const ModelConfig& config, uint64_t seed) {
+  const int64_t divisor = std::min(config.hidden_size & -config.hidden_size, formats::max_rotation_block);
+  const int64_t block = divisor >= least_block ? divisor : formats::whole_row;
+  return {.residual = {block, seed}, .heads = {formats::whole_row, seed}};
+}
+
+std::optional<FoldedRotations> read_folded_rotations(const io::Json& config, std::string_view source) {
+  const auto found = config.is_object() ? config.find(config_key) : config.end();
+  if (found == config.end() || found->is_null()) return std::nullopt;
+  const auto rotation = [&](const char* key) {
+    const auto value = found->is_object() ? found->find(key) : found->end();
+    if (!found->is_object() || value == found->end() || !value->is_string()) {
+      throw Error(ErrorCode::bad_file, concat(source, ": ", config_key, " has no text \"", key, "\""))
+          .hint("the file was damaged or edited by hand");
+    }
+    return formats::parse_rotation(value->get<std::string>());
+  };
+  return FoldedRotations{rotation("residual"), rotation("heads")};
+}
+
+PlainModel fold_rotations(PlainModel model, const FoldedRotations& rotations) {
+  const std::string place = (model.checkpoint.folder() / "config.json").string();
+  if (const auto folded = read_folded_rotations(model.json, place)) {
+    throw Error(ErrorCode::bad_argument, concat(place, ": rotations are folded into this model already"))
+        .detail(to_string(*folded))
+        .hint("fold the model it was made from, or leave out --fold-rotations");
+  }
+  model.notes = notes_of(model);
+  model.config.tied_embeddings = is_tied(model);
+  check_parameters(model.checkpoint, model.config);
+  const auto source = std::make_shared<const io::Checkpoint>(std::move(model.checkpoint));
+  auto tensors = Folding(source, model.config, rotations).run();
+  model.checkpoint = io::Checkpoint::derive(source, std::move(tensors), to_string(rotations));
+  model.config.tied_embeddings = false;
+  model.config.tie_word_embeddings = false;
+  model.json[tied_key] = false;
+  model.json[config_key] = {{"residual", formats::to_string(rotations.residual)},
+                            {"heads", formats::to_string(rotations.heads)}};
+  return model;
+}
+
+PlainModel open_plain_model(const std::filesystem::path& folder, std::optional<uint64_t> fold_seed) {
+  PlainModel model = open_as_it_is(folder);
+  if (!fold_seed) return model;
+  const FoldedRotations rotations = widest_rotations(model.config, *fold_seed);
+  return fold_rotations(std::move(model), rotations);
+}
+
+PlainModel open_plain_model(const std::filesystem::path& folder, const io::Json& like,
+                            std::string_view source_of_like) {
+  const auto wanted = read_folded_rotations(like, source_of_like);
+  PlainModel model = open_as_it_is(folder);
+  const bool folds = wanted && !read_folded_rotations(model.json, folder.string());
+  return folds ? fold_rotations(std::move(model), *wanted) : std::move(model);
+}
+
+}  // namespace w4q::model
