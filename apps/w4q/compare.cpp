@@ -108,9 +108,15 @@ int run(const Options& options) {
     const DecodeChoice choice = choose(options.decode);
     how.device = choice.device;
     how.kv = choice.kv;
+    how.residual_bytes = choice.residual_bytes;
     const auto whole = model::Model::open(options.base);
     comparison.predictions = verify::compare_predictions(model::Model::open(options.a), model::Model::open(options.b),
                                                          whole, token_ids(options, whole.config()), how);
+  }
+  if (options.fail_if_worse && comparison.predictions->a.windows < 2) {
+    throw Error(ErrorCode::bad_argument, "--fail-if-worse goes by differences between windows")
+        .detail("the text has one window of --ctx tokens")
+        .hint("a longer text, more --windows, or a smaller --ctx");
   }
   print(options.common, verify::to_text(comparison), verify::to_json(comparison));
   const bool worse = options.fail_if_worse && verify::verdict(*comparison.predictions) > 0;

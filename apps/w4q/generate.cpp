@@ -60,6 +60,13 @@ class StreamPrinter {
   size_t printed_ = 0;
 };
 
+/// Positions that the model has never seen decode to something, but not to what it would say.
+void warn_beyond(const model::ModelConfig& config, int64_t prompt, const Options& options) {
+  if (options.common.quiet || config.max_positions <= 0 || prompt + options.max_tokens <= config.max_positions) return;
+  std::cerr << concat("note: ", prompt, " prompt tokens and --max-tokens ", options.max_tokens,
+                      " go beyond the model's ", config.max_positions, " positions\n");
+}
+
 int run(const Options& options) {
   apply(options.common);
   const DecodeChoice choice = choose(options.decode);
@@ -70,6 +77,7 @@ int run(const Options& options) {
     throw Error(ErrorCode::bad_argument, "--prompt is empty and the tokenizer adds no BOS")
         .hint("give at least one character");
   }
+  warn_beyond(model.config(), static_cast<int64_t>(prompt.size()), options);
   StreamPrinter printer(tokenizer, !options.common.json);
   const Stopwatch watch;
   const auto on_token = [&](int32_t id) {

@@ -47,6 +47,10 @@ struct Results {
   std::string text;
   io::Json json = io::Json::object();
 
+  void note(const std::string& what) {
+    text += "note: " + what + "\n";
+    json["notes"].push_back(what);
+  }
   int finish(const CommonOptions& common) {
     text += checks.text() + (checks.passed() ? "verified\n" : "verification FAILED\n");
     const io::Json verdict = checks.json();
@@ -58,24 +62,68 @@ struct Results {
 };
 
 bool is_int8(const Options& options) { return options.activations == int8_word; }
+bool decodes(const Options& options) { return options.ppl || !options.ids.empty(); }
+
+/// --kv-compare has a row that --kv-delta is about, whatever the type of the cache of --ppl.
+DecodeOptions decode_of_text(const Options& options) {
+  DecodeOptions decode = options.decode;
+  if (options.kv_compare && decode.kv.type != "fp4r") decode.kv.delta = INFINITY;
+  return decode;
+}
+
+/// Options of something that was not asked for would be ignored without a word.
+void refuse_unused(const Options& options) {
+  const auto refuse = [](bool used, const char* what, const char* hint) {
+    if (!used) throw Error(ErrorCode::bad_argument, concat(what, " belongs to ", hint)).hint(hint);
+  };
+  const verify::PerplexityOptions usual;
+  const auto& windows = options.perplexity;
+  const bool on_gpu = options.speed || options.kernels || options.kv_compare;
+  const char* const text = "--ppl TEXT or --ids FILE";
+  refuse(decodes(options) || (windows.stride == 0 && windows.max_windows == 0 && !windows.bos), "a choice of windows",
+         text);
+  refuse(decodes(options) || windows.context == usual.context, "--ctx", text);
+  refuse(decodes(options) || on_gpu || options.decode.device == "auto", "--device", text);
+  refuse(decodes(options) || options.speed || options.decode.kv.type == "f16", "--kv", "--ppl, --ids or --speed");
+  refuse(decodes(options) || options.speed || !std::isfinite(options.decode.kv.delta), "--kv-delta",
+         "--ppl, --ids or --speed");
+  refuse(decodes(options) || options.speed || !options.decode.residual_bytes, "--residual-gpu-bytes",
+         "--ppl, --ids or --speed");
+  const verify::SpeedOptions speed;
+  refuse(options.speed || (options.target.empty() && options.speed_options.prompt == speed.prompt &&
+                           options.speed_options.generate == speed.generate),
+         "--prompt, --generate or --target", "--speed");
+}
+
+/// What can only be measured on a GPU is refused before anything is measured.
+void require_gpu(const Options& options) {
+  if (!options.speed && !options.kernels && !options.kv_compare) return;
+  if (options.decode.device == "cpu") {
+    throw Error(ErrorCode::bad_argument, "--speed, --kernels and --kv-compare measure a GPU").hint("--device cuda");
+  }
+  device::choose_device("cuda");
+}
 
 void check_usage(const Options& options) {
   const auto refuse = [](const char* what, const char* hint) { throw Error(ErrorCode::bad_argument, what).hint(hint); };
-  const bool decodes = options.ppl || !options.ids.empty();
+  const bool has_text = decodes(options);
   if (options.ppl && options.text.empty() && options.ids.empty())
     refuse("--ppl needs a text", "--ppl text.txt, or --ids file.u16");
   if (!options.text.empty() && !options.ids.empty())
     refuse("--ppl text and --ids exclude each other", "give one of them");
-  if (options.max_ppl_ratio && (!decodes || options.base.empty()))
+  if (options.max_ppl_ratio && (!has_text || options.base.empty()))
     refuse("--max-ppl-ratio compares with a base", "--ppl text.txt --base MODEL");
-  if (options.max_kl && (!decodes || options.base.empty()))
+  if (options.max_kl && (!has_text || options.base.empty()))
     refuse("--max-kl compares with a base", "--ppl text.txt --base MODEL");
   if (options.min_sqnr && options.base.empty()) refuse("--min-sqnr compares with a base", "--base MODEL");
-  if (options.kv_compare && !decodes) refuse("--kv-compare needs a text", "--ppl text.txt, or --ids file.u16");
-  if (is_int8(options) && !decodes && !options.kernels && !options.speed)
+  if (options.kv_compare && !has_text) refuse("--kv-compare needs a text", "--ppl text.txt, or --ids file.u16");
+  if (is_int8(options) && !has_text && !options.kernels && !options.speed)
     refuse("--activations int8 is about --ppl, --kernels and --speed", "--ppl text.txt");
   if (options.max_diff && options.reference.empty())
     refuse("--max-diff belongs to --reference", "--reference ref.safetensors");
+  refuse_unused(options);
+  parse(decode_of_text(options).kv);
+  require_gpu(options);
 }
 
 std::vector<int32_t> token_ids(const Options& options, const model::ModelConfig& config) {
@@ -101,11 +149,14 @@ void run_perplexity(const Options& options, const model::Model& candidate, Resul
   const auto base = options.base.empty() ? std::nullopt : std::optional(model::Model::open(options.base));
   const auto ids = token_ids(options, candidate.config());
   verify::PerplexityOptions how = options.perplexity;
-  const DecodeChoice choice = choose(options.decode);
+  const DecodeChoice choice = choose(decode_of_text(options));
   how.device = choice.device;
   how.kv = choice.kv;
   how.residual_bytes = choice.residual_bytes;
   how.int8_activations = is_int8(options);
+  if (const int64_t most = candidate.config().max_positions; most > 0 && how.context > most) {
+    results.note(concat("windows of ", how.context, " tokens, and the model was made for ", most));
+  }
   const auto report = verify::measure_perplexity(candidate, base ? &*base : nullptr, ids, how);
   results.text += verify::to_text(report) + "\n";
   results.json["perplexity"] = verify::to_json(report);
@@ -123,9 +174,8 @@ void run_perplexity(const Options& options, const model::Model& candidate, Resul
 }
 
 void run_speed(const Options& options, const model::Model& candidate, Results& results) {
-  device::choose_device("cuda");
   verify::SpeedOptions speed = options.speed_options;
-  speed.kv = parse(options.decode.kv);
+  speed.kv = parse(decode_of_text(options).kv);
   speed.project_sm89 = options.target == "sm89";
   speed.residual_bytes = options.decode.residual_bytes;
   speed.int8_activations = is_int8(options);
@@ -135,7 +185,6 @@ void run_speed(const Options& options, const model::Model& candidate, Results& r
 }
 
 void run_kernels(const Options& options, const model::Model& candidate, Results& results) {
-  device::choose_device("cuda");
   const auto report = verify::check_kernels(candidate, is_int8(options));
   results.text += verify::to_text(report) + "\n";
   results.json["kernels"] = verify::to_json(report);
@@ -143,7 +192,6 @@ void run_kernels(const Options& options, const model::Model& candidate, Results&
 }
 
 void run_kv_compare(const Options& options, const model::Model& candidate, Results& results) {
-  device::choose_device("cuda");
   const auto rows = verify::compare_caches(candidate, token_ids(options, candidate.config()), options.perplexity,
                                            static_cast<float>(options.decode.kv.delta));
   results.text += verify::to_text(rows) + "\n";
@@ -168,10 +216,7 @@ int run(const Options& options) {
   if (foreign) results.checks.add(verify::check_conventions(options.model, options.base));
   if (!results.checks.passed()) return results.finish(options.common);
   const auto candidate = verify::open_checkpoint(options.model, !options.no_residual);
-  if (!candidate.quantization.notes.empty()) {
-    for (const auto& note : candidate.quantization.notes) results.text += "note: " + note + "\n";
-    results.json["notes"] = candidate.quantization.notes;
-  }
+  for (const auto& note : candidate.quantization.notes) results.note(note);
   const auto base = options.base.empty() ? std::nullopt : std::optional(verify::open_base(options.base, candidate));
   // Other programs fold scales into what they keep, so it need not be the base's.
   results.checks.add(verify::check_structure(candidate, base && !foreign ? &*base : nullptr));
@@ -182,10 +227,10 @@ int run(const Options& options) {
   if (!results.checks.passed()) return results.finish(options.common);
 
   if (base) run_weights(options, candidate, *base, results);
-  if (options.ppl || !options.ids.empty() || !options.reference.empty() || options.speed || options.kernels) {
+  if (decodes(options) || !options.reference.empty() || options.speed || options.kernels) {
     const auto model = model::Model::open(options.model, !options.no_residual);
     if (!options.reference.empty()) run_reference(options, model, results);
-    if (options.ppl || !options.ids.empty()) run_perplexity(options, model, results);
+    if (decodes(options)) run_perplexity(options, model, results);
     if (options.kernels) run_kernels(options, model, results);
     if (options.kv_compare) run_kv_compare(options, model, results);
     if (options.speed) run_speed(options, model, results);

@@ -196,8 +196,10 @@ __device__ Cut narrower(const Row& row, const Cut& old, const Cut& cut, Shared& 
   return {cut.key, min(cut.ties, count_key(row, cut.key, shared))};
 }
 
+/// −1 where the largest logit is not finite.
 __device__ int draw(const Row& row, const SamplingOptions& options, uint64_t number, Shared& shared) {
   const Top first = likeliest(row, shared);
+  if (!isfinite(unordered(first.key))) return -1;
   if (options.temperature == 0 || options.top_k == 1) return first.id;
   const uint32_t top = first.key;
   const Measure ones{false, top, 0};
@@ -231,7 +233,7 @@ __global__ void __launch_bounds__(threads) sample_kernel(const SampleArgs args) 
   const uint64_t number = args.state->draw;
   const int token = draw(row, args.options, number, shared);
   if (threadIdx.x != 0) return;
-  args.state->token = token;
+  args.state->token = max(token, 0);  // the next step reads an embedding
   args.state->position += 1;
   args.state->draw = number + 1;
   args.history[number % static_cast<uint64_t>(args.history_capacity)] = token;

@@ -82,7 +82,7 @@ class CudaDecoder {
   /// Queues the decoding of the token drawn last and the draw of the next. Throws bad_argument when the capacity is
   /// used up. Nothing waits.
   void step();
-  /// Waits for token `number` of the sequence since start().
+  /// Waits for token `number` of the sequence since start(); −1 where its largest logit was not finite.
   int32_t token(int64_t number);
 
   /// Share of the pages of all layers that the token decoded last by itself attended to; 1 where none are skipped.

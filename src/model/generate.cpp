@@ -1,10 +1,12 @@
 #include "model/generate.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "core/error.h"
 #include "core/text.h"
+#include "kernels/logits.h"
 
 namespace w4q::model {
 
@@ -21,6 +23,12 @@ void check_generation(std::span<const int32_t> prompt, int64_t max_tokens, const
   }
 }
 
+void refuse_logits(int64_t index) {
+  throw Error(ErrorCode::bad_file, "the largest logit is NaN or infinite: there is no next token")
+      .detail(concat("after ", index, " generated tokens"))
+      .hint("w4q verify MODEL --ppl TEXT: the weights are damaged, or activations leave the range of f16");
+}
+
 std::vector<int32_t> generate(const Model& model, std::span<const int32_t> prompt, int64_t max_tokens,
                               const SamplingOptions& sampling, const std::function<bool(int32_t)>& on_token,
                               bool int8_activations) {
@@ -33,6 +41,7 @@ std::vector<int32_t> generate(const Model& model, std::span<const int32_t> promp
   for (int64_t i = 0; i < max_tokens; ++i) {
     const auto hidden = decoder.forward(next);
     decoder.logits({hidden.row(hidden.rows - 1), 1, hidden.cols}, logits);
+    if (!std::isfinite(row[static_cast<size_t>(kernels::argmax(row))])) refuse_logits(i);
     tokens.push_back(kernels::sample(row, sampling, static_cast<uint64_t>(i)));
     if (on_token && !on_token(tokens.back())) break;
     if (ends_sequence(model.config(), tokens.back())) break;

@@ -15,6 +15,8 @@ using SamplingOptions = kernels::SamplingOptions;
 
 /// Throws bad_argument for an empty prompt, a negative count or options out of range.
 void check_generation(std::span<const int32_t> prompt, int64_t max_tokens, const SamplingOptions& sampling);
+/// Throws bad_file: token `index` cannot be drawn, since no largest logit is finite.
+[[noreturn]] void refuse_logits(int64_t index);
 /// Whether a token ends sequences of this model.
 bool ends_sequence(const ModelConfig& config, int32_t token) noexcept;
 

@@ -21,6 +21,7 @@ std::vector<int32_t> generate_cuda(const Model& model, std::span<const int32_t> 
     // The GPU works on the next token while this one is read; behind an end it works in vain, once.
     if (i + 1 < max_tokens) decoder.step();
     tokens.push_back(decoder.token(i));
+    if (tokens.back() < 0) refuse_logits(i);
     if (on_token && !on_token(tokens.back())) break;
     if (ends_sequence(model.config(), tokens.back())) break;
   }

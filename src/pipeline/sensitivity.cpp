@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <memory>
 
+#include "core/error.h"
 #include "core/interrupt.h"
 #include "core/parallel.h"
 #include "core/text.h"
@@ -140,8 +142,21 @@ class Walk {
       }
     }
     Sensitivities result;
-    for (size_t i = 0; i < errors_.size(); ++i) result.push_back(errors_[i] > 0 ? divergence[i] / errors_[i] : 0.0);
+    for (size_t i = 0; i < errors_.size(); ++i) result.push_back(sensitivity(i, divergence[i]));
     return result;
+  }
+
+  /// A divergence that is nothing but rounding errors may come out below zero.
+  double sensitivity(size_t linear, double divergence) const {
+    if (std::isfinite(divergence) && std::isfinite(errors_[linear])) {
+      return errors_[linear] > 0 ? std::max(0.0, divergence) / errors_[linear] : 0.0;
+    }
+    const auto layer = static_cast<int64_t>(linear / linears_per_layer);
+    auto weights = model::load_layer(checkpoint_, {}, config_, layer);
+    const auto& name = linears_of(weights)[linear % linears_per_layer]->name;
+    throw Error(ErrorCode::bad_file, concat("predictions are not finite where ", printable(name), " is rounded"))
+        .detail(concat("its sensitivity cannot be measured on ", windows_.samples, " × ", windows_.length, " tokens"))
+        .hint("w4q verify MODEL --ppl TEXT shows whether the model itself is sound");
   }
 
   LinearWeight stored_head() const {

@@ -272,7 +272,7 @@ std::vector<float> awq_scales_at(const AwqInput& input, AwqPoint point) {
     }
   }
   const auto [smallest, largest] = std::minmax_element(scales.begin(), scales.end());
-  const float middle = std::sqrt(*smallest * *largest);
+  const float middle = std::sqrt(*smallest) * std::sqrt(*largest);  // their product may leave the range of fp32
   for (float& value : scales) value /= middle;
   return scales;
 }

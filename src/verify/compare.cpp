@@ -224,6 +224,9 @@ Comparison::Predictions compare_predictions(const model::Model& a, const model::
 
 int verdict(const Comparison::Predictions& predictions) noexcept {
   const auto& kl = predictions.kl_difference;
+  // A model that predicts nothing is no better than another by chance.
+  if (!std::isfinite(predictions.b.nll.mean)) return std::isfinite(predictions.a.nll.mean) ? 1 : 0;
+  if (!std::isfinite(predictions.a.nll.mean)) return -1;
   if (!(std::abs(kl.mean) > confidence * kl.error)) return 0;
   return kl.mean < 0 ? -1 : 1;
 }

@@ -67,6 +67,18 @@ TEST_F(BadInput, NaNInAWeightIsNamedWithItsPlace) {
   expect_failure(model, 3, {"NaN", "row", "model."});
 }
 
+TEST_F(BadInput, LogitsThatAreNotFiniteDrawNoToken) {
+  const auto model = copy_bundled_model(folder_ / "m");
+  const uint16_t nan = 0x7FC0;
+  patch(model, 2, &nan, sizeof nan);  // of the last norm
+  for (const char* temperature : {"0", "1"}) {
+    const auto result = run_w4q({"generate", model, "--prompt", "a", "--max-tokens", "3", "--temperature", temperature,
+                                 "--device", "cpu", "--quiet"});
+    EXPECT_EQ(result.status, 3) << result.out;
+    EXPECT_NE(result.err.find("logit"), std::string::npos) << result.err;
+  }
+}
+
 TEST_F(BadInput, ShardCutShort) {
   const auto model = copy_bundled_model(folder_ / "m");
   fs::resize_file(model + "/model.safetensors", fs::file_size(model + "/model.safetensors") - 1000);

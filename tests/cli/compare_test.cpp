@@ -32,6 +32,10 @@ TEST(CompareCommand, SaysWhichIsCloserAndFailsWhereAsked) {
   EXPECT_EQ(json.json()["verdict"], 1);
   EXPECT_GT(json.json()["kl_difference"]["low"], 0);
   EXPECT_EQ(json.json()["linears"].size(), 28u);
+  const auto one = run_w4q({"compare", four, three, "--base", bundled_model(), "--ids", ids, "--windows", "1",
+                            "--fail-if-worse", "--quiet"});
+  EXPECT_EQ(one.status, 2) << one.out;
+  EXPECT_NE(one.err.find("--windows"), std::string::npos) << one.err;
 }
 
 TEST(CompareCommand, MistakesAreExplained) {

@@ -114,17 +114,48 @@ TEST_F(Options, VerifyThresholdsDecideTheExitStatus) {
   ASSERT_EQ(quantize({"-o", path("k2"), "--k", "2"}).status, 0);
   const std::string ids = bundled_model() + "/own/selfgen.ids.u16";
   const auto run = [&](std::vector<std::string> more) {
-    std::vector<std::string> arguments{"verify", path("k2"), "--quiet", "--windows", "2"};
+    std::vector<std::string> arguments{"verify", path("k2"), "--quiet"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return run_w4q(arguments);
   };
-  EXPECT_EQ(run({"--ids", ids, "--base", bundled_model(), "--max-kl", "0.001"}).status, 1);
-  EXPECT_EQ(run({"--ids", ids, "--base", bundled_model(), "--max-ppl-ratio", "1.001"}).status, 1);
+  EXPECT_EQ(run({"--ids", ids, "--windows", "2", "--base", bundled_model(), "--max-kl", "0.001"}).status, 1);
+  EXPECT_EQ(run({"--ids", ids, "--windows", "2", "--base", bundled_model(), "--max-ppl-ratio", "1.001"}).status, 1);
   EXPECT_EQ(run({"--base", bundled_model(), "--min-sqnr", "40"}).status, 1);
-  EXPECT_EQ(run({"--ids", ids, "--base", bundled_model(), "--max-kl", "50"}).status, 0);
+  EXPECT_EQ(run({"--ids", ids, "--windows", "2", "--base", bundled_model(), "--max-kl", "50"}).status, 0);
   EXPECT_EQ(run({"--ids", ids, "--max-kl", "1"}).status, 2) << "a threshold without a base";
   EXPECT_EQ(run({"--ppl"}).status, 2) << "--ppl without a text";
   EXPECT_EQ(run({"--ids", ids, "--ctx", "1000000"}).status, 2) << "no whole window";
+}
+
+TEST_F(Options, VerifyRefusesWhatItWouldIgnore) {
+  const std::string ids = bundled_model() + "/own/selfgen.ids.u16";
+  for (const std::vector<std::string>& more :
+       std::vector<std::vector<std::string>>{{"--kv", "fp8"},
+                                             {"--kv-delta", "3"},
+                                             {"--device", "cuda"},
+                                             {"--residual-gpu-bytes", "1GB"},
+                                             {"--target", "sm89"},
+                                             {"--generate", "5"},
+                                             {"--stride", "4"},
+                                             {"--bos"},
+                                             {"--ctx", "64"},
+                                             {"--speed", "--device", "cpu"},
+                                             {"--kv-compare", "--ids", ids, "--device", "cpu"},
+                                             {"--ids", ids, "--kv", "bogus"},
+                                             {"--ids", ids, "--kv-delta", "3"}}) {
+    std::vector<std::string> arguments{"verify", bundled_model(), "--quiet"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const auto result = run_w4q(arguments);
+    EXPECT_EQ(result.status, 2) << more.front();
+    EXPECT_EQ(result.err.rfind("error: ", 0), 0u) << result.err;
+  }
+}
+
+TEST_F(Options, VerifySaysThatWindowsGoBeyondTheModel) {
+  const auto result = run_w4q({"verify", bundled_model(), "--ids", bundled_model() + "/own/selfgen.ids.u16",
+                               "--windows", "1", "--ctx", "1100", "--quiet", "--json"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_NE(result.json()["notes"].dump().find("1024"), std::string::npos) << result.out;
 }
 
 TEST_F(Options, StrideAndBosScoreTheTokensTheyShould) {

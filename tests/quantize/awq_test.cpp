@@ -169,6 +169,15 @@ TEST(Awq, SilentChannelsKeepAPositiveScale) {
   }
 }
 
+/// The product of two scales leaves the range of fp32 before the scales do.
+TEST(Awq, ActivationsOfAnySizeGiveFiniteScales) {
+  for (const float factor : {1e-30f, 1e30f}) {
+    Layer layer(8, 32, 17, 9, 40.0f);
+    for (float& value : layer.mean_abs) value *= factor;
+    for (const float scale : awq_scales_at(layer.input(), {0.95})) EXPECT_TRUE(std::isnormal(scale) && scale > 0);
+  }
+}
+
 TEST(Awq, ClipNeverAddsErrorAndTellsTheTruth) {
   Layer layer(70, 96, 17);
   // A far-out weight in every block: clipping pays.

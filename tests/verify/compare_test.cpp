@@ -83,6 +83,15 @@ TEST_F(Compare, PredictionsArePaired) {
   EXPECT_EQ(same.kl_difference.error, 0);
 }
 
+TEST_F(Compare, WhoPredictsNothingIsWorse) {
+  Comparison::Predictions predictions;
+  predictions.a.nll.mean = 3;
+  predictions.b.nll.mean = predictions.kl_difference.mean = predictions.kl_difference.error = NAN;
+  EXPECT_EQ(verdict(predictions), 1);
+  std::swap(predictions.a, predictions.b);
+  EXPECT_EQ(verdict(predictions), -1);
+}
+
 TEST_F(Compare, AnotherModelIsRefused) {
   OpenCheckpoint other = open_checkpoint(test::bundled_model());
   other.model.layers = 3;
