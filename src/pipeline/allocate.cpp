@@ -9,7 +9,6 @@
 #include "core/text.h"
 #include "io/output.h"
 #include "io/partial.h"
-#include "io/system.h"
 #include "model/model.h"
 #include "pipeline/calibrate_model.h"
 #include "pipeline/recipe_file.h"
@@ -68,7 +67,8 @@ class Job {
       throw Error(ErrorCode::bad_argument, "choosing bits needs calibration: it goes by the errors of outputs")
           .hint("--calib FILE or --stats FILE, with steps such as --quality good");
     }
-    check_recipe_file();
+    const auto& path = request.allocation->save_recipe;
+    if (!path.empty()) io::check_writable(path, request.overwrite, inputs());
     select_items();
   }
 
@@ -102,19 +102,6 @@ class Job {
   std::vector<std::filesystem::path> inputs() const {
     const auto& calibrated = *request_.calibrated;
     return {request_.model, calibrated.text.text, calibrated.text.ids, calibrated.statistics};
-  }
-
-  /// Before the work that it is the result of.
-  void check_recipe_file() const {
-    const auto& path = request_.allocation->save_recipe;
-    if (path.empty()) return;
-    io::check_writable(path, request_.overwrite, inputs());
-    std::error_code missing;
-    const auto folder = std::filesystem::absolute(path).parent_path();
-    if (request_.output.empty() || !std::filesystem::equivalent(folder, request_.output, missing)) return;
-    throw Error(ErrorCode::bad_argument, concat("--save-recipe ", io::shown(path), ": lies in the output folder"))
-        .detail("it would go with the old folder when the new one takes its place")
-        .hint("save it elsewhere");
   }
 
   void select_items() {

@@ -71,8 +71,10 @@ TEST_F(Overwrite, ARecipeThatExistsIsRefusedBeforeAnyWork) {
     expect_refused(with(with(allocate, way), {"--save-recipe", path("r.json")}), {"r.json: already exists"});
   }
   run({"quantize", model_, "-o", path("q"), "--k", "2"});
-  expect_refused(with(allocate, {"-o", path("q"), "--overwrite", "--save-recipe", path("q/r.json")}),
-                 {"r.json: lies in the output folder", "save it elsewhere"});
+  const Arguments inside{"-o", path("q"), "--overwrite", "--save-recipe", path("q/r.json")};
+  for (const Arguments& more : {Arguments{}, Arguments{"--to", "gptq-v2"}}) {
+    expect_refused(with(with(allocate, inside), more), {"r.json: lies in the output folder", "save it elsewhere"});
+  }
   expect_refused(with(allocate, {"-o", path("q")}), {"q: already exists"});
 }
 
