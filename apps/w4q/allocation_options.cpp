@@ -1,8 +1,25 @@
 #include "allocation_options.h"
 
+#include <filesystem>
+
 #include "core/error.h"
+#include "core/text.h"
 
 namespace w4q::app {
+namespace {
+
+/// A recipe in the output folder would go with the old one when the new one takes its place.
+void check_outside(const std::filesystem::path& recipe, const std::filesystem::path& output) {
+  std::error_code missing;
+  const auto folder = std::filesystem::absolute(recipe).parent_path();
+  if (output.empty() || !std::filesystem::equivalent(folder, output, missing)) return;
+  throw Error(ErrorCode::bad_argument,
+              concat("--save-recipe ", printable(recipe.native()), ": lies in the output folder"))
+      .detail("which is replaced as a whole")
+      .hint("save it elsewhere");
+}
+
+}  // namespace
 
 void add_allocation(CLI::App& command, AllocationArguments& arguments, CLI::Option& recipe, CLI::Option& bits) {
   auto* weight = command
@@ -21,6 +38,7 @@ void add_allocation(CLI::App& command, AllocationArguments& arguments, CLI::Opti
 
 void set_allocation(const AllocationArguments& arguments, pipeline::QuantizeRequest& request) {
   if (arguments.bits_per_weight > 0 || arguments.bytes > 0) {
+    if (!arguments.save_recipe.empty()) check_outside(arguments.save_recipe, request.output);
     request.allocation = {arguments.bits_per_weight, static_cast<int64_t>(arguments.bytes), arguments.save_recipe};
   } else if (!arguments.save_recipe.empty()) {
     throw Error(ErrorCode::bad_argument, "--save-recipe saves what --target-bpw or --target-size chose")

@@ -59,7 +59,7 @@ void setup_calibrate(CLI::App& app, Action& action) {
                     "For quantize --fold-rotations: of the model with rotations folded in");
   command->add_option("--rotation-seed", options->rotation_seed, "Of their signs, as there")->capture_default_str();
   add_device(*command, options->device);
-  command->add_flag("--overwrite", options->overwrite, "Replace an existing file");
+  command->add_flag("--overwrite", options->overwrite, "Replace an existing file, but never an input");
   add_common(*command, options->common);
   command->callback([&action, options] { action = [options] { return run(*options); }; });
 }

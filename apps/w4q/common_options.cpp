@@ -85,7 +85,8 @@ DecodeChoice choose(const DecodeOptions& options) {
 void add_output(CLI::App& command, OutputOptions& options) {
   command.add_option("-o,--output", options.output, "Folder to write; must not exist unless --overwrite");
   command.add_flag("--dry-run", options.dry_run, "Print what would be done and write nothing");
-  command.add_flag("--overwrite", options.overwrite, "Replace an earlier output of w4q");
+  command.add_flag("--overwrite", options.overwrite,
+                   "Replace an earlier output of w4q, if nothing else lies in it; never an input");
   command.add_option("--shard-size", options.shard_bytes, "Largest size of a weight file, e.g. 5GB")
       ->transform(CLI::AsSizeValue(true))
       ->check(CLI::PositiveNumber)

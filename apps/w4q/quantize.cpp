@@ -11,6 +11,7 @@
 #include "io/files.h"
 #include "io/output.h"
 #include "pipeline/convert_model.h"
+#include "pipeline/output_rules.h"
 #include "pipeline/quantize_model.h"
 #include "pipeline/recipe_file.h"
 #include "quality_options.h"
@@ -135,12 +136,13 @@ void check_dialect(const Options& options) {
   }
 }
 
-/// --to: w4q's own checkpoint is a step on the way, in a partial folder beside the output, and goes with it.
+/// --to: w4q's own checkpoint is a step on the way, in a hidden folder beside the output that is never committed.
+/// Making it checks the output before any work.
 int run_to_dialect(const Options& options, pipeline::QuantizeRequest wanted) {
   check_dialect(options);
-  const std::filesystem::path output = std::filesystem::absolute(options.output.output).lexically_normal();
-  const io::OutputFolder way(output.parent_path() / (output.filename().string() + ".packed"), false, {options.model},
-                             [](const std::filesystem::path&) { return false; });
+  const std::filesystem::path output = options.output.output;
+  const io::OutputFolder way(output, options.output.overwrite, {options.model},
+                             pipeline::former_outputs(options.model));
   wanted.output = way.staging() / "packed";
   const auto made = pipeline::quantize_model(wanted);
   const auto converted = pipeline::convert_model(

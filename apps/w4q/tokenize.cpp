@@ -25,10 +25,11 @@ struct Options {
 int run(const Options& options) {
   apply(options.common);
   const auto tokenizer = model::Tokenizer::open(options.model);
+  io::check_writable(options.output, options.overwrite, {options.model, options.text});
   const std::string text = io::read_file(options.text);
   const auto ids = tokenizer.encode(text, options.bos);
   const auto width = model::id_width(options.output, tokenizer.vocab_size());
-  io::write_file(options.output, model::encode_ids(ids, width), options.overwrite);
+  io::write_file(options.output, model::encode_ids(ids, width), options.overwrite, {options.model, options.text});
   const io::Json json = {{"tokens", ids.size()}, {"bytes", text.size()}, {"id_bits", 8 * width}};
   print(options.common,
         concat(ids.size(), " tokens from ", text.size(), " bytes, written as uint", 8 * width, " little endian\n"),
@@ -46,7 +47,7 @@ void setup_tokenize(CLI::App& app, Action& action) {
   command->add_option("-o,--output", options->output, "File of token ids: .u16, .u32, or by the size of the vocabulary")
       ->required();
   command->add_flag("--bos", options->bos, "Add the special tokens of the tokenizer's template (BOS for Llama)");
-  command->add_flag("--overwrite", options->overwrite, "Replace an existing file");
+  command->add_flag("--overwrite", options->overwrite, "Replace an existing file, but never an input");
   add_common(*command, options->common);
   command->callback([&action, options] { action = [options] { return run(*options); }; });
 }

@@ -24,6 +24,9 @@ namespace fs = std::filesystem;
 /// Parts of this size go to the disk while the next are made; smaller ones would cost more calls than they hide.
 constexpr size_t flushed_at_once = size_t{1} << 20;
 
+constexpr std::string_view index_name = "model.safetensors.index.json";
+constexpr std::string_view compressed_suffix = ".zst";
+
 /// Which bytes of a tensor have been written: disjoint ranges, begin → end, neighbours merged.
 class Coverage {
  public:
@@ -105,6 +108,16 @@ std::string shard_name(size_t index, size_t count) {
 }
 
 }  // namespace
+
+bool is_written_weight_file(std::string_view name) noexcept {
+  if (name == index_name) return true;
+  if (name.ends_with(compressed_suffix)) name.remove_suffix(compressed_suffix.size());
+  constexpr std::string_view pattern = "model-#####-of-#####.safetensors";
+  return name == "model.safetensors" ||
+         std::equal(name.begin(), name.end(), pattern.begin(), pattern.end(), [](char found, char wanted) {
+           return wanted == '#' ? found >= '0' && found <= '9' : found == wanted;
+         });
+}
 
 struct CheckpointWriter::Impl {
   struct Shard {
@@ -218,7 +231,7 @@ void CheckpointWriter::Impl::check_complete() const {
 void CheckpointWriter::Impl::finish_shard(Shard& shard) {
   if (options.compress) {
     fs::path compressed = shard.path;
-    compressed += ".zst";
+    compressed += compressed_suffix;
     compress_file(shard.path, compressed, options.compression_level);
     if (::unlink(shard.path.c_str()) != 0) throw system_error(shard.path, "cannot remove");
     shard.path = compressed;
@@ -240,7 +253,7 @@ void CheckpointWriter::Impl::write_index() {
   }
   index["metadata"]["total_size"] = total;
   const std::string text = index.dump(2) + "\n";
-  const fs::path path = folder / "model.safetensors.index.json";
+  const fs::path path = folder / index_name;
   const FileDescriptor file = open_file(path, O_WRONLY | O_CREAT | O_EXCL);
   write_all(file, std::as_bytes(std::span(text)), 0, path);
   sync_file(file, path);

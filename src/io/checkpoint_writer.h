@@ -20,6 +20,9 @@ struct WriteOptions {
   std::map<std::string, std::string> metadata = {{"format", "pt"}};
 };
 
+/// True for the names of the files below and of compressed ones.
+bool is_written_weight_file(std::string_view name) noexcept;
+
 /// plan → write every tensor once, in any order → finish. One file is model.safetensors; several are
 /// model-00001-of-0000N.safetensors with model.safetensors.index.json. Tensors are dealt to shards in plan order. Those
 /// of the sidecar are a set of such files by themselves, in its folder.

@@ -47,10 +47,9 @@ bool is_foreign_weight_file(std::string_view name) {
   return torch || original || name.ends_with(".gguf") || name == "tf_model.h5" || name == "flax_model.msgpack";
 }
 
-class CompanionCopy {
+class CompanionListing {
  public:
-  CompanionCopy(const fs::path& from, const fs::path& to, const std::vector<std::string>& except)
-      : from_(from), to_(to), except_(except) {}
+  CompanionListing(const fs::path& from, const std::vector<std::string>& except) : from_(from), except_(except) {}
 
   void folder(const fs::path& relative) {
     std::error_code error;
@@ -62,7 +61,7 @@ class CompanionCopy {
     for (const auto& each : entries) entry(each, relative / each.path().filename());
   }
 
-  std::vector<std::string> copied;
+  std::vector<std::string> names;
 
  private:
   void entry(const fs::directory_entry& each, const fs::path& relative) {
@@ -77,16 +76,11 @@ class CompanionCopy {
     } else if (type == fs::file_type::regular) {
       const bool weights_lie_here = !relative.has_parent_path() || relative.parent_path() == sidecar_folder;
       if ((weights_lie_here && is_weight_file(name)) || is_foreign_weight_file(name) || is_partial_name(name)) return;
-      std::error_code error;
-      fs::create_directories((to_ / relative).parent_path(), error);
-      if (error) throw system_error((to_ / relative).parent_path(), "cannot create", error.value());
-      copy_contents(each.path(), to_ / relative);
-      copied.push_back(relative.native());
+      names.push_back(relative.native());
     }
   }
 
   const fs::path& from_;
-  const fs::path& to_;
   const std::vector<std::string>& except_;
 };
 
@@ -116,11 +110,22 @@ std::string read_file(const fs::path& path, int64_t max_bytes) {
   return text;
 }
 
+std::vector<std::string> list_companions(const fs::path& from, const std::vector<std::string>& except) {
+  CompanionListing listing(from, except);
+  listing.folder({});
+  return std::move(listing.names);
+}
+
 std::vector<std::string> copy_companions(const fs::path& from, const fs::path& to,
                                          const std::vector<std::string>& except) {
-  CompanionCopy copy(from, to, except);
-  copy.folder({});
-  return std::move(copy.copied);
+  auto names = list_companions(from, except);
+  for (const auto& name : names) {
+    std::error_code error;
+    fs::create_directories((to / name).parent_path(), error);
+    if (error) throw system_error((to / name).parent_path(), "cannot create", error.value());
+    copy_contents(from / name, to / name);
+  }
+  return names;
 }
 
 }  // namespace w4q::io

@@ -77,6 +77,42 @@ void refuse_overlap(const fs::path& target, const std::vector<fs::path>& inputs)
   }
 }
 
+/// True when a link in `folder` leads to `file`: downloaded models are folders of links.
+bool is_linked_in(const fs::path& file, const fs::path& folder) {
+  std::error_code error, unreadable;
+  fs::recursive_directory_iterator entry(folder, fs::directory_options::skip_permission_denied, error);
+  for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
+    if (entry->is_symlink(unreadable) && fs::equivalent(entry->path(), file, unreadable)) return true;
+  }
+  return false;
+}
+
+/// `named` is what the user wrote, `target` the existing file behind it.
+void refuse_input_files(const fs::path& named, const fs::path& target, const std::vector<fs::path>& inputs) {
+  const fs::path place = real_path(named.has_parent_path() ? named.parent_path() : ".") / named.filename();
+  for (const auto& input : inputs) {
+    std::error_code error;
+    const fs::path source = fs::canonical(input, error);
+    if (error) continue;  // nothing is there, or a pipe
+    std::string_view relation;
+    if (target == source) {
+      relation = "is the input";
+    } else if (type_of(source) == fs::file_type::directory) {
+      const bool inside = lies_in(target, source) || lies_in(place, source) || is_linked_in(target, source);
+      if (inside) relation = "would replace a file of the input";
+    }
+    if (relation.empty()) continue;
+    throw bad_target(named, concat("the output ", relation))
+        .detail("input: " + shown(input))
+        .hint("choose another name: inputs are never replaced, not even with --overwrite");
+  }
+}
+
+/// Neither file nor folder: nothing to replace.
+bool is_stream(fs::file_type type) {
+  return is_there(type) && type != fs::file_type::regular && type != fs::file_type::directory;
+}
+
 /// Into a terminal, a pipe or a device: such a thing has no size, no place to rename to and nothing to replace.
 void write_stream(const fs::path& path, std::span<const std::byte> content) {
   const FileDescriptor file = open_file(path, O_WRONLY);
@@ -92,17 +128,14 @@ void write_stream(const fs::path& path, std::span<const std::byte> content) {
 
 OutputFolder::OutputFolder(const fs::path& target, bool overwrite, const std::vector<fs::path>& inputs,
                            const std::function<bool(const fs::path&)>& replaceable)
-    : target_(resolve(target)) {
+    : target_(resolve(target)), replaceable_(replaceable) {
   refuse_overlap(target_, inputs);
   replaces_ = is_there(target_);
   if (replaces_) {
     if (type_of(target_) != fs::file_type::directory) throw bad_target(target, "exists and is not a folder");
     if (!overwrite) throw bad_target(target, "already exists").hint("--overwrite replaces a former output");
     if (target_ == target_.root_path()) throw bad_target(target, "is not a name for an output");
-    if (!replaceable(target_)) {
-      throw bad_target(target, "is not a former output of w4q, so it is not replaced")
-          .hint("choose another name, or remove the folder yourself");
-    }
+    check_replaceable();
   }
   remove_stale_partials(target_);
   partial_ = std::make_unique<Partial>(target_, Partial::Kind::folder);
@@ -112,9 +145,16 @@ OutputFolder::~OutputFolder() = default;
 
 const fs::path& OutputFolder::staging() const noexcept { return partial_->path(); }
 
+void OutputFolder::check_replaceable() const {
+  if (replaceable_(target_)) return;
+  throw bad_target(target_, "is not a former output of w4q, so it is not replaced")
+      .hint("choose another name, or remove the folder yourself");
+}
+
 void OutputFolder::commit() {
   sync_tree(partial_->path());
   if (replaces_) {
+    if (is_there(target_)) check_replaceable();  // again: the work may have taken hours
     partial_->exchange_with_folder(target_);
   } else {
     partial_->rename_to_new(target_);
@@ -128,10 +168,8 @@ OutputFile::OutputFile(const fs::path& target, bool overwrite, const std::vector
   target_ = resolve(target);
   if (is_there(target_)) {
     if (type_of(target_) != fs::file_type::regular) throw bad_target(target, "exists and is not a file");
+    refuse_input_files(target, target_, inputs);
     if (!overwrite) throw bad_target(target, "already exists").hint("--overwrite replaces it");
-    for (const auto& input : inputs) {
-      if (is_there(input) && real_path(input) == target_) throw bad_target(target, "the output is the input");
-    }
   }
   remove_stale_partials(target_);
   partial_ = std::make_unique<Partial>(target_, Partial::Kind::file);
@@ -150,12 +188,15 @@ void OutputFile::commit() {
   }
 }
 
-void write_file(const fs::path& path, std::string_view bytes, bool overwrite) {
+void check_writable(const fs::path& path, bool overwrite, const std::vector<fs::path>& inputs) {
+  if (!is_stream(type_of(path))) OutputFile(path, overwrite, inputs);
+}
+
+void write_file(const fs::path& path, std::string_view bytes, bool overwrite, const std::vector<fs::path>& inputs) {
   const auto content = std::as_bytes(std::span(bytes));
-  const auto type = type_of(path);  // asked once: what another writer makes meanwhile is a file, not a stream
-  if (type == fs::file_type::directory) throw bad_target(path, "is a folder");
-  if (type != fs::file_type::regular && is_there(type)) return write_stream(path, content);
-  OutputFile file(path, overwrite);
+  // Asked once: what another writer makes meanwhile is a file, not a stream.
+  if (is_stream(type_of(path))) return write_stream(path, content);
+  OutputFile file(path, overwrite, inputs);
   write_all(file.descriptor(), content, 0, path);
   file.commit();
 }

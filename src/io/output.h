@@ -18,8 +18,8 @@ class Partial;
 class OutputFolder {
  public:
   /// Throws bad_argument when `target` exists and `overwrite` is false (hint: --overwrite), when it is not a folder
-  /// that `replaceable` approves of (only a former output may be replaced, never a folder with other things in it), or
-  /// when it is, contains or lies in one of `inputs`; bad_file when the parent is missing or cannot be written.
+  /// that `replaceable` approves of (which looks at what is in it, and may throw an error of its own that says more),
+  /// or when it is, contains or lies in one of `inputs`; bad_file when the parent is missing or cannot be written.
   OutputFolder(const std::filesystem::path& target, bool overwrite, const std::vector<std::filesystem::path>& inputs,
                const std::function<bool(const std::filesystem::path&)>& replaceable);
   ~OutputFolder();
@@ -29,11 +29,15 @@ class OutputFolder {
   /// Where to write.
   const std::filesystem::path& staging() const noexcept;
   /// Syncs everything in staging() and renames it to the target. Throws bad_file, and bad_argument when a new target
-  /// has appeared meanwhile; then nothing has changed.
+  /// has appeared meanwhile or the old one has got something in it that `replaceable` does not approve of; then nothing
+  /// has changed.
   void commit();
 
  private:
+  void check_replaceable() const;
+
   std::filesystem::path target_;
+  std::function<bool(const std::filesystem::path&)> replaceable_;
   bool replaces_ = false;
   std::unique_ptr<Partial> partial_;
 };
@@ -42,7 +46,8 @@ class OutputFolder {
 class OutputFile {
  public:
   /// Throws bad_argument when `target` exists and `overwrite` is false (hint: --overwrite), is no file, or is one of
-  /// `inputs`; bad_file when the parent is missing or cannot be written.
+  /// `inputs` or a file in one that is a folder, be it there as a link only (a new name in such a folder is fine);
+  /// bad_file when the parent is missing or cannot be written.
   OutputFile(const std::filesystem::path& target, bool overwrite,
              const std::vector<std::filesystem::path>& inputs = {});
   ~OutputFile();
@@ -62,8 +67,12 @@ class OutputFile {
   std::unique_ptr<Partial> partial_;
 };
 
-/// Writes a file atomically (temporary sibling, sync, rename). Throws bad_argument when it exists and not `overwrite`,
-/// bad_file on any failure. What is neither file nor folder (a terminal, a pipe, /dev/null) is simply written to.
-void write_file(const std::filesystem::path& path, std::string_view bytes, bool overwrite);
+/// Writes a file atomically (temporary sibling, sync, rename). Throws as OutputFile does, bad_file on any failure. What
+/// is neither file nor folder (a terminal, a pipe, /dev/null) is simply written to.
+void write_file(const std::filesystem::path& path, std::string_view bytes, bool overwrite,
+                const std::vector<std::filesystem::path>& inputs = {});
+/// Throws what write_file would, as far as that can be known before there is something to write; changes nothing.
+void check_writable(const std::filesystem::path& path, bool overwrite,
+                    const std::vector<std::filesystem::path>& inputs = {});
 
 }  // namespace w4q::io

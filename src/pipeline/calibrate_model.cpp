@@ -6,6 +6,7 @@
 #include "core/progress.h"
 #include "core/stopwatch.h"
 #include "core/text.h"
+#include "io/output.h"
 #include "model/fold_rotations.h"
 #include "pipeline/statistics_file.h"
 
@@ -74,6 +75,9 @@ CalibrateReport calibrate_model(const CalibrateRequest& request) {
   const auto model = model::open_plain_model(request.model, request.fold);
   const auto& config = model.config;
   const auto& checkpoint = model.checkpoint;
+  std::vector<std::filesystem::path> inputs{request.model, request.text.text, request.text.ids};
+  inputs.insert(inputs.end(), request.merge.begin(), request.merge.end());
+  io::check_writable(request.output, request.overwrite, inputs);
   const bool decodes = !request.text.text.empty() || !request.text.ids.empty();
   if (!decodes && request.merge.empty()) {
     throw Error(ErrorCode::bad_argument, "nothing to calibrate with").hint("--text FILE, --ids FILE or --merge FILE");
@@ -105,7 +109,7 @@ CalibrateReport calibrate_model(const CalibrateRequest& request) {
   }
   const auto files = open_all(request, config, origin);
   note_repeated_texts(origin, report.notes);
-  StatisticsWriter writer(request.output, config, origin, request.overwrite);
+  StatisticsWriter writer(request.output, config, origin, request.overwrite, inputs);
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     writer.write(layer, gather(calibration ? &*calibration : nullptr, files, config, layer));
   }

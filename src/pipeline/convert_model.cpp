@@ -264,7 +264,7 @@ ConvertReport convert_model(const ConvertRequest& request) {
   std::vector<io::PlannedTensor> planned = plan.carried;
   for (const auto& linear : plan.linears)
     std::ranges::move(model::planned_planes(linear.to), std::back_inserter(planned));
-  io::OutputFolder output(request.output, request.overwrite, {request.input}, is_replaceable_output);
+  io::OutputFolder output(request.output, request.overwrite, {request.input}, former_outputs(request.input));
   io::CheckpointWriter writer(output.staging(), std::move(planned), request.write);
   Progress progress("convert", plan.source.checkpoint.total_bytes(), "bytes");
   convert_linears(plan, request.allow_lossy, writer, progress, report);

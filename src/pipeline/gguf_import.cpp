@@ -289,7 +289,7 @@ ConversionReport import_gguf(const GgufImportRequest& request) {
   const Stopwatch watch;
   const Source source = open_source(request);
   ConversionReport report = make_report(source);
-  io::OutputFolder output(request.output, request.overwrite, {request.input}, is_replaceable_output);
+  io::OutputFolder output(request.output, request.overwrite, {request.input}, former_outputs(request.input));
   std::vector<io::PlannedTensor> plan;
   for (const auto& tensor : source.tensors)
     std::ranges::move(planned_tensors(source, tensor), std::back_inserter(plan));

@@ -1,19 +1,28 @@
 #include "pipeline/output_rules.h"
 
+#include <algorithm>
+#include <string>
+#include <vector>
+
 #include "core/error.h"
+#include "core/text.h"
+#include "io/checkpoint.h"
+#include "io/checkpoint_writer.h"
 #include "io/files.h"
 #include "io/output.h"
+#include "io/system.h"
 #include "model/dialect.h"
+#include "pipeline/turboquant_config.h"
 
 namespace w4q::pipeline {
 namespace {
 
+namespace fs = std::filesystem;
+
 bool is_marked(const io::Json& json) { return json.is_object() && json.value(conversion_mark, io::Json()) == "w4q"; }
 
-}  // namespace
-
-bool is_replaceable_output(const std::filesystem::path& folder) {
-  if (std::filesystem::is_empty(folder)) return true;
+/// By its config.json, something that w4q wrote.
+bool has_config_of_w4q(const fs::path& folder) {
   try {
     const io::Json config = io::read_json(folder / "config.json");
     if (is_marked(config)) return true;
@@ -22,8 +31,68 @@ bool is_replaceable_output(const std::filesystem::path& folder) {
     }
     return !model::parse_quantization_config(config, "config.json").linears.empty();
   } catch (const Error&) {
-    return false;  // not something that w4q wrote: the caller refuses to touch it
+    return false;
   }
+}
+
+/// Configs that w4q writes or derives, and what the import of a GGUF file makes of its metadata.
+constexpr std::string_view own_files[] = {"config.json",    "generation_config.json", turboquant_config_file,
+                                          "tokenizer.json", "tokenizer_config.json",  turboquant_kept_file};
+
+bool is_written(const fs::path& relative) {
+  const std::string name = relative.filename().native();
+  const bool on_top = !relative.has_parent_path();
+  if ((on_top || relative.parent_path() == io::sidecar_folder) && io::is_written_weight_file(name)) return true;
+  return on_top && (std::ranges::count(own_files, name) > 0 || std::ranges::count(model::side_config_files, name) > 0);
+}
+
+/// Relative names, sorted, of what lies in `folder` and did not come there by w4q; w4q makes no links, and folders only
+/// to hold files.
+std::vector<std::string> foreign_files(const fs::path& folder, const std::vector<std::string>& companions) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    const auto type = entry.symlink_status().type();
+    if (type == fs::file_type::directory) continue;
+    const fs::path relative = entry.path().lexically_relative(folder);
+    const bool ours = is_written(relative) || std::ranges::binary_search(companions, relative.native());
+    if (type != fs::file_type::regular || !ours) names.push_back(relative.native());
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+Error foreign_error(const fs::path& folder, std::vector<std::string> names) {
+  constexpr size_t listed = 5;
+  const size_t more = names.size() - std::min(names.size(), listed);
+  names.resize(names.size() - more);
+  for (auto& name : names) name = io::shown(name);
+  return Error(ErrorCode::bad_argument,
+               concat(io::shown(folder), ": holds files that w4q would not write again, so it is not replaced"))
+      .detail(concat(join(names), more > 0 ? concat(" and ", more, " more") : ""))
+      .hint("move them elsewhere, or choose another name");
+}
+
+bool may_be_replaced(const fs::path& folder, const fs::path& input) {
+  if (fs::is_empty(folder)) return true;
+  if (!has_config_of_w4q(folder)) return false;
+  std::vector<std::string> companions;
+  if (fs::is_directory(input)) companions = io::list_companions(input, {});
+  std::ranges::sort(companions);
+  auto foreign = foreign_files(folder, companions);
+  if (!foreign.empty()) throw foreign_error(folder, std::move(foreign));
+  return true;
+}
+
+}  // namespace
+
+std::function<bool(const fs::path&)> former_outputs(const fs::path& input) {
+  return [input](const fs::path& folder) {
+    try {
+      return may_be_replaced(folder, input);
+    } catch (const fs::filesystem_error& error) {
+      throw io::system_error(error.path1(), "cannot list", error.code().value());
+    }
+  };
 }
 
 void carry_companions(const std::filesystem::path& from, const std::filesystem::path& to, const io::Json& config) {

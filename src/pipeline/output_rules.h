@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string_view>
 
 #include "io/json.h"
@@ -13,8 +14,10 @@ namespace w4q::pipeline {
 /// another format, or for a dialect.
 inline constexpr std::string_view conversion_mark = "converted_by";
 
-/// True for an empty folder and for one that w4q wrote: only those may be replaced.
-bool is_replaceable_output(const std::filesystem::path& folder);
+/// Says of a folder whether an output made from `input` may replace it, for io::OutputFolder: true for an empty one and
+/// for one that w4q wrote. Throws bad_argument naming them when there are files in it that w4q did not write: neither
+/// weights nor configs nor what it would carry along from `input` again.
+std::function<bool(const std::filesystem::path& folder)> former_outputs(const std::filesystem::path& input);
 
 /// Copies everything but the weights from `from` to `to` and writes `config` as config.json. Left out are the files
 /// that repeat an old quantization_config.

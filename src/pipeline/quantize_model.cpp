@@ -309,6 +309,7 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
   const Stopwatch watch;
   const PlainModel source = open_source(given);
   const QuantizeRequest wanted = settled(given, source);
+  io::OutputFolder output(wanted.output, wanted.overwrite, {wanted.model}, former_outputs(wanted.model));
   Allocated allocated = chosen(source, wanted);
   const QuantizeRequest& request = allocated.request;
   QuantizeReport report;
@@ -321,7 +322,6 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
   quantization.method = request.method;
   const auto planned = planned_output(report.plan, input_scales(source, request, report.plan), quantization);
 
-  io::OutputFolder output(request.output, request.overwrite, {request.model}, is_replaceable_output);
   io::CheckpointWriter writer(output.staging(), planned, request.write);
   std::optional<CalibratedTensors> calibrated;
   if (request.calibrated) calibrated.emplace(source, request, report.plan);

@@ -150,7 +150,7 @@ RepackReport repack_model(const RepackRequest& request) {
     }
     for (auto& plane : model::planned_planes(quantization.linears.at(tensor.name))) planned.push_back(std::move(plane));
   }
-  io::OutputFolder output(request.output, request.overwrite, {request.input}, is_replaceable_output);
+  io::OutputFolder output(request.output, request.overwrite, {request.input}, former_outputs(request.input));
   io::CheckpointWriter writer(output.staging(), planned, request.write);
   Progress progress("repack", report.plan.bytes_before(), "bytes");
   for (const auto& tensor : report.plan.tensors) {

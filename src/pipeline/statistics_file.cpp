@@ -204,10 +204,11 @@ Sensitivities StatisticsFile::load_sensitivities() const {
 }
 
 StatisticsWriter::StatisticsWriter(const std::filesystem::path& path, const model::ModelConfig& config,
-                                   const StatisticsOrigin& origin, bool overwrite)
+                                   const StatisticsOrigin& origin, bool overwrite,
+                                   const std::vector<std::filesystem::path>& inputs)
     : config_(config),
       header_(io::layout_safetensors(planned_tensors(config, origin), metadata_of(origin))),
-      output_(path, overwrite) {
+      output_(path, overwrite, inputs) {
   if (path.extension() != ".safetensors") {
     throw Error(ErrorCode::bad_argument, concat(io::shown(path), ": a statistics file is named *.safetensors"));
   }

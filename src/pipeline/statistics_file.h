@@ -57,9 +57,10 @@ class StatisticsFile {
 /// Writes a file layer by layer; it appears when it is complete.
 class StatisticsWriter {
  public:
-  /// Throws bad_argument when `path` exists and not `overwrite`, or does not end in .safetensors.
+  /// Throws bad_argument when `path` exists and not `overwrite`, would replace one of `inputs` or a file in it, or does
+  /// not end in .safetensors.
   StatisticsWriter(const std::filesystem::path& path, const model::ModelConfig& config, const StatisticsOrigin& origin,
-                   bool overwrite);
+                   bool overwrite, const std::vector<std::filesystem::path>& inputs);
 
   void write(int64_t layer, const LayerStatistics& statistics);
   void write(const Sensitivities& sensitivities);

@@ -230,7 +230,7 @@ ConvertReport export_turboquant(const ConvertRequest& request, bool dry_run) {
   Source source = open_source(request.input);
   ConvertReport report = make_report(source);
   if (dry_run) return report;
-  io::OutputFolder output(request.output, request.overwrite, {request.input}, is_replaceable_output);
+  io::OutputFolder output(request.output, request.overwrite, {request.input}, former_outputs(request.input));
   report.file_bytes = write_packed(source, output.staging(), report) + write_kept(source, output.staging());
   source.config.erase("quantization_config");
   source.config[conversion_mark] = "w4q";

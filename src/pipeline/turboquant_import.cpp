@@ -222,7 +222,7 @@ ConvertReport import_turboquant(const ConvertRequest& request, bool dry_run) {
     std::ranges::move(model::planned_planes(linear.info), std::back_inserter(planned));
     quantization.linears.emplace(linear.info.name, linear.info);
   }
-  io::OutputFolder output(request.output, request.overwrite, {request.input}, is_replaceable_output);
+  io::OutputFolder output(request.output, request.overwrite, {request.input}, former_outputs(request.input));
   io::CheckpointWriter writer(output.staging(), std::move(planned), request.write);
   Progress progress("convert", static_cast<int64_t>(source.linears.size()), "linears");
   for (size_t i = 0; i < source.linears.size(); ++i) {

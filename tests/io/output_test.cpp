@@ -65,6 +65,16 @@ TEST(OutputFolder, ReplacesOnlyWhenAskedAndApproved) {
   EXPECT_EQ(names_in(folder.path()), std::vector<std::string>{"out"});
 }
 
+TEST(OutputFolder, LooksAtTheOldOneAgainBeforeItGoes) {
+  const TemporaryFolder folder;
+  write_folder(folder / "out", false, "old");
+  OutputFolder output(folder / "out", true, {}, [](const fs::path& old) { return !fs::exists(old / "notes"); });
+  put(folder / "out/notes", "written meanwhile");
+  expect_error(ErrorCode::bad_argument, {"not a former output"}, [&] { output.commit(); });
+  EXPECT_EQ(get(folder / "out/notes"), "written meanwhile");
+  EXPECT_EQ(get(folder / "out/a"), "old");
+}
+
 TEST(OutputFolder, TakesAnySpellingOfATarget) {
   const TemporaryFolder folder;
   const auto before = fs::current_path();
@@ -207,6 +217,44 @@ TEST(WriteFile, WritesNewFilesAndReplacesOnlyWhenAsked) {
                [&] { write_file(folder / "gone/x", "", true); });
   expect_error(ErrorCode::bad_argument, {"is a folder"}, [&] { write_file(folder.path(), "", true); });
   expect_error(ErrorCode::bad_argument, {"is not a name"}, [&] { write_file(folder / "new/", "", true); });
+}
+
+TEST(WriteFile, NeverReplacesAnInput) {
+  const TemporaryFolder folder;
+  for (const auto* name : {"model/a", "model/sub/b", "blobs/c", "text", "other"}) put(folder / name, "input");
+  fs::create_symlink("../blobs/c", folder / "model/linked");
+  fs::create_directory_symlink("model", folder / "alias");
+  fs::create_symlink("text", folder / "link");
+  const std::vector<fs::path> inputs{folder / "model/", folder / "text", "", folder / "gone", "/dev/null"};
+  for (const auto* name :
+       {"model/a", "model/sub/b", "model/linked", "alias/a", "model/sub/../a", "blobs/c", "text", "link"}) {
+    SCOPED_TRACE(name);
+    for (const bool overwrite : {true, false}) {
+      expect_error(ErrorCode::bad_argument, {"the output ", "input: ", "choose another name"},
+                   [&] { check_writable(folder / name, overwrite, inputs); });
+      expect_error(ErrorCode::bad_argument, {"the output ", "input: ", "choose another name"},
+                   [&] { write_file(folder / name, "output", overwrite, inputs); });
+    }
+    EXPECT_EQ(get(folder / name), "input");
+  }
+  write_file(folder / "model/new", "output", true, inputs);
+  EXPECT_EQ(get(folder / "model/new"), "output");
+  write_file(folder / "other", "output", true, inputs);
+  EXPECT_EQ(get(folder / "other"), "output");
+  EXPECT_NO_THROW(write_file("/dev/null", "output", false, inputs));
+}
+
+TEST(WriteFile, CanBeCheckedBefore) {
+  const TemporaryFolder folder;
+  put(folder / "x", "old");
+  expect_error(ErrorCode::bad_argument, {"x: already exists"}, [&] { check_writable(folder / "x", false); });
+  expect_error(ErrorCode::bad_file, {"not an existing folder"}, [&] { check_writable(folder / "gone/x", false); });
+  expect_error(ErrorCode::bad_argument, {"is a folder"}, [&] { check_writable(folder.path(), true); });
+  check_writable(folder / "x", true);
+  check_writable(folder / "y", false);
+  check_writable("/dev/null", false);
+  EXPECT_EQ(get(folder / "x"), "old");
+  EXPECT_EQ(names_in(folder.path()), std::vector<std::string>{"x"});
 }
 
 TEST(WriteFile, DevicesAndPipesAreWrittenTo) {
