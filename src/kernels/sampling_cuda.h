@@ -23,7 +23,8 @@ struct StepState {
 };
 
 /// Draws a token from the one row of `logits`, puts it into `state` (and moves the position and the number of draws on)
-/// and into history[draw mod capacity], which gets −1 where the largest logit is not finite. Options have been checked (check_sampling).
+/// and into history[draw mod capacity], which gets −1 where the largest logit is not finite. Options have been checked
+/// (check_sampling).
 struct SampleArgs {
   const float* logits = nullptr;  ///< [vocab]
   int64_t vocab = 0;
