@@ -131,7 +131,7 @@ struct Turn {
       uint4 b[turn_groups];
 #pragma unroll
       for (int n = 0; n < turn_groups; ++n) {
-        b[n] = load_matrices(x + n * group_bytes + place_of_piece(lane % 8, 4 * half + lane / 8));
+        b[n] = device::load_matrices(x + n * group_bytes + place_of_piece(lane % 8, 4 * half + lane / 8));
       }
 #pragma unroll
       for (int step = 2 * half; step < 2 * half + 2; ++step) {

@@ -1,6 +1,7 @@
 // The pieces of the product with int8 activations that know Marlin's words and the tensor cores' fragments.
 #pragma once
 
+#include "device/matrices.cuh"
 #include "kernels/int8_linear.h"
 
 namespace w4q::kernels::int8 {
@@ -15,16 +16,6 @@ __device__ __forceinline__ void mma(int (&c)[4], const uint32_t (&a)[4], uint32_
       "%13};"
       : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(d[0]), "r"(d[1]), "r"(d[2]), "r"(d[3]));
-}
-
-/// Four 8 × 16-byte matrices, whose rows are where the 32 lanes say.
-__device__ __forceinline__ uint4 load_matrices(const char* at) {
-  uint4 x;
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(at)))
-               : "memory");
-  return x;
 }
 
 /// Codes of a stage in shared memory, and what they say. A warp has half of each lane's words of a row group: two of

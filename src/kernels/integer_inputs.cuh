@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device/async_copy.cuh"
+#include "device/matrices.cuh"
 #include "kernels/integer_tile.cuh"
 
 namespace w4q::kernels::integer {
@@ -34,22 +35,13 @@ struct MatrixOrder {
       *reinterpret_cast<uint4*>(to) = gather(args, row, first);
     }
   }
-  /// Four 8 × 8 matrices, whose rows are where the 32 lanes say.
-  __device__ static uint4 read(const char* at) {
-    uint4 x;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(at)))
-                 : "memory");
-    return x;
-  }
   /// This lane's B registers of one block for `groups` groups of eight rows, of which `rows` are there.
   template <int groups>
   __device__ static void read(const char* tile, int block, uint4 (&x)[groups], int rows = 8 * groups) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < groups; ++i) {
-      x[i] = read(tile + place(min(8 * i + lane % 8, rows - 1), 4 * block + lane / 8));
+      x[i] = device::load_matrices(tile + place(min(8 * i + lane % 8, rows - 1), 4 * block + lane / 8));
     }
   }
 };

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
@@ -43,7 +44,7 @@ class LogitsCuda : public testing::Test {
     const auto tokens = from_device<int32_t>(history, static_cast<size_t>(count), stream);
     const auto after = from_device<StepState>(state, 1, stream)[0];
     EXPECT_EQ(after.position, 7 + count);
-    EXPECT_EQ(after.token, tokens.back());
+    EXPECT_EQ(after.token, std::max(tokens.back(), 0));  // what the next step looks up
     EXPECT_EQ(after.draw, static_cast<uint64_t>(count));
     return tokens;
   }
@@ -93,6 +94,14 @@ TEST_F(LogitsCuda, GreedyIsExact) {
     EXPECT_EQ(draws(row.values, {}, 1)[0], sample(row.values, {}, 0)) << vocab;
   }
   EXPECT_EQ(draws({1, 3, 3, 2, NAN}, {}, 1)[0], 1) << "the lowest id on ties";
+}
+
+TEST_F(LogitsCuda, NothingFiniteDrawsNoToken) {
+  for (const float value : {NAN, -INFINITY, INFINITY}) {
+    const std::vector<float> row(1000, value);
+    EXPECT_EQ(draws(row, {}, 1)[0], -1);
+    EXPECT_EQ(draws(row, {.temperature = 1, .top_k = 40, .top_p = 0.9}, 2), (std::vector<int32_t>{-1, -1}));
+  }
 }
 
 TEST_F(LogitsCuda, DrawsTheTokensThatTheCpuDraws) {
