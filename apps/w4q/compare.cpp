@@ -1,6 +1,7 @@
 // w4q compare A B --base MODEL --ppl text.txt
 #include "verify/compare.h"
 
+#include <cmath>
 #include <map>
 #include <memory>
 #include <optional>
@@ -90,6 +91,11 @@ int run(const Options& options) {
   const bool decodes = !options.text.empty() || !options.ids.empty();
   if (options.fail_if_worse && !decodes) {
     throw Error(ErrorCode::bad_argument, "--fail-if-worse goes by predictions")
+        .hint("--ppl text.txt, or --ids file.u16");
+  }
+  if (!decodes && (options.decode.device != "auto" || options.decode.kv.type != "f16" ||
+                   std::isfinite(options.decode.kv.delta) || options.decode.residual_bytes)) {
+    throw Error(ErrorCode::bad_argument, "--device, --kv, --kv-delta and --residual-gpu-bytes are about predictions")
         .hint("--ppl text.txt, or --ids file.u16");
   }
   const auto a = verify::open_checkpoint(options.a), b = verify::open_checkpoint(options.b);

@@ -44,6 +44,9 @@ TEST(CompareCommand, MistakesAreExplained) {
   EXPECT_EQ(usage.status, 2);
   EXPECT_NE(usage.err.find("--ppl"), std::string::npos) << usage.err;
   EXPECT_EQ(run_w4q({"compare", bundled_model(), bundled_model()}).status, 2);
+  const auto unused =
+      run_w4q({"compare", bundled_model(), bundled_model(), "--base", bundled_model(), "--kv", "bogus"});
+  EXPECT_EQ(unused.status, 2) << unused.out;
   EXPECT_EQ(run_w4q({"compare", "/nowhere", bundled_model(), "--base", bundled_model()}).status, 3);
 }
 

@@ -2,12 +2,17 @@
 #include "pipeline/allocate.h"
 
 #include <cmath>
+#include <functional>
+#include <map>
+#include <memory>
 
+#include "core/convert.h"
 #include "core/parallel.h"
 #include "core/progress.h"
 #include "io/files.h"
 #include "pipeline/calibrate_model.h"
 #include "pipeline/recipe_file.h"
+#include "pipeline/sensitivity.h"
 #include "pipeline/statistics_file.h"
 #include "support.h"
 
@@ -59,6 +64,33 @@ TEST_F(Allocate, SensitivitiesPredictTheDivergenceOfUniformWidths) {
   for (const double value : values) EXPECT_TRUE(value > 0 && std::isfinite(value));
   // Outputs of queries and keys pass through a softmax; those of values do not.
   EXPECT_GT(values[2], 10 * values[0]);
+}
+
+/// The model with the values of layer 1 times `factor`.
+io::Checkpoint with_values_times(const std::filesystem::path& folder, float factor) {
+  const auto source = std::make_shared<const io::Checkpoint>(io::Checkpoint::open(folder));
+  const std::string name = "model.layers.1.self_attn.v_proj.weight";
+  const auto& info = source->at(name);
+  auto make = [source, name, factor] {
+    const auto loaded = source->load(name);
+    Buffer values(static_cast<size_t>(element_count(loaded->shape)) * sizeof(float));
+    widen(loaded->bytes, loaded->dtype, values.as<float>());
+    for (float& value : values.as<float>()) value *= factor;
+    return values;
+  };
+  std::map<std::string, io::DerivedTensor, std::less<>> tensors;
+  tensors.emplace(name, io::DerivedTensor{DType::f32, info.dtype, info.shape, std::move(make)});
+  return io::Checkpoint::derive(source, std::move(tensors), "values times a factor");
+}
+
+TEST_F(Allocate, SensitivitiesOfIdleLinearsAreNotNegative) {
+  const auto config = model::read_config(model());
+  const auto windows =
+      read_windows(model(), config, {.text = {}, .ids = model() / "own/selfgen.ids.u16", .samples = 2, .length = 64});
+  // Nothing of this layer's attention matters, so that KL is what sums in fp32 leave.
+  const auto values = measure_sensitivities(with_values_times(model(), 1e-5f), config, windows);
+  for (const double value : values) EXPECT_TRUE(value >= 0 && std::isfinite(value)) << value;
+  EXPECT_GT(values[0], 0);
 }
 
 TEST_F(Allocate, StaysBelowTheTargetAndBeatsUniformWidths) {
