@@ -14,5 +14,14 @@ __device__ __forceinline__ uint4 load_matrices(const void* at) {
                : "memory");
   return x;
 }
+/// The same, each matrix turned over its diagonal.
+__device__ __forceinline__ uint4 load_matrices_transposed(const void* at) {
+  uint4 x;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(at)))
+               : "memory");
+  return x;
+}
 
 }  // namespace w4q::device

@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "device/fragment.cuh"
+#include "device/matrices.cuh"
 #include "kernels/attention_cuda.h"
 #include "kernels/overlap_launch.cuh"
 
@@ -31,25 +32,9 @@ constexpr int tile_bytes = key_rows<dim>* dim * 2;
 template <int dim>
 constexpr int shared_bytes = query_rows* dim * 2 + 4 * tile_bytes<dim>;
 
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
 template <int dim>
 __device__ __forceinline__ std::byte* place(std::byte* tile, int row, int chunk) {
   return tile + (row * chunks<dim> + (chunk ^ (row % 8))) * 16;
-}
-
-/// Four 8 × 8 matrices; lane 8 · i + r gives the address of row r of matrix i.
-__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const std::byte* address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(address)));
-}
-__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const std::byte* address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(address)));
 }
 
 /// Queries of the block, zeros beyond the last row and beyond head_dim.
@@ -113,14 +98,14 @@ struct Running {
     for (auto& tile : score) tile[0] = tile[1] = tile[2] = tile[3] = 0;
 #pragma unroll
     for (int step = 0; step < dim / 16; ++step) {
-      uint32_t a[4];
-      load_matrices(a, place<dim>(queries, 16 * warp + lane % 16, 2 * step + lane / 16));
+      const uint4 rows = device::load_matrices(place<dim>(queries, 16 * warp + lane % 16, 2 * step + lane / 16));
+      const uint32_t a[4] = {rows.x, rows.y, rows.z, rows.w};
 #pragma unroll
       for (int pair = 0; pair < key_tiles / 2; ++pair) {
-        uint32_t b[4];
-        load_matrices(b, place<dim>(keys, 16 * pair + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2));
-        device::HalfType::mma(score[2 * pair], a, b[0], b[1]);
-        device::HalfType::mma(score[2 * pair + 1], a, b[2], b[3]);
+        const uint4 b =
+            device::load_matrices(place<dim>(keys, 16 * pair + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2));
+        device::HalfType::mma(score[2 * pair], a, b.x, b.y);
+        device::HalfType::mma(score[2 * pair + 1], a, b.z, b.w);
       }
     }
   }
@@ -160,10 +145,10 @@ struct Running {
                              device::HalfType::pack(right[0], right[1]), device::HalfType::pack(right[2], right[3])};
 #pragma unroll
       for (int pair = 0; pair < dim / 16; ++pair) {
-        uint32_t b[4];
-        load_matrices_transposed(b, place<dim>(values, 16 * step + lane % 16, 2 * pair + lane / 16));
-        device::HalfType::mma(sums[2 * pair], a, b[0], b[1]);
-        device::HalfType::mma(sums[2 * pair + 1], a, b[2], b[3]);
+        const uint4 b =
+            device::load_matrices_transposed(place<dim>(values, 16 * step + lane % 16, 2 * pair + lane / 16));
+        device::HalfType::mma(sums[2 * pair], a, b.x, b.y);
+        device::HalfType::mma(sums[2 * pair + 1], a, b.z, b.w);
       }
     }
   }
