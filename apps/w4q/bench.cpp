@@ -21,7 +21,7 @@ struct Options {
   KvWords kv;
   std::optional<int64_t> residual_bytes;
   std::string target;
-  std::string activations = "16-bit";
+  bool int8_activations = false;
   verify::SpeedOptions speed;
 };
 
@@ -50,7 +50,7 @@ int run(const Options& options) {
   speed.kv = parse(options.kv);
   speed.project_sm89 = options.target == "sm89";
   speed.residual_bytes = options.residual_bytes;
-  speed.int8_activations = options.activations == int8_word;
+  speed.int8_activations = options.int8_activations;
   const auto shape = model::named_shape(options.shape);
   const auto passes = passes_of(options.scheme);
   device::choose_device("cuda");
@@ -83,7 +83,7 @@ void setup_bench(CLI::App& app, Action& action) {
       ->capture_default_str();
   add_residual_bytes(*command, options->residual_bytes);
   add_kv(*command, options->kv);
-  add_activations(*command, options->activations);
+  add_activations(*command, options->int8_activations);
   add_speed(*command, options->speed, options->target);
   add_common(*command, options->common);
   command->callback([&action, options] { action = [options] { return run(*options); }; });

@@ -45,13 +45,14 @@ void add_residual_bytes(CLI::App& command, std::optional<int64_t>& bytes) {
       ->type_name("SIZE");
 }
 
-void add_activations(CLI::App& command, std::string& word) {
+void add_activations(CLI::App& command, bool& int8) {
   command
-      .add_option("--activations", word,
-                  "What linear layers multiply in prompts (17 tokens or more): int8 rounds their inputs, for int4 and "
-                  "int8 weights")
-      ->check(CLI::IsMember({"16-bit", int8_word}))
-      ->capture_default_str();
+      .add_option_function<std::string>(
+          "--activations", [&int8](const std::string& word) { int8 = word == "int8"; },
+          "What linear layers multiply in prompts (17 tokens or more): int8 rounds their inputs, for int4 and "
+          "int8 weights")
+      ->check(CLI::IsMember({"16-bit", "int8"}))
+      ->default_str("16-bit");
 }
 
 void add_kv(CLI::App& command, KvWords& words) {
@@ -69,6 +70,12 @@ kernels::KvChoice parse(const KvWords& words) {
     throw Error(ErrorCode::bad_argument, "--kv-delta belongs to --kv fp4r").hint("--kv fp4r");
   }
   return choice;
+}
+
+const char* given_cache_option(const DecodeOptions& options) {
+  if (options.kv.type != KvWords{}.type) return "--kv";
+  if (std::isfinite(options.kv.delta)) return "--kv-delta";
+  return options.residual_bytes ? "--residual-gpu-bytes" : nullptr;
 }
 
 DecodeChoice choose(const DecodeOptions& options) {

@@ -53,8 +53,7 @@ kernels::KvChoice parse(const KvWords& words);
 void add_residual_bytes(CLI::App& command, std::optional<int64_t>& bytes);
 
 /// --activations 16-bit|int8, of prompts.
-inline constexpr const char* int8_word = "int8";
-void add_activations(CLI::App& command, std::string& word);
+void add_activations(CLI::App& command, bool& int8);
 
 /// --device, --kv, --kv-delta and --residual-gpu-bytes, for commands that decode a model.
 struct DecodeOptions {
@@ -63,6 +62,9 @@ struct DecodeOptions {
   std::optional<int64_t> residual_bytes;
 };
 void add_decode(CLI::App& command, DecodeOptions& options);
+/// The first of --kv, --kv-delta and --residual-gpu-bytes that differs from its default, for commands that may have
+/// nothing to decode; null: none does.
+const char* given_cache_option(const DecodeOptions& options);
 /// What they say: the device, and the type of the KV cache. Throws bad_argument for a cache that the CPU does not have.
 struct DecodeChoice {
   device::Device device;

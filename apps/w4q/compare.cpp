@@ -1,7 +1,6 @@
 // w4q compare A B --base MODEL --ppl text.txt
 #include "verify/compare.h"
 
-#include <cmath>
 #include <map>
 #include <memory>
 #include <optional>
@@ -93,8 +92,7 @@ int run(const Options& options) {
     throw Error(ErrorCode::bad_argument, "--fail-if-worse goes by predictions")
         .hint("--ppl text.txt, or --ids file.u16");
   }
-  if (!decodes && (options.decode.device != "auto" || options.decode.kv.type != "f16" ||
-                   std::isfinite(options.decode.kv.delta) || options.decode.residual_bytes)) {
+  if (!decodes && (options.decode.device != "auto" || given_cache_option(options.decode) != nullptr)) {
     throw Error(ErrorCode::bad_argument, "--device, --kv, --kv-delta and --residual-gpu-bytes are about predictions")
         .hint("--ppl text.txt, or --ids file.u16");
   }

@@ -22,7 +22,7 @@ struct Options {
   std::string prompt;
   int64_t max_tokens = 128;
   bool no_residual = false;
-  std::string activations = "16-bit";
+  bool int8_activations = false;
   model::SamplingOptions sampling;
   DecodeOptions decode;
 };
@@ -85,11 +85,11 @@ int run(const Options& options) {
     printer.add(id);
     return true;
   };
-  const bool int8 = options.activations == int8_word;
-  const auto generated = choice.device == device::Device::cuda
-                             ? model::generate_cuda(model, prompt, options.max_tokens, options.sampling, choice.kv,
-                                                    on_token, choice.residual_bytes, int8)
-                             : model::generate(model, prompt, options.max_tokens, options.sampling, on_token, int8);
+  const auto generated =
+      choice.device == device::Device::cuda
+          ? model::generate_cuda(model, prompt, options.max_tokens, options.sampling, choice.kv, on_token,
+                                 choice.residual_bytes, options.int8_activations)
+          : model::generate(model, prompt, options.max_tokens, options.sampling, on_token, options.int8_activations);
   printer.finish();
   const double seconds = watch.seconds();
   const double speed = static_cast<double>(generated.size()) / seconds;
@@ -128,7 +128,7 @@ void setup_generate(CLI::App& app, Action& action) {
   command->add_option("--min-p", options->sampling.min_p, "Drop tokens below this share of the most likely one")
       ->check(CLI::Range(0.0, 1.0));
   command->add_option("--seed", options->sampling.seed, "Seed of the sampling")->capture_default_str();
-  add_activations(*command, options->activations);
+  add_activations(*command, options->int8_activations);
   add_decode(*command, options->decode);
   add_common(*command, options->common);
   command->callback([&action, options] { action = [options] { return run(*options); }; });

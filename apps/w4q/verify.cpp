@@ -34,7 +34,7 @@ struct Options {
   verify::PerplexityOptions perplexity;
   std::string reference;
   DecodeOptions decode;
-  std::string activations = "16-bit";
+  bool int8_activations = false;
   bool speed = false, kernels = false, kv_compare = false;
   verify::SpeedOptions speed_options;
   std::string target;
@@ -61,7 +61,6 @@ struct Results {
   }
 };
 
-bool is_int8(const Options& options) { return options.activations == int8_word; }
 bool decodes(const Options& options) { return options.ppl || !options.ids.empty(); }
 
 /// --kv-compare has a row that --kv-delta is about, whatever the type of the cache of --ppl.
@@ -84,11 +83,9 @@ void refuse_unused(const Options& options) {
          text);
   refuse(decodes(options) || windows.context == usual.context, "--ctx", text);
   refuse(decodes(options) || on_gpu || options.decode.device == "auto", "--device", text);
-  refuse(decodes(options) || options.speed || options.decode.kv.type == "f16", "--kv", "--ppl, --ids or --speed");
-  refuse(decodes(options) || options.speed || !std::isfinite(options.decode.kv.delta), "--kv-delta",
-         "--ppl, --ids or --speed");
-  refuse(decodes(options) || options.speed || !options.decode.residual_bytes, "--residual-gpu-bytes",
-         "--ppl, --ids or --speed");
+  if (const char* const given = given_cache_option(options.decode)) {
+    refuse(decodes(options) || options.speed, given, "--ppl, --ids or --speed");
+  }
   const verify::SpeedOptions speed;
   refuse(options.speed || (options.target.empty() && options.speed_options.prompt == speed.prompt &&
                            options.speed_options.generate == speed.generate),
@@ -117,7 +114,7 @@ void check_usage(const Options& options) {
     refuse("--max-kl compares with a base", "--ppl text.txt --base MODEL");
   if (options.min_sqnr && options.base.empty()) refuse("--min-sqnr compares with a base", "--base MODEL");
   if (options.kv_compare && !has_text) refuse("--kv-compare needs a text", "--ppl text.txt, or --ids file.u16");
-  if (is_int8(options) && !has_text && !options.kernels && !options.speed)
+  if (options.int8_activations && !has_text && !options.kernels && !options.speed)
     refuse("--activations int8 is about --ppl, --kernels and --speed", "--ppl text.txt");
   if (options.max_diff && options.reference.empty())
     refuse("--max-diff belongs to --reference", "--reference ref.safetensors");
@@ -153,7 +150,7 @@ void run_perplexity(const Options& options, const model::Model& candidate, Resul
   how.device = choice.device;
   how.kv = choice.kv;
   how.residual_bytes = choice.residual_bytes;
-  how.int8_activations = is_int8(options);
+  how.int8_activations = options.int8_activations;
   if (const int64_t most = candidate.config().max_positions; most > 0 && how.context > most) {
     results.note(concat("windows of ", how.context, " tokens, and the model was made for ", most));
   }
@@ -178,14 +175,14 @@ void run_speed(const Options& options, const model::Model& candidate, Results& r
   speed.kv = parse(decode_of_text(options).kv);
   speed.project_sm89 = options.target == "sm89";
   speed.residual_bytes = options.decode.residual_bytes;
-  speed.int8_activations = is_int8(options);
+  speed.int8_activations = options.int8_activations;
   const auto report = verify::measure_speed(candidate, speed);
   results.text += verify::to_text(report) + "\n";
   results.json["speed"] = verify::to_json(report);
 }
 
 void run_kernels(const Options& options, const model::Model& candidate, Results& results) {
-  const auto report = verify::check_kernels(candidate, is_int8(options));
+  const auto report = verify::check_kernels(candidate, options.int8_activations);
   results.text += verify::to_text(report) + "\n";
   results.json["kernels"] = verify::to_json(report);
   results.checks.add_threshold("relative error of the GPU's products", report.largest(), verify::most_kernel_error);
@@ -268,7 +265,7 @@ void setup_verify(CLI::App& app, Action& action) {
                     "Compare the types of the KV cache on the text of --ppl or --ids");
   command->add_flag("--speed", options->speed, "Measure prompt and generation on this GPU");
   add_speed(*command, options->speed_options, options->target);
-  add_activations(*command, options->activations);
+  add_activations(*command, options->int8_activations);
   add_decode(*command, options->decode);
   add_common(*command, options->common);
   command->callback([&action, options, ppl] {
