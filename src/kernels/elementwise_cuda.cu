@@ -123,7 +123,7 @@ __global__ void add_bias_kernel(const float* bias, int64_t rows, int64_t cols, T
 }
 
 template <int width>
-__global__ void silu_multiply_kernel(const __half* gate_up, int64_t rows, int64_t inner, bool tiles, __half* out) {
+__global__ void silu_multiply_kernel(const __half* gate_up, int64_t rows, int64_t inner, bool turns, __half* out) {
   device::allow_next_launch();
   device::wait_for_previous_launch();
   const int64_t chunks = inner / width;
@@ -131,9 +131,9 @@ __global__ void silu_multiply_kernel(const __half* gate_up, int64_t rows, int64_
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * chunks; i += step) {
     const int64_t row = i / chunks;
     const int64_t column = i % chunks * width;
-    const __half* const gate = gate_up + row * 2 * inner + (tiles ? column / 32 * 64 + column % 32 : column);
+    const __half* const gate = gate_up + row * 2 * inner + (turns ? column / gated_turn * gated_turn + column : column);
     auto g = Values<width>::load(gate);
-    const auto u = Values<width>::load(gate + (tiles ? 32 : inner));
+    const auto u = Values<width>::load(gate + (turns ? gated_turn : inner));
 #pragma unroll
     for (int j = 0; j < width; ++j) g.v[j] = silu_product(g.v[j], u.v[j]);
     g.store(out + row * inner + column);
@@ -211,13 +211,13 @@ void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, float* y, int6
   add_bias(bias, rows, cols, y, stride, stream);
 }
 
-void silu_multiply_cuda(const __half* gate_up, int64_t rows, int64_t inner, bool tiles, __half* out, bool overlap,
+void silu_multiply_cuda(const __half* gate_up, int64_t rows, int64_t inner, bool turns, __half* out, bool overlap,
                         cudaStream_t stream) {
   const int width = inner % 4 == 0 ? 4 : 1;
   const LaunchShape shape{dim3(blocks_for(rows * inner / width)), threads, 0, overlap};
   if (width == 4)
-    return launch<silu_multiply_kernel<4>>(shape, stream, "silu_multiply", gate_up, rows, inner, tiles, out);
-  launch<silu_multiply_kernel<1>>(shape, stream, "silu_multiply", gate_up, rows, inner, tiles, out);
+    return launch<silu_multiply_kernel<4>>(shape, stream, "silu_multiply", gate_up, rows, inner, turns, out);
+  launch<silu_multiply_kernel<1>>(shape, stream, "silu_multiply", gate_up, rows, inner, turns, out);
 }
 
 void embed_cuda(const EmbedArgs& args, cudaStream_t stream) {

@@ -154,13 +154,18 @@ __device__ __forceinline__ void deliver(const Launch& args, const Strips<groups>
 #pragma unroll
   for (int i = 0; i < C::own_sums; ++i) sums[i] = acc.values[i];
   for (int run = strips.run + 1; strips.runs.begin(run) < end; ++run) receive(mailbox(run), 32, sums);
-  const int row_group = strip * C::row_groups + C::row_group(warp);
+  const int first_output = 64 * (strip * C::row_groups + C::row_group(warp)) + lane / 4;
+  const bool gated = args.fusion.gated;
 #pragma unroll
   for (int i = 0; i < C::own_sums; ++i) {
     const int index = first + i;
-    const int output = 16 * (index / 4 % 4) + 8 * (i % 4 / 2) + lane / 4;
+    const int output = first_output + 16 * (index / 4 % 4) + 8 * (i % 4 / 2);
     const int row = 8 * (index / 16) + lane % 4 * 2 + i % 2;
-    store_output<Type>(args, row_group * 64 + output, row, sums[i]);
+    if (!gated) {
+      store_output<Type>(args, output, row, sums[i]);
+    } else if (i % 4 < 2) {
+      store_gated<Type>(args, output, row, sums[i], sums[i + 2]);
+    }
   }
 }
 

@@ -92,10 +92,7 @@ struct GroupStore {
     const float factor = args.result_factor * norm.factor(args, group);
     const float low = fmaf(sums.x * factor, extras[0].scale, extras[0].bias) + extras[0].before;
     const float high = fmaf(sums.y * factor, extras[1].scale, extras[1].bias) + extras[1].before;
-    if (args.fusion.gated) {
-      static_cast<Scalar*>(args.y)[row - 32 * group] = Type::narrow(silu_product(low, high));
-      return;
-    }
+    if (args.fusion.gated) return store_gated(low, high);
     store(low, 0);
     store(high, 32);
     if (args.fusion.next_x == nullptr) return;
@@ -106,6 +103,15 @@ struct GroupStore {
   }
 
  private:
+  /// A lane has two gates or, eight lanes further, their ups: the first makes the low product, the other the high one.
+  __device__ __forceinline__ void store_gated(float low, float high) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const bool has_ups = lane / gated_turn % 2 != 0;
+    const float other = __shfl_xor_sync(0xFFFFFFFFu, has_ups ? low : high, gated_turn);
+    const float value = has_ups ? silu_product(other, high) : silu_product(low, other);
+    const int at = 32 * group + (has_ups ? 16 : 0) + lane / 16 * gated_turn + lane % gated_turn;
+    static_cast<Scalar*>(args.y)[at] = Type::narrow(value);
+  }
   __device__ __forceinline__ void store(float value, int offset) const {
     if (row + offset >= args.n) return;
     if (args.fp32) {

@@ -11,6 +11,7 @@
 #include "kernels/kbit_linear_tile.cuh"
 #include "kernels/linear_fusion.h"
 #include "kernels/overlap_launch.cuh"
+#include "kernels/silu.cuh"
 #include "kernels/store_value.cuh"
 
 namespace w4q::kernels::kbit {
@@ -37,8 +38,8 @@ struct Launch {
   float result_factor;  ///< takes all factors out of the sums again
   bool aligned;         ///< rows of x may be read 16 bytes at a time
   bool overlap;         ///< begin while the launch before is still running, as far as the weights go
-  LinearFusion fusion;  ///< one row only
-  const char* next;     ///< NextWeights; null: nothing to fetch
+  LinearFusion fusion;
+  const char* next;  ///< NextWeights; null: nothing to fetch
   int64_t next_bytes;
 };
 
@@ -51,15 +52,28 @@ __device__ __forceinline__ float output_scale(const Launch& args, int row) {
                                  : __half2float(__ushort_as_half(bits));
 }
 
-/// y[column][row] = sum · factor · scale + bias + residual, where that is inside.
+/// sum · factor · scale + bias
+__device__ __forceinline__ float output_value(const Launch& args, int row, float sum) {
+  float value = sum * args.result_factor;
+  if (args.output_scales != nullptr) value *= output_scale(args, row);
+  return args.bias != nullptr ? value + args.bias[row] : value;
+}
+
+/// y[column][row] = value + residual, where that is inside.
 template <class Type>
 __device__ __forceinline__ void store_output(const Launch& args, int row, int column, float sum) {
   if (row >= args.n || column >= args.m) return;
-  float value = sum * args.result_factor;
-  if (args.output_scales != nullptr) value *= output_scale(args, row);
-  if (args.bias != nullptr) value += args.bias[row];
   const int64_t at = column * args.ldy + row;
-  store_value<Type>(args.y, args.residual, args.fp32, at, value);
+  store_value<Type>(args.y, args.residual, args.fp32, at, output_value(args, row, sum));
+}
+
+/// The same of a gate in `row` and its up: y[column][…] = silu(gate) · up.
+template <class Type>
+__device__ __forceinline__ void store_gated(const Launch& args, int row, int column, float gate, float up) {
+  if (row >= args.n || column >= args.m) return;
+  const int at = row / (2 * gated_turn) * gated_turn + row % gated_turn;
+  static_cast<typename Type::Scalar*>(args.y)[column * args.ldy + at] =
+      Type::narrow(silu_product(output_value(args, row, gate), output_value(args, row + gated_turn, up)));
 }
 
 /// 1 to 16 activation rows (kbit_gemv_cuda.cu).

@@ -1,5 +1,5 @@
-// What the products of a decode step take over from the small launches between them: RMSNorm, silu, the sum with the
-// residual stream. One row of f16; kernels of the table that say they fuse.
+// What products take over from the small launches between them: RMSNorm, silu, the sum with the residual stream. One
+// row of f16, and kernels of the table that say they fuse; silu by itself for any number of rows, by kernels that gate.
 //
 // RMSNorm is a factor for all of x, so it commutes with the product. Whoever adds to the residual stream leaves
 //   x = w · stream · scale   in 16 bits, `scale` a power of two near 1 / rms of the stream as it was before, and
@@ -16,8 +16,12 @@ namespace w4q::kernels {
 /// the rms; [2 + i] the sum of squares of values 64·i to 64·i + 63.
 constexpr int64_t norm_state_floats(int64_t cols) { return 2 + (cols + 63) / 64; }
 
+/// Rows of gates and of their ups that take turns: eight lie in lanes of their own, and what mma leaves in a lane of
+/// the next eight is theirs.
+inline constexpr int gated_turn = 8;
+
 struct LinearFusion {
-  /// Rows of the weight come in tiles of 32 gates and their 32 ups: y[i] = silu(gate) · up, [n/2], within the range of
+  /// Rows of the weight are gated_turn gates and their ups in turn: y[i] = silu(gate) · up, [n/2], within the range of
   /// its type. n a multiple of 64.
   bool gated = false;
   /// x has yet to be multiplied with what this state [norm_state_floats(k)] lacks to 1 / rms, and [1] is set; null: x
@@ -32,7 +36,9 @@ struct LinearFusion {
   float* next_norm = nullptr;          ///< [norm_state_floats(n)], written
   const float* last_norm = nullptr;    ///< [norm_state_floats(n)] of the stream before: has the scale
 
-  bool any() const { return gated || input_norm != nullptr || next_x != nullptr; }
+  /// What takes one row.
+  bool has_norm() const { return input_norm != nullptr || next_x != nullptr; }
+  bool any() const { return gated || has_norm(); }
 };
 
 }  // namespace w4q::kernels

@@ -20,7 +20,7 @@ void check_args(const LinearArgs& args) {
   require(!args.fp32 || (aligned(args.y, 4) && aligned(args.residual, 4)), "a misaligned pointer", "f32 to 4 bytes");
   require(w.n >= 1 && w.k >= 1 && w.n <= most_rows && w.k <= most_rows && kbit::Map(w.n, w.k).tiles() <= most_tiles,
           concat("weight of ", w.n, " × ", w.k), "1 to 2^30 each, together at most 2^42");
-  require(args.ldx >= w.k && args.ldy >= w.n,
+  require(args.ldx >= w.k && args.ldy >= (args.fusion.gated ? w.n / 2 : w.n),
           concat("row strides ", args.ldx, " and ", args.ldy, " are shorter than the rows"),
           "in elements, at least k and n");
   require(args.x != nullptr && args.y != nullptr && w.codes != nullptr && w.scales != nullptr, "a null pointer",
@@ -45,14 +45,15 @@ void check_workspace(const LinearArgs& args, size_t needed) {
 
 }  // namespace
 
-void check_fusion(const LinearArgs& args, std::string_view kernel, bool fuses) {
+void check_fusion(const LinearArgs& args, std::string_view kernel, bool fuses, bool gates) {
   const LinearFusion& fusion = args.fusion;
   if (!fusion.any()) return;
-  require(args.m == 1 && args.activation == DType::f16 && fuses,
+  const bool one_row = args.m == 1 && args.activation == DType::f16 && fuses;
+  require(one_row || (gates && !fusion.has_norm()),
           concat("a fused product of ", args.m, " rows of ", dtype_name(args.activation), " by ", kernel),
-          "one row of f16, and a kernel that fuses");
-  require(!fusion.gated || (args.weight.n % 64 == 0 && !args.fp32), "a gated product",
-          "tiles of 32 gates and 32 ups, no residual");
+          "one row of f16, and a kernel that fuses; more rows with silu alone, and a kernel that gates");
+  require(!fusion.gated || (args.weight.n % 64 == 0 && !args.fp32 && args.residual == nullptr), "a gated product",
+          "64 gates and ups in turn, 16-bit results, no residual");
   const bool adds = args.residual != nullptr;
   require(!adds || (args.fp32 && fusion.input_norm == nullptr), "a fused product that adds to a residual",
           "f32, and a complete x");
@@ -187,7 +188,7 @@ void packed_linear(const LinearArgs& args, cudaStream_t stream) {
   check_args(args);
   const LinearDesc desc = describe(args);
   const KernelRow& row = pick_kernel(desc);
-  check_fusion(args, row.name, row.fuses);
+  check_fusion(args, row.name, row.fuses, row.gates);
   check_workspace(args, linear_workspace(desc));
   row.run(args, stream);
 }

@@ -33,8 +33,8 @@ inline bool aligned(const void* pointer, size_t bytes) { return reinterpret_cast
 
 /// One block a multiprocessor, and no block without a tile for each of a few warps.
 int blocks_for(int64_t tiles);
-/// Throws bad_argument for a fusion that does not fit `args`, or a kernel that does not fuse.
-void check_fusion(const LinearArgs& args, std::string_view kernel, bool fuses);
+/// Throws bad_argument for a fusion that does not fit `args`, or a kernel that does not.
+void check_fusion(const LinearArgs& args, std::string_view kernel, bool fuses, bool gates = false);
 /// What all kernels need to know of a layer.
 kbit::Launch prepare(const LinearArgs& args);
 std::string shape_of(const LinearArgs& args);

@@ -66,7 +66,8 @@ struct LinearArgs {
   /// Activations are rounded to int8, a row at a time (int8_rows.h). Integer weights in Marlin's words only.
   bool int8_activations = false;
   NextWeights next;  ///< up to 16 rows; others pay no heed
-  /// One row of f16, and a kernel with `fuses`: otherwise bad_argument. y then may be half as long.
+  /// One row of f16, and a kernel with `fuses`; `gated` alone for any rows, and a kernel with `gates`: otherwise
+  /// bad_argument. Rows of y that is gated have n/2 values.
   LinearFusion fusion;
 };
 
@@ -83,7 +84,7 @@ LinearDesc describe(const LinearArgs& args);
 /// Whether a row that fuses takes its kernel for that: also for a step's f32 outputs, which are then those of the same
 /// kernel as the products around them.
 inline bool takes_fused_kernel(const LinearArgs& args) {
-  return args.fusion.any() || (args.fp32 && args.m == 1 && args.activation == DType::f16);
+  return args.m == 1 && (args.fusion.any() || (args.fp32 && args.activation == DType::f16));
 }
 
 /// One way to compute a linear layer on the GPU.
@@ -96,6 +97,7 @@ struct KernelRow {
   /// Arguments have been checked.
   void (*run)(const LinearArgs&, cudaStream_t);
   bool fuses = false;  ///< takes a LinearFusion where there is one row
+  bool gates = false;  ///< takes LinearFusion::gated, by itself, for all its rows
   /// Leaves words of its workspace as empty as it found them; else they are scratch that others write over.
   bool keeps_words = true;
 };

@@ -30,6 +30,7 @@ struct Layer {
   SumPair* exchange = nullptr;
   const void* output_scales = nullptr;
   bool bf16_output_scales = false;
+  bool gated = false;
 };
 
 inline Layer layer_of(const kbit::Launch& launch) {
@@ -49,6 +50,7 @@ inline Layer layer_of(const kbit::Launch& launch) {
   layer.exchange = launch.packets;
   layer.output_scales = launch.output_scales;
   layer.bf16_output_scales = launch.bf16_output_scales;
+  layer.gated = launch.fusion.gated;
   return layer;
 }
 
@@ -85,6 +87,7 @@ void launch_rows(const typename Weights::Source& weights, InputOrder order, cons
   task.bias = layer.bias;
   task.residual = layer.residual;
   task.fp32 = layer.fp32;
+  task.gated = layer.gated;
   task.output_scales = layer.output_scales;
   task.bf16_output_scales = layer.bf16_output_scales;
   task.y = layer.y;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "device/fragment.cuh"
+#include "kernels/silu.cuh"
 #include "kernels/store_value.cuh"
 #include "kernels/wgmma_pipeline.cuh"
 #include "kernels/wgmma_task.cuh"
@@ -13,10 +14,12 @@ namespace w4q::kernels::wgmma {
 
 /// A lane's place in the results of a job.
 struct Lane {
-  int output;  ///< of half 0, in the job
+  int output;  ///< of half 0, in the job; half 1 is 8 further, its up where rows of gates and ups take turns
+  int gated;   ///< the output that both make there
   int row;     ///< of element 0 of the first group of eight
   __device__ Lane()
       : output(static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4),
+        gated(static_cast<int>(threadIdx.x) / 32 * 8 + static_cast<int>(threadIdx.x) % 32 / 4),
         row(static_cast<int>(threadIdx.x) % 4 * 2) {}
 };
 
@@ -34,9 +37,14 @@ struct Results {
   using Scalar = typename Type::Scalar;
   const Task<Weights>& task;
   int first_output, first_row;
+  int first_stored, stored;  ///< outputs as they stand in y: half as many where they are gated
 
   __device__ Results(const Task<Weights>& task_, int job)
-      : task(task_), first_output(job / task_.row_tiles * job_outputs), first_row(job % task_.row_tiles * rows) {}
+      : task(task_),
+        first_output(job / task_.row_tiles * job_outputs),
+        first_row(job % task_.row_tiles * rows),
+        first_stored(task_.gated ? first_output / 2 : first_output),
+        stored(task_.gated ? task_.n / 2 : task_.n) {}
 
   /// What a sum of an output is multiplied with, and what is added.
   __device__ float2 scale_and_bias(int output) const {
@@ -52,9 +60,9 @@ struct Results {
     }
     return make_float2(scale, task.bias != nullptr ? task.bias[at] : 0);
   }
-  __device__ int64_t at(int output, int row) const { return (first_row + row) * task.ldy + first_output + output; }
+  __device__ int64_t at(int output, int row) const { return (first_row + row) * task.ldy + first_stored + output; }
   __device__ bool inside(int output, int row) const {
-    return first_output + output < task.n && first_row + row < task.m;
+    return first_stored + output < stored && first_row + row < task.m;
   }
   __device__ void store(int output, int row, float value) const {
     if (inside(output, row)) store_value<Type>(task.y, task.residual, task.fp32, at(output, row), value);
@@ -70,6 +78,7 @@ struct Results {
     const float2 by[2] = {scale_and_bias(lane.output), scale_and_bias(lane.output + 8)};
     if (task.fp32) return store_floats<first, end>(sums, by, reinterpret_cast<float*>(turn + warp * 1024));
     char* const mine = turn + warp * 1024;
+    if (task.gated) return store_gated_rows<first, end>(sums, by, mine);
 #pragma unroll
     for (int j = first / 8; j < end / 8; j += 2) {
       char* const half = mine + j / 2 % 2 * 512;
@@ -85,7 +94,33 @@ struct Results {
     }
   }
 
+  /// silu(gate) · up of sums
+  __device__ static float gate(float gate_sum, float up_sum, const float2 (&by)[2]) {
+    return silu_product(gate_sum * by[0].x + by[0].y, up_sum * by[1].x + by[1].y);
+  }
+
  private:
+  /// Four groups of eight rows at a time, eight outputs of a warp.
+  template <int first, int end>
+  __device__ void store_gated_rows(const float (&sums)[rows / 2], const float2 (&by)[2], char* turn) const {
+    const int warp = threadIdx.x / 32;
+    const int id = threadIdx.x % 32;
+#pragma unroll
+    for (int j = first / 8; j < end / 8; j += 4) {
+      char* const half = turn + j / 4 % 2 * 512;
+      uint32_t pairs[4] = {0, 0, 0, 0};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (j + i >= end / 8) continue;
+        const float* const of = sums + 4 * (j + i);
+        pairs[i] = Type::pack(gate(of[0], of[2], by), gate(of[1], of[3], by));
+      }
+      store_transposed(shared_address(half) + id * 16, pairs);
+      __syncwarp();
+      if (8 * j + id < end) store_eight(warp * 8, 8 * j + id, *reinterpret_cast<const uint4*>(half + id * 16));
+    }
+  }
+
   /// Where a value of sixteen rows and outputs stands on its way: fours of a row in an order that spreads over banks.
   __device__ static int turned(int row, int output) { return row * 16 + (output ^ row / 2 % 4 * 4); }
 
@@ -112,7 +147,7 @@ struct Results {
   /// Four f32 results of a row.
   __device__ void store_four(int output, int row, const float4& values) const {
     if (first_row + row >= task.m) return;
-    if (!task.wide || first_output + output + 4 > task.n) {
+    if (!task.wide || first_stored + output + 4 > stored) {
       const float all[4] = {values.x, values.y, values.z, values.w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) store(output + i, row, all[i]);
@@ -143,7 +178,7 @@ struct Results {
   /// Eight results of a row. A residual is added to the 16-bit values.
   __device__ void store_eight(int output, int row, const uint4& values) const {
     if (first_row + row >= task.m) return;
-    if (task.wide && first_output + output + 8 <= task.n) {
+    if (task.wide && first_stored + output + 8 <= stored) {
       const int64_t bytes = 2 * at(output, row);
       const auto* const residual = static_cast<const char*>(task.residual);
       *reinterpret_cast<uint4*>(static_cast<char*>(task.y) + bytes) =
@@ -184,6 +219,29 @@ __device__ __forceinline__ void store_half(const Results<Weights, rows>& results
   results.template store_rows<rank * rows / 2, (rank + 1) * rows / 2>(sums, turn);
 }
 
+/// The same as below of gates and their ups, which are dealt together.
+template <class Weights, int rows>
+__device__ __forceinline__ void store_gated_share(const Results<Weights, rows>& results, const Lane& lane,
+                                                  const float2 (&by)[2], const JobCursor& job, SumPair* shares) {
+  constexpr int groups = rows / 8;  // of a pair of gates and one of ups
+  const int64_t share = int64_t{2 * groups} * consumers;
+  const int each = (groups + job.sharers - 1) / job.sharers;
+  const int stop = min(groups, (job.rank + 1) * each);
+  for (int group = job.rank * each; group < stop; ++group) {
+    float2 gates = make_float2(0, 0);
+    collect<2, most_sharers>(shares + 2 * group * consumers, share, job.sharers, consumers, 2,
+                             [&](int i, float2 total) {
+                               if (i == 0) {
+                                 gates = total;
+                                 return;
+                               }
+                               const int row = 8 * group + lane.row;
+                               results.store(lane.gated, row, results.gate(gates.x, total.x, by));
+                               results.store(lane.gated, row + 1, results.gate(gates.y, total.y, by));
+                             });
+  }
+}
+
 /// Adds up the sums of a team: pairs of sums are dealt to its blocks, each collects all shares of its own, adds them in
 /// the order of the blocks and stores the results. Whoever waits needs one trip to the L2 cache and no fence. Teams are
 /// neighbours: blocks begin in their order, so that at most one team of a launch waits for blocks that have not begun.
@@ -209,6 +267,7 @@ __device__ __forceinline__ void store_shared(const Results<Weights, rows>& resul
   for (int pair = 0; pair < pairs; ++pair) {
     send(shares + job.rank * share + pair * consumers, sums[2 * pair], sums[2 * pair + 1]);
   }
+  if (results.task.gated) return store_gated_share(results, lane, by, job, shares);
   const int each = (pairs + job.sharers - 1) / job.sharers;
   const int stop = min(pairs, (job.rank + 1) * each);
   // Many words at once: a trip to the L2 cache takes as long as some hundred instructions.

@@ -82,12 +82,14 @@ constexpr KernelRow rows[] = {
      .description = "17 to 1024 rows on sm_90: warpgroup products, decoded weights as their operand in registers",
      .accepts = accepts_kbit,
      .workspace = workspace,
-     .run = run_kbit},
+     .run = run_kbit,
+     .gates = true},
     {.name = "marlin-wgmma",
      .description = "9 to 2048 rows on sm_90, symmetric int4: warpgroup products, decoded weights in registers",
      .accepts = accepts_marlin,
      .workspace = workspace,
-     .run = run_marlin},
+     .run = run_marlin,
+     .gates = true},
 };
 
 }  // namespace

@@ -34,8 +34,9 @@ struct Task {
   int jobs, whole_rounds;
   SumPair* exchange;  ///< exchange_bytes(), zeros before and after
   float result_factor;
-  bool fp32;  ///< y and the residual are f32
-  bool wide;  ///< rows of y, and of the residual, may be accessed 16 bytes at a time
+  bool fp32;   ///< y and the residual are f32
+  bool gated;  ///< linear_fusion.h
+  bool wide;   ///< rows of y, and of the residual, may be accessed 16 bytes at a time
 };
 
 /// Shared memory of a block: table, stages, room to turn results in, barriers.

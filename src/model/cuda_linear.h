@@ -41,7 +41,7 @@ struct CudaLinear {
   int64_t k = 0;
   std::vector<CudaProduct> products;
   int64_t bytes = 0;                         ///< that one product with all of it reads
-  bool gated_tiles = false;                  ///< gate and up: 32 outputs of each in turn
+  bool gated_turns = false;                  ///< gate and up: kernels::gated_turn outputs of each in turn
   std::vector<std::string> widened;          ///< packed layers without a kernel, which were decoded to f16
   std::vector<device::DeviceBuffer> memory;  ///< behind the pointers
 };
@@ -121,6 +121,8 @@ class CudaMultiplier {
     bool add = false;   ///< y += instead of y =, f32 only
     Output of(const CudaProduct& product) const;
   };
+  /// Whether the kernel of so many rows makes silu(gate) · up of the products of gates and ups in turn.
+  bool gates(const CudaProduct& product, int64_t k, int64_t rows) const;
   const __half* scaled(const CudaProduct& product, int64_t k, const __half* x, int64_t rows);
   void multiply_into(const CudaLinear& linear, const __half* x, int64_t rows, const Output& out,
                      const kernels::LinearFusion& fusion);

@@ -75,6 +75,13 @@ CudaMultiplier::CudaMultiplier(std::span<const CudaLinear* const> linears, int64
   for (size_t i = 0; i < passes.size(); ++i) offload_index_.emplace(passes[i], i);
 }
 
+bool CudaMultiplier::gates(const CudaProduct& product, int64_t k, int64_t rows) const {
+  if (!product.packed) return false;
+  kernels::LinearDesc desc{product.scheme, product.packed->layout, rows, product.n, k};
+  desc.int8_activations = int8_ && takes_int8(product);
+  return kernels::pick_kernel(desc).gates;
+}
+
 CudaMultiplier::Output CudaMultiplier::Output::of(const CudaProduct& product) const {
   Output part = *this;
   part.y = static_cast<std::byte*>(y) + product.first * (fp32 ? 4 : 2);
@@ -217,9 +224,13 @@ void CudaMultiplier::multiply_gated(const CudaLinear& linear, const __half* x, i
                                     InputNorm norm) {
   const CudaProduct& product = linear.products.front();
   kernels::LinearFusion fusion = after(norm);
-  if (rows == 1 && linear.gated_tiles && fuses(linear)) {
+  if (rows == 1 && linear.gated_turns && fuses(linear)) {
     fusion.gated = true;
     return multiply_into(linear, x, rows, {out, linear.n}, fusion);
+  }
+  if (linear.gated_turns && gates(product, linear.k, rows)) {
+    fusion.gated = true;
+    return multiply_packed(product, linear.k, x, rows, {out, linear.n / 2}, fusion);
   }
   const bool dense = rows == 1 && linear.products.size() == 1 && product.dense != nullptr &&
                      kernels::dense_gemv_accepts(product.n, linear.k);
@@ -230,7 +241,7 @@ void CudaMultiplier::multiply_gated(const CudaLinear& linear, const __half* x, i
     return kernels::dense_gemv_cuda(args, stream_.get());
   }
   multiply_into(linear, x, rows, {both, linear.n}, fusion);
-  kernels::silu_multiply_cuda(both, rows, linear.n / 2, linear.gated_tiles, out, overlap_ && rows == 1, stream_.get());
+  kernels::silu_multiply_cuda(both, rows, linear.n / 2, linear.gated_turns, out, overlap_ && rows == 1, stream_.get());
 }
 
 void CudaMultiplier::multiply_logits(const CudaLinear& head, const __half* x, int64_t rows, float* out,

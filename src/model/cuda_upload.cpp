@@ -22,7 +22,6 @@ using kernels::LinearWeight;
 
 constexpr int64_t staging_bytes = int64_t{32} << 20;
 constexpr float largest_half = 65504.0f;
-constexpr int64_t gated_tile = 32;  ///< rows of gate and up that take turns (kernels/linear_fusion.h)
 
 const formats::PackedLinear* packed_of(const LinearWeight& weight) {
   const auto* packed = std::get_if<std::shared_ptr<const formats::PackedLinear>>(&weight.matrix);
@@ -213,12 +212,12 @@ CudaLinear upload_linears(std::span<const LinearWeight* const> layers, const dev
 
 CudaLinear upload_gated(const LinearWeight& gate, const LinearWeight& up, const device::Stream& stream, bool offload) {
   const std::array layers = {&gate, &up};
-  const bool takes_turns = alike(gate, up) && gate.n == up.n && gate.n % gated_tile == 0 && can_gate(gate);
+  const bool takes_turns = alike(gate, up) && gate.n == up.n && gate.n % 32 == 0 && can_gate(gate);
   if (!takes_turns) return upload_linears(layers, stream, offload);
   CudaLinear linear;
   linear.k = gate.k;
-  linear.gated_tiles = true;
-  Builder(linear, offload, stream).add(layers, gated_tile);
+  linear.gated_turns = true;
+  Builder(linear, offload, stream).add(layers, kernels::gated_turn);
   return linear;
 }
 

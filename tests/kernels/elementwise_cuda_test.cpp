@@ -68,9 +68,9 @@ TEST_F(ElementwiseCuda, SiluAndEmbedding) {
       for (float& value : both.values) value *= 4;
       both.values = rounded(both.values);
       const auto in = on_device(halves(both.values), stream);
-      for (const bool tiles : {false, true}) {
-        if (tiles && inner % 32 != 0) continue;
-        const int64_t turn = tiles ? 32 : inner;
+      for (const bool turns : {false, true}) {
+        if (turns && inner % gated_turn != 0) continue;
+        const int64_t turn = turns ? gated_turn : inner;
         for (int64_t i = 0; i < rows * inner; ++i) {
           const int64_t row = i / inner, column = i % inner;
           const float* const from = both.row(row) + column / turn * 2 * turn + column % turn;
@@ -78,7 +78,7 @@ TEST_F(ElementwiseCuda, SiluAndEmbedding) {
           up.view().row(row)[column] = from[turn];
         }
         auto out = test::poisoned(static_cast<size_t>(rows * inner * 2), stream);
-        silu_multiply_cuda(in.as<__half>(), rows, inner, tiles, out.as<__half>(), false, stream.get());
+        silu_multiply_cuda(in.as<__half>(), rows, inner, turns, out.as<__half>(), false, stream.get());
         silu_multiply(gate, up);
         expect_rounded(floats(from_device<uint16_t>(out, gate.values.size(), stream)), gate.values, "silu");
       }

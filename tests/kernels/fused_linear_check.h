@@ -144,8 +144,9 @@ class FusedChain {
     if (!gated) return z;
     std::vector<double> products(z.size() / 2);
     for (size_t i = 0; i < products.size(); ++i) {
-      const size_t at = i / 32 * 64 + i % 32;
-      products[i] = z[at] / (1 + std::exp(-z[at])) * z[at + 32];
+      constexpr size_t turn = kernels::gated_turn;
+      const size_t at = i / turn * 2 * turn + i % turn;
+      products[i] = z[at] / (1 + std::exp(-z[at])) * z[at + turn];
     }
     return products;
   }

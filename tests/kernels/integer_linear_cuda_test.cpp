@@ -86,6 +86,20 @@ TEST_F(IntegerLinearCuda, BiasStrideResidualTypeAndUnalignedRows) {
   }
 }
 
+TEST_F(IntegerLinearCuda, SiluIsPartOfProductsOfManyRows) {
+  const device::Stream stream;
+  constexpr int64_t rows[] = {17, 33, 128};
+  for (const auto& [scheme, size] : {std::pair{"int4-g128-f16", Size{256, 2048}},
+                                     {"int4-g128-f16", Size{8192, 256}},
+                                     {"int4-row-f16", Size{34048, 64}},
+                                     {"int4-g64-f16-asym", Size{1024, 512}},
+                                     {"int8-g128-f16", Size{512, 512}}}) {
+    SCOPED_TRACE(scheme);
+    const Weight weight(formats::parse_scheme(scheme), size, "marlin", stream);
+    test::check_gated_rows(weight.on_device(), weight.decoded(), rows, stream);
+  }
+}
+
 TEST_F(IntegerLinearCuda, NormsAndSiluArePartOfProducts) {
   const device::Stream stream;
   for (const auto& [name, layout] : {std::pair{"int4-g128-f16", "marlin"},

@@ -227,6 +227,16 @@ TEST_F(KbitLinearCuda, NormsAndSiluArePartOfProducts) {
   }
 }
 
+TEST_F(KbitLinearCuda, SiluIsPartOfProductsOfManyRows) {
+  const device::Stream stream;
+  constexpr int64_t rows[] = {17, 40, 100, 128};
+  // Jobs that many blocks share, that two share, and jobs of one block.
+  for (const Size size : {Size{256, 2048}, {8192, 256}, {34048, 64}}) {
+    const Weight weight(formats::parse_scheme("kbit4-b32-e4m4"), size, 0.05, stream);
+    test::check_gated_rows(weight.on_device(), weight.decoded(), rows, stream);
+  }
+}
+
 TEST_F(KbitLinearCuda, RefusesToFuseWhatItCannot) {
   const device::Stream stream;
   const Weight weight(formats::parse_scheme("kbit4-b32-e4m4"), {96, 64}, 0.05, stream);
@@ -243,6 +253,14 @@ TEST_F(KbitLinearCuda, RefusesToFuseWhatItCannot) {
   args.fusion = {.input_norm = memory.as<float>()};
   args.m = 2;
   test::expect_error(ErrorCode::bad_argument, {"a fused product of 2 rows"},
+                     [&] { packed_linear(args, stream.get()); });
+  args.m = 17;  // silu alone
+  args.residual = memory.data();
+  args.fusion = {.gated = true};
+  test::expect_error(ErrorCode::bad_argument, {"a gated product"}, [&] { packed_linear(args, stream.get()); });
+  args.m = 16;
+  args.residual = nullptr;
+  test::expect_error(ErrorCode::bad_argument, {"a fused product of 16 rows"},
                      [&] { packed_linear(args, stream.get()); });
   args.m = 1;
   args.fp32 = true;

@@ -57,6 +57,7 @@ struct LinearExtras {
   bool apart = false;     ///< … not in place
   bool fp32 = false;      ///< y and the residual are f32
   bool int8 = false;      ///< activations are rounded to int8; those compared with, too
+  bool gated = false;     ///< rows of the weight are gates and ups in turn (kernels/linear_fusion.h)
   /// The kernel that is to run, one that accepts the layer; null: the one that the table picks.
   const kernels::KernelRow* kernel = nullptr;
   /// Where words are empty, and are so afterwards; null: one that is made for the call.
@@ -103,14 +104,15 @@ inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::
                                 const LinearExtras& extras, const device::Stream& stream) {
   const int64_t n = weight.n;
   const int64_t k = weight.k;
-  const int64_t ldy = n + (n % 8 == 0 ? 8 : 3);  // wide stores where they may be
+  const int64_t outputs = extras.gated ? n / 2 : n;
+  const int64_t ldy = outputs + (outputs % 8 == 0 ? 8 : 3);  // wide stores where they may be
   const auto x_device = device::DeviceBuffer::copy_of(bytes_of(x.bits), stream);
   const auto bias_device = device::DeviceBuffer::copy_of(bytes_of(extras.bias), stream);
   const OutputType type{extras.fp32 ? DType::f32 : x.dtype};
   const auto at = [&](int64_t row, int64_t column) { return static_cast<size_t>(row * ldy + column) * type.bytes(); };
   std::vector<std::byte> before(at(x.m, 0), poison);
   for (int64_t r = 0; extras.residual && r < x.m; ++r) {
-    for (int64_t c = 0; c < n; ++c) type.put(1, before.data() + at(r, c));
+    for (int64_t c = 0; c < outputs; ++c) type.put(1, before.data() + at(r, c));
   }
   const auto ones = device::DeviceBuffer::copy_of(before, stream);
   if (extras.apart) std::ranges::fill(before, poison);
@@ -134,6 +136,7 @@ inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::
   args.y = y.data();
   args.ldy = ldy;
   args.fp32 = extras.fp32;
+  args.fusion.gated = extras.gated;
   args.int8_activations = extras.int8;
   args.workspace = workspace.data();
   args.workspace_bytes = workspace.size();
@@ -148,17 +151,27 @@ inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::
   stream.synchronize();
   if (extras.int8) x.round_to_int8();
 
-  std::vector<double> error(static_cast<size_t>(n)), signal(error.size());
-  parallel_for(n, 8, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
+  const auto product = [&](int64_t row, int64_t r) {
+    double sum = (extras.bias.empty() ? 0 : extras.bias[static_cast<size_t>(row)]) + (extras.residual ? 1 : 0);
+    const float* w = decoded.data() + row * k;
+    const float* v = x.values.data() + r * k;
+    for (int64_t c = 0; c < k; ++c) sum += double{w[c]} * v[c];
+    return sum;
+  };
+  const auto expected = [&](int64_t output, int64_t r) {
+    if (!extras.gated) return product(output, r);
+    const int64_t row = output + output / kernels::gated_turn * kernels::gated_turn;
+    const double gate = product(row, r);
+    return gate / (1 + std::exp(-gate)) * product(row + kernels::gated_turn, r);
+  };
+  std::vector<double> error(static_cast<size_t>(outputs)), signal(error.size());
+  parallel_for(outputs, 8, [&](int64_t begin, int64_t end) {
+    for (int64_t output = begin; output < end; ++output) {
       for (int64_t r = 0; r < x.m; ++r) {
-        double sum = (extras.bias.empty() ? 0 : extras.bias[static_cast<size_t>(row)]) + (extras.residual ? 1 : 0);
-        const float* w = decoded.data() + row * k;
-        const float* v = x.values.data() + r * k;
-        for (int64_t c = 0; c < k; ++c) sum += double{w[c]} * v[c];
-        const double got = type.get(outcome.y.data() + at(r, row));
-        error[static_cast<size_t>(row)] += (got - sum) * (got - sum);
-        signal[static_cast<size_t>(row)] += sum * sum;
+        const double value = expected(output, r);
+        const double got = type.get(outcome.y.data() + at(r, output));
+        error[static_cast<size_t>(output)] += (got - value) * (got - value);
+        signal[static_cast<size_t>(output)] += value * value;
       }
     }
   });
@@ -166,9 +179,9 @@ inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::
   double signal_sum = 0;
   for (size_t i = 0; i < error.size(); ++i) error_sum += error[i], signal_sum += signal[i];
   outcome.relative_error = std::sqrt(error_sum / signal_sum);
-  // Nothing behind a row's n outputs is touched.
+  // Nothing behind a row's outputs is touched.
   for (int64_t r = 0; r < x.m; ++r) {
-    for (size_t i = at(r, n); i < at(r + 1, 0); ++i) EXPECT_EQ(outcome.y[i], poison) << "row " << r;
+    for (size_t i = at(r, outputs); i < at(r + 1, 0); ++i) EXPECT_EQ(outcome.y[i], poison) << "row " << r;
   }
   return outcome;
 }
@@ -178,31 +191,56 @@ inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::
 inline void check_every_form(const kernels::DeviceWeight& weight, const std::vector<float>& decoded,
                              std::span<const int64_t> rows, const device::Stream& stream, bool int8 = false) {
   struct Form {
-    bool residual, fp32, apart = false;
+    bool residual, fp32, apart = false, gated = false;
   };
   LinearExtras extras;
   extras.int8 = int8;
   for (int64_t i = 0; i < weight.n; ++i) {
     extras.bias.push_back(static_cast<float>(random_normal(11, static_cast<uint64_t>(i))));
   }
-  for (const auto [residual, fp32, apart] :
-       {Form{false, false}, {true, false}, {true, false, true}, {false, true}, {true, true}, {true, true, true}}) {
+  for (const auto [residual, fp32, apart, gated] : {Form{false, false},
+                                                    {true, false},
+                                                    {true, false, true},
+                                                    {false, true},
+                                                    {true, true},
+                                                    {true, true, true},
+                                                    {false, false, false, true}}) {
+    if (gated && weight.n % 64 != 0) continue;
     extras.residual = residual;
     extras.fp32 = fp32;
     extras.apart = apart;
+    extras.gated = gated;
     for (const int64_t stride : {weight.k, weight.k + 8, weight.k + 1}) {
       for (const int64_t m : rows) {
         const Activations x(m, weight.k, stride, DType::f16);
         for (const auto* kernel :
              accepting_kernels({weight.scheme, weight.layout, m, weight.n, weight.k, DType::f16, int8})) {
+          if (gated && !kernel->gates) continue;
           extras.kernel = kernel;
           const auto outcome = run_linear(weight, decoded, x, extras, stream);
-          EXPECT_LE(outcome.relative_error, linear_bound(DType::f16, weight.n * weight.k))
+          // silu and the product of two outputs: at most about the errors of both.
+          EXPECT_LE(outcome.relative_error, linear_bound(DType::f16, weight.n * weight.k) * (gated ? 2 : 1))
               << kernel->name << ", stride " << stride << ", " << m << " rows, residual " << residual << ", f32 "
-              << fp32 << ", apart " << apart;
+              << fp32 << ", apart " << apart << ", gated " << gated;
         }
       }
     }
+  }
+}
+
+/// silu(gate) · up by the kernel that the table picks, with a bias.
+inline void check_gated_rows(const kernels::DeviceWeight& weight, const std::vector<float>& decoded,
+                             std::span<const int64_t> rows, const device::Stream& stream) {
+  LinearExtras extras;
+  extras.gated = true;
+  for (int64_t i = 0; i < weight.n; ++i) {
+    extras.bias.push_back(static_cast<float>(random_normal(12, static_cast<uint64_t>(i))));
+  }
+  for (const int64_t m : rows) {
+    const Activations x(m, weight.k, weight.k, DType::f16);
+    const auto outcome = run_linear(weight, decoded, x, extras, stream);
+    EXPECT_LE(outcome.relative_error, 2 * linear_bound(DType::f16, weight.n * weight.k)) << m << " rows";
+    EXPECT_EQ(run_linear(weight, decoded, x, extras, stream).y, outcome.y) << m << " rows: not the same twice";
   }
 }
 
