@@ -38,12 +38,12 @@ class Caches {
   Caches(Heads shape, KvType type, int64_t length, const device::Stream& stream)
       : shape_(shape),
         position_(static_cast<int32_t>(length - 1)),
-        row_(static_cast<size_t>(length * shape.width()) * 2),
+        row_(static_cast<size_t>(length * shape.width()) * 4),
         out_(static_cast<size_t>(shape.heads * shape.head_dim) * 2),
         workspace_(kernels::decode_attention_workspace({shape.heads, shape.kv_heads, shape.head_dim, type, length})),
         kept_(static_cast<size_t>(shape.heads) * sizeof(int32_t)),
         length_(length) {
-    kernels::random_halves_cuda(row_.as<__half>(), length * shape.width(), 1.7f, 5, stream.get());
+    kernels::random_floats_cuda(row_.as<float>(), length * shape.width(), 1.7f, 5, stream.get());
     workspace_.fill(0, stream);
     const int64_t pages = (length + kernels::kv_page_tokens - 1) / kernels::kv_page_tokens;
     std::vector<int32_t> table(static_cast<size_t>(pages));
@@ -59,8 +59,8 @@ class Caches {
     for (int i = 0; i < copies; ++i) {
       keys_.emplace_back(static_cast<size_t>(key_bytes));
       values_.emplace_back(static_cast<size_t>(value_bytes));
-      kernels::rotate_and_store_cuda({row_.as<__half>(), length, shape.width(), shape.heads}, layer(i, type), {}, 0,
-                                     stream.get());
+      kernels::rotate_and_store_cuda({row_.as<float>(), length, shape.width(), shape.heads}, layer(i, type), {}, 0,
+                                     nullptr, stream.get());
     }
     type_ = type;
     stream.synchronize();
@@ -90,7 +90,7 @@ class Caches {
 
   void attend(int call, cudaStream_t stream) {
     kernels::DecodeAttentionArgs args;
-    args.qkv = row_.as<__half>();
+    args.qkv = row_.as<float>();
     args.heads = shape_.heads;
     args.layer = layer(call % copies(), type_);
     args.position = at_.as<int32_t>();

@@ -1,5 +1,6 @@
-// Causal attention on the GPU over a paged KV cache: the twins of attention.h. Queries and results are f16, scores,
-// softmax and sums fp32 (class E2 against the CPU on the same cache).
+// Causal attention on the GPU over a paged KV cache: the twins of attention.h. Products leave q, k and v in f32; they
+// are rounded once, when they have been rotated. Scores, softmax and sums are fp32, results f16 (class E2 against the
+// CPU on the same cache).
 //
 // Many tokens: rotate_and_store_cuda, then prefill_attention_cuda. One token: decode_attention_cuda does both, with the
 // position in GPU memory, so that it can be captured once and replayed.
@@ -29,34 +30,36 @@ struct HeadRotation {
 
 /// Rows of q, k and v heads side by side, as one product makes them: [rows][heads + 2 · kv_heads][head_dim].
 struct QkvRows {
-  __half* data = nullptr;
+  const float* data = nullptr;
   int64_t rows = 0;
   int64_t stride = 0;  ///< elements from row to row
   int heads = 0;
 };
 
-/// Normalizes and rotates q heads in place, k heads on their way into the cache, and stores v. Row r stands at position
-/// first + r, whose angles are row r of the tables. The sequence's pages up to first + rows − 1 are in the table.
+/// Normalizes and rotates q heads on their way to `queries` [rows][heads · head_dim] (null: not wanted), k heads on
+/// theirs into the cache, and stores v. Row r stands at position first + r, whose angles are row r of the tables. The
+/// sequence's pages up to first + rows − 1 are in the table.
 void rotate_and_store_cuda(const QkvRows& qkv, const PagedLayer& layer, const HeadRotation& rotation, int64_t first,
-                           cudaStream_t stream);
+                           __half* queries, cudaStream_t stream);
 
 /// Decodes positions 0 … length − 1 of a layer into f16 head pages in their order: what prefill_attention_cuda reads
 /// where the cache has another type. `keys` and `values` hold ceil(length / 16) pages.
 void widen_pages_cuda(const PagedLayer& layer, int64_t length, std::byte* keys, std::byte* values, cudaStream_t stream);
 
 struct PrefillAttentionArgs {
-  QkvRows qkv;            ///< rotated
-  PagedLayer layer;       ///< f16; without a table pages stand in their order
-  int64_t first = 0;      ///< position of row 0; positions up to first + rows − 1 are stored
-  int64_t window = 0;     ///< position p sees p − window + 1 … p; 0: all before it
-  __half* out = nullptr;  ///< [rows][heads · head_dim]
+  int64_t rows = 0;
+  int heads = 0;
+  PagedLayer layer;     ///< f16; without a table pages stand in their order
+  int64_t first = 0;    ///< position of row 0; positions up to first + rows − 1 are stored
+  int64_t window = 0;   ///< position p sees p − window + 1 … p; 0: all before it
+  __half* x = nullptr;  ///< [rows][heads · head_dim]: rotated queries, which results replace
 };
 /// FlashAttention-2: blocks of 64 queries stream past tiles of keys, scores stay in registers. 2 · rows · length ·
 /// head_dim multiply-adds a head on tensor cores.
 void prefill_attention_cuda(const PrefillAttentionArgs& args, cudaStream_t stream);
 
 struct DecodeAttentionArgs {
-  const __half* qkv = nullptr;  ///< one row, raw
+  const float* qkv = nullptr;  ///< one row, raw
   int heads = 0;
   PagedLayer layer;
   HeadRotation rotation;              ///< tables from position 0 on, or `single`

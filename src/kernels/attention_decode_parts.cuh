@@ -39,7 +39,7 @@ struct PageExchange {
 };
 
 struct Task {
-  const __half* qkv;
+  const float* qkv;
   PagedLayer layer;
   HeadRotation rotation;
   const int32_t* position;
@@ -119,11 +119,11 @@ struct RawHead {
   float values[dim / 32];
 
   __device__ RawHead(const Task& task, const Item& item) {
-    const __half* const from = task.qkv + int64_t{item.head} * task.layer.head_dim;
+    const float* const from = task.qkv + int64_t{item.head} * task.layer.head_dim;
 #pragma unroll
     for (int j = 0; j < dim / 32; ++j) {
       const int i = static_cast<int>(threadIdx.x) % 32 + 32 * j;
-      values[j] = i < task.layer.head_dim ? __half2float(from[i]) : 0.0f;
+      values[j] = i < task.layer.head_dim ? from[i] : 0.0f;
     }
   }
 };

@@ -41,13 +41,13 @@ __device__ __forceinline__ std::byte* place(std::byte* tile, int row, int chunk)
 template <int dim>
 __device__ void load_queries(const PrefillAttentionArgs& args, int64_t first_row, int head, std::byte* tile) {
   const int head_dim = args.layer.head_dim;
-  const bool wide = head_dim % 8 == 0 && args.qkv.stride % 8 == 0;
+  const bool wide = head_dim % 8 == 0;
   for (int i = static_cast<int>(threadIdx.x); i < query_rows * chunks<dim>; i += warps * 32) {
     const int64_t row = first_row + i / chunks<dim>;
     const int d = i % chunks<dim> * 8;
-    const __half* const from = args.qkv.data + row * args.qkv.stride + int64_t{head} * head_dim + d;
+    const __half* const from = args.x + (row * args.heads + head) * head_dim + d;
     uint4 values = make_uint4(0, 0, 0, 0);
-    if (row < args.qkv.rows && d < head_dim) {
+    if (row < args.rows && d < head_dim) {
       if (wide) {
         values = *reinterpret_cast<const uint4*>(from);
       } else {
@@ -162,8 +162,8 @@ struct Running {
       float all = weight[half] + __shfl_xor_sync(0xFFFFFFFFu, weight[half], 1);
       all += __shfl_xor_sync(0xFFFFFFFFu, all, 2);
       const int64_t row = first_row + 16 * warp + lane / 4 + 8 * half;
-      if (row >= args.qkv.rows) continue;
-      __half* const to = args.out + (row * args.qkv.heads + head) * head_dim;
+      if (row >= args.rows) continue;
+      __half* const to = args.x + (row * args.heads + head) * head_dim;
 #pragma unroll
       for (int tile = 0; tile < dim / 8; ++tile) {
         const int d = 8 * tile + 2 * (lane % 4);
@@ -202,9 +202,9 @@ __global__ void __launch_bounds__(warps * 32) prefill_attention_kernel(const Pre
   // The last queries have the most keys: they begin first.
   const int64_t first_row = int64_t{gridDim.x - 1 - blockIdx.x} * query_rows;
   const int head = static_cast<int>(blockIdx.y);
-  const int kv_head = head / (args.qkv.heads / args.layer.kv_heads);
+  const int kv_head = head / (args.heads / args.layer.kv_heads);
   const int64_t first_query = args.first + first_row;
-  const int64_t length = args.first + min(first_row + query_rows, args.qkv.rows);
+  const int64_t length = args.first + min(first_row + query_rows, args.rows);
   const int64_t oldest = args.window > 0 ? max(first_query - args.window + 1, int64_t{0}) : 0;
   const int64_t begin = oldest / keys_in_tile * keys_in_tile;
   const auto fetch = [&](int64_t first_key, int stage) {
@@ -244,8 +244,7 @@ __global__ void __launch_bounds__(warps * 32) prefill_attention_kernel(const Pre
 template <int dim>
 void launch_prefill(const PrefillAttentionArgs& args, cudaStream_t stream) {
   allow_shared_memory<prefill_attention_kernel<dim>, shared_bytes<dim>>();
-  const dim3 grid(static_cast<unsigned>((args.qkv.rows + query_rows - 1) / query_rows),
-                  static_cast<unsigned>(args.qkv.heads));
+  const dim3 grid(static_cast<unsigned>((args.rows + query_rows - 1) / query_rows), static_cast<unsigned>(args.heads));
   launch<prefill_attention_kernel<dim>>({grid, warps * 32, shared_bytes<dim>, false}, stream, "prefill_attention",
                                         args);
 }
@@ -254,7 +253,7 @@ void launch_prefill(const PrefillAttentionArgs& args, cudaStream_t stream) {
 
 void prefill_attention_cuda(const PrefillAttentionArgs& args, cudaStream_t stream) {
   const PagedLayer& layer = args.layer;
-  ensure(args.qkv.rows >= 1 && layer.kv_heads > 0 && args.qkv.heads % layer.kv_heads == 0 && layer.head_dim % 2 == 0 &&
+  ensure(args.rows >= 1 && layer.kv_heads > 0 && args.heads % layer.kv_heads == 0 && layer.head_dim % 2 == 0 &&
              layer.type == KvType::f16,
          "prefill_attention: shapes do not fit");
   switch (kv_padded_dim(layer.head_dim)) {

@@ -54,7 +54,7 @@ struct KbitWeights {
   };
 
   __device__ static void fill(char* table, const Launch& args) {
-    PairTable<bits, table_kilobytes>::template fill<Type>(table, args.codebook, args.table_exponent);
+    PairTable<bits, table_kilobytes>::template fill<Type>(table, args.codebook, args.table_factor);
   }
 
   template <int groups>

@@ -28,7 +28,7 @@ struct KbitGemv {
     using View = LanePairs<bits, gemv_table_kilobytes>;
     static constexpr int total_bytes = Values::total_bytes;
     __device__ static void fill(char* table, const Launch& args) {
-      Values::template fill<Type>(table, args.codebook, args.table_exponent);
+      Values::template fill<Type>(table, args.codebook, args.table_factor);
     }
   };
 };

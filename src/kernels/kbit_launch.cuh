@@ -34,7 +34,7 @@ struct Launch {
   void* y;
   bool fp32;            ///< y and the residual are f32, else of the activations' type
   Packet* packets;      ///< sums of row groups that blocks share: 64 outputs × rows per block, empty between launches
-  int table_exponent;   ///< the codebook times two to this is what the table holds
+  float table_factor;   ///< the codebook times this is what the table holds
   float result_factor;  ///< takes all factors out of the sums again
   bool aligned;         ///< rows of x may be read 16 bytes at a time
   bool overlap;         ///< begin while the launch before is still running, as far as the weights go

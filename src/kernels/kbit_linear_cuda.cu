@@ -8,14 +8,18 @@
 namespace w4q::kernels {
 namespace {
 
+/// The table as kernels hold it: its largest entry below 2^(entry_top + 1), and its entries near numbers of f16.
+void set_table_factor(const LinearArgs& args, int entry_top, kbit::Launch& launch) {
+  const auto& w = args.weight;
+  const float stretch = args.activation == DType::f16 ? w.table_stretch : 1.0f;
+  launch.table_factor = std::ldexp(stretch, entry_top - std::ilogb(w.table_max * stretch));
+}
+
 /// Where sums are scaled: table entries inside the 16-bit type, small levels included.
 void set_sum_factors(const LinearArgs& args, kbit::Launch& launch) {
   const bool e4m4 = args.weight.scheme.scale == formats::ScaleType::e4m4;
-  const int table_top = std::ilogb(args.weight.table_max);
-  const int entry_top = args.activation == DType::f16 ? 10 : 0;
-  launch.table_exponent = entry_top - table_top;
-  launch.result_factor =
-      std::ldexp(e4m4 ? kbit::E4m4Scales::sum_factor : kbit::F16Scales::sum_factor, table_top - entry_top);
+  set_table_factor(args, args.activation == DType::f16 ? 10 : 0, launch);
+  launch.result_factor = (e4m4 ? kbit::E4m4Scales::sum_factor : kbit::F16Scales::sum_factor) / launch.table_factor;
 }
 
 void run_gemv(const LinearArgs& args, cudaStream_t stream) {
@@ -84,13 +88,12 @@ void set_weight_factors(const LinearArgs& args, kbit::Launch& launch) {
   const bool half = args.activation == DType::f16;
   // What the kernel reads as a scale is the scale times this (kbit_linear_tile.cuh).
   const int scale_exponent = w.scheme.scale == formats::ScaleType::e4m4 ? (half ? -4 : -116) : 0;
-  const int table_top = std::ilogb(w.table_max);
   const int scale_top = std::ilogb(w.scale_max);
   // f16 products stay below 2^15: table entries take what the largest scale leaves.
   const int product_top = half ? 14 : 0;
   const int entry_top = std::min(half ? 14 : 120, product_top - (scale_top + 1 + scale_exponent));
-  launch.table_exponent = entry_top - table_top;
-  launch.result_factor = std::ldexp(1.0f, table_top - entry_top - scale_exponent);
+  set_table_factor(args, entry_top, launch);
+  launch.result_factor = std::ldexp(1.0f, -scale_exponent) / launch.table_factor;
 }
 
 std::span<const KernelRow> kbit_rows() noexcept { return rows; }
@@ -102,6 +105,7 @@ void check_kbit_weight(const DeviceWeight& w) {
   require(w.codebook != nullptr, "a null pointer", "a codebook is needed");
   require(std::isfinite(w.table_max) && w.table_max > 0, "table_max is not a positive number",
           "the largest magnitude of the codebook");
+  require(w.table_stretch >= 1 && w.table_stretch < 2, "table_stretch is not from 1 to 2", "what table_stretch() says");
 }
 
 }  // namespace w4q::kernels

@@ -25,15 +25,15 @@ struct PairTable {
   /// This lane's place in an entry, in bytes.
   __device__ static uint32_t lane_offset() { return threadIdx.x % copies * (4 * pairs_per_entry); }
 
-  /// Fills the table from the codebook [2^bits], times 2^exponent; all warps of the block. Each lane holds one level
+  /// Fills the table from the codebook [2^bits], times `factor`; all warps of the block. Each lane holds one level
   /// and gives it to the others by shuffles, so that only one load waits for memory.
   template <class Type>
-  __device__ static void fill(char* table, const float* codebook, int exponent) {
+  __device__ static void fill(char* table, const float* codebook, float factor) {
     constexpr int levels = 1 << bits;
     constexpr int lanes_per_entry = entry_bytes / 16;
     constexpr int entries_per_step = 32 / lanes_per_entry;
     const int lane = threadIdx.x % 32;
-    const float level = ldexpf(codebook[lane % levels], exponent);
+    const float level = codebook[lane % levels] * factor;
     const auto value = [&](int code) { return __shfl_sync(0xFFFFFFFFu, level, code % levels); };
     for (int first = threadIdx.x / 32 * entries_per_step; first < entries;
          first += blockDim.x / 32 * entries_per_step) {

@@ -11,9 +11,9 @@
 namespace w4q::kernels {
 
 /// Reads a head into `row` (shared memory, `dim` values, zeros beyond head_dim), the whole warp together.
-__device__ __forceinline__ void load_head(const __half* head, int head_dim, int dim, float* row) {
+__device__ __forceinline__ void load_head(const float* head, int head_dim, int dim, float* row) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  for (int i = lane; i < dim; i += 32) row[i] = i < head_dim ? __half2float(head[i]) : 0.0f;
+  for (int i = lane; i < dim; i += 32) row[i] = i < head_dim ? head[i] : 0.0f;
   __syncwarp();
 }
 

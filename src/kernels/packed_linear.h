@@ -34,6 +34,7 @@ struct DeviceWeight {
   const void* scales = nullptr;     ///< E4M4 bytes or f16
   const float* codebook = nullptr;  ///< [2^bits]
   float table_max = 1;              ///< largest magnitude of the codebook
+  float table_stretch = 1;          ///< 1 to 2: its entries times this are nearest to f16 (table_stretch.h)
   float scale_max = 31;             ///< an upper bound of the scales: keeps f16 products in range
   std::string_view layout = "kbit-fragment";
   const uint32_t* zeros = nullptr;       ///< integer, asymmetric: the zero points of the layout

@@ -21,10 +21,11 @@ __global__ void fill_kernel(T* to, int64_t count, uint64_t seed, Make make) {
 struct Bits {
   __device__ uint32_t operator()(uint64_t bits) const { return static_cast<uint32_t>(bits >> 32); }
 };
+template <class T>
 struct Uniform {
   float magnitude;
-  __device__ __half operator()(uint64_t bits) const {
-    return __float2half_rn(magnitude * (static_cast<float>(bits >> 40) * 0x1p-23f - 1.0f));
+  __device__ T operator()(uint64_t bits) const {
+    return magnitude * (static_cast<float>(bits >> 40) * 0x1p-23f - 1.0f);
   }
 };
 struct Scales {
@@ -49,7 +50,10 @@ void random_words_cuda(uint32_t* words, int64_t count, uint64_t seed, cudaStream
   fill(words, count, seed, Bits{}, stream);
 }
 void random_halves_cuda(__half* values, int64_t count, float magnitude, uint64_t seed, cudaStream_t stream) {
-  fill(values, count, seed, Uniform{magnitude}, stream);
+  fill(values, count, seed, Uniform<__half>{magnitude}, stream);
+}
+void random_floats_cuda(float* values, int64_t count, float magnitude, uint64_t seed, cudaStream_t stream) {
+  fill(values, count, seed, Uniform<float>{magnitude}, stream);
 }
 void random_e4m4_scales_cuda(uint8_t* scales, int64_t count, uint64_t seed, cudaStream_t stream) {
   fill(scales, count, seed, Scales{}, stream);

@@ -12,6 +12,7 @@ namespace w4q::kernels {
 void random_words_cuda(uint32_t* words, int64_t count, uint64_t seed, cudaStream_t stream);
 /// Uniform in [−magnitude, magnitude).
 void random_halves_cuda(__half* values, int64_t count, float magnitude, uint64_t seed, cudaStream_t stream);
+void random_floats_cuda(float* values, int64_t count, float magnitude, uint64_t seed, cudaStream_t stream);
 /// E4M4 block scales of 2^-7 to 2^-3, as weights of models have them.
 void random_e4m4_scales_cuda(uint8_t* scales, int64_t count, uint64_t seed, cudaStream_t stream);
 /// The same value everywhere.

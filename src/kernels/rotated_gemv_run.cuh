@@ -61,7 +61,7 @@ struct Tables {
  private:
   template <int bits>
   __device__ static void fill_one(char* table, const Source& source) {
-    kbit::PairTable<bits, kilobytes>::template fill<Type>(table, source.levels, source.table_exponent);
+    kbit::PairTable<bits, kilobytes>::template fill<Type>(table, source.levels, ldexpf(1.0f, source.table_exponent));
   }
 };
 

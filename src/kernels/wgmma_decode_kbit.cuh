@@ -13,7 +13,7 @@ struct KbitSource {
   CUtensorMap codes;   ///< [row group][tile][2][half a tile's words]
   CUtensorMap scales;  ///< [row group][tile][those of a tile]
   const float* codebook;
-  int table_exponent;  ///< the table holds the codebook times two to this
+  float table_factor;  ///< the table holds the codebook times this
   bool e4m4;
 };
 
@@ -38,7 +38,7 @@ struct KbitWeights {
 
   /// All warps of the block.
   __device__ static void fill_table(char* table, const Source& source) {
-    kbit::PairTable<bits, table_kilobytes>::template fill<Type>(table, source.codebook, source.table_exponent);
+    kbit::PairTable<bits, table_kilobytes>::template fill<Type>(table, source.codebook, source.table_factor);
   }
 
   /// Bytes that fetch() brings.

@@ -24,7 +24,7 @@ KbitSource source_of(const kbit::Launch& launch, const formats::Scheme& scheme) 
   KbitSource source{};
   source.e4m4 = scheme.scale == formats::ScaleType::e4m4;
   source.codebook = launch.codebook;
-  source.table_exponent = launch.table_exponent;
+  source.table_factor = launch.table_factor;
   source.codes = map_boxes(launch.codes, CU_TENSOR_MAP_DATA_TYPE_UINT64,
                            {{half / 8, 0, half / 8},
                             {2, half, 2},

@@ -28,7 +28,7 @@ struct Activations {
   Activations(const ModelConfig& config, int64_t rows)
       : residual(device_matrix<float>(rows, config.hidden_size)),
         normed(device_matrix<__half>(rows, config.hidden_size)),
-        qkv(device_matrix<__half>(rows, (config.heads + 2 * config.kv_heads) * config.head_dim)),
+        qkv(device_matrix<float>(rows, (config.heads + 2 * config.kv_heads) * config.head_dim)),
         attended(device_matrix<__half>(rows, config.heads * config.head_dim)),
         gate_up(device_matrix<__half>(rows, 2 * config.intermediate_size)),
         gated(device_matrix<__half>(rows, config.intermediate_size)),

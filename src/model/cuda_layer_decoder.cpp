@@ -85,15 +85,17 @@ void CudaLayerDecoder::attend(int64_t windows) {
     rotation.k_norm = weights_.k_norm.as<float>();
   }
   kernels::PrefillAttentionArgs args;
+  args.rows = length_;
+  args.heads = static_cast<int>(config_.heads);
   args.layer = cache_.layer(0);
   args.window = config_.sliding_window[static_cast<size_t>(layer_)];
   const int64_t width = weights_.qkv.n;
   const int64_t out_width = config_.heads * config_.head_dim;
   for (int64_t window = 0; window < windows; ++window) {
     const int64_t first = window * length_;
-    args.qkv = {qkv_.as<__half>() + first * width, length_, width, static_cast<int>(config_.heads)};
-    args.out = attended_.as<__half>() + first * out_width;
-    kernels::rotate_and_store_cuda(args.qkv, args.layer, rotation, 0, stream_.get());
+    args.x = attended_.as<__half>() + first * out_width;
+    kernels::rotate_and_store_cuda({qkv_.as<float>() + first * width, length_, width, args.heads}, args.layer, rotation,
+                                   0, args.x, stream_.get());
     kernels::prefill_attention_cuda(args, stream_.get());
   }
 }
@@ -103,7 +105,7 @@ void CudaLayerDecoder::run(float* x, int64_t windows, const CudaObserver& observ
   const int64_t rows = windows * length_;
   normalize(weights_.input_norm, x, rows);
   observe(weights_.qkv, normed_, rows, observer);
-  multiplier_->multiply(weights_.qkv, normed_.as<__half>(), rows, qkv_.as<__half>());
+  multiplier_->multiply(weights_.qkv, normed_.as<__half>(), rows, qkv_.as<float>());
   attend(windows);
   observe(weights_.o, attended_, rows, observer);
   multiplier_->multiply_residual(weights_.o, attended_.as<__half>(), rows, x);

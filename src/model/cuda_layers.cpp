@@ -101,13 +101,15 @@ void CudaDecoder::Impl::observe_input(const CudaLinear& linear, const DeviceBuff
 
 void CudaDecoder::Impl::attend_many(size_t index, const kernels::QkvRows& qkv, const kernels::PagedLayer& layer,
                                     int64_t first) {
-  kernels::rotate_and_store_cuda(qkv, layer, with_norms(rope.rotation(first), index), first, stream.get());
+  auto* const queries = activations.attended.as<__half>();
+  kernels::rotate_and_store_cuda(qkv, layer, with_norms(rope.rotation(first), index), first, queries, stream.get());
   kernels::PrefillAttentionArgs args;
-  args.qkv = qkv;
+  args.rows = qkv.rows;
+  args.heads = qkv.heads;
   args.layer = layer;
   args.first = first;
   args.window = config.sliding_window[index];
-  args.out = activations.attended.as<__half>();
+  args.x = queries;
   if (layer.type != kernels::KvType::f16) {
     const auto bytes =
         static_cast<size_t>(cache.pages() * config.kv_heads *
@@ -127,7 +129,7 @@ void CudaDecoder::Impl::attend_many(size_t index, const kernels::QkvRows& qkv, c
 
 void CudaDecoder::Impl::attend_single(size_t index, const int32_t* at, const kernels::HeadRotation& rotation) {
   kernels::DecodeAttentionArgs args;
-  args.qkv = activations.qkv.as<__half>();
+  args.qkv = activations.qkv.as<float>();
   args.heads = static_cast<int>(config.heads);
   args.layer = cache.layer(static_cast<int64_t>(index));
   args.rotation = with_norms(rotation, index);
@@ -154,7 +156,7 @@ void CudaDecoder::Impl::attend(size_t index, int64_t rows, int64_t first) {
     return attend_single(index, positions.as<int32_t>() + first, rope.rotation(first));
   }
   const int64_t width = (config.heads + 2 * config.kv_heads) * config.head_dim;
-  attend_many(index, {activations.qkv.as<__half>(), rows, width, static_cast<int>(config.heads)},
+  attend_many(index, {activations.qkv.as<float>(), rows, width, static_cast<int>(config.heads)},
               cache.layer(static_cast<int64_t>(index)), first);
 }
 
@@ -163,7 +165,7 @@ void CudaDecoder::Impl::run_layer(size_t index, int64_t rows, int64_t first, con
   const CudaLayer& weights = layers[index];
   normalize(weights.input_norm, rows);
   observe_input(weights.qkv, activations.normed, rows, observer);
-  multiplier.multiply(weights.qkv, activations.normed.as<__half>(), rows, activations.qkv.as<__half>(), input_norm());
+  multiplier.multiply(weights.qkv, activations.normed.as<__half>(), rows, activations.qkv.as<float>(), input_norm());
   attend(index, rows, first);
   observe_input(weights.o, activations.attended, rows, observer);
   // An observer sees complete inputs.

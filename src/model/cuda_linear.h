@@ -102,7 +102,7 @@ class CudaMultiplier {
   CudaOffload* offload() noexcept { return offload_ ? &*offload_ : nullptr; }
 
   /// y[rows × n] = x · Wᵀ + b. One row, of layers that fuse: `norm` completes the input, here and below.
-  void multiply(const CudaLinear& linear, const __half* x, int64_t rows, __half* y, InputNorm norm = {});
+  void multiply(const CudaLinear& linear, const __half* x, int64_t rows, float* y, InputNorm norm = {});
   /// residual += x · Wᵀ + b. One row, of a layer that fuses: also leaves `next`.
   void multiply_residual(const CudaLinear& linear, const __half* x, int64_t rows, float* residual,
                          const NextNorm* next = nullptr);

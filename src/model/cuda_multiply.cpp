@@ -202,8 +202,8 @@ void CudaMultiplier::multiply_into(const CudaLinear& linear, const __half* x, in
   }
 }
 
-void CudaMultiplier::multiply(const CudaLinear& linear, const __half* x, int64_t rows, __half* y, InputNorm norm) {
-  multiply_into(linear, x, rows, {y, linear.n}, after(norm));
+void CudaMultiplier::multiply(const CudaLinear& linear, const __half* x, int64_t rows, float* y, InputNorm norm) {
+  multiply_into(linear, x, rows, {y, linear.n, true}, after(norm));
 }
 
 void CudaMultiplier::multiply_residual(const CudaLinear& linear, const __half* x, int64_t rows, float* residual,

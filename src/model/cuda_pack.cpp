@@ -8,6 +8,7 @@
 #include "core/float_formats.h"
 #include "formats/e4m4.h"
 #include "formats/kbit.h"
+#include "kernels/table_stretch.h"
 #include "model/cuda_stack.h"
 #include "repack/layout_registry.h"
 #include "repack/map_pass_cuda.h"
@@ -89,6 +90,7 @@ class Packer {
     weight.scales = packed.scales;
     const auto& table = weights_.front()->plane(PlaneRole::codebook).bytes;
     weight.table_max = formats::kbit_table_max(table.as<float>());
+    weight.table_stretch = kernels::table_stretch(table.as<float>());
     weight.codebook = upload(table.bytes()).as<float>();  // waits: the canonical planes may go
   }
 

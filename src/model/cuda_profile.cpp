@@ -48,9 +48,8 @@ std::vector<StepPart> CudaDecoder::time_step_parts() {
     });
   };
   CudaMultiplier& multiplier = decoder.multiplier;
-  products("q, k, v", &CudaLayer::qkv, [&](const CudaLinear& linear) {
-    multiplier.multiply(linear, a.normed.as<__half>(), 1, a.qkv.as<__half>());
-  });
+  products("q, k, v", &CudaLayer::qkv,
+           [&](const CudaLinear& linear) { multiplier.multiply(linear, a.normed.as<__half>(), 1, a.qkv.as<float>()); });
   const CudaLayer& any = layers.front();
   products("o", &CudaLayer::o, [&](const CudaLinear& linear) {
     decoder.add_product(linear, a.attended, 1, &any.gate_up, any.post_attention_norm.as<float>());

@@ -10,6 +10,7 @@
 #include "kernels/random_cuda.h"
 #include "kernels/rotate_input.h"
 #include "kernels/rotated_pack.h"
+#include "kernels/table_stretch.h"
 #include "model/cuda_model.h"
 #include "model/cuda_pack.h"
 #include "model/cuda_rotated.h"
@@ -102,6 +103,7 @@ class Maker {
       weight.table_max = 40.0f / root;
       auto table = formats::codebook("nf", scheme.bits);
       for (float& value : table) value *= weight.table_max;
+      weight.table_stretch = kernels::table_stretch(table);
       linear.memory.push_back(DeviceBuffer::copy_of(bytes_of(table), stream_));
       weight.codebook = linear.memory.back().as<float>();
       stream_.synchronize();

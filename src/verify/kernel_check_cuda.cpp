@@ -67,7 +67,6 @@ class Checker {
         linear_(model::upload_linears(std::array{&weight}, stream_)),
         multiplier_(std::array<const model::CudaLinear*, 1>{&linear_}, most_rows, stream_, int8_activations),
         expected_(static_cast<size_t>(most_rows * weight.n)),
-        halves_(expected_.size() * 2),
         got_(expected_.size()) {}
 
   KernelError run() {
@@ -80,12 +79,9 @@ class Checker {
       multiply(rows);
       result.to_cpu = worse(result.to_cpu, to_cpu(rows));
       result.to_fp64 = worse(result.to_fp64, to_fp64(rows));
-      const std::string name(kernel_name(product, rows));
+      std::string name(kernel_name(product, rows));
+      if (rows == 1 && model::fuses(linear_)) name += ", fused";  // the one that single tokens run
       if (std::ranges::find(names, name) == names.end()) names.push_back(name);
-    }
-    if (model::fuses(linear_)) {
-      check_fused(result);
-      names.push_back(std::string(kernel_name(product, 1)) + ", fused");
     }
     result.kernels = join(names);
     return result;
@@ -113,27 +109,14 @@ class Checker {
  private:
   MatrixView<const float> all_inputs() const { return {inputs_.values.data(), most_rows, weight_.k}; }
 
-  /// The first rows on the GPU, to got_.
+  /// The first rows on the GPU, to got_, in f32.
   void multiply(int64_t rows) {
-    const auto count = static_cast<size_t>(rows * weight_.n);
-    device::DeviceBuffer y(count * 2);
+    const auto got = std::span(got_).first(static_cast<size_t>(rows * weight_.n));
+    device::DeviceBuffer y(got.size_bytes());
     y.fill(0xFF, stream_);
-    multiplier_.multiply(linear_, inputs_.on_gpu.as<__half>(), rows, y.as<__half>());
-    y.download(std::span(halves_).first(count * 2), stream_);
+    multiplier_.multiply(linear_, inputs_.on_gpu.as<__half>(), rows, y.as<float>());
+    y.download(std::as_writable_bytes(got), stream_);
     stream_.synchronize();
-    widen(std::span<const std::byte>(halves_).first(count * 2), DType::f16, std::span(got_).first(count));
-  }
-
-  /// What single tokens run: the kernel that takes over what lies between products, here with f32 results.
-  void check_fused(KernelError& result) {
-    const auto count = static_cast<size_t>(weight_.n);
-    device::DeviceBuffer y(count * sizeof(float));
-    y.fill(0xFF, stream_);
-    multiplier_.multiply_logits(linear_, inputs_.on_gpu.as<__half>(), 1, y.as<float>());
-    y.download(std::as_writable_bytes(std::span(got_).first(count)), stream_);
-    stream_.synchronize();
-    result.to_cpu = worse(result.to_cpu, to_cpu(1));
-    result.to_fp64 = worse(result.to_fp64, to_fp64(1));
   }
 
   static double worse(double a, double b) { return std::isnan(a) || a > b ? a : b; }
@@ -176,7 +159,6 @@ class Checker {
   model::CudaLinear linear_;
   model::CudaMultiplier multiplier_;
   std::vector<float> expected_;
-  std::vector<std::byte> halves_;
   std::vector<float> got_;
 };
 

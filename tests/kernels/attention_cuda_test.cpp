@@ -46,16 +46,16 @@ class Sequence {
     keys_ = test::poisoned(heads * static_cast<size_t>(kv_head_page_bytes(type, dim())), stream);
     values_ = test::poisoned(heads * static_cast<size_t>(kv_value_page_bytes(type, dim())), stream);
     layer = {keys_.data(), values_.data(), table_device_.as<int32_t>(), type, shape.kv_heads, shape.head_dim};
-    rows_device_ = on_device(halves(rows.values), stream);
+    rows_device_ = on_device(rows.values, stream);
   }
 
   int dim() const { return kv_padded_dim(shape.head_dim); }
   QkvRows part(int64_t first, int64_t count) {
-    return {rows_device_.as<__half>() + first * shape.width(), count, shape.width(), shape.heads};
+    return {rows_device_.as<float>() + first * shape.width(), count, shape.width(), shape.heads};
   }
   /// Stores rows first … first + count − 1; nothing is rotated.
   void store(int64_t first, int64_t count) {
-    rotate_and_store_cuda(part(first, count), layer, {}, first, stream.get());
+    rotate_and_store_cuda(part(first, count), layer, {}, first, nullptr, stream.get());
   }
 
   /// Calls change(token, query heads, key, value) for all tokens and key heads.
@@ -69,7 +69,7 @@ class Sequence {
       }
     }
     rows.values = rounded(rows.values);
-    rows_device_ = on_device(halves(rows.values), stream);
+    rows_device_ = on_device(rows.values, stream);
   }
 
   /// What the GPU's cache holds, as the CPU keeps it.
@@ -176,7 +176,8 @@ constexpr double tolerance = 4e-3;
 std::vector<float> prefill(Sequence& s, int64_t first, int64_t count, int64_t window) {
   const auto size = static_cast<size_t>(count * s.shape.heads * s.shape.head_dim);
   auto out = test::poisoned(size * 2, s.stream);
-  prefill_attention_cuda({s.part(first, count), s.layer, first, window, out.as<__half>()}, s.stream.get());
+  rotate_and_store_cuda(s.part(first, count), s.layer, {}, first, out.as<__half>(), s.stream.get());
+  prefill_attention_cuda({count, s.shape.heads, s.layer, first, window, out.as<__half>()}, s.stream.get());
   return floats(from_device<uint16_t>(out, size, s.stream));
 }
 
@@ -483,7 +484,7 @@ TEST_F(AttentionCuda, NormalizesAndRotatesLikeTheCpu) {
   const HeadRotation rotation{cosine_device.as<float>(), sine_device.as<float>(), pairs,
                               q_device.as<float>(),      k_device.as<float>(),    1e-6f};
   // The last row by the decoding kernel, which rotates on its way.
-  rotate_and_store_cuda(s.part(0, length - 1), s.layer, rotation, 0, stream.get());
+  rotate_and_store_cuda(s.part(0, length - 1), s.layer, rotation, 0, nullptr, stream.get());
   DecodeAttentionArgs args;
   args.qkv = s.part(length - 1, 1).data;
   args.heads = shape.heads;

@@ -9,6 +9,7 @@
 #include "device_values.h"
 #include "kernels/dense_gemv_cuda.h"
 #include "kernels/elementwise.h"
+#include "kernels/linear_fusion.h"
 #include "random_matrix.h"
 #include "support.h"
 

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "core/progress.h"
+#include "core/text.h"
 #include "device/properties.h"
 #include "kernels/logits.h"
 #include "model/cuda_cache.h"
@@ -97,7 +98,9 @@ TEST_F(CudaDecoders, LogitsAreTheCpus) {
     ASSERT_FALSE(ids.empty()) << folder;
     const auto expected = decode(model, ids, at_once);
     const auto got = decode_on_gpu(on_gpu, ids, at_once);
-    EXPECT_LE(largest_difference(got, expected), logit_tolerance) << folder;
+    const double difference = largest_difference(got, expected);
+    EXPECT_LE(difference, logit_tolerance) << folder;
+    RecordProperty(folder.filename(), concat(difference));
     EXPECT_LE(mean_kl(expected, got, model.config().vocab_size), kl_tolerance) << folder;
     EXPECT_TRUE(on_gpu.widened().empty());
   }
@@ -117,9 +120,8 @@ Model quantized(std::string_view scheme, const std::filesystem::path& output, co
   return Model::open(output);
 }
 
-/// Table entries and scaled weights are rounded to 16 bits on top (docs/kernels/decode.md): measured 2.9e-2, of logits
-/// up to 32.
-constexpr double packed_logit_tolerance = 3.5e-2;
+/// Scaled weights are rounded to 16 bits on top (docs/kernels/decode.md): measured 2.4e-2, of logits up to 32.
+constexpr double packed_logit_tolerance = 3e-2;
 
 TEST_F(CudaDecoders, LogitsOfPackedModelsAreTheCpus) {
   set_progress_enabled(false);
@@ -133,7 +135,9 @@ TEST_F(CudaDecoders, LogitsOfPackedModelsAreTheCpus) {
     const auto expected = decode(model, ids, at_once);
     for (const std::vector<size_t>& chunks : {at_once, {1}, {40, 3}}) {
       const auto got = decode_on_gpu(on_gpu, ids, chunks);
-      EXPECT_LE(largest_difference(got, expected), packed_logit_tolerance) << scheme;
+      const double difference = largest_difference(got, expected);
+      EXPECT_LE(difference, packed_logit_tolerance) << scheme;
+      RecordProperty(concat(scheme, ", chunks of ", chunks.front()), concat(difference));
       EXPECT_LE(mean_kl(expected, got, model.config().vocab_size), kl_tolerance) << scheme;
     }
   }
@@ -181,8 +185,8 @@ TEST_F(CudaDecoders, Int8ActivationsAreRefusedWhereThereIsNoProduct) {
   refused(quantized("int3-g128-f16", folder / "i"), "q_proj");
 }
 
-/// Inputs are rounded once more when they are rotated: measured 5.5e-2.
-constexpr double rotated_logit_tolerance = 6.5e-2;
+/// Inputs are rounded once more when they are rotated: measured 3.4e-2, and 3.8e-2 between two ways on the GPU.
+constexpr double rotated_logit_tolerance = 4.5e-2;
 
 TEST_F(CudaDecoders, LogitsOfRotatedModelsAreTheCpusWithAndWithoutTheirResidual) {
   set_progress_enabled(false);
@@ -205,7 +209,10 @@ TEST_F(CudaDecoders, LogitsOfRotatedModelsAreTheCpusWithAndWithoutTheirResidual)
       EXPECT_TRUE(on_gpu.widened().empty());
       for (const std::vector<size_t>& chunks : {at_once, {1}, {40, 3}}) {
         const auto got = decode_on_gpu(on_gpu, ids, chunks);
-        EXPECT_LE(largest_difference(got, expected), rotated_logit_tolerance) << residual;
+        const double difference = largest_difference(got, expected);
+        EXPECT_LE(difference, rotated_logit_tolerance) << residual;
+        RecordProperty(concat(residual ? "both passes" : "one pass", ", chunks of ", chunks.front()),
+                       concat(difference));
         EXPECT_LE(mean_kl(expected, got, model.config().vocab_size), kl_tolerance) << residual;
       }
     }
@@ -339,7 +346,7 @@ TEST_F(CudaDecoders, NormsInsideProductsGiveTheSameLogits) {
     }
     const auto fused = decode_on_gpu(on_gpu, ids, {1});
     const auto apart = decode_on_gpu(on_gpu, ids, {1}, {.fuse = false});
-    EXPECT_LE(largest_difference(fused, apart), packed_logit_tolerance) << scheme;
+    EXPECT_LE(largest_difference(fused, apart), rotated_logit_tolerance) << scheme;
     EXPECT_NE(fused, apart) << scheme;  // otherwise nothing was compared
     // Steps, whose last norm is part of products too: the same for a graph and for plain launches.
     const std::vector<int32_t> prompt = {1022, 5, 77, 300};

@@ -69,7 +69,7 @@ struct Layers {
     if (budget) keep_resident(all, *budget, stream);
   }
 
-  std::vector<uint16_t> run(int64_t rows, int rounds, std::chrono::microseconds delay, OffloadTraffic* traffic) {
+  std::vector<float> run(int64_t rows, int rounds, std::chrono::microseconds delay, OffloadTraffic* traffic) {
     std::vector<const CudaLinear*> all;
     for (const auto& linear : linears) all.push_back(&linear);
     CudaMultiplier multiplier(all, rows, stream);
@@ -77,15 +77,15 @@ struct Layers {
     std::vector<uint16_t> x(static_cast<size_t>(rows * k));
     for (size_t i = 0; i < x.size(); ++i) x[i] = f16_from_f32(static_cast<float>(random_normal(9, i)));
     const auto input = device::DeviceBuffer::copy_of(bytes_of(x), stream);
-    device::DeviceBuffer y(static_cast<size_t>(rows * outputs * rounds * 2));
-    auto* to = y.as<__half>();
+    device::DeviceBuffer y(static_cast<size_t>(rows * outputs * rounds) * sizeof(float));
+    auto* to = y.as<float>();
     for (int round = 0; round < rounds; ++round) {
       for (const auto& linear : linears) {
         multiplier.multiply(linear, input.as<__half>(), rows, to);
         to += rows * linear.n;
       }
     }
-    std::vector<uint16_t> result(static_cast<size_t>(rows * outputs * rounds));
+    std::vector<float> result(static_cast<size_t>(rows * outputs * rounds));
     y.download(std::as_writable_bytes(std::span(result)), stream);
     stream.synchronize();
     if (traffic != nullptr && multiplier.offload() != nullptr) *traffic = multiplier.offload()->traffic();
@@ -93,11 +93,11 @@ struct Layers {
   }
 };
 
-double relative_difference(const std::vector<uint16_t>& a, const std::vector<uint16_t>& b) {
+double relative_difference(const std::vector<float>& a, const std::vector<float>& b) {
   double difference = 0, signal = 0;
   for (size_t i = 0; i < a.size(); ++i) {
-    difference += std::pow(f32_from_f16(a[i]) - f32_from_f16(b[i]), 2);
-    signal += std::pow(f32_from_f16(a[i]), 2);
+    difference += std::pow(a[i] - b[i], 2);
+    signal += std::pow(a[i], 2);
   }
   return std::sqrt(difference / signal);
 }
