@@ -134,6 +134,28 @@ struct Strips {
   __device__ static int block_of(int run) { return gridDim.x - 1 - run; }
 };
 
+/// Stores a lane's complete sums of a row group, the first of them value `first` of an Accumulator. A gate and its up
+/// are two values apart.
+template <class Type, int groups>
+__device__ __forceinline__ void store_sums(const Launch& args, int row_group, int first,
+                                           float (&sums)[Cut<groups>::own_sums]) {
+  const int lane = threadIdx.x % 32;
+  const int last = static_cast<int>(args.n) - 1;
+  const bool gated = args.fusion.gated;
+  const auto output = [&](int i) { return 64 * row_group + 16 * ((first + i) / 4 % 4) + 8 * (i % 4 / 2) + lane / 4; };
+#pragma unroll
+  for (int i = 0; i < Cut<groups>::own_sums; ++i) sums[i] = output_value(args, min(output(i), last), sums[i]);
+#pragma unroll
+  for (int i = 0; i < Cut<groups>::own_sums; ++i) {
+    if (gated && i % 4 >= 2) continue;
+    const int row = gated ? (output(i) - lane / 4) / 2 + lane / 4 : output(i);
+    const int column = 8 * ((first + i) / 16) + lane % 4 * 2 + i % 2;
+    const float value = gated ? silu_product(sums[i], sums[(i + 2) % Cut<groups>::own_sums]) : sums[i];
+    if (output(i) > last || column >= args.m) continue;
+    store_value<Type>(args.y, args.residual, args.fp32, column * args.ldy + row, value);
+  }
+}
+
 /// Stores the complete sums of a strip, or hands them to the block that does.
 template <class Type, int groups>
 __device__ __forceinline__ void deliver(const Launch& args, const Strips<groups>& strips, int strip, int warp,
@@ -154,19 +176,7 @@ __device__ __forceinline__ void deliver(const Launch& args, const Strips<groups>
 #pragma unroll
   for (int i = 0; i < C::own_sums; ++i) sums[i] = acc.values[i];
   for (int run = strips.run + 1; strips.runs.begin(run) < end; ++run) receive(mailbox(run), 32, sums);
-  const int first_output = 64 * (strip * C::row_groups + C::row_group(warp)) + lane / 4;
-  const bool gated = args.fusion.gated;
-#pragma unroll
-  for (int i = 0; i < C::own_sums; ++i) {
-    const int index = first + i;
-    const int output = first_output + 16 * (index / 4 % 4) + 8 * (i % 4 / 2);
-    const int row = 8 * (index / 16) + lane % 4 * 2 + i % 2;
-    if (!gated) {
-      store_output<Type>(args, output, row, sums[i]);
-    } else if (i % 4 < 2) {
-      store_gated<Type>(args, output, row, sums[i], sums[i + 2]);
-    }
-  }
+  store_sums<Type, groups>(args, strip * C::row_groups + C::row_group(warp), first, sums);
 }
 
 /// One warp's way through the tiles of its block's run, one in each unit.

@@ -67,15 +67,6 @@ __device__ __forceinline__ void store_output(const Launch& args, int row, int co
   store_value<Type>(args.y, args.residual, args.fp32, at, output_value(args, row, sum));
 }
 
-/// The same of a gate in `row` and its up: y[column][…] = silu(gate) · up.
-template <class Type>
-__device__ __forceinline__ void store_gated(const Launch& args, int row, int column, float gate, float up) {
-  if (row >= args.n || column >= args.m) return;
-  const int at = row / (2 * gated_turn) * gated_turn + row % gated_turn;
-  static_cast<typename Type::Scalar*>(args.y)[column * args.ldy + at] =
-      Type::narrow(silu_product(output_value(args, row, gate), output_value(args, row + gated_turn, up)));
-}
-
 /// 1 to 16 activation rows (kbit_gemv_cuda.cu).
 void launch_gemv(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks, cudaStream_t stream,
                  std::string_view shape);
