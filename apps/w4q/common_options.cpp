@@ -60,7 +60,8 @@ void add_kv(CLI::App& command, KvWords& words) {
       ->capture_default_str();
   command
       .add_option("--kv-delta", words.delta,
-                  "With --kv fp4r: skip pages whose scores stay this far (nats) below the largest")
+                  "With --kv fp4r: skip pages whose scores stay this far (nats) below the largest of the first page's "
+                  "and the newest pages'")
       ->check(CLI::NonNegativeNumber);
 }
 

@@ -70,7 +70,7 @@ struct DecodeAttentionArgs {
   bool overlap = false;            ///< elementwise_cuda.h
   // fp4r
   int64_t capacity = 0;           ///< tokens that the workspace was asked for
-  float delta = INFINITY;         ///< pages whose scores stay this far below the largest one (nats) are skipped
+  float delta = INFINITY;         ///< pages whose scores stay this far (nats) below those that matter are skipped
   int32_t* kept = nullptr;        ///< pages attended to, of each key head and eight of its query heads; or null
   uint32_t* keep_mask = nullptr;  ///< [the same][ceil(capacity / 512)] a bit for each page, or null
 };
@@ -85,8 +85,8 @@ size_t decode_attention_workspace(const DecodeAttentionShape& shape);
 inline constexpr int fp4r_most_tokens = 1 << 19;
 /// Normalizes, rotates, stores and attends in one launch. Blocks share the pages of a key head (split-KV) and the last
 /// one adds their sums up in order. Reads the cache once: 2 · length · kv_heads rows; of fp4r the codes of all keys,
-/// and what they leave and the values of the pages that are kept, by blocks that wait for each other (a cooperative
-/// launch).
+/// and what they leave and the values of the pages that are kept: those with a score, by codes alone, at most delta
+/// below the largest one of the first page and the newest 15.
 void decode_attention_cuda(const DecodeAttentionArgs& args, cudaStream_t stream);
 
 }  // namespace w4q::kernels

@@ -10,6 +10,7 @@
 #include "core/text.h"
 #include "device/launch.h"
 #include "kernels/attention_decode_parts.cuh"
+#include "kernels/attention_kept.cuh"
 #include "kernels/attention_loop.cuh"
 #include "kernels/attention_merge.cuh"
 #include "kernels/attention_pages.cuh"
@@ -79,17 +80,19 @@ __global__ void __launch_bounds__(threads<dim>, 1) decode_attention_kernel(const
     RingAttending<dim> attending(task, stretch, heads.kv_head, pages, space.ring);
     attend(attending, space.ring.row());
   } else {
-    Attending<type, dim, PoolPages<dim>> attending(task, stretch, heads.kv_head, pages, space);
+    Attending<type, dim> attending(task, stretch, heads.kv_head, pages, space);
     attend(attending, space.next.row());
   }
   __syncthreads();
   merge<dim>(task, heads, split, stretch.active, shared.spaces);
 }
 
-/// Pages of fp4r whose coarse scores come close enough to the largest one.
+/// Pages of fp4r whose coarse scores come close enough to the largest ones of some pages.
 template <int dim>
 __global__ void __launch_bounds__(threads<dim>, 1) pruned_attention_kernel(const Task task) {
   constexpr KvType type = KvType::fp4r;
+  /// There is room for a head behind the ring; otherwise it takes the ring's last place.
+  constexpr bool has_row = has_next_page<type, dim> && sizeof(Fp4Ring<dim>) <= NextPage<type, dim>::bytes;
   extern __shared__ uint4 memory[];
   auto& shared = *reinterpret_cast<Shared<type, dim>*>(memory);
   __shared__ PageChoice<dim> choice;
@@ -100,44 +103,43 @@ __global__ void __launch_bounds__(threads<dim>, 1) pruned_attention_kernel(const
   const BlockHeads heads(task);
   EarlyLoads<dim> early(task, heads);
   const Stretch stretch(task, read_position(task), split, static_cast<int>(gridDim.x));
-  if (split >= stretch.active) return;
-  const uint32_t mark = read_mark(task);
-  const bool last = split + 1 == stretch.active;
-  auto& space = shared.spaces[threadIdx.x / 32];
-  const PoolPages<dim> own(task.layer, stretch.begin + split, stretch.active,
-                           (stretch.pages - split + stretch.active - 1) / stretch.active);
-  PageScores* const scores =
-      own.count <= scored_pages<dim>
-          ? choice.scores
-          : task.exchange.page_max + (blockIdx.y * gridDim.x + blockIdx.x) * task.exchange.split_pages;
+  const int active =
+      min(static_cast<int>(gridDim.x), (stretch.pages + pruned_pages_per_split - 1) / pruned_pages_per_split);
+  if (split >= active) return;
+  const bool last = split + 1 == active;
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  auto& space = shared.spaces[warp];
+  const OwnPages own(task, stretch, split, active);
   QueryFragments<type, dim> queries;
+  PagePlace own_first;
+  PageList<dim> list(task, stretch, own);
   {
-    PageScoring<dim> scoring(task, stretch, heads.kv_head, own, space.ring);
-    scoring.begin();
-    prepare_heads<type, dim>(task, heads, early, stretch.position, last, space.ring.row(), shared.queries,
-                             shared.fresh);
+    PageScoring<dim> scoring(task, heads, stretch, own, space.ring);
+    scoring.ask();
+    if (has_row) scoring.ask();
+    choice.clear(own.count);
+    float* const row = has_row ? space.next.row() : space.ring.row();
+    prepare_heads<type, dim>(task, heads, early, stretch.position, last, row, shared.queries, shared.fresh);
+    if (!has_row) scoring.ask();
     queries.load(shared.queries);
-    scoring.run(queries, score_factor(task) * Fp4Keys<dim, false>::score_unit, scores,
-                choice.largest[threadIdx.x / 32]);
+    own_first = scoring.run(queries, choice);
   }
-  PageList<dim> list(task, stretch, own, scores);
+  KeptAttending<dim> attending(task, stretch, heads.kv_head, space.next);
+  attending.ask(own_first);
   Running<type, dim> running;
   running.clear();
-  // While other blocks still score theirs.
-  if (last && threadIdx.x / 32 == warps<dim> - 1) {
+  while (!list.ended()) {
+    const int count = list.fill(choice);
+    attending.run(choice.list, count, queries, running);
+  }
+  if (last && warp == warps<dim> - 1) {
     attend_to_itself<type, dim>(task, stretch.position, shared.fresh, queries, running);
   }
-  agree_on_thresholds<dim>(task, heads, stretch.active, mark, choice);
-  while (!list.ended()) {
-    const ListedPages<dim> pages(choice.list, list.fill(choice));
-    Attending<type, dim, ListedPages<dim>> attending(task, stretch, heads.kv_head, pages, space);
-    attending.begin();
-    attending.run(queries, running);
-  }
+  __syncwarp();
   running.store(space.partial);
   __syncthreads();
-  merge<dim>(task, heads, split, stretch.active, shared.spaces);
-  count_kept(task, split, stretch.active, mark, list.kept);
+  merge<dim>(task, heads, split, active, shared.spaces);
+  if (warp == warps<dim> - 1) count_kept(task, split, active, list.kept);
 }
 
 struct Grid {
@@ -151,9 +153,8 @@ void launch_dim(const Task& task, const Grid& grid, cudaStream_t stream) {
   if constexpr (type == KvType::fp4r) {
     static_assert(bytes + sizeof(PageChoice<dim>) <= least_shared_bytes);
     allow_shared_memory<pruned_attention_kernel<dim>, bytes>();
-    const bool together = grid.blocks.x > 1;
-    launch<pruned_attention_kernel<dim>>({grid.blocks, threads<dim>, bytes, grid.overlap, together}, stream,
-                                         "pruned_attention", task);
+    launch<pruned_attention_kernel<dim>>({grid.blocks, threads<dim>, bytes, grid.overlap}, stream, "pruned_attention",
+                                         task);
   } else {
     allow_shared_memory<decode_attention_kernel<type, dim>, bytes>();
     launch<decode_attention_kernel<type, dim>>({grid.blocks, threads<dim>, bytes, grid.overlap}, stream,
@@ -175,31 +176,15 @@ void launch_type(const Task& task, const Grid& grid, cudaStream_t stream) {
 
 /// Where things stand in the workspace.
 struct Workspace {
-  size_t packets, launches, largest, kept, page_max, end;
-  int64_t page_capacity, split_pages;
+  size_t packets, kept, end;
 
   Workspace(const DecodeAttentionShape& shape, const Plan& plan) {
-    const auto tiles = static_cast<size_t>(shape.kv_heads * plan.head_tiles);
-    const size_t blocks = tiles * static_cast<size_t>(plan.splits);
+    const auto blocks = static_cast<size_t>(shape.kv_heads * plan.head_tiles * plan.splits);
     const auto columns = static_cast<size_t>(tile_heads * kv_padded_dim(shape.head_dim) / 2);
-    const bool prunes = shape.type == KvType::fp4r;
-    page_capacity = (shape.capacity + kv_page_tokens - 1) / kv_page_tokens;
-    split_pages = std::max<int64_t>(pages_per_split, (page_capacity + plan.splits - 1) / plan.splits);
     end = 0;
     const auto take = [&](size_t bytes) { return std::exchange(end, end + (bytes + 255) / 256 * 256); };
     packets = take(blocks * columns * sizeof(kbit::Packet));
-    launches = take(prunes ? tiles * sizeof(uint32_t) : 0);
-    largest = take(prunes ? blocks * tile_heads * sizeof(kbit::Packet) : 0);
-    kept = take(prunes ? blocks * sizeof(kbit::Packet) : 0);
-    page_max = take(prunes ? blocks * static_cast<size_t>(split_pages) * sizeof(PageScores) : 0);
-  }
-  PageExchange exchange(std::byte* workspace) const {
-    return {reinterpret_cast<uint32_t*>(workspace + launches),
-            reinterpret_cast<kbit::Packet*>(workspace + largest),
-            reinterpret_cast<kbit::Packet*>(workspace + kept),
-            reinterpret_cast<PageScores*>(workspace + page_max),
-            split_pages,
-            page_capacity};
+    kept = take(shape.type == KvType::fp4r ? blocks * sizeof(kbit::Packet) : 0);
   }
 };
 
@@ -235,9 +220,10 @@ void decode_attention_cuda(const DecodeAttentionArgs& args, cudaStream_t stream)
   task.position = args.position;
   task.out = args.out;
   task.packets = reinterpret_cast<kbit::Packet*>(args.workspace + at.packets);
-  task.exchange = at.exchange(args.workspace);
+  task.kept_packets = reinterpret_cast<kbit::Packet*>(args.workspace + at.kept);
   task.keep_mask = args.keep_mask;
   task.kept = args.kept;
+  task.mask_words = (args.capacity + 32 * kv_page_tokens - 1) / (32 * kv_page_tokens);
   task.margin = args.delta * decode::log2_e;
   task.window = args.window;
   task.heads = args.heads;

@@ -29,15 +29,6 @@ struct Plan {
   int head_tiles, splits;
 };
 
-/// What blocks of a key head tell each other about pages (attention_pages.cuh).
-struct PageExchange {
-  uint32_t* launches;     ///< [key head and tile]: marks what a launch sends
-  kbit::Packet* largest;  ///< [key head and tile][split][tile_heads]
-  kbit::Packet* kept;     ///< [key head and tile][split]
-  uint4* page_max;        ///< [key head and tile][split][split_pages]: where shared memory does not suffice
-  int64_t split_pages, page_capacity;
-};
-
 struct Task {
   const float* qkv;
   PagedLayer layer;
@@ -45,10 +36,12 @@ struct Task {
   const int32_t* position;
   __half* out;
   kbit::Packet* packets;  ///< [key head and tile][split][tile_heads · dim / 2]
-  PageExchange exchange;  ///< fp4r
-  uint32_t* keep_mask;    ///< fp4r, or null
-  int32_t* kept;          ///< fp4r, or null
-  float margin;           ///< fp4r, in units of log2
+  // fp4r
+  kbit::Packet* kept_packets;  ///< [key head and tile][split]
+  uint32_t* keep_mask;         ///< [key head and tile][mask_words], or null
+  int32_t* kept;               ///< [key head and tile], or null
+  int64_t mask_words;
+  float margin;  ///< in units of log2
   int64_t window;
   int heads, group, head_tiles;
 };

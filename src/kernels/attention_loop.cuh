@@ -180,9 +180,13 @@ struct HeadPages {
       : first_keys(head_page(task.layer.keys, 0, task.layer.kv_heads, kv_head, key_bytes)),
         first_values(head_page(task.layer.values, 0, task.layer.kv_heads, kv_head, value_bytes)),
         kv_heads(task.layer.kv_heads) {}
-  __device__ const std::byte* keys(int place) const { return first_keys + int64_t{place} * (kv_heads * key_bytes); }
-  __device__ const std::byte* values(int place) const {
-    return first_values + int64_t{place} * (kv_heads * value_bytes);
+  __device__ const std::byte* keys(int place) const { return first_keys + distance(place, key_bytes); }
+  __device__ const std::byte* values(int place) const { return first_values + distance(place, value_bytes); }
+
+ private:
+  /// One multiplication: places are not negative.
+  __device__ uint64_t distance(int place, int bytes) const {
+    return static_cast<uint64_t>(static_cast<uint32_t>(place)) * static_cast<uint32_t>(kv_heads * bytes);
   }
 };
 
@@ -323,12 +327,12 @@ class RingAttending {
 
 /// The same by way of registers, which take the next keys, and the next values, as soon as the last ones have been
 /// multiplied; with has_next_page the one after is under way into shared memory.
-template <KvType type, int dim, class Pages>
+template <KvType type, int dim>
 class Attending {
  public:
   using Space = WarpSpace<type, dim>;
 
-  __device__ Attending(const Task& task, const Stretch& stretch, int kv_head, const Pages& pages, Space& space)
+  __device__ Attending(const Task& task, const Stretch& stretch, int kv_head, const PoolPages<dim>& pages, Space& space)
       : sight_(stretch),
         head_(task, kv_head),
         pages_(pages),
@@ -388,7 +392,7 @@ class Attending {
 
   Sight sight_;
   HeadPages<type, dim> head_;
-  Pages pages_;
+  PoolPages<dim> pages_;
   Space& space_;
   PageKeys<type, dim> keys_;
   PageValues<type, dim> values_;

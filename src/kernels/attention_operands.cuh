@@ -88,7 +88,8 @@ struct ScaledRow {
   }
 };
 
-/// Keys of fp4r: by their codes alone, or with what the codes leave.
+/// Keys of fp4r: with what the codes leave, or by their codes alone; these change places in every second g, so that
+/// lanes that read them from shared memory keep out of each other's banks.
 template <int dim, bool fine>
 struct Fp4Keys {
   using Queries = QueryFragments<KvType::fp4r, dim>;
@@ -96,17 +97,17 @@ struct Fp4Keys {
   static constexpr float score_unit = fine ? Row::fine_factor : Row::coarse_factor;
   Row rows[2];
 
-  __device__ void load(const std::byte* page) {
+  /// The token of row i.
+  __device__ static int slot(int i) {
     const int g = static_cast<int>(threadIdx.x % 32 / 4);
+    return 2 * g + (fine ? i : (g + i) % 2);
+  }
+  __device__ void load(const std::byte* page) {
     const int t = static_cast<int>(threadIdx.x % 4);
-    const std::byte* const codes = Row::codes_at(page, 2 * g, t);
-    const std::byte* const parameters = Row::parameters_at(page, 2 * g, t);
-    rows[0].load(codes, parameters);
-    rows[1].load(codes + kv_row_bytes(KvType::fp4r, dim), parameters + kv_parameter_bytes(KvType::fp4r, dim));
-    if constexpr (fine) {
-      const std::byte* const rest = Row::rest_at(page, 2 * g, t);
-      rows[0].load_rest(rest);
-      rows[1].load_rest(rest + dim);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      rows[i].load(Row::codes_at(page, slot(i), t), Row::parameters_at(page, slot(i), t));
+      if constexpr (fine) rows[i].load_rest(Row::rest_at(page, slot(i), t));
     }
   }
   __device__ void scores(const Queries& queries, float (&c)[4]) const {

@@ -35,8 +35,8 @@ KvType parse_kv_type(std::string_view word);
 /// How a cache stores, and which of its pages a token skips.
 struct KvChoice {
   KvType type = KvType::f16;
-  /// fp4r: pages of which every score is at least this much (nats) below the largest one are not attended to by single
-  /// tokens. Infinite: none.
+  /// fp4r: single tokens do not attend to pages of which every score stays this much (nats) below the largest one of
+  /// the first page and the newest. Infinite: none.
   float delta = INFINITY;
 
   constexpr KvChoice() = default;

@@ -27,30 +27,21 @@ struct LaunchShape {
   size_t shared_bytes = 0;
   /// The kernel waits (device::wait_for_previous_launch) before it touches what earlier launches write.
   bool overlap = false;
-  /// Blocks wait for each other: none begins before there is room for all. Throws device where there never is.
-  bool together = false;
 };
 
 /// Launches `kernel`, of which more than 48 KB of shared memory have been allowed where it needs them.
 template <auto kernel, class... Args>
 void launch(const LaunchShape& shape, cudaStream_t stream, std::string_view name, Args... args) {
-  cudaLaunchAttribute attributes[2]{};
-  unsigned count = 0;
-  if (shape.overlap && can_overlap_launches<kernel>()) {
-    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (shape.together) {
-    attributes[count].id = cudaLaunchAttributeCooperative;
-    attributes[count++].val.cooperative = 1;
-  }
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
   config.blockDim = dim3(static_cast<unsigned>(shape.threads));
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = count;
+  config.attrs = &attribute;
+  config.numAttrs = shape.overlap && can_overlap_launches<kernel>() ? 1 : 0;
   device::check(cudaLaunchKernelEx(&config, kernel, args...), name);
 }
 
