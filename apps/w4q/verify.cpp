@@ -151,8 +151,8 @@ void run_perplexity(const Options& options, const model::Model& candidate, Resul
   how.kv = choice.kv;
   how.residual_bytes = choice.residual_bytes;
   how.int8_activations = options.int8_activations;
-  if (const int64_t most = candidate.config().max_positions; most > 0 && how.context > most) {
-    results.note(concat("windows of ", how.context, " tokens, and the model was made for ", most));
+  if (const auto most = model::most_positions(candidate.config()); most && how.context > *most) {
+    results.note(concat("windows of ", how.context, " tokens, and the model was made for ", *most));
   }
   const auto report = verify::measure_perplexity(candidate, base ? &*base : nullptr, ids, how);
   results.text += verify::to_text(report) + "\n";

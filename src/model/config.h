@@ -62,6 +62,10 @@ struct ModelConfig {
   int64_t groups() const noexcept { return heads / kv_heads; }
 };
 
+/// The most positions of a sequence that the model was made for, those that rope scaling adds included; nothing where
+/// the scaling follows the length (dynamic).
+std::optional<int64_t> most_positions(const ModelConfig& config) noexcept;
+
 /// Reads and checks a config. `source` names it in messages. Throws bad_file (missing or absurd values: hostile sizes,
 /// heads not divisible …) and unsupported (another architecture, activation or rope type), naming the key.
 ModelConfig parse_config(const io::Json& config, std::string_view source);
