@@ -286,6 +286,15 @@ void write_companions(const PlainModel& source, const model::QuantizationConfig&
 
 }  // namespace
 
+std::vector<std::filesystem::path> inputs_of(const QuantizeRequest& request) {
+  std::vector<std::filesystem::path> inputs = request.read_files;
+  inputs.push_back(request.model);
+  if (const auto& calibrated = request.calibrated) {
+    inputs.insert(inputs.end(), {calibrated->text.text, calibrated->text.ids, calibrated->statistics});
+  }
+  return inputs;
+}
+
 Plan plan_quantize(const QuantizeRequest& given) {
   const PlainModel source = open_source(given);
   const QuantizeRequest wanted = settled(given, source);
@@ -309,7 +318,7 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
   const Stopwatch watch;
   const PlainModel source = open_source(given);
   const QuantizeRequest wanted = settled(given, source);
-  io::OutputFolder output(wanted.output, wanted.overwrite, {wanted.model}, former_outputs(wanted.model));
+  io::OutputFolder output(wanted.output, wanted.overwrite, inputs_of(wanted), former_outputs(wanted.model));
   Allocated allocated = chosen(source, wanted);
   const QuantizeRequest& request = allocated.request;
   QuantizeReport report;
