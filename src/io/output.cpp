@@ -68,7 +68,7 @@ bool lies_in(const fs::path& path, const fs::path& folder) {
 
 void refuse_overlap(const fs::path& target, const std::vector<fs::path>& inputs) {
   for (const auto& input : inputs) {
-    if (input.empty() || is_stream(type_of(input))) continue;
+    if (is_stream(type_of(input))) continue;
     std::error_code error;
     fs::path place = fs::weakly_canonical(fs::absolute(input, error), error);
     if (error) throw system_error(input, "cannot resolve", error.value());

@@ -49,7 +49,7 @@ struct QuantizeRequest {
   bool overwrite = false;
 };
 
-/// Everything that a request reads, which no output of it may replace; some may be empty.
+/// Everything that a request reads, which no output of it may replace.
 std::vector<std::filesystem::path> inputs_of(const QuantizeRequest& request);
 
 /// What happened to one packed tensor.
