@@ -241,6 +241,14 @@ ModelConfig parse_config(const io::Json& json, std::string_view source) {
   return config;
 }
 
+void require_folder(const std::filesystem::path& folder) {
+  if (std::filesystem::is_directory(folder)) return;
+  throw Error(ErrorCode::bad_file, printable(folder.native()) + ": not a folder")
+      .hint(
+          "give the folder that holds config.json and the .safetensors files; w4q repack FILE.gguf -o FOLDER --to hf16 "
+          "makes one of a GGUF file");
+}
+
 ModelConfig read_config(const std::filesystem::path& folder) {
   if (io::is_gguf(folder)) {
     throw Error(ErrorCode::unsupported, folder.string() + ": is a GGUF file, not a folder")

@@ -167,13 +167,7 @@ int64_t first_non_finite(const TensorView& tensor) {
 }  // namespace
 
 OpenCheckpoint open_checkpoint(const std::filesystem::path& folder, bool residual) {
-  if (!std::filesystem::is_directory(folder)) {
-    throw Error(ErrorCode::bad_file, folder.string() + ": not a folder")
-        .hint(
-            "give the folder that holds config.json and the .safetensors files; w4q repack FILE.gguf -o FOLDER --to "
-            "hf16 "
-            "makes one of a GGUF file");
-  }
+  model::require_folder(folder);
   const auto config_path = folder / "config.json";
   io::Json config = io::read_json(config_path);
   io::Checkpoint checkpoint = io::Checkpoint::open(folder, residual);
