@@ -236,7 +236,7 @@ PlainModel open_plain_model(const std::filesystem::path& folder, std::optional<u
   require_folder(folder);
   PlainModel model = open_as_it_is(folder);
   const auto quantization = read_quantization(model.json, model.checkpoint, (folder / "config.json").string());
-  if (!quantization.linears.empty()) {
+  if (!quantization.linears.empty() || quantization.dialect != nullptr) {
     throw Error(ErrorCode::bad_argument, folder.string() + ": is quantized already")
         .detail(concat("method: ", printable(quantization.method)))
         .hint("start from the 16-bit checkpoint");
