@@ -8,6 +8,7 @@
 
 #include "core/convert.h"
 #include "core/error.h"
+#include "core/interrupt.h"
 #include "core/parallel.h"
 #include "core/progress.h"
 #include "core/text.h"
@@ -90,6 +91,7 @@ class StructureCheck {
       fault("config.json", "differs from the base's beyond the quantization");
     for (const auto& [name, info] : base_->checkpoint.tensors()) {
       if (candidate_.quantization.find(model::module_path(name)) != nullptr) continue;
+      check_interrupt();
       expected_.insert(name);
       check_kept(name, info);
     }
@@ -208,6 +210,7 @@ Check check_finite(const OpenCheckpoint& candidate) {
   Check check{"finite", true, {}, {}};
   int64_t checked = 0;
   for (const auto& parameter : model::parameters(candidate.model)) {
+    check_interrupt();
     if (!candidate.checkpoint.contains(parameter.name)) continue;
     const auto tensor = candidate.checkpoint.load(parameter.name);
     if (!is_weight_dtype(tensor->dtype)) continue;
