@@ -54,6 +54,25 @@ int to_dialect(const CommonOptions& common, const OutputOptions& output, const C
   return convert_with(common, output, request, pipeline::plan_convert, pipeline::convert_model);
 }
 
+using Kind = ConversionRow::Kind;
+
+/// Options that would be ignored without a word.
+void refuse_unused(const ConversionRow& row, const OutputOptions& output, const Conversion& conversion) {
+  const auto refuse = [&](bool used, const char* option, const char* why) {
+    if (used) return;
+    throw Error(ErrorCode::bad_argument, concat(option, " means nothing to --to ", row.to))
+        .detail(why)
+        .hint(concat("leave out ", option));
+  };
+  const OutputOptions usual;
+  const bool to_file = row.kind == Kind::to_gguf, gguf = to_file || row.kind == Kind::from_gguf;
+  refuse(!to_file || output.shard_bytes == usual.shard_bytes, "--shard-size", "a GGUF file is one file");
+  refuse(!to_file || !output.compress, "--compress", "a GGUF file is written as it is");
+  refuse(gguf || conversion.tokenizer, "--no-tokenizer", "the tokenizer's files are copied, not converted");
+  refuse(row.kind == Kind::dialect || !conversion.allow_lossy, "--allow-lossy",
+         gguf ? "gguf-q8_0 and its like round anew by themselves" : "it holds rotated schemes only");
+}
+
 std::string description_of_dialect(const std::string& name) {
   const auto* row = model::find_dialect(name);
   return row == nullptr ? "w4q's own planes, canonical layout" : std::string(row->description);
@@ -64,13 +83,15 @@ std::string description_of_dialect(const std::string& name) {
 std::vector<ConversionRow> conversion_table() {
   std::vector<ConversionRow> rows;
   for (const auto& name : pipeline::convert_targets()) {
-    rows.push_back({name, false, description_of_dialect(name), to_dialect});
+    rows.push_back({name, Kind::dialect, description_of_dialect(name), to_dialect});
   }
-  rows.push_back({std::string(pipeline::turboquant_name), false,
+  rows.push_back({std::string(pipeline::turboquant_name), Kind::turboquant,
                   "TurboQuant's checkpoint of rotated schemes (from one: --to w4q)",
                   turboquant<pipeline::export_turboquant>});
-  for (const auto& name : pipeline::gguf_export_targets()) rows.push_back({name, false, "a GGUF file", to_gguf});
-  for (const auto& name : pipeline::gguf_import_targets()) rows.push_back({name, true, "a folder", from_gguf});
+  for (const auto& name : pipeline::gguf_export_targets())
+    rows.push_back({name, Kind::to_gguf, "a GGUF file", to_gguf});
+  for (const auto& name : pipeline::gguf_import_targets())
+    rows.push_back({name, Kind::from_gguf, "a folder", from_gguf});
   return rows;
 }
 
@@ -78,8 +99,11 @@ int convert(const CommonOptions& common, const OutputOptions& output, const Conv
   const bool gguf = names_gguf(conversion.input);
   std::vector<std::string> names;
   for (const auto& row : conversion_table()) {
-    if (row.from_gguf != gguf) continue;
-    if (row.to == conversion.to) return row.run(common, output, conversion);
+    if ((row.kind == Kind::from_gguf) != gguf) continue;
+    if (row.to == conversion.to) {
+      refuse_unused(row, output, conversion);
+      return row.run(common, output, conversion);
+    }
     names.push_back(row.to);
   }
   throw Error(ErrorCode::bad_argument, concat("--to ", printable(conversion.to), ": ",

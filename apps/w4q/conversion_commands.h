@@ -17,7 +17,7 @@ struct Conversion {
 
 struct ConversionRow {
   std::string to;
-  bool from_gguf = false;  ///< the input is a GGUF file; otherwise a folder
+  enum class Kind { dialect, turboquant, to_gguf, from_gguf } kind = Kind::dialect;
   std::string description;
   int (*run)(const CommonOptions&, const OutputOptions&, const Conversion&);
 };
@@ -25,7 +25,8 @@ struct ConversionRow {
 /// In the order in which they are listed.
 std::vector<ConversionRow> conversion_table();
 
-/// Runs the row for the input and `to`. Throws bad_argument, with the names that there are, when there is none.
+/// Runs the row for the input and `to`. Throws bad_argument, with the names that there are, when there is none, and for
+/// options that mean nothing to it.
 int convert(const CommonOptions& common, const OutputOptions& output, const Conversion& conversion);
 
 }  // namespace w4q::app

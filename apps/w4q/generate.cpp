@@ -1,8 +1,10 @@
 // w4q generate MODEL --prompt "…"
 #include "model/generate.h"
 
+#include <algorithm>
 #include <iostream>
 #include <memory>
+#include <optional>
 
 #include "common_options.h"
 #include "core/error.h"
@@ -20,7 +22,7 @@ struct Options {
   CommonOptions common;
   std::string model;
   std::string prompt;
-  int64_t max_tokens = 128;
+  std::optional<int64_t> max_tokens;
   bool no_residual = false;
   bool int8_activations = false;
   model::SamplingOptions sampling;
@@ -60,11 +62,12 @@ class StreamPrinter {
   size_t printed_ = 0;
 };
 
-/// Positions that the model has never seen decode to something, but not to what it would say.
-void warn_beyond(const model::ModelConfig& config, int64_t prompt, const Options& options) {
-  if (options.common.quiet || config.max_positions <= 0 || prompt + options.max_tokens <= config.max_positions) return;
-  std::cerr << concat("note: ", prompt, " prompt tokens and --max-tokens ", options.max_tokens,
-                      " go beyond the model's ", config.max_positions, " positions\n");
+/// Unless told otherwise 128, or as many as the model has positions for.
+int64_t tokens_to_generate(const Options& options, const model::ModelConfig& config, size_t prompt) {
+  constexpr int64_t usual = 128;
+  if (options.max_tokens) return *options.max_tokens;
+  const int64_t room = model::most_positions(config).value_or(INT64_MAX) - static_cast<int64_t>(prompt);
+  return std::clamp<int64_t>(room, 1, usual);
 }
 
 int run(const Options& options) {
@@ -77,7 +80,7 @@ int run(const Options& options) {
     throw Error(ErrorCode::bad_argument, "--prompt is empty and the tokenizer adds no BOS")
         .hint("give at least one character");
   }
-  warn_beyond(model.config(), static_cast<int64_t>(prompt.size()), options);
+  const int64_t max_tokens = tokens_to_generate(options, model.config(), prompt.size());
   StreamPrinter printer(tokenizer, !options.common.json);
   const Stopwatch watch;
   const auto on_token = [&](int32_t id) {
@@ -87,9 +90,9 @@ int run(const Options& options) {
   };
   const auto generated =
       choice.device == device::Device::cuda
-          ? model::generate_cuda(model, prompt, options.max_tokens, options.sampling, choice.kv, on_token,
+          ? model::generate_cuda(model, prompt, max_tokens, options.sampling, choice.kv, on_token,
                                  choice.residual_bytes, options.int8_activations)
-          : model::generate(model, prompt, options.max_tokens, options.sampling, on_token, options.int8_activations);
+          : model::generate(model, prompt, max_tokens, options.sampling, on_token, options.int8_activations);
   printer.finish();
   const double seconds = watch.seconds();
   const double speed = static_cast<double>(generated.size()) / seconds;
@@ -115,9 +118,10 @@ void setup_generate(CLI::App& app, Action& action) {
   command->add_option("model", options->model, "Folder of a checkpoint, quantized or 16-bit")->required();
   command->add_option("--prompt", options->prompt, "Text to continue")->required();
   command->add_flag("--no-residual", options->no_residual, "Leave out residual passes: the base passes alone");
-  command->add_option("--max-tokens", options->max_tokens, "Tokens to generate at most")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
+  command
+      ->add_option("--max-tokens", options->max_tokens,
+                   "Tokens to generate at most; 128 unless told otherwise, or fewer where the model's positions end")
+      ->check(CLI::Range(1, 1 << 20));
   command->add_option("--temperature", options->sampling.temperature, "0 is greedy")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();

@@ -13,6 +13,7 @@
 #include "model/dialect.h"
 #include "model/packed_checkpoint.h"
 #include "packed_summary.h"
+#include "pipeline/turboquant.h"
 #include "repack/layout_registry.h"
 
 namespace w4q::app {
@@ -33,7 +34,7 @@ struct Source {
 Source open_source(const std::filesystem::path& path) {
   Source source{io::Checkpoint::open(path), {}};
   const auto config = std::filesystem::is_directory(path) ? path / "config.json" : std::filesystem::path{};
-  if (!config.empty() && std::filesystem::exists(config)) {
+  if (!config.empty() && std::filesystem::exists(config) && !pipeline::is_turboquant(path)) {
     source.quantization = model::read_quantization(io::read_json(config), source.checkpoint, config.string());
   }
   return source;

@@ -81,8 +81,9 @@ io::Json dialects() {
     json["dialects"].push_back({{"name", row.name}, {"description", row.description}, {"holds", row.holds}});
   }
   for (const auto& row : conversion_table()) {
-    json["conversions"].push_back(
-        {{"to", row.to}, {"from", row.from_gguf ? "GGUF file" : "folder"}, {"description", row.description}});
+    json["conversions"].push_back({{"to", row.to},
+                                   {"from", row.kind == ConversionRow::Kind::from_gguf ? "GGUF file" : "folder"},
+                                   {"description", row.description}});
   }
   return json;
 }

@@ -41,7 +41,8 @@ struct Options {
 };
 
 /// A registered name, a table that is learned, or else a file with the user's own.
-void set_codebook(const Options& options, quantize::QuantizeOptions& target) {
+void set_codebook(const Options& options, pipeline::QuantizeRequest& request) {
+  quantize::QuantizeOptions& target = request.options;
   if (options.codebook.empty()) return;
   if (options.codebook == learned_table) {
     target.learn_table = true;
@@ -67,6 +68,7 @@ void set_codebook(const Options& options, quantize::QuantizeOptions& target) {
   constexpr int64_t max_table_bytes = 1 << 20;
   target.table =
       formats::parse_codebook(io::read_file(options.codebook, max_table_bytes), options.scheme.bits, options.codebook);
+  request.read_files.emplace_back(options.codebook);
 }
 
 /// What was asked for, or what rounds to the scheme that was.
@@ -96,7 +98,7 @@ pipeline::QuantizeRequest request(const Options& options) {
   result.embeddings = options.embeddings || !options.embedding_scheme.empty();
   if (!options.embedding_scheme.empty()) result.table = formats::parse_scheme(options.embedding_scheme);
   result.options.bnb_compatible = options.bnb_compatible;
-  set_codebook(options, result.options);
+  set_codebook(options, result);
   QualityArguments quality = options.quality;
   if (pipeline::is_recipe_line(options.recipe)) {
     const auto line = pipeline::parse_recipe_line(options.recipe);
@@ -105,6 +107,7 @@ pipeline::QuantizeRequest request(const Options& options) {
     quality.steps = line.steps;
   } else if (!options.recipe.empty()) {
     result.recipe = pipeline::read_recipe(options.recipe);
+    result.read_files.emplace_back(options.recipe);
     quality.steps = result.recipe->steps;
   }
   set_quality(quality, result);
@@ -141,7 +144,7 @@ void check_dialect(const Options& options) {
 int run_to_dialect(const Options& options, pipeline::QuantizeRequest wanted) {
   check_dialect(options);
   const std::filesystem::path output = options.output.output;
-  const io::OutputFolder way(output, options.output.overwrite, {options.model},
+  const io::OutputFolder way(output, options.output.overwrite, pipeline::inputs_of(wanted),
                              pipeline::former_outputs(options.model));
   wanted.output = way.staging() / "packed";
   const auto made = pipeline::quantize_model(wanted);

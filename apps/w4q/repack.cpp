@@ -28,6 +28,10 @@ int run_conversion(const Options& options) {
   if (!options.target.empty() || !options.layout.empty()) {
     throw Error(ErrorCode::bad_argument, "--to cannot be combined with --target or --layout");
   }
+  if (options.device == "cuda") {
+    throw Error(ErrorCode::bad_argument, "--device cuda belongs to --target and --layout: --to converts on the CPU")
+        .hint("leave out --device");
+  }
   return convert(options.common, options.output,
                  {options.input, options.to, !options.no_tokenizer, options.allow_lossy});
 }
@@ -37,6 +41,9 @@ int run(const Options& options) {
   check(options.output);
   if (!options.to.empty()) return run_conversion(options);
   if (options.allow_lossy) throw Error(ErrorCode::bad_argument, "--allow-lossy belongs to --to: layouts lose nothing");
+  if (options.no_tokenizer) {
+    throw Error(ErrorCode::bad_argument, "--no-tokenizer belongs to --to: a repacked folder keeps its files");
+  }
   // --layout overrides --target, so that a script can pin one layout and keep its target.
   if (options.target.empty() && options.layout.empty()) {
     throw Error(ErrorCode::bad_argument, "--target or --layout is required")
@@ -79,7 +86,7 @@ void setup_repack(CLI::App& app, Action& action) {
                       "(keeps Q4_0 and Q8_0 codes)");
   command->add_flag("--allow-lossy", options->allow_lossy,
                     "With --to a dialect: round anew what it cannot say, and report the error, instead of refusing");
-  command->add_flag("--no-tokenizer", options->no_tokenizer, "With --to: leave the tokenizer out");
+  command->add_flag("--no-tokenizer", options->no_tokenizer, "With --to, to and from GGUF: leave the tokenizer out");
   add_device(*command, options->device);
   add_common(*command, options->common);
   command->callback([&action, options] { action = [options] { return run(*options); }; });

@@ -151,14 +151,20 @@ void run_perplexity(const Options& options, const model::Model& candidate, Resul
   how.kv = choice.kv;
   how.residual_bytes = choice.residual_bytes;
   how.int8_activations = options.int8_activations;
-  if (const int64_t most = candidate.config().max_positions; most > 0 && how.context > most) {
-    results.note(concat("windows of ", how.context, " tokens, and the model was made for ", most));
+  if (const auto most = model::most_positions(candidate.config()); most && how.context > *most) {
+    results.note(concat("windows of ", how.context, " tokens, and the model was made for ", *most));
   }
-  const auto report = verify::measure_perplexity(candidate, base ? &*base : nullptr, ids, how);
+  // With int8 activations the candidate is a base too: what they do by themselves.
+  std::vector<verify::BaseModel> bases;
+  if (base) bases.push_back({&*base});
+  if (how.int8_activations) bases.push_back({&candidate, how.kv});
+  const auto reports = verify::measure_perplexities(candidate, bases, ids, how);
+  auto report = reports.front();
+  if (!base) report.base.reset();
   results.text += verify::to_text(report) + "\n";
   results.json["perplexity"] = verify::to_json(report);
   if (how.int8_activations) {
-    const auto beside = verify::measure_perplexity(candidate, &candidate, ids, how);
+    const auto& beside = reports.back();
     results.text += "int8 activations; the base is this model with 16-bit ones\n" + verify::to_text(beside) + "\n";
     results.json["int8_activations"] = verify::to_json(beside);
   }

@@ -1,26 +1,63 @@
 #include "core/interrupt.h"
 
+#include <pthread.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <csignal>
+#include <cstdlib>
 #include <initializer_list>
+#include <system_error>
+#include <thread>
 
 namespace w4q {
 namespace {
 
-volatile std::sig_atomic_t noted_signal = 0;
+std::atomic<int> noted_signal{0};
 
-extern "C" void note_signal(int signal) {
-  noted_signal = signal;
-  std::signal(signal, SIG_DFL);
+sigset_t watched_signals() noexcept {
+  sigset_t signals;
+  ::sigemptyset(&signals);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction current {};
+    const bool ignored = ::sigaction(signal, nullptr, &current) == 0 && current.sa_handler == SIG_IGN;
+    if (!ignored) ::sigaddset(&signals, signal);
+  }
+  return signals;
+}
+
+void watch(sigset_t signals) noexcept {
+  int signal = 0;
+  if (::sigwait(&signals, &signal) == 0) noted_signal = signal;
+  // Only this thread takes the next one, with its usual effect.
+  ::pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+  while (true) ::pause();
 }
 
 }  // namespace
 
-void install_interrupt_handler() noexcept {
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, note_signal);
+void watch_for_interrupts() noexcept {
+  const sigset_t signals = watched_signals();
+  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  try {
+    std::thread(watch, signals).detach();
+  } catch (const std::system_error&) {
+    ::pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);  // no thread to be had: they end the process without a word
+  }
+}
+
+void end_by_signal(int signal) noexcept {
+  sigset_t signals;
+  ::sigemptyset(&signals);
+  ::sigaddset(&signals, signal);
+  std::signal(signal, SIG_DFL);
+  ::pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+  std::raise(signal);
+  std::_Exit(128 + signal);
 }
 
 void check_interrupt() {
-  if (noted_signal != 0) throw Interrupted(noted_signal);
+  if (const int signal = noted_signal) throw Interrupted(signal);
 }
 
 }  // namespace w4q

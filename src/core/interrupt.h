@@ -16,8 +16,14 @@ class Interrupted : public std::exception {
   int signal_;
 };
 
-/// From now on SIGINT, SIGTERM and SIGHUP are noted instead of ending the process; a second one ends it at once.
-void install_interrupt_handler() noexcept;
+/// From now on SIGINT, SIGTERM and SIGHUP are noted instead of ending the process; a second one ends it at once. Those
+/// that are ignored already stay so (nohup). Before any other thread starts: a thread of their own waits for them, and
+/// all others block them. A handler would write its frame below the stack pointer of whatever thread it interrupts, and
+/// compiled kernels (oneDNN's sgemm) point that into the middle of the heap.
+void watch_for_interrupts() noexcept;
+
+/// Ends the process as the signal would have done by itself.
+[[noreturn]] void end_by_signal(int signal) noexcept;
 
 /// Throws Interrupted when a signal has been noted. Progress::advance calls it.
 void check_interrupt();

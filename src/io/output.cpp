@@ -25,6 +25,11 @@ fs::file_type type_of(const fs::path& path) {
 bool is_there(fs::file_type type) { return type != fs::file_type::not_found && type != fs::file_type::none; }
 bool is_there(const fs::path& path) { return is_there(type_of(path)); }
 
+/// Neither file nor folder: nothing to replace.
+bool is_stream(fs::file_type type) {
+  return is_there(type) && type != fs::file_type::regular && type != fs::file_type::directory;
+}
+
 fs::path real_path(const fs::path& path) {
   std::error_code error;
   fs::path result = fs::canonical(path, error);
@@ -63,6 +68,7 @@ bool lies_in(const fs::path& path, const fs::path& folder) {
 
 void refuse_overlap(const fs::path& target, const std::vector<fs::path>& inputs) {
   for (const auto& input : inputs) {
+    if (is_stream(type_of(input))) continue;
     std::error_code error;
     fs::path place = fs::weakly_canonical(fs::absolute(input, error), error);
     if (error) throw system_error(input, "cannot resolve", error.value());
@@ -106,11 +112,6 @@ void refuse_input_files(const fs::path& named, const fs::path& target, const std
         .detail("input: " + shown(input))
         .hint("choose another name: inputs are never replaced, not even with --overwrite");
   }
-}
-
-/// Neither file nor folder: nothing to replace.
-bool is_stream(fs::file_type type) {
-  return is_there(type) && type != fs::file_type::regular && type != fs::file_type::directory;
 }
 
 /// Into a terminal, a pipe or a device: such a thing has no size, no place to rename to and nothing to replace.

@@ -19,7 +19,8 @@ class OutputFolder {
  public:
   /// Throws bad_argument when `target` exists and `overwrite` is false (hint: --overwrite), when it is not a folder
   /// that `replaceable` approves of (which looks at what is in it, and may throw an error of its own that says more),
-  /// or when it is, contains or lies in one of `inputs`; bad_file when the parent is missing or cannot be written.
+  /// or when it is, contains or lies in one of `inputs` (pipes are passed over); bad_file when the parent is missing
+  /// or cannot be written.
   OutputFolder(const std::filesystem::path& target, bool overwrite, const std::vector<std::filesystem::path>& inputs,
                const std::function<bool(const std::filesystem::path&)>& replaceable);
   ~OutputFolder();

@@ -198,6 +198,26 @@ std::optional<DType> parse_dtype_name(const ConfigReader& reader) {
 
 }  // namespace
 
+std::optional<int64_t> most_positions(const ModelConfig& config) noexcept {
+  const RopeConfig& rope = config.rope;
+  const auto scaled = [&](int64_t positions) {
+    constexpr double no_limit = 1e18;
+    const double stretched = std::min(no_limit, static_cast<double>(positions) * rope.factor);
+    return std::max(config.max_positions, static_cast<int64_t>(stretched));
+  };
+  switch (rope.type) {
+    case RopeType::dynamic:
+      return std::nullopt;
+    case RopeType::linear:
+    case RopeType::yarn:
+      return scaled(rope.original_max_positions);
+    case RopeType::standard:
+    case RopeType::llama3:  // their max_position_embeddings counts what the scaling added
+      break;
+  }
+  return config.max_positions;
+}
+
 ModelConfig parse_config(const io::Json& json, std::string_view source) {
   const ConfigReader reader(json, source);
   const Family& family = find_family(reader);
@@ -219,6 +239,14 @@ ModelConfig parse_config(const io::Json& json, std::string_view source) {
   parse_windows(reader, json, config);
   parse_special_tokens(reader, json, family, config);
   return config;
+}
+
+void require_folder(const std::filesystem::path& folder) {
+  if (std::filesystem::is_directory(folder)) return;
+  throw Error(ErrorCode::bad_file, printable(folder.native()) + ": not a folder")
+      .hint(
+          "give the folder that holds config.json and the .safetensors files; w4q repack FILE.gguf -o FOLDER --to hf16 "
+          "makes one of a GGUF file");
 }
 
 ModelConfig read_config(const std::filesystem::path& folder) {

@@ -62,9 +62,15 @@ struct ModelConfig {
   int64_t groups() const noexcept { return heads / kv_heads; }
 };
 
+/// The most positions of a sequence that the model was made for, those that rope scaling adds included; nothing where
+/// the scaling follows the length (dynamic).
+std::optional<int64_t> most_positions(const ModelConfig& config) noexcept;
+
 /// Reads and checks a config. `source` names it in messages. Throws bad_file (missing or absurd values: hostile sizes,
 /// heads not divisible …) and unsupported (another architecture, activation or rope type), naming the key.
 ModelConfig parse_config(const io::Json& config, std::string_view source);
+/// Throws bad_file unless `folder` is one, and says what to give in place of a file.
+void require_folder(const std::filesystem::path& folder);
 /// Reads `folder`/config.json; end-of-sequence tokens come from generation_config.json where it names some.
 ModelConfig read_config(const std::filesystem::path& folder);
 

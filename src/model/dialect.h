@@ -81,5 +81,7 @@ const DialectRow& detect_dialect(const DialectSource& source);
 /// Names of the two that stand for quantization_config in old checkpoints: a converted folder must not carry them
 /// along.
 inline constexpr std::string_view side_config_files[] = {"quantize_config.json", "quant_config.json"};
+/// Marks TurboQuant's checkpoints, which have tensors and files of their own and are no row of the table.
+inline constexpr std::string_view turboquant_config_file = "turboquant_config.json";
 
 }  // namespace w4q::model

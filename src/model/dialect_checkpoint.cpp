@@ -65,6 +65,13 @@ void keep_present_passes(const io::Checkpoint& checkpoint, QuantizationConfig& q
   quantization.notes.push_back("without its residual passes: the base passes alone");
 }
 
+/// Its config.json is a 16-bit model's; its tensors are not.
+void refuse_turboquant(const io::Checkpoint& checkpoint) {
+  if (!std::filesystem::exists(checkpoint.folder() / turboquant_config_file)) return;
+  throw Error(ErrorCode::unsupported, concat(printable(checkpoint.folder().native()), ": is TurboQuant's checkpoint"))
+      .hint("w4q repack --to w4q converts it");
+}
+
 }  // namespace
 
 QuantizationConfig read_quantization(const Json& config, const io::Checkpoint& checkpoint, std::string_view source) {
@@ -79,6 +86,7 @@ QuantizationConfig read_quantization(const Json& config, const io::Checkpoint& c
     if (is_ours(*found) || !found->is_object()) return read_ours();
     return read_dialect({*found, concat(source, ": ", config_key), checkpoint, source_dtype(config)});
   }
+  refuse_turboquant(checkpoint);
   const auto side = side_config(checkpoint);
   if (!side || !side->first.is_object()) return {};
   return read_dialect({side->first, side->second, checkpoint, source_dtype(config)});

@@ -14,13 +14,31 @@ bool ends_sequence(const ModelConfig& config, int32_t token) noexcept {
   return std::ranges::find(config.eos_tokens, int64_t{token}) != config.eos_tokens.end();
 }
 
-void check_generation(std::span<const int32_t> prompt, int64_t max_tokens, const SamplingOptions& sampling) {
+namespace {
+
+/// Behind its last position a model decodes to something, but not to what it would say.
+void check_positions(const ModelConfig& config, int64_t prompt, int64_t max_tokens) {
+  const auto most = most_positions(config);
+  if (!most || prompt <= *most - max_tokens) return;
+  const int64_t room = *most - prompt;
+  const std::string fits = concat("at most ", room, " new tokens fit behind this prompt");
+  throw Error(ErrorCode::bad_argument, concat("a prompt of ", prompt, " tokens and ", max_tokens,
+                                              " new ones go beyond the model's ", *most, " positions"))
+      .detail("max_position_embeddings of config.json, and its rope scaling where it has one")
+      .hint(room > 0 ? fits : concat("a prompt of fewer than ", *most, " tokens"));
+}
+
+}  // namespace
+
+void check_generation(const ModelConfig& config, std::span<const int32_t> prompt, int64_t max_tokens,
+                      const SamplingOptions& sampling) {
   kernels::check_sampling(sampling);
   if (prompt.empty()) throw Error(ErrorCode::bad_argument, "the prompt has no tokens");
   const auto length = static_cast<int64_t>(prompt.size());
   if (max_tokens < 0 || max_tokens > std::numeric_limits<int64_t>::max() - length) {
     throw Error(ErrorCode::bad_argument, concat("cannot generate ", max_tokens, " tokens"));
   }
+  check_positions(config, length, max_tokens);
 }
 
 void refuse_logits(int64_t index) {
@@ -32,7 +50,7 @@ void refuse_logits(int64_t index) {
 std::vector<int32_t> generate(const Model& model, std::span<const int32_t> prompt, int64_t max_tokens,
                               const SamplingOptions& sampling, const std::function<bool(int32_t)>& on_token,
                               bool int8_activations) {
-  check_generation(prompt, max_tokens, sampling);
+  check_generation(model.config(), prompt, max_tokens, sampling);
   Decoder decoder(model, static_cast<int64_t>(prompt.size()) + max_tokens, DType::f32, int8_activations);
   std::vector<float> row(static_cast<size_t>(model.config().vocab_size));
   const MatrixView<float> logits(row.data(), 1, model.config().vocab_size);

@@ -13,8 +13,10 @@ namespace w4q::model {
 
 using SamplingOptions = kernels::SamplingOptions;
 
-/// Throws bad_argument for an empty prompt, a negative count or options out of range.
-void check_generation(std::span<const int32_t> prompt, int64_t max_tokens, const SamplingOptions& sampling);
+/// Throws bad_argument for an empty prompt, a negative count, options out of range or more tokens in all than the model
+/// has positions.
+void check_generation(const ModelConfig& config, std::span<const int32_t> prompt, int64_t max_tokens,
+                      const SamplingOptions& sampling);
 /// Throws bad_file: token `index` cannot be drawn, since no largest logit is finite.
 [[noreturn]] void refuse_logits(int64_t index);
 /// Whether a token ends sequences of this model.
@@ -22,8 +24,8 @@ bool ends_sequence(const ModelConfig& config, int32_t token) noexcept;
 
 /// Appends up to `max_tokens` tokens to `prompt` and returns the new ones; stops after an end-of-sequence token of the
 /// config, which is returned too. `on_token` (may be empty) sees each new token and stops the generation by returning
-/// false. Deterministic for a given seed and machine, for any thread count. Throws bad_argument for an empty prompt, a
-/// negative count or options out of range. `int8_activations`: of the prompt (int8_activations.h).
+/// false. Deterministic for a given seed and machine, for any thread count. Throws as check_generation.
+/// `int8_activations`: of the prompt (int8_activations.h).
 std::vector<int32_t> generate(const Model& model, std::span<const int32_t> prompt, int64_t max_tokens,
                               const SamplingOptions& sampling, const std::function<bool(int32_t)>& on_token,
                               bool int8_activations = false);

@@ -9,7 +9,7 @@ std::vector<int32_t> generate_cuda(const Model& model, std::span<const int32_t> 
                                    const SamplingOptions& sampling, kernels::KvChoice kv,
                                    const std::function<bool(int32_t)>& on_token, std::optional<int64_t> residual_bytes,
                                    bool int8_activations) {
-  check_generation(prompt, max_tokens, sampling);
+  check_generation(model.config(), prompt, max_tokens, sampling);
   std::vector<int32_t> tokens;
   if (max_tokens == 0) return tokens;
   const CudaModel on_gpu = CudaModel::upload(model, residual_bytes);

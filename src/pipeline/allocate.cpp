@@ -68,7 +68,7 @@ class Job {
           .hint("--calib FILE or --stats FILE, with steps such as --quality good");
     }
     const auto& path = request.allocation->save_recipe;
-    if (!path.empty()) io::check_writable(path, request.overwrite, inputs());
+    if (!path.empty()) io::check_writable(path, request.overwrite, inputs_of(request));
     select_items();
   }
 
@@ -91,19 +91,13 @@ class Job {
     result.request.lm_head = result.request.embeddings = false;
     const auto& path = request_.allocation->save_recipe;
     if (!path.empty()) {
-      io::write_file(path, to_json(*result.request.recipe).dump(2) + "\n", request_.overwrite, inputs());
+      io::write_file(path, to_json(*result.request.recipe).dump(2) + "\n", request_.overwrite, inputs_of(request_));
     }
     result.report.seconds = watch.seconds();
     return result;
   }
 
  private:
-  /// What the recipe must not replace.
-  std::vector<std::filesystem::path> inputs() const {
-    const auto& calibrated = *request_.calibrated;
-    return {request_.model, calibrated.text.text, calibrated.text.ids, calibrated.statistics};
-  }
-
   void select_items() {
     std::set<std::string> inside;
     for (int64_t layer = 0; layer < config_.layers; ++layer) {

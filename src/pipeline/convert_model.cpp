@@ -17,6 +17,7 @@
 #include "formats/scheme_registry.h"
 #include "io/checkpoint.h"
 #include "io/output.h"
+#include "model/config.h"
 #include "model/dialect.h"
 #include "model/model.h"
 #include "pipeline/convert_linear.h"
@@ -44,6 +45,7 @@ struct ConvertPlan {
 };
 
 Source open_source(const std::filesystem::path& folder) {
+  model::require_folder(folder);
   const auto config_path = folder / "config.json";
   Source source{io::Checkpoint::open(folder), io::read_json(config_path), {}};
   source.quantization = model::read_quantization(source.config, source.checkpoint, config_path.string());

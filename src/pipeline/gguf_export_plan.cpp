@@ -102,11 +102,14 @@ GgmlType choose_plain(const model::Parameter& parameter, const io::TensorInfo& i
   return GgmlType::f16;
 }
 
+void check_shape(const model::Parameter& parameter, const Shape& found) {
+  if (found == parameter.shape) return;
+  throw Error(ErrorCode::bad_file, concat(parameter.name, ": wrong shape"))
+      .detail(concat("expected ", shape_text(parameter.shape), " by config.json, found ", shape_text(found)));
+}
+
 void check_parameter(const io::TensorInfo& info, const model::Parameter& parameter) {
-  if (info.shape != parameter.shape) {
-    throw Error(ErrorCode::bad_file, concat(parameter.name, ": wrong shape"))
-        .detail(concat("expected ", shape_text(parameter.shape), " by config.json, found ", shape_text(info.shape)));
-  }
+  check_shape(parameter, info.shape);
   if (!is_weight_dtype(info.dtype)) {
     throw Error(ErrorCode::unsupported, concat(parameter.name, ": a weight of type ", dtype_name(info.dtype)))
         .detail("expected F32, F16 or BF16");
@@ -122,6 +125,7 @@ std::vector<ExportedTensor> choose_types(ExportPlan& plan, const TargetRow& targ
     tensor.rotary = permuted && model::has_rotary_rows(parameter.name);
     tensor.packed = parameter.linear ? plan.quantization->find(model::module_path(parameter.name)) : nullptr;
     if (tensor.packed != nullptr) {
+      check_shape(parameter, {tensor.packed->n, tensor.packed->k});
       choose_packed(*tensor.packed, target, tensor);
     } else {
       const auto& info = plan.checkpoint.at(parameter.name);
@@ -177,6 +181,7 @@ std::vector<std::string> gguf_export_targets() {
 
 ExportPlan plan_export(const GgufExportRequest& request) {
   const TargetRow& target = find_target(request.to);
+  model::require_folder(request.input);
   const auto config_path = request.input / "config.json";
   io::Checkpoint checkpoint = io::Checkpoint::open(request.input);
   auto quantization = model::read_quantization(io::read_json(config_path), checkpoint, config_path.string());

@@ -8,6 +8,7 @@
 
 #include "core/buffer.h"
 #include "core/error.h"
+#include "core/interrupt.h"
 #include "core/parallel.h"
 #include "core/text.h"
 
@@ -83,6 +84,7 @@ ConversionError convert_rows(std::string_view name, const RowSource& source, con
   const int64_t rows_per_task = std::max<int64_t>(1, elements_per_task / std::max<int64_t>(1, source.k));
   Buffer chunk(static_cast<size_t>(std::min(rows_per_chunk, source.rows)) * sink.row_bytes);
   for (int64_t first = 0; first < source.rows; first += rows_per_chunk) {
+    check_interrupt();
     const int64_t count = std::min(rows_per_chunk, source.rows - first);
     parallel_for(count, rows_per_task, [&](int64_t begin, int64_t end) {
       const auto out = chunk.bytes().subspan(static_cast<size_t>(begin) * sink.row_bytes);

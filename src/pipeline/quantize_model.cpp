@@ -27,24 +27,6 @@ namespace {
 
 using model::PlainModel;
 
-/// The input of a run, opened and checked.
-PlainModel open_source(const QuantizeRequest& request) {
-  const auto& folder = request.model;
-  if (!std::filesystem::is_directory(folder)) {
-    throw Error(ErrorCode::bad_file, folder.string() + ": not a folder")
-        .hint(
-            "give the folder that holds config.json and the .safetensors files; w4q repack FILE.gguf -o FOLDER --to "
-            "hf16 "
-            "makes one of a GGUF file");
-  }
-  const auto path = folder / "config.json";
-  if (!model::parse_quantization_config(io::read_json(path), path.string()).linears.empty()) {
-    throw Error(ErrorCode::bad_argument, folder.string() + ": is quantized already")
-        .hint("start from the 16-bit checkpoint");
-  }
-  return model::open_plain_model(folder, request.fold);
-}
-
 /// The request with what follows from the model.
 QuantizeRequest settled(QuantizeRequest request, const PlainModel& source) {
   // The rotation of a rotated scheme belongs to it, whatever is folded.
@@ -286,8 +268,19 @@ void write_companions(const PlainModel& source, const model::QuantizationConfig&
 
 }  // namespace
 
+std::vector<std::filesystem::path> inputs_of(const QuantizeRequest& request) {
+  std::vector<std::filesystem::path> inputs = request.read_files;
+  inputs.push_back(request.model);
+  if (const auto& calibrated = request.calibrated) {
+    for (const auto& path : {calibrated->text.text, calibrated->text.ids, calibrated->statistics}) {
+      if (!path.empty()) inputs.push_back(path);
+    }
+  }
+  return inputs;
+}
+
 Plan plan_quantize(const QuantizeRequest& given) {
-  const PlainModel source = open_source(given);
+  const PlainModel source = model::open_plain_model(given.model, given.fold);
   const QuantizeRequest wanted = settled(given, source);
   Allocated allocated = chosen(source, wanted);
   const QuantizeRequest& request = allocated.request;
@@ -307,9 +300,9 @@ Plan plan_quantize(const QuantizeRequest& given) {
 
 QuantizeReport quantize_model(const QuantizeRequest& given) {
   const Stopwatch watch;
-  const PlainModel source = open_source(given);
+  const PlainModel source = model::open_plain_model(given.model, given.fold);
   const QuantizeRequest wanted = settled(given, source);
-  io::OutputFolder output(wanted.output, wanted.overwrite, {wanted.model}, former_outputs(wanted.model));
+  io::OutputFolder output(wanted.output, wanted.overwrite, inputs_of(wanted), former_outputs(wanted.model));
   Allocated allocated = chosen(source, wanted);
   const QuantizeRequest& request = allocated.request;
   QuantizeReport report;

@@ -45,8 +45,12 @@ struct QuantizeRequest {
   std::optional<CalibratedRequest> calibrated;  ///< what calibration activations are used for
   device::Device device = device::Device::cpu;  ///< where to quantize; the bytes are the same
   io::WriteOptions write;
+  std::vector<std::filesystem::path> read_files;  ///< where parts of this request were read from: recipe, codebook
   bool overwrite = false;
 };
+
+/// Everything that a request reads, which no output of it may replace.
+std::vector<std::filesystem::path> inputs_of(const QuantizeRequest& request);
 
 /// What happened to one packed tensor.
 struct QuantizedTensor {

@@ -1,5 +1,8 @@
 #include "pipeline/recipe_file.h"
 
+#include <algorithm>
+#include <initializer_list>
+
 #include "core/error.h"
 #include "core/text.h"
 
@@ -7,6 +10,23 @@ namespace w4q::pipeline {
 namespace {
 
 constexpr std::string_view form = R"(a recipe is {"rules": [{"match": "*.mlp.*", "scheme": "kbit3-b32-e4m4"}, …]})";
+
+/// What `parse` gives; its errors name the place in the file too.
+template <class Parse>
+auto parse_at(const std::string& place, const Parse& parse) {
+  try {
+    return parse();
+  } catch (Error& error) {
+    throw error.detail("at " + place);
+  }
+}
+
+void refuse_other_keys(const io::Json& json, std::initializer_list<std::string_view> known, const std::string& place) {
+  for (const auto& [key, value] : json.items()) {
+    if (std::ranges::find(known, key) != known.end()) continue;
+    throw Error(ErrorCode::bad_file, concat(place, ": unknown key \"", printable(key), "\"")).hint(form);
+  }
+}
 
 quantize::RecipeRule parse_rule(const io::Json& json, const std::string& place) {
   const auto text = [&](const char* key) {
@@ -17,15 +37,11 @@ quantize::RecipeRule parse_rule(const io::Json& json, const std::string& place) 
     return found->get<std::string>();
   };
   if (!json.is_object()) throw Error(ErrorCode::bad_file, place + ": not an object").hint(form);
-  for (const auto& [key, value] : json.items()) {
-    if (key != "match" && key != "scheme") {
-      throw Error(ErrorCode::bad_file, concat(place, ": unknown key \"", printable(key), "\"")).hint(form);
-    }
-  }
+  refuse_other_keys(json, {"match", "scheme"}, place);
   const std::string scheme = text("scheme");
   quantize::RecipeRule rule{text("match"), std::nullopt};
   if (scheme == "keep") return rule;
-  rule.residual = formats::parse_schemes(scheme);
+  rule.residual = parse_at(place, [&] { return formats::parse_schemes(scheme); });
   rule.scheme = rule.residual.front();
   rule.residual.erase(rule.residual.begin());
   return rule;
@@ -38,10 +54,12 @@ quantize::Recipe parse_recipe(const io::Json& json, std::string_view source) {
   if (!json.is_object() || rules == json.end() || !rules->is_array()) {
     throw Error(ErrorCode::bad_file, concat(source, ": no array \"rules\"")).hint(form);
   }
+  refuse_other_keys(json, {"rules", "steps"}, std::string(source));
   quantize::Recipe recipe;
   if (const auto steps = json.find("steps"); steps != json.end()) {
     if (!steps->is_string()) throw Error(ErrorCode::bad_file, concat(source, ": \"steps\" is not a string")).hint(form);
-    recipe.steps = quantize::parse_steps(steps->get<std::string>());
+    recipe.steps =
+        parse_at(concat(source, ": \"steps\""), [&] { return quantize::parse_steps(steps->get<std::string>()); });
   }
   for (const auto& rule : *rules) {
     recipe.rules.push_back(parse_rule(rule, concat(source, ": rule ", recipe.rules.size() + 1)));

@@ -10,6 +10,7 @@
 #include "formats/scheme_registry.h"
 #include "io/checkpoint.h"
 #include "io/output.h"
+#include "model/config.h"
 #include "model/packed_checkpoint.h"
 #include "pipeline/output_rules.h"
 #include "repack/layout_registry.h"
@@ -26,6 +27,7 @@ struct Source {
 };
 
 Source open_source(const std::filesystem::path& folder) {
+  model::require_folder(folder);
   const auto config_path = folder / "config.json";
   io::Json config = io::read_json(config_path);
   io::Checkpoint checkpoint = io::Checkpoint::open(folder);

@@ -5,10 +5,11 @@
 #include <string_view>
 
 #include "io/json.h"
+#include "model/dialect.h"
 
 namespace w4q::pipeline {
 
-inline constexpr std::string_view turboquant_config_file = "turboquant_config.json";
+using model::turboquant_config_file;
 inline constexpr std::string_view turboquant_kept_file = "non_quantized.safetensors";
 
 struct TurboQuantConfig {

@@ -21,16 +21,19 @@ std::vector<int64_t> sample_rows(int64_t n) {
 }
 
 /// Covariance of two series over the variance of the first.
-double slope(std::span<const double> x, std::span<const double> y) {
-  double mean_x = 0, mean_y = 0, covariance = 0, variance = 0;
+Slope slope(std::span<const double> x, std::span<const double> y) {
+  double mean_x = 0, mean_y = 0, covariance = 0, variance = 0, variance_y = 0;
   for (size_t i = 0; i < x.size(); ++i) mean_x += x[i], mean_y += y[i];
   mean_x /= static_cast<double>(x.size());
   mean_y /= static_cast<double>(x.size());
   for (size_t i = 0; i < x.size(); ++i) {
     covariance += (x[i] - mean_x) * (y[i] - mean_y);
     variance += (x[i] - mean_x) * (x[i] - mean_x);
+    variance_y += (y[i] - mean_y) * (y[i] - mean_y);
   }
-  return variance > 0 ? covariance / variance : 0.0;
+  if (!(variance > 0) || x.size() < 3) return {};
+  const double value = covariance / variance, rest = std::max(0.0, variance_y - value * covariance);
+  return {value, std::sqrt(rest / variance / static_cast<double>(x.size() - 2))};
 }
 
 }  // namespace
@@ -105,7 +108,7 @@ double WeightSample::zero_mismatch(const Reading& reading) const {
   return sum / static_cast<double>(means_.size());
 }
 
-double WeightSample::scale_match(const Reading& reading) const {
+Slope WeightSample::scale_match(const Reading& reading) const {
   std::vector<double> deviations, scales;
   for (int64_t i = 0; i < size(); ++i) {
     for (int64_t group = 0; group < groups_; ++group) {
@@ -151,7 +154,7 @@ double profile_match(std::span<const double> a, std::span<const double> b, const
     x.push_back(std::log(left));
     y.push_back(std::log(right));
   }
-  const double forward = slope(x, y), backward = slope(y, x);
+  const double forward = slope(x, y).value, backward = slope(y, x).value;
   return std::copysign(std::sqrt(std::abs(forward * backward)), forward);
 }
 

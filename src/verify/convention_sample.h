@@ -24,6 +24,12 @@ struct Reading {
   bool transposed_scales = false;
 };
 
+/// How far one series follows another.
+struct Slope {
+  double value = 0;
+  double error = 0;  ///< its standard error
+};
+
 class WeightSample {
  public:
   /// `canonical` is an integer weight that outlives the sample. Takes blocks of eight rows, at most 512 rows, evenly.
@@ -41,8 +47,8 @@ class WeightSample {
   double zero_mismatch(const Reading& reading) const;
   /// How far a group's scale follows from its codes: the slope of −log scale over log (deviation of the codes). A group
   /// with an outlier has a large scale and codes of small deviation; scales of other groups know nothing of it.
-  /// About 1 where scales belong to their codes, about 0 where not.
-  double scale_match(const Reading& reading) const;
+  /// About 1 where scales belong to their codes, about 0 where not, give or take its error.
+  Slope scale_match(const Reading& reading) const;
   /// Sum of squares of every column, as decoded.
   std::vector<double> column_energy() const;
 

@@ -73,17 +73,23 @@ std::string zero_order_fault(const PackedWeight& canonical, const WeightSample& 
   return {};
 }
 
+/// Standard errors by which two readings must differ: there are thousands of weights, and none may look wrong by
+/// chance.
+constexpr double beyond_chance = 5;
+
 /// Codes against their scales. Needs groups enough for a slope.
 std::string scale_order_fault(const WeightSample& sample, const WordHabits& habits) {
   if (sample.size() * sample.groups() < 256) return {};
-  const double declared = sample.scale_match(as_declared);
+  const auto [declared, declared_error] = sample.scale_match(as_declared);
   if (declared > 0.4) return {};
   auto readings = order_readings(habits);
   readings.push_back(transposed);
   for (const Reading& reading : readings) {
     if ((reading.rows == plain_order && !reading.transposed_scales) || !sample.can_read(reading)) continue;
-    const double other = sample.scale_match(reading);
-    if (other < 0.6 || other < declared + 0.4) continue;
+    const auto [other, error] = sample.scale_match(reading);
+    // Where the sizes of outputs differ by more than their codes tell, a slope is hardly known.
+    const double chance = beyond_chance * std::hypot(error, declared_error);
+    if (other < 0.6 || other < declared + std::max(0.4, chance)) continue;
     return concat(reading.name, ": scales follow from the codes of their groups by ", fixed(declared, 2),
                   " as declared, by ", fixed(other, 2), " so (1: wholly)");
   }
@@ -95,6 +101,14 @@ int64_t next_output(int64_t row) {
   const auto place =
       static_cast<size_t>(std::ranges::find(awq_order, static_cast<uint8_t>(row % 8)) - awq_order.begin());
   return place == 7 ? -1 : row - row % 8 + awq_order[place + 1];
+}
+
+/// Whether zero points follow the ranges of their groups. Groups that are all symmetric need not reach their top.
+bool has_ranges(const PackedWeight& canonical) {
+  if (!canonical.scheme.asymmetric) return false;
+  const int symmetric = formats::integer_symmetric_zero(canonical.scheme.bits);
+  const auto zeros = canonical.plane(formats::PlaneRole::zeros).bytes.as<uint8_t>();
+  return !std::ranges::all_of(zeros, [&](uint8_t zero) { return zero == symmetric; });
 }
 
 /// Eight rows of codes at a time: a group that misses its top, has a code 0, and an odd code in the field behind it.
@@ -137,7 +151,7 @@ std::string spill_fault(const PackedWeight& canonical) {
 }
 
 /// Sum of squared errors over the sum of squares; columns of the base, then rows, are fitted to the decoded ones,
-/// because AWQ scales both.
+/// because AWQ scales both. Zeros for zeros fit.
 double misfit(const WeightSample& sample, const Reading& reading, std::span<const float> base, int64_t k,
               std::vector<double>* fit = nullptr) {
   const auto width = static_cast<size_t>(k);
@@ -165,7 +179,8 @@ double misfit(const WeightSample& sample, const Reading& reading, std::span<cons
     if (row_norm > 0) explained += row_cross * row_cross / row_norm;
   }
   if (fit != nullptr) *fit = std::move(factors);
-  return squares == 0 ? 1.0 : std::max(0.0, 1 - explained / squares);
+  if (squares == 0) return std::ranges::all_of(base, [](float value) { return value == 0; }) ? 0.0 : 1.0;
+  return std::max(0.0, 1 - explained / squares);
 }
 
 void widen_row(const TensorView& weight, int64_t row, std::span<float> values) {
@@ -230,7 +245,7 @@ std::vector<std::string> value_faults(const PackedWeight& canonical, const Weigh
       add(zero_order_fault(canonical, sample, habits)) || add(scale_order_fault(sample, habits))) {
     return faults;
   }
-  if (habits.may_spill && canonical.scheme.bits == 4 && canonical.scheme.asymmetric && !canonical.scheme.act_order) {
+  if (habits.may_spill && canonical.scheme.bits == 4 && has_ranges(canonical) && !canonical.scheme.act_order) {
     add(spill_fault(canonical));
   }
   return faults;
@@ -277,9 +292,11 @@ std::vector<std::string> base_faults(const PackedWeight& canonical, const Weight
 std::string profile_fault(std::span<const double> energy, std::span<const double> siblings, int bits) {
   if (bits != 4) return {};
   const double declared = std::abs(profile_match(energy, siblings, plain_order));
+  // Of series that have nothing to do with each other: the correlation's standard error is 1/√(number of inputs).
+  const double chance = beyond_chance / std::sqrt(static_cast<double>(energy.size()));
   for (const Reading& reading : order_readings({})) {
     const double other = std::abs(profile_match(energy, siblings, reading.cols));
-    if (other < 0.3 || other < declared + 0.2) continue;
+    if (other < std::max(0.3, chance) || other < declared + 0.2) continue;
     return concat(reading.name, ": the energies of its inputs agree with those of the weights beside it by ",
                   fixed(declared, 2), " as declared, by ", fixed(other, 2), " so");
   }

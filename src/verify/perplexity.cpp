@@ -53,9 +53,9 @@ struct WindowSums {
   }
 };
 
-WindowSums score(const WindowScorer& scorer, const Window& window) {
+WindowSums sum_up(const std::vector<LogitComparison>& tokens) {
   WindowSums sums;
-  for (const auto& token : scorer(window.inputs, window.first_scored)) sums.add(token);
+  for (const auto& token : tokens) sums.add(token);
   if (sums.scored > 0) return sums;
   // A model that computes NaN has no perplexity; the report says so instead of hiding it in a maximum.
   sums.scored = 1;
@@ -74,7 +74,8 @@ PerplexityReport::AgainstBase against_base(const std::vector<WindowSums>& window
   return result;
 }
 
-void check_options(const Model& candidate, const Model* base, int64_t ids, const PerplexityOptions& options) {
+void check_options(const Model& candidate, std::span<const BaseModel> bases, int64_t ids,
+                   const PerplexityOptions& options) {
   const auto& config = candidate.config();
   const auto refuse = [](std::string what, std::string_view hint) {
     throw Error(ErrorCode::bad_argument, std::move(what)).hint(hint);
@@ -88,9 +89,11 @@ void check_options(const Model& candidate, const Model* base, int64_t ids, const
   if (ids < span)
     refuse(concat("the text has ", ids, " tokens, one window needs ", span), "use a longer text or a smaller --ctx");
   if (options.bos && !config.bos_token) refuse("the model's config names no BOS token", "leave --bos out");
-  if (base != nullptr && base->config().vocab_size != config.vocab_size) {
+  for (const auto& base : bases) {
+    if (base.model->config().vocab_size == config.vocab_size) continue;
     throw Error(ErrorCode::mismatch, "the two models have different vocabularies")
-        .detail(concat("expected ", base->config().vocab_size, " tokens as in the base, found ", config.vocab_size));
+        .detail(
+            concat("expected ", base.model->config().vocab_size, " tokens as in the base, found ", config.vocab_size));
   }
 }
 
@@ -112,36 +115,58 @@ double PerplexityReport::base_perplexity() const noexcept { return base ? std::e
 double PerplexityReport::ratio() const noexcept { return base ? std::exp(base->nll_difference.mean) : 0; }
 double PerplexityReport::ratio_error() const noexcept { return base ? ratio() * base->nll_difference.error : 0; }
 
-PerplexityReport measure_perplexity(const Model& candidate, const Model* base, std::span<const int32_t> ids,
-                                    const PerplexityOptions& options) {
-  check_options(candidate, base, static_cast<int64_t>(ids.size()), options);
-  const Stopwatch watch;
-  const int64_t span = options.context - (options.bos ? 1 : 0);
-  const int64_t stride = options.stride == 0 ? span : options.stride;
-  const auto starts = window_starts(static_cast<int64_t>(ids.size()), span, stride, options.max_windows);
-  const WindowScorer scorer = options.device == device::Device::cuda
-                                  ? cuda_window_scorer(candidate, base, options.context, options.kv,
-                                                       options.base_kv.value_or(kernels::KvChoice{}),
-                                                       options.residual_bytes, options.int8_activations)
-                                  : cpu_window_scorer(candidate, base, options.context, options.int8_activations);
-  Progress progress("perplexity", static_cast<int64_t>(starts.size()) * span, "tokens");
-  std::vector<WindowSums> windows;
-  for (const int64_t start : starts) {
-    // The first window scores all it can; a later one only what no earlier one has scored.
-    const int64_t scored = start == 0 ? span : stride;
-    windows.push_back(score(scorer, make_window(ids, start, span, scored, options, candidate.config())));
-    progress.advance(span);
+namespace {
+
+WindowScorer make_scorer(const Model& candidate, std::span<const BaseModel> bases, const PerplexityOptions& options) {
+  if (options.device == device::Device::cpu) {
+    return cpu_window_scorer(candidate, bases, options.context, options.int8_activations);
   }
+  return cuda_window_scorer(candidate, bases, options.context, options.kv, options.residual_bytes,
+                            options.int8_activations);
+}
+
+PerplexityReport make_report(const std::vector<WindowSums>& windows, bool has_base) {
   PerplexityReport report;
   report.windows = static_cast<int64_t>(windows.size());
   for (const auto& window : windows) report.scored += window.scored;
   report.nll = estimate(windows, [](const auto& w) { return w.nll; });
-  if (base != nullptr) report.base = against_base(windows);
+  if (has_base) report.base = against_base(windows);
   for (const auto& window : windows) {
     report.per_window.push_back({window.scored, window.nll, window.base_nll, window.kl});
   }
-  report.seconds = watch.seconds();
   return report;
+}
+
+}  // namespace
+
+std::vector<PerplexityReport> measure_perplexities(const Model& candidate, std::span<const BaseModel> bases,
+                                                   std::span<const int32_t> ids, const PerplexityOptions& options) {
+  check_options(candidate, bases, static_cast<int64_t>(ids.size()), options);
+  const Stopwatch watch;
+  const int64_t span = options.context - (options.bos ? 1 : 0);
+  const int64_t stride = options.stride == 0 ? span : options.stride;
+  const auto starts = window_starts(static_cast<int64_t>(ids.size()), span, stride, options.max_windows);
+  const WindowScorer scorer = make_scorer(candidate, bases, options);
+  Progress progress("perplexity", static_cast<int64_t>(starts.size()) * span, "tokens");
+  std::vector<std::vector<WindowSums>> windows(std::max<size_t>(1, bases.size()));
+  for (const int64_t start : starts) {
+    // The first window scores all it can; a later one only what no earlier one has scored.
+    const int64_t scored = start == 0 ? span : stride;
+    const Window window = make_window(ids, start, span, scored, options, candidate.config());
+    const auto scores = scorer(window.inputs, window.first_scored);
+    for (size_t i = 0; i < windows.size(); ++i) windows[i].push_back(sum_up(scores[i]));
+    progress.advance(span);
+  }
+  std::vector<PerplexityReport> reports;
+  for (const auto& each : windows) reports.push_back(make_report(each, !bases.empty()));
+  for (auto& report : reports) report.seconds = watch.seconds();
+  return reports;
+}
+
+PerplexityReport measure_perplexity(const Model& candidate, const Model* base, std::span<const int32_t> ids,
+                                    const PerplexityOptions& options) {
+  const BaseModel one{base, options.base_kv.value_or(kernels::KvChoice{})};
+  return std::move(measure_perplexities(candidate, {&one, base != nullptr ? 1u : 0u}, ids, options).front());
 }
 
 std::string to_text(const PerplexityReport& report) {

@@ -64,9 +64,19 @@ struct PerplexityReport {
   double ratio_error() const noexcept;
 };
 
-/// Decodes `ids` with `candidate` and, in lock step, with `base` where it is not null. Throws bad_argument when there
-/// are too few ids for one window, when the options make no sense, or when the vocabularies differ; device where the
-/// GPU was asked for and fails; unsupported for a model that has no products with int8 activations.
+/// A model to compare with, which may be the candidate itself, and its cache on the GPU.
+struct BaseModel {
+  const model::Model* model = nullptr;
+  kernels::KvChoice kv = {};
+};
+
+/// Decodes `ids` with `candidate` and, in lock step, with each of `bases`: a report for each, or one alone where there
+/// are none. Throws bad_argument when there are too few ids for one window, when the options make no sense, or when the
+/// vocabularies differ; device where the GPU was asked for and fails; unsupported for a model that has no products with
+/// int8 activations.
+std::vector<PerplexityReport> measure_perplexities(const model::Model& candidate, std::span<const BaseModel> bases,
+                                                   std::span<const int32_t> ids, const PerplexityOptions& options);
+/// The same with one base, or with none where it is null.
 PerplexityReport measure_perplexity(const model::Model& candidate, const model::Model* base,
                                     std::span<const int32_t> ids, const PerplexityOptions& options);
 

@@ -8,6 +8,7 @@
 
 #include "core/convert.h"
 #include "core/error.h"
+#include "core/interrupt.h"
 #include "core/parallel.h"
 #include "core/progress.h"
 #include "core/text.h"
@@ -90,6 +91,7 @@ class StructureCheck {
       fault("config.json", "differs from the base's beyond the quantization");
     for (const auto& [name, info] : base_->checkpoint.tensors()) {
       if (candidate_.quantization.find(model::module_path(name)) != nullptr) continue;
+      check_interrupt();
       expected_.insert(name);
       check_kept(name, info);
     }
@@ -167,13 +169,7 @@ int64_t first_non_finite(const TensorView& tensor) {
 }  // namespace
 
 OpenCheckpoint open_checkpoint(const std::filesystem::path& folder, bool residual) {
-  if (!std::filesystem::is_directory(folder)) {
-    throw Error(ErrorCode::bad_file, folder.string() + ": not a folder")
-        .hint(
-            "give the folder that holds config.json and the .safetensors files; w4q repack FILE.gguf -o FOLDER --to "
-            "hf16 "
-            "makes one of a GGUF file");
-  }
+  model::require_folder(folder);
   const auto config_path = folder / "config.json";
   io::Json config = io::read_json(config_path);
   io::Checkpoint checkpoint = io::Checkpoint::open(folder, residual);
@@ -214,6 +210,7 @@ Check check_finite(const OpenCheckpoint& candidate) {
   Check check{"finite", true, {}, {}};
   int64_t checked = 0;
   for (const auto& parameter : model::parameters(candidate.model)) {
+    check_interrupt();
     if (!candidate.checkpoint.contains(parameter.name)) continue;
     const auto tensor = candidate.checkpoint.load(parameter.name);
     if (!is_weight_dtype(tensor->dtype)) continue;

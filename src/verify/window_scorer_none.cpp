@@ -3,7 +3,7 @@
 
 namespace w4q::verify {
 
-WindowScorer cuda_window_scorer(const model::Model&, const model::Model*, int64_t, kernels::KvChoice, kernels::KvChoice,
+WindowScorer cuda_window_scorer(const model::Model&, std::span<const BaseModel>, int64_t, kernels::KvChoice,
                                 std::optional<int64_t>, bool) {
   throw Error(ErrorCode::device, "this program was built without CUDA").hint("--device cpu");
 }

@@ -62,5 +62,21 @@ TEST(Atomicity, InterruptedQuantizeCleansUp) {
   }
 }
 
+/// What nohup relies on.
+TEST(Atomicity, AnIgnoredHangupInterruptsNothing) {
+  const TemporaryFolder folder;
+  const std::string target = (folder / "out").string();
+  const auto ignored = ::signal(SIGHUP, SIG_IGN);
+  const pid_t child = start_w4q({"quantize", bundled_model(), "-o", target, "--quiet", "--threads", "1"});
+  ::signal(SIGHUP, ignored);
+  int status = 0;
+  while (::waitpid(child, &status, WNOHANG) == 0) {
+    ::kill(child, SIGHUP);
+    ::usleep(2'000);
+  }
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_TRUE(std::filesystem::exists(target));
+}
+
 }  // namespace
 }  // namespace w4q::test

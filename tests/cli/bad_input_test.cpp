@@ -191,6 +191,16 @@ TEST_F(BadInput, TokenFilesOutsideTheVocabulary) {
   EXPECT_EQ(run_w4q({"verify", bundled_model(), "--ids", path("odd.u16")}).status, 3);
 }
 
+/// Or the next file that is opened would be what progress is written to. A stream that is there can be written to by
+/// its number.
+TEST_F(BadInput, AClosedStderrIsNoNumberForAnOutput) {
+  const auto result = run_w4q({"tokenize", bundled_model(), bundled_model() + "/config.json", "-o", "/proc/self/fd/2"},
+                              [] { ::close(STDERR_FILENO); });
+  EXPECT_EQ(result.status, 0);
+  const auto lost = run_w4q({"list"}, [] { ::close(STDOUT_FILENO); });
+  EXPECT_EQ(lost.status, 3) << lost.err;
+}
+
 TEST_F(BadInput, StdoutThatCannotBeWritten) {
   const auto result = run_w4q({"list"}, [] {
     if (std::freopen("/dev/full", "w", stdout) == nullptr) std::_Exit(99);

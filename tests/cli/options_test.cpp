@@ -219,5 +219,21 @@ TEST_F(Options, RepackNeedsATargetAndKnowsItsNames) {
   EXPECT_EQ(run_w4q({"quantize", path("k4"), "-o", path("x")}).status, 2) << "packed already";
 }
 
+/// The model has 1024 positions.
+TEST_F(Options, GenerateStaysWithinTheModelsPositions) {
+  const auto generate = [&](int words, std::vector<std::string> more) {
+    std::string prompt;
+    for (int i = 0; i < words; ++i) prompt += " the";
+    more.insert(more.begin(), {"generate", bundled_model(), "--quiet", "--json", "--prompt", prompt});
+    return run_w4q(more);
+  };
+  const auto few = generate(1020, {}).json();
+  EXPECT_LE(few["prompt_tokens"].get<int64_t>() + static_cast<int64_t>(few["ids"].size()), 1024);
+  const auto asked = generate(4, {"--max-tokens", "1048576"});
+  EXPECT_EQ(asked.status, 2);
+  EXPECT_NE(asked.err.find("new tokens fit behind this prompt"), std::string::npos) << asked.err;
+  EXPECT_EQ(generate(1100, {}).status, 2);
+}
+
 }  // namespace
 }  // namespace w4q::test

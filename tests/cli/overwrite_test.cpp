@@ -1,4 +1,5 @@
 // What no command destroys, not even with --overwrite: its inputs, and what the user put beside its outputs.
+#include <array>
 #include <fstream>
 #include <span>
 
@@ -60,6 +61,45 @@ TEST_F(Overwrite, SingleFilesNeverReplaceInputs) {
   refused({"tokenize", model_, text, "-o", text});
   // A new name in the folder of the model is fine.
   run({"tokenize", model_, text, "-o", model_ + "/cal.u16"});
+}
+
+/// What the options read lies in the output, which could be replaced: the model brings files of the same names.
+TEST_F(Overwrite, NeitherDoFoldersReplaceWhatOptionsRead) {
+  std::ofstream(fs::path(model_) / "levels.txt") << "-1 -0.3 0.3 1";
+  std::ofstream(fs::path(model_) / "recipe.json") << R"({"rules": [{"match": "*_proj", "scheme": "kbit2-b32-e4m4"}]})";
+  const std::string out = path("q"), levels = out + "/levels.txt", recipe = out + "/recipe.json";
+  run({"quantize", model_, "-o", out, "--k", "2"});
+  run({"calibrate", model_, "--text", path("cal.txt"), "--samples", "1", "--length", "16", "-o",
+       path("stats.safetensors")});
+  fs::copy_file(path("stats.safetensors"), model_ + "/tokenizer_config.json", fs::copy_options::overwrite_existing);
+  run({"quantize", model_, "-o", out, "--k", "2", "--overwrite"});
+  const Arguments again{"quantize", model_, "-o", out, "--overwrite"};
+  const auto refused = [&](const Arguments& more) {
+    expect_refused(with(again, more), {"the output contains the input", "input: "});
+  };
+  refused({"--k", "2", "--codebook", levels});
+  refused({"--recipe", recipe});
+  refused({"--scheme", "int4-g128-f16", "--awq", "--calib", out + "/own/selfgen.txt"});
+  refused({"--scheme", "int4-g128-f16", "--awq", "--calib-ids", out + "/own/selfgen.ids.u16"});
+  refused({"--scheme", "int4-g128-f16", "--awq", "--stats", out + "/tokenizer_config.json"});
+  refused({"--scheme", "int4-g128-f16", "--to", "gptq-v2", "--awq", "--calib", out + "/own/selfgen.txt"});
+  // Nor does the recipe that is saved.
+  std::ofstream(path("levels.txt")) << "-8 -7 -6 -5 -4 -3 -2 -1 1 2 3 4 5 6 7 8";
+  expect_refused({"quantize", model_, "-o", path("new"), "--overwrite", "--codebook", path("levels.txt"), "--calib",
+                  path("cal.txt"), "--scales", "search", "--target-bpw", "3", "--save-recipe", path("levels.txt")},
+                 {"levels.txt: the output is the input"});
+}
+
+TEST_F(Overwrite, APipeIsAnInputToo) {
+  run({"quantize", model_, "-o", path("q"), "--k", "2"});
+  const auto result = run_w4q({"quantize", model_, "-o", path("q"), "--overwrite", "--recipe", "/dev/stdin"}, [] {
+    constexpr std::string_view recipe = R"({"rules": [{"match": "*_proj", "scheme": "kbit3-b32-e4m4"}]})";
+    std::array<int, 2> ends{};
+    if (::pipe(ends.data()) != 0 || ::write(ends[1], recipe.data(), recipe.size()) < 0) std::_Exit(1);
+    ::close(ends[1]);
+    ::dup2(ends[0], STDIN_FILENO);
+  });
+  EXPECT_EQ(result.status, 0) << result.err;
 }
 
 /// Nothing is read before: the text to calibrate with does not even exist.

@@ -211,5 +211,23 @@ TEST(Config, RefusesAbsurdSizesNamingTheKey) {
   expect_error(ErrorCode::bad_file, {"not a JSON object"}, [] { parse(io::Json::array()); });
 }
 
+TEST(Config, PositionsThatRopeScalingAddsCount) {
+  const auto most = [](const io::Json& rope) {
+    auto json = with(with(minimal("llama"), "max_position_embeddings", 1000), "head_dim", 8);
+    return most_positions(parse(with(std::move(json), "rope_scaling", rope)));
+  };
+  EXPECT_EQ(most(nullptr), 1000);
+  EXPECT_EQ(most({{"type", "linear"}, {"factor", 2.5}}), 2500);
+  EXPECT_EQ(most({{"type", "linear"}, {"factor", 0.5}}), 1000);
+  EXPECT_GE(most({{"type", "linear"}, {"factor", 1e300}}), 1000);
+  EXPECT_EQ(most({{"type", "dynamic"}, {"factor", 2}}), std::nullopt);
+  io::Json scaling = {{"type", "yarn"}, {"factor", 4}, {"original_max_position_embeddings", 500}};
+  EXPECT_EQ(most(scaling), 2000);
+  scaling["original_max_position_embeddings"] = 100;
+  EXPECT_EQ(most(scaling), 1000);
+  scaling = {{"type", "llama3"}, {"factor", 8}, {"low_freq_factor", 1}, {"high_freq_factor", 4}};
+  EXPECT_EQ(most(scaling), 1000);
+}
+
 }  // namespace
 }  // namespace w4q::model

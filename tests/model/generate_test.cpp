@@ -71,5 +71,16 @@ TEST_F(Generate, RefusesWhatMakesNoSense) {
   EXPECT_TRUE(generate(model, prompt, 0, {}, {}).empty());
 }
 
+/// Refused before a cache is made for it: 2^61 tokens would not fit.
+TEST_F(Generate, RefusesMoreTokensThanTheModelHasPositions) {
+  const std::vector<int32_t> longest(1023, 82), full(1024, 82);
+  EXPECT_EQ(generate(model, longest, 1, {}, {}).size(), 1u);
+  expect_error(ErrorCode::bad_argument, {"1024 positions", "1 new tokens fit"},
+               [&] { generate(model, longest, 2, {}, {}); });
+  expect_error(ErrorCode::bad_argument, {"1021 new tokens fit"},
+               [&] { generate(model, prompt, int64_t{1} << 61, {}, {}); });
+  expect_error(ErrorCode::bad_argument, {"fewer than 1024"}, [&] { generate(model, full, 1, {}, {}); });
+}
+
 }  // namespace
 }  // namespace w4q::model

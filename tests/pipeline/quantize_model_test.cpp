@@ -78,7 +78,8 @@ TEST_F(QuantizeModel, ForeignQuantizationIsRefused) {
   std::ofstream(folder_ / "m/config.json") << config.dump();
   auto wanted = request("q");
   wanted.model = folder_ / "m";
-  test::expect_error(ErrorCode::unsupported, {"awq", "repack --to w4q"}, [&] { quantize_model(wanted); });
+  test::expect_error(ErrorCode::bad_argument, {"is quantized already", "awq", "16-bit checkpoint"},
+                     [&] { quantize_model(wanted); });
 }
 
 }  // namespace

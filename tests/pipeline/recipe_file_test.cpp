@@ -37,6 +37,16 @@ TEST(RecipeFile, ALineHasASchemeAndSteps) {
   test::expect_error(ErrorCode::unsupported, {"kbit9"}, [] { parse_recipe_line("kbit9: search"); });
 }
 
+/// A misspelt "steps" would be no steps.
+TEST(RecipeFile, NothingIsPassedOver) {
+  test::expect_error(ErrorCode::bad_file, {"r.json", "step", "unknown key"},
+                     [] { parse(R"({"step": "search", "rules": []})"); });
+  test::expect_error(ErrorCode::unsupported, {"kbit9", "at r.json: rule 1"},
+                     [] { parse(R"({"rules": [{"match": "*", "scheme": "kbit9-b32-e4m4"}]})"); });
+  test::expect_error(ErrorCode::bad_argument, {"guess", "at r.json: \"steps\""},
+                     [] { parse(R"({"steps": "guess", "rules": []})"); });
+}
+
 TEST(RecipeFile, MistakesNameTheRule) {
   const auto refused = [](std::string_view text, std::initializer_list<std::string_view> parts) {
     test::expect_error(ErrorCode::bad_file, parts, [&] { parse(text); });

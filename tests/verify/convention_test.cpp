@@ -6,10 +6,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <map>
+#include <numbers>
 
 #include "core/progress.h"
+#include "core/rng.h"
 #include "formats/integer.h"
 #include "formats/integer_recast.h"
 #include "io/checkpoint.h"
@@ -21,6 +24,8 @@
 #include "model/dialect_checkpoint.h"
 #include "packed_model.h"
 #include "pipeline/convert_model.h"
+#include "quantize/rounding.h"
+#include "verify/convention_values.h"
 
 namespace w4q::verify {
 namespace {
@@ -155,6 +160,58 @@ TEST(Convention, CleanCheckpointsRaiseNoAlarm) {
     }
   }
   EXPECT_FALSE(is_foreign_checkpoint(test::bundled_model()));
+}
+
+/// A weight [256, k] of random numbers, the sizes of whose outputs lie far apart, rounded to `scheme`.
+PackedWeight weight_of_uneven_outputs(const formats::Scheme& scheme, int64_t k, uint64_t seed) {
+  constexpr int64_t n = 256;
+  uint64_t drawn = 0;
+  const auto normal = [&] {
+    const double radius = std::sqrt(-2 * std::log(1 - random_uniform(seed, drawn++)));
+    return radius * std::cos(2 * std::numbers::pi * random_uniform(seed, drawn++));
+  };
+  std::vector<float> values(static_cast<size_t>(n * k));
+  for (int64_t row = 0; row < n; ++row) {
+    const double size = std::exp(normal());
+    for (int64_t col = 0; col < k; ++col)
+      values[static_cast<size_t>(row * k + col)] = static_cast<float>(size * normal());
+  }
+  const TensorView view{"w", DType::f32, {n, k}, bytes_of(values)};
+  return quantize::rounding_quantizer(scheme).run(view, scheme, {}).weight;
+}
+
+/// Sizes of outputs say nothing of their order. Without errors of the slopes 5 of the 40 rounded by rows raise one.
+TEST(Convention, UnevenOutputsRaiseNoAlarm) {
+  for (const char* scheme : {"int4-row-f16", "int4-g128-f16-asym"}) {
+    for (uint64_t seed = 1; seed <= 40; ++seed) {
+      const PackedWeight weight = weight_of_uneven_outputs(formats::parse_scheme(scheme), 256, seed);
+      const auto faults = value_faults(weight, WeightSample(weight), {.along_outputs = true, .even_first = true});
+      EXPECT_TRUE(faults.empty()) << scheme << " " << seed << ": " << faults.front();
+    }
+  }
+}
+
+/// Inputs of weights that have nothing to do with each other agree by chance, the more the fewer there are.
+TEST(Convention, FewInputsRaiseNoAlarm) {
+  for (uint64_t seed = 0; seed < 1000; ++seed) {
+    std::vector<double> energy(64), siblings(energy.size());
+    for (size_t col = 0; col < energy.size(); ++col) {
+      energy[col] = std::exp(random_uniform(seed, 2 * col));
+      siblings[col] = std::exp(random_uniform(seed, 2 * col + 1));
+    }
+    EXPECT_EQ(profile_fault(energy, siblings, 4), "") << seed;
+  }
+}
+
+/// Layers that were added to a trained model begin with zeros.
+TEST(Convention, ZerosAreTheBaseOfZeros) {
+  const formats::Scheme scheme = formats::parse_scheme("int4-g128-f16");
+  std::vector<float> values(64 * 256);
+  const TensorView zeros{"w", DType::f32, {64, 256}, bytes_of(values)};
+  const PackedWeight weight = quantize::rounding_quantizer(scheme).run(zeros, scheme, {}).weight;
+  EXPECT_TRUE(base_faults(weight, WeightSample(weight), {}, zeros).empty());
+  values[5] = 1;
+  EXPECT_EQ(base_faults(weight, WeightSample(weight), {}, zeros).size(), 1u);
 }
 
 TEST(Convention, ZeroPointsOffByOne) {
@@ -296,6 +353,20 @@ TEST(Convention, SpilledSixteen) {
   ASSERT_TRUE(done);
   checkpoint.expect_only_fault(up + ".qweight", "a code of 16 spilled");
   checkpoint.expect_only_fault(up + ".qweight", "a code of 16 spilled", true);
+}
+
+/// A symmetric weight may miss its top; AWQ's words have zero points all the same.
+TEST(Convention, SymmetricGroupsNeedNotReachTheirTop) {
+  const formats::Scheme symmetric = formats::parse_scheme("int4-row-f16");
+  std::vector<float> values(256 * 64);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 15) - 7.0f;
+  for (size_t col = 1; col < 64; ++col) values[col] = -1;  // output 0 alone has no weight above 0
+  const TensorView view{"w", DType::f32, {256, 64}, bytes_of(values)};
+  const PackedWeight weight =
+      formats::integer_recast(quantize::rounding_quantizer(symmetric).run(view, symmetric, {}).weight,
+                              formats::parse_scheme("int4-row-f16-asym"), "w");
+  const auto faults = value_faults(weight, WeightSample(weight), {true, true, true});
+  EXPECT_TRUE(faults.empty()) << faults.front();
 }
 
 /// The words of GPTQModel's gptq_p: of every 32 codes, two words of low bits and one of high bits.
