@@ -132,7 +132,7 @@ struct SourceReader {
   }
 };
 
-/// A lane's activations of several rows, which have been rotated before this launch.
+/// A lane's activations of several rows, which have been rotated, by this launch too.
 template <int rows>
 struct InputReader {
   const RotatedLaunch& args;
@@ -149,7 +149,7 @@ struct InputReader {
   __device__ uint4 load(int pass, int column, int group = 0) const {
     const int k = static_cast<int>(args.k);
     const __half* const from = row[group] + (pass == 0 ? 0 : args.input_stride) + column;
-    if (args.aligned && column + 8 <= k) return __ldg(reinterpret_cast<const uint4*>(from));
+    if (args.aligned && column + 8 <= k) return *reinterpret_cast<const uint4*>(from);
     return kbit::load_ragged(from, k - column);
   }
 };

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <bit>
+#include <climits>
 #include <cmath>
 
 #include "device/cublas.h"
@@ -10,6 +11,8 @@
 #include "kernels/rotated_launch.cuh"
 #include "kernels/rotated_linear.h"
 #include "kernels/rotated_wide.h"
+#include "kernels/wgmma_linear.h"
+#include "kernels/wgmma_plan.h"
 
 namespace w4q::kernels {
 namespace {
@@ -33,28 +36,20 @@ constexpr int64_t least_wide_rows = 128;
 struct Parts {
   size_t words, wide, input, scales;
   Parts(int64_t m, int64_t n, int64_t k)
-      : input(padded(m * padded_inputs(k) * 2)), scales(padded(kbit::Map(n, k).tiles() * kbit::Map::tile_scales * 2)) {
+      : input(padded(padded_rows(m) * padded_inputs(k) * 2)),
+        scales(padded(kbit::Map(n, k).tiles() * kbit::Map::tile_scales * 2)) {
     const DividedWorkspace product = divided_workspace({{}, "kbit-fragment", m, n, k});
-    words = padded(static_cast<int64_t>(product.words));
+    words = padded(static_cast<int64_t>(product.words)) + spare_words_bytes;
     wide = padded(static_cast<int64_t>(product.scratch));
     if (m >= least_wide_rows) wide = std::max(wide, padded(static_cast<int64_t>(rotated::wide_bytes(n, k))));
   }
   static int64_t padded_inputs(int64_t k) { return (k + 63) / 64 * 64; }
+  static int64_t padded_rows(int64_t m) {
+    const int tile = wgmma::tile_rows(m);
+    return (m + tile - 1) / tile * tile;
+  }
   size_t scratch() const { return wide + 2 * input + scales; }
 };
-
-/// Whether two passes can share a launch of the GEMV.
-bool fit_together(const RotatedDevicePass& a, const RotatedDevicePass& b) {
-  if (a.block != b.block || !rotated::widths_fit(a.bits, b.bits)) return false;
-  return a.bits != b.bits || (a.levels_over_first > 0 && b.levels_over_first > 0) || b.levels == a.levels;
-}
-
-/// The passes of the launch that begins with pass `first`: two, if the second `joins` it.
-template <class Joins>
-Passes together(Passes passes, size_t first, const Joins& joins) {
-  const bool two = first + 1 < passes.size() && joins(passes[first], passes[first + 1]);
-  return passes.subspan(first, two ? 2 : 1);
-}
 
 /// An exponent that brings levels to where f16 holds the small ones too.
 int table_exponent(const RotatedDevicePass& pass) { return 10 - std::ilogb(pass.level_max); }
@@ -63,6 +58,38 @@ float factor_over_first(const RotatedDevicePass& first, const RotatedDevicePass&
   if (pass.levels == first.levels) return 1;
   if (pass.bits == first.bits) return pass.levels_over_first / first.levels_over_first;
   return std::ldexp(1.0f, table_exponent(first) - table_exponent(pass));
+}
+
+/// How f16 activations are multiplied: by kernels for rotated weights, or as kbit weights pass by pass.
+enum class Way { gemv, gemm, warpgroup, kbit };
+
+Way way_of(int64_t m, int64_t n, int64_t k, DType activation) {
+  if (activation != DType::f16) return Way::kbit;
+  if (m <= most_gemv_rows) return Way::gemv;
+  const LinearDesc like{
+      {formats::SchemeFamily::kbit, 4, 32, formats::ScaleType::f16}, "kbit-fragment", m, n, k, activation};
+  const std::string_view name = pick_kernel(like).name;
+  return name == "kbit-wgmma" ? Way::warpgroup : name == "kbit-gemm" ? Way::gemm : Way::kbit;
+}
+
+/// Whether two passes can share a launch of the GEMV.
+bool fit_together(const RotatedDevicePass& a, const RotatedDevicePass& b) {
+  if (a.block != b.block || !rotated::widths_fit(a.bits, b.bits)) return false;
+  return a.bits != b.bits || (a.levels_over_first > 0 && b.levels_over_first > 0) || b.levels == a.levels;
+}
+
+/// The same of the kernels of more rows, which multiply norms of f16 with a factor of f16.
+bool rows_fit_together(const RotatedDevicePass& a, const RotatedDevicePass& b) {
+  if (a.bits != b.bits || !fit_together(a, b) || (a.group == 32) != (b.group == 32)) return false;
+  const float factor = factor_over_first(a, b);
+  return factor > 0x1p-6f && factor < 0x1p6f && b.norm_max * factor < 0x1p15f;
+}
+
+/// The passes of the launch that begins with pass `first`: two, if the second `joins` it.
+template <class Joins>
+Passes together(Passes passes, size_t first, const Joins& joins) {
+  const bool two = first + 1 < passes.size() && joins(passes[first], passes[first + 1]);
+  return passes.subspan(first, two ? 2 : 1);
 }
 
 Source source_of(const RotatedDevicePass& first, const RotatedDevicePass& pass) {
@@ -91,16 +118,16 @@ class Linear {
 
   void run() {
     check_fusion(product(args_.x, args_.ldx, false), "rotated-gemv", rotated_fuses(args_.passes));
-    const bool gemv = args_.m <= most_gemv_rows && args_.activation == DType::f16;
-    const auto joins = [&](const RotatedDevicePass& a, const RotatedDevicePass& b) {
-      return args_.activation == DType::f16 && (gemv ? fit_together(a, b) : decoded_together(args_.m, a, b));
-    };
+    const Way way = way_of(args_.m, n_, k_, args_.activation);
+    const auto joins = [&](const RotatedDevicePass& a, const RotatedDevicePass& b) { return join(way, a, b); };
     for (size_t at = 0; at < args_.passes.size();) {
       const Passes some = together(args_.passes, at, joins);
-      if (gemv) {
+      if (way == Way::gemv) {
         run_gemv(some, at > 0);
-      } else if (some.size() > 1) {
+      } else if (some.size() > 1 && decodes(some.front(), some.back())) {
         run_wide(some, at > 0);
+      } else if (way != Way::kbit) {
+        run_rows(some, at > 0, way);
       } else {
         run_product(some.front(), at > 0);
       }
@@ -111,10 +138,19 @@ class Linear {
  private:
   static bool rotate_alike(Passes passes) { return passes.front().factors == passes.back().factors; }
 
-  bool rotates_inside(Passes passes, const RotatedLaunch& launch) const {
-    const int64_t block = passes.front().block;
-    return args_.m == 1 && !args_.input_rotated && args_.input_scale == nullptr && launch.aligned && block >= 32 &&
-           block <= 128 && k_ % block == 0;
+  bool decodes(const RotatedDevicePass& a, const RotatedDevicePass& b) const {
+    return args_.activation == DType::f16 && decoded_together(args_.m, a, b);
+  }
+  bool join(Way way, const RotatedDevicePass& a, const RotatedDevicePass& b) const {
+    if (way == Way::gemv) return fit_together(a, b);
+    if (decodes(a, b)) return true;
+    return way != Way::kbit && rows_fit_together(a, b) && (a.factors == b.factors || rotates_inside(a));
+  }
+
+  /// Whether a launch can rotate its input itself.
+  bool rotates_inside(const RotatedDevicePass& pass) const {
+    return !args_.input_rotated && args_.input_scale == nullptr && pass.block >= 32 && pass.block <= 128 &&
+           k_ % pass.block == 0;
   }
 
   void rotate(Passes passes) {
@@ -158,32 +194,95 @@ class Linear {
     return product;
   }
 
-  void run_gemv(Passes passes, bool add) {
+  /// Passes side by side, but for factors.
+  RotatedLaunch launch_of(Passes passes, const LinearArgs& args) const {
     const RotatedDevicePass& first = passes.front();
-    const LinearArgs args = product(args_.x, args_.ldx, add);
     RotatedLaunch launch{};
     static_cast<kbit::Launch&>(launch) = prepare(args);
     launch.pass_tiles = launch.col_groups;
     launch.col_groups *= static_cast<int>(passes.size());
     launch.tiles *= static_cast<int>(passes.size());
-    launch.result_factor = std::ldexp(1.0f, -table_exponent(first));
     launch.sources[0] = source_of(first, first);
     launch.sources[1] = source_of(first, passes.back());
     launch.passes = static_cast<int>(passes.size());
     launch.block = static_cast<int>(first.block);
-    launch.rotates = rotates_inside(passes, launch);
+    return launch;
+  }
+
+  /// Rotated inputs stand in the scratch.
+  void read_scratch(RotatedLaunch& launch, Passes passes) const {
+    launch.x = input_;
+    launch.ldx = Parts::padded_inputs(k_);
+    launch.aligned = true;
+    launch.input_stride = rotate_alike(passes) ? 0 : static_cast<int64_t>(parts_.input / 2);
+  }
+  /// The blocks make their input of x, by rotations of `block`. Behind the first `words` bytes of the words one more is
+  /// used.
+  void make_input(RotatedLaunch& launch, Passes passes, int64_t block, size_t words) const {
+    auto* const arrivals = static_cast<std::byte*>(args_.words) + padded(static_cast<int64_t>(words));
+    launch.inputs = {static_cast<const __half*>(launch.x),
+                     launch.ldx,
+                     launch.m,
+                     static_cast<int>(k_),
+                     launch.aligned,
+                     rotate_alike(passes) ? 1 : 2,
+                     static_cast<int>(block),
+                     {passes.front().signs, passes.back().signs},
+                     reinterpret_cast<uint32_t*>(arrivals)};
+    if (block > 1) launch.result_factor *= rotated::FragmentRotation::scale(static_cast<int>(block));
+    read_scratch(launch, passes);
+  }
+
+  void run_gemv(Passes passes, bool add) {
+    const RotatedDevicePass& first = passes.front();
+    const LinearArgs args = product(args_.x, args_.ldx, add);
+    RotatedLaunch launch = launch_of(passes, args);
+    launch.result_factor = std::ldexp(1.0f, -table_exponent(first));
+    launch.rotates = args_.m == 1 && launch.aligned && rotates_inside(first);
     if (launch.rotates) {
       launch.result_factor *= rotated::FragmentRotation::scale(launch.block);
+    } else if (args_.m > 1 && rotates_inside(first)) {
+      make_input(launch, passes, first.block, gemv_workspace(describe(args)));
     } else if (!args_.input_rotated) {
       rotate(passes);
-      launch.x = input_;
-      launch.ldx = Parts::padded_inputs(k_);
-      launch.aligned = true;
-      launch.input_stride = rotate_alike(passes) ? 0 : static_cast<int64_t>(parts_.input / 2);
+      read_scratch(launch, passes);
     }
     const int second_bits = passes.size() > 1 ? passes.back().bits : 0;
     const auto launch_it = takes_fused_kernel(args) ? rotated::launch_fused_gemv : rotated::launch_gemv;
     launch_it(launch, first.bits, second_bits, blocks_for(kbit::Map(n_, k_).tiles()), stream_, shape_of(first));
+  }
+
+  /// The factors of weights that are scaled in registers, such that those of all passes stay inside f16.
+  void set_factors(RotatedLaunch& launch, Passes passes, LinearArgs args) const {
+    args.weight.scheme.scale = formats::ScaleType::f16;
+    int least = INT_MAX;
+    for (const RotatedDevicePass& pass : passes) {
+      args.weight.table_max = pass.level_max;
+      args.weight.scale_max = pass.norm_max;
+      set_weight_factors(args, launch);
+      least = std::min(least, launch.table_exponent);
+    }
+    launch.table_exponent = least;
+    launch.result_factor = std::ldexp(1.0f, -least);
+  }
+
+  void run_rows(Passes passes, bool add, Way way) {
+    const RotatedDevicePass& first = passes.front();
+    const bool inside = rotates_inside(first);
+    const LinearArgs all = inside ? product(args_.x, args_.ldx, add) : rotated_product(first, add);
+    if (inside) at_hand_ = nullptr;
+    in_slices(all, way == Way::gemm ? packed_linear_max_rows : most_rows, [&](const LinearArgs& part) {
+      RotatedLaunch launch = launch_of(passes, part);
+      set_factors(launch, passes, part);
+      if (way == Way::warpgroup) {
+        make_input(launch, passes, inside ? first.block : 1, wgmma::exchange_bytes(device::multiprocessors()));
+        std::byte* const arranged = inside ? input_ : input_ + parts_.input;
+        return wgmma::launch_rotated(launch, first.bits, arranged, stream_, shape_of(first));
+      }
+      const int blocks = kbit::gemm_blocks(launch, blocks_for(kbit::Map(n_, k_).tiles()));
+      if (inside) make_input(launch, passes, first.block, gemm_workspace(describe(part)));
+      rotated::launch_gemm(launch, first.bits, blocks, stream_, shape_of(first));
+    });
   }
 
   /// A product over the input as `pass` wants it.

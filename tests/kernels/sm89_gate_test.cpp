@@ -47,6 +47,7 @@ constexpr Family families[] = {
     {"interleaved_gemv_cuda", "InterleavedGemv<", "interleaved gemv", 1, 2, true, false},
     {"rotated_gemv_cuda", "Widths<", "rotated gemv", rows_follow, 1, true, false},
     {"rotated_gemv_fused_cuda", "Widths<", "rotated gemv, fused", rows_follow, 1, true, false},
+    {"rotated_gemm_cuda", "RotatedWeights<", "rotated gemm", groups_follow, 1, false, false},
     {"int8_gemm_cuda", int8_traits, "marlin int8", 2, 0.5, true, false, true},
 };
 
@@ -136,6 +137,14 @@ constexpr Budget budgets[] = {
     {"rotated gemv, fused", 1, 3, 2.08, 0, 0, 3},
     {"rotated gemv, fused", 1, 4, 1.94, 0, 0, 4},
     {"rotated gemv, fused", 1, 4, 1.76, 0, 0, 2},
+    {"rotated gemm", 32, 2, 4.47, 0, 0},
+    {"rotated gemm", 32, 3, 5.63, 0, 8},
+    {"rotated gemm", 32, 4, 5.53, 0, 15},
+    {"rotated gemm", 32, 5, 6.23, 13, 54},
+    {"rotated gemm", 64, 2, 6.70, 0, 15},
+    {"rotated gemm", 64, 3, 7.86, 9, 43},
+    {"rotated gemm", 64, 4, 7.89, 11, 42},
+    {"rotated gemm", 64, 5, 8.52, 16, 65},
     {"marlin int8", 128, 4, 7.61, 0, 0},
     {"marlin int8", 32, 4, 20.49, 8, 36},
     {"marlin int8", 128, 8, 7.94, 0, 0},
@@ -349,6 +358,7 @@ TEST_F(Sm89Gate, MarlinGemmKeepsItsBudgets) { check("marlin gemm"); }
 TEST_F(Sm89Gate, InterleavedGemvKeepsItsBudgets) { check("interleaved gemv"); }
 TEST_F(Sm89Gate, RotatedGemvKeepsItsBudgets) { check("rotated gemv"); }
 TEST_F(Sm89Gate, FusedRotatedGemvKeepsItsBudgets) { check("rotated gemv, fused"); }
+TEST_F(Sm89Gate, RotatedGemmKeepsItsBudgets) { check("rotated gemm"); }
 TEST_F(Sm89Gate, Int8GemmKeepsItsBudgets) { check("marlin int8"); }
 
 }  // namespace
