@@ -271,12 +271,16 @@ struct Run {
     if (rows > 1) weights.load(slot.scales, at, j);
   }
   __device__ void load_inputs(Slot& slot, const Place& at, int j) {
+    const int first = 64 * (at.column + j) + 8 * static_cast<int>(threadIdx.x % 4);
+    if constexpr (rows < 8) {
+      slot.x[0][0] = inputs.load(at.pass, first + 32 * Columns<rows>::block());
+    } else {
 #pragma unroll
-    for (int block = 0; block < 2; ++block) {
+      for (int block = 0; block < 2; ++block) {
 #pragma unroll
-      for (int group = 0; group < groups; ++group) {
-        const int column = 64 * (at.column + j) + 32 * block + 8 * static_cast<int>(threadIdx.x % 4);
-        slot.x[block][group] = inputs.load(at.pass, column, group);
+        for (int group = 0; group < groups; ++group) {
+          slot.x[block][group] = inputs.load(at.pass, first + 32 * block, group);
+        }
       }
     }
   }
@@ -315,13 +319,20 @@ struct Run {
     }
   }
   __device__ void multiply_rows(const Slot& slot, const Place& at, const View& tables, Totals& totals) const {
+    kbit::Products<groups> products;
+    products.clear();
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
-      kbit::Products<groups> products;
-      products.clear();
-      multiply(slot, at, block, slot.x[block], tables, products);
-      totals.template add_block<Norms>(products, slot.scales, block);
+      if constexpr (rows < 8) {
+        const uint4 b[1] = {kbit::keep_if(Columns<rows>::block() == block, slot.x[0][0])};
+        multiply(slot, at, block, b, tables, products);
+      } else {
+        multiply(slot, at, block, slot.x[block], tables, products);
+        totals.template add_block<Norms>(products, slot.scales, block);
+        products.clear();
+      }
     }
+    if constexpr (rows < 8) totals.template add_tile<Norms>(products, slot.scales);
   }
 };
 

@@ -1,15 +1,13 @@
 #include <algorithm>
-#include <bit>
 #include <climits>
 #include <cmath>
+#include <optional>
 
 #include "device/cublas.h"
-#include "kernels/linear_rows.h"
 #include "kernels/overlap_launch.cuh"
 #include "kernels/rotate_input.h"
 #include "kernels/rotated_input.cuh"
-#include "kernels/rotated_launch.cuh"
-#include "kernels/rotated_linear.h"
+#include "kernels/rotated_ways.h"
 #include "kernels/rotated_wide.h"
 #include "kernels/wgmma_linear.h"
 #include "kernels/wgmma_plan.h"
@@ -19,6 +17,7 @@ namespace {
 
 using rotated::RotatedLaunch;
 using rotated::Source;
+using rotated::Way;
 using Passes = std::span<const RotatedDevicePass>;
 
 size_t padded(int64_t bytes) { return (static_cast<size_t>(bytes) + 255) / 256 * 256; }
@@ -27,21 +26,17 @@ void refuse_unless(bool holds, std::string_view what) {
   if (!holds) throw Error(ErrorCode::bad_argument, concat("rotated_linear: ", what));
 }
 
-int64_t groups_of(const RotatedDevicePass& pass) { return (pass.k + pass.group - 1) / pass.group; }
-
-/// From so many rows on two passes that share a rotation are decoded into one weight for cuBLAS (rotated_wide.h).
-constexpr int64_t least_wide_rows = 128;
-
 /// Words, and the parts of the scratch: that of wide products, up to two rotated inputs, norms spread out to scales.
 struct Parts {
   size_t words, wide, input, scales;
   Parts(int64_t m, int64_t n, int64_t k)
       : input(padded(padded_rows(m) * padded_inputs(k) * 2)),
         scales(padded(kbit::Map(n, k).tiles() * kbit::Map::tile_scales * 2)) {
-    const DividedWorkspace product = divided_workspace({{}, "kbit-fragment", m, n, k});
+    const int64_t rows = m < rotated::least_warpgroup_rows ? m : std::max(m, most_gemv_rows + 1);
+    const DividedWorkspace product = divided_workspace({{}, "kbit-fragment", rows, n, k});
     words = padded(static_cast<int64_t>(product.words)) + spare_words_bytes;
     wide = padded(static_cast<int64_t>(product.scratch));
-    if (m >= least_wide_rows) wide = std::max(wide, padded(static_cast<int64_t>(rotated::wide_bytes(n, k))));
+    if (m >= rotated::least_wide_rows) wide = std::max(wide, padded(static_cast<int64_t>(rotated::wide_bytes(n, k))));
   }
   static int64_t padded_inputs(int64_t k) { return (k + 63) / 64 * 64; }
   static int64_t padded_rows(int64_t m) {
@@ -51,57 +46,11 @@ struct Parts {
   size_t scratch() const { return wide + 2 * input + scales; }
 };
 
-/// An exponent that brings levels to where f16 holds the small ones too.
-int table_exponent(const RotatedDevicePass& pass) { return 10 - std::ilogb(pass.level_max); }
-
-float factor_over_first(const RotatedDevicePass& first, const RotatedDevicePass& pass) {
-  if (pass.levels == first.levels) return 1;
-  if (pass.bits == first.bits) return pass.levels_over_first / first.levels_over_first;
-  return std::ldexp(1.0f, table_exponent(first) - table_exponent(pass));
-}
-
-/// How f16 activations are multiplied: by kernels for rotated weights, or as kbit weights pass by pass.
-enum class Way { gemv, gemm, warpgroup, kbit };
-
-Way way_of(int64_t m, int64_t n, int64_t k, DType activation) {
-  if (activation != DType::f16) return Way::kbit;
-  if (m <= most_gemv_rows) return Way::gemv;
-  const LinearDesc like{
-      {formats::SchemeFamily::kbit, 4, 32, formats::ScaleType::f16}, "kbit-fragment", m, n, k, activation};
-  const std::string_view name = pick_kernel(like).name;
-  return name == "kbit-wgmma" ? Way::warpgroup : name == "kbit-gemm" ? Way::gemm : Way::kbit;
-}
-
-/// Whether two passes can share a launch of the GEMV.
-bool fit_together(const RotatedDevicePass& a, const RotatedDevicePass& b) {
-  if (a.block != b.block || !rotated::widths_fit(a.bits, b.bits)) return false;
-  return a.bits != b.bits || (a.levels_over_first > 0 && b.levels_over_first > 0) || b.levels == a.levels;
-}
-
-/// The same of the kernels of more rows, which multiply norms of f16 with a factor of f16.
-bool rows_fit_together(const RotatedDevicePass& a, const RotatedDevicePass& b) {
-  if (a.bits != b.bits || !fit_together(a, b) || (a.group == 32) != (b.group == 32)) return false;
-  const float factor = factor_over_first(a, b);
-  return factor > 0x1p-6f && factor < 0x1p6f && b.norm_max * factor < 0x1p15f;
-}
-
 /// The passes of the launch that begins with pass `first`: two, if the second `joins` it.
 template <class Joins>
 Passes together(Passes passes, size_t first, const Joins& joins) {
   const bool two = first + 1 < passes.size() && joins(passes[first], passes[first + 1]);
   return passes.subspan(first, two ? 2 : 1);
-}
-
-Source source_of(const RotatedDevicePass& first, const RotatedDevicePass& pass) {
-  const bool one_group = pass.group >= pass.k;
-  return {reinterpret_cast<const uint4*>(pass.codes),
-          reinterpret_cast<const uint4*>(pass.norms),
-          pass.levels,
-          pass.signs,
-          static_cast<int>(groups_of(pass)),
-          one_group ? 31 : std::countr_zero(static_cast<uint64_t>(pass.group)),
-          table_exponent(pass),
-          factor_over_first(first, pass)};
 }
 
 /// Launches one linear.
@@ -118,19 +67,13 @@ class Linear {
 
   void run() {
     check_fusion(product(args_.x, args_.ldx, false), "rotated-gemv", rotated_fuses(args_.passes));
-    const Way way = way_of(args_.m, n_, k_, args_.activation);
-    const auto joins = [&](const RotatedDevicePass& a, const RotatedDevicePass& b) { return join(way, a, b); };
     for (size_t at = 0; at < args_.passes.size();) {
-      const Passes some = together(args_.passes, at, joins);
-      if (way == Way::gemv) {
-        run_gemv(some, at > 0);
-      } else if (some.size() > 1 && decodes(some.front(), some.back())) {
-        run_wide(some, at > 0);
-      } else if (way != Way::kbit) {
-        run_rows(some, at > 0, way);
-      } else {
-        run_product(some.front(), at > 0);
-      }
+      const auto joined = [&](const RotatedDevicePass& a, const RotatedDevicePass& b) {
+        const RotatedDevicePass both[] = {a, b};
+        return way_of(both).has_value();
+      };
+      const Passes some = together(args_.passes, at, joined);
+      run(some, *way_of(some), at > 0);
       at += some.size();
     }
   }
@@ -138,13 +81,32 @@ class Linear {
  private:
   static bool rotate_alike(Passes passes) { return passes.front().factors == passes.back().factors; }
 
-  bool decodes(const RotatedDevicePass& a, const RotatedDevicePass& b) const {
-    return args_.activation == DType::f16 && decoded_together(args_.m, a, b);
+  /// How one pass, or two in one launch, are multiplied; nothing where two do not fit together.
+  std::optional<Way> way_of(Passes passes) const {
+    const RotatedDevicePass &a = passes.front(), &b = passes.back();
+    const bool two = passes.size() > 1;
+    if (args_.activation != DType::f16) return two ? std::nullopt : std::optional(Way::kbit);
+    if (two && decoded_together(args_.m, a, b)) return Way::wide;
+    const bool few = args_.m <= most_gemv_rows;
+    const Way many = few && args_.m < rotated::least_warpgroup_rows ? Way::gemv : rotated::way_of_many(args_.m, n_, k_);
+    const bool rows_fit =
+        !two || (many != Way::kbit && rotated::rows_fit_together(a, b) && (rotate_alike(passes) || rotates_inside(a)));
+    if (few && (many != Way::warpgroup || !rows_fit)) {
+      return two && !rotated::fit_together(a, b) ? std::nullopt : std::optional(Way::gemv);
+    }
+    return rows_fit ? std::optional(many) : std::nullopt;
   }
-  bool join(Way way, const RotatedDevicePass& a, const RotatedDevicePass& b) const {
-    if (way == Way::gemv) return fit_together(a, b);
-    if (decodes(a, b)) return true;
-    return way != Way::kbit && rows_fit_together(a, b) && (a.factors == b.factors || rotates_inside(a));
+  void run(Passes passes, Way way, bool add) {
+    switch (way) {
+      case Way::gemv:
+        return run_gemv(passes, add);
+      case Way::wide:
+        return run_wide(passes, add);
+      case Way::kbit:
+        return run_product(passes.front(), add);
+      default:
+        return run_rows(passes, add, way);
+    }
   }
 
   /// Whether a launch can rotate its input itself.
@@ -154,6 +116,7 @@ class Linear {
   }
 
   void rotate(Passes passes) {
+    at_hand_ = nullptr;
     RotateInputArgs rotation{args_.m,
                              k_,
                              passes.front().block,
@@ -202,8 +165,8 @@ class Linear {
     launch.pass_tiles = launch.col_groups;
     launch.col_groups *= static_cast<int>(passes.size());
     launch.tiles *= static_cast<int>(passes.size());
-    launch.sources[0] = source_of(first, first);
-    launch.sources[1] = source_of(first, passes.back());
+    launch.sources[0] = rotated::source_of(first, first);
+    launch.sources[1] = rotated::source_of(first, passes.back());
     launch.passes = static_cast<int>(passes.size());
     launch.block = static_cast<int>(first.block);
     return launch;
@@ -218,7 +181,8 @@ class Linear {
   }
   /// The blocks make their input of x, by rotations of `block`. Behind the first `words` bytes of the words one more is
   /// used.
-  void make_input(RotatedLaunch& launch, Passes passes, int64_t block, size_t words) const {
+  void make_input(RotatedLaunch& launch, Passes passes, int64_t block, size_t words) {
+    if (block > 1) at_hand_ = nullptr;
     auto* const arrivals = static_cast<std::byte*>(args_.words) + padded(static_cast<int64_t>(words));
     launch.inputs = {static_cast<const __half*>(launch.x),
                      launch.ldx,
@@ -237,7 +201,7 @@ class Linear {
     const RotatedDevicePass& first = passes.front();
     const LinearArgs args = product(args_.x, args_.ldx, add);
     RotatedLaunch launch = launch_of(passes, args);
-    launch.result_factor = std::ldexp(1.0f, -table_exponent(first));
+    launch.result_factor = std::ldexp(1.0f, -rotated::table_exponent(first));
     launch.rotates = args_.m == 1 && launch.aligned && rotates_inside(first);
     if (launch.rotates) {
       launch.result_factor *= rotated::FragmentRotation::scale(launch.block);
@@ -270,7 +234,6 @@ class Linear {
     const RotatedDevicePass& first = passes.front();
     const bool inside = rotates_inside(first);
     const LinearArgs all = inside ? product(args_.x, args_.ldx, add) : rotated_product(first, add);
-    if (inside) at_hand_ = nullptr;
     in_slices(all, way == Way::gemm ? packed_linear_max_rows : most_rows, [&](const LinearArgs& part) {
       RotatedLaunch launch = launch_of(passes, part);
       set_factors(launch, passes, part);
@@ -301,7 +264,7 @@ class Linear {
                        k_,
                        all.x,
                        all.ldx,
-                       {source_of(first, first), source_of(first, second)},
+                       {rotated::source_of(first, first), rotated::source_of(first, second)},
                        {first.bits, second.bits},
                        all.bias,
                        all.y,
@@ -358,7 +321,7 @@ __global__ void spread_norms_kernel(const uint4* norms, uint4* scales, int64_t c
 
 void Linear::spread_norms(const RotatedDevicePass& pass) {
   const kbit::Map map(n_, k_);
-  const Source source = source_of(pass, pass);
+  const Source source = rotated::source_of(pass, pass);
   const int64_t count = map.tiles() * 16;
   const LaunchShape shape{dim3(static_cast<unsigned>((count + 255) / 256)), 256, 0, false};
   launch<spread_norms_kernel>(shape, stream_, "spread_norms", source.norms, reinterpret_cast<uint4*>(scales_), count,
@@ -403,13 +366,17 @@ RotatedWorkspace rotated_linear_workspace(int64_t m, int64_t n, int64_t k) {
 }
 
 bool decoded_together(int64_t rows, const RotatedDevicePass& first, const RotatedDevicePass& second) {
-  return rows >= least_wide_rows && first.factors == second.factors && fit_together(first, second) &&
-         device::have_cublas();
+  if (rows < rotated::least_wide_rows || first.factors != second.factors || !rotated::fit_together(first, second))
+    return false;
+  const bool warpgroups = rows < rotated::least_wide_rows_beside_warpgroups &&
+                          rotated::rows_fit_together(first, second) &&
+                          rotated::way_of_many(rows, first.n, first.k) == Way::warpgroup;
+  return !warpgroups && device::have_cublas();
 }
 
 int rotated_linear_launches(std::span<const RotatedDevicePass> passes) {
   int launches = 0;
-  for (size_t at = 0; at < passes.size(); at += together(passes, at, fit_together).size()) ++launches;
+  for (size_t at = 0; at < passes.size(); at += together(passes, at, rotated::fit_together).size()) ++launches;
   return launches;
 }
 

@@ -35,7 +35,7 @@ void launch_bits(const rotated::RotatedLaunch& launch, void* arranged, cudaStrea
   for (int p = 0; p < launch.passes; ++p) source.passes[p] = source_of<Weights>(launch, launch.sources[p]);
   source.inputs = launch.inputs;
   source.arranged = static_cast<char*>(arranged);
-  with_rows<32>(layer_of(launch), [&]<int rows>(const Layer& part) {
+  with_rows<16>(layer_of(launch), [&]<int rows>(const Layer& part) {
     launch_rows<Weights, rows>(source, InputOrder::kbit_fragment, part, arranged, stream, shape);
   });
 }

@@ -231,7 +231,7 @@ void expect_agreement(const Case& c, int64_t m) {
 }
 
 TEST_P(RotatedLinears, AgreeWithTheDecodedWeights) {
-  for (const int64_t m : {1, 7, 16, 29, 64}) expect_agreement(GetParam(), m);
+  for (const int64_t m : {1, 3, 7, 16, 29, 64}) expect_agreement(GetParam(), m);
 }
 
 // By itself: with kernels of cuBLAS, in which compute-sanitizer sees races.
@@ -301,7 +301,7 @@ TEST_F(RotatedGpu, LaunchesThatOverlapMakeTheSameEveryTime) {
   for (const bool shared : {true, false}) {
     const Case c{"rotated4-d128", {"rotated4-d128"}, shared, false, Chain::size, Chain::size};
     const DeviceLinear linear(quantized(c, 0.04f), stream);
-    for (const int64_t m : {1, 5, 16, 40, 64}) {
+    for (const int64_t m : {1, 2, 5, 16, 40, 64}) {
       Chain chain(linear, m, stream), beside(linear, m, stream);
       chain.launch(stream, false);
       const auto expected = chain.result(stream);

@@ -62,7 +62,7 @@ struct Budget {
 /// Measured with nvcc 13.0 on 2026-11-21: the dearest instance of each line over types of activations, of scales and
 /// zero points, and 8 % more, because every compiler allots registers a little differently. The memory of an RTX 4090
 /// leaves time for 11.5, 16.6, 21.8 and 26.9 at 2, 3, 4 and 5 bits of kbit, 21.1 for int4-g128. The GEMV spills nothing
-/// at 2 to 5 bits but for one address with sixteen rows at 5. The GEMM keeps addresses for its asynchronous copies in
+/// at 2 to 5 bits but for one address with sixteen rows at 5, and with four rotated rows at 3 + 3. The GEMM keeps addresses for its asynchronous copies in
 /// local memory, which its main loop reads again.
 constexpr Budget budgets[] = {
     {"kbit gemv", 1, 2, 1.14, 0, 0},
@@ -116,6 +116,13 @@ constexpr Budget budgets[] = {
     {"rotated gemv", 1, 3, 2.08, 0, 0, 3},
     {"rotated gemv", 1, 4, 1.94, 0, 0, 4},
     {"rotated gemv", 1, 4, 1.76, 0, 0, 2},
+    {"rotated gemv", 4, 2, 1.44, 0, 0},
+    {"rotated gemv", 4, 3, 2.16, 0, 0},
+    {"rotated gemv", 4, 4, 2.00, 0, 0},
+    {"rotated gemv", 4, 5, 2.86, 0, 0},
+    {"rotated gemv", 4, 3, 2.53, 1, 5, 3},
+    {"rotated gemv", 4, 4, 2.31, 0, 0, 4},
+    {"rotated gemv", 4, 4, 2.15, 0, 0, 2},
     {"rotated gemv", 8, 2, 1.61, 0, 0},
     {"rotated gemv", 8, 3, 2.34, 0, 0},
     {"rotated gemv", 8, 4, 2.17, 0, 0},
