@@ -62,8 +62,8 @@ struct Budget {
 /// Measured with nvcc 13.0 on 2026-11-21: the dearest instance of each line over types of activations, of scales and
 /// zero points, and 8 % more, because every compiler allots registers a little differently. The memory of an RTX 4090
 /// leaves time for 11.5, 16.6, 21.8 and 26.9 at 2, 3, 4 and 5 bits of kbit, 21.1 for int4-g128. The GEMV spills nothing
-/// at 2 to 5 bits but for one address with sixteen rows at 5, and with four rotated rows at 3 + 3. The GEMM keeps addresses for its asynchronous copies in
-/// local memory, which its main loop reads again.
+/// at 2 to 5 bits but for one address with sixteen rows at 5, and with four rotated rows at 3 + 3. The GEMM keeps
+/// addresses for its asynchronous copies in local memory, which its main loop reads again.
 constexpr Budget budgets[] = {
     {"kbit gemv", 1, 2, 1.14, 0, 0},
     {"kbit gemv", 1, 3, 1.84, 0, 0},
