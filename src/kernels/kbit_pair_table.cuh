@@ -12,15 +12,13 @@ namespace w4q::kernels::kbit {
 /// Where the copies stand, in a table of 64 KB or 32 KB. At 2 to 4 bits the index of an entry is a byte of a code word
 /// as it stands; with entries 256 bytes apart one byte permutation makes the address, and at 128 bytes a shift follows.
 /// At 3 bits the byte's two upper bits do not matter, at 2 bits an entry is two pairs. At 5 bits an index has 10 bits.
-/// `most_copies` may be 16 at 2 bits, whose look-ups of 64 bits take two passes anyway.
-template <int bits, int kilobytes, int most_copies = 32>
+template <int bits, int kilobytes>
 struct PairTable {
   static constexpr int total_bytes = kilobytes * 1024;
   static constexpr int entries = bits == 5 ? 1024 : 256;
   static constexpr int stride = total_bytes / entries;
   static constexpr int pairs_per_entry = bits == 2 ? 2 : 1;
-  static constexpr int copies =
-      stride / (4 * pairs_per_entry) < most_copies ? stride / (4 * pairs_per_entry) : most_copies;
+  static constexpr int copies = stride / (4 * pairs_per_entry) < 32 ? stride / (4 * pairs_per_entry) : 32;
   static constexpr int entry_bytes = copies * 4 * pairs_per_entry;
   static_assert(kilobytes == 32 || kilobytes == 64);
 
@@ -50,7 +48,7 @@ struct PairTable {
 };
 
 /// One lane's view of the table: the four A registers of an mma step from the words of a row tile (`bits` of them).
-template <int bits, int kilobytes, int most_copies = 32>
+template <int bits, int kilobytes>
 class LanePairs {
  public:
   __device__ explicit LanePairs(const char* shared) : table_(shared) {}
@@ -87,7 +85,7 @@ class LanePairs {
   }
 
  private:
-  using Table = PairTable<bits, kilobytes, most_copies>;
+  using Table = PairTable<bits, kilobytes>;
   static constexpr int shift = kilobytes == 64 ? 0 : 1;
 
   const char* table_;

@@ -89,8 +89,8 @@ class Linear {
     if (two && decoded_together(args_.m, a, b)) return Way::wide;
     const bool few = args_.m <= most_gemv_rows;
     const Way many = few && args_.m < rotated::least_warpgroup_rows ? Way::gemv : rotated::way_of_many(args_.m, n_, k_);
-    const bool rows_fit = !two || (many != Way::kbit && rotated::rows_fit_together(many, a, b) &&
-                                   (rotate_alike(passes) || rotates_inside(a)));
+    const bool rows_fit =
+        !two || (many != Way::kbit && rotated::rows_fit_together(a, b) && (rotate_alike(passes) || rotates_inside(a)));
     if (few && (many != Way::warpgroup || !rows_fit)) {
       return two && !rotated::fit_together(a, b) ? std::nullopt : std::optional(Way::gemv);
     }
@@ -240,8 +240,7 @@ class Linear {
       if (way == Way::warpgroup) {
         make_input(launch, passes, inside ? first.block : 1, wgmma::exchange_bytes(device::multiprocessors()));
         std::byte* const arranged = inside ? input_ : input_ + parts_.input;
-        const int second_bits = passes.size() > 1 ? passes.back().bits : 0;
-        return wgmma::launch_rotated(launch, first.bits, second_bits, arranged, stream_, shape_of(first));
+        return wgmma::launch_rotated(launch, first.bits, arranged, stream_, shape_of(first));
       }
       const int blocks = kbit::gemm_blocks(launch, blocks_for(kbit::Map(n_, k_).tiles()));
       if (inside) make_input(launch, passes, first.block, gemm_workspace(describe(part)));
@@ -370,7 +369,7 @@ bool decoded_together(int64_t rows, const RotatedDevicePass& first, const Rotate
   if (rows < rotated::least_wide_rows || first.factors != second.factors || !rotated::fit_together(first, second))
     return false;
   const bool warpgroups = rows < rotated::least_wide_rows_beside_warpgroups &&
-                          rotated::rows_fit_together(Way::warpgroup, first, second) &&
+                          rotated::rows_fit_together(first, second) &&
                           rotated::way_of_many(rows, first.n, first.k) == Way::warpgroup;
   return !warpgroups && device::have_cublas();
 }

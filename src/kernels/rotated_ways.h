@@ -51,13 +51,11 @@ inline bool fit_together(const RotatedDevicePass& a, const RotatedDevicePass& b)
   return a.bits != b.bits || (a.levels_over_first > 0 && b.levels_over_first > 0) || b.levels == a.levels;
 }
 
-/// The same of the kernels of more rows. Passes have tables of their own in warpgroup products; in the GEMM a factor of
-/// f16 is on the second's norms.
-inline bool rows_fit_together(Way way, const RotatedDevicePass& a, const RotatedDevicePass& b) {
-  if (!fit_together(a, b) || (a.group == 32) != (b.group == 32)) return false;
-  if (way == Way::warpgroup) return true;
+/// The same of the kernels of more rows, which multiply norms of f16 with a factor of f16.
+inline bool rows_fit_together(const RotatedDevicePass& a, const RotatedDevicePass& b) {
+  if (a.bits != b.bits || !fit_together(a, b) || (a.group == 32) != (b.group == 32)) return false;
   const float factor = factor_over_first(a, b);
-  return a.bits == b.bits && factor > 0x1p-6f && factor < 0x1p6f && b.norm_max * factor < 0x1p15f;
+  return factor > 0x1p-6f && factor < 0x1p6f && b.norm_max * factor < 0x1p15f;
 }
 
 inline Source source_of(const RotatedDevicePass& first, const RotatedDevicePass& pass) {

@@ -69,8 +69,8 @@ struct KbitWeights {
     kbit::PairTable<bits, table_kilobytes>::template fill<Type>(table, source.codebook, source.table_exponent);
   }
 
-  /// Bytes that fetch() brings, of any tile.
-  __device__ static uint32_t tile_bytes(const Source& source, int) {
+  /// Bytes that fetch() brings.
+  __device__ static uint32_t tile_bytes(const Source& source) {
     return row_groups * (code_bytes + scale_bytes(source.e4m4));
   }
   /// Starts copies of tile `tile` to place `index` of a stage of `tiles`. Row groups beyond the weight are zeros.
@@ -132,17 +132,11 @@ struct KbitWeights {
       }
     }
 
-    /// The registers of some steps from step `first` on.
-    template <int steps>
-    __device__ __forceinline__ void decode(const Words& words, int first, uint32_t (&a)[steps][4]) const {
+    __device__ __forceinline__ void decode(const Words& words, int step, uint32_t (&a)[4]) const {
+      pairs.step([&](int w) { return words.codes[w]; }, step, a);
+      const uint32_t scale[2] = {words.scale(step / 2, 0, e4m4), words.scale(step / 2, 1, e4m4)};
 #pragma unroll
-      for (int i = 0; i < steps; ++i) {
-        const int step = first + i;
-        pairs.step([&](int w) { return words.codes[w]; }, step, a[i]);
-        const uint32_t scale[2] = {words.scale(step / 2, 0, e4m4), words.scale(step / 2, 1, e4m4)};
-#pragma unroll
-        for (int reg = 0; reg < 4; ++reg) a[i][reg] = Type::multiply(a[i][reg], scale[reg % 2]);
-      }
+      for (int reg = 0; reg < 4; ++reg) a[reg] = Type::multiply(a[reg], scale[reg % 2]);
     }
   };
 };

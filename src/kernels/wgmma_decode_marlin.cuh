@@ -46,8 +46,8 @@ struct MarlinWeights {
     return source.groups == 0 ? 0 : source.group_shift > 0 ? 1 : 2;
   }
 
-  /// Bytes that fetch() brings, of any tile.
-  __device__ static uint32_t tile_bytes(const Source& source, int) {
+  /// Bytes that fetch() brings.
+  __device__ static uint32_t tile_bytes(const Source& source) {
     return code_bytes(1) + scale_blocks(source) * block_scale_bytes;
   }
   /// Starts copies of tile `tile` to place `index` of a stage of `tiles`. Row groups and steps beyond the weight are
@@ -108,16 +108,10 @@ struct MarlinWeights {
       }
     }
 
-    /// The registers of some steps from step `first` on.
-    template <int steps>
-    __device__ __forceinline__ void decode(const Words& words, int first, uint32_t (&a)[steps][4]) const {
+    __device__ __forceinline__ void decode(const Words& words, int step, uint32_t (&a)[4]) const {
+      less_eight(words.codes[step], a);
 #pragma unroll
-      for (int i = 0; i < steps; ++i) {
-        const int step = first + i;
-        less_eight(words.codes[step], a[i]);
-#pragma unroll
-        for (int reg = 0; reg < 4; ++reg) a[i][reg] = Type::multiply(a[i][reg], words.scales[step / 2][reg % 2]);
-      }
+      for (int reg = 0; reg < 4; ++reg) a[reg] = Type::multiply(a[reg], words.scales[step / 2][reg % 2]);
     }
 
    private:

@@ -24,8 +24,7 @@ struct RotatedSource {
   char* arranged;  ///< where they go: [tile of rows][rotation][tile along k] as wgmma_arrange.h has a tile
 };
 
-/// Codes of `bits`, those of a second pass of `second_bits`.
-template <int bits, int second_bits>
+template <int bits>
 struct RotatedWeights {
   using Type = device::HalfType;
   using Source = RotatedSource;
@@ -36,17 +35,10 @@ struct RotatedWeights {
   using Table = kbit::PairTable<bits, table_kilobytes>;
   /// The table of a second pass stands where entries of the first leave room.
   static constexpr bool has_second = 2 * Table::entry_bytes <= Table::stride;
-  static constexpr bool same = !has_second || bits == second_bits;
-  static constexpr int second_copies = second_bits == 2 ? 16 : 32;
-  using SecondTable = kbit::PairTable<second_bits, table_kilobytes, second_copies>;
-  static_assert(same || Table::entry_bytes + SecondTable::entry_bytes <= SecondTable::stride);
 
   static constexpr int table_bytes = table_kilobytes * 1024;
-  static constexpr int code_bytes_of(int width) { return static_cast<int>(Map::tile_words(width)) * 4; }
-  static constexpr int code_bytes = code_bytes_of(bits);  ///< of a tile of 64 × 64; of a second pass not more
-  static constexpr int second_code_bytes = code_bytes_of(second_bits);
-  static_assert(second_code_bytes <= code_bytes);
-  static constexpr int norm_bytes = 128;  ///< of 64 outputs and one group
+  static constexpr int code_bytes = static_cast<int>(Map::tile_words(bits)) * 4;  ///< of a tile of 64 × 64
+  static constexpr int norm_bytes = 128;                                          ///< of 64 outputs and one group
   /// Of `tiles` tiles along k: codes [tile][row group], then norms [tile][row group][group].
   static constexpr int stage_bytes(int tiles) { return tiles * row_groups * (code_bytes + 2 * norm_bytes); }
 
@@ -55,22 +47,21 @@ struct RotatedWeights {
     Table::template fill<Type>(table, source.passes[0].levels, source.table_exponent);
     if constexpr (has_second) {
       if (source.count == 1) return;
-      SecondTable::template fill<Type>(table + Table::entry_bytes, source.passes[1].levels, source.table_exponent);
+      Table::template fill<Type>(table + Table::entry_bytes, source.passes[1].levels, source.table_exponent);
     }
   }
 
   /// Groups that a tile has norms of: 1, or 2 where they are 32 inputs. The same for both passes.
   __device__ static int groups(const Source& source) { return source.passes[0].group_shift == 5 ? 2 : 1; }
-  __device__ static bool in_second(const Source& source, int tile) { return has_second && tile >= source.pass_tiles; }
   /// Bytes that fetch() brings.
-  __device__ static uint32_t tile_bytes(const Source& source, int tile) {
-    return row_groups * ((in_second(source, tile) ? second_code_bytes : code_bytes) + groups(source) * norm_bytes);
+  __device__ static uint32_t tile_bytes(const Source& source) {
+    return row_groups * (code_bytes + groups(source) * norm_bytes);
   }
   /// Starts copies of tile `tile` to place `index` of a stage of `tiles`. Row groups and groups beyond the weight are
   /// zeros.
   template <int tiles>
   __device__ static void fetch(const Source& source, int strip, int tile, uint32_t stage, int index, uint32_t barrier) {
-    const bool second = in_second(source, tile);
+    const bool second = has_second && tile >= source.pass_tiles;
     const RotatedPassSource& pass = source.passes[second ? 1 : 0];
     const int at = tile - (second ? source.pass_tiles : 0);
     copy_box(stage + index * row_groups * code_bytes, &pass.codes, make_int4(0, 0, at, strip * row_groups), barrier);
@@ -82,16 +73,14 @@ struct RotatedWeights {
   struct Words {
     uint32_t codes[bits];
     uint32_t norms[2];  ///< of each block of 32 inputs: rows g and g + 8
-    bool second;        ///< it is of the second pass
+    uint32_t table;     ///< where the pass has its table
   };
 
   /// One warp's view of a stage of `tiles` tiles: row group `group`, row tile `row_tile`.
   template <int tiles>
   struct Decoder {
     kbit::LanePairs<bits, table_kilobytes> pairs;
-    kbit::LanePairs<second_bits, table_kilobytes, second_copies> second_pairs;
     const char* codes;  ///< offsets from the stage
-    const char* second_codes;
     const char* norms;
     int row_tile;
     int second_block;  ///< how far the norms of a tile's second block are from those of its first
@@ -99,9 +88,7 @@ struct RotatedWeights {
 
     __device__ Decoder(const char* table, const char* first_stage, const Source& source, int group, int tile_of_16)
         : pairs(table),
-          second_pairs(table),
           codes(first_stage + group * code_bytes + threadIdx.x % 32 * 16),
-          second_codes(first_stage + group * second_code_bytes + threadIdx.x % 32 * 16),
           norms(first_stage + row_groups * tiles * code_bytes + group * groups(source) * norm_bytes +
                 threadIdx.x % 32 / 4 * 16 + tile_of_16 * 4),
           row_tile(tile_of_16),
@@ -110,43 +97,19 @@ struct RotatedWeights {
 
     /// Tile `tile` of the stage at `offset`, which is tile `of_weight` of the weight.
     __device__ __forceinline__ void load(int offset, int tile, int of_weight, Words& words) const {
-      words.second = has_second && of_weight >= pass_tiles;
-      const int at = offset + tile * row_groups * code_bytes;
-      if (same || !words.second) {
-        load_row_tile(codes + at, row_tile, words.codes);
-      } else {
-        load_row_tile(second_codes + at, row_tile, reinterpret_cast<uint32_t(&)[second_bits]>(words.codes));
-      }
+      load_row_tile(codes + offset + tile * row_groups * code_bytes, row_tile, words.codes);
       const char* const from = norms + offset + tile * row_groups * 2 * norm_bytes;
       words.norms[0] = *reinterpret_cast<const uint32_t*>(from);
       words.norms[1] = *reinterpret_cast<const uint32_t*>(from + second_block);
+      words.table = has_second && of_weight >= pass_tiles ? Table::entry_bytes : 0;
     }
 
-    /// The registers of some steps from step `first` on.
-    template <int steps>
-    __device__ __forceinline__ void decode(const Words& words, int first, uint32_t (&a)[steps][4]) const {
-      if constexpr (same) {
-        look_up(pairs.moved(words.second ? Table::entry_bytes : 0), words, first, a);
-      } else if (words.second) {
-        look_up(second_pairs.moved(Table::entry_bytes), words, first, a);
-      } else {
-        look_up(pairs, words, first, a);
-      }
+    __device__ __forceinline__ void decode(const Words& words, int step, uint32_t (&a)[4]) const {
+      pairs.moved(words.table).step([&](int w) { return words.codes[w]; }, step, a);
+      const uint32_t both = words.norms[step / 2];
+      const uint32_t norm[2] = {__byte_perm(both, 0, 0x1010), __byte_perm(both, 0, 0x3232)};
 #pragma unroll
-      for (int i = 0; i < steps; ++i) {
-        const uint32_t both = words.norms[(first + i) / 2];
-        const uint32_t norm[2] = {__byte_perm(both, 0, 0x1010), __byte_perm(both, 0, 0x3232)};
-#pragma unroll
-        for (int reg = 0; reg < 4; ++reg) a[i][reg] = Type::multiply(a[i][reg], norm[reg % 2]);
-      }
-    }
-
-   private:
-    template <class Pairs, int steps>
-    __device__ __forceinline__ static void look_up(const Pairs& table, const Words& words, int first,
-                                                   uint32_t (&a)[steps][4]) {
-#pragma unroll
-      for (int i = 0; i < steps; ++i) table.step([&](int w) { return words.codes[w]; }, first + i, a[i]);
+      for (int reg = 0; reg < 4; ++reg) a[reg] = Type::multiply(a[reg], norm[reg % 2]);
     }
   };
 

@@ -75,10 +75,7 @@ struct Fetcher {
     }
   }
   __device__ void fetch_weights(uint32_t stage, int count, uint32_t full) const {
-    uint32_t bytes = count * M::x_tile_bytes;
-#pragma unroll
-    for (int i = 0; i < M::tiles; ++i) bytes += i < count ? Weights::tile_bytes(task.weights, tile + i) : 0;
-    arrive_and_expect(full, bytes);
+    arrive_and_expect(full, count * (M::x_tile_bytes + Weights::tile_bytes(task.weights)));
 #pragma unroll
     for (int i = 0; i < M::tiles; ++i) {
       if (i > 0 && i >= count) break;
@@ -157,7 +154,8 @@ struct Multiplier {
   /// Decodes a group of steps to `a` and starts its products.
   __device__ __forceinline__ void multiply_steps(const typename Weights::Words& words, int first_step, uint64_t x,
                                                  uint32_t (&a)[steps][4], float (&sums)[rows / 2], int& add) {
-    decoder.decode(words, first_step, a);
+#pragma unroll
+    for (int i = 0; i < steps; ++i) decoder.decode(words, first_step + i, a[i]);
     order_registers();
 #pragma unroll
     for (int i = 0; i < steps; ++i) {

@@ -6,9 +6,9 @@ namespace w4q::kernels::wgmma {
 namespace {
 
 template <class Weights>
-RotatedPassSource source_of(const rotated::RotatedLaunch& launch, const rotated::Source& pass, int code_bytes) {
+RotatedPassSource source_of(const rotated::RotatedLaunch& launch, const rotated::Source& pass) {
   constexpr int groups = Weights::row_groups;
-  const int half = code_bytes / 2;
+  constexpr int half = Weights::code_bytes / 2;
   constexpr int norm_bytes = Weights::norm_bytes;
   RotatedPassSource source{};
   source.levels = pass.levels;
@@ -25,17 +25,14 @@ RotatedPassSource source_of(const rotated::RotatedLaunch& launch, const rotated:
   return source;
 }
 
-template <int bits, int second_bits = bits>
+template <int bits>
 void launch_bits(const rotated::RotatedLaunch& launch, void* arranged, cudaStream_t stream, std::string_view shape) {
-  using Weights = RotatedWeights<bits, second_bits>;
+  using Weights = RotatedWeights<bits>;
   RotatedSource source{};
   source.count = launch.passes;
   source.pass_tiles = launch.pass_tiles;
   source.table_exponent = launch.table_exponent;
-  source.passes[0] = source_of<Weights>(launch, launch.sources[0], Weights::code_bytes);
-  if (launch.passes > 1) {
-    source.passes[1] = source_of<Weights>(launch, launch.sources[1], Weights::second_code_bytes);
-  }
+  for (int p = 0; p < launch.passes; ++p) source.passes[p] = source_of<Weights>(launch, launch.sources[p]);
   source.inputs = launch.inputs;
   source.arranged = static_cast<char*>(arranged);
   with_rows<16>(layer_of(launch), [&]<int rows>(const Layer& part) {
@@ -45,9 +42,8 @@ void launch_bits(const rotated::RotatedLaunch& launch, void* arranged, cudaStrea
 
 }  // namespace
 
-void launch_rotated(const rotated::RotatedLaunch& launch, int bits, int second_bits, void* arranged,
-                    cudaStream_t stream, std::string_view shape) {
-  if (bits == 4 && second_bits == 2) return launch_bits<4, 2>(launch, arranged, stream, shape);
+void launch_rotated(const rotated::RotatedLaunch& launch, int bits, void* arranged, cudaStream_t stream,
+                    std::string_view shape) {
   switch (bits) {
     case 2:
       return launch_bits<2>(launch, arranged, stream, shape);
