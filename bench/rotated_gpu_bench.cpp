@@ -23,7 +23,7 @@ struct LayerShape {
 };
 constexpr LayerShape shapes[] = {
     {4096, 4096, 32}, {6144, 4096, 32}, {4096, 14336, 32}, {28672, 4096, 32}, {128256, 4096, 1}};
-constexpr int64_t row_counts[] = {1, 8, 16, 64, 128, 512, 2048};
+constexpr int64_t row_counts[] = {1, 2, 8, 16, 32, 64, 128, 256, 512, 2048};
 constexpr int64_t most_rows = 2048;
 
 /// What is timed, over the same weights.

@@ -48,6 +48,30 @@ __device__ __forceinline__ void meet_team(int team) {
   asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(team_warps * 32) : "memory");
 }
 
+/// Chunk 4 · block + t of a row in shared memory as kbit-fragment wants it, the two halves of odd rows exchanged, so
+/// that eight lanes read eight different groups of banks.
+struct FragmentChunks {
+  __device__ static int place(int row, int chunk) { return (row * 8 + (chunk ^ (row & 1) << 2)) * 16; }
+  /// Starts bringing the chunk from `first` on of a row that has `k` inputs.
+  template <class Scalar>
+  __device__ static void fetch_chunk(const Scalar* row, int64_t first, int64_t k, bool aligned, char* to) {
+    const int64_t left = k - first;
+    if (aligned && left >= 8) {
+      device::copy_async(to, row + first);
+    } else {
+      *reinterpret_cast<uint4*>(to) = load_ragged(row + first, static_cast<int>(left));
+    }
+  }
+  template <int groups>
+  __device__ static void read(const char* tile, int block, uint4 (&x)[groups]) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < groups; ++i) {
+      x[i] = *reinterpret_cast<const uint4*>(tile + place(8 * i + lane / 4, 4 * block + lane % 4));
+    }
+  }
+};
+
 /// The activations of one tile in shared memory: [row][8 chunks of 16 bytes], a chunk where `Order` puts it. Order has
 ///
 ///   place(row, chunk)              a byte offset
@@ -230,9 +254,10 @@ __device__ __forceinline__ void gemm_block(const typename Weights::Args& args) {
   WeightCursor<Weights, groups> weights(args, strips, unit, warp);
   typename Weights::Tile next;
   if (unit < end) weights.load(next);
+  begin_inputs<C::warps>(args);
   Weights::fill(table, args);
   const typename Weights::View view(table);
-  device::wait_for_previous_launch();
+  const uint32_t token = finish_inputs<C::warps>(args);
 
   const int split = C::split(warp);
   const int member = C::row_group(warp) * 32 + threadIdx.x % 32;
@@ -266,6 +291,7 @@ __device__ __forceinline__ void gemm_block(const typename Weights::Args& args) {
     const int first = halve<C::sums, C::splits / 2>(sums, warp, stages);
     deliver<Type, groups>(args, strips, strip, warp, first, sums);
   }
+  close_inputs(args, token);
 }
 
 template <class Weights, int groups>

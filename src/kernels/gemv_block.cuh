@@ -67,6 +67,7 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
 
   typename Gemv::Run run(args, begin, block_begin + runs.begin(warp + 1));
   run.load_first_weights();
+  if constexpr (rows > 1) begin_inputs<warps>(args);
   Gemv::Table::fill(table, args);
   const Outline outline(args, blocks);
   const int head = warp;
@@ -74,8 +75,14 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   slots.leave(head, -1);
   slots.leave(tail, -1);
   if (fused && threadIdx.x == 0) prefetch_weights(args);
-  device::wait_for_previous_launch();
-  run.load_first_activations();
+  if constexpr (rows > 1) {
+    const uint32_t token = finish_inputs<warps>(args);
+    run.load_first_activations();
+    close_inputs(args, token);
+  } else {
+    device::wait_for_previous_launch();
+    run.load_first_activations();
+  }
   if (fused && threadIdx.x == 0) prefetch_stream(args);
   __syncthreads();
   const typename Gemv::Table::View values(table);

@@ -7,26 +7,10 @@ namespace {
 
 constexpr int table_kilobytes = 32;
 
-/// Chunk 4 · block + t of a row, the two halves of odd rows exchanged, so that eight lanes read eight different groups
-/// of banks.
-struct ChunkOrder {
-  __device__ static int place(int row, int chunk) { return (row * 8 + (chunk ^ (row & 1) << 2)) * 16; }
+struct ChunkOrder : FragmentChunks {
   template <class Scalar>
   __device__ static void fetch(const Launch& args, const Scalar* row, int64_t first, char* to) {
-    const int64_t left = args.k - first;
-    if (args.aligned && left >= 8) {
-      device::copy_async(to, row + first);
-    } else {
-      *reinterpret_cast<uint4*>(to) = load_ragged(row + first, static_cast<int>(left));
-    }
-  }
-  template <int groups>
-  __device__ static void read(const char* tile, int block, uint4 (&x)[groups]) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < groups; ++i) {
-      x[i] = *reinterpret_cast<const uint4*>(tile + place(8 * i + lane / 4, 4 * block + lane % 4));
-    }
+    fetch_chunk(row, first, args.k, args.aligned, to);
   }
 };
 

@@ -67,6 +67,18 @@ __device__ __forceinline__ void store_output(const Launch& args, int row, int co
   store_value<Type>(args.y, args.residual, args.fp32, at, output_value(args, row, sum));
 }
 
+/// What all threads of a block with `warps` warps do about x before they read it, several rows: wait until it is there.
+/// From begin_inputs() to finish_inputs() they may do something else, and what that returns is given to close_inputs()
+/// some time later. Launches that make x of something have functions of their own (rotated_launch.cuh).
+template <int warps>
+__device__ __forceinline__ void begin_inputs(const Launch&) {}
+template <int warps>
+__device__ __forceinline__ uint32_t finish_inputs(const Launch&) {
+  device::wait_for_previous_launch();
+  return 0;
+}
+__device__ __forceinline__ void close_inputs(const Launch&, uint32_t) {}
+
 /// 1 to 16 activation rows (kbit_gemv_cuda.cu).
 void launch_gemv(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks, cudaStream_t stream,
                  std::string_view shape);

@@ -53,6 +53,13 @@ class LanePairs {
  public:
   __device__ explicit LanePairs(const char* shared) : table_(shared) {}
 
+  /// The view of a table `bytes` further on, between the entries of this one (2 to 4 bits).
+  __device__ LanePairs moved(uint32_t bytes) const {
+    LanePairs result = *this;
+    result.lane_ += bytes << shift;
+    return result;
+  }
+
   /// `words(i)` is word i of the row tile.
   template <class Words>
   __device__ void step(const Words& words, int step, uint32_t (&a)[4]) const {

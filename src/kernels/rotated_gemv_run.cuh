@@ -61,7 +61,7 @@ struct Tables {
  private:
   template <int bits>
   __device__ static void fill_one(char* table, const Source& source) {
-    kbit::PairTable<bits, kilobytes>::template fill<Type>(table, source.levels, ldexpf(1.0f, source.table_exponent));
+    kbit::PairTable<bits, kilobytes>::template fill<Type>(table, source.levels, source.table_factor);
   }
 };
 
@@ -132,7 +132,7 @@ struct SourceReader {
   }
 };
 
-/// A lane's activations of several rows, which have been rotated before this launch.
+/// A lane's activations of several rows, which have been rotated, by this launch too.
 template <int rows>
 struct InputReader {
   const RotatedLaunch& args;
@@ -149,7 +149,7 @@ struct InputReader {
   __device__ uint4 load(int pass, int column, int group = 0) const {
     const int k = static_cast<int>(args.k);
     const __half* const from = row[group] + (pass == 0 ? 0 : args.input_stride) + column;
-    if (args.aligned && column + 8 <= k) return __ldg(reinterpret_cast<const uint4*>(from));
+    if (args.aligned && column + 8 <= k) return *reinterpret_cast<const uint4*>(from);
     return kbit::load_ragged(from, k - column);
   }
 };
@@ -271,12 +271,16 @@ struct Run {
     if (rows > 1) weights.load(slot.scales, at, j);
   }
   __device__ void load_inputs(Slot& slot, const Place& at, int j) {
+    const int first = 64 * (at.column + j) + 8 * static_cast<int>(threadIdx.x % 4);
+    if constexpr (rows < 8) {
+      slot.x[0][0] = inputs.load(at.pass, first + 32 * Columns<rows>::block());
+    } else {
 #pragma unroll
-    for (int block = 0; block < 2; ++block) {
+      for (int block = 0; block < 2; ++block) {
 #pragma unroll
-      for (int group = 0; group < groups; ++group) {
-        const int column = 64 * (at.column + j) + 32 * block + 8 * static_cast<int>(threadIdx.x % 4);
-        slot.x[block][group] = inputs.load(at.pass, column, group);
+        for (int group = 0; group < groups; ++group) {
+          slot.x[block][group] = inputs.load(at.pass, first + 32 * block, group);
+        }
       }
     }
   }
@@ -315,13 +319,20 @@ struct Run {
     }
   }
   __device__ void multiply_rows(const Slot& slot, const Place& at, const View& tables, Totals& totals) const {
+    kbit::Products<groups> products;
+    products.clear();
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
-      kbit::Products<groups> products;
-      products.clear();
-      multiply(slot, at, block, slot.x[block], tables, products);
-      totals.template add_block<Norms>(products, slot.scales, block);
+      if constexpr (rows < 8) {
+        const uint4 b[1] = {kbit::keep_if(Columns<rows>::block() == block, slot.x[0][0])};
+        multiply(slot, at, block, b, tables, products);
+      } else {
+        multiply(slot, at, block, slot.x[block], tables, products);
+        totals.template add_block<Norms>(products, slot.scales, block);
+        products.clear();
+      }
     }
+    if constexpr (rows < 8) totals.template add_tile<Norms>(products, slot.scales);
   }
 };
 

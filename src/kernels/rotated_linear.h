@@ -1,11 +1,11 @@
 // y = Σ_p W_p · R_p(x ⊘ s) + b on the GPU for passes of rotated schemes (docs/rotated.md), with the agreement of
 // packed_linear.h.
 //
-// f16 activations, 1 to 16 rows: a GEMV that reads two passes in one launch, with a norm where kbit has the scale of a
-// block. For one row it rotates the input itself, every block the part that it multiplies; for more rows the rotation
-// is a launch before it, which the GEMV's first loads overlap. More rows, or bf16: a rotation, and the kbit products
-// pass by pass, over norms that are spread out to scales just before. Many rows of two passes that share a rotation:
-// their sum, decoded to 16 bits, and cuBLAS.
+// f16 activations: one launch for two passes that fit together, with a norm where kbit has the scale of a block, which
+// rotates the input itself: at one row every warp what it multiplies, at more all blocks together (rotated_share.cuh).
+// 1 to 16 rows: a GEMV; from 9 on, on an sm_90, warpgroup products; 17 to 128 rows elsewhere: a GEMM. More rows, or
+// bf16: a rotation, and the kbit products pass by pass, over norms that are spread out to scales just before. Many rows
+// of two passes that share a rotation: their sum, decoded to 16 bits, and cuBLAS.
 //
 // Bytes that one pass reads: n·k·bits/8 of codes and 2·n·k/d of norms, 4.125 bits a weight at 4 bits and d = 128.
 #pragma once
@@ -30,6 +30,7 @@ struct RotatedDevicePass {
   int64_t group = 0;                ///< inputs that share a norm: 32 · 2^i, or k
   const float* levels = nullptr;    ///< [2^bits]
   float level_max = 1;              ///< largest magnitude of the levels
+  float level_stretch = 1;          ///< of the levels (table_stretch.h)
   float norm_max = 1;               ///< an upper bound of the norms
   float levels_over_first = 0;      ///< its levels are this times those of the first pass; 0: they are not alike
   int64_t block = 1;                ///< of its rotation, at least 2

@@ -1,21 +1,22 @@
 #include <algorithm>
-#include <bit>
 #include <cmath>
+#include <optional>
 
 #include "device/cublas.h"
-#include "kernels/linear_rows.h"
 #include "kernels/overlap_launch.cuh"
 #include "kernels/rotate_input.h"
 #include "kernels/rotated_input.cuh"
-#include "kernels/rotated_launch.cuh"
-#include "kernels/rotated_linear.h"
+#include "kernels/rotated_ways.h"
 #include "kernels/rotated_wide.h"
+#include "kernels/wgmma_linear.h"
+#include "kernels/wgmma_plan.h"
 
 namespace w4q::kernels {
 namespace {
 
 using rotated::RotatedLaunch;
 using rotated::Source;
+using rotated::Way;
 using Passes = std::span<const RotatedDevicePass>;
 
 size_t padded(int64_t bytes) { return (static_cast<size_t>(bytes) + 255) / 256 * 256; }
@@ -24,57 +25,31 @@ void refuse_unless(bool holds, std::string_view what) {
   if (!holds) throw Error(ErrorCode::bad_argument, concat("rotated_linear: ", what));
 }
 
-int64_t groups_of(const RotatedDevicePass& pass) { return (pass.k + pass.group - 1) / pass.group; }
-
-/// From so many rows on two passes that share a rotation are decoded into one weight for cuBLAS (rotated_wide.h).
-constexpr int64_t least_wide_rows = 128;
-
 /// Words, and the parts of the scratch: that of wide products, up to two rotated inputs, norms spread out to scales.
 struct Parts {
   size_t words, wide, input, scales;
   Parts(int64_t m, int64_t n, int64_t k)
-      : input(padded(m * padded_inputs(k) * 2)), scales(padded(kbit::Map(n, k).tiles() * kbit::Map::tile_scales * 2)) {
-    const DividedWorkspace product = divided_workspace({{}, "kbit-fragment", m, n, k});
-    words = padded(static_cast<int64_t>(product.words));
+      : input(padded(padded_rows(m) * padded_inputs(k) * 2)),
+        scales(padded(kbit::Map(n, k).tiles() * kbit::Map::tile_scales * 2)) {
+    const int64_t rows = m < rotated::least_warpgroup_rows ? m : std::max(m, most_gemv_rows + 1);
+    const DividedWorkspace product = divided_workspace({{}, "kbit-fragment", rows, n, k});
+    words = padded(static_cast<int64_t>(product.words)) + spare_words_bytes;
     wide = padded(static_cast<int64_t>(product.scratch));
-    if (m >= least_wide_rows) wide = std::max(wide, padded(static_cast<int64_t>(rotated::wide_bytes(n, k))));
+    if (m >= rotated::least_wide_rows) wide = std::max(wide, padded(static_cast<int64_t>(rotated::wide_bytes(n, k))));
   }
   static int64_t padded_inputs(int64_t k) { return (k + 63) / 64 * 64; }
+  static int64_t padded_rows(int64_t m) {
+    const int tile = wgmma::tile_rows(m);
+    return (m + tile - 1) / tile * tile;
+  }
   size_t scratch() const { return wide + 2 * input + scales; }
 };
-
-/// Whether two passes can share a launch of the GEMV.
-bool fit_together(const RotatedDevicePass& a, const RotatedDevicePass& b) {
-  if (a.block != b.block || !rotated::widths_fit(a.bits, b.bits)) return false;
-  return a.bits != b.bits || (a.levels_over_first > 0 && b.levels_over_first > 0) || b.levels == a.levels;
-}
 
 /// The passes of the launch that begins with pass `first`: two, if the second `joins` it.
 template <class Joins>
 Passes together(Passes passes, size_t first, const Joins& joins) {
   const bool two = first + 1 < passes.size() && joins(passes[first], passes[first + 1]);
   return passes.subspan(first, two ? 2 : 1);
-}
-
-/// An exponent that brings levels to where f16 holds the small ones too.
-int table_exponent(const RotatedDevicePass& pass) { return 10 - std::ilogb(pass.level_max); }
-
-float factor_over_first(const RotatedDevicePass& first, const RotatedDevicePass& pass) {
-  if (pass.levels == first.levels) return 1;
-  if (pass.bits == first.bits) return pass.levels_over_first / first.levels_over_first;
-  return std::ldexp(1.0f, table_exponent(first) - table_exponent(pass));
-}
-
-Source source_of(const RotatedDevicePass& first, const RotatedDevicePass& pass) {
-  const bool one_group = pass.group >= pass.k;
-  return {reinterpret_cast<const uint4*>(pass.codes),
-          reinterpret_cast<const uint4*>(pass.norms),
-          pass.levels,
-          pass.signs,
-          static_cast<int>(groups_of(pass)),
-          one_group ? 31 : std::countr_zero(static_cast<uint64_t>(pass.group)),
-          table_exponent(pass),
-          factor_over_first(first, pass)};
 }
 
 /// Launches one linear.
@@ -91,19 +66,13 @@ class Linear {
 
   void run() {
     check_fusion(product(args_.x, args_.ldx, false), "rotated-gemv", rotated_fuses(args_.passes));
-    const bool gemv = args_.m <= most_gemv_rows && args_.activation == DType::f16;
-    const auto joins = [&](const RotatedDevicePass& a, const RotatedDevicePass& b) {
-      return args_.activation == DType::f16 && (gemv ? fit_together(a, b) : decoded_together(args_.m, a, b));
-    };
     for (size_t at = 0; at < args_.passes.size();) {
-      const Passes some = together(args_.passes, at, joins);
-      if (gemv) {
-        run_gemv(some, at > 0);
-      } else if (some.size() > 1) {
-        run_wide(some, at > 0);
-      } else {
-        run_product(some.front(), at > 0);
-      }
+      const auto joined = [&](const RotatedDevicePass& a, const RotatedDevicePass& b) {
+        const RotatedDevicePass both[] = {a, b};
+        return way_of(both).has_value();
+      };
+      const Passes some = together(args_.passes, at, joined);
+      run(some, *way_of(some), at > 0);
       at += some.size();
     }
   }
@@ -111,13 +80,42 @@ class Linear {
  private:
   static bool rotate_alike(Passes passes) { return passes.front().factors == passes.back().factors; }
 
-  bool rotates_inside(Passes passes, const RotatedLaunch& launch) const {
-    const int64_t block = passes.front().block;
-    return args_.m == 1 && !args_.input_rotated && args_.input_scale == nullptr && launch.aligned && block >= 32 &&
-           block <= 128 && k_ % block == 0;
+  /// How one pass, or two in one launch, are multiplied; nothing where two do not fit together.
+  std::optional<Way> way_of(Passes passes) const {
+    const RotatedDevicePass &a = passes.front(), &b = passes.back();
+    const bool two = passes.size() > 1;
+    if (args_.activation != DType::f16) return two ? std::nullopt : std::optional(Way::kbit);
+    if (two && decoded_together(args_.m, a, b)) return Way::wide;
+    const bool few = args_.m <= most_gemv_rows;
+    const Way many = few && args_.m < rotated::least_warpgroup_rows ? Way::gemv : rotated::way_of_many(args_.m, n_, k_);
+    const bool rows_fit =
+        !two || (many != Way::kbit && rotated::rows_fit_together(a, b) && (rotate_alike(passes) || rotates_inside(a)));
+    if (few && (many != Way::warpgroup || !rows_fit)) {
+      return two && !rotated::fit_together(a, b) ? std::nullopt : std::optional(Way::gemv);
+    }
+    return rows_fit ? std::optional(many) : std::nullopt;
+  }
+  void run(Passes passes, Way way, bool add) {
+    switch (way) {
+      case Way::gemv:
+        return run_gemv(passes, add);
+      case Way::wide:
+        return run_wide(passes, add);
+      case Way::kbit:
+        return run_product(passes.front(), add);
+      default:
+        return run_rows(passes, add, way);
+    }
+  }
+
+  /// Whether a launch can rotate its input itself.
+  bool rotates_inside(const RotatedDevicePass& pass) const {
+    return !args_.input_rotated && args_.input_scale == nullptr && pass.block >= 32 && pass.block <= 128 &&
+           k_ % pass.block == 0;
   }
 
   void rotate(Passes passes) {
+    at_hand_ = nullptr;
     RotateInputArgs rotation{args_.m,
                              k_,
                              passes.front().block,
@@ -158,32 +156,96 @@ class Linear {
     return product;
   }
 
-  void run_gemv(Passes passes, bool add) {
+  /// Passes side by side, but for factors.
+  RotatedLaunch launch_of(Passes passes, const LinearArgs& args) const {
     const RotatedDevicePass& first = passes.front();
-    const LinearArgs args = product(args_.x, args_.ldx, add);
     RotatedLaunch launch{};
     static_cast<kbit::Launch&>(launch) = prepare(args);
     launch.pass_tiles = launch.col_groups;
     launch.col_groups *= static_cast<int>(passes.size());
     launch.tiles *= static_cast<int>(passes.size());
-    launch.result_factor = std::ldexp(1.0f, -table_exponent(first));
-    launch.sources[0] = source_of(first, first);
-    launch.sources[1] = source_of(first, passes.back());
+    launch.sources[0] = rotated::source_of(first, first);
+    launch.sources[1] = rotated::source_of(first, passes.back());
     launch.passes = static_cast<int>(passes.size());
     launch.block = static_cast<int>(first.block);
-    launch.rotates = rotates_inside(passes, launch);
+    return launch;
+  }
+
+  /// Rotated inputs stand in the scratch.
+  void read_scratch(RotatedLaunch& launch, Passes passes) const {
+    launch.x = input_;
+    launch.ldx = Parts::padded_inputs(k_);
+    launch.aligned = true;
+    launch.input_stride = rotate_alike(passes) ? 0 : static_cast<int64_t>(parts_.input / 2);
+  }
+  /// The blocks make their input of x, by rotations of `block`. Behind the first `words` bytes of the words one more is
+  /// used.
+  void make_input(RotatedLaunch& launch, Passes passes, int64_t block, size_t words) {
+    if (block > 1) at_hand_ = nullptr;
+    auto* const arrivals = static_cast<std::byte*>(args_.words) + padded(static_cast<int64_t>(words));
+    launch.inputs = {static_cast<const __half*>(launch.x),
+                     launch.ldx,
+                     launch.m,
+                     static_cast<int>(k_),
+                     launch.aligned,
+                     rotate_alike(passes) ? 1 : 2,
+                     static_cast<int>(block),
+                     {passes.front().signs, passes.back().signs},
+                     reinterpret_cast<uint32_t*>(arrivals)};
+    if (block > 1) launch.result_factor *= rotated::FragmentRotation::scale(static_cast<int>(block));
+    read_scratch(launch, passes);
+  }
+
+  void run_gemv(Passes passes, bool add) {
+    const RotatedDevicePass& first = passes.front();
+    const LinearArgs args = product(args_.x, args_.ldx, add);
+    RotatedLaunch launch = launch_of(passes, args);
+    launch.result_factor = 1 / rotated::table_factor(first);
+    launch.rotates = args_.m == 1 && launch.aligned && rotates_inside(first);
     if (launch.rotates) {
       launch.result_factor *= rotated::FragmentRotation::scale(launch.block);
+    } else if (args_.m > 1 && rotates_inside(first)) {
+      make_input(launch, passes, first.block, gemv_workspace(describe(args)));
     } else if (!args_.input_rotated) {
       rotate(passes);
-      launch.x = input_;
-      launch.ldx = Parts::padded_inputs(k_);
-      launch.aligned = true;
-      launch.input_stride = rotate_alike(passes) ? 0 : static_cast<int64_t>(parts_.input / 2);
+      read_scratch(launch, passes);
     }
     const int second_bits = passes.size() > 1 ? passes.back().bits : 0;
     const auto launch_it = takes_fused_kernel(args) ? rotated::launch_fused_gemv : rotated::launch_gemv;
     launch_it(launch, first.bits, second_bits, blocks_for(kbit::Map(n_, k_).tiles()), stream_, shape_of(first));
+  }
+
+  /// The factors of weights that are scaled in registers, such that those of all passes stay inside f16.
+  void set_factors(RotatedLaunch& launch, Passes passes, LinearArgs args) const {
+    args.weight.scheme.scale = formats::ScaleType::f16;
+    args.weight.table_stretch = passes.front().level_stretch;  // whose table serves all
+    float least = INFINITY;
+    for (const RotatedDevicePass& pass : passes) {
+      args.weight.table_max = pass.level_max;
+      args.weight.scale_max = pass.norm_max;
+      set_weight_factors(args, launch);
+      least = std::min(least, launch.table_factor);
+    }
+    launch.table_factor = least;
+    launch.result_factor = 1 / least;
+  }
+
+  void run_rows(Passes passes, bool add, Way way) {
+    const RotatedDevicePass& first = passes.front();
+    const bool inside = rotates_inside(first);
+    const LinearArgs all = inside ? product(args_.x, args_.ldx, add) : rotated_product(first, add);
+    in_slices(all, way == Way::gemm ? packed_linear_max_rows : most_rows, [&](const LinearArgs& part) {
+      RotatedLaunch launch = launch_of(passes, part);
+      set_factors(launch, passes, part);
+      if (way == Way::warpgroup) {
+        make_input(launch, passes, inside ? first.block : 1, wgmma::exchange_bytes(device::multiprocessors()));
+        std::byte* const arranged = inside ? input_ : input_ + parts_.input;
+        return wgmma::launch_rotated(launch, first.bits, arranged, stream_, shape_of(first));
+      }
+      const int blocks = kbit::gemm_blocks(launch, blocks_for(kbit::Map(n_, k_).tiles()));
+      if (inside) make_input(launch, passes, first.block, gemm_workspace(describe(part)));
+      rotated::launch_gemm(launch, first.bits, blocks, stream_, shape_of(first));
+    });
   }
 
   /// A product over the input as `pass` wants it.
@@ -202,7 +264,7 @@ class Linear {
                        k_,
                        all.x,
                        all.ldx,
-                       {source_of(first, first), source_of(first, second)},
+                       {rotated::source_of(first, first), rotated::source_of(first, second)},
                        {first.bits, second.bits},
                        all.bias,
                        all.y,
@@ -221,6 +283,7 @@ class Linear {
     all.weight.scales = scales_;
     all.weight.codebook = pass.levels;
     all.weight.table_max = pass.level_max;
+    all.weight.table_stretch = pass.level_stretch;
     all.weight.scale_max = pass.norm_max;
     all.weights_ready = false;  // scales have just been written
     if (!pick_kernel(describe(all)).keeps_words) {
@@ -259,7 +322,7 @@ __global__ void spread_norms_kernel(const uint4* norms, uint4* scales, int64_t c
 
 void Linear::spread_norms(const RotatedDevicePass& pass) {
   const kbit::Map map(n_, k_);
-  const Source source = source_of(pass, pass);
+  const Source source = rotated::source_of(pass, pass);
   const int64_t count = map.tiles() * 16;
   const LaunchShape shape{dim3(static_cast<unsigned>((count + 255) / 256)), 256, 0, false};
   launch<spread_norms_kernel>(shape, stream_, "spread_norms", source.norms, reinterpret_cast<uint4*>(scales_), count,
@@ -304,13 +367,17 @@ RotatedWorkspace rotated_linear_workspace(int64_t m, int64_t n, int64_t k) {
 }
 
 bool decoded_together(int64_t rows, const RotatedDevicePass& first, const RotatedDevicePass& second) {
-  return rows >= least_wide_rows && first.factors == second.factors && fit_together(first, second) &&
-         device::have_cublas();
+  if (rows < rotated::least_wide_rows || first.factors != second.factors || !rotated::fit_together(first, second))
+    return false;
+  const bool warpgroups = rows < rotated::least_wide_rows_beside_warpgroups &&
+                          rotated::rows_fit_together(first, second) &&
+                          rotated::way_of_many(rows, first.n, first.k) == Way::warpgroup;
+  return !warpgroups && device::have_cublas();
 }
 
 int rotated_linear_launches(std::span<const RotatedDevicePass> passes) {
   int launches = 0;
-  for (size_t at = 0; at < passes.size(); at += together(passes, at, fit_together).size()) ++launches;
+  for (size_t at = 0; at < passes.size(); at += together(passes, at, rotated::fit_together).size()) ++launches;
   return launches;
 }
 

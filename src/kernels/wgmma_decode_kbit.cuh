@@ -17,10 +17,38 @@ struct KbitSource {
   bool e4m4;
 };
 
+/// Words bits · row_tile … of a lane's 4 · bits, which stand in groups of four, those of a tile's first lane at `from`
+/// and of others 16 bytes further each. Where they cross groups, two 128-bit loads and a shift by words take fewer
+/// passes of shared memory than a load for each word.
+template <int bits>
+__device__ __forceinline__ void load_row_tile(const char* from, int row_tile, uint32_t (&words)[bits]) {
+  const int first = bits * row_tile;
+  const char* const group = from + first / 4 * 512;
+  if constexpr (bits == 4) {
+    const uint4 v = *reinterpret_cast<const uint4*>(group);
+    words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+  } else if constexpr (bits == 2) {
+    const uint2 v = *reinterpret_cast<const uint2*>(group + first % 4 * 4);
+    words[0] = v.x, words[1] = v.y;
+  } else {
+    const uint4 low = *reinterpret_cast<const uint4*>(group);
+    const uint4 high = *reinterpret_cast<const uint4*>(from + min(first / 4 + 1, bits - 1) * 512);
+    const uint32_t all[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    const bool by_one = first % 2 != 0;
+    const bool by_two = first % 4 >= 2;
+    uint32_t shifted[7];
+#pragma unroll
+    for (int i = 0; i < 7; ++i) shifted[i] = by_one ? all[i + 1] : all[i];
+#pragma unroll
+    for (int i = 0; i < bits; ++i) words[i] = by_two ? shifted[i + 2] : shifted[i];
+  }
+}
+
 template <int bits, class Type_>
 struct KbitWeights {
   using Type = Type_;
   using Source = KbitSource;
+  static constexpr bool makes_inputs = false;
   static constexpr int row_groups = job_outputs / 64;
   using Map = repack::KbitFragmentMap;
   static constexpr int table_kilobytes = 64;
@@ -91,9 +119,9 @@ struct KbitWeights {
           e4m4(source.e4m4),
           scale_stride(row_groups * scale_bytes(source.e4m4)) {}
 
-    /// Tile `tile` of the stage at `offset`.
-    __device__ __forceinline__ void load(int offset, int tile, Words& words) const {
-      load_codes(codes + offset + tile * row_groups * code_bytes, words.codes);
+    /// Tile `tile` of the stage at `offset`; of the weight it is some other, which does not matter here.
+    __device__ __forceinline__ void load(int offset, int tile, int, Words& words) const {
+      load_row_tile(codes + offset + tile * row_groups * code_bytes, row_tile, words.codes);
       const char* const from = scales + offset + tile * scale_stride;
       if (e4m4) {
         words.scales[0] = *reinterpret_cast<const uint16_t*>(from);
@@ -109,32 +137,6 @@ struct KbitWeights {
       const uint32_t scale[2] = {words.scale(step / 2, 0, e4m4), words.scale(step / 2, 1, e4m4)};
 #pragma unroll
       for (int reg = 0; reg < 4; ++reg) a[reg] = Type::multiply(a[reg], scale[reg % 2]);
-    }
-
-   private:
-    /// Words bits · row_tile … of the lane's 4 · bits, which stand in groups of four. Where they cross groups, two
-    /// 128-bit loads and a shift by words take fewer passes of shared memory than a load for each word.
-    __device__ __forceinline__ void load_codes(const char* from, uint32_t (&words)[bits]) const {
-      const int first = bits * row_tile;
-      const char* const group = from + first / 4 * 512;
-      if constexpr (bits == 4) {
-        const uint4 v = *reinterpret_cast<const uint4*>(group);
-        words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
-      } else if constexpr (bits == 2) {
-        const uint2 v = *reinterpret_cast<const uint2*>(group + first % 4 * 4);
-        words[0] = v.x, words[1] = v.y;
-      } else {
-        const uint4 low = *reinterpret_cast<const uint4*>(group);
-        const uint4 high = *reinterpret_cast<const uint4*>(from + min(first / 4 + 1, bits - 1) * 512);
-        const uint32_t all[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-        const bool by_one = first % 2 != 0;
-        const bool by_two = first % 4 >= 2;
-        uint32_t shifted[7];
-#pragma unroll
-        for (int i = 0; i < 7; ++i) shifted[i] = by_one ? all[i + 1] : all[i];
-#pragma unroll
-        for (int i = 0; i < bits; ++i) words[i] = by_two ? shifted[i + 2] : shifted[i];
-      }
     }
   };
 };

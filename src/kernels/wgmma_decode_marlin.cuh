@@ -25,6 +25,7 @@ template <class Type_>
 struct MarlinWeights {
   using Type = Type_;
   using Source = MarlinSource;
+  static constexpr bool makes_inputs = false;
   static constexpr int row_groups = job_outputs / 64;
   static constexpr int table_bytes = 0;
   static constexpr int step_bytes = 512;         ///< of a row group
@@ -89,8 +90,8 @@ struct MarlinWeights {
       asm volatile("" : "+r"(low), "+r"(high), "+r"(second_block));
     }
 
-    /// Tile `tile` of the stage at `offset`.
-    __device__ __forceinline__ void load(int offset, int tile, Words& words) const {
+    /// Tile `tile` of the stage at `offset`; of the weight it is some other, which does not matter here.
+    __device__ __forceinline__ void load(int offset, int tile, int, Words& words) const {
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
         words.codes[step] =

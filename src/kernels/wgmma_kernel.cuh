@@ -4,9 +4,13 @@
 // into a ring of stages in shared memory, activations from where they stand or arranged (wgmma_arrange.h). A warp
 // decodes its sixteen outputs of a tile to registers of A while the products of the registers before run, so that
 // decoding costs no time of the tensor cores. Which blocks do what is the host's plan (wgmma_plan.h).
+//
+// Weights that make inputs (wgmma_decode_rotated.cuh) have the blocks of a launch rotate and arrange x together before
+// they begin (rotated_share.cuh).
 #pragma once
 
 #include "device/fragment.cuh"
+#include "kernels/rotated_share.cuh"
 #include "kernels/wgmma_instruction.cuh"
 #include "kernels/wgmma_pipeline.cuh"
 #include "kernels/wgmma_results.cuh"
@@ -63,8 +67,23 @@ struct Fetcher {
     const uint32_t full = M::full(shared, ring.stage);
     const int count = min(M::tiles, end - tile);
     if constexpr (of_weights) {
-      arrive_and_expect(full, count * (M::x_tile_bytes + Weights::tile_bytes(task.weights)));
-    } else if (task.x != nullptr) {
+      fetch_weights(stage, count, full);
+    } else if constexpr (Weights::makes_inputs) {
+      fetch_made(stage, count, full);
+    } else {
+      fetch_inputs(stage, count, full);
+    }
+  }
+  __device__ void fetch_weights(uint32_t stage, int count, uint32_t full) const {
+    arrive_and_expect(full, count * (M::x_tile_bytes + Weights::tile_bytes(task.weights)));
+#pragma unroll
+    for (int i = 0; i < M::tiles; ++i) {
+      if (i > 0 && i >= count) break;
+      Weights::template fetch<M::tiles>(task.weights, strip, tile + i, stage + M::tiles * M::x_tile_bytes, i, full);
+    }
+  }
+  __device__ void fetch_inputs(uint32_t stage, int count, uint32_t full) const {
+    if (task.x != nullptr) {
       const int64_t at = static_cast<int64_t>(row_tile) * task.k_tiles + tile;
       copy_bulk(stage, task.x + at * M::x_tile_bytes, count * M::x_tile_bytes, full);
       return;
@@ -72,12 +91,18 @@ struct Fetcher {
 #pragma unroll
     for (int i = 0; i < M::tiles; ++i) {
       if (i > 0 && i >= count) break;
-      if constexpr (of_weights) {
-        Weights::template fetch<M::tiles>(task.weights, strip, tile + i, stage + M::tiles * M::x_tile_bytes, i, full);
-      } else {
-        copy_box(stage + i * M::x_tile_bytes, &task.x_map, make_int2(64 * (tile + i), rows * row_tile), full);
-      }
+      copy_box(stage + i * M::x_tile_bytes, &task.x_map, make_int2(64 * (tile + i), rows * row_tile), full);
     }
+  }
+  /// Activations that the blocks have made. Where the passes share a rotation they begin anew with the second.
+  __device__ void fetch_made(uint32_t stage, int count, uint32_t full) const {
+    const int tiles = Weights::input_tiles(task.weights);
+    const char* const from = task.weights.arranged + static_cast<int64_t>(row_tile) * tiles * M::x_tile_bytes;
+    const int at = tile < tiles ? tile : tile - tiles;
+    const int before = min(count, tiles - at);
+    copy_bulk(stage, from + at * M::x_tile_bytes, before * M::x_tile_bytes, full);
+    if (before == count) return;
+    copy_bulk(stage + before * M::x_tile_bytes, from, (count - before) * M::x_tile_bytes, full);
   }
 };
 
@@ -93,15 +118,15 @@ struct Multiplier {
   const Decoder decoder;
   Ring<M::stages> ring;
 
-  /// The sums over `tiles` tiles, more than none.
-  __device__ __forceinline__ void run(int tiles, float (&sums)[rows / 2]) {
+  /// The sums over `tiles` tiles from tile `at` on, more than none.
+  __device__ __forceinline__ void run(int at, int tiles, float (&sums)[rows / 2]) {
     uint32_t a[2][steps][4];
     int add = 0;
     int last = -1;
 #pragma unroll
     for (float& sum : sums) sum = 0;
     typename Weights::Words words[M::tiles];
-    load(words);
+    load(at, words);
     for (; tiles >= M::tiles; tiles -= M::tiles) {
       const int stage = ring.stage;
       const uint64_t x = describe_rows(shared + M::stages_at + stage * M::stage_bytes);
@@ -111,7 +136,8 @@ struct Multiplier {
       constexpr int second = M::tiles - 1;
       multiply_steps(words[second], steps % 4, x + second * (M::x_tile_bytes / 16), a[1], sums, add);
       ring.next();
-      if (tiles > M::tiles) load(words);
+      at += M::tiles;
+      if (tiles > M::tiles) load(at, words);
       wait_products<1>();
       last = stage;
     }
@@ -138,16 +164,39 @@ struct Multiplier {
     }
     close_products();
   }
-  /// The lane's words of the stage at hand, as soon as it is full.
-  __device__ __forceinline__ void load(typename Weights::Words (&words)[M::tiles]) const {
+  /// The lane's words of the stage at hand, from tile `at` on, as soon as it is full.
+  __device__ __forceinline__ void load(int at, typename Weights::Words (&words)[M::tiles]) const {
     wait_barrier(M::full(shared, ring.stage), ring.parity);
 #pragma unroll
-    for (int tile = 0; tile < M::tiles; ++tile) decoder.load(ring.stage * M::stage_bytes, tile, words[tile]);
+    for (int tile = 0; tile < M::tiles; ++tile) decoder.load(ring.stage * M::stage_bytes, tile, at + tile, words[tile]);
   }
   __device__ void release(int stage) const {
     if (stage >= 0 && threadIdx.x % 32 == 0) arrive(M::empty(shared, stage));
   }
 };
+
+/// This block's share of the activations, by the warps that multiply.
+template <class Weights, int rows>
+__device__ __forceinline__ void make_share(const Task<Weights>& task, int warp) {
+  device::wait_for_previous_launch();
+  const auto blocks = static_cast<int>(gridDim.x);
+  Weights::template make_inputs<rows>(task.weights, static_cast<int>(blockIdx.x) + blocks * warp,
+                                      blocks * (consumers / 32));
+  order_before_copies();
+  meet<consumers>();
+  if (threadIdx.x == 0) rotated::announce_inputs(task.weights.inputs.arrivals);
+}
+/// Until all blocks' shares may be copied; all lanes of a warp.
+template <class Weights, int rows>
+__device__ __forceinline__ void await_made_inputs(const Task<Weights>& task, bool leader) {
+  device::wait_for_previous_launch();
+  if (__any_sync(0xFFFFFFFFu, leader && !rotated::await_inputs(task.weights.inputs.arrivals)) != 0) {
+    Weights::template make_inputs<rows>(task.weights, 0, 1);
+    order_before_copies();
+    __syncwarp();
+  }
+  order_before_copies();
+}
 
 /// What the warps do that multiply nothing: all help with the table, the first two fetch.
 template <class Weights, int rows>
@@ -175,10 +224,19 @@ __device__ __forceinline__ void fetch_jobs(const Task<Weights>& task, char* memo
   Weights::fill_table(memory, task.weights);
   __syncthreads();
   if (warp != first_warp + 1) return;
-  if (leader && task.x == nullptr) prefetch_map(&task.x_map);
   Fetcher<Weights, rows, false> activations(task, shared, sharers);
-  device::wait_for_previous_launch();
-  activations.run(leader);
+  if constexpr (Weights::makes_inputs) {
+    await_made_inputs<Weights, rows>(task, leader);
+    activations.run(leader);
+    if (leader) {
+      uint32_t* const arrivals = task.weights.inputs.arrivals;
+      rotated::empty_if_last(arrivals, rotated::leave_inputs(arrivals));
+    }
+  } else {
+    if (leader && task.x == nullptr) prefetch_map(&task.x_map);
+    device::wait_for_previous_launch();
+    activations.run(leader);
+  }
 }
 
 template <class Weights, int rows>
@@ -195,13 +253,15 @@ __global__ void __launch_bounds__(threads, 1)
     return;
   }
   take_registers<consumer_registers>();
+  if constexpr (Weights::makes_inputs) make_share<Weights, rows>(task, warp);
   Weights::fill_table(memory, task.weights);
   __syncthreads();
   Multiplier<Weights, rows> multiplier{
       shared, {memory, memory + M::stages_at + M::tiles * M::x_tile_bytes, task.weights, warp / 4, warp % 4}, {}};
   for (JobCursor job(task, sharers); job.valid(); job.next()) {
     float sums[rows / 2];
-    multiplier.run(job.end(task.k_tiles) - job.begin(task.k_tiles), sums);
+    const int begin = job.begin(task.k_tiles);
+    multiplier.run(begin, job.end(task.k_tiles) - begin, sums);
     const Results<Weights, rows> results(task, job.job);
     if (job.shared()) {
       store_shared(results, sums, job, task.exchange, memory + M::turn_at);

@@ -95,6 +95,7 @@ void launch_rows(const typename Weights::Source& weights, InputOrder order, cons
   task.m = static_cast<int>(layer.m);
   task.n = static_cast<int>(layer.n);
   task.k_tiles = static_cast<int>((layer.k + 63) / 64);
+  if constexpr (Weights::makes_inputs) task.k_tiles *= weights.count;
   task.row_tiles = static_cast<int>((layer.m + rows - 1) / rows);
   task.exchange = layer.exchange;
   task.result_factor = layer.result_factor;
@@ -104,7 +105,9 @@ void launch_rows(const typename Weights::Source& weights, InputOrder order, cons
   const Plan plan = best_plan(task.jobs, task.k_tiles, exchange_cost<rows>(task.k_tiles),
                               blocks_at_once<Weights, rows>(), most_shared_rounds(rows));
   task.whole_rounds = plan.whole_rounds;
-  if (stand_in_order(layer, order)) {
+  if constexpr (Weights::makes_inputs) {
+    // The blocks do it.
+  } else if (stand_in_order(layer, order)) {
     constexpr bool half = std::is_same_v<typename Weights::Type, device::HalfType>;
     task.x_map = map_boxes(layer.x, half ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
                            {{layer.k, 0, 64}, {layer.m, layer.ldx * 2, rows}}, true);

@@ -16,5 +16,6 @@ void launch_kbit(const kbit::Launch&, const formats::Scheme&, DType, void*, cuda
   refuse();
 }
 void launch_marlin(const integer::MarlinLaunch&, DType, void*, cudaStream_t, std::string_view) { refuse(); }
+void launch_rotated(const rotated::RotatedLaunch&, int, void*, cudaStream_t, std::string_view) { refuse(); }
 
 }  // namespace w4q::kernels::wgmma

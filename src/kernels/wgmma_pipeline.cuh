@@ -66,6 +66,13 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, in
       : "r"(to), "l"(map), "r"(place.x), "r"(place.y), "r"(place.z), "r"(place.w), "r"(barrier)
       : "memory");
 }
+/// What this thread wrote to global memory, or knows to be written, is there for bulk copies that begin later.
+__device__ __forceinline__ void order_before_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+/// A barrier of the first `count` threads of the block.
+template <int count>
+__device__ __forceinline__ void meet() {
+  asm volatile("bar.sync 1, %0;" ::"n"(count) : "memory");
+}
 /// True in one lane of a warp whose lanes are all here.
 __device__ __forceinline__ bool is_leader() {
   uint32_t elected;

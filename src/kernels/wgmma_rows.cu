@@ -59,7 +59,7 @@ bool accepts_marlin(const LinearDesc& desc, std::string* why) {
 
 /// Words that these kernels keep zero, ahead of the arranged activations. They are as many for every layer, and at
 /// least as many as those of the kernels of fewer rows: arranged activations never stand where others have words.
-size_t words_bytes() { return wgmma::exchange_bytes(device::multiprocessors()); }
+size_t words_bytes() { return wgmma::exchange_bytes(device::multiprocessors()) + spare_words_bytes; }
 size_t workspace(const LinearDesc& desc) { return words_bytes() + wgmma::workspace_bytes(desc.m, desc.k); }
 void* arranged(const LinearArgs& args) { return static_cast<std::byte*>(args.workspace) + words_bytes(); }
 

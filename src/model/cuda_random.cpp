@@ -129,6 +129,7 @@ class Maker {
       formats::rotated_levels(formats::normal_codebook(pass.bits), pass.group, levels);
       pass.levels = reinterpret_cast<const float*>(keep(DeviceBuffer::copy_of(bytes_of(levels), stream_)));
       pass.level_max = formats::kbit_table_max(levels);
+      pass.level_stretch = kernels::table_stretch(levels);
       pass.levels_over_first = 1;
       pass.block = rotation.rotation().block;
       pass.factors = reinterpret_cast<const float*>(factors);

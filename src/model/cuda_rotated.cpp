@@ -9,6 +9,7 @@
 #include "formats/rotated.h"
 #include "kernels/rotate_input.h"
 #include "kernels/rotated_pack.h"
+#include "kernels/table_stretch.h"
 #include "model/cuda_stack.h"
 #include "repack/layout_kbit_fragment.h"
 #include "repack/map_pass_cuda.h"
@@ -112,6 +113,7 @@ class Uploader {
     pass.group = formats::rotated_group(linear.passes[index].scheme, pass.k);
     pass.levels = keep(DeviceBuffer::copy_of(bytes_of(planes.levels), stream_)).as<float>();
     pass.level_max = planes.level_max;
+    pass.level_stretch = kernels::table_stretch(planes.levels);
     pass.norm_max = planes.norm_max;
     pass.levels_over_first = kernels::level_ratio(first_levels_, planes.levels);
     const formats::InputRotation& rotation = linear.rotations[index];

@@ -8,12 +8,14 @@
 #include "core/rng.h"
 #include "core/text.h"
 #include "device/buffer.h"
+#include "device/graph.h"
 #include "device/properties.h"
 #include "formats/rotated.h"
 #include "formats/rotation.h"
 #include "kernels/rotate_input.h"
 #include "kernels/rotated_linear.h"
 #include "kernels/rotated_pack.h"
+#include "kernels/table_stretch.h"
 #include "quantize/passes.h"
 #include "quantize/rounding.h"
 #include "support.h"
@@ -103,7 +105,8 @@ struct DeviceLinear {
       pass.norms = reinterpret_cast<uint16_t*>(keep(bytes_of(planes.norms)));
       pass.group = formats::rotated_group(canonical.scheme, canonical.k);
       pass.levels = reinterpret_cast<float*>(keep(bytes_of(planes.levels)));
-      pass.level_max = planes.level_max, pass.norm_max = planes.norm_max;
+      pass.level_max = planes.level_max, pass.level_stretch = table_stretch(planes.levels),
+      pass.norm_max = planes.norm_max;
       pass.levels_over_first = level_ratio(first.levels, planes.levels);
       const bool same = p > 0 && linear.rotations[p].rotation() == linear.rotations[0].rotation();
       if (!same) {
@@ -129,19 +132,25 @@ struct Case {
   int64_t n = 200, k = 1408;
 };
 
+formats::PackedLinear quantized(const Case& c, float size) {
+  const auto values = normals(c.n * c.k, 3, size);
+  const TensorView view{"w", DType::f32, {c.n, c.k}, bytes_of(values)};
+  std::vector<formats::Scheme> further;
+  for (const auto name : c.further) further.push_back(formats::parse_scheme(name));
+  const auto plan = quantize::plan_passes(formats::parse_scheme(c.first), further, {.shared = c.shared});
+  return quantize::quantize_passes(view, plan,
+                                   [](const TensorView& pass, const formats::Scheme& scheme) {
+                                     return quantize::rounding_quantizer(scheme).run(pass, scheme, {});
+                                   })
+      .linear;
+}
+
 /// Relative Frobenius error against the fp64 product of the decoded weights. The kbit kernels alone are below 1e-3 for
 /// f16; rounding the rotated input to 16 bits adds 2^-11 / √3 · √… in the mean: 1.3e-3 for both, twice over two passes.
 /// With `add`, the product is added to ones, in f32.
 double relative_error(const Case& c, int64_t m, bool add) {
   const int64_t n = c.n, k = c.k;
-  const auto values = normals(n * k, 3, 0.02f);
-  const TensorView view{"w", DType::f32, {n, k}, bytes_of(values)};
-  std::vector<formats::Scheme> further;
-  for (const auto name : c.further) further.push_back(formats::parse_scheme(name));
-  const auto plan = quantize::plan_passes(formats::parse_scheme(c.first), further, {.shared = c.shared});
-  auto linear = quantize::quantize_passes(view, plan, [](const TensorView& pass, const formats::Scheme& scheme) {
-                  return quantize::rounding_quantizer(scheme).run(pass, scheme, {});
-                }).linear;
+  auto linear = quantized(c, 0.02f);
   if (c.scaled) {
     for (int64_t i = 0; i < k; ++i) linear.input_scale.push_back(0.5f + static_cast<float>(i % 5));
   }
@@ -224,7 +233,7 @@ void expect_agreement(const Case& c, int64_t m) {
 }
 
 TEST_P(RotatedLinears, AgreeWithTheDecodedWeights) {
-  for (const int64_t m : {1, 7, 16, 64}) expect_agreement(GetParam(), m);
+  for (const int64_t m : {1, 3, 7, 16, 29, 64}) expect_agreement(GetParam(), m);
 }
 
 // By itself: with kernels of cuBLAS, in which compute-sanitizer sees races.
@@ -237,6 +246,79 @@ INSTANTIATE_TEST_SUITE_P(Rotated, RotatedLinears, testing::ValuesIn(cases), [](c
   std::erase(name, '-');
   return name;
 });
+
+/// A square linear applied again and again, to what it made last, by launches that overlap.
+class Chain {
+ public:
+  static constexpr int64_t size = 512;
+  static constexpr int length = 6;
+
+  Chain(const DeviceLinear& linear, int64_t m, const device::Stream& stream)
+      : linear_(linear), m_(m), words_(sizes().words), scratch_(sizes().scratch) {
+    std::vector<uint16_t> x(static_cast<size_t>(m * size));
+    const auto values = normals(m * size, 7);
+    std::ranges::transform(values, x.begin(), f16_from_f32);
+    for (int i = 0; i <= length; ++i) steps_.push_back(device::DeviceBuffer::copy_of(bytes_of(x), stream));
+    words_.fill(0, stream);
+    stream.synchronize();
+  }
+  void launch(const device::Stream& stream, bool overlap) {
+    for (size_t i = 0; i < length; ++i) {
+      RotatedLinearArgs args;
+      args.m = m_;
+      args.x = steps_[i].data(), args.ldx = size;
+      args.passes = linear_.passes;
+      args.y = steps_[i + 1].data(), args.ldy = size;
+      args.words = words_.data(), args.words_bytes = words_.size();
+      args.scratch = scratch_.data(), args.scratch_bytes = scratch_.size();
+      args.weights_ready = overlap;
+      rotated_linear(args, stream.get());
+    }
+  }
+  std::vector<uint16_t> result(const device::Stream& stream) {
+    std::vector<uint16_t> result(static_cast<size_t>(m_ * size));
+    steps_.back().download(std::as_writable_bytes(std::span(result)), stream);
+    stream.synchronize();
+    return result;
+  }
+  bool left_words_empty(const device::Stream& stream) {
+    std::vector<std::byte> words(words_.size());
+    words_.download(words, stream);
+    stream.synchronize();
+    return std::ranges::all_of(words, [](std::byte byte) { return byte == std::byte{0}; });
+  }
+
+ private:
+  RotatedWorkspace sizes() const { return rotated_linear_workspace(m_, size, size); }
+
+  const DeviceLinear& linear_;
+  int64_t m_;
+  device::DeviceBuffer words_, scratch_;
+  std::vector<device::DeviceBuffer> steps_;
+};
+
+// Also side by side, where blocks of one launch may have to wait for those of the other.
+TEST_F(RotatedGpu, LaunchesThatOverlapMakeTheSameEveryTime) {
+  const device::Stream stream, other;
+  for (const bool shared : {true, false}) {
+    const Case c{"rotated4-d128", {"rotated4-d128"}, shared, false, Chain::size, Chain::size};
+    const DeviceLinear linear(quantized(c, 0.04f), stream);
+    for (const int64_t m : {1, 2, 5, 16, 40, 64}) {
+      Chain chain(linear, m, stream), beside(linear, m, stream);
+      chain.launch(stream, false);
+      const auto expected = chain.result(stream);
+      const device::Graph graph(stream, [&] { chain.launch(stream, true); });
+      EXPECT_EQ(graph.nodes(), Chain::length) << "one launch for a product of " << m << " rows";
+      for (int i = 0; i < 20; ++i) {
+        graph.launch(stream);
+        beside.launch(other, true);
+      }
+      EXPECT_EQ(chain.result(stream), expected) << m << " rows";
+      EXPECT_EQ(beside.result(other), expected) << m << " rows, side by side";
+      EXPECT_TRUE(chain.left_words_empty(stream) && beside.left_words_empty(other)) << m << " rows";
+    }
+  }
+}
 
 TEST_F(RotatedGpu, RefusesWhatDoesNotFit) {
   RotateInputArgs args;

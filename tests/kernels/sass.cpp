@@ -139,14 +139,17 @@ std::optional<Loop> main_loop(const Kernel& kernel) {
     tensor_before.push_back(tensor_before.back() + (is_tensor(instruction) ? 1 : 0));
   }
   std::optional<Loop> best;
-  std::tuple<int, int64_t> most{0, 0};
+  std::tuple<bool, int, int64_t> most{};
   for (size_t last = 0; last < kernel.code.size(); ++last) {
     if (!kernel.code[last].target || *kernel.code[last].target > kernel.code[last].address) continue;
     const auto first = index_of(kernel, *kernel.code[last].target);
     if (!first) continue;
     const int tensor = tensor_before[last + 1] - tensor_before[*first];
-    const std::tuple<int, int64_t> worth{tensor, -static_cast<int64_t>(last - *first)};
-    if (tensor == 0 || (best && worth <= most)) continue;
+    if (tensor == 0) continue;
+    // What is done rarely stands behind everything else and branches back: from where it goes nothing leads to it.
+    const bool turns = !steady_way(kernel, {*first, last}).empty();
+    const std::tuple<bool, int, int64_t> worth{turns, tensor, -static_cast<int64_t>(last - *first)};
+    if (best && worth <= most) continue;
     best = Loop{*first, last};
     most = worth;
   }

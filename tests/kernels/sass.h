@@ -40,8 +40,8 @@ struct Loop {
   size_t first, last;
 };
 
-/// The main loop: of the stretches that end in a branch back to their beginning, the shortest of those with most tensor
-/// instructions. Nothing for a kernel that has none.
+/// The main loop: of the stretches that end in a branch back to their beginning, and where a way leads from there to
+/// the branch, the shortest of those with most tensor instructions. Nothing for a kernel that has none.
 std::optional<Loop> main_loop(const Kernel& kernel);
 
 /// The way through a loop in its steady state, as indices of instructions, the closing branch last.

@@ -47,6 +47,7 @@ constexpr Family families[] = {
     {"interleaved_gemv_cuda", "InterleavedGemv<", "interleaved gemv", 1, 2, true, false},
     {"rotated_gemv_cuda", "Widths<", "rotated gemv", rows_follow, 1, true, false},
     {"rotated_gemv_fused_cuda", "Widths<", "rotated gemv, fused", rows_follow, 1, true, false},
+    {"rotated_gemm_cuda", "RotatedWeights<", "rotated gemm", groups_follow, 1, false, false},
     {"int8_gemm_cuda", int8_traits, "marlin int8", 2, 0.5, true, false, true},
 };
 
@@ -61,8 +62,8 @@ struct Budget {
 /// Measured with nvcc 13.0 on 2026-11-21: the dearest instance of each line over types of activations, of scales and
 /// zero points, and 8 % more, because every compiler allots registers a little differently. The memory of an RTX 4090
 /// leaves time for 11.5, 16.6, 21.8 and 26.9 at 2, 3, 4 and 5 bits of kbit, 21.1 for int4-g128. The GEMV spills nothing
-/// at 2 to 5 bits but for one address with sixteen rows at 5. The GEMM keeps addresses for its asynchronous copies in
-/// local memory, which its main loop reads again.
+/// at 2 to 5 bits but for one address with sixteen rows at 5, and with four rotated rows at 3 + 3. The GEMM keeps
+/// addresses for its asynchronous copies in local memory, which its main loop reads again.
 constexpr Budget budgets[] = {
     {"kbit gemv", 1, 2, 1.14, 0, 0},
     {"kbit gemv", 1, 3, 1.84, 0, 0},
@@ -115,6 +116,13 @@ constexpr Budget budgets[] = {
     {"rotated gemv", 1, 3, 2.08, 0, 0, 3},
     {"rotated gemv", 1, 4, 1.94, 0, 0, 4},
     {"rotated gemv", 1, 4, 1.76, 0, 0, 2},
+    {"rotated gemv", 4, 2, 1.44, 0, 0},
+    {"rotated gemv", 4, 3, 2.16, 0, 0},
+    {"rotated gemv", 4, 4, 2.00, 0, 0},
+    {"rotated gemv", 4, 5, 2.86, 0, 0},
+    {"rotated gemv", 4, 3, 2.53, 1, 5, 3},
+    {"rotated gemv", 4, 4, 2.31, 0, 0, 4},
+    {"rotated gemv", 4, 4, 2.15, 0, 0, 2},
     {"rotated gemv", 8, 2, 1.61, 0, 0},
     {"rotated gemv", 8, 3, 2.34, 0, 0},
     {"rotated gemv", 8, 4, 2.17, 0, 0},
@@ -136,6 +144,14 @@ constexpr Budget budgets[] = {
     {"rotated gemv, fused", 1, 3, 2.08, 0, 0, 3},
     {"rotated gemv, fused", 1, 4, 1.94, 0, 0, 4},
     {"rotated gemv, fused", 1, 4, 1.76, 0, 0, 2},
+    {"rotated gemm", 32, 2, 4.47, 0, 0},
+    {"rotated gemm", 32, 3, 5.63, 0, 8},
+    {"rotated gemm", 32, 4, 5.53, 0, 15},
+    {"rotated gemm", 32, 5, 6.23, 13, 54},
+    {"rotated gemm", 64, 2, 6.70, 0, 15},
+    {"rotated gemm", 64, 3, 7.86, 9, 43},
+    {"rotated gemm", 64, 4, 7.89, 11, 42},
+    {"rotated gemm", 64, 5, 8.52, 16, 65},
     {"marlin int8", 128, 4, 7.61, 0, 0},
     {"marlin int8", 32, 4, 20.49, 8, 36},
     {"marlin int8", 128, 8, 7.94, 0, 0},
@@ -349,6 +365,7 @@ TEST_F(Sm89Gate, MarlinGemmKeepsItsBudgets) { check("marlin gemm"); }
 TEST_F(Sm89Gate, InterleavedGemvKeepsItsBudgets) { check("interleaved gemv"); }
 TEST_F(Sm89Gate, RotatedGemvKeepsItsBudgets) { check("rotated gemv"); }
 TEST_F(Sm89Gate, FusedRotatedGemvKeepsItsBudgets) { check("rotated gemv, fused"); }
+TEST_F(Sm89Gate, RotatedGemmKeepsItsBudgets) { check("rotated gemm"); }
 TEST_F(Sm89Gate, Int8GemmKeepsItsBudgets) { check("marlin int8"); }
 
 }  // namespace

@@ -1,0 +1,59 @@
+#include "kernels/rotated_launch.cuh"
+#include "kernels/wgmma_decode_rotated.cuh"
+#include "kernels/wgmma_launch.cuh"
+
+namespace w4q::kernels::wgmma {
+namespace {
+
+template <class Weights>
+RotatedPassSource source_of(const rotated::RotatedLaunch& launch, const rotated::Source& pass) {
+  constexpr int groups = Weights::row_groups;
+  constexpr int half = Weights::code_bytes / 2;
+  constexpr int norm_bytes = Weights::norm_bytes;
+  RotatedPassSource source{};
+  source.levels = pass.levels;
+  source.group_shift = pass.group_shift;
+  source.codes = map_boxes(pass.codes, CU_TENSOR_MAP_DATA_TYPE_UINT64,
+                           {{half / 8, 0, half / 8},
+                            {2, half, 2},
+                            {launch.pass_tiles, 2 * half, 1},
+                            {launch.row_groups, int64_t{launch.pass_tiles} * 2 * half, groups}});
+  source.norms = map_boxes(pass.norms, CU_TENSOR_MAP_DATA_TYPE_UINT32,
+                           {{norm_bytes / 4, 0, norm_bytes / 4},
+                            {pass.groups, norm_bytes, pass.group_shift == 5 ? 2 : 1},
+                            {launch.row_groups, int64_t{pass.groups} * norm_bytes, groups}});
+  return source;
+}
+
+template <int bits>
+void launch_bits(const rotated::RotatedLaunch& launch, void* arranged, cudaStream_t stream, std::string_view shape) {
+  using Weights = RotatedWeights<bits>;
+  RotatedSource source{};
+  source.count = launch.passes;
+  source.pass_tiles = launch.pass_tiles;
+  source.table_factor = launch.table_factor;
+  for (int p = 0; p < launch.passes; ++p) source.passes[p] = source_of<Weights>(launch, launch.sources[p]);
+  source.inputs = launch.inputs;
+  source.arranged = static_cast<char*>(arranged);
+  with_rows<16>(layer_of(launch), [&]<int rows>(const Layer& part) {
+    launch_rows<Weights, rows>(source, InputOrder::kbit_fragment, part, arranged, stream, shape);
+  });
+}
+
+}  // namespace
+
+void launch_rotated(const rotated::RotatedLaunch& launch, int bits, void* arranged, cudaStream_t stream,
+                    std::string_view shape) {
+  switch (bits) {
+    case 2:
+      return launch_bits<2>(launch, arranged, stream, shape);
+    case 3:
+      return launch_bits<3>(launch, arranged, stream, shape);
+    case 4:
+      return launch_bits<4>(launch, arranged, stream, shape);
+    default:
+      return launch_bits<5>(launch, arranged, stream, shape);
+  }
+}
+
+}  // namespace w4q::kernels::wgmma
