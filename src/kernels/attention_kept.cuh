@@ -30,7 +30,7 @@ class KeptAttending {
                       Running<type, dim>& running) {
     int i = static_cast<int>(threadIdx.x / 32);
     const auto ask_next = [&] {
-      ask(i < count ? list[i] : PagePlace());
+      ask(i < count ? list[i] : PagePlace{-1, 0});
       i += warps<dim>;
     };
     if (!asked_.exists()) ask_next();

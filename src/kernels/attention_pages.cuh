@@ -23,9 +23,9 @@ inline constexpr int pruned_pages_per_split = 4;
 template <int dim>
 inline constexpr int listed_pages = dim == 256 ? 256 : 1024;
 
-/// A page of the sequence, and where it stands in the pool.
+/// A page of the sequence, or none (−1), and where it stands in the pool.
 struct PagePlace {
-  int index = -1, place = 0;
+  int index, place;
 
   __device__ bool exists() const { return index >= 0; }
 };
@@ -82,7 +82,7 @@ class PageScoring {
   /// Says of all pages whether they are kept. The first of the warp's is its own: where it is, if there is one. The
   /// whole block together.
   __device__ PagePlace run(const Queries& queries, PageChoice<dim>& choice) {
-    PagePlace own_first;
+    PagePlace own_first{-1, 0};
     float2 thresholds;
     bool first = true;
     take();
