@@ -2,6 +2,7 @@
 
 #include <filesystem>
 
+#include "common_options.h"
 #include "core/error.h"
 #include "core/text.h"
 
@@ -25,12 +26,13 @@ void add_allocation(CLI::App& command, AllocationArguments& arguments, CLI::Opti
   auto* weight = command
                      .add_option("--target-bpw", arguments.bits_per_weight,
                                  "Choose the bits of each linear layer, so many per weight on average")
-                     ->check(CLI::Range(1.0, 16.0));
+                     ->check(CLI::Range(1.0, 16.0))
+                     ->check(not_nan);
   auto* size =
       command
           .add_option("--target-size", arguments.bytes, "The same by the size of all tensors of the output, e.g. 4.2GB")
-          ->transform(CLI::AsSizeValue(true))
-          ->check(CLI::PositiveNumber);
+          ->transform(size_in_bytes)
+          ->check(positive);
   command.add_option("--save-recipe", arguments.save_recipe, "Write the chosen bits as a recipe")->type_name("FILE");
   weight->excludes(size);
   for (CLI::Option* target : {weight, size}) target->excludes(&recipe)->excludes(&bits);

@@ -39,6 +39,7 @@ formats::Scheme scheme_of(const std::string& word) {
 std::vector<formats::Scheme> passes_of(const std::string& text) {
   std::vector<formats::Scheme> passes;
   if (text == "f16") return passes;
+  if (text.empty()) throw Error(ErrorCode::bad_argument, "--scheme is empty").hint("--scheme f16 for no passes");
   std::istringstream words(text);
   for (std::string word; std::getline(words, word, '+');) passes.push_back(scheme_of(word));
   return passes;
@@ -53,7 +54,7 @@ int run(const Options& options) {
   speed.int8_activations = options.int8_activations;
   const auto shape = model::named_shape(options.shape);
   const auto passes = passes_of(options.scheme);
-  device::choose_device("cuda");
+  device::require_gpu();
   const auto report = verify::measure_random_speed(shape, passes, speed);
   print(options.common, verify::to_text(report), verify::to_json(report));
   return 0;

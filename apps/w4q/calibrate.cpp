@@ -3,6 +3,7 @@
 
 #include "calibration_options.h"
 #include "common_options.h"
+#include "core/error.h"
 #include "device/choice.h"
 #include "pipeline/calibrate_model.h"
 #include "pipeline/calibration_cuda.h"
@@ -26,6 +27,9 @@ struct Options {
 
 int run(const Options& options) {
   apply(options.common);
+  if (options.rotation_seed != 0 && !options.fold) {
+    throw Error(ErrorCode::bad_argument, "--rotation-seed belongs to --fold-rotations").hint("--fold-rotations");
+  }
   pipeline::CalibrateRequest request;
   request.model = options.model;
   request.output = options.output;

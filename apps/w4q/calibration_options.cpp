@@ -1,5 +1,7 @@
 #include "calibration_options.h"
 
+#include "common_options.h"
+
 namespace w4q::app {
 
 void add_calibration(CLI::App& command, const std::string& text_name, const std::string& ids_name,
@@ -17,7 +19,8 @@ void add_calibration(CLI::App& command, const std::string& text_name, const std:
   command
       .add_option("--max-memory", arguments.max_memory,
                   "Keep activations that would exceed this in compressed files, e.g. 8GB; 0 means no limit")
-      ->transform(CLI::AsSizeValue(true))
+      ->transform(size_in_bytes)
+      ->check(not_negative)
       ->default_str("0");
 }
 

@@ -1,13 +1,66 @@
 #include "common_options.h"
 
+#include <algorithm>
+#include <cctype>
 #include <cmath>
+#include <cstdlib>
 #include <iostream>
 
 #include "core/error.h"
 #include "core/parallel.h"
 #include "core/progress.h"
+#include "core/text.h"
 
 namespace w4q::app {
+namespace {
+
+/// What is wrong with a number that `accepts` refuses; empty: nothing.
+template <class Accepts>
+CLI::Validator number_check(const char* name, const char* expected, const Accepts& accepts) {
+  return {[=](std::string& text) -> std::string {
+            char* end = nullptr;
+            const double value = std::strtod(text.c_str(), &end);
+            const bool number = !text.empty() && end == text.c_str() + text.size();
+            return number && accepts(value) ? "" : concat("expected ", expected, ", got ", printable(text));
+          },
+          name};
+}
+
+constexpr double too_large = 9223372036854775808.0;  // 2^63
+
+/// 1 for "" and "b", 1000 for "k" and "kb", 1024 for "ki" and "kib", and so on; 0: no unit.
+long double unit_factor(std::string unit) {
+  std::ranges::transform(unit, unit.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  if (unit.empty() || unit == "b") return 1;
+  const size_t power = std::string_view("kmgtpe").find(unit.front()) + 1;
+  const std::string rest = unit.substr(1);
+  if (power == 0 || (rest != "" && rest != "b" && rest != "i" && rest != "ib")) return 0;
+  return std::pow(rest.starts_with('i') ? 1024.0L : 1000.0L, static_cast<int>(power));
+}
+
+std::string to_bytes(std::string& text) {
+  char* end = nullptr;
+  const bool number = !text.empty() && std::isdigit(static_cast<unsigned char>(text.front())) != 0 &&
+                      text.find_first_of("xX") == std::string::npos;  // strtold reads hexadecimal numbers too
+  const long double value = number ? std::strtold(text.c_str(), &end) : 0;
+  std::string unit = number ? end : "";
+  unit.erase(0, unit.find_first_not_of(' '));
+  const long double bytes = value * unit_factor(unit);
+  if (!number || unit_factor(unit) == 0 || !(bytes >= 0 && bytes < too_large)) {
+    return concat("expected a size such as 4.2GB or 512MiB, got ", printable(text));
+  }
+  text = std::to_string(std::llround(bytes));
+  return {};
+}
+
+}  // namespace
+
+const CLI::Validator size_in_bytes(to_bytes, "SIZE");
+const CLI::Validator positive = number_check("POSITIVE", "more than 0 and less than 2^63",
+                                             [](double value) { return value > 0 && value < too_large; });
+const CLI::Validator not_negative = number_check("NONNEGATIVE", "at least 0 and less than 2^63",
+                                                 [](double value) { return value >= 0 && value < too_large; });
+const CLI::Validator not_nan = number_check("", "a number", [](double value) { return !std::isnan(value); });
 
 void add_common(CLI::App& command, CommonOptions& options) {
   command.add_option("--threads", options.threads, "Threads to use; 0 means all cores")->check(CLI::Range(0, 4096));
@@ -41,7 +94,8 @@ void add_residual_bytes(CLI::App& command, std::optional<int64_t>& bytes) {
   command
       .add_option("--residual-gpu-bytes", bytes,
                   "Residual passes take up to so much GPU memory; the others come from host memory for each product")
-      ->transform(CLI::AsSizeValue(true))
+      ->transform(size_in_bytes)
+      ->check(not_negative)
       ->type_name("SIZE");
 }
 
@@ -62,7 +116,7 @@ void add_kv(CLI::App& command, KvWords& words) {
       .add_option("--kv-delta", words.delta,
                   "With --kv fp4r: skip pages whose scores stay this far (nats) below the largest of the first page's "
                   "and the newest pages'")
-      ->check(CLI::NonNegativeNumber);
+      ->check(not_negative);
 }
 
 kernels::KvChoice parse(const KvWords& words) {
@@ -96,8 +150,8 @@ void add_output(CLI::App& command, OutputOptions& options) {
   command.add_flag("--overwrite", options.overwrite,
                    "Replace an earlier output of w4q, if nothing else lies in it; never an input");
   command.add_option("--shard-size", options.shard_bytes, "Largest size of a weight file, e.g. 5GB")
-      ->transform(CLI::AsSizeValue(true))
-      ->check(CLI::PositiveNumber)
+      ->transform(size_in_bytes)
+      ->check(positive)
       ->default_str("5GB");
   command.add_flag("--compress", options.compress, "Write .safetensors.zst in seekable zstd frames");
 }

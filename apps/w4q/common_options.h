@@ -28,6 +28,13 @@ void add_common(CLI::App& command, CommonOptions& options);
 /// Puts them into effect; called first in every run().
 void apply(const CommonOptions& options);
 
+/// Checks of numbers. CLI11's own let NaN through, and name a limit of three hundred digits.
+extern const CLI::Validator positive;      ///< more than 0, not infinite; sizes in bytes: less than 2^63
+extern const CLI::Validator not_negative;  ///< the same from 0 on
+extern const CLI::Validator not_nan;
+/// Transforms a size such as 4.2GB, 512MiB or 1000 into bytes; CLI11's own takes no fractions.
+extern const CLI::Validator size_in_bytes;
+
 /// Options of commands that write a checkpoint.
 struct OutputOptions {
   std::string output;

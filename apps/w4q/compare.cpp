@@ -144,7 +144,7 @@ void setup_compare(CLI::App& app, Action& action) {
       ->check(CLI::Range(2, 1 << 24))
       ->capture_default_str();
   command->add_option("--windows", options->perplexity.max_windows, "Stop after this many windows; 0 means all")
-      ->check(CLI::NonNegativeNumber);
+      ->check(not_negative);
   command->add_flag("--bos", options->perplexity.bos, "Put BOS in front of every window");
   add_decode(*command, options->decode);
   command->add_flag("--fail-if-worse", options->fail_if_worse,

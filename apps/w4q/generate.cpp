@@ -123,10 +123,10 @@ void setup_generate(CLI::App& app, Action& action) {
                    "Tokens to generate at most; 128 unless told otherwise, or fewer where the model's positions end")
       ->check(CLI::Range(1, 1 << 20));
   command->add_option("--temperature", options->sampling.temperature, "0 is greedy")
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative)
       ->capture_default_str();
   command->add_option("--top-k", options->sampling.top_k, "Sample among the k most likely; 0 means all")
-      ->check(CLI::NonNegativeNumber);
+      ->check(not_negative);
   command->add_option("--top-p", options->sampling.top_p, "Sample among the most likely that sum to p")
       ->check(CLI::Range(0.0, 1.0));
   command->add_option("--min-p", options->sampling.min_p, "Drop tokens below this share of the most likely one")

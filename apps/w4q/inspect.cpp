@@ -172,7 +172,11 @@ int run(const Options& options) {
   const auto source = open_source(options.path);
   if (!options.tensor.empty()) {
     const auto* info = find_packed(source, options.tensor);
-    return info != nullptr ? show_packed(options, source, *info) : show_plain(options, source);
+    if (info != nullptr) return show_packed(options, source, *info);
+    source.checkpoint.at(options.tensor);  // or there is no such tensor
+    if (options.layout.empty()) return show_plain(options, source);
+    throw Error(ErrorCode::bad_argument, "--layout: " + printable(options.tensor) + " is not packed")
+        .hint("w4q inspect FOLDER lists what is");
   }
   if (options.layout.empty()) return show_checkpoint(options, source);
   if (source.quantization.linears.empty()) {

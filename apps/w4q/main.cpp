@@ -86,8 +86,9 @@ int main(int argc, char** argv) {
   } catch (const CLI::Success& request) {
     return app.exit(request);  // --help, --version
   } catch (const CLI::ParseError& error) {
-    app.exit(error);
-    return describe(ErrorCode::bad_argument).exit_status;
+    const auto commands = app.get_subcommands();
+    return report(Error(ErrorCode::bad_argument, error.what())
+                      .hint(commands.empty() ? "w4q --help" : "w4q " + commands.front()->get_name() + " --help"));
   }
   restart_with_short_spinning(argv);
   watch_for_interrupts();

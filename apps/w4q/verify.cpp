@@ -98,7 +98,7 @@ void require_gpu(const Options& options) {
   if (options.decode.device == "cpu") {
     throw Error(ErrorCode::bad_argument, "--speed, --kernels and --kv-compare measure a GPU").hint("--device cuda");
   }
-  device::choose_device("cuda");
+  device::require_gpu();
 }
 
 void check_usage(const Options& options) {
@@ -258,14 +258,17 @@ void setup_verify(CLI::App& app, Action& action) {
   command->add_option("--stride", options->perplexity.stride, "Distance of windows; 0 means --ctx")
       ->check(CLI::Range(0, 1 << 24));
   command->add_option("--windows", options->perplexity.max_windows, "Stop after this many windows; 0 means all")
-      ->check(CLI::NonNegativeNumber);
+      ->check(not_negative);
   command->add_flag("--bos", options->perplexity.bos, "Put BOS in front of every window");
   command->add_flag("--no-residual", options->no_residual, "Leave out residual passes: the base passes alone");
   command->add_option("--reference", options->reference, "Safetensors file with ids and logits_fp32 to compare with");
-  command->add_option("--max-diff", options->max_diff, "Fail when --reference differs by more");
-  command->add_option("--max-ppl-ratio", options->max_ppl_ratio, "Fail when perplexity over the base's is more");
-  command->add_option("--max-kl", options->max_kl, "Fail when the mean KL to the base (nats per token) is more");
-  command->add_option("--min-sqnr", options->min_sqnr, "Fail when the SQNR of the packed weights (dB) is less");
+  command->add_option("--max-diff", options->max_diff, "Fail when --reference differs by more")->check(not_nan);
+  command->add_option("--max-ppl-ratio", options->max_ppl_ratio, "Fail when perplexity over the base's is more")
+      ->check(not_nan);
+  command->add_option("--max-kl", options->max_kl, "Fail when the mean KL to the base (nats per token) is more")
+      ->check(not_nan);
+  command->add_option("--min-sqnr", options->min_sqnr, "Fail when the SQNR of the packed weights (dB) is less")
+      ->check(not_nan);
   command->add_flag("--kernels", options->kernels, "Check every linear layer's product on this GPU");
   command->add_flag("--kv-compare", options->kv_compare,
                     "Compare the types of the KV cache on the text of --ppl or --ids");

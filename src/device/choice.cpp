@@ -15,7 +15,13 @@ Device choose_device(std::string_view word) {
   std::string why;
   if (find_gpu(&why)) return Device::cuda;
   if (word == "auto") return Device::cpu;
-  throw Error(ErrorCode::device, "no GPU to use: " + why).hint("--device cpu gives the same bytes");
+  throw Error(ErrorCode::device, "no GPU to use: " + why).hint("--device cpu does without");
+}
+
+void require_gpu() {
+  std::string why;
+  if (find_gpu(&why)) return;
+  throw Error(ErrorCode::device, "no GPU to measure: " + why).hint("w4q verify --ppl works on the CPU");
 }
 
 }  // namespace w4q::device

@@ -11,4 +11,7 @@ enum class Device { cpu, cuda };
 /// bad_argument for another word.
 Device choose_device(std::string_view word);
 
+/// For what only a GPU can do: throws device with the reason when there is no usable one.
+void require_gpu();
+
 }  // namespace w4q::device

@@ -235,5 +235,63 @@ TEST_F(Options, GenerateStaysWithinTheModelsPositions) {
   EXPECT_EQ(generate(1100, {}).status, 2);
 }
 
+/// In the form that all errors have, and without numbers of three hundred digits.
+TEST_F(Options, NumbersThatMakeNoSenseAreRefused) {
+  const std::string ids = bundled_model() + "/own/selfgen.ids.u16", model = bundled_model();
+  const auto refused = [](const std::vector<std::string>& arguments, const std::string& part) {
+    const auto result = run_w4q(arguments);
+    EXPECT_EQ(result.status, 2) << part;
+    EXPECT_EQ(result.err.rfind("error: ", 0), 0u) << result.err;
+    EXPECT_NE(result.err.find(part), std::string::npos) << result.err;
+    EXPECT_LT(result.err.size(), 200u) << result.err;
+  };
+  const std::string beyond = "18446744073709551615";
+  refused({"quantize", model, "-o", path("q"), "--shard-size", beyond}, "--shard-size: expected a size such as 4.2GB");
+  refused({"quantize", model, "-o", path("q"), "--shard-size", "-5"}, "--shard-size: expected a size such as 4.2GB");
+  refused({"quantize", model, "-o", path("q"), "--target-size", "16EB"}, "--target-size: expected a size");
+  refused({"quantize", model, "-o", path("q"), "--target-bpw", "nan"}, "--target-bpw: expected a number, got nan");
+  refused({"quantize", model, "-o", path("q"), "--max-memory", beyond}, "--max-memory: expected a size");
+  refused({"verify", model, "--ids", ids, "--windows", "-1"}, "--windows: expected at least 0");
+  refused({"verify", model, "--base", model, "--min-sqnr", "nan"}, "--min-sqnr: expected a number");
+  refused({"generate", model, "--prompt", "x", "--kv-delta", "nan"}, "--kv-delta: expected at least 0");
+  refused({"generate", model, "--prompt", "x", "--temperature", "inf"}, "--temperature: expected at least 0");
+  refused({"calibrate", model, "--ids", ids, "-o", path("s"), "--rotation-seed", "3"}, "--rotation-seed belongs to");
+  refused({"quantize", model, "--kk", "3"}, "w4q quantize --help");
+  refused({"frobnicate"}, "w4q --help");
+  refused({"quantize", model, "-o", path("q"), "--shard-size", "0"}, "--shard-size: expected more than 0");
+}
+
+TEST_F(Options, SizesMayHaveFractionsAndUnits) {
+  for (const char* size : {"1000000", "1e6", "1000kB", "1MB", "1m", "0.001 GB", "0.95367431640625MiB", "976.5625Ki"}) {
+    ASSERT_EQ(quantize({"-o", path("q"), "--k", "4", "--shard-size", size, "--overwrite"}).status, 0) << size;
+    int files = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(path("q"))) {
+      files += entry.path().extension() == ".safetensors" ? 1 : 0;
+    }
+    EXPECT_EQ(files, 3) << size;  // of 2.2 MB
+  }
+  for (const char* size : {"", "x", "1XB", "1,5GB", "1 G B", "nan", "0x10", "-1", "inf", "8EiB"}) {
+    const auto result = quantize({"--dry-run", "--shard-size", size});
+    EXPECT_EQ(result.status, 2) << size;
+  }
+}
+
+TEST_F(Options, WhatNeedsAGpuSaysSo) {
+  if (device::find_gpu()) GTEST_SKIP() << "there is one";
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"bench"}, {"verify", bundled_model(), "--speed"}}) {
+    const auto result = run_w4q(command);
+    EXPECT_EQ(result.status, 4);
+    EXPECT_NE(result.err.find("no GPU to measure"), std::string::npos) << result.err;
+    EXPECT_EQ(result.err.find("--device"), std::string::npos) << result.err;
+  }
+}
+
+TEST_F(Options, InspectDrawsOnlyWhatIsPacked) {
+  const auto drawn = run_w4q({"inspect", bundled_model(), "--tensor", "model.norm.weight", "--layout", "canonical"});
+  EXPECT_EQ(drawn.status, 2);
+  EXPECT_NE(drawn.err.find("model.norm.weight is not packed"), std::string::npos) << drawn.err;
+}
+
 }  // namespace
 }  // namespace w4q::test
