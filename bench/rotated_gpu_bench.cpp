@@ -81,6 +81,7 @@ class Layer {
                  1,
                  1,
                  1,
+                 1,
                  128,
                  factors_[way.shared ? 0 : p].as<float>(),
                  signs_[way.shared ? 0 : p].as<uint32_t>()};

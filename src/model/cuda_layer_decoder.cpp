@@ -17,8 +17,9 @@ ModelConfig with_one_layer(ModelConfig config) {
 
 int64_t pages_for(int64_t length) { return (length + kernels::kv_page_tokens - 1) / kernels::kv_page_tokens; }
 
+template <class T>
 void make_room(DeviceBuffer& buffer, int64_t rows, int64_t cols) {
-  const auto bytes = static_cast<size_t>(rows * cols) * sizeof(__half);
+  const auto bytes = static_cast<size_t>(rows * cols) * sizeof(T);
   if (buffer.size() < bytes) buffer = DeviceBuffer(bytes);
 }
 
@@ -46,11 +47,11 @@ void CudaLayerDecoder::load(const LayerWeights& weights, int64_t layer) {
   const std::array<const CudaLinear*, 4> linears = {&weights_.qkv, &weights_.o, &weights_.gate_up, &weights_.down};
   multiplier_.emplace(linears, rows, stream_);
   multiplier_->set_overlap(false);
-  make_room(normed_, rows, config_.hidden_size);
-  make_room(qkv_, rows, weights_.qkv.n);
-  make_room(attended_, rows, config_.heads * config_.head_dim);
-  make_room(gate_up_, rows, weights_.gate_up.n);
-  make_room(gated_, rows, config_.intermediate_size);
+  make_room<__half>(normed_, rows, config_.hidden_size);
+  make_room<float>(qkv_, rows, weights_.qkv.n);
+  make_room<__half>(attended_, rows, config_.heads * config_.head_dim);
+  make_room<__half>(gate_up_, rows, weights_.gate_up.n);
+  make_room<__half>(gated_, rows, config_.intermediate_size);
 }
 
 void CudaLayerDecoder::release() {
