@@ -1,11 +1,10 @@
 #include "kernels/dequantize_cuda.h"
 
-#include <type_traits>
-
 #include "core/error.h"
 #include "core/text.h"
 #include "device/check.h"
 #include "formats/kbit.h"
+#include "kernels/code_width.h"
 #include "kernels/dequantize_fragment.cuh"
 #include "kernels/dequantize_planes.cuh"
 #include "repack/layout_kbit_tile.h"
@@ -29,28 +28,13 @@ void launch(void (*kernel)(Arguments), size_t table_bytes, int64_t thread_blocks
   kernel<<<static_cast<unsigned>(thread_blocks), block_threads, table_bytes, stream>>>(arguments);
 }
 
-/// Calls body with the width as a constant.
-template <class Body>
-void with_bits(int bits, const Body& body) {
-  switch (bits) {
-    case 2:
-      return body(std::integral_constant<int, 2>{});
-    case 3:
-      return body(std::integral_constant<int, 3>{});
-    case 4:
-      return body(std::integral_constant<int, 4>{});
-    default:
-      return body(std::integral_constant<int, 5>{});
-  }
-}
-
 template <class T, class Map>
 void launch_planes(const Map& map, const PackedDeviceWeight& weight, const OutputRows& out, cudaStream_t stream) {
   const int64_t blocks = formats::kbit_blocks(weight.k);
   const PlaneArguments<Map> arguments{
       map, weight.codes, weight.scales, weight.codebook, weight.scheme.scale == ScaleType::e4m4, blocks, out};
   const int64_t tasks = (weight.n + block_warps - 1) / block_warps * ((blocks + warp_blocks - 1) / warp_blocks);
-  with_bits(weight.scheme.bits, [&]<int bits>(std::integral_constant<int, bits>) {
+  with_width(weight.scheme.bits, [&]<int bits>() {
     launch(dequantize_planes<T, bits, Map>, PlaneIndex<bits>::Table::bytes, tasks, arguments, stream);
   });
 }
@@ -59,7 +43,7 @@ template <class T>
 void launch_fragments(const PackedDeviceWeight& weight, const OutputRows& out, cudaStream_t stream) {
   const FragmentArguments arguments{FragmentMap(weight.n, weight.k), weight.codes, weight.scales, weight.codebook, out};
   const int64_t tasks = (arguments.map.tiles() + block_warps - 1) / block_warps;
-  with_bits(weight.scheme.bits, [&]<int bits>(std::integral_constant<int, bits>) {
+  with_width(weight.scheme.bits, [&]<int bits>() {
     const auto kernel = weight.scheme.scale == ScaleType::e4m4 ? dequantize_fragments<T, bits, uint8_t>
                                                                : dequantize_fragments<T, bits, uint16_t>;
     launch(kernel, FragmentIndex<bits>::Table::bytes, tasks, arguments, stream);

@@ -109,6 +109,23 @@ struct Accumulator {
   }
 };
 
+/// One row tile of codes × one block of inputs: values from the table, times the scale of rows g and of rows g + 8,
+/// each twice in a register.
+template <class Type, int bits, int groups, class View>
+__device__ __forceinline__ void multiply_row_tile(const WeightTile<bits>& codes, int row_tile, int block,
+                                                  const uint32_t (&scale)[2], const uint4 (&x)[groups],
+                                                  const View& table, Accumulator<groups>& sums) {
+#pragma unroll
+  for (int step = 2 * block; step < 2 * block + 2; ++step) {
+    uint32_t a[4];
+    codes.decode(row_tile, step, table, a);
+#pragma unroll
+    for (int reg = 0; reg < 4; ++reg) a[reg] = Type::multiply(a[reg], scale[reg % 2]);
+#pragma unroll
+    for (int i = 0; i < groups; ++i) sums.template mma<Type>(i, row_tile, a, block_step(x[i], step));
+  }
+}
+
 /// Adds the sums of the warps along k by halving: warps `distance` apart exchange through `scratch` (which other warps
 /// may have been using) until each has 1 / splits of the sums, in front, complete. Returns the index of the first.
 template <int count, int distance, int groups>

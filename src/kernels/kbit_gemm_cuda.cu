@@ -48,15 +48,7 @@ struct KbitWeights {
     for (int r = 0; r < Map::row_tiles; ++r) {
       const uint32_t scale[2] = {Scales::template pair<Type>(tile.scales, block, r, 0),
                                  Scales::template pair<Type>(tile.scales, block, r, 1)};
-#pragma unroll
-      for (int step = 2 * block; step < 2 * block + 2; ++step) {
-        uint32_t a[4];
-        tile.codes.decode(r, step, table, a);
-#pragma unroll
-        for (int reg = 0; reg < 4; ++reg) a[reg] = Type::multiply(a[reg], scale[reg % 2]);
-#pragma unroll
-        for (int i = 0; i < groups; ++i) sums.template mma<Type>(i, r, a, block_step(x[i], step));
-      }
+      multiply_row_tile<Type>(tile.codes, r, block, scale, x, table, sums);
     }
   }
 };

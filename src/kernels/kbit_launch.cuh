@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "device/check.h"
 #include "formats/scheme.h"
+#include "kernels/code_width.h"
 #include "kernels/kbit_exchange.cuh"
 #include "kernels/kbit_linear_tile.cuh"
 #include "kernels/linear_fusion.h"
@@ -100,20 +101,10 @@ int gemm_blocks(const Launch& args, int most);
 /// Calls body.operator()<bits, Type>() for a width of kbit codes and a type of activations.
 template <class Body>
 void with_bits(int bits, DType activation, const Body& body) {
-  const auto with_type = [&]<int width>() {
+  with_width(bits, [&]<int width>() {
     if (activation == DType::f16) return body.template operator()<width, device::HalfType>();
-    return body.template operator()<width, device::Bf16Type>();
-  };
-  switch (bits) {
-    case 2:
-      return with_type.template operator()<2>();
-    case 3:
-      return with_type.template operator()<3>();
-    case 4:
-      return with_type.template operator()<4>();
-    default:
-      return with_type.template operator()<5>();
-  }
+    body.template operator()<width, device::Bf16Type>();
+  });
 }
 
 /// Calls body.operator()<bits, Type, Scales>() for a scheme and a type of activations.

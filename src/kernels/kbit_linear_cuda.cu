@@ -4,21 +4,21 @@
 #include "device/cublas.h"
 #include "kernels/kbit_wide.h"
 #include "kernels/linear_rows.h"
+#include "kernels/table_stretch.h"
 
 namespace w4q::kernels {
 namespace {
 
-/// The table as kernels hold it: its largest entry below 2^(entry_top + 1), and its entries near numbers of f16.
-void set_table_factor(const LinearArgs& args, int entry_top, kbit::Launch& launch) {
-  const auto& w = args.weight;
-  const float stretch = args.activation == DType::f16 ? w.table_stretch : 1.0f;
-  launch.table_factor = std::ldexp(stretch, entry_top - std::ilogb(w.table_max * stretch));
+/// A stretch is for f16.
+float factor_of_table(const LinearArgs& args, int entry_top) {
+  return table_factor(args.weight.table_max, args.activation == DType::f16 ? args.weight.table_stretch : 1.0f,
+                      entry_top);
 }
 
 /// Where sums are scaled: table entries inside the 16-bit type, small levels included.
 void set_sum_factors(const LinearArgs& args, kbit::Launch& launch) {
   const bool e4m4 = args.weight.scheme.scale == formats::ScaleType::e4m4;
-  set_table_factor(args, args.activation == DType::f16 ? 10 : 0, launch);
+  launch.table_factor = factor_of_table(args, args.activation == DType::f16 ? 10 : 0);
   launch.result_factor = (e4m4 ? kbit::E4m4Scales::sum_factor : kbit::F16Scales::sum_factor) / launch.table_factor;
 }
 
@@ -92,7 +92,7 @@ void set_weight_factors(const LinearArgs& args, kbit::Launch& launch) {
   // f16 products stay below 2^15: table entries take what the largest scale leaves.
   const int product_top = half ? 14 : 0;
   const int entry_top = std::min(half ? 14 : 120, product_top - (scale_top + 1 + scale_exponent));
-  set_table_factor(args, entry_top, launch);
+  launch.table_factor = factor_of_table(args, entry_top);
   launch.result_factor = std::ldexp(1.0f, -scale_exponent) / launch.table_factor;
 }
 

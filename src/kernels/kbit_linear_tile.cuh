@@ -83,6 +83,12 @@ template <int bits>
 struct WeightTile {
   uint4 codes[bits];
 
+  /// Those of tile `index`; `of_lane` is the lane's first in tile 0.
+  __device__ void load(const uint4* of_lane, int64_t index) {
+    const uint4* const from = of_lane + index * (Map::tile_words(bits) / 4);
+#pragma unroll
+    for (int j = 0; j < bits; ++j) codes[j] = device::load_once(from + j * Map::lanes);
+  }
   /// Word w (a compile-time constant after unrolling) of the lane's 4 · bits words.
   __device__ uint32_t word(int w) const {
     const uint4& group = codes[w / 4];
@@ -105,11 +111,7 @@ struct WeightReader {
       : codes(reinterpret_cast<const uint4*>(all_codes) + threadIdx.x % 32),
         scales(static_cast<const char*>(all_scales) + threadIdx.x % 32 / 4 * Scales::bytes_per_lane) {}
 
-  __device__ void load(WeightTile<bits>& tile, int64_t index) const {
-    const uint4* from = codes + index * (Map::tile_words(bits) / 4);
-#pragma unroll
-    for (int j = 0; j < bits; ++j) tile.codes[j] = device::load_once(from + j * Map::lanes);
-  }
+  __device__ void load(WeightTile<bits>& tile, int64_t index) const { tile.load(codes, index); }
   __device__ void load(typename Scales::Packed& packed, int64_t index) const {
     const auto* from = reinterpret_cast<const uint4*>(scales + index * (8 * Scales::bytes_per_lane));
     if constexpr (Scales::bytes_per_lane == 16) {

@@ -39,9 +39,7 @@ struct RotatedWeights {
       const Source& source = args.sources[second ? 1 : 0];
       if (second) column -= args.pass_tiles;
       const int64_t index = int64_t{row_group} * args.pass_tiles + column;
-      const uint4* const codes = source.codes + index * (Map::tile_words(bits) / 4) + threadIdx.x % 32;
-#pragma unroll
-      for (int j = 0; j < bits; ++j) tile.codes.codes[j] = device::load_once(codes + j * Map::lanes);
+      tile.codes.load(source.codes + threadIdx.x % 32, index);
       const uint4* const norms = source.norms + int64_t{row_group} * source.groups * 8 + threadIdx.x % 32 / 4;
 #pragma unroll
       for (int block = 0; block < 2; ++block) {
@@ -66,15 +64,7 @@ struct RotatedWeights {
       const uint4& v = tile.norms[block];
       const uint32_t both = Type::multiply(r == 0 ? v.x : r == 1 ? v.y : r == 2 ? v.z : v.w, tile.factor);
       const uint32_t norm[2] = {__byte_perm(both, 0, 0x1010), __byte_perm(both, 0, 0x3232)};
-#pragma unroll
-      for (int step = 2 * block; step < 2 * block + 2; ++step) {
-        uint32_t a[4];
-        tile.codes.decode(r, step, table, a);
-#pragma unroll
-        for (int reg = 0; reg < 4; ++reg) a[reg] = Type::multiply(a[reg], norm[reg % 2]);
-#pragma unroll
-        for (int i = 0; i < groups; ++i) sums.template mma<Type>(i, r, a, kbit::block_step(x[i], step));
-      }
+      kbit::multiply_row_tile<Type>(tile.codes, r, block, norm, x, table, sums);
     }
   }
 };
@@ -82,19 +72,9 @@ struct RotatedWeights {
 }  // namespace
 
 void launch_gemm(const RotatedLaunch& args, int bits, int blocks, cudaStream_t stream, std::string_view shape) {
-  const auto run = [&]<int width>() {
+  with_width(bits, [&]<int width>() {
     kbit::launch_gemm_kernel<RotatedWeights<width>>(args, blocks, stream, "rotated_gemm", shape);
-  };
-  switch (bits) {
-    case 2:
-      return run.template operator()<2>();
-    case 3:
-      return run.template operator()<3>();
-    case 4:
-      return run.template operator()<4>();
-    default:
-      return run.template operator()<5>();
-  }
+  });
 }
 
 }  // namespace w4q::kernels::rotated

@@ -15,6 +15,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
+#include <vector>
 
 #include "core/dtype.h"
 #include "kernels/packed_linear.h"
@@ -74,6 +76,10 @@ bool decoded_together(int64_t rows, const RotatedDevicePass& first, const Rotate
 
 /// Launches that rotated_linear makes for a decode step's single row: one for each pair of passes that fit together.
 int rotated_linear_launches(std::span<const RotatedDevicePass> passes);
+
+/// The kernels that rotated_linear multiplies with, in the order of their launches. Looks at sizes, types, passes and
+/// whether the input is rotated or scaled; pointers may be null.
+std::vector<std::string_view> rotated_kernels(const RotatedLinearArgs& args);
 
 /// Whether rotated_linear takes a LinearFusion with these passes: where one launch takes them all.
 bool rotated_fuses(std::span<const RotatedDevicePass> passes);

@@ -1,6 +1,6 @@
 #include <algorithm>
 #include <cmath>
-#include <optional>
+#include <vector>
 
 #include "device/cublas.h"
 #include "kernels/overlap_launch.cuh"
@@ -14,7 +14,9 @@
 namespace w4q::kernels {
 namespace {
 
+using rotated::rotate_alike;
 using rotated::RotatedLaunch;
+using rotated::rotates_inside;
 using rotated::Source;
 using rotated::Way;
 using Passes = std::span<const RotatedDevicePass>;
@@ -52,6 +54,30 @@ Passes together(Passes passes, size_t first, const Joins& joins) {
   return passes.subspan(first, two ? 2 : 1);
 }
 
+/// The passes of the launch that begins with pass `first`.
+Passes launched_at(const RotatedLinearArgs& args, size_t first) {
+  return together(args.passes, first, [&](const RotatedDevicePass& a, const RotatedDevicePass& b) {
+    const RotatedDevicePass both[] = {a, b};
+    return rotated::way_of(args, both).has_value();
+  });
+}
+
+std::string_view kernel_of(const RotatedLinearArgs& args, Passes passes) {
+  const RotatedDevicePass& first = passes.front();
+  switch (*rotated::way_of(args, passes)) {
+    case Way::gemv:
+      return "rotated-gemv";
+    case Way::gemm:
+      return "rotated-gemm";
+    case Way::warpgroup:
+      return "rotated-wgmma";
+    case Way::wide:
+      return "rotated-wide";
+    default:
+      return rotated::kbit_kernel(first.bits, args.m, first.n, first.k, args.activation);
+  }
+}
+
 /// Launches one linear.
 class Linear {
  public:
@@ -67,34 +93,13 @@ class Linear {
   void run() {
     check_fusion(product(args_.x, args_.ldx, false), "rotated-gemv", rotated_fuses(args_.passes));
     for (size_t at = 0; at < args_.passes.size();) {
-      const auto joined = [&](const RotatedDevicePass& a, const RotatedDevicePass& b) {
-        const RotatedDevicePass both[] = {a, b};
-        return way_of(both).has_value();
-      };
-      const Passes some = together(args_.passes, at, joined);
-      run(some, *way_of(some), at > 0);
+      const Passes some = launched_at(args_, at);
+      run(some, *rotated::way_of(args_, some), at > 0);
       at += some.size();
     }
   }
 
  private:
-  static bool rotate_alike(Passes passes) { return passes.front().factors == passes.back().factors; }
-
-  /// How one pass, or two in one launch, are multiplied; nothing where two do not fit together.
-  std::optional<Way> way_of(Passes passes) const {
-    const RotatedDevicePass &a = passes.front(), &b = passes.back();
-    const bool two = passes.size() > 1;
-    if (args_.activation != DType::f16) return two ? std::nullopt : std::optional(Way::kbit);
-    if (two && decoded_together(args_.m, a, b)) return Way::wide;
-    const bool few = args_.m <= most_gemv_rows;
-    const Way many = few && args_.m < rotated::least_warpgroup_rows ? Way::gemv : rotated::way_of_many(args_.m, n_, k_);
-    const bool rows_fit =
-        !two || (many != Way::kbit && rotated::rows_fit_together(a, b) && (rotate_alike(passes) || rotates_inside(a)));
-    if (few && (many != Way::warpgroup || !rows_fit)) {
-      return two && !rotated::fit_together(a, b) ? std::nullopt : std::optional(Way::gemv);
-    }
-    return rows_fit ? std::optional(many) : std::nullopt;
-  }
   void run(Passes passes, Way way, bool add) {
     switch (way) {
       case Way::gemv:
@@ -106,12 +111,6 @@ class Linear {
       default:
         return run_rows(passes, add, way);
     }
-  }
-
-  /// Whether a launch can rotate its input itself.
-  bool rotates_inside(const RotatedDevicePass& pass) const {
-    return !args_.input_rotated && args_.input_scale == nullptr && pass.block >= 32 && pass.block <= 128 &&
-           k_ % pass.block == 0;
   }
 
   void rotate(Passes passes) {
@@ -201,10 +200,10 @@ class Linear {
     const LinearArgs args = product(args_.x, args_.ldx, add);
     RotatedLaunch launch = launch_of(passes, args);
     launch.result_factor = 1 / rotated::table_factor(first);
-    launch.rotates = args_.m == 1 && launch.aligned && rotates_inside(first);
+    launch.rotates = args_.m == 1 && launch.aligned && rotates_inside(args_, first);
     if (launch.rotates) {
       launch.result_factor *= rotated::FragmentRotation::scale(launch.block);
-    } else if (args_.m > 1 && rotates_inside(first)) {
+    } else if (args_.m > 1 && rotates_inside(args_, first)) {
       make_input(launch, passes, first.block, gemv_workspace(describe(args)));
     } else if (!args_.input_rotated) {
       rotate(passes);
@@ -232,7 +231,7 @@ class Linear {
 
   void run_rows(Passes passes, bool add, Way way) {
     const RotatedDevicePass& first = passes.front();
-    const bool inside = rotates_inside(first);
+    const bool inside = rotates_inside(args_, first);
     const LinearArgs all = inside ? product(args_.x, args_.ldx, add) : rotated_product(first, add);
     in_slices(all, way == Way::gemm ? packed_linear_max_rows : most_rows, [&](const LinearArgs& part) {
       RotatedLaunch launch = launch_of(passes, part);
@@ -351,6 +350,7 @@ void check(const RotatedLinearArgs& args) {
     refuse_unless(
         std::isfinite(pass.level_max) && pass.level_max > 0 && std::isfinite(pass.norm_max) && pass.norm_max > 0,
         "largest level and norm must be positive");
+    refuse_unless(pass.level_stretch >= 1 && pass.level_stretch < 2, "a stretch is from 1 to 2");
   }
   const Parts parts(args.m, n, k);
   refuse_unless(args.words != nullptr && args.scratch != nullptr && aligned(args.words, 256) &&
@@ -379,6 +379,16 @@ int rotated_linear_launches(std::span<const RotatedDevicePass> passes) {
   int launches = 0;
   for (size_t at = 0; at < passes.size(); at += together(passes, at, rotated::fit_together).size()) ++launches;
   return launches;
+}
+
+std::vector<std::string_view> rotated_kernels(const RotatedLinearArgs& args) {
+  std::vector<std::string_view> names;
+  for (size_t at = 0; at < args.passes.size();) {
+    const Passes some = launched_at(args, at);
+    names.push_back(kernel_of(args, some));
+    at += some.size();
+  }
+  return names;
 }
 
 bool rotated_fuses(Passes passes) { return rotated_linear_launches(passes) == 1; }

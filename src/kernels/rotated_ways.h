@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
+#include <optional>
+#include <span>
 #include <string_view>
 
 #include "kernels/linear_rows.h"
 #include "kernels/rotated_launch.cuh"
 #include "kernels/rotated_linear.h"
+#include "kernels/table_stretch.h"
 
 namespace w4q::kernels::rotated {
 
@@ -23,7 +25,7 @@ constexpr int64_t least_warpgroup_rows = 9;
 
 /// A factor that brings levels to where f16 holds the small ones too, and near numbers of f16.
 inline float table_factor(const RotatedDevicePass& pass) {
-  return std::ldexp(pass.level_stretch, 10 - std::ilogb(pass.level_max * pass.level_stretch));
+  return kernels::table_factor(pass.level_max, pass.level_stretch, 10);
 }
 
 inline float factor_over_first(const RotatedDevicePass& first, const RotatedDevicePass& pass) {
@@ -35,15 +37,16 @@ inline float factor_over_first(const RotatedDevicePass& first, const RotatedDevi
 /// How passes are multiplied: by kernels for rotated weights, or as kbit weights.
 enum class Way { gemv, gemm, warpgroup, wide, kbit };
 
+/// kbit's kernel of so many rows.
+inline std::string_view kbit_kernel(int bits, int64_t m, int64_t n, int64_t k, DType activation) {
+  return pick_kernel(
+             {{formats::SchemeFamily::kbit, bits, 32, formats::ScaleType::f16}, "kbit-fragment", m, n, k, activation})
+      .name;
+}
+
 /// The way of more rows than the GEMV takes, as kbit goes.
 inline Way way_of_many(int64_t m, int64_t n, int64_t k) {
-  const LinearDesc like{{formats::SchemeFamily::kbit, 4, 32, formats::ScaleType::f16},
-                        "kbit-fragment",
-                        std::max(m, most_gemv_rows + 1),
-                        n,
-                        k,
-                        DType::f16};
-  const std::string_view name = pick_kernel(like).name;
+  const std::string_view name = kbit_kernel(4, std::max(m, most_gemv_rows + 1), n, k, DType::f16);
   return name == "kbit-wgmma" ? Way::warpgroup : name == "kbit-gemm" ? Way::gemm : Way::kbit;
 }
 
@@ -58,6 +61,32 @@ inline bool rows_fit_together(const RotatedDevicePass& a, const RotatedDevicePas
   if (a.bits != b.bits || !fit_together(a, b) || (a.group == 32) != (b.group == 32)) return false;
   const float factor = factor_over_first(a, b);
   return factor > 0x1p-6f && factor < 0x1p6f && b.norm_max * factor < 0x1p15f;
+}
+
+inline bool rotate_alike(std::span<const RotatedDevicePass> passes) {
+  return passes.front().factors == passes.back().factors;
+}
+
+/// Whether a launch can rotate its input itself.
+inline bool rotates_inside(const RotatedLinearArgs& args, const RotatedDevicePass& pass) {
+  return !args.input_rotated && args.input_scale == nullptr && pass.block >= 32 && pass.block <= 128 &&
+         pass.k % pass.block == 0;
+}
+
+/// How one pass, or two in one launch, are multiplied; nothing where two do not fit together.
+inline std::optional<Way> way_of(const RotatedLinearArgs& args, std::span<const RotatedDevicePass> passes) {
+  const RotatedDevicePass &a = passes.front(), &b = passes.back();
+  const bool two = passes.size() > 1;
+  if (args.activation != DType::f16) return two ? std::nullopt : std::optional(Way::kbit);
+  if (two && decoded_together(args.m, a, b)) return Way::wide;
+  const bool few = args.m <= most_gemv_rows;
+  const Way many = few && args.m < least_warpgroup_rows ? Way::gemv : way_of_many(args.m, a.n, a.k);
+  const bool rows_fit =
+      !two || (many != Way::kbit && rows_fit_together(a, b) && (rotate_alike(passes) || rotates_inside(args, a)));
+  if (few && (many != Way::warpgroup || !rows_fit)) {
+    return two && !fit_together(a, b) ? std::nullopt : std::optional(Way::gemv);
+  }
+  return rows_fit ? std::optional(many) : std::nullopt;
 }
 
 inline Source source_of(const RotatedDevicePass& first, const RotatedDevicePass& pass) {

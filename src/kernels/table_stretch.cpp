@@ -1,10 +1,10 @@
 #include "kernels/table_stretch.h"
 
-#include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "core/float_formats.h"
+#include "formats/kbit.h"
 
 namespace w4q::kernels {
 namespace {
@@ -26,8 +26,7 @@ double rounding(std::span<const float> table, float factor) {
 
 float table_stretch(std::span<const float> table) {
   // Small entries must not be subnormal: a power of two changes nothing else.
-  float largest = 0;
-  for (const float entry : table) largest = std::max(largest, std::abs(entry));
+  const float largest = formats::kbit_table_max(table);
   if (largest == 0) return 1;
   std::vector<float> scaled(table.begin(), table.end());
   for (float& entry : scaled) entry = std::ldexp(entry, 10 - std::ilogb(largest));
@@ -39,6 +38,10 @@ float table_stretch(std::span<const float> table) {
     if (lost < least) least = lost, best = factor;
   }
   return best;
+}
+
+float table_factor(float largest, float stretch, int top) noexcept {
+  return std::ldexp(stretch, top - std::ilogb(largest * stretch));
 }
 
 }  // namespace w4q::kernels

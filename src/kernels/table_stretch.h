@@ -10,4 +10,8 @@ namespace w4q::kernels {
 /// least. 1 where a table is exact as it is. Entries are finite.
 float table_stretch(std::span<const float> table);
 
+/// What kernels multiply a table with: the stretch times the power of two that puts `largest` of its magnitudes, so
+/// stretched, between 2^top and 2^(top + 1).
+float table_factor(float largest, float stretch, int top) noexcept;
+
 }  // namespace w4q::kernels

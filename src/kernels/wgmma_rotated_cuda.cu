@@ -44,16 +44,7 @@ void launch_bits(const rotated::RotatedLaunch& launch, void* arranged, cudaStrea
 
 void launch_rotated(const rotated::RotatedLaunch& launch, int bits, void* arranged, cudaStream_t stream,
                     std::string_view shape) {
-  switch (bits) {
-    case 2:
-      return launch_bits<2>(launch, arranged, stream, shape);
-    case 3:
-      return launch_bits<3>(launch, arranged, stream, shape);
-    case 4:
-      return launch_bits<4>(launch, arranged, stream, shape);
-    default:
-      return launch_bits<5>(launch, arranged, stream, shape);
-  }
+  with_width(bits, [&]<int width>() { launch_bits<width>(launch, arranged, stream, shape); });
 }
 
 }  // namespace w4q::kernels::wgmma

@@ -79,9 +79,10 @@ class Checker {
       multiply(rows);
       result.to_cpu = worse(result.to_cpu, to_cpu(rows));
       result.to_fp64 = worse(result.to_fp64, to_fp64(rows));
-      std::string name(kernel_name(product, rows));
-      if (rows == 1 && model::fuses(linear_)) name += ", fused";  // the one that single tokens run
-      if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+      for (std::string name : kernel_names(product, rows)) {
+        if (rows == 1 && model::fuses(linear_)) name += ", fused";  // the one that single tokens run
+        if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+      }
     }
     result.kernels = join(names);
     return result;
@@ -91,7 +92,7 @@ class Checker {
   KernelError run_int8() {
     kernels::linear_int8(weight_, all_inputs(), {expected_.data(), most_rows, weight_.n});
     const auto& product = linear_.products.front();
-    KernelError result{weight_.name, formats::to_string(product.scheme), std::string(kernel_name(product, 17, true))};
+    KernelError result{weight_.name, formats::to_string(product.scheme), join(kernel_names(product, 17, true))};
     multiplier_.set_int8_activations(true);
     for (const int64_t rows : int8_row_counts) {
       multiply(rows);
@@ -121,11 +122,19 @@ class Checker {
 
   static double worse(double a, double b) { return std::isnan(a) || a > b ? a : b; }
 
-  std::string_view kernel_name(const model::CudaProduct& product, int64_t rows, bool int8 = false) const {
-    if (!product.rotated.empty()) return rows <= 16 ? "rotated-gemv" : "rotated, kbit";
-    if (!product.packed) return rows == 1 && weight_.k % 8 == 0 ? "f16-gemv" : "cuBLAS";
+  std::vector<std::string> kernel_names(const model::CudaProduct& product, int64_t rows, bool int8 = false) const {
+    if (!product.rotated.empty()) {
+      kernels::RotatedLinearArgs args;
+      args.m = rows;
+      args.passes = product.rotated;
+      args.input_scale = product.input_scale;
+      const auto names = kernels::rotated_kernels(args);
+      return {names.begin(), names.end()};
+    }
+    if (!product.packed) return {rows == 1 && weight_.k % 8 == 0 ? "f16-gemv" : "cuBLAS"};
     const auto& packed = *product.packed;
-    return kernels::pick_kernel({packed.scheme, packed.layout, rows, packed.n, packed.k, DType::f16, int8}).name;
+    const kernels::LinearDesc desc{packed.scheme, packed.layout, rows, packed.n, packed.k, DType::f16, int8};
+    return {std::string(kernels::pick_kernel(desc).name)};
   }
 
   double to_cpu(int64_t rows) const {
