@@ -11,35 +11,45 @@ class KeptAttending {
  public:
   static constexpr KvType type = KvType::fp4r;
 
-  __device__ KeptAttending(const Task& task, const Stretch& stretch, int kv_head, NextPage<type, dim>& next)
+  __device__ KeptAttending(const Task& task, const Stretch& stretch, const BlockHeads& heads,
+                           const CodeScores<dim>& scores, NextPage<type, dim>& next)
       : sight_(stretch),
-        head_(task, kv_head),
+        head_(task, heads.kv_head),
+        scores_(scores),
+        heads_(heads.count),
         next_(next),
         factor_(score_factor(task) * PageKeys<type, dim>::score_unit) {}
 
-  /// Asks for a page, if it exists; nothing else is on its way.
-  __device__ void ask(const PagePlace& page) {
+  /// Asks for a page, if it exists; nothing else is on its way. Codes of keys are not needed where scores are there.
+  __device__ void ask(const KeptPage& page) {
     asked_ = page;
-    if (!copies || !page.exists()) return;
-    copy_from_page<key_bytes, kv_value_page_bytes(type, dim)>(next_.page, head_.keys(page.place),
-                                                              head_.values(page.place));
-    device::close_async_group();
+    if constexpr (has_next_page<type, dim>) {
+      if (!page.exists()) return;
+      const int lane_begin = 16 * static_cast<int>(threadIdx.x % 32);
+      const std::byte *keys = head_.keys(page.place) + lane_begin, *values = head_.values(page.place) + lane_begin;
+      asm("" : "+l"(keys), "+l"(values));  // two addresses, from which the others are constant distances away
+      if (page.scores == KeptPage::no_scores) next_.ask_key_codes(keys);
+      next_.ask_parameters(keys, values);
+      next_.ask_rest(keys);
+      next_.ask_value_codes(values);
+      device::close_async_group();
+    }
   }
   /// Attends to the page that has been asked for and to the warp's pages of a list.
-  __device__ void run(const PagePlace* list, int count, const QueryFragments<type, dim>& queries,
+  __device__ void run(const KeptPage* list, int count, const QueryFragments<type, dim>& queries,
                       Running<type, dim>& running) {
     int i = static_cast<int>(threadIdx.x / 32);
     const auto ask_next = [&] {
-      ask(i < count ? list[i] : PagePlace{-1, 0});
+      ask(i < count ? list[i] : KeptPage::none());
       i += warps<dim>;
     };
     if (!asked_.exists()) ask_next();
     while (asked_.exists()) {
       const int index = asked_.index;
-      take();
-      ask_next();
       float score[4];
-      keys_.scores(queries, score);
+      take(queries, score);
+      ask_next();
+      add_fine_scores(fine_, queries, score);
       if (!sight_.sees_all(index)) {
         mask_page([&](int slot) { return sight_.stretch.sees(index * kv_page_tokens + slot); }, score, values_);
       }
@@ -49,28 +59,40 @@ class KeptAttending {
   }
 
  private:
-  static constexpr bool copies = has_next_page<type, dim>;
-  static constexpr int key_bytes = kv_head_page_bytes(type, dim);
-
-  __device__ void take() {
-    if constexpr (copies) {
+  /// The page from where it stands, and its scores by codes alone.
+  __device__ __forceinline__ void take(const QueryFragments<type, dim>& queries, float (&score)[4]) {
+    if constexpr (has_next_page<type, dim>) {
       device::wait_async<0>();
       __syncwarp();
-      const auto* const page = reinterpret_cast<const std::byte*>(next_.page);
-      keys_.load(page);
-      values_.load(page + key_bytes);
+      fine_.template load<true>(next_.keys());
+      values_.template load<true>(next_.values());
+      coarse_scores<true>(next_.keys(), queries, score);
       __syncwarp();
     } else {
-      keys_.load(head_.keys(asked_.place));
+      fine_.load(head_.keys(asked_.place));
       values_.load(head_.values(asked_.place));
+      coarse_scores<false>(head_.keys(asked_.place), queries, score);
     }
+  }
+  template <bool spread>
+  __device__ void coarse_scores(const std::byte* keys, const QueryFragments<type, dim>& queries, float (&score)[4]) {
+    if (asked_.scores != KeptPage::no_scores) {
+      scores_.get(asked_.scores, heads_, score);
+      return;
+    }
+    CoarseKeys<dim> coarse;
+    coarse.template load<spread>(keys);
+    score[0] = score[1] = score[2] = score[3] = 0;
+    coarse.add_scores(queries, score);
   }
 
   Sight sight_;
   HeadPages<type, dim> head_;
+  const CodeScores<dim>& scores_;
+  int heads_;
   NextPage<type, dim>& next_;
-  PagePlace asked_;
-  PageKeys<type, dim> keys_;
+  KeptPage asked_;
+  FineKeys<dim> fine_;
   PageValues<type, dim> values_;
   float factor_;
 };
