@@ -1,10 +1,53 @@
 // A warp's way through the pages that are kept: its own first one, then its share of the block's list. One is in
-// registers, the next on its way into shared memory.
+// registers, the next on its way into shared memory, its rows in an order that keeps lanes out of each other's banks.
 #pragma once
 
 #include "kernels/attention_pages.cuh"
 
 namespace w4q::kernels::decode {
+
+/// Starts copying rows into shared memory in another order (SpreadKeys, SpreadValues): a multiple of 512 bytes, of
+/// which a lane takes 16 in turn, those at `lane_from` first. The whole warp together.
+template <class Order, int bytes>
+__device__ __forceinline__ void copy_rows(char* to, const std::byte* lane_from) {
+  static_assert(bytes % 512 == 0);
+#pragma unroll
+  for (int at = 0; at < bytes; at += 512) {
+    device::copy_async(to + Order::place(at + 16 * static_cast<int>(threadIdx.x % 32)), lane_from + at);
+  }
+}
+
+/// The parts of a page of keys and of one of values behind it, in bytes.
+template <int dim>
+struct Fp4Page {
+  static constexpr KvType value_type = kv_value_type(KvType::fp4r);
+  static constexpr int key_codes = kv_page_tokens * kv_row_bytes(KvType::fp4r, dim);
+  static constexpr int key_scales = kv_page_tokens * kv_parameter_bytes(KvType::fp4r, dim);
+  static constexpr int rest_at = key_codes + key_scales;
+  static constexpr int keys = kv_head_page_bytes(KvType::fp4r, dim);
+  static constexpr int value_codes = kv_page_tokens * kv_row_bytes(value_type, dim);
+  static constexpr int value_scales = kv_page_tokens * kv_parameter_bytes(value_type, dim);
+
+  /// Each of them from where the lane's first 16 bytes stand.
+  __device__ static void copy_key_codes(char* page, const std::byte* lane_keys) {
+    copy_rows<typename Fp4Codes<dim>::Spread, key_codes>(page, lane_keys);
+  }
+  __device__ static void copy_rest(char* page, const std::byte* lane_keys) {
+    copy_rows<typename Fp4Rest<dim>::Spread, keys - rest_at>(page + rest_at, lane_keys + rest_at);
+  }
+  __device__ static void copy_value_codes(char* page, const std::byte* lane_values) {
+    copy_rows<SpreadValues<kv_row_bytes(value_type, dim)>, value_codes>(page + keys, lane_values);
+  }
+  /// Half a warp copies those of keys, the other half those of values.
+  __device__ static void copy_scales(char* page, const std::byte* lane_keys, const std::byte* lane_values) {
+    static_assert(key_scales <= 256 && value_scales <= 256);
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const bool of_keys = lane < 16;
+    if (lane % 16 * 16 >= (of_keys ? key_scales : value_scales)) return;
+    const int at = of_keys ? key_codes : value_codes - 256;
+    device::copy_async(page + (of_keys ? 0 : keys) + at + 16 * lane, (of_keys ? lane_keys : lane_values) + at);
+  }
+};
 
 template <int dim>
 class KeptAttending {
@@ -28,10 +71,10 @@ class KeptAttending {
       const int lane_begin = 16 * static_cast<int>(threadIdx.x % 32);
       const std::byte *keys = head_.keys(page.place) + lane_begin, *values = head_.values(page.place) + lane_begin;
       asm("" : "+l"(keys), "+l"(values));  // two addresses, from which the others are constant distances away
-      if (page.scores == KeptPage::no_scores) next_.ask_key_codes(keys);
-      next_.ask_parameters(keys, values);
-      next_.ask_rest(keys);
-      next_.ask_value_codes(values);
+      if (page.scores == KeptPage::no_scores) Fp4Page<dim>::copy_key_codes(next_.page, keys);
+      Fp4Page<dim>::copy_scales(next_.page, keys, values);
+      Fp4Page<dim>::copy_rest(next_.page, keys);
+      Fp4Page<dim>::copy_value_codes(next_.page, values);
       device::close_async_group();
     }
   }
@@ -64,9 +107,10 @@ class KeptAttending {
     if constexpr (has_next_page<type, dim>) {
       device::wait_async<0>();
       __syncwarp();
-      fine_.template load<true>(next_.keys());
-      values_.template load<true>(next_.values());
-      coarse_scores<true>(next_.keys(), queries, score);
+      const auto* const page = reinterpret_cast<const std::byte*>(next_.page);
+      fine_.template load<true>(page);
+      values_.template load<true>(page + Fp4Page<dim>::keys);
+      coarse_scores<true>(page, queries, score);
       __syncwarp();
     } else {
       fine_.load(head_.keys(asked_.place));

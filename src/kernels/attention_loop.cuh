@@ -190,30 +190,10 @@ struct HeadPages {
   }
 };
 
-/// Starts copying rows into shared memory in another order (SpreadKeys, SpreadValues): a multiple of 512 bytes, of
-/// which a lane takes 16 in turn, those at `lane_from` first. The whole warp together.
-template <class Order, int bytes>
-__device__ __forceinline__ void copy_rows(char* to, const std::byte* lane_from) {
-  static_assert(bytes % 512 == 0);
-#pragma unroll
-  for (int at = 0; at < bytes; at += 512) {
-    device::copy_async(to + Order::place(at + 16 * static_cast<int>(threadIdx.x % 32)), lane_from + at);
-  }
-}
-/// Parameters of keys and of values, which take half a warp each at most.
-template <int key_bytes, int value_bytes>
-__device__ __forceinline__ void copy_parameters(char* keys_to, const std::byte* lane_keys, char* values_to,
-                                                const std::byte* lane_values) {
-  static_assert(key_bytes <= 256 && value_bytes <= 256);
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  if (lane % 16 * 16 >= (lane < 16 ? key_bytes : value_bytes)) return;
-  device::copy_async((lane < 16 ? keys_to : values_to - 256) + 16 * lane, lane < 16 ? lane_keys : lane_values - 256);
-}
-
 /// Starts copying into shared memory what stands at two places, one behind the other; multiples of 16 bytes. The whole
 /// warp together.
-template <int first_bytes, int second_bytes>
-__device__ __forceinline__ void copy_from_page(char* to, const std::byte* first, const std::byte* second) {
+template <int first_bytes, int second_bytes = 0>
+__device__ __forceinline__ void copy_from_page(char* to, const std::byte* first, const std::byte* second = nullptr) {
   constexpr int bytes = first_bytes + second_bytes;
   const int begin = 16 * static_cast<int>(threadIdx.x % 32);
 #pragma unroll
@@ -253,47 +233,14 @@ using Fp4Ring = PageRing<2 * fp4_coarse_bytes<dim>, 2>;
 /// Where there is room for the page after the one that is in registers.
 template <KvType type, int dim>
 inline constexpr bool has_next_page = dim <= 128 && type != KvType::f16;
-/// Its keys and values, rows spread over banks, and a head.
+/// Its keys and values, and a head.
 template <KvType type, int dim>
 struct NextPage {
-  static constexpr KvType value_type = kv_value_type(type);
-  static constexpr int key_bytes = kv_head_page_bytes(type, dim);
-  static constexpr int bytes = key_bytes + kv_value_page_bytes(type, dim);
-  static constexpr int key_codes = kv_page_tokens * kv_row_bytes(type, dim);
-  static constexpr int key_parameters = kv_page_tokens * kv_parameter_bytes(type, dim);
-  static constexpr int value_codes = kv_page_tokens * kv_row_bytes(value_type, dim);
-  static constexpr int value_parameters = kv_page_tokens * kv_parameter_bytes(value_type, dim);
+  static constexpr int bytes = kv_head_page_bytes(type, dim) + kv_value_page_bytes(type, dim);
   alignas(16) char page[has_next_page<type, dim> ? bytes : 16];
   float head[dim];
 
   __device__ float* row() { return head; }
-  __device__ const std::byte* keys() const { return reinterpret_cast<const std::byte*>(page); }
-  __device__ const std::byte* values() const { return keys() + key_bytes; }
-
-  /// Start copying, from where the lane's first 16 bytes stand on a page: codes and parameters …
-  __device__ void ask(const std::byte* lane_keys, const std::byte* lane_values) {
-    ask_key_codes(lane_keys);
-    ask_parameters(lane_keys, lane_values);
-    ask_value_codes(lane_values);
-  }
-  /// … codes of keys …
-  __device__ void ask_key_codes(const std::byte* lane_keys) {
-    copy_rows<SpreadKeys<kv_row_bytes(type, dim)>, key_codes>(page, lane_keys);
-  }
-  /// … codes of values …
-  __device__ void ask_value_codes(const std::byte* lane_values) {
-    copy_rows<SpreadValues<kv_row_bytes(value_type, dim)>, value_codes>(page + key_bytes, lane_values);
-  }
-  /// … parameters of both …
-  __device__ void ask_parameters(const std::byte* lane_keys, const std::byte* lane_values) {
-    copy_parameters<key_parameters, value_parameters>(page + key_codes, lane_keys + key_codes,
-                                                      page + key_bytes + value_codes, lane_values + value_codes);
-  }
-  /// … and what codes of fp4r leave.
-  __device__ void ask_rest(const std::byte* lane_keys) {
-    constexpr int at = key_codes + key_parameters;
-    copy_rows<typename Fp4Rest<dim>::Spread, key_bytes - at>(page + at, lane_keys + at);
-  }
 };
 
 /// What a warp needs of shared memory, one after the other.
@@ -426,8 +373,8 @@ class Attending {
     place_ = pages_.next();
     if constexpr (has_next_page<type, dim>) {
       if (i >= pages_.count) return;
-      const int lane_begin = 16 * static_cast<int>(threadIdx.x % 32);
-      space_.next.ask(head_.keys(place_) + lane_begin, head_.values(place_) + lane_begin);
+      copy_from_page<kv_head_page_bytes(type, dim), kv_value_page_bytes(type, dim)>(
+          space_.next.page, head_.keys(place_), head_.values(place_));
       device::close_async_group();
     }
   }
@@ -436,8 +383,9 @@ class Attending {
       if (!more) return;
       device::wait_async<0>();
       __syncwarp();
-      keys_.template load<true>(space_.next.keys());
-      values_.template load<true>(space_.next.values());
+      const auto* const page = reinterpret_cast<const std::byte*>(space_.next.page);
+      keys_.load(page);
+      values_.load(page + kv_head_page_bytes(type, dim));
       __syncwarp();
     }
   }

@@ -58,12 +58,10 @@ struct RowKeys {
   Row rows[2];
   float2 scales;  ///< fp8
 
-  template <bool spread = false>
   __device__ void load(const std::byte* page) {
-    using Order = std::conditional_t<spread, SpreadKeys<kv_row_bytes(type, dim)>, InOrder>;
     const int g = static_cast<int>(threadIdx.x % 32 / 4), t = static_cast<int>(threadIdx.x % 4);
-    rows[0].template load<Order>(page, 2 * g, 0, t);
-    rows[1].template load<Order>(page, 2 * g, 1, t);
+    rows[0].template load<InOrder>(page, 2 * g, 0, t);
+    rows[1].template load<InOrder>(page, 2 * g, 1, t);
     if constexpr (type == KvType::fp8) scales = load_scales(page, dim, 2 * g);
   }
   __device__ void scores(const Queries& queries, float (&c)[4]) const {
