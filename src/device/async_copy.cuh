@@ -12,6 +12,15 @@ __device__ __forceinline__ void copy_async(char* shared, const void* global) {
       "l"(global)
       : "memory");
 }
+/// The same of 4 or 8 bytes, aligned to as many; by way of the L1 cache.
+template <int bytes>
+__device__ __forceinline__ void copy_few_async(char* shared, const void* global) {
+  static_assert(bytes == 4 || bytes == 8);
+  asm volatile(
+      "cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+      "l"(global), "n"(bytes)
+      : "memory");
+}
 /// Closes a group of the copies that this thread has started.
 __device__ __forceinline__ void close_async_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /// Waits until all but the last `left` groups of this thread have landed.

@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(threads<dim>, 1) pruned_attention_kernel(const
   auto& space = shared.spaces[warp];
   const OwnPages own(task, stretch, split, active);
   QueryFragments<type, dim> queries;
-  PagePlace own_first;
+  KeptPage own_first;
   PageList<dim> list(task, stretch, own);
   {
     PageScoring<dim> scoring(task, heads, stretch, own, space.ring);
@@ -124,12 +124,12 @@ __global__ void __launch_bounds__(threads<dim>, 1) pruned_attention_kernel(const
     queries.load(shared.queries);
     own_first = scoring.run(queries, choice);
   }
-  KeptAttending<dim> attending(task, stretch, heads.kv_head, space.next);
+  KeptAttending<dim> attending(task, stretch, heads, choice.store, space.next);
   attending.ask(own_first);
   Running<type, dim> running;
   running.clear();
   while (!list.ended()) {
-    const int count = list.fill(choice);
+    const int count = list.fill(choice, own_first);
     attending.run(choice.list, count, queries, running);
   }
   if (last && warp == warps<dim> - 1) {

@@ -28,11 +28,11 @@ struct QueryFragments {
   }
 };
 
-/// c: scores of tokens 2g and 2g + 1, heads 2t and 2t + 1 of each, from rows that give pairs of dims. Two sums side by
-/// side, because a product waits for the one before it.
+/// Adds to c: scores of tokens 2g and 2g + 1, heads 2t and 2t + 1 of each, from rows that give pairs of dims. Two sums
+/// side by side, because a product waits for the one before it.
 template <class Key, class Queries>
 __device__ __forceinline__ void multiply_keys(const Key (&keys)[2], const Queries& queries, float (&c)[4]) {
-  float sums[2][4] = {};
+  float sums[2][4] = {{c[0], c[1], c[2], c[3]}, {}};
 #pragma unroll
   for (int step = 0; step < Queries::steps; ++step) {
     const uint32_t a[4] = {keys[0].pair(2 * step), keys[1].pair(2 * step), keys[0].pair(2 * step + 1),
@@ -59,60 +59,80 @@ struct RowKeys {
   float2 scales;  ///< fp8
 
   __device__ void load(const std::byte* page) {
-    const int g = static_cast<int>(threadIdx.x % 32 / 4);
-    const std::byte* const from = Row::codes_at(page, 2 * g, static_cast<int>(threadIdx.x % 4));
-    rows[0].load(from);
-    rows[1].load(from + kv_row_bytes(type, dim));
+    const int g = static_cast<int>(threadIdx.x % 32 / 4), t = static_cast<int>(threadIdx.x % 4);
+    rows[0].template load<InOrder>(page, 2 * g, 0, t);
+    rows[1].template load<InOrder>(page, 2 * g, 1, t);
     if constexpr (type == KvType::fp8) scales = load_scales(page, dim, 2 * g);
   }
   __device__ void scores(const Queries& queries, float (&c)[4]) const {
+    c[0] = c[1] = c[2] = c[3] = 0;
     multiply_keys(rows, queries, c);
     if constexpr (type == KvType::fp8) c[0] *= scales.x, c[1] *= scales.x, c[2] *= scales.y, c[3] *= scales.y;
   }
 };
 
-/// Rows of fp4r with their scales decoded, times a power of two.
-template <int dim, bool fine>
-struct ScaledRow {
-  const Fp4Row<dim>& row;
-  __half2 scales[(Fp4Row<dim>::groups + 1) / 2];
-
-  __device__ explicit ScaledRow(const Fp4Row<dim>& of) : row(of) {
-    constexpr float factor = fine ? Fp4Row<dim>::fine_scale_factor : Fp4Row<dim>::coarse_factor;
-#pragma unroll
-    for (int i = 0; i < (Fp4Row<dim>::groups + 1) / 2; ++i) scales[i] = row.scale_pair(i, factor);
-  }
-  __device__ uint32_t pair(int p) const {
-    const __half2& own = scales[2 * p / kv_fp4_group / 2];
-    return fine ? row.fine_pair(p, own) : row.coarse_pair(p, own);
-  }
-};
-
-/// Keys of fp4r: with what the codes leave, or by their codes alone; these change places in every second g, so that
-/// lanes that read them from shared memory keep out of each other's banks.
-template <int dim, bool fine>
+/// Codes of fp4r keys 2g and 2g + 1, or what they leave: `Part` is Fp4Codes or Fp4Rest.
+template <int dim, template <int> class Part>
 struct Fp4Keys {
   using Queries = QueryFragments<KvType::fp4r, dim>;
-  using Row = Fp4Row<dim>;
-  static constexpr float score_unit = fine ? Row::fine_factor : Row::coarse_factor;
-  Row rows[2];
+  /// What sums are to be multiplied with.
+  static constexpr float unit = Part<dim>::factor;
+  Part<dim> rows[2];
+  Fp4Scales<dim> scales[2];
 
-  /// The token of row i.
-  __device__ static int slot(int i) {
-    const int g = static_cast<int>(threadIdx.x % 32 / 4);
-    return 2 * g + (fine ? i : (g + i) % 2);
-  }
+  template <bool spread = false>
   __device__ void load(const std::byte* page) {
-    const int t = static_cast<int>(threadIdx.x % 4);
+    using Order = std::conditional_t<spread, typename Part<dim>::Spread, InOrder>;
+    const int g = static_cast<int>(threadIdx.x % 32 / 4), t = static_cast<int>(threadIdx.x % 4);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      rows[i].load(Row::codes_at(page, slot(i), t), Row::parameters_at(page, slot(i), t));
-      if constexpr (fine) rows[i].load_rest(Row::rest_at(page, slot(i), t));
+      rows[i].template load<Order>(page, 2 * g, i, t);
+      scales[i].load(page, 2 * g + i, t);
     }
   }
-  __device__ void scores(const Queries& queries, float (&c)[4]) const {
-    const ScaledRow<dim, fine> scaled[2] = {ScaledRow<dim, fine>(rows[0]), ScaledRow<dim, fine>(rows[1])};
+  __device__ void add_scores(const Queries& queries, float (&c)[4]) const {
+    const Scaled scaled[2] = {{rows[0], {scales[0], Part<dim>::scale_factor}},
+                              {rows[1], {scales[1], Part<dim>::scale_factor}}};
     multiply_keys(scaled, queries, c);
+  }
+
+ private:
+  struct Scaled {
+    const Part<dim>& row;
+    Fp4ScalePairs<dim> scales;
+    __device__ uint32_t pair(int pair) const { return scales.times(row.pair(pair), pair); }
+  };
+};
+template <int dim>
+using CoarseKeys = Fp4Keys<dim, Fp4Codes>;
+template <int dim>
+using FineKeys = Fp4Keys<dim, Fp4Rest>;
+
+/// Scores of the codes become those of whole keys.
+template <int dim>
+__device__ __forceinline__ void add_fine_scores(const FineKeys<dim>& keys,
+                                                const QueryFragments<KvType::fp4r, dim>& queries, float (&c)[4]) {
+#pragma unroll
+  for (float& score : c) score *= CoarseKeys<dim>::unit / FineKeys<dim>::unit;
+  keys.add_scores(queries, c);
+}
+
+/// Keys 2g and 2g + 1 of a page of fp4r: codes, and what they leave.
+template <int dim>
+struct WholeFp4Keys {
+  using Queries = QueryFragments<KvType::fp4r, dim>;
+  static constexpr float score_unit = FineKeys<dim>::unit;
+  CoarseKeys<dim> coarse;
+  FineKeys<dim> fine;
+
+  __device__ void load(const std::byte* page) {
+    coarse.load(page);
+    fine.load(page);
+  }
+  __device__ void scores(const Queries& queries, float (&c)[4]) const {
+    c[0] = c[1] = c[2] = c[3] = 0;
+    coarse.add_scores(queries, c);
+    add_fine_scores(fine, queries, c);
   }
 };
 
@@ -125,11 +145,12 @@ struct RowValues {
   Row rows[4];
   float2 scales;  ///< fp8: of tokens 2g and 2g + 1, as weights come
 
+  template <bool spread = false>
   __device__ void load(const std::byte* page) {
-    const int g = static_cast<int>(threadIdx.x % 32 / 4);
-    const std::byte* const from = Row::codes_at(page, 4 * (static_cast<int>(threadIdx.x % 4)), g);
+    using Order = std::conditional_t<spread, SpreadValues<kv_row_bytes(type, dim)>, InOrder>;
+    const int g = static_cast<int>(threadIdx.x % 32 / 4), t = static_cast<int>(threadIdx.x % 4);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) rows[i].load(from + i * kv_row_bytes(type, dim));
+    for (int i = 0; i < 4; ++i) rows[i].template load<Order>(page, 4 * t, i, g);
     if constexpr (type == KvType::fp8) scales = load_scales(page, dim, 2 * g);
   }
   /// Forgets tokens that sees(slot) refuses.
@@ -223,7 +244,7 @@ struct RowSums {
 
 template <KvType type, int dim>
 using PageKeys = std::conditional_t<type == KvType::q4, Q4Keys<dim>,
-                                    std::conditional_t<type == KvType::fp4r, Fp4Keys<dim, true>, RowKeys<type, dim>>>;
+                                    std::conditional_t<type == KvType::fp4r, WholeFp4Keys<dim>, RowKeys<type, dim>>>;
 template <KvType type, int dim>
 using PageValues = std::conditional_t<type == KvType::q4, Q4Values<dim>, RowValues<kv_value_type(type), dim>>;
 template <KvType type, int dim>

@@ -19,15 +19,42 @@ namespace w4q::kernels::decode {
 inline constexpr int threshold_pages = 16;
 /// Pages that a block takes at least, before another one joins.
 inline constexpr int pruned_pages_per_split = 4;
-/// Pages that are listed at a time.
+
+/// A page of the sequence that is kept, or none.
+struct KeptPage {
+  static constexpr int no_scores = -1;
+  uint16_t index;
+  int16_t scores;  ///< where its scores are (CodeScores), or no_scores
+  int place;       ///< in the pool; below 0: none
+
+  __device__ static KeptPage none() { return {0, no_scores, -1}; }
+  __device__ bool exists() const { return place >= 0; }
+};
+static_assert(fp4r_most_tokens / kv_page_tokens <= 1 << 16);
+
+/// Scores by codes alone of the first pages that each warp keeps, which need not be computed again when what the codes
+/// leave is added. Up to four heads take half the room of eight.
 template <int dim>
-inline constexpr int listed_pages = dim == 256 ? 256 : 1024;
+struct CodeScores {
+  static constexpr int warp_places = dim == 256 ? 2 : 5;
+  float4 lanes[warps<dim> * warp_places][16];
 
-/// A page of the sequence, or none (−1), and where it stands in the pool.
-struct PagePlace {
-  int index, place;
+  __device__ static int places_of_page(int heads) { return heads <= 4 ? 1 : 2; }
+  __device__ void put(int place, int heads, const float (&score)[4]) {
+    if (has(heads)) lanes[place][lane_of(heads)] = make_float4(score[0], score[1], score[2], score[3]);
+  }
+  __device__ void get(int place, int heads, float (&score)[4]) const {
+    const float4 four = has(heads) ? lanes[place][lane_of(heads)] : make_float4(0, 0, 0, 0);
+    score[0] = four.x, score[1] = four.y, score[2] = four.z, score[3] = four.w;
+  }
 
-  __device__ bool exists() const { return index >= 0; }
+ private:
+  /// Whether the lane has heads, 2t and 2t + 1.
+  __device__ static bool has(int heads) { return heads > 4 || threadIdx.x % 4 < 2; }
+  __device__ static int lane_of(int heads) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    return heads > 4 ? lane : lane / 4 * 2 + lane % 4;
+  }
 };
 
 /// Pages of a block.
@@ -49,12 +76,14 @@ template <int dim>
 struct PageChoice {
   static constexpr int words = fp4r_most_tokens / kv_page_tokens / 32;
   float largest[threshold_pages / 2][tile_heads];  ///< scores, as products leave them
-  uint32_t kept[words];                            ///< a bit for each of the block's pages
-  uint32_t shared[words];                          ///< … without those that a warp keeps for itself
-  PagePlace list[listed_pages<dim>];
+  uint32_t kept[words];         ///< a bit for each of the block's pages, but for those that a warp has for itself
+  int8_t scores[threads<dim>];  ///< where those of the block's first pages are, if they are kept
+  KeptPage list[threads<dim>];
+  CodeScores<dim> store;
 
   __device__ void clear(int count) {
-    for (int i = static_cast<int>(threadIdx.x); 32 * i < count; i += threads<dim>) kept[i] = shared[i] = 0;
+    for (int i = static_cast<int>(threadIdx.x); 32 * i < count; i += threads<dim>) kept[i] = 0;
+    scores[threadIdx.x] = KeptPage::no_scores;
   }
 };
 
@@ -68,38 +97,32 @@ class PageScoring {
 
   __device__ PageScoring(const Task& task, const BlockHeads& heads, const Stretch& stretch, const OwnPages& own,
                          Ring& ring)
-      : margin_(task.margin / (score_factor(task) * Fp4Keys<dim, false>::score_unit)),
+      : margin_(task.margin / (score_factor(task) * CoarseKeys<dim>::unit)),
         heads_(heads.count),
         stretch_(stretch),
         head_(task, heads.kv_head),
         own_(own),
         ring_(ring) {
-    look_up();
+    const int page = page_of(warp() + lane() / 2 * warps<dim>, lane() % 2);
+    places_ = exists(page) ? own_.table[page] : -1;
   }
 
   /// Asks for the warp's next pages. Twice before run(), for both places of the ring.
   __device__ void ask() { ask(asked_ % Ring::stages); }
-  /// Says of all pages whether they are kept. The first of the warp's is its own: where it is, if there is one. The
-  /// whole block together.
-  __device__ PagePlace run(const Queries& queries, PageChoice<dim>& choice) {
-    PagePlace own_first{-1, 0};
-    float2 thresholds;
-    bool first = true;
+  /// Says of all pages whether they are kept. The first of the warp's is its own, if there is one. The whole block
+  /// together.
+  __device__ KeptPage run(const Queries& queries, PageChoice<dim>& choice) {
+    KeptPage own_first = KeptPage::none();
+    float score[2][4];
     take();
-    while (first || more()) {
-      float score[2][4];
-#pragma unroll
-      for (int j = 0; j < 2; ++j) keys_[j].scores(queries, score[j]);
-      take();
-      const bool for_thresholds = pair_ < threshold_pairs;
-      if (for_thresholds) send_largest(score, choice);
-      if (first) {
-        __syncthreads();
-        thresholds = make_float2(threshold(choice, 0), threshold(choice, 1));
-        first = false;
-      }
-      if (!for_thresholds && more()) choose(score, thresholds, choice, own_first);
-      pair_ += warps<dim>;
+    multiply(queries, score);
+    if (pair_ < threshold_pairs) send_largest(score, choice);
+    __syncthreads();
+    const float2 thresholds = make_float2(threshold(choice, 0), threshold(choice, 1));
+    if (pair_ >= threshold_pairs && own_page() < own_.count) choose(score, thresholds, choice, own_first);
+    for (pair_ += warps<dim>; own_page() < own_.count; pair_ += warps<dim>) {
+      multiply(queries, score);
+      choose(score, thresholds, choice, own_first);
     }
     device::wait_async<0>();
     __syncwarp();
@@ -109,13 +132,14 @@ class PageScoring {
 
  private:
   static constexpr int threshold_pairs = threshold_pages / 2;
+  static constexpr int coarse_codes = kv_row_bytes(KvType::fp4r, dim) * kv_page_tokens;
+  static constexpr int lane_scales = (fp4_coarse_bytes<dim> - coarse_codes) / 16;  ///< bytes
   static_assert(threshold_pairs <= warps<dim> && Ring::stages == 2);
 
   __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
   __device__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
-  /// The block's page of a pair, its first.
-  __device__ static int own_page(int pair) { return 2 * (pair - threshold_pairs); }
-  __device__ bool more() const { return pair_ < threshold_pairs || own_page(pair_) < own_.count; }
+  /// The block's page of the pair at hand, its first.
+  __device__ int own_page() const { return 2 * (pair_ - threshold_pairs); }
   /// The number-th page that thresholds come from. In a short context all pages do, and the first one several times.
   __device__ int threshold_page(int number) const {
     const int count = min(threshold_pages, stretch_.pages);
@@ -123,41 +147,59 @@ class PageScoring {
   }
   /// Page j of a pair; past the newest one there may be none.
   __device__ int page_of(int pair, int j) const {
-    return pair < threshold_pairs ? threshold_page(2 * pair + j) : own_(own_page(pair) + j);
+    return pair < threshold_pairs ? threshold_page(2 * pair + j) : own_(2 * (pair - threshold_pairs) + j);
   }
   __device__ bool exists(int page) const { return page < stretch_.begin + stretch_.pages; }
 
-  /// Where the warp's next 32 pages stand: lane j has the j-th.
+  /// Where the warp's next 32 pages stand, all of them its own: lane j has the j-th.
   __device__ void look_up() {
-    const int page = page_of((asked_ + lane() / 2) * warps<dim> + warp(), lane() % 2);
+    const int page = own_(2 * ((asked_ + lane() / 2) * warps<dim> + warp() - threshold_pairs) + lane() % 2);
     places_ = exists(page) ? own_.table[page] : -1;
   }
   /// The next two pages, half a warp for each. Closes a group even where there is none, so that groups can be counted.
   __device__ void ask(int stage) {
-    constexpr int bytes = fp4_coarse_bytes<dim>;
     const int begin = lane() % 16 * 16;
     const int place = __shfl_sync(0xFFFFFFFFu, places_, 2 * asked_ + lane() / 16);
     if (place >= 0) {
       const std::byte* from = head_.keys(place) + begin;
       asm("" : "+l"(from));  // one address, from which the others are constant distances away
-      char* const to = ring_.pages[stage] + lane() / 16 * bytes + begin;
+      char* const to = ring_.pages[stage] + lane() / 16 * fp4_coarse_bytes<dim>;
 #pragma unroll
-      for (int at = 0; at < bytes; at += 256) {
-        if (at + 256 <= bytes || at + begin < bytes) device::copy_async(to + at, from + at);
+      for (int at = 0; at < coarse_codes; at += 256) {
+        device::copy_async(to + Fp4Codes<dim>::Spread::place(at + begin), from + at);
       }
+      copy_scales(to + coarse_codes, from - begin + coarse_codes);
     }
     device::close_async_group();
     if (++asked_ % 16 == 0) look_up();
+  }
+  /// Half a warp copies a page's.
+  __device__ static void copy_scales(char* to, const std::byte* from) {
+    const int at = lane() % 16 * lane_scales;
+    if constexpr (lane_scales == 16) {
+      device::copy_async(to + at, from + at);
+    } else {
+      device::copy_few_async<lane_scales>(to + at, from + at);
+    }
   }
   /// The next pages from the ring.
   __device__ void take() {
     device::wait_async<Ring::stages - 1>();
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < 2; ++j) keys_[j].load(ring_.at(stage_) + j * fp4_coarse_bytes<dim>);
+    for (int j = 0; j < 2; ++j) keys_[j].template load<true>(ring_.at(stage_) + j * fp4_coarse_bytes<dim>);
     __syncwarp();
     ask(stage_);
     stage_ ^= 1;
+  }
+  /// Scores of the two pages at hand, and on to the next.
+  __device__ __forceinline__ void multiply(const Queries& queries, float (&score)[2][4]) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      score[j][0] = score[j][1] = score[j][2] = score[j][3] = 0;
+      keys_[j].add_scores(queries, score[j]);
+    }
+    take();
   }
 
   /// Of heads 2t and 2t + 1, of the lane's two tokens.
@@ -170,10 +212,7 @@ class PageScoring {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int token = page_of(pair_, j) * kv_page_tokens;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (!stretch_.sees(token + Fp4Keys<dim, false>::slot(i / 2))) score[j][i] = -INFINITY;
-      }
+      mask_scores([&](int slot) { return stretch_.sees(token + slot); }, score[j]);
       const float2 of_page = larger(score[j]);
       most = make_float2(fmaxf(most.x, of_page.x), fmaxf(most.y, of_page.y));
     }
@@ -193,31 +232,45 @@ class PageScoring {
     return head < heads_ ? largest - margin_ : INFINITY;
   }
 
+  /// Whether some token of a page reaches the threshold of some head.
+  __device__ static bool reaches(const float (&score)[4], const float2& thresholds) {
+    const float2 most = larger(score);
+    return __any_sync(0xFFFFFFFFu, most.x >= thresholds.x || most.y >= thresholds.y);
+  }
   /// The first page of all, and the newest one, are kept whatever they score: these may have tokens that are not seen.
   __device__ bool is_usual(int page) const {
     return page > stretch_.begin && page < stretch_.begin + stretch_.pages - 1;
   }
   __device__ void choose(const float (&score)[2][4], const float2& thresholds, PageChoice<dim>& choice,
-                         PagePlace& own_first) const {
-    const int at = own_page(pair_);
-    uint32_t kept = 0;
+                         KeptPage& own_first) {
+    const int at = own_page();
+    bool kept[2] = {reaches(score[0], thresholds), reaches(score[1], thresholds)};
+    if (at == 0 || at + 2 >= own_.count) {
+      kept[0] |= !is_usual(own_(at));
+      kept[1] = exists(own_(at + 1)) && (kept[1] || !is_usual(own_(at + 1)));
+    }
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const float2 most = larger(score[j]);
-      if (__any_sync(0xFFFFFFFFu, most.x >= thresholds.x || most.y >= thresholds.y)) kept |= 1u << j;
+      if (kept[j]) keep(at + j, score[j], choice, own_first);
     }
-    if (!is_usual(own_(at)) || !is_usual(own_(at + 1))) {
-      if (!is_usual(own_(at))) kept |= 1u;
-      kept = exists(own_(at + 1)) ? kept | (is_usual(own_(at + 1)) ? 0u : 2u) : kept & 1u;
-    }
-    if (kept == 0) return;
-    uint32_t shared = kept;
+  }
+  /// The block's page i.
+  __device__ void keep(int i, const float (&score)[4], PageChoice<dim>& choice, KeptPage& own_first) {
+    const int scores = store(score, choice);
     if (!own_first.exists()) {
-      own_first.index = own_(at + (kept & 1u ? 0 : 1));
-      shared &= shared - 1;
+      own_first = {static_cast<uint16_t>(own_(i)), static_cast<int16_t>(scores), 0};
+      return;
     }
-    if (lane() == 0) atomicOr(&choice.kept[at / 32], kept << at % 32);
-    if (lane() == 1) atomicOr(&choice.shared[at / 32], shared << at % 32);
+    if (lane() == 0) atomicOr(&choice.kept[i / 32], 1u << i % 32);
+    if (lane() == 1 && i < threads<dim>) choice.scores[i] = static_cast<int8_t>(scores);
+  }
+  __device__ int store(const float (&score)[4], PageChoice<dim>& choice) {
+    const int count = CodeScores<dim>::places_of_page(heads_);
+    if (stored_ + count > CodeScores<dim>::warp_places) return KeptPage::no_scores;
+    const int place = warp() * CodeScores<dim>::warp_places + stored_;
+    stored_ += count;
+    choice.store.put(place, heads_, score);
+    return place;
   }
 
   float margin_;
@@ -227,8 +280,8 @@ class PageScoring {
   const OwnPages& own_;
   Ring& ring_;
   int pair_ = warp();
-  int asked_ = 0, stage_ = 0, places_ = 0;
-  Fp4Keys<dim, false> keys_[2];
+  int asked_ = 0, stage_ = 0, places_ = 0, stored_ = 0;
+  CoarseKeys<dim> keys_[2];
 };
 
 /// Goes through a block's pages and lists those that are kept and that no warp has for itself. The whole block
@@ -244,32 +297,34 @@ class PageList {
   }
 
   __device__ bool ended() const { return at_ >= own_.count; }
-  /// Fills the list, and says how many stand there.
-  __device__ int fill(PageChoice<dim>& choice) {
+  /// Lists those of the next pages, one for each thread, and says how many they are. With a warp's own page, the first
+  /// time.
+  __device__ int fill(PageChoice<dim>& choice, const KeptPage& own_first) {
     const int warp = static_cast<int>(threadIdx.x / 32);
     const int lane = static_cast<int>(threadIdx.x % 32);
-    int listed = 0;
-    __syncthreads();  // all pages have been scored, and the list before has been read
-    while (!ended() && listed + threads<dim> <= listed_pages<dim>) {
-      const int i = at_ + static_cast<int>(threadIdx.x);
-      const int word = at_ / 32 + lane;
-      const bool has_word = lane < warps<dim> && 32 * word < own_.count;
-      const int of_lane = has_word ? __popc(choice.shared[word]) : 0;
-      const uint32_t votes = 32 * (at_ / 32 + warp) < own_.count ? choice.shared[at_ / 32 + warp] : 0;
-      const int before = __reduce_add_sync(0xFFFFFFFFu, lane < warp ? of_lane : 0);
-      if ((votes >> lane & 1u) != 0) {
-        choice.list[listed + before + __popc(votes & ((1u << lane) - 1))] = {own_(i), place_};
-      }
-      listed += __reduce_add_sync(0xFFFFFFFFu, of_lane);
-      kept += __reduce_add_sync(0xFFFFFFFFu, has_word ? __popc(choice.kept[word]) : 0);
-      if (i < own_.count && task_.keep_mask != nullptr) {
-        record(own_(i) - stretch_.begin, (choice.kept[i / 32] >> i % 32 & 1u) != 0);
-      }
-      at_ += threads<dim>;
-      look_up();
+    // All pages have been scored, and the list before has been read.
+    const int own_pages = __syncthreads_count(static_cast<int>(at_ == 0 && lane == 0 && own_first.exists()));
+    const int i = at_ + static_cast<int>(threadIdx.x);
+    const int word = at_ / 32 + lane;
+    const int of_lane = lane < warps<dim> && 32 * word < own_.count ? __popc(choice.kept[word]) : 0;
+    const uint32_t votes = 32 * (at_ / 32 + warp) < own_.count ? choice.kept[at_ / 32 + warp] : 0;
+    const bool listed = (votes >> lane & 1u) != 0;
+    const int before = __reduce_add_sync(0xFFFFFFFFu, lane < warp ? of_lane : 0);
+    const int count = __reduce_add_sync(0xFFFFFFFFu, of_lane);
+    if (listed) {
+      const int scores = at_ == 0 ? choice.scores[i] : KeptPage::no_scores;
+      choice.list[before + __popc(votes & ((1u << lane) - 1))] = {static_cast<uint16_t>(own_(i)),
+                                                                  static_cast<int16_t>(scores), place_};
     }
+    kept += count + own_pages;
+    if (task_.keep_mask != nullptr && i < own_.count) record(own_(i), listed);
     __syncthreads();
-    return listed;
+    const bool own_here =
+        own_first.exists() && own_first.index >= own_(at_) && own_first.index < own_(at_ + threads<dim>);
+    if (task_.keep_mask != nullptr && lane == 0 && own_here) record(own_first.index, true);
+    at_ += threads<dim>;
+    look_up();
+    return count;
   }
 
  private:
@@ -279,11 +334,12 @@ class PageList {
     place_ = page < stretch_.begin + stretch_.pages ? own_.table[page] : 0;
   }
   __device__ void record(int page, bool keep) const {
-    uint32_t* const word = task_.keep_mask + int64_t{blockIdx.y} * task_.mask_words + page / 32;
+    const int bit = page - stretch_.begin;
+    uint32_t* const word = task_.keep_mask + int64_t{blockIdx.y} * task_.mask_words + bit / 32;
     if (keep) {
-      atomicOr(word, 1u << page % 32);
+      atomicOr(word, 1u << bit % 32);
     } else {
-      atomicAnd(word, ~(1u << page % 32));
+      atomicAnd(word, ~(1u << bit % 32));
     }
   }
 

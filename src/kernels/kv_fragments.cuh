@@ -21,9 +21,14 @@ struct Words {
   /// Chunks of `chunk` words, `stride` bytes apart.
   template <int chunk>
   __device__ void load(const std::byte* from, int stride) {
+    load<chunk>([&](int i) { return from + i * stride; });
+  }
+  /// The same; where(i) is the i-th.
+  template <int chunk, class Where>
+  __device__ void load(const Where& where) {
 #pragma unroll
     for (int i = 0; i < words / chunk; ++i) {
-      const std::byte* const at = from + i * stride;
+      const std::byte* const at = where(i);
       if constexpr (chunk == 4) {
         const uint4 four = *reinterpret_cast<const uint4*>(at);
         w[4 * i] = four.x, w[4 * i + 1] = four.y, w[4 * i + 2] = four.z, w[4 * i + 3] = four.w;
@@ -66,6 +71,31 @@ __device__ __forceinline__ uint32_t fp4_pair(uint32_t word, int j) {
   return (word & 0x20382038u) * ((1u << 6) + (1u << 2)) & code;
 }
 
+/// Where the byte at `offset` of rows stands: as everywhere in the cache.
+struct InOrder {
+  static constexpr int period = 1;
+  __device__ static constexpr int place(int offset) { return offset; }
+};
+/// … in shared memory, keys. Lanes that read together have every t and neighbouring g, and rows 2g of neighbouring g
+/// lie in the same banks: these exchange parts of `by` bytes.
+template <int row_bytes, int by = row_bytes<64 ? row_bytes : 64> struct SpreadKeys {
+  static constexpr int period = 2 * by;
+  static constexpr int apart = 2 * row_bytes < 128 ? 128 : 2 * row_bytes;
+  __device__ static constexpr int place(int offset) { return offset ^ (offset / apart % 2 * by); }
+};
+/// … values: lanes that read together have every t, and so rows 4t, which exchange parts of 32 bytes.
+template <int row_bytes>
+struct SpreadValues {
+  static constexpr int period = 128;
+  __device__ static constexpr int place(int offset) { return offset ^ (offset / (4 * row_bytes) % 4 * 32); }
+};
+/// What stands `further` behind a lane's first byte; the order depends on the lane only, and repeats.
+template <class Order>
+__device__ __forceinline__ const std::byte* in_rows(const std::byte* rows, int first, int further) {
+  const int within = further % Order::period;
+  return rows + Order::place(first + within) + (further - within);
+}
+
 /// How f16, fp8 and the codes of fp4r spread the dims of a row over lanes: `lanes` of them share the row (4 for keys, 8
 /// for values), each takes chunks of `chunk_dims`, the lanes' chunks side by side.
 template <KvType type, int dim, int lanes>
@@ -89,12 +119,12 @@ struct LaneRow {
 
   Words<Split::words> codes;
 
-  /// Where a lane's codes begin on a page. Further rows are whole rows away.
-  __device__ static const std::byte* codes_at(const std::byte* page, int slot, int lane) {
-    return page + (slot * kv_row_bytes(type, dim) + lane * Split::chunk_words * 4);
-  }
-  __device__ void load(const std::byte* from) {
-    codes.template load<Split::chunk_words>(from, lanes * Split::chunk_words * 4);
+  /// The part of lane `lane` in token `first` + `slot`.
+  template <class Order>
+  __device__ void load(const std::byte* page, int first, int slot, int lane) {
+    constexpr int row = kv_row_bytes(type, dim), chunk = Split::chunk_words * 4;
+    codes.template load<Split::chunk_words>(
+        [&](int i) { return in_rows<Order>(page, first * row + lane * chunk, slot * row + i * lanes * chunk); });
   }
   /// What an unused slot of a page holds must not reach a sum.
   __device__ void clear() {
@@ -108,78 +138,94 @@ struct LaneRow {
   }
 };
 
-/// One lane's part of a row of fp4r keys; four lanes share it.
+/// Scales of one lane's part of a row of fp4r keys; four lanes share it.
 template <int dim>
-struct Fp4Row {
+struct Fp4Scales {
   using Split = RowSplit<KvType::fp4r, dim, 4>;
   static constexpr int groups = Split::lane_dims / kv_fp4_group;
   static constexpr int chunk_groups = Split::chunk_dims / kv_fp4_group;
 
-  /// Powers of two that keep scales, and their products with the codes' halves (fp4_pair), inside f16.
-  static constexpr float coarse_factor = 128.0f;
-  static constexpr float fine_factor = e4m3_pair_factor / 2 > 1 ? e4m3_pair_factor / 2 : 1;
-  static constexpr float fine_scale_factor = e4m3_pair_factor / fine_factor;
+  uint32_t bytes[(groups + 1) / 2];  ///< two E4M3 each
 
-  Words<Split::words> codes;
-  uint32_t scale_bytes[(groups + 1) / 2];  ///< two E4M3 each
-  Words<Split::lane_dims / 4> rest;        ///< E4M3, four in a word
-
-  __device__ static const std::byte* codes_at(const std::byte* page, int slot, int lane) {
-    return page + (slot * kv_row_bytes(KvType::fp4r, dim) + lane * Split::chunk_words * 4);
-  }
-  __device__ static const std::byte* parameters_at(const std::byte* page, int slot, int lane) {
-    return page + (kv_page_tokens * kv_row_bytes(KvType::fp4r, dim) + slot * kv_parameter_bytes(KvType::fp4r, dim) +
-                   lane * chunk_groups);
-  }
-  __device__ static const std::byte* rest_at(const std::byte* page, int slot, int lane) {
-    return residual_row(const_cast<std::byte*>(page), dim, slot) + lane * Split::chunk_dims;
-  }
-  __device__ void load(const std::byte* codes_from, const std::byte* scales_from) {
-    codes.template load<Split::chunk_words>(codes_from, 4 * Split::chunk_words * 4);
+  __device__ void load(const std::byte* page, int slot, int lane) {
+    const std::byte* const from = page + (kv_page_tokens * kv_row_bytes(KvType::fp4r, dim) +
+                                          slot * kv_parameter_bytes(KvType::fp4r, dim) + lane * chunk_groups);
 #pragma unroll
     for (int i = 0; i < (groups + 1) / 2; ++i) {
-      const std::byte* const at = scales_from + i * 4 * chunk_groups;
+      const std::byte* const at = from + i * 4 * chunk_groups;
       if constexpr (chunk_groups == 2) {
-        scale_bytes[i] = *reinterpret_cast<const uint16_t*>(at);
+        bytes[i] = *reinterpret_cast<const uint16_t*>(at);
       } else {
-        scale_bytes[i] = static_cast<uint32_t>(*at);
+        bytes[i] = static_cast<uint32_t>(*at);
       }
     }
   }
-  __device__ void load_rest(const std::byte* from) {
+};
+/// The same decoded, times a power of two.
+template <int dim>
+struct Fp4ScalePairs {
+  __half2 pairs[(Fp4Scales<dim>::groups + 1) / 2];
+
+  __device__ Fp4ScalePairs(const Fp4Scales<dim>& scales, float factor) {
 #pragma unroll
-    for (int chunk = 0; chunk < Split::lane_dims / Split::chunk_dims; ++chunk) {
-#pragma unroll
-      for (int i = 0; i < Split::chunk_dims / 16; ++i) {
-        const uint4 four = *reinterpret_cast<const uint4*>(from + chunk * 4 * Split::chunk_dims + 16 * i);
-        const int at = chunk * Split::chunk_dims / 4 + 4 * i;
-        rest.w[at] = four.x, rest.w[at + 1] = four.y, rest.w[at + 2] = four.z, rest.w[at + 3] = four.w;
-      }
+    for (int i = 0; i < (Fp4Scales<dim>::groups + 1) / 2; ++i) {
+      const uint32_t halves = e4m3_pair(scales.bytes[i], 0);
+      pairs[i] = reinterpret_cast<const __half2&>(halves);
+      if (factor * e4m3_pair_factor != 1) pairs[i] = __hmul2(pairs[i], __float2half2_rn(factor * e4m3_pair_factor));
     }
   }
-  /// Scales times `factor`, two groups each.
-  __device__ __half2 scale_pair(int i, float factor) const {
-    const uint32_t halves = e4m3_pair(scale_bytes[i], 0);
-    return __hmul2(reinterpret_cast<const __half2&>(halves), __float2half2_rn(factor * e4m3_pair_factor));
-  }
-  __device__ static __half2 of_group(const __half2& scales, int group) {
-    return group % 2 == 0 ? __low2half2(scales) : __high2half2(scales);
-  }
-  /// Pair `pair` of the codes alone, over coarse_factor; `scales` are times that.
-  __device__ uint32_t coarse_pair(int pair, const __half2& scales) const {
-    const uint32_t code = fp4_pair(codes.w[pair / 4], pair % 4);
-    const __half2 value = __hmul2(reinterpret_cast<const __half2&>(code), of_group(scales, 2 * pair / kv_fp4_group));
+  /// Two halves of dims 2 · pair and 2 · pair + 1, scaled.
+  __device__ uint32_t times(uint32_t halves, int pair) const {
+    const int group = 2 * pair / kv_fp4_group;
+    const __half2 scale = group % 2 == 0 ? __low2half2(pairs[group / 2]) : __high2half2(pairs[group / 2]);
+    const __half2 value = __hmul2(reinterpret_cast<const __half2&>(halves), scale);
     return reinterpret_cast<const uint32_t&>(value);
   }
-  /// The same with what the codes leave, over fine_factor; `scales` are times fine_scale_factor.
-  __device__ uint32_t fine_pair(int pair, const __half2& scales) const {
-    const uint32_t code = fp4_pair(codes.w[pair / 4], pair % 4);
-    const uint32_t left = e4m3_pair(rest.w[pair / 2], pair % 2);
-    const __half2 sum = __hfma2(reinterpret_cast<const __half2&>(code), __float2half2_rn(16384.0f / e4m3_pair_factor),
-                                reinterpret_cast<const __half2&>(left));
-    const __half2 value = __hmul2(sum, of_group(scales, 2 * pair / kv_fp4_group));
-    return reinterpret_cast<const uint32_t&>(value);
+};
+
+/// One lane's part of the codes of a row of fp4r keys.
+template <int dim>
+struct Fp4Codes {
+  using Split = RowSplit<KvType::fp4r, dim, 4>;
+  static constexpr int row_bytes = kv_row_bytes(KvType::fp4r, dim);
+  using Spread = SpreadKeys<row_bytes>;
+  /// A power of two that keeps scales, and their products with the codes' halves (fp4_pair), inside f16.
+  static constexpr float factor = 128.0f;
+  static constexpr float scale_factor = factor;
+
+  Words<Split::words> words;
+
+  template <class Order>
+  __device__ void load(const std::byte* page, int first, int slot, int lane) {
+    constexpr int chunk = Split::chunk_words * 4;
+    words.template load<Split::chunk_words>([&](int i) {
+      return in_rows<Order>(page, first * row_bytes + lane * chunk, slot * row_bytes + 4 * i * chunk);
+    });
   }
+  __device__ uint32_t pair(int pair) const { return fp4_pair(words.w[pair / 4], pair % 4); }
+};
+
+/// … and of what they leave.
+template <int dim>
+struct Fp4Rest {
+  using Split = RowSplit<KvType::fp4r, dim, 4>;
+  /// Lanes have twice as many bytes here as of codes: of rows of 128 bytes, two chunks side by side.
+  using Spread = SpreadKeys<dim, dim == 64 ? 64 : 16>;
+  static constexpr float factor = e4m3_pair_factor / 2 > 1 ? e4m3_pair_factor / 2 : 1;
+  static constexpr float scale_factor = e4m3_pair_factor / factor;
+
+  Words<Split::lane_dims / 4> words;
+
+  template <class Order>
+  __device__ void load(const std::byte* page, int first, int slot, int lane) {
+    constexpr int chunk = Split::chunk_dims;
+    constexpr int loads = chunk / 16;  ///< of 16 bytes side by side
+    const std::byte* const rest = residual_row(const_cast<std::byte*>(page), dim, 0);
+    words.template load<4>([&](int i) {
+      return in_rows<Order>(rest, first * dim + lane * chunk, slot * dim + 4 * (i / loads) * chunk + i % loads * 16);
+    });
+  }
+  __device__ uint32_t pair(int pair) const { return e4m3_pair(words.w[pair / 2], pair % 2); }
 };
 
 }  // namespace w4q::kernels
