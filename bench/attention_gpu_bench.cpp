@@ -60,7 +60,7 @@ class Caches {
       keys_.emplace_back(static_cast<size_t>(key_bytes));
       values_.emplace_back(static_cast<size_t>(value_bytes));
       kernels::rotate_and_store_cuda({row_.as<float>(), length, shape.width(), shape.heads}, layer(i, type), {}, 0,
-                                     nullptr, stream.get());
+                                     stream.get());
     }
     type_ = type;
     stream.synchronize();

@@ -1,6 +1,7 @@
-// Causal attention on the GPU over a paged KV cache: the twins of attention.h. Products leave q, k and v in f32; they
-// are rounded once, when they have been rotated. Scores, softmax and sums are fp32, results f16 (class E2 against the
-// CPU on the same cache).
+// Causal attention on the GPU over a paged KV cache: the twins of attention.h. Products leave q, k and v in f32. Keys
+// and values are rounded once, when they are stored; queries are two f16, so not rounded, for many tokens and for one
+// with an f16 cache, and one f16 with caches whose keys are coarser than that. Scores, softmax and sums are fp32,
+// results f16 (class E2 against the CPU on the same cache).
 //
 // Many tokens: rotate_and_store_cuda, then prefill_attention_cuda. One token: decode_attention_cuda does both, with the
 // position in GPU memory, so that it can be captured once and replayed.
@@ -30,32 +31,31 @@ struct HeadRotation {
 
 /// Rows of q, k and v heads side by side, as one product makes them: [rows][heads + 2 · kv_heads][head_dim].
 struct QkvRows {
-  const float* data = nullptr;
+  float* data = nullptr;
   int64_t rows = 0;
   int64_t stride = 0;  ///< elements from row to row
   int heads = 0;
 };
 
-/// Normalizes and rotates q heads on their way to `queries` [rows][heads · head_dim] (null: not wanted), k heads on
-/// theirs into the cache, and stores v. Row r stands at position first + r, whose angles are row r of the tables. The
-/// sequence's pages up to first + rows − 1 are in the table.
+/// Normalizes and rotates q heads where they are, k heads on their way into the cache, and stores v. Row r stands at
+/// position first + r, whose angles are row r of the tables. The sequence's pages up to first + rows − 1 are in the
+/// table.
 void rotate_and_store_cuda(const QkvRows& qkv, const PagedLayer& layer, const HeadRotation& rotation, int64_t first,
-                           __half* queries, cudaStream_t stream);
+                           cudaStream_t stream);
 
 /// Decodes positions 0 … length − 1 of a layer into f16 head pages in their order: what prefill_attention_cuda reads
 /// where the cache has another type. `keys` and `values` hold ceil(length / 16) pages.
 void widen_pages_cuda(const PagedLayer& layer, int64_t length, std::byte* keys, std::byte* values, cudaStream_t stream);
 
 struct PrefillAttentionArgs {
-  int64_t rows = 0;
-  int heads = 0;
-  PagedLayer layer;     ///< f16; without a table pages stand in their order
-  int64_t first = 0;    ///< position of row 0; positions up to first + rows − 1 are stored
-  int64_t window = 0;   ///< position p sees p − window + 1 … p; 0: all before it
-  __half* x = nullptr;  ///< [rows][heads · head_dim]: rotated queries, which results replace
+  QkvRows qkv;            ///< queries as rotate_and_store_cuda left them
+  PagedLayer layer;       ///< f16; without a table pages stand in their order
+  int64_t first = 0;      ///< position of row 0; positions up to first + rows − 1 are stored
+  int64_t window = 0;     ///< position p sees p − window + 1 … p; 0: all before it
+  __half* out = nullptr;  ///< [rows][heads · head_dim]
 };
-/// FlashAttention-2: blocks of 64 queries stream past tiles of keys, scores stay in registers. 2 · rows · length ·
-/// head_dim multiply-adds a head on tensor cores.
+/// FlashAttention-2: blocks of 64 queries stream past tiles of keys, scores stay in registers. 3 · rows · length ·
+/// head_dim multiply-adds a head on tensor cores: a query is two f16.
 void prefill_attention_cuda(const PrefillAttentionArgs& args, cudaStream_t stream);
 
 struct DecodeAttentionArgs {

@@ -1,8 +1,8 @@
 // Attention of one token. A block has one key head (and up to eight of the query heads that read it) and a stretch of
 // pages; its warps take pages in turn, into registers or through a ring of their own in shared memory (the next page
 // of fp8 and fp4r, all of q4): no barrier of the block in the loop. Per page and warp: dim/16 mma for the scores of
-// eight heads, dim/16 for the output. The token's own key and value are attended to from shared memory, so that nothing
-// waits for their way into the cache.
+// eight heads (of four with f16, whose queries have two parts; for more, twice as many), dim/16 for the output. The
+// token's own key and value are attended to from shared memory, so that nothing waits for their way into the cache.
 #include <algorithm>
 #include <utility>
 
@@ -32,7 +32,7 @@ Plan plan_for(int heads, int kv_heads) {
 template <KvType type, int dim>
 struct Shared {
   std::byte fresh[kv_head_page_bytes(type, dim) + kv_value_page_bytes(type, dim)];  ///< the token's own key and value
-  QueryRow<dim> queries[tile_heads];
+  QueryRow<dim> queries[query_rows<type>];
   WarpSpace<type, dim> spaces[warps<dim>];
 };
 
@@ -65,7 +65,11 @@ __global__ void __launch_bounds__(threads<dim>, 1) decode_attention_kernel(const
     attending.begin();
     prepare_heads<type, dim>(task, heads, early, stretch.position, last, row, shared.queries, shared.fresh);
     typename PageKeys<type, dim>::Queries queries;
-    queries.load(shared.queries);
+    if constexpr (has_low_parts(type)) {
+      queries.load(shared.queries, heads.count);
+    } else {
+      queries.load(shared.queries);
+    }
     Running<type, dim> running;
     running.clear();
     // While pages are on their way.

@@ -143,15 +143,23 @@ struct alignas(16) QueryRow {
   __device__ const __half& operator[](int i) const { return values[i]; }
 };
 
+/// Queries that meet keys of f16 are two f16: what one has of them, and of what that leaves.
+inline constexpr bool has_low_parts(KvType type) { return type == KvType::f16; }
+template <KvType type>
+inline constexpr int query_rows = has_low_parts(type) ? 2 * tile_heads : tile_heads;
+/// The row of the low part of the first head: columns of an mma that other heads leave are theirs.
+__device__ __forceinline__ int low_parts_at(int heads) { return heads <= tile_heads / 2 ? tile_heads / 2 : tile_heads; }
+
 /// The token's heads: those that the block's queries are go into shared memory, and with `stores` its key and value
 /// into the cache and `fresh`, a head page of keys and one of values. `row` is room for a head, the warp's own.
 template <KvType type, int dim>
 __device__ void prepare_heads(const Task& task, const BlockHeads& heads, EarlyLoads<dim>& early, int position,
-                              bool stores, float* row, QueryRow<dim> (&queries)[tile_heads], std::byte* fresh) {
+                              bool stores, float* row, QueryRow<dim> (&queries)[query_rows<type>], std::byte* fresh) {
   const int warp = static_cast<int>(threadIdx.x / 32);
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int head_dim = task.layer.head_dim;
   const HeadRotation& rotation = task.rotation;
+  const int low_at = has_low_parts(type) ? low_parts_at(heads.count) : tile_heads;
   if (!rotation.single) {
     const int64_t at = int64_t{position} * rotation.pairs;
     early.angles = Angles<dim>(rotation.cosine + at, rotation.sine + at, rotation.pairs);
@@ -168,7 +176,11 @@ __device__ void prepare_heads(const Task& task, const BlockHeads& heads, EarlyLo
       if (type == KvType::q4 && kv_transforms_keys(task.layer.type)) transform_head<dim>(row, dim);
     }
     if (item.query) {
-      for (int i = lane; i < dim; i += 32) queries[index][i] = __float2half_rn(row[i]);
+      for (int i = lane; i < dim; i += 32) {
+        const __half high = __float2half_rn(row[i]);
+        queries[index][i] = high;
+        if constexpr (has_low_parts(type)) queries[low_at + index][i] = __float2half_rn(row[i] - __half2float(high));
+      }
     } else {
       const int bytes = item.key ? kv_head_page_bytes(type, dim) : kv_value_page_bytes(type, dim);
       std::byte* const page =
@@ -179,8 +191,10 @@ __device__ void prepare_heads(const Task& task, const BlockHeads& heads, EarlyLo
     }
     __syncwarp();
   }
-  for (int i = static_cast<int>(threadIdx.x) + heads.count * dim; i < tile_heads * dim; i += threads<dim>) {
-    queries[i / dim][i % dim] = __ushort_as_half(0);
+  for (int part = 0; part < query_rows<type> / tile_heads; ++part) {
+    for (int i = static_cast<int>(threadIdx.x) + heads.count * dim; i < low_at * dim; i += threads<dim>) {
+      queries[part * low_at + i / dim][i % dim] = __ushort_as_half(0);
+    }
   }
   __syncthreads();
 }

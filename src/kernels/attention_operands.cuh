@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "device/fragment.cuh"
+#include "kernels/attention_decode_parts.cuh"
 #include "kernels/kv_fragments.cuh"
 #include "kernels/kv_q4.cuh"
 
@@ -43,6 +44,36 @@ __device__ __forceinline__ void multiply_keys(const Key (&keys)[2], const Querie
   for (int i = 0; i < 4; ++i) c[i] = sums[0][i] + sums[1][i];
 }
 
+/// Queries of two parts. Where a block has at most four heads, their low parts are columns of the same product; others
+/// stay in shared memory and take a second one.
+template <int dim>
+class SplitQueries {
+ public:
+  using Row = QueryRow<dim>;
+
+  __device__ void load(const Row* queries, int heads) {
+    high_.load(queries);
+    low_ = low_parts_at(heads) < tile_heads ? nullptr : queries + low_parts_at(heads);
+  }
+  /// As multiply_keys, of sums that are zero.
+  template <class Key>
+  __device__ void multiply(const Key (&keys)[2], float (&c)[4]) const {
+    multiply_keys(keys, high_, c);
+    if (low_ == nullptr) {
+#pragma unroll
+      for (float& sum : c) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
+      return;
+    }
+    QueryFragments<KvType::f16, dim> low;
+    low.load(low_);
+    multiply_keys(keys, low, c);
+  }
+
+ private:
+  QueryFragments<KvType::f16, dim> high_;
+  const Row* low_;
+};
+
 /// Two tokens' scales.
 __device__ __forceinline__ float2 load_scales(const std::byte* page, int dim, int first) {
   const float2 scales = *reinterpret_cast<const float2*>(page + kv_page_tokens * dim + 4 * first);
@@ -52,7 +83,7 @@ __device__ __forceinline__ float2 load_scales(const std::byte* page, int dim, in
 /// Keys 2g and 2g + 1 of a page.
 template <KvType type, int dim>
 struct RowKeys {
-  using Queries = QueryFragments<type, dim>;
+  using Queries = std::conditional_t<has_low_parts(type), SplitQueries<dim>, QueryFragments<type, dim>>;
   using Row = LaneRow<type, dim, 4>;
   static constexpr float score_unit = 1;
   Row rows[2];
@@ -66,7 +97,11 @@ struct RowKeys {
   }
   __device__ void scores(const Queries& queries, float (&c)[4]) const {
     c[0] = c[1] = c[2] = c[3] = 0;
-    multiply_keys(rows, queries, c);
+    if constexpr (has_low_parts(type)) {
+      queries.multiply(rows, c);
+    } else {
+      multiply_keys(rows, queries, c);
+    }
     if constexpr (type == KvType::fp8) c[0] *= scales.x, c[1] *= scales.x, c[2] *= scales.y, c[3] *= scales.y;
   }
 };

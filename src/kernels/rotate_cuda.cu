@@ -11,8 +11,7 @@ constexpr int warps = 4;
 constexpr int most_dim = 256;
 
 /// A warp per head of a row.
-__global__ void rotate_and_store_kernel(QkvRows qkv, PagedLayer layer, HeadRotation rotation, int64_t first,
-                                        __half* queries) {
+__global__ void rotate_and_store_kernel(QkvRows qkv, PagedLayer layer, HeadRotation rotation, int64_t first) {
   __shared__ float rows[warps][most_dim];
   float* const values = rows[threadIdx.x / 32];
   const int all_heads = qkv.heads + 2 * layer.kv_heads;
@@ -22,8 +21,8 @@ __global__ void rotate_and_store_kernel(QkvRows qkv, PagedLayer layer, HeadRotat
   const int head = static_cast<int>(index % all_heads);
   const int dim = kv_padded_dim(layer.head_dim);
   const bool query = head < qkv.heads;
-  if (query && queries == nullptr) return;
-  load_head(qkv.data + row * qkv.stride + int64_t{head} * layer.head_dim, layer.head_dim, dim, values);
+  float* const raw = qkv.data + row * qkv.stride + int64_t{head} * layer.head_dim;
+  load_head(raw, layer.head_dim, dim, values);
   const bool key = !query && head < qkv.heads + layer.kv_heads;
   if (query || key) {
     normalize_head(values, query ? rotation.q_norm : rotation.k_norm, layer.head_dim, rotation.eps);
@@ -33,8 +32,7 @@ __global__ void rotate_and_store_kernel(QkvRows qkv, PagedLayer layer, HeadRotat
   }
   if (key && kv_transforms_keys(layer.type)) transform_head<most_dim>(values, dim);
   if (query) {
-    __half* const to = queries + (row * qkv.heads + head) * layer.head_dim;
-    for (int i = static_cast<int>(threadIdx.x) % 32; i < layer.head_dim; i += 32) to[i] = __float2half_rn(values[i]);
+    for (int i = static_cast<int>(threadIdx.x) % 32; i < layer.head_dim; i += 32) raw[i] = values[i];
     return;
   }
   const int64_t position = first + row;
@@ -106,12 +104,12 @@ __global__ void widen_pages_kernel(PagedLayer layer, std::byte* keys, std::byte*
 }  // namespace
 
 void rotate_and_store_cuda(const QkvRows& qkv, const PagedLayer& layer, const HeadRotation& rotation, int64_t first,
-                           __half* queries, cudaStream_t stream) {
+                           cudaStream_t stream) {
   ensure(qkv.rows >= 1 && kv_padded_dim(layer.head_dim) > 0 && 2 * rotation.pairs <= layer.head_dim,
          "rotate_and_store: shapes do not fit");
   const int64_t items = qkv.rows * (qkv.heads + 2 * layer.kv_heads);
   const LaunchShape shape{dim3(static_cast<unsigned>((items + warps - 1) / warps)), 32 * warps, 0, false};
-  launch<rotate_and_store_kernel>(shape, stream, "rotate_and_store", qkv, layer, rotation, first, queries);
+  launch<rotate_and_store_kernel>(shape, stream, "rotate_and_store", qkv, layer, rotation, first);
 }
 
 void widen_pages_cuda(const PagedLayer& layer, int64_t length, std::byte* keys, std::byte* values,

@@ -86,17 +86,13 @@ void CudaLayerDecoder::attend(int64_t windows) {
     rotation.k_norm = weights_.k_norm.as<float>();
   }
   kernels::PrefillAttentionArgs args;
-  args.rows = length_;
-  args.heads = static_cast<int>(config_.heads);
   args.layer = cache_.layer(0);
   args.window = config_.sliding_window[static_cast<size_t>(layer_)];
-  const int64_t width = weights_.qkv.n;
-  const int64_t out_width = config_.heads * config_.head_dim;
-  for (int64_t window = 0; window < windows; ++window) {
-    const int64_t first = window * length_;
-    args.x = attended_.as<__half>() + first * out_width;
-    kernels::rotate_and_store_cuda({qkv_.as<float>() + first * width, length_, width, args.heads}, args.layer, rotation,
-                                   0, args.x, stream_.get());
+  args.qkv = {nullptr, length_, weights_.qkv.n, static_cast<int>(config_.heads)};
+  for (int64_t first = 0; first < windows * length_; first += length_) {
+    args.qkv.data = qkv_.as<float>() + first * args.qkv.stride;
+    args.out = attended_.as<__half>() + first * config_.heads * config_.head_dim;
+    kernels::rotate_and_store_cuda(args.qkv, args.layer, rotation, 0, stream_.get());
     kernels::prefill_attention_cuda(args, stream_.get());
   }
 }

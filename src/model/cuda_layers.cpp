@@ -101,15 +101,13 @@ void CudaDecoder::Impl::observe_input(const CudaLinear& linear, const DeviceBuff
 
 void CudaDecoder::Impl::attend_many(size_t index, const kernels::QkvRows& qkv, const kernels::PagedLayer& layer,
                                     int64_t first) {
-  auto* const queries = activations.attended.as<__half>();
-  kernels::rotate_and_store_cuda(qkv, layer, with_norms(rope.rotation(first), index), first, queries, stream.get());
+  kernels::rotate_and_store_cuda(qkv, layer, with_norms(rope.rotation(first), index), first, stream.get());
   kernels::PrefillAttentionArgs args;
-  args.rows = qkv.rows;
-  args.heads = qkv.heads;
+  args.qkv = qkv;
   args.layer = layer;
   args.first = first;
   args.window = config.sliding_window[index];
-  args.x = queries;
+  args.out = activations.attended.as<__half>();
   if (layer.type != kernels::KvType::f16) {
     const auto bytes =
         static_cast<size_t>(cache.pages() * config.kv_heads *

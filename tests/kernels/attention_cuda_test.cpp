@@ -1,4 +1,4 @@
-// The GPU's paged attention against the CPU's on the same (rounded) queries, keys and values.
+// The GPU's paged attention against the CPU's on the same queries and (rounded) keys and values.
 #include "kernels/attention_cuda.h"
 
 #include <gtest/gtest.h>
@@ -8,6 +8,8 @@
 #include <functional>
 #include <numeric>
 
+#include "core/rng.h"
+#include "core/text.h"
 #include "device/properties.h"
 #include "device_values.h"
 #include "kernels/attention.h"
@@ -46,7 +48,7 @@ class Sequence {
     keys_ = test::poisoned(heads * static_cast<size_t>(kv_head_page_bytes(type, dim())), stream);
     values_ = test::poisoned(heads * static_cast<size_t>(kv_value_page_bytes(type, dim())), stream);
     layer = {keys_.data(), values_.data(), table_device_.as<int32_t>(), type, shape.kv_heads, shape.head_dim};
-    rows_device_ = on_device(rows.values, stream);
+    upload();
   }
 
   int dim() const { return kv_padded_dim(shape.head_dim); }
@@ -55,7 +57,7 @@ class Sequence {
   }
   /// Stores rows first … first + count − 1; nothing is rotated.
   void store(int64_t first, int64_t count) {
-    rotate_and_store_cuda(part(first, count), layer, {}, first, nullptr, stream.get());
+    rotate_and_store_cuda(part(first, count), layer, {}, first, stream.get());
   }
 
   /// Calls change(token, query heads, key, value) for all tokens and key heads.
@@ -69,8 +71,9 @@ class Sequence {
       }
     }
     rows.values = rounded(rows.values);
-    rows_device_ = on_device(rows.values, stream);
+    upload();
   }
+  void upload() { rows_device_ = on_device(rows.values, stream); }
 
   /// What the GPU's cache holds, as the CPU keeps it.
   void read_back() {
@@ -89,6 +92,17 @@ class Sequence {
     return out;
   }
 
+  /// Attention of all rows in fp64.
+  std::vector<float> exactly() const {
+    std::vector<float> out;
+    for (int64_t position = 0; position < length; ++position) {
+      for (int head = 0; head < shape.kv_heads; ++head) {
+        const auto part = attend_to_pages(position, head, [](int64_t) { return true; });
+        out.insert(out.end(), part.begin(), part.end());
+      }
+    }
+    return out;
+  }
   /// Attention of the token at `position` to some pages, for the query heads of one key head, in fp64.
   template <class Keeps>
   std::vector<float> attend_to_pages(int64_t position, int kv_head, const Keeps& keeps) const {
@@ -178,8 +192,8 @@ constexpr double tolerance = 4e-3;
 std::vector<float> prefill(Sequence& s, int64_t first, int64_t count, int64_t window) {
   const auto size = static_cast<size_t>(count * s.shape.heads * s.shape.head_dim);
   auto out = test::poisoned(size * 2, s.stream);
-  rotate_and_store_cuda(s.part(first, count), s.layer, {}, first, out.as<__half>(), s.stream.get());
-  prefill_attention_cuda({count, s.shape.heads, s.layer, first, window, out.as<__half>()}, s.stream.get());
+  rotate_and_store_cuda(s.part(first, count), s.layer, {}, first, s.stream.get());
+  prefill_attention_cuda({s.part(first, count), s.layer, first, window, out.as<__half>()}, s.stream.get());
   return floats(from_device<uint16_t>(out, size, s.stream));
 }
 
@@ -314,6 +328,59 @@ TEST_F(AttentionCuda, LongContexts) {
             << length;
       }
     }
+  }
+}
+
+/// Queries that are no numbers of f16, and scores of up to 6 that are sums of terms of hundreds: keys end with what
+/// takes them back. All queries are multiples of one, so that every one of them finds this in every key.
+void cancel(Sequence& s) {
+  const int dim = s.shape.head_dim;
+  std::vector<double> base;
+  for (uint64_t d = 0; base.size() < static_cast<size_t>(dim); ++d) {
+    base.push_back((4 + 4 * random_uniform(21, d)) * (random_bits(22, d) % 2 == 0 ? 1 : -1));
+  }
+  uint64_t draws = 0;
+  s.change([&](int64_t, float*, float* key, float*) {
+    double sum = 0;
+    for (int d = 0; d + 1 < dim; ++d) {
+      key[d] = rounded({static_cast<float>(256 * random_uniform(23, draws++) - 128)}).front();
+      sum += base[static_cast<size_t>(d)] * key[d];
+    }
+    const double score = (12 * random_uniform(23, draws++) - 6) * std::sqrt(dim);
+    key[dim - 1] = static_cast<float>((score - sum) / base.back());
+  });
+  for (int64_t token = 0; token < s.length; ++token) {
+    for (int head = 0; head < s.shape.heads; ++head) {
+      const double factor = 0.5 + 0.5 * random_uniform(24, draws++);
+      for (int d = 0; d < dim; ++d) {
+        s.rows.view().row(token)[head * dim + d] = static_cast<float>(factor * base[static_cast<size_t>(d)]);
+      }
+    }
+  }
+  s.upload();
+}
+
+TEST_F(AttentionCuda, QueriesAreNotRounded) {
+  const device::Stream stream;
+  constexpr int64_t length = 70;
+  // Two f16 keep 2^-23 of a query, and fp32 as much of a sum: with terms of up to 1000, the last one of up to 20,000,
+  // scores are off by a few 1e-4. One f16 keeps 2^-11, so that they would be off by 0.1.
+  std::vector<Heads> all = shapes;
+  all.push_back({8, 1, 256});
+  for (const Heads& shape : all) {
+    Sequence s(shape, KvType::f16, length, stream);
+    cancel(s);
+    s.store(0, length);
+    s.read_back();
+    const auto exact = s.exactly();
+    const auto name = concat(shape.heads, "/", shape.kv_heads, " × ", shape.head_dim);
+    const int64_t width = int64_t{shape.heads} * shape.head_dim;
+    const std::vector<float> tail(exact.end() - 30 * width, exact.end()), last(exact.end() - width, exact.end());
+    EXPECT_LE(largest_difference(prefill(s, 0, length, 0), exact), tolerance) << name;
+    EXPECT_LE(largest_difference(prefill(s, length - 30, 30, 0), tail), tolerance) << name;
+    EXPECT_LE(largest_difference(decode(s, length - 1, 0), last), tolerance) << name;
+    s.rows.values = rounded(s.rows.values);
+    EXPECT_GT(largest_difference(s.exactly(), exact), 2 * tolerance) << name << ": nothing was tested";
   }
 }
 
@@ -498,7 +565,7 @@ TEST_F(AttentionCuda, NormalizesAndRotatesLikeTheCpu) {
   const HeadRotation rotation{cosine_device.as<float>(), sine_device.as<float>(), pairs,
                               q_device.as<float>(),      k_device.as<float>(),    1e-6f};
   // The last row by the decoding kernel, which rotates on its way.
-  rotate_and_store_cuda(s.part(0, length - 1), s.layer, rotation, 0, nullptr, stream.get());
+  rotate_and_store_cuda(s.part(0, length - 1), s.layer, rotation, 0, stream.get());
   DecodeAttentionArgs args;
   args.qkv = s.part(length - 1, 1).data;
   args.heads = shape.heads;
@@ -524,9 +591,15 @@ TEST_F(AttentionCuda, NormalizesAndRotatesLikeTheCpu) {
     }
   }
   std::vector<float> expected(4 * 48);
-  const auto query = rounded(std::vector<float>(q.row(length - 1), q.row(length - 1) + 4 * 48));
-  attention({query.data(), 1, 4 * 48}, s.cache(), length - 1, 0, {expected.data(), 1, 4 * 48});
+  attention({q.row(length - 1), 1, 4 * 48}, s.cache(), length - 1, 0, {expected.data(), 1, 4 * 48});
   EXPECT_LE(largest_difference(floats(from_device<uint16_t>(out, 4 * 48, stream)), expected), 2 * tolerance);
+  // The others by the kernel of many tokens, from where rotated queries were left.
+  constexpr size_t values = (length - 1) * 4 * 48;
+  auto before = test::poisoned(values * 2, stream);
+  prefill_attention_cuda({s.part(0, length - 1), s.layer, 0, 0, before.as<__half>()}, stream.get());
+  expected.resize(values);
+  attention({q.row(0), length - 1, 4 * 48}, s.cache(), 0, 0, {expected.data(), length - 1, 4 * 48});
+  EXPECT_LE(largest_difference(floats(from_device<uint16_t>(before, values, stream)), expected), 2 * tolerance);
 }
 
 }  // namespace
