@@ -10,15 +10,14 @@ namespace w4q::kernels {
 namespace {
 
 /// A stretch is for f16.
-float factor_of_table(const LinearArgs& args, int entry_top) {
-  return table_factor(args.weight.table_max, args.activation == DType::f16 ? args.weight.table_stretch : 1.0f,
-                      entry_top);
+float factor_of_table(const LinearArgs& args, float stretch, int entry_top) {
+  return table_factor(args.weight.table_max, args.activation == DType::f16 ? stretch : 1.0f, entry_top);
 }
 
 /// Where sums are scaled: table entries inside the 16-bit type, small levels included.
 void set_sum_factors(const LinearArgs& args, kbit::Launch& launch) {
   const bool e4m4 = args.weight.scheme.scale == formats::ScaleType::e4m4;
-  launch.table_factor = factor_of_table(args, args.activation == DType::f16 ? 10 : 0);
+  launch.table_factor = factor_of_table(args, args.weight.table_stretch, args.activation == DType::f16 ? 10 : 0);
   launch.result_factor = (e4m4 ? kbit::E4m4Scales::sum_factor : kbit::F16Scales::sum_factor) / launch.table_factor;
 }
 
@@ -87,12 +86,13 @@ void set_weight_factors(const LinearArgs& args, kbit::Launch& launch) {
   const auto& w = args.weight;
   const bool half = args.activation == DType::f16;
   // What the kernel reads as a scale is the scale times this (kbit_linear_tile.cuh).
-  const int scale_exponent = w.scheme.scale == formats::ScaleType::e4m4 ? (half ? -4 : -116) : 0;
+  const bool e4m4 = w.scheme.scale == formats::ScaleType::e4m4;
+  const int scale_exponent = e4m4 ? (half ? -4 : -116) : 0;
   const int scale_top = std::ilogb(w.scale_max);
   // f16 products stay below 2^15: table entries take what the largest scale leaves.
   const int product_top = half ? 14 : 0;
   const int entry_top = std::min(half ? 14 : 120, product_top - (scale_top + 1 + scale_exponent));
-  launch.table_factor = factor_of_table(args, entry_top);
+  launch.table_factor = factor_of_table(args, e4m4 ? w.product_stretch : w.table_stretch, entry_top);
   launch.result_factor = std::ldexp(1.0f, -scale_exponent) / launch.table_factor;
 }
 
@@ -106,6 +106,8 @@ void check_kbit_weight(const DeviceWeight& w) {
   require(std::isfinite(w.table_max) && w.table_max > 0, "table_max is not a positive number",
           "the largest magnitude of the codebook");
   require(w.table_stretch >= 1 && w.table_stretch < 2, "table_stretch is not from 1 to 2", "what table_stretch() says");
+  require(w.product_stretch >= 1 && w.product_stretch < 2, "product_stretch is not from 1 to 2",
+          "what product_stretch() says");
 }
 
 }  // namespace w4q::kernels

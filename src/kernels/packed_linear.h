@@ -35,6 +35,7 @@ struct DeviceWeight {
   const float* codebook = nullptr;  ///< [2^bits]
   float table_max = 1;              ///< largest magnitude of the codebook
   float table_stretch = 1;          ///< 1 to 2: its entries times this are nearest to f16 (table_stretch.h)
+  float product_stretch = 1;        ///< the same of their products with E4M4 scales
   float scale_max = 31;             ///< an upper bound of the scales: keeps f16 products in range
   std::string_view layout = "kbit-fragment";
   const uint32_t* zeros = nullptr;       ///< integer, asymmetric: the zero points of the layout

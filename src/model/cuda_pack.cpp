@@ -91,6 +91,7 @@ class Packer {
     const auto& table = weights_.front()->plane(PlaneRole::codebook).bytes;
     weight.table_max = formats::kbit_table_max(table.as<float>());
     weight.table_stretch = kernels::table_stretch(table.as<float>());
+    weight.product_stretch = kernels::product_stretch(table.as<float>());
     weight.codebook = upload(table.bytes()).as<float>();  // waits: the canonical planes may go
   }
 

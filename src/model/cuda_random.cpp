@@ -104,6 +104,7 @@ class Maker {
       auto table = formats::codebook("nf", scheme.bits);
       for (float& value : table) value *= weight.table_max;
       weight.table_stretch = kernels::table_stretch(table);
+      weight.product_stretch = kernels::product_stretch(table);
       linear.memory.push_back(DeviceBuffer::copy_of(bytes_of(table), stream_));
       weight.codebook = linear.memory.back().as<float>();
       stream_.synchronize();
