@@ -1,7 +1,7 @@
 // Causal attention on the GPU over a paged KV cache: the twins of attention.h. Products leave q, k and v in f32. Keys
-// and values are rounded once, when they are stored; queries are two f16, so not rounded, for many tokens and for one
-// with an f16 cache, and one f16 with caches whose keys are coarser than that. Scores, softmax and sums are fp32,
-// results f16 (class E2 against the CPU on the same cache).
+// and values are rounded once, when they are stored; queries are two f16, which keep 2^-23 of them and 2^-25, for many
+// tokens and for one with an f16 cache, and one f16 with caches whose keys are coarser than that. Scores, softmax and
+// sums are fp32, results f16 (class E2 against the CPU on the same cache).
 //
 // Many tokens: rotate_and_store_cuda, then prefill_attention_cuda. One token: decode_attention_cuda does both, with the
 // position in GPU memory, so that it can be captured once and replayed.
@@ -72,7 +72,7 @@ struct DecodeAttentionArgs {
   int64_t capacity = 0;           ///< tokens that the workspace was asked for
   float delta = INFINITY;         ///< pages whose scores stay this far (nats) below those that matter are skipped
   int32_t* kept = nullptr;        ///< pages attended to, of each key head and eight of its query heads; or null
-  uint32_t* keep_mask = nullptr;  ///< [the same][ceil(capacity / 512)] a bit for each page, or null
+  uint32_t* keep_mask = nullptr;  ///< [the same][ceil(capacity / 512)] bit i: the i-th page that is seen; or null
 };
 struct DecodeAttentionShape {
   int heads, kv_heads;

@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(threads<dim>, 1) pruned_attention_kernel(const
     queries.load(shared.queries);
     own_first = scoring.run(queries, choice);
   }
-  KeptAttending<dim> attending(task, stretch, heads, choice.store, space.next);
+  KeptAttending<dim> attending(task, stretch, heads, choice.coarse, space.next);
   attending.ask(own_first);
   Running<type, dim> running;
   running.clear();

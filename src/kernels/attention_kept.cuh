@@ -17,35 +17,33 @@ __device__ __forceinline__ void copy_rows(char* to, const std::byte* lane_from) 
   }
 }
 
-/// The parts of a page of keys and of one of values behind it, in bytes.
+/// Starts copying a page of keys and the page of values behind it, by parts, each from where the lane's first 16 bytes
+/// stand.
 template <int dim>
-struct Fp4Page {
+struct KeptPageCopy {
+  using Keys = Fp4Page<dim>;
   static constexpr KvType value_type = kv_value_type(KvType::fp4r);
-  static constexpr int key_codes = kv_page_tokens * kv_row_bytes(KvType::fp4r, dim);
-  static constexpr int key_scales = kv_page_tokens * kv_parameter_bytes(KvType::fp4r, dim);
-  static constexpr int rest_at = key_codes + key_scales;
-  static constexpr int keys = kv_head_page_bytes(KvType::fp4r, dim);
   static constexpr int value_codes = kv_page_tokens * kv_row_bytes(value_type, dim);
   static constexpr int value_scales = kv_page_tokens * kv_parameter_bytes(value_type, dim);
+  char* page;
 
-  /// Each of them from where the lane's first 16 bytes stand.
-  __device__ static void copy_key_codes(char* page, const std::byte* lane_keys) {
-    copy_rows<typename Fp4Codes<dim>::Spread, key_codes>(page, lane_keys);
+  __device__ void key_codes(const std::byte* lane_keys) const {
+    copy_rows<typename Fp4Codes<dim>::Spread, Keys::codes>(page, lane_keys);
   }
-  __device__ static void copy_rest(char* page, const std::byte* lane_keys) {
-    copy_rows<typename Fp4Rest<dim>::Spread, keys - rest_at>(page + rest_at, lane_keys + rest_at);
+  __device__ void rest(const std::byte* lane_keys) const {
+    copy_rows<typename Fp4Rest<dim>::Spread, Keys::all - Keys::coarse>(page + Keys::coarse, lane_keys + Keys::coarse);
   }
-  __device__ static void copy_value_codes(char* page, const std::byte* lane_values) {
-    copy_rows<SpreadValues<kv_row_bytes(value_type, dim)>, value_codes>(page + keys, lane_values);
+  __device__ void values(const std::byte* lane_values) const {
+    copy_rows<SpreadValues<kv_row_bytes(value_type, dim)>, value_codes>(page + Keys::all, lane_values);
   }
   /// Half a warp copies those of keys, the other half those of values.
-  __device__ static void copy_scales(char* page, const std::byte* lane_keys, const std::byte* lane_values) {
-    static_assert(key_scales <= 256 && value_scales <= 256);
+  __device__ void scales(const std::byte* lane_keys, const std::byte* lane_values) const {
+    static_assert(Keys::scales <= 256 && value_scales <= 256);
     const int lane = static_cast<int>(threadIdx.x % 32);
     const bool of_keys = lane < 16;
-    if (lane % 16 * 16 >= (of_keys ? key_scales : value_scales)) return;
-    const int at = of_keys ? key_codes : value_codes - 256;
-    device::copy_async(page + (of_keys ? 0 : keys) + at + 16 * lane, (of_keys ? lane_keys : lane_values) + at);
+    if (lane % 16 * 16 >= (of_keys ? Keys::scales : value_scales)) return;
+    const int at = of_keys ? Keys::codes : value_codes - 256;
+    device::copy_async(page + (of_keys ? 0 : Keys::all) + at + 16 * lane, (of_keys ? lane_keys : lane_values) + at);
   }
 };
 
@@ -55,7 +53,7 @@ class KeptAttending {
   static constexpr KvType type = KvType::fp4r;
 
   __device__ KeptAttending(const Task& task, const Stretch& stretch, const BlockHeads& heads,
-                           const CodeScores<dim>& scores, NextPage<type, dim>& next)
+                           const CoarseScores<dim>& scores, NextPage<type, dim>& next)
       : sight_(stretch),
         head_(task, heads.kv_head),
         scores_(scores),
@@ -71,10 +69,11 @@ class KeptAttending {
       const int lane_begin = 16 * static_cast<int>(threadIdx.x % 32);
       const std::byte *keys = head_.keys(page.place) + lane_begin, *values = head_.values(page.place) + lane_begin;
       asm("" : "+l"(keys), "+l"(values));  // two addresses, from which the others are constant distances away
-      if (page.scores == KeptPage::no_scores) Fp4Page<dim>::copy_key_codes(next_.page, keys);
-      Fp4Page<dim>::copy_scales(next_.page, keys, values);
-      Fp4Page<dim>::copy_rest(next_.page, keys);
-      Fp4Page<dim>::copy_value_codes(next_.page, values);
+      const KeptPageCopy<dim> copy{next_.page};
+      if (page.scores_at == KeptPage::no_scores) copy.key_codes(keys);
+      copy.scales(keys, values);
+      copy.rest(keys);
+      copy.values(values);
       device::close_async_group();
     }
   }
@@ -109,7 +108,7 @@ class KeptAttending {
       __syncwarp();
       const auto* const page = reinterpret_cast<const std::byte*>(next_.page);
       fine_.template load<true>(page);
-      values_.template load<true>(page + Fp4Page<dim>::keys);
+      values_.template load<true>(page + Fp4Page<dim>::all);
       coarse_scores<true>(page, queries, score);
       __syncwarp();
     } else {
@@ -120,8 +119,8 @@ class KeptAttending {
   }
   template <bool spread>
   __device__ void coarse_scores(const std::byte* keys, const QueryFragments<type, dim>& queries, float (&score)[4]) {
-    if (asked_.scores != KeptPage::no_scores) {
-      scores_.get(asked_.scores, heads_, score);
+    if (asked_.scores_at != KeptPage::no_scores) {
+      scores_.get(asked_.scores_at, heads_, score);
       return;
     }
     CoarseKeys<dim> coarse;
@@ -132,7 +131,7 @@ class KeptAttending {
 
   Sight sight_;
   HeadPages<type, dim> head_;
-  const CodeScores<dim>& scores_;
+  const CoarseScores<dim>& scores_;
   int heads_;
   NextPage<type, dim>& next_;
   KeptPage asked_;

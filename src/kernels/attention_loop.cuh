@@ -223,12 +223,17 @@ inline constexpr int q4_stages = dim == 64    ? 4
                                               : 2;
 template <int dim>
 using Q4Ring = PageRing<2 * kv_head_page_bytes(KvType::q4, dim), q4_stages<dim>>;
+/// The parts of a page of keys of fp4r, bytes: codes, their scales, and what codes leave.
+template <int dim>
+struct Fp4Page {
+  static constexpr int codes = kv_page_tokens * kv_row_bytes(KvType::fp4r, dim);
+  static constexpr int scales = kv_page_tokens * kv_parameter_bytes(KvType::fp4r, dim);
+  static constexpr int coarse = codes + scales;
+  static constexpr int all = kv_head_page_bytes(KvType::fp4r, dim);
+};
 /// Codes and scales of keys of fp4r, two pages at a time.
 template <int dim>
-inline constexpr int fp4_coarse_bytes =
-    (kv_row_bytes(KvType::fp4r, dim) + kv_parameter_bytes(KvType::fp4r, dim)) * kv_page_tokens;
-template <int dim>
-using Fp4Ring = PageRing<2 * fp4_coarse_bytes<dim>, 2>;
+using Fp4Ring = PageRing<2 * Fp4Page<dim>::coarse, 2>;
 
 /// Where there is room for the page after the one that is in registers.
 template <KvType type, int dim>

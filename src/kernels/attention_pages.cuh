@@ -24,8 +24,8 @@ inline constexpr int pruned_pages_per_split = 4;
 struct KeptPage {
   static constexpr int no_scores = -1;
   uint16_t index;
-  int16_t scores;  ///< where its scores are (CodeScores), or no_scores
-  int place;       ///< in the pool; below 0: none
+  int16_t scores_at;  ///< where its coarse scores are (CoarseScores), or no_scores
+  int place;          ///< in the pool; below 0: none
 
   __device__ static KeptPage none() { return {0, no_scores, -1}; }
   __device__ bool exists() const { return place >= 0; }
@@ -35,16 +35,17 @@ static_assert(fp4r_most_tokens / kv_page_tokens <= 1 << 16);
 /// Scores by codes alone of the first pages that each warp keeps, which need not be computed again when what the codes
 /// leave is added. Up to four heads take half the room of eight.
 template <int dim>
-struct CodeScores {
+struct CoarseScores {
   static constexpr int warp_places = dim == 256 ? 2 : 5;
-  float4 lanes[warps<dim> * warp_places][16];
+  static constexpr int places = warps<dim> * warp_places;
+  float4 lanes[places * 16];
 
   __device__ static int places_of_page(int heads) { return heads <= 4 ? 1 : 2; }
   __device__ void put(int place, int heads, const float (&score)[4]) {
-    if (has(heads)) lanes[place][lane_of(heads)] = make_float4(score[0], score[1], score[2], score[3]);
+    if (has(heads)) lanes[16 * place + lane_of(heads)] = make_float4(score[0], score[1], score[2], score[3]);
   }
   __device__ void get(int place, int heads, float (&score)[4]) const {
-    const float4 four = has(heads) ? lanes[place][lane_of(heads)] : make_float4(0, 0, 0, 0);
+    const float4 four = has(heads) ? lanes[16 * place + lane_of(heads)] : make_float4(0, 0, 0, 0);
     score[0] = four.x, score[1] = four.y, score[2] = four.z, score[3] = four.w;
   }
 
@@ -76,14 +77,15 @@ template <int dim>
 struct PageChoice {
   static constexpr int words = fp4r_most_tokens / kv_page_tokens / 32;
   float largest[threshold_pages / 2][tile_heads];  ///< scores, as products leave them
-  uint32_t kept[words];         ///< a bit for each of the block's pages, but for those that a warp has for itself
-  int8_t scores[threads<dim>];  ///< where those of the block's first pages are, if they are kept
+  uint32_t kept[words];            ///< a bit for each of the block's pages, but for those that a warp has for itself
+  int8_t scores_at[threads<dim>];  ///< of the block's first pages: where the scores of those that are kept are
   KeptPage list[threads<dim>];
-  CodeScores<dim> store;
+  CoarseScores<dim> coarse;
+  static_assert(CoarseScores<dim>::places <= 128, "scores_at");
 
   __device__ void clear(int count) {
     for (int i = static_cast<int>(threadIdx.x); 32 * i < count; i += threads<dim>) kept[i] = 0;
-    scores[threadIdx.x] = KeptPage::no_scores;
+    scores_at[threadIdx.x] = KeptPage::no_scores;
   }
 };
 
@@ -132,8 +134,7 @@ class PageScoring {
 
  private:
   static constexpr int threshold_pairs = threshold_pages / 2;
-  static constexpr int coarse_codes = kv_row_bytes(KvType::fp4r, dim) * kv_page_tokens;
-  static constexpr int lane_scales = (fp4_coarse_bytes<dim> - coarse_codes) / 16;  ///< bytes
+  using Page = Fp4Page<dim>;
   static_assert(threshold_pairs <= warps<dim> && Ring::stages == 2);
 
   __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
@@ -163,23 +164,24 @@ class PageScoring {
     if (place >= 0) {
       const std::byte* from = head_.keys(place) + begin;
       asm("" : "+l"(from));  // one address, from which the others are constant distances away
-      char* const to = ring_.pages[stage] + lane() / 16 * fp4_coarse_bytes<dim>;
+      char* const to = ring_.pages[stage] + lane() / 16 * Page::coarse;
 #pragma unroll
-      for (int at = 0; at < coarse_codes; at += 256) {
+      for (int at = 0; at < Page::codes; at += 256) {
         device::copy_async(to + Fp4Codes<dim>::Spread::place(at + begin), from + at);
       }
-      copy_scales(to + coarse_codes, from - begin + coarse_codes);
+      copy_scales(to + Page::codes, from - begin + Page::codes);
     }
     device::close_async_group();
     if (++asked_ % 16 == 0) look_up();
   }
   /// Half a warp copies a page's.
   __device__ static void copy_scales(char* to, const std::byte* from) {
-    const int at = lane() % 16 * lane_scales;
-    if constexpr (lane_scales == 16) {
+    constexpr int bytes = Page::scales / 16;
+    const int at = lane() % 16 * bytes;
+    if constexpr (bytes == 16) {
       device::copy_async(to + at, from + at);
     } else {
-      device::copy_few_async<lane_scales>(to + at, from + at);
+      device::copy_few_async<bytes>(to + at, from + at);
     }
   }
   /// The next pages from the ring.
@@ -187,7 +189,7 @@ class PageScoring {
     device::wait_async<Ring::stages - 1>();
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < 2; ++j) keys_[j].template load<true>(ring_.at(stage_) + j * fp4_coarse_bytes<dim>);
+    for (int j = 0; j < 2; ++j) keys_[j].template load<true>(ring_.at(stage_) + j * Page::coarse);
     __syncwarp();
     ask(stage_);
     stage_ ^= 1;
@@ -256,20 +258,21 @@ class PageScoring {
   }
   /// The block's page i.
   __device__ void keep(int i, const float (&score)[4], PageChoice<dim>& choice, KeptPage& own_first) {
-    const int scores = store(score, choice);
+    const int scores_at = keep_scores(score, choice.coarse);
     if (!own_first.exists()) {
-      own_first = {static_cast<uint16_t>(own_(i)), static_cast<int16_t>(scores), 0};
+      own_first = {static_cast<uint16_t>(own_(i)), static_cast<int16_t>(scores_at), 0};
       return;
     }
     if (lane() == 0) atomicOr(&choice.kept[i / 32], 1u << i % 32);
-    if (lane() == 1 && i < threads<dim>) choice.scores[i] = static_cast<int8_t>(scores);
+    if (lane() == 1 && i < threads<dim>) choice.scores_at[i] = static_cast<int8_t>(scores_at);
   }
-  __device__ int store(const float (&score)[4], PageChoice<dim>& choice) {
-    const int count = CodeScores<dim>::places_of_page(heads_);
-    if (stored_ + count > CodeScores<dim>::warp_places) return KeptPage::no_scores;
-    const int place = warp() * CodeScores<dim>::warp_places + stored_;
-    stored_ += count;
-    choice.store.put(place, heads_, score);
+  /// Where there is room left.
+  __device__ int keep_scores(const float (&score)[4], CoarseScores<dim>& coarse) {
+    const int count = CoarseScores<dim>::places_of_page(heads_);
+    if (places_taken_ + count > CoarseScores<dim>::warp_places) return KeptPage::no_scores;
+    const int place = warp() * CoarseScores<dim>::warp_places + places_taken_;
+    places_taken_ += count;
+    coarse.put(place, heads_, score);
     return place;
   }
 
@@ -280,7 +283,7 @@ class PageScoring {
   const OwnPages& own_;
   Ring& ring_;
   int pair_ = warp();
-  int asked_ = 0, stage_ = 0, places_ = 0, stored_ = 0;
+  int asked_ = 0, stage_ = 0, places_ = 0, places_taken_ = 0;
   CoarseKeys<dim> keys_[2];
 };
 
@@ -289,7 +292,7 @@ class PageScoring {
 template <int dim>
 class PageList {
  public:
-  int kept = 0;  ///< up to now, all of them
+  int kept = 0;  ///< of the pages up to now, and all that warps have for themselves
 
   __device__ PageList(const Task& task, const Stretch& stretch, const OwnPages& own)
       : task_(task), stretch_(stretch), own_(own) {
@@ -312,9 +315,9 @@ class PageList {
     const int before = __reduce_add_sync(0xFFFFFFFFu, lane < warp ? of_lane : 0);
     const int count = __reduce_add_sync(0xFFFFFFFFu, of_lane);
     if (listed) {
-      const int scores = at_ == 0 ? choice.scores[i] : KeptPage::no_scores;
+      const int scores_at = at_ == 0 ? choice.scores_at[i] : KeptPage::no_scores;
       choice.list[before + __popc(votes & ((1u << lane) - 1))] = {static_cast<uint16_t>(own_(i)),
-                                                                  static_cast<int16_t>(scores), place_};
+                                                                  static_cast<int16_t>(scores_at), place_};
     }
     kept += count + own_pages;
     if (task_.keep_mask != nullptr && i < own_.count) record(own_(i), listed);

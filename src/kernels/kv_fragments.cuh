@@ -78,7 +78,8 @@ struct InOrder {
 };
 /// … in shared memory, keys. Lanes that read together have every t and neighbouring g, and rows 2g of neighbouring g
 /// lie in the same banks: these exchange parts of `by` bytes.
-template <int row_bytes, int by = row_bytes<64 ? row_bytes : 64> struct SpreadKeys {
+template <int row_bytes, int by = (row_bytes < 64 ? row_bytes : 64)>
+struct SpreadKeys {
   static constexpr int period = 2 * by;
   static constexpr int apart = 2 * row_bytes < 128 ? 128 : 2 * row_bytes;
   __device__ static constexpr int place(int offset) { return offset ^ (offset / apart % 2 * by); }

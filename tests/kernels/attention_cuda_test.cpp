@@ -74,6 +74,7 @@ class Sequence {
     upload();
   }
   void upload() { rows_device_ = on_device(rows.values, stream); }
+  std::vector<float> rows_on_gpu() { return from_device<float>(rows_device_, rows.values.size(), stream); }
 
   /// What the GPU's cache holds, as the CPU keeps it.
   void read_back() {
@@ -105,12 +106,12 @@ class Sequence {
   }
   /// Attention of the token at `position` to some pages, for the query heads of one key head, in fp64.
   template <class Keeps>
-  std::vector<float> attend_to_pages(int64_t position, int kv_head, const Keeps& keeps) const {
+  std::vector<float> attend_to_pages(int64_t position, int kv_head, const Keeps& keeps, int64_t oldest = 0) const {
     std::vector<float> out;
     for (int h = 0; h < shape.heads / shape.kv_heads; ++h) {
       double weights = 0;
       std::vector<double> sums(static_cast<size_t>(shape.head_dim));
-      for (int64_t token = 0; token <= position; ++token) {
+      for (int64_t token = oldest; token <= position; ++token) {
         if (!keeps(token / kv_page_tokens)) continue;
         const double weight = std::exp(score(position, kv_head * (shape.heads / shape.kv_heads) + h, token));
         weights += weight;
@@ -122,17 +123,17 @@ class Sequence {
     return out;
   }
   /// The largest score of each page that some query head of a key head has, above the largest one of that head's
-  /// scores in the pages that thresholds come from: the first one and the newest 15.
-  std::vector<double> scores_over_thresholds(int64_t position, int kv_head) const {
+  /// scores in the pages that thresholds come from: the first one that is seen and the newest 15.
+  std::vector<double> scores_over_thresholds(int64_t position, int kv_head, int64_t oldest) const {
     std::vector<double> over(static_cast<size_t>(pages), -INFINITY);
     for (int h = 0; h < shape.heads / shape.kv_heads; ++h) {
       std::vector<double> scores(static_cast<size_t>(pages), -INFINITY);
       double threshold = -INFINITY;
-      for (int64_t token = 0; token < position; ++token) {
+      for (int64_t token = oldest; token < position; ++token) {
         const int64_t page = token / kv_page_tokens;
         double& largest = scores[static_cast<size_t>(page)];
         largest = std::max(largest, score(position, kv_head * (shape.heads / shape.kv_heads) + h, token));
-        if (page == 0 || page + 15 >= pages) threshold = std::max(threshold, largest);
+        if (page == oldest / kv_page_tokens || page + 15 >= pages) threshold = std::max(threshold, largest);
       }
       for (size_t page = 0; page < scores.size(); ++page) over[page] = std::max(over[page], scores[page] - threshold);
     }
@@ -250,8 +251,8 @@ class AttentionCuda : public testing::Test {
   }
 };
 
-const std::vector<Heads> shapes = {{4, 4, 64}, {4, 2, 128}, {8, 2, 48},  {8, 1, 128},
-                                   {2, 1, 6},  {12, 1, 80}, {4, 2, 256}, {2, 2, 130}};
+const std::vector<Heads> shapes = {{4, 4, 64},  {4, 2, 128}, {8, 2, 48}, {8, 1, 128}, {2, 1, 6},   {12, 1, 80},
+                                   {4, 2, 256}, {2, 2, 130}, {6, 2, 64}, {5, 1, 128}, {6, 1, 256}, {7, 1, 64}};
 
 TEST_F(AttentionCuda, PrefillOfAnyLengthWindowAndGrouping) {
   const device::Stream stream;
@@ -483,34 +484,37 @@ TEST_F(AttentionCuda, TransformedKeysMindAnOutlierLess) {
 }
 
 /// Attention of the last token to the pages that are kept is that to the pages of its mask.
-void check_skipping(Heads shape, int64_t length, float delta, const device::Stream& stream) {
+void check_skipping(Heads shape, int64_t length, float delta, const device::Stream& stream, int64_t window = 0) {
   Sequence s(shape, KvType::fp4r, length, stream);
   s.store(0, length);
   s.read_back();
   Kept kept;
-  const auto got = decode(s, length - 1, 0, delta, &kept);
+  const auto got = decode(s, length - 1, window, delta, &kept);
+  const int64_t oldest = window > 0 ? std::max<int64_t>(length - window, 0) : 0;
+  const int64_t first = oldest / kv_page_tokens;
   std::vector<float> expected;
   for (int head = 0; head < shape.kv_heads; ++head) {
     const uint32_t* const mask = kept.mask.data() + head * mask_words(s);
-    const auto keeps = [&](int64_t page) { return (mask[page / 32] >> (page % 32) & 1u) != 0; };
+    const auto keeps = [&](int64_t page) { return (mask[(page - first) / 32] >> ((page - first) % 32) & 1u) != 0; };
     int64_t count = 0;
-    for (int64_t page = 0; page < s.pages; ++page) count += keeps(page) ? 1 : 0;
+    for (int64_t page = first; page < s.pages; ++page) count += keeps(page) ? 1 : 0;
     EXPECT_EQ(count, kept.counts[static_cast<size_t>(head)]);
-    EXPECT_TRUE(keeps(0) && keeps(s.pages - 1)) << "the first and the newest page are always seen";
-    const auto part = s.attend_to_pages(length - 1, head, keeps);
+    EXPECT_TRUE(keeps(first) && keeps(s.pages - 1)) << "the first and the newest page are always seen";
+    const auto part = s.attend_to_pages(length - 1, head, keeps, oldest);
     expected.insert(expected.end(), part.begin(), part.end());
     // Coarse scores are off by a tenth of a key, so of about 0.1 · |q| / √d · √d = 0.1 · √128 / √128 …: measured below
     // 0.6 nats, and so are thresholds.
-    const auto over = s.scores_over_thresholds(length - 1, head);
-    for (int64_t page = 1; page + 1 < s.pages; ++page) {
+    const auto over = s.scores_over_thresholds(length - 1, head, oldest);
+    for (int64_t page = first + 1; page + 1 < s.pages; ++page) {
       const double above = over[static_cast<size_t>(page)] + delta;
       EXPECT_TRUE(keeps(page) ? above > -1.2 : above < 1.2) << "page " << page << " of head " << head << ", " << above;
     }
   }
   EXPECT_LE(largest_difference(got, expected), tolerance) << length << " tokens, delta " << delta;
   if (delta == 100.0f) {
-    EXPECT_EQ(got, decode(s, length - 1, 0));
-    EXPECT_EQ(kept.counts, std::vector<int32_t>(static_cast<size_t>(shape.kv_heads), static_cast<int32_t>(s.pages)));
+    EXPECT_EQ(got, decode(s, length - 1, window));
+    EXPECT_EQ(kept.counts,
+              std::vector<int32_t>(static_cast<size_t>(shape.kv_heads), static_cast<int32_t>(s.pages - first)));
   }
 }
 
@@ -521,6 +525,19 @@ TEST_F(AttentionCuda, PagesAreSkippedByTheirCoarseScores) {
     check_skipping({8, 2, 128}, 3000, delta, stream);
     check_skipping({4, 4, 64}, 1500, delta, stream);
     check_skipping({4, 2, 256}, 1500, delta, stream);
+    check_skipping({8, 1, 256}, 1500, delta, stream);
+    check_skipping({7, 1, 64}, 1500, delta, stream);
+    check_skipping({8, 2, 128}, 3000, delta, stream, 1000);
+  }
+}
+
+/// Warps keep more pages than there is room for their coarse scores: what is beyond is multiplied twice.
+TEST_F(AttentionCuda, PagesWhoseCoarseScoresAreComputedAgain) {
+  const device::Stream stream;
+  for (const float delta : {2.0f, 100.0f}) {
+    check_skipping({4, 1, 128}, 52'000, delta, stream);  // 6 pages for some warps of 132 blocks, room for 5
+    check_skipping({8, 1, 128}, 28'000, delta, stream);  // 4, and 2
+    check_skipping({4, 1, 256}, 19'000, delta, stream);  // 4, and 2
   }
 }
 
@@ -566,6 +583,17 @@ TEST_F(AttentionCuda, NormalizesAndRotatesLikeTheCpu) {
                               q_device.as<float>(),      k_device.as<float>(),    1e-6f};
   // The last row by the decoding kernel, which rotates on its way.
   rotate_and_store_cuda(s.part(0, length - 1), s.layer, rotation, 0, stream.get());
+  const auto rotated = s.rows_on_gpu();
+  for (int64_t r = 0; r + 1 < length; ++r) {
+    for (int64_t i = 0; i < shape.width(); ++i) {
+      const float got = rotated[static_cast<size_t>(r * shape.width() + i)];
+      if (i >= 4 * 48) {
+        ASSERT_EQ(got, s.rows.row(r)[i]) << "keys and values of row " << r;
+      } else {
+        ASSERT_NEAR(got, q.row(r)[i], std::abs(q.row(r)[i]) * 1e-5 + 1e-5) << "row " << r;
+      }
+    }
+  }
   DecodeAttentionArgs args;
   args.qkv = s.part(length - 1, 1).data;
   args.heads = shape.heads;
@@ -592,14 +620,14 @@ TEST_F(AttentionCuda, NormalizesAndRotatesLikeTheCpu) {
   }
   std::vector<float> expected(4 * 48);
   attention({q.row(length - 1), 1, 4 * 48}, s.cache(), length - 1, 0, {expected.data(), 1, 4 * 48});
-  EXPECT_LE(largest_difference(floats(from_device<uint16_t>(out, 4 * 48, stream)), expected), 2 * tolerance);
+  EXPECT_LE(largest_difference(floats(from_device<uint16_t>(out, 4 * 48, stream)), expected), tolerance);
   // The others by the kernel of many tokens, from where rotated queries were left.
   constexpr size_t values = (length - 1) * 4 * 48;
   auto before = test::poisoned(values * 2, stream);
   prefill_attention_cuda({s.part(0, length - 1), s.layer, 0, 0, before.as<__half>()}, stream.get());
   expected.resize(values);
   attention({q.row(0), length - 1, 4 * 48}, s.cache(), 0, 0, {expected.data(), length - 1, 4 * 48});
-  EXPECT_LE(largest_difference(floats(from_device<uint16_t>(before, values, stream)), expected), 2 * tolerance);
+  EXPECT_LE(largest_difference(floats(from_device<uint16_t>(before, values, stream)), expected), tolerance);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "core/rng.h"
 #include "core/text.h"
 #include "device/buffer.h"
+#include "device/cublas.h"
 #include "device/graph.h"
 #include "device/properties.h"
 #include "formats/rotated.h"
@@ -328,6 +329,43 @@ TEST_F(RotatedGpu, RefusesWhatDoesNotFit) {
   test::expect_error(ErrorCode::bad_argument, {"1024"}, [&] { rotate_input(args, nullptr); });
   args.block = 64;
   test::expect_error(ErrorCode::bad_argument, {"null"}, [&] { rotate_input(args, nullptr); });
+}
+
+TEST_F(RotatedGpu, NamesTheKernelsThatMultiply) {
+  const device::Stream stream;
+  const Case c{"rotated4-d128", {"rotated4-d128"}};
+  const DeviceLinear linear(quantized(c, 0.02f), stream);
+  const auto names = [&](int64_t m, size_t passes, DType activation) {
+    RotatedLinearArgs args;
+    args.m = m;
+    args.activation = activation;
+    args.passes = std::span(linear.passes).first(passes);
+    return rotated_kernels(args);
+  };
+  using Names = std::vector<std::string_view>;
+  for (const size_t passes : {1, 2}) {
+    EXPECT_EQ(names(1, passes, DType::f16), Names{"rotated-gemv"});
+    const Names many = names(64, passes, DType::f16);
+    ASSERT_EQ(many.size(), 1u) << "one launch";
+    EXPECT_TRUE(many[0] == "rotated-gemm" || many[0] == "rotated-wgmma") << many[0];
+    const Names as_kbit = names(64, passes, DType::bf16);
+    EXPECT_EQ(as_kbit.size(), passes);
+    for (const auto name : as_kbit) EXPECT_TRUE(name.starts_with("kbit-")) << name;
+  }
+  EXPECT_EQ(names(4096, 2, DType::f16).size(), device::have_cublas() ? 1u : 2u);
+}
+
+TEST_F(RotatedGpu, RefusesStretchesThatAreNone) {
+  const device::Stream stream;
+  DeviceLinear linear(quantized({"rotated4-d128"}, 0.02f), stream);
+  linear.passes[0].level_stretch = 2;
+  device::DeviceBuffer memory(1 << 16);
+  RotatedLinearArgs args;
+  args.m = 1;
+  args.x = memory.data(), args.ldx = 1408;
+  args.y = memory.data(), args.ldy = 200;
+  args.passes = linear.passes;
+  test::expect_error(ErrorCode::bad_argument, {"stretch"}, [&] { rotated_linear(args, stream.get()); });
 }
 
 }  // namespace

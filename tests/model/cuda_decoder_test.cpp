@@ -85,16 +85,26 @@ double mean_kl(const std::vector<float>& base, const std::vector<float>& other, 
   return sum / static_cast<double>(rows);
 }
 
-/// Puts down how far logits are from those they should be: the largest difference, and the root of the mean square.
-void record(const std::string& name, const std::vector<float>& got, const std::vector<float>& expected) {
+/// How far logits may be from those they should be: the largest difference, and the root of the mean square. The
+/// largest moves by a fifth whatever is changed, the other by a hundredth.
+struct Bounds {
+  double largest, rms;
+};
+
+void expect_close(const std::string& name, const std::vector<float>& got, const std::vector<float>& expected,
+                  const Bounds& bounds) {
   double sum = 0;
   for (size_t i = 0; i < got.size(); ++i) sum += std::pow(double{got[i]} - double{expected[i]}, 2);
-  testing::Test::RecordProperty(name, concat(largest_difference(got, expected)));
-  testing::Test::RecordProperty(concat(name, ", rms"), concat(std::sqrt(sum / static_cast<double>(got.size()))));
+  const double largest = largest_difference(got, expected), rms = std::sqrt(sum / static_cast<double>(got.size()));
+  EXPECT_LE(largest, bounds.largest) << name;
+  EXPECT_LE(rms, bounds.rms) << name;
+  testing::Test::RecordProperty(name, concat(largest));
+  testing::Test::RecordProperty(concat(name, ", rms"), concat(rms));
 }
 
-/// What f16 activations may cost: the project's bounds.
-constexpr double logit_tolerance = 2e-2, kl_tolerance = 1e-4;
+/// What f16 activations may cost: the project's bounds; the root of the mean square was measured, 2.7e-3.
+constexpr Bounds f16_bounds{2e-2, 3.2e-3};
+constexpr double kl_tolerance = 1e-4;
 
 const std::vector<size_t> at_once = {1 << 20};
 
@@ -106,8 +116,7 @@ TEST_F(CudaDecoders, LogitsAreTheCpus) {
     ASSERT_FALSE(ids.empty()) << folder;
     const auto expected = decode(model, ids, at_once);
     const auto got = decode_on_gpu(on_gpu, ids, at_once);
-    EXPECT_LE(largest_difference(got, expected), logit_tolerance) << folder;
-    record(folder.filename(), got, expected);
+    expect_close(folder.filename(), got, expected, f16_bounds);
     EXPECT_LE(mean_kl(expected, got, model.config().vocab_size), kl_tolerance) << folder;
     EXPECT_TRUE(on_gpu.widened().empty());
   }
@@ -127,8 +136,9 @@ Model quantized(std::string_view scheme, const std::filesystem::path& output, co
   return Model::open(output);
 }
 
-/// Scaled weights are rounded to 16 bits on top (docs/kernels/decode.md): measured 2.2e-2, of logits up to 32.
-constexpr double packed_logit_tolerance = 2.5e-2;
+/// Scaled weights are rounded to 16 bits on top (docs/kernels/decode.md): measured 2.0e-2, of logits up to 32,
+/// and 3.1e-3.
+constexpr Bounds packed_bounds{2.5e-2, 3.7e-3};
 
 TEST_F(CudaDecoders, LogitsOfPackedModelsAreTheCpus) {
   set_progress_enabled(false);
@@ -142,8 +152,7 @@ TEST_F(CudaDecoders, LogitsOfPackedModelsAreTheCpus) {
     const auto expected = decode(model, ids, at_once);
     for (const std::vector<size_t>& chunks : {at_once, {1}, {40, 3}}) {
       const auto got = decode_on_gpu(on_gpu, ids, chunks);
-      EXPECT_LE(largest_difference(got, expected), packed_logit_tolerance) << scheme;
-      record(concat(scheme, ", chunks of ", chunks.front()), got, expected);
+      expect_close(concat(scheme, ", chunks of ", chunks.front()), got, expected, packed_bounds);
       EXPECT_LE(mean_kl(expected, got, model.config().vocab_size), kl_tolerance) << scheme;
     }
   }
@@ -191,8 +200,8 @@ TEST_F(CudaDecoders, Int8ActivationsAreRefusedWhereThereIsNoProduct) {
   refused(quantized("int3-g128-f16", folder / "i"), "q_proj");
 }
 
-/// Inputs are rounded once more when they are rotated: measured 3.3e-2, and 3.8e-2 between two ways on the GPU.
-constexpr double rotated_logit_tolerance = 4.5e-2;
+/// Inputs are rounded twice more when they are rotated: measured 3.3e-2 and 5.0e-3.
+constexpr Bounds rotated_bounds{4.5e-2, 6e-3};
 
 TEST_F(CudaDecoders, LogitsOfRotatedModelsAreTheCpusWithAndWithoutTheirResidual) {
   set_progress_enabled(false);
@@ -215,8 +224,8 @@ TEST_F(CudaDecoders, LogitsOfRotatedModelsAreTheCpusWithAndWithoutTheirResidual)
       EXPECT_TRUE(on_gpu.widened().empty());
       for (const std::vector<size_t>& chunks : {at_once, {1}, {40, 3}}) {
         const auto got = decode_on_gpu(on_gpu, ids, chunks);
-        EXPECT_LE(largest_difference(got, expected), rotated_logit_tolerance) << residual;
-        record(concat(residual ? "both passes" : "one pass", ", chunks of ", chunks.front()), got, expected);
+        expect_close(concat(residual ? "both passes" : "one pass", ", chunks of ", chunks.front()), got, expected,
+                     rotated_bounds);
         EXPECT_LE(mean_kl(expected, got, model.config().vocab_size), kl_tolerance) << residual;
       }
     }
@@ -238,7 +247,7 @@ TEST_F(CudaDecoders, KbitBehindARotationRunsAsItIs) {
   const auto expected = decode(model, ids, at_once);
   for (const std::vector<size_t>& chunks : {at_once, {1}, {40, 3}}) {
     const auto got = decode_on_gpu(on_gpu, ids, chunks);
-    EXPECT_LE(largest_difference(got, expected), rotated_logit_tolerance);
+    expect_close(concat("kbit4 behind a rotation, chunks of ", chunks.front()), got, expected, rotated_bounds);
     EXPECT_LE(mean_kl(expected, got, model.config().vocab_size), kl_tolerance);
   }
 }
@@ -272,9 +281,10 @@ TEST_F(CudaDecoders, AnyChunksGiveTheSame) {
     if (model.config().rope.type == RopeType::dynamic) ids.resize(static_cast<size_t>(model.config().max_positions));
     const auto whole = decode_on_gpu(on_gpu, ids, at_once);
     for (const std::vector<size_t>& chunks : {std::vector<size_t>{1}, {3, 20, 1, 1, 9}}) {
-      EXPECT_LE(largest_difference(decode_on_gpu(on_gpu, ids, chunks), whole), logit_tolerance) << folder;
+      EXPECT_LE(largest_difference(decode_on_gpu(on_gpu, ids, chunks), whole), f16_bounds.largest) << folder;
     }
-    EXPECT_LE(largest_difference(decode_on_gpu(on_gpu, ids, at_once, {.chunk = 7}), whole), logit_tolerance) << folder;
+    EXPECT_LE(largest_difference(decode_on_gpu(on_gpu, ids, at_once, {.chunk = 7}), whole), f16_bounds.largest)
+        << folder;
   }
 }
 
@@ -350,7 +360,7 @@ TEST_F(CudaDecoders, NormsInsideProductsGiveTheSameLogits) {
     }
     const auto fused = decode_on_gpu(on_gpu, ids, {1});
     const auto apart = decode_on_gpu(on_gpu, ids, {1}, {.fuse = false});
-    EXPECT_LE(largest_difference(fused, apart), rotated_logit_tolerance) << scheme;
+    EXPECT_LE(largest_difference(fused, apart), rotated_bounds.largest) << scheme;
     EXPECT_NE(fused, apart) << scheme;  // otherwise nothing was compared
     // Steps, whose last norm is part of products too: the same for a graph and for plain launches.
     const std::vector<int32_t> prompt = {1022, 5, 77, 300};
