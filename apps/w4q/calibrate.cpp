@@ -4,6 +4,7 @@
 #include "calibration_options.h"
 #include "common_options.h"
 #include "core/error.h"
+#include "core/text.h"
 #include "device/choice.h"
 #include "pipeline/calibrate_model.h"
 #include "pipeline/calibration_cuda.h"
@@ -25,8 +26,19 @@ struct Options {
   bool overwrite = false;
 };
 
+/// Merging decodes nothing. Options of decoding are refused there, not ignored.
+void check_merging(const Options& options) {
+  if (options.merge.empty() || !options.calibration.text.empty() || !options.calibration.ids.empty()) return;
+  std::string given = given_decoding_option(options.calibration);
+  if (given.empty() && options.device != "auto") given = "--device";
+  if (given.empty()) return;
+  throw Error(ErrorCode::bad_argument, concat(given, " is about text that is decoded; --merge alone decodes none"))
+      .hint(concat("leave out ", given, ", or give --text or --ids"));
+}
+
 int run(const Options& options) {
   apply(options.common);
+  check_merging(options);
   if (options.rotation_seed != 0 && !options.fold) {
     throw Error(ErrorCode::bad_argument, "--rotation-seed belongs to --fold-rotations").hint("--fold-rotations");
   }

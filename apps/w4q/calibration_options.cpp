@@ -1,5 +1,7 @@
 #include "calibration_options.h"
 
+#include <algorithm>
+
 #include "common_options.h"
 
 namespace w4q::app {
@@ -10,18 +12,26 @@ void add_calibration(CLI::App& command, const std::string& text_name, const std:
   command.add_option(ids_name, arguments.ids, "Calibration text as token ids (uint16 or uint32 little endian)")
       ->type_name("FILE")
       ->excludes(text);
-  command.add_option("--samples", arguments.samples, "Windows of it to decode, spread evenly")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  command.add_option("--length", arguments.length, "Tokens of one window")
-      ->check(CLI::Range(2, 1 << 20))
-      ->capture_default_str();
-  command
-      .add_option("--max-memory", arguments.max_memory,
-                  "Keep activations that would exceed this in compressed files, e.g. 8GB; 0 means no limit")
-      ->transform(size_in_bytes)
-      ->check(not_negative)
-      ->default_str("0");
+  auto* samples = command.add_option("--samples", arguments.samples, "Windows of it to decode, spread evenly")
+                      ->check(CLI::Range(1, 1 << 20))
+                      ->capture_default_str();
+  auto* length = command.add_option("--length", arguments.length, "Tokens of one window")
+                     ->check(CLI::Range(2, 1 << 20))
+                     ->capture_default_str();
+  auto* memory =
+      command
+          .add_option("--max-memory", arguments.max_memory,
+                      "Keep activations that would exceed this in compressed files, e.g. 8GB; 0 means no limit")
+          ->transform(size_in_bytes)
+          ->check(not_negative)
+          ->default_str("0");
+  arguments.of_decoding = {samples, length, memory};
+}
+
+std::string given_decoding_option(const CalibrationArguments& arguments) {
+  const auto given =
+      std::ranges::find_if(arguments.of_decoding, [](const auto* option) { return option->count() > 0; });
+  return given == arguments.of_decoding.end() ? std::string() : (*given)->get_name();
 }
 
 pipeline::CalibrationText calibration_text(const CalibrationArguments& arguments) {

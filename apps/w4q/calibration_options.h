@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "pipeline/calibrate.h"
 
@@ -15,11 +16,15 @@ struct CalibrationArguments {
   int64_t samples = 128;
   int64_t length = 512;
   uint64_t max_memory = 0;
+  std::vector<const CLI::Option*> of_decoding;  ///< --samples, --length and --max-memory
 };
 
 /// Adds --TEXT_NAME, --ids, --samples, --length and --max-memory.
 void add_calibration(CLI::App& command, const std::string& text_name, const std::string& ids_name,
                      CalibrationArguments& arguments);
+/// The name of the first of --samples, --length and --max-memory that was given, for commands that may have no text to
+/// decode; empty: none was.
+std::string given_decoding_option(const CalibrationArguments& arguments);
 pipeline::CalibrationText calibration_text(const CalibrationArguments& arguments);
 
 }  // namespace w4q::app

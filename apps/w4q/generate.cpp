@@ -32,34 +32,25 @@ struct Options {
 /// Prints text as its tokens arrive: a character whose bytes are spread over tokens waits for the last of them.
 class StreamPrinter {
  public:
-  StreamPrinter(const model::Tokenizer& tokenizer, bool enabled) : tokenizer_(tokenizer), enabled_(enabled) {}
+  StreamPrinter(const model::Tokenizer& tokenizer, bool enabled) : stream_(tokenizer), enabled_(enabled) {}
 
   void add(int32_t id) {
-    ids_.push_back(id);
-    if (!enabled_) return;
-    const std::string text = tokenizer_.decode(ids_, true);
-    if (text.ends_with(replacement)) return;
-    emit(text);
+    if (enabled_) emit(stream_.add(id));
   }
 
   void finish() {
     if (!enabled_) return;
-    emit(tokenizer_.decode(ids_, true));
+    emit(stream_.finish());
     std::cout << "\n";
   }
 
  private:
-  static constexpr std::string_view replacement = "\xEF\xBF\xBD";  // U+FFFD: an unfinished character
-
-  void emit(const std::string& text) {
-    if (text.size() > printed_) std::cout << text.substr(printed_) << std::flush;
-    printed_ = std::max(printed_, text.size());
+  static void emit(const std::string& text) {
+    if (!text.empty()) std::cout << text << std::flush;
   }
 
-  const model::Tokenizer& tokenizer_;
+  model::TextStream stream_;
   bool enabled_;
-  std::vector<int32_t> ids_;
-  size_t printed_ = 0;
 };
 
 /// Unless told otherwise 128, or as many as the model has positions for.

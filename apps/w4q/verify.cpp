@@ -158,7 +158,8 @@ void run_perplexity(const Options& options, const model::Model& candidate, Resul
   std::vector<verify::BaseModel> bases;
   if (base) bases.push_back({&*base});
   if (how.int8_activations) bases.push_back({&candidate, how.kv});
-  const auto reports = verify::measure_perplexities(candidate, bases, ids, how);
+  const model::Model* const candidates[] = {&candidate};
+  const auto reports = verify::measure_perplexities(candidates, bases, ids, how);
   auto report = reports.front();
   if (!base) report.base.reset();
   results.text += verify::to_text(report) + "\n";

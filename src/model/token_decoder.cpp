@@ -39,6 +39,7 @@ TokenDecoder TokenDecoder::parse(const std::optional<JsonNode>& node) {
   if (node) {
     result.joins_with_space_ = false;
     result.add(*node, 0);
+    result.token_by_token_ = result.works_token_by_token();
   }
   return result;
 }
@@ -70,35 +71,53 @@ void TokenDecoder::add(const JsonNode& node, int depth) {
   }
 }
 
-std::string TokenDecoder::apply(std::vector<std::string> tokens) const {
-  if (joins_with_space_) return join(tokens, " ");
-  size_t bytes = 0;
-  for (const auto& token : tokens) bytes += token.size();
-  WorkBudget budget(bytes);
+/// Once the tokens are one, only what is at its beginning may still be changed: a step that looks farther has to see
+/// the whole text.
+bool TokenDecoder::works_token_by_token() const noexcept {
+  bool fused = false;
   for (const Step& step : steps_) {
-    budget.produce(bytes);
-    tokens = std::visit([&](const auto& kind) { return run(kind, std::move(tokens), budget); }, step);
+    const auto* strip = std::get_if<Strip>(&step);
+    const bool fuses = std::holds_alternative<Fuse>(step);
+    if (fused && !fuses && (strip == nullptr || strip->stop > 0)) return false;
+    fused = fused || fuses || std::holds_alternative<ByteLevel>(step);
   }
-  return join(tokens, "");
+  return true;
 }
 
-TokenDecoder::Tokens TokenDecoder::run(const ByteLevel& /*step*/, const Tokens& tokens, WorkBudget& /*budget*/) {
+TokenDecoder::Text TokenDecoder::apply(std::vector<std::string> tokens, bool begins_text) const {
+  size_t bytes = 0;
+  for (const auto& token : tokens) bytes += token.size();
+  Call call{WorkBudget(bytes), begins_text};
+  for (const Step& step : steps_) {
+    call.budget.produce(bytes);
+    tokens = std::visit([&](const auto& kind) { return run(kind, std::move(tokens), call); }, step);
+  }
+  Text result{joins_with_space_ && !begins_text ? " " : ""};
+  result.text += join(tokens, joins_with_space_ ? " " : "");
+  // A text that is empty has not begun, and one that ends in U+FFFD may lack the rest of a character.
+  result.complete =
+      token_by_token_ && !call.ends_in_bytes && !result.text.empty() && !result.text.ends_with(replacement_character);
+  return result;
+}
+
+TokenDecoder::Tokens TokenDecoder::run(const ByteLevel& /*step*/, const Tokens& tokens, Call& call) {
   std::string bytes;
   for (const auto& token : tokens) append_bytes_of_level(token, bytes);
+  call.fused = true;
   return {utf8_repaired(bytes)};
 }
 
 /// The space that the pre-tokenizer put before the text is not part of it.
-TokenDecoder::Tokens TokenDecoder::run(const Metaspace& step, Tokens tokens, WorkBudget& budget) {
+TokenDecoder::Tokens TokenDecoder::run(const Metaspace& step, Tokens tokens, Call& call) {
   const TextPattern mark = TextPattern::literal(step.replacement);
   for (size_t i = 0; i < tokens.size(); ++i) {
-    const bool drops = i == 0 && step.prepend != Metaspace::Prepend::never;
-    tokens[i] = mark.replace_all(tokens[i], drops ? "" : " ", budget);
+    const bool drops = i == 0 && call.begins_text && step.prepend != Metaspace::Prepend::never;
+    tokens[i] = mark.replace_all(tokens[i], drops ? "" : " ", call.budget);
   }
   return tokens;
 }
 
-TokenDecoder::Tokens TokenDecoder::run(const ByteFallback& /*step*/, Tokens tokens, WorkBudget& /*budget*/) {
+TokenDecoder::Tokens TokenDecoder::run(const ByteFallback& /*step*/, Tokens tokens, Call& call) {
   Tokens result;
   std::string bytes;
   for (auto& token : tokens) {
@@ -109,23 +128,26 @@ TokenDecoder::Tokens TokenDecoder::run(const ByteFallback& /*step*/, Tokens toke
       result.push_back(std::move(token));
     }
   }
+  call.ends_in_bytes = call.ends_in_bytes || !bytes.empty();
   flush_bytes(bytes, result);
   return result;
 }
 
-TokenDecoder::Tokens TokenDecoder::run(const Fuse& /*step*/, const Tokens& tokens, WorkBudget& /*budget*/) {
+TokenDecoder::Tokens TokenDecoder::run(const Fuse& /*step*/, const Tokens& tokens, Call& call) {
+  call.fused = true;
   return {join(tokens, "")};
 }
 
-TokenDecoder::Tokens TokenDecoder::run(const Replace& step, Tokens tokens, WorkBudget& budget) {
-  for (auto& token : tokens) token = step.pattern.replace_all(token, step.content, budget);
+TokenDecoder::Tokens TokenDecoder::run(const Replace& step, Tokens tokens, Call& call) {
+  for (auto& token : tokens) token = step.pattern.replace_all(token, step.content, call.budget);
   return tokens;
 }
 
-TokenDecoder::Tokens TokenDecoder::run(const Strip& step, Tokens tokens, WorkBudget& /*budget*/) {
+TokenDecoder::Tokens TokenDecoder::run(const Strip& step, Tokens tokens, Call& call) {
+  const int64_t start = call.fused && !call.begins_text ? 0 : step.start;
   for (auto& token : tokens) {
     std::string_view left = token;
-    for (int64_t i = 0; i < step.start && left.starts_with(step.character); ++i) {
+    for (int64_t i = 0; i < start && left.starts_with(step.character); ++i) {
       left.remove_prefix(step.character.size());
     }
     for (int64_t i = 0; i < step.stop && left.ends_with(step.character); ++i) {

@@ -9,6 +9,7 @@
 #include "model/json_node.h"
 #include "model/pre_tokenizer.h"
 #include "model/text_pattern.h"
+#include "model/work_budget.h"
 
 namespace w4q::model {
 
@@ -19,8 +20,13 @@ class TokenDecoder {
   /// Reads ByteLevel, Metaspace, ByteFallback, Fuse, Replace, Strip and Sequence. Throws unsupported for others.
   static TokenDecoder parse(const std::optional<JsonNode>& node);
 
-  /// The text of `tokens`. Bytes that are no UTF-8 become U+FFFD.
-  std::string apply(std::vector<std::string> tokens) const;
+  struct Text {
+    std::string text;
+    bool complete = false;  ///< no token behind these can change it; not set where that is not known
+  };
+  /// The text of `tokens`. Bytes that are no UTF-8 become U+FFFD. Not `begins_text`: what they add to a text that is
+  /// complete.
+  Text apply(std::vector<std::string> tokens, bool begins_text = true) const;
 
  private:
   using Tokens = std::vector<std::string>;
@@ -39,15 +45,25 @@ class TokenDecoder {
   };
   using Step = std::variant<ByteLevel, Metaspace, ByteFallback, Fuse, Replace, Strip>;
 
+  /// One call of apply().
+  struct Call {
+    WorkBudget budget;
+    bool begins_text;
+    bool fused = false;          ///< the tokens have become one
+    bool ends_in_bytes = false;  ///< and more of them may follow
+  };
+
   void add(const JsonNode& node, int depth);
-  static Tokens run(const ByteLevel& step, const Tokens& tokens, WorkBudget& budget);
-  static Tokens run(const Metaspace& step, Tokens tokens, WorkBudget& budget);
-  static Tokens run(const ByteFallback& step, Tokens tokens, WorkBudget& budget);
-  static Tokens run(const Fuse& step, const Tokens& tokens, WorkBudget& budget);
-  static Tokens run(const Replace& step, Tokens tokens, WorkBudget& budget);
-  static Tokens run(const Strip& step, Tokens tokens, WorkBudget& budget);
+  bool works_token_by_token() const noexcept;
+  static Tokens run(const ByteLevel& step, const Tokens& tokens, Call& call);
+  static Tokens run(const Metaspace& step, Tokens tokens, Call& call);
+  static Tokens run(const ByteFallback& step, Tokens tokens, Call& call);
+  static Tokens run(const Fuse& step, const Tokens& tokens, Call& call);
+  static Tokens run(const Replace& step, Tokens tokens, Call& call);
+  static Tokens run(const Strip& step, Tokens tokens, Call& call);
 
   bool joins_with_space_ = true;
+  bool token_by_token_ = true;  ///< but for bytes of one character
   std::vector<Step> steps_;
 };
 

@@ -77,7 +77,18 @@ class Encoding {
 
 }  // namespace
 
-struct Tokenizer::Impl : Components {};
+struct Tokenizer::Impl : Components {
+  /// What stands for `id` in the file; null for a special token that is skipped. Throws bad_argument for an unknown id.
+  const std::string* token(int32_t id, bool skips_special) const {
+    const AddedToken* known = added.find(id);
+    const std::string* token = known ? &known->content : bpe.vocabulary().token(id);
+    if (token == nullptr) {
+      throw Error(ErrorCode::bad_argument, concat("token id ", id, " is not in the vocabulary"))
+          .detail(concat("ids are below ", end_id()));
+    }
+    return skips_special && known && known->special ? nullptr : token;
+  }
+};
 
 Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
@@ -113,15 +124,35 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special_to
   std::vector<std::string> tokens;
   tokens.reserve(ids.size());
   for (const int32_t id : ids) {
-    const AddedToken* added = impl_->added.find(id);
-    const std::string* token = added ? &added->content : impl_->bpe.vocabulary().token(id);
-    if (!token) {
-      throw Error(ErrorCode::bad_argument, concat("token id ", id, " is not in the vocabulary"))
-          .detail(concat("ids are below ", impl_->end_id()));
-    }
-    if (!(skip_special_tokens && added && added->special)) tokens.push_back(*token);
+    if (const auto* token = impl_->token(id, skip_special_tokens)) tokens.push_back(*token);
   }
-  return impl_->decoder.apply(std::move(tokens));
+  return impl_->decoder.apply(std::move(tokens)).text;
+}
+
+std::string TextStream::add(int32_t id) {
+  const std::string* token = tokenizer_.impl_->token(id, true);
+  if (token == nullptr) return {};
+  held_.push_back(*token);
+  const auto [text, complete] = tokenizer_.impl_->decoder.apply(held_, begins_text_);
+  if (text.ends_with(replacement_character)) return {};
+  std::string added = rest(text);
+  if (complete) {
+    held_.clear();
+    begins_text_ = false;
+    given_ -= text.size();
+  }
+  return added;
+}
+
+std::string TextStream::finish() {
+  return held_.empty() ? std::string() : rest(tokenizer_.impl_->decoder.apply(held_, begins_text_).text);
+}
+
+std::string TextStream::rest(const std::string& text) {
+  if (text.size() <= given_) return {};
+  std::string added = text.substr(given_);
+  given_ = text.size();
+  return added;
 }
 
 int64_t Tokenizer::vocab_size() const noexcept { return impl_->end_id(); }

@@ -37,9 +37,34 @@ class Tokenizer {
   std::optional<int32_t> token_to_id(std::string_view token) const;
 
  private:
+  friend class TextStream;
   struct Impl;
   explicit Tokenizer(std::unique_ptr<Impl> impl) noexcept;
   std::unique_ptr<Impl> impl_;
+};
+
+/// The text of ids that come one by one, without special tokens, as decode() gives it; but what was given is not taken
+/// back where a later id would change it. Each is decoded once, or with the few before it whose text it may change;
+/// with all where a decoder looks at its whole text.
+class TextStream {
+ public:
+  /// `tokenizer` must outlive it.
+  explicit TextStream(const Tokenizer& tokenizer) noexcept : tokenizer_(tokenizer) {}
+
+  /// What `id` adds to the text: nothing while the text ends inside a character, which comes with its last token.
+  /// Throws as decode() does.
+  std::string add(int32_t id);
+  /// What is left when no more ids come: an unfinished character as U+FFFD.
+  std::string finish();
+
+ private:
+  /// The text of the tokens that are held, beyond what was given before.
+  std::string rest(const std::string& text);
+
+  const Tokenizer& tokenizer_;
+  std::vector<std::string> held_;  ///< tokens that are not settled
+  bool begins_text_ = true;
+  size_t given_ = 0;  ///< bytes of their text that add() has given
 };
 
 }  // namespace w4q::model

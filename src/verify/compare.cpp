@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <utility>
 
 #include "core/error.h"
 #include "core/progress.h"
@@ -206,8 +207,10 @@ Comparison compare_linears(const OpenCheckpoint& a, const OpenCheckpoint& b, con
 
 Comparison::Predictions compare_predictions(const model::Model& a, const model::Model& b, const model::Model& base,
                                             std::span<const int32_t> ids, const PerplexityOptions& options) {
-  Comparison::Predictions result{
-      measure_perplexity(a, &base, ids, options), measure_perplexity(b, &base, ids, options), {}, {}};
+  const model::Model* const candidates[] = {&a, &b};
+  const BaseModel one{&base, options.base_kv.value_or(kernels::KvChoice{})};
+  auto reports = measure_perplexities(candidates, {&one, 1}, ids, options);
+  Comparison::Predictions result{std::move(reports[0]), std::move(reports[1]), {}, {}};
   struct Pair {
     int64_t scored;
     double nll, kl;

@@ -57,7 +57,7 @@ struct Comparison {
 Comparison compare_linears(const OpenCheckpoint& a, const OpenCheckpoint& b, const OpenCheckpoint& base,
                            const OutputErrorOf& output_error);
 
-/// Decodes all three. Throws as measure_perplexity does.
+/// Decodes all three in lock step, the base once. Throws as measure_perplexities does.
 Comparison::Predictions compare_predictions(const model::Model& a, const model::Model& b, const model::Model& base,
                                             std::span<const int32_t> ids, const PerplexityOptions& options);
 

@@ -90,14 +90,19 @@ float WeightSample::scale(int64_t i, int64_t group, const Reading& reading) cons
   return scales_[static_cast<size_t>(at % weight_.n * groups_ + at / weight_.n)];
 }
 
-double WeightSample::lean() const {
-  double sum = 0;
-  for (size_t at = 0; at < means_.size(); ++at) sum += means_[at] - zeros_[at];
-  return sum / static_cast<double>(means_.size());
+Lean WeightSample::lean() const {
+  double sum = 0, squares = 0;
+  for (size_t at = 0; at < means_.size(); ++at) {
+    const double lean = means_[at] - zeros_[at];
+    sum += lean, squares += lean * lean;
+  }
+  const auto count = static_cast<double>(means_.size());
+  const double mean = sum / count, variance = std::max(0.0, squares / count - mean * mean);
+  return {mean, std::sqrt(variance / std::max(1.0, count - 1))};
 }
 
 double WeightSample::zero_mismatch(const Reading& reading) const {
-  const double mean = lean();
+  const double mean = lean().value;
   double sum = 0;
   for (int64_t i = 0; i < size(); ++i) {
     for (int64_t group = 0; group < groups_; ++group) {

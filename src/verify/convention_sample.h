@@ -30,6 +30,12 @@ struct Slope {
   double error = 0;  ///< its standard error
 };
 
+/// How far decoded weights lie to one side of nothing, in steps.
+struct Lean {
+  double value = 0;
+  double error = 0;  ///< its standard error
+};
+
 class WeightSample {
  public:
   /// `canonical` is an integer weight that outlives the sample. Takes blocks of eight rows, at most 512 rows, evenly.
@@ -41,8 +47,8 @@ class WeightSample {
   /// Whether the reading exists for this size: eights of rows or columns, more than one group.
   bool can_read(const Reading& reading) const noexcept;
 
-  /// Mean over the sample of code − zero, in steps: a matrix of weights has a mean close to nothing.
-  double lean() const;
+  /// Mean over the sample's groups of code − zero: a matrix of weights has a mean close to nothing.
+  Lean lean() const;
   /// Mean square of (mean code − zero − lean) over groups: small where zero points belong to their codes.
   double zero_mismatch(const Reading& reading) const;
   /// How far a group's scale follows from its codes: the slope of −log scale over log (deviation of the codes). A group

@@ -36,24 +36,32 @@ std::vector<Reading> order_readings(const WordHabits& habits) {
 
 constexpr Reading transposed{"its scales are transposed", plain_order, plain_order, 0, true};
 
-/// Zero points that are all one beside the symmetric one: what a reader of the other GPTQ version sees.
-std::string constant_zero_fault(const PackedWeight& canonical) {
+/// Standard errors by which readings must differ: there are thousands of weights, and none may look wrong by chance.
+constexpr double beyond_chance = 5;
+
+/// The lean of a weight read rightly is a small part of a step; off by one it is a whole step.
+bool leans_a_step(double lean) noexcept { return std::abs(lean) >= 0.65 && std::abs(lean) <= 1.35; }
+
+/// Zero points that are all one beside the symmetric one: what a reader of the other GPTQ version sees, and what a
+/// weight has whose codes lie around that one (three values are 0, 1 and 2, around 1). Then its weights do not lean.
+std::string constant_zero_fault(const PackedWeight& canonical, const WeightSample& sample) {
   if (!canonical.scheme.asymmetric) return {};
   const auto zeros = canonical.plane(formats::PlaneRole::zeros).bytes.as<uint8_t>();
   const int symmetric = formats::integer_symmetric_zero(canonical.scheme.bits), first = zeros.front();
   if (std::abs(first - symmetric) != 1) return {};
   if (!std::ranges::all_of(zeros, [&](uint8_t zero) { return zero == first; })) return {};
+  const auto [lean, error] = sample.lean();
+  if (!leans_a_step(lean) || (lean > 0) != (first < symmetric) || std::abs(lean) < beyond_chance * error) return {};
   return concat("zero points are off by one: all are ", first, ", a symmetric weight has ", symmetric,
                 first < symmetric ? "; stored as version 1 does (zero - 1), read as version 2"
                                   : "; stored as version 2 does, read as version 1 (zero - 1)");
 }
 
-/// The lean of a weight read rightly is a small part of a step; off by one it is a whole step.
 std::string lean_fault(const PackedWeight& canonical, const WeightSample& sample) {
   constexpr int widest = 4;  // with more bits a step is too small a part of the weights' deviation
   if (canonical.scheme.bits > widest || sample.size() * canonical.k < 4096) return {};
-  const double lean = sample.lean();
-  if (std::abs(lean) < 0.65 || std::abs(lean) > 1.35) return {};
+  const double lean = sample.lean().value;
+  if (!leans_a_step(lean)) return {};
   return concat("zero points are off by one: decoded weights lean by ", fixed(lean, 2), " steps, with zero points ",
                 lean > 0 ? "one more" : "one less", " by ", fixed(lean - std::copysign(1.0, lean), 2));
 }
@@ -72,10 +80,6 @@ std::string zero_order_fault(const PackedWeight& canonical, const WeightSample& 
   }
   return {};
 }
-
-/// Standard errors by which two readings must differ: there are thousands of weights, and none may look wrong by
-/// chance.
-constexpr double beyond_chance = 5;
 
 /// Codes against their scales. Needs groups enough for a slope.
 std::string scale_order_fault(const WeightSample& sample, const WordHabits& habits) {
@@ -241,7 +245,7 @@ std::vector<std::string> value_faults(const PackedWeight& canonical, const Weigh
     return !faults.empty();
   };
   // The first thing that is wrong upsets what is measured after it.
-  if (add(constant_zero_fault(canonical)) || add(lean_fault(canonical, sample)) ||
+  if (add(constant_zero_fault(canonical, sample)) || add(lean_fault(canonical, sample)) ||
       add(zero_order_fault(canonical, sample, habits)) || add(scale_order_fault(sample, habits))) {
     return faults;
   }

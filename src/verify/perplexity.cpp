@@ -74,9 +74,17 @@ PerplexityReport::AgainstBase against_base(const std::vector<WindowSums>& window
   return result;
 }
 
-void check_options(const Model& candidate, std::span<const BaseModel> bases, int64_t ids,
+using Candidates = std::span<const Model* const>;
+
+void check_same_vocabulary(const model::ModelConfig& expected, const model::ModelConfig& found) {
+  if (found.vocab_size == expected.vocab_size) return;
+  throw Error(ErrorCode::mismatch, "the models have different vocabularies")
+      .detail(concat("expected ", expected.vocab_size, " tokens as in the model beside it, found ", found.vocab_size));
+}
+
+void check_options(Candidates candidates, std::span<const BaseModel> bases, int64_t ids,
                    const PerplexityOptions& options) {
-  const auto& config = candidate.config();
+  const auto& config = candidates.front()->config();
   const auto refuse = [](std::string what, std::string_view hint) {
     throw Error(ErrorCode::bad_argument, std::move(what)).hint(hint);
   };
@@ -89,11 +97,14 @@ void check_options(const Model& candidate, std::span<const BaseModel> bases, int
   if (ids < span)
     refuse(concat("the text has ", ids, " tokens, one window needs ", span), "use a longer text or a smaller --ctx");
   if (options.bos && !config.bos_token) refuse("the model's config names no BOS token", "leave --bos out");
-  for (const auto& base : bases) {
-    if (base.model->config().vocab_size == config.vocab_size) continue;
-    throw Error(ErrorCode::mismatch, "the two models have different vocabularies")
-        .detail(
-            concat("expected ", base.model->config().vocab_size, " tokens as in the base, found ", config.vocab_size));
+  for (const auto& base : bases) check_same_vocabulary(base.model->config(), config);
+  for (const auto* candidate : candidates) {
+    check_same_vocabulary(config, candidate->config());
+    const auto bos = candidate->config().bos_token;
+    if (!options.bos || bos == config.bos_token) continue;
+    throw Error(ErrorCode::mismatch, "the models' configs name different BOS tokens")
+        .detail(concat("expected ", *config.bos_token, " as in the first, found ", bos ? concat(*bos) : "none"))
+        .hint("leave --bos out");
   }
 }
 
@@ -117,11 +128,11 @@ double PerplexityReport::ratio_error() const noexcept { return base ? ratio() * 
 
 namespace {
 
-WindowScorer make_scorer(const Model& candidate, std::span<const BaseModel> bases, const PerplexityOptions& options) {
+WindowScorer make_scorer(Candidates candidates, std::span<const BaseModel> bases, const PerplexityOptions& options) {
   if (options.device == device::Device::cpu) {
-    return cpu_window_scorer(candidate, bases, options.context, options.int8_activations);
+    return cpu_window_scorer(candidates, bases, options.context, options.int8_activations);
   }
-  return cuda_window_scorer(candidate, bases, options.context, options.kv, options.residual_bytes,
+  return cuda_window_scorer(candidates, bases, options.context, options.kv, options.residual_bytes,
                             options.int8_activations);
 }
 
@@ -137,36 +148,56 @@ PerplexityReport make_report(const std::vector<WindowSums>& windows, bool has_ba
   return report;
 }
 
+/// Where the GPU has no room for all of them.
+std::vector<PerplexityReport> measure_one_by_one(Candidates candidates, std::span<const BaseModel> bases,
+                                                 std::span<const int32_t> ids, const PerplexityOptions& options) {
+  std::vector<PerplexityReport> reports;
+  for (const auto& candidate : candidates) {
+    for (auto& report : measure_perplexities({&candidate, 1}, bases, ids, options)) {
+      reports.push_back(std::move(report));
+    }
+  }
+  return reports;
+}
+
 }  // namespace
 
-std::vector<PerplexityReport> measure_perplexities(const Model& candidate, std::span<const BaseModel> bases,
+std::vector<PerplexityReport> measure_perplexities(Candidates candidates, std::span<const BaseModel> bases,
                                                    std::span<const int32_t> ids, const PerplexityOptions& options) {
-  check_options(candidate, bases, static_cast<int64_t>(ids.size()), options);
+  check_options(candidates, bases, static_cast<int64_t>(ids.size()), options);
   const Stopwatch watch;
   const int64_t span = options.context - (options.bos ? 1 : 0);
   const int64_t stride = options.stride == 0 ? span : options.stride;
   const auto starts = window_starts(static_cast<int64_t>(ids.size()), span, stride, options.max_windows);
-  const WindowScorer scorer = make_scorer(candidate, bases, options);
+  WindowScorer scorer;
+  try {
+    scorer = make_scorer(candidates, bases, options);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::device || candidates.size() == 1) throw;
+    return measure_one_by_one(candidates, bases, ids, options);
+  }
   Progress progress("perplexity", static_cast<int64_t>(starts.size()) * span, "tokens");
-  std::vector<std::vector<WindowSums>> windows(std::max<size_t>(1, bases.size()));
+  std::vector<std::vector<WindowSums>> windows(candidates.size() * std::max<size_t>(1, bases.size()));
   for (const int64_t start : starts) {
     // The first window scores all it can; a later one only what no earlier one has scored.
     const int64_t scored = start == 0 ? span : stride;
-    const Window window = make_window(ids, start, span, scored, options, candidate.config());
+    const Window window = make_window(ids, start, span, scored, options, candidates.front()->config());
     const auto scores = scorer(window.inputs, window.first_scored);
     for (size_t i = 0; i < windows.size(); ++i) windows[i].push_back(sum_up(scores[i]));
     progress.advance(span);
   }
   std::vector<PerplexityReport> reports;
   for (const auto& each : windows) reports.push_back(make_report(each, !bases.empty()));
-  for (auto& report : reports) report.seconds = watch.seconds();
+  const double seconds = watch.seconds();
+  for (auto& report : reports) report.seconds = seconds;
   return reports;
 }
 
 PerplexityReport measure_perplexity(const Model& candidate, const Model* base, std::span<const int32_t> ids,
                                     const PerplexityOptions& options) {
   const BaseModel one{base, options.base_kv.value_or(kernels::KvChoice{})};
-  return std::move(measure_perplexities(candidate, {&one, base != nullptr ? 1u : 0u}, ids, options).front());
+  const Model* const alone = &candidate;
+  return std::move(measure_perplexities({&alone, 1}, {&one, base != nullptr ? 1u : 0u}, ids, options).front());
 }
 
 std::string to_text(const PerplexityReport& report) {

@@ -41,9 +41,9 @@ struct WindowScore {
 
 struct PerplexityReport {
   int64_t windows = 0;
-  int64_t scored = 0;  ///< tokens
-  Estimate nll;        ///< nats per token
-  double seconds = 0;
+  int64_t scored = 0;                   ///< tokens
+  Estimate nll;                         ///< nats per token
+  double seconds = 0;                   ///< of the pass, in which other models may have been measured too
   std::vector<WindowScore> per_window;  ///< in order: for comparing two models window by window
 
   struct AgainstBase {
@@ -64,19 +64,21 @@ struct PerplexityReport {
   double ratio_error() const noexcept;
 };
 
-/// A model to compare with, which may be the candidate itself, and its cache on the GPU.
+/// A model to compare with, which may be a candidate itself, and its cache on the GPU.
 struct BaseModel {
   const model::Model* model = nullptr;
   kernels::KvChoice kv = {};
 };
 
-/// Decodes `ids` with `candidate` and, in lock step, with each of `bases`: a report for each, or one alone where there
-/// are none. Throws bad_argument when there are too few ids for one window, when the options make no sense, or when the
-/// vocabularies differ; device where the GPU was asked for and fails; unsupported for a model that has no products with
-/// int8 activations.
-std::vector<PerplexityReport> measure_perplexities(const model::Model& candidate, std::span<const BaseModel> bases,
-                                                   std::span<const int32_t> ids, const PerplexityOptions& options);
-/// The same with one base, or with none where it is null.
+/// Decodes `ids` with each of `candidates` and, in lock step, with each of `bases`: reports for each candidate, in
+/// their order, one for each base or one alone where there are none. On a GPU that has no room for all, one candidate
+/// after the other. Throws bad_argument when there are too few ids for one window, or when the options make no sense;
+/// mismatch when vocabularies differ, or BOS tokens where they are asked for; device where the GPU was asked for and
+/// fails; unsupported for a model that has no products with int8 activations.
+std::vector<PerplexityReport> measure_perplexities(std::span<const model::Model* const> candidates,
+                                                   std::span<const BaseModel> bases, std::span<const int32_t> ids,
+                                                   const PerplexityOptions& options);
+/// The same with one candidate and one base, or with none where it is null.
 PerplexityReport measure_perplexity(const model::Model& candidate, const model::Model* base,
                                     std::span<const int32_t> ids, const PerplexityOptions& options);
 

@@ -26,60 +26,80 @@ bool all_finite(MatrixView<const float> hidden) {
   return true;
 }
 
+/// A decoder and what it made of the window.
+struct Side {
+  Side(const Model& model, int64_t capacity, bool int8_activations)
+      : decoder(model, capacity, DType::f32, int8_activations) {}
+
+  void decode(std::span<const int32_t> inputs) {
+    decoder.reset();
+    hidden = decoder.forward(inputs);
+    finite = all_finite(hidden);
+  }
+  /// Logits of hidden states first … , as many as there are rows in `out`.
+  void predict(int64_t first, MatrixView<float> out) const {
+    if (finite) decoder.logits({hidden.row(first), out.rows, hidden.cols, hidden.stride}, out);
+  }
+
+  Decoder decoder;
+  MatrixView<const float> hidden;
+  bool finite = false;
+  std::vector<float> logits;
+};
+
 class Scorer {
  public:
-  Scorer(const Model& candidate, std::span<const BaseModel> bases, int64_t capacity, bool int8_activations)
-      : candidate_(candidate, capacity, DType::f32, int8_activations), vocab_(candidate.config().vocab_size) {
-    for (const auto& base : bases) bases_.emplace_back(*base.model, capacity);
+  Scorer(std::span<const Model* const> candidates, std::span<const BaseModel> bases, int64_t capacity,
+         bool int8_activations)
+      : vocab_(candidates.front()->config().vocab_size) {
+    for (const auto* candidate : candidates) candidates_.emplace_back(*candidate, capacity, int8_activations);
+    for (const auto& base : bases) bases_.emplace_back(*base.model, capacity, false);
     chunk_ = std::clamp<int64_t>(logit_chunk_values / vocab_, 1, logit_chunk_rows);
-    logits_.resize(static_cast<size_t>(chunk_ * vocab_));
-    if (!bases_.empty()) base_logits_.resize(logits_.size());
+    for (auto* sides : {&candidates_, &bases_}) {
+      for (auto& side : *sides) side.logits.resize(static_cast<size_t>(chunk_ * vocab_));
+    }
   }
 
   std::vector<std::vector<LogitComparison>> score(std::span<const int32_t> inputs, int64_t first_scored) {
-    candidate_.reset();
-    const auto hidden = candidate_.forward(inputs);
-    std::vector<MatrixView<const float>> base_hidden;
-    for (auto& base : bases_) {
-      base.reset();
-      base_hidden.push_back(base.forward(inputs));
+    for (auto* sides : {&candidates_, &bases_}) {
+      for (auto& side : *sides) side.decode(inputs);
     }
-    std::vector<std::vector<LogitComparison>> tokens(std::max<size_t>(1, bases_.size()));
-    if (!all_finite(hidden)) return tokens;
+    std::vector<std::vector<LogitComparison>> tokens(candidates_.size() * std::max<size_t>(1, bases_.size()));
     // The row before a token predicts it.
     const auto last = static_cast<int64_t>(inputs.size()) - 1;
     for (int64_t row = first_scored - 1; row < last; row += chunk_) {
       const int64_t rows = std::min(chunk_, last - row);
-      candidate_.logits(slice(hidden, row, rows), {logits_.data(), rows, vocab_});
+      for (auto* sides : {&candidates_, &bases_}) {
+        for (auto& side : *sides) side.predict(row, {side.logits.data(), rows, vocab_});
+      }
       const auto ids = inputs.subspan(static_cast<size_t>(row) + 1, static_cast<size_t>(rows));
-      if (bases_.empty()) score_alone(ids, tokens.front());
-      for (size_t i = 0; i < bases_.size(); ++i) {
-        if (!all_finite(base_hidden[i])) continue;
-        bases_[i].logits(slice(base_hidden[i], row, rows), {base_logits_.data(), rows, vocab_});
-        score_beside(ids, tokens[i]);
+      auto list = tokens.begin();
+      for (const auto& candidate : candidates_) {
+        if (bases_.empty()) score_alone(candidate, ids, *list++);
+        for (const auto& base : bases_) score_beside(candidate, base, ids, *list++);
       }
     }
     return tokens;
   }
 
  private:
-  static MatrixView<const float> slice(MatrixView<const float> all, int64_t first, int64_t rows) {
-    return {all.row(first), rows, all.cols, all.stride};
-  }
-  std::span<const float> row_of(const std::vector<float>& logits, size_t row) const {
-    return std::span(logits).subspan(row * static_cast<size_t>(vocab_), static_cast<size_t>(vocab_));
+  std::span<const float> row_of(const Side& side, size_t row) const {
+    return std::span(side.logits).subspan(row * static_cast<size_t>(vocab_), static_cast<size_t>(vocab_));
   }
 
-  void score_alone(std::span<const int32_t> ids, std::vector<LogitComparison>& tokens) const {
+  void score_alone(const Side& candidate, std::span<const int32_t> ids, std::vector<LogitComparison>& tokens) const {
+    if (!candidate.finite) return;
     append(ids, tokens, [&](size_t row, int64_t id) {
       LogitComparison token;
-      token.nll_b = -kernels::log_softmax_at(row_of(logits_, row), id);
+      token.nll_b = -kernels::log_softmax_at(row_of(candidate, row), id);
       return token;
     });
   }
-  void score_beside(std::span<const int32_t> ids, std::vector<LogitComparison>& tokens) const {
+  void score_beside(const Side& candidate, const Side& base, std::span<const int32_t> ids,
+                    std::vector<LogitComparison>& tokens) const {
+    if (!candidate.finite || !base.finite) return;
     append(ids, tokens, [&](size_t row, int64_t id) {
-      return kernels::compare_logits(row_of(base_logits_, row), row_of(logits_, row), id);
+      return kernels::compare_logits(row_of(base, row), row_of(candidate, row), id);
     });
   }
 
@@ -95,19 +115,16 @@ class Scorer {
     });
   }
 
-  Decoder candidate_;
-  std::vector<Decoder> bases_;
+  std::vector<Side> candidates_, bases_;
   int64_t vocab_;
   int64_t chunk_ = 1;
-  std::vector<float> logits_;
-  std::vector<float> base_logits_;
 };
 
 }  // namespace
 
-WindowScorer cpu_window_scorer(const Model& candidate, std::span<const BaseModel> bases, int64_t capacity,
-                               bool int8_activations) {
-  const auto scorer = std::make_shared<Scorer>(candidate, bases, capacity, int8_activations);
+WindowScorer cpu_window_scorer(std::span<const Model* const> candidates, std::span<const BaseModel> bases,
+                               int64_t capacity, bool int8_activations) {
+  const auto scorer = std::make_shared<Scorer>(candidates, bases, capacity, int8_activations);
   return
       [scorer](std::span<const int32_t> inputs, int64_t first_scored) { return scorer->score(inputs, first_scored); };
 }

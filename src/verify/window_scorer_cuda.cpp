@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -33,7 +35,7 @@ struct Side {
     return static_cast<const float*>(part.data);
   }
 
-  std::shared_ptr<const CudaModel> model;  // the candidate may be its own base
+  std::shared_ptr<const CudaModel> model;  // a candidate may be a base too
   CudaDecoder decoder;
   device::Event ready;
 };
@@ -44,29 +46,36 @@ std::shared_ptr<const CudaModel> upload(const Model& model, std::optional<int64_
 
 class Scorer {
  public:
-  Scorer(const Model& candidate, std::span<const BaseModel> bases, int64_t capacity, kernels::KvChoice kv,
-         std::optional<int64_t> residual_bytes, bool int8_activations)
-      : vocab_(candidate.config().vocab_size),
-        candidate_(upload(candidate, residual_bytes), capacity, kv, int8_activations) {
+  Scorer(std::span<const Model* const> candidates, std::span<const BaseModel> bases, int64_t capacity,
+         kernels::KvChoice kv, std::optional<int64_t> residual_bytes, bool int8_activations)
+      : vocab_(candidates.front()->config().vocab_size) {
+    std::map<const Model*, std::shared_ptr<const CudaModel>> models;
+    for (const auto* candidate : candidates) {
+      auto& weights = models[candidate];
+      if (!weights) weights = upload(*candidate, residual_bytes);
+      candidates_.push_back(std::make_unique<Side>(weights, capacity, kv, int8_activations));
+    }
     for (const auto& base : bases) {
-      auto weights = base.model == &candidate ? candidate_.model : upload(*base.model);
-      bases_.push_back(std::make_unique<Side>(std::move(weights), capacity, base.kv));
+      auto& weights = models[base.model];
+      if (!weights) weights = upload(*base.model);
+      bases_.push_back(std::make_unique<Side>(weights, capacity, base.kv));
     }
     ids_ = device::DeviceBuffer(static_cast<size_t>(capacity) * sizeof(int32_t));
-    for (size_t i = 0; i < std::max<size_t>(1, bases.size()); ++i) {
+    for (size_t i = 0; i < candidates.size() * std::max<size_t>(1, bases.size()); ++i) {
       results_.emplace_back(static_cast<size_t>(capacity) * sizeof(LogitComparison));
     }
   }
 
   std::vector<std::vector<LogitComparison>> score(std::span<const int32_t> inputs, int64_t first_scored) {
-    const device::Stream& stream = candidate_.decoder.stream();
-    int64_t step = candidate_.decoder.most_logit_rows();
-    for (const auto& base : bases_) {
-      decode(*base, inputs);
-      step = std::min(step, base->decoder.most_logit_rows());
+    int64_t step = INT64_MAX;
+    for (auto* sides : {&bases_, &candidates_}) {
+      for (const auto& side : *sides) {
+        side->decoder.reset();
+        side->decoder.forward(inputs);
+        step = std::min(step, side->decoder.most_logit_rows());
+      }
     }
-    decode(candidate_, inputs);
-    ids_.upload(std::as_bytes(inputs), stream);
+    ids_.upload(std::as_bytes(inputs), stream());
     // The row before a token predicts it.
     const int64_t begin = first_scored - 1;
     const auto end = static_cast<int64_t>(inputs.size()) - 1;
@@ -77,33 +86,36 @@ class Scorer {
   }
 
  private:
-  static void decode(Side& side, std::span<const int32_t> inputs) {
-    side.decoder.reset();
-    side.decoder.forward(inputs);
+  /// Logits are compared in the first candidate's.
+  const device::Stream& stream() const { return candidates_.front()->decoder.stream(); }
+
+  std::vector<const float*> logits_of(const std::vector<std::unique_ptr<Side>>& sides, int64_t row, int64_t rows) {
+    std::vector<const float*> logits;
+    for (const auto& side : sides) {
+      compared_.wait(side->decoder.stream());  // the rows before are read out
+      logits.push_back(side->logits(row, rows));
+      side->ready.wait(stream());
+    }
+    return logits;
   }
 
   void compare(int64_t row, int64_t rows, int64_t begin) {
-    const device::Stream& stream = candidate_.decoder.stream();
-    std::vector<const float*> logits;
-    for (const auto& base : bases_) {
-      compared_.wait(base->decoder.stream());  // the rows before are read out
-      logits.push_back(base->logits(row, rows));
-      base->ready.wait(stream);
+    std::vector<const float*> bases = logits_of(bases_, row, rows);
+    if (bases.empty()) bases.push_back(nullptr);
+    auto results = results_.begin();
+    for (const float* candidate : logits_of(candidates_, row, rows)) {
+      for (const float* base : bases) {
+        kernels::compare_logits_cuda(base, candidate, rows, vocab_, ids_.as<int32_t>() + row + 1,
+                                     results++->as<LogitComparison>() + (row - begin), stream().get());
+      }
     }
-    if (logits.empty()) logits.push_back(nullptr);
-    const float* const candidate = candidate_.logits(row, rows);
-    for (size_t i = 0; i < logits.size(); ++i) {
-      kernels::compare_logits_cuda(logits[i], candidate, rows, vocab_, ids_.as<int32_t>() + row + 1,
-                                   results_[i].as<LogitComparison>() + (row - begin), stream.get());
-    }
-    compared_.record(stream);
+    compared_.record(stream());
   }
 
   std::vector<LogitComparison> read(const device::DeviceBuffer& results, size_t count) const {
-    const device::Stream& stream = candidate_.decoder.stream();
     std::vector<LogitComparison> tokens(count);
-    results.download(std::as_writable_bytes(std::span(tokens)), stream);
-    stream.synchronize();
+    results.download(std::as_writable_bytes(std::span(tokens)), stream());
+    stream().synchronize();
     const auto finite = [](const LogitComparison& token) {
       return std::isfinite(token.nll_a) && std::isfinite(token.nll_b);
     };
@@ -111,18 +123,18 @@ class Scorer {
   }
 
   int64_t vocab_;
-  Side candidate_;
-  std::vector<std::unique_ptr<Side>> bases_;
+  std::vector<std::unique_ptr<Side>> candidates_, bases_;
   device::DeviceBuffer ids_;
-  std::vector<device::DeviceBuffer> results_;  // one for each base
+  std::vector<device::DeviceBuffer> results_;  // for each candidate one for each base
   device::Event compared_;
 };
 
 }  // namespace
 
-WindowScorer cuda_window_scorer(const Model& candidate, std::span<const BaseModel> bases, int64_t capacity,
-                                kernels::KvChoice kv, std::optional<int64_t> residual_bytes, bool int8_activations) {
-  const auto scorer = std::make_shared<Scorer>(candidate, bases, capacity, kv, residual_bytes, int8_activations);
+WindowScorer cuda_window_scorer(std::span<const Model* const> candidates, std::span<const BaseModel> bases,
+                                int64_t capacity, kernels::KvChoice kv, std::optional<int64_t> residual_bytes,
+                                bool int8_activations) {
+  const auto scorer = std::make_shared<Scorer>(candidates, bases, capacity, kv, residual_bytes, int8_activations);
   return
       [scorer](std::span<const int32_t> inputs, int64_t first_scored) { return scorer->score(inputs, first_scored); };
 }

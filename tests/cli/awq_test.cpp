@@ -1,6 +1,7 @@
 // w4q calibrate and w4q quantize --method awq as a user runs them, on the bundled model.
 #include <fstream>
 
+#include "core/text.h"
 #include "program.h"
 
 namespace w4q::test {
@@ -63,8 +64,22 @@ TEST_F(Awq, MergesStatistics) {
       "b.safetensors", {"--text", own("selfgen.txt"), "--samples", "5", "--merge", path("a.safetensors"), "--json"});
   ASSERT_EQ(both.status, 0) << both.err;
   EXPECT_EQ(both.json()["tokens"], 8 * 128);
-  const auto twice = calibrate("c.safetensors", {"--merge", path("a.safetensors"), "--merge", path("a.safetensors")});
-  EXPECT_EQ(twice.status, 0);
+  const std::vector<std::string> alone{"calibrate", bundled_model(),       "-o",      path("c.safetensors"),
+                                       "--merge",   path("a.safetensors"), "--merge", path("a.safetensors")};
+  // Nothing is decoded: options of decoding are refused before anything is written.
+  for (const auto& [option, value] : {std::pair{"--samples", "128"}, std::pair{"--length", "512"},
+                                      std::pair{"--max-memory", "0"}, std::pair{"--device", "cpu"}}) {
+    auto arguments = alone;
+    arguments.insert(arguments.end(), {option, value});
+    const auto refused = run_w4q(arguments);
+    EXPECT_EQ(refused.status, 2) << option;
+    for (const auto& part : {concat("error: ", option), std::string("--merge alone"), concat("leave out ", option)}) {
+      EXPECT_NE(refused.err.find(part), std::string::npos) << refused.err;
+    }
+    EXPECT_FALSE(std::filesystem::exists(path("c.safetensors")));
+  }
+  const auto twice = run_w4q(alone);
+  EXPECT_EQ(twice.status, 0) << twice.err;
   EXPECT_NE(twice.out.find("counts twice"), std::string::npos) << twice.out;
 }
 

@@ -6,6 +6,9 @@
 #include <cstring>
 #include <thread>
 
+#include "core/rng.h"
+#include "core/stopwatch.h"
+#include "core/text.h"
 #include "io/files.h"
 #include "io/json.h"
 #include "support.h"
@@ -119,6 +122,136 @@ TEST(Tokenizer, DecodesTornCharactersAsReplacementCharacters) {
   ASSERT_EQ(ids.size(), 4U);
   ids.pop_back();
   EXPECT_EQ(tokenizer.decode(ids, false), "\xEF\xBF\xBD");
+}
+
+/// What a stream should give: everything decoded anew for each id, and nothing while the text ends inside a character.
+class DecodedAnew {
+ public:
+  explicit DecodedAnew(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+
+  std::string add(int32_t id) {
+    ids_.push_back(id);
+    const std::string text = tokenizer_.decode(ids_, true);
+    return text.ends_with("\xEF\xBF\xBD") ? std::string() : rest(text);
+  }
+  std::string finish() { return rest(tokenizer_.decode(ids_, true)); }
+
+ private:
+  std::string rest(const std::string& text) {
+    if (text.size() <= given_) return {};
+    std::string added = text.substr(given_);
+    given_ = text.size();
+    return added;
+  }
+
+  const Tokenizer& tokenizer_;
+  std::vector<int32_t> ids_;
+  size_t given_ = 0;
+};
+
+/// Returns the whole text.
+std::string expect_stream(const Tokenizer& tokenizer, std::span<const int32_t> ids) {
+  TextStream stream(tokenizer);
+  DecodedAnew anew(tokenizer);
+  std::string text;
+  for (const int32_t id : ids) {
+    const std::string added = stream.add(id);
+    EXPECT_EQ(added, anew.add(id));
+    text += added;
+  }
+  const std::string last = stream.finish();
+  EXPECT_EQ(last, anew.finish());
+  return text + last;
+}
+
+/// Ids that a model might put out at its worst: any, of which one in three is a byte where the file has such tokens.
+std::vector<int32_t> random_ids(const Tokenizer& tokenizer, uint64_t seed) {
+  std::vector<int32_t> ids;
+  for (uint64_t draw = 0; ids.size() < 60; ++draw) {
+    const uint64_t bits = random_bits(seed, draw);
+    constexpr std::string_view digits = "0123456789ABCDEF";
+    const auto byte = tokenizer.token_to_id(concat("<0x", digits[bits >> 8 & 15], digits[bits >> 12 & 15], ">"));
+    const auto any = static_cast<int32_t>((bits >> 16) % static_cast<uint64_t>(tokenizer.vocab_size()));
+    ids.push_back(bits % 3 == 0 ? byte.value_or(any) : any);
+  }
+  return ids;
+}
+
+TEST_P(GoldenTokenizer, StreamsWhatItDecodes) {
+  const auto folder = testdata() / "tokenizers";
+  const std::string name = GetParam();
+  const Tokenizer tokenizer = Tokenizer::parse(io::read_file(folder / (name + ".json")), name);
+  std::vector<int32_t> all;
+  for (const auto& item : io::read_json(folder / (name + ".expected.json")).at("cases")) {
+    SCOPED_TRACE(item.at("text").dump());
+    const auto ids = item.at("ids_with_special").get<std::vector<int32_t>>();
+    expect_stream(tokenizer, ids);
+    all.insert(all.end(), ids.begin(), ids.end());
+  }
+  all.resize(std::min<size_t>(all.size(), 1000));
+  expect_stream(tokenizer, all);
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    SCOPED_TRACE(seed);
+    expect_stream(tokenizer, random_ids(tokenizer, seed));
+  }
+}
+
+/// Steps behind one that makes one token of all look at the whole text.
+TEST(Tokenizer, StreamsThroughAnyDecoder) {
+  io::Json file = io::read_json(testdata() / "tokenizers" / "llama2.json");
+  const char* const fuse = R"({"type": "Fuse"})";
+  const char* const bytes = R"({"type": "ByteFallback"})";
+  const char* const spaces = R"({"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"})";
+  const char* const replace = R"({"type": "Replace", "pattern": {"Regex": "e.|\u2581"}, "content": " - "})";
+  const char* const strip = R"({"type": "Strip", "content": "\u2581", "start": 2, "stop": 1})";
+  const char* const begin = R"({"type": "Strip", "content": "\u2581", "start": 2, "stop": 0})";
+  const std::vector<std::vector<const char*>> decoders{{},
+                                                       {spaces},
+                                                       {bytes},
+                                                       {bytes, spaces},
+                                                       {spaces, bytes},
+                                                       {replace, bytes},
+                                                       {strip},
+                                                       {strip, bytes, fuse},
+                                                       {bytes, fuse, begin, fuse},
+                                                       {bytes, fuse, strip},
+                                                       {fuse, replace},
+                                                       {bytes, fuse, spaces},
+                                                       {fuse, bytes}};
+  for (const auto& steps : decoders) {
+    file["decoder"] = nullptr;
+    if (!steps.empty()) file["decoder"] = {{"type", "Sequence"}, {"decoders", io::Json::array()}};
+    for (const char* step : steps) file["decoder"]["decoders"].push_back(io::Json::parse(step));
+    SCOPED_TRACE(file["decoder"].dump());
+    const Tokenizer tokenizer = Tokenizer::parse(file.dump(), "test");
+    expect_stream(tokenizer, tokenizer.encode("  every one of these \xF0\x9F\xA6\x94\xE2\x82\xAC has an end  ", true));
+    for (uint64_t seed = 0; seed < 20; ++seed) expect_stream(tokenizer, random_ids(tokenizer, seed));
+  }
+}
+
+TEST(Tokenizer, StreamsGiveWholeCharactersAndTheRestAtTheEnd) {
+  const Tokenizer tokenizer = Tokenizer::open(testdata() / "w4q-llama-tiny");
+  const auto ids = tokenizer.encode("\xF0\x9F\xA6\x94", false);  // a hedgehog, one token per byte
+  ASSERT_EQ(ids.size(), 4U);
+  TextStream stream(tokenizer);
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(stream.add(ids[i]), "");
+  EXPECT_EQ(stream.add(ids[3]), "\xF0\x9F\xA6\x94");
+  EXPECT_EQ(stream.add(ids[0]), "");
+  EXPECT_EQ(stream.finish(), "\xEF\xBF\xBD");
+  test::expect_error(ErrorCode::bad_argument, {"token id", "1024"}, [&] { stream.add(1024); });
+}
+
+/// Decoded anew for each of so many ids, a text would take minutes.
+TEST(Tokenizer, StreamsTakeAsLongAsTheyAre) {
+  for (const char* name : {"gpt2", "llama2", "mistral"}) {
+    const std::string json = io::read_file(testdata() / "tokenizers" / (std::string(name) + ".json"));
+    const Tokenizer tokenizer = Tokenizer::parse(json, name);
+    const auto ids = tokenizer.encode(" a text that goes on and on, \xE2\x82\xAC by \xE2\x82\xAC.\n", false);
+    TextStream stream(tokenizer);
+    const Stopwatch watch;
+    for (size_t i = 0; i < 200'000; ++i) stream.add(ids[i % ids.size()]);
+    EXPECT_LT(watch.seconds(), 20) << name;
+  }
 }
 
 TEST(Tokenizer, RefusesUnknownIds) {

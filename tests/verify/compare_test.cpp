@@ -77,6 +77,10 @@ TEST_F(Compare, PredictionsArePaired) {
   EXPECT_NEAR(result.kl_difference.mean, result.b.base->kl.mean - result.a.base->kl.mean, 1e-12);
   // What both models find hard drops out of the difference.
   EXPECT_LT(result.nll_difference.error, result.a.nll.error);
+  // All in one pass, which decodes the base once, and each as by itself.
+  EXPECT_EQ(result.a.seconds, result.b.seconds);
+  EXPECT_EQ(result.a.base->kl.mean, measure_perplexity(first, &whole, ids, options).base->kl.mean);
+  EXPECT_EQ(result.b.base->kl.mean, measure_perplexity(second, &whole, ids, options).base->kl.mean);
   const auto same = compare_predictions(first, first, whole, ids, options);
   EXPECT_EQ(verdict(same), 0);
   EXPECT_EQ(same.kl_difference.mean, 0);

@@ -233,6 +233,58 @@ TEST(Convention, VersionOneLabelledTwo) {
   asymmetric.expect_fault(query + ".qzeros", "should be one more", true);
 }
 
+/// With eight bits a step is a small part of the weights' deviation; all zeros alike tell all the same.
+TEST(Convention, VersionOneOfEightBitsLabelledTwo) {
+  Checkpoint checkpoint("int8-g128-f16", "gptq-v1");
+  checkpoint.quant()["checkpoint_format"] = "gptq_v2";
+  checkpoint.expect_fault(up + ".qzeros", "stored as version 1 does");
+}
+
+/// Codes and zero points of weights of three values, a scale times −1, 0 and 1: `middle` is the code of 0.
+void make_ternary(PackedWeight& weight, int middle) {
+  std::vector<uint8_t> codes(static_cast<size_t>(weight.k)), sorted;
+  for (int64_t row = 0; row < weight.n; ++row) {
+    formats::integer_read_codes(weight, row, codes);
+    sorted = codes;
+    std::ranges::sort(sorted);
+    const int low = sorted[sorted.size() / 3], high = sorted[2 * sorted.size() / 3];
+    for (uint8_t& code : codes) code = static_cast<uint8_t>(middle + (code > high ? 1 : code < low ? -1 : 0));
+    formats::integer_write_codes(weight, row, codes);
+  }
+  std::ranges::fill(weight.plane(PlaneRole::zeros).bytes.as<uint8_t>(), static_cast<uint8_t>(middle));
+}
+
+/// Their zero point is where the codes say, beside the symmetric one or not.
+TEST(Convention, ThreeValuesMayLieAroundAnyZeroPoint) {
+  struct Case {
+    const char *scheme, *dialect;
+    int middle;
+  };
+  for (const auto& [scheme, dialect, middle] :
+       {Case{"int2-g64-f16-asym", "gptq-v2", 1}, Case{"int2-g64-f16-asym", "gptq-v2", 2},
+        Case{"int3-g128-f16-asym", "gptq-v2", 3}, Case{"int4-g128-f16-asym", "gptq-v1", 9},
+        Case{awq_scheme, "awq-gemm", 7}, Case{"int8-g128-f16-asym", "gptq-v1", 127}}) {
+    Checkpoint checkpoint(scheme, dialect);
+    for (const auto& [name, info] : checkpoint.quantization.linears) {
+      checkpoint.change(name, [&](PackedWeight& weight) { make_ternary(weight, middle); });
+    }
+    const Check check = checkpoint.audit();
+    EXPECT_TRUE(check.passed) << scheme << " " << dialect << ": " << (check.passed ? "" : check.faults.front());
+  }
+}
+
+TEST(Convention, ThreeValuesWithZeroPointsOffByOne) {
+  for (const int declared : {1, 3}) {
+    Checkpoint checkpoint("int2-g64-f16-asym", "gptq-v2");
+    checkpoint.change(up, [&](PackedWeight& weight) {
+      make_ternary(weight, 2);
+      std::ranges::fill(weight.plane(PlaneRole::zeros).bytes.as<uint8_t>(), static_cast<uint8_t>(declared));
+    });
+    checkpoint.expect_only_fault(up + ".qzeros",
+                                 declared == 1 ? "stored as version 1 does" : "stored as version 2 does");
+  }
+}
+
 /// Fields of every word of a tensor in another order: field i of the new word is field order[i] of the old one.
 void reorder(Checkpoint::Tensor& tensor, const std::array<int, 8>& order) {
   for (uint32_t& word : tensor.bytes.as<uint32_t>()) {

@@ -50,22 +50,26 @@ TEST_F(Perplexity, TheSameWithAndWithoutABase) {
   EXPECT_FALSE(alone.base.has_value());
 }
 
-/// One pass gives what a pass for each base would.
+/// One pass gives what a pass for each candidate and base would.
 TEST_F(Perplexity, SeveralBasesAreMeasuredSideBySide) {
   const test::TemporaryFolder folder;
   const auto packed = model::Model::open(test::quantized_model(folder, 3));
   const PerplexityOptions options{.context = 96, .stride = 32, .max_windows = 3};
   const std::vector<BaseModel> bases{{&base}, {&packed}};
-  const auto reports = measure_perplexities(packed, bases, ids, options);
-  ASSERT_EQ(reports.size(), bases.size());
-  for (size_t i = 0; i < bases.size(); ++i) {
-    const auto alone = measure_perplexity(packed, bases[i].model, ids, options);
+  const std::vector<const model::Model*> candidates{&packed, &base};
+  const auto reports = measure_perplexities(candidates, bases, ids, options);
+  ASSERT_EQ(reports.size(), candidates.size() * bases.size());
+  for (size_t i = 0; i < reports.size(); ++i) {
+    const auto alone = measure_perplexity(*candidates[i / 2], bases[i % 2].model, ids, options);
     EXPECT_EQ(reports[i].nll.mean, alone.nll.mean);
     EXPECT_EQ(reports[i].base->nll.mean, alone.base->nll.mean);
     EXPECT_EQ(reports[i].base->kl.mean, alone.base->kl.mean);
   }
   EXPECT_GT(reports[0].base->kl.mean, 0.1);
   EXPECT_NEAR(reports[1].base->kl.mean, 0, 1e-9);
+  const auto alone = measure_perplexities(candidates, {}, ids, options);
+  ASSERT_EQ(alone.size(), 2u);
+  for (size_t i = 0; i < 2; ++i) EXPECT_NEAR(alone[i].nll.mean, reports[2 * i].nll.mean, 1e-9);
 }
 
 TEST_F(Perplexity, MeaninglessOptionsAreRefused) {
