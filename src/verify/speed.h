@@ -27,7 +27,7 @@ struct SpeedOptions {
 struct StepSpeed {
   std::string name;         ///< "graph", "graph without overlap", "launches"
   double seconds = 0;       ///< a token
-  double host_seconds = 0;  ///< of the calling thread, a token
+  double host_seconds = 0;  ///< of the calling thread, a token: the median
   double tokens_per_second() const noexcept { return 1 / seconds; }
 };
 

@@ -63,17 +63,19 @@ StepSpeed step_speed(
   decoder.stream().synchronize();
   begin();
   const Stopwatch watch;
-  double host = 0;
+  std::vector<double> calls;
   for (int64_t i = 0; i < count; ++i) {
     const Stopwatch call;
     decoder.step();
-    host += call.seconds();
+    calls.push_back(call.seconds());
     // As in generation: one token is read while the next is decoded.
     decoder.token(warm_up + i);
   }
   decoder.token(warm_up + count);
-  const auto steps = static_cast<double>(count);
-  return {std::move(name), watch.seconds() / steps, host / steps};
+  const double seconds = watch.seconds() / static_cast<double>(count);
+  const auto middle = calls.begin() + count / 2;
+  std::ranges::nth_element(calls, middle);
+  return {std::move(name), seconds, *middle};
 }
 
 SpeedReport measure(const CudaModel& model, std::string name, const SpeedOptions& options) {
