@@ -1,7 +1,7 @@
 // Causal attention on the GPU over a paged KV cache: the twins of attention.h. Products leave q, k and v in f32. Keys
-// and values are rounded once, when they are stored; queries are two f16, which keep 2^-23 of them and 2^-25, for many
-// tokens and for one with an f16 cache, and one f16 with caches whose keys are coarser than that. Scores, softmax and
-// sums are fp32, results f16 (class E2 against the CPU on the same cache).
+// and values are rounded once, when they are stored. Queries of many tokens, and of one with an f16 cache, become two
+// f16, which lose 2^-23 of them (or 2^-25, if that is more); with caches whose keys are coarser than that one f16.
+// Scores, softmax and sums are fp32, results f16 (class E2 against the CPU on the same cache).
 //
 // Many tokens: rotate_and_store_cuda, then prefill_attention_cuda. One token: decode_attention_cuda does both, with the
 // position in GPU memory, so that it can be captured once and replayed.
