@@ -91,8 +91,9 @@ __global__ void __launch_bounds__(threads<dim>, 1) decode_attention_kernel(const
   merge<dim>(task, heads, split, stretch.active, shared.spaces);
 }
 
-/// Pages of fp4r whose coarse scores come close enough to the largest ones of some pages.
-template <int dim>
+/// Pages of fp4r whose coarse scores come close enough to the largest ones of some pages; without a margin, where
+/// nothing `chooses`, all of them.
+template <int dim, bool chooses>
 __global__ void __launch_bounds__(threads<dim>, 1) pruned_attention_kernel(const Task task) {
   constexpr KvType type = KvType::fp4r;
   /// There is room for a head behind the ring; otherwise it takes the ring's last place.
@@ -119,14 +120,14 @@ __global__ void __launch_bounds__(threads<dim>, 1) pruned_attention_kernel(const
   PageList<dim> list(task, stretch, own);
   {
     PageScoring<dim> scoring(task, heads, stretch, own, space.ring);
-    scoring.ask();
-    if (has_row) scoring.ask();
-    choice.clear(own.count);
+    if (chooses) scoring.ask();
+    if (chooses && has_row) scoring.ask();
+    choice.begin(own.count, !chooses);
     float* const row = has_row ? space.next.row() : space.ring.row();
     prepare_heads<type, dim>(task, heads, early, stretch.position, last, row, shared.queries, shared.fresh);
-    if (!has_row) scoring.ask();
+    if (chooses && !has_row) scoring.ask();
     queries.load(shared.queries);
-    own_first = scoring.run(queries, choice);
+    own_first = chooses ? scoring.run(queries, choice) : KeptPage::none();
   }
   KeptAttending<dim> attending(task, stretch, heads, choice.coarse, space.next);
   attending.ask(own_first);
@@ -156,9 +157,13 @@ void launch_dim(const Task& task, const Grid& grid, cudaStream_t stream) {
   constexpr int bytes = sizeof(Shared<type, dim>);
   if constexpr (type == KvType::fp4r) {
     static_assert(bytes + sizeof(PageChoice<dim>) <= least_shared_bytes);
-    allow_shared_memory<pruned_attention_kernel<dim>, bytes>();
-    launch<pruned_attention_kernel<dim>>({grid.blocks, threads<dim>, bytes, grid.overlap}, stream, "pruned_attention",
-                                         task);
+    const auto launch_it = [&]<bool chooses>() {
+      allow_shared_memory<pruned_attention_kernel<dim, chooses>, bytes>();
+      launch<pruned_attention_kernel<dim, chooses>>({grid.blocks, threads<dim>, bytes, grid.overlap}, stream,
+                                                    "pruned_attention", task);
+    };
+    if (task.margin < INFINITY) return launch_it.template operator()<true>();
+    launch_it.template operator()<false>();
   } else {
     allow_shared_memory<decode_attention_kernel<type, dim>, bytes>();
     launch<decode_attention_kernel<type, dim>>({grid.blocks, threads<dim>, bytes, grid.overlap}, stream,

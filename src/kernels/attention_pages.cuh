@@ -83,8 +83,12 @@ struct PageChoice {
   CoarseScores<dim> coarse;
   static_assert(CoarseScores<dim>::places <= 128, "scores_at");
 
-  __device__ void clear(int count) {
-    for (int i = static_cast<int>(threadIdx.x); 32 * i < count; i += threads<dim>) kept[i] = 0;
+  /// Before anything is scored `count` pages are kept, all of them or none.
+  __device__ void begin(int count, bool all) {
+    for (int i = static_cast<int>(threadIdx.x); 32 * i < count; i += threads<dim>) {
+      const int left = count - 32 * i;
+      kept[i] = !all ? 0 : left < 32 ? (1u << left) - 1 : ~0u;
+    }
     scores_at[threadIdx.x] = KeptPage::no_scores;
   }
 };

@@ -512,7 +512,9 @@ void check_skipping(Heads shape, int64_t length, float delta, const device::Stre
   }
   EXPECT_LE(largest_difference(got, expected), tolerance) << length << " tokens, delta " << delta;
   if (delta == 100.0f) {
-    EXPECT_EQ(got, decode(s, length - 1, window));
+    EXPECT_LE(largest_difference(got, decode(s, length - 1, window)), tolerance) << "nothing is scored";
+  }
+  if (delta >= 100.0f) {
     EXPECT_EQ(kept.counts,
               std::vector<int32_t>(static_cast<size_t>(shape.kv_heads), static_cast<int32_t>(s.pages - first)));
   }
@@ -520,7 +522,7 @@ void check_skipping(Heads shape, int64_t length, float delta, const device::Stre
 
 TEST_F(AttentionCuda, PagesAreSkippedByTheirCoarseScores) {
   const device::Stream stream;
-  for (const float delta : {0.0f, 2.0f, 8.0f, 100.0f}) {
+  for (const float delta : {0.0f, 2.0f, 8.0f, 100.0f, INFINITY}) {
     check_skipping({8, 2, 128}, 100, delta, stream);
     check_skipping({8, 2, 128}, 3000, delta, stream);
     check_skipping({4, 4, 64}, 1500, delta, stream);
@@ -558,7 +560,7 @@ TEST_F(AttentionCuda, ThresholdsComeFromTheFirstPageAndTheNewest) {
 /// A block for each of many key heads has more pages than its lists hold.
 TEST_F(AttentionCuda, PagesOfAHeadThatOneBlockHas) {
   const device::Stream stream;
-  for (const float delta : {1.0f, 100.0f}) check_skipping({132, 132, 2}, 12'500, delta, stream);
+  for (const float delta : {1.0f, 100.0f, INFINITY}) check_skipping({132, 132, 2}, 12'500, delta, stream);
 }
 
 TEST_F(AttentionCuda, NormalizesAndRotatesLikeTheCpu) {
