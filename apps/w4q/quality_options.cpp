@@ -10,6 +10,14 @@ bool has_calibration(const QualityArguments& arguments) {
   return !arguments.calibration.text.empty() || !arguments.calibration.ids.empty() || !arguments.statistics.empty();
 }
 
+/// Statistics are what was decoded before. Options of decoding are refused beside them, not ignored.
+void check_statistics(const QualityArguments& arguments) {
+  const std::string given = given_decoding_option(arguments.calibration);
+  if (arguments.statistics.empty() || given.empty()) return;
+  throw Error(ErrorCode::bad_argument, concat(given, " is about text that is decoded; --stats needs none"))
+      .hint(concat("leave out ", given, ", or give --calib instead of --stats"));
+}
+
 /// Of --quality best, the width that measured best (docs/quality.md).
 constexpr int64_t preset_rotation = 128;
 
@@ -115,6 +123,7 @@ void add_quality(CLI::App& command, QualityArguments& arguments, CLI::Option& co
 
 void set_quality(const QualityArguments& given, pipeline::QuantizeRequest& request) {
   QualityArguments arguments = given;
+  check_statistics(arguments);
   arguments.awq = arguments.awq || request.method == "awq";
   apply_steps(arguments, request);
   apply_preset(arguments, request);

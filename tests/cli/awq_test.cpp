@@ -56,6 +56,13 @@ TEST_F(Awq, CalibratesOnTheWay) {
   ASSERT_EQ(quantize("one", threads).status, 0);
   EXPECT_EQ(folder_digest(path("text")), folder_digest(path("one")));
   ASSERT_EQ(quantize("file", {"--stats", path("s.safetensors")}).status, 0);
+  for (const auto& [option, value] :
+       {std::pair{"--samples", "128"}, std::pair{"--length", "512"}, std::pair{"--max-memory", "0"}}) {
+    const auto refused = quantize("refused", {"--stats", path("s.safetensors"), option, value});
+    EXPECT_EQ(refused.status, 2) << option;
+    EXPECT_NE(refused.err.find(concat("error: ", option)), std::string::npos) << refused.err;
+    EXPECT_FALSE(std::filesystem::exists(path("refused")));
+  }
 }
 
 TEST_F(Awq, MergesStatistics) {
