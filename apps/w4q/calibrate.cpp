@@ -4,7 +4,6 @@
 #include "calibration_options.h"
 #include "common_options.h"
 #include "core/error.h"
-#include "core/text.h"
 #include "device/choice.h"
 #include "pipeline/calibrate_model.h"
 #include "pipeline/calibration_cuda.h"
@@ -32,8 +31,7 @@ void check_merging(const Options& options) {
   std::string given = given_decoding_option(options.calibration);
   if (given.empty() && options.device != "auto") given = "--device";
   if (given.empty()) return;
-  throw Error(ErrorCode::bad_argument, concat(given, " is about text that is decoded; --merge alone decodes none"))
-      .hint(concat("leave out ", given, ", or give --text or --ids"));
+  throw without_text(given, "--merge alone decodes none", "--text or --ids");
 }
 
 int run(const Options& options) {

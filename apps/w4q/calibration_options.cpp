@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common_options.h"
+#include "core/text.h"
 
 namespace w4q::app {
 
@@ -32,6 +33,11 @@ std::string given_decoding_option(const CalibrationArguments& arguments) {
   const auto given =
       std::ranges::find_if(arguments.of_decoding, [](const auto* option) { return option->count() > 0; });
   return given == arguments.of_decoding.end() ? std::string() : (*given)->get_name();
+}
+
+Error without_text(const std::string& option, std::string_view why, std::string_view instead) {
+  return Error(ErrorCode::bad_argument, concat(option, " is about text that is decoded; ", why))
+      .hint(concat("leave out ", option, ", or give ", instead));
 }
 
 pipeline::CalibrationText calibration_text(const CalibrationArguments& arguments) {

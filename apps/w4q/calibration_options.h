@@ -4,8 +4,10 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "core/error.h"
 #include "pipeline/calibrate.h"
 
 namespace w4q::app {
@@ -25,6 +27,8 @@ void add_calibration(CLI::App& command, const std::string& text_name, const std:
 /// The name of the first of --samples, --length and --max-memory that was given, for commands that may have no text to
 /// decode; empty: none was.
 std::string given_decoding_option(const CalibrationArguments& arguments);
+/// What is wrong with such an option, and what to give `instead` of leaving it out.
+Error without_text(const std::string& option, std::string_view why, std::string_view instead);
 pipeline::CalibrationText calibration_text(const CalibrationArguments& arguments);
 
 }  // namespace w4q::app

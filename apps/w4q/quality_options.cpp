@@ -14,8 +14,7 @@ bool has_calibration(const QualityArguments& arguments) {
 void check_statistics(const QualityArguments& arguments) {
   const std::string given = given_decoding_option(arguments.calibration);
   if (arguments.statistics.empty() || given.empty()) return;
-  throw Error(ErrorCode::bad_argument, concat(given, " is about text that is decoded; --stats needs none"))
-      .hint(concat("leave out ", given, ", or give --calib instead of --stats"));
+  throw without_text(given, "--stats needs none", "--calib instead of --stats");
 }
 
 /// Of --quality best, the width that measured best (docs/quality.md).
