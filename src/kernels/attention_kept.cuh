@@ -125,8 +125,7 @@ class KeptAttending {
     }
     CoarseKeys<dim> coarse;
     coarse.template load<spread>(keys);
-    score[0] = score[1] = score[2] = score[3] = 0;
-    coarse.add_scores(queries, score);
+    coarse.scores(queries, score);
   }
 
   Sight sight_;

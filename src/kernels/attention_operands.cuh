@@ -125,6 +125,10 @@ struct Fp4Keys {
       scales[i].load(page, 2 * g + i, t);
     }
   }
+  __device__ void scores(const Queries& queries, float (&c)[4]) const {
+    c[0] = c[1] = c[2] = c[3] = 0;
+    add_scores(queries, c);
+  }
   __device__ void add_scores(const Queries& queries, float (&c)[4]) const {
     const Scaled scaled[2] = {{rows[0], {scales[0], Part<dim>::scale_factor}},
                               {rows[1], {scales[1], Part<dim>::scale_factor}}};
@@ -165,8 +169,7 @@ struct WholeFp4Keys {
     fine.load(page);
   }
   __device__ void scores(const Queries& queries, float (&c)[4]) const {
-    c[0] = c[1] = c[2] = c[3] = 0;
-    coarse.add_scores(queries, c);
+    coarse.scores(queries, c);
     add_fine_scores(fine, queries, c);
   }
 };

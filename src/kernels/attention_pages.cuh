@@ -109,8 +109,7 @@ class PageScoring {
         head_(task, heads.kv_head),
         own_(own),
         ring_(ring) {
-    const int page = page_of(warp() + lane() / 2 * warps<dim>, lane() % 2);
-    places_ = exists(page) ? own_.table[page] : -1;
+    places_ = place_of(page_of(warp() + lane() / 2 * warps<dim>, lane() % 2));
   }
 
   /// Asks for the warp's next pages. Twice before run(), for both places of the ring.
@@ -155,11 +154,12 @@ class PageScoring {
     return pair < threshold_pairs ? threshold_page(2 * pair + j) : own_(2 * (pair - threshold_pairs) + j);
   }
   __device__ bool exists(int page) const { return page < stretch_.begin + stretch_.pages; }
+  /// In the pool; -1: there is no such page.
+  __device__ int place_of(int page) const { return exists(page) ? own_.table[page] : -1; }
 
   /// Where the warp's next 32 pages stand, all of them its own: lane j has the j-th.
   __device__ void look_up() {
-    const int page = own_(2 * ((asked_ + lane() / 2) * warps<dim> + warp() - threshold_pairs) + lane() % 2);
-    places_ = exists(page) ? own_.table[page] : -1;
+    places_ = place_of(own_(2 * ((asked_ + lane() / 2) * warps<dim> + warp() - threshold_pairs) + lane() % 2));
   }
   /// The next two pages, half a warp for each. Closes a group even where there is none, so that groups can be counted.
   __device__ void ask(int stage) {
@@ -201,10 +201,7 @@ class PageScoring {
   /// Scores of the two pages at hand, and on to the next.
   __device__ __forceinline__ void multiply(const Queries& queries, float (&score)[2][4]) {
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      score[j][0] = score[j][1] = score[j][2] = score[j][3] = 0;
-      keys_[j].add_scores(queries, score[j]);
-    }
+    for (int j = 0; j < 2; ++j) keys_[j].scores(queries, score[j]);
     take();
   }
 

@@ -1,5 +1,6 @@
 #include "kernels/kbit_launch.cuh"
 #include "kernels/wgmma_decode_kbit.cuh"
+#include "kernels/wgmma_fragment_codes.h"
 #include "kernels/wgmma_launch.cuh"
 
 namespace w4q::kernels::wgmma {
@@ -20,16 +21,11 @@ namespace {
 template <class Weights>
 KbitSource source_of(const kbit::Launch& launch, const formats::Scheme& scheme) {
   constexpr int groups = Weights::row_groups;
-  constexpr int half = Weights::code_bytes / 2;
   KbitSource source{};
   source.e4m4 = scheme.scale == formats::ScaleType::e4m4;
   source.codebook = launch.codebook;
   source.table_factor = launch.table_factor;
-  source.codes = map_boxes(launch.codes, CU_TENSOR_MAP_DATA_TYPE_UINT64,
-                           {{half / 8, 0, half / 8},
-                            {2, half, 2},
-                            {launch.col_groups, 2 * half, 1},
-                            {launch.row_groups, int64_t{launch.col_groups} * 2 * half, groups}});
+  source.codes = map_fragment_codes<Weights>(launch.codes, launch.col_groups, launch.row_groups);
   const int scale_bytes = Weights::scale_bytes(source.e4m4);
   source.scales = map_boxes(launch.scales, CU_TENSOR_MAP_DATA_TYPE_UINT32,
                             {{scale_bytes / 4, 0, scale_bytes / 4},

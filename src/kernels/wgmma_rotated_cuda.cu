@@ -1,5 +1,6 @@
 #include "kernels/rotated_launch.cuh"
 #include "kernels/wgmma_decode_rotated.cuh"
+#include "kernels/wgmma_fragment_codes.h"
 #include "kernels/wgmma_launch.cuh"
 
 namespace w4q::kernels::wgmma {
@@ -8,16 +9,11 @@ namespace {
 template <class Weights>
 RotatedPassSource source_of(const rotated::RotatedLaunch& launch, const rotated::Source& pass) {
   constexpr int groups = Weights::row_groups;
-  constexpr int half = Weights::code_bytes / 2;
   constexpr int norm_bytes = Weights::norm_bytes;
   RotatedPassSource source{};
   source.levels = pass.levels;
   source.group_shift = pass.group_shift;
-  source.codes = map_boxes(pass.codes, CU_TENSOR_MAP_DATA_TYPE_UINT64,
-                           {{half / 8, 0, half / 8},
-                            {2, half, 2},
-                            {launch.pass_tiles, 2 * half, 1},
-                            {launch.row_groups, int64_t{launch.pass_tiles} * 2 * half, groups}});
+  source.codes = map_fragment_codes<Weights>(pass.codes, launch.pass_tiles, launch.row_groups);
   source.norms = map_boxes(pass.norms, CU_TENSOR_MAP_DATA_TYPE_UINT32,
                            {{norm_bytes / 4, 0, norm_bytes / 4},
                             {pass.groups, norm_bytes, pass.group_shift == 5 ? 2 : 1},
