@@ -13,12 +13,11 @@ namespace w4q::repack {
 
 /// A row for `Layout`, which has
 ///
-///   Map                                                     the map (integer_map.h)
-///   name, description, reason, sms, sorts_inputs                 as in LayoutRow
-///   refuse(scheme)                                          why it does not take a scheme of integers; empty: it does
-///   code_shape(map, scheme)                                 shape of the codes plane; scales are [groups, outputs],
-///   zeros
-///                                                           [groups, words]
+///   Map                                             the map (integer_map.h)
+///   name, description, reason, sms, sorts_inputs    as in LayoutRow
+///   refuse(scheme)                                  why it does not take a scheme of integers; empty: it does
+///   code_shape(map, scheme)                         shape of the codes plane; scales are [groups, outputs],
+///                                                   zeros [groups, words]
 template <class Layout>
 struct IntegerLayout {
   using Map = typename Layout::Map;

@@ -10,8 +10,7 @@
 //   padded_zero_rows             only where zeros are padded further than the rest
 //   word(row, word)              only where canonical words move whole: where word `word` of output `row` stands
 //   tile_rows, tile_cols         where codes move by tiles: codes whose words are theirs alone, each code inside one
-//   word;
-//                                the padded size is a whole number of tiles
+//                                word; the padded size is a whole number of tiles
 #pragma once
 
 #include <cstdint>

@@ -2,8 +2,9 @@
 // blocks of 32 inputs side by side); tiles stand outputs-first, and within a tile the two blocks of an output are
 // neighbours. n is zero-padded to 128, k to 64 (docs/layouts.md).
 //
-//   slot(row, block)  = tile · 256 + 2 · (row mod 128) + block mod 2,   tile = (block div 2) · ceil(n/128) + row div
-//   128 word(slot, plane) = slot · bits + plane, bit in word = column mod 32; scale index = slot
+//   tile(row, block)  = (block div 2) · ceil(n/128) + row div 128
+//   slot(row, block)  = tile · 256 + 2 · (row mod 128) + block mod 2
+//   word(slot, plane) = slot · bits + plane, bit in word = column mod 32; scale index = slot
 //
 // so that codes are I32 [ceil(k/64), ceil(n/128), 128, 2, bits] and scales [ceil(k/64), ceil(n/128), 128, 2].
 #pragma once

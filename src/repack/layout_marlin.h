@@ -2,8 +2,8 @@
 // memory. Tiles of 16 inputs × 64 outputs; in a tile, lane L = 4·(c mod 8) + (r mod 8) div 2 of a warp holds the codes
 // that one mma.m16n8k16 step takes from it, for input r and output c of the tile:
 //
-//   4 bits: word 4·L + c div 16,                             nibble even_first(4·(c mod 16 div 8) + 2·(r div 8) + r mod
-//   2) 8 bits: word 8·L + 2·(c div 16) + c mod 16 div 8,        byte   even_first(2·(r div 8) + r mod 2)
+//   4 bits: word 4·L + c div 16,                      nibble even_first(4·(c mod 16 div 8) + 2·(r div 8) + r mod 2)
+//   8 bits: word 8·L + 2·(c div 16) + c mod 16 div 8, byte   even_first(2·(r div 8) + r mod 2)
 //
 // after word (input tile) · (N·bits/2) + (output tile) · 32·bits. Scales stand by group, in runs of outputs that are
 // permuted so that a lane's scales are neighbours: with several groups in runs of 64, output c at 8·(c mod 8) + c div

@@ -27,9 +27,8 @@ struct LayoutRow {
   formats::PackedWeight (*pack)(const formats::PackedWeight& canonical);
   /// This layout → canonical, bit for bit what was packed. Throws bad_file when padding is not zero, naming `name`.
   formats::PackedWeight (*unpack)(const formats::PackedWeight& packed, std::string_view name);
-  /// Where bit `bit` of the code of weight (row, col) stands in the codes plane, and its group's scale. For `w4q
-  /// inspect
-  /// --layout` and the law tests. With act order, a layout that sorts inputs by group counts `col` in that order.
+  /// Where bit `bit` of the code of weight (row, col) stands in the codes plane, and its group's scale. For the law
+  /// tests and `w4q inspect --layout`. With act order, a layout that sorts inputs by group counts `col` in that order.
   using BitPlace = formats::BitPlace;
   BitPlace (*place)(const formats::Scheme&, int64_t n, int64_t k, int64_t row, int64_t col, int bit);
   /// Where bit `bit` of the zero point of group `group` of row `row` stands in the zeros plane; null where zeros stand

@@ -126,8 +126,7 @@ class Detective {
     faults_.push_back(concat(printable(tensor), ": ", what));
   }
 
-  // ---- files and config
-  // -----------------------------------------------------------------------------------------------
+  // ---- files and config ----
 
   void look_at_shards() {
     std::set<std::string> used;
@@ -177,8 +176,7 @@ class Detective {
     return "config.json";
   }
 
-  // ---- one linear
-  // -------------------------------------------------------------------------------------------------------
+  // ---- one linear ----
 
   void look_at(const model::Parameter& parameter) {
     const std::string linear(model::module_path(parameter.name));
@@ -334,8 +332,7 @@ class Detective {
     }
   }
 
-  // ---- all linears
-  // ------------------------------------------------------------------------------------------------------
+  // ---- all linears ----
 
   /// Inputs of weights that read the same activations: q, k and v; gate and up.
   void look_at_profiles() {

@@ -1,8 +1,9 @@
 // compressed-tensors' "pack-quantized" weights: codes along the inputs as in the canonical layout, zero points packed
 // down the outputs (docs/dialects.md). For n outputs × k inputs, G groups:
 //
-//   .weight_packed      I32 [n, words(k)]             per output a stream of codes; the field is the signed code +
-//   2^(b−1) .weight_scale       F16, BF16 or F32 [n, G] .weight_shape       I64 [2]                       n, k
+//   .weight_packed      I32 [n, words(k)]             per output a stream of codes: the signed code + 2^(b−1)
+//   .weight_scale       F16, BF16 or F32 [n, G]
+//   .weight_shape       I64 [2]                       n, k
 //   .weight_zero_point  I32 [words(n), G]             asymmetric: per group a stream down the outputs
 //   .weight_g_idx       I32 [k]                       act order
 //
