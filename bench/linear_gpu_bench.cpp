@@ -121,7 +121,7 @@ Json fit(const std::vector<std::pair<double, double>>& points) {
   return {{"t0_us", (sy - slope * sx) / count * 1e6}, {"bandwidth_gbs", 1e-9 / slope}};
 }
 
-/// What is known of an RTX 4090 (docs/kernels/kbit.md), for the projection.
+/// What is known of an RTX 4090 (docs/notes/kernels/kbit.md), for the projection.
 struct Rtx4090 {
   static constexpr double bandwidth = 940e9;  ///< bytes a second that the best public decoder reaches
   static constexpr double lanes_per_second = 128 * 128 * 2.52e9;

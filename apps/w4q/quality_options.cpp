@@ -17,7 +17,7 @@ void check_statistics(const QualityArguments& arguments) {
   throw without_text(given, "--stats needs none", "--calib instead of --stats");
 }
 
-/// Of --quality best, the width that measured best (docs/quality.md).
+/// Of --quality best, the width that measured best (docs/notes/quality.md).
 constexpr int64_t preset_rotation = 128;
 
 /// What a preset stands for. Integers have no tables and search ranges instead of scales.

@@ -19,7 +19,7 @@ using model::CudaDecoder;
 using model::CudaDecoderOptions;
 using model::CudaModel;
 
-/// Bytes a second that the best public decoder reads on an RTX 4090 (docs/kernels/kbit.md).
+/// Bytes a second that the best public decoder reads on an RTX 4090 (docs/notes/kernels/kbit.md).
 constexpr double rtx4090_bandwidth = 940e9;
 
 std::vector<int32_t> random_prompt(int64_t length, int64_t vocab) {

@@ -136,7 +136,7 @@ Model quantized(std::string_view scheme, const std::filesystem::path& output, co
   return Model::open(output);
 }
 
-/// Scaled weights are rounded to 16 bits on top (docs/kernels/decode.md): measured 2.0e-2, of logits up to 32,
+/// Scaled weights are rounded to 16 bits on top (docs/notes/kernels/decode.md): measured 2.0e-2, of logits up to 32,
 /// and 3.1e-3.
 constexpr Bounds packed_bounds{2.5e-2, 3.7e-3};
 

@@ -228,7 +228,7 @@ TEST_F(Fold, OtherProgramsReadIt) {
   wanted.fold.reset();
   quantize_model(wanted);
   const auto base = logits(model());
-  // Measured 1.21: rounding to nearest gains nothing on a model without outliers (docs/quality.md).
+  // Measured 1.21: rounding to nearest gains nothing on a model without outliers (docs/notes/quality.md).
   EXPECT_LT(difference(base, expected), 1.5 * difference(base, logits(wanted.output)));
   for (const auto& dialect : convert_targets()) {
     if (dialect == "w4q" || dialect.starts_with("bitsandbytes")) continue;

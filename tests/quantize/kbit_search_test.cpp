@@ -146,7 +146,7 @@ TEST(KbitSearch, CandidatesReachFarEnough) {
   EXPECT_LT(found, possible * 1.001);
 }
 
-/// The bounds were asked for; measured on these samples: see docs/quality.md.
+/// The bounds were asked for; measured on these samples: see docs/notes/quality.md.
 TEST(KbitSearch, NormalWeightsReachTheirSqnr) {
   constexpr int64_t n = 1024, k = 512;
   const auto values = test::sample(test::distributions[0], n, k, 5);

@@ -7,8 +7,8 @@
 namespace w4q::verify {
 namespace {
 
-/// SQNR on real weights lies near that on N(0,1): 7.4, 14.8, 20.6, 25.3 dB by bits (docs/kbit.md); 0.5 dB of room below
-/// for heavier tails, 1 dB above.
+/// SQNR on real weights lies near that on N(0,1): 7.4, 14.8, 20.6, 25.3 dB by bits (docs/notes/kbit.md); 0.5 dB of room
+/// below for heavier tails, 1 dB above.
 TEST(Weights, SqnrOfTheBundledModelByBits) {
   const double expected[] = {7.4, 14.8, 20.6, 25.3};
   for (int bits = 2; bits <= 5; ++bits) {
