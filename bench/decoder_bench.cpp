@@ -47,7 +47,7 @@ model::Model random_model(std::optional<formats::Scheme> scheme) {
   const auto folder = std::filesystem::temp_directory_path() / ("w4q-bench-" + std::to_string(::getpid()));
   std::filesystem::create_directories(folder);
   io::Json config = io::parse_json(config_text, "config");
-  model::QuantizationConfig quantization;
+  checkpoint::QuantizationConfig quantization;
   quantization.method = "kbit";
   std::vector<io::PlannedTensor> plan;
   std::map<std::string, std::vector<std::byte>> data;
@@ -64,7 +64,7 @@ model::Model random_model(std::optional<formats::Scheme> scheme) {
           formats::scheme_row(scheme->family).encode(*scheme, values, n, k, formats::codebook("nf", scheme->bits));
       for (const auto& plane : packed.planes) {
         const auto bytes = plane.bytes.bytes();
-        add({model::plane_name(linear, 0, plane.spec.role), plane.spec.dtype, plane.spec.shape},
+        add({checkpoint::plane_name(linear, 0, plane.spec.role), plane.spec.dtype, plane.spec.shape},
             {bytes.begin(), bytes.end()});
       }
       quantization.linears[linear] = {linear, n, k, DType::bf16, {{*scheme, packed.layout}}};
@@ -77,7 +77,7 @@ model::Model random_model(std::optional<formats::Scheme> scheme) {
   io::CheckpointWriter writer(folder, plan, {});
   for (const auto& [name, bytes] : data) writer.write(name, bytes);
   writer.finish();
-  if (scheme) model::write_quantization_config(quantization, config);
+  if (scheme) checkpoint::write_quantization_config(quantization, config);
   std::ofstream(folder / "config.json") << config.dump();
   auto opened = model::Model::open(folder);
   std::filesystem::remove_all(folder);

@@ -2,11 +2,11 @@
 #include <benchmark/benchmark.h>
 
 #include "io/files.h"
-#include "model/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace {
 
-using w4q::model::Tokenizer;
+using tokenizer::Tokenizer;
 
 const std::filesystem::path folder = std::filesystem::path(W4Q_TESTDATA) / "w4q-llama-tiny";
 const std::filesystem::path styles = std::filesystem::path(W4Q_TESTDATA) / "tokenizers";

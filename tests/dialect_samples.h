@@ -6,12 +6,12 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/dialect/dialect.h"
 #include "core/float_formats.h"
 #include "core/rng.h"
 #include "formats/integer.h"
 #include "io/checkpoint_writer.h"
 #include "io/output.h"
-#include "model/dialect.h"
 
 namespace w4q::test {
 
@@ -53,9 +53,9 @@ inline formats::PackedWeight sample_integer(const formats::Scheme& scheme, int64
 }
 
 /// What a linear of a dialect is to its codec.
-inline model::PackedLinearInfo dialect_info(const model::DialectRow& row, const formats::Scheme& scheme, int64_t n,
-                                            int64_t k) {
-  model::PackedLinearInfo info{"w", n, k, DType::f16, {{scheme, std::string(formats::canonical_layout)}}};
+inline checkpoint::PackedLinearInfo dialect_info(const checkpoint::DialectRow& row, const formats::Scheme& scheme,
+                                                 int64_t n, int64_t k) {
+  checkpoint::PackedLinearInfo info{"w", n, k, DType::f16, {{scheme, std::string(formats::canonical_layout)}}};
   info.dialect = &row;
   for (const auto& spec : row.tensors(scheme, n, k)) info.stored.push_back({"w" + spec.suffix, spec.dtype, spec.shape});
   return info;
@@ -82,12 +82,12 @@ inline void write_checkpoint(const std::filesystem::path& folder, const io::Json
 }
 
 /// The config and all linears of a checkpoint.
-inline model::QuantizationConfig read_quantization(const std::filesystem::path& folder) {
+inline checkpoint::QuantizationConfig read_quantization(const std::filesystem::path& folder) {
   const auto checkpoint = io::Checkpoint::open(folder);
-  return model::read_quantization(io::read_json(folder / "config.json"), checkpoint, "config.json");
+  return checkpoint::read_quantization(io::read_json(folder / "config.json"), checkpoint, "config.json");
 }
 inline formats::PackedWeight load_linear(const std::filesystem::path& folder, const std::string& name) {
-  auto linear = model::load_canonical(io::Checkpoint::open(folder), read_quantization(folder).linears.at(name));
+  auto linear = checkpoint::load_canonical(io::Checkpoint::open(folder), read_quantization(folder).linears.at(name));
   return std::move(linear.passes.front());
 }
 

@@ -9,10 +9,10 @@
 #include "core/error.h"
 #include "io/files.h"
 #include "model/fold_rotations.h"
-#include "model/token_file.h"
-#include "model/tokenizer.h"
 #include "pipeline/statistics_file.h"
 #include "quantize/awq.h"
+#include "tokenizer/token_file.h"
+#include "tokenizer/tokenizer.h"
 
 namespace w4q::app {
 namespace {
@@ -70,8 +70,8 @@ class OutputErrors {
 };
 
 std::vector<int32_t> token_ids(const Options& options, const model::ModelConfig& config) {
-  if (!options.ids.empty()) return model::read_ids(options.ids, config.vocab_size);
-  return model::Tokenizer::open(options.base).encode(io::read_file(options.text), false);
+  if (!options.ids.empty()) return tokenizer::read_ids(options.ids, config.vocab_size);
+  return tokenizer::Tokenizer::open(options.base).encode(io::read_file(options.text), false);
 }
 
 /// Errors of outputs are measured by statistics of one basis.

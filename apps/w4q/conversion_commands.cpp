@@ -1,9 +1,9 @@
 #include "conversion_commands.h"
 
+#include "checkpoint/dialect/dialect.h"
 #include "core/error.h"
 #include "core/text.h"
 #include "gguf_commands.h"
-#include "model/dialect.h"
 #include "pipeline/convert_model.h"
 #include "pipeline/gguf_export.h"
 #include "pipeline/gguf_import.h"
@@ -74,7 +74,7 @@ void refuse_unused(const ConversionRow& row, const OutputOptions& output, const 
 }
 
 std::string description_of_dialect(const std::string& name) {
-  const auto* row = model::find_dialect(name);
+  const auto* row = checkpoint::find_dialect(name);
   return row == nullptr ? "w4q's own planes, canonical layout" : std::string(row->description);
 }
 

@@ -11,9 +11,9 @@
 #include "core/interrupt.h"
 #include "core/stopwatch.h"
 #include "core/text.h"
-#include "model/generate_cuda.h"
+#include "decoder_cuda/generate.h"
 #include "model/model.h"
-#include "model/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace w4q::app {
 namespace {
@@ -32,7 +32,7 @@ struct Options {
 /// Prints text as its tokens arrive: a character whose bytes are spread over tokens waits for the last of them.
 class StreamPrinter {
  public:
-  StreamPrinter(const model::Tokenizer& tokenizer, bool enabled) : stream_(tokenizer), enabled_(enabled) {}
+  StreamPrinter(const tokenizer::Tokenizer& tokenizer, bool enabled) : stream_(tokenizer), enabled_(enabled) {}
 
   void add(int32_t id) {
     if (enabled_) emit(stream_.add(id));
@@ -49,7 +49,7 @@ class StreamPrinter {
     if (!text.empty()) std::cout << text << std::flush;
   }
 
-  model::TextStream stream_;
+  tokenizer::TextStream stream_;
   bool enabled_;
 };
 
@@ -65,7 +65,7 @@ int run(const Options& options) {
   apply(options.common);
   const DecodeChoice choice = choose(options.decode);
   const auto model = model::Model::open(options.model, !options.no_residual);
-  const auto tokenizer = model::Tokenizer::open(options.model);
+  const auto tokenizer = tokenizer::Tokenizer::open(options.model);
   const auto prompt = tokenizer.encode(options.prompt, true);
   if (prompt.empty()) {
     throw Error(ErrorCode::bad_argument, "--prompt is empty and the tokenizer adds no BOS")
@@ -81,8 +81,8 @@ int run(const Options& options) {
   };
   const auto generated =
       choice.device == device::Device::cuda
-          ? model::generate_cuda(model, prompt, max_tokens, options.sampling, choice.kv, on_token,
-                                 choice.residual_bytes, options.int8_activations)
+          ? decoder_cuda::generate_cuda(model, prompt, max_tokens, options.sampling, choice.kv, on_token,
+                                        choice.residual_bytes, options.int8_activations)
           : model::generate(model, prompt, max_tokens, options.sampling, on_token, options.int8_activations);
   printer.finish();
   const double seconds = watch.seconds();

@@ -4,14 +4,14 @@
 #include <map>
 #include <memory>
 
+#include "checkpoint/dialect/dialect.h"
+#include "checkpoint/packed_checkpoint.h"
 #include "common_options.h"
 #include "core/error.h"
 #include "core/text.h"
 #include "gguf_commands.h"
 #include "io/checkpoint.h"
 #include "layout_drawing.h"
-#include "model/dialect.h"
-#include "model/packed_checkpoint.h"
 #include "packed_summary.h"
 #include "pipeline/turboquant.h"
 #include "repack/layout_registry.h"
@@ -28,19 +28,19 @@ struct Options {
 
 struct Source {
   io::Checkpoint checkpoint;
-  model::QuantizationConfig quantization;
+  checkpoint::QuantizationConfig quantization;
 };
 
 Source open_source(const std::filesystem::path& path) {
   Source source{io::Checkpoint::open(path), {}};
   const auto config = std::filesystem::is_directory(path) ? path / "config.json" : std::filesystem::path{};
   if (!config.empty() && std::filesystem::exists(config) && !pipeline::is_turboquant(path)) {
-    source.quantization = model::read_quantization(io::read_json(config), source.checkpoint, config.string());
+    source.quantization = checkpoint::read_quantization(io::read_json(config), source.checkpoint, config.string());
   }
   return source;
 }
 
-std::string pass_text(const model::PackedLinearInfo& info, size_t pass) {
+std::string pass_text(const checkpoint::PackedLinearInfo& info, size_t pass) {
   const std::string where = info.dialect == nullptr ? info.passes[pass].layout : std::string(info.dialect->name);
   const auto& [scheme, layout, rotation] = info.passes[pass];
   std::string text = formats::to_string(scheme) + " in " + where;
@@ -49,20 +49,20 @@ std::string pass_text(const model::PackedLinearInfo& info, size_t pass) {
 }
 
 /// The pass whose plane has this name; tensors that belong to all of them go with the first.
-size_t pass_of(const model::PackedLinearInfo& info, std::string_view name) {
+size_t pass_of(const checkpoint::PackedLinearInfo& info, std::string_view name) {
   for (size_t pass = 1; pass < info.passes.size(); ++pass) {
     if (name.starts_with(concat(info.name, ".", pass, "."))) return pass;
   }
   return 0;
 }
 
-int64_t stored_bytes(const model::PackedLinearInfo& info) {
+int64_t stored_bytes(const checkpoint::PackedLinearInfo& info) {
   int64_t sum = 0;
-  for (const auto& plane : model::planned_planes(info)) sum += plane.size();
+  for (const auto& plane : checkpoint::planned_planes(info)) sum += plane.size();
   return sum;
 }
 
-double bits_per_weight(const model::PackedLinearInfo& info) {
+double bits_per_weight(const checkpoint::PackedLinearInfo& info) {
   return 8.0 * static_cast<double>(stored_bytes(info)) / (static_cast<double>(info.n) * static_cast<double>(info.k));
 }
 
@@ -75,7 +75,7 @@ int show_checkpoint(const Options& options, const Source& source) {
   double packed_bits = 0;
   double packed_weights = 0;
   for (const auto& [name, info] : source.quantization.linears) {
-    for (const auto& plane : model::planned_planes(info)) {
+    for (const auto& plane : checkpoint::planned_planes(info)) {
       owner[plane.name] = pass_text(info, pass_of(info, plane.name));
     }
     packed_bits += 8.0 * static_cast<double>(stored_bytes(info));
@@ -114,17 +114,17 @@ int show_checkpoint(const Options& options, const Source& source) {
 
 // ---- one packed weight ----------------------------------------------------------------------------------------------
 
-int show_packed(const Options& options, const Source& source, const model::PackedLinearInfo& info) {
+int show_packed(const Options& options, const Source& source, const checkpoint::PackedLinearInfo& info) {
   TextTable planes({"plane", "type", "shape", "bytes"});
   io::Json json = {{"name", info.name}, {"n", info.n}, {"k", info.k}, {"bits_per_weight", bits_per_weight(info)}};
-  for (const auto& plane : model::planned_planes(info)) {
+  for (const auto& plane : checkpoint::planned_planes(info)) {
     planes.row({plane.name, std::string(dtype_name(plane.dtype)), shape_text(plane.shape), concat(plane.size())});
     json["planes"].push_back({{"name", plane.name}, {"dtype", dtype_name(plane.dtype)}, {"shape", plane.shape}});
   }
   std::string text =
       concat(printable(info.name), ": ", info.n, " outputs × ", info.k, " inputs, ", fixed(bits_per_weight(info), 3),
              " bits per weight, was ", dtype_name(info.source_dtype), "\n", planes.str());
-  const auto linear = model::load_canonical(source.checkpoint, info);
+  const auto linear = checkpoint::load_canonical(source.checkpoint, info);
   for (size_t pass = 0; pass < linear.passes.size(); ++pass) {
     const auto shown = summarize(linear.passes[pass]);
     text += concat("\npass ", pass, ": ", pass_text(info, pass), "\n", shown.text);
@@ -153,10 +153,10 @@ int show_plain(const Options& options, const Source& source) {
 }
 
 /// A packed linear by its own name, its weight's name, or the name of one of its planes.
-const model::PackedLinearInfo* find_packed(const Source& source, const std::string& name) {
+const checkpoint::PackedLinearInfo* find_packed(const Source& source, const std::string& name) {
   for (const auto& [linear, info] : source.quantization.linears) {
     if (name == linear || name == linear + ".weight") return &info;
-    for (const auto& plane : model::planned_planes(info)) {
+    for (const auto& plane : checkpoint::planned_planes(info)) {
       if (plane.name == name) return &info;
     }
   }

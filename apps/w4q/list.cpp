@@ -1,12 +1,12 @@
 // w4q list: everything that the registries hold.
 #include <memory>
 
+#include "checkpoint/dialect/dialect.h"
 #include "common_options.h"
 #include "conversion_commands.h"
 #include "core/text.h"
 #include "formats/codebook.h"
 #include "formats/scheme_registry.h"
-#include "model/dialect.h"
 #include "quantize/quantizer_registry.h"
 #include "repack/layout_registry.h"
 
@@ -77,7 +77,7 @@ std::string layouts(const io::Json& json) {
 io::Json dialects() {
   io::Json json = {{"dialects", {{{"name", "w4q"}, {"description", "w4q's own planes"}, {"holds", "everything"}}}},
                    {"conversions", io::Json::array()}};
-  for (const auto& row : model::dialect_registry()) {
+  for (const auto& row : checkpoint::dialect_registry()) {
     json["dialects"].push_back({{"name", row.name}, {"description", row.description}, {"holds", row.holds}});
   }
   for (const auto& row : conversion_table()) {

@@ -7,8 +7,8 @@
 #include "core/text.h"
 #include "io/files.h"
 #include "io/output.h"
-#include "model/token_file.h"
-#include "model/tokenizer.h"
+#include "tokenizer/token_file.h"
+#include "tokenizer/tokenizer.h"
 
 namespace w4q::app {
 namespace {
@@ -24,12 +24,12 @@ struct Options {
 
 int run(const Options& options) {
   apply(options.common);
-  const auto tokenizer = model::Tokenizer::open(options.model);
+  const auto tokenizer = tokenizer::Tokenizer::open(options.model);
   io::check_writable(options.output, options.overwrite, {options.model, options.text});
   const std::string text = io::read_file(options.text);
   const auto ids = tokenizer.encode(text, options.bos);
-  const auto width = model::id_width(options.output, tokenizer.vocab_size());
-  io::write_file(options.output, model::encode_ids(ids, width), options.overwrite, {options.model, options.text});
+  const auto width = tokenizer::id_width(options.output, tokenizer.vocab_size());
+  io::write_file(options.output, tokenizer::encode_ids(ids, width), options.overwrite, {options.model, options.text});
   const io::Json json = {{"tokens", ids.size()}, {"bytes", text.size()}, {"id_bits", 8 * width}};
   print(options.common,
         concat(ids.size(), " tokens from ", text.size(), " bytes, written as uint", 8 * width, " little endian\n"),

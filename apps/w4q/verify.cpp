@@ -9,9 +9,9 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "io/files.h"
-#include "model/token_file.h"
-#include "model/tokenizer.h"
 #include "speed_options.h"
+#include "tokenizer/token_file.h"
+#include "tokenizer/tokenizer.h"
 #include "verify/convention.h"
 #include "verify/kernel_check.h"
 #include "verify/kv_compare.h"
@@ -124,8 +124,8 @@ void check_usage(const Options& options) {
 }
 
 std::vector<int32_t> token_ids(const Options& options, const model::ModelConfig& config) {
-  if (!options.ids.empty()) return model::read_ids(options.ids, config.vocab_size);
-  return model::Tokenizer::open(options.model).encode(io::read_file(options.text), false);
+  if (!options.ids.empty()) return tokenizer::read_ids(options.ids, config.vocab_size);
+  return tokenizer::Tokenizer::open(options.model).encode(io::read_file(options.text), false);
 }
 
 void run_weights(const Options& options, const verify::OpenCheckpoint& candidate, const verify::OpenCheckpoint& base,

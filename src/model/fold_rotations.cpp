@@ -235,7 +235,8 @@ PlainModel fold_rotations(PlainModel model, const FoldedRotations& rotations) {
 PlainModel open_plain_model(const std::filesystem::path& folder, std::optional<uint64_t> fold_seed) {
   require_folder(folder);
   PlainModel model = open_as_it_is(folder);
-  const auto quantization = read_quantization(model.json, model.checkpoint, (folder / "config.json").string());
+  const auto quantization =
+      checkpoint::read_quantization(model.json, model.checkpoint, (folder / "config.json").string());
   if (!quantization.linears.empty() || quantization.dialect != nullptr) {
     throw Error(ErrorCode::bad_argument, folder.string() + ": is quantized already")
         .detail(concat("method: ", printable(quantization.method)))

@@ -47,7 +47,7 @@ void add_layer(const ModelConfig& config, int64_t layer, ParameterList& list) {
 /// Loads parameters from a checkpoint and checks each against what the architecture expects.
 class Loader {
  public:
-  Loader(const io::Checkpoint& checkpoint, const QuantizationConfig& quantization)
+  Loader(const io::Checkpoint& checkpoint, const checkpoint::QuantizationConfig& quantization)
       : checkpoint_(checkpoint), quantization_(quantization) {}
 
   /// A 16-bit or fp32 tensor of exactly this shape.
@@ -73,12 +73,12 @@ class Loader {
 
   kernels::LinearWeight linear(const std::string& name, int64_t n, int64_t k, bool bias) const {
     kernels::LinearWeight weight{.name = name, .n = n, .k = k, .matrix = {}, .bias = {}};
-    if (const PackedLinearInfo* packed = quantization_.find(name)) {
+    if (const checkpoint::PackedLinearInfo* packed = quantization_.find(name)) {
       if (packed->n != n || packed->k != k) {
         throw Error(ErrorCode::mismatch, concat(name, ": packed as ", shape_text({packed->n, packed->k})))
             .detail(concat("expected ", shape_text({n, k}), " from the sizes in config.json"));
       }
-      weight.matrix = std::make_shared<const formats::PackedLinear>(load_canonical(checkpoint_, *packed));
+      weight.matrix = std::make_shared<const formats::PackedLinear>(checkpoint::load_canonical(checkpoint_, *packed));
     } else {
       const auto loaded = tensor(name + ".weight", {n, k});
       weight.matrix = kernels::LinearWeight::Dense{loaded->view(), loaded};
@@ -110,11 +110,12 @@ class Loader {
 
  private:
   const io::Checkpoint& checkpoint_;
-  const QuantizationConfig& quantization_;
+  const checkpoint::QuantizationConfig& quantization_;
 };
 
 /// Settles whether the head is tied when config.json does not say.
-void settle_head(const io::Checkpoint& checkpoint, const QuantizationConfig& quantization, ModelConfig& config) {
+void settle_head(const io::Checkpoint& checkpoint, const checkpoint::QuantizationConfig& quantization,
+                 ModelConfig& config) {
   if (config.tie_word_embeddings) return;
   if (checkpoint.contains("lm_head.weight") || quantization.find("lm_head") != nullptr) return;
   config.tied_embeddings = true;
@@ -140,14 +141,14 @@ std::vector<Parameter> parameters(const ModelConfig& config) {
 
 bool is_derived_tensor(std::string_view name) noexcept { return name.ends_with("rotary_emb.inv_freq"); }
 
-LayerWeights load_layer(const io::Checkpoint& checkpoint, const QuantizationConfig& quantization,
+LayerWeights load_layer(const io::Checkpoint& checkpoint, const checkpoint::QuantizationConfig& quantization,
                         const ModelConfig& config, int64_t index) {
   ensure(index >= 0 && index < config.layers, "load_layer: no such layer");
   return Loader(checkpoint, quantization).layer(config, index);
 }
 
-kernels::LinearWeight load_embeddings(const io::Checkpoint& checkpoint, const QuantizationConfig& quantization,
-                                      const ModelConfig& config) {
+kernels::LinearWeight load_embeddings(const io::Checkpoint& checkpoint,
+                                      const checkpoint::QuantizationConfig& quantization, const ModelConfig& config) {
   return Loader(checkpoint, quantization).linear("model.embed_tokens", config.vocab_size, config.hidden_size, false);
 }
 
@@ -155,11 +156,11 @@ Model Model::open(const std::filesystem::path& folder, bool residual) {
   ModelConfig config = read_config(folder);
   const auto config_path = folder / "config.json";
   io::Checkpoint checkpoint = io::Checkpoint::open(folder, residual);
-  auto quantization = read_quantization(io::read_json(config_path), checkpoint, config_path.string());
+  auto quantization = checkpoint::read_quantization(io::read_json(config_path), checkpoint, config_path.string());
   return of(std::move(checkpoint), std::move(config), std::move(quantization));
 }
 
-Model Model::of(io::Checkpoint checkpoint, ModelConfig of_model, QuantizationConfig quantization) {
+Model Model::of(io::Checkpoint checkpoint, ModelConfig of_model, checkpoint::QuantizationConfig quantization) {
   Model model;
   model.config_ = std::move(of_model);
   model.quantization_ = std::move(quantization);

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/packed_checkpoint.h"
 #include "io/checkpoint.h"
 #include "kernels/linear.h"
 #include "model/config.h"
-#include "model/packed_checkpoint.h"
 
 namespace w4q::model {
 
@@ -37,10 +37,10 @@ struct LayerWeights {
 };
 
 /// Parts of a model by themselves, for work that never holds all of it. Errors as Model::open.
-LayerWeights load_layer(const io::Checkpoint& checkpoint, const QuantizationConfig& quantization,
+LayerWeights load_layer(const io::Checkpoint& checkpoint, const checkpoint::QuantizationConfig& quantization,
                         const ModelConfig& config, int64_t index);
-kernels::LinearWeight load_embeddings(const io::Checkpoint& checkpoint, const QuantizationConfig& quantization,
-                                      const ModelConfig& config);
+kernels::LinearWeight load_embeddings(const io::Checkpoint& checkpoint,
+                                      const checkpoint::QuantizationConfig& quantization, const ModelConfig& config);
 
 class Model {
  public:
@@ -48,11 +48,11 @@ class Model {
   /// missing or misshapen parameter is named. Residual passes are left out unless `residual`.
   static Model open(const std::filesystem::path& folder, bool residual = true);
   /// The same of parts that are open already.
-  static Model of(io::Checkpoint checkpoint, ModelConfig config, QuantizationConfig quantization = {});
+  static Model of(io::Checkpoint checkpoint, ModelConfig config, checkpoint::QuantizationConfig quantization = {});
 
   /// A head that config.json does not mention and that is not stored has been marked as tied.
   const ModelConfig& config() const noexcept { return config_; }
-  const QuantizationConfig& quantization() const noexcept { return quantization_; }
+  const checkpoint::QuantizationConfig& quantization() const noexcept { return quantization_; }
   const io::Checkpoint& checkpoint() const noexcept { return *checkpoint_; }
 
   const std::vector<LayerWeights>& layers() const noexcept { return layers_; }
@@ -66,7 +66,7 @@ class Model {
   Model() = default;
 
   ModelConfig config_;
-  QuantizationConfig quantization_;
+  checkpoint::QuantizationConfig quantization_;
   std::unique_ptr<io::Checkpoint> checkpoint_;
   std::vector<LayerWeights> layers_;
   std::vector<float> final_norm_;

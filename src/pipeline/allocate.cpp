@@ -41,12 +41,12 @@ struct Item {
 Item make_item(const TensorPlan& tensor, bool input_scale) {
   Item item{std::string(model::module_path(tensor.name)), tensor.weights(), widths_of(*tensor.scheme), {}, {}};
   for (const Scheme& scheme : item.schemes) {
-    const model::PackedLinearInfo info{item.module,  tensor.shape[0],           tensor.shape[1],
-                                       tensor.dtype, {{scheme, tensor.layout}}, input_scale};
+    const checkpoint::PackedLinearInfo info{item.module,  tensor.shape[0],           tensor.shape[1],
+                                            tensor.dtype, {{scheme, tensor.layout}}, input_scale};
     quantize::AllocationChoice choice;
     item.tables.push_back(0);
-    const std::string table = model::plane_name(item.module, 0, PlaneRole::codebook);
-    for (const auto& plane : model::planned_planes(info)) {
+    const std::string table = checkpoint::plane_name(item.module, 0, PlaneRole::codebook);
+    for (const auto& plane : checkpoint::planned_planes(info)) {
       (plane.name == table ? item.tables.back() : choice.bytes) += plane.size();
     }
     item.choices.push_back(choice);

@@ -4,19 +4,19 @@
 #include <limits>
 #include <utility>
 
+#include "checkpoint/packed_checkpoint.h"
 #include "core/error.h"
 #include "core/interrupt.h"
 #include "core/text.h"
 #include "io/files.h"
 #include "model/decoder_layer.h"
 #include "model/model.h"
-#include "model/packed_checkpoint.h"
-#include "model/token_file.h"
-#include "model/tokenizer.h"
 #include "pipeline/calibration_cuda.h"
 #include "pipeline/digest.h"
 #include "pipeline/hidden_states.h"
 #include "pipeline/plan.h"
+#include "tokenizer/token_file.h"
+#include "tokenizer/tokenizer.h"
 
 namespace w4q::pipeline {
 namespace {
@@ -80,8 +80,8 @@ CalibrationWindows read_windows(const std::filesystem::path& model_folder, const
     throw Error(ErrorCode::bad_argument, "calibration needs a text or a file of token ids, one of the two");
   }
   const auto& source = text.text.empty() ? text.ids : text.text;
-  const auto ids = text.text.empty() ? model::read_ids(text.ids, config.vocab_size)
-                                     : model::Tokenizer::open(model_folder).encode(io::read_file(text.text), false);
+  const auto ids = text.text.empty() ? tokenizer::read_ids(text.ids, config.vocab_size)
+                                     : tokenizer::Tokenizer::open(model_folder).encode(io::read_file(text.text), false);
   for (const int32_t id : ids) {
     if (id < config.vocab_size) continue;
     throw Error(ErrorCode::bad_file, concat(source.string(), ": the tokenizer gives id ", id))
@@ -165,7 +165,7 @@ struct Calibration::Impl {
 
   const io::Checkpoint& checkpoint;
   const model::ModelConfig& config;
-  const model::QuantizationConfig quantization;  // empty: calibration runs on the weights as they are stored
+  const checkpoint::QuantizationConfig quantization;  // empty: calibration runs on the weights as they are stored
   const CalibrationWindows windows;
   const CalibrationOptions options;
   const std::unique_ptr<CalibrationCuda> gpu;

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/interrupt.h"
-#include "model/cuda_layer_decoder.h"
+#include "decoder_cuda/layer_decoder.h"
 #include "quantize/statistics_cuda.h"
 
 namespace w4q::pipeline {
@@ -51,14 +51,14 @@ struct CalibrationCuda::Impl {
 
   float* window(int64_t index) { return states.as<float>() + index * window_values; }
 
-  void observe(std::span<const std::string> linears, const model::CudaMatrix& input) {
+  void observe(std::span<const std::string> linears, const decoder_cuda::CudaMatrix& input) {
     for (size_t i = 0; i < groups.size(); ++i) {
       if (groups[i].name() != linears.front()) continue;
       sums[i]->add_rows(static_cast<const __half*>(input.data), input.rows);
     }
   }
 
-  void run_resident(const model::CudaObserver& observer, const std::function<void()>& on_window) {
+  void run_resident(const decoder_cuda::CudaObserver& observer, const std::function<void()>& on_window) {
     for (int64_t first = 0; first < resident; first += batch) {
       const int64_t count = std::min(batch, resident - first);
       decoder.run(window(first), count, observer);
@@ -67,7 +67,8 @@ struct CalibrationCuda::Impl {
     }
   }
 
-  void run_others(HiddenStates& others, const model::CudaObserver& observer, const std::function<void()>& on_window) {
+  void run_others(HiddenStates& others, const decoder_cuda::CudaObserver& observer,
+                  const std::function<void()>& on_window) {
     if (resident == shape.samples) return;
     device::DeviceBuffer staged(static_cast<size_t>(window_values) * sizeof(float));
     for (int64_t i = 0; i < shape.samples - resident; ++i) {
@@ -106,7 +107,7 @@ struct CalibrationCuda::Impl {
   const model::ModelConfig& config;
   const CalibrationShape shape;
   const int64_t batch, window_values;
-  model::CudaLayerDecoder decoder;
+  decoder_cuda::CudaLayerDecoder decoder;
   const int64_t resident;
   device::DeviceBuffer states;  // [resident, length, hidden]
   std::array<LinearGroup, groups_per_layer> groups;
@@ -135,8 +136,8 @@ LayerStatistics CalibrationCuda::run(const model::LayerWeights& weights, int64_t
   for (size_t i = 0; i < impl.groups.size(); ++i)
     impl.sums[i].emplace(*impl.work, impl.groups[i].width, impl.shape.gram);
   impl.decoder.load(weights, layer);
-  model::CudaObserver observer;
-  observer.linear_input = [&](std::span<const std::string> linears, const model::CudaMatrix& input) {
+  decoder_cuda::CudaObserver observer;
+  observer.linear_input = [&](std::span<const std::string> linears, const decoder_cuda::CudaMatrix& input) {
     impl.observe(linears, input);
   };
   impl.run_resident(observer, on_window);

@@ -31,7 +31,7 @@ struct CalibrationShape {
 
 class CalibrationCuda {
  public:
-  /// `config` must outlive it. Throws as model::CudaLayerDecoder.
+  /// `config` must outlive it. Throws as decoder_cuda::CudaLayerDecoder.
   CalibrationCuda(std::shared_ptr<quantize::CudaWork> work, const model::ModelConfig& config,
                   const CalibrationShape& shape);
   ~CalibrationCuda();

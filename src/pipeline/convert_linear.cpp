@@ -3,20 +3,20 @@
 #include <optional>
 #include <utility>
 
+#include "checkpoint/dialect/dialect.h"
 #include "core/error.h"
 #include "core/text.h"
 #include "formats/scheme_registry.h"
-#include "model/dialect.h"
 #include "pipeline/round_anew.h"
 #include "repack/layout_registry.h"
 
 namespace w4q::pipeline {
 namespace {
 
+using checkpoint::PackedLinearInfo;
 using formats::PackedLinear;
 using formats::PackedWeight;
 using formats::StoredTensor;
-using model::PackedLinearInfo;
 
 /// Codes, zeros and scales that are equal; of families without integers, whole planes.
 formats::RecastProof compare(const PackedWeight& a, const PackedWeight& b) {
@@ -35,7 +35,7 @@ formats::RecastProof compare(const PackedWeight& a, const PackedWeight& b) {
 std::optional<PackedWeight> prepare(const PackedLinear& source, const LinearPlan& plan, bool allow_lossy,
                                     ConvertedLinear& linear) {
   const formats::Scheme& scheme = plan.to.passes.front().scheme;
-  const model::DialectRow& row = *plan.to.dialect;
+  const checkpoint::DialectRow& row = *plan.to.dialect;
   const PackedWeight& before = source.passes.front();
   const bool same = before.scheme == scheme;
   if (linear.loses.empty() && !same) linear.loses = formats::integer_recast_loss(before, scheme);
@@ -83,7 +83,7 @@ PackedWeight round_trip(const PackedWeight& canonical, const PackedLinearInfo& f
     const auto& layout = repack::layout_row(from.passes[pass].layout);
     return layout.unpack(layout.pack(canonical), from.name);
   }
-  const model::DialectFit fit = from.dialect->fit(from);
+  const checkpoint::DialectFit fit = from.dialect->fit(from);
   ensure(fit.scheme.has_value() && fit.loses.empty(), from.name + ": its own dialect does not hold it");
   if (canonical.scheme.family != formats::SchemeFamily::integer) {
     return from.dialect->decode(from, from.dialect->encode(canonical));
@@ -93,11 +93,11 @@ PackedWeight round_trip(const PackedWeight& canonical, const PackedLinearInfo& f
 
 void write_own(const PackedLinear& source, const LinearPlan& plan, io::CheckpointWriter& writer,
                ConvertedLinear& linear) {
-  if (plan.to.input_scale) writer.write(model::input_scale_name(plan.to.name), bytes_of(source.input_scale));
+  if (plan.to.input_scale) writer.write(checkpoint::input_scale_name(plan.to.name), bytes_of(source.input_scale));
   for (size_t pass = 0; pass < source.passes.size(); ++pass) {
     const PackedWeight& weight = source.passes[pass];
     for (const auto& plane : weight.planes) {
-      writer.write(model::plane_name(plan.to.name, pass, plane.spec.role), plane.bytes.bytes());
+      writer.write(checkpoint::plane_name(plan.to.name, pass, plane.spec.role), plane.bytes.bytes());
     }
     linear.proof += compare(weight, round_trip(weight, *plan.from, pass));
   }
@@ -108,7 +108,7 @@ void write_own(const PackedLinear& source, const LinearPlan& plan, io::Checkpoin
 
 void convert_linear(const io::Checkpoint& checkpoint, const LinearPlan& plan, bool allow_lossy,
                     io::CheckpointWriter& writer, ConvertedLinear& linear) {
-  const PackedLinear source = model::load_canonical(checkpoint, *plan.from);
+  const PackedLinear source = checkpoint::load_canonical(checkpoint, *plan.from);
   if (plan.to.dialect == nullptr) return write_own(source, plan, writer, linear);
   write_dialect(source, plan, allow_lossy, writer, linear);
 }

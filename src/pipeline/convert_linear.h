@@ -3,18 +3,18 @@
 
 #include <string>
 
+#include "checkpoint/packed_checkpoint.h"
 #include "io/checkpoint.h"
 #include "io/checkpoint_writer.h"
-#include "model/packed_checkpoint.h"
 #include "pipeline/convert_model.h"
 
 namespace w4q::pipeline {
 
 /// A linear before and after.
 struct LinearPlan {
-  const model::PackedLinearInfo* from = nullptr;
-  model::PackedLinearInfo to;  ///< of a dialect, or w4q's own
-  std::string loses;           ///< why the codes cannot be kept, as far as the structure tells; empty: they can
+  const checkpoint::PackedLinearInfo* from = nullptr;
+  checkpoint::PackedLinearInfo to;  ///< of a dialect, or w4q's own
+  std::string loses;                ///< why the codes cannot be kept, as far as the structure tells; empty: they can
 };
 
 /// Reads the linear, writes its tensors, decodes once more what was written, and fills proof, error and `loses` of

@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "checkpoint/dialect/dialect.h"
 #include "core/buffer.h"
 #include "core/error.h"
 #include "core/parallel.h"
@@ -18,7 +19,6 @@
 #include "io/checkpoint.h"
 #include "io/output.h"
 #include "model/config.h"
-#include "model/dialect.h"
 #include "model/model.h"
 #include "pipeline/convert_linear.h"
 #include "pipeline/output_rules.h"
@@ -26,19 +26,19 @@
 namespace w4q::pipeline {
 namespace {
 
-using model::PackedLinearInfo;
+using checkpoint::PackedLinearInfo;
 
 constexpr std::string_view own_dialect = "w4q";
 
 struct Source {
   io::Checkpoint checkpoint;
   io::Json config;
-  model::QuantizationConfig quantization;
+  checkpoint::QuantizationConfig quantization;
 };
 
 struct ConvertPlan {
   Source source;
-  const model::DialectRow* dialect = nullptr;  ///< null: w4q's own
+  const checkpoint::DialectRow* dialect = nullptr;  ///< null: w4q's own
   std::vector<LinearPlan> linears;
   std::vector<io::PlannedTensor> carried;
   std::vector<std::string> kept;  ///< linear layers in 16 bit
@@ -48,7 +48,7 @@ Source open_source(const std::filesystem::path& folder) {
   model::require_folder(folder);
   const auto config_path = folder / "config.json";
   Source source{io::Checkpoint::open(folder), io::read_json(config_path), {}};
-  source.quantization = model::read_quantization(source.config, source.checkpoint, config_path.string());
+  source.quantization = checkpoint::read_quantization(source.config, source.checkpoint, config_path.string());
   if (source.quantization.linears.empty()) {
     throw Error(ErrorCode::bad_argument, folder.string() + ": holds no packed tensors")
         .hint("w4q quantize makes a packed checkpoint from a 16-bit one");
@@ -56,9 +56,9 @@ Source open_source(const std::filesystem::path& folder) {
   return source;
 }
 
-const model::DialectRow* find_target(const std::string& name) {
+const checkpoint::DialectRow* find_target(const std::string& name) {
   if (name == own_dialect) return nullptr;
-  const auto* row = model::find_dialect(name);
+  const auto* row = checkpoint::find_dialect(name);
   if (row == nullptr) {
     throw Error(ErrorCode::bad_argument, concat("--to ", printable(name), ": a packed checkpoint cannot become this"))
         .detail("known: " + join(convert_targets()));
@@ -74,7 +74,7 @@ std::string refuse_structure(const PackedLinearInfo& info) {
   return {};
 }
 
-LinearPlan plan_linear(const PackedLinearInfo& info, const model::DialectRow& row, bool allow_lossy) {
+LinearPlan plan_linear(const PackedLinearInfo& info, const checkpoint::DialectRow& row, bool allow_lossy) {
   const auto refuse = [&](const std::string& why) {
     return Error(ErrorCode::unsupported, concat(printable(info.name), ": ", row.name, " cannot hold ",
                                                 formats::to_string(info.passes.front().scheme)))
@@ -83,7 +83,7 @@ LinearPlan plan_linear(const PackedLinearInfo& info, const model::DialectRow& ro
   if (info.name.ends_with("embed_tokens")) {
     throw refuse("it packs linear layers, not embedding tables").hint("quantize without --embeddings");
   }
-  model::DialectFit fit = row.fit(info);
+  checkpoint::DialectFit fit = row.fit(info);
   if (!fit.scheme) throw refuse(fit.loses);
   if (auto why = refuse_structure(info); !why.empty()) fit.loses = std::move(why);
   if (!fit.loses.empty() && !allow_lossy) {
@@ -116,7 +116,7 @@ bool is_linear_layer(const io::TensorInfo& info) {
 void plan_carried(ConvertPlan& plan) {
   std::set<std::string> packed;
   for (const auto& [name, info] : plan.source.quantization.linears) {
-    for (auto& tensor : model::planned_planes(info)) packed.insert(std::move(tensor.name));
+    for (auto& tensor : checkpoint::planned_planes(info)) packed.insert(std::move(tensor.name));
   }
   for (const auto& [name, info] : plan.source.checkpoint.tensors()) {
     if (packed.contains(name)) continue;
@@ -137,7 +137,7 @@ ConvertPlan make_plan(const ConvertRequest& request) {
 
 /// What config.json says of the output.
 io::Json describe(const ConvertPlan& plan) {
-  std::vector<model::DialectLinear> linears;
+  std::vector<checkpoint::DialectLinear> linears;
   for (const auto& linear : plan.linears) {
     const auto& from = linear.from->passes.front().scheme;
     const auto& to = linear.to.passes.front().scheme;
@@ -149,8 +149,8 @@ io::Json describe(const ConvertPlan& plan) {
   return json;
 }
 
-model::QuantizationConfig own_quantization(const ConvertPlan& plan) {
-  model::QuantizationConfig result;
+checkpoint::QuantizationConfig own_quantization(const ConvertPlan& plan) {
+  checkpoint::QuantizationConfig result;
   result.method = plan.source.quantization.method;
   result.rescaled = plan.source.quantization.rescaled;
   for (const auto& linear : plan.linears) result.linears.emplace(linear.to.name, linear.to);
@@ -159,7 +159,7 @@ model::QuantizationConfig own_quantization(const ConvertPlan& plan) {
 
 int64_t tensor_bytes(const PackedLinearInfo& info) {
   int64_t sum = 0;
-  for (const auto& tensor : model::planned_planes(info)) sum += tensor.size();
+  for (const auto& tensor : checkpoint::planned_planes(info)) sum += tensor.size();
   return sum;
 }
 
@@ -248,7 +248,7 @@ void convert_linears(const ConvertPlan& plan, bool allow_lossy, io::CheckpointWr
 
 std::vector<std::string> convert_targets() {
   std::vector<std::string> names{std::string(own_dialect)};
-  for (const auto& row : model::dialect_registry()) names.emplace_back(row.name);
+  for (const auto& row : checkpoint::dialect_registry()) names.emplace_back(row.name);
   return names;
 }
 
@@ -265,7 +265,7 @@ ConvertReport convert_model(const ConvertRequest& request) {
   ConvertReport report = make_report(plan);
   std::vector<io::PlannedTensor> planned = plan.carried;
   for (const auto& linear : plan.linears)
-    std::ranges::move(model::planned_planes(linear.to), std::back_inserter(planned));
+    std::ranges::move(checkpoint::planned_planes(linear.to), std::back_inserter(planned));
   io::OutputFolder output(request.output, request.overwrite, {request.input}, former_outputs(request.input));
   io::CheckpointWriter writer(output.staging(), std::move(planned), request.write);
   Progress progress("convert", plan.source.checkpoint.total_bytes(), "bytes");

@@ -8,9 +8,9 @@
 #include "core/stopwatch.h"
 #include "formats/gguf_blocks.h"
 #include "formats/scheme_registry.h"
+#include "gguf/config.h"
+#include "gguf/names.h"
 #include "io/gguf_writer.h"
-#include "model/gguf_config.h"
-#include "model/gguf_names.h"
 #include "pipeline/gguf_export_plan.h"
 #include "pipeline/gguf_packed.h"
 
@@ -82,11 +82,11 @@ RowSource packed_rows(const formats::PackedLinear& linear, const ExportedTensor&
 ConversionError write_tensor(const ExportPlan& plan, const ExportedTensor& tensor, io::GgufWriter& writer) {
   const auto write = [&](std::span<const std::byte> chunk) { writer.append(tensor.name, chunk); };
   const RowOrder order = [rotary = tensor.rotary, head_dim = plan.config.head_dim](int64_t row) {
-    return rotary ? model::rotary_row_from_gguf(row, head_dim) : row;
+    return rotary ? gguf::rotary_row_from_gguf(row, head_dim) : row;
   };
   const std::string& name = tensor.parameter.name;
   if (tensor.packed != nullptr) {
-    const auto linear = model::load_canonical(plan.checkpoint, *tensor.packed);
+    const auto linear = checkpoint::load_canonical(plan.checkpoint, *tensor.packed);
     return convert_rows(name, packed_rows(linear, tensor, order), sink_of(tensor.type, tensor.packed->k), write);
   }
   const Shape& shape = tensor.parameter.shape;
@@ -101,7 +101,7 @@ std::vector<io::PlannedGgufTensor> planned_tensors(const ExportPlan& plan) {
   for (const auto& tensor : plan.tensors) result.push_back({tensor.name, tensor.type, tensor.parameter.shape});
   if (!plan.rope_factors.empty()) {
     const auto size = static_cast<int64_t>(plan.rope_factors.size());
-    result.push_back({std::string(model::rope_factors_tensor), GgmlType::f32, {size}});
+    result.push_back({std::string(gguf::rope_factors_tensor), GgmlType::f32, {size}});
   }
   return result;
 }
@@ -122,7 +122,7 @@ ConversionReport export_gguf(const GgufExportRequest& request) {
     report.tensors[i].error = write_tensor(plan, plan.tensors[i], writer);
     progress.advance(report.tensors[i].bytes_before);
   }
-  if (!plan.rope_factors.empty()) writer.append(model::rope_factors_tensor, bytes_of(plan.rope_factors));
+  if (!plan.rope_factors.empty()) writer.append(gguf::rope_factors_tensor, bytes_of(plan.rope_factors));
   writer.commit();
   report.done = true;
   report.file_bytes = static_cast<int64_t>(writer.header().file_size());

@@ -8,10 +8,10 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "gguf/config.h"
+#include "gguf/names.h"
+#include "gguf/tokenizer.h"
 #include "io/files.h"
-#include "model/gguf_config.h"
-#include "model/gguf_names.h"
-#include "model/gguf_tokenizer.h"
 #include "pipeline/gguf_packed.h"
 
 namespace w4q::pipeline {
@@ -66,14 +66,14 @@ GgmlType plain_type(DType dtype) {
 }
 
 /// The block type that says the same as an integer scheme, if there is one.
-std::optional<GgmlType> lossless_type(const model::PackedLinearInfo& packed) {
+std::optional<GgmlType> lossless_type(const checkpoint::PackedLinearInfo& packed) {
   if (packed.passes.size() != 1 || packed.input_scale || packed.k % 32 != 0) return std::nullopt;
   if (!packed.passes.front().rotation.identity()) return std::nullopt;
   return gguf_of_scheme(packed.passes.front().scheme);
 }
 
 /// Chooses the type of a packed linear. Quantizing what was quantized before would only add errors.
-void choose_packed(const model::PackedLinearInfo& packed, const TargetRow& target, ExportedTensor& tensor) {
+void choose_packed(const checkpoint::PackedLinearInfo& packed, const TargetRow& target, ExportedTensor& tensor) {
   const auto same = lossless_type(packed);
   if (same && (target.quantizes || target.name == lossless_target)) {
     tensor.type = *same;
@@ -118,11 +118,11 @@ void check_parameter(const io::TensorInfo& info, const model::Parameter& paramet
 
 std::vector<ExportedTensor> choose_types(ExportPlan& plan, const TargetRow& target) {
   std::vector<ExportedTensor> tensors;
-  const bool permuted = model::gguf_architecture(plan.config) == "llama";
+  const bool permuted = gguf::gguf_architecture(plan.config) == "llama";
   for (auto& parameter : model::parameters(plan.config)) {
     ExportedTensor tensor;
-    tensor.name = model::name_to_gguf(parameter.name).value();
-    tensor.rotary = permuted && model::has_rotary_rows(parameter.name);
+    tensor.name = gguf::name_to_gguf(parameter.name).value();
+    tensor.rotary = permuted && gguf::has_rotary_rows(parameter.name);
     tensor.packed = parameter.linear ? plan.quantization->find(model::module_path(parameter.name)) : nullptr;
     if (tensor.packed != nullptr) {
       check_shape(parameter, {tensor.packed->n, tensor.packed->k});
@@ -146,18 +146,17 @@ io::GgufMetadata read_tokenizer(const GgufExportRequest& request, ExportPlan& pl
   if (!request.tokenizer || !fs::exists(folder / "tokenizer.json")) {
     plan.notes.emplace_back(request.tokenizer ? "there is no tokenizer.json: the file has no tokenizer"
                                               : "the file has no tokenizer");
-    return model::token_ids_to_gguf(plan.config);
+    return gguf::token_ids_to_gguf(plan.config);
   }
-  model::TokenizerFiles files{io::read_json(folder / "tokenizer.json"),
-                              json_or_empty(folder / "tokenizer_config.json")};
+  gguf::TokenizerFiles files{io::read_json(folder / "tokenizer.json"), json_or_empty(folder / "tokenizer_config.json")};
   const auto chat_template = folder / "chat_template.jinja";
   if (fs::exists(chat_template)) files.tokenizer_config["chat_template"] = io::read_file(chat_template);
-  return model::tokenizer_to_gguf(files, plan.config, plan.notes);
+  return gguf::tokenizer_to_gguf(files, plan.config, plan.notes);
 }
 
 io::GgufMetadata general_metadata(const fs::path& folder, const ExportPlan& plan) {
   const fs::path place = fs::weakly_canonical(folder);
-  io::GgufMetadata metadata = {{"general.architecture", model::gguf_architecture(plan.config)},
+  io::GgufMetadata metadata = {{"general.architecture", gguf::gguf_architecture(plan.config)},
                                {"general.type", std::string("model")},
                                {"general.name", place.filename().string()},
                                {"general.file_type", file_type(plan.tensors)}};
@@ -184,9 +183,9 @@ ExportPlan plan_export(const GgufExportRequest& request) {
   model::require_folder(request.input);
   const auto config_path = request.input / "config.json";
   io::Checkpoint checkpoint = io::Checkpoint::open(request.input);
-  auto quantization = model::read_quantization(io::read_json(config_path), checkpoint, config_path.string());
+  auto quantization = checkpoint::read_quantization(io::read_json(config_path), checkpoint, config_path.string());
   ExportPlan plan{model::read_config(request.input),
-                  std::make_unique<const model::QuantizationConfig>(std::move(quantization)),
+                  std::make_unique<const checkpoint::QuantizationConfig>(std::move(quantization)),
                   std::move(checkpoint),
                   {},
                   {},
@@ -195,9 +194,9 @@ ExportPlan plan_export(const GgufExportRequest& request) {
   const bool head = plan.checkpoint.contains("lm_head.weight") || plan.quantization->find("lm_head") != nullptr;
   if (!plan.config.tie_word_embeddings && !head) plan.config.tied_embeddings = true;
   plan.tensors = choose_types(plan, target);
-  plan.rope_factors = model::rope_factors_to_gguf(plan.config);
+  plan.rope_factors = gguf::rope_factors_to_gguf(plan.config);
   plan.metadata = general_metadata(request.input, plan);
-  append(plan.metadata, model::config_to_gguf(plan.config, plan.notes));
+  append(plan.metadata, gguf::config_to_gguf(plan.config, plan.notes));
   append(plan.metadata, read_tokenizer(request, plan));
   for (const auto& warning : plan.checkpoint.warnings()) plan.notes.push_back(warning);
   return plan;
@@ -206,7 +205,7 @@ ExportPlan plan_export(const GgufExportRequest& request) {
 int64_t stored_bytes(const ExportPlan& plan, const ExportedTensor& tensor) {
   if (tensor.packed == nullptr) return static_cast<int64_t>(plan.checkpoint.at(tensor.parameter.name).size());
   int64_t sum = 0;
-  for (const auto& plane : model::planned_planes(*tensor.packed)) sum += plane.size();
+  for (const auto& plane : checkpoint::planned_planes(*tensor.packed)) sum += plane.size();
   return sum;
 }
 

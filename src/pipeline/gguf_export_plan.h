@@ -5,12 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/packed_checkpoint.h"
 #include "core/ggml_type.h"
 #include "io/checkpoint.h"
 #include "io/gguf.h"
 #include "model/config.h"
 #include "model/model.h"
-#include "model/packed_checkpoint.h"
 #include "pipeline/gguf_export.h"
 
 namespace w4q::pipeline {
@@ -18,7 +18,7 @@ namespace w4q::pipeline {
 struct ExportedTensor {
   std::string name;  ///< in the GGUF file
   model::Parameter parameter;
-  const model::PackedLinearInfo* packed = nullptr;  ///< points into ExportPlan::quantization
+  const checkpoint::PackedLinearInfo* packed = nullptr;  ///< points into ExportPlan::quantization
   GgmlType type = GgmlType::f32;
   bool keeps_codes = false;  ///< blocks are made of the integer planes themselves
   bool rotary = false;       ///< rows take the order of the architecture "llama"
@@ -26,7 +26,7 @@ struct ExportedTensor {
 
 struct ExportPlan {
   model::ModelConfig config;
-  std::unique_ptr<const model::QuantizationConfig> quantization;
+  std::unique_ptr<const checkpoint::QuantizationConfig> quantization;
   io::Checkpoint checkpoint;
   std::vector<ExportedTensor> tensors;
   std::vector<float> rope_factors;

@@ -16,11 +16,11 @@
 #include "core/text.h"
 #include "formats/gguf_blocks.h"
 #include "formats/scheme_registry.h"
+#include "gguf/config.h"
+#include "gguf/names.h"
+#include "gguf/tokenizer.h"
 #include "io/gguf.h"
 #include "io/output.h"
-#include "model/gguf_config.h"
-#include "model/gguf_names.h"
-#include "model/gguf_tokenizer.h"
 #include "model/model.h"
 #include "pipeline/gguf_packed.h"
 #include "pipeline/output_rules.h"
@@ -42,9 +42,9 @@ struct Source {
   io::GgufFile file;
   io::Json config;
   model::ModelConfig parsed;
-  std::optional<model::TokenizerFiles> tokenizer;
+  std::optional<gguf::TokenizerFiles> tokenizer;
   std::vector<ImportedTensor> tensors;
-  model::QuantizationConfig quantization;
+  checkpoint::QuantizationConfig quantization;
 };
 
 std::optional<DType> plain_dtype(GgmlType type) {
@@ -104,7 +104,7 @@ DType choose_dtype(const io::GgufFile& file, const io::GgufTensor& tensor, DType
 }
 
 ImportedTensor find_tensor(const io::GgufFile& file, const model::Parameter& parameter, bool permuted, DType common) {
-  const auto name = model::name_to_gguf(parameter.name);
+  const auto name = gguf::name_to_gguf(parameter.name);
   ensure(name.has_value(), "a parameter without a GGUF name");
   const auto* source = file.find(*name);
   if (source == nullptr) {
@@ -122,7 +122,7 @@ ImportedTensor find_tensor(const io::GgufFile& file, const model::Parameter& par
         .detail("supported: F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS");
   }
   return {parameter.name, source, choose_dtype(file, *source, common),
-          permuted && model::has_rotary_rows(parameter.name)};
+          permuted && gguf::has_rotary_rows(parameter.name)};
 }
 
 /// A tensor that no parameter needs may change what the model computes, so it is not dropped silently.
@@ -130,7 +130,7 @@ void refuse_unknown(const io::GgufFile& file, const std::vector<ImportedTensor>&
   std::set<const io::GgufTensor*> used;
   for (const auto& tensor : tensors) used.insert(tensor.source);
   for (const auto& tensor : file.header().tensors) {
-    if (used.contains(&tensor) || tensor.name == model::rope_factors_tensor) continue;
+    if (used.contains(&tensor) || tensor.name == gguf::rope_factors_tensor) continue;
     throw Error(ErrorCode::unsupported,
                 concat(printable(tensor.name), ": no such tensor in models of this architecture"))
         .detail("in " + printable(file.path().native()));
@@ -145,7 +145,7 @@ void choose_packed(Source& source, DType common) {
     if (from.shape.size() == 2) tensor.packed = scheme_of_gguf(from.type);
     if (!tensor.packed) continue;
     const std::string name(model::module_path(tensor.name));
-    const model::PackedPass pass{*tensor.packed, std::string(formats::canonical_layout)};
+    const checkpoint::PackedPass pass{*tensor.packed, std::string(formats::canonical_layout)};
     source.quantization.linears[name] = {name, from.shape[0], from.shape[1], common, {pass}, false};
   }
 }
@@ -158,11 +158,11 @@ Source open_source(const GgufImportRequest& request) {
   }
   Source source{io::GgufFile::open(request.input), {}, {}, {}, {}, {}};
   const auto& file = source.file;
-  const model::GgufKeys keys(file.header().metadata, request.input.native());
+  const gguf::GgufKeys keys(file.header().metadata, request.input.native());
   const DType common = common_dtype(file, request.to);
-  source.config = model::config_from_gguf(file, keys, common);
+  source.config = gguf::config_from_gguf(file, keys, common);
   source.parsed = model::parse_config(source.config, request.input.native());
-  if (request.tokenizer && keys.text("tokenizer.ggml.model")) source.tokenizer = model::tokenizer_from_gguf(keys);
+  if (request.tokenizer && keys.text("tokenizer.ggml.model")) source.tokenizer = gguf::tokenizer_from_gguf(keys);
   for (const auto& parameter : model::parameters(source.parsed)) {
     source.tensors.push_back(find_tensor(file, parameter, keys.architecture() == "llama", common));
   }
@@ -171,13 +171,13 @@ Source open_source(const GgufImportRequest& request) {
   return source;
 }
 
-const model::PackedLinearInfo& packed_info(const Source& source, const ImportedTensor& tensor) {
+const checkpoint::PackedLinearInfo& packed_info(const Source& source, const ImportedTensor& tensor) {
   return source.quantization.linears.at(std::string(model::module_path(tensor.name)));
 }
 
 /// What a tensor becomes: itself, or its planes.
 std::vector<io::PlannedTensor> planned_tensors(const Source& source, const ImportedTensor& tensor) {
-  if (tensor.packed) return model::planned_planes(packed_info(source, tensor));
+  if (tensor.packed) return checkpoint::planned_planes(packed_info(source, tensor));
   return {{tensor.name, tensor.dtype, tensor.source->shape}};
 }
 
@@ -221,7 +221,7 @@ ConversionError convert_packed(const Source& source, const ImportedTensor& tenso
   });
   ensure(changed == 0, concat(tensor.name, ": planes and blocks decode to different values"));
   for (const auto& plane : weight.planes)
-    writer.write(model::plane_name(info.name, 0, plane.spec.role), plane.bytes.bytes());
+    writer.write(checkpoint::plane_name(info.name, 0, plane.spec.role), plane.bytes.bytes());
   return {};
 }
 
@@ -232,7 +232,7 @@ ConversionError convert(const Source& source, const ImportedTensor& tensor, io::
   const bool column = from.shape.size() == 1 && tensor.rotary;
   const int64_t k = column ? 1 : from.shape.back(), rows = element_count(from.shape) / k;
   const uint64_t from_bytes = column ? from.size / static_cast<uint64_t>(rows) : from.row_bytes();
-  const auto row_of = [&](int64_t row) { return tensor.rotary ? model::rotary_row_to_gguf(row, head_dim) : row; };
+  const auto row_of = [&](int64_t row) { return tensor.rotary ? gguf::rotary_row_to_gguf(row, head_dim) : row; };
   const auto bytes_of_row = [&](int64_t row) {
     return source.file.bytes(from).subspan(static_cast<size_t>(row_of(row)) * from_bytes, from_bytes);
   };
@@ -268,7 +268,7 @@ void write_json(const std::filesystem::path& path, const io::Json& json) {
 void write_companions(const Source& source, const std::filesystem::path& folder) {
   io::Json config = source.config;
   config[conversion_mark] = "w4q";
-  if (!source.quantization.linears.empty()) model::write_quantization_config(source.quantization, config);
+  if (!source.quantization.linears.empty()) checkpoint::write_quantization_config(source.quantization, config);
   write_json(folder / "config.json", config);
   write_json(folder / "generation_config.json",
              {{"bos_token_id", config["bos_token_id"]}, {"eos_token_id", config["eos_token_id"]}});

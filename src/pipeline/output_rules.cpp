@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/dialect/dialect.h"
 #include "core/error.h"
 #include "core/text.h"
 #include "io/checkpoint.h"
@@ -11,7 +12,6 @@
 #include "io/files.h"
 #include "io/output.h"
 #include "io/system.h"
-#include "model/dialect.h"
 #include "pipeline/turboquant_config.h"
 
 namespace w4q::pipeline {
@@ -29,7 +29,7 @@ bool has_config_of_w4q(const fs::path& folder) {
     if (config.is_object() && config.contains("quantization_config") && is_marked(config["quantization_config"])) {
       return true;
     }
-    return !model::parse_quantization_config(config, "config.json").linears.empty();
+    return !checkpoint::parse_quantization_config(config, "config.json").linears.empty();
   } catch (const Error&) {
     return false;
   }
@@ -43,7 +43,8 @@ bool is_written(const fs::path& relative) {
   const std::string name = relative.filename().native();
   const bool on_top = !relative.has_parent_path();
   if ((on_top || relative.parent_path() == io::sidecar_folder) && io::is_written_weight_file(name)) return true;
-  return on_top && (std::ranges::count(own_files, name) > 0 || std::ranges::count(model::side_config_files, name) > 0);
+  return on_top &&
+         (std::ranges::count(own_files, name) > 0 || std::ranges::count(checkpoint::side_config_files, name) > 0);
 }
 
 /// Relative names, sorted, of what lies in `folder` and did not come there by w4q; w4q makes no links, and folders only
@@ -97,14 +98,14 @@ std::function<bool(const fs::path&)> former_outputs(const fs::path& input) {
 
 void carry_companions(const std::filesystem::path& from, const std::filesystem::path& to, const io::Json& config) {
   std::vector<std::string> left_out{"config.json"};
-  left_out.insert(left_out.end(), std::begin(model::side_config_files), std::end(model::side_config_files));
+  left_out.insert(left_out.end(), std::begin(checkpoint::side_config_files), std::end(checkpoint::side_config_files));
   io::copy_companions(from, to, left_out);
   io::write_file(to / "config.json", config.dump(2) + "\n", false);
 }
 
 void carry_companions(const std::filesystem::path& from, const std::filesystem::path& to, io::Json config,
-                      const model::QuantizationConfig& quantization) {
-  model::write_quantization_config(quantization, config);
+                      const checkpoint::QuantizationConfig& quantization) {
+  checkpoint::write_quantization_config(quantization, config);
   carry_companions(from, to, config);
 }
 

@@ -5,8 +5,8 @@
 #include <functional>
 #include <string_view>
 
+#include "checkpoint/packed_checkpoint.h"
 #include "io/json.h"
-#include "model/packed_checkpoint.h"
 
 namespace w4q::pipeline {
 
@@ -24,6 +24,6 @@ std::function<bool(const std::filesystem::path& folder)> former_outputs(const st
 void carry_companions(const std::filesystem::path& from, const std::filesystem::path& to, const io::Json& config);
 /// The same with the new quantization_config.
 void carry_companions(const std::filesystem::path& from, const std::filesystem::path& to, io::Json config,
-                      const model::QuantizationConfig& quantization);
+                      const checkpoint::QuantizationConfig& quantization);
 
 }  // namespace w4q::pipeline

@@ -17,8 +17,8 @@ std::string TensorPlan::scheme_text() const {
   return text;
 }
 
-model::PackedLinearInfo TensorPlan::packed_info(bool input_scale) const {
-  model::PackedLinearInfo info{std::string(model::module_path(name)), shape[0], shape[1], dtype, {}, input_scale};
+checkpoint::PackedLinearInfo TensorPlan::packed_info(bool input_scale) const {
+  checkpoint::PackedLinearInfo info{std::string(model::module_path(name)), shape[0], shape[1], dtype, {}, input_scale};
   info.passes.push_back({*scheme, layout, rotation});
   info.passes.insert(info.passes.end(), residual.begin(), residual.end());
   return info;

@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/packed_checkpoint.h"
 #include "core/dtype.h"
 #include "core/views.h"
 #include "formats/scheme.h"
 #include "io/json.h"
-#include "model/packed_checkpoint.h"
 #include "pipeline/allocation_report.h"
 
 namespace w4q::pipeline {
@@ -24,8 +24,8 @@ struct TensorPlan {
   std::string layout;
   int64_t bytes_before = 0;
   int64_t bytes_after = 0;
-  formats::Rotation rotation = {};               ///< of the input of the first pass
-  std::vector<model::PackedPass> residual = {};  ///< further passes
+  formats::Rotation rotation = {};                    ///< of the input of the first pass
+  std::vector<checkpoint::PackedPass> residual = {};  ///< further passes
 
   int64_t weights() const noexcept { return element_count(shape); }
   double bits_per_weight() const noexcept;
@@ -34,7 +34,7 @@ struct TensorPlan {
   /// "rotated4-d128+rotated2-d128"; "keep BF16".
   std::string scheme_text() const;
   /// As config.json will have it, for a tensor that a scheme packs.
-  model::PackedLinearInfo packed_info(bool input_scale) const;
+  checkpoint::PackedLinearInfo packed_info(bool input_scale) const;
 };
 
 struct Plan {

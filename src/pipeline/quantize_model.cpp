@@ -5,6 +5,7 @@
 #include <memory>
 #include <set>
 
+#include "checkpoint/packed_checkpoint.h"
 #include "core/error.h"
 #include "core/float_formats.h"
 #include "core/progress.h"
@@ -15,7 +16,6 @@
 #include "io/output.h"
 #include "model/fold_rotations.h"
 #include "model/model.h"
-#include "model/packed_checkpoint.h"
 #include "pipeline/allocate.h"
 #include "pipeline/output_rules.h"
 #include "pipeline/scale_folding.h"
@@ -136,7 +136,7 @@ Plan make_plan(const PlainModel& source, const QuantizeRequest& request) {
 }
 
 std::vector<io::PlannedTensor> planned_output(const Plan& plan, const std::set<std::string, std::less<>>& scaled,
-                                              model::QuantizationConfig& quantization) {
+                                              checkpoint::QuantizationConfig& quantization) {
   std::vector<io::PlannedTensor> result;
   for (const auto& tensor : plan.tensors) {
     if (!tensor.scheme) {
@@ -144,8 +144,8 @@ std::vector<io::PlannedTensor> planned_output(const Plan& plan, const std::set<s
       continue;
     }
     const std::string module(model::module_path(tensor.name));
-    const model::PackedLinearInfo info = tensor.packed_info(scaled.contains(module));
-    for (auto& plane : model::planned_planes(info)) result.push_back(std::move(plane));
+    const checkpoint::PackedLinearInfo info = tensor.packed_info(scaled.contains(module));
+    for (auto& plane : checkpoint::planned_planes(info)) result.push_back(std::move(plane));
     quantization.linears.emplace(module, info);
   }
   return result;
@@ -154,7 +154,7 @@ std::vector<io::PlannedTensor> planned_output(const Plan& plan, const std::set<s
 void write_planes(const std::string& module, size_t pass, const formats::PackedWeight& weight,
                   io::CheckpointWriter& writer) {
   for (const auto& plane : weight.planes) {
-    writer.write(model::plane_name(module, pass, plane.spec.role), plane.bytes.bytes());
+    writer.write(checkpoint::plane_name(module, pass, plane.spec.role), plane.bytes.bytes());
   }
 }
 
@@ -206,7 +206,7 @@ class CalibratedTensors {
   const std::vector<std::string>& notes() const noexcept { return run_.notes(); }
 
   /// Writes `tensor` if it belongs to a layer; false when it is not.
-  bool write(const TensorPlan& tensor, QuantizeReport& report, model::QuantizationConfig& quantization,
+  bool write(const TensorPlan& tensor, QuantizeReport& report, checkpoint::QuantizationConfig& quantization,
              io::CheckpointWriter& writer) {
     if (tensor.name.starts_with(concat("model.layers.", layers_, "."))) next_layer(report, quantization);
     const auto kept = layer_.tensors.find(tensor.name);
@@ -220,7 +220,7 @@ class CalibratedTensors {
     const CalibratedLinear& linear = found->second;
     const auto& passes = linear.linear.passes;
     for (size_t pass = 0; pass < passes.size(); ++pass) write_planes(module, pass, passes[pass], writer);
-    if (!linear.input_scale.empty()) writer.write(model::input_scale_name(module), bytes_of(linear.input_scale));
+    if (!linear.input_scale.empty()) writer.write(checkpoint::input_scale_name(module), bytes_of(linear.input_scale));
     report.tensors.push_back(
         {tensor.name, tensor.scheme_text(), linear.stats, linear.error, linear.output, linear.seconds});
     return true;
@@ -235,7 +235,7 @@ class CalibratedTensors {
     return request;
   }
 
-  void next_layer(QuantizeReport& report, model::QuantizationConfig& quantization) {
+  void next_layer(QuantizeReport& report, checkpoint::QuantizationConfig& quantization) {
     layer_ = run_.next(request_.options);
     ++layers_;
     quantization.rescaled.merge(layer_.rescaled);
@@ -257,7 +257,7 @@ Allocated chosen(const PlainModel& source, const QuantizeRequest& request) {
 }
 
 /// config.json and what else stands beside the weights. A model that was folded and not packed is marked as ours.
-void write_companions(const PlainModel& source, const model::QuantizationConfig& quantization,
+void write_companions(const PlainModel& source, const checkpoint::QuantizationConfig& quantization,
                       const std::filesystem::path& to) {
   const auto& from = source.checkpoint.folder();
   if (!quantization.linears.empty()) return carry_companions(from, to, source.json, quantization);
@@ -311,7 +311,7 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
     report.plan.allocation = std::move(allocated.report);
     report.plan.steps = steps_of(wanted);
   }
-  model::QuantizationConfig quantization;
+  checkpoint::QuantizationConfig quantization;
   quantization.method = request.method;
   const auto planned = planned_output(report.plan, input_scales(source, request, report.plan), quantization);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "checkpoint/packed_checkpoint.h"
 #include "core/error.h"
 #include "core/progress.h"
 #include "core/stopwatch.h"
@@ -11,7 +12,6 @@
 #include "io/checkpoint.h"
 #include "io/output.h"
 #include "model/config.h"
-#include "model/packed_checkpoint.h"
 #include "pipeline/output_rules.h"
 #include "repack/layout_registry.h"
 
@@ -22,7 +22,7 @@ using formats::PackedWeight;
 
 struct Source {
   io::Json config;
-  model::QuantizationConfig quantization;
+  checkpoint::QuantizationConfig quantization;
   io::Checkpoint checkpoint;
 };
 
@@ -31,7 +31,7 @@ Source open_source(const std::filesystem::path& folder) {
   const auto config_path = folder / "config.json";
   io::Json config = io::read_json(config_path);
   io::Checkpoint checkpoint = io::Checkpoint::open(folder);
-  auto quantization = model::read_quantization(config, checkpoint, config_path.string());
+  auto quantization = checkpoint::read_quantization(config, checkpoint, config_path.string());
   if (quantization.linears.empty()) {
     throw Error(ErrorCode::bad_argument, folder.string() + ": holds no packed tensors")
         .hint("w4q quantize makes a packed checkpoint from a 16-bit one");
@@ -39,7 +39,7 @@ Source open_source(const std::filesystem::path& folder) {
   return {std::move(config), std::move(quantization), std::move(checkpoint)};
 }
 
-const repack::LayoutRow& choose_layout(const RepackRequest& request, const model::PackedLinearInfo& info,
+const repack::LayoutRow& choose_layout(const RepackRequest& request, const checkpoint::PackedLinearInfo& info,
                                        const formats::Scheme& scheme) {
   if (!request.target.empty()) return repack::layout_for_target(request.target, scheme, info.n, info.k);
   const auto& row = repack::layout_row(request.layout);
@@ -52,8 +52,8 @@ const repack::LayoutRow& choose_layout(const RepackRequest& request, const model
   return row;
 }
 
-model::QuantizationConfig new_quantization(const Source& source, const RepackRequest& request) {
-  model::QuantizationConfig result = source.quantization;
+checkpoint::QuantizationConfig new_quantization(const Source& source, const RepackRequest& request) {
+  checkpoint::QuantizationConfig result = source.quantization;
   result.dialect = nullptr;
   for (auto& [name, info] : result.linears) {
     info.dialect = nullptr;
@@ -62,22 +62,22 @@ model::QuantizationConfig new_quantization(const Source& source, const RepackReq
   return result;
 }
 
-int64_t planes_bytes(const model::PackedLinearInfo& info) {
+int64_t planes_bytes(const checkpoint::PackedLinearInfo& info) {
   int64_t sum = 0;
-  for (const auto& plane : model::planned_planes(info)) sum += plane.size();
+  for (const auto& plane : checkpoint::planned_planes(info)) sum += plane.size();
   return sum;
 }
 
 /// Tensor names of all planes of the stored checkpoint.
-std::set<std::string> plane_names(const model::QuantizationConfig& quantization) {
+std::set<std::string> plane_names(const checkpoint::QuantizationConfig& quantization) {
   std::set<std::string> result;
   for (const auto& [name, info] : quantization.linears) {
-    for (auto& plane : model::planned_planes(info)) result.insert(std::move(plane.name));
+    for (auto& plane : checkpoint::planned_planes(info)) result.insert(std::move(plane.name));
   }
   return result;
 }
 
-Plan make_plan(const Source& source, const model::QuantizationConfig& after) {
+Plan make_plan(const Source& source, const checkpoint::QuantizationConfig& after) {
   Plan plan;
   int64_t largest = 0;
   for (const auto& [name, info] : after.linears) {
@@ -150,7 +150,8 @@ RepackReport repack_model(const RepackRequest& request) {
       planned.push_back({tensor.name, tensor.dtype, tensor.shape});
       continue;
     }
-    for (auto& plane : model::planned_planes(quantization.linears.at(tensor.name))) planned.push_back(std::move(plane));
+    for (auto& plane : checkpoint::planned_planes(quantization.linears.at(tensor.name)))
+      planned.push_back(std::move(plane));
   }
   io::OutputFolder output(request.output, request.overwrite, {request.input}, former_outputs(request.input));
   io::CheckpointWriter writer(output.staging(), planned, request.write);
@@ -158,13 +159,13 @@ RepackReport repack_model(const RepackRequest& request) {
   for (const auto& tensor : report.plan.tensors) {
     if (tensor.scheme) {
       const auto& info = source.quantization.linears.at(tensor.name);
-      const auto stored = model::load_packed(source.checkpoint, info);
-      if (info.input_scale) writer.write(model::input_scale_name(tensor.name), bytes_of(stored.input_scale));
+      const auto stored = checkpoint::load_packed(source.checkpoint, info);
+      if (info.input_scale) writer.write(checkpoint::input_scale_name(tensor.name), bytes_of(stored.input_scale));
       const auto& passes = quantization.linears.at(tensor.name).passes;
       for (size_t pass = 0; pass < passes.size(); ++pass) {
         const auto packed = repack_pass(stored.passes[pass], passes[pass].layout, tensor.name, request.device);
         for (const auto& plane : packed.planes) {
-          writer.write(model::plane_name(tensor.name, pass, plane.spec.role), plane.bytes.bytes());
+          writer.write(checkpoint::plane_name(tensor.name, pass, plane.spec.role), plane.bytes.bytes());
         }
         ++report.proven;
       }

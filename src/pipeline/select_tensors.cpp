@@ -112,7 +112,7 @@ TensorPlan plan_tensor(const io::Checkpoint& checkpoint, const io::TensorInfo& i
   plan.rotation = passes.front().rotation;
   for (const auto& pass : passes.subspan(1)) plan.residual.push_back({pass.scheme, plan.layout, pass.rotation});
   plan.bytes_after = 0;
-  for (const auto& plane : model::planned_planes(plan.packed_info(false))) plan.bytes_after += plane.size();
+  for (const auto& plane : checkpoint::planned_planes(plan.packed_info(false))) plan.bytes_after += plane.size();
   return plan;
 }
 

@@ -4,12 +4,12 @@
 #include <cstdint>
 #include <string_view>
 
+#include "checkpoint/dialect/dialect.h"
 #include "io/json.h"
-#include "model/dialect.h"
 
 namespace w4q::pipeline {
 
-using model::turboquant_config_file;
+using checkpoint::turboquant_config_file;
 inline constexpr std::string_view turboquant_kept_file = "non_quantized.safetensors";
 
 struct TurboQuantConfig {

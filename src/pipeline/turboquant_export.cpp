@@ -19,8 +19,8 @@
 namespace w4q::pipeline {
 namespace {
 
+using checkpoint::PackedLinearInfo;
 using formats::PlaneRole;
-using model::PackedLinearInfo;
 using Seeds = TurboQuantConfig::Seeds;
 
 struct Source {
@@ -107,10 +107,10 @@ void plan_linear(const PackedLinearInfo& info, Source& source) {
   source.packed.push_back({stored + ".bias", found.dtype, found.shape});
 }
 
-void plan_kept(const model::QuantizationConfig& quantization, Source& source) {
+void plan_kept(const checkpoint::QuantizationConfig& quantization, Source& source) {
   std::set<std::string, std::less<>> taken;
   for (const auto& [name, info] : quantization.linears) {
-    for (auto& plane : model::planned_planes(info)) taken.insert(std::move(plane.name));
+    for (auto& plane : checkpoint::planned_planes(info)) taken.insert(std::move(plane.name));
     taken.insert(name + ".bias");
   }
   for (const auto& [name, info] : source.checkpoint.tensors()) {
@@ -121,7 +121,7 @@ void plan_kept(const model::QuantizationConfig& quantization, Source& source) {
 Source open_source(const std::filesystem::path& folder) {
   const auto path = folder / "config.json";
   Source source{io::Checkpoint::open(folder), io::read_json(path), {}, {}, {}, {}};
-  const auto quantization = model::read_quantization(source.config, source.checkpoint, path.string());
+  const auto quantization = checkpoint::read_quantization(source.config, source.checkpoint, path.string());
   if (quantization.linears.empty()) {
     throw Error(ErrorCode::bad_argument, folder.string() + ": holds no packed tensors")
         .hint("w4q quantize --method rotated makes a packed checkpoint from a 16-bit one");
@@ -147,7 +147,7 @@ Source open_source(const std::filesystem::path& folder) {
 /// Writes a linear; all share the table of the first, in `table`.
 void write_linear(const Source& source, const PackedLinearInfo& info, Buffer& table, io::CheckpointWriter& writer,
                   ConvertedLinear& report) {
-  const auto linear = model::load_canonical(source.checkpoint, info);
+  const auto linear = checkpoint::load_canonical(source.checkpoint, info);
   const std::string stored = stored_name(info.name);
   for (size_t pass = 0; pass < linear.passes.size(); ++pass) {
     const formats::PackedWeight& weight = linear.passes[pass];
@@ -181,7 +181,7 @@ ConvertReport make_report(const Source& source) {
     row.name = info.name;
     row.from = row.to = info.passes.front().scheme;
     row.shape = {info.n, info.k};
-    for (const auto& plane : model::planned_planes(info)) row.bytes_before += plane.size();
+    for (const auto& plane : checkpoint::planned_planes(info)) row.bytes_before += plane.size();
     for (const auto& tensor : source.packed) {
       if (tensor.name.starts_with(stored_name(info.name) + ".")) row.bytes_after += tensor.size();
     }

@@ -22,8 +22,8 @@ using formats::PackedWeight;
 
 /// A linear as the files have it.
 struct ForeignLinear {
-  model::PackedLinearInfo info;  ///< as w4q will have it
-  std::string stored;            ///< its name there: "model_layers_0_mlp_up_proj"
+  checkpoint::PackedLinearInfo info;  ///< as w4q will have it
+  std::string stored;                 ///< its name there: "model_layers_0_mlp_up_proj"
 };
 
 struct Source {
@@ -85,10 +85,10 @@ std::string tensor_of(const std::string& stored, size_t pass, std::string_view r
   return concat(stored, pass == 0 ? "." : ".pass2_", role);
 }
 
-model::PackedLinearInfo linear_info(const Source& source, const std::string& module, const std::string& stored,
-                                    const Shape& shape, uint64_t index) {
+checkpoint::PackedLinearInfo linear_info(const Source& source, const std::string& module, const std::string& stored,
+                                         const Shape& shape, uint64_t index) {
   const TurboQuantConfig& config = source.quantization;
-  model::PackedLinearInfo info{module, shape[0], shape[1], DType::bf16, {}};
+  checkpoint::PackedLinearInfo info{module, shape[0], shape[1], DType::bf16, {}};
   const size_t passes = source.packed.contains(tensor_of(stored, 1, "indices")) ? 2 : 1;
   if (passes == 2 && config.residual_bits == 0) {
     throw Error(ErrorCode::bad_file, concat(printable(stored), ": has a second pass, which the config does not know"));
@@ -171,7 +171,7 @@ void convert_pass(const Source& source, const ForeignLinear& linear, size_t pass
                   ConvertedLinear& report) {
   const PackedWeight weight = read_pass(source, linear, pass);
   for (const auto& plane : weight.planes) {
-    writer.write(model::plane_name(linear.info.name, pass, plane.spec.role), plane.bytes.bytes());
+    writer.write(checkpoint::plane_name(linear.info.name, pass, plane.spec.role), plane.bytes.bytes());
   }
   const auto same = [&](std::string_view role, const Buffer& bytes) {
     return std::ranges::equal(source.packed.load(tensor_of(linear.stored, pass, role))->bytes, bytes.bytes());
@@ -192,7 +192,7 @@ ConvertReport make_report(const Source& source) {
     row.name = linear.info.name;
     row.from = row.to = linear.info.passes.front().scheme;
     row.shape = {linear.info.n, linear.info.k};
-    for (const auto& plane : model::planned_planes(linear.info)) row.bytes_after += plane.size();
+    for (const auto& plane : checkpoint::planned_planes(linear.info)) row.bytes_after += plane.size();
     for (const auto& [name, info] : source.packed.tensors()) {
       if (name.starts_with(linear.stored + ".")) row.bytes_before += static_cast<int64_t>(info.size());
     }
@@ -216,10 +216,10 @@ ConvertReport import_turboquant(const ConvertRequest& request, bool dry_run) {
   ConvertReport report = make_report(source);
   if (dry_run) return report;
   std::vector<io::PlannedTensor> planned = source.carried;
-  model::QuantizationConfig quantization;
+  checkpoint::QuantizationConfig quantization;
   quantization.method = turboquant_name;
   for (const auto& linear : source.linears) {
-    std::ranges::move(model::planned_planes(linear.info), std::back_inserter(planned));
+    std::ranges::move(checkpoint::planned_planes(linear.info), std::back_inserter(planned));
     quantization.linears.emplace(linear.info.name, linear.info);
   }
   io::OutputFolder output(request.output, request.overwrite, {request.input}, former_outputs(request.input));

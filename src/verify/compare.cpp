@@ -76,7 +76,7 @@ class Side {
     const auto* info = candidate_.quantization.find(module);
     if (info == nullptr) return static_cast<double>(candidate_.checkpoint.at(module + ".weight").size());
     double sum = 0;
-    for (const auto& plane : model::planned_planes(*info)) sum += static_cast<double>(plane.size());
+    for (const auto& plane : checkpoint::planned_planes(*info)) sum += static_cast<double>(plane.size());
     return sum;
   }
 

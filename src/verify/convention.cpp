@@ -7,6 +7,9 @@
 #include <set>
 #include <utility>
 
+#include "checkpoint/dialect/checkpoint.h"
+#include "checkpoint/dialect/dialect.h"
+#include "checkpoint/dialect/gptq_planar.h"
 #include "core/convert.h"
 #include "core/error.h"
 #include "core/progress.h"
@@ -16,9 +19,6 @@
 #include "io/checkpoint.h"
 #include "io/json.h"
 #include "model/config.h"
-#include "model/dialect.h"
-#include "model/dialect_checkpoint.h"
-#include "model/dialect_gptq_planar.h"
 #include "model/fold_rotations.h"
 #include "model/model.h"
 #include "verify/convention_claims.h"
@@ -57,7 +57,7 @@ std::optional<io::Json> foreign_config(const std::filesystem::path& folder, std:
     if (!found.is_object() || found.value("quant_method", io::Json()) == "w4q") return std::nullopt;
     return found;
   }
-  for (const auto name : model::side_config_files) {
+  for (const auto name : checkpoint::side_config_files) {
     if (!std::filesystem::exists(folder / name)) continue;
     io::Json side = io::read_json(folder / name);
     place = (folder / name).string();
@@ -73,15 +73,15 @@ std::string one_line(const Error& error) {
 }
 
 /// The row that takes the checkpoint; damaged tensors must not keep a row from being asked.
-const model::DialectRow& find_row(const model::DialectSource& source) {
-  for (const auto& row : model::dialect_registry()) {
+const checkpoint::DialectRow& find_row(const checkpoint::DialectSource& source) {
+  for (const auto& row : checkpoint::dialect_registry()) {
     try {
       if (row.detect(source)) return row;
     } catch (const Error& error) {
       if (error.code() == ErrorCode::internal) throw;
     }
   }
-  return model::detect_dialect(source);
+  return checkpoint::detect_dialect(source);
 }
 
 class Detective {
@@ -230,7 +230,7 @@ class Detective {
 
   void look_at_tensors(const std::string& linear, int64_t n, int64_t k) {
     Scheme scheme = declared_scheme(linear);
-    model::PackedLinearInfo info{linear, n, k, DType::f16, {{scheme, std::string(formats::canonical_layout)}}};
+    checkpoint::PackedLinearInfo info{linear, n, k, DType::f16, {{scheme, std::string(formats::canonical_layout)}}};
     bool sound = true;
     for (const auto& spec : row_.tensors(scheme, n, k)) {
       if (spec.suffix == names_->index && !has(linear, spec.suffix)) continue;
@@ -303,19 +303,19 @@ class Detective {
   }
 
   /// True, and a fault, where the 3-bit codes of a linear stand in planes of bits.
-  bool stands_in_planes(const model::PackedLinearInfo& info) {
+  bool stands_in_planes(const checkpoint::PackedLinearInfo& info) {
     if (!row_.name.starts_with("gptq-") || info.passes.front().scheme.bits != 3) return false;
     const std::string name = concat(info.name, names_->codes);
-    const std::string evidence = model::planar_evidence(checkpoint_.load(name)->bytes, info.n, info.k);
+    const std::string evidence = checkpoint::planar_evidence(checkpoint_.load(name)->bytes, info.n, info.k);
     if (!evidence.empty())
       fault(name, "its 3-bit codes stand in planes (GPTQModel's gptq_p), not in streams: " + evidence);
     return !evidence.empty();
   }
 
-  void look_at_values(model::PackedLinearInfo& info) {
+  void look_at_values(checkpoint::PackedLinearInfo& info) {
     if (stands_in_planes(info)) return;
     info.dialect = &row_;
-    auto loaded = model::load_stored(checkpoint_, info);
+    auto loaded = checkpoint::load_stored(checkpoint_, info);
     const PackedWeight& canonical = loaded.passes.front();
     const std::string tensor = concat(info.name, names_->codes);
     const WeightSample sample(canonical);
@@ -365,7 +365,7 @@ class Detective {
       auto config = row_.read(source_);
       for (auto& [name, info] : config.linears) {
         info.dialect = &row_;
-        model::load_stored(checkpoint_, info);
+        checkpoint::load_stored(checkpoint_, info);
       }
     } catch (const Error& error) {
       if (error.code() == ErrorCode::internal) throw;
@@ -378,8 +378,8 @@ class Detective {
   io::Json quantization_;
   model::ModelConfig model_;
   io::Checkpoint checkpoint_;
-  model::DialectSource source_;
-  const model::DialectRow& row_;
+  checkpoint::DialectSource source_;
+  const checkpoint::DialectRow& row_;
   Claims claims_;
   const TensorNames* names_ = nullptr;
   std::optional<io::Checkpoint> base_;

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
+#include "checkpoint/dialect/compressed_tensors_config.h"
+#include "checkpoint/dialect/config.h"
+#include "checkpoint/dialect/gptq_config.h"
 #include "core/text.h"
 #include "formats/scheme.h"
-#include "model/dialect_compressed_tensors_config.h"
-#include "model/dialect_config.h"
-#include "model/dialect_gptq_config.h"
 
 namespace w4q::verify {
 namespace {
@@ -27,23 +27,24 @@ struct Claims::Readers {
   std::string method;
   std::vector<std::string> skipped;  // parts of paths
   const char* skipped_key = "";
-  std::optional<model::GptqConfig> gptq;
-  std::optional<model::CtConfig> compressed_tensors;
+  std::optional<checkpoint::GptqConfig> gptq;
+  std::optional<checkpoint::CtConfig> compressed_tensors;
   Words words;
 };
 
-Claims::Claims(const model::DialectSource& source) : readers_(std::make_unique<Readers>()) {
+Claims::Claims(const checkpoint::DialectSource& source) : readers_(std::make_unique<Readers>()) {
   Readers& readers = *readers_;
-  readers.method = model::config_text(source, {"quant_method"}, source.config.contains("zero_point") ? "awq" : "gptq");
+  readers.method =
+      checkpoint::config_text(source, {"quant_method"}, source.config.contains("zero_point") ? "awq" : "gptq");
   if (readers.method == "gptq") {
     readers.gptq.emplace(source);
-    can_leave_out_ = model::config_text(source, {"checkpoint_format", "format"}, "gptq") != "marlin";
+    can_leave_out_ = checkpoint::config_text(source, {"checkpoint_format", "format"}, "gptq") != "marlin";
   } else if (readers.method == "compressed-tensors") {
     readers.compressed_tensors.emplace(source);
   } else {
     readers.skipped_key = readers.method == "awq" ? "modules_to_not_convert" : "llm_int8_skip_modules";
     readers.skipped = texts(source.config, readers.skipped_key);
-    readers.words.group = model::config_group(source, {"group_size", "q_group_size"});
+    readers.words.group = checkpoint::config_group(source, {"group_size", "q_group_size"});
     can_leave_out_ = readers.method == "awq" || readers.method == "bitsandbytes";
   }
 }

@@ -7,14 +7,14 @@
 #include <string_view>
 #include <vector>
 
-#include "model/dialect.h"
+#include "checkpoint/dialect/dialect.h"
 
 namespace w4q::verify {
 
 class Claims {
  public:
   /// Throws as the dialect's config reader does.
-  explicit Claims(const model::DialectSource& source);
+  explicit Claims(const checkpoint::DialectSource& source);
   ~Claims();
 
   /// The entry of the config that leaves `linear` in 16 bit, for messages; empty: none does.

@@ -7,9 +7,9 @@
 #include "core/progress.h"
 #include "core/rng.h"
 #include "core/text.h"
+#include "decoder_cuda/linear.h"
 #include "device/buffer.h"
 #include "kernels/int8_rows.h"
-#include "model/cuda_linear.h"
 #include "model/int8_activations.h"
 #include "verify/kernel_check.h"
 
@@ -64,8 +64,8 @@ class Checker {
   Checker(const LinearWeight& weight, bool int8_activations)
       : weight_(weight),
         inputs_(weight.k, stream_),
-        linear_(model::upload_linears(std::array{&weight}, stream_)),
-        multiplier_(std::array<const model::CudaLinear*, 1>{&linear_}, most_rows, stream_, int8_activations),
+        linear_(decoder_cuda::upload_linears(std::array{&weight}, stream_)),
+        multiplier_(std::array<const decoder_cuda::CudaLinear*, 1>{&linear_}, most_rows, stream_, int8_activations),
         expected_(static_cast<size_t>(most_rows * weight.n)),
         got_(expected_.size()) {}
 
@@ -80,7 +80,7 @@ class Checker {
       result.to_cpu = worse(result.to_cpu, to_cpu(rows));
       result.to_fp64 = worse(result.to_fp64, to_fp64(rows));
       for (std::string name : kernel_names(product, rows)) {
-        if (rows == 1 && model::fuses(linear_)) name += ", fused";  // the one that single tokens run
+        if (rows == 1 && decoder_cuda::fuses(linear_)) name += ", fused";  // the one that single tokens run
         if (std::ranges::find(names, name) == names.end()) names.push_back(name);
       }
     }
@@ -122,7 +122,8 @@ class Checker {
 
   static double worse(double a, double b) { return std::isnan(a) || a > b ? a : b; }
 
-  std::vector<std::string> kernel_names(const model::CudaProduct& product, int64_t rows, bool int8 = false) const {
+  std::vector<std::string> kernel_names(const decoder_cuda::CudaProduct& product, int64_t rows,
+                                        bool int8 = false) const {
     if (!product.rotated.empty()) {
       kernels::RotatedLinearArgs args;
       args.m = rows;
@@ -165,8 +166,8 @@ class Checker {
   const LinearWeight& weight_;
   device::Stream stream_;
   Inputs inputs_;
-  model::CudaLinear linear_;
-  model::CudaMultiplier multiplier_;
+  decoder_cuda::CudaLinear linear_;
+  decoder_cuda::CudaMultiplier multiplier_;
   std::vector<float> expected_;
   std::vector<float> got_;
 };

@@ -86,7 +86,7 @@ std::vector<float> measure_rows(const LinearWeight& base, const LinearWeight& st
 
 LinearWeight stored_weight(const OpenCheckpoint& source, const std::string& module) {
   if (const auto* info = source.quantization.find(module)) {
-    auto packed = std::make_shared<const formats::PackedLinear>(model::load_canonical(source.checkpoint, *info));
+    auto packed = std::make_shared<const formats::PackedLinear>(checkpoint::load_canonical(source.checkpoint, *info));
     return {module, info->n, info->k, std::move(packed), {}};
   }
   auto loaded = std::make_shared<const io::LoadedTensor>(source.checkpoint.load(module + ".weight"));

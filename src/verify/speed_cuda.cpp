@@ -6,18 +6,18 @@
 #include "core/rng.h"
 #include "core/stopwatch.h"
 #include "core/text.h"
+#include "decoder_cuda/decoder.h"
 #include "device/ceilings.h"
 #include "device/check.h"
 #include "device/properties.h"
-#include "model/cuda_decoder.h"
 #include "verify/speed.h"
 
 namespace w4q::verify {
 namespace {
 
-using model::CudaDecoder;
-using model::CudaDecoderOptions;
-using model::CudaModel;
+using decoder_cuda::CudaDecoder;
+using decoder_cuda::CudaDecoderOptions;
+using decoder_cuda::CudaModel;
 
 /// Bytes a second that the best public decoder reads on an RTX 4090 (docs/notes/kernels/kbit.md).
 constexpr double rtx4090_bandwidth = 940e9;
@@ -153,7 +153,7 @@ OffloadSpeed measure_offload(const Make& make, const SpeedReport& resident) {
   const int64_t free_before = free_bytes();
   const CudaModel on_gpu = make(speed.budget);
   CudaDecoder decoder(on_gpu, how);
-  model::CudaOffload* const offload = decoder.offload();
+  decoder_cuda::CudaOffload* const offload = decoder.offload();
   if (offload == nullptr) return speed;
   const auto prompt = random_prompt(options.prompt, on_gpu.config().vocab_size);
   const auto step_seconds = [&](const std::function<void()>& begin) {
@@ -167,7 +167,7 @@ OffloadSpeed measure_offload(const Make& make, const SpeedReport& resident) {
   speed.prompt_seconds = first_token_seconds(decoder, prompt);
   speed.prompt_overlap = offload->traffic().overlap();
   speed.step_seconds = step_seconds([&] { offload->reset_traffic(); });
-  const model::OffloadTraffic traffic = offload->traffic();
+  const decoder_cuda::OffloadTraffic traffic = offload->traffic();
   speed.step_overlap = traffic.overlap();
   speed.link_bandwidth = static_cast<double>(traffic.bytes) / traffic.copy_seconds;
   const double copying = static_cast<double>(speed.moved_bytes) / speed.link_bandwidth;

@@ -63,7 +63,7 @@ class StructureCheck {
       fault(module, concat("is packed as [", info->n, ", ", info->k, "], the architecture needs ",
                            shape_text(parameter.shape)));
     }
-    for (const auto& plane : model::planned_planes(*info)) {
+    for (const auto& plane : checkpoint::planned_planes(*info)) {
       expected_.insert(plane.name);
       check_tensor(plane.name, plane.dtype, plane.shape);
     }
@@ -131,9 +131,9 @@ class StructureCheck {
 };
 
 /// Unpacks, validates and packs again; the message of what went wrong, or nothing.
-std::string code_fault(const io::Checkpoint& checkpoint, const model::PackedLinearInfo& info) {
+std::string code_fault(const io::Checkpoint& checkpoint, const checkpoint::PackedLinearInfo& info) {
   try {
-    const auto stored = model::load_packed(checkpoint, info);
+    const auto stored = checkpoint::load_packed(checkpoint, info);
     for (const auto& pass : stored.passes) {
       const auto& layout = repack::layout_row(pass.layout);
       const auto canonical = layout.unpack(pass, info.name);
@@ -173,7 +173,7 @@ OpenCheckpoint open_checkpoint(const std::filesystem::path& folder, bool residua
   const auto config_path = folder / "config.json";
   io::Json config = io::read_json(config_path);
   io::Checkpoint checkpoint = io::Checkpoint::open(folder, residual);
-  auto quantization = model::read_quantization(config, checkpoint, config_path.string());
+  auto quantization = checkpoint::read_quantization(config, checkpoint, config_path.string());
   return {folder, std::move(config), model::read_config(folder), std::move(quantization), std::move(checkpoint)};
 }
 

@@ -1,10 +1,10 @@
 // The first rungs of verification: is every parameter there, of the right size, and are the packed bits sound?
 #pragma once
 
+#include "checkpoint/packed_checkpoint.h"
 #include "io/checkpoint.h"
 #include "io/json.h"
 #include "model/config.h"
-#include "model/packed_checkpoint.h"
 #include "verify/report.h"
 
 namespace w4q::verify {
@@ -14,7 +14,7 @@ struct OpenCheckpoint {
   std::filesystem::path folder;
   io::Json config;
   model::ModelConfig model;
-  model::QuantizationConfig quantization;
+  checkpoint::QuantizationConfig quantization;
   io::Checkpoint checkpoint;
 };
 

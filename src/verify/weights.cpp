@@ -7,7 +7,7 @@
 namespace w4q::verify {
 namespace {
 
-std::string scheme_text(const model::PackedLinearInfo& info) {
+std::string scheme_text(const checkpoint::PackedLinearInfo& info) {
   std::vector<std::string> names;
   for (const auto& pass : info.passes) names.push_back(formats::to_string(pass.scheme));
   return join(names, "+");

@@ -7,17 +7,17 @@
 #include <utility>
 #include <vector>
 
+#include "decoder_cuda/decoder.h"
 #include "device/buffer.h"
 #include "kernels/logits_cuda.h"
-#include "model/cuda_decoder.h"
 #include "verify/window_scorer.h"
 
 namespace w4q::verify {
 namespace {
 
+using decoder_cuda::CudaDecoder;
+using decoder_cuda::CudaModel;
 using kernels::LogitComparison;
-using model::CudaDecoder;
-using model::CudaModel;
 using model::Model;
 
 /// A decoder of a model on the GPU. Where single tokens skip pages, all are decoded as such.
@@ -30,7 +30,7 @@ struct Side {
 
   /// Logits of rows first …; `ready` is recorded behind them.
   const float* logits(int64_t first, int64_t rows) {
-    const model::CudaMatrix part = decoder.logits(first, rows);
+    const decoder_cuda::CudaMatrix part = decoder.logits(first, rows);
     ready.record(decoder.stream());
     return static_cast<const float*>(part.data);
   }

@@ -2,10 +2,10 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "checkpoint/packed_checkpoint.h"
 #include "core/error.h"
 #include "io/json.h"
 #include "model/config.h"
-#include "model/packed_checkpoint.h"
 
 namespace {
 
@@ -38,9 +38,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       require(config.sliding_window.size() == static_cast<size_t>(config.layers));
     });
     read([&] {
-      const auto quantization = model::parse_quantization_config(json, "config.json");
+      const auto quantization = checkpoint::parse_quantization_config(json, "config.json");
       io::Json again = json;
-      if (!quantization.linears.empty()) model::write_quantization_config(quantization, again);
+      if (!quantization.linears.empty()) checkpoint::write_quantization_config(quantization, again);
     });
   });
   return 0;

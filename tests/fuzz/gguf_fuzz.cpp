@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "core/error.h"
+#include "gguf/tokenizer.h"
 #include "io/gguf.h"
-#include "model/gguf_tokenizer.h"
 
 namespace {
 
@@ -37,12 +37,12 @@ void check(const io::GgufHeader& header, uint64_t file_size) {
 }
 
 void convert_tokenizer(const io::GgufMetadata& metadata) {
-  const auto files = model::tokenizer_from_gguf(model::GgufKeys(metadata, "file"));
+  const auto files = gguf::tokenizer_from_gguf(gguf::GgufKeys(metadata, "file"));
   model::ModelConfig config;
   config.vocab_size = 4096;
   std::vector<std::string> notes;
   try {
-    model::tokenizer_to_gguf(files, config, notes);
+    gguf::tokenizer_to_gguf(files, config, notes);
   } catch (const Error& error) {
     require(is_about_the_file(error) || error.code() == ErrorCode::mismatch);
   }

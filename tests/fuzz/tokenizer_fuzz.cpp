@@ -4,10 +4,10 @@
 #include <string_view>
 
 #include "core/error.h"
-#include "model/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using w4q::model::Tokenizer;
+  using tokenizer::Tokenizer;
   try {
     const Tokenizer tokenizer = Tokenizer::parse({reinterpret_cast<const char*>(data), size}, "input");
     const auto ids = tokenizer.encode("A small text:  it's 42\xC2\xA0\xF0\x9F\x99\x82\xFF <s>\r\n", true);

@@ -5,9 +5,9 @@
 #include <cstdlib>
 #include <optional>
 
+#include "checkpoint/dialect/dialect.h"
 #include "dialect_samples.h"
 #include "formats/integer_recast.h"
-#include "model/dialect.h"
 
 namespace w4q::test {
 namespace {
@@ -18,16 +18,16 @@ using formats::StoredTensor;
 
 /// A weight as one dialect holds it.
 struct Held {
-  const model::DialectRow* row;
-  model::PackedLinearInfo info;
+  const checkpoint::DialectRow* row;
+  checkpoint::PackedLinearInfo info;
   std::vector<StoredTensor> tensors;
 };
 
 /// Tensors of `weight` in a dialect; nothing where it cannot be held without loss.
-std::optional<Held> hold(const model::DialectRow& row, const PackedWeight& weight) {
-  const model::PackedLinearInfo info{
+std::optional<Held> hold(const checkpoint::DialectRow& row, const PackedWeight& weight) {
+  const checkpoint::PackedLinearInfo info{
       "w", weight.n, weight.k, DType::f16, {{weight.scheme, std::string(formats::canonical_layout)}}};
-  const model::DialectFit fit = row.fit(info);
+  const checkpoint::DialectFit fit = row.fit(info);
   if (!fit.scheme || !fit.loses.empty() || fit.scheme->family != formats::SchemeFamily::integer) return std::nullopt;
   if (!formats::integer_recast_loss(weight, *fit.scheme).empty()) return std::nullopt;
   const PackedWeight recast = formats::integer_recast(weight, *fit.scheme, "w");
@@ -55,7 +55,7 @@ PackedWeight settle(PackedWeight weight) {
 
 /// From a dialect to another and back. Where both store scales of one type the file is the same; a narrower type holds
 /// the same values.
-void expect_round_trip(const Held& from, const model::DialectRow& row) {
+void expect_round_trip(const Held& from, const checkpoint::DialectRow& row) {
   SCOPED_TRACE(std::string(from.row->name) + " → " + std::string(row.name));
   const auto there = hold(row, settle(read(from)));
   ASSERT_TRUE(there.has_value());
@@ -72,7 +72,7 @@ void expect_round_trip(const Held& from, const model::DialectRow& row) {
 int64_t walk_edges(const PackedWeight& sample) {
   const PackedWeight weight = settle(sample.clone());
   std::vector<Held> all;
-  for (const auto& row : model::dialect_registry()) {
+  for (const auto& row : checkpoint::dialect_registry()) {
     if (auto held = hold(row, weight)) all.push_back(std::move(*held));
   }
   int64_t weights = 0;
@@ -156,7 +156,7 @@ TEST(DialectLaw, TensorsAreAsPlanned) {
   for (uint64_t seed = 1000; seed < 1200; ++seed) {
     const auto [scheme, n, k] = random_sample(seed);
     const PackedWeight weight = sample_integer(scheme, n, k, seed);
-    for (const auto& row : model::dialect_registry()) {
+    for (const auto& row : checkpoint::dialect_registry()) {
       const auto held = hold(row, weight);
       if (!held) continue;
       ASSERT_EQ(held->tensors.size(), held->info.stored.size()) << row.name;

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "core/parallel.h"
-#include "reference_logits.h"
+#include "model/reference_logits.h"
 #include "support.h"
 
 namespace w4q::model {

@@ -6,8 +6,8 @@
 #include "core/parallel.h"
 #include "core/text.h"
 #include "model/fold_rotations.h"
+#include "model/reference_logits.h"
 #include "model/turn_weight.h"
-#include "reference_logits.h"
 #include "support.h"
 
 namespace w4q::model {

@@ -7,7 +7,7 @@
 #include "formats/codebook.h"
 #include "formats/scheme_registry.h"
 #include "io/checkpoint_writer.h"
-#include "reference_logits.h"
+#include "model/reference_logits.h"
 #include "support.h"
 
 namespace w4q::model {
@@ -101,7 +101,7 @@ TEST(Model, ATiedHeadWinsOverAStoredOne) {
 /// Packs every linear of `draft`, embeddings included, and puts the decoded values in the draft's place.
 void write_packed(Draft& draft, const formats::Scheme& scheme, const std::filesystem::path& folder) {
   const auto& row = formats::scheme_row(scheme.family);
-  QuantizationConfig quantization;
+  checkpoint::QuantizationConfig quantization;
   quantization.method = "kbit";
   std::vector<io::PlannedTensor> plan;
   std::map<std::string, std::vector<std::byte>> bytes;
@@ -118,7 +118,8 @@ void write_packed(Draft& draft, const formats::Scheme& scheme, const std::filesy
     const std::string linear = name.substr(0, name.size() - std::string_view(".weight").size());
     const auto packed = row.encode(scheme, values, shape[0], shape[1], formats::codebook("nf", scheme.bits));
     for (const auto& plane : packed.planes) {
-      add({plane_name(linear, 0, plane.spec.role), plane.spec.dtype, plane.spec.shape}, plane.bytes.bytes());
+      add({checkpoint::plane_name(linear, 0, plane.spec.role), plane.spec.dtype, plane.spec.shape},
+          plane.bytes.bytes());
     }
     for (int64_t r = 0; r < shape[0]; ++r) {
       row.decode_row(packed, r, {values.data() + r * shape[1], static_cast<size_t>(shape[1])});
@@ -129,7 +130,7 @@ void write_packed(Draft& draft, const formats::Scheme& scheme, const std::filesy
   for (const auto& [name, data] : bytes) writer.write(name, data);
   writer.finish();
   io::Json config = draft.config;
-  write_quantization_config(quantization, config);
+  checkpoint::write_quantization_config(quantization, config);
   std::ofstream(folder / "config.json") << config.dump();
 }
 

@@ -8,10 +8,10 @@
 #include "core/progress.h"
 #include "io/files.h"
 #include "model/decoder.h"
-#include "model/token_file.h"
 #include "pipeline/hidden_states.h"
 #include "pipeline/statistics_file.h"
 #include "support.h"
+#include "tokenizer/token_file.h"
 
 namespace w4q::pipeline {
 namespace {
@@ -44,7 +44,7 @@ class Calibrate : public ::testing::Test {
 TEST_F(Calibrate, LayerByLayerSeesWhatTheWholeModelSees) {
   const auto config = model::read_config(model());
   const auto checkpoint = io::Checkpoint::open(model());
-  const auto windows = cut_windows(model::read_ids(ids(), config.vocab_size), 3, 64, "ids");
+  const auto windows = cut_windows(tokenizer::read_ids(ids(), config.vocab_size), 3, 64, "ids");
   const auto whole = model::Model::open(model());
   std::map<std::string, quantize::InputStatistics> expected;
   model::Decoder decoder(whole, 64);
@@ -108,10 +108,10 @@ TEST_F(Calibrate, BytesDependNeitherOnThreadsNorOnMemory) {
 
 TEST_F(Calibrate, MergedFilesAreTheWhole) {
   const auto config = model::read_config(model());
-  const auto all = model::read_ids(ids(), config.vocab_size);
+  const auto all = tokenizer::read_ids(ids(), config.vocab_size);
   const auto write = [&](const char* name, size_t begin, size_t count) {
     std::ofstream(folder_ / name, std::ios::binary)
-        << model::encode_ids(std::span(all).subspan(begin * 128, count * 128), 2);
+        << tokenizer::encode_ids(std::span(all).subspan(begin * 128, count * 128), 2);
     auto part = request(std::string(name) + ".safetensors");
     part.text.ids = folder_ / name;
     calibrate_model(part);

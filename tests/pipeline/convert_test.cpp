@@ -30,13 +30,13 @@ class Convert : public ::testing::Test {
   /// A checkpoint of w4q with these linears, a 16-bit one and a norm.
   void write_own(const std::vector<std::pair<std::string, const PackedWeight*>>& linears,
                  const io::WriteOptions& options = {}) {
-    model::QuantizationConfig quantization;
+    checkpoint::QuantizationConfig quantization;
     quantization.method = "rtn";
     std::vector<std::pair<std::string, StoredTensor>> tensors;
     for (const auto& [name, weight] : linears) {
       quantization.linears[name] = {name, weight->n, weight->k, DType::bf16, {{weight->scheme, "canonical"}}};
       for (const auto& plane : weight->planes) {
-        tensors.emplace_back(model::plane_name(name, 0, plane.spec.role),
+        tensors.emplace_back(checkpoint::plane_name(name, 0, plane.spec.role),
                              StoredTensor{{"", plane.spec.dtype, plane.spec.shape}, plane.bytes.clone()});
       }
     }
@@ -44,7 +44,7 @@ class Convert : public ::testing::Test {
                          formats::allocate_stored({"", DType::bf16, {64, 64}}));
     tensors.emplace_back("model.norm.weight", formats::allocate_stored({"", DType::bf16, {64}}));
     io::Json config = {{"model_type", "llama"}, {"torch_dtype", "bfloat16"}};
-    model::write_quantization_config(quantization, config);
+    checkpoint::write_quantization_config(quantization, config);
     test::write_checkpoint(folder_ / "own", config, tensors, options);
     io::write_file(folder_ / "own" / "tokenizer.json", "{}", true);
   }

@@ -7,17 +7,17 @@
 #include "core/progress.h"
 #include "formats/gguf_blocks.h"
 #include "formats/integer.h"
+#include "gguf/config.h"
 #include "io/files.h"
 #include "io/gguf_writer.h"
 #include "model/decoder.h"
-#include "model/gguf_config.h"
 #include "model/model.h"
-#include "model/token_file.h"
-#include "model/tokenizer.h"
 #include "pipeline/gguf_export.h"
 #include "pipeline/gguf_import.h"
 #include "pipeline/quantize_model.h"
 #include "support.h"
+#include "tokenizer/token_file.h"
+#include "tokenizer/tokenizer.h"
 
 namespace w4q::pipeline {
 namespace {
@@ -57,7 +57,7 @@ class Gguf : public ::testing::Test {
   /// The logits of some tokens.
   static std::vector<float> logits(const fs::path& folder) {
     const auto model = model::Model::open(folder);
-    const auto ids = model::read_ids(test::testdata() / "w4q-llama-tiny/own/selfgen.ids.u16", 1024);
+    const auto ids = tokenizer::read_ids(test::testdata() / "w4q-llama-tiny/own/selfgen.ids.u16", 1024);
     constexpr int64_t tokens = 16;
     model::Decoder decoder(model, tokens);
     const auto hidden = decoder.forward(std::span(ids).first(tokens), nullptr);
@@ -80,9 +80,9 @@ TEST_F(Gguf, TheBundledModelComesBackByteByByte) {
     EXPECT_EQ(written.file_bytes, static_cast<int64_t>(fs::file_size(folder_ / "m.gguf")));
     from_gguf(to);
     EXPECT_EQ(bytes_of_file(folder_ / to / "model.safetensors"), bytes_of_file(model_ / "model.safetensors"));
-    const auto tokenizer = model::Tokenizer::open(folder_ / to);
+    const auto tokenizer = tokenizer::Tokenizer::open(folder_ / to);
     const std::string text = bytes_of_file(model_ / "own/selfgen.txt").substr(0, 5000);
-    EXPECT_EQ(tokenizer.encode(text, true), model::Tokenizer::open(model_).encode(text, true));
+    EXPECT_EQ(tokenizer.encode(text, true), tokenizer::Tokenizer::open(model_).encode(text, true));
     const auto config = model::read_config(folder_ / to);
     EXPECT_EQ(config.eos_tokens, std::vector<int64_t>{1023});
     EXPECT_EQ(config.bos_token, 1022);

@@ -2,8 +2,8 @@
 
 #include <cmath>
 
-#include "model/token_file.h"
 #include "packed_model.h"
+#include "tokenizer/token_file.h"
 
 namespace w4q::verify {
 namespace {
@@ -70,7 +70,7 @@ TEST_F(Compare, ACheckpointEqualsItselfAndMayBeTheBase) {
 TEST_F(Compare, PredictionsArePaired) {
   const auto first = model::Model::open(three()), second = model::Model::open(four());
   const auto whole = model::Model::open(test::bundled_model());
-  const auto ids = model::read_ids(test::bundled_model() / "own/selfgen.ids.u16", whole.config().vocab_size);
+  const auto ids = tokenizer::read_ids(test::bundled_model() / "own/selfgen.ids.u16", whole.config().vocab_size);
   const PerplexityOptions options{.context = 128, .max_windows = 6};
   const auto result = compare_predictions(first, second, whole, ids, options);
   EXPECT_EQ(verdict(result), -1);

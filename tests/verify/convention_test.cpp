@@ -11,6 +11,8 @@
 #include <map>
 #include <numbers>
 
+#include "checkpoint/dialect/checkpoint.h"
+#include "checkpoint/dialect/dialect.h"
 #include "core/progress.h"
 #include "core/rng.h"
 #include "formats/integer.h"
@@ -20,8 +22,6 @@
 #include "io/files.h"
 #include "io/json.h"
 #include "io/output.h"
-#include "model/dialect.h"
-#include "model/dialect_checkpoint.h"
 #include "packed_model.h"
 #include "pipeline/convert_model.h"
 #include "quantize/rounding.h"
@@ -70,7 +70,7 @@ class Checkpoint {
       tensors[name] = {info.dtype, info.shape, Buffer::copy_of(file.load(name)->bytes)};
     }
     config = io::read_json(folder_ / "config.json");
-    quantization = model::read_quantization(config, file, "config.json");
+    quantization = checkpoint::read_quantization(config, file, "config.json");
   }
 
   struct Tensor {
@@ -83,7 +83,7 @@ class Checkpoint {
   template <class Change>
   void change(const std::string& linear, const Change& change) {
     const auto& info = quantization.linears.at(linear);
-    auto loaded = model::load_stored(io::Checkpoint::open(folder_), info);
+    auto loaded = checkpoint::load_stored(io::Checkpoint::open(folder_), info);
     PackedWeight weight = std::move(loaded.passes.front());
     const auto fit = info.dialect->fit(info);
     if (fit.scheme && *fit.scheme != weight.scheme) weight = formats::integer_recast(weight, *fit.scheme, linear);
@@ -126,7 +126,7 @@ class Checkpoint {
 
   std::map<std::string, Tensor> tensors;
   io::Json config;
-  model::QuantizationConfig quantization;
+  checkpoint::QuantizationConfig quantization;
   io::WriteOptions write;
   std::map<std::string, std::filesystem::path> companions;
 
@@ -388,8 +388,8 @@ TEST(Convention, SpilledSixteen) {
   Checkpoint checkpoint(awq_scheme, "awq-gemm");
   // The one code that reaches 14 or more in its group becomes the 16 that the usual packer leaves in the next nibble.
   auto& tensor = checkpoint.tensors.at(up + ".qweight");
-  const auto loaded =
-      model::load_stored(io::Checkpoint::open(clean(awq_scheme, "awq-gemm")), checkpoint.quantization.linears.at(up));
+  const auto loaded = checkpoint::load_stored(io::Checkpoint::open(clean(awq_scheme, "awq-gemm")),
+                                              checkpoint.quantization.linears.at(up));
   const PackedWeight& weight = loaded.passes.front();
   std::vector<uint8_t> codes(static_cast<size_t>(weight.k));
   bool done = false;

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <limits>
 
-#include "model/token_file.h"
 #include "packed_model.h"
+#include "tokenizer/token_file.h"
 
 namespace w4q::verify {
 namespace {
@@ -15,7 +15,7 @@ class Perplexity : public ::testing::Test {
   static void SetUpTestSuite() { set_progress_enabled(false); }
   const model::Model base = model::Model::open(test::bundled_model());
   const std::vector<int32_t> ids =
-      model::read_ids(test::bundled_model() / "own/selfgen.ids.u16", base.config().vocab_size);
+      tokenizer::read_ids(test::bundled_model() / "own/selfgen.ids.u16", base.config().vocab_size);
 };
 
 TEST_F(Perplexity, OfAModelAgainstItselfHasRatioOneAndNoKl) {
@@ -87,7 +87,7 @@ TEST_F(Perplexity, WindowsOfWikiTextAsInTheReference) {
   for (const char* name : {"w4q-llama-tiny", "w4q-llama-30m"}) {
     const auto folder = test::shared_data() / "models" / name;
     const auto model = model::Model::open(folder);
-    const auto wiki = model::read_ids(folder / "ref/wiki.test.ids.u16", model.config().vocab_size);
+    const auto wiki = tokenizer::read_ids(folder / "ref/wiki.test.ids.u16", model.config().vocab_size);
     constexpr int windows = 6;
     const auto report = measure_perplexity(model, nullptr, wiki, {.context = 512, .max_windows = windows});
     const auto file = io::Checkpoint::open(folder / "ref/reference.safetensors");

@@ -1,0 +1,186 @@
+#include "checkpoint/dialect/compressed_tensors_config.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "checkpoint/dialect/config.h"
+#include "core/error.h"
+#include "core/text.h"
+#include "text/work_budget.h"
+
+namespace w4q::checkpoint {
+namespace {
+
+using io::Json;
+
+constexpr std::string_view pattern_prefix = "re:";
+constexpr std::string_view our_format = "pack-quantized";
+
+[[noreturn]] void refuse(ErrorCode code, const std::string& place, const std::string& what) {
+  throw Error(code, concat(place, ": ", what));
+}
+
+std::vector<CtTarget> read_targets(const Json& list, const std::string& place) {
+  std::vector<CtTarget> result;
+  if (list.is_null()) return result;
+  if (!list.is_array()) refuse(ErrorCode::bad_file, place, "is not a list");
+  for (const Json& entry : list) {
+    if (!entry.is_string()) refuse(ErrorCode::bad_file, place, "holds something that is not a text");
+    result.emplace_back(entry.get<std::string>(), place);
+  }
+  return result;
+}
+
+const Json& member(const Json& object, const char* key) {
+  static const Json nothing;
+  const auto found = object.find(key);
+  return found == object.end() ? nothing : *found;
+}
+
+int read_group(const DialectSource& weights, const std::string& strategy) {
+  const int group = config_group(weights, {"group_size"});
+  if (strategy == "group" && group == formats::whole_row) {
+    refuse(ErrorCode::bad_file, weights.place, "strategy \"group\" needs a group_size");
+  }
+  return strategy == "group" ? group : formats::whole_row;
+}
+
+CtWeights read_weights(const DialectSource& weights) {
+  const std::string type = config_text(weights, {"type"}, "int");
+  if (type != "int") refuse(ErrorCode::unsupported, weights.place, concat("weights of type ", printable(type)));
+  const bool grouped = weights.config.contains("group_size") && weights.config["group_size"].is_number_integer() &&
+                       weights.config["group_size"] > 0;
+  const std::string strategy = config_text(weights, {"strategy"}, grouped ? "group" : "channel");
+  if (strategy != "group" && strategy != "channel" && strategy != "tensor") {
+    refuse(ErrorCode::unsupported, weights.place, concat("strategy \"", printable(strategy), "\""));
+  }
+  return {static_cast<int>(config_integer(weights, {"num_bits"}, 8, 2, 8)), read_group(weights, strategy),
+          !config_flag(weights, {"symmetric"}, true), strategy == "tensor"};
+}
+
+/// Formats that have tensors other than ours.
+void check_format(const DialectSource& source, const std::string& place) {
+  const std::string format = config_text(source, {"format"}, our_format);
+  if (format == our_format || format == "mixed-precision") return;
+  throw Error(ErrorCode::unsupported, concat(place, ": format \"", printable(format), "\""))
+      .detail(concat("only ", our_format, " is read"));
+}
+
+Json describe_weights(const formats::Scheme& scheme) {
+  const bool channel = scheme.block == formats::whole_row;
+  return {{"num_bits", scheme.bits},
+          {"type", "int"},
+          {"symmetric", !scheme.asymmetric},
+          {"strategy", channel ? "channel" : "group"},
+          {"group_size", channel ? Json(nullptr) : Json(scheme.block)},
+          {"dynamic", false},
+          {"actorder", scheme.act_order ? Json("group") : Json(nullptr)},
+          {"block_structure", nullptr},
+          {"observer", "minmax"},
+          {"observer_kwargs", Json::object()}};
+}
+
+/// What a group of the config says; the scales' type is the tensors' own.
+auto group_key(const formats::Scheme& scheme) {
+  return std::tuple(scheme.bits, scheme.block, scheme.asymmetric, scheme.act_order);
+}
+
+}  // namespace
+
+CtTarget::CtTarget(std::string text, std::string_view place) : text_(std::move(text)) {
+  if (!text_.starts_with(pattern_prefix)) return;
+  pattern_.emplace_back(concat("\\A(?:", text_.substr(pattern_prefix.size()), ")"), place);
+}
+
+int CtTarget::rank(std::string_view module) const {
+  if (text_ == module) return 2;
+  if (!pattern_.empty()) {
+    text::WorkBudget budget(module.size());
+    if (pattern_.front().search(module, 0, budget)) return 1;
+  }
+  return text_ == "Linear" ? 0 : -1;
+}
+
+bool CtTarget::names(std::string_view module) const { return rank(module) >= 0; }
+
+CtConfig::CtConfig(const DialectSource& source) : place_(source.place) {
+  check_format(source, place_);
+  const Json& groups = member(source.config, "config_groups");
+  if (!groups.is_object()) refuse(ErrorCode::bad_file, place_, "has no config_groups");
+  for (const auto& [name, group] : groups.items()) {
+    const std::string place = concat(place_, ": config_groups.", printable(name));
+    if (!group.is_object()) refuse(ErrorCode::bad_file, place, "is not an object");
+    const Json& weights = member(group, "weights");
+    if (weights.is_null()) continue;
+    if (!weights.is_object()) refuse(ErrorCode::bad_file, place, "its weights are not an object");
+    check_format({group, place, source.checkpoint}, place);
+    groups_.push_back({read_targets(member(group, "targets"), place + ".targets"),
+                       read_weights({weights, place + ".weights", source.checkpoint})});
+  }
+  ignore_ = read_targets(member(source.config, "ignore"), place_ + ".ignore");
+}
+
+const CtConfig::Group* CtConfig::find(std::string_view linear) const {
+  const Group* best = nullptr;
+  int best_rank = -1;
+  for (const Group& group : groups_) {
+    for (const CtTarget& target : group.targets) {
+      const int rank = target.rank(linear);
+      if (rank <= best_rank) continue;
+      best_rank = rank;
+      best = &group;
+    }
+  }
+  return best;
+}
+
+const CtWeights& CtConfig::weights_of(const std::string& linear) const {
+  const Group* group = find(linear);
+  if (group != nullptr) return group->weights;
+  throw Error(ErrorCode::bad_file, concat(printable(linear), ": is packed, but no target of config_groups names it"))
+      .detail(concat("in ", place_));
+}
+
+bool CtConfig::ignores(std::string_view linear) const {
+  return std::ranges::any_of(ignore_, [&](const CtTarget& target) { return target.names(linear); });
+}
+
+bool CtConfig::targets(std::string_view linear) const { return find(linear) != nullptr; }
+
+Json describe_compressed_tensors(std::string_view version, const std::vector<DialectLinear>& linears,
+                                 const std::vector<std::string>& kept) {
+  std::vector<std::vector<const DialectLinear*>> groups;
+  for (const DialectLinear& linear : linears) {
+    const auto same = std::ranges::find_if(
+        groups, [&](const auto& group) { return group_key(group.front()->scheme) == group_key(linear.scheme); });
+    if (same == groups.end()) {
+      groups.push_back({&linear});
+    } else {
+      same->push_back(&linear);
+    }
+  }
+  Json described = Json::object();
+  for (size_t i = 0; i < groups.size(); ++i) {
+    Json targets = Json::array();
+    if (groups.size() == 1) {
+      targets.push_back("Linear");
+    } else {
+      for (const DialectLinear* linear : groups[i]) targets.push_back(linear->name);
+    }
+    described[concat("group_", i)] = {{"targets", targets},
+                                      {"weights", describe_weights(groups[i].front()->scheme)},
+                                      {"input_activations", nullptr},
+                                      {"output_activations", nullptr}};
+  }
+  // The head is a module even where its weight is the embedding table's, and then not among `kept`.
+  std::vector<std::string> ignore = kept;
+  const bool packed_head = std::ranges::any_of(linears, [](const auto& linear) { return linear.name == "lm_head"; });
+  if (!packed_head && std::ranges::find(ignore, "lm_head") == ignore.end()) ignore.emplace_back("lm_head");
+  return {{"quant_method", "compressed-tensors"}, {"format", our_format},
+          {"quantization_status", "compressed"},  {"version", version},
+          {"config_groups", described},           {"ignore", ignore},
+          {"kv_cache_scheme", nullptr},           {"global_compression_ratio", nullptr}};
+}
+
+}  // namespace w4q::checkpoint

@@ -1,0 +1,87 @@
+// The table of dialects: how other people's checkpoints name, shape and describe packed linears. A row is plain
+// functions between their tensors and canonical planes; the codecs themselves are in formats/dialect/ and in the
+// layouts of repack/ (docs/dialects.md).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/packed_checkpoint.h"
+#include "formats/dialect/stored_tensor.h"
+#include "formats/packed.h"
+#include "io/checkpoint.h"
+#include "io/json.h"
+
+namespace w4q::checkpoint {
+
+/// What there is to read of a checkpoint before its weights.
+struct DialectSource {
+  const io::Json& config;  ///< the object quantization_config, or the file that stands in for it
+  std::string place;       ///< where it stood, for messages: "MODEL/config.json: quantization_config"
+  const io::Checkpoint& checkpoint;
+  DType source_dtype = DType::f16;  ///< of the model before it was packed
+};
+
+/// How a dialect can hold a linear.
+struct DialectFit {
+  /// The scheme that it would have there. With an empty `loses` the meaning is the same and only values decide (scale
+  /// types, zeros that are all alike, a group_index in order); otherwise the weights would be rounded anew. Nothing:
+  /// the dialect has no place for it.
+  std::optional<formats::Scheme> scheme;
+  std::string loses;  ///< why the codes cannot be kept, or why there is no place
+};
+
+/// A linear that a dialect's config has to describe.
+struct DialectLinear {
+  std::string name;
+  formats::Scheme scheme;  ///< from fit()
+  bool symmetric = true;   ///< all zero points are the symmetric one, whether the dialect stores them or not
+};
+
+struct DialectRow {
+  std::string_view name;         ///< "awq-gemm"
+  std::string_view description;  ///< one line for `w4q list --dialects`
+  std::string_view holds;        ///< what fits: widths, groups, sizes, types
+  /// True when this is a checkpoint of the dialect: by its config, and by shapes and types where those say more.
+  bool (*detect)(const DialectSource&);
+  /// Its linears, each with `stored` filled. Throws bad_file or unsupported naming the tensor.
+  QuantizationConfig (*read)(const DialectSource&);
+  /// The tensors of a linear, checked against `stored`, as canonical planes; what SchemeRow::validate checks need not
+  /// hold yet. Throws bad_file naming info.name.
+  formats::PackedWeight (*decode)(const PackedLinearInfo& info, std::vector<formats::StoredTensor> tensors);
+  /// Whether and how a linear of one pass without input scale can be written.
+  DialectFit (*fit)(const PackedLinearInfo& info);
+  /// The tensors of a linear with a scheme from fit().
+  std::vector<formats::StoredSpec> (*tensors)(const formats::Scheme&, int64_t n, int64_t k);
+  /// Canonical planes → tensors, in the order of tensors().
+  std::vector<formats::StoredTensor> (*encode)(const formats::PackedWeight& canonical);
+  /// The object quantization_config for these linears; `kept` are the linear layers that stay in 16 bit. Throws
+  /// unsupported when it cannot say what is needed.
+  io::Json (*describe)(const std::vector<DialectLinear>& linears, const std::vector<std::string>& kept);
+  /// A file beside the weights that repeats it; empty: none.
+  std::string_view config_file = {};
+  /// The first value of a weight with a scheme from fit() that has no place, with row, group and what would be lost;
+  /// empty: all have. Null: all always have.
+  std::string (*refuses)(const formats::PackedWeight& canonical) = nullptr;
+  /// Changes such values as little as possible, so that refuses() has nothing left.
+  void (*bend)(formats::PackedWeight& canonical) = nullptr;
+};
+
+std::span<const DialectRow> dialect_registry();
+/// By name; nullptr when there is none.
+const DialectRow* find_dialect(std::string_view name) noexcept;
+
+/// The first row that detects the checkpoint. Throws unsupported and lists what there is.
+const DialectRow& detect_dialect(const DialectSource& source);
+
+/// Names of the two that stand for quantization_config in old checkpoints: a converted folder must not carry them
+/// along.
+inline constexpr std::string_view side_config_files[] = {"quantize_config.json", "quant_config.json"};
+/// Marks TurboQuant's checkpoints, which have tensors and files of their own and are no row of the table.
+inline constexpr std::string_view turboquant_config_file = "turboquant_config.json";
+
+}  // namespace w4q::checkpoint

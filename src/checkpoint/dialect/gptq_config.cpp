@@ -1,0 +1,140 @@
+#include "checkpoint/dialect/gptq_config.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "checkpoint/dialect/config.h"
+#include "core/error.h"
+#include "core/text.h"
+
+namespace w4q::checkpoint {
+namespace {
+
+constexpr size_t max_rules = 10'000;
+constexpr std::string_view head = "lm_head";
+
+/// The keys of `source` over what `common` says.
+GptqSetting read_setting(const DialectSource& source, GptqSetting common) {
+  common.bits = static_cast<int>(config_integer(source, {"bits", "w_bit"}, common.bits, 2, 8));
+  if (source.config.contains("group_size") || source.config.contains("q_group_size")) {
+    common.group = config_group(source, {"group_size", "q_group_size"});
+  }
+  common.symmetric = config_flag(source, {"sym"}, common.symmetric);
+  return common;
+}
+
+/// A path as an expression that matches it and nothing else.
+std::string exactly(std::string_view path) {
+  std::string text = "^";
+  for (const char c : path) {
+    if (std::string_view(".^$*+?()[]{}|\\").find(c) != std::string_view::npos) text += '\\';
+    text += c;
+  }
+  return text + "$";
+}
+
+GptqSetting setting_of(const DialectLinear& linear) {
+  return {linear.scheme.bits, linear.scheme.block, linear.symmetric, false};
+}
+
+struct Described {
+  GptqSetting setting;
+  bool act_order = false;
+
+  bool operator==(const Described&) const = default;
+};
+
+Described described(const DialectLinear& linear) { return {setting_of(linear), linear.scheme.act_order}; }
+
+/// What most linears have.
+Described most_common(const std::vector<DialectLinear>& linears) {
+  std::vector<std::pair<Described, size_t>> counts;
+  for (const auto& linear : linears) {
+    const Described wanted = described(linear);
+    const auto found = std::ranges::find(counts, wanted, &std::pair<Described, size_t>::first);
+    if (found == counts.end()) {
+      counts.emplace_back(wanted, 1);
+    } else {
+      ++found->second;
+    }
+  }
+  return std::ranges::max_element(counts, {}, &std::pair<Described, size_t>::second)->first;
+}
+
+io::Json setting_json(const Described& all) {
+  const int group = all.setting.group == formats::whole_row ? -1 : all.setting.group;
+  return {
+      {"bits", all.setting.bits}, {"group_size", group}, {"desc_act", all.act_order}, {"sym", all.setting.symmetric}};
+}
+
+}  // namespace
+
+GptqConfig::GptqConfig(const DialectSource& source) : common_(read_setting(source, {})) {
+  if (const auto words = config_text(source, {"pack_dtype"}, "int32"); words != "int32") {
+    throw Error(ErrorCode::unsupported, concat(source.place, ": pack_dtype ", printable(words)))
+        .detail("GPTQ checkpoints are read with words of int32");
+  }
+  const auto dynamic = source.config.find("dynamic");
+  if (dynamic == source.config.end() || dynamic->is_null()) return;
+  if (!dynamic->is_object() || dynamic->size() > max_rules) {
+    throw Error(ErrorCode::bad_file,
+                concat(source.place, ": \"dynamic\" is no object of at most ", max_rules, " rules"));
+  }
+  for (const auto& [key, value] : dynamic->items()) {
+    const std::string place = concat(source.place, ": dynamic[\"", printable(key), "\"]");
+    const bool left_out = key.starts_with("-:"), marked = left_out || key.starts_with("+:");
+    GptqSetting setting = common_;
+    setting.left_out = left_out;
+    if (value.is_object()) {
+      setting = read_setting({value, place, source.checkpoint, source.source_dtype}, setting);
+    } else if (!value.is_null()) {
+      throw Error(ErrorCode::bad_file, place + " is not an object");
+    }
+    rules_.push_back({text::Regex(std::string_view(key).substr(marked ? 2 : 0), place), setting});
+  }
+}
+
+GptqSetting GptqConfig::setting(std::string_view linear) {
+  for (const Rule& rule : rules_) {
+    const auto match = rule.expression.search(linear, 0, budget_);
+    if (match && match->begin == 0) return rule.setting;
+  }
+  return common_;
+}
+
+bool is_gptq(const DialectSource& source) {
+  if (source.config.contains("quant_method")) {
+    if (config_text(source, {"quant_method"}, "") != "gptq") return false;
+  } else if (!source.config.contains("desc_act")) {
+    return false;
+  }
+  return gptq_format(source) != "marlin" && !config_flag(source, {"is_marlin_format"}, false);
+}
+
+std::string gptq_format(const DialectSource& source) {
+  return config_text(source, {"checkpoint_format", "format"}, "gptq");
+}
+
+io::Json describe_gptq(std::string_view format, const std::vector<DialectLinear>& linears,
+                       const std::vector<std::string>& kept) {
+  const Described common = most_common(linears);
+  io::Json dynamic = io::Json::object();
+  for (const auto& name : kept) {
+    if (name != head) dynamic["-:" + exactly(name)] = io::Json::object();
+  }
+  bool has_head = false;
+  for (const auto& linear : linears) {
+    has_head = has_head || linear.name == head;
+    if (described(linear) != common) dynamic["+:" + exactly(linear.name)] = setting_json(described(linear));
+  }
+  io::Json json = {{"quant_method", "gptq"}, {"checkpoint_format", format}};
+  json.update(setting_json(common));
+  json["pack_dtype"] = "int32";
+  json["lm_head"] = has_head;
+  if (!dynamic.empty()) json["dynamic"] = std::move(dynamic);
+  json["meta"] = {{"quantizer", {"w4q"}}};
+  return json;
+}
+
+}  // namespace w4q::checkpoint

@@ -1,0 +1,50 @@
+// The KV cache of a sequence on the GPU: a pool of pages of 16 tokens, and the table of those that the sequence has.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "device/buffer.h"
+#include "kernels/kv_page.h"
+#include "model/config.h"
+
+namespace w4q::decoder_cuda {
+
+class CudaCache {
+ public:
+  /// A pool of `pages`; each holds 16 tokens of every layer. Throws unsupported for heads that no kernel takes,
+  /// bad_argument for no pages, device when the memory does not suffice.
+  CudaCache(const model::ModelConfig& config, kernels::KvType type, int64_t pages, const device::Stream& stream);
+
+  /// Gives all pages back.
+  void clear() noexcept;
+  /// Takes free pages until the sequence has room for `length` tokens. Throws bad_argument when the pool has too few,
+  /// and then takes none.
+  void grow(int64_t length);
+  /// Replaces the sequence's pages: entry i holds tokens 16 · i … of all layers. Throws bad_argument, naming the entry,
+  /// for a page outside the pool or named twice.
+  void set_table(std::span<const int32_t> table);
+
+  kernels::PagedLayer layer(int64_t index) noexcept;
+  kernels::KvType type() const noexcept { return type_; }
+  int64_t pages() const noexcept { return pages_; }
+  std::span<const int32_t> table() const noexcept { return table_; }
+  /// Tokens for which the sequence has pages.
+  int64_t room() const noexcept { return static_cast<int64_t>(table_.size()) * kernels::kv_page_tokens; }
+  /// Of keys and values of one token, all layers.
+  int64_t bytes_per_token() const noexcept;
+
+ private:
+  void upload(size_t from);
+
+  const device::Stream& stream_;
+  kernels::KvType type_;
+  int kv_heads_, head_dim_;
+  int64_t layers_, pages_, key_bytes_, value_bytes_;
+  device::DeviceBuffer keys_, values_, device_table_;
+  device::PinnedBuffer staged_;
+  std::vector<int32_t> table_, free_;
+};
+
+}  // namespace w4q::decoder_cuda

@@ -1,0 +1,224 @@
+#include "decoder_cuda/decoder.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/error.h"
+#include "core/text.h"
+#include "decoder_cuda/decoder_impl.h"
+#include "device/check.h"
+#include "kernels/int8_rows.h"
+#include "model/int8_activations.h"
+
+namespace w4q::decoder_cuda {
+namespace {
+
+using device::DeviceBuffer;
+using kernels::StepState;
+
+/// Logits of this many values are held at a time.
+constexpr int64_t logit_values = int64_t{1} << 25;
+
+int64_t pages_for(int64_t tokens) { return (tokens + kernels::kv_page_tokens - 1) / kernels::kv_page_tokens; }
+
+/// As model/int8_activations.h, of what was uploaded.
+void check_int8_activations(const CudaModel& uploaded) {
+  bool any = false;
+  for (const auto& layer : uploaded.layers()) {
+    for (const auto* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
+      if (!linear->widened.empty()) model::refuse_int8_activations(linear->widened.front(), "a scheme without kernels");
+      for (const CudaProduct& product : linear->products) {
+        if (product.dense != nullptr) continue;
+        if (!takes_int8(product))
+          model::refuse_int8_activations(join(linear->names), formats::to_string(product.scheme));
+        any = true;
+      }
+    }
+  }
+  if (!any) model::refuse_int8_activations("any layer", "weights of 16 bits");
+}
+
+}  // namespace
+
+CudaDecoder::Impl::Impl(const CudaModel& model_, const CudaDecoderOptions& options_)
+    : model(model_),
+      config(model.config()),
+      options(options_),
+      chunk(std::clamp<int64_t>(std::min(options.chunk, options.capacity), 1, 1 << 15)),
+      logit_rows(std::clamp<int64_t>(logit_values / config.vocab_size, 1, std::min<int64_t>(options.capacity, 1024))),
+      cache(config, options.kv.type, pages_for(options.capacity), stream),
+      rope(config, options.capacity, stream),
+      multiplier(model.linears(), std::max(chunk, logit_rows), stream, options.int8_activations),
+      activations(config, chunk),
+      logits(device_matrix<float>(logit_rows, config.vocab_size)),
+      attention_workspace(
+          kernels::decode_attention_workspace({static_cast<int>(config.heads), static_cast<int>(config.kv_heads),
+                                               config.head_dim, options.kv.type, options.capacity})),
+      state(sizeof(StepState)),
+      staged_ids(static_cast<size_t>(chunk) * sizeof(int32_t)),
+      drawn(static_cast<size_t>(options.capacity + 1) * sizeof(int32_t)),
+      staged_state(sizeof(StepState)) {
+  if (options.int8_activations) check_int8_activations(model);
+  attention_workspace.fill(0, stream);
+  const auto pairs = static_cast<size_t>(rope.steps().pairs);
+  step_cosine = DeviceBuffer(pairs * sizeof(float));
+  step_sine = DeviceBuffer(pairs * sizeof(float));
+  if (options.kv.prunes()) {
+    std::vector<int32_t> all(static_cast<size_t>(options.capacity));
+    std::iota(all.begin(), all.end(), 0);
+    positions = DeviceBuffer::copy_of(std::as_bytes(std::span(all)), stream);
+    kept = DeviceBuffer(static_cast<size_t>(config.layers * config.heads) * sizeof(int32_t));
+    kept.fill(0, stream);
+    stream.synchronize();  // `all` goes
+  }
+  multiplier.set_overlap(options.overlap);
+  for (auto& norm : norms) norm = device_matrix<float>(kernels::norm_state_floats(config.hidden_size), 1);
+  stream.synchronize();
+}
+
+void CudaDecoder::Impl::check(std::span<const int32_t> ids) const {
+  if (ids.empty()) throw Error(ErrorCode::bad_argument, "no tokens to decode");
+  if (static_cast<int64_t>(ids.size()) > options.capacity - position) {
+    throw Error(ErrorCode::bad_argument, concat(ids.size(), " tokens after ", position, " do not fit a context of ",
+                                                options.capacity, " positions"));
+  }
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] >= 0 && ids[i] < config.vocab_size) continue;
+    throw Error(ErrorCode::bad_argument,
+                concat("token ", i, " has id ", ids[i], ", the vocabulary ends at ", config.vocab_size - 1))
+        .hint("were the ids made with another tokenizer?");
+  }
+}
+
+CudaDecoder::CudaDecoder(const CudaModel& model, const CudaDecoderOptions& options) {
+  if (options.capacity < 1 || options.capacity > (int64_t{1} << 31) - 1) {
+    throw Error(ErrorCode::bad_argument, concat("a context of ", options.capacity, " positions cannot be held"));
+  }
+  impl_ = std::make_unique<Impl>(model, options);
+}
+CudaDecoder::~CudaDecoder() = default;
+CudaDecoder::CudaDecoder(CudaDecoder&&) noexcept = default;
+
+void CudaDecoder::reset() {
+  impl_->position = 0;
+  impl_->hidden_rows = 0;
+  impl_->cache.clear();
+}
+
+int64_t CudaDecoder::position() const noexcept { return impl_->position; }
+const device::Stream& CudaDecoder::stream() const noexcept { return impl_->stream; }
+int64_t CudaDecoder::most_logit_rows() const noexcept { return impl_->logit_rows; }
+double CudaDecoder::kept_pages() const {
+  const Impl& decoder = *impl_;
+  if (!decoder.options.kv.prunes() || decoder.position == 0) return 1;
+  std::vector<int32_t> counts(decoder.kept.size() / sizeof(int32_t));
+  decoder.kept.download(std::as_writable_bytes(std::span(counts)), decoder.stream);
+  decoder.stream.synchronize();
+  int64_t used = 0;
+  int64_t all = 0;
+  for (const int32_t count : counts) {
+    used += count;
+    if (count > 0) all += pages_for(decoder.position);  // every key head keeps at least one
+  }
+  return all > 0 ? static_cast<double>(used) / static_cast<double>(all) : 1;
+}
+
+CudaOffload* CudaDecoder::offload() noexcept { return impl_->multiplier.offload(); }
+size_t CudaDecoder::graph_nodes() const noexcept { return impl_->graph.nodes(); }
+
+int64_t CudaDecoder::step_bytes() const noexcept {
+  return impl_->model.bytes_per_token() + impl_->position * impl_->cache.bytes_per_token();
+}
+
+CudaMatrix CudaDecoder::forward(std::span<const int32_t> ids, const CudaObserver* observer) {
+  Impl& decoder = *impl_;
+  decoder.check(ids);
+  const auto rows = static_cast<int64_t>(ids.size());
+  decoder.cache.grow(decoder.position + rows);
+  const int64_t hidden_size = decoder.config.hidden_size;
+  const auto bytes = static_cast<size_t>(rows * hidden_size) * sizeof(__half);
+  if (decoder.hidden.size() < bytes) {
+    decoder.stream.synchronize();
+    decoder.hidden = DeviceBuffer(bytes);
+  }
+  decoder.rope.set_call(decoder.position, rows, decoder.stream);
+  decoder.multiplier.set_int8_activations(decoder.options.int8_activations && rows >= kernels::least_int8_rows);
+  for (int64_t row = 0; row < rows; row += decoder.chunk) {
+    decoder.run_chunk(ids.subspan(static_cast<size_t>(row), static_cast<size_t>(std::min(decoder.chunk, rows - row))),
+                      row, observer);
+  }
+  decoder.multiplier.set_int8_activations(false);
+  decoder.hidden_rows = rows;
+  return {decoder.hidden.data(), DType::f16, rows, hidden_size, decoder.stream.get()};
+}
+
+CudaMatrix CudaDecoder::logits(int64_t first, int64_t rows) {
+  Impl& decoder = *impl_;
+  const int64_t vocab = decoder.config.vocab_size;
+  if (first < 0 || rows < 1 || first > decoder.hidden_rows - rows || rows > decoder.logit_rows) {
+    throw Error(ErrorCode::bad_argument, concat("logits of rows ", first, " to ", first + rows - 1))
+        .detail(
+            concat("the last call decoded ", decoder.hidden_rows, " rows; at most ", decoder.logit_rows, " at a time"));
+  }
+  const __half* const hidden = decoder.hidden.as<__half>() + first * decoder.config.hidden_size;
+  decoder.multiplier.multiply_logits(decoder.model.head(), hidden, rows, decoder.logits.as<float>());
+  return {decoder.logits.data(), DType::f32, rows, vocab, decoder.stream.get()};
+}
+
+void CudaDecoder::logits(int64_t first, MatrixView<float> out) {
+  Impl& decoder = *impl_;
+  for (int64_t row = 0; row < out.rows; row += decoder.logit_rows) {
+    const int64_t count = std::min(decoder.logit_rows, out.rows - row);
+    const CudaMatrix part = logits(first + row, count);
+    const size_t width = static_cast<size_t>(part.cols) * sizeof(float);
+    device::check(cudaMemcpy2DAsync(out.row(row), static_cast<size_t>(out.stride) * sizeof(float), part.data, width,
+                                    width, static_cast<size_t>(count), cudaMemcpyDeviceToHost, part.stream),
+                  "copying logits");
+  }
+  decoder.stream.synchronize();
+}
+
+void CudaDecoder::start(std::span<const int32_t> prompt, const kernels::SamplingOptions& sampling) {
+  kernels::check_sampling(sampling);
+  Impl& decoder = *impl_;
+  const CudaMatrix hidden = forward(prompt);
+  logits(hidden.rows - 1, 1);
+  decoder.sampling = sampling;
+  decoder.graph = {};
+  decoder.steps = 0;
+  decoder.stream.synchronize();  // the staged state of an earlier start
+  const StepState state{static_cast<int32_t>(decoder.position - 1), 0, 0};
+  std::ranges::copy(std::as_bytes(std::span(&state, 1)), decoder.staged_state.bytes().begin());
+  decoder.state.upload(decoder.staged_state.bytes(), decoder.stream);
+  decoder.draw(decoder.logits.as<float>());
+  decoder.mark_token();
+}
+
+void CudaDecoder::step() {
+  Impl& decoder = *impl_;
+  if (decoder.position >= decoder.options.capacity) {
+    throw Error(ErrorCode::bad_argument, concat("the context of ", decoder.options.capacity, " positions is full"));
+  }
+  decoder.cache.grow(decoder.position + 1);
+  // The first step runs as it is: what is loaded or set up on first use does not belong into a graph. Passes that come
+  // from host memory are on their way from one step to the next, which no graph of a step can hold.
+  if (!decoder.options.graph || decoder.steps == 0 || decoder.multiplier.offload() != nullptr) {
+    decoder.launch_step();
+  } else {
+    if (!decoder.graph) decoder.graph = device::Graph(decoder.stream, [&] { decoder.launch_step(); });
+    decoder.graph.launch(decoder.stream);
+  }
+  ++decoder.steps;
+  ++decoder.position;
+  decoder.mark_token();
+}
+
+int32_t CudaDecoder::token(int64_t number) {
+  Impl& decoder = *impl_;
+  ensure(number >= 0 && number <= decoder.steps, "token: not drawn yet");
+  // A slot that a later token has taken since waits for that one.
+  decoder.events[static_cast<size_t>(number) % token_events].synchronize();
+  return reinterpret_cast<const int32_t*>(decoder.drawn.bytes().data())[number];
+}
+
+}  // namespace w4q::decoder_cuda

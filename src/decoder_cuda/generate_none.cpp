@@ -1,0 +1,12 @@
+#include "core/error.h"
+#include "decoder_cuda/generate.h"
+
+namespace w4q::decoder_cuda {
+
+std::vector<int32_t> generate_cuda(const model::Model&, std::span<const int32_t>, int64_t,
+                                   const model::SamplingOptions&, kernels::KvChoice,
+                                   const std::function<bool(int32_t)>&, std::optional<int64_t>, bool) {
+  throw Error(ErrorCode::device, "this program was built without CUDA").hint("--device cpu");
+}
+
+}  // namespace w4q::decoder_cuda

@@ -1,0 +1,62 @@
+// A model's weights in GPU memory, in the shape in which the CUDA decoder reads them: q, k and v one product, gate and
+// up one product.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "decoder_cuda/linear.h"
+#include "device/buffer.h"
+#include "device/stream.h"
+#include "model/model.h"
+
+namespace w4q::decoder_cuda {
+
+struct CudaLayer {
+  device::DeviceBuffer input_norm, post_attention_norm, q_norm, k_norm;  ///< fp32; the last two may be empty
+  CudaLinear qkv, o, gate_up, down;
+};
+
+/// Brings one layer to the current GPU. Throws as upload_linears.
+CudaLayer upload_layer(const model::LayerWeights& weights, const device::Stream& stream, bool offload = false);
+
+class CudaModel {
+ public:
+  /// Brings a model to the current GPU: packed weights in the layout of their kernel, others as f16 (upload_linears).
+  /// Throws device when there is no room, unsupported for weights beyond f16.
+  /// With `residual_bytes`, residual passes of rotated linears take up to so many bytes of GPU memory; the others
+  /// stay in host memory and are moved for each product.
+  static CudaModel upload(const model::Model& model, std::optional<int64_t> residual_bytes = {});
+  /// Random weights made on the GPU, for measurements: linears and the head in passes of these schemes (one of kbit or
+  /// integer, or rotated ones), f16 where there are none. `residual_bytes` as upload.
+  static CudaModel random(const model::ModelConfig& config, std::span<const formats::Scheme> passes,
+                          std::optional<int64_t> residual_bytes = {});
+
+  const model::ModelConfig& config() const noexcept { return config_; }
+  const std::vector<CudaLayer>& layers() const noexcept { return layers_; }
+  const float* final_norm() const noexcept { return final_norm_.as<float>(); }
+  /// The embedding table, f16 [vocab × hidden].
+  const __half* embeddings() const noexcept { return embeddings_.as<__half>(); }
+  const CudaLinear& head() const noexcept { return head_; }
+
+  /// Every linear, the head last.
+  std::vector<const CudaLinear*> linears() const;
+  /// Bytes of weights that one decoded token reads: linears and norms.
+  int64_t bytes_per_token() const noexcept;
+  /// Packed layers that no kernel reads, which were decoded to f16.
+  std::vector<std::string> widened() const;
+
+ private:
+  CudaModel() = default;
+  void keep_resident(int64_t bytes, const device::Stream& stream);
+
+  model::ModelConfig config_;
+  std::vector<CudaLayer> layers_;
+  device::DeviceBuffer final_norm_, embeddings_;
+  CudaLinear head_;
+};
+
+}  // namespace w4q::decoder_cuda

@@ -1,0 +1,153 @@
+#include "decoder_cuda/pack.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "core/error.h"
+#include "core/float_formats.h"
+#include "decoder_cuda/stack.h"
+#include "formats/e4m4.h"
+#include "formats/kbit.h"
+#include "kernels/table_stretch.h"
+#include "repack/layout_registry.h"
+#include "repack/map_pass_cuda.h"
+
+namespace w4q::decoder_cuda {
+namespace {
+
+using device::DeviceBuffer;
+using formats::PackedWeight;
+using formats::PlaneRole;
+using formats::ScaleType;
+using formats::SchemeFamily;
+
+float largest_scale(const PackedWeight& weight) {
+  const auto& bytes = weight.plane(PlaneRole::scales).bytes;
+  float most = 0x1p-14f;
+  const auto widest = [&](const auto& values, const auto& decode) {
+    for (const auto bits : values) most = std::max(most, std::abs(decode(bits)));
+  };
+  switch (weight.scheme.scale) {
+    case ScaleType::e4m4:
+      widest(bytes.as<uint8_t>(), [](uint8_t bits) { return formats::e4m4_decode(bits); });
+      break;
+    case ScaleType::bf16:
+      widest(bytes.as<uint16_t>(), [](uint16_t bits) { return f32_from_bf16(bits); });
+      break;
+    default:
+      widest(bytes.as<uint16_t>(), [](uint16_t bits) { return f32_from_f16(bits); });
+  }
+  return most;
+}
+
+/// Which input stands at each place of codes that are sorted by group.
+std::vector<int32_t> sorted_inputs(const PackedWeight& weight) {
+  const auto groups = weight.plane(PlaneRole::group_index).bytes.as<int32_t>();
+  std::vector<int32_t> order(groups.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, {}, [&](int32_t input) { return groups[static_cast<size_t>(input)]; });
+  return order;
+}
+
+class Packer {
+ public:
+  Packer(Weights weights, int64_t rows_in_turn, std::string_view layout, const device::Stream& stream)
+      : weights_(weights), rows_in_turn_(rows_in_turn), stream_(stream) {
+    auto& weight = packed_.weight;
+    weight.scheme = weights.front()->scheme;
+    weight.n = rows_of(weights);
+    weight.k = weights.front()->k;
+    weight.scale_max = 0;
+    for (const auto* each : weights) weight.scale_max = std::max(weight.scale_max, largest_scale(*each));
+    weight.layout = layout;
+  }
+
+  CudaPacked run() && {
+    if (packed_.weight.scheme.family == SchemeFamily::kbit) {
+      pack_kbit();
+    } else {
+      pack_integer();
+    }
+    return std::move(packed_);
+  }
+
+ private:
+  void pack_kbit() {
+    auto& weight = packed_.weight;
+    DeviceBuffer codes = stack_on_gpu(lay_out(weights_, PlaneRole::codes, rows_in_turn_), stream_);
+    DeviceBuffer scales = stack_on_gpu(lay_out(weights_, PlaneRole::scales, rows_in_turn_), stream_);
+    const auto specs = repack::layout_row(weight.layout).planes(weight.scheme, weight.n, weight.k);
+    const auto allocate = [&](PlaneRole role) {
+      const auto spec = std::ranges::find(specs, role, &formats::PlaneSpec::role);
+      return read(DeviceBuffer(static_cast<size_t>(byte_count(spec->dtype, spec->shape)))).data();
+    };
+    const repack::DeviceBlocks packed{reinterpret_cast<uint32_t*>(allocate(PlaneRole::codes)),
+                                      allocate(PlaneRole::scales)};
+    repack::pack_cuda(weight.layout, weight.scheme, weight.n, weight.k, {codes.as<uint32_t>(), scales.data()}, packed,
+                      stream_.get());
+    weight.codes = packed.codes;
+    weight.scales = packed.scales;
+    const auto& table = weights_.front()->plane(PlaneRole::codebook).bytes;
+    weight.table_max = formats::kbit_table_max(table.as<float>());
+    weight.table_stretch = kernels::table_stretch(table.as<float>());
+    weight.product_stretch = kernels::product_stretch(table.as<float>());
+    weight.codebook = upload(table.bytes()).as<float>();  // waits: the canonical planes may go
+  }
+
+  void pack_integer() {
+    auto& weight = packed_.weight;
+    const PackedWeight canonical = stack(weights_, rows_in_turn_);
+    const auto& row = repack::layout_row(weight.layout);
+    const PackedWeight words = row.pack_cuda != nullptr ? row.pack_cuda(canonical) : row.pack(canonical);
+    weight.codes = read_plane(words, PlaneRole::codes).as<uint32_t>();
+    weight.scales = read_plane(words, PlaneRole::scales).data();
+    if (weight.scheme.asymmetric) weight.zeros = read_plane(words, PlaneRole::zeros).as<uint32_t>();
+    if (weight.scheme.act_order) weight.input_order = upload(bytes_of(sorted_inputs(canonical))).as<int32_t>();
+  }
+
+  /// Counts what a product reads.
+  DeviceBuffer& read(DeviceBuffer buffer) {
+    packed_.bytes += static_cast<int64_t>(buffer.size());
+    packed_.memory.push_back(std::move(buffer));
+    return packed_.memory.back();
+  }
+  DeviceBuffer& read_plane(const PackedWeight& words, PlaneRole role) {
+    DeviceBuffer& buffer = read(DeviceBuffer::copy_of(words.plane(role).bytes.bytes(), stream_));
+    stream_.synchronize();  // `words` may go
+    return buffer;
+  }
+  DeviceBuffer& upload(std::span<const std::byte> bytes) {
+    packed_.memory.push_back(DeviceBuffer::copy_of(bytes, stream_));
+    stream_.synchronize();
+    return packed_.memory.back();
+  }
+
+  Weights weights_;
+  int64_t rows_in_turn_;
+  const device::Stream& stream_;
+  CudaPacked packed_;
+};
+
+}  // namespace
+
+std::string_view device_layout(const formats::Scheme& scheme, int64_t n, int64_t k) {
+  if (scheme.family != SchemeFamily::kbit && scheme.family != SchemeFamily::integer) return {};
+  for (const std::string_view layout : {"kbit-fragment", "marlin"}) {
+    if (!repack::layout_row(layout).accepts(scheme, n, k, nullptr)) continue;
+    const kernels::LinearDesc desc{scheme, layout, 1, n, k};
+    const auto takes = [&](const kernels::KernelRow& row) { return row.accepts(desc, nullptr); };
+    if (std::ranges::any_of(kernels::kernel_registry(), takes)) return layout;
+  }
+  return {};
+}
+
+CudaPacked pack_for_device(Weights weights, const device::Stream& stream, int64_t rows_in_turn) {
+  ensure(!weights.empty(), "pack_for_device: no weights");
+  const PackedWeight& first = *weights.front();
+  const std::string_view layout = device_layout(first.scheme, first.n, first.k);
+  ensure(!layout.empty(), "pack_for_device: no kernel reads such weights");
+  return Packer(weights, rows_in_turn, layout, stream).run();
+}
+
+}  // namespace w4q::decoder_cuda

@@ -1,0 +1,31 @@
+// Packed weights on their way to the GPU: from canonical planes to the layout that its kernels read.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "device/buffer.h"
+#include "formats/packed.h"
+#include "kernels/packed_linear.h"
+
+namespace w4q::decoder_cuda {
+
+/// The layout in which kernels read weights of this scheme and size; empty where there is none.
+std::string_view device_layout(const formats::Scheme& scheme, int64_t n, int64_t k);
+
+/// A weight in GPU memory and what holds its planes.
+struct CudaPacked {
+  kernels::DeviceWeight weight;
+  std::vector<device::DeviceBuffer> memory;
+  int64_t bytes = 0;  ///< that a product reads
+};
+
+/// Stacks canonical weights that can_stack and have a device_layout: one below the other, or `rows_in_turn` rows of
+/// each in turn (of one size, a multiple of it). Returns with everything in place. Throws device when the memory does
+/// not suffice.
+CudaPacked pack_for_device(std::span<const formats::PackedWeight* const> weights, const device::Stream& stream,
+                           int64_t rows_in_turn = 0);
+
+}  // namespace w4q::decoder_cuda

@@ -1,0 +1,226 @@
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+#include "core/rng.h"
+#include "core/text.h"
+#include "decoder_cuda/model.h"
+#include "decoder_cuda/pack.h"
+#include "decoder_cuda/rotated.h"
+#include "formats/codebook.h"
+#include "formats/kbit.h"
+#include "formats/rotated.h"
+#include "kernels/random_cuda.h"
+#include "kernels/rotate_input.h"
+#include "kernels/rotated_pack.h"
+#include "kernels/table_stretch.h"
+#include "repack/layout_kbit_fragment.h"
+#include "repack/layout_registry.h"
+
+namespace w4q::decoder_cuda {
+namespace {
+
+using device::DeviceBuffer;
+using formats::PlaneRole;
+
+bool is_rotated(std::span<const formats::Scheme> passes) {
+  const auto rotated = [](const formats::Scheme& scheme) {
+    return scheme.family == formats::SchemeFamily::rotated && scheme.block != formats::whole_row;
+  };
+  return !passes.empty() && std::ranges::all_of(passes, rotated);
+}
+
+/// Makes the parts of a model, each from a seed of its own.
+class Maker {
+ public:
+  Maker(std::span<const formats::Scheme> passes, bool offload, const device::Stream& stream)
+      : passes_(passes), offload_(offload), stream_(stream) {}
+
+  DeviceBuffer norm(int64_t size) {
+    DeviceBuffer buffer(static_cast<size_t>(size) * sizeof(float));
+    kernels::constant_cuda(buffer.as<float>(), size, 1.0f, stream_.get());
+    return buffer;
+  }
+
+  /// Outputs of about the magnitude of the inputs.
+  DeviceBuffer rows(int64_t n, int64_t k) {
+    DeviceBuffer buffer(static_cast<size_t>(n * k) * 2);
+    const float magnitude = std::sqrt(3.0f / static_cast<float>(k));
+    kernels::random_halves_cuda(buffer.as<__half>(), n * k, magnitude, ++seed_, stream_.get());
+    return buffer;
+  }
+
+  CudaLinear linear(std::string name, int64_t n, int64_t k) {
+    CudaLinear linear;
+    linear.names = {std::move(name)};
+    linear.n = n;
+    linear.k = k;
+    CudaProduct product;
+    product.n = n;
+    if (is_rotated(passes_)) {
+      make_rotated(linear, product);
+    } else if (!passes_.empty()) {
+      make_packed(linear, product);
+    } else {
+      linear.memory.push_back(rows(n, k));
+      product.dense = linear.memory.back().as<__half>();
+      linear.bytes = n * k * 2;
+    }
+    linear.products.push_back(product);
+    return linear;
+  }
+
+ private:
+  void make_packed(CudaLinear& linear, CudaProduct& product) {
+    const formats::Scheme& scheme = passes_.front();
+    kernels::DeviceWeight weight;
+    weight.scheme = product.scheme = scheme;
+    weight.n = linear.n;
+    weight.k = linear.k;
+    weight.layout = device_layout(scheme, linear.n, linear.k);
+    const auto specs = repack::layout_row(weight.layout).planes(scheme, linear.n, linear.k);
+    const auto allocate = [&](PlaneRole role) -> DeviceBuffer& {
+      const auto spec = std::ranges::find(specs, role, &formats::PlaneSpec::role);
+      linear.memory.emplace_back(static_cast<size_t>(byte_count(spec->dtype, spec->shape)));
+      linear.bytes += static_cast<int64_t>(linear.memory.back().size());
+      return linear.memory.back();
+    };
+    DeviceBuffer& codes = allocate(PlaneRole::codes);
+    weight.codes = codes.as<uint32_t>();
+    kernels::random_words_cuda(codes.as<uint32_t>(), static_cast<int64_t>(codes.size() / 4), ++seed_, stream_.get());
+    DeviceBuffer& scales = allocate(PlaneRole::scales);
+    weight.scales = scales.data();
+    const float root = std::sqrt(static_cast<float>(linear.k));
+    if (scheme.family == formats::SchemeFamily::integer) {
+      // Codes of a few bits deviate by 0.29 · 2^bits from their mean.
+      weight.scale_max = 6.0f / static_cast<float>(1 << scheme.bits) / root;
+      kernels::random_halves_cuda(scales.as<__half>(), static_cast<int64_t>(scales.size() / 2), weight.scale_max,
+                                  ++seed_, stream_.get());
+    } else {
+      kernels::random_e4m4_scales_cuda(scales.as<uint8_t>(), static_cast<int64_t>(scales.size()), ++seed_,
+                                       stream_.get());
+      // Scales average 2^-4.6; the table brings outputs to about the magnitude of the inputs.
+      weight.table_max = 40.0f / root;
+      auto table = formats::codebook("nf", scheme.bits);
+      for (float& value : table) value *= weight.table_max;
+      weight.table_stretch = kernels::table_stretch(table);
+      weight.product_stretch = kernels::product_stretch(table);
+      linear.memory.push_back(DeviceBuffer::copy_of(bytes_of(table), stream_));
+      weight.codebook = linear.memory.back().as<float>();
+      stream_.synchronize();
+    }
+    product.packed = weight;
+  }
+
+  /// All passes share a rotation, and the table; a residual is a sixteenth of the pass before it.
+  void make_rotated(CudaLinear& linear, CudaProduct& product) {
+    product.scheme = passes_.front();
+    const auto keep = [&](DeviceBuffer buffer) { return linear.memory.emplace_back(std::move(buffer)).data(); };
+    const formats::InputRotation rotation({formats::rotated_group(passes_.front(), linear.k), 42}, linear.k);
+    const auto signs = kernels::rotation_signs(rotation);
+    const auto* const factors = keep(DeviceBuffer::copy_of(std::as_bytes(rotation.factors()), stream_));
+    const auto* const sign_words = keep(DeviceBuffer::copy_of(bytes_of(signs), stream_));
+    for (size_t index = 0; index < passes_.size(); ++index) {
+      kernels::RotatedDevicePass pass;
+      pass.bits = passes_[index].bits;
+      pass.n = linear.n;
+      pass.k = linear.k;
+      pass.group = formats::rotated_group(passes_[index], linear.k);
+      std::vector<float> levels(size_t{1} << pass.bits);
+      formats::rotated_levels(formats::normal_codebook(pass.bits), pass.group, levels);
+      pass.levels = reinterpret_cast<const float*>(keep(DeviceBuffer::copy_of(bytes_of(levels), stream_)));
+      pass.level_max = formats::kbit_table_max(levels);
+      pass.level_stretch = kernels::table_stretch(levels);
+      pass.levels_over_first = 1;
+      pass.block = rotation.rotation().block;
+      pass.factors = reinterpret_cast<const float*>(factors);
+      pass.signs = reinterpret_cast<const uint32_t*>(sign_words);
+      make_planes(linear, product, pass, index);
+      product.rotated.push_back(pass);
+      stream_.synchronize();  // levels and signs go
+    }
+  }
+
+  void make_planes(CudaLinear& linear, CudaProduct& product, kernels::RotatedDevicePass& pass, size_t index) {
+    const repack::KbitFragmentMap map(pass.n, pass.k);
+    DeviceBuffer codes(static_cast<size_t>(map.tiles() * map.tile_words(pass.bits)) * sizeof(uint32_t));
+    kernels::random_words_cuda(codes.as<uint32_t>(), static_cast<int64_t>(codes.size() / 4), ++seed_, stream_.get());
+    const int64_t count = kernels::norm_count(pass.n, (pass.k + pass.group - 1) / pass.group);
+    DeviceBuffer norms(static_cast<size_t>(count) * 2);
+    const double part = std::pow(1 / 16.0, static_cast<double>(index));
+    pass.norm_max =
+        static_cast<float>(part * std::sqrt(3.0 * static_cast<double>(pass.group) / static_cast<double>(pass.k)));
+    kernels::random_halves_cuda(norms.as<__half>(), count, pass.norm_max, ++seed_, stream_.get());
+    product.offloaded.emplace_back();
+    if (offload_ && index > 0) {
+      // Layers differ in what a residual is worth to them.
+      product.offloaded.back() = move_to_host(codes, norms, part * part * (0.5 + random_uniform(seed_, 0)), stream_);
+      return;
+    }
+    pass.codes = codes.as<uint32_t>();
+    pass.norms = norms.as<uint16_t>();
+    linear.bytes += static_cast<int64_t>(codes.size() + norms.size());
+    linear.memory.push_back(std::move(codes));
+    linear.memory.push_back(std::move(norms));
+  }
+
+  std::span<const formats::Scheme> passes_;
+  const bool offload_;
+  const device::Stream& stream_;
+  uint64_t seed_ = 0;
+};
+
+/// Schemes of which any bits are a sound weight, and which kernels read.
+bool can_be_random(std::span<const formats::Scheme> passes) {
+  if (passes.empty()) return true;
+  const formats::Scheme& scheme = passes.front();
+  if (is_rotated(passes)) {
+    return scheme.block >= 32 && scheme.block <= kernels::rotate_input_max_block;
+  }
+  const bool kbit = scheme.family == formats::SchemeFamily::kbit && scheme.scale == formats::ScaleType::e4m4;
+  const bool integer = scheme.family == formats::SchemeFamily::integer && scheme.scale == formats::ScaleType::f16 &&
+                       !scheme.asymmetric && !scheme.act_order;
+  return passes.size() == 1 && (kbit || integer) && !device_layout(scheme, 64, 256).empty();
+}
+
+}  // namespace
+
+CudaModel CudaModel::random(const model::ModelConfig& config, std::span<const formats::Scheme> passes,
+                            std::optional<int64_t> residual_bytes) {
+  if (!can_be_random(passes)) {
+    throw Error(ErrorCode::unsupported, "random weights of scheme " + formats::to_string(passes))
+        .detail(
+            "expected f16, kbit2-b32-e4m4 to kbit5-b32-e4m4, int4 or int8 with f16 scales such as int4-g128-f16, or "
+            "rotated passes such as rotated4-d128+rotated4-d128");
+  }
+  const device::Stream stream;
+  Maker maker(passes, residual_bytes.has_value(), stream);
+  CudaModel model;
+  model.config_ = config;
+  const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
+  const int64_t query_width = config.heads * config.head_dim, key_width = config.kv_heads * config.head_dim;
+  for (int64_t i = 0; i < config.layers; ++i) {
+    const std::string prefix = concat("model.layers.", i, ".");
+    CudaLayer layer;
+    layer.input_norm = maker.norm(hidden);
+    layer.post_attention_norm = maker.norm(hidden);
+    if (config.qk_norm) {
+      layer.q_norm = maker.norm(config.head_dim);
+      layer.k_norm = maker.norm(config.head_dim);
+    }
+    layer.qkv = maker.linear(prefix + "self_attn.qkv", query_width + 2 * key_width, hidden);
+    layer.o = maker.linear(prefix + "self_attn.o_proj", hidden, query_width);
+    layer.gate_up = maker.linear(prefix + "mlp.gate_up", 2 * inner, hidden);
+    layer.gate_up.gated_turns = inner % 32 == 0 && (is_rotated(passes) || fuses(layer.gate_up));
+    layer.down = maker.linear(prefix + "mlp.down_proj", hidden, inner);
+    model.layers_.push_back(std::move(layer));
+  }
+  model.final_norm_ = maker.norm(hidden);
+  model.embeddings_ = maker.rows(config.vocab_size, hidden);
+  model.head_ = maker.linear("lm_head", config.vocab_size, hidden);
+  if (residual_bytes) model.keep_resident(*residual_bytes, stream);
+  stream.synchronize();
+  return model;
+}
+
+}  // namespace w4q::decoder_cuda

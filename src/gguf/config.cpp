@@ -1,0 +1,198 @@
+#include "gguf/config.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "core/text.h"
+#include "gguf/rope.h"
+
+namespace w4q::gguf {
+namespace {
+
+struct Family {
+  std::string_view gguf, model_type, class_name;
+};
+
+constexpr std::array<Family, 4> families{{
+    {"llama", "llama", "LlamaForCausalLM"},
+    {"qwen2", "qwen2", "Qwen2ForCausalLM"},
+    {"qwen3", "qwen3", "Qwen3ForCausalLM"},
+    {"llama", "mistral", "MistralForCausalLM"},  // only a file with a window is read as one
+}};
+
+/// Keys of other models that share an architecture's name: with a value that changes the result they are refused.
+constexpr std::array<std::string_view, 8> foreign_numbers = {
+    "%.expert_count",    "%.attention.scale",        "%.logit_scale",         "%.residual_scale",
+    "%.embedding_scale", "%.attn_logit_softcapping", "%.attention.clamp_kqv", "%.final_logit_softcapping",
+};
+
+bool has(const io::GgufFile& file, std::string_view name) { return file.find(name) != nullptr; }
+
+const Family& find_family(const GgufKeys& keys, int64_t window) {
+  const auto found = std::ranges::find(families, keys.architecture(), &Family::gguf);
+  if (found == families.end()) {
+    throw keys.error(ErrorCode::unsupported, "general.architecture", concat("\"", printable(keys.architecture()), "\""))
+        .detail("supported: llama, qwen2, qwen3");
+  }
+  if (window == 0) return *found;
+  if (found->gguf != "llama") throw keys.error(ErrorCode::unsupported, "%.attention.sliding_window", concat(window));
+  return families.back();
+}
+
+void refuse_foreign(const GgufKeys& keys) {
+  for (const auto key : foreign_numbers) {
+    const auto value = keys.number(key);
+    if (value.value_or(0) != 0) throw keys.error(ErrorCode::unsupported, key, concat("is ", *value));
+  }
+  if (!keys.boolean("%.attention.causal").value_or(true)) {
+    throw keys.error(ErrorCode::unsupported, "%.attention.causal", "is false");
+  }
+}
+
+/// All heads have one width for queries, keys and values, and all of it rotates.
+int64_t head_dim_of(const GgufKeys& keys, int64_t hidden, int64_t heads) {
+  const int64_t head_dim = keys.size("%.attention.key_length", std::max<int64_t>(1, hidden / heads));
+  for (const std::string_view key : {"%.attention.value_length", "%.rope.dimension_count"}) {
+    const int64_t value = keys.size(key, head_dim);
+    if (value == head_dim) continue;
+    throw keys.error(ErrorCode::unsupported, key, concat("is ", value))
+        .detail(concat("heads have ", head_dim, " channels"));
+  }
+  return head_dim;
+}
+
+std::vector<float> read_factors(const io::GgufFile& file, const GgufKeys& keys, int64_t head_dim) {
+  const auto* tensor = file.find(rope_factors_tensor);
+  if (tensor == nullptr) return {};
+  if (tensor->type != GgmlType::f32 || tensor->shape != Shape{head_dim / 2}) {
+    throw keys
+        .error(ErrorCode::bad_file, rope_factors_tensor,
+               concat(ggml_type_name(tensor->type), " ", shape_text(tensor->shape)))
+        .detail(concat("expected F32 [", head_dim / 2, "]"));
+  }
+  std::vector<float> factors(static_cast<size_t>(head_dim / 2));
+  std::memcpy(factors.data(), file.bytes(*tensor).data(), tensor->size);
+  return factors;
+}
+
+/// The first size of a matrix: the vocabulary is as long as its embedding table, padding included.
+int64_t rows_of(const io::GgufFile& file, const GgufKeys& keys, std::string_view name) {
+  const auto* tensor = file.find(name);
+  if (tensor != nullptr && tensor->shape.size() == 2) return tensor->shape[0];
+  throw keys.error(ErrorCode::bad_file, name, tensor == nullptr ? "is missing" : "is not a matrix");
+}
+
+/// Biases are where their tensors are; the first layer speaks for all.
+void add_biases(const io::GgufFile& file, const GgufKeys& keys, std::string_view model_type, io::Json& config) {
+  const bool query = has(file, "blk.0.attn_q.bias"), output = has(file, "blk.0.attn_output.bias");
+  const bool mlp = has(file, "blk.0.ffn_gate.bias");
+  if (model_type == "llama" || model_type == "qwen3") {
+    if (query != output)
+      throw keys.error(ErrorCode::unsupported, "blk.0.attn_output.bias", "without attn_q.bias, or the reverse");
+    config["attention_bias"] = query;
+  } else if (output || (query && model_type == "mistral")) {
+    throw keys.error(ErrorCode::unsupported, "blk.0.attn_output.bias", concat("in a model of type ", model_type));
+  }
+  if (model_type == "llama") config["mlp_bias"] = mlp;
+  if (mlp && model_type != "llama") throw keys.error(ErrorCode::unsupported, "blk.0.ffn_gate.bias", "is present");
+}
+
+io::Json eos_tokens(const GgufKeys& keys) {
+  io::Json tokens = io::Json::array();
+  for (const std::string_view key :
+       {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}) {
+    const auto id = keys.integer(key);
+    if (id && std::ranges::find(tokens, io::Json(*id)) == tokens.end()) tokens.push_back(*id);
+  }
+  if (tokens.empty()) return nullptr;
+  return tokens.size() == 1 ? tokens[0] : tokens;
+}
+
+io::Json optional_id(const std::optional<int64_t>& id) { return id ? io::Json(*id) : io::Json(nullptr); }
+
+/// The one window of all layers, 0 for none.
+int64_t common_window(const model::ModelConfig& config) {
+  const int64_t window = config.sliding_window.empty() ? 0 : config.sliding_window.front();
+  const bool mistral = config.architecture == model::Architecture::mistral;
+  if (std::ranges::all_of(config.sliding_window,
+                          [&](int64_t each) { return each == window && (each == 0 || mistral); })) {
+    return window;
+  }
+  throw Error(ErrorCode::unsupported, "config.json: sliding windows").detail("GGUF cannot say which layers have them");
+}
+
+uint32_t u32(int64_t value) { return static_cast<uint32_t>(value); }
+
+}  // namespace
+
+io::Json config_from_gguf(const io::GgufFile& file, const GgufKeys& keys, DType dtype) {
+  const int64_t window = keys.integer("%.attention.sliding_window").value_or(0);
+  const Family& family = find_family(keys, window);
+  refuse_foreign(keys);
+  const int64_t hidden = keys.size("%.embedding_length"), heads = keys.size("%.attention.head_count");
+  const int64_t head_dim = head_dim_of(keys, hidden, heads);
+  const double theta = keys.number("%.rope.freq_base").value_or(10000);
+  const bool tied = !has(file, "output.weight");
+  io::Json config = {
+      {"architectures", {family.class_name}},
+      {"model_type", family.model_type},
+      {"vocab_size", rows_of(file, keys, "token_embd.weight")},
+      {"hidden_size", hidden},
+      {"intermediate_size", keys.size("%.feed_forward_length")},
+      {"num_hidden_layers", keys.size("%.block_count")},
+      {"num_attention_heads", heads},
+      {"num_key_value_heads", keys.size("%.attention.head_count_kv", heads)},
+      {"head_dim", head_dim},
+      {"hidden_act", "silu"},
+      {"max_position_embeddings", keys.size("%.context_length")},
+      {"rms_norm_eps", keys.number("%.attention.layer_norm_rms_epsilon").value_or(1e-6)},
+      {"rope_theta", theta},
+      {"rope_scaling", rope_scaling_from_gguf(keys, read_factors(file, keys, head_dim), theta, head_dim)},
+      {"tie_word_embeddings", tied}};
+  add_biases(file, keys, family.model_type, config);
+  if (family.model_type == "mistral") config["sliding_window"] = window;
+  if (family.gguf != "llama") config["use_sliding_window"] = false;
+  config["bos_token_id"] = optional_id(keys.integer("tokenizer.ggml.bos_token_id"));
+  config["eos_token_id"] = eos_tokens(keys);
+  config["torch_dtype"] = dtype == DType::bf16 ? "bfloat16" : dtype == DType::f16 ? "float16" : "float32";
+  return config;
+}
+
+std::string gguf_architecture(const model::ModelConfig& config) {
+  return std::string(std::ranges::find(families, config.architecture_name, &Family::class_name)->gguf);
+}
+
+std::vector<float> rope_factors_to_gguf(const model::ModelConfig& config) {
+  return config.rope.type == model::RopeType::llama3 ? llama3_factors(config.rope, config.head_dim)
+                                                     : std::vector<float>();
+}
+
+io::GgufMetadata config_to_gguf(const model::ModelConfig& config, std::vector<std::string>& notes) {
+  const std::string name = gguf_architecture(config);
+  io::GgufMetadata metadata = {{name + ".block_count", u32(config.layers)},
+                               {name + ".context_length", u32(config.max_positions)},
+                               {name + ".embedding_length", u32(config.hidden_size)},
+                               {name + ".feed_forward_length", u32(config.intermediate_size)},
+                               {name + ".attention.head_count", u32(config.heads)},
+                               {name + ".attention.head_count_kv", u32(config.kv_heads)},
+                               {name + ".attention.layer_norm_rms_epsilon", static_cast<float>(config.rms_norm_eps)},
+                               {name + ".attention.key_length", u32(config.head_dim)},
+                               {name + ".attention.value_length", u32(config.head_dim)},
+                               {name + ".rope.freq_base", static_cast<float>(config.rope.theta)},
+                               {name + ".rope.dimension_count", u32(config.head_dim)},
+                               {name + ".vocab_size", u32(config.vocab_size)}};
+  rope_scaling_to_gguf(config.rope, name, metadata);
+  if (config.architecture == model::Architecture::qwen3 && config.qkv_bias) {
+    throw Error(ErrorCode::unsupported, "config.json: attention_bias of Qwen3")
+        .detail("GGUF readers have no such tensors");
+  }
+  if (const int64_t window = common_window(config); window != 0) {
+    metadata.push_back({name + ".attention.sliding_window", u32(window)});
+    notes.push_back(concat("the sliding window of ", window, " positions is stated as ", name,
+                           ".attention.sliding_window; readers that ignore it see all positions"));
+  }
+  return metadata;
+}
+
+}  // namespace w4q::gguf

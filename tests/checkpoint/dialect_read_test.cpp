@@ -1,0 +1,267 @@
+// Checkpoints of AutoAWQ and GPTQ as files: what is found in them, and what is refused.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+
+#include "dialect_samples.h"
+#include "support.h"
+
+namespace w4q::checkpoint {
+namespace {
+
+using formats::PackedWeight;
+using formats::PlaneRole;
+using formats::StoredTensor;
+using test::expect_error;
+
+/// One checkpoint of a dialect, in memory until it is read.
+class Sample {
+ public:
+  Sample(std::string_view dialect, std::string_view scheme, int64_t n, int64_t k)
+      : row_(find_dialect(dialect)), weight_(test::sample_integer(formats::parse_scheme(scheme), n, k, 5)) {
+    add("layers.0.up_proj", weight_);
+    config = {{"quantization_config",
+               row_->describe({{"layers.0.up_proj", weight_.scheme, !weight_.scheme.asymmetric}}, {})}};
+  }
+
+  void add(const std::string& name, const PackedWeight& weight) {
+    for (auto& tensor : row_->encode(weight)) {
+      tensors.insert_or_assign(name + tensor.spec.suffix, std::move(tensor));
+    }
+  }
+
+  const std::filesystem::path& write() {
+    std::vector<std::pair<std::string, StoredTensor>> list;
+    for (const auto& [name, tensor] : tensors) list.emplace_back(name, StoredTensor{tensor.spec, tensor.bytes.clone()});
+    test::write_checkpoint(folder_->path(), config, list);
+    return folder_->path();
+  }
+  QuantizationConfig read() { return test::read_quantization(write()); }
+  PackedWeight load() { return test::load_linear(write(), "layers.0.up_proj"); }
+  io::Json& quantization() { return config["quantization_config"]; }
+  StoredTensor& tensor(const std::string& suffix) { return tensors.at("layers.0.up_proj" + suffix); }
+  const PackedWeight& weight() const { return weight_; }
+  const DialectRow* row() const { return row_; }
+
+  io::Json config;
+  std::map<std::string, StoredTensor> tensors;
+
+ private:
+  const DialectRow* row_;
+  PackedWeight weight_;
+  std::unique_ptr<test::TemporaryFolder> folder_ = std::make_unique<test::TemporaryFolder>();
+};
+
+TEST(DialectRead, EveryDialectDetectsItself) {
+  for (const std::string dialect : {"awq-gemm", "awq-gemv", "awq-gemv-fast", "awq-marlin", "gptq-v2"}) {
+    const bool marlin = dialect == "awq-marlin";
+    Sample sample(dialect, marlin ? "int4-g128-f16" : "int4-g128-f16-asym", 256, 512);
+    const auto found = sample.read();
+    ASSERT_NE(found.dialect, nullptr) << dialect;
+    EXPECT_EQ(found.dialect->name, dialect);
+    EXPECT_TRUE(formats::bytes_equal(sample.load(), sample.weight())) << dialect;
+    EXPECT_TRUE(found.notes.empty()) << dialect;
+  }
+}
+
+TEST(DialectRead, ShapesDecideTheVersionOfAwq) {
+  Sample sample("awq-gemv", "int4-g128-f16-asym", 256, 512);
+  sample.quantization()["version"] = "GEMM";
+  EXPECT_EQ(sample.read().dialect->name, "awq-gemv");
+  EXPECT_TRUE(formats::bytes_equal(sample.load(), sample.weight()));
+}
+
+TEST(DialectRead, AwqAcceptsItsOwnSpelling) {
+  Sample sample("awq-gemm", "int4-g32-f16-asym", 64, 128);
+  sample.config = {
+      {"quantization_config", {{"zero_point", true}, {"q_group_size", 32}, {"w_bit", 4}, {"version", "GEMM"}}}};
+  EXPECT_TRUE(formats::bytes_equal(sample.load(), sample.weight()));
+}
+
+TEST(DialectRead, ZeroPointsThatAreAllEightAreSymmetric) {
+  for (const std::string dialect : {"awq-gemm", "awq-gemv", "awq-gemv-fast", "gptq-v1", "gptq-v2"}) {
+    Sample sample(dialect, "int4-g64-f16-asym", 64, 192);
+    PackedWeight weight = sample.weight().clone();
+    std::ranges::fill(weight.plane(PlaneRole::zeros).bytes.as<uint8_t>(), uint8_t{8});
+    sample.add("layers.0.up_proj", weight);
+    EXPECT_EQ(formats::to_string(sample.load().scheme), "int4-g64-f16") << dialect;
+  }
+}
+
+TEST(DialectRead, MissingAndMisshapenTensors) {
+  for (const std::string dialect : {"awq-gemm", "awq-gemv", "awq-gemv-fast", "gptq-v2"}) {
+    for (const std::string suffix : {".qzeros", ".scales"}) {
+      Sample missing(dialect, "int4-g32-f16-asym", 64, 128);
+      missing.tensors.erase("layers.0.up_proj" + suffix);
+      expect_error(ErrorCode::bad_file, {"layers.0.up_proj" + suffix}, [&] { missing.read(); });
+    }
+    Sample retyped(dialect, "int4-g32-f16-asym", 64, 128);
+    retyped.tensor(".qzeros").spec.dtype = dialect == "awq-gemv-fast" ? DType::bf16 : DType::u32;
+    expect_error(ErrorCode::bad_file, {"layers.0.up_proj.qzeros", "wrong type or shape"}, [&] { retyped.read(); });
+    Sample reshaped(dialect, "int4-g32-f16-asym", 64, 128);
+    reshaped.tensor(".qweight").spec.shape = {reshaped.tensor(".qweight").spec.shape[0] *
+                                              reshaped.tensor(".qweight").spec.shape[1]};
+    expect_error(ErrorCode::bad_file, {"layers.0.up_proj.qweight", "expected a matrix"}, [&] { reshaped.read(); });
+  }
+}
+
+TEST(DialectRead, WrongGroupSizeInConfig) {
+  for (const std::string dialect : {"awq-gemm", "awq-gemv", "gptq-v2"}) {
+    Sample sample(dialect, "int4-g32-f16-asym", 64, 128);
+    sample.quantization()["group_size"] = 64;
+    expect_error(ErrorCode::bad_file, {"layers.0.up_proj.", "group_size 64", "found"}, [&] { sample.read(); });
+  }
+}
+
+TEST(DialectRead, ScalesThatAreNoNumbers) {
+  for (const std::string dialect : {"awq-gemm", "gptq-v2"}) {
+    Sample sample(dialect, "int4-g32-f16-asym", 64, 128);
+    sample.tensor(".scales").bytes.as<uint16_t>()[67] = 0x7E00;  // group 1, output 3
+    expect_error(ErrorCode::bad_file, {"layers.0.up_proj"}, [&] { sample.load(); });
+  }
+}
+
+TEST(DialectRead, PaddingOfGemvMustBeZero) {
+  Sample zeros("awq-gemv", "int4-g32-f16-asym", 64, 128);
+  zeros.tensor(".qzeros").bytes.as<uint32_t>()[4] |= 1u << 16;  // field 4 of 4 groups
+  expect_error(ErrorCode::bad_file, {"layers.0.up_proj", "padding of its zero points"}, [&] { zeros.load(); });
+  Sample scales("awq-gemv-fast", "int4-g32-f16-asym", 64, 128);
+  scales.tensor(".scales").bytes.as<uint16_t>()[4 * 64 + 1] = 0x3C00;
+  expect_error(ErrorCode::bad_file, {"layers.0.up_proj", "padding of its scales"}, [&] { scales.load(); });
+}
+
+TEST(DialectRead, OffsetsOfGemvFastAreMultiples) {
+  Sample sample("awq-gemv-fast", "int4-g32-f16-asym", 64, 128);
+  sample.tensor(".qzeros").bytes.as<uint16_t>()[70] = f16_from_f32(-1000.0f);
+  expect_error(ErrorCode::bad_file, {"layers.0.up_proj", "offset", "output 6, group 1"}, [&] { sample.load(); });
+}
+
+// ---- GPTQ -----------------------------------------------------------------------------------------------------------
+
+/// Without zero points of 0, which version 1 cannot say.
+Sample version1() {
+  Sample sample("gptq-v1", "int4-g32-f16-asym", 64, 128);
+  PackedWeight weight = sample.weight().clone();
+  for (uint8_t& zero : weight.plane(PlaneRole::zeros).bytes.as<uint8_t>()) zero = std::max<uint8_t>(zero, 1);
+  sample.add("layers.0.up_proj", weight);
+  return sample;
+}
+
+TEST(DialectRead, GptqVersion1) {
+  Sample sample = version1();
+  EXPECT_EQ(sample.read().dialect->name, "gptq-v1");
+  EXPECT_EQ(formats::to_string(sample.load().scheme), "int4-g32-f16-asym");
+  sample.quantization().erase("checkpoint_format");
+  EXPECT_EQ(sample.read().dialect->name, "gptq-v1");
+}
+
+TEST(DialectRead, GptqConfigOfItsOwnFile) {
+  Sample sample("gptq-v2", "int3-g32-f16-asym", 64, 128);
+  const io::Json side = sample.quantization();
+  sample.config = {{"torch_dtype", "bfloat16"}};
+  const auto folder = sample.write();
+  io::write_file(folder / "quantize_config.json", side.dump(), true);
+  EXPECT_TRUE(formats::bytes_equal(test::load_linear(folder, "layers.0.up_proj"), sample.weight()));
+  EXPECT_EQ(test::read_quantization(folder).linears.begin()->second.source_dtype, DType::bf16);
+}
+
+TEST(DialectRead, ActOrderIsInTheData) {
+  Sample ordered("gptq-v2", "int4-g32-f16-asym-actorder", 64, 128);
+  ordered.quantization()["desc_act"] = false;
+  EXPECT_TRUE(formats::bytes_equal(ordered.load(), ordered.weight()));
+  Sample plain("gptq-v2", "int4-g32-f16-asym", 64, 128);
+  plain.quantization()["desc_act"] = true;
+  EXPECT_TRUE(formats::bytes_equal(plain.load(), plain.weight()));
+  plain.tensors.erase("layers.0.up_proj.g_idx");
+  EXPECT_TRUE(formats::bytes_equal(plain.load(), plain.weight()));
+}
+
+TEST(DialectRead, GroupIndexOfZerosIsTakenInOrder) {
+  Sample sample("gptq-v2", "int4-g32-f16-asym", 64, 128);
+  std::ranges::fill(sample.tensor(".g_idx").bytes.as<int32_t>(), 0);
+  EXPECT_TRUE(formats::bytes_equal(sample.load(), sample.weight()));
+  ASSERT_EQ(sample.read().notes.size(), 1u);
+  EXPECT_NE(sample.read().notes[0].find("g_idx of zeros"), std::string::npos);
+}
+
+TEST(DialectRead, GroupsThatDoNotExist) {
+  for (const int32_t group : {-1, 4, 1 << 30}) {
+    Sample sample("gptq-v2", "int4-g32-f16-asym-actorder", 64, 128);
+    sample.tensor(".g_idx").bytes.as<int32_t>()[17] = group;
+    expect_error(ErrorCode::bad_file, {"layers.0.up_proj.g_idx[17]", "from 0 to 3"}, [&] { sample.read(); });
+  }
+}
+
+TEST(DialectRead, BitsThatShapesContradict) {
+  Sample sample("gptq-v2", "int4-g32-f16-asym", 64, 128);
+  sample.quantization()["bits"] = 8;
+  expect_error(ErrorCode::bad_file, {"layers.0.up_proj.qweight", "config.json says 8 bits", "4 bits"},
+               [&] { sample.read(); });
+}
+
+TEST(DialectRead, TheOtherVersionIsSeen) {
+  for (const bool second : {false, true}) {
+    Sample sample(second ? "gptq-v2" : "gptq-v1", "int4-g32-f16-asym", 64, 128);
+    PackedWeight weight = sample.weight().clone();
+    std::ranges::fill(weight.plane(PlaneRole::zeros).bytes.as<uint8_t>(), uint8_t{8});
+    sample.add("layers.0.up_proj", weight);
+    sample.quantization()["sym"] = true;
+    sample.quantization()["checkpoint_format"] = second ? "gptq" : "gptq_v2";
+    expect_error(ErrorCode::bad_file, {"layers.0.up_proj.qzeros", "\"sym\": true", second ? "gptq_v2" : "\"gptq\""},
+                 [&] { sample.read(); });
+  }
+}
+
+TEST(DialectRead, AllOnesInVersion1) {
+  Sample sample = version1();
+  sample.tensor(".qzeros").bytes.as<uint32_t>()[0] |= 15;
+  const auto found = sample.read();
+  ASSERT_EQ(found.notes.size(), 1u);
+  EXPECT_NE(found.notes[0].find("layers.0.up_proj"), std::string::npos);
+  EXPECT_EQ(sample.load().plane(PlaneRole::zeros).bytes.as<uint8_t>()[0], 0);
+}
+
+TEST(DialectRead, DynamicRules) {
+  Sample sample("gptq-v2", "int4-g32-f16-asym", 64, 128);
+  const auto wide = test::sample_integer(formats::parse_scheme("int8-g64-f16-asym"), 64, 128, 9);
+  sample.add("layers.1.down_proj", wide);
+  sample.quantization()["dynamic"] = {{"-:.*lm_head", io::Json::object()},
+                                      {"+:.*\\.1\\.down_proj$", {{"bits", 8}, {"group_size", 64}}},
+                                      {"layers", io::Json::object()}};
+  const auto found = sample.read();
+  EXPECT_EQ(formats::to_string(found.linears.at("layers.0.up_proj").passes[0].scheme), "int4-g32-f16-asym");
+  EXPECT_EQ(formats::to_string(found.linears.at("layers.1.down_proj").passes[0].scheme), "int8-g64-f16-asym");
+  EXPECT_TRUE(formats::bytes_equal(test::load_linear(sample.write(), "layers.1.down_proj"), wide));
+  sample.quantization()["dynamic"] = {{"(", io::Json::object()}};
+  expect_error(ErrorCode::unsupported, {"dynamic"}, [&] { sample.read(); });
+  sample.quantization()["dynamic"] = 3;
+  expect_error(ErrorCode::bad_file, {"\"dynamic\""}, [&] { sample.read(); });
+}
+
+TEST(DialectRead, ConfigsThatAreRefused) {
+  const std::tuple<const char*, io::Json, ErrorCode, const char*> wrong[] = {
+      {"bits", "4", ErrorCode::bad_file, "an integer"},
+      {"bits", 9, ErrorCode::bad_file, "an integer"},
+      {"group_size", -2, ErrorCode::bad_file, "an integer"},
+      {"sym", 1, ErrorCode::bad_file, "true or false"},
+      {"pack_dtype", "int64", ErrorCode::unsupported, "int32"},
+      {"checkpoint_format", "gptq_p", ErrorCode::unsupported, "gptq_p"},
+      {"quant_method", "spqr", ErrorCode::unsupported, "spqr"},
+      {"quant_method", 7, ErrorCode::bad_file, "a text"}};
+  for (const auto& [key, value, code, part] : wrong) {
+    Sample sample("gptq-v2", "int4-g32-f16-asym", 64, 128);
+    sample.quantization()[key] = value;
+    expect_error(code, {part}, [&] { sample.read(); });
+  }
+}
+
+TEST(DialectRead, NothingIsPacked) {
+  Sample sample("gptq-v2", "int4-g32-f16-asym", 64, 128);
+  sample.tensors.clear();
+  sample.tensors["model.norm.weight"] = formats::allocate_stored({"", DType::f16, {8}});
+  EXPECT_TRUE(sample.read().linears.empty());
+}
+
+}  // namespace
+}  // namespace w4q::checkpoint
