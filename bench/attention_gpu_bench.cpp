@@ -14,8 +14,8 @@
 #include "device/ceilings.h"
 #include "device/properties.h"
 #include "device/timing.h"
-#include "kernels/attention_cuda.h"
-#include "kernels/random_cuda.h"
+#include "kernels/attention/attention_cuda.h"
+#include "kernels/common/random_cuda.h"
 
 namespace {
 

@@ -18,8 +18,8 @@
 #include "formats/codebook.h"
 #include "formats/scheme_registry.h"
 #include "io/checkpoint_writer.h"
-#include "kernels/dequantize.h"
-#include "kernels/gemm.h"
+#include "kernels/dequantize/dequantize.h"
+#include "kernels/linear/gemm.h"
 #include "model/decoder.h"
 
 namespace w4q {

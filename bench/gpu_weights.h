@@ -7,7 +7,7 @@
 #include "core/rng.h"
 #include "device/buffer.h"
 #include "formats/codebook.h"
-#include "kernels/packed_linear.h"
+#include "kernels/linear/packed_linear.h"
 #include "repack/layout_registry.h"
 
 namespace w4q::bench {

@@ -6,7 +6,7 @@
 #include "core/float_formats.h"
 #include "core/parallel.h"
 #include "core/rng.h"
-#include "kernels/dequantize.h"
+#include "kernels/dequantize/dequantize.h"
 #include "quantize/rtn.h"
 
 namespace w4q {

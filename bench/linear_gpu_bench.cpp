@@ -13,7 +13,7 @@
 #include "cublas_gpu.h"
 #include "device/ceilings.h"
 #include "device/properties.h"
-#include "kernels/int8_rows.h"
+#include "kernels/linear/int8_rows.h"
 
 namespace {
 

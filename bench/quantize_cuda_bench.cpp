@@ -22,7 +22,7 @@
 #include "formats/codebook.h"
 #include "formats/kbit.h"
 #include "formats/scheme_registry.h"
-#include "kernels/dequantize_cuda.h"
+#include "kernels/dequantize/dequantize_cuda.h"
 #include "quantize/kbit_cuda.h"
 #include "repack/layout_registry.h"
 #include "repack/map_pass_cuda.h"

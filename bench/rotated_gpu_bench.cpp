@@ -9,8 +9,8 @@
 #include "cublas_gpu.h"
 #include "device/properties.h"
 #include "formats/rotation.h"
-#include "kernels/rotated_linear.h"
-#include "kernels/rotated_pack.h"
+#include "kernels/rotated/linear.h"
+#include "kernels/rotated/pack.h"
 
 namespace {
 

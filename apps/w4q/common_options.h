@@ -10,7 +10,7 @@
 #include "device/choice.h"
 #include "io/checkpoint_writer.h"
 #include "io/json.h"
-#include "kernels/kv_page.h"
+#include "kernels/attention/kv_page.h"
 
 namespace w4q::app {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "device/buffer.h"
-#include "kernels/kv_page.h"
+#include "kernels/attention/kv_page.h"
 #include "model/config.h"
 
 namespace w4q::decoder_cuda {

@@ -7,7 +7,7 @@
 #include "core/text.h"
 #include "decoder_cuda/decoder_impl.h"
 #include "device/check.h"
-#include "kernels/int8_rows.h"
+#include "kernels/linear/int8_rows.h"
 #include "model/int8_activations.h"
 
 namespace w4q::decoder_cuda {

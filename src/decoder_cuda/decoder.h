@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "decoder_cuda/model.h"
-#include "kernels/kv_page.h"
-#include "kernels/logits.h"
-#include "kernels/sampling.h"
+#include "kernels/attention/kv_page.h"
+#include "kernels/sampling/logits.h"
+#include "kernels/sampling/sampling.h"
 
 namespace w4q::decoder_cuda {
 

@@ -8,9 +8,9 @@
 #include "decoder_cuda/decoder.h"
 #include "decoder_cuda/rope.h"
 #include "device/graph.h"
-#include "kernels/attention_cuda.h"
-#include "kernels/elementwise_cuda.h"
-#include "kernels/sampling_cuda.h"
+#include "kernels/attention/attention_cuda.h"
+#include "kernels/elementwise/elementwise_cuda.h"
+#include "kernels/sampling/sampling_cuda.h"
 
 namespace w4q::decoder_cuda {
 

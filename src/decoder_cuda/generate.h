@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "kernels/kv_page.h"
+#include "kernels/attention/kv_page.h"
 #include "model/generate.h"
 
 namespace w4q::decoder_cuda {

@@ -3,7 +3,7 @@
 #include <array>
 
 #include "core/error.h"
-#include "kernels/elementwise_cuda.h"
+#include "kernels/elementwise/elementwise_cuda.h"
 
 namespace w4q::decoder_cuda {
 namespace {

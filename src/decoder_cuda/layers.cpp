@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "decoder_cuda/decoder_impl.h"
-#include "kernels/elementwise_cuda.h"
+#include "kernels/elementwise/elementwise_cuda.h"
 
 namespace w4q::decoder_cuda {
 

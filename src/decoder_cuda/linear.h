@@ -14,9 +14,9 @@
 
 #include "decoder_cuda/offload.h"
 #include "device/buffer.h"
-#include "kernels/linear.h"
-#include "kernels/packed_linear.h"
-#include "kernels/rotated_linear.h"
+#include "kernels/linear/linear.h"
+#include "kernels/linear/packed_linear.h"
+#include "kernels/rotated/linear.h"
 
 namespace w4q::decoder_cuda {
 
@@ -57,7 +57,7 @@ CudaLinear upload_linears(std::span<const kernels::LinearWeight* const> layers, 
 CudaLinear upload_gated(const kernels::LinearWeight& gate, const kernels::LinearWeight& up,
                         const device::Stream& stream, bool offload = false);
 
-/// Whether the kernels of one row can do what lies between products (kernels/linear_fusion.h).
+/// Whether the kernels of one row can do what lies between products (kernels/frame/linear_fusion.h).
 bool fuses(const CudaLinear& linear);
 
 /// Residual passes in host memory, in the order in which a step needs them.
@@ -68,7 +68,7 @@ void keep_resident(std::span<CudaLinear* const> linears, int64_t budget, const d
 /// Rows of f16 as upload_linears makes them.
 device::DeviceBuffer upload_rows(const kernels::LinearWeight& weight, const device::Stream& stream);
 
-/// What a product of one row takes over from the norm before it, and from the one behind it (kernels/linear_fusion.h).
+/// What a product of one row takes over from the norm before it, and from the one behind it (kernels/frame/linear_fusion.h).
 struct InputNorm {
   float* state = nullptr;  ///< null: the input is complete
   float eps = 0;
@@ -81,7 +81,7 @@ struct NextNorm {
   float eps = 0;
 };
 
-/// Whether a product can round its input to int8 (kernels/int8_rows.h).
+/// Whether a product can round its input to int8 (kernels/linear/int8_rows.h).
 bool takes_int8(const CudaProduct& product) noexcept;
 
 /// Multiplies CudaLinears; holds the scratch that they need. One stream, one call at a time.

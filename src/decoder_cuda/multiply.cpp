@@ -5,9 +5,9 @@
 #include "decoder_cuda/linear.h"
 #include "decoder_cuda/rotated.h"
 #include "device/cublas.h"
-#include "kernels/dense_gemv_cuda.h"
-#include "kernels/elementwise_cuda.h"
-#include "kernels/int8_rows.h"
+#include "kernels/elementwise/elementwise_cuda.h"
+#include "kernels/linear/dense_gemv_cuda.h"
+#include "kernels/linear/int8_rows.h"
 
 namespace w4q::decoder_cuda {
 namespace {

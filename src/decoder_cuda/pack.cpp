@@ -9,7 +9,7 @@
 #include "decoder_cuda/stack.h"
 #include "formats/e4m4.h"
 #include "formats/kbit.h"
-#include "kernels/table_stretch.h"
+#include "kernels/common/table_stretch.h"
 #include "repack/layout_registry.h"
 #include "repack/map_pass_cuda.h"
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "device/buffer.h"
-#include "kernels/attention_cuda.h"
+#include "kernels/attention/attention_cuda.h"
 #include "model/config.h"
 #include "model/rope_table.h"
 

@@ -8,9 +8,9 @@
 #include "decoder_cuda/stack.h"
 #include "formats/kbit.h"
 #include "formats/rotated.h"
-#include "kernels/rotate_input.h"
-#include "kernels/rotated_pack.h"
-#include "kernels/table_stretch.h"
+#include "kernels/common/table_stretch.h"
+#include "kernels/rotated/pack.h"
+#include "kernels/rotated/rotate_input.h"
 #include "repack/layout_kbit_fragment.h"
 #include "repack/map_pass_cuda.h"
 

@@ -4,9 +4,9 @@
 
 #include "core/error.h"
 #include "core/text.h"
-#include "kernels/elementwise.h"
-#include "kernels/int8_rows.h"
-#include "kernels/linear.h"
+#include "kernels/elementwise/elementwise.h"
+#include "kernels/linear/int8_rows.h"
+#include "kernels/linear/linear.h"
 #include "model/int8_activations.h"
 #include "model/scratch.h"
 

@@ -5,8 +5,8 @@
 
 #include "core/error.h"
 #include "core/parallel.h"
-#include "kernels/elementwise.h"
-#include "kernels/linear.h"
+#include "kernels/elementwise/elementwise.h"
+#include "kernels/linear/linear.h"
 #include "model/rope_table.h"
 #include "model/scratch.h"
 

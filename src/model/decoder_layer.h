@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "core/views.h"
-#include "kernels/attention.h"
+#include "kernels/attention/attention.h"
 #include "model/model.h"
 
 namespace w4q::model {

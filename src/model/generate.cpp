@@ -6,7 +6,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
-#include "kernels/logits.h"
+#include "kernels/sampling/logits.h"
 
 namespace w4q::model {
 

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/sampling.h"
+#include "kernels/sampling/sampling.h"
 #include "model/decoder.h"
 
 namespace w4q::model {

@@ -1,6 +1,6 @@
-// Models whose prompts run with int8 activations (kernels/int8_rows.h): every packed linear of a layer multiplies rows
-// of int8, layers kept in 16 bits and the head multiply as ever. Calls of fewer tokens than least_int8_rows, a step of
-// generation among them, are not concerned.
+// Models whose prompts run with int8 activations (kernels/linear/int8_rows.h): every packed linear of a layer
+// multiplies rows of int8, layers kept in 16 bits and the head multiply as ever. Calls of fewer tokens than
+// least_int8_rows, a step of generation among them, are not concerned.
 #pragma once
 
 #include <string_view>

@@ -10,7 +10,7 @@
 
 #include "checkpoint/packed_checkpoint.h"
 #include "io/checkpoint.h"
-#include "kernels/linear.h"
+#include "kernels/linear/linear.h"
 #include "model/config.h"
 
 namespace w4q::model {

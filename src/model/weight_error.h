@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/linear.h"
+#include "kernels/linear/linear.h"
 
 namespace w4q::model {
 

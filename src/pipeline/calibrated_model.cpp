@@ -8,7 +8,7 @@
 #include "core/parallel.h"
 #include "core/stopwatch.h"
 #include "core/text.h"
-#include "kernels/gemm.h"
+#include "kernels/linear/gemm.h"
 #include "pipeline/calibration_cuda.h"
 #include "quantize/awq.h"
 

@@ -5,7 +5,7 @@
 
 #include "core/parallel.h"
 #include "core/stopwatch.h"
-#include "kernels/dequantize.h"
+#include "kernels/dequantize/dequantize.h"
 #include "pipeline/rotated_weight.h"
 #include "quantize/feedback.h"
 #include "quantize/norm_calibration.h"

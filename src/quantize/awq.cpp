@@ -6,7 +6,7 @@
 #include "core/convert.h"
 #include "core/error.h"
 #include "core/parallel.h"
-#include "kernels/gemm.h"
+#include "kernels/linear/gemm.h"
 
 namespace w4q::quantize {
 namespace {

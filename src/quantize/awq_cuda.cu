@@ -6,7 +6,7 @@
 #include "core/text.h"
 #include "device/check.h"
 #include "formats/kbit.h"
-#include "kernels/block_reduce.cuh"
+#include "kernels/common/block_reduce.cuh"
 #include "quantize/awq_cuda.h"
 #include "quantize/integer_round.cuh"
 #include "quantize/weight_cuda.h"

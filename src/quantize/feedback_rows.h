@@ -8,7 +8,7 @@
 #include "core/convert.h"
 #include "core/parallel.h"
 #include "core/views.h"
-#include "kernels/gemm.h"
+#include "kernels/linear/gemm.h"
 #include "quantize/error_factor.h"
 #include "quantize/kbit_panel.h"
 #include "quantize/source_matrix.h"

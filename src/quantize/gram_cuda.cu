@@ -3,7 +3,7 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "device/check.h"
-#include "kernels/block_reduce.cuh"
+#include "kernels/common/block_reduce.cuh"
 #include "quantize/gram_cuda.h"
 
 namespace w4q::quantize {

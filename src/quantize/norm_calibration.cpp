@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "core/parallel.h"
 #include "formats/kbit.h"
-#include "kernels/gemm.h"
+#include "kernels/linear/gemm.h"
 #include "quantize/rotated.h"
 
 namespace w4q::quantize {

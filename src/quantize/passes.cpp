@@ -7,7 +7,7 @@
 #include "core/convert.h"
 #include "core/error.h"
 #include "core/parallel.h"
-#include "kernels/dequantize.h"
+#include "kernels/dequantize/dequantize.h"
 #include "quantize/rtn.h"
 #include "quantize/source_matrix.h"
 

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "kernels/rotate_input.h"
+#include "kernels/rotated/rotate_input.h"
 #include "quantize/weight_cuda.h"
 
 namespace w4q::quantize {

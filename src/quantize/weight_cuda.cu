@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "device/check.h"
-#include "kernels/block_reduce.cuh"
+#include "kernels/common/block_reduce.cuh"
 #include "quantize/integer_round.cuh"
 #include "quantize/source_matrix.h"
 #include "quantize/weight_cuda.h"

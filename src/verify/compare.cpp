@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "core/progress.h"
 #include "core/text.h"
-#include "kernels/linear.h"
+#include "kernels/linear/linear.h"
 #include "model/fold_rotations.h"
 #include "verify/rescaled.h"
 

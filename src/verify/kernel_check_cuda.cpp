@@ -9,7 +9,7 @@
 #include "core/text.h"
 #include "decoder_cuda/linear.h"
 #include "device/buffer.h"
-#include "kernels/int8_rows.h"
+#include "kernels/linear/int8_rows.h"
 #include "model/int8_activations.h"
 #include "verify/kernel_check.h"
 

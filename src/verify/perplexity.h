@@ -13,7 +13,7 @@
 
 #include "device/choice.h"
 #include "io/json.h"
-#include "kernels/kv_page.h"
+#include "kernels/attention/kv_page.h"
 #include "model/model.h"
 #include "verify/estimate.h"
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/linear.h"
+#include "kernels/linear/linear.h"
 #include "verify/structure.h"
 
 namespace w4q::verify {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "io/json.h"
-#include "kernels/kv_page.h"
+#include "kernels/attention/kv_page.h"
 #include "model/config.h"
 #include "model/model.h"
 

@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "kernels/kv_page.h"
-#include "kernels/logits.h"
+#include "kernels/attention/kv_page.h"
+#include "kernels/sampling/logits.h"
 #include "verify/perplexity.h"
 
 namespace w4q::verify {

@@ -9,7 +9,7 @@
 
 #include "decoder_cuda/decoder.h"
 #include "device/buffer.h"
-#include "kernels/logits_cuda.h"
+#include "kernels/sampling/logits_cuda.h"
 #include "verify/window_scorer.h"
 
 namespace w4q::verify {

@@ -12,7 +12,7 @@
 #include "decoder_cuda/cache.h"
 #include "decoder_cuda/generate.h"
 #include "device/properties.h"
-#include "kernels/logits.h"
+#include "kernels/sampling/logits.h"
 #include "model/reference_logits.h"
 #include "pipeline/quantize_model.h"
 #include "support.h"

@@ -1,5 +1,5 @@
 // The GPU's paged attention against the CPU's on the same queries and (rounded) keys and values.
-#include "kernels/attention_cuda.h"
+#include "kernels/attention/attention_cuda.h"
 
 #include <gtest/gtest.h>
 
@@ -12,8 +12,8 @@
 #include "core/text.h"
 #include "device/properties.h"
 #include "device_values.h"
-#include "kernels/attention.h"
-#include "kernels/elementwise.h"
+#include "kernels/attention/attention.h"
+#include "kernels/elementwise/elementwise.h"
 #include "random_matrix.h"
 #include "support.h"
 

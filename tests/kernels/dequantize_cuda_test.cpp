@@ -1,5 +1,5 @@
 // The GPU decoder against the reference decoder: f32 bit for bit, 16-bit types one rounding of it (class E1).
-#include "kernels/dequantize_cuda.h"
+#include "kernels/dequantize/dequantize_cuda.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "kernels/dequantize.h"
+#include "kernels/dequantize/dequantize.h"
 
 #include <gtest/gtest.h>
 #include <hwy/targets.h>

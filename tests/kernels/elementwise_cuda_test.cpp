@@ -1,5 +1,5 @@
 // The GPU's norms, activation, embedding and one-row products against the CPU's.
-#include "kernels/elementwise_cuda.h"
+#include "kernels/elementwise/elementwise_cuda.h"
 
 #include <gtest/gtest.h>
 
@@ -7,9 +7,9 @@
 
 #include "device/properties.h"
 #include "device_values.h"
-#include "kernels/dense_gemv_cuda.h"
-#include "kernels/elementwise.h"
-#include "kernels/linear_fusion.h"
+#include "kernels/elementwise/elementwise.h"
+#include "kernels/frame/linear_fusion.h"
+#include "kernels/linear/dense_gemv_cuda.h"
 #include "random_matrix.h"
 #include "support.h"
 

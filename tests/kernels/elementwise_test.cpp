@@ -1,4 +1,4 @@
-#include "kernels/elementwise.h"
+#include "kernels/elementwise/elementwise.h"
 
 #include <gtest/gtest.h>
 

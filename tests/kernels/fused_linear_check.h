@@ -1,5 +1,5 @@
-// Runs what a decode step fuses (kernels/linear_fusion.h), a product into the residual stream and the product behind
-// the norm, and compares both with fp64.
+// Runs what a decode step fuses (kernels/frame/linear_fusion.h), a product into the residual stream and the product
+// behind the norm, and compares both with fp64.
 #pragma once
 
 #include "core/text.h"

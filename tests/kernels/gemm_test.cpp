@@ -1,4 +1,4 @@
-#include "kernels/gemm.h"
+#include "kernels/linear/gemm.h"
 
 #include <gtest/gtest.h>
 

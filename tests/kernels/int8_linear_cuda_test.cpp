@@ -3,7 +3,7 @@
 #include "device/properties.h"
 #include "device_values.h"
 #include "integer_weight.h"
-#include "kernels/int8_rows_cuda.h"
+#include "kernels/integer/int8_rows_cuda.h"
 #include "linear_cuda_check.h"
 
 namespace w4q::kernels {

@@ -1,11 +1,11 @@
-#include "kernels/int8_rows.h"
+#include "kernels/linear/int8_rows.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 
-#include "kernels/int8_order.h"
+#include "kernels/integer/int8_order.h"
 #include "random_matrix.h"
 #include "support.h"
 

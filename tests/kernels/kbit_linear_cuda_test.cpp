@@ -8,7 +8,7 @@
 #include "formats/kbit.h"
 #include "formats/scheme_registry.h"
 #include "fused_linear_check.h"
-#include "kernels/table_stretch.h"
+#include "kernels/common/table_stretch.h"
 #include "linear_cuda_check.h"
 #include "quantize/quantizer_registry.h"
 #include "repack/layout_registry.h"

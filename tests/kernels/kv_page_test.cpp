@@ -1,5 +1,5 @@
 // Where things stand on pages of the KV cache, and their names.
-#include "kernels/kv_page.h"
+#include "kernels/attention/kv_page.h"
 
 #include <gtest/gtest.h>
 

@@ -11,8 +11,8 @@
 #include "core/parallel.h"
 #include "core/rng.h"
 #include "device/buffer.h"
-#include "kernels/int8_rows.h"
-#include "kernels/packed_linear.h"
+#include "kernels/linear/int8_rows.h"
+#include "kernels/linear/packed_linear.h"
 #include "support.h"
 
 namespace w4q::test {
@@ -57,7 +57,7 @@ struct LinearExtras {
   bool apart = false;     ///< … not in place
   bool fp32 = false;      ///< y and the residual are f32
   bool int8 = false;      ///< activations are rounded to int8; those compared with, too
-  bool gated = false;     ///< rows of the weight are gates and ups in turn (kernels/linear_fusion.h)
+  bool gated = false;     ///< rows of the weight are gates and ups in turn (kernels/frame/linear_fusion.h)
   /// The kernel that is to run, one that accepts the layer; null: the one that the table picks.
   const kernels::KernelRow* kernel = nullptr;
   /// Where words are empty, and are so afterwards; null: one that is made for the call.

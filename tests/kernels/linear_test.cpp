@@ -1,4 +1,4 @@
-#include "kernels/linear.h"
+#include "kernels/linear/linear.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include "core/parallel.h"
 #include "formats/codebook.h"
 #include "formats/scheme_registry.h"
-#include "kernels/int8_rows.h"
+#include "kernels/linear/int8_rows.h"
 #include "random_matrix.h"
 #include "support.h"
 

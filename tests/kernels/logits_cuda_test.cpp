@@ -1,5 +1,5 @@
 // Log-probabilities, comparison and choice of tokens on the GPU against the CPU's.
-#include "kernels/logits_cuda.h"
+#include "kernels/sampling/logits_cuda.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 
 #include "device/properties.h"
 #include "device_values.h"
-#include "kernels/sampling_cuda.h"
+#include "kernels/sampling/sampling_cuda.h"
 #include "random_matrix.h"
 #include "support.h"
 

@@ -1,4 +1,4 @@
-#include "kernels/logits.h"
+#include "kernels/sampling/logits.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // What the kernels of rotated weights read, against the decoded weights.
-#include "kernels/rotated_pack.h"
+#include "kernels/rotated/pack.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include "formats/codebook.h"
 #include "formats/rotated.h"
 #include "formats/scheme_registry.h"
-#include "kernels/dequantize.h"
+#include "kernels/dequantize/dequantize.h"
 #include "random_matrix.h"
 
 namespace w4q::kernels {

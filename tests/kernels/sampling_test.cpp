@@ -1,4 +1,4 @@
-#include "kernels/sampling.h"
+#include "kernels/sampling/sampling.h"
 
 #include <gtest/gtest.h>
 

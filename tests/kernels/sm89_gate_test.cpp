@@ -1,7 +1,7 @@
 // What an RTX 4090 gets, read from its machine code, so that no 4090 is needed to see that a kernel got worse: every
 // instance of the tuned kernels keeps its budget of instructions, loads weights 128 bits at a time, uses no local
 // memory beyond what is written here, and has no shared memory beside the one whose size its launch checks
-// (kbit_launch.cuh). Where budgets are kept the test prints the figures of the tables in docs/kernels/.
+// (frame/launch.cuh). Where budgets are kept the test prints the figures of the tables in docs/kernels/.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

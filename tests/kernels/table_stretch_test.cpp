@@ -1,4 +1,4 @@
-#include "kernels/table_stretch.h"
+#include "kernels/common/table_stretch.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "kernels/wgmma_plan.h"
+#include "kernels/wgmma/plan.h"
 
 #include <gtest/gtest.h>
 

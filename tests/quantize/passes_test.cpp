@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "kbit_samples.h"
-#include "kernels/dequantize.h"
+#include "kernels/dequantize/dequantize.h"
 #include "quantize/rounding.h"
 #include "support.h"
 

@@ -1,0 +1,214 @@
+// What the kernels of one token's attention share: who does what, and the token's heads on their way into shared memory
+// and the cache.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "kernels/attention/attention_cuda.h"
+#include "kernels/attention/kv_encode.cuh"
+#include "kernels/frame/mailbox.cuh"
+
+namespace w4q::kernels::decode {
+
+/// Warps of a block: what registers and, for the largest heads, shared memory allow.
+template <int dim>
+inline constexpr int warps = dim == 256 ? 8 : 12;
+template <int dim>
+inline constexpr int threads = warps<dim> * 32;
+inline constexpr int tile_heads = 8;  ///< query heads of a block: the columns of an mma
+/// Pages that a block takes at least, before another one joins.
+inline constexpr int pages_per_split = 8;
+inline constexpr int most_splits = 64;
+/// Blocks of a key head that ask for their heads before they know whether they have pages.
+inline constexpr int certain_splits = 4;
+inline constexpr float log2_e = 1.4426950408889634f;
+/// Below every score, and still finite: differences of two of it are zero.
+inline constexpr float lowest = -1e30f;
+
+struct Plan {
+  int head_tiles, splits;
+};
+
+struct Task {
+  const float* qkv;
+  PagedLayer layer;
+  HeadRotation rotation;
+  const int32_t* position;
+  __half* out;
+  kbit::Packet* packets;  ///< [key head and tile][split][tile_heads · dim / 2]
+  // fp4r
+  kbit::Packet* kept_packets;  ///< [key head and tile][split]
+  uint32_t* keep_mask;         ///< [key head and tile][mask_words], or null
+  int32_t* kept;               ///< [key head and tile], or null
+  int64_t mask_words;
+  float margin;  ///< in units of log2
+  int64_t window;
+  int heads, group, head_tiles;
+};
+
+/// The key head and the query heads of a block.
+struct BlockHeads {
+  int kv_head, first, count;
+
+  __device__ explicit BlockHeads(const Task& task) {
+    kv_head = static_cast<int>(blockIdx.y) / task.head_tiles;
+    const int tile = static_cast<int>(blockIdx.y) % task.head_tiles;
+    first = kv_head * task.group + tile * tile_heads;
+    count = min(tile_heads, task.group - tile * tile_heads);
+  }
+};
+
+/// The stretch of pages of a block.
+struct Stretch {
+  int position, oldest;  ///< tokens that count: oldest … position
+  int begin, pages;      ///< pages that have some
+  int active;            ///< blocks of this key head that have pages
+  int first, past;       ///< pages of this block
+
+  __device__ Stretch(const Task& task, int position_, int split, int splits) : position(position_) {
+    oldest = task.window > 0 && position >= task.window ? position - static_cast<int>(task.window) + 1 : 0;
+    begin = oldest / kv_page_tokens;
+    pages = position / kv_page_tokens + 1 - begin;
+    active = min(splits, (pages + pages_per_split - 1) / pages_per_split);
+    const int each = (pages + active - 1) / active;
+    active = (pages + each - 1) / each;
+    first = begin + min(split * each, pages);
+    past = begin + min((split + 1) * each, pages);
+  }
+  __device__ bool sees(int token) const { return token >= oldest && token < position; }
+};
+
+/// The position as it stands now: not from a register, because it is asked for before and after a wait.
+__device__ __forceinline__ int read_position(const Task& task) {
+  int position;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(position) : "l"(task.position) : "memory");
+  return position;
+}
+
+/// One block brings the table of pages into the L2 cache, for which all would wait after they know the position.
+__device__ __forceinline__ void prefetch_table(const PagedLayer& layer) {
+  constexpr int entries = 32;  // of a line
+  if (blockIdx.x + blockIdx.y != 0) return;
+  for (int i = static_cast<int>(threadIdx.x) * entries; i < layer.table_pages;
+       i += static_cast<int>(blockDim.x) * entries)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(layer.table + i));
+}
+
+/// A query, key or value head of the token: which, and where it goes.
+struct Item {
+  bool query, key;
+  int head;  ///< in the row of q, k and v heads
+
+  __device__ Item(const Task& task, const BlockHeads& heads, int index) {
+    query = index < heads.count;
+    key = index == heads.count;
+    head = query ? heads.first + index : task.heads + (key ? 0 : task.layer.kv_heads) + heads.kv_head;
+  }
+};
+
+/// A head of the token as it comes, a lane's values.
+template <int dim>
+struct RawHead {
+  float values[dim / 32];
+
+  __device__ RawHead(const Task& task, const Item& item) {
+    const float* const from = task.qkv + int64_t{item.head} * task.layer.head_dim;
+#pragma unroll
+    for (int j = 0; j < dim / 32; ++j) {
+      const int i = static_cast<int>(threadIdx.x) % 32 + 32 * j;
+      values[j] = i < task.layer.head_dim ? from[i] : 0.0f;
+    }
+  }
+};
+
+/// What a warp asks for before it knows where the token stands: its first head and the angles, where they do not depend
+/// on the position.
+template <int dim>
+struct EarlyLoads {
+  RawHead<dim> head;
+  Angles<dim> angles;
+
+  __device__ EarlyLoads(const Task& task, const BlockHeads& heads)
+      : head(task, Item(task, heads, min(static_cast<int>(threadIdx.x) / 32, heads.count + 1))),
+        angles(task.rotation.cosine, task.rotation.sine, task.rotation.single ? task.rotation.pairs : 0) {}
+};
+
+/// A query in shared memory; what is behind it keeps lanes that read eight of them out of each other's banks.
+template <int dim>
+struct alignas(16) QueryRow {
+  __half values[dim];
+  __half unused[32];
+
+  __device__ __half& operator[](int i) { return values[i]; }
+  __device__ const __half& operator[](int i) const { return values[i]; }
+};
+
+/// Queries that meet keys of f16 are two f16: what one has of them, and of what that leaves.
+inline constexpr bool has_low_parts(KvType type) { return type == KvType::f16; }
+template <KvType type>
+inline constexpr int query_rows = has_low_parts(type) ? 2 * tile_heads : tile_heads;
+/// The row of the low part of the first head: columns of an mma that other heads leave are theirs.
+__device__ __forceinline__ int low_parts_at(int heads) { return heads <= tile_heads / 2 ? tile_heads / 2 : tile_heads; }
+
+/// The token's heads: those that the block's queries are go into shared memory, and with `stores` its key and value
+/// into the cache and `fresh`, a head page of keys and one of values. `row` is room for a head, the warp's own.
+template <KvType type, int dim>
+__device__ void prepare_heads(const Task& task, const BlockHeads& heads, EarlyLoads<dim>& early, int position,
+                              bool stores, float* row, QueryRow<dim> (&queries)[query_rows<type>], std::byte* fresh) {
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int head_dim = task.layer.head_dim;
+  const HeadRotation& rotation = task.rotation;
+  const int low_at = has_low_parts(type) ? low_parts_at(heads.count) : tile_heads;
+  if (!rotation.single) {
+    const int64_t at = int64_t{position} * rotation.pairs;
+    early.angles = Angles<dim>(rotation.cosine + at, rotation.sine + at, rotation.pairs);
+  }
+  for (int index = warp; index < heads.count + (stores ? 2 : 0); index += warps<dim>) {
+    const Item item(task, heads, index);
+    if (index != warp) early.head = RawHead<dim>(task, item);
+#pragma unroll
+    for (int j = 0; j < dim / 32; ++j) row[lane + 32 * j] = early.head.values[j];
+    __syncwarp();
+    if (item.query || item.key) {
+      normalize_head(row, item.query ? rotation.q_norm : rotation.k_norm, head_dim, rotation.eps);
+      rotate_head(row, early.angles, rotation.pairs);
+      if (type == KvType::q4 && kv_transforms_keys(task.layer.type)) transform_head<dim>(row, dim);
+    }
+    if (item.query) {
+      for (int i = lane; i < dim; i += 32) {
+        const __half high = __float2half_rn(row[i]);
+        queries[index][i] = high;
+        if constexpr (has_low_parts(type)) queries[low_at + index][i] = __float2half_rn(row[i] - __half2float(high));
+      }
+    } else {
+      const int bytes = item.key ? kv_head_page_bytes(type, dim) : kv_value_page_bytes(type, dim);
+      std::byte* const page =
+          head_page(item.key ? task.layer.keys : task.layer.values, task.layer.table[position / kv_page_tokens],
+                    task.layer.kv_heads, heads.kv_head, bytes);
+      std::byte* const own = fresh + (item.key ? 0 : kv_head_page_bytes(type, dim));
+      encode_row(type, item.key, row, dim, position % kv_page_tokens, {page, own});
+    }
+    __syncwarp();
+  }
+  for (int part = 0; part < query_rows<type> / tile_heads; ++part) {
+    for (int i = static_cast<int>(threadIdx.x) + heads.count * dim; i < low_at * dim; i += threads<dim>) {
+      queries[part * low_at + i / dim][i % dim] = __ushort_as_half(0);
+    }
+  }
+  __syncthreads();
+}
+
+/// 2^x; 0 for what lies far below.
+__device__ __forceinline__ float power_of_two(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+/// Scores become units of log2.
+__device__ __forceinline__ float score_factor(const Task& task) {
+  return log2_e * rsqrtf(static_cast<float>(task.layer.head_dim));
+}
+
+}  // namespace w4q::kernels::decode

@@ -1,0 +1,138 @@
+// Sums of warps and of blocks that share a key head become one, in a fixed order. No fence, no counter: a block hands a
+// mean over its tokens and the logarithm of its weight to the last one, two dims in a word that is there as a whole or
+// not at all.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "device/fragment.cuh"
+#include "kernels/attention/decode_parts.cuh"
+
+namespace w4q::kernels::decode {
+
+/// Dims d and d + dim/2 of a mean over tokens, and the logarithm of the tokens' weights.
+struct Mean {
+  float low, high, weight;
+};
+
+/// Sums of one warp.
+template <int dim>
+struct alignas(16) Partial {
+  float reference[tile_heads];  ///< score, in units of log2
+  float weight[tile_heads];     ///< Σ 2^(score − reference)
+  float sums[tile_heads][dim + 4];
+};
+
+/// Of what the warps of the block have together; nothing at all has a weight far below every other.
+template <int dim, class Space>
+__device__ Mean block_mean(const Space (&spaces)[warps<dim>], int head, int d) {
+  float largest = lowest;
+#pragma unroll
+  for (const auto& space : spaces) largest = fmaxf(largest, space.partial.reference[head]);
+  float weight = 1e-37f;
+  float low = 0;
+  float high = 0;
+#pragma unroll
+  for (const auto& space : spaces) {
+    const Partial<dim>& partial = space.partial;
+    const float factor = power_of_two(partial.reference[head] - largest);
+    weight = fmaf(factor, partial.weight[head], weight);
+    low = fmaf(factor, partial.sums[head][d], low);
+    high = fmaf(factor, partial.sums[head][d + dim / 2], high);
+  }
+  return {__fdividef(low, weight), __fdividef(high, weight), largest + __log2f(weight)};
+}
+
+/// A mean as one word: there as a whole or not at all. Values are rounded to f16; the upper half is never zero.
+__device__ __forceinline__ void send_mean(kbit::Packet* to, const Mean& mean) {
+  const float weight = mean.weight == 0 ? 1e-30f : mean.weight;
+  const kbit::Packet word =
+      static_cast<kbit::Packet>(__float_as_uint(weight)) << 32 | device::HalfType::pack(mean.low, mean.high);
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
+}
+
+/// Joins means: a running value is divided at the end.
+struct Join {
+  float largest, weight, low, high;
+
+  __device__ explicit Join(const Mean& own) : largest(own.weight), weight(1), low(own.low), high(own.high) {}
+
+  /// The first `count` of some words, in their order.
+  template <int most>
+  __device__ void add(const kbit::Packet (&words)[most], int count) {
+    float highest = largest;
+#pragma unroll
+    for (int i = 0; i < most; ++i) {
+      if (i < count) highest = fmaxf(highest, __uint_as_float(static_cast<uint32_t>(words[i] >> 32)));
+    }
+    const float factor = power_of_two(largest - highest);
+    largest = highest;
+    weight *= factor, low *= factor, high *= factor;
+#pragma unroll
+    for (int i = 0; i < most; ++i) {
+      if (i >= count) break;
+      const float share = power_of_two(__uint_as_float(static_cast<uint32_t>(words[i] >> 32)) - highest);
+      const auto bits = static_cast<uint32_t>(words[i]);
+      const float2 pair = __half22float2(reinterpret_cast<const __half2&>(bits));
+      weight += share;
+      low = fmaf(share, pair.x, low);
+      high = fmaf(share, pair.y, high);
+    }
+  }
+};
+
+/// Joins what `others` blocks sent, `stride` words apart, as it arrives: they have lower indices, and so are running or
+/// done. `at_once` words are asked for together.
+template <int at_once>
+__device__ void join_blocks(kbit::Packet* from, int stride, int others, Join& join) {
+  for (int done = 0; done < others; done += at_once) {
+    kbit::Packet* const at = from + done * stride;
+    const int count = others - done;
+    kbit::Packet words[at_once];
+    bool complete = false;
+    while (!complete) {
+      complete = true;
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) words[i] = i < count ? kbit::peek(at + i * stride) : ~0ull;
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) complete &= words[i] >> 32 != 0;
+    }
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      if (i < count) at[i * stride] = 0;
+    }
+    join.add(words, count);
+  }
+}
+
+/// Brings the blocks of a key head together: all but the last hand their means to it.
+template <int dim, class Space>
+__device__ void merge(const Task& task, const BlockHeads& heads, int split, int active,
+                      const Space (&spaces)[warps<dim>]) {
+  constexpr int half = dim / 2;
+  constexpr int stride = tile_heads * half;
+  const int head_dim = task.layer.head_dim;
+  kbit::Packet* const packets = task.packets + static_cast<int64_t>(blockIdx.y * gridDim.x) * stride;
+  __half* const out = task.out + int64_t{heads.first} * head_dim;
+  for (int i = static_cast<int>(threadIdx.x); i < heads.count * half; i += threads<dim>) {
+    const int head = i / half;
+    const int d = i % half;
+    const Mean own = block_mean<dim>(spaces, head, d);
+    if (split + 1 < active) {
+      send_mean(packets + split * stride + i, own);
+      continue;
+    }
+    Join join(own);
+    if (active <= 5) {
+      join_blocks<4>(packets + i, stride, active - 1, join);
+    } else {
+      join_blocks<16>(packets + i, stride, active - 1, join);
+    }
+    if (d < head_dim) out[int64_t{head} * head_dim + d] = __float2half_rn(__fdividef(join.low, join.weight));
+    if (d + half < head_dim) {
+      out[int64_t{head} * head_dim + d + half] = __float2half_rn(__fdividef(join.high, join.weight));
+    }
+  }
+}
+
+}  // namespace w4q::kernels::decode

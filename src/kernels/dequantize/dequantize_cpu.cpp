@@ -1,0 +1,240 @@
+#include "kernels/dequantize/dequantize.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "core/error.h"
+#include "formats/kbit.h"
+#include "formats/rotated.h"
+#include "formats/scheme_registry.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/dequantize/dequantize_cpu.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace w4q::kernels::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+constexpr size_t block = 32;
+using Tag = hn::CappedTag<float, 16>;
+
+/// log2 of how many table entries one register holds: one lookup resolves so many low bits of a code.
+constexpr int lookup_bits() {
+  int bits = 0;
+  while ((2u << bits) <= hn::MaxLanes(Tag())) ++bits;
+  return bits;
+}
+
+/// Lanes whose code has a bit set: `word` is the block's plane of that bit, lane i of the vector weight `first` + i.
+HWY_INLINE hn::Mask<hn::RebindToUnsigned<Tag>> plane_mask(uint32_t word, hn::Vec<hn::RebindToUnsigned<Tag>> lane_bit) {
+  return hn::TestBit(hn::Set(hn::RebindToUnsigned<Tag>(), word), lane_bit);
+}
+
+/// table[code] where `indices` resolve the low bits and the planes of bits [low, top) choose between registers.
+template <int Top, int Low, class Indices>
+HWY_INLINE hn::Vec<Tag> choose(const uint32_t* words, hn::Vec<hn::RebindToUnsigned<Tag>> lane_bit, Indices indices,
+                               const float* table) {
+  const Tag d;
+  if constexpr (Top == Low) {
+    return hn::TableLookupLanes(hn::Load(d, table), indices);
+  } else {
+    const auto upper = choose<Top - 1, Low>(words, lane_bit, indices, table + (1 << (Top - 1)));
+    const auto lower = choose<Top - 1, Low>(words, lane_bit, indices, table);
+    return hn::IfThenElse(hn::RebindMask(d, plane_mask(words[Top - 1], lane_bit)), upper, lower);
+  }
+}
+
+/// table[code] for the codes of one vector of weights.
+template <int Bits>
+HWY_INLINE hn::Vec<Tag> look_up(const uint32_t* words, hn::Vec<hn::RebindToUnsigned<Tag>> lane_bit,
+                                const float* table) {
+  const hn::RebindToUnsigned<Tag> du;
+  constexpr int low = Bits < lookup_bits() ? Bits : lookup_bits();
+  auto index = hn::Zero(du);
+  for (int bit = 0; bit < low; ++bit) {
+    index = hn::Or(index, hn::IfThenElseZero(plane_mask(words[bit], lane_bit), hn::Set(du, 1u << bit)));
+  }
+  return choose<Bits, low>(words, lane_bit, hn::IndicesFromVec(Tag(), index), table);
+}
+
+/// `blocks` whole blocks of 32 weights into `out`. `table` is 64-byte aligned and as long as the largest register.
+template <int Bits>
+void decode_blocks(const uint32_t* codes, const float* scales, size_t blocks, const float* table, float* out) {
+  const Tag d;
+  const hn::RebindToUnsigned<Tag> du;
+  const size_t lanes = hn::Lanes(d);
+  const auto first_bits = hn::Shl(hn::Set(du, 1u), hn::Iota(du, 0));
+  for (size_t b = 0; b < blocks; ++b) {
+    uint32_t words[Bits];
+    std::memcpy(words, codes + b * Bits, sizeof words);
+    const auto scale = hn::Set(d, scales[b]);
+    auto lane_bit = first_bits;
+    for (size_t i = 0; i < block; i += lanes) {
+      hn::StoreU(hn::Mul(look_up<Bits>(words, lane_bit, table), scale), d, out + b * block + i);
+      lane_bit = hn::ShiftLeftSame(lane_bit, static_cast<int>(lanes));
+    }
+  }
+}
+
+void decode_kbit(int bits, const uint32_t* codes, const float* scales, size_t blocks, const float* table, float* out) {
+  switch (bits) {
+    case 2:
+      return decode_blocks<2>(codes, scales, blocks, table, out);
+    case 3:
+      return decode_blocks<3>(codes, scales, blocks, table, out);
+    case 4:
+      return decode_blocks<4>(codes, scales, blocks, table, out);
+    default:
+      return decode_blocks<5>(codes, scales, blocks, table, out);
+  }
+}
+
+void add_into(const float* values, size_t count, float* sum) {
+  const hn::ScalableTag<float> d;
+  const size_t lanes = hn::Lanes(d);
+  size_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    hn::StoreU(hn::Add(hn::LoadU(d, sum + i), hn::LoadU(d, values + i)), d, sum + i);
+  }
+  for (; i < count; ++i) sum[i] += values[i];
+}
+
+}  // namespace w4q::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace w4q::kernels {
+namespace {
+
+HWY_EXPORT(decode_kbit);
+HWY_EXPORT(add_into);
+
+using formats::PackedWeight;
+using formats::PlaneRole;
+using formats::ScaleType;
+
+/// All 256 scales of E4M4.
+const std::array<float, 256>& e4m4_values() {
+  static const std::array<float, 256> values = [] {
+    std::array<float, 256> table{};
+    for (int code = 0; code < 256; ++code) {
+      table[static_cast<size_t>(code)] = formats::kbit_decode_scale(static_cast<uint16_t>(code), ScaleType::e4m4);
+    }
+    return table;
+  }();
+  return values;
+}
+
+/// The scales of the blocks of row `row`.
+void decode_scales(const PackedWeight& weight, int64_t row, std::vector<float>& scales) {
+  const formats::Plane& plane = weight.plane(PlaneRole::scales);
+  if (weight.scheme.family == formats::SchemeFamily::rotated) {
+    const auto group = static_cast<size_t>(formats::rotated_group(weight.scheme, weight.k));
+    const auto first = static_cast<size_t>(row * formats::rotated_groups(weight.scheme, weight.k));
+    for (size_t b = 0; b < scales.size(); ++b) {
+      scales[b] = formats::rotated_norm_at(plane, first + b * formats::kbit_block / group);
+    }
+    return;
+  }
+  const ScaleType type = weight.scheme.scale;
+  const size_t scale_bytes = type == ScaleType::e4m4 ? 1 : 2;
+  const std::byte* bytes = plane.bytes.data() + static_cast<size_t>(row) * scales.size() * scale_bytes;
+  if (type == ScaleType::e4m4) {
+    const auto& values = e4m4_values();
+    for (size_t b = 0; b < scales.size(); ++b) scales[b] = values[static_cast<uint8_t>(bytes[b])];
+    return;
+  }
+  for (size_t b = 0; b < scales.size(); ++b) {
+    uint16_t half;
+    std::memcpy(&half, bytes + 2 * b, 2);
+    scales[b] = formats::kbit_decode_scale(half, type);
+  }
+}
+
+/// The table as it is multiplied by scales, padded to the longest register.
+struct alignas(64) LookUpTable {
+  std::array<float, 32> values{};
+
+  explicit LookUpTable(const PackedWeight& weight) {
+    const auto codebook = weight.plane(PlaneRole::codebook).bytes.as<float>();
+    const std::span<float> target = std::span(values).first(std::min(values.size(), codebook.size()));
+    if (weight.scheme.family == formats::SchemeFamily::rotated) {
+      formats::rotated_levels(codebook, formats::rotated_group(weight.scheme, weight.k), target);
+    } else {
+      std::ranges::copy(codebook.first(target.size()), target.begin());
+    }
+  }
+};
+
+/// Schemes whose codes are bit planes of 32 weights: kbit and rotated.
+void dequantize_planes(const PackedWeight& weight, int64_t begin, MatrixView<float> out) {
+  const auto bits = static_cast<size_t>(weight.scheme.bits);
+  const auto k = static_cast<size_t>(weight.k);
+  const size_t blocks = (k + formats::kbit_block - 1) / formats::kbit_block;
+  const auto codes = weight.plane(PlaneRole::codes).bytes.as<uint32_t>();
+  const LookUpTable look_up(weight);
+  const std::array<float, 32>& table = look_up.values;
+
+  std::vector<float> scales(blocks);
+  std::array<float, formats::kbit_block> tail;
+  const size_t whole = k / formats::kbit_block;
+  for (int64_t r = 0; r < out.rows; ++r) {
+    const size_t first = static_cast<size_t>(begin + r) * blocks;
+    decode_scales(weight, begin + r, scales);
+    const uint32_t* row = codes.data() + first * bits;
+    const auto decode = HWY_DYNAMIC_DISPATCH(decode_kbit);
+    decode(weight.scheme.bits, row, scales.data(), whole, table.data(), out.row(r));
+    if (whole == blocks) continue;
+    decode(weight.scheme.bits, row + whole * bits, scales.data() + whole, 1, table.data(), tail.data());
+    std::memcpy(out.row(r) + whole * formats::kbit_block, tail.data(), sizeof(float) * (k % formats::kbit_block));
+  }
+}
+
+}  // namespace
+
+void dequantize_rows(const PackedWeight& weight, int64_t begin, MatrixView<float> out) {
+  ensure(weight.layout == formats::canonical_layout, "dequantize: the layout is not canonical");
+  ensure(begin >= 0 && begin + out.rows <= weight.n && out.cols == weight.k, "dequantize: no such rows");
+  using enum formats::SchemeFamily;
+  if (weight.scheme.family == kbit || weight.scheme.family == rotated) return dequantize_planes(weight, begin, out);
+  const auto& scheme = formats::scheme_row(weight.scheme.family);
+  for (int64_t r = 0; r < out.rows; ++r) {
+    scheme.decode_row(weight, begin + r, {out.row(r), static_cast<size_t>(out.cols)});
+  }
+}
+
+void dequantize_rows(std::span<const PackedWeight> passes, int64_t begin, MatrixView<float> out) {
+  ensure(!passes.empty(), "dequantize: a linear without passes");
+  dequantize_rows(passes.front(), begin, out);
+  std::vector<float> row(static_cast<size_t>(out.cols));
+  for (const PackedWeight& pass : passes.subspan(1)) {
+    for (int64_t r = 0; r < out.rows; ++r) {
+      dequantize_rows(pass, begin + r, MatrixView<float>(row.data(), 1, out.cols));
+      HWY_DYNAMIC_DISPATCH(add_into)(row.data(), row.size(), out.row(r));
+    }
+  }
+}
+
+void dequantize_rows(const formats::PackedLinear& linear, int64_t begin, MatrixView<float> out) {
+  const std::span<const PackedWeight> passes = linear.passes;
+  if (linear.rotations.empty()) return dequantize_rows(passes, begin, out);
+  ensure(linear.rotations.size() == passes.size(), "dequantize: not one rotation for each pass");
+  std::vector<float> row(static_cast<size_t>(out.cols));
+  for (int64_t r = 0; r < out.rows; ++r) {
+    for (size_t first = 0, end = 0; first < passes.size(); first = end) {
+      end = shared_input_end(linear, first);
+      float* target = first == 0 ? out.row(r) : row.data();
+      dequantize_rows(passes.subspan(first, end - first), begin + r, MatrixView<float>(target, 1, out.cols));
+      linear.rotations[first].restore({target, row.size()});
+      if (first != 0) HWY_DYNAMIC_DISPATCH(add_into)(row.data(), row.size(), out.row(r));
+    }
+  }
+}
+
+}  // namespace w4q::kernels
+#endif  // HWY_ONCE

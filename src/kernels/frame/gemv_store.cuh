@@ -1,0 +1,138 @@
+// How a GEMV of one activation row stores 64 outputs of a decode step (linear_fusion.h): a warp has them, lane l
+// outputs l and l + 32. A warp by itself does this while all others are done, so that every instruction counts: kernels
+// that fuse stand apart from those that do not. It is one kernel for all that can be fused: several would not fit a
+// multiprocessor's instruction cache together (docs/kernels/decode.md).
+#pragma once
+
+#include "kernels/common/block_reduce.cuh"
+#include "kernels/common/silu.cuh"
+#include "kernels/frame/launch.cuh"
+
+namespace w4q::kernels::kbit {
+
+/// The scale of the x that a stream of this 1 / rms is followed by: a power of two. A sixteenth leaves room for a
+/// stream that grows a thousandfold beyond its largest value at once, and costs 2^-21 of the rms at the lower end of
+/// f16.
+__device__ __forceinline__ float next_scale(float inverse_rms) {
+  return __uint_as_float(__float_as_uint(inverse_rms) & 0x7F800000u) * 0x1p-4f;
+}
+
+/// Brings to the L2 cache what storing will need, a share in every block.
+__device__ __forceinline__ void prefetch_floats(const void* values, int64_t count) {
+  constexpr int line = 32;
+  for (int64_t at = int64_t{blockIdx.x} * line; at < count; at += int64_t{gridDim.x} * line) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const float*>(values) + at));
+  }
+}
+/// Before the wait for the launch before: weights; behind it: the residual stream. By one thread.
+__device__ __forceinline__ void prefetch_weights(const Launch& args) {
+  if (args.fusion.next_x != nullptr) prefetch_floats(args.fusion.next_weight, args.n);
+}
+__device__ __forceinline__ void prefetch_stream(const Launch& args) {
+  if (args.residual != nullptr && args.fp32) prefetch_floats(args.residual, args.n);
+}
+
+/// 1 / rms of a product's input, of which its lanes have sums of squares.
+struct InputNorm {
+  float squares = 0, scale = 1;
+
+  __device__ __forceinline__ explicit InputNorm(const Launch& args) {
+    const float* const state = args.fusion.input_norm;
+    if (state == nullptr) return;
+    const int groups = static_cast<int>((args.k + 63) / 64);
+    scale = __ldcg(state);
+    for (int i = threadIdx.x % 32; i < groups; i += 32) squares += __ldcg(state + 2 + i);
+  }
+  /// What sums are multiplied with. By a whole warp; that of row group 0 leaves the next scale.
+  __device__ __forceinline__ float factor(const Launch& args, int group) const {
+    float* const state = args.fusion.input_norm;
+    if (state == nullptr) return 1;
+    const float inverse_rms = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(args.k) + args.fusion.eps);
+    if (group == 0 && threadIdx.x % 32 == 0) state[1] = next_scale(inverse_rms);
+    return inverse_rms / scale;
+  }
+};
+
+/// What an output needs beside its sum.
+struct OutputExtras {
+  float scale = 1, bias = 0, before = 0, weight = 0;
+
+  __device__ __forceinline__ OutputExtras(const Launch& args, int row) {
+    const int at = min(row, static_cast<int>(args.n) - 1);
+    if (args.residual != nullptr) {
+      before = args.fp32 ? static_cast<const float*>(args.residual)[at]
+                         : __half2float(static_cast<const __half*>(args.residual)[at]);
+      if (args.fusion.next_x != nullptr) weight = __ldg(args.fusion.next_weight + at);
+    }
+    if (args.output_scales != nullptr) scale = output_scale(args, at);
+    if (args.bias != nullptr) bias = __ldg(args.bias + at);
+  }
+};
+
+/// Stores a row group; what it needs beside the sums it asks for when it is made, before the sums are there.
+template <class Type, bool fused>
+struct GroupStore {
+  using Scalar = typename Type::Scalar;
+  const Launch& args;
+  const int group, row;
+  const OutputExtras extras[2];
+  const InputNorm norm;
+  float next_scale = 1;
+
+  __device__ __forceinline__ GroupStore(const Launch& launch, int group_)
+      : args(launch),
+        group(group_),
+        row(64 * group_ + static_cast<int>(threadIdx.x) % 32),
+        extras{{launch, row}, {launch, row + 32}},
+        norm(launch) {
+    if (args.fusion.next_x != nullptr) next_scale = __ldcg(args.fusion.last_norm + 1);
+  }
+
+  __device__ __forceinline__ void run(float2 sums) const {
+    const float factor = args.result_factor * norm.factor(args, group);
+    const float low = fmaf(sums.x * factor, extras[0].scale, extras[0].bias) + extras[0].before;
+    const float high = fmaf(sums.y * factor, extras[1].scale, extras[1].bias) + extras[1].before;
+    if (args.fusion.gated) return store_gated(low, high);
+    store(low, 0);
+    store(high, 32);
+    if (args.fusion.next_x == nullptr) return;
+    const float squares = warp_sum(leave_next(low, 0) + leave_next(high, 1));
+    if (threadIdx.x % 32 != 0) return;
+    args.fusion.next_norm[2 + group] = squares;
+    if (group == 0) args.fusion.next_norm[0] = next_scale;
+  }
+
+ private:
+  /// A lane has two gates or, eight lanes further, their ups: the first makes the low product, the other the high one.
+  __device__ __forceinline__ void store_gated(float low, float high) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const bool has_ups = lane / gated_turn % 2 != 0;
+    const float other = __shfl_xor_sync(0xFFFFFFFFu, has_ups ? low : high, gated_turn);
+    const float value = has_ups ? silu_product(other, high) : silu_product(low, other);
+    const int at = 32 * group + (has_ups ? 16 : 0) + lane / 16 * gated_turn + lane % gated_turn;
+    static_cast<Scalar*>(args.y)[at] = Type::narrow(value);
+  }
+  __device__ __forceinline__ void store(float value, int offset) const {
+    if (row + offset >= args.n) return;
+    if (args.fp32) {
+      static_cast<float*>(args.y)[row + offset] = value;
+    } else {
+      static_cast<Scalar*>(args.y)[row + offset] = Type::narrow(value);
+    }
+  }
+  /// The next product's input; the square of the value.
+  __device__ __forceinline__ float leave_next(float value, int half) const {
+    if (row + 32 * half >= args.n) return 0;
+    const float x = extras[half].weight * (value * next_scale);
+    static_cast<Scalar*>(args.fusion.next_x)[row + 32 * half] =
+        Type::narrow(fminf(fmaxf(x, -largest_half), largest_half));
+    return value * value;
+  }
+};
+
+template <class Type>
+struct GroupStore<Type, false> {
+  __device__ GroupStore(const Launch&, int) {}
+};
+
+}  // namespace w4q::kernels::kbit

@@ -1,0 +1,141 @@
+#include <algorithm>
+#include <bit>
+
+#include "device/launch.h"
+#include "kernels/integer/int8_linear.h"
+#include "kernels/integer/int8_rows_cuda.h"
+#include "kernels/linear/int8_rows.h"
+#include "kernels/linear/rows.h"
+
+namespace w4q::kernels {
+namespace {
+
+using int8::GemmLaunch;
+using int8::Int8Order;
+
+/// Rows of a launch: more are cut, so that their int8 copy stays small.
+constexpr int64_t most_slice_rows = 4096;
+/// 128 inputs each, that a block along k has at least: below, adding up costs more than it brings.
+constexpr int64_t least_split_chunks = 4;
+/// … and so many blocks at most: one of them reads the sums of all, 64 KB each for every 64 rows.
+int64_t most_splits(int64_t m) { return m <= int8::tile_rows / 2 ? 8 : 4; }
+
+size_t round_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+/// How a layer is cut into tiles.
+struct Tiling {
+  int64_t rows, outputs;  ///< tiles
+  int splits;             ///< blocks to a tile
+  int64_t count() const { return rows * outputs; }
+};
+
+Tiling tiling_of(int64_t m, int64_t n, int64_t k) {
+  static const int multiprocessors = device::multiprocessors();
+  Tiling tiling{(m + int8::tile_rows - 1) / int8::tile_rows, (n + int8::tile_outputs - 1) / int8::tile_outputs, 1};
+  const int64_t chunks = Int8Order(m, k).chunks;
+  const int64_t splits = std::min(multiprocessors / tiling.count(), chunks / least_split_chunks);
+  tiling.splits = static_cast<int>(std::clamp<int64_t>(splits, 1, most_splits(m)));
+  return tiling;
+}
+
+/// The parts of the workspace, one behind the other.
+struct Parts {
+  size_t codes, scales, sums, counters, partials;
+  size_t bytes() const { return codes + scales + sums + counters + partials; }
+
+  Parts(int64_t m, int64_t n, int64_t k) {
+    const Int8Order order(m, k);
+    const Tiling tiling = tiling_of(m, n, k);
+    const auto size = [](int64_t bytes) { return round_up(static_cast<size_t>(bytes)); };
+    codes = size(order.bytes());
+    scales = size(order.padded_rows * 4);
+    sums = size(order.padded_rows * order.chunks * 4 * 2);
+    counters = size(tiling.count() * 4);
+    partials = tiling.splits > 1 ? size(tiling.count() * tiling.splits * int8::tile_outputs * int8::tile_rows * 4) : 0;
+  }
+};
+
+/// Fewer rows may be cut more finely along k, and need more.
+size_t workspace(const LinearDesc& desc) {
+  const int64_t m = std::min(desc.m, most_slice_rows);
+  size_t most = 0;
+  for (int64_t rows = 1; rows < m + int8::tile_rows; rows += int8::tile_rows) {
+    most = std::max(most, Parts(std::min(rows, m), desc.n, desc.k).bytes());
+  }
+  return most;
+}
+
+bool accepts(const LinearDesc& desc, std::string* why) {
+  if (!desc.int8_activations) {
+    if (why != nullptr) *why = "rounds activations to int8, which was not asked for";
+    return false;
+  }
+  if (desc.layout == "marlin" && desc.m >= 1 && desc.m <= most_rows && takes_int8_activations(desc.scheme)) return true;
+  if (why != nullptr) *why = "reads marlin, int4 and int8 with f16 or bf16 scales";
+  return false;
+}
+
+/// Whether four values of y, and of the residual, may be read and written at a time.
+bool takes_vectors(const LinearArgs& args) {
+  const size_t bytes = args.fp32 ? 16 : 8;
+  return args.ldy % 4 == 0 && aligned(args.y, bytes) && aligned(args.residual, bytes);
+}
+
+/// Both launches of a layer: their parts of the workspace lie one behind the other.
+struct Launches {
+  Int8RowsArgs rows;
+  GemmLaunch gemm;
+};
+
+Launches prepare_launches(const LinearArgs& args) {
+  const auto& w = args.weight;
+  const Parts parts(args.m, w.n, w.k);
+  const Int8Order order(args.m, w.k);
+  const Tiling tiling = tiling_of(args.m, w.n, w.k);
+  auto* at = static_cast<uint8_t*>(args.workspace);
+  Int8RowsArgs rows{args.m, w.k, args.activation, args.x, args.ldx, w.input_order, at};
+  rows.scales = reinterpret_cast<float*>(at += parts.codes);
+  rows.sums = reinterpret_cast<int16_t*>(at += parts.scales);
+  rows.counters = reinterpret_cast<unsigned*>(at += parts.sums);
+  rows.counter_count = tiling.splits > 1 ? static_cast<int>(tiling.count()) : 0;
+  GemmLaunch gemm{};
+  static_cast<integer::MarlinLaunch&>(gemm) = prepare_marlin(args);
+  gemm.result_factor = w.scheme.bits == 4 ? 1.0f / 16 : 1.0f;
+  rows.sum_inputs = int8::sum_inputs(gemm.group_shift);
+  gemm.rows_codes = rows.codes, gemm.rows_scales = rows.scales, gemm.rows_sums = rows.sums;
+  gemm.padded = order.padded_rows;
+  gemm.chunks = static_cast<int>(order.chunks);
+  gemm.counters = rows.counters;
+  gemm.partials = reinterpret_cast<float*>(at + parts.counters);
+  gemm.splits = tiling.splits;
+  gemm.row_tiles = static_cast<int>(tiling.rows);
+  gemm.output_tiles = static_cast<int>(tiling.outputs);
+  gemm.bf16 = args.activation == DType::bf16;
+  gemm.vectors = takes_vectors(args);
+  // Where there are no zero points of their own, codes of 4 bits lose 8 as they are decoded; 8 bits have one kernel.
+  if (gemm.zeros == nullptr && w.scheme.bits == 4) rows.sums = nullptr;
+  return {rows, gemm};
+}
+
+void run(const LinearArgs& args, cudaStream_t stream) {
+  in_slices(args, most_slice_rows, [&](const LinearArgs& part) {
+    const Launches launches = prepare_launches(part);
+    int8_rows_cuda(launches.rows, stream);
+    int8::launch_gemm(launches.gemm, part.weight.scheme.bits, stream, shape_of(part));
+  });
+}
+
+constexpr KernelRow rows[] = {
+    {.name = "marlin-int8",
+     .description = "any number of rows, rounded to int8: integer tensor cores, exact sums of up to 128 inputs",
+     .accepts = accepts,
+     .workspace = workspace,
+     .run = run,
+     .keeps_words = false},
+};
+
+}  // namespace
+
+std::span<const KernelRow> int8_rows() noexcept { return rows; }
+
+}  // namespace w4q::kernels

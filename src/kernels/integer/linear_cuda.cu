@@ -1,0 +1,153 @@
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "formats/integer.h"
+#include "kernels/integer/launch.cuh"
+#include "kernels/linear/dequantize_gemm.h"
+#include "kernels/linear/int8_rows.h"
+#include "kernels/linear/rows.h"
+#include "repack/layout_marlin.h"
+
+namespace w4q::kernels {
+namespace {
+
+using formats::ScaleType;
+using formats::Scheme;
+
+constexpr int64_t most_interleaved_rows = 8;
+
+/// One group for all inputs: its scale multiplies the output.
+bool single_group(const Scheme& scheme, int64_t k) { return formats::integer_groups(scheme, k) == 1; }
+
+bool accepts_marlin(const LinearDesc& desc, int64_t least, int64_t most, std::string* why) {
+  if (!accepts_rows(desc, "marlin", least, most, why)) return false;
+  if (takes_marlin(desc.scheme)) return true;
+  if (why != nullptr) *why = "reads int4 and int8 with f16 or bf16 scales and groups of 32, 64, 128, … or a whole row";
+  return false;
+}
+
+bool accepts_interleaved(const LinearDesc& desc, std::string* why) {
+  if (!accepts_rows(desc, "interleaved", 1, packed_linear_max_rows, why)) return false;
+  const Scheme& s = desc.scheme;
+  const bool groups = s.block == 32 || s.block == 64 || s.block == 128;
+  if (s.family == formats::SchemeFamily::integer && s.bits == 4 && groups && s.scale == ScaleType::f16) return true;
+  if (why != nullptr) *why = "reads int4 in groups of 32, 64 or 128 with f16 scales";
+  return false;
+}
+
+/// Where weights become values of the activations' type in registers: a power of two that keeps (code − zero) · scale
+/// inside f16.
+float weight_factor(const LinearArgs& args) {
+  if (args.activation != DType::f16) return 1;
+  const auto& w = args.weight;
+  if (single_group(w.scheme, w.k)) return 1;
+  return std::ldexp(1.0f, 14 - w.scheme.bits - (std::ilogb(w.scale_max) + 1));
+}
+
+/// 1 / the unit that codes are read in (integer::Codec).
+float code_factor(DType activation, int bits) {
+  if (activation == DType::bf16) return 1;
+  return bits == 4 ? 0x1p20f : 0x1p24f;
+}
+
+void run_marlin_gemv(const LinearArgs& args, cudaStream_t stream) {
+  integer::MarlinLaunch launch = prepare_marlin(args);
+  launch.result_factor = code_factor(args.activation, args.weight.scheme.bits);
+  if (takes_fused_kernel(args)) {
+    return integer::launch_fused_marlin_gemv(launch, args.weight.scheme.bits, blocks_for(launch.tiles), stream,
+                                             shape_of(args));
+  }
+  integer::launch_marlin_gemv(launch, args.weight.scheme.bits, args.activation, blocks_for(launch.tiles), stream,
+                              shape_of(args));
+}
+
+void run_marlin_gemm(const LinearArgs& args, cudaStream_t stream) {
+  in_slices(args, packed_linear_max_rows, [&](const LinearArgs& part) {
+    integer::MarlinLaunch launch = prepare_marlin(part);
+    launch.result_factor = 1 / launch.weight_factor;
+    integer::launch_marlin_gemm(launch, part.weight.scheme.bits, part.activation,
+                                kbit::gemm_blocks(launch, blocks_for(launch.tiles)), stream, shape_of(part));
+  });
+}
+
+void run_interleaved_gemv(const LinearArgs& args, cudaStream_t stream) {
+  in_slices(args, most_interleaved_rows, [&](const LinearArgs& part) {
+    integer::InterleavedLaunch launch{};
+    static_cast<kbit::Launch&>(launch) = prepare(part);
+    launch.zeros = part.weight.zeros;
+    launch.zero_words = (part.weight.n + 7) / 8;
+    launch.group_shift = std::countr_zero(static_cast<unsigned>(part.weight.scheme.block)) - 5;
+    launch.result_factor = code_factor(part.activation, part.weight.scheme.bits);
+    if (takes_fused_kernel(part)) {
+      return integer::launch_fused_interleaved_gemv(launch, blocks_for(launch.tiles), stream, shape_of(part));
+    }
+    integer::launch_interleaved_gemv(launch, part.activation, blocks_for(launch.tiles), stream, shape_of(part));
+  });
+}
+
+constexpr KernelRow rows[] = {
+    {.name = "marlin-gemv",
+     .description = "1 to 16 rows, memory-bound: every warp streams a run of tiles, scales multiply the sums",
+     .accepts = [](const LinearDesc& d, std::string* why) { return accepts_marlin(d, 1, most_gemv_rows, why); },
+     .workspace = gemv_workspace,
+     .run = run_marlin_gemv,
+     .fuses = true},
+    {.name = "marlin-gemm",
+     .description = "17 to 128 rows, 64 at a time: activations in shared memory, scales multiply the weights",
+     .accepts = [](const LinearDesc& d,
+                   std::string* why) { return accepts_marlin(d, most_gemv_rows + 1, most_gemm_rows(d), why); },
+     .workspace = gemm_workspace,
+     .run = run_marlin_gemm,
+     .gates = true},
+    {.name = "marlin-wide",
+     .description = "more than 128 rows: weights decoded once, a strip at a time, and multiplied by cuBLAS",
+     .accepts = [](const LinearDesc& d,
+                   std::string* why) { return accepts_marlin(d, most_gemm_rows(d) + 1, most_rows, why); },
+     .workspace = kbit::wide_workspace,
+     .run = kbit::run_wide,
+     .keeps_words = false},
+    {.name = "interleaved-gemv",
+     .description = "1 to 64 rows, 8 at a time: a lane holds inputs of one output, the B operand keeps lanes apart",
+     .accepts = accepts_interleaved,
+     .workspace = gemv_workspace,
+     .run = run_interleaved_gemv,
+     .fuses = true},
+};
+
+}  // namespace
+
+bool takes_marlin(const Scheme& scheme) { return takes_int8_activations(scheme); }
+
+integer::MarlinLaunch prepare_marlin(const LinearArgs& args) {
+  const auto& w = args.weight;
+  const repack::MarlinMap map(w.scheme.bits, w.n, w.k, formats::integer_groups(w.scheme, w.k));
+  integer::MarlinLaunch launch{};
+  static_cast<kbit::Launch&>(launch) = prepare(args);
+  launch.zeros = w.zeros;
+  launch.order = w.input_order;
+  launch.input_tiles = static_cast<int>(map.padded_cols / repack::MarlinMap::tile_cols);
+  launch.input_tile_loads = map.row_words() / 4;
+  launch.padded_rows = map.padded_rows;
+  launch.bf16_scales = w.scheme.scale == ScaleType::bf16;
+  launch.weight_factor = weight_factor(args);
+  if (map.single_group) {
+    launch.group_shift = integer::one_group;
+    launch.output_scales = w.scales;
+    launch.bf16_output_scales = launch.bf16_scales;
+  } else {
+    launch.group_shift = std::countr_zero(static_cast<unsigned>(w.scheme.block)) - 5;
+  }
+  return launch;
+}
+
+std::span<const KernelRow> integer_rows() noexcept { return rows; }
+
+void check_integer_weight(const DeviceWeight& w) {
+  require(!w.scheme.asymmetric || w.zeros != nullptr, "a null pointer", "asymmetric weights need their zero points");
+  require(!w.scheme.act_order || w.input_order != nullptr, "a null pointer", "act order needs the order of inputs");
+  require(aligned(w.zeros, 16) && aligned(w.input_order, 4), "a misaligned pointer",
+          "zero points to 16 bytes, the order of inputs to 4");
+}
+
+}  // namespace w4q::kernels

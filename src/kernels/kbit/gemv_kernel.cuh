@@ -1,0 +1,48 @@
+// The kernel of gemv_cuda.cu and gemv_fused_cuda.cu.
+#pragma once
+
+#include "kernels/frame/gemv_block.cuh"
+#include "kernels/kbit/gemv_run.cuh"
+
+namespace w4q::kernels::kbit {
+
+/// The shape of a block, measured: more warps hide more latency, more tiles in flight need more registers.
+template <int bits, int rows>
+struct Shape {
+  static constexpr int warps = rows == 16 ? 8 : 12;
+  static constexpr int tiles = rows == 1 && bits < 5 ? 3 : 2;
+};
+
+template <int bits, class Activation, class Scales, int most_rows, bool fuses>
+struct KbitGemv {
+  using Args = Launch;
+  using Type = Activation;
+  static constexpr int rows = most_rows;
+  static constexpr bool fused = fuses;
+  static constexpr int warps = Shape<bits, rows>::warps;
+  using Totals = kbit::Totals<rows>;
+  using Run = kbit::Run<bits, Type, Scales, rows, Shape<bits, rows>::tiles>;
+
+  struct Table {
+    using Values = PairTable<bits, gemv_table_kilobytes>;
+    using View = LanePairs<bits, gemv_table_kilobytes>;
+    static constexpr int total_bytes = Values::total_bytes;
+    __device__ static void fill(char* table, const Launch& args) {
+      Values::template fill<Type>(table, args.codebook, args.table_factor);
+    }
+  };
+};
+
+template <class Gemv>
+__global__ void __launch_bounds__(Gemv::warps * 32, 1) kbit_gemv_kernel(const Launch args) {
+  gemv_block<Gemv>(args);
+}
+
+template <int bits, class Type, class Scales, int rows, bool fused = false>
+void launch_rows(const Launch& args, int blocks, cudaStream_t stream, std::string_view shape) {
+  using Gemv = KbitGemv<bits, Type, Scales, rows, fused>;
+  constexpr int shared_bytes = Gemv::Table::total_bytes + Slots<rows, Gemv::warps>::extra_bytes;
+  launch_kernel<kbit_gemv_kernel<Gemv>, shared_bytes>(args, blocks, Gemv::warps * 32, stream, "kbit_gemv", shape);
+}
+
+}  // namespace w4q::kernels::kbit

@@ -1,0 +1,146 @@
+// The pieces of the kbit main loops, load / dequant / mma / store, each its own small device struct.
+#pragma once
+
+#include <type_traits>
+
+#include "device/fragment.cuh"
+#include "kernels/kbit/pair_table.cuh"
+#include "repack/layout_kbit_fragment.h"
+
+namespace w4q::kernels::kbit {
+
+using Map = repack::KbitFragmentMap;
+
+/// Contiguous runs that differ by at most one: part i of `total` things dealt to `parts`.
+struct Deal {
+  int quotient, remainder;
+  __device__ Deal(int total, int parts) : quotient(total / parts), remainder(total % parts) {}
+  __device__ int begin(int part) const { return part * quotient + min(part, remainder); }
+  /// The part that holds thing `at`.
+  __device__ int holder(int at) const {
+    const int longer = remainder * (quotient + 1);
+    return at < longer ? at / (quotient + 1) : remainder + (at - longer) / quotient;
+  }
+};
+
+/// The number of this warp in its block: by a shuffle, so that the compiler knows it to be the same for all lanes.
+__device__ __forceinline__ int warp_index() { return __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32, 0); }
+
+/// Sixteen scales of a lane, byte 8·block + 2·row_tile + half. An E4M4 byte shifted into an f16 reads value / 16, into
+/// a bf16 value · 2^-116, both exactly.
+struct E4m4Scales {
+  struct Packed {
+    uint4 bytes;
+  };
+  static constexpr int bytes_per_lane = 16;
+  static constexpr float sum_factor = 16;  ///< what pair_of_sums() leaves out
+
+  __device__ static uint32_t word(const Packed& packed, int block, int row_tile) {
+    const uint4& v = packed.bytes;
+    return block == 0 ? (row_tile < 2 ? v.x : v.y) : (row_tile < 2 ? v.z : v.w);
+  }
+  /// The scales of half 0 and 1 divided by sum_factor.
+  __device__ static float2 pair_of_sums(const Packed& packed, int block, int row_tile) {
+    const uint32_t spread = __byte_perm(word(packed, block, row_tile), 0, row_tile % 2 == 0 ? 0x1404 : 0x3424) >> 2;
+    return __half22float2(reinterpret_cast<const __half2&>(spread));
+  }
+  /// One scale twice, as a pair of the activations' type.
+  template <class Type>
+  __device__ static uint32_t pair(const Packed& packed, int block, int row_tile, int half) {
+    constexpr int shift = std::is_same_v<Type, device::HalfType> ? 6 : 3;
+    const int byte = 2 * (row_tile % 2) + half;
+    return __byte_perm(word(packed, block, row_tile), 0, 0x4040 | byte << 8 | byte) << shift;
+  }
+};
+
+/// Sixteen f16 scales of a lane in the same order.
+struct F16Scales {
+  struct Packed {
+    uint4 blocks[2];
+  };
+  static constexpr int bytes_per_lane = 32;
+  static constexpr float sum_factor = 1;
+
+  __device__ static uint32_t word(const Packed& packed, int block, int row_tile) {
+    const uint4& v = packed.blocks[block];
+    return row_tile == 0 ? v.x : row_tile == 1 ? v.y : row_tile == 2 ? v.z : v.w;
+  }
+  __device__ static float2 pair_of_sums(const Packed& packed, int block, int row_tile) {
+    const uint32_t both = word(packed, block, row_tile);
+    return __half22float2(reinterpret_cast<const __half2&>(both));
+  }
+  template <class Type>
+  __device__ static uint32_t pair(const Packed& packed, int block, int row_tile, int half) {
+    const uint32_t both = __byte_perm(word(packed, block, row_tile), 0, half == 0 ? 0x1010 : 0x3232);
+    if constexpr (std::is_same_v<Type, device::HalfType>) return both;
+    const float value = __half2float(__ushort_as_half(static_cast<unsigned short>(both)));
+    return Type::pack(value, value);
+  }
+};
+
+/// One lane's codes of a 64 × 64 tile.
+template <int bits>
+struct WeightTile {
+  uint4 codes[bits];
+
+  /// Those of tile `index`; `of_lane` is the lane's first in tile 0.
+  __device__ void load(const uint4* of_lane, int64_t index) {
+    const uint4* const from = of_lane + index * (Map::tile_words(bits) / 4);
+#pragma unroll
+    for (int j = 0; j < bits; ++j) codes[j] = device::load_once(from + j * Map::lanes);
+  }
+  /// Word w (a compile-time constant after unrolling) of the lane's 4 · bits words.
+  __device__ uint32_t word(int w) const {
+    const uint4& group = codes[w / 4];
+    return w % 4 == 0 ? group.x : w % 4 == 1 ? group.y : w % 4 == 2 ? group.z : group.w;
+  }
+  /// The A registers of one row tile and mma step.
+  template <class Table>
+  __device__ void decode(int row_tile, int step, const Table& table, uint32_t (&a)[4]) const {
+    table.step([&](int w) { return word(row_tile * bits + w); }, step, a);
+  }
+};
+
+/// Where a lane's codes and scales stand in any tile.
+template <int bits, class Scales>
+struct WeightReader {
+  const uint4* codes;
+  const char* scales;
+
+  __device__ WeightReader(const uint32_t* all_codes, const void* all_scales)
+      : codes(reinterpret_cast<const uint4*>(all_codes) + threadIdx.x % 32),
+        scales(static_cast<const char*>(all_scales) + threadIdx.x % 32 / 4 * Scales::bytes_per_lane) {}
+
+  __device__ void load(WeightTile<bits>& tile, int64_t index) const { tile.load(codes, index); }
+  __device__ void load(typename Scales::Packed& packed, int64_t index) const {
+    const auto* from = reinterpret_cast<const uint4*>(scales + index * (8 * Scales::bytes_per_lane));
+    if constexpr (Scales::bytes_per_lane == 16) {
+      packed.bytes = __ldg(from);
+    } else {
+      packed.blocks[0] = __ldg(from);
+      packed.blocks[1] = __ldg(from + 1);
+    }
+  }
+};
+
+/// Eight values that start at `from`, of which `left` exist; one at a time, for rows that are not aligned to 16 bytes
+/// and where k ends within a tile.
+template <class Scalar>
+__device__ inline uint4 load_ragged(const Scalar* from, int left) {
+  const auto* values = reinterpret_cast<const unsigned short*>(from);
+  uint32_t words[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const uint32_t low = 2 * j < left ? values[2 * j] : 0;
+    const uint32_t high = 2 * j + 1 < left ? values[2 * j + 1] : 0;
+    words[j] = low | high << 16;
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+/// The two B registers of the first or second mma step of a block, from a lane's 8 activations of that block.
+__device__ __forceinline__ uint2 block_step(const uint4& x, int step) {
+  return step % 2 == 0 ? make_uint2(x.x, x.y) : make_uint2(x.z, x.w);
+}
+
+}  // namespace w4q::kernels::kbit

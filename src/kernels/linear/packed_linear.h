@@ -1,0 +1,130 @@
+// y = x · Wᵀ + b on the GPU for kbit and integer weights, any number of activation rows. Which kernel runs is decided
+// by one table (kernel_registry), by layout and rows.
+//
+// Exact mode, the only one: codebook values enter the product as their 16-bit roundings in the type of the activations,
+// products and sums are fp32 on tensor cores, and scales multiply fp32 sums (GEMVs, up to 16 rows) or 16-bit values.
+// Against the fp64 product of the decoded weights the relative Frobenius error is below 1e-3 for f16 and 6e-3 for bf16
+// (docs/kernels/kbit.md, int4.md). Results are bit-identical from run to run: partial sums are added in a fixed order.
+//
+// Bytes read: n·k·(bits + 1/4)/8 for E4M4 scales, which at the card's read bandwidth is the time below which it cannot
+// go.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/dtype.h"
+#include "formats/scheme.h"
+#include "kernels/frame/linear_fusion.h"
+
+namespace w4q::kernels {
+
+/// Weights in GPU memory: the planes of a layout that a row of the kernel registry reads. `codes` and `scales` are
+/// aligned to 16 bytes.
+struct DeviceWeight {
+  formats::Scheme scheme;
+  int64_t n = 0;
+  int64_t k = 0;
+  const uint32_t* codes = nullptr;
+  const void* scales = nullptr;     ///< E4M4 bytes or f16
+  const float* codebook = nullptr;  ///< [2^bits]
+  float table_max = 1;              ///< largest magnitude of the codebook
+  float table_stretch = 1;          ///< 1 to 2: its entries times this are nearest to f16 (table_stretch.h)
+  float product_stretch = 1;        ///< the same of their products with E4M4 scales
+  float scale_max = 31;             ///< an upper bound of the scales: keeps f16 products in range
+  std::string_view layout = "kbit-fragment";
+  const uint32_t* zeros = nullptr;       ///< integer, asymmetric: the zero points of the layout
+  const int32_t* input_order = nullptr;  ///< integer, act order: [k] the input that stands at each place
+};
+
+/// What the product after this one reads. Where launches do not overlap, this one brings the beginning of every warp's
+/// share to the L2 cache while it adds up its last sums.
+struct NextWeights {
+  const void* codes = nullptr;  ///< null: not known
+  int64_t bytes = 0;
+};
+
+struct LinearArgs {
+  int64_t m = 0;                  ///< activation rows
+  DType activation = DType::f16;  ///< type of x: f16 or bf16
+  const void* x = nullptr;        ///< [m, k], rows `ldx` elements apart
+  int64_t ldx = 0;
+  DeviceWeight weight;
+  const float* bias = nullptr;     ///< [n], or null
+  const void* residual = nullptr;  ///< added to the result: of the type and strides of y, may be y; or null
+  void* y = nullptr;               ///< [m, n] of the activations' type or f32, rows `ldy` elements apart
+  int64_t ldy = 0;
+  bool fp32 = false;          ///< y and the residual are f32
+  void* workspace = nullptr;  ///< kbit_linear_workspace() bytes, aligned to 256, zeroed once before its first use
+  size_t workspace_bytes = 0;
+  /// Weights, codebook and bias were complete before the previous launch in the stream began: on sm_90 their first
+  /// bytes are then fetched while that launch still runs. x and y are not touched before it is done.
+  bool weights_ready = false;
+  /// Activations are rounded to int8, a row at a time (int8_rows.h). Integer weights in Marlin's words only.
+  bool int8_activations = false;
+  NextWeights next;  ///< up to 16 rows; others pay no heed
+  /// One row of f16, and a kernel with `fuses`; `gated` alone for any rows, and a kernel with `gates`: otherwise
+  /// bad_argument. Rows of y that is gated have n/2 values.
+  LinearFusion fusion;
+};
+
+/// What decides which kernel runs.
+struct LinearDesc {
+  formats::Scheme scheme;
+  std::string_view layout;
+  int64_t m = 0, n = 0, k = 0;
+  DType activation = DType::f16;
+  bool int8_activations = false;
+};
+LinearDesc describe(const LinearArgs& args);
+
+/// Whether a row that fuses takes its kernel for that: also for a step's f32 outputs, which are then those of the same
+/// kernel as the products around them.
+inline bool takes_fused_kernel(const LinearArgs& args) {
+  return args.m == 1 && (args.fusion.any() || (args.fp32 && args.activation == DType::f16));
+}
+
+/// One way to compute a linear layer on the GPU.
+struct KernelRow {
+  std::string_view name;
+  std::string_view description;
+  /// Whether it takes such a layer; otherwise `why` says what does not fit.
+  bool (*accepts)(const LinearDesc&, std::string* why);
+  size_t (*workspace)(const LinearDesc&);
+  /// Arguments have been checked.
+  void (*run)(const LinearArgs&, cudaStream_t);
+  bool fuses = false;  ///< takes a LinearFusion where there is one row
+  bool gates = false;  ///< takes LinearFusion::gated, by itself, for all its rows
+  /// Leaves words of its workspace as empty as it found them; else they are scratch that others write over.
+  bool keeps_words = true;
+};
+
+/// All ways, the preferred ones first.
+std::span<const KernelRow> kernel_registry() noexcept;
+/// The first row that accepts. Throws unsupported with every row's reason when none does.
+const KernelRow& pick_kernel(const LinearDesc& desc);
+
+/// Most rows that one launch of the tensor-core kernels takes.
+inline constexpr int64_t packed_linear_max_rows = 64;
+
+/// Bytes of workspace for any number of rows from 1 to `desc.m` of such a layer on the current GPU.
+size_t linear_workspace(LinearDesc desc);
+/// The same for whoever calls layers of several sizes in turn: words that are zeroed once and those of all kernels that
+/// keep them, and scratch that may be anybody's.
+struct DividedWorkspace {
+  size_t words = 0, scratch = 0;
+};
+DividedWorkspace divided_workspace(LinearDesc desc);
+/// linear_workspace for kbit weights in kbit-fragment.
+size_t kbit_linear_workspace(int64_t m, int64_t n, int64_t k);
+
+/// Launches on `stream`. Throws bad_argument, before any launch, for sizes, types, null or misaligned pointers or a
+/// workspace that do not fit; unsupported for a layout that no kernel reads; device when the launch fails.
+void packed_linear(const LinearArgs& args, cudaStream_t stream);
+
+}  // namespace w4q::kernels

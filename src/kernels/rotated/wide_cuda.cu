@@ -1,0 +1,177 @@
+#include "kernels/rotated/wide.h"
+
+#include <algorithm>
+
+#include "core/text.h"
+#include "kernels/dequantize/fragment.cuh"
+#include "kernels/elementwise/elementwise_cuda.h"
+#include "kernels/linear/wide_strips.h"
+
+namespace w4q::kernels::rotated {
+namespace {
+
+using dequantizing::FragmentIndex;
+using dequantizing::FragmentMap;
+
+struct DecodeArgs {
+  Source sources[2];
+  int64_t first_group;  ///< row groups from here on
+  int64_t tiles;
+  int col_groups;
+  dequantizing::OutputRows out;
+};
+
+/// A lane's share of a tile of one pass.
+template <int bits>
+struct PassTile {
+  uint4 words[bits];
+  uint4 norms[2];  ///< of its eight rows, in either block
+
+  __device__ void load(const Source& source, int64_t tile, int64_t group, int column, int lane) {
+    const uint4* const from = source.codes + tile * (FragmentMap::tile_words(bits) / 4) + lane;
+#pragma unroll
+    for (int j = 0; j < bits; ++j) words[j] = __ldcs(from + j * FragmentMap::lanes);
+#pragma unroll
+    for (int block = 0; block < 2; ++block) {
+      const int index = min((64 * column + 32 * block) >> source.group_shift, source.groups - 1);
+      norms[block] = __ldg(source.norms + (group * source.groups + index) * 8 + lane / 4);
+    }
+  }
+  __device__ static uint32_t component(const uint4& v, int i) {
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+  }
+  /// The words of row tile `r`.
+  __device__ void select(int r, uint32_t (&of_tile)[bits]) const {
+#pragma unroll
+    for (int j = 0; j < bits; ++j) of_tile[j] = component(words[(r * bits + j) / 4], (r * bits + j) % 4);
+  }
+  __device__ float norm(int block, int r, int half) const {
+    const uint32_t pair = component(norms[block], r) >> (16 * half);
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(pair)));
+  }
+};
+
+/// values += the eight of a lane in one block of one half of a row tile.
+template <int bits>
+__device__ __forceinline__ void add_eight(const uint32_t (&words)[bits], int block, int half, float norm,
+                                          const float2* table, int lane, float (&values)[8]) {
+  using Index = FragmentIndex<bits>;
+  const uint32_t gathered = Index::gather(words);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const uint32_t offset = Index::offset(words, gathered, 8 * block + 2 * j + half, Index::Table::lane_offset(lane));
+    const float2 pair = Index::Table::at(table, offset);
+    values[2 * j] = fmaf(pair.x, norm, values[2 * j]);
+    values[2 * j + 1] = fmaf(pair.y, norm, values[2 * j + 1]);
+  }
+}
+
+/// Passes that are equally wide share a table; the factor of the second is on its norms.
+template <int first_bits, int second_bits>
+struct DecodeTables {
+  static constexpr bool same = first_bits == second_bits;
+  static constexpr int second_at = same ? 0 : FragmentIndex<first_bits>::Table::bytes;
+  static constexpr int bytes =
+      FragmentIndex<first_bits>::Table::bytes + (same ? 0 : FragmentIndex<second_bits>::Table::bytes);
+};
+
+/// A warp decodes a tile; neighbouring warps take neighbouring tiles along k.
+template <int first_bits, int second_bits>
+__global__ void __launch_bounds__(dequantizing::block_threads, dequantizing::residency)
+    decode_sums_kernel(DecodeArgs a) {
+  extern __shared__ float2 table[];
+  using Tables = DecodeTables<first_bits, second_bits>;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int64_t index = int64_t{blockIdx.x} * dequantizing::block_warps + threadIdx.x / 32;
+  const bool inside = index < a.tiles;
+  const int64_t group = a.first_group + index / a.col_groups;
+  const int column = static_cast<int>(index % a.col_groups);
+  const int64_t tile = group * a.col_groups + column;
+  PassTile<first_bits> first;
+  PassTile<second_bits> second;
+  if (inside) {
+    first.load(a.sources[0], tile, group, column, lane);
+    second.load(a.sources[1], tile, group, column, lane);
+  }
+  const auto fill = [&]<int bits>(float2* to, const float* levels) {
+    FragmentIndex<bits>::Table::fill(to, levels[lane & ((1 << bits) - 1)], FragmentIndex<bits>::codes_of);
+  };
+  float2* const second_table = table + Tables::second_at / sizeof(float2);
+  fill.template operator()<first_bits>(table, a.sources[0].levels);
+  if constexpr (!Tables::same) fill.template operator()<second_bits>(second_table, a.sources[1].levels);
+  __syncthreads();
+  if (!inside) return;
+  const int64_t row = index / a.col_groups * FragmentMap::tile_rows + lane / 4;
+  const int64_t from = int64_t{column} * FragmentMap::tile_cols + 8 * (lane % 4);
+  auto* to = static_cast<__half*>(a.out.data) + row * a.out.stride + from;
+  const float factor = Tables::same ? a.sources[1].factor : 1;
+#pragma unroll
+  for (int r = 0; r < FragmentMap::row_tiles; ++r) {
+    uint32_t words[first_bits], more[second_bits];
+    first.select(r, words);
+    second.select(r, more);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int block = 0; block < 2; ++block) {
+        float values[8] = {};
+        add_eight<second_bits>(more, block, half, second.norm(block, r, half) * factor, second_table, lane, values);
+        add_eight<first_bits>(words, block, half, first.norm(block, r, half), table, lane, values);
+        dequantizing::store_eight(to + 32 * block, a.out.left(row + 16 * r + 8 * half, from + 32 * block),
+                                  a.out.vectors, values, lane);
+      }
+      to += 8 * a.out.stride;
+    }
+  }
+}
+
+template <int first_bits, int second_bits>
+void decode(const DecodeArgs& args, cudaStream_t stream) {
+  constexpr auto kernel = decode_sums_kernel<first_bits, second_bits>;
+  constexpr int bytes = DecodeTables<first_bits, second_bits>::bytes;
+  allow_shared_memory<kernel, bytes>();
+  const auto blocks = static_cast<unsigned>((args.tiles + dequantizing::block_warps - 1) / dequantizing::block_warps);
+  const LaunchShape shape{dim3(blocks), dequantizing::block_threads, bytes, false};
+  launch<kernel>(shape, stream, "decoding rotated passes", args);
+}
+
+void decode_strip(const WideArgs& args, int64_t first, int64_t count, const dequantizing::OutputRows& strip,
+                  cudaStream_t stream) {
+  const FragmentMap map(count, args.k);
+  const DecodeArgs decoding{{args.sources[0], args.sources[1]},
+                            first / FragmentMap::tile_rows,
+                            map.tiles(),
+                            static_cast<int>(map.col_groups),
+                            strip};
+  if (args.bits[1] == 2) return decode<4, 2>(decoding, stream);
+  if (args.bits[1] == 3) return decode<3, 3>(decoding, stream);
+  decode<4, 4>(decoding, stream);
+}
+
+}  // namespace
+
+size_t wide_bytes(int64_t n, int64_t k) { return strip_memory_bytes(n, k); }
+
+void run_wide(const WideArgs& args, cudaStream_t stream) {
+  device::CublasProduct product{};
+  product.m = args.m;
+  product.n = args.n;
+  product.k = args.k;
+  product.dtype = DType::f16;
+  product.x = args.x;
+  product.ldx = args.ldx;
+  product.y = args.y;
+  product.ldy = args.ldy;
+  product.fp32_output = args.fp32;
+  product.add = args.add;
+  const auto decode = [&](int64_t first, int64_t count, std::byte* strip, int64_t stride) {
+    decode_strip(args, first, count, {strip, count, args.k, stride, true}, stream);
+  };
+  multiply_strips(product, args.memory, decode, stream);
+  if (args.bias == nullptr) return;
+  const auto add_bias = [&](auto* y) { add_bias_cuda(args.bias, args.m, args.n, y, args.ldy, stream); };
+  if (args.fp32) return add_bias(static_cast<float*>(args.y));
+  add_bias(static_cast<__half*>(args.y));
+}
+
+}  // namespace w4q::kernels::rotated

@@ -1,0 +1,144 @@
+// kbit-fragment weights for the warpgroup kernels: bulk copies of tiles to shared memory, and from there, by the table
+// of pairs and scales, to registers of A.
+#pragma once
+
+#include "kernels/kbit/tile.cuh"
+#include "kernels/wgmma/pipeline.cuh"
+#include "kernels/wgmma/plan.h"
+
+namespace w4q::kernels::wgmma {
+
+/// The weights as a launch knows them.
+struct KbitSource {
+  CUtensorMap codes;   ///< [row group][tile][2][half a tile's words]
+  CUtensorMap scales;  ///< [row group][tile][those of a tile]
+  const float* codebook;
+  float table_factor;  ///< the table holds the codebook times this
+  bool e4m4;
+};
+
+/// Words bits · row_tile … of a lane's 4 · bits, which stand in groups of four, those of a tile's first lane at `from`
+/// and of others 16 bytes further each. Where they cross groups, two 128-bit loads and a shift by words take fewer
+/// passes of shared memory than a load for each word.
+template <int bits>
+__device__ __forceinline__ void load_row_tile(const char* from, int row_tile, uint32_t (&words)[bits]) {
+  const int first = bits * row_tile;
+  const char* const group = from + first / 4 * 512;
+  if constexpr (bits == 4) {
+    const uint4 v = *reinterpret_cast<const uint4*>(group);
+    words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+  } else if constexpr (bits == 2) {
+    const uint2 v = *reinterpret_cast<const uint2*>(group + first % 4 * 4);
+    words[0] = v.x, words[1] = v.y;
+  } else {
+    const uint4 low = *reinterpret_cast<const uint4*>(group);
+    const uint4 high = *reinterpret_cast<const uint4*>(from + min(first / 4 + 1, bits - 1) * 512);
+    const uint32_t all[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    const bool by_one = first % 2 != 0;
+    const bool by_two = first % 4 >= 2;
+    uint32_t shifted[7];
+#pragma unroll
+    for (int i = 0; i < 7; ++i) shifted[i] = by_one ? all[i + 1] : all[i];
+#pragma unroll
+    for (int i = 0; i < bits; ++i) words[i] = by_two ? shifted[i + 2] : shifted[i];
+  }
+}
+
+template <int bits, class Type_>
+struct KbitWeights {
+  using Type = Type_;
+  using Source = KbitSource;
+  static constexpr bool makes_inputs = false;
+  static constexpr int row_groups = job_outputs / 64;
+  using Map = repack::KbitFragmentMap;
+  static constexpr int table_kilobytes = 64;
+  using Pairs = kbit::LanePairs<bits, table_kilobytes>;
+
+  static constexpr int table_bytes = table_kilobytes * 1024;
+  static constexpr int code_bytes = static_cast<int>(Map::tile_words(bits)) * 4;  ///< of a tile of 64 × 64
+  static constexpr int most_scale_bytes = static_cast<int>(Map::tile_scales) * 2;
+  /// Of `tiles` tiles along k for all row groups of a job: codes [tile][row group], then scales [tile][row group].
+  static constexpr int stage_bytes(int tiles) { return tiles * row_groups * (code_bytes + most_scale_bytes); }
+
+  __host__ __device__ static constexpr int scale_bytes(bool e4m4) {
+    return static_cast<int>(Map::tile_scales) * (e4m4 ? 1 : 2);
+  }
+
+  /// All warps of the block.
+  __device__ static void fill_table(char* table, const Source& source) {
+    kbit::PairTable<bits, table_kilobytes>::template fill<Type>(table, source.codebook, source.table_factor);
+  }
+
+  /// Bytes that fetch() brings.
+  __device__ static uint32_t tile_bytes(const Source& source) {
+    return row_groups * (code_bytes + scale_bytes(source.e4m4));
+  }
+  /// Starts copies of tile `tile` to place `index` of a stage of `tiles`. Row groups beyond the weight are zeros.
+  template <int tiles>
+  __device__ static void fetch(const Source& source, int strip, int tile, uint32_t stage, int index, uint32_t barrier) {
+    copy_box(stage + index * row_groups * code_bytes, &source.codes, make_int4(0, 0, tile, strip * row_groups),
+             barrier);
+    copy_box(stage + tiles * row_groups * code_bytes + index * row_groups * scale_bytes(source.e4m4), &source.scales,
+             make_int3(0, tile, strip * row_groups), barrier);
+  }
+
+  /// A lane's codes and scales of one row tile of one tile.
+  struct Words {
+    uint32_t codes[bits];
+    uint32_t scales[2];  ///< of each block: two bytes or two halves
+
+    /// The scale of rows g (half 0) or g + 8 (half 1), twice.
+    __device__ uint32_t scale(int block, int half, bool e4m4) const {
+      if (e4m4) {
+        constexpr int shift = std::is_same_v<Type, device::HalfType> ? 6 : 3;
+        return __byte_perm(scales[block], 0, half == 0 ? 0x4040 : 0x4141) << shift;
+      }
+      const uint32_t both = __byte_perm(scales[block], 0, half == 0 ? 0x1010 : 0x3232);
+      if constexpr (std::is_same_v<Type, device::HalfType>) return both;
+      const float value = __half2float(__ushort_as_half(static_cast<unsigned short>(both)));
+      return Type::pack(value, value);
+    }
+  };
+
+  /// One warp's view of a stage of `tiles` tiles: row group `group`, row tile `row_tile`.
+  template <int tiles>
+  struct Decoder {
+    Pairs pairs;
+    const char* codes;  ///< offsets from the stage
+    const char* scales;
+    int row_tile;
+    bool e4m4;
+    int scale_stride;
+
+    __device__ Decoder(const char* table, const char* first_stage, const Source& source, int group, int tile_of_16)
+        : pairs(table),
+          codes(first_stage + group * code_bytes + threadIdx.x % 32 * 16),
+          scales(first_stage + row_groups * tiles * code_bytes + group * scale_bytes(source.e4m4) +
+                 threadIdx.x % 32 / 4 * (source.e4m4 ? 16 : 32) + tile_of_16 * (source.e4m4 ? 2 : 4)),
+          row_tile(tile_of_16),
+          e4m4(source.e4m4),
+          scale_stride(row_groups * scale_bytes(source.e4m4)) {}
+
+    /// Tile `tile` of the stage at `offset`; of the weight it is some other, which does not matter here.
+    __device__ __forceinline__ void load(int offset, int tile, int, Words& words) const {
+      load_row_tile(codes + offset + tile * row_groups * code_bytes, row_tile, words.codes);
+      const char* const from = scales + offset + tile * scale_stride;
+      if (e4m4) {
+        words.scales[0] = *reinterpret_cast<const uint16_t*>(from);
+        words.scales[1] = *reinterpret_cast<const uint16_t*>(from + 8);
+      } else {
+        words.scales[0] = *reinterpret_cast<const uint32_t*>(from);
+        words.scales[1] = *reinterpret_cast<const uint32_t*>(from + 16);
+      }
+    }
+
+    __device__ __forceinline__ void decode(const Words& words, int step, uint32_t (&a)[4]) const {
+      pairs.step([&](int w) { return words.codes[w]; }, step, a);
+      const uint32_t scale[2] = {words.scale(step / 2, 0, e4m4), words.scale(step / 2, 1, e4m4)};
+#pragma unroll
+      for (int reg = 0; reg < 4; ++reg) a[reg] = Type::multiply(a[reg], scale[reg % 2]);
+    }
+  };
+};
+
+}  // namespace w4q::kernels::wgmma

@@ -1,0 +1,19 @@
+// Codes of kbit-fragment as boxes that the copy engine brings, of kbit and of rotated weights.
+#pragma once
+
+#include "kernels/wgmma/map.h"
+
+namespace w4q::kernels::wgmma {
+
+/// [row group][tile][2][half a tile's words]: a box is one tile of Weights::row_groups row groups.
+template <class Weights>
+CUtensorMap map_fragment_codes(const void* codes, int64_t tiles, int64_t row_groups) {
+  constexpr int half = Weights::code_bytes / 2;
+  return map_boxes(codes, CU_TENSOR_MAP_DATA_TYPE_UINT64,
+                   {{half / 8, 0, half / 8},
+                    {2, half, 2},
+                    {tiles, 2 * half, 1},
+                    {row_groups, tiles * 2 * half, Weights::row_groups}});
+}
+
+}  // namespace w4q::kernels::wgmma

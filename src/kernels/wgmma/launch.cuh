@@ -1,0 +1,164 @@
+// The host's side of a warpgroup kernel: plan and launch.
+#pragma once
+
+#include <string_view>
+
+#include "core/dtype.h"
+#include "device/check.h"
+#include "device/launch.h"
+#include "kernels/frame/launch.cuh"
+#include "kernels/wgmma/arrange.h"
+#include "kernels/wgmma/kernel.cuh"
+#include "kernels/wgmma/linear.h"
+#include "kernels/wgmma/map.h"
+
+namespace w4q::kernels::wgmma {
+
+/// A layer without its weights.
+struct Layer {
+  int64_t m, n, k;
+  const void* x;
+  int64_t ldx;
+  void* y;
+  int64_t ldy;
+  const float* bias;
+  const void* residual;
+  bool fp32;  ///< y and the residual
+  float result_factor;
+  bool overlap;
+  const int32_t* input_order = nullptr;
+  SumPair* exchange = nullptr;
+  const void* output_scales = nullptr;
+  bool bf16_output_scales = false;
+  bool gated = false;
+};
+
+inline Layer layer_of(const kbit::Launch& launch) {
+  Layer layer{};
+  layer.m = launch.m;
+  layer.n = launch.n;
+  layer.k = launch.k;
+  layer.x = launch.x;
+  layer.ldx = launch.ldx;
+  layer.y = launch.y;
+  layer.ldy = launch.ldy;
+  layer.bias = launch.bias;
+  layer.residual = launch.residual;
+  layer.fp32 = launch.fp32;
+  layer.result_factor = launch.result_factor;
+  layer.overlap = launch.overlap;
+  layer.exchange = launch.packets;
+  layer.output_scales = launch.output_scales;
+  layer.bf16_output_scales = launch.bf16_output_scales;
+  layer.gated = launch.fusion.gated;
+  return layer;
+}
+
+/// Blocks that run at the same time: one a multiprocessor.
+template <class Weights, int rows>
+int blocks_at_once() {
+  static const int count = [] {
+    device::check(cudaFuncSetAttribute(wgmma_kernel<Weights, rows>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       Memory<Weights, rows>::bytes),
+                  "asking for shared memory");
+    return device::multiprocessors();
+  }();
+  return count;
+}
+
+/// What adding up shared sums takes, in jobs: some 4000 clocks against those of the tiles.
+template <int rows>
+double exchange_cost(int k_tiles) {
+  constexpr double clocks = rows <= 32 ? 500 : rows == 64 ? 650 : 1100;
+  return (1500 + 25.0 * rows) / (clocks * k_tiles);
+}
+
+/// Whether tiles may be copied from where the activations stand: in their order, rows on 16 bytes.
+inline bool stand_in_order(const Layer& layer, InputOrder order) {
+  return order == InputOrder::plain && layer.input_order == nullptr && reinterpret_cast<uintptr_t>(layer.x) % 16 == 0 &&
+         layer.ldx % 8 == 0;
+}
+
+template <class Weights, int rows>
+void launch_rows(const typename Weights::Source& weights, InputOrder order, const Layer& layer, void* arranged,
+                 cudaStream_t stream, std::string_view shape) {
+  Task<Weights> task{};
+  task.weights = weights;
+  task.bias = layer.bias;
+  task.residual = layer.residual;
+  task.fp32 = layer.fp32;
+  task.gated = layer.gated;
+  task.output_scales = layer.output_scales;
+  task.bf16_output_scales = layer.bf16_output_scales;
+  task.y = layer.y;
+  task.ldy = layer.ldy;
+  task.m = static_cast<int>(layer.m);
+  task.n = static_cast<int>(layer.n);
+  task.k_tiles = static_cast<int>((layer.k + 63) / 64);
+  if constexpr (Weights::makes_inputs) task.k_tiles *= weights.count;
+  task.row_tiles = static_cast<int>((layer.m + rows - 1) / rows);
+  task.exchange = layer.exchange;
+  task.result_factor = layer.result_factor;
+  const auto starts = reinterpret_cast<uintptr_t>(layer.y) | reinterpret_cast<uintptr_t>(layer.residual);
+  task.wide = starts % 16 == 0 && layer.ldy % (layer.fp32 ? 4 : 8) == 0;
+  task.jobs = static_cast<int>((layer.n + job_outputs - 1) / job_outputs) * task.row_tiles;
+  const Plan plan = best_plan(task.jobs, task.k_tiles, exchange_cost<rows>(task.k_tiles),
+                              blocks_at_once<Weights, rows>(), most_shared_rounds(rows));
+  task.whole_rounds = plan.whole_rounds;
+  if constexpr (Weights::makes_inputs) {
+    // The blocks do it.
+  } else if (stand_in_order(layer, order)) {
+    constexpr bool half = std::is_same_v<typename Weights::Type, device::HalfType>;
+    task.x_map = map_boxes(layer.x, half ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                           {{layer.k, 0, 64}, {layer.m, layer.ldx * 2, rows}}, true);
+  } else {
+    arrange({layer.x, layer.m, layer.k, layer.ldx, layer.input_order}, order, rows, arranged, layer.overlap, stream);
+    task.x = static_cast<const char*>(arranged);
+  }
+
+  cudaLaunchAttribute overlap{};
+  // Weights are fetched while the launch before still runs, or while activations are still being arranged.
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = layer.overlap || task.x != nullptr ? 1 : 0;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(plan.blocks()));
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = Memory<Weights, rows>::bytes;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = 1;
+  device::check(cudaLaunchKernelEx(&config, wgmma_kernel<Weights, rows>, task, plan.sharers), "launching a kernel");
+  device::check_launch("wgmma_linear", shape);
+}
+
+/// Calls launch.operator()<rows of a job>(part) for all rows, most_rows_at_once at a time. Jobs have `least` rows or
+/// more.
+template <int least, class Launch>
+void with_rows(Layer layer, const Launch& launch) {
+  const auto* const x = static_cast<const std::byte*>(layer.x);
+  auto* const y = static_cast<std::byte*>(layer.y);
+  const auto* const residual = static_cast<const std::byte*>(layer.residual);
+  const int64_t all = layer.m;
+  const int64_t row_bytes = layer.ldy * (layer.fp32 ? 4 : 2);
+  for (int64_t first = 0; first < all; first += most_rows_at_once) {
+    layer.m = std::min(most_rows_at_once, all - first);
+    layer.x = x + 2 * first * layer.ldx;
+    layer.y = y + first * row_bytes;
+    if (residual != nullptr) layer.residual = residual + first * row_bytes;
+    switch (tile_rows(layer.m)) {
+      case 16:
+        launch.template operator()<least>(layer);
+        break;
+      case 32:
+        launch.template operator()<32>(layer);
+        break;
+      case 64:
+        launch.template operator()<64>(layer);
+        break;
+      default:
+        launch.template operator()<128>(layer);
+    }
+  }
+}
+
+}  // namespace w4q::kernels::wgmma

@@ -1,0 +1,99 @@
+// The rows of the table of linear kernels that sm_90a adds.
+#include <algorithm>
+
+#include "device/cublas.h"
+#include "device/launch.h"
+#include "kernels/integer/launch.cuh"
+#include "kernels/linear/rows.h"
+#include "kernels/wgmma/linear.h"
+#include "kernels/wgmma/plan.h"
+
+namespace w4q::kernels {
+namespace {
+
+constexpr int64_t most_inputs = int64_t{1} << 24;
+
+bool runs_here() {
+  static const bool answer = [] {
+    int device = 0;
+    int major = 0;
+    int minor = 0;
+    return wgmma::built() && cudaGetDevice(&device) == cudaSuccess &&
+           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+           cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess && major == 9 &&
+           minor == 0;
+  }();
+  return answer;
+}
+
+/// Most rows, where there is cuBLAS: beyond, decoding once and cuBLAS are faster (docs/kernels/wgmma.md).
+int64_t most_rows_here(const LinearDesc& desc, int64_t measured) {
+  if (desc.m <= measured) return measured;
+  return device::have_cublas() ? measured : most_rows;
+}
+
+/// `least` to `most` rows of a layout.
+bool accepts(const LinearDesc& desc, std::string_view layout, int64_t least, int64_t most, std::string* why) {
+  if (!runs_here()) {
+    if (why != nullptr) *why = "needs an sm_90 and a build for it";
+    return false;
+  }
+  if (desc.k > most_inputs) {
+    if (why != nullptr) *why = "reads weights of at most 2^24 inputs";
+    return false;
+  }
+  return accepts_rows(desc, layout, least, most_rows_here(desc, most), why);
+}
+
+bool accepts_kbit(const LinearDesc& desc, std::string* why) {
+  return accepts(desc, "kbit-fragment", most_gemv_rows + 1, 1024, why);
+}
+
+bool accepts_marlin(const LinearDesc& desc, std::string* why) {
+  // At 9 to 16 rows activations would be half of what the GEMV reads.
+  if (!accepts(desc, "marlin", 9, 2048, why)) return false;
+  if (desc.scheme.bits == 4 && !desc.scheme.asymmetric && takes_marlin(desc.scheme)) return true;
+  if (why != nullptr) *why = "reads symmetric int4 with groups of 32, 64, 128, … or a whole row";
+  return false;
+}
+
+/// Words that these kernels keep zero, ahead of the arranged activations. They are as many for every layer, and at
+/// least as many as those of the kernels of fewer rows: arranged activations never stand where others have words.
+size_t words_bytes() { return wgmma::exchange_bytes(device::multiprocessors()) + spare_words_bytes; }
+size_t workspace(const LinearDesc& desc) { return words_bytes() + wgmma::workspace_bytes(desc.m, desc.k); }
+void* arranged(const LinearArgs& args) { return static_cast<std::byte*>(args.workspace) + words_bytes(); }
+
+void run_kbit(const LinearArgs& args, cudaStream_t stream) {
+  kbit::Launch launch = prepare(args);
+  set_weight_factors(args, launch);
+  wgmma::launch_kbit(launch, args.weight.scheme, args.activation, arranged(args), stream, shape_of(args));
+}
+
+void run_marlin(const LinearArgs& args, cudaStream_t stream) {
+  integer::MarlinLaunch launch = prepare_marlin(args);
+  // A code less 8 and a scale below 2^12 stay inside f16 as they are.
+  if (!launch.bf16_scales && args.weight.scale_max < 0x1p12f) launch.weight_factor = 1;
+  launch.result_factor = 1 / launch.weight_factor;
+  wgmma::launch_marlin(launch, args.activation, arranged(args), stream, shape_of(args));
+}
+
+constexpr KernelRow rows[] = {
+    {.name = "kbit-wgmma",
+     .description = "17 to 1024 rows on sm_90: warpgroup products, decoded weights as their operand in registers",
+     .accepts = accepts_kbit,
+     .workspace = workspace,
+     .run = run_kbit,
+     .gates = true},
+    {.name = "marlin-wgmma",
+     .description = "9 to 2048 rows on sm_90, symmetric int4: warpgroup products, decoded weights in registers",
+     .accepts = accepts_marlin,
+     .workspace = workspace,
+     .run = run_marlin,
+     .gates = true},
+};
+
+}  // namespace
+
+std::span<const KernelRow> wgmma_rows() noexcept { return rows; }
+
+}  // namespace w4q::kernels
