@@ -24,7 +24,7 @@
 namespace w4q::test {
 namespace {
 
-/// The kernels of one file: those whose name has `traits` in it.
+/// The kernels of one file of src/kernels: those whose name has `traits` in it.
 struct Family {
   std::string_view file, traits;
   std::string_view name;
@@ -38,17 +38,17 @@ constexpr size_t groups_follow = 99, rows_follow = 98;
 /// In place of rows, of which a warp has 128: the inputs of an integer sum. A product has twice the weights.
 constexpr std::string_view int8_traits = "Kind<";
 constexpr Family families[] = {
-    {"kbit_gemv_cuda", "KbitGemv<", "kbit gemv", 3, 1, false, false},
-    {"kbit_gemv_fused_cuda", "KbitGemv<", "kbit gemv, fused", 3, 1, false, false},
-    {"kbit_gemm_cuda", "KbitWeights<", "kbit gemm", groups_follow, 1, false, false},
-    {"integer_gemv_cuda", "IntegerGemv<", "marlin gemv", 3, 1.25, true, true},
-    {"integer_gemv_fused_cuda", "IntegerGemv<", "marlin gemv, fused", 3, 1.25, true, true},
-    {"integer_gemm_cuda", "MarlinWeights<", "marlin gemm", groups_follow, 1, true, false},
-    {"interleaved_gemv_cuda", "InterleavedGemv<", "interleaved gemv", 1, 2, true, false},
-    {"rotated_gemv_cuda", "Widths<", "rotated gemv", rows_follow, 1, true, false},
-    {"rotated_gemv_fused_cuda", "Widths<", "rotated gemv, fused", rows_follow, 1, true, false},
-    {"rotated_gemm_cuda", "RotatedWeights<", "rotated gemm", groups_follow, 1, false, false},
-    {"int8_gemm_cuda", int8_traits, "marlin int8", 2, 0.5, true, false, true},
+    {"kbit/gemv_cuda", "KbitGemv<", "kbit gemv", 3, 1, false, false},
+    {"kbit/gemv_fused_cuda", "KbitGemv<", "kbit gemv, fused", 3, 1, false, false},
+    {"kbit/gemm_cuda", "KbitWeights<", "kbit gemm", groups_follow, 1, false, false},
+    {"integer/gemv_cuda", "IntegerGemv<", "marlin gemv", 3, 1.25, true, true},
+    {"integer/gemv_fused_cuda", "IntegerGemv<", "marlin gemv, fused", 3, 1.25, true, true},
+    {"integer/gemm_cuda", "MarlinWeights<", "marlin gemm", groups_follow, 1, true, false},
+    {"integer/interleaved_gemv_cuda", "InterleavedGemv<", "interleaved gemv", 1, 2, true, false},
+    {"rotated/gemv_cuda", "Widths<", "rotated gemv", rows_follow, 1, true, false},
+    {"rotated/gemv_fused_cuda", "Widths<", "rotated gemv, fused", rows_follow, 1, true, false},
+    {"rotated/gemm_cuda", "RotatedWeights<", "rotated gemm", groups_follow, 1, false, false},
+    {"integer/int8_gemm_cuda", int8_traits, "marlin int8", 2, 0.5, true, false, true},
 };
 
 struct Budget {
@@ -270,8 +270,10 @@ class Sm89Gate : public testing::Test {
   void check(std::string_view name) {
     const auto* const family = std::ranges::find(families, name, &Family::name);
     ASSERT_NE(family, std::end(families));
-    const std::string cubin = std::string(family->file) + ".sm_89.cubin";
-    run(quoted(cuobjdump()) + " -xelf " + cubin + " " + quoted(W4Q_KERNELS_LIBRARY));
+    const std::filesystem::path source(family->file);
+    const std::string cubin = source.filename().string() + ".sm_89.cubin";
+    const std::string object = W4Q_KERNELS_OBJECTS "/" + source.string() + ".cu.o";
+    run(quoted(cuobjdump()) + " -xelf " + cubin + " " + quoted(object));
     std::ifstream resources = run(quoted(cuobjdump()) + " -res-usage " + cubin);
     for (const auto& kernel : sass::parse_resources(resources)) {
       EXPECT_EQ(kernel.shared_bytes, 0u) << kernel.name << ": shared memory that the check of its launch does not see";
