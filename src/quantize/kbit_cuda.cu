@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "core/with_bits.h"
 #include "device/check.h"
 #include "device/launch.h"
 #include "formats/codebook.h"
@@ -54,20 +55,6 @@ void launch(const cuda::EncodeArguments& arguments, cudaStream_t stream) {
   const int64_t wanted = (arguments.blocks + cuda::encode_threads - 1) / cuda::encode_threads;
   const int grid = device::resident_blocks(kernel, cuda::encode_threads, wanted);
   kernel<<<grid, cuda::encode_threads, 0, stream>>>(arguments);
-}
-
-template <class T>
-void launch_width(int bits, const cuda::EncodeArguments& arguments, cudaStream_t stream) {
-  switch (bits) {
-    case 2:
-      return launch<T, 2>(arguments, stream);
-    case 3:
-      return launch<T, 3>(arguments, stream);
-    case 4:
-      return launch<T, 4>(arguments, stream);
-    default:
-      return launch<T, 5>(arguments, stream);
-  }
 }
 
 bool aligned(const void* pointer, int64_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
@@ -146,13 +133,11 @@ void KbitCudaEncoder::encode(const DeviceMatrix& weight, const DevicePlanes& pla
   arguments.inverse_table_max = inverse_table_max_;
   arguments.counters = counters_.as<cuda::Counters>();
   arguments.first_block = static_cast<unsigned long long>(first_block);
-  if (dtype_ == DType::f32) {
-    launch_width<cuda::F32>(scheme_.bits, arguments, stream);
-  } else if (dtype_ == DType::bf16) {
-    launch_width<cuda::Bf16>(scheme_.bits, arguments, stream);
-  } else {
-    launch_width<cuda::F16>(scheme_.bits, arguments, stream);
-  }
+  with_table_bits(scheme_.bits, [&]<int bits>() {
+    if (dtype_ == DType::f32) return launch<cuda::F32, bits>(arguments, stream);
+    if (dtype_ == DType::bf16) return launch<cuda::Bf16, bits>(arguments, stream);
+    launch<cuda::F16, bits>(arguments, stream);
+  });
   device::check_launch("kbit_encode", concat(to_string(scheme_), ", ", weight.n, " × ", weight.k));
 }
 

@@ -1,5 +1,7 @@
 #include "quantize/kbit_panel.h"
 
+#include "core/with_bits.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "quantize/kbit_panel.cpp"
 #include <hwy/foreach_target.h>
@@ -76,16 +78,9 @@ HWY_INLINE void trial_width(const PanelBlock& block, const KbitLevels& table, co
 template <bool want_codes>
 HWY_INLINE void trial(const PanelBlock& block, const KbitLevels& table, const float* scales, const float* units,
                       float* errors, uint8_t* codes, float* rounded) {
-  switch (table.bits) {
-    case 2:
-      return trial_width<2, want_codes>(block, table, scales, units, errors, codes, rounded);
-    case 3:
-      return trial_width<3, want_codes>(block, table, scales, units, errors, codes, rounded);
-    case 4:
-      return trial_width<4, want_codes>(block, table, scales, units, errors, codes, rounded);
-    default:
-      return trial_width<5, want_codes>(block, table, scales, units, errors, codes, rounded);
-  }
+  with_table_bits(table.bits, [&]<int bits>() HWY_ATTR {
+    trial_width<bits, want_codes>(block, table, scales, units, errors, codes, rounded);
+  });
 }
 
 void trial_errors(const PanelBlock& block, const KbitLevels& table, const float* scales, const float* units,

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <array>
-#include <type_traits>
 
 #include "core/parallel.h"
+#include "core/with_bits.h"
 #include "repack/kbit_fragment_tile.h"
 #include "repack/kbit_rows.h"
 #include "repack/layout_kbit_fragment.h"
@@ -179,33 +179,23 @@ void unpack_scales(const Strip& strip, int64_t row_blocks, const Scale* from, Sc
                  [&](size_t row, size_t tile, size_t b, int64_t index) { to[index] = packed.at(row, tile, b); });
 }
 
-/// Calls body with the width as a constant, and with a value of the scales' type.
+/// Calls body.operator()<bits, Scale>() for the width and the type of the scales.
 template <class Body>
 void with_scheme(const Scheme& scheme, const Body& body) {
-  const auto with_scale = [&](auto bits) {
+  with_table_bits(scheme.bits, [&]<int bits>() {
     if (scheme.scale == formats::ScaleType::e4m4) {
-      body(bits, uint8_t{});
+      body.template operator()<bits, uint8_t>();
     } else {
-      body(bits, uint16_t{});
+      body.template operator()<bits, uint16_t>();
     }
-  };
-  switch (scheme.bits) {
-    case 2:
-      return with_scale(std::integral_constant<int, 2>{});
-    case 3:
-      return with_scale(std::integral_constant<int, 3>{});
-    case 4:
-      return with_scale(std::integral_constant<int, 4>{});
-    default:
-      return with_scale(std::integral_constant<int, 5>{});
-  }
+  });
 }
 
 void pack_planes(const PackedWeight& canonical, PackedWeight& packed) {
   const int64_t row_blocks = formats::kbit_blocks(canonical.k);
   const auto from = detail::block_planes(canonical);
   const auto to = detail::block_planes(packed);
-  with_scheme(canonical.scheme, [&]<int bits, class Scale>(std::integral_constant<int, bits>, Scale) {
+  with_scheme(canonical.scheme, [&]<int bits, class Scale>() {
     for_each_strip(canonical.n, canonical.k, [&](const Strip& strip) {
       pack_codes<bits>(strip, row_blocks, reinterpret_cast<const uint32_t*>(from.codes),
                        reinterpret_cast<uint32_t*>(to.codes));
@@ -218,7 +208,7 @@ void unpack_planes(const PackedWeight& packed, std::string_view name, PackedWeig
   const int64_t row_blocks = formats::kbit_blocks(packed.k);
   const auto from = detail::block_planes(packed);
   const auto to = detail::block_planes(canonical);
-  with_scheme(packed.scheme, [&]<int bits, class Scale>(std::integral_constant<int, bits>, Scale) {
+  with_scheme(packed.scheme, [&]<int bits, class Scale>() {
     for_each_strip(packed.n, packed.k, [&](const Strip& strip) {
       const auto refuse = [&](PlaneRole role, size_t row, size_t tile, size_t b) {
         detail::refuse_padding(packed, name, role, strip.first_row + static_cast<int64_t>(row),

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/with_bits.h"
 #include "formats/kbit.h"
 #include "formats/rotated.h"
 #include "formats/scheme_registry.h"
@@ -82,16 +83,7 @@ void decode_blocks(const uint32_t* codes, const float* scales, size_t blocks, co
 }
 
 void decode_kbit(int bits, const uint32_t* codes, const float* scales, size_t blocks, const float* table, float* out) {
-  switch (bits) {
-    case 2:
-      return decode_blocks<2>(codes, scales, blocks, table, out);
-    case 3:
-      return decode_blocks<3>(codes, scales, blocks, table, out);
-    case 4:
-      return decode_blocks<4>(codes, scales, blocks, table, out);
-    default:
-      return decode_blocks<5>(codes, scales, blocks, table, out);
-  }
+  with_table_bits(bits, [&]<int width>() HWY_ATTR { decode_blocks<width>(codes, scales, blocks, table, out); });
 }
 
 void add_into(const float* values, size_t count, float* sum) {
