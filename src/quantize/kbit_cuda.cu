@@ -101,7 +101,7 @@ KbitCudaEncoder::KbitCudaEncoder(const Scheme& scheme, DType dtype) : scheme_(sc
 void KbitCudaEncoder::set_codebook(std::span<const float> codebook, cudaStream_t stream) {
   ensure(codebook.size() == size_t{1} << scheme_.bits, "quantize on the GPU: a table of another width");
   int exponent = 0;
-  const float table_max = formats::kbit_table_max(codebook);
+  const float table_max = formats::table_max(codebook);
   ensure(std::frexp(table_max, &exponent) == 0.5f, "quantize on the GPU: the table's maximum is no power of two");
   inverse_table_max_ = std::ldexp(1.0f, 1 - exponent);
   device::check(cudaMemcpyAsync(table_.data(), codebook.data(), codebook.size_bytes(), cudaMemcpyHostToDevice, stream),

@@ -31,7 +31,7 @@ std::vector<PlaneSpec> planes(const Scheme& scheme, int64_t n, int64_t k) {
   std::vector<PlaneSpec> specs = canonical_planes(scheme, n, k);
   const Map map(n, k);
   for (PlaneSpec& spec : specs) {
-    if (spec.role == PlaneRole::codes) spec.shape = {map.row_groups, map.col_groups, scheme.bits, Map::lanes, 4};
+    if (spec.role == PlaneRole::codes) spec = fragment_codes(scheme.bits, n, k);
     if (spec.role == PlaneRole::scales) spec.shape = {map.row_groups, map.col_groups, 16, 8};
   }
   return specs;
@@ -204,16 +204,20 @@ void pack_planes(const PackedWeight& canonical, PackedWeight& packed) {
   });
 }
 
+auto padding_refusal(const PackedWeight& packed, std::string_view name, const Strip& strip) {
+  return [&packed, name, &strip](PlaneRole role, size_t row, size_t tile, size_t b) {
+    detail::refuse_padding(packed, name, role, strip.first_row + static_cast<int64_t>(row),
+                           strip.first_block + static_cast<int64_t>(tile * tile_blocks + b));
+  };
+}
+
 void unpack_planes(const PackedWeight& packed, std::string_view name, PackedWeight& canonical) {
   const int64_t row_blocks = formats::kbit_blocks(packed.k);
   const auto from = detail::block_planes(packed);
   const auto to = detail::block_planes(canonical);
   with_scheme(packed.scheme, [&]<int bits, class Scale>() {
     for_each_strip(packed.n, packed.k, [&](const Strip& strip) {
-      const auto refuse = [&](PlaneRole role, size_t row, size_t tile, size_t b) {
-        detail::refuse_padding(packed, name, role, strip.first_row + static_cast<int64_t>(row),
-                               strip.first_block + static_cast<int64_t>(tile * tile_blocks + b));
-      };
+      const auto refuse = padding_refusal(packed, name, strip);
       unpack_codes<bits>(strip, row_blocks, reinterpret_cast<const uint32_t*>(from.codes),
                          reinterpret_cast<uint32_t*>(to.codes), refuse);
       unpack_scales(strip, row_blocks, reinterpret_cast<const Scale*>(from.scales), reinterpret_cast<Scale*>(to.scales),
@@ -244,6 +248,32 @@ constexpr decltype(LayoutRow::unpack_cuda) unpack_gpu = nullptr;
 #endif
 
 }  // namespace
+
+PlaneSpec fragment_codes(int bits, int64_t n, int64_t k) {
+  const Map map(n, k);
+  return {PlaneRole::codes, DType::i32, {map.row_groups, map.col_groups, bits, Map::lanes, 4}};
+}
+
+void pack_fragment_codes(const PackedWeight& canonical, PackedWeight& packed) {
+  const auto from = canonical.plane(PlaneRole::codes).bytes.as<uint32_t>();
+  const auto to = packed.plane(PlaneRole::codes).bytes.as<uint32_t>();
+  with_table_bits(canonical.scheme.bits, [&]<int bits>() {
+    for_each_strip(canonical.n, canonical.k, [&](const Strip& strip) {
+      pack_codes<bits>(strip, formats::kbit_blocks(canonical.k), from.data(), to.data());
+    });
+  });
+}
+
+void unpack_fragment_codes(const PackedWeight& packed, std::string_view name, PackedWeight& canonical) {
+  const auto from = packed.plane(PlaneRole::codes).bytes.as<uint32_t>();
+  const auto to = canonical.plane(PlaneRole::codes).bytes.as<uint32_t>();
+  with_table_bits(packed.scheme.bits, [&]<int bits>() {
+    for_each_strip(packed.n, packed.k, [&](const Strip& strip) {
+      unpack_codes<bits>(strip, formats::kbit_blocks(packed.k), from.data(), to.data(),
+                         padding_refusal(packed, name, strip));
+    });
+  });
+}
 
 LayoutRow kbit_fragment_row() {
   return {
