@@ -129,7 +129,7 @@ class Maker {
       std::vector<float> levels(size_t{1} << pass.bits);
       formats::rotated_levels(formats::normal_codebook(pass.bits), pass.group, levels);
       pass.levels = reinterpret_cast<const float*>(keep(DeviceBuffer::copy_of(bytes_of(levels), stream_)));
-      pass.level_max = formats::kbit_table_max(levels);
+      pass.level_max = formats::table_max(levels);
       pass.level_stretch = kernels::table_stretch(levels);
       pass.levels_over_first = 1;
       pass.block = rotation.rotation().block;

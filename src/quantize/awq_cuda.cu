@@ -214,7 +214,7 @@ Table table_of(const formats::Scheme& scheme, std::span<const float> levels) {
   std::ranges::copy(levels, table.levels);
   formats::kbit_midpoints(levels, std::span(table.midpoints).first(levels.size() - 1));
   table.count = static_cast<int>(levels.size());
-  table.largest = formats::kbit_table_max(levels);
+  table.largest = formats::table_max(levels);
   table.e4m4 = scheme.scale == formats::ScaleType::e4m4;
   return table;
 }

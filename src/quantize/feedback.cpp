@@ -220,12 +220,7 @@ class IntegerFeedback {
   }
 
   void store(size_t index, const formats::IntegerScale& scale) const {
-    Buffer& stored = packed_.plane(PlaneRole::scales).bytes;
-    if (packed_.scheme.scale == formats::ScaleType::f32) {
-      stored.as<uint32_t>()[index] = scale.bits;
-    } else {
-      stored.as<uint16_t>()[index] = static_cast<uint16_t>(scale.bits);
-    }
+    formats::put_scale(packed_.plane(PlaneRole::scales), index, scale.bits);
     if (packed_.scheme.asymmetric) {
       packed_.plane(PlaneRole::zeros).bytes.as<uint8_t>()[index] = static_cast<uint8_t>(scale.zero);
     }

@@ -130,10 +130,10 @@ class Learning {
         result[i] = static_cast<float>(std::ldexp(sums.weighted[i] / sums.weights[i], -exponent_));
     }
     std::ranges::sort(result);
-    const float largest = formats::kbit_table_max(result);
+    const float largest = formats::table_max(result);
     for (float& entry : result) entry /= largest;
     for (size_t i = 1; i < result.size(); ++i) result[i] = std::max(result[i], result[i - 1] + least_gap);
-    const float again = formats::kbit_table_max(result);
+    const float again = formats::table_max(result);
     for (float& entry : result) entry /= again;
     return result;
   }
@@ -245,7 +245,7 @@ void store_panel(PackedWeight& packed, int64_t first_row, int64_t rows, int64_t 
     }
     const auto index = static_cast<size_t>(row * scales_per_row + block);
     const auto lane = static_cast<size_t>(r);
-    formats::rotated_put_norm(stored, index, {.bits = scales.bits[lane], .value = scales.values[lane]});
+    formats::put_scale(stored, index, scales.bits[lane]);
   }
 }
 

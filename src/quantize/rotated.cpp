@@ -29,7 +29,6 @@ using formats::PackedWeight;
 using formats::PlaneRole;
 using formats::ScaleType;
 using formats::Scheme;
-using formats::StoredNorm;
 
 bool accepts(const Scheme& scheme) { return scheme.family == formats::SchemeFamily::rotated; }
 
@@ -112,8 +111,8 @@ class RotatedEncoder {
 
   /// Stores the norm of a group; returns what its values are divided by.
   float encode_norm(size_t index) {
-    const StoredNorm stored = formats::rotated_store_norm(norms_.values[index] / gain_, packed_.scheme.scale);
-    formats::rotated_put_norm(packed_.plane(PlaneRole::scales), index, stored);
+    const auto stored = formats::rotated_scale(norms_.values[index] / gain_, packed_.scheme.scale);
+    formats::put_scale(packed_.plane(PlaneRole::scales), index, stored.bits);
     return stored.value;
   }
 
@@ -230,8 +229,7 @@ std::vector<float> rotated_table(const Scheme& scheme, const QuantizeOptions& op
 
 PackedWeight allocate_rotated(const Scheme& scheme, int64_t n, int64_t k, std::span<const float> table,
                               int range_exponent) {
-  const auto planes = formats::scheme_row(scheme.family).planes(scheme, n, k);
-  PackedWeight packed = formats::allocate_planes(scheme, formats::canonical_layout, n, k, planes);
+  PackedWeight packed = formats::allocate_canonical(scheme, n, k);
   const auto codebook = formats::kbit_scaled_codebook(table, range_exponent);
   std::ranges::copy(codebook, packed.plane(PlaneRole::codebook).bytes.as<float>().begin());
   return packed;
@@ -239,16 +237,15 @@ PackedWeight allocate_rotated(const Scheme& scheme, int64_t n, int64_t k, std::s
 
 QuantizeStats rotated_stats(const PackedWeight& packed, int range_exponent) {
   const formats::Plane& norms = packed.plane(PlaneRole::scales);
-  const float largest = formats::rotated_scale_max(packed.scheme.scale);
-  const float least = formats::rotated_scale_min_normal(packed.scheme.scale);
+  const formats::ScaleCodec& codec = formats::scale_codec(packed.scheme.scale);
   QuantizeStats stats;
   stats.range_exponent = range_exponent;
   stats.blocks = element_count(norms.spec.shape);
   for (size_t i = 0; i < static_cast<size_t>(stats.blocks); ++i) {
-    const float norm = formats::rotated_norm_at(norms, i);
+    const float norm = formats::load_scale(norms, i);
     stats.zero_blocks += norm == 0 ? 1 : 0;
-    stats.saturated_scales += norm == largest ? 1 : 0;
-    stats.subnormal_scales += norm != 0 && norm < least ? 1 : 0;
+    stats.saturated_scales += norm == codec.largest ? 1 : 0;
+    stats.subnormal_scales += norm != 0 && norm < codec.smallest_normal ? 1 : 0;
   }
   return stats;
 }

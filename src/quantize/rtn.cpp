@@ -54,7 +54,7 @@ class RtnEncoder {
         packed_(packed),
         groups_(formats::integer_groups(packed.scheme, packed.k)),
         group_(formats::integer_group_size(packed.scheme, packed.k)),
-        scales_(packed.plane(PlaneRole::scales).bytes),
+        scales_(packed.plane(PlaneRole::scales)),
         zeros_(packed.scheme.asymmetric ? packed.plane(PlaneRole::zeros).bytes.as<uint8_t>() : std::span<uint8_t>{}) {}
 
   QuantizeStats encode() {
@@ -93,18 +93,14 @@ class RtnEncoder {
       ++stats.blocks;
       stats.zero_blocks += range.low == range.high ? 1 : 0;
       stats.saturated_scales += scale.saturated ? 1 : 0;
-      stats.subnormal_scales += scale.value < least_normal(scheme.scale) ? 1 : 0;
+      stats.subnormal_scales += scale.value < formats::scale_codec(scheme.scale).smallest_normal ? 1 : 0;
     }
     formats::integer_write_codes(packed_, row, codes);
     return true;
   }
 
   void store(size_t index, const IntegerScale& scale) {
-    if (packed_.scheme.scale == ScaleType::f32) {
-      scales_.as<uint32_t>()[index] = scale.bits;
-    } else {
-      scales_.as<uint16_t>()[index] = static_cast<uint16_t>(scale.bits);
-    }
+    formats::put_scale(scales_, index, scale.bits);
     if (!zeros_.empty()) zeros_[index] = static_cast<uint8_t>(scale.zero);
   }
 
@@ -113,7 +109,7 @@ class RtnEncoder {
   PackedWeight& packed_;
   int64_t groups_;
   int64_t group_;
-  Buffer& scales_;
+  formats::Plane& scales_;
   std::span<uint8_t> zeros_;
 };
 
@@ -142,8 +138,6 @@ constexpr decltype(QuantizerRow::run_cuda) run_cuda = nullptr;
 #endif
 
 }  // namespace
-
-float least_normal(ScaleType type) noexcept { return type == ScaleType::f16 ? 0x1p-14f : 0x1p-126f; }
 
 void add(const QuantizeStats& part, QuantizeStats& sum) noexcept {
   sum.blocks += part.blocks;
