@@ -6,6 +6,7 @@
 
 #include "core/text.h"
 #include "gguf/rope.h"
+#include "model/architecture.h"
 
 namespace w4q::gguf {
 namespace {
@@ -114,7 +115,7 @@ io::Json optional_id(const std::optional<int64_t>& id) { return id ? io::Json(*i
 /// The one window of all layers, 0 for none.
 int64_t common_window(const model::ModelConfig& config) {
   const int64_t window = config.sliding_window.empty() ? 0 : config.sliding_window.front();
-  const bool mistral = config.architecture == model::Architecture::mistral;
+  const bool mistral = config.architecture->windows == model::WindowRule::all_layers;
   if (std::ranges::all_of(config.sliding_window,
                           [&](int64_t each) { return each == window && (each == 0 || mistral); })) {
     return window;
@@ -183,7 +184,7 @@ io::GgufMetadata config_to_gguf(const model::ModelConfig& config, std::vector<st
                                {name + ".rope.dimension_count", u32(config.head_dim)},
                                {name + ".vocab_size", u32(config.vocab_size)}};
   rope_scaling_to_gguf(config.rope, name, metadata);
-  if (config.architecture == model::Architecture::qwen3 && config.qkv_bias) {
+  if (config.output_bias && !config.architecture->gguf_stated_biases) {
     throw Error(ErrorCode::unsupported, "config.json: attention_bias of Qwen3")
         .detail("GGUF readers have no such tensors");
   }
