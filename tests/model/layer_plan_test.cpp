@@ -6,7 +6,6 @@
 #include <map>
 #include <set>
 
-#include "gguf/names.h"
 #include "io/checkpoint.h"
 #include "model/architecture.h"
 #include "model/model.h"
@@ -66,8 +65,8 @@ TEST(LayerPlan, SaysTheSameAsTheListOfParametersAndTheirGgufNames) {
     }
     for (const auto& parameter : parameters(config)) {
       if (!parameter.name.starts_with("model.layers.")) continue;
-      listed[parameter.name] = {parameter.shape, gguf::name_to_gguf(parameter.name).value()};
-      EXPECT_EQ(gguf::has_rotary_rows(parameter.name), rotary.contains(parameter.name)) << parameter.name;
+      listed[parameter.name] = {parameter.shape, parameter.gguf};
+      EXPECT_EQ(parameter.rotary_rows, rotary.contains(parameter.name)) << parameter.name;
     }
     EXPECT_EQ(planned, listed) << folder;
   }
