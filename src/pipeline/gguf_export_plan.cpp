@@ -11,6 +11,7 @@
 #include "gguf/config.h"
 #include "gguf/tokenizer.h"
 #include "io/files.h"
+#include "model/architecture.h"
 #include "pipeline/gguf_packed.h"
 
 namespace w4q::pipeline {
