@@ -137,7 +137,7 @@ LayerStatistics CalibrationCuda::run(const model::LayerWeights& weights, int64_t
   impl.sums = std::vector<std::optional<quantize::StatisticsCuda>>(impl.groups.size());
   for (size_t i = 0; i < impl.groups.size(); ++i)
     impl.sums[i].emplace(*impl.work, impl.groups[i].width, impl.shape.gram);
-  impl.decoder.load(weights, layer);
+  impl.decoder.load(weights);
   decoder_cuda::CudaObserver observer;
   observer.linear_input = [&](std::span<const std::string> linears, const decoder_cuda::CudaMatrix& input) {
     impl.observe(linears, input);
