@@ -101,7 +101,7 @@ class Job {
   void select_items() {
     std::set<std::string> inside;
     for (int64_t layer = 0; layer < config_.layers; ++layer) {
-      for (const auto& group : linear_groups(config_, layer)) inside.insert(group.linears.begin(), group.linears.end());
+      for (const auto& linear : model::layer_plan(config_, layer).linears()) inside.insert(linear.name);
     }
     const auto all = linears_with_input_scale(
         config_, [&](std::string_view) { return std::optional(request_.scheme); }, request_.calibrated->options);
@@ -156,23 +156,20 @@ class Job {
         const auto packed = quantize_layer(checkpoint_, config_, layer, statistics, scheme_of, request_.options,
                                            request_.calibrated->options);
         for (const auto& [module, linear] : packed.linears) {
-          by_name.find(module)->second->choices[choice].cost = cost(layer, module, linear.output);
+          by_name.find(module)->second->choices[choice].cost = cost(module, linear.output);
         }
         progress.advance(1);
       }
     }
   }
 
-  double cost(int64_t layer, std::string_view module, const OutputError& error) const {
+  double cost(std::string_view module, const OutputError& error) const {
     if (sensitivities_.empty()) return error.power > 0 ? error.packed / error.power : 0;
-    int64_t index = layer * linears_per_layer;
-    for (const auto& group : linear_groups(config_, layer)) {
-      for (const auto& name : group.linears) {
-        if (name == module) return error.packed * sensitivities_[static_cast<size_t>(index)];
-        ++index;
-      }
+    const auto found = sensitivities_.find(module);
+    if (found == sensitivities_.end()) {
+      throw Error(ErrorCode::internal, concat("allocation: ", module, " is in no layer"));
     }
-    throw Error(ErrorCode::internal, concat("allocation: ", module, " is in no layer"));
+    return error.packed * found->second;
   }
 
   int64_t target_bytes() const {

@@ -56,28 +56,30 @@ class LayerJob {
         scheme_of_(scheme_of),
         options_(options),
         calibrated_(calibrated),
-        groups_(linear_groups(config, layer)),
-        targets_(wanted_targets(config, layer, scheme_of, calibrated)) {
-    for (const auto& group : groups_) rotations_.emplace_back(run_time_rotation(options, group.name()), group.width);
+        groups_(model::input_groups(config, layer)),
+        targets_(wanted_targets(config, layer, scheme_of, calibrated)),
+        scales_(groups_.size()),
+        reports_(groups_.size()) {
+    for (const auto& group : groups_) rotations_.emplace_back(run_time_rotation(options, group), group.width);
     if (gpu != nullptr) gpu_.emplace(gpu);
   }
 
   CalibratedLayer run() {
     // All scales before any packing: those of o_proj and down_proj change the rows of v_proj and up_proj.
-    for (size_t group = 0; group < groups_per_layer; ++group) search(group);
+    for (size_t group = 0; group < groups_.size(); ++group) search(group);
     auto folded = fold_scales(checkpoint_, config_, layer_, targets_, std::move(scales_));
     scales_ = std::move(folded.columns);
     row_scales_ = std::move(folded.rows);
     result_.tensors = std::move(folded.tensors);
     result_.rescaled = std::move(folded.rescaled);
-    for (size_t group = 0; group < groups_per_layer; ++group) pack(group);
+    for (size_t group = 0; group < groups_.size(); ++group) pack(group);
     return std::move(result_);
   }
 
  private:
   std::vector<std::string> packed_linears(size_t group) const {
     std::vector<std::string> result;
-    for (const auto& name : groups_[group].linears) {
+    for (const auto& name : groups_[group].names()) {
       if (scheme_of_(name)) result.push_back(name);
     }
     return result;
@@ -95,7 +97,7 @@ class LayerJob {
     const auto mean_abs = statistics_[group].mean_abs();
     const int64_t k = groups_[group].width;
     const MatrixView<const float> gram_view(gram.data(), k, k);
-    const auto shared = shared_channels(config_, group, targets_[group]);
+    const auto shared = shared_channels(groups_[group], targets_[group]);
     std::vector<Values> weights;
     std::vector<quantize::AwqLinear> linears;
     weights.reserve(names.size());
@@ -145,7 +147,7 @@ class LayerJob {
     report.scaled_error = report.plain_error;
     if (names.empty() || !scales) return;
     const auto mean_abs = statistics_[group].mean_abs();
-    const auto shared = shared_channels(config_, group, targets_[group]);
+    const auto shared = shared_channels(groups_[group], targets_[group]);
     const auto sizes = magnitudes.mean();
     const auto found = gpu_->search(own, {mean_abs, {}, shared, sizes}, report.plain_error,
                                     rotates(group) ? &rotations_[group] : nullptr);
@@ -335,11 +337,11 @@ class LayerJob {
   const SchemeOf& scheme_of_;
   const quantize::QuantizeOptions& options_;
   const CalibratedOptions& calibrated_;
-  const std::array<LinearGroup, groups_per_layer> groups_;
+  const std::vector<model::InputGroup> groups_;
   const ScaleTargets targets_;
-  std::vector<formats::InputRotation> rotations_;            // of each group's input
-  std::array<std::vector<float>, groups_per_layer> scales_;  // empty: ones
-  std::array<GroupReport, groups_per_layer> reports_;
+  std::vector<formats::InputRotation> rotations_;  // of each group's input
+  std::vector<std::vector<float>> scales_;         // empty: ones
+  std::vector<GroupReport> reports_;
   std::map<std::string, OutputError, std::less<>> outputs_;
   std::map<std::string, std::vector<float>, std::less<>> row_scales_;  // of linears that scales were folded into
   std::optional<LayerCuda> gpu_;  // the groups of the layer on the GPU, by their numbers
@@ -353,9 +355,9 @@ int64_t calibrated_memory(const io::Checkpoint& checkpoint, const model::ModelCo
   // The matrix in fp64 while it is factored, and the factor.
   const int64_t factor = options.feedback ? sizeof(double) + sizeof(float) : 0;
   int64_t largest = 0, packed = 0;
-  for (const auto& group : linear_groups(config, 0)) {
+  for (const auto& group : model::input_groups(config, 0)) {
     int64_t weights = 0;
-    for (const auto& name : group.linears) {
+    for (const auto& name : group.names()) {
       if (scheme_of(name)) weights += element_count(checkpoint.at(name + ".weight").shape);
     }
     largest = std::max(largest, static_cast<int64_t>(sizeof(float)) * (2 * weights + group.width * group.width) +
@@ -367,14 +369,15 @@ int64_t calibrated_memory(const io::Checkpoint& checkpoint, const model::ModelCo
 
 ScaleTargets wanted_targets(const model::ModelConfig& config, int64_t layer, const SchemeOf& scheme_of,
                             const CalibratedOptions& options) {
-  return options.scales ? scale_targets(config, layer, scheme_of, options.input_scales) : ScaleTargets{};
+  if (options.scales) return scale_targets(config, layer, scheme_of, options.input_scales);
+  return ScaleTargets(model::input_groups(config, layer).size());
 }
 
 bool packs_on_gpu(const model::ModelConfig& config, int64_t layer, const SchemeOf& scheme_of,
                   const quantize::QuantizeOptions& options, const CalibratedOptions& calibrated) {
   const bool clips = calibrated.scales && calibrated.clip && !calibrated.feedback && !options.searches();
-  for (const auto& group : linear_groups(config, layer)) {
-    for (const auto& name : group.linears) {
+  for (const auto& group : model::input_groups(config, layer)) {
+    for (const auto& name : group.names()) {
       const auto scheme = scheme_of(name);
       const auto further = calibrated.residual.find(name);
       if (scheme && further != calibrated.residual.end() && !further->second.empty()) return false;

@@ -70,12 +70,12 @@ double multiplications(const CalibratedRequest& request, const io::Checkpoint& c
   const double products =
       3 + (options.scales ? 2 * quantize::awq_alphas : 0) + (options.feedback ? 1 : 0) + (options.norms ? 1 : 0);
   double sum = 0;
-  for (const auto& group : linear_groups(config, 0)) {
+  for (const auto& group : model::input_groups(config, 0)) {
     const auto k = static_cast<double>(group.width);
     sum += tokens * k * k / 2;  // the Gram matrix
     // Its factor, at the speed of a plain fp64 loop rather than of a product.
     if (options.feedback) sum += k * k * k / 6 * factor_slowness;
-    for (const auto& name : group.linears) {
+    for (const auto& name : group.names()) {
       const auto n = static_cast<double>(checkpoint.at(name + ".weight").shape[0]);
       sum += tokens * n * k + (scheme_of(name) ? products * n * k * k : 0);
     }
@@ -150,11 +150,11 @@ std::vector<std::string> linears_with_input_scale(const model::ModelConfig& conf
                                                   const CalibratedOptions& options) {
   std::vector<std::string> result;
   for (int64_t layer = 0; layer < config.layers; ++layer) {
-    const auto groups = linear_groups(config, layer);
+    const auto groups = model::input_groups(config, layer);
     const auto targets = wanted_targets(config, layer, scheme_of, options);
     for (size_t i = 0; i < groups.size(); ++i) {
       if (targets[i].kind != ScaleTarget::Kind::input_scale) continue;
-      for (const auto& name : groups[i].linears) {
+      for (const auto& name : groups[i].names()) {
         if (scheme_of(name)) result.push_back(name);
       }
     }

@@ -122,8 +122,9 @@ Plan make_plan(const PlainModel& source, const QuantizeRequest& request) {
         .hint("check the recipe and --keep");
   }
   for (const auto& tensor : plan.tensors) {
-    if (!request.calibrated || !tensor.scheme || !tensor.name.starts_with("model.layers.")) continue;
-    if (tensor.rotation == run_time_rotation(request.options, model::module_path(tensor.name))) continue;
+    if (!request.calibrated || !tensor.scheme) continue;
+    const auto place = model::find_linear(source.config, model::module_path(tensor.name));
+    if (!place || tensor.rotation == run_time_rotation(request.options, place->group)) continue;
     throw Error(ErrorCode::unsupported, concat(printable(tensor.name), ": ", tensor.scheme_text(),
                                                " cannot be quantized from calibration activations"))
         .detail("the first passes of all layers have one rotation then");

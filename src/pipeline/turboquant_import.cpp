@@ -114,7 +114,10 @@ void find_tensors(const model::ModelConfig& model, Source& source) {
   auto parameters = model::parameters(model);
   const bool has_head = std::ranges::any_of(parameters, [](const auto& p) { return p.name == "lm_head.weight"; });
   if (!has_head && source.packed.contains("lm_head.indices")) {
-    parameters.push_back({"lm_head.weight", {model.vocab_size, model.hidden_size}, true});
+    parameters.push_back({.name = "lm_head.weight",
+                          .shape = {model.vocab_size, model.hidden_size},
+                          .linear = true,
+                          .gguf = "output.weight"});
   }
   for (const auto& parameter : parameters) {
     const std::string module(model::module_path(parameter.name)), stored = stored_name(module);

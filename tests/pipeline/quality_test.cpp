@@ -80,7 +80,8 @@ TEST_F(QuantizeQuality, ComposesWithRotations) {
     // What the report says of the weights is what a reader of the checkpoint finds.
     const auto packed = model::Model::open(wanted.output);
     const auto base = model::Model::open(model());
-    const auto error = model::compare_weights(base.layers()[0].down, packed.layers()[0].down);
+    const auto error = model::compare_weights(base.layers()[0].linear(model::Role::down),
+                                              packed.layers()[0].linear(model::Role::down));
     EXPECT_NEAR(error.sqnr(), report.tensors.back().error.sqnr(), 1e-3);
   }
 }
@@ -92,7 +93,8 @@ TEST_F(QuantizeQuality, RotatesWithoutCalibration) {
   wanted.options.rotation = {64, 0};
   const auto report = quantize_model(wanted);
   const auto packed = model::Model::open(wanted.output);
-  const auto error = model::compare_weights(model::Model::open(model()).layers()[0].gate, packed.layers()[0].gate);
+  const auto error = model::compare_weights(model::Model::open(model()).layers()[0].linear(model::Role::gate),
+                                            packed.layers()[0].linear(model::Role::gate));
   EXPECT_GT(error.sqnr(), 14);
   for (const auto& tensor : report.tensors) EXPECT_GT(tensor.error.sqnr(), 14) << tensor.name;
 }

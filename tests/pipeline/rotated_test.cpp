@@ -40,7 +40,7 @@ class Rotated : public ::testing::Test {
   }
 
   static const formats::PackedLinear& down(const model::Model& model) {
-    return *std::get<Packed>(model.layers()[2].down.matrix);
+    return *std::get<Packed>(model.layers()[2].linear(model::Role::down).matrix);
   }
 
   test::TemporaryFolder folder_;
@@ -124,8 +124,9 @@ TEST_F(Rotated, CalibrationGoesThroughAllPasses) {
   EXPECT_LT(shared, one / 4);
   EXPECT_LT(own, one / 4);
   const auto model = model::Model::open(folder_ / "own"), base = model::Model::open(folder_ / "norms");
-  const auto& two = *std::get<Packed>(model.layers()[0].down.matrix);
-  EXPECT_TRUE(formats::bytes_equal(two.passes[0], std::get<Packed>(base.layers()[0].down.matrix)->passes[0]));
+  const auto& two = *std::get<Packed>(model.layers()[0].linear(model::Role::down).matrix);
+  EXPECT_TRUE(formats::bytes_equal(two.passes[0],
+                                   std::get<Packed>(base.layers()[0].linear(model::Role::down).matrix)->passes[0]));
   EXPECT_EQ(two.rotations[1].rotation(), (formats::Rotation{128, 1042}));
 }
 
@@ -150,7 +151,7 @@ TEST_F(Rotated, RecipesNameSeveralPasses) {
   const auto opened = model::Model::open(wanted.output);
   EXPECT_EQ(down(opened).passes.size(), 2u);
   EXPECT_EQ(down(opened).rotations[1].rotation(), down(opened).rotations[0].rotation());
-  const auto& up = *std::get<Packed>(opened.layers()[2].up.matrix);
+  const auto& up = *std::get<Packed>(opened.layers()[2].linear(model::Role::up).matrix);
   EXPECT_EQ(up.passes.size(), 1u);
   EXPECT_TRUE(up.rotations.empty());
 }
