@@ -151,8 +151,11 @@ int run_to_dialect(const Options& options, pipeline::QuantizeRequest wanted) {
                              pipeline::former_outputs(options.model));
   wanted.output = way.staging() / "packed";
   const auto made = pipeline::quantize_model(wanted);
-  const auto converted = pipeline::convert_model(
-      {wanted.output, output, options.to, false, write_options(options.output), options.output.overwrite});
+  const auto converted = pipeline::convert_model({.input = wanted.output,
+                                                  .output = output,
+                                                  .to = options.to,
+                                                  .write = write_options(options.output),
+                                                  .overwrite = options.output.overwrite});
   io::Json both = {{"quantize", pipeline::to_json(made)}, {"convert", pipeline::to_json(converted)}};
   both["quantize"]["output"] = options.output.output;
   print(options.common, concat(pipeline::to_text(made), "\n", pipeline::to_text(converted)), both);

@@ -185,7 +185,7 @@ QuantizedTensor quantize_tensor(const TensorPlan& tensor, const PlainModel& sour
                                 io::CheckpointWriter& writer) {
   const std::string module(model::module_path(tensor.name));
   auto loaded = std::make_shared<const io::LoadedTensor>(source.checkpoint.load(tensor.name));
-  QuantizedTensor result{tensor.name, tensor.scheme_text(), {}, {}, {}, 0};
+  QuantizedTensor result{.name = tensor.name, .scheme = tensor.scheme_text(), .stats = {}, .error = {}, .output = {}};
   const Stopwatch watch;
   auto quantized = quantize_passes(tensor, loaded->view(), request);
   result.seconds = watch.seconds();
@@ -226,8 +226,12 @@ class CalibratedTensors {
     const auto& passes = linear.linear.passes;
     for (size_t pass = 0; pass < passes.size(); ++pass) write_planes(module, pass, passes[pass], writer);
     if (!linear.input_scale.empty()) writer.write(checkpoint::input_scale_name(module), bytes_of(linear.input_scale));
-    report.tensors.push_back(
-        {tensor.name, tensor.scheme_text(), linear.stats, linear.error, linear.output, linear.seconds});
+    report.tensors.push_back({.name = tensor.name,
+                              .scheme = tensor.scheme_text(),
+                              .stats = linear.stats,
+                              .error = linear.error,
+                              .output = linear.output,
+                              .seconds = linear.seconds});
     return true;
   }
 
@@ -338,12 +342,8 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
   if (calibrated) {
     report.plan.notes.insert(report.plan.notes.end(), calibrated->notes().begin(), calibrated->notes().end());
   }
-  writer.finish();
-  write_companions(source, quantization, output.staging());
-  output.commit();
-  report.file_bytes = writer.file_bytes();
-  report.seconds = watch.seconds();
-  return report;
+  return finished(std::move(report), writer, output, watch,
+                  [&](const auto& to) { write_companions(source, quantization, to); });
 }
 
 }  // namespace w4q::pipeline
