@@ -131,7 +131,9 @@ model::Model quantized(std::string_view scheme, const std::filesystem::path& out
   request.scheme = formats::parse_scheme(scheme);
   if (request.scheme.family == formats::SchemeFamily::integer) request.method = "rtn";
   if (request.scheme.family == formats::SchemeFamily::rotated) request.method = "rotated";
-  request.options.rotation = rotation;
+  if (!rotation.identity()) {
+    request.options.steps.add({.kind = quantize::StepKind::rotate, .block = rotation.block, .seed = rotation.seed});
+  }
   request.lm_head = true;
   pipeline::quantize_model(request);
   return model::Model::open(output);
