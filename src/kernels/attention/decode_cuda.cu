@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "device/alignment.h"
 #include "device/launch.h"
 #include "kernels/attention/decode_parts.cuh"
 #include "kernels/attention/kept.cuh"
@@ -191,9 +192,9 @@ struct Workspace {
     const auto blocks = static_cast<size_t>(shape.kv_heads * plan.head_tiles * plan.splits);
     const auto columns = static_cast<size_t>(tile_heads * kv_padded_dim(shape.head_dim) / 2);
     end = 0;
-    const auto take = [&](size_t bytes) { return std::exchange(end, end + (bytes + 255) / 256 * 256); };
-    packets = take(blocks * columns * sizeof(kbit::Packet));
-    kept = take(shape.type == KvType::fp4r ? blocks * sizeof(kbit::Packet) : 0);
+    const auto take = [&](size_t bytes) { return std::exchange(end, end + device::round_up_256(bytes)); };
+    packets = take(blocks * columns * sizeof(frame::Packet));
+    kept = take(shape.type == KvType::fp4r ? blocks * sizeof(frame::Packet) : 0);
   }
 };
 
@@ -228,8 +229,8 @@ void decode_attention_cuda(const DecodeAttentionArgs& args, cudaStream_t stream)
   task.rotation = args.rotation;
   task.position = args.position;
   task.out = args.out;
-  task.packets = reinterpret_cast<kbit::Packet*>(args.workspace + at.packets);
-  task.kept_packets = reinterpret_cast<kbit::Packet*>(args.workspace + at.kept);
+  task.packets = reinterpret_cast<frame::Packet*>(args.workspace + at.packets);
+  task.kept_packets = reinterpret_cast<frame::Packet*>(args.workspace + at.kept);
   task.keep_mask = args.keep_mask;
   task.kept = args.kept;
   task.mask_words = (args.capacity + 32 * kv_page_tokens - 1) / (32 * kv_page_tokens);

@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(1024) rms_norm_kernel(const NormArgs args) {
   if (args.state != nullptr) {
     const int64_t floats = norm_state_floats(args.cols);
     for (int64_t i = threadIdx.x; i < floats; i += blockDim.x) {
-      args.state[i] = i == 0 ? scale : i == 1 ? kbit::next_scale(scale) : i == 2 ? sum : 0;
+      args.state[i] = i == 0 ? scale : i == 1 ? frame::next_scale(scale) : i == 2 ? sum : 0;
     }
   }
   const auto finish = [&](int64_t at, Chunk chunk, const Chunk& weight) {

@@ -15,7 +15,7 @@
 #include "kernels/frame/launch.cuh"
 #include "kernels/frame/mailbox.cuh"
 
-namespace w4q::kernels::kbit {
+namespace w4q::kernels::frame {
 
 /// How a block is cut for `groups` groups of eight activation rows: `row_groups` × `splits` tiles, a warp to each.
 template <int groups>
@@ -111,8 +111,8 @@ struct Accumulator {
 
 /// One row tile of codes × one block of inputs: values from the table, times the scale of rows g and of rows g + 8,
 /// each twice in a register.
-template <class Type, int bits, int groups, class View>
-__device__ __forceinline__ void multiply_row_tile(const WeightTile<bits>& codes, int row_tile, int block,
+template <class Type, int groups, class Codes, class View>
+__device__ __forceinline__ void multiply_row_tile(const Codes& codes, int row_tile, int block,
                                                   const uint32_t (&scale)[2], const uint4 (&x)[groups],
                                                   const View& table, Accumulator<groups>& sums) {
 #pragma unroll
@@ -329,4 +329,4 @@ void launch_gemm_kernel(const typename Weights::Args& args, int blocks, cudaStre
   with_groups.template operator()<8>();
 }
 
-}  // namespace w4q::kernels::kbit
+}  // namespace w4q::kernels::frame

@@ -11,7 +11,7 @@
 
 #include "kernels/frame/fix_up.cuh"
 
-namespace w4q::kernels::kbit {
+namespace w4q::kernels::frame {
 
 /// The table of a GEMV that looks nothing up: `stage_bytes` for what the block keeps there instead, until the tails
 /// (`tail_bytes`) take its place.
@@ -127,4 +127,4 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   combine<Type, fused, rows, warps>(args, outline, slots);
 }
 
-}  // namespace w4q::kernels::kbit
+}  // namespace w4q::kernels::frame

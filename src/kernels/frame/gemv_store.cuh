@@ -8,7 +8,7 @@
 #include "kernels/common/silu.cuh"
 #include "kernels/frame/launch.cuh"
 
-namespace w4q::kernels::kbit {
+namespace w4q::kernels::frame {
 
 /// The scale of the x that a stream of this 1 / rms is followed by: a power of two. A sixteenth leaves room for a
 /// stream that grows a thousandfold beyond its largest value at once, and costs 2^-21 of the rms at the lower end of
@@ -135,4 +135,4 @@ struct GroupStore<Type, false> {
   __device__ GroupStore(const Launch&, int) {}
 };
 
-}  // namespace w4q::kernels::kbit
+}  // namespace w4q::kernels::frame

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace w4q::kernels::kbit {
+namespace w4q::kernels::frame {
 
 /// One word; zero while empty. Words are empty between launches: whoever receives one empties it.
 using Packet = unsigned long long;
@@ -41,4 +41,4 @@ __device__ __forceinline__ void receive(Packet* from, int stride, float (&sums)[
   }
 }
 
-}  // namespace w4q::kernels::kbit
+}  // namespace w4q::kernels::frame

@@ -245,7 +245,7 @@ struct OutputWriter {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const bool inside = first + i < args.n;
-      scales[i] = inside && args.output_scales != nullptr ? kbit::output_scale(args, static_cast<int>(first + i)) : 1;
+      scales[i] = inside && args.output_scales != nullptr ? frame::output_scale(args, static_cast<int>(first + i)) : 1;
       bias[i] = inside && args.bias != nullptr ? __ldg(args.bias + first + i) : 0;
     }
   }
@@ -361,8 +361,8 @@ __global__ void __launch_bounds__(threads, 1) gemm_kernel(const GemmLaunch args)
 
 template <class K>
 void launch_kind(const GemmLaunch& args, cudaStream_t stream, std::string_view shape) {
-  kbit::launch_kernel<gemm_kernel<K>, K::shared_bytes>(args, args.row_tiles * args.output_tiles * args.splits, threads,
-                                                       stream, "int8_gemm", shape);
+  frame::launch_kernel<gemm_kernel<K>, K::shared_bytes>(args, args.row_tiles * args.output_tiles * args.splits, threads,
+                                                        stream, "int8_gemm", shape);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 
 namespace w4q::kernels::integer {
 
-using kbit::Launch;
+using frame::Launch;
 
 /// MarlinLaunch::group_shift of a weight whose inputs are all in one group: its scales multiply the outputs.
 constexpr int one_group = 31;

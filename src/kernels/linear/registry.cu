@@ -18,7 +18,7 @@ void check_args(const LinearArgs& args) {
   require(args.activation == DType::f16 || args.activation == DType::bf16, "activations are neither f16 nor bf16",
           "convert them");
   require(!args.fp32 || (aligned(args.y, 4) && aligned(args.residual, 4)), "a misaligned pointer", "f32 to 4 bytes");
-  require(w.n >= 1 && w.k >= 1 && w.n <= most_rows && w.k <= most_rows && kbit::Map(w.n, w.k).tiles() <= most_tiles,
+  require(w.n >= 1 && w.k >= 1 && w.n <= most_rows && w.k <= most_rows && frame::Map(w.n, w.k).tiles() <= most_tiles,
           concat("weight of ", w.n, " × ", w.k), "1 to 2^30 each, together at most 2^42");
   require(args.ldx >= w.k && args.ldy >= (args.fusion.gated ? w.n / 2 : w.n),
           concat("row strides ", args.ldx, " and ", args.ldy, " are shorter than the rows"),
@@ -71,10 +71,10 @@ int blocks_for(int64_t tiles) {
   return static_cast<int>(std::clamp<int64_t>(tiles / 4, 1, most));
 }
 
-kbit::Launch prepare(const LinearArgs& args) {
+frame::Launch prepare(const LinearArgs& args) {
   const auto& w = args.weight;
-  const kbit::Map map(w.n, w.k);
-  kbit::Launch launch{};
+  const frame::Map map(w.n, w.k);
+  frame::Launch launch{};
   launch.m = static_cast<int>(args.m);
   launch.n = w.n;
   launch.k = w.k;
@@ -91,7 +91,7 @@ kbit::Launch prepare(const LinearArgs& args) {
   launch.residual = args.residual;
   launch.y = args.y;
   launch.fp32 = args.fp32;
-  launch.packets = static_cast<kbit::Packet*>(args.workspace);
+  launch.packets = static_cast<frame::Packet*>(args.workspace);
   launch.aligned = aligned(args.x, 16) && args.ldx % 8 == 0;
   launch.overlap = args.weights_ready;
   launch.result_factor = 1;
@@ -119,13 +119,13 @@ int64_t most_gemm_rows(const LinearDesc& desc) {
   return device::have_cublas() ? 128 : most_rows - 1;
 }
 size_t gemv_workspace(const LinearDesc& desc) {
-  return static_cast<size_t>(blocks_for(kbit::Map(desc.n, desc.k).tiles()) * kbit::gemv_packets()) *
-         sizeof(kbit::Packet);
+  return static_cast<size_t>(blocks_for(frame::Map(desc.n, desc.k).tiles()) * frame::gemv_packets()) *
+         sizeof(frame::Packet);
 }
 size_t gemm_workspace(const LinearDesc& desc) {
-  return static_cast<size_t>(blocks_for(kbit::Map(desc.n, desc.k).tiles()) *
-                             kbit::gemm_packets(std::min(desc.m, packed_linear_max_rows))) *
-         sizeof(kbit::Packet);
+  return static_cast<size_t>(blocks_for(frame::Map(desc.n, desc.k).tiles()) *
+                             frame::gemm_packets(std::min(desc.m, packed_linear_max_rows))) *
+         sizeof(frame::Packet);
 }
 
 LinearDesc describe(const LinearArgs& args) {

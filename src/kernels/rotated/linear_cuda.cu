@@ -2,14 +2,18 @@
 #include <cmath>
 #include <vector>
 
+#include "device/alignment.h"
 #include "device/cublas.h"
 #include "kernels/common/overlap_launch.cuh"
+#include "kernels/kbit/launch.cuh"
+#include "kernels/linear/dequantize_gemm.h"
+#include "kernels/rotated/dequantize_sum.h"
 #include "kernels/rotated/input.cuh"
 #include "kernels/rotated/rotate_input.h"
 #include "kernels/rotated/ways.h"
-#include "kernels/rotated/wide.h"
-#include "kernels/wgmma/linear.h"
+#include "kernels/rotated/wgmma.h"
 #include "kernels/wgmma/plan.h"
+#include "repack/layout_rotated_fragment.h"
 
 namespace w4q::kernels {
 namespace {
@@ -21,8 +25,6 @@ using rotated::Source;
 using rotated::Way;
 using Passes = std::span<const RotatedDevicePass>;
 
-size_t padded(int64_t bytes) { return (static_cast<size_t>(bytes) + 255) / 256 * 256; }
-
 void refuse_unless(bool holds, std::string_view what) {
   if (!holds) throw Error(ErrorCode::bad_argument, concat("rotated_linear: ", what));
 }
@@ -31,13 +33,13 @@ void refuse_unless(bool holds, std::string_view what) {
 struct Parts {
   size_t words, wide, input, scales;
   Parts(int64_t m, int64_t n, int64_t k)
-      : input(padded(padded_rows(m) * padded_inputs(k) * 2)),
-        scales(padded(kbit::Map(n, k).tiles() * kbit::Map::tile_scales * 2)) {
+      : input(device::round_up_256(static_cast<size_t>(padded_rows(m) * padded_inputs(k)) * 2)),
+        scales(device::round_up_256(static_cast<size_t>(frame::Map(n, k).tiles() * frame::Map::tile_scales) * 2)) {
     const int64_t rows = m < rotated::least_warpgroup_rows ? m : std::max(m, most_gemv_rows + 1);
     const DividedWorkspace product = divided_workspace({{}, "kbit-fragment", rows, n, k});
-    words = padded(static_cast<int64_t>(product.words)) + spare_words_bytes;
-    wide = padded(static_cast<int64_t>(product.scratch));
-    if (m >= rotated::least_wide_rows) wide = std::max(wide, padded(static_cast<int64_t>(rotated::wide_bytes(n, k))));
+    words = device::round_up_256(product.words) + spare_words_bytes;
+    wide = device::round_up_256(product.scratch);
+    if (m >= rotated::least_wide_rows) wide = std::max(wide, device::round_up_256(panel_memory_bytes(n, k)));
   }
   static int64_t padded_inputs(int64_t k) { return (k + 63) / 64 * 64; }
   static int64_t padded_rows(int64_t m) {
@@ -105,7 +107,7 @@ class Linear {
       case Way::gemv:
         return run_gemv(passes, add);
       case Way::wide:
-        return run_wide(passes, add);
+        return run_dequantize_gemm(passes, add);
       case Way::kbit:
         return run_product(passes.front(), add);
       default:
@@ -159,7 +161,7 @@ class Linear {
   RotatedLaunch launch_of(Passes passes, const LinearArgs& args) const {
     const RotatedDevicePass& first = passes.front();
     RotatedLaunch launch{};
-    static_cast<kbit::Launch&>(launch) = prepare(args);
+    static_cast<frame::Launch&>(launch) = prepare(args);
     launch.pass_tiles = launch.col_groups;
     launch.col_groups *= static_cast<int>(passes.size());
     launch.tiles *= static_cast<int>(passes.size());
@@ -181,7 +183,7 @@ class Linear {
   /// used.
   void make_input(RotatedLaunch& launch, Passes passes, int64_t block, size_t words) {
     if (block > 1) at_hand_ = nullptr;
-    auto* const arrivals = static_cast<std::byte*>(args_.words) + padded(static_cast<int64_t>(words));
+    auto* const barrier = static_cast<std::byte*>(args_.words) + device::round_up_256(words);
     launch.inputs = {static_cast<const __half*>(launch.x),
                      launch.ldx,
                      launch.m,
@@ -190,7 +192,7 @@ class Linear {
                      rotate_alike(passes) ? 1 : 2,
                      static_cast<int>(block),
                      {passes.front().signs, passes.back().signs},
-                     reinterpret_cast<uint32_t*>(arrivals)};
+                     reinterpret_cast<uint32_t*>(barrier)};
     if (block > 1) launch.result_factor *= rotated::FragmentRotation::scale(static_cast<int>(block));
     read_scratch(launch, passes);
   }
@@ -211,7 +213,7 @@ class Linear {
     }
     const int second_bits = passes.size() > 1 ? passes.back().bits : 0;
     const auto launch_it = takes_fused_kernel(args) ? rotated::launch_fused_gemv : rotated::launch_gemv;
-    launch_it(launch, first.bits, second_bits, blocks_for(kbit::Map(n_, k_).tiles()), stream_, shape_of(first));
+    launch_it(launch, first.bits, second_bits, blocks_for(frame::Map(n_, k_).tiles()), stream_, shape_of(first));
   }
 
   /// The factors of weights that are scaled in registers, such that those of all passes stay inside f16.
@@ -239,9 +241,9 @@ class Linear {
       if (way == Way::warpgroup) {
         make_input(launch, passes, inside ? first.block : 1, wgmma::exchange_bytes(device::multiprocessors()));
         std::byte* const arranged = inside ? input_ : input_ + parts_.input;
-        return wgmma::launch_rotated(launch, first.bits, arranged, stream_, shape_of(first));
+        return rotated::launch_wgmma(launch, first.bits, arranged, stream_, shape_of(first));
       }
-      const int blocks = kbit::gemm_blocks(launch, blocks_for(kbit::Map(n_, k_).tiles()));
+      const int blocks = frame::gemm_blocks(launch, blocks_for(frame::Map(n_, k_).tiles()));
       if (inside) make_input(launch, passes, first.block, gemm_workspace(describe(part)));
       rotated::launch_gemm(launch, first.bits, blocks, stream_, shape_of(first));
     });
@@ -255,23 +257,14 @@ class Linear {
     return product(input_, Parts::padded_inputs(k_), add);
   }
 
-  void run_wide(Passes passes, bool add) {
+  void run_dequantize_gemm(Passes passes, bool add) {
     const RotatedDevicePass &first = passes.front(), &second = passes.back();
-    const LinearArgs all = rotated_product(first, add);
-    rotated::run_wide({args_.m,
-                       n_,
-                       k_,
-                       all.x,
-                       all.ldx,
-                       {rotated::source_of(first, first), rotated::source_of(first, second)},
-                       {first.bits, second.bits},
-                       all.bias,
-                       all.y,
-                       all.ldy,
-                       all.fp32,
-                       all.residual != nullptr,
-                       args_.scratch},
-                      stream_);
+    const rotated::TwoPasses both{
+        {rotated::source_of(first, first), rotated::source_of(first, second)}, {first.bits, second.bits}, k_};
+    const auto decode = [&](int64_t at, int64_t count, const DeviceRows& out) {
+      rotated::dequantize_sum(both, at, count, out, stream_);
+    };
+    dequantize_gemm(rotated_product(first, add), args_.scratch, decode, stream_);
   }
 
   void run_product(const RotatedDevicePass& pass, bool add) {
@@ -316,11 +309,11 @@ __global__ void spread_norms_kernel(const uint4* norms, uint4* scales, int64_t c
   const int64_t row_group = tile / col_groups;
   const int column = static_cast<int>(tile - row_group * col_groups);
   const int group = min((64 * column + 32 * static_cast<int>(i % 2)) >> group_shift, groups - 1);
-  scales[i] = norms[(row_group * groups + group) * 8 + i % 16 / 2];
+  scales[i] = norms[repack::norm_eight(row_group, group, groups, static_cast<int>(i % 16 / 2))];
 }
 
 void Linear::spread_norms(const RotatedDevicePass& pass) {
-  const kbit::Map map(n_, k_);
+  const frame::Map map(n_, k_);
   const Source source = rotated::source_of(pass, pass);
   const int64_t count = map.tiles() * 16;
   const LaunchShape shape{dim3(static_cast<unsigned>((count + 255) / 256)), 256, 0, false};

@@ -6,7 +6,6 @@
 #include "core/float_formats.h"
 #include "formats/kbit.h"
 #include "formats/rotated.h"
-#include "repack/layout_registry.h"
 
 namespace w4q::kernels {
 
@@ -59,17 +58,6 @@ std::vector<uint32_t> rotation_signs(const formats::InputRotation& rotation) {
     words[i / 32] |= (factors[i] < 0 ? 1u : 0u) << (15 - i % 32 / 2 + 16 * (i % 2));
   }
   return words;
-}
-
-std::vector<uint32_t> rotated_fragment_codes(const formats::PackedWeight& canonical) {
-  const formats::Scheme scheme{formats::SchemeFamily::kbit, canonical.scheme.bits, formats::kbit_block,
-                               formats::ScaleType::e4m4};
-  formats::PackedWeight kbit = formats::allocate_planes(scheme, formats::canonical_layout, canonical.n, canonical.k,
-                                                        formats::kbit_planes(scheme, canonical.n, canonical.k));
-  kbit.plane(PlaneRole::codes).bytes = canonical.plane(PlaneRole::codes).bytes.clone();
-  const auto packed = repack::layout_row("kbit-fragment").pack(kbit);
-  const auto words = packed.plane(PlaneRole::codes).bytes.as<uint32_t>();
-  return {words.begin(), words.end()};
 }
 
 }  // namespace w4q::kernels

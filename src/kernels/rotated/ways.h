@@ -17,8 +17,8 @@ namespace w4q::kernels::rotated {
 
 inline int64_t groups_of(const RotatedDevicePass& pass) { return (pass.k + pass.group - 1) / pass.group; }
 
-/// From so many rows on two passes that share a rotation are decoded into one weight for cuBLAS (wide.h), later
-/// where warpgroup products are to be had.
+/// From so many rows on two passes that share a rotation are decoded into one weight for cuBLAS (dequantize_sum.h),
+/// later where warpgroup products are to be had.
 constexpr int64_t least_wide_rows = 128, least_wide_rows_beside_warpgroups = 257;
 /// From so many rows on warpgroup products are faster than the GEMV.
 constexpr int64_t least_warpgroup_rows = 9;

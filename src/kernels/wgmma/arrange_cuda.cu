@@ -2,9 +2,10 @@
 
 #include <algorithm>
 
+#include "device/alignment.h"
 #include "device/fragment.cuh"
 #include "kernels/common/overlap_launch.cuh"
-#include "kernels/kbit/tile.cuh"
+#include "kernels/frame/tile.cuh"
 
 namespace w4q::kernels::wgmma {
 namespace {
@@ -39,7 +40,7 @@ __device__ uint4 load_eight(const Task& task, int row, int column) {
     return make_uint4(words[0], words[1], words[2], words[3]);
   }
   if (task.aligned && column + 8 <= task.k) return *reinterpret_cast<const uint4*>(from + column);
-  return kbit::load_ragged(from + column, task.k - column);
+  return frame::load_ragged(from + column, task.k - column);
 }
 
 /// A warp takes `warp_rows` rows of a tile, four at a time: lane 8·r + c the piece c of row r.
@@ -105,7 +106,7 @@ void arrange(const Activations& x, InputOrder order, int rows, void* arranged, b
   task.rows = rows;
   task.k_tiles = static_cast<int>((x.k + 63) / 64);
   task.warps = static_cast<int>((x.m + rows - 1) / rows * rows / warp_rows * task.k_tiles);
-  task.aligned = reinterpret_cast<uintptr_t>(x.x) % 16 == 0 && x.ldx % 8 == 0;
+  task.aligned = device::aligned(x.x, 16) && x.ldx % 8 == 0;
   const dim3 grid(static_cast<unsigned>((task.warps + threads / 32 - 1) / (threads / 32)));
   const LaunchShape shape{grid, threads, 0, overlap};
   if (order == InputOrder::plain) {

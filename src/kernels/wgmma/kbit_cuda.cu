@@ -1,4 +1,4 @@
-#include "kernels/frame/launch.cuh"
+#include "kernels/kbit/launch.cuh"
 #include "kernels/wgmma/decode_kbit.cuh"
 #include "kernels/wgmma/fragment_codes.h"
 #include "kernels/wgmma/launch.cuh"
@@ -19,7 +19,7 @@ size_t workspace_bytes(int64_t m, int64_t k) {
 namespace {
 
 template <class Weights>
-KbitSource source_of(const kbit::Launch& launch, const formats::Scheme& scheme) {
+KbitSource source_of(const frame::Launch& launch, const formats::Scheme& scheme) {
   constexpr int groups = Weights::row_groups;
   KbitSource source{};
   source.e4m4 = scheme.scale == formats::ScaleType::e4m4;
@@ -36,7 +36,7 @@ KbitSource source_of(const kbit::Launch& launch, const formats::Scheme& scheme) 
 
 }  // namespace
 
-void launch_kbit(const kbit::Launch& launch, const formats::Scheme& scheme, DType activation, void* arranged,
+void launch_kbit(const frame::Launch& launch, const formats::Scheme& scheme, DType activation, void* arranged,
                  cudaStream_t stream, std::string_view shape) {
   const Layer layer = layer_of(launch);
   kbit::with_bits(scheme.bits, activation, [&]<int bits, class Type>() {

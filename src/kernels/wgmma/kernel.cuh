@@ -5,12 +5,12 @@
 // decodes its sixteen outputs of a tile to registers of A while the products of the registers before run, so that
 // decoding costs no time of the tensor cores. Which blocks do what is the host's plan (plan.h).
 //
-// Weights that make inputs (decode_rotated.cuh) have the blocks of a launch rotate and arrange x together before
+// Weights that make inputs (rotated/wgmma_decode.cuh) have the blocks of a launch rotate and arrange x together before
 // they begin (rotated/share.cuh).
 #pragma once
 
 #include "device/fragment.cuh"
-#include "kernels/rotated/share.cuh"
+#include "kernels/frame/grid_barrier.cuh"
 #include "kernels/wgmma/instruction.cuh"
 #include "kernels/wgmma/pipeline.cuh"
 #include "kernels/wgmma/results.cuh"
@@ -184,13 +184,13 @@ __device__ __forceinline__ void make_share(const Task<Weights>& task, int warp) 
                                       blocks * (consumers / 32));
   order_before_copies();
   meet<consumers>();
-  if (threadIdx.x == 0) rotated::announce_inputs(task.weights.inputs.arrivals);
+  if (threadIdx.x == 0) frame::arrive(task.weights.inputs.barrier);
 }
 /// Until all blocks' shares may be copied; all lanes of a warp.
 template <class Weights, int rows>
 __device__ __forceinline__ void await_made_inputs(const Task<Weights>& task, bool leader) {
   device::wait_for_previous_launch();
-  if (__any_sync(0xFFFFFFFFu, leader && !rotated::await_inputs(task.weights.inputs.arrivals)) != 0) {
+  if (__any_sync(0xFFFFFFFFu, leader && !frame::wait_for_arrivals(task.weights.inputs.barrier)) != 0) {
     Weights::template make_inputs<rows>(task.weights, 0, 1);
     order_before_copies();
     __syncwarp();
@@ -229,8 +229,8 @@ __device__ __forceinline__ void fetch_jobs(const Task<Weights>& task, char* memo
     await_made_inputs<Weights, rows>(task, leader);
     activations.run(leader);
     if (leader) {
-      uint32_t* const arrivals = task.weights.inputs.arrivals;
-      rotated::empty_if_last(arrivals, rotated::leave_inputs(arrivals));
+      uint32_t* const barrier = task.weights.inputs.barrier;
+      frame::empty_if_last(barrier, frame::leave(barrier));
     }
   } else {
     if (leader && task.x == nullptr) prefetch_map(&task.x_map);

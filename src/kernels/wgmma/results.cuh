@@ -9,6 +9,7 @@
 #include "kernels/common/store_value.cuh"
 #include "kernels/wgmma/pipeline.cuh"
 #include "kernels/wgmma/task.cuh"
+#include "repack/layout_marlin.h"
 
 namespace w4q::kernels::wgmma {
 
@@ -52,9 +53,7 @@ struct Results {
     if (at >= task.n) return make_float2(0, 0);
     float scale = task.result_factor;
     if (task.output_scales != nullptr) {
-      const int c = at % 32;
-      const auto bits =
-          static_cast<const unsigned short*>(task.output_scales)[at - c + 8 * (c % 8 / 2) + 2 * (c / 8) + c % 2];
+      const auto bits = static_cast<const unsigned short*>(task.output_scales)[repack::MarlinMap::single_order(at)];
       scale *= task.bf16_output_scales ? __uint_as_float(static_cast<uint32_t>(bits) << 16)
                                        : __half2float(__ushort_as_half(bits));
     }

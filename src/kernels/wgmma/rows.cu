@@ -4,6 +4,7 @@
 #include "device/cublas.h"
 #include "device/launch.h"
 #include "kernels/integer/launch.cuh"
+#include "kernels/kbit/launch.cuh"
 #include "kernels/linear/rows.h"
 #include "kernels/wgmma/linear.h"
 #include "kernels/wgmma/plan.h"
@@ -64,7 +65,7 @@ size_t workspace(const LinearDesc& desc) { return words_bytes() + wgmma::workspa
 void* arranged(const LinearArgs& args) { return static_cast<std::byte*>(args.workspace) + words_bytes(); }
 
 void run_kbit(const LinearArgs& args, cudaStream_t stream) {
-  kbit::Launch launch = prepare(args);
+  frame::Launch launch = prepare(args);
   set_weight_factors(args, launch);
   wgmma::launch_kbit(launch, args.weight.scheme, args.activation, arranged(args), stream, shape_of(args));
 }

@@ -1,6 +1,6 @@
 // A warp decodes a tile of 64 outputs × 64 inputs at a time. A lane has pairs of inputs of its rows; through shared
 // memory they become 16 bytes of a row each. Reads 512 bytes a step, writes 128 bytes a row.
-#include "kernels/dequantize/marlin.h"
+#include "kernels/integer/dequantize_marlin.h"
 
 #include "core/text.h"
 #include "device/check.h"
@@ -38,7 +38,7 @@ __device__ void decode_tile(const DecodeArgs& args, int row_group, int column, u
     Group<bits, with_zeros> group;
     reader.load(group, row_group, min(2 * column + block, last_block));
 #pragma unroll
-    for (int r = 0; r < kbit::Map::row_tiles; ++r) {
+    for (int r = 0; r < frame::Map::row_tiles; ++r) {
       float scale[2] = {group.scale_pair(r, w.bf16_scales).x, group.scale_pair(r, w.bf16_scales).y};
       if (w.group_shift == one_group) {
         for (int half = 0; half < 2; ++half) scale[half] = output_scale(w, 64 * row_group + 16 * r + 8 * half + g);

@@ -5,7 +5,7 @@
 #include "kernels/rotated/share.cuh"
 #include "kernels/wgmma/decode_kbit.cuh"
 
-namespace w4q::kernels::wgmma {
+namespace w4q::kernels::rotated {
 
 /// One pass as a launch knows it.
 struct RotatedPassSource {
@@ -20,8 +20,8 @@ struct RotatedSource {
   int count;           ///< of passes
   int pass_tiles;      ///< tiles along k of one pass
   float table_factor;  ///< the tables hold the levels times this
-  rotated::SharedInputs inputs;
-  char* arranged;  ///< where they go: [tile of rows][rotation][tile along k] as arrange.h has a tile
+  SharedInputs inputs;
+  char* arranged;  ///< where they go: [tile of rows][rotation][tile along k] as wgmma/arrange.h has a tile
 };
 
 template <int bits>
@@ -29,7 +29,7 @@ struct RotatedWeights {
   using Type = device::HalfType;
   using Source = RotatedSource;
   static constexpr bool makes_inputs = true;
-  static constexpr int row_groups = job_outputs / 64;
+  static constexpr int row_groups = wgmma::job_outputs / 64;
   using Map = repack::KbitFragmentMap;
   static constexpr int table_kilobytes = 64;
   using Table = kbit::PairTable<bits, table_kilobytes>;
@@ -64,9 +64,10 @@ struct RotatedWeights {
     const bool second = has_second && tile >= source.pass_tiles;
     const RotatedPassSource& pass = source.passes[second ? 1 : 0];
     const int at = tile - (second ? source.pass_tiles : 0);
-    copy_box(stage + index * row_groups * code_bytes, &pass.codes, make_int4(0, 0, at, strip * row_groups), barrier);
-    copy_box(stage + tiles * row_groups * code_bytes + index * row_groups * 2 * norm_bytes, &pass.norms,
-             make_int3(0, 64 * at >> pass.group_shift, strip * row_groups), barrier);
+    wgmma::copy_box(stage + index * row_groups * code_bytes, &pass.codes, make_int4(0, 0, at, strip * row_groups),
+                    barrier);
+    wgmma::copy_box(stage + tiles * row_groups * code_bytes + index * row_groups * 2 * norm_bytes, &pass.norms,
+                    make_int3(0, 64 * at >> pass.group_shift, strip * row_groups), barrier);
   }
 
   /// A lane's codes and norms of one row tile of one tile.
@@ -97,7 +98,7 @@ struct RotatedWeights {
 
     /// Tile `tile` of the stage at `offset`, which is tile `of_weight` of the weight.
     __device__ __forceinline__ void load(int offset, int tile, int of_weight, Words& words) const {
-      load_row_tile(codes + offset + tile * row_groups * code_bytes, row_tile, words.codes);
+      wgmma::load_row_tile(codes + offset + tile * row_groups * code_bytes, row_tile, words.codes);
       const char* const from = norms + offset + tile * row_groups * 2 * norm_bytes;
       words.norms[0] = *reinterpret_cast<const uint32_t*>(from);
       words.norms[1] = *reinterpret_cast<const uint32_t*>(from + second_block);
@@ -134,4 +135,4 @@ struct RotatedWeights {
   }
 };
 
-}  // namespace w4q::kernels::wgmma
+}  // namespace w4q::kernels::rotated
