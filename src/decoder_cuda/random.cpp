@@ -211,7 +211,7 @@ CudaModel CudaModel::random(const model::ModelConfig& config, std::span<const fo
     layer.qkv = maker.linear(prefix + "self_attn.qkv", query_width + 2 * key_width, hidden);
     layer.o = maker.linear(prefix + "self_attn.o_proj", hidden, query_width);
     layer.gate_up = maker.linear(prefix + "mlp.gate_up", 2 * inner, hidden);
-    layer.gate_up.gated_turns = inner % 32 == 0 && (is_rotated(passes) || fuses(layer.gate_up));
+    layer.gate_up.gate_up_turns = inner % 32 == 0 && (is_rotated(passes) || fuses(layer.gate_up));
     layer.down = maker.linear(prefix + "mlp.down_proj", hidden, inner);
     model.layers_.push_back(std::move(layer));
   }

@@ -358,7 +358,7 @@ TEST_F(CudaDecoders, NormsInsideProductsGiveTheSameLogits) {
     const model::Model model = quantized(scheme, folder / "q");
     const CudaModel on_gpu = CudaModel::upload(model);
     for (const auto& layer : on_gpu.layers()) {
-      EXPECT_TRUE(layer.gate_up.gated_turns);
+      EXPECT_TRUE(layer.gate_up.gate_up_turns);
       for (const auto* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) EXPECT_TRUE(fuses(*linear));
     }
     const auto fused = decode_on_gpu(on_gpu, ids, {1});

@@ -1,4 +1,4 @@
-// One warp's way through its run of tiles in a GEMV: spans of tiles of one row group, a ring of tiles in flight, and
+// One warp's way through its run of tiles in a GEMV: spans of tiles of one N-tile, a ring of tiles in flight, and
 // activations.
 #pragma once
 
@@ -6,30 +6,30 @@
 
 namespace w4q::kernels::frame {
 
-/// Up to `most` consecutive tiles of one row group.
+/// Up to `most` consecutive tiles of one N-tile.
 template <int most>
 struct Span {
   int tile, group, column, count;
 
   __device__ Span(const Launch& args, int first, int end)
-      : tile(first), group(first / args.col_groups), column(first - group * args.col_groups) {
+      : tile(first), group(first / args.k_tiles), column(first - group * args.k_tiles) {
     limit(args, end);
   }
   __device__ Span next(const Launch& args, int end) const {
     Span after = *this;
     after.tile += count;
     after.column += count;
-    if (after.column == args.col_groups) {
+    if (after.column == args.k_tiles) {
       after.column = 0;
       ++after.group;
     }
     after.limit(args, end);
     return after;
   }
-  __device__ bool ends_group(const Launch& args) const { return column + count == args.col_groups; }
+  __device__ bool ends_group(const Launch& args) const { return column + count == args.k_tiles; }
 
  private:
-  __device__ void limit(const Launch& args, int end) { count = min(most, min(end - tile, args.col_groups - column)); }
+  __device__ void limit(const Launch& args, int end) { count = min(most, min(end - tile, args.k_tiles - column)); }
 };
 
 /// use(j) for the tiles of the span at hand, each followed by load(j) for the span behind it. Whole spans have a way
@@ -67,9 +67,9 @@ struct ActivationReader {
     }
   }
 
-  /// The lane's eight of block `block` of the tile in column `column_group`; zeros beyond k.
-  __device__ uint4 load(int column_group, int block, int group = 0) const {
-    const int column = column_group * static_cast<int>(Map::tile_cols) + 32 * block + 8 * (threadIdx.x % 4);
+  /// The lane's eight of block `block` of the tile in column `k_tile`; zeros beyond k.
+  __device__ uint4 load(int k_tile, int block, int group = 0) const {
+    const int column = k_tile * static_cast<int>(Map::tile_cols) + 32 * block + 8 * (threadIdx.x % 4);
     if (aligned && column + 8 <= k) return __ldg(reinterpret_cast<const uint4*>(row[group] + column));
     return load_ragged(row[group] + column, k - column);
   }

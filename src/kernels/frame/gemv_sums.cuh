@@ -72,7 +72,7 @@ struct Totals {
     }
   }
 
-  /// Calls use(output, activation row, sum) for what the lane has to give of a finished row group.
+  /// Calls use(output, activation row, sum) for what the lane has to give of a finished N-tile.
   template <class Use>
   __device__ void for_each(const Use& use) const {
     const int g = threadIdx.x % 32 / 4;
@@ -93,7 +93,7 @@ struct Totals {
       }
     }
   }
-  /// One row: outputs `lane` and `lane` + 32 of a finished row group. Lane 4g + t has outputs 16t + g and 16t + 8 + g.
+  /// One row: outputs `lane` and `lane` + 32 of a finished N-tile. Lane 4g + t has outputs 16t + g and 16t + 8 + g.
   __device__ float2 pair() const {
     const float mine[2] = {sum_of_row_tile(0), sum_of_row_tile(1)};
     const int lane = threadIdx.x % 32;

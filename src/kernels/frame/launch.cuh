@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "device/check.h"
-#include "kernels/common/overlap_launch.cuh"
+#include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/silu.cuh"
 #include "kernels/common/store_value.cuh"
 #include "kernels/frame/linear_fusion.h"
@@ -18,8 +18,8 @@ namespace w4q::kernels::frame {
 struct Launch {
   int m;
   int64_t n, k, ldx, ldy;
-  int row_groups;  ///< tiles along n
-  int col_groups;  ///< tiles along k
+  int n_tiles;  ///< tiles along n
+  int k_tiles;  ///< tiles along k
   int tiles;
   const void* x;
   const uint32_t* codes;
@@ -30,15 +30,15 @@ struct Launch {
   const void* output_scales;  ///< one scale per output, in Marlin's order of a single group; null: none
   bool bf16_output_scales;
   void* y;
-  bool fp32;            ///< y and the residual are f32, else of the activations' type
-  Packet* packets;      ///< sums of row groups that blocks share: 64 outputs × rows per block, empty between launches
-  float table_factor;   ///< the codebook times this is what the table holds
-  float result_factor;  ///< takes all factors out of the sums again
-  bool aligned;         ///< rows of x may be read 16 bytes at a time
-  bool overlap;         ///< begin while the launch before is still running, as far as the weights go
+  bool fp32;               ///< y and the residual are f32, else of the activations' type
+  MailboxWord* mailboxes;  ///< sums of N-tiles that blocks share: 64 outputs × rows per block, empty between launches
+  float table_factor;      ///< the codebook times this is what the table holds
+  float result_factor;     ///< takes all factors out of the sums again
+  bool aligned;            ///< rows of x may be read 16 bytes at a time
+  bool overlap;            ///< begin while the launch before is still running, as far as the weights go
   LinearFusion fusion;
-  const char* next;  ///< NextWeights; null: nothing to fetch
-  int64_t next_bytes;
+  const char* prefetch;  ///< L2Prefetch; null: nothing to fetch
+  int64_t prefetch_bytes;
 };
 
 /// The scale of an output where all inputs are one group (layout_marlin.h).
@@ -71,14 +71,14 @@ template <int warps>
 __device__ __forceinline__ void begin_inputs(const Launch&) {}
 template <int warps>
 __device__ __forceinline__ uint32_t finish_inputs(const Launch&) {
-  device::wait_for_previous_launch();
+  device::wait_grid_dependency();
   return 0;
 }
 __device__ __forceinline__ void close_inputs(const Launch&, uint32_t) {}
 
 /// Words of workspace that a block sends its sums in.
-inline int gemv_packets() { return 64 * 16; }
-int gemm_packets(int64_t m);
+inline int gemv_mailbox_words() { return 64 * 16; }
+int gemm_mailbox_words(int64_t m);
 /// Blocks to launch for these sizes, at most `most`.
 int gemm_blocks(const Launch& args, int most);
 

@@ -9,12 +9,12 @@ namespace w4q::kernels::frame {
 
 using Map = repack::KbitFragmentMap;
 
-/// Contiguous runs that differ by at most one: part i of `total` things dealt to `parts`.
-struct Deal {
+/// A stream-K partition: `total` tiles in contiguous runs, one for each of `parts`, that differ by at most one tile.
+struct Partition {
   int quotient, remainder;
-  __device__ Deal(int total, int parts) : quotient(total / parts), remainder(total % parts) {}
+  __device__ Partition(int total, int parts) : quotient(total / parts), remainder(total % parts) {}
   __device__ int begin(int part) const { return part * quotient + min(part, remainder); }
-  /// The part that holds thing `at`.
+  /// The part that holds tile `at`.
   __device__ int holder(int at) const {
     const int longer = remainder * (quotient + 1);
     return at < longer ? at / (quotient + 1) : remainder + (at - longer) / quotient;

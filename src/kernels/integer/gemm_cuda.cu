@@ -46,9 +46,9 @@ struct MarlinWeights {
     WeightReader<bits> codes;
     TileGroups<bits, with_zeros> groups;
     __device__ explicit Reader(const Args& args) : codes(args), groups(args) {}
-    __device__ void load(Tile& tile, int row_group, int column) const {
-      codes.load(tile.codes, row_group, column);
-      groups.load(tile.groups, row_group, column);
+    __device__ void load(Tile& tile, int n_tile, int column) const {
+      codes.load(tile.codes, n_tile, column);
+      groups.load(tile.groups, n_tile, column);
     }
   };
 

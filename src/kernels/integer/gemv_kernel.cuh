@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(Gemv::warps * 32, Gemv::rows == 1 && !Gemv::fu
 }
 
 template <class Gemv>
-constexpr int shared_bytes = Gemv::Table::total_bytes + frame::Slots<Gemv::rows, Gemv::warps>::extra_bytes;
+constexpr int shared_bytes = Gemv::Table::total_bytes + frame::PartialSums<Gemv::rows, Gemv::warps>::extra_bytes;
 
 template <int bits, class Type, bool with_zeros, int rows, bool large = false, bool fused = false>
 void launch_rows(const MarlinLaunch& args, int blocks, cudaStream_t stream, std::string_view shape) {

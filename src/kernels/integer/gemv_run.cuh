@@ -74,7 +74,7 @@ struct RowTotals {
       }
     }
   }
-  /// Calls use(output, activation row, sum) for what the lane has to give of a finished row group.
+  /// Calls use(output, activation row, sum) for what the lane has to give of a finished N-tile.
   template <class Use>
   __device__ void for_each(const Use& use) const {
     const int g = threadIdx.x % 32 / 4;
@@ -91,7 +91,7 @@ struct RowTotals {
       }
     }
   }
-  /// One row: outputs `lane` and `lane` + 32 of a finished row group. Lane 4g has outputs g, g + 8, g + 16, …
+  /// One row: outputs `lane` and `lane` + 32 of a finished N-tile. Lane 4g has outputs g, g + 8, g + 16, …
   __device__ float2 pair() const {
     const int lane = threadIdx.x % 32;
     float2 pair{};

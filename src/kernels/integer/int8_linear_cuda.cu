@@ -130,7 +130,7 @@ constexpr KernelRow rows[] = {
      .accepts = accepts,
      .workspace = workspace,
      .run = run,
-     .keeps_words = false},
+     .keeps_semaphores = false},
 };
 
 }  // namespace

@@ -150,7 +150,7 @@ struct InterleavedTotals {
       for (int i = 0; i < 4; ++i) use(32 * (i / 2) + lane / 4 * 4 + lane % 2 * 2 + i % 2, row, sums[o][i / 2][i % 2]);
     }
   }
-  /// One row: outputs `lane` and `lane` + 32 of a finished row group.
+  /// One row: outputs `lane` and `lane` + 32 of a finished N-tile.
   __device__ float2 pair() const {
     const int lane = threadIdx.x % 32;
     const auto fetch = [&](const float(&of_half)[2]) {
@@ -326,7 +326,7 @@ __global__ void __launch_bounds__(Gemv::warps * 32, 1) interleaved_gemv_kernel(c
 template <class Type, bool with_zeros, int rows, bool fused = false>
 void launch_rows(const InterleavedLaunch& args, int blocks, cudaStream_t stream, std::string_view shape) {
   using Gemv = InterleavedGemv<Type, rows, with_zeros, fused>;
-  constexpr int shared_bytes = Gemv::Table::total_bytes + frame::Slots<rows, Gemv::warps>::extra_bytes;
+  constexpr int shared_bytes = Gemv::Table::total_bytes + frame::PartialSums<rows, Gemv::warps>::extra_bytes;
   frame::launch_kernel<interleaved_gemv_kernel<Gemv>, shared_bytes>(args, blocks, Gemv::warps * 32, stream,
                                                                     "interleaved_gemv", shape);
 }

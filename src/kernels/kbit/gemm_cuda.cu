@@ -29,10 +29,10 @@ struct KbitWeights {
   };
   struct Reader {
     WeightReader<bits, Scales> tiles;
-    int col_groups;
-    __device__ explicit Reader(const Launch& args) : tiles(args.codes, args.scales), col_groups(args.col_groups) {}
-    __device__ void load(Tile& tile, int row_group, int column) const {
-      const int64_t index = static_cast<int64_t>(row_group) * col_groups + column;
+    int k_tiles;
+    __device__ explicit Reader(const Launch& args) : tiles(args.codes, args.scales), k_tiles(args.k_tiles) {}
+    __device__ void load(Tile& tile, int n_tile, int column) const {
+      const int64_t index = static_cast<int64_t>(n_tile) * k_tiles + column;
       tiles.load(tile.codes, index);
       tiles.load(tile.scales, index);
     }

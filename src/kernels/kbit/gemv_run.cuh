@@ -103,13 +103,13 @@ struct Run {
   }
 
  private:
-  using Slots = Slot<bits, Scales, rows>;
+  using RingSlot = Slot<bits, Scales, rows>;
 
-  __device__ void load_weights(Slots& slot, const At& at, int j) {
+  __device__ void load_weights(RingSlot& slot, const At& at, int j) {
     weights.load(slot.codes, at.tile + j);
     if (rows > 1) weights.load(slot.scales, at.tile + j);
   }
-  __device__ void load_activations(Slots& slot, const At& at, int j) {
+  __device__ void load_activations(RingSlot& slot, const At& at, int j) {
     if constexpr (rows < 8) {
       slot.x[0][0] = activations.load(at.column + j, Columns<rows>::block());
     } else {
@@ -131,7 +131,7 @@ struct Run {
   }
 
   /// One row: the tile's two blocks go to columns of their own.
-  __device__ static void multiply_tile(const Slots& slot, int j, const uint4& x, const Table& table,
+  __device__ static void multiply_tile(const RingSlot& slot, int j, const uint4& x, const Table& table,
                                        Products<1>& products) {
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
@@ -140,7 +140,7 @@ struct Run {
       multiply_block<bits, Type>(slot.codes, block, b, table, products);
     }
   }
-  __device__ static void multiply_rows(const Slots& slot, const Table& table, frame::Totals<rows>& totals) {
+  __device__ static void multiply_rows(const RingSlot& slot, const Table& table, frame::Totals<rows>& totals) {
     Products<Columns<rows>::groups> products;
     products.clear();
 #pragma unroll

@@ -1,4 +1,4 @@
-// Many activation rows: the weight is decoded to 16 bits a panel of outputs at a time and multiplied by cuBLAS. Needs
+// dequantize + cuBLAS, for many activation rows: the weight is decoded to 16 bits a panel of outputs at a time. Needs
 // device::have_cublas().
 #pragma once
 

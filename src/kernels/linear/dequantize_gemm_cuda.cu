@@ -12,14 +12,14 @@ namespace w4q::kernels {
 namespace {
 
 /// Workspace that must stay zero, for the kernels of fewer rows.
-size_t words_bytes(int64_t n, int64_t k) {
+size_t semaphore_bytes(int64_t n, int64_t k) {
   return device::round_up_256(kbit_linear_workspace(packed_linear_max_rows, n, k));
 }
 
 /// Elements from row to row of a panel: rows begin on 16 bytes.
 int64_t panel_stride(int64_t k) { return (k + 7) / 8 * 8; }
 
-/// Outputs of a panel, whole row groups: decoded weights of 32 MB are still in the L2 cache when they are multiplied.
+/// Outputs of a panel, whole N-tiles: decoded weights of 32 MB are still in the L2 cache when they are multiplied.
 int64_t panel_outputs(int64_t n, int64_t k) {
   constexpr int64_t group = repack::KbitFragmentMap::tile_rows;
   const int64_t fitting = (int64_t{32} << 20) / 2 / panel_stride(k) / group * group;
@@ -73,11 +73,11 @@ void dequantize_gemm(const LinearArgs& args, void* memory, const DecodePanel& de
 }
 
 size_t dequantize_gemm_workspace(const LinearDesc& desc) {
-  return words_bytes(desc.n, desc.k) + panel_memory_bytes(desc.n, desc.k);
+  return semaphore_bytes(desc.n, desc.k) + panel_memory_bytes(desc.n, desc.k);
 }
 
 void dequantize_gemm(const LinearArgs& args, const DecodePanel& decode, cudaStream_t stream) {
-  std::byte* const memory = static_cast<std::byte*>(args.workspace) + words_bytes(args.weight.n, args.weight.k);
+  std::byte* const memory = static_cast<std::byte*>(args.workspace) + semaphore_bytes(args.weight.n, args.weight.k);
   dequantize_gemm(args, memory, decode, stream);
 }
 

@@ -65,8 +65,8 @@ bool accepts_rows(const LinearDesc& desc, std::string_view layout, int64_t least
 /// Loading that takes a while: it is not asked for as long as one launch takes all rows.
 int64_t most_gemm_rows(const LinearDesc& desc);
 
-/// Behind the words that a launch's sums take, more that are empty between launches.
-constexpr size_t spare_words_bytes = 256;
+/// Behind the mailboxes of a launch's sums, semaphores that are zero between launches.
+constexpr size_t spare_semaphore_bytes = 256;
 size_t gemv_workspace(const LinearDesc& desc);
 /// Of kernels that take up to packed_linear_max_rows rows in a launch.
 size_t gemm_workspace(const LinearDesc& desc);

@@ -11,9 +11,9 @@ using dequantizing::FragmentMap;
 
 struct DecodeArgs {
   Source sources[2];
-  int64_t first_group;  ///< row groups from here on
+  int64_t first_group;  ///< N-tiles from here on
   int64_t tiles;
-  int col_groups;
+  int k_tiles;
   dequantizing::OutputRows out;
 };
 
@@ -80,9 +80,9 @@ __global__ void __launch_bounds__(dequantizing::block_threads, dequantizing::res
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t index = int64_t{blockIdx.x} * dequantizing::block_warps + threadIdx.x / 32;
   const bool inside = index < a.tiles;
-  const int64_t group = a.first_group + index / a.col_groups;
-  const int column = static_cast<int>(index % a.col_groups);
-  const int64_t tile = group * a.col_groups + column;
+  const int64_t group = a.first_group + index / a.k_tiles;
+  const int column = static_cast<int>(index % a.k_tiles);
+  const int64_t tile = group * a.k_tiles + column;
   PassTile<first_bits> first;
   PassTile<second_bits> second;
   if (inside) {
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(dequantizing::block_threads, dequantizing::res
   if constexpr (!Tables::same) fill.template operator()<second_bits>(second_table, a.sources[1].levels);
   __syncthreads();
   if (!inside) return;
-  const int64_t row = index / a.col_groups * FragmentMap::tile_rows + lane / 4;
+  const int64_t row = index / a.k_tiles * FragmentMap::tile_rows + lane / 4;
   const int64_t from = int64_t{column} * FragmentMap::tile_cols + 8 * (lane % 4);
   auto* to = static_cast<__half*>(a.out.data) + row * a.out.stride + from;
   const float factor = Tables::same ? a.sources[1].factor : 1;

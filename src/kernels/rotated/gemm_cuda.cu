@@ -36,13 +36,13 @@ struct RotatedWeights {
   struct Reader {
     const RotatedLaunch& args;
     __device__ explicit Reader(const RotatedLaunch& launch) : args(launch) {}
-    __device__ void load(Tile& tile, int row_group, int column) const {
+    __device__ void load(Tile& tile, int n_tile, int column) const {
       const bool second = column >= args.pass_tiles;
       const Source& source = args.sources[second ? 1 : 0];
       if (second) column -= args.pass_tiles;
-      const int64_t index = int64_t{row_group} * args.pass_tiles + column;
+      const int64_t index = int64_t{n_tile} * args.pass_tiles + column;
       tile.codes.load(source.codes + threadIdx.x % 32, index);
-      const uint4* const norms = source.norms + int64_t{row_group} * source.groups * 8 + threadIdx.x % 32 / 4;
+      const uint4* const norms = source.norms + int64_t{n_tile} * source.groups * 8 + threadIdx.x % 32 / 4;
 #pragma unroll
       for (int block = 0; block < 2; ++block) {
         // Inputs beyond k are zeros: any norm will do.

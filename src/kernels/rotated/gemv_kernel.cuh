@@ -18,7 +18,7 @@ struct RotatedGemv {
   using Totals = frame::Totals<rows>;
   using Table = Tables<Bits>;
   using Run = rotated::Run<Bits, rows, tiles>;
-  static constexpr int shared_bytes = Table::total_bytes + frame::Slots<rows, warps>::extra_bytes;
+  static constexpr int shared_bytes = Table::total_bytes + frame::PartialSums<rows, warps>::extra_bytes;
 };
 
 template <class Gemv>

@@ -65,7 +65,7 @@ struct Tables {
   }
 };
 
-/// Up to `most` consecutive tiles of one row group and pass. A launch's columns are those of its passes side by side.
+/// Up to `most` consecutive tiles of one N-tile and pass. A launch's columns are those of its passes side by side.
 template <int most, bool single>
 struct Span : frame::Span<most> {
   __device__ Span(const RotatedLaunch& args, int first, int past) : frame::Span<most>(args, first, past) {

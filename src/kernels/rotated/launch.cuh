@@ -41,7 +41,7 @@ __device__ __forceinline__ void begin_inputs(const RotatedLaunch& args) {
 template <int warps>
 __device__ __forceinline__ uint32_t finish_inputs(const RotatedLaunch& args) {
   if (args.inputs.barrier != nullptr) return row_share(args).finish<warps>();
-  device::wait_for_previous_launch();
+  device::wait_grid_dependency();
   return 0;
 }
 __device__ __forceinline__ void close_inputs(const RotatedLaunch& args, uint32_t token) {

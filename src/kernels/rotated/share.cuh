@@ -63,7 +63,7 @@ struct RowShare {
 
   template <int warps>
   __device__ __forceinline__ void begin() const {
-    device::wait_for_previous_launch();
+    device::wait_grid_dependency();
     make(static_cast<int>(blockIdx.x + gridDim.x * (threadIdx.x / 32)), static_cast<int>(gridDim.x) * warps);
     __syncthreads();
     if (threadIdx.x == 0) frame::arrive(inputs.barrier);

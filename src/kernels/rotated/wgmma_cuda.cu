@@ -10,16 +10,16 @@ namespace {
 
 template <class Weights>
 RotatedPassSource source_of(const RotatedLaunch& launch, const Source& pass) {
-  constexpr int groups = Weights::row_groups;
+  constexpr int groups = Weights::n_tiles;
   constexpr int norm_bytes = Weights::norm_bytes;
   RotatedPassSource source{};
   source.levels = pass.levels;
   source.group_shift = pass.group_shift;
-  source.codes = wgmma::map_fragment_codes<Weights>(pass.codes, launch.pass_tiles, launch.row_groups);
+  source.codes = wgmma::map_fragment_codes<Weights>(pass.codes, launch.pass_tiles, launch.n_tiles);
   source.norms = wgmma::map_boxes(pass.norms, CU_TENSOR_MAP_DATA_TYPE_UINT32,
                                   {{norm_bytes / 4, 0, norm_bytes / 4},
                                    {pass.groups, norm_bytes, pass.group_shift == 5 ? 2 : 1},
-                                   {launch.row_groups, int64_t{pass.groups} * norm_bytes, groups}});
+                                   {launch.n_tiles, int64_t{pass.groups} * norm_bytes, groups}});
   return source;
 }
 

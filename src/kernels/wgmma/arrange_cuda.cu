@@ -4,7 +4,7 @@
 
 #include "device/alignment.h"
 #include "device/fragment.cuh"
-#include "kernels/common/overlap_launch.cuh"
+#include "kernels/common/dependent_launch.cuh"
 #include "kernels/frame/tile.cuh"
 
 namespace w4q::kernels::wgmma {
@@ -60,14 +60,14 @@ __device__ uint4 reorder(const uint4& v, char* four_rows, int row, int from, int
 template <InputOrder input_order>
 __global__ void __launch_bounds__(threads) arrange_kernel(const Task task) {
   __shared__ uint4 buffer[threads / 32][warp_rows / 4][4 * padded_row / 16];
-  device::allow_next_launch();
+  device::trigger_dependent_launch();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int index = static_cast<int>(blockIdx.x) * (threads / 32) + warp;
   const int k_tile = index % task.k_tiles;
   const int first_row = index / task.k_tiles * warp_rows;
   const int row_of_four = static_cast<int>(threadIdx.x) % 32 / 8;
   const int piece = static_cast<int>(threadIdx.x) % 8;
-  device::wait_for_previous_launch();
+  device::wait_grid_dependency();
   if (index >= task.warps) return;
   uint4 v[warp_rows / 4];
 #pragma unroll

@@ -178,18 +178,18 @@ struct Multiplier {
 /// This block's share of the activations, by the warps that multiply.
 template <class Weights, int rows>
 __device__ __forceinline__ void make_share(const Task<Weights>& task, int warp) {
-  device::wait_for_previous_launch();
+  device::wait_grid_dependency();
   const auto blocks = static_cast<int>(gridDim.x);
   Weights::template make_inputs<rows>(task.weights, static_cast<int>(blockIdx.x) + blocks * warp,
                                       blocks * (consumers / 32));
   order_before_copies();
-  meet<consumers>();
+  named_barrier<consumers>();
   if (threadIdx.x == 0) frame::arrive(task.weights.inputs.barrier);
 }
 /// Until all blocks' shares may be copied; all lanes of a warp.
 template <class Weights, int rows>
 __device__ __forceinline__ void await_made_inputs(const Task<Weights>& task, bool leader) {
-  device::wait_for_previous_launch();
+  device::wait_grid_dependency();
   if (__any_sync(0xFFFFFFFFu, leader && !frame::wait_for_arrivals(task.weights.inputs.barrier)) != 0) {
     Weights::template make_inputs<rows>(task.weights, 0, 1);
     order_before_copies();
@@ -234,7 +234,7 @@ __device__ __forceinline__ void fetch_jobs(const Task<Weights>& task, char* memo
     }
   } else {
     if (leader && task.x == nullptr) prefetch_map(&task.x_map);
-    device::wait_for_previous_launch();
+    device::wait_grid_dependency();
     activations.run(leader);
   }
 }
@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(threads, 1)
   extern __shared__ __align__(1024) char memory[];
   const uint32_t shared = shared_address(memory);
   const int warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32, 0);
-  device::allow_next_launch();
+  device::trigger_dependent_launch();
   if (warp >= consumers / 32) {
     give_registers<fetcher_registers>();
     fetch_jobs<Weights, rows>(task, memory, sharers, warp);

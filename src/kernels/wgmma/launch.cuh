@@ -28,10 +28,10 @@ struct Layer {
   float result_factor;
   bool overlap;
   const int32_t* input_order = nullptr;
-  SumPair* exchange = nullptr;
+  MailboxPair* exchange = nullptr;
   const void* output_scales = nullptr;
   bool bf16_output_scales = false;
-  bool gated = false;
+  bool swiglu = false;
 };
 
 inline Layer layer_of(const frame::Launch& launch) {
@@ -48,10 +48,10 @@ inline Layer layer_of(const frame::Launch& launch) {
   layer.fp32 = launch.fp32;
   layer.result_factor = launch.result_factor;
   layer.overlap = launch.overlap;
-  layer.exchange = launch.packets;
+  layer.exchange = launch.mailboxes;
   layer.output_scales = launch.output_scales;
   layer.bf16_output_scales = launch.bf16_output_scales;
-  layer.gated = launch.fusion.gated;
+  layer.swiglu = launch.fusion.swiglu;
   return layer;
 }
 
@@ -87,7 +87,7 @@ void launch_rows(const typename Weights::Source& weights, InputOrder order, cons
   task.bias = layer.bias;
   task.residual = layer.residual;
   task.fp32 = layer.fp32;
-  task.gated = layer.gated;
+  task.swiglu = layer.swiglu;
   task.output_scales = layer.output_scales;
   task.bf16_output_scales = layer.bf16_output_scales;
   task.y = layer.y;
