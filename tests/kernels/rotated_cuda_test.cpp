@@ -11,7 +11,6 @@
 #include "device/cublas.h"
 #include "device/graph.h"
 #include "device/properties.h"
-#include "formats/kbit.h"
 #include "formats/rotated.h"
 #include "formats/rotation.h"
 #include "kernels/common/table_stretch.h"
@@ -85,18 +84,6 @@ TEST_F(RotatedGpu, RotationsAreThoseOfTheCpuBitForBit) {
   }
 }
 
-/// Codes as the kernels read them.
-std::vector<uint32_t> fragment_codes(const formats::PackedWeight& canonical) {
-  const formats::Scheme scheme{formats::SchemeFamily::kbit, canonical.scheme.bits, formats::kbit_block,
-                               formats::ScaleType::e4m4};
-  formats::PackedWeight kbit = formats::allocate_planes(scheme, formats::canonical_layout, canonical.n, canonical.k,
-                                                        formats::kbit_planes(scheme, canonical.n, canonical.k));
-  kbit.plane(PlaneRole::codes).bytes = canonical.plane(PlaneRole::codes).bytes.clone();
-  const auto packed = repack::layout_row("kbit-fragment").pack(kbit);
-  const auto words = packed.plane(PlaneRole::codes).bytes.as<uint32_t>();
-  return {words.begin(), words.end()};
-}
-
 /// A linear on the GPU: its passes and their factors.
 struct DeviceLinear {
   std::vector<device::DeviceBuffer> buffers;
@@ -116,7 +103,9 @@ struct DeviceLinear {
       RotatedDevicePass pass;
       pass.bits = canonical.scheme.bits;
       pass.n = canonical.n, pass.k = canonical.k;
-      pass.codes = reinterpret_cast<uint32_t*>(keep(bytes_of(fragment_codes(canonical))));
+      const bool is_kbit = canonical.scheme.family == formats::SchemeFamily::kbit;
+      const auto packed = repack::layout_row(is_kbit ? "kbit-fragment" : "rotated-fragment").pack(canonical);
+      pass.codes = reinterpret_cast<uint32_t*>(keep(packed.plane(formats::PlaneRole::codes).bytes.bytes()));
       pass.norms = reinterpret_cast<uint16_t*>(keep(bytes_of(planes.norms)));
       pass.group = formats::rotated_group(canonical.scheme, canonical.k);
       pass.levels = reinterpret_cast<float*>(keep(bytes_of(planes.levels)));

@@ -4,8 +4,8 @@
 #include <string_view>
 
 #include "core/dtype.h"
+#include "core/with_bits.h"
 #include "formats/scheme.h"
-#include "kernels/common/code_width.h"
 #include "kernels/frame/launch.cuh"
 #include "kernels/kbit/tile.cuh"
 
@@ -39,7 +39,7 @@ void launch_reference(const Launch& args, const formats::Scheme& scheme, DType a
 /// Calls body.operator()<bits, Type>() for a width of kbit codes and a type of activations.
 template <class Body>
 void with_bits(int bits, DType activation, const Body& body) {
-  with_width(bits, [&]<int width>() {
+  with_table_bits(bits, [&]<int width>() {
     if (activation == DType::f16) return body.template operator()<width, device::HalfType>();
     body.template operator()<width, device::Bf16Type>();
   });

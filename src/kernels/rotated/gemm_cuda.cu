@@ -1,6 +1,6 @@
 // Linear layer of rotated weights for 17 to 64 activation rows, in the frame of gemm_block.cuh: as kbit's, with norms
 // of groups for scales, tiles of two passes side by side along k, and activations that the blocks rotate together.
-#include "kernels/common/code_width.h"
+#include "core/with_bits.h"
 #include "kernels/frame/gemm_block.cuh"
 #include "kernels/kbit/tile.cuh"
 #include "kernels/rotated/launch.cuh"
@@ -74,7 +74,7 @@ struct RotatedWeights {
 }  // namespace
 
 void launch_gemm(const RotatedLaunch& args, int bits, int blocks, cudaStream_t stream, std::string_view shape) {
-  with_width(bits, [&]<int width>() {
+  with_table_bits(bits, [&]<int width>() {
     frame::launch_gemm_kernel<RotatedWeights<width>>(args, blocks, stream, "rotated_gemm", shape);
   });
 }

@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "core/float_formats.h"
-#include "formats/kbit.h"
 #include "formats/rotated.h"
+#include "formats/table/table_format.h"
 
 namespace w4q::kernels {
 
@@ -16,7 +16,7 @@ RotatedPlanes rotated_planes(const formats::PackedWeight& canonical) {
   const formats::Plane& stored = canonical.plane(PlaneRole::scales);
   float largest = 0x1p-14f;
   for (int64_t i = 0; i < canonical.n * groups; ++i) {
-    largest = std::max(largest, formats::rotated_norm_at(stored, static_cast<size_t>(i)));
+    largest = std::max(largest, formats::load_scale(stored, static_cast<size_t>(i)));
   }
   // f32 norms move into the range of f16 by a power of two, which the levels carry.
   const bool moves = canonical.scheme.scale == formats::ScaleType::f32;
@@ -25,26 +25,21 @@ RotatedPlanes rotated_planes(const formats::PackedWeight& canonical) {
   planes.norms.resize(static_cast<size_t>(norm_count(canonical.n, groups)));
   for (int64_t row = 0; row < canonical.n; ++row) {
     for (int64_t group = 0; group < groups; ++group) {
-      const float norm = formats::rotated_norm_at(stored, static_cast<size_t>(row * groups + group));
+      const float norm = formats::load_scale(stored, static_cast<size_t>(row * groups + group));
       planes.norms[static_cast<size_t>(norm_place(row, group, groups))] = f16_from_f32(std::ldexp(norm, exponent));
     }
   }
   planes.norm_max = std::ldexp(largest, exponent);
-  planes.levels.resize(size_t{1} << canonical.scheme.bits);
-  const auto table = canonical.plane(PlaneRole::codebook).bytes.as<float>();
-  if (canonical.scheme.family == formats::SchemeFamily::kbit) {
-    std::ranges::copy(table, planes.levels.begin());
-  } else {
-    formats::rotated_levels(table, formats::rotated_group(canonical.scheme, canonical.k), planes.levels);
-  }
+  planes.levels =
+      formats::table_levels(formats::scheme_row(canonical.scheme.family).table(canonical.scheme), canonical);
   for (float& level : planes.levels) level = std::ldexp(level, -exponent);
-  planes.level_max = formats::kbit_table_max(planes.levels);
+  planes.level_max = formats::table_max(planes.levels);
   return planes;
 }
 
 float level_ratio(std::span<const float> a, std::span<const float> b) noexcept {
   if (a.size() != b.size()) return 0;
-  const float ratio = formats::kbit_table_max(b) / formats::kbit_table_max(a);
+  const float ratio = formats::table_max(b) / formats::table_max(a);
   const bool alike = std::ranges::equal(a, b, [ratio](float first, float second) {
     return std::abs(first * ratio - second) <= 0x1p-22f * std::abs(second);
   });

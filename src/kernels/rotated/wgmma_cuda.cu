@@ -1,4 +1,4 @@
-#include "kernels/common/code_width.h"
+#include "core/with_bits.h"
 #include "kernels/rotated/launch.cuh"
 #include "kernels/rotated/wgmma.h"
 #include "kernels/rotated/wgmma_decode.cuh"
@@ -41,7 +41,7 @@ void launch_bits(const RotatedLaunch& launch, void* arranged, cudaStream_t strea
 }  // namespace
 
 void launch_wgmma(const RotatedLaunch& launch, int bits, void* arranged, cudaStream_t stream, std::string_view shape) {
-  with_width(bits, [&]<int width>() { launch_bits<width>(launch, arranged, stream, shape); });
+  with_table_bits(bits, [&]<int width>() { launch_bits<width>(launch, arranged, stream, shape); });
 }
 
 }  // namespace w4q::kernels::rotated
