@@ -92,7 +92,7 @@ class Layer {
     args.input_rotated = way.rotated;
     args.passes = {each, static_cast<size_t>(way.passes)};
     args.y = y_.data(), args.ldy = shape_.n;
-    args.words = workspace_.data(), args.words_bytes = workspace_.size();
+    args.semaphores = workspace_.data(), args.semaphore_bytes = workspace_.size();
     args.scratch = scratch_.data(), args.scratch_bytes = scratch_.size();
     args.weights_ready = true;
     kernels::rotated_linear(args, stream);

@@ -58,7 +58,7 @@ class Maker {
       for (const auto& entry : group.linears) n += entry.n;
       CudaLinear& made = block.groups.emplace_back(linear(group.names(), n, group.width));
       const bool gated = plan.kind == model::BlockKind::gated_mlp && group.linears.size() == 2;
-      made.gated_turns = gated && n % 64 == 0 && (is_rotated(passes_) || fuses(made));
+      made.gate_up_turns = gated && n % 64 == 0 && (is_rotated(passes_) || fuses(made));
     }
     return block;
   }

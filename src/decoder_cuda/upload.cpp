@@ -216,8 +216,8 @@ CudaLinear upload_gated(const LinearWeight& gate, const LinearWeight& up, const 
   if (!takes_turns) return upload_linears(layers, stream, offload);
   CudaLinear linear;
   linear.k = gate.k;
-  linear.gated_turns = true;
-  Builder(linear, offload, stream).add(layers, kernels::gated_turn);
+  linear.gate_up_turns = true;
+  Builder(linear, offload, stream).add(layers, kernels::gate_up_turn);
   return linear;
 }
 

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "core/with_bits.h"
+#include "device/alignment.h"
 #include "device/check.h"
 #include "device/launch.h"
 #include "formats/codebook.h"
@@ -57,8 +58,6 @@ void launch(const cuda::EncodeArguments& arguments, cudaStream_t stream) {
   kernel<<<grid, cuda::encode_threads, 0, stream>>>(arguments);
 }
 
-bool aligned(const void* pointer, int64_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
-
 void check_matrix(const DeviceMatrix& weight, const DevicePlanes& planes, DType dtype, ScaleType scale) {
   formats::check_dimensions(weight.n, weight.k, "quantize on the GPU");
   const auto refuse = [](std::string_view what) {
@@ -67,8 +66,8 @@ void check_matrix(const DeviceMatrix& weight, const DevicePlanes& planes, DType 
   if (weight.dtype != dtype) refuse("the matrix has another type than the encoder");
   if (weight.stride < weight.k) refuse("the row stride is less than a row");
   if (weight.data == nullptr || planes.codes == nullptr || planes.scales == nullptr) refuse("a null pointer");
-  if (!aligned(weight.data, dtype_bits(dtype) / 8) || !aligned(planes.codes, 4) ||
-      !aligned(planes.scales, scale == ScaleType::e4m4 ? 1 : 2)) {
+  if (!device::aligned(weight.data, dtype_bits(dtype) / 8) || !device::aligned(planes.codes, 4) ||
+      !device::aligned(planes.scales, scale == ScaleType::e4m4 ? 1 : 2)) {
     refuse("a pointer is not aligned to its elements");
   }
 }
@@ -124,8 +123,8 @@ void KbitCudaEncoder::encode(const DeviceMatrix& weight, const DevicePlanes& pla
   arguments.stride = weight.stride;
   arguments.row_blocks = formats::kbit_blocks(weight.k);
   arguments.blocks = weight.n * arguments.row_blocks;
-  arguments.flat =
-      weight.k % formats::kbit_block == 0 && (weight.stride == weight.k || weight.n == 1) && aligned(weight.data, 16);
+  arguments.flat = weight.k % formats::kbit_block == 0 && (weight.stride == weight.k || weight.n == 1) &&
+                   device::aligned(weight.data, 16);
   arguments.table = thresholds_.as<uint32_t>();
   arguments.codes = planes.codes;
   arguments.scales = planes.scales;

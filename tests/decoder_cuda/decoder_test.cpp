@@ -357,7 +357,7 @@ TEST_F(CudaDecoders, NormsInsideProductsGiveTheSameLogits) {
     const test::TemporaryFolder folder;
     const model::Model model = quantized(scheme, folder / "q");
     const CudaModel on_gpu = CudaModel::upload(model);
-    for (const auto& layer : on_gpu.layers()) EXPECT_TRUE(layer.blocks[1].groups[0].gated_turns);
+    for (const auto& layer : on_gpu.layers()) EXPECT_TRUE(layer.blocks[1].groups[0].gate_up_turns);
     for (const auto* linear : linears_of(on_gpu.layers())) EXPECT_TRUE(fuses(*linear));
     const auto fused = decode_on_gpu(on_gpu, ids, {1});
     const auto apart = decode_on_gpu(on_gpu, ids, {1}, {.fuse = false});

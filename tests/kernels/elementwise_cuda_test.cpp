@@ -70,8 +70,8 @@ TEST_F(ElementwiseCuda, SiluAndEmbedding) {
       both.values = rounded(both.values);
       const auto in = on_device(halves(both.values), stream);
       for (const bool turns : {false, true}) {
-        if (turns && inner % gated_turn != 0) continue;
-        const int64_t turn = turns ? gated_turn : inner;
+        if (turns && inner % gate_up_turn != 0) continue;
+        const int64_t turn = turns ? gate_up_turn : inner;
         for (int64_t i = 0; i < rows * inner; ++i) {
           const int64_t row = i / inner, column = i % inner;
           const float* const from = both.row(row) + column / turn * 2 * turn + column % turn;

@@ -104,7 +104,7 @@ class FusedChain {
       args.fusion.next_norm = next_norm_.as<float>();
       args.fusion.last_norm = last.as<float>();
     } else {
-      args.fusion.gated = form.gated;
+      args.fusion.swiglu = form.gated;
       args.fusion.input_norm = next_norm_.as<float>();
     }
     kernels::packed_linear(args, stream_.get());
@@ -144,7 +144,7 @@ class FusedChain {
     if (!gated) return z;
     std::vector<double> products(z.size() / 2);
     for (size_t i = 0; i < products.size(); ++i) {
-      constexpr size_t turn = kernels::gated_turn;
+      constexpr size_t turn = kernels::gate_up_turn;
       const size_t at = i / turn * 2 * turn + i % turn;
       products[i] = z[at] / (1 + std::exp(-z[at])) * z[at + turn];
     }

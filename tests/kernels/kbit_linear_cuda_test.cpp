@@ -297,7 +297,7 @@ TEST_F(KbitLinearCuda, RefusesToFuseWhatItCannot) {
   args.ldx = 64, args.ldy = 96;
   args.weight = weight.on_device();
   args.workspace_bytes = memory.size();
-  args.fusion.gated = true;
+  args.fusion.swiglu = true;
   test::expect_error(ErrorCode::bad_argument, {"a gated product"}, [&] { packed_linear(args, stream.get()); });
   args.fusion = {.input_norm = memory.as<float>()};
   args.m = 2;
@@ -305,7 +305,7 @@ TEST_F(KbitLinearCuda, RefusesToFuseWhatItCannot) {
                      [&] { packed_linear(args, stream.get()); });
   args.m = 17;  // silu alone
   args.residual = memory.data();
-  args.fusion = {.gated = true};
+  args.fusion = {.swiglu = true};
   test::expect_error(ErrorCode::bad_argument, {"a gated product"}, [&] { packed_linear(args, stream.get()); });
   args.m = 16;
   args.residual = nullptr;

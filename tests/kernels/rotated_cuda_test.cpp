@@ -170,7 +170,7 @@ double relative_error(const Case& c, int64_t m, bool add) {
   const RotatedWorkspace sizes = rotated_linear_workspace(m, n, k);
   const std::vector<float> ones(static_cast<size_t>(m * n), 1.0f);
   auto y = device::DeviceBuffer::copy_of(bytes_of(ones), stream);
-  device::DeviceBuffer words(sizes.words), scratch(sizes.scratch);
+  device::DeviceBuffer words(sizes.semaphores), scratch(sizes.scratch);
   words.fill(0, stream);
   RotatedLinearArgs args;
   args.m = m;
@@ -180,7 +180,7 @@ double relative_error(const Case& c, int64_t m, bool add) {
   args.bias = biases.as<float>();
   args.y = y.data(), args.ldy = n;
   args.fp32 = args.add = add;
-  args.words = words.data(), args.words_bytes = words.size();
+  args.semaphores = words.data(), args.semaphore_bytes = words.size();
   args.scratch = scratch.data(), args.scratch_bytes = scratch.size();
   rotated_linear(args, stream.get());
   std::vector<float> got(ones.size());
@@ -258,7 +258,7 @@ class Chain {
   static constexpr int length = 6;
 
   Chain(const DeviceLinear& linear, int64_t m, const device::Stream& stream)
-      : linear_(linear), m_(m), words_(sizes().words), scratch_(sizes().scratch) {
+      : linear_(linear), m_(m), words_(sizes().semaphores), scratch_(sizes().scratch) {
     std::vector<uint16_t> x(static_cast<size_t>(m * size));
     const auto values = normals(m * size, 7);
     std::ranges::transform(values, x.begin(), f16_from_f32);
@@ -273,7 +273,7 @@ class Chain {
       args.x = steps_[i].data(), args.ldx = size;
       args.passes = linear_.passes;
       args.y = steps_[i + 1].data(), args.ldy = size;
-      args.words = words_.data(), args.words_bytes = words_.size();
+      args.semaphores = words_.data(), args.semaphore_bytes = words_.size();
       args.scratch = scratch_.data(), args.scratch_bytes = scratch_.size();
       args.weights_ready = overlap;
       rotated_linear(args, stream.get());
