@@ -16,8 +16,8 @@ namespace w4q::decoder_cuda {
 
 /// Memory for a matrix.
 template <class T>
-device::DeviceBuffer device_matrix(int64_t rows, int64_t cols) {
-  return device::DeviceBuffer(static_cast<size_t>(rows * cols) * sizeof(T));
+device::DeviceBuffer device_matrix(const device::Context& gpu, int64_t rows, int64_t cols) {
+  return device::DeviceBuffer(gpu, static_cast<size_t>(rows * cols) * sizeof(T));
 }
 
 /// Tokens that may be queued behind the one that is read.
@@ -25,14 +25,14 @@ inline constexpr size_t token_events = 8;
 
 /// Activations of up to `rows` tokens on their way through a layer.
 struct Activations {
-  Activations(const model::ModelConfig& config, int64_t rows)
-      : residual(device_matrix<float>(rows, config.hidden_size)),
-        normed(device_matrix<__half>(rows, config.hidden_size)),
-        qkv(device_matrix<float>(rows, (config.heads + 2 * config.kv_heads) * config.head_dim)),
-        attended(device_matrix<__half>(rows, config.heads * config.head_dim)),
-        gate_up(device_matrix<__half>(rows, 2 * config.intermediate_size)),
-        gated(device_matrix<__half>(rows, config.intermediate_size)),
-        ids(device_matrix<int32_t>(rows, 1)) {}
+  Activations(const device::Context& gpu, const model::ModelConfig& config, int64_t rows)
+      : residual(device_matrix<float>(gpu, rows, config.hidden_size)),
+        normed(device_matrix<__half>(gpu, rows, config.hidden_size)),
+        qkv(device_matrix<float>(gpu, rows, (config.heads + 2 * config.kv_heads) * config.head_dim)),
+        attended(device_matrix<__half>(gpu, rows, config.heads * config.head_dim)),
+        gate_up(device_matrix<__half>(gpu, rows, 2 * config.intermediate_size)),
+        gated(device_matrix<__half>(gpu, rows, config.intermediate_size)),
+        ids(device_matrix<int32_t>(gpu, rows, 1)) {}
 
   device::DeviceBuffer residual, normed, qkv, attended, gate_up, gated, ids;
 };
@@ -75,11 +75,12 @@ struct CudaDecoder::Impl {
   kernels::HeadRotation with_norms(kernels::HeadRotation rotation, size_t layer) const;
 
   const CudaModel& model;
+  device::Context& gpu;
   const model::ModelConfig& config;
   const CudaDecoderOptions options;
   const int64_t chunk;
   const int64_t logit_rows;
-  device::Stream stream;
+  device::Stream stream{gpu};
   CudaCache cache;
   CudaRope rope;
   CudaMultiplier multiplier;

@@ -18,9 +18,9 @@ model::ModelConfig with_one_layer(model::ModelConfig config) {
 int64_t pages_for(int64_t length) { return (length + kernels::kv_page_tokens - 1) / kernels::kv_page_tokens; }
 
 template <class T>
-void make_room(DeviceBuffer& buffer, int64_t rows, int64_t cols) {
+void make_room(const device::Context& gpu, DeviceBuffer& buffer, int64_t rows, int64_t cols) {
   const auto bytes = static_cast<size_t>(rows * cols) * sizeof(T);
-  if (buffer.size() < bytes) buffer = DeviceBuffer(bytes);
+  if (buffer.size() < bytes) buffer = DeviceBuffer(gpu, bytes);
 }
 
 }  // namespace
@@ -47,11 +47,11 @@ void CudaLayerDecoder::load(const model::LayerWeights& weights, int64_t layer) {
   const std::array<const CudaLinear*, 4> linears = {&weights_.qkv, &weights_.o, &weights_.gate_up, &weights_.down};
   multiplier_.emplace(linears, rows, stream_);
   multiplier_->set_overlap(false);
-  make_room<__half>(normed_, rows, config_.hidden_size);
-  make_room<float>(qkv_, rows, weights_.qkv.n);
-  make_room<__half>(attended_, rows, config_.heads * config_.head_dim);
-  make_room<__half>(gate_up_, rows, weights_.gate_up.n);
-  make_room<__half>(gated_, rows, config_.intermediate_size);
+  make_room<__half>(stream_.context(), normed_, rows, config_.hidden_size);
+  make_room<float>(stream_.context(), qkv_, rows, weights_.qkv.n);
+  make_room<__half>(stream_.context(), attended_, rows, config_.heads * config_.head_dim);
+  make_room<__half>(stream_.context(), gate_up_, rows, weights_.gate_up.n);
+  make_room<__half>(stream_.context(), gated_, rows, config_.intermediate_size);
 }
 
 void CudaLayerDecoder::release() {
@@ -64,7 +64,7 @@ void CudaLayerDecoder::release() {
 void CudaLayerDecoder::observe(const CudaLinear& linear, const DeviceBuffer& input, int64_t rows,
                                const CudaObserver& observer) const {
   if (!observer.linear_input) return;
-  observer.linear_input(linear.names, {input.data(), DType::f16, rows, linear.k, stream_.get()});
+  observer.linear_input(linear.names, {input.data(), DType::f16, rows, linear.k, &stream_});
 }
 
 void CudaLayerDecoder::normalize(const DeviceBuffer& weight, float* x, int64_t rows) {

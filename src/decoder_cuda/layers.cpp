@@ -90,13 +90,13 @@ InputNorm CudaDecoder::Impl::input_norm() {
 
 void CudaDecoder::Impl::observe_hidden(int64_t index, int64_t rows, const CudaObserver* observer) {
   if (!observer || !observer->hidden) return;
-  observer->hidden(index, {activations.residual.data(), DType::f32, rows, config.hidden_size, stream.get()});
+  observer->hidden(index, {activations.residual.data(), DType::f32, rows, config.hidden_size, &stream});
 }
 
 void CudaDecoder::Impl::observe_input(const CudaLinear& linear, const DeviceBuffer& input, int64_t rows,
                                       const CudaObserver* observer) const {
   if (!observer || !observer->linear_input) return;
-  observer->linear_input(linear.names, {input.data(), DType::f16, rows, linear.k, stream.get()});
+  observer->linear_input(linear.names, {input.data(), DType::f16, rows, linear.k, &stream});
 }
 
 void CudaDecoder::Impl::attend_many(size_t index, const kernels::QkvRows& qkv, const kernels::PagedLayer& layer,
@@ -113,8 +113,8 @@ void CudaDecoder::Impl::attend_many(size_t index, const kernels::QkvRows& qkv, c
         static_cast<size_t>(cache.pages() * config.kv_heads *
                             kernels::kv_head_page_bytes(kernels::KvType::f16, kernels::kv_padded_dim(config.head_dim)));
     if (wide_keys.size() < bytes) {
-      wide_keys = DeviceBuffer(bytes);
-      wide_values = DeviceBuffer(bytes);
+      wide_keys = DeviceBuffer(gpu, bytes);
+      wide_values = DeviceBuffer(gpu, bytes);
     }
     kernels::widen_pages_cuda(layer, first + qkv.rows, wide_keys.data(), wide_values.data(), stream.get());
     args.layer.keys = wide_keys.data();
@@ -199,10 +199,10 @@ void CudaDecoder::Impl::run_chunk(std::span<const int32_t> ids, int64_t row, con
     run_layer(static_cast<size_t>(layer), rows, position, observer);
   }
   const bool observes = observer && observer->hidden;
-  if (observes && observed.size() == 0) observed = device_matrix<float>(chunk, config.hidden_size);
+  if (observes && observed.size() == 0) observed = device_matrix<float>(gpu, chunk, config.hidden_size);
   final_norm(rows, hidden.as<__half>() + row * config.hidden_size, observes ? observed.as<float>() : nullptr);
   if (observes) {
-    observer->hidden(config.layers, {observed.data(), DType::f32, rows, config.hidden_size, stream.get()});
+    observer->hidden(config.layers, {observed.data(), DType::f32, rows, config.hidden_size, &stream});
   }
   position += rows;
 }

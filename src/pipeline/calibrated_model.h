@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "device/choice.h"
+#include "device/context.h"
 #include "io/checkpoint.h"
 #include "io/json.h"
 #include "model/config.h"
@@ -24,7 +24,7 @@ struct CalibratedRequest {
   std::filesystem::path statistics;  ///< … or take this file; exactly one of the two
   int64_t max_memory = 0;            ///< as in CalibrationOptions
   CalibratedOptions options;
-  device::Device device = device::Device::cpu;  ///< where layers run and linears are searched and packed
+  std::shared_ptr<device::Context> gpu;  ///< where layers run and linears are searched and packed; null: on the CPU
 };
 
 /// Goes through the layers in order.
