@@ -179,9 +179,7 @@ KernelReport check_kernels(device::Context& gpu, const model::Model& model, bool
   if (int8_activations) model::check_int8_activations(model);
   std::vector<const LinearWeight*> weights;
   for (const auto& layer : model.layers()) {
-    for (const auto* weight : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
-      weights.push_back(weight);
-    }
+    for (const auto& weight : layer.linears) weights.push_back(&weight);
   }
   weights.push_back(&model.head());
   Progress progress("kernels", static_cast<int64_t>(weights.size()), "layers");
