@@ -35,7 +35,7 @@ bool takes_int8(const CudaProduct& product) noexcept {
 
 CudaMultiplier::CudaMultiplier(std::span<const CudaLinear* const> linears, int64_t most_rows,
                                const device::Stream& stream, bool int8_activations)
-    : stream_(stream), words_(256), cublas_(device::cublas_workspace_bytes) {
+    : stream_(stream), words_(stream.context(), 256), cublas_(stream.context(), device::cublas_workspace_bytes) {
   size_t words = 256, wide = 0, scaled = 0;
   for (const auto* linear : linears) {
     for (const auto& product : linear->products) {
@@ -65,10 +65,10 @@ CudaMultiplier::CudaMultiplier(std::span<const CudaLinear* const> linears, int64
     }
   }
   if (last != nullptr) next_[last] = weights_of(linears.front()->products.front(), linears.front()->k);
-  words_ = device::DeviceBuffer(words);
+  words_ = device::DeviceBuffer(stream.context(), words);
   words_.fill(0, stream);
-  wide_ = device::DeviceBuffer(wide);
-  scaled_ = device::DeviceBuffer(scaled);
+  wide_ = device::DeviceBuffer(stream.context(), wide);
+  scaled_ = device::DeviceBuffer(stream.context(), scaled);
   const auto passes = offloaded_passes(linears);
   if (passes.empty()) return;
   offload_.emplace(passes, stream);

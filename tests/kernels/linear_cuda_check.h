@@ -11,6 +11,7 @@
 #include "core/parallel.h"
 #include "core/rng.h"
 #include "device/buffer.h"
+#include "gpu.h"
 #include "kernels/linear/int8_rows.h"
 #include "kernels/linear/packed_linear.h"
 #include "support.h"
@@ -120,8 +121,8 @@ inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::
   const kernels::LinearDesc desc{weight.scheme, weight.layout, x.m, n, k, x.dtype, extras.int8};
   device::DeviceBuffer own;
   if (extras.workspace == nullptr) {
-    own = device::DeviceBuffer(
-        std::max(kernels::linear_workspace(desc), extras.kernel != nullptr ? extras.kernel->workspace(desc) : 0));
+    own = device::DeviceBuffer(test::gpu(), std::max(kernels::linear_workspace(desc),
+                                                     extras.kernel != nullptr ? extras.kernel->workspace(desc) : 0));
     own.fill(0, stream);
   }
   device::DeviceBuffer& workspace = extras.workspace != nullptr ? *extras.workspace : own;
