@@ -92,13 +92,13 @@ void refuse_unused(const Options& options) {
          "--prompt, --generate or --target", "--speed");
 }
 
-/// What can only be measured on a GPU is refused before anything is measured.
-void require_gpu(const Options& options) {
-  if (!options.speed && !options.kernels && !options.kv_compare) return;
+/// What can only be measured on a GPU is refused before anything is measured. Null where nothing is.
+std::shared_ptr<device::Context> open_gpu(const Options& options) {
+  if (!options.speed && !options.kernels && !options.kv_compare) return nullptr;
   if (options.decode.device == "cpu") {
     throw Error(ErrorCode::bad_argument, "--speed, --kernels and --kv-compare measure a GPU").hint("--device cuda");
   }
-  device::require_gpu();
+  return device::open_gpu(options.decode.device);
 }
 
 void check_usage(const Options& options) {
@@ -120,7 +120,6 @@ void check_usage(const Options& options) {
     refuse("--max-diff belongs to --reference", "--reference ref.safetensors");
   refuse_unused(options);
   parse(decode_of_text(options).kv);
-  require_gpu(options);
 }
 
 std::vector<int32_t> token_ids(const Options& options, const model::ModelConfig& config) {
@@ -142,12 +141,13 @@ void run_weights(const Options& options, const verify::OpenCheckpoint& candidate
   if (options.min_sqnr) results.checks.add_threshold("SQNR", sqnr, *options.min_sqnr, true);
 }
 
-void run_perplexity(const Options& options, const model::Model& candidate, Results& results) {
+void run_perplexity(const Options& options, const std::shared_ptr<device::Context>& gpu, const model::Model& candidate,
+                    Results& results) {
   const auto base = options.base.empty() ? std::nullopt : std::optional(model::Model::open(options.base));
   const auto ids = token_ids(options, candidate.config());
   verify::PerplexityOptions how = options.perplexity;
   const DecodeChoice choice = choose(decode_of_text(options));
-  how.device = choice.device;
+  how.gpu = gpu != nullptr ? gpu : choice.gpu;
   how.kv = choice.kv;
   how.residual_bytes = choice.residual_bytes;
   how.int8_activations = options.int8_activations;
@@ -177,26 +177,29 @@ void run_perplexity(const Options& options, const model::Model& candidate, Resul
   if (options.max_kl) results.checks.add_threshold("KL", report.base->kl.mean, *options.max_kl);
 }
 
-void run_speed(const Options& options, const model::Model& candidate, Results& results) {
+void run_speed(const Options& options, device::Context& gpu, const model::Model& candidate, Results& results) {
   verify::SpeedOptions speed = options.speed_options;
   speed.kv = parse(decode_of_text(options).kv);
   speed.project_sm89 = options.target == "sm89";
   speed.residual_bytes = options.decode.residual_bytes;
   speed.int8_activations = options.int8_activations;
-  const auto report = verify::measure_speed(candidate, speed);
+  const auto report = verify::measure_speed(gpu, candidate, speed);
   results.text += verify::to_text(report) + "\n";
   results.json["speed"] = verify::to_json(report);
 }
 
-void run_kernels(const Options& options, const model::Model& candidate, Results& results) {
-  const auto report = verify::check_kernels(candidate, options.int8_activations);
+void run_kernels(const Options& options, device::Context& gpu, const model::Model& candidate, Results& results) {
+  const auto report = verify::check_kernels(gpu, candidate, options.int8_activations);
   results.text += verify::to_text(report) + "\n";
   results.json["kernels"] = verify::to_json(report);
   results.checks.add_threshold("relative error of the GPU's products", report.largest(), verify::most_kernel_error);
 }
 
-void run_kv_compare(const Options& options, const model::Model& candidate, Results& results) {
-  const auto rows = verify::compare_caches(candidate, token_ids(options, candidate.config()), options.perplexity,
+void run_kv_compare(const Options& options, std::shared_ptr<device::Context> gpu, const model::Model& candidate,
+                    Results& results) {
+  verify::PerplexityOptions how = options.perplexity;
+  how.gpu = std::move(gpu);
+  const auto rows = verify::compare_caches(candidate, token_ids(options, candidate.config()), how,
                                            static_cast<float>(options.decode.kv.delta));
   results.text += verify::to_text(rows) + "\n";
   results.json["kv"] = verify::to_json(rows);
@@ -214,6 +217,7 @@ void run_reference(const Options& options, const model::Model& candidate, Result
 int run(const Options& options) {
   apply(options.common);
   check_usage(options);
+  const auto gpu = open_gpu(options);
   Results results;
   // Whoever wrote it, its values are only worth decoding once its conventions are known.
   const bool foreign = verify::is_foreign_checkpoint(options.model);
@@ -234,10 +238,10 @@ int run(const Options& options) {
   if (decodes(options) || !options.reference.empty() || options.speed || options.kernels) {
     const auto model = model::Model::open(options.model, !options.no_residual);
     if (!options.reference.empty()) run_reference(options, model, results);
-    if (decodes(options)) run_perplexity(options, model, results);
-    if (options.kernels) run_kernels(options, model, results);
-    if (options.kv_compare) run_kv_compare(options, model, results);
-    if (options.speed) run_speed(options, model, results);
+    if (decodes(options)) run_perplexity(options, gpu, model, results);
+    if (options.kernels) run_kernels(options, *gpu, model, results);
+    if (options.kv_compare) run_kv_compare(options, gpu, model, results);
+    if (options.speed) run_speed(options, *gpu, model, results);
   }
   return results.finish(options.common);
 }

@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
-#include "device/check.h"
+#include "device/copy.h"
 
 namespace w4q::decoder_cuda {
 namespace {
@@ -38,10 +38,10 @@ CudaCache::CudaCache(const model::ModelConfig& config, kernels::KvType type, int
   }
   key_bytes_ = pages * kv_heads_ * kernels::kv_head_page_bytes(type, dim);
   value_bytes_ = pages * kv_heads_ * kernels::kv_value_page_bytes(type, dim);
-  keys_ = device::DeviceBuffer(static_cast<size_t>(key_bytes_ * layers_));
-  values_ = device::DeviceBuffer(static_cast<size_t>(value_bytes_ * layers_));
-  device_table_ = device::DeviceBuffer(static_cast<size_t>(pages) * sizeof(int32_t));
-  staged_ = device::PinnedBuffer(device_table_.size());
+  keys_ = device::DeviceBuffer(stream.context(), static_cast<size_t>(key_bytes_ * layers_));
+  values_ = device::DeviceBuffer(stream.context(), static_cast<size_t>(value_bytes_ * layers_));
+  device_table_ = device::DeviceBuffer(stream.context(), static_cast<size_t>(pages) * sizeof(int32_t));
+  staged_ = device::PinnedBuffer(stream.context(), device_table_.size());
   free_.reserve(static_cast<size_t>(pages));
   fill_with_all(free_, pages);
 }
@@ -69,35 +69,14 @@ void CudaCache::grow(int64_t length) {
   upload(from);
 }
 
-void CudaCache::set_table(std::span<const int32_t> table) {
-  std::vector<bool> taken(static_cast<size_t>(pages_), false);
-  for (size_t i = 0; i < table.size(); ++i) {
-    const auto page = int64_t{table[i]};
-    const bool outside = page < 0 || page >= pages_;
-    if (!outside && !taken[static_cast<size_t>(page)]) {
-      taken[static_cast<size_t>(page)] = true;
-      continue;
-    }
-    throw Error(ErrorCode::bad_argument, concat("block table: entry ", i, " names page ", page))
-        .detail(outside ? concat("the pool has pages 0 to ", pages_ - 1) : "an earlier entry has it");
-  }
-  table_.assign(table.begin(), table.end());
-  free_.clear();
-  for (int32_t page = 0; page < pages_; ++page) {
-    if (!taken[static_cast<size_t>(page)]) free_.push_back(page);
-  }
-  upload(0);
-}
-
 void CudaCache::upload(size_t from) {
   if (from == table_.size()) return;
   // Entries of the staging area are written once per sequence; a new sequence may not overwrite what is still copied.
   if (from == 0) stream_.synchronize();
   auto* const staged = reinterpret_cast<int32_t*>(staged_.bytes().data());
   std::copy(table_.begin() + static_cast<std::ptrdiff_t>(from), table_.end(), staged + from);
-  device::check(cudaMemcpyAsync(device_table_.as<int32_t>() + from, staged + from,
-                                (table_.size() - from) * sizeof(int32_t), cudaMemcpyHostToDevice, stream_.get()),
-                "copying a block table");
+  device::copy(device::Way::to_gpu, device_table_.as<int32_t>() + from, staged + from,
+               (table_.size() - from) * sizeof(int32_t), stream_, "copying a block table");
 }
 
 kernels::PagedLayer CudaCache::layer(int64_t index) noexcept {

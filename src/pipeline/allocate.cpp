@@ -104,7 +104,7 @@ class Job {
       for (const auto& linear : model::layer_plan(config_, layer).linears()) inside.insert(linear.name);
     }
     const auto all = linears_with_input_scale(
-        config_, [&](std::string_view) { return std::optional(request_.scheme); }, request_.calibrated->options);
+        config_, [&](std::string_view) { return std::optional(request_.scheme); }, request_.options.steps);
     const std::set<std::string> scaled(all.begin(), all.end());
     for (const auto& tensor : plan_.tensors) {
       const std::string module(model::module_path(tensor.name));
@@ -126,7 +126,7 @@ class Job {
     wanted.output = result.statistics->path() / "statistics.safetensors";
     wanted.text = calibrated.text;
     wanted.options.max_memory = calibrated.max_memory;
-    wanted.fold = request_.fold;
+    wanted.fold = request_.options.steps.fold_seed();
     wanted.sensitivity = true;
     calibrate_model(wanted);
     calibrated.statistics = wanted.output;
@@ -153,8 +153,7 @@ class Job {
           if (found == by_name.end() || choice >= found->second->schemes.size()) return std::nullopt;
           return found->second->schemes[choice];
         };
-        const auto packed = quantize_layer(checkpoint_, config_, layer, statistics, scheme_of, request_.options,
-                                           request_.calibrated->options);
+        const auto packed = quantize_layer(checkpoint_, config_, layer, statistics, {scheme_of, request_.options});
         for (const auto& [module, linear] : packed.linears) {
           by_name.find(module)->second->choices[choice].cost = cost(module, linear.output);
         }
@@ -230,7 +229,7 @@ class Job {
   /// One rule for each module that is packed or whose width was chosen, so that it can be read and changed by hand.
   quantize::Recipe recipe(const Choices& chosen) const {
     quantize::Recipe result;
-    result.steps = taken_steps(request_);
+    result.steps = request_.options.steps;
     std::map<std::string, std::optional<Scheme>, std::less<>> schemes;
     for (size_t i = 0; i < items_.size(); ++i) {
       const auto& item = items_[i];

@@ -155,7 +155,12 @@ Source open_source(const GgufImportRequest& request) {
     throw Error(ErrorCode::bad_argument, concat("--to ", request.to, ": a GGUF file cannot become this"))
         .detail("from a GGUF file: " + join(known));
   }
-  Source source{io::GgufFile::open(request.input), {}, {}, {}, {}, {}};
+  Source source{.file = io::GgufFile::open(request.input),
+                .config = {},
+                .parsed = {},
+                .tokenizer = {},
+                .tensors = {},
+                .quantization = {}};
   const auto& file = source.file;
   const gguf::GgufKeys keys(file.header().metadata, request.input.native());
   const DType common = common_dtype(file, request.to);
@@ -301,13 +306,7 @@ ConversionReport import_gguf(const GgufImportRequest& request) {
     source.file.release(*source.tensors[i].source);
     progress.advance(report.tensors[i].bytes_before);
   }
-  writer.finish();
-  write_companions(source, output.staging());
-  output.commit();
-  report.done = true;
-  report.file_bytes = writer.file_bytes();
-  report.seconds = watch.seconds();
-  return report;
+  return finished(std::move(report), writer, output, watch, [&](const auto& to) { write_companions(source, to); });
 }
 
 }  // namespace w4q::pipeline

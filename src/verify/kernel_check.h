@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "device/context.h"
 #include "io/json.h"
 #include "model/model.h"
 #include "verify/report.h"
@@ -30,9 +31,9 @@ struct KernelReport {
 };
 
 /// Products of random activations with every linear layer and the head, and with `int8_activations` those of int8 with
-/// every packed linear layer. Throws device where there is no GPU to use, or this program was built without CUDA;
-/// unsupported for a model that has no such products.
-KernelReport check_kernels(const model::Model& model, bool int8_activations = false);
+/// every packed linear layer. Throws device where this program was built without CUDA; unsupported for a model that has
+/// no such products.
+KernelReport check_kernels(device::Context& gpu, const model::Model& model, bool int8_activations = false);
 
 /// What the largest error may be: two roundings to f16 of what enters a product and one of the result
 /// (docs/kernels/kbit.md).

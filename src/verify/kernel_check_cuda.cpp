@@ -61,8 +61,9 @@ struct Distance {
 
 class Checker {
  public:
-  Checker(const LinearWeight& weight, bool int8_activations)
+  Checker(device::Context& gpu, const LinearWeight& weight, bool int8_activations)
       : weight_(weight),
+        stream_(gpu),
         inputs_(weight.k, stream_),
         linear_(decoder_cuda::upload_linears(std::array{&weight}, stream_)),
         multiplier_(std::array<const decoder_cuda::CudaLinear*, 1>{&linear_}, most_rows, stream_, int8_activations),
@@ -113,7 +114,7 @@ class Checker {
   /// The first rows on the GPU, to got_, in f32.
   void multiply(int64_t rows) {
     const auto got = std::span(got_).first(static_cast<size_t>(rows * weight_.n));
-    device::DeviceBuffer y(got.size_bytes());
+    device::DeviceBuffer y(stream_.context(), got.size_bytes());
     y.fill(0xFF, stream_);
     multiplier_.multiply(linear_, inputs_.on_gpu.as<__half>(), rows, y.as<float>());
     y.download(std::as_writable_bytes(got), stream_);
@@ -174,7 +175,7 @@ class Checker {
 
 }  // namespace
 
-KernelReport check_kernels(const model::Model& model, bool int8_activations) {
+KernelReport check_kernels(device::Context& gpu, const model::Model& model, bool int8_activations) {
   if (int8_activations) model::check_int8_activations(model);
   std::vector<const LinearWeight*> weights;
   for (const auto& layer : model.layers()) {
@@ -185,7 +186,7 @@ KernelReport check_kernels(const model::Model& model, bool int8_activations) {
   KernelReport report;
   for (const auto* weight : weights) {
     const bool int8 = int8_activations && weight != &model.head() && kernels::takes_int8_activations(*weight);
-    Checker checker(*weight, int8);
+    Checker checker(gpu, *weight, int8);
     report.layers.push_back(checker.run());
     if (int8) report.layers.push_back(checker.run_int8());
     progress.advance(1);

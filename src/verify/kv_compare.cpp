@@ -15,7 +15,6 @@ std::vector<KvRow> compare_caches(const model::Model& model, std::span<const int
   std::vector<KvRow> rows;
   for (const KvChoice& kv : choices) {
     PerplexityOptions how = options;
-    how.device = device::Device::cuda;
     how.kv = kv;
     how.base_kv = KvChoice{};
     KvRow row{kv, 0, measure_perplexity(model, &model, ids, how)};

@@ -46,9 +46,8 @@ class Allocate : public ::testing::Test {
     result.scheme = formats::parse_scheme("kbit4-b32-e4m4");
     result.keep = {"*.layers.[123].*"};  // one layer says it all
     result.calibrated.emplace();
-    result.calibrated->options = {.scales = false};
     result.calibrated->statistics = statistics();
-    result.options.scales = quantize::Scales::search;
+    result.options.steps = {{quantize::StepKind::search_scales}};
     result.allocation = {bits_per_weight, 0, {}};
     return result;
   }
@@ -184,9 +183,8 @@ TEST_F(Allocate, WorksWithoutSensitivitiesAndOnIntegers) {
   calibrate_model(calibrate);
   auto wanted = request(4.5);
   wanted.method = "rtn";
-  wanted.options = {};
+  wanted.options.steps = {{quantize::StepKind::feedback}};
   wanted.scheme = formats::parse_scheme("int4-g128-f16-asym");
-  wanted.calibrated->options.feedback = true;
   wanted.calibrated->statistics = path("plain.safetensors");
   const auto plan = plan_quantize(wanted);
   EXPECT_FALSE(plan.allocation->measured);

@@ -181,6 +181,7 @@ class QuantizeAwq : public ::testing::Test {
     result.output = folder_ / name;
     result.method = "awq";
     result.scheme = formats::parse_scheme(scheme);
+    result.options.steps = {{quantize::StepKind::awq}};
     result.calibrated.emplace();
     result.calibrated->text.ids = model() / "own/selfgen.ids.u16";
     result.calibrated->text.samples = 8;
@@ -224,7 +225,7 @@ TEST_F(QuantizeAwq, WhatDoesNotFoldIsStoredAndApplied) {
   EXPECT_GT(report.file_bytes, report.plan.bytes_after());
   EXPECT_LT(report.file_bytes, report.plan.bytes_after() + 30'000);
   wanted.output = folder_ / "plain";
-  wanted.calibrated->options.input_scales = false;
+  wanted.options.steps.add({.kind = quantize::StepKind::awq, .input_scales = false});
   quantize_model(wanted);
   EXPECT_FALSE(model::Model::open(wanted.output).quantization().find("model.layers.2.mlp.down_proj")->input_scale);
 }

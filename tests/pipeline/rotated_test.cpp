@@ -13,6 +13,8 @@
 namespace w4q::pipeline {
 namespace {
 
+using quantize::StepKind;
+
 namespace fs = std::filesystem;
 using Packed = std::shared_ptr<const formats::PackedLinear>;
 
@@ -105,12 +107,12 @@ TEST_F(Rotated, CalibrationGoesThroughAllPasses) {
     auto wanted = request(name, schemes);
     wanted.keep = {"*.layers.[123].*"};
     wanted.rotation.shared = shared;
-    wanted.options.rotation = {128, 42};
+    wanted.options.steps = {{StepKind::rotate, 128, 42}, {StepKind::feedback}};
+    if (norms) wanted.options.steps.add({StepKind::fit_norms});
     wanted.calibrated.emplace();
     wanted.calibrated->text.ids = wanted.model / "own/selfgen.ids.u16";
     wanted.calibrated->text.samples = 8;
     wanted.calibrated->text.length = 128;
-    wanted.calibrated->options = {.scales = false, .feedback = true, .norms = norms};
     const auto report = quantize_model(wanted);
     double error = 0;
     for (const auto& tensor : report.tensors) error += tensor.output ? tensor.output->packed : 0;
@@ -134,7 +136,7 @@ TEST_F(Rotated, TheTableOfEmbeddingsMayHaveASchemeOfItsOwn) {
   auto wanted = request("q", "rotated4-d128");
   wanted.embeddings = true;
   wanted.table = formats::parse_scheme("int4-g32-f16");
-  wanted.options.scales = quantize::Scales::search;
+  wanted.options.steps = {{StepKind::search_scales}};
   const auto report = quantize_model(wanted);
   EXPECT_EQ(report.tensors.front().scheme, "int4-g32-f16");
   EXPECT_GT(sqnr(wanted.output), 19);

@@ -2,9 +2,10 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "core/with_bits.h"
+#include "device/alignment.h"
 #include "device/check.h"
 #include "formats/kbit.h"
-#include "kernels/common/code_width.h"
 #include "kernels/dequantize/fragment.cuh"
 #include "kernels/dequantize/planes.cuh"
 #include "repack/layout_kbit_tile.h"
@@ -34,7 +35,7 @@ void launch_planes(const Map& map, const PackedDeviceWeight& weight, const Outpu
   const PlaneArguments<Map> arguments{
       map, weight.codes, weight.scales, weight.codebook, weight.scheme.scale == ScaleType::e4m4, blocks, out};
   const int64_t tasks = (weight.n + block_warps - 1) / block_warps * ((blocks + warp_blocks - 1) / warp_blocks);
-  with_width(weight.scheme.bits, [&]<int bits>() {
+  with_table_bits(weight.scheme.bits, [&]<int bits>() {
     launch(dequantize_planes<T, bits, Map>, PlaneIndex<bits>::Table::bytes, tasks, arguments, stream);
   });
 }
@@ -43,7 +44,7 @@ template <class T>
 void launch_fragments(const PackedDeviceWeight& weight, const OutputRows& out, cudaStream_t stream) {
   const FragmentArguments arguments{FragmentMap(weight.n, weight.k), weight.codes, weight.scales, weight.codebook, out};
   const int64_t tasks = (arguments.map.tiles() + block_warps - 1) / block_warps;
-  with_width(weight.scheme.bits, [&]<int bits>() {
+  with_table_bits(weight.scheme.bits, [&]<int bits>() {
     const auto kernel = weight.scheme.scale == ScaleType::e4m4 ? dequantize_fragments<T, bits, uint8_t>
                                                                : dequantize_fragments<T, bits, uint16_t>;
     launch(kernel, FragmentIndex<bits>::Table::bytes, tasks, arguments, stream);
@@ -60,8 +61,6 @@ void launch_layout(const PackedDeviceWeight& weight, const OutputRows& out, cuda
     launch_fragments<T>(weight, out, stream);
   }
 }
-
-bool aligned(const void* pointer, int bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
 
 void check_arguments(const PackedDeviceWeight& weight, const DeviceRows& out) {
   const auto refuse = [](ErrorCode code, std::string_view what) {
@@ -84,8 +83,8 @@ void check_arguments(const PackedDeviceWeight& weight, const DeviceRows& out) {
   }
   const bool fragments = weight.layout == fragment_layout;
   const int scale_bytes = fragments ? 16 : weight.scheme.scale == ScaleType::e4m4 ? 1 : 2;
-  if (!aligned(weight.codes, fragments ? 16 : 4) || !aligned(weight.codebook, 4) ||
-      !aligned(weight.scales, scale_bytes) || !aligned(out.data, dtype_bits(out.dtype) / 8)) {
+  if (!device::aligned(weight.codes, fragments ? 16 : 4) || !device::aligned(weight.codebook, 4) ||
+      !device::aligned(weight.scales, scale_bytes) || !device::aligned(out.data, dtype_bits(out.dtype) / 8)) {
     refuse(ErrorCode::bad_argument, "a pointer is not aligned as its layout needs it");
   }
 }
@@ -95,7 +94,7 @@ void check_arguments(const PackedDeviceWeight& weight, const DeviceRows& out) {
 void dequantize_cuda(const PackedDeviceWeight& weight, const DeviceRows& rows, cudaStream_t stream) {
   check_arguments(weight, rows);
   const int element = dtype_bits(rows.dtype) / 8;
-  const bool vectors = aligned(rows.data, 16) && (rows.stride * element % 16 == 0 || weight.n == 1);
+  const bool vectors = device::aligned(rows.data, 16) && (rows.stride * element % 16 == 0 || weight.n == 1);
   const OutputRows out{rows.data, weight.n, weight.k, rows.stride, vectors};
   if (rows.dtype == DType::f32) {
     launch_layout<float>(weight, out, stream);
