@@ -4,6 +4,7 @@
 
 #include "core/text.h"
 #include "verify/kernel_check.h"
+#include "verify/rungs.h"
 
 namespace w4q::verify {
 namespace {
@@ -58,6 +59,18 @@ io::Json to_json(const KernelReport& report) {
     if (layer.rounding > 0) layers.back()["rounding"] = layer.rounding;
   }
   return layers;
+}
+
+CheckRow kernels_check() {
+  return {.name = "kernels",
+          .option = "--kernels",
+          .help = "Check every linear layer's product on this GPU",
+          .needs = {.gpu = true},
+          .run = [](CheckContext& context, Findings& findings) {
+            const auto report = check_kernels(context.model(), context.options().int8_activations);
+            findings.add("kernels", to_text(report), to_json(report));
+            findings.checks.add_threshold("relative error of the GPU's products", report.largest(), most_kernel_error);
+          }};
 }
 
 }  // namespace w4q::verify
