@@ -18,14 +18,23 @@ std::string scientific(double value) {
 
 }  // namespace
 
-double KernelReport::largest() const noexcept {
-  double most = 0;
+double KernelError::error() const noexcept {
+  return std::isnan(to_cpu) || std::isnan(to_fp64) ? to_cpu + to_fp64 : std::max(to_cpu, to_fp64);
+}
+
+Check KernelReport::verdict() const {
+  Check check{"relative error of the GPU's products", true, {}, {}};
+  const KernelError* nearest = nullptr;
   for (const auto& layer : layers) {
-    const double error = std::max(layer.to_cpu, layer.to_fp64);
-    if (std::isnan(layer.to_cpu) || std::isnan(layer.to_fp64)) return layer.to_cpu + layer.to_fp64;
-    most = std::max(most, error);
+    if (nearest == nullptr || !(layer.error() / layer.bound <= nearest->error() / nearest->bound)) nearest = &layer;
+    if (layer.passed()) continue;
+    check.faults.push_back(concat(printable(layer.name), ": ", layer.kernels, ": ", scientific(layer.error()),
+                                  ", at most ", scientific(layer.bound)));
   }
-  return most;
+  check.passed = check.faults.empty();
+  if (nearest == nullptr) return check;
+  check.detail = concat(nearest->error(), check.passed ? " is at most " : " is not at most ", nearest->bound);
+  return check;
 }
 
 std::string to_text(const KernelReport& report) {
@@ -55,7 +64,8 @@ io::Json to_json(const KernelReport& report) {
                       {"scheme", layer.scheme},
                       {"kernels", layer.kernels},
                       {"to_fp64", layer.to_fp64},
-                      {"to_cpu", layer.to_cpu}});
+                      {"to_cpu", layer.to_cpu},
+                      {"bound", layer.bound}});
     if (layer.rounding > 0) layers.back()["rounding"] = layer.rounding;
   }
   return layers;
@@ -69,7 +79,7 @@ CheckRow kernels_check() {
           .run = [](CheckContext& context, Findings& findings) {
             const auto report = check_kernels(context.model(), context.options().int8_activations);
             findings.add("kernels", to_text(report), to_json(report));
-            findings.checks.add_threshold("relative error of the GPU's products", report.largest(), most_kernel_error);
+            findings.checks.add(report.verdict());
           }};
 }
 
