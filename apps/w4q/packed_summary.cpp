@@ -8,7 +8,7 @@
 #include "core/text.h"
 #include "formats/integer.h"
 #include "formats/kbit.h"
-#include "formats/lut.h"
+#include "formats/table/table_format.h"
 
 namespace w4q::app {
 namespace {
@@ -48,20 +48,14 @@ double entropy(const std::vector<int64_t>& counts) {
 std::vector<float> sorted_scales(const PackedWeight& weight) {
   const auto& plane = weight.plane(PlaneRole::scales);
   std::vector<float> scales(static_cast<size_t>(element_count(plane.spec.shape)));
-  if (weight.scheme.family == SchemeFamily::lut) {
-    for (size_t i = 0; i < scales.size(); ++i) scales[i] = formats::lut_scale(weight, static_cast<int64_t>(i));
-  } else if (weight.scheme.scale == formats::ScaleType::e4m4) {
-    std::ranges::transform(plane.bytes.as<uint8_t>(), scales.begin(), formats::e4m4_decode);
-  } else {
-    widen(plane.bytes.bytes(), plane.spec.dtype, scales);
-  }
+  for (size_t i = 0; i < scales.size(); ++i) scales[i] = formats::scale_at(weight, static_cast<int64_t>(i));
   std::ranges::sort(scales);
   return scales;
 }
 
 /// What each code stands for in units of the scale; codes themselves where zero points differ.
 std::vector<float> levels(const PackedWeight& weight) {
-  if (weight.scheme.family != SchemeFamily::integer) {
+  if (formats::scheme_row(weight.scheme.family).table != nullptr) {
     const auto codebook = weight.plane(PlaneRole::codebook).bytes.as<float>();
     return {codebook.begin(), codebook.end()};
   }

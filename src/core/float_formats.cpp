@@ -1,5 +1,9 @@
 #include "core/float_formats.h"
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
 namespace w4q {
 namespace {
 
@@ -12,7 +16,6 @@ struct Layout {
 
 constexpr Layout half{5, 10};
 constexpr Layout fp8_e4m3{4, 3};
-constexpr Layout fp8_e5m2{5, 2};
 
 /// Magnitude bits of |value| rounded to nearest even, the exponent unbounded above: the caller treats overflow.
 /// `value` is finite. Rounding a mantissa up into the next exponent is a plain carry of the integer.
@@ -93,22 +96,17 @@ float f32_from_e4m3(uint8_t bits) noexcept {
   return with_sign(widen_magnitude(magnitude, fp8_e4m3), negative);
 }
 
-uint8_t e5m2_from_f32(float value) noexcept {
+uint8_t e8m0_from_f32(float value) noexcept {
   const auto bits = std::bit_cast<uint32_t>(value);
-  const auto sign = static_cast<uint8_t>((bits >> 24) & 0x80);
-  const uint32_t magnitude = bits & 0x7FFFFFFF;
-  if (magnitude > 0x7F800000) return sign | 0x7E;
-  if (magnitude == 0x7F800000) return sign | 0x7C;
-  const uint32_t rounded = round_magnitude(magnitude, fp8_e5m2);
-  return static_cast<uint8_t>(sign | (rounded > 0x7C ? 0x7C : rounded));
+  if (std::isnan(value)) return 0xFF;
+  if (!(value > 0x1p-127f)) return 0;
+  // Any bit of the mantissa, subnormals' included, rounds up into the next exponent.
+  return static_cast<uint8_t>(std::min((bits + 0x7FFFFF) >> 23, 0xFEu));
 }
 
-float f32_from_e5m2(uint8_t bits) noexcept {
-  const bool negative = (bits & 0x80) != 0;
-  const uint32_t magnitude = bits & 0x7F;
-  if (magnitude > 0x7C) return std::bit_cast<float>(negative ? 0xFFC00000u : 0x7FC00000u);
-  if (magnitude == 0x7C) return std::bit_cast<float>(negative ? 0xFF800000u : 0x7F800000u);
-  return with_sign(widen_magnitude(magnitude, fp8_e5m2), negative);
+float f32_from_e8m0(uint8_t bits) noexcept {
+  if (bits == 0xFF) return std::numeric_limits<float>::quiet_NaN();
+  return bits == 0 ? 0x1p-127f : std::bit_cast<float>(static_cast<uint32_t>(bits) << 23);
 }
 
 }  // namespace w4q

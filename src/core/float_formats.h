@@ -5,6 +5,8 @@
 #include <bit>
 #include <cstdint>
 
+#include "core/host_device.h"
+
 namespace w4q {
 
 /// IEEE binary16. Overflow gives infinity, NaN stays NaN (payload's top bits kept, made quiet).
@@ -19,8 +21,24 @@ inline float f32_from_bf16(uint16_t bits) noexcept { return std::bit_cast<float>
 uint8_t e4m3_from_f32(float value) noexcept;
 float f32_from_e4m3(uint8_t bits) noexcept;
 
-/// OCP FP8 E5M2: bias 15, infinity and NaN as in IEEE. Overflow gives infinity.
-uint8_t e5m2_from_f32(float value) noexcept;
-float f32_from_e5m2(uint8_t bits) noexcept;
+/// OCP E2M1, the 4-bit float: 0, 0.5, 1, 1.5, 2, 3, 4, 6 for codes 0 … 7, and the same negated, −0 included, for 8
+/// … 15. Ties go to the even code; saturates at ±6. NaN, which it has not, becomes a zero.
+W4Q_HOST_DEVICE constexpr uint32_t e2m1_from_f32(float value) noexcept {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const auto x = std::bit_cast<float>(bits & 0x7FFFFFFFu);
+  return (x > 0.25f) + (x >= 0.75f) + (x > 1.25f) + (x >= 1.75f) + (x > 2.5f) + (x >= 3.5f) + (x > 5.0f) +
+         (bits >> 31 << 3);
+}
+W4Q_HOST_DEVICE constexpr float f32_from_e2m1(uint32_t code) noexcept {
+  const uint32_t magnitude = code & 7u;
+  const float value = magnitude < 2 ? 0.5f * static_cast<float>(magnitude)
+                                    : static_cast<float>((2u + magnitude % 2u) << (magnitude / 2u)) * 0.25f;
+  return (code & 8u) != 0 ? -value : value;
+}
+
+/// OCP E8M0, a power of two: 2^(bits − 127), NaN = 0xFF. Rounds up, so that what was divided by it stays within the
+/// range that `value` was chosen for; 2^−127 for whatever is smaller, zero and below included; saturates at 2^127.
+uint8_t e8m0_from_f32(float value) noexcept;
+float f32_from_e8m0(uint8_t bits) noexcept;
 
 }  // namespace w4q

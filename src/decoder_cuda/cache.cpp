@@ -69,26 +69,6 @@ void CudaCache::grow(int64_t length) {
   upload(from);
 }
 
-void CudaCache::set_table(std::span<const int32_t> table) {
-  std::vector<bool> taken(static_cast<size_t>(pages_), false);
-  for (size_t i = 0; i < table.size(); ++i) {
-    const auto page = int64_t{table[i]};
-    const bool outside = page < 0 || page >= pages_;
-    if (!outside && !taken[static_cast<size_t>(page)]) {
-      taken[static_cast<size_t>(page)] = true;
-      continue;
-    }
-    throw Error(ErrorCode::bad_argument, concat("block table: entry ", i, " names page ", page))
-        .detail(outside ? concat("the pool has pages 0 to ", pages_ - 1) : "an earlier entry has it");
-  }
-  table_.assign(table.begin(), table.end());
-  free_.clear();
-  for (int32_t page = 0; page < pages_; ++page) {
-    if (!taken[static_cast<size_t>(page)]) free_.push_back(page);
-  }
-  upload(0);
-}
-
 void CudaCache::upload(size_t from) {
   if (from == table_.size()) return;
   // Entries of the staging area are written once per sequence; a new sequence may not overwrite what is still copied.

@@ -22,9 +22,6 @@ class CudaCache {
   /// Takes free pages until the sequence has room for `length` tokens. Throws bad_argument when the pool has too few,
   /// and then takes none.
   void grow(int64_t length);
-  /// Replaces the sequence's pages: entry i holds tokens 16 · i … of all layers. Throws bad_argument, naming the entry,
-  /// for a page outside the pool or named twice.
-  void set_table(std::span<const int32_t> table);
 
   kernels::PagedLayer layer(int64_t index) noexcept;
   kernels::KvType type() const noexcept { return type_; }

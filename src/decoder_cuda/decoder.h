@@ -92,7 +92,7 @@ class CudaDecoder {
   /// What a captured step launches; 0 before there is one.
   size_t graph_nodes() const noexcept;
   /// Bytes that a step at the current position reads: weights, norms and the cache.
-  int64_t step_bytes() const noexcept;
+  int64_t step_bytes() const;
   /// Times the parts of a step at the current position (at least 1). Its activations and the newest entry of the cache
   /// are overwritten: start() or reset() next.
   std::vector<StepPart> time_step_parts();

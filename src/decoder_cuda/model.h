@@ -1,5 +1,5 @@
-// A model's weights in GPU memory, in the shape in which the CUDA decoder reads them: q, k and v one product, gate and
-// up one product.
+// A model's weights in GPU memory, in the shape in which the CUDA decoder reads them: linears that read the same input
+// are one product.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,30 @@
 
 namespace w4q::decoder_cuda {
 
-struct CudaLayer {
-  device::DeviceBuffer input_norm, post_attention_norm, q_norm, k_norm;  ///< fp32; the last two may be empty
-  CudaLinear qkv, o, gate_up, down;
+/// A product, and the norm that its input comes from; null where something else comes first.
+struct NormedProduct {
+  const CudaLinear* linear = nullptr;
+  const float* norm = nullptr;
 };
 
-/// Brings one layer to the current GPU. Throws as upload_linears.
+struct CudaBlock {
+  model::Block plan;
+  std::vector<device::DeviceBuffer> norms;  ///< fp32, as plan.norms
+  std::vector<CudaLinear> groups;           ///< as plan.groups
+
+  const float* norm(model::NormRole role) const noexcept;  ///< null where the block has none
+  NormedProduct entry() const noexcept { return {&groups.front(), norm(model::NormRole::input)}; }
+};
+
+struct CudaLayer {
+  std::vector<CudaBlock> blocks;
+};
+
+/// Brings one layer to the current GPU. Throws as upload_linears, and unsupported for blocks that only the CPU decodes.
 CudaLayer upload_layer(const model::LayerWeights& weights, const device::Stream& stream, bool offload = false);
+
+/// The linears of layers in the order of a step, a group each.
+std::vector<const CudaLinear*> linears_of(std::span<const CudaLayer> layers);
 
 class CudaModel {
  public:
@@ -45,7 +62,7 @@ class CudaModel {
   /// Every linear, the head last.
   std::vector<const CudaLinear*> linears() const;
   /// Bytes of weights that one decoded token reads: linears and norms.
-  int64_t bytes_per_token() const noexcept;
+  int64_t bytes_per_token() const;
   /// Packed layers that no kernel reads, which were decoded to f16.
   std::vector<std::string> widened() const;
 

@@ -5,9 +5,7 @@
 #include <numeric>
 
 #include "core/error.h"
-#include "core/float_formats.h"
 #include "decoder_cuda/stack.h"
-#include "formats/e4m4.h"
 #include "formats/kbit.h"
 #include "kernels/common/table_stretch.h"
 #include "repack/layout_registry.h"
@@ -19,25 +17,14 @@ namespace {
 using device::DeviceBuffer;
 using formats::PackedWeight;
 using formats::PlaneRole;
-using formats::ScaleType;
 using formats::SchemeFamily;
 
 float largest_scale(const PackedWeight& weight) {
-  const auto& bytes = weight.plane(PlaneRole::scales).bytes;
+  const formats::Plane& scales = weight.plane(PlaneRole::scales);
+  std::vector<float> values(static_cast<size_t>(element_count(scales.spec.shape)));
+  formats::load_scales(scales, 0, values);
   float most = 0x1p-14f;
-  const auto widest = [&](const auto& values, const auto& decode) {
-    for (const auto bits : values) most = std::max(most, std::abs(decode(bits)));
-  };
-  switch (weight.scheme.scale) {
-    case ScaleType::e4m4:
-      widest(bytes.as<uint8_t>(), [](uint8_t bits) { return formats::e4m4_decode(bits); });
-      break;
-    case ScaleType::bf16:
-      widest(bytes.as<uint16_t>(), [](uint16_t bits) { return f32_from_bf16(bits); });
-      break;
-    default:
-      widest(bytes.as<uint16_t>(), [](uint16_t bits) { return f32_from_f16(bits); });
-  }
+  for (const float value : values) most = std::max(most, std::abs(value));
   return most;
 }
 
@@ -89,7 +76,7 @@ class Packer {
     weight.codes = packed.codes;
     weight.scales = packed.scales;
     const auto& table = weights_.front()->plane(PlaneRole::codebook).bytes;
-    weight.table_max = formats::kbit_table_max(table.as<float>());
+    weight.table_max = formats::table_max(table.as<float>());
     weight.table_stretch = kernels::table_stretch(table.as<float>());
     weight.product_stretch = kernels::product_stretch(table.as<float>());
     weight.codebook = upload(table.bytes()).as<float>();  // waits: the canonical planes may go

@@ -50,9 +50,22 @@ class Maker {
     return buffer;
   }
 
-  CudaLinear linear(std::string name, int64_t n, int64_t k) {
+  CudaBlock block(const model::Block& plan) {
+    CudaBlock block{.plan = plan, .norms = {}, .groups = {}};
+    for (const auto& entry : plan.norms) block.norms.push_back(norm(entry.size));
+    for (const auto& group : plan.groups) {
+      int64_t n = 0;
+      for (const auto& entry : group.linears) n += entry.n;
+      CudaLinear& made = block.groups.emplace_back(linear(group.names(), n, group.width));
+      const bool gated = plan.kind == model::BlockKind::gated_mlp && group.linears.size() == 2;
+      made.gated_turns = gated && n % 64 == 0 && (is_rotated(passes_) || fuses(made));
+    }
+    return block;
+  }
+
+  CudaLinear linear(std::vector<std::string> names, int64_t n, int64_t k) {
     CudaLinear linear;
-    linear.names = {std::move(name)};
+    linear.names = std::move(names);
     linear.n = n;
     linear.k = k;
     CudaProduct product;
@@ -129,7 +142,7 @@ class Maker {
       std::vector<float> levels(size_t{1} << pass.bits);
       formats::rotated_levels(formats::normal_codebook(pass.bits), pass.group, levels);
       pass.levels = reinterpret_cast<const float*>(keep(DeviceBuffer::copy_of(bytes_of(levels), stream_)));
-      pass.level_max = formats::kbit_table_max(levels);
+      pass.level_max = formats::table_max(levels);
       pass.level_stretch = kernels::table_stretch(levels);
       pass.levels_over_first = 1;
       pass.block = rotation.rotation().block;
@@ -197,27 +210,14 @@ CudaModel CudaModel::random(const model::ModelConfig& config, std::span<const fo
   Maker maker(passes, residual_bytes.has_value(), stream);
   CudaModel model;
   model.config_ = config;
-  const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
-  const int64_t query_width = config.heads * config.head_dim, key_width = config.kv_heads * config.head_dim;
+  const int64_t hidden = config.hidden_size;
   for (int64_t i = 0; i < config.layers; ++i) {
-    const std::string prefix = concat("model.layers.", i, ".");
-    CudaLayer layer;
-    layer.input_norm = maker.norm(hidden);
-    layer.post_attention_norm = maker.norm(hidden);
-    if (config.qk_norm) {
-      layer.q_norm = maker.norm(config.head_dim);
-      layer.k_norm = maker.norm(config.head_dim);
-    }
-    layer.qkv = maker.linear(prefix + "self_attn.qkv", query_width + 2 * key_width, hidden);
-    layer.o = maker.linear(prefix + "self_attn.o_proj", hidden, query_width);
-    layer.gate_up = maker.linear(prefix + "mlp.gate_up", 2 * inner, hidden);
-    layer.gate_up.gated_turns = inner % 32 == 0 && (is_rotated(passes) || fuses(layer.gate_up));
-    layer.down = maker.linear(prefix + "mlp.down_proj", hidden, inner);
-    model.layers_.push_back(std::move(layer));
+    CudaLayer& layer = model.layers_.emplace_back();
+    for (const auto& plan : model::layer_plan(config, i).blocks) layer.blocks.push_back(maker.block(plan));
   }
   model.final_norm_ = maker.norm(hidden);
   model.embeddings_ = maker.rows(config.vocab_size, hidden);
-  model.head_ = maker.linear("lm_head", config.vocab_size, hidden);
+  model.head_ = maker.linear({"lm_head"}, config.vocab_size, hidden);
   if (residual_bytes) model.keep_resident(*residual_bytes, stream);
   stream.synchronize();
   return model;

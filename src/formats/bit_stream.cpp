@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "core/error.h"
+#include "core/with_bits.h"
 
 namespace w4q::formats {
 namespace {
@@ -89,27 +89,18 @@ void unpack(std::span<const uint32_t> words, std::span<uint8_t> codes) noexcept 
   std::copy_n(tail, codes.size() - i, codes.begin() + static_cast<std::ptrdiff_t>(i));
 }
 
-/// Calls body with `bits` as a constant.
-template <class Body>
-void with_bits(int bits, const Body& body) {
-  const auto try_bits = [&]<int... candidates>(std::integer_sequence<int, candidates...>) {
-    return ((bits == candidates + 1 && (body.template operator()<candidates + 1>(), true)) || ...);
-  };
-  ensure(try_bits(std::make_integer_sequence<int, stream_max_bits>{}), "bit stream: codes are 1 to 8 bits wide");
-}
-
 }  // namespace
 
 void dense_pack(std::span<const uint8_t> codes, int bits, std::span<uint32_t> words) {
   ensure(static_cast<int64_t>(words.size()) == dense_words(static_cast<int64_t>(codes.size()), bits),
          "dense_pack: wrong number of words");
-  with_bits(bits, [&]<int width> { pack<width>(codes, words); });
+  with_bits<1, 2, 3, 4, 5, 6, 7, 8>(bits, [&]<int width> { pack<width>(codes, words); });
 }
 
 void dense_unpack(std::span<const uint32_t> words, int bits, std::span<uint8_t> codes) {
   ensure(static_cast<int64_t>(words.size()) == dense_words(static_cast<int64_t>(codes.size()), bits),
          "dense_unpack: wrong number of words");
-  with_bits(bits, [&]<int width> { unpack<width>(words, codes); });
+  with_bits<1, 2, 3, 4, 5, 6, 7, 8>(bits, [&]<int width> { unpack<width>(words, codes); });
 }
 
 uint32_t dense_unused_bits(int64_t count, int bits) noexcept {

@@ -7,13 +7,10 @@
 
 #include "core/error.h"
 #include "core/text.h"
-#include "formats/rotated.h"
 
 namespace w4q::formats {
 namespace {
 
-constexpr int min_bits = 2;
-constexpr int max_bits = 5;
 /// Neighbours closer than this part of the largest magnitude would not stay apart once a factor of 2^-119 is applied.
 constexpr float least_gap = 0x1p-20f;
 
@@ -41,6 +38,17 @@ constexpr float quantile5[] = {0x1.2a00c0p-6f, 0x1.bfec62p-5f, 0x1.76d23ap-4f, 0
                                0x1.587346p-2f, 0x1.8ad7e6p-2f, 0x1.c21f04p-2f, 0x1.002330p-1f,
                                0x1.2459e4p-1f, 0x1.5106b2p-1f, 0x1.8e63b8p-1f, 1.0f};
 
+// "normal": Lloyd–Max for N(0, 1), 200 rounds of centroids and midpoints from equal bins on [−3.5, 3.5] on, in double,
+// rounded once. TurboQuant's files hold the same numbers.
+constexpr float normal2[] = {0x1.cfa592p-2f, 0x1.82aabap+0f};
+constexpr float normal3[] = {0x1.f5f3fp-3f, 0x1.83132p-1f, 0x1.580a7p+0f, 0x1.1372f4p+1f};
+constexpr float normal4[] = {0x1.071bf8p-3f, 0x1.8d971p-2f, 0x1.507122p-1f, 0x1.e2b69cp-1f,
+                             0x1.41bb24p+0f, 0x1.9e5d3p+0f, 0x1.08e7a4p+1f, 0x1.5dd58p+1f};
+constexpr float normal5[] = {0x1.28fc76p-4f, 0x1.be0754p-3f, 0x1.749fa8p-2f, 0x1.05d914p-1f,
+                             0x1.52798ap-1f, 0x1.a0a06p-1f,  0x1.f0d932p-1f, 0x1.21ec92p+0f,
+                             0x1.4d496ep+0f, 0x1.7b2b62p+0f, 0x1.ac855p+0f,  0x1.e2c9p+0f,
+                             0x1.1029e6p+1f, 0x1.34ba24p+1f, 0x1.63bebap+1f, 0x1.ab5b3ap+1f};
+
 constexpr std::span<const float> nf_halves[] = {nf2, nf3, nf4, nf5};
 constexpr std::span<const float> quantile_halves[] = {quantile2, quantile3, quantile4, quantile5};
 
@@ -52,7 +60,7 @@ std::vector<float> mirrored(std::span<const float> half) {
   return table;
 }
 
-/// The rotated family's table, scaled as all are.
+/// Scaled as all are.
 std::vector<float> normal(int bits) {
   const std::span<const float> levels = normal_codebook(bits);
   std::vector<float> table(levels.begin(), levels.end());
@@ -62,16 +70,16 @@ std::vector<float> normal(int bits) {
 
 constexpr CodebookRow rows[] = {
     {"nf", "expected values of N(0,1) in 2^bits equally likely bins",
-     [](int bits) { return mirrored(nf_halves[bits - min_bits]); }},
+     [](int bits) { return mirrored(nf_halves[bits - table_min_bits]); }},
     {"nf-quantile", "quantiles of N(0,1) at bin centres, bitsandbytes' constants",
-     [](int bits) { return mirrored(quantile_halves[bits - min_bits]); }},
+     [](int bits) { return mirrored(quantile_halves[bits - table_min_bits]); }},
     {"normal", "Lloyd-Max levels of N(0,1): least squared error once a weight's scale is its group's norm", normal},
 };
 
 void check_bits(int bits) {
-  if (bits >= min_bits && bits <= max_bits) return;
+  if (bits >= table_min_bits && bits <= table_max_bits) return;
   throw Error(ErrorCode::bad_argument, concat("there are no tables for codes of ", bits, " bits"))
-      .detail(concat("expected ", min_bits, " … ", max_bits));
+      .detail(concat("expected ", table_min_bits, " … ", table_max_bits));
 }
 
 bool is_separator(char c) noexcept {
@@ -96,6 +104,18 @@ double parse_number(std::string_view& text, size_t index, std::string_view sourc
 
 std::span<const CodebookRow> codebook_registry() noexcept { return rows; }
 
+std::span<const float> normal_codebook(int bits) noexcept {
+  static const std::vector<float> tables[] = {mirrored(normal2), mirrored(normal3), mirrored(normal4),
+                                              mirrored(normal5)};
+  return tables[bits - table_min_bits];
+}
+
+float table_max(std::span<const float> codebook) noexcept {
+  float largest = 0;
+  for (const float entry : codebook) largest = std::max(largest, std::abs(entry));
+  return largest;
+}
+
 std::vector<float> codebook(std::string_view name, int bits) {
   check_bits(bits);
   std::vector<std::string> names;
@@ -114,13 +134,11 @@ void check_codebook(std::span<const float> table, int bits, std::string_view sou
     throw Error(ErrorCode::bad_file, concat(printable(source), ": wrong number of table entries"))
         .detail(concat("expected ", expected, " for ", bits, " bits, got ", table.size()));
   }
-  float largest = 0;
   for (size_t i = 0; i < table.size(); ++i) {
-    if (!std::isfinite(table[i])) {
-      throw Error(ErrorCode::bad_file, concat(printable(source), ": table entry ", i, " is not finite"));
-    }
-    largest = std::max(largest, std::abs(table[i]));
+    if (std::isfinite(table[i])) continue;
+    throw Error(ErrorCode::bad_file, concat(printable(source), ": table entry ", i, " is not finite"));
   }
+  const float largest = table_max(table);
   for (size_t i = 1; i < table.size(); ++i) {
     // In double: the difference of two floats near the ends of the range is exact enough and cannot overflow.
     const double gap = static_cast<double>(table[i]) - static_cast<double>(table[i - 1]);

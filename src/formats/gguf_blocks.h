@@ -34,9 +34,6 @@ void gguf_encode(GgmlType type, std::span<const float> values, std::span<std::by
 
 /// Q4_0: w = (code − 8) · scale, codes 0 … 15.
 void gguf_pack_q4_0(std::span<const uint8_t> codes, std::span<const uint16_t> scales, std::span<std::byte> blocks);
-/// Q4_1: w = code · scale + minimum, codes 0 … 15.
-void gguf_pack_q4_1(std::span<const uint8_t> codes, std::span<const uint16_t> scales,
-                    std::span<const uint16_t> minimums, std::span<std::byte> blocks);
 /// Q8_0: w = (code − 128) · scale.
 void gguf_pack_q8_0(std::span<const uint8_t> codes, std::span<const uint16_t> scales, std::span<std::byte> blocks);
 /// The inverses.

@@ -75,18 +75,6 @@ void gguf_pack_q4_0(std::span<const uint8_t> codes, std::span<const uint16_t> sc
   }
 }
 
-void gguf_pack_q4_1(std::span<const uint8_t> codes, std::span<const uint16_t> scales,
-                    std::span<const uint16_t> minimums, std::span<std::byte> blocks) {
-  check_planes(GgmlType::q4_1, codes.size(), scales.size(), blocks.size());
-  ensure(minimums.size() == scales.size(), "as many minimums as scales");
-  auto* bytes = reinterpret_cast<uint8_t*>(blocks.data());
-  for (size_t block = 0; block < scales.size(); ++block, bytes += 20) {
-    put_bits(bytes, scales[block]);
-    put_bits(bytes + 2, minimums[block]);
-    put_nibbles(codes.data() + 32 * block, bytes + 4);
-  }
-}
-
 void gguf_pack_q8_0(std::span<const uint8_t> codes, std::span<const uint16_t> scales, std::span<std::byte> blocks) {
   check_planes(GgmlType::q8_0, codes.size(), scales.size(), blocks.size());
   auto* bytes = reinterpret_cast<uint8_t*>(blocks.data());

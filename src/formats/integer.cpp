@@ -1,13 +1,9 @@
 #include "formats/integer.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
-#include <limits>
 
-#include "core/convert.h"
 #include "core/error.h"
-#include "core/float_formats.h"
 #include "core/text.h"
 
 namespace w4q::formats {
@@ -21,20 +17,13 @@ std::span<const uint32_t> row_words(const PackedWeight& weight, int64_t row) {
   return weight.plane(PlaneRole::codes).bytes.as<uint32_t>().subspan(static_cast<size_t>(row) * words, words);
 }
 
-/// A positive value below the range of f16 and bf16 subnormals must not round to zero.
-uint16_t not_zero(uint16_t bits) noexcept { return bits == 0 ? 1 : bits; }
-
 }  // namespace
 
-DType integer_scale_dtype(ScaleType type) {
-  ensure(type == ScaleType::f16 || type == ScaleType::bf16 || type == ScaleType::f32, "integer: no such scale type");
-  return type == ScaleType::f16 ? DType::f16 : type == ScaleType::bf16 ? DType::bf16 : DType::f32;
-}
-
 float integer_scale_max(const Scheme& scheme) noexcept {
-  if (scheme.scale == ScaleType::f16) return 65504.0f;
-  const float largest = scheme.scale == ScaleType::bf16 ? 0x1.FEp127f : std::numeric_limits<float>::max();
-  return std::ldexp(largest, -(scheme.asymmetric ? scheme.bits : scheme.bits - 1));
+  const float largest = scale_codec(scheme.scale).largest;
+  // The other types reach to the end of fp32, and products must stay within it.
+  return scheme.scale == ScaleType::f16 ? largest
+                                        : std::ldexp(largest, -(scheme.asymmetric ? scheme.bits : scheme.bits - 1));
 }
 
 std::vector<PlaneSpec> integer_planes(const Scheme& scheme, int64_t n, int64_t k) {
@@ -45,14 +34,14 @@ std::vector<PlaneSpec> integer_planes(const Scheme& scheme, int64_t n, int64_t k
   }
   const int64_t groups = integer_groups(scheme, k);
   std::vector<PlaneSpec> specs = {{PlaneRole::codes, DType::i32, {n, dense_words(k, scheme.bits)}},
-                                  {PlaneRole::scales, integer_scale_dtype(scheme.scale), {n, groups}}};
+                                  {PlaneRole::scales, scale_codec(scheme.scale).dtype, {n, groups}}};
   if (scheme.asymmetric) specs.push_back({PlaneRole::zeros, DType::u8, {n, groups}});
   if (scheme.act_order) specs.push_back({PlaneRole::group_index, DType::i32, {k}});
   return specs;
 }
 
 PackedWeight allocate_integer(const Scheme& scheme, int64_t n, int64_t k) {
-  PackedWeight weight = allocate_planes(scheme, canonical_layout, n, k, integer_planes(scheme, n, k));
+  PackedWeight weight = allocate_canonical(scheme, n, k);
   if (!scheme.act_order) return weight;
   const int64_t size = integer_group_size(scheme, k);
   const auto index = weight.plane(PlaneRole::group_index).bytes.as<int32_t>();
@@ -72,9 +61,7 @@ void integer_write_codes(PackedWeight& canonical, int64_t row, std::span<const u
 }
 
 void integer_read_scales(const PackedWeight& canonical, int64_t row, std::span<float> scales) {
-  const Plane& plane = canonical.plane(PlaneRole::scales);
-  const auto bytes = scales.size() * static_cast<size_t>(dtype_bits(plane.spec.dtype)) / 8;
-  widen(plane.bytes.bytes().subspan(static_cast<size_t>(row) * bytes, bytes), plane.spec.dtype, scales);
+  load_scales(canonical.plane(PlaneRole::scales), static_cast<size_t>(row) * scales.size(), scales);
 }
 
 void integer_read_zeros(const PackedWeight& canonical, int64_t row, std::span<uint8_t> zeros) {
@@ -87,23 +74,9 @@ void integer_read_zeros(const PackedWeight& canonical, int64_t row, std::span<ui
 }
 
 IntegerScale integer_store_scale(const Scheme& scheme, double scale) noexcept {
-  const float largest = integer_scale_max(scheme);
-  const bool saturated = scale > static_cast<double>(largest);
-  const float value = saturated ? largest : static_cast<float>(scale);
-  switch (scheme.scale) {
-    case ScaleType::f16: {
-      const uint16_t half = not_zero(f16_from_f32(value));
-      return {f32_from_f16(half), half, 0, saturated};
-    }
-    case ScaleType::bf16: {
-      const uint16_t brain = not_zero(bf16_from_f32(value));
-      return {f32_from_bf16(brain), brain, 0, saturated};
-    }
-    default: {
-      const float single = std::max(value, std::numeric_limits<float>::denorm_min());
-      return {single, std::bit_cast<uint32_t>(single), 0, saturated};
-    }
-  }
+  const StoredScale stored = store_scale(scale, scheme.scale, integer_scale_max(scheme));
+  const uint32_t bits = std::max(stored.bits, 1u);  // the smallest subnormal
+  return {decode_scale(bits, scheme.scale), bits, 0, stored.saturated};
 }
 
 IntegerScale integer_scale(const Scheme& scheme, float low, float high) noexcept {

@@ -17,6 +17,7 @@
 
 #include "formats/bit_stream.h"
 #include "formats/packed.h"
+#include "formats/scale_codec.h"
 #include "formats/scheme_registry.h"
 
 namespace w4q::formats {
@@ -38,8 +39,6 @@ inline int64_t integer_groups(const Scheme& scheme, int64_t k) noexcept {
   return (k + size - 1) / size;
 }
 
-/// How the scales of a scheme stand in their plane. Throws internal for a scale type that is none of the family's.
-DType integer_scale_dtype(ScaleType type);
 /// The largest magnitude of a scale: finite in its type, and so are all its products in fp32.
 float integer_scale_max(const Scheme& scheme) noexcept;
 

@@ -47,7 +47,7 @@ Buffer narrow_scales(std::span<const float> values, DType dtype) {
 }
 
 std::string scale_loss(const PackedWeight& weight, const Scheme& scheme) {
-  const DType from = integer_scale_dtype(weight.scheme.scale), to = integer_scale_dtype(scheme.scale);
+  const DType from = scale_codec(weight.scheme.scale).dtype, to = scale_codec(scheme.scale).dtype;
   if (from == to || to == DType::f32) return {};
   const auto values = wide_scales(weight);
   std::vector<float> back(values.size());

@@ -3,12 +3,9 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <limits>
 #include <optional>
 
-#include "core/convert.h"
 #include "core/error.h"
-#include "core/float_formats.h"
 #include "core/text.h"
 #include "formats/integer.h"
 
@@ -99,25 +96,6 @@ std::optional<Scheme> parse(std::string_view text) {
   return make(*bits, *group, *scale, asymmetric, act_order);
 }
 
-float load_scale(const Plane& scales, ScaleType type, size_t index) noexcept {
-  switch (type) {
-    case ScaleType::f16:
-      return f32_from_f16(scales.bytes.as<uint16_t>()[index]);
-    case ScaleType::bf16:
-      return f32_from_bf16(scales.bytes.as<uint16_t>()[index]);
-    default:
-      return scales.bytes.as<float>()[index];
-  }
-}
-
-void store_scale(Plane& scales, size_t index, uint32_t bits) noexcept {
-  if (scales.spec.dtype == DType::f32) {
-    scales.bytes.as<uint32_t>()[index] = bits;
-  } else {
-    scales.bytes.as<uint16_t>()[index] = static_cast<uint16_t>(bits);
-  }
-}
-
 /// Scale and zero of every input of a row, by its group.
 class GroupReader {
  public:
@@ -137,7 +115,7 @@ class GroupReader {
   /// The first input behind `col` that may belong to another group.
   int64_t run_end(int64_t col) const noexcept { return index_.empty() ? (col / size_ + 1) * size_ : col + 1; }
   float scale(int64_t row, int64_t group) const noexcept {
-    return load_scale(scales_, scheme_.scale, static_cast<size_t>(row * groups_ + group));
+    return load_scale(scales_, static_cast<size_t>(row * groups_ + group));
   }
   int zero(int64_t row, int64_t group) const noexcept {
     return zeros_.empty() ? integer_symmetric_zero(scheme_.bits) : zeros_[static_cast<size_t>(row * groups_ + group)];
@@ -198,7 +176,7 @@ PackedWeight encode(const Scheme& scheme, std::span<const float> values, int64_t
     for (size_t group = 0; group < low.size(); ++group) {
       const IntegerScale scale = integer_scale(scheme, low[group], high[group]);
       const size_t index = static_cast<size_t>(row) * low.size() + group;
-      store_scale(weight.plane(PlaneRole::scales), index, scale.bits);
+      put_scale(weight.plane(PlaneRole::scales), index, scale.bits);
       if (scheme.asymmetric) {
         weight.plane(PlaneRole::zeros).bytes.as<uint8_t>()[index] = static_cast<uint8_t>(scale.zero);
       }
@@ -239,10 +217,8 @@ void decode_row(const PackedWeight& canonical, int64_t row, std::span<float> out
 /// range; the quotient's and the product's own rounding. A saturated scale may cut off any value.
 double error_bound(const Scheme& scheme, double absmax, std::span<const float>) {
   const int steps = (1 << scheme.bits) - 1;
-  const double roundoff = scheme.scale == ScaleType::f16 ? 0x1p-11 : scheme.scale == ScaleType::bf16 ? 0x1p-8 : 0x1p-24;
-  const double smallest = scheme.scale == ScaleType::f16    ? 0x1p-24
-                          : scheme.scale == ScaleType::bf16 ? 0x1p-133
-                                                            : 0x1p-149;
+  const ScaleCodec& codec = scale_codec(scheme.scale);
+  const double roundoff = codec.roundoff, smallest = codec.decode(1);
   const double exact = 2 * absmax / steps;
   const double step = exact * (1 + roundoff) + smallest;
   const double bound = 0.5 * step + 2 * absmax * (roundoff + 0x1p-22) + (steps + 1) * smallest;
@@ -269,6 +245,7 @@ SchemeRow integer_row() {
           .schemes = representative_schemes,
           .print = print,
           .parse = parse,
+          .table = nullptr,
           .planes = integer_planes,
           .validate = integer_validate,
           .decode_row = decode_row,

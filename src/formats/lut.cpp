@@ -1,13 +1,14 @@
 #include "formats/lut.h"
 
-#include <algorithm>
-#include <cmath>
+#include <optional>
 
-#include "core/error.h"
 #include "core/text.h"
+#include "formats/table/table_format.h"
 
 namespace w4q::formats {
 namespace {
+
+constexpr std::string_view form = "lut4-b{32,64,128,256,512,1024,2048,4096}-{f32,nested}";
 
 constexpr std::array<float, lut_entries> nf4 = {-1.0f,
                                                 -0.69619280099868770f,
@@ -36,34 +37,35 @@ constexpr std::array<float, lut_entries> fp4 = [] {
   return table;
 }();
 
-void check_padding(const PackedWeight& weight, std::string_view name) {
-  const int64_t rest = weight.n * weight.k % 8;
-  const auto words = weight.plane(PlaneRole::codes).bytes.as<uint32_t>();
-  if (rest == 0 || words.back() >> (rest * lut_bits) == 0) return;
-  throw Error(ErrorCode::bad_file, concat(printable(name), ": plane codes has padding bits that are not zero"))
-      .detail(concat("word ", words.size() - 1, ": only ", rest, " of its 8 codes are weights"));
+std::vector<Scheme> representative_schemes() {
+  return {{SchemeFamily::lut, lut_bits, 64, ScaleType::f32},
+          {SchemeFamily::lut, lut_bits, 64, ScaleType::nested},
+          {SchemeFamily::lut, lut_bits, 128, ScaleType::f32}};
 }
 
-/// All values of a plane of floats are finite; returns the largest magnitude.
-float check_finite(const PackedWeight& weight, PlaneRole role, std::string_view name) {
-  float largest = 0;
-  const auto values = weight.plane(role).bytes.as<float>();
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (!std::isfinite(values[i])) {
-      throw Error(ErrorCode::bad_file,
-                  concat(printable(name), ": plane ", to_string(role), " holds a value that is not finite"))
-          .detail(concat("entry ", i, ": ", values[i]));
+std::string print(const Scheme& scheme) {
+  return concat("lut", scheme.bits, "-b", scheme.block, "-", to_string(scheme.scale));
+}
+
+std::optional<Scheme> parse(std::string_view text) {
+  for (int block = 32; is_lut_block(block); block *= 2) {
+    for (const ScaleType scale : {ScaleType::f32, ScaleType::nested}) {
+      const Scheme scheme{SchemeFamily::lut, lut_bits, block, scale};
+      if (print(scheme) == text) return scheme;
     }
-    largest = std::max(largest, std::abs(values[i]));
   }
-  return largest;
+  return std::nullopt;
 }
 
-/// No weight may decode to infinity: the bound is the largest table entry times the largest scale there can be.
-void check_range(double table, double scale, std::string_view name) {
-  if (table * scale <= static_cast<double>(std::numeric_limits<float>::max())) return;
-  throw Error(ErrorCode::bad_file, concat(printable(name), ": plane scales holds a value that is too large"))
-      .detail(concat("scales up to ", scale, " times table entries up to ", table, " leave the range of fp32"));
+/// bitsandbytes multiplies by the reciprocal, rounded, of the scale.
+TableFormat table(const Scheme& scheme) {
+  return {.bits = scheme.bits,
+          .order = CodeOrder::dense,
+          .ascending = false,
+          .block = scheme.block,
+          .scale = scheme.scale,
+          .rule = ScaleRule::absmax,
+          .reciprocal = true};
 }
 
 }  // namespace
@@ -71,62 +73,17 @@ void check_range(double table, double scale, std::string_view name) {
 const std::array<float, lut_entries>& nf4_table() noexcept { return nf4; }
 const std::array<float, lut_entries>& fp4_table() noexcept { return fp4; }
 
-std::vector<float> lut_nested_table() {
-  std::vector<float> table = {0.0f, 1.0f};
-  for (int exponent = 0; exponent < 7; ++exponent) {
-    const int points = 1 << exponent;
-    const double step = 0.9 / points;
-    for (int i = 0; i < points; ++i) {
-      const double middle = 0.1 + step * (i + 0.5);
-      const auto value = static_cast<float>(middle * std::pow(10.0, exponent - 6));
-      table.push_back(value);
-      table.push_back(-value);
-    }
-  }
-  std::ranges::sort(table);
-  return table;
-}
-
 bool is_lut_block(int block) noexcept { return block >= 32 && block <= 4096 && (block & (block - 1)) == 0; }
 
-std::vector<PlaneSpec> lut_planes(const Scheme& scheme, int64_t n, int64_t k) {
-  check_dimensions(n, k, to_string(scheme));
-  const int64_t blocks = lut_blocks(scheme, n, k);
-  const bool nested = scheme.scale == ScaleType::nested;
-  std::vector<PlaneSpec> specs = {{PlaneRole::codes, DType::i32, {(n * k + 7) / 8}},
-                                  {PlaneRole::scales, nested ? DType::u8 : DType::f32, {blocks}},
-                                  {PlaneRole::codebook, DType::f32, {lut_entries}}};
-  if (!nested) return specs;
-  specs.push_back({PlaneRole::nested_scales, DType::f32, {(blocks + lut_nested_block - 1) / lut_nested_block}});
-  specs.push_back({PlaneRole::nested_codebook, DType::f32, {lut_nested_entries}});
-  specs.push_back({PlaneRole::nested_offset, DType::f32, {1}});
-  return specs;
-}
-
-float lut_scale(const PackedWeight& canonical, int64_t block) noexcept {
-  const auto index = static_cast<size_t>(block);
-  const Plane& scales = canonical.plane(PlaneRole::scales);
-  if (canonical.scheme.scale != ScaleType::nested) return scales.bytes.as<float>()[index];
-  const float product =
-      canonical.plane(PlaneRole::nested_codebook).bytes.as<float>()[scales.bytes.as<uint8_t>()[index]] *
-      canonical.plane(PlaneRole::nested_scales).bytes.as<float>()[index / lut_nested_block];
-  return product + canonical.plane(PlaneRole::nested_offset).bytes.as<float>()[0];
-}
-
-void lut_validate(const PackedWeight& canonical, std::string_view name) {
-  check_canonical(scheme_row(SchemeFamily::lut), canonical, name);
-  check_dimensions(canonical.n, canonical.k, name);
-  check_planes(canonical, lut_planes(canonical.scheme, canonical.n, canonical.k), name);
-  check_padding(canonical, name);
-  const double table = check_finite(canonical, PlaneRole::codebook, name);
-  if (canonical.scheme.scale != ScaleType::nested) {
-    check_range(table, check_finite(canonical, PlaneRole::scales, name), name);
-    return;
-  }
-  const double factor = check_finite(canonical, PlaneRole::nested_scales, name);
-  const double entry = check_finite(canonical, PlaneRole::nested_codebook, name);
-  const double offset = check_finite(canonical, PlaneRole::nested_offset, name);
-  check_range(std::max(1.0, table), factor * entry + offset, name);
+SchemeRow lut_row() {
+  return table_row({.family = SchemeFamily::lut,
+                    .name = "lut",
+                    .description = "4-bit codes of a table, flat blocks: bitsandbytes' NF4 and FP4",
+                    .form = form,
+                    .schemes = representative_schemes,
+                    .print = print,
+                    .parse = parse,
+                    .table = table});
 }
 
 }  // namespace w4q::formats

@@ -11,39 +11,20 @@
 #pragma once
 
 #include <array>
-#include <cstdint>
-#include <span>
-#include <string_view>
-#include <vector>
 
-#include "formats/packed.h"
 #include "formats/scheme_registry.h"
 
 namespace w4q::formats {
 
 inline constexpr int lut_bits = 4;
 inline constexpr int lut_entries = 16;
-inline constexpr int lut_nested_block = 256;
-inline constexpr int lut_nested_entries = 256;
 
 /// bitsandbytes' two tables. NF4 ascends; of FP4's codes bit 3 is the sign, so it has two zeros.
 const std::array<float, lut_entries>& nf4_table() noexcept;
 const std::array<float, lut_entries>& fp4_table() noexcept;
-/// The table of nested scales. Other programs' differ from it in last places: use the one that stands in the file.
-std::vector<float> lut_nested_table();
 
 /// Block sizes that the format has.
 bool is_lut_block(int block) noexcept;
-inline int64_t lut_blocks(const Scheme& scheme, int64_t n, int64_t k) noexcept {
-  return (n * k + scheme.block - 1) / scheme.block;
-}
-
-/// The canonical planes. Throws unsupported when n or k is out of range.
-std::vector<PlaneSpec> lut_planes(const Scheme& scheme, int64_t n, int64_t k);
-/// SchemeRow::validate.
-void lut_validate(const PackedWeight& canonical, std::string_view name);
-/// The scale of block `block`.
-float lut_scale(const PackedWeight& canonical, int64_t block) noexcept;
 
 /// The registry row.
 SchemeRow lut_row();

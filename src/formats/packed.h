@@ -23,6 +23,7 @@ enum class PlaneRole {
   nested_scales,
   nested_codebook,
   nested_offset,
+  tensor_scale,  ///< a factor of the whole tensor, in front of its block scales
 };
 
 /// "codes", "scales", "group_index" …: the last part of the plane's tensor name `<linear>.<pass>.<role>`.

@@ -10,10 +10,11 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
-#include <vector>
 
+#include "formats/codebook.h"
+#include "formats/scale_codec.h"
 #include "formats/scheme_registry.h"
+#include "formats/table/group_norm.h"
 
 namespace w4q::formats {
 
@@ -26,39 +27,10 @@ inline int64_t rotated_groups(const Scheme& scheme, int64_t k) noexcept {
   return (k + group - 1) / group;
 }
 
-/// The Lloyd–Max quantizer of N(0, 1) with 2^bits levels, bits 2 … 5: what the family's codebook is unless told
-/// otherwise.
-std::span<const float> normal_codebook(int bits) noexcept;
-
-/// The largest magnitude of a codebook over that of normal_codebook: norms are divided by it. A table on any scale, or
-/// one that carries a power of two, stands for the same levels.
-double rotated_gain(std::span<const float> codebook, int bits) noexcept;
-
-/// codebook / √group, each rounded once.
-void rotated_levels(std::span<const float> codebook, int64_t group, std::span<float> levels) noexcept;
-
-/// √(Σ v² · group / size), size values being given: 32 sums in double, of every 32nd value each, folded in halves, so
-/// that a warp of a GPU gets the same bits.
-double rotated_norm(std::span<const float> values, int64_t group) noexcept;
-
-/// The largest norm of a type, and its smallest normal one.
-float rotated_scale_max(ScaleType type) noexcept;
-float rotated_scale_min_normal(ScaleType type) noexcept;
-
-/// A norm as its type stores it.
-struct StoredNorm {
-  uint32_t bits = 0;
-  float value = 0;
-  bool saturated = false;
-};
-StoredNorm rotated_store_norm(double norm, ScaleType type) noexcept;
-/// Norm `index` of a plane of scales.
-float rotated_norm_at(const Plane& scales, size_t index) noexcept;
-void rotated_put_norm(Plane& scales, size_t index, const StoredNorm& norm) noexcept;
-
-/// The kbit weight that decodes to the same numbers, bit for bit: the levels as its table, a group's norm as the scale
-/// of each block of 32 in it. For kernels and layouts of kbit. Throws unsupported for f32 norms, which kbit has not.
-PackedWeight rotated_as_kbit(const PackedWeight& canonical);
+/// A norm, divided by rotated_gain, as a type stores it.
+inline StoredScale rotated_scale(double norm, ScaleType type) noexcept {
+  return store_scale(norm, type, scale_codec(type).largest);
+}
 
 /// The registry row.
 SchemeRow rotated_row();

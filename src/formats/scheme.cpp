@@ -4,25 +4,12 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "formats/scale_codec.h"
 #include "formats/scheme_registry.h"
 
 namespace w4q::formats {
 
-std::string_view to_string(ScaleType type) noexcept {
-  switch (type) {
-    case ScaleType::e4m4:
-      return "e4m4";
-    case ScaleType::f16:
-      return "f16";
-    case ScaleType::bf16:
-      return "bf16";
-    case ScaleType::f32:
-      return "f32";
-    case ScaleType::nested:
-      return "nested";
-  }
-  return "?";
-}
+std::string_view to_string(ScaleType type) noexcept { return scale_codec(type).name; }
 
 std::string to_string(const Scheme& scheme) { return scheme_row(scheme.family).print(scheme); }
 

@@ -17,12 +17,14 @@ enum class SchemeFamily {
   lut,      ///< codes of a table, flat blocks across rows, bitsandbytes' 4-bit format (docs/int.md)
 };
 
-/// How a block's scale is stored.
+/// How a block's scale is stored (scale_codec.h).
 enum class ScaleType {
   e4m4,
   f16,
   bf16,
   f32,
+  e4m3,
+  e8m0,
   nested,  ///< a byte that indexes a table, times a second scale, plus an offset
 };
 

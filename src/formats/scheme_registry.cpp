@@ -27,8 +27,9 @@ const SchemeRow& scheme_row(SchemeFamily family) noexcept {
 
 void check_canonical(const SchemeRow& row, const PackedWeight& weight, std::string_view name) {
   if (row.parse(row.print(weight.scheme)) != weight.scheme) {
-    throw Error(ErrorCode::bad_file, concat(printable(name), ": no such scheme: ", to_string(weight.scheme)))
-        .detail(concat("expected ", row.form));
+    Error error(ErrorCode::bad_file, concat(printable(name), ": no such scheme: ", to_string(weight.scheme)));
+    if (!row.form.empty()) error.detail(concat("expected ", row.form));
+    throw error;
   }
   check_canonical_layout(weight, name);
 }
@@ -49,6 +50,10 @@ void decode_linear_row(const PackedLinear& linear, int64_t row, std::span<float>
     for (size_t col = 0; col < out.size(); ++col) out[col] += sum[col];
   }
   for (size_t col = 0; col < linear.input_scale.size(); ++col) out[col] /= linear.input_scale[col];
+}
+
+PackedWeight allocate_canonical(const Scheme& scheme, int64_t n, int64_t k) {
+  return allocate_planes(scheme, canonical_layout, n, k, scheme_row(scheme.family).planes(scheme, n, k));
 }
 
 double bits_per_weight_of_planes(std::span<const PlaneSpec> planes, int64_t n, int64_t k) {

@@ -21,6 +21,8 @@ struct BitPlace {
   int64_t scale;
 };
 
+struct TableFormat;
+
 struct SchemeRow {
   SchemeFamily family;
   std::string_view name;         ///< "kbit"
@@ -31,6 +33,8 @@ struct SchemeRow {
   std::string (*print)(const Scheme&);
   /// The inverse of print; nothing for the name of no scheme of this family.
   std::optional<Scheme> (*parse)(std::string_view);
+  /// What the codes index and how they stand; null for a family without a table (table/table_format.h).
+  TableFormat (*table)(const Scheme&);
   /// Planes of an n × k weight in the canonical layout. Throws unsupported when a dimension is out of range.
   std::vector<PlaneSpec> (*planes)(const Scheme&, int64_t n, int64_t k);
   /// Checks everything a hostile file could get wrong in canonical planes: types, shapes, padding, codebook, scales.
@@ -62,6 +66,9 @@ const SchemeRow& scheme_row(SchemeFamily family) noexcept;
 
 /// Row `row` of what a canonical linear computes with, Σ_p W_p · R_p ⊘ s, into `out` (k values): the reference decoder.
 void decode_linear_row(const PackedLinear& linear, int64_t row, std::span<float> out);
+
+/// Zeroed canonical planes of a scheme.
+PackedWeight allocate_canonical(const Scheme& scheme, int64_t n, int64_t k);
 
 /// SchemeRow::bits_per_weight for families whose planes follow from scheme, n and k: the sum of their bytes.
 double bits_per_weight_of_planes(std::span<const PlaneSpec> planes, int64_t n, int64_t k);

@@ -19,9 +19,10 @@ constexpr int64_t batch_rows = 4096;
 /// the weights in fp32 twice, and a rest.
 int64_t layer_memory(const model::ModelConfig& config) {
   int64_t weights = 0, widest = 0;
-  for (const auto& group : linear_groups(config, 0)) widest = std::max(widest, group.width);
-  const int64_t heads = (2 * config.heads + 2 * config.kv_heads) * config.head_dim;
-  weights = config.hidden_size * (heads + 3 * config.intermediate_size);
+  for (const auto& linear : model::layer_plan(config, 0).linears()) {
+    widest = std::max(widest, linear.k);
+    weights += linear.n * linear.k;
+  }
   return 32 * widest * widest + 8 * weights + (int64_t{1} << 30);
 }
 
@@ -89,7 +90,7 @@ struct CalibrationCuda::Impl {
   }
 
   LayerStatistics collect(bool keep_gram) {
-    LayerStatistics result;
+    LayerStatistics result(groups.size());
     for (size_t i = 0; i < groups.size(); ++i) {
       const std::string& name = groups[i].name();
       if (keep_gram && shape.gram) {
@@ -110,8 +111,8 @@ struct CalibrationCuda::Impl {
   decoder_cuda::CudaLayerDecoder decoder;
   const int64_t resident;
   device::DeviceBuffer states;  // [resident, length, hidden]
-  std::array<LinearGroup, groups_per_layer> groups;
-  std::array<std::optional<quantize::StatisticsCuda>, groups_per_layer> sums;
+  std::vector<model::InputGroup> groups;
+  std::vector<std::optional<quantize::StatisticsCuda>> sums;  // one for each of the groups
 };
 
 CalibrationCuda::CalibrationCuda(std::shared_ptr<quantize::CudaWork> work, const model::ModelConfig& config,
@@ -132,10 +133,11 @@ void CalibrationCuda::put(int64_t window, MatrixView<const float> hidden) {
 LayerStatistics CalibrationCuda::run(const model::LayerWeights& weights, int64_t layer, HiddenStates& others,
                                      bool keep_gram, const std::function<void()>& on_window) {
   Impl& impl = *impl_;
-  impl.groups = linear_groups(impl.config, layer);
+  impl.groups = model::input_groups(impl.config, layer);
+  impl.sums = std::vector<std::optional<quantize::StatisticsCuda>>(impl.groups.size());
   for (size_t i = 0; i < impl.groups.size(); ++i)
     impl.sums[i].emplace(*impl.work, impl.groups[i].width, impl.shape.gram);
-  impl.decoder.load(weights, layer);
+  impl.decoder.load(weights);
   decoder_cuda::CudaObserver observer;
   observer.linear_input = [&](std::span<const std::string> linears, const decoder_cuda::CudaMatrix& input) {
     impl.observe(linears, input);

@@ -81,11 +81,14 @@ Plan make_plan(const Source& source, const checkpoint::QuantizationConfig& after
   Plan plan;
   int64_t largest = 0;
   for (const auto& [name, info] : after.linears) {
-    TensorPlan tensor{
-        name, info.source_dtype, {info.n, info.k}, info.passes.front().scheme, info.passes.front().layout, 0, 0};
+    TensorPlan tensor{.name = name,
+                      .dtype = info.source_dtype,
+                      .shape = {info.n, info.k},
+                      .scheme = info.passes.front().scheme,
+                      .layout = info.passes.front().layout,
+                      .bytes_before = planes_bytes(source.quantization.linears.at(name)),
+                      .bytes_after = planes_bytes(info)};
     tensor.residual.assign(info.passes.begin() + 1, info.passes.end());
-    tensor.bytes_before = planes_bytes(source.quantization.linears.at(name));
-    tensor.bytes_after = planes_bytes(info);
     // Stored, canonical, packed, and unpacked again for the proof.
     largest = std::max(largest, 2 * (tensor.bytes_before + tensor.bytes_after));
     plan.tensors.push_back(std::move(tensor));
@@ -94,7 +97,13 @@ Plan make_plan(const Source& source, const checkpoint::QuantizationConfig& after
   for (const auto& [name, info] : source.checkpoint.tensors()) {
     if (planes.contains(name)) continue;
     const auto size = static_cast<int64_t>(info.size());
-    plan.tensors.push_back({name, info.dtype, info.shape, std::nullopt, "", size, size});
+    plan.tensors.push_back({.name = name,
+                            .dtype = info.dtype,
+                            .shape = info.shape,
+                            .scheme = {},
+                            .layout = {},
+                            .bytes_before = size,
+                            .bytes_after = size});
     largest = std::max(largest, size);
   }
   plan.expected_memory = base_memory + largest;
@@ -174,12 +183,8 @@ RepackReport repack_model(const RepackRequest& request) {
     }
     progress.advance(tensor.bytes_before);
   }
-  writer.finish();
-  carry_companions(request.input, output.staging(), source.config, quantization);
-  output.commit();
-  report.file_bytes = writer.file_bytes();
-  report.seconds = watch.seconds();
-  return report;
+  return finished(std::move(report), writer, output, watch,
+                  [&](const auto& to) { carry_companions(request.input, to, source.config, quantization); });
 }
 
 std::string to_text(const RepackReport& report) {

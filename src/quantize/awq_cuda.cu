@@ -214,7 +214,7 @@ Table table_of(const formats::Scheme& scheme, std::span<const float> levels) {
   std::ranges::copy(levels, table.levels);
   formats::kbit_midpoints(levels, std::span(table.midpoints).first(levels.size() - 1));
   table.count = static_cast<int>(levels.size());
-  table.largest = formats::kbit_table_max(levels);
+  table.largest = formats::table_max(levels);
   table.e4m4 = scheme.scale == formats::ScaleType::e4m4;
   return table;
 }
@@ -278,7 +278,17 @@ class ClipSearch {
 
   /// c [rows, n] = a [rows, cols] · b [cols, n], where rows of b are those of the Gram matrix.
   void multiply(const float* a, int64_t rows, int64_t cols, const float* b, float* c, int64_t n, bool add) {
-    device::cublas_multiply({rows, n, cols, a, cols, b, k_, c, n, work_.cublas.data(), false, false, add},
+    device::cublas_multiply({.m = rows,
+                             .n = n,
+                             .k = cols,
+                             .a = a,
+                             .lda = cols,
+                             .b = b,
+                             .ldb = k_,
+                             .c = c,
+                             .ldc = n,
+                             .workspace = work_.cublas.data(),
+                             .add = add},
                             work_.stream.get());
   }
 

@@ -8,6 +8,7 @@
 #include "core/text.h"
 #include "formats/integer.h"
 #include "formats/rotated.h"
+#include "formats/scale_codec.h"
 #include "quantize/feedback_rotated.h"
 #include "quantize/feedback_rows.h"
 #include "quantize/integer_simd.h"
@@ -194,7 +195,7 @@ class IntegerFeedback {
     ++stats.blocks;
     stats.zero_blocks += range.low == range.high ? 1 : 0;
     stats.saturated_scales += scale.saturated ? 1 : 0;
-    stats.subnormal_scales += scale.value < least_normal(packed_.scheme.scale) ? 1 : 0;
+    stats.subnormal_scales += scale.value < formats::scale_codec(packed_.scheme.scale).smallest_normal ? 1 : 0;
     return scale;
   }
 
@@ -220,12 +221,7 @@ class IntegerFeedback {
   }
 
   void store(size_t index, const formats::IntegerScale& scale) const {
-    Buffer& stored = packed_.plane(PlaneRole::scales).bytes;
-    if (packed_.scheme.scale == formats::ScaleType::f32) {
-      stored.as<uint32_t>()[index] = scale.bits;
-    } else {
-      stored.as<uint16_t>()[index] = static_cast<uint16_t>(scale.bits);
-    }
+    formats::put_scale(packed_.plane(PlaneRole::scales), index, scale.bits);
     if (packed_.scheme.asymmetric) {
       packed_.plane(PlaneRole::zeros).bytes.as<uint8_t>()[index] = static_cast<uint8_t>(scale.zero);
     }
@@ -246,7 +242,7 @@ QuantizeResult kbit_feedback(const TensorView& weight, const Scheme& scheme, con
   const auto codebook = formats::kbit_scaled_codebook(table, exponent);
   const KbitLevels levels(codebook);
   QuantizeResult result{allocate_canonical(weight, scheme, codebook), {}};
-  const KbitFeedback feedback(factor, levels, options.scales, result.weight);
+  const KbitFeedback feedback(factor, levels, options.scales(), result.weight);
   for_feedback_tasks(weight, factor, [&](FeedbackRows& rows, size_t) { feedback.run(rows); });
   result.stats = block_stats(result.weight, maxima, exponent);
   return result;
@@ -256,7 +252,7 @@ QuantizeResult integer_feedback(const TensorView& weight, const Scheme& scheme, 
   const ErrorFactor& factor = *options.input->feedback;
   find_block_maxima(weight);  // refuses what is not finite
   QuantizeResult result{formats::allocate_integer(scheme, weight.shape[0], weight.shape[1]), {}};
-  const IntegerFeedback feedback(factor, options.clip, result.weight);
+  const IntegerFeedback feedback(factor, options.clip(), result.weight);
   std::vector<QuantizeStats> parts(
       static_cast<size_t>((weight.shape[0] + feedback_task_rows - 1) / feedback_task_rows));
   for_feedback_tasks(weight, factor, [&](FeedbackRows& rows, size_t task) { parts[task] = feedback.run(rows); });

@@ -15,7 +15,6 @@ using formats::kbit_block;
 using formats::PackedWeight;
 using formats::PlaneRole;
 using formats::Scheme;
-using formats::StoredNorm;
 
 class RotatedFeedback {
  public:
@@ -64,8 +63,8 @@ class RotatedFeedback {
                std::span<float> norms) const {
     for (int64_t r = 0; r < rows.rows(); ++r) {
       const double norm = formats::rotated_norm({targets.row(r), static_cast<size_t>(targets.cols)}, group_);
-      const auto stored = formats::rotated_store_norm(norm / gain_, packed_.scheme.scale);
-      formats::rotated_put_norm(packed_.plane(PlaneRole::scales), index_of(rows, r, position), stored);
+      const auto stored = formats::rotated_scale(norm / gain_, packed_.scheme.scale);
+      formats::put_scale(packed_.plane(PlaneRole::scales), index_of(rows, r, position), stored.bits);
       norms[static_cast<size_t>(r)] = stored.value;
     }
   }
@@ -95,8 +94,7 @@ class RotatedFeedback {
       const PanelScales found = searched_scales(block, search_levels_, packed_.scheme.scale);
       for (int64_t r = 0; r < count; ++r) {
         const auto lane = static_cast<size_t>(r);
-        formats::rotated_put_norm(packed_.plane(PlaneRole::scales), index_of(rows, first + r, position),
-                                  {.bits = found.bits[lane], .value = found.values[lane]});
+        formats::put_scale(packed_.plane(PlaneRole::scales), index_of(rows, first + r, position), found.bits[lane]);
         norms[static_cast<size_t>(first + r)] = found.values[lane];
       }
     }
@@ -153,7 +151,7 @@ QuantizeResult rotated_feedback(const TensorView& weight, const Scheme& scheme, 
   const auto table = rotated_table(scheme, options);
   const int exponent = range_exponent(maxima, scheme, k, formats::rotated_gain(table, scheme.bits));
   PackedWeight packed = allocate_rotated(scheme, n, k, table, exponent);
-  const RotatedFeedback feedback(factor, options.scales, packed);
+  const RotatedFeedback feedback(factor, options.scales(), packed);
   for_feedback_tasks(weight, factor, [&](FeedbackRows& rows, size_t) { feedback.run(rows); });
   const QuantizeStats stats = rotated_stats(packed, exponent);
   return {std::move(packed), stats};

@@ -39,8 +39,18 @@ class FeedbackSteps {
   void move_rest(int64_t begin, int64_t end) {
     if (end == k_) return;
     const int64_t cols = end - begin;
-    device::cublas_multiply({n_, k_ - end, cols, errors(), cols, factor_.coupling() + end * k_ + begin, k_,
-                             targets() + end, k_, work_.cublas.data(), false, true, true},
+    device::cublas_multiply({.m = n_,
+                             .n = k_ - end,
+                             .k = cols,
+                             .a = errors(),
+                             .lda = cols,
+                             .b = factor_.coupling() + end * k_ + begin,
+                             .ldb = k_,
+                             .c = targets() + end,
+                             .ldc = k_,
+                             .workspace = work_.cublas.data(),
+                             .b_transposed = true,
+                             .add = true},
                             work_.stream.get());
   }
 

@@ -162,8 +162,18 @@ void GramCuda::add_square(const float* difference, int64_t rows, bool add) const
   const int64_t stripe = stripe_width(width_);
   for (int64_t begin = 0; begin < width_; begin += stripe) {
     const int64_t cols = std::min(stripe, width_ - begin);
-    device::cublas_multiply({cols, width_ - begin, rows, difference + begin, width_, difference + begin, width_,
-                             square + begin * width_ + begin, width_, work_.cublas.data(), true, false, add},
+    device::cublas_multiply({.m = cols,
+                             .n = width_ - begin,
+                             .k = rows,
+                             .a = difference + begin,
+                             .lda = width_,
+                             .b = difference + begin,
+                             .ldb = width_,
+                             .c = square + begin * width_ + begin,
+                             .ldc = width_,
+                             .workspace = work_.cublas.data(),
+                             .a_transposed = true,
+                             .add = add},
                             work_.stream.get());
   }
 }

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "formats/integer.h"
+#include "formats/scale_codec.h"
 #include "quantize/rtn.h"
 
 namespace w4q::quantize::cuda {
@@ -26,9 +27,12 @@ struct Rule {
 };
 
 inline Rule rule_of(const formats::Scheme& scheme, Clip clip) {
-  return {
-      scheme.bits,      scheme.asymmetric, scheme.scale, formats::integer_scale_max(scheme), least_normal(scheme.scale),
-      clip == Clip::mse};
+  return {scheme.bits,
+          scheme.asymmetric,
+          scheme.scale,
+          formats::integer_scale_max(scheme),
+          formats::scale_codec(scheme.scale).smallest_normal,
+          clip == Clip::mse};
 }
 
 struct Scale {

@@ -51,8 +51,8 @@ bool accepts(const Scheme& scheme) {
 struct DecodedScale {
   float table_max;
   ScaleType type;
-  formats::EncodedScale operator()(float absmax) const noexcept {
-    return formats::kbit_encode_scale(absmax, table_max, type);
+  formats::StoredScale operator()(float absmax) const noexcept {
+    return formats::store_scale(absmax / table_max, type);
   }
 };
 
@@ -64,7 +64,7 @@ QuantizeResult quantize_nearest(const TensorView& weight, const Scheme& scheme, 
   formats::kbit_midpoints(codebook, midpoints);
   QuantizeResult result{allocate_canonical(weight, scheme, codebook), {}};
   const KbitSearch search(midpoints);
-  const DecodedScale rule{formats::kbit_table_max(codebook), scheme.scale};
+  const DecodedScale rule{formats::table_max(codebook), scheme.scale};
   result.stats = KbitEncoder(weight, maxima, search, rule, result.weight).encode();
   result.stats.range_exponent = exponent;
   return result;
@@ -72,7 +72,7 @@ QuantizeResult quantize_nearest(const TensorView& weight, const Scheme& scheme, 
 
 QuantizeResult run(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
   check_kbit_scheme(scheme);
-  check_kbit_options(options);
+  check_kbit_options(scheme, options);
   check_weight(weight);
   if (options.bnb_compatible) {
     check_bnb(weight, scheme, options);
@@ -90,7 +90,7 @@ QuantizeResult run_cuda(const TensorView& weight, const Scheme& scheme, const Qu
   if (!options.searches()) return quantize_kbit_cuda(weight, scheme, options);
   if (options.feeds_back() || options.bnb_compatible) return run(weight, scheme, options);
   check_kbit_scheme(scheme);
-  check_kbit_options(options);
+  check_kbit_options(scheme, options);
   check_weight(weight);
   return quantize_searched_cuda(weight, scheme, options);
 }
@@ -106,9 +106,8 @@ void check_kbit_scheme(const Scheme& scheme) {
       .hint("`w4q list` shows the schemes");
 }
 
-void check_kbit_options(const QuantizeOptions& options) {
-  if (options.clip == Clip::min_max) return;
-  throw Error(ErrorCode::bad_argument, "kbit searches no range to clip").hint("--clip belongs to integer methods");
+void check_kbit_options(const Scheme& scheme, const QuantizeOptions& options) {
+  check_steps(options.steps, scheme, "kbit searches no ", "--clip belongs to integer methods");
 }
 
 std::vector<float> chosen_table(const Scheme& scheme, const QuantizeOptions& options) {
@@ -116,9 +115,9 @@ std::vector<float> chosen_table(const Scheme& scheme, const QuantizeOptions& opt
     return formats::codebook(options.codebook.empty() ? "nf" : options.codebook, scheme.bits);
   }
   formats::check_codebook(options.table, scheme.bits, "the given table");
-  if (formats::kbit_table_max(options.table) != 1.0f) {
+  if (formats::table_max(options.table) != 1.0f) {
     throw Error(ErrorCode::bad_argument, "the given table is not scaled to a largest magnitude of 1")
-        .detail(concat("got ", formats::kbit_table_max(options.table)));
+        .detail(concat("got ", formats::table_max(options.table)));
   }
   return options.table;
 }
@@ -158,8 +157,7 @@ BlockMaxima find_block_maxima(const TensorView& weight) {
 PackedWeight allocate_canonical(const TensorView& weight, const Scheme& scheme, std::span<const float> codebook) {
   const int64_t n = weight.shape[0];
   const int64_t k = weight.shape[1];
-  PackedWeight packed =
-      formats::allocate_planes(scheme, formats::canonical_layout, n, k, formats::kbit_planes(scheme, n, k));
+  PackedWeight packed = formats::allocate_canonical(scheme, n, k);
   std::ranges::copy(codebook, packed.plane(PlaneRole::codebook).bytes.as<float>().begin());
   return packed;
 }
@@ -167,7 +165,6 @@ PackedWeight allocate_canonical(const TensorView& weight, const Scheme& scheme, 
 QuantizerRow kbit_quantizer() {
   return {.name = "kbit",
           .description = "rounds to the nearest entry of a table of 4 to 32 values, no calibration",
-          .needs_statistics = false,
           .accepts = accepts,
           .run = run,
           .run_cuda = run_cuda};

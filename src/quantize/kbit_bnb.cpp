@@ -12,7 +12,7 @@ namespace {
 
 /// Values are divided by the exact absmax; the stored scale is rounded on its own and may wrap.
 struct ExactAbsmax {
-  formats::EncodedScale operator()(float absmax) const noexcept {
+  formats::StoredScale operator()(float absmax) const noexcept {
     return {formats::e4m4_encode_bnb(absmax), std::max(absmax, 1e-8f), absmax > formats::e4m4_max};
   }
 };

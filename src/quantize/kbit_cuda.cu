@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "core/with_bits.h"
 #include "device/check.h"
 #include "device/launch.h"
 #include "formats/codebook.h"
@@ -56,20 +57,6 @@ void launch(const cuda::EncodeArguments& arguments, cudaStream_t stream) {
   kernel<<<grid, cuda::encode_threads, 0, stream>>>(arguments);
 }
 
-template <class T>
-void launch_width(int bits, const cuda::EncodeArguments& arguments, cudaStream_t stream) {
-  switch (bits) {
-    case 2:
-      return launch<T, 2>(arguments, stream);
-    case 3:
-      return launch<T, 3>(arguments, stream);
-    case 4:
-      return launch<T, 4>(arguments, stream);
-    default:
-      return launch<T, 5>(arguments, stream);
-  }
-}
-
 bool aligned(const void* pointer, int64_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
 
 void check_matrix(const DeviceMatrix& weight, const DevicePlanes& planes, DType dtype, ScaleType scale) {
@@ -114,7 +101,7 @@ KbitCudaEncoder::KbitCudaEncoder(const Scheme& scheme, DType dtype) : scheme_(sc
 void KbitCudaEncoder::set_codebook(std::span<const float> codebook, cudaStream_t stream) {
   ensure(codebook.size() == size_t{1} << scheme_.bits, "quantize on the GPU: a table of another width");
   int exponent = 0;
-  const float table_max = formats::kbit_table_max(codebook);
+  const float table_max = formats::table_max(codebook);
   ensure(std::frexp(table_max, &exponent) == 0.5f, "quantize on the GPU: the table's maximum is no power of two");
   inverse_table_max_ = std::ldexp(1.0f, 1 - exponent);
   device::check(cudaMemcpyAsync(table_.data(), codebook.data(), codebook.size_bytes(), cudaMemcpyHostToDevice, stream),
@@ -146,13 +133,11 @@ void KbitCudaEncoder::encode(const DeviceMatrix& weight, const DevicePlanes& pla
   arguments.inverse_table_max = inverse_table_max_;
   arguments.counters = counters_.as<cuda::Counters>();
   arguments.first_block = static_cast<unsigned long long>(first_block);
-  if (dtype_ == DType::f32) {
-    launch_width<cuda::F32>(scheme_.bits, arguments, stream);
-  } else if (dtype_ == DType::bf16) {
-    launch_width<cuda::Bf16>(scheme_.bits, arguments, stream);
-  } else {
-    launch_width<cuda::F16>(scheme_.bits, arguments, stream);
-  }
+  with_table_bits(scheme_.bits, [&]<int bits>() {
+    if (dtype_ == DType::f32) return launch<cuda::F32, bits>(arguments, stream);
+    if (dtype_ == DType::bf16) return launch<cuda::Bf16, bits>(arguments, stream);
+    launch<cuda::F16, bits>(arguments, stream);
+  });
   device::check_launch("kbit_encode", concat(to_string(scheme_), ", ", weight.n, " × ", weight.k));
 }
 

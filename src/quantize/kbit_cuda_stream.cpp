@@ -173,7 +173,7 @@ QuantizeResult quantize_kbit_cuda(const TensorView& weight, const formats::Schem
                                   const QuantizeOptions& options) {
   if (options.bnb_compatible) return kbit_quantizer().run(weight, scheme, options);
   check_kbit_scheme(scheme);
-  check_kbit_options(options);
+  check_kbit_options(scheme, options);
   check_weight(weight);
   const std::vector<float> table = chosen_table(scheme, options);
   QuantizeResult result{allocate_canonical(weight, scheme, table), {}};

@@ -139,7 +139,7 @@ struct LaneScale {
   bool saturated;
 };
 
-/// formats::kbit_encode_scale; dividing by a power of two and multiplying by its inverse round the same value.
+/// formats::store_scale; dividing by a power of two and multiplying by its inverse round the same value.
 __device__ __forceinline__ LaneScale encode_scale(float absmax, bool e4m4, const EncodeArguments& a) {
   const float scale = __fmul_rn(absmax, a.inverse_table_max);
   if (e4m4) return {formats::e4m4_encode(scale), scale >= 31.5f};

@@ -15,7 +15,7 @@
 
 namespace w4q::quantize {
 
-/// `ScaleRule` maps a block's absmax to formats::EncodedScale: the bits to store, and what the values are divided by.
+/// `ScaleRule` maps a block's absmax to formats::StoredScale: the bits to store, and what the values are divided by.
 template <class ScaleRule>
 class KbitEncoder {
  public:
@@ -26,10 +26,11 @@ class KbitEncoder {
         maxima_(maxima),
         search_(search),
         rule_(rule),
-        scale_type_(packed.scheme.scale),
+        smallest_normal_(
+            formats::store_scale(formats::scale_codec(packed.scheme.scale).smallest_normal, packed.scheme.scale).bits),
         blocks_(formats::kbit_blocks(packed.k)),
         words_(packed.plane(formats::PlaneRole::codes).bytes.as<uint32_t>()),
-        scales_(packed.plane(formats::PlaneRole::scales).bytes) {}
+        scales_(packed.plane(formats::PlaneRole::scales)) {}
 
   /// All rows, in parallel.
   QuantizeStats encode() const {
@@ -76,18 +77,12 @@ class KbitEncoder {
   /// Stores the scale of a block, returns what its values are divided by.
   float encode_scale(int64_t index, QuantizeStats& stats) const {
     const float absmax = maxima_.absmax[static_cast<size_t>(index)];
-    const formats::EncodedScale scale = rule_(absmax);
-    uint16_t smallest_normal = 0x0400;
-    if (scale_type_ == formats::ScaleType::e4m4) {
-      scales_.template as<uint8_t>()[static_cast<size_t>(index)] = static_cast<uint8_t>(scale.bits);
-      smallest_normal = 0x10;
-    } else {
-      scales_.template as<uint16_t>()[static_cast<size_t>(index)] = scale.bits;
-    }
+    const formats::StoredScale scale = rule_(absmax);
+    formats::put_scale(scales_, static_cast<size_t>(index), scale.bits);
     ++stats.blocks;
     stats.zero_blocks += absmax == 0 ? 1 : 0;
     stats.saturated_scales += scale.saturated ? 1 : 0;
-    stats.subnormal_scales += absmax != 0 && scale.bits < smallest_normal ? 1 : 0;
+    stats.subnormal_scales += absmax != 0 && scale.bits < smallest_normal_ ? 1 : 0;
     return scale.value;
   }
 
@@ -100,10 +95,10 @@ class KbitEncoder {
   const BlockMaxima& maxima_;
   const KbitSearch& search_;
   ScaleRule rule_;
-  formats::ScaleType scale_type_;
+  uint32_t smallest_normal_;  ///< bits of the smallest normal scale
   int64_t blocks_;
   std::span<uint32_t> words_;
-  Buffer& scales_;
+  formats::Plane& scales_;
 };
 
 }  // namespace w4q::quantize

@@ -1,5 +1,7 @@
 #include "quantize/kbit_panel.h"
 
+#include "core/with_bits.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "quantize/kbit_panel.cpp"
 #include <hwy/foreach_target.h>
@@ -76,16 +78,9 @@ HWY_INLINE void trial_width(const PanelBlock& block, const KbitLevels& table, co
 template <bool want_codes>
 HWY_INLINE void trial(const PanelBlock& block, const KbitLevels& table, const float* scales, const float* units,
                       float* errors, uint8_t* codes, float* rounded) {
-  switch (table.bits) {
-    case 2:
-      return trial_width<2, want_codes>(block, table, scales, units, errors, codes, rounded);
-    case 3:
-      return trial_width<3, want_codes>(block, table, scales, units, errors, codes, rounded);
-    case 4:
-      return trial_width<4, want_codes>(block, table, scales, units, errors, codes, rounded);
-    default:
-      return trial_width<5, want_codes>(block, table, scales, units, errors, codes, rounded);
-  }
+  with_table_bits(table.bits, [&]<int bits>() HWY_ATTR {
+    trial_width<bits, want_codes>(block, table, scales, units, errors, codes, rounded);
+  });
 }
 
 void trial_errors(const PanelBlock& block, const KbitLevels& table, const float* scales, const float* units,
@@ -132,16 +127,9 @@ Lanes units_of(const Lanes& absmax) noexcept {
   return units;
 }
 
-float decoded(uint32_t bits, ScaleType type) noexcept {
-  return type == ScaleType::f32 ? std::bit_cast<float>(bits)
-                                : formats::kbit_decode_scale(static_cast<uint16_t>(bits), type);
-}
-
 /// A value above zero as f16 or f32, within their range and not rounded to zero.
 uint32_t encoded(float value, ScaleType type) noexcept {
-  if (type == ScaleType::f16) return std::clamp<uint16_t>(f16_from_f32(value), 1, 0x7BFF);
-  return std::bit_cast<uint32_t>(
-      std::clamp(value, std::numeric_limits<float>::denorm_min(), std::numeric_limits<float>::max()));
+  return std::max(formats::scale_codec(type).encode(value), 1u);
 }
 
 /// The candidate `step` steps from `centre`, never zero.
@@ -149,7 +137,7 @@ uint32_t candidate(uint32_t centre, int step, ScaleType type) noexcept {
   if (type == ScaleType::e4m4) return static_cast<uint32_t>(std::clamp(static_cast<int>(centre) + step, 1, 0xFF));
   const int octave = (step + 16 * steps_below) / 16 - steps_below;
   const float factor = std::ldexp(1.0f + static_cast<float>(step - 16 * octave) / 16.0f, octave);
-  return encoded(decoded(centre, type) * factor, type);
+  return encoded(formats::decode_scale(centre, type) * factor, type);
 }
 
 /// Keeps what is better than the best so far.
@@ -178,7 +166,7 @@ class Search {
  private:
   void attempt(const std::array<uint32_t, panel_rows>& bits) {
     alignas(64) Lanes values, errors;
-    for (size_t r = 0; r < bits.size(); ++r) values[r] = decoded(bits[r], type_);
+    for (size_t r = 0; r < bits.size(); ++r) values[r] = formats::decode_scale(bits[r], type_);
     HWY_DYNAMIC_DISPATCH(trial_errors)(block_, levels_, values.data(), units_.data(), errors.data());
     for (size_t r = 0; r < bits.size(); ++r) {
       if (!(errors[r] < errors_[r])) continue;
@@ -219,7 +207,7 @@ class Search {
 }  // namespace
 
 KbitLevels::KbitLevels(std::span<const float> codebook)
-    : bits(std::countr_zero(codebook.size())), largest(formats::kbit_table_max(codebook)) {
+    : bits(std::countr_zero(codebook.size())), largest(formats::table_max(codebook)) {
   std::ranges::copy(codebook, levels.begin());
   formats::kbit_midpoints(codebook, std::span(midpoints).first(codebook.size() - 1));
 }
@@ -237,14 +225,11 @@ PanelScales absmax_scales(const PanelBlock& block, const KbitLevels& levels, Sca
   const Lanes absmax = panel_absmax(block);
   PanelScales result;
   for (size_t r = 0; r < absmax.size(); ++r) {
-    if (type == ScaleType::f32) {
-      result.bits[r] = absmax[r] == 0 ? 0 : encoded(absmax[r] / levels.largest, type);
-      result.values[r] = decoded(result.bits[r], type);
-    } else {
-      const auto scale = formats::kbit_encode_scale(absmax[r], levels.largest, type);
-      result.bits[r] = scale.bits;
-      result.values[r] = scale.value;
-    }
+    const float scale = absmax[r] / levels.largest;
+    // In f32 a scale is zero for zeros only.
+    const bool positive = type == ScaleType::f32 && absmax[r] != 0;
+    result.bits[r] = positive ? encoded(scale, type) : formats::store_scale(scale, type).bits;
+    result.values[r] = formats::decode_scale(result.bits[r], type);
   }
   return result;
 }

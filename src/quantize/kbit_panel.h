@@ -50,7 +50,7 @@ struct PanelScales {
 /// The largest magnitude of each row's targets.
 std::array<float, panel_rows> panel_absmax(const PanelBlock& block) noexcept;
 
-/// The scales of the rule of absmax (formats::kbit_encode_scale).
+/// The scales of the rule of absmax (formats::store_scale).
 PanelScales absmax_scales(const PanelBlock& block, const KbitLevels& levels, formats::ScaleType type) noexcept;
 
 /// For each row the scale with the least error among the candidates near the rule of absmax; ties go to the smaller

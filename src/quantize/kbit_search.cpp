@@ -130,10 +130,10 @@ class Learning {
         result[i] = static_cast<float>(std::ldexp(sums.weighted[i] / sums.weights[i], -exponent_));
     }
     std::ranges::sort(result);
-    const float largest = formats::kbit_table_max(result);
+    const float largest = formats::table_max(result);
     for (float& entry : result) entry /= largest;
     for (size_t i = 1; i < result.size(); ++i) result[i] = std::max(result[i], result[i - 1] + least_gap);
-    const float again = formats::kbit_table_max(result);
+    const float again = formats::table_max(result);
     for (float& entry : result) entry /= again;
     return result;
   }
@@ -219,9 +219,9 @@ std::vector<float> learn_table(const TensorView& weight, const Scheme& scheme, s
 std::vector<float> final_table(const TensorView& weight, const Scheme& scheme, const BlockMaxima& maxima,
                                std::span<const float> importance, const QuantizeOptions& options) {
   std::vector<float> table = chosen_table(scheme, options);
-  if (!options.learn_table) return table;
+  if (!options.learns_table()) return table;
   const double worthwhile = options.input == nullptr ? least_blind_gain : 0;
-  return learn_table(weight, scheme, table, maxima, importance, options.scales, worthwhile);
+  return learn_table(weight, scheme, table, maxima, importance, options.scales(), worthwhile);
 }
 
 void store_panel(PackedWeight& packed, int64_t first_row, int64_t rows, int64_t block, const PanelScales& scales,
@@ -245,7 +245,7 @@ void store_panel(PackedWeight& packed, int64_t first_row, int64_t rows, int64_t 
     }
     const auto index = static_cast<size_t>(row * scales_per_row + block);
     const auto lane = static_cast<size_t>(r);
-    formats::rotated_put_norm(stored, index, {.bits = scales.bits[lane], .value = scales.values[lane]});
+    formats::put_scale(stored, index, scales.bits[lane]);
   }
 }
 
@@ -287,7 +287,7 @@ QuantizeResult quantize_searched(const TensorView& weight, const Scheme& scheme,
   const int exponent = searched_range_exponent(maxima, scheme.scale);
   const auto codebook = formats::kbit_scaled_codebook(table, exponent);
   QuantizeResult result{allocate_canonical(weight, scheme, codebook), {}};
-  encode_searched(weight, importance, KbitLevels(codebook), options.scales, result.weight);
+  encode_searched(weight, importance, KbitLevels(codebook), options.scales(), result.weight);
   result.stats = block_stats(result.weight, maxima, exponent);
   return result;
 }

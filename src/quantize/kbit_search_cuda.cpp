@@ -27,7 +27,7 @@ std::vector<float> sample_rows(const CudaWork& work, const KbitCudaWeight& weigh
 std::vector<float> table_of(const CudaWork& work, const KbitCudaWeight& weight, const formats::Scheme& scheme,
                             const BlockMaxima& maxima, const std::vector<float>& importance,
                             const QuantizeOptions& options) {
-  if (!options.learn_table) return chosen_table(scheme, options);
+  if (!options.learns_table()) return chosen_table(scheme, options);
   const int64_t stride = learning_stride(weight.n, weight.k);
   const auto sample = sample_rows(work, weight, stride);
   const TensorView view{
@@ -48,7 +48,7 @@ QuantizeResult kbit_cuda(CudaWork& work, const KbitCudaWeight& weight, const for
                                 : formats::kbit_range_exponent(maxima.smallest, maxima.largest, scheme.scale);
   const TensorView shape{weight.name, DType::f32, {weight.n, weight.k}, {}};
   QuantizeResult result{allocate_canonical(shape, scheme, formats::kbit_scaled_codebook(table, exponent)), {}};
-  result.stats = kbit_rows_cuda(work, weight.values, importance, weight.factor, options.scales, weight.original,
+  result.stats = kbit_rows_cuda(work, weight.values, importance, weight.factor, options.scales(), weight.original,
                                 weight.rows, weight.difference, result.weight);
   result.stats.range_exponent = exponent;
   return result;
@@ -58,11 +58,8 @@ QuantizeResult quantize_searched_cuda(const TensorView& weight, const formats::S
                                       const QuantizeOptions& options) {
   CudaWork work;
   const auto values = upload_weight(work, weight);
-  KbitCudaWeight on_gpu;
-  on_gpu.name = weight.name;
-  on_gpu.values = values.as<float>();
-  on_gpu.n = weight.shape[0];
-  on_gpu.k = weight.shape[1];
+  const KbitCudaWeight on_gpu{
+      .name = weight.name, .values = values.as<float>(), .n = weight.shape[0], .k = weight.shape[1]};
   return kbit_cuda(work, on_gpu, scheme, options);
 }
 

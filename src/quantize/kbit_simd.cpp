@@ -3,6 +3,8 @@
 #include <cstring>
 #include <utility>
 
+#include "core/with_bits.h"
+
 // The lane count must be a constant here: planes are assembled at fixed bit offsets.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 #undef HWY_TARGET_INCLUDE
@@ -112,16 +114,7 @@ HWY_INLINE void encode_width(const KbitSearch& search, const float* values, cons
 }
 
 void encode(const KbitSearch& search, const float* values, const float* scales, size_t blocks, uint32_t* words) {
-  switch (search.bits) {
-    case 2:
-      return encode_width<2>(search, values, scales, blocks, words);
-    case 3:
-      return encode_width<3>(search, values, scales, blocks, words);
-    case 4:
-      return encode_width<4>(search, values, scales, blocks, words);
-    default:
-      return encode_width<5>(search, values, scales, blocks, words);
-  }
+  with_table_bits(search.bits, [&]<int bits>() HWY_ATTR { encode_width<bits>(search, values, scales, blocks, words); });
 }
 
 }  // namespace w4q::quantize::HWY_NAMESPACE

@@ -32,7 +32,7 @@ inline KbitRule kbit_rule(const formats::Scheme& scheme, std::span<const float> 
   formats::kbit_midpoints(codebook, std::span(rule.midpoints).first(codebook.size() - 1));
   rule.count = static_cast<int>(codebook.size());
   rule.bits = scheme.bits;
-  rule.largest = formats::kbit_table_max(codebook);
+  rule.largest = formats::table_max(codebook);
   rule.e4m4 = scheme.scale == formats::ScaleType::e4m4;
   rule.search = scales == Scales::search;
   return rule;
@@ -51,7 +51,7 @@ __device__ inline float decode_scale(const KbitRule& rule, uint16_t bits) {
   return rule.e4m4 ? formats::e4m4_decode(static_cast<uint8_t>(bits)) : __half2float(__ushort_as_half(bits));
 }
 
-/// formats::kbit_encode_scale.
+/// formats::store_scale.
 __device__ inline uint16_t encode_scale(const KbitRule& rule, float absmax) {
   const float scale = absmax / rule.largest;
   if (rule.e4m4) return formats::e4m4_encode(scale);

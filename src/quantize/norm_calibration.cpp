@@ -103,7 +103,7 @@ class NormCalibration {
     const auto first = static_cast<size_t>(row * groups_);
     Vector norms(groups_);
     for (int64_t g = 0; g < groups_; ++g) {
-      norms(g) = double{formats::rotated_norm_at(plane, first + static_cast<size_t>(g))};
+      norms(g) = double{formats::load_scale(plane, first + static_cast<size_t>(g))};
     }
     const Matrix symmetric = (system.products + system.products.transpose()) / 2;
     const Vector slope = system.target - symmetric * norms;
@@ -114,16 +114,16 @@ class NormCalibration {
     const Eigen::LLT<Matrix> cholesky(damped);
     if (cholesky.info() != Eigen::Success) return false;
     const Vector wanted = norms + cholesky.solve(slope);
-    std::vector<formats::StoredNorm> stored(static_cast<size_t>(groups_));
+    std::vector<formats::StoredScale> stored(static_cast<size_t>(groups_));
     Vector change(groups_);
     for (int64_t g = 0; g < groups_; ++g) {
       const bool usable = wanted(g) > 0 && norms(g) > 0;
-      stored[static_cast<size_t>(g)] = formats::rotated_store_norm(usable ? wanted(g) : norms(g), packed_.scheme.scale);
+      stored[static_cast<size_t>(g)] = formats::rotated_scale(usable ? wanted(g) : norms(g), packed_.scheme.scale);
       change(g) = double{stored[static_cast<size_t>(g)].value} - norms(g);
     }
     if (!(change.dot(symmetric * change) - 2 * change.dot(slope) < 0)) return false;
     for (int64_t g = 0; g < groups_; ++g) {
-      formats::rotated_put_norm(plane, first + static_cast<size_t>(g), stored[static_cast<size_t>(g)]);
+      formats::put_scale(plane, first + static_cast<size_t>(g), stored[static_cast<size_t>(g)].bits);
     }
     return true;
   }

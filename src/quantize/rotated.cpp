@@ -29,7 +29,6 @@ using formats::PackedWeight;
 using formats::PlaneRole;
 using formats::ScaleType;
 using formats::Scheme;
-using formats::StoredNorm;
 
 bool accepts(const Scheme& scheme) { return scheme.family == formats::SchemeFamily::rotated; }
 
@@ -112,8 +111,8 @@ class RotatedEncoder {
 
   /// Stores the norm of a group; returns what its values are divided by.
   float encode_norm(size_t index) {
-    const StoredNorm stored = formats::rotated_store_norm(norms_.values[index] / gain_, packed_.scheme.scale);
-    formats::rotated_put_norm(packed_.plane(PlaneRole::scales), index, stored);
+    const auto stored = formats::rotated_scale(norms_.values[index] / gain_, packed_.scheme.scale);
+    formats::put_scale(packed_.plane(PlaneRole::scales), index, stored.bits);
     return stored.value;
   }
 
@@ -162,9 +161,9 @@ QuantizeResult run(const TensorView& weight, const Scheme& scheme, const Quantiz
   const auto table = rotated_table(scheme, options);
   const int exponent = exponent_of(norms, table, scheme);
   PackedWeight packed = allocate_rotated(scheme, n, k, table, exponent);
-  if (options.scales == Scales::search) {
+  if (options.scales() == Scales::search) {
     const RotatedLevels levels(packed.plane(PlaneRole::codebook).bytes.as<float>(), group);
-    encode_searched(weight, channel_importance(options, k), KbitLevels(levels.levels), options.scales, packed);
+    encode_searched(weight, channel_importance(options, k), KbitLevels(levels.levels), options.scales(), packed);
   } else {
     RotatedEncoder(weight, norms, packed).encode();
   }
@@ -210,12 +209,11 @@ void check_rotated(const Scheme& scheme, const QuantizeOptions& options) {
         .detail("expected a scheme such as rotated4-d128")
         .hint("`w4q list` shows the schemes");
   }
-  const auto refuse = [](std::string_view what) {
-    throw Error(ErrorCode::bad_argument, concat("rotated has no ", what)).hint("it belongs to another --method");
-  };
-  if (options.bnb_compatible) refuse("bitsandbytes-compatible mode");
-  if (options.clip != Clip::min_max) refuse("range to clip");
-  if (options.learn_table) refuse("learned tables");
+  constexpr std::string_view refusal = "rotated has no ", hint = "it belongs to another --method";
+  if (options.bnb_compatible) {
+    throw Error(ErrorCode::bad_argument, concat(refusal, "bitsandbytes-compatible mode")).hint(hint);
+  }
+  check_steps(options.steps, scheme, refusal, hint);
 }
 
 std::vector<float> rotated_table(const Scheme& scheme, const QuantizeOptions& options) {
@@ -230,8 +228,7 @@ std::vector<float> rotated_table(const Scheme& scheme, const QuantizeOptions& op
 
 PackedWeight allocate_rotated(const Scheme& scheme, int64_t n, int64_t k, std::span<const float> table,
                               int range_exponent) {
-  const auto planes = formats::scheme_row(scheme.family).planes(scheme, n, k);
-  PackedWeight packed = formats::allocate_planes(scheme, formats::canonical_layout, n, k, planes);
+  PackedWeight packed = formats::allocate_canonical(scheme, n, k);
   const auto codebook = formats::kbit_scaled_codebook(table, range_exponent);
   std::ranges::copy(codebook, packed.plane(PlaneRole::codebook).bytes.as<float>().begin());
   return packed;
@@ -239,16 +236,15 @@ PackedWeight allocate_rotated(const Scheme& scheme, int64_t n, int64_t k, std::s
 
 QuantizeStats rotated_stats(const PackedWeight& packed, int range_exponent) {
   const formats::Plane& norms = packed.plane(PlaneRole::scales);
-  const float largest = formats::rotated_scale_max(packed.scheme.scale);
-  const float least = formats::rotated_scale_min_normal(packed.scheme.scale);
+  const formats::ScaleCodec& codec = formats::scale_codec(packed.scheme.scale);
   QuantizeStats stats;
   stats.range_exponent = range_exponent;
   stats.blocks = element_count(norms.spec.shape);
   for (size_t i = 0; i < static_cast<size_t>(stats.blocks); ++i) {
-    const float norm = formats::rotated_norm_at(norms, i);
+    const float norm = formats::load_scale(norms, i);
     stats.zero_blocks += norm == 0 ? 1 : 0;
-    stats.saturated_scales += norm == largest ? 1 : 0;
-    stats.subnormal_scales += norm != 0 && norm < least ? 1 : 0;
+    stats.saturated_scales += norm == codec.largest ? 1 : 0;
+    stats.subnormal_scales += norm != 0 && norm < codec.smallest_normal ? 1 : 0;
   }
   return stats;
 }
@@ -263,7 +259,6 @@ int rotated_range_exponent(double smallest, double largest, ScaleType type) noex
 QuantizerRow rotated_quantizer() {
   return {.name = "rotated",
           .description = "rotates the input of every linear, then rounds to the levels of N(0, 1); no calibration",
-          .needs_statistics = false,
           .accepts = accepts,
           .run = run,
           .run_cuda = run_cuda};

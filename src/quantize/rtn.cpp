@@ -36,13 +36,14 @@ void check_scheme(const Scheme& scheme) {
       .hint("`w4q list` shows the schemes");
 }
 
-void check_options(const QuantizeOptions& options) {
-  const auto refuse = [](std::string_view what) {
-    throw Error(ErrorCode::bad_argument, concat("rtn has no ", what)).hint("it belongs to --method kbit");
+void check_options(const Scheme& scheme, const QuantizeOptions& options) {
+  constexpr std::string_view refusal = "rtn has no ", hint = "it belongs to --method kbit";
+  const auto refuse = [&](std::string_view what) {
+    throw Error(ErrorCode::bad_argument, concat(refusal, what)).hint(hint);
   };
   if (options.bnb_compatible) refuse("bitsandbytes-compatible mode");
   if (!options.table.empty() || options.codebook != QuantizeOptions{}.codebook) refuse("codebook");
-  if (options.scales != Scales::absmax || options.learn_table) refuse("searched scales or learned tables");
+  check_steps(options.steps, scheme, refusal, hint);
 }
 
 /// Quantizes rows of one matrix into the planes of one weight.
@@ -54,7 +55,7 @@ class RtnEncoder {
         packed_(packed),
         groups_(formats::integer_groups(packed.scheme, packed.k)),
         group_(formats::integer_group_size(packed.scheme, packed.k)),
-        scales_(packed.plane(PlaneRole::scales).bytes),
+        scales_(packed.plane(PlaneRole::scales)),
         zeros_(packed.scheme.asymmetric ? packed.plane(PlaneRole::zeros).bytes.as<uint8_t>() : std::span<uint8_t>{}) {}
 
   QuantizeStats encode() {
@@ -93,18 +94,14 @@ class RtnEncoder {
       ++stats.blocks;
       stats.zero_blocks += range.low == range.high ? 1 : 0;
       stats.saturated_scales += scale.saturated ? 1 : 0;
-      stats.subnormal_scales += scale.value < least_normal(scheme.scale) ? 1 : 0;
+      stats.subnormal_scales += scale.value < formats::scale_codec(scheme.scale).smallest_normal ? 1 : 0;
     }
     formats::integer_write_codes(packed_, row, codes);
     return true;
   }
 
   void store(size_t index, const IntegerScale& scale) {
-    if (packed_.scheme.scale == ScaleType::f32) {
-      scales_.as<uint32_t>()[index] = scale.bits;
-    } else {
-      scales_.as<uint16_t>()[index] = static_cast<uint16_t>(scale.bits);
-    }
+    formats::put_scale(scales_, index, scale.bits);
     if (!zeros_.empty()) zeros_[index] = static_cast<uint8_t>(scale.zero);
   }
 
@@ -113,17 +110,17 @@ class RtnEncoder {
   PackedWeight& packed_;
   int64_t groups_;
   int64_t group_;
-  Buffer& scales_;
+  formats::Plane& scales_;
   std::span<uint8_t> zeros_;
 };
 
 QuantizeResult run(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
   check_scheme(scheme);
-  check_options(options);
+  check_options(scheme, options);
   check_weight(weight);
   if (options.feeds_back()) return quantize_with_feedback(weight, scheme, options);
   QuantizeResult result{formats::allocate_integer(scheme, weight.shape[0], weight.shape[1]), {}};
-  result.stats = RtnEncoder(weight, options.clip, result.weight).encode();
+  result.stats = RtnEncoder(weight, options.clip(), result.weight).encode();
   return result;
 }
 
@@ -131,10 +128,10 @@ QuantizeResult run(const TensorView& weight, const Scheme& scheme, const Quantiz
 QuantizeResult run_cuda(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
   if (options.feeds_back()) return run(weight, scheme, options);
   check_scheme(scheme);
-  check_options(options);
+  check_options(scheme, options);
   check_weight(weight);
   QuantizeResult result{formats::allocate_integer(scheme, weight.shape[0], weight.shape[1]), {}};
-  result.stats = rtn_encode_cuda(weight, options.clip, result.weight);
+  result.stats = rtn_encode_cuda(weight, options.clip(), result.weight);
   return result;
 }
 #else
@@ -142,8 +139,6 @@ constexpr decltype(QuantizerRow::run_cuda) run_cuda = nullptr;
 #endif
 
 }  // namespace
-
-float least_normal(ScaleType type) noexcept { return type == ScaleType::f16 ? 0x1p-14f : 0x1p-126f; }
 
 void add(const QuantizeStats& part, QuantizeStats& sum) noexcept {
   sum.blocks += part.blocks;
@@ -186,7 +181,6 @@ void fake_quantize(const Scheme& scheme, MatrixView<float> weights, Clip clip) {
 QuantizerRow rtn_quantizer() {
   return {.name = "rtn",
           .description = "rounds to the nearest integer step, no calibration; --clip mse searches each group's range",
-          .needs_statistics = false,
           .accepts = accepts,
           .run = run,
           .run_cuda = run_cuda};

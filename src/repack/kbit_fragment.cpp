@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <array>
-#include <type_traits>
 
 #include "core/parallel.h"
+#include "core/with_bits.h"
 #include "repack/kbit_fragment_tile.h"
 #include "repack/kbit_rows.h"
 #include "repack/layout_kbit_fragment.h"
@@ -31,7 +31,7 @@ std::vector<PlaneSpec> planes(const Scheme& scheme, int64_t n, int64_t k) {
   std::vector<PlaneSpec> specs = canonical_planes(scheme, n, k);
   const Map map(n, k);
   for (PlaneSpec& spec : specs) {
-    if (spec.role == PlaneRole::codes) spec.shape = {map.row_groups, map.col_groups, scheme.bits, Map::lanes, 4};
+    if (spec.role == PlaneRole::codes) spec = fragment_codes(scheme.bits, n, k);
     if (spec.role == PlaneRole::scales) spec.shape = {map.row_groups, map.col_groups, 16, 8};
   }
   return specs;
@@ -179,33 +179,23 @@ void unpack_scales(const Strip& strip, int64_t row_blocks, const Scale* from, Sc
                  [&](size_t row, size_t tile, size_t b, int64_t index) { to[index] = packed.at(row, tile, b); });
 }
 
-/// Calls body with the width as a constant, and with a value of the scales' type.
+/// Calls body.operator()<bits, Scale>() for the width and the type of the scales.
 template <class Body>
 void with_scheme(const Scheme& scheme, const Body& body) {
-  const auto with_scale = [&](auto bits) {
+  with_table_bits(scheme.bits, [&]<int bits>() {
     if (scheme.scale == formats::ScaleType::e4m4) {
-      body(bits, uint8_t{});
+      body.template operator()<bits, uint8_t>();
     } else {
-      body(bits, uint16_t{});
+      body.template operator()<bits, uint16_t>();
     }
-  };
-  switch (scheme.bits) {
-    case 2:
-      return with_scale(std::integral_constant<int, 2>{});
-    case 3:
-      return with_scale(std::integral_constant<int, 3>{});
-    case 4:
-      return with_scale(std::integral_constant<int, 4>{});
-    default:
-      return with_scale(std::integral_constant<int, 5>{});
-  }
+  });
 }
 
 void pack_planes(const PackedWeight& canonical, PackedWeight& packed) {
   const int64_t row_blocks = formats::kbit_blocks(canonical.k);
   const auto from = detail::block_planes(canonical);
   const auto to = detail::block_planes(packed);
-  with_scheme(canonical.scheme, [&]<int bits, class Scale>(std::integral_constant<int, bits>, Scale) {
+  with_scheme(canonical.scheme, [&]<int bits, class Scale>() {
     for_each_strip(canonical.n, canonical.k, [&](const Strip& strip) {
       pack_codes<bits>(strip, row_blocks, reinterpret_cast<const uint32_t*>(from.codes),
                        reinterpret_cast<uint32_t*>(to.codes));
@@ -214,16 +204,20 @@ void pack_planes(const PackedWeight& canonical, PackedWeight& packed) {
   });
 }
 
+auto padding_refusal(const PackedWeight& packed, std::string_view name, const Strip& strip) {
+  return [&packed, name, &strip](PlaneRole role, size_t row, size_t tile, size_t b) {
+    detail::refuse_padding(packed, name, role, strip.first_row + static_cast<int64_t>(row),
+                           strip.first_block + static_cast<int64_t>(tile * tile_blocks + b));
+  };
+}
+
 void unpack_planes(const PackedWeight& packed, std::string_view name, PackedWeight& canonical) {
   const int64_t row_blocks = formats::kbit_blocks(packed.k);
   const auto from = detail::block_planes(packed);
   const auto to = detail::block_planes(canonical);
-  with_scheme(packed.scheme, [&]<int bits, class Scale>(std::integral_constant<int, bits>, Scale) {
+  with_scheme(packed.scheme, [&]<int bits, class Scale>() {
     for_each_strip(packed.n, packed.k, [&](const Strip& strip) {
-      const auto refuse = [&](PlaneRole role, size_t row, size_t tile, size_t b) {
-        detail::refuse_padding(packed, name, role, strip.first_row + static_cast<int64_t>(row),
-                               strip.first_block + static_cast<int64_t>(tile * tile_blocks + b));
-      };
+      const auto refuse = padding_refusal(packed, name, strip);
       unpack_codes<bits>(strip, row_blocks, reinterpret_cast<const uint32_t*>(from.codes),
                          reinterpret_cast<uint32_t*>(to.codes), refuse);
       unpack_scales(strip, row_blocks, reinterpret_cast<const Scale*>(from.scales), reinterpret_cast<Scale*>(to.scales),
@@ -254,6 +248,32 @@ constexpr decltype(LayoutRow::unpack_cuda) unpack_gpu = nullptr;
 #endif
 
 }  // namespace
+
+PlaneSpec fragment_codes(int bits, int64_t n, int64_t k) {
+  const Map map(n, k);
+  return {PlaneRole::codes, DType::i32, {map.row_groups, map.col_groups, bits, Map::lanes, 4}};
+}
+
+void pack_fragment_codes(const PackedWeight& canonical, PackedWeight& packed) {
+  const auto from = canonical.plane(PlaneRole::codes).bytes.as<uint32_t>();
+  const auto to = packed.plane(PlaneRole::codes).bytes.as<uint32_t>();
+  with_table_bits(canonical.scheme.bits, [&]<int bits>() {
+    for_each_strip(canonical.n, canonical.k, [&](const Strip& strip) {
+      pack_codes<bits>(strip, formats::kbit_blocks(canonical.k), from.data(), to.data());
+    });
+  });
+}
+
+void unpack_fragment_codes(const PackedWeight& packed, std::string_view name, PackedWeight& canonical) {
+  const auto from = packed.plane(PlaneRole::codes).bytes.as<uint32_t>();
+  const auto to = canonical.plane(PlaneRole::codes).bytes.as<uint32_t>();
+  with_table_bits(packed.scheme.bits, [&]<int bits>() {
+    for_each_strip(packed.n, packed.k, [&](const Strip& strip) {
+      unpack_codes<bits>(strip, formats::kbit_blocks(packed.k), from.data(), to.data(),
+                         padding_refusal(packed, name, strip));
+    });
+  });
+}
 
 LayoutRow kbit_fragment_row() {
   return {

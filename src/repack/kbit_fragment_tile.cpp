@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "core/with_bits.h"
 #include "repack/kbit_fragment_moves.h"
 
 // The lane count must be a constant here, because words of lanes are kept in arrays of vectors.
@@ -147,29 +148,11 @@ HWY_INLINE void unpack_width(const uint32_t* tile, uint32_t* planes) {
 }
 
 void pack_tile(int bits, const uint32_t* planes, uint32_t* tile) {
-  switch (bits) {
-    case 2:
-      return pack_width<2>(planes, tile);
-    case 3:
-      return pack_width<3>(planes, tile);
-    case 4:
-      return pack_width<4>(planes, tile);
-    default:
-      return pack_width<5>(planes, tile);
-  }
+  with_table_bits(bits, [&]<int width>() HWY_ATTR { pack_width<width>(planes, tile); });
 }
 
 void unpack_tile(int bits, const uint32_t* tile, uint32_t* planes) {
-  switch (bits) {
-    case 2:
-      return unpack_width<2>(tile, planes);
-    case 3:
-      return unpack_width<3>(tile, planes);
-    case 4:
-      return unpack_width<4>(tile, planes);
-    default:
-      return unpack_width<5>(tile, planes);
-  }
+  with_table_bits(bits, [&]<int width>() HWY_ATTR { unpack_width<width>(tile, planes); });
 }
 
 }  // namespace w4q::repack::HWY_NAMESPACE

@@ -16,6 +16,13 @@ bool accepts_kbit(const formats::Scheme& scheme, int64_t n, int64_t k, std::stri
 /// The planes of the canonical layout. Throws unsupported for a scheme of another family.
 std::vector<formats::PlaneSpec> canonical_planes(const formats::Scheme& scheme, int64_t n, int64_t k);
 
+/// The codes of kbit-fragment, which other bit planes of 32 take too: their plane, and moving them to and from zeroed
+/// canonical planes. Unpacking throws bad_file naming `name` when padding is not zero.
+formats::PlaneSpec fragment_codes(int bits, int64_t n, int64_t k);
+void pack_fragment_codes(const formats::PackedWeight& canonical, formats::PackedWeight& packed);
+void unpack_fragment_codes(const formats::PackedWeight& packed, std::string_view name,
+                           formats::PackedWeight& canonical);
+
 /// A layout as its passes see it.
 struct KbitLayout {
   std::string_view name;

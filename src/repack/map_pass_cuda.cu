@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "core/with_bits.h"
 #include "device/buffer.h"
 #include "device/check.h"
 #include "formats/kbit.h"
@@ -56,24 +57,12 @@ class Pass {
                                                      : move_strips<Layout, bits, uint16_t, direction>;
   }
   template <Direction direction>
-  Kernel kernel() const {
-    switch (scheme_.bits) {
-      case 2:
-        return kernel_of_scale<direction, 2>();
-      case 3:
-        return kernel_of_scale<direction, 3>();
-      case 4:
-        return kernel_of_scale<direction, 4>();
-      default:
-        return kernel_of_scale<direction, 5>();
-    }
-  }
-  template <Direction direction>
   void launch(const StripPass<Map>& pass) const {
     constexpr int64_t most = (int64_t{1} << 31) - 1;
     const int64_t strips = (pass.padded_tiles + strip_tiles - 1) / strip_tiles;
     const auto grid = static_cast<unsigned>(std::min(strips * pass.row_groups, most));
-    kernel<direction>()<<<grid, strip_threads, 0, stream_>>>(pass);
+    with_table_bits(scheme_.bits,
+                    [&]<int bits>() { kernel_of_scale<direction, bits>()<<<grid, strip_threads, 0, stream_>>>(pass); });
     device::check_launch("move_strips", concat(to_string(scheme_), ", ", n_, " rows of ", blocks_, " blocks"));
   }
 

@@ -5,6 +5,7 @@
 #include "core/text.h"
 #include "formats/kbit.h"
 #include "formats/rotated.h"
+#include "repack/kbit_rows.h"
 #include "repack/layout_rotated_fragment.h"
 #include "repack/map_pass.h"
 #include "repack/rows.h"
@@ -18,12 +19,7 @@ using formats::PlaneRole;
 using formats::PlaneSpec;
 using formats::Scheme;
 
-constexpr std::string_view layout_name = "rotated-fragment", codes_layout = "kbit-fragment";
-
-/// The kbit scheme whose codes stand like those of `scheme`.
-Scheme code_scheme(const Scheme& scheme) {
-  return {formats::SchemeFamily::kbit, scheme.bits, formats::kbit_block, formats::ScaleType::e4m4};
-}
+constexpr std::string_view layout_name = "rotated-fragment";
 
 bool accepts(const Scheme& scheme, int64_t n, int64_t k, std::string* why) {
   const bool scheme_fits = scheme.family == formats::SchemeFamily::rotated;
@@ -33,32 +29,17 @@ bool accepts(const Scheme& scheme, int64_t n, int64_t k, std::string* why) {
   return false;
 }
 
-std::vector<PlaneSpec> canonical_planes(const Scheme& scheme, int64_t n, int64_t k) {
+std::vector<PlaneSpec> planes(const Scheme& scheme, int64_t n, int64_t k) {
   std::string why;
   if (!accepts(scheme, n, k, &why)) {
     throw Error(ErrorCode::unsupported, concat("layout ", layout_name, " cannot hold ", to_string(scheme))).detail(why);
   }
-  return formats::scheme_row(scheme.family).planes(scheme, n, k);
-}
-
-std::vector<PlaneSpec> planes(const Scheme& scheme, int64_t n, int64_t k) {
-  std::vector<PlaneSpec> specs = canonical_planes(scheme, n, k);
-  const auto codes = layout_row(codes_layout).planes(code_scheme(scheme), n, k);
+  std::vector<PlaneSpec> specs = formats::scheme_row(scheme.family).planes(scheme, n, k);
   for (PlaneSpec& spec : specs) {
-    if (spec.role == PlaneRole::codes) spec = codes.front();
+    if (spec.role == PlaneRole::codes) spec = fragment_codes(scheme.bits, n, k);
     if (spec.role == PlaneRole::scales) spec.shape = {(n + 63) / 64, formats::rotated_groups(scheme, k), 64};
   }
   return specs;
-}
-
-/// The codes of `from` alone, as those of a kbit weight whose scales are zero; `move` brings them to another layout.
-template <class Move>
-Buffer moved_codes(const PackedWeight& from, std::string_view layout, std::span<const PlaneSpec> specs,
-                   const Move& move) {
-  PackedWeight codes = formats::allocate_planes(code_scheme(from.scheme), layout, from.n, from.k, specs);
-  codes.plane(PlaneRole::codes).bytes = from.plane(PlaneRole::codes).bytes.clone();
-  PackedWeight moved = move(codes);
-  return std::move(moved.plane(PlaneRole::codes).bytes);
 }
 
 /// Calls move(canonical, packed, size) for every norm: where its bytes begin in the two planes, and how many they are.
@@ -91,11 +72,10 @@ void check_norm_padding(const PackedWeight& packed, std::string_view name) {
 
 PackedWeight pack(const PackedWeight& canonical) {
   const auto& [scheme, layout, n, k, ignored] = canonical;
-  check_layout(canonical, formats::canonical_layout, canonical_planes(scheme, n, k), "pack");
-  PackedWeight packed = formats::allocate_planes(scheme, layout_name, n, k, planes(scheme, n, k));
-  packed.plane(PlaneRole::codes).bytes =
-      moved_codes(canonical, formats::canonical_layout, formats::kbit_planes(code_scheme(scheme), n, k),
-                  layout_row(codes_layout).pack);
+  const auto specs = planes(scheme, n, k);
+  check_layout(canonical, formats::canonical_layout, formats::scheme_row(scheme.family).planes(scheme, n, k), "pack");
+  PackedWeight packed = formats::allocate_planes(scheme, layout_name, n, k, specs);
+  pack_fragment_codes(canonical, packed);
   const Plane& from = canonical.plane(PlaneRole::scales);
   Plane& to = packed.plane(PlaneRole::scales);
   for_each_norm(canonical, [&](size_t at, size_t place, size_t size) {
@@ -109,12 +89,8 @@ PackedWeight unpack(const PackedWeight& packed, std::string_view name) {
   const auto& [scheme, layout, n, k, ignored] = packed;
   check_layout(packed, layout_name, planes(scheme, n, k), name);
   check_norm_padding(packed, name);
-  PackedWeight canonical =
-      formats::allocate_planes(scheme, formats::canonical_layout, n, k, canonical_planes(scheme, n, k));
-  const LayoutRow& codes = layout_row(codes_layout);
-  canonical.plane(PlaneRole::codes).bytes =
-      moved_codes(packed, codes_layout, codes.planes(code_scheme(scheme), n, k),
-                  [&](const PackedWeight& weight) { return codes.unpack(weight, name); });
+  PackedWeight canonical = formats::allocate_canonical(scheme, n, k);
+  unpack_fragment_codes(packed, name, canonical);
   const Plane& from = packed.plane(PlaneRole::scales);
   Plane& to = canonical.plane(PlaneRole::scales);
   for_each_norm(packed, [&](size_t at, size_t place, size_t size) {

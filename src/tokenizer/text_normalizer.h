@@ -21,7 +21,6 @@ class TextNormalizer {
   /// Reads NFC, NFD, NFKC, NFKD, Prepend, Replace, Strip, Lowercase and Sequence. Throws unsupported for others.
   static TextNormalizer parse(const std::optional<JsonNode>& node);
 
-  bool changes_nothing() const noexcept { return steps_.empty(); }
   /// The rewritten text; `text` is valid UTF-8.
   std::string apply(std::string_view text, text::WorkBudget& budget) const;
 

@@ -334,15 +334,14 @@ class Detective {
   void look_at_profiles() {
     for (const auto& [name, entry] : energies_) {
       const auto& [energy, bits] = entry;
-      const std::string parent = name.substr(0, name.rfind('.'));
-      const bool reads_stream = name.ends_with("q_proj") || name.ends_with("k_proj") || name.ends_with("v_proj") ||
-                                name.ends_with("gate_proj") || name.ends_with("up_proj");
-      if (!reads_stream) continue;
+      const auto place = model::find_linear(model_, name);
+      if (!place) continue;
       std::vector<double> siblings(energy.size(), 0.0);
       int count = 0;
       for (const auto& [other, theirs] : energies_) {
-        if (other == name || !other.starts_with(parent + ".") || theirs.first.size() != energy.size()) continue;
-        if (other.ends_with("o_proj") || other.ends_with("down_proj")) continue;
+        const auto& group = place->group.linears;
+        const bool beside = std::ranges::find(group, other, &model::PlannedLinear::name) != group.end();
+        if (other == name || !beside || theirs.first.size() != energy.size()) continue;
         double total = 0;
         for (const double value : theirs.first) total += value;
         for (size_t col = 0; col < siblings.size(); ++col) siblings[col] += theirs.first[col] / std::max(total, 1e-300);

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <array>
 #include <map>
+#include <span>
 #include <string>
 
 #include "core/progress.h"
@@ -16,18 +18,32 @@ using kernels::LinearWeight;
 /// Every weight of a model by its name.
 using Weights = std::map<std::string, const LinearWeight*, std::less<>>;
 
-Weights weights_of(const model::LayerWeights& layer) {
-  Weights weights;
-  for (const auto* weight : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
-    weights[weight->name] = weight;
-  }
-  return weights;
-}
-
 CheckedProduct checked(const decoder_cuda::CudaLinear& linear, const Weights& weights, Use use) {
   CheckedProduct product{linear, {}, use};
   for (const auto& name : linear.names) product.weights.push_back(weights.at(name));
   return product;
+}
+
+/// The products of a layer in the order in which they run, each with the norm before it, or none.
+struct Part {
+  CheckedProduct product;
+  std::span<const float> norm;
+};
+std::vector<Part> parts_of(const decoder_cuda::CudaLayer& layer, const model::LayerWeights& weights) {
+  Weights by_name;
+  for (const auto& weight : weights.linears) by_name[weight.name] = &weight;
+  std::vector<Part> parts;
+  for (const auto& block : layer.blocks) {
+    for (size_t i = 0; i < block.groups.size(); ++i) {
+      const auto& group = block.plan.groups[i];
+      const bool adds = group.linears.front().outputs == model::Basis::stream;
+      const bool gated = block.plan.kind == model::BlockKind::gated_mlp && !adds;
+      const Use use = adds ? Use::residual : gated ? Use::gated : Use::plain;
+      parts.push_back({checked(block.groups[i], by_name, use), {}});
+      if (group.norm) parts.back().norm = weights.norms[group.norm->position];
+    }
+  }
+  return parts;
 }
 
 void add(std::vector<KernelError> lines, KernelReport& report) {
@@ -41,16 +57,15 @@ bool takes_int8(const CheckedProduct& product) {
 void check_layer(const model::LayerWeights& weights, float eps, bool int8_activations, KernelReport& report) {
   const device::Stream stream;
   const auto layer = decoder_cuda::upload_layer(weights, stream);
-  const Weights by_name = weights_of(weights);
-  const auto qkv = checked(layer.qkv, by_name, Use::plain), o = checked(layer.o, by_name, Use::residual);
-  const auto gate_up = checked(layer.gate_up, by_name, Use::gated), down = checked(layer.down, by_name, Use::residual);
-  for (const auto* product : {&qkv, &o, &gate_up, &down}) {
-    add(check_product(*product, false), report);
-    if (int8_activations && takes_int8(*product)) add(check_product(*product, true), report);
+  const auto parts = parts_of(layer, weights);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const CheckedProduct& product = parts[i].product;
+    add(check_product(product, false), report);
+    if (int8_activations && takes_int8(product)) add(check_product(product, true), report);
+    // A step's launches; behind the last product the layer stands in for the next one.
+    const Part& next = parts[(i + 1) % parts.size()];
+    if (product.use == Use::residual) add(check_step(product, next.product, next.norm, eps), report);
   }
-  // A step's launches; the layer stands in for the one behind it.
-  add(check_step(o, gate_up, weights.post_attention_norm, eps), report);
-  add(check_step(down, qkv, weights.input_norm, eps), report);
 }
 
 }  // namespace

@@ -15,13 +15,19 @@
 namespace w4q::test {
 namespace {
 
+/// The program under test; the variable names another build of it.
+std::string program() {
+  const char* variable = std::getenv("W4Q_PROGRAM");
+  return variable != nullptr ? variable : W4Q_PROGRAM;
+}
+
 [[noreturn]] void execute(const std::vector<std::string>& arguments) {
-  std::vector<std::string> words{W4Q_PROGRAM};
+  std::vector<std::string> words{program()};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> pointers;
   for (auto& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);
-  ::execv(W4Q_PROGRAM, pointers.data());
+  ::execv(pointers.front(), pointers.data());
   std::_Exit(127);
 }
 
@@ -57,7 +63,8 @@ std::string slurp(const std::filesystem::path& path) {
 ProgramResult run_w4q(const std::vector<std::string>& arguments, const std::function<void()>& prepare) {
   std::array<int, 2> out{};
   std::array<int, 2> err{};
-  if (::pipe(out.data()) != 0 || ::pipe(err.data()) != 0) throw std::runtime_error("pipe");
+  // Closed in programs that other threads start meanwhile, which would keep them open.
+  if (::pipe2(out.data(), O_CLOEXEC) != 0 || ::pipe2(err.data(), O_CLOEXEC) != 0) throw std::runtime_error("pipe");
   const auto start = std::chrono::steady_clock::now();
   const pid_t child = ::fork();
   if (child == 0) {

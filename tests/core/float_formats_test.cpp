@@ -1,6 +1,7 @@
 // Conversions checked over all values of the short formats, and rounding against an independent nearest search.
 #include "core/float_formats.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -97,14 +98,27 @@ TEST(E4m3, AllCodesRoundingAndSaturation) {
   EXPECT_TRUE(std::isnan(f32_from_e4m3(e4m3_from_f32(nan))));
 }
 
-TEST(E5m2, AllCodesRoundingAndOverflow) {
-  check_all_codes<uint8_t>(5, 2, 0x7C, e5m2_from_f32, f32_from_e5m2);
-  check_rounding<uint8_t>(0x7C, e5m2_from_f32, f32_from_e5m2);
-  EXPECT_EQ(f32_from_e5m2(0x7B), 57344.0f);
-  EXPECT_EQ(e5m2_from_f32(61440.0f), 0x7C);  // the middle above the largest finite value goes to the even code
-  EXPECT_EQ(f32_from_e5m2(0xFC), -infinity);
-  EXPECT_TRUE(std::isnan(f32_from_e5m2(0x7D)));
-  EXPECT_TRUE(std::isnan(f32_from_e5m2(e5m2_from_f32(nan))));
+TEST(E2m1, AllCodesRoundingAndSaturation) {
+  const float values[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  for (uint32_t code = 0; code < 8; ++code) EXPECT_EQ(f32_from_e2m1(code), values[code]);
+  check_all_codes<uint8_t>(2, 1, 8, e2m1_from_f32, f32_from_e2m1);  // −0 too
+  check_rounding<uint8_t>(8, e2m1_from_f32, f32_from_e2m1);
+  EXPECT_EQ(e2m1_from_f32(infinity), 7u);
+  EXPECT_EQ(e2m1_from_f32(-1e9f), 15u);
+  EXPECT_EQ(e2m1_from_f32(nan) & 7u, 0u);
+}
+
+TEST(E8m0, AllCodesRoundUpAndSaturate) {
+  for (uint32_t bits = 0; bits < 0xFF; ++bits) {
+    const float value = f32_from_e8m0(static_cast<uint8_t>(bits));
+    ASSERT_EQ(value, std::ldexp(1.0, static_cast<int>(bits) - 127));
+    ASSERT_EQ(e8m0_from_f32(value), bits);
+    ASSERT_EQ(e8m0_from_f32(std::nextafter(value, infinity)), std::min(bits + 1, 0xFEu));
+  }
+  EXPECT_TRUE(std::isnan(f32_from_e8m0(0xFF)));
+  EXPECT_EQ(e8m0_from_f32(nan), 0xFF);
+  EXPECT_EQ(e8m0_from_f32(infinity), 0xFE);
+  for (const float value : {0.0f, -1.0f, std::numeric_limits<float>::denorm_min()}) EXPECT_EQ(e8m0_from_f32(value), 0);
 }
 
 /// The nearest half of any fp32 value, found by looking at both neighbours of the rounded result.

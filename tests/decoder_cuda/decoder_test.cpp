@@ -131,7 +131,9 @@ model::Model quantized(std::string_view scheme, const std::filesystem::path& out
   request.scheme = formats::parse_scheme(scheme);
   if (request.scheme.family == formats::SchemeFamily::integer) request.method = "rtn";
   if (request.scheme.family == formats::SchemeFamily::rotated) request.method = "rotated";
-  request.options.rotation = rotation;
+  if (!rotation.identity()) {
+    request.options.steps.add({.kind = quantize::StepKind::rotate, .block = rotation.block, .seed = rotation.seed});
+  }
   request.lm_head = true;
   pipeline::quantize_model(request);
   return model::Model::open(output);
@@ -241,9 +243,7 @@ TEST_F(CudaDecoders, KbitBehindARotationRunsAsItIs) {
   const model::Model model = quantized("kbit4-b32-e4m4", folder / "q", {128, 7});
   const CudaModel on_gpu = CudaModel::upload(model);
   EXPECT_TRUE(on_gpu.widened().empty());
-  for (const auto& layer : on_gpu.layers()) {
-    for (const auto* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) EXPECT_TRUE(fuses(*linear));
-  }
+  for (const auto* linear : linears_of(on_gpu.layers())) EXPECT_TRUE(fuses(*linear));
   const auto ids = reference_ids(test::testdata() / "w4q-llama-tiny");
   const auto expected = decode(model, ids, at_once);
   for (const std::vector<size_t>& chunks : {at_once, {1}, {40, 3}}) {
@@ -357,10 +357,8 @@ TEST_F(CudaDecoders, NormsInsideProductsGiveTheSameLogits) {
     const test::TemporaryFolder folder;
     const model::Model model = quantized(scheme, folder / "q");
     const CudaModel on_gpu = CudaModel::upload(model);
-    for (const auto& layer : on_gpu.layers()) {
-      EXPECT_TRUE(layer.gate_up.gated_turns);
-      for (const auto* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) EXPECT_TRUE(fuses(*linear));
-    }
+    for (const auto& layer : on_gpu.layers()) EXPECT_TRUE(layer.blocks[1].groups[0].gated_turns);
+    for (const auto* linear : linears_of(on_gpu.layers())) EXPECT_TRUE(fuses(*linear));
     const auto fused = decode_on_gpu(on_gpu, ids, {1});
     const auto apart = decode_on_gpu(on_gpu, ids, {1}, {.fuse = false});
     EXPECT_LE(largest_difference(fused, apart), rotated_bounds.largest) << scheme;
@@ -442,7 +440,7 @@ TEST_F(CudaDecoders, RefusesWhatDoesNotFit) {
   expect_error(ErrorCode::bad_argument, {"context"}, [&] { CudaDecoder(on_gpu, {.capacity = 0}); });
 }
 
-TEST_F(CudaDecoders, PagesRunOutAndTablesAreChecked) {
+TEST_F(CudaDecoders, PagesRunOut) {
   const model::Model model = model::Model::open(test::testdata() / "w4q-llama-tiny");
   const device::Stream stream;
   CudaCache cache(model.config(), kernels::KvType::f16, 4, stream);
@@ -450,11 +448,6 @@ TEST_F(CudaDecoders, PagesRunOutAndTablesAreChecked) {
   EXPECT_EQ(cache.table().size(), 3u);
   expect_error(ErrorCode::bad_argument, {"out of pages", "65 tokens", "5 pages"}, [&] { cache.grow(65); });
   EXPECT_EQ(cache.table().size(), 3u) << "a refused call changes nothing";
-  const std::vector<int32_t> outside = {0, 4}, twice = {1, 2, 1}, negative = {-1}, good = {3, 0};
-  expect_error(ErrorCode::bad_argument, {"entry 1", "page 4"}, [&] { cache.set_table(outside); });
-  expect_error(ErrorCode::bad_argument, {"entry 2", "page 1"}, [&] { cache.set_table(twice); });
-  expect_error(ErrorCode::bad_argument, {"entry 0", "page -1"}, [&] { cache.set_table(negative); });
-  cache.set_table(good);
   cache.grow(64);
   EXPECT_EQ(cache.table().size(), 4u);
   cache.clear();

@@ -45,7 +45,7 @@ void expect_golden(const std::string& name, const std::string& type, bool nested
   const BitsandbytesState state{type, 64, "float32", 24, 128, nested, golden_offset(text)};
   EXPECT_EQ(to_json_text(state), text);
   const PackedWeight weight = decode_bitsandbytes(state, theirs);
-  lut_validate(weight, "w");
+  scheme_row(SchemeFamily::lut).validate(weight, "w");
   EXPECT_EQ(bitsandbytes_type(weight), type);
 
   const auto ours = encode_bitsandbytes(weight, "float32");

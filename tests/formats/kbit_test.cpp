@@ -79,8 +79,8 @@ INSTANTIATE_TEST_SUITE_P(Scales, RangeExponent, testing::Values(ScaleType::e4m4,
                          [](const auto& param) { return std::string(to_string(param.param)); });
 
 TEST_P(RangeExponent, IsZeroInsideTheNormalRange) {
-  const float low = kbit_scale_min_normal(GetParam());
-  const float high = kbit_scale_max(GetParam());
+  const float low = scale_codec(GetParam()).smallest_normal;
+  const float high = scale_codec(GetParam()).largest;
   EXPECT_EQ(kbit_range_exponent(low, high, GetParam()), 0);
   EXPECT_EQ(kbit_range_exponent(0, 0, GetParam()), 0);
   EXPECT_NE(kbit_range_exponent(low / 2, low / 2, GetParam()), 0);
@@ -88,7 +88,7 @@ TEST_P(RangeExponent, IsZeroInsideTheNormalRange) {
 }
 
 TEST_P(RangeExponent, IsTheLeastThatKeepsTheLargestRepresentable) {
-  const float scale_max = kbit_scale_max(GetParam());
+  const float scale_max = scale_codec(GetParam()).largest;
   for (int i = 0; i < 2000; ++i) {
     const float largest =
         std::ldexp(static_cast<float>(1 + random_uniform(7, static_cast<uint64_t>(i))), i % 250 - 125);
@@ -113,20 +113,20 @@ TEST_P(RangeExponent, KeepsTablesNormalAndProductsFiniteAtTheEndsOfFp32) {
       EXPECT_TRUE(std::isnormal(entry));
     }
     for (float entry : kbit_scaled_codebook(table, kbit_range_exponent(smallest, largest, GetParam()))) {
-      EXPECT_TRUE(std::isfinite(entry * kbit_scale_max(GetParam())));
+      EXPECT_TRUE(std::isfinite(entry * scale_codec(GetParam()).largest));
     }
   }
 }
 
 TEST(Kbit, ScalesSaturateAndSaySo) {
-  EXPECT_FALSE(kbit_encode_scale(31.4f, 1.0f, ScaleType::e4m4).saturated);
-  const EncodedScale e4m4 = kbit_encode_scale(40.0f, 1.0f, ScaleType::e4m4);
+  EXPECT_FALSE(store_scale(31.4f, ScaleType::e4m4).saturated);
+  const StoredScale e4m4 = store_scale(40.0f, ScaleType::e4m4);
   EXPECT_TRUE(e4m4.saturated);
   EXPECT_EQ(e4m4.value, 31.0f);
-  const EncodedScale f16 = kbit_encode_scale(1e9f, 1.0f, ScaleType::f16);
+  const StoredScale f16 = store_scale(1e9f, ScaleType::f16);
   EXPECT_TRUE(f16.saturated);
   EXPECT_EQ(f16.value, 65504.0f);
-  EXPECT_EQ(kbit_encode_scale(3.0f, 2.0f, ScaleType::e4m4).value, 1.5f);
+  EXPECT_EQ(store_scale(1.5f, ScaleType::e4m4).value, 1.5f);
 }
 
 /// On N(0,1) in blocks of 32. The floors for E4M4 are those the project promises; f16 must not be worse than E4M4.

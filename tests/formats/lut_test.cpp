@@ -6,6 +6,8 @@
 #include <cstring>
 #include <limits>
 
+#include "formats/table/nested_scales.h"
+#include "formats/table/table_format.h"
 #include "io/checkpoint.h"
 #include "kbit_samples.h"
 #include "support.h"
@@ -41,7 +43,7 @@ TEST(Lut, GoldenWeightsEncodeToTheirBytes) {
     EXPECT_EQ(std::vector<float>(scales.begin(), scales.end()), floats(file, "weight.absmax"));
     EXPECT_TRUE(
         std::ranges::equal(swap_nibbles(weight.plane(PlaneRole::codes).bytes.bytes()), file.load("weight")->bytes));
-    EXPECT_NO_THROW(lut_validate(weight, "w"));
+    EXPECT_NO_THROW(row().validate(weight, "w"));
   }
 }
 
@@ -55,12 +57,12 @@ TEST(Lut, GoldenNestedScalesDecode) {
     const auto nested = floats(file, "weight.nested_quant_map");
     PackedWeight weight = row().encode(scheme, values, 24, 128, table);
     // Other programs' last places differ (docs/int.md): 2 ulp at most.
-    const std::vector<float> ours = lut_nested_table();
+    const std::vector<float> ours = nested_table();
     ASSERT_EQ(ours.size(), nested.size());
     for (size_t i = 0; i < ours.size(); ++i) EXPECT_NEAR(ours[i], nested[i], 3e-7f * std::abs(ours[i])) << i;
     const auto stored = file.load("weight.absmax");
     EXPECT_TRUE(std::ranges::equal(weight.plane(PlaneRole::scales).bytes.bytes(), stored->bytes));
-    EXPECT_NO_THROW(lut_validate(weight, "w"));
+    EXPECT_NO_THROW(row().validate(weight, "w"));
   }
 }
 
@@ -70,8 +72,8 @@ TEST(Lut, BlocksRunAcrossRowEnds) {
   values[31] = 4.0f;   // row 1, column 10: the last of block 0
   values[32] = -2.0f;  // the first of block 1
   PackedWeight weight = row().encode(scheme, values, 3, 21, nf4_table());
-  EXPECT_EQ(lut_scale(weight, 0), 4.0f);
-  EXPECT_EQ(lut_scale(weight, 1), 2.0f);
+  EXPECT_EQ(scale_at(weight, 0), 4.0f);
+  EXPECT_EQ(scale_at(weight, 1), 2.0f);
   const std::vector<float> decoded = test::decode(weight);
   EXPECT_EQ(decoded[31], 4.0f);
   EXPECT_EQ(decoded[32], -2.0f);
@@ -79,13 +81,13 @@ TEST(Lut, BlocksRunAcrossRowEnds) {
   EXPECT_EQ(decoded[33], 2.0f * 0.24611230194568634f);
   // 63 codes: the last nibble is padding.
   weight.plane(PlaneRole::codes).bytes.as<uint32_t>()[7] |= 1u << 28;
-  test::expect_error(ErrorCode::bad_file, {"padding", "word 7", "7 of its 8"}, [&] { lut_validate(weight, "w"); });
+  test::expect_error(ErrorCode::bad_file, {"padding", "word 7", "7 of its 8"}, [&] { row().validate(weight, "w"); });
 }
 
 TEST(Lut, RefusesWhatAHostileFileHolds) {
   const std::vector<float> values = test::sample(test::distributions[0], 3, 70);
   const auto refused = [](const PackedWeight& weight, std::initializer_list<std::string_view> parts) {
-    test::expect_error(ErrorCode::bad_file, parts, [&] { lut_validate(weight, "layers.0.up"); });
+    test::expect_error(ErrorCode::bad_file, parts, [&] { row().validate(weight, "layers.0.up"); });
   };
   for (const PlaneRole role :
        {PlaneRole::codebook, PlaneRole::nested_scales, PlaneRole::nested_codebook, PlaneRole::nested_offset}) {
@@ -95,7 +97,7 @@ TEST(Lut, RefusesWhatAHostileFileHolds) {
   }
   PackedWeight weight = row().encode(parse_scheme("lut4-b64-f32"), values, 3, 70, fp4_table());
   weight.plane(PlaneRole::scales).bytes.as<float>()[1] = 3e38f;
-  EXPECT_NO_THROW(lut_validate(weight, "w"));
+  EXPECT_NO_THROW(row().validate(weight, "w"));
   weight.plane(PlaneRole::codebook).bytes.as<float>()[1] = 2;
   refused(weight, {"scales", "too large"});
   weight.scheme.bits = 3;

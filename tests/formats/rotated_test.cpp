@@ -115,17 +115,6 @@ TEST(Rotated, RotatingMakesHeavyTailsNormal) {
   EXPECT_GT(after, 19);
 }
 
-TEST(Rotated, AsKbitItDecodesToTheSameNumbers) {
-  for (const char* name : {"rotated3-d64", "rotated4-row", "rotated5-d128-e4m4", "rotated2-d32-e4m4"}) {
-    const PackedWeight weight = encode(parse_scheme(name), test::sample(test::distributions[0], 5, 200), 5, 200);
-    const PackedWeight kbit = rotated_as_kbit(weight);
-    EXPECT_NO_THROW(scheme_row(SchemeFamily::kbit).validate(kbit, "w"));
-    EXPECT_EQ(test::decode(kbit), test::decode(weight)) << name;
-  }
-  const PackedWeight single = encode(rotated(4, 64, ScaleType::f32), std::vector<float>(64, 1.0f), 1, 64);
-  test::expect_error(ErrorCode::unsupported, {"rotated4-d64-f32"}, [&] { rotated_as_kbit(single); });
-}
-
 TEST(Rotated, ReadersRefuseWhatCannotBe) {
   const auto refuse = [](std::string_view part, auto&& damage) {
     PackedWeight weight = encode(rotated(4, 64), test::sample(test::distributions[0], 2, 100), 2, 100);
@@ -133,8 +122,8 @@ TEST(Rotated, ReadersRefuseWhatCannotBe) {
     test::expect_error(ErrorCode::bad_file, {"layer.x", part},
                        [&] { scheme_row(SchemeFamily::rotated).validate(weight, "layer.x"); });
   };
-  refuse("row 1, group 0", [](PackedWeight& w) { w.plane(PlaneRole::scales).bytes.as<uint16_t>()[2] = 0x7C00; });
-  refuse("row 0, group 1", [](PackedWeight& w) { w.plane(PlaneRole::scales).bytes.as<uint16_t>()[1] = 0x8001; });
+  refuse("row 1, block 0", [](PackedWeight& w) { w.plane(PlaneRole::scales).bytes.as<uint16_t>()[2] = 0x7C00; });
+  refuse("row 0, block 1", [](PackedWeight& w) { w.plane(PlaneRole::scales).bytes.as<uint16_t>()[1] = 0x8001; });
   refuse("within fp32", [](PackedWeight& w) {
     for (float& entry : w.plane(PlaneRole::codebook).bytes.as<float>()) entry *= 0x1p125f;
     w.plane(PlaneRole::scales).bytes.as<uint16_t>()[0] = 0x7BFF;

@@ -76,14 +76,16 @@ TEST(Packed, DimensionsOutOfRangeAreRefused) {
   const Scheme scheme{SchemeFamily::kbit, 5, 32, ScaleType::f16};
   const int64_t limit = max_dimension;
   for (const auto& [n, k] : {std::pair{int64_t{0}, int64_t{1}}, {1, 0}, {-1, 5}, {limit + 1, 1}, {1, INT64_MAX}}) {
-    test::expect_error(ErrorCode::unsupported, {"outputs", "inputs"}, [&] { kbit_planes(scheme, n, k); });
+    test::expect_error(ErrorCode::unsupported, {"outputs", "inputs"},
+                       [&] { scheme_row(SchemeFamily::kbit).planes(scheme, n, k); });
   }
-  for (const PlaneSpec& spec : kbit_planes(scheme, limit, limit)) EXPECT_GT(byte_count(spec.dtype, spec.shape), 0);
+  for (const PlaneSpec& spec : scheme_row(SchemeFamily::kbit).planes(scheme, limit, limit))
+    EXPECT_GT(byte_count(spec.dtype, spec.shape), 0);
 }
 
 TEST(Packed, PlanesAreFoundByRoleAndClonedByBytes) {
   const Scheme scheme{SchemeFamily::kbit, 2, 32, ScaleType::e4m4};
-  PackedWeight weight = allocate_planes(scheme, canonical_layout, 3, 40, kbit_planes(scheme, 3, 40));
+  PackedWeight weight = allocate_canonical(scheme, 3, 40);
   EXPECT_EQ(weight.size_bytes(), 3 * 2 * 2 * 4 + 3 * 2 + 4 * 4);
   const PackedWeight copy = weight.clone();
   EXPECT_TRUE(bytes_equal(weight, copy));

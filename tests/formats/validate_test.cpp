@@ -19,13 +19,17 @@ PackedWeight sound(ScaleType scale = ScaleType::e4m4, int bits = 3) {
       .encode(scheme, test::sample(test::distributions[0], n, k), n, k, codebook("nf", bits));
 }
 
+void validate(const PackedWeight& weight, std::string_view name) {
+  scheme_row(SchemeFamily::kbit).validate(weight, name);
+}
+
 void expect_refused(const PackedWeight& weight, std::initializer_list<std::string_view> parts) {
-  test::expect_error(ErrorCode::bad_file, parts, [&] { kbit_validate(weight, "layers.0.up"); });
+  test::expect_error(ErrorCode::bad_file, parts, [&] { validate(weight, "layers.0.up"); });
 }
 
 TEST(Validate, AcceptsWhatTheEncoderMakes) {
   for (ScaleType scale : {ScaleType::e4m4, ScaleType::f16}) {
-    for (int bits = 2; bits <= 5; ++bits) EXPECT_NO_THROW(kbit_validate(sound(scale, bits), "w"));
+    for (int bits = 2; bits <= 5; ++bits) EXPECT_NO_THROW(validate(sound(scale, bits), "w"));
   }
 }
 
@@ -69,7 +73,7 @@ TEST(Validate, RefusesHugeSizesWithoutOverflow) {
   PackedWeight weight = sound();
   for (int64_t size : {int64_t{0}, int64_t{-5}, max_dimension + 1, std::numeric_limits<int64_t>::max()}) {
     weight.n = size;
-    test::expect_error(ErrorCode::unsupported, {"layers.0.up"}, [&] { kbit_validate(weight, "layers.0.up"); });
+    test::expect_error(ErrorCode::unsupported, {"layers.0.up"}, [&] { validate(weight, "layers.0.up"); });
   }
   weight.n = max_dimension;
   weight.k = max_dimension;
@@ -104,13 +108,13 @@ TEST(Validate, RefusesScalesThatAreNotScales) {
   expect_refused(with_scale(0x7C00), {"scales", "non-finite", "row 1, block 2"});
   expect_refused(with_scale(0x7E00), {"non-finite"});
   expect_refused(with_scale(0xBC00), {"negative", "-1"});
-  EXPECT_NO_THROW(kbit_validate(with_scale(0x0001), "w"));
+  EXPECT_NO_THROW(validate(with_scale(0x0001), "w"));
 }
 
 TEST(Validate, NamesFromFilesArePrintedSafely) {
   PackedWeight weight = sound();
   weight.planes.clear();
-  test::expect_error(ErrorCode::bad_file, {"a\\x1B[31m"}, [&] { kbit_validate(weight, "a\x1b[31m"); });
+  test::expect_error(ErrorCode::bad_file, {"a\\x1B[31m"}, [&] { validate(weight, "a\x1b[31m"); });
 }
 
 }  // namespace

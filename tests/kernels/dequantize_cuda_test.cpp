@@ -28,7 +28,7 @@ constexpr auto poison = std::byte{0xA5};
 
 /// Random codes with zeroed padding, every scale of the type in turn, and a table with a factor.
 PackedWeight random_weight(const Scheme& scheme, int64_t n, int64_t k, int exponent) {
-  const auto specs = formats::kbit_planes(scheme, n, k);
+  const auto specs = formats::scheme_row(formats::SchemeFamily::kbit).planes(scheme, n, k);
   PackedWeight weight = formats::allocate_planes(scheme, formats::canonical_layout, n, k, specs);
   const int64_t blocks = formats::kbit_blocks(k);
   const auto words = weight.plane(PlaneRole::codes).bytes.as<uint32_t>();

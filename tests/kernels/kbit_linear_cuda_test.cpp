@@ -50,7 +50,7 @@ class Weight {
     scales_ = device::DeviceBuffer::copy_of(packed.plane(PlaneRole::scales).bytes.bytes(), stream);
     codebook_ = device::DeviceBuffer::copy_of(packed.plane(PlaneRole::codebook).bytes.bytes(), stream);
     const auto table = packed.plane(PlaneRole::codebook).bytes.as<float>();
-    table_max_ = formats::kbit_table_max(table);
+    table_max_ = formats::table_max(table);
     stretch_ = table_stretch(table);
     product_stretch_ = product_stretch(table);
     scale_max_ = largest_scale(packed);

@@ -19,6 +19,7 @@
 #include "kernels/rotated/rotate_input.h"
 #include "quantize/passes.h"
 #include "quantize/rounding.h"
+#include "repack/layout_registry.h"
 #include "support.h"
 
 namespace w4q::kernels {
@@ -102,7 +103,9 @@ struct DeviceLinear {
       RotatedDevicePass pass;
       pass.bits = canonical.scheme.bits;
       pass.n = canonical.n, pass.k = canonical.k;
-      pass.codes = reinterpret_cast<uint32_t*>(keep(bytes_of(rotated_fragment_codes(canonical))));
+      const bool is_kbit = canonical.scheme.family == formats::SchemeFamily::kbit;
+      const auto packed = repack::layout_row(is_kbit ? "kbit-fragment" : "rotated-fragment").pack(canonical);
+      pass.codes = reinterpret_cast<uint32_t*>(keep(packed.plane(formats::PlaneRole::codes).bytes.bytes()));
       pass.norms = reinterpret_cast<uint16_t*>(keep(bytes_of(planes.norms)));
       pass.group = formats::rotated_group(canonical.scheme, canonical.k);
       pass.levels = reinterpret_cast<float*>(keep(bytes_of(planes.levels)));

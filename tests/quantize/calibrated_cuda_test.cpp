@@ -82,13 +82,7 @@ QuantizeResult on_cpu(const Layer& layer, const Scheme& scheme, QuantizeOptions 
 
 QuantizeOptions options_for(const Scheme& scheme, bool search) {
   QuantizeOptions options;
-  if (!search) return options;
-  if (scheme.family == formats::SchemeFamily::integer) {
-    options.clip = Clip::mse;
-  } else {
-    options.scales = Scales::search;
-    options.learn_table = true;
-  }
+  if (search) options.steps = parse_steps(scheme.family == formats::SchemeFamily::integer ? "clip" : "lloyd+search");
   return options;
 }
 
@@ -262,8 +256,7 @@ TEST_F(CalibratedCuda, SearchesWithoutCalibrationGiveTheBytesOfTheCpu) {
         const auto values = test::sample(distribution, n, k);
         for (const bool learn : {false, true}) {
           QuantizeOptions options;
-          options.scales = Scales::search;
-          options.learn_table = learn;
+          options.steps = parse_steps(learn ? "lloyd+search" : "search");
           const TensorView view{"w", DType::f32, {n, k}, bytes_of(values)};
           const auto cpu = row.run(view, scheme, options);
           const auto gpu = row.run_cuda(view, scheme, options);
@@ -313,7 +306,9 @@ TEST_F(CalibratedCuda, FeedbackGainsWhatItGainsOnTheCpu) {
       const auto cpu = on_cpu(layer, scheme, options_for(scheme, search), true);
       GroupCuda group(*work, gram(layer));
       group.add(layer.view(), scheme, options_for(scheme, search));
-      const auto gpu = group.pack(0, options_for(scheme, search), {false, true, 0.01, {}});
+      auto options = options_for(scheme, search);
+      options.steps.add({StepKind::feedback});
+      const auto gpu = group.pack(0, options, {});
       const double error = layer.error(gpu.result.weight), expected = layer.error(cpu.weight);
       EXPECT_NEAR(gpu.error, error, 1e-4 * error) << name;
       // A code that falls to the other side of a threshold by rounding changes the rest of its row, for no worse.

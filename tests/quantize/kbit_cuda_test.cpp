@@ -137,11 +137,11 @@ TEST_F(KbitCuda, TiesGoWhereTheCpuPutsThem) {
     formats::kbit_midpoints(table, midpoints);
     std::vector<float> values;
     for (uint16_t code = 0; code < 255; ++code) {
-      const float low = formats::kbit_decode_scale(code, ScaleType::e4m4);
-      const float high = formats::kbit_decode_scale(static_cast<uint16_t>(code + 1), ScaleType::e4m4);
+      const float low = formats::decode_scale(code, ScaleType::e4m4);
+      const float high = formats::decode_scale(static_cast<uint16_t>(code + 1), ScaleType::e4m4);
       const float tie = (low + high) / 2;
       for (float absmax : {low, tie, std::nextafter(tie, 0.0f), std::nextafter(tie, 99.0f)}) {
-        const float scale = formats::kbit_encode_scale(absmax, 1.0f, ScaleType::e4m4).value;
+        const float scale = formats::store_scale(absmax, ScaleType::e4m4).value;
         values.push_back(absmax);
         for (size_t i = 1; i < 32; ++i) {
           const float on = midpoints[i % midpoints.size()] * scale;

@@ -35,7 +35,7 @@ TEST(KbitThreshold, IsTheLastValueBelowTheMidpoint) {
     for (int bits = 2; bits <= 5; ++bits) {
       for (float midpoint : midpoints_of(bits, exponent)) {
         for (uint16_t code = 1; code < 256; ++code) {
-          const float scale = formats::kbit_decode_scale(code, ScaleType::e4m4);
+          const float scale = formats::decode_scale(code, ScaleType::e4m4);
           expect_last(kbit_threshold(midpoint, scale), midpoint, scale);
         }
       }
@@ -46,7 +46,7 @@ TEST(KbitThreshold, IsTheLastValueBelowTheMidpoint) {
 TEST(KbitThreshold, HoldsForHalfScalesAndRandomMidpoints) {
   for (uint64_t i = 0; i < 200'000; ++i) {
     const auto code = static_cast<uint16_t>(1 + random_bits(1, i) % 0x7BFF);
-    const float scale = formats::kbit_decode_scale(code, ScaleType::f16);
+    const float scale = formats::decode_scale(code, ScaleType::f16);
     const auto midpoint = static_cast<float>(random_normal(2, i) * std::exp2(-static_cast<double>(i % 30)));
     expect_last(kbit_threshold(midpoint, scale), midpoint, scale);
   }
@@ -64,7 +64,7 @@ void expect_codes(int bits, bool is_bf16) {
   const uint32_t infinity = is_bf16 ? 0x7F80 : 0x7C00;
   const auto widen = [&](uint16_t raw) { return is_bf16 ? f32_from_bf16(raw) : f32_from_f16(raw); };
   for (uint16_t code = 0; code < 256; code += 3) {
-    const float scale = formats::kbit_decode_scale(code, ScaleType::e4m4);
+    const float scale = formats::decode_scale(code, ScaleType::e4m4);
     std::vector<float> thresholds;
     for (float midpoint : midpoints) {
       const float exact = kbit_threshold(midpoint, scale);

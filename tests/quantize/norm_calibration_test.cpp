@@ -64,12 +64,12 @@ TEST(NormCalibration, NoNormCanDoBetter) {
   EXPECT_LT(least, 0.95 * plain);
   formats::Plane& norms = packed.plane(formats::PlaneRole::scales);
   for (const size_t index : {0u, 3u, 41u, 95u}) {
-    const float norm = formats::rotated_norm_at(norms, index);
+    const float norm = formats::load_scale(norms, index);
     for (const double factor : {0.99, 1.01}) {
-      formats::rotated_put_norm(norms, index, formats::rotated_store_norm(norm * factor, formats::ScaleType::f32));
+      formats::put_scale(norms, index, formats::rotated_scale(norm * factor, formats::ScaleType::f32).bits);
       EXPECT_GT(problem.error(packed), least) << index;
     }
-    formats::rotated_put_norm(norms, index, formats::rotated_store_norm(norm, formats::ScaleType::f32));
+    formats::put_scale(norms, index, formats::rotated_scale(norm, formats::ScaleType::f32).bits);
   }
 }
 
@@ -99,7 +99,7 @@ TEST(NormCalibration, WhatIsSilentStays) {
   const PackedWeight before = problem.packed("rotated4-d64");
   EXPECT_EQ(calibrate_norms(packed, problem.weights(), problem.gram_view(), 1e-3), n - 1);
   const auto norm = [](const PackedWeight& weight, size_t index) {
-    return formats::rotated_norm_at(weight.plane(formats::PlaneRole::scales), index);
+    return formats::load_scale(weight.plane(formats::PlaneRole::scales), index);
   };
   for (size_t row = 0; row < n; ++row) EXPECT_EQ(norm(packed, row * 4 + 1), norm(before, row * 4 + 1)) << row;
   EXPECT_EQ(norm(packed, 0), 0.0f);

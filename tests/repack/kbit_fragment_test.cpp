@@ -21,8 +21,7 @@ const LayoutRow& fragment() { return layout_row("kbit-fragment"); }
 
 /// Random codes and scales, none of them zero; lanes behind k are zero, as in every canonical weight.
 PackedWeight random_weight(const Scheme& scheme, int64_t n, int64_t k) {
-  PackedWeight weight =
-      formats::allocate_planes(scheme, formats::canonical_layout, n, k, formats::kbit_planes(scheme, n, k));
+  PackedWeight weight = formats::allocate_canonical(scheme, n, k);
   const auto words = weight.plane(PlaneRole::codes).bytes.as<uint32_t>();
   for (size_t i = 0; i < words.size(); ++i) {
     const int64_t block = static_cast<int64_t>(i) / scheme.bits % formats::kbit_blocks(k);

@@ -24,8 +24,7 @@ using formats::PlaneRole;
 using formats::Scheme;
 
 PackedWeight random_weight(const Scheme& scheme, int64_t n, int64_t k) {
-  PackedWeight weight =
-      formats::allocate_planes(scheme, formats::canonical_layout, n, k, formats::kbit_planes(scheme, n, k));
+  PackedWeight weight = formats::allocate_canonical(scheme, n, k);
   for (auto& plane : weight.planes) {
     for (size_t i = 0; i < plane.bytes.size(); ++i) {
       plane.bytes.data()[i] = static_cast<std::byte>(1 + random_bits(static_cast<uint64_t>(plane.spec.role), i) % 255);

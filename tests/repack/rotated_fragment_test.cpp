@@ -39,8 +39,7 @@ TEST(RotatedFragment, IsWhatATargetTakes) {
 TEST(RotatedFragment, CodesStandAsInKbitFragment) {
   const Scheme scheme = formats::parse_scheme("rotated3-d64"), kbit = formats::parse_scheme("kbit3-b32-e4m4");
   const PackedWeight weight = random_weight(scheme, 130, 256);
-  PackedWeight codes =
-      formats::allocate_planes(kbit, formats::canonical_layout, 130, 256, formats::kbit_planes(kbit, 130, 256));
+  PackedWeight codes = formats::allocate_canonical(kbit, 130, 256);
   codes.plane(PlaneRole::codes).bytes = weight.plane(PlaneRole::codes).bytes.clone();
   const auto expected = layout_row("kbit-fragment").pack(codes);
   const auto packed = fragment().pack(weight);

@@ -76,10 +76,11 @@ TEST_F(KernelCheckGpu, RowCountsAreThoseOfTheKernels) {
   const auto model = quantized("kbit4-b32-e4m4", "kbit");
   const device::Stream stream;
   const auto layer = decoder_cuda::upload_layer(model.layers().front(), stream);
-  const auto counts = row_counts(layer.o, false);
-  const auto& product = layer.o.products.front();
+  const auto& linear = layer.blocks.front().groups.back();
+  const auto counts = row_counts(linear, false);
+  const auto& product = linear.products.front();
   std::vector<std::string> seen, all;
-  for (int64_t rows = 1; rows <= 2048; ++rows) all.push_back(kernel_names(product, layer.o.k, rows, false).front());
+  for (int64_t rows = 1; rows <= 2048; ++rows) all.push_back(kernel_names(product, linear.k, rows, false).front());
   for (const int64_t rows : counts) seen.push_back(all[static_cast<size_t>(rows - 1)]);
   for (const auto& name : all) EXPECT_NE(std::ranges::find(seen, name), seen.end()) << name;
 }
@@ -89,13 +90,13 @@ TEST_F(KernelCheckGpu, ADamagedWeightOnTheDeviceIsFound) {
   const auto model = quantized("kbit4-b32-e4m4", "kbit");
   const device::Stream stream;
   auto layer = decoder_cuda::upload_layer(model.layers().front(), stream);
-  const auto check = [&] {
-    return KernelReport{check_product({layer.o, {&model.layers().front().o}, Use::residual}, false)};
-  };
+  auto& linear = layer.blocks.front().groups.back();
+  const auto* const weight = &model.layers().front().linear(model::Role::output);
+  const auto check = [&] { return KernelReport{check_product({linear, {weight}, Use::residual}, false)}; };
   expect_passed(check());
-  const auto* const codes = reinterpret_cast<const std::byte*>(layer.o.products.front().packed->codes);
-  const auto plane = std::ranges::find_if(layer.o.memory, [&](const auto& buffer) { return buffer.data() == codes; });
-  ASSERT_NE(plane, layer.o.memory.end());
+  const auto* const codes = reinterpret_cast<const std::byte*>(linear.products.front().packed->codes);
+  const auto plane = std::ranges::find_if(linear.memory, [&](const auto& buffer) { return buffer.data() == codes; });
+  ASSERT_NE(plane, linear.memory.end());
   const std::vector<std::byte> zeros(1024);
   plane->upload(zeros, stream);
   stream.synchronize();
@@ -110,7 +111,8 @@ TEST_F(KernelCheckGpu, AnotherWeightIsNotTheSame) {
   const auto model = model::Model::open(test::bundled_model());
   const device::Stream stream;
   const auto layer = decoder_cuda::upload_layer(model.layers().front(), stream);
-  const KernelReport report{check_product({layer.down, {&model.layers().back().down}, Use::residual}, false)};
+  const auto* const other = &model.layers().back().linear(model::Role::down);
+  const KernelReport report{check_product({layer.blocks.back().groups.back(), {other}, Use::residual}, false)};
   EXPECT_FALSE(report.verdict().passed);
 }
 

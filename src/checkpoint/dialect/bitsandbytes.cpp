@@ -10,6 +10,7 @@
 #include "core/text.h"
 #include "formats/dialect/bitsandbytes.h"
 #include "formats/lut.h"
+#include "formats/table/nested_scales.h"
 
 namespace w4q::checkpoint {
 namespace {
@@ -64,7 +65,7 @@ BitsandbytesState parse_state(std::span<const std::byte> bytes, const std::strin
   state.k = integer(shape[1], formats::max_dimension);
   state.nested = json.contains("nested_offset");
   if (!state.nested) return state;
-  if (integer(member("nested_blocksize"), 4096) != formats::lut_nested_block || member("nested_dtype") != "float32") {
+  if (integer(member("nested_blocksize"), 4096) != formats::nested_block || member("nested_dtype") != "float32") {
     throw refuse("nested blocks other than 256 of float32");
   }
   if (!member("nested_offset").is_number()) throw refuse("nested_offset is no number");

@@ -63,7 +63,7 @@ formats::ScaleType scale_type(const io::Checkpoint& checkpoint, const std::strin
   const std::string name = linear + ".weight_scale";
   const DType dtype = checkpoint.at(name).dtype;
   for (const formats::ScaleType type : scale_types) {
-    if (formats::integer_scale_dtype(type) == dtype) return type;
+    if (formats::scale_codec(type).dtype == dtype) return type;
   }
   throw Error(ErrorCode::bad_file, concat(printable(name), ": wrong type"))
       .detail(concat("expected BF16, F16 or F32, found ", dtype_name(dtype)));

@@ -43,7 +43,7 @@ std::vector<StoredSpec> tensors(const Scheme& scheme, int64_t n, int64_t k) {
   const int64_t groups = formats::integer_groups(scheme, k);
   return {{".qweight", DType::i32, {k / tile * scheme.bits, n}},
           {".qzeros", DType::i32, {groups, n / tile * scheme.bits}},
-          {".scales", formats::integer_scale_dtype(scheme.scale), {groups, n}},
+          {".scales", formats::scale_codec(scheme.scale).dtype, {groups, n}},
           {".g_idx", DType::i32, {k}}};
 }
 
@@ -51,7 +51,7 @@ std::vector<StoredSpec> tensors(const Scheme& scheme, int64_t n, int64_t k) {
 
 ScaleType scale_type_of(const io::TensorInfo& scales) {
   for (const ScaleType type : {ScaleType::f16, ScaleType::bf16, ScaleType::f32}) {
-    if (formats::integer_scale_dtype(type) == scales.dtype) return type;
+    if (formats::scale_codec(type).dtype == scales.dtype) return type;
   }
   throw Error(ErrorCode::bad_file, concat(printable(scales.name), ": scales of type ", dtype_name(scales.dtype)))
       .detail("expected F16, BF16 or F32");

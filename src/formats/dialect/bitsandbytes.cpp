@@ -8,6 +8,7 @@
 #include "core/parallel.h"
 #include "core/text.h"
 #include "formats/lut.h"
+#include "formats/table/nested_scales.h"
 
 namespace w4q::formats {
 namespace {
@@ -55,7 +56,7 @@ std::string to_json_text(const BitsandbytesState& state) {
   std::string text = concat(R"({"quant_type": ")", state.type, R"(", "blocksize": )", state.block, R"(, "dtype": ")",
                             state.dtype, R"(", "shape": [)", state.n, ", ", state.k, "]");
   if (state.nested) {
-    text += concat(R"(, "nested_blocksize": )", lut_nested_block, R"(, "nested_dtype": "float32", "nested_offset": )",
+    text += concat(R"(, "nested_blocksize": )", nested_block, R"(, "nested_dtype": "float32", "nested_offset": )",
                    python_float(static_cast<double>(state.nested_offset)));
   }
   return text + "}";
@@ -70,7 +71,7 @@ std::string_view bitsandbytes_type(const PackedWeight& canonical) {
 
 std::vector<StoredSpec> bitsandbytes_specs(const Scheme& scheme, int64_t n, int64_t k) {
   std::vector<StoredSpec> specs = {{".weight", DType::u8, {(n * k + 1) / 2, 1}}};
-  for (const PlaneSpec& plane : lut_planes(scheme, n, k)) {
+  for (const PlaneSpec& plane : scheme_row(SchemeFamily::lut).planes(scheme, n, k)) {
     for (const auto& [role, suffix] : copied_planes) {
       if (plane.role == role) specs.push_back({std::string(suffix), plane.dtype, plane.shape});
     }
@@ -80,8 +81,7 @@ std::vector<StoredSpec> bitsandbytes_specs(const Scheme& scheme, int64_t n, int6
 
 PackedWeight decode_bitsandbytes(const BitsandbytesState& state, std::span<const StoredTensor> tensors) {
   const Scheme scheme = scheme_of(state);
-  PackedWeight weight =
-      allocate_planes(scheme, canonical_layout, state.n, state.k, lut_planes(scheme, state.n, state.k));
+  PackedWeight weight = allocate_canonical(scheme, state.n, state.k);
   auto& codes = weight.plane(PlaneRole::codes).bytes;
   swap_nibbles(stored(tensors, ".weight").bytes.bytes(), codes.data());
   if (state.n * state.k % 2 != 0) codes.data()[state.n * state.k / 2] &= std::byte{0x0F};

@@ -153,7 +153,7 @@ std::vector<StoredSpec> compressed_tensors_specs(const Scheme& scheme, int64_t n
   check_dimensions(n, k, "compressed-tensors");
   const int64_t groups = integer_groups(scheme, k);
   std::vector<StoredSpec> specs = {{".weight_packed", DType::i32, {n, stream_words(packing, k, scheme.bits)}},
-                                   {".weight_scale", integer_scale_dtype(scheme.scale), {n, groups}},
+                                   {".weight_scale", scale_codec(scheme.scale).dtype, {n, groups}},
                                    {".weight_shape", DType::i64, {2}}};
   if (scheme.asymmetric) {
     specs.push_back({".weight_zero_point", DType::i32, {stream_words(packing, n, scheme.bits), groups}});

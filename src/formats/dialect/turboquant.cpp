@@ -39,8 +39,7 @@ Shape turboquant_norms_shape(const Scheme& scheme, int64_t n, int64_t k) {
 PackedWeight decode_turboquant(const Scheme& scheme, int64_t n, int64_t k, std::span<const std::byte> indices,
                                std::span<const std::byte> norms, std::span<const float> codebook,
                                std::string_view name) {
-  const auto planes = scheme_row(SchemeFamily::rotated).planes(scheme, n, k);
-  PackedWeight weight = allocate_planes(scheme, canonical_layout, n, k, planes);
+  PackedWeight weight = allocate_canonical(scheme, n, k);
   ensure(weight.plane(PlaneRole::scales).bytes.size() == norms.size() &&
              weight.plane(PlaneRole::codebook).bytes.as<float>().size() == codebook.size(),
          "decode_turboquant: sizes differ");
@@ -91,7 +90,7 @@ Buffer turboquant_norms(const PackedWeight& canonical, DType dtype) {
   ensure(dtype == DType::f32, "turboquant_norms: norms can only be widened to f32");
   Buffer widened(static_cast<size_t>(element_count(norms.spec.shape)) * sizeof(float));
   const std::span<float> values = widened.as<float>();
-  for (size_t i = 0; i < values.size(); ++i) values[i] = rotated_norm_at(norms, i);
+  load_scales(norms, 0, values);
   return widened;
 }
 

@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
+#include "core/float_formats.h"
 #include "kernels/attention/kv_page.h"
 #include "kernels/common/block_reduce.cuh"
 #include "kernels/common/hadamard.cuh"
@@ -152,17 +153,6 @@ __device__ __forceinline__ void encode_q4(bool key, const float* row, int dim, i
   });
 }
 
-/// The nearest E2M1 value of |x|, ties to the even code: 0, 0.5, 1, 1.5, 2, 3, 4, 6.
-__device__ __forceinline__ uint32_t e2m1_magnitude(float x) {
-  return (x > 0.25f) + (x >= 0.75f) + (x > 1.25f) + (x >= 1.75f) + (x > 2.5f) + (x >= 3.5f) + (x > 5.0f);
-}
-__device__ __forceinline__ float e2m1_value(uint32_t code) {
-  const uint32_t magnitude = code & 7u;
-  const float value = magnitude < 2 ? 0.5f * static_cast<float>(magnitude)
-                                    : static_cast<float>((2u + magnitude % 2u) << (magnitude / 2u)) * 0.25f;
-  return (code & 8u) != 0 ? -value : value;
-}
-
 __device__ __forceinline__ float e4m3_value(std::byte code) {
   return __half2float(__half(__nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(code), __NV_E4M3)));
 }
@@ -191,9 +181,9 @@ __device__ __forceinline__ void encode_fp4r(const float* row, int dim, int slot,
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const float x = mine[i] / used;
-    const uint32_t code = e2m1_magnitude(fabsf(x)) | (x < 0 ? 8u : 0u);
+    const uint32_t code = e2m1_from_f32(fabsf(x)) | (x < 0 ? 8u : 0u);
     word |= fp4_halfword(code, i / 2) << (16 * (i % 2));
-    const uint32_t rest = __nv_cvt_float_to_fp8(x - e2m1_value(code), __NV_SATFINITE, __NV_E4M3);
+    const uint32_t rest = __nv_cvt_float_to_fp8(x - f32_from_e2m1(code), __NV_SATFINITE, __NV_E4M3);
     left[i / 4] |= rest << (8 * (i % 4));
   }
   if (!inside) return;

@@ -71,7 +71,7 @@ __device__ float decode_value(KvType type, bool key, const std::byte* page, int 
       const uint32_t word = reinterpret_cast<const uint32_t*>(codes)[i / 8];
       const float rest = e4m3_value(*(residual_row(const_cast<std::byte*>(page), dim, slot) + i));
       const float scale = e4m3_value(parameters[i / kv_fp4_group]);
-      return scale * (e2m1_value(fp4_code(word >> (16 * (i % 2)) & 0xFFFFu, i % 8 / 2)) + rest);
+      return scale * (f32_from_e2m1(fp4_code(word >> (16 * (i % 2)) & 0xFFFFu, i % 8 / 2)) + rest);
     }
     default:
       return decode_q4(key, page, dim, slot, i);

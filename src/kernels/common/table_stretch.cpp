@@ -30,7 +30,7 @@ double product_loss(float entry, float factor) {
 template <class Loss>
 float best_stretch(std::span<const float> table, int factors, const Loss& loss) {
   // Small entries must not be subnormal: a power of two changes nothing else.
-  const float largest = formats::kbit_table_max(table);
+  const float largest = formats::table_max(table);
   if (largest == 0) return 1;
   const auto of_table = [&](float factor) {
     double sum = 0;

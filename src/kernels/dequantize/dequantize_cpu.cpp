@@ -7,9 +7,10 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/with_bits.h"
 #include "formats/kbit.h"
-#include "formats/rotated.h"
 #include "formats/scheme_registry.h"
+#include "formats/table/table_format.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/dequantize/dequantize_cpu.cpp"
@@ -82,16 +83,7 @@ void decode_blocks(const uint32_t* codes, const float* scales, size_t blocks, co
 }
 
 void decode_kbit(int bits, const uint32_t* codes, const float* scales, size_t blocks, const float* table, float* out) {
-  switch (bits) {
-    case 2:
-      return decode_blocks<2>(codes, scales, blocks, table, out);
-    case 3:
-      return decode_blocks<3>(codes, scales, blocks, table, out);
-    case 4:
-      return decode_blocks<4>(codes, scales, blocks, table, out);
-    default:
-      return decode_blocks<5>(codes, scales, blocks, table, out);
-  }
+  with_table_bits(bits, [&]<int width>() HWY_ATTR { decode_blocks<width>(codes, scales, blocks, table, out); });
 }
 
 void add_into(const float* values, size_t count, float* sum) {
@@ -116,76 +108,48 @@ HWY_EXPORT(add_into);
 
 using formats::PackedWeight;
 using formats::PlaneRole;
-using formats::ScaleType;
+using formats::TableFormat;
 
-/// All 256 scales of E4M4.
-const std::array<float, 256>& e4m4_values() {
-  static const std::array<float, 256> values = [] {
-    std::array<float, 256> table{};
-    for (int code = 0; code < 256; ++code) {
-      table[static_cast<size_t>(code)] = formats::kbit_decode_scale(static_cast<uint16_t>(code), ScaleType::e4m4);
-    }
-    return table;
-  }();
-  return values;
-}
-
-/// The scales of the blocks of row `row`.
-void decode_scales(const PackedWeight& weight, int64_t row, std::vector<float>& scales) {
-  const formats::Plane& plane = weight.plane(PlaneRole::scales);
-  if (weight.scheme.family == formats::SchemeFamily::rotated) {
-    const auto group = static_cast<size_t>(formats::rotated_group(weight.scheme, weight.k));
-    const auto first = static_cast<size_t>(row * formats::rotated_groups(weight.scheme, weight.k));
-    for (size_t b = 0; b < scales.size(); ++b) {
-      scales[b] = formats::rotated_norm_at(plane, first + b * formats::kbit_block / group);
-    }
-    return;
-  }
-  const ScaleType type = weight.scheme.scale;
-  const size_t scale_bytes = type == ScaleType::e4m4 ? 1 : 2;
-  const std::byte* bytes = plane.bytes.data() + static_cast<size_t>(row) * scales.size() * scale_bytes;
-  if (type == ScaleType::e4m4) {
-    const auto& values = e4m4_values();
-    for (size_t b = 0; b < scales.size(); ++b) scales[b] = values[static_cast<uint8_t>(bytes[b])];
-    return;
-  }
-  for (size_t b = 0; b < scales.size(); ++b) {
-    uint16_t half;
-    std::memcpy(&half, bytes + 2 * b, 2);
-    scales[b] = formats::kbit_decode_scale(half, type);
-  }
+/// The scale of each block of 32 in row `row`. `groups` is room for those that are stored.
+void decode_scales(const PackedWeight& weight, int64_t group, int64_t row, std::vector<float>& groups,
+                   std::vector<float>& scales) {
+  const bool equal = groups.size() == scales.size();
+  formats::load_scales(weight.plane(PlaneRole::scales), static_cast<size_t>(row) * groups.size(),
+                       equal ? scales : groups);
+  if (equal) return;
+  for (size_t b = 0; b < scales.size(); ++b) scales[b] = groups[b * formats::kbit_block / static_cast<size_t>(group)];
 }
 
 /// The table as it is multiplied by scales, padded to the longest register.
 struct alignas(64) LookUpTable {
   std::array<float, 32> values{};
 
-  explicit LookUpTable(const PackedWeight& weight) {
-    const auto codebook = weight.plane(PlaneRole::codebook).bytes.as<float>();
-    const std::span<float> target = std::span(values).first(std::min(values.size(), codebook.size()));
-    if (weight.scheme.family == formats::SchemeFamily::rotated) {
-      formats::rotated_levels(codebook, formats::rotated_group(weight.scheme, weight.k), target);
-    } else {
-      std::ranges::copy(codebook.first(target.size()), target.begin());
-    }
+  LookUpTable(const TableFormat& format, const PackedWeight& weight) {
+    std::ranges::copy(formats::table_levels(format, weight), values.begin());
   }
 };
 
-/// Schemes whose codes are bit planes of 32 weights: kbit and rotated.
-void dequantize_planes(const PackedWeight& weight, int64_t begin, MatrixView<float> out) {
+/// Formats whose codes are bit planes, and whose scales belong to whole units of 32.
+bool has_unit_scales(const TableFormat& format) {
+  return format.order == formats::CodeOrder::bit_planes && format.bits <= 5 &&
+         format.block % formats::kbit_block == 0 && !format.tensor_scale;
+}
+
+void dequantize_planes(const TableFormat& format, const PackedWeight& weight, int64_t begin, MatrixView<float> out) {
   const auto bits = static_cast<size_t>(weight.scheme.bits);
   const auto k = static_cast<size_t>(weight.k);
   const size_t blocks = (k + formats::kbit_block - 1) / formats::kbit_block;
   const auto codes = weight.plane(PlaneRole::codes).bytes.as<uint32_t>();
-  const LookUpTable look_up(weight);
+  const LookUpTable look_up(format, weight);
   const std::array<float, 32>& table = look_up.values;
 
-  std::vector<float> scales(blocks);
+  const int64_t group = formats::block_of(format, weight.k);
+  std::vector<float> groups(static_cast<size_t>((weight.k + group - 1) / group)), scales(blocks);
   std::array<float, formats::kbit_block> tail;
   const size_t whole = k / formats::kbit_block;
   for (int64_t r = 0; r < out.rows; ++r) {
     const size_t first = static_cast<size_t>(begin + r) * blocks;
-    decode_scales(weight, begin + r, scales);
+    decode_scales(weight, group, begin + r, groups, scales);
     const uint32_t* row = codes.data() + first * bits;
     const auto decode = HWY_DYNAMIC_DISPATCH(decode_kbit);
     decode(weight.scheme.bits, row, scales.data(), whole, table.data(), out.row(r));
@@ -200,9 +164,11 @@ void dequantize_planes(const PackedWeight& weight, int64_t begin, MatrixView<flo
 void dequantize_rows(const PackedWeight& weight, int64_t begin, MatrixView<float> out) {
   ensure(weight.layout == formats::canonical_layout, "dequantize: the layout is not canonical");
   ensure(begin >= 0 && begin + out.rows <= weight.n && out.cols == weight.k, "dequantize: no such rows");
-  using enum formats::SchemeFamily;
-  if (weight.scheme.family == kbit || weight.scheme.family == rotated) return dequantize_planes(weight, begin, out);
   const auto& scheme = formats::scheme_row(weight.scheme.family);
+  if (scheme.table != nullptr) {
+    const TableFormat format = scheme.table(weight.scheme);
+    if (has_unit_scales(format)) return dequantize_planes(format, weight, begin, out);
+  }
   for (int64_t r = 0; r < out.rows; ++r) {
     scheme.decode_row(weight, begin + r, {out.row(r), static_cast<size_t>(out.cols)});
   }

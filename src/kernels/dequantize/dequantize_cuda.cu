@@ -2,9 +2,9 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "core/with_bits.h"
 #include "device/check.h"
 #include "formats/kbit.h"
-#include "kernels/common/code_width.h"
 #include "kernels/dequantize/fragment.cuh"
 #include "kernels/dequantize/planes.cuh"
 #include "repack/layout_kbit_tile.h"
@@ -34,7 +34,7 @@ void launch_planes(const Map& map, const PackedDeviceWeight& weight, const Outpu
   const PlaneArguments<Map> arguments{
       map, weight.codes, weight.scales, weight.codebook, weight.scheme.scale == ScaleType::e4m4, blocks, out};
   const int64_t tasks = (weight.n + block_warps - 1) / block_warps * ((blocks + warp_blocks - 1) / warp_blocks);
-  with_width(weight.scheme.bits, [&]<int bits>() {
+  with_table_bits(weight.scheme.bits, [&]<int bits>() {
     launch(dequantize_planes<T, bits, Map>, PlaneIndex<bits>::Table::bytes, tasks, arguments, stream);
   });
 }
@@ -43,7 +43,7 @@ template <class T>
 void launch_fragments(const PackedDeviceWeight& weight, const OutputRows& out, cudaStream_t stream) {
   const FragmentArguments arguments{FragmentMap(weight.n, weight.k), weight.codes, weight.scales, weight.codebook, out};
   const int64_t tasks = (arguments.map.tiles() + block_warps - 1) / block_warps;
-  with_width(weight.scheme.bits, [&]<int bits>() {
+  with_table_bits(weight.scheme.bits, [&]<int bits>() {
     const auto kernel = weight.scheme.scale == ScaleType::e4m4 ? dequantize_fragments<T, bits, uint8_t>
                                                                : dequantize_fragments<T, bits, uint16_t>;
     launch(kernel, FragmentIndex<bits>::Table::bytes, tasks, arguments, stream);

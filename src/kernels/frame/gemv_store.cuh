@@ -1,7 +1,7 @@
 // How a GEMV of one activation row stores 64 outputs of a decode step (linear_fusion.h): a warp has them, lane l
 // outputs l and l + 32. A warp by itself does this while all others are done, so that every instruction counts: kernels
 // that fuse stand apart from those that do not. It is one kernel for all that can be fused: several would not fit a
-// multiprocessor's instruction cache together (docs/kernels/decode.md).
+// multiprocessor's instruction cache together (docs/notes/kernels/decode.md).
 #pragma once
 
 #include "kernels/common/block_reduce.cuh"

@@ -5,9 +5,9 @@
 
 #include "core/dtype.h"
 #include "core/error.h"
+#include "core/with_bits.h"
 #include "device/check.h"
 #include "formats/scheme.h"
-#include "kernels/common/code_width.h"
 #include "kernels/common/overlap_launch.cuh"
 #include "kernels/common/silu.cuh"
 #include "kernels/common/store_value.cuh"
@@ -101,7 +101,7 @@ int gemm_blocks(const Launch& args, int most);
 /// Calls body.operator()<bits, Type>() for a width of kbit codes and a type of activations.
 template <class Body>
 void with_bits(int bits, DType activation, const Body& body) {
-  with_width(bits, [&]<int width>() {
+  with_table_bits(bits, [&]<int width>() {
     if (activation == DType::f16) return body.template operator()<width, device::HalfType>();
     body.template operator()<width, device::Bf16Type>();
   });

@@ -72,7 +72,7 @@ struct RotatedWeights {
 }  // namespace
 
 void launch_gemm(const RotatedLaunch& args, int bits, int blocks, cudaStream_t stream, std::string_view shape) {
-  with_width(bits, [&]<int width>() {
+  with_table_bits(bits, [&]<int width>() {
     kbit::launch_gemm_kernel<RotatedWeights<width>>(args, blocks, stream, "rotated_gemm", shape);
   });
 }

@@ -38,7 +38,7 @@ void with_widths(int first_bits, int second_bits, const Launch& launch) {
   if (second_bits == 2) return launch.template operator()<Widths<4, 2>>();
   if (second_bits == 3) return launch.template operator()<Widths<3, 3>>();
   if (second_bits == 4) return launch.template operator()<Widths<4, 4>>();
-  with_width(first_bits, [&]<int bits>() { launch.template operator()<Widths<bits, 0>>(); });
+  with_table_bits(first_bits, [&]<int bits>() { launch.template operator()<Widths<bits, 0>>(); });
 }
 
 }  // namespace w4q::kernels::rotated

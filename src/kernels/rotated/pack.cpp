@@ -4,9 +4,8 @@
 #include <cmath>
 
 #include "core/float_formats.h"
-#include "formats/kbit.h"
 #include "formats/rotated.h"
-#include "repack/layout_registry.h"
+#include "formats/table/table_format.h"
 
 namespace w4q::kernels {
 
@@ -17,7 +16,7 @@ RotatedPlanes rotated_planes(const formats::PackedWeight& canonical) {
   const formats::Plane& stored = canonical.plane(PlaneRole::scales);
   float largest = 0x1p-14f;
   for (int64_t i = 0; i < canonical.n * groups; ++i) {
-    largest = std::max(largest, formats::rotated_norm_at(stored, static_cast<size_t>(i)));
+    largest = std::max(largest, formats::load_scale(stored, static_cast<size_t>(i)));
   }
   // f32 norms move into the range of f16 by a power of two, which the levels carry.
   const bool moves = canonical.scheme.scale == formats::ScaleType::f32;
@@ -26,26 +25,21 @@ RotatedPlanes rotated_planes(const formats::PackedWeight& canonical) {
   planes.norms.resize(static_cast<size_t>(norm_count(canonical.n, groups)));
   for (int64_t row = 0; row < canonical.n; ++row) {
     for (int64_t group = 0; group < groups; ++group) {
-      const float norm = formats::rotated_norm_at(stored, static_cast<size_t>(row * groups + group));
+      const float norm = formats::load_scale(stored, static_cast<size_t>(row * groups + group));
       planes.norms[static_cast<size_t>(norm_place(row, group, groups))] = f16_from_f32(std::ldexp(norm, exponent));
     }
   }
   planes.norm_max = std::ldexp(largest, exponent);
-  planes.levels.resize(size_t{1} << canonical.scheme.bits);
-  const auto table = canonical.plane(PlaneRole::codebook).bytes.as<float>();
-  if (canonical.scheme.family == formats::SchemeFamily::kbit) {
-    std::ranges::copy(table, planes.levels.begin());
-  } else {
-    formats::rotated_levels(table, formats::rotated_group(canonical.scheme, canonical.k), planes.levels);
-  }
+  planes.levels =
+      formats::table_levels(formats::scheme_row(canonical.scheme.family).table(canonical.scheme), canonical);
   for (float& level : planes.levels) level = std::ldexp(level, -exponent);
-  planes.level_max = formats::kbit_table_max(planes.levels);
+  planes.level_max = formats::table_max(planes.levels);
   return planes;
 }
 
 float level_ratio(std::span<const float> a, std::span<const float> b) noexcept {
   if (a.size() != b.size()) return 0;
-  const float ratio = formats::kbit_table_max(b) / formats::kbit_table_max(a);
+  const float ratio = formats::table_max(b) / formats::table_max(a);
   const bool alike = std::ranges::equal(a, b, [ratio](float first, float second) {
     return std::abs(first * ratio - second) <= 0x1p-22f * std::abs(second);
   });
@@ -59,17 +53,6 @@ std::vector<uint32_t> rotation_signs(const formats::InputRotation& rotation) {
     words[i / 32] |= (factors[i] < 0 ? 1u : 0u) << (15 - i % 32 / 2 + 16 * (i % 2));
   }
   return words;
-}
-
-std::vector<uint32_t> rotated_fragment_codes(const formats::PackedWeight& canonical) {
-  const formats::Scheme scheme{formats::SchemeFamily::kbit, canonical.scheme.bits, formats::kbit_block,
-                               formats::ScaleType::e4m4};
-  formats::PackedWeight kbit = formats::allocate_planes(scheme, formats::canonical_layout, canonical.n, canonical.k,
-                                                        formats::kbit_planes(scheme, canonical.n, canonical.k));
-  kbit.plane(PlaneRole::codes).bytes = canonical.plane(PlaneRole::codes).bytes.clone();
-  const auto packed = repack::layout_row("kbit-fragment").pack(kbit);
-  const auto words = packed.plane(PlaneRole::codes).bytes.as<uint32_t>();
-  return {words.begin(), words.end()};
 }
 
 }  // namespace w4q::kernels

@@ -31,7 +31,4 @@ float level_ratio(std::span<const float> a, std::span<const float> b) noexcept;
 /// where input j of them is negated. So a shift brings the signs of a pair of inputs to where two halves have theirs.
 std::vector<uint32_t> rotation_signs(const formats::InputRotation& rotation);
 
-/// The codes alone, for what has no GPU at hand.
-std::vector<uint32_t> rotated_fragment_codes(const formats::PackedWeight& canonical);
-
 }  // namespace w4q::kernels

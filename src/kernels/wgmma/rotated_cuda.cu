@@ -40,7 +40,7 @@ void launch_bits(const rotated::RotatedLaunch& launch, void* arranged, cudaStrea
 
 void launch_rotated(const rotated::RotatedLaunch& launch, int bits, void* arranged, cudaStream_t stream,
                     std::string_view shape) {
-  with_width(bits, [&]<int width>() { launch_bits<width>(launch, arranged, stream, shape); });
+  with_table_bits(bits, [&]<int width>() { launch_bits<width>(launch, arranged, stream, shape); });
 }
 
 }  // namespace w4q::kernels::wgmma

@@ -1,0 +1,207 @@
+#include "formats/table/table_format.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "core/error.h"
+#include "core/text.h"
+#include "formats/bit_stream.h"
+#include "formats/codebook.h"
+#include "formats/scale_codec.h"
+#include "formats/table/group_norm.h"
+#include "formats/table/nested_scales.h"
+
+namespace w4q::formats {
+namespace {
+
+constexpr int64_t unit = 32;  ///< codes that take `bits` words
+
+bool flat(const TableFormat& format) noexcept { return format.order == CodeOrder::dense; }
+
+int64_t ceil_div(int64_t a, int64_t b) noexcept { return (a + b - 1) / b; }
+
+/// Which code is the first of a row, counted with the padding behind rows of bit planes.
+int64_t row_begin(const TableFormat& format, int64_t k, int64_t row) noexcept {
+  return flat(format) ? row * k : row * ceil_div(k, unit) * unit;
+}
+
+/// Word and bit of bit `bit` of code `code`, counted so.
+BitPlace code_place(const TableFormat& format, int64_t code, int bit) noexcept {
+  if (!flat(format)) return {code / unit * format.bits + bit, static_cast<int>(code % unit), 0};
+  const int64_t stream_bit = code * format.bits + bit;
+  return {stream_bit / 32, static_cast<int>(stream_bit % 32), 0};
+}
+
+/// The blocks of a weight as ranges of the flat matrix: body(index, begin, end).
+template <class Body>
+void for_each_block(const TableFormat& format, int64_t n, int64_t k, const Body& body) {
+  const int64_t size = block_of(format, k);
+  const int64_t run = flat(format) ? n * k : k;  // what blocks are cut from
+  int64_t index = 0;
+  for (int64_t start = 0; start < n * k; start += run) {
+    for (int64_t at = 0; at < run; at += size) body(index++, start + at, start + std::min(at + size, run));
+  }
+}
+
+/// The 32 codes of a unit, of which a dense stream's last may have fewer words.
+std::array<uint8_t, unit> read_unit(const TableFormat& format, std::span<const uint32_t> words, int64_t index) {
+  std::array<uint8_t, unit> codes{};
+  const auto bits = static_cast<size_t>(format.bits);
+  const size_t first = static_cast<size_t>(index) * bits;
+  words = words.subspan(first, std::min(bits, words.size() - first));
+  if (flat(format)) {
+    const size_t count = words.size() * 32 / bits;
+    dense_unpack(words, format.bits, std::span(codes).first(count));
+    return codes;
+  }
+  for (size_t bit = 0; bit < bits; ++bit) {
+    for (size_t lane = 0; lane < unit; ++lane) codes[lane] |= static_cast<uint8_t>((words[bit] >> lane & 1u) << bit);
+  }
+  return codes;
+}
+
+void put_code(const TableFormat& format, std::span<uint32_t> words, int64_t index, uint32_t code) noexcept {
+  for (int bit = 0; bit < format.bits; ++bit) {
+    const BitPlace place = code_place(format, index, bit);
+    words[static_cast<size_t>(place.word)] |= (code >> bit & 1u) << place.bit;
+  }
+}
+
+float tensor_scale_of(const TableFormat& format, const PackedWeight& weight) {
+  return format.tensor_scale ? weight.plane(PlaneRole::tensor_scale).bytes.as<float>()[0] : 1.0f;
+}
+
+void check_table(const TableFormat& format, std::span<const float> codebook) {
+  if (format.ascending) return check_codebook(codebook, format.bits, "encode");
+  const auto finite = [](float x) { return std::isfinite(x); };
+  if (codebook.size() == size_t{1} << format.bits && std::ranges::all_of(codebook, finite)) return;
+  throw Error(ErrorCode::bad_argument,
+              concat("encode: codes of ", format.bits, " bits need a table of ", 1 << format.bits, " finite values"));
+}
+
+/// The scale of a block by the format's rule; `largest` is the table's largest magnitude times the tensor's factor.
+StoredScale block_scale(const TableFormat& format, std::span<const float> values, float largest, double gain,
+                        int64_t block) noexcept {
+  switch (format.rule) {
+    case ScaleRule::absmax_over_table:
+      return store_scale(table_max(values) / largest, format.scale);
+    case ScaleRule::absmax:
+      return store_scale(table_max(values), format.scale);
+    case ScaleRule::group_norm:
+      return store_scale(rotated_norm(values, block) / gain, format.scale, scale_codec(format.scale).largest);
+  }
+  return {};
+}
+
+/// The factor that brings the largest block scale to the largest that its type has.
+float fitting_tensor_scale(const TableFormat& format, std::span<const float> values, float largest) noexcept {
+  const float absmax = table_max(values);
+  const float factor = absmax / (largest * scale_codec(format.scale).largest);
+  return absmax == 0 ? 1.0f : std::max(factor, std::numeric_limits<float>::min());
+}
+
+}  // namespace
+
+std::vector<PlaneSpec> table_planes(const TableFormat& format, int64_t n, int64_t k, std::string_view name) {
+  check_dimensions(n, k, name);
+  const int64_t block = block_of(format, k);
+  const Shape codes =
+      flat(format) ? Shape{dense_words(n * k, format.bits)} : Shape{n, ceil_div(k, unit), int64_t{format.bits}};
+  const Shape scales = flat(format) ? Shape{ceil_div(n * k, block)} : Shape{n, ceil_div(k, block)};
+  std::vector<PlaneSpec> specs = {{PlaneRole::codes, DType::i32, codes},
+                                  {PlaneRole::scales, scale_codec(format.scale).dtype, scales},
+                                  {PlaneRole::codebook, DType::f32, {int64_t{1} << format.bits}}};
+  if (format.scale == ScaleType::nested) add_nested_planes(element_count(scales), specs);
+  if (format.tensor_scale) specs.push_back({PlaneRole::tensor_scale, DType::f32, {1}});
+  return specs;
+}
+
+BitPlace table_place(const TableFormat& format, int64_t k, int64_t row, int64_t col, int bit) noexcept {
+  const int64_t block = block_of(format, k);
+  BitPlace place = code_place(format, row_begin(format, k, row) + col, bit);
+  place.scale = flat(format) ? (row * k + col) / block : row * ceil_div(k, block) + col / block;
+  return place;
+}
+
+float scale_at(const PackedWeight& canonical, int64_t index) noexcept {
+  if (canonical.scheme.scale == ScaleType::nested) return nested_scale(canonical, index);
+  return load_scale(canonical.plane(PlaneRole::scales), static_cast<size_t>(index));
+}
+
+std::vector<float> table_levels(const TableFormat& format, const PackedWeight& canonical) {
+  const auto codebook = canonical.plane(PlaneRole::codebook).bytes.as<float>();
+  std::vector<float> levels(codebook.begin(), codebook.end());
+  if (format.rule == ScaleRule::group_norm) rotated_levels(codebook, block_of(format, canonical.k), levels);
+  return levels;
+}
+
+void table_decode_row(const TableFormat& format, const PackedWeight& canonical, int64_t row, std::span<float> out) {
+  ensure(canonical.layout == canonical_layout, "decode_row: not the canonical layout");
+  ensure(row >= 0 && row < canonical.n && static_cast<int64_t>(out.size()) == canonical.k, "decode_row: wrong row");
+  const std::span<const uint32_t> words = canonical.plane(PlaneRole::codes).bytes.as<uint32_t>();
+  const std::vector<float> levels = table_levels(format, canonical);
+  const int64_t k = canonical.k, begin = row_begin(format, k, row), size = block_of(format, k);
+  const int64_t before = flat(format) ? row * k : 0;  // of the weights that blocks are counted over
+  int64_t block_end = 0;
+  float scale = 0;
+  for (int64_t col = 0; col < k;) {
+    const auto codes = read_unit(format, words, (begin + col) / unit);
+    for (int64_t lane = (begin + col) % unit; lane < unit && col < k; ++lane, ++col) {
+      if (col == block_end) {
+        scale = scale_at(canonical, table_place(format, k, row, col, 0).scale);
+        block_end = ((before + col) / size + 1) * size - before;
+      }
+      out[static_cast<size_t>(col)] = levels[codes[static_cast<size_t>(lane)]] * scale;
+    }
+  }
+  if (!format.tensor_scale) return;
+  for (float& value : out) value *= tensor_scale_of(format, canonical);
+}
+
+void table_recode(const TableFormat& format, PackedWeight& weight, std::span<const float> values) {
+  check_values(values, weight.n, weight.k);
+  const NearestEntry nearest(table_levels(format, weight), format.ties);
+  const std::span<uint32_t> words = weight.plane(PlaneRole::codes).bytes.as<uint32_t>();
+  std::ranges::fill(words, 0u);
+  const float factor = tensor_scale_of(format, weight);
+  for_each_block(format, weight.n, weight.k, [&](int64_t block, int64_t begin, int64_t end) {
+    const float scale = scale_at(weight, block) * factor;
+    const float reciprocal = 1.0f / scale;
+    const bool multiplies = format.reciprocal && std::isfinite(reciprocal);
+    const int64_t row = begin / weight.k;
+    const int64_t padding = row_begin(format, weight.k, row) - row * weight.k;
+    for (int64_t i = begin; i < end; ++i) {
+      const float value = values[static_cast<size_t>(i)];
+      // A block whose scale rounds to zero decodes to zeros whatever its codes are.
+      const float x = scale == 0 ? 0.0f : multiplies ? value * reciprocal : value / scale;
+      put_code(format, words, i + padding, nearest(x));
+    }
+  });
+}
+
+void table_encode(const TableFormat& format, std::span<const float> values, std::span<const float> codebook,
+                  PackedWeight& weight) {
+  check_table(format, codebook);
+  std::ranges::copy(codebook, weight.plane(PlaneRole::codebook).bytes.as<float>().begin());
+  float largest = table_max(codebook);
+  if (format.tensor_scale) {
+    const float factor = fitting_tensor_scale(format, values, largest);
+    weight.plane(PlaneRole::tensor_scale).bytes.as<float>()[0] = factor;
+    largest *= factor;
+  }
+  const double gain = format.rule == ScaleRule::group_norm ? rotated_gain(codebook, format.bits) : 1;
+  std::vector<float> maxima;  // of nested scales
+  Plane& scales = weight.plane(PlaneRole::scales);
+  for_each_block(format, weight.n, weight.k, [&](int64_t index, int64_t begin, int64_t end) {
+    const auto part = values.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+    if (format.scale == ScaleType::nested) return maxima.push_back(table_max(part));
+    put_scale(scales, static_cast<size_t>(index),
+              block_scale(format, part, largest, gain, block_of(format, weight.k)).bits);
+  });
+  if (format.scale == ScaleType::nested) store_nested(maxima, weight);
+  table_recode(format, weight, values);
+}
+
+}  // namespace w4q::formats

@@ -1,0 +1,131 @@
+#include "frozen_outputs.h"
+
+#include <algorithm>
+#include <atomic>
+#include <iostream>
+#include <thread>
+
+#include "core/text.h"
+#include "io/files.h"
+#include "kbit_samples.h"
+
+namespace w4q::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string fingerprint_of(const std::string& bytes) {
+  char text[17];
+  const uint64_t value = fingerprint(std::as_bytes(std::span(bytes)));
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+std::vector<fs::path> files_below(const fs::path& folder) {
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (entry.is_regular_file()) files.push_back(entry.path());
+  }
+  return files;
+}
+
+/// Files that every folder made of a model carries along: all but config.json and the weights.
+ptrdiff_t carried_files(const fs::path& model) {
+  return std::ranges::count_if(files_below(model), [&](const fs::path& file) {
+    const std::string name = fs::relative(file, model).string();
+    return name != "config.json" && !name.starts_with("model");
+  });
+}
+
+bool holds(const fs::path& file, const std::string& bytes) {
+  return fs::exists(file) && fs::file_size(file) == bytes.size() && io::read_file(file) == bytes;
+}
+
+io::Json frozen_lines() { return io::read_json(testdata() / "golden/w4q_outputs.json"); }
+
+}  // namespace
+
+FrozenOutputs::FrozenOutputs(std::string section, fs::path model)
+    : section_(std::move(section)), model_(std::move(model)) {}
+
+fs::path FrozenOutputs::output_of(const std::string& way) const {
+  std::string name = way;
+  std::ranges::replace(name, '/', '+');
+  const bool file = way.substr(way.rfind('/') + 1).starts_with("to=gguf");
+  return folder_ / (file ? name + ".gguf" : name);
+}
+
+std::string FrozenOutputs::write(const std::string& way, std::vector<std::string> arguments) {
+  const fs::path output = output_of(way);
+  arguments.insert(arguments.end(), {"-o", output.string(), "--device", "cpu", "--threads", "1", "--quiet"});
+  const auto result = run_w4q(arguments);
+  if (result.status == 0) {
+    add(way, output);
+    return output.string();
+  }
+  const std::scoped_lock lock(mutex_);
+  refusals_[way] = result.err;
+  EXPECT_TRUE(result.status == 2 || result.status == 3) << section_ << "/" << way << ": " << result.err;
+  return {};
+}
+
+void FrozenOutputs::write_last(const std::string& way, std::vector<std::string> arguments) {
+  const std::string output = write(way, std::move(arguments));
+  if (!output.empty()) fs::remove_all(output);
+}
+
+void FrozenOutputs::add(const std::string& way, const fs::path& output) {
+  std::map<std::string, std::string> lines;
+  const std::string key = concat(section_, "/", way, "/");
+  if (fs::is_directory(output)) {
+    ptrdiff_t carried = 0;
+    for (const fs::path& file : files_below(output)) {
+      const std::string name = fs::relative(file, output).string(), bytes = io::read_file(file);
+      if (holds(model_ / name, bytes)) {
+        ++carried;
+      } else {
+        lines[key + name] = fingerprint_of(bytes);
+      }
+    }
+    // What comes back from a GGUF file is written anew.
+    if (key.find("to=gguf") == std::string::npos) {
+      EXPECT_EQ(carried, carried_files(model_)) << key;
+    }
+  } else {
+    lines[key + "file"] = fingerprint_of(io::read_file(output));
+  }
+  const std::scoped_lock lock(mutex_);
+  lines_.merge(lines);
+}
+
+void FrozenOutputs::expect_frozen() const {
+  io::Json present = io::Json::object();
+  for (const auto& [line, hash] : lines_) present[line] = hash;
+  if (std::getenv("W4Q_PRINT_FROZEN") != nullptr) std::cout << present.dump(0) << "\n";
+  const io::Json all = frozen_lines();
+  for (const auto& [line, hash] : all.items()) {
+    if (!line.starts_with(section_ + "/") || present.contains(line)) continue;
+    const std::string way = line.substr(section_.size() + 1, line.rfind('/') - section_.size() - 1);
+    const auto refusal = refusals_.find(way);
+    ADD_FAILURE() << line << " is written no longer: " << (refusal == refusals_.end() ? "" : refusal->second);
+  }
+  for (const auto& [line, hash] : present.items()) {
+    if (all.contains(line)) {
+      EXPECT_EQ(hash, all[line]) << line << ": other bytes than those that are frozen";
+    } else {
+      ADD_FAILURE() << line << " has no frozen bytes: what is new gets its lines from W4Q_PRINT_FROZEN=1, sorted into "
+                    << "testdata/golden/w4q_outputs.json";
+    }
+  }
+}
+
+void run_all(const std::vector<std::function<void()>>& jobs) {
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    for (size_t job = next++; job < jobs.size(); job = next++) jobs[job]();
+  };
+  std::vector<std::jthread> threads;
+  for (unsigned i = 0; i < std::max(2u, std::thread::hardware_concurrency()); ++i) threads.emplace_back(work);
+}
+
+}  // namespace w4q::test
