@@ -1,10 +1,12 @@
-# w4q_module(NAME FLOOR n [DEPENDS modules…] [HEADERS_ONLY_FROM module pattern] SOURCES … [PACKAGES targets…])
+# w4q_module(NAME FLOOR n [DEPENDS modules…] [HEADERS_ONLY_FROM module/header…] [ROOMS "room: rooms…"…] SOURCES …
+#            [PACKAGES targets…] [PRIVATE_PACKAGES targets…])
 #
 # Declares the static library w4q_NAME made of the folder src/NAME. A module may depend on modules of lower floors
 # only, and its files may include headers of declared dependencies only: both are checked at configure time, so an
-# upward or sideways edge cannot be built (docs/design.md 2).
+# upward or sideways edge cannot be built (docs/design.md 2). Of a module that HEADERS_ONLY_FROM names, only the headers
+# named there. ROOMS lists the folders of src/NAME, each with those before it whose headers it may include.
 function(w4q_module NAME)
-  cmake_parse_arguments(ARG "" "FLOOR" "DEPENDS;SOURCES;PACKAGES;PRIVATE_PACKAGES" ${ARGN})
+  cmake_parse_arguments(ARG "" "FLOOR" "DEPENDS;HEADERS_ONLY_FROM;ROOMS;SOURCES;PACKAGES;PRIVATE_PACKAGES" ${ARGN})
   set_property(GLOBAL PROPERTY W4Q_FLOOR_${NAME} ${ARG_FLOOR})
   foreach(dependency ${ARG_DEPENDS})
     get_property(dependency_floor GLOBAL PROPERTY W4Q_FLOOR_${dependency})
@@ -17,7 +19,10 @@ function(w4q_module NAME)
         "a folder includes only folders on a lower floor")
     endif()
   endforeach()
-  w4q_check_includes(${NAME} "${ARG_DEPENDS}")
+  w4q_check_includes(${NAME} "${ARG_DEPENDS}" "${ARG_HEADERS_ONLY_FROM}")
+  if(ARG_ROOMS)
+    w4q_check_rooms(${NAME} "${ARG_ROOMS}")
+  endif()
 
   add_library(w4q_${NAME} STATIC ${ARG_SOURCES})
   w4q_use_prelude(w4q_${NAME} w4q_prelude)
@@ -28,24 +33,68 @@ function(w4q_module NAME)
   endforeach()
 endfunction()
 
-# Refuses an include of a project folder that the module does not declare.
-function(w4q_check_includes NAME DEPENDS)
+# The files of src/NAME, in FILES; a change of one configures anew.
+function(w4q_files_of NAME FILES)
   file(GLOB_RECURSE files CONFIGURE_DEPENDS
     ${PROJECT_SOURCE_DIR}/src/${NAME}/*.h ${PROJECT_SOURCE_DIR}/src/${NAME}/*.cpp
     ${PROJECT_SOURCE_DIR}/src/${NAME}/*.cu ${PROJECT_SOURCE_DIR}/src/${NAME}/*.cuh)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${files})
+  set(${FILES} ${files} PARENT_SCOPE)
+endfunction()
+
+# Refuses an include of a project folder that the module does not declare, and of a header that HEADERS_ONLY_FROM does
+# not name where it names others of that folder.
+function(w4q_check_includes NAME DEPENDS HEADERS)
+  string(REGEX REPLACE "/[^;]*" "" partial "${HEADERS}")
+  w4q_files_of(${NAME} files)
   foreach(file ${files})
-    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
     file(STRINGS ${file} includes REGEX "^#include \"[a-z0-9_]+/")
     foreach(line ${includes})
-      string(REGEX REPLACE "^#include \"([a-z0-9_]+)/.*" "\\1" folder "${line}")
+      string(REGEX REPLACE "^#include \"(([a-z0-9_]+)/[^\"]+)\".*" "\\1;\\2" parts "${line}")
+      list(GET parts 0 header)
+      list(GET parts 1 folder)
       if(NOT folder STREQUAL NAME AND NOT folder IN_LIST DEPENDS)
         message(FATAL_ERROR "${file}: includes ${folder}/, which module ${NAME} does not declare (docs/design.md 2)")
       endif()
-      # A kernel may know where a layout puts the bits, never how they got there.
-      if(NAME STREQUAL "kernels" AND folder STREQUAL "repack" AND NOT line MATCHES "\"repack/layout_")
-        message(FATAL_ERROR "${file}: kernels may include only repack/layout_*.h")
+      if(folder IN_LIST partial AND NOT header IN_LIST HEADERS)
+        message(FATAL_ERROR "${file}: includes ${header}, which is not among the headers that ${NAME} may see of ${folder}/")
       endif()
     endforeach()
+  endforeach()
+endfunction()
+
+# Refuses an include between folders of src/NAME that ROOMS does not list: "room: rooms that it may include…", each of
+# which has been listed before.
+function(w4q_check_rooms NAME ROOMS)
+  w4q_files_of(${NAME} all)
+  set(known)
+  foreach(row ${ROOMS})
+    string(REGEX MATCH "^([a-z0-9_]+):(.*)$" row "${row}")
+    set(room ${CMAKE_MATCH_1})
+    separate_arguments(allowed UNIX_COMMAND "${CMAKE_MATCH_2}")
+    foreach(other ${allowed})
+      if(NOT other IN_LIST known)
+        message(FATAL_ERROR "module ${NAME}: ${room}/ may include only folders that stand before it, not ${other}/")
+      endif()
+    endforeach()
+    list(APPEND known ${room})
+    set(files ${all})
+    list(FILTER files INCLUDE REGEX "^${PROJECT_SOURCE_DIR}/src/${NAME}/${room}/")
+    foreach(file ${files})
+      file(STRINGS ${file} includes REGEX "^#include \"${NAME}/[a-z0-9_]+/")
+      foreach(line ${includes})
+        string(REGEX REPLACE "^#include \"${NAME}/([a-z0-9_]+)/.*" "\\1" other "${line}")
+        if(NOT other STREQUAL room AND NOT other IN_LIST allowed)
+          message(FATAL_ERROR "${file}: includes ${NAME}/${other}/, which ${room}/ may not (src/${NAME}/CMakeLists.txt)")
+        endif()
+      endforeach()
+    endforeach()
+  endforeach()
+  file(GLOB folders LIST_DIRECTORIES true RELATIVE ${PROJECT_SOURCE_DIR}/src/${NAME} ${PROJECT_SOURCE_DIR}/src/${NAME}/*)
+  foreach(folder ${folders})
+    if(IS_DIRECTORY ${PROJECT_SOURCE_DIR}/src/${NAME}/${folder} AND NOT folder IN_LIST known)
+      message(FATAL_ERROR "src/${NAME}/${folder}: a folder that ROOMS does not list")
+    endif()
   endforeach()
 endfunction()
 

@@ -110,7 +110,7 @@ int run(const Options& options) {
   if (decodes) {
     verify::PerplexityOptions how = options.perplexity;
     const DecodeChoice choice = choose(options.decode);
-    how.device = choice.device;
+    how.gpu = choice.gpu;
     how.kv = choice.kv;
     how.residual_bytes = choice.residual_bytes;
     const auto whole = model::Model::open(options.base);

@@ -124,8 +124,8 @@ pipeline::QuantizeRequest request(const Options& options) {
   }
   result.write = write_options(options.output);
   result.overwrite = options.output.overwrite;
-  result.device = device::choose_device(options.device);
-  if (result.calibrated) result.calibrated->device = result.device;
+  result.gpu = device::open_device(options.device);
+  if (result.calibrated) result.calibrated->gpu = result.gpu;
   return result;
 }
 

@@ -28,7 +28,7 @@ int run_conversion(const Options& options) {
   if (!options.target.empty() || !options.layout.empty()) {
     throw Error(ErrorCode::bad_argument, "--to cannot be combined with --target or --layout");
   }
-  if (options.device == "cuda") {
+  if (options.device.starts_with("cuda")) {
     throw Error(ErrorCode::bad_argument, "--device cuda belongs to --target and --layout: --to converts on the CPU")
         .hint("leave out --device");
   }
@@ -55,7 +55,7 @@ int run(const Options& options) {
                                         .layout = options.layout,
                                         .write = write_options(options.output),
                                         .overwrite = options.output.overwrite,
-                                        .device = device::choose_device(options.device)};
+                                        .gpu = device::open_device(options.device)};
   if (options.output.dry_run) {
     const auto plan = pipeline::plan_repack(request);
     print(options.common, pipeline::to_text(plan), pipeline::to_json(plan));

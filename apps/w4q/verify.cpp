@@ -1,6 +1,7 @@
 // w4q verify OUT --ppl text.txt --base MODEL
 #include <cmath>
 #include <memory>
+#include <utility>
 
 #include "common_options.h"
 #include "core/error.h"
@@ -68,11 +69,11 @@ verify::CheckOptions checks_of(const Options& options) {
   const DecodeOptions decode = decode_of_text(options);
   checks.choose_device = [decode](verify::PerplexityOptions& how) {
     const DecodeChoice choice = choose(decode);
-    how.device = choice.device;
+    how.gpu = choice.gpu;
     how.kv = choice.kv;
     how.residual_bytes = choice.residual_bytes;
   };
-  checks.on_cpu = decode.device == "cpu";
+  checks.device = decode.device;
   checks.compared_delta = static_cast<float>(options.decode.kv.delta);
   checks.speed.kv = parse(decode.kv);
   checks.speed.project_sm89 = options.target == "sm89";
@@ -84,8 +85,9 @@ verify::CheckOptions checks_of(const Options& options) {
 int run(const Options& options) {
   apply(options.common);
   check_usage(options);
-  verify::CheckContext context(checks_of(options));
-  verify::require_gpu(context.options());
+  verify::CheckOptions checks = checks_of(options);
+  verify::open_gpu(checks);
+  verify::CheckContext context(std::move(checks));
   const verify::Findings findings = verify::climb(context);
   print(options.common, findings.text, findings.json);
   return findings.checks.passed() ? 0 : describe(ErrorCode::verification_failed).exit_status;

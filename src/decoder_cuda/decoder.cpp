@@ -6,7 +6,7 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "decoder_cuda/decoder_impl.h"
-#include "device/check.h"
+#include "device/copy.h"
 #include "kernels/linear/int8_rows.h"
 #include "model/decoder.h"
 #include "model/int8_activations.h"
@@ -40,6 +40,7 @@ void check_int8_activations(const CudaModel& uploaded) {
 
 CudaDecoder::Impl::Impl(const CudaModel& model_, const CudaDecoderOptions& options_)
     : model(model_),
+      gpu(model.context()),
       config(model.config()),
       options(options_),
       chunk(std::clamp<int64_t>(std::min(options.chunk, options.capacity), 1, 1 << 15)),
@@ -53,26 +54,26 @@ CudaDecoder::Impl::Impl(const CudaModel& model_, const CudaDecoderOptions& optio
               .overlap = options.overlap,
               .int8_activations = options.int8_activations},
              stream),
-      residual(device_matrix<float>(chunk, config.hidden_size)),
-      ids_on_gpu(device_matrix<int32_t>(chunk, 1)),
-      logits(device_matrix<float>(logit_rows, config.vocab_size)),
+      residual(device_matrix<float>(gpu, chunk, config.hidden_size)),
+      ids_on_gpu(device_matrix<int32_t>(gpu, chunk, 1)),
+      logits(device_matrix<float>(gpu, logit_rows, config.vocab_size)),
       attention_workspace(
-          kernels::decode_attention_workspace({static_cast<int>(config.heads), static_cast<int>(config.kv_heads),
-                                               config.head_dim, options.kv.type, options.capacity})),
-      state(sizeof(StepState)),
-      staged_ids(static_cast<size_t>(chunk) * sizeof(int32_t)),
-      drawn(static_cast<size_t>(options.capacity + 1) * sizeof(int32_t)),
-      staged_state(sizeof(StepState)) {
+          gpu, kernels::decode_attention_workspace({static_cast<int>(config.heads), static_cast<int>(config.kv_heads),
+                                                    config.head_dim, options.kv.type, options.capacity})),
+      state(gpu, sizeof(StepState)),
+      staged_ids(gpu, static_cast<size_t>(chunk) * sizeof(int32_t)),
+      drawn(gpu, static_cast<size_t>(options.capacity + 1) * sizeof(int32_t)),
+      staged_state(gpu, sizeof(StepState)) {
   if (options.int8_activations) check_int8_activations(model);
   attention_workspace.fill(0, stream);
   const auto pairs = static_cast<size_t>(rope.steps().pairs);
-  step_cosine = DeviceBuffer(pairs * sizeof(float));
-  step_sine = DeviceBuffer(pairs * sizeof(float));
+  step_cosine = DeviceBuffer(gpu, pairs * sizeof(float));
+  step_sine = DeviceBuffer(gpu, pairs * sizeof(float));
   if (options.kv.prunes()) {
     std::vector<int32_t> all(static_cast<size_t>(options.capacity));
     std::iota(all.begin(), all.end(), 0);
     positions = DeviceBuffer::copy_of(std::as_bytes(std::span(all)), stream);
-    kept = DeviceBuffer(static_cast<size_t>(config.layers * config.heads) * sizeof(int32_t));
+    kept = DeviceBuffer(gpu, static_cast<size_t>(config.layers * config.heads) * sizeof(int32_t));
     kept.fill(0, stream);
     stream.synchronize();  // `all` goes
   }
@@ -128,7 +129,7 @@ CudaMatrix CudaDecoder::forward(std::span<const int32_t> ids, const CudaObserver
   const auto bytes = static_cast<size_t>(rows * hidden_size) * sizeof(__half);
   if (decoder.hidden.size() < bytes) {
     decoder.stream.synchronize();
-    decoder.hidden = DeviceBuffer(bytes);
+    decoder.hidden = DeviceBuffer(decoder.gpu, bytes);
   }
   decoder.rope.set_call(decoder.position, rows, decoder.stream);
   decoder.runner.multiplier.set_int8_activations(decoder.options.int8_activations && rows >= kernels::least_int8_rows);
@@ -138,7 +139,7 @@ CudaMatrix CudaDecoder::forward(std::span<const int32_t> ids, const CudaObserver
   }
   decoder.runner.multiplier.set_int8_activations(false);
   decoder.hidden_rows = rows;
-  return {decoder.hidden.data(), DType::f16, rows, hidden_size, decoder.stream.get()};
+  return {decoder.hidden.data(), DType::f16, rows, hidden_size, &decoder.stream};
 }
 
 CudaMatrix CudaDecoder::logits(int64_t first, int64_t rows) {
@@ -151,7 +152,7 @@ CudaMatrix CudaDecoder::logits(int64_t first, int64_t rows) {
   }
   const __half* const hidden = decoder.hidden.as<__half>() + first * decoder.config.hidden_size;
   decoder.runner.multiplier.multiply_logits(decoder.model.head(), hidden, rows, decoder.logits.as<float>());
-  return {decoder.logits.data(), DType::f32, rows, vocab, decoder.stream.get()};
+  return {decoder.logits.data(), DType::f32, rows, vocab, &decoder.stream};
 }
 
 void CudaDecoder::logits(int64_t first, MatrixView<float> out) {
@@ -160,9 +161,8 @@ void CudaDecoder::logits(int64_t first, MatrixView<float> out) {
     const int64_t count = std::min(decoder.logit_rows, out.rows - row);
     const CudaMatrix part = logits(first + row, count);
     const size_t width = static_cast<size_t>(part.cols) * sizeof(float);
-    device::check(cudaMemcpy2DAsync(out.row(row), static_cast<size_t>(out.stride) * sizeof(float), part.data, width,
-                                    width, static_cast<size_t>(count), cudaMemcpyDeviceToHost, part.stream),
-                  "copying logits");
+    device::copy_rows(device::Way::from_gpu, {out.row(row), static_cast<size_t>(out.stride) * sizeof(float)},
+                      {part.data, width}, width, static_cast<size_t>(count), decoder.stream, "copying logits");
   }
   decoder.stream.synchronize();
 }

@@ -22,7 +22,7 @@ struct CudaMatrix {
   const void* data = nullptr;
   DType dtype = DType::f16;  ///< f16 or f32
   int64_t rows = 0, cols = 0;
-  cudaStream_t stream = nullptr;
+  const device::Stream* stream = nullptr;
 };
 
 /// model::Observer (decoder_layer.h) for activations that stay on the GPU: hidden states are f32, inputs of linear
@@ -50,7 +50,7 @@ struct StepPart {
   double seconds = 0;    ///< in a step, its launches back to back in a graph
 };
 
-/// A sequence being decoded on the GPU. Not thread-safe; the model may be shared and must outlive it.
+/// A sequence being decoded on the GPU of its model. Not thread-safe; the model may be shared and must outlive it.
 class CudaDecoder {
  public:
   /// Throws bad_argument when the capacity is not positive, device when the memory does not suffice, unsupported for

@@ -38,11 +38,12 @@ struct CudaDecoder::Impl {
   void mark_token();
 
   const CudaModel& model;
+  device::Context& gpu;
   const model::ModelConfig& config;
   const CudaDecoderOptions options;
   const int64_t chunk;
   const int64_t logit_rows;
-  device::Stream stream;
+  device::Stream stream{gpu};
   CudaCache cache;
   CudaRope rope;
   LayerRunner runner;

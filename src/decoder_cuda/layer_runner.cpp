@@ -6,7 +6,7 @@ namespace w4q::decoder_cuda {
 
 using device::DeviceBuffer;
 
-Activations::Activations(std::span<const CudaLayer> layers, int64_t rows) {
+Activations::Activations(const device::Context& gpu, std::span<const CudaLayer> layers, int64_t rows) {
   int64_t hidden = 0, qkv_width = 0, attended_width = 0, gate_up_width = 0, gated_width = 0;
   for (const auto& layer : layers) {
     for (const auto& block : layer.blocks) {
@@ -19,11 +19,11 @@ Activations::Activations(std::span<const CudaLayer> layers, int64_t rows) {
       mixed = std::max(mixed, last.k);
     }
   }
-  normed = device_matrix<__half>(rows, hidden);
-  qkv = device_matrix<float>(rows, qkv_width);
-  attended = device_matrix<__half>(rows, attended_width);
-  gate_up = device_matrix<__half>(rows, gate_up_width);
-  gated = device_matrix<__half>(rows, gated_width);
+  normed = device_matrix<__half>(gpu, rows, hidden);
+  qkv = device_matrix<float>(gpu, rows, qkv_width);
+  attended = device_matrix<__half>(gpu, rows, attended_width);
+  gate_up = device_matrix<__half>(gpu, rows, gate_up_width);
+  gated = device_matrix<__half>(gpu, rows, gated_width);
 }
 
 LayerRunner::LayerRunner(const model::ModelConfig& config_, std::span<const CudaLayer> layers,
@@ -33,9 +33,10 @@ LayerRunner::LayerRunner(const model::ModelConfig& config_, std::span<const Cuda
       options(options_),
       stream(stream_),
       multiplier(linears, options.product_rows, stream, options.int8_activations),
-      activations(layers, options.rows) {
+      activations(stream.context(), layers, options.rows) {
   multiplier.set_overlap(options.overlap);
-  for (auto& norm : norms) norm = device_matrix<float>(kernels::norm_state_floats(config.hidden_size), 1);
+  for (auto& norm : norms)
+    norm = device_matrix<float>(stream.context(), kernels::norm_state_floats(config.hidden_size), 1);
 }
 
 kernels::NormArgs LayerRunner::norm_args(const float* weight, __half* out) const {
@@ -78,7 +79,7 @@ InputNorm LayerRunner::input_norm() {
 
 void LayerRunner::observe(const CudaLinear& linear, const DeviceBuffer& input, const CudaObserver* observer) const {
   if (!observer || !observer->linear_input) return;
-  observer->linear_input(linear.names, {input.data(), DType::f16, rows, linear.k, stream.get()});
+  observer->linear_input(linear.names, {input.data(), DType::f16, rows, linear.k, &stream});
 }
 
 void LayerRunner::run_block(const CudaBlock& block, const Attend& attend, const CudaObserver* observer,

@@ -16,13 +16,13 @@ namespace w4q::decoder_cuda {
 
 /// Memory for a matrix.
 template <class T>
-device::DeviceBuffer device_matrix(int64_t rows, int64_t cols) {
-  return device::DeviceBuffer(static_cast<size_t>(rows * cols) * sizeof(T));
+device::DeviceBuffer device_matrix(const device::Context& gpu, int64_t rows, int64_t cols) {
+  return device::DeviceBuffer(gpu, static_cast<size_t>(rows * cols) * sizeof(T));
 }
 
 /// Activations of up to `rows` tokens on their way through a block of any of `layers`.
 struct Activations {
-  Activations(std::span<const CudaLayer> layers, int64_t rows);
+  Activations(const device::Context& gpu, std::span<const CudaLayer> layers, int64_t rows);
 
   device::DeviceBuffer normed;          ///< f16: what a block's first group reads
   device::DeviceBuffer qkv, attended;   ///< f32, f16: attention

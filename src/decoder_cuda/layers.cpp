@@ -43,7 +43,7 @@ int64_t CudaDecoder::Impl::norm_launches() const {
 
 void CudaDecoder::Impl::observe_hidden(int64_t index, int64_t rows, const CudaObserver* observer) {
   if (!observer || !observer->hidden) return;
-  observer->hidden(index, {residual.data(), DType::f32, rows, config.hidden_size, stream.get()});
+  observer->hidden(index, {residual.data(), DType::f32, rows, config.hidden_size, &stream});
 }
 
 void CudaDecoder::Impl::attend_many(size_t index, const CudaBlock& block, const kernels::QkvRows& qkv, int64_t first) {
@@ -60,8 +60,8 @@ void CudaDecoder::Impl::attend_many(size_t index, const CudaBlock& block, const 
         static_cast<size_t>(cache.pages() * config.kv_heads *
                             kernels::kv_head_page_bytes(kernels::KvType::f16, kernels::kv_padded_dim(config.head_dim)));
     if (wide_keys.size() < bytes) {
-      wide_keys = DeviceBuffer(bytes);
-      wide_values = DeviceBuffer(bytes);
+      wide_keys = DeviceBuffer(gpu, bytes);
+      wide_values = DeviceBuffer(gpu, bytes);
     }
     kernels::widen_pages_cuda(layer, first + qkv.rows, wide_keys.data(), wide_values.data(), stream.get());
     args.layer.keys = wide_keys.data();
@@ -132,10 +132,10 @@ void CudaDecoder::Impl::run_chunk(std::span<const int32_t> ids, int64_t row, con
                       stream.get());
   run_layers(rows, position, observer);
   const bool observes = observer && observer->hidden;
-  if (observes && observed.size() == 0) observed = device_matrix<float>(chunk, config.hidden_size);
+  if (observes && observed.size() == 0) observed = device_matrix<float>(gpu, chunk, config.hidden_size);
   final_norm(hidden.as<__half>() + row * config.hidden_size, observes ? observed.as<float>() : nullptr);
   if (observes) {
-    observer->hidden(config.layers, {observed.data(), DType::f32, rows, config.hidden_size, stream.get()});
+    observer->hidden(config.layers, {observed.data(), DType::f32, rows, config.hidden_size, &stream});
   }
   position += rows;
 }

@@ -85,9 +85,9 @@ std::vector<const CudaLinear*> linears_of(std::span<const CudaLayer> layers) {
   return all;
 }
 
-CudaModel CudaModel::upload(const model::Model& model, std::optional<int64_t> residual_bytes) {
-  const device::Stream stream;
-  CudaModel result;
+CudaModel CudaModel::upload(device::Context& gpu, const model::Model& model, std::optional<int64_t> residual_bytes) {
+  const device::Stream stream(gpu);
+  CudaModel result(gpu);
   result.config_ = model.config();
   const bool offload = residual_bytes.has_value();
   for (const auto& weights : model.layers()) result.layers_.push_back(upload_layer(weights, stream, offload));

@@ -34,7 +34,7 @@ struct CudaLayer {
   std::vector<CudaBlock> blocks;
 };
 
-/// Brings one layer to the current GPU. Throws as upload_linears, and unsupported for blocks that only the CPU decodes.
+/// Brings one layer to the stream's GPU. Throws as upload_linears, and unsupported for blocks that only the CPU decodes.
 CudaLayer upload_layer(const model::LayerWeights& weights, const device::Stream& stream, bool offload = false);
 
 /// The linears of layers in the order of a step, a group each.
@@ -42,16 +42,18 @@ std::vector<const CudaLinear*> linears_of(std::span<const CudaLayer> layers);
 
 class CudaModel {
  public:
-  /// Brings a model to the current GPU: packed weights in the layout of their kernel, others as f16 (upload_linears).
+  /// Brings a model to a GPU: packed weights in the layout of their kernel, others as f16 (upload_linears).
   /// Throws device when there is no room, unsupported for weights beyond f16.
   /// With `residual_bytes`, residual passes of rotated linears take up to so many bytes of GPU memory; the others
   /// stay in host memory and are moved for each product.
-  static CudaModel upload(const model::Model& model, std::optional<int64_t> residual_bytes = {});
+  static CudaModel upload(device::Context& gpu, const model::Model& model, std::optional<int64_t> residual_bytes = {});
   /// Random weights made on the GPU, for measurements: linears and the head in passes of these schemes (one of kbit or
   /// integer, or rotated ones), f16 where there are none. `residual_bytes` as upload.
-  static CudaModel random(const model::ModelConfig& config, std::span<const formats::Scheme> passes,
-                          std::optional<int64_t> residual_bytes = {});
+  static CudaModel random(device::Context& gpu, const model::ModelConfig& config,
+                          std::span<const formats::Scheme> passes, std::optional<int64_t> residual_bytes = {});
 
+  /// The GPU that it is on, which outlives it.
+  device::Context& context() const noexcept { return *gpu_; }
   const model::ModelConfig& config() const noexcept { return config_; }
   const std::vector<CudaLayer>& layers() const noexcept { return layers_; }
   const float* final_norm() const noexcept { return final_norm_.as<float>(); }
@@ -67,9 +69,10 @@ class CudaModel {
   std::vector<std::string> widened() const;
 
  private:
-  CudaModel() = default;
+  explicit CudaModel(device::Context& gpu) : gpu_(&gpu) {}
   void keep_resident(int64_t bytes, const device::Stream& stream);
 
+  device::Context* gpu_;
   model::ModelConfig config_;
   std::vector<CudaLayer> layers_;
   device::DeviceBuffer final_norm_, embeddings_;

@@ -13,7 +13,7 @@ double median_seconds(const device::Stream& stream, const std::function<void()>&
   graph.launch(stream);
   std::vector<double> seconds;
   for (int i = 0; i < 9; ++i) {
-    const device::Event start, stop;
+    device::Event start, stop;
     start.record(stream);
     graph.launch(stream);
     stop.record(stream);

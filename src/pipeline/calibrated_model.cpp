@@ -92,8 +92,8 @@ CalibratedRun::CalibratedRun(const CalibratedRequest& request, const std::filesy
                              CalibratedPacking packing, const std::filesystem::path& output)
     : checkpoint_(checkpoint), config_(config), packing_(std::move(packing)) {
   check_sources(request);
-  if (request.device == device::Device::cuda) {
-    gpu_ = make_cuda_work();
+  if (request.gpu != nullptr) {
+    gpu_ = make_cuda_work(*request.gpu);
     if (gpu_ == nullptr) notes_.emplace_back("cuBLAS cannot be loaded: calibration ran on the CPU");
   }
   if (!request.statistics.empty()) {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "device/choice.h"
+#include "device/context.h"
 #include "io/checkpoint.h"
 #include "io/json.h"
 #include "model/config.h"
@@ -20,10 +20,10 @@
 namespace w4q::pipeline {
 
 struct CalibratedRequest {
-  CalibrationText text;                         ///< calibrate with this text now …
-  std::filesystem::path statistics;             ///< … or take this file; exactly one of the two
-  int64_t max_memory = 0;                       ///< as in CalibrationOptions
-  device::Device device = device::Device::cpu;  ///< where layers run and linears are searched and packed
+  CalibrationText text;                  ///< calibrate with this text now …
+  std::filesystem::path statistics;      ///< … or take this file; exactly one of the two
+  int64_t max_memory = 0;                ///< as in CalibrationOptions
+  std::shared_ptr<device::Context> gpu;  ///< where layers run and linears are searched and packed; null: on the CPU
 };
 
 /// Goes through the layers in order.

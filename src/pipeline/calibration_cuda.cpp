@@ -27,16 +27,14 @@ int64_t layer_memory(const model::ModelConfig& config) {
 }
 
 /// Windows of `bytes` that stay in GPU memory.
-int64_t resident_windows(const model::ModelConfig& config, int64_t samples, int64_t bytes) {
-  size_t free = 0, total = 0;
-  device::check(cudaMemGetInfo(&free, &total), "asking for free memory");
-  return std::clamp<int64_t>((static_cast<int64_t>(free) - layer_memory(config)) / bytes, 0, samples);
+int64_t resident_windows(const device::Context& gpu, const model::ModelConfig& config, int64_t samples, int64_t bytes) {
+  return std::clamp<int64_t>((gpu.free_bytes() - layer_memory(config)) / bytes, 0, samples);
 }
 
 }  // namespace
 
-std::shared_ptr<quantize::CudaWork> make_cuda_work() {
-  return device::have_cublas() ? std::make_shared<quantize::CudaWork>() : nullptr;
+std::shared_ptr<quantize::CudaWork> make_cuda_work(device::Context& gpu) {
+  return device::have_cublas() ? std::make_shared<quantize::CudaWork>(gpu) : nullptr;
 }
 
 struct CalibrationCuda::Impl {
@@ -47,8 +45,8 @@ struct CalibrationCuda::Impl {
         batch(std::clamp<int64_t>(batch_rows / shape.length, 1, shape.samples)),
         window_values(shape.length * config.hidden_size),
         decoder(config, shape.length, batch, work->stream),
-        resident(resident_windows(config, shape.samples, window_values * int64_t{sizeof(float)})),
-        states(static_cast<size_t>(resident * window_values) * sizeof(float)) {}
+        resident(resident_windows(work->context, config, shape.samples, window_values * int64_t{sizeof(float)})),
+        states(work->context, static_cast<size_t>(resident * window_values) * sizeof(float)) {}
 
   float* window(int64_t index) { return states.as<float>() + index * window_values; }
 
@@ -71,7 +69,7 @@ struct CalibrationCuda::Impl {
   void run_others(HiddenStates& others, const decoder_cuda::CudaObserver& observer,
                   const std::function<void()>& on_window) {
     if (resident == shape.samples) return;
-    device::DeviceBuffer staged(static_cast<size_t>(window_values) * sizeof(float));
+    device::DeviceBuffer staged(work->context, static_cast<size_t>(window_values) * sizeof(float));
     for (int64_t i = 0; i < shape.samples - resident; ++i) {
       const MatrixView<float> hidden = others.get(i);
       const auto bytes = std::as_writable_bytes(std::span(hidden.data, static_cast<size_t>(window_values)));
@@ -123,10 +121,8 @@ CalibrationCuda::~CalibrationCuda() = default;
 int64_t CalibrationCuda::resident() const noexcept { return impl_->resident; }
 
 void CalibrationCuda::put(int64_t window, MatrixView<const float> hidden) {
-  device::check(
-      cudaMemcpyAsync(impl_->window(window), hidden.data, static_cast<size_t>(impl_->window_values) * sizeof(float),
-                      cudaMemcpyHostToDevice, impl_->work->stream.get()),
-      "copying hidden states");
+  device::copy(device::Way::to_gpu, impl_->window(window), hidden.data,
+               static_cast<size_t>(impl_->window_values) * sizeof(float), impl_->work->stream, "copying hidden states");
   impl_->work->stream.synchronize();
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 }  // namespace
 
-std::shared_ptr<quantize::CudaWork> make_cuda_work() { refuse(); }
+std::shared_ptr<quantize::CudaWork> make_cuda_work(device::Context&) { refuse(); }
 
 struct CalibrationCuda::Impl {};
 CalibrationCuda::CalibrationCuda(std::shared_ptr<quantize::CudaWork>, const model::ModelConfig&,

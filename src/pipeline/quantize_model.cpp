@@ -40,15 +40,21 @@ QuantizeRequest settled(QuantizeRequest request, const PlainModel& source) {
   return request;
 }
 
+using Quantizer = std::function<quantize::QuantizeResult(const TensorView&, const formats::Scheme&,
+                                                         const quantize::QuantizeOptions&)>;
+
 /// The quantizer as it runs on the chosen device; on the CPU where the method has no other way.
-auto run_of(const QuantizeRequest& request, const formats::Scheme& scheme) {
+Quantizer run_of(const QuantizeRequest& request, const formats::Scheme& scheme) {
   // What calibration does not see, embeddings and head, is rounded as it is, and so is what a recipe names and what is
   // none of the method's schemes.
   const bool rounds = request.calibrated || request.recipe || scheme.family != request.scheme.family;
   const quantize::QuantizerRow& row =
       rounds ? quantize::rounding_quantizer(scheme) : quantize::quantizer_row(request.method);
-  const bool on_gpu = request.device == device::Device::cuda && row.run_cuda != nullptr;
-  return on_gpu ? row.run_cuda : row.run;
+  if (request.gpu == nullptr || row.run_cuda == nullptr) return row.run;
+  return [run = row.run_cuda, gpu = request.gpu](const TensorView& weight, const formats::Scheme& to,
+                                                 const quantize::QuantizeOptions& options) {
+    return run(weight, to, options, *gpu);
+  };
 }
 
 /// A recipe's schemes take the options as they are: a step that means nothing to one of them is a mistake.

@@ -112,23 +112,22 @@ Plan make_plan(const Source& source, const checkpoint::QuantizationConfig& after
 }
 
 /// LayoutRow::pack and unpack on the chosen device; on the CPU for layouts without a pass on the GPU.
-PackedWeight pack(const repack::LayoutRow& row, const PackedWeight& canonical, device::Device device) {
-  return device == device::Device::cuda && row.pack_cuda != nullptr ? row.pack_cuda(canonical) : row.pack(canonical);
+PackedWeight pack(const repack::LayoutRow& row, const PackedWeight& canonical, device::Context* gpu) {
+  return gpu != nullptr && row.pack_cuda != nullptr ? row.pack_cuda(canonical, *gpu) : row.pack(canonical);
 }
 PackedWeight unpack(const repack::LayoutRow& row, const PackedWeight& packed, const std::string& name,
-                    device::Device device) {
-  return device == device::Device::cuda && row.unpack_cuda != nullptr ? row.unpack_cuda(packed, name)
-                                                                      : row.unpack(packed, name);
+                    device::Context* gpu) {
+  return gpu != nullptr && row.unpack_cuda != nullptr ? row.unpack_cuda(packed, name, *gpu) : row.unpack(packed, name);
 }
 
 /// The whole trip of one pass: stored → canonical → new layout, and back again for the proof, which is the
 /// CPU's whatever packed.
 PackedWeight repack_pass(const PackedWeight& stored, const std::string& layout, const std::string& name,
-                         device::Device device) {
-  const PackedWeight canonical = unpack(repack::layout_row(stored.layout), stored, name, device);
+                         device::Context* gpu) {
+  const PackedWeight canonical = unpack(repack::layout_row(stored.layout), stored, name, gpu);
   formats::scheme_row(canonical.scheme.family).validate(canonical, name);
   const auto& row = repack::layout_row(layout);
-  PackedWeight packed = pack(row, canonical, device);
+  PackedWeight packed = pack(row, canonical, gpu);
   ensure(formats::bytes_equal(row.unpack(packed, name), canonical), name + ": unpack(pack(w)) differs from w");
   return packed;
 }
@@ -172,7 +171,7 @@ RepackReport repack_model(const RepackRequest& request) {
       if (info.input_scale) writer.write(checkpoint::input_scale_name(tensor.name), bytes_of(stored.input_scale));
       const auto& passes = quantization.linears.at(tensor.name).passes;
       for (size_t pass = 0; pass < passes.size(); ++pass) {
-        const auto packed = repack_pass(stored.passes[pass], passes[pass].layout, tensor.name, request.device);
+        const auto packed = repack_pass(stored.passes[pass], passes[pass].layout, tensor.name, request.gpu.get());
         for (const auto& plane : packed.planes) {
           writer.write(checkpoint::plane_name(tensor.name, pass, plane.spec.role), plane.bytes.bytes());
         }

@@ -25,7 +25,7 @@ class FeedbackSteps {
  public:
   /// At most `widest` columns are rounded at a time.
   FeedbackSteps(CudaWork& work, const float* weight, int64_t n, const ErrorFactorCuda& factor, int64_t widest)
-      : work_(work), factor_(factor), n_(n), k_(factor.width()), memory_(bytes(2 * n * k_ + n * widest)) {
+      : work_(work), factor_(factor), n_(n), k_(factor.width()), memory_(work.context, bytes(2 * n * k_ + n * widest)) {
     order_kernel<<<static_cast<unsigned>((n * k_ + 255) / 256), 256, 0, work.stream.get()>>>(
         weight, n, k_, factor.columns(), weights(), targets());
     device::check_launch("feedback order", concat(n, " × ", k_));

@@ -93,7 +93,9 @@ __global__ void __launch_bounds__(threads)
 }  // namespace
 
 GramCuda::GramCuda(CudaWork& work, const InputStatistics& statistics)
-    : work_(work), width_(statistics.width), matrix_(static_cast<size_t>(width_ * width_) * sizeof(float)) {
+    : work_(work),
+      width_(statistics.width),
+      matrix_(work.context, static_cast<size_t>(width_ * width_) * sizeof(float)) {
   const double scale = statistics.count > 0 ? 1.0 / static_cast<double>(statistics.count) : 0.0;
   if (statistics.has_gram()) {
     // The triangle passes through the memory of the squares, which are twice as many but half as wide.
@@ -109,12 +111,14 @@ GramCuda::GramCuda(CudaWork& work, const InputStatistics& statistics)
 }
 
 GramCuda::GramCuda(CudaWork& work, const double* triangle, int64_t width, int64_t count)
-    : work_(work), width_(width), matrix_(static_cast<size_t>(width * width) * sizeof(float)) {
+    : work_(work), width_(width), matrix_(work.context, static_cast<size_t>(width * width) * sizeof(float)) {
   expand(triangle, count > 0 ? 1.0 / static_cast<double>(count) : 0.0);
 }
 
 GramCuda::GramCuda(CudaWork& work, MatrixView<const float> gram)
-    : work_(work), width_(gram.rows), matrix_(static_cast<size_t>(gram.rows * gram.rows) * sizeof(float)) {
+    : work_(work),
+      width_(gram.rows),
+      matrix_(work.context, static_cast<size_t>(gram.rows * gram.rows) * sizeof(float)) {
   ensure(gram.rows == gram.cols && gram.stride == gram.cols, "GramCuda: not a square matrix");
   matrix_.upload(std::as_bytes(std::span(gram.data, static_cast<size_t>(width_ * width_))), work_.stream);
   work_.stream.synchronize();

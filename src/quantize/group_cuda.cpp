@@ -80,9 +80,8 @@ GroupCuda::Packed GroupCuda::pack(size_t index, QuantizeOptions options, std::sp
   device::DeviceBuffer kept;
   const bool clips = options.steps.awq_clips();
   if (clips || !row_scales.empty()) {
-    kept = device::DeviceBuffer(linear.weight.size());
-    device::check(cudaMemcpyAsync(kept.data(), weight, kept.size(), cudaMemcpyDeviceToDevice, work_.stream.get()),
-                  "copying weights");
+    kept = device::DeviceBuffer(work_.context, linear.weight.size());
+    device::copy(device::Way::on_gpu, kept.data(), weight, kept.size(), work_.stream, "copying weights");
     original = kept.as<float>();
   }
   if (clips) search_clip_cuda(work_, view(linear), *gram_);

@@ -178,8 +178,8 @@ class IntegerFeedback {
         groups_(formats::integer_groups(packed.scheme, packed.k)),
         out_(out),
         steps_(work, weight, packed.n, factor, widest_unit),
-        chosen_(static_cast<size_t>(packed.n) * sizeof(Scale)),
-        effects_(static_cast<size_t>(widest_trial * widest_trial) * sizeof(float)) {}
+        chosen_(work.context, static_cast<size_t>(packed.n) * sizeof(Scale)),
+        effects_(work.context, static_cast<size_t>(widest_trial * widest_trial) * sizeof(float)) {}
 
   void run() {
     const auto& starts = factor_.order().starts;

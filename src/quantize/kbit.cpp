@@ -86,13 +86,14 @@ QuantizeResult run(const TensorView& weight, const Scheme& scheme, const Quantiz
 
 #ifdef W4Q_HAVE_CUDA
 /// Feedback through a factor on the CPU stays there.
-QuantizeResult run_cuda(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
-  if (!options.searches()) return quantize_kbit_cuda(weight, scheme, options);
+QuantizeResult run_cuda(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options,
+                        device::Context& gpu) {
+  if (!options.searches()) return quantize_kbit_cuda(weight, scheme, options, gpu);
   if (options.feeds_back() || options.bnb_compatible) return run(weight, scheme, options);
   check_kbit_scheme(scheme);
   check_kbit_options(scheme, options);
   check_weight(weight);
-  return quantize_searched_cuda(weight, scheme, options);
+  return quantize_searched_cuda(weight, scheme, options, gpu);
 }
 #else
 constexpr decltype(QuantizerRow::run_cuda) run_cuda = nullptr;

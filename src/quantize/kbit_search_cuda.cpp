@@ -2,7 +2,6 @@
 
 #include <vector>
 
-#include "device/check.h"
 #include "formats/kbit.h"
 #include "quantize/kbit.h"
 #include "quantize/kbit_rows_cuda.h"
@@ -17,9 +16,8 @@ std::vector<float> sample_rows(const CudaWork& work, const KbitCudaWeight& weigh
   const int64_t rows = (weight.n + stride - 1) / stride;
   std::vector<float> values(static_cast<size_t>(rows * weight.k));
   const auto row = static_cast<size_t>(weight.k) * sizeof(float);
-  device::check(cudaMemcpy2DAsync(values.data(), row, weight.values, row * static_cast<size_t>(stride), row,
-                                  static_cast<size_t>(rows), cudaMemcpyDeviceToHost, work.stream.get()),
-                "copying weights from the GPU");
+  device::copy_rows(device::Way::from_gpu, {values.data(), row}, {weight.values, row * static_cast<size_t>(stride)},
+                    row, static_cast<size_t>(rows), work.stream, "copying weights from the GPU");
   work.stream.synchronize();
   return values;
 }
@@ -55,8 +53,8 @@ QuantizeResult kbit_cuda(CudaWork& work, const KbitCudaWeight& weight, const for
 }
 
 QuantizeResult quantize_searched_cuda(const TensorView& weight, const formats::Scheme& scheme,
-                                      const QuantizeOptions& options) {
-  CudaWork work;
+                                      const QuantizeOptions& options, device::Context& gpu) {
+  CudaWork work(gpu);
   const auto values = upload_weight(work, weight);
   const KbitCudaWeight on_gpu{
       .name = weight.name, .values = values.as<float>(), .n = weight.shape[0], .k = weight.shape[1]};

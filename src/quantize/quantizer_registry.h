@@ -12,6 +12,10 @@
 #include "formats/packed.h"
 #include "quantize/steps.h"
 
+namespace w4q::device {
+class Context;
+}
+
 namespace w4q::quantize {
 
 /// Which range of a group's weights the integer codes span.
@@ -78,9 +82,10 @@ struct QuantizerRow {
   /// Quantizes an n × k matrix of f32, f16 or bf16. The bytes do not depend on threads or instruction set (class E0).
   /// Throws bad_file naming tensor, row and column of a NaN or infinity, bad_argument for an option it does not honour.
   QuantizeResult (*run)(const TensorView& weight, const formats::Scheme& scheme, const QuantizeOptions& options);
-  /// The same bytes and errors from the current GPU; null where this build or this method has no such way. Throws
-  /// device when the GPU fails.
-  QuantizeResult (*run_cuda)(const TensorView& weight, const formats::Scheme& scheme, const QuantizeOptions& options);
+  /// The same bytes and errors from a GPU; null where this build or this method has no such way. Throws device when the
+  /// GPU fails.
+  QuantizeResult (*run_cuda)(const TensorView& weight, const formats::Scheme& scheme, const QuantizeOptions& options,
+                             device::Context& gpu);
 };
 
 std::span<const QuantizerRow> quantizer_registry() noexcept;

@@ -173,13 +173,14 @@ QuantizeResult run(const TensorView& weight, const Scheme& scheme, const Quantiz
 
 #ifdef W4Q_HAVE_CUDA
 /// Searched norms have no way on the GPU.
-QuantizeResult run_cuda(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
+QuantizeResult run_cuda(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options,
+                        device::Context& gpu) {
   if (options.searches()) return run(weight, scheme, options);
   check_rotated(scheme, options);
   check_weight(weight);
   const int64_t group = formats::rotated_group(scheme, weight.shape[1]);
   const int64_t groups = formats::rotated_groups(scheme, weight.shape[1]);
-  const Norms norms = summarize(rotated_norms_cuda(weight, group), groups, weight);
+  const Norms norms = summarize(rotated_norms_cuda(weight, group, gpu), groups, weight);
   const auto table = rotated_table(scheme, options);
   const int exponent = exponent_of(norms, table, scheme);
   PackedWeight packed = allocate_rotated(scheme, weight.shape[0], weight.shape[1], table, exponent);
@@ -187,7 +188,7 @@ QuantizeResult run_cuda(const TensorView& weight, const Scheme& scheme, const Qu
   std::vector<float> divisors(norms.values.size());
   for (size_t i = 0; i < divisors.size(); ++i) divisors[i] = encoder.encode_norm(i);
   const std::span<const float> codebook = packed.plane(PlaneRole::codebook).bytes.as<float>();
-  rotated_codes_cuda(weight, divisors, RotatedLevels(codebook, group).midpoints, packed);
+  rotated_codes_cuda(weight, divisors, RotatedLevels(codebook, group).midpoints, packed, gpu);
   const QuantizeStats stats = rotated_stats(packed, exponent);
   return {std::move(packed), stats};
 }

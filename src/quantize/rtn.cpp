@@ -125,13 +125,14 @@ QuantizeResult run(const TensorView& weight, const Scheme& scheme, const Quantiz
 }
 
 #ifdef W4Q_HAVE_CUDA
-QuantizeResult run_cuda(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
+QuantizeResult run_cuda(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options,
+                        device::Context& gpu) {
   if (options.feeds_back()) return run(weight, scheme, options);
   check_scheme(scheme);
   check_options(scheme, options);
   check_weight(weight);
   QuantizeResult result{formats::allocate_integer(scheme, weight.shape[0], weight.shape[1]), {}};
-  result.stats = rtn_encode_cuda(weight, options.clip(), result.weight);
+  result.stats = rtn_encode_cuda(weight, options.clip(), result.weight, gpu);
   return result;
 }
 #else

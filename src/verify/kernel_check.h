@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "device/context.h"
 #include "io/json.h"
 #include "model/model.h"
 #include "verify/report.h"
@@ -37,9 +38,8 @@ struct KernelReport {
 
 /// Every product of a decoder with random activations: q, k and v in one, gate and up with silu, sums with the residual
 /// stream, in a step with norms; the head. With `int8_activations` those of int8 with packed layers, too. Throws device
-/// where there is no GPU to use, or this program was built without CUDA; unsupported for a model that has no products
-/// with int8.
-KernelReport check_kernels(const model::Model& model, bool int8_activations = false);
+/// where this program was built without CUDA; unsupported for a model that has no products with int8.
+KernelReport check_kernels(device::Context& gpu, const model::Model& model, bool int8_activations = false);
 
 std::string to_text(const KernelReport& report);
 io::Json to_json(const KernelReport& report);

@@ -54,35 +54,36 @@ bool takes_int8(const CheckedProduct& product) {
   return std::ranges::all_of(product.weights, [](const auto* one) { return kernels::takes_int8_activations(*one); });
 }
 
-void check_layer(const model::LayerWeights& weights, float eps, bool int8_activations, KernelReport& report) {
-  const device::Stream stream;
+void check_layer(device::Context& gpu, const model::LayerWeights& weights, float eps, bool int8_activations,
+                 KernelReport& report) {
+  const device::Stream stream(gpu);
   const auto layer = decoder_cuda::upload_layer(weights, stream);
   const auto parts = parts_of(layer, weights);
   for (size_t i = 0; i < parts.size(); ++i) {
     const CheckedProduct& product = parts[i].product;
-    add(check_product(product, false), report);
-    if (int8_activations && takes_int8(product)) add(check_product(product, true), report);
+    add(check_product(gpu, product, false), report);
+    if (int8_activations && takes_int8(product)) add(check_product(gpu, product, true), report);
     // A step's launches; behind the last product the layer stands in for the next one.
     const Part& next = parts[(i + 1) % parts.size()];
-    if (product.use == Use::residual) add(check_step(product, next.product, next.norm, eps), report);
+    if (product.use == Use::residual) add(check_step(gpu, product, next.product, next.norm, eps), report);
   }
 }
 
 }  // namespace
 
-KernelReport check_kernels(const model::Model& model, bool int8_activations) {
+KernelReport check_kernels(device::Context& gpu, const model::Model& model, bool int8_activations) {
   if (int8_activations) model::check_int8_activations(model);
   Progress progress("kernels", static_cast<int64_t>(model.layers().size()) + 1, "layers");
   KernelReport report;
   const auto eps = static_cast<float>(model.config().rms_norm_eps);
   for (const auto& layer : model.layers()) {
-    check_layer(layer, eps, int8_activations, report);
+    check_layer(gpu, layer, eps, int8_activations, report);
     progress.advance(1);
   }
-  const device::Stream stream;
+  const device::Stream stream(gpu);
   const auto* head = &model.head();
   const auto on_gpu = decoder_cuda::upload_linears(std::array{head}, stream);
-  add(check_product({on_gpu, {head}, Use::plain}, false), report);
+  add(check_product(gpu, {on_gpu, {head}, Use::plain}, false), report);
   progress.advance(1);
   return report;
 }

@@ -77,7 +77,8 @@ CheckRow kernels_check() {
           .help = "Check every linear layer's product on this GPU",
           .needs = {.gpu = true},
           .run = [](CheckContext& context, Findings& findings) {
-            const auto report = check_kernels(context.model(), context.options().int8_activations);
+            const auto report =
+                check_kernels(*context.options().gpu, context.model(), context.options().int8_activations);
             findings.add("kernels", to_text(report), to_json(report));
             findings.checks.add(report.verdict());
           }};

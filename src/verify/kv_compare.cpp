@@ -16,7 +16,6 @@ std::vector<KvRow> compare_caches(const model::Model& model, std::span<const int
   std::vector<KvRow> rows;
   for (const KvChoice& kv : choices) {
     PerplexityOptions how = options;
-    how.device = device::Device::cuda;
     how.kv = kv;
     how.base_kv = KvChoice{};
     KvRow row{kv, 0, measure_perplexity(model, &model, ids, how)};
@@ -64,7 +63,9 @@ CheckRow kv_compare_check() {
           .needs = {.text = true, .gpu = true},
           .run = [](CheckContext& context, Findings& findings) {
             const CheckOptions& options = context.options();
-            const auto rows = compare_caches(context.model(), context.ids(), options.windows, options.compared_delta);
+            PerplexityOptions how = options.windows;
+            how.gpu = options.gpu;
+            const auto rows = compare_caches(context.model(), context.ids(), how, options.compared_delta);
             findings.add("kv", to_text(rows), to_json(rows));
           }};
 }

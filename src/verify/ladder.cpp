@@ -133,14 +133,14 @@ bool needs_gpu(const CheckOptions& options) {
   return std::ranges::any_of(ladder(), [&](const CheckRow& row) { return row.needs.gpu && is_asked(options, row); });
 }
 
-void require_gpu(const CheckOptions& options) {
+void open_gpu(CheckOptions& options) {
   if (!needs_gpu(options)) return;
   std::vector<std::string> measuring;
   for (const CheckRow& row : ladder()) {
     if (row.needs.gpu) measuring.emplace_back(row.option);
   }
-  if (options.on_cpu) refuse(concat(join(measuring), " measure a GPU"), "--device cuda");
-  device::require_gpu();
+  if (options.device == "cpu") refuse(concat(join(measuring), " measure a GPU"), "--device cuda");
+  options.gpu = device::open_gpu(options.device);
 }
 
 Findings climb(CheckContext& context) {

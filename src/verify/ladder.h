@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -34,9 +35,10 @@ struct CheckOptions {
   float compared_delta = INFINITY;  ///< --kv-compare: of another fp4r, which skips pages
   SpeedOptions speed = {};
   DecodeRows decode_rows = kernels::decode_rows;  ///< what is held against the definition: a test may pass a wrong one
-  bool on_cpu = false;                            ///< whatever GPU there is
+  std::string device = "auto";                    ///< the word of --device
+  std::shared_ptr<device::Context> gpu = {};      ///< of checks that need one: open_gpu
   /// Puts device, cache and residual bytes into the options of decoding when a check decodes: throws where they are not
-  /// to be had. Nothing: as `windows` says.
+  /// to be had. Nothing: as `windows` says. `gpu`, where it is open, is taken in any case.
   std::function<void(PerplexityOptions&)> choose_device = {};
   std::map<std::string, std::string, std::less<>> asked = {};  ///< options of rows: their values, empty for flags
   std::map<std::string, double, std::less<>> limits = {};      ///< by option
@@ -124,8 +126,8 @@ std::span<const CheckRow> ladder();
 void check_needs(const CheckOptions& options);
 /// Whether a check is asked for that measures a GPU.
 bool needs_gpu(const CheckOptions& options);
-/// Refuses what only a GPU can measure where there is none to use. Throws bad_argument, device.
-void require_gpu(const CheckOptions& options);
+/// Opens the GPU where one is asked for. Throws bad_argument where the device is the CPU, device where it cannot be used.
+void open_gpu(CheckOptions& options);
 
 /// Climbs as far as the checks hold; the verdict stands last, in text and JSON.
 Findings climb(CheckContext& context);

@@ -10,6 +10,7 @@ namespace {
 PerplexityOptions how_to_decode(CheckContext& context) {
   PerplexityOptions how = context.options().windows;
   if (context.options().choose_device) context.options().choose_device(how);
+  if (context.options().gpu != nullptr) how.gpu = context.options().gpu;
   how.int8_activations = context.options().int8_activations;
   return how;
 }

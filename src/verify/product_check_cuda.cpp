@@ -71,10 +71,10 @@ int64_t width(const CheckedProduct& product) { return product.linear.n / (produc
 std::vector<float> multiply(const CheckedProduct& product, CudaMultiplier& multiplier, const DeviceBuffer& x,
                             int64_t rows, const device::Stream& stream, decoder_cuda::InputNorm norm = {}) {
   const auto values = static_cast<size_t>(rows * product.linear.n);
-  DeviceBuffer y(values * 4);
+  DeviceBuffer y(stream.context(), values * 4);
   y.fill(0xFF, stream);
   if (product.use == Use::gated) {
-    DeviceBuffer both(values * 2);
+    DeviceBuffer both(stream.context(), values * 2);
     multiplier.multiply_gated(product.linear, x.as<__half>(), rows, both.as<__half>(), y.as<__half>(), norm);
     return download(y, DType::f16, rows * width(product), stream);
   }
@@ -148,8 +148,8 @@ std::vector<KernelError> lines_of_one(const CheckedProduct& product, MatrixView<
 
 }  // namespace
 
-std::vector<KernelError> check_product(const CheckedProduct& product, bool int8_activations) {
-  const device::Stream stream;
+std::vector<KernelError> check_product(device::Context& gpu, const CheckedProduct& product, bool int8_activations) {
+  const device::Stream stream(gpu);
   const auto counts = row_counts(product.linear, int8_activations);
   const auto rows = looked_at(counts);
   const int64_t k = product.linear.k;
@@ -175,10 +175,10 @@ std::vector<KernelError> check_product(const CheckedProduct& product, bool int8_
   return lines;
 }
 
-std::vector<KernelError> check_step(const CheckedProduct& from, const CheckedProduct& to, std::span<const float> norm,
-                                    float eps) {
+std::vector<KernelError> check_step(device::Context& gpu, const CheckedProduct& from, const CheckedProduct& to,
+                                    std::span<const float> norm, float eps) {
   if (!fuses(from.linear) || !fuses(to.linear)) return {};
-  const device::Stream stream;
+  const device::Stream stream(gpu);
   const int64_t hidden = from.linear.n;
   const auto x = random_rows(1, from.linear.k);
   auto residual = random_rows(1, hidden);
@@ -188,7 +188,7 @@ std::vector<KernelError> check_step(const CheckedProduct& from, const CheckedPro
   const auto on_gpu = upload_halves(x, stream), weight = upload(std::as_bytes(norm), stream);
   const auto before = upload(bytes_of(last), stream);
   auto sums = upload(bytes_of(residual), stream);
-  DeviceBuffer state(before.size()), normed(static_cast<size_t>(hidden) * 2);
+  DeviceBuffer state(gpu, before.size()), normed(gpu, static_cast<size_t>(hidden) * 2);
   const decoder_cuda::NextNorm next{weight.as<float>(), before.as<float>(), state.as<float>(), normed.as<__half>(),
                                     eps};
   CudaMultiplier multiplier(std::array{&from.linear, &to.linear}, 1, stream);

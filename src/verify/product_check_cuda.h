@@ -21,11 +21,11 @@ struct CheckedProduct {
 /// One line for each weight, or one for gate and up: the worst of the first and the last row count of every kernel
 /// that its rows may choose, up to those of a chunk of a prompt. With `int8_activations` those of int8 products, which
 /// all the weights must take.
-std::vector<KernelError> check_product(const CheckedProduct& product, bool int8_activations);
+std::vector<KernelError> check_product(device::Context& gpu, const CheckedProduct& product, bool int8_activations);
 
 /// A step: `from` adds to the residual stream, and `to` reads it behind the norm `norm`, in two launches. Lines as
 /// check_product, of both; none where the two do not fuse.
-std::vector<KernelError> check_step(const CheckedProduct& from, const CheckedProduct& to, std::span<const float> norm,
-                                    float eps);
+std::vector<KernelError> check_step(device::Context& gpu, const CheckedProduct& from, const CheckedProduct& to,
+                                    std::span<const float> norm, float eps);
 
 }  // namespace w4q::verify

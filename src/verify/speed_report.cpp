@@ -155,7 +155,7 @@ CheckRow speed_check() {
           .help = "Measure prompt and generation on this GPU",
           .needs = {.gpu = true},
           .run = [](CheckContext& context, Findings& findings) {
-            const auto report = measure_speed(context.model(), context.options().speed);
+            const auto report = measure_speed(*context.options().gpu, context.model(), context.options().speed);
             findings.add("speed", to_text(report), to_json(report));
           }};
 }

@@ -31,7 +31,7 @@ TEST(GgufNames, EveryParameterHasOneOfItsOwn) {
       const bool rotates = parameter.name.find("q_proj") != std::string::npos ||  // and no norm of queries
                            parameter.name.find("k_proj") != std::string::npos;
       EXPECT_EQ(parameter.rotary_rows, rotates) << parameter.name;
-      if (parameter.name == "model.layers.11.mlp.up_proj.weight") EXPECT_EQ(parameter.gguf, "blk.11.ffn_up.weight");
+      EXPECT_EQ(parameter.name == "model.layers.11.mlp.up_proj.weight", parameter.gguf == "blk.11.ffn_up.weight");
     }
     EXPECT_TRUE(seen.contains("token_embd.weight") && seen.contains("output_norm.weight"));
     EXPECT_TRUE(seen.contains("output.weight") && seen.contains("blk.0.attn_norm.weight"));

@@ -7,6 +7,7 @@
 #include "core/convert.h"
 #include "core/text.h"
 #include "device/properties.h"
+#include "gpu.h"
 #include "kbit_samples.h"
 #include "kernels/random_matrix.h"
 #include "quantize/awq.h"
@@ -59,7 +60,7 @@ class CalibratedCuda : public testing::Test {
   void SetUp() override {
     std::string why;
     if (!device::find_gpu(&why)) GTEST_SKIP() << "needs a GPU: " << why;
-    work = std::make_unique<CudaWork>();
+    work = std::make_unique<CudaWork>(test::gpu());
   }
   std::shared_ptr<GramCuda> gram(const Layer& layer) { return std::make_shared<GramCuda>(*work, layer.statistics); }
 
@@ -259,7 +260,7 @@ TEST_F(CalibratedCuda, SearchesWithoutCalibrationGiveTheBytesOfTheCpu) {
           options.steps = parse_steps(learn ? "lloyd+search" : "search");
           const TensorView view{"w", DType::f32, {n, k}, bytes_of(values)};
           const auto cpu = row.run(view, scheme, options);
-          const auto gpu = row.run_cuda(view, scheme, options);
+          const auto gpu = row.run_cuda(view, scheme, options, test::gpu());
           ASSERT_TRUE(bytes_equal(gpu.weight, cpu.weight))
               << name << " " << n << " × " << k << (learn ? " learned" : "");
           EXPECT_EQ(gpu.stats.zero_blocks, cpu.stats.zero_blocks);

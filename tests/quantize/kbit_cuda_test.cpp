@@ -13,6 +13,7 @@
 #include "device/stream.h"
 #include "formats/codebook.h"
 #include "formats/kbit.h"
+#include "gpu.h"
 #include "kbit_samples.h"
 #include "support.h"
 
@@ -242,7 +243,7 @@ TEST_F(KbitCuda, RefusesWhatTheCpuRefuses) {
 
 /// The entry point for matrices that are in GPU memory already: strides, odd addresses, guards behind the planes.
 TEST_F(KbitCuda, DeviceMatricesWithStridesWriteAllPlanesAndNothingElse) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   constexpr size_t guard = 256;
   for (const auto& [n, k, stride, offset] : {std::tuple<int64_t, int64_t, int64_t, int64_t>{37, 96, 96, 0},
                                              {37, 96, 104, 0},
@@ -264,13 +265,13 @@ TEST_F(KbitCuda, DeviceMatricesWithStridesWriteAllPlanesAndNothingElse) {
         const auto expected_codes = cpu.weight.plane(PlaneRole::codes).bytes.bytes();
         const auto expected_scales = cpu.weight.plane(PlaneRole::scales).bytes.bytes();
         const auto input = device::DeviceBuffer::copy_of(strided, stream);
-        device::DeviceBuffer codes(expected_codes.size() + guard);
-        device::DeviceBuffer scales(expected_scales.size() + guard);
+        device::DeviceBuffer codes(test::gpu(), expected_codes.size() + guard);
+        device::DeviceBuffer scales(test::gpu(), expected_scales.size() + guard);
         codes.fill(poison, stream);
         scales.fill(poison, stream);
         std::vector<float> codebook;
         quantize_kbit_device({input.data() + offset * static_cast<int64_t>(element), dtype, n, k, stride}, "w", scheme,
-                             {}, {codes.as<uint32_t>(), scales.data()}, codebook, stream.get());
+                             {}, {codes.as<uint32_t>(), scales.data()}, codebook, stream);
         Buffer got_codes(codes.size());
         Buffer got_scales(scales.size());
         codes.download(got_codes.bytes(), stream);
@@ -293,14 +294,14 @@ TEST_F(KbitCuda, DeviceMatricesWithStridesWriteAllPlanesAndNothingElse) {
 }
 
 TEST_F(KbitCuda, DeviceMatricesThatCannotBeReadAreRefusedBeforeALaunch) {
-  const device::Stream stream;
-  device::DeviceBuffer memory(4096);
+  const device::Stream stream(test::gpu());
+  device::DeviceBuffer memory(test::gpu(), 4096);
   std::vector<float> codebook;
   const Scheme scheme = kbit(4, ScaleType::e4m4);
   const DevicePlanes planes{memory.as<uint32_t>(), memory.data() + 2048};
   const auto refuse = [&](const DeviceMatrix& matrix, const DevicePlanes& to, std::string_view part) {
     test::expect_error(ErrorCode::bad_argument, {part},
-                       [&] { quantize_kbit_device(matrix, "w", scheme, {}, to, codebook, stream.get()); });
+                       [&] { quantize_kbit_device(matrix, "w", scheme, {}, to, codebook, stream); });
   };
   refuse({memory.data(), DType::f32, 2, 32, 31}, planes, "stride");
   refuse({nullptr, DType::f32, 2, 32, 32}, planes, "null");

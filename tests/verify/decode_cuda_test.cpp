@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "device/choice.h"
 #include "device/properties.h"
 #include "packed_model.h"
 #include "tokenizer/token_file.h"
@@ -20,11 +21,13 @@ class DecodeGpu : public testing::Test {
   void SetUp() override {
     std::string why;
     if (!device::find_gpu(&why)) GTEST_SKIP() << "needs a GPU: " << why;
+    gpu_ = device::open_gpu();
     set_progress_enabled(false);
     model_.emplace(model::Model::open(test::bundled_model()));
     ids_ = tokenizer::read_ids(ids_file, model_->config().vocab_size);
   }
 
+  std::shared_ptr<device::Context> gpu_;
   std::optional<model::Model> model_;
   std::vector<int32_t> ids_;
 };
@@ -36,7 +39,7 @@ TEST_F(DecodeGpu, ScoresWindowsAsTheCpuDoes) {
   for (PerplexityOptions how : {PerplexityOptions{.context = 128, .max_windows = 3},
                                 PerplexityOptions{.context = 96, .stride = 32, .max_windows = 3}}) {
     const auto cpu = measure_perplexity(packed, &*model_, ids_, how);
-    how.device = device::Device::cuda;
+    how.gpu = gpu_;
     const auto gpu = measure_perplexity(packed, &*model_, ids_, how);
     EXPECT_EQ(gpu.scored, cpu.scored);
     EXPECT_NEAR(gpu.perplexity() / cpu.perplexity(), 1, 1e-3);
@@ -46,7 +49,7 @@ TEST_F(DecodeGpu, ScoresWindowsAsTheCpuDoes) {
 }
 
 TEST_F(DecodeGpu, EveryTypeOfTheCacheIsCompared) {
-  const PerplexityOptions how{.context = 128, .max_windows = 2};
+  const PerplexityOptions how{.context = 128, .max_windows = 2, .gpu = gpu_};
   const auto rows = compare_caches(*model_, ids_, how);
   ASSERT_EQ(rows.size(), 4u);
   for (const auto& row : rows) {
@@ -60,7 +63,7 @@ TEST_F(DecodeGpu, EveryTypeOfTheCacheIsCompared) {
 }
 
 TEST_F(DecodeGpu, SpeedIsMeasuredInEveryPart) {
-  const auto report = measure_speed(*model_, {.prompt = 64, .generate = 8});
+  const auto report = measure_speed(*gpu_, *model_, {.prompt = 64, .generate = 8});
   EXPECT_GT(report.read_bandwidth, 1e9);
   EXPECT_GT(report.prompt_seconds, 0);
   ASSERT_EQ(report.steps.size(), 3u);
@@ -79,9 +82,8 @@ TEST_F(DecodeGpu, TheLadderIsClimbedToItsEnd) {
   options.windows.max_windows = 2;
   options.speed.prompt = 32;
   options.speed.generate = 4;
-  options.choose_device = [](PerplexityOptions& how) { how.device = device::Device::cuda; };
   options.asked = {{"--kernels", ""}, {"--kv-compare", ""}, {"--speed", ""}};
-  EXPECT_NO_THROW(require_gpu(options));
+  EXPECT_NO_THROW(open_gpu(options));
   CheckContext context(options);
   const Findings findings = climb(context);
   EXPECT_TRUE(findings.checks.passed()) << findings.text;

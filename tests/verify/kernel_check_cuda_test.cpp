@@ -7,6 +7,7 @@
 
 #include "decoder_cuda/model.h"
 #include "device/properties.h"
+#include "gpu.h"
 #include "packed_model.h"
 #include "pipeline/quantize_model.h"
 #include "verify/kernel_check.h"
@@ -49,21 +50,21 @@ bool has_line(const KernelReport& report, std::string_view name, std::string_vie
 }
 
 TEST_F(KernelCheckGpu, SoundKernelsStayWithinTheirBounds) {
-  expect_passed(check_kernels(model::Model::open(test::bundled_model())));
-  const auto kbit = check_kernels(quantized("kbit3-b32-e4m4", "kbit"));
+  expect_passed(check_kernels(test::gpu(), model::Model::open(test::bundled_model())));
+  const auto kbit = check_kernels(test::gpu(), quantized("kbit3-b32-e4m4", "kbit"));
   expect_passed(kbit);
   for (const auto& line : kbit.layers)
     EXPECT_EQ(line.bound, line.name.find(" and ") == std::string::npos ? 1e-3 : 2e-3);
   EXPECT_TRUE(has_line(kbit, "model.layers.1.self_attn.v_proj", "kbit-gemv, "));
   EXPECT_TRUE(has_line(kbit, "model.layers.2.mlp.gate_proj and up_proj", ", fused"));
   EXPECT_TRUE(has_line(kbit, "model.layers.3.mlp.down_proj", ", fused"));
-  const auto rotated = check_kernels(quantized("rotated4-d128", "rotated"));
+  const auto rotated = check_kernels(test::gpu(), quantized("rotated4-d128", "rotated"));
   expect_passed(rotated);
   EXPECT_EQ(rotated.layers.front().bound, 1.5e-3);
 }
 
 TEST_F(KernelCheckGpu, ProductsWithInt8ActivationsHaveABoundOfTheirOwn) {
-  const auto report = check_kernels(quantized("int4-g128-f16", "rtn"), true);
+  const auto report = check_kernels(test::gpu(), quantized("int4-g128-f16", "rtn"), true);
   expect_passed(report);
   const auto int8 = std::ranges::find_if(report.layers, [](const KernelError& line) { return line.rounding > 0; });
   ASSERT_NE(int8, report.layers.end());
@@ -74,7 +75,7 @@ TEST_F(KernelCheckGpu, ProductsWithInt8ActivationsHaveABoundOfTheirOwn) {
 /// Every range of rows of every kernel is entered and left.
 TEST_F(KernelCheckGpu, RowCountsAreThoseOfTheKernels) {
   const auto model = quantized("kbit4-b32-e4m4", "kbit");
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   const auto layer = decoder_cuda::upload_layer(model.layers().front(), stream);
   const auto& linear = layer.blocks.front().groups.back();
   const auto counts = row_counts(linear, false);
@@ -88,11 +89,11 @@ TEST_F(KernelCheckGpu, RowCountsAreThoseOfTheKernels) {
 /// Zeros over the first kilobyte of codes: some outputs of one weight of thousands.
 TEST_F(KernelCheckGpu, ADamagedWeightOnTheDeviceIsFound) {
   const auto model = quantized("kbit4-b32-e4m4", "kbit");
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   auto layer = decoder_cuda::upload_layer(model.layers().front(), stream);
   auto& linear = layer.blocks.front().groups.back();
   const auto* const weight = &model.layers().front().linear(model::Role::output);
-  const auto check = [&] { return KernelReport{check_product({linear, {weight}, Use::residual}, false)}; };
+  const auto check = [&] { return KernelReport{check_product(test::gpu(), {linear, {weight}, Use::residual}, false)}; };
   expect_passed(check());
   const auto* const codes = reinterpret_cast<const std::byte*>(linear.products.front().packed->codes);
   const auto plane = std::ranges::find_if(linear.memory, [&](const auto& buffer) { return buffer.data() == codes; });
@@ -109,10 +110,11 @@ TEST_F(KernelCheckGpu, ADamagedWeightOnTheDeviceIsFound) {
 /// The weight of another layer in its place: what a wrong upload would give.
 TEST_F(KernelCheckGpu, AnotherWeightIsNotTheSame) {
   const auto model = model::Model::open(test::bundled_model());
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   const auto layer = decoder_cuda::upload_layer(model.layers().front(), stream);
   const auto* const other = &model.layers().back().linear(model::Role::down);
-  const KernelReport report{check_product({layer.blocks.back().groups.back(), {other}, Use::residual}, false)};
+  const KernelReport report{
+      check_product(test::gpu(), {layer.blocks.back().groups.back(), {other}, Use::residual}, false)};
   EXPECT_FALSE(report.verdict().passed);
 }
 

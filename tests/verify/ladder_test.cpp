@@ -171,8 +171,8 @@ TEST_F(Ladder, OptionsWithoutWhatTheyNeedAreRefused) {
   options.ids = ids;
   EXPECT_NO_THROW(check_needs(options));
   EXPECT_TRUE(needs_gpu(options));
-  options.on_cpu = true;
-  test::expect_error(ErrorCode::bad_argument, {"measure a GPU", "--kv-compare"}, [&] { require_gpu(options); });
+  options.device = "cpu";
+  test::expect_error(ErrorCode::bad_argument, {"measure a GPU", "--kv-compare"}, [&] { open_gpu(options); });
 }
 
 }  // namespace
