@@ -93,11 +93,9 @@ struct OutputType {
   }
 };
 
-/// f16: two roundings to 11 bits (weight or table entry, product with the scale) and one of the result, each at most
-/// 2^-11 relative and about 0.29 · 2^-11 · √… in the mean: 5e-4 was measured; bf16: the same with 8 bits, 8 times as
-/// much. A few weights have the worst case instead of the mean.
+/// KernelRow::error_bound of 16-bit results, which all rows share. A few weights have the worst case instead of the mean.
 inline double linear_bound(DType dtype, int64_t weights) {
-  return (dtype == DType::f16 ? 1e-3 : 6e-3) * (weights < 1000 ? 4 : 1);
+  return kernels::KernelRow{}.error_bound(dtype, false) * (weights < 1000 ? 4 : 1);
 }
 
 /// Runs the layer `weight` whose decoded values are `decoded`, [n][k].

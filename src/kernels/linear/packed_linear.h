@@ -3,7 +3,7 @@
 //
 // Exact mode, the only one: codebook values enter the product as their 16-bit roundings in the type of the activations,
 // products and sums are fp32 on tensor cores, and scales multiply fp32 sums (GEMVs, up to 16 rows) or 16-bit values.
-// Against the fp64 product of the decoded weights the relative Frobenius error is below 1e-3 for f16 and 6e-3 for bf16
+// How far that is from the fp64 product of the decoded weights says KernelRow::error_bound
 // (docs/kernels/kbit.md, int4.md). Results are bit-identical from run to run: partial sums are added in a fixed order.
 //
 // Bytes read: n·k·(bits + 1/4)/8 for E4M4 scales, which at the card's read bandwidth is the time below which it cannot
@@ -102,6 +102,16 @@ struct KernelRow {
   bool swiglu = false;  ///< takes LinearFusion::swiglu, by itself, for all its rows
   /// Its workspace is semaphores, and mailboxes, that are zero before and after; else it is scratch.
   bool keeps_semaphores = true;
+  double fp32_error = 0;  ///< error_bound of f32 results where they are nearer than 16-bit ones; 0: they are not
+
+  /// What the relative error (Frobenius) of a product is at most, against the fp64 product of what it multiplies: two
+  /// roundings to 11 bits (weight or table entry, product with the scale) and one of the result, each at most 2^-11
+  /// relative and about 0.29 · 2^-11 · √… in the mean (5e-4 was measured of f16); of bf16 8 bits. Of a thousand weights
+  /// or more: fewer have the worst case instead of the mean.
+  constexpr double error_bound(DType activation, bool fp32_result) const {
+    if (fp32_result && fp32_error > 0) return fp32_error;
+    return activation == DType::bf16 ? 6e-3 : 1e-3;
+  }
 };
 
 /// All ways, the preferred ones first.

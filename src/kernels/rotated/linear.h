@@ -74,6 +74,10 @@ RotatedWorkspace rotated_linear_workspace(int64_t m, int64_t n, int64_t k);
 /// both must be there then.
 bool decoded_together(int64_t rows, const RotatedDevicePass& first, const RotatedDevicePass& second);
 
+/// KernelRow::error_bound of f16 activations: rounding the rotated input to 16 bits adds 2^-11 / √3 · √… in the mean,
+/// 1.3e-3 with what the kernels add by themselves; of further passes once more.
+constexpr double rotated_error_bound(size_t passes) { return passes > 1 ? 2e-3 : 1.5e-3; }
+
 /// Launches that rotated_linear makes for a decode step's single row: one for each pair of passes that fit together.
 int rotated_linear_launches(std::span<const RotatedDevicePass> passes);
 
