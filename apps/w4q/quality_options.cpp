@@ -70,15 +70,14 @@ void check_method(const QualityArguments& arguments, const pipeline::QuantizeReq
 CLI::Option* add_step(CLI::App& command, const StepRow& row, quantize::Steps& steps) {
   const std::string name(row.option), help(row.help);
   const auto kind = row.kind;
-  if (row.blocks.empty())
-    return command.add_flag_callback(
-        name, [&steps, kind] { steps.add({kind}); }, help);
+  const auto take_flag = [&steps, kind] { steps.add({kind}); };
+  if (row.blocks.empty()) return command.add_flag_callback(name, take_flag, help);
   std::vector<int64_t> widths{0};
   widths.insert(widths.end(), row.blocks.begin(), row.blocks.end());
-  const auto take = [&steps, kind](int64_t block) {
+  const auto take_width = [&steps, kind](int64_t block) {
     if (block > 0) steps.add({kind, block});
   };
-  return command.add_option_function<int64_t>(name, take, help)->check(CLI::IsMember(widths))->default_str("0");
+  return command.add_option_function<int64_t>(name, take_width, help)->check(CLI::IsMember(widths))->default_str("0");
 }
 
 /// The options of the parameters that stand behind that of their step.

@@ -18,7 +18,7 @@ class CudaLayerDecoder {
   /// Throws unsupported for heads of more than 256 values, device when the memory does not suffice.
   CudaLayerDecoder(const model::ModelConfig& config, int64_t length, int64_t windows, const device::Stream& stream);
 
-  /// Brings the weights of the layer that the next runs are of to the GPU. Throws as upload_layer.
+  /// Brings the weights of the layer that the next runs are of to the GPU. Throws as upload_layer and LayerRunner.
   void load(const model::LayerWeights& weights);
   /// Gives back the weights and the activations.
   void release();

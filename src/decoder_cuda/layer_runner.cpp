@@ -2,9 +2,28 @@
 
 #include <algorithm>
 
+#include "core/error.h"
+#include "core/text.h"
+
 namespace w4q::decoder_cuda {
 
 using device::DeviceBuffer;
+
+namespace {
+
+/// What no kernel of the decoder does.
+void check_block(const model::Block& block, const model::ModelConfig& config) {
+  const bool attends = block.kind == model::BlockKind::attention;
+  const std::string_view what = block.norm(model::NormRole::output) != nullptr ? "norms of its outputs"
+                                : block.attention_scale != 0                   ? "a scale of attention of its own"
+                                : attends && block.rope != config.rope         ? "a rotary embedding of its own"
+                                                                               : "";
+  if (what.empty()) return;
+  throw Error(ErrorCode::unsupported, concat(block.groups.front().name(), ": the GPU decodes no block with ", what))
+      .hint("--device cpu");
+}
+
+}  // namespace
 
 Activations::Activations(const device::Context& gpu, std::span<const CudaLayer> layers, int64_t rows) {
   int64_t hidden = 0, qkv_width = 0, attended_width = 0, gate_up_width = 0, gated_width = 0;
@@ -34,6 +53,9 @@ LayerRunner::LayerRunner(const model::ModelConfig& config_, std::span<const Cuda
       stream(stream_),
       multiplier(linears, options.product_rows, stream, options.int8_activations),
       activations(stream.context(), layers, options.rows) {
+  for (const auto& layer : layers) {
+    for (const auto& block : layer.blocks) check_block(block.plan, config);
+  }
   multiplier.set_overlap(options.overlap);
   for (auto& norm : norms)
     norm = device_matrix<float>(stream.context(), kernels::norm_state_floats(config.hidden_size), 1);

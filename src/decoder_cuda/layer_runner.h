@@ -39,7 +39,8 @@ struct LayerRunner {
   /// Makes activations.attended of activations.qkv.
   using Attend = std::function<void(const CudaBlock& block)>;
 
-  /// `linears`: all that are multiplied, in the order of a step. Everything must outlive it.
+  /// `linears`: all that are multiplied, in the order of a step. Everything must outlive it. Throws unsupported for
+  /// blocks that only the CPU decodes.
   LayerRunner(const model::ModelConfig& config_, std::span<const CudaLayer> layers,
               std::span<const CudaLinear* const> linears, const LayerRunnerOptions& options_,
               const device::Stream& stream_);

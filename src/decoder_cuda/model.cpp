@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <array>
 
-#include "core/error.h"
-#include "core/text.h"
-
 namespace w4q::decoder_cuda {
 namespace {
 
@@ -35,19 +32,8 @@ CudaLinear tied_head(const kernels::LinearWeight& weight, const DeviceBuffer& ta
   return head;
 }
 
-/// What no kernel of the decoder does.
-void check_block(const model::Block& block) {
-  const std::string_view what = block.norm(model::NormRole::output) != nullptr ? "norms of its outputs"
-                                : block.attention_scale != 0                   ? "a scale of attention of its own"
-                                                                               : "";
-  if (what.empty()) return;
-  throw Error(ErrorCode::unsupported, concat(block.groups.front().name(), ": the GPU decodes no block with ", what))
-      .hint("--device cpu");
-}
-
 CudaBlock upload_block(const model::Block& plan, const model::LayerWeights& weights, const device::Stream& stream,
                        bool offload) {
-  check_block(plan);
   CudaBlock block{.plan = plan, .norms = {}, .groups = {}};
   for (const auto& norm : plan.norms) block.norms.push_back(upload_vector(weights.norms[norm.position], stream));
   for (const auto& group : plan.groups) {

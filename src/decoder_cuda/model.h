@@ -34,7 +34,7 @@ struct CudaLayer {
   std::vector<CudaBlock> blocks;
 };
 
-/// Brings one layer to the stream's GPU. Throws as upload_linears, and unsupported for blocks that only the CPU decodes.
+/// Brings one layer to the stream's GPU. Throws as upload_linears.
 CudaLayer upload_layer(const model::LayerWeights& weights, const device::Stream& stream, bool offload = false);
 
 /// The linears of layers in the order of a step, a group each.

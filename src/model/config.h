@@ -33,6 +33,8 @@ struct RopeConfig {
   double beta_slow = 1.0;
   bool truncate = true;
   double attention_factor = 1.0;  ///< multiplies cos and sin
+
+  bool operator==(const RopeConfig&) const = default;
 };
 
 struct ModelConfig {

@@ -1,6 +1,8 @@
 #include "model/decoder_layer.h"
 
 #include <algorithm>
+#include <cmath>
+#include <vector>
 
 #include "core/error.h"
 #include "core/parallel.h"
@@ -28,11 +30,27 @@ void embed(const LinearWeight& embeddings, std::span<const int32_t> ids, MatrixV
   });
 }
 
+/// A rotary embedding of some of the layers, at the positions that were set.
+struct Angles {
+  RopeConfig config;
+  RopeTable table;
+  Floats cosine, sine;
+  MatrixView<float> cosines, sines;
+};
+
 struct LayerDecoder::Impl {
   Impl(const ModelConfig& config_, DType rope_frequencies)
-      : config(config_),
-        eps(static_cast<float>(config.rms_norm_eps)),
-        rope(config.rope, config.head_dim, rope_frequencies) {}
+      : config(config_), eps(static_cast<float>(config.rms_norm_eps)) {
+    for (int64_t layer = 0; layer < config.layers; ++layer) {
+      for (const auto& block : layer_plan(config, layer).blocks) {
+        if (block.kind != BlockKind::attention ||
+            std::ranges::find(ropes, block.rope, &Angles::config) != ropes.end()) {
+          continue;
+        }
+        ropes.push_back({block.rope, RopeTable(block.rope, config.head_dim, rope_frequencies), {}, {}, {}, {}});
+      }
+    }
+  }
 
   void run_block(const LayerWeights& weights, const Block& block, const kernels::KeyValueCache& cache,
                  MatrixView<float> x, const Observer* observer);
@@ -46,12 +64,11 @@ struct LayerDecoder::Impl {
 
   const ModelConfig& config;
   const float eps;
-  const RopeTable rope;
-  int64_t position = 0;
+  int64_t position = 0, set_rows = 0;
   bool int8_activations = false;
-  Floats normed, attended, cosine, sine;
-  std::vector<Floats> first, last;   // products of a block's groups
-  MatrixView<float> cosines, sines;  // of the positions that were set
+  Floats normed, attended;
+  std::vector<Floats> first, last;  // products of a block's groups
+  std::vector<Angles> ropes;        // as many as layers differ in
 };
 
 void LayerDecoder::Impl::multiply(const LayerWeights& weights, const InputGroup& group, MatrixView<const float> input,
@@ -77,8 +94,13 @@ MatrixView<float> LayerDecoder::Impl::attend(const LayerWeights& weights, const 
   const auto k = first[1].matrix(rows, key_width), v = first[2].matrix(rows, key_width);
   if (const auto* norm = block.norm(NormRole::query)) kernels::rms_norm_heads(q, weights.norms[norm->position], eps);
   if (const auto* norm = block.norm(NormRole::key)) kernels::rms_norm_heads(k, weights.norms[norm->position], eps);
-  kernels::rotate_heads(q, config.head_dim, cosines, sines);
-  kernels::rotate_heads(k, config.head_dim, cosines, sines);
+  const Angles& angles = *std::ranges::find(ropes, block.rope, &Angles::config);
+  kernels::rotate_heads(q, config.head_dim, angles.cosines, angles.sines);
+  kernels::rotate_heads(k, config.head_dim, angles.cosines, angles.sines);
+  if (block.attention_scale != 0) {
+    const auto factor = static_cast<float>(block.attention_scale * std::sqrt(static_cast<double>(config.head_dim)));
+    std::for_each_n(q.data, q.rows * q.cols, [&](float& value) { value *= factor; });
+  }
   kernels::append(cache, position, k, v);
   const auto mixed = attended.matrix(rows, q.cols);
   kernels::attention(q, cache, position, block.window, mixed);
@@ -113,18 +135,20 @@ LayerDecoder::~LayerDecoder() = default;
 LayerDecoder::LayerDecoder(LayerDecoder&&) noexcept = default;
 
 void LayerDecoder::set_positions(int64_t first, int64_t rows) {
-  Impl& decoder = *impl_;
-  decoder.position = first;
-  decoder.cosines = decoder.cosine.matrix(rows, decoder.rope.pairs());
-  decoder.sines = decoder.sine.matrix(rows, decoder.rope.pairs());
-  decoder.rope.fill(first, decoder.cosines, decoder.sines);
+  impl_->position = first;
+  impl_->set_rows = rows;
+  for (auto& angles : impl_->ropes) {
+    angles.cosines = angles.cosine.matrix(rows, angles.table.pairs());
+    angles.sines = angles.sine.matrix(rows, angles.table.pairs());
+    angles.table.fill(first, angles.cosines, angles.sines);
+  }
 }
 
 void LayerDecoder::set_int8_activations(bool on) noexcept { impl_->int8_activations = on; }
 
 void LayerDecoder::run(const LayerWeights& weights, const kernels::KeyValueCache& cache, MatrixView<float> x,
                        const Observer* observer) {
-  const bool fits = x.cols == impl_->config.hidden_size && x.rows == impl_->cosines.rows;
+  const bool fits = x.cols == impl_->config.hidden_size && x.rows == impl_->set_rows;
   ensure(fits, "a decoder layer got hidden states of another shape than was set");
   for (const auto& block : weights.plan.blocks) {
     const int64_t most = block.kind == BlockKind::attention ? x.rows : mlp_rows;

@@ -20,10 +20,11 @@
 namespace w4q::pipeline {
 
 struct CalibratedRequest {
-  CalibrationText text;                  ///< calibrate with this text now …
-  std::filesystem::path statistics;      ///< … or take this file; exactly one of the two
-  int64_t max_memory = 0;                ///< as in CalibrationOptions
-  std::shared_ptr<device::Context> gpu;  ///< where layers run and linears are searched and packed; null: on the CPU
+  CalibrationText text;              ///< calibrate with this text now …
+  std::filesystem::path statistics;  ///< … or take this file; exactly one of the two
+  int64_t max_memory = 0;            ///< as in CalibrationOptions
+  std::shared_ptr<device::Context> gpu =
+      {};  ///< where layers run and linears are searched and packed; null: on the CPU
 };
 
 /// Goes through the layers in order.

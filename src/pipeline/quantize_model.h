@@ -42,7 +42,7 @@ struct QuantizeRequest {
   std::optional<formats::Scheme> table;        ///< … to this scheme, if it has one of its own
   quantize::QuantizeOptions options;
   std::optional<CalibratedRequest> calibrated;  ///< where calibration activations come from, for steps that want them
-  std::shared_ptr<device::Context> gpu;         ///< where to quantize, with the same bytes; null: on the CPU
+  std::shared_ptr<device::Context> gpu = {};    ///< where to quantize, with the same bytes; null: on the CPU
   io::WriteOptions write;
   std::vector<std::filesystem::path> read_files;  ///< where parts of this request were read from: recipe, codebook
   bool overwrite = false;

@@ -20,7 +20,7 @@ struct RepackRequest {
   std::string layout;  ///< … or this layout for all; exactly one of the two is given
   io::WriteOptions write;
   bool overwrite = false;
-  std::shared_ptr<device::Context> gpu;  ///< where the bits move, to the same bytes; null: on the CPU
+  std::shared_ptr<device::Context> gpu = {};  ///< where the bits move, to the same bytes; null: on the CPU
 };
 
 struct RepackReport {

@@ -50,7 +50,7 @@ struct StepRow {
   std::string_view method = {};          ///< what `--method` with the name does; empty: it is none
   std::span<const int64_t> blocks = {};  ///< the widths that stand behind name and option
   bool of_model = false;                 ///< changes the model before it is quantized, whatever else is done
-  bool of_quantizer = false;             ///< QuantizerRow::run takes it; other steps are whoever's has the layer
+  bool of_quantizer = false;             ///< QuantizerRow::run does it; others are for whoever has the layer
   bool searches = false;                 ///< tries what errors come out, which calibration weighs
   bool needs_statistics = false;         ///< wants activations from a calibration run
   /// Whether it means something to a scheme; otherwise `why`, if not null, gets what the scheme has not.

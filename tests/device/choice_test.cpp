@@ -22,7 +22,9 @@ TEST(DeviceChoice, InsistingOnAMissingGpuIsAnErrorWithTheReason) {
     std::string why;
     if (find_gpu(&why, ordinal)) {
       EXPECT_EQ(open_device(word)->ordinal(), ordinal);
-      if (ordinal == 0) EXPECT_EQ(open_device("cuda")->ordinal(), 0);
+      if (ordinal == 0) {
+        EXPECT_EQ(open_device("cuda")->ordinal(), 0);
+      }
       continue;
     }
     test::expect_error(ErrorCode::device, {"no GPU to use", why, "--device cpu"}, [&] { open_device(word); });

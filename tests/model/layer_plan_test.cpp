@@ -3,11 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <map>
 #include <set>
 
+#include "core/convert.h"
 #include "io/checkpoint.h"
 #include "model/architecture.h"
+#include "model/architecture/blocks.h"
+#include "model/decoder.h"
 #include "model/model.h"
 #include "support.h"
 
@@ -132,6 +136,84 @@ TEST(LayerPlan, RowsAreToldApart) {
     EXPECT_EQ(&architecture_row(row->model_type), row);
     EXPECT_NE(row->blocks, nullptr);
   }
+}
+
+// ---- blocks that no row has yet, by laws that relate them to those of llama ----------------------------------------
+
+/// The model with a row of its own, and tensors whose name ends with `suffix` changed in every value.
+template <class Change>
+std::vector<float> logits_of(const ArchitectureRow& row, std::string_view suffix, const Change& change) {
+  const auto folder = test::testdata() / "arch" / "llama-yarn";
+  const auto source = std::make_shared<const io::Checkpoint>(io::Checkpoint::open(folder));
+  std::map<std::string, io::DerivedTensor, std::less<>> tensors;
+  for (const auto& [name, info] : source->tensors()) {
+    if (suffix.empty() || name.find(suffix) == std::string::npos) continue;
+    auto make = [source, name = name, change] {
+      const auto loaded = source->load(name);
+      Buffer values(static_cast<size_t>(element_count(loaded->shape)) * sizeof(float));
+      widen(loaded->bytes, loaded->dtype, values.as<float>());
+      for (float& value : values.as<float>()) value = change(value);
+      return values;
+    };
+    tensors.emplace(name, io::DerivedTensor{DType::f32, info.dtype, info.shape, std::move(make)});
+  }
+  auto config = read_config(folder);
+  config.architecture = &row;
+  const auto model = Model::of(io::Checkpoint::derive(source, std::move(tensors), "changed"), std::move(config));
+  const std::vector<int32_t> ids = {1, 5, 9, 2, 7, 7, 3, 8};
+  Decoder decoder(model, 8);
+  std::vector<float> logits(ids.size() * static_cast<size_t>(model.config().vocab_size));
+  decoder.logits(decoder.forward(ids), {logits.data(), 8, model.config().vocab_size});
+  return logits;
+}
+
+double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::abs(double{a[i]} - b[i]));
+  return largest;
+}
+
+/// fp32 sums in another rounding; logits are about 1, changes that the tests would miss are 100 times larger.
+constexpr double bound = 1e-4;
+const auto same = [](float value) { return value; };
+
+TEST(Blocks, NormsMayBeStoredAsWhatTheyDifferFromOneBy) {
+  ArchitectureRow row = architecture_row("llama");
+  row.norm_offset = 1;
+  const auto expected = logits_of(architecture_row("llama"), "", same);
+  const auto below_one = [](float value) { return value - 1; };
+  EXPECT_LT(largest_difference(logits_of(row, "norm.weight", below_one), expected), bound);
+  EXPECT_GT(largest_difference(logits_of(row, "", same), expected), 100 * bound);
+}
+
+TEST(Blocks, AttentionMayHaveAScaleOfItsOwn) {
+  ArchitectureRow row = architecture_row("llama");
+  row.blocks = [](const ModelConfig& config, int64_t layer) {
+    auto blocks = llama_blocks(config, layer);
+    blocks[0].attention_scale = 0.25 / std::sqrt(static_cast<double>(config.head_dim));
+    return blocks;
+  };
+  const auto expected = logits_of(architecture_row("llama"), "q_proj", [](float value) { return value / 4; });
+  EXPECT_LT(largest_difference(logits_of(row, "", same), expected), bound);
+  EXPECT_GT(largest_difference(logits_of(row, "q_proj", [](float value) { return value * 0; }), expected), 100 * bound);
+}
+
+TEST(Blocks, LayersMayHaveRotaryEmbeddingsOfTheirOwn) {
+  ArchitectureRow none = architecture_row("llama"), first = none, all = none;
+  first.blocks = [](const ModelConfig& config, int64_t layer) {
+    auto blocks = llama_blocks(config, layer);
+    if (layer == 0) blocks[0].rope.theta = 50;
+    return blocks;
+  };
+  all.blocks = [](const ModelConfig& config, int64_t layer) {
+    auto other = config;
+    other.rope.theta = 50;
+    return llama_blocks(other, layer);
+  };
+  const auto of_none = logits_of(none, "", same), of_first = logits_of(first, "", same);
+  const auto of_all = logits_of(all, "", same);
+  EXPECT_GT(largest_difference(of_none, of_first), 100 * bound);
+  EXPECT_GT(largest_difference(of_first, of_all), 100 * bound);
 }
 
 }  // namespace
