@@ -8,6 +8,7 @@
 #include "core/text.h"
 #include "formats/integer.h"
 #include "formats/rotated.h"
+#include "formats/scale_codec.h"
 #include "quantize/feedback_rotated.h"
 #include "quantize/feedback_rows.h"
 #include "quantize/integer_simd.h"
@@ -194,7 +195,7 @@ class IntegerFeedback {
     ++stats.blocks;
     stats.zero_blocks += range.low == range.high ? 1 : 0;
     stats.saturated_scales += scale.saturated ? 1 : 0;
-    stats.subnormal_scales += scale.value < least_normal(packed_.scheme.scale) ? 1 : 0;
+    stats.subnormal_scales += scale.value < formats::scale_codec(packed_.scheme.scale).smallest_normal ? 1 : 0;
     return scale;
   }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "formats/integer.h"
+#include "formats/scale_codec.h"
 #include "quantize/rtn.h"
 
 namespace w4q::quantize::cuda {
@@ -27,7 +28,7 @@ struct Rule {
 
 inline Rule rule_of(const formats::Scheme& scheme, Clip clip) {
   return {
-      scheme.bits,      scheme.asymmetric, scheme.scale, formats::integer_scale_max(scheme), least_normal(scheme.scale),
+      scheme.bits,      scheme.asymmetric, scheme.scale, formats::integer_scale_max(scheme), formats::scale_codec(scheme.scale).smallest_normal,
       clip == Clip::mse};
 }
 

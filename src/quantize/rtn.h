@@ -19,8 +19,6 @@ constexpr float clip_share(int step) noexcept { return 1.0f - static_cast<float>
 formats::IntegerScale rtn_scale(const formats::Scheme& scheme, std::span<const float> values, float low, float high,
                                 Clip clip);
 
-/// The smallest normal scale of an integer scheme; below it a scale is coarser than its type promises.
-float least_normal(formats::ScaleType type) noexcept;
 /// Adds the counts of blocks of `part`.
 void add(const QuantizeStats& part, QuantizeStats& sum) noexcept;
 
