@@ -12,7 +12,6 @@
 #include "core/text.h"
 #include "device/buffer.h"
 #include "device/ceilings.h"
-#include "device/properties.h"
 #include "device/timing.h"
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/common/random_cuda.h"
@@ -38,10 +37,11 @@ class Caches {
   Caches(Heads shape, KvType type, int64_t length, const device::Stream& stream)
       : shape_(shape),
         position_(static_cast<int32_t>(length - 1)),
-        row_(static_cast<size_t>(length * shape.width()) * 4),
-        out_(static_cast<size_t>(shape.heads * shape.head_dim) * 2),
-        workspace_(kernels::decode_attention_workspace({shape.heads, shape.kv_heads, shape.head_dim, type, length})),
-        kept_(static_cast<size_t>(shape.heads) * sizeof(int32_t)),
+        row_(stream.context(), static_cast<size_t>(length * shape.width()) * 4),
+        out_(stream.context(), static_cast<size_t>(shape.heads * shape.head_dim) * 2),
+        workspace_(stream.context(),
+                   kernels::decode_attention_workspace({shape.heads, shape.kv_heads, shape.head_dim, type, length})),
+        kept_(stream.context(), static_cast<size_t>(shape.heads) * sizeof(int32_t)),
         length_(length) {
     kernels::random_floats_cuda(row_.as<float>(), length * shape.width(), 1.7f, 5, stream.get());
     workspace_.fill(0, stream);
@@ -55,10 +55,10 @@ class Caches {
     const int64_t key_bytes = pages * shape.kv_heads * kernels::kv_head_page_bytes(type, dim);
     const int64_t value_bytes = pages * shape.kv_heads * kernels::kv_value_page_bytes(type, dim);
     bytes_ = key_bytes + value_bytes;
-    const int copies = std::max(2, device::rotating_copies(bytes_));
+    const int copies = std::max(2, device::rotating_copies(stream.context().properties(), bytes_));
     for (int i = 0; i < copies; ++i) {
-      keys_.emplace_back(static_cast<size_t>(key_bytes));
-      values_.emplace_back(static_cast<size_t>(value_bytes));
+      keys_.emplace_back(stream.context(), static_cast<size_t>(key_bytes));
+      values_.emplace_back(stream.context(), static_cast<size_t>(value_bytes));
       kernels::rotate_and_store_cuda({row_.as<float>(), length, shape.width(), shape.heads}, layer(i, type), {}, 0,
                                      stream.get());
     }
@@ -73,7 +73,7 @@ class Caches {
     double kept = 1;
     for (int i = 0; i < 20; ++i) {
       delta_ = (low + high) / 2;
-      attend(0, stream.get());
+      attend(0, stream);
       std::vector<int32_t> counts(static_cast<size_t>(shape_.kv_heads));
       kept_.download(std::as_writable_bytes(std::span(counts)), stream);
       stream.synchronize();
@@ -88,7 +88,7 @@ class Caches {
   int copies() const { return static_cast<int>(keys_.size()); }
   int64_t bytes() const { return bytes_; }
 
-  void attend(int call, cudaStream_t stream) {
+  void attend(int call, const device::Stream& stream) {
     kernels::DecodeAttentionArgs args;
     args.qkv = row_.as<float>();
     args.heads = shape_.heads;
@@ -99,7 +99,7 @@ class Caches {
     args.capacity = length_;
     args.delta = delta_;
     args.kept = kept_.as<int32_t>();
-    kernels::decode_attention_cuda(args, stream);
+    kernels::decode_attention_cuda(args, stream.get());
   }
 
  private:
@@ -127,8 +127,9 @@ class Caches {
 Json measure(Heads shape, int64_t length, KvType type, double f16_seconds, const device::Stream& stream) {
   Caches caches(shape, type, length, stream);
   const double kept = type == KvType::fp4r ? caches.keep(kept_share, stream) : 1;
-  const auto timing = device::time_calls([&](int call, cudaStream_t on) { caches.attend(call, on); },
-                                         {std::max(20, 2 * caches.copies()), 15});
+  const auto timing =
+      device::time_calls(stream.context(), [&](int call, const device::Stream& on) { caches.attend(call, on); },
+                         {std::max(20, 2 * caches.copies()), 15});
   const auto bytes = static_cast<double>(caches.bytes());
   return {{"heads", shape.heads},
           {"kv_heads", shape.kv_heads},
@@ -142,7 +143,7 @@ Json measure(Heads shape, int64_t length, KvType type, double f16_seconds, const
           {"bytes", caches.bytes()},
           {"GB_per_s", bytes / timing.median * 1e-9},
           {"times_f16", type == KvType::f16 ? 1.0 : f16_seconds / timing.median},
-          {"of_read_floor", device::read_floor_seconds(caches.bytes()) / timing.median}};
+          {"of_read_floor", device::read_floor_seconds(stream.context(), caches.bytes()) / timing.median}};
 }
 
 }  // namespace
@@ -152,11 +153,9 @@ int main(int argc, char** argv) try {
   int64_t only_length = 0;
   app.add_option("--length", only_length, "Tokens in the cache; 0: 512, 4096 and 32768");
   CLI11_PARSE(app, argc, argv);
-  std::string why;
-  const auto gpu = device::find_gpu(&why);
-  if (!gpu) throw Error(ErrorCode::device, "no GPU").detail(why);
-  const device::Stream stream;
-  Json report = {{"gpu", gpu->name}, {"read_GB_per_s", device::measure_ceilings().read * 1e-9}};
+  device::Context gpu;
+  const device::Stream stream(gpu);
+  Json report = {{"gpu", gpu.properties().name}, {"read_GB_per_s", device::measure_ceilings(gpu).read * 1e-9}};
   for (const Heads& shape : shapes) {
     for (const int64_t length : lengths) {
       if (only_length > 0 && length != only_length) continue;

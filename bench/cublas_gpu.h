@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "device/copy.h"
 #include "device/cublas.h"
 #include "device/timing.h"
 #include "gpu_weights.h"
@@ -18,29 +19,30 @@ inline device::TimingOptions timing_of(int copies) { return {std::max(20, 2 * co
 /// Seconds of one product of random f16 values for each number of activation rows; cold caches.
 inline std::map<int64_t, double> time_cublas(int64_t n, int64_t k, std::span<const int64_t> rows,
                                              const device::Stream& stream) {
-  const int copies = std::max(2, device::rotating_copies(n * k * 2));
+  const int copies = std::max(2, device::rotating_copies(stream.context().properties(), n * k * 2));
   const auto values = random_halves(size_t{1} << 22, 3);
   std::vector<device::DeviceBuffer> weights;
   for (int copy = 0; copy < copies; ++copy) {
-    auto& weight = weights.emplace_back(static_cast<size_t>(n * k * 2));
+    auto& weight = weights.emplace_back(stream.context(), static_cast<size_t>(n * k * 2));
     for (size_t at = 0; at < weight.size(); at += values.size() * 2) {
       const size_t size = std::min(values.size() * 2, weight.size() - at);
-      cudaMemcpyAsync(weight.data() + at, values.data(), size, cudaMemcpyHostToDevice, stream.get());
+      device::copy(device::Way::to_gpu, weight.data() + at, values.data(), size, stream, "copying weights");
     }
   }
   const int64_t most_rows = std::ranges::max(rows);
   const auto activations = random_halves(static_cast<size_t>(most_rows * k), 5);
   const auto x = device::DeviceBuffer::copy_of(std::as_bytes(std::span(activations)), stream);
-  device::DeviceBuffer y(static_cast<size_t>(most_rows * n * 2)), workspace(device::cublas_workspace_bytes);
+  device::DeviceBuffer y(stream.context(), static_cast<size_t>(most_rows * n * 2)),
+      workspace(stream.context(), device::cublas_workspace_bytes);
   std::map<int64_t, double> seconds;
   for (const int64_t m : rows) {
-    const auto call = [&](int index, cudaStream_t on) {
+    const auto call = [&](int index, const device::Stream& on) {
       const void* const weight = weights[static_cast<size_t>(index % copies)].data();
-      device::cublas_multiply({m, n, k, DType::f16, x.data(), k, weight, k, y.data(), n, workspace.data()}, on);
+      device::cublas_multiply({m, n, k, DType::f16, x.data(), k, weight, k, y.data(), n, workspace.data()}, on.get());
     };
-    call(0, stream.get());  // cuBLAS cannot be started within a capture
+    call(0, stream);  // cuBLAS cannot be started within a capture
     stream.synchronize();
-    seconds[m] = device::time_calls(call, timing_of(copies)).median;
+    seconds[m] = device::time_calls(stream.context(), call, timing_of(copies)).median;
   }
   return seconds;
 }

@@ -26,7 +26,7 @@ const std::vector<uint16_t>& matrix() {
 
 quantize::QuantizeResult quantized(std::string_view scheme, quantize::Clip clip) {
   quantize::QuantizeOptions options;
-  options.clip = clip;
+  if (clip == quantize::Clip::mse) options.steps.add({quantize::StepKind::clip});
   return quantize::quantizer_row("rtn").run({"w", DType::bf16, {n, k}, bytes_of(matrix())},
                                             formats::parse_scheme(scheme), options);
 }

@@ -64,12 +64,13 @@ device::Timing time_layer(const bench::RotatingWeight& weights, const LayerShape
                           const device::Stream& stream) {
   const auto values = bench::random_halves(static_cast<size_t>(call.m * shape.k), 4);
   const auto x = device::DeviceBuffer::copy_of(std::as_bytes(std::span(values)), stream);
-  device::DeviceBuffer y(static_cast<size_t>(call.m * shape.n * 2));
+  device::DeviceBuffer y(stream.context(), static_cast<size_t>(call.m * shape.n * 2));
   const kernels::DeviceWeight weight = weights.weight(0);
-  device::DeviceBuffer workspace(kernels::linear_workspace(
-      {weight.scheme, weight.layout, call.m, shape.n, shape.k, DType::f16, call.int8_activations}));
+  device::DeviceBuffer workspace(
+      stream.context(), kernels::linear_workspace({weight.scheme, weight.layout, call.m, shape.n, shape.k, DType::f16,
+                                                   call.int8_activations}));
   workspace.fill(0, stream);
-  const auto launch = [&](int index, cudaStream_t on) {
+  const auto launch = [&](int index, const device::Stream& on) {
     kernels::LinearArgs args;
     args.m = call.m;
     args.x = x.data();
@@ -82,11 +83,11 @@ device::Timing time_layer(const bench::RotatingWeight& weights, const LayerShape
     args.workspace_bytes = workspace.size();
     args.weights_ready = call.overlap;
     args.int8_activations = call.int8_activations;
-    kernels::packed_linear(args, on);
+    kernels::packed_linear(args, on.get());
   };
-  launch(0, stream.get());  // cuBLAS cannot be started within a capture
+  launch(0, stream);  // cuBLAS cannot be started within a capture
   stream.synchronize();
-  return device::time_calls(launch, bench::timing_of(call.copies));
+  return device::time_calls(stream.context(), launch, bench::timing_of(call.copies));
 }
 
 /// Bytes that a kernel must read, by n · k weights: without padding.
@@ -139,7 +140,7 @@ class Bench {
     const auto cublas = bench::time_cublas(shape.n, shape.k, row_counts, stream_);
     for (const auto& [m, seconds] : cublas) cublas_step_[m] += shape.per_step * seconds;
     for (const Format& format : formats_) {
-      const int copies = std::max(2, device::rotating_copies(weight_bytes(shape, format)));
+      const int copies = std::max(2, device::rotating_copies(gpu_.properties(), weight_bytes(shape, format)));
       const bench::RotatingWeight weights(format.parsed(), format.layout, shape.n, shape.k, copies, stream_);
       for (const int64_t m : rows_) {
         if (m < format.least_rows() || m > format.most_rows) continue;
@@ -151,7 +152,7 @@ class Bench {
   }
 
   Json report(const device::Properties& gpu) {
-    const auto ceilings = device::measure_ceilings();
+    const auto ceilings = device::measure_ceilings(gpu_);
     Json report = {{"gpu", gpu.name},
                    {"sm", gpu.sm},
                    {"read_gbs", ceilings.read * 1e-9},
@@ -189,7 +190,7 @@ class Bench {
                double cublas) {
     const std::string name = name_of(format);
     const auto bytes = static_cast<double>(weight_bytes(shape, format));
-    const double floor = device::read_floor_seconds(weight_bytes(shape, format));
+    const double floor = device::read_floor_seconds(gpu_, weight_bytes(shape, format));
     const auto timing = time_layer(weights, shape, call, stream_);
     call.overlap = false;
     const auto alone = time_layer(weights, shape, call, stream_);
@@ -224,10 +225,8 @@ class Bench {
   }
 
   double clock() const {
-    int gpu = 0;
     int kilohertz = 0;
-    cudaGetDevice(&gpu);
-    cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, gpu);
+    cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, gpu_.ordinal());
     return kilohertz * 1e3;
   }
 
@@ -248,7 +247,8 @@ class Bench {
   std::vector<int64_t> rows_;
   std::vector<Format> formats_;
   bool warm_;
-  device::Stream stream_;
+  device::Context gpu_;
+  device::Stream stream_{gpu_};
   Json rows_json_ = Json::array();
   std::map<std::pair<std::string, int64_t>, Step> steps_;
   std::map<int64_t, double> cublas_step_;

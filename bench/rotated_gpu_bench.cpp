@@ -31,13 +31,13 @@ class Layer {
  public:
   Layer(const LayerShape& shape, const device::Stream& stream)
       : shape_(shape),
-        copies_(std::max(2, device::rotating_copies(shape.n * shape.k * 17 / 32))),
+        copies_(std::max(2, device::rotating_copies(stream.context().properties(), shape.n * shape.k * 17 / 32))),
         weights_(formats::parse_scheme("kbit4-b32-e4m4"), "kbit-fragment", shape.n, shape.k, 2 * copies_, stream),
         narrow_(formats::parse_scheme("kbit2-b32-e4m4"), "kbit-fragment", shape.n, shape.k, copies_, stream),
-        y_(static_cast<size_t>(most_rows * shape.n * 2)),
-        workspace_(kernels::rotated_linear_workspace(most_rows, shape.n, shape.k).words),
-        product_workspace_(kernels::kbit_linear_workspace(most_rows, shape.n, shape.k)),
-        scratch_(kernels::rotated_linear_workspace(most_rows, shape.n, shape.k).scratch) {
+        y_(stream.context(), static_cast<size_t>(most_rows * shape.n * 2)),
+        workspace_(stream.context(), kernels::rotated_linear_workspace(most_rows, shape.n, shape.k).semaphores),
+        product_workspace_(stream.context(), kernels::kbit_linear_workspace(most_rows, shape.n, shape.k)),
+        scratch_(stream.context(), kernels::rotated_linear_workspace(most_rows, shape.n, shape.k).scratch) {
     const auto values = bench::random_halves(static_cast<size_t>(most_rows * shape.k), 4);
     x_ = device::DeviceBuffer::copy_of(std::as_bytes(std::span(values)), stream);
     const formats::InputRotation first({128, 42}, shape.k), second({128, 1042}, shape.k);
@@ -55,7 +55,7 @@ class Layer {
     for (int copy = 0; copy < 2 * copies_; ++copy) {
       norms_.push_back(device::DeviceBuffer::copy_of(std::as_bytes(std::span(norms)), stream));
     }
-    linear(0, stream.get(), 1, {.passes = 2});
+    linear(0, stream, 1, {.passes = 2});
     stream.synchronize();
   }
 
@@ -65,7 +65,7 @@ class Layer {
     bool rotated = false;  ///< x is
     bool narrow = false;   ///< two bits in the second pass
   };
-  void linear(int call, cudaStream_t stream, int64_t m, const Way& way) {
+  void linear(int call, const device::Stream& stream, int64_t m, const Way& way) {
     kernels::RotatedDevicePass each[2];
     for (int p = 0; p < way.passes; ++p) {
       const bool narrow = way.narrow && p == 1;
@@ -92,13 +92,13 @@ class Layer {
     args.input_rotated = way.rotated;
     args.passes = {each, static_cast<size_t>(way.passes)};
     args.y = y_.data(), args.ldy = shape_.n;
-    args.words = workspace_.data(), args.words_bytes = workspace_.size();
+    args.semaphores = workspace_.data(), args.semaphore_bytes = workspace_.size();
     args.scratch = scratch_.data(), args.scratch_bytes = scratch_.size();
     args.weights_ready = true;
-    kernels::rotated_linear(args, stream);
+    kernels::rotated_linear(args, stream.get());
   }
 
-  void product(int call, cudaStream_t stream, int64_t m) {
+  void product(int call, const device::Stream& stream, int64_t m) {
     kernels::LinearArgs args;
     args.m = m;
     args.x = x_.data(), args.ldx = shape_.k;
@@ -106,7 +106,7 @@ class Layer {
     args.y = y_.data(), args.ldy = shape_.n;
     args.workspace = product_workspace_.data(), args.workspace_bytes = product_workspace_.size();
     args.weights_ready = true;
-    kernels::packed_linear(args, stream);
+    kernels::packed_linear(args, stream.get());
   }
 
   int copies() const { return copies_; }
@@ -130,17 +130,17 @@ std::vector<Json> measure(const LayerShape& shape, const std::vector<int64_t>& r
   std::vector<Json> result;
   for (const int64_t m : rows) {
     const auto time = [&](auto&& call) {
-      return device::time_calls(call, bench::timing_of(layer.copies())).median * 1e6;
+      return device::time_calls(stream.context(), call, bench::timing_of(layer.copies())).median * 1e6;
     };
     const auto way = [&](const Layer::Way& how) {
-      return time([&](int i, cudaStream_t s) { layer.linear(i, s, m, how); });
+      return time([&](int i, const device::Stream& s) { layer.linear(i, s, m, how); });
     };
     result.push_back({{"n", shape.n},
                       {"k", shape.k},
                       {"m", m},
                       {"per_step", shape.per_step},
                       {"cublas_us", cublas.at(m) * 1e6},
-                      {"kbit4_us", time([&](int i, cudaStream_t s) { layer.product(i, s, m); })},
+                      {"kbit4_us", time([&](int i, const device::Stream& s) { layer.product(i, s, m); })},
                       {"rotated4_us", way({})},
                       {"rotated4_input_rotated_us", way({.rotated = true})},
                       {"rotated44_shared_us", way({.passes = 2})},
@@ -157,13 +157,13 @@ int main(int argc, char** argv) {
   std::vector<int64_t> rows(std::begin(row_counts), std::end(row_counts));
   app.add_option("--rows", rows, "activation rows, ascending")->check(CLI::IsMember(rows));
   CLI11_PARSE(app, argc, argv);
-  const auto gpu = device::find_gpu(nullptr);
-  if (!gpu) {
+  if (!device::find_gpu()) {
     std::cerr << "needs a GPU\n";
     return 4;
   }
-  const device::Stream stream;
-  Json report = {{"gpu", gpu->name}, {"rows", Json::array()}, {"steps", Json::array()}};
+  device::Context gpu;
+  const device::Stream stream(gpu);
+  Json report = {{"gpu", gpu.properties().name}, {"rows", Json::array()}, {"steps", Json::array()}};
   for (const int64_t m : rows) {
     Json step = {{"m", m}};
     for (const char* column : columns) step[column] = 0.0;

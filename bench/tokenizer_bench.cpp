@@ -6,7 +6,7 @@
 
 namespace {
 
-using tokenizer::Tokenizer;
+using w4q::tokenizer::Tokenizer;
 
 const std::filesystem::path folder = std::filesystem::path(W4Q_TESTDATA) / "w4q-llama-tiny";
 const std::filesystem::path styles = std::filesystem::path(W4Q_TESTDATA) / "tokenizers";

@@ -26,5 +26,6 @@ endif()
 
 find_program(W4Q_CCACHE ccache)
 if(W4Q_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${W4Q_CCACHE})
+  # It refuses precompiled headers unless it is told that they hold no time of compilation.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${W4Q_CCACHE})
 endif()

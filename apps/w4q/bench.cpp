@@ -54,8 +54,8 @@ int run(const Options& options) {
   speed.int8_activations = options.int8_activations;
   const auto shape = model::named_shape(options.shape);
   const auto passes = passes_of(options.scheme);
-  device::require_gpu();
-  const auto report = verify::measure_random_speed(shape, passes, speed);
+  const auto gpu = device::open_gpu();
+  const auto report = verify::measure_random_speed(*gpu, shape, passes, speed);
   print(options.common, verify::to_text(report), verify::to_json(report));
   return 0;
 }

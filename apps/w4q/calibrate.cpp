@@ -50,7 +50,8 @@ int run(const Options& options) {
   request.options.max_memory = static_cast<int64_t>(options.calibration.max_memory);
   request.merge.assign(options.merge.begin(), options.merge.end());
   request.overwrite = options.overwrite;
-  if (device::choose_device(options.device) == device::Device::cuda) request.options.gpu = pipeline::make_cuda_work();
+  const auto gpu = device::open_device(options.device);
+  if (gpu != nullptr) request.options.gpu = pipeline::make_cuda_work(*gpu);
   const auto report = pipeline::calibrate_model(request);
   print(options.common, pipeline::to_text(report), pipeline::to_json(report));
   return 0;

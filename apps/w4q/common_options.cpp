@@ -53,6 +53,9 @@ std::string to_bytes(std::string& text) {
   return {};
 }
 
+const CLI::Validator device_word([](std::string& word) { return device::refused_device(word); },
+                                 "{auto,cpu,cuda,cuda:N}");
+
 }  // namespace
 
 const CLI::Validator size_in_bytes(to_bytes, "SIZE");
@@ -78,13 +81,13 @@ void add_device(CLI::App& command, std::string& device) {
       .add_option("--device", device,
                   "Where to compute: auto takes a GPU if there is one; the bytes are the same but for what comes of "
                   "calibration")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->check(device_word)
       ->capture_default_str();
 }
 
 void add_decode(CLI::App& command, DecodeOptions& options) {
   command.add_option("--device", options.device, "Where to decode: auto takes a GPU if there is one")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->check(device_word)
       ->capture_default_str();
   add_kv(command, options.kv);
   add_residual_bytes(command, options.residual_bytes);
@@ -134,11 +137,11 @@ const char* given_cache_option(const DecodeOptions& options) {
 }
 
 DecodeChoice choose(const DecodeOptions& options) {
-  const DecodeChoice choice{device::choose_device(options.device), parse(options.kv), options.residual_bytes};
-  if (choice.device == device::Device::cpu && choice.kv.type != kernels::KvType::f16) {
+  const DecodeChoice choice{device::open_device(options.device), parse(options.kv), options.residual_bytes};
+  if (choice.gpu == nullptr && choice.kv.type != kernels::KvType::f16) {
     throw Error(ErrorCode::bad_argument, "--kv " + options.kv.type + " is a cache of the GPU").hint("--device cuda");
   }
-  if (choice.device == device::Device::cpu && choice.residual_bytes) {
+  if (choice.gpu == nullptr && choice.residual_bytes) {
     throw Error(ErrorCode::bad_argument, "--residual-gpu-bytes without a GPU").hint("--device cuda");
   }
   return choice;

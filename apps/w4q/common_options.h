@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -44,7 +45,7 @@ struct OutputOptions {
   bool compress = false;
 };
 
-/// --device auto|cpu|cuda, for commands that can use a GPU; device::choose_device understands the word.
+/// --device auto|cpu|cuda|cuda:N, for commands that can use a GPU; device::open_device understands the word.
 void add_device(CLI::App& command, std::string& device);
 
 /// --kv and --kv-delta.
@@ -74,7 +75,7 @@ void add_decode(CLI::App& command, DecodeOptions& options);
 const char* given_cache_option(const DecodeOptions& options);
 /// What they say: the device, and the type of the KV cache. Throws bad_argument for a cache that the CPU does not have.
 struct DecodeChoice {
-  device::Device device;
+  std::shared_ptr<device::Context> gpu;  ///< null: the CPU
   kernels::KvChoice kv;
   std::optional<int64_t> residual_bytes;  ///< of residual passes in GPU memory; nothing: all
 };

@@ -34,9 +34,9 @@ class OutputErrors {
       : config_(base.model), file_(pipeline::StatisticsFile::open(path, config_)) {
     file_.check_model(pipeline::model_identity(base.checkpoint));
     for (int64_t layer = 0; layer < config_.layers; ++layer) {
-      const auto groups = pipeline::linear_groups(config_, layer);
+      const auto groups = model::input_groups(config_, layer);
       for (size_t group = 0; group < groups.size(); ++group) {
-        for (const auto& name : groups[group].linears) places_[name] = {layer, group};
+        for (const auto& name : groups[group].names()) places_[name] = {layer, group};
       }
     }
   }
@@ -110,7 +110,7 @@ int run(const Options& options) {
   if (decodes) {
     verify::PerplexityOptions how = options.perplexity;
     const DecodeChoice choice = choose(options.decode);
-    how.device = choice.device;
+    how.gpu = choice.gpu;
     how.kv = choice.kv;
     how.residual_bytes = choice.residual_bytes;
     const auto whole = model::Model::open(options.base);

@@ -21,8 +21,12 @@ int convert_with(const CommonOptions& common, const OutputOptions& output, const
 }
 
 int from_gguf(const CommonOptions& common, const OutputOptions& output, const Conversion& conversion) {
-  const pipeline::GgufImportRequest request{conversion.input,     output.output,         conversion.to,
-                                            conversion.tokenizer, write_options(output), output.overwrite};
+  const pipeline::GgufImportRequest request{.input = conversion.input,
+                                            .output = output.output,
+                                            .to = conversion.to,
+                                            .tokenizer = conversion.tokenizer,
+                                            .write = write_options(output),
+                                            .overwrite = output.overwrite};
   return convert_with(common, output, request, pipeline::plan_gguf_import, pipeline::import_gguf);
 }
 
@@ -32,11 +36,19 @@ int to_gguf(const CommonOptions& common, const OutputOptions& output, const Conv
   return convert_with(common, output, request, pipeline::plan_gguf_export, pipeline::export_gguf);
 }
 
+pipeline::ConvertRequest convert_request(const OutputOptions& output, const Conversion& conversion, bool allow_lossy) {
+  return {.input = conversion.input,
+          .output = output.output,
+          .to = conversion.to,
+          .allow_lossy = allow_lossy,
+          .write = write_options(output),
+          .overwrite = output.overwrite};
+}
+
 /// `convert`: export_turboquant or import_turboquant.
 template <auto convert>
 int turboquant(const CommonOptions& common, const OutputOptions& output, const Conversion& conversion) {
-  const pipeline::ConvertRequest request{conversion.input,      output.output,   conversion.to, false,
-                                         write_options(output), output.overwrite};
+  const pipeline::ConvertRequest request = convert_request(output, conversion, false);
   const auto report = convert(request, output.dry_run);
   print(common, pipeline::to_text(report), pipeline::to_json(report));
   return 0;
@@ -49,8 +61,7 @@ int to_dialect(const CommonOptions& common, const OutputOptions& output, const C
                 concat("--to ", printable(conversion.to), ": TurboQuant's codes fit no other dialect"))
         .hint("--to w4q first");
   }
-  const pipeline::ConvertRequest request{conversion.input,       output.output,         conversion.to,
-                                         conversion.allow_lossy, write_options(output), output.overwrite};
+  const pipeline::ConvertRequest request = convert_request(output, conversion, conversion.allow_lossy);
   return convert_with(common, output, request, pipeline::plan_convert, pipeline::convert_model);
 }
 

@@ -80,8 +80,8 @@ int run(const Options& options) {
     return true;
   };
   const auto generated =
-      choice.device == device::Device::cuda
-          ? decoder_cuda::generate_cuda(model, prompt, max_tokens, options.sampling, choice.kv, on_token,
+      choice.gpu != nullptr
+          ? decoder_cuda::generate_cuda(*choice.gpu, model, prompt, max_tokens, options.sampling, choice.kv, on_token,
                                         choice.residual_bytes, options.int8_activations)
           : model::generate(model, prompt, max_tokens, options.sampling, on_token, options.int8_activations);
   printer.finish();

@@ -35,13 +35,14 @@ io::Json registries() {
     }
   }
   for (const auto& row : quantize::quantizer_registry()) {
-    json["methods"].push_back(
-        {{"name", row.name}, {"needs_calibration", row.needs_statistics}, {"description", row.description}});
+    json["methods"].push_back({{"name", row.name}, {"needs_calibration", false}, {"description", row.description}});
   }
-  // Not a quantizer of single tensors: it chooses what the quantizer of the scheme rounds.
-  json["methods"].push_back({{"name", "awq"},
-                             {"needs_calibration", true},
-                             {"description", "scales and clips searched on calibration activations, then rounding"}});
+  // No quantizers of single tensors: they choose what the quantizer of the scheme rounds.
+  for (const auto& row : quantize::step_registry()) {
+    if (row.method.empty()) continue;
+    json["methods"].push_back(
+        {{"name", row.name}, {"needs_calibration", row.needs_statistics}, {"description", row.method}});
+  }
   for (const auto& row : repack::layout_registry()) {
     json["layouts"].push_back(
         {{"name", row.name}, {"targets", sm_names(row.sms)}, {"description", row.description}, {"reason", row.reason}});

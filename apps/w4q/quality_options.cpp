@@ -6,6 +6,9 @@
 namespace w4q::app {
 namespace {
 
+using quantize::StepKind;
+using quantize::StepRow;
+
 bool has_calibration(const QualityArguments& arguments) {
   return !arguments.calibration.text.empty() || !arguments.calibration.ids.empty() || !arguments.statistics.empty();
 }
@@ -17,44 +20,31 @@ void check_statistics(const QualityArguments& arguments) {
   throw without_text(given, "--stats needs none", "--calib instead of --stats");
 }
 
-/// Of --quality best, the width that measured best (docs/notes/quality.md).
-constexpr int64_t preset_rotation = 128;
-
-/// What a preset stands for. Integers have no tables and search ranges instead of scales.
-void apply_preset(QualityArguments& arguments, pipeline::QuantizeRequest& request) {
-  if (arguments.quality.empty()) return;
-  const bool kbit = request.scheme.family == formats::SchemeFamily::kbit;
-  const bool calibrates = arguments.quality != "fast";
-  if (request.scheme.family == formats::SchemeFamily::rotated) {
-    arguments.scales = "search";
-  } else if (kbit) {
-    arguments.scales = "search";
-    // Without activations a learned table fits the weights better and, at few bits, the model no better.
-    request.options.learn_table = calibrates;
-  } else {
-    request.options.clip = quantize::Clip::mse;
+/// The parameters that options give to whatever steps are taken.
+quantize::Steps with_parameters(quantize::Steps steps, const QualityArguments& arguments) {
+  for (const auto kind : {StepKind::fold, StepKind::rotate}) {
+    if (auto* step = steps.find(kind)) step->seed = arguments.rotation_seed;
   }
-  arguments.feedback = calibrates;
-  arguments.norms = calibrates && request.scheme.family == formats::SchemeFamily::rotated;
-  arguments.awq = arguments.quality == "best";
-  // Other programs' integer checkpoints have no place for a rotation.
-  if (kbit && arguments.awq) arguments.rotate = preset_rotation;
+  if (auto* awq = steps.find(StepKind::awq)) {
+    awq->clip = !arguments.no_clip;
+    awq->input_scales = !arguments.no_input_scales;
+  }
+  if (auto* feedback = steps.find(StepKind::feedback)) feedback->damping = arguments.damping;
+  return steps;
 }
 
-/// A recipe's steps count where the command line names none.
-void apply_steps(QualityArguments& arguments, pipeline::QuantizeRequest& request) {
-  const bool named = !arguments.quality.empty() || arguments.awq || arguments.rotate > 0 || arguments.feedback ||
-                     arguments.norms || arguments.scales == "search" || request.options.learn_table ||
-                     request.options.clip == quantize::Clip::mse;
-  if (!arguments.steps || named) return;
-  arguments.fold = arguments.fold || arguments.steps->fold;  // it goes with whatever else is done
-  arguments.awq = arguments.steps->awq;
-  arguments.rotate = arguments.steps->rotate;
-  arguments.feedback = arguments.steps->feedback;
-  arguments.norms = arguments.steps->norms;
-  if (arguments.steps->search) arguments.scales = "search";
-  request.options.learn_table = arguments.steps->learn;
-  if (arguments.steps->clip) request.options.clip = quantize::Clip::mse;
+/// Those of the preset, or those that are named; a recipe's count where the command line names none but such as change
+/// the model.
+quantize::Steps chosen_steps(const QualityArguments& arguments, const pipeline::QuantizeRequest& request) {
+  quantize::Steps steps = request.options.steps;  // of --codebook and --clip
+  steps.add(arguments.steps);
+  if (const auto* row = quantize::step_of_method(request.method)) steps.add({row->kind});
+  if (!arguments.quality.empty()) {
+    steps.add(quantize::preset_steps(arguments.quality, request.scheme));
+  } else if (arguments.recipe && steps.without(&StepRow::of_model).empty()) {
+    steps.add(*arguments.recipe);
+  }
+  return with_parameters(std::move(steps), arguments);
 }
 
 void check_method(const QualityArguments& arguments, const pipeline::QuantizeRequest& request, bool searches) {
@@ -62,15 +52,45 @@ void check_method(const QualityArguments& arguments, const pipeline::QuantizeReq
     throw Error(ErrorCode::bad_argument, concat(what, " means nothing to --method ", request.method)).hint(hint);
   };
   if (request.method == "rtn" && searches) refuse("--scales search or --codebook lloyd", "they belong to kbit schemes");
-  if (!arguments.awq && (arguments.no_clip || arguments.no_input_scales)) {
+  const quantize::Steps& steps = request.options.steps;
+  if (!steps.has(StepKind::awq) && (arguments.no_clip || arguments.no_input_scales)) {
     refuse("--no-clip or --no-input-scales", "they belong to --method awq and --awq");
   }
-  if (arguments.norms && request.scheme.family != formats::SchemeFamily::rotated && !request.recipe) {
-    refuse("--calibrate-norms", "it belongs to --method rotated");
+  const StepRow& norms = quantize::step_row(StepKind::fit_norms);
+  if (steps.has(norms.kind) && !norms.accepts(request.scheme, nullptr) && !request.recipe) {
+    refuse(norms.option, "it belongs to --method rotated");
   }
-  if (request.options.bnb_compatible && (searches || arguments.awq || arguments.feedback)) {
+  if (request.options.bnb_compatible && (searches || steps.has(StepKind::awq) || steps.has(StepKind::feedback))) {
     throw Error(ErrorCode::bad_argument, "--bnb-compatible writes bitsandbytes' bytes, which no step can change")
         .hint("leave out --bnb-compatible, or --quality, --scales, --codebook lloyd, --awq and --feedback");
+  }
+}
+
+/// The option of a step: a width where it has some, otherwise a flag.
+CLI::Option* add_step(CLI::App& command, const StepRow& row, quantize::Steps& steps) {
+  const std::string name(row.option), help(row.help);
+  const auto kind = row.kind;
+  const auto take_flag = [&steps, kind] { steps.add({kind}); };
+  if (row.blocks.empty()) return command.add_flag_callback(name, take_flag, help);
+  std::vector<int64_t> widths{0};
+  widths.insert(widths.end(), row.blocks.begin(), row.blocks.end());
+  const auto take_width = [&steps, kind](int64_t block) {
+    if (block > 0) steps.add({kind, block});
+  };
+  return command.add_option_function<int64_t>(name, take_width, help)->check(CLI::IsMember(widths))->default_str("0");
+}
+
+/// The options of the parameters that stand behind that of their step.
+void add_parameters(CLI::App& command, StepKind kind, QualityArguments& arguments) {
+  if (kind == StepKind::rotate) {
+    command.add_option("--rotation-seed", arguments.rotation_seed, "Of the signs of rotations, folded or not")
+        ->capture_default_str();
+  } else if (kind == StepKind::feedback) {
+    command
+        .add_option("--damping", arguments.damping,
+                    "Feedback: added to the Gram matrix, as a share of its mean diagonal")
+        ->check(CLI::Range(0.0, 1e3))
+        ->capture_default_str();
   }
 }
 
@@ -83,35 +103,23 @@ void add_quality(CLI::App& command, QualityArguments& arguments, CLI::Option& co
               "--quality", arguments.quality,
               "Steps by name. fast: searches, no calibration; good: tables learned and weighted by calibration, "
               "feedback; best: AWQ's scales and, for kbit, a rotation of the inputs too")
-          ->check(CLI::IsMember({"fast", "good", "best"}));
-  auto* scales =
-      command
-          .add_option("--scales", arguments.scales,
-                      "kbit, rotated: scales from the largest magnitude or the norm, or by least squared error")
-          ->check(CLI::IsMember({"absmax", "search"}))
-          ->capture_default_str();
-  command.add_flag(
-      "--fold-rotations", arguments.fold,
-      "First fold rotations into the weights, so that no channel is louder than others: the model computes "
-      "the same, and needs nothing at run time");
-  auto* awq = command.add_flag("--awq", arguments.awq, "Search AWQ's scales of input channels as a first step");
-  auto* rotate = command
-                     .add_option("--rotate", arguments.rotate,
-                                 "Round in a basis of the inputs that a Hadamard matrix of this size turns; 0: not")
-                     ->check(CLI::IsMember({0, 32, 64, 128, 256}))
-                     ->capture_default_str();
-  command.add_option("--rotation-seed", arguments.rotation_seed, "Of the signs of rotations, folded or not")
-      ->capture_default_str();
-  auto* feedback = command.add_flag("--feedback", arguments.feedback,
-                                    "Feed rounding errors back along k (GPTQ's order); needs calibration");
-  command
-      .add_option("--damping", arguments.damping, "Feedback: added to the Gram matrix, as a share of its mean diagonal")
-      ->check(CLI::Range(0.0, 1e3))
-      ->capture_default_str();
-  auto* norms =
-      command.add_flag("--calibrate-norms", arguments.norms,
-                       "Rotated: norms by least squares of the outputs, once codes are chosen; needs calibration");
-  for (CLI::Option* step : {&codebook, &clip, scales, awq, rotate, feedback, norms}) quality->excludes(step);
+          ->check(CLI::IsMember(quantize::preset_names()));
+  const auto take_scales = [&arguments](const std::string& rule) {
+    if (rule == "search") arguments.steps.add({StepKind::search_scales});
+  };
+  auto* scales = command
+                     .add_option_function<std::string>(
+                         "--scales", take_scales,
+                         "kbit, rotated: scales from the largest magnitude or the norm, or by least squared error")
+                     ->check(CLI::IsMember({"absmax", "search"}))
+                     ->default_str("absmax");
+  for (CLI::Option* other : {&codebook, &clip, scales}) quality->excludes(other);
+  for (const StepRow& row : quantize::step_registry()) {
+    if (row.option.empty()) continue;
+    CLI::Option* option = add_step(command, row, arguments.steps);
+    if (!row.of_model) quality->excludes(option);
+    add_parameters(command, row.kind, arguments);
+  }
   add_calibration(command, "--calib", "--calib-ids", arguments.calibration);
   command.add_option("--stats", arguments.statistics, "Statistics made by w4q calibrate, instead of --calib")
       ->type_name("FILE");
@@ -120,35 +128,21 @@ void add_quality(CLI::App& command, QualityArguments& arguments, CLI::Option& co
                    "awq: leave unscaled what cannot be folded, as other programs need it");
 }
 
-void set_quality(const QualityArguments& given, pipeline::QuantizeRequest& request) {
-  QualityArguments arguments = given;
+void set_quality(const QualityArguments& arguments, pipeline::QuantizeRequest& request) {
   check_statistics(arguments);
-  arguments.awq = arguments.awq || request.method == "awq";
-  apply_steps(arguments, request);
-  apply_preset(arguments, request);
-  arguments.awq = arguments.awq || request.method == "awq";
-  if (arguments.scales == "search") request.options.scales = quantize::Scales::search;
-  if (arguments.fold) request.fold = arguments.rotation_seed;
-  if (arguments.rotate > 0) request.options.rotation = {arguments.rotate, arguments.rotation_seed};
+  request.options.steps = chosen_steps(arguments, request);
   const bool searches = request.options.searches();
   check_method(arguments, request, searches);
-  const bool needs = arguments.awq || arguments.feedback || arguments.norms;
+  const bool needs = request.options.steps.any(&StepRow::needs_statistics);
   if (!needs && !has_calibration(arguments)) return;
   if (!needs && !searches) {
     throw Error(ErrorCode::bad_argument, concat("method ", request.method, " does not use calibration by itself"))
         .hint(
             "--method awq does, and so do --scales search, --codebook lloyd, --awq, --feedback and --calibrate-norms");
   }
-  auto& calibrated = request.calibrated.emplace();
-  calibrated.text = calibration_text(arguments.calibration);
-  calibrated.statistics = arguments.statistics;
-  calibrated.max_memory = static_cast<int64_t>(arguments.calibration.max_memory);
-  calibrated.options = {.scales = arguments.awq,
-                        .clip = !arguments.no_clip,
-                        .input_scales = !arguments.no_input_scales,
-                        .feedback = arguments.feedback,
-                        .damping = arguments.damping,
-                        .norms = arguments.norms};
+  request.calibrated = {.text = calibration_text(arguments.calibration),
+                        .statistics = arguments.statistics,
+                        .max_memory = static_cast<int64_t>(arguments.calibration.max_memory)};
 }
 
 }  // namespace w4q::app

@@ -15,17 +15,12 @@ namespace w4q::app {
 struct QualityArguments {
   CalibrationArguments calibration;
   std::string statistics;
-  std::string quality;                   ///< empty: the steps by themselves
-  std::optional<quantize::Steps> steps;  ///< of a recipe, for a command line that names none
-  std::string scales = "absmax";
-  bool fold = false;
-  bool awq = false;
+  std::string quality;                    ///< a preset; empty: the steps by themselves
+  quantize::Steps steps;                  ///< that options name
+  std::optional<quantize::Steps> recipe;  ///< those of a recipe, for a command line that names none
   bool no_clip = false;
   bool no_input_scales = false;
-  int64_t rotate = 0;  ///< width of the blocks; 0: no rotation
   uint64_t rotation_seed = 0;
-  bool feedback = false;
-  bool norms = false;
   double damping = 0.01;
 };
 

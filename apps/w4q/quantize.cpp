@@ -45,7 +45,7 @@ void set_codebook(const Options& options, pipeline::QuantizeRequest& request) {
   quantize::QuantizeOptions& target = request.options;
   if (options.codebook.empty()) return;
   if (options.codebook == learned_table) {
-    target.learn_table = true;
+    target.steps.add({quantize::StepKind::learn_table});
     return;
   }
   for (const auto& row : formats::codebook_registry()) {
@@ -89,10 +89,10 @@ pipeline::QuantizeRequest request(const Options& options) {
   result.model = options.model;
   result.output = options.output.output;
   result.method = chosen_method(options);
-  if (result.method != "awq") quantize::quantizer_row(result.method);
+  if (quantize::step_of_method(result.method) == nullptr) quantize::quantizer_row(result.method);
   set_passes(chosen_schemes(options.scheme, result.method), result);
   result.rotation = chosen_rotation(options.scheme, options.quality.rotation_seed);
-  result.options.clip = chosen_clip(options.scheme);
+  result.options.steps = chosen_clip(options.scheme);
   result.keep = options.keep;
   result.lm_head = options.lm_head;
   result.embeddings = options.embeddings || !options.embedding_scheme.empty();
@@ -104,16 +104,19 @@ pipeline::QuantizeRequest request(const Options& options) {
     const auto line = pipeline::parse_recipe_line(options.recipe);
     set_passes(line.passes, result);
     result.method = quantize::rounding_quantizer(result.scheme).name;
-    quality.steps = line.steps;
+    quality.recipe = line.steps;
   } else if (!options.recipe.empty()) {
     result.recipe = pipeline::read_recipe(options.recipe);
     result.read_files.emplace_back(options.recipe);
-    quality.steps = result.recipe->steps;
+    quality.recipe = result.recipe->steps;
   }
   set_quality(quality, result);
   // What is calibrated is rotated as one; otherwise each scheme brings its own.
-  const bool rotates = result.scheme.family == formats::SchemeFamily::rotated && result.options.rotation.identity();
-  if (rotates && result.calibrated) result.options.rotation = {result.scheme.block, result.rotation.seed};
+  const bool rotates = result.scheme.family == formats::SchemeFamily::rotated && result.options.rotation().identity();
+  if (rotates && result.calibrated) {
+    result.options.steps.add(
+        {.kind = quantize::StepKind::rotate, .block = result.scheme.block, .seed = result.rotation.seed});
+  }
   set_allocation(options.allocation, result);
   if (result.allocation && !result.residual.empty()) {
     throw Error(ErrorCode::bad_argument, "bits are chosen for single passes")
@@ -121,8 +124,8 @@ pipeline::QuantizeRequest request(const Options& options) {
   }
   result.write = write_options(options.output);
   result.overwrite = options.output.overwrite;
-  result.device = device::choose_device(options.device);
-  if (result.calibrated) result.calibrated->device = result.device;
+  result.gpu = device::open_device(options.device);
+  if (result.calibrated) result.calibrated->gpu = result.gpu;
   return result;
 }
 
@@ -148,8 +151,11 @@ int run_to_dialect(const Options& options, pipeline::QuantizeRequest wanted) {
                              pipeline::former_outputs(options.model));
   wanted.output = way.staging() / "packed";
   const auto made = pipeline::quantize_model(wanted);
-  const auto converted = pipeline::convert_model(
-      {wanted.output, output, options.to, false, write_options(options.output), options.output.overwrite});
+  const auto converted = pipeline::convert_model({.input = wanted.output,
+                                                  .output = output,
+                                                  .to = options.to,
+                                                  .write = write_options(options.output),
+                                                  .overwrite = options.output.overwrite});
   io::Json both = {{"quantize", pipeline::to_json(made)}, {"convert", pipeline::to_json(converted)}};
   both["quantize"]["output"] = options.output.output;
   print(options.common, concat(pipeline::to_text(made), "\n", pipeline::to_text(converted)), both);

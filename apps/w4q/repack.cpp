@@ -28,7 +28,7 @@ int run_conversion(const Options& options) {
   if (!options.target.empty() || !options.layout.empty()) {
     throw Error(ErrorCode::bad_argument, "--to cannot be combined with --target or --layout");
   }
-  if (options.device == "cuda") {
+  if (options.device.starts_with("cuda")) {
     throw Error(ErrorCode::bad_argument, "--device cuda belongs to --target and --layout: --to converts on the CPU")
         .hint("leave out --device");
   }
@@ -49,13 +49,13 @@ int run(const Options& options) {
     throw Error(ErrorCode::bad_argument, "--target or --layout is required")
         .hint("--target sm89 for an RTX 4090; w4q list");
   }
-  const pipeline::RepackRequest request{options.input,
-                                        options.output.output,
-                                        options.layout.empty() ? options.target : "",
-                                        options.layout,
-                                        write_options(options.output),
-                                        options.output.overwrite,
-                                        device::choose_device(options.device)};
+  const pipeline::RepackRequest request{.input = options.input,
+                                        .output = options.output.output,
+                                        .target = options.layout.empty() ? options.target : "",
+                                        .layout = options.layout,
+                                        .write = write_options(options.output),
+                                        .overwrite = options.output.overwrite,
+                                        .gpu = device::open_device(options.device)};
   if (options.output.dry_run) {
     const auto plan = pipeline::plan_repack(request);
     print(options.common, pipeline::to_text(plan), pipeline::to_json(plan));

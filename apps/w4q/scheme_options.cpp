@@ -103,8 +103,8 @@ quantize::RotationChoice chosen_rotation(const SchemeOptions& options, uint64_t 
   return choice;
 }
 
-quantize::Clip chosen_clip(const SchemeOptions& options) {
-  return options.clip == "mse" ? quantize::Clip::mse : quantize::Clip::min_max;
+quantize::Steps chosen_clip(const SchemeOptions& options) {
+  return options.clip == "mse" ? quantize::Steps{{quantize::StepKind::clip}} : quantize::Steps{};
 }
 
 }  // namespace w4q::app

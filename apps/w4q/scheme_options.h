@@ -40,6 +40,7 @@ std::vector<formats::Scheme> chosen_schemes(const SchemeOptions& options, std::s
 /// Seed 0 stands for the one that rotated schemes have unless told otherwise.
 quantize::RotationChoice chosen_rotation(const SchemeOptions& options, uint64_t seed);
 
-quantize::Clip chosen_clip(const SchemeOptions& options);
+/// The steps that --clip asks for.
+quantize::Steps chosen_clip(const SchemeOptions& options);
 
 }  // namespace w4q::app

@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
-#include "device/check.h"
+#include "device/copy.h"
 
 namespace w4q::decoder_cuda {
 namespace {
@@ -38,10 +38,10 @@ CudaCache::CudaCache(const model::ModelConfig& config, kernels::KvType type, int
   }
   key_bytes_ = pages * kv_heads_ * kernels::kv_head_page_bytes(type, dim);
   value_bytes_ = pages * kv_heads_ * kernels::kv_value_page_bytes(type, dim);
-  keys_ = device::DeviceBuffer(static_cast<size_t>(key_bytes_ * layers_));
-  values_ = device::DeviceBuffer(static_cast<size_t>(value_bytes_ * layers_));
-  device_table_ = device::DeviceBuffer(static_cast<size_t>(pages) * sizeof(int32_t));
-  staged_ = device::PinnedBuffer(device_table_.size());
+  keys_ = device::DeviceBuffer(stream.context(), static_cast<size_t>(key_bytes_ * layers_));
+  values_ = device::DeviceBuffer(stream.context(), static_cast<size_t>(value_bytes_ * layers_));
+  device_table_ = device::DeviceBuffer(stream.context(), static_cast<size_t>(pages) * sizeof(int32_t));
+  staged_ = device::PinnedBuffer(stream.context(), device_table_.size());
   free_.reserve(static_cast<size_t>(pages));
   fill_with_all(free_, pages);
 }
@@ -75,9 +75,8 @@ void CudaCache::upload(size_t from) {
   if (from == 0) stream_.synchronize();
   auto* const staged = reinterpret_cast<int32_t*>(staged_.bytes().data());
   std::copy(table_.begin() + static_cast<std::ptrdiff_t>(from), table_.end(), staged + from);
-  device::check(cudaMemcpyAsync(device_table_.as<int32_t>() + from, staged + from,
-                                (table_.size() - from) * sizeof(int32_t), cudaMemcpyHostToDevice, stream_.get()),
-                "copying a block table");
+  device::copy(device::Way::to_gpu, device_table_.as<int32_t>() + from, staged + from,
+               (table_.size() - from) * sizeof(int32_t), stream_, "copying a block table");
 }
 
 kernels::PagedLayer CudaCache::layer(int64_t index) noexcept {

@@ -6,8 +6,9 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "decoder_cuda/decoder_impl.h"
-#include "device/check.h"
+#include "device/copy.h"
 #include "kernels/linear/int8_rows.h"
+#include "model/decoder.h"
 #include "model/int8_activations.h"
 
 namespace w4q::decoder_cuda {
@@ -24,15 +25,12 @@ int64_t pages_for(int64_t tokens) { return (tokens + kernels::kv_page_tokens - 1
 /// As model/int8_activations.h, of what was uploaded.
 void check_int8_activations(const CudaModel& uploaded) {
   bool any = false;
-  for (const auto& layer : uploaded.layers()) {
-    for (const auto* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
-      if (!linear->widened.empty()) model::refuse_int8_activations(linear->widened.front(), "a scheme without kernels");
-      for (const CudaProduct& product : linear->products) {
-        if (product.dense != nullptr) continue;
-        if (!takes_int8(product))
-          model::refuse_int8_activations(join(linear->names), formats::to_string(product.scheme));
-        any = true;
-      }
+  for (const auto* linear : linears_of(uploaded.layers())) {
+    if (!linear->widened.empty()) model::refuse_int8_activations(linear->widened.front(), "a scheme without kernels");
+    for (const CudaProduct& product : linear->products) {
+      if (product.dense != nullptr) continue;
+      if (!takes_int8(product)) model::refuse_int8_activations(join(linear->names), formats::to_string(product.scheme));
+      any = true;
     }
   }
   if (!any) model::refuse_int8_activations("any layer", "weights of 16 bits");
@@ -42,52 +40,44 @@ void check_int8_activations(const CudaModel& uploaded) {
 
 CudaDecoder::Impl::Impl(const CudaModel& model_, const CudaDecoderOptions& options_)
     : model(model_),
+      gpu(model.context()),
       config(model.config()),
       options(options_),
       chunk(std::clamp<int64_t>(std::min(options.chunk, options.capacity), 1, 1 << 15)),
       logit_rows(std::clamp<int64_t>(logit_values / config.vocab_size, 1, std::min<int64_t>(options.capacity, 1024))),
       cache(config, options.kv.type, pages_for(options.capacity), stream),
       rope(config, options.capacity, stream),
-      multiplier(model.linears(), std::max(chunk, logit_rows), stream, options.int8_activations),
-      activations(config, chunk),
-      logits(device_matrix<float>(logit_rows, config.vocab_size)),
+      runner(config, model.layers(), model.linears(),
+             {.rows = chunk,
+              .product_rows = std::max(chunk, logit_rows),
+              .fuse = options.fuse,
+              .overlap = options.overlap,
+              .int8_activations = options.int8_activations},
+             stream),
+      residual(device_matrix<float>(gpu, chunk, config.hidden_size)),
+      ids_on_gpu(device_matrix<int32_t>(gpu, chunk, 1)),
+      logits(device_matrix<float>(gpu, logit_rows, config.vocab_size)),
       attention_workspace(
-          kernels::decode_attention_workspace({static_cast<int>(config.heads), static_cast<int>(config.kv_heads),
-                                               config.head_dim, options.kv.type, options.capacity})),
-      state(sizeof(StepState)),
-      staged_ids(static_cast<size_t>(chunk) * sizeof(int32_t)),
-      drawn(static_cast<size_t>(options.capacity + 1) * sizeof(int32_t)),
-      staged_state(sizeof(StepState)) {
+          gpu, kernels::decode_attention_workspace({static_cast<int>(config.heads), static_cast<int>(config.kv_heads),
+                                                    config.head_dim, options.kv.type, options.capacity})),
+      state(gpu, sizeof(StepState)),
+      staged_ids(gpu, static_cast<size_t>(chunk) * sizeof(int32_t)),
+      drawn(gpu, static_cast<size_t>(options.capacity + 1) * sizeof(int32_t)),
+      staged_state(gpu, sizeof(StepState)) {
   if (options.int8_activations) check_int8_activations(model);
   attention_workspace.fill(0, stream);
   const auto pairs = static_cast<size_t>(rope.steps().pairs);
-  step_cosine = DeviceBuffer(pairs * sizeof(float));
-  step_sine = DeviceBuffer(pairs * sizeof(float));
+  step_cosine = DeviceBuffer(gpu, pairs * sizeof(float));
+  step_sine = DeviceBuffer(gpu, pairs * sizeof(float));
   if (options.kv.prunes()) {
     std::vector<int32_t> all(static_cast<size_t>(options.capacity));
     std::iota(all.begin(), all.end(), 0);
     positions = DeviceBuffer::copy_of(std::as_bytes(std::span(all)), stream);
-    kept = DeviceBuffer(static_cast<size_t>(config.layers * config.heads) * sizeof(int32_t));
+    kept = DeviceBuffer(gpu, static_cast<size_t>(config.layers * config.heads) * sizeof(int32_t));
     kept.fill(0, stream);
     stream.synchronize();  // `all` goes
   }
-  multiplier.set_overlap(options.overlap);
-  for (auto& norm : norms) norm = device_matrix<float>(kernels::norm_state_floats(config.hidden_size), 1);
   stream.synchronize();
-}
-
-void CudaDecoder::Impl::check(std::span<const int32_t> ids) const {
-  if (ids.empty()) throw Error(ErrorCode::bad_argument, "no tokens to decode");
-  if (static_cast<int64_t>(ids.size()) > options.capacity - position) {
-    throw Error(ErrorCode::bad_argument, concat(ids.size(), " tokens after ", position, " do not fit a context of ",
-                                                options.capacity, " positions"));
-  }
-  for (size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] >= 0 && ids[i] < config.vocab_size) continue;
-    throw Error(ErrorCode::bad_argument,
-                concat("token ", i, " has id ", ids[i], ", the vocabulary ends at ", config.vocab_size - 1))
-        .hint("were the ids made with another tokenizer?");
-  }
 }
 
 CudaDecoder::CudaDecoder(const CudaModel& model, const CudaDecoderOptions& options) {
@@ -123,33 +113,33 @@ double CudaDecoder::kept_pages() const {
   return all > 0 ? static_cast<double>(used) / static_cast<double>(all) : 1;
 }
 
-CudaOffload* CudaDecoder::offload() noexcept { return impl_->multiplier.offload(); }
+CudaOffload* CudaDecoder::offload() noexcept { return impl_->runner.multiplier.offload(); }
 size_t CudaDecoder::graph_nodes() const noexcept { return impl_->graph.nodes(); }
 
-int64_t CudaDecoder::step_bytes() const noexcept {
+int64_t CudaDecoder::step_bytes() const {
   return impl_->model.bytes_per_token() + impl_->position * impl_->cache.bytes_per_token();
 }
 
 CudaMatrix CudaDecoder::forward(std::span<const int32_t> ids, const CudaObserver* observer) {
   Impl& decoder = *impl_;
-  decoder.check(ids);
+  model::check_ids(ids, decoder.position, decoder.options.capacity, decoder.config.vocab_size);
   const auto rows = static_cast<int64_t>(ids.size());
   decoder.cache.grow(decoder.position + rows);
   const int64_t hidden_size = decoder.config.hidden_size;
   const auto bytes = static_cast<size_t>(rows * hidden_size) * sizeof(__half);
   if (decoder.hidden.size() < bytes) {
     decoder.stream.synchronize();
-    decoder.hidden = DeviceBuffer(bytes);
+    decoder.hidden = DeviceBuffer(decoder.gpu, bytes);
   }
   decoder.rope.set_call(decoder.position, rows, decoder.stream);
-  decoder.multiplier.set_int8_activations(decoder.options.int8_activations && rows >= kernels::least_int8_rows);
+  decoder.runner.multiplier.set_int8_activations(decoder.options.int8_activations && rows >= kernels::least_int8_rows);
   for (int64_t row = 0; row < rows; row += decoder.chunk) {
     decoder.run_chunk(ids.subspan(static_cast<size_t>(row), static_cast<size_t>(std::min(decoder.chunk, rows - row))),
                       row, observer);
   }
-  decoder.multiplier.set_int8_activations(false);
+  decoder.runner.multiplier.set_int8_activations(false);
   decoder.hidden_rows = rows;
-  return {decoder.hidden.data(), DType::f16, rows, hidden_size, decoder.stream.get()};
+  return {decoder.hidden.data(), DType::f16, rows, hidden_size, &decoder.stream};
 }
 
 CudaMatrix CudaDecoder::logits(int64_t first, int64_t rows) {
@@ -161,8 +151,8 @@ CudaMatrix CudaDecoder::logits(int64_t first, int64_t rows) {
             concat("the last call decoded ", decoder.hidden_rows, " rows; at most ", decoder.logit_rows, " at a time"));
   }
   const __half* const hidden = decoder.hidden.as<__half>() + first * decoder.config.hidden_size;
-  decoder.multiplier.multiply_logits(decoder.model.head(), hidden, rows, decoder.logits.as<float>());
-  return {decoder.logits.data(), DType::f32, rows, vocab, decoder.stream.get()};
+  decoder.runner.multiplier.multiply_logits(decoder.model.head(), hidden, rows, decoder.logits.as<float>());
+  return {decoder.logits.data(), DType::f32, rows, vocab, &decoder.stream};
 }
 
 void CudaDecoder::logits(int64_t first, MatrixView<float> out) {
@@ -171,9 +161,8 @@ void CudaDecoder::logits(int64_t first, MatrixView<float> out) {
     const int64_t count = std::min(decoder.logit_rows, out.rows - row);
     const CudaMatrix part = logits(first + row, count);
     const size_t width = static_cast<size_t>(part.cols) * sizeof(float);
-    device::check(cudaMemcpy2DAsync(out.row(row), static_cast<size_t>(out.stride) * sizeof(float), part.data, width,
-                                    width, static_cast<size_t>(count), cudaMemcpyDeviceToHost, part.stream),
-                  "copying logits");
+    device::copy_rows(device::Way::from_gpu, {out.row(row), static_cast<size_t>(out.stride) * sizeof(float)},
+                      {part.data, width}, width, static_cast<size_t>(count), decoder.stream, "copying logits");
   }
   decoder.stream.synchronize();
 }
@@ -202,7 +191,7 @@ void CudaDecoder::step() {
   decoder.cache.grow(decoder.position + 1);
   // The first step runs as it is: what is loaded or set up on first use does not belong into a graph. Passes that come
   // from host memory are on their way from one step to the next, which no graph of a step can hold.
-  if (!decoder.options.graph || decoder.steps == 0 || decoder.multiplier.offload() != nullptr) {
+  if (!decoder.options.graph || decoder.steps == 0 || decoder.runner.multiplier.offload() != nullptr) {
     decoder.launch_step();
   } else {
     if (!decoder.graph) decoder.graph = device::Graph(decoder.stream, [&] { decoder.launch_step(); });

@@ -22,7 +22,7 @@ struct CudaMatrix {
   const void* data = nullptr;
   DType dtype = DType::f16;  ///< f16 or f32
   int64_t rows = 0, cols = 0;
-  cudaStream_t stream = nullptr;
+  const device::Stream* stream = nullptr;
 };
 
 /// model::Observer (decoder_layer.h) for activations that stay on the GPU: hidden states are f32, inputs of linear
@@ -50,7 +50,7 @@ struct StepPart {
   double seconds = 0;    ///< in a step, its launches back to back in a graph
 };
 
-/// A sequence being decoded on the GPU. Not thread-safe; the model may be shared and must outlive it.
+/// A sequence being decoded on the GPU of its model. Not thread-safe; the model may be shared and must outlive it.
 class CudaDecoder {
  public:
   /// Throws bad_argument when the capacity is not positive, device when the memory does not suffice, unsupported for
@@ -92,7 +92,7 @@ class CudaDecoder {
   /// What a captured step launches; 0 before there is one.
   size_t graph_nodes() const noexcept;
   /// Bytes that a step at the current position reads: weights, norms and the cache.
-  int64_t step_bytes() const noexcept;
+  int64_t step_bytes() const;
   /// Times the parts of a step at the current position (at least 1). Its activations and the newest entry of the cache
   /// are overwritten: start() or reset() next.
   std::vector<StepPart> time_step_parts();

@@ -5,14 +5,14 @@
 
 namespace w4q::decoder_cuda {
 
-std::vector<int32_t> generate_cuda(const model::Model& model, std::span<const int32_t> prompt, int64_t max_tokens,
-                                   const model::SamplingOptions& sampling, kernels::KvChoice kv,
+std::vector<int32_t> generate_cuda(device::Context& gpu, const model::Model& model, std::span<const int32_t> prompt,
+                                   int64_t max_tokens, const model::SamplingOptions& sampling, kernels::KvChoice kv,
                                    const std::function<bool(int32_t)>& on_token, std::optional<int64_t> residual_bytes,
                                    bool int8_activations) {
   model::check_generation(model.config(), prompt, max_tokens, sampling);
   std::vector<int32_t> tokens;
   if (max_tokens == 0) return tokens;
-  const CudaModel on_gpu = CudaModel::upload(model, residual_bytes);
+  const CudaModel on_gpu = CudaModel::upload(gpu, model, residual_bytes);
   CudaDecoder decoder(
       on_gpu,
       {.capacity = static_cast<int64_t>(prompt.size()) + max_tokens, .kv = kv, .int8_activations = int8_activations});

@@ -3,7 +3,7 @@
 
 namespace w4q::decoder_cuda {
 
-std::vector<int32_t> generate_cuda(const model::Model&, std::span<const int32_t>, int64_t,
+std::vector<int32_t> generate_cuda(device::Context&, const model::Model&, std::span<const int32_t>, int64_t,
                                    const model::SamplingOptions&, kernels::KvChoice,
                                    const std::function<bool(int32_t)>&, std::optional<int64_t>, bool) {
   throw Error(ErrorCode::device, "this program was built without CUDA").hint("--device cpu");

@@ -1,14 +1,9 @@
 #include "decoder_cuda/layer_decoder.h"
 
-#include <array>
-
 #include "core/error.h"
-#include "kernels/elementwise/elementwise_cuda.h"
 
 namespace w4q::decoder_cuda {
 namespace {
-
-using device::DeviceBuffer;
 
 model::ModelConfig with_one_layer(model::ModelConfig config) {
   config.layers = 1;
@@ -16,12 +11,6 @@ model::ModelConfig with_one_layer(model::ModelConfig config) {
 }
 
 int64_t pages_for(int64_t length) { return (length + kernels::kv_page_tokens - 1) / kernels::kv_page_tokens; }
-
-template <class T>
-void make_room(DeviceBuffer& buffer, int64_t rows, int64_t cols) {
-  const auto bytes = static_cast<size_t>(rows * cols) * sizeof(T);
-  if (buffer.size() < bytes) buffer = DeviceBuffer(bytes);
-}
 
 }  // namespace
 
@@ -39,78 +28,39 @@ CudaLayerDecoder::CudaLayerDecoder(const model::ModelConfig& config, int64_t len
   rope_.set_call(0, length, stream);
 }
 
-void CudaLayerDecoder::load(const model::LayerWeights& weights, int64_t layer) {
+void CudaLayerDecoder::load(const model::LayerWeights& weights) {
   release();
-  layer_ = layer;
   weights_ = upload_layer(weights, stream_);
   const int64_t rows = most_windows_ * length_;
-  const std::array<const CudaLinear*, 4> linears = {&weights_.qkv, &weights_.o, &weights_.gate_up, &weights_.down};
-  multiplier_.emplace(linears, rows, stream_);
-  multiplier_->set_overlap(false);
-  make_room<__half>(normed_, rows, config_.hidden_size);
-  make_room<float>(qkv_, rows, weights_.qkv.n);
-  make_room<__half>(attended_, rows, config_.heads * config_.head_dim);
-  make_room<__half>(gate_up_, rows, weights_.gate_up.n);
-  make_room<__half>(gated_, rows, config_.intermediate_size);
+  const std::span<const CudaLayer> layers(&weights_, 1);
+  runner_.emplace(config_, layers, linears_of(layers), LayerRunnerOptions{.rows = rows, .product_rows = rows}, stream_);
 }
 
 void CudaLayerDecoder::release() {
   stream_.synchronize();
-  multiplier_.reset();
+  runner_.reset();
   weights_ = CudaLayer();
-  for (DeviceBuffer* buffer : {&normed_, &qkv_, &attended_, &gate_up_, &gated_}) *buffer = DeviceBuffer();
 }
 
-void CudaLayerDecoder::observe(const CudaLinear& linear, const DeviceBuffer& input, int64_t rows,
-                               const CudaObserver& observer) const {
-  if (!observer.linear_input) return;
-  observer.linear_input(linear.names, {input.data(), DType::f16, rows, linear.k, stream_.get()});
-}
-
-void CudaLayerDecoder::normalize(const DeviceBuffer& weight, float* x, int64_t rows) {
-  kernels::NormArgs args;
-  args.x = x;
-  args.weight = weight.as<float>();
-  args.eps = static_cast<float>(config_.rms_norm_eps);
-  args.rows = rows;
-  args.cols = config_.hidden_size;
-  args.out = normed_.as<__half>();
-  kernels::rms_norm_cuda(args, stream_.get());
-}
-
-void CudaLayerDecoder::attend(int64_t windows) {
-  kernels::HeadRotation rotation = rope_.rotation(0);
-  rotation.eps = static_cast<float>(config_.rms_norm_eps);
-  if (config_.qk_norm) {
-    rotation.q_norm = weights_.q_norm.as<float>();
-    rotation.k_norm = weights_.k_norm.as<float>();
-  }
+void CudaLayerDecoder::attend(const CudaBlock& block, int64_t windows) {
+  const kernels::HeadRotation rotation = with_norms(rope_.rotation(0), block, config_);
+  Activations& activations = runner_->activations;
   kernels::PrefillAttentionArgs args;
   args.layer = cache_.layer(0);
-  args.window = config_.sliding_window[static_cast<size_t>(layer_)];
-  args.qkv = {nullptr, length_, weights_.qkv.n, static_cast<int>(config_.heads)};
+  args.window = block.plan.window;
+  args.qkv = {nullptr, length_, block.groups.front().n, static_cast<int>(config_.heads)};
   for (int64_t first = 0; first < windows * length_; first += length_) {
-    args.qkv.data = qkv_.as<float>() + first * args.qkv.stride;
-    args.out = attended_.as<__half>() + first * config_.heads * config_.head_dim;
+    args.qkv.data = activations.qkv.as<float>() + first * args.qkv.stride;
+    args.out = activations.attended.as<__half>() + first * config_.heads * config_.head_dim;
     kernels::rotate_and_store_cuda(args.qkv, args.layer, rotation, 0, stream_.get());
     kernels::prefill_attention_cuda(args, stream_.get());
   }
 }
 
 void CudaLayerDecoder::run(float* x, int64_t windows, const CudaObserver& observer) {
-  ensure(multiplier_ && windows >= 1 && windows <= most_windows_, "CudaLayerDecoder: no weights, or too many windows");
-  const int64_t rows = windows * length_;
-  normalize(weights_.input_norm, x, rows);
-  observe(weights_.qkv, normed_, rows, observer);
-  multiplier_->multiply(weights_.qkv, normed_.as<__half>(), rows, qkv_.as<float>());
-  attend(windows);
-  observe(weights_.o, attended_, rows, observer);
-  multiplier_->multiply_residual(weights_.o, attended_.as<__half>(), rows, x);
-  normalize(weights_.post_attention_norm, x, rows);
-  observe(weights_.gate_up, normed_, rows, observer);
-  multiplier_->multiply_gated(weights_.gate_up, normed_.as<__half>(), rows, gate_up_.as<__half>(), gated_.as<__half>());
-  observe(weights_.down, gated_, rows, observer);
-  multiplier_->multiply_residual(weights_.down, gated_.as<__half>(), rows, x);
+  ensure(runner_ && windows >= 1 && windows <= most_windows_, "CudaLayerDecoder: no weights, or too many windows");
+  runner_->begin(x, windows * length_);
+  runner_->run(weights_, [&](const CudaBlock& block) { attend(block, windows); }, &observer, {});
 }
 
 }  // namespace w4q::decoder_cuda

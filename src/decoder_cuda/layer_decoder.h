@@ -6,8 +6,7 @@
 #include <optional>
 
 #include "decoder_cuda/cache.h"
-#include "decoder_cuda/decoder.h"
-#include "decoder_cuda/linear.h"
+#include "decoder_cuda/layer_runner.h"
 #include "decoder_cuda/model.h"
 #include "decoder_cuda/rope.h"
 
@@ -19,8 +18,8 @@ class CudaLayerDecoder {
   /// Throws unsupported for heads of more than 256 values, device when the memory does not suffice.
   CudaLayerDecoder(const model::ModelConfig& config, int64_t length, int64_t windows, const device::Stream& stream);
 
-  /// Brings the weights of layer `layer`, which the next runs are of, to the GPU. Throws as upload_linears.
-  void load(const model::LayerWeights& weights, int64_t layer);
+  /// Brings the weights of the layer that the next runs are of to the GPU. Throws as upload_layer and LayerRunner.
+  void load(const model::LayerWeights& weights);
   /// Gives back the weights and the activations.
   void release();
 
@@ -29,10 +28,7 @@ class CudaLayerDecoder {
   void run(float* x, int64_t windows, const CudaObserver& observer);
 
  private:
-  void attend(int64_t windows);
-  void observe(const CudaLinear& linear, const device::DeviceBuffer& input, int64_t rows,
-               const CudaObserver& observer) const;
-  void normalize(const device::DeviceBuffer& weight, float* x, int64_t rows);
+  void attend(const CudaBlock& block, int64_t windows);
 
   const model::ModelConfig& config_;
   model::ModelConfig one_layer_;
@@ -40,10 +36,8 @@ class CudaLayerDecoder {
   const device::Stream& stream_;
   CudaCache cache_;
   CudaRope rope_;
-  int64_t layer_ = 0;
   CudaLayer weights_;
-  std::optional<CudaMultiplier> multiplier_;
-  device::DeviceBuffer normed_, qkv_, attended_, gate_up_, gated_;
+  std::optional<LayerRunner> runner_;
 };
 
 }  // namespace w4q::decoder_cuda

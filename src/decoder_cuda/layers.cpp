@@ -12,109 +12,56 @@ void CudaDecoder::Impl::upload_ids(std::span<const int32_t> ids) {
   stream.synchronize();  // the chunk before may still be copied
   const auto bytes = std::as_bytes(ids);
   std::ranges::copy(bytes, staged_ids.bytes().begin());
-  activations.ids.upload(staged_ids.bytes().first(bytes.size()), stream);
+  ids_on_gpu.upload(staged_ids.bytes().first(bytes.size()), stream);
 }
 
-kernels::HeadRotation CudaDecoder::Impl::with_norms(kernels::HeadRotation rotation, size_t layer) const {
-  const CudaLayer& weights = model.layers()[layer];
-  if (config.qk_norm) {
-    rotation.q_norm = weights.q_norm.as<float>();
-    rotation.k_norm = weights.k_norm.as<float>();
-  }
-  rotation.eps = static_cast<float>(config.rms_norm_eps);
-  return rotation;
-}
-
-kernels::NormArgs CudaDecoder::Impl::norm_args(const float* weight, int64_t rows, __half* out) {
-  kernels::NormArgs args;
-  args.x = activations.residual.as<float>();
-  args.weight = weight;
-  args.eps = static_cast<float>(config.rms_norm_eps);
-  args.rows = rows;
-  args.cols = config.hidden_size;
-  args.out = out;
-  args.overlap = options.overlap;
-  return args;
-}
-
-void CudaDecoder::Impl::normalize(const DeviceBuffer& weight, int64_t rows) {
-  if (fused) return;
-  kernels::NormArgs args = norm_args(weight.as<float>(), rows, activations.normed.as<__half>());
-  if (rows == 1) args.state = norms[norm_at].as<float>();
-  kernels::rms_norm_cuda(args, stream.get());
-}
-
-void CudaDecoder::Impl::final_norm(int64_t rows, __half* out, float* out_fp32) {
-  if (fused) return;
-  kernels::NormArgs args = norm_args(model.final_norm(), rows, out);
+void CudaDecoder::Impl::final_norm(__half* out, float* out_fp32) {
+  if (runner.fused) return;
+  kernels::NormArgs args = runner.norm_args(model.final_norm(), out);
   args.out_fp32 = out_fp32;
   kernels::rms_norm_cuda(args, stream.get());
 }
 
-bool CudaDecoder::Impl::can_fuse(const CudaLinear& from, const CudaLinear& to) const {
-  return options.fuse && fuses(from) && fuses(to);
-}
-
-CudaDecoder::Impl::Behind CudaDecoder::Impl::behind(size_t layer) const {
+NormedProduct CudaDecoder::Impl::behind(size_t layer) const {
   const auto& layers = model.layers();
   if (layer + 1 == layers.size()) return {&model.head(), model.final_norm()};
-  return {&layers[layer + 1].qkv, layers[layer + 1].input_norm.as<float>()};
+  return layers[layer + 1].blocks.front().entry();
 }
 
 int64_t CudaDecoder::Impl::norm_launches() const {
   const auto& layers = model.layers();
   int64_t launches = 1;
   for (size_t i = 0; i < layers.size(); ++i) {
-    launches +=
-        (can_fuse(layers[i].o, layers[i].gate_up) ? 0 : 1) + (can_fuse(layers[i].down, *behind(i).linear) ? 0 : 1);
+    const auto& blocks = layers[i].blocks;
+    for (size_t b = 0; b < blocks.size(); ++b) {
+      const NormedProduct next = b + 1 < blocks.size() ? blocks[b + 1].entry() : behind(i);
+      launches += runner.can_fuse(blocks[b].groups.back(), *next.linear) ? 0 : 1;
+    }
   }
   return launches;
 }
 
-void CudaDecoder::Impl::add_product(const CudaLinear& linear, const DeviceBuffer& x, int64_t rows,
-                                    const CudaLinear* next, const float* weight) {
-  auto* const residual = activations.residual.as<float>();
-  fused = rows == 1 && next != nullptr && can_fuse(linear, *next);
-  if (!fused) return multiplier.multiply_residual(linear, x.as<__half>(), rows, residual);
-  const size_t after = 1 - norm_at;
-  const NextNorm norm{weight, norms[norm_at].as<float>(), norms[after].as<float>(), activations.normed.as<__half>(),
-                      static_cast<float>(config.rms_norm_eps)};
-  multiplier.multiply_residual(linear, x.as<__half>(), rows, residual, &norm);
-  norm_at = after;
-}
-
-InputNorm CudaDecoder::Impl::input_norm() {
-  if (!fused) return {};
-  return {norms[norm_at].as<float>(), static_cast<float>(config.rms_norm_eps)};
-}
-
 void CudaDecoder::Impl::observe_hidden(int64_t index, int64_t rows, const CudaObserver* observer) {
   if (!observer || !observer->hidden) return;
-  observer->hidden(index, {activations.residual.data(), DType::f32, rows, config.hidden_size, stream.get()});
+  observer->hidden(index, {residual.data(), DType::f32, rows, config.hidden_size, &stream});
 }
 
-void CudaDecoder::Impl::observe_input(const CudaLinear& linear, const DeviceBuffer& input, int64_t rows,
-                                      const CudaObserver* observer) const {
-  if (!observer || !observer->linear_input) return;
-  observer->linear_input(linear.names, {input.data(), DType::f16, rows, linear.k, stream.get()});
-}
-
-void CudaDecoder::Impl::attend_many(size_t index, const kernels::QkvRows& qkv, const kernels::PagedLayer& layer,
-                                    int64_t first) {
-  kernels::rotate_and_store_cuda(qkv, layer, with_norms(rope.rotation(first), index), first, stream.get());
+void CudaDecoder::Impl::attend_many(size_t index, const CudaBlock& block, const kernels::QkvRows& qkv, int64_t first) {
+  const kernels::PagedLayer layer = cache.layer(static_cast<int64_t>(index));
+  kernels::rotate_and_store_cuda(qkv, layer, with_norms(rope.rotation(first), block, config), first, stream.get());
   kernels::PrefillAttentionArgs args;
   args.qkv = qkv;
   args.layer = layer;
   args.first = first;
-  args.window = config.sliding_window[index];
-  args.out = activations.attended.as<__half>();
+  args.window = block.plan.window;
+  args.out = runner.activations.attended.as<__half>();
   if (layer.type != kernels::KvType::f16) {
     const auto bytes =
         static_cast<size_t>(cache.pages() * config.kv_heads *
                             kernels::kv_head_page_bytes(kernels::KvType::f16, kernels::kv_padded_dim(config.head_dim)));
     if (wide_keys.size() < bytes) {
-      wide_keys = DeviceBuffer(bytes);
-      wide_values = DeviceBuffer(bytes);
+      wide_keys = DeviceBuffer(gpu, bytes);
+      wide_values = DeviceBuffer(gpu, bytes);
     }
     kernels::widen_pages_cuda(layer, first + qkv.rows, wide_keys.data(), wide_values.data(), stream.get());
     args.layer.keys = wide_keys.data();
@@ -125,16 +72,17 @@ void CudaDecoder::Impl::attend_many(size_t index, const kernels::QkvRows& qkv, c
   kernels::prefill_attention_cuda(args, stream.get());
 }
 
-void CudaDecoder::Impl::attend_single(size_t index, const int32_t* at, const kernels::HeadRotation& rotation) {
+void CudaDecoder::Impl::attend_single(size_t index, const CudaBlock& block, const int32_t* at,
+                                      const kernels::HeadRotation& rotation) {
   kernels::DecodeAttentionArgs args;
-  args.qkv = activations.qkv.as<float>();
+  args.qkv = runner.activations.qkv.as<float>();
   args.heads = static_cast<int>(config.heads);
   args.layer = cache.layer(static_cast<int64_t>(index));
-  args.rotation = with_norms(rotation, index);
+  args.rotation = with_norms(rotation, block, config);
   args.rotation.single = true;
   args.position = at;
-  args.window = config.sliding_window[index];
-  args.out = activations.attended.as<__half>();
+  args.window = block.plan.window;
+  args.out = runner.activations.attended.as<__half>();
   args.workspace = attention_workspace.data();
   args.overlap = options.overlap;
   args.capacity = options.capacity;
@@ -143,42 +91,31 @@ void CudaDecoder::Impl::attend_single(size_t index, const int32_t* at, const ker
   kernels::decode_attention_cuda(args, stream.get());
 }
 
-void CudaDecoder::Impl::attend(size_t index, int64_t rows, int64_t first) {
+void CudaDecoder::Impl::attend(size_t index, const CudaBlock& block, int64_t rows, int64_t first) {
   if (single_row) {
     kernels::HeadRotation rotation = rope.steps();
     rotation.cosine = step_cosine.as<float>();
     rotation.sine = step_sine.as<float>();
-    return attend_single(index, &state.as<StepState>()->position, rotation);
+    return attend_single(index, block, &state.as<StepState>()->position, rotation);
   }
   if (rows == 1 && options.kv.prunes()) {
-    return attend_single(index, positions.as<int32_t>() + first, rope.rotation(first));
+    return attend_single(index, block, positions.as<int32_t>() + first, rope.rotation(first));
   }
   const int64_t width = (config.heads + 2 * config.kv_heads) * config.head_dim;
-  attend_many(index, {activations.qkv.as<float>(), rows, width, static_cast<int>(config.heads)},
-              cache.layer(static_cast<int64_t>(index)), first);
+  attend_many(index, block, {runner.activations.qkv.as<float>(), rows, width, static_cast<int>(config.heads)}, first);
 }
 
-void CudaDecoder::Impl::run_layer(size_t index, int64_t rows, int64_t first, const CudaObserver* observer) {
+void CudaDecoder::Impl::run_layers(int64_t rows, int64_t first, const CudaObserver* observer) {
   const auto& layers = model.layers();
-  const CudaLayer& weights = layers[index];
-  normalize(weights.input_norm, rows);
-  observe_input(weights.qkv, activations.normed, rows, observer);
-  multiplier.multiply(weights.qkv, activations.normed.as<__half>(), rows, activations.qkv.as<float>(), input_norm());
-  attend(index, rows, first);
-  observe_input(weights.o, activations.attended, rows, observer);
-  // An observer sees complete inputs.
-  const bool alone = observer != nullptr;
-  add_product(weights.o, activations.attended, rows, alone ? nullptr : &weights.gate_up,
-              weights.post_attention_norm.as<float>());
-  normalize(weights.post_attention_norm, rows);
-  observe_input(weights.gate_up, activations.normed, rows, observer);
-  multiplier.multiply_gated(weights.gate_up, activations.normed.as<__half>(), rows, activations.gate_up.as<__half>(),
-                            activations.gated.as<__half>(), input_norm());
-  observe_input(weights.down, activations.gated, rows, observer);
-  // The head of a step reads the last norm's output; that of a call comes later.
-  const bool follows = !alone && (index + 1 < layers.size() || single_row);
-  const auto [next, norm] = behind(index);
-  add_product(weights.down, activations.gated, rows, follows ? next : nullptr, norm);
+  size_t index = 0;
+  const LayerRunner::Attend attend_here = [&](const CudaBlock& block) { attend(index, block, rows, first); };
+  runner.begin(residual.as<float>(), rows);
+  for (; index < layers.size(); ++index) {
+    observe_hidden(static_cast<int64_t>(index), rows, observer);
+    // The head of a step reads the last norm's output; that of a call comes later.
+    const bool follows = index + 1 < layers.size() || single_row;
+    runner.run(layers[index], attend_here, observer, follows ? behind(index) : NormedProduct{});
+  }
 }
 
 void CudaDecoder::Impl::run_chunk(std::span<const int32_t> ids, int64_t row, const CudaObserver* observer) {
@@ -186,23 +123,19 @@ void CudaDecoder::Impl::run_chunk(std::span<const int32_t> ids, int64_t row, con
   upload_ids(ids);
   kernels::embed_cuda({model.embeddings(),
                        DType::f16,
-                       activations.ids.as<int32_t>(),
+                       ids_on_gpu.as<int32_t>(),
                        rows,
                        config.hidden_size,
-                       activations.residual.as<float>(),
+                       residual.as<float>(),
                        false,
                        {}},
                       stream.get());
-  fused = false;
-  for (int64_t layer = 0; layer < config.layers; ++layer) {
-    observe_hidden(layer, rows, observer);
-    run_layer(static_cast<size_t>(layer), rows, position, observer);
-  }
+  run_layers(rows, position, observer);
   const bool observes = observer && observer->hidden;
-  if (observes && observed.size() == 0) observed = device_matrix<float>(chunk, config.hidden_size);
-  final_norm(rows, hidden.as<__half>() + row * config.hidden_size, observes ? observed.as<float>() : nullptr);
+  if (observes && observed.size() == 0) observed = device_matrix<float>(gpu, chunk, config.hidden_size);
+  final_norm(hidden.as<__half>() + row * config.hidden_size, observes ? observed.as<float>() : nullptr);
   if (observes) {
-    observer->hidden(config.layers, {observed.data(), DType::f32, rows, config.hidden_size, stream.get()});
+    observer->hidden(config.layers, {observed.data(), DType::f32, rows, config.hidden_size, &stream});
   }
   position += rows;
 }
@@ -224,16 +157,16 @@ void CudaDecoder::Impl::launch_step() {
        &now->token,
        1,
        config.hidden_size,
-       activations.residual.as<float>(),
+       residual.as<float>(),
        options.overlap,
        {angles.cosine, angles.sine, angles.pairs, &now->position, step_cosine.as<float>(), step_sine.as<float>()}},
       stream.get());
-  fused = false;
   single_row = true;
-  for (int64_t layer = 0; layer < config.layers; ++layer) run_layer(static_cast<size_t>(layer), 1, 0, nullptr);
+  run_layers(1, 0, nullptr);
   single_row = false;
-  final_norm(1, activations.normed.as<__half>(), nullptr);
-  multiplier.multiply_logits(model.head(), activations.normed.as<__half>(), 1, logits.as<float>(), input_norm());
+  auto* const normed = runner.activations.normed.as<__half>();
+  final_norm(normed, nullptr);
+  runner.multiplier.multiply_logits(model.head(), normed, 1, logits.as<float>(), runner.input_norm());
   draw(logits.as<float>());
 }
 

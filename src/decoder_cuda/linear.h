@@ -41,7 +41,7 @@ struct CudaLinear {
   int64_t k = 0;
   std::vector<CudaProduct> products;
   int64_t bytes = 0;                         ///< that one product with all of it reads
-  bool gated_turns = false;                  ///< gate and up: kernels::gated_turn outputs of each in turn
+  bool gate_up_turns = false;                ///< gate and up: kernels::gate_up_turn outputs of each in turn
   std::vector<std::string> widened;          ///< packed layers without a kernel, which were decoded to f16
   std::vector<device::DeviceBuffer> memory;  ///< behind the pointers
 };
@@ -68,7 +68,8 @@ void keep_resident(std::span<CudaLinear* const> linears, int64_t budget, const d
 /// Rows of f16 as upload_linears makes them.
 device::DeviceBuffer upload_rows(const kernels::LinearWeight& weight, const device::Stream& stream);
 
-/// What a product of one row takes over from the norm before it, and from the one behind it (kernels/frame/linear_fusion.h).
+/// What a product of one row takes over from the norm before it, and from the one behind it
+/// (kernels/frame/linear_fusion.h).
 struct InputNorm {
   float* state = nullptr;  ///< null: the input is complete
   float eps = 0;
@@ -134,7 +135,7 @@ class CudaMultiplier {
   void multiply_wide(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, const Output& out);
 
   /// What the product behind `product` reads, in the order of the linears.
-  kernels::NextWeights behind(const CudaProduct& product) const;
+  kernels::L2Prefetch behind(const CudaProduct& product) const;
 
   const device::Stream& stream_;
   bool overlap_ = true;
@@ -145,7 +146,7 @@ class CudaMultiplier {
   device::DeviceBuffer scaled_;  ///< an input after its scale
   std::optional<CudaOffload> offload_;
   std::map<const OffloadedPass*, size_t> offload_index_;
-  std::map<const CudaProduct*, kernels::NextWeights> next_;
+  std::map<const CudaProduct*, kernels::L2Prefetch> next_;
 };
 
 }  // namespace w4q::decoder_cuda

@@ -1,5 +1,6 @@
 #include "decoder_cuda/model.h"
 
+#include <algorithm>
 #include <array>
 
 namespace w4q::decoder_cuda {
@@ -31,27 +32,48 @@ CudaLinear tied_head(const kernels::LinearWeight& weight, const DeviceBuffer& ta
   return head;
 }
 
+CudaBlock upload_block(const model::Block& plan, const model::LayerWeights& weights, const device::Stream& stream,
+                       bool offload) {
+  CudaBlock block{.plan = plan, .norms = {}, .groups = {}};
+  for (const auto& norm : plan.norms) block.norms.push_back(upload_vector(weights.norms[norm.position], stream));
+  for (const auto& group : plan.groups) {
+    std::vector<const kernels::LinearWeight*> linears;
+    for (const auto& linear : group.linears) linears.push_back(&weights.linears[linear.position]);
+    const bool gated = plan.kind == model::BlockKind::gated_mlp && linears.size() == 2;
+    block.groups.push_back(gated ? upload_gated(*linears[0], *linears[1], stream, offload)
+                                 : upload_linears(linears, stream, offload));
+  }
+  return block;
+}
+
 }  // namespace
 
+const float* CudaBlock::norm(model::NormRole role) const noexcept {
+  const auto found = std::ranges::find(plan.norms, role, &model::PlannedNorm::role);
+  return found == plan.norms.end() ? nullptr : norms[static_cast<size_t>(found - plan.norms.begin())].as<float>();
+}
+
 CudaLayer upload_layer(const model::LayerWeights& weights, const device::Stream& stream, bool offload) {
-  using Layers = std::span<const kernels::LinearWeight* const>;
-  const std::array qkv = {&weights.q, &weights.k, &weights.v};
-  const std::array o = {&weights.o}, down = {&weights.down};
   CudaLayer layer;
-  layer.input_norm = upload_vector(weights.input_norm, stream);
-  layer.post_attention_norm = upload_vector(weights.post_attention_norm, stream);
-  layer.q_norm = upload_vector(weights.q_norm, stream);
-  layer.k_norm = upload_vector(weights.k_norm, stream);
-  layer.qkv = upload_linears(Layers(qkv), stream, offload);
-  layer.o = upload_linears(Layers(o), stream, offload);
-  layer.gate_up = upload_gated(weights.gate, weights.up, stream, offload);
-  layer.down = upload_linears(Layers(down), stream, offload);
+  for (const auto& block : weights.plan.blocks) {
+    layer.blocks.push_back(upload_block(block, weights, stream, offload));
+  }
   return layer;
 }
 
-CudaModel CudaModel::upload(const model::Model& model, std::optional<int64_t> residual_bytes) {
-  const device::Stream stream;
-  CudaModel result;
+std::vector<const CudaLinear*> linears_of(std::span<const CudaLayer> layers) {
+  std::vector<const CudaLinear*> all;
+  for (const auto& layer : layers) {
+    for (const auto& block : layer.blocks) {
+      for (const auto& linear : block.groups) all.push_back(&linear);
+    }
+  }
+  return all;
+}
+
+CudaModel CudaModel::upload(device::Context& gpu, const model::Model& model, std::optional<int64_t> residual_bytes) {
+  const device::Stream stream(gpu);
+  CudaModel result(gpu);
   result.config_ = model.config();
   const bool offload = residual_bytes.has_value();
   for (const auto& weights : model.layers()) result.layers_.push_back(upload_layer(weights, stream, offload));
@@ -71,26 +93,25 @@ CudaModel CudaModel::upload(const model::Model& model, std::optional<int64_t> re
 void CudaModel::keep_resident(int64_t bytes, const device::Stream& stream) {
   std::vector<CudaLinear*> linears;
   for (auto& layer : layers_) {
-    for (auto* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) linears.push_back(linear);
+    for (auto& block : layer.blocks) {
+      for (auto& linear : block.groups) linears.push_back(&linear);
+    }
   }
   linears.push_back(&head_);
   decoder_cuda::keep_resident(linears, bytes, stream);
 }
 
 std::vector<const CudaLinear*> CudaModel::linears() const {
-  std::vector<const CudaLinear*> all;
-  for (const auto& layer : layers_) {
-    for (const auto* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) all.push_back(linear);
-  }
+  auto all = linears_of(layers_);
   all.push_back(&head_);
   return all;
 }
 
-int64_t CudaModel::bytes_per_token() const noexcept {
-  int64_t bytes = head_.bytes + static_cast<int64_t>(final_norm_.size());
+int64_t CudaModel::bytes_per_token() const {
+  auto bytes = static_cast<int64_t>(final_norm_.size());
+  for (const auto* linear : linears()) bytes += linear->bytes;
   for (const auto& layer : layers_) {
-    bytes += layer.qkv.bytes + layer.o.bytes + layer.gate_up.bytes + layer.down.bytes;
-    bytes += static_cast<int64_t>(layer.input_norm.size() + layer.post_attention_norm.size());
+    for (const auto& block : layer.blocks) bytes += block.plan.norm(model::NormRole::input)->size * 4;
   }
   return bytes;
 }

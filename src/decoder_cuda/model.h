@@ -1,5 +1,5 @@
-// A model's weights in GPU memory, in the shape in which the CUDA decoder reads them: q, k and v one product, gate and
-// up one product.
+// A model's weights in GPU memory, in the shape in which the CUDA decoder reads them: linears that read the same input
+// are one product.
 #pragma once
 
 #include <cstdint>
@@ -15,26 +15,45 @@
 
 namespace w4q::decoder_cuda {
 
-struct CudaLayer {
-  device::DeviceBuffer input_norm, post_attention_norm, q_norm, k_norm;  ///< fp32; the last two may be empty
-  CudaLinear qkv, o, gate_up, down;
+/// A product, and the norm that its input comes from; null where something else comes first.
+struct NormedProduct {
+  const CudaLinear* linear = nullptr;
+  const float* norm = nullptr;
 };
 
-/// Brings one layer to the current GPU. Throws as upload_linears.
+struct CudaBlock {
+  model::Block plan;
+  std::vector<device::DeviceBuffer> norms;  ///< fp32, as plan.norms
+  std::vector<CudaLinear> groups;           ///< as plan.groups
+
+  const float* norm(model::NormRole role) const noexcept;  ///< null where the block has none
+  NormedProduct entry() const noexcept { return {&groups.front(), norm(model::NormRole::input)}; }
+};
+
+struct CudaLayer {
+  std::vector<CudaBlock> blocks;
+};
+
+/// Brings one layer to the stream's GPU. Throws as upload_linears.
 CudaLayer upload_layer(const model::LayerWeights& weights, const device::Stream& stream, bool offload = false);
+
+/// The linears of layers in the order of a step, a group each.
+std::vector<const CudaLinear*> linears_of(std::span<const CudaLayer> layers);
 
 class CudaModel {
  public:
-  /// Brings a model to the current GPU: packed weights in the layout of their kernel, others as f16 (upload_linears).
+  /// Brings a model to a GPU: packed weights in the layout of their kernel, others as f16 (upload_linears).
   /// Throws device when there is no room, unsupported for weights beyond f16.
   /// With `residual_bytes`, residual passes of rotated linears take up to so many bytes of GPU memory; the others
   /// stay in host memory and are moved for each product.
-  static CudaModel upload(const model::Model& model, std::optional<int64_t> residual_bytes = {});
+  static CudaModel upload(device::Context& gpu, const model::Model& model, std::optional<int64_t> residual_bytes = {});
   /// Random weights made on the GPU, for measurements: linears and the head in passes of these schemes (one of kbit or
   /// integer, or rotated ones), f16 where there are none. `residual_bytes` as upload.
-  static CudaModel random(const model::ModelConfig& config, std::span<const formats::Scheme> passes,
-                          std::optional<int64_t> residual_bytes = {});
+  static CudaModel random(device::Context& gpu, const model::ModelConfig& config,
+                          std::span<const formats::Scheme> passes, std::optional<int64_t> residual_bytes = {});
 
+  /// The GPU that it is on, which outlives it.
+  device::Context& context() const noexcept { return *gpu_; }
   const model::ModelConfig& config() const noexcept { return config_; }
   const std::vector<CudaLayer>& layers() const noexcept { return layers_; }
   const float* final_norm() const noexcept { return final_norm_.as<float>(); }
@@ -45,14 +64,15 @@ class CudaModel {
   /// Every linear, the head last.
   std::vector<const CudaLinear*> linears() const;
   /// Bytes of weights that one decoded token reads: linears and norms.
-  int64_t bytes_per_token() const noexcept;
+  int64_t bytes_per_token() const;
   /// Packed layers that no kernel reads, which were decoded to f16.
   std::vector<std::string> widened() const;
 
  private:
-  CudaModel() = default;
+  explicit CudaModel(device::Context& gpu) : gpu_(&gpu) {}
   void keep_resident(int64_t bytes, const device::Stream& stream);
 
+  device::Context* gpu_;
   model::ModelConfig config_;
   std::vector<CudaLayer> layers_;
   device::DeviceBuffer final_norm_, embeddings_;

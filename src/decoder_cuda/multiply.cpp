@@ -13,7 +13,7 @@ namespace w4q::decoder_cuda {
 namespace {
 
 /// What a launch of this product reads first.
-kernels::NextWeights weights_of(const CudaProduct& product, int64_t k) {
+kernels::L2Prefetch weights_of(const CudaProduct& product, int64_t k) {
   if (product.packed) return {product.packed->codes, product.n * k * product.scheme.bits / 8};
   if (product.rotated.empty() || product.offloaded.front() != nullptr) return {};
   return {product.rotated.front().codes, product.n * k * product.scheme.bits / 8};
@@ -35,13 +35,13 @@ bool takes_int8(const CudaProduct& product) noexcept {
 
 CudaMultiplier::CudaMultiplier(std::span<const CudaLinear* const> linears, int64_t most_rows,
                                const device::Stream& stream, bool int8_activations)
-    : stream_(stream), words_(256), cublas_(device::cublas_workspace_bytes) {
+    : stream_(stream), words_(stream.context(), 256), cublas_(stream.context(), device::cublas_workspace_bytes) {
   size_t words = 256, wide = 0, scaled = 0;
   for (const auto* linear : linears) {
     for (const auto& product : linear->products) {
       if (!product.rotated.empty()) {
         const auto sizes = kernels::rotated_linear_workspace(most_rows, product.n, linear->k);
-        words = std::max(words, sizes.words);
+        words = std::max(words, sizes.semaphores);
         wide = std::max(wide, sizes.scratch);
         continue;
       }
@@ -51,7 +51,7 @@ CudaMultiplier::CudaMultiplier(std::span<const CudaLinear* const> linears, int64
       if (!product.packed) continue;
       kernels::LinearDesc desc{product.scheme, product.packed->layout, most_rows, product.n, linear->k};
       const auto sizes = kernels::divided_workspace(desc);
-      words = std::max(words, sizes.words);
+      words = std::max(words, sizes.semaphores);
       wide = std::max(wide, sizes.scratch);
       desc.int8_activations = true;
       if (int8_activations && takes_int8(product)) wide = std::max(wide, kernels::linear_workspace(desc));
@@ -65,10 +65,10 @@ CudaMultiplier::CudaMultiplier(std::span<const CudaLinear* const> linears, int64
     }
   }
   if (last != nullptr) next_[last] = weights_of(linears.front()->products.front(), linears.front()->k);
-  words_ = device::DeviceBuffer(words);
+  words_ = device::DeviceBuffer(stream.context(), words);
   words_.fill(0, stream);
-  wide_ = device::DeviceBuffer(wide);
-  scaled_ = device::DeviceBuffer(scaled);
+  wide_ = device::DeviceBuffer(stream.context(), wide);
+  scaled_ = device::DeviceBuffer(stream.context(), scaled);
   const auto passes = offloaded_passes(linears);
   if (passes.empty()) return;
   offload_.emplace(passes, stream);
@@ -79,7 +79,7 @@ bool CudaMultiplier::gates(const CudaProduct& product, int64_t k, int64_t rows) 
   if (!product.packed) return false;
   kernels::LinearDesc desc{product.scheme, product.packed->layout, rows, product.n, k};
   desc.int8_activations = int8_ && takes_int8(product);
-  return kernels::pick_kernel(desc).gates;
+  return kernels::pick_kernel(desc).swiglu;
 }
 
 CudaMultiplier::Output CudaMultiplier::Output::of(const CudaProduct& product) const {
@@ -88,16 +88,16 @@ CudaMultiplier::Output CudaMultiplier::Output::of(const CudaProduct& product) co
   return part;
 }
 
-kernels::NextWeights CudaMultiplier::behind(const CudaProduct& product) const {
+kernels::L2Prefetch CudaMultiplier::behind(const CudaProduct& product) const {
   const auto found = next_.find(&product);
-  return found == next_.end() ? kernels::NextWeights{} : found->second;
+  return found == next_.end() ? kernels::L2Prefetch{} : found->second;
 }
 
 void CudaMultiplier::multiply_rotated(const CudaProduct& product, const __half* x, int64_t rows, const Output& out,
                                       const kernels::LinearFusion& fusion) {
   kernels::RotatedLinearArgs args;
   args.fusion = fusion;
-  args.next = behind(product);
+  args.prefetch = behind(product);
   args.m = rows;
   args.x = x;
   args.ldx = product.rotated.front().k;
@@ -107,7 +107,7 @@ void CudaMultiplier::multiply_rotated(const CudaProduct& product, const __half* 
   args.ldy = out.stride;
   args.fp32 = out.fp32;
   args.add = out.add;
-  args.words = words_.data(), args.words_bytes = words_.size();
+  args.semaphores = words_.data(), args.semaphore_bytes = words_.size();
   args.scratch = wide_.data(), args.scratch_bytes = wide_.size();
   const std::span<const kernels::RotatedDevicePass> passes(product.rotated);
   const auto here = [&](size_t pass) { return product.offloaded[pass] == nullptr; };
@@ -149,11 +149,11 @@ void CudaMultiplier::multiply_packed(const CudaProduct& product, int64_t k, cons
   args.fp32 = out.fp32;
   if (out.add) args.residual = out.y;
   args.int8_activations = int8_ && takes_int8(product);
-  device::DeviceBuffer& workspace = kernels::pick_kernel(kernels::describe(args)).keeps_words ? words_ : wide_;
+  device::DeviceBuffer& workspace = kernels::pick_kernel(kernels::describe(args)).keeps_semaphores ? words_ : wide_;
   args.workspace = workspace.data();
   args.workspace_bytes = workspace.size();
   args.fusion = fusion;
-  args.next = behind(product);
+  args.prefetch = behind(product);
   // Two blocks of an integer GEMV fit a multiprocessor: begun beside other launches, some would stand two by two. Those
   // that fuse keep theirs apart.
   args.weights_ready =
@@ -224,12 +224,12 @@ void CudaMultiplier::multiply_gated(const CudaLinear& linear, const __half* x, i
                                     InputNorm norm) {
   const CudaProduct& product = linear.products.front();
   kernels::LinearFusion fusion = after(norm);
-  if (rows == 1 && linear.gated_turns && fuses(linear)) {
-    fusion.gated = true;
+  if (rows == 1 && linear.gate_up_turns && fuses(linear)) {
+    fusion.swiglu = true;
     return multiply_into(linear, x, rows, {out, linear.n}, fusion);
   }
-  if (linear.gated_turns && gates(product, linear.k, rows)) {
-    fusion.gated = true;
+  if (linear.gate_up_turns && gates(product, linear.k, rows)) {
+    fusion.swiglu = true;
     return multiply_packed(product, linear.k, x, rows, {out, linear.n / 2}, fusion);
   }
   const bool dense = rows == 1 && linear.products.size() == 1 && product.dense != nullptr &&
@@ -241,7 +241,8 @@ void CudaMultiplier::multiply_gated(const CudaLinear& linear, const __half* x, i
     return kernels::dense_gemv_cuda(args, stream_.get());
   }
   multiply_into(linear, x, rows, {both, linear.n}, fusion);
-  kernels::silu_multiply_cuda(both, rows, linear.n / 2, linear.gated_turns, out, overlap_ && rows == 1, stream_.get());
+  kernels::silu_multiply_cuda(both, rows, linear.n / 2, linear.gate_up_turns, out, overlap_ && rows == 1,
+                              stream_.get());
 }
 
 void CudaMultiplier::multiply_logits(const CudaLinear& head, const __half* x, int64_t rows, float* out,

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "core/error.h"
-#include "device/check.h"
+#include "device/copy.h"
 
 namespace w4q::decoder_cuda {
 namespace {
@@ -41,10 +41,10 @@ std::vector<bool> choose_resident(std::span<const OffloadCandidate> candidates, 
 }
 
 CudaOffload::CudaOffload(std::span<const OffloadedPass* const> passes, const device::Stream& stream)
-    : passes_(passes.begin(), passes.end()), stream_(stream) {
+    : passes_(passes.begin(), passes.end()), stream_(stream), copies_(stream.context()) {
   size_t largest = 0;
   for (const auto* pass : passes_) largest = std::max(largest, ring_size(*pass));
-  ring_ = device::DeviceBuffer(2 * largest);
+  ring_ = device::DeviceBuffer(stream.context(), 2 * largest);
   used_.record(stream_);
 }
 
@@ -56,7 +56,7 @@ int64_t CudaOffload::round_bytes() const noexcept {
 
 CudaOffload::~CudaOffload() {
   // Copies may be on their way into the ring.
-  cudaStreamSynchronize(copies_.get());
+  copies_.drain();
 }
 
 std::optional<size_t> CudaOffload::place(size_t size) const {
@@ -80,14 +80,14 @@ void CudaOffload::fetch(size_t index) {
 void CudaOffload::fetch_to(size_t at, size_t index) {
   if (delay_.count() > 0) {
     auto delay = std::make_unique<std::chrono::microseconds>(delay_);
-    device::check(cudaLaunchHostFunc(copies_.get(), sleep_for, delay.get()), "delaying copies");
+    copies_.call(sleep_for, delay.get());
     delay.release();
   }
   const auto bytes = passes_[index]->bytes.bytes();
   Span& time = copying_.emplace_back();
   time.begin.record(copies_);
-  device::check(cudaMemcpyAsync(ring_.data() + at, bytes.data(), bytes.size(), cudaMemcpyHostToDevice, copies_.get()),
-                "copying a pass to the GPU");
+  device::copy(device::Way::to_gpu, ring_.data() + at, bytes.data(), bytes.size(), copies_,
+               "copying a pass to the GPU");
   time.end.record(copies_);
   held_.push_back({index, at, ring_size(*passes_[index]), {}});
   held_.back().filled.record(copies_);

@@ -67,12 +67,12 @@ class Packer {
     const auto specs = repack::layout_row(weight.layout).planes(weight.scheme, weight.n, weight.k);
     const auto allocate = [&](PlaneRole role) {
       const auto spec = std::ranges::find(specs, role, &formats::PlaneSpec::role);
-      return read(DeviceBuffer(static_cast<size_t>(byte_count(spec->dtype, spec->shape)))).data();
+      return read(DeviceBuffer(stream_.context(), static_cast<size_t>(byte_count(spec->dtype, spec->shape)))).data();
     };
     const repack::DeviceBlocks packed{reinterpret_cast<uint32_t*>(allocate(PlaneRole::codes)),
                                       allocate(PlaneRole::scales)};
     repack::pack_cuda(weight.layout, weight.scheme, weight.n, weight.k, {codes.as<uint32_t>(), scales.data()}, packed,
-                      stream_.get());
+                      stream_);
     weight.codes = packed.codes;
     weight.scales = packed.scales;
     const auto& table = weights_.front()->plane(PlaneRole::codebook).bytes;
@@ -86,7 +86,8 @@ class Packer {
     auto& weight = packed_.weight;
     const PackedWeight canonical = stack(weights_, rows_in_turn_);
     const auto& row = repack::layout_row(weight.layout);
-    const PackedWeight words = row.pack_cuda != nullptr ? row.pack_cuda(canonical) : row.pack(canonical);
+    const PackedWeight words =
+        row.pack_cuda != nullptr ? row.pack_cuda(canonical, stream_.context()) : row.pack(canonical);
     weight.codes = read_plane(words, PlaneRole::codes).as<uint32_t>();
     weight.scales = read_plane(words, PlaneRole::scales).data();
     if (weight.scheme.asymmetric) weight.zeros = read_plane(words, PlaneRole::zeros).as<uint32_t>();

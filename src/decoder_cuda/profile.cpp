@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/text.h"
 #include "decoder_cuda/decoder_impl.h"
-#include "kernels/elementwise/elementwise_cuda.h"
 
 namespace w4q::decoder_cuda {
 namespace {
@@ -13,7 +13,7 @@ double median_seconds(const device::Stream& stream, const std::function<void()>&
   graph.launch(stream);
   std::vector<double> seconds;
   for (int i = 0; i < 9; ++i) {
-    const device::Event start, stop;
+    device::Event start, stop;
     start.record(stream);
     graph.launch(stream);
     stop.record(stream);
@@ -24,6 +24,40 @@ double median_seconds(const device::Stream& stream, const std::function<void()>&
   return seconds[4];
 }
 
+constexpr std::string_view short_name(model::Role role) {
+  constexpr std::string_view names[] = {"q", "k", "v", "o", "gate", "up", "down"};
+  return names[static_cast<size_t>(role)];
+}
+
+/// The products of one kind in all layers, in the order of a step.
+struct ProductPart {
+  std::string name;
+  std::vector<const CudaBlock*> blocks;
+  size_t group;
+};
+
+std::string name_of(const model::Block& block, size_t group) {
+  std::vector<std::string> parts;
+  for (const auto& linear : block.groups[group].linears) parts.emplace_back(short_name(linear.role));
+  if (block.kind == model::BlockKind::gated_mlp && group == 0) parts.emplace_back("silu");
+  return join(parts);
+}
+
+std::vector<ProductPart> product_parts(const std::vector<CudaLayer>& layers) {
+  std::vector<ProductPart> parts;
+  for (const auto& layer : layers) {
+    for (const auto& block : layer.blocks) {
+      for (size_t group = 0; group < block.groups.size(); ++group) {
+        const std::string name = name_of(block.plan, group);
+        auto found = std::ranges::find(parts, name, &ProductPart::name);
+        if (found == parts.end()) found = parts.insert(found, {name, {}, group});
+        found->blocks.push_back(&block);
+      }
+    }
+  }
+  return parts;
+}
+
 }  // namespace
 
 std::vector<StepPart> CudaDecoder::time_step_parts() {
@@ -32,46 +66,54 @@ std::vector<StepPart> CudaDecoder::time_step_parts() {
   std::vector<StepPart> parts;
   const auto& layers = decoder.model.layers();
   const auto count = static_cast<int64_t>(layers.size());
-  Activations& a = decoder.activations;
+  Activations& a = decoder.runner.activations;
   const auto time = [&](std::string name, int64_t launches, int64_t bytes, const auto& work) {
     parts.push_back({std::move(name), launches, bytes, median_seconds(decoder.stream, work)});
   };
-  const auto products = [&](std::string name, auto member, const auto& multiply) {
-    int64_t bytes = 0;
-    int64_t launches = 0;
-    for (const auto& layer : layers) {
-      bytes += (layer.*member).bytes;
-      launches += static_cast<int64_t>((layer.*member).products.size());
+  LayerRunner& runner = decoder.runner;
+  runner.begin(decoder.residual.as<float>(), 1);
+  const auto multiply = [&](const CudaBlock& block, size_t group) {
+    const CudaLinear& linear = block.groups[group];
+    const bool attends = block.plan.kind == model::BlockKind::attention;
+    const auto* const normed = a.normed.as<__half>();
+    if (group > 0) {
+      // Which layer's norm it is makes no difference to the time.
+      const auto& blocks = layers.front().blocks;
+      runner.add_product(linear, attends ? a.attended : a.gated,
+                         attends ? blocks.back().entry() : blocks.front().entry());
+    } else if (attends) {
+      runner.multiplier.multiply(linear, normed, 1, a.qkv.as<float>());
+    } else {
+      runner.multiplier.multiply_gated(linear, normed, 1, a.gate_up.as<__half>(), a.gated.as<__half>());
     }
-    time(std::move(name), launches, bytes, [&] {
-      for (const auto& layer : layers) multiply(layer.*member);
-    });
   };
-  CudaMultiplier& multiplier = decoder.multiplier;
-  products("q, k, v", &CudaLayer::qkv,
-           [&](const CudaLinear& linear) { multiplier.multiply(linear, a.normed.as<__half>(), 1, a.qkv.as<float>()); });
-  const CudaLayer& any = layers.front();
-  products("o", &CudaLayer::o, [&](const CudaLinear& linear) {
-    decoder.add_product(linear, a.attended, 1, &any.gate_up, any.post_attention_norm.as<float>());
-  });
-  products("gate, up, silu", &CudaLayer::gate_up, [&](const CudaLinear& linear) {
-    multiplier.multiply_gated(linear, a.normed.as<__half>(), 1, a.gate_up.as<__half>(), a.gated.as<__half>());
-  });
-  products("down", &CudaLayer::down, [&](const CudaLinear& linear) {
-    decoder.add_product(linear, a.gated, 1, &any.qkv, any.input_norm.as<float>());
-  });
-  decoder.fused = false;
+  for (const auto& part : product_parts(layers)) {
+    int64_t bytes = 0, launches = 0;
+    for (const auto* block : part.blocks) {
+      bytes += block->groups[part.group].bytes;
+      launches += static_cast<int64_t>(block->groups[part.group].products.size());
+    }
+    time(part.name, launches, bytes, [&] {
+      for (const auto* block : part.blocks) multiply(*block, part.group);
+    });
+  }
+  runner.fused = false;
   decoder.single_row = true;
   time("attention", count, decoder.position * decoder.cache.bytes_per_token(), [&] {
-    for (size_t i = 0; i < layers.size(); ++i) decoder.attend(i, 1, 0);
+    for (size_t i = 0; i < layers.size(); ++i) {
+      for (const auto& block : layers[i].blocks) {
+        if (block.plan.kind == model::BlockKind::attention) decoder.attend(i, block, 1, 0);
+      }
+    }
   });
   decoder.single_row = false;
   const int64_t norms = decoder.norm_launches();
   time("norms", norms, 0, [&] {
-    for (int64_t i = 0; i < norms; ++i) decoder.normalize(any.input_norm, 1);
+    for (int64_t i = 0; i < norms; ++i) runner.normalize(layers.front().blocks.front().entry().norm);
   });
-  time("head", 1, decoder.model.head().bytes,
-       [&] { multiplier.multiply_logits(decoder.model.head(), a.normed.as<__half>(), 1, decoder.logits.as<float>()); });
+  time("head", 1, decoder.model.head().bytes, [&] {
+    runner.multiplier.multiply_logits(decoder.model.head(), a.normed.as<__half>(), 1, decoder.logits.as<float>());
+  });
   time("token", 1, 0, [&] { decoder.draw(decoder.logits.as<float>()); });
   return parts;
 }

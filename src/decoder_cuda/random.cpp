@@ -37,22 +37,35 @@ class Maker {
       : passes_(passes), offload_(offload), stream_(stream) {}
 
   DeviceBuffer norm(int64_t size) {
-    DeviceBuffer buffer(static_cast<size_t>(size) * sizeof(float));
+    DeviceBuffer buffer(stream_.context(), static_cast<size_t>(size) * sizeof(float));
     kernels::constant_cuda(buffer.as<float>(), size, 1.0f, stream_.get());
     return buffer;
   }
 
   /// Outputs of about the magnitude of the inputs.
   DeviceBuffer rows(int64_t n, int64_t k) {
-    DeviceBuffer buffer(static_cast<size_t>(n * k) * 2);
+    DeviceBuffer buffer(stream_.context(), static_cast<size_t>(n * k) * 2);
     const float magnitude = std::sqrt(3.0f / static_cast<float>(k));
     kernels::random_halves_cuda(buffer.as<__half>(), n * k, magnitude, ++seed_, stream_.get());
     return buffer;
   }
 
-  CudaLinear linear(std::string name, int64_t n, int64_t k) {
+  CudaBlock block(const model::Block& plan) {
+    CudaBlock block{.plan = plan, .norms = {}, .groups = {}};
+    for (const auto& entry : plan.norms) block.norms.push_back(norm(entry.size));
+    for (const auto& group : plan.groups) {
+      int64_t n = 0;
+      for (const auto& entry : group.linears) n += entry.n;
+      CudaLinear& made = block.groups.emplace_back(linear(group.names(), n, group.width));
+      const bool gated = plan.kind == model::BlockKind::gated_mlp && group.linears.size() == 2;
+      made.gate_up_turns = gated && n % 64 == 0 && (is_rotated(passes_) || fuses(made));
+    }
+    return block;
+  }
+
+  CudaLinear linear(std::vector<std::string> names, int64_t n, int64_t k) {
     CudaLinear linear;
-    linear.names = {std::move(name)};
+    linear.names = std::move(names);
     linear.n = n;
     linear.k = k;
     CudaProduct product;
@@ -81,7 +94,7 @@ class Maker {
     const auto specs = repack::layout_row(weight.layout).planes(scheme, linear.n, linear.k);
     const auto allocate = [&](PlaneRole role) -> DeviceBuffer& {
       const auto spec = std::ranges::find(specs, role, &formats::PlaneSpec::role);
-      linear.memory.emplace_back(static_cast<size_t>(byte_count(spec->dtype, spec->shape)));
+      linear.memory.emplace_back(stream_.context(), static_cast<size_t>(byte_count(spec->dtype, spec->shape)));
       linear.bytes += static_cast<int64_t>(linear.memory.back().size());
       return linear.memory.back();
     };
@@ -143,10 +156,11 @@ class Maker {
 
   void make_planes(CudaLinear& linear, CudaProduct& product, kernels::RotatedDevicePass& pass, size_t index) {
     const repack::KbitFragmentMap map(pass.n, pass.k);
-    DeviceBuffer codes(static_cast<size_t>(map.tiles() * map.tile_words(pass.bits)) * sizeof(uint32_t));
+    DeviceBuffer codes(stream_.context(),
+                       static_cast<size_t>(map.tiles() * map.tile_words(pass.bits)) * sizeof(uint32_t));
     kernels::random_words_cuda(codes.as<uint32_t>(), static_cast<int64_t>(codes.size() / 4), ++seed_, stream_.get());
     const int64_t count = kernels::norm_count(pass.n, (pass.k + pass.group - 1) / pass.group);
-    DeviceBuffer norms(static_cast<size_t>(count) * 2);
+    DeviceBuffer norms(stream_.context(), static_cast<size_t>(count) * 2);
     const double part = std::pow(1 / 16.0, static_cast<double>(index));
     pass.norm_max =
         static_cast<float>(part * std::sqrt(3.0 * static_cast<double>(pass.group) / static_cast<double>(pass.k)));
@@ -185,39 +199,26 @@ bool can_be_random(std::span<const formats::Scheme> passes) {
 
 }  // namespace
 
-CudaModel CudaModel::random(const model::ModelConfig& config, std::span<const formats::Scheme> passes,
-                            std::optional<int64_t> residual_bytes) {
+CudaModel CudaModel::random(device::Context& gpu, const model::ModelConfig& config,
+                            std::span<const formats::Scheme> passes, std::optional<int64_t> residual_bytes) {
   if (!can_be_random(passes)) {
     throw Error(ErrorCode::unsupported, "random weights of scheme " + formats::to_string(passes))
         .detail(
             "expected f16, kbit2-b32-e4m4 to kbit5-b32-e4m4, int4 or int8 with f16 scales such as int4-g128-f16, or "
             "rotated passes such as rotated4-d128+rotated4-d128");
   }
-  const device::Stream stream;
+  const device::Stream stream(gpu);
   Maker maker(passes, residual_bytes.has_value(), stream);
-  CudaModel model;
+  CudaModel model(gpu);
   model.config_ = config;
-  const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
-  const int64_t query_width = config.heads * config.head_dim, key_width = config.kv_heads * config.head_dim;
+  const int64_t hidden = config.hidden_size;
   for (int64_t i = 0; i < config.layers; ++i) {
-    const std::string prefix = concat("model.layers.", i, ".");
-    CudaLayer layer;
-    layer.input_norm = maker.norm(hidden);
-    layer.post_attention_norm = maker.norm(hidden);
-    if (config.qk_norm) {
-      layer.q_norm = maker.norm(config.head_dim);
-      layer.k_norm = maker.norm(config.head_dim);
-    }
-    layer.qkv = maker.linear(prefix + "self_attn.qkv", query_width + 2 * key_width, hidden);
-    layer.o = maker.linear(prefix + "self_attn.o_proj", hidden, query_width);
-    layer.gate_up = maker.linear(prefix + "mlp.gate_up", 2 * inner, hidden);
-    layer.gate_up.gated_turns = inner % 32 == 0 && (is_rotated(passes) || fuses(layer.gate_up));
-    layer.down = maker.linear(prefix + "mlp.down_proj", hidden, inner);
-    model.layers_.push_back(std::move(layer));
+    CudaLayer& layer = model.layers_.emplace_back();
+    for (const auto& plan : model::layer_plan(config, i).blocks) layer.blocks.push_back(maker.block(plan));
   }
   model.final_norm_ = maker.norm(hidden);
   model.embeddings_ = maker.rows(config.vocab_size, hidden);
-  model.head_ = maker.linear("lm_head", config.vocab_size, hidden);
+  model.head_ = maker.linear({"lm_head"}, config.vocab_size, hidden);
   if (residual_bytes) model.keep_resident(*residual_bytes, stream);
   stream.synchronize();
   return model;

@@ -18,8 +18,8 @@ void upload(const model::RopeTable& table, int64_t first, int64_t rows, bool eac
   }
   stream.synchronize();
   if (cosine.size() < cosines.size() * sizeof(float)) {
-    cosine = device::DeviceBuffer(cosines.size() * sizeof(float));
-    sine = device::DeviceBuffer(cosines.size() * sizeof(float));
+    cosine = device::DeviceBuffer(stream.context(), cosines.size() * sizeof(float));
+    sine = device::DeviceBuffer(stream.context(), cosines.size() * sizeof(float));
   }
   cosine.upload(bytes_of(cosines), stream);
   sine.upload(bytes_of(sines), stream);

@@ -48,11 +48,12 @@ DeviceBuffer upload_codes(Weights weights, int64_t rows_in_turn, const device::S
   DeviceBuffer canonical = stack_on_gpu(lay_out(weights, PlaneRole::codes, rows_in_turn), stream);
   // The pass wants scales too, and they go where they came from: nowhere.
   const repack::KbitFragmentMap map(n, k);
-  DeviceBuffer no_scales(static_cast<size_t>(n * formats::kbit_blocks(k)));
-  DeviceBuffer no_packed_scales(static_cast<size_t>(map.tiles() * map.tile_scales));
-  DeviceBuffer codes(static_cast<size_t>(map.tiles() * map.tile_words(scheme.bits)) * sizeof(uint32_t));
+  DeviceBuffer no_scales(stream.context(), static_cast<size_t>(n * formats::kbit_blocks(k)));
+  DeviceBuffer no_packed_scales(stream.context(), static_cast<size_t>(map.tiles() * map.tile_scales));
+  DeviceBuffer codes(stream.context(),
+                     static_cast<size_t>(map.tiles() * map.tile_words(scheme.bits)) * sizeof(uint32_t));
   repack::pack_cuda("kbit-fragment", scheme, n, k, {canonical.as<uint32_t>(), no_scales.data()},
-                    {codes.as<uint32_t>(), no_packed_scales.data()}, stream.get());
+                    {codes.as<uint32_t>(), no_packed_scales.data()}, stream);
   stream.synchronize();
   return codes;
 }
@@ -186,7 +187,7 @@ std::shared_ptr<const OffloadedPass> move_to_host(const DeviceBuffer& codes, con
   auto host = std::make_shared<OffloadedPass>();
   host->error = error;
   host->norms_at = codes.size();
-  host->bytes = device::PinnedBuffer(codes.size() + norms.size());
+  host->bytes = device::PinnedBuffer(stream.context(), codes.size() + norms.size());
   codes.download(host->bytes.bytes().first(codes.size()), stream);
   norms.download(host->bytes.bytes().subspan(codes.size()), stream);
   stream.synchronize();

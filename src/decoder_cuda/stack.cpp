@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "core/error.h"
-#include "device/check.h"
+#include "device/copy.h"
 
 namespace w4q::decoder_cuda {
 namespace {
@@ -73,11 +73,10 @@ Buffer stack_on_host(std::span<const Pieces> planes) {
 }
 
 device::DeviceBuffer stack_on_gpu(std::span<const Pieces> planes, const device::Stream& stream) {
-  device::DeviceBuffer stacked(bytes_of_all(planes));
+  device::DeviceBuffer stacked(stream.context(), bytes_of_all(planes));
   for (const auto& [bytes, first, piece, pitch] : planes) {
-    device::check(cudaMemcpy2DAsync(stacked.data() + first, pitch, bytes.data(), piece, piece, bytes.size() / piece,
-                                    cudaMemcpyHostToDevice, stream.get()),
-                  "copying weights to the GPU");
+    device::copy_rows(device::Way::to_gpu, {stacked.data() + first, pitch}, {bytes.data(), piece}, piece,
+                      bytes.size() / piece, stream, "copying weights to the GPU");
   }
   return stacked;
 }

@@ -11,7 +11,7 @@
 #include "decoder_cuda/pack.h"
 #include "decoder_cuda/rotated.h"
 #include "decoder_cuda/stack.h"
-#include "device/check.h"
+#include "device/copy.h"
 
 namespace w4q::decoder_cuda {
 namespace {
@@ -73,7 +73,7 @@ bool alike(const LinearWeight& a, const LinearWeight& b) {
 void copy_rows(const LinearWeight& weight, std::byte* to, const device::Stream& stream) {
   const int64_t rows_at_a_time = std::clamp<int64_t>(staging_bytes / 4 / weight.k, 1, weight.n);
   std::vector<float> values(static_cast<size_t>(rows_at_a_time * weight.k));
-  device::PinnedBuffer halves(values.size() * 2);
+  device::PinnedBuffer halves(stream.context(), values.size() * 2);
   for (int64_t begin = 0; begin < weight.n; begin += rows_at_a_time) {
     const int64_t rows = std::min(rows_at_a_time, weight.n - begin);
     stream.synchronize();  // the copy before is done with `halves`
@@ -89,9 +89,8 @@ void copy_rows(const LinearWeight& weight, std::byte* to, const device::Stream& 
       narrow(decoded, DType::f16,
              halves.bytes().subspan(static_cast<size_t>(first * weight.k) * 2, decoded.size() * 2));
     });
-    device::check(cudaMemcpyAsync(to + begin * weight.k * 2, halves.bytes().data(),
-                                  static_cast<size_t>(rows * weight.k) * 2, cudaMemcpyHostToDevice, stream.get()),
-                  "copying weights to the GPU");
+    device::copy(device::Way::to_gpu, to + begin * weight.k * 2, halves.bytes().data(),
+                 static_cast<size_t>(rows * weight.k) * 2, stream, "copying weights to the GPU");
   }
   stream.synchronize();
 }
@@ -125,7 +124,7 @@ class Builder {
 
  private:
   void add_dense(std::span<const LinearWeight* const> layers, CudaProduct& product) {
-    DeviceBuffer& rows = keep(DeviceBuffer(static_cast<size_t>(product.n * linear_.k) * 2));
+    DeviceBuffer& rows = keep(DeviceBuffer(stream_.context(), static_cast<size_t>(product.n * linear_.k) * 2));
     int64_t at = 0;
     for (const auto* layer : layers) {
       if (packed_of(*layer) != nullptr) linear_.widened.push_back(layer->name);
@@ -216,8 +215,8 @@ CudaLinear upload_gated(const LinearWeight& gate, const LinearWeight& up, const 
   if (!takes_turns) return upload_linears(layers, stream, offload);
   CudaLinear linear;
   linear.k = gate.k;
-  linear.gated_turns = true;
-  Builder(linear, offload, stream).add(layers, kernels::gated_turn);
+  linear.gate_up_turns = true;
+  Builder(linear, offload, stream).add(layers, kernels::gate_up_turn);
   return linear;
 }
 
@@ -262,7 +261,7 @@ void keep_resident(std::span<CudaLinear* const> linears, int64_t budget, const d
 }
 
 device::DeviceBuffer upload_rows(const LinearWeight& weight, const device::Stream& stream) {
-  DeviceBuffer rows(static_cast<size_t>(weight.n * weight.k) * 2);
+  DeviceBuffer rows(stream.context(), static_cast<size_t>(weight.n * weight.k) * 2);
   copy_rows(weight, rows.data(), stream);
   return rows;
 }

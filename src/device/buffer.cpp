@@ -3,22 +3,26 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "device/check.h"
+#include "device/copy.h"
 
 namespace w4q::device {
 
-DeviceBuffer::DeviceBuffer(size_t size) : size_(size) {
+DeviceBuffer::DeviceBuffer(const Context& context, size_t size) : gpu_(context.ordinal()), size_(size) {
   if (size == 0) return;
+  const Scope here(context);
   void* data = nullptr;
   check(cudaMalloc(&data, size), concat("allocating ", human_bytes(static_cast<int64_t>(size)), " on the GPU"));
   data_ = static_cast<std::byte*>(data);
 }
 
 DeviceBuffer::~DeviceBuffer() {
-  if (data_ != nullptr) cudaFree(data_);
+  if (data_ == nullptr) return;
+  const Scope here(gpu_);
+  cudaFree(data_);
 }
 
 DeviceBuffer DeviceBuffer::copy_of(std::span<const std::byte> bytes, const Stream& stream) {
-  DeviceBuffer result(bytes.size());
+  DeviceBuffer result(stream.context(), bytes.size());
   result.upload(bytes, stream);
   return result;
 }
@@ -26,22 +30,22 @@ DeviceBuffer DeviceBuffer::copy_of(std::span<const std::byte> bytes, const Strea
 void DeviceBuffer::upload(std::span<const std::byte> bytes, const Stream& stream) {
   ensure(bytes.size() <= size_, "upload larger than its buffer");
   if (bytes.empty()) return;
-  check(cudaMemcpyAsync(data_, bytes.data(), bytes.size(), cudaMemcpyHostToDevice, stream.get()), "copying to the GPU");
+  copy(Way::to_gpu, data_, bytes.data(), bytes.size(), stream, "copying to the GPU");
 }
 
 void DeviceBuffer::download(std::span<std::byte> bytes, const Stream& stream) const {
   ensure(bytes.size() <= size_, "download larger than its buffer");
   if (bytes.empty()) return;
-  check(cudaMemcpyAsync(bytes.data(), data_, bytes.size(), cudaMemcpyDeviceToHost, stream.get()),
-        "copying from the GPU");
+  copy(Way::from_gpu, bytes.data(), data_, bytes.size(), stream, "copying from the GPU");
 }
 
 void DeviceBuffer::fill(int value, const Stream& stream) {
-  if (size_ != 0) check(cudaMemsetAsync(data_, value, size_, stream.get()), "filling GPU memory");
+  if (size_ != 0) device::fill(data_, value, size_, stream, "filling GPU memory");
 }
 
-PinnedBuffer::PinnedBuffer(size_t size) : size_(size) {
+PinnedBuffer::PinnedBuffer(const Context& context, size_t size) : gpu_(context.ordinal()), size_(size) {
   if (size == 0) return;
+  const Scope here(context);
   void* data = nullptr;
   check(cudaHostAlloc(&data, size, cudaHostAllocDefault),
         concat("allocating ", human_bytes(static_cast<int64_t>(size)), " of pinned memory"));
@@ -49,7 +53,9 @@ PinnedBuffer::PinnedBuffer(size_t size) : size_(size) {
 }
 
 PinnedBuffer::~PinnedBuffer() {
-  if (data_ != nullptr) cudaFreeHost(data_);
+  if (data_ == nullptr) return;
+  const Scope here(gpu_);
+  cudaFreeHost(data_);
 }
 
 }  // namespace w4q::device

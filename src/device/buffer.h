@@ -9,21 +9,22 @@
 
 namespace w4q::device {
 
-/// Bytes in GPU memory, aligned to 256. Not initialised.
+/// Bytes in the memory of a GPU, aligned to 256. Not initialised. Freed there, whichever GPU is current.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
   /// Throws device when the memory is not there, naming the size.
-  explicit DeviceBuffer(size_t size);
+  DeviceBuffer(const Context& context, size_t size);
   ~DeviceBuffer();
   DeviceBuffer(DeviceBuffer&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+      : gpu_(other.gpu_), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+    std::swap(gpu_, other.gpu_);
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
     return *this;
   }
-  /// A copy of host bytes.
+  /// A copy of host bytes on the stream's GPU.
   static DeviceBuffer copy_of(std::span<const std::byte> bytes, const Stream& stream);
 
   std::byte* data() noexcept { return data_; }
@@ -37,6 +38,8 @@ class DeviceBuffer {
     return reinterpret_cast<const T*>(data_);
   }
   size_t size() const noexcept { return size_; }
+  /// The ordinal of the GPU.
+  int gpu() const noexcept { return gpu_; }
 
   /// Asynchronous copies; the host bytes must stay until the stream is synchronised. Sizes are checked.
   void upload(std::span<const std::byte> bytes, const Stream& stream);
@@ -45,19 +48,21 @@ class DeviceBuffer {
   void fill(int value, const Stream& stream);
 
  private:
+  int gpu_ = 0;
   std::byte* data_ = nullptr;
   size_t size_ = 0;
 };
 
-/// Page-locked host memory.
+/// Page-locked host memory, which the context's GPU may write too.
 class PinnedBuffer {
  public:
   PinnedBuffer() = default;
-  explicit PinnedBuffer(size_t size);
+  PinnedBuffer(const Context& context, size_t size);
   ~PinnedBuffer();
   PinnedBuffer(PinnedBuffer&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+      : gpu_(other.gpu_), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
   PinnedBuffer& operator=(PinnedBuffer&& other) noexcept {
+    std::swap(gpu_, other.gpu_);
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
     return *this;
@@ -67,6 +72,7 @@ class PinnedBuffer {
   std::span<const std::byte> bytes() const noexcept { return {data_, size_}; }
 
  private:
+  int gpu_ = 0;
   std::byte* data_ = nullptr;
   size_t size_ = 0;
 };

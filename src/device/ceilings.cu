@@ -4,7 +4,7 @@
 #include "device/buffer.h"
 #include "device/ceilings.h"
 #include "device/check.h"
-#include "device/properties.h"
+#include "device/copy.h"
 #include "device/timing.h"
 
 namespace w4q::device {
@@ -49,45 +49,48 @@ __global__ void fill_random(uint4* data, int64_t count) {
   }
 }
 
-int grid_size() { return 4 * find_gpu()->multiprocessors; }
+int grid_size(const Context& context) { return 4 * context.properties().multiprocessors; }
 
-DeviceBuffer random_buffer(int64_t bytes) {
-  DeviceBuffer buffer(static_cast<size_t>(bytes));
-  fill_random<<<grid_size(), threads>>>(buffer.as<uint4>(), bytes / 16);
+DeviceBuffer random_buffer(Context& context, int64_t bytes) {
+  DeviceBuffer buffer(context, static_cast<size_t>(bytes));
+  const Stream stream(context);
+  fill_random<<<grid_size(context), threads, 0, stream.get()>>>(buffer.as<uint4>(), bytes / 16);
   check_launch("fill_random", "ceilings");
+  stream.synchronize();
   return buffer;
 }
 
 }  // namespace
 
-double read_floor_seconds(int64_t bytes) {
-  const int copies = rotating_copies(bytes);
+double read_floor_seconds(Context& context, int64_t bytes) {
+  const int copies = rotating_copies(context.properties(), bytes);
   const int64_t stride = (bytes + 255) / 256 * 256;
-  const DeviceBuffer data = random_buffer(stride * copies);
-  DeviceBuffer sink(256);
-  const int grid = grid_size();
-  const auto timing = time_calls(
-      [&](int call, cudaStream_t stream) {
-        const auto* from = reinterpret_cast<const uint4*>(data.data() + (call % copies) * stride);
-        read_all<<<grid, threads, 0, stream>>>(from, bytes / 16, sink.as<unsigned>());
-      },
-      {std::max(20, copies), 15});
+  const DeviceBuffer data = random_buffer(context, stride * copies);
+  DeviceBuffer sink(context, 256);
+  const int grid = grid_size(context);
+  const auto timing = time_calls(context,
+                                 [&](int call, const Stream& stream) {
+                                   const auto* from =
+                                       reinterpret_cast<const uint4*>(data.data() + (call % copies) * stride);
+                                   read_all<<<grid, threads, 0, stream.get()>>>(from, bytes / 16, sink.as<unsigned>());
+                                 },
+                                 {std::max(20, copies), 15});
   return timing.median;
 }
 
-Ceilings measure_ceilings(int64_t bytes) {
-  const DeviceBuffer from = random_buffer(bytes);
-  DeviceBuffer to(static_cast<size_t>(bytes));
-  const int grid = grid_size();
-  const auto rate = [&](double factor, const std::function<void(int, cudaStream_t)>& call) {
-    return factor * static_cast<double>(bytes) / time_calls(call, {4, 9}).median;
+Ceilings measure_ceilings(Context& context, int64_t bytes) {
+  const DeviceBuffer from = random_buffer(context, bytes);
+  DeviceBuffer to(context, static_cast<size_t>(bytes));
+  const int grid = grid_size(context);
+  const auto rate = [&](double factor, const std::function<void(int, const Stream&)>& call) {
+    return factor * static_cast<double>(bytes) / time_calls(context, call, {4, 9}).median;
   };
   Ceilings result;
-  result.read = static_cast<double>(bytes) / read_floor_seconds(bytes);
-  result.write =
-      rate(1, [&](int, cudaStream_t stream) { write_all<<<grid, threads, 0, stream>>>(to.as<uint4>(), bytes / 16); });
-  result.copy = rate(2, [&](int, cudaStream_t stream) {
-    check(cudaMemcpyAsync(to.data(), from.data(), to.size(), cudaMemcpyDeviceToDevice, stream), "copying on the GPU");
+  result.read = static_cast<double>(bytes) / read_floor_seconds(context, bytes);
+  result.write = rate(
+      1, [&](int, const Stream& stream) { write_all<<<grid, threads, 0, stream.get()>>>(to.as<uint4>(), bytes / 16); });
+  result.copy = rate(2, [&](int, const Stream& stream) {
+    copy(Way::on_gpu, to.data(), from.data(), to.size(), stream, "copying on the GPU");
   });
   return result;
 }

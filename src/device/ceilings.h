@@ -1,7 +1,9 @@
-// What this GPU's memory can do, measured in the same process as whatever is compared with it.
+// What a GPU's memory can do, measured in the same process as whatever is compared with it.
 #pragma once
 
 #include <cstdint>
+
+#include "device/context.h"
 
 namespace w4q::device {
 
@@ -12,10 +14,10 @@ struct Ceilings {
 };
 
 /// Measures over buffers of `bytes` (at least 256 MB, so that the L2 cache plays no part).
-Ceilings measure_ceilings(int64_t bytes = int64_t{1} << 30);
+Ceilings measure_ceilings(Context& context, int64_t bytes = int64_t{1} << 30);
 
 /// Seconds that a kernel which only reads `bytes` takes, cold, in a graph of such kernels: the floor of any GEMV over
 /// as many bytes of weights, launch and tail included.
-double read_floor_seconds(int64_t bytes);
+double read_floor_seconds(Context& context, int64_t bytes);
 
 }  // namespace w4q::device

@@ -2,8 +2,11 @@
 
 #include <cublas_v2.h>
 
+#include <map>
+
 #include "core/error.h"
 #include "core/text.h"
+#include "device/check.h"
 #include "device/loaded_library.h"
 
 namespace w4q::device {
@@ -42,8 +45,12 @@ void check_cublas(cublasStatus_t status, std::string_view doing) {
 }
 
 cublasHandle_t handle() {
-  return thread_handle<cublasHandle_t>(
-      [](cublasHandle_t* made) { check_cublas(library().create(made), "starting cuBLAS"); });
+  thread_local std::map<int, cublasHandle_t> handles;
+  int gpu = 0;
+  check(cudaGetDevice(&gpu), "asking for the GPU");
+  auto& handle = handles[gpu];
+  if (handle == nullptr) check_cublas(library().create(&handle), "starting cuBLAS");
+  return handle;
 }
 
 /// A matrix in cuBLAS' column order.

@@ -5,7 +5,7 @@ namespace w4q::device {
 
 bool have_cusolver() { return false; }
 
-bool cholesky(double*, int64_t, cudaStream_t) {
+bool cholesky(double*, int64_t, const Stream&) {
   throw Error(ErrorCode::device, "this program was built without cuSOLVER");
 }
 

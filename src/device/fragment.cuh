@@ -39,14 +39,14 @@ __device__ __forceinline__ uint32_t select_bits(uint32_t a, uint32_t b, uint32_t
 
 /// From here on the kernel may touch what the launch before it in the stream writes. Does nothing where launches do not
 /// overlap.
-__device__ __forceinline__ void wait_for_previous_launch() {
+__device__ __forceinline__ void wait_grid_dependency() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
 /// Lets the next launch in the stream begin on multiprocessors that this one leaves.
-__device__ __forceinline__ void allow_next_launch() {
+__device__ __forceinline__ void trigger_dependent_launch() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif

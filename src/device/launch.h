@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "device/check.h"
+#include "device/context.h"
 
 namespace w4q::device {
 
@@ -24,10 +25,12 @@ inline int multiprocessors() { return attribute(cudaDevAttrMultiProcessorCount);
 
 /// Blocks of `threads` threads that are resident together, and not more than `wanted`; at least 1.
 template <class Kernel>
-int resident_blocks(Kernel kernel, int threads, int64_t wanted) {
+int resident_blocks(const Context& context, Kernel kernel, int threads, int64_t wanted) {
+  const Scope here(context);
   int each = 0;
   check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, 0), "asking for the occupancy");
-  return static_cast<int>(std::clamp<int64_t>(wanted, 1, int64_t{std::max(each, 1)} * multiprocessors()));
+  return static_cast<int>(
+      std::clamp<int64_t>(wanted, 1, int64_t{std::max(each, 1)} * context.properties().multiprocessors));
 }
 
 }  // namespace w4q::device

@@ -4,10 +4,13 @@
 
 #include <cuda_runtime.h>
 
-#include <map>
+#include <mutex>
 #include <string>
+#include <string_view>
 
-#include "device/check.h"
+#include "core/error.h"
+#include "core/text.h"
+#include "device/stream.h"
 
 namespace w4q::device {
 
@@ -33,16 +36,34 @@ class LoadedLibrary {
   void* library_ = nullptr;
 };
 
-/// This thread's handle for the current GPU, made by `create(&handle)` at its first use. Handles live as long as the
-/// program: the driver may be gone when a destructor would run.
-template <class Handle, class Create>
-Handle thread_handle(const Create& create) {
-  thread_local std::map<int, Handle> handles;
-  int gpu = 0;
-  check(cudaGetDevice(&gpu), "asking for the GPU");
-  auto& handle = handles[gpu];
-  if (handle == nullptr) create(&handle);
-  return handle;
-}
+/// A library that works through handles, and answers 0 for success: cuBLAS, cuSOLVER.
+template <class Handle, class Status>
+struct HandleLibrary {
+  LoadedLibrary loaded;
+  std::string_view title;  ///< in messages
+  Status (*create)(Handle*) = nullptr;
+  Status (*destroy)(Handle) = nullptr;
+  Status (*set_stream)(Handle, cudaStream_t) = nullptr;
+
+  void check(Status status, std::string_view doing) const {
+    if (status == 0) return;
+    throw Error(ErrorCode::device, concat(doing, ": ", title, " status ", static_cast<int>(status)));
+  }
+  /// The handle of the stream's GPU, to work on that stream. Nobody else has it until `lock` goes.
+  Handle borrow(LibraryHandle& handle, const Stream& stream, std::unique_lock<std::mutex>& lock) const {
+    if (!loaded.why().empty()) throw Error(ErrorCode::device, concat(title, " cannot be loaded: ", loaded.why()));
+    lock = std::unique_lock(handle.mutex);
+    const cudaStream_t queue = stream.get();
+    if (handle.value == nullptr) {
+      Handle made{};
+      check(create(&made), concat("starting ", title));
+      handle.value = made;
+      handle.destroy = [destroy = destroy](void* value) { destroy(static_cast<Handle>(value)); };
+    }
+    const auto found = static_cast<Handle>(handle.value);
+    check(set_stream(found, queue), concat("giving ", title, " a stream"));
+    return found;
+  }
+};
 
 }  // namespace w4q::device

@@ -2,35 +2,45 @@
 
 #include <cuda_runtime.h>
 
-namespace w4q::device {
+#include "core/text.h"
 
-std::optional<Properties> find_gpu(std::string* why) {
+namespace w4q::device {
+namespace {
+
+constexpr int oldest_sm = 80;
+
+/// Why GPU `ordinal` of `count` cannot be had, if the runtime's questions ended with `status`; empty: it can.
+std::string refusal(cudaError_t status, int count, int ordinal) {
+  if (status == cudaSuccess && ordinal < count) return {};
+  cudaGetLastError();  // the failed question must not be reported by a later launch
+  int driver = 0;
+  if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0) return "no NVIDIA driver on this machine";
+  if (status != cudaSuccess) return cudaGetErrorString(status);
+  if (count == 0) return "no CUDA device";
+  return concat("there is no cuda:", ordinal, ", the last one is cuda:", count - 1);
+}
+
+}  // namespace
+
+std::optional<Properties> find_gpu(std::string* why, int ordinal) {
   int count = 0;
-  int current = 0;
-  cudaDeviceProp properties{};
+  cudaDeviceProp found{};
   cudaError_t status = cudaGetDeviceCount(&count);
-  if (status == cudaSuccess && count > 0) status = cudaGetDevice(&current);
-  if (status == cudaSuccess && count > 0) status = cudaGetDeviceProperties(&properties, current);
-  if (status != cudaSuccess || count == 0) {
-    int driver = 0;
-    const bool no_driver = cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0;
-    const char* reason = status == cudaSuccess ? "no CUDA device" : cudaGetErrorString(status);
-    if (why != nullptr) *why = no_driver ? "no NVIDIA driver on this machine" : reason;
-    cudaGetLastError();  // the failed question must not be reported by a later launch
+  if (status == cudaSuccess && ordinal < count) status = cudaGetDeviceProperties(&found, ordinal);
+  std::string reason = refusal(status, count, ordinal);
+  const int sm = 10 * found.major + found.minor;
+  if (reason.empty() && sm < oldest_sm) reason = std::string(found.name) + " is older than compute capability 8.0";
+  if (!reason.empty()) {
+    if (why != nullptr) *why = reason;
     return std::nullopt;
   }
-  constexpr int oldest_sm = 80;
-  const int sm = 10 * properties.major + properties.minor;
-  if (sm < oldest_sm) {
-    if (why != nullptr) *why = std::string(properties.name) + " is older than compute capability 8.0";
-    return std::nullopt;
-  }
-  return Properties{properties.name,
-                    sm,
-                    properties.multiProcessorCount,
-                    static_cast<int64_t>(properties.totalGlobalMem),
-                    properties.l2CacheSize,
-                    static_cast<int64_t>(properties.sharedMemPerBlockOptin)};
+  return Properties{.name = found.name,
+                    .sm = sm,
+                    .multiprocessors = found.multiProcessorCount,
+                    .memory_bytes = static_cast<int64_t>(found.totalGlobalMem),
+                    .l2_bytes = found.l2CacheSize,
+                    .shared_bytes_per_block_optin = static_cast<int64_t>(found.sharedMemPerBlockOptin),
+                    .shared_bytes_per_multiprocessor = static_cast<int64_t>(found.sharedMemPerMultiprocessor)};
 }
 
 }  // namespace w4q::device

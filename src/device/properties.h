@@ -1,4 +1,4 @@
-// The GPU of this machine, as far as w4q needs to know it. Compiled with and without CUDA.
+// The GPUs of this machine, as far as w4q needs to know them. Compiled with and without CUDA.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,12 @@ struct Properties {
   int multiprocessors = 0;
   int64_t memory_bytes = 0;
   int64_t l2_bytes = 0;
-  int64_t shared_bytes_per_block = 0;  ///< with opt-in
+  int64_t shared_bytes_per_block_optin = 0;
+  int64_t shared_bytes_per_multiprocessor = 0;
 };
 
-/// The current GPU; nothing, with the reason in `why`, when there is none, its driver is too old, or this program was
-/// built without CUDA.
-std::optional<Properties> find_gpu(std::string* why = nullptr);
+/// GPU `ordinal`; nothing, with the reason in `why`, when there is none of this number, it or its driver is too old, or
+/// this program was built without CUDA.
+std::optional<Properties> find_gpu(std::string* why = nullptr, int ordinal = 0);
 
 }  // namespace w4q::device

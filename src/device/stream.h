@@ -5,39 +5,54 @@
 
 #include <utility>
 
+#include "device/context.h"
+
 namespace w4q::device {
 
-/// A CUDA stream of its own (not the default stream, and not synchronising with it).
+/// A CUDA stream of its own (not the default stream, and not synchronising with it). The context must outlive it.
 class Stream {
  public:
-  Stream();
+  explicit Stream(Context& context);
   ~Stream();
-  Stream(Stream&& other) noexcept : stream_(std::exchange(other.stream_, nullptr)) {}
+  Stream(Stream&& other) noexcept : context_(other.context_), stream_(std::exchange(other.stream_, nullptr)) {}
   Stream& operator=(Stream&& other) noexcept {
+    std::swap(context_, other.context_);
     std::swap(stream_, other.stream_);
     return *this;
   }
 
-  cudaStream_t get() const noexcept { return stream_; }
+  Context& context() const noexcept { return *context_; }
+  /// For a launch, or another call of the runtime: the stream's GPU is current in this thread from now on.
+  cudaStream_t get() const {
+    make_current(context_->ordinal());
+    return stream_;
+  }
   /// Waits for all work so far. Throws device when any of it failed.
   void synchronize() const;
+  /// The same for destructors, which cannot report what failed.
+  void drain() const noexcept;
+  /// Queues a call on the host.
+  void call(void (*function)(void*), void* argument) const;
 
  private:
+  Context* context_;
   cudaStream_t stream_ = nullptr;
 };
 
+/// A point in the work of a stream. It lives on the GPU of the stream that it is recorded on first, and may be recorded
+/// again there; before that there is nothing to wait for.
 class Event {
  public:
-  Event();
+  Event() = default;
   ~Event();
-  Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+  Event(Event&& other) noexcept : gpu_(other.gpu_), event_(std::exchange(other.event_, nullptr)) {}
   Event& operator=(Event&& other) noexcept {
+    std::swap(gpu_, other.gpu_);
     std::swap(event_, other.event_);
     return *this;
   }
 
-  cudaEvent_t get() const noexcept { return event_; }
-  void record(const Stream& stream) const;
+  void record(const Stream& stream);
   void synchronize() const;
   /// Makes later work of `stream` wait for this event.
   void wait(const Stream& stream) const;
@@ -45,6 +60,7 @@ class Event {
   double seconds_since(const Event& start) const;
 
  private:
+  int gpu_ = 0;
   cudaEvent_t event_ = nullptr;
 };
 

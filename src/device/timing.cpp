@@ -3,26 +3,23 @@
 #include <algorithm>
 
 #include "device/graph.h"
-#include "device/properties.h"
 
 namespace w4q::device {
-int rotating_copies(int64_t bytes) {
-  const auto gpu = find_gpu();
-  const int64_t wanted = 4 * (gpu ? gpu->l2_bytes : int64_t{64} << 20);
+int rotating_copies(const Properties& gpu, int64_t bytes) {
+  const int64_t wanted = 4 * gpu.l2_bytes;
   return static_cast<int>(std::clamp<int64_t>((wanted + bytes - 1) / std::max<int64_t>(bytes, 1), 1, 1024));
 }
 
-Timing time_calls(const std::function<void(int, cudaStream_t)>& call, const TimingOptions& options) {
-  const Stream stream;
+Timing time_calls(Context& context, const std::function<void(int, const Stream&)>& call, const TimingOptions& options) {
+  const Stream stream(context);
   const Graph graph(stream, [&] {
-    for (int i = 0; i < options.calls; ++i) call(i, stream.get());
+    for (int i = 0; i < options.calls; ++i) call(i, stream);
   });
   graph.launch(stream);  // warm-up: first launches upload the graph
   stream.synchronize();
   std::vector<double> seconds;
   for (int replay = 0; replay < options.replays; ++replay) {
-    const Event start;
-    const Event stop;
+    Event start, stop;
     start.record(stream);
     graph.launch(stream);
     stop.record(stream);

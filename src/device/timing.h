@@ -24,11 +24,12 @@ struct TimingOptions {
   int replays = 15;
 };
 
-/// How many copies of `bytes` must rotate so that together they pass four times the L2 cache.
-int rotating_copies(int64_t bytes);
+/// How many copies of `bytes` must rotate so that together they pass four times the GPU's L2 cache.
+int rotating_copies(const Properties& gpu, int64_t bytes);
 
 /// Captures `call(i, stream)` for i = 0 … calls − 1 into a graph, replays it and returns the time of one call. `call`
 /// chooses its buffers by i and must only launch work on `stream`. Throws device when any of it fails.
-Timing time_calls(const std::function<void(int call, cudaStream_t stream)>& call, const TimingOptions& options = {});
+Timing time_calls(Context& context, const std::function<void(int call, const Stream& stream)>& call,
+                  const TimingOptions& options = {});
 
 }  // namespace w4q::device

@@ -6,20 +6,13 @@
 
 #include "core/text.h"
 #include "gguf/rope.h"
+#include "model/architecture.h"
 
 namespace w4q::gguf {
 namespace {
 
-struct Family {
-  std::string_view gguf, model_type, class_name;
-};
-
-constexpr std::array<Family, 4> families{{
-    {"llama", "llama", "LlamaForCausalLM"},
-    {"qwen2", "qwen2", "Qwen2ForCausalLM"},
-    {"qwen3", "qwen3", "Qwen3ForCausalLM"},
-    {"llama", "mistral", "MistralForCausalLM"},  // only a file with a window is read as one
-}};
+using model::ArchitectureRow;
+using model::BiasRule;
 
 /// Keys of other models that share an architecture's name: with a value that changes the result they are refused.
 constexpr std::array<std::string_view, 8> foreign_numbers = {
@@ -29,15 +22,24 @@ constexpr std::array<std::string_view, 8> foreign_numbers = {
 
 bool has(const io::GgufFile& file, std::string_view name) { return file.find(name) != nullptr; }
 
-const Family& find_family(const GgufKeys& keys, int64_t window) {
-  const auto found = std::ranges::find(families, keys.architecture(), &Family::gguf);
-  if (found == families.end()) {
+/// Of rows that share a name, the one with windows only for a file that has one.
+const ArchitectureRow& find_architecture(const GgufKeys& keys, int64_t window) {
+  const auto rows = model::architectures();
+  const auto first = std::ranges::find(rows, keys.architecture(), &ArchitectureRow::gguf);
+  if (first == rows.end()) {
+    std::vector<std::string> known;
+    for (const auto* row : rows) {
+      if (std::ranges::find(known, row->gguf) == known.end()) known.emplace_back(row->gguf);
+    }
     throw keys.error(ErrorCode::unsupported, "general.architecture", concat("\"", printable(keys.architecture()), "\""))
-        .detail("supported: llama, qwen2, qwen3");
+        .detail("supported: " + join(known));
   }
-  if (window == 0) return *found;
-  if (found->gguf != "llama") throw keys.error(ErrorCode::unsupported, "%.attention.sliding_window", concat(window));
-  return families.back();
+  if (window == 0) return **first;
+  const auto found = std::find_if(first, rows.end(), [&](const ArchitectureRow* row) {
+    return row->gguf == keys.architecture() && row->windows == model::WindowRule::all_layers;
+  });
+  if (found == rows.end()) throw keys.error(ErrorCode::unsupported, "%.attention.sliding_window", concat(window));
+  return **found;
 }
 
 void refuse_foreign(const GgufKeys& keys) {
@@ -84,18 +86,21 @@ int64_t rows_of(const io::GgufFile& file, const GgufKeys& keys, std::string_view
 }
 
 /// Biases are where their tensors are; the first layer speaks for all.
-void add_biases(const io::GgufFile& file, const GgufKeys& keys, std::string_view model_type, io::Json& config) {
+void add_biases(const io::GgufFile& file, const GgufKeys& keys, const ArchitectureRow& row, io::Json& config) {
   const bool query = has(file, "blk.0.attn_q.bias"), output = has(file, "blk.0.attn_output.bias");
   const bool mlp = has(file, "blk.0.ffn_gate.bias");
-  if (model_type == "llama" || model_type == "qwen3") {
+  if (row.attention_bias == BiasRule::stated) {
     if (query != output)
       throw keys.error(ErrorCode::unsupported, "blk.0.attn_output.bias", "without attn_q.bias, or the reverse");
     config["attention_bias"] = query;
-  } else if (output || (query && model_type == "mistral")) {
-    throw keys.error(ErrorCode::unsupported, "blk.0.attn_output.bias", concat("in a model of type ", model_type));
+  } else if (output || (query && row.attention_bias == BiasRule::never)) {
+    throw keys.error(ErrorCode::unsupported, "blk.0.attn_output.bias", concat("in a model of type ", row.model_type));
   }
-  if (model_type == "llama") config["mlp_bias"] = mlp;
-  if (mlp && model_type != "llama") throw keys.error(ErrorCode::unsupported, "blk.0.ffn_gate.bias", "is present");
+  if (row.mlp_bias == BiasRule::stated) {
+    config["mlp_bias"] = mlp;
+  } else if (mlp) {
+    throw keys.error(ErrorCode::unsupported, "blk.0.ffn_gate.bias", "is present");
+  }
 }
 
 io::Json eos_tokens(const GgufKeys& keys) {
@@ -114,7 +119,7 @@ io::Json optional_id(const std::optional<int64_t>& id) { return id ? io::Json(*i
 /// The one window of all layers, 0 for none.
 int64_t common_window(const model::ModelConfig& config) {
   const int64_t window = config.sliding_window.empty() ? 0 : config.sliding_window.front();
-  const bool mistral = config.architecture == model::Architecture::mistral;
+  const bool mistral = config.architecture->windows == model::WindowRule::all_layers;
   if (std::ranges::all_of(config.sliding_window,
                           [&](int64_t each) { return each == window && (each == 0 || mistral); })) {
     return window;
@@ -128,15 +133,15 @@ uint32_t u32(int64_t value) { return static_cast<uint32_t>(value); }
 
 io::Json config_from_gguf(const io::GgufFile& file, const GgufKeys& keys, DType dtype) {
   const int64_t window = keys.integer("%.attention.sliding_window").value_or(0);
-  const Family& family = find_family(keys, window);
+  const ArchitectureRow& row = find_architecture(keys, window);
   refuse_foreign(keys);
   const int64_t hidden = keys.size("%.embedding_length"), heads = keys.size("%.attention.head_count");
   const int64_t head_dim = head_dim_of(keys, hidden, heads);
   const double theta = keys.number("%.rope.freq_base").value_or(10000);
   const bool tied = !has(file, "output.weight");
   io::Json config = {
-      {"architectures", {family.class_name}},
-      {"model_type", family.model_type},
+      {"architectures", {row.class_name}},
+      {"model_type", row.model_type},
       {"vocab_size", rows_of(file, keys, "token_embd.weight")},
       {"hidden_size", hidden},
       {"intermediate_size", keys.size("%.feed_forward_length")},
@@ -150,17 +155,13 @@ io::Json config_from_gguf(const io::GgufFile& file, const GgufKeys& keys, DType 
       {"rope_theta", theta},
       {"rope_scaling", rope_scaling_from_gguf(keys, read_factors(file, keys, head_dim), theta, head_dim)},
       {"tie_word_embeddings", tied}};
-  add_biases(file, keys, family.model_type, config);
-  if (family.model_type == "mistral") config["sliding_window"] = window;
-  if (family.gguf != "llama") config["use_sliding_window"] = false;
+  add_biases(file, keys, row, config);
+  if (row.windows == model::WindowRule::all_layers) config["sliding_window"] = window;
+  if (row.windows == model::WindowRule::from_layer) config["use_sliding_window"] = false;
   config["bos_token_id"] = optional_id(keys.integer("tokenizer.ggml.bos_token_id"));
   config["eos_token_id"] = eos_tokens(keys);
   config["torch_dtype"] = dtype == DType::bf16 ? "bfloat16" : dtype == DType::f16 ? "float16" : "float32";
   return config;
-}
-
-std::string gguf_architecture(const model::ModelConfig& config) {
-  return std::string(std::ranges::find(families, config.architecture_name, &Family::class_name)->gguf);
 }
 
 std::vector<float> rope_factors_to_gguf(const model::ModelConfig& config) {
@@ -169,7 +170,7 @@ std::vector<float> rope_factors_to_gguf(const model::ModelConfig& config) {
 }
 
 io::GgufMetadata config_to_gguf(const model::ModelConfig& config, std::vector<std::string>& notes) {
-  const std::string name = gguf_architecture(config);
+  const std::string name(config.architecture->gguf);
   io::GgufMetadata metadata = {{name + ".block_count", u32(config.layers)},
                                {name + ".context_length", u32(config.max_positions)},
                                {name + ".embedding_length", u32(config.hidden_size)},
@@ -183,8 +184,10 @@ io::GgufMetadata config_to_gguf(const model::ModelConfig& config, std::vector<st
                                {name + ".rope.dimension_count", u32(config.head_dim)},
                                {name + ".vocab_size", u32(config.vocab_size)}};
   rope_scaling_to_gguf(config.rope, name, metadata);
-  if (config.architecture == model::Architecture::qwen3 && config.qkv_bias) {
-    throw Error(ErrorCode::unsupported, "config.json: attention_bias of Qwen3")
+  if (config.output_bias && !config.architecture->gguf_stated_biases) {
+    const std::string_view name_of_class = config.architecture->class_name;
+    throw Error(ErrorCode::unsupported,
+                concat("config.json: attention_bias of ", name_of_class.substr(0, name_of_class.find("ForCausalLM"))))
         .detail("GGUF readers have no such tensors");
   }
   if (const int64_t window = common_window(config); window != 0) {

@@ -13,7 +13,7 @@
 namespace w4q::gguf {
 
 /// config.json for the model in `file`, whose weights will be stored as `dtype`. Throws unsupported, naming key and
-/// reason, for another architecture than llama, qwen2 and qwen3 and for whatever w4q does not compute; bad_file for
+/// reason, for an architecture that no row has and for whatever w4q does not compute; bad_file for
 /// metadata that is missing, malformed or contradicts the tensors.
 io::Json config_from_gguf(const io::GgufFile& file, const GgufKeys& keys, DType dtype);
 
@@ -21,9 +21,6 @@ io::Json config_from_gguf(const io::GgufFile& file, const GgufKeys& keys, DType 
 /// readers of GGUF ignore. Throws unsupported for what the format cannot say: dynamic rope scaling, windows in some of
 /// the layers …
 io::GgufMetadata config_to_gguf(const model::ModelConfig& config, std::vector<std::string>& notes);
-
-/// "llama" (also for Mistral), "qwen2", "qwen3".
-std::string gguf_architecture(const model::ModelConfig& config);
 
 /// Llama 3's rope scaling travels as a tensor, F32 [head_dim / 2]: what divides each frequency.
 inline constexpr std::string_view rope_factors_tensor = "rope_freqs.weight";

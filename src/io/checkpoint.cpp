@@ -212,18 +212,15 @@ void Checkpoint::Impl::check_complete(const WeightFiles& files) {
 }
 
 Checkpoint Checkpoint::open(const fs::path& path, bool sidecar) {
-  return Checkpoint(std::make_unique<Impl>(path, sidecar));
+  return Checkpoint(std::make_shared<const Impl>(path, sidecar));
 }
 
 Checkpoint Checkpoint::derive(std::shared_ptr<const Checkpoint> source,
                               std::map<std::string, DerivedTensor, std::less<>> tensors, std::string derivation) {
-  return Checkpoint(std::make_unique<Impl>(std::move(source), std::move(tensors), std::move(derivation)));
+  return Checkpoint(std::make_shared<const Impl>(std::move(source), std::move(tensors), std::move(derivation)));
 }
 
-Checkpoint::Checkpoint(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
-Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
-Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
-Checkpoint::~Checkpoint() = default;
+Checkpoint::Checkpoint(std::shared_ptr<const Impl> impl) noexcept : impl_(std::move(impl)) {}
 
 const fs::path& Checkpoint::folder() const noexcept { return impl_->folder; }
 

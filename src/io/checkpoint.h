@@ -42,6 +42,7 @@ struct DerivedTensor {
 /// The folder inside a checkpoint's that may hold more tensors of it, in files of the same kinds.
 inline constexpr std::string_view sidecar_folder = "residual";
 
+/// A handle: copies share the open files.
 class Checkpoint {
  public:
   /// Opens and validates everything but the tensor data: headers, index, offsets against file sizes. `path` is a folder
@@ -53,10 +54,6 @@ class Checkpoint {
   /// `derivation` says what was done, for whoever must tell two such checkpoints apart.
   static Checkpoint derive(std::shared_ptr<const Checkpoint> source,
                            std::map<std::string, DerivedTensor, std::less<>> tensors, std::string derivation);
-
-  Checkpoint(Checkpoint&&) noexcept;
-  Checkpoint& operator=(Checkpoint&&) noexcept;
-  ~Checkpoint();
 
   /// The folder that holds the files (the parent for a single file).
   const std::filesystem::path& folder() const noexcept;
@@ -86,8 +83,8 @@ class Checkpoint {
 
  private:
   struct Impl;
-  explicit Checkpoint(std::unique_ptr<Impl> impl) noexcept;
-  std::unique_ptr<Impl> impl_;
+  explicit Checkpoint(std::shared_ptr<const Impl> impl) noexcept;
+  std::shared_ptr<const Impl> impl_;
 };
 
 /// True for names of weight files and their index, which a writer replaces and does not carry along:

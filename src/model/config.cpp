@@ -1,36 +1,16 @@
 #include "model/config.h"
 
 #include <algorithm>
-#include <array>
 
 #include "core/error.h"
 #include "core/text.h"
 #include "io/gguf.h"
+#include "model/architecture.h"
 #include "model/config_reader.h"
 #include "model/config_rope.h"
 
 namespace w4q::model {
 namespace {
-
-/// What a family assumes where config.json is silent.
-struct Family {
-  Architecture architecture;
-  std::string_view model_type;
-  std::string_view class_name;
-  std::optional<int64_t> kv_heads;  ///< nothing: as many as heads
-  std::optional<int64_t> head_dim;  ///< nothing: hidden_size / heads
-  int64_t max_positions;
-  double rope_theta;
-  std::optional<int64_t> bos_token;
-  std::optional<int64_t> eos_token;
-};
-
-constexpr std::array families = {
-    Family{Architecture::llama, "llama", "LlamaForCausalLM", {}, {}, 2048, 1e4, 1, 2},
-    Family{Architecture::mistral, "mistral", "MistralForCausalLM", 8, {}, 131072, 1e4, 1, 2},
-    Family{Architecture::qwen2, "qwen2", "Qwen2ForCausalLM", 32, {}, 32768, 1e6, {}, {}},
-    Family{Architecture::qwen3, "qwen3", "Qwen3ForCausalLM", 32, 128, 32768, 1e6, {}, {}},
-};
 
 constexpr int64_t max_layers = 10000;
 constexpr int64_t default_window = 4096;
@@ -38,7 +18,7 @@ constexpr int64_t default_max_window_layers = 28;
 
 [[noreturn]] void unknown_architecture(const ConfigReader& reader, std::string_view name) {
   std::vector<std::string> known;
-  for (const auto& family : families) known.emplace_back(family.class_name);
+  for (const auto* row : architectures()) known.emplace_back(row->class_name);
   throw Error(ErrorCode::unsupported, concat(reader.source(), ": architecture \"", printable(name), "\""))
       .detail(concat("supported: ", join(known)));
 }
@@ -50,44 +30,42 @@ std::string first_architecture(const ConfigReader& reader) {
   return list->front().get<std::string>();
 }
 
-const Family& find_family(const ConfigReader& reader) {
+const ArchitectureRow& find_architecture(const ConfigReader& reader) {
   const std::string type = reader.text("model_type").value_or(""), name = first_architecture(reader);
   if (type.empty() && name.empty()) reader.missing("architectures");
-  const auto by_name = std::ranges::find(families, name, &Family::class_name);
-  const auto by_type = std::ranges::find(families, type, &Family::model_type);
-  if (!name.empty() && by_name == families.end()) unknown_architecture(reader, name);
-  if (!type.empty() && by_type == families.end()) unknown_architecture(reader, type);
+  const auto rows = architectures();
+  const auto by_name = std::ranges::find(rows, name, &ArchitectureRow::class_name);
+  const auto by_type = std::ranges::find(rows, type, &ArchitectureRow::model_type);
+  if (!name.empty() && by_name == rows.end()) unknown_architecture(reader, name);
+  if (!type.empty() && by_type == rows.end()) unknown_architecture(reader, type);
   if (!name.empty() && !type.empty() && by_name != by_type) {
     throw Error(ErrorCode::bad_file, concat(reader.source(), ": model_type \"", type, "\" does not go with ", name));
   }
-  return name.empty() ? *by_type : *by_name;
+  return name.empty() ? **by_type : **by_name;
 }
 
-void parse_sizes(const ConfigReader& reader, const Family& family, ModelConfig& config) {
+void parse_sizes(const ConfigReader& reader, ModelConfig& config) {
   config.vocab_size = reader.size("vocab_size");
   config.hidden_size = reader.size("hidden_size");
   config.intermediate_size = reader.size("intermediate_size");
   config.layers = reader.size("num_hidden_layers");
   if (config.layers > max_layers) reader.refuse("num_hidden_layers", concat("expected at most ", max_layers));
   config.heads = reader.size("num_attention_heads");
-  config.max_positions = reader.size("max_position_embeddings", family.max_positions);
+  config.max_positions = reader.size("max_position_embeddings", config.architecture->max_positions);
   config.rms_norm_eps = reader.positive("rms_norm_eps", 1e-6);
 }
 
-/// True when the key stands in the file, be it null.
-bool stated(const io::Json& json, std::string_view key) { return json.contains(key); }
-
-void parse_heads(const ConfigReader& reader, const io::Json& json, const Family& family, ModelConfig& config) {
-  const bool kv_stated = stated(json, "num_key_value_heads");
-  config.kv_heads =
-      reader.size("num_key_value_heads", kv_stated ? config.heads : family.kv_heads.value_or(config.heads));
+void parse_heads(const ConfigReader& reader, ModelConfig& config) {
+  const ArchitectureRow& row = *config.architecture;
+  const bool kv_stated = reader.states("num_key_value_heads");
+  config.kv_heads = reader.size("num_key_value_heads", kv_stated ? config.heads : row.kv_heads.value_or(config.heads));
   if (config.heads % config.kv_heads != 0) {
     throw Error(ErrorCode::bad_file, concat(reader.source(), ": ", config.heads, " attention heads do not share ",
                                             config.kv_heads, " key and value heads evenly"));
   }
-  const bool family_sets = family.head_dim && !stated(json, "head_dim");
-  const int64_t fallback = family_sets ? *family.head_dim : config.hidden_size / config.heads;
-  if (reader.find("head_dim") == nullptr && !family_sets && config.hidden_size % config.heads != 0) {
+  const bool row_sets = row.head_dim && !reader.states("head_dim");
+  const int64_t fallback = row_sets ? *row.head_dim : config.hidden_size / config.heads;
+  if (reader.find("head_dim") == nullptr && !row_sets && config.hidden_size % config.heads != 0) {
     throw Error(ErrorCode::bad_file, concat(reader.source(), ": hidden_size ", config.hidden_size,
                                             " is not a multiple of ", config.heads, " heads, and head_dim is missing"));
   }
@@ -104,29 +82,19 @@ void parse_heads(const ConfigReader& reader, const io::Json& json, const Family&
 void parse_biases(const ConfigReader& reader, ModelConfig& config) {
   const bool attention = reader.boolean("attention_bias").value_or(false);
   const bool mlp = reader.boolean("mlp_bias").value_or(false);
-  switch (config.architecture) {
-    case Architecture::llama:
-      config.qkv_bias = config.output_bias = attention;
-      config.mlp_bias = mlp;
-      break;
-    case Architecture::mistral:
-      break;
-    case Architecture::qwen2:
-      config.qkv_bias = true;
-      break;
-    case Architecture::qwen3:
-      config.qkv_bias = config.output_bias = attention;
-      config.qk_norm = true;
-      break;
-  }
+  const ArchitectureRow& row = *config.architecture;
+  config.output_bias = row.attention_bias == BiasRule::stated && attention;
+  config.qkv_bias = row.attention_bias == BiasRule::always || config.output_bias;
+  config.mlp_bias = row.mlp_bias == BiasRule::stated && mlp;
+  config.qk_norm = row.qk_norm;
 }
 
 /// The window of the layers that have one; 0 when none has.
-int64_t parse_window(const ConfigReader& reader, const io::Json& json, ModelConfig& config) {
-  const bool qwen = config.architecture == Architecture::qwen2 || config.architecture == Architecture::qwen3;
-  if (config.architecture == Architecture::llama) return 0;
-  if (qwen && !reader.boolean("use_sliding_window").value_or(false)) return 0;
-  if (!stated(json, "sliding_window")) return default_window;
+int64_t parse_window(const ConfigReader& reader, ModelConfig& config) {
+  const WindowRule rule = config.architecture->windows;
+  if (rule == WindowRule::none) return 0;
+  if (rule == WindowRule::from_layer && !reader.boolean("use_sliding_window").value_or(false)) return 0;
+  if (!reader.states("sliding_window")) return default_window;
   const auto window = reader.integer("sliding_window");
   if (!window) return 0;
   if (*window < 0) reader.refuse("sliding_window", "expected a number of positions or null");
@@ -149,15 +117,16 @@ void parse_layer_types(const ConfigReader& reader, const io::Json& list, int64_t
   }
 }
 
-void parse_windows(const ConfigReader& reader, const io::Json& json, ModelConfig& config) {
-  const int64_t window = parse_window(reader, json, config);
+void parse_windows(const ConfigReader& reader, ModelConfig& config) {
+  const WindowRule rule = config.architecture->windows;
+  const int64_t window = parse_window(reader, config);
   const io::Json* types = reader.find("layer_types");
-  if (types != nullptr && config.architecture != Architecture::llama) {
+  if (types != nullptr && rule != WindowRule::none) {
     return parse_layer_types(reader, *types, window, config);
   }
-  const bool from_layer = config.architecture == Architecture::qwen2 || config.architecture == Architecture::qwen3;
-  const int64_t first =
-      from_layer ? reader.integer("max_window_layers").value_or(default_max_window_layers) : int64_t{0};
+  const int64_t first = rule == WindowRule::from_layer
+                            ? reader.integer("max_window_layers").value_or(default_max_window_layers)
+                            : int64_t{0};
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     config.sliding_window.push_back(layer >= first ? window : 0);
   }
@@ -176,12 +145,13 @@ std::vector<int64_t> parse_tokens(const ConfigReader& reader, std::string_view k
   return tokens;
 }
 
-void parse_special_tokens(const ConfigReader& reader, const io::Json& json, const Family& family, ModelConfig& config) {
+void parse_special_tokens(const ConfigReader& reader, ModelConfig& config) {
+  const ArchitectureRow& row = *config.architecture;
   const auto bos = parse_tokens(reader, "bos_token_id");
   if (!bos.empty()) config.bos_token = bos.front();
-  if (!stated(json, "bos_token_id")) config.bos_token = family.bos_token;
+  if (!reader.states("bos_token_id")) config.bos_token = row.bos_token;
   config.eos_tokens = parse_tokens(reader, "eos_token_id");
-  if (!stated(json, "eos_token_id") && family.eos_token) config.eos_tokens = {*family.eos_token};
+  if (!reader.states("eos_token_id") && row.eos_token) config.eos_tokens = {*row.eos_token};
 }
 
 /// Older files say "float16", some "torch.float16".
@@ -220,12 +190,11 @@ std::optional<int64_t> most_positions(const ModelConfig& config) noexcept {
 
 ModelConfig parse_config(const io::Json& json, std::string_view source) {
   const ConfigReader reader(json, source);
-  const Family& family = find_family(reader);
   ModelConfig config;
-  config.architecture = family.architecture;
-  config.architecture_name = family.class_name;
-  parse_sizes(reader, family, config);
-  parse_heads(reader, json, family, config);
+  config.architecture = &find_architecture(reader);
+  config.architecture_name = config.architecture->class_name;
+  parse_sizes(reader, config);
+  parse_heads(reader, config);
   const std::string activation = reader.text("hidden_act").value_or("silu");
   if (activation != "silu" && activation != "swish") {
     throw Error(ErrorCode::unsupported, concat(source, ": hidden_act \"", printable(activation), "\""))
@@ -235,9 +204,10 @@ ModelConfig parse_config(const io::Json& json, std::string_view source) {
   config.tied_embeddings = config.tie_word_embeddings.value_or(false);
   parse_biases(reader, config);
   config.dtype = parse_dtype_name(reader);
-  config.rope = parse_rope(reader, family.rope_theta, config);
-  parse_windows(reader, json, config);
-  parse_special_tokens(reader, json, family, config);
+  config.rope = parse_rope(reader, config.architecture->rope_theta, config);
+  parse_windows(reader, config);
+  parse_special_tokens(reader, config);
+  if (config.architecture->read != nullptr) config.architecture->read(reader, config);
   return config;
 }
 

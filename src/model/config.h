@@ -13,7 +13,10 @@
 
 namespace w4q::model {
 
-enum class Architecture { llama, mistral, qwen2, qwen3 };
+struct ArchitectureRow;  // model/architecture.h
+
+/// What gated MLPs do to their gates.
+enum class Activation { silu };
 
 enum class RopeType { standard, linear, dynamic, llama3, yarn };
 
@@ -30,11 +33,13 @@ struct RopeConfig {
   double beta_slow = 1.0;
   bool truncate = true;
   double attention_factor = 1.0;  ///< multiplies cos and sin
+
+  bool operator==(const RopeConfig&) const = default;
 };
 
 struct ModelConfig {
-  Architecture architecture = Architecture::llama;
-  std::string architecture_name;  ///< "LlamaForCausalLM"
+  const ArchitectureRow* architecture = nullptr;  ///< set by whatever makes a config
+  std::string architecture_name;                  ///< "LlamaForCausalLM"
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
   int64_t layers = 0;

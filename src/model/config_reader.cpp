@@ -32,6 +32,8 @@ const io::Json* ConfigReader::find(std::string_view key) const {
   return found == object_->end() || found->is_null() ? nullptr : &*found;
 }
 
+bool ConfigReader::states(std::string_view key) const { return object_->contains(key); }
+
 std::optional<int64_t> ConfigReader::integer(std::string_view key) const {
   const io::Json* value = find(key);
   if (value == nullptr) return std::nullopt;

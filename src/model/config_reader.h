@@ -23,6 +23,8 @@ class ConfigReader {
   std::optional<std::string> text(std::string_view key) const;
   /// The value of any type; null pointer when absent or null.
   const io::Json* find(std::string_view key) const;
+  /// True when the key stands in the file, be it null.
+  bool states(std::string_view key) const;
 
   /// An integer in [1, 2^31). Throws bad_file when it is outside or, without a `fallback`, absent.
   int64_t size(std::string_view key, std::optional<int64_t> fallback = std::nullopt) const;

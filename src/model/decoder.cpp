@@ -12,10 +12,23 @@
 
 namespace w4q::model {
 
+void check_ids(std::span<const int32_t> ids, int64_t position, int64_t capacity, int64_t vocab_size) {
+  if (ids.empty()) throw Error(ErrorCode::bad_argument, "no tokens to decode");
+  if (static_cast<int64_t>(ids.size()) > capacity - position) {
+    throw Error(ErrorCode::bad_argument,
+                concat(ids.size(), " tokens after ", position, " do not fit a context of ", capacity, " positions"));
+  }
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] >= 0 && ids[i] < vocab_size) continue;
+    throw Error(ErrorCode::bad_argument,
+                concat("token ", i, " has id ", ids[i], ", the vocabulary ends at ", vocab_size - 1))
+        .hint("were the ids made with another tokenizer?");
+  }
+}
+
 struct Decoder::Impl {
   Impl(const Model& model_, int64_t capacity_, DType rope_frequencies, bool int8);
 
-  void check(std::span<const int32_t> ids) const;
   kernels::KeyValueCache cache(size_t layer) const;
 
   const Model& model;
@@ -54,20 +67,6 @@ Decoder::Impl::Impl(const Model& model_, int64_t capacity_, DType rope_frequenci
   }
 }
 
-void Decoder::Impl::check(std::span<const int32_t> ids) const {
-  if (ids.empty()) throw Error(ErrorCode::bad_argument, "no tokens to decode");
-  if (static_cast<int64_t>(ids.size()) > capacity - position) {
-    throw Error(ErrorCode::bad_argument,
-                concat(ids.size(), " tokens after ", position, " do not fit a context of ", capacity, " positions"));
-  }
-  for (size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] >= 0 && ids[i] < config.vocab_size) continue;
-    throw Error(ErrorCode::bad_argument,
-                concat("token ", i, " has id ", ids[i], ", the vocabulary ends at ", config.vocab_size - 1))
-        .hint("were the ids made with another tokenizer?");
-  }
-}
-
 kernels::KeyValueCache Decoder::Impl::cache(size_t layer) const {
   return {keys[layer].data(), values[layer].data(), config.kv_heads, capacity, config.head_dim};
 }
@@ -83,8 +82,8 @@ int64_t Decoder::position() const noexcept { return impl_->position; }
 
 MatrixView<const float> Decoder::forward(std::span<const int32_t> ids, const Observer* observer) {
   Impl& decoder = *impl_;
-  decoder.check(ids);
   const ModelConfig& config = decoder.config;
+  check_ids(ids, decoder.position, decoder.capacity, config.vocab_size);
   const auto rows = static_cast<int64_t>(ids.size());
   const auto x = decoder.hidden.matrix(rows, config.hidden_size);
   const auto observe = [&](int64_t index) {
@@ -96,7 +95,7 @@ MatrixView<const float> Decoder::forward(std::span<const int32_t> ids, const Obs
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     observe(layer);
     const auto index = static_cast<size_t>(layer);
-    decoder.runner.run(decoder.model.layers()[index], layer, decoder.cache(index), x, observer);
+    decoder.runner.run(decoder.model.layers()[index], decoder.cache(index), x, observer);
   }
   kernels::rms_norm(x, decoder.model.final_norm(), static_cast<float>(config.rms_norm_eps), x);
   observe(config.layers);

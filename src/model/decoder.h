@@ -11,6 +11,9 @@
 
 namespace w4q::model {
 
+/// Throws bad_argument where `ids` are none, do not fit behind `position` or are outside the vocabulary.
+void check_ids(std::span<const int32_t> ids, int64_t position, int64_t capacity, int64_t vocab_size);
+
 /// A sequence being decoded: the KV cache and the scratch of one model. Not thread-safe; the model may be shared and
 /// must outlive it.
 class Decoder {

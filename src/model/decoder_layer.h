@@ -41,9 +41,9 @@ class LayerDecoder {
   /// From now on layers with such products round their inputs to int8 (linear_int8).
   void set_int8_activations(bool on) noexcept;
 
-  /// x = layer(x) for the rows that were set. `layer` counts from 0 and chooses the attention window; `cache` holds the
-  /// positions before and has room for these. Throws internal when the shapes do not fit.
-  void run(const LayerWeights& weights, int64_t layer, const kernels::KeyValueCache& cache, MatrixView<float> x,
+  /// x = layer(x) for the rows that were set. `cache` holds the positions before and has room for these. Throws
+  /// internal when the shapes do not fit.
+  void run(const LayerWeights& weights, const kernels::KeyValueCache& cache, MatrixView<float> x,
            const Observer* observer = nullptr);
 
  private:

@@ -57,10 +57,10 @@ Buffer widened(const io::Checkpoint& checkpoint, const std::string& name) {
 
 /// What is done to one matrix or bias.
 struct Turn {
-  std::string source;      ///< the tensor it starts from
-  std::string norm = {};   ///< of its inputs; empty: none
-  SharedRotation inputs;   ///< null: stay
-  SharedRotation outputs;  ///< null: stay
+  std::string source;                    ///< the tensor it starts from
+  std::optional<PlannedNorm> norm = {};  ///< of its inputs
+  SharedRotation inputs;                 ///< null: stay
+  SharedRotation outputs;                ///< null: stay
 };
 
 Buffer turned(const io::Checkpoint& checkpoint, const Turn& turn) {
@@ -68,7 +68,11 @@ Buffer turned(const io::Checkpoint& checkpoint, const Turn& turn) {
   Buffer result = widened(checkpoint, turn.source);
   const int64_t cols = row_length(shape);
   const MatrixView<float> matrix(result.as<float>().data(), element_count(shape) / cols, cols);
-  if (!turn.norm.empty()) fold_norm(matrix, widened(checkpoint, turn.norm).as<float>());
+  if (turn.norm) {
+    Buffer norm = widened(checkpoint, turn.norm->name + ".weight");
+    if (turn.norm->offset != 0) std::ranges::for_each(norm.as<float>(), [&](float& w) { w += turn.norm->offset; });
+    fold_norm(matrix, norm.as<float>());
+  }
   if (turn.inputs) turn_inputs(matrix, *turn.inputs);
   if (turn.outputs) turn_outputs(matrix, *turn.outputs);
   return result;
@@ -85,35 +89,41 @@ class Folding {
 
   DerivedTensors run() && {
     matrix(std::string(embedding_name), {.source = std::string(embedding_name), .inputs = stream_, .outputs = {}});
-    for (int64_t layer = 0; layer < config_.layers; ++layer) fold_layer(concat("model.layers.", layer, "."));
+    for (int64_t layer = 0; layer < config_.layers; ++layer) fold_layer(layer_plan(config_, layer));
     const std::string_view head = config_.tied_embeddings ? embedding_name : head_name;
-    const std::string norm = "model.norm.weight";
+    const PlannedNorm norm = final_norm_plan(config_);
     matrix(std::string(head_name), {.source = std::string(head), .norm = norm, .inputs = stream_, .outputs = {}});
     ones(norm);
     return std::move(tensors_);
   }
 
  private:
-  void fold_layer(const std::string& prefix) {
-    const std::string attention = prefix + "self_attn.", mlp = prefix + "mlp.";
-    const std::string before = prefix + "input_layernorm.weight", after = prefix + "post_attention_layernorm.weight";
-    linear(attention + "q_proj", before, stream_, nullptr, config_.qkv_bias);
-    linear(attention + "k_proj", before, stream_, nullptr, config_.qkv_bias);
-    linear(attention + "v_proj", before, stream_, head_, config_.qkv_bias);
-    linear(attention + "o_proj", {}, head_, stream_, config_.output_bias);
-    linear(mlp + "gate_proj", after, stream_, nullptr, config_.mlp_bias);
-    linear(mlp + "up_proj", after, stream_, nullptr, config_.mlp_bias);
-    linear(mlp + "down_proj", {}, nullptr, stream_, config_.mlp_bias);
-    ones(before);
-    ones(after);
+  void fold_layer(const LayerPlan& plan) {
+    for (const auto& block : plan.blocks) {
+      if (block.norm(NormRole::output) == nullptr) continue;
+      throw Error(ErrorCode::unsupported, concat(block.norm(NormRole::output)->name, ": a norm before the sum"))
+          .detail("outputs cannot be turned behind a norm")
+          .hint("leave out --fold-rotations");
+    }
+    for (const auto& group : plan.groups()) {
+      for (const auto& linear : group.linears) fold_linear(group, linear);
+    }
+    for (const auto& norm : plan.norms()) {
+      if (norm.role == NormRole::input) ones(norm);
+    }
   }
 
-  void linear(const std::string& module, const std::string& norm, SharedRotation inputs, const SharedRotation& outputs,
-              bool bias) {
-    const std::string weight = module + ".weight";
-    matrix(weight, {.source = weight, .norm = norm, .inputs = std::move(inputs), .outputs = outputs});
+  void fold_linear(const InputGroup& group, const PlannedLinear& linear) {
+    const std::string weight = linear.name + ".weight", bias = linear.name + ".bias";
+    const SharedRotation outputs = rotation(linear.outputs);
+    matrix(weight, {.source = weight, .norm = group.norm, .inputs = rotation(group.inputs), .outputs = outputs});
     // As one row, a bias is turned as inputs are.
-    if (bias && outputs) matrix(module + ".bias", {.source = module + ".bias", .inputs = outputs, .outputs = {}});
+    if (linear.bias && outputs) matrix(bias, {.source = bias, .inputs = outputs, .outputs = {}});
+  }
+
+  /// Null where nothing is folded.
+  SharedRotation rotation(Basis basis) const {
+    return basis == Basis::stream ? stream_ : basis == Basis::heads ? head_ : nullptr;
   }
 
   void matrix(const std::string& name, Turn turn) {
@@ -122,11 +132,13 @@ class Folding {
     tensors_.emplace(name, io::DerivedTensor{DType::f32, info.dtype, info.shape, std::move(make)});
   }
 
-  void ones(const std::string& name) {
+  /// The norm that multiplies by one.
+  void ones(const PlannedNorm& norm) {
+    const std::string name = norm.name + ".weight";
     const io::TensorInfo& info = checkpoint_->at(name);
-    auto make = [count = static_cast<size_t>(element_count(info.shape))] {
+    auto make = [count = static_cast<size_t>(element_count(info.shape)), value = 1.0f - norm.offset] {
       Buffer result(count * sizeof(float));
-      std::ranges::fill(result.as<float>(), 1.0f);
+      std::ranges::fill(result.as<float>(), value);
       return result;
     };
     tensors_.emplace(name, io::DerivedTensor{DType::f32, info.dtype, info.shape, std::move(make)});
@@ -142,16 +154,8 @@ class Folding {
 void check_parameters(const io::Checkpoint& checkpoint, const ModelConfig& config) {
   std::set<std::string, std::less<>> known;
   for (const auto& parameter : parameters(config)) {
-    const io::TensorInfo& info = checkpoint.at(parameter.name);
+    check_weight(checkpoint, parameter.name, parameter.shape);
     known.insert(parameter.name);
-    if (info.shape != parameter.shape) {
-      throw Error(ErrorCode::mismatch,
-                  concat(parameter.name, ": shape ", shape_text(info.shape), " does not fit config.json"))
-          .detail(concat("expected ", shape_text(parameter.shape), ", in ", checkpoint.file_of(parameter.name)));
-    }
-    if (is_weight_dtype(info.dtype)) continue;
-    throw Error(ErrorCode::unsupported, concat(parameter.name, ": a weight of type ", dtype_name(info.dtype)))
-        .detail("expected F32, F16 or BF16");
   }
   if (config.tied_embeddings) known.insert(std::string(head_name));  // stored or not, it is not read
   for (const auto& [name, info] : checkpoint.tensors()) {

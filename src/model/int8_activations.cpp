@@ -23,10 +23,10 @@ void refuse_int8_activations(std::string_view layer, std::string_view found) {
 void check_int8_activations(const Model& model) {
   bool any = false;
   for (const auto& layer : model.layers()) {
-    for (const auto* weight : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
-      const auto* packed = std::get_if<std::shared_ptr<const formats::PackedLinear>>(&weight->matrix);
+    for (const auto& weight : layer.linears) {
+      const auto* packed = std::get_if<std::shared_ptr<const formats::PackedLinear>>(&weight.matrix);
       if (packed == nullptr) continue;
-      if (!kernels::takes_int8_activations(*weight)) refuse_int8_activations(weight->name, passes_text(**packed));
+      if (!kernels::takes_int8_activations(weight)) refuse_int8_activations(weight.name, passes_text(**packed));
       any = true;
     }
   }

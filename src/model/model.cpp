@@ -1,5 +1,6 @@
 #include "model/model.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/convert.h"
@@ -9,39 +10,35 @@
 namespace w4q::model {
 namespace {
 
-std::string layer_prefix(int64_t layer) { return concat("model.layers.", layer, "."); }
+void add_norm(const PlannedNorm& norm, std::vector<Parameter>& list) {
+  list.push_back({norm.name + ".weight", {norm.size}, false, norm.gguf + ".weight"});
+}
 
-/// Collects a layer's or a model's parameters in model order.
-class ParameterList {
- public:
-  void norm(std::string name, int64_t size) { list_.push_back({std::move(name), {size}, false}); }
-  void linear(const std::string& name, int64_t n, int64_t k, bool bias) {
-    list_.push_back({name + ".weight", {n, k}, true});
-    if (bias) list_.push_back({name + ".bias", {n}, false});
+void add_linear(const PlannedLinear& linear, std::vector<Parameter>& list) {
+  list.push_back({linear.name + ".weight", {linear.n, linear.k}, true, linear.gguf + ".weight", linear.rotary_rows});
+  if (linear.bias)
+    list.push_back({linear.name + ".bias", {linear.n}, false, linear.gguf + ".bias", linear.rotary_rows});
+}
+
+void add_block(const Block& block, std::vector<Parameter>& list) {
+  const auto norms = [&](bool of_input) {
+    for (const auto& norm : block.norms) {
+      if ((norm.role == NormRole::input) == of_input) add_norm(norm, list);
+    }
+  };
+  norms(true);
+  for (const auto& group : block.groups) {
+    for (const auto& linear : group.linears) add_linear(linear, list);
   }
-  std::vector<Parameter> take() { return std::move(list_); }
+  norms(false);
+}
 
- private:
-  std::vector<Parameter> list_;
-};
-
-void add_layer(const ModelConfig& config, int64_t layer, ParameterList& list) {
-  const std::string prefix = layer_prefix(layer), attention = prefix + "self_attn.", mlp = prefix + "mlp.";
-  const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
-  const int64_t query_width = config.heads * config.head_dim, key_width = config.kv_heads * config.head_dim;
-  list.norm(prefix + "input_layernorm.weight", hidden);
-  list.linear(attention + "q_proj", query_width, hidden, config.qkv_bias);
-  list.linear(attention + "k_proj", key_width, hidden, config.qkv_bias);
-  list.linear(attention + "v_proj", key_width, hidden, config.qkv_bias);
-  list.linear(attention + "o_proj", hidden, query_width, config.output_bias);
-  if (config.qk_norm) {
-    list.norm(attention + "q_norm.weight", config.head_dim);
-    list.norm(attention + "k_norm.weight", config.head_dim);
-  }
-  list.norm(prefix + "post_attention_layernorm.weight", hidden);
-  list.linear(mlp + "gate_proj", inner, hidden, config.mlp_bias);
-  list.linear(mlp + "up_proj", inner, hidden, config.mlp_bias);
-  list.linear(mlp + "down_proj", hidden, inner, config.mlp_bias);
+/// What stands before and behind the layers.
+PlannedLinear embedding_plan(const ModelConfig& config) {
+  return {.name = "model.embed_tokens", .gguf = "token_embd", .n = config.vocab_size, .k = config.hidden_size};
+}
+PlannedLinear head_plan(const ModelConfig& config) {
+  return {.name = "lm_head", .gguf = "output", .n = config.vocab_size, .k = config.hidden_size};
 }
 
 /// Loads parameters from a checkpoint and checks each against what the architecture expects.
@@ -52,15 +49,7 @@ class Loader {
 
   /// A 16-bit or fp32 tensor of exactly this shape.
   std::shared_ptr<const io::LoadedTensor> tensor(const std::string& name, const Shape& shape) const {
-    const io::TensorInfo& info = checkpoint_.at(name);
-    if (info.shape != shape) {
-      throw Error(ErrorCode::mismatch, concat(name, ": shape ", shape_text(info.shape), " does not fit config.json"))
-          .detail(concat("expected ", shape_text(shape), ", in ", checkpoint_.file_of(name)));
-    }
-    if (!is_weight_dtype(info.dtype)) {
-      throw Error(ErrorCode::unsupported, concat(name, ": a weight of type ", dtype_name(info.dtype)))
-          .detail("expected F32, F16 or BF16");
-    }
+    check_weight(checkpoint_, name, shape);
     return std::make_shared<const io::LoadedTensor>(checkpoint_.load(name));
   }
 
@@ -71,40 +60,32 @@ class Loader {
     return values;
   }
 
-  kernels::LinearWeight linear(const std::string& name, int64_t n, int64_t k, bool bias) const {
-    kernels::LinearWeight weight{.name = name, .n = n, .k = k, .matrix = {}, .bias = {}};
-    if (const checkpoint::PackedLinearInfo* packed = quantization_.find(name)) {
-      if (packed->n != n || packed->k != k) {
-        throw Error(ErrorCode::mismatch, concat(name, ": packed as ", shape_text({packed->n, packed->k})))
-            .detail(concat("expected ", shape_text({n, k}), " from the sizes in config.json"));
+  std::vector<float> norm(const PlannedNorm& norm) const {
+    auto values = vector(norm.name + ".weight", norm.size);
+    if (norm.offset != 0) std::ranges::for_each(values, [&](float& value) { value += norm.offset; });
+    return values;
+  }
+
+  kernels::LinearWeight linear(const PlannedLinear& plan) const {
+    kernels::LinearWeight weight{.name = plan.name, .n = plan.n, .k = plan.k, .matrix = {}, .bias = {}};
+    if (const checkpoint::PackedLinearInfo* packed = quantization_.find(plan.name)) {
+      if (packed->n != plan.n || packed->k != plan.k) {
+        throw Error(ErrorCode::mismatch, concat(plan.name, ": packed as ", shape_text({packed->n, packed->k})))
+            .detail(concat("expected ", shape_text({plan.n, plan.k}), " from the sizes in config.json"));
       }
       weight.matrix = std::make_shared<const formats::PackedLinear>(checkpoint::load_canonical(checkpoint_, *packed));
     } else {
-      const auto loaded = tensor(name + ".weight", {n, k});
+      const auto loaded = tensor(plan.name + ".weight", {plan.n, plan.k});
       weight.matrix = kernels::LinearWeight::Dense{loaded->view(), loaded};
     }
-    if (bias) weight.bias = vector(name + ".bias", n);
+    if (plan.bias) weight.bias = vector(plan.name + ".bias", plan.n);
     return weight;
   }
 
   LayerWeights layer(const ModelConfig& config, int64_t index) const {
-    const std::string prefix = layer_prefix(index), attention = prefix + "self_attn.", mlp = prefix + "mlp.";
-    const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
-    const int64_t query_width = config.heads * config.head_dim, key_width = config.kv_heads * config.head_dim;
-    LayerWeights weights;
-    weights.input_norm = vector(prefix + "input_layernorm.weight", hidden);
-    weights.post_attention_norm = vector(prefix + "post_attention_layernorm.weight", hidden);
-    if (config.qk_norm) {
-      weights.q_norm = vector(attention + "q_norm.weight", config.head_dim);
-      weights.k_norm = vector(attention + "k_norm.weight", config.head_dim);
-    }
-    weights.q = linear(attention + "q_proj", query_width, hidden, config.qkv_bias);
-    weights.k = linear(attention + "k_proj", key_width, hidden, config.qkv_bias);
-    weights.v = linear(attention + "v_proj", key_width, hidden, config.qkv_bias);
-    weights.o = linear(attention + "o_proj", hidden, query_width, config.output_bias);
-    weights.gate = linear(mlp + "gate_proj", inner, hidden, config.mlp_bias);
-    weights.up = linear(mlp + "up_proj", inner, hidden, config.mlp_bias);
-    weights.down = linear(mlp + "down_proj", hidden, inner, config.mlp_bias);
+    LayerWeights weights{.plan = layer_plan(config, index), .norms = {}, .linears = {}};
+    for (const auto& entry : weights.plan.norms()) weights.norms.push_back(norm(entry));
+    for (const auto& entry : weights.plan.linears()) weights.linears.push_back(linear(entry));
     return weights;
   }
 
@@ -131,25 +112,45 @@ std::string_view module_path(std::string_view tensor_name) noexcept {
 }
 
 std::vector<Parameter> parameters(const ModelConfig& config) {
-  ParameterList list;
-  list.linear("model.embed_tokens", config.vocab_size, config.hidden_size, false);
-  for (int64_t layer = 0; layer < config.layers; ++layer) add_layer(config, layer, list);
-  list.norm("model.norm.weight", config.hidden_size);
-  if (!config.tied_embeddings) list.linear("lm_head", config.vocab_size, config.hidden_size, false);
-  return list.take();
+  std::vector<Parameter> list;
+  add_linear(embedding_plan(config), list);
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    for (const auto& block : layer_plan(config, layer).blocks) add_block(block, list);
+  }
+  add_norm(final_norm_plan(config), list);
+  if (!config.tied_embeddings) add_linear(head_plan(config), list);
+  return list;
+}
+
+void check_weight(const io::Checkpoint& checkpoint, const std::string& name, const Shape& shape) {
+  const io::TensorInfo& info = checkpoint.at(name);
+  if (info.shape != shape) {
+    throw Error(ErrorCode::mismatch, concat(name, ": shape ", shape_text(info.shape), " does not fit config.json"))
+        .detail(concat("expected ", shape_text(shape), ", in ", checkpoint.file_of(name)));
+  }
+  if (!is_weight_dtype(info.dtype)) {
+    throw Error(ErrorCode::unsupported, concat(name, ": a weight of type ", dtype_name(info.dtype)))
+        .detail("expected F32, F16 or BF16");
+  }
+}
+
+const kernels::LinearWeight& LayerWeights::linear(Role role) const {
+  const auto planned = plan.linears();
+  const auto found = std::ranges::find(planned, role, &PlannedLinear::role);
+  ensure(found != planned.end(), "LayerWeights: no linear of this role");
+  return linears[found->position];
 }
 
 bool is_derived_tensor(std::string_view name) noexcept { return name.ends_with("rotary_emb.inv_freq"); }
 
 LayerWeights load_layer(const io::Checkpoint& checkpoint, const checkpoint::QuantizationConfig& quantization,
                         const ModelConfig& config, int64_t index) {
-  ensure(index >= 0 && index < config.layers, "load_layer: no such layer");
   return Loader(checkpoint, quantization).layer(config, index);
 }
 
 kernels::LinearWeight load_embeddings(const io::Checkpoint& checkpoint,
                                       const checkpoint::QuantizationConfig& quantization, const ModelConfig& config) {
-  return Loader(checkpoint, quantization).linear("model.embed_tokens", config.vocab_size, config.hidden_size, false);
+  return Loader(checkpoint, quantization).linear(embedding_plan(config));
 }
 
 Model Model::open(const std::filesystem::path& folder, bool residual) {
@@ -169,10 +170,10 @@ Model Model::of(io::Checkpoint checkpoint, ModelConfig of_model, checkpoint::Qua
 
   const ModelConfig& config = model.config_;
   const Loader loader(*model.checkpoint_, model.quantization_);
-  model.embeddings_ = loader.linear("model.embed_tokens", config.vocab_size, config.hidden_size, false);
+  model.embeddings_ = loader.linear(embedding_plan(config));
   for (int64_t layer = 0; layer < config.layers; ++layer) model.layers_.push_back(loader.layer(config, layer));
-  model.final_norm_ = loader.vector("model.norm.weight", config.hidden_size);
-  if (!config.tied_embeddings) model.head_ = loader.linear("lm_head", config.vocab_size, config.hidden_size, false);
+  model.final_norm_ = loader.norm(final_norm_plan(config));
+  if (!config.tied_embeddings) model.head_ = loader.linear(head_plan(config));
   return model;
 }
 

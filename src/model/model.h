@@ -11,7 +11,7 @@
 #include "checkpoint/packed_checkpoint.h"
 #include "io/checkpoint.h"
 #include "kernels/linear/linear.h"
-#include "model/config.h"
+#include "model/layer_plan.h"
 
 namespace w4q::model {
 
@@ -19,7 +19,9 @@ namespace w4q::model {
 struct Parameter {
   std::string name;  ///< "model.layers.0.mlp.up_proj.weight"
   Shape shape;
-  bool linear = false;  ///< a matrix that a scheme may pack: linear layers, and the embedding table
+  bool linear = false;       ///< a matrix that a scheme may pack: linear layers, and the embedding table
+  std::string gguf;          ///< "blk.0.ffn_up.weight"
+  bool rotary_rows = false;  ///< PlannedLinear::rotary_rows
 };
 
 /// "model.layers.0.mlp.up_proj.weight" → "model.layers.0.mlp.up_proj"; a name without the suffix stays.
@@ -31,9 +33,16 @@ std::vector<Parameter> parameters(const ModelConfig& config);
 /// True for a tensor that old checkpoints hold and no decoder reads: rotary_emb.inv_freq, which config.json implies.
 bool is_derived_tensor(std::string_view name) noexcept;
 
+/// Throws mismatch unless the tensor has this shape, unsupported unless it is a weight of 16 or 32 bits, naming it.
+void check_weight(const io::Checkpoint& checkpoint, const std::string& name, const Shape& shape);
+
+/// One layer, by the positions in its plan.
 struct LayerWeights {
-  std::vector<float> input_norm, post_attention_norm, q_norm, k_norm;
-  kernels::LinearWeight q, k, v, o, gate, up, down;
+  LayerPlan plan;
+  std::vector<std::vector<float>> norms;  ///< what x̂ is multiplied by: with the offset
+  std::vector<kernels::LinearWeight> linears;
+
+  const kernels::LinearWeight& linear(Role role) const;  ///< the first one
 };
 
 /// Parts of a model by themselves, for work that never holds all of it. Errors as Model::open.

@@ -2,24 +2,25 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "model/architecture.h"
 
 namespace w4q::model {
 namespace {
 
 struct ShapeRow {
   std::string_view name;
-  Architecture architecture;
+  std::string_view model_type;
   int64_t hidden, intermediate, layers, heads, kv_heads, head_dim, vocab;
   double theta;
   bool tied, qk_norm;
 };
 constexpr ShapeRow shapes[] = {
-    {"llama3-8b", Architecture::llama, 4096, 14336, 32, 32, 8, 128, 128256, 5e5, false, false},
-    {"llama2-7b", Architecture::llama, 4096, 11008, 32, 32, 32, 128, 32000, 1e4, false, false},
-    {"mistral-7b", Architecture::mistral, 4096, 14336, 32, 32, 8, 128, 32768, 1e6, false, false},
-    {"qwen3-8b", Architecture::qwen3, 4096, 12288, 36, 32, 8, 128, 151936, 1e6, false, true},
-    {"llama3-1b", Architecture::llama, 2048, 8192, 16, 32, 8, 64, 128256, 5e5, true, false},
-    {"llama3-70b", Architecture::llama, 8192, 28672, 80, 64, 8, 128, 128256, 5e5, false, false},
+    {"llama3-8b", "llama", 4096, 14336, 32, 32, 8, 128, 128256, 5e5, false, false},
+    {"llama2-7b", "llama", 4096, 11008, 32, 32, 32, 128, 32000, 1e4, false, false},
+    {"mistral-7b", "mistral", 4096, 14336, 32, 32, 8, 128, 32768, 1e6, false, false},
+    {"qwen3-8b", "qwen3", 4096, 12288, 36, 32, 8, 128, 151936, 1e6, false, true},
+    {"llama3-1b", "llama", 2048, 8192, 16, 32, 8, 64, 128256, 5e5, true, false},
+    {"llama3-70b", "llama", 8192, 28672, 80, 64, 8, 128, 128256, 5e5, false, false},
 };
 
 }  // namespace
@@ -28,7 +29,7 @@ ModelConfig named_shape(std::string_view name) {
   for (const auto& row : shapes) {
     if (row.name != name) continue;
     ModelConfig config;
-    config.architecture = row.architecture;
+    config.architecture = &architecture_row(row.model_type);
     config.architecture_name = row.name;
     config.hidden_size = row.hidden;
     config.intermediate_size = row.intermediate;

@@ -101,10 +101,10 @@ class Job {
   void select_items() {
     std::set<std::string> inside;
     for (int64_t layer = 0; layer < config_.layers; ++layer) {
-      for (const auto& group : linear_groups(config_, layer)) inside.insert(group.linears.begin(), group.linears.end());
+      for (const auto& linear : model::layer_plan(config_, layer).linears()) inside.insert(linear.name);
     }
     const auto all = linears_with_input_scale(
-        config_, [&](std::string_view) { return std::optional(request_.scheme); }, request_.calibrated->options);
+        config_, [&](std::string_view) { return std::optional(request_.scheme); }, request_.options.steps);
     const std::set<std::string> scaled(all.begin(), all.end());
     for (const auto& tensor : plan_.tensors) {
       const std::string module(model::module_path(tensor.name));
@@ -126,7 +126,7 @@ class Job {
     wanted.output = result.statistics->path() / "statistics.safetensors";
     wanted.text = calibrated.text;
     wanted.options.max_memory = calibrated.max_memory;
-    wanted.fold = request_.fold;
+    wanted.fold = request_.options.steps.fold_seed();
     wanted.sensitivity = true;
     calibrate_model(wanted);
     calibrated.statistics = wanted.output;
@@ -153,26 +153,22 @@ class Job {
           if (found == by_name.end() || choice >= found->second->schemes.size()) return std::nullopt;
           return found->second->schemes[choice];
         };
-        const auto packed = quantize_layer(checkpoint_, config_, layer, statistics, scheme_of, request_.options,
-                                           request_.calibrated->options);
+        const auto packed = quantize_layer(checkpoint_, config_, layer, statistics, {scheme_of, request_.options});
         for (const auto& [module, linear] : packed.linears) {
-          by_name.find(module)->second->choices[choice].cost = cost(layer, module, linear.output);
+          by_name.find(module)->second->choices[choice].cost = cost(module, linear.output);
         }
         progress.advance(1);
       }
     }
   }
 
-  double cost(int64_t layer, std::string_view module, const OutputError& error) const {
+  double cost(std::string_view module, const OutputError& error) const {
     if (sensitivities_.empty()) return error.power > 0 ? error.packed / error.power : 0;
-    int64_t index = layer * linears_per_layer;
-    for (const auto& group : linear_groups(config_, layer)) {
-      for (const auto& name : group.linears) {
-        if (name == module) return error.packed * sensitivities_[static_cast<size_t>(index)];
-        ++index;
-      }
+    const auto found = sensitivities_.find(module);
+    if (found == sensitivities_.end()) {
+      throw Error(ErrorCode::internal, concat("allocation: ", module, " is in no layer"));
     }
-    throw Error(ErrorCode::internal, concat("allocation: ", module, " is in no layer"));
+    return error.packed * found->second;
   }
 
   int64_t target_bytes() const {
@@ -233,7 +229,7 @@ class Job {
   /// One rule for each module that is packed or whose width was chosen, so that it can be read and changed by hand.
   quantize::Recipe recipe(const Choices& chosen) const {
     quantize::Recipe result;
-    result.steps = taken_steps(request_);
+    result.steps = request_.options.steps;
     std::map<std::string, std::optional<Scheme>, std::less<>> schemes;
     for (size_t i = 0; i < items_.size(); ++i) {
       const auto& item = items_[i];

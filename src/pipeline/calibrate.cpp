@@ -93,7 +93,7 @@ CalibrationWindows read_windows(const std::filesystem::path& model_folder, const
 int64_t calibration_memory(const io::Checkpoint& checkpoint, const model::ModelConfig& config, int64_t length,
                            bool gram) {
   int64_t statistics = 0, widest = config.hidden_size;
-  for (const auto& group : linear_groups(config, 0)) {
+  for (const auto& group : model::input_groups(config, 0)) {
     statistics += int64_t{sizeof(double)} * (2 * group.width + (gram ? quantize::triangle_size(group.width) : 0));
     widest = std::max(widest, group.width);
   }
@@ -144,8 +144,8 @@ struct Calibration::Impl {
   }
 
   LayerStatistics run_on_cpu(const model::LayerWeights& weights, int64_t index) {
-    const auto groups = linear_groups(config, index);
-    LayerStatistics result;
+    const auto groups = model::input_groups(config, index);
+    LayerStatistics result(groups.size());
     for (size_t i = 0; i < groups.size(); ++i) result[i] = quantize::make_statistics(groups[i].width, options.gram);
     model::Observer observer;
     observer.linear_input = [&](std::span<const std::string_view> linears, MatrixView<const float> input) {
@@ -155,7 +155,7 @@ struct Calibration::Impl {
     };
     const kernels::KeyValueCache cache{keys.data(), values.data(), config.kv_heads, windows.length, config.head_dim};
     for (int64_t window = 0; window < windows.samples; ++window) {
-      decoder.run(weights, index, cache, states.get(window), &observer);
+      decoder.run(weights, cache, states.get(window), &observer);
       states.put(window);
       check_interrupt();
       if (options.on_window) options.on_window();

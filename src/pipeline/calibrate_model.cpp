@@ -34,7 +34,7 @@ LayerStatistics gather(Calibration* calibration, const std::vector<StatisticsFil
                        const model::ModelConfig& config, int64_t layer) {
   std::optional<LayerStatistics> sum;
   if (calibration != nullptr) sum = calibration->next();
-  const auto groups = linear_groups(config, layer);
+  const auto groups = model::input_groups(config, layer);
   for (const auto& file : files) {
     auto more = file.load(layer);
     if (!sum) {

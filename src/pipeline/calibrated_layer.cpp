@@ -22,12 +22,12 @@
 namespace w4q::pipeline {
 namespace {
 
+using quantize::StepKind;
 using Kind = ScaleTarget::Kind;
 
 /// The options of rounding each weight by itself: what everything else is compared with.
 quantize::QuantizeOptions plainly(quantize::QuantizeOptions options) {
-  options.scales = quantize::Scales::absmax;
-  options.learn_table = false;
+  options.steps = options.steps.without(&quantize::StepRow::searches);
   options.input = nullptr;
   return options;
 }
@@ -47,37 +47,39 @@ double output_power(MatrixView<const float> weight, MatrixView<const float> gram
 class LayerJob {
  public:
   LayerJob(const io::Checkpoint& checkpoint, const model::ModelConfig& config, int64_t layer,
-           const LayerStatistics& statistics, const SchemeOf& scheme_of, const quantize::QuantizeOptions& options,
-           const CalibratedOptions& calibrated, const std::shared_ptr<quantize::CudaWork>& gpu)
+           const LayerStatistics& statistics, const CalibratedPacking& packing,
+           const std::shared_ptr<quantize::CudaWork>& gpu)
       : checkpoint_(checkpoint),
         config_(config),
         layer_(layer),
         statistics_(statistics),
-        scheme_of_(scheme_of),
-        options_(options),
-        calibrated_(calibrated),
-        groups_(linear_groups(config, layer)),
-        targets_(wanted_targets(config, layer, scheme_of, calibrated)) {
-    for (const auto& group : groups_) rotations_.emplace_back(run_time_rotation(options, group.name()), group.width);
+        packing_(packing),
+        scheme_of_(packing.scheme_of),
+        options_(packing.options),
+        groups_(model::input_groups(config, layer)),
+        targets_(wanted_targets(config, layer, scheme_of_, options_.steps)),
+        scales_(groups_.size()),
+        reports_(groups_.size()) {
+    for (const auto& group : groups_) rotations_.emplace_back(run_time_rotation(options_, group), group.width);
     if (gpu != nullptr) gpu_.emplace(gpu);
   }
 
   CalibratedLayer run() {
     // All scales before any packing: those of o_proj and down_proj change the rows of v_proj and up_proj.
-    for (size_t group = 0; group < groups_per_layer; ++group) search(group);
+    for (size_t group = 0; group < groups_.size(); ++group) search(group);
     auto folded = fold_scales(checkpoint_, config_, layer_, targets_, std::move(scales_));
     scales_ = std::move(folded.columns);
     row_scales_ = std::move(folded.rows);
     result_.tensors = std::move(folded.tensors);
     result_.rescaled = std::move(folded.rescaled);
-    for (size_t group = 0; group < groups_per_layer; ++group) pack(group);
+    for (size_t group = 0; group < groups_.size(); ++group) pack(group);
     return std::move(result_);
   }
 
  private:
   std::vector<std::string> packed_linears(size_t group) const {
     std::vector<std::string> result;
-    for (const auto& name : groups_[group].linears) {
+    for (const auto& name : groups_[group].names()) {
       if (scheme_of_(name)) result.push_back(name);
     }
     return result;
@@ -95,7 +97,7 @@ class LayerJob {
     const auto mean_abs = statistics_[group].mean_abs();
     const int64_t k = groups_[group].width;
     const MatrixView<const float> gram_view(gram.data(), k, k);
-    const auto shared = shared_channels(config_, group, targets_[group]);
+    const auto shared = shared_channels(groups_[group], targets_[group]);
     std::vector<Values> weights;
     std::vector<quantize::AwqLinear> linears;
     weights.reserve(names.size());
@@ -145,7 +147,7 @@ class LayerJob {
     report.scaled_error = report.plain_error;
     if (names.empty() || !scales) return;
     const auto mean_abs = statistics_[group].mean_abs();
-    const auto shared = shared_channels(config_, group, targets_[group]);
+    const auto shared = shared_channels(groups_[group], targets_[group]);
     const auto sizes = magnitudes.mean();
     const auto found = gpu_->search(own, {mean_abs, {}, shared, sizes}, report.plain_error,
                                     rotates(group) ? &rotations_[group] : nullptr);
@@ -158,13 +160,12 @@ class LayerJob {
     GroupReport& report = reports_[group];
     if (!scales_[group].empty()) gpu_->scale(group, scales_[group]);
     if (rotates(group)) gpu_->rotate(group, rotations_[group]);
-    double damping = calibrated_.damping;
+    double damping = 0;
     for (size_t i = 0; i < names.size(); ++i) {
       check_interrupt();
       const Stopwatch watch;
-      LayerCuda::Packing packing{clips(), calibrated_.feedback, calibrated_.damping, {}};
-      if (const auto* rows = row_scales(names[i])) packing.rows = *rows;
-      auto packed = gpu_->pack(group, i, options_, packing);
+      const auto* rows = row_scales(names[i]);
+      auto packed = gpu_->pack(group, i, options_, rows == nullptr ? std::span<const float>{} : *rows);
       damping = std::max(damping, packed.damping);
       report.packed_error += packed.error;
       CalibratedLinear linear;
@@ -176,7 +177,7 @@ class LayerJob {
       linear.seconds = watch.seconds();
       keep(group, std::move(linear), packed.error);
     }
-    if (damping > calibrated_.damping) note_damping(group, damping);
+    note_damping(group, damping);
     gpu_->drop(group);
     result_.groups.push_back(report);
   }
@@ -185,7 +186,7 @@ class LayerJob {
     GroupReport& report = reports_[group];
     const auto names = packed_linears(group);
     if (names.empty()) return;
-    if (calibrated_.feedback || calibrated_.norms) check_gram(group);
+    if (options_.steps.has(StepKind::feedback) || options_.steps.has(StepKind::fit_norms)) check_gram(group);
     if (gpu_) return pack_on_gpu(group, names);
     auto gram = quantize::mean_gram(statistics_[group]);
     const MatrixView<float> gram_view(gram.data(), groups_[group].width, groups_[group].width);
@@ -193,7 +194,7 @@ class LayerJob {
       divide_rows(gram_view, scales);
       divide_columns(gram_view, scales);
     }
-    CalibratedPasses passes(gram_view, options_, calibrated_, groups_[group].name());
+    CalibratedPasses passes(gram_view, options_, groups_[group].name());
     passes.turn(rotations_[group]);
     std::vector<PassWork> several;
     for (const auto& name : names) {
@@ -209,11 +210,14 @@ class LayerJob {
       for (const quantize::Pass& pass : further_passes(work.name)) passes.add_further(work, pass);
       report.packed_error += finish(group, std::move(work), passes);
     }
-    if (passes.damping() > calibrated_.damping) note_damping(group, passes.damping());
+    note_damping(group, passes.damping());
     result_.groups.push_back(report);
   }
 
+  /// Of the largest damping that feedback took.
   void note_damping(size_t group, double damping) {
+    const quantize::Step* feedback = options_.steps.find(StepKind::feedback);
+    if (feedback == nullptr || damping <= feedback->damping) return;
     result_.notes.push_back(concat(printable(groups_[group].name()),
                                    ": its inputs are nearly dependent; the damping was raised to ", damping));
   }
@@ -231,8 +235,8 @@ class LayerJob {
   }
 
   std::span<const quantize::Pass> further_passes(const std::string& name) const {
-    const auto found = calibrated_.residual.find(name);
-    return found == calibrated_.residual.end() ? std::span<const quantize::Pass>{} : std::span(found->second);
+    const auto found = packing_.residual.find(name);
+    return found == packing_.residual.end() ? std::span<const quantize::Pass>{} : std::span(found->second);
   }
 
   /// What the rows of a linear were divided by; null where no scales were folded into it.
@@ -254,7 +258,7 @@ class LayerJob {
     const auto* rows = row_scales(name);
     // Clips are chosen before the rows are scaled: a row's scale changes nothing but the unit of its error.
     Values clipped{weight.name, weight.dtype, weight.shape, {}};
-    if (clips()) {
+    if (options_.steps.awq_clips()) {
       clipped.values = weight.values;
       quantize::search_clip(clipped.matrix(), passes.gram(),
                             quantize::rounding_of(scheme, weight.shape[1], plainly(options_)));
@@ -287,16 +291,11 @@ class LayerJob {
     result_.linears.emplace(name, std::move(packed));
   }
 
-  /// Searched scales and feedback choose the ranges of blocks themselves, from weights that are not clipped.
-  bool clips() const noexcept {
-    return calibrated_.scales && calibrated_.clip && !calibrated_.feedback && !options_.searches();
-  }
-
   bool rotates(size_t group) const noexcept { return !rotations_[group].rotation().identity(); }
 
   /// The rotation belongs to the scheme and is no step beyond plain rounding.
   bool rotates_by_itself(const std::string& name) const {
-    return !options_.rotation.identity() && scheme_of_(name)->family == formats::SchemeFamily::rotated;
+    return !options_.rotation().identity() && scheme_of_(name)->family == formats::SchemeFamily::rotated;
   }
 
   quantize::Rounding in_basis(quantize::Rounding rounding, size_t group) const {
@@ -332,14 +331,14 @@ class LayerJob {
   const model::ModelConfig& config_;
   const int64_t layer_;
   const LayerStatistics& statistics_;
+  const CalibratedPacking& packing_;
   const SchemeOf& scheme_of_;
   const quantize::QuantizeOptions& options_;
-  const CalibratedOptions& calibrated_;
-  const std::array<LinearGroup, groups_per_layer> groups_;
+  const std::vector<model::InputGroup> groups_;
   const ScaleTargets targets_;
-  std::vector<formats::InputRotation> rotations_;            // of each group's input
-  std::array<std::vector<float>, groups_per_layer> scales_;  // empty: ones
-  std::array<GroupReport, groups_per_layer> reports_;
+  std::vector<formats::InputRotation> rotations_;  // of each group's input
+  std::vector<std::vector<float>> scales_;         // empty: ones
+  std::vector<GroupReport> reports_;
   std::map<std::string, OutputError, std::less<>> outputs_;
   std::map<std::string, std::vector<float>, std::less<>> row_scales_;  // of linears that scales were folded into
   std::optional<LayerCuda> gpu_;  // the groups of the layer on the GPU, by their numbers
@@ -349,13 +348,13 @@ class LayerJob {
 }  // namespace
 
 int64_t calibrated_memory(const io::Checkpoint& checkpoint, const model::ModelConfig& config, const SchemeOf& scheme_of,
-                          const CalibratedOptions& options) {
+                          const quantize::Steps& steps) {
   // The matrix in fp64 while it is factored, and the factor.
-  const int64_t factor = options.feedback ? sizeof(double) + sizeof(float) : 0;
+  const int64_t factor = steps.has(StepKind::feedback) ? sizeof(double) + sizeof(float) : 0;
   int64_t largest = 0, packed = 0;
-  for (const auto& group : linear_groups(config, 0)) {
+  for (const auto& group : model::input_groups(config, 0)) {
     int64_t weights = 0;
-    for (const auto& name : group.linears) {
+    for (const auto& name : group.names()) {
       if (scheme_of(name)) weights += element_count(checkpoint.at(name + ".weight").shape);
     }
     largest = std::max(largest, static_cast<int64_t>(sizeof(float)) * (2 * weights + group.width * group.width) +
@@ -366,29 +365,28 @@ int64_t calibrated_memory(const io::Checkpoint& checkpoint, const model::ModelCo
 }
 
 ScaleTargets wanted_targets(const model::ModelConfig& config, int64_t layer, const SchemeOf& scheme_of,
-                            const CalibratedOptions& options) {
-  return options.scales ? scale_targets(config, layer, scheme_of, options.input_scales) : ScaleTargets{};
+                            const quantize::Steps& steps) {
+  const quantize::Step* awq = steps.find(StepKind::awq);
+  if (awq != nullptr) return scale_targets(config, layer, scheme_of, awq->input_scales);
+  return ScaleTargets(model::input_groups(config, layer).size());
 }
 
-bool packs_on_gpu(const model::ModelConfig& config, int64_t layer, const SchemeOf& scheme_of,
-                  const quantize::QuantizeOptions& options, const CalibratedOptions& calibrated) {
-  const bool clips = calibrated.scales && calibrated.clip && !calibrated.feedback && !options.searches();
-  for (const auto& group : linear_groups(config, layer)) {
-    for (const auto& name : group.linears) {
-      const auto scheme = scheme_of(name);
-      const auto further = calibrated.residual.find(name);
-      if (scheme && further != calibrated.residual.end() && !further->second.empty()) return false;
-      if (scheme && !LayerCuda::takes(*scheme, options, clips)) return false;
+bool packs_on_gpu(const model::ModelConfig& config, int64_t layer, const CalibratedPacking& packing) {
+  for (const auto& group : model::input_groups(config, layer)) {
+    for (const auto& name : group.names()) {
+      const auto scheme = packing.scheme_of(name);
+      const auto further = packing.residual.find(name);
+      if (scheme && further != packing.residual.end() && !further->second.empty()) return false;
+      if (scheme && !LayerCuda::takes(*scheme, packing.options)) return false;
     }
   }
   return true;
 }
 
 CalibratedLayer quantize_layer(const io::Checkpoint& checkpoint, const model::ModelConfig& config, int64_t layer,
-                               const LayerStatistics& statistics, const SchemeOf& scheme_of,
-                               const quantize::QuantizeOptions& options, const CalibratedOptions& calibrated,
+                               const LayerStatistics& statistics, const CalibratedPacking& packing,
                                const std::shared_ptr<quantize::CudaWork>& gpu) {
-  return LayerJob(checkpoint, config, layer, statistics, scheme_of, options, calibrated, gpu).run();
+  return LayerJob(checkpoint, config, layer, statistics, packing, gpu).run();
 }
 
 }  // namespace w4q::pipeline

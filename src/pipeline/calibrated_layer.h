@@ -26,15 +26,10 @@ struct CudaWork;
 
 namespace w4q::pipeline {
 
-struct CalibratedOptions {
-  bool scales = true;  ///< AWQ: search scales of input channels …
-  bool clip = true;    ///< … and clip, where scales of blocks are not searched and errors not fed back
-  /// Store scales that cannot be folded as input scales; otherwise such groups stay unscaled, which every reader of
-  /// AWQ checkpoints understands.
-  bool input_scales = true;
-  bool feedback = false;  ///< feed errors back along k through the Gram matrix
-  double damping = 0.01;  ///< of the Gram matrix, as a share of its mean diagonal
-  bool norms = false;     ///< rotated schemes: norms by least squares through the Gram matrix, once codes are chosen
+/// How linears are packed with what calibration knows.
+struct CalibratedPacking {
+  SchemeOf scheme_of;
+  quantize::QuantizeOptions options;
   /// Passes after the first, by module path.
   std::map<std::string, std::vector<quantize::Pass>, std::less<>> residual = {};
 };
@@ -78,22 +73,20 @@ struct CalibratedLayer {
 /// Bytes that one layer takes beside its statistics: the largest group in fp32 twice over, its Gram matrix and factor,
 /// and what is packed.
 int64_t calibrated_memory(const io::Checkpoint& checkpoint, const model::ModelConfig& config, const SchemeOf& scheme_of,
-                          const CalibratedOptions& options);
+                          const quantize::Steps& steps);
 
-/// Where the scales of a layer's groups go under `options`.
+/// Where the scales of a layer's groups go.
 ScaleTargets wanted_targets(const model::ModelConfig& config, int64_t layer, const SchemeOf& scheme_of,
-                            const CalibratedOptions& options);
+                            const quantize::Steps& steps);
 
 /// Whether the GPU has a way for everything that is packed in a layer; otherwise the CPU packs it.
-bool packs_on_gpu(const model::ModelConfig& config, int64_t layer, const SchemeOf& scheme_of,
-                  const quantize::QuantizeOptions& options, const CalibratedOptions& calibrated);
+bool packs_on_gpu(const model::ModelConfig& config, int64_t layer, const CalibratedPacking& packing);
 
 /// Where packs_on_gpu(), `gpu` may say that the GPU does the work; otherwise it is null. Searches choose what they
 /// choose on the CPU but for ties within rounding. Throws bad_argument when errors are to be fed back and the
 /// statistics have no Gram matrices, bad_file naming tensor, row and column of a weight that is not finite.
 CalibratedLayer quantize_layer(const io::Checkpoint& checkpoint, const model::ModelConfig& config, int64_t layer,
-                               const LayerStatistics& statistics, const SchemeOf& scheme_of,
-                               const quantize::QuantizeOptions& options, const CalibratedOptions& calibrated,
+                               const LayerStatistics& statistics, const CalibratedPacking& packing,
                                const std::shared_ptr<quantize::CudaWork>& gpu = nullptr);
 
 }  // namespace w4q::pipeline

@@ -15,6 +15,8 @@
 namespace w4q::pipeline {
 namespace {
 
+using quantize::StepKind;
+
 std::string_view to_string(ScaleTarget::Kind kind) noexcept {
   switch (kind) {
     case ScaleTarget::Kind::norm:
@@ -61,21 +63,21 @@ constexpr double factor_slowness = 20;
 
 /// Multiplications that the layers of a model ask for.
 double multiplications(const CalibratedRequest& request, const io::Checkpoint& checkpoint,
-                       const model::ModelConfig& config, const SchemeOf& scheme_of) {
+                       const model::ModelConfig& config, const SchemeOf& scheme_of, const quantize::Steps& steps) {
   const double tokens =
       request.statistics.empty() ? static_cast<double>(request.text.samples * request.text.length) : 0;
   // Beside the points of the search and the clips: the outputs themselves, plain and packed. Feedback takes half of one
   // product for the targets, and about as much inside the blocks.
-  const auto& options = request.options;
-  const double products =
-      3 + (options.scales ? 2 * quantize::awq_alphas : 0) + (options.feedback ? 1 : 0) + (options.norms ? 1 : 0);
+  const bool feedback = steps.has(StepKind::feedback);
+  const double products = 3 + (steps.has(StepKind::awq) ? 2 * quantize::awq_alphas : 0) + (feedback ? 1 : 0) +
+                          (steps.has(StepKind::fit_norms) ? 1 : 0);
   double sum = 0;
-  for (const auto& group : linear_groups(config, 0)) {
+  for (const auto& group : model::input_groups(config, 0)) {
     const auto k = static_cast<double>(group.width);
     sum += tokens * k * k / 2;  // the Gram matrix
     // Its factor, at the speed of a plain fp64 loop rather than of a product.
-    if (options.feedback) sum += k * k * k / 6 * factor_slowness;
-    for (const auto& name : group.linears) {
+    if (feedback) sum += k * k * k / 6 * factor_slowness;
+    for (const auto& name : group.names()) {
       const auto n = static_cast<double>(checkpoint.at(name + ".weight").shape[0]);
       sum += tokens * n * k + (scheme_of(name) ? products * n * k * k : 0);
     }
@@ -86,12 +88,12 @@ double multiplications(const CalibratedRequest& request, const io::Checkpoint& c
 }  // namespace
 
 CalibratedRun::CalibratedRun(const CalibratedRequest& request, const std::filesystem::path& model_folder,
-                             const io::Checkpoint& checkpoint, const model::ModelConfig& config, SchemeOf scheme_of,
-                             const std::filesystem::path& output)
-    : options_(request.options), checkpoint_(checkpoint), config_(config), scheme_of_(std::move(scheme_of)) {
+                             const io::Checkpoint& checkpoint, const model::ModelConfig& config,
+                             CalibratedPacking packing, const std::filesystem::path& output)
+    : checkpoint_(checkpoint), config_(config), packing_(std::move(packing)) {
   check_sources(request);
-  if (request.device == device::Device::cuda) {
-    gpu_ = make_cuda_work();
+  if (request.gpu != nullptr) {
+    gpu_ = make_cuda_work(*request.gpu);
     if (gpu_ == nullptr) notes_.emplace_back("cuBLAS cannot be loaded: calibration ran on the CPU");
   }
   if (!request.statistics.empty()) {
@@ -109,7 +111,7 @@ CalibratedRun::CalibratedRun(const CalibratedRequest& request, const std::filesy
   }
   CalibrationOptions options;
   options.max_memory = request.max_memory;
-  options.reserved_memory = calibrated_memory(checkpoint, config, scheme_of_, options_);
+  options.reserved_memory = calibrated_memory(checkpoint, config, packing_.scheme_of, packing_.options.steps);
   options.spill_at = output;
   options.gpu = gpu_;
   calibration_.emplace(checkpoint, config, std::move(windows), options);
@@ -120,41 +122,41 @@ CalibratedRun::CalibratedRun(const CalibratedRequest& request, const std::filesy
 
 CalibratedRun::~CalibratedRun() = default;
 
-CalibratedLayer CalibratedRun::next(const quantize::QuantizeOptions& options) {
+CalibratedLayer CalibratedRun::next() {
   ensure(layer_ < config_.layers, "CalibratedRun: there is no further layer");
-  const bool on_gpu = gpu_ != nullptr && packs_on_gpu(config_, layer_, scheme_of_, options, options_);
+  const bool on_gpu = gpu_ != nullptr && packs_on_gpu(config_, layer_, packing_);
   const auto statistics = calibration_ ? calibration_->next(on_gpu) : file_->load(layer_);
-  CalibratedLayer layer =
-      quantize_layer(checkpoint_, config_, layer_, statistics, scheme_of_, options, options_, on_gpu ? gpu_ : nullptr);
+  CalibratedLayer layer = quantize_layer(checkpoint_, config_, layer_, statistics, packing_, on_gpu ? gpu_ : nullptr);
   ++layer_;
   notes_.insert(notes_.end(), layer.notes.begin(), layer.notes.end());
   return layer;
 }
 
 CalibratedCost calibrated_cost(const CalibratedRequest& request, const io::Checkpoint& checkpoint,
-                               const model::ModelConfig& config, const SchemeOf& scheme_of) {
+                               const model::ModelConfig& config, const SchemeOf& scheme_of,
+                               const quantize::Steps& steps) {
   check_sources(request);
   CalibratedCost cost;
   cost.memory = calibration_memory(checkpoint, config, request.text.length, true) +
-                calibrated_memory(checkpoint, config, scheme_of, request.options);
+                calibrated_memory(checkpoint, config, scheme_of, steps);
   if (request.statistics.empty()) {
     cost.memory +=
         request.text.samples * request.text.length * config.hidden_size * static_cast<int64_t>(sizeof(float));
     if (request.max_memory > 0) cost.memory = std::min(cost.memory, request.max_memory);
   }
-  cost.seconds = multiplications(request, checkpoint, config, scheme_of) / measured_rate();
+  cost.seconds = multiplications(request, checkpoint, config, scheme_of, steps) / measured_rate();
   return cost;
 }
 
 std::vector<std::string> linears_with_input_scale(const model::ModelConfig& config, const SchemeOf& scheme_of,
-                                                  const CalibratedOptions& options) {
+                                                  const quantize::Steps& steps) {
   std::vector<std::string> result;
   for (int64_t layer = 0; layer < config.layers; ++layer) {
-    const auto groups = linear_groups(config, layer);
-    const auto targets = wanted_targets(config, layer, scheme_of, options);
+    const auto groups = model::input_groups(config, layer);
+    const auto targets = wanted_targets(config, layer, scheme_of, steps);
     for (size_t i = 0; i < groups.size(); ++i) {
       if (targets[i].kind != ScaleTarget::Kind::input_scale) continue;
-      for (const auto& name : groups[i].linears) {
+      for (const auto& name : groups[i].names()) {
         if (scheme_of(name)) result.push_back(name);
       }
     }

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "device/choice.h"
+#include "device/context.h"
 #include "io/checkpoint.h"
 #include "io/json.h"
 #include "model/config.h"
@@ -23,8 +23,8 @@ struct CalibratedRequest {
   CalibrationText text;              ///< calibrate with this text now …
   std::filesystem::path statistics;  ///< … or take this file; exactly one of the two
   int64_t max_memory = 0;            ///< as in CalibrationOptions
-  CalibratedOptions options;
-  device::Device device = device::Device::cpu;  ///< where layers run and linears are searched and packed
+  std::shared_ptr<device::Context> gpu =
+      {};  ///< where layers run and linears are searched and packed; null: on the CPU
 };
 
 /// Goes through the layers in order.
@@ -33,20 +33,19 @@ class CalibratedRun {
   /// `checkpoint` and `config` must outlive it; `output` is where the quantized model will stand. Throws bad_argument
   /// when there is no or more than one source, and as the sources do.
   CalibratedRun(const CalibratedRequest& request, const std::filesystem::path& model_folder,
-                const io::Checkpoint& checkpoint, const model::ModelConfig& config, SchemeOf scheme_of,
+                const io::Checkpoint& checkpoint, const model::ModelConfig& config, CalibratedPacking packing,
                 const std::filesystem::path& output);
   ~CalibratedRun();
 
   /// The next layer; throws internal after the last one.
-  CalibratedLayer next(const quantize::QuantizeOptions& options);
+  CalibratedLayer next();
   /// What the user should know about the calibration.
   const std::vector<std::string>& notes() const noexcept { return notes_; }
 
  private:
-  const CalibratedOptions options_;
   const io::Checkpoint& checkpoint_;
   const model::ModelConfig& config_;
-  const SchemeOf scheme_of_;
+  const CalibratedPacking packing_;
   std::shared_ptr<quantize::CudaWork> gpu_;  // null on the CPU
   std::optional<StatisticsFile> file_;
   std::optional<Calibration> calibration_;
@@ -60,11 +59,12 @@ struct CalibratedCost {
   double seconds = 0;
 };
 CalibratedCost calibrated_cost(const CalibratedRequest& request, const io::Checkpoint& checkpoint,
-                               const model::ModelConfig& config, const SchemeOf& scheme_of);
+                               const model::ModelConfig& config, const SchemeOf& scheme_of,
+                               const quantize::Steps& steps);
 
 /// Linears whose scales will be stored rather than folded.
 std::vector<std::string> linears_with_input_scale(const model::ModelConfig& config, const SchemeOf& scheme_of,
-                                                  const CalibratedOptions& options);
+                                                  const quantize::Steps& steps);
 
 /// The table of groups: which α won, and the error of the outputs.
 std::string to_text(const std::vector<GroupReport>& groups);

@@ -15,6 +15,8 @@
 namespace w4q::pipeline {
 namespace {
 
+using quantize::StepKind;
+
 /// Of the normal equations for norms: far below what calibration text says, enough where it says nothing.
 constexpr double norm_damping = 1e-3;
 
@@ -37,14 +39,8 @@ void subtract(const formats::PackedWeight& pass, MatrixView<float> rest) {
 
 }  // namespace
 
-CalibratedPasses::CalibratedPasses(MatrixView<float> gram, const quantize::QuantizeOptions& options,
-                                   const CalibratedOptions& calibrated, std::string group)
-    : gram_(gram),
-      rotation_({}, gram.rows),
-      options_(options),
-      calibrated_(calibrated),
-      group_(std::move(group)),
-      damping_(calibrated.damping) {}
+CalibratedPasses::CalibratedPasses(MatrixView<float> gram, const quantize::QuantizeOptions& options, std::string group)
+    : gram_(gram), rotation_({}, gram.rows), options_(options), group_(std::move(group)) {}
 
 void CalibratedPasses::turn(const formats::InputRotation& rotation) {
   if (rotation.rotation() == rotation_.rotation()) return;
@@ -80,11 +76,11 @@ void CalibratedPasses::add(PassWork& work, const formats::Scheme& scheme, const 
   const int64_t n = weight.shape[0], k = weight.shape[1];
   const auto mean_squares = diagonal(gram_);
   quantize::CalibratedInput input{mean_squares};
-  if (calibrated_.feedback) input.feedback = &factor(quantize::feedback_block(scheme, k));
+  if (options_.steps.has(StepKind::feedback)) input.feedback = &factor(quantize::feedback_block(scheme, k));
   options.input = &input;
   const TensorView view{weight.name, DType::f32, weight.shape, bytes_of(weight.values)};
   auto quantized = quantize::rounding_quantizer(scheme).run(view, scheme, options);
-  if (calibrated_.norms && scheme.family == formats::SchemeFamily::rotated) {
+  if (options_.steps.has(StepKind::fit_norms) && quantize::step_row(StepKind::fit_norms).accepts(scheme, nullptr)) {
     quantize::calibrate_norms(quantized.weight, {weight.values.data(), n, k}, gram_, norm_damping);
   }
   formats::PackedLinear& linear = work.packed.linear;
@@ -99,7 +95,8 @@ const quantize::ErrorFactor& CalibratedPasses::factor(int64_t block) {
   const auto key = std::pair(to_string(rotation_.rotation()), block);
   const auto known = factors_.find(key);
   if (known != factors_.end()) return known->second;
-  const auto& made = factors_.try_emplace(key, gram_, block, calibrated_.damping, group_).first->second;
+  const double damping = options_.steps.find(StepKind::feedback)->damping;
+  const auto& made = factors_.try_emplace(key, gram_, block, damping, group_).first->second;
   damping_ = std::max(damping_, made.damping());
   return made;
 }

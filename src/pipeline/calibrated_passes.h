@@ -21,16 +21,15 @@ struct PassWork {
 
 class CalibratedPasses {
  public:
-  /// The mean xᵀx of the group's inputs, k × k, is turned from basis to basis in place. `gram`, `options` and
-  /// `calibrated` must outlive this; `group` names the linears.
-  CalibratedPasses(MatrixView<float> gram, const quantize::QuantizeOptions& options,
-                   const CalibratedOptions& calibrated, std::string group);
+  /// The mean xᵀx of the group's inputs, k × k, is turned from basis to basis in place. `gram`, `options` must
+  /// outlive this; `group` names the linears.
+  CalibratedPasses(MatrixView<float> gram, const quantize::QuantizeOptions& options, std::string group);
 
   /// Goes over to the basis of a rotation.
   void turn(const formats::InputRotation& rotation);
   /// In the present basis.
   MatrixView<const float> gram() const noexcept { return gram_; }
-  /// The largest damping that error feedback has needed.
+  /// The largest damping that error feedback has needed; 0 without.
   double damping() const noexcept { return damping_; }
 
   /// The first pass, in the present basis, stands for `weight`: that of the work, or what clipping made of it.
@@ -45,9 +44,8 @@ class CalibratedPasses {
   MatrixView<float> gram_;
   formats::InputRotation rotation_;
   const quantize::QuantizeOptions& options_;
-  const CalibratedOptions& calibrated_;
   std::string group_;
-  double damping_;
+  double damping_ = 0;
   std::map<std::pair<std::string, int64_t>, quantize::ErrorFactor> factors_;  // by rotation and block
 };
 

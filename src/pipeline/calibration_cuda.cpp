@@ -19,23 +19,22 @@ constexpr int64_t batch_rows = 4096;
 /// the weights in fp32 twice, and a rest.
 int64_t layer_memory(const model::ModelConfig& config) {
   int64_t weights = 0, widest = 0;
-  for (const auto& group : linear_groups(config, 0)) widest = std::max(widest, group.width);
-  const int64_t heads = (2 * config.heads + 2 * config.kv_heads) * config.head_dim;
-  weights = config.hidden_size * (heads + 3 * config.intermediate_size);
+  for (const auto& linear : model::layer_plan(config, 0).linears()) {
+    widest = std::max(widest, linear.k);
+    weights += linear.n * linear.k;
+  }
   return 32 * widest * widest + 8 * weights + (int64_t{1} << 30);
 }
 
 /// Windows of `bytes` that stay in GPU memory.
-int64_t resident_windows(const model::ModelConfig& config, int64_t samples, int64_t bytes) {
-  size_t free = 0, total = 0;
-  device::check(cudaMemGetInfo(&free, &total), "asking for free memory");
-  return std::clamp<int64_t>((static_cast<int64_t>(free) - layer_memory(config)) / bytes, 0, samples);
+int64_t resident_windows(const device::Context& gpu, const model::ModelConfig& config, int64_t samples, int64_t bytes) {
+  return std::clamp<int64_t>((gpu.free_bytes() - layer_memory(config)) / bytes, 0, samples);
 }
 
 }  // namespace
 
-std::shared_ptr<quantize::CudaWork> make_cuda_work() {
-  return device::have_cublas() ? std::make_shared<quantize::CudaWork>() : nullptr;
+std::shared_ptr<quantize::CudaWork> make_cuda_work(device::Context& gpu) {
+  return device::have_cublas() ? std::make_shared<quantize::CudaWork>(gpu) : nullptr;
 }
 
 struct CalibrationCuda::Impl {
@@ -46,8 +45,8 @@ struct CalibrationCuda::Impl {
         batch(std::clamp<int64_t>(batch_rows / shape.length, 1, shape.samples)),
         window_values(shape.length * config.hidden_size),
         decoder(config, shape.length, batch, work->stream),
-        resident(resident_windows(config, shape.samples, window_values * int64_t{sizeof(float)})),
-        states(static_cast<size_t>(resident * window_values) * sizeof(float)) {}
+        resident(resident_windows(work->context, config, shape.samples, window_values * int64_t{sizeof(float)})),
+        states(work->context, static_cast<size_t>(resident * window_values) * sizeof(float)) {}
 
   float* window(int64_t index) { return states.as<float>() + index * window_values; }
 
@@ -70,7 +69,7 @@ struct CalibrationCuda::Impl {
   void run_others(HiddenStates& others, const decoder_cuda::CudaObserver& observer,
                   const std::function<void()>& on_window) {
     if (resident == shape.samples) return;
-    device::DeviceBuffer staged(static_cast<size_t>(window_values) * sizeof(float));
+    device::DeviceBuffer staged(work->context, static_cast<size_t>(window_values) * sizeof(float));
     for (int64_t i = 0; i < shape.samples - resident; ++i) {
       const MatrixView<float> hidden = others.get(i);
       const auto bytes = std::as_writable_bytes(std::span(hidden.data, static_cast<size_t>(window_values)));
@@ -89,7 +88,7 @@ struct CalibrationCuda::Impl {
   }
 
   LayerStatistics collect(bool keep_gram) {
-    LayerStatistics result;
+    LayerStatistics result(groups.size());
     for (size_t i = 0; i < groups.size(); ++i) {
       const std::string& name = groups[i].name();
       if (keep_gram && shape.gram) {
@@ -110,8 +109,8 @@ struct CalibrationCuda::Impl {
   decoder_cuda::CudaLayerDecoder decoder;
   const int64_t resident;
   device::DeviceBuffer states;  // [resident, length, hidden]
-  std::array<LinearGroup, groups_per_layer> groups;
-  std::array<std::optional<quantize::StatisticsCuda>, groups_per_layer> sums;
+  std::vector<model::InputGroup> groups;
+  std::vector<std::optional<quantize::StatisticsCuda>> sums;  // one for each of the groups
 };
 
 CalibrationCuda::CalibrationCuda(std::shared_ptr<quantize::CudaWork> work, const model::ModelConfig& config,
@@ -122,20 +121,19 @@ CalibrationCuda::~CalibrationCuda() = default;
 int64_t CalibrationCuda::resident() const noexcept { return impl_->resident; }
 
 void CalibrationCuda::put(int64_t window, MatrixView<const float> hidden) {
-  device::check(
-      cudaMemcpyAsync(impl_->window(window), hidden.data, static_cast<size_t>(impl_->window_values) * sizeof(float),
-                      cudaMemcpyHostToDevice, impl_->work->stream.get()),
-      "copying hidden states");
+  device::copy(device::Way::to_gpu, impl_->window(window), hidden.data,
+               static_cast<size_t>(impl_->window_values) * sizeof(float), impl_->work->stream, "copying hidden states");
   impl_->work->stream.synchronize();
 }
 
 LayerStatistics CalibrationCuda::run(const model::LayerWeights& weights, int64_t layer, HiddenStates& others,
                                      bool keep_gram, const std::function<void()>& on_window) {
   Impl& impl = *impl_;
-  impl.groups = linear_groups(impl.config, layer);
+  impl.groups = model::input_groups(impl.config, layer);
+  impl.sums = std::vector<std::optional<quantize::StatisticsCuda>>(impl.groups.size());
   for (size_t i = 0; i < impl.groups.size(); ++i)
     impl.sums[i].emplace(*impl.work, impl.groups[i].width, impl.shape.gram);
-  impl.decoder.load(weights, layer);
+  impl.decoder.load(weights);
   decoder_cuda::CudaObserver observer;
   observer.linear_input = [&](std::span<const std::string> linears, const decoder_cuda::CudaMatrix& input) {
     impl.observe(linears, input);

@@ -8,6 +8,7 @@
 #include <span>
 
 #include "core/views.h"
+#include "device/context.h"
 #include "io/checkpoint.h"
 #include "model/config.h"
 #include "model/model.h"
@@ -20,9 +21,9 @@ struct CudaWork;
 
 namespace w4q::pipeline {
 
-/// The stream and the memory that calibrating and packing a layer on the GPU share; null where cuBLAS cannot be loaded,
+/// The stream and the memory that calibrating and packing a layer on a GPU share; null where cuBLAS cannot be loaded,
 /// which leaves the work to the CPU. Throws device in builds without CUDA.
-std::shared_ptr<quantize::CudaWork> make_cuda_work();
+std::shared_ptr<quantize::CudaWork> make_cuda_work(device::Context& gpu);
 
 struct CalibrationShape {
   int64_t samples = 0, length = 0;  ///< windows and their tokens

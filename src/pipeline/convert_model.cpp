@@ -169,15 +169,15 @@ ConvertReport make_report(const ConvertPlan& plan) {
   report.from = from == nullptr ? own_dialect : from->name;
   report.to = plan.dialect == nullptr ? own_dialect : plan.dialect->name;
   for (const auto& linear : plan.linears) {
-    report.linears.push_back({linear.to.name,
-                              linear.from->passes.front().scheme,
-                              linear.to.passes.front().scheme,
-                              {linear.to.n, linear.to.k},
-                              tensor_bytes(*linear.from),
-                              tensor_bytes(linear.to),
-                              linear.loses,
-                              {},
-                              {}});
+    report.linears.push_back({.name = linear.to.name,
+                              .from = linear.from->passes.front().scheme,
+                              .to = linear.to.passes.front().scheme,
+                              .shape = {linear.to.n, linear.to.k},
+                              .bytes_before = tensor_bytes(*linear.from),
+                              .bytes_after = tensor_bytes(linear.to),
+                              .loses = linear.loses,
+                              .proof = {},
+                              .error = {}});
   }
   report.carried = static_cast<int64_t>(plan.carried.size());
   for (const auto& tensor : plan.carried) report.carried_bytes += tensor.size();
@@ -274,13 +274,8 @@ ConvertReport convert_model(const ConvertRequest& request) {
     writer.write(tensor.name, plan.source.checkpoint.load(tensor.name)->bytes);
     progress.advance(tensor.size());
   }
-  writer.finish();
-  write_companions(plan, request.input, output.staging());
-  output.commit();
-  report.done = true;
-  report.file_bytes = writer.file_bytes();
-  report.seconds = watch.seconds();
-  return report;
+  return finished(std::move(report), writer, output, watch,
+                  [&](const auto& to) { write_companions(plan, request.input, to); });
 }
 
 }  // namespace w4q::pipeline

@@ -12,7 +12,7 @@ namespace {
 
 }  // namespace
 
-std::shared_ptr<quantize::CudaWork> make_cuda_work() { refuse(); }
+std::shared_ptr<quantize::CudaWork> make_cuda_work(device::Context&) { refuse(); }
 
 struct CalibrationCuda::Impl {};
 CalibrationCuda::CalibrationCuda(std::shared_ptr<quantize::CudaWork>, const model::ModelConfig&,
@@ -28,7 +28,7 @@ LayerStatistics CalibrationCuda::run(const model::LayerWeights&, int64_t, Hidden
 }
 
 struct LayerCuda::Impl {};
-bool LayerCuda::takes(const formats::Scheme&, const quantize::QuantizeOptions&, bool) { return false; }
+bool LayerCuda::takes(const formats::Scheme&, const quantize::QuantizeOptions&) { return false; }
 LayerCuda::LayerCuda(std::shared_ptr<quantize::CudaWork>) { refuse(); }
 LayerCuda::~LayerCuda() = default;
 size_t LayerCuda::add_group(const quantize::InputStatistics&) { refuse(); }
@@ -41,7 +41,9 @@ quantize::AwqScales LayerCuda::search(size_t, const quantize::AwqInput&, double,
 }
 void LayerCuda::rotate(size_t, const formats::InputRotation&) { refuse(); }
 void LayerCuda::scale(size_t, std::span<const float>) { refuse(); }
-LayerCuda::Packed LayerCuda::pack(size_t, size_t, const quantize::QuantizeOptions&, const Packing&) { refuse(); }
+LayerCuda::Packed LayerCuda::pack(size_t, size_t, const quantize::QuantizeOptions&, std::span<const float>) {
+  refuse();
+}
 void LayerCuda::drop(size_t) { refuse(); }
 
 }  // namespace w4q::pipeline

@@ -9,7 +9,7 @@
 #include "formats/gguf_blocks.h"
 #include "formats/scheme_registry.h"
 #include "gguf/config.h"
-#include "gguf/names.h"
+#include "gguf/rotary_rows.h"
 #include "io/gguf_writer.h"
 #include "pipeline/gguf_export_plan.h"
 #include "pipeline/gguf_packed.h"

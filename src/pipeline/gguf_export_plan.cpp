@@ -9,9 +9,9 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "gguf/config.h"
-#include "gguf/names.h"
 #include "gguf/tokenizer.h"
 #include "io/files.h"
+#include "model/architecture.h"
 #include "pipeline/gguf_packed.h"
 
 namespace w4q::pipeline {
@@ -118,11 +118,11 @@ void check_parameter(const io::TensorInfo& info, const model::Parameter& paramet
 
 std::vector<ExportedTensor> choose_types(ExportPlan& plan, const TargetRow& target) {
   std::vector<ExportedTensor> tensors;
-  const bool permuted = gguf::gguf_architecture(plan.config) == "llama";
+  const bool permuted = plan.config.architecture->gguf_rotary_pairs;
   for (auto& parameter : model::parameters(plan.config)) {
     ExportedTensor tensor;
-    tensor.name = gguf::name_to_gguf(parameter.name).value();
-    tensor.rotary = permuted && gguf::has_rotary_rows(parameter.name);
+    tensor.name = parameter.gguf;
+    tensor.rotary = permuted && parameter.rotary_rows;
     tensor.packed = parameter.linear ? plan.quantization->find(model::module_path(parameter.name)) : nullptr;
     if (tensor.packed != nullptr) {
       check_shape(parameter, {tensor.packed->n, tensor.packed->k});
@@ -156,7 +156,7 @@ io::GgufMetadata read_tokenizer(const GgufExportRequest& request, ExportPlan& pl
 
 io::GgufMetadata general_metadata(const fs::path& folder, const ExportPlan& plan) {
   const fs::path place = fs::weakly_canonical(folder);
-  io::GgufMetadata metadata = {{"general.architecture", gguf::gguf_architecture(plan.config)},
+  io::GgufMetadata metadata = {{"general.architecture", std::string(plan.config.architecture->gguf)},
                                {"general.type", std::string("model")},
                                {"general.name", place.filename().string()},
                                {"general.file_type", file_type(plan.tensors)}};

@@ -17,10 +17,11 @@
 #include "formats/gguf_blocks.h"
 #include "formats/scheme_registry.h"
 #include "gguf/config.h"
-#include "gguf/names.h"
+#include "gguf/rotary_rows.h"
 #include "gguf/tokenizer.h"
 #include "io/gguf.h"
 #include "io/output.h"
+#include "model/architecture.h"
 #include "model/model.h"
 #include "pipeline/gguf_packed.h"
 #include "pipeline/output_rules.h"
@@ -104,25 +105,23 @@ DType choose_dtype(const io::GgufFile& file, const io::GgufTensor& tensor, DType
 }
 
 ImportedTensor find_tensor(const io::GgufFile& file, const model::Parameter& parameter, bool permuted, DType common) {
-  const auto name = gguf::name_to_gguf(parameter.name);
-  ensure(name.has_value(), "a parameter without a GGUF name");
-  const auto* source = file.find(*name);
+  const std::string& name = parameter.gguf;
+  const auto* source = file.find(name);
   if (source == nullptr) {
-    throw Error(ErrorCode::bad_file, concat(printable(file.path().native()), ": tensor \"", *name, "\" is missing"))
+    throw Error(ErrorCode::bad_file, concat(printable(file.path().native()), ": tensor \"", name, "\" is missing"))
         .detail("needed for " + parameter.name);
   }
   if (source->shape != parameter.shape) {
     throw Error(ErrorCode::bad_file,
-                concat(printable(file.path().native()), ": tensor \"", *name, "\" has the wrong shape"))
+                concat(printable(file.path().native()), ": tensor \"", name, "\" has the wrong shape"))
         .detail(concat("expected ", shape_text(parameter.shape), " by the metadata, got ", shape_text(source->shape)));
   }
   if (!formats::gguf_decodes(source->type)) {
     throw Error(ErrorCode::unsupported,
-                concat(*name, ": tensors of type ", ggml_type_name(source->type), " cannot be decoded"))
+                concat(name, ": tensors of type ", ggml_type_name(source->type), " cannot be decoded"))
         .detail("supported: F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS");
   }
-  return {parameter.name, source, choose_dtype(file, *source, common),
-          permuted && gguf::has_rotary_rows(parameter.name)};
+  return {parameter.name, source, choose_dtype(file, *source, common), permuted && parameter.rotary_rows};
 }
 
 /// A tensor that no parameter needs may change what the model computes, so it is not dropped silently.
@@ -156,7 +155,12 @@ Source open_source(const GgufImportRequest& request) {
     throw Error(ErrorCode::bad_argument, concat("--to ", request.to, ": a GGUF file cannot become this"))
         .detail("from a GGUF file: " + join(known));
   }
-  Source source{io::GgufFile::open(request.input), {}, {}, {}, {}, {}};
+  Source source{.file = io::GgufFile::open(request.input),
+                .config = {},
+                .parsed = {},
+                .tokenizer = {},
+                .tensors = {},
+                .quantization = {}};
   const auto& file = source.file;
   const gguf::GgufKeys keys(file.header().metadata, request.input.native());
   const DType common = common_dtype(file, request.to);
@@ -164,7 +168,7 @@ Source open_source(const GgufImportRequest& request) {
   source.parsed = model::parse_config(source.config, request.input.native());
   if (request.tokenizer && keys.text("tokenizer.ggml.model")) source.tokenizer = gguf::tokenizer_from_gguf(keys);
   for (const auto& parameter : model::parameters(source.parsed)) {
-    source.tensors.push_back(find_tensor(file, parameter, keys.architecture() == "llama", common));
+    source.tensors.push_back(find_tensor(file, parameter, source.parsed.architecture->gguf_rotary_pairs, common));
   }
   refuse_unknown(file, source.tensors);
   if (request.to == packed_target) choose_packed(source, common);
@@ -302,13 +306,7 @@ ConversionReport import_gguf(const GgufImportRequest& request) {
     source.file.release(*source.tensors[i].source);
     progress.advance(report.tensors[i].bytes_before);
   }
-  writer.finish();
-  write_companions(source, output.staging());
-  output.commit();
-  report.done = true;
-  report.file_bytes = writer.file_bytes();
-  report.seconds = watch.seconds();
-  return report;
+  return finished(std::move(report), writer, output, watch, [&](const auto& to) { write_companions(source, to); });
 }
 
 }  // namespace w4q::pipeline

@@ -11,10 +11,10 @@ struct LayerCuda::Impl {
   std::vector<std::unique_ptr<quantize::GroupCuda>> groups;
 };
 
-bool LayerCuda::takes(const formats::Scheme& scheme, const quantize::QuantizeOptions& options, bool clips) {
+bool LayerCuda::takes(const formats::Scheme& scheme, const quantize::QuantizeOptions& options) {
   if (options.bnb_compatible || !quantize::GroupCuda::takes(scheme)) return false;
-  if (!options.rotation.identity() && !quantize::RotationCuda::takes(options.rotation)) return false;
-  return scheme.family == formats::SchemeFamily::integer || !clips;
+  if (!options.rotation().identity() && !quantize::RotationCuda::takes(options.rotation())) return false;
+  return scheme.family == formats::SchemeFamily::integer || !options.steps.awq_clips();
 }
 
 LayerCuda::LayerCuda(std::shared_ptr<quantize::CudaWork> work) : impl_(std::make_unique<Impl>()) {
@@ -45,10 +45,10 @@ void LayerCuda::rotate(size_t group, const formats::InputRotation& rotation) { i
 void LayerCuda::scale(size_t group, std::span<const float> scales) { impl_->groups[group]->scale(scales); }
 
 LayerCuda::Packed LayerCuda::pack(size_t group, size_t linear, const quantize::QuantizeOptions& options,
-                                  const Packing& packing) {
+                                  std::span<const float> rows) {
   quantize::GroupCuda& own = *impl_->groups[group];
-  auto packed = own.pack(linear, options, {packing.clip, packing.feedback, packing.damping, packing.rows});
-  return {std::move(packed.result), packed.error, packing.feedback ? own.damping(linear) : 0};
+  auto packed = own.pack(linear, options, rows);
+  return {std::move(packed.result), packed.error, own.damping(linear)};
 }
 
 void LayerCuda::drop(size_t group) { impl_->groups[group].reset(); }

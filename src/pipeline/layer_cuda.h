@@ -21,8 +21,8 @@ namespace w4q::pipeline {
 
 class LayerCuda {
  public:
-  /// Whether the GPU has a way for a scheme under these options; `clips` says that AWQ's clips are searched.
-  static bool takes(const formats::Scheme& scheme, const quantize::QuantizeOptions& options, bool clips);
+  /// Whether the GPU has a way for a scheme under these options.
+  static bool takes(const formats::Scheme& scheme, const quantize::QuantizeOptions& options);
 
   explicit LayerCuda(std::shared_ptr<quantize::CudaWork> work);
   ~LayerCuda();
@@ -41,17 +41,13 @@ class LayerCuda {
   void rotate(size_t group, const formats::InputRotation& rotation);
   void scale(size_t group, std::span<const float> scales);
 
-  struct Packing {
-    bool clip = false, feedback = false;
-    double damping = 0;
-    std::span<const float> rows;
-  };
   struct Packed {
     quantize::QuantizeResult result;
     double error = 0;
     double damping = 0;  ///< that feedback needed
   };
-  Packed pack(size_t group, size_t linear, const quantize::QuantizeOptions& options, const Packing& packing);
+  /// As GroupCuda::pack.
+  Packed pack(size_t group, size_t linear, const quantize::QuantizeOptions& options, std::span<const float> rows);
   /// Gives back the memory of a group.
   void drop(size_t group);
 

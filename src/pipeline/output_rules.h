@@ -6,7 +6,10 @@
 #include <string_view>
 
 #include "checkpoint/packed_checkpoint.h"
+#include "core/stopwatch.h"
+#include "io/checkpoint_writer.h"
 #include "io/json.h"
+#include "io/output.h"
 
 namespace w4q::pipeline {
 
@@ -25,5 +28,19 @@ void carry_companions(const std::filesystem::path& from, const std::filesystem::
 /// The same with the new quantization_config.
 void carry_companions(const std::filesystem::path& from, const std::filesystem::path& to, io::Json config,
                       const checkpoint::QuantizationConfig& quantization);
+
+/// How a run ends that wrote a checkpoint: its weights, what `companions(folder)` puts beside them, the folder in its
+/// place, and what the report says of that.
+template <class Report, class Companions>
+Report finished(Report report, io::CheckpointWriter& writer, io::OutputFolder& output, const Stopwatch& watch,
+                const Companions& companions) {
+  writer.finish();
+  companions(output.staging());
+  output.commit();
+  if constexpr (requires { report.done; }) report.done = true;
+  report.file_bytes = writer.file_bytes();
+  report.seconds = watch.seconds();
+  return report;
+}
 
 }  // namespace w4q::pipeline

@@ -26,24 +26,35 @@ namespace w4q::pipeline {
 namespace {
 
 using model::PlainModel;
+using quantize::StepKind;
 
 /// The request with what follows from the model.
 QuantizeRequest settled(QuantizeRequest request, const PlainModel& source) {
+  const bool needs_statistics = request.options.steps.any(&quantize::StepRow::needs_statistics);
+  if (needs_statistics && !request.calibrated) request.calibrated.emplace();  // which will say what it lacks
   // The rotation of a rotated scheme belongs to it, whatever is folded.
   const bool folded = model::read_folded_rotations(source.json, request.model.string()).has_value();
-  request.options.folded = folded && request.scheme.family != formats::SchemeFamily::rotated;
+  if (auto* rotate = request.options.steps.find(StepKind::rotate)) {
+    rotate->folded = folded && request.scheme.family != formats::SchemeFamily::rotated;
+  }
   return request;
 }
 
+using Quantizer = std::function<quantize::QuantizeResult(const TensorView&, const formats::Scheme&,
+                                                         const quantize::QuantizeOptions&)>;
+
 /// The quantizer as it runs on the chosen device; on the CPU where the method has no other way.
-auto run_of(const QuantizeRequest& request, const formats::Scheme& scheme) {
+Quantizer run_of(const QuantizeRequest& request, const formats::Scheme& scheme) {
   // What calibration does not see, embeddings and head, is rounded as it is, and so is what a recipe names and what is
   // none of the method's schemes.
   const bool rounds = request.calibrated || request.recipe || scheme.family != request.scheme.family;
   const quantize::QuantizerRow& row =
       rounds ? quantize::rounding_quantizer(scheme) : quantize::quantizer_row(request.method);
-  const bool on_gpu = request.device == device::Device::cuda && row.run_cuda != nullptr;
-  return on_gpu ? row.run_cuda : row.run;
+  if (request.gpu == nullptr || row.run_cuda == nullptr) return row.run;
+  return [run = row.run_cuda, gpu = request.gpu](const TensorView& weight, const formats::Scheme& to,
+                                                 const quantize::QuantizeOptions& options) {
+    return run(weight, to, options, *gpu);
+  };
 }
 
 /// A recipe's schemes take the options as they are: a step that means nothing to one of them is a mistake.
@@ -77,7 +88,7 @@ void estimate(Plan& plan, const QuantizeRequest& request) {
     // Beside the planes a packed tensor needs at most one fp32 value per block of 32 while it is worked on.
     int64_t extra = tensor.scheme ? tensor.bytes_after + tensor.weights() / 8 : 0;
     if (!tensor.is_plain()) extra += 4 * tensor.weights();  // rotated, or what is left over
-    if (request.fold) extra += 4 * tensor.weights();
+    if (request.options.steps.has(StepKind::fold)) extra += 4 * tensor.weights();
     largest = std::max(largest, tensor.bytes_before + extra);
     if (tensor.scheme) weights += static_cast<double>(tensor.weights());
   }
@@ -107,7 +118,7 @@ SchemeOf lookup(const Plan& plan) {
 std::set<std::string, std::less<>> input_scales(const PlainModel& source, const QuantizeRequest& request,
                                                 const Plan& plan) {
   if (!request.calibrated) return {};
-  const auto names = linears_with_input_scale(source.config, lookup(plan), request.calibrated->options);
+  const auto names = linears_with_input_scale(source.config, lookup(plan), request.options.steps);
   return {names.begin(), names.end()};
 }
 
@@ -117,13 +128,14 @@ Plan make_plan(const PlainModel& source, const QuantizeRequest& request) {
   for (auto& tensor : plan.tensors) {
     if (scaled.contains(model::module_path(tensor.name))) tensor.bytes_after += tensor.shape[1] * 4;
   }
-  if (plan.packed_tensors() == 0 && !request.fold) {
+  if (plan.packed_tensors() == 0 && !request.options.steps.has(StepKind::fold)) {
     throw Error(ErrorCode::bad_argument, "nothing to quantize: every tensor would be kept in 16 bit")
         .hint("check the recipe and --keep");
   }
   for (const auto& tensor : plan.tensors) {
-    if (!request.calibrated || !tensor.scheme || !tensor.name.starts_with("model.layers.")) continue;
-    if (tensor.rotation == run_time_rotation(request.options, model::module_path(tensor.name))) continue;
+    if (!request.calibrated || !tensor.scheme) continue;
+    const auto place = model::find_linear(source.config, model::module_path(tensor.name));
+    if (!place || tensor.rotation == run_time_rotation(request.options, place->group)) continue;
     throw Error(ErrorCode::unsupported, concat(printable(tensor.name), ": ", tensor.scheme_text(),
                                                " cannot be quantized from calibration activations"))
         .detail("the first passes of all layers have one rotation then");
@@ -179,7 +191,7 @@ QuantizedTensor quantize_tensor(const TensorPlan& tensor, const PlainModel& sour
                                 io::CheckpointWriter& writer) {
   const std::string module(model::module_path(tensor.name));
   auto loaded = std::make_shared<const io::LoadedTensor>(source.checkpoint.load(tensor.name));
-  QuantizedTensor result{tensor.name, tensor.scheme_text(), {}, {}, {}, 0};
+  QuantizedTensor result{.name = tensor.name, .scheme = tensor.scheme_text(), .stats = {}, .error = {}, .output = {}};
   const Stopwatch watch;
   auto quantized = quantize_passes(tensor, loaded->view(), request);
   result.seconds = watch.seconds();
@@ -199,9 +211,8 @@ QuantizedTensor quantize_tensor(const TensorPlan& tensor, const PlainModel& sour
 class CalibratedTensors {
  public:
   CalibratedTensors(const PlainModel& source, const QuantizeRequest& request, const Plan& plan)
-      : request_(request),
-        run_(with_residual(*request.calibrated, plan), request.model, source.checkpoint, source.config, lookup(plan),
-             request.output) {}
+      : run_(*request.calibrated, request.model, source.checkpoint, source.config,
+             {lookup(plan), request.options, residual_of(plan)}, request.output) {}
 
   const std::vector<std::string>& notes() const noexcept { return run_.notes(); }
 
@@ -221,28 +232,32 @@ class CalibratedTensors {
     const auto& passes = linear.linear.passes;
     for (size_t pass = 0; pass < passes.size(); ++pass) write_planes(module, pass, passes[pass], writer);
     if (!linear.input_scale.empty()) writer.write(checkpoint::input_scale_name(module), bytes_of(linear.input_scale));
-    report.tensors.push_back(
-        {tensor.name, tensor.scheme_text(), linear.stats, linear.error, linear.output, linear.seconds});
+    report.tensors.push_back({.name = tensor.name,
+                              .scheme = tensor.scheme_text(),
+                              .stats = linear.stats,
+                              .error = linear.error,
+                              .output = linear.output,
+                              .seconds = linear.seconds});
     return true;
   }
 
  private:
-  static CalibratedRequest with_residual(CalibratedRequest request, const Plan& plan) {
+  static decltype(CalibratedPacking::residual) residual_of(const Plan& plan) {
+    decltype(CalibratedPacking::residual) result;
     for (const auto& tensor : plan.tensors) {
-      auto& passes = request.options.residual[std::string(model::module_path(tensor.name))];
+      auto& passes = result[std::string(model::module_path(tensor.name))];
       for (const auto& pass : tensor.residual) passes.push_back({pass.scheme, pass.rotation});
     }
-    return request;
+    return result;
   }
 
   void next_layer(QuantizeReport& report, checkpoint::QuantizationConfig& quantization) {
-    layer_ = run_.next(request_.options);
+    layer_ = run_.next();
     ++layers_;
     quantization.rescaled.merge(layer_.rescaled);
     report.groups.insert(report.groups.end(), layer_.groups.begin(), layer_.groups.end());
   }
 
-  const QuantizeRequest& request_;
   CalibratedRun run_;
   CalibratedLayer layer_;
   int64_t layers_ = 0;  // how many were run
@@ -280,7 +295,7 @@ std::vector<std::filesystem::path> inputs_of(const QuantizeRequest& request) {
 }
 
 Plan plan_quantize(const QuantizeRequest& given) {
-  const PlainModel source = model::open_plain_model(given.model, given.fold);
+  const PlainModel source = model::open_plain_model(given.model, given.options.steps.fold_seed());
   const QuantizeRequest wanted = settled(given, source);
   Allocated allocated = chosen(source, wanted);
   const QuantizeRequest& request = allocated.request;
@@ -291,7 +306,8 @@ Plan plan_quantize(const QuantizeRequest& given) {
   }
   estimate(plan, request);
   if (request.calibrated) {
-    const auto cost = calibrated_cost(*request.calibrated, source.checkpoint, source.config, lookup(plan));
+    const auto cost =
+        calibrated_cost(*request.calibrated, source.checkpoint, source.config, lookup(plan), request.options.steps);
     plan.expected_memory = std::max(plan.expected_memory, cost.memory);
     plan.expected_seconds += cost.seconds;
   }
@@ -300,7 +316,7 @@ Plan plan_quantize(const QuantizeRequest& given) {
 
 QuantizeReport quantize_model(const QuantizeRequest& given) {
   const Stopwatch watch;
-  const PlainModel source = model::open_plain_model(given.model, given.fold);
+  const PlainModel source = model::open_plain_model(given.model, given.options.steps.fold_seed());
   const QuantizeRequest wanted = settled(given, source);
   io::OutputFolder output(wanted.output, wanted.overwrite, inputs_of(wanted), former_outputs(wanted.model));
   Allocated allocated = chosen(source, wanted);
@@ -332,12 +348,8 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
   if (calibrated) {
     report.plan.notes.insert(report.plan.notes.end(), calibrated->notes().begin(), calibrated->notes().end());
   }
-  writer.finish();
-  write_companions(source, quantization, output.staging());
-  output.commit();
-  report.file_bytes = writer.file_bytes();
-  report.seconds = watch.seconds();
-  return report;
+  return finished(std::move(report), writer, output, watch,
+                  [&](const auto& to) { write_companions(source, quantization, to); });
 }
 
 }  // namespace w4q::pipeline

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "device/choice.h"
+#include "device/context.h"
 #include "formats/scheme.h"
 #include "io/checkpoint_writer.h"
 #include "io/json.h"
@@ -33,7 +33,6 @@ struct QuantizeRequest {
   std::string method = "kbit";
   formats::Scheme scheme;                      ///< for everything that is packed, unless a recipe says otherwise
   std::vector<formats::Scheme> residual;       ///< further passes, each of what those before it left over
-  std::optional<uint64_t> fold;                ///< first fold rotations of this seed into the model
   quantize::RotationChoice rotation;           ///< for passes of rotated schemes
   std::optional<quantize::Recipe> recipe;      ///< decides alone which modules are packed, and how
   std::optional<AllocationTarget> allocation;  ///< needs `calibrated`; widths instead of those of the schemes
@@ -42,8 +41,8 @@ struct QuantizeRequest {
   bool embeddings = false;                     ///< pack the embedding table too …
   std::optional<formats::Scheme> table;        ///< … to this scheme, if it has one of its own
   quantize::QuantizeOptions options;
-  std::optional<CalibratedRequest> calibrated;  ///< what calibration activations are used for
-  device::Device device = device::Device::cpu;  ///< where to quantize; the bytes are the same
+  std::optional<CalibratedRequest> calibrated;  ///< where calibration activations come from, for steps that want them
+  std::shared_ptr<device::Context> gpu = {};    ///< where to quantize, with the same bytes; null: on the CPU
   io::WriteOptions write;
   std::vector<std::filesystem::path> read_files;  ///< where parts of this request were read from: recipe, codebook
   bool overwrite = false;
@@ -73,8 +72,6 @@ struct QuantizeReport {
   std::vector<std::string> warnings() const;
 };
 
-/// The steps that a request takes, by their names.
-quantize::Steps taken_steps(const QuantizeRequest& request);
 /// What is done beyond rounding each weight by itself, in order, in words.
 std::vector<std::string> steps_of(const QuantizeRequest& request);
 

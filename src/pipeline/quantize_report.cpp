@@ -12,45 +12,17 @@ double decibels(double power, double error) { return 10 * std::log10(power / err
 
 }  // namespace
 
-quantize::Steps taken_steps(const QuantizeRequest& request) {
-  const auto& options = request.options;
-  return {.fold = request.fold.has_value(),
-          .awq = request.calibrated && request.calibrated->options.scales,
-          .rotate = options.rotation.identity() ? 0 : options.rotation.block,
-          .learn = options.learn_table,
-          .search = options.scales == quantize::Scales::search,
-          .clip = options.clip == quantize::Clip::mse,
-          .feedback = request.calibrated && request.calibrated->options.feedback,
-          .norms = request.calibrated && request.calibrated->options.norms};
-}
-
 std::vector<std::string> steps_of(const QuantizeRequest& request) {
-  std::vector<std::string> steps;
-  if (request.allocation) steps.emplace_back("bits allocated by the errors of outputs");
-  if (request.fold) steps.push_back(concat("rotations folded, seed ", *request.fold));
-  const auto& calibrated = request.calibrated;
-  const auto& options = request.options;
-  if (calibrated && calibrated->options.scales) steps.emplace_back("awq scales");
-  if (calibrated && calibrated->options.scales && calibrated->options.clip && !options.searches() &&
-      !calibrated->options.feedback) {
-    steps.emplace_back("awq clips");
+  const auto& steps = request.options.steps;
+  const bool weighted = request.calibrated && steps.any(&quantize::StepRow::searches);
+  std::vector<std::string> words;
+  if (request.allocation) words.emplace_back("bits allocated by the errors of outputs");
+  for (const quantize::StepRow& row : quantize::step_registry()) {
+    if (const quantize::Step* step = steps.find(row.kind)) row.describe(*step, request.options, words);
+    // All that tries what errors come out stands before.
+    if (weighted && row.kind == quantize::StepKind::clip) words.emplace_back("weighted by calibration");
   }
-  if (!options.rotation.identity()) {
-    steps.push_back(concat(request.options.folded ? "down_proj's inputs rotated, " : "inputs rotated, ",
-                           to_string(options.rotation)));
-  }
-  if (options.learn_table) {
-    const std::string start = options.codebook.empty() ? "nf" : options.codebook;
-    steps.push_back(concat("table learned from ", options.table.empty() ? start : "a file"));
-  }
-  if (options.scales == quantize::Scales::search) steps.emplace_back("scales searched");
-  if (options.clip == quantize::Clip::mse) steps.emplace_back("ranges searched");
-  if (calibrated && options.searches()) steps.emplace_back("weighted by calibration");
-  if (calibrated && calibrated->options.feedback) {
-    steps.push_back(concat("feedback, damping ", calibrated->options.damping));
-  }
-  if (calibrated && calibrated->options.norms) steps.emplace_back("norms by least squares");
-  return steps;
+  return words;
 }
 
 std::vector<std::string> QuantizeReport::warnings() const {

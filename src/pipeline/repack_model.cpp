@@ -81,11 +81,14 @@ Plan make_plan(const Source& source, const checkpoint::QuantizationConfig& after
   Plan plan;
   int64_t largest = 0;
   for (const auto& [name, info] : after.linears) {
-    TensorPlan tensor{
-        name, info.source_dtype, {info.n, info.k}, info.passes.front().scheme, info.passes.front().layout, 0, 0};
+    TensorPlan tensor{.name = name,
+                      .dtype = info.source_dtype,
+                      .shape = {info.n, info.k},
+                      .scheme = info.passes.front().scheme,
+                      .layout = info.passes.front().layout,
+                      .bytes_before = planes_bytes(source.quantization.linears.at(name)),
+                      .bytes_after = planes_bytes(info)};
     tensor.residual.assign(info.passes.begin() + 1, info.passes.end());
-    tensor.bytes_before = planes_bytes(source.quantization.linears.at(name));
-    tensor.bytes_after = planes_bytes(info);
     // Stored, canonical, packed, and unpacked again for the proof.
     largest = std::max(largest, 2 * (tensor.bytes_before + tensor.bytes_after));
     plan.tensors.push_back(std::move(tensor));
@@ -94,7 +97,13 @@ Plan make_plan(const Source& source, const checkpoint::QuantizationConfig& after
   for (const auto& [name, info] : source.checkpoint.tensors()) {
     if (planes.contains(name)) continue;
     const auto size = static_cast<int64_t>(info.size());
-    plan.tensors.push_back({name, info.dtype, info.shape, std::nullopt, "", size, size});
+    plan.tensors.push_back({.name = name,
+                            .dtype = info.dtype,
+                            .shape = info.shape,
+                            .scheme = {},
+                            .layout = {},
+                            .bytes_before = size,
+                            .bytes_after = size});
     largest = std::max(largest, size);
   }
   plan.expected_memory = base_memory + largest;
@@ -103,23 +112,22 @@ Plan make_plan(const Source& source, const checkpoint::QuantizationConfig& after
 }
 
 /// LayoutRow::pack and unpack on the chosen device; on the CPU for layouts without a pass on the GPU.
-PackedWeight pack(const repack::LayoutRow& row, const PackedWeight& canonical, device::Device device) {
-  return device == device::Device::cuda && row.pack_cuda != nullptr ? row.pack_cuda(canonical) : row.pack(canonical);
+PackedWeight pack(const repack::LayoutRow& row, const PackedWeight& canonical, device::Context* gpu) {
+  return gpu != nullptr && row.pack_cuda != nullptr ? row.pack_cuda(canonical, *gpu) : row.pack(canonical);
 }
 PackedWeight unpack(const repack::LayoutRow& row, const PackedWeight& packed, const std::string& name,
-                    device::Device device) {
-  return device == device::Device::cuda && row.unpack_cuda != nullptr ? row.unpack_cuda(packed, name)
-                                                                      : row.unpack(packed, name);
+                    device::Context* gpu) {
+  return gpu != nullptr && row.unpack_cuda != nullptr ? row.unpack_cuda(packed, name, *gpu) : row.unpack(packed, name);
 }
 
 /// The whole trip of one pass: stored → canonical → new layout, and back again for the proof, which is the
 /// CPU's whatever packed.
 PackedWeight repack_pass(const PackedWeight& stored, const std::string& layout, const std::string& name,
-                         device::Device device) {
-  const PackedWeight canonical = unpack(repack::layout_row(stored.layout), stored, name, device);
+                         device::Context* gpu) {
+  const PackedWeight canonical = unpack(repack::layout_row(stored.layout), stored, name, gpu);
   formats::scheme_row(canonical.scheme.family).validate(canonical, name);
   const auto& row = repack::layout_row(layout);
-  PackedWeight packed = pack(row, canonical, device);
+  PackedWeight packed = pack(row, canonical, gpu);
   ensure(formats::bytes_equal(row.unpack(packed, name), canonical), name + ": unpack(pack(w)) differs from w");
   return packed;
 }
@@ -163,7 +171,7 @@ RepackReport repack_model(const RepackRequest& request) {
       if (info.input_scale) writer.write(checkpoint::input_scale_name(tensor.name), bytes_of(stored.input_scale));
       const auto& passes = quantization.linears.at(tensor.name).passes;
       for (size_t pass = 0; pass < passes.size(); ++pass) {
-        const auto packed = repack_pass(stored.passes[pass], passes[pass].layout, tensor.name, request.device);
+        const auto packed = repack_pass(stored.passes[pass], passes[pass].layout, tensor.name, request.gpu.get());
         for (const auto& plane : packed.planes) {
           writer.write(checkpoint::plane_name(tensor.name, pass, plane.spec.role), plane.bytes.bytes());
         }
@@ -174,12 +182,8 @@ RepackReport repack_model(const RepackRequest& request) {
     }
     progress.advance(tensor.bytes_before);
   }
-  writer.finish();
-  carry_companions(request.input, output.staging(), source.config, quantization);
-  output.commit();
-  report.file_bytes = writer.file_bytes();
-  report.seconds = watch.seconds();
-  return report;
+  return finished(std::move(report), writer, output, watch,
+                  [&](const auto& to) { carry_companions(request.input, to, source.config, quantization); });
 }
 
 std::string to_text(const RepackReport& report) {

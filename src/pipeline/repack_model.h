@@ -3,9 +3,10 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 
-#include "device/choice.h"
+#include "device/context.h"
 #include "io/checkpoint_writer.h"
 #include "io/json.h"
 #include "pipeline/plan.h"
@@ -19,7 +20,7 @@ struct RepackRequest {
   std::string layout;  ///< … or this layout for all; exactly one of the two is given
   io::WriteOptions write;
   bool overwrite = false;
-  device::Device device = device::Device::cpu;  ///< where the bits move; the bytes are the same
+  std::shared_ptr<device::Context> gpu = {};  ///< where the bits move, to the same bytes; null: on the CPU
 };
 
 struct RepackReport {

@@ -2,7 +2,6 @@
 // computes the same without knowing of them, or into the checkpoint (docs/awq.md).
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -35,7 +34,7 @@ struct ScaleTarget {
   std::string producer;  ///< module path of the norm or linear
 };
 
-using ScaleTargets = std::array<ScaleTarget, groups_per_layer>;
+using ScaleTargets = std::vector<ScaleTarget>;  ///< one for each group of a layer
 
 /// Follows from the graph and from what is packed, so that it is known before anything is searched. A norm's scales
 /// fold only where everything that reads the norm is packed; a linear's only where it is packed itself. What does not
@@ -43,14 +42,14 @@ using ScaleTargets = std::array<ScaleTarget, groups_per_layer>;
 ScaleTargets scale_targets(const model::ModelConfig& config, int64_t layer, const SchemeOf& scheme_of,
                            bool store_input_scales);
 
-/// For each input channel of group `group` the channel of the producer that it comes from; channels that come from the
+/// For each input channel of a group the channel of the producer that it comes from; channels that come from the
 /// same one must share a scale. Empty: each comes from its own. (Query heads that read one value head give such
 /// channels to o_proj.)
-std::vector<int32_t> shared_channels(const model::ModelConfig& config, size_t group, const ScaleTarget& target);
+std::vector<int32_t> shared_channels(const model::InputGroup& group, const ScaleTarget& target);
 
 /// What scales do to the parameters of a layer.
 struct FoldedScales {
-  std::array<std::vector<float>, groups_per_layer> columns;     ///< multiply a group's weights; empty: ones
+  std::vector<std::vector<float>> columns;                      ///< multiply a group's weights; empty: ones
   std::map<std::string, std::vector<float>, std::less<>> rows;  ///< divide a producing linear's rows, by module path
   std::map<std::string, Buffer, std::less<>> tensors;           ///< norms and biases that changed, in their own type
   std::set<std::string, std::less<>> rescaled;                  ///< every parameter that changed
@@ -60,7 +59,7 @@ struct FoldedScales {
 /// norm or a bias is rounded to its type, the scale becomes the one that the rounded value stands for: folding changes
 /// no product but by the rounding of fp32.
 FoldedScales fold_scales(const io::Checkpoint& checkpoint, const model::ModelConfig& config, int64_t layer,
-                         const ScaleTargets& targets, std::array<std::vector<float>, groups_per_layer> scales);
+                         const ScaleTargets& targets, std::vector<std::vector<float>> scales);
 
 /// A matrix or vector of a checkpoint in fp32.
 struct Values {

@@ -18,7 +18,7 @@ constexpr std::string_view head_module = "lm_head";
 /// Answers "which scheme?" for one module and remembers which globs were of use.
 class Selector {
  public:
-  Selector(const QuantizeRequest& request, bool tied) : request_(request), tied_(tied) {
+  Selector(const QuantizeRequest& request, const model::ModelConfig& config) : request_(request), config_(config) {
     used_.resize(request.keep.size());
     rule_used_.resize(request.recipe ? request.recipe->rules.size() : 0);
   }
@@ -29,7 +29,7 @@ class Selector {
     if (request_.recipe) return by_recipe(module, packable);
     if (!packable) return {};
     if (module == head_module && !request_.lm_head) return {};
-    if (module == embedding_module && !request_.embeddings && !(tied_ && request_.lm_head)) return {};
+    if (module == embedding_module && !request_.embeddings && !(config_.tied_embeddings && request_.lm_head)) return {};
     if (module == embedding_module && request_.table) return passes(module, *request_.table, {});
     return passes(module, request_.scheme, request_.residual);
   }
@@ -77,7 +77,9 @@ class Selector {
   std::vector<quantize::Pass> passes(std::string_view module, const formats::Scheme& first,
                                      const std::vector<formats::Scheme>& further) const {
     quantize::RotationChoice choice = request_.rotation;
-    if (module.starts_with("model.layers.")) choice.first = run_time_rotation(request_.options, module);
+    if (const auto place = model::find_linear(config_, module)) {
+      choice.first = run_time_rotation(request_.options, place->group);
+    }
     return quantize::plan_passes(first, further, choice);
   }
 
@@ -88,7 +90,7 @@ class Selector {
   }
 
   const QuantizeRequest& request_;
-  bool tied_;
+  const model::ModelConfig& config_;
   std::vector<bool> used_;
   std::vector<bool> rule_used_;
 };
@@ -129,7 +131,7 @@ void check_shape(const io::TensorInfo& found, const model::Parameter& parameter,
 Plan select_tensors(const io::Checkpoint& checkpoint, const model::ModelConfig& config,
                     const QuantizeRequest& request) {
   Plan plan;
-  Selector selector(request, config.tied_embeddings);
+  Selector selector(request, config);
   std::set<std::string_view> known;
   const auto wanted = model::parameters(config);
   for (const auto& parameter : wanted) {

@@ -1,7 +1,6 @@
 #include "pipeline/sensitivity.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <memory>
 
@@ -28,10 +27,6 @@ constexpr int64_t most_tokens = 128;
 /// Errors of the size that quantizing makes: KL grows with their square as long as they are small.
 constexpr std::string_view probe_scheme = "kbit3-b32-e4m4";
 constexpr int64_t logit_values = int64_t{1} << 22;
-
-std::array<LinearWeight*, linears_per_layer> linears_of(model::LayerWeights& layer) {
-  return {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down};
-}
 
 /// A weight as rounding leaves it, and the difference.
 struct Rounded {
@@ -63,7 +58,6 @@ class Walk {
     keys_.resize(width);
     values_.resize(width);
     decoder_.set_positions(0, windows.length);
-    errors_.resize(static_cast<size_t>(config.layers * linears_per_layer));
   }
 
   Sensitivities run() {
@@ -84,20 +78,20 @@ class Walk {
 
   void run_layer(int64_t layer) {
     auto weights = model::load_layer(checkpoint_, {}, config_, layer);
-    for (auto& stream : streams_) advance(weights, layer, stream, nullptr);
+    for (auto& stream : streams_) advance(weights, stream, nullptr);
     const Stream before = base_;
-    for (size_t i = 0; i < linears_per_layer; ++i) {
-      LinearWeight& linear = *linears_of(weights)[i];
+    for (LinearWeight& linear : weights.linears) {
       Rounded rounded = round_weight(linear);
       std::swap(linear, rounded.weight);
       streams_.push_back(before);
-      auto& error = errors_[streams_.size() - 1];
-      advance(weights, layer, streams_.back(), [&](std::string_view name, MatrixView<const float> input) {
+      names_.push_back(linear.name);
+      double& error = errors_.emplace_back(0.0);
+      advance(weights, streams_.back(), [&](std::string_view name, MatrixView<const float> input) {
         if (name == rounded.error.name) error += squares(rounded.error, input);
       });
       std::swap(linear, rounded.weight);
     }
-    advance(weights, layer, base_, nullptr);
+    advance(weights, base_, nullptr);
   }
 
   /// Σ (x · Eᵀ)², rows of the input up to the rounded linear are those of the whole model.
@@ -111,7 +105,7 @@ class Walk {
 
   using OnInput = std::function<void(std::string_view linear, MatrixView<const float> input)>;
 
-  void advance(const model::LayerWeights& weights, int64_t layer, Stream& stream, const OnInput& on_input) {
+  void advance(const model::LayerWeights& weights, Stream& stream, const OnInput& on_input) {
     const kernels::KeyValueCache cache{keys_.data(), values_.data(), config_.kv_heads, windows_.length,
                                        config_.head_dim};
     model::Observer observer;
@@ -119,7 +113,7 @@ class Walk {
       for (const auto name : linears) on_input(name, input);
     };
     for (int64_t w = 0; w < windows_.samples; ++w) {
-      decoder_.run(weights, layer, cache, window(stream, w), on_input ? &observer : nullptr);
+      decoder_.run(weights, cache, window(stream, w), on_input ? &observer : nullptr);
     }
     check_interrupt();
     if (on_run_) on_run_();
@@ -142,7 +136,7 @@ class Walk {
       }
     }
     Sensitivities result;
-    for (size_t i = 0; i < errors_.size(); ++i) result.push_back(sensitivity(i, divergence[i]));
+    for (size_t i = 0; i < errors_.size(); ++i) result.emplace(names_[i], sensitivity(i, divergence[i]));
     return result;
   }
 
@@ -151,10 +145,8 @@ class Walk {
     if (std::isfinite(divergence) && std::isfinite(errors_[linear])) {
       return errors_[linear] > 0 ? std::max(0.0, divergence) / errors_[linear] : 0.0;
     }
-    const auto layer = static_cast<int64_t>(linear / linears_per_layer);
-    auto weights = model::load_layer(checkpoint_, {}, config_, layer);
-    const auto& name = linears_of(weights)[linear % linears_per_layer]->name;
-    throw Error(ErrorCode::bad_file, concat("predictions are not finite where ", printable(name), " is rounded"))
+    throw Error(ErrorCode::bad_file,
+                concat("predictions are not finite where ", printable(names_[linear]), " is rounded"))
         .detail(concat("its sensitivity cannot be measured on ", windows_.samples, " × ", windows_.length, " tokens"))
         .hint("w4q verify MODEL --ppl TEXT shows whether the model itself is sound");
   }
@@ -194,7 +186,8 @@ class Walk {
   std::vector<float> keys_, values_;
   Stream base_;
   std::vector<Stream> streams_;  // one for each linear so far, in order
-  std::vector<double> errors_;   // of their outputs, summed over tokens
+  std::vector<std::string> names_;
+  std::vector<double> errors_;  // of their outputs, summed over tokens
 };
 
 }  // namespace
@@ -211,9 +204,15 @@ CalibrationWindows sensitivity_windows(const CalibrationWindows& windows) {
   return result;
 }
 
-int64_t sensitivity_runs(const model::ModelConfig& config) noexcept {
-  // Every layer runs the whole model, its own seven streams and those of the layers before.
-  return config.layers * (1 + linears_per_layer) + linears_per_layer * config.layers * (config.layers - 1) / 2;
+int64_t sensitivity_runs(const model::ModelConfig& config) {
+  // Every layer runs the whole model, a stream for each linear of its own and those of the layers before.
+  int64_t runs = 0, streams = 0;
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    const auto linears = static_cast<int64_t>(model::layer_plan(config, layer).linears().size());
+    runs += 1 + linears + streams;
+    streams += linears;
+  }
+  return runs;
 }
 
 Sensitivities measure_sensitivities(const io::Checkpoint& checkpoint, const model::ModelConfig& config,

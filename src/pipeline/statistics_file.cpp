@@ -16,7 +16,8 @@ namespace w4q::pipeline {
 namespace {
 
 constexpr std::string_view format_name = "w4q-statistics";
-constexpr std::string_view format_version = "1";
+/// Sensitivities have names since 2; without them a file is the same in both.
+constexpr std::string_view first_version = "1", named_version = "2";
 constexpr std::string_view sensitivity_name = "sensitivity";
 constexpr int64_t most_tokens = int64_t{1} << 50;
 /// Two sums of the same squares, one taken in fp32 products and stored in fp32, differ by less than this share.
@@ -26,30 +27,47 @@ Error damaged(const std::string& file, const std::string& what) {
   return {ErrorCode::bad_file, concat(io::shown(file), ": ", what)};
 }
 
-std::string sum_name(const LinearGroup& group, std::string_view what) { return concat(group.name(), ".", what); }
+std::string sum_name(const model::InputGroup& group, std::string_view what) { return concat(group.name(), ".", what); }
+
+std::string sensitivity_of(std::string_view linear) { return concat(linear, ".", sensitivity_name); }
+
+/// Linears of all layers in model order.
+std::vector<std::string> linear_names(const model::ModelConfig& config) {
+  std::vector<std::string> result;
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    for (const auto& linear : model::layer_plan(config, layer).linears()) result.push_back(linear.name);
+  }
+  return result;
+}
 
 std::vector<io::PlannedTensor> planned_tensors(const model::ModelConfig& config, const StatisticsOrigin& origin) {
   std::vector<io::PlannedTensor> result;
   for (int64_t layer = 0; layer < config.layers; ++layer) {
-    for (const auto& group : linear_groups(config, layer)) {
+    for (const auto& group : model::input_groups(config, layer)) {
       result.push_back({sum_name(group, "sum_abs"), DType::f64, {group.width}});
       result.push_back({sum_name(group, "sum_squares"), DType::f64, {group.width}});
       if (origin.gram) result.push_back({sum_name(group, "gram"), DType::f32, {quantize::triangle_size(group.width)}});
     }
   }
-  if (origin.sensitivity) {
-    result.push_back({std::string(sensitivity_name), DType::f64, {config.layers, linears_per_layer}});
+  if (!origin.sensitivity) return result;
+  const auto linears = linear_names(config);
+  if (origin.named_sensitivity) {
+    for (const auto& name : linears) result.push_back({sensitivity_of(name), DType::f64, {1}});
+  } else {
+    const auto each = static_cast<int64_t>(linears.size()) / config.layers;
+    result.push_back({std::string(sensitivity_name), DType::f64, {config.layers, each}});
   }
   return result;
 }
 
 std::map<std::string, std::string> metadata_of(const StatisticsOrigin& origin) {
-  std::map<std::string, std::string> result = {{"format", std::string(format_name)},
-                                               {"version", std::string(format_version)},
-                                               {"model", origin.model},
-                                               {"tokens", concat(origin.tokens)},
-                                               {"texts", join(origin.texts, " ")},
-                                               {"gram", origin.gram ? "yes" : "no"}};
+  std::map<std::string, std::string> result = {
+      {"format", std::string(format_name)},
+      {"version", std::string(origin.sensitivity ? named_version : first_version)},
+      {"model", origin.model},
+      {"tokens", concat(origin.tokens)},
+      {"texts", join(origin.texts, " ")},
+      {"gram", origin.gram ? "yes" : "no"}};
   if (origin.sensitivity) result.emplace(sensitivity_name, "yes");
   return result;
 }
@@ -64,11 +82,12 @@ StatisticsOrigin parse_origin(const std::map<std::string, std::string>& metadata
   if (value("format") != format_name) {
     throw damaged(file, "is no statistics file").hint("w4q calibrate MODEL --text FILE -o FILE makes one");
   }
-  if (value("version") != format_version) {
-    throw Error(ErrorCode::unsupported, concat(io::shown(file), ": version ", printable(value("version"))))
-        .detail(concat("this w4q reads version ", format_version));
-  }
   StatisticsOrigin origin;
+  origin.named_sensitivity = value("version") == named_version;
+  if (!origin.named_sensitivity && value("version") != first_version) {
+    throw Error(ErrorCode::unsupported, concat(io::shown(file), ": version ", printable(value("version"))))
+        .detail(concat("this w4q reads versions ", first_version, " and ", named_version));
+  }
   origin.model = value("model");
   const std::string& tokens = value("tokens");
   const auto [end, error] = std::from_chars(tokens.data(), tokens.data() + tokens.size(), origin.tokens);
@@ -99,7 +118,7 @@ std::vector<double> load_values(const io::Checkpoint& file, const std::string& n
 /// What sums of real activations satisfy, so that a damaged file does not steer a search unnoticed.
 class SumCheck {
  public:
-  SumCheck(const std::string& file, const LinearGroup& group, const quantize::InputStatistics& sums)
+  SumCheck(const std::string& file, const model::InputGroup& group, const quantize::InputStatistics& sums)
       : file_(file), group_(group), sums_(sums) {}
 
   void run() const {
@@ -131,7 +150,7 @@ class SumCheck {
   }
 
   const std::string& file_;
-  const LinearGroup& group_;
+  const model::InputGroup& group_;
   const quantize::InputStatistics& sums_;
 };
 
@@ -179,8 +198,8 @@ void StatisticsFile::check_model(const std::string& identity) const {
 }
 
 LayerStatistics StatisticsFile::load(int64_t layer) const {
-  LayerStatistics result;
-  const auto groups = linear_groups(config_, layer);
+  const auto groups = model::input_groups(config_, layer);
+  LayerStatistics result(groups.size());
   for (size_t i = 0; i < groups.size(); ++i) {
     auto& sums = result[i];
     sums.width = groups[i].width;
@@ -195,10 +214,16 @@ LayerStatistics StatisticsFile::load(int64_t layer) const {
 
 Sensitivities StatisticsFile::load_sensitivities() const {
   if (!origin_.sensitivity) return {};
-  Sensitivities result = load_values(file_, std::string(sensitivity_name));
-  for (size_t i = 0; i < result.size(); ++i) {
-    if (std::isfinite(result[i]) && result[i] >= 0) continue;
-    throw damaged(name_, concat(sensitivity_name, "[", i, "] is no sensitivity")).hint("the file is damaged");
+  const auto linears = linear_names(config_);
+  std::vector<double> table;
+  if (!origin_.named_sensitivity) table = load_values(file_, std::string(sensitivity_name));
+  Sensitivities result;
+  for (size_t i = 0; i < linears.size(); ++i) {
+    const double value = table.empty() ? load_values(file_, sensitivity_of(linears[i])).front() : table[i];
+    result.emplace(linears[i], value);
+    if (std::isfinite(value) && value >= 0) continue;
+    const std::string place = table.empty() ? sensitivity_of(linears[i]) : concat(sensitivity_name, "[", i, "]");
+    throw damaged(name_, place + " is no sensitivity").hint("the file is damaged");
   }
   return result;
 }
@@ -225,7 +250,7 @@ void StatisticsWriter::write_tensor(const std::string& name, std::span<const std
 }
 
 void StatisticsWriter::write(int64_t layer, const LayerStatistics& statistics) {
-  const auto groups = linear_groups(config_, layer);
+  const auto groups = model::input_groups(config_, layer);
   for (size_t i = 0; i < groups.size(); ++i) {
     const auto& sums = statistics[i];
     write_tensor(sum_name(groups[i], "sum_abs"), bytes_of(sums.sum_abs));
@@ -237,7 +262,9 @@ void StatisticsWriter::write(int64_t layer, const LayerStatistics& statistics) {
 }
 
 void StatisticsWriter::write(const Sensitivities& sensitivities) {
-  write_tensor(std::string(sensitivity_name), bytes_of(sensitivities));
+  for (const auto& [linear, value] : sensitivities) {
+    write_tensor(sensitivity_of(linear), std::as_bytes(std::span(&value, 1)));
+  }
 }
 
 int64_t StatisticsWriter::finish() {

@@ -1,6 +1,7 @@
 // Calibration statistics in a safetensors file: per group of linears that share an input, named after the first of
 // them, `<linear>.sum_abs` and `.sum_squares` F64 [k] and, where collected, `.gram` F32 [k(k+1)/2] (docs/awq.md); where
-// measured, `sensitivity` F64 [layers, 7] (sensitivity.h).
+// measured, `<linear>.sensitivity` F64 [1] of each (sensitivity.h), which makes it version 2. A file of version 1 holds
+// them as `sensitivity` F64 [layers, linears of a layer].
 #pragma once
 
 #include <cstdint>
@@ -25,6 +26,7 @@ struct StatisticsOrigin {
   std::vector<std::string> texts;  ///< hashes of the texts, in the order they were added
   bool gram = false;
   bool sensitivity = false;
+  bool named_sensitivity = true;  ///< version 2
 };
 
 /// 16 hex digits over the names, types and shapes of all tensors and the bytes of those with one dimension, and what

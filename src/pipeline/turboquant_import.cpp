@@ -114,7 +114,10 @@ void find_tensors(const model::ModelConfig& model, Source& source) {
   auto parameters = model::parameters(model);
   const bool has_head = std::ranges::any_of(parameters, [](const auto& p) { return p.name == "lm_head.weight"; });
   if (!has_head && source.packed.contains("lm_head.indices")) {
-    parameters.push_back({"lm_head.weight", {model.vocab_size, model.hidden_size}, true});
+    parameters.push_back({.name = "lm_head.weight",
+                          .shape = {model.vocab_size, model.hidden_size},
+                          .linear = true,
+                          .gguf = "output.weight"});
   }
   for (const auto& parameter : parameters) {
     const std::string module(model::module_path(parameter.name)), stored = stored_name(module);
@@ -136,12 +139,12 @@ void find_tensors(const model::ModelConfig& model, Source& source) {
 Source open_source(const std::filesystem::path& folder) {
   const auto path = folder / turboquant_config_file;
   const TurboQuantConfig quantization = parse_turboquant_config(io::read_json(path), path.string());
-  Source source{io::read_json(folder / "config.json"),
-                quantization,
-                io::Checkpoint::open(folder / "model.safetensors"),
-                io::Checkpoint::open(folder / turboquant_kept_file),
-                {},
-                {}};
+  Source source{.config = io::read_json(folder / "config.json"),
+                .quantization = quantization,
+                .packed = io::Checkpoint::open(folder / "model.safetensors"),
+                .kept = io::Checkpoint::open(folder / turboquant_kept_file),
+                .linears = {},
+                .carried = {}};
   source.config.erase(conversion_mark);
   check_known(source.packed);
   find_tensors(model::read_config(folder), source);
@@ -237,14 +240,10 @@ ConvertReport import_turboquant(const ConvertRequest& request, bool dry_run) {
         kept ? tensor.name : stored_name(std::string(tensor.name.substr(0, tensor.name.size() - 5))) + ".bias";
     writer.write(tensor.name, (kept ? source.kept : source.packed).load(stored)->bytes);
   }
-  writer.finish();
-  carry_companions(request.input, output.staging(), source.config, quantization);
-  std::filesystem::remove(output.staging() / turboquant_config_file);
-  output.commit();
-  report.done = true;
-  report.file_bytes = writer.file_bytes();
-  report.seconds = watch.seconds();
-  return report;
+  return finished(std::move(report), writer, output, watch, [&](const std::filesystem::path& to) {
+    carry_companions(request.input, to, source.config, quantization);
+    std::filesystem::remove(to / turboquant_config_file);
+  });
 }
 
 }  // namespace w4q::pipeline

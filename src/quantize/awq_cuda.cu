@@ -251,7 +251,7 @@ class ClipSearch {
     multiply(errors, rows, k_, gram_.data(), products, k_, false);
     result.plain_error = total(errors, products, rows);
     auto* const clipped = work_.columns.get<unsigned long long>(1);
-    device::check(cudaMemsetAsync(clipped, 0, sizeof(*clipped), work_.stream.get()), "clearing");
+    device::fill(clipped, 0, sizeof(*clipped), work_.stream, "clearing");
     for (int64_t begin = 0; begin < k_; begin += group) {
       step({rows, k_, begin, std::min(group, k_ - begin), weight, errors}, weight, products, clipped);
     }
@@ -278,7 +278,17 @@ class ClipSearch {
 
   /// c [rows, n] = a [rows, cols] · b [cols, n], where rows of b are those of the Gram matrix.
   void multiply(const float* a, int64_t rows, int64_t cols, const float* b, float* c, int64_t n, bool add) {
-    device::cublas_multiply({rows, n, cols, a, cols, b, k_, c, n, work_.cublas.data(), false, false, add},
+    device::cublas_multiply({.m = rows,
+                             .n = n,
+                             .k = cols,
+                             .a = a,
+                             .lda = cols,
+                             .b = b,
+                             .ldb = k_,
+                             .c = c,
+                             .ldc = n,
+                             .workspace = work_.cublas.data(),
+                             .add = add},
                             work_.stream.get());
   }
 
@@ -295,7 +305,7 @@ class ClipSearch {
   const GramCuda& gram_;
   int64_t k_;
   Rule rule_;
-  CudaRoom products_, changes_;
+  CudaRoom products_{work_.context}, changes_{work_.context};
 };
 
 }  // namespace
@@ -332,9 +342,8 @@ void rounding_error_cuda(CudaWork& work, const AwqCudaLinear& linear, int64_t k,
   const int64_t n = linear.n;
   AwqCudaLinear turned = linear;
   turned.weight = work.scaled.get<float>(n * k);
-  device::check(cudaMemcpyAsync(turned.weight, linear.weight, static_cast<size_t>(n * k) * sizeof(float),
-                                cudaMemcpyDeviceToDevice, work.stream.get()),
-                "copying weights");
+  device::copy(device::Way::on_gpu, turned.weight, linear.weight, static_cast<size_t>(n * k) * sizeof(float),
+               work.stream, "copying weights");
   if (scales != nullptr) multiply_columns_cuda(work, turned.weight, n, k, scales);
   rotation->rotate(work, turned.weight, n);
   plain_rounding_error(work, turned, k, nullptr, difference);

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "device/buffer.h"
-#include "device/check.h"
+#include "device/copy.h"
 #include "device/cublas.h"
 #include "device/stream.h"
 
@@ -15,47 +15,50 @@ namespace w4q::quantize {
 /// Memory that grows to the largest request and stays.
 class CudaRoom {
  public:
+  explicit CudaRoom(const device::Context& context) : context_(context) {}
   template <class T>
   T* get(int64_t count) {
     const size_t bytes = static_cast<size_t>(count) * sizeof(T);
     if (buffer_.size() < bytes) {
       buffer_ = {};  // before the larger one is taken
-      buffer_ = device::DeviceBuffer(bytes);
+      buffer_ = device::DeviceBuffer(context_, bytes);
     }
     return buffer_.as<T>();
   }
   void release() { buffer_ = {}; }
 
  private:
+  const device::Context& context_;
   device::DeviceBuffer buffer_;
 };
 
 struct CudaWork {
-  device::Stream stream;
-  device::DeviceBuffer cublas{device::cublas_workspace_bytes};
-  CudaRoom square;   ///< k × k: products of activations or of errors
-  CudaRoom errors;   ///< n × k
-  CudaRoom scaled;   ///< n × k: weights with scales, in a rotated basis
-  CudaRoom columns;  ///< a few vectors of k, of n or of blocks
-  CudaRoom rows;
-  CudaRoom sums;
+  device::Context& context;  ///< outlives this
+  device::Stream stream{context};
+  device::DeviceBuffer cublas{context, device::cublas_workspace_bytes};
+  CudaRoom square{context};   ///< k × k: products of activations or of errors
+  CudaRoom errors{context};   ///< n × k
+  CudaRoom scaled{context};   ///< n × k: weights with scales, in a rotated basis
+  CudaRoom columns{context};  ///< a few vectors of k, of n or of blocks
+  CudaRoom rows{context};
+  CudaRoom sums{context};
+
+  explicit CudaWork(device::Context& context_) : context(context_) {}
 
   /// Copies of host values that are ready when this returns.
   template <class T>
   T* put(CudaRoom& room, const T* values, int64_t count) {
     T* const device = room.get<T>(count);
-    device::check(
-        cudaMemcpyAsync(device, values, static_cast<size_t>(count) * sizeof(T), cudaMemcpyHostToDevice, stream.get()),
-        "copying to the GPU");
+    device::copy(device::Way::to_gpu, device, values, static_cast<size_t>(count) * sizeof(T), stream,
+                 "copying to the GPU");
     stream.synchronize();
     return device;
   }
   template <class T>
   std::vector<T> fetch(const T* device, int64_t count) const {
     std::vector<T> values(static_cast<size_t>(count));
-    device::check(
-        cudaMemcpyAsync(values.data(), device, values.size() * sizeof(T), cudaMemcpyDeviceToHost, stream.get()),
-        "copying from the GPU");
+    device::copy(device::Way::from_gpu, values.data(), device, values.size() * sizeof(T), stream,
+                 "copying from the GPU");
     stream.synchronize();
     return values;
   }

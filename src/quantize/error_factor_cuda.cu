@@ -46,8 +46,8 @@ ErrorFactorCuda::ErrorFactorCuda(CudaWork& work, const GramCuda& gram, int64_t b
   order_ = column_order(diagonal, block);
   const auto k = static_cast<size_t>(width());
   columns_ = device::DeviceBuffer::copy_of(bytes_of(order_.columns), work.stream);
-  pivots_ = device::DeviceBuffer(k * sizeof(float));
-  coupling_ = device::DeviceBuffer(k * k * sizeof(float));
+  pivots_ = device::DeviceBuffer(work.context, k * sizeof(float));
+  coupling_ = device::DeviceBuffer(work.context, k * k * sizeof(float));
   work.stream.synchronize();
   if (!device::have_cusolver()) {
     factor_on_cpu(work, gram, name);
@@ -68,12 +68,12 @@ void ErrorFactorCuda::factor_on_cpu(CudaWork& work, const GramCuda& gram, std::s
 
 bool ErrorFactorCuda::factor(CudaWork& work, const GramCuda& gram, double mean) {
   const int64_t k = width();
-  device::DeviceBuffer reversed(static_cast<size_t>(k * k) * sizeof(double));
+  device::DeviceBuffer reversed(work.context, static_cast<size_t>(k * k) * sizeof(double));
   const cudaStream_t stream = work.stream.get();
   reverse_kernel<<<blocks_for(k * k), threads, 0, stream>>>(gram.data(), columns_.as<int32_t>(), k, mean, damping_,
                                                             reversed.as<double>());
   device::check_launch("reversed Gram matrix", concat(k));
-  if (!device::cholesky(reversed.as<double>(), k, stream)) return false;
+  if (!device::cholesky(reversed.as<double>(), k, work.stream)) return false;
   const int none = 0;
   int* const lost = work.put(work.sums, &none, 1);
   take_factors_kernel<<<blocks_for(k * k), threads, 0, stream>>>(reversed.as<double>(), k, pivots_.as<float>(),

@@ -242,7 +242,7 @@ QuantizeResult kbit_feedback(const TensorView& weight, const Scheme& scheme, con
   const auto codebook = formats::kbit_scaled_codebook(table, exponent);
   const KbitLevels levels(codebook);
   QuantizeResult result{allocate_canonical(weight, scheme, codebook), {}};
-  const KbitFeedback feedback(factor, levels, options.scales, result.weight);
+  const KbitFeedback feedback(factor, levels, options.scales(), result.weight);
   for_feedback_tasks(weight, factor, [&](FeedbackRows& rows, size_t) { feedback.run(rows); });
   result.stats = block_stats(result.weight, maxima, exponent);
   return result;
@@ -252,7 +252,7 @@ QuantizeResult integer_feedback(const TensorView& weight, const Scheme& scheme, 
   const ErrorFactor& factor = *options.input->feedback;
   find_block_maxima(weight);  // refuses what is not finite
   QuantizeResult result{formats::allocate_integer(scheme, weight.shape[0], weight.shape[1]), {}};
-  const IntegerFeedback feedback(factor, options.clip, result.weight);
+  const IntegerFeedback feedback(factor, options.clip(), result.weight);
   std::vector<QuantizeStats> parts(
       static_cast<size_t>((weight.shape[0] + feedback_task_rows - 1) / feedback_task_rows));
   for_feedback_tasks(weight, factor, [&](FeedbackRows& rows, size_t task) { parts[task] = feedback.run(rows); });

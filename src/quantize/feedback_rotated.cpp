@@ -151,7 +151,7 @@ QuantizeResult rotated_feedback(const TensorView& weight, const Scheme& scheme, 
   const auto table = rotated_table(scheme, options);
   const int exponent = range_exponent(maxima, scheme, k, formats::rotated_gain(table, scheme.bits));
   PackedWeight packed = allocate_rotated(scheme, n, k, table, exponent);
-  const RotatedFeedback feedback(factor, options.scales, packed);
+  const RotatedFeedback feedback(factor, options.scales(), packed);
   for_feedback_tasks(weight, factor, [&](FeedbackRows& rows, size_t) { feedback.run(rows); });
   const QuantizeStats stats = rotated_stats(packed, exponent);
   return {std::move(packed), stats};

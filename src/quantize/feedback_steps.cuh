@@ -25,7 +25,7 @@ class FeedbackSteps {
  public:
   /// At most `widest` columns are rounded at a time.
   FeedbackSteps(CudaWork& work, const float* weight, int64_t n, const ErrorFactorCuda& factor, int64_t widest)
-      : work_(work), factor_(factor), n_(n), k_(factor.width()), memory_(bytes(2 * n * k_ + n * widest)) {
+      : work_(work), factor_(factor), n_(n), k_(factor.width()), memory_(work.context, bytes(2 * n * k_ + n * widest)) {
     order_kernel<<<static_cast<unsigned>((n * k_ + 255) / 256), 256, 0, work.stream.get()>>>(
         weight, n, k_, factor.columns(), weights(), targets());
     device::check_launch("feedback order", concat(n, " × ", k_));
@@ -39,8 +39,18 @@ class FeedbackSteps {
   void move_rest(int64_t begin, int64_t end) {
     if (end == k_) return;
     const int64_t cols = end - begin;
-    device::cublas_multiply({n_, k_ - end, cols, errors(), cols, factor_.coupling() + end * k_ + begin, k_,
-                             targets() + end, k_, work_.cublas.data(), false, true, true},
+    device::cublas_multiply({.m = n_,
+                             .n = k_ - end,
+                             .k = cols,
+                             .a = errors(),
+                             .lda = cols,
+                             .b = factor_.coupling() + end * k_ + begin,
+                             .ldb = k_,
+                             .c = targets() + end,
+                             .ldc = k_,
+                             .workspace = work_.cublas.data(),
+                             .b_transposed = true,
+                             .add = true},
                             work_.stream.get());
   }
 

@@ -93,7 +93,9 @@ __global__ void __launch_bounds__(threads)
 }  // namespace
 
 GramCuda::GramCuda(CudaWork& work, const InputStatistics& statistics)
-    : work_(work), width_(statistics.width), matrix_(static_cast<size_t>(width_ * width_) * sizeof(float)) {
+    : work_(work),
+      width_(statistics.width),
+      matrix_(work.context, static_cast<size_t>(width_ * width_) * sizeof(float)) {
   const double scale = statistics.count > 0 ? 1.0 / static_cast<double>(statistics.count) : 0.0;
   if (statistics.has_gram()) {
     // The triangle passes through the memory of the squares, which are twice as many but half as wide.
@@ -109,12 +111,14 @@ GramCuda::GramCuda(CudaWork& work, const InputStatistics& statistics)
 }
 
 GramCuda::GramCuda(CudaWork& work, const double* triangle, int64_t width, int64_t count)
-    : work_(work), width_(width), matrix_(static_cast<size_t>(width * width) * sizeof(float)) {
+    : work_(work), width_(width), matrix_(work.context, static_cast<size_t>(width * width) * sizeof(float)) {
   expand(triangle, count > 0 ? 1.0 / static_cast<double>(count) : 0.0);
 }
 
 GramCuda::GramCuda(CudaWork& work, MatrixView<const float> gram)
-    : work_(work), width_(gram.rows), matrix_(static_cast<size_t>(gram.rows * gram.rows) * sizeof(float)) {
+    : work_(work),
+      width_(gram.rows),
+      matrix_(work.context, static_cast<size_t>(gram.rows * gram.rows) * sizeof(float)) {
   ensure(gram.rows == gram.cols && gram.stride == gram.cols, "GramCuda: not a square matrix");
   matrix_.upload(std::as_bytes(std::span(gram.data, static_cast<size_t>(width_ * width_))), work_.stream);
   work_.stream.synchronize();
@@ -162,8 +166,18 @@ void GramCuda::add_square(const float* difference, int64_t rows, bool add) const
   const int64_t stripe = stripe_width(width_);
   for (int64_t begin = 0; begin < width_; begin += stripe) {
     const int64_t cols = std::min(stripe, width_ - begin);
-    device::cublas_multiply({cols, width_ - begin, rows, difference + begin, width_, difference + begin, width_,
-                             square + begin * width_ + begin, width_, work_.cublas.data(), true, false, add},
+    device::cublas_multiply({.m = cols,
+                             .n = width_ - begin,
+                             .k = rows,
+                             .a = difference + begin,
+                             .lda = width_,
+                             .b = difference + begin,
+                             .ldb = width_,
+                             .c = square + begin * width_ + begin,
+                             .ldc = width_,
+                             .workspace = work_.cublas.data(),
+                             .a_transposed = true,
+                             .add = add},
                             work_.stream.get());
   }
 }

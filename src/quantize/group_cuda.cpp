@@ -15,13 +15,13 @@ using formats::SchemeFamily;
 GroupCuda::Measured GroupCuda::add(const TensorView& weight, const formats::Scheme& scheme,
                                    const QuantizeOptions& options) {
   ensure(takes(scheme), "GroupCuda: no such scheme");
-  Linear linear{std::string(weight.name),
-                upload_weight(work_, weight),
-                weight.shape[0],
-                weight.shape[1],
-                scheme,
-                options.clip,
-                {}};
+  Linear linear{.name = std::string(weight.name),
+                .weight = upload_weight(work_, weight),
+                .n = weight.shape[0],
+                .k = weight.shape[1],
+                .scheme = scheme,
+                .clip = options.clip(),
+                .table = {}};
   if (scheme.family == SchemeFamily::kbit) linear.table = chosen_table(scheme, options);
   linears_.push_back(std::move(linear));
   Linear& own = linears_.back();
@@ -58,12 +58,13 @@ void GroupCuda::rotate(const formats::InputRotation& rotation) {
   work_.stream.synchronize();  // the factors go
 }
 
-const ErrorFactorCuda* GroupCuda::factor(const Linear& linear, const GroupPacking& packing) {
-  if (!packing.feedback) return nullptr;
+const ErrorFactorCuda* GroupCuda::factor(const Linear& linear, const Steps& steps) {
+  const Step* feedback = steps.find(StepKind::feedback);
+  if (feedback == nullptr) return nullptr;
   const int64_t block = feedback_block(linear.scheme, linear.k);
   const auto known = factors_.find(block);
   if (known != factors_.end()) return &known->second;
-  return &factors_.try_emplace(block, work_, *gram_, block, packing.damping, linear.name).first->second;
+  return &factors_.try_emplace(block, work_, *gram_, block, feedback->damping, linear.name).first->second;
 }
 
 double GroupCuda::damping(size_t index) const {
@@ -71,22 +72,22 @@ double GroupCuda::damping(size_t index) const {
   return known == factors_.end() ? 0 : known->second.damping();
 }
 
-GroupCuda::Packed GroupCuda::pack(size_t index, QuantizeOptions options, const GroupPacking& packing) {
+GroupCuda::Packed GroupCuda::pack(size_t index, QuantizeOptions options, std::span<const float> row_scales) {
   Linear& linear = linears_.at(index);
-  const ErrorFactorCuda* const feedback = factor(linear, packing);
+  const ErrorFactorCuda* const feedback = factor(linear, options.steps);
   auto* const weight = linear.weight.as<float>();
   const float* original = weight;
   device::DeviceBuffer kept;
-  if (packing.clip || !packing.rows.empty()) {
-    kept = device::DeviceBuffer(linear.weight.size());
-    device::check(cudaMemcpyAsync(kept.data(), weight, kept.size(), cudaMemcpyDeviceToDevice, work_.stream.get()),
-                  "copying weights");
+  const bool clips = options.steps.awq_clips();
+  if (clips || !row_scales.empty()) {
+    kept = device::DeviceBuffer(work_.context, linear.weight.size());
+    device::copy(device::Way::on_gpu, kept.data(), weight, kept.size(), work_.stream, "copying weights");
     original = kept.as<float>();
   }
-  if (packing.clip) search_clip_cuda(work_, view(linear), *gram_);
+  if (clips) search_clip_cuda(work_, view(linear), *gram_);
   const float* rows = nullptr;
-  if (!packing.rows.empty()) {
-    rows = work_.put(work_.rows, packing.rows.data(), linear.n);
+  if (!row_scales.empty()) {
+    rows = work_.put(work_.rows, row_scales.data(), linear.n);
     divide_rows_cuda(work_, weight, linear.n, linear.k, rows);
   }
   const auto mean_squares = gram_->diagonal();
@@ -95,12 +96,19 @@ GroupCuda::Packed GroupCuda::pack(size_t index, QuantizeOptions options, const G
   auto* const difference = work_.errors.get<float>(linear.n * linear.k);
   Packed packed;
   if (linear.scheme.family == SchemeFamily::kbit) {
-    const KbitCudaWeight values{linear.name, weight, linear.n, linear.k, feedback, original, rows, difference};
+    const KbitCudaWeight values{.name = linear.name,
+                                .values = weight,
+                                .n = linear.n,
+                                .k = linear.k,
+                                .factor = feedback,
+                                .original = original,
+                                .rows = rows,
+                                .difference = difference};
     packed.result = kbit_cuda(work_, values, linear.scheme, options);
   } else {
     packed.result = QuantizeResult{formats::allocate_integer(linear.scheme, linear.n, linear.k), {}};
     packed.result.stats =
-        integer_rows_cuda(work_, weight, feedback, options.clip, original, rows, difference, packed.result.weight);
+        integer_rows_cuda(work_, weight, feedback, options.clip(), original, rows, difference, packed.result.weight);
   }
   packed.error = gram_->error(difference, linear.n);
   linear.weight = device::DeviceBuffer();

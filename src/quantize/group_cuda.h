@@ -17,14 +17,6 @@
 
 namespace w4q::quantize {
 
-/// How a linear of a group is packed.
-struct GroupPacking {
-  bool clip = false;            ///< AWQ's clips first
-  bool feedback = false;        ///< errors are fed back
-  double damping = 0;           ///< of the Gram matrix then
-  std::span<const float> rows;  ///< divide the rows last; empty: ones
-};
-
 class GroupCuda {
  public:
   /// Integers without act order and kbit.
@@ -51,9 +43,9 @@ class GroupCuda {
     QuantizeResult result;
     double error = 0;  ///< of the outputs
   };
-  /// Packs linear `index`, in the order in which they were added; each once. `options.input` is not looked at: the Gram
-  /// matrix says what it would.
-  Packed pack(size_t index, QuantizeOptions options, const GroupPacking& packing);
+  /// Packs linear `index`, in the order in which they were added; each once. Its rows are divided by `rows` at last;
+  /// empty: ones. `options.input` is not looked at: the Gram matrix says what it would.
+  Packed pack(size_t index, QuantizeOptions options, std::span<const float> rows);
   /// The damping that the factor for linear `index` needed; 0 when there is none.
   double damping(size_t index) const;
 
@@ -68,7 +60,7 @@ class GroupCuda {
   };
 
   AwqCudaLinear view(Linear& linear) const;
-  const ErrorFactorCuda* factor(const Linear& linear, const GroupPacking& packing);
+  const ErrorFactorCuda* factor(const Linear& linear, const Steps& steps);
 
   CudaWork& work_;
   std::shared_ptr<GramCuda> gram_;

@@ -27,9 +27,12 @@ struct Rule {
 };
 
 inline Rule rule_of(const formats::Scheme& scheme, Clip clip) {
-  return {
-      scheme.bits,      scheme.asymmetric, scheme.scale, formats::integer_scale_max(scheme), formats::scale_codec(scheme.scale).smallest_normal,
-      clip == Clip::mse};
+  return {scheme.bits,
+          scheme.asymmetric,
+          scheme.scale,
+          formats::integer_scale_max(scheme),
+          formats::scale_codec(scheme.scale).smallest_normal,
+          clip == Clip::mse};
 }
 
 struct Scale {

@@ -43,11 +43,11 @@ IntegerRows::IntegerRows(const formats::PackedWeight& packed, int64_t rows, cons
       row_words_(formats::dense_words(packed.k, packed.scheme.bits)),
       scale_bytes_(packed.scheme.scale == formats::ScaleType::f32 ? 4 : 2),
       asymmetric_(packed.scheme.asymmetric),
-      codes_(static_cast<size_t>(rows * k_)),
-      words_(static_cast<size_t>(rows * row_words_ * 4)),
-      scales_(static_cast<size_t>(rows * groups_ * scale_bytes_)),
-      zeros_(static_cast<size_t>(rows * groups_)),
-      counters_(sizeof(Counters)) {
+      codes_(stream.context(), static_cast<size_t>(rows * k_)),
+      words_(stream.context(), static_cast<size_t>(rows * row_words_ * 4)),
+      scales_(stream.context(), static_cast<size_t>(rows * groups_ * scale_bytes_)),
+      zeros_(stream.context(), static_cast<size_t>(rows * groups_)),
+      counters_(stream.context(), sizeof(Counters)) {
   const Counters none{0, 0, 0, ~0ull};
   counters_.upload(std::as_bytes(std::span(&none, 1)), stream_);
   stream_.synchronize();

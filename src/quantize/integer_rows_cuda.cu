@@ -178,8 +178,8 @@ class IntegerFeedback {
         groups_(formats::integer_groups(packed.scheme, packed.k)),
         out_(out),
         steps_(work, weight, packed.n, factor, widest_unit),
-        chosen_(static_cast<size_t>(packed.n) * sizeof(Scale)),
-        effects_(static_cast<size_t>(widest_trial * widest_trial) * sizeof(float)) {}
+        chosen_(work.context, static_cast<size_t>(packed.n) * sizeof(Scale)),
+        effects_(work.context, static_cast<size_t>(widest_trial * widest_trial) * sizeof(float)) {}
 
   void run() {
     const auto& starts = factor_.order().starts;
@@ -200,19 +200,19 @@ class IntegerFeedback {
  private:
   Columns part(int64_t begin, int64_t end, int64_t group_start) {
     const int64_t group = factor_.order().columns[static_cast<size_t>(group_start)] / factor_.block();
-    return {n_,
-            factor_.width(),
-            begin,
-            end - begin,
-            groups_,
-            group,
-            steps_.targets(),
-            steps_.weights(),
-            factor_.pivots() + begin,
-            effects_.as<float>(),
-            factor_.columns() + begin,
-            chosen_.as<Scale>(),
-            steps_.errors()};
+    return {.n = n_,
+            .k = factor_.width(),
+            .position = begin,
+            .cols = end - begin,
+            .groups = groups_,
+            .group = group,
+            .targets = steps_.targets(),
+            .weights = steps_.weights(),
+            .pivots = factor_.pivots() + begin,
+            .effects = effects_.as<float>(),
+            .columns = factor_.columns() + begin,
+            .chosen = chosen_.as<Scale>(),
+            .errors = steps_.errors()};
   }
 
   void fill_effects(const Columns& part) {

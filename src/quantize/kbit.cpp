@@ -72,7 +72,7 @@ QuantizeResult quantize_nearest(const TensorView& weight, const Scheme& scheme, 
 
 QuantizeResult run(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
   check_kbit_scheme(scheme);
-  check_kbit_options(options);
+  check_kbit_options(scheme, options);
   check_weight(weight);
   if (options.bnb_compatible) {
     check_bnb(weight, scheme, options);
@@ -86,13 +86,14 @@ QuantizeResult run(const TensorView& weight, const Scheme& scheme, const Quantiz
 
 #ifdef W4Q_HAVE_CUDA
 /// Feedback through a factor on the CPU stays there.
-QuantizeResult run_cuda(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
-  if (!options.searches()) return quantize_kbit_cuda(weight, scheme, options);
+QuantizeResult run_cuda(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options,
+                        device::Context& gpu) {
+  if (!options.searches()) return quantize_kbit_cuda(weight, scheme, options, gpu);
   if (options.feeds_back() || options.bnb_compatible) return run(weight, scheme, options);
   check_kbit_scheme(scheme);
-  check_kbit_options(options);
+  check_kbit_options(scheme, options);
   check_weight(weight);
-  return quantize_searched_cuda(weight, scheme, options);
+  return quantize_searched_cuda(weight, scheme, options, gpu);
 }
 #else
 constexpr decltype(QuantizerRow::run_cuda) run_cuda = nullptr;
@@ -106,9 +107,8 @@ void check_kbit_scheme(const Scheme& scheme) {
       .hint("`w4q list` shows the schemes");
 }
 
-void check_kbit_options(const QuantizeOptions& options) {
-  if (options.clip == Clip::min_max) return;
-  throw Error(ErrorCode::bad_argument, "kbit searches no range to clip").hint("--clip belongs to integer methods");
+void check_kbit_options(const Scheme& scheme, const QuantizeOptions& options) {
+  check_steps(options.steps, scheme, "kbit searches no ", "--clip belongs to integer methods");
 }
 
 std::vector<float> chosen_table(const Scheme& scheme, const QuantizeOptions& options) {
@@ -166,7 +166,6 @@ PackedWeight allocate_canonical(const TensorView& weight, const Scheme& scheme, 
 QuantizerRow kbit_quantizer() {
   return {.name = "kbit",
           .description = "rounds to the nearest entry of a table of 4 to 32 values, no calibration",
-          .needs_statistics = false,
           .accepts = accepts,
           .run = run,
           .run_cuda = run_cuda};

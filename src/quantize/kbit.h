@@ -18,7 +18,7 @@ QuantizerRow kbit_quantizer();
 /// Throws bad_argument for a scheme that is not of kbit.
 void check_kbit_scheme(const formats::Scheme& scheme);
 /// Throws bad_argument for options of other methods.
-void check_kbit_options(const QuantizeOptions& options);
+void check_kbit_options(const formats::Scheme& scheme, const QuantizeOptions& options);
 /// The table as it will be stored, without the factor. Throws for an unknown name, or a table that does not fit.
 std::vector<float> chosen_table(const formats::Scheme& scheme, const QuantizeOptions& options);
 /// What both ways of quantizing start from: the largest magnitude of every block.

@@ -8,7 +8,9 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "core/with_bits.h"
+#include "device/alignment.h"
 #include "device/check.h"
+#include "device/copy.h"
 #include "device/launch.h"
 #include "formats/codebook.h"
 #include "formats/kbit.h"
@@ -49,15 +51,13 @@ __global__ void build_thresholds(const float* codebook, int bits, bool e4m4, DTy
 }
 
 template <class T, int Bits>
-void launch(const cuda::EncodeArguments& arguments, cudaStream_t stream) {
+void launch(const cuda::EncodeArguments& arguments, const device::Stream& stream) {
   const auto kernel =
       arguments.flat && arguments.e4m4 ? cuda::kbit_encode<T, Bits, true> : cuda::kbit_encode<T, Bits, false>;
   const int64_t wanted = (arguments.blocks + cuda::encode_threads - 1) / cuda::encode_threads;
-  const int grid = device::resident_blocks(kernel, cuda::encode_threads, wanted);
-  kernel<<<grid, cuda::encode_threads, 0, stream>>>(arguments);
+  const int grid = device::resident_blocks(stream.context(), kernel, cuda::encode_threads, wanted);
+  kernel<<<grid, cuda::encode_threads, 0, stream.get()>>>(arguments);
 }
-
-bool aligned(const void* pointer, int64_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
 
 void check_matrix(const DeviceMatrix& weight, const DevicePlanes& planes, DType dtype, ScaleType scale) {
   formats::check_dimensions(weight.n, weight.k, "quantize on the GPU");
@@ -67,8 +67,8 @@ void check_matrix(const DeviceMatrix& weight, const DevicePlanes& planes, DType 
   if (weight.dtype != dtype) refuse("the matrix has another type than the encoder");
   if (weight.stride < weight.k) refuse("the row stride is less than a row");
   if (weight.data == nullptr || planes.codes == nullptr || planes.scales == nullptr) refuse("a null pointer");
-  if (!aligned(weight.data, dtype_bits(dtype) / 8) || !aligned(planes.codes, 4) ||
-      !aligned(planes.scales, scale == ScaleType::e4m4 ? 1 : 2)) {
+  if (!device::aligned(weight.data, dtype_bits(dtype) / 8) || !device::aligned(planes.codes, 4) ||
+      !device::aligned(planes.scales, scale == ScaleType::e4m4 ? 1 : 2)) {
     refuse("a pointer is not aligned to its elements");
   }
 }
@@ -77,46 +77,48 @@ void check_matrix(const DeviceMatrix& weight, const DevicePlanes& planes, DType 
 constexpr cuda::Counters cleared{0, ~0u, 0, 0, 0, ~0ull};
 
 /// Row and column of the first NaN or infinity, which stands in the row of `block`.
-[[noreturn]] void refuse_bad_block(const DeviceMatrix& weight, std::string_view name, int64_t block) {
+[[noreturn]] void refuse_bad_block(const DeviceMatrix& weight, std::string_view name, int64_t block,
+                                   const device::Stream& stream) {
   const int64_t row = block / formats::kbit_blocks(weight.k);
   const int64_t element = dtype_bits(weight.dtype) / 8;
   std::vector<std::byte> values(static_cast<size_t>(weight.k * element));
   const auto* from = static_cast<const std::byte*>(weight.data) + row * weight.stride * element;
-  device::check(cudaMemcpy(values.data(), from, values.size(), cudaMemcpyDeviceToHost), "copying a row from the GPU");
+  device::copy(device::Way::from_gpu, values.data(), from, values.size(), stream, "copying a row from the GPU");
+  stream.synchronize();
   refuse_non_finite(name, weight.dtype, values, row);
 }
 
 }  // namespace
 
-KbitCudaEncoder::KbitCudaEncoder(const Scheme& scheme, DType dtype) : scheme_(scheme), dtype_(dtype) {
+KbitCudaEncoder::KbitCudaEncoder(const device::Context& context, const Scheme& scheme, DType dtype)
+    : scheme_(scheme), dtype_(dtype) {
   check_kbit_scheme(scheme);
   if (!is_weight_dtype(dtype)) {
     throw Error(ErrorCode::bad_argument, concat("quantize on the GPU: not a type of weights: ", dtype_name(dtype)));
   }
-  table_ = device::DeviceBuffer(sizeof(float) << scheme.bits);
-  thresholds_ = device::DeviceBuffer(static_cast<size_t>(table_rows(scheme.scale)) * sizeof(uint32_t) << scheme.bits);
-  counters_ = device::DeviceBuffer(sizeof(cuda::Counters));
+  table_ = device::DeviceBuffer(context, sizeof(float) << scheme.bits);
+  thresholds_ =
+      device::DeviceBuffer(context, static_cast<size_t>(table_rows(scheme.scale)) * sizeof(uint32_t) << scheme.bits);
+  counters_ = device::DeviceBuffer(context, sizeof(cuda::Counters));
 }
 
-void KbitCudaEncoder::set_codebook(std::span<const float> codebook, cudaStream_t stream) {
+void KbitCudaEncoder::set_codebook(std::span<const float> codebook, const device::Stream& stream) {
   ensure(codebook.size() == size_t{1} << scheme_.bits, "quantize on the GPU: a table of another width");
   int exponent = 0;
   const float table_max = formats::table_max(codebook);
   ensure(std::frexp(table_max, &exponent) == 0.5f, "quantize on the GPU: the table's maximum is no power of two");
   inverse_table_max_ = std::ldexp(1.0f, 1 - exponent);
-  device::check(cudaMemcpyAsync(table_.data(), codebook.data(), codebook.size_bytes(), cudaMemcpyHostToDevice, stream),
-                "copying a table to the GPU");
-  device::check(cudaMemcpyAsync(counters_.data(), &cleared, sizeof cleared, cudaMemcpyHostToDevice, stream),
-                "clearing counters");
+  table_.upload(std::as_bytes(codebook), stream);
+  counters_.upload(std::as_bytes(std::span(&cleared, 1)), stream);
   const auto count = static_cast<uint32_t>(table_rows(scheme_.scale) << scheme_.bits);
   constexpr uint32_t threads = 256;
-  build_thresholds<<<(count + threads - 1) / threads, threads, 0, stream>>>(
+  build_thresholds<<<(count + threads - 1) / threads, threads, 0, stream.get()>>>(
       table_.as<float>(), scheme_.bits, scheme_.scale == ScaleType::e4m4, dtype_, count, thresholds_.as<uint32_t>());
   device::check_launch("build_thresholds", to_string(scheme_));
 }
 
 void KbitCudaEncoder::encode(const DeviceMatrix& weight, const DevicePlanes& planes, int64_t first_block,
-                             cudaStream_t stream) {
+                             const device::Stream& stream) {
   check_matrix(weight, planes, dtype_, scheme_.scale);
   cuda::EncodeArguments arguments{};
   arguments.data = weight.data;
@@ -124,8 +126,8 @@ void KbitCudaEncoder::encode(const DeviceMatrix& weight, const DevicePlanes& pla
   arguments.stride = weight.stride;
   arguments.row_blocks = formats::kbit_blocks(weight.k);
   arguments.blocks = weight.n * arguments.row_blocks;
-  arguments.flat =
-      weight.k % formats::kbit_block == 0 && (weight.stride == weight.k || weight.n == 1) && aligned(weight.data, 16);
+  arguments.flat = weight.k % formats::kbit_block == 0 && (weight.stride == weight.k || weight.n == 1) &&
+                   device::aligned(weight.data, 16);
   arguments.table = thresholds_.as<uint32_t>();
   arguments.codes = planes.codes;
   arguments.scales = planes.scales;
@@ -141,11 +143,10 @@ void KbitCudaEncoder::encode(const DeviceMatrix& weight, const DevicePlanes& pla
   device::check_launch("kbit_encode", concat(to_string(scheme_), ", ", weight.n, " × ", weight.k));
 }
 
-BlockCounters KbitCudaEncoder::counters(cudaStream_t stream) const {
+BlockCounters KbitCudaEncoder::counters(const device::Stream& stream) const {
   cuda::Counters raw{};
-  device::check(cudaMemcpyAsync(&raw, counters_.data(), sizeof raw, cudaMemcpyDeviceToHost, stream),
-                "copying counters from the GPU");
-  device::check(cudaStreamSynchronize(stream), "quantizing on the GPU");
+  counters_.download(std::as_writable_bytes(std::span(&raw, 1)), stream);
+  stream.synchronize();
   BlockCounters result;
   result.largest = std::bit_cast<float>(raw.largest);
   result.smallest = raw.smallest == ~0u ? 0 : std::bit_cast<float>(raw.smallest);
@@ -158,17 +159,17 @@ BlockCounters KbitCudaEncoder::counters(cudaStream_t stream) const {
 
 QuantizeStats quantize_kbit_device(const DeviceMatrix& weight, std::string_view name, const Scheme& scheme,
                                    const QuantizeOptions& options, const DevicePlanes& planes,
-                                   std::vector<float>& codebook, cudaStream_t stream) {
+                                   std::vector<float>& codebook, const device::Stream& stream) {
   if (options.bnb_compatible) {
     throw Error(ErrorCode::unsupported, concat(printable(name), ": bitsandbytes' bytes are made on the CPU only"));
   }
-  KbitCudaEncoder encoder(scheme, weight.dtype);
+  KbitCudaEncoder encoder(stream.context(), scheme, weight.dtype);
   return encode_with_factor(chosen_table(scheme, options), scheme, weight.n * formats::kbit_blocks(weight.k), codebook,
                             [&](std::span<const float> table) {
                               encoder.set_codebook(table, stream);
                               encoder.encode(weight, planes, 0, stream);
                               const BlockCounters counters = encoder.counters(stream);
-                              if (counters.bad_block >= 0) refuse_bad_block(weight, name, counters.bad_block);
+                              if (counters.bad_block >= 0) refuse_bad_block(weight, name, counters.bad_block, stream);
                               return counters;
                             });
 }

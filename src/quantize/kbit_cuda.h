@@ -3,8 +3,6 @@
 // (docs/cuda-passes.md).
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -47,16 +45,17 @@ struct BlockCounters {
 class KbitCudaEncoder {
  public:
   /// Throws bad_argument for a scheme that is not kbit or a type that is not a weight's; device when memory is short.
-  KbitCudaEncoder(const formats::Scheme& scheme, DType dtype);
+  KbitCudaEncoder(const device::Context& context, const formats::Scheme& scheme, DType dtype);
 
   /// Takes the table as it will be stored, with largest magnitude a power of two; builds its thresholds and clears the
   /// counters. Encoding on other streams must be ordered behind it.
-  void set_codebook(std::span<const float> codebook, cudaStream_t stream);
+  void set_codebook(std::span<const float> codebook, const device::Stream& stream);
   /// Writes planes; `first_block` is the number of the matrix's first block in BlockCounters::bad_block. Throws
   /// bad_argument for null or misaligned pointers, another type, or a stride below k, before anything is launched.
-  void encode(const DeviceMatrix& weight, const DevicePlanes& planes, int64_t first_block, cudaStream_t stream);
+  void encode(const DeviceMatrix& weight, const DevicePlanes& planes, int64_t first_block,
+              const device::Stream& stream);
   /// Waits for `stream`.
-  BlockCounters counters(cudaStream_t stream) const;
+  BlockCounters counters(const device::Stream& stream) const;
 
  private:
   formats::Scheme scheme_;
@@ -73,15 +72,15 @@ QuantizeStats encode_with_factor(std::span<const float> table, const formats::Sc
                                  std::vector<float>& codebook,
                                  const std::function<BlockCounters(std::span<const float>)>& encode);
 
-/// Quantizes a matrix in GPU memory; waits for it. `codebook` receives the table as it is to be stored. Options and
-/// errors as in QuantizerRow::run, naming `name`; bnb_compatible is refused (unsupported).
+/// Quantizes a matrix in the memory of the stream's GPU; waits for it. `codebook` receives the table as it is to be
+/// stored. Options and errors as in QuantizerRow::run, naming `name`; bnb_compatible is refused (unsupported).
 QuantizeStats quantize_kbit_device(const DeviceMatrix& weight, std::string_view name, const formats::Scheme& scheme,
                                    const QuantizeOptions& options, const DevicePlanes& planes,
-                                   std::vector<float>& codebook, cudaStream_t stream);
+                                   std::vector<float>& codebook, const device::Stream& stream);
 
 /// QuantizerRow::run_cuda: a matrix in host memory, streamed through the GPU in chunks, copies overlapping the work.
 /// Takes less than 128 MB of GPU memory. bitsandbytes' bytes are made on the CPU, whose rule they share nothing with.
 QuantizeResult quantize_kbit_cuda(const TensorView& weight, const formats::Scheme& scheme,
-                                  const QuantizeOptions& options);
+                                  const QuantizeOptions& options, device::Context& gpu);
 
 }  // namespace w4q::quantize

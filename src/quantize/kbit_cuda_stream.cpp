@@ -76,13 +76,14 @@ class Chunks {
 
 /// Memory of one chunk on both sides of the bus, and the stream that its work is queued on.
 struct Slot {
-  Slot(int64_t input_bytes, int64_t code_bytes, int64_t scale_bytes)
-      : host_input(static_cast<size_t>(input_bytes)),
-        host_codes(static_cast<size_t>(code_bytes)),
-        host_scales(static_cast<size_t>(scale_bytes)),
-        input(host_input.bytes().size()),
-        codes(host_codes.bytes().size()),
-        scales(host_scales.bytes().size()) {}
+  Slot(device::Context& gpu, int64_t input_bytes, int64_t code_bytes, int64_t scale_bytes)
+      : stream(gpu),
+        host_input(gpu, static_cast<size_t>(input_bytes)),
+        host_codes(gpu, static_cast<size_t>(code_bytes)),
+        host_scales(gpu, static_cast<size_t>(scale_bytes)),
+        input(gpu, host_input.bytes().size()),
+        codes(gpu, host_codes.bytes().size()),
+        scales(gpu, host_scales.bytes().size()) {}
 
   device::Stream stream;
   device::PinnedBuffer host_input;
@@ -96,24 +97,24 @@ struct Slot {
 
 class Pipeline {
  public:
-  Pipeline(const TensorView& weight, formats::PackedWeight& packed)
+  Pipeline(const TensorView& weight, formats::PackedWeight& packed, device::Context& gpu)
       : weight_(weight),
         packed_(packed),
         chunks_(packed.n, packed.k, dtype_bits(weight.dtype) / 8),
         code_bytes_(4 * packed.scheme.bits),
         scale_bytes_(packed.scheme.scale == formats::ScaleType::e4m4 ? 1 : 2),
-        encoder_(packed.scheme, weight.dtype),
-        slots_{make_slot(), make_slot()} {}
+        encoder_(gpu, packed.scheme, weight.dtype),
+        slots_{make_slot(gpu), make_slot(gpu)} {}
 
   /// Everything in flight ends before the memory that it uses goes.
   ~Pipeline() {
-    for (Slot& slot : slots_) cudaStreamSynchronize(slot.stream.get());
+    for (Slot& slot : slots_) slot.stream.drain();
   }
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
 
   BlockCounters encode(std::span<const float> codebook) {
-    encoder_.set_codebook(codebook, slots_[0].stream.get());
+    encoder_.set_codebook(codebook, slots_[0].stream);
     slots_[0].stream.synchronize();
     for (int64_t i = 0; i < chunks_.count(); ++i) {
       check_interrupt();
@@ -122,19 +123,19 @@ class Pipeline {
       submit(slot, chunks_[i]);
     }
     for (int64_t i = chunks_.count(); i < chunks_.count() + 2; ++i) take_planes(slots_[static_cast<size_t>(i % 2)]);
-    return encoder_.counters(slots_[0].stream.get());
+    return encoder_.counters(slots_[0].stream);
   }
 
  private:
-  Slot make_slot() const {
-    return {chunks_.max_input_bytes(), chunks_.max_blocks() * code_bytes_, chunks_.max_blocks() * scale_bytes_};
+  Slot make_slot(device::Context& gpu) const {
+    return {gpu, chunks_.max_input_bytes(), chunks_.max_blocks() * code_bytes_, chunks_.max_blocks() * scale_bytes_};
   }
 
   void submit(Slot& slot, const Chunk& chunk) {
     copy_parallel(slot.host_input.bytes().data(), weight_.bytes.data() + chunk.first_byte, chunk.input_bytes);
     slot.input.upload(slot.host_input.bytes().first(static_cast<size_t>(chunk.input_bytes)), slot.stream);
     encoder_.encode({slot.input.data(), weight_.dtype, chunk.rows, chunk.cols, chunk.cols},
-                    {slot.codes.as<uint32_t>(), slot.scales.data()}, chunk.first_block, slot.stream.get());
+                    {slot.codes.as<uint32_t>(), slot.scales.data()}, chunk.first_block, slot.stream);
     slot.codes.download(codes_of(slot, chunk), slot.stream);
     slot.scales.download(scales_of(slot, chunk), slot.stream);
     slot.pending = chunk;
@@ -170,15 +171,15 @@ class Pipeline {
 }  // namespace
 
 QuantizeResult quantize_kbit_cuda(const TensorView& weight, const formats::Scheme& scheme,
-                                  const QuantizeOptions& options) {
+                                  const QuantizeOptions& options, device::Context& gpu) {
   if (options.bnb_compatible) return kbit_quantizer().run(weight, scheme, options);
   check_kbit_scheme(scheme);
-  check_kbit_options(options);
+  check_kbit_options(scheme, options);
   check_weight(weight);
   const std::vector<float> table = chosen_table(scheme, options);
   QuantizeResult result{allocate_canonical(weight, scheme, table), {}};
   const int64_t row_blocks = kbit_blocks(result.weight.k);
-  Pipeline pipeline(weight, result.weight);
+  Pipeline pipeline(weight, result.weight, gpu);
   std::vector<float> codebook;
   result.stats =
       encode_with_factor(table, scheme, result.weight.n * row_blocks, codebook, [&](std::span<const float> candidate) {

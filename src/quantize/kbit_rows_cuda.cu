@@ -186,7 +186,8 @@ QuantizeStats kbit_rows_cuda(CudaWork& work, const float* weight, std::span<cons
   const KbitRule rule = cuda::kbit_rule(packed.scheme, codebook_of(packed), scales);
   Buffer& codes = packed.plane(PlaneRole::codes).bytes;
   Buffer& stored = packed.plane(PlaneRole::scales).bytes;
-  device::DeviceBuffer words(codes.size()), device_scales(stored.size()), counters(sizeof(Counters));
+  device::DeviceBuffer words(work.context, codes.size()), device_scales(work.context, stored.size()),
+      counters(work.context, sizeof(Counters));
   counters.fill(0, work.stream);
   Blocks blocks{};
   blocks.n = packed.n;

@@ -219,9 +219,9 @@ std::vector<float> learn_table(const TensorView& weight, const Scheme& scheme, s
 std::vector<float> final_table(const TensorView& weight, const Scheme& scheme, const BlockMaxima& maxima,
                                std::span<const float> importance, const QuantizeOptions& options) {
   std::vector<float> table = chosen_table(scheme, options);
-  if (!options.learn_table) return table;
+  if (!options.learns_table()) return table;
   const double worthwhile = options.input == nullptr ? least_blind_gain : 0;
-  return learn_table(weight, scheme, table, maxima, importance, options.scales, worthwhile);
+  return learn_table(weight, scheme, table, maxima, importance, options.scales(), worthwhile);
 }
 
 void store_panel(PackedWeight& packed, int64_t first_row, int64_t rows, int64_t block, const PanelScales& scales,
@@ -287,7 +287,7 @@ QuantizeResult quantize_searched(const TensorView& weight, const Scheme& scheme,
   const int exponent = searched_range_exponent(maxima, scheme.scale);
   const auto codebook = formats::kbit_scaled_codebook(table, exponent);
   QuantizeResult result{allocate_canonical(weight, scheme, codebook), {}};
-  encode_searched(weight, importance, KbitLevels(codebook), options.scales, result.weight);
+  encode_searched(weight, importance, KbitLevels(codebook), options.scales(), result.weight);
   result.stats = block_stats(result.weight, maxima, exponent);
   return result;
 }

@@ -2,7 +2,6 @@
 
 #include <vector>
 
-#include "device/check.h"
 #include "formats/kbit.h"
 #include "quantize/kbit.h"
 #include "quantize/kbit_rows_cuda.h"
@@ -17,9 +16,8 @@ std::vector<float> sample_rows(const CudaWork& work, const KbitCudaWeight& weigh
   const int64_t rows = (weight.n + stride - 1) / stride;
   std::vector<float> values(static_cast<size_t>(rows * weight.k));
   const auto row = static_cast<size_t>(weight.k) * sizeof(float);
-  device::check(cudaMemcpy2DAsync(values.data(), row, weight.values, row * static_cast<size_t>(stride), row,
-                                  static_cast<size_t>(rows), cudaMemcpyDeviceToHost, work.stream.get()),
-                "copying weights from the GPU");
+  device::copy_rows(device::Way::from_gpu, {values.data(), row}, {weight.values, row * static_cast<size_t>(stride)},
+                    row, static_cast<size_t>(rows), work.stream, "copying weights from the GPU");
   work.stream.synchronize();
   return values;
 }
@@ -27,7 +25,7 @@ std::vector<float> sample_rows(const CudaWork& work, const KbitCudaWeight& weigh
 std::vector<float> table_of(const CudaWork& work, const KbitCudaWeight& weight, const formats::Scheme& scheme,
                             const BlockMaxima& maxima, const std::vector<float>& importance,
                             const QuantizeOptions& options) {
-  if (!options.learn_table) return chosen_table(scheme, options);
+  if (!options.learns_table()) return chosen_table(scheme, options);
   const int64_t stride = learning_stride(weight.n, weight.k);
   const auto sample = sample_rows(work, weight, stride);
   const TensorView view{
@@ -48,21 +46,18 @@ QuantizeResult kbit_cuda(CudaWork& work, const KbitCudaWeight& weight, const for
                                 : formats::kbit_range_exponent(maxima.smallest, maxima.largest, scheme.scale);
   const TensorView shape{weight.name, DType::f32, {weight.n, weight.k}, {}};
   QuantizeResult result{allocate_canonical(shape, scheme, formats::kbit_scaled_codebook(table, exponent)), {}};
-  result.stats = kbit_rows_cuda(work, weight.values, importance, weight.factor, options.scales, weight.original,
+  result.stats = kbit_rows_cuda(work, weight.values, importance, weight.factor, options.scales(), weight.original,
                                 weight.rows, weight.difference, result.weight);
   result.stats.range_exponent = exponent;
   return result;
 }
 
 QuantizeResult quantize_searched_cuda(const TensorView& weight, const formats::Scheme& scheme,
-                                      const QuantizeOptions& options) {
-  CudaWork work;
+                                      const QuantizeOptions& options, device::Context& gpu) {
+  CudaWork work(gpu);
   const auto values = upload_weight(work, weight);
-  KbitCudaWeight on_gpu;
-  on_gpu.name = weight.name;
-  on_gpu.values = values.as<float>();
-  on_gpu.n = weight.shape[0];
-  on_gpu.k = weight.shape[1];
+  const KbitCudaWeight on_gpu{
+      .name = weight.name, .values = values.as<float>(), .n = weight.shape[0], .k = weight.shape[1]};
   return kbit_cuda(work, on_gpu, scheme, options);
 }
 

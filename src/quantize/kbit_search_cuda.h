@@ -13,7 +13,7 @@ namespace w4q::quantize {
 
 /// quantize_searched: the same bytes. The weight stands in GPU memory in fp32 while it is worked on.
 QuantizeResult quantize_searched_cuda(const TensorView& weight, const formats::Scheme& scheme,
-                                      const QuantizeOptions& options);
+                                      const QuantizeOptions& options, device::Context& gpu);
 
 /// A matrix in GPU memory, finite, and what is wanted of it beside its planes.
 struct KbitCudaWeight {

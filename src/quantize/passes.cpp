@@ -97,7 +97,7 @@ QuantizeOptions options_of_pass(const QuantizeOptions& options, const formats::S
                                 const formats::Scheme& scheme) {
   if (scheme.family == first.family) return options;
   QuantizeOptions result;
-  result.rotation = options.rotation;
+  result.steps = options.steps.without(&StepRow::of_quantizer);
   result.input = options.input;
   return result;
 }

@@ -8,6 +8,11 @@
 
 namespace w4q::quantize {
 
+formats::Rotation QuantizeOptions::rotation() const noexcept {
+  const Step* rotate = steps.find(StepKind::rotate);
+  return rotate == nullptr ? formats::Rotation{} : formats::Rotation{rotate->block, rotate->seed};
+}
+
 std::span<const QuantizerRow> quantizer_registry() noexcept {
   static const QuantizerRow rows[] = {kbit_quantizer(), rtn_quantizer(), rotated_quantizer()};
   return rows;

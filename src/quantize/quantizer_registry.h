@@ -10,7 +10,11 @@
 
 #include "core/views.h"
 #include "formats/packed.h"
-#include "formats/rotation.h"
+#include "quantize/steps.h"
+
+namespace w4q::device {
+class Context;
+}
 
 namespace w4q::quantize {
 
@@ -41,20 +45,19 @@ struct QuantizeOptions {
   /// bitsandbytes' bytes: its table whatever `codebook` says, its E4M4 rule, codes chosen before the scale is rounded.
   /// Refused (unsupported) with f16 scales, a `table`, or rows that are not whole blocks.
   bool bnb_compatible = false;
-  Clip clip = Clip::min_max;
-  Scales scales = Scales::absmax;
-  /// The basis of the inputs in which a linear layer is rounded. Whoever has the layer rotates its rows and statistics;
-  /// quantizers are given rows that are rotated already.
-  formats::Rotation rotation;
-  /// Weights of the model rotate the inputs of its linears already (model/fold_rotations.h): `rotation` is for those
-  /// that none could be folded for.
-  bool folded = false;
-  bool learn_table = false;                ///< kbit: the table is only where learning starts (kbit_search.h)
+  Steps steps;
   const CalibratedInput* input = nullptr;  ///< of the weight that is quantized
 
+  Clip clip() const noexcept { return steps.has(StepKind::clip) ? Clip::mse : Clip::min_max; }
+  Scales scales() const noexcept { return steps.has(StepKind::search_scales) ? Scales::search : Scales::absmax; }
+  /// kbit: the table is only where learning starts (kbit_search.h).
+  bool learns_table() const noexcept { return steps.has(StepKind::learn_table); }
+  /// The basis of the inputs in which a linear layer is rounded. Whoever has the layer rotates its rows and statistics;
+  /// quantizers are given rows that are rotated already.
+  formats::Rotation rotation() const noexcept;
   bool feeds_back() const noexcept { return input != nullptr && input->feedback != nullptr; }
   /// Anything but rounding each weight by itself: searched scales, learned tables, feedback.
-  bool searches() const noexcept { return scales == Scales::search || learn_table || feeds_back(); }
+  bool searches() const noexcept { return steps.any(&StepRow::searches) || feeds_back(); }
 };
 
 /// What happened to the blocks of one tensor.
@@ -74,15 +77,15 @@ struct QuantizeResult {
 struct QuantizerRow {
   std::string_view name;  ///< "kbit", as in --method
   std::string_view description;
-  bool needs_statistics;  ///< wants activations from a calibration run
   /// True for a scheme that the method can quantize to.
   bool (*accepts)(const formats::Scheme& scheme);
   /// Quantizes an n × k matrix of f32, f16 or bf16. The bytes do not depend on threads or instruction set (class E0).
   /// Throws bad_file naming tensor, row and column of a NaN or infinity, bad_argument for an option it does not honour.
   QuantizeResult (*run)(const TensorView& weight, const formats::Scheme& scheme, const QuantizeOptions& options);
-  /// The same bytes and errors from the current GPU; null where this build or this method has no such way. Throws
-  /// device when the GPU fails.
-  QuantizeResult (*run_cuda)(const TensorView& weight, const formats::Scheme& scheme, const QuantizeOptions& options);
+  /// The same bytes and errors from a GPU; null where this build or this method has no such way. Throws device when the
+  /// GPU fails.
+  QuantizeResult (*run_cuda)(const TensorView& weight, const formats::Scheme& scheme, const QuantizeOptions& options,
+                             device::Context& gpu);
 };
 
 std::span<const QuantizerRow> quantizer_registry() noexcept;

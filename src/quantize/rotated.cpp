@@ -161,9 +161,9 @@ QuantizeResult run(const TensorView& weight, const Scheme& scheme, const Quantiz
   const auto table = rotated_table(scheme, options);
   const int exponent = exponent_of(norms, table, scheme);
   PackedWeight packed = allocate_rotated(scheme, n, k, table, exponent);
-  if (options.scales == Scales::search) {
+  if (options.scales() == Scales::search) {
     const RotatedLevels levels(packed.plane(PlaneRole::codebook).bytes.as<float>(), group);
-    encode_searched(weight, channel_importance(options, k), KbitLevels(levels.levels), options.scales, packed);
+    encode_searched(weight, channel_importance(options, k), KbitLevels(levels.levels), options.scales(), packed);
   } else {
     RotatedEncoder(weight, norms, packed).encode();
   }
@@ -173,13 +173,14 @@ QuantizeResult run(const TensorView& weight, const Scheme& scheme, const Quantiz
 
 #ifdef W4Q_HAVE_CUDA
 /// Searched norms have no way on the GPU.
-QuantizeResult run_cuda(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
+QuantizeResult run_cuda(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options,
+                        device::Context& gpu) {
   if (options.searches()) return run(weight, scheme, options);
   check_rotated(scheme, options);
   check_weight(weight);
   const int64_t group = formats::rotated_group(scheme, weight.shape[1]);
   const int64_t groups = formats::rotated_groups(scheme, weight.shape[1]);
-  const Norms norms = summarize(rotated_norms_cuda(weight, group), groups, weight);
+  const Norms norms = summarize(rotated_norms_cuda(weight, group, gpu), groups, weight);
   const auto table = rotated_table(scheme, options);
   const int exponent = exponent_of(norms, table, scheme);
   PackedWeight packed = allocate_rotated(scheme, weight.shape[0], weight.shape[1], table, exponent);
@@ -187,7 +188,7 @@ QuantizeResult run_cuda(const TensorView& weight, const Scheme& scheme, const Qu
   std::vector<float> divisors(norms.values.size());
   for (size_t i = 0; i < divisors.size(); ++i) divisors[i] = encoder.encode_norm(i);
   const std::span<const float> codebook = packed.plane(PlaneRole::codebook).bytes.as<float>();
-  rotated_codes_cuda(weight, divisors, RotatedLevels(codebook, group).midpoints, packed);
+  rotated_codes_cuda(weight, divisors, RotatedLevels(codebook, group).midpoints, packed, gpu);
   const QuantizeStats stats = rotated_stats(packed, exponent);
   return {std::move(packed), stats};
 }
@@ -209,12 +210,11 @@ void check_rotated(const Scheme& scheme, const QuantizeOptions& options) {
         .detail("expected a scheme such as rotated4-d128")
         .hint("`w4q list` shows the schemes");
   }
-  const auto refuse = [](std::string_view what) {
-    throw Error(ErrorCode::bad_argument, concat("rotated has no ", what)).hint("it belongs to another --method");
-  };
-  if (options.bnb_compatible) refuse("bitsandbytes-compatible mode");
-  if (options.clip != Clip::min_max) refuse("range to clip");
-  if (options.learn_table) refuse("learned tables");
+  constexpr std::string_view refusal = "rotated has no ", hint = "it belongs to another --method";
+  if (options.bnb_compatible) {
+    throw Error(ErrorCode::bad_argument, concat(refusal, "bitsandbytes-compatible mode")).hint(hint);
+  }
+  check_steps(options.steps, scheme, refusal, hint);
 }
 
 std::vector<float> rotated_table(const Scheme& scheme, const QuantizeOptions& options) {
@@ -260,7 +260,6 @@ int rotated_range_exponent(double smallest, double largest, ScaleType type) noex
 QuantizerRow rotated_quantizer() {
   return {.name = "rotated",
           .description = "rotates the input of every linear, then rounds to the levels of N(0, 1); no calibration",
-          .needs_statistics = false,
           .accepts = accepts,
           .run = run,
           .run_cuda = run_cuda};

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 
+#include "core/text.h"
 #include "device/buffer.h"
 #include "device/check.h"
+#include "device/copy.h"
 #include "device/stream.h"
 #include "formats/kbit.h"
 #include "formats/rotated.h"
@@ -84,13 +86,12 @@ void each_strip(const TensorView& weight, const device::Stream& stream, Body&& b
   const int64_t n = weight.shape[0];
   const auto row_size = static_cast<int64_t>(row_bytes(weight, 0).size());
   const int64_t rows = std::clamp<int64_t>(strip_bytes / std::max<int64_t>(row_size, 1), 1, n);
-  device::DeviceBuffer buffer(static_cast<size_t>(rows * row_size));
+  device::DeviceBuffer buffer(stream.context(), static_cast<size_t>(rows * row_size));
   for (int64_t first = 0; first < n; first += rows) {
     const int64_t count = std::min(rows, n - first);
     const auto bytes =
         weight.bytes.subspan(static_cast<size_t>(first * row_size), static_cast<size_t>(count * row_size));
-    device::check(cudaMemcpyAsync(buffer.data(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice, stream.get()),
-                  "copying weights");
+    device::copy(device::Way::to_gpu, buffer.data(), bytes.data(), bytes.size(), stream, "copying weights");
     switch (weight.dtype) {
       case DType::f16:
         body(buffer.as<__half>(), first, count);
@@ -101,18 +102,18 @@ void each_strip(const TensorView& weight, const device::Stream& stream, Body&& b
       default:
         body(buffer.as<float>(), first, count);
     }
-    device::check(cudaGetLastError(), "launching the rotated quantizer");
+    device::check_launch("rotated quantizer", concat(count, " × ", weight.shape[1]));
     stream.synchronize();
   }
 }
 
 }  // namespace
 
-std::vector<double> rotated_norms_cuda(const TensorView& weight, int64_t group) {
+std::vector<double> rotated_norms_cuda(const TensorView& weight, int64_t group, device::Context& gpu) {
   const int64_t n = weight.shape[0], k = weight.shape[1], groups = (k + group - 1) / group;
   std::vector<double> norms(static_cast<size_t>(n * groups));
-  const device::Stream stream;
-  device::DeviceBuffer result(norms.size() * sizeof(double));
+  const device::Stream stream(gpu);
+  device::DeviceBuffer result(gpu, norms.size() * sizeof(double));
   each_strip(weight, stream, [&](auto* values, int64_t first, int64_t rows) {
     norms_kernel<<<grid(rows * groups), warps * 32, 0, stream.get()>>>(values, rows, k, group,
                                                                        result.as<double>() + first * groups);
@@ -123,17 +124,17 @@ std::vector<double> rotated_norms_cuda(const TensorView& weight, int64_t group) 
 }
 
 void rotated_codes_cuda(const TensorView& weight, std::span<const float> norms, std::span<const float> midpoints,
-                        formats::PackedWeight& packed) {
+                        formats::PackedWeight& packed, device::Context& gpu) {
   const int64_t k = packed.k, group = formats::rotated_group(packed.scheme, k);
   const int64_t groups = formats::rotated_groups(packed.scheme, k), blocks = formats::kbit_blocks(k);
   const int bits = packed.scheme.bits;
   Midpoints table{};
   table.count = static_cast<int>(midpoints.size());
   std::copy(midpoints.begin(), midpoints.end(), table.values);
-  const device::Stream stream;
+  const device::Stream stream(gpu);
   const auto scales = device::DeviceBuffer::copy_of(std::as_bytes(norms), stream);
   Buffer& codes = packed.plane(PlaneRole::codes).bytes;
-  device::DeviceBuffer words(codes.size());
+  device::DeviceBuffer words(gpu, codes.size());
   each_strip(weight, stream, [&](auto* values, int64_t first, int64_t rows) {
     codes_kernel<<<grid(rows * blocks), warps * 32, 0, stream.get()>>>(values, rows, k, group,
                                                                        scales.as<float>() + first * groups, table, bits,

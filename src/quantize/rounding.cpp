@@ -46,7 +46,7 @@ const QuantizerRow& rounding_quantizer(const Scheme& scheme) {
 
 Rounding rounding_of(const Scheme& scheme, int64_t k, const QuantizeOptions& options) {
   if (scheme.family == SchemeFamily::integer && !scheme.act_order) {
-    const auto clip = options.clip;
+    const auto clip = options.clip();
     return {[scheme, clip](MatrixView<float> weights) { fake_quantize(scheme, weights, clip); },
             formats::integer_group_size(scheme, k), !scheme.asymmetric};
   }

@@ -36,13 +36,14 @@ void check_scheme(const Scheme& scheme) {
       .hint("`w4q list` shows the schemes");
 }
 
-void check_options(const QuantizeOptions& options) {
-  const auto refuse = [](std::string_view what) {
-    throw Error(ErrorCode::bad_argument, concat("rtn has no ", what)).hint("it belongs to --method kbit");
+void check_options(const Scheme& scheme, const QuantizeOptions& options) {
+  constexpr std::string_view refusal = "rtn has no ", hint = "it belongs to --method kbit";
+  const auto refuse = [&](std::string_view what) {
+    throw Error(ErrorCode::bad_argument, concat(refusal, what)).hint(hint);
   };
   if (options.bnb_compatible) refuse("bitsandbytes-compatible mode");
   if (!options.table.empty() || options.codebook != QuantizeOptions{}.codebook) refuse("codebook");
-  if (options.scales != Scales::absmax || options.learn_table) refuse("searched scales or learned tables");
+  check_steps(options.steps, scheme, refusal, hint);
 }
 
 /// Quantizes rows of one matrix into the planes of one weight.
@@ -115,22 +116,23 @@ class RtnEncoder {
 
 QuantizeResult run(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
   check_scheme(scheme);
-  check_options(options);
+  check_options(scheme, options);
   check_weight(weight);
   if (options.feeds_back()) return quantize_with_feedback(weight, scheme, options);
   QuantizeResult result{formats::allocate_integer(scheme, weight.shape[0], weight.shape[1]), {}};
-  result.stats = RtnEncoder(weight, options.clip, result.weight).encode();
+  result.stats = RtnEncoder(weight, options.clip(), result.weight).encode();
   return result;
 }
 
 #ifdef W4Q_HAVE_CUDA
-QuantizeResult run_cuda(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
+QuantizeResult run_cuda(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options,
+                        device::Context& gpu) {
   if (options.feeds_back()) return run(weight, scheme, options);
   check_scheme(scheme);
-  check_options(options);
+  check_options(scheme, options);
   check_weight(weight);
   QuantizeResult result{formats::allocate_integer(scheme, weight.shape[0], weight.shape[1]), {}};
-  result.stats = rtn_encode_cuda(weight, options.clip, result.weight);
+  result.stats = rtn_encode_cuda(weight, options.clip(), result.weight, gpu);
   return result;
 }
 #else
@@ -180,7 +182,6 @@ void fake_quantize(const Scheme& scheme, MatrixView<float> weights, Clip clip) {
 QuantizerRow rtn_quantizer() {
   return {.name = "rtn",
           .description = "rounds to the nearest integer step, no calibration; --clip mse searches each group's range",
-          .needs_statistics = false,
           .accepts = accepts,
           .run = run,
           .run_cuda = run_cuda};

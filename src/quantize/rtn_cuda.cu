@@ -58,14 +58,15 @@ void launch_encode(const Rule& rule, const Strip& strip, const IntegerOut& out, 
 
 }  // namespace
 
-QuantizeStats rtn_encode_cuda(const TensorView& weight, Clip clip, formats::PackedWeight& packed) {
+QuantizeStats rtn_encode_cuda(const TensorView& weight, Clip clip, formats::PackedWeight& packed,
+                              device::Context& gpu) {
   const int64_t k = packed.k;
   const int64_t bytes = k * dtype_bits(weight.dtype) / 8;
   const int64_t groups = formats::integer_groups(packed.scheme, k);
   const int64_t most = std::clamp<int64_t>(strip_bytes / bytes, 1, packed.n);
   const Rule rule = cuda::rule_of(packed.scheme, clip);
-  const device::Stream stream;
-  device::DeviceBuffer values(static_cast<size_t>(most * bytes));
+  const device::Stream stream(gpu);
+  device::DeviceBuffer values(gpu, static_cast<size_t>(most * bytes));
   cuda::IntegerRows encoded(packed, most, stream);
   for (int64_t first = 0; first < packed.n; first += most) {
     const int64_t rows = std::min(most, packed.n - first);

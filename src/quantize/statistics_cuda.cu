@@ -47,8 +47,8 @@ __global__ void __launch_bounds__(row_threads) add_triangle_kernel(const float* 
 StatisticsCuda::StatisticsCuda(CudaWork& work, int64_t width, bool with_gram)
     : work_(work),
       width_(width),
-      sums_(static_cast<size_t>(2 * width) * sizeof(double)),
-      gram_(with_gram ? static_cast<size_t>(triangle_size(width)) * sizeof(double) : 0) {
+      sums_(work.context, static_cast<size_t>(2 * width) * sizeof(double)),
+      gram_(work.context, with_gram ? static_cast<size_t>(triangle_size(width)) * sizeof(double) : 0) {
   sums_.fill(0, work_.stream);
   if (with_gram) gram_.fill(0, work_.stream);
 }

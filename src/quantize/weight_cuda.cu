@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(threads)
 device::DeviceBuffer upload_weight(CudaWork& work, const TensorView& weight) {
   check_weight(weight);
   const int64_t count = weight.shape[0] * weight.shape[1];
-  device::DeviceBuffer result(static_cast<size_t>(count) * sizeof(float));
+  device::DeviceBuffer result(work.context, static_cast<size_t>(count) * sizeof(float));
   const cudaStream_t stream = work.stream.get();
   const std::byte* const stored = work.put(work.errors, weight.bytes.data(), static_cast<int64_t>(weight.bytes.size()));
   const int none = 0;

@@ -73,18 +73,18 @@ struct IntegerLayout {
   }
 
 #ifdef W4Q_HAVE_CUDA
-  static PackedWeight pack_cuda(const PackedWeight& canonical) {
+  static PackedWeight pack_cuda(const PackedWeight& canonical, device::Context& gpu) {
     const auto& [scheme, layout, n, k, ignored] = canonical;
     const auto specs = planes(scheme, n, k);
     check_layout(canonical, formats::canonical_layout, formats::integer_planes(scheme, n, k), "pack");
     if (scheme.asymmetric) check_zeros_fit(canonical, Layout::name);
     PackedWeight packed = formats::allocate_planes(scheme, Layout::name, n, k, specs);
-    move_integer_on_gpu(map(scheme, n, k), canonical, packed);
+    move_integer_on_gpu(map(scheme, n, k), canonical, packed, gpu);
     detail::copy_group_index(canonical, packed);
     return packed;
   }
 
-  static PackedWeight unpack_cuda(const PackedWeight& packed, std::string_view name) {
+  static PackedWeight unpack_cuda(const PackedWeight& packed, std::string_view name, device::Context& gpu) {
     const auto& [scheme, layout, n, k, ignored] = packed;
     check_layout(packed, Layout::name, planes(scheme, n, k), name);
     const Map places = map(scheme, n, k);
@@ -93,7 +93,7 @@ struct IntegerLayout {
         formats::allocate_planes(scheme, formats::canonical_layout, n, k, formats::integer_planes(scheme, n, k));
     // The order of inputs with act order comes from the group indices.
     detail::copy_group_index(packed, canonical);
-    move_integer_on_gpu(places, packed, canonical);
+    move_integer_on_gpu(places, packed, canonical, gpu);
     return canonical;
   }
 #else

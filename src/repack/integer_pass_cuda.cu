@@ -146,7 +146,8 @@ unsigned blocks_for(int64_t things) { return static_cast<unsigned>((things + thr
 template <class Map, bool to_canonical>
 class Move {
  public:
-  Move(const Map& map, const PackedWeight& from, PackedWeight& to) : map_(map), from_(from), to_(to) {
+  Move(const Map& map, const PackedWeight& from, PackedWeight& to, device::Context& gpu)
+      : map_(map), from_(from), to_(to), stream_(gpu) {
     sizes_ = {from.n, from.k, formats::integer_groups(from.scheme, from.k),
               formats::dense_words(from.k, from.scheme.bits), nullptr};
     std::vector<int32_t> order = inputs_by_group(from);
@@ -176,7 +177,7 @@ class Move {
   void through(PlaneRole role, const Launch& launch) {
     const auto source = device::DeviceBuffer::copy_of(from_.plane(role).bytes.bytes(), stream_);
     const auto target_bytes = to_.plane(role).bytes.bytes();
-    device::DeviceBuffer target(target_bytes.size());
+    device::DeviceBuffer target(stream_.context(), target_bytes.size());
     target.fill(0, stream_);
     launch(source.data(), target.data());
     device::check_launch("move_integer", concat(from_.n, " × ", from_.k, " to ", to_.layout));
@@ -244,14 +245,14 @@ class Move {
 }  // namespace
 
 template <class Map>
-void move_integer_on_gpu(const Map& map, const PackedWeight& from, PackedWeight& to) {
-  if (to.layout == formats::canonical_layout) return Move<Map, true>(map, from, to).run();
-  Move<Map, false>(map, from, to).run();
+void move_integer_on_gpu(const Map& map, const PackedWeight& from, PackedWeight& to, device::Context& gpu) {
+  if (to.layout == formats::canonical_layout) return Move<Map, true>(map, from, to, gpu).run();
+  Move<Map, false>(map, from, to, gpu).run();
 }
 
-template void move_integer_on_gpu(const AwqMap&, const PackedWeight&, PackedWeight&);
-template void move_integer_on_gpu(const GptqMap&, const PackedWeight&, PackedWeight&);
-template void move_integer_on_gpu(const InterleavedMap&, const PackedWeight&, PackedWeight&);
-template void move_integer_on_gpu(const MarlinMap&, const PackedWeight&, PackedWeight&);
+template void move_integer_on_gpu(const AwqMap&, const PackedWeight&, PackedWeight&, device::Context&);
+template void move_integer_on_gpu(const GptqMap&, const PackedWeight&, PackedWeight&, device::Context&);
+template void move_integer_on_gpu(const InterleavedMap&, const PackedWeight&, PackedWeight&, device::Context&);
+template void move_integer_on_gpu(const MarlinMap&, const PackedWeight&, PackedWeight&, device::Context&);
 
 }  // namespace w4q::repack

@@ -47,7 +47,9 @@ LayoutRow::BitPlace place(const Scheme& scheme, int64_t n, int64_t k, int64_t ro
 }
 
 #ifdef W4Q_HAVE_CUDA
-PackedWeight pack_gpu(const PackedWeight& canonical) { return pack_on_gpu(layout_name, canonical); }
+PackedWeight pack_gpu(const PackedWeight& canonical, device::Context& gpu) {
+  return pack_on_gpu(layout_name, canonical, gpu);
+}
 constexpr auto unpack_gpu = unpack_on_gpu;
 #else
 constexpr decltype(LayoutRow::pack_cuda) pack_gpu = nullptr;

@@ -58,14 +58,17 @@ struct MarlinMap {
     return {group * zero_words() + at / fields, field * bits + bit};
   }
 
+  /// Where the scale of an output stands if all inputs are one group.
+  template <class Int>
+  W4Q_HOST_DEVICE static constexpr Int single_order(Int row) {
+    const Int c = row % 32;
+    return row - c + 8 * (c % 8 / 2) + 2 * (c / 8) + c % 2;
+  }
+
  private:
   W4Q_HOST_DEVICE static constexpr int64_t group_order(int64_t row) {
     const int64_t c = row % 64;
     return row - c + 8 * (c % 8) + c / 8;
-  }
-  W4Q_HOST_DEVICE static constexpr int64_t single_order(int64_t row) {
-    const int64_t c = row % 32;
-    return row - c + 8 * (c % 8 / 2) + 2 * (c / 8) + c % 2;
   }
 };
 

@@ -11,6 +11,10 @@
 #include "formats/packed.h"
 #include "formats/scheme_registry.h"
 
+namespace w4q::device {
+class Context;
+}
+
 namespace w4q::repack {
 
 struct LayoutRow {
@@ -40,10 +44,10 @@ struct LayoutRow {
   ZeroPlace (*zero_place)(const formats::Scheme&, int64_t n, int64_t k, int64_t row, int64_t group, int bit) = nullptr;
   /// With act order, codes stand in the stable order of their inputs' groups.
   bool sorts_inputs = false;
-  /// pack and unpack by way of the current GPU: the same bytes and errors. Null where this build or the layout has no
-  /// such way.
-  formats::PackedWeight (*pack_cuda)(const formats::PackedWeight& canonical) = nullptr;
-  formats::PackedWeight (*unpack_cuda)(const formats::PackedWeight& packed, std::string_view name) = nullptr;
+  /// pack and unpack by way of a GPU: the same bytes and errors. Null where this build or the layout has no such way.
+  formats::PackedWeight (*pack_cuda)(const formats::PackedWeight& canonical, device::Context& gpu) = nullptr;
+  formats::PackedWeight (*unpack_cuda)(const formats::PackedWeight& packed, std::string_view name,
+                                       device::Context& gpu) = nullptr;
 };
 
 /// In the order of preference: a target takes the first row that fits.

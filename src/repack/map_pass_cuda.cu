@@ -8,6 +8,7 @@
 #include "core/with_bits.h"
 #include "device/buffer.h"
 #include "device/check.h"
+#include "device/copy.h"
 #include "formats/kbit.h"
 #include "formats/scheme_registry.h"
 #include "repack/layout_registry.h"
@@ -25,7 +26,7 @@ using formats::Scheme;
 template <class Layout>
 class Pass {
  public:
-  Pass(const Scheme& scheme, int64_t n, int64_t k, Direction direction, cudaStream_t stream)
+  Pass(const Scheme& scheme, int64_t n, int64_t k, Direction direction, const device::Stream& stream)
       : map_(n, k), scheme_(scheme), n_(n), blocks_(formats::kbit_blocks(k)), direction_(direction), stream_(stream) {}
 
   void run(const DeviceBlocks& from, const DeviceBlocks& to, BadPadding* bad) const {
@@ -61,8 +62,9 @@ class Pass {
     constexpr int64_t most = (int64_t{1} << 31) - 1;
     const int64_t strips = (pass.padded_tiles + strip_tiles - 1) / strip_tiles;
     const auto grid = static_cast<unsigned>(std::min(strips * pass.row_groups, most));
-    with_table_bits(scheme_.bits,
-                    [&]<int bits>() { kernel_of_scale<direction, bits>()<<<grid, strip_threads, 0, stream_>>>(pass); });
+    with_table_bits(scheme_.bits, [&]<int bits>() {
+      kernel_of_scale<direction, bits>()<<<grid, strip_threads, 0, stream_.get()>>>(pass);
+    });
     device::check_launch("move_strips", concat(to_string(scheme_), ", ", n_, " rows of ", blocks_, " blocks"));
   }
 
@@ -71,12 +73,12 @@ class Pass {
   int64_t n_;
   int64_t blocks_;
   Direction direction_;
-  cudaStream_t stream_;
+  const device::Stream& stream_;
 };
 
 /// The one place that knows which layouts have a pass.
 void move(std::string_view layout, const Scheme& scheme, int64_t n, int64_t k, Direction direction,
-          const DeviceBlocks& from, const DeviceBlocks& to, BadPadding* bad, cudaStream_t stream) {
+          const DeviceBlocks& from, const DeviceBlocks& to, BadPadding* bad, const device::Stream& stream) {
   if (layout == "kbit-tile") return Pass<KbitTileStrip>(scheme, n, k, direction, stream).run(from, to, bad);
   if (layout == "kbit-fragment") return Pass<KbitFragmentStrip>(scheme, n, k, direction, stream).run(from, to, bad);
   throw Error(ErrorCode::unsupported, concat("layout ", printable(layout), " has no pass on the GPU"));
@@ -97,8 +99,9 @@ struct DevicePlanes {
   device::DeviceBuffer codes;
   device::DeviceBuffer scales;
 
-  explicit DevicePlanes(const PackedWeight& like)
-      : codes(like.plane(PlaneRole::codes).bytes.size()), scales(like.plane(PlaneRole::scales).bytes.size()) {}
+  DevicePlanes(const device::Context& gpu, const PackedWeight& like)
+      : codes(gpu, like.plane(PlaneRole::codes).bytes.size()),
+        scales(gpu, like.plane(PlaneRole::scales).bytes.size()) {}
   DeviceBlocks view() { return {codes.as<uint32_t>(), scales.data()}; }
   void upload(const PackedWeight& weight, const device::Stream& stream) {
     codes.upload(weight.plane(PlaneRole::codes).bytes.bytes(), stream);
@@ -126,7 +129,7 @@ void check_source(const PackedWeight& weight, std::string_view layout, std::stri
 }  // namespace
 
 void pack_cuda(std::string_view layout, const Scheme& scheme, int64_t n, int64_t k, const DeviceBlocks& canonical,
-               const DeviceBlocks& packed, cudaStream_t stream) {
+               const DeviceBlocks& packed, const device::Stream& stream) {
   formats::check_dimensions(n, k, "repack on the GPU");
   check_blocks(canonical);
   check_blocks(packed);
@@ -134,37 +137,37 @@ void pack_cuda(std::string_view layout, const Scheme& scheme, int64_t n, int64_t
 }
 
 void unpack_cuda(std::string_view layout, const Scheme& scheme, int64_t n, int64_t k, const DeviceBlocks& packed,
-                 const DeviceBlocks& canonical, BadPadding* bad, cudaStream_t stream) {
+                 const DeviceBlocks& canonical, BadPadding* bad, const device::Stream& stream) {
   formats::check_dimensions(n, k, "repack on the GPU");
   check_blocks(packed);
   check_blocks(canonical);
-  device::check(cudaMemsetAsync(bad, 0xFF, sizeof *bad, stream), "clearing a counter");
+  device::fill(bad, 0xFF, sizeof *bad, stream, "clearing a counter");
   move(layout, scheme, n, k, Direction::unpack, packed, canonical, bad, stream);
 }
 
-PackedWeight pack_on_gpu(std::string_view layout, const PackedWeight& canonical) {
+PackedWeight pack_on_gpu(std::string_view layout, const PackedWeight& canonical, device::Context& gpu) {
   check_source(canonical, formats::canonical_layout, "pack");
   PackedWeight packed = allocate(canonical, layout);
-  const device::Stream stream;
-  DevicePlanes from(canonical);
-  DevicePlanes to(packed);
+  const device::Stream stream(gpu);
+  DevicePlanes from(gpu, canonical);
+  DevicePlanes to(gpu, packed);
   from.upload(canonical, stream);
-  pack_cuda(layout, canonical.scheme, canonical.n, canonical.k, from.view(), to.view(), stream.get());
+  pack_cuda(layout, canonical.scheme, canonical.n, canonical.k, from.view(), to.view(), stream);
   to.download(packed, stream);
   stream.synchronize();
   return packed;
 }
 
-PackedWeight unpack_on_gpu(const PackedWeight& packed, std::string_view name) {
+PackedWeight unpack_on_gpu(const PackedWeight& packed, std::string_view name, device::Context& gpu) {
   check_source(packed, packed.layout, name);
   PackedWeight canonical = allocate(packed, formats::canonical_layout);
-  const device::Stream stream;
-  DevicePlanes from(packed);
-  DevicePlanes to(canonical);
-  device::DeviceBuffer counters(sizeof(BadPadding));
+  const device::Stream stream(gpu);
+  DevicePlanes from(gpu, packed);
+  DevicePlanes to(gpu, canonical);
+  device::DeviceBuffer counters(gpu, sizeof(BadPadding));
   from.upload(packed, stream);
   unpack_cuda(packed.layout, packed.scheme, packed.n, packed.k, from.view(), to.view(), counters.as<BadPadding>(),
-              stream.get());
+              stream);
   to.download(canonical, stream);
   BadPadding bad{};
   counters.download(std::as_writable_bytes(std::span(&bad, 1)), stream);

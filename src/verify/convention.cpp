@@ -19,10 +19,10 @@
 #include "io/checkpoint.h"
 #include "io/json.h"
 #include "model/config.h"
-#include "model/fold_rotations.h"
 #include "model/model.h"
 #include "verify/convention_claims.h"
 #include "verify/convention_values.h"
+#include "verify/rungs.h"
 
 namespace w4q::verify {
 namespace {
@@ -86,21 +86,17 @@ const checkpoint::DialectRow& find_row(const checkpoint::DialectSource& source) 
 
 class Detective {
  public:
-  Detective(const std::filesystem::path& folder, const std::filesystem::path& base)
-      : folder_(folder),
-        quantization_(foreign_config(folder, place_).value_or(io::Json::object())),
-        model_(model::read_config(folder)),
-        checkpoint_(io::Checkpoint::open(folder)),
+  Detective(const io::Checkpoint& checkpoint, const io::Checkpoint* base)
+      : quantization_(foreign_config(checkpoint.folder(), place_).value_or(io::Json::object())),
+        model_(model::read_config(checkpoint.folder())),
+        checkpoint_(checkpoint),
         source_{quantization_, place_, checkpoint_},
         row_(find_row(source_)),
-        claims_(source_) {
+        claims_(source_),
+        base_(base) {
     const auto found =
         std::ranges::find_if(tensor_names, [&](const auto& names) { return row_.name.starts_with(names.dialect); });
     if (found != std::end(tensor_names)) names_ = &*found;
-    if (!base.empty()) {
-      const io::Json config = io::read_json(folder / "config.json");
-      base_.emplace(model::open_plain_model(base, config, folder.string()).checkpoint);
-    }
   }
 
   Check run() {
@@ -116,7 +112,7 @@ class Detective {
     if (names_ == nullptr && faults_.empty()) look_by_reader();
     Check check{"conventions", faults_.empty(), {}, std::move(faults_)};
     check.detail = concat(packed_, " packed linears read as ", row_.name,
-                          base_ ? ", compared with the base" : ", by shapes and statistics",
+                          base_ != nullptr ? ", compared with the base" : ", by shapes and statistics",
                           check.passed ? "" : concat("; ", check.faults.size(), " faults"));
     return check;
   }
@@ -133,7 +129,7 @@ class Detective {
     for (const auto& [name, info] : checkpoint_.tensors()) {
       used.insert(std::filesystem::path(checkpoint_.file_of(name)).filename().string());
     }
-    for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
+    for (const auto& entry : std::filesystem::directory_iterator(checkpoint_.folder())) {
       const std::string file = entry.path().filename().string();
       if (entry.path().extension() != ".safetensors" || used.contains(file)) continue;
       fault(file, "a stale shard: no tensor of the checkpoint is read from it");
@@ -319,7 +315,7 @@ class Detective {
     const PackedWeight& canonical = loaded.passes.front();
     const std::string tensor = concat(info.name, names_->codes);
     const WeightSample sample(canonical);
-    auto faults = base_ && base_->contains(info.name + ".weight")
+    auto faults = base_ != nullptr && base_->contains(info.name + ".weight")
                       ? base_faults(canonical, sample, names_->habits, base_->load(info.name + ".weight").view())
                       : value_faults(canonical, sample, names_->habits);
     for (auto& what : faults) {
@@ -327,7 +323,7 @@ class Detective {
       const bool scales = what.starts_with("its scales");
       fault(concat(info.name, zeros ? names_->zeros : scales ? names_->scales : names_->codes), what);
     }
-    if (faults.empty() && !base_ && !names_->habits.along_outputs) {
+    if (faults.empty() && base_ == nullptr && !names_->habits.along_outputs) {
       energies_.emplace(info.name, std::pair(sample.column_energy(), canonical.scheme.bits));
     }
   }
@@ -338,15 +334,14 @@ class Detective {
   void look_at_profiles() {
     for (const auto& [name, entry] : energies_) {
       const auto& [energy, bits] = entry;
-      const std::string parent = name.substr(0, name.rfind('.'));
-      const bool reads_stream = name.ends_with("q_proj") || name.ends_with("k_proj") || name.ends_with("v_proj") ||
-                                name.ends_with("gate_proj") || name.ends_with("up_proj");
-      if (!reads_stream) continue;
+      const auto place = model::find_linear(model_, name);
+      if (!place) continue;
       std::vector<double> siblings(energy.size(), 0.0);
       int count = 0;
       for (const auto& [other, theirs] : energies_) {
-        if (other == name || !other.starts_with(parent + ".") || theirs.first.size() != energy.size()) continue;
-        if (other.ends_with("o_proj") || other.ends_with("down_proj")) continue;
+        const auto& group = place->group.linears;
+        const bool beside = std::ranges::find(group, other, &model::PlannedLinear::name) != group.end();
+        if (other == name || !beside || theirs.first.size() != energy.size()) continue;
         double total = 0;
         for (const double value : theirs.first) total += value;
         for (size_t col = 0; col < siblings.size(); ++col) siblings[col] += theirs.first[col] / std::max(total, 1e-300);
@@ -373,16 +368,15 @@ class Detective {
     }
   }
 
-  std::filesystem::path folder_;
   std::string place_;
   io::Json quantization_;
   model::ModelConfig model_;
-  io::Checkpoint checkpoint_;
+  const io::Checkpoint& checkpoint_;
   checkpoint::DialectSource source_;
   const checkpoint::DialectRow& row_;
   Claims claims_;
   const TensorNames* names_ = nullptr;
-  std::optional<io::Checkpoint> base_;
+  const io::Checkpoint* base_;
   int64_t packed_ = 0;
   std::map<std::string, std::pair<std::vector<double>, int>> energies_;
   std::vector<std::string> faults_;
@@ -395,15 +389,32 @@ bool is_foreign_checkpoint(const std::filesystem::path& folder) {
   return foreign_config(folder, place).has_value();
 }
 
-Check check_conventions(const std::filesystem::path& folder, const std::filesystem::path& base) {
+Check check_conventions(const io::Checkpoint& checkpoint, const io::Checkpoint* base) {
+  return Detective(checkpoint, base).run();
+}
+
+namespace {
+
+/// What it opens may be damaged itself, which is a finding.
+Check audit(CheckContext& context) {
   try {
-    io::Checkpoint::open(folder);
+    context.tensors();
   } catch (const Error& error) {
     // Shards that do not belong together: a fault of the checkpoint, not of the file system.
     if (error.code() != ErrorCode::bad_file) throw;
     return {"conventions", false, "its weight files cannot be read", {one_line(error)}};
   }
-  return Detective(folder, base).run();
+  return check_conventions(context.tensors(), context.options().has_base() ? &context.base().checkpoint : nullptr);
+}
+
+}  // namespace
+
+CheckRow conventions_check() {
+  return {.name = "conventions",
+          .help = "another program's tensors hold what its config says",
+          .needs = {.foreign = true},
+          .stops = true,
+          .run = [](CheckContext& context, Findings& findings) { findings.checks.add(audit(context)); }};
 }
 
 }  // namespace w4q::verify

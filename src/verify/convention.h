@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "io/checkpoint.h"
 #include "verify/report.h"
 
 namespace w4q::verify {
@@ -11,9 +12,9 @@ namespace w4q::verify {
 /// True when the folder's config names a quantization that is not w4q's.
 bool is_foreign_checkpoint(const std::filesystem::path& folder);
 
-/// Audits a checkpoint of another program, every fault with its tensor and the evidence. `base`: the folder of the
-/// 16-bit model, or empty. Throws bad_file where config.json itself, or the base, cannot be read, and unsupported for a
-/// dialect that is not known.
-Check check_conventions(const std::filesystem::path& folder, const std::filesystem::path& base);
+/// Audits a checkpoint of another program, every fault with its tensor and the evidence. `base`: the 16-bit model, with
+/// the candidate's rotations folded in, or null. Throws bad_file where config.json itself cannot be read, and
+/// unsupported for a dialect that is not known.
+Check check_conventions(const io::Checkpoint& checkpoint, const io::Checkpoint* base);
 
 }  // namespace w4q::verify

@@ -3,7 +3,7 @@
 
 namespace w4q::verify {
 
-KernelReport check_kernels(const model::Model&, bool) {
+KernelReport check_kernels(device::Context&, const model::Model&, bool) {
   throw Error(ErrorCode::device, "this program was built without CUDA");
 }
 

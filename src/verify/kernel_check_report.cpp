@@ -4,6 +4,7 @@
 
 #include "core/text.h"
 #include "verify/kernel_check.h"
+#include "verify/rungs.h"
 
 namespace w4q::verify {
 namespace {
@@ -17,14 +18,23 @@ std::string scientific(double value) {
 
 }  // namespace
 
-double KernelReport::largest() const noexcept {
-  double most = 0;
+double KernelError::error() const noexcept {
+  return std::isnan(to_cpu) || std::isnan(to_fp64) ? to_cpu + to_fp64 : std::max(to_cpu, to_fp64);
+}
+
+Check KernelReport::verdict() const {
+  Check check{"relative error of the GPU's products", true, {}, {}};
+  const KernelError* nearest = nullptr;
   for (const auto& layer : layers) {
-    const double error = std::max(layer.to_cpu, layer.to_fp64);
-    if (std::isnan(layer.to_cpu) || std::isnan(layer.to_fp64)) return layer.to_cpu + layer.to_fp64;
-    most = std::max(most, error);
+    if (nearest == nullptr || !(layer.error() / layer.bound <= nearest->error() / nearest->bound)) nearest = &layer;
+    if (layer.passed()) continue;
+    check.faults.push_back(concat(printable(layer.name), ": ", layer.kernels, ": ", scientific(layer.error()),
+                                  ", at most ", scientific(layer.bound)));
   }
-  return most;
+  check.passed = check.faults.empty();
+  if (nearest == nullptr) return check;
+  check.detail = concat(nearest->error(), check.passed ? " is at most " : " is not at most ", nearest->bound);
+  return check;
 }
 
 std::string to_text(const KernelReport& report) {
@@ -54,10 +64,24 @@ io::Json to_json(const KernelReport& report) {
                       {"scheme", layer.scheme},
                       {"kernels", layer.kernels},
                       {"to_fp64", layer.to_fp64},
-                      {"to_cpu", layer.to_cpu}});
+                      {"to_cpu", layer.to_cpu},
+                      {"bound", layer.bound}});
     if (layer.rounding > 0) layers.back()["rounding"] = layer.rounding;
   }
   return layers;
+}
+
+CheckRow kernels_check() {
+  return {.name = "kernels",
+          .option = "--kernels",
+          .help = "Check every linear layer's product on this GPU",
+          .needs = {.gpu = true},
+          .run = [](CheckContext& context, Findings& findings) {
+            const auto report =
+                check_kernels(*context.options().gpu, context.model(), context.options().int8_activations);
+            findings.add("kernels", to_text(report), to_json(report));
+            findings.checks.add(report.verdict());
+          }};
 }
 
 }  // namespace w4q::verify

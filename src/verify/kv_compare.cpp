@@ -1,6 +1,7 @@
 #include "verify/kv_compare.h"
 
 #include "core/text.h"
+#include "verify/rungs.h"
 
 namespace w4q::verify {
 
@@ -15,7 +16,6 @@ std::vector<KvRow> compare_caches(const model::Model& model, std::span<const int
   std::vector<KvRow> rows;
   for (const KvChoice& kv : choices) {
     PerplexityOptions how = options;
-    how.device = device::Device::cuda;
     how.kv = kv;
     how.base_kv = KvChoice{};
     KvRow row{kv, 0, measure_perplexity(model, &model, ids, how)};
@@ -54,6 +54,20 @@ io::Json to_json(const std::vector<KvRow>& rows) {
         {{"kv", name_of(row.kv)}, {"bytes_per_token", row.bytes_per_token}, {"quality", to_json(row.quality)}});
   }
   return json;
+}
+
+CheckRow kv_compare_check() {
+  return {.name = "kv-compare",
+          .option = "--kv-compare",
+          .help = "Compare the types of the KV cache on the text of --ppl or --ids",
+          .needs = {.text = true, .gpu = true},
+          .run = [](CheckContext& context, Findings& findings) {
+            const CheckOptions& options = context.options();
+            PerplexityOptions how = options.windows;
+            how.gpu = options.gpu;
+            const auto rows = compare_caches(context.model(), context.ids(), how, options.compared_delta);
+            findings.add("kv", to_text(rows), to_json(rows));
+          }};
 }
 
 }  // namespace w4q::verify

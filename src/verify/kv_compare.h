@@ -14,7 +14,8 @@ struct KvRow {
   PerplexityReport quality;     ///< against the f16 cache
 };
 
-/// Every type but f16, on the GPU; with a finite `delta` fp4r that skips pages, too. Errors as measure_perplexity.
+/// Every type but f16, on the GPU of the options; with a finite `delta` fp4r that skips pages, too. Errors as
+/// measure_perplexity.
 std::vector<KvRow> compare_caches(const model::Model& model, std::span<const int32_t> ids,
                                   const PerplexityOptions& options, float delta = INFINITY);
 

@@ -129,10 +129,10 @@ double PerplexityReport::ratio_error() const noexcept { return base ? ratio() * 
 namespace {
 
 WindowScorer make_scorer(Candidates candidates, std::span<const BaseModel> bases, const PerplexityOptions& options) {
-  if (options.device == device::Device::cpu) {
+  if (options.gpu == nullptr) {
     return cpu_window_scorer(candidates, bases, options.context, options.int8_activations);
   }
-  return cuda_window_scorer(candidates, bases, options.context, options.kv, options.residual_bytes,
+  return cuda_window_scorer(*options.gpu, candidates, bases, options.context, options.kv, options.residual_bytes,
                             options.int8_activations);
 }
 

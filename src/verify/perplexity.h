@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "device/choice.h"
+#include "device/context.h"
 #include "io/json.h"
 #include "kernels/attention/kv_page.h"
 #include "model/model.h"
@@ -24,7 +24,7 @@ struct PerplexityOptions {
   int64_t stride = 0;  ///< distance of window starts; 0: `context`. Smaller: only the last `stride` tokens are scored
   bool bos = false;    ///< each window is one BOS and context − 1 ids, all of them scored
   int64_t max_windows = 0;                        ///< 0: all
-  device::Device device = device::Device::cpu;    ///< where to decode
+  std::shared_ptr<device::Context> gpu = {};      ///< where to decode; null: on the CPU
   kernels::KvChoice kv = {};                      ///< of the cache on the GPU
   std::optional<kernels::KvChoice> base_kv = {};  ///< of the base's; nothing: f16
   std::optional<int64_t> residual_bytes = {};     ///< CudaModel::upload, of the candidate

@@ -9,6 +9,7 @@
 #include "core/text.h"
 #include "io/checkpoint.h"
 #include "model/decoder.h"
+#include "verify/rungs.h"
 
 namespace w4q::verify {
 namespace {
@@ -159,6 +160,24 @@ io::Json to_json(const ReferenceReport& report) {
           {"largest_difference_with_f32_frequencies", report.largest_with_f32},
           {"same_top1", report.same_top1},
           {"differences", std::move(differences)}};
+}
+
+CheckRow reference_check() {
+  static constexpr Limit limits[] = {{"--max-diff", "Fail when --reference differs by more"}};
+  return {.name = "reference",
+          .option = "--reference",
+          .value = "ref.safetensors",
+          .help = "Safetensors file with ids and logits_fp32 to compare with",
+          .limits = limits,
+          .run = [](CheckContext& context, Findings& findings) {
+            const auto report = compare_reference(context.model(), context.value("--reference"));
+            findings.add("reference", to_text(report), to_json(report));
+            findings.checks.add(
+                {"reference", std::isfinite(report.largest()), concat("largest difference ", report.largest()), {}});
+            if (const auto most = context.limit("--max-diff")) {
+              findings.checks.add_threshold("largest difference", report.largest(), *most);
+            }
+          }};
 }
 
 }  // namespace w4q::verify

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <optional>
-#include <string_view>
 
 #include "core/convert.h"
 #include "core/error.h"
@@ -17,33 +15,6 @@ using kernels::LinearWeight;
 
 /// Rows that are decoded together.
 constexpr int64_t row_block = 16;
-
-/// What a linear's input comes from, and whose input its output becomes, as the last two parts of module paths. An
-/// empty name: something that scales do not pass.
-struct Neighbours {
-  std::string_view linear, norm, producer, consumer;
-};
-
-constexpr Neighbours graph[] = {
-    {"self_attn.q_proj", "input_layernorm", "", ""},
-    {"self_attn.k_proj", "input_layernorm", "", ""},
-    {"self_attn.v_proj", "input_layernorm", "", "self_attn.o_proj"},
-    {"self_attn.o_proj", "", "self_attn.v_proj", ""},
-    {"mlp.gate_proj", "post_attention_layernorm", "", ""},
-    {"mlp.up_proj", "post_attention_layernorm", "", "mlp.down_proj"},
-    {"mlp.down_proj", "", "mlp.up_proj", ""},
-};
-
-const Neighbours* find_neighbours(std::string_view module) {
-  const auto found =
-      std::find_if(std::begin(graph), std::end(graph), [&](const auto& row) { return module.ends_with(row.linear); });
-  return found == std::end(graph) ? nullptr : found;
-}
-
-/// "model.layers.3." of "model.layers.3.mlp.up_proj".
-std::string prefix_of(const std::string& module, const Neighbours& row) {
-  return module.substr(0, module.size() - row.linear.size());
-}
 
 std::vector<float> load_vector(const OpenCheckpoint& source, const std::string& name, int64_t size) {
   const auto loaded = source.checkpoint.load(name);
@@ -100,28 +71,26 @@ bool RescaledWeights::is_rescaled(const std::string& parameter) const {
   return candidate_.quantization.rescaled.contains(parameter);
 }
 
-std::vector<float> RescaledWeights::norm_ratio(const std::string& norm, int64_t size) const {
+std::vector<float> RescaledWeights::norm_ratio(const model::PlannedNorm& norm, int64_t size) const {
   std::vector<float> result(static_cast<size_t>(size), 1.0f);
-  const std::string name = norm + ".weight";
+  const std::string name = norm.name + ".weight";
   if (!is_rescaled(name)) return result;
   const auto before = load_vector(base_, name, size), after = load_vector(candidate_, name, size);
   for (size_t c = 0; c < result.size(); ++c) {
-    if (after[c] != 0 && before[c] != 0) result[c] = before[c] / after[c];
+    const float was = before[c] + norm.offset, is = after[c] + norm.offset;
+    if (is != 0 && was != 0) result[c] = was / is;
   }
   return result;
 }
 
 std::vector<float> RescaledWeights::columns(const std::string& module, int64_t k) {
-  const Neighbours& row = *find_neighbours(module);
-  const std::string prefix = prefix_of(module, row);
-  if (!row.norm.empty()) return norm_ratio(prefix + std::string(row.norm), k);
-  const auto& produced = rows(prefix + std::string(row.producer));
-  if (static_cast<int64_t>(produced.size()) == k) return produced;
-  // Query heads that read one value head carry its channels one after the other.
-  const int64_t width = candidate_.model.head_dim, groups = candidate_.model.groups();
+  const auto group = model::find_linear(candidate_.model, module)->group;
+  if (group.norm) return norm_ratio(*group.norm, k);
   std::vector<float> result(static_cast<size_t>(k), 1.0f);
+  if (group.producer.empty()) return result;
+  const auto& produced = rows(group.producer);
   for (int64_t c = 0; c < k; ++c) {
-    const auto channel = static_cast<size_t>(c / width / groups * width + c % width);
+    const auto channel = static_cast<size_t>(group.producer_channel(c));
     if (channel < produced.size()) result[static_cast<size_t>(c)] = produced[channel];
   }
   return result;
@@ -139,11 +108,12 @@ const std::vector<float>& RescaledWeights::rows(const std::string& module) {
 
 LinearWeight RescaledWeights::effective(const std::string& module) {
   auto stored = stored_weight(candidate_, module);
-  const Neighbours* row = find_neighbours(module);
-  if (!is_rescaled(module + ".weight") || row == nullptr) return stored;
+  const auto place = model::find_linear(candidate_.model, module);
+  if (!is_rescaled(module + ".weight") || !place) return stored;
   const auto column_scales = columns(module, stored.k);
-  const bool gives =
-      !row->consumer.empty() && is_rescaled(prefix_of(module, *row) + std::string(row->consumer) + ".weight");
+  const bool gives = std::ranges::any_of(model::input_groups(candidate_.model, place->layer), [&](const auto& group) {
+    return group.producer == module && is_rescaled(group.name() + ".weight");
+  });
   const std::vector<float>* row_scales = gives ? &rows(module) : nullptr;
   auto values = std::make_shared<std::vector<float>>(static_cast<size_t>(stored.n * stored.k));
   const MatrixView<float> matrix(values->data(), stored.n, stored.k);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/linear/linear.h"
+#include "model/layer_plan.h"
 #include "verify/structure.h"
 
 namespace w4q::verify {
@@ -30,7 +31,7 @@ class RescaledWeights {
   bool is_rescaled(const std::string& parameter) const;
   std::vector<float> columns(const std::string& module, int64_t k);
   const std::vector<float>& rows(const std::string& module);
-  std::vector<float> norm_ratio(const std::string& norm, int64_t size) const;
+  std::vector<float> norm_ratio(const model::PlannedNorm& norm, int64_t size) const;
 
   const OpenCheckpoint& candidate_;
   const OpenCheckpoint& base_;

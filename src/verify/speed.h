@@ -1,4 +1,4 @@
-// How fast a model decodes on this GPU, beside what its memory could do.
+// How fast a model decodes on a GPU, beside what its memory could do.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "device/context.h"
 #include "io/json.h"
 #include "kernels/attention/kv_page.h"
 #include "model/config.h"
@@ -82,12 +83,11 @@ struct SpeedReport {
   std::vector<std::string> widened;  ///< packed layers without a kernel
 };
 
-/// Decodes random tokens with `model` on the current GPU. Throws device where there is none, or this program was built
-/// without CUDA.
-SpeedReport measure_speed(const model::Model& model, const SpeedOptions& options);
+/// Decodes random tokens with `model` on a GPU. Throws device where this program was built without CUDA.
+SpeedReport measure_speed(device::Context& gpu, const model::Model& model, const SpeedOptions& options);
 /// The same with random weights of a shape, in passes of these schemes or, without, f16.
-SpeedReport measure_random_speed(const model::ModelConfig& shape, std::span<const formats::Scheme> passes,
-                                 const SpeedOptions& options);
+SpeedReport measure_random_speed(device::Context& gpu, const model::ModelConfig& shape,
+                                 std::span<const formats::Scheme> passes, const SpeedOptions& options);
 
 std::string to_text(const SpeedReport& report);
 io::Json to_json(const SpeedReport& report);

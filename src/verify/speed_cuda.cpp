@@ -8,8 +8,6 @@
 #include "core/text.h"
 #include "decoder_cuda/decoder.h"
 #include "device/ceilings.h"
-#include "device/check.h"
-#include "device/properties.h"
 #include "verify/speed.h"
 
 namespace w4q::verify {
@@ -82,12 +80,11 @@ SpeedReport measure(const CudaModel& model, std::string name, const SpeedOptions
   if (options.prompt < 1 || options.generate < 1) {
     throw Error(ErrorCode::bad_argument, "speed: a prompt and a generation of at least one token");
   }
-  const auto gpu = device::find_gpu();
   SpeedReport report;
   report.model = std::move(name);
-  report.gpu = gpu ? gpu->name : "";
+  report.gpu = model.context().properties().name;
   report.options = options;
-  report.read_bandwidth = device::measure_ceilings().read;
+  report.read_bandwidth = device::measure_ceilings(model.context()).read;
   report.weight_bytes = model.bytes_per_token();
   report.widened = model.widened();
   const auto prompt = random_prompt(options.prompt, model.config().vocab_size);
@@ -126,31 +123,25 @@ SpeedReport measure(const CudaModel& model, std::string name, const SpeedOptions
   return report;
 }
 
-int64_t free_bytes() {
-  size_t free = 0, all = 0;
-  device::check(cudaMemGetInfo(&free, &all), "asking for free memory");
-  return static_cast<int64_t>(free);
-}
-
 /// Makes the model, with residual passes in so many bytes of GPU memory, or all of them.
 using Make = std::function<CudaModel(std::optional<int64_t> residual_bytes)>;
 
 /// GPU memory that the model takes with everything in it, and its decoder.
-int64_t resident_bytes(const Make& make, const CudaDecoderOptions& how) {
-  const int64_t before = free_bytes();
+int64_t resident_bytes(const device::Context& gpu, const Make& make, const CudaDecoderOptions& how) {
+  const int64_t before = gpu.free_bytes();
   const CudaModel on_gpu = make({});
   const CudaDecoder decoder(on_gpu, how);
-  return before - free_bytes();
+  return before - gpu.free_bytes();
 }
 
-OffloadSpeed measure_offload(const Make& make, const SpeedReport& resident) {
+OffloadSpeed measure_offload(const device::Context& gpu, const Make& make, const SpeedReport& resident) {
   const SpeedOptions& options = resident.options;
   CudaDecoderOptions how{.capacity = options.prompt + options.generate + 8, .kv = options.kv};
   how.graph = false;
   OffloadSpeed speed;
   speed.budget = *options.residual_bytes;
-  const int64_t all_bytes = resident_bytes(make, how);
-  const int64_t free_before = free_bytes();
+  const int64_t all_bytes = resident_bytes(gpu, make, how);
+  const int64_t free_before = gpu.free_bytes();
   const CudaModel on_gpu = make(speed.budget);
   CudaDecoder decoder(on_gpu, how);
   decoder_cuda::CudaOffload* const offload = decoder.offload();
@@ -176,28 +167,29 @@ OffloadSpeed measure_offload(const Make& make, const SpeedReport& resident) {
   speed.predicted_prompt_seconds = std::max(prompt_copying, of_prompt);
   speed.predicted_step_overlap = std::min(1.0, step / copying);
   speed.predicted_prompt_overlap = std::min(1.0, of_prompt / prompt_copying);
-  speed.memory_bytes = free_before - free_bytes();
+  speed.memory_bytes = free_before - gpu.free_bytes();
   speed.predicted_memory_bytes = all_bytes - speed.moved_bytes + offload->device_bytes();
   return speed;
 }
 
-SpeedReport measure(const Make& make, std::string name, const SpeedOptions& options) {
+SpeedReport measure(const device::Context& gpu, const Make& make, std::string name, const SpeedOptions& options) {
   SpeedReport report = measure(make({}), std::move(name), options);
-  if (options.residual_bytes) report.offload = measure_offload(make, report);
+  if (options.residual_bytes) report.offload = measure_offload(gpu, make, report);
   return report;
 }
 
 }  // namespace
 
-SpeedReport measure_speed(const model::Model& model, const SpeedOptions& options) {
-  return measure([&](std::optional<int64_t> residual_bytes) { return CudaModel::upload(model, residual_bytes); },
-                 model.config().architecture_name, options);
+SpeedReport measure_speed(device::Context& gpu, const model::Model& model, const SpeedOptions& options) {
+  return measure(
+      gpu, [&](std::optional<int64_t> residual_bytes) { return CudaModel::upload(gpu, model, residual_bytes); },
+      model.config().architecture_name, options);
 }
 
-SpeedReport measure_random_speed(const model::ModelConfig& shape, std::span<const formats::Scheme> passes,
-                                 const SpeedOptions& options) {
+SpeedReport measure_random_speed(device::Context& gpu, const model::ModelConfig& shape,
+                                 std::span<const formats::Scheme> passes, const SpeedOptions& options) {
   return measure(
-      [&](std::optional<int64_t> residual_bytes) { return CudaModel::random(shape, passes, residual_bytes); },
+      gpu, [&](std::optional<int64_t> residual_bytes) { return CudaModel::random(gpu, shape, passes, residual_bytes); },
       concat(shape.architecture_name, ", ", passes.empty() ? "f16" : formats::to_string(passes)), options);
 }
 

@@ -8,8 +8,9 @@ namespace {
 
 }  // namespace
 
-SpeedReport measure_speed(const model::Model&, const SpeedOptions&) { refuse(); }
-SpeedReport measure_random_speed(const model::ModelConfig&, std::span<const formats::Scheme>, const SpeedOptions&) {
+SpeedReport measure_speed(device::Context&, const model::Model&, const SpeedOptions&) { refuse(); }
+SpeedReport measure_random_speed(device::Context&, const model::ModelConfig&, std::span<const formats::Scheme>,
+                                 const SpeedOptions&) {
   refuse();
 }
 

@@ -1,4 +1,5 @@
 #include "core/text.h"
+#include "verify/rungs.h"
 #include "verify/speed.h"
 
 namespace w4q::verify {
@@ -146,6 +147,17 @@ io::Json to_json(const SpeedReport& report) {
   }
   if (report.offload) json["offload"] = offload_json(*report.offload);
   return json;
+}
+
+CheckRow speed_check() {
+  return {.name = "speed",
+          .option = "--speed",
+          .help = "Measure prompt and generation on this GPU",
+          .needs = {.gpu = true},
+          .run = [](CheckContext& context, Findings& findings) {
+            const auto report = measure_speed(*context.options().gpu, context.model(), context.options().speed);
+            findings.add("speed", to_text(report), to_json(report));
+          }};
 }
 
 }  // namespace w4q::verify

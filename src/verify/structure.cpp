@@ -1,21 +1,11 @@
 #include "verify/structure.h"
 
 #include <algorithm>
-#include <atomic>
-#include <cmath>
-#include <cstring>
 #include <set>
 
-#include "core/convert.h"
-#include "core/error.h"
 #include "core/interrupt.h"
-#include "core/parallel.h"
-#include "core/progress.h"
 #include "core/text.h"
-#include "formats/scheme_registry.h"
-#include "model/fold_rotations.h"
-#include "model/model.h"
-#include "repack/layout_registry.h"
+#include "verify/rungs.h"
 
 namespace w4q::verify {
 namespace {
@@ -130,98 +120,23 @@ class StructureCheck {
   std::vector<std::string> faults_;
 };
 
-/// Unpacks, validates and packs again; the message of what went wrong, or nothing.
-std::string code_fault(const io::Checkpoint& checkpoint, const checkpoint::PackedLinearInfo& info) {
-  try {
-    const auto stored = checkpoint::load_packed(checkpoint, info);
-    for (const auto& pass : stored.passes) {
-      const auto& layout = repack::layout_row(pass.layout);
-      const auto canonical = layout.unpack(pass, info.name);
-      formats::scheme_row(pass.scheme.family).validate(canonical, info.name);
-      if (!formats::bytes_equal(layout.pack(canonical), pass)) {
-        return concat(printable(info.name), ": packing the unpacked planes does not give the stored bytes");
-      }
-    }
-    return {};
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::internal) throw;
-    return error.what();
-  }
-}
-
-/// Index of the first value that is not finite, or -1.
-int64_t first_non_finite(const TensorView& tensor) {
-  const int64_t count = element_count(tensor.shape);
-  const int64_t width = dtype_bits(tensor.dtype) / 8;
-  std::atomic<int64_t> first{count};
-  parallel_for(count, 1 << 16, [&](int64_t begin, int64_t end) {
-    std::vector<float> values(static_cast<size_t>(end - begin));
-    widen(tensor.bytes.subspan(static_cast<size_t>(begin * width)), tensor.dtype, values);
-    const auto found = std::find_if(values.begin(), values.end(), [](float value) { return !std::isfinite(value); });
-    if (found == values.end()) return;
-    const int64_t index = begin + (found - values.begin());
-    for (int64_t seen = first; index < seen && !first.compare_exchange_weak(seen, index);) {
-    }
-  });
-  return first == count ? -1 : first.load();
-}
-
 }  // namespace
-
-OpenCheckpoint open_checkpoint(const std::filesystem::path& folder, bool residual) {
-  model::require_folder(folder);
-  const auto config_path = folder / "config.json";
-  io::Json config = io::read_json(config_path);
-  io::Checkpoint checkpoint = io::Checkpoint::open(folder, residual);
-  auto quantization = checkpoint::read_quantization(config, checkpoint, config_path.string());
-  return {folder, std::move(config), model::read_config(folder), std::move(quantization), std::move(checkpoint)};
-}
-
-OpenCheckpoint open_base(const std::filesystem::path& folder, const OpenCheckpoint& candidate) {
-  OpenCheckpoint base = open_checkpoint(folder);
-  if (!base.quantization.linears.empty() || !model::read_folded_rotations(candidate.config, candidate.folder.string()))
-    return base;
-  auto folded = model::open_plain_model(folder, candidate.config, candidate.folder.string());
-  base.config = std::move(folded.json);
-  base.model = std::move(folded.config);
-  base.checkpoint = std::move(folded.checkpoint);
-  return base;
-}
 
 Check check_structure(const OpenCheckpoint& candidate, const OpenCheckpoint* base) {
   return StructureCheck(candidate, base).run();
 }
 
-Check check_codes(const OpenCheckpoint& candidate) {
-  Check check{"codes", true, {}, {}};
-  Progress progress("codes", static_cast<int64_t>(candidate.quantization.linears.size()), "tensors");
-  for (const auto& [name, info] : candidate.quantization.linears) {
-    if (auto fault = code_fault(candidate.checkpoint, info); !fault.empty()) check.faults.push_back(std::move(fault));
-    progress.advance(1);
-  }
-  check.passed = check.faults.empty();
-  check.detail =
-      concat(candidate.quantization.linears.size() - check.faults.size(), " of ", candidate.quantization.linears.size(),
-             " packed weights unpack and pack again to the stored bytes");
-  return check;
-}
-
-Check check_finite(const OpenCheckpoint& candidate) {
-  Check check{"finite", true, {}, {}};
-  int64_t checked = 0;
-  for (const auto& parameter : model::parameters(candidate.model)) {
-    check_interrupt();
-    if (!candidate.checkpoint.contains(parameter.name)) continue;
-    const auto tensor = candidate.checkpoint.load(parameter.name);
-    if (!is_weight_dtype(tensor->dtype)) continue;
-    ++checked;
-    const int64_t index = first_non_finite(tensor.view());
-    if (index >= 0) check.faults.push_back(concat(printable(parameter.name), ": NaN or infinity at element ", index));
-  }
-  check.passed = check.faults.empty();
-  check.detail =
-      concat(checked - static_cast<int64_t>(check.faults.size()), " of ", checked, " 16-bit tensors are finite");
-  return check;
+CheckRow structure_check() {
+  return {.name = "structure",
+          .help = "every parameter is stored once, with its type and shape; nothing is missing, nothing extra",
+          .stops = true,
+          .run = [](CheckContext& context, Findings& findings) {
+            const OpenCheckpoint& candidate = context.candidate();
+            for (const auto& note : candidate.quantization.notes) findings.note(note);
+            const OpenCheckpoint* const base = context.options().has_base() ? &context.base() : nullptr;
+            // Other programs fold scales into what they keep, so it need not be the base's.
+            findings.checks.add(check_structure(candidate, context.foreign() ? nullptr : base));
+          }};
 }
 
 }  // namespace w4q::verify

@@ -1,19 +1,19 @@
 #include "verify/weights.h"
 
+#include <cmath>
+
 #include "core/progress.h"
 #include "core/text.h"
 #include "verify/rescaled.h"
+#include "verify/rungs.h"
 
 namespace w4q::verify {
-namespace {
 
 std::string scheme_text(const checkpoint::PackedLinearInfo& info) {
   std::vector<std::string> names;
   for (const auto& pass : info.passes) names.push_back(formats::to_string(pass.scheme));
   return join(names, "+");
 }
-
-}  // namespace
 
 WeightReport compare_with_base(const OpenCheckpoint& candidate, const OpenCheckpoint& base) {
   WeightReport report;
@@ -54,6 +54,26 @@ io::Json to_json(const WeightReport& report) {
           {"sqnr_db", report.total.sqnr()},
           {"relative_error", report.total.relative()},
           {"tensors", std::move(tensors)}};
+}
+
+CheckRow weights_check() {
+  static constexpr Limit limits[] = {{"--min-sqnr", "Fail when the SQNR of the packed weights (dB) is less", true}};
+  return {.name = "weights",
+          .help = "how far each packed weight is from the base's",
+          .limits = limits,
+          .needs = {.base = true, .packed = true},
+          .run = [](CheckContext& context, Findings& findings) {
+            const auto report = compare_with_base(context.candidate(), context.base());
+            findings.add("weights", to_text(report), to_json(report));
+            const double sqnr = report.total.sqnr();
+            findings.checks.add({"weights",
+                                 !std::isnan(sqnr),
+                                 concat("SQNR ", fixed(sqnr, 2), " dB over ", report.tensors.size(), " packed weights"),
+                                 {}});
+            if (const auto least = context.limit("--min-sqnr")) {
+              findings.checks.add_threshold("SQNR", sqnr, *least, true);
+            }
+          }};
 }
 
 }  // namespace w4q::verify

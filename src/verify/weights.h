@@ -25,6 +25,9 @@ struct WeightReport {
 /// different sizes.
 WeightReport compare_with_base(const OpenCheckpoint& candidate, const OpenCheckpoint& base);
 
+/// "rotated4-d128+rotated3-d128".
+std::string scheme_text(const checkpoint::PackedLinearInfo& info);
+
 std::string to_text(const WeightReport& report);
 io::Json to_json(const WeightReport& report);
 

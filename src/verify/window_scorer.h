@@ -24,11 +24,10 @@ using WindowScorer = std::function<std::vector<std::vector<kernels::LogitCompari
 WindowScorer cpu_window_scorer(std::span<const model::Model* const> candidates, std::span<const BaseModel> bases,
                                int64_t capacity, bool int8_activations = false);
 
-/// The same on the GPU, with a cache of this type and so many bytes of each candidate's residual passes there. Throws
-/// device where there is none to use, where it has no room for all models, or where this program was built without
-/// CUDA.
-WindowScorer cuda_window_scorer(std::span<const model::Model* const> candidates, std::span<const BaseModel> bases,
-                                int64_t capacity, kernels::KvChoice kv, std::optional<int64_t> residual_bytes = {},
-                                bool int8_activations = false);
+/// The same on a GPU, with a cache of this type and so many bytes of each candidate's residual passes there. Throws
+/// device where it has no room for all models, or where this program was built without CUDA.
+WindowScorer cuda_window_scorer(device::Context& gpu, std::span<const model::Model* const> candidates,
+                                std::span<const BaseModel> bases, int64_t capacity, kernels::KvChoice kv,
+                                std::optional<int64_t> residual_bytes = {}, bool int8_activations = false);
 
 }  // namespace w4q::verify

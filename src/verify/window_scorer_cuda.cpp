@@ -40,29 +40,30 @@ struct Side {
   device::Event ready;
 };
 
-std::shared_ptr<const CudaModel> upload(const Model& model, std::optional<int64_t> residual_bytes = {}) {
-  return std::make_shared<const CudaModel>(CudaModel::upload(model, residual_bytes));
+std::shared_ptr<const CudaModel> upload(device::Context& gpu, const Model& model,
+                                        std::optional<int64_t> residual_bytes = {}) {
+  return std::make_shared<const CudaModel>(CudaModel::upload(gpu, model, residual_bytes));
 }
 
 class Scorer {
  public:
-  Scorer(std::span<const Model* const> candidates, std::span<const BaseModel> bases, int64_t capacity,
-         kernels::KvChoice kv, std::optional<int64_t> residual_bytes, bool int8_activations)
+  Scorer(device::Context& gpu, std::span<const Model* const> candidates, std::span<const BaseModel> bases,
+         int64_t capacity, kernels::KvChoice kv, std::optional<int64_t> residual_bytes, bool int8_activations)
       : vocab_(candidates.front()->config().vocab_size) {
     std::map<const Model*, std::shared_ptr<const CudaModel>> models;
     for (const auto* candidate : candidates) {
       auto& weights = models[candidate];
-      if (!weights) weights = upload(*candidate, residual_bytes);
+      if (!weights) weights = upload(gpu, *candidate, residual_bytes);
       candidates_.push_back(std::make_unique<Side>(weights, capacity, kv, int8_activations));
     }
     for (const auto& base : bases) {
       auto& weights = models[base.model];
-      if (!weights) weights = upload(*base.model);
+      if (!weights) weights = upload(gpu, *base.model);
       bases_.push_back(std::make_unique<Side>(weights, capacity, base.kv));
     }
-    ids_ = device::DeviceBuffer(static_cast<size_t>(capacity) * sizeof(int32_t));
+    ids_ = device::DeviceBuffer(gpu, static_cast<size_t>(capacity) * sizeof(int32_t));
     for (size_t i = 0; i < candidates.size() * std::max<size_t>(1, bases.size()); ++i) {
-      results_.emplace_back(static_cast<size_t>(capacity) * sizeof(LogitComparison));
+      results_.emplace_back(gpu, static_cast<size_t>(capacity) * sizeof(LogitComparison));
     }
   }
 
@@ -131,10 +132,10 @@ class Scorer {
 
 }  // namespace
 
-WindowScorer cuda_window_scorer(std::span<const Model* const> candidates, std::span<const BaseModel> bases,
-                                int64_t capacity, kernels::KvChoice kv, std::optional<int64_t> residual_bytes,
-                                bool int8_activations) {
-  const auto scorer = std::make_shared<Scorer>(candidates, bases, capacity, kv, residual_bytes, int8_activations);
+WindowScorer cuda_window_scorer(device::Context& gpu, std::span<const Model* const> candidates,
+                                std::span<const BaseModel> bases, int64_t capacity, kernels::KvChoice kv,
+                                std::optional<int64_t> residual_bytes, bool int8_activations) {
+  const auto scorer = std::make_shared<Scorer>(gpu, candidates, bases, capacity, kv, residual_bytes, int8_activations);
   return
       [scorer](std::span<const int32_t> inputs, int64_t first_scored) { return scorer->score(inputs, first_scored); };
 }

@@ -3,8 +3,8 @@
 
 namespace w4q::verify {
 
-WindowScorer cuda_window_scorer(std::span<const model::Model* const>, std::span<const BaseModel>, int64_t,
-                                kernels::KvChoice, std::optional<int64_t>, bool) {
+WindowScorer cuda_window_scorer(device::Context&, std::span<const model::Model* const>, std::span<const BaseModel>,
+                                int64_t, kernels::KvChoice, std::optional<int64_t>, bool) {
   throw Error(ErrorCode::device, "this program was built without CUDA").hint("--device cpu");
 }
 

@@ -200,7 +200,12 @@ TEST_F(Options, DeviceChoosesWhereNotWhat) {
     EXPECT_FALSE(std::filesystem::exists(path("cuda")));
     EXPECT_FALSE(std::filesystem::exists(path("cuda-tile")));
   }
-  EXPECT_EQ(quantize({"--dry-run", "--device", "tpu"}).status, 2);
+  for (const char* word : {"tpu", "cuda:", "cuda:-1"}) {
+    EXPECT_EQ(quantize({"--dry-run", "--device", word}).status, 2) << word;
+  }
+  const auto missing = quantize({"--dry-run", "--device", "cuda:1000"});
+  EXPECT_EQ(missing.status, 4) << missing.err;
+  EXPECT_NE(missing.err.find("no GPU to use"), std::string::npos) << missing.err;
 }
 
 TEST_F(Options, RepackNeedsATargetAndKnowsItsNames) {

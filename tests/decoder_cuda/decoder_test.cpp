@@ -11,7 +11,9 @@
 #include "core/text.h"
 #include "decoder_cuda/cache.h"
 #include "decoder_cuda/generate.h"
+#include "device/copy.h"
 #include "device/properties.h"
+#include "gpu.h"
 #include "kernels/sampling/logits.h"
 #include "model/reference_logits.h"
 #include "pipeline/quantize_model.h"
@@ -111,7 +113,7 @@ const std::vector<size_t> at_once = {1 << 20};
 TEST_F(CudaDecoders, LogitsAreTheCpus) {
   for (const auto& folder : checkpoints()) {
     const model::Model model = model::Model::open(folder);
-    const CudaModel on_gpu = CudaModel::upload(model);
+    const CudaModel on_gpu = CudaModel::upload(test::gpu(), model);
     const auto ids = reference_ids(folder);
     ASSERT_FALSE(ids.empty()) << folder;
     const auto expected = decode(model, ids, at_once);
@@ -131,7 +133,9 @@ model::Model quantized(std::string_view scheme, const std::filesystem::path& out
   request.scheme = formats::parse_scheme(scheme);
   if (request.scheme.family == formats::SchemeFamily::integer) request.method = "rtn";
   if (request.scheme.family == formats::SchemeFamily::rotated) request.method = "rotated";
-  request.options.rotation = rotation;
+  if (!rotation.identity()) {
+    request.options.steps.add({.kind = quantize::StepKind::rotate, .block = rotation.block, .seed = rotation.seed});
+  }
   request.lm_head = true;
   pipeline::quantize_model(request);
   return model::Model::open(output);
@@ -147,7 +151,7 @@ TEST_F(CudaDecoders, LogitsOfPackedModelsAreTheCpus) {
        {"kbit3-b32-e4m4", "kbit4-b32-e4m4", "int4-g128-f16", "int4-g32-f16-asym", "int8-row-f16"}) {
     const test::TemporaryFolder folder;
     const model::Model model = quantized(scheme, folder / "q");
-    const CudaModel on_gpu = CudaModel::upload(model);
+    const CudaModel on_gpu = CudaModel::upload(test::gpu(), model);
     EXPECT_TRUE(on_gpu.widened().empty()) << scheme;
     const auto ids = reference_ids(test::testdata() / "w4q-llama-tiny");
     const auto expected = decode(model, ids, at_once);
@@ -169,7 +173,7 @@ TEST_F(CudaDecoders, PromptsWithInt8ActivationsAreTheCpus) {
   for (const char* scheme : {"int4-g128-f16", "int4-g32-f16-asym", "int8-row-f16"}) {
     const test::TemporaryFolder folder;
     const model::Model model = quantized(scheme, folder / "q");
-    const CudaModel on_gpu = CudaModel::upload(model);
+    const CudaModel on_gpu = CudaModel::upload(test::gpu(), model);
     const auto ids = reference_ids(test::testdata() / "w4q-llama-tiny");
     const auto plain = decode(model, ids, at_once);
     const auto expected = decode(model, ids, at_once, nullptr, DType::f32, true);
@@ -192,7 +196,7 @@ TEST_F(CudaDecoders, Int8ActivationsAreRefusedWhereThereIsNoProduct) {
   set_progress_enabled(false);
   const test::TemporaryFolder folder;
   const auto refused = [](const model::Model& model, const char* part) {
-    const CudaModel on_gpu = CudaModel::upload(model);
+    const CudaModel on_gpu = CudaModel::upload(test::gpu(), model);
     expect_error(ErrorCode::unsupported, {"int8 activations", part},
                  [&] { CudaDecoder(on_gpu, {.capacity = 32, .int8_activations = true}); });
   };
@@ -221,7 +225,7 @@ TEST_F(CudaDecoders, LogitsOfRotatedModelsAreTheCpusWithAndWithoutTheirResidual)
     const model::Model model = model::Model::open(request.output, residual);
     const auto expected = decode(model, ids, at_once);
     for (const std::optional<int64_t> bytes : {std::optional<int64_t>(), std::optional<int64_t>(0)}) {
-      const CudaModel on_gpu = CudaModel::upload(model, bytes);
+      const CudaModel on_gpu = CudaModel::upload(test::gpu(), model, bytes);
       EXPECT_TRUE(on_gpu.widened().empty());
       for (const std::vector<size_t>& chunks : {at_once, {1}, {40, 3}}) {
         const auto got = decode_on_gpu(on_gpu, ids, chunks);
@@ -230,7 +234,7 @@ TEST_F(CudaDecoders, LogitsOfRotatedModelsAreTheCpusWithAndWithoutTheirResidual)
         EXPECT_LE(mean_kl(expected, got, model.config().vocab_size), kl_tolerance) << residual;
       }
     }
-    EXPECT_FALSE(generate_cuda(model, std::span(ids).first(16), 8, {}, {}, {}, 0).empty());
+    EXPECT_FALSE(generate_cuda(test::gpu(), model, std::span(ids).first(16), 8, {}, {}, {}, 0).empty());
   }
 }
 
@@ -239,11 +243,9 @@ TEST_F(CudaDecoders, KbitBehindARotationRunsAsItIs) {
   const test::TemporaryFolder folder;
   // Blocks of 32 that share a scale, inputs turned 128 at a time.
   const model::Model model = quantized("kbit4-b32-e4m4", folder / "q", {128, 7});
-  const CudaModel on_gpu = CudaModel::upload(model);
+  const CudaModel on_gpu = CudaModel::upload(test::gpu(), model);
   EXPECT_TRUE(on_gpu.widened().empty());
-  for (const auto& layer : on_gpu.layers()) {
-    for (const auto* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) EXPECT_TRUE(fuses(*linear));
-  }
+  for (const auto* linear : linears_of(on_gpu.layers())) EXPECT_TRUE(fuses(*linear));
   const auto ids = reference_ids(test::testdata() / "w4q-llama-tiny");
   const auto expected = decode(model, ids, at_once);
   for (const std::vector<size_t>& chunks : {at_once, {1}, {40, 3}}) {
@@ -255,7 +257,7 @@ TEST_F(CudaDecoders, KbitBehindARotationRunsAsItIs) {
 
 TEST_F(CudaDecoders, SkippedPagesAreCounted) {
   const model::Model model = model::Model::open(test::testdata() / "w4q-llama-tiny");
-  const CudaModel on_gpu = CudaModel::upload(model);
+  const CudaModel on_gpu = CudaModel::upload(test::gpu(), model);
   const auto ids = reference_ids(test::testdata() / "w4q-llama-tiny");
   const auto exact = decode(model, ids, at_once);
   const int64_t vocab = model.config().vocab_size;
@@ -276,7 +278,7 @@ TEST_F(CudaDecoders, SkippedPagesAreCounted) {
 TEST_F(CudaDecoders, AnyChunksGiveTheSame) {
   for (const auto& folder : checkpoints()) {
     const model::Model model = model::Model::open(folder);
-    const CudaModel on_gpu = CudaModel::upload(model);
+    const CudaModel on_gpu = CudaModel::upload(test::gpu(), model);
     auto ids = reference_ids(folder);
     // Under dynamic scaling the length so far decides once it exceeds the model's positions.
     if (model.config().rope.type == model::RopeType::dynamic)
@@ -323,7 +325,7 @@ TEST_F(CudaDecoders, GreedyContinuationsAreTheCpus) {
   int compared = 0;
   for (const auto& folder : checkpoints()) {
     const model::Model model = model::Model::open(folder);
-    const CudaModel on_gpu = CudaModel::upload(model);
+    const CudaModel on_gpu = CudaModel::upload(test::gpu(), model);
     auto prompt = reference_ids(folder);
     prompt.resize(std::min<size_t>(prompt.size(), 40));
     const auto expected = certain_tokens(model, prompt, 48, 0.05f);
@@ -337,7 +339,7 @@ TEST_F(CudaDecoders, GreedyContinuationsAreTheCpus) {
 
 TEST_F(CudaDecoders, AGraphReplayEqualsPlainLaunches) {
   const model::Model model = model::Model::open(test::testdata() / "w4q-llama-tiny");
-  const CudaModel on_gpu = CudaModel::upload(model);
+  const CudaModel on_gpu = CudaModel::upload(test::gpu(), model);
   const std::vector<int32_t> prompt = {1022, 5, 77, 300};
   const kernels::SamplingOptions sampling{.temperature = 1, .seed = 3};
   const auto plain = steps_on_gpu(on_gpu, prompt, 200, sampling, {.graph = false, .overlap = false});
@@ -345,7 +347,7 @@ TEST_F(CudaDecoders, AGraphReplayEqualsPlainLaunches) {
   EXPECT_EQ(steps_on_gpu(on_gpu, prompt, 200, sampling, {.graph = true, .overlap = false}), plain);
   EXPECT_EQ(steps_on_gpu(on_gpu, prompt, 200, sampling, {.graph = false, .overlap = true}), plain);
   EXPECT_NE(steps_on_gpu(on_gpu, prompt, 200, {.temperature = 1, .seed = 4}, {}), plain);
-  const auto generated = generate_cuda(model, prompt, 200, sampling, kernels::KvType::f16, {});
+  const auto generated = generate_cuda(test::gpu(), model, prompt, 200, sampling, kernels::KvType::f16, {});
   ASSERT_LE(generated.size(), plain.size());  // an end of sequence stops it
   EXPECT_TRUE(std::equal(generated.begin(), generated.end(), plain.begin()));
 }
@@ -356,11 +358,9 @@ TEST_F(CudaDecoders, NormsInsideProductsGiveTheSameLogits) {
   for (const char* scheme : {"kbit4-b32-e4m4", "int4-g128-f16", "rotated4-d64"}) {
     const test::TemporaryFolder folder;
     const model::Model model = quantized(scheme, folder / "q");
-    const CudaModel on_gpu = CudaModel::upload(model);
-    for (const auto& layer : on_gpu.layers()) {
-      EXPECT_TRUE(layer.gate_up.gated_turns);
-      for (const auto* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) EXPECT_TRUE(fuses(*linear));
-    }
+    const CudaModel on_gpu = CudaModel::upload(test::gpu(), model);
+    for (const auto& layer : on_gpu.layers()) EXPECT_TRUE(layer.blocks[1].groups[0].gate_up_turns);
+    for (const auto* linear : linears_of(on_gpu.layers())) EXPECT_TRUE(fuses(*linear));
     const auto fused = decode_on_gpu(on_gpu, ids, {1});
     const auto apart = decode_on_gpu(on_gpu, ids, {1}, {.fuse = false});
     EXPECT_LE(largest_difference(fused, apart), rotated_bounds.largest) << scheme;
@@ -379,7 +379,7 @@ TEST_F(CudaDecoders, NormsInsideProductsGiveTheSameLogits) {
 
 TEST_F(CudaDecoders, StepsEqualPrefillWithEveryCache) {
   const model::Model model = model::Model::open(test::testdata() / "w4q-llama-tiny");
-  const CudaModel on_gpu = CudaModel::upload(model);
+  const CudaModel on_gpu = CudaModel::upload(test::gpu(), model);
   const auto ids = reference_ids(test::testdata() / "w4q-llama-tiny");
   const auto exact = decode(model, ids, at_once);
   // Measured: 5.4e-3 and 7.1e-2. Against steps codes differ where roundings fall to the other side: 1.3e-4 and 4.8e-3.
@@ -400,7 +400,7 @@ TEST_F(CudaDecoders, StepsEqualPrefillWithEveryCache) {
 
 TEST_F(CudaDecoders, ShowsActivationsOnTheGpu) {
   const model::Model model = model::Model::open(test::testdata() / "w4q-llama-tiny");
-  const CudaModel on_gpu = CudaModel::upload(model);
+  const CudaModel on_gpu = CudaModel::upload(test::gpu(), model);
   const ReferenceLogits reference(test::testdata() / "w4q-llama-tiny" / "own" / "reference.safetensors");
   CudaDecoder decoder(on_gpu, {.capacity = 64});
   CudaObserver observer;
@@ -408,8 +408,7 @@ TEST_F(CudaDecoders, ShowsActivationsOnTheGpu) {
   std::set<std::string> names;
   observer.hidden = [&](int64_t index, const CudaMatrix& hidden) {
     std::vector<float> values(static_cast<size_t>(hidden.rows * hidden.cols));
-    ASSERT_EQ(cudaMemcpyAsync(values.data(), hidden.data, values.size() * 4, cudaMemcpyDeviceToHost, hidden.stream),
-              cudaSuccess);
+    device::copy(device::Way::from_gpu, values.data(), hidden.data, values.size() * 4, *hidden.stream, "copying");
     decoder.stream().synchronize();
     const auto expected = reference.hidden(index);
     const float largest = *std::ranges::max_element(expected, {}, [](float x) { return std::abs(x); });
@@ -429,7 +428,7 @@ TEST_F(CudaDecoders, ShowsActivationsOnTheGpu) {
 
 TEST_F(CudaDecoders, RefusesWhatDoesNotFit) {
   const model::Model model = model::Model::open(test::testdata() / "w4q-llama-tiny");
-  const CudaModel on_gpu = CudaModel::upload(model);
+  const CudaModel on_gpu = CudaModel::upload(test::gpu(), model);
   CudaDecoder decoder(on_gpu, {.capacity = 4});
   const std::vector<int32_t> outside = {1, 1024}, five = {1, 2, 3, 4, 5}, four = {1, 2, 3, 4};
   expect_error(ErrorCode::bad_argument, {"1024", "1023"}, [&] { decoder.forward(outside); });
@@ -444,7 +443,7 @@ TEST_F(CudaDecoders, RefusesWhatDoesNotFit) {
 
 TEST_F(CudaDecoders, PagesRunOut) {
   const model::Model model = model::Model::open(test::testdata() / "w4q-llama-tiny");
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   CudaCache cache(model.config(), kernels::KvType::f16, 4, stream);
   cache.grow(33);
   EXPECT_EQ(cache.table().size(), 3u);

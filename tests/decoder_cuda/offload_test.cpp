@@ -10,6 +10,7 @@
 #include "decoder_cuda/decoder.h"
 #include "decoder_cuda/linear.h"
 #include "device/properties.h"
+#include "gpu.h"
 #include "model/shapes.h"
 #include "quantize/passes.h"
 #include "quantize/rounding.h"
@@ -52,7 +53,7 @@ LinearWeight random_linear(int64_t n, uint64_t seed) {
 
 /// Layers one after another over the same input; `rounds` times, so that copies go round too.
 struct Layers {
-  device::Stream stream;
+  device::Stream stream{test::gpu()};
   std::vector<CudaLinear> linears;
   std::vector<int64_t> first;
   int64_t outputs = 0;
@@ -77,7 +78,7 @@ struct Layers {
     std::vector<uint16_t> x(static_cast<size_t>(rows * k));
     for (size_t i = 0; i < x.size(); ++i) x[i] = f16_from_f32(static_cast<float>(random_normal(9, i)));
     const auto input = device::DeviceBuffer::copy_of(bytes_of(x), stream);
-    device::DeviceBuffer y(static_cast<size_t>(rows * outputs * rounds) * sizeof(float));
+    device::DeviceBuffer y(test::gpu(), static_cast<size_t>(rows * outputs * rounds) * sizeof(float));
     auto* to = y.as<float>();
     for (int round = 0; round < rounds; ++round) {
       for (const auto& linear : linears) {
@@ -128,7 +129,7 @@ TEST_F(OffloadGpu, RandomModelsAreTheSameWhereverTheirPassesAre) {
   const std::vector<int32_t> prompt = {1, 20, 300, 4, 5};
   std::vector<std::vector<float>> logits;
   for (const std::optional<int64_t> budget : {std::optional<int64_t>(), std::optional<int64_t>(0)}) {
-    const CudaModel model = CudaModel::random(shape, passes, budget);
+    const CudaModel model = CudaModel::random(test::gpu(), shape, passes, budget);
     CudaDecoder decoder(model, {.capacity = 16, .graph = false});
     EXPECT_EQ(decoder.offload() != nullptr, budget.has_value());
     decoder.forward(prompt);

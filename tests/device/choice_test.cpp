@@ -2,33 +2,43 @@
 
 #include <gtest/gtest.h>
 
-#include "device/properties.h"
 #include "support.h"
 
 namespace w4q::device {
 namespace {
 
-TEST(DeviceChoice, CpuIsAlwaysThere) { EXPECT_EQ(choose_device("cpu"), Device::cpu); }
+TEST(DeviceChoice, CpuIsAlwaysThere) { EXPECT_EQ(open_device("cpu"), nullptr); }
 
 TEST(DeviceChoice, AutoTakesAGpuIfThereIsOne) {
   std::string why;
   const auto gpu = find_gpu(&why);
-  EXPECT_EQ(choose_device("auto"), gpu ? Device::cuda : Device::cpu);
+  EXPECT_EQ(open_device("auto") != nullptr, gpu.has_value());
   EXPECT_EQ(gpu.has_value(), why.empty()) << why;
 }
 
 TEST(DeviceChoice, InsistingOnAMissingGpuIsAnErrorWithTheReason) {
-  std::string why;
-  if (find_gpu(&why)) {
-    EXPECT_EQ(choose_device("cuda"), Device::cuda);
-  } else {
-    test::expect_error(ErrorCode::device, {"no GPU to use", why, "--device cpu"}, [] { choose_device("cuda"); });
+  for (const int ordinal : {0, 1, 1000}) {
+    const std::string word = "cuda:" + std::to_string(ordinal);
+    std::string why;
+    if (find_gpu(&why, ordinal)) {
+      EXPECT_EQ(open_device(word)->ordinal(), ordinal);
+      if (ordinal == 0) {
+        EXPECT_EQ(open_device("cuda")->ordinal(), 0);
+      }
+      continue;
+    }
+    test::expect_error(ErrorCode::device, {"no GPU to use", why, "--device cpu"}, [&] { open_device(word); });
+    test::expect_error(ErrorCode::device, {"no GPU to measure", why}, [&] { open_gpu(word); });
   }
 }
 
 TEST(DeviceChoice, OtherWordsAreRefused) {
-  test::expect_error(ErrorCode::bad_argument, {"tpu", "auto, cpu, cuda"}, [] { choose_device("tpu"); });
-  test::expect_error(ErrorCode::bad_argument, {"unknown"}, [] { choose_device(""); });
+  for (const char* word :
+       {"tpu", "", "cuda:", "cuda:x", "cuda:-1", "cuda:1 ", "cuda:1x", "cuda1", "cuda:99999999999"}) {
+    test::expect_error(ErrorCode::bad_argument, {"unknown", "auto, cpu, cuda, cuda:N"}, [&] { open_device(word); });
+    EXPECT_NE(refused_device(word), "") << word;
+  }
+  for (const char* word : {"auto", "cpu", "cuda", "cuda:0", "cuda:17"}) EXPECT_EQ(refused_device(word), "") << word;
 }
 
 }  // namespace

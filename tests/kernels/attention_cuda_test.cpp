@@ -12,6 +12,7 @@
 #include "core/text.h"
 #include "device/properties.h"
 #include "device_values.h"
+#include "gpu.h"
 #include "kernels/attention/attention.h"
 #include "kernels/elementwise/elementwise.h"
 #include "random_matrix.h"
@@ -215,7 +216,7 @@ std::vector<float> decode(Sequence& s, int64_t position, int64_t window, float d
   const auto size = static_cast<size_t>(s.shape.heads * s.shape.head_dim);
   auto out = test::poisoned(size * 2, s.stream);
   const auto at = on_device(std::vector<int32_t>{static_cast<int32_t>(position)}, s.stream);
-  device::DeviceBuffer workspace(decode_attention_workspace(shape_of(s)));
+  device::DeviceBuffer workspace(test::gpu(), decode_attention_workspace(shape_of(s)));
   workspace.fill(0, s.stream);
   DecodeAttentionArgs args;
   args.qkv = s.part(position, 1).data;
@@ -255,7 +256,7 @@ const std::vector<Heads> shapes = {{4, 4, 64},  {4, 2, 128}, {8, 2, 48}, {8, 1, 
                                    {4, 2, 256}, {2, 2, 130}, {6, 2, 64}, {5, 1, 128}, {6, 1, 256}, {7, 1, 64}};
 
 TEST_F(AttentionCuda, PrefillOfAnyLengthWindowAndGrouping) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   for (const Heads& shape : shapes) {
     for (const int64_t length : {1, 15, 64, 65, 200, 331}) {
       Sequence s(shape, KvType::f16, length, stream);
@@ -275,7 +276,7 @@ TEST_F(AttentionCuda, PrefillOfAnyLengthWindowAndGrouping) {
 }
 
 TEST_F(AttentionCuda, StoresWhatWasGivenToIt) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   for (const Heads& shape : shapes) {
     Sequence s(shape, KvType::f16, 37, stream);
     s.store(0, 20);
@@ -296,7 +297,7 @@ TEST_F(AttentionCuda, StoresWhatWasGivenToIt) {
 }
 
 TEST_F(AttentionCuda, DecodeAtAnyPosition) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   for (const KvType type : kv_types) {
     for (const Heads& shape : shapes) {
       for (const int64_t length : {1, 2, 16, 17, 100, 1000}) {
@@ -314,7 +315,7 @@ TEST_F(AttentionCuda, DecodeAtAnyPosition) {
 }
 
 TEST_F(AttentionCuda, LongContexts) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   for (const KvType type : kv_types) {
     for (const int64_t length : {4097, 8192}) {
       Sequence s({8, 2, 128}, type, length, stream);
@@ -362,7 +363,7 @@ void cancel(Sequence& s) {
 }
 
 TEST_F(AttentionCuda, QueriesAreNotRounded) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   constexpr int64_t length = 70;
   // Two f16 keep 2^-23 of a query, and fp32 as much of a sum: with terms of up to 1000, the last one of up to 20,000,
   // scores are off by a few 1e-4. One f16 keeps 2^-11, so that they would be off by 0.1.
@@ -401,7 +402,7 @@ double key_error(const Sequence& s) {
 }
 
 TEST_F(AttentionCuda, TypesKeepWhatTheirBitsCan) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   // Relative errors of random normal rows: E4M3 has 3 bits of mantissa (2^-4 at most, 2.6e-2 in the mean square); q4
   // has steps of range/15, here about 4σ/15, so 0.29 · 4/15 · σ, transformed or not. What
   // E2M1 leaves is a tenth of a value, and E4M3 keeps all but 2.6e-2 of it.
@@ -434,7 +435,7 @@ double largest(const std::vector<float>& values) {
 }
 
 TEST_F(AttentionCuda, ManySmallWeightsBesideALargeOne) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   // As many models do it: the first token has 95 % of the weight and no value, 4095 others of 1e-5 each have small
   // ones. A weight times a value's scale is then 3e-9, below the least f16.
   for (const KvType type : kv_types) {
@@ -452,7 +453,7 @@ TEST_F(AttentionCuda, ManySmallWeightsBesideALargeOne) {
 }
 
 TEST_F(AttentionCuda, ValuesOfAnyMagnitude) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   // 2^-12 to 2^12 from the first token to the last and the other way round; weights make up for it, so that all count.
   for (const KvType type : kv_types) {
     for (const double growth : {24.0, -24.0}) {
@@ -469,7 +470,7 @@ TEST_F(AttentionCuda, ValuesOfAnyMagnitude) {
 }
 
 TEST_F(AttentionCuda, TransformedKeysMindAnOutlierLess) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   // One dim is 50 in all keys: the others of its group have steps of 52/15 in q4; after the transform all dims have
   // steps of about (2 · 50/√128 + 4)/15, a quarter of it.
   double errors[2] = {};
@@ -521,7 +522,7 @@ void check_skipping(Heads shape, int64_t length, float delta, const device::Stre
 }
 
 TEST_F(AttentionCuda, PagesAreSkippedByTheirCoarseScores) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   for (const float delta : {0.0f, 2.0f, 8.0f, 100.0f, INFINITY}) {
     check_skipping({8, 2, 128}, 100, delta, stream);
     check_skipping({8, 2, 128}, 3000, delta, stream);
@@ -535,7 +536,7 @@ TEST_F(AttentionCuda, PagesAreSkippedByTheirCoarseScores) {
 
 /// Warps keep more pages than there is room for their coarse scores: what is beyond is multiplied twice.
 TEST_F(AttentionCuda, PagesWhoseCoarseScoresAreComputedAgain) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   for (const float delta : {2.0f, 100.0f}) {
     check_skipping({4, 1, 128}, 52'000, delta, stream);  // 6 pages for some warps of 132 blocks, room for 5
     check_skipping({8, 1, 128}, 28'000, delta, stream);  // 4, and 2
@@ -544,7 +545,7 @@ TEST_F(AttentionCuda, PagesWhoseCoarseScoresAreComputedAgain) {
 }
 
 TEST_F(AttentionCuda, ThresholdsComeFromTheFirstPageAndTheNewest) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   // One token of 4096 scores 11 nats more than all others: the first one, one in the middle, one of the newest.
   for (const int64_t large : {0, 2000, 3900}) {
     Sequence s({8, 2, 128}, KvType::fp4r, 4096, stream);
@@ -559,12 +560,12 @@ TEST_F(AttentionCuda, ThresholdsComeFromTheFirstPageAndTheNewest) {
 
 /// A block for each of many key heads has more pages than its lists hold.
 TEST_F(AttentionCuda, PagesOfAHeadThatOneBlockHas) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   for (const float delta : {1.0f, 100.0f, INFINITY}) check_skipping({132, 132, 2}, 12'500, delta, stream);
 }
 
 TEST_F(AttentionCuda, NormalizesAndRotatesLikeTheCpu) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   const Heads shape{4, 2, 48};
   constexpr int64_t length = 33;
   constexpr int pairs = 20;  // the last 8 channels stay
@@ -605,7 +606,7 @@ TEST_F(AttentionCuda, NormalizesAndRotatesLikeTheCpu) {
   args.position = at.as<int32_t>();
   auto out = test::poisoned(4 * 48 * 2, stream);
   args.out = out.as<__half>();
-  device::DeviceBuffer workspace(decode_attention_workspace({4, 2, 48}));
+  device::DeviceBuffer workspace(test::gpu(), decode_attention_workspace({4, 2, 48}));
   workspace.fill(0, stream);
   args.workspace = workspace.data();
   decode_attention_cuda(args, stream.get());

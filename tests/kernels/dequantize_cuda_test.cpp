@@ -12,6 +12,7 @@
 #include "device/stream.h"
 #include "formats/codebook.h"
 #include "formats/kbit.h"
+#include "gpu.h"
 #include "kbit_samples.h"
 #include "repack/layout_registry.h"
 #include "support.h"
@@ -73,14 +74,14 @@ class DequantizeCuda : public testing::Test {
       narrow(from, dtype,
              std::span(expected).subspan(static_cast<size_t>(offset + row * stride) * element, from.size() * element));
     }
-    const device::Stream stream;
+    const device::Stream stream(test::gpu());
     const auto upload = [&](PlaneRole role) {
       return device::DeviceBuffer::copy_of(packed.plane(role).bytes.bytes(), stream);
     };
     const auto codes = upload(PlaneRole::codes);
     const auto scales = upload(PlaneRole::scales);
     const auto codebook = upload(PlaneRole::codebook);
-    device::DeviceBuffer out(size);
+    device::DeviceBuffer out(test::gpu(), size);
     out.fill(std::to_integer<int>(poison), stream);
     dequantize_cuda(
         {packed.scheme, packed.layout, packed.n, packed.k, codes.as<uint32_t>(), scales.data(), codebook.as<float>()},
@@ -142,8 +143,8 @@ TEST_F(DequantizeCuda, EqualsTheReferenceForALargeMatrix) {
 }
 
 TEST_F(DequantizeCuda, RefusesWhatItCannotDoBeforeALaunch) {
-  const device::Stream stream;
-  device::DeviceBuffer memory(1 << 16);
+  const device::Stream stream(test::gpu());
+  device::DeviceBuffer memory(test::gpu(), 1 << 16);
   PackedDeviceWeight weight{{.bits = 4}, "canonical", 4, 64, memory.as<uint32_t>(), memory.data(), memory.as<float>()};
   DeviceRows rows{memory.data(), DType::f16, 64};
   const auto refuse = [&](ErrorCode code, std::string_view part, auto&& change) {

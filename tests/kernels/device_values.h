@@ -5,6 +5,7 @@
 
 #include "core/float_formats.h"
 #include "device/buffer.h"
+#include "gpu.h"
 
 namespace w4q::test {
 
@@ -37,7 +38,7 @@ std::vector<T> from_device(const device::DeviceBuffer& buffer, size_t count, con
 }
 /// Memory in which an element that was not written shows: NaN in every type.
 inline device::DeviceBuffer poisoned(size_t bytes, const device::Stream& stream) {
-  device::DeviceBuffer buffer(bytes);
+  device::DeviceBuffer buffer(test::gpu(), bytes);
   buffer.fill(0xFF, stream);
   return buffer;
 }

@@ -7,6 +7,7 @@
 
 #include "device/properties.h"
 #include "device_values.h"
+#include "gpu.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/frame/linear_fusion.h"
 #include "kernels/linear/dense_gemv_cuda.h"
@@ -40,7 +41,7 @@ void expect_rounded(const std::vector<float>& got, const std::vector<float>& exp
 }
 
 TEST_F(ElementwiseCuda, NormalizesRowsOfAnyLength) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   for (const int64_t cols : {1, 31, 64, 4096, 5119, 16384, 20000}) {
     for (const int64_t rows : {1, 3, 70}) {
       RandomMatrix x(rows, cols, 1), weight(1, cols, 3), normed(rows, cols, 4);
@@ -62,7 +63,7 @@ TEST_F(ElementwiseCuda, NormalizesRowsOfAnyLength) {
 }
 
 TEST_F(ElementwiseCuda, SiluAndEmbedding) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   for (const int64_t inner : {1, 30, 1408, 14336}) {
     for (const int64_t rows : {1, 5}) {
       RandomMatrix both(rows, 2 * inner, 5), gate(rows, inner, 6), up(rows, inner, 7);
@@ -70,8 +71,8 @@ TEST_F(ElementwiseCuda, SiluAndEmbedding) {
       both.values = rounded(both.values);
       const auto in = on_device(halves(both.values), stream);
       for (const bool turns : {false, true}) {
-        if (turns && inner % gated_turn != 0) continue;
-        const int64_t turn = turns ? gated_turn : inner;
+        if (turns && inner % gate_up_turn != 0) continue;
+        const int64_t turn = turns ? gate_up_turn : inner;
         for (int64_t i = 0; i < rows * inner; ++i) {
           const int64_t row = i / inner, column = i % inner;
           const float* const from = both.row(row) + column / turn * 2 * turn + column % turn;
@@ -118,7 +119,7 @@ TEST_F(ElementwiseCuda, SiluAndEmbedding) {
 }
 
 TEST_F(ElementwiseCuda, OneRowProductsWithEveryOutput) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   for (const auto& [n, k] :
        std::vector<std::pair<int64_t, int64_t>>{{2, 8}, {6, 264}, {130, 520}, {1000, 4096}, {34, 14336}}) {
     RandomMatrix w(n, k, 9), x(1, k, 10), bias(1, n, 11), start(1, n, 12);

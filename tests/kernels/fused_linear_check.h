@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/text.h"
+#include "gpu.h"
 #include "linear_cuda_check.h"
 
 namespace w4q::test {
@@ -81,10 +82,11 @@ class FusedChain {
   std::vector<uint16_t> run(const WeightPair& pair, const device::DeviceBuffer& x, Form form) {
     const auto& w = pair.on_device;
     const auto bias = upload(bytes_of(form.into_stream ? first_bias_ : second_bias_));
-    auto y = form.into_stream ? upload(bytes_of(residual_)) : device::DeviceBuffer(static_cast<size_t>(w.n) * 2);
+    auto y = form.into_stream ? upload(bytes_of(residual_))
+                              : device::DeviceBuffer(test::gpu(), static_cast<size_t>(w.n) * 2);
     const auto last = upload(bytes_of(state_before()));
     const auto norm_weight = upload(bytes_of(weight_));
-    device::DeviceBuffer workspace(kernels::linear_workspace({w.scheme, w.layout, 1, w.n, w.k}));
+    device::DeviceBuffer workspace(test::gpu(), kernels::linear_workspace({w.scheme, w.layout, 1, w.n, w.k}));
     workspace.fill(0, stream_);
     kernels::LinearArgs args;
     args.m = 1;
@@ -95,8 +97,8 @@ class FusedChain {
     args.workspace = workspace.data(), args.workspace_bytes = workspace.size();
     args.fusion.eps = eps;
     if (form.into_stream) {
-      next_x_ = device::DeviceBuffer(static_cast<size_t>(w.n) * 2);
-      next_norm_ = device::DeviceBuffer(last.size());
+      next_x_ = device::DeviceBuffer(test::gpu(), static_cast<size_t>(w.n) * 2);
+      next_norm_ = device::DeviceBuffer(test::gpu(), last.size());
       args.residual = y.data();
       args.fp32 = true;
       args.fusion.next_x = next_x_.data();
@@ -104,7 +106,7 @@ class FusedChain {
       args.fusion.next_norm = next_norm_.as<float>();
       args.fusion.last_norm = last.as<float>();
     } else {
-      args.fusion.gated = form.gated;
+      args.fusion.swiglu = form.gated;
       args.fusion.input_norm = next_norm_.as<float>();
     }
     kernels::packed_linear(args, stream_.get());
@@ -144,7 +146,7 @@ class FusedChain {
     if (!gated) return z;
     std::vector<double> products(z.size() / 2);
     for (size_t i = 0; i < products.size(); ++i) {
-      constexpr size_t turn = kernels::gated_turn;
+      constexpr size_t turn = kernels::gate_up_turn;
       const size_t at = i / turn * 2 * turn + i % turn;
       products[i] = z[at] / (1 + std::exp(-z[at])) * z[at + turn];
     }

@@ -2,6 +2,7 @@
 // ones of the same integers.
 #include "device/properties.h"
 #include "device_values.h"
+#include "gpu.h"
 #include "integer_weight.h"
 #include "kernels/integer/int8_rows_cuda.h"
 #include "linear_cuda_check.h"
@@ -47,7 +48,7 @@ Activations hard_rows(int64_t m, int64_t k, int64_t stride, DType dtype) {
 }
 
 TEST_F(Int8LinearCuda, RowsAreTheCpusByteForByte) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   struct Case {
     int64_t m, k, stride;
     bool reorder;
@@ -102,12 +103,8 @@ TEST_F(Int8LinearCuda, RowsAreTheCpusByteForByte) {
   }
 }
 
-/// Integers are exact: f32 sums of groups, the scales' products and the result are rounded. In f32 that is
-/// (128 groups + 3) · 2^-24 at most.
-constexpr double fp32_bound = 1e-5;
-
 void check(std::string_view scheme_name, IntegerSize size, std::span<const int64_t> rows) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   const formats::Scheme scheme = formats::parse_scheme(scheme_name);
   const IntegerWeight weight(scheme, size, "marlin", stream);
   for (const DType dtype : {DType::f16, DType::bf16}) {
@@ -118,6 +115,7 @@ void check(std::string_view scheme_name, IntegerSize size, std::span<const int64
       for (const bool fp32 : {false, true}) {
         extras.fp32 = fp32;
         const auto outcome = test::run_linear(weight.on_device(), weight.decoded(), x, extras, stream);
+        const double fp32_bound = pick_kernel({scheme, "marlin", m, size.n, size.k, dtype, true}).fp32_error;
         ASSERT_LE(outcome.relative_error, fp32 ? fp32_bound : test::linear_bound(dtype, size.n * size.k))
             << scheme_name << " " << size.n << " × " << size.k << ", " << m << " rows, " << dtype_name(dtype);
       }
@@ -149,7 +147,7 @@ TEST_F(Int8LinearCuda, LargeShapesWithAndWithoutSharedTiles) {
 }
 
 TEST_F(Int8LinearCuda, BiasStrideResidualTypeAndUnalignedRows) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   constexpr int64_t rows[] = {17, 64, 130};
   for (const auto& [scheme, size] : {std::pair{"int4-g64-f16-asym", IntegerSize{300, 200}},
                                      {"int4-g128-f16", IntegerSize{320, 2048}},
@@ -162,7 +160,7 @@ TEST_F(Int8LinearCuda, BiasStrideResidualTypeAndUnalignedRows) {
 
 /// The largest sums there are: all inputs at the end of their range, codes as far from the zero point as they get.
 TEST_F(Int8LinearCuda, SumsAtTheEndOfTheirRangeAreExact) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   for (const char* scheme : {"int4-row-f16-asym", "int8-row-f16-asym", "int4-row-f16"}) {
     formats::PackedWeight canonical = test::sample_integer(formats::parse_scheme(scheme), 64, 1024, 3);
     const auto codes = canonical.plane(formats::PlaneRole::codes).bytes.bytes();
@@ -183,7 +181,7 @@ TEST_F(Int8LinearCuda, SumsAtTheEndOfTheirRangeAreExact) {
 }
 
 TEST_F(Int8LinearCuda, RowsThatAreNotFiniteStayThatAndTouchNoOthers) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   const IntegerSize size{256, 512};
   const IntegerWeight weight(formats::parse_scheme("int4-g128-f16"), size, "marlin", stream);
   const Activations x = hard_rows(40, size.k, size.k, DType::f16), plain(40, size.k, size.k, DType::f16);
@@ -206,7 +204,7 @@ TEST_F(Int8LinearCuda, RowsThatAreNotFiniteStayThatAndTouchNoOthers) {
 }
 
 TEST_F(Int8LinearCuda, TheSameEveryTime) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   const IntegerSize size{1000, 4096};
   const IntegerWeight weight(formats::parse_scheme("int4-g128-f16"), size, "marlin", stream);
   const Activations x(100, size.k, size.k, DType::f16);

@@ -1,6 +1,7 @@
 // The GPU's integer linear layers against an fp64 product of the decoded weights.
 #include "device/properties.h"
 #include "fused_linear_check.h"
+#include "gpu.h"
 #include "integer_weight.h"
 #include "linear_cuda_check.h"
 
@@ -21,7 +22,7 @@ class IntegerLinearCuda : public testing::Test {
   }
 
   static void check(std::string_view scheme_name, std::string_view layout, Size size, std::span<const int64_t> rows) {
-    const device::Stream stream;
+    const device::Stream stream(test::gpu());
     const Scheme scheme = formats::parse_scheme(scheme_name);
     const Weight weight(scheme, size, layout, stream);
     for (const DType dtype : {DType::f16, DType::bf16}) {
@@ -75,7 +76,7 @@ TEST_F(IntegerLinearCuda, ModelShapes) {
 }
 
 TEST_F(IntegerLinearCuda, BiasStrideResidualTypeAndUnalignedRows) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   constexpr int64_t rows[] = {1, 5, 20, 64, 130};
   for (const auto& [scheme, layout, size] : {std::tuple{"int4-g64-f16-asym", "marlin", Size{300, 200}},
                                              {"int4-g128-f16", "marlin", Size{320, 200}},
@@ -87,7 +88,7 @@ TEST_F(IntegerLinearCuda, BiasStrideResidualTypeAndUnalignedRows) {
 }
 
 TEST_F(IntegerLinearCuda, SiluIsPartOfProductsOfManyRows) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   constexpr int64_t rows[] = {17, 33, 128};
   for (const auto& [scheme, size] : {std::pair{"int4-g128-f16", Size{256, 2048}},
                                      {"int4-g128-f16", Size{8192, 256}},
@@ -101,7 +102,7 @@ TEST_F(IntegerLinearCuda, SiluIsPartOfProductsOfManyRows) {
 }
 
 TEST_F(IntegerLinearCuda, NormsAndSiluArePartOfProducts) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   for (const auto& [name, layout] : {std::pair{"int4-g128-f16", "marlin"},
                                      {"int4-g32-f16-asym", "marlin"},
                                      {"int4-row-f16", "marlin"},
@@ -121,7 +122,7 @@ TEST_F(IntegerLinearCuda, NormsAndSiluArePartOfProducts) {
 }
 
 TEST_F(IntegerLinearCuda, BitIdenticalFromRunToRun) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   const Size size{6144, 4096};
   for (const auto& [scheme, layout] : {std::pair{"int4-g128-f16", "marlin"}, {"int4-g32-f16", "interleaved"}}) {
     const Weight weight(formats::parse_scheme(scheme), size, layout, stream);
@@ -136,11 +137,12 @@ TEST_F(IntegerLinearCuda, BitIdenticalFromRunToRun) {
 }
 
 TEST_F(IntegerLinearCuda, KernelsTakeTurnsOnOneWorkspace) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   const Size size{1000, 2048};
   for (const std::string_view scheme : {"int4-g128-f16", "int4-g128-f16-actorder"}) {
     const Weight weight(formats::parse_scheme(scheme), size, "marlin", stream);
-    device::DeviceBuffer workspace(linear_workspace({weight.on_device().scheme, "marlin", 64, size.n, size.k}));
+    device::DeviceBuffer workspace(test::gpu(),
+                                   linear_workspace({weight.on_device().scheme, "marlin", 64, size.n, size.k}));
     workspace.fill(0, stream);
     for (const int64_t m : {64, 1, 12, 40, 8, 16, 30, 1}) {
       const Activations x(m, size.k, size.k, DType::f16);
@@ -171,10 +173,10 @@ TEST_F(IntegerLinearCuda, OneTableChoosesTheKernel) {
 }
 
 TEST_F(IntegerLinearCuda, RefusesBadArgumentsBeforeAnyLaunch) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   const Size size{64, 128};
   const Weight weight(formats::parse_scheme("int4-g32-f16-asym-actorder"), size, "marlin", stream);
-  device::DeviceBuffer x(128 * 2), y(64 * 2), workspace(size_t{1} << 22);
+  device::DeviceBuffer x(test::gpu(), 128 * 2), y(test::gpu(), 64 * 2), workspace(test::gpu(), size_t{1} << 22);
   workspace.fill(0, stream);
   LinearArgs good;
   good.m = 1;

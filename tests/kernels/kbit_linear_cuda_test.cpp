@@ -8,6 +8,7 @@
 #include "formats/kbit.h"
 #include "formats/scheme_registry.h"
 #include "fused_linear_check.h"
+#include "gpu.h"
 #include "kernels/common/table_stretch.h"
 #include "linear_cuda_check.h"
 #include "quantize/quantizer_registry.h"
@@ -108,7 +109,7 @@ class KbitLinearCuda : public testing::Test {
 };
 
 TEST_F(KbitLinearCuda, EveryWidthTypeAndRowCountOverRaggedShapes) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   for (const auto [n, k] :
        {Size{64, 64}, {1, 1}, {3, 31}, {65, 33}, {100, 96}, {128, 1408}, {257, 4097}, {1000, 520}}) {
     for (int bits = 2; bits <= 5; ++bits) {
@@ -134,7 +135,7 @@ TEST_F(KbitLinearCuda, EveryWidthTypeAndRowCountOverRaggedShapes) {
 }
 
 TEST_F(KbitLinearCuda, ManyRowsByDecodingOnce) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   for (const auto [n, k] : {Size{1, 1}, {100, 96}, {257, 4097}, {1000, 520}}) {
     for (int bits = 2; bits <= 5; ++bits) {
       const Weight weight({SchemeFamily::kbit, bits, 32, ScaleType::e4m4}, {n, k}, 0.05, stream);
@@ -152,7 +153,7 @@ TEST_F(KbitLinearCuda, ManyRowsByDecodingOnce) {
 }
 
 TEST_F(KbitLinearCuda, TheReferenceKernelReadsTheTilesOfTheInterchangeLayout) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   for (const auto [n, k] : {Size{1, 1}, {100, 96}, {257, 4097}, {1000, 520}}) {
     for (int bits = 2; bits <= 5; ++bits) {
       for (const ScaleType scale : {ScaleType::e4m4, ScaleType::f16}) {
@@ -187,7 +188,7 @@ TEST_F(KbitLinearCuda, OneTableChoosesTheKernel) {
 }
 
 TEST_F(KbitLinearCuda, ModelShapes) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   for (const auto [n, k] : {Size{4096, 4096}, {6144, 4096}, {14336, 4096}, {4096, 14336}}) {
     for (int bits = 2; bits <= 5; ++bits) {
       const Scheme scheme{SchemeFamily::kbit, bits, 32, ScaleType::e4m4};
@@ -205,7 +206,7 @@ TEST_F(KbitLinearCuda, ModelShapes) {
 }
 
 TEST_F(KbitLinearCuda, BiasStrideResidualTypeAndUnalignedRows) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   constexpr int64_t rows[] = {1, 5, 20, 130};
   for (const Size size : {Size{300, 200}, {320, 200}}) {
     const Weight weight({SchemeFamily::kbit, 3, 32, ScaleType::e4m4}, size, 0.05, stream);
@@ -214,7 +215,7 @@ TEST_F(KbitLinearCuda, BiasStrideResidualTypeAndUnalignedRows) {
 }
 
 TEST_F(KbitLinearCuda, AnyMagnitudeOfWeights) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   const Size size{256, 512};
   for (const double magnitude : {1e-6, 1e-3, 30.0, 2000.0}) {
     for (const ScaleType scale : {ScaleType::e4m4, ScaleType::f16}) {
@@ -226,7 +227,7 @@ TEST_F(KbitLinearCuda, AnyMagnitudeOfWeights) {
 }
 
 TEST_F(KbitLinearCuda, NormsAndSiluArePartOfProducts) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   for (const char* name : {"kbit2-b32-e4m4", "kbit3-b32-e4m4", "kbit4-b32-f16", "kbit5-b32-e4m4"}) {
     SCOPED_TRACE(name);
     const Scheme scheme = formats::parse_scheme(name);
@@ -242,7 +243,7 @@ TEST_F(KbitLinearCuda, NormsAndSiluArePartOfProducts) {
 
 /// One row leaves nothing but the roundings of the table: scales multiply fp32 sums.
 TEST_F(KbitLinearCuda, StretchedTablesAreNearerToF16) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   const Size size{256, 1024};
   const Activations x(1, size.k, size.k, DType::f16);
   test::LinearExtras extras;
@@ -259,7 +260,7 @@ TEST_F(KbitLinearCuda, StretchedTablesAreNearerToF16) {
 
 /// More rows leave the roundings of weights that are scaled in registers.
 TEST_F(KbitLinearCuda, StretchedProductsAreNearerToF16) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   const Size size{256, 1024};
   test::LinearExtras extras;
   extras.fp32 = true;
@@ -277,7 +278,7 @@ TEST_F(KbitLinearCuda, StretchedProductsAreNearerToF16) {
 }
 
 TEST_F(KbitLinearCuda, SiluIsPartOfProductsOfManyRows) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   constexpr int64_t rows[] = {17, 40, 100, 128};
   // Jobs that many blocks share, that two share, and jobs of one block.
   for (const Size size : {Size{256, 2048}, {8192, 256}, {34048, 64}}) {
@@ -287,9 +288,9 @@ TEST_F(KbitLinearCuda, SiluIsPartOfProductsOfManyRows) {
 }
 
 TEST_F(KbitLinearCuda, RefusesToFuseWhatItCannot) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   const Weight weight(formats::parse_scheme("kbit4-b32-e4m4"), {96, 64}, 0.05, stream);
-  device::DeviceBuffer memory(1 << 20);
+  device::DeviceBuffer memory(test::gpu(), 1 << 20);
   memory.fill(0, stream);
   LinearArgs args;
   args.m = 1;
@@ -297,7 +298,7 @@ TEST_F(KbitLinearCuda, RefusesToFuseWhatItCannot) {
   args.ldx = 64, args.ldy = 96;
   args.weight = weight.on_device();
   args.workspace_bytes = memory.size();
-  args.fusion.gated = true;
+  args.fusion.swiglu = true;
   test::expect_error(ErrorCode::bad_argument, {"a gated product"}, [&] { packed_linear(args, stream.get()); });
   args.fusion = {.input_norm = memory.as<float>()};
   args.m = 2;
@@ -305,7 +306,7 @@ TEST_F(KbitLinearCuda, RefusesToFuseWhatItCannot) {
                      [&] { packed_linear(args, stream.get()); });
   args.m = 17;  // silu alone
   args.residual = memory.data();
-  args.fusion = {.gated = true};
+  args.fusion = {.swiglu = true};
   test::expect_error(ErrorCode::bad_argument, {"a gated product"}, [&] { packed_linear(args, stream.get()); });
   args.m = 16;
   args.residual = nullptr;
@@ -319,7 +320,7 @@ TEST_F(KbitLinearCuda, RefusesToFuseWhatItCannot) {
 }
 
 TEST_F(KbitLinearCuda, BitIdenticalFromRunToRun) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   const Size size{6144, 4096};
   const Weight weight({SchemeFamily::kbit, 4, 32, ScaleType::e4m4}, size, 0.02, stream);
   const Activations x(3, size.k, size.k, DType::f16);
@@ -332,9 +333,9 @@ std::vector<uint16_t> run_chain(const Weight& weight, int64_t size, bool overlap
   constexpr int64_t most_rows = 40;
   const Activations x(most_rows, size, size, DType::f16);
   auto from = device::DeviceBuffer::copy_of(bytes_of(x.bits), stream);
-  device::DeviceBuffer to(from.size());
+  device::DeviceBuffer to(test::gpu(), from.size());
   to.fill(0, stream);
-  device::DeviceBuffer workspace(kbit_linear_workspace(most_rows, size, size));
+  device::DeviceBuffer workspace(test::gpu(), kbit_linear_workspace(most_rows, size, size));
   workspace.fill(0, stream);
   for (const int64_t m : {40, 1, 16, 3, 8, 40, 1, 1, 1}) {
     LinearArgs args;
@@ -357,7 +358,7 @@ std::vector<uint16_t> run_chain(const Weight& weight, int64_t size, bool overlap
 }
 
 TEST_F(KbitLinearCuda, OverlappingLaunchesReadWhatTheOneBeforeWrote) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   // Scaled so that values neither grow nor vanish along the chain.
   const Weight weight({SchemeFamily::kbit, 4, 32, ScaleType::e4m4}, {2048, 2048}, 1 / std::sqrt(2048.0), stream);
   const auto apart = run_chain(weight, 2048, false, stream);
@@ -365,10 +366,11 @@ TEST_F(KbitLinearCuda, OverlappingLaunchesReadWhatTheOneBeforeWrote) {
 }
 
 TEST_F(KbitLinearCuda, RefusesBadArgumentsBeforeAnyLaunch) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   const Size size{64, 64};
   const Weight weight({SchemeFamily::kbit, 4, 32, ScaleType::e4m4}, size, 0.05, stream);
-  device::DeviceBuffer x(65 * 64 * 2), y(65 * 64 * 2), workspace(kbit_linear_workspace(64, 64, 64));
+  device::DeviceBuffer x(test::gpu(), 65 * 64 * 2), y(test::gpu(), 65 * 64 * 2),
+      workspace(test::gpu(), kbit_linear_workspace(64, 64, 64));
   LinearArgs good;
   good.m = 1;
   good.x = x.data();

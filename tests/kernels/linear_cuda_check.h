@@ -11,6 +11,7 @@
 #include "core/parallel.h"
 #include "core/rng.h"
 #include "device/buffer.h"
+#include "gpu.h"
 #include "kernels/linear/int8_rows.h"
 #include "kernels/linear/packed_linear.h"
 #include "support.h"
@@ -92,11 +93,9 @@ struct OutputType {
   }
 };
 
-/// f16: two roundings to 11 bits (weight or table entry, product with the scale) and one of the result, each at most
-/// 2^-11 relative and about 0.29 · 2^-11 · √… in the mean: 5e-4 was measured; bf16: the same with 8 bits, 8 times as
-/// much. A few weights have the worst case instead of the mean.
+/// KernelRow::error_bound of 16-bit results, which all rows share. A few weights have the worst case instead of the mean.
 inline double linear_bound(DType dtype, int64_t weights) {
-  return (dtype == DType::f16 ? 1e-3 : 6e-3) * (weights < 1000 ? 4 : 1);
+  return kernels::KernelRow{}.error_bound(dtype, false) * (weights < 1000 ? 4 : 1);
 }
 
 /// Runs the layer `weight` whose decoded values are `decoded`, [n][k].
@@ -120,8 +119,8 @@ inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::
   const kernels::LinearDesc desc{weight.scheme, weight.layout, x.m, n, k, x.dtype, extras.int8};
   device::DeviceBuffer own;
   if (extras.workspace == nullptr) {
-    own = device::DeviceBuffer(
-        std::max(kernels::linear_workspace(desc), extras.kernel != nullptr ? extras.kernel->workspace(desc) : 0));
+    own = device::DeviceBuffer(test::gpu(), std::max(kernels::linear_workspace(desc),
+                                                     extras.kernel != nullptr ? extras.kernel->workspace(desc) : 0));
     own.fill(0, stream);
   }
   device::DeviceBuffer& workspace = extras.workspace != nullptr ? *extras.workspace : own;
@@ -136,7 +135,7 @@ inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::
   args.y = y.data();
   args.ldy = ldy;
   args.fp32 = extras.fp32;
-  args.fusion.gated = extras.gated;
+  args.fusion.swiglu = extras.gated;
   args.int8_activations = extras.int8;
   args.workspace = workspace.data();
   args.workspace_bytes = workspace.size();
@@ -160,9 +159,9 @@ inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::
   };
   const auto expected = [&](int64_t output, int64_t r) {
     if (!extras.gated) return product(output, r);
-    const int64_t row = output + output / kernels::gated_turn * kernels::gated_turn;
+    const int64_t row = output + output / kernels::gate_up_turn * kernels::gate_up_turn;
     const double gate = product(row, r);
-    return gate / (1 + std::exp(-gate)) * product(row + kernels::gated_turn, r);
+    return gate / (1 + std::exp(-gate)) * product(row + kernels::gate_up_turn, r);
   };
   std::vector<double> error(static_cast<size_t>(outputs)), signal(error.size());
   parallel_for(outputs, 8, [&](int64_t begin, int64_t end) {
@@ -215,7 +214,7 @@ inline void check_every_form(const kernels::DeviceWeight& weight, const std::vec
         const Activations x(m, weight.k, stride, DType::f16);
         for (const auto* kernel :
              accepting_kernels({weight.scheme, weight.layout, m, weight.n, weight.k, DType::f16, int8})) {
-          if (gated && !kernel->gates) continue;
+          if (gated && !kernel->swiglu) continue;
           extras.kernel = kernel;
           const auto outcome = run_linear(weight, decoded, x, extras, stream);
           // silu and the product of two outputs: at most about the errors of both.

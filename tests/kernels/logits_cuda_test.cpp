@@ -9,6 +9,7 @@
 
 #include "device/properties.h"
 #include "device_values.h"
+#include "gpu.h"
 #include "kernels/sampling/sampling_cuda.h"
 #include "random_matrix.h"
 #include "support.h"
@@ -29,7 +30,7 @@ class LogitsCuda : public testing::Test {
 
   /// Tokens for draws 0, 1, … of one row.
   std::vector<int32_t> draws(const std::vector<float>& row, const SamplingOptions& options, int count) {
-    const device::Stream stream;
+    const device::Stream stream(test::gpu());
     const auto data = on_device(row, stream);
     auto state = on_device(std::vector<StepState>{{7, 0, 0}}, stream);
     auto history = test::poisoned(static_cast<size_t>(count) * 4, stream);
@@ -51,7 +52,7 @@ class LogitsCuda : public testing::Test {
 };
 
 TEST_F(LogitsCuda, ComparesLikeTheCpu) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   for (const int64_t vocab : {3, 5, 1000, 8192, 128256}) {
     constexpr int64_t rows = 5;
     RandomMatrix a(rows, vocab, 1), b(rows, vocab, 2);

@@ -72,7 +72,7 @@ io::Json present_int() {
     if (!quantize::quantizer_row("rtn").accepts(scheme)) continue;
     quantize::QuantizeOptions options;
     json[to_string(scheme)]["none"] = in_every_layout("rtn", scheme, options);
-    options.clip = quantize::Clip::mse;
+    options.steps = {{quantize::StepKind::clip}};
     json[to_string(scheme)]["mse"] = in_every_layout("rtn", scheme, options);
   }
   return json;

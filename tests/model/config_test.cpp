@@ -6,6 +6,7 @@
 #include <fstream>
 #include <numbers>
 
+#include "model/architecture.h"
 #include "support.h"
 
 namespace w4q::model {
@@ -34,7 +35,7 @@ io::Json without(io::Json json, std::string_view key) {
 
 TEST(Config, LlamaDefaults) {
   const auto config = parse(without(minimal("llama"), "rope_theta"));
-  EXPECT_EQ(config.architecture, Architecture::llama);
+  EXPECT_EQ(config.architecture->model_type, "llama");
   EXPECT_EQ(config.architecture_name, "LlamaForCausalLM");
   EXPECT_EQ(config.kv_heads, 32);
   EXPECT_EQ(config.head_dim, 2);

@@ -9,6 +9,7 @@
 #include "core/convert.h"
 #include "core/parallel.h"
 #include "core/progress.h"
+#include "io/checkpoint_writer.h"
 #include "io/files.h"
 #include "pipeline/calibrate_model.h"
 #include "pipeline/recipe_file.h"
@@ -45,9 +46,8 @@ class Allocate : public ::testing::Test {
     result.scheme = formats::parse_scheme("kbit4-b32-e4m4");
     result.keep = {"*.layers.[123].*"};  // one layer says it all
     result.calibrated.emplace();
-    result.calibrated->options = {.scales = false};
     result.calibrated->statistics = statistics();
-    result.options.scales = quantize::Scales::search;
+    result.options.steps = {{quantize::StepKind::search_scales}};
     result.allocation = {bits_per_weight, 0, {}};
     return result;
   }
@@ -60,10 +60,36 @@ TEST_F(Allocate, SensitivitiesPredictTheDivergenceOfUniformWidths) {
   const auto file = StatisticsFile::open(statistics(), config);
   ASSERT_TRUE(file.origin().sensitivity);
   const auto values = file.load_sensitivities();
-  ASSERT_EQ(values.size(), static_cast<size_t>(linears_per_layer * config.layers));
-  for (const double value : values) EXPECT_TRUE(value > 0 && std::isfinite(value));
+  ASSERT_EQ(values.size(), 7u * 4u);
+  for (const auto& [name, value] : values) EXPECT_TRUE(value > 0 && std::isfinite(value)) << name;
   // Outputs of queries and keys pass through a softmax; those of values do not.
-  EXPECT_GT(values[2], 10 * values[0]);
+  EXPECT_GT(values.at("model.layers.0.self_attn.v_proj"), 10 * values.at("model.layers.0.self_attn.q_proj"));
+}
+
+TEST_F(Allocate, SensitivitiesOfVersionOneAreRead) {
+  const auto config = model::read_config(model());
+  const auto now = io::Checkpoint::open(statistics());
+  EXPECT_EQ(now.metadata().at("version"), "2");
+  const auto values = StatisticsFile::open(statistics(), config).load_sensitivities();
+  std::vector<double> table;
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    for (const auto& linear : model::layer_plan(config, layer).linears()) table.push_back(values.at(linear.name));
+  }
+  std::vector<io::PlannedTensor> plan{{"sensitivity", DType::f64, {4, 7}}};
+  for (const auto& [name, info] : now.tensors()) {
+    if (!name.ends_with(".sensitivity")) plan.push_back({name, info.dtype, info.shape});
+  }
+  auto metadata = now.metadata();
+  metadata["version"] = "1";
+  std::filesystem::create_directory(path("old"));
+  io::CheckpointWriter writer(path("old"), plan, {.metadata = metadata});
+  writer.write("sensitivity", bytes_of(table));
+  for (const auto& [name, info] : now.tensors()) {
+    if (!name.ends_with(".sensitivity")) writer.write(name, now.load(name)->bytes);
+  }
+  writer.finish();
+  const auto file = StatisticsFile::open(path("old") / "model.safetensors", config);
+  EXPECT_EQ(file.load_sensitivities(), values);
 }
 
 /// The model with the values of layer 1 times `factor`.
@@ -89,8 +115,8 @@ TEST_F(Allocate, SensitivitiesOfIdleLinearsAreNotNegative) {
       read_windows(model(), config, {.text = {}, .ids = model() / "own/selfgen.ids.u16", .samples = 2, .length = 64});
   // Nothing of this layer's attention matters, so that KL is what sums in fp32 leave.
   const auto values = measure_sensitivities(with_values_times(model(), 1e-5f), config, windows);
-  for (const double value : values) EXPECT_TRUE(value >= 0 && std::isfinite(value)) << value;
-  EXPECT_GT(values[0], 0);
+  for (const auto& [name, value] : values) EXPECT_TRUE(value >= 0 && std::isfinite(value)) << name << " " << value;
+  EXPECT_GT(values.begin()->second, 0);
 }
 
 TEST_F(Allocate, StaysBelowTheTargetAndBeatsUniformWidths) {
@@ -157,9 +183,8 @@ TEST_F(Allocate, WorksWithoutSensitivitiesAndOnIntegers) {
   calibrate_model(calibrate);
   auto wanted = request(4.5);
   wanted.method = "rtn";
-  wanted.options = {};
+  wanted.options.steps = {{quantize::StepKind::feedback}};
   wanted.scheme = formats::parse_scheme("int4-g128-f16-asym");
-  wanted.calibrated->options.feedback = true;
   wanted.calibrated->statistics = path("plain.safetensors");
   const auto plan = plan_quantize(wanted);
   EXPECT_FALSE(plan.allocation->measured);

@@ -25,12 +25,12 @@ using test::expect_error;
 const SchemeOf all_packed = [](std::string_view) { return std::optional(formats::Scheme{}); };
 
 /// Scales between 1/32 and 32 for every channel, equal where channels share a producer.
-std::array<std::vector<float>, groups_per_layer> random_scales(const model::ModelConfig& config, int64_t layer,
-                                                               const ScaleTargets& targets) {
-  std::array<std::vector<float>, groups_per_layer> result;
-  const auto groups = linear_groups(config, layer);
+std::vector<std::vector<float>> random_scales(const model::ModelConfig& config, int64_t layer,
+                                              const ScaleTargets& targets) {
+  const auto groups = model::input_groups(config, layer);
+  std::vector<std::vector<float>> result(groups.size());
   for (size_t g = 0; g < groups.size(); ++g) {
-    const auto shared = shared_channels(config, g, targets[g]);
+    const auto shared = shared_channels(groups[g], targets[g]);
     for (int64_t c = 0; c < groups[g].width; ++c) {
       const auto channel = static_cast<uint64_t>(shared.empty() ? c : shared[static_cast<size_t>(c)]);
       const uint64_t seed = 100 + static_cast<uint64_t>(layer) * 4 + g;
@@ -71,9 +71,9 @@ void write_folded(const std::filesystem::path& source, const std::filesystem::pa
       bag.add(name, checkpoint.at(name).dtype, checkpoint.at(name).shape, bytes.bytes());
       done.insert(name);
     }
-    const auto groups = linear_groups(config, layer);
+    const auto groups = model::input_groups(config, layer);
     for (size_t g = 0; g < groups.size(); ++g) {
-      for (const auto& name : groups[g].linears) {
+      for (const auto& name : groups[g].names()) {
         auto weight = load_values(checkpoint, name + ".weight");
         multiply_columns(weight.matrix(), folded.columns[g]);
         if (const auto rows = folded.rows.find(name); rows != folded.rows.end())
@@ -142,12 +142,11 @@ TEST(ScaleTargets, FollowTheGraphAndWhatIsPacked) {
     const SchemeOf scheme_of = [&](std::string_view module) {
       return module.ends_with(kept) ? std::nullopt : std::optional(formats::Scheme{});
     };
-    std::array<Kind, groups_per_layer> result;
-    const auto targets = scale_targets(config, 1, scheme_of, store);
-    for (size_t i = 0; i < result.size(); ++i) result[i] = targets[i].kind;
+    std::vector<Kind> result;
+    for (const auto& target : scale_targets(config, 1, scheme_of, store)) result.push_back(target.kind);
     return result;
   };
-  using Kinds = std::array<Kind, groups_per_layer>;
+  using Kinds = std::vector<Kind>;
   EXPECT_EQ(kinds("nothing", true), (Kinds{Kind::norm, Kind::linear, Kind::norm, Kind::linear}));
   EXPECT_EQ(kinds("q_proj", true), (Kinds{Kind::input_scale, Kind::linear, Kind::norm, Kind::linear}));
   EXPECT_EQ(kinds("v_proj", true), (Kinds{Kind::input_scale, Kind::input_scale, Kind::norm, Kind::linear}));
@@ -159,14 +158,15 @@ TEST(ScaleTargets, FollowTheGraphAndWhatIsPacked) {
 
 TEST(ScaleTargets, QueryHeadsOfOneValueHeadShareScales) {
   const auto config = model::read_config(test::testdata() / "w4q-llama-tiny");  // 4 query heads, 2 value heads of 64
-  const auto shared = shared_channels(config, 1, {Kind::linear, "v"});
+  const auto groups = model::input_groups(config, 1);
+  const auto shared = shared_channels(groups[1], {Kind::linear, "v"});
   ASSERT_EQ(shared.size(), 256u);
   EXPECT_EQ(shared[3], 3);
   EXPECT_EQ(shared[64 + 3], 3);
   EXPECT_EQ(shared[128 + 3], 64 + 3);
   EXPECT_EQ(shared[192 + 3], 64 + 3);
-  EXPECT_TRUE(shared_channels(config, 1, {Kind::input_scale, {}}).empty());
-  EXPECT_TRUE(shared_channels(config, 3, {Kind::linear, "up"}).empty());
+  EXPECT_TRUE(shared_channels(groups[1], {Kind::input_scale, {}}).empty());
+  EXPECT_TRUE(shared_channels(groups[3], {Kind::linear, "up"}).empty());
 }
 
 class QuantizeAwq : public ::testing::Test {
@@ -181,6 +181,7 @@ class QuantizeAwq : public ::testing::Test {
     result.output = folder_ / name;
     result.method = "awq";
     result.scheme = formats::parse_scheme(scheme);
+    result.options.steps = {{quantize::StepKind::awq}};
     result.calibrated.emplace();
     result.calibrated->text.ids = model() / "own/selfgen.ids.u16";
     result.calibrated->text.samples = 8;
@@ -214,7 +215,8 @@ TEST_F(QuantizeAwq, WhatDoesNotFoldIsStoredAndApplied) {
   EXPECT_TRUE(opened.quantization().rescaled.empty());
   for (const auto& tensor : report.tensors) {
     if (tensor.name != "model.layers.2.mlp.down_proj.weight") continue;
-    const auto error = model::compare_weights(base.layers()[2].down, opened.layers()[2].down);
+    const auto error = model::compare_weights(base.layers()[2].linear(model::Role::down),
+                                              opened.layers()[2].linear(model::Role::down));
     // The report multiplies by the reciprocal where the decoder divides: one rounding to fp32 each.
     EXPECT_NEAR(error.noise, tensor.error.noise, 1e-4 * error.noise);
     EXPECT_EQ(error.signal, tensor.error.signal);
@@ -223,7 +225,7 @@ TEST_F(QuantizeAwq, WhatDoesNotFoldIsStoredAndApplied) {
   EXPECT_GT(report.file_bytes, report.plan.bytes_after());
   EXPECT_LT(report.file_bytes, report.plan.bytes_after() + 30'000);
   wanted.output = folder_ / "plain";
-  wanted.calibrated->options.input_scales = false;
+  wanted.options.steps.add({.kind = quantize::StepKind::awq, .input_scales = false});
   quantize_model(wanted);
   EXPECT_FALSE(model::Model::open(wanted.output).quantization().find("model.layers.2.mlp.down_proj")->input_scale);
 }

@@ -61,7 +61,7 @@ TEST_F(Calibrate, LayerByLayerSeesWhatTheWholeModelSees) {
   Calibration calibration(checkpoint, config, windows, {});
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     const auto statistics = calibration.next();
-    const auto groups = linear_groups(config, layer);
+    const auto groups = model::input_groups(config, layer);
     for (size_t i = 0; i < groups.size(); ++i) {
       const auto& sums = expected.at(groups[i].name());
       EXPECT_EQ(statistics[i].count, 3 * 64);

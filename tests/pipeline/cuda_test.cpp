@@ -5,6 +5,7 @@
 
 #include "core/progress.h"
 #include "device/properties.h"
+#include "gpu.h"
 #include "pipeline/calibrate_model.h"
 #include "pipeline/calibration_cuda.h"
 #include "pipeline/quantize_model.h"
@@ -22,6 +23,9 @@ class PipelineCuda : public ::testing::Test {
     set_progress_enabled(false);
   }
 
+  static std::shared_ptr<device::Context> here() {
+    return {&test::gpu(), [](device::Context*) {}};
+  }
   static std::filesystem::path model() { return test::testdata() / "w4q-llama-tiny"; }
 
   void calibrate(const std::string& name, bool on_gpu) const {
@@ -31,20 +35,22 @@ class PipelineCuda : public ::testing::Test {
     request.text.ids = model() / "own/selfgen.ids.u16";
     request.text.samples = 5;
     request.text.length = 100;
-    if (on_gpu) request.options.gpu = make_cuda_work();
+    if (on_gpu) request.options.gpu = make_cuda_work(test::gpu());
     calibrate_model(request);
   }
 
-  QuantizeRequest request(const std::string& scheme, const std::string& output, device::Device where) const {
+  QuantizeRequest request(const std::string& scheme, const std::string& output,
+                          std::shared_ptr<device::Context> where) const {
     QuantizeRequest result;
     result.model = model();
     result.output = folder_ / output;
     result.scheme = formats::parse_scheme(scheme);
     result.overwrite = true;
-    result.device = where;
+    result.gpu = where;
+    result.options.steps = {{quantize::StepKind::awq}};
     result.calibrated.emplace();
     result.calibrated->statistics = folder_ / "stats.safetensors";
-    result.calibrated->device = where;
+    result.calibrated->gpu = where;
     return result;
   }
 
@@ -59,7 +65,7 @@ TEST_F(PipelineCuda, StatisticsAreThoseOfTheCpu) {
   const auto gpu = StatisticsFile::open(folder_ / "gpu.safetensors", config);
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     const auto expected = cpu.load(layer), found = gpu.load(layer);
-    for (size_t g = 0; g < groups_per_layer; ++g) {
+    for (size_t g = 0; g < expected.size(); ++g) {
       double difference = 0, power = 0;
       for (size_t i = 0; i < expected[g].gram.size(); ++i) {
         difference += std::pow(expected[g].gram[i] - found[g].gram[i], 2);
@@ -75,8 +81,8 @@ TEST_F(PipelineCuda, StatisticsAreThoseOfTheCpu) {
 TEST_F(PipelineCuda, ChoicesAreThoseOfTheCpu) {
   calibrate("stats.safetensors", false);
   for (const char* scheme : {"int4-g128-f16-asym", "int3-g32-f16"}) {
-    const auto cpu = quantize_model(request(scheme, "cpu", device::Device::cpu));
-    const auto gpu = quantize_model(request(scheme, "gpu", device::Device::cuda));
+    const auto cpu = quantize_model(request(scheme, "cpu", nullptr));
+    const auto gpu = quantize_model(request(scheme, "gpu", here()));
     ASSERT_EQ(cpu.groups.size(), gpu.groups.size());
     for (size_t i = 0; i < cpu.groups.size(); ++i) {
       EXPECT_EQ(gpu.groups[i].point.alpha, cpu.groups[i].point.alpha) << cpu.groups[i].name;
@@ -96,19 +102,16 @@ TEST_F(PipelineCuda, FeedbackGainsWhatItGainsOnTheCpu) {
   };
   for (const auto& [scheme, rotation] :
        {Case{"int4-g128-f16-asym", 1}, {"kbit3-b32-e4m4", 1}, {"kbit3-b32-e4m4", 64}}) {
-    const auto feeding = [&](const std::string& output, device::Device where) {
+    const auto feeding = [&](const std::string& output, std::shared_ptr<device::Context> where) {
       auto result = request(scheme, output, where);
-      result.calibrated->options.feedback = true;
-      if (rotation > 1) result.options.rotation = {rotation, 42};
-      if (result.scheme.family == formats::SchemeFamily::kbit) {
-        result.options.scales = quantize::Scales::search;
-        result.options.learn_table = true;
-      } else {
-        result.options.clip = quantize::Clip::mse;
+      const bool kbit = result.scheme.family == formats::SchemeFamily::kbit;
+      result.options.steps = quantize::parse_steps(kbit ? "awq → lloyd+search → feedback" : "awq → clip → feedback");
+      if (rotation > 1) {
+        result.options.steps.add({.kind = quantize::StepKind::rotate, .block = rotation, .seed = 42});
       }
       return quantize_model(result);
     };
-    const auto cpu = feeding("cpu", device::Device::cpu), gpu = feeding("gpu", device::Device::cuda);
+    const auto cpu = feeding("cpu", nullptr), gpu = feeding("gpu", here());
     for (size_t i = 0; i < cpu.groups.size(); ++i) {
       EXPECT_NEAR(gpu.groups[i].packed_error, cpu.groups[i].packed_error, 0.02 * cpu.groups[i].packed_error)
           << scheme << " " << rotation << " " << cpu.groups[i].name;
@@ -118,14 +121,14 @@ TEST_F(PipelineCuda, FeedbackGainsWhatItGainsOnTheCpu) {
 
 /// From text to planes without leaving the GPU.
 TEST_F(PipelineCuda, CalibratesOnTheWay) {
-  auto wanted = request("int4-g128-f16-asym", "out", device::Device::cuda);
+  auto wanted = request("int4-g128-f16-asym", "out", here());
   wanted.calibrated->statistics.clear();
   wanted.calibrated->text.ids = model() / "own/selfgen.ids.u16";
   wanted.calibrated->text.samples = 5;
   wanted.calibrated->text.length = 100;
   const auto direct = quantize_model(wanted);
   calibrate("stats.safetensors", true);
-  const auto by_file = quantize_model(request("int4-g128-f16-asym", "by-file", device::Device::cuda));
+  const auto by_file = quantize_model(request("int4-g128-f16-asym", "by-file", here()));
   for (size_t i = 0; i < direct.groups.size(); ++i) {
     EXPECT_EQ(direct.groups[i].point.alpha, by_file.groups[i].point.alpha);
     EXPECT_NEAR(direct.groups[i].packed_error, by_file.groups[i].packed_error, 1e-3 * by_file.groups[i].packed_error);

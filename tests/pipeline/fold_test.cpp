@@ -22,6 +22,8 @@
 namespace w4q::pipeline {
 namespace {
 
+using quantize::StepKind;
+
 namespace fs = std::filesystem;
 using test::expect_error;
 
@@ -37,13 +39,12 @@ class Fold : public ::testing::Test {
     result.output = folder_ / name;
     result.scheme = formats::parse_scheme(scheme);
     result.method = std::string(scheme).starts_with("kbit") ? "kbit" : "rtn";
-    result.fold = 3;
+    result.options.steps = {{.kind = StepKind::fold, .seed = 3}};
     return result;
   }
 
-  static CalibratedRequest calibrated(const CalibratedOptions& options) {
+  static CalibratedRequest calibrated() {
     CalibratedRequest result;
-    result.options = options;
     result.text = text();
     return result;
   }
@@ -106,7 +107,7 @@ TEST_F(Fold, WithNothingPackedTheModelIsTheSameButForRounding) {
   again.model = wanted.output;
   expect_error(ErrorCode::bad_argument, {"folded into this model already", "hadamard256-s3"},
                [&] { quantize_model(again); });
-  again.fold.reset();
+  again.options.steps = {};
   EXPECT_GT(quantize_model(again).total.sqnr(), 20);
   EXPECT_GT(sqnr(again.output), 20);
 }
@@ -135,13 +136,12 @@ TEST_F(Fold, EveryStepComposes) {
   for (const char* scheme : {"kbit3-b32-e4m4", "int4-g128-f16-asym"}) {
     SCOPED_TRACE(scheme);
     auto wanted = request(scheme, scheme);
-    wanted.calibrated = calibrated({.scales = true, .feedback = true});
+    wanted.options.steps.add({{StepKind::awq}, {StepKind::feedback}});
+    wanted.calibrated = calibrated();
     wanted.lm_head = wanted.embeddings = true;
     wanted.keep = {"*.layers.[123].*"};  // one layer says it all
     if (wanted.method == "kbit") {
-      wanted.options.scales = quantize::Scales::search;
-      wanted.options.learn_table = true;
-      wanted.options.rotation = {128, 3};
+      wanted.options.steps.add({{StepKind::rotate, 128, 3}, {StepKind::learn_table}, {StepKind::search_scales}});
     }
     const auto report = quantize_model(wanted);
     for (const auto& tensor : report.tensors) {
@@ -156,8 +156,11 @@ TEST_F(Fold, EveryStepComposes) {
 TEST_F(Fold, OnlyDownTakesTheRotationAtRunTime) {
   for (const bool calibrates : {false, true}) {
     auto wanted = request(calibrates ? "calibrated" : "plain", "kbit3-b32-e4m4");
-    wanted.options.rotation = {128, 3};
-    if (calibrates) wanted.calibrated = calibrated({.scales = false, .feedback = true});
+    wanted.options.steps.add({StepKind::rotate, 128, 3});
+    if (calibrates) {
+      wanted.options.steps.add({StepKind::feedback});
+      wanted.calibrated = calibrated();
+    }
     const auto report = quantize_model(wanted);
     EXPECT_EQ(std::ranges::count(report.plan.steps, "down_proj's inputs rotated, hadamard128-s3"), 1);
     const auto quantization = verify::open_checkpoint(wanted.output).quantization;
@@ -176,7 +179,8 @@ TEST_F(Fold, StatisticsKnowTheirFold) {
   calibrate.fold = 3;
   calibrate_model(calibrate);
   auto wanted = request("stats", "kbit3-b32-e4m4");
-  wanted.calibrated = calibrated({.scales = false, .feedback = true});
+  wanted.options.steps.add({StepKind::feedback});
+  wanted.calibrated = calibrated();
   auto now = wanted;
   now.output = folder_ / "now";
   quantize_model(now);
@@ -185,7 +189,8 @@ TEST_F(Fold, StatisticsKnowTheirFold) {
   quantize_model(wanted);
   EXPECT_EQ(bytes("stats"), bytes("now"));
   for (const std::optional<uint64_t> other : {std::optional<uint64_t>(), std::optional<uint64_t>(4)}) {
-    wanted.fold = other;
+    wanted.options.steps.remove(StepKind::fold);
+    if (other) wanted.options.steps.add({.kind = StepKind::fold, .seed = *other});
     wanted.overwrite = true;
     expect_error(ErrorCode::mismatch, {"s.safetensors"}, [&] { quantize_model(wanted); });
   }
@@ -193,7 +198,7 @@ TEST_F(Fold, StatisticsKnowTheirFold) {
 
 TEST_F(Fold, BitsAreChosenInTheFoldedBasis) {
   auto wanted = request("q", "kbit4-b32-e4m4");
-  wanted.calibrated = calibrated({.scales = false, .feedback = false});
+  wanted.calibrated = calibrated();
   wanted.keep = {"*.layers.[123].*"};
   wanted.allocation = AllocationTarget{.bits_per_weight = 3.5, .bytes = 0, .save_recipe = folder_ / "r.json"};
   const auto report = quantize_model(wanted);
@@ -225,7 +230,7 @@ TEST_F(Fold, OtherProgramsReadIt) {
   quantize_model(wanted);
   const auto expected = logits(folder_ / "q");
   wanted.output = folder_ / "plain";
-  wanted.fold.reset();
+  wanted.options.steps = {};
   quantize_model(wanted);
   const auto base = logits(model());
   // Measured 1.21: rounding to nearest gains nothing on a model without outliers (docs/notes/quality.md).
@@ -235,10 +240,11 @@ TEST_F(Fold, OtherProgramsReadIt) {
     SCOPED_TRACE(dialect);
     convert_model({folder_ / "q", folder_ / dialect, dialect, false, {}, false});
     EXPECT_EQ(logits(folder_ / dialect), expected);
-    const auto audit = verify::check_conventions(folder_ / dialect, model());
-    EXPECT_TRUE(audit.passed) << join(audit.faults, "\n");
     const auto candidate = verify::open_checkpoint(folder_ / dialect);
-    const auto weights = verify::compare_with_base(candidate, verify::open_base(model(), candidate));
+    const auto plain = verify::open_base(model(), candidate);
+    const auto audit = verify::check_conventions(candidate.checkpoint, &plain.checkpoint);
+    EXPECT_TRUE(audit.passed) << join(audit.faults, "\n");
+    const auto weights = verify::compare_with_base(candidate, plain);
     EXPECT_GT(weights.total.sqnr(), 15);
     convert_model({folder_ / dialect, folder_ / "back", "w4q", false, {}, true});
     EXPECT_EQ(bytes("back"), bytes("q"));

@@ -160,7 +160,8 @@ TEST_F(Gguf, IntegerWeightsKeepTheirCodesAndScales) {
 
     const auto packed = model::Model::open(wanted.output);
     const auto& weight =
-        std::get<std::shared_ptr<const formats::PackedLinear>>(packed.layers()[1].up.matrix)->passes[0];
+        std::get<std::shared_ptr<const formats::PackedLinear>>(packed.layers()[1].linear(model::Role::up).matrix)
+            ->passes[0];
     std::vector<uint8_t> codes(256), expected(256);
     std::vector<uint16_t> scales(8);
     for (int64_t row = 0; row < weight.n; ++row) {

@@ -12,6 +12,8 @@
 namespace w4q::pipeline {
 namespace {
 
+using quantize::StepKind;
+
 using test::expect_error;
 
 class QuantizeQuality : public ::testing::Test {
@@ -28,14 +30,10 @@ class QuantizeQuality : public ::testing::Test {
     result.method = result.scheme.family == formats::SchemeFamily::kbit ? "kbit" : "rtn";
     result.keep = {"*.layers.[123].*"};  // one layer says it all
     result.calibrated.emplace();
-    result.calibrated->options = {.scales = false, .feedback = true};
     result.calibrated->text.ids = model() / "own/selfgen.ids.u16";
     result.calibrated->text.samples = 8;
     result.calibrated->text.length = 128;
-    if (result.method == "kbit") {
-      result.options.scales = quantize::Scales::search;
-      result.options.learn_table = true;
-    }
+    result.options.steps = quantize::parse_steps(result.method == "kbit" ? "lloyd+search → feedback" : "feedback");
     return result;
   }
   std::string weights(const std::string& name) const { return io::read_file(folder_ / name / "model.safetensors"); }
@@ -60,7 +58,7 @@ TEST_F(QuantizeQuality, LessensTheErrorOfEveryOutput) {
 
 TEST_F(QuantizeQuality, ComposesWithScalesOfChannels) {
   auto wanted = request("q");
-  wanted.calibrated->options.scales = true;
+  wanted.options.steps.add({StepKind::awq});
   const auto report = quantize_model(wanted);
   for (const auto& tensor : report.tensors) EXPECT_LT(tensor.output->packed, tensor.output->plain) << tensor.name;
   EXPECT_EQ(report.plan.steps.front(), "awq scales");
@@ -71,8 +69,8 @@ TEST_F(QuantizeQuality, ComposesWithScalesOfChannels) {
 TEST_F(QuantizeQuality, ComposesWithRotations) {
   for (const bool scales : {false, true}) {
     auto wanted = request(scales ? "awq" : "rotated");
-    wanted.options.rotation = {128, 7};
-    wanted.calibrated->options.scales = scales;
+    wanted.options.steps.add({StepKind::rotate, 128, 7});
+    if (scales) wanted.options.steps.add({StepKind::awq});
     const auto report = quantize_model(wanted);
     for (const auto& tensor : report.tensors) EXPECT_LT(tensor.output->packed, 0.7 * tensor.output->plain);
     EXPECT_EQ(std::ranges::count(report.plan.steps, "inputs rotated, hadamard128-s7"), 1);
@@ -80,7 +78,8 @@ TEST_F(QuantizeQuality, ComposesWithRotations) {
     // What the report says of the weights is what a reader of the checkpoint finds.
     const auto packed = model::Model::open(wanted.output);
     const auto base = model::Model::open(model());
-    const auto error = model::compare_weights(base.layers()[0].down, packed.layers()[0].down);
+    const auto error = model::compare_weights(base.layers()[0].linear(model::Role::down),
+                                              packed.layers()[0].linear(model::Role::down));
     EXPECT_NEAR(error.sqnr(), report.tensors.back().error.sqnr(), 1e-3);
   }
 }
@@ -88,11 +87,11 @@ TEST_F(QuantizeQuality, ComposesWithRotations) {
 TEST_F(QuantizeQuality, RotatesWithoutCalibration) {
   auto wanted = request("q");
   wanted.calibrated.reset();
-  wanted.options = {};
-  wanted.options.rotation = {64, 0};
+  wanted.options.steps = {{StepKind::rotate, 64}};
   const auto report = quantize_model(wanted);
   const auto packed = model::Model::open(wanted.output);
-  const auto error = model::compare_weights(model::Model::open(model()).layers()[0].gate, packed.layers()[0].gate);
+  const auto error = model::compare_weights(model::Model::open(model()).layers()[0].linear(model::Role::gate),
+                                            packed.layers()[0].linear(model::Role::gate));
   EXPECT_GT(error.sqnr(), 14);
   for (const auto& tensor : report.tensors) EXPECT_GT(tensor.error.sqnr(), 14) << tensor.name;
 }
@@ -125,7 +124,7 @@ TEST_F(QuantizeQuality, FeedbackNeedsGramMatrices) {
   wanted.calibrated->text = {};
   wanted.calibrated->statistics = calibrate.output;
   expect_error(ErrorCode::bad_argument, {"Gram", "--diagonal"}, [&] { quantize_model(wanted); });
-  wanted.calibrated->options.feedback = false;
+  wanted.options.steps.remove(StepKind::feedback);
   const auto report = quantize_model(wanted);
   for (const auto& tensor : report.tensors) EXPECT_LT(tensor.output->packed, tensor.output->plain) << tensor.name;
 }

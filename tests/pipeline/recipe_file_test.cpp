@@ -18,7 +18,8 @@ TEST(RecipeFile, RulesInOrderAndKeep) {
 TEST(RecipeFile, StepsStandBesideTheRules) {
   const auto recipe = parse(R"({"steps": "rotate64 → search", "rules": [{"match": "*", "scheme": "kbit3-b32-e4m4"}]})");
   ASSERT_TRUE(recipe.steps);
-  EXPECT_EQ(recipe.steps->rotate, 64);
+  ASSERT_TRUE(recipe.steps->has(quantize::StepKind::rotate));
+  EXPECT_EQ(recipe.steps->find(quantize::StepKind::rotate)->block, 64);
   EXPECT_EQ(to_json(parse_recipe(to_json(recipe), "again")), to_json(recipe));
   test::expect_error(ErrorCode::bad_file, {"steps"}, [] { parse(R"({"steps": 3, "rules": []})"); });
 }

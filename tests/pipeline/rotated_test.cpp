@@ -13,6 +13,8 @@
 namespace w4q::pipeline {
 namespace {
 
+using quantize::StepKind;
+
 namespace fs = std::filesystem;
 using Packed = std::shared_ptr<const formats::PackedLinear>;
 
@@ -40,7 +42,7 @@ class Rotated : public ::testing::Test {
   }
 
   static const formats::PackedLinear& down(const model::Model& model) {
-    return *std::get<Packed>(model.layers()[2].down.matrix);
+    return *std::get<Packed>(model.layers()[2].linear(model::Role::down).matrix);
   }
 
   test::TemporaryFolder folder_;
@@ -105,12 +107,12 @@ TEST_F(Rotated, CalibrationGoesThroughAllPasses) {
     auto wanted = request(name, schemes);
     wanted.keep = {"*.layers.[123].*"};
     wanted.rotation.shared = shared;
-    wanted.options.rotation = {128, 42};
+    wanted.options.steps = {{StepKind::rotate, 128, 42}, {StepKind::feedback}};
+    if (norms) wanted.options.steps.add({StepKind::fit_norms});
     wanted.calibrated.emplace();
     wanted.calibrated->text.ids = wanted.model / "own/selfgen.ids.u16";
     wanted.calibrated->text.samples = 8;
     wanted.calibrated->text.length = 128;
-    wanted.calibrated->options = {.scales = false, .feedback = true, .norms = norms};
     const auto report = quantize_model(wanted);
     double error = 0;
     for (const auto& tensor : report.tensors) error += tensor.output ? tensor.output->packed : 0;
@@ -124,8 +126,9 @@ TEST_F(Rotated, CalibrationGoesThroughAllPasses) {
   EXPECT_LT(shared, one / 4);
   EXPECT_LT(own, one / 4);
   const auto model = model::Model::open(folder_ / "own"), base = model::Model::open(folder_ / "norms");
-  const auto& two = *std::get<Packed>(model.layers()[0].down.matrix);
-  EXPECT_TRUE(formats::bytes_equal(two.passes[0], std::get<Packed>(base.layers()[0].down.matrix)->passes[0]));
+  const auto& two = *std::get<Packed>(model.layers()[0].linear(model::Role::down).matrix);
+  EXPECT_TRUE(formats::bytes_equal(two.passes[0],
+                                   std::get<Packed>(base.layers()[0].linear(model::Role::down).matrix)->passes[0]));
   EXPECT_EQ(two.rotations[1].rotation(), (formats::Rotation{128, 1042}));
 }
 
@@ -133,7 +136,7 @@ TEST_F(Rotated, TheTableOfEmbeddingsMayHaveASchemeOfItsOwn) {
   auto wanted = request("q", "rotated4-d128");
   wanted.embeddings = true;
   wanted.table = formats::parse_scheme("int4-g32-f16");
-  wanted.options.scales = quantize::Scales::search;
+  wanted.options.steps = {{StepKind::search_scales}};
   const auto report = quantize_model(wanted);
   EXPECT_EQ(report.tensors.front().scheme, "int4-g32-f16");
   EXPECT_GT(sqnr(wanted.output), 19);
@@ -150,7 +153,7 @@ TEST_F(Rotated, RecipesNameSeveralPasses) {
   const auto opened = model::Model::open(wanted.output);
   EXPECT_EQ(down(opened).passes.size(), 2u);
   EXPECT_EQ(down(opened).rotations[1].rotation(), down(opened).rotations[0].rotation());
-  const auto& up = *std::get<Packed>(opened.layers()[2].up.matrix);
+  const auto& up = *std::get<Packed>(opened.layers()[2].linear(model::Role::up).matrix);
   EXPECT_EQ(up.passes.size(), 1u);
   EXPECT_TRUE(up.rotations.empty());
 }

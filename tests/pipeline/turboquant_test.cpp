@@ -91,7 +91,7 @@ TEST_F(TurboQuant, TheTensorsMeanWhatTheProjectSays) {
   const auto model = model::Model::open(folder_ / "own");
   const int64_t k = 768, row = 5, group = 7;
   std::vector<float> decoded(static_cast<size_t>(k));
-  kernels::decode_rows(model.layers()[1].down, row, row + 1, {decoded.data(), 1, k});
+  kernels::decode_rows(model.layers()[1].linear(model::Role::down), row, row + 1, {decoded.data(), 1, k});
   const formats::InputRotation signs({64, 42 + 64 * static_cast<uint64_t>(group)}, 64);
   for (int64_t i = 0; i < 64; ++i) {
     double sum = 0;
@@ -112,10 +112,10 @@ TEST_F(TurboQuant, EveryLinearMayHaveSeedsOfItsOwn) {
   edit_config(stored, "rotation_strategy", "per_layer");
   convert(stored, folder_ / "own", "w4q");
   const auto model = model::Model::open(folder_ / "own");
-  const auto& second = *std::get<Packed>(model.layers()[0].k.matrix);  // q, k …
+  const auto& second = *std::get<Packed>(model.layers()[0].linear(model::Role::key).matrix);  // q, k …
   EXPECT_EQ(second.rotations[0].rotation().seed, 42u + 10007);
   EXPECT_EQ(second.rotations[1].rotation().seed, 1042u + 10007);
-  const auto& last = *std::get<Packed>(model.layers()[3].down.matrix);
+  const auto& last = *std::get<Packed>(model.layers()[3].linear(model::Role::down).matrix);
   EXPECT_EQ(last.rotations[0].rotation().seed, 42u + 27 * 10007);
   convert(folder_ / "own", folder_ / "again", "turboquant");
   EXPECT_EQ(io::read_json(folder_ / "again" / turboquant_config_file)["rotation_strategy"], "per_layer");

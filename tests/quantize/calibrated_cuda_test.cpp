@@ -7,6 +7,7 @@
 #include "core/convert.h"
 #include "core/text.h"
 #include "device/properties.h"
+#include "gpu.h"
 #include "kbit_samples.h"
 #include "kernels/random_matrix.h"
 #include "quantize/awq.h"
@@ -59,7 +60,7 @@ class CalibratedCuda : public testing::Test {
   void SetUp() override {
     std::string why;
     if (!device::find_gpu(&why)) GTEST_SKIP() << "needs a GPU: " << why;
-    work = std::make_unique<CudaWork>();
+    work = std::make_unique<CudaWork>(test::gpu());
   }
   std::shared_ptr<GramCuda> gram(const Layer& layer) { return std::make_shared<GramCuda>(*work, layer.statistics); }
 
@@ -82,13 +83,7 @@ QuantizeResult on_cpu(const Layer& layer, const Scheme& scheme, QuantizeOptions 
 
 QuantizeOptions options_for(const Scheme& scheme, bool search) {
   QuantizeOptions options;
-  if (!search) return options;
-  if (scheme.family == formats::SchemeFamily::integer) {
-    options.clip = Clip::mse;
-  } else {
-    options.scales = Scales::search;
-    options.learn_table = true;
-  }
+  if (search) options.steps = parse_steps(scheme.family == formats::SchemeFamily::integer ? "clip" : "lloyd+search");
   return options;
 }
 
@@ -262,11 +257,10 @@ TEST_F(CalibratedCuda, SearchesWithoutCalibrationGiveTheBytesOfTheCpu) {
         const auto values = test::sample(distribution, n, k);
         for (const bool learn : {false, true}) {
           QuantizeOptions options;
-          options.scales = Scales::search;
-          options.learn_table = learn;
+          options.steps = parse_steps(learn ? "lloyd+search" : "search");
           const TensorView view{"w", DType::f32, {n, k}, bytes_of(values)};
           const auto cpu = row.run(view, scheme, options);
-          const auto gpu = row.run_cuda(view, scheme, options);
+          const auto gpu = row.run_cuda(view, scheme, options, test::gpu());
           ASSERT_TRUE(bytes_equal(gpu.weight, cpu.weight))
               << name << " " << n << " × " << k << (learn ? " learned" : "");
           EXPECT_EQ(gpu.stats.zero_blocks, cpu.stats.zero_blocks);
@@ -313,7 +307,9 @@ TEST_F(CalibratedCuda, FeedbackGainsWhatItGainsOnTheCpu) {
       const auto cpu = on_cpu(layer, scheme, options_for(scheme, search), true);
       GroupCuda group(*work, gram(layer));
       group.add(layer.view(), scheme, options_for(scheme, search));
-      const auto gpu = group.pack(0, options_for(scheme, search), {false, true, 0.01, {}});
+      auto options = options_for(scheme, search);
+      options.steps.add({StepKind::feedback});
+      const auto gpu = group.pack(0, options, {});
       const double error = layer.error(gpu.result.weight), expected = layer.error(cpu.weight);
       EXPECT_NEAR(gpu.error, error, 1e-4 * error) << name;
       // A code that falls to the other side of a threshold by rounding changes the rest of its row, for no worse.

@@ -69,8 +69,7 @@ struct Layer {
 
 QuantizeOptions searching() {
   QuantizeOptions options;
-  options.scales = Scales::search;
-  options.learn_table = true;
+  options.steps = parse_steps("lloyd+search");
   return options;
 }
 
@@ -154,7 +153,7 @@ TEST(Feedback, WithoutCorrelationIsTheSearch) {
   EXPECT_TRUE(bytes_equal(layer.fed_back(kbit, searching()).weight, layer.plain(kbit, options).weight));
   EXPECT_TRUE(bytes_equal(layer.fed_back(integer).weight, layer.plain(integer).weight));
   QuantizeOptions norms;
-  norms.scales = Scales::search;
+  norms.steps = {{StepKind::search_scales}};
   for (const char* name : {"rotated4-d32-e4m4", "rotated3-d64", "rotated2-d128"}) {
     const Scheme rotated = formats::parse_scheme(name);
     EXPECT_TRUE(bytes_equal(layer.fed_back(rotated, norms).weight, layer.plain(rotated, norms).weight)) << name;
@@ -184,7 +183,7 @@ TEST(Feedback, LessensTheErrorOfTheOutputs) {
 TEST(Feedback, TriesNormsOfTheRotatedFamily) {
   const Layer layer(70, 300);
   QuantizeOptions searched;
-  searched.scales = Scales::search;
+  searched.steps = {{StepKind::search_scales}};
   for (const char* name : {"rotated4-d32-e4m4", "rotated3-d64", "rotated5-d128-f32", "rotated2-row"}) {
     layer.expect_gain(name, searched);
   }
@@ -194,7 +193,7 @@ TEST(Feedback, TriesNormsOfTheRotatedFamily) {
 TEST(Feedback, TriesRangesOfIntegers) {
   const Layer layer(70, 300);
   QuantizeOptions tries;
-  tries.clip = Clip::mse;
+  tries.steps = {{StepKind::clip}};
   for (const char* name : {"int4-g128-f16-asym", "int3-g32-f16", "int2-g64-bf16-asym", "int3-row-f32"}) {
     layer.expect_gain(name, tries);
   }
@@ -205,7 +204,7 @@ TEST(Feedback, BytesDoNotDependOnThreads) {
   for (const char* name : {"kbit3-b32-e4m4", "int4-g32-f16-asym", "rotated3-d32"}) {
     const Scheme scheme = formats::parse_scheme(name);
     auto options = scheme.family == formats::SchemeFamily::kbit ? searching() : QuantizeOptions{};
-    if (scheme.family == formats::SchemeFamily::rotated) options.scales = Scales::search;
+    if (scheme.family == formats::SchemeFamily::rotated) options.steps = {{StepKind::search_scales}};
     set_threads(1);
     const auto one = layer.fed_back(scheme, options);
     set_threads(3);

@@ -13,6 +13,7 @@
 #include "device/stream.h"
 #include "formats/codebook.h"
 #include "formats/kbit.h"
+#include "gpu.h"
 #include "kbit_samples.h"
 #include "support.h"
 
@@ -75,7 +76,7 @@ class KbitCuda : public testing::Test {
   static void compare(const Matrix& matrix, const Scheme& scheme, const std::string& what,
                       const QuantizeOptions& options = {}) {
     const QuantizeResult cpu = quantizer_row("kbit").run(matrix.view(), scheme, options);
-    const QuantizeResult gpu = quantize_kbit_cuda(matrix.view(), scheme, options);
+    const QuantizeResult gpu = quantize_kbit_cuda(matrix.view(), scheme, options, test::gpu());
     expect_same(gpu, cpu, concat(what, " ", to_string(scheme)));
   }
 
@@ -122,7 +123,7 @@ TEST_F(KbitCuda, EqualsTheCpuForEveryFiniteValueOfSixteenBits) {
       }
       const TensorView view{"all", dtype, {64, 1024}, bytes_of(raw)};
       for_each_scheme([&](const Scheme& scheme) {
-        expect_same(quantize_kbit_cuda(view, scheme, {}), quantizer_row("kbit").run(view, scheme, {}),
+        expect_same(quantize_kbit_cuda(view, scheme, {}, test::gpu()), quantizer_row("kbit").run(view, scheme, {}),
                     concat(dtype_name(dtype), " × ", factor, " ", to_string(scheme)));
       });
     }
@@ -168,7 +169,7 @@ TEST_F(KbitCuda, StreamsManyChunksAndLongRows) {
     const TensorView view{"large", DType::bf16, {n, k}, raw.bytes()};
     for (int bits : {3, 5}) {
       const Scheme scheme = kbit(bits, ScaleType::e4m4);
-      expect_same(quantize_kbit_cuda(view, scheme, {}), quantizer_row("kbit").run(view, scheme, {}),
+      expect_same(quantize_kbit_cuda(view, scheme, {}, test::gpu()), quantizer_row("kbit").run(view, scheme, {}),
                   concat(n, " × ", k));
     }
   }
@@ -213,17 +214,17 @@ TEST_F(KbitCuda, NamesTheFirstNanAndInfinity) {
     values[69 * 77 + 5] = nan;
     const Matrix late(values, dtype, 70, 77);
     test::expect_error(ErrorCode::bad_file, {"layers.0.up.weight", "NaN at row 69, column 5"},
-                       [&] { quantize_kbit_cuda(late.view(), kbit(4, ScaleType::e4m4), {}); });
+                       [&] { quantize_kbit_cuda(late.view(), kbit(4, ScaleType::e4m4), {}, test::gpu()); });
     values[40 * 77 + 76] = -infinity;  // in a ragged tail
     const Matrix early(values, dtype, 70, 77);
     test::expect_error(ErrorCode::bad_file, {"infinity at row 40, column 76"},
-                       [&] { quantize_kbit_cuda(early.view(), kbit(3, ScaleType::f16), {}); });
+                       [&] { quantize_kbit_cuda(early.view(), kbit(3, ScaleType::f16), {}, test::gpu()); });
     auto whole = test::sample(test::distributions[1], 70, 96);
     whole[33 * 96 + 31] = nan;
     whole[33 * 96 + 32] = infinity;
     const Matrix flat(whole, dtype, 70, 96);
     test::expect_error(ErrorCode::bad_file, {"NaN at row 33, column 31"},
-                       [&] { quantize_kbit_cuda(flat.view(), kbit(2, ScaleType::e4m4), {}); });
+                       [&] { quantize_kbit_cuda(flat.view(), kbit(2, ScaleType::e4m4), {}, test::gpu()); });
   }
 }
 
@@ -232,17 +233,18 @@ TEST_F(KbitCuda, RefusesWhatTheCpuRefuses) {
   TensorView view = matrix.view();
   view.shape = {400};
   test::expect_error(ErrorCode::unsupported, {"[400]", "matrix"},
-                     [&] { quantize_kbit_cuda(view, kbit(4, ScaleType::e4m4), {}); });
+                     [&] { quantize_kbit_cuda(view, kbit(4, ScaleType::e4m4), {}, test::gpu()); });
   view = matrix.view();
   view.dtype = DType::i32;
-  test::expect_error(ErrorCode::unsupported, {"I32"}, [&] { quantize_kbit_cuda(view, kbit(4, ScaleType::e4m4), {}); });
+  test::expect_error(ErrorCode::unsupported, {"I32"},
+                     [&] { quantize_kbit_cuda(view, kbit(4, ScaleType::e4m4), {}, test::gpu()); });
   test::expect_error(ErrorCode::bad_argument, {"kbit7-b32-e4m4"},
-                     [&] { quantize_kbit_cuda(matrix.view(), kbit(7, ScaleType::e4m4), {}); });
+                     [&] { quantize_kbit_cuda(matrix.view(), kbit(7, ScaleType::e4m4), {}, test::gpu()); });
 }
 
 /// The entry point for matrices that are in GPU memory already: strides, odd addresses, guards behind the planes.
 TEST_F(KbitCuda, DeviceMatricesWithStridesWriteAllPlanesAndNothingElse) {
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   constexpr size_t guard = 256;
   for (const auto& [n, k, stride, offset] : {std::tuple<int64_t, int64_t, int64_t, int64_t>{37, 96, 96, 0},
                                              {37, 96, 104, 0},
@@ -264,13 +266,13 @@ TEST_F(KbitCuda, DeviceMatricesWithStridesWriteAllPlanesAndNothingElse) {
         const auto expected_codes = cpu.weight.plane(PlaneRole::codes).bytes.bytes();
         const auto expected_scales = cpu.weight.plane(PlaneRole::scales).bytes.bytes();
         const auto input = device::DeviceBuffer::copy_of(strided, stream);
-        device::DeviceBuffer codes(expected_codes.size() + guard);
-        device::DeviceBuffer scales(expected_scales.size() + guard);
+        device::DeviceBuffer codes(test::gpu(), expected_codes.size() + guard);
+        device::DeviceBuffer scales(test::gpu(), expected_scales.size() + guard);
         codes.fill(poison, stream);
         scales.fill(poison, stream);
         std::vector<float> codebook;
         quantize_kbit_device({input.data() + offset * static_cast<int64_t>(element), dtype, n, k, stride}, "w", scheme,
-                             {}, {codes.as<uint32_t>(), scales.data()}, codebook, stream.get());
+                             {}, {codes.as<uint32_t>(), scales.data()}, codebook, stream);
         Buffer got_codes(codes.size());
         Buffer got_scales(scales.size());
         codes.download(got_codes.bytes(), stream);
@@ -293,14 +295,14 @@ TEST_F(KbitCuda, DeviceMatricesWithStridesWriteAllPlanesAndNothingElse) {
 }
 
 TEST_F(KbitCuda, DeviceMatricesThatCannotBeReadAreRefusedBeforeALaunch) {
-  const device::Stream stream;
-  device::DeviceBuffer memory(4096);
+  const device::Stream stream(test::gpu());
+  device::DeviceBuffer memory(test::gpu(), 4096);
   std::vector<float> codebook;
   const Scheme scheme = kbit(4, ScaleType::e4m4);
   const DevicePlanes planes{memory.as<uint32_t>(), memory.data() + 2048};
   const auto refuse = [&](const DeviceMatrix& matrix, const DevicePlanes& to, std::string_view part) {
     test::expect_error(ErrorCode::bad_argument, {part},
-                       [&] { quantize_kbit_device(matrix, "w", scheme, {}, to, codebook, stream.get()); });
+                       [&] { quantize_kbit_device(matrix, "w", scheme, {}, to, codebook, stream); });
   };
   refuse({memory.data(), DType::f32, 2, 32, 31}, planes, "stride");
   refuse({nullptr, DType::f32, 2, 32, 32}, planes, "null");

@@ -32,8 +32,8 @@ QuantizeResult quantize(std::span<const float> values, int64_t n, int64_t k, con
 
 QuantizeOptions options_of(Scales scales, bool learn) {
   QuantizeOptions options;
-  options.scales = scales;
-  options.learn_table = learn;
+  if (scales == Scales::search) options.steps.add({StepKind::search_scales});
+  if (learn) options.steps.add({StepKind::learn_table});
   return options;
 }
 

@@ -26,28 +26,6 @@ TEST(Glob, ZeroBytesDoNotCutNamesShort) {
   EXPECT_FALSE(glob_match("lm_head\0x"sv, "lm_head"));
 }
 
-TEST(Steps, PrintAndParse) {
-  for (const char* text :
-       {"awq → rotate128 → lloyd+search → feedback", "rotate32 → search", "lloyd", "clip", "awq → feedback",
-        "search → feedback → norms", "fold", "fold → awq → rotate128 → lloyd+search → feedback", "none"}) {
-    EXPECT_EQ(to_string(parse_steps(text)), text);
-  }
-  EXPECT_EQ(parse_steps(" awq->rotate64 , search "), (Steps{.awq = true, .rotate = 64, .search = true}));
-}
-
-TEST(Steps, MistakesNameTheStep) {
-  const auto refused = [](const char* text, std::initializer_list<std::string_view> parts) {
-    test::expect_error(ErrorCode::bad_argument, parts, [&] { parse_steps(text); });
-  };
-  refused("", {"no such step"});
-  refused("awq → polish", {"polish", "no such step", "rotate128"});
-  refused("feedback → awq", {"awq", "too late"});
-  refused("awq → awq", {"twice"});
-  refused("awq → fold", {"fold", "too late"});
-  refused("rotate96", {"rotate96", "32, 64"});
-  refused("rotate", {"rotate"});
-}
-
 TEST(Recipe, FirstMatchWinsAndNoMatchIsNull) {
   const formats::Scheme three{formats::SchemeFamily::kbit, 3, 32, formats::ScaleType::e4m4};
   const formats::Scheme five{formats::SchemeFamily::kbit, 5, 32, formats::ScaleType::f16};

@@ -4,6 +4,7 @@
 
 #include "core/convert.h"
 #include "device/properties.h"
+#include "gpu.h"
 #include "kbit_samples.h"
 #include "quantize/quantizer_registry.h"
 #include "support.h"
@@ -38,7 +39,7 @@ TEST_F(RotatedCuda, GivesTheBytesOfTheCpu) {
             }
           }();
           if (!finite) continue;
-          const auto gpu = row.run_cuda(view, scheme, {});
+          const auto gpu = row.run_cuda(view, scheme, {}, test::gpu());
           EXPECT_TRUE(bytes_equal(gpu.weight, finite->weight))
               << to_string(scheme) << " " << distribution.name << " " << dtype_name(dtype) << " " << n << " × " << k;
           EXPECT_EQ(gpu.stats.blocks, finite->stats.blocks);
@@ -54,8 +55,9 @@ TEST_F(RotatedCuda, NamesWhatIsNotFinite) {
   std::vector<float> values(4 * 300, 1.0f);
   values[2 * 300 + 40] = std::numeric_limits<float>::quiet_NaN();
   const TensorView view{"w", DType::f32, {4, 300}, bytes_of(values)};
-  test::expect_error(ErrorCode::bad_file, {"w", "2", "40"},
-                     [&] { quantizer_row("rotated").run_cuda(view, formats::parse_scheme("rotated4-d128"), {}); });
+  test::expect_error(ErrorCode::bad_file, {"w", "2", "40"}, [&] {
+    quantizer_row("rotated").run_cuda(view, formats::parse_scheme("rotated4-d128"), {}, test::gpu());
+  });
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ TEST(RotatedQuantizer, SearchedNormsFitBetter) {
   const auto gain = [&](std::string_view scheme) {
     QuantizeOptions options;
     const double plain = test::sqnr(values, test::decode(quantize(values, 32, 512, scheme).weight));
-    options.scales = Scales::search;
+    options.steps = {{StepKind::search_scales}};
     return test::sqnr(values, test::decode(quantize(values, 32, 512, scheme, options).weight)) - plain;
   };
   // dB; measured 1.75, 1.29, 0.72, 0.08.
@@ -54,7 +54,7 @@ TEST(RotatedQuantizer, SearchedNormsAreTheBest) {
   constexpr int64_t n = 4, k = 160, group = 64;
   const std::vector<float> values = test::sample(test::distributions[3], n, k);
   QuantizeOptions options;
-  options.scales = Scales::search;
+  options.steps = {{StepKind::search_scales}};
   auto weight = quantize(values, n, k, "rotated3-d64-e4m4", options).weight;
   const RotatedLevels table(weight.plane(formats::PlaneRole::codebook).bytes.as<float>(), group);
   auto norms = weight.plane(formats::PlaneRole::scales).bytes.as<uint8_t>();
@@ -92,7 +92,7 @@ TEST(RotatedQuantizer, TakesAnyTable) {
 TEST(RotatedQuantizer, RefusesWhatItDoesNotHonour) {
   const std::vector<float> values(64, 1.0f);
   QuantizeOptions options;
-  options.clip = Clip::mse;
+  options.steps = {{StepKind::clip}};
   test::expect_error(ErrorCode::bad_argument, {"range to clip"},
                      [&] { quantize(values, 1, 64, "rotated4-d32", options); });
   test::expect_error(ErrorCode::bad_argument, {"kbit4-b32-e4m4"}, [&] { quantize(values, 1, 64, "kbit4-b32-e4m4"); });

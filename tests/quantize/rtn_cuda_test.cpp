@@ -7,6 +7,7 @@
 #include "core/text.h"
 #include "device/properties.h"
 #include "formats/scheme_registry.h"
+#include "gpu.h"
 #include "kbit_samples.h"
 #include "quantize/quantizer_registry.h"
 #include "support.h"
@@ -41,15 +42,15 @@ TEST_F(RtnCuda, GivesTheBytesOfTheCpu) {
           const TensorView view{"w", dtype, {n, k}, bytes.bytes()};
           for (const Clip clip : {Clip::min_max, Clip::mse}) {
             QuantizeOptions options;
-            options.clip = clip;
+            if (clip == Clip::mse) options.steps = {{StepKind::clip}};
             QuantizeResult cpu;
             try {
               cpu = row.run(view, scheme, options);
             } catch (const Error&) {  // the samples leave the range of f16
-              EXPECT_THROW(row.run_cuda(view, scheme, options), Error);
+              EXPECT_THROW(row.run_cuda(view, scheme, options, test::gpu()), Error);
               continue;
             }
-            const QuantizeResult gpu = row.run_cuda(view, scheme, options);
+            const QuantizeResult gpu = row.run_cuda(view, scheme, options, test::gpu());
             const std::string what = concat(to_string(scheme), " ", n, " × ", k, " ", dtype_name(dtype));
             ASSERT_TRUE(bytes_equal(gpu.weight, cpu.weight)) << what;
             EXPECT_EQ(gpu.stats.blocks, cpu.stats.blocks) << what;
@@ -71,8 +72,9 @@ TEST_F(RtnCuda, NamesTheFirstValueThatIsNotFinite) {
   values[30 * 96 + 2] = std::numeric_limits<float>::infinity();
   const Buffer bytes = stored(values, DType::bf16);
   const TensorView view{"layers.0.up.weight", DType::bf16, {40, 96}, bytes.bytes()};
-  test::expect_error(ErrorCode::bad_file, {"layers.0.up.weight", "row 7", "column 35"},
-                     [&] { quantizer_row("rtn").run_cuda(view, formats::parse_scheme("int4-g32-f16"), {}); });
+  test::expect_error(ErrorCode::bad_file, {"layers.0.up.weight", "row 7", "column 35"}, [&] {
+    quantizer_row("rtn").run_cuda(view, formats::parse_scheme("int4-g32-f16"), {}, test::gpu());
+  });
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ constexpr int64_t k = 301;
 
 QuantizeOptions with(Clip clip) {
   QuantizeOptions options;
-  options.clip = clip;
+  if (clip == Clip::mse) options.steps = {{StepKind::clip}};
   return options;
 }
 

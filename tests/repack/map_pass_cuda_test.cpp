@@ -12,6 +12,7 @@
 #include "device/stream.h"
 #include "formats/kbit.h"
 #include "formats/scheme_registry.h"
+#include "gpu.h"
 #include "laws/registries.h"
 #include "repack/layout_registry.h"
 #include "support.h"
@@ -53,8 +54,8 @@ TEST_F(MapPassCuda, PacksAndUnpacksTheBytesOfTheCpu) {
         const std::string what = concat(layout, " ", to_string(scheme), " ", n, " × ", k);
         const PackedWeight canonical = random_weight(scheme, n, k);
         const PackedWeight expected = layout_row(layout).pack(canonical);
-        EXPECT_TRUE(bytes_equal(pack_on_gpu(layout, canonical), expected)) << "pack " << what;
-        EXPECT_TRUE(bytes_equal(unpack_on_gpu(expected, "w"), canonical)) << "unpack " << what;
+        EXPECT_TRUE(bytes_equal(pack_on_gpu(layout, canonical, test::gpu()), expected)) << "pack " << what;
+        EXPECT_TRUE(bytes_equal(unpack_on_gpu(expected, "w", test::gpu()), canonical)) << "unpack " << what;
       }
     }
   }
@@ -70,8 +71,8 @@ TEST_F(MapPassCuda, EveryPassOfTheRegistryGivesTheBytesOfTheCpu) {
       const PackedWeight canonical = test::encoded(scheme, test::sample(test::distributions[0], n, k), n, k);
       const PackedWeight expected = row.pack(canonical);
       const std::string what = concat(name, " ", to_string(scheme), " ", n, " × ", k);
-      EXPECT_TRUE(bytes_equal(row.pack_cuda(canonical), expected)) << "pack " << what;
-      EXPECT_TRUE(bytes_equal(row.unpack_cuda(expected, "w"), canonical)) << "unpack " << what;
+      EXPECT_TRUE(bytes_equal(row.pack_cuda(canonical, test::gpu()), expected)) << "pack " << what;
+      EXPECT_TRUE(bytes_equal(row.unpack_cuda(expected, "w", test::gpu()), canonical)) << "unpack " << what;
       ++tried;
     }
   }
@@ -84,7 +85,7 @@ TEST_F(MapPassCuda, TheRegistryOffersThem) {
     ASSERT_NE(row.pack_cuda, nullptr);
     ASSERT_NE(row.unpack_cuda, nullptr);
     const PackedWeight canonical = random_weight({.bits = 3}, 70, 100);
-    EXPECT_TRUE(bytes_equal(row.unpack_cuda(row.pack_cuda(canonical), "w"), canonical));
+    EXPECT_TRUE(bytes_equal(row.unpack_cuda(row.pack_cuda(canonical, test::gpu()), "w", test::gpu()), canonical));
   }
 }
 
@@ -108,7 +109,7 @@ TEST_F(MapPassCuda, FindsPaddingThatIsNotZero) {
       damage(damaged, role, row, block);
       test::expect_error(ErrorCode::bad_file,
                          {"w", to_string(role), concat("row ", row, ", block ", block), "padding that is not zero"},
-                         [&] { unpack_on_gpu(damaged, "w"); });
+                         [&] { unpack_on_gpu(damaged, "w", test::gpu()); });
       test::expect_error(ErrorCode::bad_file, {concat("row ", row, ", block ", block)},
                          [&] { layout_row(damaged.layout).unpack(damaged, "w"); });
     }
@@ -136,7 +137,7 @@ TEST_P(EachLayout, WritesNothingBehindThePlanes) {
   const Scheme scheme{.bits = 5, .scale = formats::ScaleType::f16};
   const PackedWeight canonical = random_weight(scheme, 129, 96);
   const PackedWeight expected = layout_row(GetParam()).pack(canonical);
-  const device::Stream stream;
+  const device::Stream stream(test::gpu());
   const auto copy = [&](const PackedWeight& weight, PlaneRole role) {
     return device::DeviceBuffer::copy_of(weight.plane(role).bytes.bytes(), stream);
   };
@@ -144,12 +145,12 @@ TEST_P(EachLayout, WritesNothingBehindThePlanes) {
   auto scales = copy(canonical, PlaneRole::scales);
   const auto wanted_codes = expected.plane(PlaneRole::codes).bytes.bytes();
   const auto wanted_scales = expected.plane(PlaneRole::scales).bytes.bytes();
-  device::DeviceBuffer packed_codes(wanted_codes.size() + guard);
-  device::DeviceBuffer packed_scales(wanted_scales.size() + guard);
+  device::DeviceBuffer packed_codes(test::gpu(), wanted_codes.size() + guard);
+  device::DeviceBuffer packed_scales(test::gpu(), wanted_scales.size() + guard);
   packed_codes.fill(0xA5, stream);
   packed_scales.fill(0xA5, stream);
   pack_cuda(GetParam(), scheme, 129, 96, {codes.as<uint32_t>(), scales.data()},
-            {packed_codes.as<uint32_t>(), packed_scales.data()}, stream.get());
+            {packed_codes.as<uint32_t>(), packed_scales.data()}, stream);
   const auto check = [&](const device::DeviceBuffer& buffer, std::span<const std::byte> wanted) {
     std::vector<std::byte> got(buffer.size());
     buffer.download(got, stream);
@@ -165,17 +166,17 @@ TEST_P(EachLayout, WritesNothingBehindThePlanes) {
 TEST_F(MapPassCuda, RefusesWhatItCannotMove) {
   const PackedWeight canonical = random_weight({.bits = 4}, 4, 64);
   test::expect_error(ErrorCode::unsupported, {"canonical", "no pass on the GPU"},
-                     [&] { pack_on_gpu("canonical", canonical); });
+                     [&] { pack_on_gpu("canonical", canonical, test::gpu()); });
   test::expect_error(ErrorCode::bad_file, {"another layout"},
-                     [&] { pack_on_gpu("kbit-tile", layout_row("kbit-tile").pack(canonical)); });
-  const device::Stream stream;
-  device::DeviceBuffer memory(4096);
+                     [&] { pack_on_gpu("kbit-tile", layout_row("kbit-tile").pack(canonical), test::gpu()); });
+  const device::Stream stream(test::gpu());
+  device::DeviceBuffer memory(test::gpu(), 4096);
   const DeviceBlocks good{memory.as<uint32_t>(), memory.data()};
   const DeviceBlocks bad{memory.as<uint32_t>() + 1, memory.data()};
   test::expect_error(ErrorCode::bad_argument, {"misaligned"},
-                     [&] { pack_cuda("kbit-tile", {.bits = 4}, 4, 64, good, bad, stream.get()); });
+                     [&] { pack_cuda("kbit-tile", {.bits = 4}, 4, 64, good, bad, stream); });
   test::expect_error(ErrorCode::bad_argument, {"null"},
-                     [&] { pack_cuda("kbit-tile", {.bits = 4}, 4, 64, {}, good, stream.get()); });
+                     [&] { pack_cuda("kbit-tile", {.bits = 4}, 4, 64, {}, good, stream); });
 }
 
 }  // namespace

@@ -26,6 +26,7 @@
 #include "pipeline/convert_model.h"
 #include "quantize/rounding.h"
 #include "verify/convention_values.h"
+#include "verify/rungs.h"
 
 namespace w4q::verify {
 namespace {
@@ -102,7 +103,10 @@ class Checkpoint {
     writer.finish();
     io::write_file(folder / "config.json", config.dump(2), false);
     for (const auto& [name, from] : companions) std::filesystem::copy_file(from, folder / name);
-    return check_conventions(folder.path(), with_base ? test::bundled_model() : std::filesystem::path{});
+    CheckContext context(test::check_options(folder.path(), with_base ? test::bundled_model() : ""));
+    Findings findings;
+    conventions_check().run(context, findings);
+    return findings.checks.checks().front();
   }
 
   void expect_fault(const std::string& tensor, const std::string& what, bool with_base = false) const {

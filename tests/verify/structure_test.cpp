@@ -1,7 +1,6 @@
 #include "verify/structure.h"
 
 #include <fstream>
-#include <functional>
 
 #include "io/files.h"
 #include "packed_model.h"
@@ -16,27 +15,7 @@ class Structure : public ::testing::Test {
  protected:
   void SetUp() override { path_ = test::quantized_model(folder_, 3); }
 
-  /// Rewrites the weights: `change` sees every tensor and returns false to leave it out; it may add to `more`.
-  using Change = std::function<bool(io::PlannedTensor&, std::vector<std::byte>&)>;
-  void rewrite(const Change& change) const {
-    std::vector<io::PlannedTensor> plan;
-    std::map<std::string, std::vector<std::byte>> data;
-    {
-      const auto checkpoint = io::Checkpoint::open(path_);
-      for (const auto& [name, info] : checkpoint.tensors()) {
-        const auto tensor = checkpoint.load(name);
-        io::PlannedTensor planned{name, info.dtype, info.shape};
-        std::vector<std::byte> bytes(tensor->bytes.begin(), tensor->bytes.end());
-        if (!change(planned, bytes)) continue;
-        data[planned.name] = std::move(bytes);
-        plan.push_back(std::move(planned));
-      }
-    }
-    std::filesystem::remove(path_ / "model.safetensors");
-    io::CheckpointWriter writer(path_, plan, {});
-    for (const auto& [name, bytes] : data) writer.write(name, bytes);
-    writer.finish();
-  }
+  void rewrite(const test::Change& change) const { test::rewrite(path_, change); }
 
   Check structure(bool with_base = true) const {
     const auto candidate = open_checkpoint(path_);

@@ -8,13 +8,14 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "device/alignment.h"
 #include "device/launch.h"
 #include "kernels/attention/decode_parts.cuh"
 #include "kernels/attention/kept.cuh"
 #include "kernels/attention/loop.cuh"
 #include "kernels/attention/merge.cuh"
 #include "kernels/attention/pages.cuh"
-#include "kernels/common/overlap_launch.cuh"
+#include "kernels/common/dependent_launch.cuh"
 
 namespace w4q::kernels {
 namespace decode {
@@ -41,12 +42,12 @@ template <KvType type, int dim>
 __global__ void __launch_bounds__(threads<dim>, 1) decode_attention_kernel(const Task task) {
   extern __shared__ uint4 memory[];
   auto& shared = *reinterpret_cast<Shared<type, dim>*>(memory);
-  device::allow_next_launch();
+  device::trigger_dependent_launch();
   const int split = static_cast<int>(blockIdx.x);
   const int splits = static_cast<int>(gridDim.x);
   const BlockHeads heads(task);
   prefetch_table(task.layer);
-  device::wait_for_previous_launch();
+  device::wait_grid_dependency();
   // Of many blocks, only a long context needs the later ones: they ask where the token stands before anything else.
   const bool certain = split < certain_splits;
   int position = 0;
@@ -101,9 +102,9 @@ __global__ void __launch_bounds__(threads<dim>, 1) pruned_attention_kernel(const
   extern __shared__ uint4 memory[];
   auto& shared = *reinterpret_cast<Shared<type, dim>*>(memory);
   __shared__ PageChoice<dim> choice;
-  device::allow_next_launch();
+  device::trigger_dependent_launch();
   prefetch_table(task.layer);
-  device::wait_for_previous_launch();
+  device::wait_grid_dependency();
   const int split = static_cast<int>(blockIdx.x);
   const BlockHeads heads(task);
   EarlyLoads<dim> early(task, heads);
@@ -185,15 +186,15 @@ void launch_type(const Task& task, const Grid& grid, cudaStream_t stream) {
 
 /// Where things stand in the workspace.
 struct Workspace {
-  size_t packets, kept, end;
+  size_t mailboxes, kept, end;
 
   Workspace(const DecodeAttentionShape& shape, const Plan& plan) {
     const auto blocks = static_cast<size_t>(shape.kv_heads * plan.head_tiles * plan.splits);
     const auto columns = static_cast<size_t>(tile_heads * kv_padded_dim(shape.head_dim) / 2);
     end = 0;
-    const auto take = [&](size_t bytes) { return std::exchange(end, end + (bytes + 255) / 256 * 256); };
-    packets = take(blocks * columns * sizeof(kbit::Packet));
-    kept = take(shape.type == KvType::fp4r ? blocks * sizeof(kbit::Packet) : 0);
+    const auto take = [&](size_t bytes) { return std::exchange(end, end + device::round_up_256(bytes)); };
+    mailboxes = take(blocks * columns * sizeof(frame::MailboxWord));
+    kept = take(shape.type == KvType::fp4r ? blocks * sizeof(frame::MailboxWord) : 0);
   }
 };
 
@@ -228,8 +229,8 @@ void decode_attention_cuda(const DecodeAttentionArgs& args, cudaStream_t stream)
   task.rotation = args.rotation;
   task.position = args.position;
   task.out = args.out;
-  task.packets = reinterpret_cast<kbit::Packet*>(args.workspace + at.packets);
-  task.kept_packets = reinterpret_cast<kbit::Packet*>(args.workspace + at.kept);
+  task.mailboxes = reinterpret_cast<frame::MailboxWord*>(args.workspace + at.mailboxes);
+  task.kept_mailboxes = reinterpret_cast<frame::MailboxWord*>(args.workspace + at.kept);
   task.keep_mask = args.keep_mask;
   task.kept = args.kept;
   task.mask_words = (args.capacity + 32 * kv_page_tokens - 1) / (32 * kv_page_tokens);

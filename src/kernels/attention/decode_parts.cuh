@@ -35,11 +35,11 @@ struct Task {
   HeadRotation rotation;
   const int32_t* position;
   __half* out;
-  kbit::Packet* packets;  ///< [key head and tile][split][tile_heads · dim / 2]
+  frame::MailboxWord* mailboxes;  ///< [key head and tile][split][tile_heads · dim / 2]
   // fp4r
-  kbit::Packet* kept_packets;  ///< [key head and tile][split]
-  uint32_t* keep_mask;         ///< [key head and tile][mask_words], or null
-  int32_t* kept;               ///< [key head and tile], or null
+  frame::MailboxWord* kept_mailboxes;  ///< [key head and tile][split]
+  uint32_t* keep_mask;                 ///< [key head and tile][mask_words], or null
+  int32_t* kept;                       ///< [key head and tile], or null
   int64_t mask_words;
   float margin;  ///< in units of log2
   int64_t window;

@@ -44,10 +44,10 @@ __device__ Mean block_mean(const Space (&spaces)[warps<dim>], int head, int d) {
 }
 
 /// A mean as one word: there as a whole or not at all. Values are rounded to f16; the upper half is never zero.
-__device__ __forceinline__ void send_mean(kbit::Packet* to, const Mean& mean) {
+__device__ __forceinline__ void send_mean(frame::MailboxWord* to, const Mean& mean) {
   const float weight = mean.weight == 0 ? 1e-30f : mean.weight;
-  const kbit::Packet word =
-      static_cast<kbit::Packet>(__float_as_uint(weight)) << 32 | device::HalfType::pack(mean.low, mean.high);
+  const frame::MailboxWord word =
+      static_cast<frame::MailboxWord>(__float_as_uint(weight)) << 32 | device::HalfType::pack(mean.low, mean.high);
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
 }
 
@@ -59,7 +59,7 @@ struct Join {
 
   /// The first `count` of some words, in their order.
   template <int most>
-  __device__ void add(const kbit::Packet (&words)[most], int count) {
+  __device__ void add(const frame::MailboxWord (&words)[most], int count) {
     float highest = largest;
 #pragma unroll
     for (int i = 0; i < most; ++i) {
@@ -84,16 +84,16 @@ struct Join {
 /// Joins what `others` blocks sent, `stride` words apart, as it arrives: they have lower indices, and so are running or
 /// done. `at_once` words are asked for together.
 template <int at_once>
-__device__ void join_blocks(kbit::Packet* from, int stride, int others, Join& join) {
+__device__ void join_blocks(frame::MailboxWord* from, int stride, int others, Join& join) {
   for (int done = 0; done < others; done += at_once) {
-    kbit::Packet* const at = from + done * stride;
+    frame::MailboxWord* const at = from + done * stride;
     const int count = others - done;
-    kbit::Packet words[at_once];
+    frame::MailboxWord words[at_once];
     bool complete = false;
     while (!complete) {
       complete = true;
 #pragma unroll
-      for (int i = 0; i < at_once; ++i) words[i] = i < count ? kbit::peek(at + i * stride) : ~0ull;
+      for (int i = 0; i < at_once; ++i) words[i] = i < count ? frame::peek(at + i * stride) : ~0ull;
 #pragma unroll
       for (int i = 0; i < at_once; ++i) complete &= words[i] >> 32 != 0;
     }
@@ -112,21 +112,21 @@ __device__ void merge(const Task& task, const BlockHeads& heads, int split, int 
   constexpr int half = dim / 2;
   constexpr int stride = tile_heads * half;
   const int head_dim = task.layer.head_dim;
-  kbit::Packet* const packets = task.packets + static_cast<int64_t>(blockIdx.y * gridDim.x) * stride;
+  frame::MailboxWord* const mailboxes = task.mailboxes + static_cast<int64_t>(blockIdx.y * gridDim.x) * stride;
   __half* const out = task.out + int64_t{heads.first} * head_dim;
   for (int i = static_cast<int>(threadIdx.x); i < heads.count * half; i += threads<dim>) {
     const int head = i / half;
     const int d = i % half;
     const Mean own = block_mean<dim>(spaces, head, d);
     if (split + 1 < active) {
-      send_mean(packets + split * stride + i, own);
+      send_mean(mailboxes + split * stride + i, own);
       continue;
     }
     Join join(own);
     if (active <= 5) {
-      join_blocks<4>(packets + i, stride, active - 1, join);
+      join_blocks<4>(mailboxes + i, stride, active - 1, join);
     } else {
-      join_blocks<16>(packets + i, stride, active - 1, join);
+      join_blocks<16>(mailboxes + i, stride, active - 1, join);
     }
     if (d < head_dim) out[int64_t{head} * head_dim + d] = __float2half_rn(__fdividef(join.low, join.weight));
     if (d + half < head_dim) {

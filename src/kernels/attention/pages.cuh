@@ -357,13 +357,13 @@ class PageList {
 __device__ inline void count_kept(const Task& task, int split, int active, int kept) {
   if (task.kept == nullptr) return;
   const int lane = static_cast<int>(threadIdx.x % 32);
-  kbit::Packet* const packets = task.kept_packets + static_cast<int64_t>(blockIdx.y * gridDim.x);
+  frame::MailboxWord* const mailboxes = task.kept_mailboxes + static_cast<int64_t>(blockIdx.y * gridDim.x);
   if (split + 1 < active) {
-    if (lane == 0) kbit::send(packets + split, static_cast<float>(kept));
+    if (lane == 0) frame::send(mailboxes + split, static_cast<float>(kept));
     return;
   }
   float others[1] = {};
-  for (int other = lane; other < active - 1; other += 32) kbit::receive(packets + other, 1, others);
+  for (int other = lane; other < active - 1; other += 32) frame::receive(mailboxes + other, 1, others);
   const float sum = warp_sum(others[0]);
   if (lane == 0) task.kept[blockIdx.y] = kept + static_cast<int>(sum);
 }

@@ -15,7 +15,7 @@
 #include "device/fragment.cuh"
 #include "device/matrices.cuh"
 #include "kernels/attention/attention_cuda.h"
-#include "kernels/common/overlap_launch.cuh"
+#include "kernels/common/dependent_launch.cuh"
 
 namespace w4q::kernels {
 namespace {

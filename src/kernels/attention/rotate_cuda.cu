@@ -2,7 +2,7 @@
 #include "core/text.h"
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/kv_encode.cuh"
-#include "kernels/common/overlap_launch.cuh"
+#include "kernels/common/dependent_launch.cuh"
 
 namespace w4q::kernels {
 namespace {

@@ -3,6 +3,7 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "core/with_bits.h"
+#include "device/alignment.h"
 #include "device/check.h"
 #include "formats/kbit.h"
 #include "kernels/dequantize/fragment.cuh"
@@ -61,8 +62,6 @@ void launch_layout(const PackedDeviceWeight& weight, const OutputRows& out, cuda
   }
 }
 
-bool aligned(const void* pointer, int bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
-
 void check_arguments(const PackedDeviceWeight& weight, const DeviceRows& out) {
   const auto refuse = [](ErrorCode code, std::string_view what) {
     throw Error(code, concat("dequantize on the GPU: ", what));
@@ -84,8 +83,8 @@ void check_arguments(const PackedDeviceWeight& weight, const DeviceRows& out) {
   }
   const bool fragments = weight.layout == fragment_layout;
   const int scale_bytes = fragments ? 16 : weight.scheme.scale == ScaleType::e4m4 ? 1 : 2;
-  if (!aligned(weight.codes, fragments ? 16 : 4) || !aligned(weight.codebook, 4) ||
-      !aligned(weight.scales, scale_bytes) || !aligned(out.data, dtype_bits(out.dtype) / 8)) {
+  if (!device::aligned(weight.codes, fragments ? 16 : 4) || !device::aligned(weight.codebook, 4) ||
+      !device::aligned(weight.scales, scale_bytes) || !device::aligned(out.data, dtype_bits(out.dtype) / 8)) {
     refuse(ErrorCode::bad_argument, "a pointer is not aligned as its layout needs it");
   }
 }
@@ -95,7 +94,7 @@ void check_arguments(const PackedDeviceWeight& weight, const DeviceRows& out) {
 void dequantize_cuda(const PackedDeviceWeight& weight, const DeviceRows& rows, cudaStream_t stream) {
   check_arguments(weight, rows);
   const int element = dtype_bits(rows.dtype) / 8;
-  const bool vectors = aligned(rows.data, 16) && (rows.stride * element % 16 == 0 || weight.n == 1);
+  const bool vectors = device::aligned(rows.data, 16) && (rows.stride * element % 16 == 0 || weight.n == 1);
   const OutputRows out{rows.data, weight.n, weight.k, rows.stride, vectors};
   if (rows.dtype == DType::f32) {
     launch_layout<float>(weight, out, stream);

@@ -4,7 +4,7 @@
 #include "core/text.h"
 #include "device/fragment.cuh"
 #include "kernels/common/block_reduce.cuh"
-#include "kernels/common/overlap_launch.cuh"
+#include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/silu.cuh"
 #include "kernels/elementwise/elementwise_cuda.h"
 #include "kernels/frame/gemv_store.cuh"
@@ -63,7 +63,7 @@ template <int width>
 __global__ void __launch_bounds__(1024) rms_norm_kernel(const NormArgs args) {
   using Chunk = Values<width>;
   __shared__ float slots[32];
-  device::allow_next_launch();
+  device::trigger_dependent_launch();
   const int64_t first = static_cast<int64_t>(threadIdx.x) * width;
   const int64_t step = static_cast<int64_t>(blockDim.x) * width;
   Chunk weights[held_chunks];
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(1024) rms_norm_kernel(const NormArgs args) {
   for (int i = 0; i < held_chunks; ++i) {
     if (first + i * step < args.cols) weights[i] = Chunk::load(args.weight + first + i * step);
   }
-  device::wait_for_previous_launch();
+  device::wait_grid_dependency();
   const float* const x = args.x + blockIdx.x * args.cols;
   float sum = 0;
   const auto add = [&](int64_t at) {
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(1024) rms_norm_kernel(const NormArgs args) {
   if (args.state != nullptr) {
     const int64_t floats = norm_state_floats(args.cols);
     for (int64_t i = threadIdx.x; i < floats; i += blockDim.x) {
-      args.state[i] = i == 0 ? scale : i == 1 ? kbit::next_scale(scale) : i == 2 ? sum : 0;
+      args.state[i] = i == 0 ? scale : i == 1 ? frame::next_scale(scale) : i == 2 ? sum : 0;
     }
   }
   const auto finish = [&](int64_t at, Chunk chunk, const Chunk& weight) {
@@ -124,16 +124,17 @@ __global__ void add_bias_kernel(const float* bias, int64_t rows, int64_t cols, T
 
 template <int width>
 __global__ void silu_multiply_kernel(const __half* gate_up, int64_t rows, int64_t inner, bool turns, __half* out) {
-  device::allow_next_launch();
-  device::wait_for_previous_launch();
+  device::trigger_dependent_launch();
+  device::wait_grid_dependency();
   const int64_t chunks = inner / width;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * chunks; i += step) {
     const int64_t row = i / chunks;
     const int64_t column = i % chunks * width;
-    const __half* const gate = gate_up + row * 2 * inner + (turns ? column / gated_turn * gated_turn + column : column);
+    const __half* const gate =
+        gate_up + row * 2 * inner + (turns ? column / gate_up_turn * gate_up_turn + column : column);
     auto g = Values<width>::load(gate);
-    const auto u = Values<width>::load(gate + (turns ? gated_turn : inner));
+    const auto u = Values<width>::load(gate + (turns ? gate_up_turn : inner));
 #pragma unroll
     for (int j = 0; j < width; ++j) g.v[j] = silu_product(g.v[j], u.v[j]);
     g.store(out + row * inner + column);
@@ -149,8 +150,8 @@ __device__ float widen(T value) {
 
 template <class T>
 __global__ void embed_kernel(const EmbedArgs args) {
-  device::allow_next_launch();
-  device::wait_for_previous_launch();
+  device::trigger_dependent_launch();
+  device::wait_grid_dependency();
   const T* const from = static_cast<const T*>(args.table) + int64_t{args.ids[blockIdx.y]} * args.cols;
   float* const to = args.x + blockIdx.y * args.cols;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;

@@ -36,7 +36,7 @@ void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, __nv_bfloat16*
 void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, float* y, int64_t stride, cudaStream_t stream);
 
 /// out[r][i] = silu(gate) · up, kept within the range of f16. Rows of gate_up are 2·inner apart, of out inner. A row is
-/// all gates and then all ups, or with `turns` gated_turn of them in turn (linear_fusion.h; inner a multiple of it).
+/// all gates and then all ups, or with `turns` gate_up_turn of them in turn (linear_fusion.h; inner a multiple of it).
 void silu_multiply_cuda(const __half* gate_up, int64_t rows, int64_t inner, bool turns, __half* out, bool overlap,
                         cudaStream_t stream);
 

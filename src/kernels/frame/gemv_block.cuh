@@ -1,7 +1,7 @@
 // What every GEMV on 64 × 64 tiles does around its main loop, whatever the weights are.
 //
 // Every warp of the grid works off one contiguous run of tiles, equal to ±1 tile; within a run the warp never waits for
-// another. A row group (64 outputs × k) that lies in one run is stored straight from the registers. One that several
+// another. An N-tile (64 outputs × k) that lies in one run is stored straight from the registers. One that several
 // warps share is summed at the end: in shared memory, warp by warp, and across blocks, in their order, by the block
 // that holds its last tile. So the result is the same in every run of the program.
 //
@@ -11,7 +11,7 @@
 
 #include "kernels/frame/fix_up.cuh"
 
-namespace w4q::kernels::kbit {
+namespace w4q::kernels::frame {
 
 /// The table of a GEMV that looks nothing up: `stage_bytes` for what the block keeps there instead, until the tails
 /// (`tail_bytes`) take its place.
@@ -32,11 +32,11 @@ __device__ __forceinline__ void prefetch_next(const Launch& args, int warp) {
 #if __CUDA_ARCH__ >= 900
   if (args.overlap) return;
 #endif
-  if (args.next == nullptr) return;
+  if (args.prefetch == nullptr) return;
   constexpr int line = 128;
-  const int64_t lines = args.next_bytes / line;
+  const int64_t lines = args.prefetch_bytes / line;
   const int64_t mine = lines * (int64_t{blockIdx.x} * warps + warp) / (int64_t{gridDim.x} * warps) + threadIdx.x % 32;
-  if (mine < lines) asm volatile("prefetch.global.L2 [%0];" ::"l"(args.next + mine * line));
+  if (mine < lines) asm volatile("prefetch.global.L2 [%0];" ::"l"(args.prefetch + mine * line));
 }
 
 /// The work of one block. `Gemv` has
@@ -45,7 +45,7 @@ __device__ __forceinline__ void prefetch_next(const Launch& args, int warp) {
 ///   Args, Type, rows, warps   what a launch needs; type of the activations; most rows; warps of a block
 ///   Run                       a warp's way through its tiles: load_first_weights(), load_first_activations(),
 ///                             step(table, totals), span
-///   Totals                    a lane's sums of a row group: clear(); for_each(use(output, row, sum)), or where it is
+///   Totals                    a lane's sums of an N-tile: clear(); for_each(use(output, row, sum)), or where it is
 ///                             fused pair(): outputs `lane` and `lane` + 32
 ///   Table                     what stands in shared memory before the tails do: total_bytes, fill(), View
 template <class Gemv>
@@ -57,30 +57,30 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   static_assert(rows == 1 || !fused);
   extern __shared__ uint4 shared[];
   auto* const table = reinterpret_cast<char*>(shared);
-  const Slots<rows, warps> slots(table, Gemv::Table::total_bytes);
-  device::allow_next_launch();
+  const PartialSums<rows, warps> partial(table, Gemv::Table::total_bytes);
+  device::trigger_dependent_launch();
   const int warp = warp_index();
-  const Deal blocks(args.tiles, gridDim.x);
+  const Partition blocks(args.tiles, gridDim.x);
   const int block_begin = blocks.begin(blockIdx.x);
-  const Deal runs(blocks.begin(blockIdx.x + 1) - block_begin, warps);
+  const Partition runs(blocks.begin(blockIdx.x + 1) - block_begin, warps);
   const int begin = block_begin + runs.begin(warp);
 
   typename Gemv::Run run(args, begin, block_begin + runs.begin(warp + 1));
   run.load_first_weights();
   if constexpr (rows > 1) begin_inputs<warps>(args);
   Gemv::Table::fill(table, args);
-  const Outline outline(args, blocks);
+  const FixUp plan(args, blocks);
   const int head = warp;
   const int tail = warps + warp;
-  slots.leave(head, -1);
-  slots.leave(tail, -1);
+  partial.leave(head, -1);
+  partial.leave(tail, -1);
   if (fused && threadIdx.x == 0) prefetch_weights(args);
   if constexpr (rows > 1) {
     const uint32_t token = finish_inputs<warps>(args);
     run.load_first_activations();
     close_inputs(args, token);
   } else {
-    device::wait_for_previous_launch();
+    device::wait_grid_dependency();
     run.load_first_activations();
   }
   if (fused && threadIdx.x == 0) prefetch_stream(args);
@@ -91,9 +91,9 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   bool from_start = run.span.column == 0;
   int tail_group = -1;
   const auto leave_sums = [&](int slot, int group) {
-    float* const sums = slots.sums_of(slot);
+    float* const sums = partial.sums_of(slot);
     totals.for_each([&](int output, int row, float sum) { sums[output * rows + row] = sum; });
-    slots.leave(slot, group);
+    partial.leave(slot, group);
   };
   const auto store = [&](int group) {
     if constexpr (fused) {
@@ -108,7 +108,7 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
     run.step(values, totals);
     const bool last = run.span.count == 0;
     if (!ends_group && !last) continue;
-    // A row group is done when it began and ended in this run, else its sums wait for the others'.
+    // An N-tile is done when it began and ended in this run, else its sums wait for the others'.
     if (ends_group && from_start) {
       store(group);
     } else if (last) {
@@ -124,7 +124,7 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   __syncthreads();  // the table has served
   if (tail_group >= 0) leave_sums(tail, tail_group);
   __syncthreads();
-  combine<Type, fused, rows, warps>(args, outline, slots);
+  fix_up<Type, fused, rows, warps>(args, plan, partial);
 }
 
-}  // namespace w4q::kernels::kbit
+}  // namespace w4q::kernels::frame

@@ -8,7 +8,7 @@
 #include "kernels/common/silu.cuh"
 #include "kernels/frame/launch.cuh"
 
-namespace w4q::kernels::kbit {
+namespace w4q::kernels::frame {
 
 /// The scale of the x that a stream of this 1 / rms is followed by: a power of two. A sixteenth leaves room for a
 /// stream that grows a thousandfold beyond its largest value at once, and costs 2^-21 of the rms at the lower end of
@@ -43,7 +43,7 @@ struct InputNorm {
     scale = __ldcg(state);
     for (int i = threadIdx.x % 32; i < groups; i += 32) squares += __ldcg(state + 2 + i);
   }
-  /// What sums are multiplied with. By a whole warp; that of row group 0 leaves the next scale.
+  /// What sums are multiplied with. By a whole warp; that of N-tile 0 leaves the next scale.
   __device__ __forceinline__ float factor(const Launch& args, int group) const {
     float* const state = args.fusion.input_norm;
     if (state == nullptr) return 1;
@@ -69,7 +69,7 @@ struct OutputExtras {
   }
 };
 
-/// Stores a row group; what it needs beside the sums it asks for when it is made, before the sums are there.
+/// Stores an N-tile; what it needs beside the sums it asks for when it is made, before the sums are there.
 template <class Type, bool fused>
 struct GroupStore {
   using Scalar = typename Type::Scalar;
@@ -92,7 +92,7 @@ struct GroupStore {
     const float factor = args.result_factor * norm.factor(args, group);
     const float low = fmaf(sums.x * factor, extras[0].scale, extras[0].bias) + extras[0].before;
     const float high = fmaf(sums.y * factor, extras[1].scale, extras[1].bias) + extras[1].before;
-    if (args.fusion.gated) return store_gated(low, high);
+    if (args.fusion.swiglu) return store_swiglu(low, high);
     store(low, 0);
     store(high, 32);
     if (args.fusion.next_x == nullptr) return;
@@ -104,12 +104,12 @@ struct GroupStore {
 
  private:
   /// A lane has two gates or, eight lanes further, their ups: the first makes the low product, the other the high one.
-  __device__ __forceinline__ void store_gated(float low, float high) const {
+  __device__ __forceinline__ void store_swiglu(float low, float high) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const bool has_ups = lane / gated_turn % 2 != 0;
-    const float other = __shfl_xor_sync(0xFFFFFFFFu, has_ups ? low : high, gated_turn);
+    const bool has_ups = lane / gate_up_turn % 2 != 0;
+    const float other = __shfl_xor_sync(0xFFFFFFFFu, has_ups ? low : high, gate_up_turn);
     const float value = has_ups ? silu_product(other, high) : silu_product(low, other);
-    const int at = 32 * group + (has_ups ? 16 : 0) + lane / 16 * gated_turn + lane % gated_turn;
+    const int at = 32 * group + (has_ups ? 16 : 0) + lane / 16 * gate_up_turn + lane % gate_up_turn;
     static_cast<Scalar*>(args.y)[at] = Type::narrow(value);
   }
   __device__ __forceinline__ void store(float value, int offset) const {
@@ -135,4 +135,4 @@ struct GroupStore<Type, false> {
   __device__ GroupStore(const Launch&, int) {}
 };
 
-}  // namespace w4q::kernels::kbit
+}  // namespace w4q::kernels::frame

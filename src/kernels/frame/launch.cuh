@@ -1,28 +1,25 @@
-// What the kbit kernels share on both sides of a launch.
+// What the kernels on tiles share on both sides of a launch, whatever their weights are.
 #pragma once
 
 #include <string_view>
 
-#include "core/dtype.h"
-#include "core/error.h"
-#include "core/with_bits.h"
 #include "device/check.h"
-#include "formats/scheme.h"
-#include "kernels/common/overlap_launch.cuh"
+#include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/silu.cuh"
 #include "kernels/common/store_value.cuh"
 #include "kernels/frame/linear_fusion.h"
 #include "kernels/frame/mailbox.cuh"
-#include "kernels/kbit/tile.cuh"
+#include "kernels/frame/tile.cuh"
+#include "repack/layout_marlin.h"
 
-namespace w4q::kernels::kbit {
+namespace w4q::kernels::frame {
 
 /// What a launch needs, resolved on the host.
 struct Launch {
   int m;
   int64_t n, k, ldx, ldy;
-  int row_groups;  ///< tiles along n
-  int col_groups;  ///< tiles along k
+  int n_tiles;  ///< tiles along n
+  int k_tiles;  ///< tiles along k
   int tiles;
   const void* x;
   const uint32_t* codes;
@@ -33,21 +30,20 @@ struct Launch {
   const void* output_scales;  ///< one scale per output, in Marlin's order of a single group; null: none
   bool bf16_output_scales;
   void* y;
-  bool fp32;            ///< y and the residual are f32, else of the activations' type
-  Packet* packets;      ///< sums of row groups that blocks share: 64 outputs × rows per block, empty between launches
-  float table_factor;   ///< the codebook times this is what the table holds
-  float result_factor;  ///< takes all factors out of the sums again
-  bool aligned;         ///< rows of x may be read 16 bytes at a time
-  bool overlap;         ///< begin while the launch before is still running, as far as the weights go
+  bool fp32;               ///< y and the residual are f32, else of the activations' type
+  MailboxWord* mailboxes;  ///< sums of N-tiles that blocks share: 64 outputs × rows per block, empty between launches
+  float table_factor;      ///< the codebook times this is what the table holds
+  float result_factor;     ///< takes all factors out of the sums again
+  bool aligned;            ///< rows of x may be read 16 bytes at a time
+  bool overlap;            ///< begin while the launch before is still running, as far as the weights go
   LinearFusion fusion;
-  const char* next;  ///< NextWeights; null: nothing to fetch
-  int64_t next_bytes;
+  const char* prefetch;  ///< L2Prefetch; null: nothing to fetch
+  int64_t prefetch_bytes;
 };
 
 /// The scale of an output where all inputs are one group (layout_marlin.h).
 __device__ __forceinline__ float output_scale(const Launch& args, int row) {
-  const int c = row % 32;
-  const int at = row - c + 8 * (c % 8 / 2) + 2 * (c / 8) + c % 2;
+  const int at = repack::MarlinMap::single_order(row);
   const unsigned short bits = __ldg(static_cast<const unsigned short*>(args.output_scales) + at);
   return args.bf16_output_scales ? __uint_as_float(static_cast<uint32_t>(bits) << 16)
                                  : __half2float(__ushort_as_half(bits));
@@ -75,46 +71,16 @@ template <int warps>
 __device__ __forceinline__ void begin_inputs(const Launch&) {}
 template <int warps>
 __device__ __forceinline__ uint32_t finish_inputs(const Launch&) {
-  device::wait_for_previous_launch();
+  device::wait_grid_dependency();
   return 0;
 }
 __device__ __forceinline__ void close_inputs(const Launch&, uint32_t) {}
 
-/// 1 to 16 activation rows (kbit/gemv_cuda.cu).
-void launch_gemv(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks, cudaStream_t stream,
-                 std::string_view shape);
-/// The same with a LinearFusion (kbit/gemv_fused_cuda.cu).
-void launch_fused_gemv(const Launch& args, const formats::Scheme& scheme, int blocks, cudaStream_t stream,
-                       std::string_view shape);
-/// 17 to 64 activation rows (kbit/gemm_cuda.cu).
-void launch_gemm(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks, cudaStream_t stream,
-                 std::string_view shape);
-/// 1 to 64 activation rows from kbit-tile (kbit/reference_cuda.cu).
-void launch_reference(const Launch& args, const formats::Scheme& scheme, DType activation, cudaStream_t stream,
-                      std::string_view shape);
 /// Words of workspace that a block sends its sums in.
-inline int gemv_packets() { return 64 * 16; }
-int gemm_packets(int64_t m);
+inline int gemv_mailbox_words() { return 64 * 16; }
+int gemm_mailbox_words(int64_t m);
 /// Blocks to launch for these sizes, at most `most`.
 int gemm_blocks(const Launch& args, int most);
-
-/// Calls body.operator()<bits, Type>() for a width of kbit codes and a type of activations.
-template <class Body>
-void with_bits(int bits, DType activation, const Body& body) {
-  with_table_bits(bits, [&]<int width>() {
-    if (activation == DType::f16) return body.template operator()<width, device::HalfType>();
-    body.template operator()<width, device::Bf16Type>();
-  });
-}
-
-/// Calls body.operator()<bits, Type, Scales>() for a scheme and a type of activations.
-template <class Body>
-void with_types(const formats::Scheme& scheme, DType activation, const Body& body) {
-  with_bits(scheme.bits, activation, [&]<int bits, class Type>() {
-    if (scheme.scale == formats::ScaleType::e4m4) return body.template operator()<bits, Type, E4m4Scales>();
-    return body.template operator()<bits, Type, F16Scales>();
-  });
-}
 
 /// Whether a block of this GPU may have large_shared_bytes.
 inline bool has_large_blocks() {
@@ -132,4 +98,4 @@ void launch_kernel(const Args& args, int blocks, int threads, cudaStream_t strea
   device::check_launch(name, shape);
 }
 
-}  // namespace w4q::kernels::kbit
+}  // namespace w4q::kernels::frame

@@ -18,12 +18,12 @@ constexpr int64_t norm_state_floats(int64_t cols) { return 2 + (cols + 63) / 64;
 
 /// Rows of gates and of their ups that take turns: eight lie in lanes of their own, and what mma leaves in a lane of
 /// the next eight is theirs.
-inline constexpr int gated_turn = 8;
+inline constexpr int gate_up_turn = 8;
 
 struct LinearFusion {
-  /// Rows of the weight are gated_turn gates and their ups in turn: y[i] = silu(gate) · up, [n/2], within the range of
-  /// its type. n a multiple of 64.
-  bool gated = false;
+  /// SwiGLU epilogue: rows of the weight are gate_up_turn gates and their ups in turn, y[i] = silu(gate) · up, [n/2],
+  /// within the range of its type. n a multiple of 64.
+  bool swiglu = false;
   /// x has yet to be multiplied with what this state [norm_state_floats(k)] lacks to 1 / rms, and [1] is set; null: x
   /// is complete.
   float* input_norm = nullptr;
@@ -38,7 +38,7 @@ struct LinearFusion {
 
   /// What takes one row.
   bool has_norm() const { return input_norm != nullptr || next_x != nullptr; }
-  bool any() const { return gated || has_norm(); }
+  bool any() const { return swiglu || has_norm(); }
 };
 
 }  // namespace w4q::kernels

@@ -4,28 +4,28 @@
 
 #include <cstdint>
 
-namespace w4q::kernels::kbit {
+namespace w4q::kernels::frame {
 
 /// One word; zero while empty. Words are empty between launches: whoever receives one empties it.
-using Packet = unsigned long long;
+using MailboxWord = unsigned long long;
 
-__device__ __forceinline__ void send(Packet* to, float value) {
-  const Packet word = static_cast<Packet>(1) << 32 | __float_as_uint(value);
+__device__ __forceinline__ void send(MailboxWord* to, float value) {
+  const MailboxWord word = static_cast<MailboxWord>(1) << 32 | __float_as_uint(value);
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
 }
 
-__device__ __forceinline__ Packet peek(const Packet* from) {
-  Packet word;
+__device__ __forceinline__ MailboxWord peek(const MailboxWord* from) {
+  MailboxWord word;
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
   return word;
 }
 
-/// Adds `count` packets, `stride` apart, to `sums`, as soon as they are there. All are asked for at once, again and
-/// again: one trip to the L2 cache after the last has arrived. The sender must be a block of a lower index: it is
+/// Adds `count` words, `stride` apart, to `sums`, as soon as they are there. All are asked for at once, again and again:
+/// one trip to the L2 cache after the last has arrived. The sender must be a block of a lower index: it is
 /// running or done.
 template <int count>
-__device__ __forceinline__ void receive(Packet* from, int stride, float (&sums)[count]) {
-  Packet words[count];
+__device__ __forceinline__ void receive(MailboxWord* from, int stride, float (&sums)[count]) {
+  MailboxWord words[count];
   bool complete = false;
   while (!complete) {
 #pragma unroll
@@ -41,4 +41,4 @@ __device__ __forceinline__ void receive(Packet* from, int stride, float (&sums)[
   }
 }
 
-}  // namespace w4q::kernels::kbit
+}  // namespace w4q::kernels::frame

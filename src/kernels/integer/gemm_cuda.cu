@@ -46,18 +46,18 @@ struct MarlinWeights {
     WeightReader<bits> codes;
     TileGroups<bits, with_zeros> groups;
     __device__ explicit Reader(const Args& args) : codes(args), groups(args) {}
-    __device__ void load(Tile& tile, int row_group, int column) const {
-      codes.load(tile.codes, row_group, column);
-      groups.load(tile.groups, row_group, column);
+    __device__ void load(Tile& tile, int n_tile, int column) const {
+      codes.load(tile.codes, n_tile, column);
+      groups.load(tile.groups, n_tile, column);
     }
   };
 
   template <int groups>
   __device__ __forceinline__ static void multiply(const Tile& tile, int block, const uint4 (&x)[groups], const View&,
-                                                  const Args& args, kbit::Accumulator<groups>& sums) {
+                                                  const Args& args, frame::Accumulator<groups>& sums) {
     const auto& group = tile.groups[block];
 #pragma unroll
-    for (int r = 0; r < kbit::Map::row_tiles; ++r) {
+    for (int r = 0; r < frame::Map::row_tiles; ++r) {
       const float2 by = args.group_shift == one_group ? make_float2(1, 1) : group.scale_pair(r, args.bf16_scales);
       const float f = args.weight_factor;
       const uint32_t scale[2] = {Type::pack(by.x * f, by.x * f), Type::pack(by.y * f, by.y * f)};
@@ -72,7 +72,7 @@ struct MarlinWeights {
           a[reg] = Type::multiply(centered, scale[reg % 2]);
         }
 #pragma unroll
-        for (int i = 0; i < groups; ++i) sums.template mma<Type>(i, r, a, kbit::block_step(x[i], step));
+        for (int i = 0; i < groups; ++i) sums.template mma<Type>(i, r, a, frame::block_step(x[i], step));
       }
     }
   }
@@ -89,7 +89,7 @@ struct MarlinWeights {
 void launch_marlin_gemm(const MarlinLaunch& args, int bits, DType activation, int blocks, cudaStream_t stream,
                         std::string_view shape) {
   with_types(args, bits, activation, [&]<int width, class Type, bool with_zeros>() {
-    kbit::launch_gemm_kernel<MarlinWeights<width, Type, with_zeros>>(args, blocks, stream, "integer_gemm", shape);
+    frame::launch_gemm_kernel<MarlinWeights<width, Type, with_zeros>>(args, blocks, stream, "integer_gemm", shape);
   });
 }
 

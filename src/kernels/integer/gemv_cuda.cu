@@ -10,7 +10,7 @@ template <int bits, class Type, bool with_zeros>
 void launch_bits(const MarlinLaunch& args, int blocks, cudaStream_t stream, std::string_view shape) {
   if (args.m == 1) return launch_rows<bits, Type, with_zeros, 1>(args, blocks, stream, shape);
   if (args.m <= 8) return launch_rows<bits, Type, with_zeros, 8>(args, blocks, stream, shape);
-  if (kbit::has_large_blocks()) return launch_rows<bits, Type, with_zeros, 16, true>(args, blocks, stream, shape);
+  if (frame::has_large_blocks()) return launch_rows<bits, Type, with_zeros, 16, true>(args, blocks, stream, shape);
   launch_rows<bits, Type, with_zeros, 16>(args, blocks, stream, shape);
 }
 

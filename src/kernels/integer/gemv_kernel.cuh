@@ -31,7 +31,7 @@ struct IntegerGemv {
   using Run = integer::Run<bits, Type, with_zeros, rows, depth>;
 
   /// Nothing to look up; in front of the sums are the tiles on their way.
-  using Table = kbit::NoTable<warps * depth * Stage<bits, with_zeros, rows>::bytes, warps * 64 * rows * 4>;
+  using Table = frame::NoTable<warps * depth * Stage<bits, with_zeros, rows>::bytes, warps * 64 * rows * 4>;
 };
 
 /// One row, nothing fused: registers leave room for a block of the next launch beside this one, where shared memory
@@ -49,15 +49,15 @@ __global__ void __launch_bounds__(Gemv::warps * 32, Gemv::rows == 1 && !Gemv::fu
 }
 
 template <class Gemv>
-constexpr int shared_bytes = Gemv::Table::total_bytes + kbit::Slots<Gemv::rows, Gemv::warps>::extra_bytes;
+constexpr int shared_bytes = Gemv::Table::total_bytes + frame::PartialSums<Gemv::rows, Gemv::warps>::extra_bytes;
 
 template <int bits, class Type, bool with_zeros, int rows, bool large = false, bool fused = false>
 void launch_rows(const MarlinLaunch& args, int blocks, cudaStream_t stream, std::string_view shape) {
   using Gemv = IntegerGemv<bits, Type, with_zeros, rows, large, fused>;
   constexpr int most = large ? large_shared_bytes : least_shared_bytes;
   if constexpr (fused) keep_blocks_apart<integer_gemv_kernel<Gemv>, shared_bytes<Gemv>>();
-  kbit::launch_kernel<integer_gemv_kernel<Gemv>, shared_bytes<Gemv>, most>(args, blocks, Gemv::warps * 32, stream,
-                                                                           "integer_gemv", shape);
+  frame::launch_kernel<integer_gemv_kernel<Gemv>, shared_bytes<Gemv>, most>(args, blocks, Gemv::warps * 32, stream,
+                                                                            "integer_gemv", shape);
 }
 
 }  // namespace w4q::kernels::integer

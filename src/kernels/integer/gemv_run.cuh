@@ -6,13 +6,13 @@
 // that the zero points are multiplied with.
 #pragma once
 
+#include "kernels/frame/gemv_run.cuh"
 #include "kernels/integer/inputs.cuh"
-#include "kernels/kbit/gemv_run.cuh"
 
 namespace w4q::kernels::integer {
 
-using kbit::Products;
-using Span = kbit::Span<1>;
+using frame::Products;
+using Span = frame::Span<1>;
 
 /// Products with codes, and with units instead of codes.
 template <int groups>
@@ -22,7 +22,7 @@ struct CodeProducts {
 
   __device__ void clear() {
     codes.clear();
-    kbit::set_zero(units);
+    frame::set_zero(units);
   }
   /// 32 inputs of a tile with the lane's activations `x`.
   template <class Type, int bits>
@@ -33,16 +33,16 @@ struct CodeProducts {
     for (int step = 2 * block; step < 2 * block + 2; ++step) {
 #pragma unroll
       for (int group = 0; group < groups; ++group) {
-        const uint2 b = kbit::block_step(x[group], step);
+        const uint2 b = frame::block_step(x[group], step);
         Type::mma(units[group], ones, b.x, b.y);
       }
 #pragma unroll
-      for (int r = 0; r < kbit::Map::row_tiles; ++r) {
+      for (int r = 0; r < frame::Map::row_tiles; ++r) {
         uint32_t a[4];
         tile.template decode<Type>(r, step, a);
 #pragma unroll
         for (int group = 0; group < groups; ++group) {
-          const uint2 b = kbit::block_step(x[group], step);
+          const uint2 b = frame::block_step(x[group], step);
           Type::mma(codes.sums[group][r], a, b.x, b.y);
         }
       }
@@ -55,14 +55,14 @@ template <int rows>
 struct RowTotals {
   static constexpr int groups = rows == 16 ? 2 : 1;
   static constexpr int per_lane = rows == 1 ? 1 : 2 * groups;
-  float sums[kbit::Map::row_tiles][2][per_lane];
+  float sums[frame::Map::row_tiles][2][per_lane];
 
-  __device__ void clear() { kbit::set_zero(sums); }
+  __device__ void clear() { frame::set_zero(sums); }
   /// scale · (products − zero · units), column by column of the lane.
   template <class Type, int bits, bool with_zeros>
   __device__ void add(const CodeProducts<groups>& products, const Group<bits, with_zeros>& group, bool bf16_scales) {
 #pragma unroll
-    for (int r = 0; r < kbit::Map::row_tiles; ++r) {
+    for (int r = 0; r < frame::Map::row_tiles; ++r) {
       const float2 by = group.scale_pair(r, bf16_scales);
       const float zeros[2] = {group.template zero<Type>(r, 0), group.template zero<Type>(r, 1)};
 #pragma unroll
@@ -74,14 +74,14 @@ struct RowTotals {
       }
     }
   }
-  /// Calls use(output, activation row, sum) for what the lane has to give of a finished row group.
+  /// Calls use(output, activation row, sum) for what the lane has to give of a finished N-tile.
   template <class Use>
   __device__ void for_each(const Use& use) const {
     const int g = threadIdx.x % 32 / 4;
     const int t = threadIdx.x % 4;
     if (rows == 1 && t != 0) return;
 #pragma unroll
-    for (int r = 0; r < kbit::Map::row_tiles; ++r) {
+    for (int r = 0; r < frame::Map::row_tiles; ++r) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -91,7 +91,7 @@ struct RowTotals {
       }
     }
   }
-  /// One row: outputs `lane` and `lane` + 32 of a finished row group. Lane 4g has outputs g, g + 8, g + 16, …
+  /// One row: outputs `lane` and `lane` + 32 of a finished N-tile. Lane 4g has outputs g, g + 8, g + 16, …
   __device__ float2 pair() const {
     const int lane = threadIdx.x % 32;
     float2 pair{};

@@ -105,12 +105,12 @@ __device__ __forceinline__ void flush(float (&total)[4], const int (&sum)[4], fl
 
 /// What a warp knows of its part of a tile.
 struct Part {
-  int row_group;  ///< of 64 outputs, in the tile
-  int half;       ///< of each lane's words
-  int rows;       ///< of the tile that are there: others are not multiplied
+  int n_tile;  ///< of 64 outputs, in the tile
+  int half;    ///< of each lane's words
+  int rows;    ///< of the tile that are there: others are not multiplied
 
   __device__ Part(const GemmLaunch& args, const Work& work)
-      : row_group(threadIdx.x / 64), half(threadIdx.x / 32 % 2), rows(args.m - work.row_tile * tile_rows) {}
+      : n_tile(threadIdx.x / 64), half(threadIdx.x / 32 % 2), rows(args.m - work.row_tile * tile_rows) {}
   __device__ bool has(int turn) const { return turn * (8 * turn_groups) < rows; }
 };
 
@@ -181,7 +181,7 @@ __device__ __forceinline__ void multiply(const GemmLaunch& args, const char* sta
                                          const ChunkGroups<K::width, K::with_zeros, K::segments>& groups,
                                          Totals& totals) {
   uint32_t a[2][4][4];
-  Codes<K::width>::decode(stage, part.row_group, part.half, a);
+  Codes<K::width>::decode(stage, part.n_tile, part.half, a);
   float2 scales[K::segments][2];
   int2 offsets[K::segments][2];
 #pragma unroll
@@ -245,7 +245,7 @@ struct OutputWriter {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const bool inside = first + i < args.n;
-      scales[i] = inside && args.output_scales != nullptr ? kbit::output_scale(args, static_cast<int>(first + i)) : 1;
+      scales[i] = inside && args.output_scales != nullptr ? frame::output_scale(args, static_cast<int>(first + i)) : 1;
       bias[i] = inside && args.bias != nullptr ? __ldg(args.bias + first + i) : 0;
     }
   }
@@ -293,15 +293,15 @@ struct OutputWriter {
 };
 
 /// A turn's rows at a time through shared memory, where neighbouring outputs come together: two warps have the outputs
-/// of a row group, and store half of the rows each.
+/// of an N-tile, and store half of the rows each.
 template <int bits>
 __device__ __forceinline__ void store(const GemmLaunch& args, const Work& work, const Part& part, const Totals& totals,
                                       char* shared) {
   constexpr int pitch = 64 + 4;
   constexpr int rows = 8 * turn_groups;
   const int lane = threadIdx.x % 32;
-  float* const slice = reinterpret_cast<float*>(shared) + part.row_group * (rows * pitch);
-  const OutputWriter writer(args, int64_t{tile_outputs} * work.output_tile + 64 * part.row_group + lane % 16 * 4);
+  float* const slice = reinterpret_cast<float*>(shared) + part.n_tile * (rows * pitch);
+  const OutputWriter writer(args, int64_t{tile_outputs} * work.output_tile + 64 * part.n_tile + lane % 16 * 4);
 #pragma unroll
   for (int turn = 0; turn < turns; ++turn) {
     if (!part.has(turn)) break;
@@ -347,7 +347,7 @@ __global__ void __launch_bounds__(threads, 1) gemm_kernel(const GemmLaunch args)
   for (int i = 0; i < K::stages - 1; ++i) fetch(work.begin + i);
   for (int chunk = work.begin; chunk < work.end; ++chunk) {
     ChunkGroups<K::width, K::with_zeros, K::segments> groups;
-    groups.load(args, first_group + part.row_group, part.half, chunk);
+    groups.load(args, first_group + part.n_tile, part.half, chunk);
     device::wait_async<K::stages - 2>();
     __syncthreads();
     fetch(chunk + K::stages - 1);
@@ -361,8 +361,8 @@ __global__ void __launch_bounds__(threads, 1) gemm_kernel(const GemmLaunch args)
 
 template <class K>
 void launch_kind(const GemmLaunch& args, cudaStream_t stream, std::string_view shape) {
-  kbit::launch_kernel<gemm_kernel<K>, K::shared_bytes>(args, args.row_tiles * args.output_tiles * args.splits, threads,
-                                                       stream, "int8_gemm", shape);
+  frame::launch_kernel<gemm_kernel<K>, K::shared_bytes>(args, args.row_tiles * args.output_tiles * args.splits, threads,
+                                                        stream, "int8_gemm", shape);
 }
 
 }  // namespace

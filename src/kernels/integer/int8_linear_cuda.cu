@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "device/alignment.h"
 #include "device/launch.h"
 #include "kernels/integer/int8_linear.h"
 #include "kernels/integer/int8_rows_cuda.h"
@@ -19,8 +20,6 @@ constexpr int64_t most_slice_rows = 4096;
 constexpr int64_t least_split_chunks = 4;
 /// … and so many blocks at most: one of them reads the sums of all, 64 KB each for every 64 rows.
 int64_t most_splits(int64_t m) { return m <= int8::tile_rows / 2 ? 8 : 4; }
-
-size_t round_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 /// How a layer is cut into tiles.
 struct Tiling {
@@ -46,7 +45,7 @@ struct Parts {
   Parts(int64_t m, int64_t n, int64_t k) {
     const Int8Order order(m, k);
     const Tiling tiling = tiling_of(m, n, k);
-    const auto size = [](int64_t bytes) { return round_up(static_cast<size_t>(bytes)); };
+    const auto size = [](int64_t bytes) { return device::round_up_256(static_cast<size_t>(bytes)); };
     codes = size(order.bytes());
     scales = size(order.padded_rows * 4);
     sums = size(order.padded_rows * order.chunks * 4 * 2);
@@ -131,7 +130,10 @@ constexpr KernelRow rows[] = {
      .accepts = accepts,
      .workspace = workspace,
      .run = run,
-     .keeps_words = false},
+     .keeps_semaphores = false,
+     // Integers are exact: f32 sums of groups, the scales' products and the result are rounded, in f32
+     // (128 groups + 3) · 2^-24 at most.
+     .fp32_error = 1e-5},
 };
 
 }  // namespace

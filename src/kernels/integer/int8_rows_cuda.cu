@@ -2,6 +2,7 @@
 #include "kernels/integer/int8_rows_cuda.h"
 
 #include "core/text.h"
+#include "device/alignment.h"
 #include "device/check.h"
 #include "device/fragment.cuh"
 #include "kernels/common/block_reduce.cuh"
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(threads) quantize_kernel(const QuantizeArgs ar
 }  // namespace
 
 void int8_rows_cuda(const Int8RowsArgs& args, cudaStream_t stream) {
-  const bool aligned = reinterpret_cast<uintptr_t>(args.x) % 16 == 0 && args.ldx % 8 == 0;
+  const bool aligned = device::aligned(args.x, 16) && args.ldx % 8 == 0;
   const QuantizeArgs launch{args, Int8Order(args.m, args.k), aligned};
   const auto blocks = static_cast<unsigned>(args.m);
   if (args.activation == DType::f16) {

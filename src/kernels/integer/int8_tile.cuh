@@ -18,7 +18,7 @@ __device__ __forceinline__ void mma(int (&c)[4], const uint32_t (&a)[4], uint32_
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(d[0]), "r"(d[1]), "r"(d[2]), "r"(d[3]));
 }
 
-/// Codes of a stage in shared memory, and what they say. A warp has half of each lane's words of a row group: two of
+/// Codes of a stage in shared memory, and what they say. A warp has half of each lane's words of an N-tile: two of
 /// its four row tiles.
 ///
 /// 4 bits: a lane's four words of 16 inputs are those of four row tiles. Lanes 8 to 15 and 24 to 31 take the other
@@ -27,8 +27,8 @@ template <int bits>
 struct Codes {
   static constexpr int loads = bits / 4;  ///< 16 bytes of a lane, of 16 inputs
   static constexpr int sixteens = chunk_inputs / 16;
-  static constexpr int row_groups = tile_outputs / 64;
-  static constexpr int stage_bytes = sixteens * row_groups * loads * 512;
+  static constexpr int n_tiles = tile_outputs / 64;
+  static constexpr int stage_bytes = sixteens * n_tiles * loads * 512;
   static constexpr float unit = bits == 4 ? 16 : 1;  ///< a decoded byte is unit · (code − 2^(bits−1))
 
   /// The pair of row tiles that this lane has in warp half `half`.
@@ -36,7 +36,7 @@ struct Codes {
 
   /// Starts bringing the stage's share of this thread, one of 256.
   struct Fetcher {
-    static constexpr int per_sixteen = row_groups * loads * 32;
+    static constexpr int per_sixteen = n_tiles * loads * 32;
     static constexpr int turns = sixteens * per_sixteen / 256;
     const uint4* from;  ///< in the first sixteen inputs
     int64_t step;       ///< to the next sixteen
@@ -47,10 +47,10 @@ struct Codes {
       const int at = static_cast<int>(threadIdx.x) % per_sixteen;
       const int group = at / (32 * loads);
       const int of_group = at % (32 * loads);
-      const int row_group = min(first_row_group + group, args.row_groups - 1);
-      from = reinterpret_cast<const uint4*>(args.codes) + static_cast<int64_t>(row_group) * (32 * loads) + of_group;
+      const int n_tile = min(first_row_group + group, args.n_tiles - 1);
+      from = reinterpret_cast<const uint4*>(args.codes) + static_cast<int64_t>(n_tile) * (32 * loads) + of_group;
       sixteen = static_cast<int>(threadIdx.x) / per_sixteen;
-      to = ((sixteen * row_groups + group) * loads + of_group % loads) * 512 + of_group / loads * 16;
+      to = ((sixteen * n_tiles + group) * loads + of_group % loads) * 512 + of_group / loads * 16;
     }
     __device__ __forceinline__ void fetch(char* stage, int chunk) const {
 #pragma unroll
@@ -62,13 +62,13 @@ struct Codes {
     }
   };
 
-  /// The A registers of warp half `half`, [place][32 inputs][register], of row group `group` of the stage.
+  /// The A registers of warp half `half`, [place][32 inputs][register], of N-tile `group` of the stage.
   __device__ __forceinline__ static void decode(const char* stage, int group, int half, uint32_t (&a)[2][4][4]) {
     const char* const lanes = stage + group * (loads * 512) + threadIdx.x % 32 * 16;
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      const char* const first = lanes + 2 * step * (row_groups * loads * 512);
-      const char* const second = first + row_groups * loads * 512;
+      const char* const first = lanes + 2 * step * (n_tiles * loads * 512);
+      const char* const second = first + n_tiles * loads * 512;
       if constexpr (bits == 4) {
         const uint2 w0 = *reinterpret_cast<const uint2*>(first + 8 * pair(half));
         const uint2 w1 = *reinterpret_cast<const uint2*>(second + 8 * pair(half));
@@ -118,10 +118,10 @@ struct ChunkGroups {
   uint2 scales[segments];
   uint32_t zeros[segments];  ///< 4 bits: of four row tiles, 8 bits: of two
 
-  __device__ __forceinline__ void load(const GemmLaunch& args, int row_group, int half, int chunk) {
+  __device__ __forceinline__ void load(const GemmLaunch& args, int n_tile, int half, int chunk) {
     const int lane_output = threadIdx.x % 32 / 4;
     const int last_block = static_cast<int>((args.k - 1) / 32);
-    const int64_t outputs = int64_t{64} * min(row_group, args.row_groups - 1);
+    const int64_t outputs = int64_t{64} * min(n_tile, args.n_tiles - 1);
 #pragma unroll
     for (int i = 0; i < segments; ++i) {
       const int64_t first = (min(4 * chunk + i, last_block) >> args.group_shift) * args.padded_rows + outputs;

@@ -10,8 +10,8 @@
 //   B    column t + 4·row, the same inputs at lane t's place of k, zero elsewhere
 //   sums lane 4g + t: outputs 4g + 2·(t mod 2) and the next, both halves, row t div 2
 #include "kernels/frame/gemv_block.cuh"
+#include "kernels/frame/gemv_run.cuh"
 #include "kernels/integer/launch.cuh"
-#include "kernels/kbit/gemv_run.cuh"
 #include "repack/layout_interleaved.h"
 
 namespace w4q::kernels::integer {
@@ -117,7 +117,7 @@ struct StagedInputs {
       const Scalar* const from = all + min(c / chunks, args.m - 1) * args.ldx + first;
       const int64_t left = args.k - first;
       x[i] = args.aligned && left >= 8 ? __ldg(reinterpret_cast<const uint4*>(from))
-                                       : kbit::load_ragged(from, static_cast<int>(left));
+                                       : frame::load_ragged(from, static_cast<int>(left));
     }
   }
   __device__ void store(char* stage) const {
@@ -138,7 +138,7 @@ struct InterleavedTotals {
   static constexpr int operands = (rows + 1) / 2;
   float sums[operands][2][2];
 
-  __device__ void clear() { kbit::set_zero(sums); }
+  __device__ void clear() { frame::set_zero(sums); }
   template <class Use>
   __device__ void for_each(const Use& use) const {
     const int lane = threadIdx.x % 32;
@@ -150,7 +150,7 @@ struct InterleavedTotals {
       for (int i = 0; i < 4; ++i) use(32 * (i / 2) + lane / 4 * 4 + lane % 2 * 2 + i % 2, row, sums[o][i / 2][i % 2]);
     }
   }
-  /// One row: outputs `lane` and `lane` + 32 of a finished row group.
+  /// One row: outputs `lane` and `lane` + 32 of a finished N-tile.
   __device__ float2 pair() const {
     const int lane = threadIdx.x % 32;
     const auto fetch = [&](const float(&of_half)[2]) {
@@ -166,7 +166,7 @@ struct InterleavedTotals {
 template <class Activation, bool with_zeros, int rows, int tiles>
 struct InterleavedRun {
   using Scalar = typename Activation::Scalar;
-  using At = kbit::Span<tiles>;
+  using At = frame::Span<tiles>;
   using Inputs = StagedInputs<Scalar, rows>;
   using Code = Codec<4, Activation>;
   static constexpr int operands = InterleavedTotals<rows>::operands;
@@ -219,7 +219,7 @@ struct InterleavedRun {
   template <class View>
   __device__ void step(const View&, InterleavedTotals<rows>& totals) {
     const At next = span.next(args, end);
-    kbit::turn_ring(
+    frame::turn_ring(
         span, next, [&](int j) { multiply(ring[j], totals); },
         [&](int j) {
           weights.load(ring[j].weights, next.group, next.column + j);
@@ -315,7 +315,7 @@ struct InterleavedGemv {
   using Run = InterleavedRun<Type, with_zeros, rows, tiles>;
 
   /// In front of the sums: the activations on their way.
-  using Table = kbit::NoTable<warps * StagedInputs<typename Type::Scalar, rows>::bytes, warps * 64 * rows * 4>;
+  using Table = frame::NoTable<warps * StagedInputs<typename Type::Scalar, rows>::bytes, warps * 64 * rows * 4>;
 };
 
 template <class Gemv>
@@ -326,9 +326,9 @@ __global__ void __launch_bounds__(Gemv::warps * 32, 1) interleaved_gemv_kernel(c
 template <class Type, bool with_zeros, int rows, bool fused = false>
 void launch_rows(const InterleavedLaunch& args, int blocks, cudaStream_t stream, std::string_view shape) {
   using Gemv = InterleavedGemv<Type, rows, with_zeros, fused>;
-  constexpr int shared_bytes = Gemv::Table::total_bytes + kbit::Slots<rows, Gemv::warps>::extra_bytes;
-  kbit::launch_kernel<interleaved_gemv_kernel<Gemv>, shared_bytes>(args, blocks, Gemv::warps * 32, stream,
-                                                                   "interleaved_gemv", shape);
+  constexpr int shared_bytes = Gemv::Table::total_bytes + frame::PartialSums<rows, Gemv::warps>::extra_bytes;
+  frame::launch_kernel<interleaved_gemv_kernel<Gemv>, shared_bytes>(args, blocks, Gemv::warps * 32, stream,
+                                                                    "interleaved_gemv", shape);
 }
 
 template <class Type, bool with_zeros>

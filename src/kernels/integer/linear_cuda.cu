@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "formats/integer.h"
+#include "kernels/integer/dequantize_marlin.h"
 #include "kernels/integer/launch.cuh"
 #include "kernels/linear/dequantize_gemm.h"
 #include "kernels/linear/int8_rows.h"
@@ -67,14 +68,21 @@ void run_marlin_gemm(const LinearArgs& args, cudaStream_t stream) {
     integer::MarlinLaunch launch = prepare_marlin(part);
     launch.result_factor = 1 / launch.weight_factor;
     integer::launch_marlin_gemm(launch, part.weight.scheme.bits, part.activation,
-                                kbit::gemm_blocks(launch, blocks_for(launch.tiles)), stream, shape_of(part));
+                                frame::gemm_blocks(launch, blocks_for(launch.tiles)), stream, shape_of(part));
   });
+}
+
+void run_dequantize_gemm(const LinearArgs& args, cudaStream_t stream) {
+  const auto decode = [&](int64_t first, int64_t count, const DeviceRows& out) {
+    dequantize_marlin(args.weight, first, count, out, stream);
+  };
+  dequantize_gemm(args, decode, stream);
 }
 
 void run_interleaved_gemv(const LinearArgs& args, cudaStream_t stream) {
   in_slices(args, most_interleaved_rows, [&](const LinearArgs& part) {
     integer::InterleavedLaunch launch{};
-    static_cast<kbit::Launch&>(launch) = prepare(part);
+    static_cast<frame::Launch&>(launch) = prepare(part);
     launch.zeros = part.weight.zeros;
     launch.zero_words = (part.weight.n + 7) / 8;
     launch.group_shift = std::countr_zero(static_cast<unsigned>(part.weight.scheme.block)) - 5;
@@ -99,14 +107,14 @@ constexpr KernelRow rows[] = {
                    std::string* why) { return accepts_marlin(d, most_gemv_rows + 1, most_gemm_rows(d), why); },
      .workspace = gemm_workspace,
      .run = run_marlin_gemm,
-     .gates = true},
+     .swiglu = true},
     {.name = "marlin-wide",
      .description = "more than 128 rows: weights decoded once, a strip at a time, and multiplied by cuBLAS",
      .accepts = [](const LinearDesc& d,
                    std::string* why) { return accepts_marlin(d, most_gemm_rows(d) + 1, most_rows, why); },
-     .workspace = kbit::wide_workspace,
-     .run = kbit::run_wide,
-     .keeps_words = false},
+     .workspace = dequantize_gemm_workspace,
+     .run = run_dequantize_gemm,
+     .keeps_semaphores = false},
     {.name = "interleaved-gemv",
      .description = "1 to 64 rows, 8 at a time: a lane holds inputs of one output, the B operand keeps lanes apart",
      .accepts = accepts_interleaved,
@@ -123,7 +131,7 @@ integer::MarlinLaunch prepare_marlin(const LinearArgs& args) {
   const auto& w = args.weight;
   const repack::MarlinMap map(w.scheme.bits, w.n, w.k, formats::integer_groups(w.scheme, w.k));
   integer::MarlinLaunch launch{};
-  static_cast<kbit::Launch&>(launch) = prepare(args);
+  static_cast<frame::Launch&>(launch) = prepare(args);
   launch.zeros = w.zeros;
   launch.order = w.input_order;
   launch.input_tiles = static_cast<int>(map.padded_cols / repack::MarlinMap::tile_cols);

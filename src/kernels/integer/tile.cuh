@@ -8,7 +8,7 @@
 
 namespace w4q::kernels::integer {
 
-using kbit::Launch;
+using frame::Launch;
 
 /// MarlinLaunch::group_shift of a weight whose inputs are all in one group: its scales multiply the outputs.
 constexpr int one_group = 31;
@@ -107,7 +107,7 @@ struct WeightReader {
         step_loads(args.input_tile_loads),
         input_tiles(args.input_tiles) {}
 
-  /// The tile of row group `group` and the 64 inputs from 64 · `column` on. Steps beyond k are read from inside: they
+  /// The tile of N-tile `group` and the 64 inputs from 64 · `column` on. Steps beyond k are read from inside: they
   /// meet zeros.
   __device__ void load(WeightTile<bits>& tile, int group, int column) const {
     for_steps(group, column, [&](int step, const uint4* from) { load_step(tile, step, from); });
@@ -157,7 +157,7 @@ struct WeightReader {
   }
 };
 
-/// A lane's scales and zero points of one group: outputs g + 8·j of a row group, j = 2 · row tile + half.
+/// A lane's scales and zero points of one group: outputs g + 8·j of an N-tile, j = 2 · row tile + half.
 template <int bits, bool with_zeros>
 struct Group {
   uint4 scales;
@@ -196,17 +196,17 @@ struct GroupReader {
         group_shift(args.group_shift) {}
 
   /// The group of block `block` of 32 inputs. One group for all inputs: its scales multiply the output instead.
-  __device__ void load(Group<bits, with_zeros>& group, int row_group, int block) const {
+  __device__ void load(Group<bits, with_zeros>& group, int n_tile, int block) const {
     const int index = block >> group_shift;
     if (group_shift != one_group) {
-      group.scales = __ldg(scales + (index * padded_rows + 64 * row_group) / 8);
+      group.scales = __ldg(scales + (index * padded_rows + 64 * n_tile) / 8);
     } else {
       group.scales = make_uint4(0, 0, 0, 0);
     }
     if constexpr (with_zeros) {
 #pragma unroll
       for (int i = 0; i < bits / 4; ++i) {
-        group.zeros[i] = __ldg(zeros + (index * padded_rows + 64 * row_group) * bits / 32 + i);
+        group.zeros[i] = __ldg(zeros + (index * padded_rows + 64 * n_tile) * bits / 32 + i);
       }
     }
   }
@@ -227,12 +227,12 @@ struct TileGroups {
   /// Whether both blocks of every tile are in one group.
   __device__ bool coarse() const { return reader.group_shift > 0; }
 
-  __device__ void load(Group<bits, with_zeros> (&groups)[2], int row_group, int column) const {
-    reader.load(groups[0], row_group, 2 * column);
+  __device__ void load(Group<bits, with_zeros> (&groups)[2], int n_tile, int column) const {
+    reader.load(groups[0], n_tile, 2 * column);
     if (coarse()) {
       groups[1] = groups[0];
     } else {
-      reader.load(groups[1], row_group, min(2 * column + 1, last_block));
+      reader.load(groups[1], n_tile, min(2 * column + 1, last_block));
     }
   }
 };
@@ -271,10 +271,10 @@ struct StagedGroups {
   __device__ bool coarse() const { return shift > 0; }
 
   /// Starts bringing those of a tile to `stage`.
-  __device__ void fetch(char* stage, int row_group, int column) const {
+  __device__ void fetch(char* stage, int n_tile, int column) const {
     if (from == nullptr) return;
     const int index = min(2 * column + block, last_block) >> shift;
-    device::copy_async(stage + to, from + index * group_bytes + row_group * row_group_bytes);
+    device::copy_async(stage + to, from + index * group_bytes + n_tile * row_group_bytes);
   }
   /// What fetch() brought for a block.
   __device__ Group<bits, with_zeros> read(const char* stage, int of_block) const {

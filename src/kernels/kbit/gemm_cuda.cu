@@ -1,13 +1,14 @@
 // kbit linear layer for 17 to 64 activation rows (gemm_block.cuh): codes become values by a table in shared memory, and
 // values are scaled in registers.
 #include "kernels/frame/gemm_block.cuh"
+#include "kernels/kbit/launch.cuh"
 
 namespace w4q::kernels::kbit {
 namespace {
 
 constexpr int table_kilobytes = 32;
 
-struct ChunkOrder : FragmentChunks {
+struct ChunkOrder : frame::FragmentChunks {
   template <class Scalar>
   __device__ static void fetch(const Launch& args, const Scalar* row, int64_t first, char* to) {
     fetch_chunk(row, first, args.k, args.aligned, to);
@@ -28,10 +29,10 @@ struct KbitWeights {
   };
   struct Reader {
     WeightReader<bits, Scales> tiles;
-    int col_groups;
-    __device__ explicit Reader(const Launch& args) : tiles(args.codes, args.scales), col_groups(args.col_groups) {}
-    __device__ void load(Tile& tile, int row_group, int column) const {
-      const int64_t index = static_cast<int64_t>(row_group) * col_groups + column;
+    int k_tiles;
+    __device__ explicit Reader(const Launch& args) : tiles(args.codes, args.scales), k_tiles(args.k_tiles) {}
+    __device__ void load(Tile& tile, int n_tile, int column) const {
+      const int64_t index = static_cast<int64_t>(n_tile) * k_tiles + column;
       tiles.load(tile.codes, index);
       tiles.load(tile.scales, index);
     }
@@ -43,38 +44,22 @@ struct KbitWeights {
 
   template <int groups>
   __device__ __forceinline__ static void multiply(const Tile& tile, int block, const uint4 (&x)[groups],
-                                                  const View& table, const Launch&, Accumulator<groups>& sums) {
+                                                  const View& table, const Launch&, frame::Accumulator<groups>& sums) {
 #pragma unroll
     for (int r = 0; r < Map::row_tiles; ++r) {
       const uint32_t scale[2] = {Scales::template pair<Type>(tile.scales, block, r, 0),
                                  Scales::template pair<Type>(tile.scales, block, r, 1)};
-      multiply_row_tile<Type>(tile.codes, r, block, scale, x, table, sums);
+      frame::multiply_row_tile<Type>(tile.codes, r, block, scale, x, table, sums);
     }
   }
 };
 
 }  // namespace
 
-int gemm_blocks(const Launch& args, int most) {
-  const auto blocks = [&](int splits, int row_groups) {
-    const int per_strip = (args.col_groups + splits - 1) / splits;
-    const int strips = (args.row_groups + row_groups - 1) / row_groups;
-    const int per_block = (per_strip * strips + most - 1) / most;
-    // The same number of blocks for every strip spares each block the second strip, where it costs no time.
-    const int sharers = std::max(1, most / strips);
-    const bool even = strips <= most && (per_strip + sharers - 1) / sharers <= per_block;
-    return even ? strips * sharers : std::min(most, per_strip * strips);
-  };
-  if (args.m <= 32) return blocks(Cut<4>::splits, Cut<4>::row_groups);
-  return blocks(Cut<8>::splits, Cut<8>::row_groups);
-}
-
-int gemm_packets(int64_t m) { return m <= 32 ? Cut<4>::block_sums : Cut<8>::block_sums; }
-
 void launch_gemm(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks, cudaStream_t stream,
                  std::string_view shape) {
   with_types(scheme, activation, [&]<int bits, class Type, class Scales>() {
-    launch_gemm_kernel<KbitWeights<bits, Type, Scales>>(args, blocks, stream, "kbit_gemm", shape);
+    frame::launch_gemm_kernel<KbitWeights<bits, Type, Scales>>(args, blocks, stream, "kbit_gemm", shape);
   });
 }
 

@@ -3,6 +3,7 @@
 
 #include "kernels/frame/gemv_block.cuh"
 #include "kernels/kbit/gemv_run.cuh"
+#include "kernels/kbit/launch.cuh"
 
 namespace w4q::kernels::kbit {
 
@@ -20,7 +21,7 @@ struct KbitGemv {
   static constexpr int rows = most_rows;
   static constexpr bool fused = fuses;
   static constexpr int warps = Shape<bits, rows>::warps;
-  using Totals = kbit::Totals<rows>;
+  using Totals = frame::Totals<rows>;
   using Run = kbit::Run<bits, Type, Scales, rows, Shape<bits, rows>::tiles>;
 
   struct Table {
@@ -35,14 +36,15 @@ struct KbitGemv {
 
 template <class Gemv>
 __global__ void __launch_bounds__(Gemv::warps * 32, 1) kbit_gemv_kernel(const Launch args) {
-  gemv_block<Gemv>(args);
+  frame::gemv_block<Gemv>(args);
 }
 
 template <int bits, class Type, class Scales, int rows, bool fused = false>
 void launch_rows(const Launch& args, int blocks, cudaStream_t stream, std::string_view shape) {
   using Gemv = KbitGemv<bits, Type, Scales, rows, fused>;
-  constexpr int shared_bytes = Gemv::Table::total_bytes + Slots<rows, Gemv::warps>::extra_bytes;
-  launch_kernel<kbit_gemv_kernel<Gemv>, shared_bytes>(args, blocks, Gemv::warps * 32, stream, "kbit_gemv", shape);
+  constexpr int shared_bytes = Gemv::Table::total_bytes + frame::PartialSums<rows, Gemv::warps>::extra_bytes;
+  frame::launch_kernel<kbit_gemv_kernel<Gemv>, shared_bytes>(args, blocks, Gemv::warps * 32, stream, "kbit_gemv",
+                                                             shape);
 }
 
 }  // namespace w4q::kernels::kbit

@@ -1,80 +1,16 @@
-// One warp's way through its run of tiles in the GEMV: a ring of tiles in flight, multiplied in turn.
+// One warp's way through its run of tiles in the GEMV of kbit weights.
 #pragma once
 
-#include "kernels/frame/fix_up.cuh"
+#include "kernels/frame/gemv_run.cuh"
+#include "kernels/kbit/tile.cuh"
 
 namespace w4q::kernels::kbit {
 
+using frame::Columns;
+using frame::Launch;
+using frame::Products;
+
 constexpr int gemv_table_kilobytes = 64;
-
-/// Up to `most` consecutive tiles of one row group.
-template <int most>
-struct Span {
-  int tile, group, column, count;
-
-  __device__ Span(const Launch& args, int first, int end)
-      : tile(first), group(first / args.col_groups), column(first - group * args.col_groups) {
-    limit(args, end);
-  }
-  __device__ Span next(const Launch& args, int end) const {
-    Span after = *this;
-    after.tile += count;
-    after.column += count;
-    if (after.column == args.col_groups) {
-      after.column = 0;
-      ++after.group;
-    }
-    after.limit(args, end);
-    return after;
-  }
-  __device__ bool ends_group(const Launch& args) const { return column + count == args.col_groups; }
-
- private:
-  __device__ void limit(const Launch& args, int end) { count = min(most, min(end - tile, args.col_groups - column)); }
-};
-
-/// use(j) for the tiles of the span at hand, each followed by load(j) for the span behind it. Whole spans have a way
-/// without branches, in which the compiler can mix the work of neighbouring tiles.
-template <int tiles, class Use, class Load>
-__device__ __forceinline__ void turn_ring(const Span<tiles>& span, const Span<tiles>& next, const Use& use,
-                                          const Load& load) {
-  if (span.count == tiles && next.count == tiles) {
-#pragma unroll
-    for (int j = 0; j < tiles; ++j) {
-      use(j);
-      load(j);
-    }
-  } else {
-#pragma unroll
-    for (int j = 0; j < tiles; ++j) {
-      if (j < span.count) use(j);
-      if (j < next.count) load(j);
-    }
-  }
-}
-
-/// A lane's activations.
-template <class Scalar, int rows>
-struct ActivationReader {
-  const Scalar* row[Columns<rows>::groups];
-  int k;
-  bool aligned;
-
-  __device__ explicit ActivationReader(const Launch& args) : k(static_cast<int>(args.k)), aligned(args.aligned) {
-#pragma unroll
-    for (int group = 0; group < Columns<rows>::groups; ++group) {
-      const int index = min(8 * group + Columns<rows>::row(), args.m - 1);
-      row[group] = static_cast<const Scalar*>(args.x) + static_cast<int64_t>(index) * args.ldx;
-    }
-  }
-
-  /// The lane's eight of block `block` of the tile in column `column_group`; zeros beyond k.
-  __device__ uint4 load(int column_group, int block, int group = 0) const {
-    const int column = column_group * static_cast<int>(Map::tile_cols) + 32 * block + 8 * (threadIdx.x % 4);
-    if (aligned && column + 8 <= k) return __ldg(reinterpret_cast<const uint4*>(row[group] + column));
-    return load_ragged(row[group] + column, k - column);
-  }
-};
 
 /// One place of the ring of tiles in flight. With more than one row it carries the tile's scales and activations too;
 /// one row loads these per span.
@@ -97,15 +33,11 @@ __device__ __forceinline__ void multiply_block(const WeightTile<bits>& tile, int
       tile.decode(r, step, table, a);
 #pragma unroll
       for (int group = 0; group < groups; ++group) {
-        const uint2 b = block_step(x[group], step);
+        const uint2 b = frame::block_step(x[group], step);
         Type::mma(products.sums[group][r], a, b.x, b.y);
       }
     }
   }
-}
-
-__device__ __forceinline__ uint4 keep_if(bool condition, const uint4& x) {
-  return make_uint4(condition ? x.x : 0, condition ? x.y : 0, condition ? x.z : 0, condition ? x.w : 0);
 }
 
 /// One warp's way through its run of tiles.
@@ -113,11 +45,11 @@ template <int bits, class Type, class Scales, int rows, int tiles>
 struct Run {
   using Scalar = typename Type::Scalar;
   using Table = LanePairs<bits, gemv_table_kilobytes>;
-  using At = Span<tiles>;
+  using At = frame::Span<tiles>;
 
   const Launch& args;
   const WeightReader<bits, Scales> weights;
-  const ActivationReader<Scalar, rows> activations;
+  const frame::ActivationReader<Scalar, rows> activations;
   const int end;
   At span;
   Slot<bits, Scales, rows> ring[tiles];
@@ -144,7 +76,7 @@ struct Run {
   }
 
   /// Multiplies the span at hand, adds it to `totals`, and loads the one behind it, which becomes the one at hand.
-  __device__ void step(const Table& table, Totals<rows>& totals) {
+  __device__ void step(const Table& table, frame::Totals<rows>& totals) {
     const At next = span.next(args, end);
     if constexpr (rows == 1) {
       const uint4 span_x = x;
@@ -155,12 +87,12 @@ struct Run {
       }
       Products<1> products;
       products.clear();
-      turn_ring(
+      frame::turn_ring(
           span, next, [&](int j) { multiply_tile(ring[j], j, span_x, table, products); },
           [&](int j) { load_weights(ring[j], next, j); });
       totals.template add_tile<Scales>(products, span_scales);
     } else {
-      turn_ring(
+      frame::turn_ring(
           span, next, [&](int j) { multiply_rows(ring[j], table, totals); },
           [&](int j) {
             load_weights(ring[j], next, j);
@@ -171,13 +103,13 @@ struct Run {
   }
 
  private:
-  using Slots = Slot<bits, Scales, rows>;
+  using RingSlot = Slot<bits, Scales, rows>;
 
-  __device__ void load_weights(Slots& slot, const At& at, int j) {
+  __device__ void load_weights(RingSlot& slot, const At& at, int j) {
     weights.load(slot.codes, at.tile + j);
     if (rows > 1) weights.load(slot.scales, at.tile + j);
   }
-  __device__ void load_activations(Slots& slot, const At& at, int j) {
+  __device__ void load_activations(RingSlot& slot, const At& at, int j) {
     if constexpr (rows < 8) {
       slot.x[0][0] = activations.load(at.column + j, Columns<rows>::block());
     } else {
@@ -199,22 +131,22 @@ struct Run {
   }
 
   /// One row: the tile's two blocks go to columns of their own.
-  __device__ static void multiply_tile(const Slots& slot, int j, const uint4& x, const Table& table,
+  __device__ static void multiply_tile(const RingSlot& slot, int j, const uint4& x, const Table& table,
                                        Products<1>& products) {
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
       const bool mine = Columns<rows>::tile() == j && Columns<rows>::block() == block;
-      const uint4 b[1] = {keep_if(mine, x)};
+      const uint4 b[1] = {frame::keep_if(mine, x)};
       multiply_block<bits, Type>(slot.codes, block, b, table, products);
     }
   }
-  __device__ static void multiply_rows(const Slots& slot, const Table& table, Totals<rows>& totals) {
+  __device__ static void multiply_rows(const RingSlot& slot, const Table& table, frame::Totals<rows>& totals) {
     Products<Columns<rows>::groups> products;
     products.clear();
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
       if constexpr (rows < 8) {
-        const uint4 b[1] = {keep_if(Columns<rows>::block() == block, slot.x[0][0])};
+        const uint4 b[1] = {frame::keep_if(Columns<rows>::block() == block, slot.x[0][0])};
         multiply_block<bits, Type>(slot.codes, block, b, table, products);
       } else {
         multiply_block<bits, Type>(slot.codes, block, slot.x[block], table, products);

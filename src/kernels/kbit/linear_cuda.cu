@@ -3,6 +3,7 @@
 
 #include "device/cublas.h"
 #include "kernels/common/table_stretch.h"
+#include "kernels/kbit/launch.cuh"
 #include "kernels/linear/dequantize_gemm.h"
 #include "kernels/linear/rows.h"
 
@@ -15,14 +16,14 @@ float factor_of_table(const LinearArgs& args, float stretch, int entry_top) {
 }
 
 /// Where sums are scaled: table entries inside the 16-bit type, small levels included.
-void set_sum_factors(const LinearArgs& args, kbit::Launch& launch) {
+void set_sum_factors(const LinearArgs& args, frame::Launch& launch) {
   const bool e4m4 = args.weight.scheme.scale == formats::ScaleType::e4m4;
   launch.table_factor = factor_of_table(args, args.weight.table_stretch, args.activation == DType::f16 ? 10 : 0);
   launch.result_factor = (e4m4 ? kbit::E4m4Scales::sum_factor : kbit::F16Scales::sum_factor) / launch.table_factor;
 }
 
 void run_gemv(const LinearArgs& args, cudaStream_t stream) {
-  kbit::Launch launch = prepare(args);
+  frame::Launch launch = prepare(args);
   set_sum_factors(args, launch);
   if (takes_fused_kernel(args)) {
     return kbit::launch_fused_gemv(launch, args.weight.scheme, blocks_for(launch.tiles), stream, shape_of(args));
@@ -33,15 +34,37 @@ void run_gemv(const LinearArgs& args, cudaStream_t stream) {
 /// Up to packed_linear_max_rows rows at a time.
 void run_gemm(const LinearArgs& args, cudaStream_t stream) {
   in_slices(args, packed_linear_max_rows, [&](const LinearArgs& part) {
-    kbit::Launch launch = prepare(part);
+    frame::Launch launch = prepare(part);
     set_weight_factors(part, launch);
-    const int blocks = kbit::gemm_blocks(launch, blocks_for(launch.tiles));
+    const int blocks = frame::gemm_blocks(launch, blocks_for(launch.tiles));
     kbit::launch_gemm(launch, part.weight.scheme, part.activation, blocks, stream, shape_of(part));
   });
 }
 
+/// Outputs `first` … first + count − 1 as 16-bit rows.
+void decode_panel(const DeviceWeight& w, int64_t first, int64_t count, const DeviceRows& out, cudaStream_t stream) {
+  const int64_t scale_bytes = w.scheme.scale == formats::ScaleType::e4m4 ? 1 : 2;
+  const int64_t tile = frame::Map(w.n, w.k).tile(first, 0);
+  PackedDeviceWeight part;
+  part.scheme = w.scheme;
+  part.layout = w.layout;
+  part.n = count;
+  part.k = w.k;
+  part.codes = w.codes + tile * frame::Map::tile_words(w.scheme.bits);
+  part.scales = static_cast<const std::byte*>(w.scales) + tile * frame::Map::tile_scales * scale_bytes;
+  part.codebook = w.codebook;
+  dequantize_cuda(part, out, stream);
+}
+
+void run_dequantize_gemm(const LinearArgs& args, cudaStream_t stream) {
+  const auto decode = [&](int64_t first, int64_t count, const DeviceRows& out) {
+    decode_panel(args.weight, first, count, out, stream);
+  };
+  dequantize_gemm(args, decode, stream);
+}
+
 void run_reference(const LinearArgs& args, cudaStream_t stream) {
-  kbit::Launch launch = prepare(args);
+  frame::Launch launch = prepare(args);
   kbit::launch_reference(launch, args.weight.scheme, args.activation, stream, shape_of(args));
 }
 
@@ -65,13 +88,13 @@ constexpr KernelRow rows[] = {
      .accepts = gemm_accepts,
      .workspace = gemm_workspace,
      .run = run_gemm,
-     .gates = true},
+     .swiglu = true},
     {.name = "kbit-wide",
      .description = "more than 128 rows: weights decoded once, a strip at a time, and multiplied by cuBLAS",
      .accepts = wide_accepts,
-     .workspace = kbit::wide_workspace,
-     .run = kbit::run_wide,
-     .keeps_words = false},
+     .workspace = dequantize_gemm_workspace,
+     .run = run_dequantize_gemm,
+     .keeps_semaphores = false},
     {.name = "kbit-reference",
      .description = "1 to 64 rows of kbit-tile: bit-planes and a shuffle per weight, the yardstick of the others",
      .accepts = [](const LinearDesc& d,
@@ -82,7 +105,7 @@ constexpr KernelRow rows[] = {
 
 }  // namespace
 
-void set_weight_factors(const LinearArgs& args, kbit::Launch& launch) {
+void set_weight_factors(const LinearArgs& args, frame::Launch& launch) {
   const auto& w = args.weight;
   const bool half = args.activation == DType::f16;
   // What the kernel reads as a scale is the scale times this (tile.cuh).

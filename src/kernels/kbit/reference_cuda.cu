@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "device/fragment.cuh"
-#include "kernels/frame/launch.cuh"
+#include "kernels/kbit/launch.cuh"
 #include "repack/layout_kbit_tile.h"
 
 namespace w4q::kernels::kbit {
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(warps * 32) kbit_reference_kernel(const Launch
   for (int tile = 0; tile < most_row_tiles; ++tile) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      store_output<Type>(args, static_cast<int>(first) + j % 2, 16 * tile + 8 * (j / 2) + g, sums[tile][j]);
+      frame::store_output<Type>(args, static_cast<int>(first) + j % 2, 16 * tile + 8 * (j / 2) + g, sums[tile][j]);
     }
   }
 }

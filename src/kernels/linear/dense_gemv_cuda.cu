@@ -6,7 +6,7 @@
 #include "core/error.h"
 #include "device/fragment.cuh"
 #include "kernels/common/block_reduce.cuh"
-#include "kernels/common/overlap_launch.cuh"
+#include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/silu.cuh"
 
 namespace w4q::kernels {
@@ -103,7 +103,7 @@ __device__ void add_team(float (&sums)[rows]) {
 
 template <Output output, int split>
 __global__ void __launch_bounds__(warps * 32) dense_gemv_kernel(const DenseGemvArgs args) {
-  device::allow_next_launch();
+  device::trigger_dependent_launch();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int64_t team = int64_t{blockIdx.x} * (warps / split) + warp / split;
   const __half* row[rows];
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(warps * 32) dense_gemv_kernel(const DenseGemvA
   Step ring[in_flight];
 #pragma unroll
   for (int i = 0; i < in_flight; ++i) ring[i].load(row, first + i * stride, args.k);
-  device::wait_for_previous_launch();
+  device::wait_grid_dependency();
   float sums[rows] = {};
   for (int64_t at = first; at < args.k; at += in_flight * stride) {
 #pragma unroll

@@ -1,14 +1,26 @@
-// Many activation rows: the weight is decoded to 16 bits a strip of outputs at a time and multiplied by cuBLAS.
+// dequantize + cuBLAS, for many activation rows: the weight is decoded to 16 bits a panel of outputs at a time. Needs
+// device::have_cublas().
 #pragma once
 
+#include <functional>
+
+#include "kernels/dequantize/dequantize_cuda.h"
 #include "kernels/linear/packed_linear.h"
 
-namespace w4q::kernels::kbit {
+namespace w4q::kernels {
 
-/// Strip and cuBLAS' memory, behind the words that the other kernels keep zero.
-size_t wide_workspace(const LinearDesc& desc);
-/// Weights enter as 16-bit roundings of their decoded values; a bias is added to the 16-bit result, with a rounding of
-/// its own. Needs device::have_cublas().
-void run_wide(const LinearArgs& args, cudaStream_t stream);
+/// Brings outputs `first` … `first` + `count` − 1 of a weight to the rows of `out`; `first` is a multiple of 64.
+using DecodePanel = std::function<void(int64_t first, int64_t count, const DeviceRows& out)>;
 
-}  // namespace w4q::kernels::kbit
+/// Bytes for a panel and cuBLAS.
+size_t panel_memory_bytes(int64_t n, int64_t k);
+/// Computes the layer `args`, whose weight `decode` knows, in `memory` of panel_memory_bytes(), aligned to 256. Weights
+/// enter as 16-bit roundings of their decoded values; a bias is added to the result, to a 16-bit one with a rounding of
+/// its own.
+void dequantize_gemm(const LinearArgs& args, void* memory, const DecodePanel& decode, cudaStream_t stream);
+
+/// For rows of the table: the memory stands behind the semaphores that the other kernels keep zero.
+size_t dequantize_gemm_workspace(const LinearDesc& desc);
+void dequantize_gemm(const LinearArgs& args, const DecodePanel& decode, cudaStream_t stream);
+
+}  // namespace w4q::kernels

@@ -1,19 +1,30 @@
 #include "kernels/linear/dequantize_gemm.h"
 
-#include "device/check.h"
-#include "kernels/dequantize/dequantize_cuda.h"
-#include "kernels/dequantize/marlin.h"
-#include "kernels/elementwise/elementwise_cuda.h"
-#include "kernels/frame/launch.cuh"
-#include "kernels/linear/wide_strips.h"
+#include <algorithm>
 
-namespace w4q::kernels::kbit {
+#include "device/alignment.h"
+#include "device/check.h"
+#include "device/cublas.h"
+#include "kernels/elementwise/elementwise_cuda.h"
+#include "repack/layout_kbit_fragment.h"
+
+namespace w4q::kernels {
 namespace {
 
-size_t round_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
-
 /// Workspace that must stay zero, for the kernels of fewer rows.
-size_t words_bytes(int64_t n, int64_t k) { return round_up(kbit_linear_workspace(packed_linear_max_rows, n, k)); }
+size_t semaphore_bytes(int64_t n, int64_t k) {
+  return device::round_up_256(kbit_linear_workspace(packed_linear_max_rows, n, k));
+}
+
+/// Elements from row to row of a panel: rows begin on 16 bytes.
+int64_t panel_stride(int64_t k) { return (k + 7) / 8 * 8; }
+
+/// Outputs of a panel, whole N-tiles: decoded weights of 32 MB are still in the L2 cache when they are multiplied.
+int64_t panel_outputs(int64_t n, int64_t k) {
+  constexpr int64_t group = repack::KbitFragmentMap::tile_rows;
+  const int64_t fitting = (int64_t{32} << 20) / 2 / panel_stride(k) / group * group;
+  return std::min(std::max(fitting, group), (n + group - 1) / group * group);
+}
 
 void add_bias(const LinearArgs& args, cudaStream_t stream) {
   const auto add = [&](auto* y) { add_bias_cuda(args.bias, args.m, args.weight.n, y, args.ldy, stream); };
@@ -30,46 +41,44 @@ void copy_residual(const LinearArgs& args, cudaStream_t stream) {
                 "copying a residual");
 }
 
-/// Outputs `first` … first + count − 1 as 16-bit rows.
-void decode_strip(const DeviceWeight& w, int64_t first, int64_t count, const DeviceRows& out, cudaStream_t stream) {
-  if (w.scheme.family == formats::SchemeFamily::integer) return dequantize_marlin(w, first, count, out, stream);
-  const int64_t scale_bytes = w.scheme.scale == formats::ScaleType::e4m4 ? 1 : 2;
-  const int64_t tile = Map(w.n, w.k).tile(first, 0);
-  const PackedDeviceWeight part{w.scheme,
-                                w.layout,
-                                count,
-                                w.k,
-                                w.codes + tile * Map::tile_words(w.scheme.bits),
-                                static_cast<const std::byte*>(w.scales) + tile * Map::tile_scales * scale_bytes,
-                                w.codebook};
-  dequantize_cuda(part, out, stream);
-}
-
 }  // namespace
 
-size_t wide_workspace(const LinearDesc& desc) {
-  return words_bytes(desc.n, desc.k) + strip_memory_bytes(desc.n, desc.k);
+size_t panel_memory_bytes(int64_t n, int64_t k) {
+  return device::cublas_workspace_bytes + static_cast<size_t>(panel_outputs(n, k) * panel_stride(k)) * 2;
 }
 
-void run_wide(const LinearArgs& args, cudaStream_t stream) {
-  const auto& w = args.weight;
+void dequantize_gemm(const LinearArgs& args, void* memory, const DecodePanel& decode, cudaStream_t stream) {
+  const int64_t n = args.weight.n, k = args.weight.k, outputs = panel_outputs(n, k);
   if (args.residual != nullptr && args.residual != args.y) copy_residual(args, stream);
+  std::byte* const panel = static_cast<std::byte*>(memory) + device::cublas_workspace_bytes;
   device::CublasProduct product{};
   product.m = args.m;
-  product.n = w.n;
-  product.k = w.k;
+  product.k = k;
   product.dtype = args.activation;
   product.x = args.x;
   product.ldx = args.ldx;
-  product.y = args.y;
+  product.w = panel;
+  product.ldw = panel_stride(k);
   product.ldy = args.ldy;
   product.fp32_output = args.fp32;
   product.add = args.residual != nullptr;
-  const auto decode = [&](int64_t first, int64_t count, std::byte* strip, int64_t stride) {
-    decode_strip(w, first, count, {strip, args.activation, stride}, stream);
-  };
-  multiply_strips(product, static_cast<std::byte*>(args.workspace) + words_bytes(w.n, w.k), decode, stream);
+  product.workspace = memory;
+  for (int64_t first = 0; first < n; first += outputs) {
+    product.n = std::min(outputs, n - first);
+    product.y = static_cast<std::byte*>(args.y) + first * (args.fp32 ? 4 : 2);
+    decode(first, product.n, {panel, args.activation, product.ldw});
+    device::cublas_multiply(product, stream);
+  }
   if (args.bias != nullptr) add_bias(args, stream);
 }
 
-}  // namespace w4q::kernels::kbit
+size_t dequantize_gemm_workspace(const LinearDesc& desc) {
+  return semaphore_bytes(desc.n, desc.k) + panel_memory_bytes(desc.n, desc.k);
+}
+
+void dequantize_gemm(const LinearArgs& args, const DecodePanel& decode, cudaStream_t stream) {
+  std::byte* const memory = static_cast<std::byte*>(args.workspace) + semaphore_bytes(args.weight.n, args.weight.k);
+  dequantize_gemm(args, memory, decode, stream);
+}
+
+}  // namespace w4q::kernels

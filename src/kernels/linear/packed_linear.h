@@ -3,7 +3,7 @@
 //
 // Exact mode, the only one: codebook values enter the product as their 16-bit roundings in the type of the activations,
 // products and sums are fp32 on tensor cores, and scales multiply fp32 sums (GEMVs, up to 16 rows) or 16-bit values.
-// Against the fp64 product of the decoded weights the relative Frobenius error is below 1e-3 for f16 and 6e-3 for bf16
+// How far that is from the fp64 product of the decoded weights says KernelRow::error_bound
 // (docs/kernels/kbit.md, int4.md). Results are bit-identical from run to run: partial sums are added in a fixed order.
 //
 // Bytes read: n·k·(bits + 1/4)/8 for E4M4 scales, which at the card's read bandwidth is the time below which it cannot
@@ -44,7 +44,7 @@ struct DeviceWeight {
 
 /// What the product after this one reads. Where launches do not overlap, this one brings the beginning of every warp's
 /// share to the L2 cache while it adds up its last sums.
-struct NextWeights {
+struct L2Prefetch {
   const void* codes = nullptr;  ///< null: not known
   int64_t bytes = 0;
 };
@@ -67,9 +67,9 @@ struct LinearArgs {
   bool weights_ready = false;
   /// Activations are rounded to int8, a row at a time (int8_rows.h). Integer weights in Marlin's words only.
   bool int8_activations = false;
-  NextWeights next;  ///< up to 16 rows; others pay no heed
-  /// One row of f16, and a kernel with `fuses`; `gated` alone for any rows, and a kernel with `gates`: otherwise
-  /// bad_argument. Rows of y that is gated have n/2 values.
+  L2Prefetch prefetch;  ///< up to 16 rows; others pay no heed
+  /// One row of f16, and a kernel with `fuses`; `swiglu` alone for any rows, and a kernel with `swiglu`: otherwise
+  /// bad_argument. Rows of y have then n/2 values.
   LinearFusion fusion;
 };
 
@@ -98,10 +98,20 @@ struct KernelRow {
   size_t (*workspace)(const LinearDesc&);
   /// Arguments have been checked.
   void (*run)(const LinearArgs&, cudaStream_t);
-  bool fuses = false;  ///< takes a LinearFusion where there is one row
-  bool gates = false;  ///< takes LinearFusion::gated, by itself, for all its rows
-  /// Leaves words of its workspace as empty as it found them; else they are scratch that others write over.
-  bool keeps_words = true;
+  bool fuses = false;   ///< takes a LinearFusion where there is one row
+  bool swiglu = false;  ///< takes LinearFusion::swiglu, by itself, for all its rows
+  /// Its workspace is semaphores, and mailboxes, that are zero before and after; else it is scratch.
+  bool keeps_semaphores = true;
+  double fp32_error = 0;  ///< error_bound of f32 results where they are nearer than 16-bit ones; 0: they are not
+
+  /// What the relative error (Frobenius) of a product is at most, against the fp64 product of what it multiplies: two
+  /// roundings to 11 bits (weight or table entry, product with the scale) and one of the result, each at most 2^-11
+  /// relative and about 0.29 · 2^-11 · √… in the mean (5e-4 was measured of f16); of bf16 8 bits. Of a thousand weights
+  /// or more: fewer have the worst case instead of the mean.
+  constexpr double error_bound(DType activation, bool fp32_result) const {
+    if (fp32_result && fp32_error > 0) return fp32_error;
+    return activation == DType::bf16 ? 6e-3 : 1e-3;
+  }
 };
 
 /// All ways, the preferred ones first.
@@ -114,10 +124,10 @@ inline constexpr int64_t packed_linear_max_rows = 64;
 
 /// Bytes of workspace for any number of rows from 1 to `desc.m` of such a layer on the current GPU.
 size_t linear_workspace(LinearDesc desc);
-/// The same for whoever calls layers of several sizes in turn: words that are zeroed once and those of all kernels that
-/// keep them, and scratch that may be anybody's.
+/// The same for whoever calls layers of several sizes in turn: semaphores, zeroed once, for all kernels that keep them,
+/// and scratch that may be anybody's.
 struct DividedWorkspace {
-  size_t words = 0, scratch = 0;
+  size_t semaphores = 0, scratch = 0;
 };
 DividedWorkspace divided_workspace(LinearDesc desc);
 /// linear_workspace for kbit weights in kbit-fragment.

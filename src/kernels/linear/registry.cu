@@ -18,9 +18,9 @@ void check_args(const LinearArgs& args) {
   require(args.activation == DType::f16 || args.activation == DType::bf16, "activations are neither f16 nor bf16",
           "convert them");
   require(!args.fp32 || (aligned(args.y, 4) && aligned(args.residual, 4)), "a misaligned pointer", "f32 to 4 bytes");
-  require(w.n >= 1 && w.k >= 1 && w.n <= most_rows && w.k <= most_rows && kbit::Map(w.n, w.k).tiles() <= most_tiles,
+  require(w.n >= 1 && w.k >= 1 && w.n <= most_rows && w.k <= most_rows && frame::Map(w.n, w.k).tiles() <= most_tiles,
           concat("weight of ", w.n, " × ", w.k), "1 to 2^30 each, together at most 2^42");
-  require(args.ldx >= w.k && args.ldy >= (args.fusion.gated ? w.n / 2 : w.n),
+  require(args.ldx >= w.k && args.ldy >= (args.fusion.swiglu ? w.n / 2 : w.n),
           concat("row strides ", args.ldx, " and ", args.ldy, " are shorter than the rows"),
           "in elements, at least k and n");
   require(args.x != nullptr && args.y != nullptr && w.codes != nullptr && w.scales != nullptr, "a null pointer",
@@ -52,7 +52,7 @@ void check_fusion(const LinearArgs& args, std::string_view kernel, bool fuses, b
   require(one_row || (gates && !fusion.has_norm()),
           concat("a fused product of ", args.m, " rows of ", dtype_name(args.activation), " by ", kernel),
           "one row of f16, and a kernel that fuses; more rows with silu alone, and a kernel that gates");
-  require(!fusion.gated || (args.weight.n % 64 == 0 && !args.fp32 && args.residual == nullptr), "a gated product",
+  require(!fusion.swiglu || (args.weight.n % 64 == 0 && !args.fp32 && args.residual == nullptr), "a gated product",
           "64 gates and ups in turn, 16-bit results, no residual");
   const bool adds = args.residual != nullptr;
   require(!adds || (args.fp32 && fusion.input_norm == nullptr), "a fused product that adds to a residual",
@@ -71,17 +71,17 @@ int blocks_for(int64_t tiles) {
   return static_cast<int>(std::clamp<int64_t>(tiles / 4, 1, most));
 }
 
-kbit::Launch prepare(const LinearArgs& args) {
+frame::Launch prepare(const LinearArgs& args) {
   const auto& w = args.weight;
-  const kbit::Map map(w.n, w.k);
-  kbit::Launch launch{};
+  const frame::Map map(w.n, w.k);
+  frame::Launch launch{};
   launch.m = static_cast<int>(args.m);
   launch.n = w.n;
   launch.k = w.k;
   launch.ldx = args.ldx;
   launch.ldy = args.ldy;
-  launch.row_groups = static_cast<int>(map.row_groups);
-  launch.col_groups = static_cast<int>(map.col_groups);
+  launch.n_tiles = static_cast<int>(map.row_groups);
+  launch.k_tiles = static_cast<int>(map.col_groups);
   launch.tiles = static_cast<int>(map.tiles());
   launch.x = args.x;
   launch.codes = w.codes;
@@ -91,13 +91,13 @@ kbit::Launch prepare(const LinearArgs& args) {
   launch.residual = args.residual;
   launch.y = args.y;
   launch.fp32 = args.fp32;
-  launch.packets = static_cast<kbit::Packet*>(args.workspace);
+  launch.mailboxes = static_cast<frame::MailboxWord*>(args.workspace);
   launch.aligned = aligned(args.x, 16) && args.ldx % 8 == 0;
   launch.overlap = args.weights_ready;
   launch.result_factor = 1;
   launch.fusion = args.fusion;
-  launch.next = static_cast<const char*>(args.next.codes);
-  launch.next_bytes = args.next.bytes;
+  launch.prefetch = static_cast<const char*>(args.prefetch.codes);
+  launch.prefetch_bytes = args.prefetch.bytes;
   return launch;
 }
 
@@ -119,13 +119,13 @@ int64_t most_gemm_rows(const LinearDesc& desc) {
   return device::have_cublas() ? 128 : most_rows - 1;
 }
 size_t gemv_workspace(const LinearDesc& desc) {
-  return static_cast<size_t>(blocks_for(kbit::Map(desc.n, desc.k).tiles()) * kbit::gemv_packets()) *
-         sizeof(kbit::Packet);
+  return static_cast<size_t>(blocks_for(frame::Map(desc.n, desc.k).tiles()) * frame::gemv_mailbox_words()) *
+         sizeof(frame::MailboxWord);
 }
 size_t gemm_workspace(const LinearDesc& desc) {
-  return static_cast<size_t>(blocks_for(kbit::Map(desc.n, desc.k).tiles()) *
-                             kbit::gemm_packets(std::min(desc.m, packed_linear_max_rows))) *
-         sizeof(kbit::Packet);
+  return static_cast<size_t>(blocks_for(frame::Map(desc.n, desc.k).tiles()) *
+                             frame::gemm_mailbox_words(std::min(desc.m, packed_linear_max_rows))) *
+         sizeof(frame::MailboxWord);
 }
 
 LinearDesc describe(const LinearArgs& args) {
@@ -178,7 +178,7 @@ DividedWorkspace divided_workspace(LinearDesc desc) {
   const int64_t m = desc.m;
   for (const int64_t rows_at_most : last_rows) {
     desc.m = std::min(m, rows_at_most);
-    size_t& part = pick_kernel(desc).keeps_words ? bytes.words : bytes.scratch;
+    size_t& part = pick_kernel(desc).keeps_semaphores ? bytes.semaphores : bytes.scratch;
     part = std::max(part, linear_workspace(desc));
   }
   return bytes;
@@ -188,7 +188,7 @@ void packed_linear(const LinearArgs& args, cudaStream_t stream) {
   check_args(args);
   const LinearDesc desc = describe(args);
   const KernelRow& row = pick_kernel(desc);
-  check_fusion(args, row.name, row.fuses, row.gates);
+  check_fusion(args, row.name, row.fuses, row.swiglu);
   check_workspace(args, linear_workspace(desc));
   row.run(args, stream);
 }

@@ -1,4 +1,4 @@
-// What the rows of the table of linear kernels share on the host. The table itself is linear_registry.cpp.
+// What the rows of the table of linear kernels share on the host. The table itself is registry.cu.
 #pragma once
 
 #include <span>
@@ -7,10 +7,13 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "device/alignment.h"
 #include "kernels/frame/launch.cuh"
 #include "kernels/linear/packed_linear.h"
 
 namespace w4q::kernels {
+
+using device::aligned;
 
 constexpr int64_t most_gemv_rows = 16;
 constexpr int64_t most_rows = int64_t{1} << 30;
@@ -29,23 +32,18 @@ void check_integer_weight(const DeviceWeight& weight);
 inline void require(bool condition, const std::string& what, std::string_view hint) {
   if (!condition) throw Error(ErrorCode::bad_argument, "packed_linear: " + what).hint(hint);
 }
-inline bool aligned(const void* pointer, size_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
 
 /// One block a multiprocessor, and no block without a tile for each of a few warps.
 int blocks_for(int64_t tiles);
 /// Throws bad_argument for a fusion that does not fit `args`, or a kernel that does not.
 void check_fusion(const LinearArgs& args, std::string_view kernel, bool fuses, bool gates = false);
 /// What all kernels need to know of a layer.
-kbit::Launch prepare(const LinearArgs& args);
+frame::Launch prepare(const LinearArgs& args);
 std::string shape_of(const LinearArgs& args);
 
-/// kbit weights that are scaled in registers: powers of two that keep table entries and their products with the scales
-/// inside the 16-bit type.
-void set_weight_factors(const LinearArgs& args, kbit::Launch& launch);
-
-/// Calls run(part) for at most `most` rows at a time.
-template <class Run>
-void in_slices(LinearArgs args, int64_t most, const Run& run) {
+/// Calls run(part) for at most `most` rows at a time of LinearArgs, or of what has its rows.
+template <class Args, class Run>
+void in_slices(Args args, int64_t most, const Run& run) {
   const auto* x = static_cast<const std::byte*>(args.x);
   const auto* residual = static_cast<const std::byte*>(args.residual);
   auto* const y = static_cast<std::byte*>(args.y);
@@ -67,8 +65,8 @@ bool accepts_rows(const LinearDesc& desc, std::string_view layout, int64_t least
 /// Loading that takes a while: it is not asked for as long as one launch takes all rows.
 int64_t most_gemm_rows(const LinearDesc& desc);
 
-/// Behind the words that a launch's sums take, more that are empty between launches.
-constexpr size_t spare_words_bytes = 256;
+/// Behind the mailboxes of a launch's sums, semaphores that are zero between launches.
+constexpr size_t spare_semaphore_bytes = 256;
 size_t gemv_workspace(const LinearDesc& desc);
 /// Of kernels that take up to packed_linear_max_rows rows in a launch.
 size_t gemm_workspace(const LinearDesc& desc);

@@ -1,16 +1,18 @@
 // Linear layer of rotated weights for 17 to 64 activation rows, in the frame of gemm_block.cuh: as kbit's, with norms
 // of groups for scales, tiles of two passes side by side along k, and activations that the blocks rotate together.
+#include "core/with_bits.h"
 #include "kernels/frame/gemm_block.cuh"
+#include "kernels/kbit/tile.cuh"
 #include "kernels/rotated/launch.cuh"
 
 namespace w4q::kernels::rotated {
 namespace {
 
-using kbit::Map;
+using frame::Map;
 constexpr int table_kilobytes = 32;
 
 /// A column beyond those of the first pass is the second's.
-struct ChunkOrder : kbit::FragmentChunks {
+struct ChunkOrder : frame::FragmentChunks {
   __device__ static void fetch(const RotatedLaunch& args, const __half* row, int64_t first, char* to) {
     const int64_t of_pass = int64_t{args.pass_tiles} * Map::tile_cols;
     const bool second = args.passes > 1 && first >= of_pass;
@@ -34,13 +36,13 @@ struct RotatedWeights {
   struct Reader {
     const RotatedLaunch& args;
     __device__ explicit Reader(const RotatedLaunch& launch) : args(launch) {}
-    __device__ void load(Tile& tile, int row_group, int column) const {
+    __device__ void load(Tile& tile, int n_tile, int column) const {
       const bool second = column >= args.pass_tiles;
       const Source& source = args.sources[second ? 1 : 0];
       if (second) column -= args.pass_tiles;
-      const int64_t index = int64_t{row_group} * args.pass_tiles + column;
+      const int64_t index = int64_t{n_tile} * args.pass_tiles + column;
       tile.codes.load(source.codes + threadIdx.x % 32, index);
-      const uint4* const norms = source.norms + int64_t{row_group} * source.groups * 8 + threadIdx.x % 32 / 4;
+      const uint4* const norms = source.norms + int64_t{n_tile} * source.groups * 8 + threadIdx.x % 32 / 4;
 #pragma unroll
       for (int block = 0; block < 2; ++block) {
         // Inputs beyond k are zeros: any norm will do.
@@ -58,13 +60,13 @@ struct RotatedWeights {
   template <int groups>
   __device__ __forceinline__ static void multiply(const Tile& tile, int block, const uint4 (&x)[groups],
                                                   const View& table, const RotatedLaunch&,
-                                                  kbit::Accumulator<groups>& sums) {
+                                                  frame::Accumulator<groups>& sums) {
 #pragma unroll
     for (int r = 0; r < Map::row_tiles; ++r) {
       const uint4& v = tile.norms[block];
       const uint32_t both = Type::multiply(r == 0 ? v.x : r == 1 ? v.y : r == 2 ? v.z : v.w, tile.factor);
       const uint32_t norm[2] = {__byte_perm(both, 0, 0x1010), __byte_perm(both, 0, 0x3232)};
-      kbit::multiply_row_tile<Type>(tile.codes, r, block, norm, x, table, sums);
+      frame::multiply_row_tile<Type>(tile.codes, r, block, norm, x, table, sums);
     }
   }
 };
@@ -73,7 +75,7 @@ struct RotatedWeights {
 
 void launch_gemm(const RotatedLaunch& args, int bits, int blocks, cudaStream_t stream, std::string_view shape) {
   with_table_bits(bits, [&]<int width>() {
-    kbit::launch_gemm_kernel<RotatedWeights<width>>(args, blocks, stream, "rotated_gemm", shape);
+    frame::launch_gemm_kernel<RotatedWeights<width>>(args, blocks, stream, "rotated_gemm", shape);
   });
 }
 

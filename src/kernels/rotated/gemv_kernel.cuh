@@ -1,6 +1,7 @@
 // The kernel of gemv_cuda.cu and gemv_fused_cuda.cu.
 #pragma once
 
+#include "core/with_bits.h"
 #include "kernels/frame/gemv_block.cuh"
 #include "kernels/rotated/gemv_run.cuh"
 
@@ -14,10 +15,10 @@ struct RotatedGemv {
   static constexpr bool fused = fuses;
   static constexpr int warps = rows == 16 ? 8 : 12;
   static constexpr int tiles = rows == 1 && Bits::first < 5 ? 3 : 2;
-  using Totals = kbit::Totals<rows>;
+  using Totals = frame::Totals<rows>;
   using Table = Tables<Bits>;
   using Run = rotated::Run<Bits, rows, tiles>;
-  static constexpr int shared_bytes = Table::total_bytes + kbit::Slots<rows, warps>::extra_bytes;
+  static constexpr int shared_bytes = Table::total_bytes + frame::PartialSums<rows, warps>::extra_bytes;
 };
 
 template <class Gemv>
@@ -28,8 +29,8 @@ __global__ void __launch_bounds__(Gemv::warps * 32, 1) rotated_gemv_kernel(const
 template <class Bits, int rows, bool fused = false>
 void launch_rows(const RotatedLaunch& args, int blocks, cudaStream_t stream, std::string_view shape) {
   using Gemv = RotatedGemv<Bits, rows, fused>;
-  kbit::launch_kernel<rotated_gemv_kernel<Gemv>, Gemv::shared_bytes>(args, blocks, Gemv::warps * 32, stream,
-                                                                     "rotated_gemv", shape);
+  frame::launch_kernel<rotated_gemv_kernel<Gemv>, Gemv::shared_bytes>(args, blocks, Gemv::warps * 32, stream,
+                                                                      "rotated_gemv", shape);
 }
 
 /// Calls launch.operator()<Widths<…>>() for passes of these widths; `second_bits` is 0 where there is one pass.

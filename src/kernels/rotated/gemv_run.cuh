@@ -10,8 +10,8 @@
 
 namespace w4q::kernels::rotated {
 
-using kbit::Columns;
-using kbit::Map;
+using frame::Columns;
+using frame::Map;
 using Type = device::HalfType;
 
 /// Widths of the codes of a launch's passes; second 0: one pass.
@@ -65,13 +65,15 @@ struct Tables {
   }
 };
 
-/// Up to `most` consecutive tiles of one row group and pass. A launch's columns are those of its passes side by side.
+/// Up to `most` consecutive tiles of one N-tile and pass. A launch's columns are those of its passes side by side.
 template <int most, bool single>
-struct Span : kbit::Span<most> {
-  __device__ Span(const RotatedLaunch& args, int first, int past) : kbit::Span<most>(args, first, past) { limit(args); }
+struct Span : frame::Span<most> {
+  __device__ Span(const RotatedLaunch& args, int first, int past) : frame::Span<most>(args, first, past) {
+    limit(args);
+  }
   __device__ Span next(const RotatedLaunch& args, int past) const {
     Span after = *this;
-    static_cast<kbit::Span<most>&>(after) = kbit::Span<most>::next(args, past);
+    static_cast<frame::Span<most>&>(after) = frame::Span<most>::next(args, past);
     after.limit(args);
     return after;
   }
@@ -150,7 +152,7 @@ struct InputReader {
     const int k = static_cast<int>(args.k);
     const __half* const from = row[group] + (pass == 0 ? 0 : args.input_stride) + column;
     if (args.aligned && column + 8 <= k) return *reinterpret_cast<const uint4*>(from);
-    return kbit::load_ragged(from, k - column);
+    return frame::load_ragged(from, k - column);
   }
 };
 
@@ -177,7 +179,7 @@ struct RowReader {
   __device__ void load(RawInputs& raw, const Place<single>& at) const {
     const int first = first_input(at), left = static_cast<int>(args.k) - first;
     const __half* const from = static_cast<const __half*>(args.x) + (at.pass == 0 ? 0 : args.input_stride) + first;
-    raw.x = args.aligned && left >= 8 ? __ldg(reinterpret_cast<const uint4*>(from)) : kbit::load_ragged(from, left);
+    raw.x = args.aligned && left >= 8 ? __ldg(reinterpret_cast<const uint4*>(from)) : frame::load_ragged(from, left);
   }
   __device__ uint4 rotated(const RawInputs& raw) const { return args.rotates ? rotation.rotate(raw) : raw.x; }
 };
@@ -189,7 +191,7 @@ struct Run {
   static constexpr int first_bits = Bits::first, second_bits = Tables<Bits>::second_bits;
   static constexpr bool single = Bits::single;
   using View = typename Tables<Bits>::View;
-  using Totals = kbit::Totals<rows>;
+  using Totals = frame::Totals<rows>;
   using At = rotated::Span<tiles, single>;
   using Norms = rotated::Norms<single>;
   using Slot = kbit::Slot<Bits::widest, Norms, rows>;
@@ -243,15 +245,15 @@ struct Run {
         inputs.load(raw, there);
         load_span_weights(next);
       }
-      kbit::Products<1> products;
+      frame::Products<1> products;
       products.clear();
       const int first_column = 2 * Inputs::offset(here);
-      kbit::turn_ring(
+      frame::turn_ring(
           span, next, [&](int j) { multiply_tile(ring[j], here, first_column + 2 * j, x, tables, products); },
           [&](int j) { load_weights(ring[j], there, j); });
       totals.template add_tile<Norms>(products, span_norms);
     } else {
-      kbit::turn_ring(
+      frame::turn_ring(
           span, next, [&](int j) { multiply_rows(ring[j], here, tables, totals); },
           [&](int j) {
             load_weights(ring[j], there, j);
@@ -294,7 +296,7 @@ struct Run {
 
   /// 32 inputs of a tile of either pass.
   __device__ void multiply(const Slot& slot, const Place& at, int block, const uint4 (&b)[groups], const View& tables,
-                           kbit::Products<groups>& products) const {
+                           frame::Products<groups>& products) const {
     if (Bits::same || at.pass == 0) {
       kbit::multiply_block<first_bits, Type>(narrowed<first_bits>(slot.codes), block, b, tables.first, products);
     } else {
@@ -310,21 +312,21 @@ struct Run {
   }
   /// One row: the tile's two blocks go to columns of their own, `column` and the one behind it.
   __device__ void multiply_tile(const Slot& slot, const Place& at, int column, const uint4& x, const View& tables,
-                                kbit::Products<1>& products) const {
+                                frame::Products<1>& products) const {
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
       const bool mine = static_cast<int>(threadIdx.x % 32 / 4) == column + block;
-      const uint4 b[1] = {kbit::keep_if(mine, x)};
+      const uint4 b[1] = {frame::keep_if(mine, x)};
       multiply(slot, at, block, b, tables, products);
     }
   }
   __device__ void multiply_rows(const Slot& slot, const Place& at, const View& tables, Totals& totals) const {
-    kbit::Products<groups> products;
+    frame::Products<groups> products;
     products.clear();
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
       if constexpr (rows < 8) {
-        const uint4 b[1] = {kbit::keep_if(Columns<rows>::block() == block, slot.x[0][0])};
+        const uint4 b[1] = {frame::keep_if(Columns<rows>::block() == block, slot.x[0][0])};
         multiply(slot, at, block, b, tables, products);
       } else {
         multiply(slot, at, block, slot.x[block], tables, products);

@@ -19,7 +19,7 @@ struct Source {
 };
 
 /// Up to two passes side by side: tiles of both stand in a row, first those of the one, then those of the other.
-struct RotatedLaunch : kbit::Launch {
+struct RotatedLaunch : frame::Launch {
   Source sources[2];
   int passes;            ///< 1 or 2
   int pass_tiles;        ///< tiles along k of one pass
@@ -36,16 +36,16 @@ __device__ __forceinline__ RowShare row_share(const RotatedLaunch& args) {
 /// As frame/launch.cuh has them.
 template <int warps>
 __device__ __forceinline__ void begin_inputs(const RotatedLaunch& args) {
-  if (args.inputs.arrivals != nullptr) row_share(args).begin<warps>();
+  if (args.inputs.barrier != nullptr) row_share(args).begin<warps>();
 }
 template <int warps>
 __device__ __forceinline__ uint32_t finish_inputs(const RotatedLaunch& args) {
-  if (args.inputs.arrivals != nullptr) return row_share(args).finish<warps>();
-  device::wait_for_previous_launch();
+  if (args.inputs.barrier != nullptr) return row_share(args).finish<warps>();
+  device::wait_grid_dependency();
   return 0;
 }
 __device__ __forceinline__ void close_inputs(const RotatedLaunch& args, uint32_t token) {
-  if (args.inputs.arrivals != nullptr && threadIdx.x == 0) empty_if_last(args.inputs.arrivals, token);
+  if (args.inputs.barrier != nullptr && threadIdx.x == 0) frame::empty_if_last(args.inputs.barrier, token);
 }
 
 /// Which widths of codes one launch takes together.

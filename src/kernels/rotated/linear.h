@@ -51,28 +51,32 @@ struct RotatedLinearArgs {
   const float* bias = nullptr;  ///< [n], or null
   void* y = nullptr;            ///< [m, n] of the activations' type or f32, rows `ldy` elements apart
   int64_t ldy = 0;
-  bool fp32 = false;        ///< y is f32
-  bool add = false;         ///< y += instead of y =
-  void* words = nullptr;    ///< RotatedWorkspace::words bytes, aligned to 256, zeroed once before their first use
-  void* scratch = nullptr;  ///< RotatedWorkspace::scratch bytes, aligned to 256
-  size_t words_bytes = 0, scratch_bytes = 0;
-  NextWeights next;  ///< as LinearArgs has it
+  bool fp32 = false;           ///< y is f32
+  bool add = false;            ///< y += instead of y =
+  void* semaphores = nullptr;  ///< RotatedWorkspace::semaphores bytes, aligned to 256, zeroed once before the first use
+  void* scratch = nullptr;     ///< RotatedWorkspace::scratch bytes, aligned to 256
+  size_t semaphore_bytes = 0, scratch_bytes = 0;
+  L2Prefetch prefetch;  ///< as LinearArgs has it
   /// One row of f16, and passes that rotated_fuses: otherwise bad_argument (LinearArgs).
   LinearFusion fusion;
   /// The passes were complete before the previous launch in the stream began (LinearArgs).
   bool weights_ready = false;
 };
 
-/// Bytes for 1 to `m` rows. Words are empty between launches and may be those of other linears; scratch may be
+/// Bytes for 1 to `m` rows. Semaphores are zero between launches and may be those of other linears; scratch may be
 /// anybody's.
 struct RotatedWorkspace {
-  size_t words = 0, scratch = 0;
+  size_t semaphores = 0, scratch = 0;
 };
 RotatedWorkspace rotated_linear_workspace(int64_t m, int64_t n, int64_t k);
 
 /// Whether rotated_linear decodes two neighbouring passes of f16 activations into one 16-bit weight at so many rows:
 /// both must be there then.
 bool decoded_together(int64_t rows, const RotatedDevicePass& first, const RotatedDevicePass& second);
+
+/// KernelRow::error_bound of f16 activations: rounding the rotated input to 16 bits adds 2^-11 / √3 · √… in the mean,
+/// 1.3e-3 with what the kernels add by themselves; of further passes once more.
+constexpr double rotated_error_bound(size_t passes) { return passes > 1 ? 2e-3 : 1.5e-3; }
 
 /// Launches that rotated_linear makes for a decode step's single row: one for each pair of passes that fit together.
 int rotated_linear_launches(std::span<const RotatedDevicePass> passes);

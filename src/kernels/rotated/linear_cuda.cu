@@ -2,14 +2,18 @@
 #include <cmath>
 #include <vector>
 
+#include "device/alignment.h"
 #include "device/cublas.h"
-#include "kernels/common/overlap_launch.cuh"
+#include "kernels/common/dependent_launch.cuh"
+#include "kernels/kbit/launch.cuh"
+#include "kernels/linear/dequantize_gemm.h"
+#include "kernels/rotated/dequantize_sum.h"
 #include "kernels/rotated/input.cuh"
 #include "kernels/rotated/rotate_input.h"
-#include "kernels/rotated/ways.h"
-#include "kernels/rotated/wide.h"
-#include "kernels/wgmma/linear.h"
+#include "kernels/rotated/variants.h"
+#include "kernels/rotated/wgmma.h"
 #include "kernels/wgmma/plan.h"
+#include "repack/layout_rotated_fragment.h"
 
 namespace w4q::kernels {
 namespace {
@@ -18,33 +22,31 @@ using rotated::rotate_alike;
 using rotated::RotatedLaunch;
 using rotated::rotates_inside;
 using rotated::Source;
-using rotated::Way;
+using rotated::Variant;
 using Passes = std::span<const RotatedDevicePass>;
-
-size_t padded(int64_t bytes) { return (static_cast<size_t>(bytes) + 255) / 256 * 256; }
 
 void refuse_unless(bool holds, std::string_view what) {
   if (!holds) throw Error(ErrorCode::bad_argument, concat("rotated_linear: ", what));
 }
 
-/// Words, and the parts of the scratch: that of wide products, up to two rotated inputs, norms spread out to scales.
+/// Semaphores, and the parts of the scratch: a panel and cuBLAS, up to two rotated inputs, norms spread out to scales.
 struct Parts {
-  size_t words, wide, input, scales;
+  size_t semaphores, panel, input, scales;
   Parts(int64_t m, int64_t n, int64_t k)
-      : input(padded(padded_rows(m) * padded_inputs(k) * 2)),
-        scales(padded(kbit::Map(n, k).tiles() * kbit::Map::tile_scales * 2)) {
+      : input(device::round_up_256(static_cast<size_t>(padded_rows(m) * padded_inputs(k)) * 2)),
+        scales(device::round_up_256(static_cast<size_t>(frame::Map(n, k).tiles() * frame::Map::tile_scales) * 2)) {
     const int64_t rows = m < rotated::least_warpgroup_rows ? m : std::max(m, most_gemv_rows + 1);
     const DividedWorkspace product = divided_workspace({{}, "kbit-fragment", rows, n, k});
-    words = padded(static_cast<int64_t>(product.words)) + spare_words_bytes;
-    wide = padded(static_cast<int64_t>(product.scratch));
-    if (m >= rotated::least_wide_rows) wide = std::max(wide, padded(static_cast<int64_t>(rotated::wide_bytes(n, k))));
+    semaphores = device::round_up_256(product.semaphores) + spare_semaphore_bytes;
+    panel = device::round_up_256(product.scratch);
+    if (m >= rotated::least_panel_rows) panel = std::max(panel, device::round_up_256(panel_memory_bytes(n, k)));
   }
   static int64_t padded_inputs(int64_t k) { return (k + 63) / 64 * 64; }
   static int64_t padded_rows(int64_t m) {
     const int tile = wgmma::tile_rows(m);
     return (m + tile - 1) / tile * tile;
   }
-  size_t scratch() const { return wide + 2 * input + scales; }
+  size_t scratch() const { return panel + 2 * input + scales; }
 };
 
 /// The passes of the launch that begins with pass `first`: two, if the second `joins` it.
@@ -58,20 +60,20 @@ Passes together(Passes passes, size_t first, const Joins& joins) {
 Passes launched_at(const RotatedLinearArgs& args, size_t first) {
   return together(args.passes, first, [&](const RotatedDevicePass& a, const RotatedDevicePass& b) {
     const RotatedDevicePass both[] = {a, b};
-    return rotated::way_of(args, both).has_value();
+    return rotated::variant_of(args, both).has_value();
   });
 }
 
 std::string_view kernel_of(const RotatedLinearArgs& args, Passes passes) {
   const RotatedDevicePass& first = passes.front();
-  switch (*rotated::way_of(args, passes)) {
-    case Way::gemv:
+  switch (*rotated::variant_of(args, passes)) {
+    case Variant::gemv:
       return "rotated-gemv";
-    case Way::gemm:
+    case Variant::gemm:
       return "rotated-gemm";
-    case Way::warpgroup:
+    case Variant::warpgroup:
       return "rotated-wgmma";
-    case Way::wide:
+    case Variant::dequantize_gemm:
       return "rotated-wide";
     default:
       return rotated::kbit_kernel(first.bits, args.m, first.n, first.k, args.activation);
@@ -87,29 +89,29 @@ class Linear {
         n_(args.passes.front().n),
         k_(args.passes.front().k),
         parts_(args.m, n_, k_),
-        input_(static_cast<std::byte*>(args.scratch) + parts_.wide),
+        input_(static_cast<std::byte*>(args.scratch) + parts_.panel),
         scales_(input_ + 2 * parts_.input) {}
 
   void run() {
     check_fusion(product(args_.x, args_.ldx, false), "rotated-gemv", rotated_fuses(args_.passes));
     for (size_t at = 0; at < args_.passes.size();) {
       const Passes some = launched_at(args_, at);
-      run(some, *rotated::way_of(args_, some), at > 0);
+      run(some, *rotated::variant_of(args_, some), at > 0);
       at += some.size();
     }
   }
 
  private:
-  void run(Passes passes, Way way, bool add) {
-    switch (way) {
-      case Way::gemv:
+  void run(Passes passes, Variant variant, bool add) {
+    switch (variant) {
+      case Variant::gemv:
         return run_gemv(passes, add);
-      case Way::wide:
-        return run_wide(passes, add);
-      case Way::kbit:
+      case Variant::dequantize_gemm:
+        return run_dequantize_gemm(passes, add);
+      case Variant::kbit:
         return run_product(passes.front(), add);
       default:
-        return run_rows(passes, add, way);
+        return run_rows(passes, add, variant);
     }
   }
 
@@ -148,9 +150,9 @@ class Linear {
     product.ldy = args_.ldy;
     product.fp32 = args_.fp32;
     product.fusion = args_.fusion;
-    product.next = args_.next;
-    product.workspace = args_.words;
-    product.workspace_bytes = args_.words_bytes;
+    product.prefetch = args_.prefetch;
+    product.workspace = args_.semaphores;
+    product.workspace_bytes = args_.semaphore_bytes;
     product.weights_ready = args_.weights_ready;
     return product;
   }
@@ -159,9 +161,9 @@ class Linear {
   RotatedLaunch launch_of(Passes passes, const LinearArgs& args) const {
     const RotatedDevicePass& first = passes.front();
     RotatedLaunch launch{};
-    static_cast<kbit::Launch&>(launch) = prepare(args);
-    launch.pass_tiles = launch.col_groups;
-    launch.col_groups *= static_cast<int>(passes.size());
+    static_cast<frame::Launch&>(launch) = prepare(args);
+    launch.pass_tiles = launch.k_tiles;
+    launch.k_tiles *= static_cast<int>(passes.size());
     launch.tiles *= static_cast<int>(passes.size());
     launch.sources[0] = rotated::source_of(first, first);
     launch.sources[1] = rotated::source_of(first, passes.back());
@@ -177,11 +179,11 @@ class Linear {
     launch.aligned = true;
     launch.input_stride = rotate_alike(passes) ? 0 : static_cast<int64_t>(parts_.input / 2);
   }
-  /// The blocks make their input of x, by rotations of `block`. Behind the first `words` bytes of the words one more is
-  /// used.
-  void make_input(RotatedLaunch& launch, Passes passes, int64_t block, size_t words) {
+  /// The blocks make their input of x, by rotations of `block`. One more semaphore is used, behind the first `behind`
+  /// bytes.
+  void make_input(RotatedLaunch& launch, Passes passes, int64_t block, size_t behind) {
     if (block > 1) at_hand_ = nullptr;
-    auto* const arrivals = static_cast<std::byte*>(args_.words) + padded(static_cast<int64_t>(words));
+    auto* const barrier = static_cast<std::byte*>(args_.semaphores) + device::round_up_256(behind);
     launch.inputs = {static_cast<const __half*>(launch.x),
                      launch.ldx,
                      launch.m,
@@ -190,7 +192,7 @@ class Linear {
                      rotate_alike(passes) ? 1 : 2,
                      static_cast<int>(block),
                      {passes.front().signs, passes.back().signs},
-                     reinterpret_cast<uint32_t*>(arrivals)};
+                     reinterpret_cast<uint32_t*>(barrier)};
     if (block > 1) launch.result_factor *= rotated::FragmentRotation::scale(static_cast<int>(block));
     read_scratch(launch, passes);
   }
@@ -211,7 +213,7 @@ class Linear {
     }
     const int second_bits = passes.size() > 1 ? passes.back().bits : 0;
     const auto launch_it = takes_fused_kernel(args) ? rotated::launch_fused_gemv : rotated::launch_gemv;
-    launch_it(launch, first.bits, second_bits, blocks_for(kbit::Map(n_, k_).tiles()), stream_, shape_of(first));
+    launch_it(launch, first.bits, second_bits, blocks_for(frame::Map(n_, k_).tiles()), stream_, shape_of(first));
   }
 
   /// The factors of weights that are scaled in registers, such that those of all passes stay inside f16.
@@ -229,19 +231,19 @@ class Linear {
     launch.result_factor = 1 / least;
   }
 
-  void run_rows(Passes passes, bool add, Way way) {
+  void run_rows(Passes passes, bool add, Variant variant) {
     const RotatedDevicePass& first = passes.front();
     const bool inside = rotates_inside(args_, first);
     const LinearArgs all = inside ? product(args_.x, args_.ldx, add) : rotated_product(first, add);
-    in_slices(all, way == Way::gemm ? packed_linear_max_rows : most_rows, [&](const LinearArgs& part) {
+    in_slices(all, variant == Variant::gemm ? packed_linear_max_rows : most_rows, [&](const LinearArgs& part) {
       RotatedLaunch launch = launch_of(passes, part);
       set_factors(launch, passes, part);
-      if (way == Way::warpgroup) {
+      if (variant == Variant::warpgroup) {
         make_input(launch, passes, inside ? first.block : 1, wgmma::exchange_bytes(device::multiprocessors()));
         std::byte* const arranged = inside ? input_ : input_ + parts_.input;
-        return wgmma::launch_rotated(launch, first.bits, arranged, stream_, shape_of(first));
+        return rotated::launch_wgmma(launch, first.bits, arranged, stream_, shape_of(first));
       }
-      const int blocks = kbit::gemm_blocks(launch, blocks_for(kbit::Map(n_, k_).tiles()));
+      const int blocks = frame::gemm_blocks(launch, blocks_for(frame::Map(n_, k_).tiles()));
       if (inside) make_input(launch, passes, first.block, gemm_workspace(describe(part)));
       rotated::launch_gemm(launch, first.bits, blocks, stream_, shape_of(first));
     });
@@ -255,23 +257,14 @@ class Linear {
     return product(input_, Parts::padded_inputs(k_), add);
   }
 
-  void run_wide(Passes passes, bool add) {
+  void run_dequantize_gemm(Passes passes, bool add) {
     const RotatedDevicePass &first = passes.front(), &second = passes.back();
-    const LinearArgs all = rotated_product(first, add);
-    rotated::run_wide({args_.m,
-                       n_,
-                       k_,
-                       all.x,
-                       all.ldx,
-                       {rotated::source_of(first, first), rotated::source_of(first, second)},
-                       {first.bits, second.bits},
-                       all.bias,
-                       all.y,
-                       all.ldy,
-                       all.fp32,
-                       all.residual != nullptr,
-                       args_.scratch},
-                      stream_);
+    const rotated::TwoPasses both{
+        {rotated::source_of(first, first), rotated::source_of(first, second)}, {first.bits, second.bits}, k_};
+    const auto decode = [&](int64_t at, int64_t count, const DeviceRows& out) {
+      rotated::dequantize_sum(both, at, count, out, stream_);
+    };
+    dequantize_gemm(rotated_product(first, add), args_.scratch, decode, stream_);
   }
 
   void run_product(const RotatedDevicePass& pass, bool add) {
@@ -285,9 +278,9 @@ class Linear {
     all.weight.table_stretch = pass.level_stretch;
     all.weight.scale_max = pass.norm_max;
     all.weights_ready = false;  // scales have just been written
-    if (!pick_kernel(describe(all)).keeps_words) {
+    if (!pick_kernel(describe(all)).keeps_semaphores) {
       all.workspace = args_.scratch;
-      all.workspace_bytes = parts_.wide;
+      all.workspace_bytes = parts_.panel;
     }
     packed_linear(all, stream_);
   }
@@ -307,20 +300,20 @@ class Linear {
   const float* at_hand_ = nullptr;
 };
 
-/// scales [tile][lane group][block] ← norms [row group][group][lane group], 16 bytes each.
-__global__ void spread_norms_kernel(const uint4* norms, uint4* scales, int64_t count, int col_groups, int groups,
+/// scales [tile][lane group][block] ← norms [N-tile][group][lane group], 16 bytes each.
+__global__ void spread_norms_kernel(const uint4* norms, uint4* scales, int64_t count, int k_tiles, int groups,
                                     int group_shift) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= count) return;
   const int64_t tile = i / 16;
-  const int64_t row_group = tile / col_groups;
-  const int column = static_cast<int>(tile - row_group * col_groups);
+  const int64_t n_tile = tile / k_tiles;
+  const int column = static_cast<int>(tile - n_tile * k_tiles);
   const int group = min((64 * column + 32 * static_cast<int>(i % 2)) >> group_shift, groups - 1);
-  scales[i] = norms[(row_group * groups + group) * 8 + i % 16 / 2];
+  scales[i] = norms[repack::norm_eight(n_tile, group, groups, static_cast<int>(i % 16 / 2))];
 }
 
 void Linear::spread_norms(const RotatedDevicePass& pass) {
-  const kbit::Map map(n_, k_);
+  const frame::Map map(n_, k_);
   const Source source = rotated::source_of(pass, pass);
   const int64_t count = map.tiles() * 16;
   const LaunchShape shape{dim3(static_cast<unsigned>((count + 255) / 256)), 256, 0, false};
@@ -353,8 +346,8 @@ void check(const RotatedLinearArgs& args) {
     refuse_unless(pass.level_stretch >= 1 && pass.level_stretch < 2, "a stretch is from 1 to 2");
   }
   const Parts parts(args.m, n, k);
-  refuse_unless(args.words != nullptr && args.scratch != nullptr && aligned(args.words, 256) &&
-                    aligned(args.scratch, 256) && args.words_bytes >= parts.words &&
+  refuse_unless(args.semaphores != nullptr && args.scratch != nullptr && aligned(args.semaphores, 256) &&
+                    aligned(args.scratch, 256) && args.semaphore_bytes >= parts.semaphores &&
                     args.scratch_bytes >= parts.scratch(),
                 "the workspace is too small or misaligned");
 }
@@ -363,15 +356,15 @@ void check(const RotatedLinearArgs& args) {
 
 RotatedWorkspace rotated_linear_workspace(int64_t m, int64_t n, int64_t k) {
   const Parts parts(m, n, k);
-  return {parts.words, parts.scratch()};
+  return {parts.semaphores, parts.scratch()};
 }
 
 bool decoded_together(int64_t rows, const RotatedDevicePass& first, const RotatedDevicePass& second) {
-  if (rows < rotated::least_wide_rows || first.factors != second.factors || !rotated::fit_together(first, second))
+  if (rows < rotated::least_panel_rows || first.factors != second.factors || !rotated::fit_together(first, second))
     return false;
-  const bool warpgroups = rows < rotated::least_wide_rows_beside_warpgroups &&
+  const bool warpgroups = rows < rotated::least_panel_rows_beside_warpgroups &&
                           rotated::rows_fit_together(first, second) &&
-                          rotated::way_of_many(rows, first.n, first.k) == Way::warpgroup;
+                          rotated::variant_of_many(rows, first.n, first.k) == Variant::warpgroup;
   return !warpgroups && device::have_cublas();
 }
 

@@ -6,8 +6,8 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "device/fragment.cuh"
+#include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/hadamard.cuh"
-#include "kernels/common/overlap_launch.cuh"
 #include "kernels/rotated/rotate_input.h"
 
 namespace w4q::kernels {
@@ -50,8 +50,8 @@ __device__ void rotate_piece(const RotateInputArgs& args, int64_t row, int64_t s
 /// A warp for each whole block of a row, and one more for its tail; the grid has a layer for each rotation.
 template <int Values, class T>
 __global__ void rotate_input_kernel(RotateInputArgs args) {
-  device::allow_next_launch();
-  device::wait_for_previous_launch();
+  device::trigger_dependent_launch();
+  device::wait_grid_dependency();
   const int64_t whole = args.k / args.block, tail = args.k % args.block;
   const int64_t pieces = whole + (tail != 0 ? 1 : 0);
   const int64_t index = int64_t{blockIdx.x} * warps + threadIdx.x / 32;

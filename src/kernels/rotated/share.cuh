@@ -6,7 +6,8 @@
 // what other streams run) makes all shares by itself. The others' write the same bytes to the same places.
 #pragma once
 
-#include "kernels/kbit/tile.cuh"
+#include "kernels/frame/grid_barrier.cuh"
+#include "kernels/frame/tile.cuh"
 #include "kernels/rotated/input.cuh"
 
 namespace w4q::kernels::rotated {
@@ -20,7 +21,7 @@ struct SharedInputs {
   int rotations;             ///< of the same x: 1 or 2
   int block;                 ///< of theirs: 32, 64 or 128; 1: x is rotated already
   const uint32_t* signs[2];  ///< rotation_signs
-  uint32_t* arrivals;        ///< a word that is zero between launches; null: nothing is made
+  uint32_t* barrier;         ///< a word that is zero between launches; null: nothing is made
 };
 
 constexpr int piece_inputs = 256;  ///< of a row, for a warp
@@ -38,7 +39,7 @@ __device__ __forceinline__ void make_inputs(const SharedInputs& inputs, int firs
     const int column = column_of(i), left = inputs.k - column;
     const __half* const from = inputs.x + i % of_rotation / of_row * inputs.ldx + column;
     RawInputs raw{};
-    raw.x = inputs.aligned && left >= 8 ? __ldg(reinterpret_cast<const uint4*>(from)) : kbit::load_ragged(from, left);
+    raw.x = inputs.aligned && left >= 8 ? __ldg(reinterpret_cast<const uint4*>(from)) : frame::load_ragged(from, left);
     if (inputs.block > 1 && left > 0) raw.signs = __ldg(inputs.signs[i / of_rotation] + column / 32);
     return raw;
   };
@@ -52,34 +53,6 @@ __device__ __forceinline__ void make_inputs(const SharedInputs& inputs, int firs
   }
 }
 
-/// The block's share is in memory: by one thread, behind a barrier of those that stored it.
-__device__ __forceinline__ void announce_inputs(uint32_t* arrivals) {
-  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrivals) : "memory");
-}
-
-/// Until all shares are there; false where that takes too long. By one thread.
-__device__ __forceinline__ bool await_inputs(const uint32_t* arrivals) {
-  constexpr long long patience = 1 << 18;  // clocks, some 0.15 ms
-  const long long begin = clock64();
-  while (true) {
-    uint32_t word;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(arrivals) : "memory");
-    if ((word & 0xFFFF) == gridDim.x) return true;
-    if (clock64() - begin > patience) return false;
-  }
-}
-
-/// This block asks no more. The upper half of the word counts such blocks; the last one finds all but itself, and
-/// empties it.
-__device__ __forceinline__ uint32_t leave_inputs(uint32_t* arrivals) {
-  uint32_t before;
-  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 65536;" : "=r"(before) : "l"(arrivals) : "memory");
-  return before;
-}
-__device__ __forceinline__ void empty_if_last(uint32_t* arrivals, uint32_t before) {
-  if (before == (gridDim.x | (gridDim.x - 1) << 16)) *arrivals = 0;
-}
-
 /// A block's part in this, where rows are to stand as they are: from begin() to finish() it may do something else. All
 /// threads.
 struct RowShare {
@@ -90,19 +63,19 @@ struct RowShare {
 
   template <int warps>
   __device__ __forceinline__ void begin() const {
-    device::wait_for_previous_launch();
+    device::wait_grid_dependency();
     make(static_cast<int>(blockIdx.x + gridDim.x * (threadIdx.x / 32)), static_cast<int>(gridDim.x) * warps);
     __syncthreads();
-    if (threadIdx.x == 0) announce_inputs(inputs.arrivals);
+    if (threadIdx.x == 0) frame::arrive(inputs.barrier);
   }
-  /// What is to be given to empty_if_last() in the end.
+  /// What is to be given to frame::empty_if_last() in the end.
   template <int warps>
   __device__ __forceinline__ uint32_t finish() const {
-    if (__syncthreads_or(threadIdx.x == 0 && !await_inputs(inputs.arrivals)) != 0) {
+    if (__syncthreads_or(threadIdx.x == 0 && !frame::wait_for_arrivals(inputs.barrier)) != 0) {
       make(static_cast<int>(threadIdx.x / 32), warps);
       __syncthreads();
     }
-    return threadIdx.x == 0 ? leave_inputs(inputs.arrivals) : 0;
+    return threadIdx.x == 0 ? frame::leave(inputs.barrier) : 0;
   }
 
  private:

@@ -4,7 +4,7 @@
 
 #include "core/error.h"
 #include "kernels/common/block_reduce.cuh"
-#include "kernels/common/overlap_launch.cuh"
+#include "kernels/common/dependent_launch.cuh"
 
 namespace w4q::kernels {
 namespace {

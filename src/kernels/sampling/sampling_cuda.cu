@@ -4,7 +4,7 @@
 #include "core/rng.h"
 #include "device/fragment.cuh"
 #include "kernels/common/block_reduce.cuh"
-#include "kernels/common/overlap_launch.cuh"
+#include "kernels/common/dependent_launch.cuh"
 #include "kernels/sampling/sampling_cuda.h"
 
 namespace w4q::kernels {
@@ -227,8 +227,8 @@ __device__ int draw(const Row& row, const SamplingOptions& options, uint64_t num
 
 __global__ void __launch_bounds__(threads) sample_kernel(const SampleArgs args) {
   __shared__ Shared shared;
-  device::allow_next_launch();
-  device::wait_for_previous_launch();
+  device::trigger_dependent_launch();
+  device::wait_grid_dependency();
   const Row row{args.logits, args.vocab};
   const uint64_t number = args.state->draw;
   const int token = draw(row, args.options, number, shared);

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 
+#include "device/alignment.h"
 #include "device/fragment.cuh"
-#include "kernels/common/overlap_launch.cuh"
-#include "kernels/kbit/tile.cuh"
+#include "kernels/common/dependent_launch.cuh"
+#include "kernels/frame/tile.cuh"
 
 namespace w4q::kernels::wgmma {
 namespace {
@@ -39,7 +40,7 @@ __device__ uint4 load_eight(const Task& task, int row, int column) {
     return make_uint4(words[0], words[1], words[2], words[3]);
   }
   if (task.aligned && column + 8 <= task.k) return *reinterpret_cast<const uint4*>(from + column);
-  return kbit::load_ragged(from + column, task.k - column);
+  return frame::load_ragged(from + column, task.k - column);
 }
 
 /// A warp takes `warp_rows` rows of a tile, four at a time: lane 8·r + c the piece c of row r.
@@ -59,14 +60,14 @@ __device__ uint4 reorder(const uint4& v, char* four_rows, int row, int from, int
 template <InputOrder input_order>
 __global__ void __launch_bounds__(threads) arrange_kernel(const Task task) {
   __shared__ uint4 buffer[threads / 32][warp_rows / 4][4 * padded_row / 16];
-  device::allow_next_launch();
+  device::trigger_dependent_launch();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int index = static_cast<int>(blockIdx.x) * (threads / 32) + warp;
   const int k_tile = index % task.k_tiles;
   const int first_row = index / task.k_tiles * warp_rows;
   const int row_of_four = static_cast<int>(threadIdx.x) % 32 / 8;
   const int piece = static_cast<int>(threadIdx.x) % 8;
-  device::wait_for_previous_launch();
+  device::wait_grid_dependency();
   if (index >= task.warps) return;
   uint4 v[warp_rows / 4];
 #pragma unroll
@@ -105,7 +106,7 @@ void arrange(const Activations& x, InputOrder order, int rows, void* arranged, b
   task.rows = rows;
   task.k_tiles = static_cast<int>((x.k + 63) / 64);
   task.warps = static_cast<int>((x.m + rows - 1) / rows * rows / warp_rows * task.k_tiles);
-  task.aligned = reinterpret_cast<uintptr_t>(x.x) % 16 == 0 && x.ldx % 8 == 0;
+  task.aligned = device::aligned(x.x, 16) && x.ldx % 8 == 0;
   const dim3 grid(static_cast<unsigned>((task.warps + threads / 32 - 1) / (threads / 32)));
   const LaunchShape shape{grid, threads, 0, overlap};
   if (order == InputOrder::plain) {

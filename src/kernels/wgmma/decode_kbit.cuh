@@ -10,8 +10,8 @@ namespace w4q::kernels::wgmma {
 
 /// The weights as a launch knows them.
 struct KbitSource {
-  CUtensorMap codes;   ///< [row group][tile][2][half a tile's words]
-  CUtensorMap scales;  ///< [row group][tile][those of a tile]
+  CUtensorMap codes;   ///< [N-tile][tile][2][half a tile's words]
+  CUtensorMap scales;  ///< [N-tile][tile][those of a tile]
   const float* codebook;
   float table_factor;  ///< the table holds the codebook times this
   bool e4m4;
@@ -49,7 +49,7 @@ struct KbitWeights {
   using Type = Type_;
   using Source = KbitSource;
   static constexpr bool makes_inputs = false;
-  static constexpr int row_groups = job_outputs / 64;
+  static constexpr int n_tiles = job_outputs / 64;
   using Map = repack::KbitFragmentMap;
   static constexpr int table_kilobytes = 64;
   using Pairs = kbit::LanePairs<bits, table_kilobytes>;
@@ -57,8 +57,8 @@ struct KbitWeights {
   static constexpr int table_bytes = table_kilobytes * 1024;
   static constexpr int code_bytes = static_cast<int>(Map::tile_words(bits)) * 4;  ///< of a tile of 64 × 64
   static constexpr int most_scale_bytes = static_cast<int>(Map::tile_scales) * 2;
-  /// Of `tiles` tiles along k for all row groups of a job: codes [tile][row group], then scales [tile][row group].
-  static constexpr int stage_bytes(int tiles) { return tiles * row_groups * (code_bytes + most_scale_bytes); }
+  /// Of `tiles` tiles along k for all N-tiles of a job: codes [tile][N-tile], then scales [tile][N-tile].
+  static constexpr int stage_bytes(int tiles) { return tiles * n_tiles * (code_bytes + most_scale_bytes); }
 
   __host__ __device__ static constexpr int scale_bytes(bool e4m4) {
     return static_cast<int>(Map::tile_scales) * (e4m4 ? 1 : 2);
@@ -71,15 +71,14 @@ struct KbitWeights {
 
   /// Bytes that fetch() brings.
   __device__ static uint32_t tile_bytes(const Source& source) {
-    return row_groups * (code_bytes + scale_bytes(source.e4m4));
+    return n_tiles * (code_bytes + scale_bytes(source.e4m4));
   }
   /// Starts copies of tile `tile` to place `index` of a stage of `tiles`. Row groups beyond the weight are zeros.
   template <int tiles>
   __device__ static void fetch(const Source& source, int strip, int tile, uint32_t stage, int index, uint32_t barrier) {
-    copy_box(stage + index * row_groups * code_bytes, &source.codes, make_int4(0, 0, tile, strip * row_groups),
-             barrier);
-    copy_box(stage + tiles * row_groups * code_bytes + index * row_groups * scale_bytes(source.e4m4), &source.scales,
-             make_int3(0, tile, strip * row_groups), barrier);
+    copy_box(stage + index * n_tiles * code_bytes, &source.codes, make_int4(0, 0, tile, strip * n_tiles), barrier);
+    copy_box(stage + tiles * n_tiles * code_bytes + index * n_tiles * scale_bytes(source.e4m4), &source.scales,
+             make_int3(0, tile, strip * n_tiles), barrier);
   }
 
   /// A lane's codes and scales of one row tile of one tile.
@@ -100,7 +99,7 @@ struct KbitWeights {
     }
   };
 
-  /// One warp's view of a stage of `tiles` tiles: row group `group`, row tile `row_tile`.
+  /// One warp's view of a stage of `tiles` tiles: N-tile `group`, row tile `row_tile`.
   template <int tiles>
   struct Decoder {
     Pairs pairs;
@@ -113,15 +112,15 @@ struct KbitWeights {
     __device__ Decoder(const char* table, const char* first_stage, const Source& source, int group, int tile_of_16)
         : pairs(table),
           codes(first_stage + group * code_bytes + threadIdx.x % 32 * 16),
-          scales(first_stage + row_groups * tiles * code_bytes + group * scale_bytes(source.e4m4) +
+          scales(first_stage + n_tiles * tiles * code_bytes + group * scale_bytes(source.e4m4) +
                  threadIdx.x % 32 / 4 * (source.e4m4 ? 16 : 32) + tile_of_16 * (source.e4m4 ? 2 : 4)),
           row_tile(tile_of_16),
           e4m4(source.e4m4),
-          scale_stride(row_groups * scale_bytes(source.e4m4)) {}
+          scale_stride(n_tiles * scale_bytes(source.e4m4)) {}
 
     /// Tile `tile` of the stage at `offset`; of the weight it is some other, which does not matter here.
     __device__ __forceinline__ void load(int offset, int tile, int, Words& words) const {
-      load_row_tile(codes + offset + tile * row_groups * code_bytes, row_tile, words.codes);
+      load_row_tile(codes + offset + tile * n_tiles * code_bytes, row_tile, words.codes);
       const char* const from = scales + offset + tile * scale_stride;
       if (e4m4) {
         words.scales[0] = *reinterpret_cast<const uint16_t*>(from);

@@ -12,8 +12,8 @@ namespace w4q::kernels::wgmma {
 
 /// The weights as a launch knows them.
 struct MarlinSource {
-  CUtensorMap codes;   ///< [step of sixteen inputs][row group][512 bytes]
-  CUtensorMap scales;  ///< [group][row group][128 bytes]
+  CUtensorMap codes;   ///< [step of sixteen inputs][N-tile][512 bytes]
+  CUtensorMap scales;  ///< [group][N-tile][128 bytes]
   int groups;          ///< of scales; 0: outputs have one scale each, which the results meet
   int group_shift;     ///< a group is 2^group_shift blocks of 32 inputs
   bool plain_scales;   ///< they are of the activations' type, and no product with a code leaves it
@@ -26,13 +26,13 @@ struct MarlinWeights {
   using Type = Type_;
   using Source = MarlinSource;
   static constexpr bool makes_inputs = false;
-  static constexpr int row_groups = job_outputs / 64;
+  static constexpr int n_tiles = job_outputs / 64;
   static constexpr int table_bytes = 0;
-  static constexpr int step_bytes = 512;         ///< of a row group
-  static constexpr int group_scale_bytes = 128;  ///< of a row group
-  /// Codes [step][row group], then scales [tile][block of 32 inputs][row group].
-  static constexpr int code_bytes(int tiles) { return tiles * 4 * row_groups * step_bytes; }
-  static constexpr int block_scale_bytes = row_groups * group_scale_bytes;
+  static constexpr int step_bytes = 512;         ///< of an N-tile
+  static constexpr int group_scale_bytes = 128;  ///< of an N-tile
+  /// Codes [step][N-tile], then scales [tile][block of 32 inputs][N-tile].
+  static constexpr int code_bytes(int tiles) { return tiles * 4 * n_tiles * step_bytes; }
+  static constexpr int block_scale_bytes = n_tiles * group_scale_bytes;
   static constexpr int stage_bytes(int tiles) { return code_bytes(tiles) + tiles * 2 * block_scale_bytes; }
 
   __device__ static void fill_table(char*, const Source&) {}
@@ -54,12 +54,12 @@ struct MarlinWeights {
   /// zeros.
   template <int tiles>
   __device__ static void fetch(const Source& source, int strip, int tile, uint32_t stage, int index, uint32_t barrier) {
-    copy_box(stage + code_bytes(index), &source.codes, make_int2(strip * row_groups * (step_bytes / 8), 4 * tile),
+    copy_box(stage + code_bytes(index), &source.codes, make_int2(strip * n_tiles * (step_bytes / 8), 4 * tile),
              barrier);
     const uint32_t scales = stage + code_bytes(tiles) + 2 * index * block_scale_bytes;
     for (int block = 0; block < scale_blocks(source); ++block) {
       copy_box(scales + block * block_scale_bytes, &source.scales,
-               make_int2(strip * row_groups * (group_scale_bytes / 4), group_of(source, 2 * tile + block)), barrier);
+               make_int2(strip * n_tiles * (group_scale_bytes / 4), group_of(source, 2 * tile + block)), barrier);
     }
   }
 
@@ -69,7 +69,7 @@ struct MarlinWeights {
     uint32_t scales[2][2];  ///< of each block, rows g and g + 8: pairs of the activations' type
   };
 
-  /// One warp's view of a stage of `tiles` tiles: row group `group`, row tile `row_tile`.
+  /// One warp's view of a stage of `tiles` tiles: N-tile `group`, row tile `row_tile`.
   template <int tiles>
   struct Decoder {
     const Source& source;
@@ -95,7 +95,7 @@ struct MarlinWeights {
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
         words.codes[step] =
-            *reinterpret_cast<const uint32_t*>(codes + offset + (4 * tile + step) * row_groups * step_bytes);
+            *reinterpret_cast<const uint32_t*>(codes + offset + (4 * tile + step) * n_tiles * step_bytes);
       }
       const char* const from = scales + offset + 2 * tile * block_scale_bytes;
       uint32_t both[2] = {*reinterpret_cast<const uint32_t*>(from),

@@ -9,19 +9,19 @@
 namespace w4q::kernels::wgmma {
 
 /// Zero while empty. Words are empty between launches: whoever receives one empties it.
-using SumPair = unsigned long long;
+using MailboxPair = unsigned long long;
 
 /// A pair whose first sum is 0 would be taken for an empty word: it travels as −0. The word is put together where the
 /// compiler does not see it, which otherwise would keep sums in pairs of registers and wait for every product.
-__device__ __forceinline__ void send(SumPair* to, float first, float second) {
+__device__ __forceinline__ void send(MailboxPair* to, float first, float second) {
   first = first == 0 ? -0.0f : first;
   asm volatile("{.reg .b64 word; mov.b64 word, {%1, %2}; st.relaxed.gpu.global.b64 [%0], word;}" ::"l"(to), "f"(first),
                "f"(second)
                : "memory");
 }
 
-__device__ __forceinline__ SumPair peek(const SumPair* from) {
-  SumPair word;
+__device__ __forceinline__ MailboxPair peek(const MailboxPair* from) {
+  MailboxPair word;
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
   return word;
 }
@@ -30,9 +30,9 @@ __device__ __forceinline__ SumPair peek(const SumPair* from) {
 /// `from`, the others `list_stride` apart, as soon as all are there. All are asked for at once, again and again: who
 /// waits needs one trip to the L2 cache after the last has arrived.
 template <int most_lists, int most, class Use>
-__device__ __forceinline__ void collect(SumPair* from, int64_t stride, int count, int64_t list_stride, int lists,
+__device__ __forceinline__ void receive(MailboxPair* from, int64_t stride, int count, int64_t list_stride, int lists,
                                         const Use& use) {
-  SumPair words[most_lists][most];
+  MailboxPair words[most_lists][most];
   bool complete = false;
   while (!complete) {
     bool here = true;

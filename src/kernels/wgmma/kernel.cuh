@@ -5,12 +5,12 @@
 // decodes its sixteen outputs of a tile to registers of A while the products of the registers before run, so that
 // decoding costs no time of the tensor cores. Which blocks do what is the host's plan (plan.h).
 //
-// Weights that make inputs (decode_rotated.cuh) have the blocks of a launch rotate and arrange x together before
+// Weights that make inputs (rotated/wgmma_decode.cuh) have the blocks of a launch rotate and arrange x together before
 // they begin (rotated/share.cuh).
 #pragma once
 
 #include "device/fragment.cuh"
-#include "kernels/rotated/share.cuh"
+#include "kernels/frame/grid_barrier.cuh"
 #include "kernels/wgmma/instruction.cuh"
 #include "kernels/wgmma/pipeline.cuh"
 #include "kernels/wgmma/results.cuh"
@@ -178,19 +178,19 @@ struct Multiplier {
 /// This block's share of the activations, by the warps that multiply.
 template <class Weights, int rows>
 __device__ __forceinline__ void make_share(const Task<Weights>& task, int warp) {
-  device::wait_for_previous_launch();
+  device::wait_grid_dependency();
   const auto blocks = static_cast<int>(gridDim.x);
   Weights::template make_inputs<rows>(task.weights, static_cast<int>(blockIdx.x) + blocks * warp,
                                       blocks * (consumers / 32));
   order_before_copies();
-  meet<consumers>();
-  if (threadIdx.x == 0) rotated::announce_inputs(task.weights.inputs.arrivals);
+  named_barrier<consumers>();
+  if (threadIdx.x == 0) frame::arrive(task.weights.inputs.barrier);
 }
 /// Until all blocks' shares may be copied; all lanes of a warp.
 template <class Weights, int rows>
 __device__ __forceinline__ void await_made_inputs(const Task<Weights>& task, bool leader) {
-  device::wait_for_previous_launch();
-  if (__any_sync(0xFFFFFFFFu, leader && !rotated::await_inputs(task.weights.inputs.arrivals)) != 0) {
+  device::wait_grid_dependency();
+  if (__any_sync(0xFFFFFFFFu, leader && !frame::wait_for_arrivals(task.weights.inputs.barrier)) != 0) {
     Weights::template make_inputs<rows>(task.weights, 0, 1);
     order_before_copies();
     __syncwarp();
@@ -229,12 +229,12 @@ __device__ __forceinline__ void fetch_jobs(const Task<Weights>& task, char* memo
     await_made_inputs<Weights, rows>(task, leader);
     activations.run(leader);
     if (leader) {
-      uint32_t* const arrivals = task.weights.inputs.arrivals;
-      rotated::empty_if_last(arrivals, rotated::leave_inputs(arrivals));
+      uint32_t* const barrier = task.weights.inputs.barrier;
+      frame::empty_if_last(barrier, frame::leave(barrier));
     }
   } else {
     if (leader && task.x == nullptr) prefetch_map(&task.x_map);
-    device::wait_for_previous_launch();
+    device::wait_grid_dependency();
     activations.run(leader);
   }
 }
@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(threads, 1)
   extern __shared__ __align__(1024) char memory[];
   const uint32_t shared = shared_address(memory);
   const int warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32, 0);
-  device::allow_next_launch();
+  device::trigger_dependent_launch();
   if (warp >= consumers / 32) {
     give_registers<fetcher_registers>();
     fetch_jobs<Weights, rows>(task, memory, sharers, warp);

@@ -7,6 +7,7 @@
 #include "device/check.h"
 #include "device/launch.h"
 #include "kernels/frame/launch.cuh"
+#include "kernels/linear/rows.h"
 #include "kernels/wgmma/arrange.h"
 #include "kernels/wgmma/kernel.cuh"
 #include "kernels/wgmma/linear.h"
@@ -27,13 +28,13 @@ struct Layer {
   float result_factor;
   bool overlap;
   const int32_t* input_order = nullptr;
-  SumPair* exchange = nullptr;
+  MailboxPair* exchange = nullptr;
   const void* output_scales = nullptr;
   bool bf16_output_scales = false;
-  bool gated = false;
+  bool swiglu = false;
 };
 
-inline Layer layer_of(const kbit::Launch& launch) {
+inline Layer layer_of(const frame::Launch& launch) {
   Layer layer{};
   layer.m = launch.m;
   layer.n = launch.n;
@@ -47,10 +48,10 @@ inline Layer layer_of(const kbit::Launch& launch) {
   layer.fp32 = launch.fp32;
   layer.result_factor = launch.result_factor;
   layer.overlap = launch.overlap;
-  layer.exchange = launch.packets;
+  layer.exchange = launch.mailboxes;
   layer.output_scales = launch.output_scales;
   layer.bf16_output_scales = launch.bf16_output_scales;
-  layer.gated = launch.fusion.gated;
+  layer.swiglu = launch.fusion.swiglu;
   return layer;
 }
 
@@ -75,8 +76,7 @@ double exchange_cost(int k_tiles) {
 
 /// Whether tiles may be copied from where the activations stand: in their order, rows on 16 bytes.
 inline bool stand_in_order(const Layer& layer, InputOrder order) {
-  return order == InputOrder::plain && layer.input_order == nullptr && reinterpret_cast<uintptr_t>(layer.x) % 16 == 0 &&
-         layer.ldx % 8 == 0;
+  return order == InputOrder::plain && layer.input_order == nullptr && aligned(layer.x, 16) && layer.ldx % 8 == 0;
 }
 
 template <class Weights, int rows>
@@ -87,7 +87,7 @@ void launch_rows(const typename Weights::Source& weights, InputOrder order, cons
   task.bias = layer.bias;
   task.residual = layer.residual;
   task.fp32 = layer.fp32;
-  task.gated = layer.gated;
+  task.swiglu = layer.swiglu;
   task.output_scales = layer.output_scales;
   task.bf16_output_scales = layer.bf16_output_scales;
   task.y = layer.y;
@@ -134,31 +134,19 @@ void launch_rows(const typename Weights::Source& weights, InputOrder order, cons
 /// Calls launch.operator()<rows of a job>(part) for all rows, most_rows_at_once at a time. Jobs have `least` rows or
 /// more.
 template <int least, class Launch>
-void with_rows(Layer layer, const Launch& launch) {
-  const auto* const x = static_cast<const std::byte*>(layer.x);
-  auto* const y = static_cast<std::byte*>(layer.y);
-  const auto* const residual = static_cast<const std::byte*>(layer.residual);
-  const int64_t all = layer.m;
-  const int64_t row_bytes = layer.ldy * (layer.fp32 ? 4 : 2);
-  for (int64_t first = 0; first < all; first += most_rows_at_once) {
-    layer.m = std::min(most_rows_at_once, all - first);
-    layer.x = x + 2 * first * layer.ldx;
-    layer.y = y + first * row_bytes;
-    if (residual != nullptr) layer.residual = residual + first * row_bytes;
-    switch (tile_rows(layer.m)) {
+void with_rows(const Layer& layer, const Launch& launch) {
+  in_slices(layer, most_rows_at_once, [&](const Layer& part) {
+    switch (tile_rows(part.m)) {
       case 16:
-        launch.template operator()<least>(layer);
-        break;
+        return launch.template operator()<least>(part);
       case 32:
-        launch.template operator()<32>(layer);
-        break;
+        return launch.template operator()<32>(part);
       case 64:
-        launch.template operator()<64>(layer);
-        break;
+        return launch.template operator()<64>(part);
       default:
-        launch.template operator()<128>(layer);
+        return launch.template operator()<128>(part);
     }
-  }
+  });
 }
 
 }  // namespace w4q::kernels::wgmma

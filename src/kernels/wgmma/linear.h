@@ -11,14 +11,11 @@
 #include "core/dtype.h"
 #include "formats/scheme.h"
 
-namespace w4q::kernels::kbit {
+namespace w4q::kernels::frame {
 struct Launch;
 }
 namespace w4q::kernels::integer {
 struct MarlinLaunch;
-}
-namespace w4q::kernels::rotated {
-struct RotatedLaunch;
 }
 
 namespace w4q::kernels::wgmma {
@@ -32,17 +29,11 @@ inline constexpr int64_t most_rows_at_once = 4096;
 
 /// kbit-fragment weights; `launch` with the factors of scaled weights. `arranged` has workspace_bytes(), aligned to
 /// 256. Needs built() and an sm_90.
-void launch_kbit(const kbit::Launch& launch, const formats::Scheme& scheme, DType activation, void* arranged,
+void launch_kbit(const frame::Launch& launch, const formats::Scheme& scheme, DType activation, void* arranged,
                  cudaStream_t stream, std::string_view shape);
 
 /// Marlin's int4 words, symmetric, groups of 32 · 2^i or one. What launch_kbit() says.
 void launch_marlin(const integer::MarlinLaunch& launch, DType activation, void* arranged, cudaStream_t stream,
                    std::string_view shape);
-
-/// Codes of kbit-fragment and norms of groups, one pass or two of equal widths (3 or 4 bits) whose groups are both of
-/// 32 inputs or both of more. `launch` with inputs that are to be made; `arranged` has tile_rows(m) rows for each
-/// rotation.
-void launch_rotated(const rotated::RotatedLaunch& launch, int bits, void* arranged, cudaStream_t stream,
-                    std::string_view shape);
 
 }  // namespace w4q::kernels::wgmma

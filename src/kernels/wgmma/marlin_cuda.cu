@@ -8,8 +8,8 @@ namespace {
 
 template <class Weights>
 MarlinSource source_of(const integer::MarlinLaunch& launch, DType activation) {
-  constexpr int code_box = Weights::row_groups * Weights::step_bytes / 8;
-  constexpr int scale_box = Weights::row_groups * Weights::group_scale_bytes / 4;
+  constexpr int code_box = Weights::n_tiles * Weights::step_bytes / 8;
+  constexpr int scale_box = Weights::n_tiles * Weights::group_scale_bytes / 4;
   const int64_t step_bytes = launch.input_tile_loads * 16;
   MarlinSource source{};
   source.codes = map_boxes(launch.codes, CU_TENSOR_MAP_DATA_TYPE_UINT64,

@@ -70,7 +70,7 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, in
 __device__ __forceinline__ void order_before_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 /// A barrier of the first `count` threads of the block.
 template <int count>
-__device__ __forceinline__ void meet() {
+__device__ __forceinline__ void named_barrier() {
   asm volatile("bar.sync 1, %0;" ::"n"(count) : "memory");
 }
 /// True in one lane of a warp whose lanes are all here.

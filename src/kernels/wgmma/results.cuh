@@ -9,6 +9,7 @@
 #include "kernels/common/store_value.cuh"
 #include "kernels/wgmma/pipeline.cuh"
 #include "kernels/wgmma/task.cuh"
+#include "repack/layout_marlin.h"
 
 namespace w4q::kernels::wgmma {
 
@@ -43,8 +44,8 @@ struct Results {
       : task(task_),
         first_output(job / task_.row_tiles * job_outputs),
         first_row(job % task_.row_tiles * rows),
-        first_stored(task_.gated ? first_output / 2 : first_output),
-        stored(task_.gated ? task_.n / 2 : task_.n) {}
+        first_stored(task_.swiglu ? first_output / 2 : first_output),
+        stored(task_.swiglu ? task_.n / 2 : task_.n) {}
 
   /// What a sum of an output is multiplied with, and what is added.
   __device__ float2 scale_and_bias(int output) const {
@@ -52,9 +53,7 @@ struct Results {
     if (at >= task.n) return make_float2(0, 0);
     float scale = task.result_factor;
     if (task.output_scales != nullptr) {
-      const int c = at % 32;
-      const auto bits =
-          static_cast<const unsigned short*>(task.output_scales)[at - c + 8 * (c % 8 / 2) + 2 * (c / 8) + c % 2];
+      const auto bits = static_cast<const unsigned short*>(task.output_scales)[repack::MarlinMap::single_order(at)];
       scale *= task.bf16_output_scales ? __uint_as_float(static_cast<uint32_t>(bits) << 16)
                                        : __half2float(__ushort_as_half(bits));
     }
@@ -78,7 +77,7 @@ struct Results {
     const float2 by[2] = {scale_and_bias(lane.output), scale_and_bias(lane.output + 8)};
     if (task.fp32) return store_floats<first, end>(sums, by, reinterpret_cast<float*>(turn + warp * 1024));
     char* const mine = turn + warp * 1024;
-    if (task.gated) return store_gated_rows<first, end>(sums, by, mine);
+    if (task.swiglu) return store_swiglu_rows<first, end>(sums, by, mine);
 #pragma unroll
     for (int j = first / 8; j < end / 8; j += 2) {
       char* const half = mine + j / 2 % 2 * 512;
@@ -102,7 +101,7 @@ struct Results {
  private:
   /// Four groups of eight rows at a time, eight outputs of a warp.
   template <int first, int end>
-  __device__ void store_gated_rows(const float (&sums)[rows / 2], const float2 (&by)[2], char* turn) const {
+  __device__ void store_swiglu_rows(const float (&sums)[rows / 2], const float2 (&by)[2], char* turn) const {
     const int warp = threadIdx.x / 32;
     const int id = threadIdx.x % 32;
 #pragma unroll
@@ -198,7 +197,7 @@ struct Results {
 /// Adds up the sums of a team of two: each block sends half of its rows and keeps the others in registers.
 template <int rank, class Weights, int rows>
 __device__ __forceinline__ void store_half(const Results<Weights, rows>& results, float (&sums)[rows / 2],
-                                           SumPair* shares, char* turn) {
+                                           MailboxPair* shares, char* turn) {
   constexpr int pairs = rows / 8;  // of a half
   constexpr int64_t share = int64_t{2 * pairs} * consumers;
   constexpr int mine = rank * pairs, others = pairs - mine;
@@ -210,7 +209,7 @@ __device__ __forceinline__ void store_half(const Results<Weights, rows>& results
   constexpr int at_once = std::min(pairs, 8);
 #pragma unroll
   for (int first = mine; first < mine + pairs; first += at_once) {
-    collect<at_once, 1>(shares + (1 - rank) * share + first * consumers, 0, 1, consumers, at_once,
+    receive<at_once, 1>(shares + (1 - rank) * share + first * consumers, 0, 1, consumers, at_once,
                         [&](int i, float2 other) {
                           sums[2 * (first + i)] += other.x;
                           sums[2 * (first + i) + 1] += other.y;
@@ -221,15 +220,15 @@ __device__ __forceinline__ void store_half(const Results<Weights, rows>& results
 
 /// The same as below of gates and their ups, which are dealt together.
 template <class Weights, int rows>
-__device__ __forceinline__ void store_gated_share(const Results<Weights, rows>& results, const Lane& lane,
-                                                  const float2 (&by)[2], const JobCursor& job, SumPair* shares) {
+__device__ __forceinline__ void store_swiglu_share(const Results<Weights, rows>& results, const Lane& lane,
+                                                   const float2 (&by)[2], const JobCursor& job, MailboxPair* shares) {
   constexpr int groups = rows / 8;  // of a pair of gates and one of ups
   const int64_t share = int64_t{2 * groups} * consumers;
   const int each = (groups + job.sharers - 1) / job.sharers;
   const int stop = min(groups, (job.rank + 1) * each);
   for (int group = job.rank * each; group < stop; ++group) {
     float2 gates = make_float2(0, 0);
-    collect<2, most_sharers>(shares + 2 * group * consumers, share, job.sharers, consumers, 2,
+    receive<2, most_sharers>(shares + 2 * group * consumers, share, job.sharers, consumers, 2,
                              [&](int i, float2 total) {
                                if (i == 0) {
                                  gates = total;
@@ -247,10 +246,10 @@ __device__ __forceinline__ void store_gated_share(const Results<Weights, rows>& 
 /// neighbours: blocks begin in their order, so that at most one team of a launch waits for blocks that have not begun.
 template <class Weights, int rows>
 __device__ __forceinline__ void store_shared(const Results<Weights, rows>& results, float (&sums)[rows / 2],
-                                             const JobCursor& job, SumPair* exchange, char* turn) {
+                                             const JobCursor& job, MailboxPair* exchange, char* turn) {
   constexpr int pairs = rows / 4;
   const int64_t share = int64_t{pairs} * consumers;
-  SumPair* const shares = exchange + job.exchange() * share + threadIdx.x;
+  MailboxPair* const shares = exchange + job.exchange() * share + threadIdx.x;
   if constexpr (rows >= 32) {
     if (job.sharers == 2) {
       if (job.rank == 0) {
@@ -267,13 +266,13 @@ __device__ __forceinline__ void store_shared(const Results<Weights, rows>& resul
   for (int pair = 0; pair < pairs; ++pair) {
     send(shares + job.rank * share + pair * consumers, sums[2 * pair], sums[2 * pair + 1]);
   }
-  if (results.task.gated) return store_gated_share(results, lane, by, job, shares);
+  if (results.task.swiglu) return store_swiglu_share(results, lane, by, job, shares);
   const int each = (pairs + job.sharers - 1) / job.sharers;
   const int stop = min(pairs, (job.rank + 1) * each);
   // Many words at once: a trip to the L2 cache takes as long as some hundred instructions.
   constexpr int at_once = pairs < 8 ? 1 : 2;
   for (int pair = job.rank * each; pair < stop; pair += at_once) {
-    collect<at_once, most_sharers>(shares + pair * consumers, share, job.sharers, consumers, stop - pair,
+    receive<at_once, most_sharers>(shares + pair * consumers, share, job.sharers, consumers, stop - pair,
                                    [&](int i, float2 total) {
                                      const int half = (pair + i) % 2;
                                      const int row = (pair + i) / 2 * 8 + lane.row;

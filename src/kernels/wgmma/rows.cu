@@ -4,6 +4,7 @@
 #include "device/cublas.h"
 #include "device/launch.h"
 #include "kernels/integer/launch.cuh"
+#include "kernels/kbit/launch.cuh"
 #include "kernels/linear/rows.h"
 #include "kernels/wgmma/linear.h"
 #include "kernels/wgmma/plan.h"
@@ -59,12 +60,12 @@ bool accepts_marlin(const LinearDesc& desc, std::string* why) {
 
 /// Words that these kernels keep zero, ahead of the arranged activations. They are as many for every layer, and at
 /// least as many as those of the kernels of fewer rows: arranged activations never stand where others have words.
-size_t words_bytes() { return wgmma::exchange_bytes(device::multiprocessors()) + spare_words_bytes; }
-size_t workspace(const LinearDesc& desc) { return words_bytes() + wgmma::workspace_bytes(desc.m, desc.k); }
-void* arranged(const LinearArgs& args) { return static_cast<std::byte*>(args.workspace) + words_bytes(); }
+size_t semaphore_bytes() { return wgmma::exchange_bytes(device::multiprocessors()) + spare_semaphore_bytes; }
+size_t workspace(const LinearDesc& desc) { return semaphore_bytes() + wgmma::workspace_bytes(desc.m, desc.k); }
+void* arranged(const LinearArgs& args) { return static_cast<std::byte*>(args.workspace) + semaphore_bytes(); }
 
 void run_kbit(const LinearArgs& args, cudaStream_t stream) {
-  kbit::Launch launch = prepare(args);
+  frame::Launch launch = prepare(args);
   set_weight_factors(args, launch);
   wgmma::launch_kbit(launch, args.weight.scheme, args.activation, arranged(args), stream, shape_of(args));
 }
@@ -83,13 +84,13 @@ constexpr KernelRow rows[] = {
      .accepts = accepts_kbit,
      .workspace = workspace,
      .run = run_kbit,
-     .gates = true},
+     .swiglu = true},
     {.name = "marlin-wgmma",
      .description = "9 to 2048 rows on sm_90, symmetric int4: warpgroup products, decoded weights in registers",
      .accepts = accepts_marlin,
      .workspace = workspace,
      .run = run_marlin,
-     .gates = true},
+     .swiglu = true},
 };
 
 }  // namespace

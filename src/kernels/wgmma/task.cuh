@@ -32,11 +32,11 @@ struct Task {
   int m, n;
   int k_tiles, row_tiles;
   int jobs, whole_rounds;
-  SumPair* exchange;  ///< exchange_bytes(), zeros before and after
+  MailboxPair* exchange;  ///< exchange_bytes(), zeros before and after
   float result_factor;
-  bool fp32;   ///< y and the residual are f32
-  bool gated;  ///< linear_fusion.h
-  bool wide;   ///< rows of y, and of the residual, may be accessed 16 bytes at a time
+  bool fp32;    ///< y and the residual are f32
+  bool swiglu;  ///< linear_fusion.h
+  bool wide;    ///< rows of y, and of the residual, may be accessed 16 bytes at a time
 };
 
 /// Shared memory of a block: table, stages, room to turn results in, barriers.

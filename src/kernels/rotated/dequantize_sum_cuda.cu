@@ -1,11 +1,7 @@
-#include "kernels/rotated/wide.h"
+#include "kernels/rotated/dequantize_sum.h"
 
-#include <algorithm>
-
-#include "core/text.h"
 #include "kernels/dequantize/fragment.cuh"
-#include "kernels/elementwise/elementwise_cuda.h"
-#include "kernels/linear/wide_strips.h"
+#include "repack/layout_rotated_fragment.h"
 
 namespace w4q::kernels::rotated {
 namespace {
@@ -15,9 +11,9 @@ using dequantizing::FragmentMap;
 
 struct DecodeArgs {
   Source sources[2];
-  int64_t first_group;  ///< row groups from here on
+  int64_t first_group;  ///< N-tiles from here on
   int64_t tiles;
-  int col_groups;
+  int k_tiles;
   dequantizing::OutputRows out;
 };
 
@@ -34,7 +30,7 @@ struct PassTile {
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
       const int index = min((64 * column + 32 * block) >> source.group_shift, source.groups - 1);
-      norms[block] = __ldg(source.norms + (group * source.groups + index) * 8 + lane / 4);
+      norms[block] = __ldg(source.norms + repack::norm_eight(group, index, source.groups, lane / 4));
     }
   }
   __device__ static uint32_t component(const uint4& v, int i) {
@@ -84,9 +80,9 @@ __global__ void __launch_bounds__(dequantizing::block_threads, dequantizing::res
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t index = int64_t{blockIdx.x} * dequantizing::block_warps + threadIdx.x / 32;
   const bool inside = index < a.tiles;
-  const int64_t group = a.first_group + index / a.col_groups;
-  const int column = static_cast<int>(index % a.col_groups);
-  const int64_t tile = group * a.col_groups + column;
+  const int64_t group = a.first_group + index / a.k_tiles;
+  const int column = static_cast<int>(index % a.k_tiles);
+  const int64_t tile = group * a.k_tiles + column;
   PassTile<first_bits> first;
   PassTile<second_bits> second;
   if (inside) {
@@ -101,7 +97,7 @@ __global__ void __launch_bounds__(dequantizing::block_threads, dequantizing::res
   if constexpr (!Tables::same) fill.template operator()<second_bits>(second_table, a.sources[1].levels);
   __syncthreads();
   if (!inside) return;
-  const int64_t row = index / a.col_groups * FragmentMap::tile_rows + lane / 4;
+  const int64_t row = index / a.k_tiles * FragmentMap::tile_rows + lane / 4;
   const int64_t from = int64_t{column} * FragmentMap::tile_cols + 8 * (lane % 4);
   auto* to = static_cast<__half*>(a.out.data) + row * a.out.stride + from;
   const float factor = Tables::same ? a.sources[1].factor : 1;
@@ -135,43 +131,18 @@ void decode(const DecodeArgs& args, cudaStream_t stream) {
   launch<kernel>(shape, stream, "decoding rotated passes", args);
 }
 
-void decode_strip(const WideArgs& args, int64_t first, int64_t count, const dequantizing::OutputRows& strip,
-                  cudaStream_t stream) {
-  const FragmentMap map(count, args.k);
-  const DecodeArgs decoding{{args.sources[0], args.sources[1]},
+}  // namespace
+
+void dequantize_sum(const TwoPasses& passes, int64_t first, int64_t count, const DeviceRows& out, cudaStream_t stream) {
+  const FragmentMap map(count, passes.k);
+  const DecodeArgs decoding{{passes.sources[0], passes.sources[1]},
                             first / FragmentMap::tile_rows,
                             map.tiles(),
                             static_cast<int>(map.col_groups),
-                            strip};
-  if (args.bits[1] == 2) return decode<4, 2>(decoding, stream);
-  if (args.bits[1] == 3) return decode<3, 3>(decoding, stream);
+                            {out.data, count, passes.k, out.stride, true}};
+  if (passes.bits[1] == 2) return decode<4, 2>(decoding, stream);
+  if (passes.bits[1] == 3) return decode<3, 3>(decoding, stream);
   decode<4, 4>(decoding, stream);
-}
-
-}  // namespace
-
-size_t wide_bytes(int64_t n, int64_t k) { return strip_memory_bytes(n, k); }
-
-void run_wide(const WideArgs& args, cudaStream_t stream) {
-  device::CublasProduct product{};
-  product.m = args.m;
-  product.n = args.n;
-  product.k = args.k;
-  product.dtype = DType::f16;
-  product.x = args.x;
-  product.ldx = args.ldx;
-  product.y = args.y;
-  product.ldy = args.ldy;
-  product.fp32_output = args.fp32;
-  product.add = args.add;
-  const auto decode = [&](int64_t first, int64_t count, std::byte* strip, int64_t stride) {
-    decode_strip(args, first, count, {strip, count, args.k, stride, true}, stream);
-  };
-  multiply_strips(product, args.memory, decode, stream);
-  if (args.bias == nullptr) return;
-  const auto add_bias = [&](auto* y) { add_bias_cuda(args.bias, args.m, args.n, y, args.ldy, stream); };
-  if (args.fp32) return add_bias(static_cast<float*>(args.y));
-  add_bias(static_cast<__half*>(args.y));
 }
 
 }  // namespace w4q::kernels::rotated

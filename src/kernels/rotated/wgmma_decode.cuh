@@ -5,12 +5,12 @@
 #include "kernels/rotated/share.cuh"
 #include "kernels/wgmma/decode_kbit.cuh"
 
-namespace w4q::kernels::wgmma {
+namespace w4q::kernels::rotated {
 
 /// One pass as a launch knows it.
 struct RotatedPassSource {
   CUtensorMap codes;  ///< as KbitSource has them
-  CUtensorMap norms;  ///< [row group][group][those of 64 outputs]
+  CUtensorMap norms;  ///< [N-tile][group][those of 64 outputs]
   const float* levels;
   int group_shift;  ///< a group is 2^group_shift inputs; 31: all are one group
 };
@@ -20,8 +20,8 @@ struct RotatedSource {
   int count;           ///< of passes
   int pass_tiles;      ///< tiles along k of one pass
   float table_factor;  ///< the tables hold the levels times this
-  rotated::SharedInputs inputs;
-  char* arranged;  ///< where they go: [tile of rows][rotation][tile along k] as arrange.h has a tile
+  SharedInputs inputs;
+  char* arranged;  ///< where they go: [tile of rows][rotation][tile along k] as wgmma/arrange.h has a tile
 };
 
 template <int bits>
@@ -29,7 +29,7 @@ struct RotatedWeights {
   using Type = device::HalfType;
   using Source = RotatedSource;
   static constexpr bool makes_inputs = true;
-  static constexpr int row_groups = job_outputs / 64;
+  static constexpr int n_tiles = wgmma::job_outputs / 64;
   using Map = repack::KbitFragmentMap;
   static constexpr int table_kilobytes = 64;
   using Table = kbit::PairTable<bits, table_kilobytes>;
@@ -39,8 +39,8 @@ struct RotatedWeights {
   static constexpr int table_bytes = table_kilobytes * 1024;
   static constexpr int code_bytes = static_cast<int>(Map::tile_words(bits)) * 4;  ///< of a tile of 64 × 64
   static constexpr int norm_bytes = 128;                                          ///< of 64 outputs and one group
-  /// Of `tiles` tiles along k: codes [tile][row group], then norms [tile][row group][group].
-  static constexpr int stage_bytes(int tiles) { return tiles * row_groups * (code_bytes + 2 * norm_bytes); }
+  /// Of `tiles` tiles along k: codes [tile][N-tile], then norms [tile][N-tile][group].
+  static constexpr int stage_bytes(int tiles) { return tiles * n_tiles * (code_bytes + 2 * norm_bytes); }
 
   /// All warps of the block.
   __device__ static void fill_table(char* table, const Source& source) {
@@ -55,7 +55,7 @@ struct RotatedWeights {
   __device__ static int groups(const Source& source) { return source.passes[0].group_shift == 5 ? 2 : 1; }
   /// Bytes that fetch() brings.
   __device__ static uint32_t tile_bytes(const Source& source) {
-    return row_groups * (code_bytes + groups(source) * norm_bytes);
+    return n_tiles * (code_bytes + groups(source) * norm_bytes);
   }
   /// Starts copies of tile `tile` to place `index` of a stage of `tiles`. Row groups and groups beyond the weight are
   /// zeros.
@@ -64,9 +64,9 @@ struct RotatedWeights {
     const bool second = has_second && tile >= source.pass_tiles;
     const RotatedPassSource& pass = source.passes[second ? 1 : 0];
     const int at = tile - (second ? source.pass_tiles : 0);
-    copy_box(stage + index * row_groups * code_bytes, &pass.codes, make_int4(0, 0, at, strip * row_groups), barrier);
-    copy_box(stage + tiles * row_groups * code_bytes + index * row_groups * 2 * norm_bytes, &pass.norms,
-             make_int3(0, 64 * at >> pass.group_shift, strip * row_groups), barrier);
+    wgmma::copy_box(stage + index * n_tiles * code_bytes, &pass.codes, make_int4(0, 0, at, strip * n_tiles), barrier);
+    wgmma::copy_box(stage + tiles * n_tiles * code_bytes + index * n_tiles * 2 * norm_bytes, &pass.norms,
+                    make_int3(0, 64 * at >> pass.group_shift, strip * n_tiles), barrier);
   }
 
   /// A lane's codes and norms of one row tile of one tile.
@@ -76,7 +76,7 @@ struct RotatedWeights {
     uint32_t table;     ///< where the pass has its table
   };
 
-  /// One warp's view of a stage of `tiles` tiles: row group `group`, row tile `row_tile`.
+  /// One warp's view of a stage of `tiles` tiles: N-tile `group`, row tile `row_tile`.
   template <int tiles>
   struct Decoder {
     kbit::LanePairs<bits, table_kilobytes> pairs;
@@ -89,7 +89,7 @@ struct RotatedWeights {
     __device__ Decoder(const char* table, const char* first_stage, const Source& source, int group, int tile_of_16)
         : pairs(table),
           codes(first_stage + group * code_bytes + threadIdx.x % 32 * 16),
-          norms(first_stage + row_groups * tiles * code_bytes + group * groups(source) * norm_bytes +
+          norms(first_stage + n_tiles * tiles * code_bytes + group * groups(source) * norm_bytes +
                 threadIdx.x % 32 / 4 * 16 + tile_of_16 * 4),
           row_tile(tile_of_16),
           second_block(groups(source) == 2 ? norm_bytes : 0),
@@ -97,8 +97,8 @@ struct RotatedWeights {
 
     /// Tile `tile` of the stage at `offset`, which is tile `of_weight` of the weight.
     __device__ __forceinline__ void load(int offset, int tile, int of_weight, Words& words) const {
-      load_row_tile(codes + offset + tile * row_groups * code_bytes, row_tile, words.codes);
-      const char* const from = norms + offset + tile * row_groups * 2 * norm_bytes;
+      wgmma::load_row_tile(codes + offset + tile * n_tiles * code_bytes, row_tile, words.codes);
+      const char* const from = norms + offset + tile * n_tiles * 2 * norm_bytes;
       words.norms[0] = *reinterpret_cast<const uint32_t*>(from);
       words.norms[1] = *reinterpret_cast<const uint32_t*>(from + second_block);
       words.table = has_second && of_weight >= pass_tiles ? Table::entry_bytes : 0;
@@ -134,4 +134,4 @@ struct RotatedWeights {
   }
 };
 
-}  // namespace w4q::kernels::wgmma
+}  // namespace w4q::kernels::rotated

@@ -12,7 +12,7 @@ namespace w4q::kernels {
 
 /// True where the code that runs on this GPU was compiled with the waits that overlapping needs.
 template <auto kernel>
-bool can_overlap_launches() {
+bool supports_dependent_launch() {
   static const bool answer = [] {
     cudaFuncAttributes attributes{};
     device::check(cudaFuncGetAttributes(&attributes, kernel), "asking about a kernel");
@@ -25,7 +25,7 @@ struct LaunchShape {
   dim3 grid;
   int threads = 0;
   size_t shared_bytes = 0;
-  /// The kernel waits (device::wait_for_previous_launch) before it touches what earlier launches write.
+  /// The kernel waits (device::wait_grid_dependency) before it touches what earlier launches write.
   bool overlap = false;
 };
 
@@ -41,7 +41,7 @@ void launch(const LaunchShape& shape, cudaStream_t stream, std::string_view name
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = shape.overlap && can_overlap_launches<kernel>() ? 1 : 0;
+  config.numAttrs = shape.overlap && supports_dependent_launch<kernel>() ? 1 : 0;
   device::check(cudaLaunchKernelEx(&config, kernel, args...), name);
 }
 

@@ -17,9 +17,9 @@ namespace w4q::kernels::rotated {
 
 inline int64_t groups_of(const RotatedDevicePass& pass) { return (pass.k + pass.group - 1) / pass.group; }
 
-/// From so many rows on two passes that share a rotation are decoded into one weight for cuBLAS (wide.h), later
-/// where warpgroup products are to be had.
-constexpr int64_t least_wide_rows = 128, least_wide_rows_beside_warpgroups = 257;
+/// From so many rows on two passes that share a rotation are decoded into one weight for cuBLAS (dequantize_sum.h),
+/// later where warpgroup products are to be had.
+constexpr int64_t least_panel_rows = 128, least_panel_rows_beside_warpgroups = 257;
 /// From so many rows on warpgroup products are faster than the GEMV.
 constexpr int64_t least_warpgroup_rows = 9;
 
@@ -35,7 +35,7 @@ inline float factor_over_first(const RotatedDevicePass& first, const RotatedDevi
 }
 
 /// How passes are multiplied: by kernels for rotated weights, or as kbit weights.
-enum class Way { gemv, gemm, warpgroup, wide, kbit };
+enum class Variant { gemv, gemm, warpgroup, dequantize_gemm, kbit };
 
 /// kbit's kernel of so many rows.
 inline std::string_view kbit_kernel(int bits, int64_t m, int64_t n, int64_t k, DType activation) {
@@ -45,9 +45,9 @@ inline std::string_view kbit_kernel(int bits, int64_t m, int64_t n, int64_t k, D
 }
 
 /// The way of more rows than the GEMV takes, as kbit goes.
-inline Way way_of_many(int64_t m, int64_t n, int64_t k) {
+inline Variant variant_of_many(int64_t m, int64_t n, int64_t k) {
   const std::string_view name = kbit_kernel(4, std::max(m, most_gemv_rows + 1), n, k, DType::f16);
-  return name == "kbit-wgmma" ? Way::warpgroup : name == "kbit-gemm" ? Way::gemm : Way::kbit;
+  return name == "kbit-wgmma" ? Variant::warpgroup : name == "kbit-gemm" ? Variant::gemm : Variant::kbit;
 }
 
 /// Whether two passes can share a launch of the GEMV.
@@ -74,17 +74,17 @@ inline bool rotates_inside(const RotatedLinearArgs& args, const RotatedDevicePas
 }
 
 /// How one pass, or two in one launch, are multiplied; nothing where two do not fit together.
-inline std::optional<Way> way_of(const RotatedLinearArgs& args, std::span<const RotatedDevicePass> passes) {
+inline std::optional<Variant> variant_of(const RotatedLinearArgs& args, std::span<const RotatedDevicePass> passes) {
   const RotatedDevicePass &a = passes.front(), &b = passes.back();
   const bool two = passes.size() > 1;
-  if (args.activation != DType::f16) return two ? std::nullopt : std::optional(Way::kbit);
-  if (two && decoded_together(args.m, a, b)) return Way::wide;
+  if (args.activation != DType::f16) return two ? std::nullopt : std::optional(Variant::kbit);
+  if (two && decoded_together(args.m, a, b)) return Variant::dequantize_gemm;
   const bool few = args.m <= most_gemv_rows;
-  const Way many = few && args.m < least_warpgroup_rows ? Way::gemv : way_of_many(args.m, a.n, a.k);
+  const Variant many = few && args.m < least_warpgroup_rows ? Variant::gemv : variant_of_many(args.m, a.n, a.k);
   const bool rows_fit =
-      !two || (many != Way::kbit && rows_fit_together(a, b) && (rotate_alike(passes) || rotates_inside(args, a)));
-  if (few && (many != Way::warpgroup || !rows_fit)) {
-    return two && !fit_together(a, b) ? std::nullopt : std::optional(Way::gemv);
+      !two || (many != Variant::kbit && rows_fit_together(a, b) && (rotate_alike(passes) || rotates_inside(args, a)));
+  if (few && (many != Variant::warpgroup || !rows_fit)) {
+    return two && !fit_together(a, b) ? std::nullopt : std::optional(Variant::gemv);
   }
   return rows_fit ? std::optional(many) : std::nullopt;
 }

@@ -1,0 +1,81 @@
+// The way of activations through layers on the GPU: block after block, whatever attends. With a single row, norms are part
+// of the products around them where kernels can (kernels/frame/linear_fusion.h).
+#pragma once
+
+#include <array>
+#include <functional>
+#include <span>
+
+#include "decoder_cuda/decoder.h"
+#include "decoder_cuda/linear.h"
+#include "decoder_cuda/model.h"
+#include "kernels/attention/attention_cuda.h"
+#include "kernels/elementwise/elementwise_cuda.h"
+
+namespace w4q::decoder_cuda {
+
+/// Memory for a matrix.
+template <class T>
+device::DeviceBuffer device_matrix(const device::Context& gpu, int64_t rows, int64_t cols) {
+  return device::DeviceBuffer(gpu, static_cast<size_t>(rows * cols) * sizeof(T));
+}
+
+/// Activations of up to `rows` tokens on their way through a block of any of `layers`.
+struct Activations {
+  Activations(const device::Context& gpu, std::span<const CudaLayer> layers, int64_t rows);
+
+  device::DeviceBuffer normed;          ///< f16: what a block's first group reads
+  device::DeviceBuffer qkv, attended;   ///< f32, f16: attention
+  device::DeviceBuffer gate_up, gated;  ///< f16: gated MLP
+};
+
+struct LayerRunnerOptions {
+  int64_t rows = 1;                                              ///< most rows that pass through a layer together
+  int64_t product_rows = 1;                                      ///< most rows of a product, at least `rows`
+  bool fuse = false, overlap = false, int8_activations = false;  ///< as CudaDecoderOptions
+};
+
+struct LayerRunner {
+  /// Makes activations.attended of activations.qkv.
+  using Attend = std::function<void(const CudaBlock& block)>;
+
+  /// `linears`: all that are multiplied, in the order of a step. Everything must outlive it. Throws unsupported for
+  /// blocks that only the CPU decodes.
+  LayerRunner(const model::ModelConfig& config_, std::span<const CudaLayer> layers,
+              std::span<const CudaLinear* const> linears, const LayerRunnerOptions& options_,
+              const device::Stream& stream_);
+
+  /// From here on the residual stream is `x` [rows × hidden], fp32.
+  void begin(float* x, int64_t count) noexcept { residual = x, rows = count, fused = false; }
+  /// x = layer(x). `behind`: what reads the stream next, as far as it does right then.
+  void run(const CudaLayer& layer, const Attend& attend, const CudaObserver* observer, const NormedProduct& behind);
+
+  void run_block(const CudaBlock& block, const Attend& attend, const CudaObserver* observer, const NormedProduct& next);
+  kernels::NormArgs norm_args(const float* weight, __half* out) const;
+  /// What a block's first group reads, unless the product before it left that already.
+  void normalize(const float* weight);
+  /// Adds a product to the residual stream; `next` is what normalize() and the product behind it will take.
+  void add_product(const CudaLinear& linear, const device::DeviceBuffer& x, const NormedProduct& next);
+  /// Whether the norm between two products is part of them in a step.
+  bool can_fuse(const CudaLinear& from, const CudaLinear& to) const;
+  /// What the next product needs of a norm that was part of the one before.
+  InputNorm input_norm();
+  void observe(const CudaLinear& linear, const device::DeviceBuffer& input, const CudaObserver* observer) const;
+
+  const model::ModelConfig& config;
+  const LayerRunnerOptions options;
+  const device::Stream& stream;
+  CudaMultiplier multiplier;
+  Activations activations;
+  float* residual = nullptr;
+  int64_t rows = 0;
+  bool fused = false;  ///< activations.normed is what a product left, and norms[at] says what it lacks
+  size_t norm_at = 0;  ///< of `norms`: the state of the residual stream as it is
+  std::array<device::DeviceBuffer, 2> norms;
+};
+
+/// `rotation` with the norms of the block's heads.
+kernels::HeadRotation with_norms(kernels::HeadRotation rotation, const CudaBlock& block,
+                                 const model::ModelConfig& config);
+
+}  // namespace w4q::decoder_cuda

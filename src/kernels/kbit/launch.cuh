@@ -1,0 +1,57 @@
+// What the kernels of kbit weights share on both sides of a launch.
+#pragma once
+
+#include <string_view>
+
+#include "core/dtype.h"
+#include "core/with_bits.h"
+#include "formats/scheme.h"
+#include "kernels/frame/launch.cuh"
+#include "kernels/kbit/tile.cuh"
+
+namespace w4q::kernels {
+
+struct LinearArgs;
+
+/// kbit weights that are scaled in registers: powers of two that keep table entries and their products with the scales
+/// inside the 16-bit type.
+void set_weight_factors(const LinearArgs& args, frame::Launch& launch);
+
+}  // namespace w4q::kernels
+
+namespace w4q::kernels::kbit {
+
+using frame::Launch;
+
+/// 1 to 16 activation rows (gemv_cuda.cu).
+void launch_gemv(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks, cudaStream_t stream,
+                 std::string_view shape);
+/// The same with a LinearFusion (gemv_fused_cuda.cu).
+void launch_fused_gemv(const Launch& args, const formats::Scheme& scheme, int blocks, cudaStream_t stream,
+                       std::string_view shape);
+/// 17 to 64 activation rows (gemm_cuda.cu).
+void launch_gemm(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks, cudaStream_t stream,
+                 std::string_view shape);
+/// 1 to 64 activation rows from kbit-tile (reference_cuda.cu).
+void launch_reference(const Launch& args, const formats::Scheme& scheme, DType activation, cudaStream_t stream,
+                      std::string_view shape);
+
+/// Calls body.operator()<bits, Type>() for a width of kbit codes and a type of activations.
+template <class Body>
+void with_bits(int bits, DType activation, const Body& body) {
+  with_table_bits(bits, [&]<int width>() {
+    if (activation == DType::f16) return body.template operator()<width, device::HalfType>();
+    body.template operator()<width, device::Bf16Type>();
+  });
+}
+
+/// Calls body.operator()<bits, Type, Scales>() for a scheme and a type of activations.
+template <class Body>
+void with_types(const formats::Scheme& scheme, DType activation, const Body& body) {
+  with_bits(scheme.bits, activation, [&]<int bits, class Type>() {
+    if (scheme.scale == formats::ScaleType::e4m4) return body.template operator()<bits, Type, E4m4Scales>();
+    return body.template operator()<bits, Type, F16Scales>();
+  });
+}
+
+}  // namespace w4q::kernels::kbit

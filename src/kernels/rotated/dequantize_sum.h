@@ -1,0 +1,19 @@
+// The sum of two rotated passes as 16-bit rows, for cuBLAS to multiply once for both.
+#pragma once
+
+#include "kernels/dequantize/dequantize_cuda.h"
+#include "kernels/rotated/launch.cuh"
+
+namespace w4q::kernels::rotated {
+
+struct TwoPasses {
+  Source sources[2];
+  int bits[2];  ///< of widths_fit
+  int64_t k;
+};
+
+/// Queues the decoding of outputs `first` … first + count − 1; `first` is a multiple of 64, `out` f16, its row 0 is
+/// output `first`. Sums are rounded once.
+void dequantize_sum(const TwoPasses& passes, int64_t first, int64_t count, const DeviceRows& out, cudaStream_t stream);
+
+}  // namespace w4q::kernels::rotated

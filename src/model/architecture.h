@@ -1,0 +1,61 @@
+// Architectures as rows: what their config.json says and leaves unsaid, of which blocks their layers are, and what GGUF
+// calls them. One file each in model/architecture, one list.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "model/layer_plan.h"
+
+namespace w4q::model {
+
+class ConfigReader;
+
+/// Which linears have biases: never, where config.json says so, or always.
+enum class BiasRule { never, stated, always };
+
+/// Which layers have an attention window.
+enum class WindowRule {
+  none,
+  all_layers,  ///< those that layer_types says, or all
+  from_layer,  ///< with use_sliding_window those that layer_types says, or from max_window_layers on
+};
+
+struct ArchitectureRow {
+  std::string_view model_type;  ///< "llama"
+  std::string_view class_name;  ///< "LlamaForCausalLM"
+
+  // What it assumes where config.json is silent.
+  std::optional<int64_t> kv_heads = {};  ///< nothing: as many as heads
+  std::optional<int64_t> head_dim = {};  ///< nothing: hidden_size / heads
+  int64_t max_positions = 0;
+  double rope_theta = 10000;
+  std::optional<int64_t> bos_token = {};
+  std::optional<int64_t> eos_token = {};
+
+  /// attention_bias: of q, k, v and o; always: of q, k and v.
+  BiasRule attention_bias = BiasRule::never;
+  BiasRule mlp_bias = BiasRule::never;  ///< mlp_bias
+  bool qk_norm = false;                 ///< RMSNorm of each head of queries and keys
+  WindowRule windows = WindowRule::none;
+  Activation activation = Activation::silu;
+  float norm_offset = 0;  ///< PlannedNorm::offset of all norms
+
+  std::string_view gguf;            ///< general.architecture; several rows may share one
+  bool gguf_rotary_pairs = false;   ///< GGUF stores channels of q and k that rotate together side by side
+  bool gguf_stated_biases = false;  ///< GGUF has room for biases of attention that are stated
+
+  /// Reads keys of its own, after everything that is read for all; null: there are none.
+  void (*read)(const ConfigReader& reader, ModelConfig& config) = nullptr;
+  /// The blocks of a layer; positions are set by the caller.
+  std::vector<Block> (*blocks)(const ModelConfig& config, int64_t layer) = nullptr;
+};
+
+std::span<const ArchitectureRow* const> architectures() noexcept;
+/// The row of a model_type that is there.
+const ArchitectureRow& architecture_row(std::string_view model_type);
+
+}  // namespace w4q::model

@@ -1,0 +1,92 @@
+#include "model/layer_plan.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "core/error.h"
+#include "model/architecture.h"
+
+namespace w4q::model {
+namespace {
+
+/// Numbers norms and linears through the layer.
+void set_positions(LayerPlan& plan) {
+  size_t norms = 0, linears = 0;
+  for (auto& block : plan.blocks) {
+    for (auto& norm : block.norms) norm.position = norms++;
+    for (auto& group : block.groups) {
+      if (group.norm) group.norm->position = block.norm(group.norm->role)->position;
+      for (auto& linear : group.linears) linear.position = linears++;
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> InputGroup::names() const {
+  std::vector<std::string> result;
+  for (const auto& linear : linears) result.push_back(linear.name);
+  return result;
+}
+
+int64_t InputGroup::producer_channel(int64_t channel) const noexcept {
+  if (head_dim == 0) return channel;
+  return channel / head_dim / heads_per_producer * head_dim + channel % head_dim;
+}
+
+const PlannedNorm* Block::norm(NormRole role) const noexcept {
+  const auto found = std::ranges::find(norms, role, &PlannedNorm::role);
+  return found == norms.end() ? nullptr : &*found;
+}
+
+std::vector<InputGroup> LayerPlan::groups() const {
+  std::vector<InputGroup> result;
+  for (const auto& block : blocks) result.insert(result.end(), block.groups.begin(), block.groups.end());
+  return result;
+}
+
+std::vector<PlannedNorm> LayerPlan::norms() const {
+  std::vector<PlannedNorm> result;
+  for (const auto& block : blocks) result.insert(result.end(), block.norms.begin(), block.norms.end());
+  return result;
+}
+
+std::vector<PlannedLinear> LayerPlan::linears() const {
+  std::vector<PlannedLinear> result;
+  for (const auto& group : groups()) result.insert(result.end(), group.linears.begin(), group.linears.end());
+  return result;
+}
+
+LayerPlan layer_plan(const ModelConfig& config, int64_t layer) {
+  ensure(layer >= 0 && layer < config.layers, "layer_plan: no such layer");
+  LayerPlan plan{config.architecture->blocks(config, layer)};
+  set_positions(plan);
+  return plan;
+}
+
+std::vector<InputGroup> input_groups(const ModelConfig& config, int64_t layer) {
+  return layer_plan(config, layer).groups();
+}
+
+PlannedNorm final_norm_plan(const ModelConfig& config) {
+  return {.name = "model.norm",
+          .gguf = "output_norm",
+          .size = config.hidden_size,
+          .offset = config.architecture->norm_offset};
+}
+
+std::optional<LinearPlace> find_linear(const ModelConfig& config, std::string_view module) {
+  constexpr std::string_view before = ".layers.";
+  const size_t at = module.find(before);
+  if (at == std::string_view::npos) return std::nullopt;
+  int64_t layer = -1;
+  std::from_chars(module.data() + at + before.size(), module.data() + module.size(), layer);
+  if (layer < 0 || layer >= config.layers) return std::nullopt;
+  for (auto& group : input_groups(config, layer)) {
+    const auto found = std::ranges::find(group.linears, module, &PlannedLinear::name);
+    if (found != group.linears.end()) return LinearPlace{layer, group, *found};
+  }
+  return std::nullopt;
+}
+
+}  // namespace w4q::model

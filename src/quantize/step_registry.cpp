@@ -1,0 +1,125 @@
+#include "core/text.h"
+#include "quantize/quantizer_registry.h"
+#include "quantize/steps.h"
+
+namespace w4q::quantize {
+namespace {
+
+using formats::Scheme;
+using formats::SchemeFamily;
+using Words = std::vector<std::string>;
+
+constexpr int64_t rotation_blocks[] = {32, 64, 128, 256};
+
+bool anything(const Scheme&, std::string*) { return true; }
+
+bool lacks(std::string_view what, std::string* why) {
+  if (why != nullptr) *why = what;
+  return false;
+}
+
+bool has_tables_to_learn(const Scheme& scheme, std::string* why) {
+  if (scheme.family == SchemeFamily::kbit) return true;
+  const bool integer = scheme.family == SchemeFamily::integer;
+  return lacks(integer ? "searched scales or learned tables" : "learned tables", why);
+}
+
+bool has_scales_to_search(const Scheme& scheme, std::string* why) {
+  const bool integer = scheme.family == SchemeFamily::integer;
+  return !integer || lacks("searched scales or learned tables", why);
+}
+
+bool has_ranges_to_clip(const Scheme& scheme, std::string* why) {
+  return scheme.family == SchemeFamily::integer || lacks("range to clip", why);
+}
+
+bool has_norms(const Scheme& scheme, std::string* why) {
+  return scheme.family == SchemeFamily::rotated || lacks("norms", why);
+}
+
+void describe_fold(const Step& step, const QuantizeOptions&, Words& words) {
+  words.push_back(concat("rotations folded, seed ", step.seed));
+}
+
+void describe_awq(const Step&, const QuantizeOptions& options, Words& words) {
+  words.emplace_back("awq scales");
+  if (options.steps.awq_clips()) words.emplace_back("awq clips");
+}
+
+void describe_rotate(const Step& step, const QuantizeOptions& options, Words& words) {
+  words.push_back(
+      concat(step.folded ? "down_proj's inputs rotated, " : "inputs rotated, ", to_string(options.rotation())));
+}
+
+void describe_learning(const Step&, const QuantizeOptions& options, Words& words) {
+  const std::string start = options.codebook.empty() ? "nf" : options.codebook;
+  words.push_back(concat("table learned from ", options.table.empty() ? start : "a file"));
+}
+
+void describe_feedback(const Step& step, const QuantizeOptions&, Words& words) {
+  words.push_back(concat("feedback, damping ", step.damping));
+}
+
+constexpr StepRow rows[] = {
+    {.kind = StepKind::fold,
+     .name = "fold",
+     .option = "--fold-rotations",
+     .help = "First fold rotations into the weights, so that no channel is louder than others: the model computes the "
+             "same, and needs nothing at run time",
+     .of_model = true,
+     .accepts = anything,
+     .describe = describe_fold},
+    {.kind = StepKind::awq,
+     .name = "awq",
+     .option = "--awq",
+     .help = "Search AWQ's scales of input channels as a first step",
+     .method = "scales and clips searched on calibration activations, then rounding",
+     .needs_statistics = true,
+     .accepts = anything,
+     .describe = describe_awq},
+    {.kind = StepKind::rotate,
+     .name = "rotate",
+     .option = "--rotate",
+     .help = "Round in a basis of the inputs that a Hadamard matrix of this size turns; 0: not",
+     .blocks = rotation_blocks,
+     .accepts = anything,
+     .describe = describe_rotate},
+    {.kind = StepKind::learn_table,
+     .name = "lloyd",
+     .of_quantizer = true,
+     .searches = true,
+     .accepts = has_tables_to_learn,
+     .describe = describe_learning},
+    {.kind = StepKind::search_scales,
+     .name = "search",
+     .of_quantizer = true,
+     .searches = true,
+     .accepts = has_scales_to_search,
+     .describe = [](const Step&, const QuantizeOptions&, Words& words) { words.emplace_back("scales searched"); }},
+    {.kind = StepKind::clip,
+     .name = "clip",
+     .of_quantizer = true,
+     .accepts = has_ranges_to_clip,
+     .describe = [](const Step&, const QuantizeOptions&, Words& words) { words.emplace_back("ranges searched"); }},
+    {.kind = StepKind::feedback,
+     .name = "feedback",
+     .option = "--feedback",
+     .help = "Feed rounding errors back along k (GPTQ's order); needs calibration",
+     .needs_statistics = true,
+     .accepts = anything,
+     .describe = describe_feedback},
+    {.kind = StepKind::fit_norms,
+     .name = "norms",
+     .option = "--calibrate-norms",
+     .help = "Rotated: norms by least squares of the outputs, once codes are chosen; needs calibration",
+     .needs_statistics = true,
+     .accepts = has_norms,
+     .describe = [](const Step&, const QuantizeOptions&,
+                    Words& words) { words.emplace_back("norms by least squares"); }},
+};
+
+}  // namespace
+
+std::span<const StepRow> step_registry() noexcept { return rows; }
+
+}  // namespace w4q::quantize

@@ -1,0 +1,135 @@
+// The ladder of verification as a table: which checks there are, in which order they are climbed, what each needs and
+// which of them end the climb. A command line makes its options of the rows; whoever has a checkpoint can climb them.
+#pragma once
+
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "io/json.h"
+#include "model/model.h"
+#include "verify/decoder.h"
+#include "verify/perplexity.h"
+#include "verify/report.h"
+#include "verify/speed.h"
+#include "verify/structure.h"
+
+namespace w4q::verify {
+
+/// What to climb for.
+struct CheckOptions {
+  std::filesystem::path model;
+  std::filesystem::path base = {};  ///< the 16-bit checkpoint it was made from; empty: none
+  bool residual = true;             ///< with the passes of the sidecar
+  std::filesystem::path text = {};  ///< UTF-8 to decode; empty: none
+  std::filesystem::path ids = {};   ///< the same as token ids
+  PerplexityOptions windows = {};   ///< of the text
+  bool int8_activations = false;    ///< of whatever multiplies
+  float compared_delta = INFINITY;  ///< --kv-compare: of another fp4r, which skips pages
+  SpeedOptions speed = {};
+  DecodeRows decode_rows = kernels::decode_rows;  ///< what is held against the definition: a test may pass a wrong one
+  std::string device = "auto";                    ///< the word of --device
+  std::shared_ptr<device::Context> gpu = {};      ///< of checks that need one: open_gpu
+  /// Puts device, cache and residual bytes into the options of decoding when a check decodes: throws where they are not
+  /// to be had. Nothing: as `windows` says. `gpu`, where it is open, is taken in any case.
+  std::function<void(PerplexityOptions&)> choose_device = {};
+  std::map<std::string, std::string, std::less<>> asked = {};  ///< options of rows: their values, empty for flags
+  std::map<std::string, double, std::less<>> limits = {};      ///< by option
+
+  bool has_base() const noexcept { return !base.empty(); }
+  bool has_text() const noexcept { return !text.empty() || !ids.empty(); }
+};
+
+/// What the checks look at. Everything is opened and loaded where a check asks for it first, and once.
+class CheckContext {
+ public:
+  explicit CheckContext(CheckOptions options) : options_(std::move(options)) {}
+
+  const CheckOptions& options() const noexcept { return options_; }
+  /// The value of an option that was asked for.
+  const std::string& value(std::string_view option) const { return options_.asked.find(option)->second; }
+  std::optional<double> limit(std::string_view option) const;
+  /// Whether another program wrote it.
+  bool foreign();
+  const io::Checkpoint& tensors();  ///< the candidate's, whatever its config says of them
+  const OpenCheckpoint& candidate();
+  /// With the rotations that the candidate has folded in folded into it too. Needs has_base().
+  const OpenCheckpoint& base();
+  const model::Model& model();
+  /// As it is stored. Needs has_base().
+  const model::Model& base_model();
+  /// Of the text. Needs has_text().
+  const std::vector<int32_t>& ids();
+
+ private:
+  const io::Json& config();
+  const OpenCheckpoint& stored_base();
+
+  CheckOptions options_;
+  std::optional<bool> foreign_;
+  std::optional<io::Json> config_;
+  std::optional<io::Checkpoint> tensors_;
+  std::optional<OpenCheckpoint> candidate_, stored_base_, folded_base_;
+  std::optional<model::Model> model_, base_model_;
+  std::optional<std::vector<int32_t>> ids_;
+};
+
+/// What a climb found, for the two ways of printing it.
+struct Findings {
+  Report checks;
+  std::string text;
+  io::Json json = io::Json::object();
+
+  void note(const std::string& what);
+  /// A report in both ways; the JSON stands under `key`.
+  void add(const std::string& key, const std::string& table, io::Json values);
+};
+
+/// What a check works on. An option is refused where it is not there; a row without one is climbed where it is.
+struct Needs {
+  bool base = false;
+  bool text = false;
+  bool gpu = false;
+  bool packed = false;   ///< packed weights in the candidate
+  bool foreign = false;  ///< a candidate of another program
+};
+
+/// A number that fails a check.
+struct Limit {
+  std::string_view option, help;
+  bool base = false;  ///< compares with it
+};
+
+struct CheckRow {
+  std::string_view name;         ///< "kv-compare"
+  std::string_view option = {};  ///< "--kv-compare"; empty: always climbed where what it needs is there
+  std::string_view value = {};   ///< of the option, for example: "ref.safetensors"; empty: a flag
+  std::string_view help;         ///< one line: of the option, or what must hold
+  std::span<const Limit> limits = {};
+  Needs needs = {};
+  bool stops = false;  ///< the climb ends behind it when anything has failed
+  /// Throws what opening and decoding throw; what does not hold is a finding.
+  void (*run)(CheckContext&, Findings&);
+};
+
+/// In the order of climbing.
+std::span<const CheckRow> ladder();
+
+/// Refuses options that lack what they need. Throws bad_argument.
+void check_needs(const CheckOptions& options);
+/// Whether a check is asked for that measures a GPU.
+bool needs_gpu(const CheckOptions& options);
+/// Opens the GPU where one is asked for. Throws bad_argument where the device is the CPU, device where it cannot be used.
+void open_gpu(CheckOptions& options);
+
+/// Climbs as far as the checks hold; the verdict stands last, in text and JSON.
+Findings climb(CheckContext& context);
+
+}  // namespace w4q::verify

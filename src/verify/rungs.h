@@ -1,0 +1,26 @@
+// The checks, in the order in which the ladder has them. A check is one file of this folder that defines its row, and
+// one line in each of the two lists here.
+#pragma once
+
+#include "verify/ladder.h"
+
+namespace w4q::verify {
+
+CheckRow conventions_check();
+CheckRow structure_check();
+CheckRow codes_check();
+CheckRow finite_check();
+CheckRow decoder_check();
+CheckRow weights_check();
+CheckRow reference_check();
+CheckRow perplexity_check();
+CheckRow kernels_check();
+CheckRow kv_compare_check();
+CheckRow speed_check();
+
+inline constexpr CheckRow (*rungs[])() = {
+    conventions_check, structure_check,  codes_check,   finite_check,     decoder_check, weights_check,
+    reference_check,   perplexity_check, kernels_check, kv_compare_check, speed_check,
+};
+
+}  // namespace w4q::verify
