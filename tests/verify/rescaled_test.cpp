@@ -20,6 +20,7 @@ class Rescaled : public ::testing::Test {
     request.output = folder_ / "q";
     request.method = "awq";
     request.scheme = formats::parse_scheme(scheme);
+    request.options.steps = {{quantize::StepKind::awq}};
     request.calibrated.emplace();
     request.calibrated->text.ids = test::bundled_model() / "own/selfgen.ids.u16";
     request.calibrated->text.samples = 4;
