@@ -103,7 +103,7 @@ class Checkpoint {
     writer.finish();
     io::write_file(folder / "config.json", config.dump(2), false);
     for (const auto& [name, from] : companions) std::filesystem::copy_file(from, folder / name);
-    CheckContext context({.model = folder.path(), .base = with_base ? test::bundled_model() : ""});
+    CheckContext context(test::check_options(folder.path(), with_base ? test::bundled_model() : ""));
     Findings findings;
     conventions_check().run(context, findings);
     return findings.checks.checks().front();

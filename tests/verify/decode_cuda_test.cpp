@@ -49,7 +49,8 @@ TEST_F(DecodeGpu, ScoresWindowsAsTheCpuDoes) {
 }
 
 TEST_F(DecodeGpu, EveryTypeOfTheCacheIsCompared) {
-  const PerplexityOptions how{.context = 128, .max_windows = 2, .gpu = gpu_};
+  PerplexityOptions how{.context = 128, .max_windows = 2};
+  how.gpu = gpu_;
   const auto rows = compare_caches(*model_, ids_, how);
   ASSERT_EQ(rows.size(), 4u);
   for (const auto& row : rows) {
@@ -77,7 +78,7 @@ TEST_F(DecodeGpu, SpeedIsMeasuredInEveryPart) {
 /// All that measures a GPU, in one climb.
 TEST_F(DecodeGpu, TheLadderIsClimbedToItsEnd) {
   const test::TemporaryFolder folder;
-  CheckOptions options{.model = test::quantized_model(folder, 4), .base = test::bundled_model(), .ids = ids_file};
+  CheckOptions options = test::check_options(test::quantized_model(folder, 4), test::bundled_model(), ids_file);
   options.windows.context = 64;
   options.windows.max_windows = 2;
   options.speed.prompt = 32;

@@ -64,10 +64,10 @@ TEST_F(Ladder, RowsAreComplete) {
 }
 
 TEST_F(Ladder, ASoundModelIsVerified) {
-  const Findings plain = climb_for({.model = test::bundled_model()});
+  const Findings plain = climb_for(test::check_options(test::bundled_model()));
   EXPECT_THAT(names(plain), ElementsAre("structure", "finite"));
   EXPECT_TRUE(plain.json["passed"]);
-  const Findings packed = climb_for({.model = this->packed(), .base = test::bundled_model()});
+  const Findings packed = climb_for(test::check_options(this->packed(), test::bundled_model()));
   EXPECT_THAT(names(packed), ElementsAre("structure", "codes", "finite", "weights"));
   EXPECT_THAT(packed.text, EndsWith("verified\n"));
   EXPECT_EQ(packed.json["weights"]["tensors"].size(), 28u);
@@ -76,7 +76,7 @@ TEST_F(Ladder, ASoundModelIsVerified) {
 
 TEST_F(Ladder, ABrokenStructureEndsTheClimb) {
   const auto path = damaged([](auto& tensor, auto&) { return tensor.name != "model.norm.weight"; });
-  const Findings findings = climb_for({.model = path, .base = test::bundled_model(), .ids = ids});
+  const Findings findings = climb_for(test::check_options(path, test::bundled_model(), ids));
   EXPECT_THAT(names(findings), ElementsAre("structure"));
   EXPECT_THAT(findings.text, EndsWith("verification FAILED\n"));
   EXPECT_FALSE(findings.json["passed"]);
@@ -88,14 +88,14 @@ TEST_F(Ladder, BrokenCodesEndTheClimbBehindFinite) {
     if (tensor.name == "model.layers.2.mlp.gate_proj.0.codebook") std::fill(bytes.begin(), bytes.end(), std::byte{0});
     return true;
   });
-  const Findings findings = climb_for({.model = path, .base = test::bundled_model(), .ids = ids});
+  const Findings findings = climb_for(test::check_options(path, test::bundled_model(), ids));
   EXPECT_THAT(names(findings), ElementsAre("structure", "codes", "finite"));
   EXPECT_FALSE(findings.checks.passed());
 }
 
 /// The decoder that the quantizer measures with, too: only the definition can tell.
 TEST_F(Ladder, AWrongDecoderIsFound) {
-  CheckOptions options{.model = packed(), .base = test::bundled_model()};
+  CheckOptions options = test::check_options(packed(), test::bundled_model());
   options.decode_rows = [](const kernels::LinearWeight& weight, int64_t begin, int64_t end, MatrixView<float> out) {
     kernels::decode_rows(weight, begin, end, out);
     if (weight.name != "model.layers.1.mlp.up_proj" || begin > 37 || end <= 37) return;
@@ -109,7 +109,7 @@ TEST_F(Ladder, AWrongDecoderIsFound) {
 }
 
 TEST_F(Ladder, TheDecoderIsHeldAgainstTheDefinitionRowByRow) {
-  const Findings findings = climb_for({.model = packed()});
+  const Findings findings = climb_for(test::check_options(packed()));
   const io::Json& schemes = findings.json["decoder"];
   ASSERT_EQ(schemes.size(), 1u);
   EXPECT_EQ(schemes[0]["scheme"], "kbit3-b32-e4m4");
@@ -118,7 +118,7 @@ TEST_F(Ladder, TheDecoderIsHeldAgainstTheDefinitionRowByRow) {
 }
 
 TEST_F(Ladder, LimitsAreChecksOfTheirOwn) {
-  CheckOptions options{.model = packed(), .base = test::bundled_model(), .ids = ids};
+  CheckOptions options = test::check_options(packed(), test::bundled_model(), ids);
   options.windows.context = 64;
   options.windows.max_windows = 2;
   options.limits = {{"--min-sqnr", 5}, {"--max-kl", 1e-6}, {"--max-ppl-ratio", 5}};
@@ -131,7 +131,7 @@ TEST_F(Ladder, LimitsAreChecksOfTheirOwn) {
 
 TEST_F(Ladder, AReferenceIsAsked) {
   const auto file = test::bundled_model() / "own" / "reference.safetensors";
-  CheckOptions options{.model = test::bundled_model()};
+  CheckOptions options = test::check_options(test::bundled_model());
   options.asked = {{"--reference", file.string()}};
   options.limits = {{"--max-diff", 1e-4}};
   EXPECT_TRUE(climb_for(options).checks.passed());
@@ -144,7 +144,7 @@ TEST_F(Ladder, EveryFolderIsOpenedOnce) {
   const auto candidate = damaged([](auto&, auto&) { return true; });
   const auto base = folder() / "base";
   std::filesystem::copy(test::bundled_model(), base, std::filesystem::copy_options::recursive);
-  CheckContext context({.model = candidate, .base = base, .ids = ids});
+  CheckContext context(test::check_options(candidate, base, ids));
   EXPECT_FALSE(context.foreign());
   EXPECT_EQ(context.candidate().quantization.linears.size(), 28u);
   EXPECT_FALSE(context.base().checkpoint.tensors().empty());
@@ -158,7 +158,7 @@ TEST_F(Ladder, OptionsWithoutWhatTheyNeedAreRefused) {
   const auto refused = [&](CheckOptions options, std::string_view message, std::string_view hint) {
     test::expect_error(ErrorCode::bad_argument, {message, hint}, [&] { check_needs(options); });
   };
-  CheckOptions options{.model = packed()};
+  CheckOptions options = test::check_options(packed());
   options.limits = {{"--max-kl", 1}};
   refused(options, "--max-kl compares with a base", "--ppl text.txt --base MODEL");
   options.limits = {{"--min-sqnr", 1}};

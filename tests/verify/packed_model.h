@@ -11,6 +11,7 @@
 #include "io/checkpoint_writer.h"
 #include "pipeline/quantize_model.h"
 #include "support.h"
+#include "verify/ladder.h"
 
 namespace w4q::test {
 
@@ -25,6 +26,16 @@ inline std::filesystem::path quantized_model(const TemporaryFolder& folder, int 
   request.scheme.bits = bits;
   pipeline::quantize_model(request);
   return request.output;
+}
+
+/// What to climb for.
+inline verify::CheckOptions check_options(const std::filesystem::path& model, const std::filesystem::path& base = {},
+                                          const std::filesystem::path& ids = {}) {
+  verify::CheckOptions options;
+  options.model = model;
+  options.base = base;
+  options.ids = ids;
+  return options;
 }
 
 /// Sees every tensor; returns false to leave it out.
