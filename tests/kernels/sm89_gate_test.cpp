@@ -271,9 +271,10 @@ class Sm89Gate : public testing::Test {
     const auto* const family = std::ranges::find(families, name, &Family::name);
     ASSERT_NE(family, std::end(families));
     const std::filesystem::path source(family->file);
-    const std::string cubin = source.filename().string() + ".sm_89.cubin";
+    // How the tool names what it takes out of an object depends on its version.
+    const std::string cubin = "*sm_89.cubin";
     const std::string object = W4Q_KERNELS_OBJECTS "/" + source.string() + ".cu.o";
-    run(quoted(cuobjdump()) + " -xelf " + cubin + " " + quoted(object));
+    run(quoted(cuobjdump()) + " -xelf all " + quoted(object));
     std::ifstream resources = run(quoted(cuobjdump()) + " -res-usage " + cubin);
     for (const auto& kernel : sass::parse_resources(resources)) {
       EXPECT_EQ(kernel.shared_bytes, 0u) << kernel.name << ": shared memory that the check of its launch does not see";
