@@ -152,7 +152,7 @@ class Bench {
   }
 
   Json report(const device::Properties& gpu) {
-    const auto ceilings = device::measure_ceilings();
+    const auto ceilings = device::measure_ceilings(gpu_);
     Json report = {{"gpu", gpu.name},
                    {"sm", gpu.sm},
                    {"read_gbs", ceilings.read * 1e-9},
@@ -190,7 +190,7 @@ class Bench {
                double cublas) {
     const std::string name = name_of(format);
     const auto bytes = static_cast<double>(weight_bytes(shape, format));
-    const double floor = device::read_floor_seconds(weight_bytes(shape, format));
+    const double floor = device::read_floor_seconds(gpu_, weight_bytes(shape, format));
     const auto timing = time_layer(weights, shape, call, stream_);
     call.overlap = false;
     const auto alone = time_layer(weights, shape, call, stream_);

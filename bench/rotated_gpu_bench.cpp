@@ -35,7 +35,7 @@ class Layer {
         weights_(formats::parse_scheme("kbit4-b32-e4m4"), "kbit-fragment", shape.n, shape.k, 2 * copies_, stream),
         narrow_(formats::parse_scheme("kbit2-b32-e4m4"), "kbit-fragment", shape.n, shape.k, copies_, stream),
         y_(stream.context(), static_cast<size_t>(most_rows * shape.n * 2)),
-        workspace_(stream.context(), kernels::rotated_linear_workspace(most_rows, shape.n, shape.k).words),
+        workspace_(stream.context(), kernels::rotated_linear_workspace(most_rows, shape.n, shape.k).semaphores),
         product_workspace_(stream.context(), kernels::kbit_linear_workspace(most_rows, shape.n, shape.k)),
         scratch_(stream.context(), kernels::rotated_linear_workspace(most_rows, shape.n, shape.k).scratch) {
     const auto values = bench::random_halves(static_cast<size_t>(most_rows * shape.k), 4);

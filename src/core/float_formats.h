@@ -23,11 +23,12 @@ float f32_from_e4m3(uint8_t bits) noexcept;
 
 /// OCP E2M1, the 4-bit float: 0, 0.5, 1, 1.5, 2, 3, 4, 6 for codes 0 … 7, and the same negated, −0 included, for 8
 /// … 15. Ties go to the even code; saturates at ±6. NaN, which it has not, becomes a zero.
+W4Q_HOST_DEVICE constexpr uint32_t e2m1_magnitude(float x) noexcept {  // of x ≥ 0
+  return (x > 0.25f) + (x >= 0.75f) + (x > 1.25f) + (x >= 1.75f) + (x > 2.5f) + (x >= 3.5f) + (x > 5.0f);
+}
 W4Q_HOST_DEVICE constexpr uint32_t e2m1_from_f32(float value) noexcept {
   const auto bits = std::bit_cast<uint32_t>(value);
-  const auto x = std::bit_cast<float>(bits & 0x7FFFFFFFu);
-  return (x > 0.25f) + (x >= 0.75f) + (x > 1.25f) + (x >= 1.75f) + (x > 2.5f) + (x >= 3.5f) + (x > 5.0f) +
-         (bits >> 31 << 3);
+  return e2m1_magnitude(std::bit_cast<float>(bits & 0x7FFFFFFFu)) | bits >> 31 << 3;
 }
 W4Q_HOST_DEVICE constexpr float f32_from_e2m1(uint32_t code) noexcept {
   const uint32_t magnitude = code & 7u;

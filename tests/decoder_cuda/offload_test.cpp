@@ -53,7 +53,7 @@ LinearWeight random_linear(int64_t n, uint64_t seed) {
 
 /// Layers one after another over the same input; `rounds` times, so that copies go round too.
 struct Layers {
-  device::Stream stream(test::gpu());
+  device::Stream stream{test::gpu()};
   std::vector<CudaLinear> linears;
   std::vector<int64_t> first;
   int64_t outputs = 0;

@@ -65,8 +65,7 @@ std::vector<int32_t> prompt_of(int64_t length, int64_t vocab) {
 TEST_F(TwoGpus, DecodeTheSameTokens) {
   const model::Model model = model::Model::open(test::testdata() / "w4q-llama-tiny");
   const auto prompt = prompt_of(20, model.config().vocab_size);
-  const std::array models{CudaModel::upload(test::gpu(), *gpus[0], model),
-                          CudaModel::upload(test::gpu(), *gpus[1], model)};
+  const std::array models{CudaModel::upload(*gpus[0], model), CudaModel::upload(*gpus[1], model)};
   EXPECT_EQ(&models[1].context(), gpus[1].get());
   for (const bool graph : {true, false}) {
     std::vector<std::vector<int32_t>> tokens;
@@ -101,7 +100,7 @@ TEST_F(TwoGpus, KernelsOfEveryFamilyGiveTheSameBits) {
     const auto passes = *scheme == 0 ? std::vector<formats::Scheme>() : formats::parse_schemes(scheme);
     std::array<std::vector<float>, 2> logits;
     in_threads([&](size_t gpu) {
-      const CudaModel model = CudaModel::random(test::gpu(), *gpus[gpu], shape, passes);
+      const CudaModel model = CudaModel::random(*gpus[gpu], shape, passes);
       for (const kernels::KvType type : kernels::kv_types) {
         CudaDecoder decoder(model, {.capacity = 512, .kv = type});
         for (const size_t chunk : {1, 17, 100, 300}) {

@@ -70,7 +70,7 @@ TEST_F(OnTwoGpus, BytesTravelByTurns) {
   Context first(0), second(1);
   const Stream a(first), b(second);
   std::vector<std::byte> ones(1 << 20, std::byte{1}), twos(ones.size(), std::byte{2}), back(ones.size());
-  DeviceBuffer on_first(test::gpu(), first, ones.size()), on_second(test::gpu(), second, ones.size());
+  DeviceBuffer on_first(first, ones.size()), on_second(second, ones.size());
   EXPECT_EQ(on_first.gpu(), 0);
   EXPECT_EQ(on_second.gpu(), 1);
   for (int round = 0; round < 3; ++round) {

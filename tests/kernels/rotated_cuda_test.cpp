@@ -259,7 +259,7 @@ class Chain {
   static constexpr int length = 6;
 
   Chain(const DeviceLinear& linear, int64_t m, const device::Stream& stream)
-      : linear_(linear), m_(m), words_(sizes().semaphores), scratch_(sizes().scratch) {
+      : linear_(linear), m_(m), words_(test::gpu(), sizes().semaphores), scratch_(test::gpu(), sizes().scratch) {
     std::vector<uint16_t> x(static_cast<size_t>(m * size));
     const auto values = normals(m * size, 7);
     std::ranges::transform(values, x.begin(), f16_from_f32);

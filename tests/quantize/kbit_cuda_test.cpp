@@ -76,7 +76,7 @@ class KbitCuda : public testing::Test {
   static void compare(const Matrix& matrix, const Scheme& scheme, const std::string& what,
                       const QuantizeOptions& options = {}) {
     const QuantizeResult cpu = quantizer_row("kbit").run(matrix.view(), scheme, options);
-    const QuantizeResult gpu = quantize_kbit_cuda(matrix.view(), scheme, options);
+    const QuantizeResult gpu = quantize_kbit_cuda(matrix.view(), scheme, options, test::gpu());
     expect_same(gpu, cpu, concat(what, " ", to_string(scheme)));
   }
 
@@ -123,7 +123,7 @@ TEST_F(KbitCuda, EqualsTheCpuForEveryFiniteValueOfSixteenBits) {
       }
       const TensorView view{"all", dtype, {64, 1024}, bytes_of(raw)};
       for_each_scheme([&](const Scheme& scheme) {
-        expect_same(quantize_kbit_cuda(view, scheme, {}), quantizer_row("kbit").run(view, scheme, {}),
+        expect_same(quantize_kbit_cuda(view, scheme, {}, test::gpu()), quantizer_row("kbit").run(view, scheme, {}),
                     concat(dtype_name(dtype), " × ", factor, " ", to_string(scheme)));
       });
     }
@@ -169,7 +169,7 @@ TEST_F(KbitCuda, StreamsManyChunksAndLongRows) {
     const TensorView view{"large", DType::bf16, {n, k}, raw.bytes()};
     for (int bits : {3, 5}) {
       const Scheme scheme = kbit(bits, ScaleType::e4m4);
-      expect_same(quantize_kbit_cuda(view, scheme, {}), quantizer_row("kbit").run(view, scheme, {}),
+      expect_same(quantize_kbit_cuda(view, scheme, {}, test::gpu()), quantizer_row("kbit").run(view, scheme, {}),
                   concat(n, " × ", k));
     }
   }
@@ -214,17 +214,17 @@ TEST_F(KbitCuda, NamesTheFirstNanAndInfinity) {
     values[69 * 77 + 5] = nan;
     const Matrix late(values, dtype, 70, 77);
     test::expect_error(ErrorCode::bad_file, {"layers.0.up.weight", "NaN at row 69, column 5"},
-                       [&] { quantize_kbit_cuda(late.view(), kbit(4, ScaleType::e4m4), {}); });
+                       [&] { quantize_kbit_cuda(late.view(), kbit(4, ScaleType::e4m4), {}, test::gpu()); });
     values[40 * 77 + 76] = -infinity;  // in a ragged tail
     const Matrix early(values, dtype, 70, 77);
     test::expect_error(ErrorCode::bad_file, {"infinity at row 40, column 76"},
-                       [&] { quantize_kbit_cuda(early.view(), kbit(3, ScaleType::f16), {}); });
+                       [&] { quantize_kbit_cuda(early.view(), kbit(3, ScaleType::f16), {}, test::gpu()); });
     auto whole = test::sample(test::distributions[1], 70, 96);
     whole[33 * 96 + 31] = nan;
     whole[33 * 96 + 32] = infinity;
     const Matrix flat(whole, dtype, 70, 96);
     test::expect_error(ErrorCode::bad_file, {"NaN at row 33, column 31"},
-                       [&] { quantize_kbit_cuda(flat.view(), kbit(2, ScaleType::e4m4), {}); });
+                       [&] { quantize_kbit_cuda(flat.view(), kbit(2, ScaleType::e4m4), {}, test::gpu()); });
   }
 }
 
@@ -233,12 +233,13 @@ TEST_F(KbitCuda, RefusesWhatTheCpuRefuses) {
   TensorView view = matrix.view();
   view.shape = {400};
   test::expect_error(ErrorCode::unsupported, {"[400]", "matrix"},
-                     [&] { quantize_kbit_cuda(view, kbit(4, ScaleType::e4m4), {}); });
+                     [&] { quantize_kbit_cuda(view, kbit(4, ScaleType::e4m4), {}, test::gpu()); });
   view = matrix.view();
   view.dtype = DType::i32;
-  test::expect_error(ErrorCode::unsupported, {"I32"}, [&] { quantize_kbit_cuda(view, kbit(4, ScaleType::e4m4), {}); });
+  test::expect_error(ErrorCode::unsupported, {"I32"},
+                     [&] { quantize_kbit_cuda(view, kbit(4, ScaleType::e4m4), {}, test::gpu()); });
   test::expect_error(ErrorCode::bad_argument, {"kbit7-b32-e4m4"},
-                     [&] { quantize_kbit_cuda(matrix.view(), kbit(7, ScaleType::e4m4), {}); });
+                     [&] { quantize_kbit_cuda(matrix.view(), kbit(7, ScaleType::e4m4), {}, test::gpu()); });
 }
 
 /// The entry point for matrices that are in GPU memory already: strides, odd addresses, guards behind the planes.

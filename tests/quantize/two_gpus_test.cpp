@@ -30,7 +30,7 @@ TEST(TwoGpus, QuantizeAndPackTheBytesOfTheCpu) {
       const auto scheme = formats::parse_scheme(name);
       const QuantizerRow& row = quantizer_row(method);
       const auto expected = row.run(view, scheme, {}).weight;
-      EXPECT_TRUE(formats::bytes_equal(row.run_cuda(view, scheme, {}, gpu, test::gpu()).weight, expected)) << name;
+      EXPECT_TRUE(formats::bytes_equal(row.run_cuda(view, scheme, {}, gpu).weight, expected)) << name;
       for (const auto& layout : repack::layout_registry()) {
         if (layout.pack_cuda == nullptr || !layout.accepts(scheme, n, k, nullptr)) continue;
         const auto packed = layout.pack_cuda(expected, gpu);

@@ -181,7 +181,7 @@ __device__ __forceinline__ void encode_fp4r(const float* row, int dim, int slot,
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const float x = mine[i] / used;
-    const uint32_t code = e2m1_from_f32(fabsf(x)) | (x < 0 ? 8u : 0u);
+    const uint32_t code = e2m1_magnitude(fabsf(x)) | (x < 0 ? 8u : 0u);
     word |= fp4_halfword(code, i / 2) << (16 * (i % 2));
     const uint32_t rest = __nv_cvt_float_to_fp8(x - f32_from_e2m1(code), __NV_SATFINITE, __NV_E4M3);
     left[i / 4] |= rest << (8 * (i % 4));
