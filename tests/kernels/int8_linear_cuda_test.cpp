@@ -218,14 +218,8 @@ TEST_F(Int8LinearCuda, TheSameEveryTime) {
 }
 
 TEST_F(Int8LinearCuda, OnlyWhereItIsAskedForAndOnlyIntegers) {
-  LinearDesc desc{test::gpu().properties(),
-                  test::gpu().properties(),
-                  formats::parse_scheme("int4-g128-f16"),
-                  "marlin",
-                  100,
-                  4096,
-                  4096,
-                  DType::f16};
+  LinearDesc desc{
+      test::gpu().properties(), formats::parse_scheme("int4-g128-f16"), "marlin", 100, 4096, 4096, DType::f16};
   EXPECT_NE(pick_kernel(desc).name, "marlin-int8");
   desc.int8_activations = true;
   EXPECT_EQ(pick_kernel(desc).name, "marlin-int8");

@@ -28,7 +28,8 @@ class IntegerLinearCuda : public testing::Test {
     for (const DType dtype : {DType::f16, DType::bf16}) {
       for (const int64_t m : rows) {
         const Activations x(m, size.k, size.k, dtype);
-        for (const KernelRow* kernel : test::accepting_kernels({scheme, layout, m, size.n, size.k, dtype})) {
+        for (const KernelRow* kernel :
+             test::accepting_kernels({test::gpu().properties(), scheme, layout, m, size.n, size.k, dtype})) {
           const auto outcome =
               test::run_linear(weight.on_device(), weight.decoded(), x, {.bias = {}, .kernel = kernel}, stream);
           ASSERT_LE(outcome.relative_error, linear_bound(dtype, size.n * size.k))

@@ -119,7 +119,8 @@ TEST_F(KbitLinearCuda, EveryWidthTypeAndRowCountOverRaggedShapes) {
         for (const DType dtype : {DType::f16, DType::bf16}) {
           for (const int64_t m : {1, 2, 7, 8, 9, 16, 17, 32, 33, 64}) {
             const Activations x(m, k, k, dtype);
-            for (const KernelRow* kernel : test::accepting_kernels({scheme, "kbit-fragment", m, n, k, dtype})) {
+            for (const KernelRow* kernel :
+                 test::accepting_kernels({test::gpu().properties(), scheme, "kbit-fragment", m, n, k, dtype})) {
               const auto outcome =
                   test::run_linear(weight.on_device(), weight.decoded(), x, {.bias = {}, .kernel = kernel}, stream);
               // A single weight or a few have the worst case of one rounding each instead of their mean.

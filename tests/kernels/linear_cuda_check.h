@@ -213,8 +213,8 @@ inline void check_every_form(const kernels::DeviceWeight& weight, const std::vec
     for (const int64_t stride : {weight.k, weight.k + 8, weight.k + 1}) {
       for (const int64_t m : rows) {
         const Activations x(m, weight.k, stride, DType::f16);
-        for (const auto* kernel :
-             accepting_kernels({weight.scheme, weight.layout, m, weight.n, weight.k, DType::f16, int8})) {
+        for (const auto* kernel : accepting_kernels(
+                 {gpu().properties(), weight.scheme, weight.layout, m, weight.n, weight.k, DType::f16, int8})) {
           if (gated && !kernel->swiglu) continue;
           extras.kernel = kernel;
           const auto outcome = run_linear(weight, decoded, x, extras, stream);

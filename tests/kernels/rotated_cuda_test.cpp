@@ -326,13 +326,14 @@ TEST_F(RotatedGpu, LaunchesThatOverlapMakeTheSameEveryTime) {
 }
 
 TEST_F(RotatedGpu, RefusesWhatDoesNotFit) {
+  const device::Stream stream(test::gpu());
   RotateInputArgs args;
   args.m = 1, args.k = 64, args.block = 48, args.ldx = args.ldy = 64;
-  test::expect_error(ErrorCode::bad_argument, {"power of two"}, [&] { rotate_input(args, nullptr); });
+  test::expect_error(ErrorCode::bad_argument, {"power of two"}, [&] { rotate_input(args, stream); });
   args.block = 2048;
-  test::expect_error(ErrorCode::bad_argument, {"1024"}, [&] { rotate_input(args, nullptr); });
+  test::expect_error(ErrorCode::bad_argument, {"1024"}, [&] { rotate_input(args, stream); });
   args.block = 64;
-  test::expect_error(ErrorCode::bad_argument, {"null"}, [&] { rotate_input(args, nullptr); });
+  test::expect_error(ErrorCode::bad_argument, {"null"}, [&] { rotate_input(args, stream); });
 }
 
 TEST_F(RotatedGpu, NamesTheKernelsThatMultiply) {
