@@ -39,9 +39,9 @@ class RotatingWeight {
     }
   }
 
-  kernels::DeviceWeight weight(int call) const {
+  kernels::DevicePass weight(int call) const {
     const auto copy = static_cast<size_t>(call) % codes_.size();
-    kernels::DeviceWeight weight = weight_;
+    kernels::DevicePass weight = weight_;
     weight.codes = codes_[copy].as<uint32_t>();
     weight.scales = scales_[copy].data();
     return weight;
@@ -74,7 +74,7 @@ class RotatingWeight {
 
   std::vector<device::DeviceBuffer> codes_, scales_;
   device::DeviceBuffer codebook_;
-  kernels::DeviceWeight weight_;
+  kernels::DevicePass weight_;
   int64_t bytes_ = 0;
 };
 

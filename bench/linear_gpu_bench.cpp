@@ -65,7 +65,7 @@ device::Timing time_layer(const bench::RotatingWeight& weights, const LayerShape
   const auto values = bench::random_halves(static_cast<size_t>(call.m * shape.k), 4);
   const auto x = device::DeviceBuffer::copy_of(std::as_bytes(std::span(values)), stream);
   device::DeviceBuffer y(stream.context(), static_cast<size_t>(call.m * shape.n * 2));
-  const kernels::DeviceWeight weight = weights.weight(0);
+  const kernels::DevicePass weight = weights.weight(0);
   device::DeviceBuffer workspace(
       stream.context(), kernels::linear_workspace({stream.context().properties(), weight.scheme, weight.layout, call.m,
                                                    shape.n, shape.k, DType::f16, call.int8_activations}));

@@ -35,8 +35,9 @@ class Layer {
         weights_(formats::parse_scheme("kbit4-b32-e4m4"), "kbit-fragment", shape.n, shape.k, 2 * copies_, stream),
         narrow_(formats::parse_scheme("kbit2-b32-e4m4"), "kbit-fragment", shape.n, shape.k, copies_, stream),
         y_(stream.context(), static_cast<size_t>(most_rows * shape.n * 2)),
-        workspace_(stream.context(),
-                   kernels::rotated_linear_workspace(stream.context().properties(), most_rows, shape.n, shape.k).semaphores),
+        workspace_(
+            stream.context(),
+            kernels::rotated_linear_workspace(stream.context().properties(), most_rows, shape.n, shape.k).semaphores),
         product_workspace_(stream.context(),
                            kernels::kbit_linear_workspace(stream.context().properties(), most_rows, shape.n, shape.k)),
         scratch_(
@@ -70,25 +71,22 @@ class Layer {
     bool narrow = false;   ///< two bits in the second pass
   };
   void linear(int call, const device::Stream& stream, int64_t m, const Way& way) {
-    kernels::RotatedDevicePass each[2];
+    kernels::DevicePass each[2];
     for (int p = 0; p < way.passes; ++p) {
       const bool narrow = way.narrow && p == 1;
       const auto weight = narrow ? narrow_.weight(call) : weights_.weight(way.passes * call + p);
       const auto at = static_cast<size_t>(way.passes * call + p) % norms_.size();
-      each[p] = {narrow ? 2 : 4,
-                 shape_.n,
-                 shape_.k,
-                 weight.codes,
-                 norms_[at].as<uint16_t>(),
-                 128,
-                 weight.codebook,
-                 1,
-                 1,
-                 1,
-                 1,
-                 128,
-                 factors_[way.shared ? 0 : p].as<float>(),
-                 signs_[way.shared ? 0 : p].as<uint32_t>()};
+      each[p] = {
+          .scheme = {formats::SchemeFamily::rotated, narrow ? 2 : 4, 128, formats::ScaleType::f16},
+          .layout = "rotated-fragment",
+          .n = shape_.n,
+          .k = shape_.k,
+          .codes = weight.codes,
+          .scales = norms_[at].data(),
+          .codebook = weight.codebook,
+          .table_over_first = 1,
+          .scale_max = 1,
+          .rotation = {128, factors_[way.shared ? 0 : p].as<float>(), signs_[way.shared ? 0 : p].as<uint32_t>()}};
     }
     kernels::RotatedLinearArgs args;
     args.m = m;

@@ -26,11 +26,11 @@ struct CudaProduct {
   int64_t first = 0;
   int64_t n = 0;
   const __half* dense = nullptr;  ///< [n × k]
-  std::optional<kernels::DeviceWeight> packed;
+  std::optional<kernels::DevicePass> packed;
   const float* bias = nullptr;         ///< [n], or null
   const float* input_scale = nullptr;  ///< [k] that divides the input, or null
   formats::Scheme scheme;              ///< of a packed one, and of the first pass of a rotated one
-  std::vector<kernels::RotatedDevicePass> rotated;
+  std::vector<kernels::DevicePass> rotated;
   std::vector<std::shared_ptr<const OffloadedPass>> offloaded;  ///< one for each of `rotated`, null where it is here
 };
 

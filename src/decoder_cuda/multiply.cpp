@@ -110,7 +110,7 @@ void CudaMultiplier::multiply_rotated(const CudaProduct& product, const __half* 
   args.add = out.add;
   args.semaphores = words_.data(), args.semaphore_bytes = words_.size();
   args.scratch = wide_.data(), args.scratch_bytes = wide_.size();
-  const std::span<const kernels::RotatedDevicePass> passes(product.rotated);
+  const std::span<const kernels::DevicePass> passes(product.rotated);
   const auto here = [&](size_t pass) { return product.offloaded[pass] == nullptr; };
   for (size_t at = 0; at < passes.size();) {
     size_t end = at + 1;
@@ -120,7 +120,7 @@ void CudaMultiplier::multiply_rotated(const CudaProduct& product, const __half* 
     if (here(at) && end < passes.size() &&
         kernels::decoded_together(stream_.context().properties(), rows, passes[end - 1], passes[end]))
       ++end;
-    std::vector<kernels::RotatedDevicePass> some(passes.begin() + at, passes.begin() + end);
+    std::vector<kernels::DevicePass> some(passes.begin() + at, passes.begin() + end);
     const OffloadedPass* const moved = product.offloaded[end - 1].get();
     if (moved != nullptr) some.back() = at_bytes(some.back(), *moved, offload_->acquire(offload_index_.at(moved)));
     args.passes = some;

@@ -17,7 +17,7 @@ std::string_view device_layout(const device::Properties& gpu, const formats::Sch
 
 /// A weight in GPU memory and what holds its planes.
 struct CudaPacked {
-  kernels::DeviceWeight weight;
+  kernels::DevicePass weight;
   std::vector<device::DeviceBuffer> memory;
   int64_t bytes = 0;  ///< that a product reads
 };

@@ -86,7 +86,7 @@ class Maker {
  private:
   void make_packed(CudaLinear& linear, CudaProduct& product) {
     const formats::Scheme& scheme = passes_.front();
-    kernels::DeviceWeight weight;
+    kernels::DevicePass weight;
     weight.scheme = product.scheme = scheme;
     weight.n = linear.n;
     weight.k = linear.k;
@@ -133,37 +133,39 @@ class Maker {
     const auto* const factors = keep(DeviceBuffer::copy_of(std::as_bytes(rotation.factors()), stream_));
     const auto* const sign_words = keep(DeviceBuffer::copy_of(bytes_of(signs), stream_));
     for (size_t index = 0; index < passes_.size(); ++index) {
-      kernels::RotatedDevicePass pass;
-      pass.bits = passes_[index].bits;
+      kernels::DevicePass pass;
+      pass.scheme = kernels::rotated_device_scheme(passes_[index]);
+      pass.layout = "rotated-fragment";
       pass.n = linear.n;
       pass.k = linear.k;
-      pass.group = formats::rotated_group(passes_[index], linear.k);
-      std::vector<float> levels(size_t{1} << pass.bits);
-      formats::rotated_levels(formats::normal_codebook(pass.bits), pass.group, levels);
-      pass.levels = reinterpret_cast<const float*>(keep(DeviceBuffer::copy_of(bytes_of(levels), stream_)));
-      pass.level_max = formats::table_max(levels);
-      pass.level_stretch = kernels::table_stretch(levels);
-      pass.levels_over_first = 1;
-      pass.block = rotation.rotation().block;
-      pass.factors = reinterpret_cast<const float*>(factors);
-      pass.signs = reinterpret_cast<const uint32_t*>(sign_words);
+      const int64_t group = formats::rotated_group(pass.scheme, linear.k);
+      std::vector<float> levels(size_t{1} << pass.scheme.bits);
+      formats::rotated_levels(formats::normal_codebook(pass.scheme.bits), group, levels);
+      pass.codebook = reinterpret_cast<const float*>(keep(DeviceBuffer::copy_of(bytes_of(levels), stream_)));
+      pass.table_max = formats::table_max(levels);
+      pass.table_stretch = kernels::table_stretch(levels);
+      pass.table_over_first = 1;
+      pass.rotation.block = rotation.rotation().block;
+      pass.rotation.factors = reinterpret_cast<const float*>(factors);
+      pass.rotation.signs = reinterpret_cast<const uint32_t*>(sign_words);
       make_planes(linear, product, pass, index);
       product.rotated.push_back(pass);
       stream_.synchronize();  // levels and signs go
     }
   }
 
-  void make_planes(CudaLinear& linear, CudaProduct& product, kernels::RotatedDevicePass& pass, size_t index) {
+  void make_planes(CudaLinear& linear, CudaProduct& product, kernels::DevicePass& pass, size_t index) {
     const repack::KbitFragmentMap map(pass.n, pass.k);
     DeviceBuffer codes(stream_.context(),
-                       static_cast<size_t>(map.tiles() * map.tile_words(pass.bits)) * sizeof(uint32_t));
+                       static_cast<size_t>(map.tiles() * map.tile_words(pass.scheme.bits)) * sizeof(uint32_t));
     kernels::random_words_cuda(codes.as<uint32_t>(), static_cast<int64_t>(codes.size() / 4), ++seed_, stream_);
-    const int64_t count = kernels::norm_count(pass.n, (pass.k + pass.group - 1) / pass.group);
+    const int64_t group = formats::rotated_group(pass.scheme, pass.k);
+    const int64_t count = kernels::norm_count(pass.n, formats::rotated_groups(pass.scheme, pass.k));
     DeviceBuffer norms(stream_.context(), static_cast<size_t>(count) * 2);
     const double part = std::pow(1 / 16.0, static_cast<double>(index));
-    pass.norm_max =
-        static_cast<float>(part * std::sqrt(3.0 * static_cast<double>(pass.group) / static_cast<double>(pass.k)));
-    kernels::random_halves_cuda(norms.as<__half>(), count, pass.norm_max, ++seed_, stream_);
+    pass.scale_max =
+        static_cast<float>(part * std::sqrt(3.0 * static_cast<double>(group) / static_cast<double>(pass.k)));
+    kernels::random_halves_cuda(norms.as<__half>(), count, pass.scale_max, ++seed_, stream_);
     product.offloaded.emplace_back();
     if (offload_ && index > 0) {
       // Layers differ in what a residual is worth to them.
@@ -171,7 +173,7 @@ class Maker {
       return;
     }
     pass.codes = codes.as<uint32_t>();
-    pass.norms = norms.as<uint16_t>();
+    pass.scales = norms.data();
     linear.bytes += static_cast<int64_t>(codes.size() + norms.size());
     linear.memory.push_back(std::move(codes));
     linear.memory.push_back(std::move(norms));

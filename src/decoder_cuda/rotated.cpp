@@ -21,7 +21,7 @@ using device::DeviceBuffer;
 using formats::PackedLinear;
 using formats::PackedWeight;
 using formats::PlaneRole;
-using kernels::RotatedDevicePass;
+using kernels::DevicePass;
 using Linears = std::span<const PackedLinear* const>;
 
 bool reads_rotation(const formats::Rotation& rotation) {
@@ -96,8 +96,9 @@ class Uploader {
     const auto weights = pass_of(linears_, index);
     const kernels::RotatedPlanes planes = kernels::rotated_planes(stacked_norms(weights, rows_in_turn_));
     if (index == 0) first_levels_ = planes.levels;
-    RotatedDevicePass pass;
-    pass.bits = linear.passes[index].scheme.bits;
+    DevicePass pass;
+    pass.scheme = kernels::rotated_device_scheme(linear.passes[index].scheme);
+    pass.layout = "rotated-fragment";
     pass.n = rows_of(weights);
     pass.k = linear.passes[index].k;
     DeviceBuffer codes = upload_codes(weights, rows_in_turn_, stream_);
@@ -109,33 +110,32 @@ class Uploader {
       result_.offloaded.back() = move_to_host(codes, norms, first_energy_ > 0 ? energy / first_energy_ : 0, stream_);
     } else {
       pass.codes = read(std::move(codes)).as<uint32_t>();
-      pass.norms = read(std::move(norms)).as<uint16_t>();
+      pass.scales = read(std::move(norms)).data();
     }
-    pass.group = formats::rotated_group(linear.passes[index].scheme, pass.k);
-    pass.levels = keep(DeviceBuffer::copy_of(bytes_of(planes.levels), stream_)).as<float>();
-    pass.level_max = planes.level_max;
-    pass.level_stretch = kernels::table_stretch(planes.levels);
-    pass.norm_max = planes.norm_max;
-    pass.levels_over_first = kernels::level_ratio(first_levels_, planes.levels);
+    pass.codebook = keep(DeviceBuffer::copy_of(bytes_of(planes.levels), stream_)).as<float>();
+    pass.table_max = planes.level_max;
+    pass.table_stretch = kernels::table_stretch(planes.levels);
+    pass.scale_max = planes.norm_max;
+    pass.table_over_first = kernels::level_ratio(first_levels_, planes.levels);
     const formats::InputRotation& rotation = linear.rotations[index];
-    pass.block = rotation.rotation().block;
+    pass.rotation.block = rotation.rotation().block;
     set_rotation(index, pass);
     stream_.synchronize();  // the planes may go
     result_.passes.push_back(pass);
   }
 
   /// Passes that share a rotation share its factors.
-  void set_rotation(size_t index, RotatedDevicePass& pass) {
+  void set_rotation(size_t index, DevicePass& pass) {
     const auto& rotations = linears_.front()->rotations;
     for (size_t earlier = 0; earlier < index; ++earlier) {
       if (!(rotations[earlier].rotation() == rotations[index].rotation())) continue;
-      pass.factors = result_.passes[earlier].factors;
-      pass.signs = result_.passes[earlier].signs;
+      pass.rotation.factors = result_.passes[earlier].rotation.factors;
+      pass.rotation.signs = result_.passes[earlier].rotation.signs;
       return;
     }
-    pass.factors = keep(DeviceBuffer::copy_of(std::as_bytes(rotations[index].factors()), stream_)).as<float>();
+    pass.rotation.factors = keep(DeviceBuffer::copy_of(std::as_bytes(rotations[index].factors()), stream_)).as<float>();
     const auto signs = kernels::rotation_signs(rotations[index]);
-    pass.signs = keep(DeviceBuffer::copy_of(bytes_of(signs), stream_)).as<uint32_t>();
+    pass.rotation.signs = keep(DeviceBuffer::copy_of(bytes_of(signs), stream_)).as<uint32_t>();
     stream_.synchronize();  // the signs go
   }
 
@@ -194,9 +194,9 @@ std::shared_ptr<const OffloadedPass> move_to_host(const DeviceBuffer& codes, con
   return host;
 }
 
-RotatedDevicePass at_bytes(RotatedDevicePass pass, const OffloadedPass& planes, const std::byte* bytes) {
+DevicePass at_bytes(DevicePass pass, const OffloadedPass& planes, const std::byte* bytes) {
   pass.codes = reinterpret_cast<const uint32_t*>(bytes);
-  pass.norms = reinterpret_cast<const uint16_t*>(bytes + planes.norms_at);
+  pass.scales = bytes + planes.norms_at;
   return pass;
 }
 

@@ -21,7 +21,7 @@ bool can_stack_rotated(const formats::PackedLinear& a, const formats::PackedLine
 
 /// The passes of linears below one another, in GPU memory; those that are not there have no codes and norms.
 struct CudaRotated {
-  std::vector<kernels::RotatedDevicePass> passes;
+  std::vector<kernels::DevicePass> passes;
   std::vector<std::shared_ptr<const OffloadedPass>> offloaded;  ///< one for each pass, null where it is in GPU memory
   std::vector<device::DeviceBuffer> memory;
   int64_t bytes = 0;  ///< of GPU memory that a product reads
@@ -37,7 +37,6 @@ std::shared_ptr<const OffloadedPass> move_to_host(const device::DeviceBuffer& co
                                                   double error, const device::Stream& stream);
 
 /// `pass` with the planes that stand at `bytes`.
-kernels::RotatedDevicePass at_bytes(kernels::RotatedDevicePass pass, const OffloadedPass& planes,
-                                    const std::byte* bytes);
+kernels::DevicePass at_bytes(kernels::DevicePass pass, const OffloadedPass& planes, const std::byte* bytes);
 
 }  // namespace w4q::decoder_cuda

@@ -10,7 +10,7 @@ namespace w4q::test {
 
 /// A weight on both sides.
 struct WeightPair {
-  kernels::DeviceWeight on_device;
+  kernels::DevicePass on_device;
   const std::vector<float>& decoded;  ///< [n][k]
 };
 

@@ -39,8 +39,8 @@ class IntegerWeight {
     stream.synchronize();
   }
 
-  kernels::DeviceWeight on_device() const {
-    kernels::DeviceWeight weight;
+  kernels::DevicePass on_device() const {
+    kernels::DevicePass weight;
     weight.scheme = scheme_;
     weight.n = size_.n;
     weight.k = size_.k;

@@ -58,16 +58,21 @@ class Weight {
     stream.synchronize();
   }
 
-  DeviceWeight on_device() const {
-    return {scheme_,          size_.n,
-            size_.k,          codes_.as<uint32_t>(),
-            scales_.data(),   codebook_.as<float>(),
-            table_max_,       stretch_,
-            product_stretch_, scale_max_,
-            layout_};
+  DevicePass on_device() const {
+    return {.scheme = scheme_,
+            .layout = layout_,
+            .n = size_.n,
+            .k = size_.k,
+            .codes = codes_.as<uint32_t>(),
+            .scales = scales_.data(),
+            .codebook = codebook_.as<float>(),
+            .table_max = table_max_,
+            .table_stretch = stretch_,
+            .product_stretch = product_stretch_,
+            .scale_max = scale_max_};
   }
-  DeviceWeight without_stretch() const {
-    DeviceWeight plain = on_device();
+  DevicePass without_stretch() const {
+    DevicePass plain = on_device();
     plain.table_stretch = plain.product_stretch = 1;
     return plain;
   }

@@ -99,7 +99,7 @@ inline double linear_bound(DType dtype, int64_t weights) {
 }
 
 /// Runs the layer `weight` whose decoded values are `decoded`, [n][k].
-inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::vector<float>& decoded, Activations x,
+inline LinearOutcome run_linear(const kernels::DevicePass& weight, const std::vector<float>& decoded, Activations x,
                                 const LinearExtras& extras, const device::Stream& stream) {
   const int64_t n = weight.n;
   const int64_t k = weight.k;
@@ -188,7 +188,7 @@ inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::
 
 /// Every kernel that takes `rows` activation rows of f16, with a bias and every way to leave results, over rows of
 /// activations that are aligned and that are not.
-inline void check_every_form(const kernels::DeviceWeight& weight, const std::vector<float>& decoded,
+inline void check_every_form(const kernels::DevicePass& weight, const std::vector<float>& decoded,
                              std::span<const int64_t> rows, const device::Stream& stream, bool int8 = false) {
   struct Form {
     bool residual, fp32, apart = false, gated = false;
@@ -229,7 +229,7 @@ inline void check_every_form(const kernels::DeviceWeight& weight, const std::vec
 }
 
 /// silu(gate) · up by the kernel that the table picks, with a bias.
-inline void check_gated_rows(const kernels::DeviceWeight& weight, const std::vector<float>& decoded,
+inline void check_gated_rows(const kernels::DevicePass& weight, const std::vector<float>& decoded,
                              std::span<const int64_t> rows, const device::Stream& stream) {
   LinearExtras extras;
   extras.gated = true;

@@ -88,7 +88,7 @@ TEST_F(RotatedGpu, RotationsAreThoseOfTheCpuBitForBit) {
 /// A linear on the GPU: its passes and their factors.
 struct DeviceLinear {
   std::vector<device::DeviceBuffer> buffers;
-  std::vector<RotatedDevicePass> passes;
+  std::vector<DevicePass> passes;
 
   DeviceLinear(const formats::PackedLinear& linear, const device::Stream& stream) {
     const float* shared = nullptr;
@@ -101,27 +101,27 @@ struct DeviceLinear {
       const auto keep = [&](std::span<const std::byte> bytes) {
         return buffers.emplace_back(device::DeviceBuffer::copy_of(bytes, stream)).data();
       };
-      RotatedDevicePass pass;
-      pass.bits = canonical.scheme.bits;
+      DevicePass pass;
+      pass.scheme = rotated_device_scheme(canonical.scheme);
+      pass.layout = "rotated-fragment";
       pass.n = canonical.n, pass.k = canonical.k;
       const bool is_kbit = canonical.scheme.family == formats::SchemeFamily::kbit;
       const auto packed = repack::layout_row(is_kbit ? "kbit-fragment" : "rotated-fragment").pack(canonical);
       pass.codes = reinterpret_cast<uint32_t*>(keep(packed.plane(formats::PlaneRole::codes).bytes.bytes()));
-      pass.norms = reinterpret_cast<uint16_t*>(keep(bytes_of(planes.norms)));
-      pass.group = formats::rotated_group(canonical.scheme, canonical.k);
-      pass.levels = reinterpret_cast<float*>(keep(bytes_of(planes.levels)));
-      pass.level_max = planes.level_max, pass.level_stretch = table_stretch(planes.levels),
-      pass.norm_max = planes.norm_max;
-      pass.levels_over_first = level_ratio(first.levels, planes.levels);
+      pass.scales = keep(bytes_of(planes.norms));
+      pass.codebook = reinterpret_cast<float*>(keep(bytes_of(planes.levels)));
+      pass.table_max = planes.level_max, pass.table_stretch = table_stretch(planes.levels),
+      pass.scale_max = planes.norm_max;
+      pass.table_over_first = level_ratio(first.levels, planes.levels);
       const bool same = p > 0 && linear.rotations[p].rotation() == linear.rotations[0].rotation();
       if (!same) {
         shared = reinterpret_cast<float*>(keep(std::as_bytes(linear.rotations[p].factors())));
         signs = reinterpret_cast<uint32_t*>(keep(bytes_of(rotation_signs(linear.rotations[p]))));
         stream.synchronize();
       }
-      pass.factors = shared;
-      pass.signs = signs;
-      pass.block = linear.rotations[p].rotation().block;
+      pass.rotation.factors = shared;
+      pass.rotation.signs = signs;
+      pass.rotation.block = linear.rotations[p].rotation().block;
       passes.push_back(pass);
       stream.synchronize();  // what was copied may go
     }
@@ -363,7 +363,7 @@ TEST_F(RotatedGpu, NamesTheKernelsThatMultiply) {
 TEST_F(RotatedGpu, RefusesStretchesThatAreNone) {
   const device::Stream stream(test::gpu());
   DeviceLinear linear(quantized({"rotated4-d128"}, 0.02f), stream);
-  linear.passes[0].level_stretch = 2;
+  linear.passes[0].table_stretch = 2;
   device::DeviceBuffer memory(test::gpu(), 1 << 16);
   RotatedLinearArgs args;
   args.m = 1;

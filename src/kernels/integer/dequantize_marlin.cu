@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(warps * 32) decode_kernel(const DecodeArgs arg
 }  // namespace
 }  // namespace integer
 
-void dequantize_marlin(const DeviceWeight& weight, int64_t first, int64_t count, const DeviceRows& out,
+void dequantize_marlin(const DevicePass& weight, int64_t first, int64_t count, const DeviceRows& out,
                        const device::Stream& stream) {
   LinearArgs layer;
   layer.weight = weight;

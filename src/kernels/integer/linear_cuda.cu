@@ -151,7 +151,7 @@ integer::MarlinLaunch prepare_marlin(const LinearArgs& args) {
 
 std::span<const KernelRow> integer_rows() noexcept { return rows; }
 
-void check_integer_weight(const DeviceWeight& w) {
+void check_integer_weight(const DevicePass& w) {
   require(!w.scheme.asymmetric || w.zeros != nullptr, "a null pointer", "asymmetric weights need their zero points");
   require(!w.scheme.act_order || w.input_order != nullptr, "a null pointer", "act order needs the order of inputs");
   require(aligned(w.zeros, 16) && aligned(w.input_order, 4), "a misaligned pointer",

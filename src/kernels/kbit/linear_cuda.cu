@@ -44,7 +44,7 @@ void run_gemm(const LinearArgs& args, const device::Stream& stream) {
 }
 
 /// Outputs `first` … first + count − 1 as 16-bit rows.
-void decode_panel(const DeviceWeight& w, int64_t first, int64_t count, const DeviceRows& out,
+void decode_panel(const DevicePass& w, int64_t first, int64_t count, const DeviceRows& out,
                   const device::Stream& stream) {
   const int64_t scale_bytes = w.scheme.scale == formats::ScaleType::e4m4 ? 1 : 2;
   const int64_t tile = frame::Map(w.n, w.k).tile(first, 0);
@@ -124,7 +124,7 @@ void set_weight_factors(const LinearArgs& args, frame::Launch& launch) {
 
 std::span<const KernelRow> kbit_rows() noexcept { return rows; }
 
-void check_kbit_weight(const DeviceWeight& w) {
+void check_kbit_weight(const DevicePass& w) {
   require(w.scheme.family == formats::SchemeFamily::kbit && w.scheme.block == 32 && w.scheme.bits >= 2 &&
               w.scheme.bits <= 5,
           "scheme " + formats::to_string(w.scheme) + " is not kbit", "kbit2 to kbit5 with blocks of 32");

@@ -20,26 +20,9 @@
 #include "device/stream.h"
 #include "formats/scheme.h"
 #include "kernels/frame/linear_fusion.h"
+#include "kernels/linear/device_linear.h"
 
 namespace w4q::kernels {
-
-/// Weights in GPU memory: the planes of a layout that a row of the kernel registry reads. `codes` and `scales` are
-/// aligned to 16 bytes.
-struct DeviceWeight {
-  formats::Scheme scheme;
-  int64_t n = 0;
-  int64_t k = 0;
-  const uint32_t* codes = nullptr;
-  const void* scales = nullptr;     ///< E4M4 bytes or f16
-  const float* codebook = nullptr;  ///< [2^bits]
-  float table_max = 1;              ///< largest magnitude of the codebook
-  float table_stretch = 1;          ///< 1 to 2: its entries times this are nearest to f16 (table_stretch.h)
-  float product_stretch = 1;        ///< the same of their products with E4M4 scales
-  float scale_max = 31;             ///< an upper bound of the scales: keeps f16 products in range
-  std::string_view layout = "kbit-fragment";
-  const uint32_t* zeros = nullptr;       ///< integer, asymmetric: the zero points of the layout
-  const int32_t* input_order = nullptr;  ///< integer, act order: [k] the input that stands at each place
-};
 
 /// What the product after this one reads. Where launches do not overlap, this one brings the beginning of every warp's
 /// share to the L2 cache while it adds up its last sums.
@@ -53,7 +36,7 @@ struct LinearArgs {
   DType activation = DType::f16;  ///< type of x: f16 or bf16
   const void* x = nullptr;        ///< [m, k], rows `ldx` elements apart
   int64_t ldx = 0;
-  DeviceWeight weight;
+  DevicePass weight;
   const float* bias = nullptr;     ///< [n], or null
   const void* residual = nullptr;  ///< added to the result: of the type and strides of y, may be y; or null
   void* y = nullptr;               ///< [m, n] of the activations' type or f32, rows `ldy` elements apart

@@ -26,8 +26,8 @@ std::span<const KernelRow> int8_rows() noexcept;
 /// Of both, on sm_90a (wgmma/rows.cu). They come before the others.
 std::span<const KernelRow> wgmma_rows() noexcept;
 /// Throw bad_argument for what is a family's own.
-void check_kbit_weight(const DeviceWeight& weight);
-void check_integer_weight(const DeviceWeight& weight);
+void check_kbit_weight(const DevicePass& weight);
+void check_integer_weight(const DevicePass& weight);
 
 inline void require(bool condition, const std::string& what, std::string_view hint) {
   if (!condition) throw Error(ErrorCode::bad_argument, "packed_linear: " + what).hint(hint);

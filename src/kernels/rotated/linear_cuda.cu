@@ -18,12 +18,13 @@
 namespace w4q::kernels {
 namespace {
 
+using rotated::group_of;
 using rotated::rotate_alike;
 using rotated::RotatedLaunch;
 using rotated::rotates_inside;
 using rotated::Source;
 using rotated::Variant;
-using Passes = std::span<const RotatedDevicePass>;
+using Passes = std::span<const DevicePass>;
 
 void refuse_unless(bool holds, std::string_view what) {
   if (!holds) throw Error(ErrorCode::bad_argument, concat("rotated_linear: ", what));
@@ -58,14 +59,14 @@ Passes together(Passes passes, size_t first, const Joins& joins) {
 
 /// The passes of the launch that begins with pass `first`.
 Passes launched_at(const device::Properties& gpu, const RotatedLinearArgs& args, size_t first) {
-  return together(args.passes, first, [&](const RotatedDevicePass& a, const RotatedDevicePass& b) {
-    const RotatedDevicePass both[] = {a, b};
+  return together(args.passes, first, [&](const DevicePass& a, const DevicePass& b) {
+    const DevicePass both[] = {a, b};
     return rotated::variant_of(gpu, args, both).has_value();
   });
 }
 
 std::string_view kernel_of(const device::Properties& gpu, const RotatedLinearArgs& args, Passes passes) {
-  const RotatedDevicePass& first = passes.front();
+  const DevicePass& first = passes.front();
   switch (*rotated::variant_of(gpu, args, passes)) {
     case Variant::gemv:
       return "rotated-gemv";
@@ -76,7 +77,7 @@ std::string_view kernel_of(const device::Properties& gpu, const RotatedLinearArg
     case Variant::dequantize_gemm:
       return "rotated-wide";
     default:
-      return rotated::kbit_kernel(gpu, first.bits, args.m, first.n, first.k, args.activation);
+      return rotated::kbit_kernel(gpu, first.scheme.bits, args.m, first.n, first.k, args.activation);
   }
 }
 
@@ -120,16 +121,16 @@ class Linear {
     at_hand_ = nullptr;
     RotateInputArgs rotation{args_.m,
                              k_,
-                             passes.front().block,
+                             passes.front().rotation.block,
                              args_.activation,
                              args_.x,
                              args_.ldx,
-                             passes.front().factors,
+                             passes.front().rotation.factors,
                              args_.input_scale,
                              input_,
                              Parts::padded_inputs(k_)};
     if (!rotate_alike(passes)) {
-      rotation.second_factors = passes.back().factors;
+      rotation.second_factors = passes.back().rotation.factors;
       rotation.second_y = input_ + parts_.input;
     }
     rotation.overlap = args_.weights_ready;
@@ -160,7 +161,7 @@ class Linear {
 
   /// Passes side by side, but for factors.
   RotatedLaunch launch_of(Passes passes, const LinearArgs& args) const {
-    const RotatedDevicePass& first = passes.front();
+    const DevicePass& first = passes.front();
     RotatedLaunch launch{};
     static_cast<frame::Launch&>(launch) = prepare(args);
     launch.pass_tiles = launch.k_tiles;
@@ -169,7 +170,7 @@ class Linear {
     launch.sources[0] = rotated::source_of(first, first);
     launch.sources[1] = rotated::source_of(first, passes.back());
     launch.passes = static_cast<int>(passes.size());
-    launch.block = static_cast<int>(first.block);
+    launch.block = static_cast<int>(first.rotation.block);
     return launch;
   }
 
@@ -192,14 +193,14 @@ class Linear {
                      launch.aligned,
                      rotate_alike(passes) ? 1 : 2,
                      static_cast<int>(block),
-                     {passes.front().signs, passes.back().signs},
+                     {passes.front().rotation.signs, passes.back().rotation.signs},
                      reinterpret_cast<uint32_t*>(barrier)};
     if (block > 1) launch.result_factor *= rotated::FragmentRotation::scale(static_cast<int>(block));
     read_scratch(launch, passes);
   }
 
   void run_gemv(Passes passes, bool add) {
-    const RotatedDevicePass& first = passes.front();
+    const DevicePass& first = passes.front();
     const LinearArgs args = product(args_.x, args_.ldx, add);
     RotatedLaunch launch = launch_of(passes, args);
     launch.result_factor = 1 / rotated::table_factor(first);
@@ -207,25 +208,25 @@ class Linear {
     if (launch.rotates) {
       launch.result_factor *= rotated::FragmentRotation::scale(launch.block);
     } else if (args_.m > 1 && rotates_inside(args_, first)) {
-      make_input(launch, passes, first.block, gemv_workspace(describe(args, gpu_)));
+      make_input(launch, passes, first.rotation.block, gemv_workspace(describe(args, gpu_)));
     } else if (!args_.input_rotated) {
       rotate(passes);
       read_scratch(launch, passes);
     }
-    const int second_bits = passes.size() > 1 ? passes.back().bits : 0;
+    const int second_bits = passes.size() > 1 ? passes.back().scheme.bits : 0;
     const auto launch_it = takes_fused_kernel(args) ? rotated::launch_fused_gemv : rotated::launch_gemv;
-    launch_it(launch, first.bits, second_bits, blocks_for(stream_, frame::Map(n_, k_).tiles()), stream_,
+    launch_it(launch, first.scheme.bits, second_bits, blocks_for(stream_, frame::Map(n_, k_).tiles()), stream_,
               shape_of(first));
   }
 
   /// The factors of weights that are scaled in registers, such that those of all passes stay inside f16.
   void set_factors(RotatedLaunch& launch, Passes passes, LinearArgs args) const {
     args.weight.scheme.scale = formats::ScaleType::f16;
-    args.weight.table_stretch = passes.front().level_stretch;  // whose table serves all
+    args.weight.table_stretch = passes.front().table_stretch;  // whose table serves all
     float least = INFINITY;
-    for (const RotatedDevicePass& pass : passes) {
-      args.weight.table_max = pass.level_max;
-      args.weight.scale_max = pass.norm_max;
+    for (const DevicePass& pass : passes) {
+      args.weight.table_max = pass.table_max;
+      args.weight.scale_max = pass.scale_max;
       set_weight_factors(args, launch);
       least = std::min(least, launch.table_factor);
     }
@@ -234,51 +235,52 @@ class Linear {
   }
 
   void run_rows(Passes passes, bool add, Variant variant) {
-    const RotatedDevicePass& first = passes.front();
+    const DevicePass& first = passes.front();
     const bool inside = rotates_inside(args_, first);
     const LinearArgs all = inside ? product(args_.x, args_.ldx, add) : rotated_product(first, add);
     in_slices(all, variant == Variant::gemm ? packed_linear_max_rows : most_rows, [&](const LinearArgs& part) {
       RotatedLaunch launch = launch_of(passes, part);
       set_factors(launch, passes, part);
       if (variant == Variant::warpgroup) {
-        make_input(launch, passes, inside ? first.block : 1, wgmma::exchange_bytes(gpu_.multiprocessors));
+        make_input(launch, passes, inside ? first.rotation.block : 1, wgmma::exchange_bytes(gpu_.multiprocessors));
         std::byte* const arranged = inside ? input_ : input_ + parts_.input;
-        return rotated::launch_wgmma(launch, first.bits, arranged, stream_, shape_of(first));
+        return rotated::launch_wgmma(launch, first.scheme.bits, arranged, stream_, shape_of(first));
       }
       const int blocks = frame::gemm_blocks(launch, blocks_for(stream_, frame::Map(n_, k_).tiles()));
-      if (inside) make_input(launch, passes, first.block, gemm_workspace(describe(part, gpu_)));
-      rotated::launch_gemm(launch, first.bits, blocks, stream_, shape_of(first));
+      if (inside) make_input(launch, passes, first.rotation.block, gemm_workspace(describe(part, gpu_)));
+      rotated::launch_gemm(launch, first.scheme.bits, blocks, stream_, shape_of(first));
     });
   }
 
   /// A product over the input as `pass` wants it.
-  LinearArgs rotated_product(const RotatedDevicePass& pass, bool add) {
+  LinearArgs rotated_product(const DevicePass& pass, bool add) {
     if (args_.input_rotated) return product(args_.x, args_.ldx, add);
-    if (pass.factors != at_hand_) rotate({&pass, 1});
-    at_hand_ = pass.factors;
+    if (pass.rotation.factors != at_hand_) rotate({&pass, 1});
+    at_hand_ = pass.rotation.factors;
     return product(input_, Parts::padded_inputs(k_), add);
   }
 
   void run_dequantize_gemm(Passes passes, bool add) {
-    const RotatedDevicePass &first = passes.front(), &second = passes.back();
-    const rotated::TwoPasses both{
-        {rotated::source_of(first, first), rotated::source_of(first, second)}, {first.bits, second.bits}, k_};
+    const DevicePass &first = passes.front(), &second = passes.back();
+    const rotated::TwoPasses both{{rotated::source_of(first, first), rotated::source_of(first, second)},
+                                  {first.scheme.bits, second.scheme.bits},
+                                  k_};
     const auto decode = [&](int64_t at, int64_t count, const DeviceRows& out) {
       rotated::dequantize_sum(both, at, count, out, stream_);
     };
     dequantize_gemm(rotated_product(first, add), args_.scratch, decode, stream_);
   }
 
-  void run_product(const RotatedDevicePass& pass, bool add) {
+  void run_product(const DevicePass& pass, bool add) {
     LinearArgs all = rotated_product(pass, add);
     spread_norms(pass);
-    all.weight.scheme = {formats::SchemeFamily::kbit, pass.bits, 32, formats::ScaleType::f16};
+    all.weight.scheme = {formats::SchemeFamily::kbit, pass.scheme.bits, 32, formats::ScaleType::f16};
     all.weight.codes = pass.codes;
     all.weight.scales = scales_;
-    all.weight.codebook = pass.levels;
-    all.weight.table_max = pass.level_max;
-    all.weight.table_stretch = pass.level_stretch;
-    all.weight.scale_max = pass.norm_max;
+    all.weight.codebook = pass.codebook;
+    all.weight.table_max = pass.table_max;
+    all.weight.table_stretch = pass.table_stretch;
+    all.weight.scale_max = pass.scale_max;
     all.weights_ready = false;  // scales have just been written
     if (!pick_kernel(describe(all, gpu_)).keeps_semaphores) {
       all.workspace = args_.scratch;
@@ -287,10 +289,10 @@ class Linear {
     packed_linear(all, stream_);
   }
 
-  void spread_norms(const RotatedDevicePass& pass);
+  void spread_norms(const DevicePass& pass);
 
-  std::string shape_of(const RotatedDevicePass& pass) const {
-    return concat(n_, " × ", k_, ", ", args_.m, " rows, rotated", pass.bits);
+  std::string shape_of(const DevicePass& pass) const {
+    return concat(n_, " × ", k_, ", ", args_.m, " rows, rotated", pass.scheme.bits);
   }
 
   const RotatedLinearArgs& args_;
@@ -315,7 +317,7 @@ __global__ void spread_norms_kernel(const uint4* norms, uint4* scales, int64_t c
   scales[i] = norms[repack::norm_eight(n_tile, group, groups, static_cast<int>(i % 16 / 2))];
 }
 
-void Linear::spread_norms(const RotatedDevicePass& pass) {
+void Linear::spread_norms(const DevicePass& pass) {
   const frame::Map map(n_, k_);
   const Source source = rotated::source_of(pass, pass);
   const int64_t count = map.tiles() * 16;
@@ -332,21 +334,22 @@ void check(const RotatedLinearArgs& args, const device::Properties& gpu) {
   refuse_unless(args.ldx >= k && args.ldy >= n, "rows overlap");
   refuse_unless(args.x != nullptr && args.y != nullptr, "a pointer is null");
   refuse_unless(!args.fp32 || aligned(args.y, 4), "f32 is aligned to 4 bytes");
-  for (const RotatedDevicePass& pass : args.passes) {
-    refuse_unless(!args.input_rotated || pass.factors == args.passes.front().factors,
+  for (const DevicePass& pass : args.passes) {
+    refuse_unless(!args.input_rotated || pass.rotation.factors == args.passes.front().rotation.factors,
                   "an input rotated before belongs to one rotation");
     refuse_unless(pass.n == n && pass.k == k, "passes of different sizes");
-    refuse_unless(pass.bits >= 2 && pass.bits <= 5, "2 to 5 bits");
-    refuse_unless(pass.group >= k || (pass.group >= 32 && std::has_single_bit(static_cast<uint64_t>(pass.group))),
-                  "a group is 32 · 2^i inputs, or all");
-    refuse_unless(pass.codes != nullptr && pass.norms != nullptr && pass.levels != nullptr && pass.factors != nullptr &&
-                      pass.signs != nullptr,
-                  "a pass has a null pointer");
-    refuse_unless(aligned(pass.codes, 16) && aligned(pass.norms, 16), "codes and norms are aligned to 16 bytes");
+    refuse_unless(pass.scheme.bits >= 2 && pass.scheme.bits <= 5, "2 to 5 bits");
     refuse_unless(
-        std::isfinite(pass.level_max) && pass.level_max > 0 && std::isfinite(pass.norm_max) && pass.norm_max > 0,
+        group_of(pass) >= k || (group_of(pass) >= 32 && std::has_single_bit(static_cast<uint64_t>(group_of(pass)))),
+        "a group is 32 · 2^i inputs, or all");
+    refuse_unless(pass.codes != nullptr && pass.scales != nullptr && pass.codebook != nullptr &&
+                      pass.rotation.factors != nullptr && pass.rotation.signs != nullptr,
+                  "a pass has a null pointer");
+    refuse_unless(aligned(pass.codes, 16) && aligned(pass.scales, 16), "codes and norms are aligned to 16 bytes");
+    refuse_unless(
+        std::isfinite(pass.table_max) && pass.table_max > 0 && std::isfinite(pass.scale_max) && pass.scale_max > 0,
         "largest level and norm must be positive");
-    refuse_unless(pass.level_stretch >= 1 && pass.level_stretch < 2, "a stretch is from 1 to 2");
+    refuse_unless(pass.table_stretch >= 1 && pass.table_stretch < 2, "a stretch is from 1 to 2");
   }
   const Parts parts(gpu, args.m, n, k);
   refuse_unless(args.semaphores != nullptr && args.scratch != nullptr && aligned(args.semaphores, 256) &&
@@ -362,9 +365,9 @@ RotatedWorkspace rotated_linear_workspace(const device::Properties& gpu, int64_t
   return {parts.semaphores, parts.scratch()};
 }
 
-bool decoded_together(const device::Properties& gpu, int64_t rows, const RotatedDevicePass& first,
-                      const RotatedDevicePass& second) {
-  if (rows < rotated::least_panel_rows || first.factors != second.factors || !rotated::fit_together(first, second))
+bool decoded_together(const device::Properties& gpu, int64_t rows, const DevicePass& first, const DevicePass& second) {
+  if (rows < rotated::least_panel_rows || first.rotation.factors != second.rotation.factors ||
+      !rotated::fit_together(first, second))
     return false;
   const bool warpgroups = rows < rotated::least_panel_rows_beside_warpgroups &&
                           rotated::rows_fit_together(first, second) &&
@@ -372,7 +375,7 @@ bool decoded_together(const device::Properties& gpu, int64_t rows, const Rotated
   return !warpgroups && device::have_cublas();
 }
 
-int rotated_linear_launches(std::span<const RotatedDevicePass> passes) {
+int rotated_linear_launches(std::span<const DevicePass> passes) {
   int launches = 0;
   for (size_t at = 0; at < passes.size(); at += together(passes, at, rotated::fit_together).size()) ++launches;
   return launches;

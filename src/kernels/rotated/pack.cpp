@@ -11,6 +11,10 @@ namespace w4q::kernels {
 
 using formats::PlaneRole;
 
+formats::Scheme rotated_device_scheme(const formats::Scheme& scheme) {
+  return {formats::SchemeFamily::rotated, scheme.bits, scheme.block, formats::ScaleType::f16};
+}
+
 RotatedPlanes rotated_planes(const formats::PackedWeight& canonical) {
   const int64_t groups = formats::rotated_groups(canonical.scheme, canonical.k);
   const formats::Plane& stored = canonical.plane(PlaneRole::scales);

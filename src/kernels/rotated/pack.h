@@ -14,6 +14,9 @@ namespace w4q::kernels {
 using repack::norm_count;
 using repack::norm_place;
 
+/// How a pass stands in GPU memory: norms are f16, of kbit weights those of blocks of 32.
+formats::Scheme rotated_device_scheme(const formats::Scheme& scheme);
+
 /// A canonical pass on the host: of the rotated family, or of kbit, whose scales are norms of blocks of 32 and whose
 /// table has the levels.
 struct RotatedPlanes {

@@ -8,6 +8,7 @@
 #include <span>
 #include <string_view>
 
+#include "formats/rotated.h"
 #include "kernels/common/table_stretch.h"
 #include "kernels/linear/rows.h"
 #include "kernels/rotated/launch.cuh"
@@ -15,7 +16,9 @@
 
 namespace w4q::kernels::rotated {
 
-inline int64_t groups_of(const RotatedDevicePass& pass) { return (pass.k + pass.group - 1) / pass.group; }
+/// Inputs that share a norm.
+inline int64_t group_of(const DevicePass& pass) { return formats::rotated_group(pass.scheme, pass.k); }
+inline int64_t groups_of(const DevicePass& pass) { return (pass.k + group_of(pass) - 1) / group_of(pass); }
 
 /// From so many rows on two passes that share a rotation are decoded into one weight for cuBLAS (dequantize_sum.h),
 /// later where warpgroup products are to be had.
@@ -24,13 +27,13 @@ constexpr int64_t least_panel_rows = 128, least_panel_rows_beside_warpgroups = 2
 constexpr int64_t least_warpgroup_rows = 9;
 
 /// A factor that brings levels to where f16 holds the small ones too, and near numbers of f16.
-inline float table_factor(const RotatedDevicePass& pass) {
-  return kernels::table_factor(pass.level_max, pass.level_stretch, 10);
+inline float table_factor(const DevicePass& pass) {
+  return kernels::table_factor(pass.table_max, pass.table_stretch, 10);
 }
 
-inline float factor_over_first(const RotatedDevicePass& first, const RotatedDevicePass& pass) {
-  if (pass.levels == first.levels) return 1;
-  if (pass.bits == first.bits) return pass.levels_over_first / first.levels_over_first;
+inline float factor_over_first(const DevicePass& first, const DevicePass& pass) {
+  if (pass.codebook == first.codebook) return 1;
+  if (pass.scheme.bits == first.scheme.bits) return pass.table_over_first / first.table_over_first;
   return table_factor(first) / table_factor(pass);
 }
 
@@ -57,32 +60,33 @@ inline Variant variant_of_many(const device::Properties& gpu, int64_t m, int64_t
 }
 
 /// Whether two passes can share a launch of the GEMV.
-inline bool fit_together(const RotatedDevicePass& a, const RotatedDevicePass& b) {
-  if (a.block != b.block || !rotated::widths_fit(a.bits, b.bits)) return false;
-  return a.bits != b.bits || (a.levels_over_first > 0 && b.levels_over_first > 0) || b.levels == a.levels;
+inline bool fit_together(const DevicePass& a, const DevicePass& b) {
+  if (a.rotation.block != b.rotation.block || !rotated::widths_fit(a.scheme.bits, b.scheme.bits)) return false;
+  return a.scheme.bits != b.scheme.bits || (a.table_over_first > 0 && b.table_over_first > 0) ||
+         b.codebook == a.codebook;
 }
 
 /// The same of the kernels of more rows, which multiply norms of f16 with a factor of f16.
-inline bool rows_fit_together(const RotatedDevicePass& a, const RotatedDevicePass& b) {
-  if (a.bits != b.bits || !fit_together(a, b) || (a.group == 32) != (b.group == 32)) return false;
+inline bool rows_fit_together(const DevicePass& a, const DevicePass& b) {
+  if (a.scheme.bits != b.scheme.bits || !fit_together(a, b) || (group_of(a) == 32) != (group_of(b) == 32)) return false;
   const float factor = factor_over_first(a, b);
-  return factor > 0x1p-6f && factor < 0x1p6f && b.norm_max * factor < 0x1p15f;
+  return factor > 0x1p-6f && factor < 0x1p6f && b.scale_max * factor < 0x1p15f;
 }
 
-inline bool rotate_alike(std::span<const RotatedDevicePass> passes) {
-  return passes.front().factors == passes.back().factors;
+inline bool rotate_alike(std::span<const DevicePass> passes) {
+  return passes.front().rotation.factors == passes.back().rotation.factors;
 }
 
 /// Whether a launch can rotate its input itself.
-inline bool rotates_inside(const RotatedLinearArgs& args, const RotatedDevicePass& pass) {
-  return !args.input_rotated && args.input_scale == nullptr && pass.block >= 32 && pass.block <= 128 &&
-         pass.k % pass.block == 0;
+inline bool rotates_inside(const RotatedLinearArgs& args, const DevicePass& pass) {
+  return !args.input_rotated && args.input_scale == nullptr && pass.rotation.block >= 32 &&
+         pass.rotation.block <= 128 && pass.k % pass.rotation.block == 0;
 }
 
 /// How one pass, or two in one launch, are multiplied; nothing where two do not fit together.
 inline std::optional<Variant> variant_of(const device::Properties& gpu, const RotatedLinearArgs& args,
-                                         std::span<const RotatedDevicePass> passes) {
-  const RotatedDevicePass &a = passes.front(), &b = passes.back();
+                                         std::span<const DevicePass> passes) {
+  const DevicePass &a = passes.front(), &b = passes.back();
   const bool two = passes.size() > 1;
   if (args.activation != DType::f16) return two ? std::nullopt : std::optional(Variant::kbit);
   if (two && decoded_together(gpu, args.m, a, b)) return Variant::dequantize_gemm;
@@ -96,14 +100,14 @@ inline std::optional<Variant> variant_of(const device::Properties& gpu, const Ro
   return rows_fit ? std::optional(many) : std::nullopt;
 }
 
-inline Source source_of(const RotatedDevicePass& first, const RotatedDevicePass& pass) {
-  const bool one_group = pass.group >= pass.k;
+inline Source source_of(const DevicePass& first, const DevicePass& pass) {
+  const bool one_group = group_of(pass) >= pass.k;
   return {reinterpret_cast<const uint4*>(pass.codes),
-          reinterpret_cast<const uint4*>(pass.norms),
-          pass.levels,
-          pass.signs,
+          static_cast<const uint4*>(pass.scales),
+          pass.codebook,
+          pass.rotation.signs,
           static_cast<int>(groups_of(pass)),
-          one_group ? 31 : std::countr_zero(static_cast<uint64_t>(pass.group)),
+          one_group ? 31 : std::countr_zero(static_cast<uint64_t>(group_of(pass))),
           table_factor(pass),
           factor_over_first(first, pass)};
 }
