@@ -28,8 +28,8 @@ void check_int8_activations(const CudaModel& uploaded) {
   for (const auto* linear : linears_of(uploaded.layers())) {
     if (!linear->widened.empty()) model::refuse_int8_activations(linear->widened.front(), "a scheme without kernels");
     for (const CudaProduct& product : linear->products) {
-      if (product.dense != nullptr) continue;
-      if (!takes_int8(product)) model::refuse_int8_activations(join(linear->names), formats::to_string(product.scheme));
+      if (!product.packed()) continue;
+      if (!product.int8_plan) model::refuse_int8_activations(join(linear->names), product.scheme);
       any = true;
     }
   }

@@ -8,6 +8,7 @@
 #include "decoder_cuda/stack.h"
 #include "formats/kbit.h"
 #include "kernels/common/table_stretch.h"
+#include "kernels/linear/kernel_row.h"
 #include "repack/layout_registry.h"
 #include "repack/map_pass_cuda.h"
 
@@ -123,9 +124,8 @@ std::string_view device_layout(const device::Properties& gpu, const formats::Sch
   if (scheme.family != SchemeFamily::kbit && scheme.family != SchemeFamily::integer) return {};
   for (const std::string_view layout : {"kbit-fragment", "marlin"}) {
     if (!repack::layout_row(layout).accepts(scheme, n, k, nullptr)) continue;
-    const kernels::LinearDesc desc{gpu, scheme, layout, 1, n, k};
-    const auto takes = [&](const kernels::KernelRow& row) { return row.accepts(desc, nullptr); };
-    if (std::ranges::any_of(kernels::kernel_registry(), takes)) return layout;
+    const kernels::DevicePass pass{.scheme = scheme, .layout = layout, .n = n, .k = k};
+    if (kernels::find_kernel({.gpu = gpu, .passes = {&pass, 1}, .m = 1}) != nullptr) return layout;
   }
   return {};
 }

@@ -107,6 +107,7 @@ class Uploader {
     result_.offloaded.emplace_back();
     DeviceBuffer norms = DeviceBuffer::copy_of(bytes_of(planes.norms), stream_);
     if (offload_ && index > 0) {
+      pass.resident = false;
       result_.offloaded.back() = move_to_host(codes, norms, first_energy_ > 0 ? energy / first_energy_ : 0, stream_);
     } else {
       pass.codes = read(std::move(codes)).as<uint32_t>();
@@ -197,6 +198,7 @@ std::shared_ptr<const OffloadedPass> move_to_host(const DeviceBuffer& codes, con
 DevicePass at_bytes(DevicePass pass, const OffloadedPass& planes, const std::byte* bytes) {
   pass.codes = reinterpret_cast<const uint32_t*>(bytes);
   pass.scales = bytes + planes.norms_at;
+  pass.resident = true;
   return pass;
 }
 

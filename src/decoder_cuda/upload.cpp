@@ -12,6 +12,7 @@
 #include "decoder_cuda/rotated.h"
 #include "decoder_cuda/stack.h"
 #include "device/copy.h"
+#include "kernels/linear/int8_rows.h"
 
 namespace w4q::decoder_cuda {
 namespace {
@@ -38,7 +39,9 @@ const PackedWeight* readable(const device::Properties& gpu, const LinearWeight& 
 
 /// Whether the kernel of one row does what lies between products.
 bool fuses(const device::Properties& gpu, const formats::Scheme& scheme, int64_t n, int64_t k) {
-  return kernels::pick_kernel({gpu, scheme, device_layout(gpu, scheme, n, k), 1, n, k, DType::f16}).fuses;
+  const kernels::DeviceLinear linear{
+      .passes = {{.scheme = scheme, .layout = device_layout(gpu, scheme, n, k), .n = n, .k = k}}};
+  return kernels::fuses(kernels::choose_launches(gpu, linear, 1));
 }
 
 bool is_rotated(const LinearWeight& weight) {
@@ -51,11 +54,6 @@ bool is_rotated(const LinearWeight& weight) {
 bool can_gate(const device::Properties& gpu, const LinearWeight& gate) {
   if (is_rotated(gate)) return true;
   return readable(gpu, gate) != nullptr && fuses(gpu, readable(gpu, gate)->scheme, 2 * gate.n, gate.k);
-}
-
-/// Whether all passes are in GPU memory.
-bool is_here(const CudaProduct& product) {
-  return std::ranges::all_of(product.offloaded, [](const auto& pass) { return pass == nullptr; });
 }
 
 /// Whether two layers can share a launch.
@@ -106,10 +104,9 @@ class Builder {
     CudaProduct product;
     product.first = linear_.n;
     for (const auto* layer : layers) {
-      product.n += layer->n;
+      linear_.n += layer->n;
       linear_.names.push_back(layer->name);
     }
-    linear_.n += product.n;
     if (is_rotated(*layers.front())) {
       add_rotated(layers, rows_in_turn, product);
     } else if (readable(stream_.context().properties(), *layers.front()) != nullptr) {
@@ -117,30 +114,35 @@ class Builder {
     } else {
       add_dense(layers, product);
     }
-    product.bias = bias_of(layers, rows_in_turn);
+    product.offloaded.resize(product.linear.passes.size());
+    product.linear.bias = bias_of(layers, rows_in_turn);
+    if (rows_in_turn > 0) product.linear.gates = kernels::GateOrder::turns;
+    plan_product(product, stream_.context().properties());
     stream_.synchronize();
-    linear_.products.push_back(product);
+    linear_.products.push_back(std::move(product));
   }
 
  private:
   void add_dense(std::span<const LinearWeight* const> layers, CudaProduct& product) {
-    DeviceBuffer& rows = keep(DeviceBuffer(stream_.context(), static_cast<size_t>(product.n * linear_.k) * 2));
+    const int64_t n = linear_.n - product.first;
+    DeviceBuffer& rows = keep(DeviceBuffer(stream_.context(), static_cast<size_t>(n * linear_.k) * 2));
     int64_t at = 0;
     for (const auto* layer : layers) {
       if (packed_of(*layer) != nullptr) linear_.widened.push_back(layer->name);
       copy_rows(*layer, rows.data() + at * linear_.k * 2, stream_);
       at += layer->n;
     }
-    product.dense = rows.as<__half>();
-    linear_.bytes += product.n * linear_.k * 2;
+    product.linear.passes = {dense_pass(rows, n, linear_.k)};
+    product.scheme = kernels::scheme_text(product.linear);
+    linear_.bytes += n * linear_.k * 2;
   }
 
   void add_packed(std::span<const LinearWeight* const> layers, int64_t rows_in_turn, CudaProduct& product) {
     std::vector<const PackedWeight*> passes;
     for (const auto* layer : layers) passes.push_back(readable(stream_.context().properties(), *layer));
     CudaPacked packed = pack_for_device(passes, stream_, rows_in_turn);
-    product.scheme = packed.weight.scheme;
-    product.packed = packed.weight;
+    product.linear.passes = {packed.weight};
+    product.scheme = kernels::scheme_text(product.linear);
     linear_.bytes += packed.bytes;
     for (auto& buffer : packed.memory) keep(std::move(buffer));
     add_input_scale(*packed_of(*layers.front()), product);
@@ -150,8 +152,8 @@ class Builder {
     std::vector<const formats::PackedLinear*> linears;
     for (const auto* layer : layers) linears.push_back(packed_of(*layer));
     CudaRotated rotated = upload_rotated(linears, rows_in_turn, offload_, stream_);
-    product.scheme = linears.front()->passes.front().scheme;
-    product.rotated = std::move(rotated.passes);
+    product.scheme = formats::to_string(linears.front()->passes.front().scheme);
+    product.linear.passes = std::move(rotated.passes);
     product.offloaded = std::move(rotated.offloaded);
     linear_.bytes += rotated.bytes;
     for (auto& buffer : rotated.memory) keep(std::move(buffer));
@@ -161,7 +163,7 @@ class Builder {
   void add_input_scale(const formats::PackedLinear& linear, CudaProduct& product) {
     const auto& input_scale = linear.input_scale;
     if (input_scale.empty()) return;
-    product.input_scale = keep(DeviceBuffer::copy_of(bytes_of(input_scale), stream_)).as<float>();
+    product.linear.input_scale = keep(DeviceBuffer::copy_of(bytes_of(input_scale), stream_)).as<float>();
   }
 
   const float* bias_of(std::span<const LinearWeight* const> layers, int64_t rows_in_turn) {
@@ -213,19 +215,37 @@ CudaLinear upload_gated(const LinearWeight& gate, const LinearWeight& up, const 
   const std::array layers = {&gate, &up};
   const bool takes_turns = alike(stream.context().properties(), gate, up) && gate.n == up.n && gate.n % 32 == 0 &&
                            can_gate(stream.context().properties(), gate);
-  if (!takes_turns) return upload_linears(layers, stream, offload);
+  if (!takes_turns) {
+    CudaLinear linear = upload_linears(layers, stream, offload);
+    if (linear.products.size() == 1) linear.products.front().linear.gates = kernels::GateOrder::halves;
+    return linear;
+  }
   CudaLinear linear;
   linear.k = gate.k;
-  linear.gate_up_turns = true;
   Builder(linear, offload, stream).add(layers, kernels::gate_up_turn);
   return linear;
 }
 
-bool fuses(const CudaLinear& linear, const device::Properties& gpu) {
-  return std::ranges::all_of(linear.products, [&](const CudaProduct& product) {
-    if (!product.rotated.empty()) return is_here(product) && kernels::rotated_fuses(product.rotated);
-    return product.packed && fuses(gpu, product.scheme, product.n, linear.k);
-  });
+kernels::GateOrder CudaLinear::gates() const noexcept {
+  return products.size() == 1 ? products.front().linear.gates : kernels::GateOrder::none;
+}
+
+kernels::DevicePass dense_pass(const DeviceBuffer& rows, int64_t n, int64_t k) {
+  return {.layout = kernels::f16_rows, .n = n, .k = k, .codes = rows.as<uint32_t>()};
+}
+
+void plan_product(CudaProduct& product, const device::Properties& gpu) {
+  product.plan = kernels::plan_launches(gpu, product.linear);
+  const formats::Scheme& scheme = product.linear.passes.front().scheme;
+  product.int8_plan.reset();
+  if (product.linear.passes.front().layout == "marlin" && kernels::takes_int8_activations(scheme)) {
+    product.int8_plan = kernels::plan_launches(gpu, product.linear, true);
+  }
+}
+
+bool fuses(const CudaLinear& linear) {
+  return std::ranges::all_of(linear.products,
+                             [](const CudaProduct& product) { return kernels::fuses(product.plan.steps(1)); });
 }
 
 std::vector<const OffloadedPass*> offloaded_passes(std::span<const CudaLinear* const> linears) {
@@ -254,9 +274,11 @@ void keep_resident(std::span<CudaLinear* const> linears, int64_t budget, const d
         linear->memory.push_back(DeviceBuffer::copy_of(host->bytes.bytes(), stream));
         stream.synchronize();  // the host's copy goes
         linear->bytes += static_cast<int64_t>(linear->memory.back().size());
-        product.rotated[pass] = at_bytes(product.rotated[pass], *host, linear->memory.back().data());
+        auto& planes = product.linear.passes[pass];
+        planes = at_bytes(planes, *host, linear->memory.back().data());
         host.reset();
       }
+      plan_product(product, stream.context().properties());
     }
   }
 }
