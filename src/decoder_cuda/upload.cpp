@@ -13,6 +13,7 @@
 #include "decoder_cuda/stack.h"
 #include "device/copy.h"
 #include "kernels/linear/int8_rows.h"
+#include "kernels/linear/kernel_row.h"
 
 namespace w4q::decoder_cuda {
 namespace {
@@ -236,11 +237,10 @@ kernels::DevicePass dense_pass(const DeviceBuffer& rows, int64_t n, int64_t k) {
 
 void plan_product(CudaProduct& product, const device::Properties& gpu) {
   product.plan = kernels::plan_launches(gpu, product.linear);
-  const formats::Scheme& scheme = product.linear.passes.front().scheme;
   product.int8_plan.reset();
-  if (product.linear.passes.front().layout == "marlin" && kernels::takes_int8_activations(scheme)) {
-    product.int8_plan = kernels::plan_launches(gpu, product.linear, true);
-  }
+  const kernels::LinearDesc rounded{
+      .gpu = gpu, .passes = product.linear.passes, .m = kernels::least_int8_rows, .int8_activations = true};
+  if (kernels::find_kernel(rounded) != nullptr) product.int8_plan = kernels::plan_launches(gpu, product.linear, true);
 }
 
 bool fuses(const CudaLinear& linear) {

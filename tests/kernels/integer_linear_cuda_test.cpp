@@ -165,10 +165,9 @@ TEST_F(IntegerLinearCuda, OneTableChoosesTheKernel) {
   EXPECT_EQ(chosen("int4-g128-f16", "marlin", 9), warpgroups ? "marlin-wgmma" : "marlin-gemv");
   EXPECT_EQ(chosen("int4-g128-f16-asym", "marlin", 17), "marlin-gemm");
   EXPECT_EQ(chosen("int4-g32-f16", "interleaved", 8), "interleaved-gemv");
+  EXPECT_EQ(chosen("int4-g32-f16", "interleaved", 65), device::have_cublas() ? "interleaved-wide" : "interleaved-gemv");
   test::expect_error(ErrorCode::unsupported, {"int4-g32-f16", "gptq", "marlin-gemv reads marlin"},
                      [&] { chosen("int4-g32-f16", "gptq", 1); });
-  test::expect_error(ErrorCode::unsupported, {"interleaved-gemv reads interleaved with 1 to 64"},
-                     [&] { chosen("int4-g32-f16", "interleaved", 65); });
 }
 
 TEST_F(IntegerLinearCuda, RefusesBadArgumentsBeforeAnyLaunch) {

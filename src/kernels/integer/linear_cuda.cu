@@ -2,7 +2,9 @@
 #include <bit>
 #include <cmath>
 
+#include "device/cublas.h"
 #include "formats/integer.h"
+#include "kernels/integer/dequantize_interleaved.h"
 #include "kernels/integer/dequantize_marlin.h"
 #include "kernels/integer/launch.cuh"
 #include "kernels/linear/dequantize_gemm.h"
@@ -28,13 +30,19 @@ bool accepts_marlin(const LinearDesc& desc, int64_t least, int64_t most, std::st
   return false;
 }
 
-bool accepts_interleaved(const LinearDesc& desc, std::string* why) {
-  if (!accepts_rows(desc, "interleaved", 1, most_launch_rows, why)) return false;
+bool accepts_interleaved(const LinearDesc& desc, int64_t least, int64_t most, std::string* why) {
+  if (!accepts_rows(desc, "interleaved", least, most, why)) return false;
   const Scheme& s = desc.pass().scheme;
   const bool groups = s.block == 32 || s.block == 64 || s.block == 128;
   if (s.family == formats::SchemeFamily::integer && s.bits == 4 && groups && s.scale == ScaleType::f16) return true;
   if (why != nullptr) *why = "reads int4 in groups of 32, 64 or 128 with f16 scales";
   return false;
+}
+
+/// Most rows for the GEMV, which reads the weights for each eight. Beyond, decoding once and cuBLAS are faster, where
+/// there is cuBLAS.
+int64_t most_interleaved(const LinearDesc& desc) {
+  return desc.m <= most_launch_rows || device::have_cublas() ? most_launch_rows : most_rows;
 }
 
 /// Where weights become values of the activations' type in registers: a power of two that keeps (code − zero) · scale
@@ -75,6 +83,13 @@ void run_marlin_gemm(const LinearArgs& args, const device::Stream& stream) {
 void run_dequantize_gemm(const LinearArgs& args, const device::Stream& stream) {
   const auto decode = [&](int64_t first, int64_t count, const DeviceRows& out) {
     dequantize_marlin(args.pass(), first, count, out, stream);
+  };
+  dequantize_gemm(args, args.workspace.scratch, decode, stream);
+}
+
+void run_interleaved_gemm(const LinearArgs& args, const device::Stream& stream) {
+  const auto decode = [&](int64_t first, int64_t count, const DeviceRows& out) {
+    dequantize_interleaved(args.pass(), first, count, out, stream);
   };
   dequantize_gemm(args, args.workspace.scratch, decode, stream);
 }
@@ -122,11 +137,20 @@ constexpr KernelRow rows[] = {
      .begins_early = false},
     {.name = "interleaved-gemv",
      .description = "1 to 64 rows, 8 at a time: a lane holds inputs of one output, the B operand keeps lanes apart",
-     .accepts = accepts_interleaved,
+     .accepts = [](const LinearDesc& d,
+                   std::string* why) { return accepts_interleaved(d, 1, most_interleaved(d), why); },
      .workspace = gemv_workspace,
      .check = check_integer_pass,
      .run = run_interleaved_gemv,
      .fuses = true,
+     .begins_early = false},
+    {.name = "interleaved-wide",
+     .description = "more than 64 rows: weights decoded once, a strip at a time, and multiplied by cuBLAS",
+     .accepts = [](const LinearDesc& d,
+                   std::string* why) { return accepts_interleaved(d, most_interleaved(d) + 1, most_rows, why); },
+     .workspace = dequantize_gemm_workspace,
+     .check = check_integer_pass,
+     .run = run_interleaved_gemm,
      .begins_early = false},
 };
 

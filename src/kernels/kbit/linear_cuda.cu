@@ -66,8 +66,9 @@ void run_dequantize_gemm(const LinearArgs& args, const device::Stream& stream) {
 }
 
 void run_reference(const LinearArgs& args, const device::Stream& stream) {
-  frame::Launch launch = prepare(args);
-  kbit::launch_reference(launch, args.pass().scheme, args.activation, stream, args.shape);
+  in_slices(args, most_launch_rows, [&](const LinearArgs& part) {
+    kbit::launch_reference(prepare(part), part.pass().scheme, part.activation, stream, part.shape);
+  });
 }
 
 bool gemm_accepts(const LinearDesc& desc, std::string* why) {
@@ -100,9 +101,9 @@ constexpr KernelRow rows[] = {
      .check = check_kbit_pass,
      .run = run_dequantize_gemm},
     {.name = "kbit-reference",
-     .description = "1 to 64 rows of kbit-tile: bit-planes and a shuffle per weight, the yardstick of the others",
-     .accepts = [](const LinearDesc& d,
-                   std::string* why) { return accepts_rows(d, "kbit-tile", 1, most_launch_rows, why); },
+     .description = "any number of rows of kbit-tile, 64 at a time: bit-planes and a shuffle per weight, the yardstick "
+                    "of the others",
+     .accepts = [](const LinearDesc& d, std::string* why) { return accepts_rows(d, "kbit-tile", 1, most_rows, why); },
      .workspace = [](const LinearDesc&) { return WorkspaceSizes{}; },
      .check = check_kbit_pass,
      .run = run_reference},

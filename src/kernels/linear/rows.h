@@ -50,9 +50,9 @@ inline int blocks_for(const device::Stream& stream, int64_t tiles) {
 /// What all kernels need to know of a layer.
 frame::Launch prepare(const LinearArgs& args);
 
-/// Calls run(part) for at most `most` rows at a time.
-template <class Run>
-void in_slices(LinearArgs args, int64_t most, const Run& run) {
+/// Calls run(part) for at most `most` rows at a time of LinearArgs, or of what has its rows.
+template <class Args, class Run>
+void in_slices(Args args, int64_t most, const Run& run) {
   const auto* x = static_cast<const std::byte*>(args.x);
   const auto* residual = static_cast<const std::byte*>(args.residual);
   auto* const y = static_cast<std::byte*>(args.y);

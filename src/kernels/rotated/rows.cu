@@ -170,7 +170,6 @@ RotatedLaunch launch_of(const LinearArgs& args) {
   launch.sources[0] = rotated::source_of(first, first);
   launch.sources[1] = rotated::source_of(first, args.passes.back());
   launch.block = static_cast<int>(first.rotation.block);
-  launch.input_stride = input_stride(args);
   return launch;
 }
 
@@ -192,6 +191,7 @@ void make_input(RotatedLaunch& launch, const LinearArgs& args, int64_t block, si
   launch.x = args.workspace.scratch;
   launch.ldx = padded_inputs(args.k());
   launch.aligned = true;
+  launch.input_stride = input_stride(args);
 }
 
 /// The factors of weights that are scaled in registers, such that those of all passes stay inside f16.
@@ -215,6 +215,7 @@ void run_gemv(const LinearArgs& args, const device::Stream& stream) {
   const bool by_warps = inside && args.m == 1 && prepare(args).aligned;
   const bool apart = !inside || (args.m == 1 && !by_warps);
   RotatedLaunch launch = launch_of(apart ? with_rotated_input(args, stream) : args);
+  if (apart) launch.input_stride = input_stride(args);
   launch.result_factor = 1 / rotated::table_factor(first);
   launch.rotates = by_warps;
   if (by_warps) {
