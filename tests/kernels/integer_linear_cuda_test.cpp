@@ -1,4 +1,5 @@
 // The GPU's integer linear layers against an fp64 product of the decoded weights.
+#include "device/cublas.h"
 #include "device/properties.h"
 #include "fused_linear_check.h"
 #include "gpu.h"
