@@ -27,6 +27,10 @@ class FrozenOutputs {
   /// Takes the fingerprints of what stands there already.
   void add(const std::string& way, const std::filesystem::path& output);
 
+  /// False for a way that the frozen program refused, so that nobody asks again: `parent`/`step` has no frozen line
+  /// though both its halves have. What is new is always worth trying, and everything is while W4Q_PRINT_FROZEN prints.
+  bool worth_trying(const std::string& parent, const std::string& step) const;
+
   const std::filesystem::path& model() const noexcept { return model_; }
   /// Where a way writes: the name of a folder becomes the name of the model in GGUF files.
   std::filesystem::path output_of(const std::string& way) const;
@@ -39,7 +43,7 @@ class FrozenOutputs {
   std::filesystem::path model_;
   TemporaryFolder folder_;
   mutable std::mutex mutex_;
-  std::map<std::string, std::string> lines_;
+  std::map<std::string, std::string> frozen_, lines_;
   std::map<std::string, std::string> refusals_;  // by way
 };
 

@@ -44,12 +44,14 @@ void write_every_form(FrozenOutputs& outputs, const std::string& way, const std:
   static const auto formats = conversions("folder");
   // Canonical planes are the first layout's; of the GGUF files that decode a scheme one says what it decodes to.
   static const std::set<std::string> told_already = {"w4q", "gguf-f32", "gguf-bf16"};
-  for (const auto& layout : layouts) {
-    outputs.write_last(concat(way, "/layout=", layout), {"repack", packed, "--layout", layout});
-  }
+  const auto write = [&](const char* option, const std::string& value) {
+    const std::string step = concat(option, "=", value);
+    if (!outputs.worth_trying(way, step)) return;
+    outputs.write_last(concat(way, "/", step), {"repack", packed, concat("--", option), value});
+  };
+  for (const auto& layout : layouts) write("layout", layout);
   for (const auto& format : formats) {
-    if (told_already.contains(format)) continue;
-    outputs.write_last(concat(way, "/to=", format), {"repack", packed, "--to", format});
+    if (!told_already.contains(format)) write("to", format);
   }
 }
 
@@ -152,7 +154,7 @@ TEST(Frozen, EveryDialectReadAgain) {
   std::vector<std::function<void()>> jobs;
   const auto read_again = [&outputs](const std::string& source, const std::string& packed) {
     for (const auto& format : conversions("folder")) {
-      if (format == "w4q" || format.starts_with("gguf")) continue;
+      if (format == "w4q" || format.starts_with("gguf") || !outputs.worth_trying(source, "to=" + format)) continue;
       const std::string way = concat(source, "/to=", format);
       const std::string there = outputs.write(way, {"repack", packed, "--to", format});
       if (there.empty()) continue;
