@@ -4,7 +4,6 @@
 
 #include "core/error.h"
 #include "core/text.h"
-#include "io/gguf.h"
 #include "model/architecture.h"
 #include "model/config_reader.h"
 #include "model/config_rope.h"
@@ -211,27 +210,18 @@ ModelConfig parse_config(const io::Json& json, std::string_view source) {
   return config;
 }
 
-void require_folder(const std::filesystem::path& folder) {
-  if (std::filesystem::is_directory(folder)) return;
-  throw Error(ErrorCode::bad_file, printable(folder.native()) + ": not a folder")
-      .hint(
-          "give the folder that holds config.json and the .safetensors files; w4q repack FILE.gguf -o FOLDER --to hf16 "
-          "makes one of a GGUF file");
-}
-
-ModelConfig read_config(const std::filesystem::path& folder) {
-  if (io::is_gguf(folder)) {
-    throw Error(ErrorCode::unsupported, folder.string() + ": is a GGUF file, not a folder")
-        .hint("w4q repack FILE.gguf -o FOLDER --to hf16 makes a folder of it");
-  }
-  const auto path = folder / "config.json";
-  ModelConfig config = parse_config(io::read_json(path), path.string());
+ModelConfig read_config(const io::Json& json, const std::filesystem::path& folder) {
+  ModelConfig config = parse_config(json, (folder / "config.json").string());
   const auto generation_path = folder / "generation_config.json";
   if (!std::filesystem::exists(generation_path)) return config;
   const io::Json generation = io::read_json(generation_path);
   const auto eos = parse_tokens(ConfigReader(generation, generation_path.string()), "eos_token_id");
   if (!eos.empty()) config.eos_tokens = eos;
   return config;
+}
+
+ModelConfig read_config(const std::filesystem::path& folder) {
+  return read_config(io::read_json(folder / "config.json"), folder);
 }
 
 }  // namespace w4q::model

@@ -46,18 +46,17 @@ double output_power(MatrixView<const float> weight, MatrixView<const float> gram
 
 class LayerJob {
  public:
-  LayerJob(const io::Checkpoint& checkpoint, const model::ModelConfig& config, int64_t layer,
-           const LayerStatistics& statistics, const CalibratedPacking& packing,
-           const std::shared_ptr<quantize::CudaWork>& gpu)
-      : checkpoint_(checkpoint),
-        config_(config),
+  LayerJob(const model::OpenedModel& model, int64_t layer, const LayerStatistics& statistics,
+           const CalibratedPacking& packing, const std::shared_ptr<quantize::CudaWork>& gpu)
+      : checkpoint_(model.folder.tensors),
+        config_(model.config),
         layer_(layer),
         statistics_(statistics),
         packing_(packing),
         scheme_of_(packing.scheme_of),
         options_(packing.options),
-        groups_(model::input_groups(config, layer)),
-        targets_(wanted_targets(config, layer, scheme_of_, options_.steps)),
+        groups_(model::input_groups(config_, layer)),
+        targets_(wanted_targets(config_, layer, scheme_of_, options_.steps)),
         scales_(groups_.size()),
         reports_(groups_.size()) {
     for (const auto& group : groups_) rotations_.emplace_back(run_time_rotation(options_, group), group.width);
@@ -347,15 +346,14 @@ class LayerJob {
 
 }  // namespace
 
-int64_t calibrated_memory(const io::Checkpoint& checkpoint, const model::ModelConfig& config, const SchemeOf& scheme_of,
-                          const quantize::Steps& steps) {
+int64_t calibrated_memory(const model::OpenedModel& model, const SchemeOf& scheme_of, const quantize::Steps& steps) {
   // The matrix in fp64 while it is factored, and the factor.
   const int64_t factor = steps.has(StepKind::feedback) ? sizeof(double) + sizeof(float) : 0;
   int64_t largest = 0, packed = 0;
-  for (const auto& group : model::input_groups(config, 0)) {
+  for (const auto& group : model::input_groups(model.config, 0)) {
     int64_t weights = 0;
     for (const auto& name : group.names()) {
-      if (scheme_of(name)) weights += element_count(checkpoint.at(name + ".weight").shape);
+      if (scheme_of(name)) weights += element_count(model.folder.tensors.at(name + ".weight").shape);
     }
     largest = std::max(largest, static_cast<int64_t>(sizeof(float)) * (2 * weights + group.width * group.width) +
                                     factor * group.width * group.width);
@@ -383,10 +381,9 @@ bool packs_on_gpu(const model::ModelConfig& config, int64_t layer, const Calibra
   return true;
 }
 
-CalibratedLayer quantize_layer(const io::Checkpoint& checkpoint, const model::ModelConfig& config, int64_t layer,
-                               const LayerStatistics& statistics, const CalibratedPacking& packing,
-                               const std::shared_ptr<quantize::CudaWork>& gpu) {
-  return LayerJob(checkpoint, config, layer, statistics, packing, gpu).run();
+CalibratedLayer quantize_layer(const model::OpenedModel& model, int64_t layer, const LayerStatistics& statistics,
+                               const CalibratedPacking& packing, const std::shared_ptr<quantize::CudaWork>& gpu) {
+  return LayerJob(model, layer, statistics, packing, gpu).run();
 }
 
 }  // namespace w4q::pipeline
