@@ -40,10 +40,11 @@ class Caches {
         row_(stream.context(), static_cast<size_t>(length * shape.width()) * 4),
         out_(stream.context(), static_cast<size_t>(shape.heads * shape.head_dim) * 2),
         workspace_(stream.context(),
-                   kernels::decode_attention_workspace({shape.heads, shape.kv_heads, shape.head_dim, type, length})),
+                   kernels::decode_attention_workspace(stream.context().properties(),
+                                                       {shape.heads, shape.kv_heads, shape.head_dim, type, length})),
         kept_(stream.context(), static_cast<size_t>(shape.heads) * sizeof(int32_t)),
         length_(length) {
-    kernels::random_floats_cuda(row_.as<float>(), length * shape.width(), 1.7f, 5, stream.get());
+    kernels::random_floats_cuda(row_.as<float>(), length * shape.width(), 1.7f, 5, stream);
     workspace_.fill(0, stream);
     const int64_t pages = (length + kernels::kv_page_tokens - 1) / kernels::kv_page_tokens;
     std::vector<int32_t> table(static_cast<size_t>(pages));
@@ -60,7 +61,7 @@ class Caches {
       keys_.emplace_back(stream.context(), static_cast<size_t>(key_bytes));
       values_.emplace_back(stream.context(), static_cast<size_t>(value_bytes));
       kernels::rotate_and_store_cuda({row_.as<float>(), length, shape.width(), shape.heads}, layer(i, type), {}, 0,
-                                     stream.get());
+                                     stream);
     }
     type_ = type;
     stream.synchronize();
@@ -99,7 +100,7 @@ class Caches {
     args.capacity = length_;
     args.delta = delta_;
     args.kept = kept_.as<int32_t>();
-    kernels::decode_attention_cuda(args, stream.get());
+    kernels::decode_attention_cuda(args, stream);
   }
 
  private:

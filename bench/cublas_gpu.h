@@ -38,7 +38,7 @@ inline std::map<int64_t, double> time_cublas(int64_t n, int64_t k, std::span<con
   for (const int64_t m : rows) {
     const auto call = [&](int index, const device::Stream& on) {
       const void* const weight = weights[static_cast<size_t>(index % copies)].data();
-      device::cublas_multiply({m, n, k, DType::f16, x.data(), k, weight, k, y.data(), n, workspace.data()}, on.get());
+      device::cublas_multiply({m, n, k, DType::f16, x.data(), k, weight, k, y.data(), n, workspace.data()}, on);
     };
     call(0, stream);  // cuBLAS cannot be started within a capture
     stream.synchronize();

@@ -67,8 +67,8 @@ device::Timing time_layer(const bench::RotatingWeight& weights, const LayerShape
   device::DeviceBuffer y(stream.context(), static_cast<size_t>(call.m * shape.n * 2));
   const kernels::DeviceWeight weight = weights.weight(0);
   device::DeviceBuffer workspace(
-      stream.context(), kernels::linear_workspace({weight.scheme, weight.layout, call.m, shape.n, shape.k, DType::f16,
-                                                   call.int8_activations}));
+      stream.context(), kernels::linear_workspace({stream.context().properties(), weight.scheme, weight.layout, call.m,
+                                                   shape.n, shape.k, DType::f16, call.int8_activations}));
   workspace.fill(0, stream);
   const auto launch = [&](int index, const device::Stream& on) {
     kernels::LinearArgs args;
@@ -83,7 +83,7 @@ device::Timing time_layer(const bench::RotatingWeight& weights, const LayerShape
     args.workspace_bytes = workspace.size();
     args.weights_ready = call.overlap;
     args.int8_activations = call.int8_activations;
-    kernels::packed_linear(args, on.get());
+    kernels::packed_linear(args, on);
   };
   launch(0, stream);  // cuBLAS cannot be started within a capture
   stream.synchronize();

@@ -165,7 +165,7 @@ Json dequantize(const Scheme& scheme, std::string_view layout, DType dtype, Size
       [&](int call, const device::Stream& queue) {
         kernels::dequantize_cuda({scheme, layout, size.n, size.k, reinterpret_cast<const uint32_t*>(codes.at(call)),
                                   scales.at(call), codebook.as<float>()},
-                                 {out.at(call), dtype, size.k}, queue.get());
+                                 {out.at(call), dtype, size.k}, queue);
       },
       options_for(copies));
   const auto what = concat(to_string(scheme), " ", layout, " to ", dtype_name(dtype));

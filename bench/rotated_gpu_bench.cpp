@@ -35,9 +35,13 @@ class Layer {
         weights_(formats::parse_scheme("kbit4-b32-e4m4"), "kbit-fragment", shape.n, shape.k, 2 * copies_, stream),
         narrow_(formats::parse_scheme("kbit2-b32-e4m4"), "kbit-fragment", shape.n, shape.k, copies_, stream),
         y_(stream.context(), static_cast<size_t>(most_rows * shape.n * 2)),
-        workspace_(stream.context(), kernels::rotated_linear_workspace(most_rows, shape.n, shape.k).semaphores),
-        product_workspace_(stream.context(), kernels::kbit_linear_workspace(most_rows, shape.n, shape.k)),
-        scratch_(stream.context(), kernels::rotated_linear_workspace(most_rows, shape.n, shape.k).scratch) {
+        workspace_(stream.context(),
+                   kernels::rotated_linear_workspace(stream.context().properties(), most_rows, shape.n, shape.k).semaphores),
+        product_workspace_(stream.context(),
+                           kernels::kbit_linear_workspace(stream.context().properties(), most_rows, shape.n, shape.k)),
+        scratch_(
+            stream.context(),
+            kernels::rotated_linear_workspace(stream.context().properties(), most_rows, shape.n, shape.k).scratch) {
     const auto values = bench::random_halves(static_cast<size_t>(most_rows * shape.k), 4);
     x_ = device::DeviceBuffer::copy_of(std::as_bytes(std::span(values)), stream);
     const formats::InputRotation first({128, 42}, shape.k), second({128, 1042}, shape.k);
@@ -95,7 +99,7 @@ class Layer {
     args.semaphores = workspace_.data(), args.semaphore_bytes = workspace_.size();
     args.scratch = scratch_.data(), args.scratch_bytes = scratch_.size();
     args.weights_ready = true;
-    kernels::rotated_linear(args, stream.get());
+    kernels::rotated_linear(args, stream);
   }
 
   void product(int call, const device::Stream& stream, int64_t m) {
@@ -106,7 +110,7 @@ class Layer {
     args.y = y_.data(), args.ldy = shape_.n;
     args.workspace = product_workspace_.data(), args.workspace_bytes = product_workspace_.size();
     args.weights_ready = true;
-    kernels::packed_linear(args, stream.get());
+    kernels::packed_linear(args, stream);
   }
 
   int copies() const { return copies_; }

@@ -4,7 +4,8 @@
 # Declares the static library w4q_NAME made of the folder src/NAME. A module may depend on modules of lower floors
 # only, and its files may include headers of declared dependencies only: both are checked at configure time, so an
 # upward or sideways edge cannot be built (docs/design.md 2). Of a module that HEADERS_ONLY_FROM names, only the headers
-# named there. ROOMS lists the folders of src/NAME, each with those before it whose headers it may include.
+# named there. ROOMS lists the folders of src/NAME, each with those before it whose headers it may include. Only device
+# calls the CUDA runtime.
 function(w4q_module NAME)
   cmake_parse_arguments(ARG "" "FLOOR" "DEPENDS;HEADERS_ONLY_FROM;ROOMS;SOURCES;PACKAGES;PRIVATE_PACKAGES" ${ARGN})
   set_property(GLOBAL PROPERTY W4Q_FLOOR_${NAME} ${ARG_FLOOR})
@@ -20,6 +21,9 @@ function(w4q_module NAME)
     endif()
   endforeach()
   w4q_check_includes(${NAME} "${ARG_DEPENDS}" "${ARG_HEADERS_ONLY_FROM}")
+  if(NOT NAME STREQUAL "device")
+    w4q_check_cuda_calls(${NAME})
+  endif()
   if(ARG_ROOMS)
     w4q_check_rooms(${NAME} "${ARG_ROOMS}")
   endif()
@@ -94,6 +98,17 @@ function(w4q_check_rooms NAME ROOMS)
   foreach(folder ${folders})
     if(IS_DIRECTORY ${PROJECT_SOURCE_DIR}/src/${NAME}/${folder} AND NOT folder IN_LIST known)
       message(FATAL_ERROR "src/${NAME}/${folder}: a folder that ROOMS does not list")
+    endif()
+  endforeach()
+endfunction()
+
+# Refuses calls of the CUDA runtime: src/device makes them.
+function(w4q_check_cuda_calls NAME)
+  w4q_files_of(${NAME} files)
+  foreach(file ${files})
+    file(STRINGS ${file} calls REGEX "(^|[^A-Za-z0-9_])cuda[A-Z][A-Za-z0-9_]*\\(")
+    if(calls)
+      message(FATAL_ERROR "${file}: calls the CUDA runtime, which src/device wraps: ${calls}")
     endif()
   endforeach()
 endfunction()

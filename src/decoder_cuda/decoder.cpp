@@ -55,9 +55,9 @@ CudaDecoder::Impl::Impl(const CudaModel& model_, const CudaDecoderOptions& optio
       residual(device_matrix<float>(gpu, chunk, config.hidden_size)),
       ids_on_gpu(device_matrix<int32_t>(gpu, chunk, 1)),
       logits(device_matrix<float>(gpu, logit_rows, config.vocab_size)),
-      attention_workspace(
-          gpu, kernels::decode_attention_workspace({static_cast<int>(config.heads), static_cast<int>(config.kv_heads),
-                                                    config.head_dim, options.kv.type, options.capacity})),
+      attention_workspace(gpu, kernels::decode_attention_workspace(
+                                   gpu.properties(), {static_cast<int>(config.heads), static_cast<int>(config.kv_heads),
+                                                      config.head_dim, options.kv.type, options.capacity})),
       state(gpu, sizeof(StepState)),
       staged_ids(gpu, static_cast<size_t>(chunk) * sizeof(int32_t)),
       drawn(gpu, static_cast<size_t>(options.capacity + 1) * sizeof(int32_t)),

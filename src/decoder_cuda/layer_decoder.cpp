@@ -50,8 +50,8 @@ void CudaLayerDecoder::attend(const CudaBlock& block, int64_t windows) {
   for (int64_t first = 0; first < windows * length_; first += length_) {
     args.qkv.data = activations.qkv.as<float>() + first * args.qkv.stride;
     args.out = activations.attended.as<__half>() + first * config_.heads * config_.head_dim;
-    kernels::rotate_and_store_cuda(args.qkv, args.layer, rotation, 0, stream_.get());
-    kernels::prefill_attention_cuda(args, stream_.get());
+    kernels::rotate_and_store_cuda(args.qkv, args.layer, rotation, 0, stream_);
+    kernels::prefill_attention_cuda(args, stream_);
   }
 }
 

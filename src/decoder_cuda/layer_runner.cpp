@@ -77,11 +77,11 @@ void LayerRunner::normalize(const float* weight) {
   if (fused) return;
   kernels::NormArgs args = norm_args(weight, activations.normed.as<__half>());
   if (rows == 1) args.state = norms[norm_at].as<float>();
-  kernels::rms_norm_cuda(args, stream.get());
+  kernels::rms_norm_cuda(args, stream);
 }
 
 bool LayerRunner::can_fuse(const CudaLinear& from, const CudaLinear& to) const {
-  return options.fuse && fuses(from) && fuses(to);
+  return options.fuse && fuses(from, stream.context().properties()) && fuses(to, stream.context().properties());
 }
 
 void LayerRunner::add_product(const CudaLinear& linear, const DeviceBuffer& x, const NormedProduct& next) {

@@ -19,7 +19,7 @@ void CudaDecoder::Impl::final_norm(__half* out, float* out_fp32) {
   if (runner.fused) return;
   kernels::NormArgs args = runner.norm_args(model.final_norm(), out);
   args.out_fp32 = out_fp32;
-  kernels::rms_norm_cuda(args, stream.get());
+  kernels::rms_norm_cuda(args, stream);
 }
 
 NormedProduct CudaDecoder::Impl::behind(size_t layer) const {
@@ -48,7 +48,7 @@ void CudaDecoder::Impl::observe_hidden(int64_t index, int64_t rows, const CudaOb
 
 void CudaDecoder::Impl::attend_many(size_t index, const CudaBlock& block, const kernels::QkvRows& qkv, int64_t first) {
   const kernels::PagedLayer layer = cache.layer(static_cast<int64_t>(index));
-  kernels::rotate_and_store_cuda(qkv, layer, with_norms(rope.rotation(first), block, config), first, stream.get());
+  kernels::rotate_and_store_cuda(qkv, layer, with_norms(rope.rotation(first), block, config), first, stream);
   kernels::PrefillAttentionArgs args;
   args.qkv = qkv;
   args.layer = layer;
@@ -63,13 +63,13 @@ void CudaDecoder::Impl::attend_many(size_t index, const CudaBlock& block, const 
       wide_keys = DeviceBuffer(gpu, bytes);
       wide_values = DeviceBuffer(gpu, bytes);
     }
-    kernels::widen_pages_cuda(layer, first + qkv.rows, wide_keys.data(), wide_values.data(), stream.get());
+    kernels::widen_pages_cuda(layer, first + qkv.rows, wide_keys.data(), wide_values.data(), stream);
     args.layer.keys = wide_keys.data();
     args.layer.values = wide_values.data();
     args.layer.table = nullptr;
     args.layer.type = kernels::KvType::f16;
   }
-  kernels::prefill_attention_cuda(args, stream.get());
+  kernels::prefill_attention_cuda(args, stream);
 }
 
 void CudaDecoder::Impl::attend_single(size_t index, const CudaBlock& block, const int32_t* at,
@@ -88,7 +88,7 @@ void CudaDecoder::Impl::attend_single(size_t index, const CudaBlock& block, cons
   args.capacity = options.capacity;
   args.delta = options.kv.delta;
   if (options.kv.prunes()) args.kept = kept.as<int32_t>() + static_cast<int64_t>(index) * config.heads;
-  kernels::decode_attention_cuda(args, stream.get());
+  kernels::decode_attention_cuda(args, stream);
 }
 
 void CudaDecoder::Impl::attend(size_t index, const CudaBlock& block, int64_t rows, int64_t first) {
@@ -129,7 +129,7 @@ void CudaDecoder::Impl::run_chunk(std::span<const int32_t> ids, int64_t row, con
                        residual.as<float>(),
                        false,
                        {}},
-                      stream.get());
+                      stream);
   run_layers(rows, position, observer);
   const bool observes = observer && observer->hidden;
   if (observes && observed.size() == 0) observed = device_matrix<float>(gpu, chunk, config.hidden_size);
@@ -143,7 +143,7 @@ void CudaDecoder::Impl::run_chunk(std::span<const int32_t> ids, int64_t row, con
 void CudaDecoder::Impl::draw(const float* row) {
   kernels::sample_cuda({row, config.vocab_size, sampling, state.as<StepState>(),
                         reinterpret_cast<int32_t*>(drawn.bytes().data()), options.capacity + 1, options.overlap},
-                       stream.get());
+                       stream);
 }
 
 void CudaDecoder::Impl::mark_token() { events[static_cast<size_t>(steps) % token_events].record(stream); }
@@ -160,7 +160,7 @@ void CudaDecoder::Impl::launch_step() {
        residual.as<float>(),
        options.overlap,
        {angles.cosine, angles.sine, angles.pairs, &now->position, step_cosine.as<float>(), step_sine.as<float>()}},
-      stream.get());
+      stream);
   single_row = true;
   run_layers(1, 0, nullptr);
   single_row = false;

@@ -58,7 +58,7 @@ CudaLinear upload_gated(const kernels::LinearWeight& gate, const kernels::Linear
                         const device::Stream& stream, bool offload = false);
 
 /// Whether the kernels of one row can do what lies between products (kernels/frame/linear_fusion.h).
-bool fuses(const CudaLinear& linear);
+bool fuses(const CudaLinear& linear, const device::Properties& gpu);
 
 /// Residual passes in host memory, in the order in which a step needs them.
 std::vector<const OffloadedPass*> offloaded_passes(std::span<const CudaLinear* const> linears);

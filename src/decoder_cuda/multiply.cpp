@@ -36,11 +36,12 @@ bool takes_int8(const CudaProduct& product) noexcept {
 CudaMultiplier::CudaMultiplier(std::span<const CudaLinear* const> linears, int64_t most_rows,
                                const device::Stream& stream, bool int8_activations)
     : stream_(stream), words_(stream.context(), 256), cublas_(stream.context(), device::cublas_workspace_bytes) {
+  const device::Properties& gpu = stream.context().properties();
   size_t words = 256, wide = 0, scaled = 0;
   for (const auto* linear : linears) {
     for (const auto& product : linear->products) {
       if (!product.rotated.empty()) {
-        const auto sizes = kernels::rotated_linear_workspace(most_rows, product.n, linear->k);
+        const auto sizes = kernels::rotated_linear_workspace(gpu, most_rows, product.n, linear->k);
         words = std::max(words, sizes.semaphores);
         wide = std::max(wide, sizes.scratch);
         continue;
@@ -49,7 +50,7 @@ CudaMultiplier::CudaMultiplier(std::span<const CudaLinear* const> linears, int64
         scaled = std::max(scaled, static_cast<size_t>(most_rows * linear->k) * 2);
       }
       if (!product.packed) continue;
-      kernels::LinearDesc desc{product.scheme, product.packed->layout, most_rows, product.n, linear->k};
+      kernels::LinearDesc desc{gpu, product.scheme, product.packed->layout, most_rows, product.n, linear->k};
       const auto sizes = kernels::divided_workspace(desc);
       words = std::max(words, sizes.semaphores);
       wide = std::max(wide, sizes.scratch);
@@ -77,7 +78,7 @@ CudaMultiplier::CudaMultiplier(std::span<const CudaLinear* const> linears, int64
 
 bool CudaMultiplier::gates(const CudaProduct& product, int64_t k, int64_t rows) const {
   if (!product.packed) return false;
-  kernels::LinearDesc desc{product.scheme, product.packed->layout, rows, product.n, k};
+  kernels::LinearDesc desc{stream_.context().properties(), product.scheme, product.packed->layout, rows, product.n, k};
   desc.int8_activations = int8_ && takes_int8(product);
   return kernels::pick_kernel(desc).swiglu;
 }
@@ -116,13 +117,15 @@ void CudaMultiplier::multiply_rotated(const CudaProduct& product, const __half* 
     while (here(at) && end < passes.size() && here(end)) ++end;
     // A pass from host memory goes by itself, so that the one before it does not wait too, unless the two are one
     // product.
-    if (here(at) && end < passes.size() && kernels::decoded_together(rows, passes[end - 1], passes[end])) ++end;
+    if (here(at) && end < passes.size() &&
+        kernels::decoded_together(stream_.context().properties(), rows, passes[end - 1], passes[end]))
+      ++end;
     std::vector<kernels::RotatedDevicePass> some(passes.begin() + at, passes.begin() + end);
     const OffloadedPass* const moved = product.offloaded[end - 1].get();
     if (moved != nullptr) some.back() = at_bytes(some.back(), *moved, offload_->acquire(offload_index_.at(moved)));
     args.passes = some;
     args.weights_ready = overlap_ && moved == nullptr;
-    kernels::rotated_linear(args, stream_.get());
+    kernels::rotated_linear(args, stream_);
     if (moved != nullptr) offload_->release(offload_index_.at(moved));
     args.bias = nullptr;
     args.add = true;
@@ -132,7 +135,7 @@ void CudaMultiplier::multiply_rotated(const CudaProduct& product, const __half* 
 
 const __half* CudaMultiplier::scaled(const CudaProduct& product, int64_t k, const __half* x, int64_t rows) {
   if (product.input_scale == nullptr) return x;
-  kernels::divide_columns_cuda(x, product.input_scale, rows, k, scaled_.as<__half>(), stream_.get());
+  kernels::divide_columns_cuda(x, product.input_scale, rows, k, scaled_.as<__half>(), stream_);
   return scaled_.as<__half>();
 }
 
@@ -149,7 +152,8 @@ void CudaMultiplier::multiply_packed(const CudaProduct& product, int64_t k, cons
   args.fp32 = out.fp32;
   if (out.add) args.residual = out.y;
   args.int8_activations = int8_ && takes_int8(product);
-  device::DeviceBuffer& workspace = kernels::pick_kernel(kernels::describe(args)).keeps_semaphores ? words_ : wide_;
+  device::DeviceBuffer& workspace =
+      kernels::pick_kernel(kernels::describe(args, stream_.context().properties())).keeps_semaphores ? words_ : wide_;
   args.workspace = workspace.data();
   args.workspace_bytes = workspace.size();
   args.fusion = fusion;
@@ -158,18 +162,16 @@ void CudaMultiplier::multiply_packed(const CudaProduct& product, int64_t k, cons
   // that fuse keep theirs apart.
   args.weights_ready =
       overlap_ && (product.scheme.family == formats::SchemeFamily::kbit || kernels::takes_fused_kernel(args));
-  kernels::packed_linear(args, stream_.get());
+  kernels::packed_linear(args, stream_);
 }
 
 void CudaMultiplier::multiply_wide(const CudaProduct& product, int64_t k, const __half* x, int64_t rows,
                                    const Output& out) {
   device::cublas_multiply(
       {rows, product.n, k, DType::f16, x, k, product.dense, k, out.y, out.stride, cublas_.data(), out.fp32, out.add},
-      stream_.get());
+      stream_);
   if (product.bias == nullptr) return;
-  const auto add_bias = [&](auto* y) {
-    kernels::add_bias_cuda(product.bias, rows, product.n, y, out.stride, stream_.get());
-  };
+  const auto add_bias = [&](auto* y) { kernels::add_bias_cuda(product.bias, rows, product.n, y, out.stride, stream_); };
   if (out.fp32) return add_bias(static_cast<float*>(out.y));
   add_bias(static_cast<__half*>(out.y));
 }
@@ -186,7 +188,7 @@ void CudaMultiplier::multiply_dense(const CudaProduct& product, int64_t k, const
     args.out = static_cast<__half*>(out.y);
   }
   args.overlap = overlap_;
-  kernels::dense_gemv_cuda(args, stream_.get());
+  kernels::dense_gemv_cuda(args, stream_);
 }
 
 void CudaMultiplier::multiply_into(const CudaLinear& linear, const __half* x, int64_t rows, const Output& out,
@@ -224,7 +226,7 @@ void CudaMultiplier::multiply_gated(const CudaLinear& linear, const __half* x, i
                                     InputNorm norm) {
   const CudaProduct& product = linear.products.front();
   kernels::LinearFusion fusion = after(norm);
-  if (rows == 1 && linear.gate_up_turns && fuses(linear)) {
+  if (rows == 1 && linear.gate_up_turns && fuses(linear, stream_.context().properties())) {
     fusion.swiglu = true;
     return multiply_into(linear, x, rows, {out, linear.n}, fusion);
   }
@@ -238,11 +240,10 @@ void CudaMultiplier::multiply_gated(const CudaLinear& linear, const __half* x, i
     kernels::DenseGemvArgs args{product.dense, x, product.bias, product.n, linear.k};
     args.gated = out;
     args.overlap = overlap_;
-    return kernels::dense_gemv_cuda(args, stream_.get());
+    return kernels::dense_gemv_cuda(args, stream_);
   }
   multiply_into(linear, x, rows, {both, linear.n}, fusion);
-  kernels::silu_multiply_cuda(both, rows, linear.n / 2, linear.gate_up_turns, out, overlap_ && rows == 1,
-                              stream_.get());
+  kernels::silu_multiply_cuda(both, rows, linear.n / 2, linear.gate_up_turns, out, overlap_ && rows == 1, stream_);
 }
 
 void CudaMultiplier::multiply_logits(const CudaLinear& head, const __half* x, int64_t rows, float* out,

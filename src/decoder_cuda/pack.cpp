@@ -119,11 +119,11 @@ class Packer {
 
 }  // namespace
 
-std::string_view device_layout(const formats::Scheme& scheme, int64_t n, int64_t k) {
+std::string_view device_layout(const device::Properties& gpu, const formats::Scheme& scheme, int64_t n, int64_t k) {
   if (scheme.family != SchemeFamily::kbit && scheme.family != SchemeFamily::integer) return {};
   for (const std::string_view layout : {"kbit-fragment", "marlin"}) {
     if (!repack::layout_row(layout).accepts(scheme, n, k, nullptr)) continue;
-    const kernels::LinearDesc desc{scheme, layout, 1, n, k};
+    const kernels::LinearDesc desc{gpu, scheme, layout, 1, n, k};
     const auto takes = [&](const kernels::KernelRow& row) { return row.accepts(desc, nullptr); };
     if (std::ranges::any_of(kernels::kernel_registry(), takes)) return layout;
   }
@@ -133,7 +133,7 @@ std::string_view device_layout(const formats::Scheme& scheme, int64_t n, int64_t
 CudaPacked pack_for_device(Weights weights, const device::Stream& stream, int64_t rows_in_turn) {
   ensure(!weights.empty(), "pack_for_device: no weights");
   const PackedWeight& first = *weights.front();
-  const std::string_view layout = device_layout(first.scheme, first.n, first.k);
+  const std::string_view layout = device_layout(stream.context().properties(), first.scheme, first.n, first.k);
   ensure(!layout.empty(), "pack_for_device: no kernel reads such weights");
   return Packer(weights, rows_in_turn, layout, stream).run();
 }

@@ -13,7 +13,7 @@
 namespace w4q::decoder_cuda {
 
 /// The layout in which kernels read weights of this scheme and size; empty where there is none.
-std::string_view device_layout(const formats::Scheme& scheme, int64_t n, int64_t k);
+std::string_view device_layout(const device::Properties& gpu, const formats::Scheme& scheme, int64_t n, int64_t k);
 
 /// A weight in GPU memory and what holds its planes.
 struct CudaPacked {

@@ -38,7 +38,7 @@ class Maker {
 
   DeviceBuffer norm(int64_t size) {
     DeviceBuffer buffer(stream_.context(), static_cast<size_t>(size) * sizeof(float));
-    kernels::constant_cuda(buffer.as<float>(), size, 1.0f, stream_.get());
+    kernels::constant_cuda(buffer.as<float>(), size, 1.0f, stream_);
     return buffer;
   }
 
@@ -46,7 +46,7 @@ class Maker {
   DeviceBuffer rows(int64_t n, int64_t k) {
     DeviceBuffer buffer(stream_.context(), static_cast<size_t>(n * k) * 2);
     const float magnitude = std::sqrt(3.0f / static_cast<float>(k));
-    kernels::random_halves_cuda(buffer.as<__half>(), n * k, magnitude, ++seed_, stream_.get());
+    kernels::random_halves_cuda(buffer.as<__half>(), n * k, magnitude, ++seed_, stream_);
     return buffer;
   }
 
@@ -58,7 +58,7 @@ class Maker {
       for (const auto& entry : group.linears) n += entry.n;
       CudaLinear& made = block.groups.emplace_back(linear(group.names(), n, group.width));
       const bool gated = plan.kind == model::BlockKind::gated_mlp && group.linears.size() == 2;
-      made.gate_up_turns = gated && n % 64 == 0 && (is_rotated(passes_) || fuses(made));
+      made.gate_up_turns = gated && n % 64 == 0 && (is_rotated(passes_) || fuses(made, stream_.context().properties()));
     }
     return block;
   }
@@ -90,7 +90,7 @@ class Maker {
     weight.scheme = product.scheme = scheme;
     weight.n = linear.n;
     weight.k = linear.k;
-    weight.layout = device_layout(scheme, linear.n, linear.k);
+    weight.layout = device_layout(stream_.context().properties(), scheme, linear.n, linear.k);
     const auto specs = repack::layout_row(weight.layout).planes(scheme, linear.n, linear.k);
     const auto allocate = [&](PlaneRole role) -> DeviceBuffer& {
       const auto spec = std::ranges::find(specs, role, &formats::PlaneSpec::role);
@@ -100,7 +100,7 @@ class Maker {
     };
     DeviceBuffer& codes = allocate(PlaneRole::codes);
     weight.codes = codes.as<uint32_t>();
-    kernels::random_words_cuda(codes.as<uint32_t>(), static_cast<int64_t>(codes.size() / 4), ++seed_, stream_.get());
+    kernels::random_words_cuda(codes.as<uint32_t>(), static_cast<int64_t>(codes.size() / 4), ++seed_, stream_);
     DeviceBuffer& scales = allocate(PlaneRole::scales);
     weight.scales = scales.data();
     const float root = std::sqrt(static_cast<float>(linear.k));
@@ -108,10 +108,9 @@ class Maker {
       // Codes of a few bits deviate by 0.29 · 2^bits from their mean.
       weight.scale_max = 6.0f / static_cast<float>(1 << scheme.bits) / root;
       kernels::random_halves_cuda(scales.as<__half>(), static_cast<int64_t>(scales.size() / 2), weight.scale_max,
-                                  ++seed_, stream_.get());
+                                  ++seed_, stream_);
     } else {
-      kernels::random_e4m4_scales_cuda(scales.as<uint8_t>(), static_cast<int64_t>(scales.size()), ++seed_,
-                                       stream_.get());
+      kernels::random_e4m4_scales_cuda(scales.as<uint8_t>(), static_cast<int64_t>(scales.size()), ++seed_, stream_);
       // Scales average 2^-4.6; the table brings outputs to about the magnitude of the inputs.
       weight.table_max = 40.0f / root;
       auto table = formats::codebook("nf", scheme.bits);
@@ -158,13 +157,13 @@ class Maker {
     const repack::KbitFragmentMap map(pass.n, pass.k);
     DeviceBuffer codes(stream_.context(),
                        static_cast<size_t>(map.tiles() * map.tile_words(pass.bits)) * sizeof(uint32_t));
-    kernels::random_words_cuda(codes.as<uint32_t>(), static_cast<int64_t>(codes.size() / 4), ++seed_, stream_.get());
+    kernels::random_words_cuda(codes.as<uint32_t>(), static_cast<int64_t>(codes.size() / 4), ++seed_, stream_);
     const int64_t count = kernels::norm_count(pass.n, (pass.k + pass.group - 1) / pass.group);
     DeviceBuffer norms(stream_.context(), static_cast<size_t>(count) * 2);
     const double part = std::pow(1 / 16.0, static_cast<double>(index));
     pass.norm_max =
         static_cast<float>(part * std::sqrt(3.0 * static_cast<double>(pass.group) / static_cast<double>(pass.k)));
-    kernels::random_halves_cuda(norms.as<__half>(), count, pass.norm_max, ++seed_, stream_.get());
+    kernels::random_halves_cuda(norms.as<__half>(), count, pass.norm_max, ++seed_, stream_);
     product.offloaded.emplace_back();
     if (offload_ && index > 0) {
       // Layers differ in what a residual is worth to them.
@@ -185,7 +184,7 @@ class Maker {
 };
 
 /// Schemes of which any bits are a sound weight, and which kernels read.
-bool can_be_random(std::span<const formats::Scheme> passes) {
+bool can_be_random(const device::Properties& gpu, std::span<const formats::Scheme> passes) {
   if (passes.empty()) return true;
   const formats::Scheme& scheme = passes.front();
   if (is_rotated(passes)) {
@@ -194,14 +193,14 @@ bool can_be_random(std::span<const formats::Scheme> passes) {
   const bool kbit = scheme.family == formats::SchemeFamily::kbit && scheme.scale == formats::ScaleType::e4m4;
   const bool integer = scheme.family == formats::SchemeFamily::integer && scheme.scale == formats::ScaleType::f16 &&
                        !scheme.asymmetric && !scheme.act_order;
-  return passes.size() == 1 && (kbit || integer) && !device_layout(scheme, 64, 256).empty();
+  return passes.size() == 1 && (kbit || integer) && !device_layout(gpu, scheme, 64, 256).empty();
 }
 
 }  // namespace
 
 CudaModel CudaModel::random(device::Context& gpu, const model::ModelConfig& config,
                             std::span<const formats::Scheme> passes, std::optional<int64_t> residual_bytes) {
-  if (!can_be_random(passes)) {
+  if (!can_be_random(gpu.properties(), passes)) {
     throw Error(ErrorCode::unsupported, "random weights of scheme " + formats::to_string(passes))
         .detail(
             "expected f16, kbit2-b32-e4m4 to kbit5-b32-e4m4, int4 or int8 with f16 scales such as int4-g128-f16, or "

@@ -29,16 +29,16 @@ const formats::PackedLinear* packed_of(const LinearWeight& weight) {
 }
 
 /// The one pass of a layer that a kernel reads; null for all others.
-const PackedWeight* readable(const LinearWeight& weight) {
+const PackedWeight* readable(const device::Properties& gpu, const LinearWeight& weight) {
   const auto* packed = packed_of(weight);
   if (packed == nullptr || packed->passes.size() != 1 || !packed->rotations.empty()) return nullptr;
   const PackedWeight& pass = packed->passes.front();
-  return device_layout(pass.scheme, pass.n, pass.k).empty() ? nullptr : &pass;
+  return device_layout(gpu, pass.scheme, pass.n, pass.k).empty() ? nullptr : &pass;
 }
 
 /// Whether the kernel of one row does what lies between products.
-bool fuses(const formats::Scheme& scheme, int64_t n, int64_t k) {
-  return kernels::pick_kernel({scheme, device_layout(scheme, n, k), 1, n, k, DType::f16}).fuses;
+bool fuses(const device::Properties& gpu, const formats::Scheme& scheme, int64_t n, int64_t k) {
+  return kernels::pick_kernel({gpu, scheme, device_layout(gpu, scheme, n, k), 1, n, k, DType::f16}).fuses;
 }
 
 bool is_rotated(const LinearWeight& weight) {
@@ -48,9 +48,9 @@ bool is_rotated(const LinearWeight& weight) {
 
 /// Whether a kernel may apply silu to the products of `gate` and the like. Of rotated passes that is only known once
 /// they are uploaded: where their rows take turns and no kernel fuses, the launch behind them minds the turns.
-bool can_gate(const LinearWeight& gate) {
+bool can_gate(const device::Properties& gpu, const LinearWeight& gate) {
   if (is_rotated(gate)) return true;
-  return readable(gate) != nullptr && fuses(readable(gate)->scheme, 2 * gate.n, gate.k);
+  return readable(gpu, gate) != nullptr && fuses(gpu, readable(gpu, gate)->scheme, 2 * gate.n, gate.k);
 }
 
 /// Whether all passes are in GPU memory.
@@ -59,12 +59,12 @@ bool is_here(const CudaProduct& product) {
 }
 
 /// Whether two layers can share a launch.
-bool alike(const LinearWeight& a, const LinearWeight& b) {
+bool alike(const device::Properties& gpu, const LinearWeight& a, const LinearWeight& b) {
   if (is_rotated(a) || is_rotated(b)) {
     return is_rotated(a) && is_rotated(b) && can_stack_rotated(*packed_of(a), *packed_of(b));
   }
-  const PackedWeight* const first = readable(a);
-  const PackedWeight* const second = readable(b);
+  const PackedWeight* const first = readable(gpu, a);
+  const PackedWeight* const second = readable(gpu, b);
   if (first == nullptr || second == nullptr) return first == second;
   return can_stack(*first, *second) && packed_of(a)->input_scale == packed_of(b)->input_scale;
 }
@@ -112,7 +112,7 @@ class Builder {
     linear_.n += product.n;
     if (is_rotated(*layers.front())) {
       add_rotated(layers, rows_in_turn, product);
-    } else if (readable(*layers.front()) != nullptr) {
+    } else if (readable(stream_.context().properties(), *layers.front()) != nullptr) {
       add_packed(layers, rows_in_turn, product);
     } else {
       add_dense(layers, product);
@@ -137,7 +137,7 @@ class Builder {
 
   void add_packed(std::span<const LinearWeight* const> layers, int64_t rows_in_turn, CudaProduct& product) {
     std::vector<const PackedWeight*> passes;
-    for (const auto* layer : layers) passes.push_back(readable(*layer));
+    for (const auto* layer : layers) passes.push_back(readable(stream_.context().properties(), *layer));
     CudaPacked packed = pack_for_device(passes, stream_, rows_in_turn);
     product.scheme = packed.weight.scheme;
     product.packed = packed.weight;
@@ -202,7 +202,7 @@ CudaLinear upload_linears(std::span<const LinearWeight* const> layers, const dev
   Builder builder(linear, offload, stream);
   for (size_t begin = 0; begin < layers.size();) {
     size_t end = begin + 1;
-    while (end < layers.size() && alike(*layers[begin], *layers[end])) ++end;
+    while (end < layers.size() && alike(stream.context().properties(), *layers[begin], *layers[end])) ++end;
     builder.add(layers.subspan(begin, end - begin));
     begin = end;
   }
@@ -211,7 +211,8 @@ CudaLinear upload_linears(std::span<const LinearWeight* const> layers, const dev
 
 CudaLinear upload_gated(const LinearWeight& gate, const LinearWeight& up, const device::Stream& stream, bool offload) {
   const std::array layers = {&gate, &up};
-  const bool takes_turns = alike(gate, up) && gate.n == up.n && gate.n % 32 == 0 && can_gate(gate);
+  const bool takes_turns = alike(stream.context().properties(), gate, up) && gate.n == up.n && gate.n % 32 == 0 &&
+                           can_gate(stream.context().properties(), gate);
   if (!takes_turns) return upload_linears(layers, stream, offload);
   CudaLinear linear;
   linear.k = gate.k;
@@ -220,10 +221,10 @@ CudaLinear upload_gated(const LinearWeight& gate, const LinearWeight& up, const 
   return linear;
 }
 
-bool fuses(const CudaLinear& linear) {
+bool fuses(const CudaLinear& linear, const device::Properties& gpu) {
   return std::ranges::all_of(linear.products, [&](const CudaProduct& product) {
     if (!product.rotated.empty()) return is_here(product) && kernels::rotated_fuses(product.rotated);
-    return product.packed && fuses(product.scheme, product.n, linear.k);
+    return product.packed && fuses(gpu, product.scheme, product.n, linear.k);
   });
 }
 

@@ -54,7 +54,7 @@ class Context {
 
  private:
   struct KernelState {
-    int shared_bytes = -1;
+    int shared_bytes = 0;
     bool kept_apart = false;
     std::optional<bool> can_overlap;
   };

@@ -1,12 +1,11 @@
 // cuBLAS, found when it is first needed: a program that never multiplies wide matrices runs without it.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstddef>
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "device/stream.h"
 
 namespace w4q::device {
 
@@ -32,7 +31,7 @@ struct CublasProduct {
   bool fp32_output = false;
   bool add = false;  ///< y += instead of y =
 };
-void cublas_multiply(const CublasProduct& product, cudaStream_t stream);
+void cublas_multiply(const CublasProduct& product, const Stream& stream);
 
 /// c[m][n] = op(a) · op(b) in fp32 throughout, rows `ld…` elements apart; op(a) is [m][k], stored [k][m] where
 /// `a_transposed`, and op(b) is [k][n], stored [n][k] where `b_transposed`. Otherwise as cublas_multiply.
@@ -49,9 +48,9 @@ struct CublasFloatProduct {
   bool b_transposed = false;
   bool add = false;
 };
-void cublas_multiply(const CublasFloatProduct& product, cudaStream_t stream);
+void cublas_multiply(const CublasFloatProduct& product, const Stream& stream);
 
 /// c[k][k] = xᵀ · x for x [rows][k] of f16, fp32 accumulation.
-void cublas_gram(const void* x, int64_t rows, int64_t k, float* c, void* workspace, cudaStream_t stream);
+void cublas_gram(const void* x, int64_t rows, int64_t k, float* c, void* workspace, const Stream& stream);
 
 }  // namespace w4q::device

@@ -14,7 +14,10 @@ struct Library : HandleLibrary<cusolverDnHandle_t, cusolverStatus_t> {
   decltype(&cusolverDnDpotrf_bufferSize) workspace = nullptr;
   decltype(&cusolverDnDpotrf) factor = nullptr;
 
-  Library() : HandleLibrary{{concat("libcusolver.so.", CUSOLVER_VER_MAJOR), W4Q_CUSOLVER_LIBRARY}, "cuSOLVER"} {
+  Library()
+      : HandleLibrary{{concat("libcusolver.so.", CUSOLVER_VER_MAJOR), W4Q_CUSOLVER_LIBRARY},
+                      "cuSOLVER",
+                      "install it (Debian: libcusolver)"} {
     loaded.find("cusolverDnCreate", create);
     loaded.find("cusolverDnDestroy", destroy);
     loaded.find("cusolverDnSetStream", set_stream);

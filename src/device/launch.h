@@ -1,27 +1,30 @@
-// How large the GPU is, and how many thread blocks of a kernel it holds at once: the grid of kernels that loop over
-// their work.
+// Launches, and how many thread blocks of a kernel a GPU holds at once: the grid of kernels that loop over their work.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <string_view>
 
 #include "device/check.h"
-#include "device/context.h"
+#include "device/stream.h"
 
 namespace w4q::device {
 
-/// What the runtime says about the current GPU.
-inline int attribute(cudaDeviceAttr of) {
-  int current = 0;
-  int value = 0;
-  check(cudaGetDevice(&current), "asking for the current GPU");
-  check(cudaDeviceGetAttribute(&value, of, current), "asking about the current GPU");
-  return value;
-}
+struct LaunchShape {
+  dim3 grid;
+  int threads = 0;
+  size_t shared_bytes = 0;
+  /// Begins while the launch before is still running, where the GPU can: the kernel waits
+  /// (wait_grid_dependency) before it touches what earlier launches write.
+  bool overlap = false;
+  bool keep_apart = false;  ///< KernelNeeds
+};
 
-inline int multiprocessors() { return attribute(cudaDevAttrMultiProcessorCount); }
+/// Launches `kernel` with pointers to its parameters on the stream's GPU, set up there as the shape needs it.
+void launch(const void* kernel, const LaunchShape& shape, void** parameters, const Stream& stream,
+            std::string_view name);
 
 /// Blocks of `threads` threads that are resident together, and not more than `wanted`; at least 1.
 template <class Kernel>

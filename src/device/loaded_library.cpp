@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "device/check.h"
+
 namespace w4q::device {
 
 LoadedLibrary::LoadedLibrary(std::string name, const char* built_with)
@@ -19,6 +21,19 @@ void* LoadedLibrary::symbol(const char* name) {
   void* const found = dlsym(library_, name);
   if (found == nullptr) why_ = name_ + " lacks a function";
   return found;
+}
+
+void* driver_function(const char* name) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+#if CUDART_VERSION >= 12050
+  constexpr unsigned version = 12000;
+  const auto status = cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &result);
+#else
+  const auto status = cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &result);
+#endif
+  check(status, concat("asking the driver for ", name));
+  return function;
 }
 
 }  // namespace w4q::device

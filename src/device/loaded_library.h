@@ -36,11 +36,16 @@ class LoadedLibrary {
   void* library_ = nullptr;
 };
 
+/// A function of the driver, found through the runtime: programs are not linked with the driver. Null where it has none
+/// of this name.
+void* driver_function(const char* name);
+
 /// A library that works through handles, and answers 0 for success: cuBLAS, cuSOLVER.
 template <class Handle, class Status>
 struct HandleLibrary {
   LoadedLibrary loaded;
-  std::string_view title;  ///< in messages
+  std::string_view title;  ///< in messages, and …
+  std::string_view hint;   ///< … what to do where it is missing
   Status (*create)(Handle*) = nullptr;
   Status (*destroy)(Handle) = nullptr;
   Status (*set_stream)(Handle, cudaStream_t) = nullptr;
@@ -51,7 +56,9 @@ struct HandleLibrary {
   }
   /// The handle of the stream's GPU, to work on that stream. Nobody else has it until `lock` goes.
   Handle borrow(LibraryHandle& handle, const Stream& stream, std::unique_lock<std::mutex>& lock) const {
-    if (!loaded.why().empty()) throw Error(ErrorCode::device, concat(title, " cannot be loaded: ", loaded.why()));
+    if (!loaded.why().empty()) {
+      throw Error(ErrorCode::device, concat(title, " cannot be loaded: ", loaded.why())).hint(hint);
+    }
     lock = std::unique_lock(handle.mutex);
     const cudaStream_t queue = stream.get();
     if (handle.value == nullptr) {

@@ -262,16 +262,16 @@ class ClipSearch {
 
  private:
   void step(const ClipBlock& block, float* weight, float* products, unsigned long long* clipped) {
-    const cudaStream_t stream = work_.stream.get();
+    const device::Stream& stream = work_.stream;
     const int64_t values = clip_choices * block.rows * block.cols;
     auto* const changes = changes_.get<float>(2 * values);
     auto* const spread = changes + values;
-    clip_changes_kernel<<<blocks_for(block.rows * clip_choices * group_lanes), threads, 0, stream>>>(rule_, block,
-                                                                                                     changes);
+    clip_changes_kernel<<<blocks_for(block.rows * clip_choices * group_lanes), threads, 0, stream.get()>>>(rule_, block,
+                                                                                                           changes);
     multiply(changes, clip_choices * block.rows, block.cols, gram_.data() + block.begin * k_ + block.begin, spread,
              block.cols, false);
-    choose_clips_kernel<<<blocks_for(block.rows * warp), threads, 0, stream>>>(rule_, block, weight, products, spread,
-                                                                               changes, clipped);
+    choose_clips_kernel<<<blocks_for(block.rows * warp), threads, 0, stream.get()>>>(rule_, block, weight, products,
+                                                                                     spread, changes, clipped);
     device::check_launch("clips", concat(block.rows, " × ", block.cols));
     multiply(changes, block.rows, block.cols, gram_.data() + block.begin * k_, products, k_, true);
   }
@@ -289,7 +289,7 @@ class ClipSearch {
                              .ldc = n,
                              .workspace = work_.cublas.data(),
                              .add = add},
-                            work_.stream.get());
+                            work_.stream);
   }
 
   double total(const float* errors, const float* products, int64_t rows) {
@@ -319,16 +319,16 @@ namespace {
 /// The same without a rotation.
 void plain_rounding_error(CudaWork& work, const AwqCudaLinear& linear, int64_t k, const float* scales,
                           float* difference) {
-  const cudaStream_t stream = work.stream.get();
+  const device::Stream& stream = work.stream;
   if (linear.scheme.family == SchemeFamily::integer) {
     const Matrix matrix{linear.n, k, formats::integer_groups(linear.scheme, k),
                         formats::integer_group_size(linear.scheme, k)};
-    integer_error_kernel<<<blocks_for(matrix.n * matrix.groups * group_lanes), threads, 0, stream>>>(
+    integer_error_kernel<<<blocks_for(matrix.n * matrix.groups * group_lanes), threads, 0, stream.get()>>>(
         cuda::rule_of(linear.scheme, linear.clip), matrix, linear.weight, scales, difference);
   } else {
     const Matrix matrix{linear.n, k, formats::kbit_blocks(k), formats::kbit_block};
     const int* const exponents = strip_exponents(work, linear, matrix, scales);
-    kbit_error_kernel<<<blocks_for(matrix.n * matrix.groups * warp), threads, 0, stream>>>(
+    kbit_error_kernel<<<blocks_for(matrix.n * matrix.groups * warp), threads, 0, stream.get()>>>(
         table_of(linear.scheme, linear.table), matrix, linear.weight, scales, exponents, difference);
   }
   device::check_launch("rounding errors", concat(linear.n, " × ", k));

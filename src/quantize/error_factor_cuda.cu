@@ -69,15 +69,15 @@ void ErrorFactorCuda::factor_on_cpu(CudaWork& work, const GramCuda& gram, std::s
 bool ErrorFactorCuda::factor(CudaWork& work, const GramCuda& gram, double mean) {
   const int64_t k = width();
   device::DeviceBuffer reversed(work.context, static_cast<size_t>(k * k) * sizeof(double));
-  const cudaStream_t stream = work.stream.get();
-  reverse_kernel<<<blocks_for(k * k), threads, 0, stream>>>(gram.data(), columns_.as<int32_t>(), k, mean, damping_,
-                                                            reversed.as<double>());
+  const device::Stream& stream = work.stream;
+  reverse_kernel<<<blocks_for(k * k), threads, 0, stream.get()>>>(gram.data(), columns_.as<int32_t>(), k, mean,
+                                                                  damping_, reversed.as<double>());
   device::check_launch("reversed Gram matrix", concat(k));
   if (!device::cholesky(reversed.as<double>(), k, work.stream)) return false;
   const int none = 0;
   int* const lost = work.put(work.sums, &none, 1);
-  take_factors_kernel<<<blocks_for(k * k), threads, 0, stream>>>(reversed.as<double>(), k, pivots_.as<float>(),
-                                                                 coupling_.as<float>(), lost);
+  take_factors_kernel<<<blocks_for(k * k), threads, 0, stream.get()>>>(reversed.as<double>(), k, pivots_.as<float>(),
+                                                                       coupling_.as<float>(), lost);
   device::check_launch("factors", concat(k));
   return work.fetch(lost, 1).front() == 0;
 }

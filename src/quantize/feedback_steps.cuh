@@ -51,7 +51,7 @@ class FeedbackSteps {
                              .workspace = work_.cublas.data(),
                              .b_transposed = true,
                              .add = true},
-                            work_.stream.get());
+                            work_.stream);
   }
 
  private:

@@ -178,7 +178,7 @@ void GramCuda::add_square(const float* difference, int64_t rows, bool add) const
                              .workspace = work_.cublas.data(),
                              .a_transposed = true,
                              .add = add},
-                            work_.stream.get());
+                            work_.stream);
   }
 }
 

@@ -133,10 +133,10 @@ __global__ void __launch_bounds__(warps* warp_lanes) encode_kernel(KbitRule rule
 }
 
 template <bool coupled>
-void launch(const KbitRule& rule, const Blocks& blocks, cudaStream_t stream) {
+void launch(const KbitRule& rule, const Blocks& blocks, const device::Stream& stream) {
   const int64_t tasks = coupled ? blocks.n : blocks.n * blocks.row_blocks;
   encode_kernel<coupled>
-      <<<static_cast<unsigned>((tasks + warps - 1) / warps), warps * warp_lanes, 0, stream>>>(rule, blocks);
+      <<<static_cast<unsigned>((tasks + warps - 1) / warps), warps * warp_lanes, 0, stream.get()>>>(rule, blocks);
   device::check_launch("kbit", concat(blocks.n, " × ", blocks.k));
 }
 
@@ -153,7 +153,7 @@ void feed_back(CudaWork& work, const KbitRule& rule, Blocks blocks, const float*
   for (size_t b = 0; b + 1 < starts.size(); ++b) {
     blocks.position = starts[b];
     blocks.cols = static_cast<int>(starts[b + 1] - starts[b]);
-    launch<true>(rule, blocks, work.stream.get());
+    launch<true>(rule, blocks, work.stream);
     steps.move_rest(starts[b], starts[b + 1]);
   }
 }
@@ -201,7 +201,7 @@ QuantizeStats kbit_rows_cuda(CudaWork& work, const float* weight, std::span<cons
   } else {
     blocks.targets = blocks.weights = weight;
     blocks.importance = work.put(work.columns, importance.data(), packed.k);
-    launch<false>(rule, blocks, work.stream.get());
+    launch<false>(rule, blocks, work.stream);
   }
   if (difference != nullptr) {
     difference_kernel<<<static_cast<unsigned>((packed.n * packed.k + 255) / 256), 256, 0, work.stream.get()>>>(

@@ -29,7 +29,7 @@ void RotationCuda::turn(CudaWork& work, float* rows, int64_t n, const float* fac
   args.x = args.y = rows;
   args.ldx = args.ldy = k_;
   args.factors = factors;
-  kernels::rotate_input(args, work.stream.get());
+  kernels::rotate_input(args, work.stream);
 }
 
 void RotationCuda::rotate(CudaWork& work, float* rows, int64_t n) const { turn(work, rows, n, factors_.as<float>()); }

@@ -54,8 +54,8 @@ StatisticsCuda::StatisticsCuda(CudaWork& work, int64_t width, bool with_gram)
 }
 
 void StatisticsCuda::add_rows(const __half* rows, int64_t count) {
-  const cudaStream_t stream = work_.stream.get();
-  channel_sums_kernel<<<static_cast<unsigned>((width_ + lanes - 1) / lanes), dim3(lanes, row_lanes), 0, stream>>>(
+  const device::Stream& stream = work_.stream;
+  channel_sums_kernel<<<static_cast<unsigned>((width_ + lanes - 1) / lanes), dim3(lanes, row_lanes), 0, stream.get()>>>(
       rows, count, width_, sums_.as<double>());
   device::check_launch("channel sums", concat(count, " × ", width_));
   count_ += count;
@@ -64,7 +64,8 @@ void StatisticsCuda::add_rows(const __half* rows, int64_t count) {
   for (int64_t begin = 0; begin < count; begin += product_rows) {
     device::cublas_gram(rows + begin * width_, std::min(product_rows, count - begin), width_, product,
                         work_.cublas.data(), stream);
-    add_triangle_kernel<<<static_cast<unsigned>(width_), row_threads, 0, stream>>>(product, width_, gram_.as<double>());
+    add_triangle_kernel<<<static_cast<unsigned>(width_), row_threads, 0, stream.get()>>>(product, width_,
+                                                                                         gram_.as<double>());
     device::check_launch("Gram sums", concat(width_));
   }
 }

@@ -75,19 +75,19 @@ device::DeviceBuffer upload_weight(CudaWork& work, const TensorView& weight) {
   check_weight(weight);
   const int64_t count = weight.shape[0] * weight.shape[1];
   device::DeviceBuffer result(work.context, static_cast<size_t>(count) * sizeof(float));
-  const cudaStream_t stream = work.stream.get();
+  const device::Stream& stream = work.stream;
   const std::byte* const stored = work.put(work.errors, weight.bytes.data(), static_cast<int64_t>(weight.bytes.size()));
   const int none = 0;
   int* const not_finite = work.put(work.sums, &none, 1);
   if (weight.dtype == DType::f32) {
-    widen_kernel<<<blocks_for(count), threads, 0, stream>>>(reinterpret_cast<const float*>(stored), count,
-                                                            result.as<float>(), not_finite);
+    widen_kernel<<<blocks_for(count), threads, 0, stream.get()>>>(reinterpret_cast<const float*>(stored), count,
+                                                                  result.as<float>(), not_finite);
   } else if (weight.dtype == DType::f16) {
-    widen_kernel<<<blocks_for(count), threads, 0, stream>>>(reinterpret_cast<const __half*>(stored), count,
-                                                            result.as<float>(), not_finite);
+    widen_kernel<<<blocks_for(count), threads, 0, stream.get()>>>(reinterpret_cast<const __half*>(stored), count,
+                                                                  result.as<float>(), not_finite);
   } else {
-    widen_kernel<<<blocks_for(count), threads, 0, stream>>>(reinterpret_cast<const __nv_bfloat16*>(stored), count,
-                                                            result.as<float>(), not_finite);
+    widen_kernel<<<blocks_for(count), threads, 0, stream.get()>>>(reinterpret_cast<const __nv_bfloat16*>(stored), count,
+                                                                  result.as<float>(), not_finite);
   }
   device::check_launch("weights", concat(weight.shape[0], " × ", weight.shape[1]));
   if (work.fetch(not_finite, 1).front() != 0) refuse(weight);

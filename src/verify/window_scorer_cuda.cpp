@@ -107,7 +107,7 @@ class Scorer {
     for (const float* candidate : logits_of(candidates_, row, rows)) {
       for (const float* base : bases) {
         kernels::compare_logits_cuda(base, candidate, rows, vocab_, ids_.as<int32_t>() + row + 1,
-                                     results++->as<LogitComparison>() + (row - begin), stream().get());
+                                     results++->as<LogitComparison>() + (row - begin), stream());
       }
     }
     compared_.record(stream());

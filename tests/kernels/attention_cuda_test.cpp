@@ -57,9 +57,7 @@ class Sequence {
     return {rows_device_.as<float>() + first * shape.width(), count, shape.width(), shape.heads};
   }
   /// Stores rows first … first + count − 1; nothing is rotated.
-  void store(int64_t first, int64_t count) {
-    rotate_and_store_cuda(part(first, count), layer, {}, first, stream.get());
-  }
+  void store(int64_t first, int64_t count) { rotate_and_store_cuda(part(first, count), layer, {}, first, stream); }
 
   /// Calls change(token, query heads, key, value) for all tokens and key heads.
   template <class Change>
@@ -81,7 +79,7 @@ class Sequence {
   void read_back() {
     const auto bytes = static_cast<size_t>(pages * shape.kv_heads * kv_head_page_bytes(KvType::f16, dim()));
     auto keys = test::poisoned(bytes, stream), values = test::poisoned(bytes, stream);
-    widen_pages_cuda(layer, length, keys.data(), values.data(), stream.get());
+    widen_pages_cuda(layer, length, keys.data(), values.data(), stream);
     cpu_keys = arranged(floats(from_device<uint16_t>(keys, bytes / 2, stream)));
     cpu_values = arranged(floats(from_device<uint16_t>(values, bytes / 2, stream)));
   }
@@ -194,8 +192,8 @@ constexpr double tolerance = 4e-3;
 std::vector<float> prefill(Sequence& s, int64_t first, int64_t count, int64_t window) {
   const auto size = static_cast<size_t>(count * s.shape.heads * s.shape.head_dim);
   auto out = test::poisoned(size * 2, s.stream);
-  rotate_and_store_cuda(s.part(first, count), s.layer, {}, first, s.stream.get());
-  prefill_attention_cuda({s.part(first, count), s.layer, first, window, out.as<__half>()}, s.stream.get());
+  rotate_and_store_cuda(s.part(first, count), s.layer, {}, first, s.stream);
+  prefill_attention_cuda({s.part(first, count), s.layer, first, window, out.as<__half>()}, s.stream);
   return floats(from_device<uint16_t>(out, size, s.stream));
 }
 
@@ -216,7 +214,7 @@ std::vector<float> decode(Sequence& s, int64_t position, int64_t window, float d
   const auto size = static_cast<size_t>(s.shape.heads * s.shape.head_dim);
   auto out = test::poisoned(size * 2, s.stream);
   const auto at = on_device(std::vector<int32_t>{static_cast<int32_t>(position)}, s.stream);
-  device::DeviceBuffer workspace(test::gpu(), decode_attention_workspace(shape_of(s)));
+  device::DeviceBuffer workspace(test::gpu(), decode_attention_workspace(test::gpu().properties(), shape_of(s)));
   workspace.fill(0, s.stream);
   DecodeAttentionArgs args;
   args.qkv = s.part(position, 1).data;
@@ -233,13 +231,13 @@ std::vector<float> decode(Sequence& s, int64_t position, int64_t window, float d
   auto counts = test::poisoned(tiles * 4, s.stream), mask = test::poisoned(words * 4, s.stream);
   args.kept = counts.as<int32_t>();
   args.keep_mask = mask.as<uint32_t>();
-  decode_attention_cuda(args, s.stream.get());
+  decode_attention_cuda(args, s.stream);
   if (kept != nullptr) {
     *kept = {from_device<int32_t>(counts, tiles, s.stream), from_device<uint32_t>(mask, words, s.stream)};
   }
   const auto first = from_device<uint16_t>(out, size, s.stream);
   // The workspace is as it was: a second call gives the same bits.
-  decode_attention_cuda(args, s.stream.get());
+  decode_attention_cuda(args, s.stream);
   EXPECT_EQ(from_device<uint16_t>(out, size, s.stream), first);
   return floats(first);
 }
@@ -585,7 +583,7 @@ TEST_F(AttentionCuda, NormalizesAndRotatesLikeTheCpu) {
   const HeadRotation rotation{cosine_device.as<float>(), sine_device.as<float>(), pairs,
                               q_device.as<float>(),      k_device.as<float>(),    1e-6f};
   // The last row by the decoding kernel, which rotates on its way.
-  rotate_and_store_cuda(s.part(0, length - 1), s.layer, rotation, 0, stream.get());
+  rotate_and_store_cuda(s.part(0, length - 1), s.layer, rotation, 0, stream);
   const auto rotated = s.rows_on_gpu();
   for (int64_t r = 0; r + 1 < length; ++r) {
     for (int64_t i = 0; i < shape.width(); ++i) {
@@ -606,10 +604,10 @@ TEST_F(AttentionCuda, NormalizesAndRotatesLikeTheCpu) {
   args.position = at.as<int32_t>();
   auto out = test::poisoned(4 * 48 * 2, stream);
   args.out = out.as<__half>();
-  device::DeviceBuffer workspace(test::gpu(), decode_attention_workspace({4, 2, 48}));
+  device::DeviceBuffer workspace(test::gpu(), decode_attention_workspace(test::gpu().properties(), {4, 2, 48}));
   workspace.fill(0, stream);
   args.workspace = workspace.data();
-  decode_attention_cuda(args, stream.get());
+  decode_attention_cuda(args, stream);
   s.read_back();
   for (int64_t r = 0; r < length; ++r) {
     for (int head = 0; head < 2; ++head) {
@@ -627,7 +625,7 @@ TEST_F(AttentionCuda, NormalizesAndRotatesLikeTheCpu) {
   // The others by the kernel of many tokens, from where rotated queries were left.
   constexpr size_t values = (length - 1) * 4 * 48;
   auto before = test::poisoned(values * 2, stream);
-  prefill_attention_cuda({s.part(0, length - 1), s.layer, 0, 0, before.as<__half>()}, stream.get());
+  prefill_attention_cuda({s.part(0, length - 1), s.layer, 0, 0, before.as<__half>()}, stream);
   expected.resize(values);
   attention({q.row(0), length - 1, 4 * 48}, s.cache(), 0, 0, {expected.data(), length - 1, 4 * 48});
   EXPECT_LE(largest_difference(floats(from_device<uint16_t>(before, values, stream)), expected), tolerance);

@@ -85,7 +85,7 @@ class DequantizeCuda : public testing::Test {
     out.fill(std::to_integer<int>(poison), stream);
     dequantize_cuda(
         {packed.scheme, packed.layout, packed.n, packed.k, codes.as<uint32_t>(), scales.data(), codebook.as<float>()},
-        {out.data() + static_cast<size_t>(offset) * element, dtype, stride}, stream.get());
+        {out.data() + static_cast<size_t>(offset) * element, dtype, stride}, stream);
     std::vector<std::byte> got(size);
     out.download(got, stream);
     stream.synchronize();
@@ -151,7 +151,7 @@ TEST_F(DequantizeCuda, RefusesWhatItCannotDoBeforeALaunch) {
     auto bad_weight = weight;
     auto bad_rows = rows;
     change(bad_weight, bad_rows);
-    test::expect_error(code, {part}, [&] { dequantize_cuda(bad_weight, bad_rows, stream.get()); });
+    test::expect_error(code, {part}, [&] { dequantize_cuda(bad_weight, bad_rows, stream); });
   };
   refuse(ErrorCode::unsupported, "layout", [](auto& w, auto&) { w.layout = "tiles"; });
   refuse(ErrorCode::unsupported, "I32", [](auto&, auto& r) { r.dtype = DType::i32; });

@@ -50,7 +50,7 @@ TEST_F(ElementwiseCuda, NormalizesRowsOfAnyLength) {
       auto exact = test::poisoned(static_cast<size_t>(rows * cols * 4), stream);
       rms_norm_cuda(
           {x_device.as<float>(), weight_device.as<float>(), 1e-5f, rows, cols, out.as<__half>(), exact.as<float>()},
-          stream.get());
+          stream);
       rms_norm(x, weight.values, 1e-5f, normed);
       const auto got = from_device<float>(exact, x.values.size(), stream);
       for (size_t i = 0; i < got.size(); ++i) {
@@ -80,7 +80,7 @@ TEST_F(ElementwiseCuda, SiluAndEmbedding) {
           up.view().row(row)[column] = from[turn];
         }
         auto out = test::poisoned(static_cast<size_t>(rows * inner * 2), stream);
-        silu_multiply_cuda(in.as<__half>(), rows, inner, turns, out.as<__half>(), false, stream.get());
+        silu_multiply_cuda(in.as<__half>(), rows, inner, turns, out.as<__half>(), false, stream);
         silu_multiply(gate, up);
         expect_rounded(floats(from_device<uint16_t>(out, gate.values.size(), stream)), gate.values, "silu");
       }
@@ -104,7 +104,7 @@ TEST_F(ElementwiseCuda, SiluAndEmbedding) {
               false,
               {cosines_device.as<float>(), sines_device.as<float>(), 20, position.as<int32_t>(), cosine.as<float>(),
                sine.as<float>()}},
-             stream.get());
+             stream);
   for (int i = 0; i < 20; ++i) {
     EXPECT_EQ(from_device<float>(cosine, 20, stream)[static_cast<size_t>(i)], cosines.row(3)[i]);
     EXPECT_EQ(from_device<float>(sine, 20, stream)[static_cast<size_t>(i)], sines.row(3)[i]);
@@ -147,13 +147,13 @@ TEST_F(ElementwiseCuda, OneRowProductsWithEveryOutput) {
          exact = test::poisoned(static_cast<size_t>(n * 4), stream);
     auto residual = on_device(start.values, stream), gated = test::poisoned(static_cast<size_t>(n), stream);
     args.out = half.as<__half>();
-    dense_gemv_cuda(args, stream.get());
+    dense_gemv_cuda(args, stream);
     args.out = nullptr, args.out_fp32 = exact.as<float>();
-    dense_gemv_cuda(args, stream.get());
+    dense_gemv_cuda(args, stream);
     args.out_fp32 = nullptr, args.residual = residual.as<float>();
-    dense_gemv_cuda(args, stream.get());
+    dense_gemv_cuda(args, stream);
     args.residual = nullptr, args.gated = gated.as<__half>();
-    dense_gemv_cuda(args, stream.get());
+    dense_gemv_cuda(args, stream);
     const auto count = static_cast<size_t>(n);
     const auto got = from_device<float>(exact, count, stream);
     for (size_t i = 0; i < count; ++i) ASSERT_NEAR(got[i], sums[i], test::gamma(k) * magnitudes[i]) << n << " × " << k;

@@ -86,7 +86,8 @@ class FusedChain {
                               : device::DeviceBuffer(test::gpu(), static_cast<size_t>(w.n) * 2);
     const auto last = upload(bytes_of(state_before()));
     const auto norm_weight = upload(bytes_of(weight_));
-    device::DeviceBuffer workspace(test::gpu(), kernels::linear_workspace({w.scheme, w.layout, 1, w.n, w.k}));
+    device::DeviceBuffer workspace(
+        test::gpu(), kernels::linear_workspace({test::gpu().properties(), w.scheme, w.layout, 1, w.n, w.k}));
     workspace.fill(0, stream_);
     kernels::LinearArgs args;
     args.m = 1;
@@ -109,7 +110,7 @@ class FusedChain {
       args.fusion.swiglu = form.gated;
       args.fusion.input_norm = next_norm_.as<float>();
     }
-    kernels::packed_linear(args, stream_.get());
+    kernels::packed_linear(args, stream_);
     std::vector<uint16_t> halves(form.into_stream ? 0 : static_cast<size_t>(form.gated ? w.n / 2 : w.n));
     if (form.into_stream) {
       stream_after_.resize(residual_.size());

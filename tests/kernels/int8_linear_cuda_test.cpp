@@ -71,7 +71,7 @@ TEST_F(Int8LinearCuda, RowsAreTheCpusByteForByte) {
       args.codes = codes.as<uint8_t>(), args.scales = scales.as<float>();
       args.sums = sums.as<int16_t>(), args.sum_inputs = sum_inputs;
       args.counters = counters.as<unsigned>(), args.counter_count = 5;
-      int8_rows_cuda(args, stream.get());
+      int8_rows_cuda(args, stream);
       const auto got = test::from_device<int8_t>(codes, static_cast<size_t>(order.bytes()), stream);
       const auto got_scales = test::from_device<uint32_t>(scales, static_cast<size_t>(m), stream);
       const auto got_sums = test::from_device<int16_t>(sums, static_cast<size_t>(sum_count), stream);
@@ -115,7 +115,8 @@ void check(std::string_view scheme_name, IntegerSize size, std::span<const int64
       for (const bool fp32 : {false, true}) {
         extras.fp32 = fp32;
         const auto outcome = test::run_linear(weight.on_device(), weight.decoded(), x, extras, stream);
-        const double fp32_bound = pick_kernel({scheme, "marlin", m, size.n, size.k, dtype, true}).fp32_error;
+        const double fp32_bound =
+            pick_kernel({test::gpu().properties(), scheme, "marlin", m, size.n, size.k, dtype, true}).fp32_error;
         ASSERT_LE(outcome.relative_error, fp32 ? fp32_bound : test::linear_bound(dtype, size.n * size.k))
             << scheme_name << " " << size.n << " × " << size.k << ", " << m << " rows, " << dtype_name(dtype);
       }
@@ -217,7 +218,8 @@ TEST_F(Int8LinearCuda, TheSameEveryTime) {
 }
 
 TEST_F(Int8LinearCuda, OnlyWhereItIsAskedForAndOnlyIntegers) {
-  LinearDesc desc{formats::parse_scheme("int4-g128-f16"), "marlin", 100, 4096, 4096, DType::f16};
+  LinearDesc desc{
+      test::gpu().properties(), formats::parse_scheme("int4-g128-f16"), "marlin", 100, 4096, 4096, DType::f16};
   EXPECT_NE(pick_kernel(desc).name, "marlin-int8");
   desc.int8_activations = true;
   EXPECT_EQ(pick_kernel(desc).name, "marlin-int8");

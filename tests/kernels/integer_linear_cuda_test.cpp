@@ -28,7 +28,8 @@ class IntegerLinearCuda : public testing::Test {
     for (const DType dtype : {DType::f16, DType::bf16}) {
       for (const int64_t m : rows) {
         const Activations x(m, size.k, size.k, dtype);
-        for (const KernelRow* kernel : test::accepting_kernels({scheme, layout, m, size.n, size.k, dtype})) {
+        for (const KernelRow* kernel :
+             test::accepting_kernels({test::gpu().properties(), scheme, layout, m, size.n, size.k, dtype})) {
           const auto outcome =
               test::run_linear(weight.on_device(), weight.decoded(), x, {.bias = {}, .kernel = kernel}, stream);
           ASSERT_LE(outcome.relative_error, linear_bound(dtype, size.n * size.k))
@@ -141,8 +142,8 @@ TEST_F(IntegerLinearCuda, KernelsTakeTurnsOnOneWorkspace) {
   const Size size{1000, 2048};
   for (const std::string_view scheme : {"int4-g128-f16", "int4-g128-f16-actorder"}) {
     const Weight weight(formats::parse_scheme(scheme), size, "marlin", stream);
-    device::DeviceBuffer workspace(test::gpu(),
-                                   linear_workspace({weight.on_device().scheme, "marlin", 64, size.n, size.k}));
+    device::DeviceBuffer workspace(test::gpu(), linear_workspace({test::gpu().properties(), weight.on_device().scheme,
+                                                                  "marlin", 64, size.n, size.k}));
     workspace.fill(0, stream);
     for (const int64_t m : {64, 1, 12, 40, 8, 16, 30, 1}) {
       const Activations x(m, size.k, size.k, DType::f16);
@@ -157,7 +158,8 @@ TEST_F(IntegerLinearCuda, KernelsTakeTurnsOnOneWorkspace) {
 
 TEST_F(IntegerLinearCuda, OneTableChoosesTheKernel) {
   const auto chosen = [](std::string_view scheme, std::string_view layout, int64_t m) {
-    return pick_kernel({formats::parse_scheme(scheme), layout, m, 4096, 4096, DType::f16}).name;
+    return pick_kernel({test::gpu().properties(), formats::parse_scheme(scheme), layout, m, 4096, 4096, DType::f16})
+        .name;
   };
   EXPECT_EQ(chosen("int4-g128-f16", "marlin", 1), "marlin-gemv");
   EXPECT_EQ(chosen("int4-g128-f16", "marlin", 8), "marlin-gemv");
@@ -190,14 +192,14 @@ TEST_F(IntegerLinearCuda, RefusesBadArgumentsBeforeAnyLaunch) {
   const auto refused = [&](std::string_view part, const auto& change) {
     LinearArgs args = good;
     change(args);
-    test::expect_error(ErrorCode::bad_argument, {"packed_linear", part}, [&] { packed_linear(args, stream.get()); });
+    test::expect_error(ErrorCode::bad_argument, {"packed_linear", part}, [&] { packed_linear(args, stream); });
   };
   refused("null", [](auto& a) { a.weight.zeros = nullptr; });
   refused("null", [](auto& a) { a.weight.input_order = nullptr; });
   refused("misaligned", [](auto& a) { a.weight.codes = a.weight.codes + 1; });
   refused("stride", [](auto& a) { a.ldx = 127; });
   refused("workspace", [](auto& a) { a.workspace_bytes = 15; });
-  packed_linear(good, stream.get());
+  packed_linear(good, stream);
   stream.synchronize();
 }
 

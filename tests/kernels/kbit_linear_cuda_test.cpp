@@ -119,7 +119,8 @@ TEST_F(KbitLinearCuda, EveryWidthTypeAndRowCountOverRaggedShapes) {
         for (const DType dtype : {DType::f16, DType::bf16}) {
           for (const int64_t m : {1, 2, 7, 8, 9, 16, 17, 32, 33, 64}) {
             const Activations x(m, k, k, dtype);
-            for (const KernelRow* kernel : test::accepting_kernels({scheme, "kbit-fragment", m, n, k, dtype})) {
+            for (const KernelRow* kernel :
+                 test::accepting_kernels({test::gpu().properties(), scheme, "kbit-fragment", m, n, k, dtype})) {
               const auto outcome =
                   test::run_linear(weight.on_device(), weight.decoded(), x, {.bias = {}, .kernel = kernel}, stream);
               // A single weight or a few have the worst case of one rounding each instead of their mean.
@@ -172,7 +173,14 @@ TEST_F(KbitLinearCuda, TheReferenceKernelReadsTheTilesOfTheInterchangeLayout) {
 
 TEST_F(KbitLinearCuda, OneTableChoosesTheKernel) {
   const auto chosen = [](std::string_view layout, int64_t m) {
-    return pick_kernel({{SchemeFamily::kbit, 4, 32, ScaleType::e4m4}, layout, m, 4096, 4096, DType::f16}).name;
+    return pick_kernel({test::gpu().properties(),
+                        {SchemeFamily::kbit, 4, 32, ScaleType::e4m4},
+                        layout,
+                        m,
+                        4096,
+                        4096,
+                        DType::f16})
+        .name;
   };
   EXPECT_EQ(chosen("kbit-fragment", 1), "kbit-gemv");
   EXPECT_EQ(chosen("kbit-fragment", 16), "kbit-gemv");
@@ -299,24 +307,21 @@ TEST_F(KbitLinearCuda, RefusesToFuseWhatItCannot) {
   args.weight = weight.on_device();
   args.workspace_bytes = memory.size();
   args.fusion.swiglu = true;
-  test::expect_error(ErrorCode::bad_argument, {"a gated product"}, [&] { packed_linear(args, stream.get()); });
+  test::expect_error(ErrorCode::bad_argument, {"a gated product"}, [&] { packed_linear(args, stream); });
   args.fusion = {.input_norm = memory.as<float>()};
   args.m = 2;
-  test::expect_error(ErrorCode::bad_argument, {"a fused product of 2 rows"},
-                     [&] { packed_linear(args, stream.get()); });
+  test::expect_error(ErrorCode::bad_argument, {"a fused product of 2 rows"}, [&] { packed_linear(args, stream); });
   args.m = 17;  // silu alone
   args.residual = memory.data();
   args.fusion = {.swiglu = true};
-  test::expect_error(ErrorCode::bad_argument, {"a gated product"}, [&] { packed_linear(args, stream.get()); });
+  test::expect_error(ErrorCode::bad_argument, {"a gated product"}, [&] { packed_linear(args, stream); });
   args.m = 16;
   args.residual = nullptr;
-  test::expect_error(ErrorCode::bad_argument, {"a fused product of 16 rows"},
-                     [&] { packed_linear(args, stream.get()); });
+  test::expect_error(ErrorCode::bad_argument, {"a fused product of 16 rows"}, [&] { packed_linear(args, stream); });
   args.m = 1;
   args.fp32 = true;
   args.fusion = {.next_x = memory.data()};
-  test::expect_error(ErrorCode::bad_argument, {"leaves the next one's input"},
-                     [&] { packed_linear(args, stream.get()); });
+  test::expect_error(ErrorCode::bad_argument, {"leaves the next one's input"}, [&] { packed_linear(args, stream); });
 }
 
 TEST_F(KbitLinearCuda, BitIdenticalFromRunToRun) {
@@ -335,7 +340,7 @@ std::vector<uint16_t> run_chain(const Weight& weight, int64_t size, bool overlap
   auto from = device::DeviceBuffer::copy_of(bytes_of(x.bits), stream);
   device::DeviceBuffer to(test::gpu(), from.size());
   to.fill(0, stream);
-  device::DeviceBuffer workspace(test::gpu(), kbit_linear_workspace(most_rows, size, size));
+  device::DeviceBuffer workspace(test::gpu(), kbit_linear_workspace(test::gpu().properties(), most_rows, size, size));
   workspace.fill(0, stream);
   for (const int64_t m : {40, 1, 16, 3, 8, 40, 1, 1, 1}) {
     LinearArgs args;
@@ -348,7 +353,7 @@ std::vector<uint16_t> run_chain(const Weight& weight, int64_t size, bool overlap
     args.workspace = workspace.data();
     args.workspace_bytes = workspace.size();
     args.weights_ready = overlap;
-    packed_linear(args, stream.get());
+    packed_linear(args, stream);
     std::swap(from, to);
   }
   std::vector<uint16_t> bits(x.bits.size());
@@ -370,7 +375,7 @@ TEST_F(KbitLinearCuda, RefusesBadArgumentsBeforeAnyLaunch) {
   const Size size{64, 64};
   const Weight weight({SchemeFamily::kbit, 4, 32, ScaleType::e4m4}, size, 0.05, stream);
   device::DeviceBuffer x(test::gpu(), 65 * 64 * 2), y(test::gpu(), 65 * 64 * 2),
-      workspace(test::gpu(), kbit_linear_workspace(64, 64, 64));
+      workspace(test::gpu(), kbit_linear_workspace(test::gpu().properties(), 64, 64, 64));
   LinearArgs good;
   good.m = 1;
   good.x = x.data();
@@ -382,7 +387,7 @@ TEST_F(KbitLinearCuda, RefusesBadArgumentsBeforeAnyLaunch) {
   const auto refused = [&](std::string_view part, const auto& change) {
     LinearArgs args = good;
     change(args);
-    test::expect_error(ErrorCode::bad_argument, {"packed_linear", part}, [&] { packed_linear(args, stream.get()); });
+    test::expect_error(ErrorCode::bad_argument, {"packed_linear", part}, [&] { packed_linear(args, stream); });
   };
   refused("rows", [](auto& a) { a.m = 0; });
   refused("rows", [](auto& a) { a.m = (int64_t{1} << 30) + 1; });
@@ -397,7 +402,7 @@ TEST_F(KbitLinearCuda, RefusesBadArgumentsBeforeAnyLaunch) {
   refused("table_max", [](auto& a) { a.weight.table_max = 0; });
   refused("table_stretch", [](auto& a) { a.weight.table_stretch = 2; });
   refused("product_stretch", [](auto& a) { a.weight.product_stretch = 0.5f; });
-  packed_linear(good, stream.get());
+  packed_linear(good, stream);
   stream.synchronize();
 }
 

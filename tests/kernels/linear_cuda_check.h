@@ -116,7 +116,8 @@ inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::
   const auto ones = device::DeviceBuffer::copy_of(before, stream);
   if (extras.apart) std::ranges::fill(before, poison);
   auto y = device::DeviceBuffer::copy_of(before, stream);
-  const kernels::LinearDesc desc{weight.scheme, weight.layout, x.m, n, k, x.dtype, extras.int8};
+  const kernels::LinearDesc desc{
+      test::gpu().properties(), weight.scheme, weight.layout, x.m, n, k, x.dtype, extras.int8};
   device::DeviceBuffer own;
   if (extras.workspace == nullptr) {
     own = device::DeviceBuffer(test::gpu(), std::max(kernels::linear_workspace(desc),
@@ -140,9 +141,9 @@ inline LinearOutcome run_linear(const kernels::DeviceWeight& weight, const std::
   args.workspace = workspace.data();
   args.workspace_bytes = workspace.size();
   if (extras.kernel != nullptr) {
-    extras.kernel->run(args, stream.get());
+    extras.kernel->run(args, stream);
   } else {
-    kernels::packed_linear(args, stream.get());
+    kernels::packed_linear(args, stream);
   }
   LinearOutcome outcome;
   outcome.y.resize(before.size());
@@ -212,8 +213,8 @@ inline void check_every_form(const kernels::DeviceWeight& weight, const std::vec
     for (const int64_t stride : {weight.k, weight.k + 8, weight.k + 1}) {
       for (const int64_t m : rows) {
         const Activations x(m, weight.k, stride, DType::f16);
-        for (const auto* kernel :
-             accepting_kernels({weight.scheme, weight.layout, m, weight.n, weight.k, DType::f16, int8})) {
+        for (const auto* kernel : accepting_kernels(
+                 {gpu().properties(), weight.scheme, weight.layout, m, weight.n, weight.k, DType::f16, int8})) {
           if (gated && !kernel->swiglu) continue;
           extras.kernel = kernel;
           const auto outcome = run_linear(weight, decoded, x, extras, stream);

@@ -41,7 +41,7 @@ class LogitsCuda : public testing::Test {
                           history.as<int32_t>(),
                           count,
                           false};
-    for (int i = 0; i < count; ++i) sample_cuda(args, stream.get());
+    for (int i = 0; i < count; ++i) sample_cuda(args, stream);
     const auto tokens = from_device<int32_t>(history, static_cast<size_t>(count), stream);
     const auto after = from_device<StepState>(state, 1, stream)[0];
     EXPECT_EQ(after.position, 7 + count);
@@ -67,10 +67,10 @@ TEST_F(LogitsCuda, ComparesLikeTheCpu) {
     const auto ids_device = on_device(ids, stream);
     auto out = test::poisoned(rows * sizeof(LogitComparison), stream);
     compare_logits_cuda(a_device.as<float>(), b_device.as<float>(), rows, vocab, ids_device.as<int32_t>(),
-                        out.as<LogitComparison>(), stream.get());
+                        out.as<LogitComparison>(), stream);
     const auto got = from_device<LogitComparison>(out, rows, stream);
     compare_logits_cuda(nullptr, b_device.as<float>(), rows, vocab, ids_device.as<int32_t>(), out.as<LogitComparison>(),
-                        stream.get());
+                        stream);
     const auto alone = from_device<LogitComparison>(out, rows, stream);
     for (size_t r = 0; r < rows; ++r) {
       const auto row = [&](const RandomMatrix& m) {

@@ -57,7 +57,7 @@ std::vector<float> rotated_on_gpu(const InputRotation& rotation, const std::vect
   args.factors = factors.as<float>();
   args.input_scale = scales.empty() ? nullptr : divisors.as<float>();
   args.y = output.data(), args.ldy = args.k;
-  rotate_input(args, stream.get());
+  rotate_input(args, stream);
   std::vector<float> result(x.size());
   output.download(std::as_writable_bytes(std::span(result)), stream);
   stream.synchronize();
@@ -167,7 +167,7 @@ double relative_error(const Case& c, int64_t m, bool add) {
   const auto input = device::DeviceBuffer::copy_of(bytes_of(x), stream);
   const auto biases = device::DeviceBuffer::copy_of(bytes_of(bias), stream);
   const auto divisors = device::DeviceBuffer::copy_of(bytes_of(linear.input_scale), stream);
-  const RotatedWorkspace sizes = rotated_linear_workspace(m, n, k);
+  const RotatedWorkspace sizes = rotated_linear_workspace(test::gpu().properties(), m, n, k);
   const std::vector<float> ones(static_cast<size_t>(m * n), 1.0f);
   auto y = device::DeviceBuffer::copy_of(bytes_of(ones), stream);
   device::DeviceBuffer words(test::gpu(), sizes.semaphores), scratch(test::gpu(), sizes.scratch);
@@ -182,7 +182,7 @@ double relative_error(const Case& c, int64_t m, bool add) {
   args.fp32 = args.add = add;
   args.semaphores = words.data(), args.semaphore_bytes = words.size();
   args.scratch = scratch.data(), args.scratch_bytes = scratch.size();
-  rotated_linear(args, stream.get());
+  rotated_linear(args, stream);
   std::vector<float> got(ones.size());
   std::vector<uint16_t> halves(ones.size());
   y.download(add ? std::as_writable_bytes(std::span(got)) : std::as_writable_bytes(std::span(halves)), stream);
@@ -277,7 +277,7 @@ class Chain {
       args.semaphores = words_.data(), args.semaphore_bytes = words_.size();
       args.scratch = scratch_.data(), args.scratch_bytes = scratch_.size();
       args.weights_ready = overlap;
-      rotated_linear(args, stream.get());
+      rotated_linear(args, stream);
     }
   }
   std::vector<uint16_t> result(const device::Stream& stream) {
@@ -294,7 +294,7 @@ class Chain {
   }
 
  private:
-  RotatedWorkspace sizes() const { return rotated_linear_workspace(m_, size, size); }
+  RotatedWorkspace sizes() const { return rotated_linear_workspace(test::gpu().properties(), m_, size, size); }
 
   const DeviceLinear& linear_;
   int64_t m_;
@@ -326,13 +326,14 @@ TEST_F(RotatedGpu, LaunchesThatOverlapMakeTheSameEveryTime) {
 }
 
 TEST_F(RotatedGpu, RefusesWhatDoesNotFit) {
+  const device::Stream stream(test::gpu());
   RotateInputArgs args;
   args.m = 1, args.k = 64, args.block = 48, args.ldx = args.ldy = 64;
-  test::expect_error(ErrorCode::bad_argument, {"power of two"}, [&] { rotate_input(args, nullptr); });
+  test::expect_error(ErrorCode::bad_argument, {"power of two"}, [&] { rotate_input(args, stream); });
   args.block = 2048;
-  test::expect_error(ErrorCode::bad_argument, {"1024"}, [&] { rotate_input(args, nullptr); });
+  test::expect_error(ErrorCode::bad_argument, {"1024"}, [&] { rotate_input(args, stream); });
   args.block = 64;
-  test::expect_error(ErrorCode::bad_argument, {"null"}, [&] { rotate_input(args, nullptr); });
+  test::expect_error(ErrorCode::bad_argument, {"null"}, [&] { rotate_input(args, stream); });
 }
 
 TEST_F(RotatedGpu, NamesTheKernelsThatMultiply) {
@@ -344,7 +345,7 @@ TEST_F(RotatedGpu, NamesTheKernelsThatMultiply) {
     args.m = m;
     args.activation = activation;
     args.passes = std::span(linear.passes).first(passes);
-    return rotated_kernels(args);
+    return rotated_kernels(test::gpu().properties(), args);
   };
   using Names = std::vector<std::string_view>;
   for (const size_t passes : {1, 2}) {
@@ -369,7 +370,7 @@ TEST_F(RotatedGpu, RefusesStretchesThatAreNone) {
   args.x = memory.data(), args.ldx = 1408;
   args.y = memory.data(), args.ldy = 200;
   args.passes = linear.passes;
-  test::expect_error(ErrorCode::bad_argument, {"stretch"}, [&] { rotated_linear(args, stream.get()); });
+  test::expect_error(ErrorCode::bad_argument, {"stretch"}, [&] { rotated_linear(args, stream); });
 }
 
 }  // namespace

@@ -8,12 +8,11 @@
 #pragma once
 
 #include <cuda_fp16.h>
-#include <cuda_runtime.h>
-
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 
+#include "device/stream.h"
 #include "kernels/attention/kv_page.h"
 
 namespace w4q::kernels {
@@ -41,11 +40,12 @@ struct QkvRows {
 /// position first + r, whose angles are row r of the tables. The sequence's pages up to first + rows − 1 are in the
 /// table.
 void rotate_and_store_cuda(const QkvRows& qkv, const PagedLayer& layer, const HeadRotation& rotation, int64_t first,
-                           cudaStream_t stream);
+                           const device::Stream& stream);
 
 /// Decodes positions 0 … length − 1 of a layer into f16 head pages in their order: what prefill_attention_cuda reads
 /// where the cache has another type. `keys` and `values` hold ceil(length / 16) pages.
-void widen_pages_cuda(const PagedLayer& layer, int64_t length, std::byte* keys, std::byte* values, cudaStream_t stream);
+void widen_pages_cuda(const PagedLayer& layer, int64_t length, std::byte* keys, std::byte* values,
+                      const device::Stream& stream);
 
 struct PrefillAttentionArgs {
   QkvRows qkv;            ///< queries as rotate_and_store_cuda left them
@@ -56,7 +56,7 @@ struct PrefillAttentionArgs {
 };
 /// FlashAttention-2: blocks of 64 queries stream past tiles of keys, scores stay in registers. 3 · rows · length ·
 /// head_dim multiply-adds a head on tensor cores: a query is two f16.
-void prefill_attention_cuda(const PrefillAttentionArgs& args, cudaStream_t stream);
+void prefill_attention_cuda(const PrefillAttentionArgs& args, const device::Stream& stream);
 
 struct DecodeAttentionArgs {
   const float* qkv = nullptr;  ///< one row, raw
@@ -81,12 +81,12 @@ struct DecodeAttentionShape {
   int64_t capacity = 0;
 };
 /// Throws unsupported for a context in which pages cannot be chosen.
-size_t decode_attention_workspace(const DecodeAttentionShape& shape);
+size_t decode_attention_workspace(const device::Properties& gpu, const DecodeAttentionShape& shape);
 inline constexpr int fp4r_most_tokens = 1 << 19;
 /// Normalizes, rotates, stores and attends in one launch. Blocks share the pages of a key head (split-KV) and the last
 /// one adds their sums up in order. Reads the cache once: 2 · length · kv_heads rows; of fp4r the codes of all keys,
 /// and what they leave and the values of the pages that are kept: those with a score, by codes alone, at most delta
 /// below the largest one of the first page and the newest 15.
-void decode_attention_cuda(const DecodeAttentionArgs& args, cudaStream_t stream);
+void decode_attention_cuda(const DecodeAttentionArgs& args, const device::Stream& stream);
 
 }  // namespace w4q::kernels

@@ -9,7 +9,6 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "device/alignment.h"
-#include "device/launch.h"
 #include "kernels/attention/decode_parts.cuh"
 #include "kernels/attention/kept.cuh"
 #include "kernels/attention/loop.cuh"
@@ -20,14 +19,6 @@
 namespace w4q::kernels {
 namespace decode {
 namespace {
-
-/// One block a multiprocessor: a page ahead in registers is worth more than more warps.
-Plan plan_for(int heads, int kv_heads) {
-  static const int most_blocks = device::multiprocessors();
-  const int group = heads / kv_heads;
-  const int head_tiles = (group + tile_heads - 1) / tile_heads;
-  return {head_tiles, std::clamp(most_blocks / (kv_heads * head_tiles), 1, most_splits)};
-}
 
 /// What the warps of a block share.
 template <KvType type, int dim>
@@ -154,26 +145,25 @@ struct Grid {
 };
 
 template <KvType type, int dim>
-void launch_dim(const Task& task, const Grid& grid, cudaStream_t stream) {
+void launch_dim(const Task& task, const Grid& grid, const device::Stream& stream) {
   constexpr int bytes = sizeof(Shared<type, dim>);
   if constexpr (type == KvType::fp4r) {
     static_assert(bytes + sizeof(PageChoice<dim>) <= least_shared_bytes);
     const auto launch_it = [&]<bool chooses>() {
-      allow_shared_memory<pruned_attention_kernel<dim, chooses>, bytes>();
       launch<pruned_attention_kernel<dim, chooses>>({grid.blocks, threads<dim>, bytes, grid.overlap}, stream,
                                                     "pruned_attention", task);
     };
     if (task.margin < INFINITY) return launch_it.template operator()<true>();
     launch_it.template operator()<false>();
   } else {
-    allow_shared_memory<decode_attention_kernel<type, dim>, bytes>();
+    static_assert(bytes <= least_shared_bytes);
     launch<decode_attention_kernel<type, dim>>({grid.blocks, threads<dim>, bytes, grid.overlap}, stream,
                                                "decode_attention", task);
   }
 }
 
 template <KvType type>
-void launch_type(const Task& task, const Grid& grid, cudaStream_t stream) {
+void launch_type(const Task& task, const Grid& grid, const device::Stream& stream) {
   switch (kv_padded_dim(task.layer.head_dim)) {
     case 64:
       return launch_dim<type, 64>(task, grid, stream);
@@ -209,19 +199,19 @@ void check(const DecodeAttentionArgs& args) {
 }  // namespace
 }  // namespace decode
 
-size_t decode_attention_workspace(const DecodeAttentionShape& shape) {
+size_t decode_attention_workspace(const device::Properties& gpu, const DecodeAttentionShape& shape) {
   if (shape.type == KvType::fp4r && shape.capacity > fp4r_most_tokens) {
     throw Error(ErrorCode::unsupported, concat("--kv fp4r with a context of ", shape.capacity, " tokens"))
         .detail(concat("pages are chosen among at most ", fp4r_most_tokens, " tokens"))
         .hint("--kv fp8 and q4 take any");
   }
-  return decode::Workspace(shape, decode::plan_for(shape.heads, shape.kv_heads)).end;
+  return decode::Workspace(shape, decode::plan_for(gpu, shape.heads, shape.kv_heads)).end;
 }
 
-void decode_attention_cuda(const DecodeAttentionArgs& args, cudaStream_t stream) {
+void decode_attention_cuda(const DecodeAttentionArgs& args, const device::Stream& stream) {
   decode::check(args);
   const PagedLayer& layer = args.layer;
-  const decode::Plan plan = decode::plan_for(args.heads, layer.kv_heads);
+  const decode::Plan plan = decode::plan_for(stream.context().properties(), args.heads, layer.kv_heads);
   const decode::Workspace at({args.heads, layer.kv_heads, layer.head_dim, layer.type, args.capacity}, plan);
   decode::Task task{};
   task.qkv = args.qkv;

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/attention/attention_cuda.h"
+#include "kernels/attention/decode_plan.h"
 #include "kernels/attention/kv_encode.cuh"
 #include "kernels/frame/mailbox.cuh"
 
@@ -15,19 +16,13 @@ template <int dim>
 inline constexpr int warps = dim == 256 ? 8 : 12;
 template <int dim>
 inline constexpr int threads = warps<dim> * 32;
-inline constexpr int tile_heads = 8;  ///< query heads of a block: the columns of an mma
 /// Pages that a block takes at least, before another one joins.
 inline constexpr int pages_per_split = 8;
-inline constexpr int most_splits = 64;
 /// Blocks of a key head that ask for their heads before they know whether they have pages.
 inline constexpr int certain_splits = 4;
 inline constexpr float log2_e = 1.4426950408889634f;
 /// Below every score, and still finite: differences of two of it are zero.
 inline constexpr float lowest = -1e30f;
-
-struct Plan {
-  int head_tiles, splits;
-};
 
 struct Task {
   const float* qkv;

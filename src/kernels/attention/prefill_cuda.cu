@@ -290,8 +290,8 @@ __global__ void __launch_bounds__(warps * 32) prefill_attention_kernel(const Pre
 }
 
 template <int dim>
-void launch_prefill(const PrefillAttentionArgs& args, cudaStream_t stream) {
-  allow_shared_memory<prefill_attention_kernel<dim>, shared_bytes<dim>>();
+void launch_prefill(const PrefillAttentionArgs& args, const device::Stream& stream) {
+  static_assert(shared_bytes<dim> <= least_shared_bytes);
   const QkvRows& qkv = args.qkv;
   const dim3 grid(static_cast<unsigned>((qkv.rows + query_rows - 1) / query_rows), static_cast<unsigned>(qkv.heads));
   launch<prefill_attention_kernel<dim>>({grid, warps * 32, shared_bytes<dim>, false}, stream, "prefill_attention",
@@ -300,7 +300,7 @@ void launch_prefill(const PrefillAttentionArgs& args, cudaStream_t stream) {
 
 }  // namespace
 
-void prefill_attention_cuda(const PrefillAttentionArgs& args, cudaStream_t stream) {
+void prefill_attention_cuda(const PrefillAttentionArgs& args, const device::Stream& stream) {
   const PagedLayer& layer = args.layer;
   ensure(args.qkv.rows >= 1 && layer.kv_heads > 0 && args.qkv.heads % layer.kv_heads == 0 && layer.head_dim % 2 == 0 &&
              args.qkv.stride % 2 == 0 && layer.type == KvType::f16,

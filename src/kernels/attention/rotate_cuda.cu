@@ -104,7 +104,7 @@ __global__ void widen_pages_kernel(PagedLayer layer, std::byte* keys, std::byte*
 }  // namespace
 
 void rotate_and_store_cuda(const QkvRows& qkv, const PagedLayer& layer, const HeadRotation& rotation, int64_t first,
-                           cudaStream_t stream) {
+                           const device::Stream& stream) {
   ensure(qkv.rows >= 1 && kv_padded_dim(layer.head_dim) > 0 && 2 * rotation.pairs <= layer.head_dim,
          "rotate_and_store: shapes do not fit");
   const int64_t items = qkv.rows * (qkv.heads + 2 * layer.kv_heads);
@@ -113,7 +113,7 @@ void rotate_and_store_cuda(const QkvRows& qkv, const PagedLayer& layer, const He
 }
 
 void widen_pages_cuda(const PagedLayer& layer, int64_t length, std::byte* keys, std::byte* values,
-                      cudaStream_t stream) {
+                      const device::Stream& stream) {
   const auto pages = static_cast<unsigned>((length + kv_page_tokens - 1) / kv_page_tokens);
   const LaunchShape shape{dim3(pages, static_cast<unsigned>(layer.kv_heads), 2), 32 * warps, 0, false};
   launch<widen_pages_kernel>(shape, stream, "widen_pages", layer, keys, values);

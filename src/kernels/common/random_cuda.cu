@@ -37,28 +37,28 @@ struct Constant {
 };
 
 template <class T, class Make>
-void fill(T* to, int64_t count, uint64_t seed, Make make, cudaStream_t stream) {
+void fill(T* to, int64_t count, uint64_t seed, Make make, const device::Stream& stream) {
   constexpr int threads = 256;
   const auto blocks = static_cast<unsigned>(std::clamp<int64_t>((count + threads - 1) / threads, 1, 8192));
-  fill_kernel<<<blocks, threads, 0, stream>>>(to, count, seed, make);
+  fill_kernel<<<blocks, threads, 0, stream.get()>>>(to, count, seed, make);
   device::check_launch("fill", concat(count, " values"));
 }
 
 }  // namespace
 
-void random_words_cuda(uint32_t* words, int64_t count, uint64_t seed, cudaStream_t stream) {
+void random_words_cuda(uint32_t* words, int64_t count, uint64_t seed, const device::Stream& stream) {
   fill(words, count, seed, Bits{}, stream);
 }
-void random_halves_cuda(__half* values, int64_t count, float magnitude, uint64_t seed, cudaStream_t stream) {
+void random_halves_cuda(__half* values, int64_t count, float magnitude, uint64_t seed, const device::Stream& stream) {
   fill(values, count, seed, Uniform<__half>{magnitude}, stream);
 }
-void random_floats_cuda(float* values, int64_t count, float magnitude, uint64_t seed, cudaStream_t stream) {
+void random_floats_cuda(float* values, int64_t count, float magnitude, uint64_t seed, const device::Stream& stream) {
   fill(values, count, seed, Uniform<float>{magnitude}, stream);
 }
-void random_e4m4_scales_cuda(uint8_t* scales, int64_t count, uint64_t seed, cudaStream_t stream) {
+void random_e4m4_scales_cuda(uint8_t* scales, int64_t count, uint64_t seed, const device::Stream& stream) {
   fill(scales, count, seed, Scales{}, stream);
 }
-void constant_cuda(float* values, int64_t count, float value, cudaStream_t stream) {
+void constant_cuda(float* values, int64_t count, float value, const device::Stream& stream) {
   fill(values, count, 0, Constant{value}, stream);
 }
 

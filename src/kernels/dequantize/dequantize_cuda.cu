@@ -6,6 +6,7 @@
 #include "device/alignment.h"
 #include "device/check.h"
 #include "formats/kbit.h"
+#include "kernels/common/dependent_launch.cuh"
 #include "kernels/dequantize/fragment.cuh"
 #include "kernels/dequantize/planes.cuh"
 #include "repack/layout_kbit_tile.h"
@@ -20,39 +21,38 @@ constexpr std::string_view tile_layout = "kbit-tile";
 constexpr std::string_view fragment_layout = "kbit-fragment";
 
 template <class Arguments>
-void launch(void (*kernel)(Arguments), size_t table_bytes, int64_t thread_blocks, const Arguments& arguments,
-            cudaStream_t stream) {
-  device::check(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(table_bytes)),
-      "asking for shared memory");
+void launch_blocks(void (*kernel)(Arguments), size_t table_bytes, int64_t thread_blocks, const Arguments& arguments,
+                   const device::Stream& stream) {
   // Fits 32 bits: a thread block has at least 16 rows, and codes that fill the GPU's memory make fewer than 2^31.
-  kernel<<<static_cast<unsigned>(thread_blocks), block_threads, table_bytes, stream>>>(arguments);
+  const LaunchShape shape{dim3(static_cast<unsigned>(thread_blocks)), block_threads, table_bytes};
+  launch(kernel, shape, stream, "dequantize", arguments);
 }
 
 template <class T, class Map>
-void launch_planes(const Map& map, const PackedDeviceWeight& weight, const OutputRows& out, cudaStream_t stream) {
+void launch_planes(const Map& map, const PackedDeviceWeight& weight, const OutputRows& out,
+                   const device::Stream& stream) {
   const int64_t blocks = formats::kbit_blocks(weight.k);
   const PlaneArguments<Map> arguments{
       map, weight.codes, weight.scales, weight.codebook, weight.scheme.scale == ScaleType::e4m4, blocks, out};
   const int64_t tasks = (weight.n + block_warps - 1) / block_warps * ((blocks + warp_blocks - 1) / warp_blocks);
   with_table_bits(weight.scheme.bits, [&]<int bits>() {
-    launch(dequantize_planes<T, bits, Map>, PlaneIndex<bits>::Table::bytes, tasks, arguments, stream);
+    launch_blocks(dequantize_planes<T, bits, Map>, PlaneIndex<bits>::Table::bytes, tasks, arguments, stream);
   });
 }
 
 template <class T>
-void launch_fragments(const PackedDeviceWeight& weight, const OutputRows& out, cudaStream_t stream) {
+void launch_fragments(const PackedDeviceWeight& weight, const OutputRows& out, const device::Stream& stream) {
   const FragmentArguments arguments{FragmentMap(weight.n, weight.k), weight.codes, weight.scales, weight.codebook, out};
   const int64_t tasks = (arguments.map.tiles() + block_warps - 1) / block_warps;
   with_table_bits(weight.scheme.bits, [&]<int bits>() {
     const auto kernel = weight.scheme.scale == ScaleType::e4m4 ? dequantize_fragments<T, bits, uint8_t>
                                                                : dequantize_fragments<T, bits, uint16_t>;
-    launch(kernel, FragmentIndex<bits>::Table::bytes, tasks, arguments, stream);
+    launch_blocks(kernel, FragmentIndex<bits>::Table::bytes, tasks, arguments, stream);
   });
 }
 
 template <class T>
-void launch_layout(const PackedDeviceWeight& weight, const OutputRows& out, cudaStream_t stream) {
+void launch_layout(const PackedDeviceWeight& weight, const OutputRows& out, const device::Stream& stream) {
   if (weight.layout == formats::canonical_layout) {
     launch_planes<T>(CanonicalMap{formats::kbit_blocks(weight.k)}, weight, out, stream);
   } else if (weight.layout == tile_layout) {
@@ -91,7 +91,7 @@ void check_arguments(const PackedDeviceWeight& weight, const DeviceRows& out) {
 
 }  // namespace
 
-void dequantize_cuda(const PackedDeviceWeight& weight, const DeviceRows& rows, cudaStream_t stream) {
+void dequantize_cuda(const PackedDeviceWeight& weight, const DeviceRows& rows, const device::Stream& stream) {
   check_arguments(weight, rows);
   const int element = dtype_bits(rows.dtype) / 8;
   const bool vectors = device::aligned(rows.data, 16) && (rows.stride * element % 16 == 0 || weight.n == 1);

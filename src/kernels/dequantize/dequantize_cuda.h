@@ -2,12 +2,11 @@
 // bit; f16 and bf16 are one rounding of it (class E1). Lane pictures and floors: docs/cuda-passes.md.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstdint>
 #include <string_view>
 
 #include "core/dtype.h"
+#include "device/stream.h"
 #include "formats/scheme.h"
 
 namespace w4q::kernels {
@@ -35,6 +34,6 @@ struct DeviceRows {
 /// Queues the decoding of all n rows. Reads bits/8 + 1/32 (E4M4) or 1/16 (f16 scales) bytes and writes one element per
 /// weight. Throws bad_argument for null or misaligned pointers, unsupported for another layout, scheme or type, before
 /// anything is launched.
-void dequantize_cuda(const PackedDeviceWeight& weight, const DeviceRows& out, cudaStream_t stream);
+void dequantize_cuda(const PackedDeviceWeight& weight, const DeviceRows& out, const device::Stream& stream);
 
 }  // namespace w4q::kernels

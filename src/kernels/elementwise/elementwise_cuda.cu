@@ -181,14 +181,14 @@ unsigned blocks_for(int64_t items) {
 }
 
 template <class T>
-void add_bias(const float* bias, int64_t rows, int64_t cols, T* y, int64_t stride, cudaStream_t stream) {
-  add_bias_kernel<<<blocks_for(rows * cols), threads, 0, stream>>>(bias, rows, cols, y, stride);
+void add_bias(const float* bias, int64_t rows, int64_t cols, T* y, int64_t stride, const device::Stream& stream) {
+  add_bias_kernel<<<blocks_for(rows * cols), threads, 0, stream.get()>>>(bias, rows, cols, y, stride);
   device::check_launch("add_bias", concat(rows, " × ", cols));
 }
 
 }  // namespace
 
-void rms_norm_cuda(const NormArgs& args, cudaStream_t stream) {
+void rms_norm_cuda(const NormArgs& args, const device::Stream& stream) {
   ensure(args.rows >= 1 && args.cols >= 1 && args.rows < (int64_t{1} << 31), "rms_norm: no rows");
   ensure(args.state == nullptr || args.rows == 1, "rms_norm: the state of one row");
   const int width = args.cols % 4 == 0 ? 4 : 1;
@@ -201,19 +201,21 @@ void rms_norm_cuda(const NormArgs& args, cudaStream_t stream) {
   launch<rms_norm_kernel<1>>(shape, stream, "rms_norm", args);
 }
 
-void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, __half* y, int64_t stride, cudaStream_t stream) {
+void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, __half* y, int64_t stride,
+                   const device::Stream& stream) {
   add_bias(bias, rows, cols, y, stride, stream);
 }
 void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, __nv_bfloat16* y, int64_t stride,
-                   cudaStream_t stream) {
+                   const device::Stream& stream) {
   add_bias(bias, rows, cols, y, stride, stream);
 }
-void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, float* y, int64_t stride, cudaStream_t stream) {
+void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, float* y, int64_t stride,
+                   const device::Stream& stream) {
   add_bias(bias, rows, cols, y, stride, stream);
 }
 
 void silu_multiply_cuda(const __half* gate_up, int64_t rows, int64_t inner, bool turns, __half* out, bool overlap,
-                        cudaStream_t stream) {
+                        const device::Stream& stream) {
   const int width = inner % 4 == 0 ? 4 : 1;
   const LaunchShape shape{dim3(blocks_for(rows * inner / width)), threads, 0, overlap};
   if (width == 4)
@@ -221,7 +223,7 @@ void silu_multiply_cuda(const __half* gate_up, int64_t rows, int64_t inner, bool
   launch<silu_multiply_kernel<1>>(shape, stream, "silu_multiply", gate_up, rows, inner, turns, out);
 }
 
-void embed_cuda(const EmbedArgs& args, cudaStream_t stream) {
+void embed_cuda(const EmbedArgs& args, const device::Stream& stream) {
   ensure(args.rows >= 1 && args.rows <= 65535, "embed: 1 to 65535 rows at a time");
   const auto across = static_cast<unsigned>(std::clamp<int64_t>((args.cols + threads - 1) / threads, 1, 64));
   const LaunchShape shape{dim3(across, static_cast<unsigned>(args.rows)), threads, 0, args.overlap};
@@ -232,8 +234,8 @@ void embed_cuda(const EmbedArgs& args, cudaStream_t stream) {
 }
 
 void divide_columns_cuda(const __half* x, const float* divisor, int64_t rows, int64_t cols, __half* out,
-                         cudaStream_t stream) {
-  divide_columns_kernel<<<blocks_for(rows * cols), threads, 0, stream>>>(x, divisor, rows, cols, out);
+                         const device::Stream& stream) {
+  divide_columns_kernel<<<blocks_for(rows * cols), threads, 0, stream.get()>>>(x, divisor, rows, cols, out);
   device::check_launch("divide_columns", concat(rows, " × ", cols));
 }
 

@@ -8,11 +8,10 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cuda_runtime.h>
-
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "device/stream.h"
 
 namespace w4q::kernels {
 
@@ -27,18 +26,20 @@ struct NormArgs {
   float* state = nullptr;     ///< one row: the norm's state (linear_fusion.h), or null
   bool overlap = false;
 };
-void rms_norm_cuda(const NormArgs& args, cudaStream_t stream);
+void rms_norm_cuda(const NormArgs& args, const device::Stream& stream);
 
 /// y[r][i] += bias[i]; rows of y are `stride` apart.
-void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, __half* y, int64_t stride, cudaStream_t stream);
+void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, __half* y, int64_t stride,
+                   const device::Stream& stream);
 void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, __nv_bfloat16* y, int64_t stride,
-                   cudaStream_t stream);
-void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, float* y, int64_t stride, cudaStream_t stream);
+                   const device::Stream& stream);
+void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, float* y, int64_t stride,
+                   const device::Stream& stream);
 
 /// out[r][i] = silu(gate) · up, kept within the range of f16. Rows of gate_up are 2·inner apart, of out inner. A row is
 /// all gates and then all ups, or with `turns` gate_up_turn of them in turn (linear_fusion.h; inner a multiple of it).
 void silu_multiply_cuda(const __half* gate_up, int64_t rows, int64_t inner, bool turns, __half* out, bool overlap,
-                        cudaStream_t stream);
+                        const device::Stream& stream);
 
 /// The row of tables [positions × pairs] that belongs to a position, for all launches of a step that need it.
 struct AngleRow {
@@ -60,10 +61,10 @@ struct EmbedArgs {
   bool overlap = false;
   AngleRow angles;
 };
-void embed_cuda(const EmbedArgs& args, cudaStream_t stream);
+void embed_cuda(const EmbedArgs& args, const device::Stream& stream);
 
 /// out[r][c] = x[r][c] / divisor[c], for linear layers with an input scale.
 void divide_columns_cuda(const __half* x, const float* divisor, int64_t rows, int64_t cols, __half* out,
-                         cudaStream_t stream);
+                         const device::Stream& stream);
 
 }  // namespace w4q::kernels

@@ -316,8 +316,8 @@ __global__ void __launch_bounds__(GemmTiling<groups>::warps * 32, 1) gemm_kernel
 
 /// Launches the instance for these rows of activations.
 template <class Weights>
-void launch_gemm_kernel(const typename Weights::Args& args, int blocks, cudaStream_t stream, std::string_view name,
-                        std::string_view shape) {
+void launch_gemm_kernel(const typename Weights::Args& args, int blocks, const device::Stream& stream,
+                        std::string_view name, std::string_view shape) {
   const auto with_groups = [&]<int groups>() {
     using C = GemmTiling<groups>;
     launch_kernel<gemm_kernel<Weights, groups>, Weights::table_bytes + C::work_bytes>(args, blocks, C::warps * 32,

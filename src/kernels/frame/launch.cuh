@@ -82,18 +82,12 @@ int gemm_mailbox_words(int64_t m);
 /// Blocks to launch for these sizes, at most `most`.
 int gemm_blocks(const Launch& args, int most);
 
-/// Whether a block of this GPU may have large_shared_bytes.
-inline bool has_large_blocks() {
-  static const bool answer = device::attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= large_shared_bytes;
-  return answer;
-}
-
-/// Launches `kernel` with its shared memory allowed.
-template <auto kernel, int shared_bytes, int most_bytes = least_shared_bytes, class Args>
-void launch_kernel(const Args& args, int blocks, int threads, cudaStream_t stream, std::string_view name,
+/// Launches `kernel`; `keep_apart`: KernelNeeds.
+template <auto kernel, int shared_bytes, int most_bytes = least_shared_bytes, bool keep_apart = false, class Args>
+void launch_kernel(const Args& args, int blocks, int threads, const device::Stream& stream, std::string_view name,
                    std::string_view shape) {
-  allow_shared_memory<kernel, shared_bytes, most_bytes>();
-  const LaunchShape in{dim3(static_cast<unsigned>(blocks)), threads, static_cast<size_t>(shared_bytes), args.overlap};
+  static_assert(shared_bytes <= most_bytes, "more shared memory than a block of the GPU has");
+  const LaunchShape in{dim3(static_cast<unsigned>(blocks)), threads, shared_bytes, args.overlap, keep_apart};
   launch<kernel>(in, stream, "launching a kernel", args);
   device::check_launch(name, shape);
 }

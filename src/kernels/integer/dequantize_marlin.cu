@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(warps * 32) decode_kernel(const DecodeArgs arg
 }  // namespace integer
 
 void dequantize_marlin(const DeviceWeight& weight, int64_t first, int64_t count, const DeviceRows& out,
-                       cudaStream_t stream) {
+                       const device::Stream& stream) {
   LinearArgs layer;
   layer.weight = weight;
   const bool vectors = aligned(out.data, 16) && out.stride % 8 == 0;
@@ -104,7 +104,7 @@ void dequantize_marlin(const DeviceWeight& weight, int64_t first, int64_t count,
   const auto blocks = static_cast<unsigned>((tasks + integer::warps - 1) / integer::warps);
   integer::with_types(args.weight, weight.scheme.bits, out.dtype, [&]<int bits, class Type, bool with_zeros>() {
     integer::decode_kernel<bits, Type, with_zeros>
-        <<<blocks, integer::warps * 32, integer::warps * integer::tile_bytes, stream>>>(args);
+        <<<blocks, integer::warps * 32, integer::warps * integer::tile_bytes, stream.get()>>>(args);
   });
   device::check_launch("dequantize_marlin", concat(to_string(weight.scheme), ", ", weight.n, " × ", weight.k));
 }

@@ -86,7 +86,7 @@ struct MarlinWeights {
 
 }  // namespace
 
-void launch_marlin_gemm(const MarlinLaunch& args, int bits, DType activation, int blocks, cudaStream_t stream,
+void launch_marlin_gemm(const MarlinLaunch& args, int bits, DType activation, int blocks, const device::Stream& stream,
                         std::string_view shape) {
   with_types(args, bits, activation, [&]<int width, class Type, bool with_zeros>() {
     frame::launch_gemm_kernel<MarlinWeights<width, Type, with_zeros>>(args, blocks, stream, "integer_gemm", shape);

@@ -5,7 +5,7 @@
 
 namespace w4q::kernels::integer {
 
-void launch_fused_marlin_gemv(const MarlinLaunch& args, int bits, int blocks, cudaStream_t stream,
+void launch_fused_marlin_gemv(const MarlinLaunch& args, int bits, int blocks, const device::Stream& stream,
                               std::string_view shape) {
   with_types(args, bits, DType::f16, [&]<int width, class Type, bool with_zeros>() {
     if constexpr (std::is_same_v<Type, device::HalfType>) {

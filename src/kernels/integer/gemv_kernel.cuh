@@ -52,12 +52,11 @@ template <class Gemv>
 constexpr int shared_bytes = Gemv::Table::total_bytes + frame::PartialSums<Gemv::rows, Gemv::warps>::extra_bytes;
 
 template <int bits, class Type, bool with_zeros, int rows, bool large = false, bool fused = false>
-void launch_rows(const MarlinLaunch& args, int blocks, cudaStream_t stream, std::string_view shape) {
+void launch_rows(const MarlinLaunch& args, int blocks, const device::Stream& stream, std::string_view shape) {
   using Gemv = IntegerGemv<bits, Type, with_zeros, rows, large, fused>;
   constexpr int most = large ? large_shared_bytes : least_shared_bytes;
-  if constexpr (fused) keep_blocks_apart<integer_gemv_kernel<Gemv>, shared_bytes<Gemv>>();
-  frame::launch_kernel<integer_gemv_kernel<Gemv>, shared_bytes<Gemv>, most>(args, blocks, Gemv::warps * 32, stream,
-                                                                            "integer_gemv", shape);
+  frame::launch_kernel<integer_gemv_kernel<Gemv>, shared_bytes<Gemv>, most, fused>(args, blocks, Gemv::warps * 32,
+                                                                                   stream, "integer_gemv", shape);
 }
 
 }  // namespace w4q::kernels::integer

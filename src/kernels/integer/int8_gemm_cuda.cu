@@ -360,14 +360,14 @@ __global__ void __launch_bounds__(threads, 1) gemm_kernel(const GemmLaunch args)
 }
 
 template <class K>
-void launch_kind(const GemmLaunch& args, cudaStream_t stream, std::string_view shape) {
+void launch_kind(const GemmLaunch& args, const device::Stream& stream, std::string_view shape) {
   frame::launch_kernel<gemm_kernel<K>, K::shared_bytes>(args, args.row_tiles * args.output_tiles * args.splits, threads,
                                                         stream, "int8_gemm", shape);
 }
 
 }  // namespace
 
-void launch_gemm(const GemmLaunch& args, int bits, cudaStream_t stream, std::string_view shape) {
+void launch_gemm(const GemmLaunch& args, int bits, const device::Stream& stream, std::string_view shape) {
   const auto run = [&]<int width, bool with_zeros>() {
     if (sum_inputs(args.group_shift) == 32) return launch_kind<Kind<width, with_zeros, 32>>(args, stream, shape);
     launch_kind<Kind<width, with_zeros, 128>>(args, stream, shape);

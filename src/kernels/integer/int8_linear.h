@@ -1,13 +1,11 @@
 // The product with int8 activations (int8_rows.h), sm_80 and newer, behind the launch that makes them.
 #pragma once
 
-#include "kernels/integer/int8_order.h"
+#include "device/stream.h"
+#include "kernels/integer/int8_tiling.h"
 #include "kernels/integer/launch.cuh"
 
 namespace w4q::kernels::int8 {
-
-constexpr int tile_outputs = 256;
-constexpr int tile_rows = static_cast<int>(Int8Order::tile_rows);
 
 /// Inputs of one integer sum, which goes to an f32 sum with its group's scale.
 constexpr int sum_inputs(int group_shift) { return group_shift < 2 ? 32 : chunk_inputs; }
@@ -27,6 +25,6 @@ struct GemmLaunch : integer::MarlinLaunch {
   bool vectors;  ///< y and the residual may be read and written four values at a time
 };
 
-void launch_gemm(const GemmLaunch& args, int bits, cudaStream_t stream, std::string_view shape);
+void launch_gemm(const GemmLaunch& args, int bits, const device::Stream& stream, std::string_view shape);
 
 }  // namespace w4q::kernels::int8

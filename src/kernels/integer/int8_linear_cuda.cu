@@ -2,9 +2,9 @@
 #include <bit>
 
 #include "device/alignment.h"
-#include "device/launch.h"
 #include "kernels/integer/int8_linear.h"
 #include "kernels/integer/int8_rows_cuda.h"
+#include "kernels/integer/int8_tiling.h"
 #include "kernels/linear/int8_rows.h"
 #include "kernels/linear/rows.h"
 
@@ -13,38 +13,19 @@ namespace {
 
 using int8::GemmLaunch;
 using int8::Int8Order;
+using int8::Tiling;
 
 /// Rows of a launch: more are cut, so that their int8 copy stays small.
 constexpr int64_t most_slice_rows = 4096;
-/// 128 inputs each, that a block along k has at least: below, adding up costs more than it brings.
-constexpr int64_t least_split_chunks = 4;
-/// … and so many blocks at most: one of them reads the sums of all, 64 KB each for every 64 rows.
-int64_t most_splits(int64_t m) { return m <= int8::tile_rows / 2 ? 8 : 4; }
-
-/// How a layer is cut into tiles.
-struct Tiling {
-  int64_t rows, outputs;  ///< tiles
-  int splits;             ///< blocks to a tile
-  int64_t count() const { return rows * outputs; }
-};
-
-Tiling tiling_of(int64_t m, int64_t n, int64_t k) {
-  static const int multiprocessors = device::multiprocessors();
-  Tiling tiling{(m + int8::tile_rows - 1) / int8::tile_rows, (n + int8::tile_outputs - 1) / int8::tile_outputs, 1};
-  const int64_t chunks = Int8Order(m, k).chunks;
-  const int64_t splits = std::min(multiprocessors / tiling.count(), chunks / least_split_chunks);
-  tiling.splits = static_cast<int>(std::clamp<int64_t>(splits, 1, most_splits(m)));
-  return tiling;
-}
 
 /// The parts of the workspace, one behind the other.
 struct Parts {
   size_t codes, scales, sums, counters, partials;
   size_t bytes() const { return codes + scales + sums + counters + partials; }
 
-  Parts(int64_t m, int64_t n, int64_t k) {
+  Parts(const device::Properties& gpu, int64_t m, int64_t n, int64_t k) {
     const Int8Order order(m, k);
-    const Tiling tiling = tiling_of(m, n, k);
+    const Tiling tiling = int8::tiling_of(gpu, m, n, k);
     const auto size = [](int64_t bytes) { return device::round_up_256(static_cast<size_t>(bytes)); };
     codes = size(order.bytes());
     scales = size(order.padded_rows * 4);
@@ -59,7 +40,7 @@ size_t workspace(const LinearDesc& desc) {
   const int64_t m = std::min(desc.m, most_slice_rows);
   size_t most = 0;
   for (int64_t rows = 1; rows < m + int8::tile_rows; rows += int8::tile_rows) {
-    most = std::max(most, Parts(std::min(rows, m), desc.n, desc.k).bytes());
+    most = std::max(most, Parts(desc.gpu, std::min(rows, m), desc.n, desc.k).bytes());
   }
   return most;
 }
@@ -86,11 +67,11 @@ struct Launches {
   GemmLaunch gemm;
 };
 
-Launches prepare_launches(const LinearArgs& args) {
+Launches prepare_launches(const LinearArgs& args, const device::Properties& gpu) {
   const auto& w = args.weight;
-  const Parts parts(args.m, w.n, w.k);
+  const Parts parts(gpu, args.m, w.n, w.k);
   const Int8Order order(args.m, w.k);
-  const Tiling tiling = tiling_of(args.m, w.n, w.k);
+  const Tiling tiling = int8::tiling_of(gpu, args.m, w.n, w.k);
   auto* at = static_cast<uint8_t*>(args.workspace);
   Int8RowsArgs rows{args.m, w.k, args.activation, args.x, args.ldx, w.input_order, at};
   rows.scales = reinterpret_cast<float*>(at += parts.codes);
@@ -116,9 +97,9 @@ Launches prepare_launches(const LinearArgs& args) {
   return {rows, gemm};
 }
 
-void run(const LinearArgs& args, cudaStream_t stream) {
+void run(const LinearArgs& args, const device::Stream& stream) {
   in_slices(args, most_slice_rows, [&](const LinearArgs& part) {
-    const Launches launches = prepare_launches(part);
+    const Launches launches = prepare_launches(part, stream.context().properties());
     int8_rows_cuda(launches.rows, stream);
     int8::launch_gemm(launches.gemm, part.weight.scheme.bits, stream, shape_of(part));
   });

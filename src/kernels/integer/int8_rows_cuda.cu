@@ -142,14 +142,14 @@ __global__ void __launch_bounds__(threads) quantize_kernel(const QuantizeArgs ar
 
 }  // namespace
 
-void int8_rows_cuda(const Int8RowsArgs& args, cudaStream_t stream) {
+void int8_rows_cuda(const Int8RowsArgs& args, const device::Stream& stream) {
   const bool aligned = device::aligned(args.x, 16) && args.ldx % 8 == 0;
   const QuantizeArgs launch{args, Int8Order(args.m, args.k), aligned};
   const auto blocks = static_cast<unsigned>(args.m);
   if (args.activation == DType::f16) {
-    quantize_kernel<device::HalfType><<<blocks, threads, 0, stream>>>(launch);
+    quantize_kernel<device::HalfType><<<blocks, threads, 0, stream.get()>>>(launch);
   } else {
-    quantize_kernel<device::Bf16Type><<<blocks, threads, 0, stream>>>(launch);
+    quantize_kernel<device::Bf16Type><<<blocks, threads, 0, stream.get()>>>(launch);
   }
   device::check_launch("int8_rows", concat(args.m, " × ", args.k));
 }

@@ -2,11 +2,10 @@
 // else a product with them needs (int8_linear.h). Reads x twice, the second time from the caches.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "device/stream.h"
 #include "kernels/integer/int8_order.h"
 
 namespace w4q::kernels {
@@ -26,6 +25,6 @@ struct Int8RowsArgs {
   int counter_count = 0;
 };
 
-void int8_rows_cuda(const Int8RowsArgs& args, cudaStream_t stream);
+void int8_rows_cuda(const Int8RowsArgs& args, const device::Stream& stream);
 
 }  // namespace w4q::kernels

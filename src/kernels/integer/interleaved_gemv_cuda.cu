@@ -324,7 +324,7 @@ __global__ void __launch_bounds__(Gemv::warps * 32, 1) interleaved_gemv_kernel(c
 }
 
 template <class Type, bool with_zeros, int rows, bool fused = false>
-void launch_rows(const InterleavedLaunch& args, int blocks, cudaStream_t stream, std::string_view shape) {
+void launch_rows(const InterleavedLaunch& args, int blocks, const device::Stream& stream, std::string_view shape) {
   using Gemv = InterleavedGemv<Type, rows, with_zeros, fused>;
   constexpr int shared_bytes = Gemv::Table::total_bytes + frame::PartialSums<rows, Gemv::warps>::extra_bytes;
   frame::launch_kernel<interleaved_gemv_kernel<Gemv>, shared_bytes>(args, blocks, Gemv::warps * 32, stream,
@@ -332,7 +332,7 @@ void launch_rows(const InterleavedLaunch& args, int blocks, cudaStream_t stream,
 }
 
 template <class Type, bool with_zeros>
-void launch_zeros(const InterleavedLaunch& args, int blocks, cudaStream_t stream, std::string_view shape) {
+void launch_zeros(const InterleavedLaunch& args, int blocks, const device::Stream& stream, std::string_view shape) {
   if (args.m == 1) return launch_rows<Type, with_zeros, 1>(args, blocks, stream, shape);
   if (args.m == 2) return launch_rows<Type, with_zeros, 2>(args, blocks, stream, shape);
   if (args.m <= 4) return launch_rows<Type, with_zeros, 4>(args, blocks, stream, shape);
@@ -340,20 +340,20 @@ void launch_zeros(const InterleavedLaunch& args, int blocks, cudaStream_t stream
 }
 
 template <class Type>
-void launch_type(const InterleavedLaunch& args, int blocks, cudaStream_t stream, std::string_view shape) {
+void launch_type(const InterleavedLaunch& args, int blocks, const device::Stream& stream, std::string_view shape) {
   if (args.zeros != nullptr) return launch_zeros<Type, true>(args, blocks, stream, shape);
   launch_zeros<Type, false>(args, blocks, stream, shape);
 }
 
 }  // namespace
 
-void launch_interleaved_gemv(const InterleavedLaunch& args, DType activation, int blocks, cudaStream_t stream,
+void launch_interleaved_gemv(const InterleavedLaunch& args, DType activation, int blocks, const device::Stream& stream,
                              std::string_view shape) {
   if (activation == DType::f16) return launch_type<device::HalfType>(args, blocks, stream, shape);
   launch_type<device::Bf16Type>(args, blocks, stream, shape);
 }
 
-void launch_fused_interleaved_gemv(const InterleavedLaunch& args, int blocks, cudaStream_t stream,
+void launch_fused_interleaved_gemv(const InterleavedLaunch& args, int blocks, const device::Stream& stream,
                                    std::string_view shape) {
   using Half = device::HalfType;
   if (args.zeros != nullptr) return launch_rows<Half, true, 1, true>(args, blocks, stream, shape);

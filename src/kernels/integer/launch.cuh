@@ -17,11 +17,11 @@ integer::MarlinLaunch prepare_marlin(const LinearArgs& args);
 namespace w4q::kernels::integer {
 
 /// 1 to 16 activation rows on Marlin's words (gemv_cuda.cu).
-void launch_marlin_gemv(const MarlinLaunch& args, int bits, DType activation, int blocks, cudaStream_t stream,
+void launch_marlin_gemv(const MarlinLaunch& args, int bits, DType activation, int blocks, const device::Stream& stream,
                         std::string_view shape);
 
 /// 17 to 64 (gemm_cuda.cu).
-void launch_marlin_gemm(const MarlinLaunch& args, int bits, DType activation, int blocks, cudaStream_t stream,
+void launch_marlin_gemm(const MarlinLaunch& args, int bits, DType activation, int blocks, const device::Stream& stream,
                         std::string_view shape);
 /// What a launch on block-interleaved words needs on top.
 struct InterleavedLaunch : Launch {
@@ -30,7 +30,7 @@ struct InterleavedLaunch : Launch {
   int group_shift;        ///< a group is 2^group_shift blocks of 32 inputs
 };
 /// 1 to 8 activation rows on block-interleaved words (interleaved_gemv_cuda.cu).
-void launch_interleaved_gemv(const InterleavedLaunch& args, DType activation, int blocks, cudaStream_t stream,
+void launch_interleaved_gemv(const InterleavedLaunch& args, DType activation, int blocks, const device::Stream& stream,
                              std::string_view shape);
 
 /// Calls body.operator()<bits, Type, with_zeros>() for a width and a type of activations.
@@ -49,9 +49,9 @@ void with_types(const MarlinLaunch& args, int bits, DType activation, const Body
 }
 
 /// The same with a LinearFusion.
-void launch_fused_marlin_gemv(const MarlinLaunch& args, int bits, int blocks, cudaStream_t stream,
+void launch_fused_marlin_gemv(const MarlinLaunch& args, int bits, int blocks, const device::Stream& stream,
                               std::string_view shape);
-void launch_fused_interleaved_gemv(const InterleavedLaunch& args, int blocks, cudaStream_t stream,
+void launch_fused_interleaved_gemv(const InterleavedLaunch& args, int blocks, const device::Stream& stream,
                                    std::string_view shape);
 
 }  // namespace w4q::kernels::integer

@@ -52,34 +52,34 @@ float code_factor(DType activation, int bits) {
   return bits == 4 ? 0x1p20f : 0x1p24f;
 }
 
-void run_marlin_gemv(const LinearArgs& args, cudaStream_t stream) {
+void run_marlin_gemv(const LinearArgs& args, const device::Stream& stream) {
   integer::MarlinLaunch launch = prepare_marlin(args);
   launch.result_factor = code_factor(args.activation, args.weight.scheme.bits);
   if (takes_fused_kernel(args)) {
-    return integer::launch_fused_marlin_gemv(launch, args.weight.scheme.bits, blocks_for(launch.tiles), stream,
+    return integer::launch_fused_marlin_gemv(launch, args.weight.scheme.bits, blocks_for(stream, launch.tiles), stream,
                                              shape_of(args));
   }
-  integer::launch_marlin_gemv(launch, args.weight.scheme.bits, args.activation, blocks_for(launch.tiles), stream,
-                              shape_of(args));
+  integer::launch_marlin_gemv(launch, args.weight.scheme.bits, args.activation, blocks_for(stream, launch.tiles),
+                              stream, shape_of(args));
 }
 
-void run_marlin_gemm(const LinearArgs& args, cudaStream_t stream) {
+void run_marlin_gemm(const LinearArgs& args, const device::Stream& stream) {
   in_slices(args, packed_linear_max_rows, [&](const LinearArgs& part) {
     integer::MarlinLaunch launch = prepare_marlin(part);
     launch.result_factor = 1 / launch.weight_factor;
     integer::launch_marlin_gemm(launch, part.weight.scheme.bits, part.activation,
-                                frame::gemm_blocks(launch, blocks_for(launch.tiles)), stream, shape_of(part));
+                                frame::gemm_blocks(launch, blocks_for(stream, launch.tiles)), stream, shape_of(part));
   });
 }
 
-void run_dequantize_gemm(const LinearArgs& args, cudaStream_t stream) {
+void run_dequantize_gemm(const LinearArgs& args, const device::Stream& stream) {
   const auto decode = [&](int64_t first, int64_t count, const DeviceRows& out) {
     dequantize_marlin(args.weight, first, count, out, stream);
   };
   dequantize_gemm(args, decode, stream);
 }
 
-void run_interleaved_gemv(const LinearArgs& args, cudaStream_t stream) {
+void run_interleaved_gemv(const LinearArgs& args, const device::Stream& stream) {
   in_slices(args, most_interleaved_rows, [&](const LinearArgs& part) {
     integer::InterleavedLaunch launch{};
     static_cast<frame::Launch&>(launch) = prepare(part);
@@ -88,9 +88,9 @@ void run_interleaved_gemv(const LinearArgs& args, cudaStream_t stream) {
     launch.group_shift = std::countr_zero(static_cast<unsigned>(part.weight.scheme.block)) - 5;
     launch.result_factor = code_factor(part.activation, part.weight.scheme.bits);
     if (takes_fused_kernel(part)) {
-      return integer::launch_fused_interleaved_gemv(launch, blocks_for(launch.tiles), stream, shape_of(part));
+      return integer::launch_fused_interleaved_gemv(launch, blocks_for(stream, launch.tiles), stream, shape_of(part));
     }
-    integer::launch_interleaved_gemv(launch, part.activation, blocks_for(launch.tiles), stream, shape_of(part));
+    integer::launch_interleaved_gemv(launch, part.activation, blocks_for(stream, launch.tiles), stream, shape_of(part));
   });
 }
 

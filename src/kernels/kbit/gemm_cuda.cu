@@ -56,8 +56,8 @@ struct KbitWeights {
 
 }  // namespace
 
-void launch_gemm(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks, cudaStream_t stream,
-                 std::string_view shape) {
+void launch_gemm(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks,
+                 const device::Stream& stream, std::string_view shape) {
   with_types(scheme, activation, [&]<int bits, class Type, class Scales>() {
     frame::launch_gemm_kernel<KbitWeights<bits, Type, Scales>>(args, blocks, stream, "kbit_gemm", shape);
   });

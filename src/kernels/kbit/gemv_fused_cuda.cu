@@ -5,7 +5,7 @@
 
 namespace w4q::kernels::kbit {
 
-void launch_fused_gemv(const Launch& args, const formats::Scheme& scheme, int blocks, cudaStream_t stream,
+void launch_fused_gemv(const Launch& args, const formats::Scheme& scheme, int blocks, const device::Stream& stream,
                        std::string_view shape) {
   with_types(scheme, DType::f16, [&]<int bits, class Type, class Scales>() {
     if constexpr (std::is_same_v<Type, device::HalfType>) {

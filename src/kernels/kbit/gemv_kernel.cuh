@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(Gemv::warps * 32, 1) kbit_gemv_kernel(const La
 }
 
 template <int bits, class Type, class Scales, int rows, bool fused = false>
-void launch_rows(const Launch& args, int blocks, cudaStream_t stream, std::string_view shape) {
+void launch_rows(const Launch& args, int blocks, const device::Stream& stream, std::string_view shape) {
   using Gemv = KbitGemv<bits, Type, Scales, rows, fused>;
   constexpr int shared_bytes = Gemv::Table::total_bytes + frame::PartialSums<rows, Gemv::warps>::extra_bytes;
   frame::launch_kernel<kbit_gemv_kernel<Gemv>, shared_bytes>(args, blocks, Gemv::warps * 32, stream, "kbit_gemv",

@@ -24,16 +24,16 @@ namespace w4q::kernels::kbit {
 using frame::Launch;
 
 /// 1 to 16 activation rows (gemv_cuda.cu).
-void launch_gemv(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks, cudaStream_t stream,
-                 std::string_view shape);
+void launch_gemv(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks,
+                 const device::Stream& stream, std::string_view shape);
 /// The same with a LinearFusion (gemv_fused_cuda.cu).
-void launch_fused_gemv(const Launch& args, const formats::Scheme& scheme, int blocks, cudaStream_t stream,
+void launch_fused_gemv(const Launch& args, const formats::Scheme& scheme, int blocks, const device::Stream& stream,
                        std::string_view shape);
 /// 17 to 64 activation rows (gemm_cuda.cu).
-void launch_gemm(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks, cudaStream_t stream,
-                 std::string_view shape);
+void launch_gemm(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks,
+                 const device::Stream& stream, std::string_view shape);
 /// 1 to 64 activation rows from kbit-tile (reference_cuda.cu).
-void launch_reference(const Launch& args, const formats::Scheme& scheme, DType activation, cudaStream_t stream,
+void launch_reference(const Launch& args, const formats::Scheme& scheme, DType activation, const device::Stream& stream,
                       std::string_view shape);
 
 /// Calls body.operator()<bits, Type>() for a width of kbit codes and a type of activations.

@@ -22,27 +22,30 @@ void set_sum_factors(const LinearArgs& args, frame::Launch& launch) {
   launch.result_factor = (e4m4 ? kbit::E4m4Scales::sum_factor : kbit::F16Scales::sum_factor) / launch.table_factor;
 }
 
-void run_gemv(const LinearArgs& args, cudaStream_t stream) {
+void run_gemv(const LinearArgs& args, const device::Stream& stream) {
   frame::Launch launch = prepare(args);
   set_sum_factors(args, launch);
   if (takes_fused_kernel(args)) {
-    return kbit::launch_fused_gemv(launch, args.weight.scheme, blocks_for(launch.tiles), stream, shape_of(args));
+    return kbit::launch_fused_gemv(launch, args.weight.scheme, blocks_for(stream, launch.tiles), stream,
+                                   shape_of(args));
   }
-  kbit::launch_gemv(launch, args.weight.scheme, args.activation, blocks_for(launch.tiles), stream, shape_of(args));
+  kbit::launch_gemv(launch, args.weight.scheme, args.activation, blocks_for(stream, launch.tiles), stream,
+                    shape_of(args));
 }
 
 /// Up to packed_linear_max_rows rows at a time.
-void run_gemm(const LinearArgs& args, cudaStream_t stream) {
+void run_gemm(const LinearArgs& args, const device::Stream& stream) {
   in_slices(args, packed_linear_max_rows, [&](const LinearArgs& part) {
     frame::Launch launch = prepare(part);
     set_weight_factors(part, launch);
-    const int blocks = frame::gemm_blocks(launch, blocks_for(launch.tiles));
+    const int blocks = frame::gemm_blocks(launch, blocks_for(stream, launch.tiles));
     kbit::launch_gemm(launch, part.weight.scheme, part.activation, blocks, stream, shape_of(part));
   });
 }
 
 /// Outputs `first` … first + count − 1 as 16-bit rows.
-void decode_panel(const DeviceWeight& w, int64_t first, int64_t count, const DeviceRows& out, cudaStream_t stream) {
+void decode_panel(const DeviceWeight& w, int64_t first, int64_t count, const DeviceRows& out,
+                  const device::Stream& stream) {
   const int64_t scale_bytes = w.scheme.scale == formats::ScaleType::e4m4 ? 1 : 2;
   const int64_t tile = frame::Map(w.n, w.k).tile(first, 0);
   PackedDeviceWeight part;
@@ -56,14 +59,14 @@ void decode_panel(const DeviceWeight& w, int64_t first, int64_t count, const Dev
   dequantize_cuda(part, out, stream);
 }
 
-void run_dequantize_gemm(const LinearArgs& args, cudaStream_t stream) {
+void run_dequantize_gemm(const LinearArgs& args, const device::Stream& stream) {
   const auto decode = [&](int64_t first, int64_t count, const DeviceRows& out) {
     decode_panel(args.weight, first, count, out, stream);
   };
   dequantize_gemm(args, decode, stream);
 }
 
-void run_reference(const LinearArgs& args, cudaStream_t stream) {
+void run_reference(const LinearArgs& args, const device::Stream& stream) {
   frame::Launch launch = prepare(args);
   kbit::launch_reference(launch, args.weight.scheme, args.activation, stream, shape_of(args));
 }

@@ -98,12 +98,12 @@ __global__ void __launch_bounds__(warps * 32) kbit_reference_kernel(const Launch
 
 }  // namespace
 
-void launch_reference(const Launch& args, const formats::Scheme& scheme, DType activation, cudaStream_t stream,
+void launch_reference(const Launch& args, const formats::Scheme& scheme, DType activation, const device::Stream& stream,
                       std::string_view shape) {
   const auto blocks = static_cast<int>((args.n + warps * warp_outputs - 1) / (warps * warp_outputs));
   with_types(scheme, activation, [&]<int bits, class Type, class Scales>() {
     constexpr bool e4m4 = std::is_same_v<Scales, E4m4Scales>;
-    kbit_reference_kernel<bits, Type, e4m4><<<blocks, warps * 32, 0, stream>>>(args);
+    kbit_reference_kernel<bits, Type, e4m4><<<blocks, warps * 32, 0, stream.get()>>>(args);
     device::check_launch("kbit_reference", shape);
   });
 }

@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(warps * 32) dense_gemv_kernel(const DenseGemvA
 }
 
 template <Output output, int split>
-void launch_split(const DenseGemvArgs& args, cudaStream_t stream) {
+void launch_split(const DenseGemvArgs& args, const device::Stream& stream) {
   const int64_t teams = output == Output::gated ? (args.n / 2 + 1) / 2 : (args.n + rows - 1) / rows;
   constexpr int64_t teams_in_block = warps / split;
   const int64_t blocks = (teams + teams_in_block - 1) / teams_in_block;
@@ -144,14 +144,14 @@ void launch_split(const DenseGemvArgs& args, cudaStream_t stream) {
 }
 
 template <Output output>
-void launch_gemv(const DenseGemvArgs& args, cudaStream_t stream) {
+void launch_gemv(const DenseGemvArgs& args, const device::Stream& stream) {
   if (args.n < few_outputs) return launch_split<output, few_split>(args, stream);
   launch_split<output, 1>(args, stream);
 }
 
 }  // namespace
 
-void dense_gemv_cuda(const DenseGemvArgs& args, cudaStream_t stream) {
+void dense_gemv_cuda(const DenseGemvArgs& args, const device::Stream& stream) {
   ensure(dense_gemv_accepts(args.n, args.k), "dense_gemv: sizes do not fit");
   if (args.out != nullptr) return launch_gemv<Output::half>(args, stream);
   if (args.out_fp32 != nullptr) return launch_gemv<Output::fp32>(args, stream);

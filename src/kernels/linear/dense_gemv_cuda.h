@@ -4,9 +4,9 @@
 #pragma once
 
 #include <cuda_fp16.h>
-#include <cuda_runtime.h>
-
 #include <cstdint>
+
+#include "device/stream.h"
 
 namespace w4q::kernels {
 
@@ -27,6 +27,6 @@ inline constexpr double dense_error_bound = 1e-3;
 
 /// Whether these sizes are taken.
 constexpr bool dense_gemv_accepts(int64_t n, int64_t k) { return n >= 1 && k >= 8 && k % 8 == 0; }
-void dense_gemv_cuda(const DenseGemvArgs& args, cudaStream_t stream);
+void dense_gemv_cuda(const DenseGemvArgs& args, const device::Stream& stream);
 
 }  // namespace w4q::kernels

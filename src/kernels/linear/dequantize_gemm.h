@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "device/stream.h"
 #include "kernels/dequantize/dequantize_cuda.h"
 #include "kernels/linear/packed_linear.h"
 
@@ -17,10 +18,10 @@ size_t panel_memory_bytes(int64_t n, int64_t k);
 /// Computes the layer `args`, whose weight `decode` knows, in `memory` of panel_memory_bytes(), aligned to 256. Weights
 /// enter as 16-bit roundings of their decoded values; a bias is added to the result, to a 16-bit one with a rounding of
 /// its own.
-void dequantize_gemm(const LinearArgs& args, void* memory, const DecodePanel& decode, cudaStream_t stream);
+void dequantize_gemm(const LinearArgs& args, void* memory, const DecodePanel& decode, const device::Stream& stream);
 
 /// For rows of the table: the memory stands behind the semaphores that the other kernels keep zero.
 size_t dequantize_gemm_workspace(const LinearDesc& desc);
-void dequantize_gemm(const LinearArgs& args, const DecodePanel& decode, cudaStream_t stream);
+void dequantize_gemm(const LinearArgs& args, const DecodePanel& decode, const device::Stream& stream);
 
 }  // namespace w4q::kernels

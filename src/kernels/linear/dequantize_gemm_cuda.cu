@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "device/alignment.h"
-#include "device/check.h"
+#include "device/copy.h"
 #include "device/cublas.h"
 #include "kernels/elementwise/elementwise_cuda.h"
 #include "repack/layout_kbit_fragment.h"
@@ -12,8 +12,8 @@ namespace w4q::kernels {
 namespace {
 
 /// Workspace that must stay zero, for the kernels of fewer rows.
-size_t semaphore_bytes(int64_t n, int64_t k) {
-  return device::round_up_256(kbit_linear_workspace(packed_linear_max_rows, n, k));
+size_t semaphore_bytes(const device::Properties& gpu, int64_t n, int64_t k) {
+  return device::round_up_256(kbit_linear_workspace(gpu, packed_linear_max_rows, n, k));
 }
 
 /// Elements from row to row of a panel: rows begin on 16 bytes.
@@ -26,19 +26,18 @@ int64_t panel_outputs(int64_t n, int64_t k) {
   return std::min(std::max(fitting, group), (n + group - 1) / group * group);
 }
 
-void add_bias(const LinearArgs& args, cudaStream_t stream) {
+void add_bias(const LinearArgs& args, const device::Stream& stream) {
   const auto add = [&](auto* y) { add_bias_cuda(args.bias, args.m, args.weight.n, y, args.ldy, stream); };
   if (args.fp32) return add(static_cast<float*>(args.y));
   if (args.activation == DType::f16) return add(static_cast<__half*>(args.y));
   add(static_cast<__nv_bfloat16*>(args.y));
 }
 
-void copy_residual(const LinearArgs& args, cudaStream_t stream) {
+void copy_residual(const LinearArgs& args, const device::Stream& stream) {
   const size_t bytes = args.fp32 ? 4 : 2;
   const size_t pitch = static_cast<size_t>(args.ldy) * bytes, width = static_cast<size_t>(args.weight.n) * bytes;
-  device::check(cudaMemcpy2DAsync(args.y, pitch, args.residual, pitch, width, static_cast<size_t>(args.m),
-                                  cudaMemcpyDeviceToDevice, stream),
-                "copying a residual");
+  device::copy_rows(device::Way::on_gpu, {args.y, pitch}, {args.residual, pitch}, width, static_cast<size_t>(args.m),
+                    stream, "copying a residual");
 }
 
 }  // namespace
@@ -47,7 +46,7 @@ size_t panel_memory_bytes(int64_t n, int64_t k) {
   return device::cublas_workspace_bytes + static_cast<size_t>(panel_outputs(n, k) * panel_stride(k)) * 2;
 }
 
-void dequantize_gemm(const LinearArgs& args, void* memory, const DecodePanel& decode, cudaStream_t stream) {
+void dequantize_gemm(const LinearArgs& args, void* memory, const DecodePanel& decode, const device::Stream& stream) {
   const int64_t n = args.weight.n, k = args.weight.k, outputs = panel_outputs(n, k);
   if (args.residual != nullptr && args.residual != args.y) copy_residual(args, stream);
   std::byte* const panel = static_cast<std::byte*>(memory) + device::cublas_workspace_bytes;
@@ -73,11 +72,12 @@ void dequantize_gemm(const LinearArgs& args, void* memory, const DecodePanel& de
 }
 
 size_t dequantize_gemm_workspace(const LinearDesc& desc) {
-  return semaphore_bytes(desc.n, desc.k) + panel_memory_bytes(desc.n, desc.k);
+  return semaphore_bytes(desc.gpu, desc.n, desc.k) + panel_memory_bytes(desc.n, desc.k);
 }
 
-void dequantize_gemm(const LinearArgs& args, const DecodePanel& decode, cudaStream_t stream) {
-  std::byte* const memory = static_cast<std::byte*>(args.workspace) + semaphore_bytes(args.weight.n, args.weight.k);
+void dequantize_gemm(const LinearArgs& args, const DecodePanel& decode, const device::Stream& stream) {
+  std::byte* const memory = static_cast<std::byte*>(args.workspace) +
+                            semaphore_bytes(stream.context().properties(), args.weight.n, args.weight.k);
   dequantize_gemm(args, memory, decode, stream);
 }
 

@@ -10,8 +10,6 @@
 // go.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -19,6 +17,7 @@
 #include <string_view>
 
 #include "core/dtype.h"
+#include "device/stream.h"
 #include "formats/scheme.h"
 #include "kernels/frame/linear_fusion.h"
 
@@ -75,13 +74,14 @@ struct LinearArgs {
 
 /// What decides which kernel runs.
 struct LinearDesc {
+  const device::Properties& gpu;  ///< that it runs on
   formats::Scheme scheme;
   std::string_view layout;
   int64_t m = 0, n = 0, k = 0;
   DType activation = DType::f16;
   bool int8_activations = false;
 };
-LinearDesc describe(const LinearArgs& args);
+LinearDesc describe(const LinearArgs& args, const device::Properties& gpu);
 
 /// Whether a row that fuses takes its kernel for that: also for a step's f32 outputs, which are then those of the same
 /// kernel as the products around them.
@@ -97,7 +97,7 @@ struct KernelRow {
   bool (*accepts)(const LinearDesc&, std::string* why);
   size_t (*workspace)(const LinearDesc&);
   /// Arguments have been checked.
-  void (*run)(const LinearArgs&, cudaStream_t);
+  void (*run)(const LinearArgs&, const device::Stream&);
   bool fuses = false;   ///< takes a LinearFusion where there is one row
   bool swiglu = false;  ///< takes LinearFusion::swiglu, by itself, for all its rows
   /// Its workspace is semaphores, and mailboxes, that are zero before and after; else it is scratch.
@@ -122,7 +122,7 @@ const KernelRow& pick_kernel(const LinearDesc& desc);
 /// Most rows that one launch of the tensor-core kernels takes.
 inline constexpr int64_t packed_linear_max_rows = 64;
 
-/// Bytes of workspace for any number of rows from 1 to `desc.m` of such a layer on the current GPU.
+/// Bytes of workspace for any number of rows from 1 to `desc.m` of such a layer.
 size_t linear_workspace(LinearDesc desc);
 /// The same for whoever calls layers of several sizes in turn: semaphores, zeroed once, for all kernels that keep them,
 /// and scratch that may be anybody's.
@@ -131,10 +131,10 @@ struct DividedWorkspace {
 };
 DividedWorkspace divided_workspace(LinearDesc desc);
 /// linear_workspace for kbit weights in kbit-fragment.
-size_t kbit_linear_workspace(int64_t m, int64_t n, int64_t k);
+size_t kbit_linear_workspace(const device::Properties& gpu, int64_t m, int64_t n, int64_t k);
 
 /// Launches on `stream`. Throws bad_argument, before any launch, for sizes, types, null or misaligned pointers or a
 /// workspace that do not fit; unsupported for a layout that no kernel reads; device when the launch fails.
-void packed_linear(const LinearArgs& args, cudaStream_t stream);
+void packed_linear(const LinearArgs& args, const device::Stream& stream);
 
 }  // namespace w4q::kernels

@@ -2,7 +2,6 @@
 #include <vector>
 
 #include "device/cublas.h"
-#include "device/launch.h"
 #include "kernels/linear/rows.h"
 
 namespace w4q::kernels {
@@ -66,11 +65,6 @@ void check_fusion(const LinearArgs& args, std::string_view kernel, bool fuses, b
           "a misaligned pointer", "f32 to 4 bytes");
 }
 
-int blocks_for(int64_t tiles) {
-  static const int most = device::multiprocessors();
-  return static_cast<int>(std::clamp<int64_t>(tiles / 4, 1, most));
-}
-
 frame::Launch prepare(const LinearArgs& args) {
   const auto& w = args.weight;
   const frame::Map map(w.n, w.k);
@@ -119,18 +113,19 @@ int64_t most_gemm_rows(const LinearDesc& desc) {
   return device::have_cublas() ? 128 : most_rows - 1;
 }
 size_t gemv_workspace(const LinearDesc& desc) {
-  return static_cast<size_t>(blocks_for(frame::Map(desc.n, desc.k).tiles()) * frame::gemv_mailbox_words()) *
+  return static_cast<size_t>(kernels::blocks_for(desc.gpu, frame::Map(desc.n, desc.k).tiles()) *
+                             frame::gemv_mailbox_words()) *
          sizeof(frame::MailboxWord);
 }
 size_t gemm_workspace(const LinearDesc& desc) {
-  return static_cast<size_t>(blocks_for(frame::Map(desc.n, desc.k).tiles()) *
+  return static_cast<size_t>(kernels::blocks_for(desc.gpu, frame::Map(desc.n, desc.k).tiles()) *
                              frame::gemm_mailbox_words(std::min(desc.m, packed_linear_max_rows))) *
          sizeof(frame::MailboxWord);
 }
 
-LinearDesc describe(const LinearArgs& args) {
-  return {args.weight.scheme, args.weight.layout,   args.m, args.weight.n, args.weight.k,
-          args.activation,    args.int8_activations};
+LinearDesc describe(const LinearArgs& args, const device::Properties& gpu) {
+  return {gpu,           args.weight.scheme, args.weight.layout, args.m,
+          args.weight.n, args.weight.k,      args.activation,    args.int8_activations};
 }
 
 std::span<const KernelRow> kernel_registry() noexcept {
@@ -159,8 +154,8 @@ const KernelRow& pick_kernel(const LinearDesc& desc) {
   throw error.hint("`w4q repack --target` chooses a layout that has kernels");
 }
 
-size_t kbit_linear_workspace(int64_t m, int64_t n, int64_t k) {
-  return linear_workspace({{}, "kbit-fragment", m, n, k});
+size_t kbit_linear_workspace(const device::Properties& gpu, int64_t m, int64_t n, int64_t k) {
+  return linear_workspace({gpu, {}, "kbit-fragment", m, n, k});
 }
 
 size_t linear_workspace(LinearDesc desc) {
@@ -184,9 +179,9 @@ DividedWorkspace divided_workspace(LinearDesc desc) {
   return bytes;
 }
 
-void packed_linear(const LinearArgs& args, cudaStream_t stream) {
+void packed_linear(const LinearArgs& args, const device::Stream& stream) {
   check_args(args);
-  const LinearDesc desc = describe(args);
+  const LinearDesc desc = describe(args, stream.context().properties());
   const KernelRow& row = pick_kernel(desc);
   check_fusion(args, row.name, row.fuses, row.swiglu);
   check_workspace(args, linear_workspace(desc));

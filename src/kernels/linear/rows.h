@@ -33,8 +33,10 @@ inline void require(bool condition, const std::string& what, std::string_view hi
   if (!condition) throw Error(ErrorCode::bad_argument, "packed_linear: " + what).hint(hint);
 }
 
-/// One block a multiprocessor, and no block without a tile for each of a few warps.
-int blocks_for(int64_t tiles);
+/// The same on the stream's GPU.
+inline int blocks_for(const device::Stream& stream, int64_t tiles) {
+  return kernels::blocks_for(stream.context().properties(), tiles);
+}
 /// Throws bad_argument for a fusion that does not fit `args`, or a kernel that does not.
 void check_fusion(const LinearArgs& args, std::string_view kernel, bool fuses, bool gates = false);
 /// What all kernels need to know of a layer.

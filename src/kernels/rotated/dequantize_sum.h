@@ -1,6 +1,7 @@
 // The sum of two rotated passes as 16-bit rows, for cuBLAS to multiply once for both.
 #pragma once
 
+#include "device/stream.h"
 #include "kernels/dequantize/dequantize_cuda.h"
 #include "kernels/rotated/launch.cuh"
 
@@ -14,6 +15,7 @@ struct TwoPasses {
 
 /// Queues the decoding of outputs `first` … first + count − 1; `first` is a multiple of 64, `out` f16, its row 0 is
 /// output `first`. Sums are rounded once.
-void dequantize_sum(const TwoPasses& passes, int64_t first, int64_t count, const DeviceRows& out, cudaStream_t stream);
+void dequantize_sum(const TwoPasses& passes, int64_t first, int64_t count, const DeviceRows& out,
+                    const device::Stream& stream);
 
 }  // namespace w4q::kernels::rotated

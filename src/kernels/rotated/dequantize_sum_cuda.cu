@@ -122,10 +122,10 @@ __global__ void __launch_bounds__(dequantizing::block_threads, dequantizing::res
 }
 
 template <int first_bits, int second_bits>
-void decode(const DecodeArgs& args, cudaStream_t stream) {
+void decode(const DecodeArgs& args, const device::Stream& stream) {
   constexpr auto kernel = decode_sums_kernel<first_bits, second_bits>;
   constexpr int bytes = DecodeTables<first_bits, second_bits>::bytes;
-  allow_shared_memory<kernel, bytes>();
+  static_assert(bytes <= least_shared_bytes);
   const auto blocks = static_cast<unsigned>((args.tiles + dequantizing::block_warps - 1) / dequantizing::block_warps);
   const LaunchShape shape{dim3(blocks), dequantizing::block_threads, bytes, false};
   launch<kernel>(shape, stream, "decoding rotated passes", args);
@@ -133,7 +133,8 @@ void decode(const DecodeArgs& args, cudaStream_t stream) {
 
 }  // namespace
 
-void dequantize_sum(const TwoPasses& passes, int64_t first, int64_t count, const DeviceRows& out, cudaStream_t stream) {
+void dequantize_sum(const TwoPasses& passes, int64_t first, int64_t count, const DeviceRows& out,
+                    const device::Stream& stream) {
   const FragmentMap map(count, passes.k);
   const DecodeArgs decoding{{passes.sources[0], passes.sources[1]},
                             first / FragmentMap::tile_rows,

@@ -73,7 +73,8 @@ struct RotatedWeights {
 
 }  // namespace
 
-void launch_gemm(const RotatedLaunch& args, int bits, int blocks, cudaStream_t stream, std::string_view shape) {
+void launch_gemm(const RotatedLaunch& args, int bits, int blocks, const device::Stream& stream,
+                 std::string_view shape) {
   with_table_bits(bits, [&]<int width>() {
     frame::launch_gemm_kernel<RotatedWeights<width>>(args, blocks, stream, "rotated_gemm", shape);
   });

@@ -5,7 +5,7 @@
 
 namespace w4q::kernels::rotated {
 
-void launch_gemv(const RotatedLaunch& args, int first_bits, int second_bits, int blocks, cudaStream_t stream,
+void launch_gemv(const RotatedLaunch& args, int first_bits, int second_bits, int blocks, const device::Stream& stream,
                  std::string_view shape) {
   with_widths(first_bits, second_bits, [&]<class Bits>() {
     if (args.m == 1) return launch_rows<Bits, 1>(args, blocks, stream, shape);

@@ -3,8 +3,8 @@
 
 namespace w4q::kernels::rotated {
 
-void launch_fused_gemv(const RotatedLaunch& args, int first_bits, int second_bits, int blocks, cudaStream_t stream,
-                       std::string_view shape) {
+void launch_fused_gemv(const RotatedLaunch& args, int first_bits, int second_bits, int blocks,
+                       const device::Stream& stream, std::string_view shape) {
   with_widths(first_bits, second_bits, [&]<class Bits>() { launch_rows<Bits, 1, true>(args, blocks, stream, shape); });
 }
 

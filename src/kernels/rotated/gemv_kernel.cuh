@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(Gemv::warps * 32, 1) rotated_gemv_kernel(const
 }
 
 template <class Bits, int rows, bool fused = false>
-void launch_rows(const RotatedLaunch& args, int blocks, cudaStream_t stream, std::string_view shape) {
+void launch_rows(const RotatedLaunch& args, int blocks, const device::Stream& stream, std::string_view shape) {
   using Gemv = RotatedGemv<Bits, rows, fused>;
   frame::launch_kernel<rotated_gemv_kernel<Gemv>, Gemv::shared_bytes>(args, blocks, Gemv::warps * 32, stream,
                                                                       "rotated_gemv", shape);

@@ -54,12 +54,12 @@ inline bool widths_fit(int first, int second) {
 }
 
 /// 1 to 16 rows of f16 (gemv_cuda.cu). `second_bits` is 0 where there is one pass.
-void launch_gemv(const RotatedLaunch& args, int first_bits, int second_bits, int blocks, cudaStream_t stream,
+void launch_gemv(const RotatedLaunch& args, int first_bits, int second_bits, int blocks, const device::Stream& stream,
                  std::string_view shape);
 /// 17 to 64 rows of f16 (gemm_cuda.cu), one pass or two of equal widths.
-void launch_gemm(const RotatedLaunch& args, int bits, int blocks, cudaStream_t stream, std::string_view shape);
+void launch_gemm(const RotatedLaunch& args, int bits, int blocks, const device::Stream& stream, std::string_view shape);
 /// One row, with what lies between products (gemv_fused_cuda.cu).
-void launch_fused_gemv(const RotatedLaunch& args, int first_bits, int second_bits, int blocks, cudaStream_t stream,
-                       std::string_view shape);
+void launch_fused_gemv(const RotatedLaunch& args, int first_bits, int second_bits, int blocks,
+                       const device::Stream& stream, std::string_view shape);
 
 }  // namespace w4q::kernels::rotated

@@ -10,8 +10,6 @@
 // Bytes that one pass reads: n·k·bits/8 of codes and 2·n·k/d of norms, 4.125 bits a weight at 4 bits and d = 128.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -19,6 +17,7 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "device/stream.h"
 #include "kernels/linear/packed_linear.h"
 
 namespace w4q::kernels {
@@ -68,11 +67,12 @@ struct RotatedLinearArgs {
 struct RotatedWorkspace {
   size_t semaphores = 0, scratch = 0;
 };
-RotatedWorkspace rotated_linear_workspace(int64_t m, int64_t n, int64_t k);
+RotatedWorkspace rotated_linear_workspace(const device::Properties& gpu, int64_t m, int64_t n, int64_t k);
 
 /// Whether rotated_linear decodes two neighbouring passes of f16 activations into one 16-bit weight at so many rows:
 /// both must be there then.
-bool decoded_together(int64_t rows, const RotatedDevicePass& first, const RotatedDevicePass& second);
+bool decoded_together(const device::Properties& gpu, int64_t rows, const RotatedDevicePass& first,
+                      const RotatedDevicePass& second);
 
 /// KernelRow::error_bound of f16 activations: rounding the rotated input to 16 bits adds 2^-11 / √3 · √… in the mean,
 /// 1.3e-3 with what the kernels add by themselves; of further passes once more.
@@ -83,13 +83,13 @@ int rotated_linear_launches(std::span<const RotatedDevicePass> passes);
 
 /// The kernels that rotated_linear multiplies with, in the order of their launches. Looks at sizes, types, passes and
 /// whether the input is rotated or scaled; pointers may be null.
-std::vector<std::string_view> rotated_kernels(const RotatedLinearArgs& args);
+std::vector<std::string_view> rotated_kernels(const device::Properties& gpu, const RotatedLinearArgs& args);
 
 /// Whether rotated_linear takes a LinearFusion with these passes: where one launch takes them all.
 bool rotated_fuses(std::span<const RotatedDevicePass> passes);
 
 /// Launches on `stream`. Throws bad_argument for sizes, pointers or a workspace that do not fit, device when a launch
 /// fails; as rotate_input and packed_linear do.
-void rotated_linear(const RotatedLinearArgs& args, cudaStream_t stream);
+void rotated_linear(const RotatedLinearArgs& args, const device::Stream& stream);
 
 }  // namespace w4q::kernels

@@ -32,11 +32,11 @@ void refuse_unless(bool holds, std::string_view what) {
 /// Semaphores, and the parts of the scratch: a panel and cuBLAS, up to two rotated inputs, norms spread out to scales.
 struct Parts {
   size_t semaphores, panel, input, scales;
-  Parts(int64_t m, int64_t n, int64_t k)
+  Parts(const device::Properties& gpu, int64_t m, int64_t n, int64_t k)
       : input(device::round_up_256(static_cast<size_t>(padded_rows(m) * padded_inputs(k)) * 2)),
         scales(device::round_up_256(static_cast<size_t>(frame::Map(n, k).tiles() * frame::Map::tile_scales) * 2)) {
     const int64_t rows = m < rotated::least_warpgroup_rows ? m : std::max(m, most_gemv_rows + 1);
-    const DividedWorkspace product = divided_workspace({{}, "kbit-fragment", rows, n, k});
+    const DividedWorkspace product = divided_workspace({gpu, {}, "kbit-fragment", rows, n, k});
     semaphores = device::round_up_256(product.semaphores) + spare_semaphore_bytes;
     panel = device::round_up_256(product.scratch);
     if (m >= rotated::least_panel_rows) panel = std::max(panel, device::round_up_256(panel_memory_bytes(n, k)));
@@ -57,16 +57,16 @@ Passes together(Passes passes, size_t first, const Joins& joins) {
 }
 
 /// The passes of the launch that begins with pass `first`.
-Passes launched_at(const RotatedLinearArgs& args, size_t first) {
+Passes launched_at(const device::Properties& gpu, const RotatedLinearArgs& args, size_t first) {
   return together(args.passes, first, [&](const RotatedDevicePass& a, const RotatedDevicePass& b) {
     const RotatedDevicePass both[] = {a, b};
-    return rotated::variant_of(args, both).has_value();
+    return rotated::variant_of(gpu, args, both).has_value();
   });
 }
 
-std::string_view kernel_of(const RotatedLinearArgs& args, Passes passes) {
+std::string_view kernel_of(const device::Properties& gpu, const RotatedLinearArgs& args, Passes passes) {
   const RotatedDevicePass& first = passes.front();
-  switch (*rotated::variant_of(args, passes)) {
+  switch (*rotated::variant_of(gpu, args, passes)) {
     case Variant::gemv:
       return "rotated-gemv";
     case Variant::gemm:
@@ -76,27 +76,28 @@ std::string_view kernel_of(const RotatedLinearArgs& args, Passes passes) {
     case Variant::dequantize_gemm:
       return "rotated-wide";
     default:
-      return rotated::kbit_kernel(first.bits, args.m, first.n, first.k, args.activation);
+      return rotated::kbit_kernel(gpu, first.bits, args.m, first.n, first.k, args.activation);
   }
 }
 
 /// Launches one linear.
 class Linear {
  public:
-  Linear(const RotatedLinearArgs& args, cudaStream_t stream)
+  Linear(const RotatedLinearArgs& args, const device::Stream& stream)
       : args_(args),
         stream_(stream),
+        gpu_(stream.context().properties()),
         n_(args.passes.front().n),
         k_(args.passes.front().k),
-        parts_(args.m, n_, k_),
+        parts_(gpu_, args.m, n_, k_),
         input_(static_cast<std::byte*>(args.scratch) + parts_.panel),
         scales_(input_ + 2 * parts_.input) {}
 
   void run() {
     check_fusion(product(args_.x, args_.ldx, false), "rotated-gemv", rotated_fuses(args_.passes));
     for (size_t at = 0; at < args_.passes.size();) {
-      const Passes some = launched_at(args_, at);
-      run(some, *rotated::variant_of(args_, some), at > 0);
+      const Passes some = launched_at(gpu_, args_, at);
+      run(some, *rotated::variant_of(gpu_, args_, some), at > 0);
       at += some.size();
     }
   }
@@ -206,14 +207,15 @@ class Linear {
     if (launch.rotates) {
       launch.result_factor *= rotated::FragmentRotation::scale(launch.block);
     } else if (args_.m > 1 && rotates_inside(args_, first)) {
-      make_input(launch, passes, first.block, gemv_workspace(describe(args)));
+      make_input(launch, passes, first.block, gemv_workspace(describe(args, gpu_)));
     } else if (!args_.input_rotated) {
       rotate(passes);
       read_scratch(launch, passes);
     }
     const int second_bits = passes.size() > 1 ? passes.back().bits : 0;
     const auto launch_it = takes_fused_kernel(args) ? rotated::launch_fused_gemv : rotated::launch_gemv;
-    launch_it(launch, first.bits, second_bits, blocks_for(frame::Map(n_, k_).tiles()), stream_, shape_of(first));
+    launch_it(launch, first.bits, second_bits, blocks_for(stream_, frame::Map(n_, k_).tiles()), stream_,
+              shape_of(first));
   }
 
   /// The factors of weights that are scaled in registers, such that those of all passes stay inside f16.
@@ -239,12 +241,12 @@ class Linear {
       RotatedLaunch launch = launch_of(passes, part);
       set_factors(launch, passes, part);
       if (variant == Variant::warpgroup) {
-        make_input(launch, passes, inside ? first.block : 1, wgmma::exchange_bytes(device::multiprocessors()));
+        make_input(launch, passes, inside ? first.block : 1, wgmma::exchange_bytes(gpu_.multiprocessors));
         std::byte* const arranged = inside ? input_ : input_ + parts_.input;
         return rotated::launch_wgmma(launch, first.bits, arranged, stream_, shape_of(first));
       }
-      const int blocks = frame::gemm_blocks(launch, blocks_for(frame::Map(n_, k_).tiles()));
-      if (inside) make_input(launch, passes, first.block, gemm_workspace(describe(part)));
+      const int blocks = frame::gemm_blocks(launch, blocks_for(stream_, frame::Map(n_, k_).tiles()));
+      if (inside) make_input(launch, passes, first.block, gemm_workspace(describe(part, gpu_)));
       rotated::launch_gemm(launch, first.bits, blocks, stream_, shape_of(first));
     });
   }
@@ -278,7 +280,7 @@ class Linear {
     all.weight.table_stretch = pass.level_stretch;
     all.weight.scale_max = pass.norm_max;
     all.weights_ready = false;  // scales have just been written
-    if (!pick_kernel(describe(all)).keeps_semaphores) {
+    if (!pick_kernel(describe(all, gpu_)).keeps_semaphores) {
       all.workspace = args_.scratch;
       all.workspace_bytes = parts_.panel;
     }
@@ -292,7 +294,8 @@ class Linear {
   }
 
   const RotatedLinearArgs& args_;
-  const cudaStream_t stream_;
+  const device::Stream& stream_;
+  const device::Properties& gpu_;
   const int64_t n_, k_;
   const Parts parts_;
   std::byte* const input_;
@@ -321,7 +324,7 @@ void Linear::spread_norms(const RotatedDevicePass& pass) {
                               static_cast<int>(map.col_groups), source.groups, source.group_shift);
 }
 
-void check(const RotatedLinearArgs& args) {
+void check(const RotatedLinearArgs& args, const device::Properties& gpu) {
   refuse_unless(!args.passes.empty(), "no pass");
   const int64_t n = args.passes.front().n, k = args.passes.front().k;
   refuse_unless(n >= 1 && k >= 1 && n <= most_rows && k <= most_rows && args.m >= 1 && args.m <= most_rows,
@@ -345,7 +348,7 @@ void check(const RotatedLinearArgs& args) {
         "largest level and norm must be positive");
     refuse_unless(pass.level_stretch >= 1 && pass.level_stretch < 2, "a stretch is from 1 to 2");
   }
-  const Parts parts(args.m, n, k);
+  const Parts parts(gpu, args.m, n, k);
   refuse_unless(args.semaphores != nullptr && args.scratch != nullptr && aligned(args.semaphores, 256) &&
                     aligned(args.scratch, 256) && args.semaphore_bytes >= parts.semaphores &&
                     args.scratch_bytes >= parts.scratch(),
@@ -354,17 +357,18 @@ void check(const RotatedLinearArgs& args) {
 
 }  // namespace
 
-RotatedWorkspace rotated_linear_workspace(int64_t m, int64_t n, int64_t k) {
-  const Parts parts(m, n, k);
+RotatedWorkspace rotated_linear_workspace(const device::Properties& gpu, int64_t m, int64_t n, int64_t k) {
+  const Parts parts(gpu, m, n, k);
   return {parts.semaphores, parts.scratch()};
 }
 
-bool decoded_together(int64_t rows, const RotatedDevicePass& first, const RotatedDevicePass& second) {
+bool decoded_together(const device::Properties& gpu, int64_t rows, const RotatedDevicePass& first,
+                      const RotatedDevicePass& second) {
   if (rows < rotated::least_panel_rows || first.factors != second.factors || !rotated::fit_together(first, second))
     return false;
   const bool warpgroups = rows < rotated::least_panel_rows_beside_warpgroups &&
                           rotated::rows_fit_together(first, second) &&
-                          rotated::variant_of_many(rows, first.n, first.k) == Variant::warpgroup;
+                          rotated::variant_of_many(gpu, rows, first.n, first.k) == Variant::warpgroup;
   return !warpgroups && device::have_cublas();
 }
 
@@ -374,11 +378,11 @@ int rotated_linear_launches(std::span<const RotatedDevicePass> passes) {
   return launches;
 }
 
-std::vector<std::string_view> rotated_kernels(const RotatedLinearArgs& args) {
+std::vector<std::string_view> rotated_kernels(const device::Properties& gpu, const RotatedLinearArgs& args) {
   std::vector<std::string_view> names;
   for (size_t at = 0; at < args.passes.size();) {
-    const Passes some = launched_at(args, at);
-    names.push_back(kernel_of(args, some));
+    const Passes some = launched_at(gpu, args, at);
+    names.push_back(kernel_of(gpu, args, some));
     at += some.size();
   }
   return names;
@@ -386,8 +390,8 @@ std::vector<std::string_view> rotated_kernels(const RotatedLinearArgs& args) {
 
 bool rotated_fuses(Passes passes) { return rotated_linear_launches(passes) == 1; }
 
-void rotated_linear(const RotatedLinearArgs& args, cudaStream_t stream) {
-  check(args);
+void rotated_linear(const RotatedLinearArgs& args, const device::Stream& stream) {
+  check(args, stream.context().properties());
   Linear(args, stream).run();
 }
 

@@ -6,11 +6,10 @@
 // which is nothing beside the weights that the product reads.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "device/stream.h"
 
 namespace w4q::kernels {
 
@@ -35,6 +34,6 @@ struct RotateInputArgs {
 
 /// Launches on `stream`. Throws bad_argument for sizes, types or pointers that do not fit, device when the launch
 /// fails.
-void rotate_input(const RotateInputArgs& args, cudaStream_t stream);
+void rotate_input(const RotateInputArgs& args, const device::Stream& stream);
 
 }  // namespace w4q::kernels

@@ -69,7 +69,7 @@ __global__ void rotate_input_kernel(RotateInputArgs args) {
 }
 
 template <class T>
-void launch(const RotateInputArgs& args, cudaStream_t stream) {
+void launch(const RotateInputArgs& args, const device::Stream& stream) {
   const int64_t pieces = (args.k + args.block - 1) / args.block;
   const auto blocks = static_cast<unsigned>((args.m * pieces + warps - 1) / warps);
   const LaunchShape shape{dim3(blocks, args.second_y == nullptr ? 1 : 2), warps * 32, 0, args.overlap};
@@ -83,7 +83,7 @@ void require(bool holds, std::string_view what) {
 
 }  // namespace
 
-void rotate_input(const RotateInputArgs& args, cudaStream_t stream) {
+void rotate_input(const RotateInputArgs& args, const device::Stream& stream) {
   require(args.m >= 1 && args.k >= 1 && args.k <= int64_t{1} << 30 && args.m <= int64_t{1} << 24, "sizes out of range");
   require(
       args.block >= 2 && args.block <= rotate_input_max_block && std::has_single_bit(static_cast<uint64_t>(args.block)),

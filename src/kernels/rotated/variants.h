@@ -38,15 +38,21 @@ inline float factor_over_first(const RotatedDevicePass& first, const RotatedDevi
 enum class Variant { gemv, gemm, warpgroup, dequantize_gemm, kbit };
 
 /// kbit's kernel of so many rows.
-inline std::string_view kbit_kernel(int bits, int64_t m, int64_t n, int64_t k, DType activation) {
-  return pick_kernel(
-             {{formats::SchemeFamily::kbit, bits, 32, formats::ScaleType::f16}, "kbit-fragment", m, n, k, activation})
+inline std::string_view kbit_kernel(const device::Properties& gpu, int bits, int64_t m, int64_t n, int64_t k,
+                                    DType activation) {
+  return pick_kernel({gpu,
+                      {formats::SchemeFamily::kbit, bits, 32, formats::ScaleType::f16},
+                      "kbit-fragment",
+                      m,
+                      n,
+                      k,
+                      activation})
       .name;
 }
 
 /// The way of more rows than the GEMV takes, as kbit goes.
-inline Variant variant_of_many(int64_t m, int64_t n, int64_t k) {
-  const std::string_view name = kbit_kernel(4, std::max(m, most_gemv_rows + 1), n, k, DType::f16);
+inline Variant variant_of_many(const device::Properties& gpu, int64_t m, int64_t n, int64_t k) {
+  const std::string_view name = kbit_kernel(gpu, 4, std::max(m, most_gemv_rows + 1), n, k, DType::f16);
   return name == "kbit-wgmma" ? Variant::warpgroup : name == "kbit-gemm" ? Variant::gemm : Variant::kbit;
 }
 
@@ -74,13 +80,14 @@ inline bool rotates_inside(const RotatedLinearArgs& args, const RotatedDevicePas
 }
 
 /// How one pass, or two in one launch, are multiplied; nothing where two do not fit together.
-inline std::optional<Variant> variant_of(const RotatedLinearArgs& args, std::span<const RotatedDevicePass> passes) {
+inline std::optional<Variant> variant_of(const device::Properties& gpu, const RotatedLinearArgs& args,
+                                         std::span<const RotatedDevicePass> passes) {
   const RotatedDevicePass &a = passes.front(), &b = passes.back();
   const bool two = passes.size() > 1;
   if (args.activation != DType::f16) return two ? std::nullopt : std::optional(Variant::kbit);
-  if (two && decoded_together(args.m, a, b)) return Variant::dequantize_gemm;
+  if (two && decoded_together(gpu, args.m, a, b)) return Variant::dequantize_gemm;
   const bool few = args.m <= most_gemv_rows;
-  const Variant many = few && args.m < least_warpgroup_rows ? Variant::gemv : variant_of_many(args.m, a.n, a.k);
+  const Variant many = few && args.m < least_warpgroup_rows ? Variant::gemv : variant_of_many(gpu, args.m, a.n, a.k);
   const bool rows_fit =
       !two || (many != Variant::kbit && rows_fit_together(a, b) && (rotate_alike(passes) || rotates_inside(args, a)));
   if (few && (many != Variant::warpgroup || !rows_fit)) {

@@ -24,7 +24,7 @@ RotatedPassSource source_of(const RotatedLaunch& launch, const Source& pass) {
 }
 
 template <int bits>
-void launch_bits(const RotatedLaunch& launch, void* arranged, cudaStream_t stream, std::string_view shape) {
+void launch_bits(const RotatedLaunch& launch, void* arranged, const device::Stream& stream, std::string_view shape) {
   using Weights = RotatedWeights<bits>;
   RotatedSource source{};
   source.count = launch.passes;
@@ -40,7 +40,8 @@ void launch_bits(const RotatedLaunch& launch, void* arranged, cudaStream_t strea
 
 }  // namespace
 
-void launch_wgmma(const RotatedLaunch& launch, int bits, void* arranged, cudaStream_t stream, std::string_view shape) {
+void launch_wgmma(const RotatedLaunch& launch, int bits, void* arranged, const device::Stream& stream,
+                  std::string_view shape) {
   with_table_bits(bits, [&]<int width>() { launch_bits<width>(launch, arranged, stream, shape); });
 }
 

@@ -4,7 +4,7 @@
 
 namespace w4q::kernels::rotated {
 
-void launch_wgmma(const RotatedLaunch&, int, void*, cudaStream_t, std::string_view) {
+void launch_wgmma(const RotatedLaunch&, int, void*, const device::Stream&, std::string_view) {
   throw Error(ErrorCode::unsupported, "this build has no kernels for sm_90a");
 }
 

@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(threads)
 }  // namespace
 
 void compare_logits_cuda(const float* base, const float* logits, int64_t rows, int64_t vocab, const int32_t* ids,
-                         LogitComparison* out, cudaStream_t stream) {
+                         LogitComparison* out, const device::Stream& stream) {
   ensure(rows >= 1 && vocab >= 1 && logits != nullptr, "compare_logits: no logits");
   const LaunchShape shape{dim3(static_cast<unsigned>(rows)), threads, 0, false};
   launch<compare_kernel>(shape, stream, "compare_logits", base, logits, vocab, ids, out);

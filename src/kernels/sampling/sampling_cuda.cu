@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(threads) sample_kernel(const SampleArgs args) 
 
 }  // namespace
 
-void sample_cuda(const SampleArgs& args, cudaStream_t stream) {
+void sample_cuda(const SampleArgs& args, const device::Stream& stream) {
   ensure(args.vocab >= 1 && args.logits != nullptr && args.history_capacity >= 1, "sample: no logits");
   launch<sample_kernel>({dim3(1), threads, 0, args.overlap}, stream, "sample", args);
 }

@@ -7,10 +7,9 @@
 // at once.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstdint>
 
+#include "device/stream.h"
 #include "kernels/sampling/sampling.h"
 
 namespace w4q::kernels {
@@ -34,6 +33,6 @@ struct SampleArgs {
   int64_t history_capacity = 0;
   bool overlap = false;  ///< elementwise_cuda.h
 };
-void sample_cuda(const SampleArgs& args, cudaStream_t stream);
+void sample_cuda(const SampleArgs& args, const device::Stream& stream);
 
 }  // namespace w4q::kernels

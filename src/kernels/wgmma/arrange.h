@@ -3,9 +3,9 @@
 // x ends. Arranged once for a launch, so that every block of it copies whole tiles, 8 KB and more at a time.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstdint>
+
+#include "device/stream.h"
 
 namespace w4q::kernels::wgmma {
 
@@ -25,6 +25,7 @@ struct Activations {
 /// Bytes of the result for tiles of `rows` rows.
 size_t arranged_bytes(int64_t m, int64_t k, int rows);
 /// Launches on `stream`. With `overlap` it begins while the launch before still runs, and touches nothing until then.
-void arrange(const Activations& x, InputOrder order, int rows, void* arranged, bool overlap, cudaStream_t stream);
+void arrange(const Activations& x, InputOrder order, int rows, void* arranged, bool overlap,
+             const device::Stream& stream);
 
 }  // namespace w4q::kernels::wgmma

@@ -95,7 +95,8 @@ size_t arranged_bytes(int64_t m, int64_t k, int rows) {
   return static_cast<size_t>((m + rows - 1) / rows * rows * ((k + 63) / 64) * 128);
 }
 
-void arrange(const Activations& x, InputOrder order, int rows, void* arranged, bool overlap, cudaStream_t stream) {
+void arrange(const Activations& x, InputOrder order, int rows, void* arranged, bool overlap,
+             const device::Stream& stream) {
   Task task{};
   task.x = static_cast<const uint16_t*>(x.x);
   task.ldx = x.ldx;

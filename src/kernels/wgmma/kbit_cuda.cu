@@ -37,7 +37,7 @@ KbitSource source_of(const frame::Launch& launch, const formats::Scheme& scheme)
 }  // namespace
 
 void launch_kbit(const frame::Launch& launch, const formats::Scheme& scheme, DType activation, void* arranged,
-                 cudaStream_t stream, std::string_view shape) {
+                 const device::Stream& stream, std::string_view shape) {
   const Layer layer = layer_of(launch);
   kbit::with_bits(scheme.bits, activation, [&]<int bits, class Type>() {
     using Weights = KbitWeights<bits, Type>;

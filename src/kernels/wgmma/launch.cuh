@@ -6,6 +6,7 @@
 #include "core/dtype.h"
 #include "device/check.h"
 #include "device/launch.h"
+#include "kernels/common/dependent_launch.cuh"
 #include "kernels/frame/launch.cuh"
 #include "kernels/linear/rows.h"
 #include "kernels/wgmma/arrange.h"
@@ -55,18 +56,6 @@ inline Layer layer_of(const frame::Launch& launch) {
   return layer;
 }
 
-/// Blocks that run at the same time: one a multiprocessor.
-template <class Weights, int rows>
-int blocks_at_once() {
-  static const int count = [] {
-    device::check(cudaFuncSetAttribute(wgmma_kernel<Weights, rows>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       Memory<Weights, rows>::bytes),
-                  "asking for shared memory");
-    return device::multiprocessors();
-  }();
-  return count;
-}
-
 /// What adding up shared sums takes, in jobs: some 4000 clocks against those of the tiles.
 template <int rows>
 double exchange_cost(int k_tiles) {
@@ -81,7 +70,7 @@ inline bool stand_in_order(const Layer& layer, InputOrder order) {
 
 template <class Weights, int rows>
 void launch_rows(const typename Weights::Source& weights, InputOrder order, const Layer& layer, void* arranged,
-                 cudaStream_t stream, std::string_view shape) {
+                 const device::Stream& stream, std::string_view shape) {
   Task<Weights> task{};
   task.weights = weights;
   task.bias = layer.bias;
@@ -102,8 +91,10 @@ void launch_rows(const typename Weights::Source& weights, InputOrder order, cons
   const auto starts = reinterpret_cast<uintptr_t>(layer.y) | reinterpret_cast<uintptr_t>(layer.residual);
   task.wide = starts % 16 == 0 && layer.ldy % (layer.fp32 ? 4 : 8) == 0;
   task.jobs = static_cast<int>((layer.n + job_outputs - 1) / job_outputs) * task.row_tiles;
-  const Plan plan = best_plan(task.jobs, task.k_tiles, exchange_cost<rows>(task.k_tiles),
-                              blocks_at_once<Weights, rows>(), most_shared_rounds(rows));
+  // Blocks that run at the same time: one a multiprocessor.
+  const int blocks = stream.context().properties().multiprocessors;
+  const Plan plan =
+      best_plan(task.jobs, task.k_tiles, exchange_cost<rows>(task.k_tiles), blocks, most_shared_rounds(rows));
   task.whole_rounds = plan.whole_rounds;
   if constexpr (Weights::makes_inputs) {
     // The blocks do it.
@@ -116,18 +107,11 @@ void launch_rows(const typename Weights::Source& weights, InputOrder order, cons
     task.x = static_cast<const char*>(arranged);
   }
 
-  cudaLaunchAttribute overlap{};
   // Weights are fetched while the launch before still runs, or while activations are still being arranged.
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = layer.overlap || task.x != nullptr ? 1 : 0;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(plan.blocks()));
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = Memory<Weights, rows>::bytes;
-  config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = 1;
-  device::check(cudaLaunchKernelEx(&config, wgmma_kernel<Weights, rows>, task, plan.sharers), "launching a kernel");
+  const bool early = layer.overlap || task.x != nullptr;
+  const LaunchShape shape_of_launch{dim3(static_cast<unsigned>(plan.blocks())), threads, Memory<Weights, rows>::bytes,
+                                    early};
+  launch<wgmma_kernel<Weights, rows>>(shape_of_launch, stream, "launching a kernel", task, plan.sharers);
   device::check_launch("wgmma_linear", shape);
 }
 

@@ -2,13 +2,12 @@
 // weights are the A operand of warpgroup products (docs/kernels/wgmma.md).
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
 
 #include "core/dtype.h"
+#include "device/stream.h"
 #include "formats/scheme.h"
 
 namespace w4q::kernels::frame {
@@ -30,10 +29,10 @@ inline constexpr int64_t most_rows_at_once = 4096;
 /// kbit-fragment weights; `launch` with the factors of scaled weights. `arranged` has workspace_bytes(), aligned to
 /// 256. Needs built() and an sm_90.
 void launch_kbit(const frame::Launch& launch, const formats::Scheme& scheme, DType activation, void* arranged,
-                 cudaStream_t stream, std::string_view shape);
+                 const device::Stream& stream, std::string_view shape);
 
 /// Marlin's int4 words, symmetric, groups of 32 · 2^i or one. What launch_kbit() says.
-void launch_marlin(const integer::MarlinLaunch& launch, DType activation, void* arranged, cudaStream_t stream,
+void launch_marlin(const integer::MarlinLaunch& launch, DType activation, void* arranged, const device::Stream& stream,
                    std::string_view shape);
 
 }  // namespace w4q::kernels::wgmma

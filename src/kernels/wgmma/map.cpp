@@ -3,26 +3,15 @@
 #include <array>
 
 #include "device/check.h"
+#include "device/loaded_library.h"
 
 namespace w4q::kernels::wgmma {
 namespace {
 
 /// The driver's function, found through the runtime: programs are not linked with the driver.
 decltype(&cuTensorMapEncodeTiled) encoder() {
-  static const auto found = [] {
-    constexpr auto name = "cuTensorMapEncodeTiled";
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-#if CUDART_VERSION >= 12050
-    constexpr unsigned version = 12000;
-    const auto status = cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &result);
-#else
-    const auto status = cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &result);
-#endif
-    device::check(status, "asking the driver for maps of arrays");
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
-  }();
-  return found;
+  static void* const found = device::driver_function("cuTensorMapEncodeTiled");
+  return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
 }
 
 }  // namespace

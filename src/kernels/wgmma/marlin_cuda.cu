@@ -29,7 +29,7 @@ MarlinSource source_of(const integer::MarlinLaunch& launch, DType activation) {
 
 }  // namespace
 
-void launch_marlin(const integer::MarlinLaunch& launch, DType activation, void* arranged, cudaStream_t stream,
+void launch_marlin(const integer::MarlinLaunch& launch, DType activation, void* arranged, const device::Stream& stream,
                    std::string_view shape) {
   Layer layer = layer_of(launch);
   layer.input_order = launch.order;

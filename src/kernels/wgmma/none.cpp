@@ -12,9 +12,9 @@ namespace {
 [[noreturn]] void refuse() { throw Error(ErrorCode::unsupported, "this build has no kernels for sm_90a"); }
 }  // namespace
 
-void launch_kbit(const frame::Launch&, const formats::Scheme&, DType, void*, cudaStream_t, std::string_view) {
+void launch_kbit(const frame::Launch&, const formats::Scheme&, DType, void*, const device::Stream&, std::string_view) {
   refuse();
 }
-void launch_marlin(const integer::MarlinLaunch&, DType, void*, cudaStream_t, std::string_view) { refuse(); }
+void launch_marlin(const integer::MarlinLaunch&, DType, void*, const device::Stream&, std::string_view) { refuse(); }
 
 }  // namespace w4q::kernels::wgmma

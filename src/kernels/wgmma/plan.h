@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "device/properties.h"
+
 namespace w4q::kernels::wgmma {
 
 inline constexpr int job_outputs = 256;
@@ -22,6 +24,9 @@ constexpr int most_shared_rounds(int rows) { return rows <= 64 ? 2 : 1; }
 constexpr size_t exchange_bytes(int multiprocessors) {
   return static_cast<size_t>(multiprocessors) * job_outputs * 128 * 4;
 }
+
+/// Whether a GPU runs code for sm_90a.
+inline bool runs_on(const device::Properties& gpu) { return gpu.sm == 90; }
 
 struct Plan {
   int jobs = 0;

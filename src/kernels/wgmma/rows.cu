@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "device/cublas.h"
-#include "device/launch.h"
 #include "kernels/integer/launch.cuh"
 #include "kernels/kbit/launch.cuh"
 #include "kernels/linear/rows.h"
@@ -14,19 +13,6 @@ namespace {
 
 constexpr int64_t most_inputs = int64_t{1} << 24;
 
-bool runs_here() {
-  static const bool answer = [] {
-    int device = 0;
-    int major = 0;
-    int minor = 0;
-    return wgmma::built() && cudaGetDevice(&device) == cudaSuccess &&
-           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-           cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess && major == 9 &&
-           minor == 0;
-  }();
-  return answer;
-}
-
 /// Most rows, where there is cuBLAS: beyond, decoding once and cuBLAS are faster (docs/kernels/wgmma.md).
 int64_t most_rows_here(const LinearDesc& desc, int64_t measured) {
   if (desc.m <= measured) return measured;
@@ -35,7 +21,7 @@ int64_t most_rows_here(const LinearDesc& desc, int64_t measured) {
 
 /// `least` to `most` rows of a layout.
 bool accepts(const LinearDesc& desc, std::string_view layout, int64_t least, int64_t most, std::string* why) {
-  if (!runs_here()) {
+  if (!wgmma::built() || !wgmma::runs_on(desc.gpu)) {
     if (why != nullptr) *why = "needs an sm_90 and a build for it";
     return false;
   }
@@ -60,22 +46,26 @@ bool accepts_marlin(const LinearDesc& desc, std::string* why) {
 
 /// Words that these kernels keep zero, ahead of the arranged activations. They are as many for every layer, and at
 /// least as many as those of the kernels of fewer rows: arranged activations never stand where others have words.
-size_t semaphore_bytes() { return wgmma::exchange_bytes(device::multiprocessors()) + spare_semaphore_bytes; }
-size_t workspace(const LinearDesc& desc) { return semaphore_bytes() + wgmma::workspace_bytes(desc.m, desc.k); }
-void* arranged(const LinearArgs& args) { return static_cast<std::byte*>(args.workspace) + semaphore_bytes(); }
-
-void run_kbit(const LinearArgs& args, cudaStream_t stream) {
-  frame::Launch launch = prepare(args);
-  set_weight_factors(args, launch);
-  wgmma::launch_kbit(launch, args.weight.scheme, args.activation, arranged(args), stream, shape_of(args));
+size_t semaphore_bytes(const device::Properties& gpu) {
+  return wgmma::exchange_bytes(gpu.multiprocessors) + spare_semaphore_bytes;
+}
+size_t workspace(const LinearDesc& desc) { return semaphore_bytes(desc.gpu) + wgmma::workspace_bytes(desc.m, desc.k); }
+void* arranged(const LinearArgs& args, const device::Stream& stream) {
+  return static_cast<std::byte*>(args.workspace) + semaphore_bytes(stream.context().properties());
 }
 
-void run_marlin(const LinearArgs& args, cudaStream_t stream) {
+void run_kbit(const LinearArgs& args, const device::Stream& stream) {
+  frame::Launch launch = prepare(args);
+  set_weight_factors(args, launch);
+  wgmma::launch_kbit(launch, args.weight.scheme, args.activation, arranged(args, stream), stream, shape_of(args));
+}
+
+void run_marlin(const LinearArgs& args, const device::Stream& stream) {
   integer::MarlinLaunch launch = prepare_marlin(args);
   // A code less 8 and a scale below 2^12 stay inside f16 as they are.
   if (!launch.bf16_scales && args.weight.scale_max < 0x1p12f) launch.weight_factor = 1;
   launch.result_factor = 1 / launch.weight_factor;
-  wgmma::launch_marlin(launch, args.activation, arranged(args), stream, shape_of(args));
+  wgmma::launch_marlin(launch, args.activation, arranged(args, stream), stream, shape_of(args));
 }
 
 constexpr KernelRow rows[] = {
