@@ -15,18 +15,6 @@ using io::Json;
 
 constexpr const char* config_key = "quantization_config";
 
-/// The type that the model had before it was packed, as config.json remembers it.
-DType source_dtype(const Json& config) {
-  for (const char* key : {"dtype", "torch_dtype"}) {
-    const auto found = config.find(key);
-    if (found == config.end() || !found->is_string()) continue;
-    const auto name = found->get<std::string>();
-    if (name.ends_with("bfloat16")) return DType::bf16;
-    if (name.ends_with("float32")) return DType::f32;
-  }
-  return DType::f16;
-}
-
 QuantizationConfig read_dialect(const DialectSource& source) {
   const DialectRow& row = detect_dialect(source);
   QuantizationConfig result = row.read(source);
@@ -59,6 +47,18 @@ void refuse_turboquant(const std::filesystem::path& folder) {
 }
 
 }  // namespace
+
+std::optional<DType> stated_dtype(const Json& config) {
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    const auto found = config.find(key);
+    if (found == config.end() || !found->is_string()) continue;
+    const auto name = found->get<std::string>();
+    if (name.ends_with("bfloat16")) return DType::bf16;
+    if (name.ends_with("float16")) return DType::f16;
+    if (name.ends_with("float32")) return DType::f32;
+  }
+  return std::nullopt;
+}
 
 void require_folder(const std::filesystem::path& folder) {
   if (std::filesystem::is_directory(folder)) return;
@@ -99,7 +99,8 @@ std::optional<StatedQuantization> stated_quantization(const Json& config, const 
 Folder read_quantization(Folder folder) {
   const auto stated = stated_quantization(folder.config, folder.path);
   if (stated && stated->foreign) {
-    folder.quantization = read_dialect({stated->json, stated->place, folder.tensors, source_dtype(folder.config)});
+    folder.quantization =
+        read_dialect({stated->json, stated->place, folder.tensors, stated_dtype(folder.config).value_or(DType::f16)});
     return folder;
   }
   if (!stated) refuse_turboquant(folder.path);

@@ -22,6 +22,10 @@ struct Folder {
   std::filesystem::path config_path() const { return path / "config.json"; }
 };
 
+/// What the producer of a config.json computed in, and stored before anything was packed: its dtype or torch_dtype, the
+/// first that names a type. Older files say "float16", some "torch.float16".
+std::optional<DType> stated_dtype(const io::Json& config);
+
 /// Throws bad_file unless `folder` is one, and says what to give in place of a file.
 void require_folder(const std::filesystem::path& folder);
 

@@ -20,8 +20,6 @@ using kernels::StepState;
 /// Logits of this many values are held at a time.
 constexpr int64_t logit_values = int64_t{1} << 25;
 
-int64_t pages_for(int64_t tokens) { return (tokens + kernels::kv_page_tokens - 1) / kernels::kv_page_tokens; }
-
 /// As model/int8_activations.h, of what was uploaded.
 void check_int8_activations(const CudaModel& uploaded) {
   bool any = false;

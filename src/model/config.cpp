@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "checkpoint/folder.h"
 #include "core/error.h"
 #include "core/text.h"
 #include "model/architecture.h"
@@ -153,18 +154,6 @@ void parse_special_tokens(const ConfigReader& reader, ModelConfig& config) {
   if (!reader.states("eos_token_id") && row.eos_token) config.eos_tokens = {*row.eos_token};
 }
 
-/// Older files say "float16", some "torch.float16".
-std::optional<DType> parse_dtype_name(const ConfigReader& reader) {
-  const io::Json* value = reader.find("dtype");
-  if (value == nullptr) value = reader.find("torch_dtype");
-  if (value == nullptr || !value->is_string()) return std::nullopt;
-  const auto name = value->get<std::string>();
-  if (name.ends_with("bfloat16")) return DType::bf16;
-  if (name.ends_with("float16")) return DType::f16;
-  if (name.ends_with("float32")) return DType::f32;
-  return std::nullopt;
-}
-
 }  // namespace
 
 std::optional<int64_t> most_positions(const ModelConfig& config) noexcept {
@@ -202,7 +191,7 @@ ModelConfig parse_config(const io::Json& json, std::string_view source) {
   config.tie_word_embeddings = reader.boolean("tie_word_embeddings");
   config.tied_embeddings = config.tie_word_embeddings.value_or(false);
   parse_biases(reader, config);
-  config.dtype = parse_dtype_name(reader);
+  config.dtype = checkpoint::stated_dtype(json);
   config.rope = parse_rope(reader, config.architecture->rope_theta, config);
   parse_windows(reader, config);
   parse_special_tokens(reader, config);

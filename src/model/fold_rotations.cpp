@@ -72,7 +72,7 @@ Buffer turned(const io::Checkpoint& checkpoint, const Turn& turn) {
   if (turn.norm) {
     Buffer norm = widened(checkpoint, turn.norm->name + ".weight");
     if (turn.norm->offset != 0) std::ranges::for_each(norm.as<float>(), [&](float& w) { w += turn.norm->offset; });
-    fold_norm(matrix, norm.as<float>());
+    multiply_columns(matrix, norm.as<float>());
   }
   if (turn.inputs) turn_inputs(matrix, *turn.inputs);
   if (turn.outputs) turn_outputs(matrix, *turn.outputs);

@@ -123,9 +123,8 @@ class Job {
     wanted.output = result.statistics->path() / "statistics.safetensors";
     wanted.text = calibrated.text;
     wanted.options.max_memory = calibrated.max_memory;
-    wanted.fold = request_.options.steps.fold_seed();
     wanted.sensitivity = true;
-    calibrate_model(wanted);
+    calibrate_model(wanted, source_);
     calibrated.statistics = wanted.output;
     calibrated.text = {};
   }

@@ -71,8 +71,11 @@ void note_repeated_texts(const StatisticsOrigin& origin, std::vector<std::string
 }  // namespace
 
 CalibrateReport calibrate_model(const CalibrateRequest& request) {
+  return calibrate_model(request, model::open_plain_model(request.model, request.fold));
+}
+
+CalibrateReport calibrate_model(const CalibrateRequest& request, const model::OpenedModel& model) {
   const Stopwatch watch;
-  const auto model = model::open_plain_model(request.model, request.fold);
   const auto& config = model.config;
   std::vector<std::filesystem::path> inputs{request.model, request.text.text, request.text.ids};
   inputs.insert(inputs.end(), request.merge.begin(), request.merge.end());

@@ -13,6 +13,7 @@
 #include "formats/scheme_registry.h"
 #include "kernels/dequantize/dequantize.h"
 #include "kernels/linear/linear.h"
+#include "model/turn_weight.h"
 #include "pipeline/calibrated_passes.h"
 #include "pipeline/layer_cuda.h"
 #include "pipeline/rotated_weight.h"
@@ -190,8 +191,8 @@ class LayerJob {
     auto gram = quantize::mean_gram(statistics_[group]);
     const MatrixView<float> gram_view(gram.data(), groups_[group].width, groups_[group].width);
     if (const auto& scales = scales_[group]; !scales.empty()) {
-      divide_rows(gram_view, scales);
-      divide_columns(gram_view, scales);
+      model::divide_rows(gram_view, scales);
+      model::divide_columns(gram_view, scales);
     }
     CalibratedPasses passes(gram_view, options_, groups_[group].name());
     passes.turn(rotations_[group]);
@@ -252,7 +253,7 @@ class LayerJob {
     work.packed.linear.name = name;
     work.packed.linear.source_dtype = work.rest.dtype;
     Values& weight = work.rest;
-    if (!scales_[group].empty()) multiply_columns(weight.matrix(), scales_[group]);
+    if (!scales_[group].empty()) model::multiply_columns(weight.matrix(), scales_[group]);
     if (rotates(group)) rotate_rows(weight.matrix(), rotations_[group]);
     const auto* rows = row_scales(name);
     // Clips are chosen before the rows are scaled: a row's scale changes nothing but the unit of its error.
@@ -261,9 +262,9 @@ class LayerJob {
       clipped.values = weight.values;
       quantize::search_clip(clipped.matrix(), passes.gram(),
                             quantize::rounding_of(scheme, weight.shape[1], plainly(options_)));
-      if (rows != nullptr) divide_rows(clipped.matrix(), *rows);
+      if (rows != nullptr) model::divide_rows(clipped.matrix(), *rows);
     }
-    if (rows != nullptr) divide_rows(weight.matrix(), *rows);
+    if (rows != nullptr) model::divide_rows(weight.matrix(), *rows);
     passes.add_first(work, scheme, clipped.values.empty() ? weight : clipped);
     work.packed.seconds = watch.seconds();
     return work;
@@ -271,7 +272,7 @@ class LayerJob {
 
   /// Keeps what was packed; returns the error of its outputs.
   double finish(size_t group, PassWork work, const CalibratedPasses& passes) {
-    if (const auto* rows = row_scales(work.name)) multiply_rows(work.rest.matrix(), *rows);
+    if (const auto* rows = row_scales(work.name)) model::multiply_rows(work.rest.matrix(), *rows);
     const double error = output_power(work.rest.matrix(), passes.gram());
     keep(group, std::move(work.packed), error);
     return error;

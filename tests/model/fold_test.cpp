@@ -229,7 +229,7 @@ TEST(TurnWeight, ProductsStay) {
 
 TEST(TurnWeight, NormsMultiplyColumns) {
   std::vector<float> weight{1, 2, 3, 4};
-  fold_norm({weight.data(), 2, 2}, std::vector<float>{10, 100});
+  multiply_columns({weight.data(), 2, 2}, std::vector<float>{10, 100});
   EXPECT_EQ(weight, (std::vector<float>{10, 200, 30, 400}));
 }
 

@@ -11,6 +11,7 @@
 #include "io/files.h"
 #include "model/model.h"
 #include "model/reference_logits.h"
+#include "model/turn_weight.h"
 #include "pipeline/calibrate_model.h"
 #include "pipeline/quantize_model.h"
 #include "pipeline/repack_model.h"
@@ -75,9 +76,9 @@ void write_folded(const std::filesystem::path& source, const std::filesystem::pa
     for (size_t g = 0; g < groups.size(); ++g) {
       for (const auto& name : groups[g].names()) {
         auto weight = load_values(checkpoint, name + ".weight");
-        multiply_columns(weight.matrix(), folded.columns[g]);
+        model::multiply_columns(weight.matrix(), folded.columns[g]);
         if (const auto rows = folded.rows.find(name); rows != folded.rows.end())
-          divide_rows(weight.matrix(), rows->second);
+          model::divide_rows(weight.matrix(), rows->second);
         EXPECT_TRUE(folded.rescaled.contains(weight.name));
         bag.add(weight.name, DType::f32, weight.shape, bytes_of(weight.values));
         done.insert(weight.name);
