@@ -120,7 +120,7 @@ void FrozenOutputs::add(const std::string& way, const fs::path& output) {
 }
 
 void FrozenOutputs::expect_frozen() const {
-  if (prints()) std::cout << io::Json(lines_).dump(0) << "\n";
+  if (prints()) std::cout << "w4q_outputs.json\n" << io::Json(lines_).dump(1) << "\n";
   for (const auto& [line, hash] : frozen_) {
     if (lines_.contains(line)) continue;
     const std::string way = line.substr(section_.size() + 1, line.rfind('/') - section_.size() - 1);
@@ -132,8 +132,8 @@ void FrozenOutputs::expect_frozen() const {
     if (frozen != frozen_.end()) {
       EXPECT_EQ(hash, frozen->second) << line << ": other bytes than those that are frozen";
     } else {
-      ADD_FAILURE() << line << " has no frozen bytes: what is new gets its lines from W4Q_PRINT_FROZEN=1, sorted into "
-                    << "testdata/golden/w4q_outputs.json";
+      ADD_FAILURE() << line
+                    << " has no frozen bytes in testdata/golden/w4q_outputs.json: scripts/freeze adds what is new";
     }
   }
 }
@@ -145,6 +145,25 @@ void run_all(const std::vector<std::function<void()>>& jobs) {
   };
   std::vector<std::jthread> threads;
   for (unsigned i = 0; i < std::max(2u, std::thread::hardware_concurrency()); ++i) threads.emplace_back(work);
+}
+
+void write_ways(FrozenOutputs& outputs, const std::vector<Way>& ways) {
+  std::vector<std::function<void()>> jobs;
+  for (const Way& way : ways) {
+    jobs.emplace_back([&] {
+      std::vector<std::string> arguments{"quantize", outputs.model().string()};
+      arguments.insert(arguments.end(), way.quantize.begin(), way.quantize.end());
+      const std::string packed = outputs.write(way.name, arguments);
+      EXPECT_NE(packed, "") << way.name << " is refused";
+      for (const auto& options : way.repack) {
+        std::vector<std::string> more{"repack", packed};
+        more.insert(more.end(), options.begin(), options.end());
+        outputs.write_last(concat(way.name, "/", options[0].substr(2), "=", options[1]), more);
+      }
+      fs::remove_all(packed);
+    });
+  }
+  run_all(jobs);
 }
 
 }  // namespace w4q::test
