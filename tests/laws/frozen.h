@@ -1,5 +1,5 @@
 // w4q's own bytes, frozen: the fingerprints in testdata/golden/w4q_*.json were written once and change only with the
-// format version. W4Q_PRINT_FROZEN=1 prints the files that the present code would write.
+// format version. W4Q_PRINT_FROZEN=1 prints what the present code makes, of which scripts/freeze adds what is new.
 #pragma once
 
 #include <cstdlib>
@@ -42,11 +42,24 @@ inline std::string hex(uint64_t value) {
   return text;
 }
 
+inline constexpr std::string_view how_to_freeze = "scripts/freeze adds what is new (docs/adding.md, \"Frozen bytes\")";
+
+/// The golden file of what a method makes.
+inline std::string golden_file(std::string_view quantizer) {
+  return quantizer == "rtn" ? "w4q_int.json" : concat("w4q_", quantizer, ".json");
+}
+
+/// The fingerprints of a golden file by their paths in it; none where there is no such file yet.
+inline io::Json frozen_entries(const std::string& file) {
+  const auto path = testdata() / "golden" / file;
+  return std::filesystem::exists(path) ? io::read_json(path).flatten() : io::Json::object();
+}
+
 /// `present` and the golden file have the same entries with the same fingerprints.
 inline void expect_frozen(const io::Json& present, const std::string& file) {
   if (std::getenv("W4Q_PRINT_FROZEN") != nullptr) std::cout << file << "\n" << present.dump(1) << "\n";
   const io::Json now = present.flatten();
-  const io::Json frozen = io::read_json(testdata() / "golden" / file).flatten();
+  const io::Json frozen = frozen_entries(file);
   for (const auto& [entry, hash] : frozen.items()) {
     EXPECT_TRUE(now.contains(entry)) << file << " " << entry << " has vanished";
   }
@@ -54,7 +67,7 @@ inline void expect_frozen(const io::Json& present, const std::string& file) {
     if (frozen.contains(entry)) {
       EXPECT_EQ(hash, frozen[entry]) << file << " " << entry << ": other bytes than those that are frozen";
     } else {
-      ADD_FAILURE() << file << " " << entry << " has no frozen bytes: W4Q_PRINT_FROZEN=1 prints its line";
+      ADD_FAILURE() << file << " " << entry << " has no frozen bytes: " << how_to_freeze;
     }
   }
 }

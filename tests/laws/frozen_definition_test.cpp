@@ -1,5 +1,7 @@
 // The definitions, frozen apart from the quantizers: what every scheme encodes to in every layout, what every dialect
 // and GGUF type makes of it.
+#include <cmath>
+#include <limits>
 #include <set>
 
 #include "dialect_samples.h"
@@ -30,6 +32,10 @@ std::vector<std::pair<std::string, std::vector<float>>> tables_of(const Scheme& 
   return tables;
 }
 
+std::string fingerprint_in(const repack::LayoutRow& layout, const PackedWeight& weight) {
+  return test::hex(test::fingerprint(layout.pack(weight)));
+}
+
 /// Every table in the canonical layout, the first one in all that take the scheme.
 void add_encodings(const Scheme& scheme, int64_t n, int64_t k, io::Json& json) {
   const auto tables = tables_of(scheme);
@@ -39,9 +45,17 @@ void add_encodings(const Scheme& scheme, int64_t n, int64_t k, io::Json& json) {
     for (const auto& layout : repack::layout_registry()) {
       const bool wanted = name == tables.front().first || layout.name == formats::canonical_layout;
       if (!wanted || !layout.accepts(scheme, n, k, nullptr)) continue;
-      json[concat(to_string(scheme), " ", name, " ", n, "x", k, " ", layout.name)] =
-          test::hex(test::fingerprint(layout.pack(weight)));
+      json[concat(to_string(scheme), " ", name, " ", n, "x", k, " ", layout.name)] = fingerprint_in(layout, weight);
     }
+  }
+}
+
+/// Integers with all codes and zeros, and inputs that belong to random groups.
+void add_samples(const Scheme& scheme, int64_t n, int64_t k, io::Json& json) {
+  const PackedWeight weight = test::sample_integer(scheme, n, k, 2026);
+  for (const auto& layout : repack::layout_registry()) {
+    if (!layout.accepts(scheme, n, k, nullptr)) continue;
+    json[concat(to_string(scheme), " sample ", n, "x", k, " ", layout.name)] = fingerprint_in(layout, weight);
   }
 }
 
@@ -50,6 +64,7 @@ TEST(Frozen, EncodingOfEverySchemeAndLayout) {
   for (const Scheme& scheme : test::every_scheme()) {
     for (const auto& [n, k] : {std::pair{1, 31}, std::pair{130, 200}, std::pair{256, 256}}) {
       add_encodings(scheme, n, k, json);
+      if (scheme.family == SchemeFamily::integer) add_samples(scheme, n, k, json);
     }
   }
   test::expect_frozen(json, "w4q_encodings.json");
@@ -109,17 +124,31 @@ TEST(Frozen, TensorsOfEveryDialect) {
   test::expect_frozen(json, "w4q_dialects.json");
 }
 
+/// What drawn bytes decode to; which NaN comes of an infinite scale is the processor's choice.
+std::string decoded_draw(const GgmlTypeRow& row) {
+  constexpr size_t blocks = 64;
+  std::vector<std::byte> bytes(blocks * static_cast<size_t>(row.block_bytes));
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(random_bits(2026, i) >> 56);
+  std::vector<float> values(blocks * static_cast<size_t>(row.block));
+  formats::gguf_decode(row.type, bytes, values);
+  for (float& value : values) {
+    if (std::isnan(value)) value = std::numeric_limits<float>::quiet_NaN();
+  }
+  return test::hex(test::fingerprint(std::as_bytes(std::span(values))));
+}
+
+std::string encoded_input(const GgmlTypeRow& row) {
+  const std::vector<float> values = test::frozen_input(16, 256);
+  std::vector<std::byte> blocks(values.size() / static_cast<size_t>(row.block) * static_cast<size_t>(row.block_bytes));
+  formats::gguf_encode(row.type, values, blocks);
+  return test::hex(test::fingerprint(blocks));
+}
+
 TEST(Frozen, BlocksOfEveryGgufType) {
   io::Json json;
-  const std::vector<float> values = test::frozen_input(16, 256);
-  constexpr uint32_t numbers_of_types = 64;
-  for (uint32_t number = 0; number < numbers_of_types; ++number) {
-    const auto* row = find_ggml_type(number);
-    if (row == nullptr || !formats::gguf_encodes(row->type)) continue;
-    std::vector<std::byte> blocks(values.size() / static_cast<size_t>(row->block) *
-                                  static_cast<size_t>(row->block_bytes));
-    formats::gguf_encode(row->type, values, blocks);
-    json[std::string(row->name)] = test::hex(test::fingerprint(blocks));
+  for (const auto* row : test::every_gguf_type()) {
+    if (formats::gguf_encodes(row->type)) json[std::string(row->name)] = encoded_input(*row);
+    if (formats::gguf_decodes(row->type)) json[concat("decoded-", row->name)] = decoded_draw(*row);
   }
   test::expect_frozen(json, "w4q_gguf.json");
 }

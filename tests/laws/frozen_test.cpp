@@ -66,13 +66,9 @@ io::Json present(const quantize::QuantizerRow& row) {
   return json;
 }
 
-std::string golden_file(std::string_view quantizer) {
-  return quantizer == "rtn" ? "w4q_int.json" : concat("w4q_", quantizer, ".json");
-}
-
 TEST(Frozen, BytesOfEveryQuantizerAndLayout) {
   for (const auto& row : quantize::quantizer_registry()) {
-    test::expect_frozen(present(row), golden_file(row.name));
+    test::expect_frozen(present(row), test::golden_file(row.name));
   }
 }
 
