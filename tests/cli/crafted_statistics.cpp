@@ -67,8 +67,9 @@ std::string sums(const Inputs& inputs, int64_t width, std::string_view what) {
 
 /// What the program writes of some text: names, widths and whose they are.
 io::Checkpoint calibrated(const fs::path& model, const fs::path& file) {
-  const auto result = run_w4q({"calibrate", model.string(), "--ids", (model / "own/selfgen.ids.u16").string(),
-                               "--samples", "1", "--length", "2", "--diagonal", "-o", file.string(), "--quiet"});
+  const auto result =
+      run_w4q({"calibrate", model.string(), "--ids", (model / "own/selfgen.ids.u16").string(), "--samples", "1",
+               "--length", "2", "--diagonal", "--device", "cpu", "-o", file.string(), "--quiet"});
   if (result.status != 0) throw std::runtime_error(result.err);
   return io::Checkpoint::open(file);
 }
