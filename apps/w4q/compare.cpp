@@ -113,9 +113,12 @@ int run(const Options& options) {
     how.gpu = choice.gpu;
     how.kv = choice.kv;
     how.residual_bytes = choice.residual_bytes;
-    const auto whole = model::Model::open(options.base);
-    comparison.predictions = verify::compare_predictions(model::Model::open(options.a), model::Model::open(options.b),
-                                                         whole, token_ids(options, whole.config()), how);
+    const auto open = [planes = model::planes_for(choice.gpu.get())](const std::string& folder) {
+      return model::Model::open(folder, true, planes);
+    };
+    const auto whole = open(options.base);
+    comparison.predictions =
+        verify::compare_predictions(open(options.a), open(options.b), whole, token_ids(options, whole.config()), how);
   }
   if (options.fail_if_worse && comparison.predictions->a.windows < 2) {
     throw Error(ErrorCode::bad_argument, "--fail-if-worse goes by differences between windows")

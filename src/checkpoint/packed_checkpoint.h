@@ -69,10 +69,12 @@ std::string input_scale_name(std::string_view linear);
 /// of its dialect. Those of all passes but the first lie in the sidecar.
 std::vector<io::PlannedTensor> planned_planes(const PackedLinearInfo& info);
 
-/// Loads a linear in its stored layout, from a dialect in the canonical one, and checks types and shapes. Throws
-/// bad_file naming the tensor.
+/// Loads a linear in its stored layout, from a dialect in the canonical one, and checks types and shapes. Its planes
+/// are views of the checkpoint, which must outlive them. Throws bad_file naming the tensor.
 formats::PackedLinear load_packed(const io::Checkpoint& checkpoint, const PackedLinearInfo& info);
 /// The same in the canonical layout, every plane validated (padding, codebook, scales).
 formats::PackedLinear load_canonical(const io::Checkpoint& checkpoint, const PackedLinearInfo& info);
+/// What load_canonical makes of what load_packed gives.
+formats::PackedLinear to_canonical(const formats::PackedLinear& packed);
 
 }  // namespace w4q::checkpoint

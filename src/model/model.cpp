@@ -5,6 +5,7 @@
 
 #include "core/convert.h"
 #include "core/error.h"
+#include "core/parallel.h"
 #include "core/text.h"
 
 namespace w4q::model {
@@ -44,8 +45,9 @@ PlannedLinear head_plan(const ModelConfig& config) {
 /// Loads parameters from a checkpoint and checks each against what the architecture expects.
 class Loader {
  public:
-  Loader(const io::Checkpoint& checkpoint, const checkpoint::QuantizationConfig& quantization)
-      : checkpoint_(checkpoint), quantization_(quantization) {}
+  Loader(const io::Checkpoint& checkpoint, const checkpoint::QuantizationConfig& quantization,
+         Planes planes = Planes::canonical)
+      : checkpoint_(checkpoint), quantization_(quantization), planes_(planes) {}
 
   /// A 16-bit or fp32 tensor of exactly this shape.
   std::shared_ptr<const io::LoadedTensor> tensor(const std::string& name, const Shape& shape) const {
@@ -73,7 +75,7 @@ class Loader {
         throw Error(ErrorCode::mismatch, concat(plan.name, ": packed as ", shape_text({packed->n, packed->k})))
             .detail(concat("expected ", shape_text({plan.n, plan.k}), " from the sizes in config.json"));
       }
-      weight.matrix = std::make_shared<const formats::PackedLinear>(checkpoint::load_canonical(checkpoint_, *packed));
+      weight.matrix = std::make_shared<const formats::PackedLinear>(load(*packed));
     } else {
       const auto loaded = tensor(plan.name + ".weight", {plan.n, plan.k});
       weight.matrix = kernels::LinearWeight::Dense{loaded->view(), loaded};
@@ -90,8 +92,16 @@ class Loader {
   }
 
  private:
+  formats::PackedLinear load(const checkpoint::PackedLinearInfo& info) const {
+    const auto is_canonical = [](const auto& pass) { return pass.layout == formats::canonical_layout; };
+    const bool as_stored =
+        planes_ == Planes::stored && info.dialect == nullptr && std::ranges::none_of(info.passes, is_canonical);
+    return as_stored ? checkpoint::load_packed(checkpoint_, info) : checkpoint::load_canonical(checkpoint_, info);
+  }
+
   const io::Checkpoint& checkpoint_;
   const checkpoint::QuantizationConfig& quantization_;
+  const Planes planes_;
 };
 
 /// Settles whether the head is tied when config.json does not say.
@@ -153,15 +163,16 @@ kernels::LinearWeight load_embeddings(const io::Checkpoint& checkpoint,
   return Loader(checkpoint, quantization).linear(embedding_plan(config));
 }
 
-Model Model::open(const std::filesystem::path& folder, bool residual) {
+Model Model::open(const std::filesystem::path& folder, bool residual, Planes planes) {
   ModelConfig config = read_config(folder);
   const auto config_path = folder / "config.json";
   io::Checkpoint checkpoint = io::Checkpoint::open(folder, residual);
   auto quantization = checkpoint::read_quantization(io::read_json(config_path), checkpoint, config_path.string());
-  return of(std::move(checkpoint), std::move(config), std::move(quantization));
+  return of(std::move(checkpoint), std::move(config), std::move(quantization), planes);
 }
 
-Model Model::of(io::Checkpoint checkpoint, ModelConfig of_model, checkpoint::QuantizationConfig quantization) {
+Model Model::of(io::Checkpoint checkpoint, ModelConfig of_model, checkpoint::QuantizationConfig quantization,
+                Planes planes) {
   Model model;
   model.config_ = std::move(of_model);
   model.quantization_ = std::move(quantization);
@@ -169,9 +180,13 @@ Model Model::of(io::Checkpoint checkpoint, ModelConfig of_model, checkpoint::Qua
   settle_head(*model.checkpoint_, model.quantization_, model.config_);
 
   const ModelConfig& config = model.config_;
-  const Loader loader(*model.checkpoint_, model.quantization_);
+  const Loader loader(*model.checkpoint_, model.quantization_, planes);
   model.embeddings_ = loader.linear(embedding_plan(config));
-  for (int64_t layer = 0; layer < config.layers; ++layer) model.layers_.push_back(loader.layer(config, layer));
+  model.layers_.resize(static_cast<size_t>(config.layers));
+  // Of stored planes little is read, and much looked up.
+  parallel_for(config.layers, planes == Planes::stored ? 1 : config.layers, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) model.layers_[static_cast<size_t>(i)] = loader.layer(config, i);
+  });
   model.final_norm_ = loader.norm(final_norm_plan(config));
   if (!config.tied_embeddings) model.head_ = loader.linear(head_plan(config));
   return model;

@@ -82,20 +82,22 @@ const OpenCheckpoint& CheckContext::base() {
   return *folded_base_;
 }
 
-const model::Model& CheckContext::model() {
-  if (!model_) model_ = load_model(candidate());
-  return *model_;
+const model::Model& CheckContext::model(model::Planes planes) {
+  const auto found = models_.find(planes);
+  return found != models_.end() ? found->second
+                                : models_.emplace(planes, load_model(candidate(), planes)).first->second;
 }
 
-const model::Model& CheckContext::base_model() {
-  if (!base_model_) base_model_ = load_model(stored_base());
-  return *base_model_;
+const model::Model& CheckContext::base_model(model::Planes planes) {
+  const auto found = base_models_.find(planes);
+  if (found != base_models_.end()) return found->second;
+  return base_models_.emplace(planes, load_model(stored_base(), planes)).first->second;
 }
 
 const std::vector<int32_t>& CheckContext::ids() {
   if (ids_) return *ids_;
   ids_ = options_.ids.empty() ? tokenizer::Tokenizer::open(options_.model).encode(io::read_file(options_.text), false)
-                              : tokenizer::read_ids(options_.ids, model().config().vocab_size);
+                              : tokenizer::read_ids(options_.ids, candidate().model.vocab_size);
   return *ids_;
 }
 

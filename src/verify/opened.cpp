@@ -32,8 +32,8 @@ OpenCheckpoint fold_like(OpenCheckpoint base, const io::Json& like, std::string_
   return base;
 }
 
-model::Model load_model(const OpenCheckpoint& opened) {
-  return model::Model::of(opened.checkpoint, opened.model, opened.quantization);
+model::Model load_model(const OpenCheckpoint& opened, model::Planes planes) {
+  return model::Model::of(opened.checkpoint, opened.model, opened.quantization, planes);
 }
 
 }  // namespace w4q::verify

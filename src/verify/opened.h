@@ -29,6 +29,6 @@ OpenCheckpoint open_base(const std::filesystem::path& folder, const OpenCheckpoi
 OpenCheckpoint fold_like(OpenCheckpoint base, const io::Json& like, std::string_view source_of_like);
 
 /// Loads what is open.
-model::Model load_model(const OpenCheckpoint& opened);
+model::Model load_model(const OpenCheckpoint& opened, model::Planes planes = model::Planes::canonical);
 
 }  // namespace w4q::verify

@@ -29,7 +29,7 @@ bool accepts_marlin(const LinearDesc& desc, int64_t least, int64_t most, std::st
 }
 
 bool accepts_interleaved(const LinearDesc& desc, std::string* why) {
-  if (!accepts_rows(desc, "interleaved", 1, packed_linear_max_rows, why)) return false;
+  if (!accepts_rows(desc, "interleaved", 1, most_rows, why)) return false;
   const Scheme& s = desc.scheme;
   const bool groups = s.block == 32 || s.block == 64 || s.block == 128;
   if (s.family == formats::SchemeFamily::integer && s.bits == 4 && groups && s.scale == ScaleType::f16) return true;
@@ -116,7 +116,8 @@ constexpr KernelRow rows[] = {
      .run = run_dequantize_gemm,
      .keeps_semaphores = false},
     {.name = "interleaved-gemv",
-     .description = "1 to 64 rows, 8 at a time: a lane holds inputs of one output, the B operand keeps lanes apart",
+     .description =
+         "any number of rows, 8 at a time: a lane holds inputs of one output, the B operand keeps lanes apart",
      .accepts = accepts_interleaved,
      .workspace = gemv_workspace,
      .run = run_interleaved_gemv,
