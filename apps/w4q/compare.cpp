@@ -109,8 +109,10 @@ int run(const Options& options) {
     how.gpu = choice.gpu;
     how.kv = choice.kv;
     how.residual_bytes = choice.residual_bytes;
-    comparison.predictions = verify::compare_predictions(model::Model::of(a), model::Model::of(b),
-                                                         model::Model::of(base), token_ids(options, base.config), how);
+    const auto planes = model::planes_for(choice.gpu.get());
+    comparison.predictions =
+        verify::compare_predictions(model::Model::of(a, planes), model::Model::of(b, planes),
+                                    model::Model::of(base, planes), token_ids(options, base.config), how);
   }
   if (options.fail_if_worse && comparison.predictions->a.windows < 2) {
     throw Error(ErrorCode::bad_argument, "--fail-if-worse goes by differences between windows")

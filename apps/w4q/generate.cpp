@@ -64,7 +64,8 @@ int64_t tokens_to_generate(const Options& options, const model::ModelConfig& con
 int run(const Options& options) {
   apply(options.common);
   const DecodeChoice choice = choose(options.decode);
-  const auto model = model::Model::open(options.model, !options.no_residual);
+  const auto model = model::Model::open(options.model, !options.no_residual,
+                                        model::planes_for(choice.gpu.get(), options.int8_activations));
   const auto tokenizer = tokenizer::Tokenizer::open(options.model);
   const auto prompt = tokenizer.encode(options.prompt, true);
   if (prompt.empty()) {

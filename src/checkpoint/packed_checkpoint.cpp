@@ -112,7 +112,7 @@ PackedLinearInfo parse_linear(const std::string& name, const Json& json, std::st
   return info;
 }
 
-/// Copies a plane out of the checkpoint after checking it against what the layout demands.
+/// A plane of the checkpoint, in its memory, after checking it against what the layout demands.
 formats::Plane load_plane(const io::Checkpoint& checkpoint, const std::string& name, const formats::PlaneSpec& spec) {
   const io::TensorInfo& found = checkpoint.at(name);
   if (found.dtype != spec.dtype || found.shape != spec.shape) {
@@ -121,7 +121,7 @@ formats::Plane load_plane(const io::Checkpoint& checkpoint, const std::string& n
                        dtype_name(found.dtype), " ", shape_text(found.shape), " in ", checkpoint.file_of(name)))
         .hint("the planes do not fit the n, k, scheme and layout that config.json states");
   }
-  return {spec, Buffer::copy_of(checkpoint.load(name)->bytes)};
+  return {spec, checkpoint.load(name).buffer()};
 }
 
 std::vector<float> load_input_scale(const io::Checkpoint& checkpoint, const PackedLinearInfo& info) {
@@ -250,10 +250,14 @@ PackedLinear load_packed(const io::Checkpoint& checkpoint, const PackedLinearInf
 }
 
 PackedLinear load_canonical(const io::Checkpoint& checkpoint, const PackedLinearInfo& info) {
-  PackedLinear result = load_packed(checkpoint, info);
-  for (auto& pass : result.passes) {
-    pass = repack::layout_row(pass.layout).unpack(pass, info.name);
-    formats::scheme_row(pass.scheme.family).validate(pass, info.name);
+  return to_canonical(load_packed(checkpoint, info));
+}
+
+PackedLinear to_canonical(const PackedLinear& packed) {
+  PackedLinear result{packed.name, packed.source_dtype, {}, packed.input_scale, packed.rotations};
+  for (const auto& pass : packed.passes) {
+    result.passes.push_back(repack::layout_row(pass.layout).unpack(pass, packed.name));
+    formats::scheme_row(pass.scheme.family).validate(result.passes.back(), packed.name);
   }
   return result;
 }

@@ -68,10 +68,12 @@ std::vector<io::PlannedTensor> planned_planes(const PackedLinearInfo& info);
 /// The sum of their bytes.
 int64_t stored_bytes(const PackedLinearInfo& info);
 
-/// Loads a linear in its stored layout, from a dialect in the canonical one, and checks types and shapes. Throws
-/// bad_file naming the tensor.
+/// Loads a linear in its stored layout, from a dialect in the canonical one, and checks types and shapes. Its planes
+/// are views of the checkpoint, which must outlive them. Throws bad_file naming the tensor.
 formats::PackedLinear load_packed(const io::Checkpoint& checkpoint, const PackedLinearInfo& info);
 /// The same in the canonical layout, every plane validated (padding, codebook, scales).
 formats::PackedLinear load_canonical(const io::Checkpoint& checkpoint, const PackedLinearInfo& info);
+/// What load_canonical makes of what load_packed gives.
+formats::PackedLinear to_canonical(const formats::PackedLinear& packed);
 
 }  // namespace w4q::checkpoint

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <cstdint>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -69,9 +70,16 @@ BufferReuse::~BufferReuse() {
 }
 
 Buffer Buffer::copy_of(std::span<const std::byte> bytes) {
-  Buffer result(allocate(bytes.size(), false), bytes.size());
+  Buffer result(allocate(bytes.size(), false), bytes.size(), nullptr);
   if (!bytes.empty()) std::memcpy(result.data(), bytes.data(), bytes.size());
   return result;
+}
+
+Buffer Buffer::view_of(std::span<const std::byte> bytes, std::shared_ptr<const void> owner) {
+  constexpr uintptr_t word = 8;
+  const bool aligned = reinterpret_cast<uintptr_t>(bytes.data()) % word == 0;
+  if (!aligned || owner == nullptr) return copy_of(bytes);
+  return {const_cast<std::byte*>(bytes.data()), bytes.size(), std::move(owner)};
 }
 
 std::byte* Buffer::allocate(size_t size, bool zeroed) {
@@ -93,6 +101,7 @@ std::byte* Buffer::allocate(size_t size, bool zeroed) {
 }
 
 void Buffer::Free::operator()(std::byte* data) const noexcept {
+  if (owner != nullptr) return;
   if (size >= mapped_from) {
     if (!kept().give(data, size)) ::munmap(data, size);
   } else {

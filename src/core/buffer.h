@@ -1,4 +1,4 @@
-// The one owning byte buffer.
+// The one owning byte buffer, which may also be a view that keeps alive what it looks at.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,11 @@ class Buffer {
   static constexpr size_t alignment = 64;
 
   Buffer() = default;
-  explicit Buffer(size_t size) : data_(allocate(size, true), Free{size}) {}
+  explicit Buffer(size_t size) : Buffer(allocate(size, true), size, nullptr) {}
   static Buffer copy_of(std::span<const std::byte> bytes);
+  /// Somebody else's bytes, for as long as `owner` keeps them there. They may be read only: the buffer is const, or
+  /// nobody asks it for what can be written. A copy where they are not aligned to 8.
+  static Buffer view_of(std::span<const std::byte> bytes, std::shared_ptr<const void> owner);
   Buffer(Buffer&& other) noexcept = default;
   Buffer& operator=(Buffer&& other) noexcept = default;
   Buffer clone() const { return copy_of(bytes()); }
@@ -41,11 +44,13 @@ class Buffer {
  private:
   struct Free {
     Free() noexcept : size(0) {}
-    explicit Free(size_t size_) noexcept : size(size_) {}
+    Free(size_t size_, std::shared_ptr<const void> owner_) noexcept : size(size_), owner(std::move(owner_)) {}
     void operator()(std::byte* data) const noexcept;
     size_t size;
+    std::shared_ptr<const void> owner;  ///< of a view
   };
-  Buffer(std::byte* data, size_t size) noexcept : data_(data, Free{size}) {}
+  Buffer(std::byte* data, size_t size, std::shared_ptr<const void> owner) noexcept
+      : data_(data, Free{size, std::move(owner)}) {}
   /// Null for size 0. Throws std::bad_alloc.
   static std::byte* allocate(size_t size, bool zeroed);
 

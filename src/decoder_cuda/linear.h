@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "decoder_cuda/offload.h"
+#include "decoder_cuda/ring.h"
 #include "device/buffer.h"
 #include "kernels/linear/device_linear.h"
 #include "kernels/linear/linear.h"
@@ -54,13 +55,17 @@ void plan_product(CudaProduct& product, const device::Properties& gpu);
 /// Brings layers to the GPU. Neighbours of one kind share a launch. 16-bit weights become f16: exact but for magnitudes
 /// below 2^-14, which keep 2^-25 absolute. Throws unsupported, naming the layer, for weights beyond ±65504 or not
 /// finite, device when the memory does not suffice. With `offload`, residual passes of rotated layers stay in host
-/// memory.
+/// memory. Packed layers in the layout that a kernel reads go up as they stand (docs/checkpoint.md); others in another
+/// layout are brought to the canonical one and packed anew. Throws bad_file for stored planes that are damaged.
+/// With a ring, copies and conversions are queued, and what they find is said by UploadRing::finish(), which the layers
+/// wait for.
+CudaLinear upload_linears(std::span<const kernels::LinearWeight* const> layers, UploadRing& ring, bool offload = false);
 CudaLinear upload_linears(std::span<const kernels::LinearWeight* const> layers, const device::Stream& stream,
                           bool offload = false);
 
 /// Gate and up, which read the same input. Where a kernel of one row may apply silu itself, their rows take turns.
-CudaLinear upload_gated(const kernels::LinearWeight& gate, const kernels::LinearWeight& up,
-                        const device::Stream& stream, bool offload = false);
+CudaLinear upload_gated(const kernels::LinearWeight& gate, const kernels::LinearWeight& up, UploadRing& ring,
+                        bool offload = false);
 
 /// Whether the kernels of one row can do what lies between products (kernels/frame/linear_fusion.h).
 bool fuses(const CudaLinear& linear);
@@ -71,7 +76,7 @@ std::vector<const OffloadedPass*> offloaded_passes(std::span<const CudaLinear* c
 void keep_resident(std::span<CudaLinear* const> linears, int64_t budget, const device::Stream& stream);
 
 /// Rows of f16 as upload_linears makes them.
-device::DeviceBuffer upload_rows(const kernels::LinearWeight& weight, const device::Stream& stream);
+device::DeviceBuffer upload_rows(const kernels::LinearWeight& weight, UploadRing& ring);
 
 /// What a product of one row takes over from the norm before it, and from the one behind it
 /// (kernels/frame/linear_fusion.h).

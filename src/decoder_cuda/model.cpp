@@ -8,12 +8,6 @@ namespace {
 
 using device::DeviceBuffer;
 
-DeviceBuffer upload_vector(const std::vector<float>& values, const device::Stream& stream) {
-  DeviceBuffer buffer = DeviceBuffer::copy_of(bytes_of(values), stream);
-  stream.synchronize();
-  return buffer;
-}
-
 bool is_dense(const kernels::LinearWeight& weight) {
   return std::holds_alternative<kernels::LinearWeight::Dense>(weight.matrix);
 }
@@ -34,16 +28,15 @@ CudaLinear tied_head(const kernels::LinearWeight& weight, const DeviceBuffer& ta
   return head;
 }
 
-CudaBlock upload_block(const model::Block& plan, const model::LayerWeights& weights, const device::Stream& stream,
-                       bool offload) {
+CudaBlock upload_block(const model::Block& plan, const model::LayerWeights& weights, UploadRing& ring, bool offload) {
   CudaBlock block{.plan = plan, .norms = {}, .groups = {}};
-  for (const auto& norm : plan.norms) block.norms.push_back(upload_vector(weights.norms[norm.position], stream));
+  for (const auto& norm : plan.norms) block.norms.push_back(ring.copy_of(bytes_of(weights.norms[norm.position])));
   for (const auto& group : plan.groups) {
     std::vector<const kernels::LinearWeight*> linears;
     for (const auto& linear : group.linears) linears.push_back(&weights.linears[linear.position]);
     const bool gated = plan.kind == model::BlockKind::gated_mlp && linears.size() == 2;
-    block.groups.push_back(gated ? upload_gated(*linears[0], *linears[1], stream, offload)
-                                 : upload_linears(linears, stream, offload));
+    block.groups.push_back(gated ? upload_gated(*linears[0], *linears[1], ring, offload)
+                                 : upload_linears(linears, ring, offload));
   }
   return block;
 }
@@ -55,11 +48,18 @@ const float* CudaBlock::norm(model::NormRole role) const noexcept {
   return found == plan.norms.end() ? nullptr : norms[static_cast<size_t>(found - plan.norms.begin())].as<float>();
 }
 
-CudaLayer upload_layer(const model::LayerWeights& weights, const device::Stream& stream, bool offload) {
+CudaLayer upload_layer(const model::LayerWeights& weights, UploadRing& ring, bool offload) {
   CudaLayer layer;
   for (const auto& block : weights.plan.blocks) {
-    layer.blocks.push_back(upload_block(block, weights, stream, offload));
+    layer.blocks.push_back(upload_block(block, weights, ring, offload));
   }
+  return layer;
+}
+
+CudaLayer upload_layer(const model::LayerWeights& weights, const device::Stream& stream, bool offload) {
+  UploadRing ring(stream);
+  CudaLayer layer = upload_layer(weights, ring, offload);
+  ring.finish();
   return layer;
 }
 
@@ -75,19 +75,21 @@ std::vector<const CudaLinear*> linears_of(std::span<const CudaLayer> layers) {
 
 CudaModel CudaModel::upload(device::Context& gpu, const model::Model& model, std::optional<int64_t> residual_bytes) {
   const device::Stream stream(gpu);
+  UploadRing ring(stream);
   CudaModel result(gpu);
   result.config_ = model.config();
   const bool offload = residual_bytes.has_value();
-  for (const auto& weights : model.layers()) result.layers_.push_back(upload_layer(weights, stream, offload));
-  result.final_norm_ = upload_vector(model.final_norm(), stream);
-  result.embeddings_ = upload_rows(model.embeddings(), stream);
+  for (const auto& weights : model.layers()) result.layers_.push_back(upload_layer(weights, ring, offload));
+  result.final_norm_ = ring.copy_of(bytes_of(model.final_norm()));
+  result.embeddings_ = upload_rows(model.embeddings(), ring);
   const kernels::LinearWeight& head = model.head();
   if (&head == &model.embeddings() && is_dense(head)) {
     result.head_ = tied_head(head, result.embeddings_, gpu.properties());
   } else {
     const std::array one = {&head};
-    result.head_ = upload_linears(std::span<const kernels::LinearWeight* const>(one), stream, offload);
+    result.head_ = upload_linears(std::span<const kernels::LinearWeight* const>(one), ring, offload);
   }
+  ring.finish();
   if (offload) result.keep_resident(*residual_bytes, stream);
   return result;
 }

@@ -35,6 +35,7 @@ struct CudaLayer {
 };
 
 /// Brings one layer to the stream's GPU. Throws as upload_linears.
+CudaLayer upload_layer(const model::LayerWeights& weights, UploadRing& ring, bool offload = false);
 CudaLayer upload_layer(const model::LayerWeights& weights, const device::Stream& stream, bool offload = false);
 
 /// The linears of layers in the order of a step, a group each.

@@ -1,12 +1,12 @@
 #include "decoder_cuda/pack.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 #include "core/error.h"
 #include "decoder_cuda/stack.h"
 #include "formats/kbit.h"
+#include "formats/scale_range.h"
 #include "kernels/common/table_stretch.h"
 #include "kernels/linear/kernel_row.h"
 #include "repack/layout_registry.h"
@@ -20,22 +20,12 @@ using formats::PackedWeight;
 using formats::PlaneRole;
 using formats::SchemeFamily;
 
-float largest_scale(const PackedWeight& weight) {
-  const formats::Plane& scales = weight.plane(PlaneRole::scales);
-  std::vector<float> values(static_cast<size_t>(element_count(scales.spec.shape)));
-  formats::load_scales(scales, 0, values);
-  float most = 0x1p-14f;
-  for (const float value : values) most = std::max(most, std::abs(value));
-  return most;
-}
-
-/// Which input stands at each place of codes that are sorted by group.
-std::vector<int32_t> sorted_inputs(const PackedWeight& weight) {
-  const auto groups = weight.plane(PlaneRole::group_index).bytes.as<int32_t>();
-  std::vector<int32_t> order(groups.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, {}, [&](int32_t input) { return groups[static_cast<size_t>(input)]; });
-  return order;
+/// Whether a kernel takes one row of activations and such a weight.
+bool has_kernel(const device::Properties& gpu, const formats::Scheme& scheme, std::string_view layout, int64_t n,
+                int64_t k) {
+  if (!repack::layout_row(layout).accepts(scheme, n, k, nullptr)) return false;
+  const kernels::DevicePass pass{.scheme = scheme, .layout = layout, .n = n, .k = k};
+  return kernels::find_kernel({.gpu = gpu, .passes = {&pass, 1}, .m = 1}) != nullptr;
 }
 
 class Packer {
@@ -46,8 +36,11 @@ class Packer {
     weight.scheme = weights.front()->scheme;
     weight.n = rows_of(weights);
     weight.k = weights.front()->k;
-    weight.scale_max = 0;
-    for (const auto* each : weights) weight.scale_max = std::max(weight.scale_max, largest_scale(*each));
+    weight.scale_max = least_scale_max;
+    for (const auto* each : weights) {
+      const float largest = formats::scale_range(each->plane(PlaneRole::scales), each->scheme.scale).largest;
+      weight.scale_max = std::max(weight.scale_max, largest);
+    }
     weight.layout = layout;
   }
 
@@ -77,9 +70,7 @@ class Packer {
     weight.codes = packed.codes;
     weight.scales = packed.scales;
     const auto& table = weights_.front()->plane(PlaneRole::codebook).bytes;
-    weight.table_max = formats::table_max(table.as<float>());
-    weight.table_stretch = kernels::table_stretch(table.as<float>());
-    weight.product_stretch = kernels::product_stretch(table.as<float>());
+    describe_table(table.as<float>(), weight);
     weight.codebook = upload(table.bytes()).as<float>();  // waits: the canonical planes may go
   }
 
@@ -123,11 +114,29 @@ class Packer {
 std::string_view device_layout(const device::Properties& gpu, const formats::Scheme& scheme, int64_t n, int64_t k) {
   if (scheme.family != SchemeFamily::kbit && scheme.family != SchemeFamily::integer) return {};
   for (const std::string_view layout : {"kbit-fragment", "marlin"}) {
-    if (!repack::layout_row(layout).accepts(scheme, n, k, nullptr)) continue;
-    const kernels::DevicePass pass{.scheme = scheme, .layout = layout, .n = n, .k = k};
-    if (kernels::find_kernel({.gpu = gpu, .passes = {&pass, 1}, .m = 1}) != nullptr) return layout;
+    if (has_kernel(gpu, scheme, layout, n, k)) return layout;
   }
   return {};
+}
+
+std::string_view kernel_layout(const device::Properties& gpu, const PackedWeight& weight) {
+  if (weight.layout == formats::canonical_layout) return device_layout(gpu, weight.scheme, weight.n, weight.k);
+  const std::string_view own = repack::layout_row(weight.layout).name;
+  return has_kernel(gpu, weight.scheme, own, weight.n, weight.k) ? own : std::string_view();
+}
+
+void describe_table(std::span<const float> table, kernels::DevicePass& pass) {
+  pass.table_max = formats::table_max(table);
+  pass.table_stretch = kernels::table_stretch(table);
+  pass.product_stretch = kernels::product_stretch(table);
+}
+
+std::vector<int32_t> sorted_inputs(const PackedWeight& weight) {
+  const auto groups = weight.plane(PlaneRole::group_index).bytes.as<int32_t>();
+  std::vector<int32_t> order(groups.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, {}, [&](int32_t input) { return groups[static_cast<size_t>(input)]; });
+  return order;
 }
 
 CudaPacked pack_for_device(Weights weights, const device::Stream& stream, int64_t rows_in_turn) {

@@ -14,6 +14,15 @@ namespace w4q::decoder_cuda {
 
 /// The layout in which kernels read weights of this scheme and size; empty where there is none.
 std::string_view device_layout(const device::Properties& gpu, const formats::Scheme& scheme, int64_t n, int64_t k);
+/// The same of a weight: where it is not canonical its own layout, or none.
+std::string_view kernel_layout(const device::Properties& gpu, const formats::PackedWeight& weight);
+
+/// What DevicePass::scale_max is at least.
+inline constexpr float least_scale_max = 0x1p-14f;
+/// Sets what kernels know of a kbit table.
+void describe_table(std::span<const float> table, kernels::DevicePass& pass);
+/// With act order: which input stands at each place of codes that are sorted by group.
+std::vector<int32_t> sorted_inputs(const formats::PackedWeight& weight);
 
 /// A weight in GPU memory and what holds its planes.
 struct CudaPacked {

@@ -4,11 +4,12 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "core/float_formats.h"
 #include "decoder_cuda/stack.h"
-#include "formats/kbit.h"
+#include "decoder_cuda/stored.h"
 #include "formats/rotated.h"
+#include "formats/scale_range.h"
 #include "kernels/common/table_stretch.h"
+#include "kernels/rotated/norms_cuda.h"
 #include "kernels/rotated/pack.h"
 #include "kernels/rotated/rotate_input.h"
 #include "repack/layout_kbit_fragment.h"
@@ -28,9 +29,11 @@ bool reads_rotation(const formats::Rotation& rotation) {
   return rotation.block >= 2 && rotation.block <= kernels::rotate_input_max_block;
 }
 
+/// Canonical, or as it stands in a checkpoint.
 bool reads_pass(const PackedWeight& pass) {
-  if (pass.layout != formats::canonical_layout) return false;
-  return pass.scheme.family == formats::SchemeFamily::rotated || pass.scheme.family == formats::SchemeFamily::kbit;
+  const bool rotated = pass.scheme.family == formats::SchemeFamily::rotated;
+  if (!rotated && pass.scheme.family != formats::SchemeFamily::kbit) return false;
+  return pass.layout == formats::canonical_layout || pass.layout == (rotated ? "rotated-fragment" : "kbit-fragment");
 }
 
 /// Pass `index` of each linear.
@@ -40,50 +43,84 @@ std::vector<const PackedWeight*> pass_of(Linears linears, size_t index) {
   return pass;
 }
 
+bool is_canonical(const PackedWeight& weight) { return weight.layout == formats::canonical_layout; }
+
+/// The largest norm of a pass. Of stored planes it is checked.
+float largest_norm(Linears linears, size_t index) {
+  float largest = least_scale_max;
+  for (const auto* linear : linears) {
+    const PackedWeight& pass = linear->passes[index];
+    const float own = is_canonical(pass)
+                          ? formats::scale_range(pass.plane(PlaneRole::scales), pass.scheme.scale).largest
+                          : checked_scale(*linear, index);
+    largest = std::max(largest, own);
+  }
+  return largest;
+}
+
+/// Σ norm²: times the square of a level, what the energy of a pass goes by.
+double squares(Weights weights) {
+  double sum = 0;
+  for (const auto* weight : weights) {
+    const formats::Plane& norms = weight->plane(PlaneRole::scales);
+    std::vector<float> values(static_cast<size_t>(element_count(norms.spec.shape)));
+    formats::load_scales(norms, 0, values);
+    for (const float value : values) sum += std::pow(double{value}, 2);
+  }
+  return sum;
+}
+
 /// Codes of weights that become one, in the order of kbit-fragment.
-DeviceBuffer upload_codes(Weights weights, int64_t rows_in_turn, const device::Stream& stream) {
-  const int64_t n = rows_of(weights), k = weights.front()->k;
-  const formats::Scheme scheme{formats::SchemeFamily::kbit, weights.front()->scheme.bits, formats::kbit_block,
-                               formats::ScaleType::e4m4};
-  DeviceBuffer canonical = stack_on_gpu(lay_out(weights, PlaneRole::codes, rows_in_turn), stream);
-  // The pass wants scales too, and they go where they came from: nowhere.
-  const repack::KbitFragmentMap map(n, k);
-  DeviceBuffer no_scales(stream.context(), static_cast<size_t>(n * formats::kbit_blocks(k)));
-  DeviceBuffer no_packed_scales(stream.context(), static_cast<size_t>(map.tiles() * map.tile_scales));
+DeviceBuffer place_codes(Weights weights, int64_t rows_in_turn, UploadRing& ring) {
+  const device::Stream& stream = ring.stream();
+  const PackedWeight& first = *weights.front();
+  const int64_t n = rows_of(weights);
+  const repack::KbitFragmentMap map(n, first.k);
   DeviceBuffer codes(stream.context(),
-                     static_cast<size_t>(map.tiles() * map.tile_words(scheme.bits)) * sizeof(uint32_t));
-  repack::pack_cuda("kbit-fragment", scheme, n, k, {canonical.as<uint32_t>(), no_scales.data()},
-                    {codes.as<uint32_t>(), no_packed_scales.data()}, stream);
+                     static_cast<size_t>(map.tiles() * map.tile_words(first.scheme.bits)) * sizeof(uint32_t));
+  if (!is_canonical(first)) {
+    place_plane(weights, PlaneRole::codes, rows_in_turn, codes.data(), ring.scratch(codes.size()), ring);
+    return codes;
+  }
+  DeviceBuffer canonical = stack_on_gpu(lay_out(weights, PlaneRole::codes, rows_in_turn), stream);
+  repack::pack_cuda("kbit-fragment", first.scheme, n, first.k, {canonical.as<uint32_t>(), nullptr},
+                    {codes.as<uint32_t>(), nullptr}, stream);
   stream.synchronize();
   return codes;
 }
 
-/// Their norms as one weight without codes.
-PackedWeight stacked_norms(Weights weights, int64_t rows_in_turn) {
+/// Their scales · 2^exponent as the norms that kernels read.
+DeviceBuffer place_norms(Weights weights, int64_t rows_in_turn, int exponent, UploadRing& ring) {
+  const device::Stream& stream = ring.stream();
   const PackedWeight& first = *weights.front();
-  PackedWeight all;
-  all.scheme = first.scheme;
-  all.n = rows_of(weights);
-  all.k = first.k;
-  all.planes.push_back({first.plane(PlaneRole::codebook).spec, first.plane(PlaneRole::codebook).bytes.clone()});
-  formats::Plane scales{first.plane(PlaneRole::scales).spec,
-                        stack_on_host(lay_out(weights, PlaneRole::scales, rows_in_turn))};
-  scales.spec.shape.front() = all.n;
-  all.planes.push_back(std::move(scales));
-  return all;
-}
-
-/// Σ norm²: times the square of a level, what the energy of a pass goes by.
-double squares(const std::vector<uint16_t>& norms) {
-  double sum = 0;
-  for (const uint16_t norm : norms) sum += std::pow(double{f32_from_f16(norm)}, 2);
-  return sum;
+  const int64_t n = rows_of(weights), groups = formats::rotated_groups(first.scheme, first.k);
+  DeviceBuffer norms(stream.context(), static_cast<size_t>(kernels::norm_count(n, groups)) * sizeof(uint16_t));
+  kernels::NormSource source{.type = first.scheme.scale, .n = n, .groups = groups, .exponent = exponent};
+  const auto convert = [&] { kernels::norms_cuda(source, norms.as<uint16_t>(), stream); };
+  if (is_canonical(first)) {
+    const DeviceBuffer scales = stack_on_gpu(lay_out(weights, PlaneRole::scales, rows_in_turn), stream);
+    source.scales = scales.data();
+    convert();
+    stream.synchronize();
+    return norms;
+  }
+  const bool rotated = first.layout == "rotated-fragment";
+  const size_t bytes = stacked_bytes(weights, PlaneRole::scales);
+  std::byte* const scratch = ring.scratch(2 * place_bytes(bytes));
+  const bool as_they_are = rotated && first.scheme.scale == formats::ScaleType::f16;
+  std::byte* const to = as_they_are ? norms.data() : scratch + place_bytes(bytes);
+  place_plane(weights, PlaneRole::scales, rows_in_turn, to, scratch, ring);
+  if (as_they_are) return norms;
+  source.scales = to;
+  source.order = rotated ? kernels::NormOrder::rotated_fragment : kernels::NormOrder::kbit_fragment;
+  convert();
+  return norms;
 }
 
 class Uploader {
  public:
-  Uploader(Linears linears, int64_t rows_in_turn, bool offload, const device::Stream& stream)
-      : linears_(linears), rows_in_turn_(rows_in_turn), offload_(offload), stream_(stream) {}
+  Uploader(Linears linears, int64_t rows_in_turn, bool offload, UploadRing& ring)
+      : linears_(linears), rows_in_turn_(rows_in_turn), offload_(offload), ring_(ring) {}
 
   CudaRotated run() && {
     for (size_t pass = 0; pass < linears_.front()->passes.size(); ++pass) add(pass);
@@ -94,35 +131,41 @@ class Uploader {
   void add(size_t index) {
     const PackedLinear& linear = *linears_.front();
     const auto weights = pass_of(linears_, index);
-    const kernels::RotatedPlanes planes = kernels::rotated_planes(stacked_norms(weights, rows_in_turn_));
-    if (index == 0) first_levels_ = planes.levels;
+    const PackedWeight& first = *weights.front();
+    const float largest = largest_norm(linears_, index);
+    const int exponent = kernels::norm_exponent(first.scheme.scale, largest);
     DevicePass pass;
-    pass.scheme = kernels::rotated_device_scheme(linear.passes[index].scheme);
+    pass.scheme = kernels::rotated_device_scheme(first.scheme);
     pass.layout = "rotated-fragment";
     pass.n = rows_of(weights);
-    pass.k = linear.passes[index].k;
-    DeviceBuffer codes = upload_codes(weights, rows_in_turn_, stream_);
-    const double energy = squares(planes.norms) * std::pow(double{planes.level_max}, 2);
-    if (index == 0) first_energy_ = energy;
+    pass.k = first.k;
+    pass.scale_max = std::ldexp(largest, exponent);
+    set_levels(kernels::norm_levels(first, exponent), pass);
+    pass.rotation.block = linear.rotations[index].rotation().block;
+    set_rotation(index, pass);
+    DeviceBuffer codes = place_codes(weights, rows_in_turn_, ring_);
+    DeviceBuffer norms = place_norms(weights, rows_in_turn_, exponent, ring_);
     result_.offloaded.emplace_back();
-    DeviceBuffer norms = DeviceBuffer::copy_of(bytes_of(planes.norms), stream_);
-    if (offload_ && index > 0) {
-      pass.resident = false;
-      result_.offloaded.back() = move_to_host(codes, norms, first_energy_ > 0 ? energy / first_energy_ : 0, stream_);
-    } else {
+    if (offload_) {
+      const double energy = squares(weights) * std::pow(std::ldexp(double{pass.table_max}, exponent), 2);
+      if (index == 0) first_energy_ = energy;
+      const double error = first_energy_ > 0 ? energy / first_energy_ : 0;
+      pass.resident = index == 0;
+      if (index > 0) result_.offloaded.back() = move_to_host(codes, norms, error, ring_.stream());
+    }
+    if (pass.resident) {
       pass.codes = read(std::move(codes)).as<uint32_t>();
       pass.scales = read(std::move(norms)).data();
     }
-    pass.codebook = keep(DeviceBuffer::copy_of(bytes_of(planes.levels), stream_)).as<float>();
-    pass.table_max = planes.level_max;
-    pass.table_stretch = kernels::table_stretch(planes.levels);
-    pass.scale_max = planes.norm_max;
-    pass.table_over_first = kernels::level_ratio(first_levels_, planes.levels);
-    const formats::InputRotation& rotation = linear.rotations[index];
-    pass.rotation.block = rotation.rotation().block;
-    set_rotation(index, pass);
-    stream_.synchronize();  // the planes may go
     result_.passes.push_back(pass);
+  }
+
+  void set_levels(const std::vector<float>& levels, DevicePass& pass) {
+    if (first_levels_.empty()) first_levels_ = levels;
+    pass.codebook = keep(ring_.copy_of(bytes_of(levels))).as<float>();
+    pass.table_max = formats::table_max(levels);
+    pass.table_stretch = kernels::table_stretch(levels);
+    pass.table_over_first = kernels::level_ratio(first_levels_, levels);
   }
 
   /// Passes that share a rotation share its factors.
@@ -134,10 +177,8 @@ class Uploader {
       pass.rotation.signs = result_.passes[earlier].rotation.signs;
       return;
     }
-    pass.rotation.factors = keep(DeviceBuffer::copy_of(std::as_bytes(rotations[index].factors()), stream_)).as<float>();
-    const auto signs = kernels::rotation_signs(rotations[index]);
-    pass.rotation.signs = keep(DeviceBuffer::copy_of(bytes_of(signs), stream_)).as<uint32_t>();
-    stream_.synchronize();  // the signs go
+    pass.rotation.factors = keep(ring_.copy_of(std::as_bytes(rotations[index].factors()))).as<float>();
+    pass.rotation.signs = keep(ring_.copy_of(bytes_of(kernels::rotation_signs(rotations[index])))).as<uint32_t>();
   }
 
   DeviceBuffer& read(DeviceBuffer buffer) {
@@ -152,7 +193,7 @@ class Uploader {
   Linears linears_;
   const int64_t rows_in_turn_;
   const bool offload_;
-  const device::Stream& stream_;
+  UploadRing& ring_;
   double first_energy_ = 0;
   std::vector<float> first_levels_;
   CudaRotated result_;
@@ -178,9 +219,9 @@ bool can_stack_rotated(const PackedLinear& a, const PackedLinear& b) {
   return true;
 }
 
-CudaRotated upload_rotated(Linears linears, int64_t rows_in_turn, bool offload, const device::Stream& stream) {
+CudaRotated upload_rotated(Linears linears, int64_t rows_in_turn, bool offload, UploadRing& ring) {
   ensure(!linears.empty(), "upload_rotated: no linears");
-  return Uploader(linears, rows_in_turn, offload, stream).run();
+  return Uploader(linears, rows_in_turn, offload, ring).run();
 }
 
 std::shared_ptr<const OffloadedPass> move_to_host(const DeviceBuffer& codes, const DeviceBuffer& norms, double error,

@@ -7,13 +7,15 @@
 #include <vector>
 
 #include "decoder_cuda/offload.h"
+#include "decoder_cuda/ring.h"
 #include "device/buffer.h"
 #include "formats/packed.h"
 #include "kernels/linear/device_linear.h"
 
 namespace w4q::decoder_cuda {
 
-/// Whether the GPU's kernels multiply all passes of `linear` as they are: rotated ones, and kbit behind a rotation.
+/// Whether the GPU's kernels multiply all passes of `linear` as they are: rotated ones, and kbit behind a rotation, in
+/// the canonical layout or the fragments that kernels read.
 bool reads_rotated(const formats::PackedLinear& linear);
 
 /// Whether the rows of two such linears can stand below one another.
@@ -27,10 +29,11 @@ struct CudaRotated {
   int64_t bytes = 0;  ///< of GPU memory that a product reads
 };
 
-/// Below one another, or `rows_in_turn` rows of each in turn (cuda_stack.h). With `offload`, all passes but the first
-/// stay in host memory. Throws device when the memory does not suffice.
+/// Below one another, or `rows_in_turn` rows of each in turn (stack.h). With `offload`, all passes but the first stay in
+/// host memory. What is stored as kernels read it is queued and checked (stored.h). Throws device when the memory does
+/// not suffice.
 CudaRotated upload_rotated(std::span<const formats::PackedLinear* const> linears, int64_t rows_in_turn, bool offload,
-                           const device::Stream& stream);
+                           UploadRing& ring);
 
 /// A pass's planes in host memory; waits. `error` as OffloadCandidate has it.
 std::shared_ptr<const OffloadedPass> move_to_host(const device::DeviceBuffer& codes, const device::DeviceBuffer& norms,

@@ -32,7 +32,7 @@ size_t bytes_of_all(std::span<const Pieces> planes) {
 }  // namespace
 
 bool can_stack(const PackedWeight& a, const PackedWeight& b) {
-  if (a.scheme != b.scheme || a.k != b.k) return false;
+  if (a.scheme != b.scheme || a.layout != b.layout || a.k != b.k) return false;
   return std::ranges::all_of(shared_roles, [&](PlaneRole role) {
     const Plane* const first = find_plane(a, role);
     const Plane* const second = find_plane(b, role);

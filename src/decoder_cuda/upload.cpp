@@ -3,14 +3,17 @@
 #include <cmath>
 #include <memory>
 
+#include "checkpoint/packed_checkpoint.h"
 #include "core/convert.h"
 #include "core/error.h"
 #include "core/parallel.h"
 #include "core/text.h"
+#include "decoder_cuda/dense.h"
 #include "decoder_cuda/linear.h"
 #include "decoder_cuda/pack.h"
 #include "decoder_cuda/rotated.h"
 #include "decoder_cuda/stack.h"
+#include "decoder_cuda/stored.h"
 #include "device/copy.h"
 #include "kernels/linear/int8_rows.h"
 #include "kernels/linear/kernel_row.h"
@@ -30,18 +33,24 @@ const formats::PackedLinear* packed_of(const LinearWeight& weight) {
   return packed == nullptr ? nullptr : packed->get();
 }
 
+std::vector<const formats::PackedLinear*> packed_of(std::span<const LinearWeight* const> layers) {
+  std::vector<const formats::PackedLinear*> linears;
+  for (const auto* layer : layers) linears.push_back(packed_of(*layer));
+  return linears;
+}
+
 /// The one pass of a layer that a kernel reads; null for all others.
 const PackedWeight* readable(const device::Properties& gpu, const LinearWeight& weight) {
   const auto* packed = packed_of(weight);
   if (packed == nullptr || packed->passes.size() != 1 || !packed->rotations.empty()) return nullptr;
   const PackedWeight& pass = packed->passes.front();
-  return device_layout(gpu, pass.scheme, pass.n, pass.k).empty() ? nullptr : &pass;
+  return kernel_layout(gpu, pass).empty() ? nullptr : &pass;
 }
 
 /// Whether the kernel of one row does what lies between products.
-bool fuses(const device::Properties& gpu, const formats::Scheme& scheme, int64_t n, int64_t k) {
-  const kernels::DeviceLinear linear{
-      .passes = {{.scheme = scheme, .layout = device_layout(gpu, scheme, n, k), .n = n, .k = k}}};
+bool fuses(const device::Properties& gpu, const formats::Scheme& scheme, std::string_view layout, int64_t n,
+           int64_t k) {
+  const kernels::DeviceLinear linear{.passes = {{.scheme = scheme, .layout = layout, .n = n, .k = k}}};
   return kernels::fuses(kernels::choose_launches(gpu, linear, 1));
 }
 
@@ -54,7 +63,8 @@ bool is_rotated(const LinearWeight& weight) {
 /// they are uploaded: where their rows take turns and no kernel fuses, the launch behind them minds the turns.
 bool can_gate(const device::Properties& gpu, const LinearWeight& gate) {
   if (is_rotated(gate)) return true;
-  return readable(gpu, gate) != nullptr && fuses(gpu, readable(gpu, gate)->scheme, 2 * gate.n, gate.k);
+  const PackedWeight* const pass = readable(gpu, gate);
+  return pass != nullptr && fuses(gpu, pass->scheme, kernel_layout(gpu, *pass), 2 * gate.n, gate.k);
 }
 
 /// Whether two layers can share a launch.
@@ -68,7 +78,44 @@ bool alike(const device::Properties& gpu, const LinearWeight& a, const LinearWei
   return can_stack(*first, *second) && packed_of(a)->input_scale == packed_of(b)->input_scale;
 }
 
-/// Rows of `weight` as f16 at `to`, a stretch at a time.
+/// A packed layer in the canonical layout.
+LinearWeight canonical(const LinearWeight& weight) {
+  LinearWeight result = weight;
+  result.matrix = std::make_shared<const formats::PackedLinear>(checkpoint::to_canonical(*packed_of(weight)));
+  return result;
+}
+
+bool is_stored(const LinearWeight& weight) {
+  const auto* packed = packed_of(weight);
+  return packed != nullptr && packed->passes.front().layout != formats::canonical_layout;
+}
+
+/// Layers of one product as they go up: those that are packed as they stand where all can, else in the canonical
+/// layout, so that what fits together stays together.
+class Layers {
+ public:
+  Layers(std::span<const LinearWeight* const> layers, const device::Properties& gpu)
+      : all_(layers.begin(), layers.end()) {
+    const auto stays = [&](const LinearWeight* layer) {
+      return packed_of(*layer) == nullptr || goes_as_stored(gpu, *packed_of(*layer));
+    };
+    if (std::ranges::all_of(all_, stays)) return;
+    canonical_.reserve(all_.size());
+    for (auto& layer : all_) {
+      if (is_stored(*layer)) layer = &canonical_.emplace_back(canonical(*layer));
+    }
+  }
+  Layers(const Layers&) = delete;
+  Layers& operator=(const Layers&) = delete;
+
+  std::span<const LinearWeight* const> all() const noexcept { return all_; }
+
+ private:
+  std::vector<const LinearWeight*> all_;
+  std::vector<LinearWeight> canonical_;
+};
+
+/// Rows of a packed layer that no kernel reads as f16 at `to`, a stretch at a time.
 void copy_rows(const LinearWeight& weight, std::byte* to, const device::Stream& stream) {
   const int64_t rows_at_a_time = std::clamp<int64_t>(staging_bytes / 4 / weight.k, 1, weight.n);
   std::vector<float> values(static_cast<size_t>(rows_at_a_time * weight.k));
@@ -81,9 +128,7 @@ void copy_rows(const LinearWeight& weight, std::byte* to, const device::Stream& 
       kernels::decode_rows(weight, begin + first, begin + last, block);
       const std::span<const float> decoded(block.data, static_cast<size_t>(block.rows * block.cols));
       for (const float value : decoded) {
-        if (std::abs(value) <= largest_half) continue;
-        throw Error(ErrorCode::unsupported, concat(weight.name, ": a weight of ", value, " does not fit f16"))
-            .hint("--device cpu computes in fp32");
+        if (!(std::abs(value) <= largest_half)) refuse_weight(weight, value);
       }
       narrow(decoded, DType::f16,
              halves.bytes().subspan(static_cast<size_t>(first * weight.k) * 2, decoded.size() * 2));
@@ -94,11 +139,16 @@ void copy_rows(const LinearWeight& weight, std::byte* to, const device::Stream& 
   stream.synchronize();
 }
 
+void place_rows(const LinearWeight& weight, std::byte* to, UploadRing& ring) {
+  if (packed_of(weight) == nullptr) return upload_dense(weight, to, ring);
+  copy_rows(weight, to, ring.stream());
+}
+
 /// Builds a CudaLinear launch by launch.
 class Builder {
  public:
-  Builder(CudaLinear& linear, bool offload, const device::Stream& stream)
-      : linear_(linear), offload_(offload), stream_(stream) {}
+  Builder(CudaLinear& linear, bool offload, UploadRing& ring)
+      : linear_(linear), offload_(offload), ring_(ring), context_(ring.stream().context()) {}
 
   /// Layers of one launch: one below the other, or so many rows of each in turn.
   void add(std::span<const LinearWeight* const> layers, int64_t rows_in_turn = 0) {
@@ -110,7 +160,7 @@ class Builder {
     }
     if (is_rotated(*layers.front())) {
       add_rotated(layers, rows_in_turn, product);
-    } else if (readable(stream_.context().properties(), *layers.front()) != nullptr) {
+    } else if (readable(context_.properties(), *layers.front()) != nullptr) {
       add_packed(layers, rows_in_turn, product);
     } else {
       add_dense(layers, product);
@@ -118,19 +168,18 @@ class Builder {
     product.offloaded.resize(product.linear.passes.size());
     product.linear.bias = bias_of(layers, rows_in_turn);
     if (rows_in_turn > 0) product.linear.gates = kernels::GateOrder::turns;
-    plan_product(product, stream_.context().properties());
-    stream_.synchronize();
+    plan_product(product, context_.properties());
     linear_.products.push_back(std::move(product));
   }
 
  private:
   void add_dense(std::span<const LinearWeight* const> layers, CudaProduct& product) {
     const int64_t n = linear_.n - product.first;
-    DeviceBuffer& rows = keep(DeviceBuffer(stream_.context(), static_cast<size_t>(n * linear_.k) * 2));
+    DeviceBuffer& rows = keep(DeviceBuffer(context_, static_cast<size_t>(n * linear_.k) * 2));
     int64_t at = 0;
     for (const auto* layer : layers) {
       if (packed_of(*layer) != nullptr) linear_.widened.push_back(layer->name);
-      copy_rows(*layer, rows.data() + at * linear_.k * 2, stream_);
+      place_rows(*layer, rows.data() + at * linear_.k * 2, ring_);
       at += layer->n;
     }
     product.linear.passes = {dense_pass(rows, n, linear_.k)};
@@ -139,20 +188,21 @@ class Builder {
   }
 
   void add_packed(std::span<const LinearWeight* const> layers, int64_t rows_in_turn, CudaProduct& product) {
+    const auto linears = packed_of(layers);
     std::vector<const PackedWeight*> passes;
-    for (const auto* layer : layers) passes.push_back(readable(stream_.context().properties(), *layer));
-    CudaPacked packed = pack_for_device(passes, stream_, rows_in_turn);
+    for (const auto* linear : linears) passes.push_back(&linear->passes.front());
+    CudaPacked packed = is_stored(*layers.front()) ? upload_stored(linears, rows_in_turn, ring_)
+                                                   : pack_for_device(passes, ring_.stream(), rows_in_turn);
     product.linear.passes = {packed.weight};
     product.scheme = kernels::scheme_text(product.linear);
     linear_.bytes += packed.bytes;
     for (auto& buffer : packed.memory) keep(std::move(buffer));
-    add_input_scale(*packed_of(*layers.front()), product);
+    add_input_scale(*linears.front(), product);
   }
 
   void add_rotated(std::span<const LinearWeight* const> layers, int64_t rows_in_turn, CudaProduct& product) {
-    std::vector<const formats::PackedLinear*> linears;
-    for (const auto* layer : layers) linears.push_back(packed_of(*layer));
-    CudaRotated rotated = upload_rotated(linears, rows_in_turn, offload_, stream_);
+    const auto linears = packed_of(layers);
+    CudaRotated rotated = upload_rotated(linears, rows_in_turn, offload_, ring_);
     product.scheme = formats::to_string(linears.front()->passes.front().scheme);
     product.linear.passes = std::move(rotated.passes);
     product.offloaded = std::move(rotated.offloaded);
@@ -164,7 +214,7 @@ class Builder {
   void add_input_scale(const formats::PackedLinear& linear, CudaProduct& product) {
     const auto& input_scale = linear.input_scale;
     if (input_scale.empty()) return;
-    product.linear.input_scale = keep(DeviceBuffer::copy_of(bytes_of(input_scale), stream_)).as<float>();
+    product.linear.input_scale = keep(ring_.copy_of(bytes_of(input_scale))).as<float>();
   }
 
   const float* bias_of(std::span<const LinearWeight* const> layers, int64_t rows_in_turn) {
@@ -181,9 +231,7 @@ class Builder {
         bias.resize(end, 0.0f);
       }
     }
-    const float* const device = keep(DeviceBuffer::copy_of(bytes_of(bias), stream_)).as<float>();
-    stream_.synchronize();
-    return device;
+    return keep(ring_.copy_of(bytes_of(bias))).as<float>();
   }
 
   DeviceBuffer& keep(DeviceBuffer buffer) {
@@ -193,37 +241,50 @@ class Builder {
 
   CudaLinear& linear_;
   const bool offload_;
-  const device::Stream& stream_;
+  UploadRing& ring_;
+  const device::Context& context_;
 };
 
 }  // namespace
 
-CudaLinear upload_linears(std::span<const LinearWeight* const> layers, const device::Stream& stream, bool offload) {
-  ensure(!layers.empty(), "upload_linears: no layers");
+CudaLinear upload_linears(std::span<const LinearWeight* const> linears, UploadRing& ring, bool offload) {
+  ensure(!linears.empty(), "upload_linears: no layers");
+  const device::Properties& gpu = ring.stream().context().properties();
+  const Layers as_they_go(linears, gpu);
+  const auto layers = as_they_go.all();
   CudaLinear linear;
   linear.k = layers.front()->k;
-  Builder builder(linear, offload, stream);
+  Builder builder(linear, offload, ring);
   for (size_t begin = 0; begin < layers.size();) {
     size_t end = begin + 1;
-    while (end < layers.size() && alike(stream.context().properties(), *layers[begin], *layers[end])) ++end;
+    while (end < layers.size() && alike(gpu, *layers[begin], *layers[end])) ++end;
     builder.add(layers.subspan(begin, end - begin));
     begin = end;
   }
   return linear;
 }
 
-CudaLinear upload_gated(const LinearWeight& gate, const LinearWeight& up, const device::Stream& stream, bool offload) {
-  const std::array layers = {&gate, &up};
-  const bool takes_turns = alike(stream.context().properties(), gate, up) && gate.n == up.n && gate.n % 32 == 0 &&
-                           can_gate(stream.context().properties(), gate);
+CudaLinear upload_linears(std::span<const LinearWeight* const> layers, const device::Stream& stream, bool offload) {
+  UploadRing ring(stream);
+  CudaLinear linear = upload_linears(layers, ring, offload);
+  ring.finish();
+  return linear;
+}
+
+CudaLinear upload_gated(const LinearWeight& gate_layer, const LinearWeight& up_layer, UploadRing& ring, bool offload) {
+  const device::Properties& gpu = ring.stream().context().properties();
+  const std::array both = {&gate_layer, &up_layer};
+  const Layers layers(both, gpu);
+  const LinearWeight &gate = *layers.all()[0], &up = *layers.all()[1];
+  const bool takes_turns = alike(gpu, gate, up) && gate.n == up.n && gate.n % 32 == 0 && can_gate(gpu, gate);
   if (!takes_turns) {
-    CudaLinear linear = upload_linears(layers, stream, offload);
+    CudaLinear linear = upload_linears(layers.all(), ring, offload);
     if (linear.products.size() == 1) linear.products.front().linear.gates = kernels::GateOrder::halves;
     return linear;
   }
   CudaLinear linear;
   linear.k = gate.k;
-  Builder(linear, offload, stream).add(layers, kernels::gate_up_turn);
+  Builder(linear, offload, ring).add(layers.all(), kernels::gate_up_turn);
   return linear;
 }
 
@@ -283,9 +344,13 @@ void keep_resident(std::span<CudaLinear* const> linears, int64_t budget, const d
   }
 }
 
-device::DeviceBuffer upload_rows(const LinearWeight& weight, const device::Stream& stream) {
-  DeviceBuffer rows(stream.context(), static_cast<size_t>(weight.n * weight.k) * 2);
-  copy_rows(weight, rows.data(), stream);
+device::DeviceBuffer upload_rows(const LinearWeight& weight, UploadRing& ring) {
+  DeviceBuffer rows(ring.stream().context(), static_cast<size_t>(weight.n * weight.k) * 2);
+  if (is_stored(weight)) {
+    place_rows(canonical(weight), rows.data(), ring);
+  } else {
+    place_rows(weight, rows.data(), ring);
+  }
   return rows;
 }
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -46,8 +47,9 @@ float integer_scale_max(const Scheme& scheme) noexcept;
 std::vector<PlaneSpec> integer_planes(const Scheme& scheme, int64_t n, int64_t k);
 /// Zeroed canonical planes; with act order, group_index as k div group size.
 PackedWeight allocate_integer(const Scheme& scheme, int64_t n, int64_t k);
-/// SchemeRow::validate.
+/// SchemeRow::validate and largest_scale.
 void integer_validate(const PackedWeight& canonical, std::string_view name);
+std::optional<float> integer_largest_scale(const PackedWeight& packed, std::string_view name);
 
 /// One row of a canonical weight: k codes.
 void integer_read_codes(const PackedWeight& canonical, int64_t row, std::span<uint8_t> codes);

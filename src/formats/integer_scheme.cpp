@@ -248,6 +248,7 @@ SchemeRow integer_row() {
           .table = nullptr,
           .planes = integer_planes,
           .validate = integer_validate,
+          .largest_scale = integer_largest_scale,
           .decode_row = decode_row,
           .encode = encode,
           .recode = recode,

@@ -4,6 +4,7 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "formats/integer.h"
+#include "formats/scale_range.h"
 
 namespace w4q::formats {
 namespace {
@@ -21,7 +22,15 @@ void check_padding(const PackedWeight& weight, std::string_view name) {
   }
 }
 
+/// Whether all scales are in range, and the largest.
+std::optional<float> sound_range(const PackedWeight& weight) {
+  const float largest = scale_range(weight.plane(PlaneRole::scales), weight.scheme.scale).largest;
+  if (!(largest <= integer_scale_max(weight.scheme))) return std::nullopt;
+  return largest;
+}
+
 void check_scales(const PackedWeight& weight, std::string_view name) {
+  if (sound_range(weight)) return;
   const float largest = integer_scale_max(weight.scheme);
   std::vector<float> scales(static_cast<size_t>(integer_groups(weight.scheme, weight.k)));
   for (int64_t row = 0; row < weight.n; ++row) {
@@ -34,29 +43,51 @@ void check_scales(const PackedWeight& weight, std::string_view name) {
   }
 }
 
-void check_zeros(const PackedWeight& weight, std::string_view name) {
-  if (!weight.scheme.asymmetric) return;
-  const int largest = integer_largest_zero(weight.scheme.bits);
+/// The first zero point that is out of range, or nothing. Those of other layouts are as wide as codes.
+std::optional<int64_t> stray_zero(const PackedWeight& weight) {
+  if (!weight.scheme.asymmetric || weight.layout != canonical_layout) return std::nullopt;
   const auto zeros = weight.plane(PlaneRole::zeros).bytes.as<uint8_t>();
+  const int largest = integer_largest_zero(weight.scheme.bits);
   const auto bad = std::ranges::find_if(zeros, [&](uint8_t zero) { return zero > largest; });
-  if (bad == zeros.end()) return;
-  const int64_t index = bad - zeros.begin();
+  if (bad == zeros.end()) return std::nullopt;
+  return bad - zeros.begin();
+}
+
+void check_zeros(const PackedWeight& weight, std::string_view name) {
+  const auto stray = stray_zero(weight);
+  if (!stray) return;
+  const int64_t index = *stray;
+  const int largest = integer_largest_zero(weight.scheme.bits);
+  const int zero = weight.plane(PlaneRole::zeros).bytes.as<uint8_t>()[static_cast<size_t>(index)];
   const int64_t groups = integer_groups(weight.scheme, weight.k);
   throw Error(ErrorCode::bad_file, concat(printable(name), ": plane zeros holds a zero point out of range"))
-      .detail(concat("row ", index / groups, ", group ", index % groups, ": expected 0 … ", largest, ", got ", +*bad));
+      .detail(concat("row ", index / groups, ", group ", index % groups, ": expected 0 … ", largest, ", got ", zero));
+}
+
+/// The first input whose group does not exist, or k.
+int64_t stray_input(const PackedWeight& weight) {
+  if (!weight.scheme.act_order) return weight.k;
+  const int64_t groups = integer_groups(weight.scheme, weight.k);
+  const auto index = weight.plane(PlaneRole::group_index).bytes.as<int32_t>();
+  const auto stray = [&](int32_t group) { return group < 0 || group >= groups; };
+  return std::ranges::find_if(index, stray) - index.begin();
 }
 
 void check_group_index(const PackedWeight& weight, std::string_view name) {
-  if (!weight.scheme.act_order) return;
+  const int64_t input = stray_input(weight);
+  if (input == weight.k) return;
   const int64_t groups = integer_groups(weight.scheme, weight.k);
   const auto index = weight.plane(PlaneRole::group_index).bytes.as<int32_t>();
-  const auto bad = std::ranges::find_if(index, [&](int32_t group) { return group < 0 || group >= groups; });
-  if (bad == index.end()) return;
   throw Error(ErrorCode::bad_file, concat(printable(name), ": plane group_index names a group that does not exist"))
-      .detail(concat("input ", bad - index.begin(), ": expected 0 … ", groups - 1, ", got ", *bad));
+      .detail(concat("input ", input, ": expected 0 … ", groups - 1, ", got ", index[static_cast<size_t>(input)]));
 }
 
 }  // namespace
+
+std::optional<float> integer_largest_scale(const PackedWeight& packed, std::string_view) {
+  const bool sound = stray_input(packed) == packed.k && !stray_zero(packed);
+  return sound ? sound_range(packed) : std::nullopt;
+}
 
 void integer_validate(const PackedWeight& canonical, std::string_view name) {
   check_canonical(scheme_row(SchemeFamily::integer), canonical, name);

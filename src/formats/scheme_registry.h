@@ -40,6 +40,10 @@ struct SchemeRow {
   /// Checks everything a hostile file could get wrong in canonical planes: types, shapes, padding, codebook, scales.
   /// Throws bad_file naming `name`, the place, expected and found.
   void (*validate)(const PackedWeight& canonical, std::string_view name);
+  /// The same of planes in any layout, but for padding: the largest magnitude of their scales, or nothing where it takes
+  /// validate() of canonical planes to say what is wrong (or, of nested scales, whether). Throws what that says of the
+  /// table, naming `name`.
+  std::optional<float> (*largest_scale)(const PackedWeight& packed, std::string_view name);
   /// The reference decoder: row `row` of a canonical weight that passed validate() into `out` (k values).
   void (*decode_row)(const PackedWeight& canonical, int64_t row, std::span<float> out);
   /// The reference encoder: `values` (n × k, row-major, finite) with the given codebook (empty for families without

@@ -25,6 +25,8 @@ class LoadedTensor {
 
   const TensorView& view() const noexcept { return view_; }
   const TensorView* operator->() const noexcept { return &view_; }
+  /// The same bytes as a buffer that stands for this object.
+  Buffer buffer() const { return Buffer::view_of(view_.bytes, keep_alive_); }
 
  private:
   TensorView view_;

@@ -5,6 +5,7 @@
 
 #include "core/convert.h"
 #include "core/error.h"
+#include "core/parallel.h"
 #include "core/text.h"
 
 namespace w4q::model {
@@ -44,7 +45,8 @@ PlannedLinear head_plan(const ModelConfig& config) {
 /// Loads parameters from a checkpoint and checks each against what the architecture expects.
 class Loader {
  public:
-  explicit Loader(const OpenedModel& model) : folder_(model.folder), config_(model.config) {}
+  explicit Loader(const OpenedModel& model, Planes planes = Planes::canonical)
+      : folder_(model.folder), config_(model.config), planes_(planes) {}
 
   /// A 16-bit or fp32 tensor of exactly this shape.
   std::shared_ptr<const io::LoadedTensor> tensor(const std::string& name, const Shape& shape) const {
@@ -72,8 +74,7 @@ class Loader {
         throw Error(ErrorCode::mismatch, concat(plan.name, ": packed as ", shape_text({packed->n, packed->k})))
             .detail(concat("expected ", shape_text({plan.n, plan.k}), " from the sizes in config.json"));
       }
-      weight.matrix =
-          std::make_shared<const formats::PackedLinear>(checkpoint::load_canonical(folder_.tensors, *packed));
+      weight.matrix = std::make_shared<const formats::PackedLinear>(load(*packed));
     } else {
       const auto loaded = tensor(plan.name + ".weight", {plan.n, plan.k});
       weight.matrix = kernels::LinearWeight::Dense{loaded->view(), loaded};
@@ -90,8 +91,17 @@ class Loader {
   }
 
  private:
+  formats::PackedLinear load(const checkpoint::PackedLinearInfo& info) const {
+    const auto is_canonical = [](const auto& pass) { return pass.layout == formats::canonical_layout; };
+    const bool as_stored =
+        planes_ == Planes::stored && info.dialect == nullptr && std::ranges::none_of(info.passes, is_canonical);
+    return as_stored ? checkpoint::load_packed(folder_.tensors, info)
+                     : checkpoint::load_canonical(folder_.tensors, info);
+  }
+
   const checkpoint::Folder& folder_;
   const ModelConfig& config_;
+  const Planes planes_;
 };
 
 }  // namespace
@@ -139,9 +149,11 @@ kernels::LinearWeight load_embeddings(const OpenedModel& model) {
   return Loader(model).linear(embedding_plan(model.config));
 }
 
-Model Model::open(const std::filesystem::path& folder, bool residual) { return of(open_model(folder, residual)); }
+Model Model::open(const std::filesystem::path& folder, bool residual, Planes planes) {
+  return of(open_model(folder, residual), planes);
+}
 
-Model Model::of(OpenedModel opened) {
+Model Model::of(OpenedModel opened, Planes planes) {
   Model model(std::move(opened));
   ModelConfig& config = model.opened_.config;
   if (!config.tie_word_embeddings && has_tied_head(model.opened_)) {
@@ -149,9 +161,13 @@ Model Model::of(OpenedModel opened) {
     config.warnings.emplace_back(
         "lm_head.weight is missing and config.json has no tie_word_embeddings: the embeddings serve as the head");
   }
-  const Loader loader(model.opened_);
+  const Loader loader(model.opened_, planes);
   model.embeddings_ = loader.linear(embedding_plan(config));
-  for (int64_t layer = 0; layer < config.layers; ++layer) model.layers_.push_back(loader.layer(layer));
+  model.layers_.resize(static_cast<size_t>(config.layers));
+  // Of stored planes little is read, and much looked up.
+  parallel_for(config.layers, planes == Planes::stored ? 1 : config.layers, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) model.layers_[static_cast<size_t>(i)] = loader.layer(i);
+  });
   model.final_norm_ = loader.norm(final_norm_plan(config));
   if (!config.tied_embeddings) model.head_ = loader.linear(head_plan(config));
   return model;

@@ -50,13 +50,22 @@ struct LayerWeights {
 LayerWeights load_layer(const OpenedModel& model, int64_t index);
 kernels::LinearWeight load_embeddings(const OpenedModel& model);
 
+/// What packed linears are held as. `stored`: those of w4q in another layout than the canonical one as they stand in the
+/// file, mapped and not yet looked at: for decoder_cuda, which checks what it takes. Nobody else reads them.
+enum class Planes { canonical, stored };
+/// What a decoder on `gpu` wants, or with null the CPU's. With int8 activations integers are packed anew on the GPU: not
+/// every layout has such a product.
+constexpr Planes planes_for(const void* gpu, bool int8_activations = false) {
+  return gpu != nullptr && !int8_activations ? Planes::stored : Planes::canonical;
+}
+
 class Model {
  public:
   /// Opens a Hugging Face folder, 16-bit or packed by w4q in any layout. Throws as config, checkpoint and formats do; a
   /// missing or misshapen parameter is named. Residual passes are left out unless `residual`.
-  static Model open(const std::filesystem::path& folder, bool residual = true);
+  static Model open(const std::filesystem::path& folder, bool residual = true, Planes planes = Planes::canonical);
   /// Loads what is open.
-  static Model of(OpenedModel opened);
+  static Model of(OpenedModel opened, Planes planes = Planes::canonical);
 
   /// A head that config.json does not mention and that is not stored has been marked as tied.
   const ModelConfig& config() const noexcept { return opened_.config; }

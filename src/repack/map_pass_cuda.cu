@@ -84,11 +84,11 @@ void move(std::string_view layout, const Scheme& scheme, int64_t n, int64_t k, D
   throw Error(ErrorCode::unsupported, concat("layout ", printable(layout), " has no pass on the GPU"));
 }
 
-void check_blocks(const DeviceBlocks& blocks) {
+void check_blocks(const DeviceBlocks& blocks, bool scales = true) {
   const auto misaligned = [](const void* pointer, int bytes) {
     return pointer == nullptr || reinterpret_cast<uintptr_t>(pointer) % bytes != 0;
   };
-  if (misaligned(blocks.codes, 16) || misaligned(blocks.scales, 8)) {
+  if (misaligned(blocks.codes, 16) || (scales && misaligned(blocks.scales, 8))) {
     throw Error(ErrorCode::bad_argument, "repack on the GPU: a null or misaligned pointer")
         .detail("expected codes aligned to 16 bytes and scales to 8");
   }
@@ -131,8 +131,9 @@ void check_source(const PackedWeight& weight, std::string_view layout, std::stri
 void pack_cuda(std::string_view layout, const Scheme& scheme, int64_t n, int64_t k, const DeviceBlocks& canonical,
                const DeviceBlocks& packed, const device::Stream& stream) {
   formats::check_dimensions(n, k, "repack on the GPU");
-  check_blocks(canonical);
-  check_blocks(packed);
+  const bool scales = canonical.scales != nullptr || packed.scales != nullptr;
+  check_blocks(canonical, scales);
+  check_blocks(packed, scales);
   move(layout, scheme, n, k, Direction::pack, canonical, packed, nullptr, stream);
 }
 

@@ -10,7 +10,8 @@
 
 namespace w4q::repack {
 
-/// The planes of one weight in GPU memory, in some layout. Codes are aligned to 16 bytes, scales to 8.
+/// The planes of one weight in GPU memory, in some layout. Codes are aligned to 16 bytes, scales to 8. Codes go alone
+/// where both sides of pack_cuda have no scales, whatever weights of blocks in bit planes they are of.
 struct DeviceBlocks {
   uint32_t* codes = nullptr;
   void* scales = nullptr;

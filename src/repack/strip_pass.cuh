@@ -41,7 +41,7 @@ struct StripPass {
   int64_t padded_tiles;  ///< tiles side by side
   int64_t row_groups;    ///< of 64 rows, padding included
   const void* from_codes;
-  const void* from_scales;
+  const void* from_scales;  ///< null when packing: none
   void* to_codes;
   void* to_scales;
   unsigned long long* bad_codes;  ///< unpack only
@@ -346,6 +346,7 @@ struct CanonicalStrip {
   template <class Map>
   static __device__ void load(const StripPass<Map>& pass, const StripPlace& at, uint32_t* codes, Scale* scales) {
     Codes::load(at, pass.blocks, static_cast<const uint32_t*>(pass.from_codes), codes);
+    if (pass.from_scales == nullptr) return;
     Scales::load(at, pass.blocks, static_cast<const Scale*>(pass.from_scales), scales);
   }
   template <class Map>
@@ -384,7 +385,9 @@ __global__ void __launch_bounds__(strip_threads, strip_residency) move_strips(St
       __syncthreads();
       if (warp < at.tiles) {
         Layout::template pack<bits>(tile_codes, static_cast<uint32_t*>(pass.to_codes) + slot * bits, lane);
-        TileScales<Layout, Scale>::pack(tile_scales, static_cast<Scale*>(pass.to_scales) + slot, lane);
+        if (pass.to_scales != nullptr) {
+          TileScales<Layout, Scale>::pack(tile_scales, static_cast<Scale*>(pass.to_scales) + slot, lane);
+        }
       }
     } else {
       if (warp < at.tiles) {

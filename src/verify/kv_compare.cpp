@@ -65,7 +65,8 @@ CheckRow kv_compare_check() {
             const CheckOptions& options = context.options();
             PerplexityOptions how = options.windows;
             how.gpu = options.gpu;
-            const auto rows = compare_caches(context.model(), context.ids(), how, options.compared_delta);
+            const auto rows =
+                compare_caches(context.model(model::Planes::stored), context.ids(), how, options.compared_delta);
             findings.add("kv", to_text(rows), to_json(rows));
           }};
 }

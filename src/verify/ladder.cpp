@@ -89,20 +89,22 @@ const model::OpenedModel& CheckContext::base() {
   return *folded_base_;
 }
 
-const model::Model& CheckContext::model() {
-  if (!model_) model_ = model::Model::of(candidate());
-  return *model_;
+const model::Model& CheckContext::model(model::Planes planes) {
+  const auto found = models_.find(planes);
+  return found != models_.end() ? found->second
+                                : models_.emplace(planes, model::Model::of(candidate(), planes)).first->second;
 }
 
-const model::Model& CheckContext::base_model() {
-  if (!base_model_) base_model_ = model::Model::of(stored_base());
-  return *base_model_;
+const model::Model& CheckContext::base_model(model::Planes planes) {
+  const auto found = base_models_.find(planes);
+  if (found != base_models_.end()) return found->second;
+  return base_models_.emplace(planes, model::Model::of(stored_base(), planes)).first->second;
 }
 
 const std::vector<int32_t>& CheckContext::ids() {
   if (ids_) return *ids_;
   ids_ = options_.ids.empty() ? tokenizer::Tokenizer::open(options_.model).encode(io::read_file(options_.text), false)
-                              : tokenizer::read_ids(options_.ids, model().config().vocab_size);
+                              : tokenizer::read_ids(options_.ids, candidate().config.vocab_size);
   return *ids_;
 }
 

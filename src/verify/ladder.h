@@ -63,9 +63,10 @@ class CheckContext {
   const model::OpenedModel& candidate();
   /// With the rotations that the candidate has folded in folded into it too. Needs has_base().
   const model::OpenedModel& base();
-  const model::Model& model();
-  /// As it is stored. Needs has_base().
-  const model::Model& base_model();
+  /// For whoever reads canonical planes; `stored`: for decoders on a GPU.
+  const model::Model& model(model::Planes planes = model::Planes::canonical);
+  /// As it is stored, not folded as the candidate is. Needs has_base().
+  const model::Model& base_model(model::Planes planes = model::Planes::canonical);
   /// Of the text. Needs has_text().
   const std::vector<int32_t>& ids();
 
@@ -78,7 +79,7 @@ class CheckContext {
   std::optional<io::Json> config_;
   std::optional<checkpoint::Folder> headers_;
   std::optional<model::OpenedModel> candidate_, stored_base_, folded_base_;
-  std::optional<model::Model> model_, base_model_;
+  std::map<model::Planes, model::Model> models_, base_models_;
   std::optional<std::vector<int32_t>> ids_;
 };
 

@@ -16,11 +16,11 @@ PerplexityOptions how_to_decode(CheckContext& context) {
 }
 
 /// The candidate against the base, if there is one; with int8 activations also against itself: what they do alone.
-std::vector<PerplexityReport> measure(CheckContext& context, const PerplexityOptions& how) {
+std::vector<PerplexityReport> measure(CheckContext& context, const PerplexityOptions& how, model::Planes planes) {
   std::vector<BaseModel> bases;
-  if (context.options().has_base()) bases.push_back({&context.base_model()});
-  if (how.int8_activations) bases.push_back({&context.model(), how.kv});
-  const model::Model* const candidates[] = {&context.model()};
+  if (context.options().has_base()) bases.push_back({&context.base_model(planes)});
+  if (how.int8_activations) bases.push_back({&context.model(planes), how.kv});
+  const model::Model* const candidates[] = {&context.model(planes)};
   return measure_perplexities(candidates, bases, context.ids(), how);
 }
 
@@ -36,14 +36,15 @@ void judge(const PerplexityReport& report, const CheckContext& context, Report& 
 }
 
 void run(CheckContext& context, Findings& findings) {
-  const model::Model& candidate = context.model();
-  if (context.options().has_base()) context.base_model();
-  context.ids();
   const PerplexityOptions how = how_to_decode(context);
+  const model::Planes planes = model::planes_for(how.gpu.get(), how.int8_activations);
+  const model::Model& candidate = context.model(planes);
+  if (context.options().has_base()) context.base_model(planes);
+  context.ids();
   if (const auto most = model::most_positions(candidate.config()); most && how.context > *most) {
     findings.note(concat("windows of ", how.context, " tokens, and the model was made for ", *most));
   }
-  const auto reports = measure(context, how);
+  const auto reports = measure(context, how, planes);
   PerplexityReport report = reports.front();
   if (!context.options().has_base()) report.base.reset();
   findings.add("perplexity", to_text(report), to_json(report));

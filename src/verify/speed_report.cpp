@@ -155,7 +155,9 @@ CheckRow speed_check() {
           .help = "Measure prompt and generation on this GPU",
           .needs = {.gpu = true},
           .run = [](CheckContext& context, Findings& findings) {
-            const auto report = measure_speed(*context.options().gpu, context.model(), context.options().speed);
+            const CheckOptions& options = context.options();
+            const auto& model = context.model(model::planes_for(options.gpu.get(), options.speed.int8_activations));
+            const auto report = measure_speed(*options.gpu, model, options.speed);
             findings.add("speed", to_text(report), to_json(report));
           }};
 }

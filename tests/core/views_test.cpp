@@ -22,6 +22,25 @@ TEST(Buffer, IsAlignedZeroedAndCopiedOnlyOnDemand) {
 }
 
 /// Memory that is used again is as zero as fresh memory, and copies hold what they copy.
+TEST(Buffer, ViewsKeepWhatTheyLookAt) {
+  auto owner =
+      std::make_shared<const Buffer>(Buffer::copy_of(std::as_bytes(std::span("some bytes of a file that is mapped"))));
+  const auto bytes = owner->bytes();
+  {
+    const Buffer view = Buffer::view_of(bytes.subspan(8, 16), owner);
+    EXPECT_EQ(view.data(), bytes.data() + 8);
+    EXPECT_EQ(view.size(), 16u);
+    const Buffer moved = Buffer::view_of(bytes, std::exchange(owner, nullptr));
+    const Buffer copy = view.clone();
+    EXPECT_NE(copy.data(), view.data());
+    EXPECT_TRUE(same_bytes(copy.bytes(), view.bytes()));
+    EXPECT_TRUE(same_bytes(moved.bytes().subspan(8, 16), view.bytes()));
+    const Buffer unaligned = Buffer::view_of(moved.bytes().subspan(3, 5), nullptr);
+    EXPECT_NE(unaligned.data(), moved.data() + 3) << "a copy: planes are read as arrays";
+    EXPECT_TRUE(same_bytes(unaligned.bytes(), moved.bytes().subspan(3, 5)));
+  }
+}
+
 TEST(Buffer, ReusedMemoryIsZeroed) {
   constexpr size_t size = size_t{2} << 20;
   const BufferReuse reuse(3 * size);

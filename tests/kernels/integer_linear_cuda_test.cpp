@@ -60,7 +60,7 @@ TEST_F(IntegerLinearCuda, MarlinWordsWithActOrder) {
 }
 
 TEST_F(IntegerLinearCuda, InterleavedWordsOverRaggedShapes) {
-  constexpr int64_t rows[] = {1, 2, 3, 4, 5, 8, 9, 64};
+  constexpr int64_t rows[] = {1, 2, 3, 4, 5, 8, 9, 64, 130};
   for (const std::string_view scheme : {"int4-g32-f16", "int4-g64-f16", "int4-g32-f16-asym", "int4-g128-f16-asym"}) {
     for (const Size size : ragged) check(scheme, "interleaved", size, rows);
   }

@@ -1,5 +1,8 @@
 // Planes from a hostile file: validating and unpacking either accept or throw an Error, and what is accepted decodes
 // to finite numbers. Run under the sanitizers this finds every step outside a plane.
+#include <optional>
+
+#include "formats/scale_codec.h"
 #include "laws/registries.h"
 #include "support.h"
 
@@ -76,6 +79,45 @@ TEST_P(CorruptionLaw, DamagedPlanesAreAcceptedOrRefusedNeverMisread) {
   // Both happen: a byte of a code is as good as another, a shape is not.
   EXPECT_GT(refused, 90);
   EXPECT_GT(accepted, 15);
+}
+
+/// What a check says; empty: nothing.
+template <class Check>
+std::string said(const Check& check) {
+  try {
+    check();
+    return {};
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+TEST_P(CorruptionLaw, PlanesAsTheyStandAreSoundWhereCanonicalOnesAre) {
+  const auto& [scheme, layout_name] = GetParam();
+  if (scheme.scale == formats::ScaleType::nested) return;  // only canonical planes can be asked
+  const repack::LayoutRow& layout = repack::layout_row(layout_name);
+  const auto& row = formats::scheme_row(scheme.family);
+  constexpr int64_t n = 64, k = 256;  // without padding
+  const PackedWeight packed = layout.pack(test::encoded(scheme, test::sample(test::distributions[0], n, k), n, k));
+  for (uint64_t round = 0; round < 300; ++round) {
+    PackedWeight damaged = packed.clone();
+    for (Plane& plane : damaged.planes) {
+      if (plane.spec.role == formats::PlaneRole::codes || draw(round, 0) % 4 == 0) continue;
+      plane.bytes.data()[draw(round, 1) % plane.bytes.size()] = static_cast<std::byte>(draw(round, 2));
+    }
+    std::optional<float> largest;
+    const std::string at_once = said([&] { largest = row.largest_scale(damaged, "w"); });
+    const std::string canonical = said([&] { row.validate(layout.unpack(damaged, "w"), "w"); });
+    EXPECT_EQ(largest.has_value(), canonical.empty()) << canonical;
+    EXPECT_TRUE(at_once.empty() || at_once == canonical) << at_once << canonical;
+    if (!largest) continue;
+    const Plane& scales = damaged.plane(formats::PlaneRole::scales);
+    float expected = 0;
+    for (int64_t i = 0; i < element_count(scales.spec.shape); ++i) {
+      expected = std::max(expected, std::abs(formats::load_scale(scales, static_cast<size_t>(i))));
+    }
+    EXPECT_EQ(*largest, expected);
+  }
 }
 
 }  // namespace

@@ -64,6 +64,8 @@ void table_encode(const TableFormat& format, std::span<const float> values, std:
 void table_recode(const TableFormat& format, PackedWeight& weight, std::span<const float> values);
 /// Checks padding, table and scales of planes that have the right types and shapes. Throws bad_file naming `name`.
 void table_validate(const TableFormat& format, const PackedWeight& canonical, std::string_view name);
+/// SchemeRow::largest_scale. Nothing for nested scales.
+std::optional<float> table_largest_scale(const TableFormat& format, const PackedWeight& packed, std::string_view name);
 /// SchemeRow::error_bound. Infinite for nested scales and with a factor of the tensor.
 double table_error_bound(const TableFormat& format, double absmax, std::span<const float> codebook);
 

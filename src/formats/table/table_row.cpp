@@ -25,6 +25,10 @@ void validate(const PackedWeight& canonical, std::string_view name) {
   table_validate(format_of(canonical.scheme), canonical, name);
 }
 
+std::optional<float> largest_scale(const PackedWeight& packed, std::string_view name) {
+  return table_largest_scale(format_of(packed.scheme), packed, name);
+}
+
 void decode_row(const PackedWeight& canonical, int64_t row, std::span<float> out) {
   table_decode_row(format_of(canonical.scheme), canonical, row, out);
 }
@@ -66,6 +70,7 @@ SchemeRow table_row(const TableSchemes& schemes) {
           .table = schemes.table,
           .planes = planes,
           .validate = validate,
+          .largest_scale = largest_scale,
           .decode_row = decode_row,
           .encode = encode,
           .recode = recode,

@@ -9,6 +9,7 @@
 #include "formats/bit_stream.h"
 #include "formats/codebook.h"
 #include "formats/scale_codec.h"
+#include "formats/scale_range.h"
 #include "formats/table/table_format.h"
 
 namespace w4q::formats {
@@ -69,8 +70,17 @@ std::string_view fault(const TableFormat& format, float scale, float largest) no
   return std::isfinite(largest * scale) ? "" : "a value that is too large";
 }
 
+/// Whether all scales are sound, and the largest.
+std::optional<float> sound_range(const TableFormat& format, const Plane& scales, float largest) {
+  const ScaleRange range = scale_range(scales, format.scale);
+  // What holds for the one that is farthest from zero holds for all.
+  if (!fault(format, range.negative ? -range.largest : range.largest, largest).empty()) return std::nullopt;
+  return range.largest;
+}
+
 void check_scales(const TableFormat& format, const PackedWeight& weight, float largest, std::string_view name) {
   const Plane& scales = weight.plane(PlaneRole::scales);
+  if (sound_range(format, scales, largest)) return;
   const Shape& shape = scales.spec.shape;
   const int64_t count = element_count(shape);
   std::array<float, 1024> piece;
@@ -112,7 +122,20 @@ void check_tensor_scale(const PackedWeight& weight, std::string_view name) {
       .detail("expected a positive normal number");
 }
 
+/// What is not padding and not scales; the table's largest magnitude.
+float checked_table(const TableFormat& format, const PackedWeight& weight, std::string_view name) {
+  check_table(format, weight, name);
+  if (format.tensor_scale) check_tensor_scale(weight, name);
+  return table_max(table_levels(format, weight));
+}
+
 }  // namespace
+
+std::optional<float> table_largest_scale(const TableFormat& format, const PackedWeight& packed, std::string_view name) {
+  const float largest = checked_table(format, packed, name);
+  if (format.scale == ScaleType::nested) return std::nullopt;
+  return sound_range(format, packed.plane(PlaneRole::scales), largest);
+}
 
 void table_validate(const TableFormat& format, const PackedWeight& canonical, std::string_view name) {
   if (format.order == CodeOrder::bit_planes) {
@@ -120,9 +143,7 @@ void table_validate(const TableFormat& format, const PackedWeight& canonical, st
   } else {
     check_stream_padding(canonical, format.bits, name);
   }
-  check_table(format, canonical, name);
-  if (format.tensor_scale) check_tensor_scale(canonical, name);
-  const float largest = table_max(table_levels(format, canonical));
+  const float largest = checked_table(format, canonical, name);
   if (format.scale == ScaleType::nested) return check_nested(canonical, largest, name);
   if (!every_scale_is_sound(format)) check_scales(format, canonical, largest, name);
 }

@@ -22,9 +22,7 @@ RotatedPlanes rotated_planes(const formats::PackedWeight& canonical) {
   for (int64_t i = 0; i < canonical.n * groups; ++i) {
     largest = std::max(largest, formats::load_scale(stored, static_cast<size_t>(i)));
   }
-  // f32 norms move into the range of f16 by a power of two, which the levels carry.
-  const bool moves = canonical.scheme.scale == formats::ScaleType::f32;
-  const int exponent = moves ? 14 - std::ilogb(largest) : 0;
+  const int exponent = norm_exponent(canonical.scheme.scale, largest);
   RotatedPlanes planes;
   planes.norms.resize(static_cast<size_t>(norm_count(canonical.n, groups)));
   for (int64_t row = 0; row < canonical.n; ++row) {
@@ -34,11 +32,20 @@ RotatedPlanes rotated_planes(const formats::PackedWeight& canonical) {
     }
   }
   planes.norm_max = std::ldexp(largest, exponent);
-  planes.levels =
-      formats::table_levels(formats::scheme_row(canonical.scheme.family).table(canonical.scheme), canonical);
-  for (float& level : planes.levels) level = std::ldexp(level, -exponent);
+  planes.levels = norm_levels(canonical, exponent);
   planes.level_max = formats::table_max(planes.levels);
   return planes;
+}
+
+/// f32 norms move into the range of f16.
+int norm_exponent(formats::ScaleType type, float largest) noexcept {
+  return type == formats::ScaleType::f32 ? 14 - std::ilogb(largest) : 0;
+}
+
+std::vector<float> norm_levels(const formats::PackedWeight& pass, int exponent) {
+  auto levels = formats::table_levels(formats::scheme_row(pass.scheme.family).table(pass.scheme), pass);
+  for (float& level : levels) level = std::ldexp(level, -exponent);
+  return levels;
 }
 
 float level_ratio(std::span<const float> a, std::span<const float> b) noexcept {

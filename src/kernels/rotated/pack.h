@@ -26,6 +26,10 @@ struct RotatedPlanes {
   float norm_max = 1;
 };
 RotatedPlanes rotated_planes(const formats::PackedWeight& canonical);
+/// Its parts: the power of two that f32 norms, the largest of which is `largest`, are multiplied by, 0 for other types;
+/// and the levels of a pass in any layout, divided by it.
+int norm_exponent(formats::ScaleType type, float largest) noexcept;
+std::vector<float> norm_levels(const formats::PackedWeight& pass, int exponent);
 
 /// `b` is this times `a`, but for fp32 rounding; 0 where that is not so.
 float level_ratio(std::span<const float> a, std::span<const float> b) noexcept;

@@ -1,0 +1,144 @@
+#include "decoder_cuda/stored.h"
+
+#include <algorithm>
+#include <array>
+
+#include "checkpoint/packed_checkpoint.h"
+#include "core/error.h"
+#include "decoder_cuda/rotated.h"
+#include "device/copy.h"
+#include "formats/scheme_registry.h"
+#include "kernels/frame/linear_fusion.h"
+#include "repack/layout_registry.h"
+#include "repack/turn_rows_cuda.h"
+
+namespace w4q::decoder_cuda {
+namespace {
+
+using formats::PackedLinear;
+using formats::PackedWeight;
+using formats::PlaneRole;
+
+static_assert(repack::turn_rows == kernels::gate_up_turn);
+
+/// In tiles of 64 outputs and inputs no layout has padding.
+bool has_padding(const PackedWeight& pass) { return pass.n % 64 != 0 || pass.k % 64 != 0; }
+
+/// How often the rows of all weights follow one another in a plane: layouts that go along k first cut rows across.
+int64_t row_runs(const PackedWeight& weight, PlaneRole role) {
+  const bool outputs_first = weight.layout == "kbit-fragment" || weight.layout == "rotated-fragment";
+  return outputs_first ? 1 : weight.plane(role).spec.shape.front();
+}
+
+/// One after the other.
+void copy_all(Weights weights, PlaneRole role, std::byte* to, UploadRing& ring) {
+  for (const auto* weight : weights) {
+    const auto bytes = weight->plane(role).bytes.bytes();
+    ring.copy(to, bytes);
+    to += bytes.size();
+  }
+}
+
+void set_table(const PackedWeight& weight, CudaPacked& packed, UploadRing& ring) {
+  const auto& table = weight.plane(PlaneRole::codebook).bytes;
+  describe_table(table.as<float>(), packed.weight);
+  packed.memory.push_back(ring.copy_of(table.bytes()));
+  packed.weight.codebook = packed.memory.back().as<float>();
+}
+
+/// Codes, scales and zero points in one piece of GPU memory.
+void place_planes(Weights weights, int64_t rows_in_turn, CudaPacked& packed, UploadRing& ring) {
+  auto& pass = packed.weight;
+  std::vector<PlaneRole> roles = {PlaneRole::codes, PlaneRole::scales};
+  if (pass.scheme.asymmetric) roles.push_back(PlaneRole::zeros);
+  size_t size = 0, largest = 0;
+  for (const PlaneRole role : roles) {
+    size += place_bytes(stacked_bytes(weights, role));
+    largest = std::max(largest, stacked_bytes(weights, role));
+    packed.bytes += static_cast<int64_t>(stacked_bytes(weights, role));
+  }
+  packed.memory.emplace_back(ring.stream().context(), size);
+  std::byte* const staging = weights.size() > 1 ? ring.scratch(largest) : nullptr;
+  std::array<std::byte*, 3> at = {};
+  std::byte* next = packed.memory.back().data();
+  for (size_t i = 0; i < roles.size(); ++i) {
+    at[i] = next;
+    place_plane(weights, roles[i], rows_in_turn, at[i], staging, ring);
+    next += place_bytes(stacked_bytes(weights, roles[i]));
+  }
+  pass.codes = reinterpret_cast<const uint32_t*>(at[0]);
+  pass.scales = at[1];
+  pass.zeros = reinterpret_cast<const uint32_t*>(at[2]);
+}
+
+}  // namespace
+
+bool goes_as_stored(const device::Properties& gpu, const PackedLinear& linear) {
+  const auto stands_ready = [](const PackedWeight& pass) {
+    return pass.layout != formats::canonical_layout && !has_padding(pass);
+  };
+  if (!std::ranges::all_of(linear.passes, stands_ready)) return false;
+  if (!linear.rotations.empty()) return reads_rotated(linear);
+  return linear.passes.size() == 1 && !kernel_layout(gpu, linear.passes.front()).empty();
+}
+
+float checked_scale(const PackedLinear& linear, size_t pass) {
+  const PackedWeight& weight = linear.passes[pass];
+  const auto largest = formats::scheme_row(weight.scheme.family).largest_scale(weight, linear.name);
+  if (largest) return *largest;
+  checkpoint::to_canonical(linear);  // says what is wrong, and where
+  throw Error(ErrorCode::internal, linear.name + ": stored planes are unsound, canonical ones are not");
+}
+
+size_t stacked_bytes(Weights weights, PlaneRole role) {
+  size_t bytes = 0;
+  for (const auto* weight : weights) bytes += weight->plane(role).bytes.size();
+  return bytes;
+}
+
+void place_plane(Weights weights, PlaneRole role, int64_t rows_in_turn, std::byte* to, std::byte* staging,
+                 UploadRing& ring) {
+  const PackedWeight& first = *weights.front();
+  const int64_t runs = row_runs(first, role);
+  if (weights.size() == 1 || (rows_in_turn == 0 && runs == 1)) return copy_all(weights, role, to, ring);
+  copy_all(weights, role, staging, ring);
+  if (rows_in_turn > 0) {
+    ensure(weights.size() == 2 && rows_in_turn == repack::turn_rows, "place_plane: rows do not take such turns");
+    const std::byte* const second = staging + first.plane(role).bytes.size();
+    return repack::turn_rows_cuda(first.layout, first.scheme, role, first.n, first.k, {staging, second, to},
+                                  ring.stream());
+  }
+  const size_t pitch = stacked_bytes(weights, role) / static_cast<size_t>(runs);
+  for (const auto* weight : weights) {
+    const size_t run = weight->plane(role).bytes.size() / static_cast<size_t>(runs);
+    device::copy_rows(device::Way::on_gpu, {to, pitch}, {staging, run}, run, static_cast<size_t>(runs), ring.stream(),
+                      "stacking weights");
+    to += run;
+    staging += weight->plane(role).bytes.size();
+  }
+}
+
+CudaPacked upload_stored(std::span<const PackedLinear* const> linears, int64_t rows_in_turn, UploadRing& ring) {
+  std::vector<const PackedWeight*> weights;
+  float largest = least_scale_max;
+  for (const auto* linear : linears) {
+    weights.push_back(&linear->passes.front());
+    largest = std::max(largest, checked_scale(*linear, 0));
+  }
+  const PackedWeight& first = *weights.front();
+  CudaPacked packed;
+  packed.weight.scheme = first.scheme;
+  packed.weight.layout = repack::layout_row(first.layout).name;
+  packed.weight.n = rows_of(weights);
+  packed.weight.k = first.k;
+  packed.weight.scale_max = largest;
+  place_planes(weights, rows_in_turn, packed, ring);
+  if (first.scheme.family == formats::SchemeFamily::kbit) set_table(first, packed, ring);
+  if (first.scheme.act_order) {
+    packed.memory.push_back(ring.copy_of(bytes_of(sorted_inputs(first))));
+    packed.weight.input_order = packed.memory.back().as<int32_t>();
+  }
+  return packed;
+}
+
+}  // namespace w4q::decoder_cuda
