@@ -13,7 +13,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include "core/float_formats.h"
+#include "core/error.h"
 #include "core/parallel.h"
 #include "core/rng.h"
 #include "core/stopwatch.h"
@@ -119,7 +119,8 @@ void write_linear(io::CheckpointWriter& writer, const checkpoint::PackedLinearIn
 
 void make_checkpoint(const Options& options) {
   const model::ModelConfig config = model::named_shape(options.shape);
-  checkpoint::QuantizationConfig quantization{.method = "random"};
+  checkpoint::QuantizationConfig quantization;
+  quantization.method = "random";
   std::vector<io::PlannedTensor> plan;
   const auto parameters = model::parameters(config);
   for (const auto& parameter : parameters) {
@@ -268,11 +269,6 @@ int main(int argc, char** argv) {
   app.add_flag("--canonical", options.canonical, "also load once by way of canonical planes");
   app.add_option("--rounds", options.rounds)->check(CLI::Range(1, 100))->capture_default_str();
   CLI11_PARSE(app, argc, argv);
-  std::string why;
-  if (!device::find_gpu(&why)) {
-    std::cerr << "no GPU: " << why << "\n";
-    return 4;
-  }
   try {
     if (!std::filesystem::exists(options.folder / "config.json")) make_checkpoint(options);
     device::Context gpu;

@@ -21,13 +21,22 @@ using formats::PlaneRole;
 
 static_assert(repack::turn_rows == kernels::gate_up_turn);
 
-/// In tiles of 64 outputs and inputs no layout has padding.
-bool has_padding(const PackedWeight& pass) { return pass.n % 64 != 0 || pass.k % 64 != 0; }
+/// A layout whose planes take their places in a stack as they are. In whole tiles of 64 × 64 none of them has padding.
+struct StackedLayout {
+  std::string_view name;
+  bool outputs_first;  ///< else they go along k first, and cut all rows across
+};
+constexpr StackedLayout stacked_layouts[] = {
+    {"kbit-fragment", true}, {"rotated-fragment", true}, {"marlin", false}, {"interleaved", false}};
 
-/// How often the rows of all weights follow one another in a plane: layouts that go along k first cut rows across.
+const StackedLayout* stacked_layout(std::string_view name) {
+  const auto* const found = std::ranges::find(stacked_layouts, name, &StackedLayout::name);
+  return found == std::end(stacked_layouts) ? nullptr : found;
+}
+
+/// How often the rows of all weights follow one another in a plane.
 int64_t row_runs(const PackedWeight& weight, PlaneRole role) {
-  const bool outputs_first = weight.layout == "kbit-fragment" || weight.layout == "rotated-fragment";
-  return outputs_first ? 1 : weight.plane(role).spec.shape.front();
+  return stacked_layout(weight.layout)->outputs_first ? 1 : weight.plane(role).spec.shape.front();
 }
 
 /// One after the other.
@@ -75,7 +84,7 @@ void place_planes(Weights weights, int64_t rows_in_turn, CudaPacked& packed, Upl
 
 bool goes_as_stored(const device::Properties& gpu, const PackedLinear& linear) {
   const auto stands_ready = [](const PackedWeight& pass) {
-    return pass.layout != formats::canonical_layout && !has_padding(pass);
+    return stacked_layout(pass.layout) != nullptr && pass.n % 64 == 0 && pass.k % 64 == 0;
   };
   if (!std::ranges::all_of(linear.passes, stands_ready)) return false;
   if (!linear.rotations.empty()) return reads_rotated(linear);
