@@ -136,11 +136,11 @@ void expect_same(const CudaLinear& got, const CudaLinear& expected, const device
 }
 
 /// Stacked below one another, and as gate and up in turn.
-void expect_same_uploads(const std::vector<Pair>& pairs, const device::Stream& stream, const std::string& what) {
+void expect_same_uploads(const std::vector<Pair>& pairs, UploadRing& ring, const std::string& what) {
+  const device::Stream& stream = ring.stream();
   std::vector<const LinearWeight*> canonical, stored;
   for (const auto& pair : pairs) canonical.push_back(&pair.canonical), stored.push_back(&pair.stored);
-  expect_same(upload_linears(stored, stream), upload_linears(canonical, stream), stream, what);
-  UploadRing ring(stream);
+  expect_same(upload_linears(stored, ring), upload_linears(canonical, ring), stream, what);
   const CudaLinear turned = upload_gated(pairs[0].stored, pairs[1].stored, ring);
   const CudaLinear expected = upload_gated(pairs[0].canonical, pairs[1].canonical, ring);
   ring.finish();
@@ -155,6 +155,7 @@ constexpr Sizes sizes[] = {{128, 128, 64, 256}, {192, 64, 320, 512}, {100, 100, 
 
 TEST_F(StoredPlanes, AreThoseOfPackingCanonicalOnesAnew) {
   const device::Stream stream(test::gpu());
+  UploadRing ring(stream);
   for (const auto& [scheme, layout] : test::every_scheme_and_layout()) {
     if (scheme.family == formats::SchemeFamily::rotated) continue;  // behind a rotation: below
     for (const auto& size : sizes) {
@@ -165,7 +166,7 @@ TEST_F(StoredPlanes, AreThoseOfPackingCanonicalOnesAnew) {
         linear.passes.push_back(canonical_weight(scheme, n, size.k, static_cast<uint64_t>(pairs.size())));
         pairs.push_back(make_pair(concat("linear.", pairs.size()), std::move(linear), layout, n == size.third));
       }
-      expect_same_uploads(pairs, stream, concat(layout, " ", to_string(scheme), ", k = ", size.k));
+      expect_same_uploads(pairs, ring, concat(layout, " ", to_string(scheme), ", k = ", size.k));
     }
   }
 }
@@ -206,6 +207,7 @@ TEST_F(StoredPlanes, InterleavedWordsAreThoseOfTheStack) {
 
 TEST_F(StoredPlanes, OfRotatedPassesAreThoseOfCanonicalOnes) {
   const device::Stream stream(test::gpu());
+  UploadRing ring(stream);
   for (const auto& [name, layout] : {std::pair{"rotated4-d64", "rotated-fragment"},
                                      {"rotated2-d128", "rotated-fragment"},
                                      {"rotated3-d32-e4m4", "rotated-fragment"},
@@ -225,7 +227,7 @@ TEST_F(StoredPlanes, OfRotatedPassesAreThoseOfCanonicalOnes) {
         linear.input_scale.assign(static_cast<size_t>(size.k), 1.5f);
         pairs.push_back(make_pair(concat("linear.", pairs.size()), std::move(linear), layout));
       }
-      expect_same_uploads(pairs, stream, concat(name, ", k = ", size.k));
+      expect_same_uploads(pairs, ring, concat(name, ", k = ", size.k));
     }
   }
 }
@@ -319,7 +321,9 @@ TEST_F(StoredPlanes, LogitsAreThoseOfCanonicalPlanes) {
   }
 }
 
-/// Kernels of interleaved words and of Marlin's add in other orders: each is within 2.5e-2 of the CPU (decoder_test.cpp).
+/// Twice what logits by Marlin's words are from the CPU's (decoder_test.cpp): the same roundings, and other sums.
+constexpr double interleaved_bound = 5e-2;
+
 TEST_F(StoredPlanes, ADecoderRunsInterleavedWords) {
   set_progress_enabled(false);
   const test::ReferenceLogits reference(test::testdata() / "w4q-llama-tiny" / "own" / "reference.safetensors");
@@ -335,7 +339,7 @@ TEST_F(StoredPlanes, ADecoderRunsInterleavedWords) {
     }
     const auto expected = test::decode(model::Model::open(folder / "packed"), reference.ids(), {1 << 20});
     for (const size_t chunk : {1, 40, 1 << 20}) {
-      EXPECT_LE(test::largest_difference(logits_of(on_gpu, reference.ids(), chunk), expected), 2.5e-2)
+      EXPECT_LE(test::largest_difference(logits_of(on_gpu, reference.ids(), chunk), expected), interleaved_bound)
           << scheme << ", chunks of " << chunk;
     }
   }

@@ -9,6 +9,7 @@
 #include "core/convert.h"
 #include "core/rng.h"
 #include "device/buffer.h"
+#include "device/copy.h"
 #include "device/properties.h"
 #include "gpu.h"
 
@@ -28,16 +29,17 @@ struct Narrowed {
   unsigned long long stray;
 };
 
-Narrowed narrowed(std::span<const std::byte> bytes, DType type, int64_t first = 0) {
+/// `at`: where f16 begins in its memory.
+Narrowed narrowed(std::span<const std::byte> bytes, DType type, int64_t first = 0, size_t at = 0) {
   const device::Stream stream(test::gpu());
   const auto from = device::DeviceBuffer::copy_of(bytes, stream);
   const size_t count = bytes.size() * 8 / static_cast<size_t>(dtype_bits(type));
-  device::DeviceBuffer to(test::gpu(), count * 2), stray(test::gpu(), sizeof(unsigned long long));
+  device::DeviceBuffer to(test::gpu(), (count + at) * 2), stray(test::gpu(), sizeof(unsigned long long));
   stray.fill(0xFF, stream);
-  narrow_cuda(from.data(), type, static_cast<int64_t>(count), to.as<__half>(), stray.as<unsigned long long>(), first,
-              stream);
+  narrow_cuda(from.data(), type, static_cast<int64_t>(count), to.as<__half>() + at, stray.as<unsigned long long>(),
+              first, stream);
   Narrowed result{std::vector<uint16_t>(count), 0};
-  to.download(std::as_writable_bytes(std::span(result.halves)), stream);
+  device::copy(device::Way::from_gpu, result.halves.data(), to.as<__half>() + at, count * 2, stream, "reading halves");
   stray.download(std::as_writable_bytes(std::span(&result.stray, 1)), stream);
   stream.synchronize();
   return result;
@@ -49,6 +51,7 @@ void expect_bits(std::span<const std::byte> bytes, DType type, const std::vector
   const Narrowed got = narrowed(bytes, type);
   EXPECT_EQ(got.halves, expected) << dtype_name(type);
   EXPECT_EQ(got.stray, ~0ULL) << dtype_name(type);
+  EXPECT_EQ(narrowed(bytes, type, 0, 3).halves, expected) << dtype_name(type) << ", unaligned";
 }
 
 TEST_F(NarrowCuda, GivesTheBitsOfTheCpu) {

@@ -30,10 +30,9 @@ __device__ __half narrowed(T value, unsigned long long* stray, int64_t index) {
   return __float2half_rn(wide);
 }
 
-template <class T>
+template <int width, class T>
 __global__ void __launch_bounds__(threads)
     narrow_kernel(const T* from, int64_t count, __half* to, unsigned long long* stray, int64_t first) {
-  constexpr int width = 16 / sizeof(T);
   const int64_t step = int64_t{gridDim.x} * threads;
   const int64_t pieces = count / width;
   const int64_t thread = int64_t{blockIdx.x} * threads + threadIdx.x;
@@ -51,9 +50,16 @@ template <class T>
 void launch(const void* from, int64_t count, __half* to, unsigned long long* stray, int64_t first,
             const device::Stream& stream) {
   constexpr int64_t most_blocks = 1 << 16;
-  const int64_t pieces = count / (16 / static_cast<int64_t>(sizeof(T))) + 1;
-  const auto blocks = static_cast<unsigned>(std::min((pieces + threads - 1) / threads, most_blocks));
-  narrow_kernel<<<blocks, threads, 0, stream.get()>>>(static_cast<const T*>(from), count, to, stray, first);
+  constexpr int width = 16 / sizeof(T);
+  const auto blocks = static_cast<unsigned>(std::min(count / width / threads + 1, most_blocks));
+  const auto* const values = static_cast<const T*>(from);
+  // Rows below others of an odd number begin where they like.
+  const bool aligned = (reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to)) % 16 == 0;
+  if (aligned) {
+    narrow_kernel<width><<<blocks, threads, 0, stream.get()>>>(values, count, to, stray, first);
+  } else {
+    narrow_kernel<1><<<blocks, threads, 0, stream.get()>>>(values, count, to, stray, first);
+  }
   device::check_launch("narrow", concat(count, " values"));
 }
 
