@@ -107,9 +107,11 @@ void write_linear(io::CheckpointWriter& writer, const checkpoint::PackedLinearIn
   const formats::Scheme& scheme = info.passes.front().scheme;
   for (const auto& tensor : checkpoint::planned_planes(info)) {
     if (tensor.name == checkpoint::plane_name(info.name, 0, PlaneRole::codebook)) {
-      const auto table = scheme.family == formats::SchemeFamily::rotated ? formats::normal_codebook(scheme.bits)
-                                                                         : formats::codebook("nf", scheme.bits);
-      writer.write(tensor.name, std::as_bytes(std::span(table)));
+      const auto normal = formats::normal_codebook(scheme.bits);
+      const auto table = scheme.family == formats::SchemeFamily::rotated
+                             ? std::vector<float>(normal.begin(), normal.end())
+                             : formats::codebook("nf", scheme.bits);
+      writer.write(tensor.name, bytes_of(table));
     } else {
       // Codes and E4M4 scales are sound whatever they are.
       source.write(writer, tensor, tensor.dtype == DType::i32 || tensor.dtype == DType::u8);
