@@ -7,7 +7,7 @@
 #include "core/rng.h"
 #include "device/buffer.h"
 #include "formats/codebook.h"
-#include "kernels/linear/packed_linear.h"
+#include "kernels/linear/device_linear.h"
 #include "repack/layout_registry.h"
 
 namespace w4q::bench {
@@ -76,6 +76,20 @@ class RotatingWeight {
   device::DeviceBuffer codebook_;
   kernels::DevicePass weight_;
   int64_t bytes_ = 0;
+};
+
+/// Memory in which linears are multiplied.
+class Workspace {
+ public:
+  Workspace(const kernels::WorkspaceSizes& sizes, const device::Stream& stream)
+      : sizes_(sizes), semaphores_(stream.context(), sizes.semaphores), scratch_(stream.context(), sizes.scratch) {
+    semaphores_.fill(0, stream);
+  }
+  kernels::Workspace get() { return {semaphores_.data(), scratch_.data(), sizes_}; }
+
+ private:
+  kernels::WorkspaceSizes sizes_;
+  device::DeviceBuffer semaphores_, scratch_;
 };
 
 /// Random f16 values in [−1, 1).

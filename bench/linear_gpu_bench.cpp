@@ -65,25 +65,24 @@ device::Timing time_layer(const bench::RotatingWeight& weights, const LayerShape
   const auto values = bench::random_halves(static_cast<size_t>(call.m * shape.k), 4);
   const auto x = device::DeviceBuffer::copy_of(std::as_bytes(std::span(values)), stream);
   device::DeviceBuffer y(stream.context(), static_cast<size_t>(call.m * shape.n * 2));
-  const kernels::DevicePass weight = weights.weight(0);
-  device::DeviceBuffer workspace(
-      stream.context(), kernels::linear_workspace({stream.context().properties(), weight.scheme, weight.layout, call.m,
-                                                   shape.n, shape.k, DType::f16, call.int8_activations}));
-  workspace.fill(0, stream);
+  std::vector<kernels::DeviceLinear> linears;
+  for (int copy = 0; copy < call.copies; ++copy) {
+    linears.push_back({.passes = {weights.weight(copy)}});
+    if (!call.layout.empty()) linears.back().passes.front().layout = call.layout;
+  }
+  const auto plan = kernels::plan_launches(stream.context().properties(), linears.front(), call.int8_activations);
+  bench::Workspace workspace(kernels::workspace_sizes(stream.context().properties(), linears.front(), plan, call.m),
+                             stream);
   const auto launch = [&](int index, const device::Stream& on) {
-    kernels::LinearArgs args;
-    args.m = call.m;
-    args.x = x.data();
-    args.ldx = shape.k;
-    args.weight = weights.weight(index % call.copies);
-    if (!call.layout.empty()) args.weight.layout = call.layout;
-    args.y = y.data();
-    args.ldy = shape.n;
-    args.workspace = workspace.data();
-    args.workspace_bytes = workspace.size();
-    args.weights_ready = call.overlap;
-    args.int8_activations = call.int8_activations;
-    kernels::packed_linear(args, on);
+    kernels::LinearCall product;
+    product.m = call.m;
+    product.x = x.data();
+    product.ldx = shape.k;
+    product.y = y.data();
+    product.ldy = shape.n;
+    product.weights_ready = call.overlap;
+    product.int8_activations = call.int8_activations;
+    kernels::multiply(linears[static_cast<size_t>(index % call.copies)], plan, product, workspace.get(), on);
   };
   launch(0, stream);  // cuBLAS cannot be started within a capture
   stream.synchronize();

@@ -5,11 +5,12 @@
 #include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cublas_gpu.h"
 #include "device/properties.h"
 #include "formats/rotation.h"
-#include "kernels/rotated/linear.h"
+#include "kernels/linear/device_linear.h"
 #include "kernels/rotated/pack.h"
 
 namespace {
@@ -35,14 +36,7 @@ class Layer {
         weights_(formats::parse_scheme("kbit4-b32-e4m4"), "kbit-fragment", shape.n, shape.k, 2 * copies_, stream),
         narrow_(formats::parse_scheme("kbit2-b32-e4m4"), "kbit-fragment", shape.n, shape.k, copies_, stream),
         y_(stream.context(), static_cast<size_t>(most_rows * shape.n * 2)),
-        workspace_(
-            stream.context(),
-            kernels::rotated_linear_workspace(stream.context().properties(), most_rows, shape.n, shape.k).semaphores),
-        product_workspace_(stream.context(),
-                           kernels::kbit_linear_workspace(stream.context().properties(), most_rows, shape.n, shape.k)),
-        scratch_(
-            stream.context(),
-            kernels::rotated_linear_workspace(stream.context().properties(), most_rows, shape.n, shape.k).scratch) {
+        gpu_(stream.context().properties()) {
     const auto values = bench::random_halves(static_cast<size_t>(most_rows * shape.k), 4);
     x_ = device::DeviceBuffer::copy_of(std::as_bytes(std::span(values)), stream);
     const formats::InputRotation first({128, 42}, shape.k), second({128, 1042}, shape.k);
@@ -53,13 +47,12 @@ class Layer {
       signs_[p] = device::DeviceBuffer::copy_of(std::as_bytes(std::span(words)), stream);
       stream.synchronize();
     }
-    workspace_.fill(0, stream);
-    product_workspace_.fill(0, stream);
     const auto norms =
         bench::random_halves(static_cast<size_t>(kernels::norm_count(shape.n, (shape.k + 127) / 128)), 5);
     for (int copy = 0; copy < 2 * copies_; ++copy) {
       norms_.push_back(device::DeviceBuffer::copy_of(std::as_bytes(std::span(norms)), stream));
     }
+    set_up(stream);
     linear(0, stream, 1, {.passes = 2});
     stream.synchronize();
   }
@@ -71,54 +64,67 @@ class Layer {
     bool narrow = false;   ///< two bits in the second pass
   };
   void linear(int call, const device::Stream& stream, int64_t m, const Way& way) {
-    kernels::DevicePass each[2];
-    for (int p = 0; p < way.passes; ++p) {
-      const bool narrow = way.narrow && p == 1;
-      const auto weight = narrow ? narrow_.weight(call) : weights_.weight(way.passes * call + p);
-      const auto at = static_cast<size_t>(way.passes * call + p) % norms_.size();
-      each[p] = {
-          .scheme = {formats::SchemeFamily::rotated, narrow ? 2 : 4, 128, formats::ScaleType::f16},
-          .layout = "rotated-fragment",
-          .n = shape_.n,
-          .k = shape_.k,
-          .codes = weight.codes,
-          .scales = norms_[at].data(),
-          .codebook = weight.codebook,
-          .table_over_first = 1,
-          .scale_max = 1,
-          .rotation = {128, factors_[way.shared ? 0 : p].as<float>(), signs_[way.shared ? 0 : p].as<uint32_t>()}};
-    }
-    kernels::RotatedLinearArgs args;
-    args.m = m;
-    args.x = x_.data(), args.ldx = shape_.k;
-    args.input_rotated = way.rotated;
-    args.passes = {each, static_cast<size_t>(way.passes)};
-    args.y = y_.data(), args.ldy = shape_.n;
-    args.semaphores = workspace_.data(), args.semaphore_bytes = workspace_.size();
-    args.scratch = scratch_.data(), args.scratch_bytes = scratch_.size();
-    args.weights_ready = true;
-    kernels::rotated_linear(args, stream);
+    multiply(passes(call, way), m, way.rotated, stream);
   }
-
   void product(int call, const device::Stream& stream, int64_t m) {
-    kernels::LinearArgs args;
-    args.m = m;
-    args.x = x_.data(), args.ldx = shape_.k;
-    args.weight = weights_.weight(call);
-    args.y = y_.data(), args.ldy = shape_.n;
-    args.workspace = product_workspace_.data(), args.workspace_bytes = product_workspace_.size();
-    args.weights_ready = true;
-    kernels::packed_linear(args, stream);
+    multiply({.passes = {weights_.weight(call)}}, m, false, stream);
   }
 
   int copies() const { return copies_; }
 
  private:
+  kernels::DeviceLinear passes(int call, const Way& way) const {
+    kernels::DeviceLinear linear;
+    for (int p = 0; p < way.passes; ++p) {
+      const bool narrow = way.narrow && p == 1;
+      const auto weight = narrow ? narrow_.weight(call) : weights_.weight(way.passes * call + p);
+      const auto norms = static_cast<size_t>(way.passes * call + p) % norms_.size();
+      const auto rotation = way.shared ? 0 : p;
+      linear.passes.push_back({.scheme = {formats::SchemeFamily::rotated, narrow ? 2 : 4, 128, formats::ScaleType::f16},
+                               .layout = "rotated-fragment",
+                               .n = shape_.n,
+                               .k = shape_.k,
+                               .codes = weight.codes,
+                               .scales = norms_[norms].data(),
+                               .codebook = weight.codebook,
+                               .table_over_first = 1,
+                               .scale_max = 1,
+                               .rotation = {128, factors_[rotation].as<float>(), signs_[rotation].as<uint32_t>()}});
+    }
+    return linear;
+  }
+
+  /// Memory for every way.
+  void set_up(const device::Stream& stream) {
+    const Way ways[] = {
+        {}, {.passes = 2}, {.passes = 2, .shared = false}, {.passes = 2, .shared = false, .narrow = true}};
+    kernels::WorkspaceSizes sizes;
+    const auto include = [&](const kernels::DeviceLinear& linear) {
+      sizes.include(kernels::workspace_sizes(gpu_, linear, kernels::plan_launches(gpu_, linear), most_rows));
+    };
+    for (const Way& way : ways) include(passes(0, way));
+    include({.passes = {weights_.weight(0)}});
+    workspace_.emplace(sizes, stream);
+  }
+
+  /// Times are those of graphs: that a product is planned each time costs nothing there.
+  void multiply(const kernels::DeviceLinear& linear, int64_t m, bool rotated, const device::Stream& stream) {
+    kernels::LinearCall call;
+    call.m = m;
+    call.x = x_.data(), call.ldx = shape_.k;
+    call.y = y_.data(), call.ldy = shape_.n;
+    call.input_rotated = rotated;
+    call.weights_ready = true;
+    kernels::multiply(linear, kernels::plan_launches(gpu_, linear), call, workspace_->get(), stream);
+  }
+
   LayerShape shape_;
   int copies_;
   bench::RotatingWeight weights_, narrow_;
   std::vector<device::DeviceBuffer> norms_;
-  device::DeviceBuffer x_, y_, workspace_, product_workspace_, scratch_, factors_[2], signs_[2];
+  device::DeviceBuffer x_, y_, factors_[2], signs_[2];
+  const device::Properties& gpu_;
+  std::optional<bench::Workspace> workspace_;
 };
 
 constexpr const char* columns[] = {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "checkpoint/dialect/dialect.h"
+#include "checkpoint/folder.h"
 #include "core/float_formats.h"
 #include "core/rng.h"
 #include "formats/integer.h"
@@ -83,11 +84,11 @@ inline void write_checkpoint(const std::filesystem::path& folder, const io::Json
 
 /// The config and all linears of a checkpoint.
 inline checkpoint::QuantizationConfig read_quantization(const std::filesystem::path& folder) {
-  const auto checkpoint = io::Checkpoint::open(folder);
-  return checkpoint::read_quantization(io::read_json(folder / "config.json"), checkpoint, "config.json");
+  return checkpoint::open_folder(folder).quantization;
 }
 inline formats::PackedWeight load_linear(const std::filesystem::path& folder, const std::string& name) {
-  auto linear = checkpoint::load_canonical(io::Checkpoint::open(folder), read_quantization(folder).linears.at(name));
+  const auto opened = checkpoint::open_folder(folder);
+  auto linear = checkpoint::load_canonical(opened.tensors, opened.quantization.linears.at(name));
   return std::move(linear.passes.front());
 }
 

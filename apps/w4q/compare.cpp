@@ -8,7 +8,7 @@
 #include "common_options.h"
 #include "core/error.h"
 #include "io/files.h"
-#include "model/fold_rotations.h"
+#include "model/opened.h"
 #include "pipeline/statistics_file.h"
 #include "quantize/awq.h"
 #include "tokenizer/token_file.h"
@@ -30,9 +30,9 @@ struct Options {
 /// Errors of outputs from a statistics file, one layer of it in memory.
 class OutputErrors {
  public:
-  OutputErrors(const std::string& path, const verify::OpenCheckpoint& base)
-      : config_(base.model), file_(pipeline::StatisticsFile::open(path, config_)) {
-    file_.check_model(pipeline::model_identity(base.checkpoint));
+  OutputErrors(const std::string& path, const model::OpenedModel& base)
+      : config_(base.config), file_(pipeline::StatisticsFile::open(path, config_)) {
+    file_.check_model(pipeline::model_identity(base.folder.tensors));
     for (int64_t layer = 0; layer < config_.layers; ++layer) {
       const auto groups = model::input_groups(config_, layer);
       for (size_t group = 0; group < groups.size(); ++group) {
@@ -61,7 +61,7 @@ class OutputErrors {
     place_ = place;
   }
 
-  const model::ModelConfig& config_;
+  const model::ModelConfig config_;
   pipeline::StatisticsFile file_;
   std::map<std::string, Place> places_;
   Place place_;
@@ -75,11 +75,8 @@ std::vector<int32_t> token_ids(const Options& options, const model::ModelConfig&
 }
 
 /// Errors of outputs are measured by statistics of one basis.
-void check_same_basis(const verify::OpenCheckpoint& a, const verify::OpenCheckpoint& b) {
-  if (model::read_folded_rotations(a.config, a.folder.string()) ==
-      model::read_folded_rotations(b.config, b.folder.string())) {
-    return;
-  }
+void check_same_basis(const model::OpenedModel& a, const model::OpenedModel& b) {
+  if (a.folded == b.folded) return;
   throw Error(ErrorCode::bad_argument, "--stats: A and B have different rotations folded in")
       .detail("statistics know the inputs of one basis")
       .hint("leave out --stats; --ppl or --ids compares predictions");
@@ -96,12 +93,11 @@ int run(const Options& options) {
     throw Error(ErrorCode::bad_argument, "--device, --kv, --kv-delta and --residual-gpu-bytes are about predictions")
         .hint("--ppl text.txt, or --ids file.u16");
   }
-  const auto a = verify::open_checkpoint(options.a), b = verify::open_checkpoint(options.b);
-  const auto base = verify::open_base(options.base, a);
+  const auto a = model::open_model(options.a), b = model::open_model(options.b), base = model::open_model(options.base);
   if (!options.statistics.empty()) check_same_basis(a, b);
   verify::OutputErrorOf output_error;
   if (!options.statistics.empty()) {
-    output_error = [errors = std::make_shared<OutputErrors>(options.statistics, base)](
+    output_error = [errors = std::make_shared<OutputErrors>(options.statistics, model::fold_like(base, a.folded))](
                        const std::string& module, MatrixView<const float> difference) {
       return (*errors)(module, difference);
     };
@@ -113,12 +109,10 @@ int run(const Options& options) {
     how.gpu = choice.gpu;
     how.kv = choice.kv;
     how.residual_bytes = choice.residual_bytes;
-    const auto open = [planes = model::planes_for(choice.gpu.get())](const std::string& folder) {
-      return model::Model::open(folder, true, planes);
-    };
-    const auto whole = open(options.base);
+    const auto planes = model::planes_for(choice.gpu.get());
     comparison.predictions =
-        verify::compare_predictions(open(options.a), open(options.b), whole, token_ids(options, whole.config()), how);
+        verify::compare_predictions(model::Model::of(a, planes), model::Model::of(b, planes),
+                                    model::Model::of(base, planes), token_ids(options, base.config), how);
   }
   if (options.fail_if_worse && comparison.predictions->a.windows < 2) {
     throw Error(ErrorCode::bad_argument, "--fail-if-worse goes by differences between windows")

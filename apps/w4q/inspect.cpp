@@ -5,12 +5,11 @@
 #include <memory>
 
 #include "checkpoint/dialect/dialect.h"
-#include "checkpoint/packed_checkpoint.h"
+#include "checkpoint/folder.h"
 #include "common_options.h"
 #include "core/error.h"
 #include "core/text.h"
 #include "gguf_commands.h"
-#include "io/checkpoint.h"
 #include "layout_drawing.h"
 #include "packed_summary.h"
 #include "pipeline/turboquant.h"
@@ -26,18 +25,11 @@ struct Options {
   std::string layout;
 };
 
-struct Source {
-  io::Checkpoint checkpoint;
-  checkpoint::QuantizationConfig quantization;
-};
-
-Source open_source(const std::filesystem::path& path) {
-  Source source{io::Checkpoint::open(path), {}};
-  const auto config = std::filesystem::is_directory(path) ? path / "config.json" : std::filesystem::path{};
-  if (!config.empty() && std::filesystem::exists(config) && !pipeline::is_turboquant(path)) {
-    source.quantization = checkpoint::read_quantization(io::read_json(config), source.checkpoint, config.string());
-  }
-  return source;
+/// A single file has no config, and that of TurboQuant's checkpoints does not speak of their tensors.
+checkpoint::Folder open_source(const std::filesystem::path& path) {
+  const bool folder = std::filesystem::exists(path / "config.json") && !pipeline::is_turboquant(path);
+  return folder ? checkpoint::open_folder(path)
+                : checkpoint::Folder{.path = path, .tensors = io::Checkpoint::open(path)};
 }
 
 std::string pass_text(const checkpoint::PackedLinearInfo& info, size_t pass) {
@@ -56,19 +48,14 @@ size_t pass_of(const checkpoint::PackedLinearInfo& info, std::string_view name) 
   return 0;
 }
 
-int64_t stored_bytes(const checkpoint::PackedLinearInfo& info) {
-  int64_t sum = 0;
-  for (const auto& plane : checkpoint::planned_planes(info)) sum += plane.size();
-  return sum;
-}
-
 double bits_per_weight(const checkpoint::PackedLinearInfo& info) {
-  return 8.0 * static_cast<double>(stored_bytes(info)) / (static_cast<double>(info.n) * static_cast<double>(info.k));
+  return 8.0 * static_cast<double>(checkpoint::stored_bytes(info)) /
+         (static_cast<double>(info.n) * static_cast<double>(info.k));
 }
 
 // ---- the whole checkpoint -------------------------------------------------------------------------------------------
 
-int show_checkpoint(const Options& options, const Source& source) {
+int show_checkpoint(const Options& options, const checkpoint::Folder& source) {
   TextTable table({"tensor", "type", "shape", "bytes", "belongs to"});
   io::Json tensors = io::Json::array();
   std::map<std::string, std::string> owner;
@@ -78,10 +65,10 @@ int show_checkpoint(const Options& options, const Source& source) {
     for (const auto& plane : checkpoint::planned_planes(info)) {
       owner[plane.name] = pass_text(info, pass_of(info, plane.name));
     }
-    packed_bits += 8.0 * static_cast<double>(stored_bytes(info));
+    packed_bits += 8.0 * static_cast<double>(checkpoint::stored_bytes(info));
     packed_weights += static_cast<double>(info.n) * static_cast<double>(info.k);
   }
-  for (const auto& [name, info] : source.checkpoint.tensors()) {
+  for (const auto& [name, info] : source.tensors.tensors()) {
     const auto found = owner.find(name);
     const std::string belongs = found == owner.end() ? "" : found->second;
     table.row(
@@ -90,31 +77,31 @@ int show_checkpoint(const Options& options, const Source& source) {
                        {"dtype", dtype_name(info.dtype)},
                        {"shape", info.shape},
                        {"bytes", info.size()},
-                       {"file", source.checkpoint.file_of(name)},
+                       {"file", source.tensors.file_of(name)},
                        {"belongs_to", belongs}});
   }
   const double bits = packed_weights == 0 ? 0 : packed_bits / packed_weights;
   std::string text = table.str();
-  text += concat("\n", tensors.size(), " tensors, ", human_bytes(source.checkpoint.total_bytes()), " in files of ",
-                 human_bytes(source.checkpoint.file_bytes()), "\n");
+  text += concat("\n", tensors.size(), " tensors, ", human_bytes(source.tensors.total_bytes()), " in files of ",
+                 human_bytes(source.tensors.file_bytes()), "\n");
   if (packed_weights > 0) {
     text += concat(source.quantization.linears.size(), " packed weights at ", fixed(bits, 3), " bits per weight\n");
   }
-  for (const auto& warning : source.checkpoint.warnings()) text += "note: " + warning + "\n";
+  for (const auto& warning : source.tensors.warnings()) text += "note: " + warning + "\n";
   print(options.common, text,
         {{"tensors", std::move(tensors)},
-         {"metadata", source.checkpoint.metadata()},
-         {"tensor_bytes", source.checkpoint.total_bytes()},
-         {"file_bytes", source.checkpoint.file_bytes()},
+         {"metadata", source.tensors.metadata()},
+         {"tensor_bytes", source.tensors.total_bytes()},
+         {"file_bytes", source.tensors.file_bytes()},
          {"packed_weights", source.quantization.linears.size()},
          {"packed_bits_per_weight", bits},
-         {"warnings", source.checkpoint.warnings()}});
+         {"warnings", source.tensors.warnings()}});
   return 0;
 }
 
 // ---- one packed weight ----------------------------------------------------------------------------------------------
 
-int show_packed(const Options& options, const Source& source, const checkpoint::PackedLinearInfo& info) {
+int show_packed(const Options& options, const checkpoint::Folder& source, const checkpoint::PackedLinearInfo& info) {
   TextTable planes({"plane", "type", "shape", "bytes"});
   io::Json json = {{"name", info.name}, {"n", info.n}, {"k", info.k}, {"bits_per_weight", bits_per_weight(info)}};
   for (const auto& plane : checkpoint::planned_planes(info)) {
@@ -124,7 +111,7 @@ int show_packed(const Options& options, const Source& source, const checkpoint::
   std::string text =
       concat(printable(info.name), ": ", info.n, " outputs × ", info.k, " inputs, ", fixed(bits_per_weight(info), 3),
              " bits per weight, was ", dtype_name(info.source_dtype), "\n", planes.str());
-  const auto linear = checkpoint::load_canonical(source.checkpoint, info);
+  const auto linear = checkpoint::load_canonical(source.tensors, info);
   for (size_t pass = 0; pass < linear.passes.size(); ++pass) {
     const auto shown = summarize(linear.passes[pass]);
     text += concat("\npass ", pass, ": ", pass_text(info, pass), "\n", shown.text);
@@ -139,21 +126,21 @@ int show_packed(const Options& options, const Source& source, const checkpoint::
   return 0;
 }
 
-int show_plain(const Options& options, const Source& source) {
-  const auto& info = source.checkpoint.at(options.tensor);
+int show_plain(const Options& options, const checkpoint::Folder& source) {
+  const auto& info = source.tensors.at(options.tensor);
   print(options.common,
         concat(printable(info.name), ": ", dtype_name(info.dtype), " ", shape_text(info.shape), ", ", info.size(),
-               " bytes at ", info.begin, " of the data in ", source.checkpoint.file_of(info.name), "\n"),
+               " bytes at ", info.begin, " of the data in ", source.tensors.file_of(info.name), "\n"),
         {{"name", info.name},
          {"dtype", dtype_name(info.dtype)},
          {"shape", info.shape},
          {"bytes", info.size()},
-         {"file", source.checkpoint.file_of(info.name)}});
+         {"file", source.tensors.file_of(info.name)}});
   return 0;
 }
 
 /// A packed linear by its own name, its weight's name, or the name of one of its planes.
-const checkpoint::PackedLinearInfo* find_packed(const Source& source, const std::string& name) {
+const checkpoint::PackedLinearInfo* find_packed(const checkpoint::Folder& source, const std::string& name) {
   for (const auto& [linear, info] : source.quantization.linears) {
     if (name == linear || name == linear + ".weight") return &info;
     for (const auto& plane : checkpoint::planned_planes(info)) {
@@ -173,7 +160,7 @@ int run(const Options& options) {
   if (!options.tensor.empty()) {
     const auto* info = find_packed(source, options.tensor);
     if (info != nullptr) return show_packed(options, source, *info);
-    source.checkpoint.at(options.tensor);  // or there is no such tensor
+    source.tensors.at(options.tensor);  // or there is no such tensor
     if (options.layout.empty()) return show_plain(options, source);
     throw Error(ErrorCode::bad_argument, "--layout: " + printable(options.tensor) + " is not packed")
         .hint("w4q inspect FOLDER lists what is");

@@ -229,6 +229,12 @@ std::vector<io::PlannedTensor> planned_planes(const PackedLinearInfo& info) {
   return result;
 }
 
+int64_t stored_bytes(const PackedLinearInfo& info) {
+  int64_t sum = 0;
+  for (const auto& plane : planned_planes(info)) sum += plane.size();
+  return sum;
+}
+
 PackedLinear load_packed(const io::Checkpoint& checkpoint, const PackedLinearInfo& info) {
   if (info.dialect != nullptr) return load_stored(checkpoint, info);
   PackedLinear result{info.name, info.source_dtype, {}, load_input_scale(checkpoint, info), ready_rotations(info)};

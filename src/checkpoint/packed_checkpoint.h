@@ -55,9 +55,6 @@ struct QuantizationConfig {
 /// Reads it; an absent key gives an empty config. Throws unsupported for another quant_method or a newer
 /// format_version, bad_file for anything malformed.
 QuantizationConfig parse_quantization_config(const io::Json& config, std::string_view source);
-/// The same for a checkpoint in any dialect, which config, shapes and types tell; a file quantize_config.json beside
-/// the weights stands in for an absent key. Throws as parse_quantization_config and the dialect's reader do.
-QuantizationConfig read_quantization(const io::Json& config, const io::Checkpoint& checkpoint, std::string_view source);
 /// Puts it into `config` (replacing what is there).
 void write_quantization_config(const QuantizationConfig& quantization, io::Json& config);
 
@@ -68,6 +65,8 @@ std::string input_scale_name(std::string_view linear);
 /// The tensors that a linear must have, in its stored layout: its planes, and its input scale where it has one; those
 /// of its dialect. Those of all passes but the first lie in the sidecar.
 std::vector<io::PlannedTensor> planned_planes(const PackedLinearInfo& info);
+/// The sum of their bytes.
+int64_t stored_bytes(const PackedLinearInfo& info);
 
 /// Loads a linear in its stored layout, from a dialect in the canonical one, and checks types and shapes. Its planes
 /// are views of the checkpoint, which must outlive them. Throws bad_file naming the tensor.

@@ -11,6 +11,9 @@
 
 namespace w4q::decoder_cuda {
 
+/// Pages that hold this many tokens.
+inline int64_t pages_for(int64_t tokens) { return (tokens + kernels::kv_page_tokens - 1) / kernels::kv_page_tokens; }
+
 class CudaCache {
  public:
   /// A pool of `pages`; each holds 16 tokens of every layer. Throws unsupported for heads that no kernel takes,

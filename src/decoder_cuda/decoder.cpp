@@ -20,16 +20,14 @@ using kernels::StepState;
 /// Logits of this many values are held at a time.
 constexpr int64_t logit_values = int64_t{1} << 25;
 
-int64_t pages_for(int64_t tokens) { return (tokens + kernels::kv_page_tokens - 1) / kernels::kv_page_tokens; }
-
 /// As model/int8_activations.h, of what was uploaded.
 void check_int8_activations(const CudaModel& uploaded) {
   bool any = false;
   for (const auto* linear : linears_of(uploaded.layers())) {
     if (!linear->widened.empty()) model::refuse_int8_activations(linear->widened.front(), "a scheme without kernels");
     for (const CudaProduct& product : linear->products) {
-      if (product.dense != nullptr) continue;
-      if (!takes_int8(product)) model::refuse_int8_activations(join(linear->names), formats::to_string(product.scheme));
+      if (!product.packed()) continue;
+      if (!product.int8_plan) model::refuse_int8_activations(join(linear->names), product.scheme);
       any = true;
     }
   }

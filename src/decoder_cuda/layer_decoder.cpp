@@ -10,8 +10,6 @@ model::ModelConfig with_one_layer(model::ModelConfig config) {
   return config;
 }
 
-int64_t pages_for(int64_t length) { return (length + kernels::kv_page_tokens - 1) / kernels::kv_page_tokens; }
-
 }  // namespace
 
 CudaLayerDecoder::CudaLayerDecoder(const model::ModelConfig& config, int64_t length, int64_t windows,

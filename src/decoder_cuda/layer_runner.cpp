@@ -81,7 +81,7 @@ void LayerRunner::normalize(const float* weight) {
 }
 
 bool LayerRunner::can_fuse(const CudaLinear& from, const CudaLinear& to) const {
-  return options.fuse && fuses(from, stream.context().properties()) && fuses(to, stream.context().properties());
+  return options.fuse && fuses(from) && fuses(to);
 }
 
 void LayerRunner::add_product(const CudaLinear& linear, const DeviceBuffer& x, const NormedProduct& next) {

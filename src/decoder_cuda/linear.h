@@ -1,38 +1,35 @@
-// Linear layers in GPU memory, and how they are multiplied: packed weights by the kernel that reads them, 16-bit ones
-// by a one-row kernel of our own or cuBLAS.
+// Linear layers in GPU memory, and how a decoder multiplies them.
 #pragma once
 
 #include <cuda_fp16.h>
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "decoder_cuda/offload.h"
 #include "decoder_cuda/ring.h"
 #include "device/buffer.h"
+#include "kernels/linear/device_linear.h"
 #include "kernels/linear/linear.h"
-#include "kernels/linear/packed_linear.h"
-#include "kernels/rotated/linear.h"
 
 namespace w4q::decoder_cuda {
 
-/// Outputs first … first + n − 1 of a CudaLinear. Either `dense`, `packed` or `rotated`; one launch but where passes of
-/// the last do not fit together or come from host memory.
+/// Outputs first … first + n − 1 of a CudaLinear, and the launches that make them.
 struct CudaProduct {
   int64_t first = 0;
-  int64_t n = 0;
-  const __half* dense = nullptr;  ///< [n × k]
-  std::optional<kernels::DevicePass> packed;
-  const float* bias = nullptr;         ///< [n], or null
-  const float* input_scale = nullptr;  ///< [k] that divides the input, or null
-  formats::Scheme scheme;              ///< of a packed one, and of the first pass of a rotated one
-  std::vector<kernels::DevicePass> rotated;
-  std::vector<std::shared_ptr<const OffloadedPass>> offloaded;  ///< one for each of `rotated`, null where it is here
+  kernels::DeviceLinear linear;
+  kernels::LaunchPlan plan;
+  std::optional<kernels::LaunchPlan> int8_plan;  ///< with activations rounded to int8, where its kernels can
+  std::string scheme;                            ///< as it is in the file: "rotated4-d128-e4m4"; "f16"
+  std::vector<std::shared_ptr<const OffloadedPass>> offloaded;  ///< one for each pass, null where it is resident
+
+  int64_t n() const noexcept { return linear.n(); }
+  bool packed() const noexcept { return linear.passes.front().layout != kernels::f16_rows; }
 };
 
 /// Linear layers that read the same input, their outputs side by side.
@@ -42,10 +39,18 @@ struct CudaLinear {
   int64_t k = 0;
   std::vector<CudaProduct> products;
   int64_t bytes = 0;                         ///< that one product with all of it reads
-  bool gate_up_turns = false;                ///< gate and up: kernels::gate_up_turn outputs of each in turn
   std::vector<std::string> widened;          ///< packed layers without a kernel, which were decoded to f16
   std::vector<device::DeviceBuffer> memory;  ///< behind the pointers
+
+  /// How gate and up stand, where the linear is both in one product.
+  kernels::GateOrder gates() const noexcept;
 };
+
+/// Rows of f16 in GPU memory.
+kernels::DevicePass dense_pass(const device::DeviceBuffer& rows, int64_t n, int64_t k);
+
+/// Plans the launches of a product whose passes are in place.
+void plan_product(CudaProduct& product, const device::Properties& gpu);
 
 /// Brings layers to the GPU. Neighbours of one kind share a launch. 16-bit weights become f16: exact but for magnitudes
 /// below 2^-14, which keep 2^-25 absolute. Throws unsupported, naming the layer, for weights beyond ±65504 or not
@@ -63,7 +68,7 @@ CudaLinear upload_gated(const kernels::LinearWeight& gate, const kernels::Linear
                         bool offload = false);
 
 /// Whether the kernels of one row can do what lies between products (kernels/frame/linear_fusion.h).
-bool fuses(const CudaLinear& linear, const device::Properties& gpu);
+bool fuses(const CudaLinear& linear);
 
 /// Residual passes in host memory, in the order in which a step needs them.
 std::vector<const OffloadedPass*> offloaded_passes(std::span<const CudaLinear* const> linears);
@@ -87,9 +92,6 @@ struct NextNorm {
   float eps = 0;
 };
 
-/// Whether a product can round its input to int8 (kernels/linear/int8_rows.h).
-bool takes_int8(const CudaProduct& product) noexcept;
-
 /// Multiplies CudaLinears; holds the scratch that they need. One stream, one call at a time.
 class CudaMultiplier {
  public:
@@ -101,7 +103,7 @@ class CudaMultiplier {
   /// Whether launches may begin while the one before still runs.
   void set_overlap(bool overlap) noexcept { overlap_ = overlap; }
   bool overlap() const noexcept { return overlap_; }
-  /// Whether products of layers, not of the head, round their inputs to int8 where they can (takes_int8).
+  /// Whether products of layers, not of the head, round their inputs to int8 where they can.
   void set_int8_activations(bool on) noexcept { int8_ = on; }
 
   /// Of passes that come from host memory; null where there are none.
@@ -125,33 +127,22 @@ class CudaMultiplier {
     int64_t stride;     ///< elements from row to row
     bool fp32 = false;  ///< y is f32, else f16
     bool add = false;   ///< y += instead of y =, f32 only
-    Output of(const CudaProduct& product) const;
   };
-  /// Whether the kernel of so many rows makes silu(gate) · up of the products of gates and ups in turn.
-  bool gates(const CudaProduct& product, int64_t k, int64_t rows) const;
-  const __half* scaled(const CudaProduct& product, int64_t k, const __half* x, int64_t rows);
-  void multiply_into(const CudaLinear& linear, const __half* x, int64_t rows, const Output& out,
-                     const kernels::LinearFusion& fusion);
-  void multiply_packed(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, const Output& out,
-                       const kernels::LinearFusion& fusion);
-  void multiply_rotated(const CudaProduct& product, const __half* x, int64_t rows, const Output& out,
+  const kernels::LaunchPlan& plan_of(const CudaProduct& product) const;
+  void multiply_product(const CudaProduct& product, const __half* x, int64_t rows, const Output& out,
                         const kernels::LinearFusion& fusion);
-  void multiply_dense(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, const Output& out);
-  void multiply_wide(const CudaProduct& product, int64_t k, const __half* x, int64_t rows, const Output& out);
-
-  /// What the product behind `product` reads, in the order of the linears.
-  kernels::L2Prefetch behind(const CudaProduct& product) const;
+  void multiply_all(const CudaLinear& linear, const __half* x, int64_t rows, const Output& out,
+                    const kernels::LinearFusion& fusion);
+  kernels::PassSource passes_of(const CudaProduct& product);
 
   const device::Stream& stream_;
   bool overlap_ = true;
   bool int8_ = false;
-  device::DeviceBuffer words_;  ///< of kernels that keep it zero between launches
-  device::DeviceBuffer wide_;   ///< of kernels that do not
-  device::DeviceBuffer cublas_;
-  device::DeviceBuffer scaled_;  ///< an input after its scale
+  device::DeviceBuffer semaphores_, scratch_;  ///< kernels::Workspace
+  kernels::Workspace workspace_;
   std::optional<CudaOffload> offload_;
-  std::map<const OffloadedPass*, size_t> offload_index_;
-  std::map<const CudaProduct*, kernels::L2Prefetch> next_;
+  std::unordered_map<const OffloadedPass*, size_t> offload_index_;
+  std::unordered_map<const CudaProduct*, kernels::L2Prefetch> next_;  ///< what the product behind one reads
 };
 
 }  // namespace w4q::decoder_cuda

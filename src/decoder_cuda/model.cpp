@@ -13,15 +13,17 @@ bool is_dense(const kernels::LinearWeight& weight) {
 }
 
 /// The embedding table as a head: the same memory.
-CudaLinear tied_head(const kernels::LinearWeight& weight, const DeviceBuffer& table) {
+CudaLinear tied_head(const kernels::LinearWeight& weight, const DeviceBuffer& table, const device::Properties& gpu) {
   CudaLinear head;
   head.names = {weight.name};
   head.n = weight.n;
   head.k = weight.k;
   CudaProduct product;
-  product.n = weight.n;
-  product.dense = table.as<__half>();
-  head.products.push_back(product);
+  product.linear.passes = {dense_pass(table, weight.n, weight.k)};
+  product.scheme = kernels::scheme_text(product.linear);
+  product.offloaded.resize(1);
+  plan_product(product, gpu);
+  head.products.push_back(std::move(product));
   head.bytes = weight.n * weight.k * 2;
   return head;
 }
@@ -82,7 +84,7 @@ CudaModel CudaModel::upload(device::Context& gpu, const model::Model& model, std
   result.embeddings_ = upload_rows(model.embeddings(), ring);
   const kernels::LinearWeight& head = model.head();
   if (&head == &model.embeddings() && is_dense(head)) {
-    result.head_ = tied_head(head, result.embeddings_);
+    result.head_ = tied_head(head, result.embeddings_, gpu.properties());
   } else {
     const std::array one = {&head};
     result.head_ = upload_linears(std::span<const kernels::LinearWeight* const>(one), ring, offload);

@@ -8,6 +8,7 @@
 #include "formats/kbit.h"
 #include "formats/scale_range.h"
 #include "kernels/common/table_stretch.h"
+#include "kernels/linear/kernel_row.h"
 #include "repack/layout_registry.h"
 #include "repack/map_pass_cuda.h"
 
@@ -23,9 +24,8 @@ using formats::SchemeFamily;
 bool has_kernel(const device::Properties& gpu, const formats::Scheme& scheme, std::string_view layout, int64_t n,
                 int64_t k) {
   if (!repack::layout_row(layout).accepts(scheme, n, k, nullptr)) return false;
-  const kernels::LinearDesc desc{gpu, scheme, layout, 1, n, k};
-  const auto takes = [&](const kernels::KernelRow& row) { return row.accepts(desc, nullptr); };
-  return std::ranges::any_of(kernels::kernel_registry(), takes);
+  const kernels::DevicePass pass{.scheme = scheme, .layout = layout, .n = n, .k = k};
+  return kernels::find_kernel({.gpu = gpu, .passes = {&pass, 1}, .m = 1}) != nullptr;
 }
 
 class Packer {

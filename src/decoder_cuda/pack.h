@@ -8,7 +8,7 @@
 
 #include "device/buffer.h"
 #include "formats/packed.h"
-#include "kernels/linear/packed_linear.h"
+#include "kernels/linear/device_linear.h"
 
 namespace w4q::decoder_cuda {
 

@@ -58,7 +58,10 @@ class Maker {
       for (const auto& entry : group.linears) n += entry.n;
       CudaLinear& made = block.groups.emplace_back(linear(group.names(), n, group.width));
       const bool gated = plan.kind == model::BlockKind::gated_mlp && group.linears.size() == 2;
-      made.gate_up_turns = gated && n % 64 == 0 && (is_rotated(passes_) || fuses(made, stream_.context().properties()));
+      if (gated) {
+        const bool turns = n % 64 == 0 && (is_rotated(passes_) || fuses(made));
+        made.products.front().linear.gates = turns ? kernels::GateOrder::turns : kernels::GateOrder::halves;
+      }
     }
     return block;
   }
@@ -69,17 +72,19 @@ class Maker {
     linear.n = n;
     linear.k = k;
     CudaProduct product;
-    product.n = n;
     if (is_rotated(passes_)) {
       make_rotated(linear, product);
     } else if (!passes_.empty()) {
       make_packed(linear, product);
     } else {
       linear.memory.push_back(rows(n, k));
-      product.dense = linear.memory.back().as<__half>();
+      product.linear.passes = {dense_pass(linear.memory.back(), n, k)};
       linear.bytes = n * k * 2;
     }
-    linear.products.push_back(product);
+    product.scheme = passes_.empty() ? "f16" : formats::to_string(passes_.front());
+    product.offloaded.resize(product.linear.passes.size());
+    plan_product(product, stream_.context().properties());
+    linear.products.push_back(std::move(product));
     return linear;
   }
 
@@ -87,7 +92,7 @@ class Maker {
   void make_packed(CudaLinear& linear, CudaProduct& product) {
     const formats::Scheme& scheme = passes_.front();
     kernels::DevicePass weight;
-    weight.scheme = product.scheme = scheme;
+    weight.scheme = scheme;
     weight.n = linear.n;
     weight.k = linear.k;
     weight.layout = device_layout(stream_.context().properties(), scheme, linear.n, linear.k);
@@ -121,12 +126,11 @@ class Maker {
       weight.codebook = linear.memory.back().as<float>();
       stream_.synchronize();
     }
-    product.packed = weight;
+    product.linear.passes = {weight};
   }
 
   /// All passes share a rotation, and the table; a residual is a sixteenth of the pass before it.
   void make_rotated(CudaLinear& linear, CudaProduct& product) {
-    product.scheme = passes_.front();
     const auto keep = [&](DeviceBuffer buffer) { return linear.memory.emplace_back(std::move(buffer)).data(); };
     const formats::InputRotation rotation({formats::rotated_group(passes_.front(), linear.k), 42}, linear.k);
     const auto signs = kernels::rotation_signs(rotation);
@@ -149,7 +153,7 @@ class Maker {
       pass.rotation.factors = reinterpret_cast<const float*>(factors);
       pass.rotation.signs = reinterpret_cast<const uint32_t*>(sign_words);
       make_planes(linear, product, pass, index);
-      product.rotated.push_back(pass);
+      product.linear.passes.push_back(pass);
       stream_.synchronize();  // levels and signs go
     }
   }
@@ -169,6 +173,7 @@ class Maker {
     product.offloaded.emplace_back();
     if (offload_ && index > 0) {
       // Layers differ in what a residual is worth to them.
+      pass.resident = false;
       product.offloaded.back() = move_to_host(codes, norms, part * part * (0.5 + random_uniform(seed_, 0)), stream_);
       return;
     }

@@ -150,9 +150,10 @@ class Uploader {
       const double energy = squares(weights) * std::pow(std::ldexp(double{pass.table_max}, exponent), 2);
       if (index == 0) first_energy_ = energy;
       const double error = first_energy_ > 0 ? energy / first_energy_ : 0;
+      pass.resident = index == 0;
       if (index > 0) result_.offloaded.back() = move_to_host(codes, norms, error, ring_.stream());
     }
-    if (result_.offloaded.back() == nullptr) {
+    if (pass.resident) {
       pass.codes = read(std::move(codes)).as<uint32_t>();
       pass.scales = read(std::move(norms)).data();
     }
@@ -238,6 +239,7 @@ std::shared_ptr<const OffloadedPass> move_to_host(const DeviceBuffer& codes, con
 DevicePass at_bytes(DevicePass pass, const OffloadedPass& planes, const std::byte* bytes) {
   pass.codes = reinterpret_cast<const uint32_t*>(bytes);
   pass.scales = bytes + planes.norms_at;
+  pass.resident = true;
   return pass;
 }
 

@@ -10,7 +10,7 @@
 #include "decoder_cuda/ring.h"
 #include "device/buffer.h"
 #include "formats/packed.h"
-#include "kernels/rotated/linear.h"
+#include "kernels/linear/device_linear.h"
 
 namespace w4q::decoder_cuda {
 

@@ -15,6 +15,8 @@
 #include "decoder_cuda/stack.h"
 #include "decoder_cuda/stored.h"
 #include "device/copy.h"
+#include "kernels/linear/int8_rows.h"
+#include "kernels/linear/kernel_row.h"
 
 namespace w4q::decoder_cuda {
 namespace {
@@ -48,7 +50,8 @@ const PackedWeight* readable(const device::Properties& gpu, const LinearWeight& 
 /// Whether the kernel of one row does what lies between products.
 bool fuses(const device::Properties& gpu, const formats::Scheme& scheme, std::string_view layout, int64_t n,
            int64_t k) {
-  return kernels::pick_kernel({gpu, scheme, layout, 1, n, k, DType::f16}).fuses;
+  const kernels::DeviceLinear linear{.passes = {{.scheme = scheme, .layout = layout, .n = n, .k = k}}};
+  return kernels::fuses(kernels::choose_launches(gpu, linear, 1));
 }
 
 bool is_rotated(const LinearWeight& weight) {
@@ -62,11 +65,6 @@ bool can_gate(const device::Properties& gpu, const LinearWeight& gate) {
   if (is_rotated(gate)) return true;
   const PackedWeight* const pass = readable(gpu, gate);
   return pass != nullptr && fuses(gpu, pass->scheme, kernel_layout(gpu, *pass), 2 * gate.n, gate.k);
-}
-
-/// Whether all passes are in GPU memory.
-bool is_here(const CudaProduct& product) {
-  return std::ranges::all_of(product.offloaded, [](const auto& pass) { return pass == nullptr; });
 }
 
 /// Whether two layers can share a launch.
@@ -157,10 +155,9 @@ class Builder {
     CudaProduct product;
     product.first = linear_.n;
     for (const auto* layer : layers) {
-      product.n += layer->n;
+      linear_.n += layer->n;
       linear_.names.push_back(layer->name);
     }
-    linear_.n += product.n;
     if (is_rotated(*layers.front())) {
       add_rotated(layers, rows_in_turn, product);
     } else if (readable(context_.properties(), *layers.front()) != nullptr) {
@@ -168,21 +165,26 @@ class Builder {
     } else {
       add_dense(layers, product);
     }
-    product.bias = bias_of(layers, rows_in_turn);
-    linear_.products.push_back(product);
+    product.offloaded.resize(product.linear.passes.size());
+    product.linear.bias = bias_of(layers, rows_in_turn);
+    if (rows_in_turn > 0) product.linear.gates = kernels::GateOrder::turns;
+    plan_product(product, context_.properties());
+    linear_.products.push_back(std::move(product));
   }
 
  private:
   void add_dense(std::span<const LinearWeight* const> layers, CudaProduct& product) {
-    DeviceBuffer& rows = keep(DeviceBuffer(context_, static_cast<size_t>(product.n * linear_.k) * 2));
+    const int64_t n = linear_.n - product.first;
+    DeviceBuffer& rows = keep(DeviceBuffer(context_, static_cast<size_t>(n * linear_.k) * 2));
     int64_t at = 0;
     for (const auto* layer : layers) {
       if (packed_of(*layer) != nullptr) linear_.widened.push_back(layer->name);
       place_rows(*layer, rows.data() + at * linear_.k * 2, ring_);
       at += layer->n;
     }
-    product.dense = rows.as<__half>();
-    linear_.bytes += product.n * linear_.k * 2;
+    product.linear.passes = {dense_pass(rows, n, linear_.k)};
+    product.scheme = kernels::scheme_text(product.linear);
+    linear_.bytes += n * linear_.k * 2;
   }
 
   void add_packed(std::span<const LinearWeight* const> layers, int64_t rows_in_turn, CudaProduct& product) {
@@ -191,8 +193,8 @@ class Builder {
     for (const auto* linear : linears) passes.push_back(&linear->passes.front());
     CudaPacked packed = is_stored(*layers.front()) ? upload_stored(linears, rows_in_turn, ring_)
                                                    : pack_for_device(passes, ring_.stream(), rows_in_turn);
-    product.scheme = packed.weight.scheme;
-    product.packed = packed.weight;
+    product.linear.passes = {packed.weight};
+    product.scheme = kernels::scheme_text(product.linear);
     linear_.bytes += packed.bytes;
     for (auto& buffer : packed.memory) keep(std::move(buffer));
     add_input_scale(*linears.front(), product);
@@ -201,8 +203,8 @@ class Builder {
   void add_rotated(std::span<const LinearWeight* const> layers, int64_t rows_in_turn, CudaProduct& product) {
     const auto linears = packed_of(layers);
     CudaRotated rotated = upload_rotated(linears, rows_in_turn, offload_, ring_);
-    product.scheme = linears.front()->passes.front().scheme;
-    product.rotated = std::move(rotated.passes);
+    product.scheme = formats::to_string(linears.front()->passes.front().scheme);
+    product.linear.passes = std::move(rotated.passes);
     product.offloaded = std::move(rotated.offloaded);
     linear_.bytes += rotated.bytes;
     for (auto& buffer : rotated.memory) keep(std::move(buffer));
@@ -212,7 +214,7 @@ class Builder {
   void add_input_scale(const formats::PackedLinear& linear, CudaProduct& product) {
     const auto& input_scale = linear.input_scale;
     if (input_scale.empty()) return;
-    product.input_scale = keep(ring_.copy_of(bytes_of(input_scale))).as<float>();
+    product.linear.input_scale = keep(ring_.copy_of(bytes_of(input_scale))).as<float>();
   }
 
   const float* bias_of(std::span<const LinearWeight* const> layers, int64_t rows_in_turn) {
@@ -275,19 +277,36 @@ CudaLinear upload_gated(const LinearWeight& gate_layer, const LinearWeight& up_l
   const Layers layers(both, gpu);
   const LinearWeight &gate = *layers.all()[0], &up = *layers.all()[1];
   const bool takes_turns = alike(gpu, gate, up) && gate.n == up.n && gate.n % 32 == 0 && can_gate(gpu, gate);
-  if (!takes_turns) return upload_linears(layers.all(), ring, offload);
+  if (!takes_turns) {
+    CudaLinear linear = upload_linears(layers.all(), ring, offload);
+    if (linear.products.size() == 1) linear.products.front().linear.gates = kernels::GateOrder::halves;
+    return linear;
+  }
   CudaLinear linear;
   linear.k = gate.k;
-  linear.gate_up_turns = true;
   Builder(linear, offload, ring).add(layers.all(), kernels::gate_up_turn);
   return linear;
 }
 
-bool fuses(const CudaLinear& linear, const device::Properties& gpu) {
-  return std::ranges::all_of(linear.products, [&](const CudaProduct& product) {
-    if (!product.rotated.empty()) return is_here(product) && kernels::rotated_fuses(product.rotated);
-    return product.packed && fuses(gpu, product.scheme, product.packed->layout, product.n, linear.k);
-  });
+kernels::GateOrder CudaLinear::gates() const noexcept {
+  return products.size() == 1 ? products.front().linear.gates : kernels::GateOrder::none;
+}
+
+kernels::DevicePass dense_pass(const DeviceBuffer& rows, int64_t n, int64_t k) {
+  return {.layout = kernels::f16_rows, .n = n, .k = k, .codes = rows.as<uint32_t>()};
+}
+
+void plan_product(CudaProduct& product, const device::Properties& gpu) {
+  product.plan = kernels::plan_launches(gpu, product.linear);
+  product.int8_plan.reset();
+  const kernels::LinearDesc rounded{
+      .gpu = gpu, .passes = product.linear.passes, .m = kernels::least_int8_rows, .int8_activations = true};
+  if (kernels::find_kernel(rounded) != nullptr) product.int8_plan = kernels::plan_launches(gpu, product.linear, true);
+}
+
+bool fuses(const CudaLinear& linear) {
+  return std::ranges::all_of(linear.products,
+                             [](const CudaProduct& product) { return kernels::fuses(product.plan.steps(1)); });
 }
 
 std::vector<const OffloadedPass*> offloaded_passes(std::span<const CudaLinear* const> linears) {
@@ -316,9 +335,11 @@ void keep_resident(std::span<CudaLinear* const> linears, int64_t budget, const d
         linear->memory.push_back(DeviceBuffer::copy_of(host->bytes.bytes(), stream));
         stream.synchronize();  // the host's copy goes
         linear->bytes += static_cast<int64_t>(linear->memory.back().size());
-        product.rotated[pass] = at_bytes(product.rotated[pass], *host, linear->memory.back().data());
+        auto& planes = product.linear.passes[pass];
+        planes = at_bytes(planes, *host, linear->memory.back().data());
         host.reset();
       }
+      plan_product(product, stream.context().properties());
     }
   }
 }

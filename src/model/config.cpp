@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "checkpoint/folder.h"
 #include "core/error.h"
 #include "core/text.h"
-#include "io/gguf.h"
 #include "model/architecture.h"
 #include "model/config_reader.h"
 #include "model/config_rope.h"
@@ -154,18 +154,6 @@ void parse_special_tokens(const ConfigReader& reader, ModelConfig& config) {
   if (!reader.states("eos_token_id") && row.eos_token) config.eos_tokens = {*row.eos_token};
 }
 
-/// Older files say "float16", some "torch.float16".
-std::optional<DType> parse_dtype_name(const ConfigReader& reader) {
-  const io::Json* value = reader.find("dtype");
-  if (value == nullptr) value = reader.find("torch_dtype");
-  if (value == nullptr || !value->is_string()) return std::nullopt;
-  const auto name = value->get<std::string>();
-  if (name.ends_with("bfloat16")) return DType::bf16;
-  if (name.ends_with("float16")) return DType::f16;
-  if (name.ends_with("float32")) return DType::f32;
-  return std::nullopt;
-}
-
 }  // namespace
 
 std::optional<int64_t> most_positions(const ModelConfig& config) noexcept {
@@ -203,7 +191,7 @@ ModelConfig parse_config(const io::Json& json, std::string_view source) {
   config.tie_word_embeddings = reader.boolean("tie_word_embeddings");
   config.tied_embeddings = config.tie_word_embeddings.value_or(false);
   parse_biases(reader, config);
-  config.dtype = parse_dtype_name(reader);
+  config.dtype = checkpoint::stated_dtype(json);
   config.rope = parse_rope(reader, config.architecture->rope_theta, config);
   parse_windows(reader, config);
   parse_special_tokens(reader, config);
@@ -211,27 +199,18 @@ ModelConfig parse_config(const io::Json& json, std::string_view source) {
   return config;
 }
 
-void require_folder(const std::filesystem::path& folder) {
-  if (std::filesystem::is_directory(folder)) return;
-  throw Error(ErrorCode::bad_file, printable(folder.native()) + ": not a folder")
-      .hint(
-          "give the folder that holds config.json and the .safetensors files; w4q repack FILE.gguf -o FOLDER --to hf16 "
-          "makes one of a GGUF file");
-}
-
-ModelConfig read_config(const std::filesystem::path& folder) {
-  if (io::is_gguf(folder)) {
-    throw Error(ErrorCode::unsupported, folder.string() + ": is a GGUF file, not a folder")
-        .hint("w4q repack FILE.gguf -o FOLDER --to hf16 makes a folder of it");
-  }
-  const auto path = folder / "config.json";
-  ModelConfig config = parse_config(io::read_json(path), path.string());
+ModelConfig read_config(const io::Json& json, const std::filesystem::path& folder) {
+  ModelConfig config = parse_config(json, (folder / "config.json").string());
   const auto generation_path = folder / "generation_config.json";
   if (!std::filesystem::exists(generation_path)) return config;
   const io::Json generation = io::read_json(generation_path);
   const auto eos = parse_tokens(ConfigReader(generation, generation_path.string()), "eos_token_id");
   if (!eos.empty()) config.eos_tokens = eos;
   return config;
+}
+
+ModelConfig read_config(const std::filesystem::path& folder) {
+  return read_config(io::read_json(folder / "config.json"), folder);
 }
 
 }  // namespace w4q::model

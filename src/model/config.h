@@ -74,9 +74,9 @@ std::optional<int64_t> most_positions(const ModelConfig& config) noexcept;
 /// Reads and checks a config. `source` names it in messages. Throws bad_file (missing or absurd values: hostile sizes,
 /// heads not divisible …) and unsupported (another architecture, activation or rope type), naming the key.
 ModelConfig parse_config(const io::Json& config, std::string_view source);
-/// Throws bad_file unless `folder` is one, and says what to give in place of a file.
-void require_folder(const std::filesystem::path& folder);
-/// Reads `folder`/config.json; end-of-sequence tokens come from generation_config.json where it names some.
+/// parse_config of `folder`/config.json, `config` where that is read already; end-of-sequence tokens come from
+/// generation_config.json where it names some.
+ModelConfig read_config(const io::Json& config, const std::filesystem::path& folder);
 ModelConfig read_config(const std::filesystem::path& folder);
 
 }  // namespace w4q::model

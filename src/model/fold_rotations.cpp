@@ -13,6 +13,7 @@
 #include "core/parallel.h"
 #include "core/text.h"
 #include "model/model.h"
+#include "model/opened.h"
 #include "model/turn_weight.h"
 
 namespace w4q::model {
@@ -71,7 +72,7 @@ Buffer turned(const io::Checkpoint& checkpoint, const Turn& turn) {
   if (turn.norm) {
     Buffer norm = widened(checkpoint, turn.norm->name + ".weight");
     if (turn.norm->offset != 0) std::ranges::for_each(norm.as<float>(), [&](float& w) { w += turn.norm->offset; });
-    fold_norm(matrix, norm.as<float>());
+    multiply_columns(matrix, norm.as<float>());
   }
   if (turn.inputs) turn_inputs(matrix, *turn.inputs);
   if (turn.outputs) turn_outputs(matrix, *turn.outputs);
@@ -166,27 +167,18 @@ void check_parameters(const io::Checkpoint& checkpoint, const ModelConfig& confi
   }
 }
 
-bool is_tied(const PlainModel& model) {
-  if (model.config.tie_word_embeddings) return model.config.tied_embeddings;
-  return !model.checkpoint.contains(head_name);
-}
-
-std::vector<std::string> notes_of(const PlainModel& model) {
+std::vector<std::string> notes_of(const OpenedModel& model) {
   const std::string behind =
       model.config.qk_norm ? "q_norm, k_norm and the rotary embedding lie" : "the rotary embedding lies";
   std::vector<std::string> notes{
       concat("not folded: q_proj's and k_proj's outputs; ", behind, " behind them"),
       "not folded: down_proj's input, a product of gate and up channel by channel; --rotate rotates it at run time"};
-  if (is_tied(model)) {
-    const auto& table = model.checkpoint.at(embedding_name);
+  if (has_tied_head(model)) {
+    const auto& table = model.folder.tensors.at(embedding_name);
     notes.push_back(concat("the head becomes a tensor of its own, ", human_bytes(static_cast<int64_t>(table.size())),
                            ": the final norm's weight cannot be folded into a table that embeds too"));
   }
   return notes;
-}
-
-PlainModel open_as_it_is(const std::filesystem::path& folder) {
-  return {io::read_json(folder / "config.json"), read_config(folder), io::Checkpoint::open(folder)};
 }
 
 }  // namespace
@@ -215,48 +207,26 @@ std::optional<FoldedRotations> read_folded_rotations(const io::Json& config, std
   return FoldedRotations{rotation("residual"), rotation("heads")};
 }
 
-PlainModel fold_rotations(PlainModel model, const FoldedRotations& rotations) {
-  const std::string place = (model.checkpoint.folder() / "config.json").string();
-  if (const auto folded = read_folded_rotations(model.json, place)) {
-    throw Error(ErrorCode::bad_argument, concat(place, ": rotations are folded into this model already"))
-        .detail(to_string(*folded))
+OpenedModel fold_rotations(OpenedModel model, const FoldedRotations& rotations) {
+  auto& [path, json, tensors, quantization] = model.folder;
+  if (model.folded) {
+    throw Error(ErrorCode::bad_argument,
+                model.folder.config_path().string() + ": rotations are folded into this model already")
+        .detail(to_string(*model.folded))
         .hint("fold the model it was made from, or leave out --fold-rotations");
   }
   model.notes = notes_of(model);
-  model.config.tied_embeddings = is_tied(model);
-  check_parameters(model.checkpoint, model.config);
-  const auto source = std::make_shared<const io::Checkpoint>(std::move(model.checkpoint));
-  auto tensors = Folding(source, model.config, rotations).run();
-  model.checkpoint = io::Checkpoint::derive(source, std::move(tensors), to_string(rotations));
+  model.config.tied_embeddings = has_tied_head(model);
+  check_parameters(tensors, model.config);
+  const auto source = std::make_shared<const io::Checkpoint>(std::move(tensors));
+  tensors = io::Checkpoint::derive(source, Folding(source, model.config, rotations).run(), to_string(rotations));
   model.config.tied_embeddings = false;
   model.config.tie_word_embeddings = false;
-  model.json[tied_key] = false;
-  model.json[config_key] = {{"residual", formats::to_string(rotations.residual)},
-                            {"heads", formats::to_string(rotations.heads)}};
+  model.folded = rotations;
+  json[tied_key] = false;
+  json[config_key] = {{"residual", formats::to_string(rotations.residual)},
+                      {"heads", formats::to_string(rotations.heads)}};
   return model;
-}
-
-PlainModel open_plain_model(const std::filesystem::path& folder, std::optional<uint64_t> fold_seed) {
-  require_folder(folder);
-  PlainModel model = open_as_it_is(folder);
-  const auto quantization =
-      checkpoint::read_quantization(model.json, model.checkpoint, (folder / "config.json").string());
-  if (!quantization.linears.empty() || quantization.dialect != nullptr) {
-    throw Error(ErrorCode::bad_argument, folder.string() + ": is quantized already")
-        .detail(concat("method: ", printable(quantization.method)))
-        .hint("start from the 16-bit checkpoint");
-  }
-  if (!fold_seed) return model;
-  const FoldedRotations rotations = widest_rotations(model.config, *fold_seed);
-  return fold_rotations(std::move(model), rotations);
-}
-
-PlainModel open_plain_model(const std::filesystem::path& folder, const io::Json& like,
-                            std::string_view source_of_like) {
-  const auto wanted = read_folded_rotations(like, source_of_like);
-  PlainModel model = open_as_it_is(folder);
-  const bool folds = wanted && !read_folded_rotations(model.json, folder.string());
-  return folds ? fold_rotations(std::move(model), *wanted) : std::move(model);
 }
 
 }  // namespace w4q::model

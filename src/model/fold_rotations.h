@@ -12,18 +12,17 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "formats/rotation.h"
-#include "io/checkpoint.h"
 #include "io/json.h"
 #include "model/config.h"
 
 namespace w4q::model {
+
+struct OpenedModel;  // model/opened.h
 
 /// What is folded into a model; config.json keeps it as "folded_rotations", whatever becomes of the weights.
 struct FoldedRotations {
@@ -43,23 +42,10 @@ FoldedRotations widest_rotations(const ModelConfig& config, uint64_t seed);
 /// What `config`, a config.json, says of it. Throws bad_file, unsupported; `source` names the file.
 std::optional<FoldedRotations> read_folded_rotations(const io::Json& config, std::string_view source);
 
-/// A 16- or 32-bit model as far as its headers.
-struct PlainModel {
-  io::Json json;       ///< config.json
-  ModelConfig config;  ///< parsed
-  io::Checkpoint checkpoint;
-  std::vector<std::string> notes = {};  ///< of folding: what stays as it is and what is added, by name, and why
-};
-
 /// The same model with `rotations` folded in: tensors are computed as they are loaded, in fp32, and kept in the types
 /// they had; a tied head becomes a tensor of its own. Throws bad_argument where rotations are folded in already,
 /// bad_file and mismatch for parameters that are missing, misshapen or (as they are loaded) not finite, unsupported for
 /// tensors of which it is not known what they do.
-PlainModel fold_rotations(PlainModel model, const FoldedRotations& rotations);
-
-/// Opens a Hugging Face folder, and folds the widest rotations of this seed where there is one. Throws as its parts do.
-PlainModel open_plain_model(const std::filesystem::path& folder, std::optional<uint64_t> fold_seed);
-/// Opens it, and folds in what another version of the model has folded in, by its config.json `like`, and it has not.
-PlainModel open_plain_model(const std::filesystem::path& folder, const io::Json& like, std::string_view source_of_like);
+OpenedModel fold_rotations(OpenedModel model, const FoldedRotations& rotations);
 
 }  // namespace w4q::model

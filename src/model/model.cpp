@@ -45,14 +45,13 @@ PlannedLinear head_plan(const ModelConfig& config) {
 /// Loads parameters from a checkpoint and checks each against what the architecture expects.
 class Loader {
  public:
-  Loader(const io::Checkpoint& checkpoint, const checkpoint::QuantizationConfig& quantization,
-         Planes planes = Planes::canonical)
-      : checkpoint_(checkpoint), quantization_(quantization), planes_(planes) {}
+  explicit Loader(const OpenedModel& model, Planes planes = Planes::canonical)
+      : folder_(model.folder), config_(model.config), planes_(planes) {}
 
   /// A 16-bit or fp32 tensor of exactly this shape.
   std::shared_ptr<const io::LoadedTensor> tensor(const std::string& name, const Shape& shape) const {
-    check_weight(checkpoint_, name, shape);
-    return std::make_shared<const io::LoadedTensor>(checkpoint_.load(name));
+    check_weight(folder_.tensors, name, shape);
+    return std::make_shared<const io::LoadedTensor>(folder_.tensors.load(name));
   }
 
   std::vector<float> vector(const std::string& name, int64_t size) const {
@@ -70,7 +69,7 @@ class Loader {
 
   kernels::LinearWeight linear(const PlannedLinear& plan) const {
     kernels::LinearWeight weight{.name = plan.name, .n = plan.n, .k = plan.k, .matrix = {}, .bias = {}};
-    if (const checkpoint::PackedLinearInfo* packed = quantization_.find(plan.name)) {
+    if (const checkpoint::PackedLinearInfo* packed = folder_.quantization.find(plan.name)) {
       if (packed->n != plan.n || packed->k != plan.k) {
         throw Error(ErrorCode::mismatch, concat(plan.name, ": packed as ", shape_text({packed->n, packed->k})))
             .detail(concat("expected ", shape_text({plan.n, plan.k}), " from the sizes in config.json"));
@@ -84,8 +83,8 @@ class Loader {
     return weight;
   }
 
-  LayerWeights layer(const ModelConfig& config, int64_t index) const {
-    LayerWeights weights{.plan = layer_plan(config, index), .norms = {}, .linears = {}};
+  LayerWeights layer(int64_t index) const {
+    LayerWeights weights{.plan = layer_plan(config_, index), .norms = {}, .linears = {}};
     for (const auto& entry : weights.plan.norms()) weights.norms.push_back(norm(entry));
     for (const auto& entry : weights.plan.linears()) weights.linears.push_back(linear(entry));
     return weights;
@@ -96,23 +95,14 @@ class Loader {
     const auto is_canonical = [](const auto& pass) { return pass.layout == formats::canonical_layout; };
     const bool as_stored =
         planes_ == Planes::stored && info.dialect == nullptr && std::ranges::none_of(info.passes, is_canonical);
-    return as_stored ? checkpoint::load_packed(checkpoint_, info) : checkpoint::load_canonical(checkpoint_, info);
+    return as_stored ? checkpoint::load_packed(folder_.tensors, info)
+                     : checkpoint::load_canonical(folder_.tensors, info);
   }
 
-  const io::Checkpoint& checkpoint_;
-  const checkpoint::QuantizationConfig& quantization_;
+  const checkpoint::Folder& folder_;
+  const ModelConfig& config_;
   const Planes planes_;
 };
-
-/// Settles whether the head is tied when config.json does not say.
-void settle_head(const io::Checkpoint& checkpoint, const checkpoint::QuantizationConfig& quantization,
-                 ModelConfig& config) {
-  if (config.tie_word_embeddings) return;
-  if (checkpoint.contains("lm_head.weight") || quantization.find("lm_head") != nullptr) return;
-  config.tied_embeddings = true;
-  config.warnings.emplace_back(
-      "lm_head.weight is missing and config.json has no tie_word_embeddings: the embeddings serve as the head");
-}
 
 }  // namespace
 
@@ -153,39 +143,30 @@ const kernels::LinearWeight& LayerWeights::linear(Role role) const {
 
 bool is_derived_tensor(std::string_view name) noexcept { return name.ends_with("rotary_emb.inv_freq"); }
 
-LayerWeights load_layer(const io::Checkpoint& checkpoint, const checkpoint::QuantizationConfig& quantization,
-                        const ModelConfig& config, int64_t index) {
-  return Loader(checkpoint, quantization).layer(config, index);
-}
+LayerWeights load_layer(const OpenedModel& model, int64_t index) { return Loader(model).layer(index); }
 
-kernels::LinearWeight load_embeddings(const io::Checkpoint& checkpoint,
-                                      const checkpoint::QuantizationConfig& quantization, const ModelConfig& config) {
-  return Loader(checkpoint, quantization).linear(embedding_plan(config));
+kernels::LinearWeight load_embeddings(const OpenedModel& model) {
+  return Loader(model).linear(embedding_plan(model.config));
 }
 
 Model Model::open(const std::filesystem::path& folder, bool residual, Planes planes) {
-  ModelConfig config = read_config(folder);
-  const auto config_path = folder / "config.json";
-  io::Checkpoint checkpoint = io::Checkpoint::open(folder, residual);
-  auto quantization = checkpoint::read_quantization(io::read_json(config_path), checkpoint, config_path.string());
-  return of(std::move(checkpoint), std::move(config), std::move(quantization), planes);
+  return of(open_model(folder, residual), planes);
 }
 
-Model Model::of(io::Checkpoint checkpoint, ModelConfig of_model, checkpoint::QuantizationConfig quantization,
-                Planes planes) {
-  Model model;
-  model.config_ = std::move(of_model);
-  model.quantization_ = std::move(quantization);
-  model.checkpoint_ = std::make_unique<io::Checkpoint>(std::move(checkpoint));
-  settle_head(*model.checkpoint_, model.quantization_, model.config_);
-
-  const ModelConfig& config = model.config_;
-  const Loader loader(*model.checkpoint_, model.quantization_, planes);
+Model Model::of(OpenedModel opened, Planes planes) {
+  Model model(std::move(opened));
+  ModelConfig& config = model.opened_.config;
+  if (!config.tie_word_embeddings && has_tied_head(model.opened_)) {
+    config.tied_embeddings = true;
+    config.warnings.emplace_back(
+        "lm_head.weight is missing and config.json has no tie_word_embeddings: the embeddings serve as the head");
+  }
+  const Loader loader(model.opened_, planes);
   model.embeddings_ = loader.linear(embedding_plan(config));
   model.layers_.resize(static_cast<size_t>(config.layers));
   // Of stored planes little is read, and much looked up.
   parallel_for(config.layers, planes == Planes::stored ? 1 : config.layers, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) model.layers_[static_cast<size_t>(i)] = loader.layer(config, i);
+    for (int64_t i = begin; i < end; ++i) model.layers_[static_cast<size_t>(i)] = loader.layer(i);
   });
   model.final_norm_ = loader.norm(final_norm_plan(config));
   if (!config.tied_embeddings) model.head_ = loader.linear(head_plan(config));

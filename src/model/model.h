@@ -3,15 +3,16 @@
 #pragma once
 
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
-#include "checkpoint/packed_checkpoint.h"
 #include "io/checkpoint.h"
 #include "kernels/linear/linear.h"
 #include "model/layer_plan.h"
+#include "model/opened.h"
 
 namespace w4q::model {
 
@@ -46,10 +47,8 @@ struct LayerWeights {
 };
 
 /// Parts of a model by themselves, for work that never holds all of it. Errors as Model::open.
-LayerWeights load_layer(const io::Checkpoint& checkpoint, const checkpoint::QuantizationConfig& quantization,
-                        const ModelConfig& config, int64_t index);
-kernels::LinearWeight load_embeddings(const io::Checkpoint& checkpoint,
-                                      const checkpoint::QuantizationConfig& quantization, const ModelConfig& config);
+LayerWeights load_layer(const OpenedModel& model, int64_t index);
+kernels::LinearWeight load_embeddings(const OpenedModel& model);
 
 /// What packed linears are held as. `stored`: those of w4q in another layout than the canonical one as they stand in the
 /// file, mapped and not yet looked at: for decoder_cuda, which checks what it takes. Nobody else reads them.
@@ -65,14 +64,12 @@ class Model {
   /// Opens a Hugging Face folder, 16-bit or packed by w4q in any layout. Throws as config, checkpoint and formats do; a
   /// missing or misshapen parameter is named. Residual passes are left out unless `residual`.
   static Model open(const std::filesystem::path& folder, bool residual = true, Planes planes = Planes::canonical);
-  /// The same of parts that are open already.
-  static Model of(io::Checkpoint checkpoint, ModelConfig config, checkpoint::QuantizationConfig quantization = {},
-                  Planes planes = Planes::canonical);
+  /// Loads what is open.
+  static Model of(OpenedModel opened, Planes planes = Planes::canonical);
 
   /// A head that config.json does not mention and that is not stored has been marked as tied.
-  const ModelConfig& config() const noexcept { return config_; }
-  const checkpoint::QuantizationConfig& quantization() const noexcept { return quantization_; }
-  const io::Checkpoint& checkpoint() const noexcept { return *checkpoint_; }
+  const ModelConfig& config() const noexcept { return opened_.config; }
+  const checkpoint::Folder& folder() const noexcept { return opened_.folder; }
 
   const std::vector<LayerWeights>& layers() const noexcept { return layers_; }
   const std::vector<float>& final_norm() const noexcept { return final_norm_; }
@@ -82,11 +79,9 @@ class Model {
   const kernels::LinearWeight& head() const noexcept { return head_ ? *head_ : embeddings_; }
 
  private:
-  Model() = default;
+  explicit Model(OpenedModel opened) : opened_(std::move(opened)) {}
 
-  ModelConfig config_;
-  checkpoint::QuantizationConfig quantization_;
-  std::unique_ptr<io::Checkpoint> checkpoint_;
+  OpenedModel opened_;
   std::vector<LayerWeights> layers_;
   std::vector<float> final_norm_;
   kernels::LinearWeight embeddings_;

@@ -29,27 +29,55 @@ void turn_columns(MatrixView<float> rows, int64_t begin, int64_t end, const form
   }
 }
 
-}  // namespace
-
-void fold_norm(MatrixView<float> weight, std::span<const float> norm) {
-  ensure(static_cast<int64_t>(norm.size()) == weight.cols, "fold_norm: not one weight for each column");
+/// change(row, its number) for every row, on all threads.
+template <class Change>
+void each_row(MatrixView<float> weight, const Change& change) {
   parallel_for(weight.rows, row_grain, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      float* row = weight.row(r);
-      for (size_t c = 0; c < norm.size(); ++c) row[c] *= norm[c];
+      change(std::span(weight.row(r), static_cast<size_t>(weight.cols)), static_cast<size_t>(r));
     }
   });
 }
 
+void check_scales(int64_t count, std::span<const float> scales) {
+  ensure(static_cast<int64_t>(scales.size()) == count, "a weight is scaled by too many or too few scales");
+}
+
+}  // namespace
+
+void multiply_columns(MatrixView<float> weight, std::span<const float> scales) {
+  check_scales(weight.cols, scales);
+  each_row(weight, [&](std::span<float> row, size_t) {
+    for (size_t c = 0; c < row.size(); ++c) row[c] *= scales[c];
+  });
+}
+
+void divide_columns(MatrixView<float> weight, std::span<const float> scales) {
+  check_scales(weight.cols, scales);
+  each_row(weight, [&](std::span<float> row, size_t) {
+    for (size_t c = 0; c < row.size(); ++c) row[c] /= scales[c];
+  });
+}
+
+void multiply_rows(MatrixView<float> weight, std::span<const float> scales) {
+  check_scales(weight.rows, scales);
+  each_row(weight, [&](std::span<float> row, size_t r) {
+    for (float& value : row) value *= scales[r];
+  });
+}
+
+void divide_rows(MatrixView<float> weight, std::span<const float> scales) {
+  check_scales(weight.rows, scales);
+  each_row(weight, [&](std::span<float> row, size_t r) {
+    for (float& value : row) value /= scales[r];
+  });
+}
+
 void turn_inputs(MatrixView<float> weight, const formats::InputRotation& rotation) {
-  const int64_t width = rotation.k();
-  ensure(weight.cols % width == 0, "turn_inputs: columns are no multiple of the rotation");
-  parallel_for(weight.rows, row_grain, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      for (int64_t c = 0; c < weight.cols; c += width) {
-        rotation.rotate({weight.row(r) + c, static_cast<size_t>(width)});
-      }
-    }
+  const auto width = static_cast<size_t>(rotation.k());
+  ensure(weight.cols % rotation.k() == 0, "turn_inputs: columns are no multiple of the rotation");
+  each_row(weight, [&](std::span<float> row, size_t) {
+    for (size_t c = 0; c < row.size(); c += width) rotation.rotate(row.subspan(c, width));
   });
 }
 

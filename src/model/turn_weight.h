@@ -1,4 +1,4 @@
-// Rotations and norms multiplied into a weight matrix: what folding does to one tensor (docs/fold.md).
+// Rotations, norms and scales multiplied into a weight matrix: what folding does to one tensor (docs/fold.md, docs/awq.md).
 #pragma once
 
 #include <span>
@@ -8,8 +8,12 @@
 
 namespace w4q::model {
 
-/// Each column times the weight of the norm before it. As many weights as columns.
-void fold_norm(MatrixView<float> weight, std::span<const float> norm);
+/// Each column times or over its scale, such as the weight of the norm before it; each row. As many scales as columns or
+/// rows.
+void multiply_columns(MatrixView<float> weight, std::span<const float> scales);
+void divide_columns(MatrixView<float> weight, std::span<const float> scales);
+void multiply_rows(MatrixView<float> weight, std::span<const float> scales);
+void divide_rows(MatrixView<float> weight, std::span<const float> scales);
 
 /// W ← W · (I ⊗ R)ᵀ: each rotation.k() inputs of a row are rotated, so that the product with rotated inputs is what it
 /// was with the others. The columns are a multiple of rotation.k().

@@ -58,11 +58,8 @@ Item make_item(const TensorPlan& tensor, bool input_scale) {
 
 class Job {
  public:
-  Job(const io::Checkpoint& checkpoint, const model::ModelConfig& config, const QuantizeRequest& request)
-      : checkpoint_(checkpoint),
-        config_(config),
-        request_(request),
-        plan_(select_tensors(checkpoint, config, request)) {
+  Job(const model::OpenedModel& source, const QuantizeRequest& request)
+      : source_(source), config_(source.config), request_(request), plan_(select_tensors(source, request)) {
     if (!request.calibrated) {
       throw Error(ErrorCode::bad_argument, "choosing bits needs calibration: it goes by the errors of outputs")
           .hint("--calib FILE or --stats FILE, with steps such as --quality good");
@@ -126,9 +123,8 @@ class Job {
     wanted.output = result.statistics->path() / "statistics.safetensors";
     wanted.text = calibrated.text;
     wanted.options.max_memory = calibrated.max_memory;
-    wanted.fold = request_.options.steps.fold_seed();
     wanted.sensitivity = true;
-    calibrate_model(wanted);
+    calibrate_model(wanted, source_);
     calibrated.statistics = wanted.output;
     calibrated.text = {};
   }
@@ -136,7 +132,7 @@ class Job {
   /// Fills the costs of all choices: at every width, each layer is quantized as it will be.
   void measure(const std::filesystem::path& path) {
     const auto file = StatisticsFile::open(path, config_);
-    file.check_model(model_identity(checkpoint_));
+    file.check_model(model_identity(source_.folder.tensors));
     sensitivities_ = file.load_sensitivities();
     std::map<std::string, Item*, std::less<>> by_name;
     size_t most = 0;
@@ -153,7 +149,7 @@ class Job {
           if (found == by_name.end() || choice >= found->second->schemes.size()) return std::nullopt;
           return found->second->schemes[choice];
         };
-        const auto packed = quantize_layer(checkpoint_, config_, layer, statistics, {scheme_of, request_.options});
+        const auto packed = quantize_layer(source_, layer, statistics, {scheme_of, request_.options});
         for (const auto& [module, linear] : packed.linears) {
           by_name.find(module)->second->choices[choice].cost = cost(module, linear.output);
         }
@@ -255,7 +251,7 @@ class Job {
         .hint("give more, or --lm-head, --embeddings to pack more of the model");
   }
 
-  const io::Checkpoint& checkpoint_;
+  const model::OpenedModel& source_;
   const model::ModelConfig& config_;
   const QuantizeRequest& request_;
   const Plan plan_;
@@ -283,8 +279,8 @@ std::vector<Scheme> widths_of(const Scheme& scheme) {
   return result;
 }
 
-Allocated allocate(const io::Checkpoint& checkpoint, const model::ModelConfig& config, const QuantizeRequest& request) {
-  return Job(checkpoint, config, request).run();
+Allocated allocate(const model::OpenedModel& source, const QuantizeRequest& request) {
+  return Job(source, request).run();
 }
 
 }  // namespace w4q::pipeline

@@ -6,8 +6,7 @@
 #include <vector>
 
 #include "formats/scheme.h"
-#include "io/checkpoint.h"
-#include "model/config.h"
+#include "model/opened.h"
 #include "pipeline/quantize_model.h"
 
 namespace w4q::io {
@@ -33,6 +32,6 @@ std::vector<formats::Scheme> widths_of(const formats::Scheme& scheme);
 /// Measures and chooses: quantizes every layer once for each width, and writes nothing that lasts but the recipe that
 /// was asked for. Linears of the layers that the request would pack take part; what else it would pack stays as it is.
 /// Throws bad_argument without calibration, or for a target below what the smallest widths give.
-Allocated allocate(const io::Checkpoint& checkpoint, const model::ModelConfig& config, const QuantizeRequest& request);
+Allocated allocate(const model::OpenedModel& source, const QuantizeRequest& request);
 
 }  // namespace w4q::pipeline

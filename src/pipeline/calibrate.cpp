@@ -4,7 +4,6 @@
 #include <limits>
 #include <utility>
 
-#include "checkpoint/packed_checkpoint.h"
 #include "core/error.h"
 #include "core/interrupt.h"
 #include "core/text.h"
@@ -22,13 +21,13 @@ namespace w4q::pipeline {
 namespace {
 
 /// Bytes of a layer's weights as they are stored, the largest layer.
-int64_t layer_bytes(const io::Checkpoint& checkpoint, const model::ModelConfig& config) {
+int64_t layer_bytes(const model::OpenedModel& model) {
+  const auto& tensors = model.folder.tensors.tensors();
   int64_t largest = 0;
-  for (int64_t layer = 0; layer < config.layers; ++layer) {
+  for (int64_t layer = 0; layer < model.config.layers; ++layer) {
     const std::string prefix = concat("model.layers.", layer, ".");
     int64_t sum = 0;
-    for (auto it = checkpoint.tensors().lower_bound(prefix);
-         it != checkpoint.tensors().end() && it->first.starts_with(prefix); ++it) {
+    for (auto it = tensors.lower_bound(prefix); it != tensors.end() && it->first.starts_with(prefix); ++it) {
       sum += static_cast<int64_t>(it->second.size());
     }
     largest = std::max(largest, sum);
@@ -37,10 +36,9 @@ int64_t layer_bytes(const io::Checkpoint& checkpoint, const model::ModelConfig& 
 }
 
 /// What hidden states may take when everything else has had its share.
-int64_t states_limit(const io::Checkpoint& checkpoint, const model::ModelConfig& config, int64_t length,
-                     const CalibrationOptions& options) {
+int64_t states_limit(const model::OpenedModel& model, int64_t length, const CalibrationOptions& options) {
   if (options.max_memory == 0) return std::numeric_limits<int64_t>::max();
-  const int64_t fixed = options.reserved_memory + calibration_memory(checkpoint, config, length, options.gram);
+  const int64_t fixed = options.reserved_memory + calibration_memory(model, length, options.gram);
   if (options.max_memory >= fixed) return options.max_memory - fixed;
   throw Error(ErrorCode::bad_argument, concat("--max-memory ", human_bytes(options.max_memory), " is not enough"))
       .detail(concat("one layer of this model needs ", human_bytes(fixed)))
@@ -74,24 +72,25 @@ CalibrationWindows cut_windows(std::span<const int32_t> ids, int64_t samples, in
   return result;
 }
 
-CalibrationWindows read_windows(const std::filesystem::path& model_folder, const model::ModelConfig& config,
-                                const CalibrationText& text) {
+CalibrationWindows read_windows(const model::OpenedModel& model, const CalibrationText& text) {
+  const int64_t vocabulary = model.config.vocab_size;
   if (text.text.empty() == text.ids.empty()) {
     throw Error(ErrorCode::bad_argument, "calibration needs a text or a file of token ids, one of the two");
   }
   const auto& source = text.text.empty() ? text.ids : text.text;
-  const auto ids = text.text.empty() ? tokenizer::read_ids(text.ids, config.vocab_size)
-                                     : tokenizer::Tokenizer::open(model_folder).encode(io::read_file(text.text), false);
+  const auto ids = text.text.empty()
+                       ? tokenizer::read_ids(text.ids, vocabulary)
+                       : tokenizer::Tokenizer::open(model.folder.path).encode(io::read_file(text.text), false);
   for (const int32_t id : ids) {
-    if (id < config.vocab_size) continue;
+    if (id < vocabulary) continue;
     throw Error(ErrorCode::bad_file, concat(source.string(), ": the tokenizer gives id ", id))
-        .detail(concat("the model has ", config.vocab_size, " embeddings"));
+        .detail(concat("the model has ", vocabulary, " embeddings"));
   }
   return cut_windows(ids, text.samples, text.length, source.string());
 }
 
-int64_t calibration_memory(const io::Checkpoint& checkpoint, const model::ModelConfig& config, int64_t length,
-                           bool gram) {
+int64_t calibration_memory(const model::OpenedModel& model, int64_t length, bool gram) {
+  const model::ModelConfig& config = model.config;
   int64_t statistics = 0, widest = config.hidden_size;
   for (const auto& group : model::input_groups(config, 0)) {
     statistics += int64_t{sizeof(double)} * (2 * group.width + (gram ? quantize::triangle_size(group.width) : 0));
@@ -100,14 +99,13 @@ int64_t calibration_memory(const io::Checkpoint& checkpoint, const model::ModelC
   // The decoder's scratch: some ten matrices, of which three are as wide as the MLP; and keys and values.
   const int64_t rows = length * int64_t{sizeof(float)};
   const int64_t scratch = rows * (4 * widest + 6 * config.hidden_size + 4 * config.kv_heads * config.head_dim);
-  return base_memory + layer_bytes(checkpoint, config) + statistics + scratch;
+  return base_memory + layer_bytes(model) + statistics + scratch;
 }
 
 struct Calibration::Impl {
-  Impl(const io::Checkpoint& checkpoint_, const model::ModelConfig& config_, CalibrationWindows windows_,
-       const CalibrationOptions& options_)
-      : checkpoint(checkpoint_),
-        config(config_),
+  Impl(const model::OpenedModel& model_, CalibrationWindows windows_, const CalibrationOptions& options_)
+      : model(model_),
+        config(model_.config),
         windows(std::move(windows_)),
         options(options_),
         gpu(options.gpu == nullptr
@@ -116,7 +114,7 @@ struct Calibration::Impl {
                                                     CalibrationShape{windows.samples, windows.length, options.gram})),
         resident(gpu == nullptr ? 0 : gpu->resident()),
         states(windows.samples - resident, windows.length, config.hidden_size,
-               states_limit(checkpoint, config, windows.length, options), options.spill_at),
+               states_limit(model, windows.length, options), options.spill_at),
         decoder(config) {
     const auto width = static_cast<size_t>(config.kv_heads * windows.length * config.head_dim);
     keys.resize(width);
@@ -125,7 +123,7 @@ struct Calibration::Impl {
   }
 
   void embed() {
-    const auto embeddings = model::load_embeddings(checkpoint, quantization, config);
+    const auto embeddings = model::load_embeddings(model);
     std::vector<float> embedded(resident > 0 ? static_cast<size_t>(windows.length * config.hidden_size) : 0);
     const MatrixView<float> hidden(embedded.data(), windows.length, config.hidden_size);
     for (int64_t window = 0; window < resident; ++window) {
@@ -139,7 +137,7 @@ struct Calibration::Impl {
   }
 
   LayerStatistics run(int64_t index, bool keep_gram) {
-    const auto weights = model::load_layer(checkpoint, quantization, config, index);
+    const auto weights = model::load_layer(model, index);
     return gpu != nullptr ? gpu->run(weights, index, states, keep_gram, options.on_window) : run_on_cpu(weights, index);
   }
 
@@ -163,9 +161,8 @@ struct Calibration::Impl {
     return result;
   }
 
-  const io::Checkpoint& checkpoint;
+  const model::OpenedModel& model;
   const model::ModelConfig& config;
-  const checkpoint::QuantizationConfig quantization;  // empty: calibration runs on the weights as they are stored
   const CalibrationWindows windows;
   const CalibrationOptions options;
   const std::unique_ptr<CalibrationCuda> gpu;
@@ -176,9 +173,8 @@ struct Calibration::Impl {
   int64_t layer = 0;
 };
 
-Calibration::Calibration(const io::Checkpoint& checkpoint, const model::ModelConfig& config, CalibrationWindows windows,
-                         const CalibrationOptions& options)
-    : impl_(std::make_unique<Impl>(checkpoint, config, std::move(windows), options)) {}
+Calibration::Calibration(const model::OpenedModel& model, CalibrationWindows windows, const CalibrationOptions& options)
+    : impl_(std::make_unique<Impl>(model, std::move(windows), options)) {}
 Calibration::~Calibration() = default;
 
 LayerStatistics Calibration::next(bool keep_gram) {

@@ -11,8 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "io/checkpoint.h"
-#include "model/config.h"
+#include "model/opened.h"
 #include "pipeline/linear_groups.h"
 
 namespace w4q::quantize {
@@ -42,8 +41,7 @@ struct CalibrationWindows {
 };
 
 /// Throws bad_argument when the text does not fill one window or the numbers make no sense.
-CalibrationWindows read_windows(const std::filesystem::path& model_folder, const model::ModelConfig& config,
-                                const CalibrationText& text);
+CalibrationWindows read_windows(const model::OpenedModel& model, const CalibrationText& text);
 /// The windows of ids that are at hand. `source` names them in messages.
 CalibrationWindows cut_windows(std::span<const int32_t> ids, int64_t samples, int64_t length, std::string_view source);
 
@@ -60,9 +58,8 @@ struct CalibrationOptions {
 /// The walk through the layers. Holds the hidden states of all windows and one layer's weights.
 class Calibration {
  public:
-  /// `checkpoint` and `config` must outlive it. Throws bad_argument when max_memory is not enough for one layer.
-  Calibration(const io::Checkpoint& checkpoint, const model::ModelConfig& config, CalibrationWindows windows,
-              const CalibrationOptions& options);
+  /// `model` must outlive it. Throws bad_argument when max_memory is not enough for one layer.
+  Calibration(const model::OpenedModel& model, CalibrationWindows windows, const CalibrationOptions& options);
   ~Calibration();
 
   /// Runs the next layer over all windows. Layers come in order; throws internal after the last one. On the GPU Gram
@@ -77,7 +74,6 @@ class Calibration {
 };
 
 /// Bytes that calibrating one layer takes beside the hidden states of the windows.
-int64_t calibration_memory(const io::Checkpoint& checkpoint, const model::ModelConfig& config, int64_t length,
-                           bool gram);
+int64_t calibration_memory(const model::OpenedModel& model, int64_t length, bool gram);
 
 }  // namespace w4q::pipeline

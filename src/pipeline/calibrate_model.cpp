@@ -7,7 +7,7 @@
 #include "core/stopwatch.h"
 #include "core/text.h"
 #include "io/output.h"
-#include "model/fold_rotations.h"
+#include "model/opened.h"
 #include "pipeline/statistics_file.h"
 
 namespace w4q::pipeline {
@@ -48,10 +48,10 @@ LayerStatistics gather(Calibration* calibration, const std::vector<StatisticsFil
 
 /// Those of the text that is decoded now, or else of the first file that has some.
 Sensitivities sensitivities(const CalibrationWindows* windows, const std::vector<StatisticsFile>& files,
-                            const io::Checkpoint& checkpoint, const model::ModelConfig& config) {
+                            const model::OpenedModel& model) {
   if (windows != nullptr) {
-    Progress progress("sensitivity", sensitivity_runs(config), "runs");
-    return measure_sensitivities(checkpoint, config, *windows, [&] { progress.advance(1); });
+    Progress progress("sensitivity", sensitivity_runs(model.config), "runs");
+    return measure_sensitivities(model, *windows, [&] { progress.advance(1); });
   }
   for (const auto& file : files) {
     if (file.origin().sensitivity) return file.load_sensitivities();
@@ -71,10 +71,12 @@ void note_repeated_texts(const StatisticsOrigin& origin, std::vector<std::string
 }  // namespace
 
 CalibrateReport calibrate_model(const CalibrateRequest& request) {
+  return calibrate_model(request, model::open_plain_model(request.model, request.fold));
+}
+
+CalibrateReport calibrate_model(const CalibrateRequest& request, const model::OpenedModel& model) {
   const Stopwatch watch;
-  const auto model = model::open_plain_model(request.model, request.fold);
   const auto& config = model.config;
-  const auto& checkpoint = model.checkpoint;
   std::vector<std::filesystem::path> inputs{request.model, request.text.text, request.text.ids};
   inputs.insert(inputs.end(), request.merge.begin(), request.merge.end());
   io::check_writable(request.output, request.overwrite, inputs);
@@ -85,14 +87,14 @@ CalibrateReport calibrate_model(const CalibrateRequest& request) {
   CalibrateReport report;
   report.layers = config.layers;
   StatisticsOrigin origin;
-  origin.model = model_identity(checkpoint);
+  origin.model = model_identity(model.folder.tensors);
   origin.gram = request.options.gram;
   origin.sensitivity = request.sensitivity;
   std::optional<Calibration> calibration;
   std::optional<Progress> progress;
   std::optional<CalibrationWindows> probe;
   if (decodes) {
-    auto windows = read_windows(request.model, config, request.text);
+    auto windows = read_windows(model, request.text);
     report.samples = windows.samples;
     if (windows.samples < request.text.samples) {
       report.notes.push_back(concat("the text has ", windows.samples, " windows of ", windows.length, " tokens only"));
@@ -104,7 +106,7 @@ CalibrateReport calibrate_model(const CalibrateRequest& request) {
     auto options = request.options;
     options.spill_at = request.output;
     options.on_window = [&progress] { progress->advance(1); };
-    calibration.emplace(checkpoint, config, std::move(windows), options);
+    calibration.emplace(model, std::move(windows), options);
     report.spilled = calibration->spilled();
   }
   const auto files = open_all(request, config, origin);
@@ -115,7 +117,7 @@ CalibrateReport calibrate_model(const CalibrateRequest& request) {
   }
   calibration.reset();
   progress.reset();
-  if (request.sensitivity) writer.write(sensitivities(probe ? &*probe : nullptr, files, checkpoint, config));
+  if (request.sensitivity) writer.write(sensitivities(probe ? &*probe : nullptr, files, model));
   report.file_bytes = writer.finish();
   report.tokens = origin.tokens;
   report.seconds = watch.seconds();

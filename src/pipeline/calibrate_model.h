@@ -35,6 +35,8 @@ struct CalibrateReport {
 
 /// Throws bad_file, bad_argument, mismatch (statistics of another model, or with and without Gram matrices).
 CalibrateReport calibrate_model(const CalibrateRequest& request);
+/// The same of a model that is open already, folded or not: `request.fold` is not looked at.
+CalibrateReport calibrate_model(const CalibrateRequest& request, const model::OpenedModel& model);
 
 std::string to_text(const CalibrateReport& report);
 io::Json to_json(const CalibrateReport& report);

@@ -13,6 +13,7 @@
 #include "formats/scheme_registry.h"
 #include "kernels/dequantize/dequantize.h"
 #include "kernels/linear/linear.h"
+#include "model/turn_weight.h"
 #include "pipeline/calibrated_passes.h"
 #include "pipeline/layer_cuda.h"
 #include "pipeline/rotated_weight.h"
@@ -46,18 +47,17 @@ double output_power(MatrixView<const float> weight, MatrixView<const float> gram
 
 class LayerJob {
  public:
-  LayerJob(const io::Checkpoint& checkpoint, const model::ModelConfig& config, int64_t layer,
-           const LayerStatistics& statistics, const CalibratedPacking& packing,
-           const std::shared_ptr<quantize::CudaWork>& gpu)
-      : checkpoint_(checkpoint),
-        config_(config),
+  LayerJob(const model::OpenedModel& model, int64_t layer, const LayerStatistics& statistics,
+           const CalibratedPacking& packing, const std::shared_ptr<quantize::CudaWork>& gpu)
+      : checkpoint_(model.folder.tensors),
+        config_(model.config),
         layer_(layer),
         statistics_(statistics),
         packing_(packing),
         scheme_of_(packing.scheme_of),
         options_(packing.options),
-        groups_(model::input_groups(config, layer)),
-        targets_(wanted_targets(config, layer, scheme_of_, options_.steps)),
+        groups_(model::input_groups(config_, layer)),
+        targets_(wanted_targets(config_, layer, scheme_of_, options_.steps)),
         scales_(groups_.size()),
         reports_(groups_.size()) {
     for (const auto& group : groups_) rotations_.emplace_back(run_time_rotation(options_, group), group.width);
@@ -191,8 +191,8 @@ class LayerJob {
     auto gram = quantize::mean_gram(statistics_[group]);
     const MatrixView<float> gram_view(gram.data(), groups_[group].width, groups_[group].width);
     if (const auto& scales = scales_[group]; !scales.empty()) {
-      divide_rows(gram_view, scales);
-      divide_columns(gram_view, scales);
+      model::divide_rows(gram_view, scales);
+      model::divide_columns(gram_view, scales);
     }
     CalibratedPasses passes(gram_view, options_, groups_[group].name());
     passes.turn(rotations_[group]);
@@ -253,7 +253,7 @@ class LayerJob {
     work.packed.linear.name = name;
     work.packed.linear.source_dtype = work.rest.dtype;
     Values& weight = work.rest;
-    if (!scales_[group].empty()) multiply_columns(weight.matrix(), scales_[group]);
+    if (!scales_[group].empty()) model::multiply_columns(weight.matrix(), scales_[group]);
     if (rotates(group)) rotate_rows(weight.matrix(), rotations_[group]);
     const auto* rows = row_scales(name);
     // Clips are chosen before the rows are scaled: a row's scale changes nothing but the unit of its error.
@@ -262,9 +262,9 @@ class LayerJob {
       clipped.values = weight.values;
       quantize::search_clip(clipped.matrix(), passes.gram(),
                             quantize::rounding_of(scheme, weight.shape[1], plainly(options_)));
-      if (rows != nullptr) divide_rows(clipped.matrix(), *rows);
+      if (rows != nullptr) model::divide_rows(clipped.matrix(), *rows);
     }
-    if (rows != nullptr) divide_rows(weight.matrix(), *rows);
+    if (rows != nullptr) model::divide_rows(weight.matrix(), *rows);
     passes.add_first(work, scheme, clipped.values.empty() ? weight : clipped);
     work.packed.seconds = watch.seconds();
     return work;
@@ -272,7 +272,7 @@ class LayerJob {
 
   /// Keeps what was packed; returns the error of its outputs.
   double finish(size_t group, PassWork work, const CalibratedPasses& passes) {
-    if (const auto* rows = row_scales(work.name)) multiply_rows(work.rest.matrix(), *rows);
+    if (const auto* rows = row_scales(work.name)) model::multiply_rows(work.rest.matrix(), *rows);
     const double error = output_power(work.rest.matrix(), passes.gram());
     keep(group, std::move(work.packed), error);
     return error;
@@ -347,15 +347,14 @@ class LayerJob {
 
 }  // namespace
 
-int64_t calibrated_memory(const io::Checkpoint& checkpoint, const model::ModelConfig& config, const SchemeOf& scheme_of,
-                          const quantize::Steps& steps) {
+int64_t calibrated_memory(const model::OpenedModel& model, const SchemeOf& scheme_of, const quantize::Steps& steps) {
   // The matrix in fp64 while it is factored, and the factor.
   const int64_t factor = steps.has(StepKind::feedback) ? sizeof(double) + sizeof(float) : 0;
   int64_t largest = 0, packed = 0;
-  for (const auto& group : model::input_groups(config, 0)) {
+  for (const auto& group : model::input_groups(model.config, 0)) {
     int64_t weights = 0;
     for (const auto& name : group.names()) {
-      if (scheme_of(name)) weights += element_count(checkpoint.at(name + ".weight").shape);
+      if (scheme_of(name)) weights += element_count(model.folder.tensors.at(name + ".weight").shape);
     }
     largest = std::max(largest, static_cast<int64_t>(sizeof(float)) * (2 * weights + group.width * group.width) +
                                     factor * group.width * group.width);
@@ -383,10 +382,9 @@ bool packs_on_gpu(const model::ModelConfig& config, int64_t layer, const Calibra
   return true;
 }
 
-CalibratedLayer quantize_layer(const io::Checkpoint& checkpoint, const model::ModelConfig& config, int64_t layer,
-                               const LayerStatistics& statistics, const CalibratedPacking& packing,
-                               const std::shared_ptr<quantize::CudaWork>& gpu) {
-  return LayerJob(checkpoint, config, layer, statistics, packing, gpu).run();
+CalibratedLayer quantize_layer(const model::OpenedModel& model, int64_t layer, const LayerStatistics& statistics,
+                               const CalibratedPacking& packing, const std::shared_ptr<quantize::CudaWork>& gpu) {
+  return LayerJob(model, layer, statistics, packing, gpu).run();
 }
 
 }  // namespace w4q::pipeline

@@ -11,8 +11,7 @@
 #include <vector>
 
 #include "core/buffer.h"
-#include "io/checkpoint.h"
-#include "model/config.h"
+#include "model/opened.h"
 #include "model/weight_error.h"
 #include "pipeline/linear_groups.h"
 #include "pipeline/scale_folding.h"
@@ -72,8 +71,7 @@ struct CalibratedLayer {
 
 /// Bytes that one layer takes beside its statistics: the largest group in fp32 twice over, its Gram matrix and factor,
 /// and what is packed.
-int64_t calibrated_memory(const io::Checkpoint& checkpoint, const model::ModelConfig& config, const SchemeOf& scheme_of,
-                          const quantize::Steps& steps);
+int64_t calibrated_memory(const model::OpenedModel& model, const SchemeOf& scheme_of, const quantize::Steps& steps);
 
 /// Where the scales of a layer's groups go.
 ScaleTargets wanted_targets(const model::ModelConfig& config, int64_t layer, const SchemeOf& scheme_of,
@@ -85,8 +83,8 @@ bool packs_on_gpu(const model::ModelConfig& config, int64_t layer, const Calibra
 /// Where packs_on_gpu(), `gpu` may say that the GPU does the work; otherwise it is null. Searches choose what they
 /// choose on the CPU but for ties within rounding. Throws bad_argument when errors are to be fed back and the
 /// statistics have no Gram matrices, bad_file naming tensor, row and column of a weight that is not finite.
-CalibratedLayer quantize_layer(const io::Checkpoint& checkpoint, const model::ModelConfig& config, int64_t layer,
-                               const LayerStatistics& statistics, const CalibratedPacking& packing,
+CalibratedLayer quantize_layer(const model::OpenedModel& model, int64_t layer, const LayerStatistics& statistics,
+                               const CalibratedPacking& packing,
                                const std::shared_ptr<quantize::CudaWork>& gpu = nullptr);
 
 }  // namespace w4q::pipeline

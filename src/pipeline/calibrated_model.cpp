@@ -62,8 +62,8 @@ double measured_rate() {
 constexpr double factor_slowness = 20;
 
 /// Multiplications that the layers of a model ask for.
-double multiplications(const CalibratedRequest& request, const io::Checkpoint& checkpoint,
-                       const model::ModelConfig& config, const SchemeOf& scheme_of, const quantize::Steps& steps) {
+double multiplications(const CalibratedRequest& request, const model::OpenedModel& model, const SchemeOf& scheme_of,
+                       const quantize::Steps& steps) {
   const double tokens =
       request.statistics.empty() ? static_cast<double>(request.text.samples * request.text.length) : 0;
   // Beside the points of the search and the clips: the outputs themselves, plain and packed. Feedback takes half of one
@@ -72,49 +72,48 @@ double multiplications(const CalibratedRequest& request, const io::Checkpoint& c
   const double products = 3 + (steps.has(StepKind::awq) ? 2 * quantize::awq_alphas : 0) + (feedback ? 1 : 0) +
                           (steps.has(StepKind::fit_norms) ? 1 : 0);
   double sum = 0;
-  for (const auto& group : model::input_groups(config, 0)) {
+  for (const auto& group : model::input_groups(model.config, 0)) {
     const auto k = static_cast<double>(group.width);
     sum += tokens * k * k / 2;  // the Gram matrix
     // Its factor, at the speed of a plain fp64 loop rather than of a product.
     if (feedback) sum += k * k * k / 6 * factor_slowness;
     for (const auto& name : group.names()) {
-      const auto n = static_cast<double>(checkpoint.at(name + ".weight").shape[0]);
+      const auto n = static_cast<double>(model.folder.tensors.at(name + ".weight").shape[0]);
       sum += tokens * n * k + (scheme_of(name) ? products * n * k * k : 0);
     }
   }
-  return sum * static_cast<double>(config.layers);
+  return sum * static_cast<double>(model.config.layers);
 }
 
 }  // namespace
 
-CalibratedRun::CalibratedRun(const CalibratedRequest& request, const std::filesystem::path& model_folder,
-                             const io::Checkpoint& checkpoint, const model::ModelConfig& config,
+CalibratedRun::CalibratedRun(const CalibratedRequest& request, const model::OpenedModel& model,
                              CalibratedPacking packing, const std::filesystem::path& output)
-    : checkpoint_(checkpoint), config_(config), packing_(std::move(packing)) {
+    : model_(model), packing_(std::move(packing)) {
   check_sources(request);
   if (request.gpu != nullptr) {
     gpu_ = make_cuda_work(*request.gpu);
     if (gpu_ == nullptr) notes_.emplace_back("cuBLAS cannot be loaded: calibration ran on the CPU");
   }
   if (!request.statistics.empty()) {
-    file_.emplace(StatisticsFile::open(request.statistics, config));
-    file_->check_model(model_identity(checkpoint));
+    file_.emplace(StatisticsFile::open(request.statistics, model.config));
+    file_->check_model(model_identity(model.folder.tensors));
     if (!file_->origin().gram) {
       notes_.emplace_back("the statistics have no Gram matrices: searches take input channels as uncorrelated");
     }
     return;
   }
-  auto windows = read_windows(model_folder, config, request.text);
+  auto windows = read_windows(model, request.text);
   if (windows.samples < request.text.samples) {
     notes_.push_back(
         concat("the calibration text has ", windows.samples, " windows of ", windows.length, " tokens only"));
   }
   CalibrationOptions options;
   options.max_memory = request.max_memory;
-  options.reserved_memory = calibrated_memory(checkpoint, config, packing_.scheme_of, packing_.options.steps);
+  options.reserved_memory = calibrated_memory(model, packing_.scheme_of, packing_.options.steps);
   options.spill_at = output;
   options.gpu = gpu_;
-  calibration_.emplace(checkpoint, config, std::move(windows), options);
+  calibration_.emplace(model, std::move(windows), options);
   if (calibration_->spilled() > 0) {
     notes_.push_back(concat(calibration_->spilled(), " windows of activations lay on disk between layers"));
   }
@@ -123,28 +122,26 @@ CalibratedRun::CalibratedRun(const CalibratedRequest& request, const std::filesy
 CalibratedRun::~CalibratedRun() = default;
 
 CalibratedLayer CalibratedRun::next() {
-  ensure(layer_ < config_.layers, "CalibratedRun: there is no further layer");
-  const bool on_gpu = gpu_ != nullptr && packs_on_gpu(config_, layer_, packing_);
+  ensure(layer_ < model_.config.layers, "CalibratedRun: there is no further layer");
+  const bool on_gpu = gpu_ != nullptr && packs_on_gpu(model_.config, layer_, packing_);
   const auto statistics = calibration_ ? calibration_->next(on_gpu) : file_->load(layer_);
-  CalibratedLayer layer = quantize_layer(checkpoint_, config_, layer_, statistics, packing_, on_gpu ? gpu_ : nullptr);
+  CalibratedLayer layer = quantize_layer(model_, layer_, statistics, packing_, on_gpu ? gpu_ : nullptr);
   ++layer_;
   notes_.insert(notes_.end(), layer.notes.begin(), layer.notes.end());
   return layer;
 }
 
-CalibratedCost calibrated_cost(const CalibratedRequest& request, const io::Checkpoint& checkpoint,
-                               const model::ModelConfig& config, const SchemeOf& scheme_of,
-                               const quantize::Steps& steps) {
+CalibratedCost calibrated_cost(const CalibratedRequest& request, const model::OpenedModel& model,
+                               const SchemeOf& scheme_of, const quantize::Steps& steps) {
   check_sources(request);
   CalibratedCost cost;
-  cost.memory = calibration_memory(checkpoint, config, request.text.length, true) +
-                calibrated_memory(checkpoint, config, scheme_of, steps);
+  cost.memory = calibration_memory(model, request.text.length, true) + calibrated_memory(model, scheme_of, steps);
   if (request.statistics.empty()) {
     cost.memory +=
-        request.text.samples * request.text.length * config.hidden_size * static_cast<int64_t>(sizeof(float));
+        request.text.samples * request.text.length * model.config.hidden_size * static_cast<int64_t>(sizeof(float));
     if (request.max_memory > 0) cost.memory = std::min(cost.memory, request.max_memory);
   }
-  cost.seconds = multiplications(request, checkpoint, config, scheme_of, steps) / measured_rate();
+  cost.seconds = multiplications(request, model, scheme_of, steps) / measured_rate();
   return cost;
 }
 

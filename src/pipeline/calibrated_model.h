@@ -10,9 +10,8 @@
 #include <vector>
 
 #include "device/context.h"
-#include "io/checkpoint.h"
 #include "io/json.h"
-#include "model/config.h"
+#include "model/opened.h"
 #include "pipeline/calibrate.h"
 #include "pipeline/calibrated_layer.h"
 #include "pipeline/statistics_file.h"
@@ -30,10 +29,9 @@ struct CalibratedRequest {
 /// Goes through the layers in order.
 class CalibratedRun {
  public:
-  /// `checkpoint` and `config` must outlive it; `output` is where the quantized model will stand. Throws bad_argument
+  /// `model` must outlive it; `output` is where the quantized model will stand. Throws bad_argument
   /// when there is no or more than one source, and as the sources do.
-  CalibratedRun(const CalibratedRequest& request, const std::filesystem::path& model_folder,
-                const io::Checkpoint& checkpoint, const model::ModelConfig& config, CalibratedPacking packing,
+  CalibratedRun(const CalibratedRequest& request, const model::OpenedModel& model, CalibratedPacking packing,
                 const std::filesystem::path& output);
   ~CalibratedRun();
 
@@ -43,8 +41,7 @@ class CalibratedRun {
   const std::vector<std::string>& notes() const noexcept { return notes_; }
 
  private:
-  const io::Checkpoint& checkpoint_;
-  const model::ModelConfig& config_;
+  const model::OpenedModel& model_;
   const CalibratedPacking packing_;
   std::shared_ptr<quantize::CudaWork> gpu_;  // null on the CPU
   std::optional<StatisticsFile> file_;
@@ -58,9 +55,8 @@ struct CalibratedCost {
   int64_t memory = 0;  ///< bytes
   double seconds = 0;
 };
-CalibratedCost calibrated_cost(const CalibratedRequest& request, const io::Checkpoint& checkpoint,
-                               const model::ModelConfig& config, const SchemeOf& scheme_of,
-                               const quantize::Steps& steps);
+CalibratedCost calibrated_cost(const CalibratedRequest& request, const model::OpenedModel& model,
+                               const SchemeOf& scheme_of, const quantize::Steps& steps);
 
 /// Linears whose scales will be stored rather than folded.
 std::vector<std::string> linears_with_input_scale(const model::ModelConfig& config, const SchemeOf& scheme_of,

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "checkpoint/dialect/dialect.h"
+#include "checkpoint/folder.h"
 #include "core/buffer.h"
 #include "core/error.h"
 #include "core/parallel.h"
@@ -16,9 +17,7 @@
 #include "core/stopwatch.h"
 #include "core/text.h"
 #include "formats/scheme_registry.h"
-#include "io/checkpoint.h"
 #include "io/output.h"
-#include "model/config.h"
 #include "model/model.h"
 #include "pipeline/convert_linear.h"
 #include "pipeline/output_rules.h"
@@ -30,31 +29,13 @@ using checkpoint::PackedLinearInfo;
 
 constexpr std::string_view own_dialect = "w4q";
 
-struct Source {
-  io::Checkpoint checkpoint;
-  io::Json config;
-  checkpoint::QuantizationConfig quantization;
-};
-
 struct ConvertPlan {
-  Source source;
+  checkpoint::Folder source;
   const checkpoint::DialectRow* dialect = nullptr;  ///< null: w4q's own
   std::vector<LinearPlan> linears;
   std::vector<io::PlannedTensor> carried;
   std::vector<std::string> kept;  ///< linear layers in 16 bit
 };
-
-Source open_source(const std::filesystem::path& folder) {
-  model::require_folder(folder);
-  const auto config_path = folder / "config.json";
-  Source source{io::Checkpoint::open(folder), io::read_json(config_path), {}};
-  source.quantization = checkpoint::read_quantization(source.config, source.checkpoint, config_path.string());
-  if (source.quantization.linears.empty()) {
-    throw Error(ErrorCode::bad_argument, folder.string() + ": holds no packed tensors")
-        .hint("w4q quantize makes a packed checkpoint from a 16-bit one");
-  }
-  return source;
-}
 
 const checkpoint::DialectRow* find_target(const std::string& name) {
   if (name == own_dialect) return nullptr;
@@ -118,7 +99,7 @@ void plan_carried(ConvertPlan& plan) {
   for (const auto& [name, info] : plan.source.quantization.linears) {
     for (auto& tensor : checkpoint::planned_planes(info)) packed.insert(std::move(tensor.name));
   }
-  for (const auto& [name, info] : plan.source.checkpoint.tensors()) {
+  for (const auto& [name, info] : plan.source.tensors.tensors()) {
     if (packed.contains(name)) continue;
     plan.carried.push_back({name, info.dtype, info.shape});
     if (is_linear_layer(info)) plan.kept.emplace_back(model::module_path(name));
@@ -126,7 +107,7 @@ void plan_carried(ConvertPlan& plan) {
 }
 
 ConvertPlan make_plan(const ConvertRequest& request) {
-  ConvertPlan plan{open_source(request.input), find_target(request.to), {}, {}, {}};
+  ConvertPlan plan{checkpoint::open_packed_folder(request.input), find_target(request.to), {}, {}, {}};
   for (const auto& [name, info] : plan.source.quantization.linears) {
     plan.linears.push_back(plan.dialect == nullptr ? plan_own(info)
                                                    : plan_linear(info, *plan.dialect, request.allow_lossy));
@@ -157,12 +138,6 @@ checkpoint::QuantizationConfig own_quantization(const ConvertPlan& plan) {
   return result;
 }
 
-int64_t tensor_bytes(const PackedLinearInfo& info) {
-  int64_t sum = 0;
-  for (const auto& tensor : checkpoint::planned_planes(info)) sum += tensor.size();
-  return sum;
-}
-
 ConvertReport make_report(const ConvertPlan& plan) {
   ConvertReport report;
   const auto* from = plan.source.quantization.dialect;
@@ -173,8 +148,8 @@ ConvertReport make_report(const ConvertPlan& plan) {
                               .from = linear.from->passes.front().scheme,
                               .to = linear.to.passes.front().scheme,
                               .shape = {linear.to.n, linear.to.k},
-                              .bytes_before = tensor_bytes(*linear.from),
-                              .bytes_after = tensor_bytes(linear.to),
+                              .bytes_before = checkpoint::stored_bytes(*linear.from),
+                              .bytes_after = checkpoint::stored_bytes(linear.to),
                               .loses = linear.loses,
                               .proof = {},
                               .error = {}});
@@ -182,7 +157,7 @@ ConvertReport make_report(const ConvertPlan& plan) {
   report.carried = static_cast<int64_t>(plan.carried.size());
   for (const auto& tensor : plan.carried) report.carried_bytes += tensor.size();
   report.notes = plan.source.quantization.notes;
-  for (const auto& warning : plan.source.checkpoint.warnings()) report.notes.push_back(warning);
+  for (const auto& warning : plan.source.tensors.warnings()) report.notes.push_back(warning);
   return report;
 }
 
@@ -239,7 +214,7 @@ void convert_linears(const ConvertPlan& plan, bool allow_lossy, io::CheckpointWr
   const BufferReuse reuse(static_cast<size_t>(workers * copies_of_linear * largest));
   in_order(static_cast<int64_t>(plan.linears.size()), workers, [&](int64_t index) {
     auto& linear = report.linears[static_cast<size_t>(index)];
-    convert_linear(plan.source.checkpoint, plan.linears[static_cast<size_t>(index)], allow_lossy, writer, linear);
+    convert_linear(plan.source.tensors, plan.linears[static_cast<size_t>(index)], allow_lossy, writer, linear);
     progress.advance(linear.bytes_before);
   });
 }
@@ -268,10 +243,10 @@ ConvertReport convert_model(const ConvertRequest& request) {
     std::ranges::move(checkpoint::planned_planes(linear.to), std::back_inserter(planned));
   io::OutputFolder output(request.output, request.overwrite, {request.input}, former_outputs(request.input));
   io::CheckpointWriter writer(output.staging(), std::move(planned), request.write);
-  Progress progress("convert", plan.source.checkpoint.total_bytes(), "bytes");
+  Progress progress("convert", plan.source.tensors.total_bytes(), "bytes");
   convert_linears(plan, request.allow_lossy, writer, progress, report);
   for (const auto& tensor : plan.carried) {
-    writer.write(tensor.name, plan.source.checkpoint.load(tensor.name)->bytes);
+    writer.write(tensor.name, plan.source.tensors.load(tensor.name)->bytes);
     progress.advance(tensor.size());
   }
   return finished(std::move(report), writer, output, watch,

@@ -21,7 +21,7 @@ ConversionReport make_report(const ExportPlan& plan) {
   ConversionReport report;
   for (const auto& tensor : plan.tensors) {
     const std::string from = tensor.packed == nullptr
-                                 ? std::string(dtype_name(plan.checkpoint.at(tensor.parameter.name).dtype))
+                                 ? std::string(dtype_name(plan.model.folder.tensors.at(tensor.parameter.name).dtype))
                                  : formats::to_string(tensor.packed->passes.front().scheme);
     report.tensors.push_back({tensor.name,
                               from,
@@ -81,18 +81,18 @@ RowSource packed_rows(const formats::PackedLinear& linear, const ExportedTensor&
 
 ConversionError write_tensor(const ExportPlan& plan, const ExportedTensor& tensor, io::GgufWriter& writer) {
   const auto write = [&](std::span<const std::byte> chunk) { writer.append(tensor.name, chunk); };
-  const RowOrder order = [rotary = tensor.rotary, head_dim = plan.config.head_dim](int64_t row) {
+  const RowOrder order = [rotary = tensor.rotary, head_dim = plan.model.config.head_dim](int64_t row) {
     return rotary ? gguf::rotary_row_from_gguf(row, head_dim) : row;
   };
   const std::string& name = tensor.parameter.name;
   if (tensor.packed != nullptr) {
-    const auto linear = checkpoint::load_canonical(plan.checkpoint, *tensor.packed);
+    const auto linear = checkpoint::load_canonical(plan.model.folder.tensors, *tensor.packed);
     return convert_rows(name, packed_rows(linear, tensor, order), sink_of(tensor.type, tensor.packed->k), write);
   }
   const Shape& shape = tensor.parameter.shape;
   // A vector whose elements change places is a matrix of one column.
   const int64_t k = shape.size() == 1 && tensor.rotary ? 1 : shape.back(), rows = element_count(shape) / k;
-  const auto loaded = plan.checkpoint.load(name);
+  const auto loaded = plan.model.folder.tensors.load(name);
   return convert_rows(name, plain_rows(loaded.view(), rows, k, tensor.type, order), sink_of(tensor.type, k), write);
 }
 

@@ -118,17 +118,18 @@ void check_parameter(const io::TensorInfo& info, const model::Parameter& paramet
 
 std::vector<ExportedTensor> choose_types(ExportPlan& plan, const TargetRow& target) {
   std::vector<ExportedTensor> tensors;
-  const bool permuted = plan.config.architecture->gguf_rotary_pairs;
-  for (auto& parameter : model::parameters(plan.config)) {
+  const bool permuted = plan.model.config.architecture->gguf_rotary_pairs;
+  for (auto& parameter : model::parameters(plan.model.config)) {
     ExportedTensor tensor;
     tensor.name = parameter.gguf;
     tensor.rotary = permuted && parameter.rotary_rows;
-    tensor.packed = parameter.linear ? plan.quantization->find(model::module_path(parameter.name)) : nullptr;
+    tensor.packed =
+        parameter.linear ? plan.model.folder.quantization.find(model::module_path(parameter.name)) : nullptr;
     if (tensor.packed != nullptr) {
       check_shape(parameter, {tensor.packed->n, tensor.packed->k});
       choose_packed(*tensor.packed, target, tensor);
     } else {
-      const auto& info = plan.checkpoint.at(parameter.name);
+      const auto& info = plan.model.folder.tensors.at(parameter.name);
       check_parameter(info, parameter);
       tensor.type = choose_plain(parameter, info, target, plan.notes);
     }
@@ -146,17 +147,17 @@ io::GgufMetadata read_tokenizer(const GgufExportRequest& request, ExportPlan& pl
   if (!request.tokenizer || !fs::exists(folder / "tokenizer.json")) {
     plan.notes.emplace_back(request.tokenizer ? "there is no tokenizer.json: the file has no tokenizer"
                                               : "the file has no tokenizer");
-    return gguf::token_ids_to_gguf(plan.config);
+    return gguf::token_ids_to_gguf(plan.model.config);
   }
   gguf::TokenizerFiles files{io::read_json(folder / "tokenizer.json"), json_or_empty(folder / "tokenizer_config.json")};
   const auto chat_template = folder / "chat_template.jinja";
   if (fs::exists(chat_template)) files.tokenizer_config["chat_template"] = io::read_file(chat_template);
-  return gguf::tokenizer_to_gguf(files, plan.config, plan.notes);
+  return gguf::tokenizer_to_gguf(files, plan.model.config, plan.notes);
 }
 
 io::GgufMetadata general_metadata(const fs::path& folder, const ExportPlan& plan) {
   const fs::path place = fs::weakly_canonical(folder);
-  io::GgufMetadata metadata = {{"general.architecture", std::string(plan.config.architecture->gguf)},
+  io::GgufMetadata metadata = {{"general.architecture", std::string(plan.model.config.architecture->gguf)},
                                {"general.type", std::string("model")},
                                {"general.name", place.filename().string()},
                                {"general.file_type", file_type(plan.tensors)}};
@@ -180,33 +181,20 @@ std::vector<std::string> gguf_export_targets() {
 
 ExportPlan plan_export(const GgufExportRequest& request) {
   const TargetRow& target = find_target(request.to);
-  model::require_folder(request.input);
-  const auto config_path = request.input / "config.json";
-  io::Checkpoint checkpoint = io::Checkpoint::open(request.input);
-  auto quantization = checkpoint::read_quantization(io::read_json(config_path), checkpoint, config_path.string());
-  ExportPlan plan{model::read_config(request.input),
-                  std::make_unique<const checkpoint::QuantizationConfig>(std::move(quantization)),
-                  std::move(checkpoint),
-                  {},
-                  {},
-                  {},
-                  {}};
-  const bool head = plan.checkpoint.contains("lm_head.weight") || plan.quantization->find("lm_head") != nullptr;
-  if (!plan.config.tie_word_embeddings && !head) plan.config.tied_embeddings = true;
+  ExportPlan plan{model::open_model(request.input)};
+  plan.model.config.tied_embeddings = model::has_tied_head(plan.model);
   plan.tensors = choose_types(plan, target);
-  plan.rope_factors = gguf::rope_factors_to_gguf(plan.config);
+  plan.rope_factors = gguf::rope_factors_to_gguf(plan.model.config);
   plan.metadata = general_metadata(request.input, plan);
-  append(plan.metadata, gguf::config_to_gguf(plan.config, plan.notes));
+  append(plan.metadata, gguf::config_to_gguf(plan.model.config, plan.notes));
   append(plan.metadata, read_tokenizer(request, plan));
-  for (const auto& warning : plan.checkpoint.warnings()) plan.notes.push_back(warning);
+  for (const auto& warning : plan.model.folder.tensors.warnings()) plan.notes.push_back(warning);
   return plan;
 }
 
 int64_t stored_bytes(const ExportPlan& plan, const ExportedTensor& tensor) {
-  if (tensor.packed == nullptr) return static_cast<int64_t>(plan.checkpoint.at(tensor.parameter.name).size());
-  int64_t sum = 0;
-  for (const auto& plane : checkpoint::planned_planes(*tensor.packed)) sum += plane.size();
-  return sum;
+  if (tensor.packed == nullptr) return static_cast<int64_t>(plan.model.folder.tensors.at(tensor.parameter.name).size());
+  return checkpoint::stored_bytes(*tensor.packed);
 }
 
 int64_t gguf_bytes(GgmlType type, const Shape& shape) {

@@ -1,15 +1,11 @@
 // What becomes of every tensor of a checkpoint on its way into a GGUF file.
 #pragma once
 
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "checkpoint/packed_checkpoint.h"
 #include "core/ggml_type.h"
-#include "io/checkpoint.h"
 #include "io/gguf.h"
-#include "model/config.h"
 #include "model/model.h"
 #include "pipeline/gguf_export.h"
 
@@ -18,20 +14,18 @@ namespace w4q::pipeline {
 struct ExportedTensor {
   std::string name;  ///< in the GGUF file
   model::Parameter parameter;
-  const checkpoint::PackedLinearInfo* packed = nullptr;  ///< points into ExportPlan::quantization
+  const checkpoint::PackedLinearInfo* packed = nullptr;  ///< points into ExportPlan::model
   GgmlType type = GgmlType::f32;
   bool keeps_codes = false;  ///< blocks are made of the integer planes themselves
   bool rotary = false;       ///< rows take the order of the architecture "llama"
 };
 
 struct ExportPlan {
-  model::ModelConfig config;
-  std::unique_ptr<const checkpoint::QuantizationConfig> quantization;
-  io::Checkpoint checkpoint;
-  std::vector<ExportedTensor> tensors;
-  std::vector<float> rope_factors;
-  io::GgufMetadata metadata;
-  std::vector<std::string> notes;
+  model::OpenedModel model;
+  std::vector<ExportedTensor> tensors = {};
+  std::vector<float> rope_factors = {};
+  io::GgufMetadata metadata = {};
+  std::vector<std::string> notes = {};
 };
 
 /// Opens the checkpoint and decides everything. Throws as export_gguf does.

@@ -5,17 +5,15 @@
 #include <memory>
 #include <set>
 
-#include "checkpoint/packed_checkpoint.h"
 #include "core/error.h"
 #include "core/float_formats.h"
 #include "core/progress.h"
 #include "core/rng.h"
 #include "core/stopwatch.h"
 #include "core/text.h"
-#include "io/checkpoint.h"
 #include "io/output.h"
-#include "model/fold_rotations.h"
 #include "model/model.h"
+#include "model/opened.h"
 #include "pipeline/allocate.h"
 #include "pipeline/output_rules.h"
 #include "pipeline/scale_folding.h"
@@ -25,17 +23,16 @@
 namespace w4q::pipeline {
 namespace {
 
-using model::PlainModel;
+using model::OpenedModel;
 using quantize::StepKind;
 
 /// The request with what follows from the model.
-QuantizeRequest settled(QuantizeRequest request, const PlainModel& source) {
+QuantizeRequest settled(QuantizeRequest request, const OpenedModel& source) {
   const bool needs_statistics = request.options.steps.any(&quantize::StepRow::needs_statistics);
   if (needs_statistics && !request.calibrated) request.calibrated.emplace();  // which will say what it lacks
   // The rotation of a rotated scheme belongs to it, whatever is folded.
-  const bool folded = model::read_folded_rotations(source.json, request.model.string()).has_value();
   if (auto* rotate = request.options.steps.find(StepKind::rotate)) {
-    rotate->folded = folded && request.scheme.family != formats::SchemeFamily::rotated;
+    rotate->folded = source.folded.has_value() && request.scheme.family != formats::SchemeFamily::rotated;
   }
   return request;
 }
@@ -115,15 +112,15 @@ SchemeOf lookup(const Plan& plan) {
 }
 
 /// Modules whose input scale will be stored.
-std::set<std::string, std::less<>> input_scales(const PlainModel& source, const QuantizeRequest& request,
+std::set<std::string, std::less<>> input_scales(const OpenedModel& source, const QuantizeRequest& request,
                                                 const Plan& plan) {
   if (!request.calibrated) return {};
   const auto names = linears_with_input_scale(source.config, lookup(plan), request.options.steps);
   return {names.begin(), names.end()};
 }
 
-Plan make_plan(const PlainModel& source, const QuantizeRequest& request) {
-  Plan plan = select_tensors(source.checkpoint, source.config, request);
+Plan make_plan(const OpenedModel& source, const QuantizeRequest& request) {
+  Plan plan = select_tensors(source, request);
   const auto scaled = input_scales(source, request, plan);
   for (auto& tensor : plan.tensors) {
     if (scaled.contains(model::module_path(tensor.name))) tensor.bytes_after += tensor.shape[1] * 4;
@@ -141,7 +138,7 @@ Plan make_plan(const PlainModel& source, const QuantizeRequest& request) {
         .detail("the first passes of all layers have one rotation then");
   }
   plan.steps = steps_of(request);
-  for (const auto& warning : source.checkpoint.warnings()) plan.notes.push_back(warning);
+  for (const auto& warning : source.folder.tensors.warnings()) plan.notes.push_back(warning);
   for (const auto& warning : source.config.warnings) plan.notes.push_back(warning);
   plan.notes.insert(plan.notes.end(), source.notes.begin(), source.notes.end());
   return plan;
@@ -187,10 +184,10 @@ quantize::PassesResult quantize_passes(const TensorPlan& tensor, const TensorVie
 }
 
 /// Quantizes one tensor, writes its planes, and measures the error with the decoder that will read them.
-QuantizedTensor quantize_tensor(const TensorPlan& tensor, const PlainModel& source, const QuantizeRequest& request,
+QuantizedTensor quantize_tensor(const TensorPlan& tensor, const OpenedModel& source, const QuantizeRequest& request,
                                 io::CheckpointWriter& writer) {
   const std::string module(model::module_path(tensor.name));
-  auto loaded = std::make_shared<const io::LoadedTensor>(source.checkpoint.load(tensor.name));
+  auto loaded = std::make_shared<const io::LoadedTensor>(source.folder.tensors.load(tensor.name));
   QuantizedTensor result{.name = tensor.name, .scheme = tensor.scheme_text(), .stats = {}, .error = {}, .output = {}};
   const Stopwatch watch;
   auto quantized = quantize_passes(tensor, loaded->view(), request);
@@ -210,9 +207,8 @@ QuantizedTensor quantize_tensor(const TensorPlan& tensor, const PlainModel& sour
 /// Quantizes a calibrated layer at a time as the tensors of the plan, which stand in model order, come to it.
 class CalibratedTensors {
  public:
-  CalibratedTensors(const PlainModel& source, const QuantizeRequest& request, const Plan& plan)
-      : run_(*request.calibrated, request.model, source.checkpoint, source.config,
-             {lookup(plan), request.options, residual_of(plan)}, request.output) {}
+  CalibratedTensors(const OpenedModel& source, const QuantizeRequest& request, const Plan& plan)
+      : run_(*request.calibrated, source, {lookup(plan), request.options, residual_of(plan)}, request.output) {}
 
   const std::vector<std::string>& notes() const noexcept { return run_.notes(); }
 
@@ -264,19 +260,19 @@ class CalibratedTensors {
 };
 
 /// The request with bits chosen where that is asked for.
-Allocated chosen(const PlainModel& source, const QuantizeRequest& request) {
-  if (request.allocation) return allocate(source.checkpoint, source.config, request);
+Allocated chosen(const OpenedModel& source, const QuantizeRequest& request) {
+  if (request.allocation) return allocate(source, request);
   Allocated same;
   same.request = request;
   return same;
 }
 
 /// config.json and what else stands beside the weights. A model that was folded and not packed is marked as ours.
-void write_companions(const PlainModel& source, const checkpoint::QuantizationConfig& quantization,
+void write_companions(const OpenedModel& source, const checkpoint::QuantizationConfig& quantization,
                       const std::filesystem::path& to) {
-  const auto& from = source.checkpoint.folder();
-  if (!quantization.linears.empty()) return carry_companions(from, to, source.json, quantization);
-  io::Json config = source.json;
+  const auto& from = source.folder.path;
+  if (!quantization.linears.empty()) return carry_companions(from, to, source.folder.config, quantization);
+  io::Json config = source.folder.config;
   config[std::string(conversion_mark)] = "w4q";
   carry_companions(from, to, config);
 }
@@ -295,7 +291,7 @@ std::vector<std::filesystem::path> inputs_of(const QuantizeRequest& request) {
 }
 
 Plan plan_quantize(const QuantizeRequest& given) {
-  const PlainModel source = model::open_plain_model(given.model, given.options.steps.fold_seed());
+  const OpenedModel source = model::open_plain_model(given.model, given.options.steps.fold_seed());
   const QuantizeRequest wanted = settled(given, source);
   Allocated allocated = chosen(source, wanted);
   const QuantizeRequest& request = allocated.request;
@@ -306,8 +302,7 @@ Plan plan_quantize(const QuantizeRequest& given) {
   }
   estimate(plan, request);
   if (request.calibrated) {
-    const auto cost =
-        calibrated_cost(*request.calibrated, source.checkpoint, source.config, lookup(plan), request.options.steps);
+    const auto cost = calibrated_cost(*request.calibrated, source, lookup(plan), request.options.steps);
     plan.expected_memory = std::max(plan.expected_memory, cost.memory);
     plan.expected_seconds += cost.seconds;
   }
@@ -316,7 +311,7 @@ Plan plan_quantize(const QuantizeRequest& given) {
 
 QuantizeReport quantize_model(const QuantizeRequest& given) {
   const Stopwatch watch;
-  const PlainModel source = model::open_plain_model(given.model, given.options.steps.fold_seed());
+  const OpenedModel source = model::open_plain_model(given.model, given.options.steps.fold_seed());
   const QuantizeRequest wanted = settled(given, source);
   io::OutputFolder output(wanted.output, wanted.overwrite, inputs_of(wanted), former_outputs(wanted.model));
   Allocated allocated = chosen(source, wanted);
@@ -340,7 +335,7 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
     } else if (tensor.scheme) {
       report.tensors.push_back(quantize_tensor(tensor, source, request, writer));
     } else {
-      writer.write(tensor.name, source.checkpoint.load_stored(tensor.name)->bytes);
+      writer.write(tensor.name, source.folder.tensors.load_stored(tensor.name)->bytes);
     }
     progress.advance(tensor.bytes_before);
   }

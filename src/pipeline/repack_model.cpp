@@ -3,15 +3,13 @@
 #include <algorithm>
 #include <set>
 
-#include "checkpoint/packed_checkpoint.h"
+#include "checkpoint/folder.h"
 #include "core/error.h"
 #include "core/progress.h"
 #include "core/stopwatch.h"
 #include "core/text.h"
 #include "formats/scheme_registry.h"
-#include "io/checkpoint.h"
 #include "io/output.h"
-#include "model/config.h"
 #include "pipeline/output_rules.h"
 #include "repack/layout_registry.h"
 
@@ -19,25 +17,6 @@ namespace w4q::pipeline {
 namespace {
 
 using formats::PackedWeight;
-
-struct Source {
-  io::Json config;
-  checkpoint::QuantizationConfig quantization;
-  io::Checkpoint checkpoint;
-};
-
-Source open_source(const std::filesystem::path& folder) {
-  model::require_folder(folder);
-  const auto config_path = folder / "config.json";
-  io::Json config = io::read_json(config_path);
-  io::Checkpoint checkpoint = io::Checkpoint::open(folder);
-  auto quantization = checkpoint::read_quantization(config, checkpoint, config_path.string());
-  if (quantization.linears.empty()) {
-    throw Error(ErrorCode::bad_argument, folder.string() + ": holds no packed tensors")
-        .hint("w4q quantize makes a packed checkpoint from a 16-bit one");
-  }
-  return {std::move(config), std::move(quantization), std::move(checkpoint)};
-}
 
 const repack::LayoutRow& choose_layout(const RepackRequest& request, const checkpoint::PackedLinearInfo& info,
                                        const formats::Scheme& scheme) {
@@ -52,7 +31,7 @@ const repack::LayoutRow& choose_layout(const RepackRequest& request, const check
   return row;
 }
 
-checkpoint::QuantizationConfig new_quantization(const Source& source, const RepackRequest& request) {
+checkpoint::QuantizationConfig new_quantization(const checkpoint::Folder& source, const RepackRequest& request) {
   checkpoint::QuantizationConfig result = source.quantization;
   result.dialect = nullptr;
   for (auto& [name, info] : result.linears) {
@@ -60,12 +39,6 @@ checkpoint::QuantizationConfig new_quantization(const Source& source, const Repa
     for (auto& pass : info.passes) pass.layout = choose_layout(request, info, pass.scheme).name;
   }
   return result;
-}
-
-int64_t planes_bytes(const checkpoint::PackedLinearInfo& info) {
-  int64_t sum = 0;
-  for (const auto& plane : checkpoint::planned_planes(info)) sum += plane.size();
-  return sum;
 }
 
 /// Tensor names of all planes of the stored checkpoint.
@@ -77,7 +50,7 @@ std::set<std::string> plane_names(const checkpoint::QuantizationConfig& quantiza
   return result;
 }
 
-Plan make_plan(const Source& source, const checkpoint::QuantizationConfig& after) {
+Plan make_plan(const checkpoint::Folder& source, const checkpoint::QuantizationConfig& after) {
   Plan plan;
   int64_t largest = 0;
   for (const auto& [name, info] : after.linears) {
@@ -86,15 +59,15 @@ Plan make_plan(const Source& source, const checkpoint::QuantizationConfig& after
                       .shape = {info.n, info.k},
                       .scheme = info.passes.front().scheme,
                       .layout = info.passes.front().layout,
-                      .bytes_before = planes_bytes(source.quantization.linears.at(name)),
-                      .bytes_after = planes_bytes(info)};
+                      .bytes_before = checkpoint::stored_bytes(source.quantization.linears.at(name)),
+                      .bytes_after = checkpoint::stored_bytes(info)};
     tensor.residual.assign(info.passes.begin() + 1, info.passes.end());
     // Stored, canonical, packed, and unpacked again for the proof.
     largest = std::max(largest, 2 * (tensor.bytes_before + tensor.bytes_after));
     plan.tensors.push_back(std::move(tensor));
   }
   const auto planes = plane_names(source.quantization);
-  for (const auto& [name, info] : source.checkpoint.tensors()) {
+  for (const auto& [name, info] : source.tensors.tensors()) {
     if (planes.contains(name)) continue;
     const auto size = static_cast<int64_t>(info.size());
     plan.tensors.push_back({.name = name,
@@ -107,7 +80,7 @@ Plan make_plan(const Source& source, const checkpoint::QuantizationConfig& after
     largest = std::max(largest, size);
   }
   plan.expected_memory = base_memory + largest;
-  plan.notes = source.checkpoint.warnings();
+  plan.notes = source.tensors.warnings();
   return plan;
 }
 
@@ -135,7 +108,7 @@ PackedWeight repack_pass(const PackedWeight& stored, const std::string& layout, 
 }  // namespace
 
 Plan plan_repack(const RepackRequest& request) {
-  const Source source = open_source(request.input);
+  const checkpoint::Folder source = checkpoint::open_packed_folder(request.input);
   Plan plan = make_plan(source, new_quantization(source, request));
   // Each packed byte is read and written about four times; one core moves several gigabytes a second.
   constexpr double seconds_per_byte = 4 / 3e9;
@@ -147,7 +120,7 @@ Plan plan_repack(const RepackRequest& request) {
 
 RepackReport repack_model(const RepackRequest& request) {
   const Stopwatch watch;
-  const Source source = open_source(request.input);
+  const checkpoint::Folder source = checkpoint::open_packed_folder(request.input);
   const auto quantization = new_quantization(source, request);
   RepackReport report;
   report.plan = make_plan(source, quantization);
@@ -167,7 +140,7 @@ RepackReport repack_model(const RepackRequest& request) {
   for (const auto& tensor : report.plan.tensors) {
     if (tensor.scheme) {
       const auto& info = source.quantization.linears.at(tensor.name);
-      const auto stored = checkpoint::load_packed(source.checkpoint, info);
+      const auto stored = checkpoint::load_packed(source.tensors, info);
       if (info.input_scale) writer.write(checkpoint::input_scale_name(tensor.name), bytes_of(stored.input_scale));
       const auto& passes = quantization.linears.at(tensor.name).passes;
       for (size_t pass = 0; pass < passes.size(); ++pass) {
@@ -178,7 +151,7 @@ RepackReport repack_model(const RepackRequest& request) {
         ++report.proven;
       }
     } else {
-      writer.write(tensor.name, source.checkpoint.load(tensor.name)->bytes);
+      writer.write(tensor.name, source.tensors.load(tensor.name)->bytes);
     }
     progress.advance(tensor.bytes_before);
   }

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "core/convert.h"
-#include "core/parallel.h"
 #include "core/text.h"
 #include "quantize/source_matrix.h"
 
@@ -13,8 +12,6 @@ namespace w4q::pipeline {
 namespace {
 
 using Kind = ScaleTarget::Kind;
-
-constexpr int64_t row_grain = 64;
 
 /// values ⊘ scales, rounded to `dtype`; each scale becomes the one that the rounded value really stands for, so that
 /// folding costs nothing. A value of zero stays zero whatever its scale. Values are stored without `offset`.
@@ -153,38 +150,6 @@ Values load_values(const io::Checkpoint& checkpoint, const std::string& name) {
                                 loaded->bytes.subspan(static_cast<size_t>(row) * row_bytes, row_bytes), row);
   }
   return result;
-}
-
-void multiply_columns(MatrixView<float> weight, const std::vector<float>& scales) {
-  parallel_for(weight.rows, row_grain, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      for (int64_t c = 0; c < weight.cols; ++c) weight.row(r)[c] *= scales[static_cast<size_t>(c)];
-    }
-  });
-}
-
-void divide_columns(MatrixView<float> weight, const std::vector<float>& scales) {
-  parallel_for(weight.rows, row_grain, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      for (int64_t c = 0; c < weight.cols; ++c) weight.row(r)[c] /= scales[static_cast<size_t>(c)];
-    }
-  });
-}
-
-void multiply_rows(MatrixView<float> weight, const std::vector<float>& scales) {
-  parallel_for(weight.rows, row_grain, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      for (int64_t c = 0; c < weight.cols; ++c) weight.row(r)[c] *= scales[static_cast<size_t>(r)];
-    }
-  });
-}
-
-void divide_rows(MatrixView<float> weight, const std::vector<float>& scales) {
-  parallel_for(weight.rows, row_grain, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      for (int64_t c = 0; c < weight.cols; ++c) weight.row(r)[c] /= scales[static_cast<size_t>(r)];
-    }
-  });
 }
 
 }  // namespace w4q::pipeline

@@ -74,9 +74,4 @@ struct Values {
 /// Throws bad_file naming tensor, row and column of a value that is not finite.
 Values load_values(const io::Checkpoint& checkpoint, const std::string& name);
 
-void multiply_columns(MatrixView<float> weight, const std::vector<float>& scales);
-void divide_columns(MatrixView<float> weight, const std::vector<float>& scales);
-void multiply_rows(MatrixView<float> weight, const std::vector<float>& scales);
-void divide_rows(MatrixView<float> weight, const std::vector<float>& scales);
-
 }  // namespace w4q::pipeline

@@ -113,8 +113,7 @@ TensorPlan plan_tensor(const io::Checkpoint& checkpoint, const io::TensorInfo& i
   plan.layout = formats::canonical_layout;
   plan.rotation = passes.front().rotation;
   for (const auto& pass : passes.subspan(1)) plan.residual.push_back({pass.scheme, plan.layout, pass.rotation});
-  plan.bytes_after = 0;
-  for (const auto& plane : checkpoint::planned_planes(plan.packed_info(false))) plan.bytes_after += plane.size();
+  plan.bytes_after = checkpoint::stored_bytes(plan.packed_info(false));
   return plan;
 }
 
@@ -128,22 +127,23 @@ void check_shape(const io::TensorInfo& found, const model::Parameter& parameter,
 
 }  // namespace
 
-Plan select_tensors(const io::Checkpoint& checkpoint, const model::ModelConfig& config,
-                    const QuantizeRequest& request) {
+Plan select_tensors(const model::OpenedModel& source, const QuantizeRequest& request) {
+  const io::Checkpoint& tensors = source.folder.tensors;
+  const model::ModelConfig& config = source.config;
   Plan plan;
   Selector selector(request, config);
   std::set<std::string_view> known;
   const auto wanted = model::parameters(config);
   for (const auto& parameter : wanted) {
-    const io::TensorInfo& info = checkpoint.at(parameter.name);
-    check_shape(info, parameter, checkpoint);
+    const io::TensorInfo& info = tensors.at(parameter.name);
+    check_shape(info, parameter, tensors);
     const auto module = model::module_path(parameter.name);
-    plan.tensors.push_back(plan_tensor(checkpoint, info, selector.choose(module, parameter.linear)));
+    plan.tensors.push_back(plan_tensor(tensors, info, selector.choose(module, parameter.linear)));
     known.insert(info.name);
   }
-  for (const auto& [name, info] : checkpoint.tensors()) {
+  for (const auto& [name, info] : tensors.tensors()) {
     if (known.contains(name)) continue;
-    plan.tensors.push_back(plan_tensor(checkpoint, info, {}));
+    plan.tensors.push_back(plan_tensor(tensors, info, {}));
     plan.notes.push_back(
         concat(printable(name), " is no parameter of ", config.architecture_name, ": carried along as it is"));
   }

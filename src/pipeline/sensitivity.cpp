@@ -51,17 +51,16 @@ Rounded round_weight(const LinearWeight& weight) {
 
 class Walk {
  public:
-  Walk(const io::Checkpoint& checkpoint, const model::ModelConfig& config, const CalibrationWindows& windows,
-       const std::function<void()>& on_run)
-      : checkpoint_(checkpoint), config_(config), windows_(windows), on_run_(on_run), decoder_(config) {
-    const auto width = static_cast<size_t>(config.kv_heads * windows.length * config.head_dim);
+  Walk(const model::OpenedModel& model, const CalibrationWindows& windows, const std::function<void()>& on_run)
+      : model_(model), config_(model.config), windows_(windows), on_run_(on_run), decoder_(config_) {
+    const auto width = static_cast<size_t>(config_.kv_heads * windows.length * config_.head_dim);
     keys_.resize(width);
     values_.resize(width);
     decoder_.set_positions(0, windows.length);
   }
 
   Sensitivities run() {
-    const auto embeddings = model::load_embeddings(checkpoint_, {}, config_);
+    const auto embeddings = model::load_embeddings(model_);
     base_ = Stream(static_cast<size_t>(tokens() * config_.hidden_size));
     for (int64_t w = 0; w < windows_.samples; ++w) model::embed(embeddings, windows_.window(w), window(base_, w));
     for (int64_t layer = 0; layer < config_.layers; ++layer) run_layer(layer);
@@ -77,7 +76,7 @@ class Walk {
   }
 
   void run_layer(int64_t layer) {
-    auto weights = model::load_layer(checkpoint_, {}, config_, layer);
+    auto weights = model::load_layer(model_, layer);
     for (auto& stream : streams_) advance(weights, stream, nullptr);
     const Stream before = base_;
     for (LinearWeight& linear : weights.linears) {
@@ -120,9 +119,8 @@ class Walk {
   }
 
   Sensitivities score() {
-    const LinearWeight head =
-        config_.tied_embeddings ? model::load_embeddings(checkpoint_, {}, config_) : stored_head();
-    const auto norm = load_values(checkpoint_, "model.norm.weight").values;
+    const LinearWeight head = config_.tied_embeddings ? model::load_embeddings(model_) : stored_head();
+    const auto norm = load_values(model_.folder.tensors, "model.norm.weight").values;
     const int64_t chunk = std::clamp<int64_t>(logit_values / config_.vocab_size, 1, tokens());
     std::vector<double> divergence(streams_.size());
     std::vector<float> expected(static_cast<size_t>(chunk * config_.vocab_size)), found(expected.size());
@@ -152,7 +150,7 @@ class Walk {
   }
 
   LinearWeight stored_head() const {
-    const auto loaded = std::make_shared<const io::LoadedTensor>(checkpoint_.load("lm_head.weight"));
+    const auto loaded = std::make_shared<const io::LoadedTensor>(model_.folder.tensors.load("lm_head.weight"));
     return {"lm_head", config_.vocab_size, config_.hidden_size, LinearWeight::Dense{loaded->view(), loaded}, {}};
   }
 
@@ -178,7 +176,7 @@ class Walk {
     return sum;
   }
 
-  const io::Checkpoint& checkpoint_;
+  const model::OpenedModel& model_;
   const model::ModelConfig& config_;
   const CalibrationWindows& windows_;
   const std::function<void()>& on_run_;
@@ -215,9 +213,9 @@ int64_t sensitivity_runs(const model::ModelConfig& config) {
   return runs;
 }
 
-Sensitivities measure_sensitivities(const io::Checkpoint& checkpoint, const model::ModelConfig& config,
-                                    const CalibrationWindows& windows, const std::function<void()>& on_run) {
-  return Walk(checkpoint, config, windows, on_run).run();
+Sensitivities measure_sensitivities(const model::OpenedModel& model, const CalibrationWindows& windows,
+                                    const std::function<void()>& on_run) {
+  return Walk(model, windows, on_run).run();
 }
 
 }  // namespace w4q::pipeline

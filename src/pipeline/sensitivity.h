@@ -7,8 +7,7 @@
 #include <map>
 #include <string>
 
-#include "io/checkpoint.h"
-#include "model/config.h"
+#include "model/opened.h"
 #include "pipeline/calibrate.h"
 #include "pipeline/linear_groups.h"
 
@@ -24,8 +23,8 @@ CalibrationWindows sensitivity_windows(const CalibrationWindows& windows);
 /// model's are measured on the same tokens. Costs as much as decoding the windows so often per layer as half of it has
 /// linears; all hidden states, [linears × tokens × hidden] in fp32, are held. `on_run` is called after each run of a
 /// layer.
-Sensitivities measure_sensitivities(const io::Checkpoint& checkpoint, const model::ModelConfig& config,
-                                    const CalibrationWindows& windows, const std::function<void()>& on_run = {});
+Sensitivities measure_sensitivities(const model::OpenedModel& model, const CalibrationWindows& windows,
+                                    const std::function<void()>& on_run = {});
 
 /// Runs of a layer that measure_sensitivities makes.
 int64_t sensitivity_runs(const model::ModelConfig& config);

@@ -7,10 +7,8 @@
 #include "core/stopwatch.h"
 #include "core/text.h"
 #include "formats/dialect/turboquant.h"
-#include "io/checkpoint.h"
 #include "io/files.h"
 #include "io/output.h"
-#include "model/config.h"
 #include "model/model.h"
 #include "pipeline/output_rules.h"
 #include "pipeline/turboquant.h"
@@ -23,9 +21,8 @@ using checkpoint::PackedLinearInfo;
 using formats::PlaneRole;
 using Seeds = TurboQuantConfig::Seeds;
 
-struct Source {
-  io::Checkpoint checkpoint;
-  io::Json config;
+struct ExportPlan {
+  model::OpenedModel model;
   std::vector<PackedLinearInfo> linears;  ///< in model order
   TurboQuantConfig quantization;
   std::vector<io::PlannedTensor> packed, kept;
@@ -91,63 +88,60 @@ void check_alike(const PackedLinearInfo& info, const TurboQuantConfig& config, u
   }
 }
 
-void plan_linear(const PackedLinearInfo& info, Source& source) {
+void plan_linear(const PackedLinearInfo& info, ExportPlan& plan) {
   const std::string stored = stored_name(info.name);
   for (size_t pass = 0; pass < info.passes.size(); ++pass) {
     const std::string prefix = stored + (pass == 0 ? "." : ".pass2_");
     const formats::Scheme& scheme = info.passes[pass].scheme;
-    source.packed.push_back({prefix + "indices", DType::u8, formats::turboquant_indices_shape(info.n, info.k)});
-    source.packed.push_back(
+    plan.packed.push_back({prefix + "indices", DType::u8, formats::turboquant_indices_shape(info.n, info.k)});
+    plan.packed.push_back(
         {prefix + "norms", norm_type(scheme, pass), formats::turboquant_norms_shape(scheme, info.n, info.k)});
-    if (pass > 0) source.packed.push_back({prefix + "codebook", DType::f32, {int64_t{1} << scheme.bits}});
+    if (pass > 0) plan.packed.push_back({prefix + "codebook", DType::f32, {int64_t{1} << scheme.bits}});
   }
   const std::string bias = info.name + ".bias";
-  if (!source.checkpoint.contains(bias)) return;
-  const io::TensorInfo& found = source.checkpoint.at(bias);
-  source.packed.push_back({stored + ".bias", found.dtype, found.shape});
+  if (!plan.model.folder.tensors.contains(bias)) return;
+  const io::TensorInfo& found = plan.model.folder.tensors.at(bias);
+  plan.packed.push_back({stored + ".bias", found.dtype, found.shape});
 }
 
-void plan_kept(const checkpoint::QuantizationConfig& quantization, Source& source) {
+void plan_kept(ExportPlan& plan) {
+  const checkpoint::Folder& folder = plan.model.folder;
   std::set<std::string, std::less<>> taken;
-  for (const auto& [name, info] : quantization.linears) {
+  for (const auto& [name, info] : folder.quantization.linears) {
     for (auto& plane : checkpoint::planned_planes(info)) taken.insert(std::move(plane.name));
     taken.insert(name + ".bias");
   }
-  for (const auto& [name, info] : source.checkpoint.tensors()) {
-    if (!taken.contains(name)) source.kept.push_back({name, info.dtype, info.shape});
+  for (const auto& [name, info] : folder.tensors.tensors()) {
+    if (!taken.contains(name)) plan.kept.push_back({name, info.dtype, info.shape});
   }
 }
 
-Source open_source(const std::filesystem::path& folder) {
-  const auto path = folder / "config.json";
-  Source source{io::Checkpoint::open(folder), io::read_json(path), {}, {}, {}, {}};
-  const auto quantization = checkpoint::read_quantization(source.config, source.checkpoint, path.string());
-  if (quantization.linears.empty()) {
-    throw Error(ErrorCode::bad_argument, folder.string() + ": holds no packed tensors")
-        .hint("w4q quantize --method rotated makes a packed checkpoint from a 16-bit one");
-  }
-  for (const auto& parameter : model::parameters(model::read_config(folder))) {
+ExportPlan make_plan(const std::filesystem::path& folder) {
+  ExportPlan plan{
+      model::open_model(checkpoint::open_packed_folder(folder, "w4q quantize --method rotated")), {}, {}, {}, {}};
+  const auto& quantization = plan.model.folder.quantization;
+  for (const auto& parameter : model::parameters(plan.model.config)) {
     const auto* info = quantization.find(model::module_path(parameter.name));
     if (info == nullptr || !parameter.linear) continue;
     check_linear(*info);
-    source.linears.push_back(*info);
+    plan.linears.push_back(*info);
   }
-  ensure(source.linears.size() == quantization.linears.size(), "export: a packed linear that the model does not have");
-  source.quantization = config_of(source.linears);
-  source.quantization.skip_lm_head = quantization.find("lm_head") == nullptr;
-  source.packed.push_back({"codebook", DType::f32, {int64_t{1} << source.quantization.bits}});
-  for (size_t i = 0; i < source.linears.size(); ++i) {
-    check_alike(source.linears[i], source.quantization, i);
-    plan_linear(source.linears[i], source);
+  ensure(plan.linears.size() == quantization.linears.size(), "export: a packed linear that the model does not have");
+  plan.quantization = config_of(plan.linears);
+  plan.quantization.skip_lm_head = quantization.find("lm_head") == nullptr;
+  plan.packed.push_back({"codebook", DType::f32, {int64_t{1} << plan.quantization.bits}});
+  for (size_t i = 0; i < plan.linears.size(); ++i) {
+    check_alike(plan.linears[i], plan.quantization, i);
+    plan_linear(plan.linears[i], plan);
   }
-  plan_kept(quantization, source);
-  return source;
+  plan_kept(plan);
+  return plan;
 }
 
 /// Writes a linear; all share the table of the first, in `table`.
-void write_linear(const Source& source, const PackedLinearInfo& info, Buffer& table, io::CheckpointWriter& writer,
+void write_linear(const ExportPlan& plan, const PackedLinearInfo& info, Buffer& table, io::CheckpointWriter& writer,
                   ConvertedLinear& report) {
-  const auto linear = checkpoint::load_canonical(source.checkpoint, info);
+  const auto linear = checkpoint::load_canonical(plan.model.folder.tensors, info);
   const std::string stored = stored_name(info.name);
   for (size_t pass = 0; pass < linear.passes.size(); ++pass) {
     const formats::PackedWeight& weight = linear.passes[pass];
@@ -169,26 +163,27 @@ void write_linear(const Source& source, const PackedLinearInfo& info, Buffer& ta
     report.proof.codes_equal += weight.n * weight.k;
   }
   const std::string bias = info.name + ".bias";
-  if (source.checkpoint.contains(bias)) writer.write(stored + ".bias", source.checkpoint.load(bias)->bytes);
+  if (plan.model.folder.tensors.contains(bias))
+    writer.write(stored + ".bias", plan.model.folder.tensors.load(bias)->bytes);
 }
 
-ConvertReport make_report(const Source& source) {
+ConvertReport make_report(const ExportPlan& plan) {
   ConvertReport report;
   report.from = "w4q";
   report.to = turboquant_name;
-  for (const auto& info : source.linears) {
+  for (const auto& info : plan.linears) {
     ConvertedLinear row;
     row.name = info.name;
     row.from = row.to = info.passes.front().scheme;
     row.shape = {info.n, info.k};
-    for (const auto& plane : checkpoint::planned_planes(info)) row.bytes_before += plane.size();
-    for (const auto& tensor : source.packed) {
+    row.bytes_before = checkpoint::stored_bytes(info);
+    for (const auto& tensor : plan.packed) {
       if (tensor.name.starts_with(stored_name(info.name) + ".")) row.bytes_after += tensor.size();
     }
     report.linears.push_back(std::move(row));
   }
-  report.carried = static_cast<int64_t>(source.kept.size());
-  for (const auto& tensor : source.kept) report.carried_bytes += tensor.size();
+  report.carried = static_cast<int64_t>(plan.kept.size());
+  for (const auto& tensor : plan.kept) report.carried_bytes += tensor.size();
   return report;
 }
 
@@ -200,23 +195,23 @@ io::WriteOptions one_file() {
   return options;
 }
 
-int64_t write_packed(const Source& source, const std::filesystem::path& folder, ConvertReport& report) {
-  io::CheckpointWriter writer(folder, source.packed, one_file());
-  Progress progress("convert", static_cast<int64_t>(source.linears.size()), "linears");
+int64_t write_packed(const ExportPlan& plan, const std::filesystem::path& folder, ConvertReport& report) {
+  io::CheckpointWriter writer(folder, plan.packed, one_file());
+  Progress progress("convert", static_cast<int64_t>(plan.linears.size()), "linears");
   Buffer table;
-  for (size_t i = 0; i < source.linears.size(); ++i) {
-    write_linear(source, source.linears[i], table, writer, report.linears[i]);
+  for (size_t i = 0; i < plan.linears.size(); ++i) {
+    write_linear(plan, plan.linears[i], table, writer, report.linears[i]);
     progress.advance(1);
   }
   writer.finish();
   return writer.file_bytes();
 }
 
-int64_t write_kept(const Source& source, const std::filesystem::path& folder) {
+int64_t write_kept(const ExportPlan& plan, const std::filesystem::path& folder) {
   const auto aside = folder / "kept";
   std::filesystem::create_directory(aside);
-  io::CheckpointWriter writer(aside, source.kept, one_file());
-  for (const auto& tensor : source.kept) writer.write(tensor.name, source.checkpoint.load(tensor.name)->bytes);
+  io::CheckpointWriter writer(aside, plan.kept, one_file());
+  for (const auto& tensor : plan.kept) writer.write(tensor.name, plan.model.folder.tensors.load(tensor.name)->bytes);
   writer.finish();
   std::filesystem::rename(aside / "model.safetensors", folder / turboquant_kept_file);
   std::filesystem::remove(aside);
@@ -227,15 +222,15 @@ int64_t write_kept(const Source& source, const std::filesystem::path& folder) {
 
 ConvertReport export_turboquant(const ConvertRequest& request, bool dry_run) {
   const Stopwatch watch;
-  Source source = open_source(request.input);
-  ConvertReport report = make_report(source);
+  ExportPlan plan = make_plan(request.input);
+  ConvertReport report = make_report(plan);
   if (dry_run) return report;
   io::OutputFolder output(request.output, request.overwrite, {request.input}, former_outputs(request.input));
-  report.file_bytes = write_packed(source, output.staging(), report) + write_kept(source, output.staging());
-  source.config.erase("quantization_config");
-  source.config[conversion_mark] = "w4q";
-  carry_companions(request.input, output.staging(), source.config);
-  io::write_file(output.staging() / turboquant_config_file, to_json(source.quantization).dump(2), false);
+  report.file_bytes = write_packed(plan, output.staging(), report) + write_kept(plan, output.staging());
+  plan.model.folder.config.erase("quantization_config");
+  plan.model.folder.config[conversion_mark] = "w4q";
+  carry_companions(request.input, output.staging(), plan.model.folder.config);
+  io::write_file(output.staging() / turboquant_config_file, to_json(plan.quantization).dump(2), false);
   output.commit();
   report.done = true;
   report.seconds = watch.seconds();

@@ -147,7 +147,7 @@ Source open_source(const std::filesystem::path& folder) {
                 .carried = {}};
   source.config.erase(conversion_mark);
   check_known(source.packed);
-  find_tensors(model::read_config(folder), source);
+  find_tensors(model::read_config(source.config, folder), source);
   if (source.linears.empty()) throw Error(ErrorCode::bad_file, folder.string() + ": holds no packed linear");
   // A head that is packed by itself is no longer the embeddings'.
   if (source.packed.contains("lm_head.indices")) source.config["tie_word_embeddings"] = false;
@@ -195,7 +195,7 @@ ConvertReport make_report(const Source& source) {
     row.name = linear.info.name;
     row.from = row.to = linear.info.passes.front().scheme;
     row.shape = {linear.info.n, linear.info.k};
-    for (const auto& plane : checkpoint::planned_planes(linear.info)) row.bytes_after += plane.size();
+    row.bytes_after = checkpoint::stored_bytes(linear.info);
     for (const auto& [name, info] : source.packed.tensors()) {
       if (name.starts_with(linear.stored + ".")) row.bytes_before += static_cast<int64_t>(info.size());
     }

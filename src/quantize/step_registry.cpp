@@ -1,4 +1,5 @@
 #include "core/text.h"
+#include "formats/scheme_registry.h"
 #include "quantize/quantizer_registry.h"
 #include "quantize/steps.h"
 
@@ -18,19 +19,19 @@ bool lacks(std::string_view what, std::string* why) {
   return false;
 }
 
+bool has_table(const Scheme& scheme) { return formats::scheme_row(scheme.family).table != nullptr; }
+
 bool has_tables_to_learn(const Scheme& scheme, std::string* why) {
   if (scheme.family == SchemeFamily::kbit) return true;
-  const bool integer = scheme.family == SchemeFamily::integer;
-  return lacks(integer ? "searched scales or learned tables" : "learned tables", why);
+  return lacks(has_table(scheme) ? "learned tables" : "searched scales or learned tables", why);
 }
 
 bool has_scales_to_search(const Scheme& scheme, std::string* why) {
-  const bool integer = scheme.family == SchemeFamily::integer;
-  return !integer || lacks("searched scales or learned tables", why);
+  return has_table(scheme) || lacks("searched scales or learned tables", why);
 }
 
 bool has_ranges_to_clip(const Scheme& scheme, std::string* why) {
-  return scheme.family == SchemeFamily::integer || lacks("range to clip", why);
+  return !has_table(scheme) || lacks("range to clip", why);
 }
 
 bool has_norms(const Scheme& scheme, std::string* why) {

@@ -29,11 +29,11 @@ std::string code_fault(const io::Checkpoint& checkpoint, const checkpoint::Packe
 
 }  // namespace
 
-Check check_codes(const OpenCheckpoint& candidate) {
+Check check_codes(const checkpoint::Folder& candidate) {
   Check check{"codes", true, {}, {}};
   Progress progress("codes", static_cast<int64_t>(candidate.quantization.linears.size()), "tensors");
   for (const auto& [name, info] : candidate.quantization.linears) {
-    if (auto fault = code_fault(candidate.checkpoint, info); !fault.empty()) check.faults.push_back(std::move(fault));
+    if (auto fault = code_fault(candidate.tensors, info); !fault.empty()) check.faults.push_back(std::move(fault));
     progress.advance(1);
   }
   check.passed = check.faults.empty();
@@ -44,11 +44,12 @@ Check check_codes(const OpenCheckpoint& candidate) {
 }
 
 CheckRow codes_check() {
-  return {
-      .name = "codes",
-      .help = "packed weights unpack to sound planes, and packing those again gives the stored bytes",
-      .needs = {.packed = true},
-      .run = [](CheckContext& context, Findings& findings) { findings.checks.add(check_codes(context.candidate())); }};
+  return {.name = "codes",
+          .help = "packed weights unpack to sound planes, and packing those again gives the stored bytes",
+          .needs = {.packed = true},
+          .run = [](CheckContext& context, Findings& findings) {
+            findings.checks.add(check_codes(context.candidate().folder));
+          }};
 }
 
 }  // namespace w4q::verify

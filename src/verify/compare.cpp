@@ -9,22 +9,22 @@
 #include "core/progress.h"
 #include "core/text.h"
 #include "kernels/linear/linear.h"
-#include "model/fold_rotations.h"
 #include "verify/rescaled.h"
+#include "verify/weights.h"
 
 namespace w4q::verify {
 namespace {
 
 constexpr int64_t rows_at_once = 64;
 
-void check_same_model(const OpenCheckpoint& candidate, const OpenCheckpoint& base) {
-  const auto &found = candidate.model, &wanted = base.model;
+void check_same_model(const model::OpenedModel& candidate, const model::OpenedModel& base) {
+  const auto &found = candidate.config, &wanted = base.config;
   if (found.architecture == wanted.architecture && found.layers == wanted.layers &&
       found.hidden_size == wanted.hidden_size && found.intermediate_size == wanted.intermediate_size &&
       found.vocab_size == wanted.vocab_size) {
     return;
   }
-  throw Error(ErrorCode::mismatch, concat(candidate.folder.string(), ": is not a version of the base model"))
+  throw Error(ErrorCode::mismatch, concat(candidate.folder.path.string(), ": is not a version of the base model"))
       .detail(concat("expected ", wanted.architecture_name, " with ", wanted.layers, " layers of ", wanted.hidden_size,
                      ", found ", found.architecture_name, " with ", found.layers, " of ", found.hidden_size));
 }
@@ -32,18 +32,18 @@ void check_same_model(const OpenCheckpoint& candidate, const OpenCheckpoint& bas
 /// One of the two checkpoints.
 class Side {
  public:
-  Side(const OpenCheckpoint& candidate, const OpenCheckpoint& base)
-      : candidate_(candidate),
-        own_base_(fold_like(candidate, base)),
-        base_(own_base_ ? *own_base_ : base),
-        weights_(candidate, base_) {
+  Side(const model::OpenedModel& candidate, const model::OpenedModel& base)
+      : folder_(candidate.folder), base_(model::fold_like(base, candidate.folded)), weights_(candidate, base_) {
     check_same_model(candidate, base);
   }
+
+  /// In the basis of the checkpoint.
+  const checkpoint::Folder& base() const noexcept { return base_.folder; }
 
   ComparedSide linear(const std::string& module, const OutputErrorOf& output_error) {
     ComparedSide result;
     result.scheme = scheme(module);
-    const auto reference = stored_weight(base_, module);
+    const auto reference = stored_weight(base_.folder, module);
     const auto weight = weights_.effective(module);
     result.error = model::compare_weights(reference, weight);
     if (output_error) result.output = output(module, reference, weight, output_error);
@@ -52,12 +52,12 @@ class Side {
 
   ComparedTotal total(const std::vector<ComparedLinear>& linears, ComparedSide ComparedLinear::*side) const {
     ComparedTotal result;
-    for (const auto& [name, info] : candidate_.checkpoint.tensors()) result.bytes += static_cast<int64_t>(info.size());
+    for (const auto& [name, info] : folder_.tensors.tensors()) result.bytes += static_cast<int64_t>(info.size());
     double bytes = 0, weights = 0;
     for (const auto& linear : linears) {
       result.error.add((linear.*side).error);
       bytes += bytes_of_linear(linear.name);
-      weights += static_cast<double>(element_count(base_.checkpoint.at(linear.name + ".weight").shape));
+      weights += static_cast<double>(element_count(base_.folder.tensors.at(linear.name + ".weight").shape));
     }
     result.bits_per_weight = weights == 0 ? 0 : 8 * bytes / weights;
     return result;
@@ -65,16 +65,14 @@ class Side {
 
  private:
   std::string scheme(const std::string& module) const {
-    const auto* info = candidate_.quantization.find(module);
-    if (info == nullptr) return std::string(dtype_name(candidate_.checkpoint.at(module + ".weight").dtype));
-    std::vector<std::string> names;
-    for (const auto& pass : info->passes) names.push_back(formats::to_string(pass.scheme));
-    return join(names, "+");
+    const auto* info = folder_.quantization.find(module);
+    if (info == nullptr) return std::string(dtype_name(folder_.tensors.at(module + ".weight").dtype));
+    return scheme_text(*info);
   }
 
   double bytes_of_linear(const std::string& module) const {
-    const auto* info = candidate_.quantization.find(module);
-    if (info == nullptr) return static_cast<double>(candidate_.checkpoint.at(module + ".weight").size());
+    const auto* info = folder_.quantization.find(module);
+    if (info == nullptr) return static_cast<double>(folder_.tensors.at(module + ".weight").size());
     double sum = 0;
     for (const auto& plane : checkpoint::planned_planes(*info)) sum += static_cast<double>(plane.size());
     return sum;
@@ -97,21 +95,12 @@ class Side {
     return sum;
   }
 
-  /// Nothing where the base is in the candidate's basis.
-  static std::optional<OpenCheckpoint> fold_like(const OpenCheckpoint& candidate, const OpenCheckpoint& base) {
-    const auto folded = [](const OpenCheckpoint& one) {
-      return model::read_folded_rotations(one.config, one.folder.string());
-    };
-    return folded(candidate) == folded(base) ? std::nullopt : std::optional(open_base(base.folder, candidate));
-  }
-
-  const OpenCheckpoint& candidate_;
-  const std::optional<OpenCheckpoint> own_base_;
-  const OpenCheckpoint& base_;
+  const checkpoint::Folder& folder_;
+  const model::OpenedModel base_;
   RescaledWeights weights_;
 };
 
-std::optional<double> output_power(const OpenCheckpoint& base, const std::string& module,
+std::optional<double> output_power(const checkpoint::Folder& base, const std::string& module,
                                    const OutputErrorOf& output_error) {
   if (!output_error) return std::nullopt;
   const auto weight = stored_weight(base, module);
@@ -186,17 +175,17 @@ io::Json estimate_json(const Estimate& estimate) {
 
 }  // namespace
 
-Comparison compare_linears(const OpenCheckpoint& a, const OpenCheckpoint& b, const OpenCheckpoint& base,
+Comparison compare_linears(const model::OpenedModel& a, const model::OpenedModel& b, const model::OpenedModel& base,
                            const OutputErrorOf& output_error) {
   Side side_a(a, base), side_b(b, base);
   std::set<std::string> names;
   for (const auto* side : {&a, &b}) {
-    for (const auto& [name, info] : side->quantization.linears) names.insert(name);
+    for (const auto& [name, info] : side->folder.quantization.linears) names.insert(name);
   }
   Comparison result;
   Progress progress("compare", static_cast<int64_t>(names.size()), "tensors");
   for (const auto& name : names) {
-    result.linears.push_back({name, output_power(base, name, output_error), side_a.linear(name, output_error),
+    result.linears.push_back({name, output_power(side_a.base(), name, output_error), side_a.linear(name, output_error),
                               side_b.linear(name, output_error)});
     progress.advance(1);
   }

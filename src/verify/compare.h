@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "io/json.h"
+#include "model/opened.h"
 #include "model/weight_error.h"
 #include "verify/perplexity.h"
-#include "verify/structure.h"
 
 namespace w4q::verify {
 
@@ -52,9 +52,9 @@ struct Comparison {
   std::optional<Predictions> predictions;
 };
 
-/// Weights, folded scales undone, and outputs where `output_error` is given. Throws mismatch when the checkpoints are
-/// not of one architecture.
-Comparison compare_linears(const OpenCheckpoint& a, const OpenCheckpoint& b, const OpenCheckpoint& base,
+/// Weights, folded scales undone, and outputs where `output_error` is given, each against `base` in its own basis.
+/// Throws mismatch when the checkpoints are not of one architecture.
+Comparison compare_linears(const model::OpenedModel& a, const model::OpenedModel& b, const model::OpenedModel& base,
                            const OutputErrorOf& output_error);
 
 /// Decodes all three in lock step, the base once. Throws as measure_perplexities does.

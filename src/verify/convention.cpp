@@ -47,25 +47,6 @@ constexpr TensorNames tensor_names[] = {
 constexpr std::string_view traces[] = {".qweight",      ".qzeros",       ".scales",        ".g_idx", ".weight_packed",
                                        ".weight_scale", ".weight_shape", ".weight.absmax", ".B",     ".s"};
 
-std::optional<io::Json> foreign_config(const std::filesystem::path& folder, std::string& place) {
-  const auto path = folder / "config.json";
-  if (!std::filesystem::exists(path)) return std::nullopt;
-  const io::Json config = io::read_json(path);
-  if (config.is_object() && config.contains("quantization_config")) {
-    const io::Json& found = config["quantization_config"];
-    place = concat(path.string(), ": quantization_config");
-    if (!found.is_object() || found.value("quant_method", io::Json()) == "w4q") return std::nullopt;
-    return found;
-  }
-  for (const auto name : checkpoint::side_config_files) {
-    if (!std::filesystem::exists(folder / name)) continue;
-    io::Json side = io::read_json(folder / name);
-    place = (folder / name).string();
-    if (side.is_object()) return side;
-  }
-  return std::nullopt;
-}
-
 std::string one_line(const Error& error) {
   std::string text = error.what();
   std::ranges::replace(text, '\n', ' ');
@@ -86,11 +67,12 @@ const checkpoint::DialectRow& find_row(const checkpoint::DialectSource& source) 
 
 class Detective {
  public:
-  Detective(const io::Checkpoint& checkpoint, const io::Checkpoint* base)
-      : quantization_(foreign_config(checkpoint.folder(), place_).value_or(io::Json::object())),
-        model_(model::read_config(checkpoint.folder())),
-        checkpoint_(checkpoint),
-        source_{quantization_, place_, checkpoint_},
+  Detective(const checkpoint::Folder& candidate, const io::Checkpoint* base)
+      : stated_(checkpoint::stated_quantization(candidate.config, candidate.path)
+                    .value_or(checkpoint::StatedQuantization{io::Json::object(), {}})),
+        model_(model::read_config(candidate.config, candidate.path)),
+        checkpoint_(candidate.tensors),
+        source_{stated_.json, stated_.place, checkpoint_},
         row_(find_row(source_)),
         claims_(source_),
         base_(base) {
@@ -142,8 +124,8 @@ class Detective {
   /// The words of the config about layout against the shapes that chose the row.
   void look_at_version() {
     const auto text = [&](const char* key) {
-      const auto found = quantization_.find(key);
-      return found != quantization_.end() && found->is_string() ? found->get<std::string>() : std::string();
+      const auto found = stated_.json.find(key);
+      return found != stated_.json.end() && found->is_string() ? found->get<std::string>() : std::string();
     };
     const std::string version = text("version");
     if (row_.name.starts_with("awq-") && !version.empty()) {
@@ -368,8 +350,7 @@ class Detective {
     }
   }
 
-  std::string place_;
-  io::Json quantization_;
+  const checkpoint::StatedQuantization stated_;
   model::ModelConfig model_;
   const io::Checkpoint& checkpoint_;
   checkpoint::DialectSource source_;
@@ -384,13 +365,8 @@ class Detective {
 
 }  // namespace
 
-bool is_foreign_checkpoint(const std::filesystem::path& folder) {
-  std::string place;
-  return foreign_config(folder, place).has_value();
-}
-
-Check check_conventions(const io::Checkpoint& checkpoint, const io::Checkpoint* base) {
-  return Detective(checkpoint, base).run();
+Check check_conventions(const checkpoint::Folder& candidate, const io::Checkpoint* base) {
+  return Detective(candidate, base).run();
 }
 
 namespace {
@@ -398,13 +374,13 @@ namespace {
 /// What it opens may be damaged itself, which is a finding.
 Check audit(CheckContext& context) {
   try {
-    context.tensors();
+    context.headers();
   } catch (const Error& error) {
     // Shards that do not belong together: a fault of the checkpoint, not of the file system.
     if (error.code() != ErrorCode::bad_file) throw;
     return {"conventions", false, "its weight files cannot be read", {one_line(error)}};
   }
-  return check_conventions(context.tensors(), context.options().has_base() ? &context.base().checkpoint : nullptr);
+  return check_conventions(context.headers(), context.options().has_base() ? &context.base().folder.tensors : nullptr);
 }
 
 }  // namespace

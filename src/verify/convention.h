@@ -2,19 +2,14 @@
 // config alone (docs/verify.md).
 #pragma once
 
-#include <filesystem>
-
-#include "io/checkpoint.h"
+#include "checkpoint/folder.h"
 #include "verify/report.h"
 
 namespace w4q::verify {
 
-/// True when the folder's config names a quantization that is not w4q's.
-bool is_foreign_checkpoint(const std::filesystem::path& folder);
-
-/// Audits a checkpoint of another program, every fault with its tensor and the evidence. `base`: the 16-bit model, with
-/// the candidate's rotations folded in, or null. Throws bad_file where config.json itself cannot be read, and
-/// unsupported for a dialect that is not known.
-Check check_conventions(const io::Checkpoint& checkpoint, const io::Checkpoint* base);
+/// Audits a checkpoint of another program, every fault with its tensor and the evidence; `candidate.quantization` is not
+/// looked at. `base`: the 16-bit model, with the candidate's rotations folded in, or null. Throws bad_file where
+/// config.json itself cannot be read, and unsupported for a dialect that is not known.
+Check check_conventions(const checkpoint::Folder& candidate, const io::Checkpoint* base);
 
 }  // namespace w4q::verify

@@ -66,7 +66,7 @@ std::string check_linear(const formats::PackedLinear& packed, const kernels::Lin
 }
 
 void run(CheckContext& context, Findings& findings) {
-  const DecoderReport report = check_decoder(context.candidate(), context.options().decode_rows);
+  const DecoderReport report = check_decoder(context.candidate().folder, context.options().decode_rows);
   findings.json["decoder"] = to_json(report);
   // That it holds is said in the JSON alone: the text is about the checkpoint, and this is not one of its faults.
   if (report.faults.empty()) return;
@@ -77,12 +77,12 @@ void run(CheckContext& context, Findings& findings) {
 
 }  // namespace
 
-DecoderReport check_decoder(const OpenCheckpoint& candidate, const DecodeRows& fast) {
+DecoderReport check_decoder(const checkpoint::Folder& candidate, const DecodeRows& fast) {
   DecoderReport report;
   Progress progress("decoder", static_cast<int64_t>(candidate.quantization.linears.size()), "tensors");
   for (const auto& [name, info] : candidate.quantization.linears) {
     const auto packed =
-        std::make_shared<const formats::PackedLinear>(checkpoint::load_canonical(candidate.checkpoint, info));
+        std::make_shared<const formats::PackedLinear>(checkpoint::load_canonical(candidate.tensors, info));
     const kernels::LinearWeight weight{name, info.n, info.k, packed, {}};
     const auto starts = block_starts(info.n, info.k);
     auto fault = check_linear(*packed, weight, starts, fast);

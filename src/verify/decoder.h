@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/folder.h"
 #include "kernels/linear/linear.h"
-#include "verify/opened.h"
 
 namespace w4q::verify {
 
@@ -29,7 +29,7 @@ struct DecoderReport {
 /// Decodes rows of every packed linear by formats::decode_linear_row and by `fast`: all of them up to 2^24 weights, of
 /// a larger one blocks of 16 rows spread evenly, 2^22 weights together. Every bit must be the same but for the sign of
 /// zero, which a sum of passes does not keep. Throws as loading does.
-DecoderReport check_decoder(const OpenCheckpoint& candidate, const DecodeRows& fast);
+DecoderReport check_decoder(const checkpoint::Folder& candidate, const DecodeRows& fast);
 
 io::Json to_json(const DecoderReport& report);
 

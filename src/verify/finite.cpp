@@ -31,13 +31,13 @@ int64_t first_non_finite(const TensorView& tensor) {
 
 }  // namespace
 
-Check check_finite(const OpenCheckpoint& candidate) {
+Check check_finite(const model::OpenedModel& candidate) {
   Check check{"finite", true, {}, {}};
   int64_t checked = 0;
-  for (const auto& parameter : model::parameters(candidate.model)) {
+  for (const auto& parameter : model::parameters(candidate.config)) {
     check_interrupt();
-    if (!candidate.checkpoint.contains(parameter.name)) continue;
-    const auto tensor = candidate.checkpoint.load(parameter.name);
+    if (!candidate.folder.tensors.contains(parameter.name)) continue;
+    const auto tensor = candidate.folder.tensors.load(parameter.name);
     if (!is_weight_dtype(tensor->dtype)) continue;
     ++checked;
     const int64_t index = first_non_finite(tensor.view());

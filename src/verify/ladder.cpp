@@ -8,7 +8,6 @@
 #include "io/files.h"
 #include "tokenizer/token_file.h"
 #include "tokenizer/tokenizer.h"
-#include "verify/convention.h"
 #include "verify/rungs.h"
 
 namespace w4q::verify {
@@ -21,7 +20,8 @@ bool is_due(const CheckRow& row, CheckContext& context) {
   if (!row.option.empty() && !is_asked(context.options(), row)) return false;
   const Needs& needs = row.needs;
   return (!needs.base || context.options().has_base()) && (!needs.text || context.options().has_text()) &&
-         (!needs.foreign || context.foreign()) && (!needs.packed || !context.candidate().quantization.linears.empty());
+         (!needs.foreign || context.foreign()) &&
+         (!needs.packed || !context.candidate().folder.quantization.linears.empty());
 }
 
 [[noreturn]] void refuse(const std::string& what, const std::string& hint) {
@@ -49,7 +49,11 @@ std::optional<double> CheckContext::limit(std::string_view option) const {
 }
 
 bool CheckContext::foreign() {
-  if (!foreign_) foreign_ = is_foreign_checkpoint(options_.model);
+  if (!foreign_) {
+    const bool has_config = std::filesystem::exists(options_.model / "config.json");
+    const auto stated = has_config ? checkpoint::stated_quantization(config(), options_.model) : std::nullopt;
+    foreign_ = stated && stated->foreign;
+  }
   return *foreign_;
 }
 
@@ -58,46 +62,49 @@ const io::Json& CheckContext::config() {
   return *config_;
 }
 
-const io::Checkpoint& CheckContext::tensors() {
-  if (!tensors_) tensors_ = io::Checkpoint::open(options_.model, options_.residual);
-  return *tensors_;
+const checkpoint::Folder& CheckContext::headers() {
+  if (!headers_) headers_ = {options_.model, config(), io::Checkpoint::open(options_.model, options_.residual)};
+  return *headers_;
 }
 
-const OpenCheckpoint& CheckContext::candidate() {
+const model::OpenedModel& CheckContext::candidate() {
   if (!candidate_) {
-    model::require_folder(options_.model);
-    const io::Json& json = config();
-    candidate_ = open_checkpoint(options_.model, json, tensors());
+    checkpoint::require_folder(options_.model);
+    candidate_ = model::open_model(checkpoint::read_quantization(headers()));
   }
   return *candidate_;
 }
 
-const OpenCheckpoint& CheckContext::stored_base() {
-  if (!stored_base_) stored_base_ = open_checkpoint(options_.base);
+const model::OpenedModel& CheckContext::stored_base() {
+  if (!stored_base_) stored_base_ = model::open_model(options_.base);
   return *stored_base_;
 }
 
-const OpenCheckpoint& CheckContext::base() {
-  if (!folded_base_) folded_base_ = fold_like(stored_base(), config(), options_.model.string());
+const model::OpenedModel& CheckContext::base() {
+  if (!folded_base_) {
+    // Of the config alone: the candidate may be too damaged to be opened.
+    const auto rotations = model::read_folded_rotations(config(), options_.model.string());
+    folded_base_ = model::fold_like(stored_base(), rotations);
+  }
   return *folded_base_;
 }
 
 const model::Model& CheckContext::model(model::Planes planes) {
   const auto found = models_.find(planes);
   return found != models_.end() ? found->second
-                                : models_.emplace(planes, load_model(candidate(), planes)).first->second;
+                                : models_.emplace(planes, model::Model::of(candidate(), planes)).first->second;
 }
 
 const model::Model& CheckContext::base_model(model::Planes planes) {
   const auto found = base_models_.find(planes);
   if (found != base_models_.end()) return found->second;
-  return base_models_.emplace(planes, load_model(stored_base(), planes)).first->second;
+  return base_models_.emplace(planes, model::Model::of(stored_base(), planes)).first->second;
 }
 
 const std::vector<int32_t>& CheckContext::ids() {
   if (ids_) return *ids_;
   ids_ = options_.ids.empty() ? tokenizer::Tokenizer::open(options_.model).encode(io::read_file(options_.text), false)
-                              : tokenizer::read_ids(options_.ids, candidate().model.vocab_size);
+                              : tokenizer::read_ids(options_.ids, candidate().config.vocab_size);
   return *ids_;
 }
 

@@ -13,13 +13,13 @@
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/folder.h"
 #include "io/json.h"
 #include "model/model.h"
 #include "verify/decoder.h"
 #include "verify/perplexity.h"
 #include "verify/report.h"
 #include "verify/speed.h"
-#include "verify/structure.h"
 
 namespace w4q::verify {
 
@@ -58,26 +58,27 @@ class CheckContext {
   std::optional<double> limit(std::string_view option) const;
   /// Whether another program wrote it.
   bool foreign();
-  const io::Checkpoint& tensors();  ///< the candidate's, whatever its config says of them
-  const OpenCheckpoint& candidate();
+  /// The candidate's headers, whatever its config says of them: what is packed is not read yet.
+  const checkpoint::Folder& headers();
+  const model::OpenedModel& candidate();
   /// With the rotations that the candidate has folded in folded into it too. Needs has_base().
-  const OpenCheckpoint& base();
+  const model::OpenedModel& base();
   /// For whoever reads canonical planes; `stored`: for decoders on a GPU.
   const model::Model& model(model::Planes planes = model::Planes::canonical);
-  /// Not folded as the candidate is. Needs has_base().
+  /// As it is stored, not folded as the candidate is. Needs has_base().
   const model::Model& base_model(model::Planes planes = model::Planes::canonical);
   /// Of the text. Needs has_text().
   const std::vector<int32_t>& ids();
 
  private:
   const io::Json& config();
-  const OpenCheckpoint& stored_base();
+  const model::OpenedModel& stored_base();
 
   CheckOptions options_;
   std::optional<bool> foreign_;
   std::optional<io::Json> config_;
-  std::optional<io::Checkpoint> tensors_;
-  std::optional<OpenCheckpoint> candidate_, stored_base_, folded_base_;
+  std::optional<checkpoint::Folder> headers_;
+  std::optional<model::OpenedModel> candidate_, stored_base_, folded_base_;
   std::map<model::Planes, model::Model> models_, base_models_;
   std::optional<std::vector<int32_t>> ids_;
 };

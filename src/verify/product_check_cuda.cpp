@@ -92,16 +92,15 @@ std::vector<float> multiply(const CheckedProduct& product, CudaMultiplier& multi
 }
 
 /// Lines without errors.
-std::vector<KernelError> lines_of(const device::Properties& gpu, const CheckedProduct& product, bool int8) {
+std::vector<KernelError> lines_of(const CheckedProduct& product, bool int8) {
   std::vector<KernelError> lines;
   int64_t column = 0;
   for (const auto* weight : product.weights) {
     const auto& part = *std::ranges::find_if(product.linear.products, [&](const CudaProduct& one) {
-      return column >= one.first && column < one.first + one.n;
+      return column >= one.first && column < one.first + one.n();
     });
-    KernelError line{.name = weight->name, .scheme = "f16"};
-    if (part.packed || !part.rotated.empty()) line.scheme = formats::to_string(part.scheme);
-    line.bound = error_bound(gpu, part, product.linear.k, product.use, int8);
+    KernelError line{.name = weight->name, .scheme = part.scheme};
+    line.bound = error_bound(part, product.use, int8);
     column += weight->n;
     lines.push_back(line);
   }
@@ -121,10 +120,10 @@ void add_errors(const ProductReference& reference, const Distances& found, Kerne
   if (!reference.unrounded.empty()) line.rounding = worse(line.rounding, found.to_unrounded);
 }
 
-void name_kernels(const device::Properties& gpu, const CheckedProduct& product, int64_t rows, bool int8,
-                  std::string_view suffix, std::vector<std::string>& names) {
+void name_kernels(const CheckedProduct& product, int64_t rows, bool int8, std::string_view suffix,
+                  std::vector<std::string>& names) {
   for (const auto& part : product.linear.products) {
-    for (const auto& name : kernel_names(gpu, part, product.linear.k, rows, int8)) {
+    for (const auto& name : kernel_names(part, rows, int8)) {
       const std::string whole = concat(name, suffix);
       if (std::ranges::find(names, whole) == names.end()) names.push_back(whole);
     }
@@ -132,13 +131,13 @@ void name_kernels(const device::Properties& gpu, const CheckedProduct& product, 
 }
 
 /// Lines of a step.
-std::vector<KernelError> lines_of_one(const device::Properties& gpu, const CheckedProduct& product,
-                                      MatrixView<const float> x, const std::vector<float>& found) {
+std::vector<KernelError> lines_of_one(const CheckedProduct& product, MatrixView<const float> x,
+                                      const std::vector<float>& found) {
   constexpr int64_t row[] = {0};
   const auto references = make_references(product.weights, product.use, x, false);
   std::vector<std::string> names;
-  name_kernels(gpu, product, 1, false, ", fused", names);
-  auto lines = lines_of(gpu, product, false);
+  name_kernels(product, 1, false, ", fused", names);
+  auto lines = lines_of(product, false);
   for (size_t i = 0; i < lines.size(); ++i) {
     add_errors(references[i], distances(references[i], row, found.data(), width(product)), lines[i]);
     lines[i].kernels = join(names);
@@ -150,7 +149,7 @@ std::vector<KernelError> lines_of_one(const device::Properties& gpu, const Check
 
 std::vector<KernelError> check_product(device::Context& gpu, const CheckedProduct& product, bool int8_activations) {
   const device::Stream stream(gpu);
-  const auto counts = row_counts(gpu.properties(), product.linear, int8_activations);
+  const auto counts = row_counts(product.linear, int8_activations);
   const auto rows = looked_at(counts);
   const int64_t k = product.linear.k;
   const auto x = random_rows(counts.back(), k);
@@ -161,7 +160,7 @@ std::vector<KernelError> check_product(device::Context& gpu, const CheckedProduc
                                           {some.data(), static_cast<int64_t>(rows.size()), k}, int8_activations);
   CudaMultiplier multiplier(std::array{&product.linear}, counts.back(), stream, int8_activations);
   multiplier.set_int8_activations(int8_activations);
-  auto lines = lines_of(gpu.properties(), product, int8_activations);
+  auto lines = lines_of(product, int8_activations);
   std::vector<std::string> names;
   for (const int64_t count : counts) {
     const auto found = multiply(product, multiplier, on_gpu, count, stream);
@@ -169,7 +168,7 @@ std::vector<KernelError> check_product(device::Context& gpu, const CheckedProduc
     for (size_t i = 0; i < lines.size(); ++i) {
       add_errors(references[i], distances(references[i], {rows.begin(), end}, found.data(), width(product)), lines[i]);
     }
-    name_kernels(gpu.properties(), product, count, int8_activations, "", names);
+    name_kernels(product, count, int8_activations, "", names);
   }
   for (auto& line : lines) line.kernels = join(names);
   return lines;
@@ -177,7 +176,7 @@ std::vector<KernelError> check_product(device::Context& gpu, const CheckedProduc
 
 std::vector<KernelError> check_step(device::Context& gpu, const CheckedProduct& from, const CheckedProduct& to,
                                     std::span<const float> norm, float eps) {
-  if (!fuses(from.linear, gpu.properties()) || !fuses(to.linear, gpu.properties())) return {};
+  if (!fuses(from.linear) || !fuses(to.linear)) return {};
   const device::Stream stream(gpu);
   const int64_t hidden = from.linear.n;
   const auto x = random_rows(1, from.linear.k);
@@ -199,9 +198,8 @@ std::vector<KernelError> check_step(device::Context& gpu, const CheckedProduct& 
   std::vector<float> added(after), input(after);
   for (size_t i = 0; i < added.size(); ++i) added[i] -= residual[i];
   kernels::rms_norm({after.data(), 1, hidden}, norm, eps, {input.data(), 1, hidden});
-  auto lines = lines_of_one(gpu.properties(), from, {x.data(), 1, from.linear.k}, added);
-  for (auto& line : lines_of_one(gpu.properties(), to, {input.data(), 1, hidden}, found))
-    lines.push_back(std::move(line));
+  auto lines = lines_of_one(from, {x.data(), 1, from.linear.k}, added);
+  for (auto& line : lines_of_one(to, {input.data(), 1, hidden}, found)) lines.push_back(std::move(line));
   return lines;
 }
 

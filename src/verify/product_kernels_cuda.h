@@ -10,16 +10,17 @@
 
 namespace w4q::verify {
 
+/// The plan that a decoder takes.
+const kernels::LaunchPlan& plan_of(const decoder_cuda::CudaProduct& product, bool int8);
+
 /// In the order of launches.
-std::vector<std::string> kernel_names(const device::Properties& gpu, const decoder_cuda::CudaProduct& product,
-                                      int64_t k, int64_t rows, bool int8);
+std::vector<std::string> kernel_names(const decoder_cuda::CudaProduct& product, int64_t rows, bool int8);
 
 /// What the relative error of a product may be at most: its kernels' own bound.
-double error_bound(const device::Properties& gpu, const decoder_cuda::CudaProduct& product, int64_t k, Use use,
-                   bool int8);
+double error_bound(const decoder_cuda::CudaProduct& product, Use use, bool int8);
 
 /// The first and the last number of rows of every range that the kernels share out among themselves, ascending, from 1,
 /// with int8 activations from 17 on, to 2048, a prompt's chunk.
-std::vector<int64_t> row_counts(const device::Properties& gpu, const decoder_cuda::CudaLinear& linear, bool int8);
+std::vector<int64_t> row_counts(const decoder_cuda::CudaLinear& linear, bool int8);
 
 }  // namespace w4q::verify

@@ -16,8 +16,8 @@ using kernels::LinearWeight;
 /// Rows that are decoded together.
 constexpr int64_t row_block = 16;
 
-std::vector<float> load_vector(const OpenCheckpoint& source, const std::string& name, int64_t size) {
-  const auto loaded = source.checkpoint.load(name);
+std::vector<float> load_vector(const checkpoint::Folder& source, const std::string& name, int64_t size) {
+  const auto loaded = source.tensors.load(name);
   if (loaded->shape != Shape{size}) {
     throw Error(ErrorCode::mismatch, concat(printable(name), ": shape ", shape_text(loaded->shape)))
         .detail(concat("expected ", shape_text({size})));
@@ -55,12 +55,12 @@ std::vector<float> measure_rows(const LinearWeight& base, const LinearWeight& st
 
 }  // namespace
 
-LinearWeight stored_weight(const OpenCheckpoint& source, const std::string& module) {
+LinearWeight stored_weight(const checkpoint::Folder& source, const std::string& module) {
   if (const auto* info = source.quantization.find(module)) {
-    auto packed = std::make_shared<const formats::PackedLinear>(checkpoint::load_canonical(source.checkpoint, *info));
+    auto packed = std::make_shared<const formats::PackedLinear>(checkpoint::load_canonical(source.tensors, *info));
     return {module, info->n, info->k, std::move(packed), {}};
   }
-  auto loaded = std::make_shared<const io::LoadedTensor>(source.checkpoint.load(module + ".weight"));
+  auto loaded = std::make_shared<const io::LoadedTensor>(source.tensors.load(module + ".weight"));
   const Shape shape = loaded->view().shape;
   LinearWeight weight{module, 0, 0, LinearWeight::Dense{loaded->view(), loaded}, {}};
   if (shape.size() == 2) weight.n = shape[0], weight.k = shape[1];
@@ -68,14 +68,14 @@ LinearWeight stored_weight(const OpenCheckpoint& source, const std::string& modu
 }
 
 bool RescaledWeights::is_rescaled(const std::string& parameter) const {
-  return candidate_.quantization.rescaled.contains(parameter);
+  return candidate_.folder.quantization.rescaled.contains(parameter);
 }
 
 std::vector<float> RescaledWeights::norm_ratio(const model::PlannedNorm& norm, int64_t size) const {
   std::vector<float> result(static_cast<size_t>(size), 1.0f);
   const std::string name = norm.name + ".weight";
   if (!is_rescaled(name)) return result;
-  const auto before = load_vector(base_, name, size), after = load_vector(candidate_, name, size);
+  const auto before = load_vector(base_.folder, name, size), after = load_vector(candidate_.folder, name, size);
   for (size_t c = 0; c < result.size(); ++c) {
     const float was = before[c] + norm.offset, is = after[c] + norm.offset;
     if (is != 0 && was != 0) result[c] = was / is;
@@ -84,7 +84,7 @@ std::vector<float> RescaledWeights::norm_ratio(const model::PlannedNorm& norm, i
 }
 
 std::vector<float> RescaledWeights::columns(const std::string& module, int64_t k) {
-  const auto group = model::find_linear(candidate_.model, module)->group;
+  const auto group = model::find_linear(candidate_.config, module)->group;
   if (group.norm) return norm_ratio(*group.norm, k);
   std::vector<float> result(static_cast<size_t>(k), 1.0f);
   if (group.producer.empty()) return result;
@@ -99,7 +99,7 @@ std::vector<float> RescaledWeights::columns(const std::string& module, int64_t k
 const std::vector<float>& RescaledWeights::rows(const std::string& module) {
   const auto found = rows_.find(module);
   if (found != rows_.end()) return found->second;
-  const auto stored = stored_weight(candidate_, module), base = stored_weight(base_, module);
+  const auto stored = stored_weight(candidate_.folder, module), base = stored_weight(base_.folder, module);
   if (stored.n != base.n || stored.k != base.k) {
     throw Error(ErrorCode::mismatch, concat(printable(module), ": its size is not the base's"));
   }
@@ -107,11 +107,11 @@ const std::vector<float>& RescaledWeights::rows(const std::string& module) {
 }
 
 LinearWeight RescaledWeights::effective(const std::string& module) {
-  auto stored = stored_weight(candidate_, module);
-  const auto place = model::find_linear(candidate_.model, module);
+  auto stored = stored_weight(candidate_.folder, module);
+  const auto place = model::find_linear(candidate_.config, module);
   if (!is_rescaled(module + ".weight") || !place) return stored;
   const auto column_scales = columns(module, stored.k);
-  const bool gives = std::ranges::any_of(model::input_groups(candidate_.model, place->layer), [&](const auto& group) {
+  const bool gives = std::ranges::any_of(model::input_groups(candidate_.config, place->layer), [&](const auto& group) {
     return group.producer == module && is_rescaled(group.name() + ".weight");
   });
   const std::vector<float>* row_scales = gives ? &rows(module) : nullptr;

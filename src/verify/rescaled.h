@@ -11,17 +11,18 @@
 
 #include "kernels/linear/linear.h"
 #include "model/layer_plan.h"
-#include "verify/structure.h"
+#include "model/opened.h"
 
 namespace w4q::verify {
 
 /// The weight of a linear as a checkpoint stores it, packed or not. Throws as loading does.
-kernels::LinearWeight stored_weight(const OpenCheckpoint& source, const std::string& module);
+kernels::LinearWeight stored_weight(const checkpoint::Folder& source, const std::string& module);
 
 class RescaledWeights {
  public:
   /// Both outlive it.
-  RescaledWeights(const OpenCheckpoint& candidate, const OpenCheckpoint& base) : candidate_(candidate), base_(base) {}
+  RescaledWeights(const model::OpenedModel& candidate, const model::OpenedModel& base)
+      : candidate_(candidate), base_(base) {}
 
   /// The candidate's weight of `module` in the base's units; as it is stored where it carries no folded scales. Throws
   /// mismatch when its size is not the base's.
@@ -33,8 +34,8 @@ class RescaledWeights {
   const std::vector<float>& rows(const std::string& module);
   std::vector<float> norm_ratio(const model::PlannedNorm& norm, int64_t size) const;
 
-  const OpenCheckpoint& candidate_;
-  const OpenCheckpoint& base_;
+  const model::OpenedModel& candidate_;
+  const model::OpenedModel& base_;
   std::map<std::string, std::vector<float>> rows_;  // measured so far
 };
 

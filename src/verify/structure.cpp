@@ -13,18 +13,21 @@ namespace {
 /// Collects faults of the structure check; `expected` ends as the set of all names that may stand in the checkpoint.
 class StructureCheck {
  public:
-  StructureCheck(const OpenCheckpoint& candidate, const OpenCheckpoint* base) : candidate_(candidate), base_(base) {}
+  StructureCheck(const model::OpenedModel& candidate, const model::OpenedModel* base)
+      : parameters_(model::parameters(candidate.config)),
+        folder_(candidate.folder),
+        base_(base != nullptr ? &base->folder : nullptr) {}
 
   Check run() {
-    for (const auto& parameter : model::parameters(candidate_.model)) check_parameter(parameter);
-    for (const auto& name : candidate_.quantization.rescaled) {
+    for (const auto& parameter : parameters_) check_parameter(parameter);
+    for (const auto& name : folder_.quantization.rescaled) {
       if (!is_parameter(name)) fault(name, "is said to be rescaled, but no parameter of the architecture");
     }
-    for (const auto& [name, info] : candidate_.quantization.linears) {
+    for (const auto& [name, info] : folder_.quantization.linears) {
       if (!packed_.contains(name)) fault(name, "is packed, but no parameter of the architecture");
     }
     if (base_ != nullptr) check_against_base();
-    for (const auto& [name, info] : candidate_.checkpoint.tensors()) {
+    for (const auto& [name, info] : folder_.tensors.tensors()) {
       if (!expected_.contains(name)) fault(name, "is extra: neither a parameter nor a plane of a packed one");
     }
     Check check{"structure", faults_.empty(), {}, std::move(faults_)};
@@ -41,7 +44,7 @@ class StructureCheck {
 
   void check_parameter(const model::Parameter& parameter) {
     const auto module = model::module_path(parameter.name);
-    const auto* info = candidate_.quantization.find(module);
+    const auto* info = folder_.quantization.find(module);
     if (info == nullptr) {
       ++kept_;
       expected_.insert(parameter.name);
@@ -57,12 +60,12 @@ class StructureCheck {
       expected_.insert(plane.name);
       check_tensor(plane.name, plane.dtype, plane.shape);
     }
-    if (candidate_.checkpoint.contains(parameter.name)) fault(parameter.name, "stands beside its packed planes");
+    if (folder_.tensors.contains(parameter.name)) fault(parameter.name, "stands beside its packed planes");
   }
 
   void check_tensor(const std::string& name, std::optional<DType> dtype, const Shape& shape) {
-    if (!candidate_.checkpoint.contains(name)) return fault(name, "is missing");
-    const auto& found = candidate_.checkpoint.at(name);
+    if (!folder_.tensors.contains(name)) return fault(name, "is missing");
+    const auto& found = folder_.tensors.at(name);
     if (found.shape != shape)
       fault(name, concat("has shape ", shape_text(found.shape), ", expected ", shape_text(shape)));
     if (dtype ? found.dtype != *dtype : !is_weight_dtype(found.dtype)) {
@@ -72,15 +75,15 @@ class StructureCheck {
   }
 
   void check_against_base() {
-    io::Json ours = candidate_.config;
+    io::Json ours = folder_.config;
     io::Json theirs = base_->config;
     for (auto* config : {&ours, &theirs}) {
       for (const char* key : {"quantization_config", "converted_by"}) config->erase(key);
     }
     if (nlohmann::json(ours) != nlohmann::json(theirs))
       fault("config.json", "differs from the base's beyond the quantization");
-    for (const auto& [name, info] : base_->checkpoint.tensors()) {
-      if (candidate_.quantization.find(model::module_path(name)) != nullptr) continue;
+    for (const auto& [name, info] : base_->tensors.tensors()) {
+      if (folder_.quantization.find(model::module_path(name)) != nullptr) continue;
       check_interrupt();
       expected_.insert(name);
       check_kept(name, info);
@@ -88,31 +91,31 @@ class StructureCheck {
   }
 
   void check_kept(const std::string& name, const io::TensorInfo& info) {
-    if (!candidate_.checkpoint.contains(name)) {
+    if (!folder_.tensors.contains(name)) {
       // A missing parameter has been reported already.
       return base_->quantization.linears.empty() && !is_parameter(name) ? fault(name, "of the base is missing")
                                                                         : void();
     }
-    const auto& found = candidate_.checkpoint.at(name);
-    const DType wanted = base_->checkpoint.stored_dtype(name);
+    const auto& found = folder_.tensors.at(name);
+    const DType wanted = base_->tensors.stored_dtype(name);
     if (found.dtype != wanted || found.shape != info.shape) {
       return fault(name, concat("is ", dtype_name(found.dtype), " ", shape_text(found.shape), ", in the base ",
                                 dtype_name(wanted), " ", shape_text(info.shape)));
     }
-    const auto a = candidate_.checkpoint.load(name);
-    const auto b = base_->checkpoint.load_stored(name);
-    if (candidate_.quantization.rescaled.contains(name)) return;
+    const auto a = folder_.tensors.load(name);
+    const auto b = base_->tensors.load_stored(name);
+    if (folder_.quantization.rescaled.contains(name)) return;
     if (!std::ranges::equal(a->bytes, b->bytes)) return fault(name, "was kept, but its bytes differ from the base's");
     ++identical_;
   }
 
   bool is_parameter(std::string_view name) const {
-    const auto all = model::parameters(candidate_.model);
-    return std::any_of(all.begin(), all.end(), [&](const auto& parameter) { return parameter.name == name; });
+    return std::ranges::find(parameters_, name, &model::Parameter::name) != parameters_.end();
   }
 
-  const OpenCheckpoint& candidate_;
-  const OpenCheckpoint* base_;
+  const std::vector<model::Parameter> parameters_;
+  const checkpoint::Folder& folder_;
+  const checkpoint::Folder* base_;
   std::set<std::string, std::less<>> expected_;
   std::set<std::string, std::less<>> packed_;
   int64_t kept_ = 0;
@@ -122,7 +125,7 @@ class StructureCheck {
 
 }  // namespace
 
-Check check_structure(const OpenCheckpoint& candidate, const OpenCheckpoint* base) {
+Check check_structure(const model::OpenedModel& candidate, const model::OpenedModel* base) {
   return StructureCheck(candidate, base).run();
 }
 
@@ -131,9 +134,9 @@ CheckRow structure_check() {
           .help = "every parameter is stored once, with its type and shape; nothing is missing, nothing extra",
           .stops = true,
           .run = [](CheckContext& context, Findings& findings) {
-            const OpenCheckpoint& candidate = context.candidate();
-            for (const auto& note : candidate.quantization.notes) findings.note(note);
-            const OpenCheckpoint* const base = context.options().has_base() ? &context.base() : nullptr;
+            const model::OpenedModel& candidate = context.candidate();
+            for (const auto& note : candidate.folder.quantization.notes) findings.note(note);
+            const model::OpenedModel* const base = context.options().has_base() ? &context.base() : nullptr;
             // Other programs fold scales into what they keep, so it need not be the base's.
             findings.checks.add(check_structure(candidate, context.foreign() ? nullptr : base));
           }};

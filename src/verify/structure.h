@@ -1,7 +1,7 @@
 // The first rungs of verification: is every parameter there, of the right size, and are the packed bits sound?
 #pragma once
 
-#include "verify/opened.h"
+#include "model/opened.h"
 #include "verify/report.h"
 
 namespace w4q::verify {
@@ -9,13 +9,13 @@ namespace w4q::verify {
 /// Every parameter of the architecture is stored once, in 16 bit or packed, with the right type and shape; nothing is
 /// missing, nothing extra. With `base`: its config is the same but for the quantization, every tensor of it is
 /// accounted for, and what was kept has the same bytes.
-Check check_structure(const OpenCheckpoint& candidate, const OpenCheckpoint* base);
+Check check_structure(const model::OpenedModel& candidate, const model::OpenedModel* base);
 
 /// Every packed linear unpacks to sound canonical planes (padding zero, codebook ascending, scales in range), and
 /// packing those again gives the stored bytes.
-Check check_codes(const OpenCheckpoint& candidate);
+Check check_codes(const checkpoint::Folder& candidate);
 
 /// Every 16-bit tensor of the architecture is finite.
-Check check_finite(const OpenCheckpoint& candidate);
+Check check_finite(const model::OpenedModel& candidate);
 
 }  // namespace w4q::verify

@@ -15,13 +15,14 @@ std::string scheme_text(const checkpoint::PackedLinearInfo& info) {
   return join(names, "+");
 }
 
-WeightReport compare_with_base(const OpenCheckpoint& candidate, const OpenCheckpoint& base) {
+WeightReport compare_with_base(const model::OpenedModel& candidate, const model::OpenedModel& base) {
   WeightReport report;
+  const checkpoint::QuantizationConfig& quantization = candidate.folder.quantization;
   RescaledWeights weights(candidate, base);
-  Progress progress("weights", static_cast<int64_t>(candidate.quantization.linears.size()), "tensors");
-  for (const auto& [name, info] : candidate.quantization.linears) {
-    if (candidate.quantization.rescaled.contains(name + ".weight")) ++report.rescaled;
-    const auto error = model::compare_weights(stored_weight(base, name), weights.effective(name));
+  Progress progress("weights", static_cast<int64_t>(quantization.linears.size()), "tensors");
+  for (const auto& [name, info] : quantization.linears) {
+    if (quantization.rescaled.contains(name + ".weight")) ++report.rescaled;
+    const auto error = model::compare_weights(stored_weight(base.folder, name), weights.effective(name));
     report.tensors.push_back({name, scheme_text(info), error});
     report.total.add(error);
     progress.advance(1);

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "model/opened.h"
 #include "model/weight_error.h"
-#include "verify/structure.h"
 
 namespace w4q::verify {
 
@@ -23,7 +23,7 @@ struct WeightReport {
 
 /// Compares every packed linear, folded scales undone, with the base's weight. Throws as loading does, mismatch for
 /// different sizes.
-WeightReport compare_with_base(const OpenCheckpoint& candidate, const OpenCheckpoint& base);
+WeightReport compare_with_base(const model::OpenedModel& candidate, const model::OpenedModel& base);
 
 /// "rotated4-d128+rotated3-d128".
 std::string scheme_text(const checkpoint::PackedLinearInfo& info);

@@ -41,12 +41,33 @@ bool holds(const fs::path& file, const std::string& bytes) {
   return fs::exists(file) && fs::file_size(file) == bytes.size() && io::read_file(file) == bytes;
 }
 
-io::Json frozen_lines() { return io::read_json(testdata() / "golden/w4q_outputs.json"); }
+/// The frozen lines of a section.
+std::map<std::string, std::string> frozen_lines(const std::string& section) {
+  std::map<std::string, std::string> lines;
+  const io::Json all = io::read_json(testdata() / "golden/w4q_outputs.json");
+  for (const auto& [line, hash] : all.items()) {
+    if (line.starts_with(section + "/")) lines[line] = hash;
+  }
+  return lines;
+}
+
+bool prints() { return std::getenv("W4Q_PRINT_FROZEN") != nullptr; }
 
 }  // namespace
 
 FrozenOutputs::FrozenOutputs(std::string section, fs::path model)
-    : section_(std::move(section)), model_(std::move(model)) {}
+    : section_(std::move(section)), model_(std::move(model)), frozen_(frozen_lines(section_)) {}
+
+bool FrozenOutputs::worth_trying(const std::string& parent, const std::string& step) const {
+  const std::string way = concat("/", parent, "/"), form = concat("/", step, "/");
+  bool parent_known = false, step_known = false;
+  for (const auto& [line, hash] : frozen_) {
+    if (line.find(way + step + "/") != std::string::npos) return true;
+    parent_known |= line.find(way) != std::string::npos;
+    step_known |= line.find(form) != std::string::npos;
+  }
+  return prints() || !parent_known || !step_known;
+}
 
 fs::path FrozenOutputs::output_of(const std::string& way) const {
   std::string name = way;
@@ -99,22 +120,20 @@ void FrozenOutputs::add(const std::string& way, const fs::path& output) {
 }
 
 void FrozenOutputs::expect_frozen() const {
-  io::Json present = io::Json::object();
-  for (const auto& [line, hash] : lines_) present[line] = hash;
-  if (std::getenv("W4Q_PRINT_FROZEN") != nullptr) std::cout << present.dump(0) << "\n";
-  const io::Json all = frozen_lines();
-  for (const auto& [line, hash] : all.items()) {
-    if (!line.starts_with(section_ + "/") || present.contains(line)) continue;
+  if (prints()) std::cout << "w4q_outputs.json\n" << io::Json(lines_).dump(1) << "\n";
+  for (const auto& [line, hash] : frozen_) {
+    if (lines_.contains(line)) continue;
     const std::string way = line.substr(section_.size() + 1, line.rfind('/') - section_.size() - 1);
     const auto refusal = refusals_.find(way);
     ADD_FAILURE() << line << " is written no longer: " << (refusal == refusals_.end() ? "" : refusal->second);
   }
-  for (const auto& [line, hash] : present.items()) {
-    if (all.contains(line)) {
-      EXPECT_EQ(hash, all[line]) << line << ": other bytes than those that are frozen";
+  for (const auto& [line, hash] : lines_) {
+    const auto frozen = frozen_.find(line);
+    if (frozen != frozen_.end()) {
+      EXPECT_EQ(hash, frozen->second) << line << ": other bytes than those that are frozen";
     } else {
-      ADD_FAILURE() << line << " has no frozen bytes: what is new gets its lines from W4Q_PRINT_FROZEN=1, sorted into "
-                    << "testdata/golden/w4q_outputs.json";
+      ADD_FAILURE() << line
+                    << " has no frozen bytes in testdata/golden/w4q_outputs.json: scripts/freeze adds what is new";
     }
   }
 }
@@ -126,6 +145,25 @@ void run_all(const std::vector<std::function<void()>>& jobs) {
   };
   std::vector<std::jthread> threads;
   for (unsigned i = 0; i < std::max(2u, std::thread::hardware_concurrency()); ++i) threads.emplace_back(work);
+}
+
+void write_ways(FrozenOutputs& outputs, const std::vector<Way>& ways) {
+  std::vector<std::function<void()>> jobs;
+  for (const Way& way : ways) {
+    jobs.emplace_back([&] {
+      std::vector<std::string> arguments{"quantize", outputs.model().string()};
+      arguments.insert(arguments.end(), way.quantize.begin(), way.quantize.end());
+      const std::string packed = outputs.write(way.name, arguments);
+      EXPECT_NE(packed, "") << way.name << " is refused";
+      for (const auto& options : way.repack) {
+        std::vector<std::string> more{"repack", packed};
+        more.insert(more.end(), options.begin(), options.end());
+        outputs.write_last(concat(way.name, "/", options[0].substr(2), "=", options[1]), more);
+      }
+      fs::remove_all(packed);
+    });
+  }
+  run_all(jobs);
 }
 
 }  // namespace w4q::test

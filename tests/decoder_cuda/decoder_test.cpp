@@ -245,7 +245,7 @@ TEST_F(CudaDecoders, KbitBehindARotationRunsAsItIs) {
   const model::Model model = quantized("kbit4-b32-e4m4", folder / "q", {128, 7});
   const CudaModel on_gpu = CudaModel::upload(test::gpu(), model);
   EXPECT_TRUE(on_gpu.widened().empty());
-  for (const auto* linear : linears_of(on_gpu.layers())) EXPECT_TRUE(fuses(*linear, test::gpu().properties()));
+  for (const auto* linear : linears_of(on_gpu.layers())) EXPECT_TRUE(fuses(*linear));
   const auto ids = reference_ids(test::testdata() / "w4q-llama-tiny");
   const auto expected = decode(model, ids, at_once);
   for (const std::vector<size_t>& chunks : {at_once, {1}, {40, 3}}) {
@@ -359,8 +359,8 @@ TEST_F(CudaDecoders, NormsInsideProductsGiveTheSameLogits) {
     const test::TemporaryFolder folder;
     const model::Model model = quantized(scheme, folder / "q");
     const CudaModel on_gpu = CudaModel::upload(test::gpu(), model);
-    for (const auto& layer : on_gpu.layers()) EXPECT_TRUE(layer.blocks[1].groups[0].gate_up_turns);
-    for (const auto* linear : linears_of(on_gpu.layers())) EXPECT_TRUE(fuses(*linear, test::gpu().properties()));
+    for (const auto& layer : on_gpu.layers()) EXPECT_EQ(layer.blocks[1].groups[0].gates(), kernels::GateOrder::turns);
+    for (const auto* linear : linears_of(on_gpu.layers())) EXPECT_TRUE(fuses(*linear));
     const auto fused = decode_on_gpu(on_gpu, ids, {1});
     const auto apart = decode_on_gpu(on_gpu, ids, {1}, {.fuse = false});
     EXPECT_LE(largest_difference(fused, apart), rotated_bounds.largest) << scheme;

@@ -85,14 +85,10 @@ std::vector<std::byte> read(const void* from, size_t bytes, const device::Stream
   return result;
 }
 
-/// The passes of a product, however they are multiplied.
-std::vector<DevicePass> passes_of(const CudaProduct& product) {
-  return product.packed ? std::vector<DevicePass>{*product.packed} : product.rotated;
-}
-
 /// The bytes of the planes of a pass in GPU memory.
 std::vector<std::vector<std::byte>> planes_of(const DevicePass& pass, const device::Stream& stream) {
   std::vector<std::vector<std::byte>> planes;
+  if (pass.layout == kernels::f16_rows) return {read(pass.codes, static_cast<size_t>(pass.n * pass.k) * 2, stream)};
   for (const auto& spec : repack::layout_row(pass.layout).planes(pass.scheme, pass.n, pass.k)) {
     const auto size = static_cast<size_t>(byte_count(spec.dtype, spec.shape));
     if (spec.role == PlaneRole::codes) planes.push_back(read(pass.codes, size, stream));
@@ -120,24 +116,20 @@ void expect_same_pass(const DevicePass& got, const DevicePass& expected, const d
 void expect_same(const CudaLinear& got, const CudaLinear& expected, const device::Stream& stream,
                  const std::string& what) {
   EXPECT_EQ(got.names, expected.names) << what;
-  EXPECT_EQ(got.gate_up_turns, expected.gate_up_turns) << what;
+  EXPECT_EQ(got.gates(), expected.gates()) << what;
   EXPECT_EQ(got.widened, expected.widened) << what;
   ASSERT_EQ(got.products.size(), expected.products.size()) << what;
   for (size_t i = 0; i < got.products.size(); ++i) {
     const CudaProduct &a = got.products[i], &b = expected.products[i];
     EXPECT_EQ(a.first, b.first) << what;
-    EXPECT_EQ(a.n, b.n) << what;
-    ASSERT_EQ(a.bias == nullptr, b.bias == nullptr) << what;
-    const auto floats = static_cast<size_t>(a.n) * 4;
-    if (a.bias != nullptr) {
-      EXPECT_EQ(read(a.bias, floats, stream), read(b.bias, floats, stream)) << what;
+    EXPECT_EQ(a.n(), b.n()) << what;
+    const auto *bias = a.linear.bias, *other_bias = b.linear.bias;
+    ASSERT_EQ(bias == nullptr, other_bias == nullptr) << what;
+    const auto floats = static_cast<size_t>(a.n()) * 4;
+    if (bias != nullptr) {
+      EXPECT_EQ(read(bias, floats, stream), read(other_bias, floats, stream)) << what;
     }
-    ASSERT_EQ(a.dense == nullptr, b.dense == nullptr) << what;
-    const auto halves = static_cast<size_t>(a.n * got.k) * 2;
-    if (a.dense != nullptr) {
-      EXPECT_EQ(read(a.dense, halves, stream), read(b.dense, halves, stream)) << what;
-    }
-    const auto passes = passes_of(a), others = passes_of(b);
+    const auto &passes = a.linear.passes, &others = b.linear.passes;
     ASSERT_EQ(passes.size(), others.size()) << what;
     for (size_t p = 0; p < passes.size(); ++p) expect_same_pass(passes[p], others[p], stream, what);
   }
@@ -194,7 +186,7 @@ TEST_F(StoredPlanes, InterleavedWordsAreThoseOfTheStack) {
     }
     const PackedWeight* const both[] = {&weights[0], &weights[1]};
     const auto expect_packed = [&](const CudaLinear& linear, int64_t rows_in_turn) {
-      const DevicePass pass = passes_of(linear.products.front()).front();
+      const DevicePass pass = linear.products.front().linear.passes.front();
       ASSERT_EQ(pass.layout, "interleaved");
       const auto planes = planes_of(pass, stream);
       const auto packed = repack::layout_row("interleaved").pack(stack(both, rows_in_turn));
@@ -206,8 +198,8 @@ TEST_F(StoredPlanes, InterleavedWordsAreThoseOfTheStack) {
     expect_packed(upload_linears(stored, stream), 0);
     UploadRing ring(stream);
     const CudaLinear turned = upload_gated(pairs[0].stored, pairs[1].stored, ring);
-    EXPECT_TRUE(turned.gate_up_turns);
-    EXPECT_TRUE(fuses(turned, test::gpu().properties()));
+    EXPECT_EQ(turned.gates(), kernels::GateOrder::turns);
+    EXPECT_TRUE(fuses(turned));
     ring.finish();
     expect_packed(turned, 8);
   }
@@ -342,8 +334,8 @@ TEST_F(StoredPlanes, ADecoderRunsInterleavedWords) {
     EXPECT_EQ(count_stored(stored), 7 * stored.config().layers);
     const CudaModel on_gpu = CudaModel::upload(test::gpu(), stored);
     for (const auto* linear : linears_of(on_gpu.layers())) {
-      EXPECT_EQ(passes_of(linear->products.front()).front().layout, "interleaved");
-      EXPECT_TRUE(fuses(*linear, test::gpu().properties()));
+      EXPECT_EQ(linear->products.front().linear.passes.front().layout, "interleaved");
+      EXPECT_TRUE(fuses(*linear));
     }
     const auto expected = test::decode(model::Model::open(folder / "packed"), reference.ids(), {1 << 20});
     for (const size_t chunk : {1, 40, 1 << 20}) {

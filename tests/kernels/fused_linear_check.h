@@ -86,16 +86,11 @@ class FusedChain {
                               : device::DeviceBuffer(test::gpu(), static_cast<size_t>(w.n) * 2);
     const auto last = upload(bytes_of(state_before()));
     const auto norm_weight = upload(bytes_of(weight_));
-    device::DeviceBuffer workspace(
-        test::gpu(), kernels::linear_workspace({test::gpu().properties(), w.scheme, w.layout, 1, w.n, w.k}));
-    workspace.fill(0, stream_);
-    kernels::LinearArgs args;
+    const kernels::DeviceLinear linear{.passes = {w}, .bias = bias.as<float>()};
+    kernels::LinearCall args;
     args.m = 1;
     args.x = x.data(), args.ldx = w.k;
-    args.weight = w;
-    args.bias = bias.as<float>();
     args.y = y.data(), args.ldy = w.n;
-    args.workspace = workspace.data(), args.workspace_bytes = workspace.size();
     args.fusion.eps = eps;
     if (form.into_stream) {
       next_x_ = device::DeviceBuffer(test::gpu(), static_cast<size_t>(w.n) * 2);
@@ -110,7 +105,7 @@ class FusedChain {
       args.fusion.swiglu = form.gated;
       args.fusion.input_norm = next_norm_.as<float>();
     }
-    kernels::packed_linear(args, stream_);
+    multiply_by(nullptr, linear, args, nullptr, stream_);
     std::vector<uint16_t> halves(form.into_stream ? 0 : static_cast<size_t>(form.gated ? w.n / 2 : w.n));
     if (form.into_stream) {
       stream_after_.resize(residual_.size());

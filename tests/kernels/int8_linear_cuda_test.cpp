@@ -115,8 +115,7 @@ void check(std::string_view scheme_name, IntegerSize size, std::span<const int64
       for (const bool fp32 : {false, true}) {
         extras.fp32 = fp32;
         const auto outcome = test::run_linear(weight.on_device(), weight.decoded(), x, extras, stream);
-        const double fp32_bound =
-            pick_kernel({test::gpu().properties(), scheme, "marlin", m, size.n, size.k, dtype, true}).fp32_error;
+        const double fp32_bound = test::accepting_kernels(weight.on_device(), m, dtype, true).front()->fp32_error;
         ASSERT_LE(outcome.relative_error, fp32 ? fp32_bound : test::linear_bound(dtype, size.n * size.k))
             << scheme_name << " " << size.n << " × " << size.k << ", " << m << " rows, " << dtype_name(dtype);
       }
@@ -218,14 +217,14 @@ TEST_F(Int8LinearCuda, TheSameEveryTime) {
 }
 
 TEST_F(Int8LinearCuda, OnlyWhereItIsAskedForAndOnlyIntegers) {
-  LinearDesc desc{
-      test::gpu().properties(), formats::parse_scheme("int4-g128-f16"), "marlin", 100, 4096, 4096, DType::f16};
+  DevicePass pass{.scheme = formats::parse_scheme("int4-g128-f16"), .layout = "marlin", .n = 4096, .k = 4096};
+  LinearDesc desc{.gpu = test::gpu().properties(), .passes = {&pass, 1}, .m = 100};
   EXPECT_NE(pick_kernel(desc).name, "marlin-int8");
   desc.int8_activations = true;
   EXPECT_EQ(pick_kernel(desc).name, "marlin-int8");
   for (const auto& [scheme, layout] : {std::pair{"kbit4-b32-e4m4", "kbit-fragment"}, {"int4-g32-f16", "interleaved"}}) {
-    desc.scheme = formats::parse_scheme(scheme);
-    desc.layout = layout;
+    pass.scheme = formats::parse_scheme(scheme);
+    pass.layout = layout;
     desc.m = 17;
     test::expect_error(ErrorCode::unsupported, {scheme, "of int8", "multiplies 16-bit activations", "marlin-int8"},
                        [&] { pick_kernel(desc); });

@@ -1,4 +1,5 @@
 // The GPU's integer linear layers against an fp64 product of the decoded weights.
+#include "device/cublas.h"
 #include "device/properties.h"
 #include "fused_linear_check.h"
 #include "gpu.h"
@@ -28,8 +29,7 @@ class IntegerLinearCuda : public testing::Test {
     for (const DType dtype : {DType::f16, DType::bf16}) {
       for (const int64_t m : rows) {
         const Activations x(m, size.k, size.k, dtype);
-        for (const KernelRow* kernel :
-             test::accepting_kernels({test::gpu().properties(), scheme, layout, m, size.n, size.k, dtype})) {
+        for (const KernelRow* kernel : test::accepting_kernels(weight.on_device(), m, dtype)) {
           const auto outcome =
               test::run_linear(weight.on_device(), weight.decoded(), x, {.bias = {}, .kernel = kernel}, stream);
           ASSERT_LE(outcome.relative_error, linear_bound(dtype, size.n * size.k))
@@ -142,9 +142,7 @@ TEST_F(IntegerLinearCuda, KernelsTakeTurnsOnOneWorkspace) {
   const Size size{1000, 2048};
   for (const std::string_view scheme : {"int4-g128-f16", "int4-g128-f16-actorder"}) {
     const Weight weight(formats::parse_scheme(scheme), size, "marlin", stream);
-    device::DeviceBuffer workspace(test::gpu(), linear_workspace({test::gpu().properties(), weight.on_device().scheme,
-                                                                  "marlin", 64, size.n, size.k}));
-    workspace.fill(0, stream);
+    test::TestWorkspace workspace(DeviceLinear{.passes = {weight.on_device()}}, 64, stream);
     for (const int64_t m : {64, 1, 12, 40, 8, 16, 30, 1}) {
       const Activations x(m, size.k, size.k, DType::f16);
       const auto alone = test::run_linear(weight.on_device(), weight.decoded(), x, {}, stream).y;
@@ -158,8 +156,8 @@ TEST_F(IntegerLinearCuda, KernelsTakeTurnsOnOneWorkspace) {
 
 TEST_F(IntegerLinearCuda, OneTableChoosesTheKernel) {
   const auto chosen = [](std::string_view scheme, std::string_view layout, int64_t m) {
-    return pick_kernel({test::gpu().properties(), formats::parse_scheme(scheme), layout, m, 4096, 4096, DType::f16})
-        .name;
+    const DevicePass pass{.scheme = formats::parse_scheme(scheme), .layout = layout, .n = 4096, .k = 4096};
+    return pick_kernel({.gpu = test::gpu().properties(), .passes = {&pass, 1}, .m = m}).name;
   };
   EXPECT_EQ(chosen("int4-g128-f16", "marlin", 1), "marlin-gemv");
   EXPECT_EQ(chosen("int4-g128-f16", "marlin", 8), "marlin-gemv");
@@ -168,7 +166,7 @@ TEST_F(IntegerLinearCuda, OneTableChoosesTheKernel) {
   EXPECT_EQ(chosen("int4-g128-f16", "marlin", 9), warpgroups ? "marlin-wgmma" : "marlin-gemv");
   EXPECT_EQ(chosen("int4-g128-f16-asym", "marlin", 17), "marlin-gemm");
   EXPECT_EQ(chosen("int4-g32-f16", "interleaved", 8), "interleaved-gemv");
-  EXPECT_EQ(chosen("int4-g32-f16", "interleaved", 2048), "interleaved-gemv");
+  EXPECT_EQ(chosen("int4-g32-f16", "interleaved", 65), device::have_cublas() ? "interleaved-wide" : "interleaved-gemv");
   test::expect_error(ErrorCode::unsupported, {"int4-g32-f16", "gptq", "marlin-gemv reads marlin"},
                      [&] { chosen("int4-g32-f16", "gptq", 1); });
 }
@@ -177,28 +175,14 @@ TEST_F(IntegerLinearCuda, RefusesBadArgumentsBeforeAnyLaunch) {
   const device::Stream stream(test::gpu());
   const Size size{64, 128};
   const Weight weight(formats::parse_scheme("int4-g32-f16-asym-actorder"), size, "marlin", stream);
-  device::DeviceBuffer x(test::gpu(), 128 * 2), y(test::gpu(), 64 * 2), workspace(test::gpu(), size_t{1} << 22);
-  workspace.fill(0, stream);
-  LinearArgs good;
-  good.m = 1;
-  good.x = x.data();
-  good.ldx = 128;
-  good.ldy = 64;
-  good.weight = weight.on_device();
-  good.y = y.data();
-  good.workspace = workspace.data();
-  good.workspace_bytes = workspace.size();
-  const auto refused = [&](std::string_view part, const auto& change) {
-    LinearArgs args = good;
-    change(args);
-    test::expect_error(ErrorCode::bad_argument, {"packed_linear", part}, [&] { packed_linear(args, stream); });
-  };
-  refused("null", [](auto& a) { a.weight.zeros = nullptr; });
-  refused("null", [](auto& a) { a.weight.input_order = nullptr; });
-  refused("misaligned", [](auto& a) { a.weight.codes = a.weight.codes + 1; });
-  refused("stride", [](auto& a) { a.ldx = 127; });
-  refused("workspace", [](auto& a) { a.workspace_bytes = 15; });
-  packed_linear(good, stream);
+  device::DeviceBuffer x(test::gpu(), 128 * 2), y(test::gpu(), 64 * 2);
+  const test::BadArguments bad(weight.on_device(), x, y, stream);
+  bad.refuse("null", [](auto& a) { a.pass().zeros = nullptr; });
+  bad.refuse("null", [](auto& a) { a.pass().input_order = nullptr; });
+  bad.refuse("misaligned", [](auto& a) { a.pass().codes = a.pass().codes + 1; });
+  bad.refuse("stride", [](auto& a) { a.call.ldx = 127; });
+  bad.refuse("workspace", [](auto& a) { a.workspace.sizes.semaphores = 15; });
+  bad.take();
   stream.synchronize();
 }
 

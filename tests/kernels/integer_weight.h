@@ -9,7 +9,7 @@
 #include "device/buffer.h"
 #include "dialect_samples.h"
 #include "formats/scheme_registry.h"
-#include "kernels/linear/packed_linear.h"
+#include "kernels/linear/device_linear.h"
 #include "repack/layout_registry.h"
 
 namespace w4q::test {

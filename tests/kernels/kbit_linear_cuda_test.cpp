@@ -124,8 +124,7 @@ TEST_F(KbitLinearCuda, EveryWidthTypeAndRowCountOverRaggedShapes) {
         for (const DType dtype : {DType::f16, DType::bf16}) {
           for (const int64_t m : {1, 2, 7, 8, 9, 16, 17, 32, 33, 64}) {
             const Activations x(m, k, k, dtype);
-            for (const KernelRow* kernel :
-                 test::accepting_kernels({test::gpu().properties(), scheme, "kbit-fragment", m, n, k, dtype})) {
+            for (const KernelRow* kernel : test::accepting_kernels(weight.on_device(), m, dtype)) {
               const auto outcome =
                   test::run_linear(weight.on_device(), weight.decoded(), x, {.bias = {}, .kernel = kernel}, stream);
               // A single weight or a few have the worst case of one rounding each instead of their mean.
@@ -178,14 +177,8 @@ TEST_F(KbitLinearCuda, TheReferenceKernelReadsTheTilesOfTheInterchangeLayout) {
 
 TEST_F(KbitLinearCuda, OneTableChoosesTheKernel) {
   const auto chosen = [](std::string_view layout, int64_t m) {
-    return pick_kernel({test::gpu().properties(),
-                        {SchemeFamily::kbit, 4, 32, ScaleType::e4m4},
-                        layout,
-                        m,
-                        4096,
-                        4096,
-                        DType::f16})
-        .name;
+    const DevicePass pass{.scheme = formats::parse_scheme("kbit4-b32-e4m4"), .layout = layout, .n = 4096, .k = 4096};
+    return pick_kernel({.gpu = test::gpu().properties(), .passes = {&pass, 1}, .m = m}).name;
   };
   EXPECT_EQ(chosen("kbit-fragment", 1), "kbit-gemv");
   EXPECT_EQ(chosen("kbit-fragment", 16), "kbit-gemv");
@@ -304,29 +297,25 @@ TEST_F(KbitLinearCuda, RefusesToFuseWhatItCannot) {
   const device::Stream stream(test::gpu());
   const Weight weight(formats::parse_scheme("kbit4-b32-e4m4"), {96, 64}, 0.05, stream);
   device::DeviceBuffer memory(test::gpu(), 1 << 20);
-  memory.fill(0, stream);
-  LinearArgs args;
-  args.m = 1;
-  args.x = args.y = args.workspace = memory.data();
-  args.ldx = 64, args.ldy = 96;
-  args.weight = weight.on_device();
-  args.workspace_bytes = memory.size();
-  args.fusion.swiglu = true;
-  test::expect_error(ErrorCode::bad_argument, {"a gated product"}, [&] { packed_linear(args, stream); });
-  args.fusion = {.input_norm = memory.as<float>()};
-  args.m = 2;
-  test::expect_error(ErrorCode::bad_argument, {"a fused product of 2 rows"}, [&] { packed_linear(args, stream); });
-  args.m = 17;  // silu alone
-  args.residual = memory.data();
-  args.fusion = {.swiglu = true};
-  test::expect_error(ErrorCode::bad_argument, {"a gated product"}, [&] { packed_linear(args, stream); });
-  args.m = 16;
-  args.residual = nullptr;
-  test::expect_error(ErrorCode::bad_argument, {"a fused product of 16 rows"}, [&] { packed_linear(args, stream); });
-  args.m = 1;
-  args.fp32 = true;
-  args.fusion = {.next_x = memory.data()};
-  test::expect_error(ErrorCode::bad_argument, {"leaves the next one's input"}, [&] { packed_linear(args, stream); });
+  const test::BadArguments bad(weight.on_device(), memory, memory, stream);
+  bad.refuse("a gated product", [](auto& a) { a.call.fusion.swiglu = true; });
+  bad.refuse("a fused product of 2 rows", [&](auto& a) {
+    a.call.fusion = {.input_norm = memory.as<float>()};
+    a.call.m = 2;
+  });
+  bad.refuse("a gated product", [&](auto& a) {
+    a.call.m = 17;  // silu alone
+    a.call.residual = memory.data();
+    a.call.fusion = {.swiglu = true};
+  });
+  bad.refuse("a fused product of 16 rows", [](auto& a) {
+    a.call.m = 16;
+    a.call.fusion = {.swiglu = true};
+  });
+  bad.refuse("leaves the next one's input", [&](auto& a) {
+    a.call.fp32 = true;
+    a.call.fusion = {.next_x = memory.data()};
+  });
 }
 
 TEST_F(KbitLinearCuda, BitIdenticalFromRunToRun) {
@@ -345,20 +334,18 @@ std::vector<uint16_t> run_chain(const Weight& weight, int64_t size, bool overlap
   auto from = device::DeviceBuffer::copy_of(bytes_of(x.bits), stream);
   device::DeviceBuffer to(test::gpu(), from.size());
   to.fill(0, stream);
-  device::DeviceBuffer workspace(test::gpu(), kbit_linear_workspace(test::gpu().properties(), most_rows, size, size));
-  workspace.fill(0, stream);
+  const DeviceLinear linear{.passes = {weight.on_device()}};
+  const LaunchPlan plan = test::TestWorkspace::plan(linear);
+  test::TestWorkspace workspace(linear, most_rows, stream);
   for (const int64_t m : {40, 1, 16, 3, 8, 40, 1, 1, 1}) {
-    LinearArgs args;
-    args.m = m;
-    args.x = from.data();
-    args.ldx = size;
-    args.weight = weight.on_device();
-    args.y = to.data();
-    args.ldy = size;
-    args.workspace = workspace.data();
-    args.workspace_bytes = workspace.size();
-    args.weights_ready = overlap;
-    packed_linear(args, stream);
+    LinearCall call;
+    call.m = m;
+    call.x = from.data();
+    call.ldx = size;
+    call.y = to.data();
+    call.ldy = size;
+    call.weights_ready = overlap;
+    multiply(linear, plan, call, workspace.get(), stream);
     std::swap(from, to);
   }
   std::vector<uint16_t> bits(x.bits.size());
@@ -379,35 +366,23 @@ TEST_F(KbitLinearCuda, RefusesBadArgumentsBeforeAnyLaunch) {
   const device::Stream stream(test::gpu());
   const Size size{64, 64};
   const Weight weight({SchemeFamily::kbit, 4, 32, ScaleType::e4m4}, size, 0.05, stream);
-  device::DeviceBuffer x(test::gpu(), 65 * 64 * 2), y(test::gpu(), 65 * 64 * 2),
-      workspace(test::gpu(), kbit_linear_workspace(test::gpu().properties(), 64, 64, 64));
-  LinearArgs good;
-  good.m = 1;
-  good.x = x.data();
-  good.ldx = good.ldy = 64;
-  good.weight = weight.on_device();
-  good.y = y.data();
-  good.workspace = workspace.data();
-  good.workspace_bytes = workspace.size();
-  const auto refused = [&](std::string_view part, const auto& change) {
-    LinearArgs args = good;
-    change(args);
-    test::expect_error(ErrorCode::bad_argument, {"packed_linear", part}, [&] { packed_linear(args, stream); });
-  };
-  refused("rows", [](auto& a) { a.m = 0; });
-  refused("rows", [](auto& a) { a.m = (int64_t{1} << 30) + 1; });
-  refused("activations", [](auto& a) { a.activation = DType::f32; });
-  refused("null", [](auto& a) { a.x = nullptr; });
-  refused("null", [](auto& a) { a.weight.codes = nullptr; });
-  refused("misaligned", [](auto& a) { a.weight.codes = a.weight.codes + 1; });
-  refused("stride", [](auto& a) { a.ldx = 63; });
-  refused("workspace", [](auto& a) { a.workspace_bytes = 15; });
-  refused("workspace", [](auto& a) { a.workspace = nullptr; });
-  refused("weight of", [](auto& a) { a.weight.n = 0; });
-  refused("table_max", [](auto& a) { a.weight.table_max = 0; });
-  refused("table_stretch", [](auto& a) { a.weight.table_stretch = 2; });
-  refused("product_stretch", [](auto& a) { a.weight.product_stretch = 0.5f; });
-  packed_linear(good, stream);
+  device::DeviceBuffer x(test::gpu(), 65 * 64 * 2), y(test::gpu(), 65 * 64 * 2);
+  const test::BadArguments bad(weight.on_device(), x, y, stream);
+  bad.refuse("rows", [](auto& a) { a.call.m = 0; });
+  bad.refuse("rows", [](auto& a) { a.call.m = (int64_t{1} << 30) + 1; });
+  bad.refuse("activations", [](auto& a) { a.call.activation = DType::f32; });
+  bad.refuse("null", [](auto& a) { a.call.x = nullptr; });
+  bad.refuse("null", [](auto& a) { a.pass().codes = nullptr; });
+  bad.refuse("misaligned", [](auto& a) { a.pass().codes = a.pass().codes + 1; });
+  bad.refuse("stride", [](auto& a) { a.call.ldx = 63; });
+  bad.refuse("workspace", [](auto& a) { a.workspace.sizes.semaphores = 15; });
+  bad.refuse("workspace", [](auto& a) { a.workspace.semaphores = nullptr; });
+  bad.refuse("weight of", [](auto& a) { a.pass().n = 0; });
+  bad.refuse("table_max", [](auto& a) { a.pass().table_max = 0; });
+  bad.refuse("table_stretch", [](auto& a) { a.pass().table_stretch = 2; });
+  bad.refuse("product_stretch", [](auto& a) { a.pass().product_stretch = 0.5f; });
+  bad.refuse("does not take", [](auto& a) { a.pass().layout = "marlin"; });
+  bad.take();
   stream.synchronize();
 }
 

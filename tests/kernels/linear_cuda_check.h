@@ -13,8 +13,9 @@
 #include "device/buffer.h"
 #include "gpu.h"
 #include "kernels/linear/int8_rows.h"
-#include "kernels/linear/packed_linear.h"
+#include "kernels/linear/kernel_row.h"
 #include "support.h"
+#include "test_workspace.h"
 
 namespace w4q::test {
 
@@ -61,12 +62,57 @@ struct LinearExtras {
   bool gated = false;     ///< rows of the weight are gates and ups in turn (kernels/frame/linear_fusion.h)
   /// The kernel that is to run, one that accepts the layer; null: the one that the table picks.
   const kernels::KernelRow* kernel = nullptr;
-  /// Where words are empty, and are so afterwards; null: one that is made for the call.
-  device::DeviceBuffer* workspace = nullptr;
+  /// Where semaphores are empty, and are so afterwards; null: one that is made for the call.
+  TestWorkspace* workspace = nullptr;
 };
 
-/// All kernels of the table that take such a layer.
-inline std::vector<const kernels::KernelRow*> accepting_kernels(const kernels::LinearDesc& desc) {
+/// A product of one row that is multiplied, and changes of it that are refused before any launch.
+class BadArguments {
+ public:
+  struct Product {
+    kernels::DeviceLinear linear;
+    kernels::LinearCall call;
+    kernels::Workspace workspace;
+    kernels::DevicePass& pass() { return linear.passes.front(); }
+  };
+
+  BadArguments(const kernels::DevicePass& pass, const device::DeviceBuffer& x, device::DeviceBuffer& y,
+               const device::Stream& stream)
+      : good_{{.passes = {pass}}, {}, {}},
+        plan_(TestWorkspace::plan(good_.linear)),
+        memory_(good_.linear, 64, stream),
+        stream_(stream) {
+    good_.call.m = 1;
+    good_.call.x = x.data();
+    good_.call.ldx = pass.k;
+    good_.call.y = y.data();
+    good_.call.ldy = pass.n;
+    good_.workspace = memory_.get();
+  }
+  template <class Change>
+  void refuse(std::string_view part, const Change& change) const {
+    Product bad = good_;
+    change(bad);
+    expect_error(ErrorCode::bad_argument, {"linear", part}, [&] { multiply(bad); });
+  }
+  void take() const { multiply(good_); }
+
+ private:
+  void multiply(const Product& product) const {
+    kernels::multiply(product.linear, plan_, product.call, product.workspace, stream_);
+  }
+
+  Product good_;
+  kernels::LaunchPlan plan_;
+  TestWorkspace memory_;
+  const device::Stream& stream_;
+};
+
+/// All kernels of the table that take such a pass.
+inline std::vector<const kernels::KernelRow*> accepting_kernels(const kernels::DevicePass& pass, int64_t m, DType dtype,
+                                                                bool int8 = false) {
+  const kernels::LinearDesc desc{
+      .gpu = test::gpu().properties(), .passes = {&pass, 1}, .m = m, .activation = dtype, .int8_activations = int8};
   std::vector<const kernels::KernelRow*> rows;
   for (const auto& row : kernels::kernel_registry()) {
     if (row.accepts(desc, nullptr)) rows.push_back(&row);
@@ -93,9 +139,29 @@ struct OutputType {
   }
 };
 
-/// KernelRow::error_bound of 16-bit results, which all rows share. A few weights have the worst case instead of the mean.
+/// KernelRow::error of 16-bit results, which all rows but rotated ones share. A few weights have the worst case instead
+/// of the mean.
 inline double linear_bound(DType dtype, int64_t weights) {
-  return kernels::KernelRow{}.error_bound(dtype, false) * (weights < 1000 ? 4 : 1);
+  return (dtype == DType::bf16 ? kernels::bf16_error : kernels::KernelRow{}.error) * (weights < 1000 ? 4 : 1);
+}
+
+/// Multiplies by `kernel`, or by the one that the table picks.
+inline void multiply_by(const kernels::KernelRow* kernel, const kernels::DeviceLinear& linear,
+                        const kernels::LinearCall& call, TestWorkspace* workspace, const device::Stream& stream) {
+  if (kernel == nullptr) {
+    const auto plan = TestWorkspace::plan(linear, call.int8_activations);
+    TestWorkspace own(workspace == nullptr ? workspace_sizes(test::gpu().properties(), linear, plan, call.m)
+                                           : kernels::WorkspaceSizes{},
+                      stream);
+    return kernels::multiply(linear, plan, call, (workspace == nullptr ? own : *workspace).get(), stream);
+  }
+  kernels::LinearArgs args;
+  static_cast<kernels::LinearCall&>(args) = call;
+  args.passes = linear.passes;
+  args.bias = linear.bias;
+  TestWorkspace own(kernel->workspace(kernels::describe(args, test::gpu().properties())), stream);
+  args.workspace = (workspace == nullptr ? own : *workspace).get();
+  kernels::run_kernel(*kernel, args, stream);
 }
 
 /// Runs the layer `weight` whose decoded values are `decoded`, [n][k].
@@ -116,35 +182,20 @@ inline LinearOutcome run_linear(const kernels::DevicePass& weight, const std::ve
   const auto ones = device::DeviceBuffer::copy_of(before, stream);
   if (extras.apart) std::ranges::fill(before, poison);
   auto y = device::DeviceBuffer::copy_of(before, stream);
-  const kernels::LinearDesc desc{
-      test::gpu().properties(), weight.scheme, weight.layout, x.m, n, k, x.dtype, extras.int8};
-  device::DeviceBuffer own;
-  if (extras.workspace == nullptr) {
-    own = device::DeviceBuffer(test::gpu(), std::max(kernels::linear_workspace(desc),
-                                                     extras.kernel != nullptr ? extras.kernel->workspace(desc) : 0));
-    own.fill(0, stream);
-  }
-  device::DeviceBuffer& workspace = extras.workspace != nullptr ? *extras.workspace : own;
-  kernels::LinearArgs args;
-  args.m = x.m;
-  args.activation = x.dtype;
-  args.x = x_device.data();
-  args.ldx = x.stride;
-  args.weight = weight;
-  args.bias = extras.bias.empty() ? nullptr : bias_device.as<float>();
-  args.residual = !extras.residual ? nullptr : extras.apart ? ones.data() : y.data();
-  args.y = y.data();
-  args.ldy = ldy;
-  args.fp32 = extras.fp32;
-  args.fusion.swiglu = extras.gated;
-  args.int8_activations = extras.int8;
-  args.workspace = workspace.data();
-  args.workspace_bytes = workspace.size();
-  if (extras.kernel != nullptr) {
-    extras.kernel->run(args, stream);
-  } else {
-    kernels::packed_linear(args, stream);
-  }
+  kernels::LinearCall call;
+  call.m = x.m;
+  call.activation = x.dtype;
+  call.x = x_device.data();
+  call.ldx = x.stride;
+  call.residual = !extras.residual ? nullptr : extras.apart ? ones.data() : y.data();
+  call.y = y.data();
+  call.ldy = ldy;
+  call.fp32 = extras.fp32;
+  call.fusion.swiglu = extras.gated;
+  call.int8_activations = extras.int8;
+  const kernels::DeviceLinear linear{.passes = {weight},
+                                     .bias = extras.bias.empty() ? nullptr : bias_device.as<float>()};
+  multiply_by(extras.kernel, linear, call, extras.workspace, stream);
   LinearOutcome outcome;
   outcome.y.resize(before.size());
   y.download(outcome.y, stream);
@@ -213,9 +264,8 @@ inline void check_every_form(const kernels::DevicePass& weight, const std::vecto
     for (const int64_t stride : {weight.k, weight.k + 8, weight.k + 1}) {
       for (const int64_t m : rows) {
         const Activations x(m, weight.k, stride, DType::f16);
-        for (const auto* kernel : accepting_kernels(
-                 {gpu().properties(), weight.scheme, weight.layout, m, weight.n, weight.k, DType::f16, int8})) {
-          if (gated && !kernel->swiglu) continue;
+        for (const auto* kernel : accepting_kernels(weight, m, DType::f16, int8)) {
+          if (gated && kernel->swiglu != kernels::GateOrder::turns) continue;
           extras.kernel = kernel;
           const auto outcome = run_linear(weight, decoded, x, extras, stream);
           // silu and the product of two outputs: at most about the errors of both.

@@ -15,13 +15,14 @@
 #include "formats/rotation.h"
 #include "gpu.h"
 #include "kernels/common/table_stretch.h"
-#include "kernels/rotated/linear.h"
+#include "kernels/linear/kernel_row.h"
 #include "kernels/rotated/pack.h"
 #include "kernels/rotated/rotate_input.h"
 #include "quantize/passes.h"
 #include "quantize/rounding.h"
 #include "repack/layout_registry.h"
 #include "support.h"
+#include "test_workspace.h"
 
 namespace w4q::kernels {
 namespace {
@@ -85,12 +86,11 @@ TEST_F(RotatedGpu, RotationsAreThoseOfTheCpuBitForBit) {
   }
 }
 
-/// A linear on the GPU: its passes and their factors.
-struct DeviceLinear {
+/// A linear on the GPU, its passes and their factors.
+struct RotatedOnGpu : DeviceLinear {
   std::vector<device::DeviceBuffer> buffers;
-  std::vector<DevicePass> passes;
 
-  DeviceLinear(const formats::PackedLinear& linear, const device::Stream& stream) {
+  RotatedOnGpu(const formats::PackedLinear& linear, const device::Stream& stream) {
     const float* shared = nullptr;
     const uint32_t* signs = nullptr;
     RotatedPlanes first;
@@ -159,7 +159,7 @@ double relative_error(const Case& c, int64_t m, bool add) {
     for (int64_t i = 0; i < k; ++i) linear.input_scale.push_back(0.5f + static_cast<float>(i % 5));
   }
   const device::Stream stream(test::gpu());
-  const DeviceLinear weight(linear, stream);
+  RotatedOnGpu weight(linear, stream);
   std::vector<uint16_t> x(static_cast<size_t>(m * k));
   const auto exact = normals(m * k, 4);
   for (size_t i = 0; i < x.size(); ++i) x[i] = f16_from_f32(exact[i]);
@@ -167,22 +167,18 @@ double relative_error(const Case& c, int64_t m, bool add) {
   const auto input = device::DeviceBuffer::copy_of(bytes_of(x), stream);
   const auto biases = device::DeviceBuffer::copy_of(bytes_of(bias), stream);
   const auto divisors = device::DeviceBuffer::copy_of(bytes_of(linear.input_scale), stream);
-  const RotatedWorkspace sizes = rotated_linear_workspace(test::gpu().properties(), m, n, k);
+  weight.bias = biases.as<float>();
+  weight.input_scale = c.scaled ? divisors.as<float>() : nullptr;
   const std::vector<float> ones(static_cast<size_t>(m * n), 1.0f);
   auto y = device::DeviceBuffer::copy_of(bytes_of(ones), stream);
-  device::DeviceBuffer words(test::gpu(), sizes.semaphores), scratch(test::gpu(), sizes.scratch);
-  words.fill(0, stream);
-  RotatedLinearArgs args;
-  args.m = m;
-  args.x = input.data(), args.ldx = k;
-  args.input_scale = c.scaled ? divisors.as<float>() : nullptr;
-  args.passes = weight.passes;
-  args.bias = biases.as<float>();
-  args.y = y.data(), args.ldy = n;
-  args.fp32 = args.add = add;
-  args.semaphores = words.data(), args.semaphore_bytes = words.size();
-  args.scratch = scratch.data(), args.scratch_bytes = scratch.size();
-  rotated_linear(args, stream);
+  test::TestWorkspace workspace(weight, m, stream);
+  LinearCall call;
+  call.m = m;
+  call.x = input.data(), call.ldx = k;
+  call.y = y.data(), call.ldy = n;
+  call.fp32 = add;
+  call.residual = add ? y.data() : nullptr;
+  multiply(weight, test::TestWorkspace::plan(weight), call, workspace.get(), stream);
   std::vector<float> got(ones.size());
   std::vector<uint16_t> halves(ones.size());
   y.download(add ? std::as_writable_bytes(std::span(got)) : std::as_writable_bytes(std::span(halves)), stream);
@@ -230,10 +226,12 @@ void PrintTo(const Case& c, std::ostream* out) { *out << c.first; }
 
 class RotatedLinears : public RotatedGpu, public testing::WithParamInterface<Case> {};
 
+/// Of rotated passes, measured 1.3e-3; of further ones once more.
+double bound_of(const Case& c) { return c.further.empty() ? 1.5e-3 : 2e-3; }
+
 void expect_agreement(const Case& c, int64_t m) {
   for (const bool add : {false, true}) {
-    EXPECT_LT(relative_error(c, m, add), rotated_error_bound(1 + c.further.size()))
-        << m << " rows" << (add ? ", f32" : "");
+    EXPECT_LT(relative_error(c, m, add), bound_of(c)) << m << " rows" << (add ? ", f32" : "");
   }
 }
 
@@ -259,25 +257,21 @@ class Chain {
   static constexpr int length = 6;
 
   Chain(const DeviceLinear& linear, int64_t m, const device::Stream& stream)
-      : linear_(linear), m_(m), words_(test::gpu(), sizes().semaphores), scratch_(test::gpu(), sizes().scratch) {
+      : linear_(linear), plan_(test::TestWorkspace::plan(linear)), m_(m), workspace_(linear, m, stream) {
     std::vector<uint16_t> x(static_cast<size_t>(m * size));
     const auto values = normals(m * size, 7);
     std::ranges::transform(values, x.begin(), f16_from_f32);
     for (int i = 0; i <= length; ++i) steps_.push_back(device::DeviceBuffer::copy_of(bytes_of(x), stream));
-    words_.fill(0, stream);
     stream.synchronize();
   }
   void launch(const device::Stream& stream, bool overlap) {
     for (size_t i = 0; i < length; ++i) {
-      RotatedLinearArgs args;
-      args.m = m_;
-      args.x = steps_[i].data(), args.ldx = size;
-      args.passes = linear_.passes;
-      args.y = steps_[i + 1].data(), args.ldy = size;
-      args.semaphores = words_.data(), args.semaphore_bytes = words_.size();
-      args.scratch = scratch_.data(), args.scratch_bytes = scratch_.size();
-      args.weights_ready = overlap;
-      rotated_linear(args, stream);
+      LinearCall call;
+      call.m = m_;
+      call.x = steps_[i].data(), call.ldx = size;
+      call.y = steps_[i + 1].data(), call.ldy = size;
+      call.weights_ready = overlap;
+      multiply(linear_, plan_, call, workspace_.get(), stream);
     }
   }
   std::vector<uint16_t> result(const device::Stream& stream) {
@@ -286,19 +280,13 @@ class Chain {
     stream.synchronize();
     return result;
   }
-  bool left_words_empty(const device::Stream& stream) {
-    std::vector<std::byte> words(words_.size());
-    words_.download(words, stream);
-    stream.synchronize();
-    return std::ranges::all_of(words, [](std::byte byte) { return byte == std::byte{0}; });
-  }
+  bool left_words_empty(const device::Stream& stream) { return workspace_.left_semaphores_empty(stream); }
 
  private:
-  RotatedWorkspace sizes() const { return rotated_linear_workspace(test::gpu().properties(), m_, size, size); }
-
   const DeviceLinear& linear_;
+  LaunchPlan plan_;
   int64_t m_;
-  device::DeviceBuffer words_, scratch_;
+  test::TestWorkspace workspace_;
   std::vector<device::DeviceBuffer> steps_;
 };
 
@@ -307,7 +295,7 @@ TEST_F(RotatedGpu, LaunchesThatOverlapMakeTheSameEveryTime) {
   const device::Stream stream(test::gpu()), other(test::gpu());
   for (const bool shared : {true, false}) {
     const Case c{"rotated4-d128", {"rotated4-d128"}, shared, false, Chain::size, Chain::size};
-    const DeviceLinear linear(quantized(c, 0.04f), stream);
+    const RotatedOnGpu linear(quantized(c, 0.04f), stream);
     for (const int64_t m : {1, 2, 5, 16, 40, 64}) {
       Chain chain(linear, m, stream), beside(linear, m, stream);
       chain.launch(stream, false);
@@ -339,38 +327,35 @@ TEST_F(RotatedGpu, RefusesWhatDoesNotFit) {
 TEST_F(RotatedGpu, NamesTheKernelsThatMultiply) {
   const device::Stream stream(test::gpu());
   const Case c{"rotated4-d128", {"rotated4-d128"}};
-  const DeviceLinear linear(quantized(c, 0.02f), stream);
-  const auto names = [&](int64_t m, size_t passes, DType activation) {
-    RotatedLinearArgs args;
-    args.m = m;
-    args.activation = activation;
-    args.passes = std::span(linear.passes).first(passes);
-    return rotated_kernels(test::gpu().properties(), args);
+  RotatedOnGpu linear(quantized(c, 0.02f), stream);
+  const auto names = [&](int64_t m) {
+    std::vector<std::string_view> kernels;
+    for (const auto& step : choose_launches(test::gpu().properties(), linear, m)) kernels.push_back(step.row->name);
+    return kernels;
   };
   using Names = std::vector<std::string_view>;
-  for (const size_t passes : {1, 2}) {
-    EXPECT_EQ(names(1, passes, DType::f16), Names{"rotated-gemv"});
-    const Names many = names(64, passes, DType::f16);
+  for (const size_t passes : {2, 1}) {
+    linear.passes.resize(passes);
+    EXPECT_EQ(names(1), Names{"rotated-gemv"});
+    const Names many = names(64);
     ASSERT_EQ(many.size(), 1u) << "one launch";
     EXPECT_TRUE(many[0] == "rotated-gemm" || many[0] == "rotated-wgmma") << many[0];
-    const Names as_kbit = names(64, passes, DType::bf16);
-    EXPECT_EQ(as_kbit.size(), passes);
-    for (const auto name : as_kbit) EXPECT_TRUE(name.starts_with("kbit-")) << name;
+    EXPECT_EQ(names(4096), Names{device::have_cublas() ? "rotated-wide" : many[0]}) << passes;
   }
-  EXPECT_EQ(names(4096, 2, DType::f16).size(), device::have_cublas() ? 1u : 2u);
 }
 
 TEST_F(RotatedGpu, RefusesStretchesThatAreNone) {
   const device::Stream stream(test::gpu());
-  DeviceLinear linear(quantized({"rotated4-d128"}, 0.02f), stream);
+  RotatedOnGpu linear(quantized({"rotated4-d128"}, 0.02f), stream);
   linear.passes[0].table_stretch = 2;
   device::DeviceBuffer memory(test::gpu(), 1 << 16);
-  RotatedLinearArgs args;
-  args.m = 1;
-  args.x = memory.data(), args.ldx = 1408;
-  args.y = memory.data(), args.ldy = 200;
-  args.passes = linear.passes;
-  test::expect_error(ErrorCode::bad_argument, {"stretch"}, [&] { rotated_linear(args, stream); });
+  test::TestWorkspace workspace(linear, 1, stream);
+  LinearCall call;
+  call.m = 1;
+  call.x = memory.data(), call.ldx = 1408;
+  call.y = memory.data(), call.ldy = 200;
+  test::expect_error(ErrorCode::bad_argument, {"stretch"},
+                     [&] { multiply(linear, test::TestWorkspace::plan(linear), call, workspace.get(), stream); });
 }
 
 }  // namespace

@@ -9,8 +9,8 @@
 
 #include "core/convert.h"
 #include "core/text.h"
-#include "model/fold_rotations.h"
 #include "model/model.h"
+#include "model/opened.h"
 #include "support.h"
 
 namespace w4q::model {
@@ -92,8 +92,8 @@ Matrix load(const io::Checkpoint& checkpoint, const std::string& name) {
 /// What becomes of each parameter of a model with separate head.
 class Definition {
  public:
-  Definition(const PlainModel& model, const FoldedRotations& rotations)
-      : source_(model.checkpoint),
+  Definition(const OpenedModel& model, const FoldedRotations& rotations)
+      : source_(model.folder.tensors),
         config_(model.config),
         r_(rotation(rotations.residual, config_.hidden_size)),
         head_(rotation(rotations.heads, config_.head_dim)) {}
@@ -149,12 +149,12 @@ TEST(FoldLaw, EveryTensorIsItsDefinition) {
   for (const auto& entry : std::filesystem::directory_iterator(test::testdata() / "arch")) {
     for (const FoldedRotations& rotations : {FoldedRotations{{32, 3}, {formats::whole_row, 3}}, {{8, 7}, {4, 9}}}) {
       SCOPED_TRACE(concat(entry.path().filename().string(), ", ", to_string(rotations)));
-      PlainModel model = open_plain_model(entry.path(), std::nullopt);
+      OpenedModel model = open_plain_model(entry.path(), std::nullopt);
       const auto folded = fold_rotations(model, rotations);
-      model.config.tied_embeddings = !model.checkpoint.contains("lm_head.weight");
+      model.config.tied_embeddings = !model.folder.tensors.contains("lm_head.weight");
       const Definition definition(model, rotations);
       for (const Parameter& parameter : parameters(folded.config)) {
-        const Matrix found = load(folded.checkpoint, parameter.name), expected = definition.of(parameter.name);
+        const Matrix found = load(folded.folder.tensors, parameter.name), expected = definition.of(parameter.name);
         ASSERT_EQ(found.values.size(), expected.values.size()) << parameter.name;
         EXPECT_LE(distance(found, expected), bound) << parameter.name;
       }

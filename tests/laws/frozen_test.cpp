@@ -1,51 +1,35 @@
-// w4q's own bytes, frozen: the fingerprints in testdata/golden/w4q_kbit.json and w4q_int.json were written once and
-// change only with the format version. W4Q_PRINT_FROZEN=1 prints the files that the present code would write.
-#include <cstdlib>
-#include <iostream>
-
-#include "io/json.h"
+// What quantizers write, frozen plane by plane in every layout, and as a whole at several sizes.
+#include "laws/frozen.h"
 #include "laws/registries.h"
 #include "quantize/quantizer_registry.h"
-#include "support.h"
 
 namespace w4q {
 namespace {
 
 using formats::PackedWeight;
-using formats::PlaneRole;
+using quantize::QuantizeOptions;
 
 constexpr int64_t n = 130;
 constexpr int64_t k = 100;
 
-/// The matrix: int16(draw >> 48) · 2^-17 of stream 2026, exact in fp32 and the same on every machine.
-std::vector<float> input() {
-  std::vector<float> values(static_cast<size_t>(n * k));
-  for (size_t i = 0; i < values.size(); ++i) {
-    values[i] = static_cast<float>(static_cast<int16_t>(random_bits(2026, i) >> 48)) * 0x1p-17f;
-  }
-  return values;
-}
-
-std::string hex(uint64_t value) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
-  return text;
+PackedWeight quantized(const quantize::QuantizerRow& row, const formats::Scheme& scheme, const QuantizeOptions& options,
+                       int64_t rows, int64_t cols) {
+  const std::vector<float> values = test::frozen_input(rows, cols);
+  return row.run({"w", DType::f32, {rows, cols}, bytes_of(values)}, scheme, options).weight;
 }
 
 io::Json fingerprints(const PackedWeight& weight) {
   io::Json json;
   for (const formats::Plane& plane : weight.planes) {
-    json[std::string(to_string(plane.spec.role))] = hex(test::fingerprint(plane.bytes.bytes()));
+    json[std::string(to_string(plane.spec.role))] = test::hex(test::fingerprint(plane.bytes.bytes()));
   }
   return json;
 }
 
 /// What a method makes of the matrix, in every layout that takes it.
-io::Json in_every_layout(std::string_view method, const formats::Scheme& scheme,
-                         const quantize::QuantizeOptions& options) {
-  const std::vector<float> values = input();
-  const TensorView view{"w", DType::f32, {n, k}, bytes_of(values)};
-  const PackedWeight weight = quantize::quantizer_row(method).run(view, scheme, options).weight;
+io::Json in_every_layout(const quantize::QuantizerRow& row, const formats::Scheme& scheme,
+                         const QuantizeOptions& options) {
+  const PackedWeight weight = quantized(row, scheme, options, n, k);
   io::Json json;
   for (const auto& layout : repack::layout_registry()) {
     if (!layout.accepts(scheme, n, k, nullptr)) continue;
@@ -54,47 +38,55 @@ io::Json in_every_layout(std::string_view method, const formats::Scheme& scheme,
   return json;
 }
 
-io::Json present_kbit() {
+/// The ways of rounding to a scheme without calibration: each table, or each choice of an integer group's range.
+std::vector<std::pair<std::string, QuantizeOptions>> ways_to(const formats::Scheme& scheme) {
+  std::vector<std::pair<std::string, QuantizeOptions>> ways;
+  if (scheme.family == formats::SchemeFamily::integer) {
+    ways.resize(2);
+    ways[0].first = "none";
+    ways[1].first = "mse";
+    ways[1].second.steps = {{quantize::StepKind::clip}};
+    return ways;
+  }
+  for (const auto& table : formats::codebook_registry()) {
+    ways.emplace_back(table.name, QuantizeOptions{});
+    ways.back().second.codebook = table.name;
+  }
+  return ways;
+}
+
+io::Json present(const quantize::QuantizerRow& row) {
   io::Json json;
-  for (const formats::Scheme& scheme : formats::scheme_row(formats::SchemeFamily::kbit).schemes()) {
-    for (const auto& table : formats::codebook_registry()) {
-      quantize::QuantizeOptions options;
-      options.codebook = table.name;
-      json[to_string(scheme)][options.codebook] = in_every_layout("kbit", scheme, options);
+  for (const formats::Scheme& scheme : test::every_scheme()) {
+    if (!row.accepts(scheme)) continue;
+    for (const auto& [way, options] : ways_to(scheme)) {
+      json[to_string(scheme)][way] = in_every_layout(row, scheme, options);
     }
   }
   return json;
 }
 
-io::Json present_int() {
-  io::Json json;
-  for (const formats::Scheme& scheme : formats::scheme_row(formats::SchemeFamily::integer).schemes()) {
-    if (!quantize::quantizer_row("rtn").accepts(scheme)) continue;
-    quantize::QuantizeOptions options;
-    json[to_string(scheme)]["none"] = in_every_layout("rtn", scheme, options);
-    options.steps = {{quantize::StepKind::clip}};
-    json[to_string(scheme)]["mse"] = in_every_layout("rtn", scheme, options);
+TEST(Frozen, BytesOfEveryQuantizerAndLayout) {
+  for (const auto& row : quantize::quantizer_registry()) {
+    test::expect_frozen(present(row), test::golden_file(row.name));
   }
-  return json;
 }
 
-void expect_frozen(const io::Json& present, const std::string& file) {
-  if (std::getenv("W4Q_PRINT_FROZEN") != nullptr) std::cout << file << "\n" << present.dump(1) << "\n";
-  const io::Json frozen = io::read_json(test::testdata() / "golden" / file);
-  for (const auto& [scheme, ways] : frozen.items()) {
-    ASSERT_TRUE(present.contains(scheme)) << scheme << " has vanished";
-    for (const auto& [way, layouts] : ways.items()) {
-      for (const auto& [layout, planes] : layouts.items()) {
-        EXPECT_EQ(present[scheme][way][layout].dump(), planes.dump()) << scheme << " " << way << " " << layout;
+TEST(Frozen, BytesOfEveryQuantizerAtOtherSizes) {
+  io::Json json;
+  for (const auto& row : quantize::quantizer_registry()) {
+    for (const formats::Scheme& scheme : test::every_scheme()) {
+      if (!row.accepts(scheme)) continue;
+      for (const auto& [way, options] : ways_to(scheme)) {
+        for (const auto& [rows, cols] : {std::pair{1, 31}, std::pair{256, 256}}) {
+          json[concat(to_string(scheme), " ", way, " ", rows, "x", cols)] =
+              test::hex(test::fingerprint(quantized(row, scheme, options, rows, cols)));
+        }
       }
     }
   }
-  EXPECT_EQ(present.size(), frozen.size()) << "a scheme without frozen bytes: add them";
+  test::expect_frozen(json, "w4q_sizes.json");
 }
-
-TEST(Frozen, BytesOfEveryTableAndLayoutOfKbit) { expect_frozen(present_kbit(), "w4q_kbit.json"); }
-
-TEST(Frozen, BytesOfEveryClipAndLayoutOfIntegers) { expect_frozen(present_int(), "w4q_int.json"); }
 
 }  // namespace
 }  // namespace w4q

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/ggml_type.h"
 #include "formats/codebook.h"
 #include "formats/lut.h"
 #include "formats/rotated.h"
@@ -33,6 +34,16 @@ inline std::vector<SchemeAndLayout> every_scheme_and_layout() {
     for (const auto& layout : repack::layout_registry()) {
       if (layout.accepts(scheme, 256, 256, nullptr)) all.emplace_back(scheme, layout.name);
     }
+  }
+  return all;
+}
+
+/// Of tensors in GGUF files.
+inline std::vector<const GgmlTypeRow*> every_gguf_type() {
+  constexpr uint32_t numbers = 256;  // far above those that ggml has given
+  std::vector<const GgmlTypeRow*> all;
+  for (uint32_t number = 0; number < numbers; ++number) {
+    if (const auto* row = find_ggml_type(number)) all.push_back(row);
   }
   return all;
 }

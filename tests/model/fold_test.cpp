@@ -5,7 +5,7 @@
 
 #include "core/parallel.h"
 #include "core/text.h"
-#include "model/fold_rotations.h"
+#include "model/opened.h"
 #include "model/reference_logits.h"
 #include "model/turn_weight.h"
 #include "support.h"
@@ -28,30 +28,30 @@ std::vector<float> floats(const io::Checkpoint& checkpoint, const std::string& n
 }
 
 /// `model` with other values for some tensors, in fp32.
-PlainModel with(PlainModel model, const std::map<std::string, std::vector<float>>& values) {
+OpenedModel with(OpenedModel model, const std::map<std::string, std::vector<float>>& values) {
   DerivedTensors tensors;
   for (const auto& [name, data] : values) {
-    const Shape shape =
-        model.checkpoint.contains(name) ? model.checkpoint.at(name).shape : Shape{static_cast<int64_t>(data.size())};
+    const Shape shape = model.folder.tensors.contains(name) ? model.folder.tensors.at(name).shape
+                                                            : Shape{static_cast<int64_t>(data.size())};
     tensors[name] = {DType::f32, DType::f32, shape, [data] { return Buffer::copy_of(bytes_of(data)); }};
   }
-  model.checkpoint =
-      io::Checkpoint::derive(std::make_shared<io::Checkpoint>(std::move(model.checkpoint)), std::move(tensors), "test");
+  model.folder.tensors = io::Checkpoint::derive(std::make_shared<io::Checkpoint>(std::move(model.folder.tensors)),
+                                                std::move(tensors), "test");
   return model;
 }
 
 /// All of it in fp32: nothing that is folded is rounded to 16 bit.
-PlainModel in_fp32(const std::filesystem::path& folder) {
-  PlainModel model = open_plain_model(folder, std::nullopt);
+OpenedModel in_fp32(const std::filesystem::path& folder) {
+  OpenedModel model = open_plain_model(folder, std::nullopt);
   std::map<std::string, std::vector<float>> values;
-  for (const auto& [name, info] : model.checkpoint.tensors()) values[name] = floats(model.checkpoint, name);
+  for (const auto& [name, info] : model.folder.tensors.tensors()) values[name] = floats(model.folder.tensors, name);
   return with(std::move(model), values);
 }
 
-std::vector<float> logits(PlainModel model) {
+std::vector<float> logits(OpenedModel model) {
   std::vector<int32_t> ids(48);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i * 37 % 96);
-  return test::decode(Model::of(std::move(model.checkpoint), std::move(model.config)), ids, {ids.size()});
+  return test::decode(Model::of(std::move(model)), ids, {ids.size()});
 }
 
 double largest(const std::vector<float>& values) {
@@ -61,7 +61,7 @@ double largest(const std::vector<float>& values) {
 /// Folds `folder` in fp32 and says how far its logits are from those of before, as a share of the largest.
 double change(const std::filesystem::path& folder, uint64_t seed) {
   const auto before = logits(in_fp32(folder));
-  PlainModel model = in_fp32(folder);
+  OpenedModel model = in_fp32(folder);
   const auto rotations = widest_rotations(model.config, seed);
   const auto after = logits(fold_rotations(std::move(model), rotations));
   return test::largest_difference(before, after) / largest(before);
@@ -84,8 +84,7 @@ TEST(Fold, EveryReferenceComputesTheSame) {
     EXPECT_LT(change(entry.path(), 0), fp32_size) << entry.path();
     // And the reference, which another implementation computed from the weights as they are.
     const test::ReferenceLogits reference(entry.path() / "reference.safetensors");
-    auto folded = open_plain_model(entry.path(), 3);
-    const auto model = Model::of(std::move(folded.checkpoint), std::move(folded.config));
+    const auto model = Model::of(open_plain_model(entry.path(), 3));
     const auto found = test::decode(model, reference.ids(), {96});
     EXPECT_LT(test::largest_difference(reference.logits(), found), 1e-4) << entry.path();
   }
@@ -96,14 +95,14 @@ TEST(Fold, NormsAreOneAndTheHeadStandsAlone) {
   ASSERT_TRUE(before.config.tied_embeddings);
   const auto after = open_plain_model(tiny(), 5);
   EXPECT_FALSE(after.config.tied_embeddings);
-  EXPECT_EQ(after.json["tie_word_embeddings"], false);
+  EXPECT_EQ(after.folder.config["tie_word_embeddings"], false);
   for (const char* name : {"model.norm.weight", "model.layers.2.input_layernorm.weight",
                            "model.layers.3.post_attention_layernorm.weight"}) {
-    EXPECT_EQ(floats(after.checkpoint, name), std::vector<float>(256, 1.0f)) << name;
+    EXPECT_EQ(floats(after.folder.tensors, name), std::vector<float>(256, 1.0f)) << name;
   }
-  EXPECT_EQ(after.checkpoint.at("lm_head.weight").shape, (Shape{1024, 256}));
-  EXPECT_EQ(after.checkpoint.at("lm_head.weight").dtype, DType::f32);
-  EXPECT_EQ(after.checkpoint.stored_dtype("lm_head.weight"), DType::bf16);
+  EXPECT_EQ(after.folder.tensors.at("lm_head.weight").shape, (Shape{1024, 256}));
+  EXPECT_EQ(after.folder.tensors.at("lm_head.weight").dtype, DType::f32);
+  EXPECT_EQ(after.folder.tensors.stored_dtype("lm_head.weight"), DType::bf16);
   ASSERT_EQ(after.notes.size(), 3u);
   EXPECT_NE(after.notes[1].find("down_proj"), std::string::npos);
   EXPECT_NE(after.notes[2].find("524 kB"), std::string::npos) << after.notes[2];
@@ -112,12 +111,12 @@ TEST(Fold, NormsAreOneAndTheHeadStandsAlone) {
 /// A channel that a norm makes 64 times as loud, and its readers 64 times as quiet: nothing is left of it.
 TEST(Fold, OutliersOfNormsVanish) {
   const std::string prefix = "model.layers.1.", norm_name = prefix + "input_layernorm.weight";
-  PlainModel model = in_fp32(tiny());
-  std::map<std::string, std::vector<float>> loud{{norm_name, floats(model.checkpoint, norm_name)}};
+  OpenedModel model = in_fp32(tiny());
+  std::map<std::string, std::vector<float>> loud{{norm_name, floats(model.folder.tensors, norm_name)}};
   loud[norm_name][17] *= 64;
   for (const char* reader : {"q_proj", "k_proj", "v_proj"}) {
     const std::string name = concat(prefix, "self_attn.", reader, ".weight");
-    auto values = floats(model.checkpoint, name);
+    auto values = floats(model.folder.tensors, name);
     for (size_t i = 17; i < values.size(); i += 256) values[i] /= 64;
     loud[name] = std::move(values);
   }
@@ -125,18 +124,18 @@ TEST(Fold, OutliersOfNormsVanish) {
   const auto calm = fold_rotations(in_fp32(tiny()), rotations);
   const auto folded = fold_rotations(with(std::move(model), loud), rotations);
   for (const auto& [name, values] : loud) {
-    EXPECT_EQ(floats(folded.checkpoint, name), floats(calm.checkpoint, name)) << name;
+    EXPECT_EQ(floats(folded.folder.tensors, name), floats(calm.folder.tensors, name)) << name;
   }
 }
 
 /// One of the residual stream is spread over all channels.
 TEST(Fold, OutliersOfTheStreamAreSpread) {
   const std::string name = "model.embed_tokens.weight";
-  PlainModel model = in_fp32(tiny());
-  auto table = floats(model.checkpoint, name);
+  OpenedModel model = in_fp32(tiny());
+  auto table = floats(model.folder.tensors, name);
   for (size_t i = 17; i < table.size(); i += 256) table[i] = 16;
   const auto folded = fold_rotations(with(std::move(model), {{name, table}}), {{256, 0}, {64, 0}});
-  EXPECT_LT(largest(floats(folded.checkpoint, name)), 3);  // 16 / √256, and what was there
+  EXPECT_LT(largest(floats(folded.folder.tensors, name)), 3);  // 16 / √256, and what was there
 }
 
 TEST(Fold, BytesDependOnTheSeedAndNotOnThreads) {
@@ -144,7 +143,7 @@ TEST(Fold, BytesDependOnTheSeedAndNotOnThreads) {
     const auto model = open_plain_model(tiny(), seed);
     std::vector<float> all;
     for (const char* name : {"v_proj", "o_proj"}) {
-      const auto values = floats(model.checkpoint, concat("model.layers.1.self_attn.", name, ".weight"));
+      const auto values = floats(model.folder.tensors, concat("model.layers.1.self_attn.", name, ".weight"));
       all.insert(all.end(), values.begin(), values.end());
     }
     return all;
@@ -169,8 +168,9 @@ TEST(Fold, RotationsFitTheModel) {
 
 TEST(Fold, RecordIsReadBack) {
   const auto model = open_plain_model(tiny(), 9);
-  EXPECT_EQ(read_folded_rotations(model.json, "config.json"), (FoldedRotations{{256, 9}, {formats::whole_row, 9}}));
-  EXPECT_EQ(model.checkpoint.derivation(), "hadamard256-s9, heads hadamard-row-s9");
+  EXPECT_EQ(read_folded_rotations(model.folder.config, "config.json"),
+            (FoldedRotations{{256, 9}, {formats::whole_row, 9}}));
+  EXPECT_EQ(model.folder.tensors.derivation(), "hadamard256-s9, heads hadamard-row-s9");
   EXPECT_EQ(read_folded_rotations(io::Json::object(), "config.json"), std::nullopt);
   for (const char* damaged : {R"({"folded_rotations": 3})", R"({"folded_rotations": {"residual": "none"}})",
                               R"({"folded_rotations": {"residual": "none", "heads": 1}})"}) {
@@ -194,12 +194,12 @@ TEST(Fold, Refusals) {
   });
 
   const std::string name = "model.layers.0.mlp.down_proj.weight";
-  PlainModel model = open_plain_model(tiny(), std::nullopt);
-  auto values = floats(model.checkpoint, name);
+  OpenedModel model = open_plain_model(tiny(), std::nullopt);
+  auto values = floats(model.folder.tensors, name);
   values[768 * 3 + 11] = INFINITY;
   const auto folded = fold_rotations(with(std::move(model), {{name, values}}), rotations);
   expect_error(ErrorCode::bad_file, {name, "NaN or infinity", "row 3, column 11"},
-               [&] { folded.checkpoint.load(name); });
+               [&] { folded.folder.tensors.load(name); });
 }
 
 TEST(TurnWeight, ProductsStay) {
@@ -229,7 +229,7 @@ TEST(TurnWeight, ProductsStay) {
 
 TEST(TurnWeight, NormsMultiplyColumns) {
   std::vector<float> weight{1, 2, 3, 4};
-  fold_norm({weight.data(), 2, 2}, std::vector<float>{10, 100});
+  multiply_columns({weight.data(), 2, 2}, std::vector<float>{10, 100});
   EXPECT_EQ(weight, (std::vector<float>{10, 200, 30, 400}));
 }
 

@@ -144,7 +144,8 @@ TEST(LayerPlan, RowsAreToldApart) {
 template <class Change>
 std::vector<float> logits_of(const ArchitectureRow& row, std::string_view suffix, const Change& change) {
   const auto folder = test::testdata() / "arch" / "llama-yarn";
-  const auto source = std::make_shared<const io::Checkpoint>(io::Checkpoint::open(folder));
+  OpenedModel opened = open_model(folder);
+  const auto source = std::make_shared<const io::Checkpoint>(opened.folder.tensors);
   std::map<std::string, io::DerivedTensor, std::less<>> tensors;
   for (const auto& [name, info] : source->tensors()) {
     if (suffix.empty() || name.find(suffix) == std::string::npos) continue;
@@ -157,9 +158,9 @@ std::vector<float> logits_of(const ArchitectureRow& row, std::string_view suffix
     };
     tensors.emplace(name, io::DerivedTensor{DType::f32, info.dtype, info.shape, std::move(make)});
   }
-  auto config = read_config(folder);
-  config.architecture = &row;
-  const auto model = Model::of(io::Checkpoint::derive(source, std::move(tensors), "changed"), std::move(config));
+  opened.config.architecture = &row;
+  opened.folder.tensors = io::Checkpoint::derive(source, std::move(tensors), "changed");
+  const auto model = Model::of(std::move(opened));
   const std::vector<int32_t> ids = {1, 5, 9, 2, 7, 7, 3, 8};
   Decoder decoder(model, 8);
   std::vector<float> logits(ids.size() * static_cast<size_t>(model.config().vocab_size));

@@ -55,7 +55,7 @@ TEST(Model, ParametersAreExactlyTheStoredTensors) {
     const Model model = Model::open(test::testdata() / "arch" / name);
     std::map<std::string, Shape> expected, found;
     for (const auto& parameter : parameters(model.config())) expected[parameter.name] = parameter.shape;
-    for (const auto& [tensor, info] : model.checkpoint().tensors()) found[tensor] = info.shape;
+    for (const auto& [tensor, info] : model.folder().tensors.tensors()) found[tensor] = info.shape;
     EXPECT_EQ(expected, found) << name;
   }
 }
@@ -140,7 +140,7 @@ TEST(Model, PackedDecodesAsItsDecodedWeights) {
     const test::TemporaryFolder folder;
     write_packed(draft, {.bits = 3}, folder.path());
     const Model packed = Model::open(folder.path());
-    EXPECT_FALSE(packed.quantization().linears.empty());
+    EXPECT_FALSE(packed.folder().quantization.linears.empty());
     const auto ids = test::ReferenceLogits(source / "reference.safetensors").ids();
     EXPECT_EQ(test::decode(packed, ids, {1 << 20}), test::decode(draft.open(), ids, {1 << 20}));
   }

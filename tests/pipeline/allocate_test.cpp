@@ -93,8 +93,9 @@ TEST_F(Allocate, SensitivitiesOfVersionOneAreRead) {
 }
 
 /// The model with the values of layer 1 times `factor`.
-io::Checkpoint with_values_times(const std::filesystem::path& folder, float factor) {
-  const auto source = std::make_shared<const io::Checkpoint>(io::Checkpoint::open(folder));
+model::OpenedModel with_values_times(const std::filesystem::path& folder, float factor) {
+  auto opened = model::open_model(folder);
+  const auto source = std::make_shared<const io::Checkpoint>(opened.folder.tensors);
   const std::string name = "model.layers.1.self_attn.v_proj.weight";
   const auto& info = source->at(name);
   auto make = [source, name, factor] {
@@ -106,15 +107,16 @@ io::Checkpoint with_values_times(const std::filesystem::path& folder, float fact
   };
   std::map<std::string, io::DerivedTensor, std::less<>> tensors;
   tensors.emplace(name, io::DerivedTensor{DType::f32, info.dtype, info.shape, std::move(make)});
-  return io::Checkpoint::derive(source, std::move(tensors), "values times a factor");
+  opened.folder.tensors = io::Checkpoint::derive(source, std::move(tensors), "values times a factor");
+  return opened;
 }
 
 TEST_F(Allocate, SensitivitiesOfIdleLinearsAreNotNegative) {
-  const auto config = model::read_config(model());
+  const auto opened = with_values_times(model(), 1e-5f);
   const auto windows =
-      read_windows(model(), config, {.text = {}, .ids = model() / "own/selfgen.ids.u16", .samples = 2, .length = 64});
+      read_windows(opened, {.text = {}, .ids = model() / "own/selfgen.ids.u16", .samples = 2, .length = 64});
   // Nothing of this layer's attention matters, so that KL is what sums in fp32 leave.
-  const auto values = measure_sensitivities(with_values_times(model(), 1e-5f), config, windows);
+  const auto values = measure_sensitivities(opened, windows);
   for (const auto& [name, value] : values) EXPECT_TRUE(value >= 0 && std::isfinite(value)) << name << " " << value;
   EXPECT_GT(values.begin()->second, 0);
 }

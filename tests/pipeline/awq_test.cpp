@@ -11,6 +11,7 @@
 #include "io/files.h"
 #include "model/model.h"
 #include "model/reference_logits.h"
+#include "model/turn_weight.h"
 #include "pipeline/calibrate_model.h"
 #include "pipeline/quantize_model.h"
 #include "pipeline/repack_model.h"
@@ -75,9 +76,9 @@ void write_folded(const std::filesystem::path& source, const std::filesystem::pa
     for (size_t g = 0; g < groups.size(); ++g) {
       for (const auto& name : groups[g].names()) {
         auto weight = load_values(checkpoint, name + ".weight");
-        multiply_columns(weight.matrix(), folded.columns[g]);
+        model::multiply_columns(weight.matrix(), folded.columns[g]);
         if (const auto rows = folded.rows.find(name); rows != folded.rows.end())
-          divide_rows(weight.matrix(), rows->second);
+          model::divide_rows(weight.matrix(), rows->second);
         EXPECT_TRUE(folded.rescaled.contains(weight.name));
         bag.add(weight.name, DType::f32, weight.shape, bytes_of(weight.values));
         done.insert(weight.name);
@@ -210,9 +211,9 @@ TEST_F(QuantizeAwq, WhatDoesNotFoldIsStoredAndApplied) {
   wanted.keep = {"*.up_proj", "*.v_proj"};
   const auto report = quantize_model(wanted);
   const auto opened = model::Model::open(wanted.output), base = model::Model::open(model());
-  const auto info = *opened.quantization().find("model.layers.2.mlp.down_proj");
+  const auto info = *opened.folder().quantization.find("model.layers.2.mlp.down_proj");
   EXPECT_TRUE(info.input_scale);
-  EXPECT_TRUE(opened.quantization().rescaled.empty());
+  EXPECT_TRUE(opened.folder().quantization.rescaled.empty());
   for (const auto& tensor : report.tensors) {
     if (tensor.name != "model.layers.2.mlp.down_proj.weight") continue;
     const auto error = model::compare_weights(base.layers()[2].linear(model::Role::down),
@@ -227,7 +228,8 @@ TEST_F(QuantizeAwq, WhatDoesNotFoldIsStoredAndApplied) {
   wanted.output = folder_ / "plain";
   wanted.options.steps.add({.kind = quantize::StepKind::awq, .input_scales = false});
   quantize_model(wanted);
-  EXPECT_FALSE(model::Model::open(wanted.output).quantization().find("model.layers.2.mlp.down_proj")->input_scale);
+  EXPECT_FALSE(
+      model::Model::open(wanted.output).folder().quantization.find("model.layers.2.mlp.down_proj")->input_scale);
 }
 
 TEST_F(QuantizeAwq, BytesDependNeitherOnThreadsNorOnWhereStatisticsComeFrom) {
@@ -243,11 +245,10 @@ TEST_F(QuantizeAwq, BytesDependNeitherOnThreadsNorOnWhereStatisticsComeFrom) {
   set_threads(0);
   EXPECT_EQ(weights("one"), weights("three"));
   auto spilled = first_layer("spilled");
-  const auto config = model::read_config(model());
-  const auto checkpoint = io::Checkpoint::open(model());
+  const auto opened = model::open_model(model());
   constexpr int64_t window_bytes = 128 * 256 * 4;
-  spilled.calibrated->max_memory = calibration_memory(checkpoint, config, 128, true) +
-                                   calibrated_memory(checkpoint, config, all_packed, {}) + 2 * window_bytes;
+  spilled.calibrated->max_memory =
+      calibration_memory(opened, 128, true) + calibrated_memory(opened, all_packed, {}) + 2 * window_bytes;
   const auto report = quantize_model(spilled);
   EXPECT_EQ(weights("one"), weights("spilled"));
   ASSERT_EQ(report.plan.notes.size(), 1u);

@@ -42,8 +42,8 @@ class Calibrate : public ::testing::Test {
 /// The layers run one by one over all windows, or the whole model runs window by window: the same sums in the same
 /// order, so the same bits.
 TEST_F(Calibrate, LayerByLayerSeesWhatTheWholeModelSees) {
-  const auto config = model::read_config(model());
-  const auto checkpoint = io::Checkpoint::open(model());
+  const auto opened = model::open_model(model());
+  const auto& config = opened.config;
   const auto windows = cut_windows(tokenizer::read_ids(ids(), config.vocab_size), 3, 64, "ids");
   const auto whole = model::Model::open(model());
   std::map<std::string, quantize::InputStatistics> expected;
@@ -58,7 +58,7 @@ TEST_F(Calibrate, LayerByLayerSeesWhatTheWholeModelSees) {
     decoder.reset();
     decoder.forward(windows.window(window), &observer);
   }
-  Calibration calibration(checkpoint, config, windows, {});
+  Calibration calibration(opened, windows, {});
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     const auto statistics = calibration.next();
     const auto groups = model::input_groups(config, layer);
@@ -95,10 +95,8 @@ TEST_F(Calibrate, BytesDependNeitherOnThreadsNorOnMemory) {
   set_threads(3);
   calibrate_model(three);
   set_threads(0);
-  const auto config = model::read_config(model());
-  const auto checkpoint = io::Checkpoint::open(model());
   // Room for one of the four windows beside the layer.
-  spilled.options.max_memory = calibration_memory(checkpoint, config, 128, true) + 128 * 256 * 4;
+  spilled.options.max_memory = calibration_memory(model::open_model(model()), 128, true) + 128 * 256 * 4;
   EXPECT_EQ(calibrate_model(spilled).spilled, 3);
   EXPECT_EQ(bytes("one.safetensors"), bytes("three.safetensors"));
   EXPECT_EQ(bytes("one.safetensors"), bytes("spill.safetensors"));

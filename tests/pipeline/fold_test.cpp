@@ -58,11 +58,11 @@ class Fold : public ::testing::Test {
 
   /// Verification against the model that nothing was folded into.
   static double sqnr(const fs::path& folder) {
-    const auto candidate = verify::open_checkpoint(folder);
-    const auto base = verify::open_base(model(), candidate);
+    const auto candidate = model::open_model(folder);
+    const auto base = model::fold_like(model::open_model(model()), candidate.folded);
     const auto structure = verify::check_structure(candidate, &base);
     EXPECT_TRUE(structure.passed) << structure.detail << "\n" << join(structure.faults, "\n");
-    EXPECT_TRUE(verify::check_codes(candidate).passed);
+    EXPECT_TRUE(verify::check_codes(candidate.folder).passed);
     EXPECT_TRUE(verify::check_finite(candidate).passed);
     return verify::compare_with_base(candidate, base).total.sqnr();
   }
@@ -121,11 +121,11 @@ TEST_F(Fold, PackedWeightsAreThoseOfTheFoldedBase) {
     EXPECT_NEAR(sqnr(wanted.output), report.total.sqnr(), 1e-6);
     EXPECT_EQ(report.plan.steps.front(), "rotations folded, seed 3");
     // Without the fold they have nothing in common with the base's.
-    const auto candidate = verify::open_checkpoint(wanted.output);
-    const auto base = verify::open_checkpoint(model());
+    const auto candidate = model::open_model(wanted.output);
+    const auto base = model::open_model(model());
     EXPECT_FALSE(verify::check_structure(candidate, &base).passed);
     EXPECT_LT(verify::compare_with_base(candidate, base).total.sqnr(), 0);
-    const auto& up = *candidate.quantization.find("model.layers.0.mlp.up_proj");
+    const auto& up = *candidate.folder.quantization.find("model.layers.0.mlp.up_proj");
     EXPECT_EQ(up.source_dtype, DType::bf16);
     // The rotation of a rotated scheme belongs to it.
     EXPECT_EQ(up.passes[0].rotation.block, wanted.method == "rotated" ? 128 : 1);
@@ -163,7 +163,7 @@ TEST_F(Fold, OnlyDownTakesTheRotationAtRunTime) {
     }
     const auto report = quantize_model(wanted);
     EXPECT_EQ(std::ranges::count(report.plan.steps, "down_proj's inputs rotated, hadamard128-s3"), 1);
-    const auto quantization = verify::open_checkpoint(wanted.output).quantization;
+    const auto quantization = model::open_model(wanted.output).folder.quantization;
     for (const auto& [name, info] : quantization.linears) {
       EXPECT_EQ(info.passes[0].rotation.identity(), !name.ends_with("down_proj")) << name;
     }
@@ -240,9 +240,9 @@ TEST_F(Fold, OtherProgramsReadIt) {
     SCOPED_TRACE(dialect);
     convert_model({folder_ / "q", folder_ / dialect, dialect, false, {}, false});
     EXPECT_EQ(logits(folder_ / dialect), expected);
-    const auto candidate = verify::open_checkpoint(folder_ / dialect);
-    const auto plain = verify::open_base(model(), candidate);
-    const auto audit = verify::check_conventions(candidate.checkpoint, &plain.checkpoint);
+    const auto candidate = model::open_model(folder_ / dialect);
+    const auto plain = model::fold_like(model::open_model(model()), candidate.folded);
+    const auto audit = verify::check_conventions(candidate.folder, &plain.folder.tensors);
     EXPECT_TRUE(audit.passed) << join(audit.faults, "\n");
     const auto weights = verify::compare_with_base(candidate, plain);
     EXPECT_GT(weights.total.sqnr(), 15);

@@ -34,10 +34,10 @@ class Rotated : public ::testing::Test {
   }
 
   static double sqnr(const fs::path& folder, bool residual = true) {
-    const auto candidate = verify::open_checkpoint(folder, residual);
-    const auto base = verify::open_checkpoint(test::testdata() / "w4q-llama-tiny");
+    const auto candidate = model::open_model(folder, residual);
+    const auto base = model::open_model(test::testdata() / "w4q-llama-tiny");
     EXPECT_TRUE(verify::check_structure(candidate, &base).passed);
-    EXPECT_TRUE(verify::check_codes(candidate).passed);
+    EXPECT_TRUE(verify::check_codes(candidate.folder).passed);
     return verify::compare_with_base(candidate, base).total.sqnr();
   }
 
@@ -60,13 +60,13 @@ TEST_F(Rotated, TheBaseStandsAloneAndTheResidualComesOnTop) {
   EXPECT_NEAR(sqnr(wanted.output, false), 20.2, 0.5);
 
   const auto whole = model::Model::open(wanted.output);
-  EXPECT_TRUE(whole.quantization().notes.empty());
+  EXPECT_TRUE(whole.folder().quantization.notes.empty());
   EXPECT_EQ(down(whole).passes.size(), 2u);
   EXPECT_EQ(down(whole).rotations[1].rotation(), (formats::Rotation{128, 1042}));
   // A user who was given the base alone.
   fs::remove_all(wanted.output / "residual");
   const auto base = model::Model::open(wanted.output);
-  EXPECT_EQ(base.quantization().notes.size(), 1u);
+  EXPECT_EQ(base.folder().quantization.notes.size(), 1u);
   EXPECT_EQ(down(base).passes.size(), 1u);
   EXPECT_TRUE(formats::bytes_equal(down(base).passes[0], down(whole).passes[0]));
   EXPECT_NEAR(sqnr(wanted.output), 20.2, 0.5);

@@ -27,8 +27,8 @@ class Compare : public ::testing::Test {
   static std::filesystem::path three() { return folders_->three / "q"; }
   static std::filesystem::path four() { return folders_->four / "q"; }
 
-  const OpenCheckpoint base = open_checkpoint(test::bundled_model());
-  const OpenCheckpoint a = open_checkpoint(three()), b = open_checkpoint(four());
+  const model::OpenedModel base = model::open_model(test::bundled_model());
+  const model::OpenedModel a = model::open_model(three()), b = model::open_model(four());
 };
 
 TEST_F(Compare, PutsWeightsAndOutputsSideBySide) {
@@ -97,8 +97,8 @@ TEST_F(Compare, WhoPredictsNothingIsWorse) {
 }
 
 TEST_F(Compare, AnotherModelIsRefused) {
-  OpenCheckpoint other = open_checkpoint(test::bundled_model());
-  other.model.layers = 3;
+  model::OpenedModel other = model::open_model(test::bundled_model());
+  other.config.layers = 3;
   expect_error(ErrorCode::mismatch, {"expected", "4 layers"}, [&] { compare_linears(other, a, base, {}); });
 }
 

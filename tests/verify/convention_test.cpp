@@ -62,16 +62,18 @@ std::filesystem::path clean(const std::string& scheme, const std::string& dialec
   return output;
 }
 
+bool is_foreign(const std::filesystem::path& folder) { return CheckContext(test::check_options(folder)).foreign(); }
+
 /// A checkpoint in memory, to be damaged and written.
 class Checkpoint {
  public:
   Checkpoint(const std::string& scheme, const std::string& dialect) : folder_(clean(scheme, dialect)) {
-    const auto file = io::Checkpoint::open(folder_);
-    for (const auto& [name, info] : file.tensors()) {
-      tensors[name] = {info.dtype, info.shape, Buffer::copy_of(file.load(name)->bytes)};
+    const auto file = checkpoint::open_folder(folder_);
+    for (const auto& [name, info] : file.tensors.tensors()) {
+      tensors[name] = {info.dtype, info.shape, Buffer::copy_of(file.tensors.load(name)->bytes)};
     }
-    config = io::read_json(folder_ / "config.json");
-    quantization = checkpoint::read_quantization(config, file, "config.json");
+    config = file.config;
+    quantization = file.quantization;
   }
 
   struct Tensor {
@@ -153,7 +155,7 @@ TEST(Convention, CleanCheckpointsRaiseNoAlarm) {
                                                        {"int4-g128-f16-asym", "gptq-v1"}};
   for (const auto& [scheme, dialect] : cases) {
     const Checkpoint checkpoint(scheme, dialect);
-    EXPECT_TRUE(is_foreign_checkpoint(clean(scheme, dialect)));
+    EXPECT_TRUE(is_foreign(clean(scheme, dialect)));
     for (const bool with_base : {false, true}) {
       // With the base three of them: every width, words along outputs and along inputs.
       if (with_base && scheme != std::string("int4-g128-f16-asym") && scheme != std::string("int2-g64-f16-asym"))
@@ -163,7 +165,7 @@ TEST(Convention, CleanCheckpointsRaiseNoAlarm) {
                                 << (check.faults.empty() ? "" : check.faults.front());
     }
   }
-  EXPECT_FALSE(is_foreign_checkpoint(test::bundled_model()));
+  EXPECT_FALSE(is_foreign(test::bundled_model()));
 }
 
 /// A weight [256, k] of random numbers, the sizes of whose outputs lie far apart, rounded to `scheme`.

@@ -78,11 +78,10 @@ TEST_F(KernelCheckGpu, RowCountsAreThoseOfTheKernels) {
   const device::Stream stream(test::gpu());
   const auto layer = decoder_cuda::upload_layer(model.layers().front(), stream);
   const auto& linear = layer.blocks.front().groups.back();
-  const auto counts = row_counts(test::gpu().properties(), linear, false);
+  const auto counts = row_counts(linear, false);
   const auto& product = linear.products.front();
   std::vector<std::string> seen, all;
-  for (int64_t rows = 1; rows <= 2048; ++rows)
-    all.push_back(kernel_names(test::gpu().properties(), product, linear.k, rows, false).front());
+  for (int64_t rows = 1; rows <= 2048; ++rows) all.push_back(kernel_names(product, rows, false).front());
   for (const int64_t rows : counts) seen.push_back(all[static_cast<size_t>(rows - 1)]);
   for (const auto& name : all) EXPECT_NE(std::ranges::find(seen, name), seen.end()) << name;
 }
@@ -96,7 +95,7 @@ TEST_F(KernelCheckGpu, ADamagedWeightOnTheDeviceIsFound) {
   const auto* const weight = &model.layers().front().linear(model::Role::output);
   const auto check = [&] { return KernelReport{check_product(test::gpu(), {linear, {weight}, Use::residual}, false)}; };
   expect_passed(check());
-  const auto* const codes = reinterpret_cast<const std::byte*>(linear.products.front().packed->codes);
+  const auto* const codes = reinterpret_cast<const std::byte*>(linear.products.front().linear.passes.front().codes);
   const auto plane = std::ranges::find_if(linear.memory, [&](const auto& buffer) { return buffer.data() == codes; });
   ASSERT_NE(plane, linear.memory.end());
   const std::vector<std::byte> zeros(1024);

@@ -146,8 +146,8 @@ TEST_F(Ladder, EveryFolderIsOpenedOnce) {
   std::filesystem::copy(test::bundled_model(), base, std::filesystem::copy_options::recursive);
   CheckContext context(test::check_options(candidate, base, ids));
   EXPECT_FALSE(context.foreign());
-  EXPECT_EQ(context.candidate().quantization.linears.size(), 28u);
-  EXPECT_FALSE(context.base().checkpoint.tensors().empty());
+  EXPECT_EQ(context.candidate().folder.quantization.linears.size(), 28u);
+  EXPECT_FALSE(context.base().folder.tensors.tensors().empty());
   std::filesystem::remove_all(candidate);
   std::filesystem::remove_all(base);
   EXPECT_EQ(context.model().layers().size(), 4u);

@@ -28,7 +28,7 @@ class Rescaled : public ::testing::Test {
     return pipeline::quantize_model(request);
   }
   WeightReport compare() const {
-    return compare_with_base(open_checkpoint(folder_ / "q"), open_checkpoint(test::bundled_model()));
+    return compare_with_base(model::open_model(folder_ / "q"), model::open_model(test::bundled_model()));
   }
   static double sqnr_of(const WeightReport& report, std::string_view name) {
     for (const auto& tensor : report.tensors) {

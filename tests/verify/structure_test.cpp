@@ -18,9 +18,9 @@ class Structure : public ::testing::Test {
   void rewrite(const test::Change& change) const { test::rewrite(path_, change); }
 
   Check structure(bool with_base = true) const {
-    const auto candidate = open_checkpoint(path_);
+    const auto candidate = model::open_model(path_);
     if (!with_base) return check_structure(candidate, nullptr);
-    const auto base = open_checkpoint(bundled_model());
+    const auto base = model::open_model(bundled_model());
     return check_structure(candidate, &base);
   }
 
@@ -39,8 +39,8 @@ class Structure : public ::testing::Test {
 TEST_F(Structure, AQuantizedModelPasses) {
   EXPECT_TRUE(structure().passed);
   EXPECT_TRUE(structure(false).passed);
-  EXPECT_TRUE(check_codes(open_checkpoint(path_)).passed);
-  EXPECT_TRUE(check_finite(open_checkpoint(path_)).passed);
+  EXPECT_TRUE(check_codes(checkpoint::open_folder(path_)).passed);
+  EXPECT_TRUE(check_finite(model::open_model(path_)).passed);
 }
 
 TEST_F(Structure, MissingPlane) {
@@ -94,7 +94,7 @@ TEST_F(Structure, ADamagedCodebookFailsTheCodes) {
     return true;
   });
   EXPECT_TRUE(structure(false).passed);
-  expect_fault(check_codes(open_checkpoint(path_)), "model.layers.2.mlp.gate_proj");
+  expect_fault(check_codes(checkpoint::open_folder(path_)), "model.layers.2.mlp.gate_proj");
 }
 
 TEST_F(Structure, NaNInAKeptTensorIsFound) {
@@ -102,7 +102,7 @@ TEST_F(Structure, NaNInAKeptTensorIsFound) {
     if (tensor.name == "model.norm.weight") bytes[2 * 5] = std::byte{0xC0}, bytes[2 * 5 + 1] = std::byte{0x7F};
     return true;
   });
-  expect_fault(check_finite(open_checkpoint(path_)), "model.norm.weight: NaN or infinity at element 5");
+  expect_fault(check_finite(model::open_model(path_)), "model.norm.weight: NaN or infinity at element 5");
 }
 
 }  // namespace

@@ -13,8 +13,8 @@ TEST(Weights, SqnrOfTheBundledModelByBits) {
   const double expected[] = {7.4, 14.8, 20.6, 25.3};
   for (int bits = 2; bits <= 5; ++bits) {
     const test::TemporaryFolder folder;
-    const auto candidate = open_checkpoint(test::quantized_model(folder, bits));
-    const auto report = compare_with_base(candidate, open_checkpoint(test::bundled_model()));
+    const auto candidate = model::open_model(test::quantized_model(folder, bits));
+    const auto report = compare_with_base(candidate, model::open_model(test::bundled_model()));
     EXPECT_EQ(report.tensors.size(), 28u);
     EXPECT_GT(report.total.sqnr(), expected[bits - 2] - 0.5) << bits;
     EXPECT_LT(report.total.sqnr(), expected[bits - 2] + 1.0) << bits;
@@ -24,7 +24,7 @@ TEST(Weights, SqnrOfTheBundledModelByBits) {
 
 TEST(Weights, AModelAgainstItselfHasNoError) {
   const test::TemporaryFolder folder;
-  const auto packed = open_checkpoint(test::quantized_model(folder, 3));
+  const auto packed = model::open_model(test::quantized_model(folder, 3));
   const auto report = compare_with_base(packed, packed);
   EXPECT_EQ(report.total.noise, 0);
   EXPECT_TRUE(std::isinf(report.total.sqnr()));

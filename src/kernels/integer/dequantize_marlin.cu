@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(warps * 32) decode_kernel(const DecodeArgs arg
 void dequantize_marlin(const DevicePass& weight, int64_t first, int64_t count, const DeviceRows& out,
                        const device::Stream& stream) {
   LinearArgs layer;
-  layer.weight = weight;
+  layer.passes = {&weight, 1};
   const bool vectors = aligned(out.data, 16) && out.stride % 8 == 0;
   const integer::DecodeArgs args{prepare_marlin(layer), first, count, out.data, out.stride, vectors};
   const int64_t tasks = (count + 63) / 64 * args.weight.k_tiles;

@@ -3,7 +3,7 @@
 
 #include "device/stream.h"
 #include "kernels/dequantize/dequantize_cuda.h"
-#include "kernels/linear/packed_linear.h"
+#include "kernels/linear/device_linear.h"
 
 namespace w4q::kernels {
 

@@ -36,13 +36,13 @@ struct Parts {
 };
 
 /// Fewer rows may be cut more finely along k, and need more.
-size_t workspace(const LinearDesc& desc) {
+WorkspaceSizes workspace(const LinearDesc& desc) {
   const int64_t m = std::min(desc.m, most_slice_rows);
   size_t most = 0;
   for (int64_t rows = 1; rows < m + int8::tile_rows; rows += int8::tile_rows) {
-    most = std::max(most, Parts(desc.gpu, std::min(rows, m), desc.n, desc.k).bytes());
+    most = std::max(most, Parts(desc.gpu, std::min(rows, m), desc.n(), desc.k()).bytes());
   }
-  return most;
+  return {0, most};
 }
 
 bool accepts(const LinearDesc& desc, std::string* why) {
@@ -50,7 +50,9 @@ bool accepts(const LinearDesc& desc, std::string* why) {
     if (why != nullptr) *why = "rounds activations to int8, which was not asked for";
     return false;
   }
-  if (desc.layout == "marlin" && desc.m >= 1 && desc.m <= most_rows && takes_int8_activations(desc.scheme)) return true;
+  if (desc.passes.size() == 1 && desc.pass().layout == "marlin" && desc.m >= 1 && desc.m <= most_rows &&
+      takes_int8_activations(desc.pass().scheme))
+    return true;
   if (why != nullptr) *why = "reads marlin, int4 and int8 with f16 or bf16 scales";
   return false;
 }
@@ -68,11 +70,11 @@ struct Launches {
 };
 
 Launches prepare_launches(const LinearArgs& args, const device::Properties& gpu) {
-  const auto& w = args.weight;
+  const auto& w = args.pass();
   const Parts parts(gpu, args.m, w.n, w.k);
   const Int8Order order(args.m, w.k);
   const Tiling tiling = int8::tiling_of(gpu, args.m, w.n, w.k);
-  auto* at = static_cast<uint8_t*>(args.workspace);
+  auto* at = static_cast<uint8_t*>(args.workspace.scratch);
   Int8RowsArgs rows{args.m, w.k, args.activation, args.x, args.ldx, w.input_order, at};
   rows.scales = reinterpret_cast<float*>(at += parts.codes);
   rows.sums = reinterpret_cast<int16_t*>(at += parts.scales);
@@ -101,7 +103,7 @@ void run(const LinearArgs& args, const device::Stream& stream) {
   in_slices(args, most_slice_rows, [&](const LinearArgs& part) {
     const Launches launches = prepare_launches(part, stream.context().properties());
     int8_rows_cuda(launches.rows, stream);
-    int8::launch_gemm(launches.gemm, part.weight.scheme.bits, stream, shape_of(part));
+    int8::launch_gemm(launches.gemm, part.pass().scheme.bits, stream, part.shape);
   });
 }
 
@@ -110,8 +112,9 @@ constexpr KernelRow rows[] = {
      .description = "any number of rows, rounded to int8: integer tensor cores, exact sums of up to 128 inputs",
      .accepts = accepts,
      .workspace = workspace,
+     .check = check_integer_pass,
      .run = run,
-     .keeps_semaphores = false,
+     .begins_early = false,
      // Integers are exact: f32 sums of groups, the scales' products and the result are rounded, in f32
      // (128 groups + 3) · 2^-24 at most.
      .fp32_error = 1e-5},

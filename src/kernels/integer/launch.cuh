@@ -3,7 +3,7 @@
 
 #include "kernels/frame/launch.cuh"
 #include "kernels/integer/tile.cuh"
-#include "kernels/linear/packed_linear.h"
+#include "kernels/linear/kernel_row.h"
 
 namespace w4q::kernels {
 

@@ -2,7 +2,9 @@
 #include <bit>
 #include <cmath>
 
+#include "device/cublas.h"
 #include "formats/integer.h"
+#include "kernels/integer/dequantize_interleaved.h"
 #include "kernels/integer/dequantize_marlin.h"
 #include "kernels/integer/launch.cuh"
 #include "kernels/linear/dequantize_gemm.h"
@@ -23,25 +25,31 @@ bool single_group(const Scheme& scheme, int64_t k) { return formats::integer_gro
 
 bool accepts_marlin(const LinearDesc& desc, int64_t least, int64_t most, std::string* why) {
   if (!accepts_rows(desc, "marlin", least, most, why)) return false;
-  if (takes_marlin(desc.scheme)) return true;
+  if (takes_marlin(desc.pass().scheme)) return true;
   if (why != nullptr) *why = "reads int4 and int8 with f16 or bf16 scales and groups of 32, 64, 128, … or a whole row";
   return false;
 }
 
-bool accepts_interleaved(const LinearDesc& desc, std::string* why) {
-  if (!accepts_rows(desc, "interleaved", 1, most_rows, why)) return false;
-  const Scheme& s = desc.scheme;
+bool accepts_interleaved(const LinearDesc& desc, int64_t least, int64_t most, std::string* why) {
+  if (!accepts_rows(desc, "interleaved", least, most, why)) return false;
+  const Scheme& s = desc.pass().scheme;
   const bool groups = s.block == 32 || s.block == 64 || s.block == 128;
   if (s.family == formats::SchemeFamily::integer && s.bits == 4 && groups && s.scale == ScaleType::f16) return true;
   if (why != nullptr) *why = "reads int4 in groups of 32, 64 or 128 with f16 scales";
   return false;
 }
 
+/// Most rows for the GEMV, which reads the weights for each eight. Beyond, decoding once and cuBLAS are faster, where
+/// there is cuBLAS.
+int64_t most_interleaved(const LinearDesc& desc) {
+  return desc.m <= most_launch_rows || device::have_cublas() ? most_launch_rows : most_rows;
+}
+
 /// Where weights become values of the activations' type in registers: a power of two that keeps (code − zero) · scale
 /// inside f16.
 float weight_factor(const LinearArgs& args) {
   if (args.activation != DType::f16) return 1;
-  const auto& w = args.weight;
+  const auto& w = args.pass();
   if (single_group(w.scheme, w.k)) return 1;
   return std::ldexp(1.0f, 14 - w.scheme.bits - (std::ilogb(w.scale_max) + 1));
 }
@@ -54,43 +62,50 @@ float code_factor(DType activation, int bits) {
 
 void run_marlin_gemv(const LinearArgs& args, const device::Stream& stream) {
   integer::MarlinLaunch launch = prepare_marlin(args);
-  launch.result_factor = code_factor(args.activation, args.weight.scheme.bits);
+  launch.result_factor = code_factor(args.activation, args.pass().scheme.bits);
   if (takes_fused_kernel(args)) {
-    return integer::launch_fused_marlin_gemv(launch, args.weight.scheme.bits, blocks_for(stream, launch.tiles), stream,
-                                             shape_of(args));
+    return integer::launch_fused_marlin_gemv(launch, args.pass().scheme.bits, blocks_for(stream, launch.tiles), stream,
+                                             args.shape);
   }
-  integer::launch_marlin_gemv(launch, args.weight.scheme.bits, args.activation, blocks_for(stream, launch.tiles),
-                              stream, shape_of(args));
+  integer::launch_marlin_gemv(launch, args.pass().scheme.bits, args.activation, blocks_for(stream, launch.tiles),
+                              stream, args.shape);
 }
 
 void run_marlin_gemm(const LinearArgs& args, const device::Stream& stream) {
-  in_slices(args, packed_linear_max_rows, [&](const LinearArgs& part) {
+  in_slices(args, most_launch_rows, [&](const LinearArgs& part) {
     integer::MarlinLaunch launch = prepare_marlin(part);
     launch.result_factor = 1 / launch.weight_factor;
-    integer::launch_marlin_gemm(launch, part.weight.scheme.bits, part.activation,
-                                frame::gemm_blocks(launch, blocks_for(stream, launch.tiles)), stream, shape_of(part));
+    integer::launch_marlin_gemm(launch, part.pass().scheme.bits, part.activation,
+                                frame::gemm_blocks(launch, blocks_for(stream, launch.tiles)), stream, part.shape);
   });
 }
 
 void run_dequantize_gemm(const LinearArgs& args, const device::Stream& stream) {
   const auto decode = [&](int64_t first, int64_t count, const DeviceRows& out) {
-    dequantize_marlin(args.weight, first, count, out, stream);
+    dequantize_marlin(args.pass(), first, count, out, stream);
   };
-  dequantize_gemm(args, decode, stream);
+  dequantize_gemm(args, args.workspace.scratch, decode, stream);
+}
+
+void run_interleaved_gemm(const LinearArgs& args, const device::Stream& stream) {
+  const auto decode = [&](int64_t first, int64_t count, const DeviceRows& out) {
+    dequantize_interleaved(args.pass(), first, count, out, stream);
+  };
+  dequantize_gemm(args, args.workspace.scratch, decode, stream);
 }
 
 void run_interleaved_gemv(const LinearArgs& args, const device::Stream& stream) {
   in_slices(args, most_interleaved_rows, [&](const LinearArgs& part) {
     integer::InterleavedLaunch launch{};
     static_cast<frame::Launch&>(launch) = prepare(part);
-    launch.zeros = part.weight.zeros;
-    launch.zero_words = (part.weight.n + 7) / 8;
-    launch.group_shift = std::countr_zero(static_cast<unsigned>(part.weight.scheme.block)) - 5;
-    launch.result_factor = code_factor(part.activation, part.weight.scheme.bits);
+    launch.zeros = part.pass().zeros;
+    launch.zero_words = (part.pass().n + 7) / 8;
+    launch.group_shift = std::countr_zero(static_cast<unsigned>(part.pass().scheme.block)) - 5;
+    launch.result_factor = code_factor(part.activation, part.pass().scheme.bits);
     if (takes_fused_kernel(part)) {
-      return integer::launch_fused_interleaved_gemv(launch, blocks_for(stream, launch.tiles), stream, shape_of(part));
+      return integer::launch_fused_interleaved_gemv(launch, blocks_for(stream, launch.tiles), stream, part.shape);
     }
-    integer::launch_interleaved_gemv(launch, part.activation, blocks_for(stream, launch.tiles), stream, shape_of(part));
+    integer::launch_interleaved_gemv(launch, part.activation, blocks_for(stream, launch.tiles), stream, part.shape);
   });
 }
 
@@ -99,29 +114,44 @@ constexpr KernelRow rows[] = {
      .description = "1 to 16 rows, memory-bound: every warp streams a run of tiles, scales multiply the sums",
      .accepts = [](const LinearDesc& d, std::string* why) { return accepts_marlin(d, 1, most_gemv_rows, why); },
      .workspace = gemv_workspace,
+     .check = check_integer_pass,
      .run = run_marlin_gemv,
-     .fuses = true},
+     .fuses = true,
+     .begins_early = false},
     {.name = "marlin-gemm",
      .description = "17 to 128 rows, 64 at a time: activations in shared memory, scales multiply the weights",
      .accepts = [](const LinearDesc& d,
                    std::string* why) { return accepts_marlin(d, most_gemv_rows + 1, most_gemm_rows(d), why); },
      .workspace = gemm_workspace,
+     .check = check_integer_pass,
      .run = run_marlin_gemm,
-     .swiglu = true},
+     .swiglu = GateOrder::turns,
+     .begins_early = false},
     {.name = "marlin-wide",
      .description = "more than 128 rows: weights decoded once, a strip at a time, and multiplied by cuBLAS",
      .accepts = [](const LinearDesc& d,
                    std::string* why) { return accepts_marlin(d, most_gemm_rows(d) + 1, most_rows, why); },
      .workspace = dequantize_gemm_workspace,
+     .check = check_integer_pass,
      .run = run_dequantize_gemm,
-     .keeps_semaphores = false},
+     .begins_early = false},
     {.name = "interleaved-gemv",
-     .description =
-         "any number of rows, 8 at a time: a lane holds inputs of one output, the B operand keeps lanes apart",
-     .accepts = accepts_interleaved,
+     .description = "1 to 64 rows, 8 at a time: a lane holds inputs of one output, the B operand keeps lanes apart",
+     .accepts = [](const LinearDesc& d,
+                   std::string* why) { return accepts_interleaved(d, 1, most_interleaved(d), why); },
      .workspace = gemv_workspace,
+     .check = check_integer_pass,
      .run = run_interleaved_gemv,
-     .fuses = true},
+     .fuses = true,
+     .begins_early = false},
+    {.name = "interleaved-wide",
+     .description = "more than 64 rows: weights decoded once, a strip at a time, and multiplied by cuBLAS",
+     .accepts = [](const LinearDesc& d,
+                   std::string* why) { return accepts_interleaved(d, most_interleaved(d) + 1, most_rows, why); },
+     .workspace = dequantize_gemm_workspace,
+     .check = check_integer_pass,
+     .run = run_interleaved_gemm,
+     .begins_early = false},
 };
 
 }  // namespace
@@ -129,7 +159,7 @@ constexpr KernelRow rows[] = {
 bool takes_marlin(const Scheme& scheme) { return takes_int8_activations(scheme); }
 
 integer::MarlinLaunch prepare_marlin(const LinearArgs& args) {
-  const auto& w = args.weight;
+  const auto& w = args.pass();
   const repack::MarlinMap map(w.scheme.bits, w.n, w.k, formats::integer_groups(w.scheme, w.k));
   integer::MarlinLaunch launch{};
   static_cast<frame::Launch&>(launch) = prepare(args);
@@ -152,7 +182,8 @@ integer::MarlinLaunch prepare_marlin(const LinearArgs& args) {
 
 std::span<const KernelRow> integer_rows() noexcept { return rows; }
 
-void check_integer_weight(const DevicePass& w) {
+void check_integer_pass(const DevicePass& w) {
+  require(w.scales != nullptr, "a null pointer", "scales are needed");
   require(!w.scheme.asymmetric || w.zeros != nullptr, "a null pointer", "asymmetric weights need their zero points");
   require(!w.scheme.act_order || w.input_order != nullptr, "a null pointer", "act order needs the order of inputs");
   require(aligned(w.zeros, 16) && aligned(w.input_order, 4), "a misaligned pointer",

@@ -11,11 +11,11 @@
 
 namespace w4q::kernels {
 
-struct LinearArgs;
+struct DevicePass;
 
 /// kbit weights that are scaled in registers: powers of two that keep table entries and their products with the scales
 /// inside the 16-bit type.
-void set_weight_factors(const LinearArgs& args, frame::Launch& launch);
+void set_weight_factors(const DevicePass& pass, DType activation, frame::Launch& launch);
 
 }  // namespace w4q::kernels
 

@@ -11,14 +11,15 @@ namespace w4q::kernels {
 namespace {
 
 /// A stretch is for f16.
-float factor_of_table(const LinearArgs& args, float stretch, int entry_top) {
-  return table_factor(args.weight.table_max, args.activation == DType::f16 ? stretch : 1.0f, entry_top);
+float factor_of_table(const DevicePass& pass, DType activation, float stretch, int entry_top) {
+  return table_factor(pass.table_max, activation == DType::f16 ? stretch : 1.0f, entry_top);
 }
 
 /// Where sums are scaled: table entries inside the 16-bit type, small levels included.
 void set_sum_factors(const LinearArgs& args, frame::Launch& launch) {
-  const bool e4m4 = args.weight.scheme.scale == formats::ScaleType::e4m4;
-  launch.table_factor = factor_of_table(args, args.weight.table_stretch, args.activation == DType::f16 ? 10 : 0);
+  const bool e4m4 = args.pass().scheme.scale == formats::ScaleType::e4m4;
+  launch.table_factor =
+      factor_of_table(args.pass(), args.activation, args.pass().table_stretch, args.activation == DType::f16 ? 10 : 0);
   launch.result_factor = (e4m4 ? kbit::E4m4Scales::sum_factor : kbit::F16Scales::sum_factor) / launch.table_factor;
 }
 
@@ -26,20 +27,18 @@ void run_gemv(const LinearArgs& args, const device::Stream& stream) {
   frame::Launch launch = prepare(args);
   set_sum_factors(args, launch);
   if (takes_fused_kernel(args)) {
-    return kbit::launch_fused_gemv(launch, args.weight.scheme, blocks_for(stream, launch.tiles), stream,
-                                   shape_of(args));
+    return kbit::launch_fused_gemv(launch, args.pass().scheme, blocks_for(stream, launch.tiles), stream, args.shape);
   }
-  kbit::launch_gemv(launch, args.weight.scheme, args.activation, blocks_for(stream, launch.tiles), stream,
-                    shape_of(args));
+  kbit::launch_gemv(launch, args.pass().scheme, args.activation, blocks_for(stream, launch.tiles), stream, args.shape);
 }
 
-/// Up to packed_linear_max_rows rows at a time.
+/// Up to most_launch_rows rows at a time.
 void run_gemm(const LinearArgs& args, const device::Stream& stream) {
-  in_slices(args, packed_linear_max_rows, [&](const LinearArgs& part) {
+  in_slices(args, most_launch_rows, [&](const LinearArgs& part) {
     frame::Launch launch = prepare(part);
-    set_weight_factors(part, launch);
+    set_weight_factors(part.pass(), part.activation, launch);
     const int blocks = frame::gemm_blocks(launch, blocks_for(stream, launch.tiles));
-    kbit::launch_gemm(launch, part.weight.scheme, part.activation, blocks, stream, shape_of(part));
+    kbit::launch_gemm(launch, part.pass().scheme, part.activation, blocks, stream, part.shape);
   });
 }
 
@@ -61,14 +60,15 @@ void decode_panel(const DevicePass& w, int64_t first, int64_t count, const Devic
 
 void run_dequantize_gemm(const LinearArgs& args, const device::Stream& stream) {
   const auto decode = [&](int64_t first, int64_t count, const DeviceRows& out) {
-    decode_panel(args.weight, first, count, out, stream);
+    decode_panel(args.pass(), first, count, out, stream);
   };
-  dequantize_gemm(args, decode, stream);
+  dequantize_gemm(args, args.workspace.scratch, decode, stream);
 }
 
 void run_reference(const LinearArgs& args, const device::Stream& stream) {
-  frame::Launch launch = prepare(args);
-  kbit::launch_reference(launch, args.weight.scheme, args.activation, stream, shape_of(args));
+  in_slices(args, most_launch_rows, [&](const LinearArgs& part) {
+    kbit::launch_reference(prepare(part), part.pass().scheme, part.activation, stream, part.shape);
+  });
 }
 
 bool gemm_accepts(const LinearDesc& desc, std::string* why) {
@@ -84,51 +84,55 @@ constexpr KernelRow rows[] = {
      .accepts = [](const LinearDesc& d,
                    std::string* why) { return accepts_rows(d, "kbit-fragment", 1, most_gemv_rows, why); },
      .workspace = gemv_workspace,
+     .check = check_kbit_pass,
      .run = run_gemv,
      .fuses = true},
     {.name = "kbit-gemm",
      .description = "17 to 128 rows, 64 at a time: activations in shared memory, scales multiply the weights",
      .accepts = gemm_accepts,
      .workspace = gemm_workspace,
+     .check = check_kbit_pass,
      .run = run_gemm,
-     .swiglu = true},
+     .swiglu = GateOrder::turns},
     {.name = "kbit-wide",
      .description = "more than 128 rows: weights decoded once, a strip at a time, and multiplied by cuBLAS",
      .accepts = wide_accepts,
      .workspace = dequantize_gemm_workspace,
-     .run = run_dequantize_gemm,
-     .keeps_semaphores = false},
+     .check = check_kbit_pass,
+     .run = run_dequantize_gemm},
     {.name = "kbit-reference",
-     .description = "1 to 64 rows of kbit-tile: bit-planes and a shuffle per weight, the yardstick of the others",
-     .accepts = [](const LinearDesc& d,
-                   std::string* why) { return accepts_rows(d, "kbit-tile", 1, packed_linear_max_rows, why); },
-     .workspace = [](const LinearDesc&) { return size_t{0}; },
+     .description = "any number of rows of kbit-tile, 64 at a time: bit-planes and a shuffle per weight, the yardstick "
+                    "of the others",
+     .accepts = [](const LinearDesc& d, std::string* why) { return accepts_rows(d, "kbit-tile", 1, most_rows, why); },
+     .workspace = [](const LinearDesc&) { return WorkspaceSizes{}; },
+     .check = check_kbit_pass,
      .run = run_reference},
 };
 
 }  // namespace
 
-void set_weight_factors(const LinearArgs& args, frame::Launch& launch) {
-  const auto& w = args.weight;
-  const bool half = args.activation == DType::f16;
+void set_weight_factors(const DevicePass& pass, DType activation, frame::Launch& launch) {
+  const bool half = activation == DType::f16;
   // What the kernel reads as a scale is the scale times this (tile.cuh).
-  const bool e4m4 = w.scheme.scale == formats::ScaleType::e4m4;
+  const bool e4m4 = pass.scheme.scale == formats::ScaleType::e4m4;
   const int scale_exponent = e4m4 ? (half ? -4 : -116) : 0;
-  const int scale_top = std::ilogb(w.scale_max);
+  const int scale_top = std::ilogb(pass.scale_max);
   // f16 products stay below 2^15: table entries take what the largest scale leaves.
   const int product_top = half ? 14 : 0;
   const int entry_top = std::min(half ? 14 : 120, product_top - (scale_top + 1 + scale_exponent));
-  launch.table_factor = factor_of_table(args, e4m4 ? w.product_stretch : w.table_stretch, entry_top);
+  launch.table_factor = factor_of_table(pass, activation, e4m4 ? pass.product_stretch : pass.table_stretch, entry_top);
   launch.result_factor = std::ldexp(1.0f, -scale_exponent) / launch.table_factor;
 }
 
 std::span<const KernelRow> kbit_rows() noexcept { return rows; }
 
-void check_kbit_weight(const DevicePass& w) {
-  require(w.scheme.family == formats::SchemeFamily::kbit && w.scheme.block == 32 && w.scheme.bits >= 2 &&
-              w.scheme.bits <= 5,
-          "scheme " + formats::to_string(w.scheme) + " is not kbit", "kbit2 to kbit5 with blocks of 32");
-  require(w.codebook != nullptr, "a null pointer", "a codebook is needed");
+void check_kbit_pass(const DevicePass& w) {
+  require(
+      w.scheme.family == formats::SchemeFamily::kbit && w.scheme.block == 32 && w.scheme.bits >= 2 &&
+          w.scheme.bits <= 5,
+      [&] { return concat("scheme ", formats::to_string(w.scheme), " is not kbit"); },
+      "kbit2 to kbit5 with blocks of 32");
+  require(w.scales != nullptr && w.codebook != nullptr, "a null pointer", "scales and a codebook are needed");
   require(std::isfinite(w.table_max) && w.table_max > 0, "table_max is not a positive number",
           "the largest magnitude of the codebook");
   require(w.table_stretch >= 1 && w.table_stretch < 2, "table_stretch is not from 1 to 2", "what table_stretch() says");

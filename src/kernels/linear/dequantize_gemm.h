@@ -1,12 +1,12 @@
-// dequantize + cuBLAS, for many activation rows: the weight is decoded to 16 bits a panel of outputs at a time. Needs
-// device::have_cublas().
+// Products of many activation rows by cuBLAS: of 16-bit weights, and of others that are decoded to 16 bits a panel of
+// outputs at a time. Needs device::have_cublas().
 #pragma once
 
 #include <functional>
 
 #include "device/stream.h"
 #include "kernels/dequantize/dequantize_cuda.h"
-#include "kernels/linear/packed_linear.h"
+#include "kernels/linear/kernel_row.h"
 
 namespace w4q::kernels {
 
@@ -15,13 +15,13 @@ using DecodePanel = std::function<void(int64_t first, int64_t count, const Devic
 
 /// Bytes for a panel and cuBLAS.
 size_t panel_memory_bytes(int64_t n, int64_t k);
+WorkspaceSizes dequantize_gemm_workspace(const LinearDesc& desc);
 /// Computes the layer `args`, whose weight `decode` knows, in `memory` of panel_memory_bytes(), aligned to 256. Weights
 /// enter as 16-bit roundings of their decoded values; a bias is added to the result, to a 16-bit one with a rounding of
 /// its own.
 void dequantize_gemm(const LinearArgs& args, void* memory, const DecodePanel& decode, const device::Stream& stream);
 
-/// For rows of the table: the memory stands behind the semaphores that the other kernels keep zero.
-size_t dequantize_gemm_workspace(const LinearDesc& desc);
-void dequantize_gemm(const LinearArgs& args, const DecodePanel& decode, const device::Stream& stream);
+/// The same of a pass in f16_rows, in memory of device::cublas_workspace_bytes.
+void dense_gemm(const LinearArgs& args, void* memory, const device::Stream& stream);
 
 }  // namespace w4q::kernels

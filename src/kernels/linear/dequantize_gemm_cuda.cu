@@ -11,11 +11,6 @@
 namespace w4q::kernels {
 namespace {
 
-/// Workspace that must stay zero, for the kernels of fewer rows.
-size_t semaphore_bytes(const device::Properties& gpu, int64_t n, int64_t k) {
-  return device::round_up_256(kbit_linear_workspace(gpu, packed_linear_max_rows, n, k));
-}
-
 /// Elements from row to row of a panel: rows begin on 16 bytes.
 int64_t panel_stride(int64_t k) { return (k + 7) / 8 * 8; }
 
@@ -27,7 +22,7 @@ int64_t panel_outputs(int64_t n, int64_t k) {
 }
 
 void add_bias(const LinearArgs& args, const device::Stream& stream) {
-  const auto add = [&](auto* y) { add_bias_cuda(args.bias, args.m, args.weight.n, y, args.ldy, stream); };
+  const auto add = [&](auto* y) { add_bias_cuda(args.bias, args.m, args.n(), y, args.ldy, stream); };
   if (args.fp32) return add(static_cast<float*>(args.y));
   if (args.activation == DType::f16) return add(static_cast<__half*>(args.y));
   add(static_cast<__nv_bfloat16*>(args.y));
@@ -35,9 +30,24 @@ void add_bias(const LinearArgs& args, const device::Stream& stream) {
 
 void copy_residual(const LinearArgs& args, const device::Stream& stream) {
   const size_t bytes = args.fp32 ? 4 : 2;
-  const size_t pitch = static_cast<size_t>(args.ldy) * bytes, width = static_cast<size_t>(args.weight.n) * bytes;
+  const size_t pitch = static_cast<size_t>(args.ldy) * bytes, width = static_cast<size_t>(args.n()) * bytes;
   device::copy_rows(device::Way::on_gpu, {args.y, pitch}, {args.residual, pitch}, width, static_cast<size_t>(args.m),
                     stream, "copying a residual");
+}
+
+/// All of `args` but for the weight and what it gives: n, w, ldw, y.
+device::CublasProduct product_of(const LinearArgs& args, void* memory) {
+  device::CublasProduct product{};
+  product.m = args.m;
+  product.k = args.k();
+  product.dtype = args.activation;
+  product.x = args.x;
+  product.ldx = args.ldx;
+  product.ldy = args.ldy;
+  product.fp32_output = args.fp32;
+  product.add = args.residual != nullptr;
+  product.workspace = memory;
+  return product;
 }
 
 }  // namespace
@@ -46,22 +56,15 @@ size_t panel_memory_bytes(int64_t n, int64_t k) {
   return device::cublas_workspace_bytes + static_cast<size_t>(panel_outputs(n, k) * panel_stride(k)) * 2;
 }
 
+WorkspaceSizes dequantize_gemm_workspace(const LinearDesc& desc) { return {0, panel_memory_bytes(desc.n(), desc.k())}; }
+
 void dequantize_gemm(const LinearArgs& args, void* memory, const DecodePanel& decode, const device::Stream& stream) {
-  const int64_t n = args.weight.n, k = args.weight.k, outputs = panel_outputs(n, k);
+  const int64_t n = args.n(), outputs = panel_outputs(n, args.k());
   if (args.residual != nullptr && args.residual != args.y) copy_residual(args, stream);
   std::byte* const panel = static_cast<std::byte*>(memory) + device::cublas_workspace_bytes;
-  device::CublasProduct product{};
-  product.m = args.m;
-  product.k = k;
-  product.dtype = args.activation;
-  product.x = args.x;
-  product.ldx = args.ldx;
+  device::CublasProduct product = product_of(args, memory);
   product.w = panel;
-  product.ldw = panel_stride(k);
-  product.ldy = args.ldy;
-  product.fp32_output = args.fp32;
-  product.add = args.residual != nullptr;
-  product.workspace = memory;
+  product.ldw = panel_stride(args.k());
   for (int64_t first = 0; first < n; first += outputs) {
     product.n = std::min(outputs, n - first);
     product.y = static_cast<std::byte*>(args.y) + first * (args.fp32 ? 4 : 2);
@@ -71,14 +74,15 @@ void dequantize_gemm(const LinearArgs& args, void* memory, const DecodePanel& de
   if (args.bias != nullptr) add_bias(args, stream);
 }
 
-size_t dequantize_gemm_workspace(const LinearDesc& desc) {
-  return semaphore_bytes(desc.gpu, desc.n, desc.k) + panel_memory_bytes(desc.n, desc.k);
-}
-
-void dequantize_gemm(const LinearArgs& args, const DecodePanel& decode, const device::Stream& stream) {
-  std::byte* const memory = static_cast<std::byte*>(args.workspace) +
-                            semaphore_bytes(stream.context().properties(), args.weight.n, args.weight.k);
-  dequantize_gemm(args, memory, decode, stream);
+void dense_gemm(const LinearArgs& args, void* memory, const device::Stream& stream) {
+  if (args.residual != nullptr && args.residual != args.y) copy_residual(args, stream);
+  device::CublasProduct product = product_of(args, memory);
+  product.n = args.n();
+  product.w = args.pass().codes;
+  product.ldw = args.k();
+  product.y = args.y;
+  device::cublas_multiply(product, stream);
+  if (args.bias != nullptr) add_bias(args, stream);
 }
 
 }  // namespace w4q::kernels

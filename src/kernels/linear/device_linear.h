@@ -1,11 +1,25 @@
-// The passes of a linear layer in GPU memory: what every kernel that multiplies with weights reads, whatever their
-// format. y = Σ_p W_p · R_p(x ⊘ s) + b.
+// y = Σ_p W_p · R_p(x ⊘ s) + b on the GPU, whatever the format of the weights: a linear layer in GPU memory, the plan of
+// its launches, made once when it is uploaded, and its product with any number of activation rows. Which kernel runs is
+// decided by one table (kernel_row.h).
+//
+// Exact mode, the only one: codebook values enter the product as their 16-bit roundings in the type of the activations,
+// products and sums are fp32 on tensor cores, and scales multiply fp32 sums (GEMVs, up to 16 rows) or 16-bit values.
+// How far that is from the fp64 product of the decoded weights says error_bound() (docs/kernels/kbit.md, int4.md,
+// rotated.md). Results are bit-identical from run to run: partial sums are added in a fixed order.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
+#include "core/dtype.h"
+#include "device/stream.h"
 #include "formats/scheme.h"
+#include "kernels/frame/linear_fusion.h"
 
 namespace w4q::kernels {
 
@@ -16,14 +30,18 @@ struct DeviceRotation {
   const uint32_t* signs = nullptr;  ///< rotation_signs (kernels/rotated/pack.h)
 };
 
+/// The layout of 16-bit weights: rows of f16 as they stand in a checkpoint.
+inline constexpr std::string_view f16_rows = "f16-rows";
+
 /// One pass: the planes of a layout that rows of the kernel registry read. `codes` and `scales` are aligned to 16
 /// bytes.
 struct DevicePass {
-  formats::Scheme scheme;  ///< of rotated passes with f16 norms, whatever they are in the file
+  formats::Scheme scheme =
+      {};  ///< of rotated passes with f16 norms, whatever they are in the file; of f16_rows nothing
   std::string_view layout = "kbit-fragment";
   int64_t n = 0;
   int64_t k = 0;
-  const uint32_t* codes = nullptr;
+  const uint32_t* codes = nullptr;       ///< of f16_rows [n × k] halves
   const void* scales = nullptr;          ///< E4M4 bytes or f16; of rotated-fragment f16 norms at norm_place
   const float* codebook = nullptr;       ///< [2^bits]
   float table_max = 1;                   ///< largest magnitude of the codebook
@@ -34,6 +52,126 @@ struct DevicePass {
   const uint32_t* zeros = nullptr;       ///< integer, asymmetric: the zero points of the layout
   const int32_t* input_order = nullptr;  ///< integer, act order: [k] the input that stands at each place
   DeviceRotation rotation = {};
+  bool resident = true;  ///< false: its planes come to the GPU for each product (PassSource)
 };
+
+/// How rows of gates and ups stand in one weight.
+enum class GateOrder {
+  none,    ///< there are none
+  halves,  ///< all gates, then all ups
+  turns,   ///< gate_up_turn gates and their ups in turn
+};
+
+/// A linear layer, or several that read the same input, in GPU memory. At least one pass, all of them n × k.
+struct DeviceLinear {
+  std::vector<DevicePass> passes;
+  const float* bias = nullptr;         ///< [n], or null
+  const float* input_scale = nullptr;  ///< s: [k] that divides the input, or null
+  GateOrder gates = GateOrder::none;
+
+  int64_t n() const noexcept { return passes.front().n; }
+  int64_t k() const noexcept { return passes.front().k; }
+};
+
+/// "kbit4-b32-e4m4", "rotated4-d128+rotated4-d128", "f16".
+std::string scheme_text(const DeviceLinear& linear);
+
+/// What the product after this one reads. Where launches do not overlap, this one brings the beginning of every warp's
+/// share to the L2 cache while it adds up its last sums.
+struct L2Prefetch {
+  const void* codes = nullptr;  ///< null: not known
+  int64_t bytes = 0;
+};
+
+/// A product that is wanted.
+struct LinearCall {
+  int64_t m = 0;                  ///< activation rows
+  DType activation = DType::f16;  ///< type of x: f16, of kbit and integer weights also bf16
+  const void* x = nullptr;        ///< [m, k], rows `ldx` elements apart
+  int64_t ldx = 0;
+  bool input_rotated = false;      ///< x is R(x ⊘ s) already, and all passes share R
+  const void* residual = nullptr;  ///< added to the result: of the type and strides of y, may be y; or null
+  void* y = nullptr;               ///< [m, n] of the activations' type or f32, rows `ldy` elements apart
+  int64_t ldy = 0;
+  bool fp32 = false;  ///< y and the residual are f32
+  /// Weights, codebook and bias were complete before the previous launch in the stream began: on sm_90 their first
+  /// bytes are then fetched while that launch still runs. x and y are not touched before it is done.
+  bool weights_ready = false;
+  /// Activations are rounded to int8, a row at a time (int8_rows.h). Integer weights in Marlin's words only.
+  bool int8_activations = false;
+  L2Prefetch prefetch;  ///< up to 16 rows; others pay no heed
+  /// One row of f16, and a linear that fuses(); `swiglu` alone for any rows, where the plan applies it (gates()).
+  /// Otherwise bad_argument. Rows of y have then n/2 values.
+  LinearFusion fusion;
+};
+
+struct KernelRow;
+
+/// One launch, but for what small kernels prepare: one pass, or two that a kernel takes together.
+struct LaunchStep {
+  size_t first = 0, count = 1;  ///< passes
+  const KernelRow* row = nullptr;
+
+  bool operator==(const LaunchStep&) const = default;
+};
+using LaunchSteps = std::vector<LaunchStep>;
+
+/// The steps of up to so many rows, more than the range before.
+struct LaunchRange {
+  int64_t most_rows = 0;
+  LaunchSteps steps;
+};
+
+/// Bytes, aligned to 256. Semaphores, and mailboxes, are zeroed once before their first use, zero between launches, and
+/// may be those of other linears; scratch may be anybody's.
+struct WorkspaceSizes {
+  size_t semaphores = 0, scratch = 0;
+
+  void include(const WorkspaceSizes& other) noexcept;  ///< the larger of both
+};
+struct Workspace {
+  void* semaphores = nullptr;
+  void* scratch = nullptr;
+  WorkspaceSizes sizes = {};
+};
+
+/// How a linear is multiplied on one GPU, for any number of rows.
+struct LaunchPlan {
+  std::vector<LaunchRange> ranges;  ///< ascending
+  bool int8_activations = false;
+  std::string text;  ///< "4096 × 4096, kbit4-b32-e4m4", for messages
+
+  const LaunchSteps& steps(int64_t rows) const;
+};
+
+/// Throws unsupported with every kernel's reason where none takes a pass.
+LaunchPlan plan_launches(const device::Properties& gpu, const DeviceLinear& linear, bool int8_activations = false);
+/// What a call of these rows needs alone.
+LaunchSteps choose_launches(const device::Properties& gpu, const DeviceLinear& linear, int64_t rows,
+                            DType activation = DType::f16, bool int8_activations = false);
+
+/// Of calls of 1 to `most_rows` rows.
+WorkspaceSizes workspace_sizes(const device::Properties& gpu, const DeviceLinear& linear, const LaunchPlan& plan,
+                               int64_t most_rows);
+
+/// Whether the product of one row takes a LinearFusion: one launch, of a kernel that fuses.
+bool fuses(const LaunchSteps& steps);
+/// Whether the kernel of so many rows makes silu(gate) · up.
+bool gates(const DeviceLinear& linear, const LaunchSteps& steps, int64_t rows);
+
+/// What the relative error (Frobenius) of a product of f16 activations is at most, against the fp64 product of what it
+/// multiplies.
+double error_bound(const LaunchSteps& steps, bool fp32_result);
+
+/// Where passes come from that are not resident.
+struct PassSource {
+  std::function<DevicePass(size_t pass)> acquire;  ///< its planes are there once the stream comes to this point
+  std::function<void(size_t pass)> release;        ///< its product has been queued
+};
+
+/// Launches on `stream`. Throws bad_argument, before any launch, for sizes, types, null or misaligned pointers or a
+/// workspace that do not fit; device when a launch fails.
+void multiply(const DeviceLinear& linear, const LaunchPlan& plan, const LinearCall& call, const Workspace& workspace,
+              const device::Stream& stream, const PassSource& source = {});
 
 }  // namespace w4q::kernels

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "device/cublas.h"
@@ -8,51 +9,56 @@ namespace w4q::kernels {
 namespace {
 
 constexpr int64_t most_tiles = int64_t{1} << 30;
-/// Rows behind which another kernel may take over, and need another workspace.
-constexpr int64_t last_rows[] = {128, 1024, 2048, most_rows};
 
-void check_args(const LinearArgs& args) {
-  const auto& w = args.weight;
-  require(args.m >= 1 && args.m <= most_rows, concat(args.m, " activation rows"), "1 to 2^30");
+void check_sizes(const LinearArgs& args) {
+  require(
+      args.m >= 1 && args.m <= most_rows, [&] { return concat(args.m, " activation rows"); }, "1 to 2^30");
   require(args.activation == DType::f16 || args.activation == DType::bf16, "activations are neither f16 nor bf16",
           "convert them");
+  const int64_t n = args.n(), k = args.k();
+  require(
+      n >= 1 && k >= 1 && n <= most_rows && k <= most_rows && frame::Map(n, k).tiles() <= most_tiles,
+      [&] { return concat("weight of ", n, " × ", k); }, "1 to 2^30 each, together at most 2^42");
+  require(
+      args.ldx >= k && args.ldy >= (args.fusion.swiglu ? n / 2 : n),
+      [&] { return concat("row strides ", args.ldx, " and ", args.ldy, " are shorter than the rows"); },
+      "in elements, at least k and n");
+  require(args.x != nullptr && args.y != nullptr, "a null pointer", "x and y are needed");
+  require(aligned(args.x, 2) && aligned(args.y, 2) && aligned(args.residual, 2), "a misaligned pointer",
+          "x, y and residual to their elements");
   require(!args.fp32 || (aligned(args.y, 4) && aligned(args.residual, 4)), "a misaligned pointer", "f32 to 4 bytes");
-  require(w.n >= 1 && w.k >= 1 && w.n <= most_rows && w.k <= most_rows && frame::Map(w.n, w.k).tiles() <= most_tiles,
-          concat("weight of ", w.n, " × ", w.k), "1 to 2^30 each, together at most 2^42");
-  require(args.ldx >= w.k && args.ldy >= (args.fusion.swiglu ? w.n / 2 : w.n),
-          concat("row strides ", args.ldx, " and ", args.ldy, " are shorter than the rows"),
-          "in elements, at least k and n");
-  require(args.x != nullptr && args.y != nullptr && w.codes != nullptr && w.scales != nullptr, "a null pointer",
-          "x, y, codes and scales are needed");
-  require(aligned(w.codes, 16) && aligned(w.scales, 16) && aligned(args.x, 2) && aligned(args.y, 2) &&
-              aligned(args.residual, 2),
-          "a misaligned pointer", "codes and scales to 16 bytes, x, y and residual to their elements");
-  require(std::isfinite(w.scale_max) && w.scale_max > 0, "scale_max is not a positive number",
+}
+
+void check_pass(const DevicePass& pass, const DevicePass& first) {
+  require(pass.n == first.n && pass.k == first.k, "passes of different sizes", "all are n × k");
+  require(pass.codes != nullptr, "a null pointer", "codes are needed");
+  require(aligned(pass.codes, 16) && aligned(pass.scales, 16), "a misaligned pointer", "codes and scales to 16 bytes");
+  require(std::isfinite(pass.scale_max) && pass.scale_max > 0, "scale_max is not a positive number",
           "the largest scale, or more");
-  if (w.scheme.family == formats::SchemeFamily::integer) {
-    check_integer_weight(w);
-  } else {
-    check_kbit_weight(w);
-  }
 }
 
-void check_workspace(const LinearArgs& args, size_t needed) {
-  require(args.workspace != nullptr && aligned(args.workspace, 256) && args.workspace_bytes >= needed,
-          concat("workspace of ", args.workspace_bytes, " bytes"),
-          concat("kbit_linear_workspace asks for ", needed, ", aligned to 256"));
+void check_workspace(const Workspace& workspace, const WorkspaceSizes& needed) {
+  const auto fits = [](const void* memory, size_t bytes, size_t least) {
+    return least == 0 || (memory != nullptr && aligned(memory, 256) && bytes >= least);
+  };
+  require(
+      fits(workspace.semaphores, workspace.sizes.semaphores, needed.semaphores) &&
+          fits(workspace.scratch, workspace.sizes.scratch, needed.scratch),
+      [&] { return concat("workspace of ", workspace.sizes.semaphores, " and ", workspace.sizes.scratch, " bytes"); },
+      "workspace_sizes() says how many, aligned to 256");
 }
 
-}  // namespace
-
-void check_fusion(const LinearArgs& args, std::string_view kernel, bool fuses, bool gates) {
+void check_fusion(const KernelRow& row, const LinearArgs& args) {
   const LinearFusion& fusion = args.fusion;
   if (!fusion.any()) return;
-  const bool one_row = args.m == 1 && args.activation == DType::f16 && fuses;
-  require(one_row || (gates && !fusion.has_norm()),
-          concat("a fused product of ", args.m, " rows of ", dtype_name(args.activation), " by ", kernel),
-          "one row of f16, and a kernel that fuses; more rows with silu alone, and a kernel that gates");
-  require(!fusion.swiglu || (args.weight.n % 64 == 0 && !args.fp32 && args.residual == nullptr), "a gated product",
-          "64 gates and ups in turn, 16-bit results, no residual");
+  const bool one_row = args.m == 1 && args.activation == DType::f16 && row.fuses;
+  require(
+      one_row || (row.swiglu != GateOrder::none && !fusion.has_norm()),
+      [&] { return concat("a fused product of ", args.m, " rows of ", dtype_name(args.activation), " by ", row.name); },
+      "one row of f16, and a kernel that fuses; more rows with silu alone, and a kernel that gates");
+  require(!fusion.swiglu ||
+              ((row.swiglu == GateOrder::halves || args.n() % 64 == 0) && !args.fp32 && args.residual == nullptr),
+          "a gated product", "64 gates and ups in turn, 16-bit results, no residual");
   const bool adds = args.residual != nullptr;
   require(!adds || (args.fp32 && fusion.input_norm == nullptr), "a fused product that adds to a residual",
           "f32, and a complete x");
@@ -65,27 +71,29 @@ void check_fusion(const LinearArgs& args, std::string_view kernel, bool fuses, b
           "a misaligned pointer", "f32 to 4 bytes");
 }
 
+}  // namespace
+
 frame::Launch prepare(const LinearArgs& args) {
-  const auto& w = args.weight;
-  const frame::Map map(w.n, w.k);
+  const DevicePass& pass = args.pass();
+  const frame::Map map(pass.n, pass.k);
   frame::Launch launch{};
   launch.m = static_cast<int>(args.m);
-  launch.n = w.n;
-  launch.k = w.k;
+  launch.n = pass.n;
+  launch.k = pass.k;
   launch.ldx = args.ldx;
   launch.ldy = args.ldy;
   launch.n_tiles = static_cast<int>(map.row_groups);
   launch.k_tiles = static_cast<int>(map.col_groups);
   launch.tiles = static_cast<int>(map.tiles());
   launch.x = args.x;
-  launch.codes = w.codes;
-  launch.scales = w.scales;
-  launch.codebook = w.codebook;
+  launch.codes = pass.codes;
+  launch.scales = pass.scales;
+  launch.codebook = pass.codebook;
   launch.bias = args.bias;
   launch.residual = args.residual;
   launch.y = args.y;
   launch.fp32 = args.fp32;
-  launch.mailboxes = static_cast<frame::MailboxWord*>(args.workspace);
+  launch.mailboxes = static_cast<frame::MailboxWord*>(args.workspace.semaphores);
   launch.aligned = aligned(args.x, 16) && args.ldx % 8 == 0;
   launch.overlap = args.weights_ready;
   launch.result_factor = 1;
@@ -95,12 +103,8 @@ frame::Launch prepare(const LinearArgs& args) {
   return launch;
 }
 
-std::string shape_of(const LinearArgs& args) {
-  return concat(args.weight.n, " × ", args.weight.k, ", ", args.m, " rows, ", formats::to_string(args.weight.scheme));
-}
-
 bool accepts_rows(const LinearDesc& desc, std::string_view layout, int64_t least, int64_t most, std::string* why) {
-  const bool fits = desc.layout == layout && desc.m >= least && desc.m <= most;
+  const bool fits = desc.passes.size() == 1 && desc.pass().layout == layout && desc.m >= least && desc.m <= most;
   if (fits && !desc.int8_activations) return true;
   if (why == nullptr) return false;
   *why = fits ? "multiplies 16-bit activations"
@@ -109,43 +113,51 @@ bool accepts_rows(const LinearDesc& desc, std::string_view layout, int64_t least
 }
 
 int64_t most_gemm_rows(const LinearDesc& desc) {
-  if (desc.m <= packed_linear_max_rows) return packed_linear_max_rows;
+  if (desc.m <= most_launch_rows) return most_launch_rows;
   return device::have_cublas() ? 128 : most_rows - 1;
 }
-size_t gemv_workspace(const LinearDesc& desc) {
-  return static_cast<size_t>(kernels::blocks_for(desc.gpu, frame::Map(desc.n, desc.k).tiles()) *
-                             frame::gemv_mailbox_words()) *
-         sizeof(frame::MailboxWord);
+WorkspaceSizes gemv_workspace(const LinearDesc& desc) {
+  const int blocks = kernels::blocks_for(desc.gpu, frame::Map(desc.n(), desc.k()).tiles());
+  return {static_cast<size_t>(blocks * frame::gemv_mailbox_words()) * sizeof(frame::MailboxWord), 0};
 }
-size_t gemm_workspace(const LinearDesc& desc) {
-  return static_cast<size_t>(kernels::blocks_for(desc.gpu, frame::Map(desc.n, desc.k).tiles()) *
-                             frame::gemm_mailbox_words(std::min(desc.m, packed_linear_max_rows))) *
-         sizeof(frame::MailboxWord);
+WorkspaceSizes gemm_workspace(const LinearDesc& desc) {
+  const int blocks = kernels::blocks_for(desc.gpu, frame::Map(desc.n(), desc.k()).tiles());
+  const int64_t words = frame::gemm_mailbox_words(std::min(desc.m, most_launch_rows));
+  return {static_cast<size_t>(blocks * words) * sizeof(frame::MailboxWord), 0};
 }
 
 LinearDesc describe(const LinearArgs& args, const device::Properties& gpu) {
-  return {gpu,           args.weight.scheme, args.weight.layout, args.m,
-          args.weight.n, args.weight.k,      args.activation,    args.int8_activations};
+  return {.gpu = gpu,
+          .passes = args.passes,
+          .m = args.m,
+          .activation = args.activation,
+          .int8_activations = args.int8_activations,
+          .input_scaled = args.input_scale != nullptr,
+          .input_rotated = args.input_rotated};
 }
 
 std::span<const KernelRow> kernel_registry() noexcept {
   static const std::vector<KernelRow> all = [] {
-    std::vector<KernelRow> rows(wgmma_rows().begin(), wgmma_rows().end());
-    rows.insert(rows.end(), kbit_rows().begin(), kbit_rows().end());
-    rows.insert(rows.end(), integer_rows().begin(), integer_rows().end());
-    rows.insert(rows.end(), int8_rows().begin(), int8_rows().end());
+    std::vector<KernelRow> rows;
+    for (const auto family : {wgmma_rows(), kbit_rows(), integer_rows(), int8_rows(), rotated_rows(), dense_rows()}) {
+      rows.insert(rows.end(), family.begin(), family.end());
+    }
     return rows;
   }();
   return all;
 }
 
+const KernelRow* find_kernel(const LinearDesc& desc) noexcept {
+  const auto rows = kernel_registry();
+  const auto found = std::ranges::find_if(rows, [&](const KernelRow& row) { return row.accepts(desc, nullptr); });
+  return found == rows.end() ? nullptr : &*found;
+}
+
 const KernelRow& pick_kernel(const LinearDesc& desc) {
-  for (const KernelRow& row : kernel_registry()) {
-    if (row.accepts(desc, nullptr)) return row;
-  }
+  if (const KernelRow* row = find_kernel(desc)) return *row;
   Error error(ErrorCode::unsupported,
-              concat("no kernel for ", formats::to_string(desc.scheme), " in layout ", desc.layout, " and ", desc.m,
-                     " activation rows", desc.int8_activations ? " of int8" : ""));
+              concat("no kernel for ", formats::to_string(desc.pass().scheme), " in layout ", desc.pass().layout,
+                     " and ", desc.m, " activation rows", desc.int8_activations ? " of int8" : ""));
   for (const KernelRow& row : kernel_registry()) {
     std::string why;
     row.accepts(desc, &why);
@@ -154,37 +166,18 @@ const KernelRow& pick_kernel(const LinearDesc& desc) {
   throw error.hint("`w4q repack --target` chooses a layout that has kernels");
 }
 
-size_t kbit_linear_workspace(const device::Properties& gpu, int64_t m, int64_t n, int64_t k) {
-  return linear_workspace({gpu, {}, "kbit-fragment", m, n, k});
-}
-
-size_t linear_workspace(LinearDesc desc) {
-  size_t most = 256;
-  const int64_t m = desc.m;
-  for (const int64_t rows_at_most : {std::min(m, most_gemv_rows), std::min(m, packed_linear_max_rows), m}) {
-    desc.m = rows_at_most;
-    most = std::max(most, pick_kernel(desc).workspace(desc));
+void run_kernel(const KernelRow& row, const LinearArgs& args, const device::Stream& stream) {
+  check_sizes(args);
+  for (const DevicePass& pass : args.passes) {
+    check_pass(pass, args.pass());
+    row.check(pass);
   }
-  return most;
-}
-
-DividedWorkspace divided_workspace(LinearDesc desc) {
-  DividedWorkspace bytes;
-  const int64_t m = desc.m;
-  for (const int64_t rows_at_most : last_rows) {
-    desc.m = std::min(m, rows_at_most);
-    size_t& part = pick_kernel(desc).keeps_semaphores ? bytes.semaphores : bytes.scratch;
-    part = std::max(part, linear_workspace(desc));
-  }
-  return bytes;
-}
-
-void packed_linear(const LinearArgs& args, const device::Stream& stream) {
-  check_args(args);
   const LinearDesc desc = describe(args, stream.context().properties());
-  const KernelRow& row = pick_kernel(desc);
-  check_fusion(args, row.name, row.fuses, row.swiglu);
-  check_workspace(args, linear_workspace(desc));
+  require(
+      row.accepts(desc, nullptr), [&] { return concat("passes or rows that ", row.name, " does not take"); },
+      "find_kernel() finds one that does");
+  check_fusion(row, args);
+  check_workspace(args.workspace, row.workspace(desc));
   row.run(args, stream);
 }
 

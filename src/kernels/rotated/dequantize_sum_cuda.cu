@@ -1,5 +1,6 @@
 #include "kernels/rotated/dequantize_sum.h"
 
+#include "core/with_bits.h"
 #include "kernels/dequantize/fragment.cuh"
 #include "repack/layout_rotated_fragment.h"
 
@@ -62,13 +63,23 @@ __device__ __forceinline__ void add_eight(const uint32_t (&words)[bits], int blo
   }
 }
 
+/// No second pass.
+template <>
+struct PassTile<0> {
+  __device__ void load(const Source&, int64_t, int64_t, int, int) {}
+};
+
 /// Passes that are equally wide share a table; the factor of the second is on its norms.
 template <int first_bits, int second_bits>
 struct DecodeTables {
   static constexpr bool same = first_bits == second_bits;
-  static constexpr int second_at = same ? 0 : FragmentIndex<first_bits>::Table::bytes;
-  static constexpr int bytes =
-      FragmentIndex<first_bits>::Table::bytes + (same ? 0 : FragmentIndex<second_bits>::Table::bytes);
+  static constexpr bool has_own = second_bits > 0 && !same;
+  static constexpr int second_at = has_own ? FragmentIndex<first_bits>::Table::bytes : 0;
+  static constexpr int second_bytes() {
+    if constexpr (has_own) return FragmentIndex<second_bits>::Table::bytes;
+    return 0;
+  }
+  static constexpr int bytes = FragmentIndex<first_bits>::Table::bytes + second_bytes();
 };
 
 /// A warp decodes a tile; neighbouring warps take neighbouring tiles along k.
@@ -94,7 +105,7 @@ __global__ void __launch_bounds__(dequantizing::block_threads, dequantizing::res
   };
   float2* const second_table = table + Tables::second_at / sizeof(float2);
   fill.template operator()<first_bits>(table, a.sources[0].levels);
-  if constexpr (!Tables::same) fill.template operator()<second_bits>(second_table, a.sources[1].levels);
+  if constexpr (Tables::has_own) fill.template operator()<second_bits>(second_table, a.sources[1].levels);
   __syncthreads();
   if (!inside) return;
   const int64_t row = index / a.k_tiles * FragmentMap::tile_rows + lane / 4;
@@ -103,15 +114,17 @@ __global__ void __launch_bounds__(dequantizing::block_threads, dequantizing::res
   const float factor = Tables::same ? a.sources[1].factor : 1;
 #pragma unroll
   for (int r = 0; r < FragmentMap::row_tiles; ++r) {
-    uint32_t words[first_bits], more[second_bits];
+    uint32_t words[first_bits], more[second_bits > 0 ? second_bits : 1];
     first.select(r, words);
-    second.select(r, more);
+    if constexpr (second_bits > 0) second.select(r, more);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int block = 0; block < 2; ++block) {
         float values[8] = {};
-        add_eight<second_bits>(more, block, half, second.norm(block, r, half) * factor, second_table, lane, values);
+        if constexpr (second_bits > 0) {
+          add_eight<second_bits>(more, block, half, second.norm(block, r, half) * factor, second_table, lane, values);
+        }
         add_eight<first_bits>(words, block, half, first.norm(block, r, half), table, lane, values);
         dequantizing::store_eight(to + 32 * block, a.out.left(row + 16 * r + 8 * half, from + 32 * block),
                                   a.out.vectors, values, lane);
@@ -133,7 +146,7 @@ void decode(const DecodeArgs& args, const device::Stream& stream) {
 
 }  // namespace
 
-void dequantize_sum(const TwoPasses& passes, int64_t first, int64_t count, const DeviceRows& out,
+void dequantize_sum(const DecodedPasses& passes, int64_t first, int64_t count, const DeviceRows& out,
                     const device::Stream& stream) {
   const FragmentMap map(count, passes.k);
   const DecodeArgs decoding{{passes.sources[0], passes.sources[1]},
@@ -141,6 +154,9 @@ void dequantize_sum(const TwoPasses& passes, int64_t first, int64_t count, const
                             map.tiles(),
                             static_cast<int>(map.col_groups),
                             {out.data, count, passes.k, out.stride, true}};
+  if (passes.bits[1] == 0) {
+    return with_table_bits(passes.bits[0], [&]<int bits>() { decode<bits, 0>(decoding, stream); });
+  }
   if (passes.bits[1] == 2) return decode<4, 2>(decoding, stream);
   if (passes.bits[1] == 3) return decode<3, 3>(decoding, stream);
   decode<4, 4>(decoding, stream);

@@ -22,6 +22,12 @@ namespace w4q::kernels::wgmma {
 /// Whether this build has the kernels. An sm_90 runs them.
 bool built() noexcept;
 
+/// Why these kernels do not take weights of k inputs on a GPU; empty where they do.
+std::string_view refusal(const device::Properties& gpu, int64_t k);
+/// Most rows, given that some number was `measured` to pay beside cuBLAS: without cuBLAS all. Asks for cuBLAS only
+/// where `rows` is more.
+int64_t most_rows_here(int64_t rows, int64_t measured);
+
 /// Bytes for arranged activations, of at most most_rows_at_once rows, for any number of rows up to `m`.
 size_t workspace_bytes(int64_t m, int64_t k);
 inline constexpr int64_t most_rows_at_once = 4096;

@@ -9,27 +9,25 @@
 #include "kernels/wgmma/plan.h"
 
 namespace w4q::kernels {
-namespace {
 
-constexpr int64_t most_inputs = int64_t{1} << 24;
-
-/// Most rows, where there is cuBLAS: beyond, decoding once and cuBLAS are faster (docs/kernels/wgmma.md).
-int64_t most_rows_here(const LinearDesc& desc, int64_t measured) {
-  if (desc.m <= measured) return measured;
-  return device::have_cublas() ? measured : most_rows;
+std::string_view wgmma::refusal(const device::Properties& gpu, int64_t k) {
+  constexpr int64_t most_inputs = int64_t{1} << 24;
+  if (!built() || !runs_on(gpu)) return "needs an sm_90 and a build for it";
+  return k > most_inputs ? "reads weights of at most 2^24 inputs" : "";
 }
+
+/// Beyond what was measured, decoding once and cuBLAS are faster (docs/kernels/wgmma.md).
+int64_t wgmma::most_rows_here(int64_t rows, int64_t measured) {
+  return rows <= measured || device::have_cublas() ? measured : most_rows;
+}
+
+namespace {
 
 /// `least` to `most` rows of a layout.
 bool accepts(const LinearDesc& desc, std::string_view layout, int64_t least, int64_t most, std::string* why) {
-  if (!wgmma::built() || !wgmma::runs_on(desc.gpu)) {
-    if (why != nullptr) *why = "needs an sm_90 and a build for it";
-    return false;
-  }
-  if (desc.k > most_inputs) {
-    if (why != nullptr) *why = "reads weights of at most 2^24 inputs";
-    return false;
-  }
-  return accepts_rows(desc, layout, least, most_rows_here(desc, most), why);
+  const std::string_view refusal = wgmma::refusal(desc.gpu, desc.k());
+  if (!refusal.empty()) return because(why, refusal);
+  return accepts_rows(desc, layout, least, wgmma::most_rows_here(desc.m, most), why);
 }
 
 bool accepts_kbit(const LinearDesc& desc, std::string* why) {
@@ -39,33 +37,27 @@ bool accepts_kbit(const LinearDesc& desc, std::string* why) {
 bool accepts_marlin(const LinearDesc& desc, std::string* why) {
   // At 9 to 16 rows activations would be half of what the GEMV reads.
   if (!accepts(desc, "marlin", 9, 2048, why)) return false;
-  if (desc.scheme.bits == 4 && !desc.scheme.asymmetric && takes_marlin(desc.scheme)) return true;
+  if (desc.pass().scheme.bits == 4 && !desc.pass().scheme.asymmetric && takes_marlin(desc.pass().scheme)) return true;
   if (why != nullptr) *why = "reads symmetric int4 with groups of 32, 64, 128, … or a whole row";
   return false;
 }
 
-/// Words that these kernels keep zero, ahead of the arranged activations. They are as many for every layer, and at
-/// least as many as those of the kernels of fewer rows: arranged activations never stand where others have words.
-size_t semaphore_bytes(const device::Properties& gpu) {
-  return wgmma::exchange_bytes(gpu.multiprocessors) + spare_semaphore_bytes;
-}
-size_t workspace(const LinearDesc& desc) { return semaphore_bytes(desc.gpu) + wgmma::workspace_bytes(desc.m, desc.k); }
-void* arranged(const LinearArgs& args, const device::Stream& stream) {
-  return static_cast<std::byte*>(args.workspace) + semaphore_bytes(stream.context().properties());
+WorkspaceSizes workspace(const LinearDesc& desc) {
+  return {wgmma::exchange_bytes(desc.gpu.multiprocessors), wgmma::workspace_bytes(desc.m, desc.k())};
 }
 
 void run_kbit(const LinearArgs& args, const device::Stream& stream) {
   frame::Launch launch = prepare(args);
-  set_weight_factors(args, launch);
-  wgmma::launch_kbit(launch, args.weight.scheme, args.activation, arranged(args, stream), stream, shape_of(args));
+  set_weight_factors(args.pass(), args.activation, launch);
+  wgmma::launch_kbit(launch, args.pass().scheme, args.activation, args.workspace.scratch, stream, args.shape);
 }
 
 void run_marlin(const LinearArgs& args, const device::Stream& stream) {
   integer::MarlinLaunch launch = prepare_marlin(args);
   // A code less 8 and a scale below 2^12 stay inside f16 as they are.
-  if (!launch.bf16_scales && args.weight.scale_max < 0x1p12f) launch.weight_factor = 1;
+  if (!launch.bf16_scales && args.pass().scale_max < 0x1p12f) launch.weight_factor = 1;
   launch.result_factor = 1 / launch.weight_factor;
-  wgmma::launch_marlin(launch, args.activation, arranged(args, stream), stream, shape_of(args));
+  wgmma::launch_marlin(launch, args.activation, args.workspace.scratch, stream, args.shape);
 }
 
 constexpr KernelRow rows[] = {
@@ -73,14 +65,17 @@ constexpr KernelRow rows[] = {
      .description = "17 to 1024 rows on sm_90: warpgroup products, decoded weights as their operand in registers",
      .accepts = accepts_kbit,
      .workspace = workspace,
+     .check = check_kbit_pass,
      .run = run_kbit,
-     .swiglu = true},
+     .swiglu = GateOrder::turns},
     {.name = "marlin-wgmma",
      .description = "9 to 2048 rows on sm_90, symmetric int4: warpgroup products, decoded weights in registers",
      .accepts = accepts_marlin,
      .workspace = workspace,
+     .check = check_integer_pass,
      .run = run_marlin,
-     .swiglu = true},
+     .swiglu = GateOrder::turns,
+     .begins_early = false},
 };
 
 }  // namespace

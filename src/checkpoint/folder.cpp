@@ -1,0 +1,112 @@
+#include "checkpoint/folder.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "checkpoint/dialect/dialect.h"
+#include "core/error.h"
+#include "core/text.h"
+
+namespace w4q::checkpoint {
+namespace {
+
+using io::Json;
+
+constexpr const char* config_key = "quantization_config";
+
+QuantizationConfig read_dialect(const DialectSource& source) {
+  const DialectRow& row = detect_dialect(source);
+  QuantizationConfig result = row.read(source);
+  result.dialect = &row;
+  result.method = row.name;
+  for (auto& [name, info] : result.linears) info.dialect = &row;
+  return result;
+}
+
+/// A checkpoint without its sidecar, which holds all passes but the first, is its base passes.
+void keep_present_passes(const io::Checkpoint& checkpoint, QuantizationConfig& quantization) {
+  const auto is_there = [&](const io::PlannedTensor& tensor) {
+    return tensor.sidecar && checkpoint.contains(tensor.name);
+  };
+  bool several = false;
+  for (const auto& [name, info] : quantization.linears) {
+    several = several || info.passes.size() > 1;
+    if (info.passes.size() > 1 && std::ranges::any_of(planned_planes(info), is_there)) return;
+  }
+  if (!several) return;
+  for (auto& [name, info] : quantization.linears) info.passes.resize(1);
+  quantization.notes.push_back("without its residual passes: the base passes alone");
+}
+
+/// Its config.json is a 16-bit model's; its tensors are not.
+void refuse_turboquant(const std::filesystem::path& folder) {
+  if (!std::filesystem::exists(folder / turboquant_config_file)) return;
+  throw Error(ErrorCode::unsupported, concat(printable(folder.native()), ": is TurboQuant's checkpoint"))
+      .hint("w4q repack --to w4q converts it");
+}
+
+}  // namespace
+
+std::optional<DType> stated_dtype(const Json& config) {
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    const auto found = config.find(key);
+    if (found == config.end() || !found->is_string()) continue;
+    const auto name = found->get<std::string>();
+    if (name.ends_with("bfloat16")) return DType::bf16;
+    if (name.ends_with("float16")) return DType::f16;
+    if (name.ends_with("float32")) return DType::f32;
+  }
+  return std::nullopt;
+}
+
+void require_folder(const std::filesystem::path& folder) {
+  if (std::filesystem::is_directory(folder)) return;
+  throw Error(ErrorCode::bad_file, printable(folder.native()) + ": not a folder")
+      .hint(
+          "give the folder that holds config.json and the .safetensors files; w4q repack FILE.gguf -o FOLDER --to hf16 "
+          "makes one of a GGUF file");
+}
+
+Folder open_folder(const std::filesystem::path& folder, bool residual) {
+  require_folder(folder);
+  Json config = io::read_json(folder / "config.json");
+  return read_quantization({folder, std::move(config), io::Checkpoint::open(folder, residual)});
+}
+
+Folder open_packed_folder(const std::filesystem::path& folder, std::string_view quantizer) {
+  Folder opened = open_folder(folder);
+  if (!opened.quantization.linears.empty()) return opened;
+  throw Error(ErrorCode::bad_argument, folder.string() + ": holds no packed tensors")
+      .hint(concat(quantizer, " makes a packed checkpoint from a 16-bit one"));
+}
+
+std::optional<StatedQuantization> stated_quantization(const Json& config, const std::filesystem::path& folder) {
+  if (!config.is_object()) return std::nullopt;
+  if (const auto found = config.find(config_key); found != config.end() && !found->is_null()) {
+    const bool foreign = found->is_object() && found->value("quant_method", Json()) != "w4q";
+    return StatedQuantization{*found, concat((folder / "config.json").string(), ": ", config_key), foreign};
+  }
+  for (const auto name : side_config_files) {
+    const auto path = folder / name;
+    if (!std::filesystem::exists(path)) continue;
+    Json side = io::read_json(path);
+    if (side.is_object()) return StatedQuantization{std::move(side), path.string(), true};
+  }
+  return std::nullopt;
+}
+
+Folder read_quantization(Folder folder) {
+  const auto stated = stated_quantization(folder.config, folder.path);
+  if (stated && stated->foreign) {
+    folder.quantization =
+        read_dialect({stated->json, stated->place, folder.tensors, stated_dtype(folder.config).value_or(DType::f16)});
+    return folder;
+  }
+  if (!stated) refuse_turboquant(folder.path);
+  folder.quantization = parse_quantization_config(folder.config, folder.config_path().string());
+  keep_present_passes(folder.tensors, folder.quantization);
+  return folder;
+}
+
+}  // namespace w4q::checkpoint

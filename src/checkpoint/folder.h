@@ -1,0 +1,52 @@
+// A folder of safetensors as far as its headers, whatever model it holds: the one thing that reading, repacking,
+// converting, verifying and decoding start from. model/opened.h adds what an architecture says of it.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "checkpoint/packed_checkpoint.h"
+#include "io/checkpoint.h"
+#include "io/json.h"
+
+namespace w4q::checkpoint {
+
+struct Folder {
+  std::filesystem::path path;
+  io::Json config = {};  ///< config.json
+  io::Checkpoint tensors;
+  QuantizationConfig quantization = {};  ///< without linears for a 16-bit checkpoint
+
+  std::filesystem::path config_path() const { return path / "config.json"; }
+};
+
+/// What the producer of a config.json computed in, and stored before anything was packed: its dtype or torch_dtype, the
+/// first that names a type. Older files say "float16", some "torch.float16".
+std::optional<DType> stated_dtype(const io::Json& config);
+
+/// Throws bad_file unless `folder` is one, and says what to give in place of a file.
+void require_folder(const std::filesystem::path& folder);
+
+/// Opens config.json and the headers of the weights, without residual passes unless `residual`, and reads what they say
+/// of packed linears. Throws bad_file or unsupported, naming file and key or tensor.
+Folder open_folder(const std::filesystem::path& folder, bool residual = true);
+/// The same of one that holds packed linears. Throws bad_argument, with `quantizer` as the command that packs, where
+/// there are none.
+Folder open_packed_folder(const std::filesystem::path& folder, std::string_view quantizer = "w4q quantize");
+
+/// What a checkpoint says of its quantization before any tensor is looked at.
+struct StatedQuantization {
+  io::Json json;
+  std::string place;     ///< where it stood, for messages: "MODEL/config.json: quantization_config"
+  bool foreign = false;  ///< another program's
+};
+
+/// The object quantization_config of `config` or, where that has none, a file beside the weights that stands in for it.
+std::optional<StatedQuantization> stated_quantization(const io::Json& config, const std::filesystem::path& folder);
+
+/// `folder` with what it states read in any dialect, which shapes and types tell too. Throws as open_folder.
+Folder read_quantization(Folder folder);
+
+}  // namespace w4q::checkpoint

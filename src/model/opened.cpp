@@ -1,0 +1,44 @@
+#include "model/opened.h"
+
+#include <utility>
+
+#include "core/error.h"
+#include "core/text.h"
+
+namespace w4q::model {
+
+OpenedModel open_model(checkpoint::Folder folder) {
+  ModelConfig config = read_config(folder.config, folder.path);
+  auto folded = read_folded_rotations(folder.config, folder.config_path().string());
+  return {std::move(folder), std::move(config), std::move(folded)};
+}
+
+OpenedModel open_model(const std::filesystem::path& folder, bool residual) {
+  return open_model(checkpoint::open_folder(folder, residual));
+}
+
+OpenedModel open_plain_model(const std::filesystem::path& folder, std::optional<uint64_t> fold_seed) {
+  OpenedModel model = open_model(folder);
+  const auto& quantization = model.folder.quantization;
+  if (!quantization.linears.empty() || quantization.dialect != nullptr) {
+    throw Error(ErrorCode::bad_argument, folder.string() + ": is quantized already")
+        .detail(concat("method: ", printable(quantization.method)))
+        .hint("start from the 16-bit checkpoint");
+  }
+  if (!fold_seed) return model;
+  const FoldedRotations rotations = widest_rotations(model.config, *fold_seed);
+  return fold_rotations(std::move(model), rotations);
+}
+
+OpenedModel fold_like(OpenedModel base, const std::optional<FoldedRotations>& rotations) {
+  if (!rotations || base.folded || !base.folder.quantization.linears.empty()) return base;
+  return fold_rotations(std::move(base), *rotations);
+}
+
+bool has_tied_head(const OpenedModel& model) {
+  if (model.config.tie_word_embeddings) return model.config.tied_embeddings;
+  const auto& [path, config, tensors, quantization] = model.folder;
+  return !tensors.contains("lm_head.weight") && quantization.find("lm_head") == nullptr;
+}
+
+}  // namespace w4q::model

@@ -1,0 +1,38 @@
+// A folder that holds a model whose architecture is known, as far as its headers: what quantizing, calibrating,
+// exporting, verifying and decoding start from.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/folder.h"
+#include "model/config.h"
+#include "model/fold_rotations.h"
+
+namespace w4q::model {
+
+struct OpenedModel {
+  checkpoint::Folder folder;
+  ModelConfig config;
+  std::optional<FoldedRotations> folded;  ///< what is folded into the weights, now or when they were made
+  std::vector<std::string> notes = {};    ///< of folding: what stays as it is and what is added, by name, and why
+};
+
+/// Throws bad_file or unsupported where the folder, its config.json or its headers cannot be read.
+OpenedModel open_model(checkpoint::Folder folder);
+OpenedModel open_model(const std::filesystem::path& folder, bool residual = true);
+
+/// Opens a 16- or 32-bit model, and folds the widest rotations of this seed where there is one. Throws bad_argument for
+/// one that is quantized, and as its parts do.
+OpenedModel open_plain_model(const std::filesystem::path& folder, std::optional<uint64_t> fold_seed);
+
+/// `base` as it is or, where it is not quantized and has no rotations, with those that another version of it has.
+OpenedModel fold_like(OpenedModel base, const std::optional<FoldedRotations>& rotations);
+
+/// Whether the embeddings serve as the head: as config.json says, or else where none is stored.
+bool has_tied_head(const OpenedModel& model);
+
+}  // namespace w4q::model
