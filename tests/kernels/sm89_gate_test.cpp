@@ -24,9 +24,9 @@
 namespace w4q::test {
 namespace {
 
-/// The kernels of one file of src/kernels: those whose name has `traits` in it.
+/// The kernels of some files of src/kernels: those whose name has `traits` in it.
 struct Family {
-  std::string_view file, traits;
+  std::string_view files, traits;  ///< files with spaces between them
   std::string_view name;
   size_t rows_argument;   ///< of the template arguments of the traits: activation rows; none: groups of eight follow
   double mma_per_weight;  ///< in units of what a multiplication alone needs: zero points may have products of their own
@@ -38,7 +38,7 @@ constexpr size_t groups_follow = 99, rows_follow = 98;
 /// In place of rows, of which a warp has 128: the inputs of an integer sum. A product has twice the weights.
 constexpr std::string_view int8_traits = "Kind<";
 constexpr Family families[] = {
-    {"kbit/gemv_cuda", "KbitGemv<", "kbit gemv", 3, 1, false, false},
+    {"kbit/gemv_cuda kbit/gemv_bf16_cuda", "KbitGemv<", "kbit gemv", 3, 1, false, false},
     {"kbit/gemv_fused_cuda", "KbitGemv<", "kbit gemv, fused", 3, 1, false, false},
     {"kbit/gemm_cuda", "KbitWeights<", "kbit gemm", groups_follow, 1, false, false},
     {"integer/gemv_cuda", "IntegerGemv<", "marlin gemv", 3, 1.25, true, true},
@@ -256,7 +256,7 @@ std::string quoted(const std::string& text) {
   return result + "'";
 }
 
-/// Skips where there is nothing to read, and says so; else has the sm_89 code of one file of kernels.
+/// Skips where there is nothing to read, and says so; else has the sm_89 code of files of kernels.
 class Sm89Gate : public testing::Test {
  protected:
   void SetUp() override {
@@ -270,11 +270,12 @@ class Sm89Gate : public testing::Test {
   void check(std::string_view name) {
     const auto* const family = std::ranges::find(families, name, &Family::name);
     ASSERT_NE(family, std::end(families));
-    const std::filesystem::path source(family->file);
     // How the tool names what it takes out of an object depends on its version.
     const std::string cubin = "*sm_89.cubin";
-    const std::string object = W4Q_KERNELS_OBJECTS "/" + source.string() + ".cu.o";
-    run(quoted(cuobjdump()) + " -xelf all " + quoted(object));
+    std::istringstream files{std::string(family->files)};
+    for (std::string file; files >> file;) {
+      run(quoted(cuobjdump()) + " -xelf all " + quoted(W4Q_KERNELS_OBJECTS "/" + file + ".cu.o"));
+    }
     std::ifstream resources = run(quoted(cuobjdump()) + " -res-usage " + cubin);
     for (const auto& kernel : sass::parse_resources(resources)) {
       EXPECT_EQ(kernel.shared_bytes, 0u) << kernel.name << ": shared memory that the check of its launch does not see";

@@ -1,4 +1,4 @@
-// The kernel of gemv_cuda.cu and gemv_fused_cuda.cu.
+// The kernel of gemv_cuda.cu, gemv_bf16_cuda.cu and gemv_fused_cuda.cu.
 #pragma once
 
 #include "kernels/frame/gemv_block.cuh"
@@ -45,6 +45,18 @@ void launch_rows(const Launch& args, int blocks, const device::Stream& stream, s
   constexpr int shared_bytes = Gemv::Table::total_bytes + frame::PartialSums<rows, Gemv::warps>::extra_bytes;
   frame::launch_kernel<kbit_gemv_kernel<Gemv>, shared_bytes>(args, blocks, Gemv::warps * 32, stream, "kbit_gemv",
                                                              shape);
+}
+
+/// By the number of rows.
+template <class Type>
+void launch_any_rows(const Launch& args, const formats::Scheme& scheme, int blocks, const device::Stream& stream,
+                     std::string_view shape) {
+  with_scheme(scheme, [&]<int bits, class Scales>() {
+    if (args.m == 1) return launch_rows<bits, Type, Scales, 1>(args, blocks, stream, shape);
+    if (args.m <= 4) return launch_rows<bits, Type, Scales, 4>(args, blocks, stream, shape);
+    if (args.m <= 8) return launch_rows<bits, Type, Scales, 8>(args, blocks, stream, shape);
+    launch_rows<bits, Type, Scales, 16>(args, blocks, stream, shape);
+  });
 }
 
 }  // namespace w4q::kernels::kbit

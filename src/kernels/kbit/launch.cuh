@@ -23,10 +23,12 @@ namespace w4q::kernels::kbit {
 
 using frame::Launch;
 
-/// 1 to 16 activation rows (gemv_cuda.cu).
-void launch_gemv(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks,
-                 const device::Stream& stream, std::string_view shape);
-/// The same with a LinearFusion (gemv_fused_cuda.cu).
+/// 1 to 16 activation rows of f16 (gemv_cuda.cu), and of bf16 (gemv_bf16_cuda.cu): half the compilation each.
+void launch_gemv(const Launch& args, const formats::Scheme& scheme, int blocks, const device::Stream& stream,
+                 std::string_view shape);
+void launch_bf16_gemv(const Launch& args, const formats::Scheme& scheme, int blocks, const device::Stream& stream,
+                      std::string_view shape);
+/// The first with a LinearFusion (gemv_fused_cuda.cu).
 void launch_fused_gemv(const Launch& args, const formats::Scheme& scheme, int blocks, const device::Stream& stream,
                        std::string_view shape);
 /// 17 to 64 activation rows (gemm_cuda.cu).
@@ -45,12 +47,21 @@ void with_bits(int bits, DType activation, const Body& body) {
   });
 }
 
+/// Calls body.operator()<bits, Scales>() for a scheme.
+template <class Body>
+void with_scheme(const formats::Scheme& scheme, const Body& body) {
+  with_table_bits(scheme.bits, [&]<int bits>() {
+    if (scheme.scale == formats::ScaleType::e4m4) return body.template operator()<bits, E4m4Scales>();
+    body.template operator()<bits, F16Scales>();
+  });
+}
+
 /// Calls body.operator()<bits, Type, Scales>() for a scheme and a type of activations.
 template <class Body>
 void with_types(const formats::Scheme& scheme, DType activation, const Body& body) {
-  with_bits(scheme.bits, activation, [&]<int bits, class Type>() {
-    if (scheme.scale == formats::ScaleType::e4m4) return body.template operator()<bits, Type, E4m4Scales>();
-    return body.template operator()<bits, Type, F16Scales>();
+  with_scheme(scheme, [&]<int bits, class Scales>() {
+    if (activation == DType::f16) return body.template operator()<bits, device::HalfType, Scales>();
+    body.template operator()<bits, device::Bf16Type, Scales>();
   });
 }
 

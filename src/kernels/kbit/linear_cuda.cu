@@ -29,7 +29,8 @@ void run_gemv(const LinearArgs& args, const device::Stream& stream) {
   if (takes_fused_kernel(args)) {
     return kbit::launch_fused_gemv(launch, args.pass().scheme, blocks_for(stream, launch.tiles), stream, args.shape);
   }
-  kbit::launch_gemv(launch, args.pass().scheme, args.activation, blocks_for(stream, launch.tiles), stream, args.shape);
+  const auto launch_it = args.activation == DType::f16 ? kbit::launch_gemv : kbit::launch_bf16_gemv;
+  launch_it(launch, args.pass().scheme, blocks_for(stream, launch.tiles), stream, args.shape);
 }
 
 /// Up to most_launch_rows rows at a time.
