@@ -6,6 +6,7 @@ find_package(Eigen3 3.4 REQUIRED NO_MODULE)           # libeigen3-dev
 find_package(nlohmann_json 3.11 REQUIRED)             # nlohmann-json3-dev
 find_package(CLI11 2.1 REQUIRED)                      # libcli11-dev
 pkg_check_modules(zstd REQUIRED IMPORTED_TARGET libzstd)          # libzstd-dev
+pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)      # libxxhash-dev
 pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy)            # libhwy-dev
 pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)      # libpcre2-dev
 pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)  # libutf8proc-dev

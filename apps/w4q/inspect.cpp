@@ -1,10 +1,11 @@
-// w4q inspect OUT [--tensor NAME] [--layout NAME]
+// w4q inspect OUT [--tensor NAME] [--layout NAME] [--digests]
 #include <algorithm>
 #include <filesystem>
 #include <map>
 #include <memory>
 
 #include "checkpoint/dialect/dialect.h"
+#include "checkpoint/digests.h"
 #include "checkpoint/folder.h"
 #include "common_options.h"
 #include "core/error.h"
@@ -23,6 +24,7 @@ struct Options {
   std::string path;
   std::string tensor;
   std::string layout;
+  bool digests = false;
 };
 
 /// A single file has no config, and that of TurboQuant's checkpoints does not speak of their tensors.
@@ -40,12 +42,28 @@ std::string pass_text(const checkpoint::PackedLinearInfo& info, size_t pass) {
   return text;
 }
 
+/// Of every tensor as it is read now; empty where that is not asked for.
+io::TensorDigests digests_of(const Options& options, const checkpoint::Folder& source) {
+  return options.digests ? source.tensors.digests() : io::TensorDigests{};
+}
+
+/// As it is now or, where that is not asked for, as it was written; empty where nobody wrote it down.
+std::string fingerprint_of(const Options& options, const checkpoint::Folder& source, const io::TensorDigests& digests) {
+  if (options.digests) return checkpoint::fingerprint(digests, source.config).text();
+  const auto written = checkpoint::read_digests(source.path);
+  return written ? written->fingerprint().text() : "";
+}
+
 /// The pass whose plane has this name; tensors that belong to all of them go with the first.
 size_t pass_of(const checkpoint::PackedLinearInfo& info, std::string_view name) {
   for (size_t pass = 1; pass < info.passes.size(); ++pass) {
     if (name.starts_with(concat(info.name, ".", pass, "."))) return pass;
   }
   return 0;
+}
+
+std::string digest_of(const checkpoint::Folder& source, const std::string& name) {
+  return io::hash_tensor(source.tensors.load(name).view()).digest.text();
 }
 
 double bits_per_weight(const checkpoint::PackedLinearInfo& info) {
@@ -56,7 +74,11 @@ double bits_per_weight(const checkpoint::PackedLinearInfo& info) {
 // ---- the whole checkpoint -------------------------------------------------------------------------------------------
 
 int show_checkpoint(const Options& options, const checkpoint::Folder& source) {
-  TextTable table({"tensor", "type", "shape", "bytes", "belongs to"});
+  const io::TensorDigests digests = digests_of(options, source);
+  const std::string fingerprint = fingerprint_of(options, source, digests);
+  std::vector<std::string> header{"tensor", "type", "shape", "bytes", "belongs to"};
+  if (options.digests) header.emplace_back("digest");
+  TextTable table(header);
   io::Json tensors = io::Json::array();
   std::map<std::string, std::string> owner;
   double packed_bits = 0;
@@ -71,14 +93,17 @@ int show_checkpoint(const Options& options, const checkpoint::Folder& source) {
   for (const auto& [name, info] : source.tensors.tensors()) {
     const auto found = owner.find(name);
     const std::string belongs = found == owner.end() ? "" : found->second;
-    table.row(
-        {printable(name), std::string(dtype_name(info.dtype)), shape_text(info.shape), concat(info.size()), belongs});
+    std::vector<std::string> row{printable(name), std::string(dtype_name(info.dtype)), shape_text(info.shape),
+                                 concat(info.size()), belongs};
+    if (options.digests) row.push_back(digests.at(name).digest.text());
+    table.row(std::move(row));
     tensors.push_back({{"name", name},
                        {"dtype", dtype_name(info.dtype)},
                        {"shape", info.shape},
                        {"bytes", info.size()},
                        {"file", source.tensors.file_of(name)},
                        {"belongs_to", belongs}});
+    if (options.digests) tensors.back()["digest"] = digests.at(name).digest.text();
   }
   const double bits = packed_weights == 0 ? 0 : packed_bits / packed_weights;
   std::string text = table.str();
@@ -87,12 +112,16 @@ int show_checkpoint(const Options& options, const checkpoint::Folder& source) {
   if (packed_weights > 0) {
     text += concat(source.quantization.linears.size(), " packed weights at ", fixed(bits, 3), " bits per weight\n");
   }
+  if (!fingerprint.empty()) {
+    text += concat("fingerprint ", fingerprint, options.digests ? "" : ", as it was written", "\n");
+  }
   for (const auto& warning : source.tensors.warnings()) text += "note: " + warning + "\n";
   print(options.common, text,
         {{"tensors", std::move(tensors)},
          {"metadata", source.tensors.metadata()},
          {"tensor_bytes", source.tensors.total_bytes()},
          {"file_bytes", source.tensors.file_bytes()},
+         {"fingerprint", fingerprint.empty() ? io::Json() : io::Json(fingerprint)},
          {"packed_weights", source.quantization.linears.size()},
          {"packed_bits_per_weight", bits},
          {"warnings", source.tensors.warnings()}});
@@ -102,11 +131,14 @@ int show_checkpoint(const Options& options, const checkpoint::Folder& source) {
 // ---- one packed weight ----------------------------------------------------------------------------------------------
 
 int show_packed(const Options& options, const checkpoint::Folder& source, const checkpoint::PackedLinearInfo& info) {
-  TextTable planes({"plane", "type", "shape", "bytes"});
+  TextTable planes({"plane", "type", "shape", "bytes", "digest"});
   io::Json json = {{"name", info.name}, {"n", info.n}, {"k", info.k}, {"bits_per_weight", bits_per_weight(info)}};
   for (const auto& plane : checkpoint::planned_planes(info)) {
-    planes.row({plane.name, std::string(dtype_name(plane.dtype)), shape_text(plane.shape), concat(plane.size())});
-    json["planes"].push_back({{"name", plane.name}, {"dtype", dtype_name(plane.dtype)}, {"shape", plane.shape}});
+    const std::string digest = digest_of(source, plane.name);
+    planes.row(
+        {plane.name, std::string(dtype_name(plane.dtype)), shape_text(plane.shape), concat(plane.size()), digest});
+    json["planes"].push_back(
+        {{"name", plane.name}, {"dtype", dtype_name(plane.dtype)}, {"shape", plane.shape}, {"digest", digest}});
   }
   std::string text =
       concat(printable(info.name), ": ", info.n, " outputs × ", info.k, " inputs, ", fixed(bits_per_weight(info), 3),
@@ -128,14 +160,17 @@ int show_packed(const Options& options, const checkpoint::Folder& source, const 
 
 int show_plain(const Options& options, const checkpoint::Folder& source) {
   const auto& info = source.tensors.at(options.tensor);
+  const std::string digest = digest_of(source, info.name);
   print(options.common,
         concat(printable(info.name), ": ", dtype_name(info.dtype), " ", shape_text(info.shape), ", ", info.size(),
-               " bytes at ", info.begin, " of the data in ", source.tensors.file_of(info.name), "\n"),
+               " bytes at ", info.begin, " of the data in ", source.tensors.file_of(info.name), "\ndigest ", digest,
+               "\n"),
         {{"name", info.name},
          {"dtype", dtype_name(info.dtype)},
          {"shape", info.shape},
          {"bytes", info.size()},
-         {"file", source.tensors.file_of(info.name)}});
+         {"file", source.tensors.file_of(info.name)},
+         {"digest", digest}});
   return 0;
 }
 
@@ -154,6 +189,9 @@ int run(const Options& options) {
   apply(options.common);
   if (names_gguf(options.path)) {
     if (!options.layout.empty()) throw Error(ErrorCode::bad_argument, "--layout: GGUF files have no layouts of w4q");
+    if (options.digests) {
+      throw Error(ErrorCode::bad_argument, "--digests is about safetensors").hint("w4q hash FILE.gguf --json");
+    }
     return inspect_gguf(options.common, options.path, options.tensor);
   }
   const auto source = open_source(options.path);
@@ -180,6 +218,7 @@ void setup_inspect(CLI::App& app, Action& action) {
   command->add_option("path", options->path, "Folder of a checkpoint, or one .safetensors or .gguf file")->required();
   command->add_option("--tensor", options->tensor, "One tensor, packed weight or plane");
   command->add_option("--layout", options->layout, "Draw where this layout puts the weights");
+  command->add_flag("--digests", options->digests, "Read all tensors, and show their digests");
   add_common(*command, options->common);
   command->callback([&action, options] { action = [options] { return run(*options); }; });
 }

@@ -1,12 +1,16 @@
 #include "io/checkpoint.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <mutex>
 #include <new>
 #include <optional>
 #include <utility>
 
 #include "core/convert.h"
+#include "core/interrupt.h"
+#include "core/parallel.h"
 #include "core/text.h"
 #include "io/mapped_file.h"
 #include "io/system.h"
@@ -120,6 +124,11 @@ struct Checkpoint::Impl {
   std::map<std::string, DerivedTensor, std::less<>> derived;
   std::string derivation;
 
+  // What was read so far.
+  mutable std::atomic<bool> takes_digests = false;
+  mutable std::mutex mutex;  ///< guards the digests
+  mutable TensorDigests expected_digests, taken_digests;
+
   Impl(const fs::path& path, bool sidecar);
   Impl(std::shared_ptr<const Checkpoint> from, std::map<std::string, DerivedTensor, std::less<>> computed,
        std::string what);
@@ -128,6 +137,8 @@ struct Checkpoint::Impl {
   void add_tensors(size_t first, size_t shard, SafetensorsHeader header, const WeightFiles& files);
   void check_complete(const WeightFiles& files);
   const Shard& shard_at(std::string_view name) const { return shards[shard_of.find(name)->second]; }
+  /// The tensor with its digest taken, if it is to be and was not.
+  void take_digest(const TensorView& tensor) const;
   const DerivedTensor* find_derived(std::string_view name) const {
     const auto found = derived.find(name);
     return found == derived.end() ? nullptr : &found->second;
@@ -211,6 +222,18 @@ void Checkpoint::Impl::check_complete(const WeightFiles& files) {
   }
 }
 
+void Checkpoint::Impl::take_digest(const TensorView& tensor) const {
+  if (!takes_digests) return;
+  {
+    const std::lock_guard lock(mutex);
+    if (taken_digests.contains(tensor.name)) return;
+  }
+  TensorDigest taken = hash_tensor(tensor);
+  const std::lock_guard lock(mutex);
+  check_digest(expected_digests, tensor.name, taken, shard_at(tensor.name).path);
+  taken_digests.emplace(tensor.name, std::move(taken));
+}
+
 Checkpoint Checkpoint::open(const fs::path& path, bool sidecar) {
   return Checkpoint(std::make_shared<const Impl>(path, sidecar));
 }
@@ -266,6 +289,7 @@ LoadedTensor Checkpoint::load(std::string_view name) const {
     const auto release = [&map = shard.map, begin, size = info.size()](const void*) { map.release(begin, size); };
     keep_alive = std::shared_ptr<const void>(view.bytes.data(), release);
   }
+  impl_->take_digest(view);
   return {std::move(view), std::move(keep_alive)};
 }
 
@@ -278,6 +302,33 @@ LoadedTensor Checkpoint::load_stored(std::string_view name) const {
   LoadedTensor loaded = load(name);
   const DType dtype = stored_dtype(name);
   return dtype == loaded->dtype ? loaded : narrowed(loaded.view(), dtype);
+}
+
+void Checkpoint::take_digests(TensorDigests expected) const {
+  if (impl_->source) return impl_->source->take_digests(std::move(expected));
+  const std::lock_guard lock(impl_->mutex);
+  impl_->expected_digests = std::move(expected);
+  impl_->takes_digests = true;
+}
+
+TensorDigests Checkpoint::digests() const {
+  if (impl_->source) return impl_->source->digests();
+  impl_->takes_digests = true;
+  constexpr uint64_t shared = uint64_t{16} << 20;  // tensors of this size keep all threads busy by themselves
+  std::vector<std::string_view> small;
+  for (const auto& [name, info] : impl_->tensors) {
+    check_interrupt();
+    if (info.size() < shared) {
+      small.push_back(name);
+    } else {
+      load(name);
+    }
+  }
+  parallel_for(static_cast<int64_t>(small.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) load(small[static_cast<size_t>(i)]);
+  });
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->taken_digests;
 }
 
 const std::string& Checkpoint::derivation() const noexcept { return impl_->derivation; }

@@ -12,6 +12,7 @@
 
 #include "core/buffer.h"
 #include "core/views.h"
+#include "io/digest.h"
 #include "io/safetensors.h"
 
 namespace w4q::io {
@@ -70,6 +71,11 @@ class Checkpoint {
   /// derived tensors only. Throws unsupported when a value is beyond that type.
   DType stored_dtype(std::string_view name) const;
   LoadedTensor load_stored(std::string_view name) const;
+  /// From now on load() takes the digest of every tensor on disk when it is loaded first, through whatever copy of this
+  /// handle and whatever is derived of it, and throws bad_file naming a tensor that is not what `expected` says of it.
+  void take_digests(TensorDigests expected = {}) const;
+  /// The digests of all tensors on disk. Those that were not taken yet are read now, on all threads.
+  TensorDigests digests() const;
   /// Of derive(); empty for what lies on disk.
   const std::string& derivation() const noexcept;
   /// The shard file that holds a tensor, for messages.

@@ -9,10 +9,12 @@
 #include <iterator>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
 #include "core/text.h"
 #include "io/checkpoint.h"
+#include "io/mapped_file.h"
 #include "io/system.h"
 #include "io/zstd_frames.h"
 
@@ -129,13 +131,16 @@ struct CheckpointWriter::Impl {
     size_t shard = 0;
     const TensorInfo* tensor = nullptr;
     Coverage written;
+    std::optional<TensorDigest> digest;
+    std::unique_ptr<TensorHasher> hasher;  ///< of one that comes in parts, while they come in order
   };
 
   fs::path folder;
   WriteOptions options;
   std::vector<Shard> shards;
   std::map<std::string, Target, std::less<>> targets;
-  std::mutex mutex;  ///< guards the coverage
+  std::mutex mutex;       ///< guards the coverage
+  std::mutex hash_mutex;  ///< guards the hashers
   bool finished = false;
   int64_t file_bytes = 0;
   std::unique_ptr<CheckpointWriter> sidecar;
@@ -147,7 +152,10 @@ struct CheckpointWriter::Impl {
   /// The writer of the set that a tensor belongs to, when it is not this.
   CheckpointWriter* other_writer(std::string_view name) const;
   void write(std::string_view name, uint64_t offset, std::span<const std::byte> bytes);
+  void hash_part(Target& target, uint64_t offset, std::span<const std::byte> bytes);
   void check_complete() const;
+  /// Those that were not taken while the tensors were written.
+  void take_digests();
   void finish_shard(Shard& shard);
   void write_index();
 };
@@ -164,7 +172,11 @@ void CheckpointWriter::Impl::plan_shards(std::vector<PlannedTensor> plan) {
     shard.size = shard.header.data_begin + (shard.header.tensors.empty() ? 0 : shard.header.tensors.back().end);
   }
   for (size_t i = 0; i < shards.size(); ++i) {
-    for (const auto& tensor : shards[i].header.tensors) targets[tensor.name] = {i, &tensor, {}};
+    for (const auto& tensor : shards[i].header.tensors) {
+      Target& target = targets[tensor.name];
+      target.shard = i;
+      target.tensor = &tensor;
+    }
   }
 }
 
@@ -213,12 +225,38 @@ void CheckpointWriter::Impl::write(std::string_view name, uint64_t offset, std::
     ensure(target.written.add(offset, offset + bytes.size()),
            concat("tensor \"", shown(name), "\": a byte is written twice"));
   }
+  if (bytes.size() == size) {
+    target.digest = hash_tensor(dtype_name(target.tensor->dtype), target.tensor->shape, bytes);
+  } else {
+    hash_part(target, offset, bytes);
+  }
   // Opened anew each time: there may be more shards than a process may have open files.
   const Shard& shard = shards[target.shard];
   const FileDescriptor file = open_file(shard.path, O_WRONLY);
   const uint64_t place = shard.header.data_begin + target.tensor->begin + offset;
   write_all(file, bytes, place, shard.path);
   if (!options.compress && bytes.size() >= flushed_at_once) begin_flush(file, place, bytes.size());
+}
+
+void CheckpointWriter::Impl::hash_part(Target& target, uint64_t offset, std::span<const std::byte> bytes) {
+  const std::lock_guard lock(hash_mutex);
+  if (offset == 0) target.hasher = std::make_unique<TensorHasher>();
+  if (!target.hasher) return;
+  if (target.hasher->added() != offset) return target.hasher.reset();
+  target.hasher->add(bytes);
+  if (target.hasher->added() != target.tensor->size()) return;
+  target.digest = target.hasher->finish(dtype_name(target.tensor->dtype), target.tensor->shape);
+  target.hasher.reset();
+}
+
+void CheckpointWriter::Impl::take_digests() {
+  for (auto& [name, target] : targets) {
+    if (target.digest) continue;
+    const Shard& shard = shards[target.shard];
+    const MappedFile file(shard.path);
+    const auto bytes = file.bytes().subspan(shard.header.data_begin + target.tensor->begin, target.tensor->size());
+    target.digest = hash_tensor(dtype_name(target.tensor->dtype), target.tensor->shape, bytes);
+  }
 }
 
 void CheckpointWriter::Impl::check_complete() const {
@@ -295,6 +333,7 @@ void CheckpointWriter::finish() {
   ensure(!impl_->finished, "finish() is called twice");
   impl_->check_complete();
   impl_->finished = true;
+  impl_->take_digests();
   for (auto& shard : impl_->shards) impl_->finish_shard(shard);
   if (impl_->shards.size() > 1) impl_->write_index();
   if (impl_->sidecar) {
@@ -302,6 +341,13 @@ void CheckpointWriter::finish() {
     impl_->file_bytes += impl_->sidecar->file_bytes();
   }
   sync_folder(impl_->folder);
+}
+
+TensorDigests CheckpointWriter::digests() const {
+  TensorDigests result;
+  if (impl_->sidecar) result = impl_->sidecar->digests();
+  for (const auto& [name, target] : impl_->targets) result.emplace(name, *target.digest);
+  return result;
 }
 
 int64_t CheckpointWriter::file_bytes() const noexcept { return impl_->file_bytes; }

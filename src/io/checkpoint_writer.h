@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "io/digest.h"
 #include "io/safetensors.h"
 
 namespace w4q::io {
@@ -41,6 +42,8 @@ class CheckpointWriter {
   /// Checks that every planned byte was written, writes the index, compresses, and syncs the files to disk.
   void finish();
 
+  /// Of every tensor of the finished files, as they were written.
+  TensorDigests digests() const;
   /// Sizes of the finished files.
   int64_t file_bytes() const noexcept;
 

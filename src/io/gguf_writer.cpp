@@ -20,6 +20,7 @@ void GgufWriter::append(std::string_view name, std::span<const std::byte> part) 
   ensure(tensor.name == name, concat("tensor \"", shown(name), "\" is written, \"", shown(tensor.name), "\" is next"));
   ensure(part.size() <= tensor.size - written_, concat("tensor \"", shown(name), "\": more bytes than planned"));
   write_all(file_.descriptor(), part, header_.data_begin + tensor.offset + written_, file_.target());
+  hasher_.add(part);
   written_ += part.size();
   skip_finished_tensors();
 }
@@ -27,6 +28,7 @@ void GgufWriter::append(std::string_view name, std::span<const std::byte> part) 
 void GgufWriter::skip_finished_tensors() {
   while (tensor_ < header_.tensors.size() && written_ == header_.tensors[tensor_].size) {
     const GgufTensor& tensor = header_.tensors[tensor_++];
+    digests_.emplace(tensor.name, hasher_.finish(ggml_type_name(tensor.type), tensor.shape));
     const uint64_t end = header_.data_begin + tensor.offset + tensor.size;
     const uint64_t padded =
         tensor_ < header_.tensors.size() ? header_.data_begin + header_.tensors[tensor_].offset : header_.file_size();

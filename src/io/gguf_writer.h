@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "io/digest.h"
 #include "io/gguf.h"
 #include "io/output.h"
 
@@ -23,6 +24,8 @@ class GgufWriter {
   const GgufHeader& header() const noexcept { return header_; }
   /// Appends a part of the data of `name`, which is the first tensor that is not complete yet.
   void append(std::string_view name, std::span<const std::byte> part);
+  /// Of the tensors that are complete.
+  const TensorDigests& digests() const noexcept { return digests_; }
   /// Checks that every planned byte was written, syncs, and renames the file into its place.
   void commit();
 
@@ -33,6 +36,8 @@ class GgufWriter {
   OutputFile file_;
   size_t tensor_ = 0;     ///< the one being written
   uint64_t written_ = 0;  ///< of its bytes
+  TensorHasher hasher_;
+  TensorDigests digests_;
 };
 
 }  // namespace w4q::io

@@ -236,6 +236,7 @@ ConvertReport plan_convert(const ConvertRequest& request) {
 ConvertReport convert_model(const ConvertRequest& request) {
   const Stopwatch watch;
   const ConvertPlan plan = make_plan(request);
+  checkpoint::check_digests(request.input, plan.source.tensors);
   if (plan.dialect != nullptr) describe(plan);
   ConvertReport report = make_report(plan);
   std::vector<io::PlannedTensor> planned = plan.carried;
@@ -249,7 +250,7 @@ ConvertReport convert_model(const ConvertRequest& request) {
     writer.write(tensor.name, plan.source.tensors.load(tensor.name)->bytes);
     progress.advance(tensor.size());
   }
-  return finished(std::move(report), writer, output, watch,
+  return finished(std::move(report), writer, output, watch, checkpoint::bases_through(plan.source),
                   [&](const auto& to) { write_companions(plan, request.input, to); });
 }
 

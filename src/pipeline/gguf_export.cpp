@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "checkpoint/digests.h"
 #include "core/convert.h"
 #include "core/progress.h"
 #include "core/stopwatch.h"
@@ -11,6 +12,7 @@
 #include "gguf/config.h"
 #include "gguf/rotary_rows.h"
 #include "io/gguf_writer.h"
+#include "io/system.h"
 #include "pipeline/gguf_export_plan.h"
 #include "pipeline/gguf_packed.h"
 
@@ -106,6 +108,21 @@ std::vector<io::PlannedGgufTensor> planned_tensors(const ExportPlan& plan) {
   return result;
 }
 
+/// The digests stand in a file beside, since what readers take as metadata is not theirs. Written before and renamed
+/// behind the file that it is about, of whose predecessor nothing is left then.
+void commit(io::GgufWriter& writer, const ExportPlan& plan, const std::filesystem::path& output) {
+  const auto place = checkpoint::digests_path(output);
+  const std::string text = checkpoint::digests_text({.tensors = writer.digests(),
+                                                     .config = checkpoint::digest_metadata(writer.header().metadata),
+                                                     .bases = checkpoint::bases_through(plan.model.folder)});
+  io::OutputFile beside(place, true);
+  io::write_all(beside.descriptor(), std::as_bytes(std::span(text)), 0, place);
+  std::error_code missing;
+  std::filesystem::remove(place, missing);
+  writer.commit();
+  beside.commit();
+}
+
 }  // namespace
 
 ConversionReport plan_gguf_export(const GgufExportRequest& request) { return make_report(plan_export(request)); }
@@ -113,6 +130,7 @@ ConversionReport plan_gguf_export(const GgufExportRequest& request) { return mak
 ConversionReport export_gguf(const GgufExportRequest& request) {
   const Stopwatch watch;
   const ExportPlan plan = plan_export(request);
+  checkpoint::check_digests(request.input, plan.model.folder.tensors);
   ConversionReport report = make_report(plan);
   io::GgufWriter writer(request.output, planned_tensors(plan), plan.metadata, request.overwrite, {request.input});
   int64_t total = 0;
@@ -123,7 +141,7 @@ ConversionReport export_gguf(const GgufExportRequest& request) {
     progress.advance(report.tensors[i].bytes_before);
   }
   if (!plan.rope_factors.empty()) writer.append(gguf::rope_factors_tensor, bytes_of(plan.rope_factors));
-  writer.commit();
+  commit(writer, plan, request.output);
   report.done = true;
   report.file_bytes = static_cast<int64_t>(writer.header().file_size());
   report.seconds = watch.seconds();

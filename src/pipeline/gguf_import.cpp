@@ -292,6 +292,7 @@ ConversionReport plan_gguf_import(const GgufImportRequest& request) { return mak
 ConversionReport import_gguf(const GgufImportRequest& request) {
   const Stopwatch watch;
   const Source source = open_source(request);
+  const auto written = checkpoint::read_digests(request.input);
   ConversionReport report = make_report(source);
   io::OutputFolder output(request.output, request.overwrite, {request.input}, former_outputs(request.input));
   std::vector<io::PlannedTensor> plan;
@@ -302,11 +303,16 @@ ConversionReport import_gguf(const GgufImportRequest& request) {
   for (const auto& tensor : report.tensors) total += tensor.bytes_before;
   Progress progress("import", total, "bytes");
   for (size_t i = 0; i < source.tensors.size(); ++i) {
+    const io::GgufTensor& from = *source.tensors[i].source;
+    if (written) {
+      const auto found = io::hash_tensor(ggml_type_name(from.type), from.shape, source.file.bytes(from));
+      io::check_digest(written->tensors, from.name, found, request.input.native());
+    }
     report.tensors[i].error = convert(source, source.tensors[i], writer);
-    source.file.release(*source.tensors[i].source);
+    source.file.release(from);
     progress.advance(report.tensors[i].bytes_before);
   }
-  return finished(std::move(report), writer, output, watch, [&](const auto& to) { write_companions(source, to); });
+  return finished(std::move(report), writer, output, watch, {}, [&](const auto& to) { write_companions(source, to); });
 }
 
 }  // namespace w4q::pipeline

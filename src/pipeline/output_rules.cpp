@@ -1,6 +1,7 @@
 #include "pipeline/output_rules.h"
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -36,8 +37,9 @@ bool has_config_of_w4q(const fs::path& folder) {
 }
 
 /// Configs that w4q writes or derives, and what the import of a GGUF file makes of its metadata.
-constexpr std::string_view own_files[] = {"config.json",    "generation_config.json", turboquant_config_file,
-                                          "tokenizer.json", "tokenizer_config.json",  turboquant_kept_file};
+constexpr std::string_view own_files[] = {
+    "config.json",    "generation_config.json", turboquant_config_file, checkpoint::digests_file,
+    "tokenizer.json", "tokenizer_config.json",  turboquant_kept_file};
 
 bool is_written(const fs::path& relative) {
   const std::string name = relative.filename().native();
@@ -73,6 +75,23 @@ Error foreign_error(const fs::path& folder, std::vector<std::string> names) {
       .hint("move them elsewhere, or choose another name");
 }
 
+/// What a user did to an output of w4q is the user's. Outputs of versions without digests are taken as they are.
+void refuse_changed(const fs::path& folder) {
+  std::vector<std::string> faults;
+  try {
+    const auto written = checkpoint::read_digests(folder);
+    if (!written) return;
+    faults = checkpoint::differences(*written, checkpoint::open_digests(folder));
+  } catch (const Error& error) {
+    faults.push_back(error.summary());
+  }
+  if (faults.empty()) return;
+  throw Error(ErrorCode::bad_argument,
+              concat(io::shown(folder), ": was changed since w4q wrote it, so it is not replaced"))
+      .detail(concat(faults.front(), faults.size() > 1 ? concat("; and ", faults.size() - 1, " more") : ""))
+      .hint("choose another name, or remove the folder yourself; w4q hash --check names all that differs");
+}
+
 bool may_be_replaced(const fs::path& folder, const fs::path& input) {
   if (fs::is_empty(folder)) return true;
   if (!has_config_of_w4q(folder)) return false;
@@ -84,12 +103,28 @@ bool may_be_replaced(const fs::path& folder, const fs::path& input) {
   return true;
 }
 
+/// Of every file below `folder` name, size and time: as long as they are the same its bytes are not read again.
+std::string file_states(const fs::path& folder) {
+  std::vector<std::string> states;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (!entry.is_regular_file()) continue;
+    states.push_back(
+        concat(entry.path().native(), " ", entry.file_size(), " ", entry.last_write_time().time_since_epoch().count()));
+  }
+  std::ranges::sort(states);
+  return join(states, "\n");
+}
+
 }  // namespace
 
 std::function<bool(const fs::path&)> former_outputs(const fs::path& input) {
-  return [input](const fs::path& folder) {
+  return [input, seen = std::make_shared<std::string>()](const fs::path& folder) {
     try {
-      return may_be_replaced(folder, input);
+      if (!may_be_replaced(folder, input)) return false;
+      std::string states = file_states(folder);
+      if (states != *seen) refuse_changed(folder);
+      *seen = std::move(states);
+      return true;
     } catch (const fs::filesystem_error& error) {
       throw io::system_error(error.path1(), "cannot list", error.code().value());
     }
@@ -97,7 +132,7 @@ std::function<bool(const fs::path&)> former_outputs(const fs::path& input) {
 }
 
 void carry_companions(const std::filesystem::path& from, const std::filesystem::path& to, const io::Json& config) {
-  std::vector<std::string> left_out{"config.json"};
+  std::vector<std::string> left_out{"config.json", std::string(checkpoint::digests_file)};
   left_out.insert(left_out.end(), std::begin(checkpoint::side_config_files), std::end(checkpoint::side_config_files));
   io::copy_companions(from, to, left_out);
   io::write_file(to / "config.json", config.dump(2) + "\n", false);

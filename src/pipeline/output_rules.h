@@ -5,6 +5,7 @@
 #include <functional>
 #include <string_view>
 
+#include "checkpoint/digests.h"
 #include "checkpoint/packed_checkpoint.h"
 #include "core/stopwatch.h"
 #include "io/checkpoint_writer.h"
@@ -19,7 +20,7 @@ inline constexpr std::string_view conversion_mark = "converted_by";
 
 /// Says of a folder whether an output made from `input` may replace it, for io::OutputFolder: true for an empty one and
 /// for one that w4q wrote. Throws bad_argument naming them when there are files in it that w4q did not write: neither
-/// weights nor configs nor what it would carry along from `input` again.
+/// weights nor configs nor what it would carry along from `input` again; and when its digests say that it was changed.
 std::function<bool(const std::filesystem::path& folder)> former_outputs(const std::filesystem::path& input);
 
 /// Copies everything but the weights from `from` to `to` and writes `config` as config.json. Left out are the files
@@ -29,13 +30,14 @@ void carry_companions(const std::filesystem::path& from, const std::filesystem::
 void carry_companions(const std::filesystem::path& from, const std::filesystem::path& to, io::Json config,
                       const checkpoint::QuantizationConfig& quantization);
 
-/// How a run ends that wrote a checkpoint: its weights, what `companions(folder)` puts beside them, the folder in its
-/// place, and what the report says of that.
+/// How a run ends that wrote a checkpoint: its weights, what `companions(folder)` puts beside them, the digests of all
+/// that and of the models `bases` that it was made from, the folder in its place, and what the report says of that.
 template <class Report, class Companions>
 Report finished(Report report, io::CheckpointWriter& writer, io::OutputFolder& output, const Stopwatch& watch,
-                const Companions& companions) {
+                std::vector<io::TensorDigests> bases, const Companions& companions) {
   writer.finish();
   companions(output.staging());
+  checkpoint::record_digests(output.staging(), writer.digests(), std::move(bases));
   output.commit();
   if constexpr (requires { report.done; }) report.done = true;
   report.file_bytes = writer.file_bytes();

@@ -312,6 +312,7 @@ Plan plan_quantize(const QuantizeRequest& given) {
 QuantizeReport quantize_model(const QuantizeRequest& given) {
   const Stopwatch watch;
   const OpenedModel source = model::open_plain_model(given.model, given.options.steps.fold_seed());
+  checkpoint::check_digests(given.model, source.folder.tensors);
   const QuantizeRequest wanted = settled(given, source);
   io::OutputFolder output(wanted.output, wanted.overwrite, inputs_of(wanted), former_outputs(wanted.model));
   Allocated allocated = chosen(source, wanted);
@@ -343,7 +344,7 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
   if (calibrated) {
     report.plan.notes.insert(report.plan.notes.end(), calibrated->notes().begin(), calibrated->notes().end());
   }
-  return finished(std::move(report), writer, output, watch,
+  return finished(std::move(report), writer, output, watch, checkpoint::bases_through(source.folder),
                   [&](const auto& to) { write_companions(source, quantization, to); });
 }
 

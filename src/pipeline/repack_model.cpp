@@ -121,6 +121,7 @@ Plan plan_repack(const RepackRequest& request) {
 RepackReport repack_model(const RepackRequest& request) {
   const Stopwatch watch;
   const checkpoint::Folder source = checkpoint::open_packed_folder(request.input);
+  checkpoint::check_digests(request.input, source.tensors);
   const auto quantization = new_quantization(source, request);
   RepackReport report;
   report.plan = make_plan(source, quantization);
@@ -155,7 +156,7 @@ RepackReport repack_model(const RepackRequest& request) {
     }
     progress.advance(tensor.bytes_before);
   }
-  return finished(std::move(report), writer, output, watch,
+  return finished(std::move(report), writer, output, watch, checkpoint::bases_through(source),
                   [&](const auto& to) { carry_companions(request.input, to, source.config, quantization); });
 }
 

@@ -195,7 +195,8 @@ io::WriteOptions one_file() {
   return options;
 }
 
-int64_t write_packed(const ExportPlan& plan, const std::filesystem::path& folder, ConvertReport& report) {
+int64_t write_packed(const ExportPlan& plan, const std::filesystem::path& folder, ConvertReport& report,
+                     io::TensorDigests& digests) {
   io::CheckpointWriter writer(folder, plan.packed, one_file());
   Progress progress("convert", static_cast<int64_t>(plan.linears.size()), "linears");
   Buffer table;
@@ -204,6 +205,7 @@ int64_t write_packed(const ExportPlan& plan, const std::filesystem::path& folder
     progress.advance(1);
   }
   writer.finish();
+  digests = writer.digests();
   return writer.file_bytes();
 }
 
@@ -226,11 +228,14 @@ ConvertReport export_turboquant(const ConvertRequest& request, bool dry_run) {
   ConvertReport report = make_report(plan);
   if (dry_run) return report;
   io::OutputFolder output(request.output, request.overwrite, {request.input}, former_outputs(request.input));
-  report.file_bytes = write_packed(plan, output.staging(), report) + write_kept(plan, output.staging());
+  checkpoint::check_digests(request.input, plan.model.folder.tensors);
+  io::TensorDigests packed;
+  report.file_bytes = write_packed(plan, output.staging(), report, packed) + write_kept(plan, output.staging());
   plan.model.folder.config.erase("quantization_config");
   plan.model.folder.config[conversion_mark] = "w4q";
   carry_companions(request.input, output.staging(), plan.model.folder.config);
   io::write_file(output.staging() / turboquant_config_file, to_json(plan.quantization).dump(2), false);
+  checkpoint::record_digests(output.staging(), std::move(packed), checkpoint::bases_of(request.input));
   output.commit();
   report.done = true;
   report.seconds = watch.seconds();

@@ -218,6 +218,7 @@ ConvertReport import_turboquant(const ConvertRequest& request, bool dry_run) {
   const Source source = open_source(request.input);
   ConvertReport report = make_report(source);
   if (dry_run) return report;
+  checkpoint::check_digests(request.input, source.packed);
   std::vector<io::PlannedTensor> planned = source.carried;
   checkpoint::QuantizationConfig quantization;
   quantization.method = turboquant_name;
@@ -240,10 +241,11 @@ ConvertReport import_turboquant(const ConvertRequest& request, bool dry_run) {
         kept ? tensor.name : stored_name(std::string(tensor.name.substr(0, tensor.name.size() - 5))) + ".bias";
     writer.write(tensor.name, (kept ? source.kept : source.packed).load(stored)->bytes);
   }
-  return finished(std::move(report), writer, output, watch, [&](const std::filesystem::path& to) {
-    carry_companions(request.input, to, source.config, quantization);
-    std::filesystem::remove(to / turboquant_config_file);
-  });
+  return finished(std::move(report), writer, output, watch, checkpoint::bases_of(request.input),
+                  [&](const std::filesystem::path& to) {
+                    carry_companions(request.input, to, source.config, quantization);
+                    std::filesystem::remove(to / turboquant_config_file);
+                  });
 }
 
 }  // namespace w4q::pipeline

@@ -154,10 +154,21 @@ void open_gpu(CheckOptions& options) {
 
 Findings climb(CheckContext& context) {
   Findings findings;
+  bool holds = true;
   for (const CheckRow& row : ladder()) {
     if (!is_due(row, context)) continue;
-    row.run(context, findings);
-    if (row.stops && !findings.checks.passed()) break;
+    const auto before = static_cast<std::ptrdiff_t>(findings.checks.checks().size());
+    try {
+      row.run(context, findings);
+    } catch (const Error& error) {
+      if (findings.checks.passed()) throw;
+      // What was found to be wrong before says why it cannot go on.
+      findings.checks.add({std::string(row.name), false, "could not go on", {error.what()}});
+      break;
+    }
+    const auto& checks = findings.checks.checks();
+    holds = holds && (row.aside || std::all_of(checks.begin() + before, checks.end(), std::mem_fn(&Check::passed)));
+    if (row.stops && !holds) break;
   }
   findings.text += findings.checks.text() + (findings.checks.passed() ? "verified\n" : "verification FAILED\n");
   findings.json.update(findings.checks.json());

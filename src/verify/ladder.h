@@ -116,7 +116,8 @@ struct CheckRow {
   std::string_view help;         ///< one line: of the option, or what must hold
   std::span<const Limit> limits = {};
   Needs needs = {};
-  bool stops = false;  ///< the climb ends behind it when anything has failed
+  bool stops = false;  ///< the climb ends behind it when anything has failed …
+  bool aside = false;  ///< … but this: what does not hold here says nothing of what stands on it
   /// Throws what opening and decoding throw; what does not hold is a finding.
   void (*run)(CheckContext&, Findings&);
 };

@@ -6,6 +6,7 @@
 
 namespace w4q::verify {
 
+CheckRow digests_check();
 CheckRow conventions_check();
 CheckRow structure_check();
 CheckRow codes_check();
@@ -19,8 +20,8 @@ CheckRow kv_compare_check();
 CheckRow speed_check();
 
 inline constexpr CheckRow (*rungs[])() = {
-    conventions_check, structure_check,  codes_check,   finite_check,     decoder_check, weights_check,
-    reference_check,   perplexity_check, kernels_check, kv_compare_check, speed_check,
+    digests_check, conventions_check, structure_check,  codes_check,   finite_check,     decoder_check,
+    weights_check, reference_check,   perplexity_check, kernels_check, kv_compare_check, speed_check,
 };
 
 }  // namespace w4q::verify

@@ -21,6 +21,9 @@ std::string fingerprint_of(const std::string& bytes) {
   return text;
 }
 
+/// What stands beside a single file.
+constexpr const char* digests = ".w4q_digests.json";
+
 std::vector<fs::path> files_below(const fs::path& folder) {
   std::vector<fs::path> files;
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
@@ -92,7 +95,9 @@ std::string FrozenOutputs::write(const std::string& way, std::vector<std::string
 
 void FrozenOutputs::write_last(const std::string& way, std::vector<std::string> arguments) {
   const std::string output = write(way, std::move(arguments));
-  if (!output.empty()) fs::remove_all(output);
+  if (output.empty()) return;
+  fs::remove_all(output);
+  fs::remove(output + digests);
 }
 
 void FrozenOutputs::add(const std::string& way, const fs::path& output) {
@@ -114,6 +119,7 @@ void FrozenOutputs::add(const std::string& way, const fs::path& output) {
     }
   } else {
     lines[key + "file"] = fingerprint_of(io::read_file(output));
+    lines[key + "file" + digests] = fingerprint_of(io::read_file(output.string() + digests));
   }
   const std::scoped_lock lock(mutex_);
   lines_.merge(lines);
