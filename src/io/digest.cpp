@@ -39,7 +39,9 @@ TensorDigest whole(std::string_view type, const Shape& shape, const std::string&
 /// Every piece by itself, on all threads.
 std::string hash_pieces(std::span<const std::byte> bytes) {
   std::vector<Digest> pieces((bytes.size() + digest_piece - 1) / digest_piece);
-  parallel_for(static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
+  const auto count = static_cast<int64_t>(pieces.size());
+  // A few pieces take less time than waking the other threads.
+  parallel_for(count, count < 8 ? 8 : 1, [&](int64_t begin, int64_t end) {
     for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
       const auto rest = bytes.subspan(i * digest_piece);
       pieces[i] = digest_of(rest.first(std::min(rest.size(), digest_piece)));

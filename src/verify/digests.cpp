@@ -59,6 +59,7 @@ Check check_base(const std::vector<io::TensorDigests>& bases, const io::TensorDi
 
 void run(CheckContext& context, Findings& findings) {
   const CheckOptions& options = context.options();
+  checkpoint::require_folder(options.model);
   std::optional<checkpoint::Digests> written;
   try {
     written = checkpoint::read_digests(options.model);
