@@ -1,11 +1,13 @@
-// Every dialect climbs the whole ladder: with the base, and with a text.
+// Every dialect and every type of GGUF climbs the whole ladder: with the base, and with a text.
 #include <map>
 
 #include "checkpoint/dialect/dialect.h"
 #include "core/convert.h"
+#include "formats/gguf_blocks.h"
 #include "formats/lut.h"
 #include "io/checkpoint_writer.h"
 #include "io/files.h"
+#include "io/gguf_writer.h"
 #include "io/output.h"
 #include "model/opened.h"
 #include "program.h"
@@ -90,6 +92,60 @@ TEST_F(WholeLadder, EveryDialect) {
     repack(from, name, row.name);
     expect_verified(path(name));
   }
+}
+
+/// `from` with its matrices in `type`, whatever their values.
+void write_blocks(const std::filesystem::path& from, const std::filesystem::path& to, GgmlType type) {
+  const auto file = io::GgufFile::open(from);
+  std::vector<io::PlannedGgufTensor> plan;
+  for (const auto& tensor : file.header().tensors) {
+    const bool fits = tensor.shape.size() == 2 && tensor.shape.back() % describe(type).block == 0;
+    plan.push_back({tensor.name, fits ? type : tensor.type, tensor.shape});
+  }
+  io::GgufWriter writer(to, plan, file.header().metadata, true, {});
+  for (const auto& tensor : writer.header().tensors) {
+    const auto& source = *file.find(tensor.name);
+    const auto bytes = file.bytes(source);
+    // Zeros are blocks of every type.
+    if (source.type == tensor.type)
+      writer.append(tensor.name, bytes);
+    else
+      writer.append(tensor.name, std::vector<std::byte>(tensor.size));
+  }
+  writer.commit();
+}
+
+TEST_F(WholeLadder, EveryWrittenTypeOfGguf) {
+  for (const char* to : {"gguf", "gguf-f32", "gguf-f16", "gguf-bf16", "gguf-q8_0", "gguf-q4_0", "gguf-q4_1"}) {
+    SCOPED_TRACE(to);
+    const std::string file = std::string(to) + ".gguf";
+    repack(bundled_model(), file, to);
+    expect_verified(path(file));
+  }
+  for (const char* to : {"hf-f32", "hf16", "w4q"}) {
+    SCOPED_TRACE(to);
+    repack(path("gguf-q4_0.gguf"), to, to);
+    expect_verified(path(to));
+  }
+}
+
+TEST_F(WholeLadder, EveryReadTypeOfGguf) {
+  repack(bundled_model(), "m.gguf", "gguf-f32");
+  int types = 0;
+  for (uint32_t number = 0; number < 64; ++number) {
+    const auto* row = find_ggml_type(number);
+    if (row == nullptr || !formats::gguf_decodes(row->type)) continue;
+    SCOPED_TRACE(row->name);
+    write_blocks(path("m.gguf"), path("blocks.gguf"), row->type);
+    const auto alone = run_w4q({"verify", path("blocks.gguf"), "--quiet"});
+    EXPECT_EQ(alone.status, 0) << alone.out << alone.err;
+    ++types;
+  }
+  EXPECT_EQ(types, 15);
+  // Zeros are not the base's.
+  const auto with_base = run_w4q({"verify", path("blocks.gguf"), "--base", bundled_model(), "--quiet"});
+  EXPECT_EQ(with_base.status, 1) << with_base.err;
+  EXPECT_NE(with_base.out.find("is not the base's"), std::string::npos) << with_base.out;
 }
 
 }  // namespace
