@@ -1,11 +1,16 @@
 // w4q verify OUT --ppl text.txt --base MODEL
 #include <cmath>
+#include <cstdlib>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "common_options.h"
 #include "core/error.h"
 #include "core/text.h"
+#include "gguf_commands.h"
+#include "io/system.h"
+#include "pipeline/gguf_import.h"
 #include "speed_options.h"
 #include "verify/ladder.h"
 
@@ -82,11 +87,39 @@ verify::CheckOptions checks_of(const Options& options) {
   return checks;
 }
 
+/// A folder that goes with its owner.
+class ImportedFolder {
+ public:
+  ImportedFolder() : path_((std::filesystem::temp_directory_path() / "w4q-verify-XXXXXX").native()) {
+    if (::mkdtemp(path_.data()) == nullptr) throw io::system_error(path_, "cannot create");
+  }
+  ~ImportedFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  ImportedFolder(const ImportedFolder&) = delete;
+  ImportedFolder& operator=(const ImportedFolder&) = delete;
+
+  /// Every value of a GGUF file, exactly; its tokenizer only where a text has to be read.
+  std::filesystem::path import(const std::filesystem::path& file, bool tokenizer) const {
+    const std::filesystem::path folder = std::filesystem::path(path_) / file.filename();
+    pipeline::import_gguf({.input = file, .output = folder, .to = "hf-f32", .tokenizer = tokenizer, .write = {}});
+    return folder;
+  }
+
+ private:
+  std::string path_;
+};
+
 int run(const Options& options) {
   apply(options.common);
   check_usage(options);
   verify::CheckOptions checks = checks_of(options);
   verify::open_gpu(checks);
+  std::optional<ImportedFolder> imported;
+  if (names_gguf(checks.model.native())) {
+    checks.model = imported.emplace().import(checks.model, !checks.text.empty());
+  }
   verify::CheckContext context(std::move(checks));
   const verify::Findings findings = verify::climb(context);
   print(options.common, findings.text, findings.json);
@@ -121,7 +154,7 @@ void setup_verify(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand("verify", "Prove that a checkpoint is sound and how far it is from its base");
   auto options = std::make_shared<Options>();
   verify::CheckOptions& checks = options->checks;
-  command->add_option("model", checks.model, "Folder of a checkpoint, quantized or 16-bit")->required();
+  command->add_option("model", checks.model, "Folder of a checkpoint, quantized or 16-bit, or a GGUF file")->required();
   command->add_option("--base", checks.base, "The 16-bit checkpoint it was made from");
   auto* ppl = command->add_option("--ppl", checks.text, "Measure perplexity on this UTF-8 text")
                   ->expected(0, 1)

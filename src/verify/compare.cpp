@@ -1,11 +1,13 @@
 #include "verify/compare.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <set>
 #include <utility>
 
 #include "core/error.h"
+#include "core/interrupt.h"
 #include "core/progress.h"
 #include "core/text.h"
 #include "kernels/linear/linear.h"
@@ -173,15 +175,37 @@ io::Json estimate_json(const Estimate& estimate) {
           {"high", estimate.mean + confidence * estimate.error}};
 }
 
+/// Tied heads are alike, and so is what scales were folded into; what is missing is for others to say.
+bool is_stored_alike(const checkpoint::Folder& side, const checkpoint::Folder& base, const std::string& name) {
+  if (!side.tensors.contains(name) || !base.tensors.contains(name)) return true;
+  if (side.quantization.rescaled.contains(name)) return true;
+  const auto ours = side.tensors.load(name), theirs = base.tensors.load(name);
+  return ours->dtype == theirs->dtype && std::ranges::equal(ours->bytes, theirs->bytes);
+}
+
+/// Those that either side has packed, or holds otherwise than the base: decoded ones have other types or values.
+std::set<std::string> differing_linears(const std::array<const checkpoint::Folder*, 2>& sides,
+                                        const std::array<const checkpoint::Folder*, 2>& bases,
+                                        const model::ModelConfig& config) {
+  std::set<std::string> names;
+  for (const auto& parameter : model::parameters(config)) {
+    const std::string module(model::module_path(parameter.name));
+    for (size_t i = 0; parameter.linear && i < sides.size(); ++i) {
+      check_interrupt();
+      if (sides[i]->quantization.find(module) != nullptr || !is_stored_alike(*sides[i], *bases[i], parameter.name)) {
+        names.insert(module);
+      }
+    }
+  }
+  return names;
+}
+
 }  // namespace
 
 Comparison compare_linears(const model::OpenedModel& a, const model::OpenedModel& b, const model::OpenedModel& base,
                            const OutputErrorOf& output_error) {
   Side side_a(a, base), side_b(b, base);
-  std::set<std::string> names;
-  for (const auto* side : {&a, &b}) {
-    for (const auto& [name, info] : side->folder.quantization.linears) names.insert(name);
-  }
+  const auto names = differing_linears({&a.folder, &b.folder}, {&side_a.base(), &side_b.base()}, base.config);
   Comparison result;
   Progress progress("compare", static_cast<int64_t>(names.size()), "tensors");
   for (const auto& name : names) {
@@ -238,6 +262,10 @@ std::string to_text(const Comparison& comparison) {
   }
   std::string text = table.str();
   const auto total = [&](const char* name, const ComparedTotal& side) {
+    if (comparison.linears.empty()) {
+      text += concat(name, ": every weight is the base's; ", human_bytes(side.bytes), " in all\n");
+      return;
+    }
     text += concat(name, ": ", fixed(side.bits_per_weight, 3), " bits per weight, SQNR ", fixed(side.error.sqnr(), 2),
                    " dB; ", human_bytes(side.bytes), " in all\n");
   };

@@ -1,8 +1,10 @@
 #include "verify/structure.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
+#include "core/convert.h"
 #include "core/interrupt.h"
 #include "core/text.h"
 #include "verify/rungs.h"
@@ -16,7 +18,10 @@ class StructureCheck {
   StructureCheck(const model::OpenedModel& candidate, const model::OpenedModel* base)
       : parameters_(model::parameters(candidate.config)),
         folder_(candidate.folder),
-        base_(base != nullptr ? &base->folder : nullptr) {}
+        base_(base != nullptr ? &base->folder : nullptr),
+        config_(candidate.config),
+        base_config_(base != nullptr ? &base->config : nullptr),
+        requantized_(base != nullptr && is_requantized(candidate)) {}
 
   Check run() {
     for (const auto& parameter : parameters_) check_parameter(parameter);
@@ -31,13 +36,24 @@ class StructureCheck {
       if (!expected_.contains(name)) fault(name, "is extra: neither a parameter nor a plane of a packed one");
     }
     Check check{"structure", faults_.empty(), {}, std::move(faults_)};
-    check.detail = concat(packed_.size(), " packed and ", kept_, " kept parameters",
-                          base_ == nullptr ? "" : concat("; ", identical_, " kept tensors are byte-equal to the base"));
+    check.detail = concat(packed_.size(), " packed and ", kept_, " kept parameters");
+    if (base_ != nullptr) {
+      check.detail += concat("; ", identical_, " kept tensors ",
+                             requantized_ ? "hold the base's values" : "are byte-equal to the base");
+      if (rounded_ > 0) check.detail += concat(", ", rounded_, " others are rounded");
+    }
     if (!check.passed) check.detail += concat("; ", check.faults.size(), " faults");
     return check;
   }
 
  private:
+  /// Decoded from a GGUF file, whose types and keys are other ones than the base's, and which rounds what it keeps.
+  static bool is_requantized(const model::OpenedModel& candidate) {
+    const auto& quantization = candidate.folder.quantization;
+    if (!quantization.linears.empty()) return quantization.method == "gguf";
+    return !candidate.folded && candidate.folder.config.value("converted_by", io::Json()) == "w4q";
+  }
+
   void fault(std::string_view subject, const std::string& what) {
     faults_.push_back(concat(printable(subject), " ", what));
   }
@@ -60,7 +76,10 @@ class StructureCheck {
       expected_.insert(plane.name);
       check_tensor(plane.name, plane.dtype, plane.shape);
     }
-    if (folder_.tensors.contains(parameter.name)) fault(parameter.name, "stands beside its packed planes");
+    // Of some dialects a plane has the parameter's own name: it was held against its own type and shape above.
+    if (folder_.tensors.contains(parameter.name) && !expected_.contains(parameter.name)) {
+      fault(parameter.name, "stands beside its packed planes");
+    }
   }
 
   void check_tensor(const std::string& name, std::optional<DType> dtype, const Shape& shape) {
@@ -80,7 +99,7 @@ class StructureCheck {
     for (auto* config : {&ours, &theirs}) {
       for (const char* key : {"quantization_config", "converted_by"}) config->erase(key);
     }
-    if (nlohmann::json(ours) != nlohmann::json(theirs))
+    if (requantized_ ? !computes_as_base() : nlohmann::json(ours) != nlohmann::json(theirs))
       fault("config.json", "differs from the base's beyond the quantization");
     for (const auto& [name, info] : base_->tensors.tensors()) {
       if (folder_.quantization.find(model::module_path(name)) != nullptr) continue;
@@ -97,6 +116,7 @@ class StructureCheck {
                                                                         : void();
     }
     const auto& found = folder_.tensors.at(name);
+    if (requantized_) return check_requantized(name, found, info);
     const DType wanted = base_->tensors.stored_dtype(name);
     if (found.dtype != wanted || found.shape != info.shape) {
       return fault(name, concat("is ", dtype_name(found.dtype), " ", shape_text(found.shape), ", in the base ",
@@ -109,6 +129,32 @@ class StructureCheck {
     ++identical_;
   }
 
+  /// What shapes do not tell, in the fp32 of GGUF's metadata.
+  bool computes_as_base() const {
+    const auto same = [](double a, double b) { return static_cast<float>(a) == static_cast<float>(b); };
+    const auto &ours = config_, &theirs = *base_config_;
+    return ours.architecture == theirs.architecture && ours.heads == theirs.heads && ours.kv_heads == theirs.kv_heads &&
+           same(ours.rms_norm_eps, theirs.rms_norm_eps) && ours.rope.type == theirs.rope.type &&
+           same(ours.rope.theta, theirs.rope.theta) && same(ours.rope.factor, theirs.rope.factor);
+  }
+
+  /// Rounding leaves most of a tensor's energy where it was; another tensor's values do not.
+  void check_requantized(const std::string& name, const io::TensorInfo& found, const io::TensorInfo& info) {
+    if (found.shape != info.shape || !is_weight_dtype(found.dtype)) return;  // a parameter's were looked at already
+    const auto a = folder_.tensors.load(name);
+    const auto b = base_->tensors.load(name);
+    std::vector<float> ours(static_cast<size_t>(element_count(info.shape))), theirs(ours.size());
+    widen(a->bytes, found.dtype, ours);
+    widen(b->bytes, info.dtype, theirs);
+    double noise = 0, signal = 0;
+    for (size_t i = 0; i < ours.size(); ++i) {
+      noise += std::pow(double{ours[i]} - double{theirs[i]}, 2);
+      signal += double{theirs[i]} * double{theirs[i]};
+    }
+    if (noise > signal / 2) fault(name, "is not the base's: half of its energy is another's");
+    ++(noise == 0 ? identical_ : rounded_);
+  }
+
   bool is_parameter(std::string_view name) const {
     return std::ranges::find(parameters_, name, &model::Parameter::name) != parameters_.end();
   }
@@ -116,10 +162,14 @@ class StructureCheck {
   const std::vector<model::Parameter> parameters_;
   const checkpoint::Folder& folder_;
   const checkpoint::Folder* base_;
+  const model::ModelConfig& config_;
+  const model::ModelConfig* base_config_;
+  const bool requantized_;
   std::set<std::string, std::less<>> expected_;
   std::set<std::string, std::less<>> packed_;
   int64_t kept_ = 0;
   int64_t identical_ = 0;
+  int64_t rounded_ = 0;
   std::vector<std::string> faults_;
 };
 

@@ -67,6 +67,26 @@ TEST_F(Compare, ACheckpointEqualsItselfAndMayBeTheBase) {
   EXPECT_NEAR(whole.a.bits_per_weight, 16, 1e-9);
 }
 
+TEST_F(Compare, DecodedWeightsCountAsTheyAreStored) {
+  test::TemporaryFolder folder;
+  std::filesystem::copy(test::bundled_model(), folder / "decoded", std::filesystem::copy_options::recursive);
+  // One bit of every byte of a projection, as a decoded weight differs from its original.
+  test::rewrite(folder / "decoded", [](const io::PlannedTensor& tensor, std::vector<std::byte>& bytes) {
+    if (tensor.name.ends_with("up_proj.weight")) {
+      for (size_t i = 0; i < bytes.size(); i += 2) bytes[i] ^= std::byte{1};
+    }
+    return true;
+  });
+  const auto decoded = model::open_model(folder / "decoded");
+  const auto result = compare_linears(decoded, base, base, {});
+  ASSERT_EQ(result.linears.size(), 4u);
+  EXPECT_NEAR(result.a.bits_per_weight, 16, 1e-9);
+  EXPECT_TRUE(std::isfinite(result.a.error.sqnr()));
+  const auto none = to_text(compare_linears(base, base, base, {}));
+  EXPECT_NE(none.find("every weight is the base's"), std::string::npos) << none;
+  EXPECT_EQ(none.find("0.000 bits"), std::string::npos) << none;
+}
+
 TEST_F(Compare, PredictionsArePaired) {
   const auto first = model::Model::open(three()), second = model::Model::open(four());
   const auto whole = model::Model::open(test::bundled_model());
