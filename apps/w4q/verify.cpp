@@ -90,7 +90,7 @@ verify::CheckOptions checks_of(const Options& options) {
 /// A folder that goes with its owner.
 class ImportedFolder {
  public:
-  ImportedFolder() : path_((std::filesystem::temp_directory_path() / "w4q-verify-XXXXXX").native()) {
+  ImportedFolder() : path_((std::filesystem::temp_directory_path() / ("w4q-verify-" + std::string(6, 'X'))).native()) {
     if (::mkdtemp(path_.data()) == nullptr) throw io::system_error(path_, "cannot create");
   }
   ~ImportedFolder() {
