@@ -170,6 +170,8 @@ void setup_verify(CLI::App& app, Action& action) {
   command->add_flag("--bos", checks.windows.bos, "Put BOS in front of every window");
   command->add_flag_callback(
       "--no-residual", [&checks] { checks.residual = false; }, "Leave out residual passes: the base passes alone");
+  command->add_flag_callback(
+      "--no-limits", [&checks] { checks.default_limits = false; }, "Only the limits that are given: none by default");
   add_ladder(*command, checks);
   add_speed(*command, checks.speed, options->target);
   add_activations(*command, checks.int8_activations);

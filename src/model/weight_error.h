@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/linear/linear.h"
 
@@ -24,7 +25,8 @@ struct WeightError {
 };
 
 /// Compares two weights of the same n × k, decoded a block of rows at a time. The result does not depend on the thread
-/// count. Throws mismatch when the sizes differ.
-WeightError compare_weights(const kernels::LinearWeight& reference, const kernels::LinearWeight& candidate);
+/// count. `rows`, where there is one, gets the errors of each row. Throws mismatch when the sizes differ.
+WeightError compare_weights(const kernels::LinearWeight& reference, const kernels::LinearWeight& candidate,
+                            std::vector<WeightError>* rows = nullptr);
 
 }  // namespace w4q::model

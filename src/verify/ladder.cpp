@@ -41,6 +41,21 @@ void check_limit(const CheckOptions& options, const CheckRow& row, const Limit& 
   }
 }
 
+/// What held, and what nothing was there to hold against: no checkpoint is simply right.
+std::string verdict(CheckContext& context, const Findings& findings) {
+  if (!findings.checks.passed()) return "verification FAILED\n";
+  std::vector<std::string> held, missing;
+  for (const Check& check : findings.checks.checks()) held.push_back(check.name);
+  const CheckOptions& options = context.options();
+  if (!context.candidate().folder.quantization.linears.empty()) {
+    held.emplace_back("decoder");
+    if (!options.has_base()) missing.emplace_back("weights (no --base)");
+  }
+  if (!options.has_text()) missing.emplace_back("perplexity (no --ppl)");
+  if (!options.default_limits) missing.emplace_back("limits that are not given (--no-limits)");
+  return concat("verified: ", join(held), missing.empty() ? "" : "; not checked: ", join(missing), "\n");
+}
+
 }  // namespace
 
 std::optional<double> CheckContext::limit(std::string_view option) const {
@@ -170,7 +185,7 @@ Findings climb(CheckContext& context) {
     holds = holds && (row.aside || std::all_of(checks.begin() + before, checks.end(), std::mem_fn(&Check::passed)));
     if (row.stops && !holds) break;
   }
-  findings.text += findings.checks.text() + (findings.checks.passed() ? "verified\n" : "verification FAILED\n");
+  findings.text += findings.checks.text() + verdict(context, findings);
   findings.json.update(findings.checks.json());
   return findings;
 }

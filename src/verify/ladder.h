@@ -42,6 +42,7 @@ struct CheckOptions {
   std::function<void(PerplexityOptions&)> choose_device = {};
   std::map<std::string, std::string, std::less<>> asked = {};  ///< options of rows: their values, empty for flags
   std::map<std::string, double, std::less<>> limits = {};      ///< by option
+  bool default_limits = true;  ///< what checks hold against where no limit of theirs is given
 
   bool has_base() const noexcept { return !base.empty(); }
   bool has_text() const noexcept { return !text.empty() || !ids.empty(); }

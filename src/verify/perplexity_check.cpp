@@ -24,15 +24,32 @@ std::vector<PerplexityReport> measure(CheckContext& context, const PerplexityOpt
   return measure_perplexities(candidates, bases, context.ids(), how);
 }
 
-void judge(const PerplexityReport& report, const CheckContext& context, Report& checks) {
+/// Where no limit is given: far above what 2 bits with a scale a row and no calibration cost, which is a ratio of 195
+/// and a KL of 5.4 nats. A uniform guess has a perplexity of the vocabulary's size; without a base it takes several
+/// times as much to be called wrong, because that model reaches 3150.
+constexpr double most_ratio = 1000, most_kl = 8, most_over_uniform = 8;
+
+std::string perplexity_text(const PerplexityReport& report, std::optional<double> most) {
+  return concat(fixed(report.perplexity(), 4), " over ", report.scored, " tokens",
+                most ? concat(", more than ", most_over_uniform, " times that of a uniform guess, ", *most) : "");
+}
+
+void judge(const PerplexityReport& report, CheckContext& context, Report& checks) {
+  const bool defaults = context.options().default_limits;
+  const auto vocabulary = static_cast<double>(context.candidate().config.vocab_size);
+  const bool absurd = defaults && !report.base && report.perplexity() > most_over_uniform * vocabulary;
   checks.add({"perplexity",
-              std::isfinite(report.perplexity()),
-              concat(fixed(report.perplexity(), 4), " over ", report.scored, " tokens"),
+              std::isfinite(report.perplexity()) && !absurd,
+              perplexity_text(report, absurd ? std::optional(vocabulary) : std::nullopt),
               {}});
-  if (const auto most = context.limit("--max-ppl-ratio")) {
-    checks.add_threshold("perplexity ratio", report.ratio(), *most);
-  }
-  if (const auto most = context.limit("--max-kl")) checks.add_threshold("KL", report.base->kl.mean, *most);
+  const auto hold = [&](const char* name, std::optional<double> given, double value, double usual) {
+    if (given) return checks.add_threshold(name, value, *given);
+    // One that holds unasked is not worth a line.
+    if (defaults && !(value <= usual)) checks.add_threshold(name, value, usual);
+  };
+  if (!report.base) return;
+  hold("perplexity ratio", context.limit("--max-ppl-ratio"), report.ratio(), most_ratio);
+  hold("KL", context.limit("--max-kl"), report.base->kl.mean, most_kl);
 }
 
 void run(CheckContext& context, Findings& findings) {

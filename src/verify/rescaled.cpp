@@ -106,22 +106,29 @@ const std::vector<float>& RescaledWeights::rows(const std::string& module) {
   return rows_.emplace(module, measure_rows(base, stored, columns(module, stored.k))).first->second;
 }
 
-LinearWeight RescaledWeights::effective(const std::string& module) {
-  auto stored = stored_weight(candidate_.folder, module);
+Units RescaledWeights::units(const std::string& module) {
   const auto place = model::find_linear(candidate_.config, module);
-  if (!is_rescaled(module + ".weight") || !place) return stored;
-  const auto column_scales = columns(module, stored.k);
+  if (!is_rescaled(module + ".weight") || !place) return {};
   const bool gives = std::ranges::any_of(model::input_groups(candidate_.config, place->layer), [&](const auto& group) {
     return group.producer == module && is_rescaled(group.name() + ".weight");
   });
-  const std::vector<float>* row_scales = gives ? &rows(module) : nullptr;
+  Units result{.cols = columns(module, stored_weight(candidate_.folder, module).k)};
+  if (gives) result.rows = rows(module);
+  for (float& scale : result.rows) scale = 1 / scale;
+  return result;
+}
+
+LinearWeight RescaledWeights::effective(const std::string& module) {
+  auto stored = stored_weight(candidate_.folder, module);
+  const Units scales = units(module);
+  if (scales.cols.empty()) return stored;
   auto values = std::make_shared<std::vector<float>>(static_cast<size_t>(stored.n * stored.k));
   const MatrixView<float> matrix(values->data(), stored.n, stored.k);
   parallel_for(stored.n, row_block, [&](int64_t begin, int64_t end) {
     kernels::decode_rows(stored, begin, end, {matrix.row(begin), end - begin, stored.k});
     for (int64_t r = begin; r < end; ++r) {
-      const float scale = row_scales == nullptr ? 1.0f : (*row_scales)[static_cast<size_t>(r)];
-      for (int64_t c = 0; c < stored.k; ++c) matrix.row(r)[c] *= scale / column_scales[static_cast<size_t>(c)];
+      const float scale = scales.rows.empty() ? 1.0f : scales.rows[static_cast<size_t>(r)];
+      for (int64_t c = 0; c < stored.k; ++c) matrix.row(r)[c] /= scale * scales.cols[static_cast<size_t>(c)];
     }
   });
   const TensorView view{stored.name, DType::f32, {stored.n, stored.k}, bytes_of(*values)};

@@ -12,6 +12,7 @@
 #include "kernels/linear/linear.h"
 #include "model/layer_plan.h"
 #include "model/opened.h"
+#include "verify/weight_limit.h"
 
 namespace w4q::verify {
 
@@ -27,6 +28,9 @@ class RescaledWeights {
   /// The candidate's weight of `module` in the base's units; as it is stored where it carries no folded scales. Throws
   /// mismatch when its size is not the base's.
   kernels::LinearWeight effective(const std::string& module);
+  /// What brings the base's weight of `module` into the units of the stored one; nothing where it carries no folded
+  /// scales.
+  Units units(const std::string& module);
 
  private:
   bool is_rescaled(const std::string& parameter) const;

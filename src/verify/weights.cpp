@@ -1,5 +1,6 @@
 #include "verify/weights.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/progress.h"
@@ -15,6 +16,50 @@ std::string scheme_text(const checkpoint::PackedLinearInfo& info) {
   return join(names, "+");
 }
 
+namespace {
+
+/// Other programs do not say what they folded: it is asked for where the weight does not hold as it is.
+std::optional<WeightLimit> judge(const kernels::LinearWeight& base, const kernels::LinearWeight& stored,
+                                 const Units& units, std::span<const model::WeightError> rows, bool foreign) {
+  auto limit = limit_of(base, stored, units, rows, false);
+  if (limit && foreign && (!limit->holds() || limit->worst_row() != nullptr)) {
+    limit = limit_of(base, stored, units, {}, true);
+  }
+  return limit;
+}
+
+std::string fault_of(const TensorError& tensor) {
+  const WeightLimit& limit = *tensor.limit;
+  const std::string remedy = "; quantize it anew, or give the base it was made from (--no-limits: report alone)";
+  if (!limit.holds()) {
+    return concat(printable(tensor.name), ": ", tensor.scheme, " is ", fixed(limit.sqnr(), 2),
+                  " dB from the base's weight, at least ", fixed(limit.floor(), 2), " expected; ",
+                  fixed(limit.gain(), 2), " of its size, ", least_gain, " to ", most_gain, " expected", remedy);
+  }
+  const RoundedRow* row = limit.worst_row();
+  return concat(printable(tensor.name), ": row ", row->row, " has ", fixed(row->noise / row->rounded_noise, 1),
+                " times the squared error of rounding to nearest, at most ", most_row_noise, " expected", remedy);
+}
+
+/// What the ladder says of it.
+std::string summary(const WeightReport& report) {
+  const TensorError* nearest = nullptr;
+  size_t judged = 0;
+  for (const auto& tensor : report.tensors) {
+    if (!tensor.limit) continue;
+    ++judged;
+    if (nearest == nullptr || tensor.limit->margin() < nearest->limit->margin()) nearest = &tensor;
+  }
+  std::string text =
+      concat("SQNR ", fixed(report.total.sqnr(), 2), " dB over ", report.tensors.size(), " packed weights");
+  if (judged < report.tensors.size()) text += concat("; ", report.tensors.size() - judged, " have no limit");
+  if (nearest == nullptr) return text;
+  return text + concat("; nearest to its limit: ", printable(nearest->name), ", ", fixed(nearest->limit->sqnr(), 2),
+                       " dB, floor ", fixed(nearest->limit->floor(), 2));
+}
+
+}  // namespace
+
 WeightReport compare_with_base(const model::OpenedModel& candidate, const model::OpenedModel& base) {
   WeightReport report;
   const checkpoint::QuantizationConfig& quantization = candidate.folder.quantization;
@@ -22,12 +67,26 @@ WeightReport compare_with_base(const model::OpenedModel& candidate, const model:
   Progress progress("weights", static_cast<int64_t>(quantization.linears.size()), "tensors");
   for (const auto& [name, info] : quantization.linears) {
     if (quantization.rescaled.contains(name + ".weight")) ++report.rescaled;
-    const auto error = model::compare_weights(stored_weight(base.folder, name), weights.effective(name));
-    report.tensors.push_back({name, scheme_text(info), error});
+    const auto wanted = stored_weight(base.folder, name);
+    std::vector<model::WeightError> rows;
+    const auto error = model::compare_weights(wanted, weights.effective(name), &rows);
+    const auto limit =
+        judge(wanted, stored_weight(candidate.folder, name), weights.units(name), rows, info.dialect != nullptr);
+    report.tensors.push_back({name, scheme_text(info), error, limit});
     report.total.add(error);
     progress.advance(1);
   }
   return report;
+}
+
+std::vector<std::string> faults_of(const WeightReport& report) {
+  std::vector<std::string> faults;
+  for (const auto& tensor : report.tensors) {
+    if (tensor.limit && (!tensor.limit->holds() || tensor.limit->worst_row() != nullptr)) {
+      faults.push_back(fault_of(tensor));
+    }
+  }
+  return faults;
 }
 
 std::string to_text(const WeightReport& report) {
@@ -43,7 +102,23 @@ std::string to_text(const WeightReport& report) {
 io::Json to_json(const WeightReport& report) {
   io::Json tensors = io::Json::array();
   for (const auto& tensor : report.tensors) {
+    io::Json limit;
+    if (tensor.limit) {
+      const double noise = tensor.limit->rounded_noise;
+      double row = 0;
+      for (const RoundedRow& each : tensor.limit->rows) {
+        if (each.rounded_noise > 0) row = std::max(row, each.noise / each.rounded_noise);
+      }
+      limit = {{"sqnr_db", tensor.limit->sqnr()},
+               {"floor_db", tensor.limit->floor()},
+               {"margin_db", tensor.limit->margin()},
+               {"noise_over_rounding", noise > 0 ? tensor.limit->noise / noise : 0},
+               {"gain", tensor.limit->gain()},
+               {"worst_row_over_rounding", row},
+               {"passed", tensor.limit->holds() && tensor.limit->worst_row() == nullptr}};
+    }
     tensors.push_back({{"name", tensor.name},
+                       {"limit", std::move(limit)},
                        {"scheme", tensor.scheme},
                        {"sqnr_db", tensor.error.sqnr()},
                        {"relative_error", tensor.error.relative()},
@@ -67,10 +142,8 @@ CheckRow weights_check() {
             const auto report = compare_with_base(context.candidate(), context.base());
             findings.add("weights", to_text(report), to_json(report));
             const double sqnr = report.total.sqnr();
-            findings.checks.add({"weights",
-                                 !std::isnan(sqnr),
-                                 concat("SQNR ", fixed(sqnr, 2), " dB over ", report.tensors.size(), " packed weights"),
-                                 {}});
+            auto faults = context.options().default_limits ? faults_of(report) : std::vector<std::string>{};
+            findings.checks.add({"weights", !std::isnan(sqnr) && faults.empty(), summary(report), std::move(faults)});
             if (const auto least = context.limit("--min-sqnr")) {
               findings.checks.add_threshold("SQNR", sqnr, *least, true);
             }

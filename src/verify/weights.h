@@ -6,6 +6,7 @@
 
 #include "model/opened.h"
 #include "model/weight_error.h"
+#include "verify/weight_limit.h"
 
 namespace w4q::verify {
 
@@ -13,6 +14,7 @@ struct TensorError {
   std::string name;
   std::string scheme;
   model::WeightError error;
+  std::optional<WeightLimit> limit = {};  ///< nothing: the base's weight cannot be rounded to the scheme
 };
 
 struct WeightReport {
@@ -27,6 +29,9 @@ WeightReport compare_with_base(const model::OpenedModel& candidate, const model:
 
 /// "rotated4-d128+rotated3-d128".
 std::string scheme_text(const checkpoint::PackedLinearInfo& info);
+
+/// One line for each weight that misses what its scheme reaches on the base's: name, found, floor and remedy.
+std::vector<std::string> faults_of(const WeightReport& report);
 
 std::string to_text(const WeightReport& report);
 io::Json to_json(const WeightReport& report);

@@ -69,7 +69,10 @@ TEST_F(Ladder, ASoundModelIsVerified) {
   EXPECT_TRUE(plain.json["passed"]);
   const Findings packed = climb_for(test::check_options(this->packed(), test::bundled_model()));
   EXPECT_THAT(names(packed), ElementsAre("digests", "base", "structure", "codes", "finite", "weights"));
-  EXPECT_THAT(packed.text, EndsWith("verified\n"));
+  EXPECT_THAT(
+      packed.text,
+      EndsWith("verified: digests, base, structure, codes, finite, weights, decoder; not checked: perplexity (no --ppl)
+"));
   EXPECT_EQ(packed.json["weights"]["tensors"].size(), 28u);
   EXPECT_EQ(packed.json["checks"].size(), 6u);
 }

@@ -1,0 +1,241 @@
+#include "verify/weight_limit.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "core/error.h"
+#include "formats/codebook.h"
+#include "formats/kbit.h"
+#include "formats/scheme_registry.h"
+
+namespace w4q::verify {
+namespace {
+
+using formats::PackedLinear;
+using formats::PackedWeight;
+using formats::SchemeFamily;
+using kernels::LinearWeight;
+
+/// Rounded of a weight: all of a small one.
+constexpr int64_t sampled_weights = int64_t{1} << 18;
+constexpr size_t suspects = 8;
+/// Scales that are folded into norms and measured from rows are known to the rounding of a 16-bit norm, 2^-8: what
+/// follows from that alone is no fault of the codes.
+constexpr double unit_error = 1.0 / 256;
+
+/// Weights that a scheme holds exactly, such as ternary ones, may have been rounded with other scales: no less noise is
+/// asked for than normal weights have.
+double tolerated(double signal, double rounded, double usual, double share) {
+  return share * std::max(rounded, usual * signal) + unit_error * unit_error * signal;
+}
+
+/// Noise over signal of the best levels for normal weights: 9.3, 14.6, 20.2 and 26 dB with 2 to 5 bits, about 6 more
+/// for each bit.
+double usual_noise(int bits) { return std::pow(10.0, -(5.6 * bits - 2) / 10); }
+
+int bits_of(const PackedLinear& packed) {
+  int bits = 0;
+  for (const auto& pass : packed.passes) bits += pass.scheme.bits;
+  return bits;
+}
+
+double decibels(double signal, double noise) {
+  return noise == 0 ? std::numeric_limits<double>::infinity() : 10 * std::log10(signal / noise);
+}
+
+/// The stored table with its largest magnitude 1, times the power of two that these values want.
+std::vector<float> clean_table(const PackedWeight& pass, std::span<const float> values, int64_t k) {
+  const formats::Scheme& scheme = pass.scheme;
+  if (scheme.family == SchemeFamily::integer) return {};
+  if (scheme.family == SchemeFamily::rotated) {
+    const auto table = formats::normal_codebook(scheme.bits);
+    return {table.begin(), table.end()};
+  }
+  const auto stored = pass.plane(formats::PlaneRole::codebook).bytes.as<float>();
+  std::vector<float> table(stored.begin(), stored.end());
+  const float largest = formats::table_max(table);
+  for (float& entry : table) entry /= largest;
+  if (scheme.family != SchemeFamily::kbit) return table;
+  float most = 0, least = std::numeric_limits<float>::max();
+  for (size_t row = 0; row < values.size(); row += static_cast<size_t>(k)) {
+    for (int64_t begin = 0; begin < k; begin += formats::kbit_block) {
+      float block = 0;
+      for (int64_t c = begin; c < std::min<int64_t>(begin + formats::kbit_block, k); ++c) {
+        block = std::max(block, std::abs(values[row + static_cast<size_t>(c)]));
+      }
+      if (block > 0) most = std::max(most, block), least = std::min(least, block);
+    }
+  }
+  return formats::kbit_scaled_codebook(table, formats::kbit_range_exponent(least, most, scheme.scale));
+}
+
+/// Which input stands where when those of a group stand together.
+std::vector<size_t> order_of(const PackedWeight& pass) {
+  std::vector<size_t> order(static_cast<size_t>(pass.k));
+  std::iota(order.begin(), order.end(), size_t{0});
+  if (!pass.scheme.act_order) return order;
+  const auto group = pass.plane(formats::PlaneRole::group_index).bytes.as<int32_t>();
+  std::ranges::stable_sort(order, {}, [&](size_t col) { return group[col]; });
+  return order;
+}
+
+/// values ← what rounding them to nearest makes of them, by the definition of the pass's scheme.
+void round_to_nearest(const PackedWeight& pass, std::span<float> values) {
+  const auto k = static_cast<size_t>(pass.k), n = values.size() / k;
+  const auto order = order_of(pass);
+  formats::Scheme scheme = pass.scheme;
+  scheme.act_order = false;
+  std::vector<float> ordered(values.size()), row(k);
+  for (size_t i = 0; i < values.size(); ++i) ordered[i] = values[i / k * k + order[i % k]];
+  const auto& definition = formats::scheme_row(scheme.family);
+  const auto rounded =
+      definition.encode(scheme, ordered, static_cast<int64_t>(n), pass.k, clean_table(pass, ordered, pass.k));
+  for (size_t r = 0; r < n; ++r) {
+    definition.decode_row(rounded, static_cast<int64_t>(r), row);
+    for (size_t c = 0; c < k; ++c) values[r * k + order[c]] = row[c];
+  }
+}
+
+/// What a linear with these passes, rotations and input scales makes of rows when each pass rounds to nearest what those
+/// before it left.
+std::vector<float> rounded_rows(const PackedLinear& packed, std::span<const float> base) {
+  const auto k = static_cast<size_t>(packed.passes.front().k);
+  std::vector<float> rest(base.begin(), base.end());
+  const auto scale = packed.input_scale;
+  for (size_t i = 0; !scale.empty() && i < rest.size(); ++i) rest[i] *= scale[i % k];
+  for (size_t pass = 0; pass < packed.passes.size(); ++pass) {
+    const formats::InputRotation* turn = packed.rotations.empty() ? nullptr : &packed.rotations[pass];
+    for (size_t i = 0; turn != nullptr && i < rest.size(); i += k) turn->rotate(std::span(rest).subspan(i, k));
+    std::vector<float> values = rest;
+    round_to_nearest(packed.passes[pass], values);
+    for (size_t i = 0; i < rest.size(); ++i) rest[i] -= values[i];
+    for (size_t i = 0; turn != nullptr && i < rest.size(); i += k) turn->restore(std::span(rest).subspan(i, k));
+  }
+  for (size_t i = 0; i < rest.size(); ++i) rest[i] = base[i] - (scale.empty() ? rest[i] : rest[i] / scale[i % k]);
+  return rest;
+}
+
+std::vector<RoundedRow> chosen_rows(int64_t n, int64_t k, std::span<const model::WeightError> errors) {
+  const int64_t taken = std::clamp<int64_t>(sampled_weights / k, 1, n);
+  std::vector<RoundedRow> rows;
+  for (int64_t i = 0; i < taken; ++i) rows.push_back({.row = i * n / taken});
+  if (taken == n) return rows;
+  std::vector<int64_t> worst(errors.size());
+  std::iota(worst.begin(), worst.end(), int64_t{0});
+  const size_t count = std::min(suspects, worst.size());
+  const auto relative = [&](int64_t row) {
+    const auto& error = errors[static_cast<size_t>(row)];
+    return error.signal > 0 ? error.noise / error.signal : 0;
+  };
+  std::ranges::partial_sort(worst, worst.begin() + static_cast<int64_t>(count), std::greater{}, relative);
+  for (size_t i = 0; i < count; ++i) rows.push_back({.row = worst[i], .suspect = true});
+  return rows;
+}
+
+std::vector<float> decode(const LinearWeight& weight, const std::vector<RoundedRow>& rows) {
+  std::vector<float> values(rows.size() * static_cast<size_t>(weight.k));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    kernels::decode_rows(weight, rows[i].row, rows[i].row + 1,
+                         {values.data() + i * static_cast<size_t>(weight.k), 1, weight.k});
+  }
+  return values;
+}
+
+void apply(const Units& units, const std::vector<RoundedRow>& rows, std::vector<float>& values) {
+  const size_t k = values.size() / rows.size();
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (!units.cols.empty()) values[i] *= units.cols[i % k];
+    if (!units.rows.empty()) values[i] *= units.rows[static_cast<size_t>(rows[i / k].row)];
+  }
+}
+
+/// Multiplies columns, then rows, of `base` by what brings them nearest to `found`. One factor that is not positive
+/// stays 1: no program folds such a scale away.
+void fit_units(std::vector<float>& base, std::span<const float> found, size_t k) {
+  const size_t n = base.size() / k;
+  const auto fit = [&](size_t lines, size_t length, size_t line_step, size_t step) {
+    for (size_t line = 0; line < lines; ++line) {
+      double norm = 0, product = 0;
+      for (size_t i = 0; i < length; ++i) {
+        const size_t at = line * line_step + i * step;
+        norm += double{base[at]} * double{base[at]};
+        product += double{base[at]} * double{found[at]};
+      }
+      if (!(norm > 0 && product > 0)) continue;
+      for (size_t i = 0; i < length; ++i) base[line * line_step + i * step] *= static_cast<float>(product / norm);
+    }
+  };
+  for (int round = 0; round < 2; ++round) {
+    fit(k, n, 1, k);
+    fit(n, k, k, 1);
+  }
+}
+
+void measure(std::span<const float> base, std::span<const float> found, std::span<const float> rounded,
+             RoundedRow& row) {
+  for (size_t c = 0; c < base.size(); ++c) {
+    const double value = base[c];
+    row.signal += value * value;
+    row.noise += (value - found[c]) * (value - found[c]);
+    row.product += value * found[c];
+    row.rounded_noise += (value - rounded[c]) * (value - rounded[c]);
+    row.rounded_product += value * rounded[c];
+  }
+}
+
+}  // namespace
+
+double WeightLimit::sqnr() const noexcept { return decibels(signal, noise); }
+double WeightLimit::floor() const noexcept { return decibels(signal, tolerated(signal, rounded_noise, usual, most())); }
+double WeightLimit::gain() const noexcept { return rounded_product > 0 ? product / rounded_product : 1; }
+
+bool WeightLimit::holds() const noexcept {
+  if (!(signal > 0) || !(rounded_product > 0)) return true;
+  return noise <= tolerated(signal, rounded_noise, usual, most()) && gain() >= least_gain && gain() <= most_gain;
+}
+
+const RoundedRow* WeightLimit::worst_row() const noexcept {
+  if (!(signal > 0) || bits < 4) return nullptr;
+  // A row whose own error happens to be small is given the tensor's.
+  const double share = std::max(usual, rounded_noise / signal);
+  const RoundedRow* worst = nullptr;
+  double most = 1;
+  for (const RoundedRow& row : rows) {
+    const double limit = tolerated(row.signal, row.rounded_noise, share, most_row_noise);
+    if (row.signal > 0 && row.noise / limit > most) worst = &row, most = row.noise / limit;
+  }
+  return worst;
+}
+
+std::optional<WeightLimit> limit_of(const LinearWeight& base, const LinearWeight& candidate, const Units& units,
+                                    std::span<const model::WeightError> errors, bool fit) {
+  const auto* packed = std::get_if<std::shared_ptr<const PackedLinear>>(&candidate.matrix);
+  if (packed == nullptr || (*packed)->passes.empty()) return std::nullopt;
+  WeightLimit limit{.rows = chosen_rows(base.n, base.k, errors), .bits = bits_of(**packed)};
+  limit.usual = usual_noise(limit.bits);
+  const auto k = static_cast<size_t>(base.k);
+  auto values = decode(base, limit.rows);
+  const auto found = decode(candidate, limit.rows);
+  apply(units, limit.rows, values);
+  if (fit) fit_units(values, found, k);
+  if (!std::ranges::all_of(values, [](float value) { return std::isfinite(value); })) return std::nullopt;
+  std::vector<float> rounded;
+  try {
+    rounded = rounded_rows(**packed, values);
+  } catch (const Error&) {
+    return std::nullopt;  // weights that the scheme cannot hold: nothing to compare with
+  }
+  for (size_t i = 0; i < limit.rows.size(); ++i) {
+    RoundedRow& row = limit.rows[i];
+    measure(std::span(values).subspan(i * k, k), std::span(found).subspan(i * k, k),
+            std::span(rounded).subspan(i * k, k), row);
+    if (row.suspect) continue;
+    limit.signal += row.signal, limit.noise += row.noise, limit.product += row.product;
+    limit.rounded_noise += row.rounded_noise, limit.rounded_product += row.rounded_product;
+  }
+  return limit;
+}
+
+}  // namespace w4q::verify

@@ -1,0 +1,59 @@
+// What a packed weight must reach on the base's weight it was made of: the error of rounding these very weights to
+// nearest, by the scheme's own definition, with room for searches, clips and fed back errors (docs/verify.md).
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "formats/packed.h"
+#include "kernels/linear/linear.h"
+#include "model/weight_error.h"
+
+namespace w4q::verify {
+
+/// Noise over that of rounding to nearest: the most that a sound weight has, and a sound row. Measured over every step,
+/// also with next to no damping: 4.1 and 33 with 4 bits and more, 6.5 and 42 with 2, all by feedback. With less than 4
+/// bits a row of another weight is no farther away than that, so that only the whole is held against a limit.
+inline constexpr double most_noise = 10, most_noise_of_few_bits = 20, most_row_noise = 100;
+/// ⟨w, ŵ⟩ over that of rounding to nearest: sound weights neither shrink nor grow by more. Measured: 0.71 to 1.06.
+inline constexpr double least_gain = 0.5, most_gain = 1.6;
+
+/// The base's weight in the candidate's units: row r times rows[r], column c times cols[c]; empty: as it is.
+struct Units {
+  std::vector<float> rows = {}, cols = {};
+};
+
+/// Some rows of a weight, held against the same rows of the base rounded to nearest.
+struct RoundedRow {
+  int64_t row = 0;
+  bool suspect = false;                           ///< taken because its error is among the largest
+  double signal = 0;                              ///< Σ w²
+  double noise = 0;                               ///< Σ (w − ŵ)²
+  double product = 0;                             ///< Σ w · ŵ
+  double rounded_noise = 0, rounded_product = 0;  ///< the same of rounding to nearest
+};
+
+struct WeightLimit {
+  std::vector<RoundedRow> rows;
+  double signal = 0, noise = 0, product = 0, rounded_noise = 0, rounded_product = 0;  ///< of rows that are no suspects
+  int bits = 0;                                                                       ///< of all passes
+  double usual = 0;  ///< Σ (w − ŵ)² / Σ w² of rounding normal weights to as many bits: no less is asked for
+
+  double sqnr() const noexcept;   ///< found, dB
+  double floor() const noexcept;  ///< the least, dB
+  double most() const noexcept { return bits < 4 ? most_noise_of_few_bits : most_noise; }
+  double gain() const noexcept;  ///< over that of rounding; 1 where there is nothing to compare
+  double margin() const noexcept { return sqnr() - floor(); }
+  bool holds() const noexcept;
+  /// The row that is farthest below what it must reach; null: all reach it.
+  const RoundedRow* worst_row() const noexcept;
+};
+
+/// Rounds rows of `base`, spread evenly, and those of `errors` that are largest. `fit`: where another program may have
+/// folded scales away, of which only the weights tell, columns and rows of the base are fitted to the candidate's.
+/// Nothing where the base's weights cannot be rounded so, or are not finite.
+std::optional<WeightLimit> limit_of(const kernels::LinearWeight& base, const kernels::LinearWeight& candidate,
+                                    const Units& units, std::span<const model::WeightError> errors, bool fit);
+
+}  // namespace w4q::verify
