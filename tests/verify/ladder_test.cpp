@@ -71,8 +71,8 @@ TEST_F(Ladder, ASoundModelIsVerified) {
   EXPECT_THAT(names(packed), ElementsAre("digests", "base", "structure", "codes", "finite", "weights"));
   EXPECT_THAT(
       packed.text,
-      EndsWith("verified: digests, base, structure, codes, finite, weights, decoder; not checked: perplexity (no --ppl)
-"));
+      EndsWith(
+          "verified: digests, base, structure, codes, finite, weights, decoder; not checked: perplexity (no --ppl)\n"));
   EXPECT_EQ(packed.json["weights"]["tensors"].size(), 28u);
   EXPECT_EQ(packed.json["checks"].size(), 6u);
 }
