@@ -43,7 +43,6 @@ TEST_F(Repack, SaysWhatIsNoFolderOfItsKind) {
   const auto no_folder = {"m.gguf: not a folder", "w4q repack FILE.gguf"};
   expect_refused({"repack", path("m.gguf"), "-o", path("x"), "--target", "sm89"}, 3, no_folder);
   expect_refused({"quantize", path("m.gguf"), "-o", path("x")}, 3, no_folder);
-  expect_refused({"verify", path("m.gguf")}, 3, no_folder);
   ASSERT_EQ(quantize("q", {"--scheme", "int4-g128-f16"}).status, 0);
   ASSERT_EQ(run_w4q({"repack", path("q"), "-o", path("awq"), "--to", "awq-gemm", "--quiet"}).status, 0);
   expect_refused({"quantize", path("awq"), "-o", path("x")}, 2, {"is quantized already", "awq-gemm"});

@@ -270,22 +270,25 @@ class Sm89Gate : public testing::Test {
   void check(std::string_view name) {
     const auto* const family = std::ranges::find(families, name, &Family::name);
     ASSERT_NE(family, std::end(families));
-    // How the tool names what it takes out of an object depends on its version.
-    const std::string cubin = "*sm_89.cubin";
     std::istringstream files{std::string(family->files)};
-    for (std::string file; files >> file;) {
-      run(quoted(cuobjdump()) + " -xelf all " + quoted(W4Q_KERNELS_OBJECTS "/" + file + ".cu.o"));
-    }
+    for (std::string file; files >> file;) check_file(*family, file);
+    print_and_count(*family);
+  }
+
+ private:
+  /// The tool reads one file at a time.
+  void check_file(const Family& family, const std::string& file) {
+    // How it names what it takes out of an object depends on its version.
+    const std::string cubin = "*sm_89.cubin";
+    run("rm -f *.cubin && " + quoted(cuobjdump()) + " -xelf all " + quoted(W4Q_KERNELS_OBJECTS "/" + file + ".cu.o"));
     std::ifstream resources = run(quoted(cuobjdump()) + " -res-usage " + cubin);
     for (const auto& kernel : sass::parse_resources(resources)) {
       EXPECT_EQ(kernel.shared_bytes, 0u) << kernel.name << ": shared memory that the check of its launch does not see";
     }
     std::ifstream listing = run(quoted(cuobjdump()) + " -sass " + cubin);
-    for (const auto& kernel : sass::parse_listing(listing)) check_kernel(*family, kernel);
-    print_and_count(*family);
+    for (const auto& kernel : sass::parse_listing(listing)) check_kernel(family, kernel);
   }
 
- private:
   struct Measured {
     int instances = 0;
     double instructions = 0;  ///< of the dearest instance
