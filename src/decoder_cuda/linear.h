@@ -29,6 +29,8 @@ struct CudaProduct {
   std::vector<std::shared_ptr<const OffloadedPass>> offloaded;  ///< one for each pass, null where it is resident
 
   int64_t n() const noexcept { return linear.n(); }
+  /// The plan of a call, which may ask for int8 activations.
+  const kernels::LaunchPlan& plan_for(bool int8) const noexcept { return int8 && int8_plan ? *int8_plan : plan; }
   bool packed() const noexcept { return linear.passes.front().layout != kernels::f16_rows; }
 };
 
@@ -128,7 +130,6 @@ class CudaMultiplier {
     bool fp32 = false;  ///< y is f32, else f16
     bool add = false;   ///< y += instead of y =, f32 only
   };
-  const kernels::LaunchPlan& plan_of(const CudaProduct& product) const;
   void multiply_product(const CudaProduct& product, const __half* x, int64_t rows, const Output& out,
                         const kernels::LinearFusion& fusion);
   void multiply_all(const CudaLinear& linear, const __half* x, int64_t rows, const Output& out,

@@ -53,10 +53,6 @@ CudaMultiplier::CudaMultiplier(std::span<const CudaLinear* const> linears, int64
   for (size_t i = 0; i < passes.size(); ++i) offload_index_.emplace(passes[i], i);
 }
 
-const kernels::LaunchPlan& CudaMultiplier::plan_of(const CudaProduct& product) const {
-  return int8_ && product.int8_plan ? *product.int8_plan : product.plan;
-}
-
 kernels::PassSource CudaMultiplier::passes_of(const CudaProduct& product) {
   if (!offload_) return {};
   return {.acquire =
@@ -69,7 +65,7 @@ kernels::PassSource CudaMultiplier::passes_of(const CudaProduct& product) {
 
 void CudaMultiplier::multiply_product(const CudaProduct& product, const __half* x, int64_t rows, const Output& out,
                                       const kernels::LinearFusion& fusion) {
-  const kernels::LaunchPlan& plan = plan_of(product);
+  const kernels::LaunchPlan& plan = product.plan_for(int8_);
   const auto next = next_.find(&product);
   kernels::LinearCall call;
   call.m = rows;
@@ -118,7 +114,7 @@ void CudaMultiplier::multiply_gated(const CudaLinear& linear, const __half* x, i
   kernels::LinearFusion fusion = after(norm);
   const CudaProduct& product = linear.products.front();
   if (linear.gates() != kernels::GateOrder::none &&
-      kernels::gates(product.linear, plan_of(product).steps(rows), rows)) {
+      kernels::gates(product.linear, product.plan_for(int8_).steps(rows), rows)) {
     fusion.swiglu = true;
     return multiply_product(product, x, rows, {out, linear.n / 2}, fusion);
   }

@@ -17,20 +17,16 @@ constexpr int64_t most_rows = 2048;
 
 }  // namespace
 
-const kernels::LaunchPlan& plan_of(const CudaProduct& product, bool int8) {
-  return int8 && product.int8_plan ? *product.int8_plan : product.plan;
-}
-
 std::vector<std::string> kernel_names(const CudaProduct& product, int64_t rows, bool int8) {
   std::vector<std::string> names;
-  for (const auto& step : plan_of(product, int8).steps(rows)) names.emplace_back(step.row->name);
+  for (const auto& step : product.plan_for(int8).steps(rows)) names.emplace_back(step.row->name);
   return names;
 }
 
 double error_bound(const CudaProduct& product, Use use, bool int8) {
   double bound = 0;
   const int64_t least = int8 ? kernels::least_int8_rows : 1;
-  for (const auto& range : plan_of(product, int8).ranges) {
+  for (const auto& range : product.plan_for(int8).ranges) {
     if (range.most_rows < least) continue;
     bound = std::max(bound, kernels::error_bound(range.steps, int8 && use != Use::gated));
   }
@@ -42,7 +38,7 @@ std::vector<int64_t> row_counts(const CudaLinear& linear, bool int8) {
   const int64_t least = int8 ? kernels::least_int8_rows : 1;
   std::set<int64_t> counts{least};
   for (const auto& product : linear.products) {
-    for (const auto& range : plan_of(product, int8).ranges) {
+    for (const auto& range : product.plan_for(int8).ranges) {
       if (range.most_rows >= least && range.most_rows < most_rows)
         counts.insert({range.most_rows, range.most_rows + 1});
     }

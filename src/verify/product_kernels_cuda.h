@@ -10,9 +10,6 @@
 
 namespace w4q::verify {
 
-/// The plan that a decoder takes.
-const kernels::LaunchPlan& plan_of(const decoder_cuda::CudaProduct& product, bool int8);
-
 /// In the order of launches.
 std::vector<std::string> kernel_names(const decoder_cuda::CudaProduct& product, int64_t rows, bool int8);
 

@@ -22,8 +22,6 @@ struct DenseGemvArgs {
   __half* gated = nullptr;    ///< [n/2]: silu(first half) · second half
   bool overlap = false;       ///< elementwise_cuda.h; the weight was complete before the previous launch began
 };
-/// KernelRow::error_bound of f16 weights, here and with cuBLAS.
-inline constexpr double dense_error_bound = 1e-3;
 
 /// Whether these sizes are taken.
 constexpr bool dense_gemv_accepts(int64_t n, int64_t k) { return n >= 1 && k >= 8 && k % 8 == 0; }

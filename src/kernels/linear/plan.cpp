@@ -175,8 +175,7 @@ void multiply(const DeviceLinear& linear, const LaunchPlan& plan, const LinearCa
   }
   const LaunchSteps& steps = plan.steps(call.m);
   LinearArgs args = arguments(linear, plan, call, workspace);
-  const bool has_norm_or_gates = call.fusion.any();
-  if (has_norm_or_gates && steps.size() > 1) {
+  if (call.fusion.any() && steps.size() > 1) {
     throw Error(ErrorCode::bad_argument, concat("linear: a fused product of ", steps.size(), " launches"))
         .hint("fuses() and gates() say what can be fused");
   }
