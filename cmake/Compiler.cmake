@@ -19,6 +19,11 @@ target_compile_options(w4q_flags INTERFACE
   # Bytes of a quantized model must not depend on what the compiler fuses: no contraction anywhere.
   $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
 
+# Tests are compiled faster than they run: it is the libraries that must be quick.
+add_library(w4q_test_flags INTERFACE)
+target_link_libraries(w4q_test_flags INTERFACE w4q_flags)
+target_compile_options(w4q_test_flags INTERFACE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1>)
+
 if(W4Q_SANITIZE)
   add_compile_options(-fsanitize=${W4Q_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${W4Q_SANITIZE})

@@ -8,6 +8,8 @@ set(W4Q_CUDA_ARCHITECTURES "auto" CACHE STRING
 # Warpgroup products exist in machine code for sm_90a alone.
 set(W4Q_WGMMA AUTO CACHE STRING "Build the warpgroup products: AUTO (where architecture 90 is asked for), ON or OFF")
 set_property(CACHE W4Q_WGMMA PROPERTY STRINGS AUTO ON OFF)
+# An eighth of the time for kernels that are a fraction as fast: to see that they compile where no GPU runs them.
+option(W4Q_FAST_COMPILED_KERNELS "Leave out most of the optimisation of kernels" OFF)
 
 # Sets `result` to the architectures of this machine's GPUs, or to 89.
 function(w4q_architectures_here result)
@@ -55,6 +57,10 @@ if(NOT W4Q_CUDA STREQUAL "OFF")
     set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO "-O3 -lineinfo")
     if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.4)
       string(APPEND CMAKE_CUDA_FLAGS " --compress-mode=size")
+    endif()
+    # nvcc 12.8 and newer know it. The assembler would tell of every warpgroup product that it loses speed by it.
+    if(W4Q_FAST_COMPILED_KERNELS AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
+      string(APPEND CMAKE_CUDA_FLAGS " --Ofast-compile=max -Xptxas=-w")
     endif()
     if(W4Q_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
       set(CMAKE_CUDA_COMPILER_LAUNCHER ${W4Q_CCACHE})
