@@ -11,7 +11,7 @@ if(W4Q_PRECOMPILE)
   target_compile_options(w4q_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-array-bounds;-Wno-restrict;-Wno-stringop-overflow;-Wno-stringop-overread>)
 endif()
 
-# w4q_prelude(NAME LIBRARY|PROGRAM|TEST headers…): a set of headers that targets of this kind share by
+# w4q_prelude(NAME LIBRARY|PROGRAM headers…): a set of headers that targets of this kind share by
 # w4q_use_prelude(target NAME).
 function(w4q_prelude NAME KIND)
   if(NOT W4Q_PRECOMPILE)
@@ -20,11 +20,11 @@ function(w4q_prelude NAME KIND)
   file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/prelude/${NAME}.cpp CONTENT "")
   add_library(${NAME} OBJECT ${PROJECT_BINARY_DIR}/prelude/${NAME}.cpp)
   set(flags w4q_flags)
-  if(KIND STREQUAL "TEST")
-    set(flags w4q_test_flags)
+  if(KIND STREQUAL "PROGRAM")
+    set(flags w4q_plain_flags)
   endif()
   target_link_libraries(${NAME} PRIVATE ${flags} OpenMP::OpenMP_CXX nlohmann_json::nlohmann_json)
-  if(NOT KIND STREQUAL "LIBRARY")
+  if(KIND STREQUAL "PROGRAM")
     set_target_properties(${NAME} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
     target_compile_options(${NAME} PRIVATE -fPIE)
   endif()
