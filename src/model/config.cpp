@@ -209,6 +209,31 @@ ModelConfig read_config(const io::Json& json, const std::filesystem::path& folde
   return config;
 }
 
+ModelConfig read_any_config(const io::Json& json, const std::filesystem::path& folder) {
+  try {
+    return read_config(json, folder);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported) throw;
+    const ConfigReader reader(json, (folder / "config.json").string());
+    ModelConfig config;
+    config.architecture_name = first_architecture(reader);
+    config.tie_word_embeddings = reader.boolean("tie_word_embeddings");
+    config.tied_embeddings = config.tie_word_embeddings.value_or(false);
+    config.undecoded = error.summary();
+    config.dtype = checkpoint::stated_dtype(json);
+    return config;
+  }
+}
+
+void require_decoder(const ModelConfig& config, std::string_view what) {
+  if (config.architecture != nullptr) return;
+  std::vector<std::string> known;
+  for (const auto* row : architectures()) known.emplace_back(row->class_name);
+  throw Error(ErrorCode::unsupported, config.undecoded)
+      .detail(concat(what, " needs a model that w4q can decode: ", join(known)))
+      .hint("quantize without calibration, repack, inspect, and verify without --ppl take any folder of safetensors");
+}
+
 ModelConfig read_config(const std::filesystem::path& folder) {
   return read_config(io::read_json(folder / "config.json"), folder);
 }

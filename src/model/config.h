@@ -38,8 +38,9 @@ struct RopeConfig {
 };
 
 struct ModelConfig {
-  const ArchitectureRow* architecture = nullptr;  ///< set by whatever makes a config
+  const ArchitectureRow* architecture = nullptr;  ///< null: none that can be decoded, and `undecoded` says why
   std::string architecture_name;                  ///< "LlamaForCausalLM"
+  std::string undecoded;                          ///< "MODEL/config.json: architecture \"GlmForCausalLM\" …"
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
   int64_t layers = 0;
@@ -78,5 +79,9 @@ ModelConfig parse_config(const io::Json& config, std::string_view source);
 /// generation_config.json where it names some.
 ModelConfig read_config(const io::Json& config, const std::filesystem::path& folder);
 ModelConfig read_config(const std::filesystem::path& folder);
+/// read_config, or where that would throw unsupported a config without an architecture, that says why.
+ModelConfig read_any_config(const io::Json& config, const std::filesystem::path& folder);
+/// Throws unsupported, with the reason, where nothing can decode the model. `what` needs that: "calibration".
+void require_decoder(const ModelConfig& config, std::string_view what);
 
 }  // namespace w4q::model

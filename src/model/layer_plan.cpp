@@ -58,6 +58,7 @@ std::vector<PlannedLinear> LayerPlan::linears() const {
 }
 
 LayerPlan layer_plan(const ModelConfig& config, int64_t layer) {
+  require_decoder(config, "the order of its layers");
   ensure(layer >= 0 && layer < config.layers, "layer_plan: no such layer");
   LayerPlan plan{config.architecture->blocks(config, layer)};
   set_positions(plan);
@@ -66,6 +67,14 @@ LayerPlan layer_plan(const ModelConfig& config, int64_t layer) {
 
 std::vector<InputGroup> input_groups(const ModelConfig& config, int64_t layer) {
   return layer_plan(config, layer).groups();
+}
+
+PlannedLinear embedding_plan(const ModelConfig& config) {
+  return {.name = "model.embed_tokens", .gguf = "token_embd", .n = config.vocab_size, .k = config.hidden_size};
+}
+
+PlannedLinear head_plan(const ModelConfig& config) {
+  return {.name = "lm_head", .gguf = "output", .n = config.vocab_size, .k = config.hidden_size};
 }
 
 PlannedNorm final_norm_plan(const ModelConfig& config) {

@@ -93,6 +93,10 @@ LayerPlan layer_plan(const ModelConfig& config, int64_t layer);
 /// layer_plan(config, layer).groups().
 std::vector<InputGroup> input_groups(const ModelConfig& config, int64_t layer);
 
+/// What stands before the layers and behind them: the embedding table, and the head that is not tied to it.
+PlannedLinear embedding_plan(const ModelConfig& config);
+PlannedLinear head_plan(const ModelConfig& config);
+
 /// The norm behind the last layer.
 PlannedNorm final_norm_plan(const ModelConfig& config);
 

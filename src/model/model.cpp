@@ -11,37 +11,6 @@
 namespace w4q::model {
 namespace {
 
-void add_norm(const PlannedNorm& norm, std::vector<Parameter>& list) {
-  list.push_back({norm.name + ".weight", {norm.size}, false, norm.gguf + ".weight"});
-}
-
-void add_linear(const PlannedLinear& linear, std::vector<Parameter>& list) {
-  list.push_back({linear.name + ".weight", {linear.n, linear.k}, true, linear.gguf + ".weight", linear.rotary_rows});
-  if (linear.bias)
-    list.push_back({linear.name + ".bias", {linear.n}, false, linear.gguf + ".bias", linear.rotary_rows});
-}
-
-void add_block(const Block& block, std::vector<Parameter>& list) {
-  const auto norms = [&](bool of_input) {
-    for (const auto& norm : block.norms) {
-      if ((norm.role == NormRole::input) == of_input) add_norm(norm, list);
-    }
-  };
-  norms(true);
-  for (const auto& group : block.groups) {
-    for (const auto& linear : group.linears) add_linear(linear, list);
-  }
-  norms(false);
-}
-
-/// What stands before and behind the layers.
-PlannedLinear embedding_plan(const ModelConfig& config) {
-  return {.name = "model.embed_tokens", .gguf = "token_embd", .n = config.vocab_size, .k = config.hidden_size};
-}
-PlannedLinear head_plan(const ModelConfig& config) {
-  return {.name = "lm_head", .gguf = "output", .n = config.vocab_size, .k = config.hidden_size};
-}
-
 /// Loads parameters from a checkpoint and checks each against what the architecture expects.
 class Loader {
  public:
@@ -106,22 +75,6 @@ class Loader {
 
 }  // namespace
 
-std::string_view module_path(std::string_view tensor_name) noexcept {
-  constexpr std::string_view suffix = ".weight";
-  return tensor_name.ends_with(suffix) ? tensor_name.substr(0, tensor_name.size() - suffix.size()) : tensor_name;
-}
-
-std::vector<Parameter> parameters(const ModelConfig& config) {
-  std::vector<Parameter> list;
-  add_linear(embedding_plan(config), list);
-  for (int64_t layer = 0; layer < config.layers; ++layer) {
-    for (const auto& block : layer_plan(config, layer).blocks) add_block(block, list);
-  }
-  add_norm(final_norm_plan(config), list);
-  if (!config.tied_embeddings) add_linear(head_plan(config), list);
-  return list;
-}
-
 void check_weight(const io::Checkpoint& checkpoint, const std::string& name, const Shape& shape) {
   const io::TensorInfo& info = checkpoint.at(name);
   if (info.shape != shape) {
@@ -154,6 +107,7 @@ Model Model::open(const std::filesystem::path& folder, bool residual, Planes pla
 }
 
 Model Model::of(OpenedModel opened, Planes planes) {
+  require_decoder(opened.config, "decoding");
   Model model(std::move(opened));
   ModelConfig& config = model.opened_.config;
   if (!config.tie_word_embeddings && has_tied_head(model.opened_)) {

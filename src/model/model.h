@@ -13,23 +13,9 @@
 #include "kernels/linear/linear.h"
 #include "model/layer_plan.h"
 #include "model/opened.h"
+#include "model/parameters.h"
 
 namespace w4q::model {
-
-/// One parameter of the architecture: what a complete checkpoint must hold.
-struct Parameter {
-  std::string name;  ///< "model.layers.0.mlp.up_proj.weight"
-  Shape shape;
-  bool linear = false;       ///< a matrix that a scheme may pack: linear layers, and the embedding table
-  std::string gguf;          ///< "blk.0.ffn_up.weight"
-  bool rotary_rows = false;  ///< PlannedLinear::rotary_rows
-};
-
-/// "model.layers.0.mlp.up_proj.weight" → "model.layers.0.mlp.up_proj"; a name without the suffix stays.
-std::string_view module_path(std::string_view tensor_name) noexcept;
-
-/// Every parameter of the architecture in model order. A tied head is not listed.
-std::vector<Parameter> parameters(const ModelConfig& config);
 
 /// True for a tensor that old checkpoints hold and no decoder reads: rotary_emb.inv_freq, which config.json implies.
 bool is_derived_tensor(std::string_view name) noexcept;

@@ -8,7 +8,7 @@
 namespace w4q::model {
 
 OpenedModel open_model(checkpoint::Folder folder) {
-  ModelConfig config = read_config(folder.config, folder.path);
+  ModelConfig config = read_any_config(folder.config, folder.path);
   auto folded = read_folded_rotations(folder.config, folder.config_path().string());
   return {std::move(folder), std::move(config), std::move(folded)};
 }
@@ -26,6 +26,7 @@ OpenedModel open_plain_model(const std::filesystem::path& folder, std::optional<
         .hint("start from the 16-bit checkpoint");
   }
   if (!fold_seed) return model;
+  require_decoder(model.config, "folding rotations");
   const FoldedRotations rotations = widest_rotations(model.config, *fold_seed);
   return fold_rotations(std::move(model), rotations);
 }

@@ -1,5 +1,5 @@
-// A folder that holds a model whose architecture is known, as far as its headers: what quantizing, calibrating,
-// exporting, verifying and decoding start from.
+// A folder that holds a model, as far as its headers: what quantizing, calibrating, exporting, verifying and decoding
+// start from. Where the architecture is not known, its parameters are what the folder holds (parameters.h).
 #pragma once
 
 #include <cstdint>

@@ -77,6 +77,7 @@ CalibrateReport calibrate_model(const CalibrateRequest& request) {
 CalibrateReport calibrate_model(const CalibrateRequest& request, const model::OpenedModel& model) {
   const Stopwatch watch;
   const auto& config = model.config;
+  model::require_decoder(config, "calibration");
   std::vector<std::filesystem::path> inputs{request.model, request.text.text, request.text.ids};
   inputs.insert(inputs.end(), request.merge.begin(), request.merge.end());
   io::check_writable(request.output, request.overwrite, inputs);

@@ -11,7 +11,7 @@ double TensorPlan::bits_per_weight() const noexcept {
 }
 
 std::string TensorPlan::scheme_text() const {
-  if (!scheme) return concat("keep ", dtype_name(dtype));
+  if (!scheme) return concat("keep ", dtype_name(dtype), why.empty() ? "" : concat(" (", why, ")"));
   std::string text = formats::to_string(*scheme);
   for (const auto& pass : residual) text += "+" + formats::to_string(pass.scheme);
   return text;
@@ -86,6 +86,7 @@ io::Json to_json(const Plan& plan) {
                     {"bytes_after", tensor.bytes_after}};
     if (tensor.scheme) row["scheme"] = tensor.scheme_text();
     if (tensor.scheme) row["layout"] = tensor.layout;
+    if (!tensor.why.empty()) row["why"] = tensor.why;
     tensors.push_back(std::move(row));
   }
   io::Json result = {{"tensors", std::move(tensors)},

@@ -26,12 +26,13 @@ struct TensorPlan {
   int64_t bytes_after = 0;
   formats::Rotation rotation = {};                    ///< of the input of the first pass
   std::vector<checkpoint::PackedPass> residual = {};  ///< further passes
+  std::string why = {};                               ///< it is carried along; empty: as such tensors are
 
   int64_t weights() const noexcept { return element_count(shape); }
   double bits_per_weight() const noexcept;
   /// One pass over an input as it is.
   bool is_plain() const noexcept { return residual.empty() && rotation.identity(); }
-  /// "rotated4-d128+rotated2-d128"; "keep BF16".
+  /// "rotated4-d128+rotated2-d128"; "keep BF16 (router)".
   std::string scheme_text() const;
   /// As config.json will have it, for a tensor that a scheme packs.
   checkpoint::PackedLinearInfo packed_info(bool input_scale) const;

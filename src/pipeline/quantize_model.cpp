@@ -30,6 +30,7 @@ using quantize::StepKind;
 QuantizeRequest settled(QuantizeRequest request, const OpenedModel& source) {
   const bool needs_statistics = request.options.steps.any(&quantize::StepRow::needs_statistics);
   if (needs_statistics && !request.calibrated) request.calibrated.emplace();  // which will say what it lacks
+  if (request.calibrated || request.allocation) model::require_decoder(source.config, "calibration");
   // The rotation of a rotated scheme belongs to it, whatever is folded.
   if (auto* rotate = request.options.steps.find(StepKind::rotate)) {
     rotate->folded = source.folded.has_value() && request.scheme.family != formats::SchemeFamily::rotated;

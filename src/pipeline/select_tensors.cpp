@@ -12,9 +12,6 @@
 namespace w4q::pipeline {
 namespace {
 
-constexpr std::string_view embedding_module = "model.embed_tokens";
-constexpr std::string_view head_module = "lm_head";
-
 /// Answers "which scheme?" for one module and remembers which globs were of use.
 class Selector {
  public:
@@ -23,14 +20,22 @@ class Selector {
     rule_used_.resize(request.recipe ? request.recipe->rules.size() : 0);
   }
 
-  /// The passes of a module; none: it is kept.
-  std::vector<quantize::Pass> choose(std::string_view module, bool packable) {
-    if (kept(module)) return {};
-    if (request_.recipe) return by_recipe(module, packable);
-    if (!packable) return {};
-    if (module == head_module && !request_.lm_head) return {};
-    if (module == embedding_module && !request_.embeddings && !(config_.tied_embeddings && request_.lm_head)) return {};
-    if (module == embedding_module && request_.table) return passes(module, *request_.table, {});
+  /// The passes of a module; none: it is kept, and `why` says why.
+  std::vector<quantize::Pass> choose(const model::Parameter& parameter, std::string& why) {
+    const auto module = model::module_path(parameter.name);
+    why = parameter.left;
+    if (kept(module)) {
+      why = "--keep";
+      return {};
+    }
+    if (request_.recipe) return by_recipe(module, parameter.linear);
+    const bool outside = parameter.left == model::left_head || parameter.left == model::left_embeddings;
+    if (!parameter.linear || !(parameter.left.empty() || outside)) return {};
+    if (model::is_head(module)) {
+      why = "head: --lm-head";
+      return request_.lm_head ? passes(module, request_.scheme, request_.residual) : std::vector<quantize::Pass>{};
+    }
+    if (model::is_embedding(module)) return of_embeddings(module, why);
     return passes(module, request_.scheme, request_.residual);
   }
 
@@ -46,6 +51,13 @@ class Selector {
   }
 
  private:
+  std::vector<quantize::Pass> of_embeddings(std::string_view module, std::string& why) const {
+    why = "embeddings: --embeddings";
+    if (!request_.embeddings && !(config_.tied_embeddings && request_.lm_head)) return {};
+    if (request_.table) return passes(module, *request_.table, {});
+    return passes(module, request_.scheme, request_.residual);
+  }
+
   bool kept(std::string_view module) {
     bool result = false;
     for (size_t i = 0; i < request_.keep.size(); ++i) {
@@ -133,13 +145,18 @@ Plan select_tensors(const model::OpenedModel& source, const QuantizeRequest& req
   Plan plan;
   Selector selector(request, config);
   std::set<std::string_view> known;
-  const auto wanted = model::parameters(config);
+  const auto wanted = model::parameters(source);
   for (const auto& parameter : wanted) {
     const io::TensorInfo& info = tensors.at(parameter.name);
     check_shape(info, parameter, tensors);
-    const auto module = model::module_path(parameter.name);
-    plan.tensors.push_back(plan_tensor(tensors, info, selector.choose(module, parameter.linear)));
+    std::string why;
+    plan.tensors.push_back(plan_tensor(tensors, info, selector.choose(parameter, why)));
+    if (!plan.tensors.back().scheme) plan.tensors.back().why = std::move(why);
     known.insert(info.name);
+  }
+  if (config.architecture == nullptr) {
+    plan.notes.push_back(
+        concat(config.undecoded, " is not known: linears are taken by names and shapes, by themselves"));
   }
   for (const auto& [name, info] : tensors.tensors()) {
     if (known.contains(name)) continue;

@@ -70,7 +70,8 @@ class Detective {
   Detective(const checkpoint::Folder& candidate, const io::Checkpoint* base)
       : stated_(checkpoint::stated_quantization(candidate.config, candidate.path)
                     .value_or(checkpoint::StatedQuantization{io::Json::object(), {}})),
-        model_(model::read_config(candidate.config, candidate.path)),
+        model_(model::read_any_config(candidate.config, candidate.path)),
+        candidate_(candidate),
         checkpoint_(candidate.tensors),
         source_{stated_.json, stated_.place, checkpoint_},
         row_(find_row(source_)),
@@ -84,7 +85,7 @@ class Detective {
   Check run() {
     look_at_shards();
     look_at_version();
-    const auto parameters = model::parameters(model_);
+    const auto parameters = expected();
     Progress progress("conventions", static_cast<int64_t>(parameters.size()), "tensors");
     for (const auto& parameter : parameters) {
       if (parameter.linear && parameter.shape.size() == 2) look_at(parameter);
@@ -100,6 +101,12 @@ class Detective {
   }
 
  private:
+  /// Of an architecture that is not known, what the files hold.
+  std::vector<model::Parameter> expected() const {
+    if (model_.architecture != nullptr) return model::parameters(model_);
+    return model::parameters(model::OpenedModel{checkpoint::read_quantization(candidate_), model_, {}});
+  }
+
   void fault(std::string_view tensor, const std::string& what) {
     faults_.push_back(concat(printable(tensor), ": ", what));
   }
@@ -352,6 +359,7 @@ class Detective {
 
   const checkpoint::StatedQuantization stated_;
   model::ModelConfig model_;
+  const checkpoint::Folder& candidate_;
   const io::Checkpoint& checkpoint_;
   checkpoint::DialectSource source_;
   const checkpoint::DialectRow& row_;

@@ -34,7 +34,7 @@ int64_t first_non_finite(const TensorView& tensor) {
 Check check_finite(const model::OpenedModel& candidate) {
   Check check{"finite", true, {}, {}};
   int64_t checked = 0;
-  for (const auto& parameter : model::parameters(candidate.config)) {
+  for (const auto& parameter : model::parameters(candidate)) {
     check_interrupt();
     if (!candidate.folder.tensors.contains(parameter.name)) continue;
     const auto tensor = candidate.folder.tensors.load(parameter.name);

@@ -16,7 +16,7 @@ namespace {
 class StructureCheck {
  public:
   StructureCheck(const model::OpenedModel& candidate, const model::OpenedModel* base)
-      : parameters_(model::parameters(candidate.config)),
+      : parameters_(parameters_of(candidate, base)),
         folder_(candidate.folder),
         base_(base != nullptr ? &base->folder : nullptr),
         config_(candidate.config),
@@ -47,6 +47,14 @@ class StructureCheck {
   }
 
  private:
+  /// Of an architecture that is not known, what the base holds or, without one, the candidate itself.
+  static std::vector<model::Parameter> parameters_of(const model::OpenedModel& candidate,
+                                                     const model::OpenedModel* base) {
+    const bool of_base = candidate.config.architecture == nullptr && base != nullptr &&
+                         base->config.architecture == nullptr && base->folder.quantization.linears.empty();
+    return model::parameters(of_base ? *base : candidate);
+  }
+
   /// Decoded from a GGUF file, whose types and keys are other ones than the base's, and which rounds what it keeps.
   static bool is_requantized(const model::OpenedModel& candidate) {
     const auto& quantization = candidate.folder.quantization;
@@ -87,6 +95,7 @@ class StructureCheck {
     const auto& found = folder_.tensors.at(name);
     if (found.shape != shape)
       fault(name, concat("has shape ", shape_text(found.shape), ", expected ", shape_text(shape)));
+    if (!dtype && config_.architecture == nullptr) return;  // what is not known may be of any type
     if (dtype ? found.dtype != *dtype : !is_weight_dtype(found.dtype)) {
       fault(name, concat("has type ", dtype_name(found.dtype), ", expected ",
                          dtype ? dtype_name(*dtype) : "BF16, F16 or F32"));
@@ -186,6 +195,9 @@ CheckRow structure_check() {
           .run = [](CheckContext& context, Findings& findings) {
             const model::OpenedModel& candidate = context.candidate();
             for (const auto& note : candidate.folder.quantization.notes) findings.note(note);
+            if (candidate.config.architecture == nullptr) {
+              findings.note(candidate.config.undecoded + " is not known: structure is judged by names and shapes");
+            }
             const model::OpenedModel* const base = context.options().has_base() ? &context.base() : nullptr;
             // Other programs fold scales into what they keep, so it need not be the base's.
             findings.checks.add(check_structure(candidate, context.foreign() ? nullptr : base));

@@ -1,0 +1,173 @@
+#include "model/parameters.h"
+
+#include <algorithm>
+#include <charconv>
+#include <set>
+
+#include "core/text.h"
+#include "model/layer_plan.h"
+
+namespace w4q::model {
+namespace {
+
+void add_norm(const PlannedNorm& norm, std::vector<Parameter>& list) {
+  list.push_back({norm.name + ".weight", {norm.size}, false, norm.gguf + ".weight"});
+}
+
+void add_linear(const PlannedLinear& linear, std::vector<Parameter>& list) {
+  list.push_back({linear.name + ".weight", {linear.n, linear.k}, true, linear.gguf + ".weight", linear.rotary_rows});
+  if (linear.bias)
+    list.push_back({linear.name + ".bias", {linear.n}, false, linear.gguf + ".bias", linear.rotary_rows});
+}
+
+void add_block(const Block& block, std::vector<Parameter>& list) {
+  const auto norms = [&](bool of_input) {
+    for (const auto& norm : block.norms) {
+      if ((norm.role == NormRole::input) == of_input) add_norm(norm, list);
+    }
+  };
+  norms(true);
+  for (const auto& group : block.groups) {
+    for (const auto& linear : group.linears) add_linear(linear, list);
+  }
+  norms(false);
+}
+
+/// A part of a path and why what stands under it is left.
+struct Place {
+  std::string_view begins;  ///< the part begins so
+  std::string_view why;
+};
+
+constexpr std::string_view tower = "part of a tower for other inputs than text";
+constexpr std::string_view further_tokens = "predicts further tokens";
+constexpr Place anywhere[] = {
+    {"visual", tower},       {"vision", tower},         {"audio", tower},       {"image", tower},
+    {"embed_vision", tower}, {"embed_audio", tower},    {"multi_modal", tower}, {"mm_projector", tower},
+    {"mtp", further_tokens}, {"nextn", further_tokens}, {"lora_", "adapter"},   {"adapter", "adapter"},
+    {"indexer", "indexer"},
+};
+
+/// The last part of a path, as a whole.
+constexpr Place by_name[] = {
+    {"gate", "router"},
+    {"router", "router"},
+    {"shared_expert_gate", "gate of the shared expert"},
+    {"per_layer_input_gate", "gate of the embeddings of layers"},
+    {"in_proj_a", "decay of a state"},
+    {"in_proj_b", "decay of a state"},
+    {"in_proj_ba", "decay of a state"},
+    {"dt_proj", "step of a state"},
+    {"x_proj", "step of a state"},
+};
+
+std::vector<std::string_view> parts_of(std::string_view path) {
+  std::vector<std::string_view> parts;
+  while (!path.empty()) {
+    const size_t dot = std::min(path.find('.'), path.size());
+    parts.push_back(path.substr(0, dot));
+    path.remove_prefix(std::min(dot + 1, path.size()));
+  }
+  return parts;
+}
+
+/// The number that a part is, or -1.
+int64_t number_of(std::string_view part) {
+  int64_t number = -1;
+  const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), number);
+  return error == std::errc() && end == part.data() + part.size() ? number : -1;
+}
+
+int64_t stated_layers(const io::Json& config) {
+  for (const io::Json* object : {&config, config.contains("text_config") ? &config["text_config"] : nullptr}) {
+    if (object == nullptr || !object->is_object()) continue;
+    const auto found = object->find("num_hidden_layers");
+    if (found != object->end() && found->is_number_integer()) return found->get<int64_t>();
+  }
+  return 0;
+}
+
+Parameter found_parameter(const io::TensorInfo& info, int64_t layers) {
+  Parameter parameter{info.name, info.shape, false, {}, false, {}};
+  if (info.shape.size() < 2) return parameter;  // norms, biases: never packed, and nobody asks why
+  if (info.shape.size() > 2) {
+    parameter.left = concat(info.shape.size(), " dimensions");
+  } else if (!is_weight_dtype(info.dtype)) {
+    parameter.left = concat("of type ", dtype_name(info.dtype));
+  } else if (!info.name.ends_with(".weight")) {
+    parameter.left = "not the weight of a module";
+  } else {
+    parameter.linear = true;
+    parameter.left = reason_to_leave(module_path(info.name), layers);
+  }
+  return parameter;
+}
+
+/// Parameters as names and shapes tell.
+std::vector<Parameter> found_parameters(const checkpoint::Folder& folder) {
+  std::vector<Parameter> list;
+  std::set<std::string, std::less<>> planes;
+  for (const auto& [module, info] : folder.quantization.linears) {
+    list.push_back({module + ".weight", {info.n, info.k}, true, {}, false, {}});
+    for (auto& plane : checkpoint::planned_planes(info)) planes.insert(std::move(plane.name));
+  }
+  const int64_t layers = stated_layers(folder.config);
+  for (const auto& [name, info] : folder.tensors.tensors()) {
+    if (!planes.contains(name)) list.push_back(found_parameter(info, layers));
+  }
+  std::ranges::sort(list, {}, &Parameter::name);
+  return list;
+}
+
+}  // namespace
+
+std::string_view module_path(std::string_view tensor_name) noexcept {
+  constexpr std::string_view suffix = ".weight";
+  return tensor_name.ends_with(suffix) ? tensor_name.substr(0, tensor_name.size() - suffix.size()) : tensor_name;
+}
+
+bool is_head(std::string_view module) noexcept { return module == "lm_head" || module.ends_with(".lm_head"); }
+
+bool is_embedding(std::string_view module) noexcept {
+  return module == "embed_tokens" || module.ends_with(".embed_tokens");
+}
+
+std::string_view reason_to_leave(std::string_view module, int64_t layers) {
+  const auto parts = parts_of(module);
+  for (const std::string_view part : parts) {
+    const auto found =
+        std::ranges::find_if(anywhere, [&](const Place& place) { return part.starts_with(place.begins); });
+    if (found != std::end(anywhere)) return found->why;
+  }
+  const auto number = std::ranges::find_if(parts, [](std::string_view part) { return number_of(part) >= 0; });
+  if (number == parts.end()) {
+    return is_head(module) ? left_head : is_embedding(module) ? left_embeddings : "outside of the layers";
+  }
+  if (layers > 0 && number_of(*number) >= layers) return further_tokens;
+  const std::string_view last = parts.back();
+  if (last.find("norm") != std::string_view::npos) return "norm";
+  if (last.find("conv") != std::string_view::npos) return "convolution";
+  if (last.find("embed") != std::string_view::npos) return "embeddings";
+  const auto found = std::ranges::find(by_name, last, &Place::begins);
+  if (found != std::end(by_name)) return found->why;
+  const bool routes = std::ranges::find(parts, "router") != parts.end();
+  return routes ? "router" : std::string_view();
+}
+
+std::vector<Parameter> parameters(const ModelConfig& config) {
+  require_decoder(config, "what it must hold");
+  std::vector<Parameter> list;
+  add_linear(embedding_plan(config), list);
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    for (const auto& block : layer_plan(config, layer).blocks) add_block(block, list);
+  }
+  add_norm(final_norm_plan(config), list);
+  if (!config.tied_embeddings) add_linear(head_plan(config), list);
+  return list;
+}
+
+std::vector<Parameter> parameters(const OpenedModel& model) {
+  return model.config.architecture == nullptr ? found_parameters(model.folder) : parameters(model.config);
+}
+
+}  // namespace w4q::model
