@@ -25,10 +25,25 @@ OpenedModel open_plain_model(const std::filesystem::path& folder, std::optional<
         .detail(concat("method: ", printable(quantization.method)))
         .hint("start from the 16-bit checkpoint");
   }
-  if (!fold_seed) return model;
+  if (!fold_seed) return take_apart(std::move(model));
   require_decoder(model.config, "folding rotations");
   const FoldedRotations rotations = widest_rotations(model.config, *fold_seed);
   return fold_rotations(std::move(model), rotations);
+}
+
+OpenedModel take_apart(OpenedModel model) {
+  if (model.config.architecture != nullptr) return model;
+  model.apart = stacked_experts(model.folder);
+  model.folder.tensors = take_apart(std::move(model.folder.tensors), model.apart);
+  return model;
+}
+
+OpenedModel take_apart_like(OpenedModel base, const io::Checkpoint& candidate) {
+  if (base.config.architecture != nullptr || !base.folder.quantization.linears.empty()) return base;
+  base.apart = stacked_experts(base.folder);
+  std::erase_if(base.apart, [&](const StackedExperts& stack) { return candidate.contains(stack.name); });
+  base.folder.tensors = take_apart(std::move(base.folder.tensors), base.apart);
+  return base;
 }
 
 OpenedModel fold_like(OpenedModel base, const std::optional<FoldedRotations>& rotations) {

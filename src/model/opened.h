@@ -11,14 +11,16 @@
 #include "checkpoint/folder.h"
 #include "model/config.h"
 #include "model/fold_rotations.h"
+#include "model/stacked_experts.h"
 
 namespace w4q::model {
 
 struct OpenedModel {
   checkpoint::Folder folder;
   ModelConfig config;
-  std::optional<FoldedRotations> folded;  ///< what is folded into the weights, now or when they were made
-  std::vector<std::string> notes = {};    ///< of folding: what stays as it is and what is added, by name, and why
+  std::optional<FoldedRotations> folded;   ///< what is folded into the weights, now or when they were made
+  std::vector<StackedExperts> apart = {};  ///< stacks whose experts are parameters by themselves
+  std::vector<std::string> notes = {};     ///< of folding: what stays as it is and what is added, by name, and why
 };
 
 /// Throws bad_file or unsupported where the folder, its config.json or its headers cannot be read.
@@ -28,6 +30,11 @@ OpenedModel open_model(const std::filesystem::path& folder, bool residual = true
 /// Opens a 16- or 32-bit model, and folds the widest rotations of this seed where there is one. Throws bad_argument for
 /// one that is quantized, and as its parts do.
 OpenedModel open_plain_model(const std::filesystem::path& folder, std::optional<uint64_t> fold_seed);
+
+/// A model of an architecture that is not known, with the experts of its stacks by themselves; of a 16-bit `base` those
+/// stacks alone that `candidate` does not hold.
+OpenedModel take_apart(OpenedModel model);
+OpenedModel take_apart_like(OpenedModel base, const io::Checkpoint& candidate);
 
 /// `base` as it is or, where it is not quantized and has no rotations, with those that another version of it has.
 OpenedModel fold_like(OpenedModel base, const std::optional<FoldedRotations>& rotations);

@@ -104,9 +104,11 @@ Parameter found_parameter(const io::TensorInfo& info, int64_t layers) {
 }
 
 /// Parameters as names and shapes tell.
-std::vector<Parameter> found_parameters(const checkpoint::Folder& folder) {
+std::vector<Parameter> found_parameters(const OpenedModel& model) {
+  const checkpoint::Folder& folder = model.folder;
   std::vector<Parameter> list;
   std::set<std::string, std::less<>> planes;
+  for (const auto& stack : model.apart) planes.insert(stack.name);
   for (const auto& [module, info] : folder.quantization.linears) {
     list.push_back({module + ".weight", {info.n, info.k}, true, {}, false, {}});
     for (auto& plane : checkpoint::planned_planes(info)) planes.insert(std::move(plane.name));
@@ -167,7 +169,7 @@ std::vector<Parameter> parameters(const ModelConfig& config) {
 }
 
 std::vector<Parameter> parameters(const OpenedModel& model) {
-  return model.config.architecture == nullptr ? found_parameters(model.folder) : parameters(model.config);
+  return model.config.architecture == nullptr ? found_parameters(model) : parameters(model.config);
 }
 
 }  // namespace w4q::model

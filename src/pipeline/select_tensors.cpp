@@ -137,6 +137,21 @@ void check_shape(const io::TensorInfo& found, const model::Parameter& parameter,
       .hint("config.json and the weights belong to different models, or one of them is damaged");
 }
 
+/// A stack of which no expert is packed stays as it was.
+void put_together(Plan& plan, const model::StackedExperts& stack, const io::Checkpoint& tensors) {
+  std::set<std::string, std::less<>> names;
+  for (int64_t index = 0; index < stack.experts; ++index) names.insert(stack.expert(index));
+  const auto is_expert = [&](const TensorPlan& tensor) { return names.contains(tensor.name); };
+  const bool packed =
+      std::ranges::any_of(plan.tensors, [&](const TensorPlan& tensor) { return tensor.scheme && is_expert(tensor); });
+  if (packed) return;
+  const auto first = std::ranges::find_if(plan.tensors, is_expert);
+  TensorPlan whole = plan_tensor(tensors, tensors.at(stack.name), {});
+  whole.why = first->why;
+  *first = std::move(whole);
+  std::erase_if(plan.tensors, is_expert);
+}
+
 }  // namespace
 
 Plan select_tensors(const model::OpenedModel& source, const QuantizeRequest& request) {
@@ -157,6 +172,10 @@ Plan select_tensors(const model::OpenedModel& source, const QuantizeRequest& req
   if (config.architecture == nullptr) {
     plan.notes.push_back(
         concat(config.undecoded, " is not known: linears are taken by names and shapes, by themselves"));
+  }
+  for (const auto& stack : source.apart) {
+    put_together(plan, stack, tensors);
+    known.insert(stack.name);
   }
   for (const auto& [name, info] : tensors.tensors()) {
     if (known.contains(name)) continue;

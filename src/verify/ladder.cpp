@@ -100,6 +100,9 @@ const model::OpenedModel& CheckContext::base() {
     // Of the config alone: the candidate may be too damaged to be opened.
     const auto rotations = model::read_folded_rotations(config(), options_.model.string());
     folded_base_ = model::fold_like(stored_base(), rotations);
+    if (folded_base_->config.architecture == nullptr) {
+      folded_base_ = model::take_apart_like(std::move(*folded_base_), headers().tensors);
+    }
   }
   return *folded_base_;
 }

@@ -19,6 +19,7 @@ class StructureCheck {
       : parameters_(parameters_of(candidate, base)),
         folder_(candidate.folder),
         base_(base != nullptr ? &base->folder : nullptr),
+        apart_(base != nullptr ? base->apart : std::vector<model::StackedExperts>{}),
         config_(candidate.config),
         base_config_(base != nullptr ? &base->config : nullptr),
         requantized_(base != nullptr && is_requantized(candidate)) {}
@@ -111,7 +112,7 @@ class StructureCheck {
     if (requantized_ ? !computes_as_base() : nlohmann::json(ours) != nlohmann::json(theirs))
       fault("config.json", "differs from the base's beyond the quantization");
     for (const auto& [name, info] : base_->tensors.tensors()) {
-      if (folder_.quantization.find(model::module_path(name)) != nullptr) continue;
+      if (folder_.quantization.find(model::module_path(name)) != nullptr || taken_apart(name)) continue;
       check_interrupt();
       expected_.insert(name);
       check_kept(name, info);
@@ -164,6 +165,11 @@ class StructureCheck {
     ++(noise == 0 ? identical_ : rounded_);
   }
 
+  /// A stack of the base whose experts are parameters by themselves.
+  bool taken_apart(std::string_view name) const {
+    return std::ranges::find(apart_, name, &model::StackedExperts::name) != apart_.end();
+  }
+
   bool is_parameter(std::string_view name) const {
     return std::ranges::find(parameters_, name, &model::Parameter::name) != parameters_.end();
   }
@@ -171,6 +177,7 @@ class StructureCheck {
   const std::vector<model::Parameter> parameters_;
   const checkpoint::Folder& folder_;
   const checkpoint::Folder* base_;
+  const std::vector<model::StackedExperts> apart_;
   const model::ModelConfig& config_;
   const model::ModelConfig* base_config_;
   const bool requantized_;

@@ -2,9 +2,11 @@
 #include <fstream>
 #include <map>
 
+#include "checkpoint/folder.h"
 #include "core/float_formats.h"
 #include "core/rng.h"
 #include "core/text.h"
+#include "formats/scheme_registry.h"
 #include "io/checkpoint.h"
 #include "io/checkpoint_writer.h"
 #include "io/files.h"
@@ -41,6 +43,8 @@ class AnyModel : public OnBundledModel {
         {"model.language_model.layers.0.mlp.experts.0.down_proj.weight", {64, 32}},
         {"model.language_model.layers.0.mlp.experts.1.down_proj.weight", {64, 32}},
         {"model.language_model.layers.0.mlp.gate.weight", {2, 64}},
+        {"model.language_model.layers.0.mlp.stacked.gate_up_proj", {2, 64, 64}},
+        {"model.language_model.layers.0.mlp.stacked.down_proj", {2, 32, 64}},
         {"model.language_model.layers.1.eh_proj.weight", {64, 128}},
         {"model.visual.blocks.0.attn.qkv.weight", {96, 32}},
         {"mtp.layers.0.self_attn.q_proj.weight", {64, 64}},
@@ -62,7 +66,7 @@ class AnyModel : public OnBundledModel {
     writer.finish();
     write_config(folder, {{"architectures", {"UnseenForConditionalGeneration"}},
                           {"model_type", "unseen"},
-                          {"text_config", {{"num_hidden_layers", 1}, {"hidden_size", 64}}}});
+                          {"text_config", {{"num_hidden_layers", 1}, {"num_experts", 2}, {"hidden_size", 64}}}});
     return folder.string();
   }
 
@@ -89,8 +93,10 @@ void expect_same_tensors(const std::string& a, const std::string& b) {
 
 TEST_F(AnyModel, OfAKnownOneTheBytesAreTheSame) {
   const std::string renamed = renamed_model();
-  for (const std::vector<std::string>& options : std::vector<std::vector<std::string>>{
-           {"--k", "4"}, {"--method", "rtn", "--scheme", "int4-g128-f16-asym", "--lm-head"}, {"--k", "3", "--embeddings"}}) {
+  for (const std::vector<std::string>& options :
+       std::vector<std::vector<std::string>>{{"--k", "4"},
+                                             {"--method", "rtn", "--scheme", "int4-g128-f16-asym", "--lm-head"},
+                                             {"--k", "3", "--embeddings"}}) {
     const std::string name = join(options, "");
     quantize(name, options);
     std::vector<std::string> arguments{"quantize", renamed, "-o", path(name + "-renamed")};
@@ -112,7 +118,9 @@ TEST_F(AnyModel, LinearsOfLayersArePackedAndTheRestStays) {
   const std::string layer = "model.language_model.layers.0.";
   EXPECT_EQ(packed, (std::vector<std::string>{
                         layer + "linear_attn.in_proj_qkv.weight", layer + "linear_attn.out_proj.weight",
-                        layer + "mlp.experts.0.down_proj.weight", layer + "mlp.experts.1.down_proj.weight"}));
+                        layer + "mlp.experts.0.down_proj.weight", layer + "mlp.experts.1.down_proj.weight",
+                        layer + "mlp.stacked.down_proj.0.weight", layer + "mlp.stacked.down_proj.1.weight",
+                        layer + "mlp.stacked.gate_up_proj.0.weight", layer + "mlp.stacked.gate_up_proj.1.weight"}));
   EXPECT_EQ(why[layer + "mlp.gate.weight"], "router");
   EXPECT_EQ(why[layer + "linear_attn.conv1d.weight"], "3 dimensions");
   EXPECT_EQ(why["mtp.layers.0.self_attn.q_proj.weight"], "predicts further tokens");
@@ -124,7 +132,7 @@ TEST_F(AnyModel, LinearsOfLayersArePackedAndTheRestStays) {
   for (const char* name : {"k4", "sm89"}) {
     const auto kept = io::Checkpoint::open(path(name)), all = io::Checkpoint::open(model);
     for (const auto& [tensor, info] : all.tensors()) {
-      if (std::ranges::find(packed, tensor) != packed.end()) continue;
+      if (std::ranges::find(packed, tensor) != packed.end() || tensor.find("stacked") != std::string::npos) continue;
       ASSERT_TRUE(kept.contains(tensor)) << tensor;
       EXPECT_TRUE(std::ranges::equal(kept.load(tensor)->bytes, all.load(tensor)->bytes)) << tensor;
     }
@@ -133,6 +141,38 @@ TEST_F(AnyModel, LinearsOfLayersArePackedAndTheRestStays) {
         << verified.out;
     EXPECT_NE(verified.out.find("judged by names and shapes"), std::string::npos) << verified.out;
   }
+}
+
+/// Inputs first: an expert that is packed is the transpose of its slice, whichever tensor of the mixture tells it.
+TEST_F(AnyModel, StackedExpertsArePackedOneByOne) {
+  const std::string model = unseen_model();
+  run({"quantize", model, "-o", path("int8"), "--method", "rtn", "--scheme", "int8-g32-f32"});
+  run({"verify", path("int8"), "--base", model});
+  const std::string stack = "model.language_model.layers.0.mlp.stacked.gate_up_proj";
+  const auto whole = io::Checkpoint::open(model);
+  const auto stored = whole.load(stack);
+  const auto folder = checkpoint::open_folder(path("int8"));
+  const auto* const info = folder.quantization.find(stack + ".1");
+  ASSERT_NE(info, nullptr);
+  const auto expert = checkpoint::load_canonical(folder.tensors, *info);
+  const auto* const from = reinterpret_cast<const uint16_t*>(stored->bytes.data());
+  std::vector<float> values(64);
+  for (size_t row = 0; row < 64; ++row) {
+    formats::decode_linear_row(expert, static_cast<int64_t>(row), values);
+    for (size_t col = 0; col < 64; ++col) {
+      // Half a step of 8 bits over magnitudes of at most 0.5.
+      ASSERT_NEAR(values[col], f32_from_bf16(from[(64 + col) * 64 + row]), 0.5 / 254 * 1.01) << row << " " << col;
+    }
+  }
+}
+
+TEST_F(AnyModel, AStackThatIsKeptStaysOneTensor) {
+  const std::string model = unseen_model();
+  run({"quantize", model, "-o", path("kept"), "--k", "4", "--keep", "*.stacked.*"});
+  const std::string stack = "model.language_model.layers.0.mlp.stacked.down_proj";
+  EXPECT_TRUE(io::Checkpoint::open(path("kept")).contains(stack));
+  EXPECT_FALSE(io::Checkpoint::open(path("kept")).contains(stack + ".0.weight"));
+  run({"verify", path("kept"), "--base", model});
 }
 
 TEST_F(AnyModel, ARecipeMayNameWhatIsLeft) {
