@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "checkpoint/dialect/dialect.h"
+#include "checkpoint/low_precision.h"
 #include "core/error.h"
 #include "core/text.h"
 
@@ -98,6 +99,8 @@ std::optional<StatedQuantization> stated_quantization(const Json& config, const 
 
 Folder read_quantization(Folder folder) {
   const auto stated = stated_quantization(folder.config, folder.path);
+  if (stated && stated->foreign && is_low_precision(stated->json))
+    return read_low_precision(std::move(folder), *stated);
   if (stated && stated->foreign) {
     folder.quantization =
         read_dialect({stated->json, stated->place, folder.tensors, stated_dtype(folder.config).value_or(DType::f16)});

@@ -131,7 +131,7 @@ struct Checkpoint::Impl {
 
   Impl(const fs::path& path, bool sidecar);
   Impl(std::shared_ptr<const Checkpoint> from, std::map<std::string, DerivedTensor, std::less<>> computed,
-       std::string what);
+       std::string what, const std::set<std::string, std::less<>>& hidden);
   void add_files(WeightFiles files);
   /// `shard` counts among those of `files`, which stand behind `first` others.
   void add_tensors(size_t first, size_t shard, SafetensorsHeader header, const WeightFiles& files);
@@ -156,7 +156,8 @@ Checkpoint::Impl::Impl(const fs::path& path, bool sidecar) {
 }
 
 Checkpoint::Impl::Impl(std::shared_ptr<const Checkpoint> from,
-                       std::map<std::string, DerivedTensor, std::less<>> computed, std::string what)
+                       std::map<std::string, DerivedTensor, std::less<>> computed, std::string what,
+                       const std::set<std::string, std::less<>>& hidden)
     : folder(from->folder()),
       tensors(from->tensors()),
       metadata(from->metadata()),
@@ -164,6 +165,7 @@ Checkpoint::Impl::Impl(std::shared_ptr<const Checkpoint> from,
       source(std::move(from)),
       derived(std::move(computed)),
       derivation(std::move(what)) {
+  for (const auto& name : hidden) tensors.erase(name);
   for (const auto& [name, tensor] : derived) {
     const auto bytes = static_cast<uint64_t>(byte_count(tensor.dtype, tensor.shape));
     tensors.insert_or_assign(name, TensorInfo{name, tensor.dtype, tensor.shape, 0, bytes});
@@ -239,8 +241,9 @@ Checkpoint Checkpoint::open(const fs::path& path, bool sidecar) {
 }
 
 Checkpoint Checkpoint::derive(std::shared_ptr<const Checkpoint> source,
-                              std::map<std::string, DerivedTensor, std::less<>> tensors, std::string derivation) {
-  return Checkpoint(std::make_shared<const Impl>(std::move(source), std::move(tensors), std::move(derivation)));
+                              std::map<std::string, DerivedTensor, std::less<>> tensors, std::string derivation,
+                              const std::set<std::string, std::less<>>& hidden) {
+  return Checkpoint(std::make_shared<const Impl>(std::move(source), std::move(tensors), std::move(derivation), hidden));
 }
 
 Checkpoint::Checkpoint(std::shared_ptr<const Impl> impl) noexcept : impl_(std::move(impl)) {}
@@ -294,8 +297,9 @@ LoadedTensor Checkpoint::load(std::string_view name) const {
 }
 
 DType Checkpoint::stored_dtype(std::string_view name) const {
-  const DerivedTensor* derived = impl_->find_derived(name);
-  return derived == nullptr ? at(name).dtype : derived->stored_dtype;
+  if (const DerivedTensor* derived = impl_->find_derived(name)) return derived->stored_dtype;
+  const DType dtype = at(name).dtype;
+  return impl_->source ? impl_->source->stored_dtype(name) : dtype;
 }
 
 LoadedTensor Checkpoint::load_stored(std::string_view name) const {

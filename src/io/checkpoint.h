@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -53,10 +54,12 @@ class Checkpoint {
   /// found.
   static Checkpoint open(const std::filesystem::path& path, bool sidecar = true);
 
-  /// `source` with `tensors` in the place of those of the same names, or beside them. Nothing is computed yet.
+  /// `source` with `tensors` in the place of those of the same names, or beside them, and without those of `hidden` that
+  /// are not among them. Nothing is computed yet.
   /// `derivation` says what was done, for whoever must tell two such checkpoints apart.
   static Checkpoint derive(std::shared_ptr<const Checkpoint> source,
-                           std::map<std::string, DerivedTensor, std::less<>> tensors, std::string derivation);
+                           std::map<std::string, DerivedTensor, std::less<>> tensors, std::string derivation,
+                           const std::set<std::string, std::less<>>& hidden = {});
 
   /// The folder that holds the files (the parent for a single file).
   const std::filesystem::path& folder() const noexcept;

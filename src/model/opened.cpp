@@ -1,11 +1,46 @@
 #include "model/opened.h"
 
+#include <map>
+#include <memory>
+#include <set>
 #include <utility>
 
 #include "core/error.h"
+#include "core/parallel.h"
 #include "core/text.h"
+#include "formats/scheme_registry.h"
 
 namespace w4q::model {
+
+namespace {
+
+/// The linears of another program's checkpoint as the F32 matrices that they stand for.
+checkpoint::Folder decoded(checkpoint::Folder folder) {
+  const auto source = std::make_shared<const io::Checkpoint>(std::move(folder.tensors));
+  std::map<std::string, io::DerivedTensor, std::less<>> weights;
+  std::set<std::string, std::less<>> hidden;
+  for (const auto& [name, info] : folder.quantization.linears) {
+    for (auto& plane : checkpoint::planned_planes(info)) hidden.insert(std::move(plane.name));
+    const auto make = [source, info = info] {
+      const auto linear = checkpoint::load_canonical(*source, info);
+      Buffer values(static_cast<size_t>(info.n * info.k) * sizeof(float));
+      auto* const rows = reinterpret_cast<float*>(values.bytes().data());
+      parallel_for(info.n, 16, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+          formats::decode_linear_row(linear, row, {rows + row * info.k, static_cast<size_t>(info.k)});
+        }
+      });
+      return values;
+    };
+    weights.emplace(name + ".weight", io::DerivedTensor{DType::f32, info.source_dtype, {info.n, info.k}, make});
+  }
+  folder.tensors = io::Checkpoint::derive(source, std::move(weights), source->derivation(), hidden);
+  folder.config.erase("quantization_config");
+  folder.quantization = {};
+  return folder;
+}
+
+}  // namespace
 
 OpenedModel open_model(checkpoint::Folder folder) {
   ModelConfig config = read_any_config(folder.config, folder.path);
@@ -20,7 +55,12 @@ OpenedModel open_model(const std::filesystem::path& folder, bool residual) {
 OpenedModel open_plain_model(const std::filesystem::path& folder, std::optional<uint64_t> fold_seed) {
   OpenedModel model = open_model(folder);
   const auto& quantization = model.folder.quantization;
-  if (!quantization.linears.empty() || quantization.dialect != nullptr) {
+  model.notes = quantization.notes;
+  if (quantization.dialect != nullptr && !quantization.linears.empty()) {
+    model.notes.push_back(concat(quantization.method, " has ", quantization.linears.size(),
+                                 " linears in few bits already: what they stand for is rounded once more"));
+    model.folder = decoded(std::move(model.folder));
+  } else if (!quantization.linears.empty() || quantization.dialect != nullptr) {
     throw Error(ErrorCode::bad_argument, folder.string() + ": is quantized already")
         .detail(concat("method: ", printable(quantization.method)))
         .hint("start from the 16-bit checkpoint");

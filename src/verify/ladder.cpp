@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "checkpoint/low_precision.h"
 #include "core/error.h"
 #include "core/text.h"
 #include "device/choice.h"
@@ -67,7 +68,7 @@ bool CheckContext::foreign() {
   if (!foreign_) {
     const bool has_config = std::filesystem::exists(options_.model / "config.json");
     const auto stated = has_config ? checkpoint::stated_quantization(config(), options_.model) : std::nullopt;
-    foreign_ = stated && stated->foreign;
+    foreign_ = stated && stated->foreign && !checkpoint::is_low_precision(stated->json);
   }
   return *foreign_;
 }

@@ -213,6 +213,25 @@ TEST_F(AnyModel, WhatNeedsADecoderSaysSo) {
   }
 }
 
+/// FP8 in blocks, MXFP4, NVFP4, INT4: read as the weights that they stand for, which another program's logits confirm.
+TEST_F(AnyModel, LowPrecisionSourcesBesideTheRepository) {
+  W4Q_NEEDS_SHARED_DATA();
+  for (const char* name : {"qwen3-fp8", "deepseek-v3-fp8", "gpt-oss-mxfp4", "qwen3-nvfp4-ct", "qwen3-int4-ct"}) {
+    const fs::path model = path(concat(name, "-source"));
+    fs::create_directories(model);
+    for (const char* file : {"config.json", "model.safetensors"}) {
+      fs::copy(shared_data() / "families" / name / file, model / file);
+    }
+    run({"quantize", model, "-o", path(name), "--k", "4"});
+    run({"repack", path(name), "-o", path(concat(name, "-sm89")), "--target", "sm89"});
+    run({"verify", path(concat(name, "-sm89")), "--base", model});
+    if (std::string_view(name).starts_with("qwen3")) {
+      const fs::path reference = shared_data() / "families" / name / "reference.safetensors";
+      run({"verify", model, "--reference", reference, "--max-diff", "1e-4"});
+    }
+  }
+}
+
 TEST_F(AnyModel, EveryFamilyBesideTheRepository) {
   W4Q_NEEDS_SHARED_DATA();
   int families = 0;

@@ -1,0 +1,256 @@
+#include "checkpoint/low_precision.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "core/convert.h"
+#include "core/error.h"
+#include "core/float_formats.h"
+#include "core/parallel.h"
+#include "core/text.h"
+
+namespace w4q::checkpoint {
+namespace {
+
+using Source = std::shared_ptr<const io::Checkpoint>;
+
+/// Values of the four bits of E2M1: a sign, two bits of exponent, one of mantissa.
+constexpr std::array<float, 16> e2m1 = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -.5f, -1, -1.5f, -2, -3, -4, -6};
+
+/// 2^(bits − 127); 255 is NaN.
+float f32_from_e8m0(uint8_t bits) noexcept {
+  return bits == 255 ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, bits - 127);
+}
+
+/// How scales lie over the values of a matrix: one for `rows` × `cols` of them.
+struct Scales {
+  std::vector<float> values;
+  int64_t rows = 1, cols = 1, across = 1;
+
+  float at(int64_t row, int64_t col) const noexcept {
+    return values[static_cast<size_t>(row / rows * across + col / cols)];
+  }
+};
+
+int64_t blocks(int64_t size, int64_t block) { return (size + block - 1) / block; }
+
+[[noreturn]] void refuse(const io::Checkpoint& tensors, std::string_view name, const std::string& expected) {
+  const io::TensorInfo& info = tensors.at(name);
+  throw Error(ErrorCode::bad_file, concat(printable(name), ": ", dtype_name(info.dtype), " ", shape_text(info.shape)))
+      .detail(concat("expected ", expected, ", in ", tensors.file_of(name)));
+}
+
+std::vector<float> widened(const io::Checkpoint& tensors, const std::string& name) {
+  const auto loaded = tensors.load(name);
+  std::vector<float> values(static_cast<size_t>(element_count(loaded->shape)));
+  const auto* const bytes = reinterpret_cast<const uint8_t*>(loaded->bytes.data());
+  if (loaded->dtype == DType::f8_e4m3) {
+    std::transform(bytes, bytes + values.size(), values.begin(), f32_from_e4m3);
+  } else if (loaded->dtype == DType::u8 || loaded->dtype == DType::f8_e8m0) {
+    std::transform(bytes, bytes + values.size(), values.begin(), f32_from_e8m0);
+  } else if (is_weight_dtype(loaded->dtype)) {
+    widen(loaded->bytes, loaded->dtype, values);
+  } else {
+    refuse(tensors, name, "scales of F32, BF16, F16, F8_E4M3 or F8_E8M0");
+  }
+  return values;
+}
+
+/// Fills F32 [n, k], a row at a time on all threads.
+Buffer fill(int64_t n, int64_t k, const std::function<void(int64_t row, float* out)>& decode) {
+  Buffer result(static_cast<size_t>(n * k) * sizeof(float));
+  auto* const values = reinterpret_cast<float*>(result.bytes().data());
+  parallel_for(n, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) decode(row, values + row * k);
+  });
+  return result;
+}
+
+Buffer decode_e4m3(const Source& tensors, const std::string& name, const Shape& shape, const Scales& scales) {
+  const auto codes = tensors->load(name);
+  const auto* const bytes = reinterpret_cast<const uint8_t*>(codes->bytes.data());
+  return fill(shape[0], shape[1], [&](int64_t row, float* out) {
+    for (int64_t col = 0; col < shape[1]; ++col) {
+      out[col] = f32_from_e4m3(bytes[row * shape[1] + col]) * scales.at(row, col);
+    }
+  });
+}
+
+/// Two codes a byte, the low nibble first; `offset` bytes into the tensor.
+Buffer decode_e2m1(const Source& tensors, const std::string& name, int64_t offset, const Shape& shape,
+                   const Scales& scales) {
+  const auto codes = tensors->load(name);
+  const auto* const bytes = reinterpret_cast<const uint8_t*>(codes->bytes.data()) + offset;
+  return fill(shape[0], shape[1], [&](int64_t row, float* out) {
+    for (int64_t col = 0; col < shape[1]; ++col) {
+      const int64_t at = row * shape[1] + col;
+      out[col] = e2m1[(bytes[at / 2] >> (at % 2 * 4)) & 15] * scales.at(row, col);
+    }
+  });
+}
+
+/// Finds the matrices of a checkpoint that are stored as small floats.
+class SmallFloats {
+ public:
+  SmallFloats(Source tensors, const io::Json& quantization) : tensors_(std::move(tensors)) {
+    const auto size = quantization.find("weight_block_size");
+    if (size != quantization.end() && size->is_array() && size->size() == 2 && (*size)[0].is_number_integer() &&
+        (*size)[1].is_number_integer()) {
+      block_rows_ = std::max<int64_t>((*size)[0].get<int64_t>(), 1);
+      block_cols_ = std::max<int64_t>((*size)[1].get<int64_t>(), 1);
+    }
+  }
+
+  Folder run(Folder folder) {
+    for (const auto& [name, info] : tensors_->tensors()) {
+      if (info.dtype == DType::f8_e4m3 && name.ends_with(".weight")) read_fp8(name, info);
+      if (info.dtype == DType::u8 && name.ends_with("_blocks")) read_mxfp4_stack(name, info);
+      if (info.dtype == DType::u8 && name.ends_with(".weight_packed")) read_packed(name, info, "_packed");
+      if (info.dtype == DType::u8 && name.ends_with(".weight")) read_packed(name, info, "");
+    }
+    folder.quantization.notes.push_back(
+        concat(derived_.size(), " matrices are stored as small floats and read as the weights that they stand for",
+               activations_ ? "; the scales of activations are left out" : ""));
+    folder.tensors = io::Checkpoint::derive(tensors_, std::move(derived_), tensors_->derivation(), std::move(hidden_));
+    folder.config.erase("quantization_config");
+    return folder;
+  }
+
+ private:
+  void add(const std::string& name, const Shape& shape, std::function<Buffer()> make) {
+    derived_.emplace(name, io::DerivedTensor{DType::f32, DType::bf16, shape, std::move(make)});
+  }
+
+  /// The tensor that must be there too.
+  const io::TensorInfo& beside(const std::string& codes, const std::string& name) {
+    if (!tensors_->contains(name)) {
+      throw Error(ErrorCode::bad_file,
+                  concat(printable(codes), ": ", dtype_name(tensors_->at(codes).dtype), " without its scales"))
+          .detail(concat("expected ", printable(name)));
+    }
+    hidden_.insert(name);
+    return tensors_->at(name);
+  }
+
+  void leave_out_activations(std::string_view module) {
+    for (const char* name : {".input_scale", ".activation_scale", ".input_global_scale", ".weight_shape"}) {
+      const std::string full = concat(module, name);
+      if (!tensors_->contains(full)) continue;
+      hidden_.insert(full);
+      activations_ = activations_ || !full.ends_with("shape");
+    }
+  }
+
+  void read_fp8(const std::string& name, const io::TensorInfo& info) {
+    if (info.shape.size() != 2) refuse(*tensors_, name, "two dimensions");
+    const std::string inverse = name + "_scale_inv";
+    const std::string scales = tensors_->contains(inverse) ? inverse : name + "_scale";
+    const Shape shape = info.shape, found = beside(name, scales).shape;
+    Scales form;
+    if (element_count(found) == 1) {
+      form = {{}, shape[0], shape[1], 1};
+    } else if (found == Shape{shape[0]} || found == Shape{shape[0], 1}) {
+      form = {{}, 1, shape[1], 1};
+    } else if (found == Shape{blocks(shape[0], block_rows_), blocks(shape[1], block_cols_)}) {
+      form = {{}, block_rows_, block_cols_, found[1]};
+    } else {
+      refuse(*tensors_, scales,
+             concat("one scale, ", shape[0], ", or ",
+                    shape_text({blocks(shape[0], block_rows_), blocks(shape[1], block_cols_)}), " for blocks of ",
+                    block_rows_, " × ", block_cols_));
+    }
+    leave_out_activations(std::string_view(name).substr(0, name.size() - 7));
+    add(name, shape, [tensors = tensors_, name, scales, shape, form] {
+      Scales filled = form;
+      filled.values = widened(*tensors, scales);
+      return decode_e4m3(tensors, name, shape, filled);
+    });
+  }
+
+  /// gpt-oss: codes [experts, n, k / 32, 16], scales [experts, n, k / 32].
+  void read_mxfp4_stack(const std::string& name, const io::TensorInfo& info) {
+    const std::string stack = name.substr(0, name.size() - 7), scales = stack + "_scales";
+    const Shape& shape = info.shape;
+    if (shape.size() != 4 || shape[3] != 16) refuse(*tensors_, name, "[experts, n, k / 32, 16]");
+    if (beside(name, scales).shape != Shape{shape[0], shape[1], shape[2]}) {
+      refuse(*tensors_, scales, shape_text({shape[0], shape[1], shape[2]}));
+    }
+    hidden_.insert(name);
+    const int64_t n = shape[1], groups = shape[2];
+    for (int64_t expert = 0; expert < shape[0]; ++expert) {
+      add(concat(stack, ".", expert, ".weight"), {n, groups * 32},
+          [tensors = tensors_, name, scales, n, groups, expert] {
+            const auto stored = tensors->load(scales);
+            const auto* const bytes = reinterpret_cast<const uint8_t*>(stored->bytes.data()) + expert * n * groups;
+            Scales form{std::vector<float>(static_cast<size_t>(n * groups)), 1, 32, groups};
+            std::transform(bytes, bytes + n * groups, form.values.begin(), f32_from_e8m0);
+            return decode_e2m1(tensors, name, expert * n * groups * 16, {n, groups * 32}, form);
+          });
+    }
+  }
+
+  /// compressed-tensors: weight_packed with weight_scale, and NVFP4's weight_global_scale, which divides; ModelOpt:
+  /// weight with weight_scale and weight_scale_2, which multiplies.
+  void read_packed(const std::string& name, const io::TensorInfo& info, std::string_view suffix) {
+    const std::string weight = name.substr(0, name.size() - suffix.size());
+    const std::string scales = weight + "_scale", divisor = weight + "_global_scale", factor = weight + "_scale_2";
+    if (info.shape.size() != 2) refuse(*tensors_, name, "[n, k / 2]");
+    const Shape shape = {info.shape[0], info.shape[1] * 2};
+    const io::TensorInfo& found = beside(name, scales);
+    const bool nvfp4 = found.dtype == DType::f8_e4m3;
+    const int64_t group = nvfp4 ? 16 : 32;
+    if (found.shape != Shape{shape[0], blocks(shape[1], group)}) {
+      refuse(*tensors_, scales, shape_text({shape[0], blocks(shape[1], group)}));
+    }
+    const bool divides = nvfp4 && tensors_->contains(divisor);
+    const std::string whole = !nvfp4 ? std::string() : divides ? divisor : factor;
+    if (nvfp4 && element_count(beside(name, whole).shape) != 1) refuse(*tensors_, whole, "one scale");
+    hidden_.insert(name);
+    leave_out_activations(std::string_view(weight).substr(0, weight.size() - 7));
+    add(weight, shape, [tensors = tensors_, name, scales, whole, shape, group, divides] {
+      Scales form{widened(*tensors, scales), 1, group, blocks(shape[1], group)};
+      if (!whole.empty()) {
+        const float scale = widened(*tensors, whole).front();
+        for (float& value : form.values) value = divides ? value / scale : value * scale;
+      }
+      return decode_e2m1(tensors, name, 0, shape, form);
+    });
+  }
+
+  Source tensors_;
+  int64_t block_rows_ = 128, block_cols_ = 128;
+  std::map<std::string, io::DerivedTensor, std::less<>> derived_;
+  std::set<std::string, std::less<>> hidden_;
+  bool activations_ = false;
+};
+
+}  // namespace
+
+bool is_low_precision(const io::Json& quantization) {
+  if (!quantization.is_object()) return false;
+  const auto text = [&](const char* key) {
+    const auto found = quantization.find(key);
+    return found != quantization.end() && found->is_string() ? found->get<std::string>() : std::string();
+  };
+  const std::string method = text("quant_method"), format = text("format");
+  if (method == "fp8" || method == "mxfp4" || method == "modelopt") return true;
+  const bool floats =
+      format == "float-quantized" || format == "nvfp4-pack-quantized" || format == "mxfp4-pack-quantized";
+  return method == "compressed-tensors" && floats;
+}
+
+Folder read_low_precision(Folder folder, const StatedQuantization& stated) {
+  const auto source = std::make_shared<const io::Checkpoint>(std::move(folder.tensors));
+  SmallFloats reader(source, stated.json);
+  return reader.run({std::move(folder.path), std::move(folder.config), *source});
+}
+
+}  // namespace w4q::checkpoint
