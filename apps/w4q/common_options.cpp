@@ -10,6 +10,7 @@
 #include "core/parallel.h"
 #include "core/progress.h"
 #include "core/text.h"
+#include "io/lost_pages.h"
 
 namespace w4q::app {
 namespace {
@@ -173,6 +174,7 @@ io::WriteOptions write_options(const OutputOptions& options) {
 }
 
 void print(const CommonOptions& options, const std::string& text, const io::Json& json) {
+  if (const auto changed = io::changed_input()) throw *changed;
   // Names that are not UTF-8 cannot stand in JSON: they are replaced, not refused.
   if (options.json) {
     std::cout << json.dump(2, ' ', false, io::Json::error_handler_t::replace) << "\n";

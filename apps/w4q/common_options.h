@@ -86,7 +86,8 @@ void add_output(CLI::App& command, OutputOptions& options);
 void check(const OutputOptions& options);
 io::WriteOptions write_options(const OutputOptions& options);
 
-/// Results go to stdout: the JSON where --json was given, the text otherwise.
+/// Results go to stdout: the JSON where --json was given, the text otherwise. Throws bad_file when an input changed while
+/// it was read: they are of no model then.
 void print(const CommonOptions& options, const std::string& text, const io::Json& json);
 
 /// One function per subcommand, each in its own file: registers itself and stores its work in `action`.

@@ -10,12 +10,15 @@
 #include "common_options.h"
 #include "core/error.h"
 #include "core/interrupt.h"
+#include "io/lost_pages.h"
 
 namespace {
 
 using namespace w4q;
 
-int report(const Error& error) {
+/// An input that changed while it was read is the reason of whatever else went wrong after that.
+int report(const Error& first) {
+  const Error error = io::changed_input().value_or(first);
   std::cout.flush();
   std::cerr << "error: " << error.what() << "\n";
   return describe(error.code()).exit_status;
@@ -45,6 +48,7 @@ int run_guarded(const app::Action& action) {
   try {
     const int status = action();
     std::cout.flush();
+    if (const auto changed = io::changed_input()) return report(*changed);
     if (!std::cout) return report(Error(ErrorCode::bad_file, "stdout: the results could not be written"));
     return status;
   } catch (const Interrupted& interrupted) {
@@ -93,5 +97,6 @@ int main(int argc, char** argv) {
   }
   restart_with_short_spinning(argv);
   watch_for_interrupts();
+  io::survive_lost_pages();
   return run_guarded(action);
 }

@@ -52,7 +52,7 @@ SafetensorsHeader read_compressed_header(const Shard& shard) {
 
 SafetensorsHeader open_shard(const fs::path& path, Shard& shard) {
   shard.path = path.native();
-  shard.map = MappedFile(path);
+  shard.map = MappedFile(path, true);
   SafetensorsHeader header;
   if (is_compressed(path)) {
     shard.frames = read_seek_table(shard.map.bytes(), shard.path);
@@ -289,6 +289,7 @@ LoadedTensor Checkpoint::load(std::string_view name) const {
     const auto release = [&map = shard.map, begin, size = info.size()](const void*) { map.release(begin, size); };
     keep_alive = std::shared_ptr<const void>(view.bytes.data(), release);
   }
+  shard.map.check();
   impl_->take_digest(view);
   return {std::move(view), std::move(keep_alive)};
 }
