@@ -80,7 +80,8 @@ Plan make_plan(const checkpoint::Folder& source, const checkpoint::QuantizationC
     largest = std::max(largest, size);
   }
   plan.expected_memory = base_memory + largest;
-  plan.notes = source.tensors.warnings();
+  plan.notes = source.quantization.notes;
+  for (const auto& warning : source.tensors.warnings()) plan.notes.push_back(warning);
   return plan;
 }
 
