@@ -157,6 +157,9 @@ void add_output(CLI::App& command, OutputOptions& options) {
       ->transform(size_in_bytes)
       ->check(positive)
       ->default_str("5GB");
+  command.add_flag("--copy-all", options.copy_all,
+                   "Carry along sub-folders, large files and weights of other formats too, not just the tokenizer and "
+                   "other small files");
   command.add_flag("--compress", options.compress, "Write .safetensors.zst in seekable zstd frames");
 }
 
@@ -170,6 +173,7 @@ io::WriteOptions write_options(const OutputOptions& options) {
   io::WriteOptions result;
   result.max_shard_bytes = static_cast<int64_t>(options.shard_bytes);
   result.compress = options.compress;
+  result.copy_all = options.copy_all;
   return result;
 }
 

@@ -43,6 +43,7 @@ struct OutputOptions {
   bool overwrite = false;
   uint64_t shard_bytes = 5'000'000'000;
   bool compress = false;
+  bool copy_all = false;
 };
 
 /// --device auto|cpu|cuda|cuda:N, for commands that can use a GPU; device::open_device understands the word.

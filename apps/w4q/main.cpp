@@ -4,6 +4,7 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
 #include <new>
 
@@ -11,6 +12,7 @@
 #include "core/error.h"
 #include "core/interrupt.h"
 #include "io/lost_pages.h"
+#include "io/system.h"
 
 namespace {
 
@@ -56,6 +58,8 @@ int run_guarded(const app::Action& action) {
     end_by_signal(interrupted.signal());
   } catch (const Error& error) {
     return report(error);
+  } catch (const std::filesystem::filesystem_error& error) {
+    return report(io::system_error(error.path1(), "cannot be read", error.code().value()));
   } catch (const std::bad_alloc&) {
     return report(Error(ErrorCode::bad_file, "out of memory").hint("--dry-run shows what a command needs"));
   } catch (const std::exception& error) {

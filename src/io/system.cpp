@@ -72,6 +72,15 @@ std::optional<FileState> file_state(const fs::path& path) noexcept {
   return ::stat(path.c_str(), &status) == 0 ? std::optional(state_of(status)) : std::nullopt;
 }
 
+bool path_exists(const fs::path& path) {
+  std::error_code error;
+  const fs::file_type type = fs::status(path, error).type();
+  if (type == fs::file_type::none) throw system_error(path, "cannot examine", error.value());
+  return type != fs::file_type::not_found;
+}
+
+bool is_folder(const fs::path& path) { return path_exists(path) && fs::is_directory(path); }
+
 Error changed_error(const fs::path& path, const FileState& before) {
   const auto now = file_state(path);
   Error error(ErrorCode::bad_file, concat(shown(path), ": was changed while it was read"));

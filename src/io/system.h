@@ -53,6 +53,11 @@ struct FileState {
 FileState regular_state(const FileDescriptor& file, const std::filesystem::path& path);
 /// Of what a path leads to; nothing where that cannot be examined.
 std::optional<FileState> file_state(const std::filesystem::path& path) noexcept;
+/// Whether `path` leads to something, and whether that is a folder. Throws bad_file when that cannot be told: links that
+/// lead in a circle, a folder that may not be searched.
+bool path_exists(const std::filesystem::path& path);
+bool is_folder(const std::filesystem::path& path);
+
 /// bad_file: `path` is no longer what it was; says which file, in what way, and what to do.
 Error changed_error(const std::filesystem::path& path, const FileState& before);
 

@@ -82,6 +82,7 @@ void estimate(Plan& plan, const QuantizeRequest& request) {
   int64_t largest = 0;
   double weights = 0;
   for (const auto& tensor : plan.tensors) {
+    if (!tensor.scheme && !request.options.steps.has(StepKind::fold)) continue;  // copied a piece at a time
     // Beside the planes a packed tensor needs at most one fp32 value per block of 32 while it is worked on.
     int64_t extra = tensor.scheme ? tensor.bytes_after + tensor.weights() / 8 : 0;
     if (!tensor.is_plain()) extra += 4 * tensor.weights();  // rotated, or what is left over
@@ -268,13 +269,15 @@ Allocated chosen(const OpenedModel& source, const QuantizeRequest& request) {
 }
 
 /// config.json and what else stands beside the weights. A model that was folded and not packed is marked as ours.
-void write_companions(const OpenedModel& source, const checkpoint::QuantizationConfig& quantization,
-                      const std::filesystem::path& to) {
+std::vector<std::string> write_companions(const OpenedModel& source, const checkpoint::QuantizationConfig& quantization,
+                                          const io::WriteOptions& write, const std::filesystem::path& to) {
   const auto& from = source.folder.path;
-  if (!quantization.linears.empty()) return carry_companions(from, to, source.folder.config, quantization);
   io::Json config = source.folder.config;
+  if (!quantization.linears.empty()) {
+    return carry_companions(from, to, std::move(config), quantization, write);
+  }
   config[std::string(conversion_mark)] = "w4q";
-  carry_companions(from, to, config);
+  return carry_companions(from, to, config, write);
 }
 
 }  // namespace
@@ -327,7 +330,7 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
   quantization.method = request.method;
   const auto planned = planned_output(report.plan, input_scales(source, request, report.plan), quantization);
 
-  io::CheckpointWriter writer(output.staging(), planned, request.write);
+  io::CheckpointWriter writer(output.staging(), planned, with_companions(request.write, given.model));
   std::optional<CalibratedTensors> calibrated;
   if (request.calibrated) calibrated.emplace(source, request, report.plan);
   Progress progress("quantize", report.plan.bytes_before(), "bytes");
@@ -336,7 +339,7 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
     } else if (tensor.scheme) {
       report.tensors.push_back(quantize_tensor(tensor, source, request, writer));
     } else {
-      writer.write(tensor.name, source.folder.tensors.load_stored(tensor.name)->bytes);
+      writer.copy(source.folder.tensors, tensor.name);
     }
     progress.advance(tensor.bytes_before);
   }
@@ -344,8 +347,10 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
   if (calibrated) {
     report.plan.notes.insert(report.plan.notes.end(), calibrated->notes().begin(), calibrated->notes().end());
   }
-  return finished(std::move(report), writer, output, watch, checkpoint::bases_through(source.folder),
-                  [&](const auto& to) { write_companions(source, quantization, to); });
+  return finished(
+      std::move(report), writer, output, watch, checkpoint::bases_through(source.folder), [&](const auto& to) {
+        return write_companions(source, quantization, request.write, to);
+      });
 }
 
 }  // namespace w4q::pipeline

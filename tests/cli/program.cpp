@@ -107,7 +107,8 @@ std::string copy_bundled_model(const std::filesystem::path& folder) {
   return folder.string();
 }
 
-int64_t write_sparse_model(const std::filesystem::path& folder, int layers, int64_t hidden, int64_t intermediate) {
+int64_t write_sparse_model(const std::filesystem::path& folder, int layers, int64_t hidden, int64_t intermediate,
+                           int64_t vocabulary) {
   std::filesystem::create_directories(folder);
   const io::Json config = {{"architectures", {"LlamaForCausalLM"}},
                            {"model_type", "llama"},
@@ -116,14 +117,14 @@ int64_t write_sparse_model(const std::filesystem::path& folder, int layers, int6
                            {"num_hidden_layers", layers},
                            {"num_attention_heads", hidden / 128},
                            {"num_key_value_heads", hidden / 512},
-                           {"vocab_size", 1024},
+                           {"vocab_size", vocabulary},
                            {"rms_norm_eps", 1e-5},
                            {"rope_theta", 5e5},
                            {"max_position_embeddings", 2048},
                            {"tie_word_embeddings", true},
                            {"torch_dtype", "bfloat16"}};
   std::ofstream(folder / "config.json") << config.dump();
-  std::vector<io::PlannedTensor> plan{{"model.embed_tokens.weight", DType::bf16, {1024, hidden}},
+  std::vector<io::PlannedTensor> plan{{"model.embed_tokens.weight", DType::bf16, {vocabulary, hidden}},
                                       {"model.norm.weight", DType::bf16, {hidden}}};
   for (int layer = 0; layer < layers; ++layer) {
     const std::string prefix = "model.layers." + std::to_string(layer) + ".";
