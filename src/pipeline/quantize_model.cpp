@@ -1,10 +1,12 @@
 #include "pipeline/quantize_model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <set>
 
+#include "core/convert.h"
 #include "core/error.h"
 #include "core/float_formats.h"
 #include "core/progress.h"
@@ -205,6 +207,30 @@ QuantizedTensor quantize_tensor(const TensorPlan& tensor, const OpenedModel& sou
   return result;
 }
 
+/// An integer scheme without a scale for its largest weights would cut them off: an outlier is what it must not lose.
+void refuse_saturated(const TensorPlan& tensor, const quantize::QuantizeStats& stats, const OpenedModel& source) {
+  if (tensor.scheme->family != formats::SchemeFamily::integer || stats.saturated_scales == 0) return;
+  const auto loaded = source.folder.tensors.load(tensor.name);
+  const auto element = static_cast<size_t>(dtype_bits(loaded->dtype)) / 8;
+  const int64_t k = tensor.shape[1];
+  std::vector<float> values(static_cast<size_t>(k));
+  float largest = 0;
+  int64_t row = 0, column = 0;
+  for (int64_t r = 0; r < tensor.shape[0]; ++r) {
+    widen(loaded->bytes.subspan(static_cast<size_t>(r * k) * element, values.size() * element), loaded->dtype, values);
+    const auto found = std::ranges::max_element(values, {}, [](float value) { return std::abs(value); });
+    if (std::abs(*found) <= std::abs(largest)) continue;
+    largest = *found, row = r, column = found - values.begin();
+  }
+  formats::Scheme wider = *tensor.scheme;
+  wider.scale = formats::ScaleType::bf16;
+  throw Error(ErrorCode::bad_file, concat(printable(tensor.name), ": ", stats.saturated_scales, " of ", stats.blocks,
+                                          " scales of ", formats::to_string(*tensor.scheme), " would be too large"))
+      .detail(concat("the largest weight is ", largest, " at row ", row, ", column ", column))
+      .hint(concat("keep this tensor at 16 bit (--keep)",
+                   wider == *tensor.scheme ? "" : concat(", or choose ", formats::to_string(wider))));
+}
+
 /// Quantizes a calibrated layer at a time as the tensors of the plan, which stand in model order, come to it.
 class CalibratedTensors {
  public:
@@ -341,6 +367,7 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
     } else {
       writer.copy(source.folder.tensors, tensor.name);
     }
+    if (tensor.scheme) refuse_saturated(tensor, report.tensors.back().stats, source);
     progress.advance(tensor.bytes_before);
   }
   for (const auto& tensor : report.tensors) report.total.add(tensor.error);

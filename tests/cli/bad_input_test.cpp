@@ -329,5 +329,32 @@ TEST_F(BadInput, TheDiskHasRoomForWhatTravelsAlong) {
   expect_failure(model, 3, {"not enough space", "needed: "}, {}, {"--copy-all"});
 }
 
+/// Weights beyond what a scale of f16 times 7 reaches.
+TEST_F(BadInput, WeightsThatNoScaleReaches) {
+  const auto model = copy_bundled_model(folder_ / "m");
+  const uint16_t million = 0x4974;  // 999424 in bf16
+  patch(model, 2'000'000, &million, sizeof million);
+  expect_failure(
+      model, 3,
+      {"_proj.weight: 1 of", "scales of int4-g128-f16 would be too large", "999424 at row", "--keep", "int4-g128-bf16"},
+      {}, {"--scheme", "int4-g128-f16"});
+  for (const char* scheme : {"int4-g128-bf16", "int8-g128-f16", "rotated4-d128"}) {
+    const std::string out = path(scheme);
+    const auto result = run_w4q({"quantize", model, "-o", out, "--scheme", scheme, "--quiet"});
+    EXPECT_EQ(result.status, 0) << result.err;
+    // That the codes are right, not that rounding beside an outlier is fine.
+    EXPECT_EQ(run_w4q({"verify", out, "--base", model, "--quiet", "--no-limits"}).status, 0) << scheme;
+  }
+}
+
+TEST_F(BadInput, TheLargestFiniteWeights) {
+  const auto model = copy_bundled_model(folder_ / "m");
+  const std::vector<uint16_t> largest(256, 0x7F7F);
+  patch(model, 2'000'000, largest.data(), 2 * largest.size());
+  expect_failure(model, 3, {"_proj.weight: too large to be rotated", "3.38953e+38 at row"}, {},
+                 {"--scheme", "rotated4-d128"});
+  expect_failure(model, 3, {"_proj.weight", "would be too large"}, {}, {"--scheme", "int4-g128-f16-asym"});
+}
+
 }  // namespace
 }  // namespace w4q::test
