@@ -11,6 +11,7 @@
 #include "core/progress.h"
 #include "core/text.h"
 #include "io/lost_pages.h"
+#include "io/partial.h"
 
 namespace w4q::app {
 namespace {
@@ -163,9 +164,14 @@ void add_output(CLI::App& command, OutputOptions& options) {
   command.add_flag("--compress", options.compress, "Write .safetensors.zst in seekable zstd frames");
 }
 
-void check(const OutputOptions& options) {
+void check(const OutputOptions& options, bool quiet) {
   if (options.output.empty() && !options.dry_run) {
     throw Error(ErrorCode::bad_argument, "-o FOLDER is required").hint("--dry-run prints the plan without writing");
+  }
+  if (quiet || options.output.empty()) return;
+  for (const auto& left : io::leftovers_beside(options.output)) {
+    std::cerr << concat("note: ", io::shown(left.path), ": left of a run that was killed, ",
+                        human_bytes(static_cast<int64_t>(left.bytes)), "; w4q clean removes it\n");
   }
 }
 

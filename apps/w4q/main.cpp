@@ -86,6 +86,7 @@ int main(int argc, char** argv) {
   app::setup_compare(app, action);
   app::setup_inspect(app, action);
   app::setup_hash(app, action);
+  app::setup_clean(app, action);
   app::setup_list(app, action);
   app::setup_tokenize(app, action);
   app::setup_generate(app, action);
