@@ -20,6 +20,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr std::string_view quantization_key = "quantization_config";
+
 bool is_marked(const io::Json& json) { return json.is_object() && json.value(conversion_mark, io::Json()) == "w4q"; }
 
 /// By its config.json, something that w4q wrote.
@@ -153,7 +155,10 @@ std::vector<std::string> carry_companions(const fs::path& from, const fs::path& 
 std::vector<std::string> carry_companions(const fs::path& from, const fs::path& to, io::Json config,
                                           const checkpoint::QuantizationConfig& quantization,
                                           const io::WriteOptions& write) {
+  const std::string key(quantization_key), mark(products_mark);
+  const io::Json before = config.is_object() ? config.value(key, io::Json()) : io::Json();
   checkpoint::write_quantization_config(quantization, config);
+  if (before.is_object() && before.contains(mark)) config[key][mark] = before[mark];
   return carry_companions(from, to, config, write);
 }
 

@@ -22,6 +22,9 @@ namespace w4q::pipeline {
 /// another format, or for a dialect.
 inline constexpr std::string_view conversion_mark = "converted_by";
 
+/// A key of w4q's quantization_config: what multiplied while calibration text was decoded, since the bytes depend on it.
+inline constexpr std::string_view products_mark = "calibrated_with";
+
 /// Says of a folder whether an output made from `input` may replace it, for io::OutputFolder: true for an empty one and
 /// for one that w4q wrote. Throws bad_argument naming them when there are files in it that w4q did not write: neither
 /// weights nor configs nor what it would carry along from `input` again; and when its digests say that it was changed.
@@ -34,7 +37,7 @@ io::WriteOptions with_companions(io::WriteOptions write, const std::filesystem::
 /// Left out are the files that repeat an old quantization_config. Returns a line for each file that stays behind.
 std::vector<std::string> carry_companions(const std::filesystem::path& from, const std::filesystem::path& to,
                                           const io::Json& config, const io::WriteOptions& write);
-/// The same with the new quantization_config.
+/// The same with the new quantization_config, which keeps the products_mark of the old one.
 std::vector<std::string> carry_companions(const std::filesystem::path& from, const std::filesystem::path& to,
                                           io::Json config, const checkpoint::QuantizationConfig& quantization,
                                           const io::WriteOptions& write);

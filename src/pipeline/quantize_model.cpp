@@ -238,6 +238,7 @@ class CalibratedTensors {
       : run_(*request.calibrated, source, {lookup(plan), request.options, residual_of(plan)}, request.output) {}
 
   const std::vector<std::string>& notes() const noexcept { return run_.notes(); }
+  const std::string& products() const noexcept { return run_.products(); }
 
   /// Writes `tensor` if it belongs to a layer; false when it is not.
   bool write(const TensorPlan& tensor, QuantizeReport& report, checkpoint::QuantizationConfig& quantization,
@@ -296,10 +297,12 @@ Allocated chosen(const OpenedModel& source, const QuantizeRequest& request) {
 
 /// config.json and what else stands beside the weights. A model that was folded and not packed is marked as ours.
 std::vector<std::string> write_companions(const OpenedModel& source, const checkpoint::QuantizationConfig& quantization,
-                                          const io::WriteOptions& write, const std::filesystem::path& to) {
+                                          const std::string& products, const io::WriteOptions& write,
+                                          const std::filesystem::path& to) {
   const auto& from = source.folder.path;
   io::Json config = source.folder.config;
   if (!quantization.linears.empty()) {
+    if (!products.empty()) config["quantization_config"] = {{std::string(products_mark), products}};
     return carry_companions(from, to, std::move(config), quantization, write);
   }
   config[std::string(conversion_mark)] = "w4q";
@@ -376,7 +379,7 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
   }
   return finished(
       std::move(report), writer, output, watch, checkpoint::bases_through(source.folder), [&](const auto& to) {
-        return write_companions(source, quantization, request.write, to);
+        return write_companions(source, quantization, calibrated ? calibrated->products() : "", request.write, to);
       });
 }
 
