@@ -40,9 +40,10 @@ TEST(Memory, KeptTensorsAreCopiedInPieces) {
   const auto quantized =
       run_w4q({"quantize", (folder / "m").string(), "-o", (folder / "q").string(), "--k", "3", "--quiet"});
   ASSERT_EQ(quantized.status, 0) << quantized.err;
-  // 64 MB for the program itself as plans count it, twice a piece of 16 MiB, and what works on the largest layer.
-  constexpr int64_t bound = 400'000'000;
-  static_assert(bound < vocabulary * hidden * 2 / 4);
+  // 64 MB for the program as plans count it, pieces of 16 MiB read and written, and the largest linear of 4 MB, which is
+  // read, widened and packed. Measured 2026-11-23: 30 MB to quantize, 32 MB to repack.
+  constexpr int64_t bound = 64'000'000 + 2 * (16 << 20) + 4 * 4'200'000;
+  static_assert(bound < vocabulary * hidden * 2 / 10);
   EXPECT_LT(quantized.peak_bytes, bound);
   RecordProperty("quantize_peak_megabytes", static_cast<int>(quantized.peak_bytes / 1'000'000));
   std::filesystem::remove_all(folder / "m");
