@@ -10,6 +10,8 @@
 #include "core/parallel.h"
 #include "core/progress.h"
 #include "core/text.h"
+#include "io/lost_pages.h"
+#include "io/partial.h"
 
 namespace w4q::app {
 namespace {
@@ -156,12 +158,20 @@ void add_output(CLI::App& command, OutputOptions& options) {
       ->transform(size_in_bytes)
       ->check(positive)
       ->default_str("5GB");
+  command.add_flag("--copy-all", options.copy_all,
+                   "Carry along sub-folders, large files and weights of other formats too, not just the tokenizer and "
+                   "other small files");
   command.add_flag("--compress", options.compress, "Write .safetensors.zst in seekable zstd frames");
 }
 
-void check(const OutputOptions& options) {
+void check(const OutputOptions& options, bool quiet) {
   if (options.output.empty() && !options.dry_run) {
     throw Error(ErrorCode::bad_argument, "-o FOLDER is required").hint("--dry-run prints the plan without writing");
+  }
+  if (quiet || options.output.empty()) return;
+  for (const auto& left : io::leftovers_beside(options.output)) {
+    std::cerr << concat("note: ", io::shown(left.path), ": left of a run that was killed, ",
+                        human_bytes(static_cast<int64_t>(left.bytes)), "; w4q clean removes it\n");
   }
 }
 
@@ -169,10 +179,12 @@ io::WriteOptions write_options(const OutputOptions& options) {
   io::WriteOptions result;
   result.max_shard_bytes = static_cast<int64_t>(options.shard_bytes);
   result.compress = options.compress;
+  result.copy_all = options.copy_all;
   return result;
 }
 
 void print(const CommonOptions& options, const std::string& text, const io::Json& json) {
+  if (const auto changed = io::changed_input()) throw *changed;
   // Names that are not UTF-8 cannot stand in JSON: they are replaced, not refused.
   if (options.json) {
     std::cout << json.dump(2, ' ', false, io::Json::error_handler_t::replace) << "\n";

@@ -43,6 +43,7 @@ struct OutputOptions {
   bool overwrite = false;
   uint64_t shard_bytes = 5'000'000'000;
   bool compress = false;
+  bool copy_all = false;
 };
 
 /// --device auto|cpu|cuda|cuda:N, for commands that can use a GPU; device::open_device understands the word.
@@ -82,11 +83,13 @@ struct DecodeChoice {
 DecodeChoice choose(const DecodeOptions& options);
 
 void add_output(CLI::App& command, OutputOptions& options);
-/// -o is needed unless --dry-run is given. Throws bad_argument.
-void check(const OutputOptions& options);
+/// -o is needed unless --dry-run is given. Throws bad_argument. Names on stderr, unless `quiet`, what killed runs left
+/// beside the output.
+void check(const OutputOptions& options, bool quiet);
 io::WriteOptions write_options(const OutputOptions& options);
 
-/// Results go to stdout: the JSON where --json was given, the text otherwise.
+/// Results go to stdout: the JSON where --json was given, the text otherwise. Throws bad_file when an input changed while
+/// it was read: they are of no model then.
 void print(const CommonOptions& options, const std::string& text, const io::Json& json);
 
 /// One function per subcommand, each in its own file: registers itself and stores its work in `action`.
@@ -96,6 +99,7 @@ void setup_repack(CLI::App& app, Action& action);
 void setup_verify(CLI::App& app, Action& action);
 void setup_compare(CLI::App& app, Action& action);
 void setup_hash(CLI::App& app, Action& action);
+void setup_clean(CLI::App& app, Action& action);
 void setup_inspect(CLI::App& app, Action& action);
 void setup_list(CLI::App& app, Action& action);
 void setup_tokenize(CLI::App& app, Action& action);

@@ -79,6 +79,7 @@ void refuse_unused(const ConversionRow& row, const OutputOptions& output, const 
   const bool to_file = row.kind == Kind::to_gguf, gguf = to_file || row.kind == Kind::from_gguf;
   refuse(!to_file || output.shard_bytes == usual.shard_bytes, "--shard-size", "a GGUF file is one file");
   refuse(!to_file || !output.compress, "--compress", "a GGUF file is written as it is");
+  refuse(!gguf || !output.copy_all, "--copy-all", "nothing stands beside a GGUF file");
   refuse(gguf || conversion.tokenizer, "--no-tokenizer", "the tokenizer's files are copied, not converted");
   refuse(row.kind == Kind::dialect || !conversion.allow_lossy, "--allow-lossy",
          gguf ? "gguf-q8_0 and its like round anew by themselves" : "it holds rotated schemes only");

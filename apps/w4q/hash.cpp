@@ -5,6 +5,7 @@
 #include "common_options.h"
 #include "core/error.h"
 #include "core/text.h"
+#include "io/lost_pages.h"
 
 namespace w4q::app {
 namespace {
@@ -73,6 +74,7 @@ void write(const Options& options, checkpoint::Digests& found) {
 int run(const Options& options) {
   apply(options.common);
   checkpoint::Digests found = checkpoint::open_digests(options.path);
+  if (const auto changed = io::changed_input()) throw *changed;
   if (options.check) return check(options, found);
   if (options.write) write(options, found);
   print(options.common, to_text(found), to_json(found));

@@ -115,7 +115,9 @@ int show_checkpoint(const Options& options, const checkpoint::Folder& source) {
   if (!fingerprint.empty()) {
     text += concat("fingerprint ", fingerprint, options.digests ? "" : ", as it was written", "\n");
   }
-  for (const auto& warning : source.tensors.warnings()) text += "note: " + warning + "\n";
+  std::vector<std::string> notes = source.quantization.notes;
+  notes.insert(notes.end(), source.tensors.warnings().begin(), source.tensors.warnings().end());
+  for (const auto& note : notes) text += "note: " + note + "\n";
   print(options.common, text,
         {{"tensors", std::move(tensors)},
          {"metadata", source.tensors.metadata()},
@@ -124,7 +126,7 @@ int show_checkpoint(const Options& options, const checkpoint::Folder& source) {
          {"fingerprint", fingerprint.empty() ? io::Json() : io::Json(fingerprint)},
          {"packed_weights", source.quantization.linears.size()},
          {"packed_bits_per_weight", bits},
-         {"warnings", source.tensors.warnings()}});
+         {"warnings", notes}});
   return 0;
 }
 

@@ -4,18 +4,23 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
 #include <new>
 
 #include "common_options.h"
 #include "core/error.h"
 #include "core/interrupt.h"
+#include "io/lost_pages.h"
+#include "io/system.h"
 
 namespace {
 
 using namespace w4q;
 
-int report(const Error& error) {
+/// An input that changed while it was read is the reason of whatever else went wrong after that.
+int report(const Error& first) {
+  const Error error = io::changed_input().value_or(first);
   std::cout.flush();
   std::cerr << "error: " << error.what() << "\n";
   return describe(error.code()).exit_status;
@@ -45,6 +50,7 @@ int run_guarded(const app::Action& action) {
   try {
     const int status = action();
     std::cout.flush();
+    if (const auto changed = io::changed_input()) return report(*changed);
     if (!std::cout) return report(Error(ErrorCode::bad_file, "stdout: the results could not be written"));
     return status;
   } catch (const Interrupted& interrupted) {
@@ -52,6 +58,8 @@ int run_guarded(const app::Action& action) {
     end_by_signal(interrupted.signal());
   } catch (const Error& error) {
     return report(error);
+  } catch (const std::filesystem::filesystem_error& error) {
+    return report(io::system_error(error.path1(), "cannot be read", error.code().value()));
   } catch (const std::bad_alloc&) {
     return report(Error(ErrorCode::bad_file, "out of memory").hint("--dry-run shows what a command needs"));
   } catch (const std::exception& error) {
@@ -78,6 +86,7 @@ int main(int argc, char** argv) {
   app::setup_compare(app, action);
   app::setup_inspect(app, action);
   app::setup_hash(app, action);
+  app::setup_clean(app, action);
   app::setup_list(app, action);
   app::setup_tokenize(app, action);
   app::setup_generate(app, action);
@@ -93,5 +102,6 @@ int main(int argc, char** argv) {
   }
   restart_with_short_spinning(argv);
   watch_for_interrupts();
+  io::survive_lost_pages();
   return run_guarded(action);
 }

@@ -164,7 +164,7 @@ int run_to_dialect(const Options& options, pipeline::QuantizeRequest wanted) {
 
 int run(const Options& options) {
   apply(options.common);
-  check(options.output);
+  check(options.output, options.common.quiet);
   const auto wanted = request(options);
   if (!options.to.empty() && !options.output.dry_run) return run_to_dialect(options, wanted);
   if (!options.to.empty()) check_dialect(options);

@@ -38,7 +38,7 @@ int run_conversion(const Options& options) {
 
 int run(const Options& options) {
   apply(options.common);
-  check(options.output);
+  check(options.output, options.common.quiet);
   if (!options.to.empty()) return run_conversion(options);
   if (options.allow_lossy) throw Error(ErrorCode::bad_argument, "--allow-lossy belongs to --to: layouts lose nothing");
   if (options.no_tokenizer) {

@@ -8,6 +8,7 @@
 #include "checkpoint/low_precision.h"
 #include "core/error.h"
 #include "core/text.h"
+#include "io/system.h"
 
 namespace w4q::checkpoint {
 namespace {
@@ -42,7 +43,7 @@ void keep_present_passes(const io::Checkpoint& checkpoint, QuantizationConfig& q
 
 /// Its config.json is a 16-bit model's; its tensors are not.
 void refuse_turboquant(const std::filesystem::path& folder) {
-  if (!std::filesystem::exists(folder / turboquant_config_file)) return;
+  if (!io::path_exists(folder / turboquant_config_file)) return;
   throw Error(ErrorCode::unsupported, concat(printable(folder.native()), ": is TurboQuant's checkpoint"))
       .hint("w4q repack --to w4q converts it");
 }
@@ -62,7 +63,7 @@ std::optional<DType> stated_dtype(const Json& config) {
 }
 
 void require_folder(const std::filesystem::path& folder) {
-  if (std::filesystem::is_directory(folder)) return;
+  if (io::is_folder(folder)) return;
   throw Error(ErrorCode::bad_file, printable(folder.native()) + ": not a folder")
       .hint(
           "give the folder that holds config.json and the .safetensors files; w4q repack FILE.gguf -o FOLDER --to hf16 "
@@ -90,7 +91,7 @@ std::optional<StatedQuantization> stated_quantization(const Json& config, const 
   }
   for (const auto name : side_config_files) {
     const auto path = folder / name;
-    if (!std::filesystem::exists(path)) continue;
+    if (!io::path_exists(path)) continue;
     Json side = io::read_json(path);
     if (side.is_object()) return StatedQuantization{std::move(side), path.string(), true};
   }

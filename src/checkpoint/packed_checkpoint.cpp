@@ -44,7 +44,8 @@ class Fields {
 
   int64_t integer(const char* key, int64_t least, int64_t most) const {
     const Json& value = at(key);
-    if (!value.is_number_integer() || value < least || value > most) {
+    const bool huge = value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(most);
+    if (huge || !value.is_number_integer() || value < least || value > most) {
       fail(concat("\"", key, "\" is ", value.dump(), ", expected an integer from ", least, " to ", most));
     }
     return value.get<int64_t>();

@@ -52,7 +52,7 @@ SafetensorsHeader read_compressed_header(const Shard& shard) {
 
 SafetensorsHeader open_shard(const fs::path& path, Shard& shard) {
   shard.path = path.native();
-  shard.map = MappedFile(path);
+  shard.map = MappedFile(path, true);
   SafetensorsHeader header;
   if (is_compressed(path)) {
     shard.frames = read_seek_table(shard.map.bytes(), shard.path);
@@ -139,6 +139,8 @@ struct Checkpoint::Impl {
   const Shard& shard_at(std::string_view name) const { return shards[shard_of.find(name)->second]; }
   /// The tensor with its digest taken, if it is to be and was not.
   void take_digest(const TensorView& tensor) const;
+  bool wants_digest(std::string_view name) const;
+  void note_digest(std::string_view name, TensorDigest taken) const;
   const DerivedTensor* find_derived(std::string_view name) const {
     const auto found = derived.find(name);
     return found == derived.end() ? nullptr : &found->second;
@@ -224,16 +226,20 @@ void Checkpoint::Impl::check_complete(const WeightFiles& files) {
   }
 }
 
-void Checkpoint::Impl::take_digest(const TensorView& tensor) const {
-  if (!takes_digests) return;
-  {
-    const std::lock_guard lock(mutex);
-    if (taken_digests.contains(tensor.name)) return;
-  }
-  TensorDigest taken = hash_tensor(tensor);
+bool Checkpoint::Impl::wants_digest(std::string_view name) const {
+  if (!takes_digests) return false;
   const std::lock_guard lock(mutex);
-  check_digest(expected_digests, tensor.name, taken, shard_at(tensor.name).path);
-  taken_digests.emplace(tensor.name, std::move(taken));
+  return !taken_digests.contains(name);
+}
+
+void Checkpoint::Impl::note_digest(std::string_view name, TensorDigest taken) const {
+  const std::lock_guard lock(mutex);
+  check_digest(expected_digests, name, taken, shard_at(name).path);
+  taken_digests.emplace(name, std::move(taken));
+}
+
+void Checkpoint::Impl::take_digest(const TensorView& tensor) const {
+  if (wants_digest(tensor.name)) note_digest(tensor.name, hash_tensor(tensor));
 }
 
 Checkpoint Checkpoint::open(const fs::path& path, bool sidecar) {
@@ -292,6 +298,7 @@ LoadedTensor Checkpoint::load(std::string_view name) const {
     const auto release = [&map = shard.map, begin, size = info.size()](const void*) { map.release(begin, size); };
     keep_alive = std::shared_ptr<const void>(view.bytes.data(), release);
   }
+  shard.map.check();
   impl_->take_digest(view);
   return {std::move(view), std::move(keep_alive)};
 }
@@ -306,6 +313,26 @@ LoadedTensor Checkpoint::load_stored(std::string_view name) const {
   LoadedTensor loaded = load(name);
   const DType dtype = stored_dtype(name);
   return dtype == loaded->dtype ? loaded : narrowed(loaded.view(), dtype);
+}
+
+void Checkpoint::read_stored(std::string_view name,
+                             const std::function<void(int64_t, std::span<const std::byte>)>& sink) const {
+  if (impl_->source && impl_->find_derived(name) == nullptr) return impl_->source->read_stored(name, sink);
+  const TensorInfo& info = at(name);
+  if (impl_->source || impl_->shard_at(name).frames) return sink(0, load_stored(name)->bytes);
+  constexpr uint64_t piece = uint64_t{16} << 20;
+  const Shard& shard = impl_->shard_at(name);
+  std::optional<TensorHasher> hasher;
+  if (impl_->wants_digest(name)) hasher.emplace();
+  for (uint64_t done = 0; done < info.size(); done += piece) {
+    const uint64_t begin = shard.data_begin + info.begin + done, size = std::min(piece, info.size() - done);
+    const auto bytes = shard.map.bytes().subspan(begin, size);
+    if (hasher) hasher->add(bytes);
+    sink(static_cast<int64_t>(done), bytes);
+    shard.map.check();
+    shard.map.release(begin, size);
+  }
+  if (hasher) impl_->note_digest(name, hasher->finish(dtype_name(info.dtype), info.shape));
 }
 
 void Checkpoint::take_digests(TensorDigests expected) const {

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -74,6 +75,10 @@ class Checkpoint {
   /// derived tensors only. Throws unsupported when a value is beyond that type.
   DType stored_dtype(std::string_view name) const;
   LoadedTensor load_stored(std::string_view name) const;
+  /// The bytes of load_stored() from the first to the last, in pieces that leave the memory one after the other where a
+  /// file is mapped: for tensors that go elsewhere as they are, however large. Digests are taken as by load().
+  void read_stored(std::string_view name,
+                   const std::function<void(int64_t offset, std::span<const std::byte> bytes)>& sink) const;
   /// From now on load() takes the digest of every tensor on disk when it is loaded first, through whatever copy of this
   /// handle and whatever is derived of it, and throws bad_file naming a tensor that is not what `expected` says of it.
   void take_digests(TensorDigests expected = {}) const;

@@ -181,7 +181,7 @@ void CheckpointWriter::Impl::plan_shards(std::vector<PlannedTensor> plan) {
 }
 
 void CheckpointWriter::Impl::check_free_space() const {
-  uint64_t needed = 0;
+  uint64_t needed = options.other_bytes;
   uint64_t largest = 0;
   for (const auto& shard : shards) {
     needed += shard.size;
@@ -327,6 +327,10 @@ void CheckpointWriter::write(std::string_view name, std::span<const std::byte> b
 void CheckpointWriter::write_part(std::string_view name, int64_t offset, std::span<const std::byte> bytes) {
   if (auto* other = impl_->other_writer(name)) return other->write_part(name, offset, bytes);
   impl_->write(name, static_cast<uint64_t>(offset), bytes);
+}
+
+void CheckpointWriter::copy(const Checkpoint& from, std::string_view name) {
+  from.read_stored(name, [&](int64_t offset, std::span<const std::byte> bytes) { write_part(name, offset, bytes); });
 }
 
 void CheckpointWriter::finish() {

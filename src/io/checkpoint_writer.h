@@ -14,11 +14,15 @@
 
 namespace w4q::io {
 
+class Checkpoint;
+
 struct WriteOptions {
   int64_t max_shard_bytes = 5'000'000'000;  ///< of tensor data; a larger tensor gets a shard of its own
   bool compress = false;                    ///< write .safetensors.zst in seekable frames
   int compression_level = 3;
   std::map<std::string, std::string> metadata = {{"format", "pt"}};
+  bool copy_all = false;     ///< for whoever fills the folder: sub-folders and other weights travel along
+  uint64_t other_bytes = 0;  ///< of what comes beside the weights, for which the disk must have room too
 };
 
 /// True for the names of the files below and of compressed ones.
@@ -38,6 +42,9 @@ class CheckpointWriter {
   void write(std::string_view name, std::span<const std::byte> bytes);
   /// Writes a part of a tensor at `offset` bytes from its start, so that a large one need not be whole in memory.
   void write_part(std::string_view name, int64_t offset, std::span<const std::byte> bytes);
+
+  /// Writes the tensor of this name of `from` as it is stored there, a piece at a time.
+  void copy(const Checkpoint& from, std::string_view name);
 
   /// Checks that every planned byte was written, writes the index, compresses, and syncs the files to disk.
   void finish();

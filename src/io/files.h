@@ -8,18 +8,29 @@
 
 namespace w4q::io {
 
-/// Reads a whole file. Throws bad_file with the system's reason, or when it is larger than `max_bytes`.
+/// Reads a whole file that the user named; a pipe is one too. Throws bad_file with the system's reason, or when it is
+/// larger than `max_bytes`.
 std::string read_file(const std::filesystem::path& path, int64_t max_bytes = 1'000'000'000);
+/// The same of a file in a model's folder, which is a regular file: a pipe or a device there is refused, not waited for.
+std::string read_model_file(const std::filesystem::path& path, int64_t max_bytes);
 
-/// The relative names of everything in `from` that travels with its weights, sub-folders included. Left out: weight
-/// files at the top level, the same weights in foreign formats (pytorch_model*.bin, consolidated*.pth, *.gguf …), the
-/// relative names in `except`, .git and .cache folders, and partial outputs. A link to a file stands for that file,
-/// wherever it lies (Hugging Face snapshots are made of such links); links to folders, and everything that is neither
-/// file nor folder, are left out. Throws bad_file.
-std::vector<std::string> list_companions(const std::filesystem::path& from, const std::vector<std::string>& except);
+/// What travels with the weights of a checkpoint.
+struct Companions {
+  std::vector<std::string> names;     ///< relative to the folder
+  uint64_t bytes = 0;                 ///< of all these
+  std::vector<std::string> left_out;  ///< one line for each file, folder or link that stays behind, with the reason
+};
 
-/// Copies these files from `from` to `to` and returns their names. Throws bad_file.
-std::vector<std::string> copy_companions(const std::filesystem::path& from, const std::filesystem::path& to,
-                                         const std::vector<std::string>& except);
+/// Those of the folder `from`: the files on its top level, and those in folders of more chat templates. Weight files are
+/// none, nor are the relative names in `except`, .git and .cache folders, and partial outputs. A link to a file stands
+/// for that file when it lies in the folder too, or in the blobs of the Hugging Face hub's cache, whose snapshots are
+/// made of such links. Named as left out are sub-folders, the same or other weights in foreign formats
+/// (pytorch_model*.bin, *.pth, *.gguf, optimizer states …) and whatever is as large, unless `all`; and in any case links
+/// out of the folder, and what is neither file nor folder. Throws bad_file.
+Companions list_companions(const std::filesystem::path& from, const std::vector<std::string>& except, bool all = false);
+
+/// Copies them from `from` to `to`. Throws bad_file.
+Companions copy_companions(const std::filesystem::path& from, const std::filesystem::path& to,
+                           const std::vector<std::string>& except, bool all = false);
 
 }  // namespace w4q::io

@@ -44,7 +44,7 @@ bool is_gguf(const std::filesystem::path& path) noexcept try {
 }
 
 GgufFile GgufFile::open(const std::filesystem::path& path) {
-  MappedFile file(path);
+  MappedFile file(path, true);
   GgufHeader header = parse_gguf(file.bytes(), path.native());
   return {path, std::move(file), std::move(header)};
 }

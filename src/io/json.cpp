@@ -10,9 +10,6 @@
 namespace w4q::io {
 namespace {
 
-/// A tree of at most this many bytes of text is built in memory; the largest tokenizer.json seen has a third of it.
-constexpr int64_t max_json_bytes = 100'000'000;
-
 /// Builds the tree from the leaves: the values of open containers wait on one stack and move into their container when
 /// it closes. (Inserting into an ordered_json one by one would search all earlier keys each time.)
 class TreeBuilder : public StrictSax {
@@ -82,6 +79,8 @@ Json parse_json(std::string_view text, std::string_view source) {
   return builder.take();
 }
 
-Json read_json(const std::filesystem::path& path) { return parse_json(read_file(path, max_json_bytes), path.native()); }
+Json read_json(const std::filesystem::path& path, int64_t max_bytes) {
+  return parse_json(read_model_file(path, max_bytes), path.native());
+}
 
 }  // namespace w4q::io

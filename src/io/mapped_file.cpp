@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,32 +11,33 @@
 
 namespace w4q::io {
 
-MappedFile::MappedFile(const std::filesystem::path& path) {
+MappedFile::MappedFile(const std::filesystem::path& path, bool input) {
   // Without O_NONBLOCK a named pipe would wait here for somebody to write into it.
   const FileDescriptor file = open_file(path, O_RDONLY | O_NONBLOCK);
-  struct stat status {};
-  if (::fstat(file.get(), &status) != 0) throw system_error(path, "cannot examine");
-  if (!S_ISREG(status.st_mode)) {
-    throw Error(ErrorCode::bad_file, shown(path) + (S_ISDIR(status.st_mode) ? ": is a folder" : ": is not a file"));
-  }
-  if (status.st_size == 0) return;
-  const auto size = static_cast<size_t>(status.st_size);
+  const FileState state = regular_state(file, path);
+  if (state.size == 0) return;
+  const auto size = static_cast<size_t>(state.size);
   void* data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.get(), 0);
   if (data == MAP_FAILED) throw system_error(path, "cannot map into memory");
   data_ = static_cast<std::byte*>(data);
   size_ = size;
+  range_ = MappedRange(bytes(), path, state, input);
 }
 
 MappedFile::~MappedFile() {
+  range_ = {};  // before other bytes can get this address
   if (data_) ::munmap(data_, size_);
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      range_(std::move(other.range_)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(range_, other.range_);
   return *this;
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/text.h"
+#include "io/checkpoint.h"
 #include "io/partial.h"
 #include "io/system.h"
 
@@ -114,6 +115,11 @@ void refuse_input_files(const fs::path& named, const fs::path& target, const std
   }
 }
 
+/// Of a file in a model's folder: a change of it makes another model.
+bool tells_meaning(std::string_view name) {
+  return is_weight_file(name) || name.ends_with(".json") || name.ends_with(".model");
+}
+
 /// Into a terminal, a pipe or a device: such a thing has no size, no place to rename to and nothing to replace.
 void write_stream(const fs::path& path, std::span<const std::byte> content) {
   const FileDescriptor file = open_file(path, O_WRONLY);
@@ -127,9 +133,32 @@ void write_stream(const fs::path& path, std::span<const std::byte> content) {
 
 }  // namespace
 
+InputStates::InputStates(const std::vector<fs::path>& inputs) {
+  const auto add = [this](const fs::path& path) {
+    if (const auto state = file_state(path); state && state->regular) states_.emplace_back(path, *state);
+  };
+  for (const auto& input : inputs) {
+    add(input);
+    for (const auto& folder : {input, input / sidecar_folder}) {
+      std::error_code not_a_folder;
+      fs::directory_iterator entry(folder, not_a_folder);
+      for (; !not_a_folder && entry != fs::directory_iterator(); entry.increment(not_a_folder)) {
+        if (tells_meaning(entry->path().filename().native())) add(entry->path());
+      }
+    }
+  }
+}
+
+void InputStates::check() const {
+  refuse_changed_inputs();
+  for (const auto& [path, state] : states_) {
+    if (file_state(path) != state) throw changed_error(path, state);
+  }
+}
+
 OutputFolder::OutputFolder(const fs::path& target, bool overwrite, const std::vector<fs::path>& inputs,
                            const std::function<bool(const fs::path&)>& replaceable)
-    : target_(resolve(target)), replaceable_(replaceable) {
+    : target_(resolve(target)), replaceable_(replaceable), inputs_(inputs) {
   refuse_overlap(target_, inputs);
   replaces_ = is_there(target_);
   if (replaces_) {
@@ -153,6 +182,7 @@ void OutputFolder::check_replaceable() const {
 }
 
 void OutputFolder::commit() {
+  inputs_.check();
   sync_tree(partial_->path());
   if (replaces_) {
     if (is_there(target_)) check_replaceable();  // again: the work may have taken hours
@@ -163,7 +193,7 @@ void OutputFolder::commit() {
 }
 
 OutputFile::OutputFile(const fs::path& target, bool overwrite, const std::vector<fs::path>& inputs)
-    : overwrite_(overwrite) {
+    : overwrite_(overwrite), inputs_(inputs) {
   if (type_of(target) == fs::file_type::directory) throw bad_target(target, "is a folder");
   if (!target.has_filename()) throw bad_target(target, "is not a name for a file");
   target_ = resolve(target);
@@ -181,6 +211,7 @@ OutputFile::~OutputFile() = default;
 const FileDescriptor& OutputFile::descriptor() const noexcept { return partial_->descriptor(); }
 
 void OutputFile::commit() {
+  inputs_.check();
   sync_file(partial_->descriptor(), target_);
   if (overwrite_) {
     partial_->rename_over_file(target_);

@@ -5,12 +5,27 @@
 #include <functional>
 #include <memory>
 #include <string_view>
+#include <utility>
 #include <vector>
+
+#include "io/system.h"
 
 namespace w4q::io {
 
-class FileDescriptor;
 class Partial;
+
+/// What an output is made from, as it was when the output was begun: the files named, and of folders the weights and
+/// what tells their meaning (*.json, *.model). What is no regular file, a pipe for instance, is passed over.
+class InputStates {
+ public:
+  InputStates() = default;
+  explicit InputStates(const std::vector<std::filesystem::path>& inputs);
+  /// Throws bad_file naming one that is no longer what it was, be it because of what is mapped (lost_pages.h).
+  void check() const;
+
+ private:
+  std::vector<std::pair<std::filesystem::path, FileState>> states_;
+};
 
 /// A folder that appears at its place in one step. Until commit() the work lies in a hidden, locked sibling
 /// (".NAME.w4q-partial-…"), which the destructor removes; a sibling that a killed run left behind is removed by the
@@ -30,8 +45,8 @@ class OutputFolder {
   /// Where to write.
   const std::filesystem::path& staging() const noexcept;
   /// Syncs everything in staging() and renames it to the target. Throws bad_file, and bad_argument when a new target
-  /// has appeared meanwhile or the old one has got something in it that `replaceable` does not approve of; then nothing
-  /// has changed.
+  /// has appeared meanwhile or the old one has got something in it that `replaceable` does not approve of, and bad_file
+  /// when one of the inputs has changed since the constructor; then nothing has changed.
   void commit();
 
  private:
@@ -39,6 +54,7 @@ class OutputFolder {
 
   std::filesystem::path target_;
   std::function<bool(const std::filesystem::path&)> replaceable_;
+  InputStates inputs_;
   bool replaces_ = false;
   std::unique_ptr<Partial> partial_;
 };
@@ -58,13 +74,14 @@ class OutputFile {
   const FileDescriptor& descriptor() const noexcept;
   /// Where it will stand, for messages.
   const std::filesystem::path& target() const noexcept { return target_; }
-  /// Syncs the file and renames it to the target. Throws bad_file, and bad_argument when a new target has appeared
-  /// meanwhile; then nothing has changed.
+  /// Syncs the file and renames it to the target. Throws bad_file, also when one of the inputs has changed since the
+  /// constructor, and bad_argument when a new target has appeared meanwhile; then nothing has changed.
   void commit();
 
  private:
   std::filesystem::path target_;
   bool overwrite_ = false;
+  InputStates inputs_;
   std::unique_ptr<Partial> partial_;
 };
 

@@ -10,6 +10,7 @@
 #include <array>
 #include <random>
 #include <string>
+#include <utility>
 
 #include "core/text.h"
 
@@ -41,11 +42,24 @@ bool same_file(const FileDescriptor& descriptor, const fs::path& path) {
          opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
-void remove_if_stale(const fs::path& path) noexcept {
-  const FileDescriptor descriptor(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  if (!descriptor || ::flock(descriptor.get(), LOCK_EX | LOCK_NB) != 0 || !same_file(descriptor, path)) return;
-  std::error_code ignored;
-  fs::remove_all(path, ignored);
+/// Holds the sibling at `path`; nothing where another process does, or where it is a link or gone.
+FileDescriptor seize(const fs::path& path) noexcept {
+  FileDescriptor descriptor(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  const bool held = descriptor && ::flock(descriptor.get(), LOCK_EX | LOCK_NB) == 0 && same_file(descriptor, path);
+  return held ? std::move(descriptor) : FileDescriptor();
+}
+
+uint64_t bytes_below(const fs::path& path) {
+  std::error_code unreadable;
+  if (fs::is_regular_file(fs::symlink_status(path, unreadable))) return fs::file_size(path, unreadable);
+  uint64_t bytes = 0;
+  fs::recursive_directory_iterator entry(path, unreadable);
+  for (; !unreadable && entry != fs::recursive_directory_iterator(); entry.increment(unreadable)) {
+    std::error_code gone;
+    const auto size = entry->is_regular_file(gone) ? entry->file_size(gone) : 0;
+    bytes += gone ? 0 : size;
+  }
+  return bytes;
 }
 
 Error exists_error(const fs::path& target) {
@@ -75,13 +89,47 @@ bool is_partial_name(std::string_view file_name) noexcept {
   return before.ends_with(marker) && random.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
+std::vector<FoundPartial> find_partials(const fs::path& folder) {
+  std::vector<FoundPartial> found;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    const fs::path& path = entry->path();
+    std::error_code gone;
+    const auto type = entry->symlink_status(gone).type();
+    if (!is_partial_name(path.filename().native())) continue;
+    if (type != fs::file_type::directory && type != fs::file_type::regular) continue;
+    found.push_back({path, bytes_below(path), !seize(path)});
+  }
+  if (error) throw system_error(folder, "cannot list", error.value());
+  std::ranges::sort(found, {}, &FoundPartial::path);
+  return found;
+}
+
+std::vector<FoundPartial> leftovers_beside(const fs::path& target) noexcept try {
+  const fs::path place = target.has_filename() ? target : target.parent_path();
+  auto found = find_partials(folder_of(place));
+  std::erase_if(found, [&](const FoundPartial& each) {
+    return each.living || each.path.filename().native().starts_with(name_prefix(place));
+  });
+  return found;
+} catch (const std::exception&) {
+  return {};  // a note that is not given
+}
+
+bool remove_partial(const fs::path& path) noexcept {
+  const FileDescriptor held = seize(path);
+  std::error_code failed;
+  if (held) fs::remove_all(path, failed);
+  return held && !failed;
+}
+
 void remove_stale_partials(const fs::path& target) noexcept try {
   const std::string prefix = name_prefix(target);
   std::error_code error;
   for (fs::directory_iterator entry(folder_of(target), error), end; !error && entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename().native();
     if (name.starts_with(prefix) && name.size() == prefix.size() + digits && is_partial_name(name)) {
-      remove_if_stale(entry->path());
+      remove_partial(entry->path());
     }
   }
 } catch (const std::exception&) {
@@ -107,7 +155,11 @@ bool Partial::create_and_lock(Kind kind) {
     throw system_error(folder_of(path_), "cannot create a file here");
   }
   // A file system without locks (ENOLCK, EBADF …) cannot tell living from dead, so nothing there is ever stale.
-  if (::flock(descriptor_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
+  if (::flock(descriptor_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    std::error_code gone;
+    fs::remove(path_, gone);  // whoever only looks at it does not
+    return false;
+  }
   return same_file(descriptor_, path_);
 }
 

@@ -4,8 +4,10 @@
 // leftover of a killed run. A rename carries the sibling to its place with nothing extra inside.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string_view>
+#include <vector>
 
 #include "io/system.h"
 
@@ -13,6 +15,19 @@ namespace w4q::io {
 
 /// True for names that such siblings have.
 bool is_partial_name(std::string_view file_name) noexcept;
+
+/// A sibling that lies in a folder.
+struct FoundPartial {
+  std::filesystem::path path;
+  uint64_t bytes = 0;   ///< of all files in it
+  bool living = false;  ///< a process holds it, or the file system cannot tell
+};
+/// Those in `folder`, sorted by name. Files and folders only: nobody makes links of such names. Throws bad_file.
+std::vector<FoundPartial> find_partials(const std::filesystem::path& folder);
+/// Those beside `target` that are left of killed runs for outputs of other names, which no run for `target` removes.
+std::vector<FoundPartial> leftovers_beside(const std::filesystem::path& target) noexcept;
+/// Removes one unless a process holds it; false where it still stands.
+bool remove_partial(const std::filesystem::path& path) noexcept;
 
 /// Removes the siblings of `target` that no living process holds. What cannot be removed is left.
 void remove_stale_partials(const std::filesystem::path& target) noexcept;

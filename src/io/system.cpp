@@ -1,6 +1,7 @@
 #include "io/system.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include <utility>
 
 #include "core/text.h"
+#include "io/lost_pages.h"
 
 namespace w4q::io {
 namespace {
@@ -43,6 +45,60 @@ FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
   return *this;
 }
 
+namespace {
+
+std::string_view kind_of(mode_t mode) noexcept {
+  if (S_ISDIR(mode)) return "a folder";
+  if (S_ISFIFO(mode)) return "a named pipe, not a file";
+  return S_ISSOCK(mode) ? "a socket, not a file" : "a device, not a file";
+}
+
+FileState state_of(const struct stat& status) noexcept {
+  return {status.st_dev, status.st_ino, static_cast<uint64_t>(status.st_size),
+          int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec, S_ISREG(status.st_mode)};
+}
+
+}  // namespace
+
+FileState regular_state(const FileDescriptor& file, const fs::path& path) {
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) throw system_error(path, "cannot examine");
+  if (S_ISREG(status.st_mode)) return state_of(status);
+  throw Error(ErrorCode::bad_file, concat(shown(path), ": is ", kind_of(status.st_mode)));
+}
+
+std::optional<FileState> file_state(const fs::path& path) noexcept {
+  struct stat status {};
+  return ::stat(path.c_str(), &status) == 0 ? std::optional(state_of(status)) : std::nullopt;
+}
+
+bool path_exists(const fs::path& path) {
+  std::error_code error;
+  const fs::file_type type = fs::status(path, error).type();
+  if (type == fs::file_type::none) throw system_error(path, "cannot examine", error.value());
+  return type != fs::file_type::not_found;
+}
+
+bool is_folder(const fs::path& path) { return path_exists(path) && fs::is_directory(path); }
+
+Error changed_error(const fs::path& path, const FileState& before) {
+  const auto now = file_state(path);
+  Error error(ErrorCode::bad_file, concat(shown(path), ": was changed while it was read"));
+  if (!now) {
+    error.detail("it is no longer there");
+  } else if (now->size != before.size) {
+    error.detail(concat("it had ", before.size, " bytes when it was opened, and has ", now->size, " now"));
+  } else if (now->inode != before.inode || now->device != before.device) {
+    error.detail("another file stands in its place");
+  } else if (now->modified != before.modified) {
+    error.detail("it was written to");
+  } else {
+    error.detail("pages of it could not be read: the disk or the network failed, or it was cut and written again");
+  }
+  error.hint("run again once nobody writes to it");
+  return error;
+}
+
 FileDescriptor open_file(const fs::path& path, int flags, mode_t mode) {
   const int fd = ::open(path.c_str(), flags | O_CLOEXEC, mode);
   if (fd < 0) throw system_error(path, (flags & O_CREAT) ? "cannot create" : "cannot open");
@@ -55,6 +111,7 @@ void write_all(const FileDescriptor& file, std::span<const std::byte> bytes, uin
     const size_t size = std::min(bytes.size(), largest_write);
     const ssize_t written = ::pwrite(file.get(), bytes.data(), size, static_cast<off_t>(offset));
     if (written < 0 && errno == EINTR) continue;
+    if (written < 0 && errno == EFAULT) refuse_lost_pages(bytes);
     if (written < 0) throw system_error(path, concat("cannot write ", bytes.size(), " bytes"));
     bytes = bytes.subspan(static_cast<size_t>(written));
     offset += static_cast<uint64_t>(written);

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -38,6 +39,27 @@ class FileDescriptor {
  private:
   int fd_ = -1;
 };
+
+/// Which file a path or a descriptor stands for and what was last done to it: whoever writes to it, or puts another in
+/// its place, changes this.
+struct FileState {
+  uint64_t device = 0, inode = 0, size = 0;
+  int64_t modified = 0;  ///< nanoseconds since 1970
+  bool regular = false;
+
+  bool operator==(const FileState&) const = default;
+};
+/// Of an open file. Throws bad_file, saying what it is, for anything but a regular file.
+FileState regular_state(const FileDescriptor& file, const std::filesystem::path& path);
+/// Of what a path leads to; nothing where that cannot be examined.
+std::optional<FileState> file_state(const std::filesystem::path& path) noexcept;
+/// Whether `path` leads to something, and whether that is a folder. Throws bad_file when that cannot be told: links that
+/// lead in a circle, a folder that may not be searched.
+bool path_exists(const std::filesystem::path& path);
+bool is_folder(const std::filesystem::path& path);
+
+/// bad_file: `path` is no longer what it was; says which file, in what way, and what to do.
+Error changed_error(const std::filesystem::path& path, const FileState& before);
 
 /// open(2), closed on exec. Throws bad_file.
 FileDescriptor open_file(const std::filesystem::path& path, int flags, mode_t mode = 0666);

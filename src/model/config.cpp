@@ -5,6 +5,7 @@
 #include "checkpoint/folder.h"
 #include "core/error.h"
 #include "core/text.h"
+#include "io/system.h"
 #include "model/architecture.h"
 #include "model/config_reader.h"
 #include "model/config_rope.h"
@@ -202,7 +203,7 @@ ModelConfig parse_config(const io::Json& json, std::string_view source) {
 ModelConfig read_config(const io::Json& json, const std::filesystem::path& folder) {
   ModelConfig config = parse_config(json, (folder / "config.json").string());
   const auto generation_path = folder / "generation_config.json";
-  if (!std::filesystem::exists(generation_path)) return config;
+  if (!io::path_exists(generation_path)) return config;
   const io::Json generation = io::read_json(generation_path);
   const auto eos = parse_tokens(ConfigReader(generation, generation_path.string()), "eos_token_id");
   if (!eos.empty()) config.eos_tokens = eos;

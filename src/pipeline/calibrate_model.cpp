@@ -7,6 +7,7 @@
 #include "core/stopwatch.h"
 #include "core/text.h"
 #include "io/output.h"
+#include "kernels/linear/gemm.h"
 #include "model/opened.h"
 #include "pipeline/statistics_file.h"
 
@@ -25,6 +26,10 @@ std::vector<StatisticsFile> open_all(const CalibrateRequest& request, const mode
     }
     origin.tokens += files.back().origin().tokens;
     for (const auto& text : files.back().origin().texts) origin.texts.push_back(text);
+    const std::string& products = files.back().origin().products;
+    if (!products.empty() && origin.products.find(products) == std::string::npos) {
+      origin.products += (origin.products.empty() ? "" : "; ") + products;
+    }
   }
   return files;
 }
@@ -102,6 +107,7 @@ CalibrateReport calibrate_model(const CalibrateRequest& request, const model::Op
     }
     origin.tokens = windows.samples * windows.length;
     origin.texts.push_back(windows.hash);
+    origin.products = kernels::gemm_library();
     if (request.sensitivity) probe = sensitivity_windows(windows);
     progress.emplace("calibrate", windows.samples * config.layers, "windows");
     auto options = request.options;

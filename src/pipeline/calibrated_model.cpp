@@ -98,11 +98,14 @@ CalibratedRun::CalibratedRun(const CalibratedRequest& request, const model::Open
   if (!request.statistics.empty()) {
     file_.emplace(StatisticsFile::open(request.statistics, model.config));
     file_->check_model(model_identity(model.folder.tensors));
+    products_ = file_->origin().products;
     if (!file_->origin().gram) {
       notes_.emplace_back("the statistics have no Gram matrices: searches take input channels as uncorrelated");
     }
     return;
   }
+  products_ = gpu_ == nullptr ? std::string(kernels::gemm_library())
+                              : concat("cuBLAS, ", printable(request.gpu->properties().name));
   auto windows = read_windows(model, request.text);
   if (windows.samples < request.text.samples) {
     notes_.push_back(

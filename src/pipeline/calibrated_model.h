@@ -39,6 +39,8 @@ class CalibratedRun {
   CalibratedLayer next();
   /// What the user should know about the calibration.
   const std::vector<std::string>& notes() const noexcept { return notes_; }
+  /// What multiplied while the text was decoded, on whose last bits near ties depend; empty where that is not known.
+  const std::string& products() const noexcept { return products_; }
 
  private:
   const model::OpenedModel& model_;
@@ -47,6 +49,7 @@ class CalibratedRun {
   std::optional<StatisticsFile> file_;
   std::optional<Calibration> calibration_;
   std::vector<std::string> notes_;
+  std::string products_;
   int64_t layer_ = 0;
 };
 

@@ -189,14 +189,20 @@ void in_order(int64_t count, int64_t workers, const std::function<void(int64_t)>
   if (failure) std::rethrow_exception(failure);
 }
 
-void write_companions(const ConvertPlan& plan, const std::filesystem::path& from, const std::filesystem::path& to) {
-  if (plan.dialect == nullptr) return carry_companions(from, to, plan.source.config, own_quantization(plan));
+std::vector<std::string> write_companions(const ConvertPlan& plan, const ConvertRequest& request,
+                                          const std::filesystem::path& to) {
+  const auto& from = request.input;
+  if (plan.dialect == nullptr) {
+    return carry_companions(from, to, plan.source.config, own_quantization(plan), request.write);
+  }
   const io::Json quantization = describe(plan);
   io::Json config = plan.source.config;
   config["quantization_config"] = quantization;
-  carry_companions(from, to, config);
-  if (plan.dialect->config_file.empty()) return;
-  io::write_file(to / plan.dialect->config_file, quantization.dump(2) + "\n", false);
+  auto notes = carry_companions(from, to, config, request.write);
+  if (!plan.dialect->config_file.empty()) {
+    io::write_file(to / plan.dialect->config_file, quantization.dump(2) + "\n", false);
+  }
+  return notes;
 }
 
 /// Linears that are converted at a time: as many as there are threads, as far as the memory for the largest allows.
@@ -243,15 +249,15 @@ ConvertReport convert_model(const ConvertRequest& request) {
   for (const auto& linear : plan.linears)
     std::ranges::move(checkpoint::planned_planes(linear.to), std::back_inserter(planned));
   io::OutputFolder output(request.output, request.overwrite, {request.input}, former_outputs(request.input));
-  io::CheckpointWriter writer(output.staging(), std::move(planned), request.write);
+  io::CheckpointWriter writer(output.staging(), std::move(planned), with_companions(request.write, request.input));
   Progress progress("convert", plan.source.tensors.total_bytes(), "bytes");
   convert_linears(plan, request.allow_lossy, writer, progress, report);
   for (const auto& tensor : plan.carried) {
-    writer.write(tensor.name, plan.source.tensors.load(tensor.name)->bytes);
+    writer.copy(plan.source.tensors, tensor.name);
     progress.advance(tensor.size());
   }
   return finished(std::move(report), writer, output, watch, checkpoint::bases_through(plan.source),
-                  [&](const auto& to) { write_companions(plan, request.input, to); });
+                  [&](const auto& to) { return write_companions(plan, request, to); });
 }
 
 }  // namespace w4q::pipeline

@@ -11,8 +11,10 @@
 #include "gguf/config.h"
 #include "gguf/tokenizer.h"
 #include "io/files.h"
+#include "io/system.h"
 #include "model/architecture.h"
 #include "pipeline/gguf_packed.h"
+#include "tokenizer/tokenizer.h"
 
 namespace w4q::pipeline {
 namespace {
@@ -139,19 +141,26 @@ std::vector<ExportedTensor> choose_types(ExportPlan& plan, const TargetRow& targ
   return tensors;
 }
 
-io::Json json_or_empty(const fs::path& path) { return fs::exists(path) ? io::read_json(path) : io::Json::object(); }
+io::Json json_or_empty(const fs::path& path) {
+  return io::path_exists(path) ? io::read_json(path) : io::Json::object();
+}
 
 /// The tokenizer's metadata; newer folders keep the chat template in a file of its own.
 io::GgufMetadata read_tokenizer(const GgufExportRequest& request, ExportPlan& plan) {
   const fs::path& folder = request.input;
-  if (!request.tokenizer || !fs::exists(folder / "tokenizer.json")) {
+  if (!request.tokenizer || !io::path_exists(folder / "tokenizer.json")) {
     plan.notes.emplace_back(request.tokenizer ? "there is no tokenizer.json: the file has no tokenizer"
                                               : "the file has no tokenizer");
     return gguf::token_ids_to_gguf(plan.model.config);
   }
-  gguf::TokenizerFiles files{io::read_json(folder / "tokenizer.json"), json_or_empty(folder / "tokenizer_config.json")};
+  const auto path = folder / "tokenizer.json";
+  const std::string text = io::read_model_file(path, io::max_tokenizer_bytes);
+  tokenizer::Tokenizer::parse(text, path.native());  // what this refuses would be wrong in the other file too
+  gguf::TokenizerFiles files{io::parse_json(text, path.native()), json_or_empty(folder / "tokenizer_config.json")};
   const auto chat_template = folder / "chat_template.jinja";
-  if (fs::exists(chat_template)) files.tokenizer_config["chat_template"] = io::read_file(chat_template);
+  if (io::path_exists(chat_template)) {
+    files.tokenizer_config["chat_template"] = io::read_model_file(chat_template, io::max_config_bytes);
+  }
   return gguf::tokenizer_to_gguf(files, plan.model.config, plan.notes);
 }
 

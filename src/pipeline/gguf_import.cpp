@@ -269,16 +269,17 @@ void write_json(const std::filesystem::path& path, const io::Json& json) {
   io::write_file(path, json.dump(2) + "\n", false);
 }
 
-void write_companions(const Source& source, const std::filesystem::path& folder) {
+std::vector<std::string> write_companions(const Source& source, const std::filesystem::path& folder) {
   io::Json config = source.config;
   config[conversion_mark] = "w4q";
   if (!source.quantization.linears.empty()) checkpoint::write_quantization_config(source.quantization, config);
   write_json(folder / "config.json", config);
   write_json(folder / "generation_config.json",
              {{"bos_token_id", config["bos_token_id"]}, {"eos_token_id", config["eos_token_id"]}});
-  if (!source.tokenizer) return;
+  if (!source.tokenizer) return {};
   write_json(folder / "tokenizer.json", source.tokenizer->tokenizer);
   write_json(folder / "tokenizer_config.json", source.tokenizer->tokenizer_config);
+  return {};
 }
 
 }  // namespace
@@ -312,7 +313,8 @@ ConversionReport import_gguf(const GgufImportRequest& request) {
     source.file.release(from);
     progress.advance(report.tensors[i].bytes_before);
   }
-  return finished(std::move(report), writer, output, watch, {}, [&](const auto& to) { write_companions(source, to); });
+  return finished(std::move(report), writer, output, watch, {},
+                  [&](const auto& to) { return write_companions(source, to); });
 }
 
 }  // namespace w4q::pipeline

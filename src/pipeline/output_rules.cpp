@@ -20,6 +20,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr std::string_view quantization_key = "quantization_config";
+
 bool is_marked(const io::Json& json) { return json.is_object() && json.value(conversion_mark, io::Json()) == "w4q"; }
 
 /// By its config.json, something that w4q wrote.
@@ -96,7 +98,7 @@ bool may_be_replaced(const fs::path& folder, const fs::path& input) {
   if (fs::is_empty(folder)) return true;
   if (!has_config_of_w4q(folder)) return false;
   std::vector<std::string> companions;
-  if (fs::is_directory(input)) companions = io::list_companions(input, {});
+  if (io::is_folder(input)) companions = io::list_companions(input, {}, true).names;
   std::ranges::sort(companions);
   auto foreign = foreign_files(folder, companions);
   if (!foreign.empty()) throw foreign_error(folder, std::move(foreign));
@@ -115,6 +117,13 @@ std::string file_states(const fs::path& folder) {
   return join(states, "\n");
 }
 
+/// What is written anew.
+std::vector<std::string> left_behind() {
+  std::vector<std::string> names{"config.json", std::string(checkpoint::digests_file)};
+  names.insert(names.end(), std::begin(checkpoint::side_config_files), std::end(checkpoint::side_config_files));
+  return names;
+}
+
 }  // namespace
 
 std::function<bool(const fs::path&)> former_outputs(const fs::path& input) {
@@ -131,17 +140,26 @@ std::function<bool(const fs::path&)> former_outputs(const fs::path& input) {
   };
 }
 
-void carry_companions(const std::filesystem::path& from, const std::filesystem::path& to, const io::Json& config) {
-  std::vector<std::string> left_out{"config.json", std::string(checkpoint::digests_file)};
-  left_out.insert(left_out.end(), std::begin(checkpoint::side_config_files), std::end(checkpoint::side_config_files));
-  io::copy_companions(from, to, left_out);
-  io::write_file(to / "config.json", config.dump(2) + "\n", false);
+io::WriteOptions with_companions(io::WriteOptions write, const fs::path& from) {
+  write.other_bytes = io::list_companions(from, left_behind(), write.copy_all).bytes;
+  return write;
 }
 
-void carry_companions(const std::filesystem::path& from, const std::filesystem::path& to, io::Json config,
-                      const checkpoint::QuantizationConfig& quantization) {
+std::vector<std::string> carry_companions(const fs::path& from, const fs::path& to, const io::Json& config,
+                                          const io::WriteOptions& write) {
+  auto companions = io::copy_companions(from, to, left_behind(), write.copy_all);
+  io::write_file(to / "config.json", config.dump(2) + "\n", false);
+  return std::move(companions.left_out);
+}
+
+std::vector<std::string> carry_companions(const fs::path& from, const fs::path& to, io::Json config,
+                                          const checkpoint::QuantizationConfig& quantization,
+                                          const io::WriteOptions& write) {
+  const std::string key(quantization_key), mark(products_mark);
+  const io::Json before = config.is_object() ? config.value(key, io::Json()) : io::Json();
   checkpoint::write_quantization_config(quantization, config);
-  carry_companions(from, to, config);
+  if (before.is_object() && before.contains(mark)) config[key][mark] = before[mark];
+  return carry_companions(from, to, config, write);
 }
 
 }  // namespace w4q::pipeline

@@ -1,10 +1,12 @@
 #include "pipeline/quantize_model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <set>
 
+#include "core/convert.h"
 #include "core/error.h"
 #include "core/float_formats.h"
 #include "core/progress.h"
@@ -83,6 +85,7 @@ void estimate(Plan& plan, const QuantizeRequest& request) {
   int64_t largest = 0;
   double weights = 0;
   for (const auto& tensor : plan.tensors) {
+    if (!tensor.scheme && !request.options.steps.has(StepKind::fold)) continue;  // copied a piece at a time
     // Beside the planes a packed tensor needs at most one fp32 value per block of 32 while it is worked on.
     int64_t extra = tensor.scheme ? tensor.bytes_after + tensor.weights() / 8 : 0;
     if (!tensor.is_plain()) extra += 4 * tensor.weights();  // rotated, or what is left over
@@ -205,6 +208,30 @@ QuantizedTensor quantize_tensor(const TensorPlan& tensor, const OpenedModel& sou
   return result;
 }
 
+/// An integer scheme without a scale for its largest weights would cut them off: an outlier is what it must not lose.
+void refuse_saturated(const TensorPlan& tensor, const quantize::QuantizeStats& stats, const OpenedModel& source) {
+  if (tensor.scheme->family != formats::SchemeFamily::integer || stats.saturated_scales == 0) return;
+  const auto loaded = source.folder.tensors.load(tensor.name);
+  const auto element = static_cast<size_t>(dtype_bits(loaded->dtype)) / 8;
+  const int64_t k = tensor.shape[1];
+  std::vector<float> values(static_cast<size_t>(k));
+  float largest = 0;
+  int64_t row = 0, column = 0;
+  for (int64_t r = 0; r < tensor.shape[0]; ++r) {
+    widen(loaded->bytes.subspan(static_cast<size_t>(r * k) * element, values.size() * element), loaded->dtype, values);
+    const auto found = std::ranges::max_element(values, {}, [](float value) { return std::abs(value); });
+    if (std::abs(*found) <= std::abs(largest)) continue;
+    largest = *found, row = r, column = found - values.begin();
+  }
+  formats::Scheme wider = *tensor.scheme;
+  wider.scale = formats::ScaleType::bf16;
+  throw Error(ErrorCode::bad_file, concat(printable(tensor.name), ": ", stats.saturated_scales, " of ", stats.blocks,
+                                          " scales of ", formats::to_string(*tensor.scheme), " would be too large"))
+      .detail(concat("the largest weight is ", largest, " at row ", row, ", column ", column))
+      .hint(concat("keep this tensor at 16 bit (--keep)",
+                   wider == *tensor.scheme ? "" : concat(", or choose ", formats::to_string(wider))));
+}
+
 /// Quantizes a calibrated layer at a time as the tensors of the plan, which stand in model order, come to it.
 class CalibratedTensors {
  public:
@@ -212,6 +239,7 @@ class CalibratedTensors {
       : run_(*request.calibrated, source, {lookup(plan), request.options, residual_of(plan)}, request.output) {}
 
   const std::vector<std::string>& notes() const noexcept { return run_.notes(); }
+  const std::string& products() const noexcept { return run_.products(); }
 
   /// Writes `tensor` if it belongs to a layer; false when it is not.
   bool write(const TensorPlan& tensor, QuantizeReport& report, checkpoint::QuantizationConfig& quantization,
@@ -269,13 +297,17 @@ Allocated chosen(const OpenedModel& source, const QuantizeRequest& request) {
 }
 
 /// config.json and what else stands beside the weights. A model that was folded and not packed is marked as ours.
-void write_companions(const OpenedModel& source, const checkpoint::QuantizationConfig& quantization,
-                      const std::filesystem::path& to) {
+std::vector<std::string> write_companions(const OpenedModel& source, const checkpoint::QuantizationConfig& quantization,
+                                          const std::string& products, const io::WriteOptions& write,
+                                          const std::filesystem::path& to) {
   const auto& from = source.folder.path;
-  if (!quantization.linears.empty()) return carry_companions(from, to, source.folder.config, quantization);
   io::Json config = source.folder.config;
+  if (!quantization.linears.empty()) {
+    if (!products.empty()) config["quantization_config"] = {{std::string(products_mark), products}};
+    return carry_companions(from, to, std::move(config), quantization, write);
+  }
   config[std::string(conversion_mark)] = "w4q";
-  carry_companions(from, to, config);
+  return carry_companions(from, to, config, write);
 }
 
 }  // namespace
@@ -328,7 +360,7 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
   quantization.method = request.method;
   const auto planned = planned_output(report.plan, input_scales(source, request, report.plan), quantization);
 
-  io::CheckpointWriter writer(output.staging(), planned, request.write);
+  io::CheckpointWriter writer(output.staging(), planned, with_companions(request.write, given.model));
   std::optional<CalibratedTensors> calibrated;
   if (request.calibrated) calibrated.emplace(source, request, report.plan);
   Progress progress("quantize", report.plan.bytes_before(), "bytes");
@@ -337,16 +369,19 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
     } else if (tensor.scheme) {
       report.tensors.push_back(quantize_tensor(tensor, source, request, writer));
     } else {
-      writer.write(tensor.name, source.folder.tensors.load_stored(tensor.name)->bytes);
+      writer.copy(source.folder.tensors, tensor.name);
     }
+    if (tensor.scheme) refuse_saturated(tensor, report.tensors.back().stats, source);
     progress.advance(tensor.bytes_before);
   }
   for (const auto& tensor : report.tensors) report.total.add(tensor.error);
   if (calibrated) {
     report.plan.notes.insert(report.plan.notes.end(), calibrated->notes().begin(), calibrated->notes().end());
   }
-  return finished(std::move(report), writer, output, watch, checkpoint::bases_through(source.folder),
-                  [&](const auto& to) { write_companions(source, quantization, to); });
+  return finished(
+      std::move(report), writer, output, watch, checkpoint::bases_through(source.folder), [&](const auto& to) {
+        return write_companions(source, quantization, calibrated ? calibrated->products() : "", request.write, to);
+      });
 }
 
 }  // namespace w4q::pipeline

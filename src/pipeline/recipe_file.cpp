@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "io/files.h"
 
 namespace w4q::pipeline {
 namespace {
@@ -96,7 +97,7 @@ RecipeLine parse_recipe_line(std::string_view text) {
 }
 
 quantize::Recipe read_recipe(const std::filesystem::path& path) {
-  return parse_recipe(io::read_json(path), path.string());
+  return parse_recipe(io::parse_json(io::read_file(path, io::max_config_bytes), path.native()), path.string());
 }
 
 }  // namespace w4q::pipeline

@@ -77,10 +77,10 @@ Plan make_plan(const checkpoint::Folder& source, const checkpoint::QuantizationC
                             .layout = {},
                             .bytes_before = size,
                             .bytes_after = size});
-    largest = std::max(largest, size);
   }
   plan.expected_memory = base_memory + largest;
-  plan.notes = source.tensors.warnings();
+  plan.notes = source.quantization.notes;
+  for (const auto& warning : source.tensors.warnings()) plan.notes.push_back(warning);
   return plan;
 }
 
@@ -136,7 +136,7 @@ RepackReport repack_model(const RepackRequest& request) {
       planned.push_back(std::move(plane));
   }
   io::OutputFolder output(request.output, request.overwrite, {request.input}, former_outputs(request.input));
-  io::CheckpointWriter writer(output.staging(), planned, request.write);
+  io::CheckpointWriter writer(output.staging(), planned, with_companions(request.write, request.input));
   Progress progress("repack", report.plan.bytes_before(), "bytes");
   for (const auto& tensor : report.plan.tensors) {
     if (tensor.scheme) {
@@ -152,12 +152,13 @@ RepackReport repack_model(const RepackRequest& request) {
         ++report.proven;
       }
     } else {
-      writer.write(tensor.name, source.tensors.load(tensor.name)->bytes);
+      writer.copy(source.tensors, tensor.name);
     }
     progress.advance(tensor.bytes_before);
   }
-  return finished(std::move(report), writer, output, watch, checkpoint::bases_through(source),
-                  [&](const auto& to) { carry_companions(request.input, to, source.config, quantization); });
+  return finished(std::move(report), writer, output, watch, checkpoint::bases_through(source), [&](const auto& to) {
+    return carry_companions(request.input, to, source.config, quantization, request.write);
+  });
 }
 
 std::string to_text(const RepackReport& report) {

@@ -60,6 +60,8 @@ std::vector<io::PlannedTensor> planned_tensors(const model::ModelConfig& config,
   return result;
 }
 
+constexpr const char* products_key = "products";
+
 std::map<std::string, std::string> metadata_of(const StatisticsOrigin& origin) {
   std::map<std::string, std::string> result = {
       {"format", std::string(format_name)},
@@ -68,6 +70,7 @@ std::map<std::string, std::string> metadata_of(const StatisticsOrigin& origin) {
       {"tokens", concat(origin.tokens)},
       {"texts", join(origin.texts, " ")},
       {"gram", origin.gram ? "yes" : "no"}};
+  if (!origin.products.empty()) result.emplace(products_key, origin.products);
   if (origin.sensitivity) result.emplace(sensitivity_name, "yes");
   return result;
 }
@@ -97,6 +100,8 @@ StatisticsOrigin parse_origin(const std::map<std::string, std::string>& metadata
   }
   std::istringstream texts(value("texts"));
   for (std::string text; texts >> text;) origin.texts.push_back(text);
+  if (const auto found = metadata.find(products_key); found != metadata.end())
+    origin.products = printable(found->second);
   origin.gram = value("gram") == "yes";
   origin.sensitivity = metadata.contains(std::string(sensitivity_name));
   return origin;

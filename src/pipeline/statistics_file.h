@@ -24,6 +24,7 @@ struct StatisticsOrigin {
   std::string model;               ///< model_identity()
   int64_t tokens = 0;              ///< activation rows behind every sum
   std::vector<std::string> texts;  ///< hashes of the texts, in the order they were added
+  std::string products;            ///< what multiplied while the texts were decoded; empty: it does not say
   bool gram = false;
   bool sensitivity = false;
   bool named_sensitivity = true;  ///< version 2

@@ -213,7 +213,7 @@ int64_t write_kept(const ExportPlan& plan, const std::filesystem::path& folder) 
   const auto aside = folder / "kept";
   std::filesystem::create_directory(aside);
   io::CheckpointWriter writer(aside, plan.kept, one_file());
-  for (const auto& tensor : plan.kept) writer.write(tensor.name, plan.model.folder.tensors.load(tensor.name)->bytes);
+  for (const auto& tensor : plan.kept) writer.copy(plan.model.folder.tensors, tensor.name);
   writer.finish();
   std::filesystem::rename(aside / "model.safetensors", folder / turboquant_kept_file);
   std::filesystem::remove(aside);
@@ -233,7 +233,7 @@ ConvertReport export_turboquant(const ConvertRequest& request, bool dry_run) {
   report.file_bytes = write_packed(plan, output.staging(), report, packed) + write_kept(plan, output.staging());
   plan.model.folder.config.erase("quantization_config");
   plan.model.folder.config[conversion_mark] = "w4q";
-  carry_companions(request.input, output.staging(), plan.model.folder.config);
+  add_notes(report, carry_companions(request.input, output.staging(), plan.model.folder.config, request.write));
   io::write_file(output.staging() / turboquant_config_file, to_json(plan.quantization).dump(2), false);
   checkpoint::record_digests(output.staging(), std::move(packed), checkpoint::bases_of(request.input));
   output.commit();

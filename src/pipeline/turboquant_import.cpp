@@ -227,7 +227,7 @@ ConvertReport import_turboquant(const ConvertRequest& request, bool dry_run) {
     quantization.linears.emplace(linear.info.name, linear.info);
   }
   io::OutputFolder output(request.output, request.overwrite, {request.input}, former_outputs(request.input));
-  io::CheckpointWriter writer(output.staging(), std::move(planned), request.write);
+  io::CheckpointWriter writer(output.staging(), std::move(planned), with_companions(request.write, request.input));
   Progress progress("convert", static_cast<int64_t>(source.linears.size()), "linears");
   for (size_t i = 0; i < source.linears.size(); ++i) {
     for (size_t pass = 0; pass < source.linears[i].info.passes.size(); ++pass) {
@@ -243,8 +243,9 @@ ConvertReport import_turboquant(const ConvertRequest& request, bool dry_run) {
   }
   return finished(std::move(report), writer, output, watch, checkpoint::bases_of(request.input),
                   [&](const std::filesystem::path& to) {
-                    carry_companions(request.input, to, source.config, quantization);
+                    auto notes = carry_companions(request.input, to, source.config, quantization, request.write);
                     std::filesystem::remove(to / turboquant_config_file);
+                    return notes;
                   });
 }
 

@@ -7,6 +7,7 @@
 #include "core/convert.h"
 #include "core/error.h"
 #include "core/parallel.h"
+#include "core/text.h"
 #include "kernels/dequantize/dequantize.h"
 #include "quantize/rtn.h"
 #include "quantize/source_matrix.h"
@@ -26,7 +27,11 @@ Rotation own_rotation(const formats::Scheme& scheme, uint64_t seed) {
 class Remainder {
  public:
   explicit Remainder(const TensorView& weight)
-      : name_(weight.name), n_(weight.shape[0]), k_(weight.shape[1]), values_(static_cast<size_t>(n_ * k_)) {
+      : weight_(weight),
+        name_(weight.name),
+        n_(weight.shape[0]),
+        k_(weight.shape[1]),
+        values_(static_cast<size_t>(n_ * k_)) {
     int64_t bad_row = n_;
     std::mutex mutex;
     each_row([&](int64_t row, std::span<float> values) {
@@ -43,10 +48,16 @@ class Remainder {
 
   void turn(const InputRotation& rotation) {
     if (rotation.rotation() == rotation_.rotation()) return;
-    each_row([&](int64_t, std::span<float> values) {
+    int64_t bad_row = n_;
+    std::mutex mutex;
+    each_row([&](int64_t row, std::span<float> values) {
       rotation_.restore(values);
       rotation.rotate(values);
+      if (std::ranges::all_of(values, [](float value) { return std::isfinite(value); })) return;
+      const std::lock_guard lock(mutex);
+      bad_row = std::min(bad_row, row);
     });
+    if (bad_row < n_) refuse_too_large(bad_row);
     rotation_ = rotation;
   }
 
@@ -73,6 +84,17 @@ class Remainder {
     });
   }
 
+  /// Finite values whose sums in the other basis are not.
+  [[noreturn]] void refuse_too_large(int64_t row) {
+    widen(row_bytes(weight_, row), weight_.dtype, this->row(row));
+    const auto largest = std::ranges::max_element(this->row(row), {}, [](float value) { return std::abs(value); });
+    throw Error(ErrorCode::bad_file, concat(printable(name_), ": too large to be rotated"))
+        .detail(concat(*largest, " at row ", row, ", column ", largest - this->row(row).begin(),
+                       ": its sums with others are beyond fp32"))
+        .hint("keep this tensor at 16 bit (--keep), or choose a scheme that rotates nothing");
+  }
+
+  const TensorView& weight_;
   std::string_view name_;
   int64_t n_, k_;
   std::vector<float> values_;

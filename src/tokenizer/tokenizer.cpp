@@ -97,7 +97,7 @@ Tokenizer::~Tokenizer() = default;
 
 Tokenizer Tokenizer::open(const std::filesystem::path& folder) {
   const auto path = folder / "tokenizer.json";
-  return parse(io::read_file(path), path.native());
+  return parse(io::read_model_file(path, io::max_tokenizer_bytes), path.native());
 }
 
 Tokenizer Tokenizer::parse(std::string_view json, std::string_view source) {

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 
+#include "core/text.h"
 #include "dialect_samples.h"
 #include "support.h"
 
@@ -254,6 +255,61 @@ TEST(DialectRead, ConfigsThatAreRefused) {
     sample.quantization()[key] = value;
     expect_error(code, {part}, [&] { sample.read(); });
   }
+}
+
+/// Every key of every dialect, in every kind that it is not.
+TEST(DialectRead, KeysOfAnotherKind) {
+  const io::Json huge = 18446744073709551615u, list = io::Json::array({4});
+  const std::map<std::string, std::vector<io::Json>> wrong = {
+      {"bits", {"4", 4.0, true, list, huge, 1e30, -4, 0}},
+      {"group_size", {"128", 128.0, true, list, huge, 1e30, -2}},
+      {"zero_point", {"true", 1, 1.0, list}},
+      {"sym", {"true", 1, list}},
+      {"desc_act", {"true", 1, list}},
+      {"version", {4, true, list}},
+      {"quant_method", {4, list}}};
+  for (const std::string dialect : {"awq-gemm", "awq-gemv", "gptq-v1", "gptq-v2", "marlin"}) {
+    for (const auto& [key, values] : wrong) {
+      for (const io::Json& value : values) {
+        const bool symmetric = dialect == "marlin";
+        Sample sample(dialect, symmetric ? "int4-g128-f16" : "int4-g128-f16-asym", 256, 512);
+        sample.quantization()[key] = value;
+        SCOPED_TRACE(concat(dialect, " ", key, " ", value.dump()));
+        expect_error(ErrorCode::bad_file, {"quantization_config", key, value.dump(), "expected"},
+                     [&] { sample.read(); });
+      }
+    }
+  }
+  const std::map<std::string, std::vector<io::Json>> wrong_weights = {
+      {"num_bits", {"4", 4.0, true, list, huge, 1e30, 1, 9}},
+      {"group_size", {"128", 128.0, true, list, huge, 1e30}},
+      {"symmetric", {"true", 1, list}},
+      {"dynamic", {"true", 1}},
+      {"type", {4, list}},
+      {"strategy", {4, true}}};
+  for (const auto& [key, values] : wrong_weights) {
+    for (const io::Json& value : values) {
+      Sample sample("compressed-tensors", "int4-g128-f16", 256, 512);
+      sample.quantization()["config_groups"]["group_0"]["weights"][key] = value;
+      SCOPED_TRACE(concat(key, " ", value.dump()));
+      expect_error(ErrorCode::bad_file, {"config_groups.group_0.weights", key, value.dump(), "expected"},
+                   [&] { sample.read(); });
+    }
+  }
+}
+
+TEST(DialectRead, WhatIsSaidOfActivationsIsNoted) {
+  Sample sample("compressed-tensors", "int8-row-f16", 256, 512);
+  EXPECT_TRUE(sample.read().notes.empty());
+  sample.quantization()["config_groups"]["group_0"]["input_activations"] = {{"num_bits", 8}, {"type", "int"}};
+  sample.quantization()["kv_cache_scheme"] = {{"num_bits", 8}, {"type", "float"}};
+  const auto notes = sample.read().notes;
+  ASSERT_EQ(notes.size(), 2u);
+  EXPECT_NE(notes[0].find("input_activations (num_bits 8, type \"int\")"), std::string::npos) << notes[0];
+  EXPECT_NE(notes[1].find("kv_cache_scheme"), std::string::npos) << notes[1];
+  sample.quantization()["config_groups"]["group_0"]["input_activations"] = 8;
+  expect_error(ErrorCode::bad_file, {"group_0", "input_activations", "is 8", "expected an object or null"},
+               [&] { sample.read(); });
 }
 
 TEST(DialectRead, NothingIsPacked) {

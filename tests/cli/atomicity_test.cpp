@@ -1,46 +1,79 @@
 // kill -9 at any moment leaves the old state or the complete new one.
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <fstream>
+
+#include "core/rng.h"
 #include "program.h"
 
 namespace w4q::test {
 namespace {
 
-TEST(Atomicity, KilledQuantizeLeavesOldOrNewOutput) {
+/// A hundred kills at random moments of runs that replace each other's outputs.
+TEST(Atomicity, KilledRunsLeaveTheOldOrTheNewOutput) {
   const TemporaryFolder folder;
-  const std::string target = (folder / "out").string();
-  const auto run = [&](const char* bits) {
-    return std::vector<std::string>{"quantize", bundled_model(), "-o", target, "--k", bits, "--overwrite", "--quiet"};
+  const auto path = [&](const char* name) { return (folder / name).string(); };
+  const auto quantize = [&](const char* bits) {
+    return std::vector<std::string>{"quantize", bundled_model(), "-o",     path("q"), "--k",
+                                    bits,       "--overwrite",   "--quiet"};
   };
-  ASSERT_EQ(run_w4q(run("2")).status, 0);
-  const std::string two = folder_digest(target);
-  const auto whole = run_w4q(run("3"));
-  ASSERT_EQ(whole.status, 0);
-  const std::string three = folder_digest(target);
+  const auto repack = [&](const char* layout) {
+    return std::vector<std::string>{"repack", path("from"), "-o",  path("r"), "--layout",
+                                    layout,   "--device",   "cpu", "--quiet", "--overwrite"};
+  };
+  ASSERT_EQ(run_w4q({"quantize", bundled_model(), "-o", path("from"), "--k", "3", "--quiet"}).status, 0);
+  struct Way {
+    std::string output;
+    std::vector<std::string> arguments;
+    double seconds = 0;
+    std::string digest = {};
+  };
+  std::vector<Way> ways{{path("q"), quantize("2")},
+                        {path("r"), repack("kbit-tile")},
+                        {path("q"), quantize("3")},
+                        {path("r"), repack("kbit-fragment")}};
+  for (Way& way : ways) {
+    const auto whole = run_w4q(way.arguments);
+    ASSERT_EQ(whole.status, 0) << whole.err;
+    way.seconds = whole.seconds;
+    way.digest = folder_digest(way.output);
+  }
 
-  constexpr int kills = 24;
-  int survived = 0;
-  for (int i = 0; i < kills; ++i) {
-    const pid_t child = start_w4q(run(i % 2 == 0 ? "2" : "3"));
-    // Spread over the whole run, and a little beyond its end.
-    ::usleep(static_cast<useconds_t>(1e6 * whole.seconds * 1.2 * i / kills));
+  constexpr size_t kills = 100;
+  size_t survived = 0;
+  for (size_t i = 0; i < kills; ++i) {
+    const Way &way = ways[i % 4], &other = ways[(i + 2) % 4];
+    const pid_t child = start_w4q(way.arguments);
+    // Anywhere in the run, and a little beyond its end.
+    ::usleep(static_cast<useconds_t>(1e6 * way.seconds * 1.1 * random_uniform(12, i)));
     ::kill(child, SIGKILL);
     int status = 0;
     ::waitpid(child, &status, 0);
     survived += WIFEXITED(status) ? 1 : 0;
-    const std::string now = folder_digest(target);
-    ASSERT_TRUE(now == two || now == three) << "after kill " << i;
-    ASSERT_EQ(run_w4q({"verify", target, "--quiet"}).status, 0) << "after kill " << i;
+    const std::string now = folder_digest(way.output);
+    ASSERT_TRUE(now == way.digest || now == other.digest) << "after kill " << i;
+    ASSERT_EQ(run_w4q({"verify", way.output, "--quiet"}).status, 0) << "after kill " << i;
   }
-  EXPECT_LT(survived, kills) << "no run was killed: the test proved nothing";
+  EXPECT_LT(survived, kills / 2) << "few runs were killed: the test proved little";
 
-  // The next complete run removes what the killed ones left beside the output.
-  ASSERT_EQ(run_w4q(run("2")).status, 0);
-  int entries = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) entries += entry.exists() ? 1 : 0;
-  EXPECT_EQ(entries, 1) << "left behind by killed runs";
+  // The next complete run removes what the killed ones left for its output; the others' goes with clean.
+  ASSERT_EQ(run_w4q(quantize("2")).status, 0);
+  const auto left = [&] {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+      names.push_back(entry.path().filename().string());
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  };
+  for (const auto& name : left()) EXPECT_NE(name.rfind(".q.", 0), 0u) << "left behind by killed runs";
+  ASSERT_EQ(run_w4q({"clean", folder.path().string()}).status, 0);
+  EXPECT_EQ(left(), (std::vector<std::string>{"from", "q", "r"}));
 }
 
 TEST(Atomicity, InterruptedQuantizeCleansUp) {
@@ -76,6 +109,57 @@ TEST(Atomicity, AnIgnoredHangupInterruptsNothing) {
   }
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
   EXPECT_TRUE(std::filesystem::exists(target));
+}
+
+/// A folder as a run leaves it that was killed before anybody could clean up.
+void leave_behind(const std::filesystem::path& path) {
+  std::filesystem::create_directories(path / "residual");
+  std::ofstream(path / "model.safetensors") << std::string(1000, 'x');
+  std::ofstream(path / "residual/model.safetensors") << std::string(500, 'x');
+}
+
+TEST(Clean, RemovesWhatKilledRunsLeftAndNothingElse) {
+  const TemporaryFolder folder;
+  const auto path = [&](const std::string& name) { return (folder / name).string(); };
+  const std::string dead = path(".q.w4q-partial-0123456789abcdef"), file = path(".m.gguf.w4q-partial-00112233445566aa");
+  leave_behind(dead);
+  std::ofstream(file) << "x";
+  const std::vector<std::string> others = {".q.w4q-partial-0123456789abcde", ".q.w4q-partial-0123456789abcdeX",
+                                           "q.w4q-partial-0123456789abcdef", ".w4q-partial-mine", "model"};
+  for (const auto& other : others) leave_behind(path(other));
+  std::filesystem::create_symlink("model", path(".l.w4q-partial-0123456789abcdef"));
+  const std::string living = path(".r.w4q-partial-0123456789abcdef");
+  leave_behind(living);
+  const int held = ::open(living.c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_EQ(::flock(held, LOCK_EX), 0);
+
+  const auto listed = run_w4q({"clean", folder.path().string(), "--dry-run", "--json"});
+  ASSERT_EQ(listed.status, 0) << listed.err;
+  const io::Json json = listed.json();
+  ASSERT_EQ(json["leftovers"].size(), 3u) << json;
+  EXPECT_EQ(json["leftovers"][0], (io::Json{{"path", file}, {"bytes", 1}, {"state", "left"}}));
+  EXPECT_EQ(json["leftovers"][1], (io::Json{{"path", dead}, {"bytes", 1500}, {"state", "left"}}));
+  EXPECT_EQ(json["leftovers"][2], (io::Json{{"path", living}, {"bytes", 1500}, {"state", "in use"}}));
+  EXPECT_TRUE(std::filesystem::exists(dead) && std::filesystem::exists(file));
+
+  // Whoever writes beside them hears of them.
+  const auto run = run_w4q({"quantize", bundled_model(), "-o", path("other")});
+  EXPECT_EQ(run.status, 0);
+  EXPECT_NE(run.err.find("note: " + dead + ": left of a run that was killed, 1.50 kB; w4q clean"), std::string::npos)
+      << run.err;
+  EXPECT_EQ(run.err.find(living), std::string::npos) << run.err;
+
+  const auto cleaned = run_w4q({"clean", folder.path().string()});
+  EXPECT_EQ(cleaned.status, 0) << cleaned.err;
+  EXPECT_NE(cleaned.out.find("2 leftovers of killed runs removed, 1.50 kB; 1 belong to runs that are alive"),
+            std::string::npos)
+      << cleaned.out;
+  EXPECT_FALSE(std::filesystem::exists(dead) || std::filesystem::exists(file));
+  EXPECT_TRUE(std::filesystem::exists(living));
+  for (const auto& other : others) EXPECT_TRUE(std::filesystem::exists(path(other) + "/model.safetensors")) << other;
+  EXPECT_TRUE(std::filesystem::is_symlink(path(".l.w4q-partial-0123456789abcdef")));
+  ::close(held);
+  EXPECT_EQ(run_w4q({"clean", path("nothing")}).status, 3);
 }
 
 }  // namespace

@@ -1,5 +1,9 @@
 // What a user's disk and files can do to w4q: one clear error each, the right exit status, nothing left behind.
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -206,6 +210,150 @@ TEST_F(BadInput, StdoutThatCannotBeWritten) {
     if (std::freopen("/dev/full", "w", stdout) == nullptr) std::_Exit(99);
   });
   EXPECT_EQ(result.status, 3) << result.err;
+}
+
+/// Nobody writes into a pipe that lies in a model's folder, and a device never ends.
+TEST_F(BadInput, WhatIsNoFileIsNotWaitedFor) {
+  const auto model = copy_bundled_model(folder_ / "m");
+  for (const std::string name : {"config.json", "model.safetensors", "generation_config.json", "tokenizer.json"}) {
+    const fs::path file = fs::path(model) / name;
+    fs::rename(file, path("kept"));
+    const auto expect_refused = [&](const char* what) {
+      if (name != "tokenizer.json") return expect_failure(model, 3, {name.c_str(), what});
+      const auto result = run_w4q({"tokenize", model, bundled_model() + "/config.json", "-o", path("ids.u16")});
+      EXPECT_EQ(result.status, 3) << result.err;
+      EXPECT_NE(result.err.find(what), std::string::npos) << result.err;
+      const auto gguf = run_w4q({"repack", model, "-o", path("m.gguf"), "--to", "gguf"});
+      EXPECT_EQ(gguf.status, 3) << gguf.err;
+    };
+    ASSERT_EQ(::mkfifo(file.c_str(), 0600), 0);
+    expect_refused("not a file");
+    fs::remove(file);
+    fs::create_symlink("/dev/zero", file);
+    expect_refused("not a file");
+    fs::remove(file);
+    const int socket = ::socket(AF_UNIX, SOCK_STREAM, 0);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::snprintf(address.sun_path, sizeof address.sun_path, "%s", file.c_str());
+    ASSERT_EQ(::bind(socket, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    expect_refused("cannot open");
+    ::close(socket);
+    fs::remove(file);
+    fs::rename(path("kept"), file);
+  }
+}
+
+TEST_F(BadInput, LinksThatLeadInACircle) {
+  const auto model = copy_bundled_model(folder_ / "m");
+  fs::create_symlink("loop", folder_ / "loop");
+  expect_failure(path("loop"), 3, {"loop"});
+  for (const auto& arguments :
+       std::vector<std::vector<std::string>>{{"verify", path("loop")},
+                                             {"hash", path("loop")},
+                                             {"inspect", path("loop")},
+                                             {"repack", path("loop"), "-o", path("out"), "--to", "w4q"},
+                                             {"tokenize", path("loop"), path("loop"), "-o", path("ids.u16")},
+                                             {"quantize", model, "-o", path("loop")},
+                                             {"generate", path("loop"), "--prompt", "a"}}) {
+    const auto result = run_w4q(arguments);
+    EXPECT_TRUE(result.status == 3 || result.status == 2) << arguments[0] << ": " << result.status << result.err;
+    EXPECT_NE(result.err.find("loop"), std::string::npos) << result.err;
+  }
+  for (const std::string name :
+       {"config.json", "generation_config.json", "model.safetensors", "quantize_config.json"}) {
+    const fs::path file = fs::path(model) / name;
+    const bool there = fs::exists(file);
+    if (there) fs::rename(file, path("kept"));
+    fs::create_symlink(name, file);
+    expect_failure(model, 3, {});
+    fs::remove(file);
+    if (there) fs::rename(path("kept"), file);
+  }
+}
+
+TEST_F(BadInput, ConfigsBeyondAllMeasureAreNotRead) {
+  const auto model = copy_bundled_model(folder_ / "m");
+  for (const std::string name : {"config.json", "generation_config.json", "model.safetensors.index.json"}) {
+    const fs::path file = fs::path(model) / name;
+    const bool there = fs::exists(file);
+    if (there) fs::copy_file(file, path("kept"));
+    std::ofstream(file, std::ios::app) << "";
+    fs::resize_file(file, 17'000'000'000);  // a hole, which takes no space
+    if (!there) fs::rename(fs::path(model) / "model.safetensors", path("weights"));
+    expect_failure(model, 3, {name.c_str(), "too large", "16000000"});
+    fs::remove(file);
+    if (there) fs::rename(path("kept"), file);
+  }
+  fs::rename(path("weights"), fs::path(model) / "model.safetensors");
+  fs::resize_file(fs::path(model) / "tokenizer.json", 65'000'000);
+  const auto result = run_w4q({"tokenize", model, bundled_model() + "/config.json", "-o", path("ids.u16")});
+  EXPECT_EQ(result.status, 3);
+  EXPECT_NE(result.err.find("tokenizer.json: too large"), std::string::npos) << result.err;
+}
+
+/// What travels along, and what is said of the rest.
+TEST_F(BadInput, OnlyWhatBelongsToTheModelTravelsAlong) {
+  const auto model = copy_bundled_model(folder_ / "m");
+  std::ofstream(path("secret")) << "s";
+  fs::create_symlink(path("secret"), fs::path(model) / "notes.txt");
+  std::ofstream(fs::path(model) / "optimizer.pt") << "o";
+  const auto quantize = [&](const std::string& out, std::vector<std::string> more) {
+    more.insert(more.begin(), {"quantize", model, "-o", path(out), "--quiet"});
+    const auto result = run_w4q(more);
+    EXPECT_EQ(result.status, 0) << result.err;
+    return result.out;
+  };
+  const std::string text = quantize("q", {});
+  for (const char* part : {"note: notes.txt: not copied, a link out of the model's folder",
+                           "note: optimizer.pt: not copied", "note: own: not copied, a sub-folder; --copy-all"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  }
+  EXPECT_TRUE(fs::exists(path("q/tokenizer.json")));
+  for (const char* name : {"notes.txt", "optimizer.pt", "own"}) EXPECT_FALSE(fs::exists(folder_ / "q" / name)) << name;
+  const std::string all = quantize("all", {"--copy-all"});
+  EXPECT_NE(all.find("note: notes.txt"), std::string::npos) << all;
+  EXPECT_FALSE(fs::exists(path("all/notes.txt")));
+  EXPECT_TRUE(fs::exists(path("all/own/selfgen.txt")) && fs::exists(path("all/optimizer.pt")));
+}
+
+TEST_F(BadInput, TheDiskHasRoomForWhatTravelsAlong) {
+  const auto model = copy_bundled_model(folder_ / "m");
+  std::ofstream(fs::path(model) / "optimizer.pt") << "";
+  struct statvfs disk {};
+  ASSERT_EQ(::statvfs(model.c_str(), &disk), 0);
+  const auto free = static_cast<uintmax_t>(disk.f_bavail) * disk.f_frsize;
+  std::error_code too_large_for_the_file_system;
+  fs::resize_file(fs::path(model) / "optimizer.pt", free + (uintmax_t{1} << 30), too_large_for_the_file_system);
+  if (too_large_for_the_file_system) GTEST_SKIP() << "no such file can be made here";
+  expect_failure(model, 3, {"not enough space", "needed: "}, {}, {"--copy-all"});
+}
+
+/// Weights beyond what a scale of f16 times 7 reaches.
+TEST_F(BadInput, WeightsThatNoScaleReaches) {
+  const auto model = copy_bundled_model(folder_ / "m");
+  const uint16_t million = 0x4974;  // 999424 in bf16
+  patch(model, 2'000'000, &million, sizeof million);
+  expect_failure(
+      model, 3,
+      {"_proj.weight: 1 of", "scales of int4-g128-f16 would be too large", "999424 at row", "--keep", "int4-g128-bf16"},
+      {}, {"--scheme", "int4-g128-f16"});
+  for (const char* scheme : {"int4-g128-bf16", "int8-g128-f16", "rotated4-d128"}) {
+    const std::string out = path(scheme);
+    const auto result = run_w4q({"quantize", model, "-o", out, "--scheme", scheme, "--quiet"});
+    EXPECT_EQ(result.status, 0) << result.err;
+    // That the codes are right, not that rounding beside an outlier is fine.
+    EXPECT_EQ(run_w4q({"verify", out, "--base", model, "--quiet", "--no-limits"}).status, 0) << scheme;
+  }
+}
+
+TEST_F(BadInput, TheLargestFiniteWeights) {
+  const auto model = copy_bundled_model(folder_ / "m");
+  const std::vector<uint16_t> largest(256, 0x7F7F);
+  patch(model, 2'000'000, largest.data(), 2 * largest.size());
+  expect_failure(model, 3, {"_proj.weight: too large to be rotated", "3.38953e+38 at row"}, {},
+                 {"--scheme", "rotated4-d128"});
+  expect_failure(model, 3, {"_proj.weight", "would be too large"}, {}, {"--scheme", "int4-g128-f16-asym"});
 }
 
 }  // namespace

@@ -98,6 +98,7 @@ void write_crafted_statistics(const fs::path& model, Correlation correlation, co
   metadata.insert_or_assign("sensitivity", "yes");
   metadata.insert_or_assign("tokens", std::to_string(rows));
   metadata.insert_or_assign("version", "1");
+  metadata.erase("products");  // what multiplied made none of these sums
   const auto header = io::layout_safetensors(std::move(plan), std::move(metadata));
   std::string bytes = io::serialize_safetensors_header(header);
   for (const auto& tensor : header.tensors) bytes += contents.at(tensor.name);

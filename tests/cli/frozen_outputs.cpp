@@ -32,11 +32,11 @@ std::vector<fs::path> files_below(const fs::path& folder) {
   return files;
 }
 
-/// Files that every folder made of a model carries along: all but config.json and the weights.
+/// Files that every folder made of a model carries along: all on its top level but config.json and the weights.
 ptrdiff_t carried_files(const fs::path& model) {
   return std::ranges::count_if(files_below(model), [&](const fs::path& file) {
     const std::string name = fs::relative(file, model).string();
-    return name != "config.json" && !name.starts_with("model");
+    return name != "config.json" && !name.starts_with("model") && name.find('/') == std::string::npos;
   });
 }
 
@@ -108,7 +108,7 @@ void FrozenOutputs::add(const std::string& way, const fs::path& output) {
     for (const fs::path& file : files_below(output)) {
       const std::string name = fs::relative(file, output).string(), bytes = io::read_file(file);
       if (holds(model_ / name, bytes)) {
-        ++carried;
+        carried += name.find('/') == std::string::npos ? 1 : 0;
       } else {
         lines[key + name] = fingerprint_of(bytes);
       }

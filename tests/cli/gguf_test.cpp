@@ -89,5 +89,31 @@ TEST_F(GgufCommands, WrongUseAndDamagedFilesAreNamed) {
   EXPECT_FALSE(std::filesystem::exists(path("x")));
 }
 
+/// A tokenizer that w4q would not use itself goes into no file of another program, and nothing is begun.
+TEST_F(GgufCommands, TokenizersThatTokenizeRefusesAreRefused) {
+  const std::string model = copy_bundled_model(folder_ / "m");
+  const io::Json sound = io::read_json(model + "/tokenizer.json");
+  const std::pair<const char*, io::Json> damages[] = {
+      {"/model/type", "WordPiece"},
+      {"/model/dropout", 0.5},
+      {"/model/merges/0", "nothing nowhere"},
+      {"/model/vocab/again", 0},
+      {"/decoder", {{"type", "CTC"}}},
+      {"/normalizer", {{"type", "BertNormalizer"}}},
+      {"/post_processor/processors/1/special_tokens/<|begin_of_text|>/ids/0", 999999}};
+  for (const auto& [place, value] : damages) {
+    io::Json damaged = sound;
+    damaged[io::Json::json_pointer(place)] = value;
+    std::ofstream(model + "/tokenizer.json") << damaged.dump();
+    const auto tokenize = run_w4q({"tokenize", model, model + "/config.json", "-o", path("ids.u16")});
+    EXPECT_EQ(tokenize.status, 3) << place << tokenize.err;
+    const auto converted = repack(model, "m.gguf", "gguf");
+    EXPECT_EQ(converted.status, 3) << place << converted.out;
+    EXPECT_EQ(converted.err, tokenize.err) << place;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_.path())) EXPECT_EQ(entry.path(), model);
+  }
+  EXPECT_EQ(repack(model, "m.gguf", "gguf", {"--no-tokenizer"}).status, 0);
+}
+
 }  // namespace
 }  // namespace w4q::test

@@ -8,7 +8,7 @@ namespace {
 TEST(Help, NamesEverySubcommandAndExitsZero) {
   const auto result = run_w4q({"--help"});
   EXPECT_EQ(result.status, 0);
-  for (const char* name : {"quantize", "repack", "verify", "inspect", "list", "tokenize", "generate"}) {
+  for (const char* name : {"quantize", "repack", "verify", "inspect", "clean", "list", "tokenize", "generate"}) {
     EXPECT_NE(result.out.find(name), std::string::npos) << name;
     EXPECT_EQ(run_w4q({name, "--help"}).status, 0) << name;
   }

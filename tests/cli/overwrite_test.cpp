@@ -68,11 +68,11 @@ TEST_F(Overwrite, NeitherDoFoldersReplaceWhatOptionsRead) {
   std::ofstream(fs::path(model_) / "levels.txt") << "-1 -0.3 0.3 1";
   std::ofstream(fs::path(model_) / "recipe.json") << R"({"rules": [{"match": "*_proj", "scheme": "kbit2-b32-e4m4"}]})";
   const std::string out = path("q"), levels = out + "/levels.txt", recipe = out + "/recipe.json";
-  run({"quantize", model_, "-o", out, "--k", "2"});
+  run({"quantize", model_, "-o", out, "--k", "2", "--copy-all"});
   run({"calibrate", model_, "--text", path("cal.txt"), "--samples", "1", "--length", "16", "-o",
        path("stats.safetensors")});
   fs::copy_file(path("stats.safetensors"), model_ + "/tokenizer_config.json", fs::copy_options::overwrite_existing);
-  run({"quantize", model_, "-o", out, "--k", "2", "--overwrite"});
+  run({"quantize", model_, "-o", out, "--k", "2", "--copy-all", "--overwrite"});
   const Arguments again{"quantize", model_, "-o", out, "--overwrite"};
   const auto refused = [&](const Arguments& more) {
     expect_refused(with(again, more), {"the output contains the input", "input: "});

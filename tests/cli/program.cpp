@@ -12,6 +12,9 @@
 #include <fstream>
 #include <sstream>
 
+#include "io/json.h"
+#include "io/safetensors.h"
+
 namespace w4q::test {
 namespace {
 
@@ -102,6 +105,49 @@ pid_t start_w4q(const std::vector<std::string>& arguments) {
 std::string copy_bundled_model(const std::filesystem::path& folder) {
   std::filesystem::copy(bundled_model(), folder, std::filesystem::copy_options::recursive);
   return folder.string();
+}
+
+int64_t write_sparse_model(const std::filesystem::path& folder, int layers, int64_t hidden, int64_t intermediate,
+                           int64_t vocabulary) {
+  std::filesystem::create_directories(folder);
+  const io::Json config = {{"architectures", {"LlamaForCausalLM"}},
+                           {"model_type", "llama"},
+                           {"hidden_size", hidden},
+                           {"intermediate_size", intermediate},
+                           {"num_hidden_layers", layers},
+                           {"num_attention_heads", hidden / 128},
+                           {"num_key_value_heads", hidden / 512},
+                           {"vocab_size", vocabulary},
+                           {"rms_norm_eps", 1e-5},
+                           {"rope_theta", 5e5},
+                           {"max_position_embeddings", 2048},
+                           {"tie_word_embeddings", true},
+                           {"torch_dtype", "bfloat16"}};
+  std::ofstream(folder / "config.json") << config.dump();
+  std::vector<io::PlannedTensor> plan{{"model.embed_tokens.weight", DType::bf16, {vocabulary, hidden}},
+                                      {"model.norm.weight", DType::bf16, {hidden}}};
+  for (int layer = 0; layer < layers; ++layer) {
+    const std::string prefix = "model.layers." + std::to_string(layer) + ".";
+    const auto add = [&](const std::string& name, Shape shape) {
+      plan.push_back({prefix + name + ".weight", DType::bf16, std::move(shape)});
+    };
+    add("input_layernorm", {hidden});
+    add("post_attention_layernorm", {hidden});
+    add("self_attn.q_proj", {hidden, hidden});
+    add("self_attn.k_proj", {hidden / 4, hidden});
+    add("self_attn.v_proj", {hidden / 4, hidden});
+    add("self_attn.o_proj", {hidden, hidden});
+    add("mlp.gate_proj", {intermediate, hidden});
+    add("mlp.up_proj", {intermediate, hidden});
+    add("mlp.down_proj", {hidden, intermediate});
+  }
+  const auto header = io::layout_safetensors(plan, {{"format", "pt"}});
+  const std::string text = io::serialize_safetensors_header(header);
+  const auto file = folder / "model.safetensors";
+  std::ofstream(file, std::ios::binary) << text;
+  const auto size = static_cast<int64_t>(text.size() + header.tensors.back().end);
+  std::filesystem::resize_file(file, static_cast<uintmax_t>(size));
+  return size;
 }
 
 std::string folder_digest(const std::filesystem::path& folder) {

@@ -135,5 +135,34 @@ TEST_F(Workflow, GenerateIsGreedyAndSeeded) {
   EXPECT_NE(sampled("7"), sampled("8"));
 }
 
+/// What comes of calibration depends on the products' last bits: the output says whose they were, its repacked forms too.
+TEST_F(Workflow, ACalibratedModelSaysWhatMultiplied) {
+  const auto run = [](std::vector<std::string> arguments) {
+    arguments.emplace_back("--quiet");
+    const auto result = run_w4q(arguments);
+    EXPECT_EQ(result.status, 0) << result.err;
+  };
+  const auto products_of = [&](const char* name) {
+    const auto config = io::read_json(path(name) + "/config.json");
+    return config["quantization_config"].value("calibrated_with", "");
+  };
+  run({"calibrate", bundled_model(), "--text", own("selfgen.txt"), "-o", path("s.safetensors"), "--samples", "2",
+       "--length", "32"});
+  const std::vector<std::string> awq{"--scheme", "int4-g128-f16", "--awq", "--device", "cpu"};
+  const auto quantize_awq = [&](const char* name, std::vector<std::string> more) {
+    more.insert(more.end(), awq.begin(), awq.end());
+    quantize(name, more);
+  };
+  quantize_awq("text", {"--calib", own("selfgen.txt"), "--samples", "2", "--length", "32"});
+  quantize_awq("file", {"--stats", path("s.safetensors")});
+  run({"repack", path("file"), "-o", path("repacked"), "--target", "sm89", "--device", "cpu"});
+  quantize("plain", {"--scheme", "int4-g128-f16"});
+  const std::string products = products_of("text");
+  EXPECT_TRUE(products.starts_with("oneDNN ") || products == "Eigen") << products;
+  EXPECT_EQ(products_of("file"), products);
+  EXPECT_EQ(products_of("repacked"), products);
+  EXPECT_EQ(products_of("plain"), "");
+}
+
 }  // namespace
 }  // namespace w4q::test

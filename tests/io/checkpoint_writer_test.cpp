@@ -10,6 +10,7 @@
 
 #include "core/parallel.h"
 #include "io/checkpoint.h"
+#include "io/zstd_frames.h"
 #include "make.h"
 
 namespace w4q::io {
@@ -267,6 +268,36 @@ TEST(Checkpoint, ATensorInTwoSetsIsRefused) {
   writer.finish();
   expect_error(ErrorCode::bad_file, {"\"a\"", "another file"}, [&] { Checkpoint::open(folder.path()); });
   EXPECT_NO_THROW(Checkpoint::open(folder.path(), false));
+}
+
+/// In pieces of 16 MiB from a plain file, at once from others: the same bytes and digests, on both sides.
+TEST(CheckpointWriter, CopiesWhatItIsToKeep) {
+  const TemporaryFolder folder;
+  const std::string large = noise((size_t{33} << 20) + 7, 1), small = noise(10, 2);
+  put(folder / "plain/model.safetensors", container({{"large", large}, {"none", ""}, {"small", small}}));
+  fs::create_directories(folder / "packed");
+  compress_file(folder / "plain/model.safetensors", folder / "packed/model.safetensors.zst", 1);
+  const auto digests = Checkpoint::open(folder / "plain").digests();
+  for (const char* from : {"plain", "packed"}) {
+    const auto source = Checkpoint::open(folder / from);
+    source.take_digests(digests);
+    const fs::path to = folder / (std::string("copy of ") + from);
+    fs::create_directories(to);
+    const auto size = static_cast<int64_t>(large.size());
+    CheckpointWriter writer(to, {{"large", DType::u8, {size}}, {"none", DType::u8, {0}}, {"small", DType::u8, {10}}},
+                            {});
+    for (const char* name : {"large", "none", "small"}) writer.copy(source, name);
+    writer.finish();
+    EXPECT_EQ(get(to / "model.safetensors"), get(folder / "plain/model.safetensors")) << from;
+    EXPECT_EQ(writer.digests(), digests) << from;
+    EXPECT_EQ(source.digests(), digests) << from;
+  }
+  // A byte in the last piece.
+  put(folder / "other/model.safetensors",
+      container({{"large", large.substr(0, large.size() - 1) + "x"}, {"none", ""}, {"small", small}}));
+  const auto other = Checkpoint::open(folder / "other");
+  other.take_digests(digests);
+  expect_error(ErrorCode::bad_file, {"large"}, [&] { other.read_stored("large", [](int64_t, auto) {}); });
 }
 
 }  // namespace

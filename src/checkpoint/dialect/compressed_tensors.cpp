@@ -97,6 +97,7 @@ Scheme scheme_of(const io::Checkpoint& checkpoint, const CtWeights& weights, con
 QuantizationConfig read(const DialectSource& source) {
   const CtConfig config(source);
   QuantizationConfig result;
+  result.notes = config.notes();
   for (const auto& name : linears_with(source.checkpoint, codes_suffix)) {
     const CtWeights& weights = config.weights_of(name);
     const auto [n, k] = size_of(source.checkpoint, name);

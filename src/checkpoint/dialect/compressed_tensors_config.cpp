@@ -49,6 +49,7 @@ int read_group(const DialectSource& weights, const std::string& strategy) {
 CtWeights read_weights(const DialectSource& weights) {
   const std::string type = config_text(weights, {"type"}, "int");
   if (type != "int") refuse(ErrorCode::unsupported, weights.place, concat("weights of type ", printable(type)));
+  config_flag(weights, {"dynamic"}, false);
   const bool grouped = weights.config.contains("group_size") && weights.config["group_size"].is_number_integer() &&
                        weights.config["group_size"] > 0;
   const std::string strategy = config_text(weights, {"strategy"}, grouped ? "group" : "channel");
@@ -104,6 +105,23 @@ int CtTarget::rank(std::string_view module) const {
 
 bool CtTarget::names(std::string_view module) const { return rank(module) >= 0; }
 
+namespace {
+
+/// A note where `key` says how values that are no weights are quantized; empty where it says nothing.
+std::string other_quantization(const Json& object, const char* key, const std::string& place) {
+  const Json& value = member(object, key);
+  if (value.is_null()) return {};
+  if (!value.is_object()) {
+    refuse(ErrorCode::bad_file, place,
+           concat("\"", key, "\" is ", printable(value.dump()), ", expected an object or null"));
+  }
+  return concat(place, ": ", key, " (num_bits ", printable(member(value, "num_bits").dump()), ", type ",
+                printable(member(value, "type").dump()),
+                ") is for programs that quantize while they run; w4q keeps the weights, and computes in 16 bit");
+}
+
+}  // namespace
+
 CtConfig::CtConfig(const DialectSource& source) : place_(source.place) {
   check_format(source, place_);
   const Json& groups = member(source.config, "config_groups");
@@ -111,12 +129,18 @@ CtConfig::CtConfig(const DialectSource& source) : place_(source.place) {
   for (const auto& [name, group] : groups.items()) {
     const std::string place = concat(place_, ": config_groups.", printable(name));
     if (!group.is_object()) refuse(ErrorCode::bad_file, place, "is not an object");
+    for (const char* key : {"input_activations", "output_activations"}) {
+      if (std::string note = other_quantization(group, key, place); !note.empty()) notes_.push_back(std::move(note));
+    }
     const Json& weights = member(group, "weights");
     if (weights.is_null()) continue;
     if (!weights.is_object()) refuse(ErrorCode::bad_file, place, "its weights are not an object");
     check_format({group, place, source.checkpoint}, place);
     groups_.push_back({read_targets(member(group, "targets"), place + ".targets"),
                        read_weights({weights, place + ".weights", source.checkpoint})});
+  }
+  if (std::string note = other_quantization(source.config, "kv_cache_scheme", place_); !note.empty()) {
+    notes_.push_back(std::move(note));
   }
   ignore_ = read_targets(member(source.config, "ignore"), place_ + ".ignore");
 }

@@ -43,6 +43,8 @@ class CtConfig {
   bool ignores(std::string_view linear) const;
   /// Whether a group's targets reach the linear.
   bool targets(std::string_view linear) const;
+  /// What is said of activations and the cache, which w4q leaves alone.
+  const std::vector<std::string>& notes() const noexcept { return notes_; }
 
  private:
   struct Group {
@@ -54,6 +56,7 @@ class CtConfig {
   std::string place_;
   std::vector<Group> groups_;
   std::vector<CtTarget> ignore_;
+  std::vector<std::string> notes_;
 };
 
 /// DialectRow::describe for a release: one group for every way of quantizing.

@@ -33,9 +33,11 @@ int64_t config_integer(const DialectSource& source, std::initializer_list<const 
   const Entry entry = find_entry(source.config, keys);
   if (entry.value == nullptr) return fallback;
   const io::Json& value = *entry.value;
-  if (!value.is_number_integer() || value < least || value > most) {
-    refuse(source, entry, concat("an integer from ", least, " to ", most));
-  }
+  // Of two integers of different kinds, JSON's own comparison takes the larger for negative.
+  const bool fits = value.is_number_unsigned()
+                        ? most >= 0 && value.get<uint64_t>() <= static_cast<uint64_t>(most) && value >= least
+                        : value.is_number_integer() && value >= least && value <= most;
+  if (!fits) refuse(source, entry, concat("an integer from ", least, " to ", most));
   return value.get<int64_t>();
 }
 

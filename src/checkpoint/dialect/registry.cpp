@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "checkpoint/dialect/config.h"
 #include "checkpoint/dialect/dialect.h"
 #include "checkpoint/dialect/rows.h"
 #include "core/error.h"
@@ -30,7 +31,23 @@ const DialectRow* find_dialect(std::string_view name) noexcept {
   return found == rows.end() ? nullptr : &*found;
 }
 
+namespace {
+
+/// Keys that several programs write, and that not every dialect asks for: one of another kind was not made by them.
+void check_kinds(const DialectSource& source) {
+  for (const char* flag :
+       {"zero_point", "sym", "desc_act", "lm_head", "is_marlin_format", "load_in_4bit", "bnb_4bit_use_double_quant"}) {
+    config_flag(source, {flag}, false);
+  }
+  for (const char* text : {"quant_method", "version", "bnb_4bit_quant_type"}) config_text(source, {text}, "");
+  for (const char* width : {"bits", "w_bit"}) config_integer(source, {width}, 4, 1, 64);
+  for (const char* group : {"group_size", "q_group_size"}) config_group(source, {group});
+}
+
+}  // namespace
+
 const DialectRow& detect_dialect(const DialectSource& source) {
+  check_kinds(source);
   std::vector<std::string> names;
   for (const DialectRow& row : dialect_registry()) {
     if (row.detect(source)) return row;

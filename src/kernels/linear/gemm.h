@@ -20,7 +20,8 @@ void gemm_nt(MatrixView<const float> a, MatrixView<const float> b, MatrixView<fl
 void gemm_nn(MatrixView<const float> a, MatrixView<const float> b, MatrixView<float> c,
              Accumulate accumulate = Accumulate::no);
 
-/// "oneDNN" or "Eigen": the library behind the products, for reports.
+/// The library behind the products and the instructions that it uses, on which their last bits depend:
+/// "oneDNN 3.0.1, AVX512_CORE", "Eigen".
 std::string_view gemm_library() noexcept;
 
 }  // namespace w4q::kernels

@@ -1,12 +1,15 @@
 #include "kernels/linear/gemm.h"
 
 #include <algorithm>
+#include <string>
 
 #include "core/error.h"
+#include "core/text.h"
 
 #ifdef W4Q_HAVE_ONEDNN
 #include <dnnl.h>
 #include <omp.h>
+#include <oneapi/dnnl/dnnl_debug.h>
 #else
 #define EIGEN_DONT_PARALLELIZE
 #include <Eigen/Core>
@@ -93,7 +96,12 @@ void gemm_nn(MatrixView<const float> a, MatrixView<const float> b, MatrixView<fl
 
 std::string_view gemm_library() noexcept {
 #ifdef W4Q_HAVE_ONEDNN
-  return "oneDNN";
+  static const std::string name = [] {
+    const dnnl_version_t& version = *dnnl_version();
+    return concat("oneDNN ", version.major, ".", version.minor, ".", version.patch, ", ",
+                  dnnl_cpu_isa2str(dnnl_get_effective_cpu_isa()));
+  }();
+  return name;
 #else
   return "Eigen";
 #endif
