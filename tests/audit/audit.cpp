@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fstream>
 
+#include "audit/sources.h"
 #include "checkpoint/digests.h"
 #include "core/error.h"
 #include "core/text.h"
@@ -86,9 +87,14 @@ bool means_the_same(const fs::path& damaged, const Specimen& specimen, const Che
 
 }  // namespace
 
+std::string_view name_of(Way way) noexcept {
+  constexpr std::string_view names[] = {"with digests", "with the base", "alone"};
+  return names[static_cast<size_t>(way)];
+}
+
 fs::path Workshop::source(const std::string& name, bool other) {
   const fs::path folder = folder_ / concat("source-", name, other ? "-other" : "");
-  if (!fs::exists(folder)) write_source(name, other, folder);
+  if (!fs::exists(folder)) (other ? write_other_source : write_source)(name, folder);
   return folder;
 }
 
@@ -104,10 +110,6 @@ Specimen Workshop::make(const VariantRow& row) {
   return specimen;
 }
 
-Answer Workshop::verify(const fs::path& folder, const fs::path& base, Way way, const Options& options) const {
-  return ask(options_for(folder, base, way, options), way);
-}
-
 Outcome Workshop::judge(const Specimen& specimen, const CheckpointCopy& copy, const Options& options) {
   const fs::path folder = folder_ / "damaged";
   copy.write(folder);
@@ -115,7 +117,7 @@ Outcome Workshop::judge(const Specimen& specimen, const CheckpointCopy& copy, co
   std::ofstream(digests, std::ios::binary) << specimen.digests;
   Outcome outcome;
   for (const Way way : ways) {
-    outcome.answers[static_cast<size_t>(way)] = verify(folder, specimen.base, way, options);
+    outcome.answers[static_cast<size_t>(way)] = ask(options_for(folder, specimen.base, way, options), way);
     if (way == Way::digests) fs::remove(digests);
   }
   outcome.changes_values =
@@ -129,8 +131,16 @@ std::optional<Outcome> Workshop::seed(const Specimen& specimen, const FaultRow& 
   return judge(specimen, subject.copy, options);
 }
 
-std::array<Answer, ways.size()> Workshop::verify_sound(const Specimen& specimen, const Options& options) {
-  return judge(specimen, specimen.copy, options).answers;
+std::array<Answer, ways.size()> Workshop::verify_sound(const VariantRow& row, const Options& options) {
+  const fs::path folder = folder_ / "sound", base = source(row.source, false);
+  fs::remove_all(folder);
+  row.make(base, folder);
+  std::array<Answer, ways.size()> answers;
+  for (const Way way : ways) {
+    answers[static_cast<size_t>(way)] = ask(options_for(folder, base, way, options), way);
+    if (way == Way::digests) fs::remove(folder / checkpoint::digests_file);
+  }
+  return answers;
 }
 
 // ---- what comes of it -----------------------------------------------------------------------------------------------
@@ -164,29 +174,61 @@ int64_t Tally::faults(bool of_values) const {
   return sum;
 }
 
-int64_t Tally::named(Way way) const {
-  int64_t sum = 0;
-  for (const Row& row : rows_) sum += row.named[static_cast<size_t>(way)];
-  return sum;
+double Tally::share(Way way) const {
+  int64_t named = 0;
+  for (const Row& row : rows_) named += row.named[static_cast<size_t>(way)];
+  return static_cast<double>(named) / static_cast<double>(faults(true));
 }
+
+namespace {
+
+std::string percent(int64_t part, int64_t all) {
+  return all == 0 ? "–" : concat(fixed(100.0 * static_cast<double>(part) / static_cast<double>(all), 0), " %");
+}
+
+}  // namespace
 
 std::string Tally::table() const {
   std::string text = "| fault | seeded | with digests | with the base | alone |\n|---|---|---|---|---|\n";
   for (const Row& row : rows_) {
     text += concat("| ", row.group, ": ", row.kind, " | ", row.seeded);
-    if (row.silent > 0) text += concat(" (+", row.silent, " that change nothing)");
     for (const Way way : ways) {
       const auto at = static_cast<size_t>(way);
       std::vector<std::string> rungs;
       for (const auto& [rung, count] : row.rungs[at]) rungs.push_back(rung);
-      text += concat(" | ", row.seeded == 0 ? 0 : row.named[at] * 100 / row.seeded, " %");
-      if (way != Way::digests && !rungs.empty()) text += concat(": ", join(rungs));
+      text += concat(" | ", percent(row.named[at], row.seeded));
+      if (way != Way::digests && !rungs.empty()) text += concat(" ", join(rungs));
     }
     text += " |\n";
   }
-  text += concat("| all | ", faults(true));
-  for (const Way way : ways) text += concat(" | ", fixed(100 * share(way), 1), " %");
-  return text + " |\n";
+  return text;
+}
+
+std::string Tally::summary() const {
+  struct Group {
+    std::string name;
+    int64_t kinds = 0, seeded = 0;
+    std::array<int64_t, ways.size()> named{};
+  };
+  std::vector<Group> groups;
+  Group all{.name = "all"};
+  for (const Row& row : rows_) {
+    auto group = std::ranges::find(groups, row.group, &Group::name);
+    if (group == groups.end()) group = groups.insert(group, Group{.name = row.group});
+    for (Group* each : {&*group, &all}) {
+      ++each->kinds;
+      each->seeded += row.seeded;
+      for (const Way way : ways) each->named[static_cast<size_t>(way)] += row.named[static_cast<size_t>(way)];
+    }
+  }
+  groups.push_back(all);
+  std::string text = "| faults | kinds | seeded | with digests | with the base | alone |\n|---|---|---|---|---|---|\n";
+  for (const Group& group : groups) {
+    text += concat("| ", group.name, " | ", group.kinds, " | ", group.seeded);
+    for (const Way way : ways) text += concat(" | ", percent(group.named[static_cast<size_t>(way)], group.seeded));
+    text += " |\n";
+  }
+  return text + concat(faults(false), " more change nothing that is read\n");
 }
 
 std::string Tally::misses(Way way) const {

@@ -17,6 +17,8 @@ namespace w4q::audit {
 
 enum class Way { digests, base, alone };
 inline constexpr std::array ways = {Way::digests, Way::base, Way::alone};
+/// "with the base"
+std::string_view name_of(Way way) noexcept;
 
 /// How a run of verify ended.
 struct Answer {
@@ -41,11 +43,8 @@ class Workshop {
   Specimen make(const VariantRow& row);
   /// Nothing where the fault has nothing to damage there.
   std::optional<Outcome> seed(const Specimen& specimen, const FaultRow& fault, const Options& options);
-  /// The sound folder itself.
-  std::array<Answer, ways.size()> verify_sound(const Specimen& specimen, const Options& options);
-  /// A folder that is somebody else's, of this base.
-  Answer verify(const std::filesystem::path& folder, const std::filesystem::path& base, Way way,
-                const Options& options) const;
+  /// Of a variant as it is made: nothing may be named.
+  std::array<Answer, ways.size()> verify_sound(const VariantRow& row, const Options& options);
 
  private:
   std::filesystem::path source(const std::string& name, bool other);
@@ -60,11 +59,11 @@ class Tally {
   void add(const FaultRow& fault, const VariantRow& variant, const Outcome& outcome);
 
   int64_t faults(bool of_values) const;  ///< that change values, or that change none
-  int64_t named(Way way) const;          ///< of those that change values
-  double share(Way way) const { return static_cast<double>(named(way)) / static_cast<double>(faults(true)); }
-  size_t kinds() const { return rows_.size(); }
-  /// Lines of a table in Markdown: kind, faults, and for each way the share that was named and by which rungs.
+  double share(Way way) const;           ///< of those that change values, what was named
+  /// A table in Markdown: kinds, faults, and for each way the share that was named and by which rungs.
   std::string table() const;
+  /// The same by group, with the number of kinds.
+  std::string summary() const;
   /// "kind: variants" of those that were not named in this way.
   std::string misses(Way way) const;
 

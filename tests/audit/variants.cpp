@@ -6,9 +6,9 @@
 #include <set>
 
 #include "audit/checkpoint_copy.h"
+#include "audit/sources.h"
 #include "checkpoint/dialect/dialect.h"
 #include "checkpoint/digests.h"
-#include "core/rng.h"
 #include "core/text.h"
 #include "formats/integer.h"
 #include "formats/lut.h"
@@ -25,111 +25,6 @@ namespace {
 namespace fs = std::filesystem;
 using formats::PackedWeight;
 using formats::Scheme;
-
-fs::path bundled() { return test::testdata() / "w4q-llama-tiny"; }
-
-// ---- 16-bit models --------------------------------------------------------------------------------------------------
-
-/// Channel i of the other model is channel `turned(i)` of this one.
-int64_t turned(int64_t i, int64_t count) { return (i * 77 + 31) % count; }
-
-void permute(Tensor& tensor, bool rows, bool columns) {
-  const bool vector = tensor.shape.size() == 1;
-  const int64_t n = vector ? 1 : tensor.shape[0], k = tensor.shape.back();
-  const auto values = values_of(tensor);
-  auto result = values;
-  for (int64_t row = 0; row < n; ++row) {
-    for (int64_t col = 0; col < k; ++col) {
-      const int64_t from_row = rows && !vector ? turned(row, n) : row;
-      const int64_t from_col = columns || (vector && rows) ? turned(col, k) : col;
-      result[static_cast<size_t>(row * k + col)] = values[static_cast<size_t>(from_row * k + from_col)];
-    }
-  }
-  set_values(tensor, result);
-}
-
-/// A third of each MLP's channels: half of the model's weights, and half of the time that the audit takes.
-constexpr int64_t inner_channels = 256;
-
-void cut(CheckpointCopy& copy) {
-  for (auto& [name, tensor] : copy.tensors) {
-    const bool columns = name.find("down_proj") != std::string::npos;
-    if (!columns && name.find("gate_proj") == std::string::npos && name.find("up_proj") == std::string::npos) continue;
-    const auto values = values_of(tensor);
-    const int64_t k = tensor.shape[1], n = columns ? tensor.shape[0] : inner_channels;
-    std::vector<float> rest;
-    for (int64_t row = 0; row < n; ++row) {
-      const auto begin = values.begin() + row * k;
-      rest.insert(rest.end(), begin, begin + (columns ? inner_channels : k));
-    }
-    tensor.shape = {n, columns ? inner_channels : k};
-    set_values(tensor, rest);
-  }
-  copy.config["intermediate_size"] = inner_channels;
-}
-
-/// Hidden channels and those of the MLPs in another order; heads stay.
-void turn_model(CheckpointCopy& copy) {
-  for (auto& [name, tensor] : copy.tensors) {
-    const auto is = [&](std::string_view part) { return name.find(part) != std::string::npos; };
-    if (is("_norm.") || name.ends_with("_proj.bias")) continue;
-    const bool writes = is("o_proj") || is("down_proj"), inside = is("gate_proj") || is("up_proj");
-    permute(tensor, writes || inside || is("norm"), !is("o_proj"));
-  }
-}
-
-void add_vector(CheckpointCopy& copy, const std::string& name, int64_t size, double mean, double spread) {
-  const uint64_t seed = std::hash<std::string>{}(name)&0xFFFF;
-  std::vector<float> values(static_cast<size_t>(size));
-  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(mean + spread * random_normal(seed, i));
-  Tensor tensor{DType::bf16, {size}, "model.safetensors", {}};
-  set_values(tensor, values);
-  copy.tensors[name] = std::move(tensor);
-}
-
-/// A head of its own: the embeddings, each row a little another one.
-void add_head(CheckpointCopy& copy) {
-  Tensor head = copy.at("model.embed_tokens.weight");
-  auto values = values_of(head);
-  for (size_t i = 0; i < values.size(); ++i) values[i] *= static_cast<float>(1.2 + 0.3 * random_normal(5, i));
-  set_values(head, values);
-  copy.tensors["lm_head.weight"] = std::move(head);
-  copy.config["tie_word_embeddings"] = false;
-}
-
-void add_biases(CheckpointCopy& copy, std::initializer_list<const char*> linears) {
-  for (int64_t layer = 0; layer < 4; ++layer) {
-    for (const char* linear : linears) {
-      const std::string module = concat("model.layers.", layer, ".self_attn.", linear);
-      add_vector(copy, module + ".bias", copy.at(module + ".weight").shape[0], 0, 0.3);
-    }
-  }
-}
-
-void become(CheckpointCopy& copy, const std::string& name) {
-  if (name == "llama") return;
-  const auto rename = [&](const char* type, const char* class_name) {
-    copy.config["model_type"] = type;
-    copy.config["architectures"] = {class_name};
-    copy.config.erase("attention_bias");
-    copy.config.erase("mlp_bias");
-  };
-  if (name == "qwen2") {
-    rename("qwen2", "Qwen2ForCausalLM");
-    add_biases(copy, {"q_proj", "k_proj", "v_proj"});
-    add_head(copy);
-  } else if (name == "mistral") {
-    rename("mistral", "MistralForCausalLM");
-    copy.config["sliding_window"] = 64;
-  } else {
-    rename("qwen3", "Qwen3ForCausalLM");
-    for (int64_t layer = 0; layer < 4; ++layer) {
-      for (const char* norm : {"q_norm", "k_norm"}) {
-        add_vector(copy, concat("model.layers.", layer, ".self_attn.", norm, ".weight"), 64, 1.5, 0.4);
-      }
-    }
-  }
-}
 
 // ---- packed ones ----------------------------------------------------------------------------------------------------
 
@@ -280,7 +175,7 @@ void add_dialects(std::vector<VariantRow>& rows) {
 /// Steps that want activations.
 pipeline::CalibratedRequest calibrated() {
   pipeline::CalibratedRequest result;
-  result.text.ids = bundled() / "own/selfgen.ids.u16";
+  result.text.ids = bundled_model() / "own/selfgen.ids.u16";
   result.text.samples = 4;
   result.text.length = 128;
   return result;
@@ -343,14 +238,6 @@ void add_ways_of_quantizing(std::vector<VariantRow>& rows) {
 
 }  // namespace
 
-void write_source(const std::string& name, bool other, const fs::path& folder) {
-  CheckpointCopy copy = CheckpointCopy::of(checkpoint::open_folder(bundled()));
-  cut(copy);
-  become(copy, name);
-  if (other) turn_model(copy);
-  copy.write(folder);
-}
-
 void write_packed(const fs::path& source, const fs::path& out, const Scheme& scheme, std::string_view layout) {
   const auto& row = repack::layout_row(layout);
   const auto keep = left_out(source, [&](int64_t n, int64_t k) { return row.accepts(scheme, n, k, nullptr); });
@@ -360,6 +247,37 @@ void write_packed(const fs::path& source, const fs::path& out, const Scheme& sch
   const test::TemporaryFolder temporary;
   write_canonical(source, temporary / "planes", scheme, keep, nf4);
   repack(temporary / "planes", out, layout);
+}
+
+std::vector<VariantRow> every_clean_variant() {
+  std::vector<VariantRow> rows;
+  const auto schemes = test::every_scheme();
+  const auto kinds = weight_kinds();
+  const auto add = [&](const Scheme& scheme, const std::string& source) {
+    rows.push_back(
+        {concat(source, ", ", formats::to_string(scheme)), source, [scheme](const fs::path& from, const fs::path& out) {
+           write_packed(from, out, scheme, formats::canonical_layout);
+         }});
+  };
+  for (size_t s = 0; s < schemes.size(); ++s) {
+    for (size_t kind = s % 4; kind < kinds.size(); kind += 4) add(schemes[s], "llama " + kinds[kind]);
+    for (const int64_t channels : {1, 2, 3, 5, 8, 13, 16, 24, 31, 32, 33, 48, 63, 64}) {
+      if ((static_cast<size_t>(channels) + s) % 7 == 0) add(schemes[s], concat("tiny ", channels));
+    }
+  }
+  std::vector<VariantRow> ways;
+  add_ways_of_quantizing(ways);
+  add_dialects(ways);
+  for (size_t way = 0; way < ways.size(); ++way) {
+    if (ways[way].source != "llama") continue;
+    for (size_t kind = way % 4; kind < kinds.size(); kind += 4) {
+      // Of one sign, with so few codes: nothing but the base tells it from zero points that are off by one.
+      if (kinds[kind] == "positive" && ways[way].name.find(" int2") != std::string::npos) continue;
+      const std::string source = "llama " + kinds[kind];
+      rows.push_back({concat(source, ", ", ways[way].name), source, ways[way].make});
+    }
+  }
+  return rows;
 }
 
 std::vector<VariantRow> every_variant() {

@@ -15,7 +15,7 @@ namespace w4q::audit {
 
 struct VariantRow {
   std::string name;              ///< "kbit4-b32-e4m4 marlin", "gptq-v1 int4-g128-f16", "folded"
-  std::string source = "llama";  ///< of which 16-bit model
+  std::string source = "llama";  ///< of which 16-bit model (sources.h)
   /// Makes `out` of the 16-bit model `source`. Throws what the pipeline throws.
   std::function<void(const std::filesystem::path& source, const std::filesystem::path& out)> make;
 };
@@ -23,9 +23,9 @@ struct VariantRow {
 /// In the order of the registries.
 std::vector<VariantRow> every_variant();
 
-/// 16-bit models: the bundled one under the names of several architectures, with the tensors that these add; `other`:
-/// the same with its channels in another order, which computes the same and shares no tensor with it.
-void write_source(const std::string& name, bool other, const std::filesystem::path& folder);
+/// Sound folders beyond these: weights of every kind in every scheme and in the ways of quantizing, and models of very
+/// small matrices.
+std::vector<VariantRow> every_clean_variant();
 
 /// Rounds to nearest, or takes what encodes by definition where no quantizer takes the scheme. Linears that `layout`
 /// does not take stay in 16 bit.
