@@ -1,6 +1,7 @@
 // What says which text an id is, held against the embeddings and against the base's.
 #include "tokenizer/tokenizer.h"
 
+#include <algorithm>
 #include <optional>
 
 #include "core/error.h"
@@ -49,6 +50,32 @@ std::optional<int32_t> special_id(const Tokenizer& tokenizer, const io::Json& co
   io::Json token = config.value(key, io::Json());
   if (token.is_object()) token = token.value("content", io::Json());
   return token.is_string() ? tokenizer.token_to_id(token.get<std::string>()) : std::nullopt;
+}
+
+/// Merges as pairs, in either way of writing them.
+std::vector<std::string> merges_of(const fs::path& folder) {
+  const io::Json json = read_object(folder / "tokenizer.json");
+  const io::Json model = json.value("model", io::Json::object());
+  std::vector<std::string> merges;
+  for (const io::Json& merge : model.value("merges", io::Json::array())) {
+    const bool pair = merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string();
+    merges.push_back(pair                ? concat(merge[0].get<std::string>(), " ", merge[1].get<std::string>())
+                     : merge.is_string() ? merge.get<std::string>()
+                                         : merge.dump());
+  }
+  return merges;
+}
+
+/// A token may be reached by several ways, so that texts do not tell all of them.
+void compare_merges(const CheckOptions& options, std::vector<std::string>& faults) {
+  const auto ours = merges_of(options.model), theirs = merges_of(options.base);
+  const auto [found, expected] = std::ranges::mismatch(ours, theirs);
+  if (found == ours.end() && expected == theirs.end()) return;
+  const auto shown_merge = [](const auto& at, const auto& all) {
+    return at == all.end() ? std::string("missing") : concat("\"", printable(*at), "\"");
+  };
+  faults.push_back(concat("tokenizer.json: merge ", found - ours.begin(), " is ", shown_merge(found, ours),
+                          ", in the base ", shown_merge(expected, theirs)));
 }
 
 class TokenizerCheck {
@@ -148,6 +175,7 @@ void run(CheckContext& context, Findings& findings) {
     const auto theirs = options.has_base() ? open_tokenizer(options.base) : std::nullopt;
     Check check{"tokenizer", true, {}, {}};
     if (ours) check = TokenizerCheck(context, *ours).run(theirs);
+    if (ours && theirs) compare_merges(options, check.faults);
     const bool packed = !context.candidate().folder.quantization.linears.empty();
     if (theirs && packed && !fs::exists(options.model / "tokenizer.json") &&
         !fs::exists(options.model / "tokenizer.model")) {

@@ -60,6 +60,12 @@ TEST_F(TokenizerRung, WithoutOneNothingIsSaid) {
 TEST_F(TokenizerRung, NamesAMergeThatIsMissing) {
   change("tokenizer.json", [](io::Json& json) { json["model"]["merges"].erase(100); });
   expect_fault(" ids, with the base's ", false);
+  // Another way leads to this token, too.
+  change("tokenizer.json", [](io::Json& json) {
+    json = io::read_json(test::bundled_model() / "tokenizer.json");
+    json["model"]["merges"].erase(json["model"]["merges"].size() - 1);
+  });
+  expect_fault("", false);
 }
 
 TEST_F(TokenizerRung, NamesTokensThatAreExchanged) {
