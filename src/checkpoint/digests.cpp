@@ -30,11 +30,33 @@ constexpr auto meaningful_files = std::to_array<std::string_view>(
      "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json",
      "preprocessor_config.json", turboquant_config_file, "non_quantized.safetensors"});
 
-std::map<std::string, io::Digest, std::less<>> digests_of_files(const fs::path& folder) {
-  std::vector<std::string_view> names(meaningful_files.begin(), meaningful_files.end());
+/// Weight files of which nothing is read, beside those of which something is: other programs load all that they find.
+std::vector<std::string> unread_weight_files(const fs::path& folder, const io::Checkpoint& tensors) {
+  std::set<std::string, std::less<>> read, folders;
+  for (const auto& [name, tensor] : tensors.tensors()) {
+    const fs::path file = fs::path(tensors.file_of(name));
+    const bool residual = file.parent_path().filename() == io::sidecar_folder;
+    folders.insert(residual ? std::string(io::sidecar_folder) : std::string());
+    read.insert(residual ? fs::path(io::sidecar_folder) / file.filename() : file.filename());
+  }
+  std::vector<std::string> names;
+  for (const fs::path sub : folders) {
+    std::error_code unreadable;
+    for (const auto& entry : fs::directory_iterator(folder / sub, unreadable)) {
+      const fs::path name = sub / entry.path().filename();
+      const bool weights = io::is_weight_file(name.filename().native()) && name.extension() != ".json";
+      if (weights && !read.contains(name.native())) names.push_back(name);
+    }
+  }
+  return names;
+}
+
+std::map<std::string, io::Digest, std::less<>> digests_of_files(const fs::path& folder, const io::Checkpoint& tensors) {
+  std::vector<std::string> names(meaningful_files.begin(), meaningful_files.end());
   names.insert(names.end(), std::begin(side_config_files), std::end(side_config_files));
+  for (auto& name : unread_weight_files(folder, tensors)) names.push_back(std::move(name));
   std::map<std::string, io::Digest, std::less<>> result;
-  for (const auto name : names) {
+  for (const auto& name : names) {
     std::error_code unreadable;
     if (fs::is_regular_file(folder / name, unreadable)) result.emplace(name, io::digest_of_file(folder / name));
   }
@@ -265,7 +287,7 @@ io::Digest Digests::fingerprint() const { return checkpoint::fingerprint(tensors
 Digests digests_of(const fs::path& path, const io::Checkpoint& tensors, const Json& config) {
   Digests result{.tensors = tensors.digests(), .config = config};
   result.residual = residual_of(result.tensors, tensors);
-  if (fs::is_directory(path)) result.files = digests_of_files(path);
+  if (fs::is_directory(path)) result.files = digests_of_files(path, tensors);
   return result;
 }
 
@@ -336,8 +358,9 @@ void write_digests(const fs::path& path, const Digests& digests, bool overwrite)
 
 void record_digests(const fs::path& folder, io::TensorDigests written, std::vector<io::TensorDigests> bases) {
   Digests digests{.tensors = std::move(written), .config = io::read_json(folder / "config.json")};
-  digests.residual = residual_of(digests.tensors, io::Checkpoint::open(folder));
-  digests.files = digests_of_files(folder);
+  const auto tensors = io::Checkpoint::open(folder);
+  digests.residual = residual_of(digests.tensors, tensors);
+  digests.files = digests_of_files(folder, tensors);
   digests.bases = std::move(bases);
   write_digests(folder, digests);
 }

@@ -66,6 +66,24 @@ std::string lean_fault(const PackedWeight& canonical, const WeightSample& sample
                 lean > 0 ? "one more" : "one less", " by ", fixed(lean - std::copysign(1.0, lean), 2));
 }
 
+/// No weight has one of the signs: such a matrix leans as a whole, with its zero points where they belong. Three values
+/// on one side of their zero points are the usual three, moved.
+bool has_one_sign(const PackedWeight& canonical) {
+  std::vector<uint8_t> codes(static_cast<size_t>(canonical.k)),
+      zeros(static_cast<size_t>(formats::integer_groups(canonical.scheme, canonical.k)));
+  bool below = false, above = false;
+  int least = 255, most = 0;
+  for (int64_t row = 0; row < canonical.n && !(below && above); ++row) {
+    formats::integer_read_codes(canonical, row, codes);
+    formats::integer_read_zeros(canonical, row, zeros);
+    const auto [low, high] = std::ranges::minmax(codes);
+    const auto [lowest_zero, highest_zero] = std::ranges::minmax(zeros);
+    below = below || low < lowest_zero, above = above || high > highest_zero;
+    least = std::min<int>(least, low), most = std::max<int>(most, high);
+  }
+  return !(below && above) && most - least > 2;
+}
+
 /// Codes against their zero points, which both follow from a group's range.
 std::string zero_order_fault(const PackedWeight& canonical, const WeightSample& sample, const WordHabits& habits) {
   if (!canonical.scheme.asymmetric) return {};
@@ -85,7 +103,8 @@ std::string zero_order_fault(const PackedWeight& canonical, const WeightSample& 
 std::string scale_order_fault(const WeightSample& sample, const WordHabits& habits) {
   if (sample.size() * sample.groups() < 256) return {};
   const auto [declared, declared_error] = sample.scale_match(as_declared);
-  if (declared > 0.4) return {};
+  // Scales of other groups know nothing of the codes. Where they say the opposite, groups differ by something else.
+  if (declared > 0.4 || declared < -std::max(0.4, 2 * declared_error)) return {};
   auto readings = order_readings(habits);
   readings.push_back(transposed);
   for (const Reading& reading : readings) {
@@ -210,6 +229,8 @@ double row_factor(std::span<const uint8_t> codes, std::span<const uint8_t> zeros
 std::string far_code_fault(const PackedWeight& canonical, const WeightSample& sample, const TensorView& base,
                            std::span<const double> fit, const WordHabits& habits) {
   const auto width = static_cast<size_t>(canonical.k), groups = static_cast<size_t>(sample.groups());
+  // With 2 bits that is two steps, and rows and columns are not fitted better to so few values.
+  if (canonical.scheme.bits < 3) return {};
   const double limit = std::ldexp(0.5, canonical.scheme.bits);
   std::vector<uint8_t> codes(width), zeros(groups);
   std::vector<float> scales(groups), values(width);
@@ -245,7 +266,8 @@ std::vector<std::string> value_faults(const PackedWeight& canonical, const Weigh
     return !faults.empty();
   };
   // The first thing that is wrong upsets what is measured after it.
-  if (add(constant_zero_fault(canonical, sample)) || add(lean_fault(canonical, sample)) ||
+  const bool leans = has_one_sign(canonical);
+  if ((!leans && (add(constant_zero_fault(canonical, sample)) || add(lean_fault(canonical, sample)))) ||
       add(zero_order_fault(canonical, sample, habits)) || add(scale_order_fault(sample, habits))) {
     return faults;
   }

@@ -9,6 +9,7 @@ namespace w4q::verify {
 CheckRow digests_check();
 CheckRow conventions_check();
 CheckRow structure_check();
+CheckRow tokenizer_check();
 CheckRow codes_check();
 CheckRow finite_check();
 CheckRow decoder_check();
@@ -20,8 +21,8 @@ CheckRow kv_compare_check();
 CheckRow speed_check();
 
 inline constexpr CheckRow (*rungs[])() = {
-    digests_check, conventions_check, structure_check,  codes_check,   finite_check,     decoder_check,
-    weights_check, reference_check,   perplexity_check, kernels_check, kv_compare_check, speed_check,
+    digests_check, conventions_check, structure_check,  tokenizer_check, codes_check,      finite_check, decoder_check,
+    weights_check, reference_check,   perplexity_check, kernels_check,   kv_compare_check, speed_check,
 };
 
 }  // namespace w4q::verify

@@ -142,6 +142,15 @@ TEST_F(DigestsRung, NamesOtherFiles) {
   expect_fault({"chat_template.jinja is extra"}, 3);
 }
 
+/// Nothing is read of it here, but other programs load every weight file that they find.
+TEST_F(DigestsRung, NamesAStaleWeightFile) {
+  fs::copy(model_ / "model.safetensors", model_ / "model-00001-of-00002.safetensors");
+  expect_fault({"model-00001-of-00002.safetensors is extra"}, 1);
+  auto accepted = checkpoint::open_digests(model_);
+  checkpoint::write_digests(model_, accepted, true);
+  EXPECT_TRUE(check("digests").passed);
+}
+
 /// It does not end the climb: how bad it is, the rungs behind it say.
 TEST_F(DigestsRung, TheOthersAreClimbedAllTheSame) {
   test::rewrite(model_, [&](io::PlannedTensor& tensor, std::vector<std::byte>& bytes) {

@@ -65,16 +65,14 @@ TEST_F(Ladder, RowsAreComplete) {
 
 TEST_F(Ladder, ASoundModelIsVerified) {
   const Findings plain = climb_for(test::check_options(test::bundled_model()));
-  EXPECT_THAT(names(plain), ElementsAre("structure", "finite"));
+  EXPECT_THAT(names(plain), ElementsAre("structure", "tokenizer", "finite"));
   EXPECT_TRUE(plain.json["passed"]);
   const Findings packed = climb_for(test::check_options(this->packed(), test::bundled_model()));
-  EXPECT_THAT(names(packed), ElementsAre("digests", "base", "structure", "codes", "finite", "weights"));
-  EXPECT_THAT(
-      packed.text,
-      EndsWith(
-          "verified: digests, base, structure, codes, finite, weights, decoder; not checked: perplexity (no --ppl)\n"));
+  EXPECT_THAT(names(packed), ElementsAre("digests", "base", "structure", "tokenizer", "codes", "finite", "weights"));
+  EXPECT_THAT(packed.text, EndsWith("verified: digests, base, structure, tokenizer, codes, finite, weights, decoder; "
+                                    "not checked: perplexity (no --ppl)\n"));
   EXPECT_EQ(packed.json["weights"]["tensors"].size(), 28u);
-  EXPECT_EQ(packed.json["checks"].size(), 6u);
+  EXPECT_EQ(packed.json["checks"].size(), 7u);
 }
 
 TEST_F(Ladder, ABrokenStructureEndsTheClimb) {
@@ -92,7 +90,7 @@ TEST_F(Ladder, BrokenCodesEndTheClimbBehindFinite) {
     return true;
   });
   const Findings findings = climb_for(test::check_options(path, test::bundled_model(), ids));
-  EXPECT_THAT(names(findings), ElementsAre("digests", "base", "structure", "codes", "finite"));
+  EXPECT_THAT(names(findings), ElementsAre("digests", "base", "structure", "tokenizer", "codes", "finite"));
   EXPECT_FALSE(findings.checks.passed());
 }
 
@@ -106,7 +104,7 @@ TEST_F(Ladder, AWrongDecoderIsFound) {
     value = std::nextafter(value, 1.0f);
   };
   const Findings findings = climb_for(options);
-  EXPECT_THAT(names(findings), ElementsAre("digests", "base", "structure", "codes", "finite", "decoder"));
+  EXPECT_THAT(names(findings), ElementsAre("digests", "base", "structure", "tokenizer", "codes", "finite", "decoder"));
   EXPECT_THAT(findings.text, HasSubstr("model.layers.1.mlp.up_proj: row 37, column 5 decodes fast to"));
   EXPECT_FALSE(findings.checks.passed());
 }
@@ -126,8 +124,8 @@ TEST_F(Ladder, LimitsAreChecksOfTheirOwn) {
   options.windows.max_windows = 2;
   options.limits = {{"--min-sqnr", 5}, {"--max-kl", 1e-6}, {"--max-ppl-ratio", 5}};
   const Findings findings = climb_for(options);
-  EXPECT_THAT(names(findings), ElementsAre("digests", "base", "structure", "codes", "finite", "weights", "SQNR",
-                                           "perplexity", "perplexity ratio", "KL"));
+  EXPECT_THAT(names(findings), ElementsAre("digests", "base", "structure", "tokenizer", "codes", "finite", "weights",
+                                           "SQNR", "perplexity", "perplexity ratio", "KL"));
   for (const Check& check : findings.checks.checks()) EXPECT_EQ(check.passed, check.name != "KL") << check.name;
   EXPECT_TRUE(findings.json["perplexity"].contains("base"));
 }
