@@ -1,0 +1,142 @@
+#include "verify/statistics.h"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+
+#include "core/progress.h"
+#include "core/text.h"
+#include "formats/scheme_registry.h"
+#include "io/digest.h"
+#include "verify/rungs.h"
+
+namespace w4q::verify {
+
+namespace {
+
+/// Planes and norms that hold the bytes of another's.
+class Twins {
+ public:
+  void add(const std::string& subject, const std::string& what, std::span<const std::byte> bytes) {
+    if (!says_something(bytes)) return;
+    const auto [first, is_new] = seen_.try_emplace(concat(what, io::digest_of(bytes).text()), subject);
+    if (!is_new) found_.push_back({first->second, subject, what});
+  }
+
+  /// Models are also made by repeating whole layers: those are named, and proven to be nothing wrong.
+  void report(const model::ModelConfig& config, StatisticsReport& report) const {
+    std::map<std::pair<int64_t, int64_t>, size_t> linears;
+    const auto layers = [&](const Twin& twin) {
+      const auto a = model::find_linear(config, twin.first), b = model::find_linear(config, twin.second);
+      return std::pair(a ? a->layer : -1, b ? b->layer : -1);
+    };
+    for (const Twin& twin : found_) linears[layers(twin)] += twin.what == "codes";
+    for (const Twin& twin : found_) {
+      const auto between = layers(twin);
+      const bool repeated = between.first >= 0 && between.first != between.second &&
+                            linears[between] == model::layer_plan(config, between.second).linears().size();
+      const std::string text = concat(printable(twin.second), ": its ", twin.what, " are those of ",
+                                      printable(twin.first), ", byte for byte");
+      if (repeated || between.first < 0) {
+        report.warnings.push_back(text);
+      } else {
+        report.faults.push_back(text);
+      }
+    }
+  }
+
+ private:
+  struct Twin {
+    std::string first, second, what;
+  };
+
+  /// Whether two could not be the same by chance, nor because there is nothing in them.
+  static bool says_something(std::span<const std::byte> bytes) {
+    std::array<bool, 256> seen{};
+    for (const std::byte byte : bytes) seen[std::to_integer<size_t>(byte)] = true;
+    return bytes.size() >= 256 && std::ranges::count(seen, true) >= 16;
+  }
+
+  std::map<std::string, std::string> seen_;
+  std::vector<Twin> found_;
+};
+
+}  // namespace
+
+StatisticsReport check_statistics(const model::OpenedModel& candidate) {
+  StatisticsReport report;
+  std::map<std::string, Energies, std::less<>> energies;
+  Twins twins;
+  const auto& linears = candidate.folder.quantization.linears;
+  Progress progress("statistics", static_cast<int64_t>(linears.size()), "tensors");
+  for (const auto& [name, info] : linears) {
+    auto packed =
+        std::make_shared<const formats::PackedLinear>(checkpoint::load_canonical(candidate.folder.tensors, info));
+    for (size_t pass = 0; pass < packed->passes.size(); ++pass) {
+      for (const auto role : {formats::PlaneRole::codes, formats::PlaneRole::scales}) {
+        twins.add(name, std::string(to_string(role)), packed->passes[pass].plane(role).bytes.bytes());
+      }
+      // A further pass holds what the one before left: it is compared with its like.
+      report.passes.push_back({name, concat(formats::to_string(packed->passes[pass].scheme), " ", pass),
+                               name.substr(name.rfind('.') + 1), figures_of(packed->passes[pass])});
+    }
+    energies.emplace(name, energies_of({name, info.n, info.k, packed, {}}));
+    progress.advance(1);
+  }
+  twins.report(candidate.config, report);
+  report.energy = check_energies(candidate.config, energies);
+  for (auto& fault : block_faults(report.passes)) report.faults.push_back(std::move(fault));
+  report.faults.insert(report.faults.end(), report.energy.faults.begin(), report.energy.faults.end());
+  report.warnings = report.energy.warnings;
+  auto profiles = check_profiles(candidate.config, energies);
+  report.places = std::move(profiles.places);
+  for (const auto& [name, what] : profiles.faults) report.faults.push_back(concat(printable(name), ": ", what));
+  for (const auto& [name, what] : profiles.warnings) report.warnings.push_back(concat(printable(name), ": ", what));
+  return report;
+}
+
+io::Json to_json(const StatisticsReport& report) {
+  io::Json passes = io::Json::array(), relations = io::Json::array();
+  for (const auto& [name, scheme, role, figures] : report.passes) {
+    passes.push_back({{"name", name},
+                      {"scheme", scheme},
+                      {"match", figures.match.value},
+                      {"match_error", figures.match.error},
+                      {"reordered", figures.reordered.match.value},
+                      {"norm_spread", figures.spread.stored},
+                      {"norm_spread_mixed", figures.spread.mixed},
+                      {"zeros", figures.zeros.value},
+                      {"zeros_error", figures.zeros.error}});
+  }
+  for (const auto& relation : report.energy.relations) {
+    relations.push_back({{"layer", relation.layer},
+                         {"kind", relation.kind},
+                         {"agreement", relation.found.value},
+                         {"sigmas", relation.found.sigmas()}});
+  }
+  io::Json places = io::Json::array();
+  for (const Place& place : report.places) {
+    places.push_back(
+        {{"name", place.linear}, {"side", place.side}, {"sigmas", place.sigmas}, {"others", place.others}});
+  }
+  return {{"places", std::move(places)},
+          {"passes", std::move(passes)},
+          {"relations", std::move(relations)},
+          {"warnings", report.warnings}};
+}
+
+CheckRow statistics_check() {
+  return {.name = "statistics",
+          .help = "codes, scales and energies are related as those of sound weights are",
+          .needs = {.packed = true},
+          .run = [](CheckContext& context, Findings& findings) {
+            const auto report = check_statistics(context.candidate());
+            findings.json["statistics"] = to_json(report);
+            for (const auto& warning : report.warnings) findings.note(warning);
+            Check check{"statistics", report.faults.empty(), {}, report.faults};
+            check.detail = concat(report.passes.size(), " packed weights");
+            findings.checks.add(std::move(check));
+          }};
+}
+
+}  // namespace w4q::verify
