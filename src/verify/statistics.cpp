@@ -24,17 +24,20 @@ class Twins {
   }
 
   /// Models are also made by repeating whole layers: those are named, and proven to be nothing wrong.
-  void report(const model::ModelConfig& config, StatisticsReport& report) const {
-    std::map<std::pair<int64_t, int64_t>, size_t> linears;
-    const auto layers = [&](const Twin& twin) {
-      const auto a = model::find_linear(config, twin.first), b = model::find_linear(config, twin.second);
-      return std::pair(a ? a->layer : -1, b ? b->layer : -1);
+  void report(const model::OpenedModel& model, StatisticsReport& report) const {
+    const auto layer_of = [&](const std::string& linear) {
+      const auto place = model::find_linear(model.config, linear);
+      return place ? place->layer : -1;
     };
+    std::map<int64_t, size_t> packed;
+    for (const auto& [name, info] : model.folder.quantization.linears) ++packed[layer_of(name)];
+    std::map<std::pair<int64_t, int64_t>, size_t> linears;
+    const auto layers = [&](const Twin& twin) { return std::pair(layer_of(twin.first), layer_of(twin.second)); };
     for (const Twin& twin : found_) linears[layers(twin)] += twin.what == "codes";
     for (const Twin& twin : found_) {
       const auto between = layers(twin);
-      const bool repeated = between.first >= 0 && between.first != between.second &&
-                            linears[between] == model::layer_plan(config, between.second).linears().size();
+      const bool repeated =
+          between.first >= 0 && between.first != between.second && linears[between] == packed[between.second];
       const std::string text = concat(printable(twin.second), ": its ", twin.what, " are those of ",
                                       printable(twin.first), ", byte for byte");
       if (repeated || between.first < 0) {
@@ -74,7 +77,8 @@ StatisticsReport check_statistics(const model::OpenedModel& candidate) {
         std::make_shared<const formats::PackedLinear>(checkpoint::load_canonical(candidate.folder.tensors, info));
     for (size_t pass = 0; pass < packed->passes.size(); ++pass) {
       for (const auto role : {formats::PlaneRole::codes, formats::PlaneRole::scales}) {
-        twins.add(name, std::string(to_string(role)), packed->passes[pass].plane(role).bytes.bytes());
+        twins.add(name, concat(to_string(role), pass == 0 ? "" : concat(" of pass ", pass)),
+                  packed->passes[pass].plane(role).bytes.bytes());
       }
       // A further pass holds what the one before left: it is compared with its like.
       report.passes.push_back({name, concat(formats::to_string(packed->passes[pass].scheme), " ", pass),
@@ -83,7 +87,7 @@ StatisticsReport check_statistics(const model::OpenedModel& candidate) {
     energies.emplace(name, energies_of({name, info.n, info.k, packed, {}}));
     progress.advance(1);
   }
-  twins.report(candidate.config, report);
+  twins.report(candidate, report);
   report.energy = check_energies(candidate.config, energies);
   for (auto& fault : block_faults(report.passes)) report.faults.push_back(std::move(fault));
   report.faults.insert(report.faults.end(), report.energy.faults.begin(), report.energy.faults.end());

@@ -7,6 +7,7 @@
 #include "core/convert.h"
 #include "core/interrupt.h"
 #include "core/text.h"
+#include "verify/kept.h"
 #include "verify/rungs.h"
 
 namespace w4q::verify {
@@ -187,8 +188,11 @@ CheckRow structure_check() {
             const model::OpenedModel& candidate = context.candidate();
             for (const auto& note : candidate.folder.quantization.notes) findings.note(note);
             const model::OpenedModel* const base = context.options().has_base() ? &context.base() : nullptr;
-            // Other programs fold scales into what they keep, so it need not be the base's.
-            findings.checks.add(check_structure(candidate, context.foreign() ? nullptr : base));
+            // Other programs fold scales into what they keep, so it need not be the base's byte for byte.
+            Check structure = check_structure(candidate, context.foreign() ? nullptr : base);
+            const bool sound = structure.passed;
+            findings.checks.add(std::move(structure));
+            if (sound && context.foreign() && base != nullptr) findings.checks.add(check_kept(candidate, *base));
           }};
 }
 
