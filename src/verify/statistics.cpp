@@ -9,6 +9,7 @@
 #include "formats/scheme_registry.h"
 #include "io/digest.h"
 #include "verify/rungs.h"
+#include "verify/statistics_norms.h"
 
 namespace w4q::verify {
 
@@ -96,6 +97,7 @@ StatisticsReport check_statistics(const model::OpenedModel& candidate) {
   report.places = std::move(profiles.places);
   for (const auto& [name, what] : profiles.faults) report.faults.push_back(concat(printable(name), ": ", what));
   for (const auto& [name, what] : profiles.warnings) report.warnings.push_back(concat(printable(name), ": ", what));
+  for (auto& fault : norm_faults(candidate)) report.faults.push_back(std::move(fault));
   return report;
 }
 
@@ -129,6 +131,33 @@ io::Json to_json(const StatisticsReport& report) {
           {"warnings", report.warnings}};
 }
 
+namespace {
+
+/// Of every rule the weight that is nearest to its limit.
+std::vector<Verdict> verdicts_of(const StatisticsReport& report) {
+  std::map<std::string, Verdict> nearest;
+  const auto hold = [&](const std::string& rule, const std::string& name, double value, double limit) {
+    const Verdict verdict{concat(rule, " of ", name), value, limit, true};
+    const auto [at, is_new] = nearest.try_emplace(rule, verdict);
+    if (!is_new && verdict.value < at->second.value) at->second = verdict;
+  };
+  for (const BlockSubject& pass : report.passes) {
+    const auto& [slope, error] = pass.figures.match;
+    if (error > 0) hold("scales over codes", pass.name, slope + 5 * error, least_scale_match);
+    const auto& zeros = pass.figures.zeros;
+    if (zeros.error > 0)
+      hold("mean codes over zero points", pass.name, zeros.value + 5 * zeros.error, least_zero_match);
+  }
+  for (const Place& place : report.places) {
+    hold("standard errors of relation", concat(place.linear, " ", place.side), place.sigmas, least_sigmas);
+  }
+  std::vector<Verdict> verdicts;
+  for (auto& [rule, verdict] : nearest) verdicts.push_back(std::move(verdict));
+  return verdicts;
+}
+
+}  // namespace
+
 CheckRow statistics_check() {
   return {.name = "statistics",
           .help = "codes, scales and energies are related as those of sound weights are",
@@ -138,7 +167,10 @@ CheckRow statistics_check() {
             findings.json["statistics"] = to_json(report);
             for (const auto& warning : report.warnings) findings.note(warning);
             Check check{"statistics", report.faults.empty(), {}, report.faults};
-            check.detail = concat(report.passes.size(), " packed weights");
+            check.detail =
+                concat(report.passes.size() - std::min(report.passes.size(), report.faults.size()), " of ",
+                       report.passes.size(), " packed weights agree with themselves and with those around them");
+            check.verdicts = verdicts_of(report);
             findings.checks.add(std::move(check));
           }};
 }

@@ -112,6 +112,7 @@ void BlockSample::read_codes() {
     table = formats::table_levels(row.table(weight_.scheme), weight_);
   }
   levels_.resize(rows_.size() * width);
+  codes_.resize(levels_.size());
   zeros_.resize(rows_.size() * static_cast<size_t>(groups_));
   for (size_t i = 0; i < rows_.size(); ++i) {
     if (integer) {
@@ -123,6 +124,7 @@ void BlockSample::read_codes() {
     }
     for (size_t col = 0; col < width; ++col) {
       levels_[i * width + col] = table[codes[col]];
+      codes_[i * width + col] = codes[col];
     }
   }
 }
@@ -168,6 +170,44 @@ Slope BlockSample::match_of(const std::vector<int64_t>& order) const {
     for (size_t at = first; groups_ > 3 && at < x.size(); ++at) x[at] -= mean_x / count, y[at] -= mean_y / count;
   }
   return slope(x, y);
+}
+
+std::vector<double> BlockSample::histogram() const {
+  std::vector<double> shares(size_t{1} << weight_.scheme.bits);
+  const auto width = static_cast<size_t>(weight_.k), groups = static_cast<size_t>(groups_);
+  double total = 0;
+  for (size_t at = 0; at < codes_.size(); ++at) {
+    const size_t block = at / width * groups + static_cast<size_t>(group_of_[at % width]);
+    if (std::isnan(deviations_[block])) continue;
+    shares[codes_[at]] += 1, total += 1;
+  }
+  for (double& share : shares) share /= std::max(1.0, total);
+  return shares;
+}
+
+double BlockSample::mean_step() const {
+  const auto width = static_cast<size_t>(weight_.k), groups = static_cast<size_t>(groups_);
+  double sum = 0, total = 0;
+  for (size_t at = 0; at < codes_.size(); ++at) {
+    const size_t block = at / width * groups + static_cast<size_t>(group_of_[at % width]);
+    if (std::isnan(deviations_[block])) continue;
+    sum += codes_[at] - zeros_[block], total += 1;
+  }
+  return sum / std::max(1.0, total);
+}
+
+int64_t BlockSample::constant_rows() const {
+  const auto width = static_cast<size_t>(weight_.k);
+  int64_t count = 0;
+  for (size_t i = 0; i < rows_.size() && groups_ > 3; ++i) {
+    const auto row = std::span(codes_).subspan(i * width, width);
+    if (!std::ranges::all_of(row, [&](uint8_t code) { return code == row.front(); })) continue;
+    const double first = log_scale(rows_[i] * groups_);
+    bool differs = false;
+    for (int64_t g = 1; g < groups_; ++g) differs = differs || log_scale(rows_[i] * groups_ + g) != first;
+    count += differs && !std::isnan(first);
+  }
+  return count;
 }
 
 int64_t BlockSample::constant_blocks() const {
@@ -308,6 +348,10 @@ BlockFigures figures_of(const PackedWeight& canonical) {
   figures.blocks = sample.blocks();
   figures.empty = sample.empty_blocks();
   figures.constant = sample.constant_blocks();
+  figures.constant_rows = sample.constant_rows();
+  figures.histogram = sample.histogram();
+  figures.mean_step = sample.mean_step();
+  figures.codes = static_cast<double>(sample.rows() * canonical.k);
   if (sample.by_largest()) figures.loudest = sample.loudest();
   figures.match = sample.scale_match();
   figures.scale_spread = sample.scale_spread();
@@ -325,15 +369,19 @@ constexpr double beyond_chance = 5;
 constexpr double nothing_within = 4;
 /// Slopes of sound weights are 0.7 and more where weights spread as those of models do; those of weights of a few
 /// values are anything, but then in all of the model.
-constexpr double sound_match = 0.5, least_match = 0.35;
+constexpr double sound_match = 0.5;
 /// Sound zeros: 0.85 and more.
-constexpr double sound_zeros = 0.7, least_zeros = 0.5;
+constexpr double sound_zeros = 0.7;
 /// Sound norms: 0.6 and more with 2 bits, 2.5 and more with 4.
 constexpr double sound_norms = 0.5, least_norms = 0.35;
 /// Scales that hardly differ say nothing.
 constexpr double least_scale_spread = 0.05;
 /// Of blocks whose codes are all the same; and a scale that stands out, in standard deviations and as a logarithm over
 /// the next one.
+/// Shares of codes: at least so much elsewhere, and so many times what nearly all others have.
+constexpr double least_distance = 0.25, times_distance = 4;
+/// Mean codes: so many steps from the median of the others, and so many times as far as nearly all of them.
+constexpr double least_steps = 0.5, times_steps = 8;
 constexpr double many_constant = 0.05, most_spreads = 12, least_step = 1;
 /// Others to be compared with, and the share of them that is as sound weights are.
 constexpr size_t least_peers = 6;
@@ -358,8 +406,9 @@ class BlockJudge {
       faults.push_back(
           concat("scales of zero in ", figures.empty, " of ", figures.blocks, " blocks whose codes differ"));
     }
-    for (const auto rule : {&BlockJudge::constant_fault, &BlockJudge::loud_fault, &BlockJudge::order_fault,
-                            &BlockJudge::match_fault, &BlockJudge::norm_fault, &BlockJudge::zero_fault}) {
+    for (const auto rule :
+         {&BlockJudge::constant_fault, &BlockJudge::histogram_fault, &BlockJudge::step_fault, &BlockJudge::loud_fault,
+          &BlockJudge::order_fault, &BlockJudge::match_fault, &BlockJudge::norm_fault, &BlockJudge::zero_fault}) {
       if (auto fault = (this->*rule)(subject); !fault.empty()) return faults.push_back(std::move(fault)), faults;
     }
     return faults;
@@ -378,7 +427,74 @@ class BlockJudge {
            static_cast<double>(same_like) > 0.5 * static_cast<double>(same);
   }
 
+  /// Half the sum of differences of shares.
+  static double distance(std::span<const double> a, std::span<const double> b) {
+    double sum = 0;
+    for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) sum += std::abs(a[i] - b[i]);
+    return sum / 2;
+  }
+
+  /// The codes of each scheme have their shares, whatever the weights of a model are like.
+  std::string histogram_fault(const BlockSubject& subject) const {
+    const auto& own = subject.figures.histogram;
+    if (own.empty() || std::ranges::max(own) > 0.9 || subject.figures.codes < 4096) return {};
+    std::vector<double> usual(own.size());
+    std::vector<const BlockSubject*> peers;
+    for (const BlockSubject& other : all_) {
+      if (&other != &subject && other.scheme == subject.scheme && other.figures.histogram.size() == own.size() &&
+          other.figures.codes >= 4096) {
+        peers.push_back(&other);
+      }
+    }
+    if (peers.size() < least_peers) return {};
+    std::vector<double> shares;
+    for (size_t code = 0; code < own.size(); ++code) {
+      shares.clear();
+      for (const auto* peer : peers) shares.push_back(peer->figures.histogram[code]);
+      usual[code] = median(shares);
+    }
+    const double found = distance(own, usual);
+    std::vector<double> others;
+    for (const auto* peer : peers) others.push_back(distance(peer->figures.histogram, usual));
+    std::ranges::sort(others);
+    const double nearly_all = others[static_cast<size_t>(most_peers * static_cast<double>(others.size() - 1))];
+    if (found < least_distance || found < times_distance * nearly_all) return {};
+    // Those of its role may all be so.
+    for (const auto* peer : peers) {
+      if (peer->role == subject.role && distance(peer->figures.histogram, usual) > found / 2) return {};
+    }
+    return concat("codes are as frequent as in no other weight: ", fixed(100 * found, 1),
+                  " % stand elsewhere than in the others, of which nearly all are within ", fixed(100 * nearly_all, 1),
+                  " %");
+  }
+
+  /// Weights lie around nothing: codes that are all one too high do not.
+  std::string step_fault(const BlockSubject& subject) const {
+    std::vector<double> others, same;
+    for (const BlockSubject& other : all_) {
+      if (&other == &subject || other.scheme != subject.scheme || other.figures.codes < 4096) continue;
+      others.push_back(other.figures.mean_step);
+      if (other.role == subject.role) same.push_back(other.figures.mean_step);
+    }
+    if (others.size() < least_peers || subject.figures.codes < 4096) return {};
+    const double usual = median(others), found = subject.figures.mean_step - usual;
+    for (double& other : others) other = std::abs(other - usual);
+    std::ranges::sort(others);
+    const double nearly_all = others[static_cast<size_t>(most_peers * static_cast<double>(others.size() - 1))];
+    const auto as_far = [&](double other) { return std::abs(other - usual) > std::abs(found) / 3; };
+    if (std::abs(found) < std::max(least_steps, times_steps * nearly_all) || std::ranges::any_of(same, as_far))
+      return {};
+    return concat("codes are ", fixed(std::abs(found), 2), " steps ", found > 0 ? "above" : "below",
+                  " what they are around in the other weights, of which nearly all are within ", fixed(nearly_all, 2));
+  }
+
   std::string constant_fault(const BlockSubject& subject) const {
+    if (subject.figures.constant_rows > 0 &&
+        others_are(subject, [](const auto& other) { return other.constant_rows == 0; })) {
+      return concat(subject.figures.constant_rows,
+                    " rows hold one and the same code throughout, although their scales "
+                    "differ");
+    }
     const auto share = [](const BlockFigures& figures) {
       return static_cast<double>(figures.constant) / static_cast<double>(figures.blocks);
     };
@@ -422,7 +538,7 @@ class BlockJudge {
     const BlockFigures& figures = subject.figures;
     const auto [slope, error] = figures.match;
     if (!(error > 0) || figures.scale_spread < least_scale_spread || std::abs(slope) > nothing_within * error ||
-        slope + beyond_chance * error > least_match) {
+        slope + beyond_chance * error > least_scale_match) {
       return {};
     }
     if (!others_are(subject, [](const auto& other) { return other.match.value > sound_match; })) return {};
@@ -445,7 +561,7 @@ class BlockJudge {
 
   std::string zero_fault(const BlockSubject& subject) const {
     const auto [slope, error] = subject.figures.zeros;
-    if (!(error > 0) || slope + beyond_chance * error > least_zeros) return {};
+    if (!(error > 0) || slope + beyond_chance * error > least_zero_match) return {};
     if (!others_are(subject, [](const auto& other) { return other.zeros.value > sound_zeros; })) return {};
     return concat("zero points do not belong to the codes of their groups: mean codes follow them by ", fixed(slope, 2),
                   ", give or take ", fixed(error, 3), ", in the other weights by more than ", sound_zeros);

@@ -34,6 +34,12 @@ class BlockSample {
   bool readable() const noexcept { return groups_ > 0; }
   int64_t rows() const noexcept { return static_cast<int64_t>(rows_.size()); }
   int64_t groups() const noexcept { return groups_; }
+  /// Shares of the codes, of blocks whose codes are not all the same.
+  std::vector<double> histogram() const;
+  /// Mean of code − zero point, in steps.
+  double mean_step() const;
+  /// Rows of four blocks or more in which all codes of the row are the same though their scales differ.
+  int64_t constant_rows() const;
   /// The slope of −log scale over log (deviation of the codes) within rows: about 1 where scales follow from codes.
   Slope scale_match() const;
   /// The order other than the stored one with the largest slope.
@@ -74,11 +80,16 @@ class BlockSample {
   std::vector<int64_t> rows_;
   std::vector<int32_t> group_of_;   // [k]
   std::vector<float> levels_;       // [rows][k], what a code says in units of its scale
+  std::vector<uint8_t> codes_;      // [rows][k]
   std::vector<double> deviations_;  // log, of levels, [rows][groups]; NaN: all are the same
   std::vector<double> means_, zeros_;
   std::vector<double> log_scales_;  // [n][groups]; NaN: zero
   int64_t empty_ = 0;
 };
+
+/// Slopes, five standard errors above what was found, below which scales and zero points are those of other codes
+/// where the other weights have theirs.
+inline constexpr double least_scale_match = 0.35, least_zero_match = 0.5;
 
 /// What one pass says.
 struct BlockFigures {
@@ -91,6 +102,10 @@ struct BlockFigures {
   Spread spread;
   Slope zeros;
   BlockSample::Loudest loudest;
+  int64_t constant_rows = 0;
+  std::vector<double> histogram;
+  double mean_step = 0;
+  double codes = 0;  ///< that the histogram counts
 };
 /// Of a canonical weight that passed validation.
 BlockFigures figures_of(const formats::PackedWeight& canonical);

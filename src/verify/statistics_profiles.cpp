@@ -17,7 +17,7 @@ using AllEnergies = std::map<std::string, Energies, std::less<>>;
 
 constexpr size_t least_layers = 4, least_channels = 128;
 /// Standard errors: of what is not related, of what is beyond any doubt, and of all others where one is not.
-constexpr double unrelated = 2.5, surely = 7, present = 10;
+constexpr double unrelated = least_sigmas, surely = 7, present = 10;
 /// … of which one side is enough.
 constexpr double certain = 12;
 constexpr size_t many_layers = 6;

@@ -102,8 +102,11 @@ io::Json to_json(const WeightReport& report) {
                {"floor_db", tensor.limit->floor()},
                {"margin_db", tensor.limit->margin()},
                {"noise_over_rounding", noise > 0 ? tensor.limit->noise / noise : 0},
+               {"noise_limit", tensor.limit->most()},
                {"gain", tensor.limit->gain()},
+               {"gain_limits", {least_gain, most_gain}},
                {"worst_row_over_rounding", row},
+               {"row_limit", tensor.limit->bits < 4 ? io::Json() : io::Json(most_row_noise)},
                {"passed", tensor.limit->holds() && tensor.limit->worst_row() == nullptr}};
     }
     tensors.push_back({{"name", tensor.name},
@@ -132,7 +135,13 @@ CheckRow weights_check() {
             findings.add("weights", to_text(report), to_json(report));
             const double sqnr = report.total.sqnr();
             auto faults = context.options().default_limits ? faults_of(report) : std::vector<std::string>{};
-            findings.checks.add({"weights", !std::isnan(sqnr) && faults.empty(), summary(report), std::move(faults)});
+            Check check{"weights", !std::isnan(sqnr) && faults.empty(), summary(report), std::move(faults)};
+            for (const auto& tensor : report.tensors) {
+              if (!tensor.limit || !context.options().default_limits) continue;
+              check.verdicts.push_back(
+                  {concat("SQNR of ", tensor.name), tensor.limit->sqnr(), tensor.limit->floor(), true});
+            }
+            findings.checks.add(std::move(check));
             if (const auto least = context.limit("--min-sqnr")) {
               findings.checks.add_threshold("SQNR", sqnr, *least, true);
             }
