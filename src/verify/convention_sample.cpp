@@ -20,7 +20,8 @@ std::vector<int64_t> sample_rows(int64_t n) {
   return rows;
 }
 
-/// Covariance of two series over the variance of the first.
+}  // namespace
+
 Slope slope(std::span<const double> x, std::span<const double> y) {
   double mean_x = 0, mean_y = 0, covariance = 0, variance = 0, variance_y = 0;
   for (size_t i = 0; i < x.size(); ++i) mean_x += x[i], mean_y += y[i];
@@ -35,8 +36,6 @@ Slope slope(std::span<const double> x, std::span<const double> y) {
   const double value = covariance / variance, rest = std::max(0.0, variance_y - value * covariance);
   return {value, std::sqrt(rest / variance / static_cast<double>(x.size() - 2))};
 }
-
-}  // namespace
 
 WeightSample::WeightSample(const formats::PackedWeight& canonical)
     : weight_(canonical),

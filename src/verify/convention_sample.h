@@ -30,6 +30,9 @@ struct Slope {
   double error = 0;  ///< its standard error
 };
 
+/// Covariance of two series of one length over the variance of the first; zeros where that has none.
+Slope slope(std::span<const double> x, std::span<const double> y);
+
 /// How far decoded weights lie to one side of nothing, in steps.
 struct Lean {
   double value = 0;

@@ -36,20 +36,29 @@ std::string perplexity_text(const PerplexityReport& report, std::optional<double
 
 void judge(const PerplexityReport& report, CheckContext& context, Report& checks) {
   const bool defaults = context.options().default_limits;
-  const auto vocabulary = static_cast<double>(context.candidate().config.vocab_size);
-  const bool absurd = defaults && !report.base && report.perplexity() > most_over_uniform * vocabulary;
-  checks.add({"perplexity",
-              std::isfinite(report.perplexity()) && !absurd,
-              perplexity_text(report, absurd ? std::optional(vocabulary) : std::nullopt),
-              {}});
-  const auto hold = [&](const char* name, std::optional<double> given, double value, double usual) {
-    if (given) return checks.add_threshold(name, value, *given);
-    // One that holds unasked is not worth a line.
-    if (defaults && !(value <= usual)) checks.add_threshold(name, value, usual);
+  const double uniform = static_cast<double>(context.candidate().config.vocab_size);
+  Check check{"perplexity", std::isfinite(report.perplexity()), {}, {}};
+  if (defaults && !report.base) {
+    check.verdicts.push_back({"perplexity", report.perplexity(), most_over_uniform * uniform});
+  }
+  const bool absurd = !check.verdicts.empty() && !check.verdicts.front().passed();
+  check.passed = check.passed && !absurd;
+  check.detail = perplexity_text(report, absurd ? std::optional(uniform) : std::nullopt);
+  // One that holds unasked is not worth a line.
+  std::vector<Verdict> failed;
+  const auto hold_unasked = [&](const char* name, std::string_view option, double value, double usual) {
+    if (!report.base || context.limit(option) || !defaults) return;
+    const Verdict verdict{name, value, usual};
+    (verdict.passed() ? check.verdicts : failed).push_back(verdict);
   };
+  hold_unasked("perplexity ratio", "--max-ppl-ratio", report.base ? report.ratio() : 0, most_ratio);
+  hold_unasked("KL", "--max-kl", report.base ? report.base->kl.mean : 0, most_kl);
+  checks.add(std::move(check));
   if (!report.base) return;
-  hold("perplexity ratio", context.limit("--max-ppl-ratio"), report.ratio(), most_ratio);
-  hold("KL", context.limit("--max-kl"), report.base->kl.mean, most_kl);
+  for (const Verdict& verdict : failed) checks.add_threshold(verdict.of, verdict.value, verdict.limit);
+  if (const auto most = context.limit("--max-ppl-ratio"))
+    checks.add_threshold("perplexity ratio", report.ratio(), *most);
+  if (const auto most = context.limit("--max-kl")) checks.add_threshold("KL", report.base->kl.mean, *most);
 }
 
 void run(CheckContext& context, Findings& findings) {

@@ -13,9 +13,10 @@ constexpr size_t faults_shown = 20;
 }  // namespace
 
 void Report::add_threshold(std::string name, double value, double limit, bool at_least) {
-  const bool passed = at_least ? value >= limit : value <= limit;
+  const Verdict verdict{name, value, limit, at_least};
+  const bool passed = verdict.passed();
   const std::string found = concat(value, passed ? " is" : " is not", at_least ? " at least " : " at most ", limit);
-  add({std::move(name), passed, found, {}});
+  add({std::move(name), passed, found, {}, {verdict}});
 }
 
 bool Report::passed() const noexcept {
@@ -38,8 +39,20 @@ std::string Report::text() const {
 io::Json Report::json() const {
   io::Json checks = io::Json::array();
   for (const auto& check : checks_) {
-    checks.push_back(
-        {{"name", check.name}, {"passed", check.passed}, {"detail", check.detail}, {"faults", check.faults}});
+    io::Json verdicts = io::Json::array();
+    for (const Verdict& verdict : check.verdicts) {
+      verdicts.push_back({{"of", verdict.of},
+                          {"value", verdict.value},
+                          {"limit", verdict.limit},
+                          {"at_least", verdict.at_least},
+                          {"margin", verdict.margin()},
+                          {"passed", verdict.passed()}});
+    }
+    checks.push_back({{"name", check.name},
+                      {"passed", check.passed},
+                      {"detail", check.detail},
+                      {"faults", check.faults},
+                      {"verdicts", std::move(verdicts)}});
   }
   return {{"passed", passed()}, {"checks", std::move(checks)}};
 }

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/parallel.h"
 #include "core/text.h"
+#include "verify/kept.h"
 
 namespace w4q::verify {
 namespace {
@@ -67,14 +68,51 @@ LinearWeight stored_weight(const checkpoint::Folder& source, const std::string& 
   return weight;
 }
 
-bool RescaledWeights::is_rescaled(const std::string& parameter) const {
-  return candidate_.folder.quantization.rescaled.contains(parameter);
+bool RescaledWeights::says_so() const { return candidate_.folder.quantization.dialect == nullptr; }
+
+bool RescaledWeights::is_rescaled_norm(const std::string& parameter) const {
+  if (says_so()) return candidate_.folder.quantization.rescaled.contains(parameter);
+  return !holds_base_values(candidate_, base_, parameter);
+}
+
+bool RescaledWeights::is_rescaled(const std::string& module) {
+  if (says_so()) return candidate_.folder.quantization.rescaled.contains(module + ".weight");
+  const auto place = model::find_linear(candidate_.config, module);
+  if (!place) return false;
+  if (place->group.norm && is_rescaled_norm(place->group.norm->name + ".weight")) return true;
+  return folds(module) || (!place->group.producer.empty() && folds(place->group.producer));
+}
+
+bool RescaledWeights::folds(const std::string& producer) {
+  const auto place = model::find_linear(candidate_.config, producer);
+  if (!place) return false;
+  std::vector<std::string> members;
+  for (const auto& group : model::input_groups(candidate_.config, place->layer)) {
+    if (group.producer == producer) members = group.names();
+  }
+  if (says_so()) {
+    return std::ranges::any_of(members, [&](const auto& name) { return is_rescaled(name); });
+  }
+  if (members.empty()) return false;
+  const auto known = folds_.find(producer);
+  if (known != folds_.end()) return known->second;
+  // Where each of them is the base's as it stands, nothing went from one to another.
+  members.push_back(producer);
+  const bool plain = std::ranges::all_of(members, [&](const std::string& module) {
+    const auto member = model::find_linear(candidate_.config, module);
+    Units units;
+    if (member->group.norm) units.cols = norm_ratio(*member->group.norm, member->linear.k);
+    const auto limit =
+        limit_of(stored_weight(base_.folder, module), stored_weight(candidate_.folder, module), units, {});
+    return !limit || (limit->holds() && limit->worst_row() == nullptr);
+  });
+  return folds_[producer] = !plain;
 }
 
 std::vector<float> RescaledWeights::norm_ratio(const model::PlannedNorm& norm, int64_t size) const {
   std::vector<float> result(static_cast<size_t>(size), 1.0f);
   const std::string name = norm.name + ".weight";
-  if (!is_rescaled(name)) return result;
+  if (!is_rescaled_norm(name)) return result;
   const auto before = load_vector(base_.folder, name, size), after = load_vector(candidate_.folder, name, size);
   for (size_t c = 0; c < result.size(); ++c) {
     const float was = before[c] + norm.offset, is = after[c] + norm.offset;
@@ -87,7 +125,7 @@ std::vector<float> RescaledWeights::columns(const std::string& module, int64_t k
   const auto group = model::find_linear(candidate_.config, module)->group;
   if (group.norm) return norm_ratio(*group.norm, k);
   std::vector<float> result(static_cast<size_t>(k), 1.0f);
-  if (group.producer.empty()) return result;
+  if (group.producer.empty() || !folds(group.producer)) return result;
   const auto& produced = rows(group.producer);
   for (int64_t c = 0; c < k; ++c) {
     const auto channel = static_cast<size_t>(group.producer_channel(c));
@@ -108,12 +146,9 @@ const std::vector<float>& RescaledWeights::rows(const std::string& module) {
 
 Units RescaledWeights::units(const std::string& module) {
   const auto place = model::find_linear(candidate_.config, module);
-  if (!is_rescaled(module + ".weight") || !place) return {};
-  const bool gives = std::ranges::any_of(model::input_groups(candidate_.config, place->layer), [&](const auto& group) {
-    return group.producer == module && is_rescaled(group.name() + ".weight");
-  });
+  if (!place || !is_rescaled(module)) return {};
   Units result{.cols = columns(module, stored_weight(candidate_.folder, module).k)};
-  if (gives) result.rows = rows(module);
+  if (folds(module)) result.rows = rows(module);
   for (float& scale : result.rows) scale = 1 / scale;
   return result;
 }

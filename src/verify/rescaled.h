@@ -33,7 +33,12 @@ class RescaledWeights {
   Units units(const std::string& module);
 
  private:
-  bool is_rescaled(const std::string& parameter) const;
+  /// Whether config.json names what is rescaled: other programs do not, and what they folded is found out.
+  bool says_so() const;
+  bool is_rescaled_norm(const std::string& parameter) const;
+  bool is_rescaled(const std::string& module);
+  /// Whether rows of a linear gave scales to those that read them.
+  bool folds(const std::string& producer);
   std::vector<float> columns(const std::string& module, int64_t k);
   const std::vector<float>& rows(const std::string& module);
   std::vector<float> norm_ratio(const model::PlannedNorm& norm, int64_t size) const;
@@ -41,6 +46,7 @@ class RescaledWeights {
   const model::OpenedModel& candidate_;
   const model::OpenedModel& base_;
   std::map<std::string, std::vector<float>> rows_;  // measured so far
+  std::map<std::string, bool> folds_;               // found out so far
 };
 
 }  // namespace w4q::verify

@@ -13,6 +13,7 @@ CheckRow tokenizer_check();
 CheckRow codes_check();
 CheckRow finite_check();
 CheckRow decoder_check();
+CheckRow statistics_check();
 CheckRow weights_check();
 CheckRow reference_check();
 CheckRow perplexity_check();
@@ -21,8 +22,9 @@ CheckRow kv_compare_check();
 CheckRow speed_check();
 
 inline constexpr CheckRow (*rungs[])() = {
-    digests_check, conventions_check, structure_check,  tokenizer_check, codes_check,      finite_check, decoder_check,
-    weights_check, reference_check,   perplexity_check, kernels_check,   kv_compare_check, speed_check,
+    digests_check,    conventions_check, structure_check,  tokenizer_check, codes_check,
+    finite_check,     decoder_check,     statistics_check, weights_check,   reference_check,
+    perplexity_check, kernels_check,     kv_compare_check, speed_check,
 };
 
 }  // namespace w4q::verify

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "core/convert.h"
 #include "core/interrupt.h"
 #include "core/text.h"
+#include "model/layer_plan.h"
+#include "verify/kept.h"
 #include "verify/rungs.h"
 
 namespace w4q::verify {
@@ -32,6 +35,7 @@ class StructureCheck {
     for (const auto& [name, info] : folder_.quantization.linears) {
       if (!packed_.contains(name)) fault(name, "is packed, but no parameter of the architecture");
     }
+    check_rescaled_names();
     if (base_ != nullptr) check_against_base();
     for (const auto& [name, info] : folder_.tensors.tensors()) {
       if (!expected_.contains(name)) fault(name, "is extra: neither a parameter nor a plane of a packed one");
@@ -134,9 +138,53 @@ class StructureCheck {
     }
     const auto a = folder_.tensors.load(name);
     const auto b = base_->tensors.load_stored(name);
-    if (folder_.quantization.rescaled.contains(name)) return;
+    if (folder_.quantization.rescaled.contains(name)) return check_rescaled(name, a.view(), b.view());
     if (!std::ranges::equal(a->bytes, b->bytes)) return fault(name, "was kept, but its bytes differ from the base's");
     ++identical_;
+  }
+
+  /// One factor a channel, and a positive one. That the weights behind a norm carry it is for their errors to show.
+  void check_rescaled(const std::string& name, const TensorView& ours, const TensorView& theirs) {
+    const auto norm = folded_norms_.find(name);
+    if (norm == folded_norms_.end()) return;
+    std::vector<float> is(static_cast<size_t>(element_count(ours.shape))), was(is.size());
+    widen(ours.bytes, ours.dtype, is);
+    widen(theirs.bytes, theirs.dtype, was);
+    for (size_t i = 0; i < is.size(); ++i) {
+      const float a = is[i] + norm->second, b = was[i] + norm->second;
+      if (a == b || a / b > 0) continue;
+      return fault(name, concat("is said to be rescaled, but channel ", i, " is ", is[i], ", in the base ", was[i]));
+    }
+  }
+
+  /// Only norms and the linears behind them, and those whose rows others read, may be rescaled: each with whatever is on
+  /// the other side.
+  void check_rescaled_names() {
+    const auto& rescaled = folder_.quantization.rescaled;
+    std::set<std::string> allowed;
+    for (int64_t layer = 0; layer < config_.layers; ++layer) {
+      const auto groups = model::input_groups(config_, layer);
+      const auto is_rescaled = [&](const std::string& module) { return rescaled.contains(module + ".weight"); };
+      for (const auto& group : groups) {
+        const auto names = group.names();
+        const bool readers = std::ranges::all_of(names, is_rescaled);
+        if (group.norm) folded_norms_[group.norm->name + ".weight"] = group.norm->offset;
+        if (group.norm && readers) allowed.insert(group.norm->name + ".weight");
+        const bool norm = group.norm && is_rescaled(group.norm->name);
+        const bool producer = !group.producer.empty() && is_rescaled(group.producer);
+        for (const auto& name : names) {
+          if (norm || producer) allowed.insert(name + ".weight");
+        }
+        if (!group.producer.empty() && readers) {
+          for (const char* what : {".weight", ".bias"}) allowed.insert(group.producer + what);
+        }
+      }
+    }
+    for (const auto& name : rescaled) {
+      if (is_parameter(name) && !allowed.contains(name)) {
+        fault(name, "is said to be rescaled, but not what is on the other side of it");
+      }
+    }
   }
 
   /// What shapes do not tell, in the fp32 of GGUF's metadata.
@@ -183,6 +231,7 @@ class StructureCheck {
   const bool requantized_;
   std::set<std::string, std::less<>> expected_;
   std::set<std::string, std::less<>> packed_;
+  std::map<std::string, float, std::less<>> folded_norms_;  // that scales may be folded into, and their offsets
   int64_t kept_ = 0;
   int64_t identical_ = 0;
   int64_t rounded_ = 0;
@@ -206,8 +255,11 @@ CheckRow structure_check() {
               findings.note(candidate.config.undecoded + " is not known: structure is judged by names and shapes");
             }
             const model::OpenedModel* const base = context.options().has_base() ? &context.base() : nullptr;
-            // Other programs fold scales into what they keep, so it need not be the base's.
-            findings.checks.add(check_structure(candidate, context.foreign() ? nullptr : base));
+            // Other programs fold scales into what they keep, so it need not be the base's byte for byte.
+            Check structure = check_structure(candidate, context.foreign() ? nullptr : base);
+            const bool sound = structure.passed;
+            findings.checks.add(std::move(structure));
+            if (sound && context.foreign() && base != nullptr) findings.checks.add(check_kept(candidate, *base));
           }};
 }
 

@@ -151,28 +151,6 @@ void apply(const Units& units, const std::vector<RoundedRow>& rows, std::vector<
   }
 }
 
-/// Multiplies columns, then rows, of `base` by what brings them nearest to `found`. One factor that is not positive
-/// stays 1: no program folds such a scale away.
-void fit_units(std::vector<float>& base, std::span<const float> found, size_t k) {
-  const size_t n = base.size() / k;
-  const auto fit = [&](size_t lines, size_t length, size_t line_step, size_t step) {
-    for (size_t line = 0; line < lines; ++line) {
-      double norm = 0, product = 0;
-      for (size_t i = 0; i < length; ++i) {
-        const size_t at = line * line_step + i * step;
-        norm += double{base[at]} * double{base[at]};
-        product += double{base[at]} * double{found[at]};
-      }
-      if (!(norm > 0 && product > 0)) continue;
-      for (size_t i = 0; i < length; ++i) base[line * line_step + i * step] *= static_cast<float>(product / norm);
-    }
-  };
-  for (int round = 0; round < 2; ++round) {
-    fit(k, n, 1, k);
-    fit(n, k, k, 1);
-  }
-}
-
 void measure(std::span<const float> base, std::span<const float> found, std::span<const float> rounded,
              RoundedRow& row) {
   for (size_t c = 0; c < base.size(); ++c) {
@@ -210,7 +188,7 @@ const RoundedRow* WeightLimit::worst_row() const noexcept {
 }
 
 std::optional<WeightLimit> limit_of(const LinearWeight& base, const LinearWeight& candidate, const Units& units,
-                                    std::span<const model::WeightError> errors, bool fit) {
+                                    std::span<const model::WeightError> errors) {
   const auto* packed = std::get_if<std::shared_ptr<const PackedLinear>>(&candidate.matrix);
   if (packed == nullptr || (*packed)->passes.empty()) return std::nullopt;
   WeightLimit limit{.rows = chosen_rows(base.n, base.k, errors), .bits = bits_of(**packed)};
@@ -219,7 +197,6 @@ std::optional<WeightLimit> limit_of(const LinearWeight& base, const LinearWeight
   auto values = decode(base, limit.rows);
   const auto found = decode(candidate, limit.rows);
   apply(units, limit.rows, values);
-  if (fit) fit_units(values, found, k);
   if (!std::ranges::all_of(values, [](float value) { return std::isfinite(value); })) return std::nullopt;
   std::vector<float> rounded;
   try {

@@ -50,10 +50,8 @@ struct WeightLimit {
   const RoundedRow* worst_row() const noexcept;
 };
 
-/// Rounds rows of `base`, spread evenly, and those of `errors` that are largest. `fit`: where another program may have
-/// folded scales away, of which only the weights tell, columns and rows of the base are fitted to the candidate's.
-/// Nothing where the base's weights cannot be rounded so, or are not finite.
+/// Rounds rows of `base`, spread evenly, and those of `errors` that are largest. Nothing where the base's weights cannot be rounded so, or are not finite.
 std::optional<WeightLimit> limit_of(const kernels::LinearWeight& base, const kernels::LinearWeight& candidate,
-                                    const Units& units, std::span<const model::WeightError> errors, bool fit);
+                                    const Units& units, std::span<const model::WeightError> errors);
 
 }  // namespace w4q::verify

@@ -18,16 +18,6 @@ std::string scheme_text(const checkpoint::PackedLinearInfo& info) {
 
 namespace {
 
-/// Other programs do not say what they folded: it is asked for where the weight does not hold as it is.
-std::optional<WeightLimit> judge(const kernels::LinearWeight& base, const kernels::LinearWeight& stored,
-                                 const Units& units, std::span<const model::WeightError> rows, bool foreign) {
-  auto limit = limit_of(base, stored, units, rows, false);
-  if (limit && foreign && (!limit->holds() || limit->worst_row() != nullptr)) {
-    limit = limit_of(base, stored, units, {}, true);
-  }
-  return limit;
-}
-
 std::string fault_of(const TensorError& tensor) {
   const WeightLimit& limit = *tensor.limit;
   const std::string remedy = "; quantize it anew, or give the base it was made from (--no-limits: report alone)";
@@ -66,12 +56,11 @@ WeightReport compare_with_base(const model::OpenedModel& candidate, const model:
   RescaledWeights weights(candidate, base);
   Progress progress("weights", static_cast<int64_t>(quantization.linears.size()), "tensors");
   for (const auto& [name, info] : quantization.linears) {
-    if (quantization.rescaled.contains(name + ".weight")) ++report.rescaled;
+    if (!weights.units(name).cols.empty()) ++report.rescaled;
     const auto wanted = stored_weight(base.folder, name);
     std::vector<model::WeightError> rows;
     const auto error = model::compare_weights(wanted, weights.effective(name), &rows);
-    const auto limit =
-        judge(wanted, stored_weight(candidate.folder, name), weights.units(name), rows, info.dialect != nullptr);
+    const auto limit = limit_of(wanted, stored_weight(candidate.folder, name), weights.units(name), rows);
     report.tensors.push_back({name, scheme_text(info), error, limit});
     report.total.add(error);
     progress.advance(1);
@@ -113,8 +102,11 @@ io::Json to_json(const WeightReport& report) {
                {"floor_db", tensor.limit->floor()},
                {"margin_db", tensor.limit->margin()},
                {"noise_over_rounding", noise > 0 ? tensor.limit->noise / noise : 0},
+               {"noise_limit", tensor.limit->most()},
                {"gain", tensor.limit->gain()},
+               {"gain_limits", {least_gain, most_gain}},
                {"worst_row_over_rounding", row},
+               {"row_limit", tensor.limit->bits < 4 ? io::Json() : io::Json(most_row_noise)},
                {"passed", tensor.limit->holds() && tensor.limit->worst_row() == nullptr}};
     }
     tensors.push_back({{"name", tensor.name},
@@ -143,7 +135,13 @@ CheckRow weights_check() {
             findings.add("weights", to_text(report), to_json(report));
             const double sqnr = report.total.sqnr();
             auto faults = context.options().default_limits ? faults_of(report) : std::vector<std::string>{};
-            findings.checks.add({"weights", !std::isnan(sqnr) && faults.empty(), summary(report), std::move(faults)});
+            Check check{"weights", !std::isnan(sqnr) && faults.empty(), summary(report), std::move(faults)};
+            for (const auto& tensor : report.tensors) {
+              if (!tensor.limit || !context.options().default_limits) continue;
+              check.verdicts.push_back(
+                  {concat("SQNR of ", tensor.name), tensor.limit->sqnr(), tensor.limit->floor(), true});
+            }
+            findings.checks.add(std::move(check));
             if (const auto least = context.limit("--min-sqnr")) {
               findings.checks.add_threshold("SQNR", sqnr, *least, true);
             }

@@ -68,11 +68,13 @@ TEST_F(Ladder, ASoundModelIsVerified) {
   EXPECT_THAT(names(plain), ElementsAre("structure", "tokenizer", "finite"));
   EXPECT_TRUE(plain.json["passed"]);
   const Findings packed = climb_for(test::check_options(this->packed(), test::bundled_model()));
-  EXPECT_THAT(names(packed), ElementsAre("digests", "base", "structure", "tokenizer", "codes", "finite", "weights"));
-  EXPECT_THAT(packed.text, EndsWith("verified: digests, base, structure, tokenizer, codes, finite, weights, decoder; "
-                                    "not checked: perplexity (no --ppl)\n"));
+  EXPECT_THAT(names(packed),
+              ElementsAre("digests", "base", "structure", "tokenizer", "codes", "finite", "statistics", "weights"));
+  EXPECT_THAT(packed.text,
+              EndsWith("verified: digests, base, structure, tokenizer, codes, finite, statistics, weights, decoder; "
+                       "not checked: perplexity (no --ppl)\n"));
   EXPECT_EQ(packed.json["weights"]["tensors"].size(), 28u);
-  EXPECT_EQ(packed.json["checks"].size(), 7u);
+  EXPECT_EQ(packed.json["checks"].size(), 8u);
 }
 
 TEST_F(Ladder, ABrokenStructureEndsTheClimb) {
@@ -124,8 +126,8 @@ TEST_F(Ladder, LimitsAreChecksOfTheirOwn) {
   options.windows.max_windows = 2;
   options.limits = {{"--min-sqnr", 5}, {"--max-kl", 1e-6}, {"--max-ppl-ratio", 5}};
   const Findings findings = climb_for(options);
-  EXPECT_THAT(names(findings), ElementsAre("digests", "base", "structure", "tokenizer", "codes", "finite", "weights",
-                                           "SQNR", "perplexity", "perplexity ratio", "KL"));
+  EXPECT_THAT(names(findings), ElementsAre("digests", "base", "structure", "tokenizer", "codes", "finite", "statistics",
+                                           "weights", "SQNR", "perplexity", "perplexity ratio", "KL"));
   for (const Check& check : findings.checks.checks()) EXPECT_EQ(check.passed, check.name != "KL") << check.name;
   EXPECT_TRUE(findings.json["perplexity"].contains("base"));
 }

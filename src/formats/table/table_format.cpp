@@ -160,6 +160,19 @@ void table_decode_row(const TableFormat& format, const PackedWeight& canonical, 
   for (float& value : out) value *= tensor_scale_of(format, canonical);
 }
 
+void table_read_codes(const TableFormat& format, const PackedWeight& canonical, int64_t row, std::span<uint8_t> codes) {
+  ensure(canonical.layout == canonical_layout, "table_read_codes: not the canonical layout");
+  ensure(row >= 0 && row < canonical.n && static_cast<int64_t>(codes.size()) == canonical.k, "table_read_codes: row");
+  const std::span<const uint32_t> words = canonical.plane(PlaneRole::codes).bytes.as<uint32_t>();
+  const int64_t begin = row_begin(format, canonical.k, row);
+  for (int64_t col = 0; col < canonical.k;) {
+    const auto read = read_unit(format, words, (begin + col) / unit);
+    for (int64_t lane = (begin + col) % unit; lane < unit && col < canonical.k; ++lane, ++col) {
+      codes[static_cast<size_t>(col)] = read[static_cast<size_t>(lane)];
+    }
+  }
+}
+
 void table_recode(const TableFormat& format, PackedWeight& weight, std::span<const float> values) {
   check_values(values, weight.n, weight.k);
   const NearestEntry nearest(table_levels(format, weight), format.ties);

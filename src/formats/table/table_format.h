@@ -56,6 +56,8 @@ std::vector<PlaneSpec> table_planes(const TableFormat& format, int64_t n, int64_
 BitPlace table_place(const TableFormat& format, int64_t k, int64_t row, int64_t col, int bit) noexcept;
 /// Row `row` of canonical planes into `out` (k values).
 void table_decode_row(const TableFormat& format, const PackedWeight& canonical, int64_t row, std::span<float> out);
+/// The codes of row `row` of canonical planes into `codes` (k of them).
+void table_read_codes(const TableFormat& format, const PackedWeight& canonical, int64_t row, std::span<uint8_t> codes);
 /// Fills zeroed canonical planes: table, scales and codes of `values` (n × k, finite). Throws bad_argument or bad_file
 /// for a table that does not fit.
 void table_encode(const TableFormat& format, std::span<const float> values, std::span<const float> codebook,

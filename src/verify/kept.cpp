@@ -1,0 +1,213 @@
+#include "verify/kept.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "core/convert.h"
+#include "core/interrupt.h"
+#include "core/text.h"
+#include "model/layer_plan.h"
+#include "model/model.h"
+#include "verify/rescaled.h"
+
+namespace w4q::verify {
+namespace {
+
+constexpr int64_t piece = int64_t{1} << 20;
+
+/// The values [begin, end) of a tensor in fp32.
+std::vector<float> values_of(const TensorView& tensor, int64_t begin, int64_t end) {
+  std::vector<float> values(static_cast<size_t>(end - begin));
+  widen(tensor.bytes.subspan(static_cast<size_t>(begin * dtype_bits(tensor.dtype) / 8)), tensor.dtype, values);
+  return values;
+}
+
+/// The first value that is neither the base's nor that rounded to the type of `ours`; −1: none. Equal shapes.
+int64_t first_difference(const TensorView& ours, const TensorView& theirs) {
+  const int64_t count = element_count(ours.shape);
+  const int64_t width = dtype_bits(ours.dtype) / 8;
+  for (int64_t begin = 0; begin < count; begin += piece) {
+    check_interrupt();
+    const int64_t end = std::min(begin + piece, count);
+    const auto a = values_of(ours, begin, end);
+    auto b = values_of(theirs, begin, end);
+    std::vector<std::byte> rounded(b.size() * static_cast<size_t>(width));
+    narrow(b, ours.dtype, rounded);
+    widen(rounded, ours.dtype, b);
+    for (size_t i = 0; i < a.size(); ++i) {
+      if (a[i] != b[i] && !(std::isnan(a[i]) && std::isnan(b[i]))) return begin + static_cast<int64_t>(i);
+    }
+  }
+  return -1;
+}
+
+std::string place_text(int64_t at, const Shape& shape) {
+  return shape.size() == 2 ? concat("[", at / shape[1], ", ", at % shape[1], "]") : concat("[", at, "]");
+}
+
+class KeptCheck {
+ public:
+  KeptCheck(const model::OpenedModel& candidate, const model::OpenedModel& base)
+      : candidate_(candidate), base_(base), weights_(candidate, base) {}
+
+  Check run() {
+    look_at_config();
+    for (const auto& parameter : model::parameters(candidate_.config)) look_at(parameter);
+    Check check{"kept", faults_.empty(), {}, std::move(faults_)};
+    check.detail = concat(same_, " kept tensors and config.json hold what the base's do");
+    if (rescaled_ > 0) check.detail += concat(", ", rescaled_, " more up to a factor a channel");
+    if (!check.passed) check.detail += concat("; ", check.faults.size(), " faults");
+    return check;
+  }
+
+ private:
+  void fault(std::string_view subject, const std::string& what) {
+    faults_.push_back(concat(printable(subject), ": ", what));
+  }
+
+  // ---- config.json ----
+
+  template <class Value>
+  void compare(const char* key, const Value& ours, const Value& theirs) {
+    if (ours != theirs) fault("config.json", concat(key, " is ", ours, ", in the base ", theirs));
+  }
+
+  void look_at_config() {
+    const model::ModelConfig &ours = candidate_.config, &theirs = base_.config;
+    const auto real = [](double value) { return static_cast<float>(value); };
+    compare("architecture", ours.architecture_name, theirs.architecture_name);
+    compare("num_hidden_layers", ours.layers, theirs.layers);
+    compare("hidden_size", ours.hidden_size, theirs.hidden_size);
+    compare("intermediate_size", ours.intermediate_size, theirs.intermediate_size);
+    compare("num_attention_heads", ours.heads, theirs.heads);
+    compare("num_key_value_heads", ours.kv_heads, theirs.kv_heads);
+    compare("head_dim", ours.head_dim, theirs.head_dim);
+    compare("rms_norm_eps", real(ours.rms_norm_eps), real(theirs.rms_norm_eps));
+    compare("max_position_embeddings", ours.max_positions, theirs.max_positions);
+    compare("rope_theta", real(ours.rope.theta), real(theirs.rope.theta));
+    if (ours.rope != theirs.rope && real(ours.rope.theta) == real(theirs.rope.theta)) {
+      fault("config.json", "positions are scaled otherwise than in the base (rope_scaling)");
+    }
+    if (ours.sliding_window != theirs.sliding_window) fault("config.json", "sliding_window is not the base's");
+    if (ours.bos_token && theirs.bos_token) compare("bos_token_id", *ours.bos_token, *theirs.bos_token);
+    if (!ours.eos_tokens.empty() && !theirs.eos_tokens.empty() && ours.eos_tokens != theirs.eos_tokens) {
+      fault("config.json", "eos_token_id is not the base's");
+    }
+  }
+
+  // ---- tensors ----
+
+  void look_at(const model::Parameter& parameter) {
+    const std::string& name = parameter.name;
+    if (candidate_.folder.quantization.find(model::module_path(name)) != nullptr) return;
+    // A head that is tied in one of the two is the table of embeddings.
+    const std::string wanted = base_.folder.tensors.contains(name) ? name : "model.embed_tokens.weight";
+    if (!candidate_.folder.tensors.contains(name) || !base_.folder.tensors.contains(wanted)) return;
+    if (wanted != name && name != "lm_head.weight") return fault(name, "the base has no such tensor");
+    const auto ours = candidate_.folder.tensors.load(name), theirs = base_.folder.tensors.load(wanted);
+    if (ours->shape != theirs->shape) {
+      return fault(name, concat("has shape ", shape_text(ours->shape), ", in the base ", shape_text(theirs->shape)));
+    }
+    const int64_t at = first_difference(ours.view(), theirs.view());
+    if (at < 0) return void(++same_);
+    const std::string difference =
+        concat("is not the base's: ", place_text(at, ours->shape), " is ", values_of(ours.view(), at, at + 1).front(),
+               ", in the base ", values_of(theirs.view(), at, at + 1).front());
+    const std::string problem = may_be_folded(parameter, ours.view(), theirs.view());
+    if (!problem.empty()) return fault(name, problem == "no" ? difference : concat(difference, "; ", problem));
+    ++rescaled_;
+  }
+
+  /// Empty: it is what folding leaves; "no": nobody folds anything into it; else what is wrong with it.
+  std::string may_be_folded(const model::Parameter& parameter, const TensorView& ours, const TensorView& theirs) {
+    for (int64_t layer = 0; layer < candidate_.config.layers; ++layer) {
+      for (const auto& group : model::input_groups(candidate_.config, layer)) {
+        if (group.norm && parameter.name == group.norm->name + ".weight") {
+          return folded_norm(group, ours, theirs, group.norm->offset);
+        }
+        const auto module = std::string(model::module_path(parameter.name));
+        if (group.producer == module && parameter.name.ends_with(".bias")) return folded_bias(module, ours, theirs);
+        const auto names = group.names();
+        if (parameter.linear && std::ranges::find(names, module) != names.end()) {
+          return folded_weight(module, ours, theirs);
+        }
+      }
+    }
+    return "no";
+  }
+
+  std::string folded_norm(const model::InputGroup& group, const TensorView& ours, const TensorView& theirs,
+                          float offset) const {
+    const auto names = group.names();
+    const bool packed = std::ranges::any_of(
+        names, [&](const auto& name) { return candidate_.folder.quantization.find(name) != nullptr; });
+    if (!packed) return "no weight behind it is packed";
+    const int64_t size = element_count(ours.shape);
+    const auto a = values_of(ours, 0, size), b = values_of(theirs, 0, size);
+    double least = INFINITY, most = 0;
+    for (size_t i = 0; i < a.size(); ++i) {
+      const double is = double{a[i]} + double{offset}, was = double{b[i]} + double{offset};
+      // What is next to nothing in a 16-bit type has no factor that could be told.
+      if (std::abs(was) < 1e-6 && std::abs(is) < 1e-6) continue;
+      const double factor = is / was;
+      if (!(factor > 0) || !std::isfinite(factor)) return concat("no positive factor in channel ", i);
+      least = std::min(least, factor), most = std::max(most, factor);
+    }
+    // Folding makes channels alike; what is the same in all changes nothing but the size of what is computed.
+    if (most < least * 1.02)
+      return concat("the same factor in all channels (", fixed(least, 3), "): nothing that is folded");
+    return {};
+  }
+
+  std::string folded_bias(const std::string& module, const TensorView& ours, const TensorView& theirs) {
+    const Units units = weights_.units(module);
+    if (units.rows.empty()) return "the rows of its weight are as they were";
+    const int64_t size = element_count(ours.shape);
+    const auto a = values_of(ours, 0, size), b = values_of(theirs, 0, size);
+    for (size_t i = 0; i < a.size(); ++i) {
+      if (std::abs(a[i] - b[i] * units.rows[i]) > 0.25f * std::abs(b[i] * units.rows[i])) {
+        return concat("row ", i, " of its weight is scaled by ", units.rows[i]);
+      }
+    }
+    return {};
+  }
+
+  /// One that stayed in 16 bit beside packed ones.
+  std::string folded_weight(const std::string& module, const TensorView& ours, const TensorView& theirs) {
+    const Units units = weights_.units(module);
+    if (units.cols.empty() && units.rows.empty()) return "nothing beside it was scaled";
+    const int64_t n = ours.shape[0], k = ours.shape[1];
+    double noise = 0, signal = 0;
+    for (int64_t row = 0; row < n; ++row) {
+      const auto a = values_of(ours, row * k, row * k + k), b = values_of(theirs, row * k, row * k + k);
+      for (size_t c = 0; c < a.size(); ++c) {
+        const double wanted = double{b[c]} * (units.cols.empty() ? 1.0 : double{units.cols[c]}) *
+                              (units.rows.empty() ? 1.0 : double{units.rows[static_cast<size_t>(row)]});
+        noise += (a[c] - wanted) * (a[c] - wanted), signal += wanted * wanted;
+      }
+    }
+    // Two roundings to 16 bit, of it and of the norm.
+    return noise > signal * 1e-3 ? "it does not carry the scales of what is before it" : "";
+  }
+
+  const model::OpenedModel& candidate_;
+  const model::OpenedModel& base_;
+  RescaledWeights weights_;
+  int64_t same_ = 0, rescaled_ = 0;
+  std::vector<std::string> faults_;
+};
+
+}  // namespace
+
+Check check_kept(const model::OpenedModel& candidate, const model::OpenedModel& base) {
+  return KeptCheck(candidate, base).run();
+}
+
+bool holds_base_values(const model::OpenedModel& candidate, const model::OpenedModel& base, const std::string& name) {
+  if (!candidate.folder.tensors.contains(name) || !base.folder.tensors.contains(name)) return false;
+  const auto ours = candidate.folder.tensors.load(name), theirs = base.folder.tensors.load(name);
+  return ours->shape == theirs->shape && first_difference(ours.view(), theirs.view()) < 0;
+}
+
+}  // namespace w4q::verify

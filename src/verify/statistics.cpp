@@ -1,0 +1,178 @@
+#include "verify/statistics.h"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+
+#include "core/progress.h"
+#include "core/text.h"
+#include "formats/scheme_registry.h"
+#include "io/digest.h"
+#include "verify/rungs.h"
+#include "verify/statistics_norms.h"
+
+namespace w4q::verify {
+
+namespace {
+
+/// Planes and norms that hold the bytes of another's.
+class Twins {
+ public:
+  void add(const std::string& subject, const std::string& what, std::span<const std::byte> bytes) {
+    if (!says_something(bytes)) return;
+    const auto [first, is_new] = seen_.try_emplace(concat(what, io::digest_of(bytes).text()), subject);
+    if (!is_new) found_.push_back({first->second, subject, what});
+  }
+
+  /// Models are also made by repeating whole layers: those are named, and proven to be nothing wrong.
+  void report(const model::OpenedModel& model, StatisticsReport& report) const {
+    const auto layer_of = [&](const std::string& linear) {
+      const auto place = model::find_linear(model.config, linear);
+      return place ? place->layer : -1;
+    };
+    std::map<int64_t, size_t> packed;
+    for (const auto& [name, info] : model.folder.quantization.linears) ++packed[layer_of(name)];
+    std::map<std::pair<int64_t, int64_t>, size_t> linears;
+    const auto layers = [&](const Twin& twin) { return std::pair(layer_of(twin.first), layer_of(twin.second)); };
+    for (const Twin& twin : found_) linears[layers(twin)] += twin.what == "codes";
+    for (const Twin& twin : found_) {
+      const auto between = layers(twin);
+      const bool repeated =
+          between.first >= 0 && between.first != between.second && linears[between] == packed[between.second];
+      const std::string text = concat(printable(twin.second), ": its ", twin.what, " are those of ",
+                                      printable(twin.first), ", byte for byte");
+      if (repeated || between.first < 0) {
+        report.warnings.push_back(text);
+      } else {
+        report.faults.push_back(text);
+      }
+    }
+  }
+
+ private:
+  struct Twin {
+    std::string first, second, what;
+  };
+
+  /// Whether two could not be the same by chance, nor because there is nothing in them.
+  static bool says_something(std::span<const std::byte> bytes) {
+    std::array<bool, 256> seen{};
+    for (const std::byte byte : bytes) seen[std::to_integer<size_t>(byte)] = true;
+    return bytes.size() >= 256 && std::ranges::count(seen, true) >= 16;
+  }
+
+  std::map<std::string, std::string> seen_;
+  std::vector<Twin> found_;
+};
+
+}  // namespace
+
+StatisticsReport check_statistics(const model::OpenedModel& candidate) {
+  StatisticsReport report;
+  std::map<std::string, Energies, std::less<>> energies;
+  Twins twins;
+  const auto& linears = candidate.folder.quantization.linears;
+  Progress progress("statistics", static_cast<int64_t>(linears.size()), "tensors");
+  for (const auto& [name, info] : linears) {
+    auto packed =
+        std::make_shared<const formats::PackedLinear>(checkpoint::load_canonical(candidate.folder.tensors, info));
+    for (size_t pass = 0; pass < packed->passes.size(); ++pass) {
+      for (const auto role : {formats::PlaneRole::codes, formats::PlaneRole::scales}) {
+        twins.add(name, concat(to_string(role), pass == 0 ? "" : concat(" of pass ", pass)),
+                  packed->passes[pass].plane(role).bytes.bytes());
+      }
+      // A further pass holds what the one before left: it is compared with its like.
+      report.passes.push_back({name, concat(formats::to_string(packed->passes[pass].scheme), " ", pass),
+                               name.substr(name.rfind('.') + 1), figures_of(packed->passes[pass])});
+    }
+    energies.emplace(name, energies_of({name, info.n, info.k, packed, {}}));
+    progress.advance(1);
+  }
+  twins.report(candidate, report);
+  report.energy = check_energies(candidate.config, energies);
+  for (auto& fault : block_faults(report.passes)) report.faults.push_back(std::move(fault));
+  report.faults.insert(report.faults.end(), report.energy.faults.begin(), report.energy.faults.end());
+  report.warnings = report.energy.warnings;
+  auto profiles = check_profiles(candidate.config, energies);
+  report.places = std::move(profiles.places);
+  for (const auto& [name, what] : profiles.faults) report.faults.push_back(concat(printable(name), ": ", what));
+  for (const auto& [name, what] : profiles.warnings) report.warnings.push_back(concat(printable(name), ": ", what));
+  for (auto& fault : norm_faults(candidate)) report.faults.push_back(std::move(fault));
+  return report;
+}
+
+io::Json to_json(const StatisticsReport& report) {
+  io::Json passes = io::Json::array(), relations = io::Json::array();
+  for (const auto& [name, scheme, role, figures] : report.passes) {
+    passes.push_back({{"name", name},
+                      {"scheme", scheme},
+                      {"match", figures.match.value},
+                      {"match_error", figures.match.error},
+                      {"reordered", figures.reordered.match.value},
+                      {"norm_spread", figures.spread.stored},
+                      {"norm_spread_mixed", figures.spread.mixed},
+                      {"zeros", figures.zeros.value},
+                      {"zeros_error", figures.zeros.error}});
+  }
+  for (const auto& relation : report.energy.relations) {
+    relations.push_back({{"layer", relation.layer},
+                         {"kind", relation.kind},
+                         {"agreement", relation.found.value},
+                         {"sigmas", relation.found.sigmas()}});
+  }
+  io::Json places = io::Json::array();
+  for (const Place& place : report.places) {
+    places.push_back(
+        {{"name", place.linear}, {"side", place.side}, {"sigmas", place.sigmas}, {"others", place.others}});
+  }
+  return {{"places", std::move(places)},
+          {"passes", std::move(passes)},
+          {"relations", std::move(relations)},
+          {"warnings", report.warnings}};
+}
+
+namespace {
+
+/// Of every rule the weight that is nearest to its limit.
+std::vector<Verdict> verdicts_of(const StatisticsReport& report) {
+  std::map<std::string, Verdict> nearest;
+  const auto hold = [&](const std::string& rule, const std::string& name, double value, double limit) {
+    const Verdict verdict{concat(rule, " of ", name), value, limit, true};
+    const auto [at, is_new] = nearest.try_emplace(rule, verdict);
+    if (!is_new && verdict.value < at->second.value) at->second = verdict;
+  };
+  for (const BlockSubject& pass : report.passes) {
+    const auto& [slope, error] = pass.figures.match;
+    if (error > 0) hold("scales over codes", pass.name, slope + 5 * error, least_scale_match);
+    const auto& zeros = pass.figures.zeros;
+    if (zeros.error > 0)
+      hold("mean codes over zero points", pass.name, zeros.value + 5 * zeros.error, least_zero_match);
+  }
+  for (const Place& place : report.places) {
+    hold("standard errors of relation", concat(place.linear, " ", place.side), place.sigmas, least_sigmas);
+  }
+  std::vector<Verdict> verdicts;
+  for (auto& [rule, verdict] : nearest) verdicts.push_back(std::move(verdict));
+  return verdicts;
+}
+
+}  // namespace
+
+CheckRow statistics_check() {
+  return {.name = "statistics",
+          .help = "codes, scales and energies are related as those of sound weights are",
+          .needs = {.packed = true},
+          .run = [](CheckContext& context, Findings& findings) {
+            const auto report = check_statistics(context.candidate());
+            findings.json["statistics"] = to_json(report);
+            for (const auto& warning : report.warnings) findings.note(warning);
+            Check check{"statistics", report.faults.empty(), {}, report.faults};
+            check.detail =
+                concat(report.passes.size() - std::min(report.passes.size(), report.faults.size()), " of ",
+                       report.passes.size(), " packed weights agree with themselves and with those around them");
+            check.verdicts = verdicts_of(report);
+            findings.checks.add(std::move(check));
+          }};
+}
+
+}  // namespace w4q::verify

@@ -1,0 +1,29 @@
+// What the stored weights say of themselves, without a base and without digests (docs/verify.md): codes against the
+// scales of their blocks, energies against those of the weights beside them, planes that stand twice.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "model/opened.h"
+#include "verify/report.h"
+#include "verify/statistics_blocks.h"
+#include "verify/statistics_energy.h"
+#include "verify/statistics_profiles.h"
+
+namespace w4q::verify {
+
+struct StatisticsReport {
+  std::vector<BlockSubject> passes;
+  EnergyReport energy;
+  std::vector<Place> places;
+  std::vector<std::string> faults;    ///< beyond any doubt
+  std::vector<std::string> warnings;  ///< unlike what models have, which proves nothing
+};
+
+/// Looks at every packed linear. Throws as loading does.
+StatisticsReport check_statistics(const model::OpenedModel& candidate);
+
+io::Json to_json(const StatisticsReport& report);
+
+}  // namespace w4q::verify

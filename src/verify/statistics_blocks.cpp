@@ -1,0 +1,584 @@
+#include "verify/statistics_blocks.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <map>
+#include <numeric>
+
+#include "core/text.h"
+#include "formats/integer.h"
+#include "formats/scheme_registry.h"
+#include "formats/table/table_format.h"
+
+namespace w4q::verify {
+namespace {
+
+using formats::PackedWeight;
+using formats::PlaneRole;
+using formats::SchemeFamily;
+
+constexpr int64_t most_codes = int64_t{1} << 20;
+constexpr int64_t rows_together = 8;
+constexpr double nothing = std::numeric_limits<double>::quiet_NaN();
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::ranges::nth_element(values, middle);
+  return *middle;
+}
+
+std::vector<int64_t> rows_of(const PackedWeight& weight) {
+  const int64_t blocks = (weight.n + rows_together - 1) / rows_together;
+  const int64_t taken = std::clamp<int64_t>(most_codes / (rows_together * weight.k), 1, blocks);
+  std::vector<int64_t> rows;
+  for (int64_t i = 0; i < taken; ++i) {
+    const int64_t first = i * blocks / taken * rows_together;
+    for (int64_t row = first; row < std::min(first + rows_together, weight.n); ++row) rows.push_back(row);
+  }
+  return rows;
+}
+
+struct ScaleOrder {
+  std::string_view name;
+  int64_t (*from)(int64_t row, int64_t group, int64_t n, int64_t groups);
+};
+constexpr ScaleOrder orders[] = {
+    {"outputs and groups exchanged",
+     [](int64_t row, int64_t group, int64_t n, int64_t groups) {
+       const int64_t at = row * groups + group;
+       return at % n * groups + at / n;
+     }},
+    {"all in reverse order",
+     [](int64_t row, int64_t group, int64_t n, int64_t groups) { return n * groups - 1 - (row * groups + group); }},
+    {"the groups of each output in reverse order",
+     [](int64_t row, int64_t group, int64_t, int64_t groups) { return row * groups + groups - 1 - group; }},
+    {"the outputs in reverse order",
+     [](int64_t row, int64_t group, int64_t n, int64_t groups) { return (n - 1 - row) * groups + group; }},
+    {"the two halves of the outputs exchanged",
+     [](int64_t row, int64_t group, int64_t n, int64_t groups) { return (row + n / 2) % n * groups + group; }},
+    {"the two halves of the groups exchanged",
+     [](int64_t row, int64_t group, int64_t, int64_t groups) { return row * groups + (group + groups / 2) % groups; }},
+    {"each one place on",
+     [](int64_t row, int64_t group, int64_t n, int64_t groups) { return (row * groups + group + 1) % (n * groups); }},
+    {"each one place back", [](int64_t row, int64_t group, int64_t n,
+                               int64_t groups) { return (row * groups + group + n * groups - 1) % (n * groups); }},
+    {"each one output on",
+     [](int64_t row, int64_t group, int64_t n, int64_t groups) { return (row + 1) % n * groups + group; }},
+    {"each one output back",
+     [](int64_t row, int64_t group, int64_t n, int64_t groups) { return (row + n - 1) % n * groups + group; }},
+};
+
+}  // namespace
+
+BlockSample::BlockSample(const PackedWeight& canonical) : weight_(canonical), rows_(rows_of(canonical)) {
+  const auto& row = formats::scheme_row(canonical.scheme.family);
+  int64_t size = 0;
+  if (canonical.scheme.family == SchemeFamily::integer) {
+    size = formats::integer_group_size(canonical.scheme, canonical.k);
+  } else {
+    const auto format = row.table(canonical.scheme);
+    size = formats::block_of(format, canonical.k);
+    by_largest_ = format.rule != formats::ScaleRule::group_norm;
+    if (format.order == formats::CodeOrder::dense && canonical.k % size != 0) size = 0;
+  }
+  if (size == 0) return;
+  groups_ = (canonical.k + size - 1) / size;
+  group_of_.resize(static_cast<size_t>(canonical.k));
+  for (size_t col = 0; col < group_of_.size(); ++col) {
+    group_of_[col] = canonical.scheme.act_order ? canonical.plane(PlaneRole::group_index).bytes.as<int32_t>()[col]
+                                                : static_cast<int32_t>(static_cast<int64_t>(col) / size);
+  }
+  log_scales_.resize(static_cast<size_t>(canonical.n * groups_));
+  for (size_t i = 0; i < log_scales_.size(); ++i) {
+    const double scale = std::abs(double{formats::scale_at(canonical, static_cast<int64_t>(i))});
+    log_scales_[i] = scale > 0 ? std::log(scale) : nothing;
+  }
+  read_codes();
+  measure();
+}
+
+void BlockSample::read_codes() {
+  const auto width = static_cast<size_t>(weight_.k);
+  const bool integer = weight_.scheme.family == SchemeFamily::integer;
+  const auto& row = formats::scheme_row(weight_.scheme.family);
+  std::vector<float> table(size_t{1} << weight_.scheme.bits);
+  std::vector<uint8_t> codes(width), zeros(static_cast<size_t>(groups_));
+  if (integer) {
+    std::iota(table.begin(), table.end(), 0.0f);
+  } else {
+    table = formats::table_levels(row.table(weight_.scheme), weight_);
+  }
+  levels_.resize(rows_.size() * width);
+  codes_.resize(levels_.size());
+  zeros_.resize(rows_.size() * static_cast<size_t>(groups_));
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    if (integer) {
+      formats::integer_read_codes(weight_, rows_[i], codes);
+      formats::integer_read_zeros(weight_, rows_[i], zeros);
+      for (size_t g = 0; g < zeros.size(); ++g) zeros_[i * zeros.size() + g] = zeros[g];
+    } else {
+      formats::table_read_codes(row.table(weight_.scheme), weight_, rows_[i], codes);
+    }
+    for (size_t col = 0; col < width; ++col) {
+      levels_[i * width + col] = table[codes[col]];
+      codes_[i * width + col] = codes[col];
+    }
+  }
+}
+
+void BlockSample::measure() {
+  const auto groups = static_cast<size_t>(groups_), width = static_cast<size_t>(weight_.k);
+  deviations_.resize(rows_.size() * groups);
+  means_.resize(deviations_.size());
+  std::vector<double> count(groups), sum(groups), squares(groups);
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    for (auto* series : {&count, &sum, &squares}) std::ranges::fill(*series, 0.0);
+    for (size_t col = 0; col < width; ++col) {
+      const auto group = static_cast<size_t>(group_of_[col]);
+      const double value = level(i, col);
+      count[group] += 1, sum[group] += value, squares[group] += value * value;
+    }
+    for (size_t group = 0; group < groups; ++group) {
+      const double mean = count[group] > 0 ? sum[group] / count[group] : 0;
+      const double variance = count[group] > 0 ? squares[group] / count[group] - mean * mean : 0;
+      const size_t at = i * groups + group;
+      means_[at] = mean;
+      deviations_[at] = variance > 1e-9 ? 0.5 * std::log(variance) : nothing;
+      const bool scaled = !std::isnan(log_scale(rows_[i] * groups_ + static_cast<int64_t>(group)));
+      if (!scaled && !std::isnan(deviations_[at])) ++empty_;
+    }
+  }
+}
+
+Slope BlockSample::match_of(const std::vector<int64_t>& order) const {
+  std::vector<double> x, y;
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    const size_t first = x.size();
+    double mean_x = 0, mean_y = 0;
+    for (size_t group = 0; group < static_cast<size_t>(groups_); ++group) {
+      const size_t at = i * static_cast<size_t>(groups_) + group;
+      const double scale = log_scale(order[at]);
+      if (std::isnan(scale) || std::isnan(deviations_[at])) continue;
+      x.push_back(deviations_[at]), y.push_back(-scale);
+      mean_x += x.back(), mean_y += y.back();
+    }
+    const auto count = static_cast<double>(x.size() - first);
+    // Sizes of rows say nothing of whether a row's scales belong to its codes.
+    for (size_t at = first; groups_ > 3 && at < x.size(); ++at) x[at] -= mean_x / count, y[at] -= mean_y / count;
+  }
+  return slope(x, y);
+}
+
+std::vector<double> BlockSample::histogram() const {
+  std::vector<double> shares(size_t{1} << weight_.scheme.bits);
+  const auto width = static_cast<size_t>(weight_.k), groups = static_cast<size_t>(groups_);
+  double total = 0;
+  for (size_t at = 0; at < codes_.size(); ++at) {
+    const size_t block = at / width * groups + static_cast<size_t>(group_of_[at % width]);
+    if (std::isnan(deviations_[block])) continue;
+    shares[codes_[at]] += 1, total += 1;
+  }
+  for (double& share : shares) share /= std::max(1.0, total);
+  return shares;
+}
+
+double BlockSample::mean_step() const {
+  const auto width = static_cast<size_t>(weight_.k), groups = static_cast<size_t>(groups_);
+  double sum = 0, total = 0;
+  for (size_t at = 0; at < codes_.size(); ++at) {
+    const size_t block = at / width * groups + static_cast<size_t>(group_of_[at % width]);
+    if (std::isnan(deviations_[block])) continue;
+    sum += codes_[at] - zeros_[block], total += 1;
+  }
+  return sum / std::max(1.0, total);
+}
+
+int64_t BlockSample::constant_rows() const {
+  const auto width = static_cast<size_t>(weight_.k);
+  int64_t count = 0;
+  for (size_t i = 0; i < rows_.size() && groups_ > 3; ++i) {
+    const auto row = std::span(codes_).subspan(i * width, width);
+    if (!std::ranges::all_of(row, [&](uint8_t code) { return code == row.front(); })) continue;
+    const double first = log_scale(rows_[i] * groups_);
+    bool differs = false;
+    for (int64_t g = 1; g < groups_; ++g) differs = differs || log_scale(rows_[i] * groups_ + g) != first;
+    count += differs && !std::isnan(first);
+  }
+  return count;
+}
+
+int64_t BlockSample::constant_blocks() const {
+  if (weight_.k / groups_ < 16) return 0;
+  std::map<double, int64_t> scales;
+  int64_t count = 0;
+  for (size_t at = 0; at < deviations_.size(); ++at) {
+    if (!std::isnan(deviations_[at])) continue;
+    const auto groups = static_cast<size_t>(groups_);
+    const double scale = log_scale(rows_[at / groups] * groups_ + static_cast<int64_t>(at % groups));
+    if (!std::isnan(scale)) ++count, ++scales[scale];
+  }
+  int64_t commonest = 0;
+  for (const auto& [scale, blocks] : scales) commonest = std::max(commonest, blocks);
+  return count - commonest;
+}
+
+BlockSample::Loudest BlockSample::loudest() const {
+  const auto groups = static_cast<size_t>(groups_);
+  if (rows_.size() < 8 || groups < 4) return {};
+  std::vector<double> scales(deviations_.size(), nothing), column, of_group(groups);
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    std::vector<double> row;
+    for (size_t g = 0; g < groups; ++g) {
+      const double scale = log_scale(rows_[i] * groups_ + static_cast<int64_t>(g));
+      scales[i * groups + g] = scale;
+      if (!std::isnan(scale)) row.push_back(scale);
+    }
+    const double middle = median(std::move(row));
+    for (size_t g = 0; g < groups; ++g) scales[i * groups + g] -= middle;
+  }
+  for (size_t g = 0; g < groups; ++g) {
+    column.clear();
+    for (size_t at = g; at < scales.size(); at += groups) {
+      if (!std::isnan(scales[at])) column.push_back(scales[at]);
+    }
+    of_group[g] = median(column);
+  }
+  std::vector<double> magnitudes, spreads;
+  for (const double deviation : deviations_) {
+    if (!std::isnan(deviation)) spreads.push_back(deviation);
+  }
+  const double usual = median(spreads);
+  Loudest result{0, 0, -INFINITY, -INFINITY, 0};
+  for (size_t at = 0; at < scales.size(); ++at) {
+    const double above = scales[at] - of_group[at % groups];
+    if (std::isnan(above) || std::isnan(deviations_[at])) continue;
+    magnitudes.push_back(std::abs(above));
+    // An outlier makes a scale large and all other codes small.
+    if (deviations_[at] < usual - 0.3) continue;
+    if (above > result.above) {
+      result = {rows_[at / groups], static_cast<int64_t>(at % groups), above, result.above, 0};
+    } else {
+      result.next = std::max(result.next, above);
+    }
+  }
+  result.spread = 1.4826 * median(std::move(magnitudes));
+  return result;
+}
+
+double BlockSample::scale_spread() const {
+  double sum = 0, count = 0;
+  for (const int64_t row : rows_) {
+    double mean = 0, squares = 0, scales = 0;
+    for (int64_t group = 0; group < groups_; ++group) {
+      const double scale = log_scale(row * groups_ + group);
+      if (std::isnan(scale)) continue;
+      mean += scale, squares += scale * scale, scales += 1;
+    }
+    if (scales > 1) sum += squares - mean * mean / scales, count += scales - 1;
+  }
+  // Of whole rows: those of neighbours.
+  for (size_t i = 1; groups_ == 1 && i < rows_.size(); ++i) {
+    const double difference = log_scale(rows_[i]) - log_scale(rows_[i - 1]);
+    if (!std::isnan(difference)) sum += difference * difference / 2, count += 1;
+  }
+  return count > 0 ? std::sqrt(std::max(0.0, sum) / count) : 0;
+}
+
+Slope BlockSample::scale_match() const {
+  std::vector<int64_t> order;
+  for (const int64_t row : rows_) {
+    for (int64_t group = 0; group < groups_; ++group) order.push_back(row * groups_ + group);
+  }
+  return match_of(order);
+}
+
+Reordered BlockSample::best_order() const {
+  Reordered best;
+  for (const ScaleOrder& other : orders) {
+    std::vector<int64_t> order;
+    for (const int64_t row : rows_) {
+      for (int64_t group = 0; group < groups_; ++group) order.push_back(other.from(row, group, weight_.n, groups_));
+    }
+    const Slope match = match_of(order);
+    if (match.value > best.match.value) best = {other.name, match};
+  }
+  return best;
+}
+
+Spread BlockSample::spread() const {
+  Spread result;
+  const auto width = static_cast<size_t>(weight_.k), groups = static_cast<size_t>(groups_);
+  double sums[2] = {0, 0}, squares[2] = {0, 0};
+  if (rows_.size() < 2) return result;
+  std::vector<double> energy[2] = {std::vector<double>(groups), std::vector<double>(groups)};
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    for (auto& each : energy) std::ranges::fill(each, 0.0);
+    for (size_t col = 0; col < width; ++col) {
+      const auto group = static_cast<size_t>(group_of_[col]);
+      const double here = level(i, col), other = level((i + 1 + col * 7) % rows_.size(), col);
+      energy[0][group] += here * here, energy[1][group] += other * other;
+    }
+    for (size_t group = 0; group < groups; ++group) {
+      if (!(energy[0][group] > 0) || !(energy[1][group] > 0)) continue;
+      for (const int which : {0, 1}) {
+        const double value = std::log(energy[which][group]);
+        sums[which] += value, squares[which] += value * value;
+      }
+      result.blocks += 1;
+    }
+  }
+  if (result.blocks < 2) return {};
+  const auto variance = [&](int which) {
+    const double mean = sums[which] / result.blocks;
+    return std::max(0.0, squares[which] / result.blocks - mean * mean);
+  };
+  result.stored = variance(0), result.mixed = variance(1);
+  return result;
+}
+
+Slope BlockSample::zero_match() const { return weight_.scheme.asymmetric ? slope(zeros_, means_) : Slope{}; }
+
+BlockFigures figures_of(const PackedWeight& canonical) {
+  BlockFigures figures;
+  const BlockSample sample(canonical);
+  if (!sample.readable()) return figures;
+  figures.blocks = sample.blocks();
+  figures.empty = sample.empty_blocks();
+  figures.constant = sample.constant_blocks();
+  figures.constant_rows = sample.constant_rows();
+  figures.histogram = sample.histogram();
+  figures.mean_step = sample.mean_step();
+  figures.codes = static_cast<double>(sample.rows() * canonical.k);
+  if (sample.by_largest()) figures.loudest = sample.loudest();
+  figures.match = sample.scale_match();
+  figures.scale_spread = sample.scale_spread();
+  figures.reordered = sample.best_order();
+  if (!sample.by_largest()) figures.spread = sample.spread();
+  figures.zeros = sample.zero_match();
+  return figures;
+}
+
+namespace {
+
+/// Beyond chance: a model has thousands of weights, and none may look wrong by chance.
+constexpr double beyond_chance = 5;
+/// What is unrelated is nothing, give or take so many standard errors.
+constexpr double nothing_within = 4;
+/// Slopes of sound weights are 0.7 and more where weights spread as those of models do; those of weights of a few
+/// values are anything, but then in all of the model.
+constexpr double sound_match = 0.5;
+/// Sound zeros: 0.85 and more.
+constexpr double sound_zeros = 0.7;
+/// Sound norms: 0.6 and more with 2 bits, 2.5 and more with 4.
+constexpr double sound_norms = 0.5, least_norms = 0.35;
+/// Scales that hardly differ say nothing.
+constexpr double least_scale_spread = 0.05;
+/// Of blocks whose codes are all the same; and a scale that stands out, in standard deviations and as a logarithm over
+/// the next one.
+/// Shares of codes: at least so much elsewhere, and so many times what nearly all others have.
+constexpr double least_distance = 0.25, times_distance = 4;
+/// Mean codes: so many steps from the median of the others, and so many times as far as nearly all of them.
+constexpr double least_steps = 0.5, times_steps = 8;
+constexpr double many_constant = 0.05, most_spreads = 12, least_step = 1;
+/// Others to be compared with, and the share of them that is as sound weights are.
+constexpr size_t least_peers = 6;
+constexpr double most_peers = 0.9;
+
+double log_spread(const BlockFigures& figures) {
+  return figures.spread.blocks > 0 && figures.spread.stored > 0 && figures.spread.mixed > 0
+             ? std::log(figures.spread.mixed / figures.spread.stored)
+             : 0;
+}
+double spread_error(const BlockFigures& figures) { return std::sqrt(4 / std::max(1.0, figures.spread.blocks)); }
+
+/// What all linears say of one: a relation that nearly all others have.
+class BlockJudge {
+ public:
+  explicit BlockJudge(std::span<const BlockSubject> all) : all_(all) {}
+
+  std::vector<std::string> faults(const BlockSubject& subject) const {
+    const BlockFigures& figures = subject.figures;
+    std::vector<std::string> faults;
+    if (figures.empty > 0) {
+      faults.push_back(
+          concat("scales of zero in ", figures.empty, " of ", figures.blocks, " blocks whose codes differ"));
+    }
+    for (const auto rule :
+         {&BlockJudge::constant_fault, &BlockJudge::histogram_fault, &BlockJudge::step_fault, &BlockJudge::loud_fault,
+          &BlockJudge::order_fault, &BlockJudge::match_fault, &BlockJudge::norm_fault, &BlockJudge::zero_fault}) {
+      if (auto fault = (this->*rule)(subject); !fault.empty()) return faults.push_back(std::move(fault)), faults;
+    }
+    return faults;
+  }
+
+ private:
+  /// Whether nearly all others of this scheme, and all of this role, are so.
+  bool others_are(const BlockSubject& subject, const std::function<bool(const BlockFigures&)>& sound) const {
+    size_t peers = 0, like = 0, same = 0, same_like = 0;
+    for (const BlockSubject& other : all_) {
+      if (&other == &subject || other.scheme != subject.scheme || other.figures.blocks == 0) continue;
+      const bool holds = sound(other.figures), alike = other.role == subject.role;
+      ++peers, like += holds, same += alike, same_like += alike && holds;
+    }
+    return peers >= least_peers && static_cast<double>(like) >= most_peers * static_cast<double>(peers) &&
+           static_cast<double>(same_like) > 0.5 * static_cast<double>(same);
+  }
+
+  /// Half the sum of differences of shares.
+  static double distance(std::span<const double> a, std::span<const double> b) {
+    double sum = 0;
+    for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) sum += std::abs(a[i] - b[i]);
+    return sum / 2;
+  }
+
+  /// The codes of each scheme have their shares, whatever the weights of a model are like.
+  std::string histogram_fault(const BlockSubject& subject) const {
+    const auto& own = subject.figures.histogram;
+    if (own.empty() || std::ranges::max(own) > 0.9 || subject.figures.codes < 4096) return {};
+    std::vector<double> usual(own.size());
+    std::vector<const BlockSubject*> peers;
+    for (const BlockSubject& other : all_) {
+      if (&other != &subject && other.scheme == subject.scheme && other.figures.histogram.size() == own.size() &&
+          other.figures.codes >= 4096) {
+        peers.push_back(&other);
+      }
+    }
+    if (peers.size() < least_peers) return {};
+    std::vector<double> shares;
+    for (size_t code = 0; code < own.size(); ++code) {
+      shares.clear();
+      for (const auto* peer : peers) shares.push_back(peer->figures.histogram[code]);
+      usual[code] = median(shares);
+    }
+    const double found = distance(own, usual);
+    std::vector<double> others;
+    for (const auto* peer : peers) others.push_back(distance(peer->figures.histogram, usual));
+    std::ranges::sort(others);
+    const double nearly_all = others[static_cast<size_t>(most_peers * static_cast<double>(others.size() - 1))];
+    if (found < least_distance || found < times_distance * nearly_all) return {};
+    // Those of its role may all be so.
+    for (const auto* peer : peers) {
+      if (peer->role == subject.role && distance(peer->figures.histogram, usual) > found / 2) return {};
+    }
+    return concat("codes are as frequent as in no other weight: ", fixed(100 * found, 1),
+                  " % stand elsewhere than in the others, of which nearly all are within ", fixed(100 * nearly_all, 1),
+                  " %");
+  }
+
+  /// Weights lie around nothing: codes that are all one too high do not.
+  std::string step_fault(const BlockSubject& subject) const {
+    std::vector<double> others, same;
+    for (const BlockSubject& other : all_) {
+      if (&other == &subject || other.scheme != subject.scheme || other.figures.codes < 4096) continue;
+      others.push_back(other.figures.mean_step);
+      if (other.role == subject.role) same.push_back(other.figures.mean_step);
+    }
+    if (others.size() < least_peers || subject.figures.codes < 4096) return {};
+    const double usual = median(others), found = subject.figures.mean_step - usual;
+    for (double& other : others) other = std::abs(other - usual);
+    std::ranges::sort(others);
+    const double nearly_all = others[static_cast<size_t>(most_peers * static_cast<double>(others.size() - 1))];
+    const auto as_far = [&](double other) { return std::abs(other - usual) > std::abs(found) / 3; };
+    if (std::abs(found) < std::max(least_steps, times_steps * nearly_all) || std::ranges::any_of(same, as_far))
+      return {};
+    return concat("codes are ", fixed(std::abs(found), 2), " steps ", found > 0 ? "above" : "below",
+                  " what they are around in the other weights, of which nearly all are within ", fixed(nearly_all, 2));
+  }
+
+  std::string constant_fault(const BlockSubject& subject) const {
+    if (subject.figures.constant_rows > 0 &&
+        others_are(subject, [](const auto& other) { return other.constant_rows == 0; })) {
+      return concat(subject.figures.constant_rows,
+                    " rows hold one and the same code throughout, although their scales "
+                    "differ");
+    }
+    const auto share = [](const BlockFigures& figures) {
+      return static_cast<double>(figures.constant) / static_cast<double>(figures.blocks);
+    };
+    if (subject.figures.blocks < 64 || share(subject.figures) < many_constant) return {};
+    if (!others_are(subject, [&](const auto& other) { return share(other) < many_constant / 20; })) return {};
+    return concat("all codes are the same in ", subject.figures.constant, " of ", subject.figures.blocks,
+                  " blocks, although their scales differ");
+  }
+
+  std::string loud_fault(const BlockSubject& subject) const {
+    const auto& loud = subject.figures.loudest;
+    if (!(loud.spread > 0) || loud.above < most_spreads * loud.spread || loud.above - loud.next < least_step) return {};
+    return concat("the scale of row ", loud.row, ", block ", loud.group, " is ", fixed(std::exp(loud.above), 1),
+                  " times what its row and its place have (", fixed(loud.above / loud.spread, 0),
+                  " standard deviations), the next one ", fixed(std::exp(loud.next), 1),
+                  " times, and its codes show no outlier");
+  }
+
+  static bool is_reordered(const BlockFigures& figures) {
+    const auto [declared, error] = figures.match;
+    const auto& [order, best] = figures.reordered;
+    return error > 0 && declared < 0.4 && best.value > 0.6 && figures.scale_spread > least_scale_spread &&
+           best.value > declared + std::max(0.4, beyond_chance * std::hypot(error, best.error));
+  }
+
+  std::string order_fault(const BlockSubject& subject) const {
+    const BlockFigures& figures = subject.figures;
+    if (!is_reordered(figures)) return {};
+    const auto alike = [&](const BlockFigures& other) {
+      return is_reordered(other) && other.reordered.order == figures.reordered.order;
+    };
+    if (!others_are(subject, [](const auto& other) { return other.match.value > sound_match; }) &&
+        !others_are(subject, alike)) {
+      return {};
+    }
+    return concat("scales follow from the codes of their blocks by ", fixed(figures.match.value, 2), " as stored, by ",
+                  fixed(figures.reordered.match.value, 2), " (1: wholly) with ", figures.reordered.order);
+  }
+
+  std::string match_fault(const BlockSubject& subject) const {
+    const BlockFigures& figures = subject.figures;
+    const auto [slope, error] = figures.match;
+    if (!(error > 0) || figures.scale_spread < least_scale_spread || std::abs(slope) > nothing_within * error ||
+        slope + beyond_chance * error > least_scale_match) {
+      return {};
+    }
+    if (!others_are(subject, [](const auto& other) { return other.match.value > sound_match; })) return {};
+    return concat("scales do not belong to the codes of their blocks: they follow from them by ", fixed(slope, 2),
+                  ", give or take ", fixed(error, 3), ", in the other weights by more than ", sound_match);
+  }
+
+  std::string norm_fault(const BlockSubject& subject) const {
+    const BlockFigures& figures = subject.figures;
+    const double ratio = log_spread(figures), error = spread_error(figures);
+    if (figures.spread.blocks == 0 || ratio + beyond_chance * error > least_norms ||
+        std::abs(ratio) > nothing_within * error) {
+      return {};
+    }
+    if (!others_are(subject, [](const auto& other) { return log_spread(other) > sound_norms; })) return {};
+    return concat("norms do not belong to the codes of their groups: these differ in size as groups put together of ",
+                  "other rows do (log ratio ", fixed(ratio, 3), ", give or take ", fixed(error, 3),
+                  ", in the other weights more than ", sound_norms, ")");
+  }
+
+  std::string zero_fault(const BlockSubject& subject) const {
+    const auto [slope, error] = subject.figures.zeros;
+    if (!(error > 0) || slope + beyond_chance * error > least_zero_match) return {};
+    if (!others_are(subject, [](const auto& other) { return other.zeros.value > sound_zeros; })) return {};
+    return concat("zero points do not belong to the codes of their groups: mean codes follow them by ", fixed(slope, 2),
+                  ", give or take ", fixed(error, 3), ", in the other weights by more than ", sound_zeros);
+  }
+
+  std::span<const BlockSubject> all_;
+};
+
+}  // namespace
+
+std::vector<std::string> block_faults(std::span<const BlockSubject> subjects) {
+  std::vector<std::string> faults;
+  const BlockJudge judge(subjects);
+  for (const BlockSubject& subject : subjects) {
+    for (const auto& fault : judge.faults(subject)) faults.push_back(concat(printable(subject.name), ": ", fault));
+  }
+  return faults;
+}
+
+}  // namespace w4q::verify

@@ -1,0 +1,341 @@
+#include "verify/statistics_energy.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numeric>
+#include <optional>
+
+#include "core/parallel.h"
+#include "core/text.h"
+#include "verify/statistics_orders.h"
+
+namespace w4q::verify {
+namespace {
+
+using AllEnergies = std::map<std::string, Energies, std::less<>>;
+
+constexpr int64_t all_up_to = int64_t{1} << 24, sampled_weights = int64_t{1} << 22;
+constexpr int64_t block_rows = 16;
+
+/// Beyond chance: orders, linears and layers make thousands of pairs.
+constexpr double surely = 7;
+/// Nothing is said against what agrees so.
+constexpr double least_agreement = 0.3;
+/// By how much another reading must agree better.
+constexpr double times_better = 3;
+/// A relation that no other layer lacks, in standard errors: here below the one, everywhere else above the other.
+constexpr double absent = 3, present = 8;
+
+std::vector<int64_t> taken_rows(int64_t n, int64_t k) {
+  const int64_t blocks = (n + block_rows - 1) / block_rows;
+  const int64_t taken =
+      n * k <= all_up_to ? blocks : std::clamp<int64_t>(sampled_weights / (block_rows * k), 1, blocks);
+  std::vector<int64_t> rows;
+  for (int64_t i = 0; i < taken; ++i) {
+    const int64_t first = i * blocks / taken * block_rows;
+    for (int64_t row = first; row < std::min(first + block_rows, n); ++row) rows.push_back(row);
+  }
+  return rows;
+}
+
+std::vector<double> reordered(std::span<const double> series, const ChannelOrder& order) {
+  std::vector<double> result(series.size());
+  for (size_t i = 0; i < series.size(); ++i) result[i] = series[order.from(i, series.size())];
+  return result;
+}
+
+/// What two linears have in common, as two series of one length.
+struct Pair {
+  Relation relation;
+  std::vector<double> a, b;
+  bool whole = true;  ///< no channel was left out: they can be read in other orders
+  std::string axis_a, axis_b;
+};
+
+class EnergyCheck {
+ public:
+  EnergyCheck(const model::ModelConfig& config, const AllEnergies& energies) : config_(config), energies_(energies) {}
+
+  EnergyReport run() {
+    for (int64_t layer = 0; layer < config_.layers; ++layer) look_at_layer(layer);
+    for (const Pair& pair : pairs_) look_at(pair);
+    report_hits();
+    look_for_absent();
+    for (Pair& pair : pairs_) report_.relations.push_back(std::move(pair.relation));
+    return std::move(report_);
+  }
+
+ private:
+  const Energies* find(const std::string& linear) const {
+    const auto found = energies_.find(linear);
+    return found == energies_.end() ? nullptr : &found->second;
+  }
+
+  static std::string short_name(const std::string& linear) { return linear.substr(linear.rfind('.') + 1); }
+
+  void add(int64_t layer, const std::string& a, const std::string& axis_a, const std::string& b,
+           const std::string& axis_b, Relation::Kind by, std::vector<double> x, std::vector<double> y, bool whole) {
+    Pair pair{{layer, concat(short_name(a), " ", axis_a, ", ", short_name(b), " ", axis_b), a, b, by, {}},
+              std::move(x),
+              std::move(y),
+              whole,
+              axis_a,
+              axis_b};
+    pair.relation.found = agreement(pair.a, pair.b);
+    pairs_.push_back(std::move(pair));
+  }
+
+  /// Columns of `consumer` by the rows of its producer that were decoded.
+  static std::vector<double> read_channels(const model::InputGroup& group, const Energies& producer,
+                                           const Energies& consumer) {
+    std::vector<double> sums(static_cast<size_t>(producer.n));
+    for (int64_t col = 0; col < consumer.k; ++col) {
+      sums[static_cast<size_t>(group.producer_channel(col))] += std::exp(consumer.cols[static_cast<size_t>(col)]);
+    }
+    std::vector<double> result;
+    for (const int64_t row : producer.rows_taken) result.push_back(std::log(sums[static_cast<size_t>(row)]));
+    return result;
+  }
+
+  void look_at_layer(int64_t layer) {
+    const auto groups = model::input_groups(config_, layer);
+    for (const auto& group : groups) {
+      for (size_t i = 0; i < group.linears.size(); ++i) {
+        for (size_t j = i + 1; j < group.linears.size(); ++j) add_inputs(layer, group.linears[i], group.linears[j]);
+      }
+      if (group.producer.empty()) continue;
+      for (const auto& linear : group.linears)
+        add_channels(layer, group, group.producer, linear.name, Relation::Kind::channels);
+      add_gate(layer, groups, group);
+    }
+  }
+
+  void add_inputs(int64_t layer, const model::PlannedLinear& first, const model::PlannedLinear& second) {
+    const Energies *a = find(first.name), *b = find(second.name);
+    if (a == nullptr || b == nullptr || a->k != b->k) return;
+    add(layer, first.name, "columns", second.name, "columns", Relation::Kind::inputs, a->cols, b->cols, true);
+  }
+
+  void add_channels(int64_t layer, const model::InputGroup& group, const std::string& producer,
+                    const std::string& consumer, Relation::Kind by) {
+    const Energies *a = find(producer), *b = find(consumer);
+    if (a == nullptr || b == nullptr || b->k != group.width) return;
+    const bool whole = a->rows.size() == static_cast<size_t>(a->n);
+    add(layer, producer, "rows", consumer, "columns", by, a->rows, read_channels(group, *a, *b), whole);
+  }
+
+  /// The gate is multiplied with what the producer writes, channel by channel.
+  void add_gate(int64_t layer, const std::vector<model::InputGroup>& groups, const model::InputGroup& group) {
+    for (const auto& other : groups) {
+      const auto is_producer = [&](const auto& linear) { return linear.name == group.producer; };
+      if (std::ranges::none_of(other.linears, is_producer)) continue;
+      for (const auto& linear : other.linears) {
+        if (linear.role != model::Role::gate) continue;
+        add_channels(layer, group, linear.name, group.linears.front().name, Relation::Kind::gate);
+        const Energies *a = find(linear.name), *b = find(group.producer);
+        if (a == nullptr || b == nullptr || a->rows_taken != b->rows_taken) continue;
+        const bool whole = a->rows.size() == static_cast<size_t>(a->n);
+        add(layer, linear.name, "rows", group.producer, "rows", Relation::Kind::gate, a->rows, b->rows, whole);
+      }
+    }
+  }
+
+  // ---- other readings ----
+
+  struct Hit {
+    const Pair* pair;
+    Agreement better;
+    std::string reading;
+    std::string suspect;  ///< the linear that it is about; empty: either
+  };
+
+  static bool is_weak(const Agreement& found) { return std::abs(found.value) < least_agreement / 2; }
+
+  static bool is_better(const Agreement& other, const Agreement& found, bool sign) {
+    const double value = sign ? other.value : std::abs(other.value);
+    return value > least_agreement && value > times_better * std::abs(found.value) &&
+           std::abs(other.sigmas()) - std::abs(found.sigmas()) > surely;
+  }
+
+  void look_at(const Pair& pair) {
+    const Agreement& found = pair.relation.found;
+    if (!is_weak(found)) return;
+    std::optional<Hit> best;
+    const auto consider = [&](const Agreement& other, const std::string& reading, const std::string& suspect) {
+      if (!is_better(other, found, pair.relation.by != Relation::Kind::inputs)) return;
+      if (best && std::abs(best->better.value) >= std::abs(other.value)) return;
+      best = Hit{&pair, other, reading, suspect};
+    };
+    for (const ChannelOrder& order : channel_orders()) {
+      if (!pair.whole || pair.a.size() % order.multiple != 0) continue;
+      consider(agreement(reordered(pair.a, order), pair.b), std::string(order.name), {});
+    }
+    if (pair.relation.by == Relation::Kind::channels) look_elsewhere(pair, consider);
+    if (best) hits_.push_back(std::move(*best));
+  }
+
+  template <class Consider>
+  void look_elsewhere(const Pair& pair, const Consider& consider) {
+    for (const Pair& other : pairs_) {
+      if (&other == &pair || other.relation.by != pair.relation.by) continue;
+      if (other.a.size() == pair.a.size() && other.axis_a == pair.axis_a && other.relation.a != pair.relation.a) {
+        consider(agreement(other.a, pair.b), concat("with those of ", other.relation.a, " in their place"),
+                 pair.relation.a);
+      }
+      if (other.b.size() == pair.b.size() && other.axis_b == pair.axis_b && other.relation.b != pair.relation.b &&
+          other.relation.kind == pair.relation.kind) {
+        consider(agreement(pair.a, other.b), concat("with those of ", other.relation.b, " in their place"),
+                 pair.relation.b);
+      }
+    }
+    for (const auto& [name, energies] : energies_) {
+      if (energies.rows.size() == pair.a.size() && pair.axis_a == "rows" && name != pair.relation.a &&
+          model::find_linear(config_, name) && model::find_linear(config_, name)->layer == pair.relation.layer) {
+        consider(agreement(energies.rows, pair.b), concat("with those of ", name, " in their place"), pair.relation.a);
+      }
+    }
+    look_transposed(pair, consider);
+  }
+
+  template <class Consider>
+  void look_transposed(const Pair& pair, const Consider& consider) {
+    const Energies &a = *find(pair.relation.a), &b = *find(pair.relation.b);
+    if (a.n == a.k && pair.whole) consider(agreement(a.cols, pair.b), "transposed", pair.relation.a);
+    if (b.n == b.k && b.rows.size() == pair.b.size()) {
+      consider(agreement(pair.a, b.rows), "transposed", pair.relation.b);
+    }
+  }
+
+  void report_hits() {
+    std::map<std::string, int> count;
+    for (const Hit& hit : hits_) {
+      if (hit.suspect.empty()) ++count[hit.pair->relation.a], ++count[hit.pair->relation.b];
+      if (!hit.suspect.empty()) count[hit.suspect] += 2;
+    }
+    std::map<std::string, std::string> faults;
+    for (const Hit& hit : hits_) {
+      const Relation& relation = hit.pair->relation;
+      const bool first = count[relation.a] >= count[relation.b];
+      const std::string suspect = !hit.suspect.empty() ? hit.suspect : first ? relation.a : relation.b;
+      const bool either = hit.suspect.empty() && count[relation.a] == count[relation.b];
+      const bool rows_of_a = suspect == relation.a;
+      faults.emplace(suspect,
+                     concat(printable(suspect), ": energies of its ", rows_of_a ? hit.pair->axis_a : hit.pair->axis_b,
+                            " agree with those of the ", rows_of_a ? hit.pair->axis_b : hit.pair->axis_a, " of ",
+                            printable(rows_of_a ? relation.b : relation.a), " by ", fixed(relation.found.value, 2),
+                            " as stored, by ", fixed(hit.better.value, 2), " ", printable(hit.reading), " (",
+                            fixed(std::abs(hit.better.sigmas()), 0), " standard errors)",
+                            either ? "; one of the two is wrong" : ""));
+    }
+    for (auto& [name, fault] : faults) report_.faults.push_back(std::move(fault)), named_.push_back(name);
+  }
+
+  // ---- relations that only one layer lacks ----
+
+  void look_for_absent() {
+    std::map<std::string, std::vector<const Pair*>> kinds;
+    for (const Pair& pair : pairs_) kinds[pair.relation.kind].push_back(&pair);
+    std::map<std::string, std::vector<std::string>> lacking;
+    for (const auto& [kind, pairs] : kinds) {
+      if (pairs.size() < 4 || pairs.front()->relation.by == Relation::Kind::gate) continue;
+      const auto strength = [](const Pair* pair) { return std::abs(pair->relation.found.sigmas()); };
+      const auto weakest = std::ranges::min_element(pairs, {}, strength);
+      if (strength(*weakest) >= absent) continue;
+      double least = INFINITY;
+      for (const Pair* pair : pairs) least = pair == *weakest ? least : std::min(least, strength(pair));
+      if (least < present) continue;
+      const Relation& relation = (*weakest)->relation;
+      const std::string what =
+          concat(kind, " agree by ", fixed(relation.found.value, 2), " (", fixed(strength(*weakest), 1),
+                 " standard errors), in every other layer by ", fixed(least, 0), " or more");
+      lacking[relation.a].push_back(what);
+      lacking[relation.b].push_back(what);
+    }
+    for (const auto& [name, reasons] : lacking) {
+      if (std::ranges::find(named_, name) != named_.end()) continue;
+      const std::string text = concat(printable(name), ": not related to the weights around it: ", join(reasons, "; "));
+      (reasons.size() > 1 ? report_.faults : report_.warnings).push_back(text);
+    }
+  }
+
+  const model::ModelConfig& config_;
+  const AllEnergies& energies_;
+  std::vector<Pair> pairs_;
+  std::vector<Hit> hits_;
+  std::vector<std::string> named_;
+  EnergyReport report_;
+};
+
+}  // namespace
+
+double Agreement::sigmas() const noexcept {
+  // Of rank correlations, 6 % more than of others.
+  return count > 4 ? std::atanh(std::clamp(value, -0.999999, 0.999999)) * std::sqrt((count - 3) / 1.06) : 0;
+}
+
+Agreement agreement(std::span<const double> a, std::span<const double> b) {
+  std::vector<double> x, y;
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    if (!std::isfinite(a[i]) || !std::isfinite(b[i])) continue;
+    x.push_back(a[i]), y.push_back(b[i]);
+  }
+  if (x.size() < 4 * channel_neighbours) return {};
+  x = ranks_beside_neighbours(std::move(x)), y = ranks_beside_neighbours(std::move(y));
+  const double middle = static_cast<double>(x.size() - 1) / 2;
+  double product = 0, squares_x = 0, squares_y = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    product += (x[i] - middle) * (y[i] - middle);
+    squares_x += (x[i] - middle) * (x[i] - middle), squares_y += (y[i] - middle) * (y[i] - middle);
+  }
+  // Blocks of neighbours take one degree of freedom each.
+  const auto count = static_cast<double>(x.size()) * (1 - 1.0 / channel_neighbours);
+  const double norm = std::sqrt(squares_x * squares_y);
+  return {norm > 0 ? product / norm : 0, count};
+}
+
+Energies energies_of(const kernels::LinearWeight& weight) {
+  Energies result{.n = weight.n, .k = weight.k, .rows_taken = taken_rows(weight.n, weight.k), .rows = {}, .cols = {}};
+  const auto taken = static_cast<int64_t>(result.rows_taken.size());
+  const auto width = static_cast<size_t>(weight.k);
+  const int64_t blocks = (taken + block_rows - 1) / block_rows;
+  constexpr int64_t together = 8;
+  const int64_t parts = (blocks + together - 1) / together;
+  result.rows.resize(static_cast<size_t>(taken));
+  std::vector<std::vector<double>> sums(static_cast<size_t>(parts));
+  parallel_for(parts, 1, [&](int64_t first, int64_t last) {
+    std::vector<float> values(static_cast<size_t>(block_rows) * width);
+    for (int64_t part = first; part < last; ++part) {
+      auto& cols = sums[static_cast<size_t>(part)];
+      cols.assign(width, 0.0);
+      for (int64_t block = part * together; block < std::min((part + 1) * together, blocks); ++block) {
+        const int64_t at = block * block_rows, count = std::min(block_rows, taken - at);
+        const int64_t begin = result.rows_taken[static_cast<size_t>(at)];
+        kernels::decode_rows(weight, begin, begin + count, {values.data(), count, weight.k});
+        for (int64_t r = 0; r < count; ++r) {
+          double sum = 0;
+          const float* const row = values.data() + static_cast<size_t>(r) * width;
+          for (size_t c = 0; c < width; ++c) {
+            const double square = double{row[c]} * double{row[c]};
+            cols[c] += square, sum += square;
+          }
+          result.rows[static_cast<size_t>(at + r)] = std::log(sum);
+        }
+      }
+    }
+  });
+  result.cols.assign(width, 0.0);
+  for (const auto& part : sums) {
+    for (size_t c = 0; c < width; ++c) result.cols[c] += part[c];
+  }
+  const double total = std::accumulate(result.cols.begin(), result.cols.end(), 0.0);
+  result.mean = std::log(total / static_cast<double>(taken * weight.k));
+  for (double& value : result.cols) value = std::log(value);
+  return result;
+}
+
+EnergyReport check_energies(const model::ModelConfig& config, const AllEnergies& energies) {
+  return EnergyCheck(config, energies).run();
+}
+
+}  // namespace w4q::verify

@@ -1,0 +1,103 @@
+#include "verify/statistics_norms.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/convert.h"
+#include "core/text.h"
+#include "model/model.h"
+
+namespace w4q::verify {
+namespace {
+
+/// Shorter ones say too little.
+constexpr size_t least_channels = 64;
+/// Magnitudes that no parameter of a trained model has, in any number.
+constexpr double absurd_size = 1e6, absurd_share = 0.01;
+
+struct Vector {
+  std::string name;
+  size_t channels = 0;
+  double zeros = 0, negative = 0, ones = 0, absurd = 0;  ///< shares
+  size_t run = 0;                                        ///< of zeros, the longest
+};
+
+/// At most 2^20 of its values, as many from every part of it.
+std::vector<float> some_values(const TensorView& tensor) {
+  constexpr int64_t most = int64_t{1} << 20, together = 64;
+  const int64_t count = element_count(tensor.shape);
+  const int64_t step = std::max<int64_t>(1, count / most) * together, width = dtype_bits(tensor.dtype) / 8;
+  std::vector<float> values;
+  for (int64_t begin = 0; begin < count; begin += step) {
+    const auto size = static_cast<size_t>(std::min(together, count - begin));
+    values.resize(values.size() + size);
+    widen(tensor.bytes.subspan(static_cast<size_t>(begin * width)), tensor.dtype, std::span(values).last(size));
+  }
+  return values;
+}
+
+Vector measure(const std::string& name, const TensorView& tensor, bool norm) {
+  Vector result{name};
+  const auto values = some_values(tensor);
+  result.channels = values.size();
+  size_t run = 0;
+  for (const float value : values) {
+    run = value == 0 ? run + 1 : 0;
+    result.run = std::max(result.run, run);
+    result.zeros += value == 0, result.negative += value < 0, result.ones += value == 1;
+    result.absurd += std::abs(value) > absurd_size;
+  }
+  for (double* share : {&result.zeros, &result.negative, &result.ones, &result.absurd}) {
+    *share /= std::max<double>(1, static_cast<double>(values.size()));
+  }
+  if (!norm) result.zeros = result.negative = result.ones = 0, result.run = 0;
+  return result;
+}
+
+}  // namespace
+
+std::vector<std::string> norm_faults(const model::OpenedModel& model) {
+  std::vector<Vector> norms, tables;
+  for (const auto& parameter : model::parameters(model.config)) {
+    if (!model.folder.tensors.contains(parameter.name)) continue;
+    const auto tensor = model.folder.tensors.load(parameter.name);
+    if (!is_weight_dtype(tensor->dtype)) continue;
+    const bool norm = parameter.name.ends_with("norm.weight");
+    if (static_cast<size_t>(element_count(tensor->shape)) < least_channels) continue;
+    (norm ? norms : tables).push_back(measure(parameter.name, tensor.view(), norm));
+  }
+  std::vector<std::string> faults;
+  const auto add = [&](const Vector& vector, const std::string& what) {
+    faults.push_back(concat(printable(vector.name), ": ", what));
+  };
+  /// Whether nearly all other norms are otherwise.
+  const auto alone = [&](const Vector& norm, double Vector::*share, double most) {
+    size_t like = 0;
+    for (const Vector& other : norms) like += &other != &norm && other.*share > most;
+    return norms.size() >= 4 && like * 4 <= norms.size();
+  };
+  for (const Vector& norm : norms) {
+    if (norm.zeros == 1 && alone(norm, &Vector::zeros, 0.99)) {
+      add(norm, "is zero in all channels: nothing goes through it");
+    } else if (norm.run >= norm.channels / 4 && alone(norm, &Vector::zeros, 0.2)) {
+      add(norm, concat("is zero in ", norm.run, " channels in a row of ", norm.channels));
+    }
+    if (norm.negative > 0.9 && alone(norm, &Vector::negative, 0.5)) {
+      add(norm, "is negative in nearly all channels, as no other norm is");
+    }
+    if (norm.ones == 1 && alone(norm, &Vector::ones, 0.5)) {
+      add(norm, "is one in all channels, as no other norm is: it was never loaded");
+    }
+  }
+  for (const auto* list : {&norms, &tables}) {
+    for (const Vector& vector : *list) {
+      if (vector.absurd > absurd_share) {
+        add(vector, concat(fixed(100 * vector.absurd, 1), " % of its values are larger than ", absurd_size,
+                           ": bytes of another type or order"));
+      }
+    }
+  }
+  return faults;
+}
+
+}  // namespace w4q::verify

@@ -1,0 +1,15 @@
+// Norms against the other norms of the model: what no training leaves.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "model/opened.h"
+
+namespace w4q::verify {
+
+/// One line each: norms that are zero, negative or ones as no other of the model is, that have a run of zeros, or sizes
+/// that no norm has; and tables whose values are of such sizes.
+std::vector<std::string> norm_faults(const model::OpenedModel& model);
+
+}  // namespace w4q::verify

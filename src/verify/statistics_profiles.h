@@ -1,0 +1,35 @@
+// Where a weight stands among all others, by the sizes of its channels: what the same weight of the other layers has in
+// common with those around it, it must have too (docs/verify.md).
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "model/config.h"
+#include "verify/statistics_energy.h"
+
+namespace w4q::verify {
+
+/// What is below it is not related; more is asked of the other layers before that is called a fault.
+inline constexpr double least_sigmas = 2.5;
+
+/// One side of a weight: how far it is related to those around it as those of other layers are.
+struct Place {
+  std::string linear, side;  ///< "columns"
+  int64_t layer = 0;
+  double sigmas = 0;  ///< in standard errors of channels in any other order
+  double others = 0;  ///< the least of the other layers
+};
+
+struct ProfileReport {
+  std::vector<Place> places;
+  std::map<std::string, std::string> faults;    ///< by linear
+  std::map<std::string, std::string> warnings;  ///< by linear
+};
+
+/// Needs four layers that have a weight.
+ProfileReport check_profiles(const model::ModelConfig& config,
+                             const std::map<std::string, Energies, std::less<>>& energies);
+
+}  // namespace w4q::verify

@@ -1,0 +1,137 @@
+// What the statistics rung says of seeded faults, without a base and without digests, and of sound folders.
+#include "verify/statistics.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/rng.h"
+#include "packed_model.h"
+#include "verify/statistics_orders.h"
+
+namespace w4q::verify {
+namespace {
+
+using ::testing::Contains;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+
+using Bytes = std::vector<std::byte>;
+
+std::vector<std::string> faults_of_folder(const std::filesystem::path& model) {
+  return check_statistics(model::open_model(model)).faults;
+}
+
+/// Of the bundled model at 4 bits with one plane changed.
+class Statistics : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { test::quantized_model(folder(), 4); }
+  static const test::TemporaryFolder& folder() {
+    static const test::TemporaryFolder folder;
+    return folder;
+  }
+
+  static std::vector<std::string> faults(const test::Change& change) {
+    const auto copy = folder() / "damaged";
+    std::filesystem::remove_all(copy);
+    std::filesystem::copy(folder() / "q", copy, std::filesystem::copy_options::recursive);
+    test::rewrite(copy, change);
+    return faults_of_folder(copy);
+  }
+
+  static std::vector<std::string> faults(const std::string& plane, const std::function<void(Bytes&)>& damage) {
+    return faults([&](io::PlannedTensor& tensor, Bytes& bytes) {
+      if (tensor.name == plane) damage(bytes);
+      return true;
+    });
+  }
+};
+
+void exchange_halves(Bytes& bytes) {
+  std::rotate(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(bytes.size() / 2), bytes.end());
+}
+
+TEST_F(Statistics, ASoundFolderHasNoFaults) {
+  const auto report = check_statistics(model::open_model(folder() / "q"));
+  EXPECT_THAT(report.faults, IsEmpty());
+  EXPECT_THAT(report.warnings, IsEmpty());
+  EXPECT_EQ(report.passes.size(), 28u);
+}
+
+TEST_F(Statistics, PlanesThatDoNotBelongTogetherAreNamed) {
+  for (const std::string linear : {"model.layers.1.mlp.up_proj", "model.layers.3.self_attn.k_proj"}) {
+    const auto named = Contains(StartsWith(linear + ": "));
+    EXPECT_THAT(faults(linear + ".0.scales", [](Bytes& bytes) { std::ranges::fill(bytes, std::byte{0}); }), named);
+    EXPECT_THAT(faults(linear + ".0.scales", exchange_halves), named);
+    EXPECT_THAT(faults(linear + ".0.scales", [](Bytes& bytes) { std::ranges::reverse(bytes); }), named);
+    EXPECT_THAT(faults(linear + ".0.codes", exchange_halves), named);
+    EXPECT_THAT(faults(linear + ".0.codes",
+                       [](Bytes& bytes) {
+                         for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(random_bits(7, i));
+                       }),
+                named);
+  }
+}
+
+TEST_F(Statistics, PlanesThatStandTwiceAreNamed) {
+  Bytes first;
+  const auto found = faults([&](io::PlannedTensor& tensor, Bytes& bytes) {
+    if (tensor.name == "model.layers.1.mlp.down_proj.0.codes") first = bytes;
+    if (tensor.name == "model.layers.2.mlp.down_proj.0.codes") bytes = first;
+    return true;
+  });
+  EXPECT_THAT(found, Contains(StartsWith("model.layers.2.mlp.down_proj: its codes are those of")));
+}
+
+/// Codes and scales of two layers together: only what they write and read tells.
+TEST_F(Statistics, LinearsInEachOthersPlaceAreNamed) {
+  std::map<std::string, Bytes> planes;
+  const std::string one = "model.layers.1.mlp.up_proj", other = "model.layers.3.mlp.up_proj";
+  faults([&](io::PlannedTensor& tensor, Bytes& bytes) {
+    planes[tensor.name] = bytes;
+    return true;
+  });
+  const auto found = faults([&](io::PlannedTensor& tensor, Bytes& bytes) {
+    for (const auto& [from, to] : {std::pair(one, other), std::pair(other, one)}) {
+      if (tensor.name.starts_with(from + ".0.")) bytes = planes.at(to + tensor.name.substr(from.size()));
+    }
+    return true;
+  });
+  EXPECT_THAT(found, Contains(StartsWith(one + ": ")));
+  EXPECT_THAT(found, Contains(StartsWith(other + ": ")));
+}
+
+TEST(ChannelOrders, ArePermutations) {
+  for (const ChannelOrder& order : channel_orders()) {
+    std::vector<size_t> places;
+    for (size_t i = 0; i < 128; ++i) places.push_back(order.from(i, 128));
+    std::ranges::sort(places);
+    std::vector<size_t> all(128);
+    std::iota(all.begin(), all.end(), size_t{0});
+    EXPECT_EQ(places, all) << order.name;
+  }
+}
+
+/// Every family, few bits and many.
+TEST(StatisticsOfSoundFolders, SayNothing) {
+  for (const char* scheme : {"kbit2-b32-e4m4", "rotated2-d128", "rotated4-row-f32", "int2-g64-f16-asym",
+                             "int3-g128-bf16", "int4-g128-f16-asym", "int8-row-f16"}) {
+    const test::TemporaryFolder folder;
+    set_progress_enabled(false);
+    pipeline::QuantizeRequest request;
+    request.model = test::bundled_model();
+    request.output = folder / "q";
+    request.scheme = formats::parse_scheme(scheme);
+    request.method = request.scheme.family == formats::SchemeFamily::integer   ? "rtn"
+                     : request.scheme.family == formats::SchemeFamily::rotated ? "rotated"
+                                                                               : "kbit";
+    pipeline::quantize_model(request);
+    const auto report = check_statistics(model::open_model(request.output));
+    EXPECT_THAT(report.faults, IsEmpty()) << scheme;
+    EXPECT_THAT(report.warnings, IsEmpty()) << scheme;
+  }
+}
+
+}  // namespace
+}  // namespace w4q::verify
