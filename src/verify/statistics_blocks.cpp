@@ -19,9 +19,12 @@ using formats::PackedWeight;
 using formats::PlaneRole;
 using formats::SchemeFamily;
 
-constexpr int64_t most_codes = int64_t{1} << 20;
+constexpr int64_t most_codes = int64_t{1} << 18;
 constexpr int64_t rows_together = 8;
 constexpr double nothing = std::numeric_limits<double>::quiet_NaN();
+
+/// Slopes below which scales may stand in another order.
+constexpr double unsure_match = 0.4;
 
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
@@ -176,10 +179,17 @@ std::vector<double> BlockSample::histogram() const {
   std::vector<double> shares(size_t{1} << weight_.scheme.bits);
   const auto width = static_cast<size_t>(weight_.k), groups = static_cast<size_t>(groups_);
   double total = 0;
-  for (size_t at = 0; at < codes_.size(); ++at) {
-    const size_t block = at / width * groups + static_cast<size_t>(group_of_[at % width]);
-    if (std::isnan(deviations_[block])) continue;
-    shares[codes_[at]] += 1, total += 1;
+  std::vector<int64_t> counts(shares.size());
+  for (size_t row = 0; row < rows_.size(); ++row) {
+    const uint8_t* const codes = codes_.data() + row * width;
+    const double* const deviations = deviations_.data() + row * groups;
+    for (size_t col = 0; col < width; ++col) {
+      counts[codes[col]] += !std::isnan(deviations[group_of_[col]]);
+    }
+  }
+  for (size_t code = 0; code < shares.size(); ++code) {
+    shares[code] = static_cast<double>(counts[code]);
+    total += shares[code];
   }
   for (double& share : shares) share /= std::max(1.0, total);
   return shares;
@@ -188,10 +198,13 @@ std::vector<double> BlockSample::histogram() const {
 double BlockSample::mean_step() const {
   const auto width = static_cast<size_t>(weight_.k), groups = static_cast<size_t>(groups_);
   double sum = 0, total = 0;
-  for (size_t at = 0; at < codes_.size(); ++at) {
-    const size_t block = at / width * groups + static_cast<size_t>(group_of_[at % width]);
-    if (std::isnan(deviations_[block])) continue;
-    sum += codes_[at] - zeros_[block], total += 1;
+  for (size_t row = 0; row < rows_.size(); ++row) {
+    const uint8_t* const codes = codes_.data() + row * width;
+    for (size_t col = 0; col < width; ++col) {
+      const size_t block = row * groups + static_cast<size_t>(group_of_[col]);
+      if (std::isnan(deviations_[block])) continue;
+      sum += codes[col] - zeros_[block], total += 1;
+    }
   }
   return sum / std::max(1.0, total);
 }
@@ -355,7 +368,8 @@ BlockFigures figures_of(const PackedWeight& canonical) {
   if (sample.by_largest()) figures.loudest = sample.loudest();
   figures.match = sample.scale_match();
   figures.scale_spread = sample.scale_spread();
-  figures.reordered = sample.best_order();
+  // Where they follow as stored, no other order is asked.
+  if (figures.match.value < unsure_match) figures.reordered = sample.best_order();
   if (!sample.by_largest()) figures.spread = sample.spread();
   figures.zeros = sample.zero_match();
   return figures;
@@ -516,7 +530,7 @@ class BlockJudge {
   static bool is_reordered(const BlockFigures& figures) {
     const auto [declared, error] = figures.match;
     const auto& [order, best] = figures.reordered;
-    return error > 0 && declared < 0.4 && best.value > 0.6 && figures.scale_spread > least_scale_spread &&
+    return error > 0 && declared < unsure_match && best.value > 0.6 && figures.scale_spread > least_scale_spread &&
            best.value > declared + std::max(0.4, beyond_chance * std::hypot(error, best.error));
   }
 

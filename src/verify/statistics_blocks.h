@@ -27,7 +27,7 @@ struct Reordered {
 
 class BlockSample {
  public:
-  /// A canonical weight that passed validation, of which at most 2^20 codes in blocks of rows spread evenly are taken.
+  /// A canonical weight that passed validation, of which at most 2^18 codes in blocks of rows spread evenly are taken.
   explicit BlockSample(const formats::PackedWeight& canonical);
 
   /// Whether blocks stand in rows, so that they can be looked at: not so where those of a flat matrix cross row ends.

@@ -1,0 +1,76 @@
+// What other programs kept, against the base.
+#include "verify/kept.h"
+
+#include <gmock/gmock.h>
+
+#include "core/convert.h"
+#include "packed_model.h"
+#include "pipeline/convert_model.h"
+
+namespace w4q::verify {
+namespace {
+
+using ::testing::Contains;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+
+class Kept : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    set_progress_enabled(false);
+    pipeline::QuantizeRequest request;
+    request.model = test::bundled_model();
+    request.output = folder() / "planes";
+    request.scheme = formats::parse_scheme("int4-g128-f16-asym");
+    request.method = "rtn";
+    pipeline::quantize_model(request);
+    pipeline::convert_model({folder() / "planes", folder() / "q", "gptq-v2", false, {}, false});
+  }
+  static const test::TemporaryFolder& folder() {
+    static const test::TemporaryFolder folder;
+    return folder;
+  }
+
+  /// With the values of one tensor changed.
+  static std::vector<std::string> faults(const std::string& name, const std::function<void(std::span<float>)>& change) {
+    const auto copy = folder() / "damaged";
+    std::filesystem::remove_all(copy);
+    std::filesystem::copy(folder() / "q", copy, std::filesystem::copy_options::recursive);
+    test::rewrite(copy, [&](io::PlannedTensor& tensor, std::vector<std::byte>& bytes) {
+      if (tensor.name != name) return true;
+      std::vector<float> values(static_cast<size_t>(element_count(tensor.shape)));
+      widen(bytes, tensor.dtype, values);
+      change(values);
+      narrow(values, tensor.dtype, bytes);
+      return true;
+    });
+    return check_kept(model::open_model(copy), model::open_model(test::bundled_model())).faults;
+  }
+};
+
+TEST_F(Kept, ASoundFolderHoldsTheBasesValues) {
+  EXPECT_THAT(faults("none", [](std::span<float>) {}), IsEmpty());
+}
+
+TEST_F(Kept, WhatNobodyFoldsIsNamed) {
+  const std::string norm = "model.layers.1.input_layernorm.weight", table = "model.embed_tokens.weight";
+  EXPECT_THAT(faults(norm,
+                     [](std::span<float> values) {
+                       for (float& value : values) value *= 2;
+                     }),
+              Contains(StartsWith(norm)));
+  EXPECT_THAT(faults(norm, [](std::span<float> values) { values[7] = -values[7]; }), Contains(StartsWith(norm)));
+  EXPECT_THAT(faults("model.norm.weight", [](std::span<float> values) { values[7] *= 1.5f; }),
+              Contains(StartsWith("model.norm.weight")));
+  EXPECT_THAT(faults(table, [](std::span<float> values) { values[1000] += 1; }), Contains(StartsWith(table)));
+}
+
+TEST_F(Kept, AnotherConfigIsNamed) {
+  auto candidate = model::open_model(folder() / "q");
+  const auto base = model::open_model(test::bundled_model());
+  candidate.config.rope.theta = 10000;
+  EXPECT_THAT(check_kept(candidate, base).faults, Contains(StartsWith("config.json: rope_theta is 10000")));
+}
+
+}  // namespace
+}  // namespace w4q::verify
