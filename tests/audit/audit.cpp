@@ -94,7 +94,7 @@ std::string_view name_of(Way way) noexcept {
 
 fs::path Workshop::source(const std::string& name, bool other) {
   const fs::path folder = folder_ / concat("source-", name, other ? "-other" : "");
-  if (!fs::exists(folder)) (other ? write_other_source : write_source)(name, folder);
+  if (!fs::exists(folder)) (other ? write_other_source : write_source)(name, folder, options_.text);
   return folder;
 }
 
@@ -107,17 +107,20 @@ Specimen Workshop::make(const VariantRow& row) {
   specimen.copy = CheckpointCopy::of(specimen.sound.folder);
   specimen.other_copy = CheckpointCopy::of(specimen.other.folder);
   specimen.digests = io::read_file(sound / checkpoint::digests_file);
+  for (const Answer& answer : judge(specimen, specimen.copy).answers) {
+    ensure(!answer.named, concat(row.name, " is sound, but ", answer.rung, " says: ", answer.detail));
+  }
   return specimen;
 }
 
-Outcome Workshop::judge(const Specimen& specimen, const CheckpointCopy& copy, const Options& options) {
+Outcome Workshop::judge(const Specimen& specimen, const CheckpointCopy& copy) {
   const fs::path folder = folder_ / "damaged";
   copy.write(folder);
   const fs::path digests = folder / checkpoint::digests_file;
   std::ofstream(digests, std::ios::binary) << specimen.digests;
   Outcome outcome;
   for (const Way way : ways) {
-    outcome.answers[static_cast<size_t>(way)] = ask(options_for(folder, specimen.base, way, options), way);
+    outcome.answers[static_cast<size_t>(way)] = ask(options_for(folder, specimen.base, way, options_), way);
     if (way == Way::digests) fs::remove(digests);
   }
   outcome.changes_values =
@@ -125,19 +128,19 @@ Outcome Workshop::judge(const Specimen& specimen, const CheckpointCopy& copy, co
   return outcome;
 }
 
-std::optional<Outcome> Workshop::seed(const Specimen& specimen, const FaultRow& fault, const Options& options) {
+std::optional<Outcome> Workshop::seed(const Specimen& specimen, const FaultRow& fault) {
   Subject subject(specimen, concat(fault.group, fault.kind));
   if (!fault.damage(subject) || same(subject.copy, specimen.copy)) return std::nullopt;
-  return judge(specimen, subject.copy, options);
+  return judge(specimen, subject.copy);
 }
 
-std::array<Answer, ways.size()> Workshop::verify_sound(const VariantRow& row, const Options& options) {
+std::array<Answer, ways.size()> Workshop::verify_sound(const VariantRow& row) {
   const fs::path folder = folder_ / "sound", base = source(row.source, false);
   fs::remove_all(folder);
   row.make(base, folder);
   std::array<Answer, ways.size()> answers;
   for (const Way way : ways) {
-    answers[static_cast<size_t>(way)] = ask(options_for(folder, base, way, options), way);
+    answers[static_cast<size_t>(way)] = ask(options_for(folder, base, way, options_), way);
     if (way == Way::digests) fs::remove(folder / checkpoint::digests_file);
   }
   return answers;

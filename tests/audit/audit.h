@@ -34,22 +34,26 @@ struct Outcome {
 };
 
 struct Options {
-  bool text = false;  ///< decode a short text, too
+  bool text = false;  ///< decode a short text, too: by the whole model, of which otherwise a part is enough
 };
 
 /// Makes variants in a folder of its own, and keeps the 16-bit models that they come from.
 class Workshop {
  public:
+  explicit Workshop(const Options& options = {}) : options_(options) {}
+
+  /// Throws internal where verify names something in the sound folder.
   Specimen make(const VariantRow& row);
   /// Nothing where the fault has nothing to damage there.
-  std::optional<Outcome> seed(const Specimen& specimen, const FaultRow& fault, const Options& options);
+  std::optional<Outcome> seed(const Specimen& specimen, const FaultRow& fault);
   /// Of a variant as it is made: nothing may be named.
-  std::array<Answer, ways.size()> verify_sound(const VariantRow& row, const Options& options);
+  std::array<Answer, ways.size()> verify_sound(const VariantRow& row);
 
  private:
   std::filesystem::path source(const std::string& name, bool other);
-  Outcome judge(const Specimen& specimen, const CheckpointCopy& copy, const Options& options);
+  Outcome judge(const Specimen& specimen, const CheckpointCopy& copy);
 
+  const Options options_;
   test::TemporaryFolder folder_;
 };
 

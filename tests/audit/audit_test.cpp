@@ -23,18 +23,19 @@ struct Part {
 };
 
 /// What fits into a minute of one core or, with W4Q_AUDIT_STEP=n (scripts/test --long), each nth of all pairs of a
-/// variant and a fault: 1 for all.
+/// variant and a fault: 1 for all. With W4Q_AUDIT_TEXT=1 a text is decoded, too.
 Part part() {
   const char* text = std::getenv("W4Q_AUDIT_STEP");
-  if (text == nullptr) return {9, 20, false};
-  return {1, std::max<size_t>(1, std::strtoul(text, nullptr, 10)), true};
+  const bool decode = std::getenv("W4Q_AUDIT_TEXT") != nullptr;
+  if (text == nullptr) return {9, 20, decode};
+  return {1, std::max<size_t>(1, std::strtoul(text, nullptr, 10)), decode};
 }
 
 /// Seeds a part of all faults. What cannot be seeded fails the test.
 Tally seed_part(const Part& wanted) {
   const auto variants = every_variant();
   const Faults faults = every_fault();
-  Workshop workshop;
+  Workshop workshop({.text = wanted.text});
   Tally tally;
   for (size_t v = 0; v < variants.size(); v += wanted.variants) {
     SCOPED_TRACE(variants[v].name);
@@ -42,7 +43,7 @@ Tally seed_part(const Part& wanted) {
     for (size_t f = v / wanted.variants * 7 % wanted.faults; f < faults.size(); f += wanted.faults) {
       SCOPED_TRACE(concat(faults[f].group, ": ", faults[f].kind));
       try {
-        const auto outcome = workshop.seed(specimen, faults[f], {.text = wanted.text});
+        const auto outcome = workshop.seed(specimen, faults[f]);
         if (outcome) tally.add(faults[f], variants[v], *outcome);
       } catch (const std::exception& error) {
         ADD_FAILURE() << error.what();

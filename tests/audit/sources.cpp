@@ -293,12 +293,12 @@ CheckpointCopy tiny(int64_t channels) {
   return copy;
 }
 
-CheckpointCopy source(const std::string& name) {
+CheckpointCopy source(const std::string& name, bool whole) {
   const size_t space = std::min(name.find(' '), name.size());
   const std::string architecture = name.substr(0, space), kind = space < name.size() ? name.substr(space + 1) : "";
   if (architecture == "tiny") return tiny(std::atoll(kind.c_str()));
   CheckpointCopy copy = CheckpointCopy::of(checkpoint::open_folder(bundled_model()));
-  cut(copy);
+  if (!whole) cut(copy);
   become(copy, architecture);
   if (!kind.empty()) change_weights(copy, kind);
   return copy;
@@ -308,10 +308,10 @@ CheckpointCopy source(const std::string& name) {
 
 fs::path bundled_model() { return test::testdata() / "w4q-llama-tiny"; }
 
-void write_source(const std::string& name, const fs::path& folder) { source(name).write(folder); }
+void write_source(const std::string& name, const fs::path& folder, bool whole) { source(name, whole).write(folder); }
 
-void write_other_source(const std::string& name, const fs::path& folder) {
-  CheckpointCopy copy = source(name);
+void write_other_source(const std::string& name, const fs::path& folder, bool whole) {
+  CheckpointCopy copy = source(name, whole);
   turn_model(copy);
   copy.write(folder);
 }

@@ -11,11 +11,12 @@ namespace w4q::audit {
 std::filesystem::path bundled_model();
 
 /// "llama", "qwen2", "qwen3", "mistral", followed by the kind of their weights where it is not the bundled model's own:
-/// "llama ternary"; or "tiny 5": one layer of random weights with 5 channels.
-void write_source(const std::string& name, const std::filesystem::path& folder);
+/// "llama ternary"; or "tiny 5": one layer of random weights with 5 channels. `whole`: with all channels of the
+/// MLPs.
+void write_source(const std::string& name, const std::filesystem::path& folder, bool whole);
 
 /// The same model with its channels in another order: it computes the same and shares no tensor with `name`.
-void write_other_source(const std::string& name, const std::filesystem::path& folder);
+void write_other_source(const std::string& name, const std::filesystem::path& folder, bool whole);
 
 /// "heavy-tailed", "ternary" …
 std::vector<std::string> weight_kinds();
