@@ -164,6 +164,14 @@ void refuse_changed_inputs() {
   if (const auto error = all.spoiled()) throw *error;
 }
 
+void stop_watching(const FileState& state) noexcept {
+  auto& all = MappedRanges::all();
+  const std::lock_guard lock(all.mutex);
+  for (auto* entry = all.first.load(); entry != nullptr; entry = entry->next) {
+    if (entry->used && entry->state == state) entry->input = false;
+  }
+}
+
 std::optional<Error> changed_input() {
   auto& all = MappedRanges::all();
   const std::lock_guard lock(all.mutex);

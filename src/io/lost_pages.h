@@ -55,4 +55,7 @@ void refuse_changed_inputs();
 /// The same of all inputs that were ever mapped, the first: what a program asks before it tells its results.
 std::optional<Error> changed_input();
 
+/// What is mapped of the file that was in this state may change from now on: what comes of it is complete.
+void stop_watching(const FileState& state) noexcept;
+
 }  // namespace w4q::io

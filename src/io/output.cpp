@@ -156,6 +156,10 @@ void InputStates::check() const {
   }
 }
 
+void InputStates::let_go() const noexcept {
+  for (const auto& [path, state] : states_) stop_watching(state);
+}
+
 OutputFolder::OutputFolder(const fs::path& target, bool overwrite, const std::vector<fs::path>& inputs,
                            const std::function<bool(const fs::path&)>& replaceable)
     : target_(resolve(target)), replaceable_(replaceable), inputs_(inputs) {
@@ -182,14 +186,15 @@ void OutputFolder::check_replaceable() const {
 }
 
 void OutputFolder::commit() {
+  sync_tree(partial_->path());  // which may take long
   inputs_.check();
-  sync_tree(partial_->path());
   if (replaces_) {
     if (is_there(target_)) check_replaceable();  // again: the work may have taken hours
     partial_->exchange_with_folder(target_);
   } else {
     partial_->rename_to_new(target_);
   }
+  inputs_.let_go();
 }
 
 OutputFile::OutputFile(const fs::path& target, bool overwrite, const std::vector<fs::path>& inputs)
@@ -211,13 +216,14 @@ OutputFile::~OutputFile() = default;
 const FileDescriptor& OutputFile::descriptor() const noexcept { return partial_->descriptor(); }
 
 void OutputFile::commit() {
-  inputs_.check();
   sync_file(partial_->descriptor(), target_);
+  inputs_.check();
   if (overwrite_) {
     partial_->rename_over_file(target_);
   } else {
     partial_->rename_to_new(target_);
   }
+  inputs_.let_go();
 }
 
 void check_writable(const fs::path& path, bool overwrite, const std::vector<fs::path>& inputs) {

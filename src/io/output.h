@@ -22,6 +22,8 @@ class InputStates {
   explicit InputStates(const std::vector<std::filesystem::path>& inputs);
   /// Throws bad_file naming one that is no longer what it was, be it because of what is mapped (lost_pages.h).
   void check() const;
+  /// From now on they may change.
+  void let_go() const noexcept;
 
  private:
   std::vector<std::pair<std::filesystem::path, FileState>> states_;

@@ -195,5 +195,13 @@ TEST_F(ChangedInput, NotesOnTheModelAreNone) {
   EXPECT_TRUE(fs::exists(folder_ / "out/x"));
 }
 
+/// What was made of it is in its place.
+TEST_F(ChangedInput, AfterTheCommitIsNone) {
+  const auto checkpoint = Checkpoint::open(model_);
+  expect_commit("", [] {});
+  fs::last_write_time(model_ / "model.safetensors", fs::file_time_type::clock::now() + std::chrono::seconds(5));
+  EXPECT_NO_THROW(refuse_changed_inputs());
+}
+
 }  // namespace
 }  // namespace w4q::io
