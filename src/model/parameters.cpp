@@ -128,6 +128,17 @@ std::string_view module_path(std::string_view tensor_name) noexcept {
   return tensor_name.ends_with(suffix) ? tensor_name.substr(0, tensor_name.size() - suffix.size()) : tensor_name;
 }
 
+LayerNumbers layer_numbers(std::string_view module) noexcept {
+  LayerNumbers numbers;
+  while (!module.empty() && numbers.expert < 0) {
+    const size_t dot = std::min(module.find('.'), module.size());
+    const int64_t number = number_of(module.substr(0, dot));
+    if (number >= 0) (numbers.layer < 0 ? numbers.layer : numbers.expert) = number;
+    module.remove_prefix(std::min(dot + 1, module.size()));
+  }
+  return numbers;
+}
+
 bool is_head(std::string_view module) noexcept { return module == "lm_head" || module.ends_with(".lm_head"); }
 
 bool is_embedding(std::string_view module) noexcept {

@@ -26,6 +26,13 @@ std::string_view module_path(std::string_view tensor_name) noexcept;
 /// Reasons that an option answers: --lm-head, --embeddings.
 inline constexpr std::string_view left_head = "head", left_embeddings = "embeddings";
 
+/// The numbers in a module's path, the first two: of the layer and of the expert in it; −1 where it has none.
+struct LayerNumbers {
+  int64_t layer = -1, expert = -1;
+  auto operator<=>(const LayerNumbers&) const = default;
+};
+LayerNumbers layer_numbers(std::string_view module) noexcept;
+
 /// Whether a module is the head, or an embedding table: "lm_head", "model.language_model.embed_tokens".
 bool is_head(std::string_view module) noexcept;
 bool is_embedding(std::string_view module) noexcept;

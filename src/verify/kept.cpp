@@ -8,7 +8,7 @@
 #include "core/interrupt.h"
 #include "core/text.h"
 #include "model/layer_plan.h"
-#include "model/model.h"
+#include "model/parameters.h"
 #include "verify/rescaled.h"
 
 namespace w4q::verify {
@@ -46,6 +46,10 @@ std::string place_text(int64_t at, const Shape& shape) {
   return shape.size() == 2 ? concat("[", at / shape[1], ", ", at % shape[1], "]") : concat("[", at, "]");
 }
 
+bool is_norm(const model::Parameter& parameter) {
+  return parameter.shape.size() == 1 && parameter.name.ends_with("norm.weight");
+}
+
 class KeptCheck {
  public:
   KeptCheck(const model::OpenedModel& candidate, const model::OpenedModel& base)
@@ -53,7 +57,7 @@ class KeptCheck {
 
   Check run() {
     look_at_config();
-    for (const auto& parameter : model::parameters(candidate_.config)) look_at(parameter);
+    for (const auto& parameter : model::parameters(candidate_)) look_at(parameter);
     Check check{"kept", faults_.empty(), {}, std::move(faults_)};
     check.detail = concat(same_, " kept tensors and config.json hold what the base's do");
     if (rescaled_ > 0) check.detail += concat(", ", rescaled_, " more up to a factor a channel");
@@ -73,7 +77,27 @@ class KeptCheck {
     if (ours != theirs) fault("config.json", concat(key, " is ", ours, ", in the base ", theirs));
   }
 
+  /// Of an architecture that is not known, whatever both say in numbers, yes and no, and names.
+  void compare_values(const io::Json& ours, const io::Json& theirs, const std::string& path) {
+    static constexpr std::string_view of_programs[] = {
+        "torch_dtype",          "dtype",    "transformers_version", "_name_or_path", "use_cache",
+        "_attn_implementation", "auto_map", "quantization_config"};
+    for (const auto& [key, value] : theirs.items()) {
+      const auto found = ours.find(key);
+      if (found == ours.end() || std::ranges::find(of_programs, key) != std::end(of_programs)) continue;
+      if (value.is_object() && found->is_object()) {
+        compare_values(*found, value, concat(path, key, "."));
+      } else if (!value.is_null() && !found->is_null() && *found != value) {
+        fault("config.json", concat(path, printable(key), " is ", printable(found->dump()), ", in the base ",
+                                    printable(value.dump())));
+      }
+    }
+  }
+
   void look_at_config() {
+    if (candidate_.config.architecture == nullptr) {
+      return compare_values(candidate_.folder.config, base_.folder.config, {});
+    }
     const model::ModelConfig &ours = candidate_.config, &theirs = base_.config;
     const auto real = [](double value) { return static_cast<float>(value); };
     compare("architecture", ours.architecture_name, theirs.architecture_name);
@@ -121,6 +145,9 @@ class KeptCheck {
 
   /// Empty: it is what folding leaves; "no": nobody folds anything into it; else what is wrong with it.
   std::string may_be_folded(const model::Parameter& parameter, const TensorView& ours, const TensorView& theirs) {
+    if (candidate_.config.architecture == nullptr) {
+      return is_norm(parameter) ? positive_factors(ours, theirs, 0) : "no";
+    }
     for (int64_t layer = 0; layer < candidate_.config.layers; ++layer) {
       for (const auto& group : model::input_groups(candidate_.config, layer)) {
         if (group.norm && parameter.name == group.norm->name + ".weight") {
@@ -142,7 +169,11 @@ class KeptCheck {
     const auto names = group.names();
     const bool packed = std::ranges::any_of(
         names, [&](const auto& name) { return candidate_.folder.quantization.find(name) != nullptr; });
-    if (!packed) return "no weight behind it is packed";
+    return packed ? positive_factors(ours, theirs, offset) : "no weight behind it is packed";
+  }
+
+  /// One factor a channel, and not the same in all.
+  static std::string positive_factors(const TensorView& ours, const TensorView& theirs, float offset) {
     const int64_t size = element_count(ours.shape);
     const auto a = values_of(ours, 0, size), b = values_of(theirs, 0, size);
     double least = INFINITY, most = 0;
@@ -202,6 +233,17 @@ class KeptCheck {
 
 Check check_kept(const model::OpenedModel& candidate, const model::OpenedModel& base) {
   return KeptCheck(candidate, base).run();
+}
+
+std::set<int64_t> layers_of_other_norms(const model::OpenedModel& candidate, const model::OpenedModel& base) {
+  std::set<int64_t> layers;
+  for (const auto& parameter : model::parameters(base)) {
+    if (!is_norm(parameter) || !candidate.folder.tensors.contains(parameter.name)) continue;
+    if (!holds_base_values(candidate, base, parameter.name)) {
+      layers.insert(model::layer_numbers(parameter.name).layer);
+    }
+  }
+  return layers;
 }
 
 bool holds_base_values(const model::OpenedModel& candidate, const model::OpenedModel& base, const std::string& name) {

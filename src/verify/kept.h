@@ -2,6 +2,10 @@
 // 16-bit type, and given norms one positive factor a channel that the weights behind them carry (docs/verify.md).
 #pragma once
 
+#include <cstdint>
+#include <set>
+#include <string>
+
 #include "model/opened.h"
 #include "verify/report.h"
 
@@ -14,5 +18,8 @@ Check check_kept(const model::OpenedModel& candidate, const model::OpenedModel& 
 /// Whether a kept parameter of the candidate holds the base's values, or those rounded to its own type. False where one
 /// of the two lacks it.
 bool holds_base_values(const model::OpenedModel& candidate, const model::OpenedModel& base, const std::string& name);
+
+/// Numbers of the layers (−1: outside of them) that have a norm which is not the base's, by names and shapes alone.
+std::set<int64_t> layers_of_other_norms(const model::OpenedModel& candidate, const model::OpenedModel& base);
 
 }  // namespace w4q::verify

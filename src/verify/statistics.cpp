@@ -8,6 +8,7 @@
 #include "core/text.h"
 #include "formats/scheme_registry.h"
 #include "io/digest.h"
+#include "model/parameters.h"
 #include "verify/rungs.h"
 #include "verify/statistics_norms.h"
 
@@ -24,24 +25,22 @@ class Twins {
     if (!is_new) found_.push_back({first->second, subject, what});
   }
 
-  /// Models are also made by repeating whole layers: those are named, and proven to be nothing wrong.
+  /// Models are also made by repeating whole layers or experts: those are named, and proven to be nothing wrong.
   void report(const model::OpenedModel& model, StatisticsReport& report) const {
-    const auto layer_of = [&](const std::string& linear) {
-      const auto place = model::find_linear(model.config, linear);
-      return place ? place->layer : -1;
+    using model::LayerNumbers;
+    std::map<LayerNumbers, size_t> packed;
+    for (const auto& [name, info] : model.folder.quantization.linears) ++packed[model::layer_numbers(name)];
+    std::map<std::pair<LayerNumbers, LayerNumbers>, size_t> linears;
+    const auto places = [](const Twin& twin) {
+      return std::pair(model::layer_numbers(twin.first), model::layer_numbers(twin.second));
     };
-    std::map<int64_t, size_t> packed;
-    for (const auto& [name, info] : model.folder.quantization.linears) ++packed[layer_of(name)];
-    std::map<std::pair<int64_t, int64_t>, size_t> linears;
-    const auto layers = [&](const Twin& twin) { return std::pair(layer_of(twin.first), layer_of(twin.second)); };
-    for (const Twin& twin : found_) linears[layers(twin)] += twin.what == "codes";
+    for (const Twin& twin : found_) linears[places(twin)] += twin.what == "codes";
     for (const Twin& twin : found_) {
-      const auto between = layers(twin);
-      const bool repeated =
-          between.first >= 0 && between.first != between.second && linears[between] == packed[between.second];
+      const auto between = places(twin);
+      const bool repeated = between.first != between.second && linears[between] == packed[between.second];
       const std::string text = concat(printable(twin.second), ": its ", twin.what, " are those of ",
                                       printable(twin.first), ", byte for byte");
-      if (repeated || between.first < 0) {
+      if (repeated || between.first.layer < 0) {
         report.warnings.push_back(text);
       } else {
         report.faults.push_back(text);
@@ -67,6 +66,22 @@ class Twins {
 
 }  // namespace
 
+namespace {
+
+/// What is beside what only an architecture says.
+void relate(const model::ModelConfig& config, const std::map<std::string, Energies, std::less<>>& energies,
+            StatisticsReport& report) {
+  report.energy = check_energies(config, energies);
+  report.faults.insert(report.faults.end(), report.energy.faults.begin(), report.energy.faults.end());
+  report.warnings.insert(report.warnings.end(), report.energy.warnings.begin(), report.energy.warnings.end());
+  auto profiles = check_profiles(config, energies);
+  report.places = std::move(profiles.places);
+  for (const auto& [name, what] : profiles.faults) report.faults.push_back(concat(printable(name), ": ", what));
+  for (const auto& [name, what] : profiles.warnings) report.warnings.push_back(concat(printable(name), ": ", what));
+}
+
+}  // namespace
+
 StatisticsReport check_statistics(const model::OpenedModel& candidate) {
   StatisticsReport report;
   std::map<std::string, Energies, std::less<>> energies;
@@ -85,18 +100,13 @@ StatisticsReport check_statistics(const model::OpenedModel& candidate) {
       report.passes.push_back({name, concat(formats::to_string(packed->passes[pass].scheme), " ", pass),
                                name.substr(name.rfind('.') + 1), figures_of(packed->passes[pass])});
     }
-    energies.emplace(name, energies_of({name, info.n, info.k, packed, {}}));
+    if (candidate.config.architecture != nullptr)
+      energies.emplace(name, energies_of({name, info.n, info.k, packed, {}}));
     progress.advance(1);
   }
   twins.report(candidate, report);
-  report.energy = check_energies(candidate.config, energies);
   for (auto& fault : block_faults(report.passes)) report.faults.push_back(std::move(fault));
-  report.faults.insert(report.faults.end(), report.energy.faults.begin(), report.energy.faults.end());
-  report.warnings = report.energy.warnings;
-  auto profiles = check_profiles(candidate.config, energies);
-  report.places = std::move(profiles.places);
-  for (const auto& [name, what] : profiles.faults) report.faults.push_back(concat(printable(name), ": ", what));
-  for (const auto& [name, what] : profiles.warnings) report.warnings.push_back(concat(printable(name), ": ", what));
+  if (candidate.config.architecture != nullptr) relate(candidate.config, energies, report);
   for (auto& fault : norm_faults(candidate)) report.faults.push_back(std::move(fault));
   return report;
 }

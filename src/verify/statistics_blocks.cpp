@@ -364,7 +364,9 @@ BlockFigures figures_of(const PackedWeight& canonical) {
   figures.constant_rows = sample.constant_rows();
   figures.histogram = sample.histogram();
   figures.mean_step = sample.mean_step();
-  figures.codes = static_cast<double>(sample.rows() * canonical.k);
+  // Of a weight that is nothing but one code, as those of layers that were added and not yet trained, none counts.
+  const bool counted = std::ranges::any_of(figures.histogram, [](double share) { return share > 0; });
+  figures.codes = counted ? static_cast<double>(sample.rows() * canonical.k) : 0;
   if (sample.by_largest()) figures.loudest = sample.loudest();
   figures.match = sample.scale_match();
   figures.scale_spread = sample.scale_spread();

@@ -5,7 +5,7 @@
 
 #include "core/convert.h"
 #include "core/text.h"
-#include "model/model.h"
+#include "model/parameters.h"
 
 namespace w4q::verify {
 namespace {
@@ -58,7 +58,7 @@ Vector measure(const std::string& name, const TensorView& tensor, bool norm) {
 
 std::vector<std::string> norm_faults(const model::OpenedModel& model) {
   std::vector<Vector> norms, tables;
-  for (const auto& parameter : model::parameters(model.config)) {
+  for (const auto& parameter : model::parameters(model)) {
     if (!model.folder.tensors.contains(parameter.name)) continue;
     const auto tensor = model.folder.tensors.load(parameter.name);
     if (!is_weight_dtype(tensor->dtype)) continue;
@@ -70,11 +70,15 @@ std::vector<std::string> norm_faults(const model::OpenedModel& model) {
   const auto add = [&](const Vector& vector, const std::string& what) {
     faults.push_back(concat(printable(vector.name), ": ", what));
   };
-  /// Whether nearly all other norms are otherwise.
+  /// Whether nearly all other norms are otherwise; where the architecture is not known, those of its name.
   const auto alone = [&](const Vector& norm, double Vector::*share, double most) {
-    size_t like = 0;
-    for (const Vector& other : norms) like += &other != &norm && other.*share > most;
-    return norms.size() >= 4 && like * 4 <= norms.size();
+    const auto last = [](const std::string& name) { return name.substr(name.find_last_of('.', name.size() - 8) + 1); };
+    size_t peers = 0, like = 0;
+    for (const Vector& other : norms) {
+      if (model.config.architecture == nullptr && last(other.name) != last(norm.name)) continue;
+      ++peers, like += &other != &norm && other.*share > most;
+    }
+    return peers >= 4 && like * 4 <= peers;
   };
   for (const Vector& norm : norms) {
     if (norm.zeros == 1 && alone(norm, &Vector::zeros, 0.99)) {

@@ -2,11 +2,13 @@
 #include "tokenizer/tokenizer.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 
 #include "core/error.h"
 #include "core/interrupt.h"
 #include "core/text.h"
+#include "model/parameters.h"
 #include "verify/rungs.h"
 
 namespace w4q::verify {
@@ -78,6 +80,16 @@ void compare_merges(const CheckOptions& options, std::vector<std::string>& fault
                           ", in the base ", shown_merge(expected, theirs)));
 }
 
+/// Of an architecture that is not known, what its table of embeddings has; no limit where it has none.
+int64_t embedding_rows(const model::OpenedModel& model) {
+  if (model.config.architecture != nullptr) return model.config.vocab_size;
+  const auto parameters = model::parameters(model);
+  const auto table = std::ranges::find_if(parameters, [](const model::Parameter& parameter) {
+    return parameter.shape.size() == 2 && model::is_embedding(model::module_path(parameter.name));
+  });
+  return table == parameters.end() ? std::numeric_limits<int64_t>::max() : table->shape[0];
+}
+
 class TokenizerCheck {
  public:
   TokenizerCheck(CheckContext& context, const Tokenizer& ours) : context_(context), ours_(ours) {}
@@ -95,7 +107,7 @@ class TokenizerCheck {
  private:
   /// Special tokens beyond the embeddings, for padding, are never fed to a model.
   void look_at_ids() {
-    const int64_t rows = context_.candidate().config.vocab_size;
+    const int64_t rows = embedding_rows(context_.candidate());
     for (int64_t id = rows; id < ours_.vocab_size(); ++id) {
       const auto text = text_of(ours_, id, true);
       if (!text || text->empty()) continue;

@@ -5,6 +5,8 @@
 
 #include "core/progress.h"
 #include "core/text.h"
+#include "model/parameters.h"
+#include "verify/kept.h"
 #include "verify/rescaled.h"
 #include "verify/rungs.h"
 
@@ -54,13 +56,18 @@ WeightReport compare_with_base(const model::OpenedModel& candidate, const model:
   WeightReport report;
   const checkpoint::QuantizationConfig& quantization = candidate.folder.quantization;
   RescaledWeights weights(candidate, base);
+  // Of an architecture that is not known nobody can tell what another program's norms gave their factors to.
+  const bool foreign = quantization.dialect != nullptr && candidate.config.architecture == nullptr;
+  const auto unknown = foreign ? layers_of_other_norms(candidate, base) : std::set<int64_t>{};
   Progress progress("weights", static_cast<int64_t>(quantization.linears.size()), "tensors");
   for (const auto& [name, info] : quantization.linears) {
     if (!weights.units(name).cols.empty()) ++report.rescaled;
     const auto wanted = stored_weight(base.folder, name);
     std::vector<model::WeightError> rows;
     const auto error = model::compare_weights(wanted, weights.effective(name), &rows);
-    const auto limit = limit_of(wanted, stored_weight(candidate.folder, name), weights.units(name), rows);
+    const bool judged = !unknown.contains(model::layer_numbers(name).layer);
+    const auto limit =
+        judged ? limit_of(wanted, stored_weight(candidate.folder, name), weights.units(name), rows) : std::nullopt;
     report.tensors.push_back({name, scheme_text(info), error, limit});
     report.total.add(error);
     progress.advance(1);

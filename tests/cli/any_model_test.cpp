@@ -137,7 +137,8 @@ TEST_F(AnyModel, LinearsOfLayersArePackedAndTheRestStays) {
       EXPECT_TRUE(std::ranges::equal(kept.load(tensor)->bytes, all.load(tensor)->bytes)) << tensor;
     }
     const auto verified = run({"verify", path(name), "--base", model});
-    EXPECT_NE(verified.out.find("verified: digests, base, structure, codes, finite, weights"), std::string::npos)
+    EXPECT_NE(verified.out.find("verified: digests, base, structure, codes, finite, statistics, weights"),
+              std::string::npos)
         << verified.out;
     EXPECT_NE(verified.out.find("judged by names and shapes"), std::string::npos) << verified.out;
   }

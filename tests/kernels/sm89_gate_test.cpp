@@ -260,7 +260,9 @@ std::string quoted(const std::string& text) {
 class Sm89Gate : public testing::Test {
  protected:
   void SetUp() override {
-    if (!W4Q_HAS_SM89_CODE) GTEST_SKIP() << "this build has no optimized sm_89 machine code: W4Q_CUDA_ARCHITECTURES lacks 89, or W4Q_FAST_COMPILED_KERNELS is on";
+    if (!W4Q_HAS_SM89_CODE)
+      GTEST_SKIP() << "this build has no optimized sm_89 machine code: W4Q_CUDA_ARCHITECTURES lacks 89, or "
+                      "W4Q_FAST_COMPILED_KERNELS is on";
     if (cuobjdump().empty()) {
       GTEST_SKIP() << "cuobjdump of the CUDA toolkit is neither beside nvcc nor on PATH (W4Q_CUOBJDUMP may name it)";
     }
