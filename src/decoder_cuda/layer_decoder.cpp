@@ -45,7 +45,7 @@ void CudaLayerDecoder::attend(const CudaBlock& block, int64_t windows) {
   Activations& activations = runner_->activations;
   kernels::PrefillAttentionArgs args;
   args.layer = cache_.layer(0);
-  args.window = block.plan.window;
+  args.window = block.plan.attention.window;
   args.qkv = {nullptr, length_, block.groups.front().n, static_cast<int>(config_.heads)};
   for (int64_t first = 0; first < windows * length_; first += length_) {
     args.qkv.data = activations.qkv.as<float>() + first * args.qkv.stride;

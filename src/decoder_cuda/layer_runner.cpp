@@ -11,19 +11,50 @@ using device::DeviceBuffer;
 
 namespace {
 
-/// What no kernel of the decoder does.
-void check_block(const model::Block& block, const model::ModelConfig& config) {
-  const bool attends = block.kind == model::BlockKind::attention;
-  const std::string_view what = block.norm(model::NormRole::output) != nullptr ? "norms of its outputs"
-                                : block.attention_scale != 0                   ? "a scale of attention of its own"
-                                : attends && block.rope != config.rope         ? "a rotary embedding of its own"
-                                                                               : "";
-  if (what.empty()) return;
-  throw Error(ErrorCode::unsupported, concat(block.groups.front().name(), ": the GPU decodes no block with ", what))
-      .hint("--device cpu");
+/// What no kernel of the decoder does; empty: it runs.
+std::string_view not_on_gpu(const model::Block& block, const model::ModelConfig& config) {
+  using model::BlockKind;
+  if (block.kind == BlockKind::delta_net) return "a gated delta net";
+  if (block.kind == BlockKind::mixture) return "a mixture of experts";
+  if (block.kind == BlockKind::layer_embedding) return "embeddings of its own";
+  if (block.norm(model::NormRole::output) != nullptr) return "norms of its outputs";
+  if (block.norm(model::NormRole::input) == nullptr) return "no norm of its inputs";
+  if (block.output_scale != 1 || !block.vectors.empty()) return "a scale of its outputs";
+  if (block.kind == BlockKind::gated_mlp) {
+    if (block.gating.activation != model::Activation::silu) return "another activation than silu";
+    return block.groups.front().linears.size() == 2 ? "" : "gate and up as one matrix";
+  }
+  const model::AttentionConfig& attention = block.attention;
+  if (block.groups.front().linears.size() != 3) return "other matrices than q, k and v";
+  if (attention.head_dim != config.head_dim || attention.kv_heads != config.kv_heads) return "heads of its own";
+  if (attention.scale != 0 || attention.soft_cap != 0 || attention.temperature != 0)
+    return "a scale of attention of its own";
+  if (attention.output_gate || attention.sinks || attention.value_norm) return "gates, sinks or norms of its values";
+  if (attention.rope.neighbours || attention.rope != config.rope) return "a rotary embedding of its own";
+  if (attention.rope.type == model::RopeType::longrope) return "longrope";
+  for (const auto role : {model::NormRole::query, model::NormRole::key}) {
+    if (const auto* norm = block.norm(role); norm != nullptr && norm->size != attention.head_dim)
+      return "norms of all heads";
+  }
+  return "";
 }
 
 }  // namespace
+
+void require_gpu_decoder(const model::ModelConfig& config) {
+  if (config.embedding_scale != 1 || config.logit_scale != 1 || config.logit_cap != 0) {
+    throw Error(ErrorCode::unsupported, concat(config.architecture_name, ": the GPU decodes none with scaled logits"))
+        .hint("--device cpu");
+  }
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    for (const auto& block : model::layer_plan(config, layer).blocks) {
+      const std::string_view what = not_on_gpu(block, config);
+      if (what.empty()) continue;
+      throw Error(ErrorCode::unsupported, concat(block.groups.front().name(), ": the GPU decodes no block with ", what))
+          .hint("--device cpu");
+    }
+  }
+}
 
 Activations::Activations(const device::Context& gpu, std::span<const CudaLayer> layers, int64_t rows) {
   int64_t hidden = 0, qkv_width = 0, attended_width = 0, gate_up_width = 0, gated_width = 0;
@@ -53,9 +84,6 @@ LayerRunner::LayerRunner(const model::ModelConfig& config_, std::span<const Cuda
       stream(stream_),
       multiplier(linears, options.product_rows, stream, options.int8_activations),
       activations(stream.context(), layers, options.rows) {
-  for (const auto& layer : layers) {
-    for (const auto& block : layer.blocks) check_block(block.plan, config);
-  }
   multiplier.set_overlap(options.overlap);
   for (auto& norm : norms)
     norm = device_matrix<float>(stream.context(), kernels::norm_state_floats(config.hidden_size), 1);

@@ -53,7 +53,7 @@ void CudaDecoder::Impl::attend_many(size_t index, const CudaBlock& block, const 
   args.qkv = qkv;
   args.layer = layer;
   args.first = first;
-  args.window = block.plan.window;
+  args.window = block.plan.attention.window;
   args.out = runner.activations.attended.as<__half>();
   if (layer.type != kernels::KvType::f16) {
     const auto bytes =
@@ -81,7 +81,7 @@ void CudaDecoder::Impl::attend_single(size_t index, const CudaBlock& block, cons
   args.rotation = with_norms(rotation, block, config);
   args.rotation.single = true;
   args.position = at;
-  args.window = block.plan.window;
+  args.window = block.plan.attention.window;
   args.out = runner.activations.attended.as<__half>();
   args.workspace = attention_workspace.data();
   args.overlap = options.overlap;

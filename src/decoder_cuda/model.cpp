@@ -74,6 +74,7 @@ std::vector<const CudaLinear*> linears_of(std::span<const CudaLayer> layers) {
 }
 
 CudaModel CudaModel::upload(device::Context& gpu, const model::Model& model, std::optional<int64_t> residual_bytes) {
+  require_gpu_decoder(model.config());
   const device::Stream stream(gpu);
   UploadRing ring(stream);
   CudaModel result(gpu);

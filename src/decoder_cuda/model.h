@@ -34,6 +34,9 @@ struct CudaLayer {
   std::vector<CudaBlock> blocks;
 };
 
+/// Throws unsupported, with the block and what it does, where the GPU's decoder cannot run a model.
+void require_gpu_decoder(const model::ModelConfig& config);
+
 /// Brings one layer to the stream's GPU. Throws as upload_linears.
 CudaLayer upload_layer(const model::LayerWeights& weights, UploadRing& ring, bool offload = false);
 CudaLayer upload_layer(const model::LayerWeights& weights, const device::Stream& stream, bool offload = false);

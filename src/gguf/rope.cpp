@@ -115,6 +115,10 @@ void rope_scaling_to_gguf(const model::RopeConfig& rope, const std::string& arch
       break;
     case model::RopeType::dynamic:
       refuse("rope type dynamic");
+    case model::RopeType::longrope:
+      refuse("rope type longrope");
+    case model::RopeType::proportional:
+      refuse("rope type proportional");
     case model::RopeType::linear:
     case model::RopeType::yarn:
       metadata.push_back({prefix + "type", std::string(rope.type == model::RopeType::linear ? "linear" : "yarn")});

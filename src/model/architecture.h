@@ -2,6 +2,7 @@
 // calls them. One file each in model/architecture, one list.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -25,8 +26,10 @@ enum class WindowRule {
 };
 
 struct ArchitectureRow {
-  std::string_view model_type;  ///< "llama"
+  std::string_view model_type;  ///< "llama"; of the text_config where it is wrapped
   std::string_view class_name;  ///< "LlamaForCausalLM"
+  /// Models that see or hear beside it: its config is their text_config.
+  std::array<std::string_view, 2> wrappers = {};
 
   // What it assumes where config.json is silent.
   std::optional<int64_t> kv_heads = {};  ///< nothing: as many as heads
@@ -39,12 +42,18 @@ struct ArchitectureRow {
   /// attention_bias: of q, k, v and o; always: of q, k and v.
   BiasRule attention_bias = BiasRule::never;
   BiasRule mlp_bias = BiasRule::never;  ///< mlp_bias
-  bool qk_norm = false;                 ///< RMSNorm of each head of queries and keys
+  bool qk_norm = false;                 ///< RMSNorm of queries and keys
+  bool whole_qk_norm = false;           ///< of all heads as one
   WindowRule windows = WindowRule::none;
-  Activation activation = Activation::silu;
-  float norm_offset = 0;  ///< PlannedNorm::offset of all norms
+  float norm_offset = 0;          ///< PlannedNorm::offset of all norms
+  bool scales_embedding = false;  ///< by √hidden_size
+  bool ties_head = false;       ///< where tie_word_embeddings is absent
+  bool only_experts = false;      ///< intermediate_size may be absent
+  bool reads_rope = false;        ///< `read` reads the rotary embeddings, which differ between layers
+  /// Positions of pictures turn other channels than those of text do: for text alone they are the same.
+  bool text_mrope = false;
 
-  std::string_view gguf;            ///< general.architecture; several rows may share one
+  std::string_view gguf = {};       ///< general.architecture; several rows may share one; empty: GGUF is not written
   bool gguf_rotary_pairs = false;   ///< GGUF stores channels of q and k that rotate together side by side
   bool gguf_stated_biases = false;  ///< GGUF has room for biases of attention that are stated
 

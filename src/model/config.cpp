@@ -1,6 +1,7 @@
 #include "model/config.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "checkpoint/folder.h"
 #include "core/error.h"
@@ -45,10 +46,33 @@ const ArchitectureRow& find_architecture(const ConfigReader& reader) {
   return name.empty() ? **by_type : **by_name;
 }
 
+/// A text_config by itself: what it leaves unsaid of tokens and types, the file around it says.
+io::Json text_config_of(const io::Json& outer) {
+  io::Json text = outer["text_config"];
+  for (const char* key : {"tie_word_embeddings", "bos_token_id", "eos_token_id", "dtype", "torch_dtype"}) {
+    if (!text.contains(key) && outer.contains(key)) text[key] = outer[key];
+  }
+  return text;
+}
+
+/// The row of a model that is wrapped into one that sees or hears; null where it is none.
+const ArchitectureRow* wrapped_architecture(const ConfigReader& reader) {
+  const io::Json* text = reader.find("text_config");
+  if (text == nullptr || !text->is_object()) return nullptr;
+  const std::string name = first_architecture(reader);
+  const std::string type = ConfigReader(*text, reader.source(), "text_config.").text("model_type").value_or("");
+  for (const auto* row : architectures()) {
+    const bool wraps = !name.empty() && std::ranges::find(row->wrappers, name) != row->wrappers.end();
+    if (wraps && (type.empty() || row->model_type == type)) return row;
+  }
+  unknown_architecture(reader, type.empty() ? name : concat(name, " of ", type));
+}
+
 void parse_sizes(const ConfigReader& reader, ModelConfig& config) {
   config.vocab_size = reader.size("vocab_size");
   config.hidden_size = reader.size("hidden_size");
-  config.intermediate_size = reader.size("intermediate_size");
+  const bool may_lack = config.architecture->only_experts && reader.find("intermediate_size") == nullptr;
+  config.intermediate_size = may_lack ? 0 : reader.size("intermediate_size");
   config.layers = reader.size("num_hidden_layers");
   if (config.layers > max_layers) reader.refuse("num_hidden_layers", concat("expected at most ", max_layers));
   config.heads = reader.size("num_attention_heads");
@@ -171,32 +195,70 @@ std::optional<int64_t> most_positions(const ModelConfig& config) noexcept {
     case RopeType::yarn:
       return scaled(rope.original_max_positions);
     case RopeType::standard:
+    case RopeType::longrope:
+    case RopeType::proportional:
     case RopeType::llama3:  // their max_position_embeddings counts what the scaling added
       break;
   }
   return config.max_positions;
 }
 
-ModelConfig parse_config(const io::Json& json, std::string_view source) {
-  const ConfigReader reader(json, source);
+AttentionConfig ModelConfig::attention_of(int64_t layer) const {
+  const auto index = static_cast<size_t>(layer);
+  if (!attention.empty()) return attention[index];
+  AttentionConfig result{.heads = heads, .kv_heads = kv_heads, .head_dim = head_dim, .rope = rope};
+  result.window = sliding_window[index];
+  return result;
+}
+
+int64_t ModelConfig::intermediate_of(int64_t layer) const {
+  return intermediate_sizes.empty() ? intermediate_size : intermediate_sizes[static_cast<size_t>(layer)];
+}
+
+namespace {
+
+void parse_activation(const ConfigReader& reader, ModelConfig& config) {
+  const bool newer = reader.find("hidden_activation") != nullptr;
+  const std::string key = newer ? "hidden_activation" : "hidden_act", name = reader.text(key).value_or("silu");
+  if (name == "silu" || name == "swish") return;
+  if (name != "gelu_pytorch_tanh" && name != "gelu_new") {
+    throw Error(ErrorCode::unsupported, concat(reader.source(), ": ", key, " \"", printable(name), "\""))
+        .detail("supported: silu, gelu_pytorch_tanh");
+  }
+  config.activation = Activation::gelu_tanh;
+}
+
+ModelConfig parse_text_config(const ConfigReader& reader, const io::Json& json, const ArchitectureRow& row) {
   ModelConfig config;
-  config.architecture = &find_architecture(reader);
-  config.architecture_name = config.architecture->class_name;
+  config.architecture = &row;
+  config.architecture_name = row.class_name;
   parse_sizes(reader, config);
   parse_heads(reader, config);
-  const std::string activation = reader.text("hidden_act").value_or("silu");
-  if (activation != "silu" && activation != "swish") {
-    throw Error(ErrorCode::unsupported, concat(source, ": hidden_act \"", printable(activation), "\""))
-        .detail("supported: silu");
-  }
+  parse_activation(reader, config);
+  if (row.scales_embedding) config.embedding_scale = std::sqrt(static_cast<double>(config.hidden_size));
   config.tie_word_embeddings = reader.boolean("tie_word_embeddings");
+  if (!config.tie_word_embeddings && row.ties_head) config.tie_word_embeddings = true;
   config.tied_embeddings = config.tie_word_embeddings.value_or(false);
   parse_biases(reader, config);
   config.dtype = checkpoint::stated_dtype(json);
-  config.rope = parse_rope(reader, config.architecture->rope_theta, config);
+  if (!row.reads_rope) {
+    config.rope = parse_rope(reader, {.head_dim = config.head_dim, .theta = row.rope_theta}, config);
+  }
   parse_windows(reader, config);
   parse_special_tokens(reader, config);
-  if (config.architecture->read != nullptr) config.architecture->read(reader, config);
+  if (row.read != nullptr) row.read(reader, config);
+  return config;
+}
+
+}  // namespace
+
+ModelConfig parse_config(const io::Json& json, std::string_view source) {
+  const ConfigReader reader(json, source);
+  const ArchitectureRow* const wrapped = wrapped_architecture(reader);
+  if (wrapped == nullptr) return parse_text_config(reader, json, find_architecture(reader));
+  const io::Json text = text_config_of(json);
+  ModelConfig config = parse_text_config(ConfigReader(text, source, "text_config."), text, *wrapped);
+  config.architecture_name = first_architecture(reader);
   return config;
 }
 

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "model/architecture.h"
 
 namespace w4q::model {
 namespace {
@@ -18,7 +19,8 @@ struct RopeTypeRow {
 constexpr std::array rope_types = {
     RopeTypeRow{"default", RopeType::standard}, RopeTypeRow{"linear", RopeType::linear},
     RopeTypeRow{"dynamic", RopeType::dynamic},  RopeTypeRow{"llama3", RopeType::llama3},
-    RopeTypeRow{"yarn", RopeType::yarn},
+    RopeTypeRow{"yarn", RopeType::yarn},        RopeTypeRow{"longrope", RopeType::longrope},
+    RopeTypeRow{"su", RopeType::longrope},      RopeTypeRow{"proportional", RopeType::proportional},
 };
 
 /// Layer types under which the newer style may nest the parameters.
@@ -30,10 +32,14 @@ struct RopeSource {
   std::string path;
 };
 
-/// Steps into parameters nested by layer type, when all of them are the same.
-RopeSource unnest(const ConfigReader& reader, const RopeSource& outer) {
+/// Steps into parameters nested by layer type: those of the type that is asked for, or all where they are the same.
+RopeSource unnest(const ConfigReader& reader, const RopeSource& outer, std::string_view wanted) {
   RopeSource result = outer;
   const ConfigReader parameters(*outer.object, reader.source(), outer.path);
+  if (!wanted.empty()) {
+    const io::Json* nested = parameters.find(wanted);
+    return nested == nullptr ? outer : RopeSource{nested, concat(outer.path, wanted, ".")};
+  }
   for (const auto layer_type : layer_types) {
     const io::Json* nested = parameters.find(layer_type);
     if (nested == nullptr) continue;
@@ -47,20 +53,21 @@ RopeSource unnest(const ConfigReader& reader, const RopeSource& outer) {
   return result;
 }
 
-RopeSource find_source(const ConfigReader& reader) {
+RopeSource find_source(const ConfigReader& reader, std::string_view wanted) {
   for (const std::string_view key : {"rope_scaling", "rope_parameters"}) {
     const io::Json* object = reader.find(key);
     if (object == nullptr || (object->is_object() && object->empty())) continue;
-    return unnest(reader, {object, concat(key, ".")});
+    return unnest(reader, {object, concat(key, ".")}, wanted);
   }
   return {};
 }
 
-RopeType parse_type(const ConfigReader& parameters) {
+RopeType parse_type(const ConfigReader& parameters, bool text_mrope) {
   auto name = parameters.text("rope_type");
   if (!name) name = parameters.text("type");
   if (!name) name = "default";
-  if (parameters.find("mrope_section") != nullptr) name = "mrope";
+  const bool sections = parameters.find("mrope_section") != nullptr || *name == "mrope";
+  if (sections && (!text_mrope || *name == "mrope")) name = text_mrope ? "default" : "mrope";
   const auto row = std::ranges::find(rope_types, *name, &RopeTypeRow::name);
   if (row != rope_types.end()) return row->type;
   std::vector<std::string> known;
@@ -102,28 +109,59 @@ void parse_llama3(const ConfigReader& parameters, RopeConfig& rope) {
   }
 }
 
+std::vector<double> parse_factors(const ConfigReader& parameters, std::string_view key, int64_t pairs) {
+  const io::Json* list = parameters.find(key);
+  if (list == nullptr) parameters.missing(key);
+  std::vector<double> factors;
+  for (const io::Json& entry : list->is_array() ? *list : io::Json::array()) {
+    factors.push_back(entry.is_number() ? entry.get<double>() : 0.0);
+  }
+  const bool sound = std::ranges::all_of(factors, [](double f) { return std::isfinite(f) && f > 0; });
+  if (!sound || std::ssize(factors) != pairs) {
+    parameters.refuse(key, concat("expected a number above 0 for each of ", pairs, " pairs"));
+  }
+  return factors;
+}
+
+void parse_longrope(const ConfigReader& parameters, const ModelConfig& config, int64_t pairs, RopeConfig& rope) {
+  rope.short_factors = parse_factors(parameters, "short_factor", pairs);
+  rope.long_factors = parse_factors(parameters, "long_factor", pairs);
+  const auto original = static_cast<double>(rope.original_max_positions);
+  rope.factor = parameters.positive("factor", static_cast<double>(config.max_positions) / original);
+  const double inferred =
+      rope.factor <= 1 || original <= 1 ? 1.0 : std::sqrt(1 + std::log(rope.factor) / std::log(original));
+  rope.attention_factor = parameters.positive("attention_factor", inferred);
+}
+
+/// Channels of a head that turn. Throws bad_file unless they are pairs.
+int64_t rotary_channels(const ConfigReader& reader, const RopeConfig& rope, int64_t head_dim) {
+  const auto rotary = static_cast<int64_t>(static_cast<double>(head_dim) * rope.partial_rotary_factor);
+  if (rope.partial_rotary_factor <= 1 && rotary >= 2 && rotary % 2 == 0) return rotary;
+  throw Error(ErrorCode::bad_file, concat(reader.source(), ": partial_rotary_factor ", rope.partial_rotary_factor,
+                                          " rotates ", rotary, " of ", head_dim, " channels of a head"))
+      .detail("expected an even number of channels, at least 2");
+}
+
 }  // namespace
 
-RopeConfig parse_rope(const ConfigReader& reader, double default_theta, ModelConfig& config) {
-  const RopeSource source = find_source(reader);
+RopeConfig parse_rope(const ConfigReader& reader, const RopeQuery& query, ModelConfig& config) {
+  const double default_theta = query.theta;
+  const RopeSource source = find_source(reader, query.layer_type);
   static const io::Json none = io::Json::object();
   const ConfigReader parameters(source.object ? *source.object : none, reader.source(), source.path);
   RopeConfig rope;
-  rope.type = parse_type(parameters);
+  rope.type = parse_type(parameters, config.architecture->text_mrope);
   if (parameters.find("rope_theta") == nullptr && reader.find("rope_theta") == nullptr) {
     config.warnings.push_back(concat(reader.source(), ": rope_theta is missing; ", default_theta, " is assumed"));
   }
   rope.theta = parameters.positive("rope_theta", reader.positive("rope_theta", default_theta));
   rope.partial_rotary_factor =
       parameters.positive("partial_rotary_factor", reader.positive("partial_rotary_factor", 1.0));
-  const auto rotary = static_cast<int64_t>(static_cast<double>(config.head_dim) * rope.partial_rotary_factor);
-  if (rope.partial_rotary_factor > 1 || rotary < 2 || rotary % 2 != 0) {
-    throw Error(ErrorCode::bad_file, concat(reader.source(), ": partial_rotary_factor ", rope.partial_rotary_factor,
-                                            " rotates ", rotary, " of ", config.head_dim, " channels of a head"))
-        .detail("expected an even number of channels, at least 2");
-  }
+  const int64_t rotary = rotary_channels(reader, rope, query.head_dim);
   rope.original_max_positions = config.max_positions;
-  if (rope.type == RopeType::llama3 || rope.type == RopeType::yarn) {
+  const bool stretched =
+      rope.type == RopeType::llama3 || rope.type == RopeType::yarn || rope.type == RopeType::longrope;
+  if (stretched) {
     constexpr std::string_view key = "original_max_position_embeddings";
     rope.original_max_positions = reader.size(key, parameters.size(key, config.max_positions));
   }
@@ -137,6 +175,12 @@ RopeConfig parse_rope(const ConfigReader& reader, double default_theta, ModelCon
       rope.factor = parameters.positive("factor");
       if (rope.factor < 1) parameters.refuse("factor", "expected a number of at least 1");
       if (rotary < 4) parameters.refuse("rope_type", "dynamic scaling needs at least 4 rotated channels");
+      break;
+    case RopeType::proportional:
+      rope.factor = parameters.positive("factor", 1.0);
+      break;
+    case RopeType::longrope:
+      parse_longrope(parameters, config, rotary / 2, rope);
       break;
     case RopeType::llama3:
       parse_llama3(parameters, rope);

@@ -6,9 +6,16 @@
 
 namespace w4q::model {
 
-/// Reads rope_theta with rope_scaling (older style) or rope_parameters (newer style); `config.head_dim` and
-/// `config.max_positions` are set already. Adds warnings to `config`. Throws unsupported for a type that w4q does not
-/// compute or parameters that differ between layer types, bad_file for anything malformed.
-RopeConfig parse_rope(const ConfigReader& reader, double default_theta, ModelConfig& config);
+/// Of which layers, where parameters are nested by the types of layers, and how wide their heads are.
+struct RopeQuery {
+  std::string_view layer_type = {};  ///< empty: of all
+  int64_t head_dim = 0;
+  double theta = 0;  ///< where none is stated
+};
+
+/// Reads rope_theta with rope_scaling (older style) or rope_parameters (newer style); `config.max_positions` is set
+/// already. Adds warnings to `config`. Throws unsupported for a type that w4q does not compute or parameters that differ
+/// between layer types where all are asked for, bad_file for anything malformed.
+RopeConfig parse_rope(const ConfigReader& reader, const RopeQuery& query, ModelConfig& config);
 
 }  // namespace w4q::model

@@ -1,13 +1,15 @@
 #include "model/decoder.h"
 
-#include <limits>
+#include <cmath>
 
 #include "core/error.h"
+#include "core/parallel.h"
 #include "core/text.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/linear/int8_rows.h"
 #include "kernels/linear/linear.h"
 #include "model/int8_activations.h"
+#include "model/layer_memory.h"
 #include "model/scratch.h"
 
 namespace w4q::model {
@@ -29,16 +31,14 @@ void check_ids(std::span<const int32_t> ids, int64_t position, int64_t capacity,
 struct Decoder::Impl {
   Impl(const Model& model_, int64_t capacity_, DType rope_frequencies, bool int8);
 
-  kernels::KeyValueCache cache(size_t layer) const;
-
   const Model& model;
   const ModelConfig& config;
   const int64_t capacity;
   const bool int8_activations;
   LayerDecoder runner;
   int64_t position = 0;
-  std::vector<Floats> keys, values;  // per layer, [kv_heads][capacity][head_dim]
-  Floats hidden;
+  LayerMemories memories;
+  Floats hidden, layer_embeddings;
 };
 
 Decoder::Impl::Impl(const Model& model_, int64_t capacity_, DType rope_frequencies, bool int8)
@@ -46,29 +46,9 @@ Decoder::Impl::Impl(const Model& model_, int64_t capacity_, DType rope_frequenci
       config(model_.config()),
       capacity(capacity_),
       int8_activations(int8),
-      runner(config, rope_frequencies) {
+      runner(config, rope_frequencies),
+      memories(config, capacity) {
   if (int8_activations) check_int8_activations(model);
-  const int64_t width = config.kv_heads * config.head_dim;
-  constexpr auto most = std::numeric_limits<int64_t>::max() / int64_t{2 * sizeof(float)};
-  if (capacity < 1 || capacity > most / width) {
-    throw Error(ErrorCode::bad_argument, concat("a context of ", capacity, " positions cannot be held"));
-  }
-  keys.resize(static_cast<size_t>(config.layers));
-  values.resize(static_cast<size_t>(config.layers));
-  try {
-    for (auto* planes : {&keys, &values}) {
-      for (auto& plane : *planes) plane.matrix(capacity, width);
-    }
-  } catch (const std::bad_alloc&) {
-    throw Error(ErrorCode::bad_argument, concat("no memory for the keys and values of ", capacity, " positions"))
-        .detail(concat("they take ", human_bytes(2 * capacity * width * int64_t{sizeof(float)}), " in each of ",
-                       config.layers, " layers"))
-        .hint("ask for a shorter context");
-  }
-}
-
-kernels::KeyValueCache Decoder::Impl::cache(size_t layer) const {
-  return {keys[layer].data(), values[layer].data(), config.kv_heads, capacity, config.head_dim};
 }
 
 Decoder::Decoder(const Model& model, int64_t capacity, DType rope_frequencies, bool int8_activations)
@@ -91,16 +71,34 @@ MatrixView<const float> Decoder::forward(std::span<const int32_t> ids, const Obs
   };
   decoder.runner.set_positions(decoder.position, rows);
   decoder.runner.set_int8_activations(decoder.int8_activations && rows >= kernels::least_int8_rows);
-  embed(decoder.model.embeddings(), ids, x);
+  embed(config, decoder.model.embeddings(), ids, x);
+  if (const auto& own = decoder.model.layer_embeddings()) {
+    const auto rows_of_layers = decoder.layer_embeddings.matrix(rows, own->table.k);
+    embed_layers(config, *own, ids, x, rows_of_layers);
+    decoder.runner.set_layer_embeddings(rows_of_layers);
+  }
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     observe(layer);
-    const auto index = static_cast<size_t>(layer);
-    decoder.runner.run(decoder.model.layers()[index], decoder.cache(index), x, observer);
+    decoder.runner.run(decoder.model.layers()[static_cast<size_t>(layer)], decoder.memories.layer(layer), x, observer);
   }
   kernels::rms_norm(x, decoder.model.final_norm(), static_cast<float>(config.rms_norm_eps), x);
   observe(config.layers);
   decoder.position += rows;
   return x;
+}
+
+void finish_logits(const ModelConfig& config, MatrixView<float> logits) {
+  if (config.logit_scale == 1 && config.logit_cap == 0) return;
+  const auto scale = static_cast<float>(config.logit_scale), cap = static_cast<float>(config.logit_cap);
+  parallel_for(logits.rows, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      for (int64_t c = 0; c < logits.cols; ++c) {
+        float& value = logits.row(r)[c];
+        value *= scale;
+        if (cap > 0) value = cap * std::tanh(value / cap);
+      }
+    }
+  });
 }
 
 void Decoder::logits(MatrixView<const float> hidden, MatrixView<float> out) const {
@@ -111,6 +109,7 @@ void Decoder::logits(MatrixView<const float> hidden, MatrixView<float> out) cons
                        ", head ", shape_text({head.n, head.k})));
   }
   kernels::linear(head, hidden, out);
+  finish_logits(impl_->config, out);
 }
 
 }  // namespace w4q::model

@@ -14,6 +14,9 @@ namespace w4q::model {
 /// Throws bad_argument where `ids` are none, do not fit behind `position` or are outside the vocabulary.
 void check_ids(std::span<const int32_t> ids, int64_t position, int64_t capacity, int64_t vocab_size);
 
+/// Scales and caps the products of the head as config.json says.
+void finish_logits(const ModelConfig& config, MatrixView<float> logits);
+
 /// A sequence being decoded: the KV cache and the scratch of one model. Not thread-safe; the model may be shared and
 /// must outlive it.
 class Decoder {

@@ -7,8 +7,10 @@
 #include "core/error.h"
 #include "core/parallel.h"
 #include "kernels/elementwise/elementwise.h"
+#include "kernels/elementwise/gates.h"
 #include "kernels/linear/linear.h"
 #include "model/rope_table.h"
+#include "model/router.h"
 #include "model/scratch.h"
 
 namespace w4q::model {
@@ -19,13 +21,52 @@ using kernels::LinearWeight;
 /// Rows that pass through the MLP together, so that a long prompt does not hold its wide activations all at once.
 constexpr int64_t mlp_rows = 1024;
 
+void scale(MatrixView<float> x, double factor) {
+  if (factor == 1) return;
+  const auto narrow = static_cast<float>(factor);
+  for (int64_t r = 0; r < x.rows; ++r) {
+    for (int64_t c = 0; c < x.cols; ++c) x.row(r)[c] *= narrow;
+  }
+}
+
+/// Columns [begin, begin + count).
+MatrixView<float> columns(MatrixView<float> x, int64_t begin, int64_t count) {
+  return {x.data + begin, x.rows, count, x.stride};
+}
+
+/// Columns begin, begin + step, … of `from`.
+void pick(MatrixView<const float> from, int64_t begin, int64_t step, MatrixView<float> to) {
+  for (int64_t r = 0; r < to.rows; ++r) {
+    for (int64_t c = 0; c < to.cols; ++c) to.row(r)[c] = from.row(r)[begin + c * step];
+  }
+}
+
 }  // namespace
 
-void embed(const LinearWeight& embeddings, std::span<const int32_t> ids, MatrixView<float> out) {
+void embed(const ModelConfig& config, const LinearWeight& embeddings, std::span<const int32_t> ids,
+           MatrixView<float> out) {
   parallel_for(out.rows, 16, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const int64_t id = ids[static_cast<size_t>(r)];
       kernels::decode_rows(embeddings, id, id + 1, {out.row(r), 1, out.cols});
+    }
+  });
+  scale(out, config.embedding_scale);
+}
+
+void embed_layers(const ModelConfig& config, const LayerEmbeddings& weights, std::span<const int32_t> ids,
+                  MatrixView<const float> hidden, MatrixView<float> out) {
+  kernels::linear(weights.projection, hidden, out);
+  scale(out, 1 / std::sqrt(static_cast<double>(config.hidden_size)));
+  kernels::rms_norm_heads(out, weights.norm, static_cast<float>(config.rms_norm_eps));
+  const auto own = static_cast<float>(std::sqrt(static_cast<double>(config.layer_embedding_size)));
+  const auto both = static_cast<float>(std::sqrt(0.5));
+  parallel_for(out.rows, 16, [&](int64_t begin, int64_t end) {
+    std::vector<float> row(static_cast<size_t>(out.cols));
+    for (int64_t r = begin; r < end; ++r) {
+      const int64_t id = ids[static_cast<size_t>(r)];
+      kernels::decode_rows(weights.table, id, id + 1, {row.data(), 1, out.cols});
+      for (int64_t c = 0; c < out.cols; ++c) out.row(r)[c] = (out.row(r)[c] + row[static_cast<size_t>(c)] * own) * both;
     }
   });
 }
@@ -33,100 +74,370 @@ void embed(const LinearWeight& embeddings, std::span<const int32_t> ids, MatrixV
 /// A rotary embedding of some of the layers, at the positions that were set.
 struct Angles {
   RopeConfig config;
+  int64_t head_dim;
   RopeTable table;
   Floats cosine, sine;
   MatrixView<float> cosines, sines;
+};
+
+/// What runs one block on some rows.
+struct BlockRun {
+  const LayerWeights& weights;
+  const Block& block;
+  const LayerMemory& memory;
+  const Observer* observer;
+  int64_t first_row;  ///< of these rows among those that were set
+
+  std::span<const float> norm(NormRole role) const {
+    const auto* planned = block.norm(role);
+    return planned == nullptr ? std::span<const float>{} : weights.norms[planned->position];
+  }
+  std::span<const float> vector(VectorRole role) const {
+    const auto* planned = block.vector(role);
+    return planned == nullptr ? std::span<const float>{} : weights.vectors[planned->position];
+  }
 };
 
 struct LayerDecoder::Impl {
   Impl(const ModelConfig& config_, DType rope_frequencies)
       : config(config_), eps(static_cast<float>(config.rms_norm_eps)) {
     for (int64_t layer = 0; layer < config.layers; ++layer) {
-      for (const auto& block : layer_plan(config, layer).blocks) {
-        if (block.kind != BlockKind::attention ||
-            std::ranges::find(ropes, block.rope, &Angles::config) != ropes.end()) {
-          continue;
-        }
-        ropes.push_back({block.rope, RopeTable(block.rope, config.head_dim, rope_frequencies), {}, {}, {}, {}});
-      }
+      if (config.has_delta_net(layer)) continue;
+      const AttentionConfig attention = config.attention_of(layer);
+      if (attention.rope.partial_rotary_factor == 0 || angles_of(attention) != nullptr) continue;
+      ropes.push_back({attention.rope,
+                       attention.head_dim,
+                       RopeTable(attention.rope, attention.head_dim, rope_frequencies),
+                       {},
+                       {},
+                       {},
+                       {}});
     }
   }
 
-  void run_block(const LayerWeights& weights, const Block& block, const kernels::KeyValueCache& cache,
-                 MatrixView<float> x, const Observer* observer);
-  /// What the first group's products make: the input of the last group.
-  MatrixView<float> attend(const LayerWeights& weights, const Block& block, const kernels::KeyValueCache& cache,
-                           int64_t rows);
-  MatrixView<float> gate(const Block& block, int64_t rows);
+  const Angles* angles_of(const AttentionConfig& attention) const {
+    const auto found = std::ranges::find_if(ropes, [&](const Angles& angles) {
+      return angles.config == attention.rope && angles.head_dim == attention.head_dim;
+    });
+    return found == ropes.end() ? nullptr : &*found;
+  }
+
+  /// x += output_norm(block(input_norm(x))).
+  void run_block(const BlockRun& run, MatrixView<float> x);
+  /// What goes into a block's last group.
+  MatrixView<float> attend(const BlockRun& run, MatrixView<const float> input);
+  MatrixView<float> recall(const BlockRun& run, MatrixView<const float> input);
+  MatrixView<float> embed_layer(const BlockRun& run, MatrixView<const float> input);
+  /// What experts and the shared MLP add.
+  MatrixView<float> mix(const BlockRun& run, MatrixView<const float> x, MatrixView<const float> input);
+  void run_experts(const BlockRun& run, const Routing& routing, MatrixView<const float> input, MatrixView<float> sum);
+  void run_shared(const BlockRun& run, MatrixView<const float> input, MatrixView<const float> shares,
+                  MatrixView<float> sum);
   /// The products of a group, one for each of its linears.
-  void multiply(const LayerWeights& weights, const InputGroup& group, MatrixView<const float> input,
-                std::vector<Floats>& products, const Observer* observer);
+  void multiply(const BlockRun& run, const InputGroup& group, MatrixView<const float> input,
+                std::vector<Floats>& products);
+  /// act(gate) · up of the products of `group`.
+  MatrixView<float> gate(const BlockRun& run, const InputGroup& group, std::vector<Floats>& products, int64_t rows);
+  void turn(const AttentionConfig& attention, MatrixView<float> heads);
+  void warm(const AttentionConfig& attention, MatrixView<float> queries) const;
 
   const ModelConfig& config;
   const float eps;
   int64_t position = 0, set_rows = 0;
   bool int8_activations = false;
-  Floats normed, attended;
-  std::vector<Floats> first, last;  // products of a block's groups
-  std::vector<Angles> ropes;        // as many as layers differ in
+  MatrixView<const float> layer_embeddings = {};
+  Floats normed, attended, picked, gates, summed, chosen_rows, learned, kept;
+  std::vector<Floats> first, last, routed, inner, outer;  // products of a block's groups
+  std::vector<Angles> ropes;                              // as many as layers differ in
 };
 
-void LayerDecoder::Impl::multiply(const LayerWeights& weights, const InputGroup& group, MatrixView<const float> input,
-                                  std::vector<Floats>& products, const Observer* observer) {
-  if (observer && observer->linear_input) {
+void LayerDecoder::Impl::multiply(const BlockRun& run, const InputGroup& group, MatrixView<const float> input,
+                                  std::vector<Floats>& products) {
+  if (run.observer && run.observer->linear_input) {
     std::vector<std::string_view> names;
     for (const auto& linear : group.linears) names.push_back(linear.name);
-    observer->linear_input(names, input);
+    run.observer->linear_input(names, input);
   }
   if (products.size() < group.linears.size()) products.resize(group.linears.size());
   for (size_t i = 0; i < group.linears.size(); ++i) {
-    const LinearWeight& weight = weights.linears[group.linears[i].position];
+    const LinearWeight& weight = run.weights.linears[group.linears[i].position];
     const auto product =
         int8_activations && kernels::takes_int8_activations(weight) ? kernels::linear_int8 : kernels::linear;
     product(weight, input, products[i].matrix(input.rows, weight.n));
   }
 }
 
-MatrixView<float> LayerDecoder::Impl::attend(const LayerWeights& weights, const Block& block,
-                                             const kernels::KeyValueCache& cache, int64_t rows) {
-  const int64_t key_width = config.kv_heads * config.head_dim;
-  const auto q = first[0].matrix(rows, config.heads * config.head_dim);
-  const auto k = first[1].matrix(rows, key_width), v = first[2].matrix(rows, key_width);
-  if (const auto* norm = block.norm(NormRole::query)) kernels::rms_norm_heads(q, weights.norms[norm->position], eps);
-  if (const auto* norm = block.norm(NormRole::key)) kernels::rms_norm_heads(k, weights.norms[norm->position], eps);
-  const Angles& angles = *std::ranges::find(ropes, block.rope, &Angles::config);
-  kernels::rotate_heads(q, config.head_dim, angles.cosines, angles.sines);
-  kernels::rotate_heads(k, config.head_dim, angles.cosines, angles.sines);
-  if (block.attention_scale != 0) {
-    const auto factor = static_cast<float>(block.attention_scale * std::sqrt(static_cast<double>(config.head_dim)));
-    std::for_each_n(q.data, q.rows * q.cols, [&](float& value) { value *= factor; });
+void LayerDecoder::Impl::turn(const AttentionConfig& attention, MatrixView<float> heads) {
+  const Angles* const angles = angles_of(attention);
+  if (angles == nullptr) return;
+  const auto rotate = attention.rope.neighbours ? kernels::rotate_neighbours : kernels::rotate_heads;
+  rotate(heads, attention.head_dim, angles->cosines, angles->sines);
+}
+
+/// Queries far behind the positions of training are scaled up.
+void LayerDecoder::Impl::warm(const AttentionConfig& attention, MatrixView<float> queries) const {
+  if (attention.temperature == 0) return;
+  for (int64_t r = 0; r < queries.rows; ++r) {
+    const auto passed = static_cast<double>((position + r) / attention.temperature_length);
+    const auto factor = static_cast<float>(1 + attention.temperature * std::log(1 + passed));
+    for (int64_t c = 0; c < queries.cols; ++c) queries.row(r)[c] *= factor;
   }
-  kernels::append(cache, position, k, v);
-  const auto mixed = attended.matrix(rows, q.cols);
-  kernels::attention(q, cache, position, block.window, mixed);
+}
+
+MatrixView<float> LayerDecoder::Impl::attend(const BlockRun& run, MatrixView<const float> input) {
+  const AttentionConfig& attention = run.block.attention;
+  const InputGroup& group = run.block.groups.front();
+  multiply(run, group, input, first);
+  const int64_t rows = input.rows, dim = attention.head_dim;
+  const int64_t query_width = attention.heads * dim, key_width = attention.kv_heads * dim;
+  MatrixView<float> q, k, v, gating;
+  for (size_t i = 0; i < group.linears.size(); ++i) {
+    const auto product = first[i].matrix(rows, group.linears[i].n);
+    switch (group.linears[i].role) {
+      case Role::query_key_value:
+        q = columns(product, 0, query_width);
+        k = columns(product, query_width, key_width);
+        v = columns(product, query_width + key_width, key_width);
+        break;
+      case Role::key:
+        k = product;
+        break;
+      case Role::value:
+        v = product;
+        break;
+      default:
+        q = product;
+    }
+  }
+  if (attention.output_gate) {
+    const auto both = q;
+    q = picked.matrix(rows, query_width), gating = gates.matrix(rows, query_width);
+    for (int64_t head = 0; head < attention.heads; ++head) {
+      pick(both, 2 * head * dim, 1, columns(q, head * dim, dim));
+      pick(both, (2 * head + 1) * dim, 1, columns(gating, head * dim, dim));
+    }
+  }
+  if (attention.keys_are_values) {
+    v = kept.matrix(rows, key_width);
+    pick(k, 0, 1, v);
+  }
+  if (const auto norm = run.norm(NormRole::query); !norm.empty()) kernels::rms_norm_heads(q, norm, eps);
+  turn(attention, q);
+  warm(attention, q);
+  if (!attention.keys_of) {
+    if (const auto norm = run.norm(NormRole::key); !norm.empty()) kernels::rms_norm_heads(k, norm, eps);
+    if (attention.value_norm) {
+      const std::vector<float> ones(static_cast<size_t>(dim), 1.0f);
+      kernels::rms_norm_heads(v, ones, eps);
+    }
+    turn(attention, k);
+    kernels::append(run.memory.cache, position, k, v);
+  }
+  const auto mixed = attended.matrix(rows, query_width);
+  kernels::attention(q, run.memory.cache, position,
+                     {.window = attention.window,
+                      .scale = attention.scale,
+                      .soft_cap = attention.soft_cap,
+                      .sinks = run.vector(VectorRole::sinks)},
+                     mixed);
+  if (attention.output_gate) kernels::sigmoid_multiply(mixed, gating);
   return mixed;
 }
 
-MatrixView<float> LayerDecoder::Impl::gate(const Block& block, int64_t rows) {
-  const auto gated = first[0].matrix(rows, block.groups.back().width);
-  kernels::silu_multiply(gated, first[1].matrix(rows, gated.cols));
+namespace {
+
+/// Where two projections are one matrix, key head by key head: queries, keys, values and gates, and so on.
+void part_delta_heads(const kernels::DeltaShape& shape, MatrixView<const float> mixed_gate,
+                      MatrixView<const float> beta_decay, MatrixView<float> mixed, MatrixView<float> gate,
+                      MatrixView<float> beta, MatrixView<float> decay) {
+  const int64_t each = shape.value_heads / shape.key_heads, values = each * shape.value_dim;
+  const int64_t stride = 2 * shape.key_dim + 2 * values;
+  for (int64_t head = 0; head < shape.key_heads; ++head) {
+    const int64_t from = head * stride;
+    pick(mixed_gate, from, 1, columns(mixed, head * shape.key_dim, shape.key_dim));
+    pick(mixed_gate, from + shape.key_dim, 1, columns(mixed, shape.keys() + head * shape.key_dim, shape.key_dim));
+    pick(mixed_gate, from + 2 * shape.key_dim, 1, columns(mixed, 2 * shape.keys() + head * values, values));
+    pick(mixed_gate, from + 2 * shape.key_dim + values, 1, columns(gate, head * values, values));
+    pick(beta_decay, 2 * head * each, 1, columns(beta, head * each, each));
+    pick(beta_decay, (2 * head + 1) * each, 1, columns(decay, head * each, each));
+  }
+}
+
+float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
+
+}  // namespace
+
+MatrixView<float> LayerDecoder::Impl::recall(const BlockRun& run, MatrixView<const float> input) {
+  const kernels::DeltaShape& shape = run.block.delta;
+  const InputGroup& group = run.block.groups.front();
+  multiply(run, group, input, first);
+  const int64_t rows = input.rows, heads = shape.value_heads;
+  MatrixView<float> mixed, gating, beta, decay;
+  if (group.linears.size() == 2) {
+    const auto both = learned.matrix(rows, 2 * heads);
+    mixed = picked.matrix(rows, shape.channels()), gating = gates.matrix(rows, shape.values());
+    beta = columns(both, 0, heads), decay = columns(both, heads, heads);
+    part_delta_heads(shape, first[0].matrix(rows, group.linears[0].n), first[1].matrix(rows, 2 * heads), mixed, gating,
+                     beta, decay);
+  } else {
+    mixed = first[0].matrix(rows, shape.channels()), gating = first[1].matrix(rows, shape.values());
+    beta = first[2].matrix(rows, heads), decay = first[3].matrix(rows, heads);
+  }
+  const auto rate = run.vector(VectorRole::decay), bias = run.vector(VectorRole::step_bias);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const auto head = static_cast<size_t>(h);
+      beta.row(r)[h] = 1.0f / (1.0f + std::exp(-beta.row(r)[h]));
+      decay.row(r)[h] = -std::exp(rate[head]) * softplus(decay.row(r)[h] + bias[head]);
+    }
+  }
+  const auto& [history, state] = run.memory.delta;
+  if (position == 0) {
+    std::fill_n(history, shape.history_size(), 0.0f);
+    std::fill_n(state, shape.state_size(), 0.0f);
+  }
+  kernels::causal_convolution(shape, run.vector(VectorRole::convolution), history, mixed);
+  const auto out = attended.matrix(rows, shape.values());
+  kernels::delta_rule(shape, mixed, beta, decay, state, out);
+  kernels::rms_norm_heads(out, run.norm(NormRole::delta), eps);
+  kernels::silu(gating);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < out.cols; ++c) out.row(r)[c] *= gating.row(r)[c];
+  }
+  return out;
+}
+
+MatrixView<float> LayerDecoder::Impl::gate(const BlockRun& run, const InputGroup& group, std::vector<Floats>& products,
+                                           int64_t rows) {
+  const Block& block = run.block;
+  if (group.linears.size() == 2) {
+    const auto gated = products[0].matrix(rows, group.linears[0].n);
+    kernels::gate_multiply(block.gating, gated, products[1].matrix(rows, gated.cols));
+    return gated;
+  }
+  const auto both = products[0].matrix(rows, group.linears[0].n);
+  const int64_t width = both.cols / 2;
+  const bool in_turn = block.storage == ExpertStorage::stacked_in_turn;
+  const auto gated = picked.matrix(rows, width), up = gates.matrix(rows, width);
+  pick(both, 0, in_turn ? 2 : 1, gated);
+  pick(both, in_turn ? 1 : width, in_turn ? 2 : 1, up);
+  kernels::gate_multiply(block.gating, gated, up);
   return gated;
 }
 
-/// x += output_norm(block(input_norm(x))).
-void LayerDecoder::Impl::run_block(const LayerWeights& weights, const Block& block, const kernels::KeyValueCache& cache,
-                                   MatrixView<float> x, const Observer* observer) {
-  const auto input = normed.matrix(x.rows, x.cols);
-  kernels::rms_norm(x, weights.norms[block.norm(NormRole::input)->position], eps, input);
-  multiply(weights, block.groups.front(), input, first, observer);
-  const bool attends = block.kind == BlockKind::attention;
-  const auto mixed = attends ? attend(weights, block, cache, x.rows) : gate(block, x.rows);
-  multiply(weights, block.groups.back(), mixed, last, observer);
-  const auto output = last[0].matrix(x.rows, x.cols);
-  if (const auto* norm = block.norm(NormRole::output)) {
-    kernels::rms_norm(output, weights.norms[norm->position], eps, output);
+MatrixView<float> LayerDecoder::Impl::embed_layer(const BlockRun& run, MatrixView<const float> input) {
+  multiply(run, run.block.groups.front(), input, first);
+  const auto gated = first[0].matrix(input.rows, config.layer_embedding_size);
+  const int64_t layer = layer_numbers(run.block.groups.front().name()).layer;
+  ensure(layer_embeddings.rows == set_rows, "a layer with embeddings of its own got none");
+  const MatrixView<const float> own(layer_embeddings.row(run.first_row) + layer * config.layer_embedding_size,
+                                    input.rows, gated.cols, layer_embeddings.stride);
+  kernels::gate_multiply(run.block.gating, gated, own);
+  return gated;
+}
+
+/// Each expert takes the rows that chose it, in their order.
+void LayerDecoder::Impl::run_experts(const BlockRun& run, const Routing& routing, MatrixView<const float> input,
+                                     MatrixView<float> sum) {
+  const MixtureConfig& mixture = run.block.mixture;
+  std::vector<std::vector<size_t>> takers(static_cast<size_t>(mixture.experts));
+  for (size_t i = 0; i < routing.experts.size(); ++i) takers[static_cast<size_t>(routing.experts[i])].push_back(i);
+  for (size_t expert = 0; expert < takers.size(); ++expert) {
+    const auto& mine = takers[expert];
+    if (mine.empty()) continue;
+    const InputGroup& inputs = run.block.groups[1 + 2 * expert];
+    const InputGroup& outputs = run.block.groups[2 + 2 * expert];
+    const auto rows = chosen_rows.matrix(std::ssize(mine), input.cols);
+    const auto row_of = [&](int64_t r) { return static_cast<int64_t>(mine[static_cast<size_t>(r)]) / mixture.chosen; };
+    for (int64_t r = 0; r < rows.rows; ++r) std::copy_n(input.row(row_of(r)), input.cols, rows.row(r));
+    multiply(run, inputs, rows, inner);
+    multiply(run, outputs, gate(run, inputs, inner, rows.rows), outer);
+    const auto product = outer[0].matrix(rows.rows, sum.cols);
+    for (int64_t r = 0; r < rows.rows; ++r) {
+      const float share = routing.shares[mine[static_cast<size_t>(r)]];
+      float* const to = sum.row(row_of(r));
+      for (int64_t c = 0; c < sum.cols; ++c) to[c] += share * product.row(r)[c];
+    }
   }
+}
+
+void LayerDecoder::Impl::run_shared(const BlockRun& run, MatrixView<const float> input, MatrixView<const float> shares,
+                                    MatrixView<float> sum) {
+  const auto& groups = run.block.groups;
+  const InputGroup &inputs = groups[groups.size() - 2], &outputs = groups.back();
+  multiply(run, inputs, input, inner);
+  multiply(run, outputs, gate(run, inputs, inner, input.rows), outer);
+  const auto product = outer[0].matrix(input.rows, sum.cols);
+  if (const auto norm = run.norm(NormRole::dense_output); !norm.empty()) kernels::rms_norm(product, norm, eps, product);
+  for (int64_t r = 0; r < product.rows && shares.rows > 0; ++r) {
+    const float share = 1.0f / (1.0f + std::exp(-shares.row(r)[0]));
+    for (int64_t c = 0; c < product.cols; ++c) product.row(r)[c] *= share;
+  }
+  kernels::add_rows(sum, product);
+}
+
+MatrixView<float> LayerDecoder::Impl::mix(const BlockRun& run, MatrixView<const float> x,
+                                          MatrixView<const float> input) {
+  const Block& block = run.block;
+  const auto scratch = kept.matrix(x.rows, x.cols);
+  MatrixView<const float> routed_input = input, expert_input = input;
+  if (const auto weight = run.vector(VectorRole::router_scale); !weight.empty()) {
+    // A norm without a weight, then a scale a channel over the root of the width.
+    kernels::rms_norm(x, weight, eps, scratch);
+    scale(scratch, 1 / std::sqrt(static_cast<double>(x.cols)));
+    routed_input = scratch;
+  }
+  multiply(run, block.groups.front(), routed_input, routed);
+  const auto routing = route(block.mixture, routed[0].matrix(x.rows, block.mixture.experts),
+                             run.vector(VectorRole::correction), run.vector(VectorRole::expert_scale));
+  if (const auto norm = run.norm(NormRole::expert_input); !norm.empty()) {
+    kernels::rms_norm(x, norm, eps, scratch);
+    expert_input = scratch;
+  }
+  const auto sum = summed.matrix(x.rows, x.cols);
+  std::fill_n(sum.data, sum.rows * sum.cols, 0.0f);
+  run_experts(run, routing, expert_input, sum);
+  if (const auto norm = run.norm(NormRole::expert_output); !norm.empty()) kernels::rms_norm(sum, norm, eps, sum);
+  const bool has_shared = std::ssize(block.groups) > 1 + 2 * block.mixture.experts;
+  const bool shares = block.groups.front().linears.size() > 1;
+  if (has_shared) run_shared(run, input, shares ? routed[1].matrix(x.rows, 1) : MatrixView<float>{}, sum);
+  return sum;
+}
+
+void LayerDecoder::Impl::run_block(const BlockRun& run, MatrixView<float> x) {
+  const Block& block = run.block;
+  MatrixView<const float> input = x;
+  if (const auto norm = run.norm(NormRole::input); !norm.empty()) {
+    const auto to = normed.matrix(x.rows, x.cols);
+    kernels::rms_norm(x, norm, eps, to);
+    input = to;
+  }
+  MatrixView<float> output;
+  if (block.kind == BlockKind::mixture) {
+    output = mix(run, x, input);
+  } else {
+    MatrixView<float> mixed;
+    switch (block.kind) {
+      case BlockKind::attention:
+        mixed = attend(run, input);
+        break;
+      case BlockKind::delta_net:
+        mixed = recall(run, input);
+        break;
+      case BlockKind::layer_embedding:
+        mixed = embed_layer(run, input);
+        break;
+      default:
+        multiply(run, block.groups.front(), input, first);
+        mixed = gate(run, block.groups.front(), first, x.rows);
+    }
+    multiply(run, block.groups.back(), mixed, last);
+    output = last[0].matrix(x.rows, x.cols);
+  }
+  if (const auto norm = run.norm(NormRole::output); !norm.empty()) kernels::rms_norm(output, norm, eps, output);
+  scale(output, block.output_scale);
   kernels::add_rows(x, output);
+  if (const auto factor = run.vector(VectorRole::layer_scale); !factor.empty()) scale(x, double{factor.front()});
 }
 
 LayerDecoder::LayerDecoder(const ModelConfig& config, DType rope_frequencies)
@@ -146,15 +457,20 @@ void LayerDecoder::set_positions(int64_t first, int64_t rows) {
 
 void LayerDecoder::set_int8_activations(bool on) noexcept { impl_->int8_activations = on; }
 
-void LayerDecoder::run(const LayerWeights& weights, const kernels::KeyValueCache& cache, MatrixView<float> x,
+void LayerDecoder::set_layer_embeddings(MatrixView<const float> embeddings) noexcept {
+  impl_->layer_embeddings = embeddings;
+}
+
+void LayerDecoder::run(const LayerWeights& weights, const LayerMemory& memory, MatrixView<float> x,
                        const Observer* observer) {
   const bool fits = x.cols == impl_->config.hidden_size && x.rows == impl_->set_rows;
   ensure(fits, "a decoder layer got hidden states of another shape than was set");
   for (const auto& block : weights.plan.blocks) {
-    const int64_t most = block.kind == BlockKind::attention ? x.rows : mlp_rows;
+    const bool at_once = block.kind == BlockKind::attention || block.kind == BlockKind::delta_net;
+    const int64_t most = at_once ? x.rows : mlp_rows;
     for (int64_t begin = 0; begin < x.rows; begin += most) {
       const MatrixView<float> rows(x.row(begin), std::min(most, x.rows - begin), x.cols, x.stride);
-      impl_->run_block(weights, block, cache, rows, observer);
+      impl_->run_block({weights, block, memory, observer, begin}, rows);
     }
   }
 }

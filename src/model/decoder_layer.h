@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "core/views.h"
-#include "kernels/attention/attention.h"
+#include "model/layer_memory.h"
 #include "model/model.h"
 
 namespace w4q::model {
@@ -26,9 +26,14 @@ struct Observer {
 };
 
 /// Hidden states 0 of `ids`: row r of `out` is the embedding of ids[r], which is inside the vocabulary.
-void embed(const kernels::LinearWeight& embeddings, std::span<const int32_t> ids, MatrixView<float> out);
+void embed(const ModelConfig& config, const kernels::LinearWeight& embeddings, std::span<const int32_t> ids,
+           MatrixView<float> out);
 
-/// Runs layers on hidden states; holds scratch only, the caller owns the KV cache. Not thread-safe.
+/// What each layer adds of its own, [ids × layers · layer_embedding_size], of hidden states 0.
+void embed_layers(const ModelConfig& config, const LayerEmbeddings& weights, std::span<const int32_t> ids,
+                  MatrixView<const float> hidden, MatrixView<float> out);
+
+/// Runs layers on hidden states; holds scratch only, the caller owns what layers remember. Not thread-safe.
 class LayerDecoder {
  public:
   /// `config` must outlive it. `rope_frequencies`: see RopeTable.
@@ -41,9 +46,12 @@ class LayerDecoder {
   /// From now on layers with such products round their inputs to int8 (linear_int8).
   void set_int8_activations(bool on) noexcept;
 
-  /// x = layer(x) for the rows that were set. `cache` holds the positions before and has room for these. Throws
-  /// internal when the shapes do not fit.
-  void run(const LayerWeights& weights, const kernels::KeyValueCache& cache, MatrixView<float> x,
+  /// From now on layers add these embeddings of their own (embed_layers), one row for each row of hidden states.
+  void set_layer_embeddings(MatrixView<const float> embeddings) noexcept;
+
+  /// x = layer(x) for the rows that were set. `memory` holds the positions before and has room for these; at position 0 it
+  /// is begun anew. Throws internal when the shapes do not fit.
+  void run(const LayerWeights& weights, const LayerMemory& memory, MatrixView<float> x,
            const Observer* observer = nullptr);
 
  private:

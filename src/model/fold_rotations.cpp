@@ -27,8 +27,8 @@ using DerivedTensors = std::map<std::string, io::DerivedTensor, std::less<>>;
 
 constexpr const char* config_key = "folded_rotations";
 constexpr const char* tied_key = "tie_word_embeddings";
-constexpr std::string_view embedding_name = "model.embed_tokens.weight";
-constexpr std::string_view head_name = "lm_head.weight";
+std::string embedding_name(const ModelConfig& config) { return embedding_plan(config).name + ".weight"; }
+std::string head_name(const ModelConfig& config) { return head_plan(config).name + ".weight"; }
 constexpr int64_t least_block = 32;
 
 int64_t row_length(const Shape& shape) { return shape.empty() ? 1 : shape.back(); }
@@ -89,11 +89,11 @@ class Folding {
         head_(std::make_shared<InputRotation>(rotations.heads, config.head_dim)) {}
 
   DerivedTensors run() && {
-    matrix(std::string(embedding_name), {.source = std::string(embedding_name), .inputs = stream_, .outputs = {}});
+    const std::string table = embedding_name(config_), head = head_name(config_);
+    matrix(table, {.source = table, .inputs = stream_, .outputs = {}});
     for (int64_t layer = 0; layer < config_.layers; ++layer) fold_layer(layer_plan(config_, layer));
-    const std::string_view head = config_.tied_embeddings ? embedding_name : head_name;
     const PlannedNorm norm = final_norm_plan(config_);
-    matrix(std::string(head_name), {.source = std::string(head), .norm = norm, .inputs = stream_, .outputs = {}});
+    matrix(head, {.source = config_.tied_embeddings ? table : head, .norm = norm, .inputs = stream_, .outputs = {}});
     ones(norm);
     return std::move(tensors_);
   }
@@ -101,6 +101,12 @@ class Folding {
  private:
   void fold_layer(const LayerPlan& plan) {
     for (const auto& block : plan.blocks) {
+      const bool dense = block.kind == BlockKind::attention || block.kind == BlockKind::gated_mlp;
+      if (!dense || block.groups.front().linears.size() < 2) {
+        throw Error(ErrorCode::unsupported, concat(block.groups.front().name(), ": rotations are not folded into it"))
+            .detail("what takes them are attention with q, k and v, and MLPs with gate and up, of one matrix each")
+            .hint("leave out --fold-rotations");
+      }
       if (block.norm(NormRole::output) == nullptr) continue;
       throw Error(ErrorCode::unsupported, concat(block.norm(NormRole::output)->name, ": a norm before the sum"))
           .detail("outputs cannot be turned behind a norm")
@@ -158,7 +164,7 @@ void check_parameters(const io::Checkpoint& checkpoint, const ModelConfig& confi
     check_weight(checkpoint, parameter.name, parameter.shape);
     known.insert(parameter.name);
   }
-  if (config.tied_embeddings) known.insert(std::string(head_name));  // stored or not, it is not read
+  if (config.tied_embeddings) known.insert(head_name(config));  // stored or not, it is not read
   for (const auto& [name, info] : checkpoint.tensors()) {
     if (known.contains(name) || is_derived_tensor(name)) continue;
     throw Error(ErrorCode::unsupported, concat(printable(name), ": is no parameter of ", config.architecture_name))
@@ -174,7 +180,7 @@ std::vector<std::string> notes_of(const OpenedModel& model) {
       concat("not folded: q_proj's and k_proj's outputs; ", behind, " behind them"),
       "not folded: down_proj's input, a product of gate and up channel by channel; --rotate rotates it at run time"};
   if (has_tied_head(model)) {
-    const auto& table = model.folder.tensors.at(embedding_name);
+    const auto& table = model.folder.tensors.at(embedding_name(model.config));
     notes.push_back(concat("the head becomes a tensor of its own, ", human_bytes(static_cast<int64_t>(table.size())),
                            ": the final norm's weight cannot be folded into a table that embeds too"));
   }

@@ -11,9 +11,10 @@ namespace {
 
 /// Numbers norms and linears through the layer.
 void set_positions(LayerPlan& plan) {
-  size_t norms = 0, linears = 0;
+  size_t norms = 0, linears = 0, vectors = 0;
   for (auto& block : plan.blocks) {
     for (auto& norm : block.norms) norm.position = norms++;
+    for (auto& vector : block.vectors) vector.position = vectors++;
     for (auto& group : block.groups) {
       if (group.norm) group.norm->position = block.norm(group.norm->role)->position;
       for (auto& linear : group.linears) linear.position = linears++;
@@ -39,6 +40,16 @@ const PlannedNorm* Block::norm(NormRole role) const noexcept {
   return found == norms.end() ? nullptr : &*found;
 }
 
+const PlannedVector* Block::vector(VectorRole role) const noexcept {
+  const auto found = std::ranges::find(vectors, role, &PlannedVector::role);
+  return found == vectors.end() ? nullptr : &*found;
+}
+
+const PlannedLinear* Block::find(const InputGroup& group, Role role) noexcept {
+  const auto found = std::ranges::find(group.linears, role, &PlannedLinear::role);
+  return found == group.linears.end() ? nullptr : &*found;
+}
+
 std::vector<InputGroup> LayerPlan::groups() const {
   std::vector<InputGroup> result;
   for (const auto& block : blocks) result.insert(result.end(), block.groups.begin(), block.groups.end());
@@ -57,6 +68,12 @@ std::vector<PlannedLinear> LayerPlan::linears() const {
   return result;
 }
 
+std::vector<PlannedVector> LayerPlan::vectors() const {
+  std::vector<PlannedVector> result;
+  for (const auto& block : blocks) result.insert(result.end(), block.vectors.begin(), block.vectors.end());
+  return result;
+}
+
 LayerPlan layer_plan(const ModelConfig& config, int64_t layer) {
   require_decoder(config, "the order of its layers");
   ensure(layer >= 0 && layer < config.layers, "layer_plan: no such layer");
@@ -69,16 +86,47 @@ std::vector<InputGroup> input_groups(const ModelConfig& config, int64_t layer) {
   return layer_plan(config, layer).groups();
 }
 
+bool has_dense_layers(const ModelConfig& config) {
+  if (config.architecture == nullptr) return false;
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    for (const Block& block : layer_plan(config, layer).blocks) {
+      const size_t linears = block.groups.front().linears.size();
+      const bool attends = block.kind == BlockKind::attention && linears == 3;
+      if (!attends && !(block.kind == BlockKind::gated_mlp && linears == 2)) return false;
+    }
+  }
+  return true;
+}
+
 PlannedLinear embedding_plan(const ModelConfig& config) {
-  return {.name = "model.embed_tokens", .gguf = "token_embd", .n = config.vocab_size, .k = config.hidden_size};
+  return {.name = config.names.prefix + "embed_tokens",
+          .gguf = "token_embd",
+          .n = config.vocab_size,
+          .k = config.hidden_size};
 }
 
 PlannedLinear head_plan(const ModelConfig& config) {
-  return {.name = "lm_head", .gguf = "output", .n = config.vocab_size, .k = config.hidden_size};
+  return {.name = config.names.head, .gguf = "output", .n = config.vocab_size, .k = config.hidden_size};
+}
+
+PlannedLinear layer_embedding_plan(const ModelConfig& config) {
+  return {.name = config.names.prefix + "embed_tokens_per_layer",
+          .n = config.vocab_size,
+          .k = config.layers * config.layer_embedding_size};
+}
+
+PlannedLinear layer_projection_plan(const ModelConfig& config) {
+  return {.name = config.names.prefix + "per_layer_model_projection",
+          .n = config.layers * config.layer_embedding_size,
+          .k = config.hidden_size};
+}
+
+PlannedNorm layer_projection_norm_plan(const ModelConfig& config) {
+  return {.name = config.names.prefix + "per_layer_projection_norm", .size = config.layer_embedding_size};
 }
 
 PlannedNorm final_norm_plan(const ModelConfig& config) {
-  return {.name = "model.norm",
+  return {.name = config.names.prefix + "norm",
           .gguf = "output_norm",
           .size = config.hidden_size,
           .offset = config.architecture->norm_offset};

@@ -9,15 +9,49 @@
 #include <string_view>
 #include <vector>
 
+#include "core/views.h"
 #include "model/config.h"
 
 namespace w4q::model {
 
-enum class Role { query, key, value, output, gate, up, down };
+enum class Role {
+  query,  ///< with AttentionConfig::output_gate each head's gates behind its queries
+  key,
+  value,
+  query_key_value,  ///< the three as one matrix
+  output,
+  gate,
+  up,
+  gate_up,  ///< the two as one matrix, ExpertStorage
+  down,
+  router,
+  shared_gate,  ///< one row: the share of what every token goes through
+  // Of a gated delta net: queries, keys and values; gates of its output; how fast it learns; how fast it forgets.
+  delta_mixed,
+  delta_gate,
+  delta_beta,
+  delta_decay,
+  delta_mixed_gate,  ///< mixed and gate as one matrix, key head by key head
+  delta_beta_decay,  ///< likewise
+  layer_gate,
+  layer_output,
+};
 /// `input` and `output`: of a block, as it reads the residual stream and before it is added to it; `query` and `key`:
-/// of each head.
-enum class NormRole { input, output, query, key };
-enum class BlockKind { attention, gated_mlp };
+/// of each head, or of all as one; `delta`: of each head of a delta net; the rest where experts and a dense MLP stand
+/// beside each other: before the experts, and behind each of the two.
+enum class NormRole { input, output, query, key, delta, expert_input, expert_output, dense_output };
+enum class BlockKind { attention, delta_net, gated_mlp, mixture, layer_embedding };
+/// Parameters that are neither linears nor norms.
+enum class VectorRole {
+  sinks,         ///< [heads]
+  convolution,   ///< [channels, 1, taps]
+  decay,         ///< [value_heads], log: A_log
+  step_bias,     ///< [value_heads]: dt_bias
+  correction,    ///< [experts]: added to scores for the choice alone
+  expert_scale,  ///< [experts]: of shares
+  router_scale,  ///< [hidden]: of the router's normed input
+  layer_scale,   ///< [1]: of the residual stream behind the block
+};
 
 /// The basis in which channels stand, by what a rotation would have to be folded into (fold_rotations.h).
 enum class Basis {
@@ -42,9 +76,19 @@ struct PlannedLinear {
   std::string gguf = {};  ///< "blk.0.attn_q"
   int64_t n = 0, k = 0;
   bool bias = false;
+  /// Where biases of several linears stand in one tensor, that and the row in it.
+  std::string bias_tensor = {};
+  int64_t bias_row = 0;
   Basis outputs = Basis::own;  ///< stream: they are added to the residual stream
   bool rotary_rows = false;    ///< rows are turned by the rotary embedding, pairs half a head apart
   size_t position = 0;         ///< among the linears of the layer
+};
+
+struct PlannedVector {
+  VectorRole role = VectorRole::sinks;
+  std::string name = {};  ///< of the tensor
+  Shape shape = {};
+  size_t position = 0;  ///< among the vectors of the layer
 };
 
 /// Linears that read the same input.
@@ -70,12 +114,18 @@ struct Block {
   BlockKind kind = BlockKind::attention;
   std::vector<PlannedNorm> norms = {};
   std::vector<InputGroup> groups = {};  ///< in the order in which they run
-  int64_t window = 0;                   ///< attention: keys older than this many positions are not seen; 0: all are
-  RopeConfig rope = {};                 ///< attention
-  double attention_scale = 0;           ///< attention: of logits; 0: 1/√head_dim
-  Activation activation = Activation::silu;  ///< gated_mlp
+  std::vector<PlannedVector> vectors = {};
+  AttentionConfig attention = {};
+  kernels::DeltaShape delta = {};
+  kernels::Gating gating = {};
+  ExpertStorage storage = ExpertStorage::by_name;  ///< how gates and ups stand
+  MixtureConfig mixture = {};  ///< its groups: router, those of each expert's inputs and outputs in turn, then shared
+  double output_scale = 1;     ///< of what is added
 
   const PlannedNorm* norm(NormRole role) const noexcept;
+  const PlannedVector* vector(VectorRole role) const noexcept;
+  /// The linear of this role in a group; null: there is none.
+  static const PlannedLinear* find(const InputGroup& group, Role role) noexcept;
 };
 
 struct LayerPlan {
@@ -85,6 +135,7 @@ struct LayerPlan {
   std::vector<InputGroup> groups() const;
   std::vector<PlannedNorm> norms() const;
   std::vector<PlannedLinear> linears() const;
+  std::vector<PlannedVector> vectors() const;
 };
 
 /// Layers may differ in everything.
@@ -93,9 +144,17 @@ LayerPlan layer_plan(const ModelConfig& config, int64_t layer);
 /// layer_plan(config, layer).groups().
 std::vector<InputGroup> input_groups(const ModelConfig& config, int64_t layer);
 
+/// Whether all layers are attention with q, k and v, and an MLP with gate and up, of one matrix each.
+bool has_dense_layers(const ModelConfig& config);
+
 /// What stands before the layers and behind them: the embedding table, and the head that is not tied to it.
 PlannedLinear embedding_plan(const ModelConfig& config);
 PlannedLinear head_plan(const ModelConfig& config);
+
+/// Where layers have embeddings of their own: one table for all, and what the residual stream adds to them.
+PlannedLinear layer_embedding_plan(const ModelConfig& config);
+PlannedLinear layer_projection_plan(const ModelConfig& config);
+PlannedNorm layer_projection_norm_plan(const ModelConfig& config);
 
 /// The norm behind the last layer.
 PlannedNorm final_norm_plan(const ModelConfig& config);

@@ -48,14 +48,34 @@ class Loader {
       const auto loaded = tensor(plan.name + ".weight", {plan.n, plan.k});
       weight.matrix = kernels::LinearWeight::Dense{loaded->view(), loaded};
     }
-    if (plan.bias) weight.bias = vector(plan.name + ".bias", plan.n);
+    if (plan.bias) weight.bias = plan.bias_tensor.empty() ? vector(plan.name + ".bias", plan.n) : bias_row(plan);
     return weight;
   }
 
+  /// Of a tensor that holds the biases of several linears.
+  std::vector<float> bias_row(const PlannedLinear& plan) const {
+    const auto& info = folder_.tensors.at(plan.bias_tensor);
+    const int64_t rows = info.shape.empty() ? 0 : info.shape.front();
+    const auto loaded = tensor(plan.bias_tensor, {rows, plan.n});
+    ensure(plan.bias_row < rows, "Loader: a bias beyond its tensor");
+    const auto width = static_cast<size_t>(plan.n * dtype_bits(info.dtype) / 8);
+    std::vector<float> values(static_cast<size_t>(plan.n));
+    widen(loaded->view().bytes.subspan(static_cast<size_t>(plan.bias_row) * width, width), info.dtype, values);
+    return values;
+  }
+
+  std::vector<float> values(const PlannedVector& plan) const {
+    const auto loaded = tensor(plan.name, plan.shape);
+    std::vector<float> values(static_cast<size_t>(element_count(plan.shape)));
+    widen(loaded->view().bytes, loaded->view().dtype, values);
+    return values;
+  }
+
   LayerWeights layer(int64_t index) const {
-    LayerWeights weights{.plan = layer_plan(config_, index), .norms = {}, .linears = {}};
+    LayerWeights weights{.plan = layer_plan(config_, index), .norms = {}, .linears = {}, .vectors = {}};
     for (const auto& entry : weights.plan.norms()) weights.norms.push_back(norm(entry));
     for (const auto& entry : weights.plan.linears()) weights.linears.push_back(linear(entry));
+    for (const auto& entry : weights.plan.vectors()) weights.vectors.push_back(values(entry));
     return weights;
   }
 
@@ -117,6 +137,11 @@ Model Model::of(OpenedModel opened, Planes planes) {
   }
   const Loader loader(model.opened_, planes);
   model.embeddings_ = loader.linear(embedding_plan(config));
+  if (config.layer_embedding_size > 0) {
+    model.layer_embeddings_ = {loader.linear(layer_embedding_plan(config)),
+                               loader.linear(layer_projection_plan(config)),
+                               loader.norm(layer_projection_norm_plan(config))};
+  }
   model.layers_.resize(static_cast<size_t>(config.layers));
   // Of stored planes little is read, and much looked up.
   parallel_for(config.layers, planes == Planes::stored ? 1 : config.layers, [&](int64_t begin, int64_t end) {

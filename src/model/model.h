@@ -28,8 +28,15 @@ struct LayerWeights {
   LayerPlan plan;
   std::vector<std::vector<float>> norms;  ///< what x̂ is multiplied by: with the offset
   std::vector<kernels::LinearWeight> linears;
+  std::vector<std::vector<float>> vectors;
 
   const kernels::LinearWeight& linear(Role role) const;  ///< the first one
+};
+
+/// The table of embeddings that layers have of their own, and what the residual stream adds to them.
+struct LayerEmbeddings {
+  kernels::LinearWeight table, projection;
+  std::vector<float> norm;
 };
 
 /// Parts of a model by themselves, for work that never holds all of it. Errors as Model::open.
@@ -61,6 +68,8 @@ class Model {
   const std::vector<float>& final_norm() const noexcept { return final_norm_; }
   /// The embedding table as a [vocab × hidden] linear: rows are decoded one at a time.
   const kernels::LinearWeight& embeddings() const noexcept { return embeddings_; }
+  /// Nothing where layers have no embeddings of their own.
+  const std::optional<LayerEmbeddings>& layer_embeddings() const noexcept { return layer_embeddings_; }
   /// The head; the embeddings where they are tied.
   const kernels::LinearWeight& head() const noexcept { return head_ ? *head_ : embeddings_; }
 
@@ -71,6 +80,7 @@ class Model {
   std::vector<LayerWeights> layers_;
   std::vector<float> final_norm_;
   kernels::LinearWeight embeddings_;
+  std::optional<LayerEmbeddings> layer_embeddings_;
   std::optional<kernels::LinearWeight> head_;
 };
 

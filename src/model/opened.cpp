@@ -1,8 +1,10 @@
 #include "model/opened.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "core/error.h"
@@ -42,10 +44,39 @@ checkpoint::Folder decoded(checkpoint::Folder folder) {
 
 }  // namespace
 
+void follow_tensors(const io::Checkpoint& tensors, ModelConfig& config) {
+  static const TensorNames known[] = {{"model.language_model.", "lm_head"},
+                                      {"language_model.model.", "language_model.lm_head"},
+                                      {"model.text_model.", "lm_head"}};
+  const auto holds = [&](const auto& fits) {
+    return std::ranges::any_of(tensors.tensors(),
+                               [&](const auto& entry) { return fits(std::string_view(entry.first)); });
+  };
+  for (const TensorNames& names : known) {
+    const std::string first = names.prefix + "layers.0.";
+    if (holds([&](std::string_view name) { return name.starts_with(first); })) config.names = names;
+  }
+  if (config.mixture.experts == 0) return;
+  const std::string layers = config.names.prefix + "layers.";
+  const auto in_layers = [&](std::string_view part) {
+    return holds([&](std::string_view name) { return name.starts_with(layers) && name.find(part) != name.npos; });
+  };
+  const bool by_name = in_layers(".experts.0."), stacked = in_layers(".experts.gate_up_proj");
+  if (by_name && !stacked) config.mixture.storage = ExpertStorage::by_name;
+  if (stacked && config.mixture.storage == ExpertStorage::by_name) {
+    config.mixture.storage = ExpertStorage::stacked_halves;
+  }
+}
+
 OpenedModel open_model(checkpoint::Folder folder) {
   ModelConfig config = read_any_config(folder.config, folder.path);
+  if (config.architecture != nullptr) follow_tensors(folder.tensors, config);
   auto folded = read_folded_rotations(folder.config, folder.config_path().string());
-  return {std::move(folder), std::move(config), std::move(folded)};
+  OpenedModel model{std::move(folder), std::move(config), std::move(folded)};
+  if (model.config.mixture.experts == 0) return model;
+  model.apart = stacked_experts(model.folder);
+  model.folder.tensors = take_apart(std::move(model.folder.tensors), model.apart);
+  return model;
 }
 
 OpenedModel open_model(const std::filesystem::path& folder, bool residual) {
@@ -94,7 +125,8 @@ OpenedModel fold_like(OpenedModel base, const std::optional<FoldedRotations>& ro
 bool has_tied_head(const OpenedModel& model) {
   if (model.config.tie_word_embeddings) return model.config.tied_embeddings;
   const auto& [path, config, tensors, quantization] = model.folder;
-  return !tensors.contains("lm_head.weight") && quantization.find("lm_head") == nullptr;
+  const std::string& head = model.config.names.head;
+  return !tensors.contains(head + ".weight") && quantization.find(head) == nullptr;
 }
 
 }  // namespace w4q::model

@@ -23,6 +23,9 @@ struct OpenedModel {
   std::vector<std::string> notes = {};     ///< of folding: what stays as it is and what is added, by name, and why
 };
 
+/// Sets where the text model's tensors stand and how experts do: programs disagree, and the tensors tell.
+void follow_tensors(const io::Checkpoint& tensors, ModelConfig& config);
+
 /// Throws bad_file or unsupported where the folder, its config.json or its headers cannot be read.
 OpenedModel open_model(checkpoint::Folder folder);
 OpenedModel open_model(const std::filesystem::path& folder, bool residual = true);

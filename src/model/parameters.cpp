@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
 #include <set>
 
 #include "core/text.h"
 #include "model/layer_plan.h"
+#include "model/model.h"
 
 namespace w4q::model {
 namespace {
@@ -16,7 +18,7 @@ void add_norm(const PlannedNorm& norm, std::vector<Parameter>& list) {
 
 void add_linear(const PlannedLinear& linear, std::vector<Parameter>& list) {
   list.push_back({linear.name + ".weight", {linear.n, linear.k}, true, linear.gguf + ".weight", linear.rotary_rows});
-  if (linear.bias)
+  if (linear.bias && linear.bias_tensor.empty())
     list.push_back({linear.name + ".bias", {linear.n}, false, linear.gguf + ".bias", linear.rotary_rows});
 }
 
@@ -27,10 +29,16 @@ void add_block(const Block& block, std::vector<Parameter>& list) {
     }
   };
   norms(true);
+  std::map<std::string, Shape> biases;  // that several linears share
   for (const auto& group : block.groups) {
-    for (const auto& linear : group.linears) add_linear(linear, list);
+    for (const auto& linear : group.linears) {
+      add_linear(linear, list);
+      if (linear.bias && !linear.bias_tensor.empty()) biases[linear.bias_tensor] = {linear.bias_row + 1, linear.n};
+    }
   }
+  for (const auto& [name, shape] : biases) list.push_back({name, shape, false, {}});
   norms(false);
+  for (const auto& vector : block.vectors) list.push_back({vector.name, vector.shape, false, {}});
 }
 
 /// A part of a path and why what stands under it is left.
@@ -145,6 +153,25 @@ bool is_embedding(std::string_view module) noexcept {
   return module == "embed_tokens" || module.ends_with(".embed_tokens");
 }
 
+std::string_view reason_to_carry(const ModelConfig& config, std::string_view tensor) {
+  const std::string_view module = module_path(tensor);
+  const auto parts = parts_of(module);
+  for (const std::string_view part : parts) {
+    const auto found =
+        std::ranges::find_if(anywhere, [&](const Place& place) { return part.starts_with(place.begins); });
+    if (found != std::end(anywhere)) return found->why;
+  }
+  if (is_derived_tensor(tensor)) return "implied by config.json";
+  const int64_t layer = layer_numbers(module).layer;
+  if (layer >= config.layers) return further_tokens;
+  const bool shares =
+      layer >= 0 && !config.attention.empty() && config.attention[static_cast<size_t>(layer)].keys_of.has_value();
+  if (shares && module.find(".self_attn.") != std::string_view::npos)
+    return "never read: another layer's stand in its place";
+  if (config.names.prefix != "model." && !tensor.starts_with(config.names.prefix)) return tower;
+  return {};
+}
+
 std::string_view reason_to_leave(std::string_view module, int64_t layers) {
   const auto parts = parts_of(module);
   for (const std::string_view part : parts) {
@@ -171,10 +198,20 @@ std::vector<Parameter> parameters(const ModelConfig& config) {
   require_decoder(config, "what it must hold");
   std::vector<Parameter> list;
   add_linear(embedding_plan(config), list);
+  if (config.layer_embedding_size > 0) {
+    add_linear(layer_embedding_plan(config), list);
+    add_linear(layer_projection_plan(config), list);
+    add_norm(layer_projection_norm_plan(config), list);
+  }
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     for (const auto& block : layer_plan(config, layer).blocks) add_block(block, list);
   }
   add_norm(final_norm_plan(config), list);
+  for (Parameter& parameter : list) {
+    const auto module = module_path(parameter.name);
+    if (!parameter.linear || is_head(module) || is_embedding(module)) continue;
+    parameter.left = reason_to_leave(module, config.layers);
+  }
   if (!config.tied_embeddings) add_linear(head_plan(config), list);
   return list;
 }

@@ -45,6 +45,10 @@ std::vector<Parameter> parameters(const ModelConfig& config);
 /// they are, in the order of names. Linears are matrices of BF16, F16 or F32 by the name "….weight".
 std::vector<Parameter> parameters(const OpenedModel& model);
 
+/// Why a tensor that is no parameter of a known architecture is carried along as it is, and no fault: it belongs to what
+/// sees, hears or predicts further tokens, or is never read. Empty: nothing is known of it.
+std::string_view reason_to_carry(const ModelConfig& config, std::string_view tensor);
+
 /// Why a matrix of an architecture that is not known is left as it is, by its module path: because it stands outside the
 /// numbered layers of the text model, or is known to be ruined by few bits. Empty: it is a linear like any other.
 /// `layers`: num_hidden_layers where config.json says so, else 0; what comes behind them predicts further tokens.

@@ -49,6 +49,22 @@ void scale_llama3(const RopeConfig& rope, std::vector<float>& inverse) {
   }
 }
 
+/// Each pair has a divisor of its own, another one beyond the positions of training.
+void scale_longrope(const RopeConfig& rope, int64_t length, std::vector<float>& inverse) {
+  const auto& factors = length > rope.original_max_positions ? rope.long_factors : rope.short_factors;
+  const auto dim = static_cast<int64_t>(2 * inverse.size());
+  const auto theta = wavelengths_over_tau(static_cast<float>(rope.theta), dim);
+  for (size_t i = 0; i < inverse.size(); ++i) inverse[i] = 1.0f / (static_cast<float>(factors[i]) * theta[i]);
+}
+
+/// The first pairs turn, the rest stand.
+void stop_slow_pairs(const RopeConfig& rope, std::vector<float>& inverse) {
+  const auto turning = static_cast<size_t>(rope.partial_rotary_factor * static_cast<double>(inverse.size()));
+  for (size_t i = 0; i < inverse.size(); ++i) {
+    inverse[i] = i < turning ? inverse[i] / static_cast<float>(rope.factor) : 0.0f;
+  }
+}
+
 /// The (fractional) pair that turns `rotations` times over the positions of training.
 double yarn_pair(const RopeConfig& rope, double rotations, int64_t dim) {
   const double context = static_cast<double>(rope.original_max_positions);
@@ -81,14 +97,17 @@ std::vector<float> yarn_frequencies(const RopeConfig& rope, int64_t dim) {
 
 RopeTable::RopeTable(const RopeConfig& rope, int64_t head_dim, DType frequency_dtype)
     : rope_(rope),
-      rotary_dim_(static_cast<int64_t>(static_cast<double>(head_dim) * rope.partial_rotary_factor)),
+      rotary_dim_(rope.type == RopeType::proportional
+                      ? head_dim
+                      : static_cast<int64_t>(static_cast<double>(head_dim) * rope.partial_rotary_factor)),
       frequency_dtype_(frequency_dtype) {
-  ensure(rotary_dim_ >= 2 && rotary_dim_ % 2 == 0 && rotary_dim_ <= head_dim, "rope: odd number of channels");
+  ensure(rotary_dim_ >= 0 && rotary_dim_ % 2 == 0 && rotary_dim_ <= head_dim, "rope: odd number of channels");
 }
 
 std::vector<float> RopeTable::inverse_frequencies(int64_t length) const {
   std::vector<float> inverse = exact_frequencies(length);
-  const bool recomputed = rope_.type == RopeType::dynamic && length > rope_.original_max_positions;
+  const bool follows = rope_.type == RopeType::dynamic || rope_.type == RopeType::longrope;
+  const bool recomputed = follows && length > rope_.original_max_positions;
   if (frequency_dtype_ == DType::f32 || recomputed) return inverse;
   Buffer rounded(inverse.size() * static_cast<size_t>(dtype_bits(frequency_dtype_)) / 8);
   narrow(inverse, frequency_dtype_, rounded.bytes());
@@ -106,6 +125,8 @@ std::vector<float> RopeTable::exact_frequencies(int64_t length) const {
     for (float& value : inverse) value /= static_cast<float>(rope_.factor);
   }
   if (rope_.type == RopeType::llama3) scale_llama3(rope_, inverse);
+  if (rope_.type == RopeType::longrope) scale_longrope(rope_, length, inverse);
+  if (rope_.type == RopeType::proportional) stop_slow_pairs(rope_, inverse);
   return inverse;
 }
 

@@ -25,7 +25,7 @@ int64_t layer_bytes(const model::OpenedModel& model) {
   const auto& tensors = model.folder.tensors.tensors();
   int64_t largest = 0;
   for (int64_t layer = 0; layer < model.config.layers; ++layer) {
-    const std::string prefix = concat("model.layers.", layer, ".");
+    const std::string prefix = concat(model.config.names.prefix, "layers.", layer, ".");
     int64_t sum = 0;
     for (auto it = tensors.lower_bound(prefix); it != tensors.end() && it->first.starts_with(prefix); ++it) {
       sum += static_cast<int64_t>(it->second.size());
@@ -115,10 +115,9 @@ struct Calibration::Impl {
         resident(gpu == nullptr ? 0 : gpu->resident()),
         states(windows.samples - resident, windows.length, config.hidden_size,
                states_limit(model, windows.length, options), options.spill_at),
-        decoder(config) {
-    const auto width = static_cast<size_t>(config.kv_heads * windows.length * config.head_dim);
-    keys.resize(width);
-    values.resize(width);
+        decoder(config),
+        memories(model::LayerMemories::one_at_a_time(config, windows.length)) {
+    model::require_layer_by_layer(config, "calibration");
     decoder.set_positions(0, windows.length);
   }
 
@@ -127,11 +126,11 @@ struct Calibration::Impl {
     std::vector<float> embedded(resident > 0 ? static_cast<size_t>(windows.length * config.hidden_size) : 0);
     const MatrixView<float> hidden(embedded.data(), windows.length, config.hidden_size);
     for (int64_t window = 0; window < resident; ++window) {
-      model::embed(embeddings, windows.window(window), hidden);
+      model::embed(config, embeddings, windows.window(window), hidden);
       gpu->put(window, hidden);
     }
     for (int64_t window = resident; window < windows.samples; ++window) {
-      model::embed(embeddings, windows.window(window), states.get(window - resident));
+      model::embed(config, embeddings, windows.window(window), states.get(window - resident));
       states.put(window - resident);
     }
   }
@@ -151,9 +150,9 @@ struct Calibration::Impl {
         if (groups[i].name() == linears.front()) quantize::add_rows(result[i], input, groups[i].name());
       }
     };
-    const kernels::KeyValueCache cache{keys.data(), values.data(), config.kv_heads, windows.length, config.head_dim};
+    const auto memory = memories.layer(index);
     for (int64_t window = 0; window < windows.samples; ++window) {
-      decoder.run(weights, cache, states.get(window), &observer);
+      decoder.run(weights, memory, states.get(window), &observer);
       states.put(window);
       check_interrupt();
       if (options.on_window) options.on_window();
@@ -169,7 +168,7 @@ struct Calibration::Impl {
   const int64_t resident;  // windows on the GPU, which are not among `states`
   HiddenStates states;
   model::LayerDecoder decoder;
-  std::vector<float> keys, values;
+  model::LayerMemories memories;
   int64_t layer = 0;
 };
 

@@ -176,6 +176,16 @@ io::GgufMetadata general_metadata(const fs::path& folder, const ExportPlan& plan
   return metadata;
 }
 
+/// Towers and what predicts further tokens have no place in the file.
+void note_what_is_left_out(ExportPlan& plan) {
+  std::map<std::string_view, int64_t> left;
+  for (const auto& [name, info] : plan.model.folder.tensors.tensors()) {
+    const auto why = model::reason_to_carry(plan.model.config, name);
+    if (!why.empty()) ++left[why];
+  }
+  for (const auto& [why, count] : left) plan.notes.push_back(concat("left out: ", count, " tensors, ", why));
+}
+
 void append(io::GgufMetadata& metadata, io::GgufMetadata more) {
   std::ranges::move(more, std::back_inserter(metadata));
 }
@@ -191,8 +201,14 @@ std::vector<std::string> gguf_export_targets() {
 ExportPlan plan_export(const GgufExportRequest& request) {
   const TargetRow& target = find_target(request.to);
   ExportPlan plan{model::open_model(request.input)};
+  model::require_decoder(plan.model.config, "GGUF");
+  if (plan.model.config.architecture->gguf.empty()) {
+    throw Error(ErrorCode::unsupported, concat("GGUF of ", plan.model.config.architecture_name, " is not written"))
+        .hint("repack --to another format");
+  }
   plan.model.config.tied_embeddings = model::has_tied_head(plan.model);
   plan.tensors = choose_types(plan, target);
+  note_what_is_left_out(plan);
   plan.rope_factors = gguf::rope_factors_to_gguf(plan.model.config);
   plan.metadata = general_metadata(request.input, plan);
   append(plan.metadata, gguf::config_to_gguf(plan.model.config, plan.notes));

@@ -1,6 +1,7 @@
 #include "pipeline/select_tensors.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "core/error.h"
@@ -177,12 +178,20 @@ Plan select_tensors(const model::OpenedModel& source, const QuantizeRequest& req
     put_together(plan, stack, tensors);
     known.insert(stack.name);
   }
+  std::map<std::string_view, int64_t> carried;
   for (const auto& [name, info] : tensors.tensors()) {
     if (known.contains(name)) continue;
     plan.tensors.push_back(plan_tensor(tensors, info, {}));
-    plan.notes.push_back(
-        concat(printable(name), " is no parameter of ", config.architecture_name, ": carried along as it is"));
+    const auto why = config.architecture == nullptr ? std::string_view() : model::reason_to_carry(config, name);
+    plan.tensors.back().why = why;
+    if (!why.empty()) {
+      ++carried[why];
+    } else {
+      plan.notes.push_back(
+          concat(printable(name), " is no parameter of ", config.architecture_name, ": carried along as it is"));
+    }
   }
+  for (const auto& [why, count] : carried) plan.notes.push_back(concat(count, " tensors are carried along: ", why));
   selector.check_all_used();
   if (config.tied_embeddings && !request.recipe && (request.lm_head || request.embeddings)) {
     plan.notes.push_back("head and embeddings are tied: the one table that both use is packed");

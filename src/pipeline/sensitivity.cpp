@@ -12,6 +12,7 @@
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/linear/linear.h"
 #include "kernels/sampling/logits.h"
+#include "model/decoder.h"
 #include "model/decoder_layer.h"
 #include "model/model.h"
 #include "pipeline/scale_folding.h"
@@ -52,17 +53,21 @@ Rounded round_weight(const LinearWeight& weight) {
 class Walk {
  public:
   Walk(const model::OpenedModel& model, const CalibrationWindows& windows, const std::function<void()>& on_run)
-      : model_(model), config_(model.config), windows_(windows), on_run_(on_run), decoder_(config_) {
-    const auto width = static_cast<size_t>(config_.kv_heads * windows.length * config_.head_dim);
-    keys_.resize(width);
-    values_.resize(width);
+      : model_(model),
+        config_(model.config),
+        windows_(windows),
+        on_run_(on_run),
+        decoder_(config_),
+        memories_(model::LayerMemories::one_at_a_time(config_, windows.length)) {
+    model::require_layer_by_layer(config_, "measuring sensitivities");
     decoder_.set_positions(0, windows.length);
   }
 
   Sensitivities run() {
     const auto embeddings = model::load_embeddings(model_);
     base_ = Stream(static_cast<size_t>(tokens() * config_.hidden_size));
-    for (int64_t w = 0; w < windows_.samples; ++w) model::embed(embeddings, windows_.window(w), window(base_, w));
+    for (int64_t w = 0; w < windows_.samples; ++w)
+      model::embed(config_, embeddings, windows_.window(w), window(base_, w));
     for (int64_t layer = 0; layer < config_.layers; ++layer) run_layer(layer);
     return score();
   }
@@ -77,6 +82,7 @@ class Walk {
 
   void run_layer(int64_t layer) {
     auto weights = model::load_layer(model_, layer);
+    layer_ = layer;
     for (auto& stream : streams_) advance(weights, stream, nullptr);
     const Stream before = base_;
     for (LinearWeight& linear : weights.linears) {
@@ -105,14 +111,13 @@ class Walk {
   using OnInput = std::function<void(std::string_view linear, MatrixView<const float> input)>;
 
   void advance(const model::LayerWeights& weights, Stream& stream, const OnInput& on_input) {
-    const kernels::KeyValueCache cache{keys_.data(), values_.data(), config_.kv_heads, windows_.length,
-                                       config_.head_dim};
+    const auto memory = memories_.layer(layer_);
     model::Observer observer;
     observer.linear_input = [&](std::span<const std::string_view> linears, MatrixView<const float> input) {
       for (const auto name : linears) on_input(name, input);
     };
     for (int64_t w = 0; w < windows_.samples; ++w) {
-      decoder_.run(weights, cache, window(stream, w), on_input ? &observer : nullptr);
+      decoder_.run(weights, memory, window(stream, w), on_input ? &observer : nullptr);
     }
     check_interrupt();
     if (on_run_) on_run_();
@@ -120,7 +125,9 @@ class Walk {
 
   Sensitivities score() {
     const LinearWeight head = config_.tied_embeddings ? model::load_embeddings(model_) : stored_head();
-    const auto norm = load_values(model_.folder.tensors, "model.norm.weight").values;
+    const auto planned = model::final_norm_plan(config_);
+    auto norm = load_values(model_.folder.tensors, planned.name + ".weight").values;
+    for (float& value : norm) value += planned.offset;
     const int64_t chunk = std::clamp<int64_t>(logit_values / config_.vocab_size, 1, tokens());
     std::vector<double> divergence(streams_.size());
     std::vector<float> expected(static_cast<size_t>(chunk * config_.vocab_size)), found(expected.size());
@@ -150,8 +157,10 @@ class Walk {
   }
 
   LinearWeight stored_head() const {
-    const auto loaded = std::make_shared<const io::LoadedTensor>(model_.folder.tensors.load("lm_head.weight"));
-    return {"lm_head", config_.vocab_size, config_.hidden_size, LinearWeight::Dense{loaded->view(), loaded}, {}};
+    const auto loaded =
+        std::make_shared<const io::LoadedTensor>(model_.folder.tensors.load(config_.names.head + ".weight"));
+    return {
+        config_.names.head, config_.vocab_size, config_.hidden_size, LinearWeight::Dense{loaded->view(), loaded}, {}};
   }
 
   void logits(const LinearWeight& head, std::span<const float> norm, Stream& stream, int64_t row,
@@ -161,6 +170,7 @@ class Walk {
     const MatrixView<float> input(normed.data(), out.rows, config_.hidden_size);
     kernels::rms_norm(hidden, norm, static_cast<float>(config_.rms_norm_eps), input);
     kernels::linear(head, input, out);
+    model::finish_logits(config_, out);
   }
 
   double kl(std::span<const float> expected, std::span<const float> found, int64_t rows) const {
@@ -181,7 +191,8 @@ class Walk {
   const CalibrationWindows& windows_;
   const std::function<void()>& on_run_;
   model::LayerDecoder decoder_;
-  std::vector<float> keys_, values_;
+  model::LayerMemories memories_;
+  int64_t layer_ = 0;
   Stream base_;
   std::vector<Stream> streams_;  // one for each linear so far, in order
   std::vector<std::string> names_;

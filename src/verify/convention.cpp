@@ -70,7 +70,7 @@ class Detective {
   Detective(const checkpoint::Folder& candidate, const io::Checkpoint* base)
       : stated_(checkpoint::stated_quantization(candidate.config, candidate.path)
                     .value_or(checkpoint::StatedQuantization{io::Json::object(), {}})),
-        model_(model::read_any_config(candidate.config, candidate.path)),
+        model_(config_of(candidate)),
         candidate_(candidate),
         checkpoint_(candidate.tensors),
         source_{stated_.json, stated_.place, checkpoint_},
@@ -101,6 +101,12 @@ class Detective {
   }
 
  private:
+  static model::ModelConfig config_of(const checkpoint::Folder& candidate) {
+    auto config = model::read_any_config(candidate.config, candidate.path);
+    if (config.architecture != nullptr) model::follow_tensors(candidate.tensors, config);
+    return config;
+  }
+
   /// Of an architecture that is not known, what the files hold.
   std::vector<model::Parameter> expected() const {
     if (model_.architecture != nullptr) return model::parameters(model_);
@@ -121,6 +127,8 @@ class Detective {
     for (const auto& entry : std::filesystem::directory_iterator(checkpoint_.folder())) {
       const std::string file = entry.path().filename().string();
       if (entry.path().extension() != ".safetensors" || used.contains(file)) continue;
+      // Statistics, references and adapters may stand beside a model: a shard is called as shards are.
+      if (!file.starts_with("model") && file.find("-of-") == std::string::npos) continue;
       fault(file, "a stale shard: no tensor of the checkpoint is read from it");
     }
     for (const auto& warning : checkpoint_.warnings()) {

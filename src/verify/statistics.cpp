@@ -87,6 +87,7 @@ StatisticsReport check_statistics(const model::OpenedModel& candidate) {
   std::map<std::string, Energies, std::less<>> energies;
   Twins twins;
   const auto& linears = candidate.folder.quantization.linears;
+  const bool dense = model::has_dense_layers(candidate.config);
   Progress progress("statistics", static_cast<int64_t>(linears.size()), "tensors");
   for (const auto& [name, info] : linears) {
     auto packed =
@@ -100,13 +101,12 @@ StatisticsReport check_statistics(const model::OpenedModel& candidate) {
       report.passes.push_back({name, concat(formats::to_string(packed->passes[pass].scheme), " ", pass),
                                name.substr(name.rfind('.') + 1), figures_of(packed->passes[pass])});
     }
-    if (candidate.config.architecture != nullptr)
-      energies.emplace(name, energies_of({name, info.n, info.k, packed, {}}));
+    if (dense) energies.emplace(name, energies_of({name, info.n, info.k, packed, {}}));
     progress.advance(1);
   }
   twins.report(candidate, report);
   for (auto& fault : block_faults(report.passes)) report.faults.push_back(std::move(fault));
-  if (candidate.config.architecture != nullptr) relate(candidate.config, energies, report);
+  if (dense) relate(candidate.config, energies, report);
   for (auto& fault : norm_faults(candidate)) report.faults.push_back(std::move(fault));
   return report;
 }

@@ -110,6 +110,7 @@ class ProfileCheck {
         switch (linear.role) {
           case model::Role::query:
           case model::Role::key:
+          default:
             break;  // what their rows say depends on the rotary embedding
           case model::Role::value:
             add(linear, layer, "rows", Space::values, energies.rows, whole);
@@ -130,7 +131,8 @@ class ProfileCheck {
 
   void add_columns(const model::PlannedLinear& linear, int64_t layer, const model::InputGroup& group,
                    const Energies& energies) {
-    if (group.producer.empty()) return add(linear, layer, "columns", Space::stream, energies.cols, true);
+    if (group.inputs == model::Basis::stream) add(linear, layer, "columns", Space::stream, energies.cols, true);
+    if (group.producer.empty()) return;
     const auto producer = energies_.find(group.producer);
     if (producer == energies_.end()) return;
     const Energies& from = producer->second;

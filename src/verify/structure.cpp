@@ -22,6 +22,7 @@ class StructureCheck {
       : parameters_(parameters_of(candidate, base)),
         folder_(candidate.folder),
         base_(base != nullptr ? &base->folder : nullptr),
+        candidate_apart_(candidate.apart),
         apart_(base != nullptr ? base->apart : std::vector<model::StackedExperts>{}),
         config_(candidate.config),
         base_config_(base != nullptr ? &base->config : nullptr),
@@ -37,11 +38,18 @@ class StructureCheck {
     }
     check_rescaled_names();
     if (base_ != nullptr) check_against_base();
+    for (const auto& stack : candidate_apart_) expected_.insert(stack.name);
     for (const auto& [name, info] : folder_.tensors.tensors()) {
-      if (!expected_.contains(name)) fault(name, "is extra: neither a parameter nor a plane of a packed one");
+      const bool expected = expected_.contains(name);
+      if (config_.architecture != nullptr && !model::reason_to_carry(config_, name).empty()) {
+        carried_ += !is_parameter(name);
+      } else if (!expected) {
+        fault(name, "is extra: neither a parameter nor a plane of a packed one");
+      }
     }
     Check check{"structure", faults_.empty(), {}, std::move(faults_)};
     check.detail = concat(packed_.size(), " packed and ", kept_, " kept parameters");
+    if (carried_ > 0) check.detail += concat(", ", carried_, " tensors beside the text model");
     if (base_ != nullptr) {
       check.detail += concat("; ", identical_, " kept tensors ",
                              requantized_ ? "hold the base's values" : "are byte-equal to the base");
@@ -225,14 +233,14 @@ class StructureCheck {
   const std::vector<model::Parameter> parameters_;
   const checkpoint::Folder& folder_;
   const checkpoint::Folder* base_;
-  const std::vector<model::StackedExperts> apart_;
+  const std::vector<model::StackedExperts> candidate_apart_, apart_;
   const model::ModelConfig& config_;
   const model::ModelConfig* base_config_;
   const bool requantized_;
   std::set<std::string, std::less<>> expected_;
   std::set<std::string, std::less<>> packed_;
   std::map<std::string, float, std::less<>> folded_norms_;  // that scales may be folded into, and their offsets
-  int64_t kept_ = 0;
+  int64_t kept_ = 0, carried_ = 0;
   int64_t identical_ = 0;
   int64_t rounded_ = 0;
   std::vector<std::string> faults_;

@@ -97,6 +97,9 @@ struct Task {
   const float* values;
   int64_t first;
   int64_t window;
+  float scale;
+  float soft_cap;
+  RunningSoftmax begun;  ///< what each softmax begins with
 
   /// The oldest key that the query at `position` sees.
   int64_t oldest(int64_t position) const { return window > 0 ? std::max<int64_t>(0, position - window + 1) : 0; }
@@ -122,10 +125,18 @@ void update(RunningSoftmax& softmax, float* scores, int64_t begin, int64_t count
   softmax.sum += HWY_DYNAMIC_DISPATCH(exponentials)(scores + lo, visible, scale, shift);
 }
 
-void attend(const Task& task, float scale) {
+/// c · tanh(x · scale / c).
+void cap(MatrixView<float> scores, float scale, float limit) {
+  for (int64_t r = 0; r < scores.rows; ++r) {
+    for (int64_t c = 0; c < scores.cols; ++c) scores.row(r)[c] = limit * std::tanh(scores.row(r)[c] * scale / limit);
+  }
+}
+
+void attend(const Task& task) {
   const int64_t rows = task.queries.rows, head_dim = task.queries.cols;
   thread_local std::vector<float> scratch(static_cast<size_t>(query_block * key_block));
-  std::vector<RunningSoftmax> softmax(static_cast<size_t>(rows));
+  std::vector<RunningSoftmax> softmax(static_cast<size_t>(rows), task.begun);
+  const float scale = task.soft_cap > 0 ? 1.0f : task.scale;
   const int64_t begin = task.oldest(task.first), end = task.first + rows;
   for (int64_t key = begin; key < end; key += key_block) {
     const int64_t count = std::min(key_block, end - key);
@@ -133,6 +144,7 @@ void attend(const Task& task, float scale) {
     const MatrixView<const float> values(task.values + key * head_dim, count, head_dim);
     const MatrixView<float> scores(scratch.data(), rows, count);
     gemm_nt(task.queries, keys, scores);
+    if (task.soft_cap > 0) cap(scores, task.scale, task.soft_cap);
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t position = task.first + r;
       update(softmax[static_cast<size_t>(r)], scores.row(r), key, count, task.oldest(position), position, scale,
@@ -170,13 +182,17 @@ void append(const KeyValueCache& cache, int64_t first, MatrixView<const float> k
   });
 }
 
-void attention(MatrixView<const float> queries, const KeyValueCache& cache, int64_t first, int64_t window,
-               MatrixView<float> out) {
+void attention(MatrixView<const float> queries, const KeyValueCache& cache, int64_t first,
+               const AttentionOptions& options, MatrixView<float> out) {
   check(queries, cache, first, out);
   if (queries.rows == 0) return;
   const int64_t head_dim = cache.head_dim, heads = queries.cols / head_dim, groups = heads / cache.kv_heads;
   const int64_t blocks = (queries.rows + query_block - 1) / query_block;
-  const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+  const float scale =
+      options.scale > 0 ? static_cast<float>(options.scale) : 1.0f / std::sqrt(static_cast<float>(head_dim));
+  const int64_t window = options.window;
+  ensure(options.sinks.empty() || static_cast<int64_t>(options.sinks.size()) == heads,
+         "attention: a sink for each head");
   const auto attend_task = [&](int64_t task) {
     // Late queries see the most keys: they go first, so that the threads finish together.
     const int64_t head = task % heads, begin = (blocks - 1 - task / heads) * query_block;
@@ -187,8 +203,11 @@ void attention(MatrixView<const float> queries, const KeyValueCache& cache, int6
             .keys = cache.keys + cache_offset,
             .values = cache.values + cache_offset,
             .first = first + begin,
-            .window = window},
-           scale);
+            .window = window,
+            .scale = scale,
+            .soft_cap = static_cast<float>(options.soft_cap),
+            .begun = options.sinks.empty() ? RunningSoftmax{}
+                                           : RunningSoftmax{options.sinks[static_cast<size_t>(head)], 1}});
   };
   const int64_t seen = window > 0 ? std::min(window + queries.rows, first + queries.rows) : first + queries.rows;
   const int64_t products = 2 * std::min(queries.rows, query_block) * seen * head_dim;

@@ -20,6 +20,10 @@ void rms_norm_heads(MatrixView<float> x, std::span<const float> weight, float ep
 /// on stay. Row r of `cosine` and `sine` [rows × d/2] belongs to row r of x, whose heads are `head_dim` wide.
 void rotate_heads(MatrixView<float> x, int64_t head_dim, MatrixView<const float> cosine, MatrixView<const float> sine);
 
+/// The same of pairs (2i, 2i + 1).
+void rotate_neighbours(MatrixView<float> x, int64_t head_dim, MatrixView<const float> cosine,
+                       MatrixView<const float> sine);
+
 /// gate = silu(gate) · up, silu(x) = x / (1 + e^−x).
 void silu_multiply(MatrixView<float> gate, MatrixView<const float> up);
 

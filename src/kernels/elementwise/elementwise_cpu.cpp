@@ -147,6 +147,23 @@ void rotate_heads(MatrixView<float> x, int64_t head_dim, MatrixView<const float>
   });
 }
 
+void rotate_neighbours(MatrixView<float> x, int64_t head_dim, MatrixView<const float> cosine,
+                       MatrixView<const float> sine) {
+  const int64_t half = cosine.cols;
+  ensure(head_dim > 0 && x.cols % head_dim == 0 && 2 * half <= head_dim && sine.cols == half && cosine.rows == x.rows &&
+             sine.rows == x.rows,
+         "rotate_neighbours: shapes differ");
+  for_rows(x.rows, x.cols, [&](int64_t r) {
+    for (float* head = x.row(r); head < x.row(r) + x.cols; head += head_dim) {
+      for (int64_t i = 0; i < half; ++i) {
+        const float a = head[2 * i], b = head[2 * i + 1], c = cosine.row(r)[i], s = sine.row(r)[i];
+        head[2 * i] = a * c - b * s;
+        head[2 * i + 1] = b * c + a * s;
+      }
+    }
+  });
+}
+
 void silu_multiply(MatrixView<float> gate, MatrixView<const float> up) {
   ensure(gate.rows == up.rows && gate.cols == up.cols, "silu_multiply: shapes differ");
   for_rows(gate.rows, gate.cols, [&](int64_t r) {

@@ -1,0 +1,26 @@
+// What gated MLPs do to the products of their gates and ups.
+#pragma once
+
+#include "core/views.h"
+
+namespace w4q::kernels {
+
+enum class Activation {
+  silu,            ///< silu(gate) · up, silu(x) = x / (1 + e^−x)
+  gelu_tanh,       ///< gelu(gate) · up, gelu(x) = x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))
+  clamped_swiglu,  ///< (up + 1) · gate / (1 + e^(−1.702 gate)), gate at most `limit`, up within ± limit
+};
+
+struct Gating {
+  Activation activation = Activation::silu;
+  double limit = 0;  ///< clamped_swiglu
+};
+
+/// gate = activation(gate) · up, in fp32 and parallel over rows. Throws internal when the shapes differ.
+void gate_multiply(const Gating& gating, MatrixView<float> gate, MatrixView<const float> up);
+
+/// x = x / (1 + e^−x), and x = x · 1/(1 + e^−gate).
+void silu(MatrixView<float> x);
+void sigmoid_multiply(MatrixView<float> x, MatrixView<const float> gate);
+
+}  // namespace w4q::kernels

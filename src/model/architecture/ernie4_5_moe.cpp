@@ -1,0 +1,39 @@
+#include "model/architecture/readers.h"
+#include "model/architecture/rows.h"
+
+namespace w4q::model {
+
+namespace {
+
+void read_ernie4_5_moe(const ConfigReader& reader, ModelConfig& config) {
+  read_mixture(reader, {.experts = "moe_num_experts", .chosen = "moe_k"}, config);
+  MixtureConfig& mixture = config.mixture;
+  mixture.shared_intermediate = mixture.intermediate * reader.integer("moe_num_shared_experts").value_or(0);
+  const int64_t first = reader.integer("moe_layer_start_index").value_or(1);
+  const int64_t stated_last = reader.integer("moe_layer_end_index").value_or(-1);
+  const int64_t last = stated_last < 0 ? config.layers - 1 : stated_last, step = reader.size("moe_layer_interval", 1);
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    config.mixture_layers[static_cast<size_t>(layer)] = layer >= first && layer <= last && (layer + 1) % step == 0;
+  }
+  config.qkv_bias = config.output_bias = config.mlp_bias = reader.boolean("use_bias").value_or(false);
+  config.rope.neighbours = true;
+}
+
+std::vector<Block> ernie4_5_moe_blocks(const ModelConfig& config, int64_t layer) {
+  MixtureNames names{.correction = "mlp.moe_statics.e_score_correction_bias", .wide_correction = true};
+  if (config.mixture.shared_intermediate > 0) names.shared = "mlp.shared_experts";
+  return {attention_block(config, layer),
+          config.has_mixture(layer) ? mixture_block(config, layer, names) : gated_mlp_block(config, layer)};
+}
+
+}  // namespace
+
+constinit const ArchitectureRow ernie4_5_moe_architecture = {.model_type = "ernie4_5_moe",
+                                                             .class_name = "Ernie4_5_MoeForCausalLM",
+                                                             .kv_heads = 4,
+                                                             .max_positions = 131072,
+                                                             .rope_theta = 5e5,
+                                                             .read = read_ernie4_5_moe,
+                                                             .blocks = ernie4_5_moe_blocks};
+
+}  // namespace w4q::model

@@ -1,0 +1,84 @@
+#include <cmath>
+
+#include "model/architecture/readers.h"
+#include "model/architecture/rows.h"
+#include "model/config_rope.h"
+
+namespace w4q::model {
+
+namespace {
+
+/// Norms before and behind both blocks.
+std::vector<Block> gemma2_blocks(const ModelConfig& config, int64_t layer) {
+  auto mlp = with_input_norm(gated_mlp_block(config, layer), config, layer, "pre_feedforward_layernorm");
+  return {with_output_norm(attention_block(config, layer), config, layer, "post_attention_layernorm"),
+          with_output_norm(std::move(mlp), config, layer, "post_feedforward_layernorm")};
+}
+
+void read_gemma(const ConfigReader& reader, ModelConfig& config) {
+  if (reader.find("hidden_activation") == nullptr) config.activation = Activation::gelu_tanh;
+  spread_attention(config);
+  const double width = reader.positive("query_pre_attn_scalar", static_cast<double>(config.head_dim));
+  for (auto& layer : config.attention) {
+    layer.scale = 1 / std::sqrt(width);
+    layer.soft_cap = reader.number("attn_logit_softcapping").value_or(0);
+  }
+  config.logit_cap = reader.number("final_logit_softcapping").value_or(0);
+}
+
+/// Every other layer has a window.
+void read_gemma2(const ConfigReader& reader, ModelConfig& config) {
+  read_gemma(reader, config);
+  const auto types = read_layer_types(reader, config, {full_attention, sliding_attention}, [](int64_t layer) {
+    return layer % 2 == 0 ? sliding_attention : full_attention;
+  });
+  set_windows(reader, types, 4096, config);
+}
+
+/// Layers with a window turn by another theta.
+void read_gemma3(const ConfigReader& reader, ModelConfig& config) {
+  config.rope = parse_rope(reader, {full_attention, config.head_dim, 1e6}, config);
+  const bool nested = reader.find("rope_parameters") != nullptr;
+  RopeConfig local{.theta = reader.positive("rope_local_base_freq", 10000.0)};
+  if (nested) local = parse_rope(reader, {sliding_attention, config.head_dim, local.theta}, config);
+  read_gemma(reader, config);
+  const int64_t pattern = reader.size("sliding_window_pattern", 6);
+  const auto types = read_layer_types(reader, config, {full_attention, sliding_attention}, [&](int64_t layer) {
+    return (layer + 1) % pattern == 0 ? full_attention : sliding_attention;
+  });
+  set_windows(reader, types, 4096, config);
+  for (size_t layer = 0; layer < types.size(); ++layer) {
+    if (types[layer] == sliding_attention) config.attention[layer].rope = local;
+  }
+}
+
+}  // namespace
+
+constinit const ArchitectureRow gemma2_architecture = {.model_type = "gemma2",
+                                                       .class_name = "Gemma2ForCausalLM",
+                                                       .kv_heads = 4,
+                                                       .head_dim = 256,
+                                                       .max_positions = 8192,
+                                                       .attention_bias = BiasRule::stated,
+                                                       .norm_offset = 1,
+                                                       .scales_embedding = true,
+                                                       .ties_head = true,
+                                                       .read = read_gemma2,
+                                                       .blocks = gemma2_blocks};
+
+constinit const ArchitectureRow gemma3_architecture = {.model_type = "gemma3_text",
+                                                       .class_name = "Gemma3ForCausalLM",
+                                                       .wrappers = {"Gemma3ForConditionalGeneration"},
+                                                       .kv_heads = 4,
+                                                       .head_dim = 256,
+                                                       .max_positions = 131072,
+                                                       .attention_bias = BiasRule::stated,
+                                                       .qk_norm = true,
+                                                       .norm_offset = 1,
+                                                       .scales_embedding = true,
+                                                       .ties_head = true,
+                                                       .reads_rope = true,
+                                                       .read = read_gemma3,
+                                                       .blocks = gemma2_blocks};
+
+}  // namespace w4q::model

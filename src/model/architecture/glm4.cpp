@@ -1,0 +1,30 @@
+#include "model/architecture/readers.h"
+#include "model/architecture/rows.h"
+
+namespace w4q::model {
+
+namespace {
+
+void read_glm4(const ConfigReader&, ModelConfig& config) {
+  config.rope.neighbours = true;
+  config.output_bias = false;  // attention_bias is of q, k and v
+}
+
+/// Norms before and behind both blocks.
+std::vector<Block> glm4_blocks(const ModelConfig& config, int64_t layer) {
+  return {with_output_norm(attention_block(config, layer), config, layer, "post_self_attn_layernorm"),
+          with_output_norm(fused_mlp_block(config, layer), config, layer, "post_mlp_layernorm")};
+}
+
+}  // namespace
+
+constinit const ArchitectureRow glm4_architecture = {.model_type = "glm4",
+                                                     .class_name = "Glm4ForCausalLM",
+                                                     .kv_heads = 2,
+                                                     .head_dim = 128,
+                                                     .max_positions = 131072,
+                                                     .attention_bias = BiasRule::stated,
+                                                     .read = read_glm4,
+                                                     .blocks = glm4_blocks};
+
+}  // namespace w4q::model

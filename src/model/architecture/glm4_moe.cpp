@@ -1,0 +1,45 @@
+#include "model/architecture/readers.h"
+#include "model/architecture/rows.h"
+
+namespace w4q::model {
+
+namespace {
+
+/// Dense layers first; experts in groups, of which the best are asked.
+void read_glm4_moe(const ConfigReader& reader, ModelConfig& config) {
+  read_mixture(reader, {.experts = "n_routed_experts"}, config);
+  MixtureConfig& mixture = config.mixture;
+  mixture.scoring = Scoring::sigmoid;
+  mixture.scale = reader.positive("routed_scaling_factor", 1.0);
+  mixture.groups = reader.size("n_group", 1);
+  mixture.chosen_groups = reader.size("topk_group", 1);
+  if (mixture.experts % mixture.groups != 0 || mixture.chosen_groups > mixture.groups) {
+    reader.refuse("n_group", "experts do not stand in groups of one size");
+  }
+  mixture.shared_intermediate = mixture.intermediate * reader.size("n_shared_experts", 1);
+  const int64_t dense = reader.integer("first_k_dense_replace").value_or(1);
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    config.mixture_layers[static_cast<size_t>(layer)] = layer >= dense;
+  }
+  config.output_bias = false;  // attention_bias is of q, k and v
+  config.qk_norm = reader.boolean("use_qk_norm").value_or(false);
+}
+
+std::vector<Block> glm4_moe_blocks(const ModelConfig& config, int64_t layer) {
+  constexpr MixtureNames names{.correction = "mlp.gate.e_score_correction_bias", .shared = "mlp.shared_experts"};
+  return {attention_block(config, layer),
+          config.has_mixture(layer) ? mixture_block(config, layer, names) : gated_mlp_block(config, layer)};
+}
+
+}  // namespace
+
+constinit const ArchitectureRow glm4_moe_architecture = {.model_type = "glm4_moe",
+                                                         .class_name = "Glm4MoeForCausalLM",
+                                                         .kv_heads = 8,
+                                                         .head_dim = 128,
+                                                         .max_positions = 131072,
+                                                         .attention_bias = BiasRule::stated,
+                                                         .read = read_glm4_moe,
+                                                         .blocks = glm4_moe_blocks};
+
+}  // namespace w4q::model

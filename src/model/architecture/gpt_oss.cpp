@@ -1,0 +1,39 @@
+#include "model/architecture/readers.h"
+#include "model/architecture/rows.h"
+
+namespace w4q::model {
+
+namespace {
+
+/// Every other layer has a window; a logit of each head that no key has; experts with biases and clamped gates.
+void read_gpt_oss(const ConfigReader& reader, ModelConfig& config) {
+  const auto types = read_layer_types(reader, config, {full_attention, sliding_attention}, [](int64_t layer) {
+    return layer % 2 == 0 ? sliding_attention : full_attention;
+  });
+  spread_attention(config);
+  set_windows(reader, types, 128, config);
+  for (auto& layer : config.attention) layer.sinks = true;
+  read_mixture(reader, {.experts = "num_local_experts", .intermediate = "intermediate_size"}, config);
+  config.mixture.storage = ExpertStorage::stacked_in_turn;
+  config.activation = Activation::clamped_swiglu;
+  config.activation_limit = reader.positive("swiglu_limit", 7.0);
+}
+
+std::vector<Block> gpt_oss_blocks(const ModelConfig& config, int64_t layer) {
+  constexpr MixtureNames names{.router = "mlp.router", .bias = true};
+  return {attention_block(config, layer), mixture_block(config, layer, names)};
+}
+
+}  // namespace
+
+constinit const ArchitectureRow gpt_oss_architecture = {.model_type = "gpt_oss",
+                                                        .class_name = "GptOssForCausalLM",
+                                                        .kv_heads = 8,
+                                                        .head_dim = 64,
+                                                        .max_positions = 131072,
+                                                        .rope_theta = 150000,
+                                                        .attention_bias = BiasRule::stated,
+                                                        .read = read_gpt_oss,
+                                                        .blocks = gpt_oss_blocks};
+
+}  // namespace w4q::model

@@ -1,0 +1,34 @@
+#include "model/architecture/readers.h"
+#include "model/architecture/rows.h"
+
+namespace w4q::model {
+
+namespace {
+
+void read_granitemoe(const ConfigReader& reader, ModelConfig& config) {
+  read_mixture(reader, {.experts = "num_local_experts", .intermediate = "intermediate_size"}, config);
+  config.mixture.storage = ExpertStorage::stacked_halves;
+  config.embedding_scale = reader.positive("embedding_multiplier", 1.0);
+  config.residual_scale = reader.positive("residual_multiplier", 1.0);
+  config.logit_scale = 1 / reader.positive("logits_scaling", 1.0);
+  spread_attention(config);
+  for (auto& layer : config.attention) layer.scale = reader.positive("attention_multiplier", 1.0);
+}
+
+std::vector<Block> granitemoe_blocks(const ModelConfig& config, int64_t layer) {
+  constexpr MixtureNames names{.router = "block_sparse_moe.router.layer",
+                               .stacked_inputs = "block_sparse_moe.input_linear",
+                               .stacked_outputs = "block_sparse_moe.output_linear"};
+  return {attention_block(config, layer), mixture_block(config, layer, names)};
+}
+
+}  // namespace
+
+constinit const ArchitectureRow granitemoe_architecture = {.model_type = "granitemoe",
+                                                           .class_name = "GraniteMoeForCausalLM",
+                                                           .max_positions = 2048,
+                                                           .attention_bias = BiasRule::stated,
+                                                           .read = read_granitemoe,
+                                                           .blocks = granitemoe_blocks};
+
+}  // namespace w4q::model

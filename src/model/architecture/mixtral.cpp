@@ -1,0 +1,59 @@
+#include "model/architecture/readers.h"
+#include "model/architecture/rows.h"
+
+namespace w4q::model {
+
+namespace {
+
+void read_mixtral(const ConfigReader& reader, ModelConfig& config) {
+  read_mixture(reader, {.experts = "num_local_experts", .intermediate = "intermediate_size"}, config);
+}
+
+constexpr MixtureNames mixtral_names{
+    .router = "block_sparse_moe.gate", .experts = "block_sparse_moe.experts", .gate = "w1", .up = "w3", .down = "w2"};
+
+std::vector<Block> mixtral_blocks(const ModelConfig& config, int64_t layer) {
+  return {attention_block(config, layer), mixture_block(config, layer, mixtral_names)};
+}
+
+/// Queries and keys have a norm over all heads, a part of each head turns.
+void read_minimax_m2(const ConfigReader& reader, ModelConfig& config) {
+  read_mixtral(reader, config);
+  config.mixture.scoring = Scoring::sigmoid;
+  config.qk_norm = reader.boolean("use_qk_norm").value_or(true);
+  if (reader.find("rotary_dim") == nullptr) return;
+  const int64_t rotary = reader.size("rotary_dim");
+  if (rotary > config.head_dim || rotary % 2 != 0) reader.refuse("rotary_dim", "expected an even part of a head");
+  config.rope.partial_rotary_factor = static_cast<double>(rotary) / static_cast<double>(config.head_dim);
+}
+
+std::vector<Block> minimax_m2_blocks(const ModelConfig& config, int64_t layer) {
+  MixtureNames names = mixtral_names;
+  names.correction = "block_sparse_moe.e_score_correction_bias";
+  return {attention_block(config, layer), mixture_block(config, layer, names)};
+}
+
+}  // namespace
+
+constinit const ArchitectureRow mixtral_architecture = {.model_type = "mixtral",
+                                                        .class_name = "MixtralForCausalLM",
+                                                        .kv_heads = 8,
+                                                        .max_positions = 131072,
+                                                        .rope_theta = 1e6,
+                                                        .windows = WindowRule::all_layers,
+                                                        .read = read_mixtral,
+                                                        .blocks = mixtral_blocks};
+
+constinit const ArchitectureRow minimax_m2_architecture = {.model_type = "minimax_m2",
+                                                           .class_name = "MiniMaxM2ForCausalLM",
+                                                           .kv_heads = 8,
+                                                           .head_dim = 128,
+                                                           .max_positions = 196608,
+                                                           .rope_theta = 5e6,
+                                                           .qk_norm = true,
+                                                           .whole_qk_norm = true,
+                                                           .windows = WindowRule::none,
+                                                           .read = read_minimax_m2,
+                                                           .blocks = minimax_m2_blocks};
+
+}  // namespace w4q::model

@@ -1,0 +1,64 @@
+#include "model/architecture/readers.h"
+#include "model/architecture/rows.h"
+
+namespace w4q::model {
+
+namespace {
+
+/// Three of four layers have a gated delta net.
+void read_qwen3_5(const ConfigReader& reader, ModelConfig& config) {
+  read_delta_net(reader, config);
+  const int64_t interval = reader.size("full_attention_interval", 4);
+  const auto types = read_layer_types(reader, config, {full_attention, linear_attention}, [&](int64_t layer) {
+    return (layer + 1) % interval == 0 ? full_attention : linear_attention;
+  });
+  spread_attention(config);
+  for (size_t layer = 0; layer < types.size(); ++layer) {
+    config.delta_layers.push_back(types[layer] == linear_attention);
+    config.attention[layer].output_gate = reader.boolean("attn_output_gate").value_or(true);
+  }
+}
+
+void read_qwen3_5_moe(const ConfigReader& reader, ModelConfig& config) {
+  read_qwen3_5(reader, config);
+  read_mixture(reader, {.shared_intermediate = "shared_expert_intermediate_size"}, config);
+  config.mixture.storage = ExpertStorage::stacked_halves;
+}
+
+std::vector<Block> qwen3_5_blocks(const ModelConfig& config, int64_t layer) {
+  constexpr MixtureNames names{.shared = "mlp.shared_expert", .shared_gate = "mlp.shared_expert_gate"};
+  return {config.has_delta_net(layer) ? delta_net_block(config, layer, DeltaProjections::four)
+                                      : attention_block(config, layer),
+          config.has_mixture(layer) ? mixture_block(config, layer, names) : gated_mlp_block(config, layer)};
+}
+
+}  // namespace
+
+constinit const ArchitectureRow qwen3_5_architecture = {.model_type = "qwen3_5_text",
+                                                        .class_name = "Qwen3_5ForCausalLM",
+                                                        .wrappers = {"Qwen3_5ForConditionalGeneration"},
+                                                        .kv_heads = 4,
+                                                        .head_dim = 256,
+                                                        .max_positions = 32768,
+                                                        .attention_bias = BiasRule::stated,
+                                                        .qk_norm = true,
+                                                        .norm_offset = 1,
+                                                        .text_mrope = true,
+                                                        .read = read_qwen3_5,
+                                                        .blocks = qwen3_5_blocks};
+
+constinit const ArchitectureRow qwen3_5_moe_architecture = {.model_type = "qwen3_5_moe_text",
+                                                            .class_name = "Qwen3_5MoeForCausalLM",
+                                                            .wrappers = {"Qwen3_5MoeForConditionalGeneration"},
+                                                            .kv_heads = 2,
+                                                            .head_dim = 256,
+                                                            .max_positions = 32768,
+                                                            .attention_bias = BiasRule::stated,
+                                                            .qk_norm = true,
+                                                            .norm_offset = 1,
+                                                            .only_experts = true,
+                                                            .text_mrope = true,
+                                                            .read = read_qwen3_5_moe,
+                                                            .blocks = qwen3_5_blocks};
+
+}  // namespace w4q::model

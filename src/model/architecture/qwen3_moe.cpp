@@ -1,0 +1,63 @@
+#include "model/architecture/readers.h"
+#include "model/architecture/rows.h"
+
+namespace w4q::model {
+
+namespace {
+
+void read_qwen3_moe(const ConfigReader& reader, ModelConfig& config) {
+  read_mixture(reader, {.renormalizes = false}, config);
+  leave_dense(reader, config);
+}
+
+void read_qwen3_vl_moe(const ConfigReader& reader, ModelConfig& config) {
+  read_mixture(reader, {}, config);
+  leave_dense(reader, config);
+  config.mixture.storage = ExpertStorage::stacked_halves;
+}
+
+std::vector<Block> qwen3_moe_blocks(const ModelConfig& config, int64_t layer) {
+  return {attention_block(config, layer),
+          config.has_mixture(layer) ? mixture_block(config, layer, {}) : gated_mlp_block(config, layer)};
+}
+
+}  // namespace
+
+constinit const ArchitectureRow qwen3_moe_architecture = {.model_type = "qwen3_moe",
+                                                          .class_name = "Qwen3MoeForCausalLM",
+                                                          .kv_heads = 4,
+                                                          .max_positions = 32768,
+                                                          .attention_bias = BiasRule::stated,
+                                                          .qk_norm = true,
+                                                          .windows = WindowRule::from_layer,
+                                                          .only_experts = true,
+                                                          .read = read_qwen3_moe,
+                                                          .blocks = qwen3_moe_blocks};
+
+/// The text model of one that sees: as Qwen3.
+constinit const ArchitectureRow qwen3_vl_architecture = {.model_type = "qwen3_vl_text",
+                                                         .class_name = "Qwen3VLTextModel",
+                                                         .wrappers = {"Qwen3VLForConditionalGeneration"},
+                                                         .kv_heads = 32,
+                                                         .head_dim = 128,
+                                                         .max_positions = 128000,
+                                                         .rope_theta = 5e6,
+                                                         .attention_bias = BiasRule::stated,
+                                                         .qk_norm = true,
+                                                         .text_mrope = true,
+                                                         .blocks = llama_blocks};
+
+constinit const ArchitectureRow qwen3_vl_moe_architecture = {.model_type = "qwen3_vl_moe_text",
+                                                             .class_name = "Qwen3VLMoeTextModel",
+                                                             .wrappers = {"Qwen3VLMoeForConditionalGeneration"},
+                                                             .kv_heads = 4,
+                                                             .max_positions = 128000,
+                                                             .rope_theta = 5e6,
+                                                             .attention_bias = BiasRule::stated,
+                                                             .qk_norm = true,
+                                                             .only_experts = true,
+                                                             .text_mrope = true,
+                                                             .read = read_qwen3_vl_moe,
+                                                             .blocks = qwen3_moe_blocks};
+
+}  // namespace w4q::model

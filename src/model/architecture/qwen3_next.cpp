@@ -1,0 +1,44 @@
+#include "model/architecture/readers.h"
+#include "model/architecture/rows.h"
+
+namespace w4q::model {
+
+namespace {
+
+void read_qwen3_next(const ConfigReader& reader, ModelConfig& config) {
+  read_delta_net(reader, config);
+  read_mixture(reader, {.shared_intermediate = "shared_expert_intermediate_size"}, config);
+  leave_dense(reader, config);
+  const int64_t interval = reader.size("full_attention_interval", 4);
+  const auto types = read_layer_types(reader, config, {full_attention, linear_attention}, [&](int64_t layer) {
+    return (layer + 1) % interval == 0 ? full_attention : linear_attention;
+  });
+  spread_attention(config);
+  for (size_t layer = 0; layer < types.size(); ++layer) {
+    config.delta_layers.push_back(types[layer] == linear_attention);
+    config.attention[layer].output_gate = true;
+  }
+}
+
+std::vector<Block> qwen3_next_blocks(const ModelConfig& config, int64_t layer) {
+  constexpr MixtureNames names{.shared = "mlp.shared_expert", .shared_gate = "mlp.shared_expert_gate"};
+  return {config.has_delta_net(layer) ? delta_net_block(config, layer, DeltaProjections::two)
+                                      : attention_block(config, layer),
+          config.has_mixture(layer) ? mixture_block(config, layer, names) : gated_mlp_block(config, layer)};
+}
+
+}  // namespace
+
+constinit const ArchitectureRow qwen3_next_architecture = {.model_type = "qwen3_next",
+                                                           .class_name = "Qwen3NextForCausalLM",
+                                                           .kv_heads = 2,
+                                                           .head_dim = 256,
+                                                           .max_positions = 32768,
+                                                           .attention_bias = BiasRule::stated,
+                                                           .qk_norm = true,
+                                                           .norm_offset = 1,
+                                                           .only_experts = true,
+                                                           .read = read_qwen3_next,
+                                                           .blocks = qwen3_next_blocks};
+
+}  // namespace w4q::model

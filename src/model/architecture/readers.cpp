@@ -1,0 +1,97 @@
+#include "model/architecture/readers.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/text.h"
+
+namespace w4q::model {
+
+std::vector<std::string> read_layer_types(const ConfigReader& reader, const ModelConfig& config,
+                                          std::initializer_list<std::string_view> known,
+                                          const std::function<std::string_view(int64_t layer)>& otherwise) {
+  std::vector<std::string> types;
+  const io::Json* list = reader.find("layer_types");
+  if (list == nullptr) {
+    for (int64_t layer = 0; layer < config.layers; ++layer) types.emplace_back(otherwise(layer));
+    return types;
+  }
+  if (!list->is_array() || list->size() != static_cast<size_t>(config.layers)) {
+    reader.refuse("layer_types", concat("expected a list with one entry for each of ", config.layers, " layers"));
+  }
+  for (const io::Json& entry : *list) {
+    const auto type = entry.is_string() ? entry.get<std::string>() : std::string();
+    if (std::ranges::find(known, type) == known.end()) {
+      std::vector<std::string> names(known.begin(), known.end());
+      throw Error(ErrorCode::unsupported, concat(reader.source(), ": layer_types: layer ", types.size(), " is ",
+                                                 type.empty() ? "not a name" : "\"" + printable(type) + "\""))
+          .detail(concat("supported: ", join(names)));
+    }
+    types.push_back(type);
+  }
+  return types;
+}
+
+void set_windows(const ConfigReader& reader, const std::vector<std::string>& types, int64_t otherwise,
+                 ModelConfig& config) {
+  const int64_t window = reader.states("sliding_window") && reader.find("sliding_window") == nullptr
+                             ? 0
+                             : reader.size("sliding_window", otherwise);
+  for (size_t layer = 0; layer < types.size(); ++layer) {
+    config.sliding_window[layer] = types[layer] == sliding_attention ? window : 0;
+    if (!config.attention.empty()) config.attention[layer].window = config.sliding_window[layer];
+  }
+}
+
+void spread_attention(ModelConfig& config) {
+  std::vector<AttentionConfig> layers;
+  for (int64_t layer = 0; layer < config.layers; ++layer) layers.push_back(config.attention_of(layer));
+  config.attention = std::move(layers);
+}
+
+void read_mixture(const ConfigReader& reader, const MixtureKeys& keys, ModelConfig& config) {
+  MixtureConfig& mixture = config.mixture;
+  mixture.experts = reader.size(keys.experts);
+  mixture.chosen = reader.size(keys.chosen);
+  if (mixture.chosen > mixture.experts) reader.refuse(keys.chosen, concat("there are ", mixture.experts, " experts"));
+  constexpr int64_t most_experts = 65536;
+  if (mixture.experts > most_experts) reader.refuse(keys.experts, concat("expected at most ", most_experts));
+  mixture.intermediate = reader.size(keys.intermediate);
+  if (!keys.shared_intermediate.empty()) mixture.shared_intermediate = reader.size(keys.shared_intermediate);
+  mixture.renormalizes = reader.boolean("norm_topk_prob").value_or(keys.renormalizes);
+  config.mixture_layers.assign(static_cast<size_t>(config.layers), true);
+}
+
+void leave_dense(const ConfigReader& reader, ModelConfig& config) {
+  const int64_t step = reader.size("decoder_sparse_step", 1);
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    config.mixture_layers[static_cast<size_t>(layer)] = (layer + 1) % step == 0;
+  }
+  const io::Json* dense = reader.find("mlp_only_layers");
+  if (dense == nullptr) return;
+  for (const io::Json& entry : dense->is_array() ? *dense : io::Json::array({-1})) {
+    const int64_t layer = entry.is_number_integer() ? entry.get<int64_t>() : -1;
+    if (layer < 0 || layer >= config.layers) reader.refuse("mlp_only_layers", "expected a list of layers");
+    config.mixture_layers[static_cast<size_t>(layer)] = false;
+  }
+}
+
+void read_delta_net(const ConfigReader& reader, ModelConfig& config) {
+  kernels::DeltaShape& shape = config.delta;
+  shape = {.key_heads = reader.size("linear_num_key_heads"),
+           .value_heads = reader.size("linear_num_value_heads"),
+           .key_dim = reader.size("linear_key_head_dim"),
+           .value_dim = reader.size("linear_value_head_dim"),
+           .taps = reader.size("linear_conv_kernel_dim")};
+  if (shape.value_heads % shape.key_heads != 0) {
+    reader.refuse("linear_num_value_heads", concat(shape.key_heads, " key heads are not shared evenly"));
+  }
+  constexpr int64_t most = int64_t{1} << 20;
+  for (const auto& [key, size] : {std::pair{"linear_key_head_dim", shape.key_heads * shape.key_dim},
+                                  std::pair{"linear_value_head_dim", shape.value_heads * shape.value_dim},
+                                  std::pair{"linear_conv_kernel_dim", shape.taps}}) {
+    if (size > most) reader.refuse(key, "the sizes are absurd");
+  }
+}
+
+}  // namespace w4q::model

@@ -1,0 +1,46 @@
+// What config.json of several architectures says in the same words; a row's `read` asks for what it has.
+#pragma once
+
+#include <functional>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model/config.h"
+#include "model/config_reader.h"
+
+namespace w4q::model {
+
+inline constexpr std::string_view full_attention = "full_attention", sliding_attention = "sliding_attention",
+                                  linear_attention = "linear_attention";
+
+/// layer_types, or `otherwise` of each layer where it is absent. Throws unsupported for a type that is not `known`, bad_file
+/// for a list of another length.
+std::vector<std::string> read_layer_types(const ConfigReader& reader, const ModelConfig& config,
+                                          std::initializer_list<std::string_view> known,
+                                          const std::function<std::string_view(int64_t layer)>& otherwise);
+
+/// Windows of sliding_window positions for layers of that type.
+void set_windows(const ConfigReader& reader, const std::vector<std::string>& types, int64_t otherwise,
+                 ModelConfig& config);
+
+/// Fills ModelConfig::attention with what is the same in all layers, for a row to change.
+void spread_attention(ModelConfig& config);
+
+/// Keys of a mixture by the names that an architecture has for them.
+struct MixtureKeys {
+  std::string_view experts = "num_experts", chosen = "num_experts_per_tok", intermediate = "moe_intermediate_size";
+  std::string_view shared_intermediate = {};
+  bool renormalizes = true;  ///< where norm_topk_prob is absent
+};
+/// Throws bad_file where more are chosen than there are.
+void read_mixture(const ConfigReader& reader, const MixtureKeys& keys, ModelConfig& config);
+
+/// Qwen's mlp_only_layers and decoder_sparse_step: layers without a mixture. Throws bad_file for a layer that is not there.
+void leave_dense(const ConfigReader& reader, ModelConfig& config);
+
+/// linear_num_key_heads, … of a gated delta net.
+void read_delta_net(const ConfigReader& reader, ModelConfig& config);
+
+}  // namespace w4q::model

@@ -1,0 +1,36 @@
+#include "model/architecture/readers.h"
+#include "model/architecture/rows.h"
+
+namespace w4q::model {
+
+namespace {
+
+/// Some layers do not turn.
+void read_smollm3(const ConfigReader& reader, ModelConfig& config) {
+  spread_attention(config);
+  const int64_t interval = reader.size("no_rope_layer_interval", 4);
+  const io::Json* list = reader.find("no_rope_layers");
+  if (list != nullptr && (!list->is_array() || std::ssize(*list) != config.layers)) {
+    reader.refuse("no_rope_layers", "expected 1 or 0 for each layer");
+  }
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    const auto index = static_cast<size_t>(layer);
+    const bool turns = list == nullptr ? (layer + 1) % interval != 0 : (*list)[index] != 0;
+    if (!turns) config.attention[index].rope.partial_rotary_factor = 0;
+  }
+}
+
+}  // namespace
+
+constinit const ArchitectureRow smollm3_architecture = {.model_type = "smollm3",
+                                                        .class_name = "SmolLM3ForCausalLM",
+                                                        .kv_heads = 4,
+                                                        .max_positions = 32768,
+                                                        .rope_theta = 2e6,
+                                                        .attention_bias = BiasRule::stated,
+                                                        .mlp_bias = BiasRule::stated,
+                                                        .windows = WindowRule::from_layer,
+                                                        .read = read_smollm3,
+                                                        .blocks = llama_blocks};
+
+}  // namespace w4q::model
