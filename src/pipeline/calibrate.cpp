@@ -92,9 +92,13 @@ CalibrationWindows read_windows(const model::OpenedModel& model, const Calibrati
 int64_t calibration_memory(const model::OpenedModel& model, int64_t length, bool gram) {
   const model::ModelConfig& config = model.config;
   int64_t statistics = 0, widest = config.hidden_size;
-  for (const auto& group : model::input_groups(config, 0)) {
-    statistics += int64_t{sizeof(double)} * (2 * group.width + (gram ? quantize::triangle_size(group.width) : 0));
-    widest = std::max(widest, group.width);
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    int64_t sums = 0;
+    for (const auto& group : model::input_groups(config, layer)) {
+      sums += int64_t{sizeof(double)} * (2 * group.width + (gram ? quantize::triangle_size(group.width) : 0));
+      widest = std::max(widest, group.width);
+    }
+    statistics = std::max(statistics, sums);
   }
   // The decoder's scratch: some ten matrices, of which three are as wide as the MLP; and keys and values.
   const int64_t rows = length * int64_t{sizeof(float)};

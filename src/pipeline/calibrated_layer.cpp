@@ -73,10 +73,19 @@ class LayerJob {
     result_.tensors = std::move(folded.tensors);
     result_.rescaled = std::move(folded.rescaled);
     for (size_t group = 0; group < groups_.size(); ++group) pack(group);
+    count_experts();
     return std::move(result_);
   }
 
  private:
+  void count_experts() {
+    for (size_t group = 0; group < groups_.size(); ++group) {
+      if (!groups_[group].expert || groups_[group].inputs != model::Basis::stream) continue;
+      const auto& [count, width] = std::pair(statistics_[group].count, groups_[group].width);
+      result_.experts.add({1, count == 0 ? 1 : 0, count > 0 && count < width ? 1 : 0});
+    }
+  }
+
   std::vector<std::string> packed_linears(size_t group) const {
     std::vector<std::string> result;
     for (const auto& name : groups_[group].names()) {
@@ -228,7 +237,7 @@ class LayerJob {
       throw Error(ErrorCode::bad_argument, "error feedback and norms need Gram matrices, and the statistics have none")
           .hint("calibrate without --diagonal");
     }
-    if (statistics.count < statistics.width) {
+    if (statistics.count < statistics.width && !groups_[group].expert) {
       result_.notes.push_back(concat(printable(groups_[group].name()), ": ", statistics.count, " calibration rows for ",
                                      statistics.width, " channels: they say little; give more text"));
     }
@@ -350,17 +359,19 @@ class LayerJob {
 int64_t calibrated_memory(const model::OpenedModel& model, const SchemeOf& scheme_of, const quantize::Steps& steps) {
   // The matrix in fp64 while it is factored, and the factor.
   const int64_t factor = steps.has(StepKind::feedback) ? sizeof(double) + sizeof(float) : 0;
-  int64_t largest = 0, packed = 0;
-  for (const auto& group : model::input_groups(model.config, 0)) {
-    int64_t weights = 0;
-    for (const auto& name : group.names()) {
-      if (scheme_of(name)) weights += element_count(model.folder.tensors.at(name + ".weight").shape);
+  int64_t largest = 0, most_packed = 0;
+  for (int64_t layer = 0; layer < model.config.layers; ++layer) {
+    int64_t packed = 0;
+    for (const auto& group : model::input_groups(model.config, layer)) {
+      int64_t weights = 0;
+      for (const auto& linear : group.linears) weights += scheme_of(linear.name) ? linear.n * linear.k : 0;
+      largest = std::max(largest, static_cast<int64_t>(sizeof(float)) * (2 * weights + group.width * group.width) +
+                                      factor * group.width * group.width);
+      packed += weights;
     }
-    largest = std::max(largest, static_cast<int64_t>(sizeof(float)) * (2 * weights + group.width * group.width) +
-                                    factor * group.width * group.width);
-    packed += weights;
+    most_packed = std::max(most_packed, packed);
   }
-  return largest + packed;  // a byte for every packed weight is more than any scheme but the widest needs
+  return largest + most_packed;  // a byte for every packed weight is more than any scheme but the widest needs
 }
 
 ScaleTargets wanted_targets(const model::ModelConfig& config, int64_t layer, const SchemeOf& scheme_of,

@@ -61,12 +61,22 @@ struct CalibratedLinear {
   double seconds = 0;
 };
 
+/// Experts by the calibration rows that were sent to them.
+struct ExpertCounts {
+  int64_t all = 0;
+  int64_t idle = 0;    ///< none: plainly rounded
+  int64_t scarce = 0;  ///< fewer than they have input channels
+
+  void add(const ExpertCounts& other) noexcept { all += other.all, idle += other.idle, scarce += other.scarce; }
+};
+
 struct CalibratedLayer {
   std::map<std::string, CalibratedLinear, std::less<>> linears;  ///< packed ones, by module path
   std::map<std::string, Buffer, std::less<>> tensors;            ///< norms and biases that changed, in their own type
   std::set<std::string, std::less<>> rescaled;                   ///< parameters that carry folded scales
   std::vector<GroupReport> groups;
   std::vector<std::string> notes;  ///< what was wrong with the statistics
+  ExpertCounts experts;
 };
 
 /// Bytes that one layer takes beside its statistics: the largest group in fp32 twice over, its Gram matrix and factor,

@@ -61,6 +61,11 @@ double measured_rate() {
 /// How much longer a multiplication of the factorization takes than one of a product: an estimate.
 constexpr double factor_slowness = 20;
 
+/// Of the tokens that a group sees: experts see those that are sent to them.
+double share_of(const model::ModelConfig& config, const model::InputGroup& group) {
+  return group.expert ? static_cast<double>(config.mixture.chosen) / static_cast<double>(config.mixture.experts) : 1.0;
+}
+
 /// Multiplications that the layers of a model ask for.
 double multiplications(const CalibratedRequest& request, const model::OpenedModel& model, const SchemeOf& scheme_of,
                        const quantize::Steps& steps) {
@@ -72,17 +77,20 @@ double multiplications(const CalibratedRequest& request, const model::OpenedMode
   const double products = 3 + (steps.has(StepKind::awq) ? 2 * quantize::awq_alphas : 0) + (feedback ? 1 : 0) +
                           (steps.has(StepKind::fit_norms) ? 1 : 0);
   double sum = 0;
-  for (const auto& group : model::input_groups(model.config, 0)) {
-    const auto k = static_cast<double>(group.width);
-    sum += tokens * k * k / 2;  // the Gram matrix
-    // Its factor, at the speed of a plain fp64 loop rather than of a product.
-    if (feedback) sum += k * k * k / 6 * factor_slowness;
-    for (const auto& name : group.names()) {
-      const auto n = static_cast<double>(model.folder.tensors.at(name + ".weight").shape[0]);
-      sum += tokens * n * k + (scheme_of(name) ? products * n * k * k : 0);
+  for (int64_t layer = 0; layer < model.config.layers; ++layer) {
+    for (const auto& group : model::input_groups(model.config, layer)) {
+      const auto k = static_cast<double>(group.width);
+      const double rows = tokens * share_of(model.config, group);
+      sum += rows * k * k / 2;  // the Gram matrix
+      // Its factor, at the speed of a plain fp64 loop rather than of a product.
+      if (feedback) sum += k * k * k / 6 * factor_slowness;
+      for (const auto& linear : group.linears) {
+        const auto n = static_cast<double>(linear.n);
+        sum += rows * n * k + (scheme_of(linear.name) ? products * n * k * k : 0);
+      }
     }
   }
-  return sum * static_cast<double>(model.config.layers);
+  return sum;
 }
 
 }  // namespace
@@ -131,6 +139,12 @@ CalibratedLayer CalibratedRun::next() {
   CalibratedLayer layer = quantize_layer(model_, layer_, statistics, packing_, on_gpu ? gpu_ : nullptr);
   ++layer_;
   notes_.insert(notes_.end(), layer.notes.begin(), layer.notes.end());
+  experts_.add(layer.experts);
+  if (layer_ == model_.config.layers && experts_.idle + experts_.scarce > 0) {
+    notes_.push_back(concat("of ", experts_.all, " experts ", experts_.idle,
+                            " were sent no token of the calibration text and are rounded as they are, ",
+                            experts_.scarce, " fewer than they have input channels; give more text"));
+  }
   return layer;
 }
 

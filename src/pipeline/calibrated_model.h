@@ -51,6 +51,7 @@ class CalibratedRun {
   std::vector<std::string> notes_;
   std::string products_;
   int64_t layer_ = 0;
+  ExpertCounts experts_;
 };
 
 /// What a run will take, from the sizes of the model and the speed of a matrix product measured now.

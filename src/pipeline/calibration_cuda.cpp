@@ -19,9 +19,13 @@ constexpr int64_t batch_rows = 4096;
 /// the weights in fp32 twice, and a rest.
 int64_t layer_memory(const model::ModelConfig& config) {
   int64_t weights = 0, widest = 0;
-  for (const auto& linear : model::layer_plan(config, 0).linears()) {
-    widest = std::max(widest, linear.k);
-    weights += linear.n * linear.k;
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    int64_t sum = 0;
+    for (const auto& linear : model::layer_plan(config, layer).linears()) {
+      widest = std::max(widest, linear.k);
+      sum += linear.n * linear.k;
+    }
+    weights = std::max(weights, sum);
   }
   return 32 * widest * widest + 8 * weights + (int64_t{1} << 30);
 }

@@ -236,7 +236,8 @@ void refuse_saturated(const TensorPlan& tensor, const quantize::QuantizeStats& s
 class CalibratedTensors {
  public:
   CalibratedTensors(const OpenedModel& source, const QuantizeRequest& request, const Plan& plan)
-      : run_(*request.calibrated, source, {lookup(plan), request.options, residual_of(plan)}, request.output) {}
+      : config_(source.config),
+        run_(*request.calibrated, source, {lookup(plan), request.options, residual_of(plan)}, request.output) {}
 
   const std::vector<std::string>& notes() const noexcept { return run_.notes(); }
   const std::string& products() const noexcept { return run_.products(); }
@@ -244,7 +245,9 @@ class CalibratedTensors {
   /// Writes `tensor` if it belongs to a layer; false when it is not.
   bool write(const TensorPlan& tensor, QuantizeReport& report, checkpoint::QuantizationConfig& quantization,
              io::CheckpointWriter& writer) {
-    if (tensor.name.starts_with(concat("model.layers.", layers_, "."))) next_layer(report, quantization);
+    const bool begins =
+        layers_ < config_.layers && tensor.name.starts_with(concat(config_.names.prefix, "layers.", layers_, "."));
+    if (begins) next_layer(report, quantization);
     const auto kept = layer_.tensors.find(tensor.name);
     if (kept != layer_.tensors.end()) {
       writer.write(tensor.name, kept->second.bytes());
@@ -283,6 +286,7 @@ class CalibratedTensors {
     report.groups.insert(report.groups.end(), layer_.groups.begin(), layer_.groups.end());
   }
 
+  const model::ModelConfig& config_;
   CalibratedRun run_;
   CalibratedLayer layer_;
   int64_t layers_ = 0;  // how many were run
