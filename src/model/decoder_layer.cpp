@@ -102,16 +102,18 @@ struct LayerDecoder::Impl {
   Impl(const ModelConfig& config_, DType rope_frequencies)
       : config(config_), eps(static_cast<float>(config.rms_norm_eps)) {
     for (int64_t layer = 0; layer < config.layers; ++layer) {
-      if (config.has_delta_net(layer)) continue;
-      const AttentionConfig attention = config.attention_of(layer);
-      if (attention.rope.partial_rotary_factor == 0 || angles_of(attention) != nullptr) continue;
-      ropes.push_back({attention.rope,
-                       attention.head_dim,
-                       RopeTable(attention.rope, attention.head_dim, rope_frequencies),
-                       {},
-                       {},
-                       {},
-                       {}});
+      for (const auto& block : layer_plan(config, layer).blocks) {
+        const AttentionConfig& attention = block.attention;
+        const bool turns = block.kind == BlockKind::attention && attention.rope.partial_rotary_factor != 0;
+        if (!turns || angles_of(attention) != nullptr) continue;
+        ropes.push_back({attention.rope,
+                         attention.head_dim,
+                         RopeTable(attention.rope, attention.head_dim, rope_frequencies),
+                         {},
+                         {},
+                         {},
+                         {}});
+      }
     }
   }
 

@@ -28,8 +28,10 @@ struct Sequence {
   RandomMatrix queries, keys, values;
 };
 
-/// The definition in fp64: softmax(q·k / √d) over the keys that `position` sees.
-std::vector<double> reference(const Sequence& s, int64_t position, int64_t head, int64_t window) {
+/// The definition in fp64: softmax(q·k / √d) over the keys that `position` sees, and a sink.
+std::vector<double> reference(const Sequence& s, int64_t position, int64_t head, const AttentionOptions& options) {
+  const int64_t window = options.window;
+  const double scale = options.scale > 0 ? options.scale : 1 / std::sqrt(static_cast<double>(head_dim));
   const int64_t oldest = window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
   const int64_t offset = head / (heads / kv_heads) * head_dim;
   std::vector<double> weights;
@@ -38,9 +40,11 @@ std::vector<double> reference(const Sequence& s, int64_t position, int64_t head,
     for (int64_t c = 0; c < head_dim; ++c) {
       score += double{s.queries.row(position)[head * head_dim + c]} * s.keys.row(key)[offset + c];
     }
-    weights.push_back(std::exp(score / std::sqrt(static_cast<double>(head_dim))));
+    score *= scale;
+    if (options.soft_cap > 0) score = options.soft_cap * std::tanh(score / options.soft_cap);
+    weights.push_back(std::exp(score));
   }
-  double sum = 0;
+  double sum = options.sinks.empty() ? 0 : std::exp(double{options.sinks[static_cast<size_t>(head)]});
   for (const double weight : weights) sum += weight;
   std::vector<double> out(static_cast<size_t>(head_dim), 0.0);
   for (size_t i = 0; i < weights.size(); ++i) {
@@ -51,7 +55,8 @@ std::vector<double> reference(const Sequence& s, int64_t position, int64_t head,
 }
 
 /// Runs the sequence in the given chunks.
-RandomMatrix run(const Sequence& s, int64_t capacity, int64_t window, const std::vector<int64_t>& chunks) {
+RandomMatrix run(const Sequence& s, int64_t capacity, const AttentionOptions& options,
+                 const std::vector<int64_t>& chunks) {
   std::vector<float> keys(static_cast<size_t>(capacity * kv_heads * head_dim)), values(keys.size());
   const KeyValueCache cache{keys.data(), values.data(), kv_heads, capacity, head_dim};
   RandomMatrix out(s.length, heads * head_dim, 9);
@@ -59,7 +64,7 @@ RandomMatrix run(const Sequence& s, int64_t capacity, int64_t window, const std:
   for (const int64_t rows : chunks) {
     const auto part = [&](const RandomMatrix& m) { return MatrixView<const float>(m.row(first), rows, m.cols); };
     append(cache, first, part(s.keys), part(s.values));
-    attention(part(s.queries), cache, first, window, {out.values.data() + first * out.cols, rows, out.cols});
+    attention(part(s.queries), cache, first, options, {out.values.data() + first * out.cols, rows, out.cols});
     first += rows;
   }
   EXPECT_EQ(first, s.length);
@@ -77,10 +82,10 @@ TEST_P(AttentionCases, AgreesWithFp64) {
   int64_t length = 0;
   for (const int64_t rows : chunks) length += rows;
   const Sequence s(length);
-  const RandomMatrix out = run(s, length + 3, window, chunks);
+  const RandomMatrix out = run(s, length + 3, {.window = window}, chunks);
   for (int64_t position = 0; position < length; position += position < 10 ? 1 : 13) {
     for (int64_t head = 0; head < heads; ++head) {
-      const auto exact = reference(s, position, head, window);
+      const auto exact = reference(s, position, head, {.window = window});
       for (int64_t c = 0; c < head_dim; ++c) {
         ASSERT_NEAR(out.row(position)[head * head_dim + c], exact[static_cast<size_t>(c)], tolerance)
             << "position " << position << " head " << head;
@@ -94,19 +99,39 @@ INSTANTIATE_TEST_SUITE_P(Kernels, AttentionCases,
                                           testing::Values(std::vector<int64_t>{1}, std::vector<int64_t>{600},
                                                           std::vector<int64_t>{130, 1, 1, 257, 100})));
 
+TEST(Attention, ScalesCapsAndSinks) {
+  const Sequence s(70);
+  const std::vector<float> sinks = {-1, 0, 1, 2, 3, 8};
+  for (const AttentionOptions& options :
+       {AttentionOptions{.scale = 0.4}, AttentionOptions{.soft_cap = 1.5}, AttentionOptions{.sinks = sinks},
+        AttentionOptions{.window = 9, .scale = 0.3, .soft_cap = 2, .sinks = sinks}}) {
+    for (const std::vector<int64_t>& chunks : {std::vector<int64_t>{70}, {30, 1, 1, 38}}) {
+      const RandomMatrix out = run(s, 70, options, chunks);
+      for (int64_t position = 0; position < 70; ++position) {
+        for (int64_t head = 0; head < heads; ++head) {
+          const auto exact = reference(s, position, head, options);
+          for (int64_t c = 0; c < head_dim; ++c) {
+            ASSERT_NEAR(out.row(position)[head * head_dim + c], exact[static_cast<size_t>(c)], tolerance);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(Attention, SurvivesLargeScores) {
   Sequence s(50);
   for (auto& value : s.queries.values) value *= 100;
-  const RandomMatrix out = run(s, 50, 0, {50});
+  const RandomMatrix out = run(s, 50, {}, {50});
   for (const float value : out.values) ASSERT_TRUE(std::isfinite(value));
 }
 
 TEST(Attention, DoesNotDependOnTheThreadCount) {
   const Sequence s(300);
   set_threads(1);
-  const RandomMatrix one = run(s, 300, 100, {300});
+  const RandomMatrix one = run(s, 300, {.window = 100}, {300});
   set_threads(5);
-  const RandomMatrix many = run(s, 300, 100, {300});
+  const RandomMatrix many = run(s, 300, {.window = 100}, {300});
   set_threads(0);
   EXPECT_EQ(one.values, many.values);
 }
@@ -117,7 +142,7 @@ TEST(Attention, RefusesPositionsOutsideTheCache) {
   const Sequence s(3);
   RandomMatrix out(3, heads * head_dim, 1);
   test::expect_error(ErrorCode::internal, {"full"}, [&] { append(cache, 2, s.keys, s.values); });
-  test::expect_error(ErrorCode::internal, {"cache"}, [&] { attention(s.queries, cache, 2, 0, out); });
+  test::expect_error(ErrorCode::internal, {"cache"}, [&] { attention(s.queries, cache, 2, {}, out); });
 }
 
 }  // namespace

@@ -191,7 +191,7 @@ TEST(Blocks, AttentionMayHaveAScaleOfItsOwn) {
   ArchitectureRow row = architecture_row("llama");
   row.blocks = [](const ModelConfig& config, int64_t layer) {
     auto blocks = llama_blocks(config, layer);
-    blocks[0].attention_scale = 0.25 / std::sqrt(static_cast<double>(config.head_dim));
+    blocks[0].attention.scale = 0.25 / std::sqrt(static_cast<double>(config.head_dim));
     return blocks;
   };
   const auto expected = logits_of(architecture_row("llama"), "q_proj", [](float value) { return value / 4; });
@@ -203,7 +203,7 @@ TEST(Blocks, LayersMayHaveRotaryEmbeddingsOfTheirOwn) {
   ArchitectureRow none = architecture_row("llama"), first = none, all = none;
   first.blocks = [](const ModelConfig& config, int64_t layer) {
     auto blocks = llama_blocks(config, layer);
-    if (layer == 0) blocks[0].rope.theta = 50;
+    if (layer == 0) blocks[0].attention.rope.theta = 50;
     return blocks;
   };
   all.blocks = [](const ModelConfig& config, int64_t layer) {

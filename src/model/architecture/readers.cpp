@@ -54,8 +54,10 @@ void read_mixture(const ConfigReader& reader, const MixtureKeys& keys, ModelConf
   mixture.experts = reader.size(keys.experts);
   mixture.chosen = reader.size(keys.chosen);
   if (mixture.chosen > mixture.experts) reader.refuse(keys.chosen, concat("there are ", mixture.experts, " experts"));
-  constexpr int64_t most_experts = 65536;
-  if (mixture.experts > most_experts) reader.refuse(keys.experts, concat("expected at most ", most_experts));
+  constexpr int64_t most_experts = int64_t{1} << 20;  // of all layers: today's largest have some 25,000
+  if (mixture.experts > most_experts / config.layers) {
+    reader.refuse(keys.experts, concat("expected at most ", most_experts / config.layers));
+  }
   mixture.intermediate = reader.size(keys.intermediate);
   if (!keys.shared_intermediate.empty()) mixture.shared_intermediate = reader.size(keys.shared_intermediate);
   mixture.renormalizes = reader.boolean("norm_topk_prob").value_or(keys.renormalizes);

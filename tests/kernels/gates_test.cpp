@@ -1,0 +1,56 @@
+#include "kernels/elementwise/gates.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "random_matrix.h"
+
+namespace w4q::kernels {
+namespace {
+
+using test::RandomMatrix;
+
+double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+
+void expect_gate(const Gating& gating, const std::function<double(double gate, double up)>& definition) {
+  RandomMatrix gate(7, 45, 1), up(7, 45, 2);
+  for (float& value : gate.values) value *= 4;
+  const RandomMatrix before = gate;
+  gate_multiply(gating, gate, up);
+  for (size_t i = 0; i < gate.values.size(); ++i) {
+    const double expected = definition(before.values[i], up.values[i]);
+    // Some ten fp32 operations.
+    EXPECT_NEAR(gate.values[i], expected, 2e-6 * std::max(1.0, std::abs(expected))) << before.values[i];
+  }
+}
+
+TEST(Gates, FollowTheirDefinitions) {
+  expect_gate({.activation = Activation::silu}, [](double g, double u) { return g * sigmoid(g) * u; });
+  expect_gate({.activation = Activation::gelu_tanh}, [](double g, double u) {
+    return 0.5 * g * (1 + std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g))) * u;
+  });
+  expect_gate({.activation = Activation::clamped_swiglu, .limit = 1.5}, [](double g, double u) {
+    const double clamped = std::min(g, 1.5);
+    return (std::clamp(u, -1.5, 1.5) + 1) * clamped * sigmoid(1.702 * clamped);
+  });
+}
+
+TEST(Gates, OfOneMatrix) {
+  RandomMatrix x(3, 9, 1), gate(3, 9, 2);
+  const RandomMatrix before = x;
+  sigmoid_multiply(x, gate);
+  for (size_t i = 0; i < x.values.size(); ++i) {
+    EXPECT_NEAR(x.values[i], before.values[i] * sigmoid(gate.values[i]), 2e-6);
+  }
+  x = before;
+  silu(x);
+  for (size_t i = 0; i < x.values.size(); ++i) {
+    EXPECT_NEAR(x.values[i], before.values[i] * sigmoid(before.values[i]), 2e-6);
+  }
+}
+
+}  // namespace
+}  // namespace w4q::kernels
