@@ -24,7 +24,7 @@ inline const std::map<std::string, std::string>& small_configs() {
   static const std::string delta = R"("linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
     "linear_value_head_dim": 32, "linear_conv_kernel_dim": 4, "head_dim": 32, "partial_rotary_factor": 0.25)";
   static const std::string experts =
-      R"("num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": true)";
+      R"("num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": true)";
   static const std::string local = R"("num_local_experts": 4, "num_experts_per_tok": 2)";
   static const std::string shared = R"("shared_expert_intermediate_size": 64)";
   static const std::map<std::string, std::string> configs = {

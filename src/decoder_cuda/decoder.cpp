@@ -36,6 +36,29 @@ void check_int8_activations(const CudaModel& uploaded) {
 
 }  // namespace
 
+namespace {
+
+/// The number of each layer among those that have keys and values.
+std::vector<int64_t> layers_with_keys(const model::ModelConfig& config) {
+  std::vector<int64_t> result;
+  int64_t next = 0;
+  for (int64_t layer = 0; layer < config.layers; ++layer) result.push_back(config.has_delta_net(layer) ? next : next++);
+  return result;
+}
+
+model::ModelConfig with_layers(model::ModelConfig config, int64_t layers) {
+  config.layers = std::max<int64_t>(1, layers);
+  return config;
+}
+
+int64_t count_keys(const model::ModelConfig& config) {
+  int64_t count = 0;
+  for (int64_t layer = 0; layer < config.layers; ++layer) count += !config.has_delta_net(layer);
+  return count;
+}
+
+}  // namespace
+
 CudaDecoder::Impl::Impl(const CudaModel& model_, const CudaDecoderOptions& options_)
     : model(model_),
       gpu(model.context()),
@@ -43,7 +66,8 @@ CudaDecoder::Impl::Impl(const CudaModel& model_, const CudaDecoderOptions& optio
       options(options_),
       chunk(std::clamp<int64_t>(std::min(options.chunk, options.capacity), 1, 1 << 15)),
       logit_rows(std::clamp<int64_t>(logit_values / config.vocab_size, 1, std::min<int64_t>(options.capacity, 1024))),
-      cache(config, options.kv.type, pages_for(options.capacity), stream),
+      cache_layers(layers_with_keys(config)),
+      cache(with_layers(config, count_keys(config)), options.kv.type, pages_for(options.capacity), stream),
       rope(config, options.capacity, stream),
       runner(config, model.layers(), model.linears(),
              {.rows = chunk,
@@ -64,6 +88,12 @@ CudaDecoder::Impl::Impl(const CudaModel& model_, const CudaDecoderOptions& optio
       staged_state(gpu, sizeof(StepState)) {
   if (options.int8_activations) check_int8_activations(model);
   attention_workspace.fill(0, stream);
+  delta.resize(model.layers().size());
+  for (size_t layer = 0; layer < delta.size(); ++layer) {
+    if (!config.has_delta_net(static_cast<int64_t>(layer))) continue;
+    delta[layer] = device_matrix<float>(gpu, 1, config.delta.history_size() + config.delta.state_size());
+  }
+  graphs = std::ranges::all_of(mixtures_of(model.layers()), [](const auto* mixture) { return mixture->routes(); });
   const auto pairs = static_cast<size_t>(rope.steps().pairs);
   step_cosine = DeviceBuffer(gpu, pairs * sizeof(float));
   step_sine = DeviceBuffer(gpu, pairs * sizeof(float));
@@ -189,7 +219,8 @@ void CudaDecoder::step() {
   decoder.cache.grow(decoder.position + 1);
   // The first step runs as it is: what is loaded or set up on first use does not belong into a graph. Passes that come
   // from host memory are on their way from one step to the next, which no graph of a step can hold.
-  if (!decoder.options.graph || decoder.steps == 0 || decoder.runner.multiplier.offload() != nullptr) {
+  if (!decoder.options.graph || !decoder.graphs || decoder.steps == 0 ||
+      decoder.runner.multiplier.offload() != nullptr) {
     decoder.launch_step();
   } else {
     if (!decoder.graph) decoder.graph = device::Graph(decoder.stream, [&] { decoder.launch_step(); });

@@ -25,6 +25,8 @@ struct CudaDecoder::Impl {
   /// Runs all layers on `rows` rows that stand at positions `first` and on.
   void run_layers(int64_t rows, int64_t first, const CudaObserver* observer);
   void attend(size_t index, const CudaBlock& block, int64_t rows, int64_t first);
+  kernels::PagedLayer keys_of(size_t layer) { return cache.layer(cache_layers[layer]); }
+  kernels::DeltaMemory delta_memory(size_t layer, const kernels::DeltaShape& shape);
   void attend_single(size_t index, const CudaBlock& block, const int32_t* at, const kernels::HeadRotation& rotation);
   void attend_many(size_t index, const CudaBlock& block, const kernels::QkvRows& qkv, int64_t first);
   /// What comes behind a layer: the next one's first block, or the last norm and the head.
@@ -44,6 +46,9 @@ struct CudaDecoder::Impl {
   const int64_t chunk;
   const int64_t logit_rows;
   device::Stream stream{gpu};
+  std::vector<int64_t> cache_layers;        ///< each layer's among those with keys and values
+  std::vector<device::DeviceBuffer> delta;  ///< each layer's history and state; empty where it has none
+  bool graphs = true;                       ///< a step needs no host
   CudaCache cache;
   CudaRope rope;
   LayerRunner runner;

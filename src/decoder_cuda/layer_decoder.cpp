@@ -41,17 +41,33 @@ void CudaLayerDecoder::release() {
 }
 
 void CudaLayerDecoder::attend(const CudaBlock& block, int64_t windows) {
+  if (block.plan.kind == model::BlockKind::delta_net) return recall(block, windows);
   const kernels::HeadRotation rotation = with_norms(rope_.rotation(0), block, config_);
+  const int64_t width = (config_.heads + 2 * config_.kv_heads) * config_.head_dim;
   Activations& activations = runner_->activations;
+  float* const qkv = split_gates(*runner_, block);
   kernels::PrefillAttentionArgs args;
   args.layer = cache_.layer(0);
   args.window = block.plan.attention.window;
-  args.qkv = {nullptr, length_, block.groups.front().n, static_cast<int>(config_.heads)};
+  args.qkv = {nullptr, length_, width, static_cast<int>(config_.heads)};
   for (int64_t first = 0; first < windows * length_; first += length_) {
-    args.qkv.data = activations.qkv.as<float>() + first * args.qkv.stride;
+    args.qkv.data = qkv + first * args.qkv.stride;
     args.out = activations.attended.as<__half>() + first * config_.heads * config_.head_dim;
     kernels::rotate_and_store_cuda(args.qkv, args.layer, rotation, 0, stream_);
     kernels::prefill_attention_cuda(args, stream_);
+  }
+  apply_gates(*runner_, block);
+}
+
+void CudaLayerDecoder::recall(const CudaBlock& block, int64_t windows) {
+  const kernels::DeltaShape& shape = block.plan.delta;
+  const auto floats = static_cast<size_t>(shape.history_size() + shape.state_size());
+  if (delta_.size() < floats * sizeof(float)) {
+    delta_ = device::DeviceBuffer(stream_.context(), floats * sizeof(float));
+  }
+  const kernels::DeltaMemory memory{delta_.as<float>(), delta_.as<float>() + shape.history_size()};
+  for (int64_t window = 0; window < windows; ++window) {
+    run_delta_net(*runner_, block, memory, true, window * length_, length_);
   }
 }
 

@@ -29,6 +29,7 @@ class CudaLayerDecoder {
 
  private:
   void attend(const CudaBlock& block, int64_t windows);
+  void recall(const CudaBlock& block, int64_t windows);
 
   const model::ModelConfig& config_;
   model::ModelConfig one_layer_;
@@ -37,6 +38,7 @@ class CudaLayerDecoder {
   CudaCache cache_;
   CudaRope rope_;
   CudaLayer weights_;
+  device::DeviceBuffer delta_;  ///< what a delta net remembers of a window
   std::optional<LayerRunner> runner_;
 };
 

@@ -10,6 +10,7 @@
 #include "decoder_cuda/linear.h"
 #include "decoder_cuda/model.h"
 #include "kernels/attention/attention_cuda.h"
+#include "kernels/delta_net/delta_net_cuda.h"
 #include "kernels/elementwise/elementwise_cuda.h"
 
 namespace w4q::decoder_cuda {
@@ -25,7 +26,10 @@ struct Activations {
   Activations(const device::Context& gpu, std::span<const CudaLayer> layers, int64_t rows);
 
   device::DeviceBuffer normed;          ///< f16: what a block's first group reads
-  device::DeviceBuffer qkv, attended;   ///< f32, f16: attention
+  device::DeviceBuffer qkv, attended;   ///< f32, f16: attention, delta nets
+  device::DeviceBuffer split, gates;    ///< f32: queries, keys and values, and gates of attention that has them
+  device::DeviceBuffer mixed;           ///< f32: convolved channels of a delta net
+  device::DeviceBuffer routed, shared;  ///< f32: a router's products; what every row goes through, in a mixture
   device::DeviceBuffer gate_up, gated;  ///< f16: gated MLP
 };
 
@@ -50,6 +54,7 @@ struct LayerRunner {
   /// x = layer(x). `behind`: what reads the stream next, as far as it does right then.
   void run(const CudaLayer& layer, const Attend& attend, const CudaObserver* observer, const NormedProduct& behind);
 
+  void run_mixture(const CudaBlock& block, const CudaObserver* observer);
   void run_block(const CudaBlock& block, const Attend& attend, const CudaObserver* observer, const NormedProduct& next);
   kernels::NormArgs norm_args(const float* weight, __half* out) const;
   /// What a block's first group reads, unless the product before it left that already.
@@ -61,18 +66,30 @@ struct LayerRunner {
   /// What the next product needs of a norm that was part of the one before.
   InputNorm input_norm();
   void observe(const CudaLinear& linear, const device::DeviceBuffer& input, const CudaObserver* observer) const;
+  void observe(const CudaLinear& linear, const device::DeviceBuffer& input, int64_t count,
+               const CudaObserver* observer) const;
 
   const model::ModelConfig& config;
   const LayerRunnerOptions options;
   const device::Stream& stream;
   CudaMultiplier multiplier;
   Activations activations;
+  std::optional<MixtureScratch> mixtures;
   float* residual = nullptr;
   int64_t rows = 0;
   bool fused = false;  ///< activations.normed is what a product left, and norms[at] says what it lacks
   size_t norm_at = 0;  ///< of `norms`: the state of the residual stream as it is
   std::array<device::DeviceBuffer, 2> norms;
 };
+
+/// Attention whose queries come with gates: splits activations.qkv into queries, keys and values side by side, and gates.
+/// Returns what attention reads; others' queries stand as they are.
+float* split_gates(LayerRunner& runner, const CudaBlock& block);
+/// Multiplies activations.attended with those gates.
+void apply_gates(LayerRunner& runner, const CudaBlock& block);
+/// A delta net on `count` rows from row `first`, of one sequence: activations.attended of activations.qkv.
+void run_delta_net(LayerRunner& runner, const CudaBlock& block, const kernels::DeltaMemory& memory, bool begins,
+                   int64_t first, int64_t count);
 
 /// `rotation` with the norms of the block's heads.
 kernels::HeadRotation with_norms(kernels::HeadRotation rotation, const CudaBlock& block,

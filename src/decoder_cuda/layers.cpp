@@ -34,8 +34,9 @@ int64_t CudaDecoder::Impl::norm_launches() const {
   for (size_t i = 0; i < layers.size(); ++i) {
     const auto& blocks = layers[i].blocks;
     for (size_t b = 0; b < blocks.size(); ++b) {
-      const NormedProduct next = b + 1 < blocks.size() ? blocks[b + 1].entry() : behind(i);
-      launches += runner.can_fuse(blocks[b].groups.back(), *next.linear) ? 0 : 1;
+      const NormedProduct next = b + 1 < blocks.size() ? blocks[b + 1].taken_over() : behind(i);
+      const bool takes_over = !blocks[b].mixture && next.linear != nullptr;
+      launches += takes_over && runner.can_fuse(blocks[b].groups.back(), *next.linear) ? 0 : 1;
     }
   }
   return launches;
@@ -47,7 +48,7 @@ void CudaDecoder::Impl::observe_hidden(int64_t index, int64_t rows, const CudaOb
 }
 
 void CudaDecoder::Impl::attend_many(size_t index, const CudaBlock& block, const kernels::QkvRows& qkv, int64_t first) {
-  const kernels::PagedLayer layer = cache.layer(static_cast<int64_t>(index));
+  const kernels::PagedLayer layer = keys_of(index);
   kernels::rotate_and_store_cuda(qkv, layer, with_norms(rope.rotation(first), block, config), first, stream);
   kernels::PrefillAttentionArgs args;
   args.qkv = qkv;
@@ -75,9 +76,9 @@ void CudaDecoder::Impl::attend_many(size_t index, const CudaBlock& block, const 
 void CudaDecoder::Impl::attend_single(size_t index, const CudaBlock& block, const int32_t* at,
                                       const kernels::HeadRotation& rotation) {
   kernels::DecodeAttentionArgs args;
-  args.qkv = runner.activations.qkv.as<float>();
+  args.qkv = split_gates(runner, block);
   args.heads = static_cast<int>(config.heads);
-  args.layer = cache.layer(static_cast<int64_t>(index));
+  args.layer = keys_of(index);
   args.rotation = with_norms(rotation, block, config);
   args.rotation.single = true;
   args.position = at;
@@ -89,9 +90,18 @@ void CudaDecoder::Impl::attend_single(size_t index, const CudaBlock& block, cons
   args.delta = options.kv.delta;
   if (options.kv.prunes()) args.kept = kept.as<int32_t>() + static_cast<int64_t>(index) * config.heads;
   kernels::decode_attention_cuda(args, stream);
+  apply_gates(runner, block);
+}
+
+kernels::DeltaMemory CudaDecoder::Impl::delta_memory(size_t layer, const kernels::DeltaShape& shape) {
+  auto* const memory = delta[layer].as<float>();
+  return {memory, memory + shape.history_size()};
 }
 
 void CudaDecoder::Impl::attend(size_t index, const CudaBlock& block, int64_t rows, int64_t first) {
+  if (block.plan.kind == model::BlockKind::delta_net) {
+    return run_delta_net(runner, block, delta_memory(index, block.plan.delta), !single_row && first == 0, 0, rows);
+  }
   if (single_row) {
     kernels::HeadRotation rotation = rope.steps();
     rotation.cosine = step_cosine.as<float>();
@@ -102,7 +112,8 @@ void CudaDecoder::Impl::attend(size_t index, const CudaBlock& block, int64_t row
     return attend_single(index, block, positions.as<int32_t>() + first, rope.rotation(first));
   }
   const int64_t width = (config.heads + 2 * config.kv_heads) * config.head_dim;
-  attend_many(index, block, {runner.activations.qkv.as<float>(), rows, width, static_cast<int>(config.heads)}, first);
+  attend_many(index, block, {split_gates(runner, block), rows, width, static_cast<int>(config.heads)}, first);
+  apply_gates(runner, block);
 }
 
 void CudaDecoder::Impl::run_layers(int64_t rows, int64_t first, const CudaObserver* observer) {

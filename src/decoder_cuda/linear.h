@@ -119,6 +119,8 @@ class CudaMultiplier {
   /// out[rows × n/2] = silu(gate) · up; `both` [rows × n] is scratch.
   void multiply_gated(const CudaLinear& linear, const __half* x, int64_t rows, __half* both, __half* out,
                       InputNorm norm = {});
+  /// Of one row, some of the weights of `linear` (kernels::routes).
+  void multiply_routed(const CudaLinear& linear, const kernels::RoutedCall& call);
   /// out[rows × n] = x · Wᵀ + b, of the head.
   void multiply_logits(const CudaLinear& head, const __half* x, int64_t rows, float* out, InputNorm norm = {});
 

@@ -31,10 +31,15 @@ CudaLinear tied_head(const kernels::LinearWeight& weight, const DeviceBuffer& ta
 CudaBlock upload_block(const model::Block& plan, const model::LayerWeights& weights, UploadRing& ring, bool offload) {
   CudaBlock block{.plan = plan, .norms = {}, .groups = {}};
   for (const auto& norm : plan.norms) block.norms.push_back(ring.copy_of(bytes_of(weights.norms[norm.position])));
+  for (const auto& vector : plan.vectors) {
+    block.vectors.push_back(ring.copy_of(bytes_of(weights.vectors[vector.position])));
+  }
+  if (plan.kind == model::BlockKind::mixture) block.mixture = upload_mixture(plan, weights, ring);
   for (const auto& group : plan.groups) {
+    if (group.expert) continue;
     std::vector<const kernels::LinearWeight*> linears;
     for (const auto& linear : group.linears) linears.push_back(&weights.linears[linear.position]);
-    const bool gated = plan.kind == model::BlockKind::gated_mlp && linears.size() == 2;
+    const bool gated = group.linears.front().role == model::Role::gate && linears.size() == 2;
     block.groups.push_back(gated ? upload_gated(*linears[0], *linears[1], ring, offload)
                                  : upload_linears(linears, ring, offload));
   }
@@ -46,6 +51,11 @@ CudaBlock upload_block(const model::Block& plan, const model::LayerWeights& weig
 const float* CudaBlock::norm(model::NormRole role) const noexcept {
   const auto found = std::ranges::find(plan.norms, role, &model::PlannedNorm::role);
   return found == plan.norms.end() ? nullptr : norms[static_cast<size_t>(found - plan.norms.begin())].as<float>();
+}
+
+const float* CudaBlock::vector(model::VectorRole role) const noexcept {
+  const auto found = std::ranges::find(plan.vectors, role, &model::PlannedVector::role);
+  return found == plan.vectors.end() ? nullptr : vectors[static_cast<size_t>(found - plan.vectors.begin())].as<float>();
 }
 
 CudaLayer upload_layer(const model::LayerWeights& weights, UploadRing& ring, bool offload) {
@@ -68,6 +78,23 @@ std::vector<const CudaLinear*> linears_of(std::span<const CudaLayer> layers) {
   for (const auto& layer : layers) {
     for (const auto& block : layer.blocks) {
       for (const auto& linear : block.groups) all.push_back(&linear);
+      if (!block.mixture) continue;
+      for (const auto* stack : {&block.mixture->all_inputs, &block.mixture->all_outputs}) {
+        if (*stack) all.push_back(&**stack);
+      }
+      for (const auto* side : {&block.mixture->inputs, &block.mixture->outputs}) {
+        for (const auto& linear : *side) all.push_back(&linear);
+      }
+    }
+  }
+  return all;
+}
+
+std::vector<const CudaMixture*> mixtures_of(std::span<const CudaLayer> layers) {
+  std::vector<const CudaMixture*> all;
+  for (const auto& layer : layers) {
+    for (const auto& block : layer.blocks) {
+      if (block.mixture) all.push_back(&*block.mixture);
     }
   }
   return all;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "decoder_cuda/linear.h"
+#include "decoder_cuda/mixture.h"
 #include "device/buffer.h"
 #include "device/stream.h"
 #include "model/model.h"
@@ -23,11 +24,16 @@ struct NormedProduct {
 
 struct CudaBlock {
   model::Block plan;
-  std::vector<device::DeviceBuffer> norms;  ///< fp32, as plan.norms
-  std::vector<CudaLinear> groups;           ///< as plan.groups
+  std::vector<device::DeviceBuffer> norms;         ///< fp32, as plan.norms
+  std::vector<CudaLinear> groups;                  ///< as plan.groups; of a mixture the router and what is shared
+  std::vector<device::DeviceBuffer> vectors = {};  ///< fp32, as plan.vectors
+  std::optional<CudaMixture> mixture = {};
 
   const float* norm(model::NormRole role) const noexcept;  ///< null where the block has none
+  const float* vector(model::VectorRole role) const noexcept;
   NormedProduct entry() const noexcept { return {&groups.front(), norm(model::NormRole::input)}; }
+  /// What the product before it may take over of the block: nothing where more than one product reads the norm.
+  NormedProduct taken_over() const noexcept { return mixture ? NormedProduct{} : entry(); }
 };
 
 struct CudaLayer {
@@ -41,7 +47,9 @@ void require_gpu_decoder(const model::ModelConfig& config);
 CudaLayer upload_layer(const model::LayerWeights& weights, UploadRing& ring, bool offload = false);
 CudaLayer upload_layer(const model::LayerWeights& weights, const device::Stream& stream, bool offload = false);
 
-/// The linears of layers in the order of a step, a group each.
+/// The mixtures of layers.
+std::vector<const CudaMixture*> mixtures_of(std::span<const CudaLayer> layers);
+/// The linears of layers in the order of a step, a group each, experts by themselves behind those of all.
 std::vector<const CudaLinear*> linears_of(std::span<const CudaLayer> layers);
 
 class CudaModel {

@@ -123,6 +123,11 @@ void CudaMultiplier::multiply_gated(const CudaLinear& linear, const __half* x, i
   kernels::silu_multiply_cuda(both, rows, linear.n / 2, in_turns, out, overlap_ && rows == 1, stream_);
 }
 
+void CudaMultiplier::multiply_routed(const CudaLinear& linear, const kernels::RoutedCall& call) {
+  const CudaProduct& product = linear.products.front();
+  kernels::multiply_routed(product.linear, product.plan, call, workspace_, stream_);
+}
+
 void CudaMultiplier::multiply_logits(const CudaLinear& head, const __half* x, int64_t rows, float* out,
                                      InputNorm norm) {
   const bool int8 = std::exchange(int8_, false);

@@ -63,6 +63,8 @@ std::vector<ProductPart> product_parts(const std::vector<CudaLayer>& layers) {
 std::vector<StepPart> CudaDecoder::time_step_parts() {
   Impl& decoder = *impl_;
   ensure(decoder.position >= 1, "time_step_parts: an empty sequence");
+  // Parts of mixtures and delta nets are not told apart: their launches depend on one another.
+  if (!model::has_dense_layers(decoder.config)) return {};
   std::vector<StepPart> parts;
   const auto& layers = decoder.model.layers();
   const auto count = static_cast<int64_t>(layers.size());

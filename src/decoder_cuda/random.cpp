@@ -53,17 +53,34 @@ class Maker {
   CudaBlock block(const model::Block& plan) {
     CudaBlock block{.plan = plan, .norms = {}, .groups = {}};
     for (const auto& entry : plan.norms) block.norms.push_back(norm(entry.size));
+    for (const auto& entry : plan.vectors) block.vectors.push_back(norm(element_count(entry.shape)));
+    if (plan.kind == model::BlockKind::mixture) block.mixture = mixture(plan);
     for (const auto& group : plan.groups) {
+      if (group.expert) continue;
       int64_t n = 0;
       for (const auto& entry : group.linears) n += entry.n;
       CudaLinear& made = block.groups.emplace_back(linear(group.names(), n, group.width));
-      const bool gated = plan.kind == model::BlockKind::gated_mlp && group.linears.size() == 2;
+      const bool gated = group.linears.front().role == model::Role::gate && group.linears.size() == 2;
       if (gated) {
         const bool turns = n % 64 == 0 && (is_rotated(passes_) || fuses(made));
         made.products.front().linear.gates = turns ? kernels::GateOrder::turns : kernels::GateOrder::halves;
       }
     }
     return block;
+  }
+
+  CudaMixture mixture(const model::Block& plan) {
+    const int64_t experts = plan.mixture.experts;
+    const auto side = [&](size_t first) {
+      int64_t n = 0;
+      for (const auto& entry : plan.groups[first].linears) n += entry.n;
+      std::vector<std::string> names;
+      for (size_t i = first; i < 1 + 2 * static_cast<size_t>(experts); i += 2) {
+        for (const auto& name : plan.groups[i].names()) names.push_back(name);
+      }
+      return linear(std::move(names), experts * n, plan.groups[first].width);
+    };
+    return mixture_of(plan, side(1), side(2), stream_.context().properties());
   }
 
   CudaLinear linear(std::vector<std::string> names, int64_t n, int64_t k) {
@@ -207,6 +224,12 @@ bool can_be_random(const device::Properties& gpu, std::span<const formats::Schem
 
 CudaModel CudaModel::random(device::Context& gpu, const model::ModelConfig& config,
                             std::span<const formats::Scheme> passes, std::optional<int64_t> residual_bytes) {
+  require_gpu_decoder(config);
+  const bool experts_stack = passes.empty() || (passes.size() == 1 && passes[0].family == formats::SchemeFamily::kbit);
+  if (config.mixture.experts > 0 && !experts_stack) {
+    throw Error(ErrorCode::unsupported, "random experts of scheme " + formats::to_string(passes))
+        .detail("expected f16, or kbit2-b32-e4m4 to kbit5-b32-e4m4");
+  }
   if (!can_be_random(gpu.properties(), passes)) {
     throw Error(ErrorCode::unsupported, "random weights of scheme " + formats::to_string(passes))
         .detail(

@@ -23,6 +23,28 @@ constexpr ShapeRow shapes[] = {
     {"llama3-70b", "llama", 8192, 28672, 80, 64, 8, 128, 128256, 5e5, false, false},
 };
 
+/// Sizes that take more than a row, as their config.json says them.
+struct ConfigRow {
+  std::string_view name;
+  const char* config;
+};
+constexpr ConfigRow configs[] = {
+    {"qwen3-30b-a3b", R"({"architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "num_hidden_layers": 48,
+      "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936, "num_experts": 128,
+      "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": true, "rope_theta": 1000000})"},
+    {"qwen3.6-35b-a3b", R"({"architectures": ["Qwen3_5MoeForCausalLM"], "hidden_size": 2048, "num_hidden_layers": 40,
+      "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "vocab_size": 248320, "num_experts": 256,
+      "num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+      "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
+      "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "partial_rotary_factor": 0.25,
+      "rope_theta": 10000000})"},
+    {"qwen3.6-27b", R"({"architectures": ["Qwen3_5ForCausalLM"], "hidden_size": 5120, "intermediate_size": 17408,
+      "num_hidden_layers": 64, "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256,
+      "vocab_size": 248320, "linear_num_key_heads": 16, "linear_num_value_heads": 48, "linear_key_head_dim": 128,
+      "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "partial_rotary_factor": 0.25,
+      "rope_theta": 10000000})"},
+};
+
 }  // namespace
 
 ModelConfig named_shape(std::string_view name) {
@@ -45,6 +67,15 @@ ModelConfig named_shape(std::string_view name) {
     config.sliding_window.assign(static_cast<size_t>(row.layers), 0);
     return config;
   }
+  for (const auto& row : configs) {
+    if (row.name != name) continue;
+    io::Json json = io::parse_json(row.config, name);
+    json["max_position_embeddings"] = int64_t{1} << 18;
+    json["tie_word_embeddings"] = false;
+    ModelConfig config = parse_config(json, name);
+    config.architecture_name = row.name;
+    return config;
+  }
   throw Error(ErrorCode::bad_argument, concat("--shape ", printable(name), ": unknown"))
       .detail("known: " + join(shape_names()));
 }
@@ -52,6 +83,7 @@ ModelConfig named_shape(std::string_view name) {
 std::vector<std::string> shape_names() {
   std::vector<std::string> names;
   for (const auto& row : shapes) names.emplace_back(row.name);
+  for (const auto& row : configs) names.emplace_back(row.name);
   return names;
 }
 

@@ -34,13 +34,18 @@ std::vector<Part> parts_of(const decoder_cuda::CudaLayer& layer, const model::La
   for (const auto& weight : weights.linears) by_name[weight.name] = &weight;
   std::vector<Part> parts;
   for (const auto& block : layer.blocks) {
-    for (size_t i = 0; i < block.groups.size(); ++i) {
-      const auto& group = block.plan.groups[i];
+    size_t mine = 0;
+    for (const auto& group : block.plan.groups) {
+      if (group.expert) continue;
       const bool adds = group.linears.front().outputs == model::Basis::stream;
-      const bool gated = block.plan.kind == model::BlockKind::gated_mlp && !adds;
-      const Use use = adds ? Use::residual : gated ? Use::gated : Use::plain;
-      parts.push_back({checked(block.groups[i], by_name, use), {}});
+      const bool gated = group.linears.front().role == model::Role::gate && group.linears.size() == 2;
+      const Use use = adds && !block.mixture ? Use::residual : gated ? Use::gated : Use::plain;
+      parts.push_back({checked(block.groups[mine++], by_name, use), {}});
       if (group.norm) parts.back().norm = weights.norms[group.norm->position];
+    }
+    if (!block.mixture) continue;
+    for (const auto* side : {&block.mixture->inputs, &block.mixture->outputs}) {
+      for (const auto& linear : *side) parts.push_back({checked(linear, by_name, Use::plain), {}});
     }
   }
   return parts;

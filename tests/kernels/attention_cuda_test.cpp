@@ -88,7 +88,7 @@ class Sequence {
   std::vector<float> expected(int64_t first, int64_t count, int64_t window) {
     std::vector<float> out(static_cast<size_t>(count * shape.heads * shape.head_dim));
     attention({rows.values.data() + first * shape.width(), count, int64_t{shape.heads} * shape.head_dim, shape.width()},
-              cache(), first, window, {out.data(), count, int64_t{shape.heads} * shape.head_dim});
+              cache(), first, {.window = window}, {out.data(), count, int64_t{shape.heads} * shape.head_dim});
     return out;
   }
 
@@ -620,14 +620,14 @@ TEST_F(AttentionCuda, NormalizesAndRotatesLikeTheCpu) {
     }
   }
   std::vector<float> expected(4 * 48);
-  attention({q.row(length - 1), 1, 4 * 48}, s.cache(), length - 1, 0, {expected.data(), 1, 4 * 48});
+  attention({q.row(length - 1), 1, 4 * 48}, s.cache(), length - 1, {}, {expected.data(), 1, 4 * 48});
   EXPECT_LE(largest_difference(floats(from_device<uint16_t>(out, 4 * 48, stream)), expected), tolerance);
   // The others by the kernel of many tokens, from where rotated queries were left.
   constexpr size_t values = (length - 1) * 4 * 48;
   auto before = test::poisoned(values * 2, stream);
   prefill_attention_cuda({s.part(0, length - 1), s.layer, 0, 0, before.as<__half>()}, stream);
   expected.resize(values);
-  attention({q.row(0), length - 1, 4 * 48}, s.cache(), 0, 0, {expected.data(), length - 1, 4 * 48});
+  attention({q.row(0), length - 1, 4 * 48}, s.cache(), 0, {}, {expected.data(), length - 1, 4 * 48});
   EXPECT_LE(largest_difference(floats(from_device<uint16_t>(before, values, stream)), expected), tolerance);
 }
 

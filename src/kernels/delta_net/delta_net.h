@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 
+#include "core/host_device.h"
 #include "core/views.h"
 
 namespace w4q::kernels {
@@ -15,12 +16,12 @@ struct DeltaShape {
   int64_t key_dim = 0, value_dim = 0;      ///< of a head
   int64_t taps = 0;                        ///< positions that the convolution sees
 
-  int64_t keys() const noexcept { return key_heads * key_dim; }
-  int64_t values() const noexcept { return value_heads * value_dim; }
+  W4Q_HOST_DEVICE int64_t keys() const noexcept { return key_heads * key_dim; }
+  W4Q_HOST_DEVICE int64_t values() const noexcept { return value_heads * value_dim; }
   /// Channels that are convolved: queries, keys, values.
-  int64_t channels() const noexcept { return 2 * keys() + values(); }
-  int64_t history_size() const noexcept { return (taps - 1) * channels(); }
-  int64_t state_size() const noexcept { return value_heads * key_dim * value_dim; }
+  W4Q_HOST_DEVICE int64_t channels() const noexcept { return 2 * keys() + values(); }
+  W4Q_HOST_DEVICE int64_t history_size() const noexcept { return (taps - 1) * channels(); }
+  W4Q_HOST_DEVICE int64_t state_size() const noexcept { return value_heads * key_dim * value_dim; }
 
   bool operator==(const DeltaShape&) const = default;
 };

@@ -42,6 +42,7 @@ __device__ __forceinline__ void prefetch_next(const Launch& args, int warp) {
 /// The work of one block. `Gemv` has
 ///
 ///   fused                     whether it does what lies between products (gemv_store.cuh): one row
+///   routed                    whether it takes some of many weights (Routes); may be left out: it does not
 ///   Args, Type, rows, warps   what a launch needs; type of the activations; most rows; warps of a block
 ///   Run                       a warp's way through its tiles: load_first_weights(), load_first_activations(),
 ///                             step(table, totals), span
@@ -54,11 +55,13 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   constexpr int rows = Gemv::rows;
   constexpr int warps = Gemv::warps;
   constexpr bool fused = Gemv::fused;
+  constexpr bool routed = requires { requires Gemv::routed; };
   static_assert(rows == 1 || !fused);
   extern __shared__ uint4 shared[];
   auto* const table = reinterpret_cast<char*>(shared);
   const PartialSums<rows, warps> partial(table, Gemv::Table::total_bytes);
   device::trigger_dependent_launch();
+  if constexpr (routed) device::wait_grid_dependency();  // which weights they are the launch before says
   const int warp = warp_index();
   const Partition blocks(args.tiles, gridDim.x);
   const int block_begin = blocks.begin(blockIdx.x);

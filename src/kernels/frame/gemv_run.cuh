@@ -68,11 +68,38 @@ struct ActivationReader {
   }
 
   /// The lane's eight of block `block` of the tile in column `k_tile`; zeros beyond k.
-  __device__ uint4 load(int k_tile, int block, int group = 0) const {
+  __device__ uint4 load(int k_tile, int block, int group = 0, int64_t offset = 0) const {
     const int column = k_tile * static_cast<int>(Map::tile_cols) + 32 * block + 8 * (threadIdx.x % 4);
-    if (aligned && column + 8 <= k) return __ldg(reinterpret_cast<const uint4*>(row[group] + column));
-    return load_ragged(row[group] + column, k - column);
+    const Scalar* const from = row[group] + offset + column;
+    if (aligned && column + 8 <= k) return __ldg(reinterpret_cast<const uint4*>(from));
+    return load_ragged(from, k - column);
   }
+};
+
+/// Where the weights of a launch stand that takes some of many: a lane knows the one of its own place.
+struct Router {
+  const Routes& routes;
+  const int expert;
+
+  /// Once the launch before is done.
+  __device__ explicit Router(const Launch& args)
+      : routes(args.routes),
+        expert(__ldcg(args.routes.experts + min(static_cast<int>(threadIdx.x) % 32, args.routes.places - 1))) {}
+
+  /// What is added to the number of a tile of N-tile `group`. By a whole warp.
+  __device__ int tiles_before(const Launch& args, int group) const {
+    const int place = group / routes.groups;
+    return (__shfl_sync(0xFFFFFFFFu, expert, place) - place) * routes.groups * args.k_tiles;
+  }
+  /// What is added to the activations' pointer.
+  __device__ int64_t inputs_before(int group) const { return group / routes.groups * routes.x_stride; }
+};
+
+/// Of launches with one weight.
+struct NoRouter {
+  __device__ explicit NoRouter(const Launch&) {}
+  __device__ int tiles_before(const Launch&, int) const { return 0; }
+  __device__ int64_t inputs_before(int) const { return 0; }
 };
 
 __device__ __forceinline__ uint4 keep_if(bool condition, const uint4& x) {

@@ -37,6 +37,7 @@ struct Launch {
   bool aligned;            ///< rows of x may be read 16 bytes at a time
   bool overlap;            ///< begin while the launch before is still running, as far as the weights go
   LinearFusion fusion;
+  Routes routes;         ///< of kernels that are routed
   const char* prefetch;  ///< L2Prefetch; null: nothing to fetch
   int64_t prefetch_bytes;
 };

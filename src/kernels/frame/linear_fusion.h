@@ -41,4 +41,13 @@ struct LinearFusion {
   bool any() const { return swiglu || has_norm(); }
 };
 
+/// Of a launch that takes some of many weights of one size, which stand one below the other (experts of a mixture):
+/// outputs of place p are those of weight experts[p].
+struct Routes {
+  const int32_t* experts = nullptr;  ///< [places], in GPU memory, written before this launch; null: there are none
+  int places = 0;                    ///< at most 32
+  int groups = 0;                    ///< N-tiles of one weight
+  int64_t x_stride = 0;              ///< elements from the input of a place to the next one's; 0: they share one
+};
+
 }  // namespace w4q::kernels

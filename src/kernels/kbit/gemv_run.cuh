@@ -41,7 +41,7 @@ __device__ __forceinline__ void multiply_block(const WeightTile<bits>& tile, int
 }
 
 /// One warp's way through its run of tiles.
-template <int bits, class Type, class Scales, int rows, int tiles>
+template <int bits, class Type, class Scales, int rows, int tiles, class Route = frame::NoRouter>
 struct Run {
   using Scalar = typename Type::Scalar;
   using Table = LanePairs<bits, gemv_table_kilobytes>;
@@ -50,6 +50,7 @@ struct Run {
   const Launch& args;
   const WeightReader<bits, Scales> weights;
   const frame::ActivationReader<Scalar, rows> activations;
+  const Route route;
   const int end;
   At span;
   Slot<bits, Scales, rows> ring[tiles];
@@ -57,7 +58,12 @@ struct Run {
   uint4 x;                         ///< one row: of the tile and block that the lane's column holds
 
   __device__ Run(const Launch& launch, int begin, int past)
-      : args(launch), weights(launch.codes, launch.scales), activations(launch), end(past), span(launch, begin, past) {}
+      : args(launch),
+        weights(launch.codes, launch.scales),
+        activations(launch),
+        route(launch),
+        end(past),
+        span(launch, begin, past) {}
 
   /// Fills the ring; touches weights only.
   __device__ void load_first_weights() {
@@ -106,8 +112,9 @@ struct Run {
   using RingSlot = Slot<bits, Scales, rows>;
 
   __device__ void load_weights(RingSlot& slot, const At& at, int j) {
-    weights.load(slot.codes, at.tile + j);
-    if (rows > 1) weights.load(slot.scales, at.tile + j);
+    const int tile = at.tile + j + route.tiles_before(args, at.group);
+    weights.load(slot.codes, tile);
+    if (rows > 1) weights.load(slot.scales, tile);
   }
   __device__ void load_activations(RingSlot& slot, const At& at, int j) {
     if constexpr (rows < 8) {
@@ -124,10 +131,12 @@ struct Run {
   }
   /// The tiles beyond the span have no sums and their columns are never filled: any tile of the span will do.
   __device__ void load_span_scales(const At& at) {
-    weights.load(scales, at.tile + min(Columns<rows>::sum_tile(), at.count - 1));
+    const int before = route.tiles_before(args, at.group);
+    weights.load(scales, at.tile + before + min(Columns<rows>::sum_tile(), at.count - 1));
   }
   __device__ void load_span_activations(const At& at) {
-    x = activations.load(at.column + min(Columns<rows>::tile(), at.count - 1), Columns<rows>::block());
+    x = activations.load(at.column + min(Columns<rows>::tile(), at.count - 1), Columns<rows>::block(), 0,
+                         route.inputs_before(at.group));
   }
 
   /// One row: the tile's two blocks go to columns of their own.

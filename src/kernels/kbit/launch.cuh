@@ -31,6 +31,9 @@ void launch_bf16_gemv(const Launch& args, const formats::Scheme& scheme, int blo
 /// The first with a LinearFusion (gemv_fused_cuda.cu).
 void launch_fused_gemv(const Launch& args, const formats::Scheme& scheme, int blocks, const device::Stream& stream,
                        std::string_view shape);
+/// The same of some of many weights (Routes; gemv_routed_cuda.cu).
+void launch_routed_gemv(const Launch& args, const formats::Scheme& scheme, int blocks, const device::Stream& stream,
+                        std::string_view shape);
 /// 17 to 64 activation rows (gemm_cuda.cu).
 void launch_gemm(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks,
                  const device::Stream& stream, std::string_view shape);

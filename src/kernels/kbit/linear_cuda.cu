@@ -33,6 +33,13 @@ void run_gemv(const LinearArgs& args, const device::Stream& stream) {
   launch_it(launch, args.pass().scheme, blocks_for(stream, launch.tiles), stream, args.shape);
 }
 
+void run_routed(const LinearArgs& args, const Routes& routes, const device::Stream& stream) {
+  frame::Launch launch = prepare(args);
+  set_sum_factors(args, launch);
+  launch.routes = routes;
+  kbit::launch_routed_gemv(launch, args.pass().scheme, blocks_for(stream, launch.tiles), stream, args.shape);
+}
+
 /// Up to most_launch_rows rows at a time.
 void run_gemm(const LinearArgs& args, const device::Stream& stream) {
   in_slices(args, most_launch_rows, [&](const LinearArgs& part) {
@@ -87,6 +94,7 @@ constexpr KernelRow rows[] = {
      .workspace = gemv_workspace,
      .check = check_kbit_pass,
      .run = run_gemv,
+     .run_routed = run_routed,
      .fuses = true},
     {.name = "kbit-gemm",
      .description = "17 to 128 rows, 64 at a time: activations in shared memory, scales multiply the weights",

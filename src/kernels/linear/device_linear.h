@@ -8,6 +8,8 @@
 // rotated.md). Results are bit-identical from run to run: partial sums are added in a fixed order.
 #pragma once
 
+#include <cuda_fp16.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -158,6 +160,25 @@ WorkspaceSizes workspace_sizes(const device::Properties& gpu, const DeviceLinear
 bool fuses(const LaunchSteps& steps);
 /// Whether the kernel of so many rows makes silu(gate) · up.
 bool gates(const DeviceLinear& linear, const LaunchSteps& steps, int64_t rows);
+
+/// One row through some of the weights of a linear, which stand one below the other: the experts that a token is sent to.
+struct RoutedCall {
+  const __half* x = nullptr;
+  int64_t x_stride = 0;              ///< elements from the input of a place to the next one's; 0: they share one
+  const int32_t* experts = nullptr;  ///< [places], in GPU memory
+  int places = 0;                    ///< at most 32
+  int64_t n = 0;                     ///< outputs of one weight, a multiple of 64
+  void* y = nullptr;                 ///< f32 [places × n]; with `swiglu` f16 [places × n/2]
+  bool swiglu = false;               ///< gates in turns: silu(gate) · up
+  bool weights_ready = false;        ///< LinearCall
+};
+/// Whether a linear of weights with n outputs each can be multiplied so.
+bool routes(const DeviceLinear& linear, const LaunchPlan& plan, int64_t n);
+/// In one launch. Throws bad_argument for a linear that does not route.
+void multiply_routed(const DeviceLinear& linear, const LaunchPlan& plan, const RoutedCall& call,
+                     const Workspace& workspace, const device::Stream& stream);
+/// Weight `index` of so many outputs by itself: planes of the same memory. Of one pass that routes, or of 16-bit rows.
+DeviceLinear one_of(const DeviceLinear& linear, int64_t index, int64_t n);
 
 /// What the relative error (Frobenius) of a product of f16 activations is at most, against the fp64 product of what it
 /// multiplies.

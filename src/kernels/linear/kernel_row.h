@@ -60,6 +60,8 @@ struct KernelRow {
   void (*check)(const DevicePass&);
   /// Arguments have been checked.
   void (*run)(const LinearArgs&, const device::Stream&);
+  /// One row, of some of many weights; the pass has as many outputs as all places. Null: it cannot.
+  void (*run_routed)(const LinearArgs&, const Routes&, const device::Stream&) = nullptr;
   bool fuses = false;                  ///< takes a LinearFusion where there is one row, with gates in turns
   GateOrder swiglu = GateOrder::none;  ///< takes LinearFusion::swiglu, by itself, for all its rows, of such gates
   /// May begin while the launch before still runs; else only where it fuses.

@@ -200,4 +200,54 @@ void multiply(const DeviceLinear& linear, const LaunchPlan& plan, const LinearCa
   }
 }
 
+bool routes(const DeviceLinear& linear, const LaunchPlan& plan, int64_t n) {
+  const LaunchSteps& steps = plan.steps(1);
+  return linear.passes.size() == 1 && steps.size() == 1 && steps.front().row->run_routed != nullptr && n % 64 == 0 &&
+         linear.n() % n == 0 && linear.bias == nullptr && linear.input_scale == nullptr &&
+         linear.gates != GateOrder::halves;
+}
+
+void multiply_routed(const DeviceLinear& linear, const LaunchPlan& plan, const RoutedCall& call,
+                     const Workspace& workspace, const device::Stream& stream) {
+  if (!routes(linear, plan, call.n) || call.places < 1 || call.places > 32) {
+    throw Error(ErrorCode::bad_argument, concat("linear: ", call.places, " of many weights of ", plan.text))
+        .hint("routes() says what can be routed; at most 32 places");
+  }
+  DevicePass pass = linear.passes.front();
+  pass.n = call.places * call.n;
+  LinearArgs args;
+  args.m = 1;
+  args.x = call.x;
+  args.ldx = linear.k();
+  args.y = call.y;
+  args.ldy = call.swiglu ? pass.n / 2 : pass.n;
+  args.fp32 = !call.swiglu;
+  args.fusion.swiglu = call.swiglu;
+  args.weights_ready = call.weights_ready;
+  args.passes = {&pass, 1};
+  args.workspace = workspace;
+  args.shape = plan.text;
+  const Routes routes{call.experts, call.places, static_cast<int>(call.n / 64), call.x_stride};
+  plan.steps(1).front().row->run_routed(args, routes, stream);
+}
+
+DeviceLinear one_of(const DeviceLinear& linear, int64_t index, int64_t n) {
+  ensure(linear.passes.size() == 1 && linear.n() % n == 0, "one_of: not one of many weights");
+  DeviceLinear result = linear;
+  DevicePass& pass = result.passes.front();
+  const bool halves = pass.layout == f16_rows;
+  ensure(halves || (pass.layout == "kbit-fragment" && n % 64 == 0), "one_of: weights that cannot be told apart");
+  pass.n = n;
+  if (halves) {
+    pass.codes += index * n * pass.k / 2;
+  } else {
+    const int64_t tiles = index * (n / 64) * ((pass.k + 63) / 64);
+    const int64_t scale_bytes = pass.scheme.scale == formats::ScaleType::e4m4 ? 1 : 2;
+    pass.codes += tiles * 64 * 64 * pass.scheme.bits / 32;
+    pass.scales = static_cast<const std::byte*>(pass.scales) + tiles * 64 * 2 * scale_bytes;
+  }
+  if (result.bias != nullptr) result.bias += index * n;
+  return result;
+}
+
 }  // namespace w4q::kernels

@@ -1,0 +1,61 @@
+// Experts of a mixture in GPU memory, and the way of rows through them. A single row takes its experts in one launch, chosen
+// on the GPU, where their weights stand one below the other in a layout whose kernel routes; otherwise the host reads
+// which rows each expert takes.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "decoder_cuda/linear.h"
+#include "device/buffer.h"
+#include "kernels/elementwise/gates_cuda.h"
+#include "kernels/mixture/mixture_cuda.h"
+#include "model/model.h"
+
+namespace w4q::decoder_cuda {
+
+struct CudaMixture {
+  std::vector<CudaLinear> inputs, outputs;            ///< each expert's: gates and ups, downs
+  std::optional<CudaLinear> all_inputs, all_outputs;  ///< of all one below the other, where they stand so
+  kernels::GateColumns columns = kernels::GateColumns::halves;
+  const float* correction = nullptr;
+  const float* expert_scale = nullptr;
+  std::vector<device::DeviceBuffer> memory;
+
+  int64_t inner() const noexcept { return outputs.front().k; }
+  /// Whether a single row needs no host.
+  bool routes() const noexcept;
+};
+
+/// Throws as upload_linears.
+CudaMixture upload_mixture(const model::Block& plan, const model::LayerWeights& weights, UploadRing& ring);
+/// The same of random weights: `make` makes a linear of so many outputs and inputs.
+CudaMixture mixture_of(const model::Block& plan, CudaLinear all_inputs, CudaLinear all_outputs,
+                       const device::Properties& gpu);
+
+/// What a mixture needs while rows are on their way.
+class MixtureScratch {
+ public:
+  /// Of the widest of `mixtures` for up to `rows` rows. `multiplier` and `stream` outlive it.
+  MixtureScratch(const model::ModelConfig& config, std::span<const CudaMixture* const> mixtures, int64_t rows,
+                 CudaMultiplier& multiplier, const device::Stream& stream);
+
+  /// residual += Σ shares · experts(x): `logits` [rows × experts], `stride` apart, are the router's. `observe` sees the
+  /// input of each expert's products.
+  using Observe = std::function<void(const CudaLinear& linear, const device::DeviceBuffer& input, int64_t rows)>;
+  void run(const model::MixtureConfig& config, const kernels::Gating& gating, const CudaMixture& mixture,
+           const float* logits, int64_t stride, const __half* x, int64_t rows, float* residual, const Observe& observe);
+
+ private:
+  void run_one(const kernels::Gating& gating, const CudaMixture& mixture, const __half* x, float* residual);
+  void run_by_host(const model::MixtureConfig& config, const kernels::Gating& gating, const CudaMixture& mixture,
+                   const __half* x, int64_t rows, float* residual, const Observe& observe);
+
+  const device::Stream& stream_;
+  CudaMultiplier& multiplier_;
+  int64_t hidden_ = 0, places_ = 0;
+  device::DeviceBuffer places_on_gpu_, shares_, lists_, listed_shares_, gathered_, both_, gated_, products_;
+  device::PinnedBuffer staged_places_, staged_shares_, staged_lists_, staged_listed_;
+};
+
+}  // namespace w4q::decoder_cuda

@@ -1,0 +1,89 @@
+#include "device/fragment.cuh"
+#include "kernels/common/dependent_launch.cuh"
+#include "kernels/elementwise/gates_cuda.h"
+#include "kernels/frame/linear_fusion.h"
+
+namespace w4q::kernels {
+namespace {
+
+constexpr int threads = 256;
+constexpr float swiglu_slope = 1.702f, gelu_slope = 0.7978845608028654f, largest = 65504.0f;
+
+__device__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+__device__ __half narrow(float x) { return __float2half_rn(fminf(fmaxf(x, -largest), largest)); }
+
+__device__ float gated(Activation activation, float limit, float gate, float up) {
+  if (activation == Activation::silu) return gate * sigmoid(gate) * up;
+  if (activation == Activation::gelu_tanh) {
+    return 0.5f * gate * (1.0f + tanhf(gelu_slope * (gate + 0.044715f * gate * gate * gate))) * up;
+  }
+  const float clamped = fminf(gate, limit);
+  return (fminf(fmaxf(up, -limit), limit) + 1.0f) * (clamped * sigmoid(clamped * swiglu_slope));
+}
+
+__global__ void gate_kernel(Activation activation, float limit, const float* both, int64_t inner, GateColumns columns,
+                            __half* out) {
+  device::trigger_dependent_launch();
+  device::wait_grid_dependency();
+  const int64_t c = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, row = blockIdx.y;
+  if (c >= inner) return;
+  int64_t gate = c, up = inner + c;
+  if (columns == GateColumns::in_turn) gate = 2 * c, up = 2 * c + 1;
+  if (columns == GateColumns::turns) {
+    gate = c / gate_up_turn * (2 * gate_up_turn) + c % gate_up_turn;
+    up = gate + gate_up_turn;
+  }
+  const float* const from = both + row * 2 * inner;
+  out[row * inner + c] = narrow(gated(activation, limit, __ldcg(from + gate), __ldcg(from + up)));
+}
+
+__global__ void split_kernel(const SplitGatesArgs args) {
+  device::trigger_dependent_launch();
+  device::wait_grid_dependency();
+  const int64_t width = args.heads * args.head_dim, all = 2 * width + args.behind;
+  const int64_t c = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, row = blockIdx.y;
+  if (c >= all) return;
+  const float value = __ldcg(args.products + row * all + c);
+  if (c >= 2 * width) {
+    args.qkv[row * (width + args.behind) + c - width] = value;
+    return;
+  }
+  const int64_t head = c / (2 * args.head_dim), at = c % (2 * args.head_dim);
+  if (at < args.head_dim) {
+    args.qkv[row * (width + args.behind) + head * args.head_dim + at] = value;
+  } else {
+    args.gates[row * width + head * args.head_dim + at - args.head_dim] = value;
+  }
+}
+
+__global__ void sigmoid_kernel(__half* x, const float* gates, int64_t count) {
+  device::trigger_dependent_launch();
+  device::wait_grid_dependency();
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i < count) x[i] = narrow(__half2float(x[i]) * sigmoid(__ldcg(gates + i)));
+}
+
+unsigned blocks_of(int64_t count) { return static_cast<unsigned>((count + threads - 1) / threads); }
+
+}  // namespace
+
+void gate_multiply_cuda(const Gating& gating, const float* both, int64_t rows, int64_t inner, GateColumns columns,
+                        __half* out, bool overlap, const device::Stream& stream) {
+  launch<gate_kernel>(
+      {.grid = dim3(blocks_of(inner), static_cast<unsigned>(rows)), .threads = threads, .overlap = overlap}, stream,
+      "gate_multiply", gating.activation, static_cast<float>(gating.limit), both, inner, columns, out);
+}
+
+void split_gates_cuda(const SplitGatesArgs& args, const device::Stream& stream) {
+  const int64_t width = 2 * args.heads * args.head_dim + args.behind;
+  launch<split_kernel>(
+      {.grid = dim3(blocks_of(width), static_cast<unsigned>(args.rows)), .threads = threads, .overlap = args.overlap},
+      stream, "split_gates", args);
+}
+
+void sigmoid_multiply_cuda(__half* x, const float* gates, int64_t count, bool overlap, const device::Stream& stream) {
+  launch<sigmoid_kernel>({.grid = dim3(blocks_of(count)), .threads = threads, .overlap = overlap}, stream,
+                         "sigmoid_multiply", x, gates, count);
+}
+
+}  // namespace w4q::kernels
