@@ -32,12 +32,16 @@ struct RoundedRow {
   double noise = 0;                               ///< Σ (w − ŵ)²
   double product = 0;                             ///< Σ w · ŵ
   double rounded_noise = 0, rounded_product = 0;  ///< the same of rounding to nearest
+  int64_t off = 0;                                ///< codes that are not the nearest under the stored scales
+  int64_t unlike = 0;                             ///< values that are not those of rounding to nearest
+  int64_t first_off = -1, first_unlike = -1;      ///< the columns of the first
 };
 
 struct WeightLimit {
   std::vector<RoundedRow> rows;
   double signal = 0, noise = 0, product = 0, rounded_noise = 0, rounded_product = 0;  ///< of rows that are no suspects
   int bits = 0;                                                                       ///< of all passes
+  int64_t values = 0;                                                                 ///< of all rows
   double usual = 0;  ///< Σ (w − ŵ)² / Σ w² of rounding normal weights to as many bits: no less is asked for
 
   double sqnr() const noexcept;   ///< found, dB
@@ -48,6 +52,8 @@ struct WeightLimit {
   bool holds() const noexcept;
   /// The row that is farthest below what it must reach; null: all reach it.
   const RoundedRow* worst_row() const noexcept;
+  /// Of all rows: RoundedRow::off, RoundedRow::unlike.
+  int64_t count(int64_t RoundedRow::*what) const noexcept;
 };
 
 /// Rounds rows of `base`, spread evenly, and those of `errors` that are largest. Nothing where the base's weights cannot be rounded so, or are not finite.
