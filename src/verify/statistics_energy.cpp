@@ -200,11 +200,24 @@ class EnergyCheck {
 
   template <class Consider>
   void look_transposed(const Pair& pair, const Consider& consider) {
+    const auto first = [&](const Pair& at) { return agreement(find(at.relation.a)->cols, at.b); };
+    const auto second = [&](const Pair& at) { return agreement(at.a, find(at.relation.b)->rows); };
     const Energies &a = *find(pair.relation.a), &b = *find(pair.relation.b);
-    if (a.n == a.k && pair.whole) consider(agreement(a.cols, pair.b), "transposed", pair.relation.a);
-    if (b.n == b.k && b.rows.size() == pair.b.size()) {
-      consider(agreement(pair.a, b.rows), "transposed", pair.relation.b);
+    if (a.n == a.k && pair.whole && !sound_ones_read(pair, first)) consider(first(pair), "transposed", pair.relation.a);
+    if (b.n == b.k && b.rows.size() == pair.b.size() && !sound_ones_read(pair, second)) {
+      consider(second(pair), "transposed", pair.relation.b);
     }
+  }
+
+  /// Whether a layer in which the two agree as stored agrees in this reading, too: loud channels that all weights have
+  /// in common say nothing of which is right.
+  template <class Reading>
+  bool sound_ones_read(const Pair& pair, const Reading& reading) const {
+    return std::ranges::any_of(pairs_, [&](const Pair& other) {
+      return &other != &pair && other.relation.kind == pair.relation.kind && other.a.size() == pair.a.size() &&
+             other.b.size() == pair.b.size() && !is_weak(other.relation.found) &&
+             reading(other).value > least_agreement / 2;
+    });
   }
 
   void report_hits() {
