@@ -69,12 +69,12 @@ class Twins {
 namespace {
 
 /// What is beside what only an architecture says.
-void relate(const model::ModelConfig& config, const std::map<std::string, Energies, std::less<>>& energies,
+void relate(const model::OpenedModel& candidate, const std::map<std::string, Energies, std::less<>>& energies,
             StatisticsReport& report) {
-  report.energy = check_energies(config, energies);
+  report.energy = check_energies(candidate.config, energies);
   report.faults.insert(report.faults.end(), report.energy.faults.begin(), report.energy.faults.end());
   report.warnings.insert(report.warnings.end(), report.energy.warnings.begin(), report.energy.warnings.end());
-  auto profiles = check_profiles(config, energies);
+  auto profiles = check_profiles(candidate.config, energies, norm_sizes(candidate));
   report.places = std::move(profiles.places);
   for (const auto& [name, what] : profiles.faults) report.faults.push_back(concat(printable(name), ": ", what));
   for (const auto& [name, what] : profiles.warnings) report.warnings.push_back(concat(printable(name), ": ", what));
@@ -106,7 +106,7 @@ StatisticsReport check_statistics(const model::OpenedModel& candidate) {
   }
   twins.report(candidate, report);
   for (auto& fault : block_faults(report.passes)) report.faults.push_back(std::move(fault));
-  if (candidate.config.architecture != nullptr) relate(candidate.config, energies, report);
+  if (candidate.config.architecture != nullptr) relate(candidate, energies, report);
   for (auto& fault : norm_faults(candidate)) report.faults.push_back(std::move(fault));
   return report;
 }

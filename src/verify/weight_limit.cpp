@@ -119,7 +119,7 @@ std::vector<float> rounded_rows(const PackedLinear& packed, std::span<const floa
 }
 
 /// Counts codes that are not the nearest to what is left for their pass.
-void count_off(const PackedLinear& packed, std::vector<float> rest, std::vector<RoundedRow>& rows) {
+void count_off(const PackedLinear& packed, std::vector<float> rest, bool folded, std::vector<RoundedRow>& rows) {
   const auto k = static_cast<size_t>(packed.passes.front().k);
   const auto scale = packed.input_scale;
   for (size_t i = 0; !scale.empty() && i < rest.size(); ++i) rest[i] *= scale[i % k];
@@ -128,7 +128,7 @@ void count_off(const PackedLinear& packed, std::vector<float> rest, std::vector<
     const PackedWeight& weight = packed.passes[pass];
     const formats::InputRotation* turn = packed.rotations.empty() ? nullptr : &packed.rotations[pass];
     const auto& definition = formats::scheme_row(weight.scheme.family);
-    NearestCodes codes(weight);
+    NearestCodes codes(weight, folded);
     for (size_t i = 0; i < rows.size(); ++i) {
       RoundedRow& row = rows[i];
       const auto values = std::span(rest).subspan(i * k, k);
@@ -221,10 +221,25 @@ const RoundedRow* WeightLimit::worst_row() const noexcept {
   return worst;
 }
 
+double WeightLimit::row_spread() const noexcept {
+  double count = 0, sum = 0, squares = 0, chance = 0;
+  const double width = static_cast<double>(values) / static_cast<double>(std::max<size_t>(1, rows.size()));
+  for (const RoundedRow& row : rows) {
+    const double found = row.noise - row.signal + 2 * row.product;  // Σ ŵ²
+    if (row.suspect || !(row.signal > 0) || !(found > 0)) continue;
+    const double factor = row.product / found;
+    count += 1, sum += factor, squares += factor * factor, chance += row.noise / width / found;
+  }
+  if (count < 8 || measured) return 0;
+  const double mean = sum / count;
+  return std::sqrt(std::max(0.0, (squares - chance) / count - mean * mean));
+}
+
 int64_t WeightLimit::count(int64_t RoundedRow::*what) const noexcept {
   int64_t sum = 0;
   for (const RoundedRow& row : rows) sum += row.*what;
-  return sum;
+  constexpr int64_t of_folding = 16;
+  return measured || (folded && sum < of_folding) ? 0 : sum;
 }
 
 std::optional<WeightLimit> limit_of(const LinearWeight& base, const LinearWeight& candidate, const Units& units,
@@ -244,17 +259,18 @@ std::optional<WeightLimit> limit_of(const LinearWeight& base, const LinearWeight
   } catch (const Error&) {
     return std::nullopt;  // weights that the scheme cannot hold: nothing to compare with
   }
+  const bool folded = limit.folded = !units.cols.empty() || !units.rows.empty();
   for (size_t i = 0; i < limit.rows.size(); ++i) {
     RoundedRow& row = limit.rows[i];
     measure(std::span(values).subspan(i * k, k), std::span(found).subspan(i * k, k),
-            std::span(rounded).subspan(i * k, k), units.cols.empty() && units.rows.empty() ? same_value : same_folded,
-            row);
+            std::span(rounded).subspan(i * k, k), folded ? same_folded : same_value, row);
     if (row.suspect) continue;
     limit.signal += row.signal, limit.noise += row.noise, limit.product += row.product;
     limit.rounded_noise += row.rounded_noise, limit.rounded_product += row.rounded_product;
   }
   limit.values = static_cast<int64_t>(values.size());
-  count_off(**packed, std::move(values), limit.rows);
+  limit.measured = units.measured;
+  if (!units.measured) count_off(**packed, std::move(values), folded, limit.rows);
   return limit;
 }
 

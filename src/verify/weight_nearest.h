@@ -14,7 +14,8 @@ namespace w4q::verify {
 class NearestCodes {
  public:
   /// A canonical weight that passed validation, and outlives this.
-  explicit NearestCodes(const formats::PackedWeight& canonical);
+  /// `folded`: what it is asked for carries scales that are known to the rounding of a norm, or measured.
+  NearestCodes(const formats::PackedWeight& canonical, bool folded);
 
   /// Calls `off(col)` for every input of row `row` whose code is not the nearest to values[col] (in the units that this
   /// pass rounds) by more than what rounding of scales can make of a tie.
@@ -32,9 +33,11 @@ class NearestCodes {
 
   const formats::PackedWeight& weight_;
   bool integer_;
+  float surely_nearer_;
   bool readable_ = true;
   formats::TableFormat format_;
   std::vector<float> levels_;   // of a table
+  std::vector<float> reach_;    // half the distance to the next level, of each
   std::vector<uint8_t> codes_;  // [k]
   std::vector<float> scales_;   // [k]
   std::vector<int> zeros_;      // [k]

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <tuple>
 
 #include "core/progress.h"
@@ -54,10 +55,23 @@ class RoundingJudge {
                     ", the first in row ", row->row, ", column ", (*row).*first,
                     "; in the other weights none is; quantize it anew, or give the base it was made from");
     }
-    return {};
+    return scale_fault_of(tensor);
   }
 
  private:
+  /// Spreads of rows: of one whose scales are others', and of sound ones.
+  static constexpr double least_spread = 0.05, sound_spread = 0.01;
+
+  std::string scale_fault_of(const TensorError& tensor) const {
+    const double spread = tensor.limit->row_spread();
+    if (spread < least_spread || tensor.limit->bits < 4) return {};
+    if (!others_are(tensor, [](const WeightLimit& limit) { return limit.row_spread() < sound_spread; })) return {};
+    return concat(printable(tensor.name), ": rows would have to be multiplied by factors that differ by ",
+                  fixed(100 * spread, 1),
+                  " % from row to row to come nearest to the base's, those of the other weights ", "by less than ",
+                  fixed(100 * sound_spread, 0), " %: scales of other rows");
+  }
+
   /// More than this was rounded in another way.
   static constexpr double most_share = 0.02;
   static constexpr size_t least_peers = 6;
@@ -65,10 +79,15 @@ class RoundingJudge {
   static std::string role_of(const std::string& name) { return name.substr(name.rfind('.') + 1); }
 
   bool others_are_rounded(const TensorError& tensor, int64_t RoundedRow::*what) const {
+    return others_are(tensor, [&](const WeightLimit& limit) { return limit.count(what) == 0; });
+  }
+
+  /// Whether nearly all others of this scheme, and most of this role, are so.
+  bool others_are(const TensorError& tensor, const std::function<bool(const WeightLimit&)>& is_sound) const {
     size_t peers = 0, sound = 0, alike = 0, sound_alike = 0;
     for (const TensorError& other : report_.tensors) {
       if (&other == &tensor || !other.limit || other.scheme != tensor.scheme) continue;
-      const bool holds = other.limit->count(what) == 0, like = role_of(other.name) == role_of(tensor.name);
+      const bool holds = is_sound(*other.limit), like = role_of(other.name) == role_of(tensor.name);
       ++peers, sound += holds, alike += like, sound_alike += like && holds;
     }
     return peers >= least_peers && 10 * sound >= 9 * peers && 2 * sound_alike > alike;
