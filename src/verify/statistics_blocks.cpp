@@ -493,7 +493,7 @@ constexpr double least_steps = 0.5, times_steps = 8;
 constexpr int64_t many_blocks = 1024;
 constexpr double many_constant = 0.05, most_spreads = 12, least_step = 1;
 /// Others to be compared with, and the share of them that is as sound weights are.
-constexpr size_t least_peers = 6;
+constexpr size_t least_peers = 6, least_alike = 2;
 constexpr double most_peers = 0.9;
 
 double log_spread(const BlockFigures& figures) {
@@ -616,16 +616,16 @@ class BlockJudge {
                   " blocks, although their scales differ");
   }
 
-  /// Whether there are peers, and all of them are so.
+  /// Whether there are peers, some of its role, and all of them are so: a recipe may treat a head otherwise.
   bool all_others_are(const BlockSubject& subject, const std::function<bool(const BlockFigures&)>& sound) const {
-    size_t peers = 0;
+    size_t peers = 0, alike = 0;
     int64_t blocks = 0;
     for (const BlockSubject& other : all_) {
       if (&other == &subject || other.scheme != subject.scheme || other.figures.blocks == 0) continue;
       if (!sound(other.figures)) return false;
-      ++peers, blocks += other.figures.blocks;
+      ++peers, blocks += other.figures.blocks, alike += other.role == subject.role;
     }
-    return peers >= least_peers && blocks >= many_blocks;
+    return peers >= least_peers && alike >= least_alike && blocks >= many_blocks;
   }
 
   /// What a few blocks have and none of the other weights.
