@@ -56,8 +56,14 @@ class Twins {
   /// Whether two could not be the same by chance, nor because there is nothing in them.
   static bool says_something(std::span<const std::byte> bytes) {
     std::array<bool, 256> seen{};
-    for (const std::byte byte : bytes) seen[std::to_integer<size_t>(byte)] = true;
-    return bytes.size() >= 256 && std::ranges::count(seen, true) >= 16;
+    int different = 0;
+    if (bytes.size() < 256) return false;
+    for (const std::byte byte : bytes) {
+      bool& known = seen[std::to_integer<size_t>(byte)];
+      different += !known, known = true;
+      if (different == 16) return true;
+    }
+    return false;
   }
 
   std::map<std::string, std::string> seen_;
