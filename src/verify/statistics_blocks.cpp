@@ -19,7 +19,7 @@ using formats::PackedWeight;
 using formats::PlaneRole;
 using formats::SchemeFamily;
 
-constexpr int64_t most_codes = int64_t{1} << 18;
+constexpr int64_t all_up_to = int64_t{1} << 18, sampled_codes = int64_t{1} << 17;
 constexpr int64_t rows_together = 8;
 constexpr double nothing = std::numeric_limits<double>::quiet_NaN();
 
@@ -35,7 +35,9 @@ double median(std::vector<double> values) {
 
 std::vector<int64_t> rows_of(const PackedWeight& weight) {
   const int64_t blocks = (weight.n + rows_together - 1) / rows_together;
-  const int64_t taken = std::clamp<int64_t>(most_codes / (rows_together * weight.k), 1, blocks);
+  const int64_t taken = weight.n * weight.k <= all_up_to
+                            ? blocks
+                            : std::clamp<int64_t>(sampled_codes / (rows_together * weight.k), 1, blocks);
   std::vector<int64_t> rows;
   for (int64_t i = 0; i < taken; ++i) {
     const int64_t first = i * blocks / taken * rows_together;
@@ -293,17 +295,12 @@ int64_t BlockSample::lone_constant_blocks() const {
 }
 
 int64_t BlockSample::endless_blocks() const {
-  if (!by_largest_ || weight_.k % groups_ != 0) return 0;
+  // The largest weight of an integer block lies half a step from its end: which code it gets, a rounded scale decides.
+  if (!by_largest_ || weight_.k % groups_ != 0 || weight_.scheme.family == SchemeFamily::integer) return 0;
   const auto width = static_cast<size_t>(weight_.k), groups = static_cast<size_t>(groups_);
-  std::vector<char> is_end(table_.size());
-  const bool integer = weight_.scheme.family == SchemeFamily::integer;
-  float largest = 0;
-  for (const float level : table_) largest = std::max(largest, std::abs(level));
-  for (size_t code = 0; code < table_.size(); ++code) {
-    is_end[code] = integer ? code == 0 || code + 1 == table_.size()
-                           : std::abs(table_[code]) == largest || table_[code] == std::ranges::max(table_) ||
-                                 table_[code] == std::ranges::min(table_);
-  }
+  const auto [least, most] = std::ranges::minmax(table_);
+  std::vector<char> is_end;
+  for (const float level : table_) is_end.push_back(level == least || level == most);
   int64_t count = 0;
   std::vector<char> has(groups);
   for (size_t i = 0; i < rows_.size(); ++i) {

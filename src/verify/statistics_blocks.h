@@ -27,7 +27,8 @@ struct Reordered {
 
 class BlockSample {
  public:
-  /// A canonical weight that passed validation, of which at most 2^18 codes in blocks of rows spread evenly are taken.
+  /// A canonical weight that passed validation, of which all codes up to 2^18, of a larger one 2^17 in blocks of rows spread
+  /// evenly are taken.
   explicit BlockSample(const formats::PackedWeight& canonical);
 
   /// Whether blocks stand in rows, so that they can be looked at: not so where those of a flat matrix cross row ends.
@@ -59,7 +60,7 @@ class BlockSample {
   /// log scale beyond the medians of both, over the same of the next such block.
   /// Blocks of 16 and more whose codes are all the same though their scale is as those of others are.
   int64_t lone_constant_blocks() const;
-  /// Blocks none of whose codes is at an end of the table, though their codes differ.
+  /// Blocks of a table none of whose codes is at one of its ends, though their codes differ.
   int64_t endless_blocks() const;
   /// The levels; of kbit, which stores them times a power of two, with a largest magnitude of 1. Empty: integers.
   std::vector<float> table() const;
