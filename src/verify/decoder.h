@@ -27,7 +27,7 @@ struct DecoderReport {
 };
 
 /// Decodes rows of every packed linear by formats::decode_linear_row and by `fast`: all of them up to 2^18 weights, of
-/// a larger one blocks of 16 rows spread evenly, 2^18 weights together. Every bit must be the same but for the sign of
+/// a larger one blocks of 16 rows spread evenly, 2^16 weights together. Every bit must be the same but for the sign of
 /// zero, which a sum of passes does not keep. Throws as loading does.
 DecoderReport check_decoder(const checkpoint::Folder& candidate, const DecodeRows& fast);
 

@@ -149,6 +149,7 @@ Units RescaledWeights::units(const std::string& module) {
   if (!place || !is_rescaled(module)) return {};
   Units result{.cols = columns(module, stored_weight(candidate_.folder, module).k)};
   if (folds(module)) result.rows = rows(module);
+  result.measured = folds(module) || (!place->group.producer.empty() && folds(place->group.producer));
   for (float& scale : result.rows) scale = 1 / scale;
   return result;
 }

@@ -56,8 +56,14 @@ class Twins {
   /// Whether two could not be the same by chance, nor because there is nothing in them.
   static bool says_something(std::span<const std::byte> bytes) {
     std::array<bool, 256> seen{};
-    for (const std::byte byte : bytes) seen[std::to_integer<size_t>(byte)] = true;
-    return bytes.size() >= 256 && std::ranges::count(seen, true) >= 16;
+    int different = 0;
+    if (bytes.size() < 256) return false;
+    for (const std::byte byte : bytes) {
+      bool& known = seen[std::to_integer<size_t>(byte)];
+      different += !known, known = true;
+      if (different == 16) return true;
+    }
+    return false;
   }
 
   std::map<std::string, std::string> seen_;
@@ -69,12 +75,12 @@ class Twins {
 namespace {
 
 /// What is beside what only an architecture says.
-void relate(const model::ModelConfig& config, const std::map<std::string, Energies, std::less<>>& energies,
+void relate(const model::OpenedModel& candidate, const std::map<std::string, Energies, std::less<>>& energies,
             StatisticsReport& report) {
-  report.energy = check_energies(config, energies);
+  report.energy = check_energies(candidate.config, energies);
   report.faults.insert(report.faults.end(), report.energy.faults.begin(), report.energy.faults.end());
   report.warnings.insert(report.warnings.end(), report.energy.warnings.begin(), report.energy.warnings.end());
-  auto profiles = check_profiles(config, energies);
+  auto profiles = check_profiles(candidate.config, energies, norm_sizes(candidate));
   report.places = std::move(profiles.places);
   for (const auto& [name, what] : profiles.faults) report.faults.push_back(concat(printable(name), ": ", what));
   for (const auto& [name, what] : profiles.warnings) report.warnings.push_back(concat(printable(name), ": ", what));
@@ -106,7 +112,7 @@ StatisticsReport check_statistics(const model::OpenedModel& candidate) {
   }
   twins.report(candidate, report);
   for (auto& fault : block_faults(report.passes)) report.faults.push_back(std::move(fault));
-  if (dense) relate(candidate.config, energies, report);
+  if (dense) relate(candidate, energies, report);
   for (auto& fault : norm_faults(candidate)) report.faults.push_back(std::move(fault));
   return report;
 }

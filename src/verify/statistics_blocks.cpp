@@ -19,7 +19,7 @@ using formats::PackedWeight;
 using formats::PlaneRole;
 using formats::SchemeFamily;
 
-constexpr int64_t most_codes = int64_t{1} << 18;
+constexpr int64_t all_up_to = int64_t{1} << 18, sampled_codes = int64_t{1} << 17;
 constexpr int64_t rows_together = 8;
 constexpr double nothing = std::numeric_limits<double>::quiet_NaN();
 
@@ -35,7 +35,9 @@ double median(std::vector<double> values) {
 
 std::vector<int64_t> rows_of(const PackedWeight& weight) {
   const int64_t blocks = (weight.n + rows_together - 1) / rows_together;
-  const int64_t taken = std::clamp<int64_t>(most_codes / (rows_together * weight.k), 1, blocks);
+  const int64_t taken = weight.n * weight.k <= all_up_to
+                            ? blocks
+                            : std::clamp<int64_t>(sampled_codes / (rows_together * weight.k), 1, blocks);
   std::vector<int64_t> rows;
   for (int64_t i = 0; i < taken; ++i) {
     const int64_t first = i * blocks / taken * rows_together;
@@ -107,7 +109,8 @@ void BlockSample::read_codes() {
   const auto width = static_cast<size_t>(weight_.k);
   const bool integer = weight_.scheme.family == SchemeFamily::integer;
   const auto& row = formats::scheme_row(weight_.scheme.family);
-  std::vector<float> table(size_t{1} << weight_.scheme.bits);
+  auto& table = table_;
+  table.resize(size_t{1} << weight_.scheme.bits);
   std::vector<uint8_t> codes(width), zeros(static_cast<size_t>(groups_));
   if (integer) {
     std::iota(table.begin(), table.end(), 0.0f);
@@ -156,7 +159,30 @@ void BlockSample::measure() {
   }
 }
 
+namespace {
+
+/// The standard error where what is left of blocks in one place of all rows goes together.
+double error_by_place(std::span<const double> x, std::span<const double> y, std::span<const size_t> place,
+                      const Slope& found, size_t places) {
+  const auto count = static_cast<double>(x.size());
+  const double mean_x = std::accumulate(x.begin(), x.end(), 0.0) / count,
+               mean_y = std::accumulate(y.begin(), y.end(), 0.0) / count;
+  std::vector<double> score(places);
+  double squares = 0, sum = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double dx = x[i] - mean_x;
+    squares += dx * dx;
+    score[place[i]] += dx * (y[i] - mean_y - found.value * dx);
+  }
+  for (const double each : score) sum += each * each;
+  const auto groups = static_cast<double>(places);
+  return squares > 0 && places > 1 ? std::sqrt(sum * groups / (groups - 1)) / squares : 0;
+}
+
+}  // namespace
+
 Slope BlockSample::match_of(const std::vector<int64_t>& order) const {
+  std::vector<size_t> place;
   std::vector<double> x, y;
   for (size_t i = 0; i < rows_.size(); ++i) {
     const size_t first = x.size();
@@ -165,14 +191,18 @@ Slope BlockSample::match_of(const std::vector<int64_t>& order) const {
       const size_t at = i * static_cast<size_t>(groups_) + group;
       const double scale = log_scale(order[at]);
       if (std::isnan(scale) || std::isnan(deviations_[at])) continue;
-      x.push_back(deviations_[at]), y.push_back(-scale);
+      x.push_back(deviations_[at]), y.push_back(-scale), place.push_back(group);
       mean_x += x.back(), mean_y += y.back();
     }
     const auto count = static_cast<double>(x.size() - first);
     // Sizes of rows say nothing of whether a row's scales belong to its codes.
     for (size_t at = first; groups_ > 3 && at < x.size(); ++at) x[at] -= mean_x / count, y[at] -= mean_y / count;
   }
-  return slope(x, y);
+  Slope found = slope(x, y);
+  if (found.error > 0) {
+    found.error = std::max(found.error, error_by_place(x, y, place, found, static_cast<size_t>(groups_)));
+  }
+  return found;
 }
 
 std::vector<double> BlockSample::histogram() const {
@@ -236,6 +266,61 @@ int64_t BlockSample::constant_blocks() const {
   int64_t commonest = 0;
   for (const auto& [scale, blocks] : scales) commonest = std::max(commonest, blocks);
   return count - commonest;
+}
+
+int64_t BlockSample::lone_constant_blocks() const {
+  if (weight_.k / groups_ < 16) return 0;
+  const auto groups = static_cast<size_t>(groups_);
+  const auto scale_of = [&](size_t at) {
+    return log_scale(rows_[at / groups] * groups_ + static_cast<int64_t>(at % groups));
+  };
+  std::vector<size_t> constant;
+  std::vector<double> scales;
+  double least = INFINITY;
+  for (size_t at = 0; at < deviations_.size(); ++at) {
+    const double scale = scale_of(at);
+    if (std::isnan(scale)) continue;
+    least = std::min(least, scale);
+    if (std::isnan(deviations_[at])) {
+      constant.push_back(at);
+    } else {
+      scales.push_back(scale);
+    }
+  }
+  if (constant.empty() || scales.empty()) return 0;
+  const double usual = median(std::move(scales));
+  // What is smaller than the smallest scale of a type is rounded to nothing with it.
+  return std::ranges::count_if(
+      constant, [&](size_t at) { return std::abs(scale_of(at) - usual) < std::log(4.0) && scale_of(at) > least; });
+}
+
+int64_t BlockSample::endless_blocks() const {
+  // The largest weight of an integer block lies half a step from its end: which code it gets, a rounded scale decides.
+  if (!by_largest_ || weight_.k % groups_ != 0 || weight_.scheme.family == SchemeFamily::integer) return 0;
+  const auto width = static_cast<size_t>(weight_.k), groups = static_cast<size_t>(groups_);
+  const auto [least, most] = std::ranges::minmax(table_);
+  std::vector<char> is_end;
+  for (const float level : table_) is_end.push_back(level == least || level == most);
+  int64_t count = 0;
+  std::vector<char> has(groups);
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    std::ranges::fill(has, 0);
+    for (size_t col = 0; col < width; ++col) {
+      has[static_cast<size_t>(group_of_[col])] |= is_end[codes_[i * width + col]];
+    }
+    for (size_t g = 0; g < groups; ++g) count += has[g] == 0 && !std::isnan(deviations_[i * groups + g]);
+  }
+  return count;
+}
+
+std::vector<float> BlockSample::table() const {
+  if (weight_.scheme.family == SchemeFamily::integer) return {};
+  auto levels = table_;
+  if (weight_.scheme.family != SchemeFamily::kbit) return levels;
+  float largest = 0;
+  for (const float level : levels) largest = std::max(largest, std::abs(level));
+  for (float& level : levels) level = largest > 0 ? level / largest : level;
+  return levels;
 }
 
 BlockSample::Loudest BlockSample::loudest() const {
@@ -362,6 +447,9 @@ BlockFigures figures_of(const PackedWeight& canonical) {
   figures.empty = sample.empty_blocks();
   figures.constant = sample.constant_blocks();
   figures.constant_rows = sample.constant_rows();
+  figures.lone_constant = sample.lone_constant_blocks();
+  figures.endless = sample.endless_blocks();
+  figures.table = sample.table();
   figures.histogram = sample.histogram();
   figures.mean_step = sample.mean_step();
   // Of a weight that is nothing but one code, as those of layers that were added and not yet trained, none counts.
@@ -398,9 +486,11 @@ constexpr double least_scale_spread = 0.05;
 constexpr double least_distance = 0.25, times_distance = 4;
 /// Mean codes: so many steps from the median of the others, and so many times as far as nearly all of them.
 constexpr double least_steps = 0.5, times_steps = 8;
+/// Of which not one is so: fewer prove nothing.
+constexpr int64_t many_blocks = 1024;
 constexpr double many_constant = 0.05, most_spreads = 12, least_step = 1;
 /// Others to be compared with, and the share of them that is as sound weights are.
-constexpr size_t least_peers = 6;
+constexpr size_t least_peers = 6, least_alike = 2;
 constexpr double most_peers = 0.9;
 
 double log_spread(const BlockFigures& figures) {
@@ -423,8 +513,9 @@ class BlockJudge {
           concat("scales of zero in ", figures.empty, " of ", figures.blocks, " blocks whose codes differ"));
     }
     for (const auto rule :
-         {&BlockJudge::constant_fault, &BlockJudge::histogram_fault, &BlockJudge::step_fault, &BlockJudge::loud_fault,
-          &BlockJudge::order_fault, &BlockJudge::match_fault, &BlockJudge::norm_fault, &BlockJudge::zero_fault}) {
+         {&BlockJudge::constant_fault, &BlockJudge::lone_fault, &BlockJudge::table_fault, &BlockJudge::histogram_fault,
+          &BlockJudge::step_fault, &BlockJudge::loud_fault, &BlockJudge::order_fault, &BlockJudge::match_fault,
+          &BlockJudge::norm_fault, &BlockJudge::zero_fault}) {
       if (auto fault = (this->*rule)(subject); !fault.empty()) return faults.push_back(std::move(fault)), faults;
     }
     return faults;
@@ -469,6 +560,8 @@ class BlockJudge {
       for (const auto* peer : peers) shares.push_back(peer->figures.histogram[code]);
       usual[code] = median(shares);
     }
+    // Weights of two and three values have as many codes: which ones, the last bit of a zero point decides.
+    if (std::ranges::count_if(usual, [](double share) { return share > 0.01; }) <= 3) return {};
     const double found = distance(own, usual);
     std::vector<double> others;
     for (const auto* peer : peers) others.push_back(distance(peer->figures.histogram, usual));
@@ -518,6 +611,50 @@ class BlockJudge {
     if (!others_are(subject, [&](const auto& other) { return share(other) < many_constant / 20; })) return {};
     return concat("all codes are the same in ", subject.figures.constant, " of ", subject.figures.blocks,
                   " blocks, although their scales differ");
+  }
+
+  /// Whether there are peers, some of its role, and all of them are so: a recipe may treat a head otherwise.
+  bool all_others_are(const BlockSubject& subject, const std::function<bool(const BlockFigures&)>& sound) const {
+    size_t peers = 0, alike = 0;
+    int64_t blocks = 0;
+    for (const BlockSubject& other : all_) {
+      if (&other == &subject || other.scheme != subject.scheme || other.figures.blocks == 0) continue;
+      if (!sound(other.figures)) return false;
+      ++peers, blocks += other.figures.blocks, alike += other.role == subject.role;
+    }
+    return peers >= least_peers && alike >= least_alike && blocks >= many_blocks;
+  }
+
+  /// What a few blocks have and none of the other weights.
+  std::string lone_fault(const BlockSubject& subject) const {
+    const BlockFigures& figures = subject.figures;
+    const auto blocks = static_cast<double>(figures.blocks);
+    if (figures.lone_constant > 0 && static_cast<double>(figures.lone_constant) <= many_constant * blocks &&
+        all_others_are(subject, [](const auto& other) { return other.lone_constant == 0; })) {
+      return concat("all codes are the same in ", figures.lone_constant, " of ", figures.blocks,
+                    " blocks, although their scales are as those of others; no block of another weight is so");
+    }
+    if (figures.endless == 0 || static_cast<double>(figures.endless) > many_constant * blocks) return {};
+    if (!all_others_are(subject, [](const auto& other) { return other.endless == 0; })) return {};
+    return concat("no code reaches the end of the table in ", figures.endless, " of ", figures.blocks,
+                  " blocks; one does in every block of the other weights");
+  }
+
+  /// One table for all, but for one weight.
+  std::string table_fault(const BlockSubject& subject) const {
+    const auto& own = subject.figures.table;
+    if (own.empty()) return {};
+    const std::vector<float>* common = nullptr;
+    for (const BlockSubject& other : all_) {
+      if (&other == &subject || other.scheme != subject.scheme || other.figures.table.empty()) continue;
+      if (common == nullptr) common = &other.figures.table;
+      if (other.figures.table != *common) return {};
+    }
+    if (common == nullptr || *common == own) return {};
+    if (!all_others_are(subject, [](const auto&) { return true; })) return {};
+    const auto at = std::ranges::mismatch(own, *common).in1 - own.begin();
+    return concat("entry ", at, " of its table is ", own[static_cast<size_t>(at)], ", in all other weights ",
+                  (*common)[static_cast<size_t>(at)], " (largest: 1)");
   }
 
   std::string loud_fault(const BlockSubject& subject) const {

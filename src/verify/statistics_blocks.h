@@ -27,7 +27,8 @@ struct Reordered {
 
 class BlockSample {
  public:
-  /// A canonical weight that passed validation, of which at most 2^18 codes in blocks of rows spread evenly are taken.
+  /// A canonical weight that passed validation, of which all codes up to 2^18, of a larger one 2^17 in blocks of rows spread
+  /// evenly are taken.
   explicit BlockSample(const formats::PackedWeight& canonical);
 
   /// Whether blocks stand in rows, so that they can be looked at: not so where those of a flat matrix cross row ends.
@@ -57,6 +58,12 @@ class BlockSample {
   int64_t constant_blocks() const;
   /// The block whose scale stands out of its row and of its group though its codes are spread as those of others are:
   /// log scale beyond the medians of both, over the same of the next such block.
+  /// Blocks of 16 and more whose codes are all the same though their scale is as those of others are.
+  int64_t lone_constant_blocks() const;
+  /// Blocks of a table none of whose codes is at one of its ends, though their codes differ.
+  int64_t endless_blocks() const;
+  /// The levels; of kbit, which stores them times a power of two, with a largest magnitude of 1. Empty: integers.
+  std::vector<float> table() const;
   struct Loudest {
     int64_t row = 0, group = 0;
     double above = 0;   ///< log of the scale over what row and group have
@@ -79,6 +86,7 @@ class BlockSample {
   int64_t groups_ = 0;
   std::vector<int64_t> rows_;
   std::vector<int32_t> group_of_;   // [k]
+  std::vector<float> table_;        // levels by code
   std::vector<float> levels_;       // [rows][k], what a code says in units of its scale
   std::vector<uint8_t> codes_;      // [rows][k]
   std::vector<double> deviations_;  // log, of levels, [rows][groups]; NaN: all are the same
@@ -103,6 +111,8 @@ struct BlockFigures {
   Slope zeros;
   BlockSample::Loudest loudest;
   int64_t constant_rows = 0;
+  int64_t lone_constant = 0, endless = 0;
+  std::vector<float> table;
   std::vector<double> histogram;
   double mean_step = 0;
   double codes = 0;  ///< that the histogram counts

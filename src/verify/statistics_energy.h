@@ -23,7 +23,7 @@ struct Energies {
   double mean = 0;                  ///< log of the mean square of a weight
 };
 
-/// Of all rows up to 2^24 weights, of a larger one blocks of 16 rows spread evenly, 2^22 weights together.
+/// Of all rows up to 2^22 weights, of a larger one blocks of 16 rows spread evenly, 2^21 weights together.
 Energies energies_of(const kernels::LinearWeight& weight);
 
 /// How far two series agree: the rank correlation of what is left of each when means of 16 neighbours are taken out, so

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
+#include <span>
 
 #include "core/convert.h"
 #include "core/text.h"
@@ -15,11 +17,26 @@ constexpr size_t least_channels = 64;
 /// Magnitudes that no parameter of a trained model has, in any number.
 constexpr double absurd_size = 1e6, absurd_share = 0.01;
 
+/// Of a table with so many values in so many sizes: their spread says of which type its bytes are.
+constexpr size_t least_table = 4096, many_sizes = 64;
+/// Nearly all values of BF16 read as F16 have exponents next to zero; those of F16 read as BF16 are next to nothing.
+constexpr double nearly_all = 0.99, next_to_nothing = 1e-9;
+/// A table of tokens has rows for padding, but not so many.
+constexpr double most_zeros = 0.25;
+/// A channel as large as the others but of the other sign, where none is below this share of the median.
+constexpr double turned_sign = -0.3;
+
 struct Vector {
   std::string name;
   size_t channels = 0;
   double zeros = 0, negative = 0, ones = 0, absurd = 0;  ///< shares
   size_t run = 0;                                        ///< of zeros, the longest
+  double zero_run = 0;                                   ///< run, as a share
+  double median = 0;                                     ///< of magnitudes
+  double least = 0;                                      ///< the smallest value over that median
+  double near_one = 0;                                   ///< share of magnitudes from 1/2 to 2
+  size_t sizes = 0;                                      ///< different magnitudes, up to many_sizes
+  DType dtype = DType::bf16;
 };
 
 /// At most 2^20 of its values, as many from every part of it.
@@ -36,6 +53,24 @@ std::vector<float> some_values(const TensorView& tensor) {
   return values;
 }
 
+void measure_sizes(std::span<const float> values, Vector& result) {
+  std::vector<float> sizes;
+  std::set<float> different;
+  for (const float value : values) {
+    if (value == 0 || !std::isfinite(value)) continue;
+    sizes.push_back(std::abs(value));
+    result.near_one += sizes.back() >= 0.5f && sizes.back() < 2;
+    if (different.size() < many_sizes) different.insert(sizes.back());
+  }
+  if (sizes.empty()) return;
+  result.near_one /= static_cast<double>(sizes.size());
+  result.sizes = different.size();
+  const auto middle = sizes.begin() + static_cast<std::ptrdiff_t>(sizes.size() / 2);
+  std::ranges::nth_element(sizes, middle);
+  result.median = *middle;
+  result.least = std::ranges::min(values) / *middle;
+}
+
 Vector measure(const std::string& name, const TensorView& tensor, bool norm) {
   Vector result{name};
   const auto values = some_values(tensor);
@@ -50,6 +85,9 @@ Vector measure(const std::string& name, const TensorView& tensor, bool norm) {
   for (double* share : {&result.zeros, &result.negative, &result.ones, &result.absurd}) {
     *share /= std::max<double>(1, static_cast<double>(values.size()));
   }
+  result.zero_run = static_cast<double>(result.run) / std::max<double>(1, static_cast<double>(values.size()));
+  result.dtype = tensor.dtype;
+  measure_sizes(values, result);
   if (!norm) result.zeros = result.negative = result.ones = 0, result.run = 0;
   return result;
 }
@@ -89,8 +127,29 @@ std::vector<std::string> norm_faults(const model::OpenedModel& model) {
     if (norm.negative > 0.9 && alone(norm, &Vector::negative, 0.5)) {
       add(norm, "is negative in nearly all channels, as no other norm is");
     }
+    const bool one_negative = norm.negative * static_cast<double>(norm.channels) == 1 && norm.least < turned_sign;
+    const auto positive = [&](const Vector& other) { return &other == &norm || other.negative == 0; };
+    if (one_negative && norms.size() >= 5 && std::ranges::all_of(norms, positive)) {
+      add(norm, concat("has one negative channel, ", fixed(norm.least, 2),
+                       " times as large as the others are, and no other norm has any: a sign has turned"));
+    }
     if (norm.ones == 1 && alone(norm, &Vector::ones, 0.5)) {
       add(norm, "is one in all channels, as no other norm is: it was never loaded");
+    }
+  }
+  for (const Vector& table : tables) {
+    const bool tokens =
+        model::is_embedding(model::module_path(table.name)) || model::is_head(model::module_path(table.name));
+    if (tokens && table.zero_run > most_zeros && table.zero_run < 1) {
+      add(table, concat(fixed(100 * table.zero_run, 1), " % of it are zeros in a row: it ends early"));
+    }
+    if (table.channels < least_table || table.sizes < many_sizes) continue;
+    if (table.dtype == DType::f16 && table.near_one > nearly_all) {
+      add(table,
+          concat(fixed(100 * table.near_one, 1), " % of its values are from 1/2 to 2 in size: BF16 labelled F16"));
+    }
+    if (table.dtype == DType::bf16 && table.median < next_to_nothing) {
+      add(table, concat("half of its values are below ", table.median, " in size: F16 labelled BF16"));
     }
   }
   for (const auto* list : {&norms, &tables}) {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "model/config.h"
+#include "model/opened.h"
 #include "verify/statistics_energy.h"
 
 namespace w4q::verify {
@@ -28,8 +28,12 @@ struct ProfileReport {
   std::map<std::string, std::string> warnings;  ///< by linear
 };
 
+/// What norms multiply by, by name: logarithms of magnitudes.
+using NormSizes = std::map<std::string, std::vector<double>, std::less<>>;
+NormSizes norm_sizes(const model::OpenedModel& model);
+
 /// Needs four layers that have a weight.
 ProfileReport check_profiles(const model::ModelConfig& config,
-                             const std::map<std::string, Energies, std::less<>>& energies);
+                             const std::map<std::string, Energies, std::less<>>& energies, const NormSizes& norms);
 
 }  // namespace w4q::verify

@@ -37,6 +37,8 @@ class StructureCheck {
       if (!packed_.contains(name)) fault(name, "is packed, but no parameter of the architecture");
     }
     check_rescaled_names();
+    check_sizes();
+    if (!folder_.quantization.linears.empty()) check_files();
     if (base_ != nullptr) check_against_base();
     for (const auto& stack : candidate_apart_) expected_.insert(stack.name);
     for (const auto& [name, info] : folder_.tensors.tensors()) {
@@ -113,6 +115,36 @@ class StructureCheck {
       fault(name, concat("has type ", dtype_name(found.dtype), ", expected ",
                          dtype ? dtype_name(*dtype) : "BF16, F16 or F32"));
     }
+  }
+
+  /// What no model that was trained has.
+  void check_sizes() {
+    constexpr double most_eps = 2e-3;
+    if (config_.architecture == nullptr || config_.rms_norm_eps <= most_eps) return;
+    fault("config.json", concat("has a rms_norm_eps of ", config_.rms_norm_eps, ", more than any trained model (",
+                                most_eps, "): it would drown what small activations say"));
+  }
+
+  /// Shards of another version of the model: other programs load all that they find.
+  void check_files() {
+    std::set<std::string> read;
+    for (const auto& [name, info] : folder_.tensors.tensors()) {
+      read.insert(std::filesystem::path(folder_.tensors.file_of(name)).filename().string());
+    }
+    for (const auto& entry : std::filesystem::directory_iterator(folder_.tensors.folder())) {
+      const std::string file = entry.path().filename().string();
+      if (io::is_weight_file(file) && is_shard(file) && !read.contains(file)) {
+        fault(file, "is a stale shard: no tensor of the checkpoint is read from it");
+      }
+    }
+  }
+
+  /// "model-00002-of-00005.safetensors", with anything behind it.
+  static bool is_shard(std::string_view file) {
+    const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+    const size_t at = file.find("-of-");
+    return at != std::string_view::npos && at > 0 && is_digit(file[at - 1]) && at + 4 < file.size() &&
+           is_digit(file[at + 4]);
   }
 
   void check_against_base() {

@@ -10,6 +10,7 @@
 #include "core/text.h"
 #include "model/parameters.h"
 #include "verify/rungs.h"
+#include "verify/tokenizer_files.h"
 
 namespace w4q::verify {
 namespace {
@@ -19,13 +20,6 @@ using tokenizer::Tokenizer;
 
 constexpr int64_t window = 32;     // tokens whose text is encoded as one
 constexpr size_t most_faults = 5;  // of ids: a tokenizer that is another one differs in all
-
-/// The file as an object; an empty one where it is not there. Throws bad_file.
-io::Json read_object(const fs::path& file) {
-  if (!fs::exists(file)) return io::Json::object();
-  io::Json json = io::read_json(file);
-  return json.is_object() ? json : io::Json::object();
-}
 
 /// Nothing where there is none, or one of a kind that w4q does not have. Throws bad_file.
 std::optional<Tokenizer> open_tokenizer(const fs::path& folder) try {
@@ -188,6 +182,12 @@ void run(CheckContext& context, Findings& findings) {
     Check check{"tokenizer", true, {}, {}};
     if (ours) check = TokenizerCheck(context, *ours).run(theirs);
     if (ours && theirs) compare_merges(options, check.faults);
+    const bool readable = ours || !fs::exists(options.model / "tokenizer.json");
+    if (readable) {
+      for (auto& fault : contradictions_of_tokenizer(options.model, context.headers().config)) {
+        check.faults.push_back(std::move(fault));
+      }
+    }
     const bool packed = !context.candidate().folder.quantization.linears.empty();
     if (theirs && packed && !fs::exists(options.model / "tokenizer.json") &&
         !fs::exists(options.model / "tokenizer.model")) {

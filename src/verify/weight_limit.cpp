@@ -9,6 +9,7 @@
 #include "formats/codebook.h"
 #include "formats/kbit.h"
 #include "formats/scheme_registry.h"
+#include "verify/weight_nearest.h"
 
 namespace w4q::verify {
 namespace {
@@ -117,6 +118,32 @@ std::vector<float> rounded_rows(const PackedLinear& packed, std::span<const floa
   return rest;
 }
 
+/// Counts codes that are not the nearest to what is left for their pass.
+void count_off(const PackedLinear& packed, std::vector<float> rest, bool folded, std::vector<RoundedRow>& rows) {
+  const auto k = static_cast<size_t>(packed.passes.front().k);
+  const auto scale = packed.input_scale;
+  for (size_t i = 0; !scale.empty() && i < rest.size(); ++i) rest[i] *= scale[i % k];
+  std::vector<float> decoded(k);
+  for (size_t pass = 0; pass < packed.passes.size(); ++pass) {
+    const PackedWeight& weight = packed.passes[pass];
+    const formats::InputRotation* turn = packed.rotations.empty() ? nullptr : &packed.rotations[pass];
+    const auto& definition = formats::scheme_row(weight.scheme.family);
+    NearestCodes codes(weight, folded);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      RoundedRow& row = rows[i];
+      const auto values = std::span(rest).subspan(i * k, k);
+      if (turn != nullptr) turn->rotate(values);
+      codes.look_at(row.row, values, [&](int64_t col) {
+        if (row.off++ == 0) row.first_off = col;
+      });
+      if (pass + 1 == packed.passes.size()) continue;
+      definition.decode_row(weight, row.row, decoded);
+      for (size_t c = 0; c < k; ++c) values[c] -= decoded[c];
+      if (turn != nullptr) turn->restore(values);
+    }
+  }
+}
+
 std::vector<RoundedRow> chosen_rows(int64_t n, int64_t k, std::span<const model::WeightError> errors) {
   const int64_t taken = std::clamp<int64_t>(sampled_weights / k, 1, n);
   std::vector<RoundedRow> rows;
@@ -151,10 +178,17 @@ void apply(const Units& units, const std::vector<RoundedRow>& rows, std::vector<
   }
 }
 
-void measure(std::span<const float> base, std::span<const float> found, std::span<const float> rounded,
+/// Values that are no other than those of rounding to nearest but for this share: where scales were folded, they are
+/// known to the rounding of a norm.
+constexpr float same_value = 1e-5f, same_folded = 0.02f;
+
+void measure(std::span<const float> base, std::span<const float> found, std::span<const float> rounded, float same,
              RoundedRow& row) {
   for (size_t c = 0; c < base.size(); ++c) {
     const double value = base[c];
+    if (std::abs(found[c] - rounded[c]) > same * std::abs(rounded[c]) && row.unlike++ == 0) {
+      row.first_unlike = static_cast<int64_t>(c);
+    }
     row.signal += value * value;
     row.noise += (value - found[c]) * (value - found[c]);
     row.product += value * found[c];
@@ -187,6 +221,27 @@ const RoundedRow* WeightLimit::worst_row() const noexcept {
   return worst;
 }
 
+double WeightLimit::row_spread() const noexcept {
+  double count = 0, sum = 0, squares = 0, chance = 0;
+  const double width = static_cast<double>(values) / static_cast<double>(std::max<size_t>(1, rows.size()));
+  for (const RoundedRow& row : rows) {
+    const double found = row.noise - row.signal + 2 * row.product;  // Σ ŵ²
+    if (row.suspect || !(row.signal > 0) || !(found > 0)) continue;
+    const double factor = row.product / found;
+    count += 1, sum += factor, squares += factor * factor, chance += row.noise / width / found;
+  }
+  if (count < 8 || measured) return 0;
+  const double mean = sum / count;
+  return std::sqrt(std::max(0.0, (squares - chance) / count - mean * mean));
+}
+
+int64_t WeightLimit::count(int64_t RoundedRow::*what) const noexcept {
+  int64_t sum = 0;
+  for (const RoundedRow& row : rows) sum += row.*what;
+  constexpr int64_t of_folding = 16;
+  return measured || (folded && sum < of_folding) ? 0 : sum;
+}
+
 std::optional<WeightLimit> limit_of(const LinearWeight& base, const LinearWeight& candidate, const Units& units,
                                     std::span<const model::WeightError> errors) {
   const auto* packed = std::get_if<std::shared_ptr<const PackedLinear>>(&candidate.matrix);
@@ -204,14 +259,18 @@ std::optional<WeightLimit> limit_of(const LinearWeight& base, const LinearWeight
   } catch (const Error&) {
     return std::nullopt;  // weights that the scheme cannot hold: nothing to compare with
   }
+  const bool folded = limit.folded = !units.cols.empty() || !units.rows.empty();
   for (size_t i = 0; i < limit.rows.size(); ++i) {
     RoundedRow& row = limit.rows[i];
     measure(std::span(values).subspan(i * k, k), std::span(found).subspan(i * k, k),
-            std::span(rounded).subspan(i * k, k), row);
+            std::span(rounded).subspan(i * k, k), folded ? same_folded : same_value, row);
     if (row.suspect) continue;
     limit.signal += row.signal, limit.noise += row.noise, limit.product += row.product;
     limit.rounded_noise += row.rounded_noise, limit.rounded_product += row.rounded_product;
   }
+  limit.values = static_cast<int64_t>(values.size());
+  limit.measured = units.measured;
+  if (!units.measured) count_off(**packed, std::move(values), folded, limit.rows);
   return limit;
 }
 

@@ -22,6 +22,7 @@ inline constexpr double least_gain = 0.5, most_gain = 1.6;
 /// The base's weight in the candidate's units: row r times rows[r], column c times cols[c]; empty: as it is.
 struct Units {
   std::vector<float> rows = {}, cols = {};
+  bool measured = false;  ///< from packed rows, and thus known to their noise alone
 };
 
 /// Some rows of a weight, held against the same rows of the base rounded to nearest.
@@ -32,13 +33,19 @@ struct RoundedRow {
   double noise = 0;                               ///< Σ (w − ŵ)²
   double product = 0;                             ///< Σ w · ŵ
   double rounded_noise = 0, rounded_product = 0;  ///< the same of rounding to nearest
+  int64_t off = 0;                                ///< codes that are not the nearest under the stored scales
+  int64_t unlike = 0;                             ///< values that are not those of rounding to nearest
+  int64_t first_off = -1, first_unlike = -1;      ///< the columns of the first
 };
 
 struct WeightLimit {
   std::vector<RoundedRow> rows;
   double signal = 0, noise = 0, product = 0, rounded_noise = 0, rounded_product = 0;  ///< of rows that are no suspects
   int bits = 0;                                                                       ///< of all passes
-  double usual = 0;  ///< Σ (w − ŵ)² / Σ w² of rounding normal weights to as many bits: no less is asked for
+  int64_t values = 0;                                                                 ///< of all rows
+  bool measured = false;  ///< Units::measured: nothing is said of single codes
+  bool folded = false;    ///< the base's weight was brought into other units
+  double usual = 0;       ///< Σ (w − ŵ)² / Σ w² of rounding normal weights to as many bits: no less is asked for
 
   double sqnr() const noexcept;   ///< found, dB
   double floor() const noexcept;  ///< the least, dB
@@ -48,6 +55,11 @@ struct WeightLimit {
   bool holds() const noexcept;
   /// The row that is farthest below what it must reach; null: all reach it.
   const RoundedRow* worst_row() const noexcept;
+  /// How far the factors that rows would have to be multiplied by to come nearest to the base's differ from row to row,
+  /// beyond chance: a standard deviation.
+  double row_spread() const noexcept;
+  /// Of all rows: RoundedRow::off, RoundedRow::unlike. A few where scales were folded are none.
+  int64_t count(int64_t RoundedRow::*what) const noexcept;
 };
 
 /// Rounds rows of `base`, spread evenly, and those of `errors` that are largest. Nothing where the base's weights cannot be rounded so, or are not finite.

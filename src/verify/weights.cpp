@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <tuple>
 
 #include "core/progress.h"
 #include "core/text.h"
@@ -32,6 +34,67 @@ std::string fault_of(const TensorError& tensor) {
   return concat(printable(tensor.name), ": row ", row->row, " has ", fixed(row->noise / row->rounded_noise, 1),
                 " times the squared error of rounding to nearest, at most ", most_row_noise, " expected", remedy);
 }
+
+/// Codes and values that are not what rounding makes of the base where in nearly all others each one is: whoever rounded
+/// all of them did not round these.
+class RoundingJudge {
+ public:
+  explicit RoundingJudge(const WeightReport& report) : report_(report) {}
+
+  /// Empty: nothing is said against it.
+  std::string fault_of(const TensorError& tensor) const {
+    for (const auto& [what, first, text] :
+         {std::tuple(&RoundedRow::off, &RoundedRow::first_off, "not the nearest under their scales"),
+          std::tuple(&RoundedRow::unlike, &RoundedRow::first_unlike, "not those of rounding to nearest")}) {
+      const int64_t count = tensor.limit->count(what);
+      if (count == 0 || static_cast<double>(count) > most_share * static_cast<double>(tensor.limit->values)) continue;
+      if (!others_are_rounded(tensor, what)) continue;
+      const auto& rows = tensor.limit->rows;
+      const auto row = std::ranges::find_if(rows, [&](const RoundedRow& each) { return each.*what > 0; });
+      return concat(printable(tensor.name), ": ", count, " of ", tensor.limit->values, " codes are ", text,
+                    ", the first in row ", row->row, ", column ", (*row).*first,
+                    "; in the other weights none is; quantize it anew, or give the base it was made from");
+    }
+    return scale_fault_of(tensor);
+  }
+
+ private:
+  /// Spreads of rows: of one whose scales are others', and of sound ones.
+  static constexpr double least_spread = 0.05, sound_spread = 0.01;
+
+  std::string scale_fault_of(const TensorError& tensor) const {
+    const double spread = tensor.limit->row_spread();
+    if (spread < least_spread || tensor.limit->bits < 4) return {};
+    if (!others_are(tensor, [](const WeightLimit& limit) { return limit.row_spread() < sound_spread; })) return {};
+    return concat(printable(tensor.name), ": rows would have to be multiplied by factors that differ by ",
+                  fixed(100 * spread, 1),
+                  " % from row to row to come nearest to the base's, those of the other weights ", "by less than ",
+                  fixed(100 * sound_spread, 0), " %: scales of other rows");
+  }
+
+  /// More than this was rounded in another way.
+  static constexpr double most_share = 0.02;
+  static constexpr size_t least_peers = 6;
+
+  static std::string role_of(const std::string& name) { return name.substr(name.rfind('.') + 1); }
+
+  bool others_are_rounded(const TensorError& tensor, int64_t RoundedRow::*what) const {
+    return others_are(tensor, [&](const WeightLimit& limit) { return limit.count(what) == 0; });
+  }
+
+  /// Whether nearly all others of this scheme, and most of this role, are so.
+  bool others_are(const TensorError& tensor, const std::function<bool(const WeightLimit&)>& is_sound) const {
+    size_t peers = 0, sound = 0, alike = 0, sound_alike = 0;
+    for (const TensorError& other : report_.tensors) {
+      if (&other == &tensor || !other.limit || other.scheme != tensor.scheme) continue;
+      const bool holds = is_sound(*other.limit), like = role_of(other.name) == role_of(tensor.name);
+      ++peers, sound += holds, alike += like, sound_alike += like && holds;
+    }
+    return peers >= least_peers && 10 * sound >= 9 * peers && 2 * sound_alike > alike;
+  }
+
+  const WeightReport& report_;
+};
 
 /// What the ladder says of it.
 std::string summary(const WeightReport& report) {
@@ -77,9 +140,13 @@ WeightReport compare_with_base(const model::OpenedModel& candidate, const model:
 
 std::vector<std::string> faults_of(const WeightReport& report) {
   std::vector<std::string> faults;
+  const RoundingJudge judge(report);
   for (const auto& tensor : report.tensors) {
-    if (tensor.limit && (!tensor.limit->holds() || tensor.limit->worst_row() != nullptr)) {
+    if (!tensor.limit) continue;
+    if (!tensor.limit->holds() || tensor.limit->worst_row() != nullptr) {
       faults.push_back(fault_of(tensor));
+    } else if (auto fault = judge.fault_of(tensor); !fault.empty()) {
+      faults.push_back(std::move(fault));
     }
   }
   return faults;
@@ -113,6 +180,8 @@ io::Json to_json(const WeightReport& report) {
                {"gain", tensor.limit->gain()},
                {"gain_limits", {least_gain, most_gain}},
                {"worst_row_over_rounding", row},
+               {"codes_not_nearest", tensor.limit->count(&RoundedRow::off)},
+               {"values_not_rounded", tensor.limit->count(&RoundedRow::unlike)},
                {"row_limit", tensor.limit->bits < 4 ? io::Json() : io::Json(most_row_noise)},
                {"passed", tensor.limit->holds() && tensor.limit->worst_row() == nullptr}};
     }

@@ -14,6 +14,8 @@ namespace w4q::verify {
 namespace {
 
 using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
 
@@ -100,6 +102,30 @@ TEST_F(Statistics, LinearsInEachOthersPlaceAreNamed) {
   });
   EXPECT_THAT(found, Contains(StartsWith(one + ": ")));
   EXPECT_THAT(found, Contains(StartsWith(other + ": ")));
+}
+
+/// What is so in no other weight.
+TEST_F(Statistics, OneBlockAndOneTableAreNamed) {
+  const std::string linear = "model.layers.1.mlp.up_proj";
+  // A block's 32 codes are four words.
+  const auto block =
+      faults(linear + ".0.codes", [](Bytes& bytes) { std::fill_n(bytes.begin() + 160, 16, std::byte{0}); });
+  EXPECT_THAT(block, ElementsAre(StartsWith(linear + ": all codes are the same in 1 of ")));
+  const auto table = faults(linear + ".0.codebook", [](Bytes& bytes) { bytes[21] ^= std::byte{1}; });
+  EXPECT_THAT(table, ElementsAre(StartsWith(linear + ": entry 5 of its table is ")));
+}
+
+TEST_F(Statistics, KeptTensorsThatNoModelHasAreNamed) {
+  const std::string norm = "model.layers.1.input_layernorm.weight", table = "model.embed_tokens.weight";
+  EXPECT_THAT(faults(norm, [](Bytes& bytes) { bytes[2 * 9 + 1] ^= std::byte{0x80}; }),
+              ElementsAre(StartsWith(norm + ": has one negative channel")));
+  const auto half = [](Bytes& bytes) { std::fill(bytes.begin() + bytes.size() / 2, bytes.end(), std::byte{0}); };
+  EXPECT_THAT(faults(table, half), ElementsAre(StartsWith(table + ": 50.0 % of it are zeros in a row")));
+  const auto relabelled = faults([&](io::PlannedTensor& tensor, Bytes&) {
+    if (tensor.name == table) tensor.dtype = DType::f16;
+    return true;
+  });
+  EXPECT_THAT(relabelled, ElementsAre(HasSubstr("BF16 labelled F16")));
 }
 
 TEST(ChannelOrders, ArePermutations) {

@@ -97,6 +97,29 @@ TEST_F(Structure, ADamagedCodebookFailsTheCodes) {
   expect_fault(check_codes(checkpoint::open_folder(path_)), "model.layers.2.mlp.gate_proj");
 }
 
+TEST_F(Structure, AShardOfWhichNothingIsReadIsNamed) {
+  std::filesystem::copy_file(path_ / "model.safetensors", path_ / "model-00002-of-00002.safetensors");
+  expect_fault(structure(false), "model-00002-of-00002.safetensors is a stale shard");
+  // What is no shard is somebody's own.
+  std::filesystem::rename(path_ / "model-00002-of-00002.safetensors", path_ / "notes.safetensors");
+  EXPECT_TRUE(structure(false).passed);
+}
+
+TEST_F(Structure, AnEpsThatNoModelHasIsNamed) {
+  auto config = io::read_json(path_ / "config.json");
+  config["rms_norm_eps"] = 1e-2;
+  std::ofstream(path_ / "config.json") << config.dump();
+  expect_fault(structure(false), "rms_norm_eps of 0.01");
+}
+
+TEST_F(Structure, AnExponentThatHasTurnedIsFound) {
+  rewrite([](auto& tensor, auto& bytes) {
+    if (tensor.name == "model.embed_tokens.weight") bytes[2 * 7 + 1] ^= std::byte{0x40};
+    return true;
+  });
+  expect_fault(check_finite(model::open_model(path_)), "model.embed_tokens.weight: element 7 is of size");
+}
+
 TEST_F(Structure, NaNInAKeptTensorIsFound) {
   rewrite([](auto& tensor, auto& bytes) {
     if (tensor.name == "model.norm.weight") bytes[2 * 5] = std::byte{0xC0}, bytes[2 * 5 + 1] = std::byte{0x7F};

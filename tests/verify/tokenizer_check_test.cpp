@@ -51,15 +51,23 @@ TEST_F(TokenizerRung, OfTheBaseIsSound) {
   EXPECT_TRUE(check(true).passed);
 }
 
+TEST_F(TokenizerRung, NamesOneThatIsMissing) {
+  fs::remove(model_ / "tokenizer.json");
+  expect_fault("tokenizer.json is missing: tokenizer_config.json says PreTrainedTokenizerFast", true);
+}
+
 TEST_F(TokenizerRung, WithoutOneNothingIsSaid) {
   fs::remove(model_ / "tokenizer.json");
+  fs::remove(model_ / "tokenizer_config.json");
   EXPECT_EQ(check(false).name, "none");
   expect_fault("tokenizer.json is missing, the base has one", false);
 }
 
 TEST_F(TokenizerRung, NamesAMergeThatIsMissing) {
   change("tokenizer.json", [](io::Json& json) { json["model"]["merges"].erase(100); });
-  expect_fault(" ids, with the base's ", false);
+  expect_fault(" ids, with the base's ", true);
+  EXPECT_NE(check(false).faults.front().find("no merge makes id 356"), std::string::npos)
+      << check(false).faults.front();
   // Another way leads to this token, too.
   change("tokenizer.json", [](io::Json& json) {
     json = io::read_json(test::bundled_model() / "tokenizer.json");
@@ -73,7 +81,8 @@ TEST_F(TokenizerRung, NamesTokensThatAreExchanged) {
     auto& vocabulary = json["model"]["vocab"];
     std::swap(std::next(vocabulary.begin(), 300).value(), std::next(vocabulary.begin(), 400).value());
   });
-  expect_fault(", in the base ", false);
+  expect_fault(", in the base ", true);
+  EXPECT_NE(check(false).faults.front().find("is exchanged with another"), std::string::npos);
 }
 
 TEST_F(TokenizerRung, NamesTokensWithoutAnEmbedding) {
@@ -90,7 +99,15 @@ TEST_F(TokenizerRung, NamesBosAndEosTheOtherWayRound) {
 
 TEST_F(TokenizerRung, NamesOtherSpecialTokens) {
   change("generation_config.json", [](io::Json& json) { json["eos_token_id"] = 5; });
-  expect_fault("generation_config.json: eos_token_id is 5, in the base 1023", false);
+  expect_fault("generation_config.json: eos_token_id is 5, the text ", true);
+}
+
+TEST_F(TokenizerRung, NamesFilesThatContradictEachOther) {
+  change("tokenizer_config.json", [](io::Json& json) { json["bos_token"] = json["eos_token"]; });
+  EXPECT_NE(check(false).faults.front().find("tokenizer_config.json: bos_token is \"<|end_of_text|>\""),
+            std::string::npos);
+  change("tokenizer.json", [](io::Json& json) { json["pre_tokenizer"] = nullptr; });
+  EXPECT_NE(check(false).faults.front().find("the decoder reads letters that stand for bytes"), std::string::npos);
 }
 
 TEST_F(TokenizerRung, AFileThatCannotBeReadIsAFinding) {

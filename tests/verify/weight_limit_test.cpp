@@ -87,6 +87,28 @@ TEST(WeightLimit, TwoExchangedRowsAreNamedFrom4BitsOn) {
   }
 }
 
+/// Where all others are rounded to nearest, one code that is not is a fault.
+TEST(WeightLimit, OneBitOfACodeIsNamed) {
+  for (int bits = 2; bits <= 5; ++bits) {
+    const auto faults = named(bits, [](io::PlannedTensor& tensor, std::vector<std::byte>& bytes) {
+      if (tensor.name == planes + "codes") bytes[4001] ^= std::byte{4};
+      return true;
+    });
+    ASSERT_EQ(faults.size(), 1u) << bits;
+    EXPECT_NE(faults.front().find(planes.substr(0, planes.size() - 3)), std::string::npos) << faults.front();
+    EXPECT_NE(faults.front().find("1 of 196608 codes"), std::string::npos) << faults.front();
+  }
+}
+
+TEST(WeightLimit, OneScaleIsNamed) {
+  const auto faults = named(4, [](io::PlannedTensor& tensor, std::vector<std::byte>& bytes) {
+    if (tensor.name == planes + "scales") bytes[100] ^= std::byte{0x10};
+    return true;
+  });
+  ASSERT_EQ(faults.size(), 1u);
+  EXPECT_NE(faults.front().find("codes are not "), std::string::npos) << faults.front();
+}
+
 TEST(WeightLimit, SoundFoldersOfEverySchemeHold) {
   for (const char* scheme :
        {"kbit2-b32-e4m4", "kbit3-b32-f16", "kbit5-b32-e4m4", "rotated2-d128", "rotated4-row-f32", "int2-row-f16",
