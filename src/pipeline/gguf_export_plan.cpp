@@ -5,6 +5,7 @@
 #include <iterator>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "core/error.h"
 #include "core/text.h"
@@ -164,6 +165,26 @@ io::GgufMetadata read_tokenizer(const GgufExportRequest& request, ExportPlan& pl
   return gguf::tokenizer_to_gguf(files, plan.model.config, plan.notes);
 }
 
+/// Tensors that are no parameters of the architecture have no names in GGUF.
+void note_left_out(ExportPlan& plan) {
+  std::set<std::string, std::less<>> used;
+  for (const auto& tensor : plan.tensors) {
+    used.insert(tensor.parameter.name);
+    if (tensor.packed == nullptr) continue;
+    for (auto& plane : checkpoint::planned_planes(*tensor.packed)) used.insert(std::move(plane.name));
+  }
+  std::vector<std::string> left;
+  for (const auto& [name, info] : plan.model.folder.tensors.tensors()) {
+    if (!used.contains(name)) left.push_back(printable(name));
+  }
+  if (left.empty()) return;
+  constexpr size_t shown = 5;
+  const size_t more = left.size() - std::min(left.size(), shown);
+  left.resize(left.size() - more);
+  plan.notes.push_back(concat("left out, since GGUF has no place for it in this architecture: ", join(left),
+                              more > 0 ? concat(" and ", more, " more tensors") : ""));
+}
+
 io::GgufMetadata general_metadata(const fs::path& folder, const ExportPlan& plan) {
   const fs::path place = fs::weakly_canonical(folder);
   io::GgufMetadata metadata = {{"general.architecture", std::string(plan.model.config.architecture->gguf)},
@@ -191,8 +212,10 @@ std::vector<std::string> gguf_export_targets() {
 ExportPlan plan_export(const GgufExportRequest& request) {
   const TargetRow& target = find_target(request.to);
   ExportPlan plan{model::open_model(request.input)};
+  model::require_decoder(plan.model.config, "a GGUF file");
   plan.model.config.tied_embeddings = model::has_tied_head(plan.model);
   plan.tensors = choose_types(plan, target);
+  note_left_out(plan);
   plan.rope_factors = gguf::rope_factors_to_gguf(plan.model.config);
   plan.metadata = general_metadata(request.input, plan);
   append(plan.metadata, gguf::config_to_gguf(plan.model.config, plan.notes));
