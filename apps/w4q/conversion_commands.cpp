@@ -5,6 +5,7 @@
 #include "core/text.h"
 #include "gguf_commands.h"
 #include "pipeline/convert_model.h"
+#include "pipeline/decode_model.h"
 #include "pipeline/gguf_export.h"
 #include "pipeline/gguf_import.h"
 #include "pipeline/turboquant.h"
@@ -65,6 +66,15 @@ int to_dialect(const CommonOptions& common, const OutputOptions& output, const C
   return convert_with(common, output, request, pipeline::plan_convert, pipeline::convert_model);
 }
 
+int decode(const CommonOptions& common, const OutputOptions& output, const Conversion& conversion) {
+  const pipeline::DecodeRequest request{.input = conversion.input,
+                                        .output = output.output,
+                                        .to = conversion.to,
+                                        .write = write_options(output),
+                                        .overwrite = output.overwrite};
+  return convert_with(common, output, request, pipeline::plan_decode, pipeline::decode_model);
+}
+
 using Kind = ConversionRow::Kind;
 
 /// Options that would be ignored without a word.
@@ -82,7 +92,9 @@ void refuse_unused(const ConversionRow& row, const OutputOptions& output, const 
   refuse(!gguf || !output.copy_all, "--copy-all", "nothing stands beside a GGUF file");
   refuse(gguf || conversion.tokenizer, "--no-tokenizer", "the tokenizer's files are copied, not converted");
   refuse(row.kind == Kind::dialect || !conversion.allow_lossy, "--allow-lossy",
-         gguf ? "gguf-q8_0 and its like round anew by themselves" : "it holds rotated schemes only");
+         gguf                       ? "gguf-q8_0 and its like round anew by themselves"
+         : row.kind == Kind::decode ? "what 16 bits cannot hold is rounded and counted; hf-f32 holds all"
+                                    : "it holds rotated schemes only");
 }
 
 std::string description_of_dialect(const std::string& name) {
@@ -100,6 +112,9 @@ std::vector<ConversionRow> conversion_table() {
   rows.push_back({std::string(pipeline::turboquant_name), Kind::turboquant,
                   "TurboQuant's checkpoint of rotated schemes (from one: --to w4q)",
                   turboquant<pipeline::export_turboquant>});
+  for (const auto& name : pipeline::decode_targets()) {
+    rows.push_back({name, Kind::decode, "the decoded weights, in 16 or 32 bits", decode});
+  }
   for (const auto& name : pipeline::gguf_export_targets())
     rows.push_back({name, Kind::to_gguf, "a GGUF file", to_gguf});
   for (const auto& name : pipeline::gguf_import_targets())

@@ -17,7 +17,7 @@ struct Conversion {
 
 struct ConversionRow {
   std::string to;
-  enum class Kind { dialect, turboquant, to_gguf, from_gguf } kind = Kind::dialect;
+  enum class Kind { dialect, turboquant, decode, to_gguf, from_gguf } kind = Kind::dialect;
   std::string description;
   int (*run)(const CommonOptions&, const OutputOptions&, const Conversion&);
 };

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstring>
 #include <functional>
-#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -24,11 +22,6 @@ using Source = std::shared_ptr<const io::Checkpoint>;
 
 /// Values of the four bits of E2M1: a sign, two bits of exponent, one of mantissa.
 constexpr std::array<float, 16> e2m1 = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -.5f, -1, -1.5f, -2, -3, -4, -6};
-
-/// 2^(bits − 127); 255 is NaN.
-float f32_from_e8m0(uint8_t bits) noexcept {
-  return bits == 255 ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, bits - 127);
-}
 
 /// How scales lie over the values of a matrix: one for `rows` × `cols` of them.
 struct Scales {

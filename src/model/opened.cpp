@@ -12,9 +12,6 @@
 
 namespace w4q::model {
 
-namespace {
-
-/// The linears of another program's checkpoint as the F32 matrices that they stand for.
 checkpoint::Folder decoded(checkpoint::Folder folder) {
   const auto source = std::make_shared<const io::Checkpoint>(std::move(folder.tensors));
   std::map<std::string, io::DerivedTensor, std::less<>> weights;
@@ -39,8 +36,6 @@ checkpoint::Folder decoded(checkpoint::Folder folder) {
   folder.quantization = {};
   return folder;
 }
-
-}  // namespace
 
 OpenedModel open_model(checkpoint::Folder folder) {
   ModelConfig config = read_any_config(folder.config, folder.path);
