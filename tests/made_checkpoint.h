@@ -105,7 +105,7 @@ class MadeWriter {
  public:
   MadeWriter(MadeCheckpoint& made, Storage storage) : made_(made), storage_(storage) {}
 
-  static constexpr int64_t block = 16;  ///< of fp8_blocks, both ways
+  static constexpr int64_t block = 8;  ///< of fp8_blocks, both ways
 
   void dense(const std::string& name, const Shape& shape, float size = 0.05f) {
     std::vector<uint16_t> values;
