@@ -8,6 +8,7 @@
 #include "pipeline/decode_model.h"
 #include "pipeline/gguf_export.h"
 #include "pipeline/gguf_import.h"
+#include "pipeline/mxfp4_import.h"
 #include "pipeline/turboquant.h"
 
 namespace w4q::app {
@@ -62,6 +63,9 @@ int to_dialect(const CommonOptions& common, const OutputOptions& output, const C
                 concat("--to ", printable(conversion.to), ": TurboQuant's codes fit no other dialect"))
         .hint("--to w4q first");
   }
+  if (conversion.to == "w4q" && pipeline::is_mxfp4(conversion.input)) {
+    return from_mxfp4(common, output, conversion.input, "", "");
+  }
   const pipeline::ConvertRequest request = convert_request(output, conversion, conversion.allow_lossy);
   return convert_with(common, output, request, pipeline::plan_convert, pipeline::convert_model);
 }
@@ -103,6 +107,17 @@ std::string description_of_dialect(const std::string& name) {
 }
 
 }  // namespace
+
+int from_mxfp4(const CommonOptions& common, const OutputOptions& output, const std::string& input,
+               const std::string& target, const std::string& layout) {
+  const pipeline::Mxfp4Request request{.input = input,
+                                       .output = output.output,
+                                       .target = target,
+                                       .layout = layout,
+                                       .write = write_options(output),
+                                       .overwrite = output.overwrite};
+  return convert_with(common, output, request, pipeline::plan_mxfp4, pipeline::import_mxfp4);
+}
 
 std::vector<ConversionRow> conversion_table() {
   std::vector<ConversionRow> rows;

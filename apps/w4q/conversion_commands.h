@@ -29,4 +29,9 @@ std::vector<ConversionRow> conversion_table();
 /// options that mean nothing to it.
 int convert(const CommonOptions& common, const OutputOptions& output, const Conversion& conversion);
 
+/// A folder of MXFP4 weights as table planes of the same values, laid out for `target` or in `layout`; canonical where
+/// both are empty.
+int from_mxfp4(const CommonOptions& common, const OutputOptions& output, const std::string& input,
+               const std::string& target, const std::string& layout);
+
 }  // namespace w4q::app

@@ -6,6 +6,7 @@
 #include "common_options.h"
 #include "conversion_commands.h"
 #include "core/error.h"
+#include "pipeline/mxfp4_import.h"
 #include "pipeline/repack_model.h"
 
 namespace w4q::app {
@@ -49,6 +50,10 @@ int run(const Options& options) {
     throw Error(ErrorCode::bad_argument, "--target or --layout is required")
         .hint("--target sm89 for an RTX 4090; w4q list");
   }
+  if (pipeline::is_mxfp4(options.input)) {
+    return from_mxfp4(options.common, options.output, options.input, options.layout.empty() ? options.target : "",
+                      options.layout);
+  }
   const pipeline::RepackRequest request{.input = options.input,
                                         .output = options.output.output,
                                         .target = options.layout.empty() ? options.target : "",
@@ -74,8 +79,8 @@ void setup_repack(CLI::App& app, Action& action) {
   command
       ->add_option(
           "input", options->input,
-          "Folder of a packed checkpoint, w4q's or of another dialect; with --to also a 16-bit model or a GGUF "
-          "file")
+          "Folder of a packed checkpoint, w4q's, of another dialect or of MXFP4; with --to also a 16-bit model or a "
+          "GGUF file")
       ->required();
   add_output(*command, options->output);
   command->add_option("--target", options->target, "GPU to lay out for: sm80, sm89, sm90");

@@ -315,6 +315,68 @@ TEST_F(AnyModel, SmallFloatsBecomeTheWeightsThatTheyStandFor) {
   }
 }
 
+/// Powers of two and the values of E2M1 have a place in tables: nothing is rounded, whatever layout they go to.
+void expect_same_values(const std::string& packed, const std::string& model) {
+  const auto ours = checkpoint::open_folder(packed), theirs = checkpoint::open_folder(model);
+  int64_t linears = 0;
+  for (const auto& [name, info] : theirs.tensors.tensors()) {
+    if (theirs.tensors.stored_dtype(name) == info.dtype) continue;  // not decoded
+    const auto* const plan = ours.quantization.find(name.substr(0, name.size() - 7));
+    ASSERT_NE(plan, nullptr) << name;
+    EXPECT_TRUE(formats::to_string(plan->passes.front().scheme).starts_with("kbit4-b32-"));
+    const auto linear = checkpoint::load_canonical(ours.tensors, *plan);
+    const auto expected = theirs.tensors.load(name);
+    std::vector<float> row(static_cast<size_t>(plan->k));
+    for (int64_t n = 0; n < plan->n; ++n) {
+      formats::decode_linear_row(linear, n, row);
+      const auto* const values = reinterpret_cast<const float*>(expected->bytes.data()) + n * plan->k;
+      ASSERT_TRUE(std::ranges::equal(row, std::span(values, row.size()))) << name << " row " << n;
+    }
+    ++linears;
+  }
+  EXPECT_EQ(ours.quantization.linears.size(), static_cast<size_t>(linears));
+  EXPECT_GT(linears, 0);
+}
+
+TEST_F(AnyModel, Mxfp4BecomesTablesOfTheSameValues) {
+  for (const Storage storage : {Storage::mxfp4, Storage::mxfp4_stack}) {
+    const std::string name(to_string(storage)), model = path(name);
+    MadeCheckpoint made = made_mixture(storage);
+    // One matrix with scales that span more octaves than E4M4 has, one far below it, and a block of zeros whose scale
+    // is beyond all.
+    const auto stored = made.names_with(storage == Storage::mxfp4 ? ".weight_scale" : "_scales");
+    auto wide = made.values<uint8_t>(stored[0]), low = made.values<uint8_t>(stored[1]);
+    wide[0] = 127 - 20, wide[1] = 127 + 10;
+    for (uint8_t& scale : low) scale = static_cast<uint8_t>(scale - 20);
+    auto zeros = made.values<uint8_t>(made.names_with(storage == Storage::mxfp4 ? ".weight_packed" : "_blocks")[1]);
+    std::ranges::fill(zeros.first(16), uint8_t{0x80});
+    low[0] = 0;
+    made.write(model);
+    run({"repack", model, "-o", path(name + "-w4q"), "--to", "w4q"});
+    run({"repack", model, "-o", path(name + "-sm89"), "--target", "sm89"});
+    for (const char* to : {"-w4q", "-sm89"}) expect_same_values(path(name + to), model);
+    const auto verified = run({"verify", path(name + "-w4q"), "--base", model, "--no-limits"});
+    EXPECT_NE(verified.out.find("weights"), std::string::npos) << verified.out;
+    run({"repack", path(name + "-w4q"), "-o", path(name + "-tiles"), "--target", "sm89"});
+    expect_same_values(path(name + "-tiles"), model);
+  }
+}
+
+TEST_F(AnyModel, GptOssBecomesTablesOfTheSameValues) {
+  W4Q_NEEDS_SHARED_DATA();
+  const fs::path model = path("gpt-oss");
+  fs::create_directories(model);
+  for (const char* file : {"config.json", "model.safetensors"}) {
+    fs::copy(shared_data() / "families" / "gpt-oss-mxfp4" / file, model / file);
+  }
+  run({"repack", model, "-o", path("sm89"), "--target", "sm89"});
+  expect_same_values(path("sm89"), model);
+  run({"verify", path("sm89"), "--base", model});
+  for (const auto& [name, info] : checkpoint::open_folder(path("sm89")).quantization.linears) {
+    EXPECT_EQ(formats::to_string(info.passes.front().scheme), "kbit4-b32-e4m4") << name;
+  }
+}
+
 TEST_F(AnyModel, WhatIsNotPackedCannotBeDecoded) {
   const std::string model = unseen_model();
   const auto result = run({"repack", model, "-o", path("x"), "--to", "hf16"}, 2);
