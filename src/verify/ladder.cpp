@@ -35,7 +35,7 @@ void check_limit(const CheckOptions& options, const CheckRow& row, const Limit& 
   if (!options.limits.contains(limit.option)) return;
   if (!row.option.empty() && !is_asked(options, row)) {
     refuse(concat(limit.option, " belongs to ", row.option),
-           concat(row.option, row.value.empty() ? "" : " ", row.value));
+           row.value.empty() ? std::string() : concat(row.option, " ", row.value));
   }
   if ((limit.base && !options.has_base()) || (row.needs.text && !options.has_text())) {
     refuse(concat(limit.option, limit.base ? " compares with a base" : " needs a text"),
