@@ -108,6 +108,11 @@ class SmallFloats {
       if (info.dtype == DType::u8 && name.ends_with("_blocks")) read_mxfp4_stack(name, info);
       if (info.dtype == DType::u8 && name.ends_with(".weight_packed")) read_packed(name, info, "_packed");
       if (info.dtype == DType::u8 && name.ends_with(".weight")) read_packed(name, info, "");
+      for (const char* scale : {".k_scale", ".v_scale", ".q_scale", ".prob_scale"}) {
+        if (!name.ends_with(scale) || element_count(info.shape) > 1) continue;
+        hidden_.insert(name);
+        activations_ = true;
+      }
     }
     folder.quantization.notes.push_back(
         concat(derived_.size(), " matrices are stored as small floats and read as the weights that they stand for",

@@ -579,5 +579,18 @@ TEST(Contents, CleanFamiliesRaiseNoAlarm) {
   EXPECT_GE(clean, 40);
 }
 
+/// Scales of the cache are no parameters, and sound ones no fault.
+TEST(Contents, ScalesOfTheCacheMayStandBesideSmallFloats) {
+  W4Q_NEEDS_SHARED_DATA();
+  const test::TemporaryFolder folder;
+  auto made = MadeCheckpoint::of(test::shared_data() / "families" / "qwen3-fp8");
+  for (const char* name : {"model.layers.0.self_attn.k_scale", "model.layers.0.self_attn.v_scale"}) {
+    made.put(name, DType::f32, {}, std::vector<float>{0.25f});
+  }
+  made.write(folder / "made");
+  const auto found = climbed(folder / "made");
+  EXPECT_TRUE(found.passed) << found.text;
+}
+
 }  // namespace
 }  // namespace w4q::verify
