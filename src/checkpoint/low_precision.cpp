@@ -70,9 +70,14 @@ Buffer fill(int64_t n, int64_t k, const std::function<void(int64_t row, float* o
 Buffer decode_e4m3(const Source& tensors, const std::string& name, const Shape& shape, const Scales& scales) {
   const auto codes = tensors->load(name);
   const auto* const bytes = reinterpret_cast<const uint8_t*>(codes->bytes.data());
+  std::array<float, 256> value_of;
+  for (size_t code = 0; code < value_of.size(); ++code) value_of[code] = f32_from_e4m3(static_cast<uint8_t>(code));
   return fill(shape[0], shape[1], [&](int64_t row, float* out) {
-    for (int64_t col = 0; col < shape[1]; ++col) {
-      out[col] = f32_from_e4m3(bytes[row * shape[1] + col]) * scales.at(row, col);
+    const uint8_t* const codes_of_row = bytes + row * shape[1];
+    for (int64_t first = 0; first < shape[1]; first += scales.cols) {
+      const float scale = scales.at(row, first);
+      const int64_t end = std::min(shape[1], first + scales.cols);
+      for (int64_t col = first; col < end; ++col) out[col] = value_of[codes_of_row[col]] * scale;
     }
   });
 }
@@ -83,9 +88,13 @@ Buffer decode_e2m1(const Source& tensors, const std::string& name, int64_t offse
   const auto codes = tensors->load(name);
   const auto* const bytes = reinterpret_cast<const uint8_t*>(codes->bytes.data()) + offset;
   return fill(shape[0], shape[1], [&](int64_t row, float* out) {
-    for (int64_t col = 0; col < shape[1]; ++col) {
-      const int64_t at = row * shape[1] + col;
-      out[col] = e2m1[(bytes[at / 2] >> (at % 2 * 4)) & 15] * scales.at(row, col);
+    for (int64_t first = 0; first < shape[1]; first += scales.cols) {
+      const float scale = scales.at(row, first);
+      const int64_t end = std::min(shape[1], first + scales.cols);
+      for (int64_t col = first; col < end; ++col) {
+        const int64_t at = row * shape[1] + col;
+        out[col] = e2m1[(bytes[at / 2] >> (at % 2 * 4)) & 15] * scale;
+      }
     }
   });
 }
