@@ -5,8 +5,10 @@
 #include "core/text.h"
 #include "gguf_commands.h"
 #include "pipeline/convert_model.h"
+#include "pipeline/decode_model.h"
 #include "pipeline/gguf_export.h"
 #include "pipeline/gguf_import.h"
+#include "pipeline/mxfp4_import.h"
 #include "pipeline/turboquant.h"
 
 namespace w4q::app {
@@ -61,8 +63,20 @@ int to_dialect(const CommonOptions& common, const OutputOptions& output, const C
                 concat("--to ", printable(conversion.to), ": TurboQuant's codes fit no other dialect"))
         .hint("--to w4q first");
   }
+  if (conversion.to == "w4q" && pipeline::is_mxfp4(conversion.input)) {
+    return from_mxfp4(common, output, conversion.input, "", "");
+  }
   const pipeline::ConvertRequest request = convert_request(output, conversion, conversion.allow_lossy);
   return convert_with(common, output, request, pipeline::plan_convert, pipeline::convert_model);
+}
+
+int decode(const CommonOptions& common, const OutputOptions& output, const Conversion& conversion) {
+  const pipeline::DecodeRequest request{.input = conversion.input,
+                                        .output = output.output,
+                                        .to = conversion.to,
+                                        .write = write_options(output),
+                                        .overwrite = output.overwrite};
+  return convert_with(common, output, request, pipeline::plan_decode, pipeline::decode_model);
 }
 
 using Kind = ConversionRow::Kind;
@@ -82,7 +96,9 @@ void refuse_unused(const ConversionRow& row, const OutputOptions& output, const 
   refuse(!gguf || !output.copy_all, "--copy-all", "nothing stands beside a GGUF file");
   refuse(gguf || conversion.tokenizer, "--no-tokenizer", "the tokenizer's files are copied, not converted");
   refuse(row.kind == Kind::dialect || !conversion.allow_lossy, "--allow-lossy",
-         gguf ? "gguf-q8_0 and its like round anew by themselves" : "it holds rotated schemes only");
+         gguf                       ? "gguf-q8_0 and its like round anew by themselves"
+         : row.kind == Kind::decode ? "what 16 bits cannot hold is rounded and counted; hf-f32 holds all"
+                                    : "it holds rotated schemes only");
 }
 
 std::string description_of_dialect(const std::string& name) {
@@ -92,6 +108,17 @@ std::string description_of_dialect(const std::string& name) {
 
 }  // namespace
 
+int from_mxfp4(const CommonOptions& common, const OutputOptions& output, const std::string& input,
+               const std::string& target, const std::string& layout) {
+  const pipeline::Mxfp4Request request{.input = input,
+                                       .output = output.output,
+                                       .target = target,
+                                       .layout = layout,
+                                       .write = write_options(output),
+                                       .overwrite = output.overwrite};
+  return convert_with(common, output, request, pipeline::plan_mxfp4, pipeline::import_mxfp4);
+}
+
 std::vector<ConversionRow> conversion_table() {
   std::vector<ConversionRow> rows;
   for (const auto& name : pipeline::convert_targets()) {
@@ -100,6 +127,9 @@ std::vector<ConversionRow> conversion_table() {
   rows.push_back({std::string(pipeline::turboquant_name), Kind::turboquant,
                   "TurboQuant's checkpoint of rotated schemes (from one: --to w4q)",
                   turboquant<pipeline::export_turboquant>});
+  for (const auto& name : pipeline::decode_targets()) {
+    rows.push_back({name, Kind::decode, "the decoded weights, in 16 or 32 bits", decode});
+  }
   for (const auto& name : pipeline::gguf_export_targets())
     rows.push_back({name, Kind::to_gguf, "a GGUF file", to_gguf});
   for (const auto& name : pipeline::gguf_import_targets())

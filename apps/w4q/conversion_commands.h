@@ -17,7 +17,7 @@ struct Conversion {
 
 struct ConversionRow {
   std::string to;
-  enum class Kind { dialect, turboquant, to_gguf, from_gguf } kind = Kind::dialect;
+  enum class Kind { dialect, turboquant, decode, to_gguf, from_gguf } kind = Kind::dialect;
   std::string description;
   int (*run)(const CommonOptions&, const OutputOptions&, const Conversion&);
 };
@@ -28,5 +28,10 @@ std::vector<ConversionRow> conversion_table();
 /// Runs the row for the input and `to`. Throws bad_argument, with the names that there are, when there is none, and for
 /// options that mean nothing to it.
 int convert(const CommonOptions& common, const OutputOptions& output, const Conversion& conversion);
+
+/// A folder of MXFP4 weights as table planes of the same values, laid out for `target` or in `layout`; canonical where
+/// both are empty.
+int from_mxfp4(const CommonOptions& common, const OutputOptions& output, const std::string& input,
+               const std::string& target, const std::string& layout);
 
 }  // namespace w4q::app

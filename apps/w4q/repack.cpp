@@ -6,6 +6,7 @@
 #include "common_options.h"
 #include "conversion_commands.h"
 #include "core/error.h"
+#include "pipeline/mxfp4_import.h"
 #include "pipeline/repack_model.h"
 
 namespace w4q::app {
@@ -49,6 +50,10 @@ int run(const Options& options) {
     throw Error(ErrorCode::bad_argument, "--target or --layout is required")
         .hint("--target sm89 for an RTX 4090; w4q list");
   }
+  if (pipeline::is_mxfp4(options.input)) {
+    return from_mxfp4(options.common, options.output, options.input, options.layout.empty() ? options.target : "",
+                      options.layout);
+  }
   const pipeline::RepackRequest request{.input = options.input,
                                         .output = options.output.output,
                                         .target = options.layout.empty() ? options.target : "",
@@ -74,16 +79,16 @@ void setup_repack(CLI::App& app, Action& action) {
   command
       ->add_option(
           "input", options->input,
-          "Folder of a packed checkpoint, w4q's or of another dialect; with --to also a 16-bit model or a GGUF "
-          "file")
+          "Folder of a packed checkpoint, w4q's, of another dialect or of MXFP4; with --to also a 16-bit model or a "
+          "GGUF file")
       ->required();
   add_output(*command, options->output);
   command->add_option("--target", options->target, "GPU to lay out for: sm80, sm89, sm90");
   command->add_option("--layout", options->layout, "One layout for all tensors (w4q list); canonical goes back");
   command->add_option("--to", options->to,
-                      "Another format: w4q or another dialect (w4q list --dialects); gguf (lossless), gguf-f16, "
-                      "gguf-bf16, gguf-f32, gguf-q8_0, gguf-q4_0, gguf-q4_1; from a GGUF file hf16, hf-f32 or w4q "
-                      "(keeps Q4_0 and Q8_0 codes)");
+                      "Another format: w4q or another dialect (w4q list --dialects); hf16 or hf-f32 (decoded weights); "
+                      "gguf (lossless), gguf-f16, gguf-bf16, gguf-f32, gguf-q8_0, gguf-q4_0, gguf-q4_1; from a GGUF "
+                      "file hf16, hf-f32 or w4q (keeps Q4_0 and Q8_0 codes)");
   command->add_flag("--allow-lossy", options->allow_lossy,
                     "With --to a dialect: round anew what it cannot say, and report the error, instead of refusing");
   command->add_flag("--no-tokenizer", options->no_tokenizer, "With --to, to and from GGUF: leave the tokenizer out");

@@ -36,8 +36,8 @@ DecodeOptions decode_of_text(const Options& options) {
 
 /// Options of something that was not asked for would be ignored without a word.
 void refuse_unused(const Options& options) {
-  const auto refuse = [](bool used, const char* what, const char* hint) {
-    if (!used) throw Error(ErrorCode::bad_argument, concat(what, " belongs to ", hint)).hint(hint);
+  const auto refuse = [](bool used, const char* what, const char* owner) {
+    if (!used) throw Error(ErrorCode::bad_argument, concat(what, " belongs to ", owner));
   };
   const verify::PerplexityOptions usual;
   const auto& checks = options.checks;
@@ -46,7 +46,6 @@ void refuse_unused(const Options& options) {
   const char* const text = "--ppl TEXT or --ids FILE";
   refuse(decodes || (windows.stride == 0 && windows.max_windows == 0 && !windows.bos), "a choice of windows", text);
   refuse(decodes || windows.context == usual.context, "--ctx", text);
-  refuse(decodes || verify::needs_gpu(checks) || options.decode.device == "auto", "--device", text);
   if (const char* const given = given_cache_option(options.decode)) {
     refuse(decodes || speed, given, "--ppl, --ids or --speed");
   }
@@ -111,9 +110,21 @@ class ImportedFolder {
   std::string path_;
 };
 
+/// A device that nothing of this run multiplies on: it must be there all the same, and the user hears of it.
+std::string idle_device(const Options& options) {
+  const auto& checks = options.checks;
+  const std::string& device = options.decode.device;
+  if (device == "auto" || checks.has_text() || verify::needs_gpu(checks)) return {};
+  device::open_device(device);
+  return concat("--device ", device,
+                ": without --ppl, --ids or a check that measures a GPU nothing is multiplied; codes and weights are "
+                "compared on the CPU");
+}
+
 int run(const Options& options) {
   apply(options.common);
   check_usage(options);
+  const std::string idle = idle_device(options);
   verify::CheckOptions checks = checks_of(options);
   verify::open_gpu(checks);
   std::optional<ImportedFolder> imported;
@@ -121,7 +132,11 @@ int run(const Options& options) {
     checks.model = imported.emplace().import(checks.model, !checks.text.empty());
   }
   verify::CheckContext context(std::move(checks));
-  const verify::Findings findings = verify::climb(context);
+  verify::Findings findings = verify::climb(context);
+  if (!idle.empty()) {
+    findings.text = concat("note: ", idle, "\n", findings.text);  // the verdict stands last
+    findings.json["notes"].push_back(idle);
+  }
   print(options.common, findings.text, findings.json);
   return findings.checks.passed() ? 0 : describe(ErrorCode::verification_failed).exit_status;
 }

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstring>
 #include <functional>
-#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -24,11 +22,6 @@ using Source = std::shared_ptr<const io::Checkpoint>;
 
 /// Values of the four bits of E2M1: a sign, two bits of exponent, one of mantissa.
 constexpr std::array<float, 16> e2m1 = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -.5f, -1, -1.5f, -2, -3, -4, -6};
-
-/// 2^(bits − 127); 255 is NaN.
-float f32_from_e8m0(uint8_t bits) noexcept {
-  return bits == 255 ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, bits - 127);
-}
 
 /// How scales lie over the values of a matrix: one for `rows` × `cols` of them.
 struct Scales {
@@ -77,9 +70,14 @@ Buffer fill(int64_t n, int64_t k, const std::function<void(int64_t row, float* o
 Buffer decode_e4m3(const Source& tensors, const std::string& name, const Shape& shape, const Scales& scales) {
   const auto codes = tensors->load(name);
   const auto* const bytes = reinterpret_cast<const uint8_t*>(codes->bytes.data());
+  std::array<float, 256> value_of;
+  for (size_t code = 0; code < value_of.size(); ++code) value_of[code] = f32_from_e4m3(static_cast<uint8_t>(code));
   return fill(shape[0], shape[1], [&](int64_t row, float* out) {
-    for (int64_t col = 0; col < shape[1]; ++col) {
-      out[col] = f32_from_e4m3(bytes[row * shape[1] + col]) * scales.at(row, col);
+    const uint8_t* const codes_of_row = bytes + row * shape[1];
+    for (int64_t first = 0; first < shape[1]; first += scales.cols) {
+      const float scale = scales.at(row, first);
+      const int64_t end = std::min(shape[1], first + scales.cols);
+      for (int64_t col = first; col < end; ++col) out[col] = value_of[codes_of_row[col]] * scale;
     }
   });
 }
@@ -90,9 +88,13 @@ Buffer decode_e2m1(const Source& tensors, const std::string& name, int64_t offse
   const auto codes = tensors->load(name);
   const auto* const bytes = reinterpret_cast<const uint8_t*>(codes->bytes.data()) + offset;
   return fill(shape[0], shape[1], [&](int64_t row, float* out) {
-    for (int64_t col = 0; col < shape[1]; ++col) {
-      const int64_t at = row * shape[1] + col;
-      out[col] = e2m1[(bytes[at / 2] >> (at % 2 * 4)) & 15] * scales.at(row, col);
+    for (int64_t first = 0; first < shape[1]; first += scales.cols) {
+      const float scale = scales.at(row, first);
+      const int64_t end = std::min(shape[1], first + scales.cols);
+      for (int64_t col = first; col < end; ++col) {
+        const int64_t at = row * shape[1] + col;
+        out[col] = e2m1[(bytes[at / 2] >> (at % 2 * 4)) & 15] * scale;
+      }
     }
   });
 }
@@ -115,6 +117,11 @@ class SmallFloats {
       if (info.dtype == DType::u8 && name.ends_with("_blocks")) read_mxfp4_stack(name, info);
       if (info.dtype == DType::u8 && name.ends_with(".weight_packed")) read_packed(name, info, "_packed");
       if (info.dtype == DType::u8 && name.ends_with(".weight")) read_packed(name, info, "");
+      for (const char* scale : {".k_scale", ".v_scale", ".q_scale", ".prob_scale"}) {
+        if (!name.ends_with(scale) || element_count(info.shape) > 1) continue;
+        hidden_.insert(name);
+        activations_ = true;
+      }
     }
     folder.quantization.notes.push_back(
         concat(derived_.size(), " matrices are stored as small floats and read as the weights that they stand for",

@@ -14,9 +14,6 @@
 
 namespace w4q::model {
 
-namespace {
-
-/// The linears of another program's checkpoint as the F32 matrices that they stand for.
 checkpoint::Folder decoded(checkpoint::Folder folder) {
   const auto source = std::make_shared<const io::Checkpoint>(std::move(folder.tensors));
   std::map<std::string, io::DerivedTensor, std::less<>> weights;
@@ -41,8 +38,6 @@ checkpoint::Folder decoded(checkpoint::Folder folder) {
   folder.quantization = {};
   return folder;
 }
-
-}  // namespace
 
 void follow_tensors(const io::Checkpoint& tensors, ModelConfig& config) {
   static const TensorNames known[] = {{"model.language_model.", "lm_head"},

@@ -34,6 +34,10 @@ OpenedModel open_model(const std::filesystem::path& folder, bool residual = true
 /// one that is quantized, and as its parts do.
 OpenedModel open_plain_model(const std::filesystem::path& folder, std::optional<uint64_t> fold_seed);
 
+/// The linears of a packed checkpoint as the F32 matrices "….weight" that they stand for, decoded as they are loaded,
+/// without its quantization_config.
+checkpoint::Folder decoded(checkpoint::Folder folder);
+
 /// A model of an architecture that is not known, with the experts of its stacks by themselves; of a 16-bit `base` those
 /// stacks alone that `candidate` does not hold.
 OpenedModel take_apart(OpenedModel model);

@@ -93,6 +93,17 @@ bool is_linear_layer(const io::TensorInfo& info) {
          !info.name.ends_with("embed_tokens.weight");
 }
 
+/// Modules of a mixture whose experts stay in one tensor, by the names that servers ask for: that of the mixture and
+/// those of its first expert, who decides for all.
+void keep_mixture(const io::TensorInfo& info, std::vector<std::string>& kept) {
+  const std::string mixture = info.name.substr(0, info.name.rfind('.'));
+  if (info.shape.size() != 3 || !mixture.ends_with(".experts")) return;
+  for (const char* module : {"", ".0.gate_proj", ".0.up_proj", ".0.down_proj"}) {
+    std::string name = mixture + module;
+    if (std::ranges::find(kept, name) == kept.end()) kept.push_back(std::move(name));
+  }
+}
+
 /// Everything that belongs to no packed linear.
 void plan_carried(ConvertPlan& plan) {
   std::set<std::string> packed;
@@ -103,6 +114,7 @@ void plan_carried(ConvertPlan& plan) {
     if (packed.contains(name)) continue;
     plan.carried.push_back({name, info.dtype, info.shape});
     if (is_linear_layer(info)) plan.kept.emplace_back(model::module_path(name));
+    keep_mixture(info, plan.kept);
   }
 }
 

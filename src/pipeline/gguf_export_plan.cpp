@@ -5,6 +5,7 @@
 #include <iterator>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "core/error.h"
 #include "core/text.h"
@@ -164,6 +165,26 @@ io::GgufMetadata read_tokenizer(const GgufExportRequest& request, ExportPlan& pl
   return gguf::tokenizer_to_gguf(files, plan.model.config, plan.notes);
 }
 
+/// Tensors that are no parameters of the architecture have no names in GGUF.
+void note_left_out(ExportPlan& plan) {
+  std::set<std::string, std::less<>> used;
+  for (const auto& tensor : plan.tensors) {
+    used.insert(tensor.parameter.name);
+    if (tensor.packed == nullptr) continue;
+    for (auto& plane : checkpoint::planned_planes(*tensor.packed)) used.insert(std::move(plane.name));
+  }
+  std::vector<std::string> left;
+  for (const auto& [name, info] : plan.model.folder.tensors.tensors()) {
+    if (!used.contains(name)) left.push_back(printable(name));
+  }
+  if (left.empty()) return;
+  constexpr size_t shown = 5;
+  const size_t more = left.size() - std::min(left.size(), shown);
+  left.resize(left.size() - more);
+  plan.notes.push_back(concat("left out, since GGUF has no place for it in this architecture: ", join(left),
+                              more > 0 ? concat(" and ", more, " more tensors") : ""));
+}
+
 io::GgufMetadata general_metadata(const fs::path& folder, const ExportPlan& plan) {
   const fs::path place = fs::weakly_canonical(folder);
   io::GgufMetadata metadata = {{"general.architecture", std::string(plan.model.config.architecture->gguf)},
@@ -174,16 +195,6 @@ io::GgufMetadata general_metadata(const fs::path& folder, const ExportPlan& plan
       std::ranges::any_of(plan.tensors, [](const ExportedTensor& tensor) { return describe(tensor.type).block > 1; });
   if (blocks) metadata.push_back({"general.quantization_version", uint32_t{2}});
   return metadata;
-}
-
-/// Towers and what predicts further tokens have no place in the file.
-void note_what_is_left_out(ExportPlan& plan) {
-  std::map<std::string_view, int64_t> left;
-  for (const auto& [name, info] : plan.model.folder.tensors.tensors()) {
-    const auto why = model::reason_to_carry(plan.model.config, name);
-    if (!why.empty()) ++left[why];
-  }
-  for (const auto& [why, count] : left) plan.notes.push_back(concat("left out: ", count, " tensors, ", why));
 }
 
 void append(io::GgufMetadata& metadata, io::GgufMetadata more) {
@@ -201,14 +212,14 @@ std::vector<std::string> gguf_export_targets() {
 ExportPlan plan_export(const GgufExportRequest& request) {
   const TargetRow& target = find_target(request.to);
   ExportPlan plan{model::open_model(request.input)};
-  model::require_decoder(plan.model.config, "GGUF");
+  model::require_decoder(plan.model.config, "a GGUF file");
   if (plan.model.config.architecture->gguf.empty()) {
     throw Error(ErrorCode::unsupported, concat("GGUF of ", plan.model.config.architecture_name, " is not written"))
         .hint("repack --to another format");
   }
   plan.model.config.tied_embeddings = model::has_tied_head(plan.model);
   plan.tensors = choose_types(plan, target);
-  note_what_is_left_out(plan);
+  note_left_out(plan);
   plan.rope_factors = gguf::rope_factors_to_gguf(plan.model.config);
   plan.metadata = general_metadata(request.input, plan);
   append(plan.metadata, gguf::config_to_gguf(plan.model.config, plan.notes));

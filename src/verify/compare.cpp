@@ -142,8 +142,15 @@ std::string predictions_text(const Comparison::Predictions& predictions) {
   table.row({"KL to the base", interval(a.base->kl.mean, a.base->kl.error, 5),
              interval(b.base->kl.mean, b.base->kl.error, 5),
              interval(predictions.kl_difference.mean, predictions.kl_difference.error, 5)});
-  table.row({"same most likely token, %", fixed(100 * a.base->same_top1, 2), fixed(100 * b.base->same_top1, 2),
-             fixed(100 * (b.base->same_top1 - a.base->same_top1), 2)});
+  for (size_t i = 0; i < a.base->kl_quantiles.size(); ++i) {
+    const auto &of_a = a.base->kl_quantiles[i], &of_b = b.base->kl_quantiles[i];
+    table.row({quantile_name(of_a), quantile_text(of_a), quantile_text(of_b), fixed(of_b.kl - of_a.kl, 5)});
+  }
+  table.row({"largest KL of one token", fixed(a.base->kl_max, 4), fixed(b.base->kl_max, 4),
+             fixed(b.base->kl_max - a.base->kl_max, 4)});
+  const auto changed = [](const Estimate& share) { return interval(100 * share.mean, 100 * share.error, 2); };
+  table.row({"other most likely token, %", changed(a.base->top1_changed), changed(b.base->top1_changed),
+             changed(predictions.top1_difference)});
   const int found = verdict(predictions);
   const char* words = found < 0   ? "B is closer to the base"
                       : found > 0 ? "A is closer to the base"
@@ -223,18 +230,20 @@ Comparison::Predictions compare_predictions(const model::Model& a, const model::
   const model::Model* const candidates[] = {&a, &b};
   const BaseModel one{&base, options.base_kv.value_or(kernels::KvChoice{})};
   auto reports = measure_perplexities(candidates, {&one, 1}, ids, options);
-  Comparison::Predictions result{std::move(reports[0]), std::move(reports[1]), {}, {}};
+  Comparison::Predictions result{std::move(reports[0]), std::move(reports[1]), {}, {}, {}};
   struct Pair {
     int64_t scored;
-    double nll, kl;
+    double nll, kl, top1_changed;
   };
   std::vector<Pair> pairs;
   for (size_t i = 0; i < result.a.per_window.size(); ++i) {
     const auto &from = result.a.per_window[i], &to = result.b.per_window[i];
-    pairs.push_back({from.scored, to.nll - from.nll, to.kl - from.kl});
+    pairs.push_back(
+        {from.scored, to.nll - from.nll, to.kl - from.kl, static_cast<double>(to.top1_changed - from.top1_changed)});
   }
   result.nll_difference = estimate(pairs, [](const Pair& pair) { return pair.nll; });
   result.kl_difference = estimate(pairs, [](const Pair& pair) { return pair.kl; });
+  result.top1_difference = estimate(pairs, [](const Pair& pair) { return pair.top1_changed; });
   return result;
 }
 
@@ -290,6 +299,7 @@ io::Json to_json(const Comparison& comparison) {
   json["b"]["perplexity"] = to_json(predictions.b);
   json["nll_difference"] = estimate_json(predictions.nll_difference);
   json["kl_difference"] = estimate_json(predictions.kl_difference);
+  json["top1_difference"] = estimate_json(predictions.top1_difference);
   json["verdict"] = verdict(predictions);
   return json;
 }

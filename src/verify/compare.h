@@ -48,6 +48,7 @@ struct Comparison {
     PerplexityReport a, b;    ///< against the base, on the same windows
     Estimate nll_difference;  ///< b − a, paired window by window
     Estimate kl_difference;
+    Estimate top1_difference;  ///< of the shares of tokens whose most likely next token is not the base's
   };
   std::optional<Predictions> predictions;
 };
@@ -61,8 +62,6 @@ Comparison compare_linears(const model::OpenedModel& a, const model::OpenedModel
 Comparison::Predictions compare_predictions(const model::Model& a, const model::Model& b, const model::Model& base,
                                             std::span<const int32_t> ids, const PerplexityOptions& options);
 
-/// Half the width of a 95 % confidence interval in standard errors.
-inline constexpr double confidence = 1.96;
 /// What the difference of KL says: −1: b is closer to the base, 1: a is, 0: no difference beyond chance at 95 %.
 int verdict(const Comparison::Predictions& predictions) noexcept;
 

@@ -182,7 +182,7 @@ class Detective {
     const std::string left_out = claims_.left_out_by(linear);
     if (found.empty()) {
       if (!plain) return fault(parameter.name, "is missing, packed or not");
-      if (in_block && left_out.empty() && claims_.can_leave_out() &&
+      if (in_block && !model::is_embedding(linear) && left_out.empty() && claims_.can_leave_out() &&
           is_weight_dtype(checkpoint_.at(parameter.name).dtype)) {
         fault(parameter.name, "is in 16 bit, but the config lists it as quantized");
       }

@@ -7,6 +7,9 @@
 
 namespace w4q::verify {
 
+/// Half the width of a 95 % confidence interval in standard errors.
+inline constexpr double confidence = 1.96;
+
 struct Estimate {
   double mean = 0;
   double error = 0;  ///< standard error; NaN for a single window

@@ -1,6 +1,8 @@
 #include "verify/ladder.h"
 
 #include <algorithm>
+#include <memory>
+#include <set>
 
 #include "checkpoint/low_precision.h"
 #include "core/error.h"
@@ -33,13 +35,24 @@ void check_limit(const CheckOptions& options, const CheckRow& row, const Limit& 
   if (!options.limits.contains(limit.option)) return;
   if (!row.option.empty() && !is_asked(options, row)) {
     refuse(concat(limit.option, " belongs to ", row.option),
-           concat(row.option, row.value.empty() ? "" : " ", row.value));
+           row.value.empty() ? std::string() : concat(row.option, " ", row.value));
   }
   if ((limit.base && !options.has_base()) || (row.needs.text && !options.has_text())) {
     refuse(concat(limit.option, limit.base ? " compares with a base" : " needs a text"),
            concat(row.needs.text ? "--ppl text.txt" : "", row.needs.text && limit.base ? " " : "",
                   limit.base ? "--base MODEL" : ""));
   }
+}
+
+/// `candidate` with the experts of those stacks in the stacks' place that the base has one by one, as small floats.
+model::OpenedModel apart_like(model::OpenedModel candidate, const io::Checkpoint& base) {
+  candidate = model::take_apart_like(std::move(candidate), base);
+  if (candidate.apart.empty()) return candidate;
+  std::set<std::string, std::less<>> stacks;
+  for (const auto& stack : candidate.apart) stacks.insert(stack.name);
+  const auto whole = std::make_shared<const io::Checkpoint>(std::move(candidate.folder.tensors));
+  candidate.folder.tensors = io::Checkpoint::derive(whole, {}, whole->derivation(), stacks);
+  return candidate;
 }
 
 /// What held, and what nothing was there to hold against: no checkpoint is simply right.
@@ -87,6 +100,7 @@ const model::OpenedModel& CheckContext::candidate() {
   if (!candidate_) {
     checkpoint::require_folder(options_.model);
     candidate_ = model::open_model(checkpoint::read_quantization(headers()));
+    if (options_.has_base()) candidate_ = apart_like(std::move(*candidate_), stored_base().folder.tensors);
   }
   return *candidate_;
 }
@@ -101,6 +115,10 @@ const model::OpenedModel& CheckContext::base() {
     // Of the config alone: the candidate may be too damaged to be opened.
     const auto rotations = model::read_folded_rotations(config(), options_.model.string());
     folded_base_ = model::fold_like(stored_base(), rotations);
+    // Decoded weights are held against what a base of few bits stands for.
+    const bool plain = !checkpoint::stated_quantization(config(), options_.model);
+    const auto& packed = folded_base_->folder.quantization.linears;
+    if (plain && !packed.empty()) folded_base_->folder = model::decoded(std::move(folded_base_->folder));
     if (folded_base_->config.architecture == nullptr) {
       folded_base_ = model::take_apart_like(std::move(*folded_base_), headers().tensors);
     }

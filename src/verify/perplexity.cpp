@@ -41,6 +41,7 @@ struct WindowSums {
   double kl_max = 0;
   int64_t same_top1 = 0;
   int64_t top5 = 0;
+  std::vector<float> kls = {};  ///< of every token
 
   void add(const LogitComparison& token) {
     ++scored;
@@ -50,6 +51,7 @@ struct WindowSums {
     kl_max = std::max(kl_max, token.kl);
     same_top1 += token.same_top1 ? 1 : 0;
     top5 += token.top5_overlap;
+    kls.push_back(static_cast<float>(token.kl));
   }
 };
 
@@ -60,7 +62,15 @@ WindowSums sum_up(const std::vector<LogitComparison>& tokens) {
   // A model that computes NaN has no perplexity; the report says so instead of hiding it in a maximum.
   sums.scored = 1;
   sums.nll = sums.base_nll = sums.kl = std::numeric_limits<double>::quiet_NaN();
+  sums.kls.push_back(std::numeric_limits<float>::quiet_NaN());
   return sums;
+}
+
+/// Number `share` of sorted values, the nearest rank.
+float at_share(const std::vector<float>& sorted, double share) {
+  const auto count = static_cast<double>(sorted.size());
+  const double rank = std::clamp(std::ceil(share * count), 1.0, count);
+  return sorted[static_cast<size_t>(rank) - 1];
 }
 
 PerplexityReport::AgainstBase against_base(const std::vector<WindowSums>& windows) {
@@ -68,7 +78,13 @@ PerplexityReport::AgainstBase against_base(const std::vector<WindowSums>& window
   result.nll = estimate(windows, [](const auto& w) { return w.base_nll; });
   result.nll_difference = estimate(windows, [](const auto& w) { return w.nll - w.base_nll; });
   result.kl = estimate(windows, [](const auto& w) { return w.kl; });
-  for (const auto& window : windows) result.kl_max = std::max(result.kl_max, window.kl_max);
+  std::vector<std::vector<float>> kls;
+  for (const auto& window : windows) {
+    result.kl_max = std::max(result.kl_max, window.kl_max);
+    kls.push_back(window.kls);
+  }
+  result.kl_quantiles = kl_quantiles(kls);
+  result.top1_changed = estimate(windows, [](const auto& w) { return static_cast<double>(w.scored - w.same_top1); });
   result.same_top1 = estimate(windows, [](const auto& w) { return static_cast<double>(w.same_top1); }).mean;
   result.top5_overlap = estimate(windows, [](const auto& w) { return static_cast<double>(w.top5) / 5; }).mean;
   return result;
@@ -120,6 +136,37 @@ Window make_window(std::span<const int32_t> ids, int64_t start, int64_t span, in
 
 }  // namespace
 
+std::vector<KlQuantile> kl_quantiles(const std::vector<std::vector<float>>& windows) {
+  struct Below {
+    int64_t scored, below;
+  };
+  std::vector<float> sorted;
+  for (const auto& window : windows) sorted.insert(sorted.end(), window.begin(), window.end());
+  if (sorted.empty()) return {};
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+  const bool known = std::ranges::none_of(sorted, [](float kl) { return std::isnan(kl); });
+  if (known) std::ranges::sort(sorted);
+  std::vector<KlQuantile> result;
+  for (const double share : kl_shares) {
+    if (!known) {
+      result.push_back({share, nan, nan, nan});
+      continue;
+    }
+    // How well the share below it is known, window by window, says between which shares the true one lies.
+    const float kl = at_share(sorted, share);
+    std::vector<Below> counts;
+    for (const auto& window : windows) {
+      counts.push_back({static_cast<int64_t>(window.size()),
+                        std::ranges::count_if(window, [&](float value) { return value <= kl; })});
+    }
+    const double error = estimate(counts, [](const Below& window) { return static_cast<double>(window.below); }).error;
+    const bool several = std::isfinite(error);
+    result.push_back({share, kl, several ? at_share(sorted, share - confidence * error) : nan,
+                      several ? at_share(sorted, share + confidence * error) : nan});
+  }
+  return result;
+}
+
 double PerplexityReport::perplexity() const noexcept { return std::exp(nll.mean); }
 double PerplexityReport::perplexity_error() const noexcept { return perplexity() * nll.error; }
 double PerplexityReport::base_perplexity() const noexcept { return base ? std::exp(base->nll.mean) : 0; }
@@ -143,7 +190,8 @@ PerplexityReport make_report(const std::vector<WindowSums>& windows, bool has_ba
   report.nll = estimate(windows, [](const auto& w) { return w.nll; });
   if (has_base) report.base = against_base(windows);
   for (const auto& window : windows) {
-    report.per_window.push_back({window.scored, window.nll, window.base_nll, window.kl});
+    report.per_window.push_back(
+        {window.scored, window.nll, window.base_nll, window.kl, has_base ? window.scored - window.same_top1 : 0});
   }
   return report;
 }
@@ -200,6 +248,17 @@ PerplexityReport measure_perplexity(const Model& candidate, const Model* base, s
   return std::move(measure_perplexities({&alone, 1}, {&one, base != nullptr ? 1u : 0u}, ids, options).front());
 }
 
+std::string quantile_name(const KlQuantile& quantile) {
+  if (quantile.share == 0.5) return "median KL (95 % interval)";
+  return concat("KL that ", 100 * quantile.share, " % of tokens do not exceed");
+}
+
+std::string quantile_text(const KlQuantile& quantile) {
+  const std::string text = fixed(quantile.kl, 5);
+  if (std::isnan(quantile.low)) return text;
+  return concat(text, " (", fixed(quantile.low, 5), " … ", fixed(quantile.high, 5), ")");
+}
+
 std::string to_text(const PerplexityReport& report) {
   const auto with_error = [](double value, double error, int digits) {
     return std::isnan(error) ? fixed(value, digits) : fixed(value, digits) + " ± " + fixed(error, digits);
@@ -211,8 +270,9 @@ std::string to_text(const PerplexityReport& report) {
     table.row({"base perplexity", with_error(report.base_perplexity(), report.base_perplexity() * base.nll.error, 4)});
     table.row({"ratio", with_error(report.ratio(), report.ratio_error(), 4)});
     table.row({"KL to base, nats per token", with_error(base.kl.mean, base.kl.error, 5)});
+    for (const auto& quantile : base.kl_quantiles) table.row({quantile_name(quantile), quantile_text(quantile)});
     table.row({"largest KL of one token", fixed(base.kl_max, 4)});
-    table.row({"same most likely token, %", fixed(100 * base.same_top1, 2)});
+    table.row({"same most likely token, %", with_error(100 * base.same_top1, 100 * base.top1_changed.error, 2)});
     table.row({"overlap of the five most likely, %", fixed(100 * base.top5_overlap, 2)});
   }
   table.row({"windows", concat(report.windows)});
@@ -239,7 +299,14 @@ io::Json to_json(const PerplexityReport& report) {
                   {"kl_error", base.kl.error},
                   {"kl_max", base.kl_max},
                   {"same_top1", base.same_top1},
+                  {"top1_changed", base.top1_changed.mean},
+                  {"top1_changed_error", base.top1_changed.error},
                   {"top5_overlap", base.top5_overlap}};
+  io::Json quantiles = io::Json::array();
+  for (const auto& [share, kl, low, high] : base.kl_quantiles) {
+    quantiles.push_back({{"share", share}, {"kl", kl}, {"low", low}, {"high", high}});
+  }
+  json["base"]["kl_quantiles"] = std::move(quantiles);
   return json;
 }
 

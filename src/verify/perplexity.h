@@ -37,7 +37,21 @@ struct WindowScore {
   double nll = 0;
   double base_nll = 0;  ///< with a base
   double kl = 0;
+  int64_t top1_changed = 0;  ///< tokens whose most likely next token is another
 };
+
+/// The KL below which a share of the tokens lies.
+struct KlQuantile {
+  double share = 0;  ///< 0.99
+  double kl = 0;     ///< the smallest that this share does not exceed
+  double low = 0;    ///< of a 95 % interval, which knows that tokens of one window are not independent; NaN for a
+  double high = 0;   ///< single window
+};
+/// Those that are told.
+inline constexpr double kl_shares[] = {0.5, 0.9, 0.95, 0.99, 0.999};
+
+/// Quantiles over the tokens of all windows, whatever their sizes; nothing where there are no tokens, NaN where one is.
+std::vector<KlQuantile> kl_quantiles(const std::vector<std::vector<float>>& windows);
 
 struct PerplexityReport {
   int64_t windows = 0;
@@ -51,8 +65,10 @@ struct PerplexityReport {
     Estimate nll_difference;  ///< candidate − base, paired window by window
     Estimate kl;              ///< KL(base ‖ candidate), nats per token
     double kl_max = 0;        ///< of one token
-    double same_top1 = 0;     ///< share of tokens with the same most likely next token
-    double top5_overlap = 0;  ///< mean share of the base's five most likely tokens among the candidate's
+    std::vector<KlQuantile> kl_quantiles = {};
+    Estimate top1_changed = {};  ///< share of tokens whose most likely next token is another
+    double same_top1 = 0;        ///< share of tokens with the same most likely next token
+    double top5_overlap = 0;     ///< mean share of the base's five most likely tokens among the candidate's
   };
   std::optional<AgainstBase> base;
 
@@ -81,6 +97,10 @@ std::vector<PerplexityReport> measure_perplexities(std::span<const model::Model*
 /// The same with one candidate and one base, or with none where it is null.
 PerplexityReport measure_perplexity(const model::Model& candidate, const model::Model* base,
                                     std::span<const int32_t> ids, const PerplexityOptions& options);
+
+/// "median KL (95 % interval)" and "0.00231 (0.00210 … 0.00255)".
+std::string quantile_name(const KlQuantile& quantile);
+std::string quantile_text(const KlQuantile& quantile);
 
 std::string to_text(const PerplexityReport& report);
 io::Json to_json(const PerplexityReport& report);

@@ -7,6 +7,7 @@
 namespace w4q::verify {
 
 CheckRow digests_check();
+CheckRow contents_check();
 CheckRow conventions_check();
 CheckRow structure_check();
 CheckRow tokenizer_check();
@@ -22,9 +23,9 @@ CheckRow kv_compare_check();
 CheckRow speed_check();
 
 inline constexpr CheckRow (*rungs[])() = {
-    digests_check,    conventions_check, structure_check,  tokenizer_check, codes_check,
-    finite_check,     decoder_check,     statistics_check, weights_check,   reference_check,
-    perplexity_check, kernels_check,     kv_compare_check, speed_check,
+    digests_check,   contents_check,   conventions_check, structure_check,  tokenizer_check,
+    codes_check,     finite_check,     decoder_check,     statistics_check, weights_check,
+    reference_check, perplexity_check, kernels_check,     kv_compare_check, speed_check,
 };
 
 }  // namespace w4q::verify

@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <fstream>
+#include <iterator>
 
 #include "core/rng.h"
 #include "program.h"
@@ -14,10 +16,28 @@
 namespace w4q::test {
 namespace {
 
-/// A hundred kills at random moments of runs that replace each other's outputs.
+/// Bytes of a file, or of all files below a folder; empty where there is none.
+std::string bytes_at(const std::filesystem::path& path) {
+  if (std::filesystem::is_directory(path)) return folder_digest(path);
+  std::ifstream stream(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+/// Starts it, kills it anywhere in the run or a little beyond its end, and says whether it had ended.
+bool kill_within(const std::vector<std::string>& arguments, double seconds, uint64_t number) {
+  const pid_t child = start_w4q(arguments);
+  ::usleep(static_cast<useconds_t>(1e6 * seconds * 1.1 * random_uniform(12, number)));
+  ::kill(child, SIGKILL);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status);
+}
+
+/// Two hundred kills at random moments of runs that replace each other's outputs, or write none.
 TEST(Atomicity, KilledRunsLeaveTheOldOrTheNewOutput) {
   const TemporaryFolder folder;
   const auto path = [&](const char* name) { return (folder / name).string(); };
+  const std::string text = (std::filesystem::path(bundled_model()) / "own" / "selfgen.txt").string();
   const auto quantize = [&](const char* bits) {
     return std::vector<std::string>{"quantize", bundled_model(), "-o",     path("q"), "--k",
                                     bits,       "--overwrite",   "--quiet"};
@@ -26,43 +46,61 @@ TEST(Atomicity, KilledRunsLeaveTheOldOrTheNewOutput) {
     return std::vector<std::string>{"repack", path("from"), "-o",  path("r"), "--layout",
                                     layout,   "--device",   "cpu", "--quiet", "--overwrite"};
   };
+  const auto decode = [&](const char* to) {
+    return std::vector<std::string>{"repack", path("from"), "-o", path("d"), "--to", to, "--quiet", "--overwrite"};
+  };
+  const auto calibrate = [&](const char* sequences) {
+    return std::vector<std::string>{
+        "calibrate", bundled_model(), "--text",   text, "-o",       path("stats.safetensors"),
+        "--samples", sequences,       "--length", "32", "--device", "cpu",
+        "--quiet",   "--overwrite"};
+  };
   ASSERT_EQ(run_w4q({"quantize", bundled_model(), "-o", path("from"), "--k", "3", "--quiet"}).status, 0);
   struct Way {
     std::string output;
     std::vector<std::string> arguments;
     double seconds = 0;
-    std::string digest = {};
+    std::string bytes = {};
   };
-  std::vector<Way> ways{{path("q"), quantize("2")},
-                        {path("r"), repack("kbit-tile")},
-                        {path("q"), quantize("3")},
-                        {path("r"), repack("kbit-fragment")}};
-  for (Way& way : ways) {
-    const auto whole = run_w4q(way.arguments);
-    ASSERT_EQ(whole.status, 0) << whole.err;
-    way.seconds = whole.seconds;
-    way.digest = folder_digest(way.output);
+  // Each with the one that replaces its output; of those that write nothing, or the same again, twice the same.
+  const Way hash{path("from"), {"hash", path("from"), "--write", "--overwrite", "--quiet"}};
+  const Way verify{path("from"), {"verify", path("from"), "--base", bundled_model(), "--quiet"}};
+  std::vector<std::array<Way, 2>> pairs{
+      {Way{path("q"), quantize("2")}, Way{path("q"), quantize("3")}},
+      {Way{path("r"), repack("kbit-tile")}, Way{path("r"), repack("kbit-fragment")}},
+      {Way{path("d"), decode("hf16")}, Way{path("d"), decode("hf-f32")}},
+      {Way{path("stats.safetensors"), calibrate("4")}, Way{path("stats.safetensors"), calibrate("8")}},
+      {hash, hash},
+      {verify, verify}};
+  for (auto& pair : pairs) {
+    for (Way& way : pair) {
+      const auto whole = run_w4q(way.arguments);
+      ASSERT_EQ(whole.status, 0) << whole.err;
+      way.seconds = whole.seconds;
+      way.bytes = bytes_at(way.output);
+      ASSERT_FALSE(way.bytes.empty()) << way.output;
+    }
   }
 
-  constexpr size_t kills = 100;
+  constexpr size_t kills = 200;
   size_t survived = 0;
   for (size_t i = 0; i < kills; ++i) {
-    const Way &way = ways[i % 4], &other = ways[(i + 2) % 4];
-    const pid_t child = start_w4q(way.arguments);
-    // Anywhere in the run, and a little beyond its end.
-    ::usleep(static_cast<useconds_t>(1e6 * way.seconds * 1.1 * random_uniform(12, i)));
-    ::kill(child, SIGKILL);
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    survived += WIFEXITED(status) ? 1 : 0;
-    const std::string now = folder_digest(way.output);
-    ASSERT_TRUE(now == way.digest || now == other.digest) << "after kill " << i;
-    ASSERT_EQ(run_w4q({"verify", way.output, "--quiet"}).status, 0) << "after kill " << i;
+    const auto& pair = pairs[i % pairs.size()];
+    const size_t which = i / pairs.size() % 2;
+    const Way &way = pair[which], &other = pair[1 - which];
+    survived += kill_within(way.arguments, way.seconds, i) ? 1 : 0;
+    const std::string now = bytes_at(way.output);
+    ASSERT_TRUE(now == way.bytes || now == other.bytes) << way.arguments.front() << " after kill " << i;
+    if (way.output == path("stats.safetensors")) continue;
+    ASSERT_EQ(run_w4q({"hash", way.output, "--check", "--quiet"}).status, 0) << "after kill " << i;
   }
   EXPECT_LT(survived, kills / 2) << "few runs were killed: the test proved little";
 
-  // The next complete run removes what the killed ones left for its output; the others' goes with clean.
-  ASSERT_EQ(run_w4q(quantize("2")).status, 0);
+  // The next complete run gives the same bytes, and removes what the killed ones left for its output.
+  for (const auto& pair : pairs) {
+    ASSERT_EQ(run_w4q(pair[0].arguments).status, 0);
+    EXPECT_TRUE(bytes_at(pair[0].output) == pair[0].bytes) << pair[0].output;
+  }
   const auto left = [&] {
     std::vector<std::string> names;
     for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
@@ -73,7 +111,7 @@ TEST(Atomicity, KilledRunsLeaveTheOldOrTheNewOutput) {
   };
   for (const auto& name : left()) EXPECT_NE(name.rfind(".q.", 0), 0u) << "left behind by killed runs";
   ASSERT_EQ(run_w4q({"clean", folder.path().string()}).status, 0);
-  EXPECT_EQ(left(), (std::vector<std::string>{"from", "q", "r"}));
+  EXPECT_EQ(left(), (std::vector<std::string>{"d", "from", "q", "r", "stats.safetensors"}));
 }
 
 TEST(Atomicity, InterruptedQuantizeCleansUp) {

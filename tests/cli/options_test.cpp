@@ -127,12 +127,34 @@ TEST_F(Options, VerifyThresholdsDecideTheExitStatus) {
   EXPECT_EQ(run({"--ids", ids, "--ctx", "1000000"}).status, 2) << "no whole window";
 }
 
+TEST_F(Options, VerifySaysWhatADeviceWasNotNeededFor) {
+  const auto result = run_w4q({"verify", bundled_model(), "--quiet", "--device", "cpu"});
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_NE(result.out.find("note: --device cpu: without --ppl"), std::string::npos) << result.out;
+  const auto json = run_w4q({"verify", bundled_model(), "--quiet", "--device", "cpu", "--json"}).json();
+  EXPECT_NE(json["notes"].dump().find("--device cpu"), std::string::npos) << json;
+}
+
+/// A hint that repeats the message helps nobody.
+TEST_F(Options, HintsSayMoreThanTheMessage) {
+  for (const std::vector<std::string>& more : std::vector<std::vector<std::string>>{
+           {"--ctx", "64"}, {"--bos"}, {"--kv", "fp8"}, {"--target", "sm89"}, {"--max-ppl-ratio", "2"}}) {
+    std::vector<std::string> arguments{"verify", bundled_model(), "--quiet"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const std::string message = run_w4q(arguments).err;
+    const size_t hint = message.find("hint: ");
+    if (hint == std::string::npos) continue;
+    const std::string said = message.substr(hint + 6, message.find('\n', hint) - hint - 6);
+    EXPECT_EQ(message.find(said), hint + 6) << message;
+  }
+}
+
 TEST_F(Options, VerifyRefusesWhatItWouldIgnore) {
   const std::string ids = bundled_model() + "/own/selfgen.ids.u16";
   for (const std::vector<std::string>& more :
        std::vector<std::vector<std::string>>{{"--kv", "fp8"},
                                              {"--kv-delta", "3"},
-                                             {"--device", "cuda"},
+                                             {"--device", "bogus"},
                                              {"--residual-gpu-bytes", "1GB"},
                                              {"--target", "sm89"},
                                              {"--generate", "5"},

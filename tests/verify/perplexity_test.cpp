@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/rng.h"
 #include "packed_model.h"
 #include "tokenizer/token_file.h"
 
@@ -27,6 +28,71 @@ TEST_F(Perplexity, OfAModelAgainstItselfHasRatioOneAndNoKl) {
   EXPECT_NEAR(report.base->kl.mean, 0, 1e-9);
   EXPECT_EQ(report.base->same_top1, 1.0);
   EXPECT_EQ(report.base->top5_overlap, 1.0);
+}
+
+/// Every token counts once, however large its window is.
+TEST(KlQuantiles, OfWindowsOfManySizes) {
+  std::vector<std::vector<float>> windows;
+  int value = 0;
+  for (const int size : {1, 9, 90, 400, 500}) {
+    std::vector<float>& window = windows.emplace_back();
+    // 0 … 999, spread over the windows: 387 has no factor in common with 1000.
+    for (int i = 0; i < size; ++i) window.push_back(static_cast<float>(value++ * 387 % 1000));
+  }
+  const auto quantiles = kl_quantiles(windows);
+  const std::vector<double> expected{499, 899, 949, 989, 998};
+  ASSERT_EQ(quantiles.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(quantiles[i].kl, expected[i]) << quantiles[i].share;
+    EXPECT_LE(quantiles[i].low, quantiles[i].kl);
+    EXPECT_GE(quantiles[i].high, quantiles[i].kl);
+  }
+  EXPECT_LT(quantiles[0].low, 499);
+  EXPECT_GT(quantiles[0].high, 499);
+}
+
+/// 200 draws of 40 windows whose tokens agree with each other: 95 % intervals of the median hold the true one in 90 % to
+/// 99 % of them, where intervals that took tokens for independent would in about half.
+TEST(KlQuantiles, IntervalsKnowThatTokensOfAWindowAgree) {
+  int holds = 0;
+  for (uint64_t draw = 0; draw < 200; ++draw) {
+    std::vector<std::vector<float>> windows(40);
+    for (size_t window = 0; window < windows.size(); ++window) {
+      const double level = random_uniform(draw, window);
+      for (uint64_t i = 0; i < 5 + 20 * (window % 3); ++i) {
+        windows[window].push_back(static_cast<float>(level + random_uniform(1000 + draw, 100 * window + i)));
+      }
+    }
+    const KlQuantile median = kl_quantiles(windows).front();
+    holds += median.low <= 1 && median.high >= 1;
+  }
+  EXPECT_GE(holds, 180);
+  EXPECT_LE(holds, 198);
+}
+
+TEST(KlQuantiles, OfOneWindowHaveNoIntervalAndOfNaNNoValue) {
+  EXPECT_TRUE(kl_quantiles({}).empty());
+  const auto one = kl_quantiles({{1, 2, 3}});
+  EXPECT_EQ(one.front().kl, 2);
+  EXPECT_TRUE(std::isnan(one.front().low));
+  EXPECT_TRUE(std::isnan(kl_quantiles({{1, NAN}, {2}}).front().kl));
+}
+
+TEST_F(Perplexity, TailsAreThoseOfTheTokens) {
+  const test::TemporaryFolder folder;
+  const auto packed = model::Model::open(test::quantized_model(folder, 3));
+  const auto report = measure_perplexity(packed, &base, ids, {.context = 64, .max_windows = 6});
+  const auto& tails = report.base->kl_quantiles;
+  ASSERT_EQ(tails.size(), std::size(kl_shares));
+  for (size_t i = 1; i < tails.size(); ++i) EXPECT_GE(tails[i].kl, tails[i - 1].kl);
+  EXPECT_GT(tails.front().kl, 0);
+  EXPECT_LE(tails.back().kl, report.base->kl_max + 1e-6);
+  // 378 tokens: the largest is more than 99.9 % of them.
+  EXPECT_NEAR(tails.back().kl, report.base->kl_max, 1e-6 * report.base->kl_max);
+  EXPECT_DOUBLE_EQ(report.base->top1_changed.mean, 1 - report.base->same_top1);
+  const io::Json json = to_json(report)["base"];
+  EXPECT_EQ(json["kl_quantiles"].size(), tails.size());
+  EXPECT_EQ(json["kl_quantiles"][3]["share"], 0.99);
 }
 
 TEST_F(Perplexity, KlIsPositiveAndFallsWithMoreBits) {

@@ -198,9 +198,10 @@ Json describe_compressed_tensors(std::string_view version, const std::vector<Dia
                                       {"output_activations", nullptr}};
   }
   // The head is a module even where its weight is the embedding table's, and then not among `kept`.
+  const auto is_head = [](std::string_view name) { return name == "lm_head" || name.ends_with(".lm_head"); };
   std::vector<std::string> ignore = kept;
-  const bool packed_head = std::ranges::any_of(linears, [](const auto& linear) { return linear.name == "lm_head"; });
-  if (!packed_head && std::ranges::find(ignore, "lm_head") == ignore.end()) ignore.emplace_back("lm_head");
+  const bool packed_head = std::ranges::any_of(linears, is_head, &DialectLinear::name);
+  if (!packed_head && std::ranges::none_of(ignore, is_head)) ignore.emplace_back("lm_head");
   return {{"quant_method", "compressed-tensors"}, {"format", our_format},
           {"quantization_status", "compressed"},  {"version", version},
           {"config_groups", described},           {"ignore", ignore},

@@ -1,0 +1,261 @@
+#include "pipeline/decode_model.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "checkpoint/digests.h"
+#include "checkpoint/folder.h"
+#include "core/convert.h"
+#include "core/error.h"
+#include "core/progress.h"
+#include "core/stopwatch.h"
+#include "core/text.h"
+#include "formats/gguf_blocks.h"
+#include "io/output.h"
+#include "model/model.h"
+#include "pipeline/output_rules.h"
+
+namespace w4q::pipeline {
+namespace {
+
+constexpr std::string_view half_name = "hf16", exact_name = "hf-f32";
+constexpr std::string_view codes_of_stack = "_blocks", scales_of_stack = "_scales";
+
+/// A tensor to write: one that is decoded, several experts that become one stack, or one that is carried along.
+struct DecodedTensor {
+  std::string name;
+  std::vector<std::string> parts;  ///< F32 matrices [n, k]; none: carried along
+  Shape shape;
+  DType dtype = DType::bf16;
+  std::string from;
+  int64_t bytes_before = 0;
+  bool stack = false;  ///< parts stand one behind the other, each transposed
+};
+
+struct DecodePlan {
+  checkpoint::Folder source;  ///< as it is opened: of small floats, decoded already
+  io::Checkpoint tensors;     ///< with every packed linear as the F32 matrix that it stands for
+  DType dtype = DType::bf16;  ///< of what is decoded
+  std::vector<DecodedTensor> list;
+};
+
+bool is_decoded(const io::Checkpoint& raw, const io::Checkpoint& tensors, const std::string& name) {
+  return !raw.contains(name) || tensors.stored_dtype(name) != tensors.at(name).dtype;
+}
+
+/// "T.3.weight" → "T", where the files hold the codes of the stack T.
+std::optional<std::string> stack_of(const io::Checkpoint& raw, std::string_view name) {
+  const std::string_view expert = model::module_path(name);
+  const size_t dot = expert.rfind('.');
+  if (dot == std::string_view::npos) return std::nullopt;
+  std::string stack(expert.substr(0, dot));
+  return raw.contains(stack + std::string(codes_of_stack)) ? std::optional(std::move(stack)) : std::nullopt;
+}
+
+/// The path that a tensor of codes or scales belongs to: "T_blocks" → "T", "X.weight_scale" → "X".
+std::string owner_of(const std::string& name) {
+  for (const auto suffix : {codes_of_stack, scales_of_stack}) {
+    if (name.ends_with(suffix)) return name.substr(0, name.size() - suffix.size());
+  }
+  return name.substr(0, name.rfind('.'));
+}
+
+/// Experts in the order of their numbers: names have "10" before "9".
+void order_parts(DecodedTensor& tensor) {
+  const auto number = [&](const std::string& part) { return std::stoll(part.substr(tensor.name.size() + 1)); };
+  std::ranges::sort(tensor.parts, {}, number);
+}
+
+void list_decoded(DecodePlan& plan, const io::Checkpoint& raw) {
+  std::map<std::string, DecodedTensor> decoded;  // by path
+  for (const auto& [name, info] : plan.tensors.tensors()) {
+    if (!is_decoded(raw, plan.tensors, name)) continue;
+    const auto stack = stack_of(raw, name);
+    const std::string path = stack.value_or(std::string(model::module_path(name)));
+    DecodedTensor& tensor = decoded[path];
+    tensor.name = stack.value_or(name);
+    tensor.parts.push_back(name);
+    tensor.stack = stack.has_value();
+    const auto parts = static_cast<int64_t>(tensor.parts.size());
+    tensor.shape = tensor.stack ? Shape{parts, info.shape[1], info.shape[0]} : info.shape;
+    tensor.dtype = plan.dtype;
+    tensor.from = raw.contains(name) ? dtype_name(raw.at(name).dtype) : "E2M1";
+    if (const auto* packed = plan.source.quantization.find(path); packed != nullptr) {
+      tensor.from = formats::to_string(packed->passes.front().scheme);
+      if (packed->passes.size() > 1) tensor.from += concat(" and ", packed->passes.size() - 1, " passes");
+    } else if (tensor.from == dtype_name(DType::u8)) {
+      tensor.from = "E2M1";
+    }
+  }
+  for (const auto& [name, info] : raw.tensors()) {
+    if (plan.tensors.contains(name) && !is_decoded(raw, plan.tensors, name)) continue;
+    std::string owner = owner_of(name);
+    // A plane of w4q has the number of its pass, too.
+    if (!decoded.contains(owner)) owner = owner_of(owner);
+    if (const auto found = decoded.find(owner); found != decoded.end()) {
+      found->second.bytes_before += static_cast<int64_t>(info.size());
+    }
+  }
+  for (auto& [path, tensor] : decoded) {
+    if (tensor.stack) order_parts(tensor);
+    plan.list.push_back(std::move(tensor));
+  }
+}
+
+void list_carried(DecodePlan& plan, const io::Checkpoint& raw) {
+  for (const auto& [name, info] : plan.tensors.tensors()) {
+    if (is_decoded(raw, plan.tensors, name)) continue;
+    plan.list.push_back({name,
+                         {},
+                         info.shape,
+                         info.dtype,
+                         std::string(dtype_name(info.dtype)),
+                         static_cast<int64_t>(info.size()),
+                         false});
+  }
+}
+
+DecodePlan make_plan(const DecodeRequest& request) {
+  const auto known = decode_targets();
+  if (std::ranges::find(known, request.to) == known.end()) {
+    throw Error(ErrorCode::bad_argument, concat("--to ", printable(request.to), ": no type of decoded weights"))
+        .detail("known: " + join(known));
+  }
+  checkpoint::Folder source = checkpoint::open_folder(request.input);
+  const io::Checkpoint raw = io::Checkpoint::open(request.input);
+  const auto stated = checkpoint::stated_dtype(source.config);
+  DecodePlan plan{source, model::decoded(source).tensors, DType::f32, {}};
+  if (request.to == half_name) plan.dtype = stated == DType::f16 ? DType::f16 : DType::bf16;
+  list_decoded(plan, raw);
+  if (plan.list.empty()) {
+    throw Error(ErrorCode::bad_argument, io::shown(request.input) + ": holds nothing to decode")
+        .detail("no packed linears, and no small floats with scales")
+        .hint("it is a checkpoint of plain weights already");
+  }
+  list_carried(plan, raw);
+  return plan;
+}
+
+/// Experts that w4q took out of their stacks keep names of their own.
+void note_experts(const DecodePlan& plan, ConversionReport& report) {
+  const auto alone = std::ranges::count_if(plan.list, [](const DecodedTensor& tensor) {
+    const auto path = model::module_path(tensor.name);
+    const std::string_view last = path.substr(path.rfind('.') + 1);
+    return !tensor.parts.empty() && !tensor.stack && last.find_first_not_of("0123456789") == std::string_view::npos;
+  });
+  if (alone == 0) return;
+  report.notes.push_back(concat(alone,
+                                " experts have names of their own, \"….3.weight\": which way their stacks stood, ",
+                                "their files do not say"));
+}
+
+ConversionReport make_report(const DecodePlan& plan) {
+  ConversionReport report;
+  for (const auto& tensor : plan.list) {
+    report.tensors.push_back({tensor.name,
+                              tensor.from,
+                              std::string(dtype_name(tensor.dtype)),
+                              tensor.shape,
+                              tensor.bytes_before,
+                              io::PlannedTensor{tensor.name, tensor.dtype, tensor.shape}.size(),
+                              {}});
+  }
+  report.notes = plan.source.quantization.notes;
+  for (const auto& warning : plan.source.tensors.warnings()) report.notes.push_back(warning);
+  note_experts(plan, report);
+  return report;
+}
+
+float largest_of(DType dtype) {
+  return dtype == DType::f16    ? formats::gguf_largest(GgmlType::f16)
+         : dtype == DType::bf16 ? formats::gguf_largest(GgmlType::bf16)
+                                : std::numeric_limits<float>::max();
+}
+
+ConversionError write_decoded(const io::Checkpoint& tensors, const DecodedTensor& tensor,
+                              io::CheckpointWriter& writer) {
+  ConversionError total;
+  int64_t written = 0;
+  for (const auto& part : tensor.parts) {
+    const auto loaded = tensors.load(part);
+    const int64_t n = loaded->shape[0], k = loaded->shape[1];
+    const auto* const values = reinterpret_cast<const float*>(loaded->bytes.data());
+    const RowSource rows{tensor.stack ? k : n,
+                         tensor.stack ? n : k,
+                         [&](int64_t row, std::span<float> out) {
+                           for (size_t col = 0; col < out.size(); ++col) {
+                             const auto at = static_cast<int64_t>(col);
+                             out[col] = tensor.stack ? values[at * k + row] : values[row * k + at];
+                           }
+                         },
+                         {}};
+    const RowSink sink{
+        static_cast<uint64_t>(rows.k * dtype_bits(tensor.dtype) / 8), largest_of(tensor.dtype),
+        [&](std::span<const float> row, std::span<std::byte> bytes) { narrow(row, tensor.dtype, bytes); },
+        [&](std::span<const std::byte> bytes, std::span<float> row) { widen(bytes, tensor.dtype, row); }};
+    const ConversionError error = convert_rows(part, rows, sink, [&](std::span<const std::byte> chunk) {
+      writer.write_part(tensor.name, written, chunk);
+      written += static_cast<int64_t>(chunk.size());
+    });
+    total.squared += error.squared;
+    total.squared_error += error.squared_error;
+    total.changed += error.changed;
+  }
+  return total;
+}
+
+io::Json decoded_config(const DecodePlan& plan) {
+  io::Json config = plan.source.config;
+  config.erase("quantization_config");
+  config[conversion_mark] = "w4q";
+  const char* const dtype = plan.dtype == DType::f32 ? "float32" : plan.dtype == DType::f16 ? "float16" : "bfloat16";
+  if (config.contains("dtype")) config["dtype"] = dtype;
+  if (config.contains("torch_dtype") || !config.contains("dtype")) config["torch_dtype"] = dtype;
+  return config;
+}
+
+}  // namespace
+
+std::vector<std::string> decode_targets() { return {std::string(half_name), std::string(exact_name)}; }
+
+ConversionReport plan_decode(const DecodeRequest& request) { return make_report(make_plan(request)); }
+
+ConversionReport decode_model(const DecodeRequest& request) {
+  const Stopwatch watch;
+  const DecodePlan plan = make_plan(request);
+  checkpoint::check_digests(request.input, plan.source.tensors);
+  ConversionReport report = make_report(plan);
+  std::vector<io::PlannedTensor> planned;
+  int64_t total = 0;
+  for (const auto& tensor : plan.list) {
+    planned.push_back({tensor.name, tensor.dtype, tensor.shape});
+    total += tensor.bytes_before;
+  }
+  io::OutputFolder output(request.output, request.overwrite, {request.input}, former_outputs(request.input));
+  io::CheckpointWriter writer(output.staging(), std::move(planned), with_companions(request.write, request.input));
+  Progress progress("decode", total, "bytes");
+  int64_t changed = 0;
+  for (size_t i = 0; i < plan.list.size(); ++i) {
+    const DecodedTensor& tensor = plan.list[i];
+    if (tensor.parts.empty()) {
+      writer.copy(plan.tensors, tensor.name);
+    } else {
+      report.tensors[i].error = write_decoded(plan.tensors, tensor, writer);
+    }
+    changed += report.tensors[i].error.changed;
+    progress.advance(tensor.bytes_before);
+  }
+  if (changed > 0) {
+    report.notes.push_back(concat(changed, " values are not ", dtype_name(plan.dtype),
+                                  " and were rounded to the nearest: --to hf-f32 keeps every value"));
+  }
+  return finished(
+      std::move(report), writer, output, watch, checkpoint::bases_through(plan.source),
+      [&](const auto& to) { return carry_companions(request.input, to, decoded_config(plan), request.write); });
+}
+
+}  // namespace w4q::pipeline

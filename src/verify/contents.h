@@ -1,0 +1,92 @@
+// What others write, judged by itself: is everything there that config.json promises, and do the scales of small floats
+// belong to their codes? A rule is one row of a table; none decodes more than a sample, and none needs a base.
+#pragma once
+
+#include <initializer_list>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/dialect/compressed_tensors_config.h"
+#include "checkpoint/folder.h"
+#include "verify/report.h"
+
+namespace w4q::verify {
+
+/// A matrix, or a stack of them, as the files hold it.
+struct StoredLinear {
+  enum class Kind { plain, fp8, mxfp4, nvfp4, integer } kind = Kind::plain;
+  std::string path;                   ///< of its module; of a stack without ".weight"
+  std::string codes, scales, factor;  ///< names of tensors; empty where there are none
+  int64_t experts = 0;                ///< of a stack [experts, n, k]; 0: one matrix
+  int64_t n = 0, k = 0;               ///< as stored; outputs first for small floats
+};
+
+/// Modules by path, by a part of it from a dot to a dot, or by a pattern with "re:" or *.
+class NameList {
+ public:
+  explicit NameList(const std::vector<std::string>& entries);
+  /// The first entry that names the module, by patterns last; empty: none does.
+  std::string entry_for(std::string_view module) const;
+
+ private:
+  std::set<std::string, std::less<>> paths_;
+  std::vector<std::pair<std::string, checkpoint::CtTarget>> patterns_;
+};
+
+/// A checkpoint as far as its headers, with what the rules ask of it. `folder` must outlive it.
+class StoredContents {
+ public:
+  explicit StoredContents(const checkpoint::Folder& folder);
+
+  const io::Checkpoint& tensors() const noexcept { return folder_.tensors; }
+  const std::vector<StoredLinear>& linears() const noexcept { return linears_; }
+  const StoredLinear* find(std::string_view path) const;
+  const io::Json& quantization() const noexcept { return quantization_; }
+  /// Whether the weights are floats of few bits; of integers other rungs know more.
+  bool small_floats() const noexcept { return small_floats_; }
+  /// A key of config.json, in its text_config where that has it; null: by none of these keys.
+  const io::Json& stated(std::initializer_list<const char*> keys) const;
+  int64_t number(std::initializer_list<const char*> keys) const;  ///< 0 where it is no integer
+  /// What config.json leaves in 16 bit, by its lists.
+  const std::vector<std::string>& ignored() const noexcept { return ignored_; }
+  /// The entry that leaves a module in 16 bit; empty: none does, and the config means it to be quantized.
+  std::string left_out_by(std::string_view module) const;
+
+ private:
+  void add(const std::string& name, const io::TensorInfo& info);
+
+  const checkpoint::Folder& folder_;
+  io::Json quantization_;
+  bool small_floats_ = false;
+  std::vector<std::string> ignored_;
+  std::optional<NameList> left_out_, targets_;
+  std::vector<StoredLinear> linears_;
+  std::map<std::string, size_t, std::less<>> places_;  ///< of linears_, by path
+};
+
+/// Where faults and notes of a rule go.
+struct ContentsFindings {
+  std::vector<std::string> faults, notes;
+  void fault(std::string_view subject, const std::string& what);
+};
+
+struct ContentsRule {
+  std::string_view name;  ///< "experts are all there"
+  bool small_floats;      ///< asked of small floats alone
+  void (*run)(const StoredContents&, ContentsFindings&);
+};
+
+/// By names and shapes (contents_names.cpp), and by values (contents_values.cpp).
+std::span<const ContentsRule> name_rules();
+std::span<const ContentsRule> value_rules();
+
+/// Nothing for a folder of w4q's own.
+std::optional<Check> check_contents(const checkpoint::Folder& headers, std::vector<std::string>* notes = nullptr);
+
+}  // namespace w4q::verify

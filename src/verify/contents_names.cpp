@@ -1,0 +1,325 @@
+// Rules by names and shapes: what is missing, left in 16 bit, or of another form than config.json says.
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+
+#include "core/text.h"
+#include "model/parameters.h"
+#include "verify/contents.h"
+
+namespace w4q::verify {
+namespace {
+
+using Kind = StoredLinear::Kind;
+
+bool has_part(std::string_view path, std::initializer_list<std::string_view> parts) {
+  return std::ranges::any_of(parts, [&](std::string_view part) { return path.find(part) != std::string_view::npos; });
+}
+
+int64_t layers_of(const StoredContents& contents) { return contents.number({"num_hidden_layers"}); }
+
+/// A linear of the text model's layers that few bits do not ruin.
+bool is_meant(const StoredContents& contents, const StoredLinear& linear) {
+  return model::reason_to_leave(linear.path, layers_of(contents)).empty();
+}
+
+void in_16_bit(const StoredContents& contents, ContentsFindings& findings) {
+  for (const auto& linear : contents.linears()) {
+    const bool in_layer = model::layer_numbers(linear.path).layer >= 0;
+    const std::string entry = contents.left_out_by(linear.path);
+    if (linear.kind == Kind::plain && entry.empty() && in_layer && is_meant(contents, linear)) {
+      findings.fault(linear.path, linear.experts > 0 ? "holds experts in 16 bit, but the config lists them as quantized"
+                                                     : "is in 16 bit, but the config lists it as quantized");
+    } else if (linear.kind != Kind::plain && !entry.empty()) {
+      findings.fault(linear.path, concat("is quantized, but the config leaves it out by ", printable(entry)));
+    }
+  }
+}
+
+void without_scales(const StoredContents& contents, ContentsFindings& findings) {
+  for (const auto& linear : contents.linears()) {
+    const bool small = linear.kind == Kind::fp8 || linear.kind == Kind::mxfp4 || linear.kind == Kind::nvfp4;
+    if (small && linear.scales.empty()) findings.fault(linear.path, "has codes without their scales");
+    if (linear.kind == Kind::nvfp4 && linear.factor.empty()) findings.fault(linear.path, "has no global scale");
+  }
+  for (const auto& [name, info] : contents.tensors().tensors()) {
+    for (const std::string_view suffix :
+         {".weight_scale_inv", ".weight_scale", ".weight_global_scale", ".weight_scale_2"}) {
+      if (!name.ends_with(suffix)) continue;
+      const auto* linear = contents.find(std::string_view(name).substr(0, name.size() - suffix.size()));
+      if (linear == nullptr || linear->kind == Kind::plain) findings.fault(name, "scales nothing: there are no codes");
+    }
+  }
+}
+
+/// Shapes of scales against those of their codes: a transposed one is told by name.
+void shapes_of_scales(const StoredContents& contents, ContentsFindings& findings) {
+  const io::Json& quantization = contents.quantization();
+  int64_t rows = 128, cols = 128;
+  if (const auto size = quantization.find("weight_block_size"); size != quantization.end() && size->is_array() &&
+                                                                size->size() == 2 && (*size)[0].is_number_integer() &&
+                                                                (*size)[1].is_number_integer()) {
+    rows = std::max<int64_t>(1, (*size)[0].get<int64_t>()), cols = std::max<int64_t>(1, (*size)[1].get<int64_t>());
+  }
+  const auto blocks = [](int64_t size, int64_t block) { return (size + block - 1) / block; };
+  for (const auto& linear : contents.linears()) {
+    if (linear.scales.empty() || linear.kind == Kind::integer) continue;
+    const Shape found = contents.tensors().at(linear.scales).shape;
+    const int64_t group = linear.kind == Kind::nvfp4 ? 16 : 32;
+    Shape wanted = linear.kind == Kind::fp8 ? Shape{blocks(linear.n, rows), blocks(linear.k, cols)}
+                                            : Shape{linear.n, blocks(linear.k, group)};
+    if (linear.experts > 0) wanted.insert(wanted.begin(), linear.experts);
+    const bool simple = linear.kind == Kind::fp8 &&
+                        (element_count(found) == 1 || found == Shape{linear.n} || found == Shape{linear.n, 1});
+    if (found == wanted || simple) continue;
+    Shape turned = wanted;
+    std::swap(turned[turned.size() - 1], turned[turned.size() - 2]);
+    findings.fault(linear.scales, concat(found == turned ? "is transposed: it has shape " : "has shape ",
+                                         shape_text(found), ", its codes need ", shape_text(wanted)));
+  }
+}
+
+/// "model.layers.3.mlp.experts.5.up_proj" → "model.layers.3.mlp.experts" and 5.
+struct Expert {
+  std::string mixture, linear;
+  int64_t number = -1;
+};
+std::optional<Expert> expert_of(const std::string& path) {
+  constexpr std::string_view part = ".experts.";
+  const size_t at = path.find(part);
+  if (at == std::string::npos) return std::nullopt;
+  const size_t begin = at + part.size(), end = path.find('.', begin);
+  const std::string digits = path.substr(begin, end - begin);
+  if (end == std::string::npos || digits.empty() || digits.find_first_not_of("0123456789") != std::string::npos) {
+    return std::nullopt;
+  }
+  return Expert{path.substr(0, at + part.size() - 1), path.substr(end + 1), std::atoll(digits.c_str())};
+}
+
+void missing_experts(const StoredContents& contents, ContentsFindings& findings) {
+  std::map<std::string, std::map<std::string, std::set<int64_t>>> mixtures;
+  for (const auto& linear : contents.linears()) {
+    if (const auto expert = expert_of(linear.path)) mixtures[expert->mixture][expert->linear].insert(expert->number);
+  }
+  const int64_t stated = contents.number({"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"});
+  std::set<std::string> roles;  // what a mixture of this model has
+  for (const auto& [mixture, linears] : mixtures) {
+    for (const auto& [name, numbers] : linears) roles.insert(name);
+  }
+  for (const auto& [mixture, linears] : mixtures) {
+    int64_t count = stated;
+    for (const auto& [name, numbers] : linears) count = std::max(count, *numbers.rbegin() + 1);
+    for (const auto& role : roles) {
+      const auto found = linears.find(role);
+      for (int64_t number = 0; number < count; ++number) {
+        if (found != linears.end() && found->second.contains(number)) continue;
+        findings.fault(concat(mixture, ".", number, ".", role),
+                       concat("is missing: the mixture has ", count, " experts"));
+      }
+    }
+  }
+}
+
+void missing_layers(const StoredContents& contents, ContentsFindings& findings) {
+  const int64_t layers = layers_of(contents);
+  std::set<int64_t> found;
+  for (const auto& [name, info] : contents.tensors().tensors()) {
+    if (has_part(name, {"vis", "audio", "mtp", "image"})) continue;
+    const size_t at = name.find("layers.");
+    if (at == std::string::npos && name.find("h.") == std::string::npos) continue;
+    found.insert(model::layer_numbers(name).layer);
+  }
+  if (found.empty()) return;
+  for (int64_t layer = 0; layer < std::min<int64_t>(layers, 10000); ++layer) {
+    if (!found.contains(layer)) findings.fault(concat("layer ", layer), concat("of ", layers, " is missing"));
+  }
+}
+
+/// MTP layers, towers and heads that config.json promises.
+void promised_parts(const StoredContents& contents, ContentsFindings& findings) {
+  const auto& tensors = contents.tensors().tensors();
+  const int64_t layers = layers_of(contents);
+  const auto any = [&](auto holds) {
+    return std::ranges::any_of(tensors, [&](const auto& entry) { return holds(entry.first); });
+  };
+  const int64_t further = contents.number({"num_nextn_predict_layers", "mtp_num_hidden_layers"});
+  const bool has_further = any([&](const std::string& name) {
+    return has_part(name, {"mtp", "nextn"}) || (layers > 0 && model::layer_numbers(name).layer >= layers);
+  });
+  if (further > 0 && !has_further) {
+    findings.fault("config.json", concat("promises ", further, " layers for further tokens (MTP), and none is there"));
+  }
+  const io::Json &vision = contents.stated({"vision_config"}), &audio = contents.stated({"audio_config"});
+  if (vision.is_object() && !any([](const auto& name) { return has_part(name, {"vis", "image"}); })) {
+    findings.fault("config.json", "has a vision_config, but no tensor of such a tower is there");
+  }
+  if (audio.is_object() && !any([](const auto& name) { return has_part(name, {"audio", "speech"}); })) {
+    findings.fault("config.json", "has an audio_config, but no tensor of such a tower is there");
+  }
+  const io::Json& tied = contents.stated({"tie_word_embeddings"});
+  const bool has_head = any([](const std::string& name) {
+    return model::layer_numbers(name).layer < 0 && has_part(name, {"lm_head", "embed_out", "output.", "head."});
+  });
+  if (tied.is_boolean() && !tied.template get<bool>() && !has_head) {
+    findings.fault("lm_head.weight", "is missing, and config.json says that the embeddings are not the head");
+  }
+}
+
+/// Blocks of a tower are numbered without gaps, and as many as its config says.
+void missing_tower_blocks(const StoredContents& contents, ContentsFindings& findings) {
+  std::map<std::string, std::set<int64_t>> towers;
+  for (const auto& [name, info] : contents.tensors().tensors()) {
+    if (!has_part(name, {"vis", "audio", "mtp"})) continue;
+    for (const std::string_view part : {".layers.", ".blocks."}) {
+      const size_t at = name.find(part);
+      if (at != std::string::npos)
+        towers[name.substr(0, at + part.size() - 1)].insert(std::atoll(name.c_str() + at + part.size()));
+    }
+  }
+  const auto promised = [&](const std::string& tower) -> int64_t {
+    if (tower.find("vis") == std::string::npos) return 0;
+    const io::Json& config = contents.stated({"vision_config"});
+    if (!config.is_object()) return 0;
+    for (const char* key : {"depth", "num_hidden_layers"}) {
+      if (config.contains(key) && config[key].is_number_integer()) return config[key].get<int64_t>();
+    }
+    return 0;
+  };
+  const bool numbered = std::ranges::any_of(contents.tensors().tensors(), [](const auto& tensor) {
+    return tensor.first.find("vis") != std::string::npos && model::layer_numbers(tensor.first).layer >= 0;
+  });
+  if (!numbered && promised("vision") > 0)
+    findings.fault("the vision tower", concat("has none of its ", promised("vision"), " blocks: each is missing"));
+  for (const auto& [tower, numbers] : towers) {
+    const int64_t count = std::max(promised(tower), *numbers.rbegin() + 1);
+    for (int64_t number = 0; number < std::min<int64_t>(count, 10000); ++number) {
+      if (!numbers.contains(number))
+        findings.fault(concat(tower, ".", number), concat("is missing: there should be ", count));
+    }
+  }
+}
+
+/// Whether anything in the files bears the name of an entry: a path, a part of one, or, of experts in one tensor, their
+/// mixture.
+bool is_used(const StoredContents& contents, const std::string& entry) {
+  if (contents.find(entry) != nullptr) return true;
+  const NameList list({entry});
+  const size_t experts = entry.find(".experts");
+  const bool pattern = entry.find_first_of("*:") != std::string::npos;
+  const std::string mixture = experts == std::string::npos ? std::string() : entry.substr(0, experts + 9);
+  return std::ranges::any_of(contents.tensors().tensors(), [&](const auto& tensor) {
+    const auto& [name, info] = tensor;
+    if (!pattern && name.find(entry) != std::string::npos) return true;
+    if (!mixture.empty() && info.shape.size() >= 3 && name.starts_with(mixture)) return true;
+    return pattern && !list.entry_for(std::string_view(name).substr(0, name.rfind('.'))).empty();
+  });
+}
+
+void idle_entries(const StoredContents& contents, ContentsFindings& findings) {
+  for (const auto& entry : contents.ignored()) {
+    if (entry == "lm_head" || entry == "re:.*lm_head" || is_used(contents, entry)) continue;
+    findings.fault("config.json", concat("leaves out ", printable(entry), ", and nothing has that name"));
+  }
+}
+
+/// What servers put into one matrix.
+constexpr std::array<std::array<std::string_view, 3>, 4> fused = {{{"q_proj", "k_proj", "v_proj"},
+                                                                   {"gate_proj", "up_proj", ""},
+                                                                   {"w1", "w3", ""},
+                                                                   {"q_a_proj", "kv_a_proj_with_mqa", ""}}};
+
+void mixed_fused(const StoredContents& contents, ContentsFindings& findings) {
+  for (const auto& linear : contents.linears()) {
+    for (const auto& names : fused) {
+      if (!linear.path.ends_with(concat(".", names[0]))) continue;
+      const std::string path = linear.path.substr(0, linear.path.size() - names[0].size());
+      for (const auto name : {names[1], names[2]}) {
+        const auto* other = name.empty() ? nullptr : contents.find(concat(path, name));
+        if (other == nullptr || other->kind == linear.kind) continue;
+        findings.fault(other->path, concat("is stored in another way than ", names[0],
+                                           ", with which servers put it into one matrix"));
+      }
+    }
+  }
+}
+
+void vocabulary(const StoredContents& contents, ContentsFindings& findings) {
+  const int64_t stated = contents.number({"vocab_size"});
+  for (const auto& linear : contents.linears()) {
+    const bool table = model::is_embedding(linear.path) || model::is_head(linear.path);
+    const bool main = model::layer_numbers(linear.path).layer < 0 && !has_part(linear.path, {"mtp", "vis", "audio"});
+    if (!table || !main || linear.kind == Kind::integer || stated == 0 || linear.n == stated) continue;
+    findings.fault(linear.path, concat("has ", linear.n, " rows, config.json says vocab_size ", stated,
+                                       linear.n > stated ? ": a padded vocabulary" : ": a cut vocabulary"));
+  }
+}
+
+/// Architectures that store the inputs of stacked experts first.
+bool stores_inputs_first(const StoredContents& contents) {
+  const io::Json& type = contents.stated({"model_type"});
+  const std::string name = type.is_string() ? type.get<std::string>() : std::string();
+  return name.starts_with("gpt_oss") || name.starts_with("llama4");
+}
+bool stores_outputs_first(const StoredContents& contents) {
+  const io::Json& type = contents.stated({"model_type"});
+  const std::string name = type.is_string() ? type.get<std::string>() : std::string();
+  return name.starts_with("qwen3_5") || name.starts_with("gemma4") || name.starts_with("granitemoe");
+}
+
+/// Experts in one tensor: as many as config.json says come first, then outputs and inputs the one way or the other.
+void stacks(const StoredContents& contents, ContentsFindings& findings) {
+  const int64_t experts = contents.number({"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"});
+  const int64_t hidden = contents.number({"hidden_size"});
+  std::map<std::string, std::map<bool, std::string>> ways;  // of a mixture: inputs first → a stack that stands so
+  for (const auto& linear : contents.linears()) {
+    const std::string_view last = std::string_view(linear.path).substr(linear.path.rfind('.') + 1);
+    const bool reads = last.starts_with("gate") || last.starts_with("up") || last.starts_with("input");
+    const bool writes = last.starts_with("down") || last.starts_with("output");
+    if (linear.experts == 0 || !is_meant(contents, linear) || (!reads && !writes) || experts == 0 || hidden == 0)
+      continue;
+    const Shape shape = {linear.experts, linear.n, linear.k};
+    if (linear.experts != experts) {
+      findings.fault(linear.path, concat("has shape ", shape_text(shape), ": ", experts, " experts should come first"));
+      continue;
+    }
+    if (linear.n != hidden && linear.k != hidden) {
+      findings.fault(linear.path, concat("has shape ", shape_text(shape), ": neither size is hidden_size ", hidden));
+      continue;
+    }
+    if ((linear.n == hidden) == (linear.k == hidden)) continue;
+    const bool inputs_first = reads == (linear.n == hidden);
+    const bool codes = linear.kind != Kind::plain;  // always outputs first
+    if ((inputs_first && (codes || stores_outputs_first(contents))) ||
+        (!inputs_first && !codes && stores_inputs_first(contents))) {
+      findings.fault(linear.path, concat("is transposed: it has shape ", shape_text(shape), ", ",
+                                         inputs_first ? "inputs" : "outputs", " first"));
+    }
+    ways[linear.path.substr(0, linear.path.rfind('.'))][inputs_first] = linear.path;
+  }
+  for (const auto& [mixture, stacks] : ways) {
+    if (stacks.size() < 2) continue;
+    findings.fault(stacks.at(true),
+                   concat("has its inputs first, ", stacks.at(false), " its outputs: one is transposed"));
+  }
+}
+
+constexpr ContentsRule rules[] = {
+    {"linears are quantized, or left out by name", true, in_16_bit},
+    {"codes have scales, and scales codes", true, without_scales},
+    {"scales have the shape that their codes need", true, shapes_of_scales},
+    {"experts are all there", false, missing_experts},
+    {"layers are all there", false, missing_layers},
+    {"MTP layers, towers and heads are there", false, promised_parts},
+    {"towers have all their blocks", false, missing_tower_blocks},
+    {"lists of what stays in 16 bit name something", false, idle_entries},
+    {"what servers fuse is stored in one way", true, mixed_fused},
+    {"embeddings and head have as many rows as there are tokens", false, vocabulary},
+    {"stacked experts stand as the architecture has them", false, stacks},
+};
+
+}  // namespace
+
+std::span<const ContentsRule> name_rules() { return rules; }
+
+}  // namespace w4q::verify

@@ -1,0 +1,365 @@
+// Rules by values: scales that are zero, inverted, unequal where they must be shared, or of other codes.
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "core/convert.h"
+#include "core/float_formats.h"
+#include "core/parallel.h"
+#include "core/text.h"
+#include "verify/contents.h"
+#include "verify/convention_sample.h"
+
+namespace w4q::verify {
+namespace {
+
+using Kind = StoredLinear::Kind;
+
+constexpr std::array<float, 16> e2m1 = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -.5f, -1, -1.5f, -2, -3, -4, -6};
+
+/// Of a linear enough blocks that a slope over them is known to 0.05, and few enough that a large file takes seconds.
+constexpr int64_t sampled_blocks = 1024, sampled_fp8_blocks = 256;
+
+/// Codes of small floats and how scales lie over them.
+class Blocks {
+ public:
+  Blocks(const io::Checkpoint& tensors, const StoredLinear& linear)
+      : linear_(linear), codes_(tensors.load(linear.codes)), stored_(tensors.load(linear.scales)) {
+    const Shape& shape = stored_->shape;
+    const int64_t count = element_count(shape), rows = linear.n * std::max<int64_t>(1, linear.experts);
+    scales_.resize(static_cast<size_t>(count));
+    const auto* const bytes = reinterpret_cast<const uint8_t*>(stored_->bytes.data());
+    if (stored_->dtype == DType::f8_e4m3) {
+      std::transform(bytes, bytes + count, scales_.begin(), f32_from_e4m3);
+    } else if (stored_->dtype == DType::u8 || stored_->dtype == DType::f8_e8m0) {
+      std::transform(bytes, bytes + count, scales_.begin(), f32_from_e8m0);
+      powers_of_two_ = true;
+    } else if (is_weight_dtype(stored_->dtype)) {
+      widen(stored_->bytes, stored_->dtype, scales_);
+    } else {
+      scales_.clear();
+      return;
+    }
+    if (count == 0 || rows == 0) return;
+    if (linear.kind != Kind::fp8) {
+      across_ = linear.k / (linear.kind == Kind::nvfp4 ? 16 : 32);
+      sound_ = across_ > 0 && count == rows * across_;
+      block_rows_ = 1, block_cols_ = across_ > 0 ? linear.k / across_ : 1;
+    } else if (count == 1 || shape == Shape{linear.n} || shape == Shape{linear.n, 1}) {
+      across_ = 1, sound_ = true;
+      block_rows_ = count == 1 ? linear.n : 1, block_cols_ = linear.k;
+    } else if (shape.size() == 2) {
+      across_ = shape[1];
+      block_rows_ = (linear.n + shape[0] - 1) / shape[0], block_cols_ = (linear.k + shape[1] - 1) / shape[1];
+      // Blocks are powers of two; the last ones may be short.
+      block_rows_ = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(block_rows_)));
+      block_cols_ = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(block_cols_)));
+      const auto blocks = [](int64_t size, int64_t block) { return (size + block - 1) / block; };
+      sound_ = shape == Shape{blocks(linear.n, block_rows_), blocks(linear.k, block_cols_)};
+    }
+  }
+
+  /// Whether scales lie over the codes in a way that is known.
+  bool sound() const noexcept { return sound_; }
+  bool powers_of_two() const noexcept { return powers_of_two_; }
+  const std::vector<float>& scales() const noexcept { return scales_; }
+  int64_t across() const noexcept { return across_; }
+  /// Of turned scales: whether the same shape could hold them.
+  bool square() const noexcept { return static_cast<int64_t>(scales_.size()) == across_ * across_; }
+
+  /// Mean square of the codes of a block, of a tall one as 16 rows of it tell.
+  double energy(int64_t block) const {
+    const int64_t row = block / across_ * block_rows_, col = block % across_ * block_cols_;
+    const int64_t rows = std::min(block_rows_, linear_.n * std::max<int64_t>(1, linear_.experts) - row);
+    const int64_t cols = std::min(block_cols_, linear_.k - col), stride = std::max<int64_t>(1, rows / 16);
+    const auto* const bytes = reinterpret_cast<const uint8_t*>(codes_->bytes.data());
+    const int64_t codes_in_byte = linear_.kind == Kind::fp8 ? 1 : 2;
+    const auto& squares = linear_.kind == Kind::fp8 ? squares_of_e4m3() : squares_of_pairs();
+    double sum = 0;
+    int64_t count = 0;
+    for (int64_t i = row; i < row + rows; i += stride) {
+      const uint8_t* const from = bytes + (i * linear_.k + col) / codes_in_byte;
+      for (int64_t j = 0; j < cols / codes_in_byte; ++j) sum += squares[from[j]];
+      count += cols;
+    }
+    return sum / static_cast<double>(std::max<int64_t>(1, count));
+  }
+
+ private:
+  using Squares = std::array<double, 256>;
+  static const Squares& squares_of_e4m3() {
+    static const Squares squares = [] {
+      Squares made{};
+      for (size_t i = 0; i < made.size(); ++i) made[i] = std::pow(double{f32_from_e4m3(static_cast<uint8_t>(i))}, 2);
+      return made;
+    }();
+    return squares;
+  }
+  /// Of the two codes of E2M1 in a byte.
+  static const Squares& squares_of_pairs() {
+    static const Squares squares = [] {
+      Squares made{};
+      for (size_t i = 0; i < made.size(); ++i)
+        made[i] = std::pow(double{e2m1[i & 15]}, 2) + std::pow(double{e2m1[i >> 4]}, 2);
+      return made;
+    }();
+    return squares;
+  }
+
+  const StoredLinear& linear_;
+  io::LoadedTensor codes_, stored_;
+  std::vector<float> scales_;
+  bool sound_ = false, powers_of_two_ = false;
+  int64_t block_rows_ = 1, block_cols_ = 1, across_ = 1;
+};
+
+float first_value(const io::Checkpoint& tensors, const std::string& name) {
+  const auto loaded = tensors.load(name);
+  std::vector<float> values(static_cast<size_t>(element_count(loaded->shape)));
+  if (values.empty() || !is_weight_dtype(loaded->dtype)) return NAN;
+  widen(loaded->bytes, loaded->dtype, values);
+  return values.front();
+}
+
+/// What divides or multiplies all scales of a linear.
+double factor_of(const StoredContents& contents, const StoredLinear& linear) {
+  if (linear.factor.empty()) return 1;
+  const double value = first_value(contents.tensors(), linear.factor);
+  return linear.factor.ends_with("_global_scale") ? 1 / value : value;
+}
+
+/// What the values of one linear say.
+struct Measured {
+  const StoredLinear* linear = nullptr;
+  double size = NAN;      ///< root of the mean square of its weights, as far as they are sampled
+  double inverted = NAN;  ///< the same if its scales divided
+  int64_t zero = 0, bad = 0;
+  Slope slope, turned;
+  int64_t points = 0;
+  double spread = 0;  ///< standard deviation of the logarithms of its scales
+};
+
+double spread_of(std::span<const double> values) {
+  double sum = 0, squares = 0;
+  for (const double value : values) sum += value, squares += value * value;
+  const auto count = static_cast<double>(std::max<size_t>(1, values.size()));
+  return std::sqrt(std::max(0.0, squares / count - sum / count * (sum / count)));
+}
+
+Measured measure(const StoredContents& contents, const StoredLinear& linear) {
+  Measured result;
+  result.linear = &linear;
+  const Blocks blocks(contents.tensors(), linear);
+  const auto& scales = blocks.scales();
+  for (const float scale : scales) result.bad += !std::isfinite(scale) || scale < 0;
+  if (!blocks.sound()) return result;
+  const float nothing = blocks.powers_of_two() ? 0x1p-127f : 0.0f;
+  const auto count = static_cast<int64_t>(scales.size());
+  for (int64_t block = 0; block < count; ++block) {
+    if (scales[static_cast<size_t>(block)] == nothing) result.zero += blocks.energy(block) > 0;
+  }
+  const double factor = factor_of(contents, linear);
+  std::vector<double> deviations, own, turned;
+  double energy = 0, divided = 0;
+  const int64_t wanted = linear.kind == Kind::fp8 ? sampled_fp8_blocks : sampled_blocks;
+  const int64_t stride = std::max<int64_t>(1, count / wanted);
+  int64_t points = 0;
+  for (int64_t block = 0; block < count; block += stride) {
+    const double scale = scales[static_cast<size_t>(block)], mean = blocks.energy(block);
+    if (!std::isfinite(scale) || !(scale > nothing) || !(mean > 0)) continue;
+    energy += mean * scale * scale, divided += mean / (scale * scale), ++points;
+    deviations.push_back(std::log(mean) / 2), own.push_back(-std::log(scale));
+    const int64_t other = block % blocks.across() * blocks.across() + block / blocks.across();
+    const double across = blocks.square() ? scales[static_cast<size_t>(other)] : 0;
+    turned.push_back(across > 0 ? -std::log(across) : 0);
+  }
+  if (points == 0) return result;
+  result.size = std::sqrt(energy / static_cast<double>(points)) * factor;
+  result.inverted = linear.factor.empty() ? std::sqrt(divided / static_cast<double>(points))
+                                          : std::sqrt(energy / static_cast<double>(points)) / factor;
+  result.points = points;
+  result.spread = spread_of(own);
+  result.slope = slope(deviations, own);
+  if (blocks.square()) result.turned = slope(deviations, turned);
+  return result;
+}
+
+bool is_small_float(const StoredLinear& linear) {
+  const bool small = linear.kind == Kind::fp8 || linear.kind == Kind::mxfp4 || linear.kind == Kind::nvfp4;
+  return small && !linear.scales.empty() && linear.n > 0 && linear.k > 0;
+}
+
+std::vector<Measured> measure_all(const StoredContents& contents) {
+  std::vector<const StoredLinear*> linears;
+  for (const auto& linear : contents.linears()) {
+    if (is_small_float(linear)) linears.push_back(&linear);
+  }
+  std::vector<Measured> measured(linears.size());
+  parallel_for(static_cast<int64_t>(linears.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      measured[static_cast<size_t>(i)] = measure(contents, *linears[static_cast<size_t>(i)]);
+    }
+  });
+  return measured;
+}
+
+/// Of nothing it is 0.
+double median_of(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::ranges::nth_element(values, values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2));
+  return values[values.size() / 2];
+}
+
+double median_size(const std::vector<Measured>& measured) {
+  std::vector<double> sizes;
+  for (const auto& one : measured) {
+    if (one.size > 0 && std::isfinite(one.size)) sizes.push_back(one.size);
+  }
+  return median_of(std::move(sizes));
+}
+
+/// A slope over fewer blocks is known too badly.
+constexpr int64_t fewest_blocks = 64;
+
+/// Whether scales follow from codes in most of a file: weights of few values are others, and of them slopes say nothing.
+bool slopes_tell(const std::vector<Measured>& measured) {
+  std::vector<double> slopes;
+  for (const auto& one : measured) {
+    if (one.points >= fewest_blocks) slopes.push_back(one.slope.value);
+  }
+  return median_of(std::move(slopes)) > 0.6;
+}
+
+/// Weights of models are of 0.001 to 1; scales upside down, or none at all, put them far away.
+constexpr double largest_size = 50, smallest_size = 1e-6, far = 100;
+
+std::string size_fault(const Measured& one, double median) {
+  const bool wild = one.size > largest_size || one.size < smallest_size;
+  const bool apart = median > 0 && (one.size > far * median || one.size < median / far);
+  if (!wild && !apart) return {};
+  const bool inverse = one.inverted < largest_size / 10 && one.inverted > smallest_size * 100;
+  return concat("has weights of the size ", one.size, apart ? concat(", those of the model have ", median) : "",
+                inverse ? concat(": its scales are inverted (the other way it is ", one.inverted, ")")
+                        : ": its scales are not those of its codes");
+}
+
+/// A slope of 1 says that a block with a large scale has small codes, as one with an outlier has; of others' scales it
+/// is 0. Where scales hardly differ, none of it is known.
+std::string slope_fault(const Measured& one, bool powers_of_two) {
+  const double least_spread = powers_of_two ? 0.2 : 0.03;
+  const double upper = one.slope.value + 4 * one.slope.error;
+  if (one.points < fewest_blocks || one.spread < least_spread || !(upper < 0.5)) return {};
+  const bool turned = one.turned.value > 0.6 && one.turned.value - 4 * one.turned.error > 0.3;
+  return concat(
+      turned ? "has transposed scales: " : "has the scales of other codes: ", "they follow from its codes by ",
+      fixed(one.slope.value, 2), turned ? concat(" as stored, by ", fixed(one.turned.value, 2), " transposed") : "",
+      ", where sound ones do by 1");
+}
+
+void values(const StoredContents& contents, ContentsFindings& findings) {
+  const auto measured = measure_all(contents);
+  const double median = median_size(measured);
+  const bool law = slopes_tell(measured);
+  for (const auto& one : measured) {
+    const auto& linear = *one.linear;
+    if (one.bad > 0) findings.fault(linear.scales, concat("has ", one.bad, " scales that are negative or no numbers"));
+    if (one.zero > 0)
+      findings.fault(linear.scales, concat("has ", one.zero, " scales of zero over codes that are not"));
+    if (!std::isfinite(one.size)) {
+      if (one.bad == 0 && one.zero == 0 && one.points > 0)
+        findings.fault(linear.path, "has a factor that is no number");
+      continue;
+    }
+    const std::string size = size_fault(one, median);
+    if (!size.empty()) findings.fault(linear.path, size);
+    const std::string slope = slope_fault(one, linear.kind == Kind::mxfp4);
+    if (law && !slope.empty()) findings.fault(linear.path, slope);
+  }
+}
+
+constexpr std::array<std::array<std::string_view, 3>, 3> fused = {
+    {{"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj", ""}, {"w1", "w3", ""}}};
+
+/// Servers take one factor for what they fuse. A file in which none is shared was made for others: that is a note.
+void shared_factors(const StoredContents& contents, ContentsFindings& findings) {
+  struct Pair {
+    const StoredLinear* one;
+    const StoredLinear* other;
+    float a, b;
+  };
+  std::vector<Pair> unequal;
+  int64_t equal = 0;
+  for (const auto& linear : contents.linears()) {
+    for (const auto& names : fused) {
+      if (linear.factor.empty() || !linear.path.ends_with(concat(".", names[0]))) continue;
+      const std::string path = linear.path.substr(0, linear.path.size() - names[0].size());
+      for (const auto name : {names[1], names[2]}) {
+        const auto* other = name.empty() ? nullptr : contents.find(concat(path, name));
+        if (other == nullptr || other->factor.empty()) continue;
+        const float a = first_value(contents.tensors(), linear.factor),
+                    b = first_value(contents.tensors(), other->factor);
+        if (a == b) {
+          ++equal;
+        } else {
+          unequal.push_back({&linear, other, a, b});
+        }
+      }
+    }
+  }
+  if (equal == 0 && unequal.size() > 1) {
+    findings.notes.push_back(concat("no two of ", unequal.size(), " pairs that servers fuse share their global scale: ",
+                                    "those that take one for all lose accuracy"));
+    return;
+  }
+  for (const auto& [one, other, a, b] : unequal) {
+    findings.fault(other->factor,
+                   concat("is ", b, ", ", one->factor, " ", a, ": servers fuse the two and take one for both"));
+  }
+}
+
+void cache_scales(const StoredContents& contents, ContentsFindings& findings) {
+  for (const auto& [name, info] : contents.tensors().tensors()) {
+    for (const auto& [own, other] : {std::pair(".k_scale", ".v_scale"), std::pair(".v_scale", ".k_scale")}) {
+      if (!name.ends_with(own)) continue;
+      const float value = first_value(contents.tensors(), name);
+      if (!(value > 0) || !std::isfinite(value))
+        findings.fault(name, concat("is ", value, ", a scale of the cache must be positive"));
+      const std::string wanted = name.substr(0, name.size() - std::string_view(own).size()) + other;
+      if (!contents.tensors().contains(wanted))
+        findings.fault(wanted, concat("is missing, although ", name, " is there"));
+    }
+  }
+}
+
+/// The first codes of every expert of a mixture.
+void experts_twice(const StoredContents& contents, ContentsFindings& findings) {
+  constexpr size_t looked_at = 4096, fewest = 256;
+  std::map<std::pair<std::string, std::string>, std::map<std::string, std::string>> seen;  // role → bytes → path
+  for (const auto& linear : contents.linears()) {
+    const size_t at = linear.path.find(".experts.");
+    const size_t end = at == std::string::npos ? at : linear.path.find('.', at + 9);
+    if (end == std::string::npos || linear.experts > 0) continue;
+    const auto loaded = contents.tensors().load(linear.codes);
+    const auto bytes = loaded->bytes.first(std::min(looked_at, loaded->bytes.size()));
+    const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    if (std::set<char>(text.begin(), text.end()).size() < 8 || bytes.size() < fewest) continue;
+    const auto [first, added] = seen[{linear.path.substr(0, at), linear.path.substr(end)}].emplace(text, linear.path);
+    if (!added) findings.fault(linear.path, concat("holds the codes of ", first->second));
+  }
+}
+
+constexpr ContentsRule rules[] = {
+    {"scales belong to their codes", true, values},
+    {"what servers fuse shares its factor", true, shared_factors},
+    {"scales of the cache are positive", false, cache_scales},
+    {"no expert stands twice", true, experts_twice},
+};
+
+}  // namespace
+
+std::span<const ContentsRule> value_rules() { return rules; }
+
+}  // namespace w4q::verify
