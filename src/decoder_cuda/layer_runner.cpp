@@ -1,6 +1,7 @@
 #include "decoder_cuda/layer_runner.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/error.h"
 #include "core/text.h"
@@ -120,7 +121,7 @@ LayerRunner::LayerRunner(const model::ModelConfig& config_, std::span<const Cuda
     norm = device_matrix<float>(stream.context(), kernels::norm_state_floats(config.hidden_size), 1);
 }
 
-kernels::NormArgs LayerRunner::norm_args(const float* weight, __half* out) const {
+kernels::NormArgs LayerRunner::norm_args(const float* weight, __half* out) {
   kernels::NormArgs args;
   args.x = residual;
   args.weight = weight;
@@ -129,6 +130,7 @@ kernels::NormArgs LayerRunner::norm_args(const float* weight, __half* out) const
   args.cols = config.hidden_size;
   args.out = out;
   args.overlap = options.overlap;
+  args.pending = std::exchange(pending, {});
   return args;
 }
 
@@ -181,8 +183,10 @@ void LayerRunner::run_mixture(const CudaBlock& block, const CudaObserver* observ
       observe(linear, input, count, observer);
     };
   }
+  // A step leaves its sums to the norm behind it.
+  kernels::PendingSum* const later = rows == 1 && observer == nullptr && block.mixture->routes() ? &pending : nullptr;
   mixtures->run(block.plan.mixture, block.plan.gating, *block.mixture, activations.routed.as<float>(), router.n, normed,
-                rows, residual, see);
+                rows, residual, see, later);
   if (block.groups.size() == 1) return;
   const CudaLinear &inputs = block.groups[1], &outputs = block.groups[2];
   observe(inputs, activations.normed, observer);
@@ -190,8 +194,14 @@ void LayerRunner::run_mixture(const CudaBlock& block, const CudaObserver* observ
   observe(outputs, activations.gated, observer);
   multiplier.multiply(outputs, activations.gated.as<__half>(), rows, activations.shared.as<float>());
   const bool gated = block.plan.groups.front().linears.size() > 1;
+  const float* const gate = gated ? activations.routed.as<float>() + block.plan.mixture.experts : nullptr;
+  if (later != nullptr) {
+    later->shared = activations.shared.as<float>();
+    later->gate = gate;
+    return;
+  }
   kernels::combine_cuda({.shared = activations.shared.as<float>(),
-                         .gate = gated ? activations.routed.as<float>() + block.plan.mixture.experts : nullptr,
+                         .gate = gate,
                          .gate_stride = router.n,
                          .rows = rows,
                          .cols = config.hidden_size,

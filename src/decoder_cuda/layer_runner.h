@@ -50,13 +50,14 @@ struct LayerRunner {
               const device::Stream& stream_);
 
   /// From here on the residual stream is `x` [rows × hidden], fp32.
-  void begin(float* x, int64_t count) noexcept { residual = x, rows = count, fused = false; }
+  void begin(float* x, int64_t count) noexcept { residual = x, rows = count, fused = false, pending = {}; }
   /// x = layer(x). `behind`: what reads the stream next, as far as it does right then.
   void run(const CudaLayer& layer, const Attend& attend, const CudaObserver* observer, const NormedProduct& behind);
 
   void run_mixture(const CudaBlock& block, const CudaObserver* observer);
   void run_block(const CudaBlock& block, const Attend& attend, const CudaObserver* observer, const NormedProduct& next);
-  kernels::NormArgs norm_args(const float* weight, __half* out) const;
+  /// Of the residual stream, with what is pending.
+  kernels::NormArgs norm_args(const float* weight, __half* out);
   /// What a block's first group reads, unless the product before it left that already.
   void normalize(const float* weight);
   /// Adds a product to the residual stream; `next` is what normalize() and the product behind it will take.
@@ -77,8 +78,9 @@ struct LayerRunner {
   std::optional<MixtureScratch> mixtures;
   float* residual = nullptr;
   int64_t rows = 0;
-  bool fused = false;  ///< activations.normed is what a product left, and norms[at] says what it lacks
-  size_t norm_at = 0;  ///< of `norms`: the state of the residual stream as it is
+  kernels::PendingSum pending = {};  ///< of one row: what the next norm adds to the residual stream first
+  bool fused = false;                ///< activations.normed is what a product left, and norms[at] says what it lacks
+  size_t norm_at = 0;                ///< of `norms`: the state of the residual stream as it is
   std::array<device::DeviceBuffer, 2> norms;
 };
 

@@ -154,7 +154,7 @@ MixtureScratch::MixtureScratch(const model::ModelConfig& config, std::span<const
 
 void MixtureScratch::run(const model::MixtureConfig& config, const kernels::Gating& gating, const CudaMixture& mixture,
                          const float* logits, int64_t stride, const __half* x, int64_t rows, float* residual,
-                         const Observe& observe) {
+                         const Observe& observe, kernels::PendingSum* later) {
   kernels::route_cuda({.logits = logits,
                        .rows = rows,
                        .stride = stride,
@@ -171,12 +171,12 @@ void MixtureScratch::run(const model::MixtureConfig& config, const kernels::Gati
                        .shares = shares_.as<float>(),
                        .overlap = multiplier_.overlap() && rows == 1},
                       stream_);
-  if (rows == 1 && !observe && mixture.routes()) return run_one(gating, mixture, x, residual);
+  if (rows == 1 && !observe && mixture.routes()) return run_one(gating, mixture, x, residual, later);
   run_by_host(config, gating, mixture, x, rows, residual, observe);
 }
 
 void MixtureScratch::run_one(const kernels::Gating& gating, const CudaMixture& mixture, const __half* x,
-                             float* residual) {
+                             float* residual, kernels::PendingSum* later) {
   const int64_t inner = mixture.inner();
   const auto places = static_cast<int>(places_);
   const bool overlap = multiplier_.overlap();
@@ -194,6 +194,10 @@ void MixtureScratch::run_one(const kernels::Gating& gating, const CudaMixture& m
   call.n = mixture.outputs.front().n;
   call.y = products_.data();
   multiplier_.multiply_routed(*mixture.all_outputs, call);
+  if (later != nullptr) {
+    *later = {.parts = products_.as<float>(), .shares = shares_.as<float>(), .places = places};
+    return;
+  }
   kernels::combine_cuda({.x = products_.as<float>(),
                          .shares = shares_.as<float>(),
                          .places = places,

@@ -8,6 +8,7 @@
 
 #include "decoder_cuda/linear.h"
 #include "device/buffer.h"
+#include "kernels/elementwise/elementwise_cuda.h"
 #include "kernels/elementwise/gates_cuda.h"
 #include "kernels/mixture/mixture_cuda.h"
 #include "model/model.h"
@@ -41,13 +42,15 @@ class MixtureScratch {
                  CudaMultiplier& multiplier, const device::Stream& stream);
 
   /// residual += Σ shares · experts(x): `logits` [rows × experts], `stride` apart, are the router's. `observe` sees the
-  /// input of each expert's products.
+  /// input of each expert's products. Of one row that needs no host `later`, unless null, gets the sum that is left to do.
   using Observe = std::function<void(const CudaLinear& linear, const device::DeviceBuffer& input, int64_t rows)>;
   void run(const model::MixtureConfig& config, const kernels::Gating& gating, const CudaMixture& mixture,
-           const float* logits, int64_t stride, const __half* x, int64_t rows, float* residual, const Observe& observe);
+           const float* logits, int64_t stride, const __half* x, int64_t rows, float* residual, const Observe& observe,
+           kernels::PendingSum* later);
 
  private:
-  void run_one(const kernels::Gating& gating, const CudaMixture& mixture, const __half* x, float* residual);
+  void run_one(const kernels::Gating& gating, const CudaMixture& mixture, const __half* x, float* residual,
+               kernels::PendingSum* later);
   void run_by_host(const model::MixtureConfig& config, const kernels::Gating& gating, const CudaMixture& mixture,
                    const __half* x, int64_t rows, float* residual, const Observe& observe);
 

@@ -24,9 +24,24 @@ double median_seconds(const device::Stream& stream, const std::function<void()>&
   return seconds[4];
 }
 
+/// Of dense layers, which alone are told apart.
 constexpr std::string_view short_name(model::Role role) {
-  constexpr std::string_view names[] = {"q", "k", "v", "o", "gate", "up", "down"};
-  return names[static_cast<size_t>(role)];
+  switch (role) {
+    case model::Role::query:
+      return "q";
+    case model::Role::key:
+      return "k";
+    case model::Role::value:
+      return "v";
+    case model::Role::output:
+      return "o";
+    case model::Role::gate:
+      return "gate";
+    case model::Role::up:
+      return "up";
+    default:
+      return "down";
+  }
 }
 
 /// The products of one kind in all layers, in the order of a step.

@@ -56,6 +56,7 @@ TEST(Atomicity, KilledRunsLeaveTheOldOrTheNewOutput) {
         "--quiet",   "--overwrite"};
   };
   ASSERT_EQ(run_w4q({"quantize", bundled_model(), "-o", path("from"), "--k", "3", "--quiet"}).status, 0);
+  std::filesystem::copy(folder / "from", folder / "hashed", std::filesystem::copy_options::recursive);
   struct Way {
     std::string output;
     std::vector<std::string> arguments;
@@ -63,7 +64,7 @@ TEST(Atomicity, KilledRunsLeaveTheOldOrTheNewOutput) {
     std::string bytes = {};
   };
   // Each with the one that replaces its output; of those that write nothing, or the same again, twice the same.
-  const Way hash{path("from"), {"hash", path("from"), "--write", "--overwrite", "--quiet"}};
+  const Way hash{path("hashed/w4q_digests.json"), {"hash", path("hashed"), "--write", "--overwrite", "--quiet"}};
   const Way verify{path("from"), {"verify", path("from"), "--base", bundled_model(), "--quiet"}};
   std::vector<std::array<Way, 2>> pairs{
       {Way{path("q"), quantize("2")}, Way{path("q"), quantize("3")}},
@@ -92,7 +93,9 @@ TEST(Atomicity, KilledRunsLeaveTheOldOrTheNewOutput) {
     const std::string now = bytes_at(way.output);
     ASSERT_TRUE(now == way.bytes || now == other.bytes) << way.arguments.front() << " after kill " << i;
     if (way.output == path("stats.safetensors")) continue;
-    ASSERT_EQ(run_w4q({"hash", way.output, "--check", "--quiet"}).status, 0) << "after kill " << i;
+    const bool hashes = way.arguments.front() == "hash";
+    const std::string checked = hashes ? path("hashed") : way.output;
+    ASSERT_EQ(run_w4q({"hash", checked, "--check", "--quiet"}).status, 0) << "after kill " << i;
   }
   EXPECT_LT(survived, kills / 2) << "few runs were killed: the test proved little";
 
@@ -111,7 +114,12 @@ TEST(Atomicity, KilledRunsLeaveTheOldOrTheNewOutput) {
   };
   for (const auto& name : left()) EXPECT_NE(name.rfind(".q.", 0), 0u) << "left behind by killed runs";
   ASSERT_EQ(run_w4q({"clean", folder.path().string()}).status, 0);
-  EXPECT_EQ(left(), (std::vector<std::string>{"d", "from", "q", "r", "stats.safetensors"}));
+  EXPECT_EQ(left(), (std::vector<std::string>{"d", "from", "hashed", "q", "r", "stats.safetensors"}));
+  ASSERT_EQ(run_w4q({"clean", path("hashed")}).status, 0);
+  const auto files = [](const std::string& of) {
+    return std::distance(std::filesystem::directory_iterator(of), std::filesystem::directory_iterator());
+  };
+  EXPECT_EQ(files(path("hashed")), files(path("from"))) << "left behind by killed runs of hash";
 }
 
 TEST(Atomicity, InterruptedQuantizeCleansUp) {

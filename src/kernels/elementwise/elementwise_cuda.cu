@@ -73,9 +73,25 @@ __global__ void __launch_bounds__(1024) rms_norm_kernel(const NormArgs args) {
   }
   device::wait_grid_dependency();
   const float* const x = args.x + blockIdx.x * args.cols;
+  const PendingSum& pending = args.pending;
+  const float gate = pending.gate == nullptr ? 1.0f : 1.0f / (1.0f + expf(-__ldcg(pending.gate)));
   float sum = 0;
   const auto add = [&](int64_t at) {
-    const Chunk chunk = Chunk::load(x + at);
+    Chunk chunk = Chunk::load(x + at);
+    if (pending.parts != nullptr) {
+      for (int place = 0; place < pending.places; ++place) {
+        const Chunk part = Chunk::load(pending.parts + place * args.cols + at);
+        const float share = __ldcg(pending.shares + place);
+#pragma unroll
+        for (int j = 0; j < width; ++j) chunk.v[j] = fmaf(share, part.v[j], chunk.v[j]);
+      }
+      if (pending.shared != nullptr) {
+        const Chunk part = Chunk::load(pending.shared + at);
+#pragma unroll
+        for (int j = 0; j < width; ++j) chunk.v[j] = fmaf(gate, part.v[j], chunk.v[j]);
+      }
+      chunk.store(const_cast<float*>(x) + at);
+    }
 #pragma unroll
     for (int j = 0; j < width; ++j) sum = fmaf(chunk.v[j], chunk.v[j], sum);
     return chunk;

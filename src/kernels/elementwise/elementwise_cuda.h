@@ -15,6 +15,15 @@
 
 namespace w4q::kernels {
 
+/// What is added to the residual stream of one row before its norm: Σ shares[p] · parts[p] + sigmoid(gate) · shared.
+struct PendingSum {
+  const float* parts = nullptr;   ///< [places × cols]
+  const float* shares = nullptr;  ///< [places]
+  int places = 0;
+  const float* shared = nullptr;  ///< [cols], or null
+  const float* gate = nullptr;    ///< null: all of `shared`
+};
+
 /// out = w · x / √(mean(x²) + eps), row by row. Rows of x and out are `cols` apart.
 struct NormArgs {
   const float* x = nullptr;       ///< [rows × cols], the residual stream
@@ -24,6 +33,7 @@ struct NormArgs {
   __half* out = nullptr;      ///< [rows × cols]
   float* out_fp32 = nullptr;  ///< the same without rounding, or null
   float* state = nullptr;     ///< one row: the norm's state (linear_fusion.h), or null
+  PendingSum pending = {};    ///< one row: is added to x, which changes
   bool overlap = false;
 };
 void rms_norm_cuda(const NormArgs& args, const device::Stream& stream);

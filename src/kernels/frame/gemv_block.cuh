@@ -61,7 +61,10 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   auto* const table = reinterpret_cast<char*>(shared);
   const PartialSums<rows, warps> partial(table, Gemv::Table::total_bytes);
   device::trigger_dependent_launch();
-  if constexpr (routed) device::wait_grid_dependency();  // which weights they are the launch before says
+  if constexpr (routed) {
+    Gemv::Table::fill(table, args);
+    device::wait_grid_dependency();  // which weights they are the launch before says
+  }
   const int warp = warp_index();
   const Partition blocks(args.tiles, gridDim.x);
   const int block_begin = blocks.begin(blockIdx.x);
@@ -71,7 +74,7 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   typename Gemv::Run run(args, begin, block_begin + runs.begin(warp + 1));
   run.load_first_weights();
   if constexpr (rows > 1) begin_inputs<warps>(args);
-  Gemv::Table::fill(table, args);
+  if constexpr (!routed) Gemv::Table::fill(table, args);
   const FixUp plan(args, blocks);
   const int head = warp;
   const int tail = warps + warp;

@@ -10,7 +10,6 @@ namespace w4q::kernels {
 namespace {
 
 constexpr float never = -INFINITY;
-constexpr int held = most_routed_experts / 32;  ///< experts of a lane: lane, lane + 32, …
 
 /// The largest of all lanes' values and the first index that has it.
 __device__ void first_largest(float& value, int& index) {
@@ -23,6 +22,7 @@ __device__ void first_largest(float& value, int& index) {
 }
 
 /// Experts outside of the best groups get −∞: lane g has group g.
+template <int held>
 __device__ void leave_groups(const RouteArgs& args, float (&ranked)[held], const float* all) {
   const int lane = threadIdx.x % 32;
   const int size = args.experts / args.groups;
@@ -50,9 +50,10 @@ __device__ void leave_groups(const RouteArgs& args, float (&ranked)[held], const
   }
 }
 
-/// A warp for each row.
+/// A warp for each row; a lane has experts lane, lane + 32, …, `held` of them.
+template <int held>
 __global__ void route_kernel(const RouteArgs args) {
-  __shared__ float all[most_routed_experts];
+  __shared__ float all[32 * held];
   device::trigger_dependent_launch();
   device::wait_grid_dependency();
   const int lane = threadIdx.x % 32;
@@ -156,8 +157,10 @@ void route_cuda(const RouteArgs& args, const device::Stream& stream) {
   ensure(args.experts >= 1 && args.experts <= most_routed_experts && args.chosen >= 1 &&
              args.chosen <= std::min(args.experts, most_routed_places) && args.groups >= 1 && args.groups <= 32,
          "route: more experts than the kernel takes");
-  launch<route_kernel>({.grid = dim3(static_cast<unsigned>(args.rows)), .threads = 32, .overlap = args.overlap}, stream,
-                       "route", args);
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(args.rows)), .threads = 32, .overlap = args.overlap};
+  if (args.experts <= 128) return launch<route_kernel<4>>(shape, stream, "route", args);
+  if (args.experts <= 256) return launch<route_kernel<8>>(shape, stream, "route", args);
+  launch<route_kernel<most_routed_experts / 32>>(shape, stream, "route", args);
 }
 
 void gather_rows_cuda(const __half* x, const int32_t* rows, int64_t count, int64_t cols, __half* out,
