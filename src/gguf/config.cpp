@@ -29,7 +29,8 @@ const ArchitectureRow& find_architecture(const GgufKeys& keys, int64_t window) {
   if (first == rows.end()) {
     std::vector<std::string> known;
     for (const auto* row : rows) {
-      if (std::ranges::find(known, row->gguf) == known.end()) known.emplace_back(row->gguf);
+      const bool is_new = !row->gguf.empty() && std::ranges::find(known, row->gguf) == known.end();
+      if (is_new) known.emplace_back(row->gguf);
     }
     throw keys.error(ErrorCode::unsupported, "general.architecture", concat("\"", printable(keys.architecture()), "\""))
         .detail("supported: " + join(known));

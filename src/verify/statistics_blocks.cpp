@@ -319,7 +319,9 @@ int64_t BlockSample::endless_blocks() const {
 std::vector<float> BlockSample::table() const {
   if (weight_.scheme.family == SchemeFamily::integer) return {};
   auto levels = table_;
-  if (weight_.scheme.family != SchemeFamily::kbit) return levels;
+  // Of these a power of two may stand in the table instead of the scales.
+  const bool any_size = weight_.scheme.family == SchemeFamily::kbit || weight_.scheme.family == SchemeFamily::rotated;
+  if (!any_size) return levels;
   float largest = 0;
   for (const float level : levels) largest = std::max(largest, std::abs(level));
   for (float& level : levels) level = largest > 0 ? level / largest : level;

@@ -171,8 +171,8 @@ TEST_F(BadInput, MissingTokenizerNamesTheFile) {
   const auto model = copy_bundled_model(folder_ / "m");
   fs::remove(model + "/tokenizer.json");
   const auto result = run_w4q({"verify", model, "--ppl", bundled_model() + "/own/selfgen.txt"});
-  EXPECT_EQ(result.status, 3);
-  EXPECT_NE(result.err.find("tokenizer.json"), std::string::npos) << result.err;
+  EXPECT_EQ(result.status, 1);
+  EXPECT_NE(result.out.find("tokenizer.json is missing"), std::string::npos) << result.out;
 }
 
 TEST_F(BadInput, DamagedPackedCheckpointFailsVerification) {
