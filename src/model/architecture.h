@@ -47,7 +47,7 @@ struct ArchitectureRow {
   WindowRule windows = WindowRule::none;
   float norm_offset = 0;          ///< PlannedNorm::offset of all norms
   bool scales_embedding = false;  ///< by √hidden_size
-  bool ties_head = false;       ///< where tie_word_embeddings is absent
+  bool ties_head = false;         ///< where tie_word_embeddings is absent
   bool only_experts = false;      ///< intermediate_size may be absent
   bool reads_rope = false;        ///< `read` reads the rotary embeddings, which differ between layers
   /// Positions of pictures turn other channels than those of text do: for text alone they are the same.
