@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/error.h"
 #include "core/rng.h"
@@ -59,7 +60,9 @@ class Maker {
       if (group.expert) continue;
       int64_t n = 0;
       for (const auto& entry : group.linears) n += entry.n;
-      CudaLinear& made = block.groups.emplace_back(linear(group.names(), n, group.width));
+      const bool routes = group.linears.front().role == model::Role::router;  // which stay in 16 bits
+      CudaLinear& made = block.groups.emplace_back(routes ? dense(group.names(), n, group.width)
+                                                          : linear(group.names(), n, group.width));
       const bool gated = group.linears.front().role == model::Role::gate && group.linears.size() == 2;
       if (gated) {
         const bool turns = n % 64 == 0 && (is_rotated(passes_) || fuses(made));
@@ -81,6 +84,13 @@ class Maker {
       return linear(std::move(names), experts * n, plan.groups[first].width);
     };
     return mixture_of(plan, side(1), side(2), stream_.context().properties());
+  }
+
+  CudaLinear dense(std::vector<std::string> names, int64_t n, int64_t k) {
+    const auto packed = std::exchange(passes_, std::span<const formats::Scheme>());
+    CudaLinear made = linear(std::move(names), n, k);
+    passes_ = packed;
+    return made;
   }
 
   CudaLinear linear(std::vector<std::string> names, int64_t n, int64_t k) {

@@ -8,15 +8,7 @@ namespace {
 /// Three of four layers have a gated delta net.
 void read_qwen3_5(const ConfigReader& reader, ModelConfig& config) {
   read_delta_net(reader, config);
-  const int64_t interval = reader.size("full_attention_interval", 4);
-  const auto types = read_layer_types(reader, config, {full_attention, linear_attention}, [&](int64_t layer) {
-    return (layer + 1) % interval == 0 ? full_attention : linear_attention;
-  });
-  spread_attention(config);
-  for (size_t layer = 0; layer < types.size(); ++layer) {
-    config.delta_layers.push_back(types[layer] == linear_attention);
-    config.attention[layer].output_gate = reader.boolean("attn_output_gate").value_or(true);
-  }
+  read_hybrid_layers(reader, config);
 }
 
 void read_qwen3_5_moe(const ConfigReader& reader, ModelConfig& config) {

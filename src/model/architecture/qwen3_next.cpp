@@ -9,15 +9,7 @@ void read_qwen3_next(const ConfigReader& reader, ModelConfig& config) {
   read_delta_net(reader, config);
   read_mixture(reader, {.shared_intermediate = "shared_expert_intermediate_size"}, config);
   leave_dense(reader, config);
-  const int64_t interval = reader.size("full_attention_interval", 4);
-  const auto types = read_layer_types(reader, config, {full_attention, linear_attention}, [&](int64_t layer) {
-    return (layer + 1) % interval == 0 ? full_attention : linear_attention;
-  });
-  spread_attention(config);
-  for (size_t layer = 0; layer < types.size(); ++layer) {
-    config.delta_layers.push_back(types[layer] == linear_attention);
-    config.attention[layer].output_gate = true;
-  }
+  read_hybrid_layers(reader, config);
 }
 
 std::vector<Block> qwen3_next_blocks(const ModelConfig& config, int64_t layer) {
