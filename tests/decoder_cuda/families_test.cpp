@@ -21,8 +21,8 @@
 namespace w4q::decoder_cuda {
 namespace {
 
-/// What f16 activations may cost: as in decoder_test.cpp; of delta nets, whose outputs are normed once more, 0.06 was
-/// measured on these models.
+/// What f16 activations may cost: as in decoder_test.cpp; of delta nets, whose outputs are normed once more, 0.11 was
+/// measured on these models, with int4 one token at a time; 0.06 otherwise.
 constexpr double largest_difference = 2e-2, delta_difference = 0.12;
 /// Logits of a router between the last expert that is chosen and the first that is not, at least: what f16 moves them by
 /// must not choose another one.
@@ -132,7 +132,7 @@ TEST_P(FamiliesOnGpu, DecodesAsTheCpu) {
   }
 }
 
-/// Replayed steps draw what single calls have as their largest logit.
+/// Replayed steps draw what single calls have as their largest logit, or one as near to it as the two ways are.
 TEST_P(FamiliesOnGpu, StepsAreSingleCalls) {
   const model::Model model = model::Model::open(packed("kbit4-b32-e4m4"));
   const CudaModel uploaded = CudaModel::upload(test::gpu(), model);
