@@ -20,13 +20,6 @@ void require_layer_by_layer(const ModelConfig& config, std::string_view what) {
       .hint("quantize without calibration");
 }
 
-int64_t LayerMemories::bytes(const ModelConfig& config, int64_t layer, int64_t capacity) {
-  constexpr int64_t width = sizeof(float);
-  if (config.has_delta_net(layer)) return width * (config.delta.history_size() + config.delta.state_size());
-  const AttentionConfig attention = config.attention_of(layer);
-  return attention.keys_of ? 0 : 2 * width * capacity * attention.kv_heads * attention.head_dim;
-}
-
 LayerMemories::LayerMemories(const ModelConfig& config, int64_t capacity, OneAtATime)
     : config_(&config), capacity_(capacity), planes_(1) {}
 

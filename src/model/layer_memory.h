@@ -31,8 +31,6 @@ class LayerMemories {
   static LayerMemories one_at_a_time(const ModelConfig& config, int64_t capacity);
 
   LayerMemory layer(int64_t index);
-  /// Bytes of fp32 that a layer takes.
-  static int64_t bytes(const ModelConfig& config, int64_t layer, int64_t capacity);
 
  private:
   struct OneAtATime {};

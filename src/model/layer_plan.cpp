@@ -45,11 +45,6 @@ const PlannedVector* Block::vector(VectorRole role) const noexcept {
   return found == vectors.end() ? nullptr : &*found;
 }
 
-const PlannedLinear* Block::find(const InputGroup& group, Role role) noexcept {
-  const auto found = std::ranges::find(group.linears, role, &PlannedLinear::role);
-  return found == group.linears.end() ? nullptr : &*found;
-}
-
 std::vector<InputGroup> LayerPlan::groups() const {
   std::vector<InputGroup> result;
   for (const auto& block : blocks) result.insert(result.end(), block.groups.begin(), block.groups.end());

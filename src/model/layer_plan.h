@@ -124,8 +124,6 @@ struct Block {
 
   const PlannedNorm* norm(NormRole role) const noexcept;
   const PlannedVector* vector(VectorRole role) const noexcept;
-  /// The linear of this role in a group; null: there is none.
-  static const PlannedLinear* find(const InputGroup& group, Role role) noexcept;
 };
 
 struct LayerPlan {

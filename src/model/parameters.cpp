@@ -79,6 +79,16 @@ std::vector<std::string_view> parts_of(std::string_view path) {
   return parts;
 }
 
+/// Why what stands anywhere under one of these parts is left; empty: it does not.
+std::string_view reason_anywhere(const std::vector<std::string_view>& parts) {
+  for (const std::string_view part : parts) {
+    const auto found =
+        std::ranges::find_if(anywhere, [&](const Place& place) { return part.starts_with(place.begins); });
+    if (found != std::end(anywhere)) return found->why;
+  }
+  return {};
+}
+
 /// The number that a part is, or -1.
 int64_t number_of(std::string_view part) {
   int64_t number = -1;
@@ -156,11 +166,7 @@ bool is_embedding(std::string_view module) noexcept {
 std::string_view reason_to_carry(const ModelConfig& config, std::string_view tensor) {
   const std::string_view module = module_path(tensor);
   const auto parts = parts_of(module);
-  for (const std::string_view part : parts) {
-    const auto found =
-        std::ranges::find_if(anywhere, [&](const Place& place) { return part.starts_with(place.begins); });
-    if (found != std::end(anywhere)) return found->why;
-  }
+  if (const auto why = reason_anywhere(parts); !why.empty()) return why;
   if (is_derived_tensor(tensor)) return "implied by config.json";
   const int64_t layer = layer_numbers(module).layer;
   if (layer >= config.layers) return further_tokens;
@@ -174,11 +180,7 @@ std::string_view reason_to_carry(const ModelConfig& config, std::string_view ten
 
 std::string_view reason_to_leave(std::string_view module, int64_t layers) {
   const auto parts = parts_of(module);
-  for (const std::string_view part : parts) {
-    const auto found =
-        std::ranges::find_if(anywhere, [&](const Place& place) { return part.starts_with(place.begins); });
-    if (found != std::end(anywhere)) return found->why;
-  }
+  if (const auto why = reason_anywhere(parts); !why.empty()) return why;
   const auto number = std::ranges::find_if(parts, [](std::string_view part) { return number_of(part) >= 0; });
   if (number == parts.end()) {
     return is_head(module) ? left_head : is_embedding(module) ? left_embeddings : "outside of the layers";

@@ -115,6 +115,19 @@ void for_rows(int64_t rows, int64_t cols, const Body& body) {
   });
 }
 
+/// Runs `body(head, cosines, sines)` for every head of every row.
+template <class Body>
+void for_heads(MatrixView<float> x, int64_t head_dim, MatrixView<const float> cosine, MatrixView<const float> sine,
+               const Body& body) {
+  const int64_t half = cosine.cols;
+  ensure(head_dim > 0 && x.cols % head_dim == 0 && 2 * half <= head_dim && sine.cols == half && cosine.rows == x.rows &&
+             sine.rows == x.rows,
+         "rotate_heads: shapes differ");
+  for_rows(x.rows, x.cols, [&](int64_t r) {
+    for (float* head = x.row(r); head < x.row(r) + x.cols; head += head_dim) body(head, cosine.row(r), sine.row(r));
+  });
+}
+
 }  // namespace
 
 void rms_norm(MatrixView<const float> x, std::span<const float> weight, float eps, MatrixView<float> y) {
@@ -136,30 +149,18 @@ void rms_norm_heads(MatrixView<float> x, std::span<const float> weight, float ep
 }
 
 void rotate_heads(MatrixView<float> x, int64_t head_dim, MatrixView<const float> cosine, MatrixView<const float> sine) {
-  const int64_t half = cosine.cols;
-  ensure(head_dim > 0 && x.cols % head_dim == 0 && 2 * half <= head_dim && sine.cols == half && cosine.rows == x.rows &&
-             sine.rows == x.rows,
-         "rotate_heads: shapes differ");
-  for_rows(x.rows, x.cols, [&](int64_t r) {
-    for (float* head = x.row(r); head < x.row(r) + x.cols; head += head_dim) {
-      HWY_DYNAMIC_DISPATCH(rotate)(head, head + half, cosine.row(r), sine.row(r), static_cast<size_t>(half));
-    }
+  for_heads(x, head_dim, cosine, sine, [half = cosine.cols](float* head, const float* c, const float* s) {
+    HWY_DYNAMIC_DISPATCH(rotate)(head, head + half, c, s, static_cast<size_t>(half));
   });
 }
 
 void rotate_neighbours(MatrixView<float> x, int64_t head_dim, MatrixView<const float> cosine,
                        MatrixView<const float> sine) {
-  const int64_t half = cosine.cols;
-  ensure(head_dim > 0 && x.cols % head_dim == 0 && 2 * half <= head_dim && sine.cols == half && cosine.rows == x.rows &&
-             sine.rows == x.rows,
-         "rotate_neighbours: shapes differ");
-  for_rows(x.rows, x.cols, [&](int64_t r) {
-    for (float* head = x.row(r); head < x.row(r) + x.cols; head += head_dim) {
-      for (int64_t i = 0; i < half; ++i) {
-        const float a = head[2 * i], b = head[2 * i + 1], c = cosine.row(r)[i], s = sine.row(r)[i];
-        head[2 * i] = a * c - b * s;
-        head[2 * i + 1] = b * c + a * s;
-      }
+  for_heads(x, head_dim, cosine, sine, [half = cosine.cols](float* head, const float* c, const float* s) {
+    for (int64_t i = 0; i < half; ++i) {
+      const float a = head[2 * i], b = head[2 * i + 1];
+      head[2 * i] = a * c[i] - b * s[i];
+      head[2 * i + 1] = b * c[i] + a * s[i];
     }
   });
 }

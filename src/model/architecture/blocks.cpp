@@ -220,6 +220,10 @@ Block mixture_block(const ModelConfig& config, int64_t layer, const MixtureNames
   return block;
 }
 
+Block mixture_or_mlp_block(const ModelConfig& config, int64_t layer, const MixtureNames& names) {
+  return config.has_mixture(layer) ? mixture_block(config, layer, names) : gated_mlp_block(config, layer);
+}
+
 Block delta_net_block(const ModelConfig& config, int64_t layer, DeltaProjections projections) {
   const LayerNames names(config, layer);
   const kernels::DeltaShape& shape = config.delta;

@@ -38,6 +38,8 @@ Block gated_mlp_block(const ModelConfig& config, int64_t layer);
 Block fused_mlp_block(const ModelConfig& config, int64_t layer);
 /// Experts, and what is shared, of post_attention_layernorm.
 Block mixture_block(const ModelConfig& config, int64_t layer, const MixtureNames& names);
+/// Of a layer that has a mixture that one, of another gated_mlp_block.
+Block mixture_or_mlp_block(const ModelConfig& config, int64_t layer, const MixtureNames& names);
 /// Where the projections of a gated delta net are four matrices, or two.
 enum class DeltaProjections { four, two };
 Block delta_net_block(const ModelConfig& config, int64_t layer, DeltaProjections projections);

@@ -22,8 +22,7 @@ void read_ernie4_5_moe(const ConfigReader& reader, ModelConfig& config) {
 std::vector<Block> ernie4_5_moe_blocks(const ModelConfig& config, int64_t layer) {
   MixtureNames names{.correction = "mlp.moe_statics.e_score_correction_bias", .wide_correction = true};
   if (config.mixture.shared_intermediate > 0) names.shared = "mlp.shared_experts";
-  return {attention_block(config, layer),
-          config.has_mixture(layer) ? mixture_block(config, layer, names) : gated_mlp_block(config, layer)};
+  return {attention_block(config, layer), mixture_or_mlp_block(config, layer, names)};
 }
 
 }  // namespace

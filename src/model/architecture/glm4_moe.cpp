@@ -27,8 +27,7 @@ void read_glm4_moe(const ConfigReader& reader, ModelConfig& config) {
 
 std::vector<Block> glm4_moe_blocks(const ModelConfig& config, int64_t layer) {
   constexpr MixtureNames names{.correction = "mlp.gate.e_score_correction_bias", .shared = "mlp.shared_experts"};
-  return {attention_block(config, layer),
-          config.has_mixture(layer) ? mixture_block(config, layer, names) : gated_mlp_block(config, layer)};
+  return {attention_block(config, layer), mixture_or_mlp_block(config, layer, names)};
 }
 
 }  // namespace

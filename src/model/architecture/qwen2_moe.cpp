@@ -12,8 +12,7 @@ void read_qwen2_moe(const ConfigReader& reader, ModelConfig& config) {
 
 std::vector<Block> qwen2_moe_blocks(const ModelConfig& config, int64_t layer) {
   constexpr MixtureNames names{.shared = "mlp.shared_expert", .shared_gate = "mlp.shared_expert_gate"};
-  return {attention_block(config, layer),
-          config.has_mixture(layer) ? mixture_block(config, layer, names) : gated_mlp_block(config, layer)};
+  return {attention_block(config, layer), mixture_or_mlp_block(config, layer, names)};
 }
 
 }  // namespace

@@ -6,10 +6,7 @@ namespace w4q::model {
 namespace {
 
 /// Three of four layers have a gated delta net.
-void read_qwen3_5(const ConfigReader& reader, ModelConfig& config) {
-  read_delta_net(reader, config);
-  read_hybrid_layers(reader, config);
-}
+void read_qwen3_5(const ConfigReader& reader, ModelConfig& config) { read_hybrid_layers(reader, config); }
 
 void read_qwen3_5_moe(const ConfigReader& reader, ModelConfig& config) {
   read_qwen3_5(reader, config);
@@ -21,7 +18,7 @@ std::vector<Block> qwen3_5_blocks(const ModelConfig& config, int64_t layer) {
   constexpr MixtureNames names{.shared = "mlp.shared_expert", .shared_gate = "mlp.shared_expert_gate"};
   return {config.has_delta_net(layer) ? delta_net_block(config, layer, DeltaProjections::four)
                                       : attention_block(config, layer),
-          config.has_mixture(layer) ? mixture_block(config, layer, names) : gated_mlp_block(config, layer)};
+          mixture_or_mlp_block(config, layer, names)};
 }
 
 }  // namespace

@@ -17,8 +17,7 @@ void read_qwen3_vl_moe(const ConfigReader& reader, ModelConfig& config) {
 }
 
 std::vector<Block> qwen3_moe_blocks(const ModelConfig& config, int64_t layer) {
-  return {attention_block(config, layer),
-          config.has_mixture(layer) ? mixture_block(config, layer, {}) : gated_mlp_block(config, layer)};
+  return {attention_block(config, layer), mixture_or_mlp_block(config, layer, {})};
 }
 
 }  // namespace

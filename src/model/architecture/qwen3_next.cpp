@@ -6,17 +6,16 @@ namespace w4q::model {
 namespace {
 
 void read_qwen3_next(const ConfigReader& reader, ModelConfig& config) {
-  read_delta_net(reader, config);
+  read_hybrid_layers(reader, config);
   read_mixture(reader, {.shared_intermediate = "shared_expert_intermediate_size"}, config);
   leave_dense(reader, config);
-  read_hybrid_layers(reader, config);
 }
 
 std::vector<Block> qwen3_next_blocks(const ModelConfig& config, int64_t layer) {
   constexpr MixtureNames names{.shared = "mlp.shared_expert", .shared_gate = "mlp.shared_expert_gate"};
   return {config.has_delta_net(layer) ? delta_net_block(config, layer, DeltaProjections::two)
                                       : attention_block(config, layer),
-          config.has_mixture(layer) ? mixture_block(config, layer, names) : gated_mlp_block(config, layer)};
+          mixture_or_mlp_block(config, layer, names)};
 }
 
 }  // namespace

@@ -78,17 +78,7 @@ void leave_dense(const ConfigReader& reader, ModelConfig& config) {
   }
 }
 
-void read_hybrid_layers(const ConfigReader& reader, ModelConfig& config) {
-  const int64_t interval = reader.size("full_attention_interval", 4);
-  const auto types = read_layer_types(reader, config, {full_attention, linear_attention}, [&](int64_t layer) {
-    return (layer + 1) % interval == 0 ? full_attention : linear_attention;
-  });
-  spread_attention(config);
-  for (size_t layer = 0; layer < types.size(); ++layer) {
-    config.delta_layers.push_back(types[layer] == linear_attention);
-    config.attention[layer].output_gate = reader.boolean("attn_output_gate").value_or(true);
-  }
-}
+namespace {
 
 void read_delta_net(const ConfigReader& reader, ModelConfig& config) {
   kernels::DeltaShape& shape = config.delta;
@@ -105,6 +95,21 @@ void read_delta_net(const ConfigReader& reader, ModelConfig& config) {
                                   std::pair{"linear_value_head_dim", shape.value_heads * shape.value_dim},
                                   std::pair{"linear_conv_kernel_dim", shape.taps}}) {
     if (size > most) reader.refuse(key, "the sizes are absurd");
+  }
+}
+
+}  // namespace
+
+void read_hybrid_layers(const ConfigReader& reader, ModelConfig& config) {
+  read_delta_net(reader, config);
+  const int64_t interval = reader.size("full_attention_interval", 4);
+  const auto types = read_layer_types(reader, config, {full_attention, linear_attention}, [&](int64_t layer) {
+    return (layer + 1) % interval == 0 ? full_attention : linear_attention;
+  });
+  spread_attention(config);
+  for (size_t layer = 0; layer < types.size(); ++layer) {
+    config.delta_layers.push_back(types[layer] == linear_attention);
+    config.attention[layer].output_gate = reader.boolean("attn_output_gate").value_or(true);
   }
 }
 

@@ -40,11 +40,8 @@ void read_mixture(const ConfigReader& reader, const MixtureKeys& keys, ModelConf
 /// Qwen's mlp_only_layers and decoder_sparse_step: layers without a mixture. Throws bad_file for a layer that is not there.
 void leave_dense(const ConfigReader& reader, ModelConfig& config);
 
-/// Which layers have a gated delta net in the place of attention: those of type linear_attention, or all but each
+/// linear_num_key_heads, … of a gated delta net, and which layers have it in the place of attention: those of type linear_attention, or all but each
 /// full_attention_interval-th; and that the others' queries come with gates.
 void read_hybrid_layers(const ConfigReader& reader, ModelConfig& config);
-
-/// linear_num_key_heads, … of a gated delta net.
-void read_delta_net(const ConfigReader& reader, ModelConfig& config);
 
 }  // namespace w4q::model
