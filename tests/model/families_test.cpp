@@ -147,5 +147,16 @@ TEST(Families, AreWhatTheReferenceSays) {
   EXPECT_EQ(known, 29u);
 }
 
+/// The mixture and the hybrid that are bundled, against the program that trained them (testdata/train_small_models.py).
+/// Measured: 6e-5.
+TEST(TrainedModels, DecodeAsTheProgramThatTrainedThem) {
+  for (const char* name : {"w4q-mixture-tiny", "w4q-hybrid-tiny"}) {
+    const auto folder = test::testdata() / name;
+    const test::ReferenceLogits reference(folder / "reference.safetensors");
+    const auto found = decode(Model::open(folder), reference.ids(), {1 << 20});
+    EXPECT_LT(largest_difference(found, reference.logits()), reference_tolerance) << name;
+  }
+}
+
 }  // namespace
 }  // namespace w4q::model
