@@ -123,7 +123,9 @@ inline void write_small_model(const model::ArchitectureRow& row, const std::file
   for (const auto& [name, shape] : tensors) {
     ++seed;
     const bool norm = name.ends_with("norm.weight") || name.find("layernorm") != std::string::npos;
-    const double middle = norm ? 1.0 - double{row.norm_offset} * (name.find("linear_attn") == std::string::npos) : 0.0;
+    const bool around_one = norm || name.ends_with("layer_scalar");
+    const double middle =
+        around_one ? 1.0 - double{row.norm_offset} * (name.find("linear_attn") == std::string::npos) : 0.0;
     const double spread = shape.size() < 2 ? 0.2 : 1.0 / std::sqrt(static_cast<double>(shape.back()));
     std::vector<uint16_t> values(static_cast<size_t>(element_count(shape)));
     for (size_t i = 0; i < values.size(); ++i) {

@@ -11,14 +11,24 @@
 
 namespace w4q::decoder_cuda {
 
+/// Keys and values of one layer: heads and their width; without heads the layer keeps none of its own.
+struct KeyShape {
+  int kv_heads = 0, head_dim = 0;
+  kernels::KvType type = kernels::KvType::f16;
+
+  bool operator==(const KeyShape&) const = default;
+};
+/// Each layer's. What plain attention reads is f16 whatever `type` says (attends_plainly).
+std::vector<KeyShape> key_shapes(const model::ModelConfig& config, kernels::KvType type);
+
 /// Pages that hold this many tokens.
 inline int64_t pages_for(int64_t tokens) { return (tokens + kernels::kv_page_tokens - 1) / kernels::kv_page_tokens; }
 
 class CudaCache {
  public:
-  /// A pool of `pages`; each holds 16 tokens of every layer. Throws unsupported for heads that no kernel takes,
+  /// A pool of `pages`; each holds 16 tokens of every one of `shapes`. Throws unsupported for heads that no kernel takes,
   /// bad_argument for no pages, device when the memory does not suffice.
-  CudaCache(const model::ModelConfig& config, kernels::KvType type, int64_t pages, const device::Stream& stream);
+  CudaCache(std::vector<KeyShape> shapes, int64_t pages, const device::Stream& stream);
 
   /// Gives all pages back.
   void clear() noexcept;
@@ -26,8 +36,8 @@ class CudaCache {
   /// and then takes none.
   void grow(int64_t length);
 
-  kernels::PagedLayer layer(int64_t index) noexcept;
-  kernels::KvType type() const noexcept { return type_; }
+  kernels::PagedLayer layer(size_t index) noexcept;
+  std::span<const KeyShape> shapes() const noexcept { return shapes_; }
   int64_t pages() const noexcept { return pages_; }
   std::span<const int32_t> table() const noexcept { return table_; }
   /// Tokens for which the sequence has pages.
@@ -39,9 +49,9 @@ class CudaCache {
   void upload(size_t from);
 
   const device::Stream& stream_;
-  kernels::KvType type_;
-  int kv_heads_, head_dim_;
-  int64_t layers_, pages_, key_bytes_, value_bytes_;
+  std::vector<KeyShape> shapes_;
+  int64_t pages_;
+  std::vector<size_t> keys_at_, values_at_;  ///< where each layer's begin
   device::DeviceBuffer keys_, values_, device_table_;
   device::PinnedBuffer staged_;
   std::vector<int32_t> table_, free_;

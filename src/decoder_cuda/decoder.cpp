@@ -38,23 +38,18 @@ void check_int8_activations(const CudaModel& uploaded) {
 
 namespace {
 
-/// The number of each layer among those that have keys and values.
-std::vector<int64_t> layers_with_keys(const model::ModelConfig& config) {
-  std::vector<int64_t> result;
-  int64_t next = 0;
-  for (int64_t layer = 0; layer < config.layers; ++layer) result.push_back(config.has_delta_net(layer) ? next : next++);
-  return result;
-}
-
-model::ModelConfig with_layers(model::ModelConfig config, int64_t layers) {
-  config.layers = std::max<int64_t>(1, layers);
-  return config;
-}
-
-int64_t count_keys(const model::ModelConfig& config) {
-  int64_t count = 0;
-  for (int64_t layer = 0; layer < config.layers; ++layer) count += !config.has_delta_net(layer);
-  return count;
+/// Of the attention of any layer.
+size_t workspace_of(const device::Properties& gpu, const model::ModelConfig& config,
+                    const CudaDecoderOptions& options) {
+  size_t bytes = 256;
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    const model::AttentionConfig attention = config.attention_of(layer);
+    if (config.has_delta_net(layer) || attends_plainly(attention)) continue;
+    const kernels::DecodeAttentionShape shape{static_cast<int>(attention.heads), static_cast<int>(attention.kv_heads),
+                                              attention.head_dim, options.kv.type, options.capacity};
+    bytes = std::max(bytes, kernels::decode_attention_workspace(gpu, shape));
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -66,9 +61,8 @@ CudaDecoder::Impl::Impl(const CudaModel& model_, const CudaDecoderOptions& optio
       options(options_),
       chunk(std::clamp<int64_t>(std::min(options.chunk, options.capacity), 1, 1 << 15)),
       logit_rows(std::clamp<int64_t>(logit_values / config.vocab_size, 1, std::min<int64_t>(options.capacity, 1024))),
-      cache_layers(layers_with_keys(config)),
-      cache(with_layers(config, count_keys(config)), options.kv.type, pages_for(options.capacity), stream),
-      rope(config, options.capacity, stream),
+      cache(key_shapes(config, options.kv.type), pages_for(options.capacity), stream),
+      ropes(config, options.capacity, stream),
       runner(config, model.layers(), model.linears(),
              {.rows = chunk,
               .product_rows = std::max(chunk, logit_rows),
@@ -78,10 +72,11 @@ CudaDecoder::Impl::Impl(const CudaModel& model_, const CudaDecoderOptions& optio
              stream),
       residual(device_matrix<float>(gpu, chunk, config.hidden_size)),
       ids_on_gpu(device_matrix<int32_t>(gpu, chunk, 1)),
+      projected(device_matrix<float>(gpu, chunk, config.layers * config.layer_embedding_size)),
+      layer_embeddings(device_matrix<float>(gpu, chunk, config.layers * config.layer_embedding_size)),
+      usual(usual_attention(config)),
       logits(device_matrix<float>(gpu, logit_rows, config.vocab_size)),
-      attention_workspace(gpu, kernels::decode_attention_workspace(
-                                   gpu.properties(), {static_cast<int>(config.heads), static_cast<int>(config.kv_heads),
-                                                      config.head_dim, options.kv.type, options.capacity})),
+      attention_workspace(gpu, workspace_of(gpu.properties(), config, options)),
       state(gpu, sizeof(StepState)),
       staged_ids(gpu, static_cast<size_t>(chunk) * sizeof(int32_t)),
       drawn(gpu, static_cast<size_t>(options.capacity + 1) * sizeof(int32_t)),
@@ -94,7 +89,7 @@ CudaDecoder::Impl::Impl(const CudaModel& model_, const CudaDecoderOptions& optio
     delta[layer] = device_matrix<float>(gpu, 1, config.delta.history_size() + config.delta.state_size());
   }
   graphs = std::ranges::all_of(mixtures_of(model.layers()), [](const auto* mixture) { return mixture->routes(); });
-  const auto pairs = static_cast<size_t>(rope.steps().pairs);
+  const auto pairs = static_cast<size_t>(ropes.steps(usual).pairs);
   step_cosine = DeviceBuffer(gpu, pairs * sizeof(float));
   step_sine = DeviceBuffer(gpu, pairs * sizeof(float));
   if (options.kv.prunes()) {
@@ -159,7 +154,7 @@ CudaMatrix CudaDecoder::forward(std::span<const int32_t> ids, const CudaObserver
     decoder.stream.synchronize();
     decoder.hidden = DeviceBuffer(decoder.gpu, bytes);
   }
-  decoder.rope.set_call(decoder.position, rows, decoder.stream);
+  decoder.ropes.set_call(decoder.position, rows, decoder.stream);
   decoder.runner.multiplier.set_int8_activations(decoder.options.int8_activations && rows >= kernels::least_int8_rows);
   for (int64_t row = 0; row < rows; row += decoder.chunk) {
     decoder.run_chunk(ids.subspan(static_cast<size_t>(row), static_cast<size_t>(std::min(decoder.chunk, rows - row))),
@@ -180,6 +175,7 @@ CudaMatrix CudaDecoder::logits(int64_t first, int64_t rows) {
   }
   const __half* const hidden = decoder.hidden.as<__half>() + first * decoder.config.hidden_size;
   decoder.runner.multiplier.multiply_logits(decoder.model.head(), hidden, rows, decoder.logits.as<float>());
+  decoder.finish_logits(rows);
   return {decoder.logits.data(), DType::f32, rows, vocab, &decoder.stream};
 }
 

@@ -4,6 +4,7 @@
 
 #include <array>
 
+#include "decoder_cuda/attention.h"
 #include "decoder_cuda/cache.h"
 #include "decoder_cuda/decoder.h"
 #include "decoder_cuda/layer_runner.h"
@@ -25,15 +26,22 @@ struct CudaDecoder::Impl {
   /// Runs all layers on `rows` rows that stand at positions `first` and on.
   void run_layers(int64_t rows, int64_t first, const CudaObserver* observer);
   void attend(size_t index, const CudaBlock& block, int64_t rows, int64_t first);
-  kernels::PagedLayer keys_of(size_t layer) { return cache.layer(cache_layers[layer]); }
+  /// The keys and values that a layer reads.
+  kernels::PagedLayer keys_of(size_t layer, const CudaBlock& block) {
+    return cache.layer(static_cast<size_t>(block.plan.attention.keys_of.value_or(static_cast<int64_t>(layer))));
+  }
   kernels::DeltaMemory delta_memory(size_t layer, const kernels::DeltaShape& shape);
-  void attend_single(size_t index, const CudaBlock& block, const int32_t* at, const kernels::HeadRotation& rotation);
-  void attend_many(size_t index, const CudaBlock& block, const kernels::QkvRows& qkv, int64_t first);
+  void attend_single(size_t index, const CudaBlock& block, const SequenceRows& rows, const int32_t* at);
+  /// f16 pages of the first `length` positions.
+  kernels::PagedLayer widen(const kernels::PagedLayer& layer, int64_t length);
   /// What comes behind a layer: the next one's first block, or the last norm and the head.
-  NormedProduct behind(size_t layer) const;
+  NormBetween behind(size_t layer) const;
   /// Launches of a step that do nothing but a norm.
   int64_t norm_launches() const;
+  void embed(const int32_t* ids, int64_t rows, bool overlap, const kernels::AngleRow& angles);
   void final_norm(__half* out, float* out_fp32);
+  /// What the model does to logits behind the head.
+  void finish_logits(int64_t rows);
   void observe_hidden(int64_t index, int64_t rows, const CudaObserver* observer);
   void launch_step();
   void draw(const float* row);
@@ -46,15 +54,16 @@ struct CudaDecoder::Impl {
   const int64_t chunk;
   const int64_t logit_rows;
   device::Stream stream{gpu};
-  std::vector<int64_t> cache_layers;        ///< each layer's among those with keys and values
   std::vector<device::DeviceBuffer> delta;  ///< each layer's history and state; empty where it has none
   bool graphs = true;                       ///< a step needs no host
   CudaCache cache;
-  CudaRope rope;
+  CudaRopes ropes;
   LayerRunner runner;
   device::DeviceBuffer residual, ids_on_gpu;
-  device::DeviceBuffer step_cosine, step_sine;  ///< of the position of a step
-  device::DeviceBuffer positions;               ///< 0, 1, 2 …: for single rows of a call
+  device::DeviceBuffer projected, layer_embeddings;  ///< f32 [rows × layers · layer_embedding_size]
+  model::AttentionConfig usual;                      ///< whose angles a step lays out
+  device::DeviceBuffer step_cosine, step_sine;       ///< of the position of a step
+  device::DeviceBuffer positions;                    ///< 0, 1, 2 …: for single rows of a call
   device::DeviceBuffer kept;  ///< pages attended to [layer][key head and tile], where some are skipped
   device::DeviceBuffer hidden, logits, attention_workspace, state, wide_keys, wide_values, observed;
   device::PinnedBuffer staged_ids;

@@ -1,13 +1,20 @@
 #include "decoder_cuda/layer_decoder.h"
 
+#include <algorithm>
+
 #include "core/error.h"
+#include "decoder_cuda/attention.h"
 
 namespace w4q::decoder_cuda {
 namespace {
 
-model::ModelConfig with_one_layer(model::ModelConfig config) {
-  config.layers = 1;
-  return config;
+/// As many as layers differ in.
+std::vector<KeyShape> different_shapes(const model::ModelConfig& config) {
+  std::vector<KeyShape> result;
+  for (const auto& shape : key_shapes(config, kernels::KvType::f16)) {
+    if (shape.kv_heads > 0 && std::ranges::find(result, shape) == result.end()) result.push_back(shape);
+  }
+  return result;
 }
 
 }  // namespace
@@ -15,15 +22,14 @@ model::ModelConfig with_one_layer(model::ModelConfig config) {
 CudaLayerDecoder::CudaLayerDecoder(const model::ModelConfig& config, int64_t length, int64_t windows,
                                    const device::Stream& stream)
     : config_(config),
-      one_layer_(with_one_layer(config)),
       length_(length),
       most_windows_(windows),
       stream_(stream),
-      cache_(one_layer_, kernels::KvType::f16, pages_for(length), stream),
-      rope_(config, length, stream) {
+      cache_(different_shapes(config), pages_for(length), stream),
+      ropes_(config, length, stream) {
   ensure(length >= 2 && windows >= 1, "CudaLayerDecoder: windows of at least two tokens");
   cache_.grow(length);
-  rope_.set_call(0, length, stream);
+  ropes_.set_call(0, length, stream);
 }
 
 void CudaLayerDecoder::load(const model::LayerWeights& weights) {
@@ -42,19 +48,14 @@ void CudaLayerDecoder::release() {
 
 void CudaLayerDecoder::attend(const CudaBlock& block, int64_t windows) {
   if (block.plan.kind == model::BlockKind::delta_net) return recall(block, windows);
-  const kernels::HeadRotation rotation = with_norms(rope_.rotation(0), block, config_);
-  const int64_t width = (config_.heads + 2 * config_.kv_heads) * config_.head_dim;
-  Activations& activations = runner_->activations;
-  float* const qkv = split_gates(*runner_, block);
-  kernels::PrefillAttentionArgs args;
-  args.layer = cache_.layer(0);
-  args.window = block.plan.attention.window;
-  args.qkv = {nullptr, length_, width, static_cast<int>(config_.heads)};
-  for (int64_t first = 0; first < windows * length_; first += length_) {
-    args.qkv.data = qkv + first * args.qkv.stride;
-    args.out = activations.attended.as<__half>() + first * config_.heads * config_.head_dim;
-    kernels::rotate_and_store_cuda(args.qkv, args.layer, rotation, 0, stream_);
-    kernels::prefill_attention_cuda(args, stream_);
+  const model::AttentionConfig& attention = block.plan.attention;
+  ensure(!attention.keys_of, "CudaLayerDecoder: keys of another layer");
+  const KeyShape shape{static_cast<int>(attention.kv_heads), static_cast<int>(attention.head_dim)};
+  const auto found = std::ranges::find(cache_.shapes(), shape);
+  const kernels::PagedLayer layer = cache_.layer(static_cast<size_t>(found - cache_.shapes().begin()));
+  SequenceRows rows{.count = length_, .products = split_gates(*runner_, block)};
+  for (; rows.row < windows * length_; rows.row += length_) {
+    attend_rows(*runner_, block, rows, ropes_.rotation(attention, 0), layer, {});
   }
   apply_gates(*runner_, block);
 }

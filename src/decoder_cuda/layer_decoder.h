@@ -32,11 +32,10 @@ class CudaLayerDecoder {
   void recall(const CudaBlock& block, int64_t windows);
 
   const model::ModelConfig& config_;
-  model::ModelConfig one_layer_;
   const int64_t length_, most_windows_;
   const device::Stream& stream_;
   CudaCache cache_;
-  CudaRope rope_;
+  CudaRopes ropes_;
   CudaLayer weights_;
   device::DeviceBuffer delta_;  ///< what a delta net remembers of a window
   std::optional<LayerRunner> runner_;

@@ -5,6 +5,9 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "decoder_cuda/attention.h"
+#include "kernels/elementwise/stream_cuda.h"
+#include "model/parameters.h"
 
 namespace w4q::decoder_cuda {
 
@@ -13,53 +16,55 @@ using device::DeviceBuffer;
 namespace {
 
 /// What no kernel of the decoder does; empty: it runs.
-std::string_view not_on_gpu(const model::Block& block, const model::ModelConfig& config) {
+std::string_view not_on_gpu(const model::Block& block) {
   using model::BlockKind;
-  if (block.kind == BlockKind::layer_embedding) return "embeddings of its own";
-  if (block.norm(model::NormRole::output) != nullptr) return "norms of its outputs";
-  if (block.norm(model::NormRole::input) == nullptr) return "no norm of its inputs";
-  if (block.output_scale != 1) return "a scale of its outputs";
-  if (block.vector(model::VectorRole::layer_scale) != nullptr) return "a scale of the stream behind it";
   if (block.kind == BlockKind::delta_net)
     return kernels::takes_delta_net(block.delta) ? "" : "a delta net of such heads";
-  const bool silu = block.gating.activation == model::Activation::silu;
   if (block.kind == BlockKind::mixture) {
     const model::MixtureConfig& mixture = block.mixture;
-    if (block.norm(model::NormRole::expert_input) != nullptr) return "norms of its experts";
-    if (mixture.experts > kernels::most_routed_experts || mixture.chosen > kernels::most_routed_places) {
-      return "so many experts";
-    }
-    return silu || mixture.shared_intermediate == 0 ? "" : "another activation than silu";
-  }
-  if (block.kind == BlockKind::gated_mlp) {
-    if (!silu) return "another activation than silu";
-    return block.groups.front().linears.size() == 2 ? "" : "gate and up as one matrix";
-  }
-  const model::AttentionConfig& attention = block.attention;
-  if (block.groups.front().linears.size() != 3) return "other matrices than q, k and v";
-  if (attention.head_dim != config.head_dim || attention.kv_heads != config.kv_heads) return "heads of its own";
-  if (attention.scale != 0 || attention.soft_cap != 0 || attention.temperature != 0)
-    return "a scale of attention of its own";
-  if (attention.sinks || attention.value_norm) return "sinks or norms of its values";
-  if (attention.rope.neighbours || attention.rope != config.rope) return "a rotary embedding of its own";
-  if (attention.rope.type == model::RopeType::longrope) return "longrope";
-  for (const auto role : {model::NormRole::query, model::NormRole::key}) {
-    if (const auto* norm = block.norm(role); norm != nullptr && norm->size != attention.head_dim)
-      return "norms of all heads";
+    const bool fits = mixture.experts <= kernels::most_routed_experts && mixture.chosen <= kernels::most_routed_places;
+    return fits ? "" : "so many experts";
   }
   return "";
 }
 
+/// Whether a product may make silu(gate) · up by itself.
+bool is_swiglu(const model::Block& plan, const CudaLinear& linear) {
+  return plan.gating.activation == model::Activation::silu && linear.gates() != kernels::GateOrder::none;
+}
+
+/// A mixture whose experts, router and dense MLP do not read the same.
+bool has_norms_of_its_own(const model::Block& plan) {
+  return plan.norm(model::NormRole::expert_input) != nullptr || plan.vector(model::VectorRole::router_scale) != nullptr;
+}
+
+bool mixes_apart(const model::Block& plan) { return has_norms_of_its_own(plan) || adds_apart(plan); }
+
 }  // namespace
 
-void require_gpu_decoder(const model::ModelConfig& config) {
-  if (config.embedding_scale != 1 || config.logit_scale != 1 || config.logit_cap != 0) {
-    throw Error(ErrorCode::unsupported, concat(config.architecture_name, ": the GPU decodes none with scaled logits"))
-        .hint("--device cpu");
-  }
+bool adds_apart(const model::Block& block) {
+  return block.norm(model::NormRole::output) != nullptr || block.output_scale != 1 ||
+         block.vector(model::VectorRole::layer_scale) != nullptr;
+}
+
+bool has_plain_blocks(const model::ModelConfig& config) {
+  if (!model::has_dense_layers(config)) return false;
+  const model::AttentionConfig usual = usual_attention(config);
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     for (const auto& block : model::layer_plan(config, layer).blocks) {
-      const std::string_view what = not_on_gpu(block, config);
+      const bool as_usual = block.kind != model::BlockKind::attention || has_usual_heads(block, usual);
+      if (adds_apart(block) || !as_usual || block.gating.activation != model::Activation::silu ||
+          block.norm(model::NormRole::input) == nullptr)
+        return false;
+    }
+  }
+  return true;
+}
+
+void require_gpu_decoder(const model::ModelConfig& config) {
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    for (const auto& block : model::layer_plan(config, layer).blocks) {
+      const std::string_view what = not_on_gpu(block);
       if (what.empty()) continue;
       throw Error(ErrorCode::unsupported, concat(block.groups.front().name(), ": the GPU decodes no block with ", what))
           .hint("--device cpu");
@@ -67,53 +72,93 @@ void require_gpu_decoder(const model::ModelConfig& config) {
   }
 }
 
-Activations::Activations(const device::Context& gpu, std::span<const CudaLayer> layers, int64_t rows) {
-  int64_t hidden = 0, products = 0, attended_width = 0, gate_up_width = 0, gated_width = 0;
-  int64_t split_width = 0, gate_width = 0, channels = 0, router_width = 0, shared_width = 0;
-  for (const auto& layer : layers) {
-    for (const auto& block : layer.blocks) {
-      const model::Block& plan = block.plan;
-      const CudaLinear &first = block.groups.front(), &last = block.groups.back();
-      hidden = std::max(hidden, first.k);
-      if (plan.kind == model::BlockKind::mixture) {
-        router_width = std::max(router_width, first.n);
-        if (block.groups.size() == 1) continue;
-        shared_width = std::max(shared_width, last.n);
-        gate_up_width = std::max(gate_up_width, block.groups[1].n);
-        gated_width = std::max(gated_width, last.k);
-      } else if (plan.kind == model::BlockKind::gated_mlp) {
-        gate_up_width = std::max(gate_up_width, first.n);
-        gated_width = std::max(gated_width, last.k);
-      } else {
-        products = std::max(products, first.n);
-        attended_width = std::max(attended_width, last.k);
-        if (plan.kind == model::BlockKind::delta_net) channels = std::max(channels, plan.delta.channels());
-        if (!plan.attention.output_gate) continue;
-        gate_width = std::max(gate_width, last.k);
-        split_width = std::max(split_width, first.n - last.k);
-      }
-    }
+namespace {
+
+/// The widest that each of them gets.
+struct Widths {
+  int64_t hidden = 0, products = 0, attended = 0, arranged = 0, gate_up = 0, gated = 0, both = 0, split = 0, gates = 0,
+          channels = 0, router = 0, shared = 0, added = 0, apart = 0;
+
+  void include_gated(const model::Block& plan, const CudaLinear& first, const CudaLinear& last) {
+    auto& inputs = is_swiglu(plan, first) ? gate_up : both;
+    inputs = std::max(inputs, first.n);
+    gated = std::max(gated, last.k);
   }
-  normed = device_matrix<__half>(gpu, rows, hidden);
-  qkv = device_matrix<float>(gpu, rows, products);
-  attended = device_matrix<__half>(gpu, rows, attended_width);
-  gate_up = device_matrix<__half>(gpu, rows, gate_up_width);
-  gated = device_matrix<__half>(gpu, rows, gated_width);
-  split = device_matrix<float>(gpu, rows, split_width);
-  gates = device_matrix<float>(gpu, rows, gate_width);
-  mixed = device_matrix<float>(gpu, rows, channels);
-  routed = device_matrix<float>(gpu, rows, router_width);
-  shared = device_matrix<float>(gpu, rows, shared_width);
+
+  void include_attention(const CudaBlock& block, const model::AttentionConfig& usual) {
+    const model::AttentionConfig& attention = block.plan.attention;
+    const int64_t heads = attention.heads * attention.head_dim;
+    const int64_t all = heads + 2 * attention.kv_heads * attention.head_dim;
+    if (!has_usual_heads(block.plan, usual)) arranged = std::max(arranged, all);
+    if (!attention.output_gate) return;
+    gates = std::max(gates, heads);
+    split = std::max(split, all);
+  }
+
+  void include(const CudaBlock& block, const model::AttentionConfig& usual, int64_t stream) {
+    const model::Block& plan = block.plan;
+    const CudaLinear &first = block.groups.front(), &last = block.groups.back();
+    hidden = std::max(hidden, first.k);
+    if (adds_apart(plan)) added = stream;
+    switch (plan.kind) {
+      case model::BlockKind::mixture:
+        router = std::max(router, first.n);
+        if (mixes_apart(plan)) added = apart = stream;
+        if (block.groups.size() == 1) return;
+        shared = std::max(shared, last.n);
+        return include_gated(plan, block.groups[1], last);
+      case model::BlockKind::gated_mlp:
+        return include_gated(plan, first, last);
+      case model::BlockKind::layer_embedding:
+        products = std::max(products, first.n);
+        gated = std::max(gated, last.k);
+        return;
+      case model::BlockKind::delta_net:
+        channels = std::max(channels, kernels::delta_scratch(plan.delta));
+        break;
+      default:
+        include_attention(block, usual);
+    }
+    products = std::max(products, first.n);
+    attended = std::max(attended, last.k);
+  }
+};
+
+}  // namespace
+
+Activations::Activations(const device::Context& gpu, const model::ModelConfig& config,
+                         const model::AttentionConfig& usual, std::span<const CudaLayer> layers, int64_t rows) {
+  Widths widths;
+  for (const auto& layer : layers) {
+    for (const auto& block : layer.blocks) widths.include(block, usual, config.hidden_size);
+  }
+  normed = device_matrix<__half>(gpu, rows, widths.hidden);
+  qkv = device_matrix<float>(gpu, rows, widths.products);
+  attended = device_matrix<__half>(gpu, rows, widths.attended);
+  arranged = device_matrix<float>(gpu, rows, widths.arranged);
+  gate_up = device_matrix<__half>(gpu, rows, widths.gate_up);
+  gated = device_matrix<__half>(gpu, rows, widths.gated);
+  both = device_matrix<float>(gpu, rows, widths.both);
+  split = device_matrix<float>(gpu, rows, widths.split);
+  gates = device_matrix<float>(gpu, rows, widths.gates);
+  mixed = device_matrix<float>(gpu, rows, widths.channels);
+  routed = device_matrix<float>(gpu, rows, widths.router);
+  shared = device_matrix<float>(gpu, rows, widths.shared);
+  added = device_matrix<float>(gpu, rows, widths.added);
+  routing = device_matrix<__half>(gpu, rows, widths.apart);
+  expert_input = device_matrix<__half>(gpu, rows, widths.apart);
+  experts = device_matrix<float>(gpu, rows, widths.apart);
 }
 
 LayerRunner::LayerRunner(const model::ModelConfig& config_, std::span<const CudaLayer> layers,
                          std::span<const CudaLinear* const> linears, const LayerRunnerOptions& options_,
                          const device::Stream& stream_)
     : config(config_),
+      usual(usual_attention(config)),
       options(options_),
       stream(stream_),
       multiplier(linears, options.product_rows, stream, options.int8_activations),
-      activations(stream.context(), layers, options.rows) {
+      activations(stream.context(), config, usual, layers, options.rows) {
   multiplier.set_overlap(options.overlap);
   if (const auto all = mixtures_of(layers); !all.empty())
     mixtures.emplace(config, all, options.rows, multiplier, stream);
@@ -136,21 +181,72 @@ kernels::NormArgs LayerRunner::norm_args(const float* weight, __half* out) {
 
 void LayerRunner::normalize(const float* weight) {
   if (fused) return;
-  kernels::NormArgs args = norm_args(weight, activations.normed.as<__half>());
+  auto* const out = activations.normed.as<__half>();
+  if (weight == nullptr) {
+    return kernels::round_stream_cuda(residual, rows * config.hidden_size, out, options.overlap && rows == 1, stream);
+  }
+  kernels::NormArgs args = norm_args(weight, out);
   if (rows == 1) args.state = norms[norm_at].as<float>();
   kernels::rms_norm_cuda(args, stream);
 }
 
-bool LayerRunner::can_fuse(const CudaLinear& from, const CudaLinear& to) const {
-  return options.fuse && fuses(from) && fuses(to);
+void LayerRunner::normalize_to(const float* weight, __half* out) {
+  kernels::rms_norm_cuda(norm_args(weight, out), stream);
 }
 
-void LayerRunner::add_product(const CudaLinear& linear, const DeviceBuffer& x, const NormedProduct& next) {
-  fused = rows == 1 && next.linear != nullptr && can_fuse(linear, *next.linear);
+void LayerRunner::multiply_gated(const model::Block& plan, const CudaLinear& linear, const __half* x, InputNorm norm) {
+  auto* const out = activations.gated.as<__half>();
+  if (is_swiglu(plan, linear)) {
+    return multiplier.multiply_gated(linear, x, rows, activations.gate_up.as<__half>(), out, norm);
+  }
+  const auto* const both = activations.both.as<float>();
+  multiplier.multiply(linear, x, rows, activations.both.as<float>(), norm);
+  const bool turns = linear.gates() == kernels::GateOrder::turns;
+  kernels::gate_multiply_cuda(plan.gating, both, rows, linear.n / 2,
+                              turns ? kernels::GateColumns::turns : kernels::GateColumns::halves, out,
+                              options.overlap && rows == 1, stream);
+}
+
+void LayerRunner::embed_layer(const CudaBlock& block) {
+  const int64_t size = config.layer_embedding_size;
+  ensure(layer_embeddings != nullptr, "a layer with embeddings of its own got none");
+  const int64_t layer = model::layer_numbers(block.plan.groups.front().name()).layer;
+  kernels::gate_rows_cuda(block.plan.gating,
+                          {.gate = activations.qkv.as<float>(),
+                           .gate_stride = size,
+                           .up = layer_embeddings + layer * size,
+                           .up_stride = config.layers * size,
+                           .rows = rows,
+                           .cols = size,
+                           .out = activations.gated.as<__half>(),
+                           .overlap = options.overlap && rows == 1},
+                          stream);
+}
+
+void LayerRunner::add_apart(const CudaBlock& block) {
+  fused = false;
+  kernels::add_normed_cuda({.x = activations.added.as<float>(),
+                            .weight = block.norm(model::NormRole::output),
+                            .eps = static_cast<float>(config.rms_norm_eps),
+                            .rows = rows,
+                            .cols = config.hidden_size,
+                            .factor = static_cast<float>(block.plan.output_scale),
+                            .stream_scale = block.vector(model::VectorRole::layer_scale),
+                            .y = residual,
+                            .overlap = options.overlap && rows == 1},
+                           stream);
+}
+
+bool LayerRunner::can_fuse(const CudaLinear& from, const NormBetween& next) const {
+  return options.fuse && next.weight != nullptr && fuses(from);
+}
+
+void LayerRunner::add_product(const CudaLinear& linear, const DeviceBuffer& x, const NormBetween& next) {
+  fused = rows == 1 && can_fuse(linear, next);
   if (!fused) return multiplier.multiply_residual(linear, x.as<__half>(), rows, residual);
   const size_t after = 1 - norm_at;
-  const NextNorm norm{next.norm, norms[norm_at].as<float>(), norms[after].as<float>(), activations.normed.as<__half>(),
-                      static_cast<float>(config.rms_norm_eps)};
+  const NextNorm norm{next.weight, norms[norm_at].as<float>(), norms[after].as<float>(),
+                      activations.normed.as<__half>(), static_cast<float>(config.rms_norm_eps)};
   multiplier.multiply_residual(linear, x.as<__half>(), rows, residual, &norm);
   norm_at = after;
 }
@@ -161,40 +257,51 @@ InputNorm LayerRunner::input_norm() {
 }
 
 void LayerRunner::observe(const CudaLinear& linear, const DeviceBuffer& input, const CudaObserver* observer) const {
-  observe(linear, input, rows, observer);
+  if (!observer || !observer->linear_input) return;
+  observer->linear_input(linear.names, {input.data(), DType::f16, rows, linear.k, &stream});
 }
 
-void LayerRunner::observe(const CudaLinear& linear, const DeviceBuffer& input, int64_t count,
-                          const CudaObserver* observer) const {
-  if (!observer || !observer->linear_input) return;
-  observer->linear_input(linear.names, {input.data(), DType::f16, count, linear.k, &stream});
+void LayerRunner::run_shared(const CudaBlock& block, const CudaObserver* observer) {
+  const CudaLinear &inputs = block.groups[1], &outputs = block.groups[2];
+  observe(inputs, activations.normed, observer);
+  multiply_gated(block.plan, inputs, activations.normed.as<__half>(), input_norm());
+  observe(outputs, activations.gated, observer);
+  multiplier.multiply(outputs, activations.gated.as<__half>(), rows, activations.shared.as<float>());
 }
 
 /// The router, the experts that it chooses, and what every row goes through.
 void LayerRunner::run_mixture(const CudaBlock& block, const CudaObserver* observer) {
   const CudaLinear& router = block.groups.front();
-  const auto* const normed = activations.normed.as<__half>();
+  const bool apart = mixes_apart(block.plan), own_norms = has_norms_of_its_own(block.plan);
+  const bool one = options.overlap && rows == 1;
   normalize(block.norm(model::NormRole::input));
-  observe(router, activations.normed, observer);
-  multiplier.multiply(router, normed, rows, activations.routed.as<float>());
+  if (own_norms) {
+    normalize_to(block.vector(model::VectorRole::router_scale), activations.routing.as<__half>());
+    normalize_to(block.norm(model::NormRole::expert_input), activations.expert_input.as<__half>());
+  }
+  const DeviceBuffer& routing = own_norms ? activations.routing : activations.normed;
+  const DeviceBuffer& expert_input = own_norms ? activations.expert_input : activations.normed;
+  observe(router, routing, observer);
+  multiplier.multiply(router, routing.as<__half>(), rows, activations.routed.as<float>());
   MixtureScratch::Observe see;
   if (observer && observer->linear_input) {
-    see = [&](const CudaLinear& linear, const DeviceBuffer& input, int64_t count) {
-      observe(linear, input, count, observer);
+    see = [&](const CudaLinear& linear, const __half* input, int64_t count) {
+      observer->linear_input(linear.names, {input, DType::f16, count, linear.k, &stream});
     };
   }
   // A step leaves its sums to the norm behind it.
-  kernels::PendingSum* const later = rows == 1 && observer == nullptr && block.mixture->routes() ? &pending : nullptr;
-  mixtures->run(block.plan.mixture, block.plan.gating, *block.mixture, activations.routed.as<float>(), router.n, normed,
-                rows, residual, see, later);
-  if (block.groups.size() == 1) return;
-  const CudaLinear &inputs = block.groups[1], &outputs = block.groups[2];
-  observe(inputs, activations.normed, observer);
-  multiplier.multiply_gated(inputs, normed, rows, activations.gate_up.as<__half>(), activations.gated.as<__half>());
-  observe(outputs, activations.gated, observer);
-  multiplier.multiply(outputs, activations.gated.as<__half>(), rows, activations.shared.as<float>());
+  const bool defers = rows == 1 && observer == nullptr && block.mixture->routes() && !apart;
+  kernels::PendingSum* const later = defers ? &pending : nullptr;
+  float* const sum = apart ? activations.experts.as<float>() : residual;
+  if (apart) activations.experts.fill(0, stream);
+  mixtures->run(block.plan, *block.mixture, activations.routed.as<float>(), router.n, expert_input.as<__half>(), rows,
+                sum, see, later, input_norm());
+  const bool has_shared = block.groups.size() > 1;
   const bool gated = block.plan.groups.front().linears.size() > 1;
   const float* const gate = gated ? activations.routed.as<float>() + block.plan.mixture.experts : nullptr;
+  if (has_shared) run_shared(block, observer);
+  if (apart) return add_mixture(block, gate);
+  if (!has_shared) return;
   if (later != nullptr) {
     later->shared = activations.shared.as<float>();
     later->gate = gate;
@@ -206,41 +313,75 @@ void LayerRunner::run_mixture(const CudaBlock& block, const CudaObserver* observ
                          .rows = rows,
                          .cols = config.hidden_size,
                          .y = residual,
-                         .overlap = options.overlap && rows == 1},
+                         .overlap = one},
                         stream);
 }
 
+void LayerRunner::add_mixture(const CudaBlock& block, const float* gate) {
+  const bool one = options.overlap && rows == 1;
+  activations.added.fill(0, stream);
+  kernels::AddNormedArgs args{.x = activations.experts.as<float>(),
+                              .weight = block.norm(model::NormRole::expert_output),
+                              .eps = static_cast<float>(config.rms_norm_eps),
+                              .rows = rows,
+                              .cols = config.hidden_size,
+                              .y = activations.added.as<float>(),
+                              .overlap = one};
+  kernels::add_normed_cuda(args, stream);
+  if (block.groups.size() > 1 && gate == nullptr) {
+    args.x = activations.shared.as<float>();
+    args.weight = block.norm(model::NormRole::dense_output);
+    kernels::add_normed_cuda(args, stream);
+  } else if (block.groups.size() > 1) {
+    ensure(block.norm(model::NormRole::dense_output) == nullptr, "a gate behind a norm of the shared expert");
+    kernels::combine_cuda({.shared = activations.shared.as<float>(),
+                           .gate = gate,
+                           .gate_stride = block.groups.front().n,
+                           .rows = rows,
+                           .cols = config.hidden_size,
+                           .y = activations.added.as<float>(),
+                           .overlap = one},
+                          stream);
+  }
+  add_apart(block);
+}
+
 void LayerRunner::run_block(const CudaBlock& block, const Attend& attend, const CudaObserver* observer,
-                            const NormedProduct& next) {
+                            const NormBetween& next) {
   if (block.mixture) {
     run_mixture(block, observer);
     fused = false;
     return;
   }
-  const auto [first, norm] = block.entry();
-  const CudaLinear& last = block.groups.back();
-  const bool attends = block.plan.kind != model::BlockKind::gated_mlp;
+  using model::BlockKind;
+  const CudaLinear &first = block.groups.front(), &last = block.groups.back();
+  const bool attends = block.plan.kind == BlockKind::attention || block.plan.kind == BlockKind::delta_net;
   const DeviceBuffer& mixed = attends ? activations.attended : activations.gated;
   const auto* const normed = activations.normed.as<__half>();
-  normalize(norm);
-  observe(*first, activations.normed, observer);
-  if (attends) {
-    multiplier.multiply(*first, normed, rows, activations.qkv.as<float>(), input_norm());
-    attend(block);
+  normalize(block.norm(model::NormRole::input));
+  observe(first, activations.normed, observer);
+  if (block.plan.kind == BlockKind::gated_mlp) {
+    multiply_gated(block.plan, first, normed, input_norm());
   } else {
-    multiplier.multiply_gated(*first, normed, rows, activations.gate_up.as<__half>(), activations.gated.as<__half>(),
-                              input_norm());
+    multiplier.multiply(first, normed, rows, activations.qkv.as<float>(), input_norm());
+    if (attends) {
+      attend(block);
+    } else {
+      embed_layer(block);
+    }
   }
   observe(last, mixed, observer);
-  add_product(last, mixed, next);
+  if (!adds_apart(block.plan)) return add_product(last, mixed, next);
+  multiplier.multiply(last, mixed.as<__half>(), rows, activations.added.as<float>());
+  add_apart(block);
 }
 
 void LayerRunner::run(const CudaLayer& layer, const Attend& attend, const CudaObserver* observer,
-                      const NormedProduct& behind) {
+                      const NormBetween& behind) {
   for (size_t i = 0; i < layer.blocks.size(); ++i) {
-    const NormedProduct next = i + 1 < layer.blocks.size() ? layer.blocks[i + 1].taken_over() : behind;
+    const NormBetween next = i + 1 < layer.blocks.size() ? layer.blocks[i + 1].taken_over() : behind;
     // An observer sees complete inputs.
-    run_block(layer.blocks[i], attend, observer, observer != nullptr ? NormedProduct{} : next);
+    run_block(layer.blocks[i], attend, observer, observer != nullptr ? NormBetween{} : next);
   }
 }
 
@@ -286,7 +427,7 @@ void run_delta_net(LayerRunner& runner, const CudaBlock& block, const kernels::D
                            .eps = static_cast<float>(runner.config.rms_norm_eps),
                            .memory = memory,
                            .begins = begins,
-                           .mixed = activations.mixed.as<float>() + first * shape.channels(),
+                           .scratch = activations.mixed.as<float>() + first * kernels::delta_scratch(shape),
                            .out = activations.attended.as<__half>() + first * shape.values(),
                            .overlap = runner.options.overlap && runner.rows == 1},
                           runner.stream);

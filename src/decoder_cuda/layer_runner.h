@@ -23,14 +23,21 @@ device::DeviceBuffer device_matrix(const device::Context& gpu, int64_t rows, int
 
 /// Activations of up to `rows` tokens on their way through a block of any of `layers`.
 struct Activations {
-  Activations(const device::Context& gpu, std::span<const CudaLayer> layers, int64_t rows);
+  /// `usual`: usual_attention().
+  Activations(const device::Context& gpu, const model::ModelConfig& config, const model::AttentionConfig& usual,
+              std::span<const CudaLayer> layers, int64_t rows);
 
   device::DeviceBuffer normed;          ///< f16: what a block's first group reads
   device::DeviceBuffer qkv, attended;   ///< f32, f16: attention, delta nets
+  device::DeviceBuffer arranged;        ///< f32: heads that attention does not take as products leave them
   device::DeviceBuffer split, gates;    ///< f32: queries, keys and values, and gates of attention that has them
-  device::DeviceBuffer mixed;           ///< f32: convolved channels of a delta net
+  device::DeviceBuffer mixed;           ///< f32: scratch of a delta net
   device::DeviceBuffer routed, shared;  ///< f32: a router's products; what every row goes through, in a mixture
   device::DeviceBuffer gate_up, gated;  ///< f16: gated MLP
+  device::DeviceBuffer both;            ///< f32: gates and ups that no product takes over
+  device::DeviceBuffer added;           ///< f32: what is normed or scaled before it is added to the residual stream
+  device::DeviceBuffer routing, expert_input;  ///< f16: of mixtures with norms of their own
+  device::DeviceBuffer experts;                ///< f32: what those add
 };
 
 struct LayerRunnerOptions {
@@ -52,37 +59,54 @@ struct LayerRunner {
   /// From here on the residual stream is `x` [rows × hidden], fp32.
   void begin(float* x, int64_t count) noexcept { residual = x, rows = count, fused = false, pending = {}; }
   /// x = layer(x). `behind`: what reads the stream next, as far as it does right then.
-  void run(const CudaLayer& layer, const Attend& attend, const CudaObserver* observer, const NormedProduct& behind);
+  void run(const CudaLayer& layer, const Attend& attend, const CudaObserver* observer, const NormBetween& behind);
 
   void run_mixture(const CudaBlock& block, const CudaObserver* observer);
-  void run_block(const CudaBlock& block, const Attend& attend, const CudaObserver* observer, const NormedProduct& next);
+  void run_block(const CudaBlock& block, const Attend& attend, const CudaObserver* observer, const NormBetween& next);
   /// Of the residual stream, with what is pending.
   kernels::NormArgs norm_args(const float* weight, __half* out);
-  /// What a block's first group reads, unless the product before it left that already.
+  /// What a block's first group reads, unless the product before it left that already; without a weight the residual
+  /// stream as it is.
   void normalize(const float* weight);
+  void normalize_to(const float* weight, __half* out);
+  /// gated = activation(gate) · up of products of `x`.
+  void multiply_gated(const model::Block& plan, const CudaLinear& linear, const __half* x, InputNorm norm);
+  /// The shared part of a mixture, into activations.shared.
+  void run_shared(const CudaBlock& block, const CudaObserver* observer);
+  /// residual += what experts and the shared part add, each normed, and then both.
+  void add_mixture(const CudaBlock& block, const float* gate);
+  /// What a layer's own embedding adds: activations.gated of activations.qkv.
+  void embed_layer(const CudaBlock& block);
+  /// residual += what the block says of activations.added.
+  void add_apart(const CudaBlock& block);
   /// Adds a product to the residual stream; `next` is what normalize() and the product behind it will take.
-  void add_product(const CudaLinear& linear, const device::DeviceBuffer& x, const NormedProduct& next);
-  /// Whether the norm between two products is part of them in a step.
-  bool can_fuse(const CudaLinear& from, const CudaLinear& to) const;
+  void add_product(const CudaLinear& linear, const device::DeviceBuffer& x, const NormBetween& next);
+  /// Whether the norm behind a product is part of it in a step.
+  bool can_fuse(const CudaLinear& from, const NormBetween& next) const;
   /// What the next product needs of a norm that was part of the one before.
   InputNorm input_norm();
   void observe(const CudaLinear& linear, const device::DeviceBuffer& input, const CudaObserver* observer) const;
-  void observe(const CudaLinear& linear, const device::DeviceBuffer& input, int64_t count,
-               const CudaObserver* observer) const;
 
   const model::ModelConfig& config;
+  const model::AttentionConfig usual;  ///< usual_attention()
   const LayerRunnerOptions options;
   const device::Stream& stream;
   CudaMultiplier multiplier;
   Activations activations;
   std::optional<MixtureScratch> mixtures;
   float* residual = nullptr;
+  const float* layer_embeddings = nullptr;  ///< [rows × layers · layer_embedding_size], where layers have some
   int64_t rows = 0;
   kernels::PendingSum pending = {};  ///< of one row: what the next norm adds to the residual stream first
   bool fused = false;                ///< activations.normed is what a product left, and norms[at] says what it lacks
   size_t norm_at = 0;                ///< of `norms`: the state of the residual stream as it is
   std::array<device::DeviceBuffer, 2> norms;
 };
+
+/// Whether what a block adds to the residual stream is normed or scaled before.
+bool adds_apart(const model::Block& block);
+/// Whether all blocks are those of a plain dense decoder, whose parts can be timed one by one.
+bool has_plain_blocks(const model::ModelConfig& config);
 
 /// Attention whose queries come with gates: splits activations.qkv into queries, keys and values side by side, and gates.
 /// Returns what attention reads; others' queries stand as they are.

@@ -2,6 +2,7 @@
 
 #include "decoder_cuda/decoder_impl.h"
 #include "kernels/elementwise/elementwise_cuda.h"
+#include "kernels/elementwise/stream_cuda.h"
 
 namespace w4q::decoder_cuda {
 
@@ -15,6 +16,44 @@ void CudaDecoder::Impl::upload_ids(std::span<const int32_t> ids) {
   ids_on_gpu.upload(staged_ids.bytes().first(bytes.size()), stream);
 }
 
+void CudaDecoder::Impl::embed(const int32_t* ids, int64_t rows, bool overlap, const kernels::AngleRow& angles) {
+  kernels::EmbedArgs args;
+  args.table = model.embeddings();
+  args.ids = ids;
+  args.rows = rows;
+  args.cols = config.hidden_size;
+  args.x = residual.as<float>();
+  args.scale = static_cast<float>(config.embedding_scale);
+  args.overlap = overlap;
+  args.angles = angles;
+  kernels::embed_cuda(args, stream);
+  const auto& own = model.layer_embeddings();
+  if (!own) return;
+  auto* const rounded = runner.activations.normed.as<__half>();
+  kernels::round_stream_cuda(residual.as<float>(), rows * config.hidden_size, rounded, overlap, stream);
+  runner.multiplier.multiply(own->projection, rounded, rows, projected.as<float>());
+  kernels::EmbedLayersArgs layers;
+  layers.projected = projected.as<float>();
+  layers.table = own->table.as<__half>();
+  layers.ids = ids;
+  layers.norm = own->norm.as<float>();
+  layers.eps = static_cast<float>(config.rms_norm_eps);
+  layers.rows = rows;
+  layers.layers = config.layers;
+  layers.size = config.layer_embedding_size;
+  layers.hidden = config.hidden_size;
+  layers.out = layer_embeddings.as<float>();
+  layers.overlap = overlap;
+  kernels::embed_layers_cuda(layers, stream);
+  runner.layer_embeddings = layer_embeddings.as<float>();
+}
+
+void CudaDecoder::Impl::finish_logits(int64_t rows) {
+  if (config.logit_scale == 1 && config.logit_cap == 0) return;
+  kernels::cap_logits_cuda(logits.as<float>(), rows * config.vocab_size, static_cast<float>(config.logit_scale),
+                           static_cast<float>(config.logit_cap), options.overlap && rows == 1, stream);
+}
+
 void CudaDecoder::Impl::final_norm(__half* out, float* out_fp32) {
   if (runner.fused) return;
   kernels::NormArgs args = runner.norm_args(model.final_norm(), out);
@@ -22,10 +61,10 @@ void CudaDecoder::Impl::final_norm(__half* out, float* out_fp32) {
   kernels::rms_norm_cuda(args, stream);
 }
 
-NormedProduct CudaDecoder::Impl::behind(size_t layer) const {
+NormBetween CudaDecoder::Impl::behind(size_t layer) const {
   const auto& layers = model.layers();
-  if (layer + 1 == layers.size()) return {&model.head(), model.final_norm()};
-  return layers[layer + 1].blocks.front().entry();
+  if (layer + 1 == layers.size()) return {fuses(model.head()) ? model.final_norm() : nullptr};
+  return layers[layer + 1].blocks.front().taken_over();
 }
 
 int64_t CudaDecoder::Impl::norm_launches() const {
@@ -34,9 +73,9 @@ int64_t CudaDecoder::Impl::norm_launches() const {
   for (size_t i = 0; i < layers.size(); ++i) {
     const auto& blocks = layers[i].blocks;
     for (size_t b = 0; b < blocks.size(); ++b) {
-      const NormedProduct next = b + 1 < blocks.size() ? blocks[b + 1].taken_over() : behind(i);
-      const bool takes_over = !blocks[b].mixture && next.linear != nullptr;
-      launches += takes_over && runner.can_fuse(blocks[b].groups.back(), *next.linear) ? 0 : 1;
+      const NormBetween next = b + 1 < blocks.size() ? blocks[b + 1].taken_over() : behind(i);
+      const bool takes_over = !blocks[b].mixture && !adds_apart(blocks[b].plan);
+      launches += takes_over && runner.can_fuse(blocks[b].groups.back(), next) ? 0 : 1;
     }
   }
   return launches;
@@ -47,42 +86,41 @@ void CudaDecoder::Impl::observe_hidden(int64_t index, int64_t rows, const CudaOb
   observer->hidden(index, {residual.data(), DType::f32, rows, config.hidden_size, &stream});
 }
 
-void CudaDecoder::Impl::attend_many(size_t index, const CudaBlock& block, const kernels::QkvRows& qkv, int64_t first) {
-  const kernels::PagedLayer layer = keys_of(index);
-  kernels::rotate_and_store_cuda(qkv, layer, with_norms(rope.rotation(first), block, config), first, stream);
-  kernels::PrefillAttentionArgs args;
-  args.qkv = qkv;
-  args.layer = layer;
-  args.first = first;
-  args.window = block.plan.attention.window;
-  args.out = runner.activations.attended.as<__half>();
-  if (layer.type != kernels::KvType::f16) {
-    const auto bytes =
-        static_cast<size_t>(cache.pages() * config.kv_heads *
-                            kernels::kv_head_page_bytes(kernels::KvType::f16, kernels::kv_padded_dim(config.head_dim)));
-    if (wide_keys.size() < bytes) {
-      wide_keys = DeviceBuffer(gpu, bytes);
-      wide_values = DeviceBuffer(gpu, bytes);
-    }
-    kernels::widen_pages_cuda(layer, first + qkv.rows, wide_keys.data(), wide_values.data(), stream);
-    args.layer.keys = wide_keys.data();
-    args.layer.values = wide_values.data();
-    args.layer.table = nullptr;
-    args.layer.type = kernels::KvType::f16;
+kernels::PagedLayer CudaDecoder::Impl::widen(const kernels::PagedLayer& layer, int64_t length) {
+  const int dim = kernels::kv_padded_dim(layer.head_dim);
+  const auto bytes =
+      static_cast<size_t>(cache.pages() * layer.kv_heads * kernels::kv_head_page_bytes(kernels::KvType::f16, dim));
+  if (wide_keys.size() < bytes) {
+    wide_keys = DeviceBuffer(gpu, bytes);
+    wide_values = DeviceBuffer(gpu, bytes);
   }
-  kernels::prefill_attention_cuda(args, stream);
+  kernels::widen_pages_cuda(layer, length, wide_keys.data(), wide_values.data(), stream);
+  kernels::PagedLayer wide = layer;
+  wide.keys = wide_keys.data();
+  wide.values = wide_values.data();
+  wide.table = nullptr;
+  wide.type = kernels::KvType::f16;
+  return wide;
 }
 
-void CudaDecoder::Impl::attend_single(size_t index, const CudaBlock& block, const int32_t* at,
-                                      const kernels::HeadRotation& rotation) {
+void CudaDecoder::Impl::attend_single(size_t index, const CudaBlock& block, const SequenceRows& rows,
+                                      const int32_t* at) {
+  const model::AttentionConfig& attention = block.plan.attention;
   kernels::DecodeAttentionArgs args;
-  args.qkv = split_gates(runner, block);
-  args.heads = static_cast<int>(config.heads);
-  args.layer = keys_of(index);
-  args.rotation = with_norms(rotation, block, config);
+  args.qkv = rows.products;
+  args.heads = static_cast<int>(attention.heads);
+  args.layer = keys_of(index, block);
+  kernels::HeadRotation rotation = single_row ? ropes.steps(attention) : ropes.rotation(attention, rows.first);
+  const bool as_it_is = has_usual_heads(block.plan, usual);
+  if (!as_it_is && !arrange_step(runner, block, rows, rotation, args)) return;
+  if (as_it_is) {
+    if (single_row) rotation.cosine = step_cosine.as<float>(), rotation.sine = step_sine.as<float>();
+    args.rotation = with_norms(rotation, block, config);
+  }
   args.rotation.single = true;
   args.position = at;
-  args.window = block.plan.attention.window;
+  args.window = attention.window;
+  args.sinks = block.vector(model::VectorRole::sinks);
   args.out = runner.activations.attended.as<__half>();
   args.workspace = attention_workspace.data();
   args.overlap = options.overlap;
@@ -90,7 +128,6 @@ void CudaDecoder::Impl::attend_single(size_t index, const CudaBlock& block, cons
   args.delta = options.kv.delta;
   if (options.kv.prunes()) args.kept = kept.as<int32_t>() + static_cast<int64_t>(index) * config.heads;
   kernels::decode_attention_cuda(args, stream);
-  apply_gates(runner, block);
 }
 
 kernels::DeltaMemory CudaDecoder::Impl::delta_memory(size_t layer, const kernels::DeltaShape& shape) {
@@ -102,17 +139,16 @@ void CudaDecoder::Impl::attend(size_t index, const CudaBlock& block, int64_t row
   if (block.plan.kind == model::BlockKind::delta_net) {
     return run_delta_net(runner, block, delta_memory(index, block.plan.delta), !single_row && first == 0, 0, rows);
   }
+  SequenceRows sequence{.count = rows, .first = first, .products = split_gates(runner, block)};
   if (single_row) {
-    kernels::HeadRotation rotation = rope.steps();
-    rotation.cosine = step_cosine.as<float>();
-    rotation.sine = step_sine.as<float>();
-    return attend_single(index, block, &state.as<StepState>()->position, rotation);
+    sequence.position = &state.as<StepState>()->position;
+    attend_single(index, block, sequence, sequence.position);
+  } else if (rows == 1 && options.kv.prunes()) {
+    attend_single(index, block, sequence, positions.as<int32_t>() + first);
+  } else {
+    attend_rows(runner, block, sequence, ropes.rotation(block.plan.attention, first), keys_of(index, block),
+                [&](const kernels::PagedLayer& layer, int64_t length) { return widen(layer, length); });
   }
-  if (rows == 1 && options.kv.prunes()) {
-    return attend_single(index, block, positions.as<int32_t>() + first, rope.rotation(first));
-  }
-  const int64_t width = (config.heads + 2 * config.kv_heads) * config.head_dim;
-  attend_many(index, block, {split_gates(runner, block), rows, width, static_cast<int>(config.heads)}, first);
   apply_gates(runner, block);
 }
 
@@ -125,22 +161,14 @@ void CudaDecoder::Impl::run_layers(int64_t rows, int64_t first, const CudaObserv
     observe_hidden(static_cast<int64_t>(index), rows, observer);
     // The head of a step reads the last norm's output; that of a call comes later.
     const bool follows = index + 1 < layers.size() || single_row;
-    runner.run(layers[index], attend_here, observer, follows ? behind(index) : NormedProduct{});
+    runner.run(layers[index], attend_here, observer, follows ? behind(index) : NormBetween{});
   }
 }
 
 void CudaDecoder::Impl::run_chunk(std::span<const int32_t> ids, int64_t row, const CudaObserver* observer) {
   const auto rows = static_cast<int64_t>(ids.size());
   upload_ids(ids);
-  kernels::embed_cuda({model.embeddings(),
-                       DType::f16,
-                       ids_on_gpu.as<int32_t>(),
-                       rows,
-                       config.hidden_size,
-                       residual.as<float>(),
-                       false,
-                       {}},
-                      stream);
+  embed(ids_on_gpu.as<int32_t>(), rows, false, {});
   run_layers(rows, position, observer);
   const bool observes = observer && observer->hidden;
   if (observes && observed.size() == 0) observed = device_matrix<float>(gpu, chunk, config.hidden_size);
@@ -160,24 +188,17 @@ void CudaDecoder::Impl::draw(const float* row) {
 void CudaDecoder::Impl::mark_token() { events[static_cast<size_t>(steps) % token_events].record(stream); }
 
 void CudaDecoder::Impl::launch_step() {
-  const kernels::HeadRotation angles = rope.steps();
+  const kernels::HeadRotation angles = ropes.steps(usual);
   auto* const now = state.as<StepState>();
-  kernels::embed_cuda(
-      {model.embeddings(),
-       DType::f16,
-       &now->token,
-       1,
-       config.hidden_size,
-       residual.as<float>(),
-       options.overlap,
-       {angles.cosine, angles.sine, angles.pairs, &now->position, step_cosine.as<float>(), step_sine.as<float>()}},
-      stream);
+  embed(&now->token, 1, options.overlap,
+        {angles.cosine, angles.sine, angles.pairs, &now->position, step_cosine.as<float>(), step_sine.as<float>()});
   single_row = true;
   run_layers(1, 0, nullptr);
   single_row = false;
   auto* const normed = runner.activations.normed.as<__half>();
   final_norm(normed, nullptr);
   runner.multiplier.multiply_logits(model.head(), normed, 1, logits.as<float>(), runner.input_norm());
+  finish_logits(1);
   draw(logits.as<float>());
 }
 

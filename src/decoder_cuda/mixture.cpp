@@ -4,12 +4,17 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "device/copy.h"
+#include "repack/turn_rows_cuda.h"
 
 namespace w4q::decoder_cuda {
 namespace {
 
 using device::DeviceBuffer;
 using kernels::GateColumns;
+
+/// Rows that are sorted, multiplied and summed up together: what is between takes some 150 KB of memory for each.
+int64_t rows_at_once(const model::MixtureConfig& config) { return std::min<int64_t>(4096, 65535 / config.chosen); }
 
 GateColumns columns_of(const model::Block& plan) {
   return plan.storage == model::ExpertStorage::stacked_in_turn ? GateColumns::in_turn : GateColumns::halves;
@@ -94,6 +99,40 @@ Uploaded upload_side(const model::Block& plan, const model::LayerWeights& weight
   return result;
 }
 
+/// Gates and ups of each expert take turns from here on, eight rows each, so that the product makes silu(gate) · up.
+void turn_experts(CudaLinear& all, int64_t experts, UploadRing& ring) {
+  kernels::DeviceLinear& linear = all.products.front().linear;
+  const int64_t n = linear.n() / experts, k = linear.k();
+  const auto turn = [&](formats::PlaneRole role, const void* begin, const void* end) {
+    const auto bytes = static_cast<size_t>(static_cast<const std::byte*>(end) - static_cast<const std::byte*>(begin));
+    DeviceBuffer before(ring.stream().context(), bytes);
+    auto* const at = const_cast<std::byte*>(static_cast<const std::byte*>(begin));
+    device::copy(device::Way::on_gpu, before.data(), at, bytes, ring.stream(), "turning experts");
+    repack::turn_rows_cuda(linear.passes.front().layout, linear.passes.front().scheme, role, n / 2, k,
+                           {before.data(), before.data() + bytes / 2, at}, ring.stream());
+    ring.stream().synchronize();  // `before` goes
+  };
+  for (int64_t expert = 0; expert < experts; ++expert) {
+    const auto one = kernels::one_of(linear, expert, n).passes.front();
+    const auto next = kernels::one_of(linear, expert + 1, n).passes.front();
+    turn(formats::PlaneRole::codes, one.codes, next.codes);
+    turn(formats::PlaneRole::scales, one.scales, next.scales);
+  }
+}
+
+/// Whether a kernel could make silu(gate) · up of them if they took turns.
+bool can_turn(const model::Block& plan, const CudaLinear& all, int64_t experts) {
+  const kernels::DeviceLinear& linear = all.products.front().linear;
+  return plan.gating.activation == model::Activation::silu && columns_of(plan) == GateColumns::halves &&
+         linear.passes.front().layout == "kbit-fragment" && linear.bias == nullptr && linear.n() / experts % 128 == 0;
+}
+
+void take_turns(CudaMixture& mixture) {
+  mixture.columns = GateColumns::turns;
+  mixture.all_inputs->products.front().linear.gates = kernels::GateOrder::turns;
+  for (auto& expert : mixture.inputs) expert.products.front().linear.gates = kernels::GateOrder::turns;
+}
+
 bool side_routes(const std::optional<CudaLinear>& all, int64_t n) {
   return all && kernels::routes(all->products.front().linear, all->products.front().plan, n);
 }
@@ -110,6 +149,11 @@ CudaMixture upload_mixture(const model::Block& plan, const model::LayerWeights& 
   mixture.inputs = std::move(inputs.each), mixture.all_inputs = std::move(inputs.all);
   mixture.outputs = std::move(outputs.each), mixture.all_outputs = std::move(outputs.all);
   mixture.columns = columns_of(plan);
+  const int64_t experts = plan.mixture.experts;
+  if (mixture.all_inputs && can_turn(plan, *mixture.all_inputs, experts)) {
+    turn_experts(*mixture.all_inputs, experts, ring);
+    take_turns(mixture);
+  }
   const auto vector = [&](model::VectorRole role) -> const float* {
     const auto* planned = plan.vector(role);
     if (planned == nullptr) return nullptr;
@@ -130,6 +174,7 @@ CudaMixture mixture_of(const model::Block& plan, CudaLinear all_inputs, CudaLine
   mixture.inputs = views_of(all_inputs, n_in, gpu), mixture.outputs = views_of(all_outputs, n_out, gpu);
   count_bytes(all_inputs, plan.mixture), count_bytes(all_outputs, plan.mixture);
   mixture.all_inputs = std::move(all_inputs), mixture.all_outputs = std::move(all_outputs);
+  if (can_turn(plan, *mixture.all_inputs, experts)) take_turns(mixture);
   return mixture;
 }
 
@@ -141,20 +186,22 @@ MixtureScratch::MixtureScratch(const model::ModelConfig& config, std::span<const
   for (const auto* mixture : mixtures) inner = std::max(inner, mixture->inner());
   const auto floats = [&](int64_t count) { return DeviceBuffer(gpu, static_cast<size_t>(count) * sizeof(float)); };
   const auto halves = [&](int64_t count) { return DeviceBuffer(gpu, static_cast<size_t>(count) * sizeof(__half)); };
-  const int64_t listed = rows * places_, widest = std::max(rows, places_);
-  places_on_gpu_ = floats(listed), shares_ = floats(listed), lists_ = floats(listed), listed_shares_ = floats(listed);
-  gathered_ = halves(rows * hidden_);
-  both_ = floats(widest * 2 * inner);
-  gated_ = halves(widest * inner);
-  products_ = floats(widest * hidden_);
-  for (auto* staged : {&staged_places_, &staged_shares_, &staged_lists_, &staged_listed_}) {
-    *staged = device::PinnedBuffer(gpu, static_cast<size_t>(listed) * sizeof(float));
+  const int64_t at_once = std::min(rows, rows_at_once(config.mixture)) * places_;
+  places_on_gpu_ = floats(rows * places_), shares_ = floats(rows * places_);
+  taken_rows_ = floats(at_once), slots_ = floats(at_once);
+  gathered_ = halves(at_once * hidden_);
+  both_ = floats(at_once * 2 * inner);
+  gated_ = halves(at_once * inner);
+  products_ = floats(at_once * hidden_);
+  for (auto* staged : {&staged_places_, &staged_rows_, &staged_slots_}) {
+    *staged = device::PinnedBuffer(gpu, static_cast<size_t>(at_once) * sizeof(int32_t));
   }
 }
 
-void MixtureScratch::run(const model::MixtureConfig& config, const kernels::Gating& gating, const CudaMixture& mixture,
-                         const float* logits, int64_t stride, const __half* x, int64_t rows, float* residual,
-                         const Observe& observe, kernels::PendingSum* later) {
+void MixtureScratch::run(const model::Block& plan, const CudaMixture& mixture, float* logits, int64_t stride,
+                         const __half* x, int64_t rows, float* residual, const Observe& observe,
+                         kernels::PendingSum* later, const InputNorm& norm) {
+  const model::MixtureConfig& config = plan.mixture;
   kernels::route_cuda({.logits = logits,
                        .rows = rows,
                        .stride = stride,
@@ -167,16 +214,24 @@ void MixtureScratch::run(const model::MixtureConfig& config, const kernels::Gati
                        .chosen_groups = static_cast<int>(config.chosen_groups),
                        .correction = mixture.correction,
                        .expert_scale = mixture.expert_scale,
+                       .input_norm = norm.state,
+                       .bias = mixture.router_bias,
+                       .cols = hidden_,
+                       .eps = norm.eps,
                        .places = places_on_gpu_.as<int32_t>(),
                        .shares = shares_.as<float>(),
                        .overlap = multiplier_.overlap() && rows == 1},
                       stream_);
-  if (rows == 1 && !observe && mixture.routes()) return run_one(gating, mixture, x, residual, later);
-  run_by_host(config, gating, mixture, x, rows, residual, observe);
+  if (rows == 1 && !observe && mixture.routes()) return run_one(plan.gating, mixture, x, residual, later, norm);
+  ensure(norm.state == nullptr, "a mixture by the host has complete inputs");
+  const int64_t most = rows_at_once(config);
+  for (int64_t first = 0; first < rows; first += most) {
+    run_by_host(plan, mixture, x, first, std::min(most, rows - first), residual, observe);
+  }
 }
 
 void MixtureScratch::run_one(const kernels::Gating& gating, const CudaMixture& mixture, const __half* x,
-                             float* residual, kernels::PendingSum* later) {
+                             float* residual, kernels::PendingSum* later, const InputNorm& norm) {
   const int64_t inner = mixture.inner();
   const auto places = static_cast<int>(places_);
   const bool overlap = multiplier_.overlap();
@@ -185,10 +240,18 @@ void MixtureScratch::run_one(const kernels::Gating& gating, const CudaMixture& m
                            .places = places,
                            .n = mixture.inputs.front().n,
                            .y = both_.data(),
+                           .input_norm = norm.state,
+                           .eps = norm.eps,
                            .weights_ready = overlap};
+  call.swiglu = mixture.columns == GateColumns::turns && gating.activation == kernels::Activation::silu;
+  if (call.swiglu) call.y = gated_.data();
   multiplier_.multiply_routed(*mixture.all_inputs, call);
-  kernels::gate_multiply_cuda(gating, both_.as<float>(), places, inner, mixture.columns, gated_.as<__half>(), overlap,
-                              stream_);
+  if (!call.swiglu) {
+    kernels::gate_multiply_cuda(gating, both_.as<float>(), places, inner, mixture.columns, gated_.as<__half>(), overlap,
+                                stream_);
+  }
+  call.swiglu = false;
+  call.input_norm = nullptr;
   call.x = gated_.as<__half>();
   call.x_stride = inner;
   call.n = mixture.outputs.front().n;
@@ -208,44 +271,55 @@ void MixtureScratch::run_one(const kernels::Gating& gating, const CudaMixture& m
                         stream_);
 }
 
-void MixtureScratch::run_by_host(const model::MixtureConfig& config, const kernels::Gating& gating,
-                                 const CudaMixture& mixture, const __half* x, int64_t rows, float* residual,
-                                 const Observe& observe) {
+std::vector<size_t> MixtureScratch::sort_by_expert(int64_t experts, int64_t first, int64_t rows) {
   const auto count = static_cast<size_t>(rows * places_), bytes = count * sizeof(int32_t);
-  places_on_gpu_.download(staged_places_.bytes().first(bytes), stream_);
-  shares_.download(staged_shares_.bytes().first(bytes), stream_);
+  device::copy(device::Way::from_gpu, staged_places_.bytes().data(), places_on_gpu_.as<int32_t>() + first * places_,
+               bytes, stream_, "reading which experts rows are sent to");
   stream_.synchronize();
   const auto* const places = reinterpret_cast<const int32_t*>(staged_places_.bytes().data());
-  const auto* const shares = reinterpret_cast<const float*>(staged_shares_.bytes().data());
-  auto* const lists = reinterpret_cast<int32_t*>(staged_lists_.bytes().data());
-  auto* const listed = reinterpret_cast<float*>(staged_listed_.bytes().data());
-  std::vector<size_t> begins(static_cast<size_t>(config.experts) + 1);
+  auto* const taken = reinterpret_cast<int32_t*>(staged_rows_.bytes().data());
+  auto* const slots = reinterpret_cast<int32_t*>(staged_slots_.bytes().data());
+  std::vector<size_t> begins(static_cast<size_t>(experts) + 1);
   for (size_t i = 0; i < count; ++i) ++begins[static_cast<size_t>(places[i]) + 1];
   for (size_t expert = 1; expert < begins.size(); ++expert) begins[expert] += begins[expert - 1];
   auto next = begins;
   for (size_t i = 0; i < count; ++i) {
-    const size_t at = next[static_cast<size_t>(places[i])]++;
-    lists[at] = static_cast<int32_t>(static_cast<int64_t>(i) / places_);
-    listed[at] = shares[i];
+    const size_t slot = next[static_cast<size_t>(places[i])]++;
+    taken[slot] = static_cast<int32_t>(first + static_cast<int64_t>(i) / places_);
+    slots[i] = static_cast<int32_t>(slot);
   }
-  lists_.upload(staged_lists_.bytes().first(bytes), stream_);
-  listed_shares_.upload(staged_listed_.bytes().first(bytes), stream_);
-  const int64_t inner = mixture.inner();
-  for (size_t expert = 0; expert + 1 < begins.size(); ++expert) {
-    const auto mine = static_cast<int64_t>(begins[expert + 1] - begins[expert]);
-    if (mine == 0) continue;
-    const int32_t* const list = lists_.as<int32_t>() + begins[expert];
-    kernels::gather_rows_cuda(x, list, mine, hidden_, gathered_.as<__half>(), stream_);
-    if (observe) observe(mixture.inputs[expert], gathered_, mine);
-    multiplier_.multiply(mixture.inputs[expert], gathered_.as<__half>(), mine, both_.as<float>());
-    kernels::gate_multiply_cuda(gating, both_.as<float>(), mine, inner, mixture.columns, gated_.as<__half>(), false,
-                                stream_);
-    if (observe) observe(mixture.outputs[expert], gated_, mine);
-    multiplier_.multiply(mixture.outputs[expert], gated_.as<__half>(), mine, products_.as<float>());
-    kernels::scatter_rows_cuda(products_.as<float>(), list, listed_shares_.as<float>() + begins[expert], mine, hidden_,
-                               residual, stream_);
-  }
-  stream_.synchronize();  // the staged lists are the next block's
+  taken_rows_.upload(staged_rows_.bytes().first(bytes), stream_);
+  slots_.upload(staged_slots_.bytes().first(bytes), stream_);
+  return begins;
+}
+
+void MixtureScratch::run_by_host(const model::Block& plan, const CudaMixture& mixture, const __half* x, int64_t first,
+                                 int64_t rows, float* residual, const Observe& observe) {
+  const auto begins = sort_by_expert(plan.mixture.experts, first, rows);
+  const int64_t inner = mixture.inner(), all = rows * places_;
+  const auto each = [&](const std::vector<CudaLinear>& linears, const __half* input, float* output) {
+    for (size_t expert = 0; expert < linears.size(); ++expert) {
+      const auto at = static_cast<int64_t>(begins[expert]), mine = static_cast<int64_t>(begins[expert + 1]) - at;
+      const CudaLinear& linear = linears[expert];
+      if (mine == 0) continue;
+      if (observe) observe(linear, input + at * linear.k, mine);
+      multiplier_.multiply(linear, input + at * linear.k, mine, output + at * linear.n);
+    }
+  };
+  kernels::gather_rows_cuda(x, taken_rows_.as<int32_t>(), all, hidden_, gathered_.as<__half>(), stream_);
+  each(mixture.inputs, gathered_.as<__half>(), both_.as<float>());
+  kernels::gate_multiply_cuda(plan.gating, both_.as<float>(), all, inner, mixture.columns, gated_.as<__half>(), false,
+                              stream_);
+  each(mixture.outputs, gated_.as<__half>(), products_.as<float>());
+  kernels::combine_cuda({.x = products_.as<float>(),
+                         .slots = slots_.as<int32_t>(),
+                         .shares = shares_.as<float>() + first * places_,
+                         .places = static_cast<int>(places_),
+                         .rows = rows,
+                         .cols = hidden_,
+                         .y = residual + first * hidden_},
+                        stream_);
+  stream_.synchronize();  // the staged lists are the next rows'
 }
 
 }  // namespace w4q::decoder_cuda

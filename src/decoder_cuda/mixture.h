@@ -19,6 +19,7 @@ struct CudaMixture {
   std::vector<CudaLinear> inputs, outputs;            ///< each expert's: gates and ups, downs
   std::optional<CudaLinear> all_inputs, all_outputs;  ///< of all one below the other, where they stand so
   kernels::GateColumns columns = kernels::GateColumns::halves;
+  const float* router_bias = nullptr;
   const float* correction = nullptr;
   const float* expert_scale = nullptr;
   std::vector<device::DeviceBuffer> memory;
@@ -42,23 +43,26 @@ class MixtureScratch {
                  CudaMultiplier& multiplier, const device::Stream& stream);
 
   /// residual += Σ shares · experts(x): `logits` [rows × experts], `stride` apart, are the router's. `observe` sees the
-  /// input of each expert's products. Of one row that needs no host `later`, unless null, gets the sum that is left to do.
-  using Observe = std::function<void(const CudaLinear& linear, const device::DeviceBuffer& input, int64_t rows)>;
-  void run(const model::MixtureConfig& config, const kernels::Gating& gating, const CudaMixture& mixture,
-           const float* logits, int64_t stride, const __half* x, int64_t rows, float* residual, const Observe& observe,
-           kernels::PendingSum* later);
+  /// input of each expert's products. Of one row that needs no host `later`, unless null, gets the sum that is left to do,
+  /// and `norm` may complete the input and the logits.
+  using Observe = std::function<void(const CudaLinear& linear, const __half* input, int64_t rows)>;
+  void run(const model::Block& plan, const CudaMixture& mixture, float* logits, int64_t stride, const __half* x,
+           int64_t rows, float* residual, const Observe& observe, kernels::PendingSum* later, const InputNorm& norm);
 
  private:
   void run_one(const kernels::Gating& gating, const CudaMixture& mixture, const __half* x, float* residual,
-               kernels::PendingSum* later);
-  void run_by_host(const model::MixtureConfig& config, const kernels::Gating& gating, const CudaMixture& mixture,
-                   const __half* x, int64_t rows, float* residual, const Observe& observe);
+               kernels::PendingSum* later, const InputNorm& norm);
+  /// Rows first … first + rows − 1, not too many at once.
+  void run_by_host(const model::Block& plan, const CudaMixture& mixture, const __half* x, int64_t first, int64_t rows,
+                   float* residual, const Observe& observe);
+  /// Which rows each expert takes; returns where each one's begin among all that are taken.
+  std::vector<size_t> sort_by_expert(int64_t experts, int64_t first, int64_t rows);
 
   const device::Stream& stream_;
   CudaMultiplier& multiplier_;
   int64_t hidden_ = 0, places_ = 0;
-  device::DeviceBuffer places_on_gpu_, shares_, lists_, listed_shares_, gathered_, both_, gated_, products_;
-  device::PinnedBuffer staged_places_, staged_shares_, staged_lists_, staged_listed_;
+  device::DeviceBuffer places_on_gpu_, shares_, taken_rows_, slots_, gathered_, both_, gated_, products_;
+  device::PinnedBuffer staged_places_, staged_rows_, staged_slots_;
 };
 
 }  // namespace w4q::decoder_cuda

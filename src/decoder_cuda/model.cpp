@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 namespace w4q::decoder_cuda {
 namespace {
@@ -32,9 +33,13 @@ CudaBlock upload_block(const model::Block& plan, const model::LayerWeights& weig
   CudaBlock block{.plan = plan, .norms = {}, .groups = {}};
   for (const auto& norm : plan.norms) block.norms.push_back(ring.copy_of(bytes_of(weights.norms[norm.position])));
   for (const auto& vector : plan.vectors) {
-    block.vectors.push_back(ring.copy_of(bytes_of(weights.vectors[vector.position])));
+    std::vector<float> values = weights.vectors[vector.position];
+    if (vector.role == model::VectorRole::router_scale) {
+      // The weight of a norm, over the root of the width.
+      for (float& value : values) value /= std::sqrt(static_cast<float>(values.size()));
+    }
+    block.vectors.push_back(ring.copy_of(bytes_of(values)));
   }
-  if (plan.kind == model::BlockKind::mixture) block.mixture = upload_mixture(plan, weights, ring);
   for (const auto& group : plan.groups) {
     if (group.expert) continue;
     std::vector<const kernels::LinearWeight*> linears;
@@ -42,6 +47,10 @@ CudaBlock upload_block(const model::Block& plan, const model::LayerWeights& weig
     const bool gated = group.linears.front().role == model::Role::gate && linears.size() == 2;
     block.groups.push_back(gated ? upload_gated(*linears[0], *linears[1], ring, offload)
                                  : upload_linears(linears, ring, offload));
+  }
+  if (plan.kind == model::BlockKind::mixture) {
+    block.mixture = upload_mixture(plan, weights, ring);
+    block.mixture->router_bias = block.groups.front().products.front().linear.bias;
   }
   return block;
 }
@@ -51,6 +60,15 @@ CudaBlock upload_block(const model::Block& plan, const model::LayerWeights& weig
 const float* CudaBlock::norm(model::NormRole role) const noexcept {
   const auto found = std::ranges::find(plan.norms, role, &model::PlannedNorm::role);
   return found == plan.norms.end() ? nullptr : norms[static_cast<size_t>(found - plan.norms.begin())].as<float>();
+}
+
+NormBetween CudaBlock::taken_over() const noexcept {
+  const NormBetween own{norm(model::NormRole::input)};
+  if (!mixture) return fuses(groups.front()) ? own : NormBetween{};
+  // Its router completes logits; what else reads the norm must complete products.
+  const bool shared = groups.size() == 1 || (fuses(groups[1]) && groups[1].gates() != kernels::GateOrder::none);
+  const bool one_norm = plan.vector(model::VectorRole::router_scale) == nullptr;
+  return one_norm && shared && mixture->routes() ? own : NormBetween{};
 }
 
 const float* CudaBlock::vector(model::VectorRole role) const noexcept {
@@ -117,6 +135,13 @@ CudaModel CudaModel::upload(device::Context& gpu, const model::Model& model, std
     const std::array one = {&head};
     result.head_ = upload_linears(std::span<const kernels::LinearWeight* const>(one), ring, offload);
   }
+  if (const auto& own = model.layer_embeddings()) {
+    const std::array one = {&own->projection};
+    auto& uploaded = result.layer_embeddings_.emplace();
+    uploaded.table = upload_rows(own->table, ring);
+    uploaded.projection = upload_linears(std::span<const kernels::LinearWeight* const>(one), ring);
+    uploaded.norm = ring.copy_of(bytes_of(own->norm));
+  }
   ring.finish();
   if (offload) result.keep_resident(*residual_bytes, stream);
   return result;
@@ -135,6 +160,7 @@ void CudaModel::keep_resident(int64_t bytes, const device::Stream& stream) {
 
 std::vector<const CudaLinear*> CudaModel::linears() const {
   auto all = linears_of(layers_);
+  if (layer_embeddings_) all.push_back(&layer_embeddings_->projection);
   all.push_back(&head_);
   return all;
 }
@@ -143,7 +169,9 @@ int64_t CudaModel::bytes_per_token() const {
   auto bytes = static_cast<int64_t>(final_norm_.size());
   for (const auto* linear : linears()) bytes += linear->bytes;
   for (const auto& layer : layers_) {
-    for (const auto& block : layer.blocks) bytes += block.plan.norm(model::NormRole::input)->size * 4;
+    for (const auto& block : layer.blocks) {
+      for (const auto& norm : block.norms) bytes += static_cast<int64_t>(norm.size());
+    }
   }
   return bytes;
 }

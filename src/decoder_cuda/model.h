@@ -16,10 +16,9 @@
 
 namespace w4q::decoder_cuda {
 
-/// A product, and the norm that its input comes from; null where something else comes first.
-struct NormedProduct {
-  const CudaLinear* linear = nullptr;
-  const float* norm = nullptr;
+/// The norm between two products that the kernels of both sides can take over in a step; null: none that they can.
+struct NormBetween {
+  const float* weight = nullptr;
 };
 
 struct CudaBlock {
@@ -31,9 +30,8 @@ struct CudaBlock {
 
   const float* norm(model::NormRole role) const noexcept;  ///< null where the block has none
   const float* vector(model::VectorRole role) const noexcept;
-  NormedProduct entry() const noexcept { return {&groups.front(), norm(model::NormRole::input)}; }
-  /// What the product before it may take over of the block: nothing where more than one product reads the norm.
-  NormedProduct taken_over() const noexcept { return mixture ? NormedProduct{} : entry(); }
+  /// The block's norm, where whatever reads it can complete it.
+  NormBetween taken_over() const noexcept;
 };
 
 struct CudaLayer {
@@ -51,6 +49,13 @@ CudaLayer upload_layer(const model::LayerWeights& weights, const device::Stream&
 std::vector<const CudaMixture*> mixtures_of(std::span<const CudaLayer> layers);
 /// The linears of layers in the order of a step, a group each, experts by themselves behind those of all.
 std::vector<const CudaLinear*> linears_of(std::span<const CudaLayer> layers);
+
+/// As model::LayerEmbeddings.
+struct CudaLayerEmbeddings {
+  device::DeviceBuffer table;  ///< f16 [vocab × layers · layer_embedding_size]
+  CudaLinear projection;
+  device::DeviceBuffer norm;
+};
 
 class CudaModel {
  public:
@@ -72,6 +77,7 @@ class CudaModel {
   /// The embedding table, f16 [vocab × hidden].
   const __half* embeddings() const noexcept { return embeddings_.as<__half>(); }
   const CudaLinear& head() const noexcept { return head_; }
+  const std::optional<CudaLayerEmbeddings>& layer_embeddings() const noexcept { return layer_embeddings_; }
 
   /// Every linear, the head last.
   std::vector<const CudaLinear*> linears() const;
@@ -89,6 +95,7 @@ class CudaModel {
   std::vector<CudaLayer> layers_;
   device::DeviceBuffer final_norm_, embeddings_;
   CudaLinear head_;
+  std::optional<CudaLayerEmbeddings> layer_embeddings_;
 };
 
 }  // namespace w4q::decoder_cuda

@@ -78,8 +78,8 @@ std::vector<ProductPart> product_parts(const std::vector<CudaLayer>& layers) {
 std::vector<StepPart> CudaDecoder::time_step_parts() {
   Impl& decoder = *impl_;
   ensure(decoder.position >= 1, "time_step_parts: an empty sequence");
-  // Parts of mixtures and delta nets are not told apart: their launches depend on one another.
-  if (!model::has_dense_layers(decoder.config)) return {};
+  // Parts of mixtures, delta nets and the like are not told apart: their launches depend on one another.
+  if (!has_plain_blocks(decoder.config)) return {};
   std::vector<StepPart> parts;
   const auto& layers = decoder.model.layers();
   const auto count = static_cast<int64_t>(layers.size());
@@ -97,7 +97,7 @@ std::vector<StepPart> CudaDecoder::time_step_parts() {
       // Which layer's norm it is makes no difference to the time.
       const auto& blocks = layers.front().blocks;
       runner.add_product(linear, attends ? a.attended : a.gated,
-                         attends ? blocks.back().entry() : blocks.front().entry());
+                         attends ? blocks.back().taken_over() : blocks.front().taken_over());
     } else if (attends) {
       runner.multiplier.multiply(linear, normed, 1, a.qkv.as<float>());
     } else {
@@ -126,7 +126,7 @@ std::vector<StepPart> CudaDecoder::time_step_parts() {
   decoder.single_row = false;
   const int64_t norms = decoder.norm_launches();
   time("norms", norms, 0, [&] {
-    for (int64_t i = 0; i < norms; ++i) runner.normalize(layers.front().blocks.front().entry().norm);
+    for (int64_t i = 0; i < norms; ++i) runner.normalize(layers.front().blocks.front().norm(model::NormRole::input));
   });
   time("head", 1, decoder.model.head().bytes, [&] {
     runner.multiplier.multiply_logits(decoder.model.head(), a.normed.as<__half>(), 1, decoder.logits.as<float>());

@@ -55,7 +55,6 @@ class Maker {
     CudaBlock block{.plan = plan, .norms = {}, .groups = {}};
     for (const auto& entry : plan.norms) block.norms.push_back(norm(entry.size));
     for (const auto& entry : plan.vectors) block.vectors.push_back(norm(element_count(entry.shape)));
-    if (plan.kind == model::BlockKind::mixture) block.mixture = mixture(plan);
     for (const auto& group : plan.groups) {
       if (group.expert) continue;
       int64_t n = 0;
@@ -68,6 +67,11 @@ class Maker {
         const bool turns = n % 64 == 0 && (is_rotated(passes_) || fuses(made));
         made.products.front().linear.gates = turns ? kernels::GateOrder::turns : kernels::GateOrder::halves;
       }
+      add_bias(group, made, n);
+    }
+    if (plan.kind == model::BlockKind::mixture) {
+      block.mixture = mixture(plan);
+      block.mixture->router_bias = block.groups.front().products.front().linear.bias;
     }
     return block;
   }
@@ -81,7 +85,9 @@ class Maker {
       for (size_t i = first; i < 1 + 2 * static_cast<size_t>(experts); i += 2) {
         for (const auto& name : plan.groups[i].names()) names.push_back(name);
       }
-      return linear(std::move(names), experts * n, plan.groups[first].width);
+      CudaLinear made = linear(std::move(names), experts * n, plan.groups[first].width);
+      add_bias(plan.groups[first], made, experts * n);
+      return made;
     };
     return mixture_of(plan, side(1), side(2), stream_.context().properties());
   }
@@ -116,6 +122,13 @@ class Maker {
   }
 
  private:
+  /// Zeros, where the group's linears have one.
+  void add_bias(const model::InputGroup& group, CudaLinear& made, int64_t n) {
+    if (std::ranges::none_of(group.linears, &model::PlannedLinear::bias)) return;
+    made.memory.emplace_back(stream_.context(), static_cast<size_t>(n) * sizeof(float)).fill(0, stream_);
+    made.products.front().linear.bias = made.memory.back().as<float>();
+  }
+
   void make_packed(CudaLinear& linear, CudaProduct& product) {
     const formats::Scheme& scheme = passes_.front();
     kernels::DevicePass weight;
@@ -254,6 +267,12 @@ CudaModel CudaModel::random(device::Context& gpu, const model::ModelConfig& conf
   for (int64_t i = 0; i < config.layers; ++i) {
     CudaLayer& layer = model.layers_.emplace_back();
     for (const auto& plan : model::layer_plan(config, i).blocks) layer.blocks.push_back(maker.block(plan));
+  }
+  if (config.layer_embedding_size > 0) {
+    const int64_t width = config.layers * config.layer_embedding_size;
+    model.layer_embeddings_ = {maker.rows(config.vocab_size, width),
+                               maker.dense({"per_layer_model_projection"}, width, hidden),
+                               maker.norm(config.layer_embedding_size)};
   }
   model.final_norm_ = maker.norm(hidden);
   model.embeddings_ = maker.rows(config.vocab_size, hidden);

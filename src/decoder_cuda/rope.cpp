@@ -28,9 +28,16 @@ void upload(const model::RopeTable& table, int64_t first, int64_t rows, bool eac
 
 }  // namespace
 
-CudaRope::CudaRope(const model::ModelConfig& config, int64_t capacity, const device::Stream& stream)
-    : table_(config.rope, config.head_dim), dynamic_(config.rope.type == model::RopeType::dynamic) {
+CudaRope::CudaRope(const model::RopeConfig& rope, int64_t head_dim, int64_t capacity, const device::Stream& stream)
+    : rope_(rope),
+      head_dim_(head_dim),
+      table_(rope, head_dim),
+      dynamic_(rope.type == model::RopeType::dynamic || rope.type == model::RopeType::longrope) {
   upload(table_, 0, capacity, dynamic_, cosine_, sine_, stream);
+}
+
+bool CudaRope::is_of(const model::AttentionConfig& attention) const noexcept {
+  return attention.rope == rope_ && attention.head_dim == head_dim_;
 }
 
 void CudaRope::set_call(int64_t first, int64_t rows, const device::Stream& stream) {
@@ -55,6 +62,35 @@ kernels::HeadRotation CudaRope::steps() const noexcept {
   result.cosine = cosine_.as<float>();
   result.sine = sine_.as<float>();
   return result;
+}
+
+CudaRopes::CudaRopes(const model::ModelConfig& config, int64_t capacity, const device::Stream& stream) {
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    const model::AttentionConfig attention = config.attention_of(layer);
+    if (config.has_delta_net(layer) || attention.rope.partial_rotary_factor == 0 || of(attention) != nullptr) continue;
+    ropes_.emplace_back(attention.rope, attention.head_dim, capacity, stream);
+  }
+}
+
+const CudaRope* CudaRopes::of(const model::AttentionConfig& attention) const noexcept {
+  for (const auto& rope : ropes_) {
+    if (rope.is_of(attention)) return &rope;
+  }
+  return nullptr;
+}
+
+void CudaRopes::set_call(int64_t first, int64_t rows, const device::Stream& stream) {
+  for (auto& rope : ropes_) rope.set_call(first, rows, stream);
+}
+
+kernels::HeadRotation CudaRopes::rotation(const model::AttentionConfig& attention, int64_t position) const noexcept {
+  const CudaRope* const rope = of(attention);
+  return rope == nullptr ? kernels::HeadRotation{} : rope->rotation(position);
+}
+
+kernels::HeadRotation CudaRopes::steps(const model::AttentionConfig& attention) const noexcept {
+  const CudaRope* const rope = of(attention);
+  return rope == nullptr ? kernels::HeadRotation{} : rope->steps();
 }
 
 }  // namespace w4q::decoder_cuda

@@ -444,7 +444,7 @@ TEST_F(CudaDecoders, RefusesWhatDoesNotFit) {
 TEST_F(CudaDecoders, PagesRunOut) {
   const model::Model model = model::Model::open(test::testdata() / "w4q-llama-tiny");
   const device::Stream stream(test::gpu());
-  CudaCache cache(model.config(), kernels::KvType::f16, 4, stream);
+  CudaCache cache(key_shapes(model.config(), kernels::KvType::f16), 4, stream);
   cache.grow(33);
   EXPECT_EQ(cache.table().size(), 3u);
   expect_error(ErrorCode::bad_argument, {"out of pages", "65 tokens", "5 pages"}, [&] { cache.grow(65); });
@@ -454,7 +454,7 @@ TEST_F(CudaDecoders, PagesRunOut) {
   cache.clear();
   EXPECT_EQ(cache.room(), 0);
   expect_error(ErrorCode::bad_argument, {"0 pages"},
-               [&] { CudaCache(model.config(), kernels::KvType::f16, 0, stream); });
+               [&] { CudaCache(key_shapes(model.config(), kernels::KvType::f16), 0, stream); });
 }
 
 }  // namespace

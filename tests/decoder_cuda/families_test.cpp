@@ -24,6 +24,10 @@ namespace {
 /// What f16 activations may cost: as in decoder_test.cpp; of delta nets, whose outputs are normed once more, 0.11 was
 /// measured on these models, with int4 one token at a time; 0.06 otherwise.
 constexpr double largest_difference = 2e-2, delta_difference = 0.12;
+/// Of models whose layers have embeddings of their own, which are normed once more too: 0.065 was measured.
+constexpr double layer_embedding_difference = 0.1;
+/// Of the families beside the repository: 0.029 was measured (gpt-oss-mxfp4, whose experts have few values).
+constexpr double reference_difference = 4e-2;
 /// Logits of a router between the last expert that is chosen and the first that is not, at least: what f16 moves them by
 /// must not choose another one.
 constexpr double least_gap = 0.01;
@@ -62,9 +66,9 @@ std::vector<int32_t> some_ids(int64_t count, int64_t vocabulary, int64_t seed = 
   return ids;
 }
 
-/// The smallest gap between chosen and rejected experts on the way of these tokens.
-double gap_of(const model::Model& model, const std::vector<int32_t>& ids) {
-  double least = INFINITY;
+/// The smallest gap between chosen and rejected experts on the way of each of these tokens.
+std::vector<double> gaps_of(const model::Model& model, const std::vector<int32_t>& ids) {
+  std::vector<double> least(ids.size(), INFINITY);
   model::Observer observer;
   observer.linear_input = [&](std::span<const std::string_view> names, MatrixView<const float> input) {
     for (const auto& layer : model.layers()) {
@@ -77,7 +81,8 @@ double gap_of(const model::Model& model, const std::vector<int32_t>& ids) {
           std::vector<float> row(logits.begin() + r * router.n, logits.begin() + (r + 1) * router.n);
           std::ranges::sort(row, std::greater{});
           const auto chosen = static_cast<size_t>(block.mixture.chosen);
-          if (chosen < row.size()) least = std::min(least, double{row[chosen - 1]} - double{row[chosen]});
+          double& gap = least[static_cast<size_t>(r)];
+          if (chosen < row.size()) gap = std::min(gap, double{row[chosen - 1]} - double{row[chosen]});
         }
       }
     }
@@ -91,7 +96,7 @@ double gap_of(const model::Model& model, const std::vector<int32_t>& ids) {
 std::vector<int32_t> decided_ids(const model::Model& model, int64_t count) {
   for (int64_t seed = 0; seed < 200; ++seed) {
     auto ids = some_ids(count, model.config().vocab_size, seed);
-    if (gap_of(model, ids) > least_gap) return ids;
+    if (std::ranges::min(gaps_of(model, ids)) > least_gap) return ids;
   }
   return {};
 }
@@ -113,10 +118,11 @@ std::vector<float> on_gpu(const CudaModel& model, const std::vector<int32_t>& id
 }
 
 void expect_close(const std::vector<float>& found, const std::vector<float>& expected, const model::ModelConfig& config,
-                  const std::string& what) {
+                  const std::string& what, double least_bound = largest_difference) {
   ASSERT_EQ(found.size(), expected.size());
-  const double bound = config.delta_layers.empty() ? largest_difference : delta_difference;
-  EXPECT_LE(test::largest_difference(found, expected), bound) << what;
+  double bound = config.delta_layers.empty() ? largest_difference : delta_difference;
+  if (config.layer_embedding_size > 0) bound = layer_embedding_difference;
+  EXPECT_LE(test::largest_difference(found, expected), std::max(bound, least_bound)) << what;
 }
 
 TEST_P(FamiliesOnGpu, DecodesAsTheCpu) {
@@ -158,17 +164,54 @@ INSTANTIATE_TEST_SUITE_P(Decoder, FamiliesOnGpu,
                          testing::ValuesIn(model::architectures().begin(), model::architectures().end()),
                          [](const auto& param) { return test::row_name(param.param); });
 
+/// Up to the first token of which f16 may choose another expert: behind it nothing is known.
+void expect_reference(const std::filesystem::path& folder) {
+  const model::Model model = model::Model::open(folder);
+  const CudaModel uploaded = CudaModel::upload(test::gpu(), model);
+  const test::ReferenceLogits reference(folder / "reference.safetensors");
+  const auto ids = reference.ids();
+  auto found = on_gpu(uploaded, ids, std::ssize(ids), 1), expected = reference.logits();
+  const auto gaps = gaps_of(model, ids);
+  const auto rows = std::ranges::find_if(gaps, [](double gap) { return gap <= least_gap; }) - gaps.begin();
+  const auto values = static_cast<size_t>(rows * model.config().vocab_size);
+  ASSERT_GE(rows, 1) << folder;
+  found.resize(values), expected.resize(values);
+  expect_close(found, expected, model.config(), concat(folder.filename().string(), ", ", rows, " rows"),
+               reference_difference);
+}
+
 TEST(FamilyReferences, GpuAgrees) {
   W4Q_NEEDS_SHARED_DATA();
   std::string why;
   if (!device::find_gpu(&why)) GTEST_SKIP() << "needs a GPU: " << why;
-  for (const char* name : {"qwen3_5", "qwen3_5-moe", "qwen3-next", "qwen3-moe", "qwen3-vl", "mixtral", "qwen2-moe",
-                           "glm4-moe", "mistral3-vision", "qwen3-fp8", "qwen3-nvfp4-ct", "qwen3-int4-ct"}) {
-    const auto folder = test::shared_data() / "families" / name;
+  for (const char* name :
+       {"qwen3_5",    "qwen3_5-moe",     "qwen3-next",   "qwen3-moe",      "qwen3-vl",     "mixtral",
+        "qwen2-moe",  "glm4-moe",        "qwen3-fp8",    "minimax-m2",     "gemma2",       "gemma3",
+        "gemma4",     "gemma4-moe",      "gpt-oss",      "gpt-oss-mxfp4",  "phi3",         "olmo2",
+        "olmo3",      "phi3-longrope",   "exaone4",      "smollm3",        "glm4",         "granitemoe",
+        "ministral3", "mistral3-vision", "ernie4_5-moe", "qwen3-nvfp4-ct", "qwen3-int4-ct"}) {
+    expect_reference(test::shared_data() / "families" / name);
+  }
+}
+
+TEST(TrainedModels, GpuAgrees) {
+  std::string why;
+  if (!device::find_gpu(&why)) GTEST_SKIP() << "needs a GPU: " << why;
+  // Experts that are nearly even may change places under f16: what that is worth to a trained model is little.
+  constexpr double most_divergence = 2e-3;
+  for (const char* name : {"w4q-mixture-tiny", "w4q-hybrid-tiny"}) {
+    const auto folder = test::testdata() / name;
     const model::Model model = model::Model::open(folder);
     const CudaModel uploaded = CudaModel::upload(test::gpu(), model);
     const test::ReferenceLogits reference(folder / "reference.safetensors");
-    expect_close(on_gpu(uploaded, reference.ids(), 96, 96), reference.logits(), model.config(), name);
+    const auto found = on_gpu(uploaded, reference.ids(), 40, 1), expected = reference.logits();
+    const auto vocab = static_cast<size_t>(model.config().vocab_size);
+    double divergence = 0;
+    for (size_t at = 0; at < expected.size(); at += vocab) {
+      divergence +=
+          kernels::compare_logits(std::span(expected).subspan(at, vocab), std::span(found).subspan(at, vocab), 0).kl;
+    }
+    EXPECT_LE(divergence / static_cast<double>(expected.size() / vocab), most_divergence) << name;
   }
 }
 

@@ -86,9 +86,12 @@ class Sequence {
   KeyValueCache cache() { return {cpu_keys.data(), cpu_values.data(), shape.kv_heads, length, shape.head_dim}; }
   /// Attention of rows first … on the CPU.
   std::vector<float> expected(int64_t first, int64_t count, int64_t window) {
+    return expected(first, count, AttentionOptions{.window = window});
+  }
+  std::vector<float> expected(int64_t first, int64_t count, const AttentionOptions& options) {
     std::vector<float> out(static_cast<size_t>(count * shape.heads * shape.head_dim));
     attention({rows.values.data() + first * shape.width(), count, int64_t{shape.heads} * shape.head_dim, shape.width()},
-              cache(), first, {.window = window}, {out.data(), count, int64_t{shape.heads} * shape.head_dim});
+              cache(), first, options, {out.data(), count, int64_t{shape.heads} * shape.head_dim});
     return out;
   }
 
@@ -189,11 +192,11 @@ double largest_difference(const std::vector<float>& a, const std::vector<float>&
 /// 1e-6. Measured: below 2.1e-3 where one key has most of the weight.
 constexpr double tolerance = 4e-3;
 
-std::vector<float> prefill(Sequence& s, int64_t first, int64_t count, int64_t window) {
+std::vector<float> prefill(Sequence& s, int64_t first, int64_t count, int64_t window, const float* sinks = nullptr) {
   const auto size = static_cast<size_t>(count * s.shape.heads * s.shape.head_dim);
   auto out = test::poisoned(size * 2, s.stream);
   rotate_and_store_cuda(s.part(first, count), s.layer, {}, first, s.stream);
-  prefill_attention_cuda({s.part(first, count), s.layer, first, window, out.as<__half>()}, s.stream);
+  prefill_attention_cuda({s.part(first, count), s.layer, first, window, out.as<__half>(), sinks}, s.stream);
   return floats(from_device<uint16_t>(out, size, s.stream));
 }
 
@@ -210,7 +213,8 @@ struct Kept {
 };
 
 /// The token at `position` by itself: it is stored again and attends.
-std::vector<float> decode(Sequence& s, int64_t position, int64_t window, float delta = INFINITY, Kept* kept = nullptr) {
+std::vector<float> decode(Sequence& s, int64_t position, int64_t window, float delta = INFINITY, Kept* kept = nullptr,
+                          const float* sinks = nullptr) {
   const auto size = static_cast<size_t>(s.shape.heads * s.shape.head_dim);
   auto out = test::poisoned(size * 2, s.stream);
   const auto at = on_device(std::vector<int32_t>{static_cast<int32_t>(position)}, s.stream);
@@ -222,6 +226,7 @@ std::vector<float> decode(Sequence& s, int64_t position, int64_t window, float d
   args.layer = s.layer;
   args.position = at.as<int32_t>();
   args.window = window;
+  args.sinks = sinks;
   args.out = out.as<__half>();
   args.workspace = workspace.data();
   args.capacity = s.length;
@@ -307,6 +312,32 @@ TEST_F(AttentionCuda, DecodeAtAnyPosition) {
               << to_string(type) << ", " << shape.heads << "/" << shape.kv_heads << " × " << shape.head_dim << ", "
               << length << " tokens, window " << window;
         }
+      }
+    }
+  }
+}
+
+/// Sinks far below, beside and above all scores.
+TEST_F(AttentionCuda, SinksTakeTheirShare) {
+  const device::Stream stream(test::gpu());
+  for (const KvType type : {KvType::f16, KvType::fp8}) {
+    for (const Heads& shape : shapes) {
+      std::vector<float> sinks;
+      for (int head = 0; head < shape.heads; ++head) sinks.push_back(-30.0F + 25.0F * static_cast<float>(head % 4));
+      const auto on_gpu = on_device(sinks, stream);
+      for (const int64_t length : {1, 17, 300}) {
+        Sequence s(shape, type, length, stream);
+        s.store(0, length);
+        s.read_back();
+        const AttentionOptions options{.window = 40, .sinks = sinks};
+        const auto expected = s.expected(length - 1, 1, options);
+        EXPECT_LE(largest_difference(decode(s, length - 1, 40, INFINITY, nullptr, on_gpu.as<float>()), expected),
+                  tolerance)
+            << to_string(type) << ", " << shape.head_dim << ", " << length;
+        if (type != KvType::f16) continue;
+        EXPECT_LE(largest_difference(prefill(s, 0, length, 40, on_gpu.as<float>()), s.expected(0, length, options)),
+                  tolerance)
+            << shape.head_dim << ", " << length;
       }
     }
   }

@@ -48,11 +48,12 @@ void widen_pages_cuda(const PagedLayer& layer, int64_t length, std::byte* keys, 
                       const device::Stream& stream);
 
 struct PrefillAttentionArgs {
-  QkvRows qkv;            ///< queries as rotate_and_store_cuda left them
-  PagedLayer layer;       ///< f16; without a table pages stand in their order
-  int64_t first = 0;      ///< position of row 0; positions up to first + rows − 1 are stored
-  int64_t window = 0;     ///< position p sees p − window + 1 … p; 0: all before it
-  __half* out = nullptr;  ///< [rows][heads · head_dim]
+  QkvRows qkv;                   ///< queries as rotate_and_store_cuda left them
+  PagedLayer layer;              ///< f16; without a table pages stand in their order
+  int64_t first = 0;             ///< position of row 0; positions up to first + rows − 1 are stored
+  int64_t window = 0;            ///< position p sees p − window + 1 … p; 0: all before it
+  __half* out = nullptr;         ///< [rows][heads · head_dim]
+  const float* sinks = nullptr;  ///< [heads]: AttentionOptions::sinks; null: none
 };
 /// FlashAttention-2: blocks of 64 queries stream past tiles of keys, scores stay in registers. 3 · rows · length ·
 /// head_dim multiply-adds a head on tensor cores: a query is two f16.
@@ -65,6 +66,7 @@ struct DecodeAttentionArgs {
   HeadRotation rotation;              ///< tables from position 0 on, or `single`
   const int32_t* position = nullptr;  ///< in GPU memory: where the token stands
   int64_t window = 0;
+  const float* sinks = nullptr;    ///< [heads], or null
   __half* out = nullptr;           ///< [heads · head_dim]
   std::byte* workspace = nullptr;  ///< decode_attention_workspace() bytes, aligned to 256, zeroed once
   bool overlap = false;            ///< elementwise_cuda.h

@@ -190,7 +190,7 @@ struct Workspace {
 
 void check(const DecodeAttentionArgs& args) {
   const PagedLayer& layer = args.layer;
-  ensure(layer.kv_heads > 0 && args.heads % layer.kv_heads == 0 && kv_padded_dim(layer.head_dim) > 0 &&
+  ensure(layer.kv_heads > 0 && args.heads % layer.kv_heads == 0 && layer.head_dim <= kv_most_dim &&
              2 * args.rotation.pairs <= layer.head_dim,
          "decode_attention: shapes do not fit");
   ensure(layer.type != KvType::fp4r || (args.capacity >= 1 && args.delta >= 0), "decode_attention: no capacity");
@@ -218,6 +218,7 @@ void decode_attention_cuda(const DecodeAttentionArgs& args, const device::Stream
   task.layer = layer;
   task.rotation = args.rotation;
   task.position = args.position;
+  task.sinks = args.sinks;
   task.out = args.out;
   task.mailboxes = reinterpret_cast<frame::MailboxWord*>(args.workspace + at.mailboxes);
   task.kept_mailboxes = reinterpret_cast<frame::MailboxWord*>(args.workspace + at.kept);

@@ -29,6 +29,7 @@ struct Task {
   PagedLayer layer;
   HeadRotation rotation;
   const int32_t* position;
+  const float* sinks;
   __half* out;
   frame::MailboxWord* mailboxes;  ///< [key head and tile][split][tile_heads · dim / 2]
   // fp4r

@@ -9,7 +9,7 @@
 //   fp4r  keys: groups of 16: E2M1 of value / scale     scale E4M3 = absmax / 6        72 + 128
 //         and d × E4M3 of what is left / scale; values as with fp8                     132
 //
-// d is head_dim padded with zeros to 64, 128 or 256. A page of q4 has no rows: codes and parameters stand as the lanes
+// d is head_dim padded with zeros to 64, 128 or 256 (f16: or 512). A page of q4 has no rows: codes and parameters stand as the lanes
 // of a warp read them (q4_key_word and what follows it). fp4r scatters the bits of a code (fp4_halfword) so that most
 // of them stand where an f16 has them; what is left follows behind the parameters of all rows, so that it is not
 // touched where a page is skipped.
@@ -49,9 +49,12 @@ inline constexpr int kv_group = 32;      ///< values of q4 that share step and l
 inline constexpr int kv_fp4_group = 16;  ///< values of fp4r that share a scale
 inline constexpr float kv_fp8_max = 448.0f;
 
-/// Values of a row in the cache: head_dim padded to what the kernels are made for; 0 where it is too large (over 256).
+/// The widest heads that every type holds; the fast kernels of attention take none beyond.
+inline constexpr int kv_most_dim = 256;
+/// Values of a row in the cache: head_dim padded to what the kernels are made for; 0 where it is too large (over 512).
+/// Heads beyond kv_most_dim are held as f16 alone.
 W4Q_HOST_DEVICE constexpr int kv_padded_dim(int64_t head_dim) {
-  return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : head_dim <= 256 ? 256 : 0;
+  return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : head_dim <= 256 ? 256 : head_dim <= 512 ? 512 : 0;
 }
 
 /// How values are stored beside keys of a type.

@@ -57,6 +57,15 @@ struct Join {
 
   __device__ explicit Join(const Mean& own) : largest(own.weight), weight(1), low(own.low), high(own.high) {}
 
+  /// What has a weight and no value; `logit` in units of log2.
+  __device__ void add_sink(float logit) {
+    const float highest = fmaxf(largest, logit);
+    const float factor = power_of_two(largest - highest);
+    largest = highest;
+    weight = fmaf(weight, factor, power_of_two(logit - highest));
+    low *= factor, high *= factor;
+  }
+
   /// The first `count` of some words, in their order.
   template <int most>
   __device__ void add(const frame::MailboxWord (&words)[most], int count) {
@@ -128,6 +137,7 @@ __device__ void merge(const Task& task, const BlockHeads& heads, int split, int 
     } else {
       join_blocks<16>(mailboxes + i, stride, active - 1, join);
     }
+    if (task.sinks != nullptr) join.add_sink(task.sinks[heads.first + head] * log2_e);
     if (d < head_dim) out[int64_t{head} * head_dim + d] = __float2half_rn(__fdividef(join.low, join.weight));
     if (d + half < head_dim) {
       out[int64_t{head} * head_dim + d + half] = __float2half_rn(__fdividef(join.high, join.weight));

@@ -210,6 +210,7 @@ struct Running {
     for (int half = 0; half < 2; ++half) {
       float all = weight[half] + __shfl_xor_sync(0xFFFFFFFFu, weight[half], 1);
       all += __shfl_xor_sync(0xFFFFFFFFu, all, 2);
+      if (args.sinks != nullptr) all += exp2f(args.sinks[head] * log2_e - largest[half] + 15);
       const int64_t row = first_row + 16 * warp + lane / 4 + 8 * half;
       if (row >= args.qkv.rows) continue;
       __half* const to = args.out + (row * args.qkv.heads + head) * head_dim;

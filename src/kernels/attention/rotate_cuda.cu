@@ -8,7 +8,7 @@ namespace w4q::kernels {
 namespace {
 
 constexpr int warps = 4;
-constexpr int most_dim = 256;
+constexpr int most_dim = kv_most_dim;
 
 /// A warp per head of a row.
 __global__ void rotate_and_store_kernel(QkvRows qkv, PagedLayer layer, HeadRotation rotation, int64_t first) {
@@ -105,7 +105,7 @@ __global__ void widen_pages_kernel(PagedLayer layer, std::byte* keys, std::byte*
 
 void rotate_and_store_cuda(const QkvRows& qkv, const PagedLayer& layer, const HeadRotation& rotation, int64_t first,
                            const device::Stream& stream) {
-  ensure(qkv.rows >= 1 && kv_padded_dim(layer.head_dim) > 0 && 2 * rotation.pairs <= layer.head_dim,
+  ensure(qkv.rows >= 1 && layer.head_dim <= kv_most_dim && 2 * rotation.pairs <= layer.head_dim,
          "rotate_and_store: shapes do not fit");
   const int64_t items = qkv.rows * (qkv.heads + 2 * layer.kv_heads);
   const LaunchShape shape{dim3(static_cast<unsigned>((items + warps - 1) / warps)), 32 * warps, 0, false};

@@ -69,7 +69,7 @@ __global__ void convolve_kernel(const DeltaNetArgs args) {
     }
     sum = fmaf(__ldg(args.convolution + c * taps + t), x, sum);
   }
-  args.mixed[row * channels + c] = silu_of(sum);
+  args.scratch[row * channels + c] = silu_of(sum);
 }
 
 /// The last inputs become the history. Behind convolve_kernel, which reads the old one.
@@ -89,11 +89,22 @@ __global__ void remember_kernel(const DeltaNetArgs args) {
   for (int t = 0; t < past; ++t) args.memory.history[t * channels + c] = last[t];
 }
 
-/// A block for each value head: threads (value channel j, slice of keys). A thread holds key_dim / slices values of the
-/// state of its channel.
+__device__ float learning_rate(const float* products, const Places& places, int64_t head) {
+  return 1.0f / (1.0f + expf(-__ldcg(products + places.beta(head))));
+}
+__device__ float decay_of(const DeltaNetArgs& args, const float* products, const Places& places, int64_t head) {
+  const float step = __ldcg(products + places.decay(head)) + args.bias[head];
+  return expf(-expf(args.rate[head]) * (step > 20.0f ? step : log1pf(expf(step))));
+}
+__device__ __half gated_output(float normed, float gate) {
+  return __float2half_rn(fminf(fmaxf(normed * silu_of(gate), -65504.0f), 65504.0f));
+}
+
+/// One row. A block for each value head: threads (value channel j, slice of keys). A thread holds key_dim / slices values
+/// of the state of its channel.
 constexpr int slices = 4;
 template <int most_keys>
-__global__ void __launch_bounds__(1024) rule_kernel(const DeltaNetArgs args) {
+__global__ void __launch_bounds__(1024) single_rule_kernel(const DeltaNetArgs args) {
   extern __shared__ float shared[];
   constexpr int own = most_keys / slices;
   const DeltaShape& shape = args.shape;
@@ -117,67 +128,244 @@ __global__ void __launch_bounds__(1024) rule_kernel(const DeltaNetArgs args) {
   for (int i = 0; i < own; ++i) {
     state[i] = active && i < count && !args.begins ? memory[(first + i) * width + j] : 0.0f;
   }
-  const float rate = -expf(args.rate[head]), bias = args.bias[head];
-  const float weight = active && slice == 0 ? args.norm[j] : 0.0f;
-  for (int64_t row = 0; row < args.rows; ++row) {
-    const float* const mixed = args.mixed + row * shape.channels();
-    const float* const products = args.products + row * args.stride;
-    float q2 = 0, k2 = 0;
-    for (int i = threadIdx.x; i < keys; i += blockDim.x) {
-      const float q = __ldcg(mixed + from + i), k = __ldcg(mixed + shape.keys() + from + i);
-      query[i] = q, key[i] = k;
-      q2 += q * q, k2 += k * k;
-    }
-    const float q_scale = rsqrtf(block_reduce(q2, slots, 0.0f, add) + l2_eps) * rsqrtf(static_cast<float>(keys));
-    const float k_scale = rsqrtf(block_reduce(k2, slots, 0.0f, add) + l2_eps);
-    const float beta = 1.0f / (1.0f + expf(-__ldcg(products + places.beta(head))));
-    const float step = __ldcg(products + places.decay(head)) + bias;
-    const float decay = expf(rate * (step > 20.0f ? step : log1pf(expf(step))));
-    float seen = 0;
-    if (active) {
-#pragma unroll
-      for (int i = 0; i < own; ++i) {
-        if (i >= count) break;
-        state[i] *= decay;
-        seen = fmaf(state[i], key[first + i], seen);
-      }
-      sums[slice * width + j] = seen * k_scale;
-    }
-    __syncthreads();
-    float out = 0;
-    if (active) {
-      float all = 0;
-#pragma unroll
-      for (int s = 0; s < slices; ++s) all += sums[s * width + j];
-      const float value = __ldcg(mixed + 2 * shape.keys() + head * width + j);
-      const float learned = (value - all) * beta * k_scale;
-#pragma unroll
-      for (int i = 0; i < own; ++i) {
-        if (i >= count) break;
-        state[i] = fmaf(key[first + i], learned, state[i]);
-        out = fmaf(state[i], query[first + i], out);
-      }
-    }
-    __syncthreads();
-    if (active) sums[slice * width + j] = out * q_scale;
-    __syncthreads();
-    float whole = 0;
-    if (active && slice == 0) {
-#pragma unroll
-      for (int s = 0; s < slices; ++s) whole += sums[s * width + j];
-    }
-    const float squares = block_reduce(whole * whole, slots, 0.0f, add);
-    if (active && slice == 0) {
-      const float normed = whole * rsqrtf(squares / static_cast<float>(width) + args.eps) * weight;
-      const float gated = normed * silu_of(__ldcg(products + places.gate(head, j)));
-      args.out[row * shape.values() + head * width + j] = __float2half_rn(fminf(fmaxf(gated, -65504.0f), 65504.0f));
-    }
+  const float* const mixed = args.scratch;
+  float q2 = 0, k2 = 0;
+  for (int i = threadIdx.x; i < keys; i += blockDim.x) {
+    const float q = __ldcg(mixed + from + i), k = __ldcg(mixed + shape.keys() + from + i);
+    query[i] = q, key[i] = k;
+    q2 += q * q, k2 += k * k;
   }
-  if (!active) return;
+  const float q_scale = rsqrtf(block_reduce(q2, slots, 0.0f, add) + l2_eps) * rsqrtf(static_cast<float>(keys));
+  const float k_scale = rsqrtf(block_reduce(k2, slots, 0.0f, add) + l2_eps);
+  const float beta = learning_rate(args.products, places, head);
+  const float decay = decay_of(args, args.products, places, head);
+  const auto sum_of_slices = [&](float mine) {
+    if (active) sums[slice * width + j] = mine;
+    __syncthreads();
+    float all = 0;
+#pragma unroll
+    for (int s = 0; s < slices; ++s) all += active ? sums[s * width + j] : 0.0f;
+    __syncthreads();
+    return all;
+  };
+  float seen = 0;
 #pragma unroll
   for (int i = 0; i < own; ++i) {
-    if (i < count) memory[(first + i) * width + j] = state[i];
+    if (!active || i >= count) break;
+    state[i] *= decay;
+    seen = fmaf(state[i], key[first + i], seen);
   }
+  seen = sum_of_slices(seen * k_scale);
+  const float value = active ? __ldcg(mixed + 2 * shape.keys() + head * width + j) : 0.0f;
+  const float learned = (value - seen) * beta * k_scale;
+  float out = 0;
+#pragma unroll
+  for (int i = 0; i < own; ++i) {
+    if (!active || i >= count) break;
+    state[i] = fmaf(key[first + i], learned, state[i]);
+    out = fmaf(state[i], query[first + i], out);
+    memory[(first + i) * width + j] = state[i];
+  }
+  out = sum_of_slices(out * q_scale);
+  const bool stores = active && slice == 0;
+  const float squares = block_reduce(stores ? out * out : 0.0f, slots, 0.0f, add);
+  if (!stores) return;
+  const float normed = out * rsqrtf(squares / static_cast<float>(width) + args.eps) * args.norm[j];
+  args.out[head * width + j] = gated_output(normed, __ldcg(args.products + places.gate(head, j)));
+}
+
+/// Where things stand in the scratch of several rows.
+struct Rows {
+  const DeltaShape& shape;
+  float* const mixed;  ///< [rows × channels]
+  float* const rates;  ///< [rows × value_heads × 2]: beta, decay
+  float* const outs;   ///< [rows × values]
+
+  __device__ explicit Rows(const DeltaNetArgs& args)
+      : shape(args.shape),
+        mixed(args.scratch),
+        rates(mixed + args.rows * shape.channels()),
+        outs(rates + args.rows * 2 * shape.value_heads) {}
+};
+
+/// A warp for each key head of a row: queries and keys get length one (and queries 1/√key_dim), and the value heads that
+/// read them their rates.
+__global__ void prepare_kernel(const DeltaNetArgs args) {
+  const Rows rows(args);
+  const DeltaShape& shape = args.shape;
+  const Places places{shape, args.order};
+  const int64_t index = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
+  if (index >= args.rows * shape.key_heads) return;
+  const int64_t row = index / shape.key_heads, head = index % shape.key_heads;
+  float* const query = rows.mixed + row * shape.channels() + head * shape.key_dim;
+  float* const key = query + shape.keys();
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  float q2 = 0, k2 = 0;
+  for (int64_t i = lane; i < shape.key_dim; i += 32) q2 += query[i] * query[i], k2 += key[i] * key[i];
+  const float q_scale = rsqrtf(warp_sum(q2) + l2_eps) * rsqrtf(static_cast<float>(shape.key_dim));
+  const float k_scale = rsqrtf(warp_sum(k2) + l2_eps);
+  for (int64_t i = lane; i < shape.key_dim; i += 32) query[i] *= q_scale, key[i] *= k_scale;
+  const float* const products = args.products + row * args.stride;
+  for (int64_t each = lane; each < places.per_key(); each += 32) {
+    const int64_t value_head = head * places.per_key() + each;
+    float* const rates = rows.rates + (row * shape.value_heads + value_head) * 2;
+    rates[0] = learning_rate(products, places, value_head);
+    rates[1] = decay_of(args, products, places, value_head);
+  }
+}
+
+/// Columns of the state that a warp has, and how their sums over lanes come together: lane l gets that of column_of(l).
+constexpr int columns = 8;
+__device__ __forceinline__ int column_of(int lane) {
+  return (lane >> 4 & 1) * 4 + (lane >> 3 & 1) * 2 + (lane >> 2 & 1);
+}
+__device__ __forceinline__ int lane_of(int column) {
+  return (column >> 2 & 1) << 4 | (column >> 1 & 1) << 3 | (column & 1) << 2;
+}
+__device__ __forceinline__ float sum_of_column(float (&parts)[columns], int lane) {
+#pragma unroll
+  for (int bit = 16, half = columns / 2; half > 0; bit /= 2, half /= 2) {
+    const bool upper = (lane & bit) != 0;
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const float keeps = upper ? parts[i + half] : parts[i], gives = upper ? parts[i] : parts[i + half];
+      parts[i] = keeps + __shfl_xor_sync(0xFFFFFFFFu, gives, bit);
+    }
+  }
+  const float sum = parts[0] + __shfl_xor_sync(0xFFFFFFFFu, parts[0], 2);
+  return sum + __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
+}
+
+/// What a warp needs of a row: its lanes' queries and keys, the value of the lane's column, and the rates.
+template <int own>
+struct RowInputs {
+  float query[own], key[own], value, beta, decay;
+
+  __device__ __forceinline__ void load(const Rows& rows, int64_t row, int64_t head, int64_t key_head, int column) {
+    const DeltaShape& shape = rows.shape;
+    const float* const mixed = rows.mixed + row * shape.channels();
+#pragma unroll
+    for (int i = 0; i < own; ++i) {
+      const int at = static_cast<int>(threadIdx.x % 32) + 32 * i;
+      const bool inside = at < shape.key_dim;
+      query[i] = inside ? mixed[key_head * shape.key_dim + at] : 0.0f;
+      key[i] = inside ? mixed[shape.keys() + key_head * shape.key_dim + at] : 0.0f;
+    }
+    value = column < shape.value_dim ? mixed[2 * shape.keys() + head * shape.value_dim + column] : 0.0f;
+    const float* const rates = rows.rates + (row * shape.value_heads + head) * 2;
+    beta = rates[0], decay = rates[1];
+  }
+};
+
+/// A warp for eight columns of a value head, from the first row to the last; lane l has keys l, l + 32, ….
+template <int most_keys>
+__global__ void rule_kernel(const DeltaNetArgs args) {
+  constexpr int own = most_keys / 32;
+  const Rows rows(args);
+  const DeltaShape& shape = args.shape;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int64_t warps_of_head = (shape.value_dim + columns - 1) / columns;
+  const int64_t index = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
+  if (index >= shape.value_heads * warps_of_head) return;
+  const int64_t head = index / warps_of_head, first = index % warps_of_head * columns;
+  const int64_t key_head = head / (shape.value_heads / shape.key_heads);
+  const int column = static_cast<int>(first) + column_of(lane);
+  float* const memory = args.memory.state + head * shape.key_dim * shape.value_dim;
+  const auto each = [&](const auto& use) {
+#pragma unroll
+    for (int i = 0; i < own; ++i) {
+#pragma unroll
+      for (int c = 0; c < columns; ++c) {
+        const int key = lane + 32 * i;
+        const bool inside = key < shape.key_dim && first + c < shape.value_dim;
+        use(i, c, inside ? memory + key * shape.value_dim + first + c : nullptr);
+      }
+    }
+  };
+  float state[own][columns];
+  each([&](int i, int c, const float* at) { state[i][c] = at != nullptr && !args.begins ? *at : 0.0f; });
+  RowInputs<own> next;
+  next.load(rows, 0, head, key_head, column);
+  for (int64_t row = 0; row < args.rows; ++row) {
+    const RowInputs<own> now = next;
+    if (row + 1 < args.rows) next.load(rows, row + 1, head, key_head, column);
+    float parts[columns] = {};
+#pragma unroll
+    for (int i = 0; i < own; ++i) {
+#pragma unroll
+      for (int c = 0; c < columns; ++c) {
+        state[i][c] *= now.decay;
+        parts[c] = fmaf(state[i][c], now.key[i], parts[c]);
+      }
+    }
+    const float learned = (now.value - sum_of_column(parts, lane)) * now.beta;
+#pragma unroll
+    for (int c = 0; c < columns; ++c) {
+      const float mine = __shfl_sync(0xFFFFFFFFu, learned, lane_of(c));
+      parts[c] = 0;
+#pragma unroll
+      for (int i = 0; i < own; ++i) {
+        state[i][c] = fmaf(now.key[i], mine, state[i][c]);
+        parts[c] = fmaf(state[i][c], now.query[i], parts[c]);
+      }
+    }
+    const float out = sum_of_column(parts, lane);
+    if (lane % 4 == 0 && column < shape.value_dim)
+      rows.outs[row * shape.values() + head * shape.value_dim + column] = out;
+  }
+  each([&](int i, int c, float* at) {
+    if (at != nullptr) *at = state[i][c];
+  });
+}
+
+/// A warp for each value head of a row: the gated norm.
+__global__ void finish_kernel(const DeltaNetArgs args) {
+  const Rows rows(args);
+  const DeltaShape& shape = args.shape;
+  const Places places{shape, args.order};
+  const int64_t index = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
+  if (index >= args.rows * shape.value_heads) return;
+  const int64_t row = index / shape.value_heads, head = index % shape.value_heads;
+  const int64_t at = row * shape.values() + head * shape.value_dim;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  float squares = 0;
+  for (int64_t j = lane; j < shape.value_dim; j += 32) squares += rows.outs[at + j] * rows.outs[at + j];
+  const float scale = rsqrtf(warp_sum(squares) / static_cast<float>(shape.value_dim) + args.eps);
+  for (int64_t j = lane; j < shape.value_dim; j += 32) {
+    const float gate = args.products[row * args.stride + places.gate(head, j)];
+    args.out[at + j] = gated_output(rows.outs[at + j] * scale * args.norm[j], gate);
+  }
+}
+
+constexpr int threads = 128;
+
+void run_single(const DeltaNetArgs& args, const device::Stream& stream) {
+  const DeltaShape& shape = args.shape;
+  const int wanted = static_cast<int>(shape.value_dim) * slices;
+  const LaunchShape launched{
+      .grid = dim3(static_cast<unsigned>(shape.value_heads)),
+      .threads = (wanted + 31) / 32 * 32,
+      .shared_bytes = static_cast<size_t>(2 * shape.key_dim + slices * shape.value_dim + 32) * sizeof(float)};
+  if (shape.key_dim <= 64) return launch<single_rule_kernel<64>>(launched, stream, "delta_rule", args);
+  if (shape.key_dim <= 128) return launch<single_rule_kernel<128>>(launched, stream, "delta_rule", args);
+  launch<single_rule_kernel<256>>(launched, stream, "delta_rule", args);
+}
+
+void run_many(const DeltaNetArgs& args, const device::Stream& stream) {
+  const DeltaShape& shape = args.shape;
+  const auto warps = [](int64_t count) {
+    return LaunchShape{.grid = dim3(static_cast<unsigned>((count * 32 + threads - 1) / threads)), .threads = threads};
+  };
+  launch<prepare_kernel>(warps(args.rows * shape.key_heads), stream, "delta_prepare", args);
+  const LaunchShape rule = warps(shape.value_heads * ((shape.value_dim + columns - 1) / columns));
+  if (shape.key_dim <= 32) {
+    launch<rule_kernel<32>>(rule, stream, "delta_rule", args);
+  } else if (shape.key_dim <= 128) {
+    launch<rule_kernel<128>>(rule, stream, "delta_rule", args);
+  } else {
+    launch<rule_kernel<256>>(rule, stream, "delta_rule", args);
+  }
+  launch<finish_kernel>(warps(args.rows * shape.value_heads), stream, "delta_finish", args);
 }
 
 }  // namespace
@@ -190,20 +378,13 @@ bool takes_delta_net(const DeltaShape& shape) noexcept {
 void delta_net_cuda(const DeltaNetArgs& args, const device::Stream& stream) {
   const DeltaShape& shape = args.shape;
   ensure(takes_delta_net(shape), "delta_net: heads that the kernel does not take");
-  constexpr int threads = 128;
   const auto blocks = static_cast<unsigned>((shape.channels() + threads - 1) / threads);
   launch<convolve_kernel>(
       {.grid = dim3(blocks, static_cast<unsigned>(args.rows)), .threads = threads, .overlap = args.overlap}, stream,
       "delta_convolve", args);
   launch<remember_kernel>({.grid = dim3(blocks), .threads = threads}, stream, "delta_remember", args);
-  const int wanted = static_cast<int>(shape.value_dim) * slices;
-  const LaunchShape launched{
-      .grid = dim3(static_cast<unsigned>(shape.value_heads)),
-      .threads = (wanted + 31) / 32 * 32,
-      .shared_bytes = static_cast<size_t>(2 * shape.key_dim + slices * shape.value_dim + 32) * sizeof(float)};
-  if (shape.key_dim <= 64) return launch<rule_kernel<64>>(launched, stream, "delta_rule", args);
-  if (shape.key_dim <= 128) return launch<rule_kernel<128>>(launched, stream, "delta_rule", args);
-  launch<rule_kernel<256>>(launched, stream, "delta_rule", args);
+  if (args.rows == 1) return run_single(args, stream);
+  run_many(args, stream);
 }
 
 }  // namespace w4q::kernels

@@ -1,5 +1,6 @@
-// The gated delta net on the GPU: the twin of delta_net.h, in fp32. One launch for the convolution, one for the rule with
-// its gated norm; any number of rows.
+// The gated delta net on the GPU: the twin of delta_net.h, in fp32. A single row: two launches for the convolution, one for
+// the rule with its gated norm. Several: what depends on one row alone is done for all at once before and after the rule,
+// in which a warp follows the sequence with eight columns of a head's state in its registers.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -28,12 +29,16 @@ struct DeltaNetArgs {
   const float* bias = nullptr;         ///< [value_heads]: dt_bias
   const float* norm = nullptr;         ///< [value_dim]
   float eps = 0;
-  DeltaMemory memory;      ///< of the sequence
-  bool begins = false;     ///< the sequence begins here: the memory is zeros, whatever it holds
-  float* mixed = nullptr;  ///< scratch [rows × channels]
-  __half* out = nullptr;   ///< [rows × values]: norm(state · q) · silu(gate)
+  DeltaMemory memory;        ///< of the sequence
+  bool begins = false;       ///< the sequence begins here: the memory is zeros, whatever it holds
+  float* scratch = nullptr;  ///< [rows × delta_scratch(shape)]
+  __half* out = nullptr;     ///< [rows × values]: norm(state · q) · silu(gate)
   bool overlap = false;
 };
+/// Floats of scratch for a row: convolved channels, two numbers a value head, and outputs before their norm.
+inline int64_t delta_scratch(const DeltaShape& shape) {
+  return shape.channels() + 2 * shape.value_heads + shape.values();
+}
 /// Throws internal for shapes that the kernel does not take (takes_delta_net).
 void delta_net_cuda(const DeltaNetArgs& args, const device::Stream& stream);
 bool takes_delta_net(const DeltaShape& shape) noexcept;

@@ -172,7 +172,7 @@ __global__ void embed_kernel(const EmbedArgs args) {
   float* const to = args.x + blockIdx.y * args.cols;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < args.cols; i += step) {
-    to[i] = widen(from[i]);
+    to[i] = widen(from[i]) * args.scale;
   }
   const AngleRow& angles = args.angles;
   if (angles.cosines == nullptr || blockIdx.x != 0) return;

@@ -61,7 +61,7 @@ struct AngleRow {
   float* sine = nullptr;
 };
 
-/// x[r] = table[ids[r]], widened; `table` [vocab × cols] is f32, f16 or bf16, ids are inside.
+/// x[r] = table[ids[r]] · scale, widened; `table` [vocab × cols] is f32, f16 or bf16, ids are inside.
 struct EmbedArgs {
   const void* table = nullptr;
   DType dtype = DType::f16;
@@ -69,7 +69,8 @@ struct EmbedArgs {
   int64_t rows = 0, cols = 0;
   float* x = nullptr;  ///< [rows × cols]
   bool overlap = false;
-  AngleRow angles;
+  AngleRow angles = {};
+  float scale = 1;
 };
 void embed_cuda(const EmbedArgs& args, const device::Stream& stream);
 

@@ -1,5 +1,8 @@
+#include <algorithm>
+
 #include "device/fragment.cuh"
 #include "kernels/common/dependent_launch.cuh"
+#include "kernels/elementwise/gated.cuh"
 #include "kernels/elementwise/gates_cuda.h"
 #include "kernels/frame/linear_fusion.h"
 
@@ -7,25 +10,12 @@ namespace w4q::kernels {
 namespace {
 
 constexpr int threads = 256;
-constexpr float swiglu_slope = 1.702f, gelu_slope = 0.7978845608028654f, largest = 65504.0f;
 
-__device__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-__device__ __half narrow(float x) { return __float2half_rn(fminf(fmaxf(x, -largest), largest)); }
-
-__device__ float gated(Activation activation, float limit, float gate, float up) {
-  if (activation == Activation::silu) return gate * sigmoid(gate) * up;
-  if (activation == Activation::gelu_tanh) {
-    return 0.5f * gate * (1.0f + tanhf(gelu_slope * (gate + 0.044715f * gate * gate * gate))) * up;
-  }
-  const float clamped = fminf(gate, limit);
-  return (fminf(fmaxf(up, -limit), limit) + 1.0f) * (clamped * sigmoid(clamped * swiglu_slope));
-}
-
-__global__ void gate_kernel(Activation activation, float limit, const float* both, int64_t inner, GateColumns columns,
-                            __half* out) {
+__global__ void gate_kernel(Activation activation, float limit, const float* both, int64_t rows, int64_t inner,
+                            GateColumns columns, __half* out) {
   device::trigger_dependent_launch();
   device::wait_grid_dependency();
-  const int64_t c = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, row = blockIdx.y;
+  const int64_t c = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (c >= inner) return;
   int64_t gate = c, up = inner + c;
   if (columns == GateColumns::in_turn) gate = 2 * c, up = 2 * c + 1;
@@ -33,8 +23,10 @@ __global__ void gate_kernel(Activation activation, float limit, const float* bot
     gate = c / gate_up_turn * (2 * gate_up_turn) + c % gate_up_turn;
     up = gate + gate_up_turn;
   }
-  const float* const from = both + row * 2 * inner;
-  out[row * inner + c] = narrow(gated(activation, limit, __ldcg(from + gate), __ldcg(from + up)));
+  for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
+    const float* const from = both + row * 2 * inner;
+    out[row * inner + c] = narrow(gated(activation, limit, __ldcg(from + gate), __ldcg(from + up)));
+  }
 }
 
 __global__ void split_kernel(const SplitGatesArgs args) {
@@ -69,9 +61,11 @@ unsigned blocks_of(int64_t count) { return static_cast<unsigned>((count + thread
 
 void gate_multiply_cuda(const Gating& gating, const float* both, int64_t rows, int64_t inner, GateColumns columns,
                         __half* out, bool overlap, const device::Stream& stream) {
-  launch<gate_kernel>(
-      {.grid = dim3(blocks_of(inner), static_cast<unsigned>(rows)), .threads = threads, .overlap = overlap}, stream,
-      "gate_multiply", gating.activation, static_cast<float>(gating.limit), both, inner, columns, out);
+  launch<gate_kernel>({.grid = dim3(blocks_of(inner), static_cast<unsigned>(std::min<int64_t>(rows, 65535))),
+                       .threads = threads,
+                       .overlap = overlap},
+                      stream, "gate_multiply", gating.activation, static_cast<float>(gating.limit), both, rows, inner,
+                      columns, out);
 }
 
 void split_gates_cuda(const SplitGatesArgs& args, const device::Stream& stream) {

@@ -53,6 +53,13 @@ struct InputNorm {
   }
 };
 
+/// Where the bias of an output stands: of a launch that takes some of many weights, with the one of its place.
+__device__ __forceinline__ int bias_at(const Launch& args, int row) {
+  if (args.routes.experts == nullptr) return row;
+  const int n = 64 * args.routes.groups, place = row / n;
+  return row + (__ldcg(args.routes.experts + place) - place) * n;
+}
+
 /// What an output needs beside its sum.
 struct OutputExtras {
   float scale = 1, bias = 0, before = 0, weight = 0;
@@ -65,7 +72,7 @@ struct OutputExtras {
       if (args.fusion.next_x != nullptr) weight = __ldg(args.fusion.next_weight + at);
     }
     if (args.output_scales != nullptr) scale = output_scale(args, at);
-    if (args.bias != nullptr) bias = __ldg(args.bias + at);
+    if (args.bias != nullptr) bias = __ldg(args.bias + bias_at(args, at));
   }
 };
 

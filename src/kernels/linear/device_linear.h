@@ -170,7 +170,9 @@ struct RoutedCall {
   int64_t n = 0;                     ///< outputs of one weight, a multiple of 64
   void* y = nullptr;                 ///< f32 [places × n]; with `swiglu` f16 [places × n/2]
   bool swiglu = false;               ///< gates in turns: silu(gate) · up
-  bool weights_ready = false;        ///< LinearCall
+  float* input_norm = nullptr;       ///< LinearFusion::input_norm, of inputs that places share
+  float eps = 0;
+  bool weights_ready = false;  ///< LinearCall
 };
 /// Whether a linear of weights with n outputs each can be multiplied so.
 bool routes(const DeviceLinear& linear, const LaunchPlan& plan, int64_t n);

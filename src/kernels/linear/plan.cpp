@@ -203,8 +203,7 @@ void multiply(const DeviceLinear& linear, const LaunchPlan& plan, const LinearCa
 bool routes(const DeviceLinear& linear, const LaunchPlan& plan, int64_t n) {
   const LaunchSteps& steps = plan.steps(1);
   return linear.passes.size() == 1 && steps.size() == 1 && steps.front().row->run_routed != nullptr && n % 64 == 0 &&
-         linear.n() % n == 0 && linear.bias == nullptr && linear.input_scale == nullptr &&
-         linear.gates != GateOrder::halves;
+         linear.n() % n == 0 && linear.input_scale == nullptr && linear.gates != GateOrder::halves;
 }
 
 void multiply_routed(const DeviceLinear& linear, const LaunchPlan& plan, const RoutedCall& call,
@@ -223,10 +222,13 @@ void multiply_routed(const DeviceLinear& linear, const LaunchPlan& plan, const R
   args.ldy = call.swiglu ? pass.n / 2 : pass.n;
   args.fp32 = !call.swiglu;
   args.fusion.swiglu = call.swiglu;
+  args.fusion.input_norm = call.input_norm;
+  args.fusion.eps = call.eps;
   args.weights_ready = call.weights_ready;
   args.passes = {&pass, 1};
   args.workspace = workspace;
   args.shape = plan.text;
+  args.bias = linear.bias;
   const Routes routes{call.experts, call.places, static_cast<int>(call.n / 64), call.x_stride};
   plan.steps(1).front().row->run_routed(args, routes, stream);
 }

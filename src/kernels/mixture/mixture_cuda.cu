@@ -50,6 +50,15 @@ __device__ void leave_groups(const RouteArgs& args, float (&ranked)[held], const
   }
 }
 
+/// What completes the products of an input that lacks its norm.
+__device__ float norm_factor(const RouteArgs& args) {
+  const int sums = static_cast<int>((args.cols + 63) / 64);
+  float squares = 0;
+  for (int i = threadIdx.x % 32; i < sums; i += 32) squares += __ldcg(args.input_norm + 2 + i);
+  const float mean = warp_sum(squares) / static_cast<float>(args.cols);
+  return 1.0f / sqrtf(mean + args.eps) / __ldcg(args.input_norm);
+}
+
 /// A warp for each row; a lane has experts lane, lane + 32, …, `held` of them.
 template <int held>
 __global__ void route_kernel(const RouteArgs args) {
@@ -57,13 +66,20 @@ __global__ void route_kernel(const RouteArgs args) {
   device::trigger_dependent_launch();
   device::wait_grid_dependency();
   const int lane = threadIdx.x % 32;
-  const float* const logits = args.logits + blockIdx.x * args.stride;
+  float* const logits = args.logits + blockIdx.x * args.stride;
+  float factor = 1;
+  if (args.input_norm != nullptr) {
+    factor = norm_factor(args);
+    for (int64_t i = args.experts + lane; i < args.stride; i += 32) logits[i] *= factor;
+  }
   float scores[held], ranked[held];
   float largest = never, sum = 0;
 #pragma unroll
   for (int i = 0; i < held; ++i) {
     const int expert = lane + 32 * i;
-    scores[i] = expert < args.experts ? __ldcg(logits + expert) : never;
+    const float bias =
+        args.input_norm != nullptr && args.bias != nullptr && expert < args.experts ? __ldg(args.bias + expert) : 0.0f;
+    scores[i] = expert < args.experts ? (__ldcg(logits + expert) - bias) * factor + bias : never;
     largest = fmaxf(largest, scores[i]);
   }
   largest = warp_max(largest);
@@ -125,13 +141,6 @@ __global__ void gather_kernel(const __half* x, const int32_t* rows, int64_t cols
   for (int64_t c = threadIdx.x; c < cols; c += blockDim.x) to[c] = from[c];
 }
 
-__global__ void scatter_kernel(const float* x, const int32_t* rows, const float* shares, int64_t cols, float* y) {
-  const float share = shares[blockIdx.x];
-  const float* const from = x + blockIdx.x * cols;
-  float* const to = y + rows[blockIdx.x] * cols;
-  for (int64_t c = threadIdx.x; c < cols; c += blockDim.x) to[c] += share * from[c];
-}
-
 __global__ void combine_kernel(const CombineArgs args) {
   device::trigger_dependent_launch();
   device::wait_grid_dependency();
@@ -140,7 +149,8 @@ __global__ void combine_kernel(const CombineArgs args) {
   float sum = 0;
   for (int place = 0; place < args.places; ++place) {
     const int64_t at = row * args.places + place;
-    sum += __ldcg(args.shares + at) * __ldcg(args.x + at * args.cols + col);
+    const int64_t slot = args.slots == nullptr ? at : __ldcg(args.slots + at);
+    sum += __ldcg(args.shares + at) * __ldcg(args.x + slot * args.cols + col);
   }
   if (args.shared != nullptr) {
     const float gate = args.gate != nullptr ? 1.0f / (1.0f + expf(-__ldcg(args.gate + row * args.gate_stride))) : 1.0f;
@@ -168,13 +178,6 @@ void gather_rows_cuda(const __half* x, const int32_t* rows, int64_t count, int64
   if (count == 0) return;
   launch<gather_kernel>({.grid = dim3(static_cast<unsigned>(count)), .threads = threads}, stream, "gather", x, rows,
                         cols, out);
-}
-
-void scatter_rows_cuda(const float* x, const int32_t* rows, const float* shares, int64_t count, int64_t cols, float* y,
-                       const device::Stream& stream) {
-  if (count == 0) return;
-  launch<scatter_kernel>({.grid = dim3(static_cast<unsigned>(count)), .threads = threads}, stream, "scatter", x, rows,
-                         shares, cols, y);
 }
 
 void combine_cuda(const CombineArgs& args, const device::Stream& stream) {

@@ -11,7 +11,7 @@
 namespace w4q::kernels {
 
 struct RouteArgs {
-  const float* logits = nullptr;  ///< [rows], `stride` apart
+  float* logits = nullptr;  ///< [rows], `stride` apart
   int64_t rows = 0, stride = 0;
   int experts = 0;  ///< up to 1024
   int chosen = 0;   ///< up to 32
@@ -20,8 +20,14 @@ struct RouteArgs {
   int groups = 1, chosen_groups = 1;    ///< up to 32 groups
   const float* correction = nullptr;    ///< [experts], or null
   const float* expert_scale = nullptr;  ///< [experts], or null
-  int32_t* places = nullptr;            ///< [rows × chosen]
-  float* shares = nullptr;              ///< [rows × chosen]
+  /// Of one row: logits are products, with `bias`, of `cols` inputs that lack what this state says (linear_fusion.h). What
+  /// stands behind the experts' logits up to `stride` is completed in place. Null: all are complete.
+  const float* input_norm = nullptr;
+  const float* bias = nullptr;  ///< [experts], or null
+  int64_t cols = 0;
+  float eps = 0;
+  int32_t* places = nullptr;  ///< [rows × chosen]
+  float* shares = nullptr;    ///< [rows × chosen]
   bool overlap = false;
 };
 inline constexpr int most_routed_experts = 1024, most_routed_places = 32;
@@ -30,13 +36,10 @@ void route_cuda(const RouteArgs& args, const device::Stream& stream);
 /// out[i] = x[rows[i]], f16 rows of `cols`.
 void gather_rows_cuda(const __half* x, const int32_t* rows, int64_t count, int64_t cols, __half* out,
                       const device::Stream& stream);
-/// y[rows[i]] += shares[i] · x[i]; no row twice.
-void scatter_rows_cuda(const float* x, const int32_t* rows, const float* shares, int64_t count, int64_t cols, float* y,
-                       const device::Stream& stream);
-
-/// y[r] += Σ shares[r][p] · x[r][p] + sigmoid(gate[r]) · shared[r], of one row or more.
+/// y[r] += Σ shares[r][p] · x[slots[r][p]] + sigmoid(gate[r]) · shared[r], of one row or more.
 struct CombineArgs {
-  const float* x = nullptr;  ///< [rows × places × cols], or null: there are none
+  const float* x = nullptr;        ///< [rows × places × cols], or null: there are none
+  const int32_t* slots = nullptr;  ///< [rows × places]; null: they stand in their order
   const float* shares = nullptr;
   int places = 0;
   const float* shared = nullptr;  ///< [rows × cols], or null
