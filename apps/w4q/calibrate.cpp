@@ -27,11 +27,11 @@ struct Options {
 
 /// Merging decodes nothing. Options of decoding are refused there, not ignored.
 void check_merging(const Options& options) {
-  if (options.merge.empty() || !options.calibration.text.empty() || !options.calibration.ids.empty()) return;
+  if (options.merge.empty() || options.calibration.has_text()) return;
   std::string given = given_decoding_option(options.calibration);
   if (given.empty() && options.device != "auto") given = "--device";
   if (given.empty()) return;
-  throw without_text(given, "--merge alone decodes none", "--text or --ids");
+  throw without_text(given, "--merge alone decodes none", "--text, --ids or --chat");
 }
 
 int run(const Options& options) {

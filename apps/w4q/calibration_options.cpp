@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "chat_options.h"
 #include "common_options.h"
 #include "core/text.h"
 
@@ -10,9 +11,11 @@ namespace w4q::app {
 void add_calibration(CLI::App& command, const std::string& text_name, const std::string& ids_name,
                      CalibrationArguments& arguments) {
   auto* text = command.add_option(text_name, arguments.text, "Calibration text, UTF-8")->type_name("FILE");
-  command.add_option(ids_name, arguments.ids, "Calibration text as token ids (uint16 or uint32 little endian)")
-      ->type_name("FILE")
-      ->excludes(text);
+  auto* ids =
+      command.add_option(ids_name, arguments.ids, "Calibration text as token ids (uint16 or uint32 little endian)")
+          ->type_name("FILE")
+          ->excludes(text);
+  add_chat(command, arguments.chat, {text, ids});
   auto* samples = command.add_option("--samples", arguments.samples, "Windows of it to decode, spread evenly")
                       ->check(CLI::Range(1, 1 << 20))
                       ->capture_default_str();
@@ -41,7 +44,7 @@ Error without_text(const std::string& option, std::string_view why, std::string_
 }
 
 pipeline::CalibrationText calibration_text(const CalibrationArguments& arguments) {
-  return {arguments.text, arguments.ids, arguments.samples, arguments.length};
+  return {arguments.text, arguments.ids, arguments.samples, arguments.length, arguments.chat};
 }
 
 }  // namespace w4q::app

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "chat/chat_text.h"
 #include "core/error.h"
 #include "pipeline/calibrate.h"
 
@@ -15,13 +16,16 @@ namespace w4q::app {
 struct CalibrationArguments {
   std::string text;
   std::string ids;
+  chat::ChatFile chat;
   int64_t samples = 128;
   int64_t length = 512;
   uint64_t max_memory = 0;
+  bool has_text() const noexcept { return !text.empty() || !ids.empty() || !chat.empty(); }
+
   std::vector<const CLI::Option*> of_decoding;  ///< --samples, --length and --max-memory
 };
 
-/// Adds --TEXT_NAME, --ids, --samples, --length and --max-memory.
+/// Adds --TEXT_NAME, --IDS_NAME, --chat, --samples, --length and --max-memory.
 void add_calibration(CLI::App& command, const std::string& text_name, const std::string& ids_name,
                      CalibrationArguments& arguments);
 /// The name of the first of --samples, --length and --max-memory that was given, for commands that may have no text to

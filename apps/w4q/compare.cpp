@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "chat_options.h"
 #include "common_options.h"
 #include "core/error.h"
 #include "io/files.h"
@@ -21,6 +22,7 @@ struct Options {
   CommonOptions common;
   std::string a, b, base;
   std::string text, ids;
+  chat::ChatFile chat;
   std::string statistics;
   DecodeOptions decode;
   verify::PerplexityOptions perplexity;
@@ -71,6 +73,7 @@ class OutputErrors {
 
 std::vector<int32_t> token_ids(const Options& options, const model::ModelConfig& config) {
   if (!options.ids.empty()) return tokenizer::read_ids(options.ids, config.vocab_size);
+  if (!options.chat.empty()) return chat::encode_chats(options.base, options.chat);
   return tokenizer::Tokenizer::open(options.base).encode(io::read_file(options.text), false);
 }
 
@@ -79,19 +82,19 @@ void check_same_basis(const model::OpenedModel& a, const model::OpenedModel& b) 
   if (a.folded == b.folded) return;
   throw Error(ErrorCode::bad_argument, "--stats: A and B have different rotations folded in")
       .detail("statistics know the inputs of one basis")
-      .hint("leave out --stats; --ppl or --ids compares predictions");
+      .hint("leave out --stats; --ppl, --chat or --ids compares predictions");
 }
 
 int run(const Options& options) {
   apply(options.common);
-  const bool decodes = !options.text.empty() || !options.ids.empty();
+  const bool decodes = !options.text.empty() || !options.ids.empty() || !options.chat.empty();
   if (options.fail_if_worse && !decodes) {
     throw Error(ErrorCode::bad_argument, "--fail-if-worse goes by predictions")
-        .hint("--ppl text.txt, or --ids file.u16");
+        .hint("--ppl text.txt, --chat chats.jsonl, or --ids file.u16");
   }
   if (!decodes && (options.decode.device != "auto" || given_cache_option(options.decode) != nullptr)) {
     throw Error(ErrorCode::bad_argument, "--device, --kv, --kv-delta and --residual-gpu-bytes are about predictions")
-        .hint("--ppl text.txt, or --ids file.u16");
+        .hint("--ppl text.txt, --chat chats.jsonl, or --ids file.u16");
   }
   const auto a = model::open_model(options.a), b = model::open_model(options.b), base = model::open_model(options.base);
   if (!options.statistics.empty()) check_same_basis(a, b);
@@ -133,8 +136,10 @@ void setup_compare(CLI::App& app, Action& action) {
   command->add_option("b", options->b, "Folder of another one")->required();
   command->add_option("--base", options->base, "The 16-bit checkpoint that both were made from")->required();
   auto* text = command->add_option("--ppl", options->text, "Compare predictions on this UTF-8 text")->type_name("TEXT");
-  command->add_option("--ids", options->ids, "Compare predictions on token ids (uint16 or uint32 little endian)")
-      ->excludes(text);
+  auto* ids =
+      command->add_option("--ids", options->ids, "Compare predictions on token ids (uint16 or uint32 little endian)")
+          ->excludes(text);
+  auto* chat = add_chat(*command, options->chat, {text, ids});
   command->add_option("--stats", options->statistics, "Statistics of w4q calibrate: shows errors of outputs too")
       ->type_name("FILE");
   command->add_option("--ctx", options->perplexity.context, "Tokens of one window")
@@ -142,7 +147,7 @@ void setup_compare(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_option("--windows", options->perplexity.max_windows, "Stop after this many windows; 0 means all")
       ->check(not_negative);
-  command->add_flag("--bos", options->perplexity.bos, "Put BOS in front of every window");
+  command->add_flag("--bos", options->perplexity.bos, "Put BOS in front of every window")->excludes(chat);
   add_decode(*command, options->decode);
   command->add_flag("--fail-if-worse", options->fail_if_worse,
                     "Exit with status 1 when B is further from the base than A, beyond chance");

@@ -10,7 +10,7 @@ using quantize::StepKind;
 using quantize::StepRow;
 
 bool has_calibration(const QualityArguments& arguments) {
-  return !arguments.calibration.text.empty() || !arguments.calibration.ids.empty() || !arguments.statistics.empty();
+  return arguments.calibration.has_text() || !arguments.statistics.empty();
 }
 
 /// Statistics are what was decoded before. Options of decoding are refused beside them, not ignored.

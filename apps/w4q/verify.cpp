@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "chat_options.h"
 #include "common_options.h"
 #include "core/error.h"
 #include "core/text.h"
@@ -43,11 +44,11 @@ void refuse_unused(const Options& options) {
   const auto& checks = options.checks;
   const auto& windows = checks.windows;
   const bool decodes = checks.has_text(), speed = asks(options, "--speed");
-  const char* const text = "--ppl TEXT or --ids FILE";
+  const char* const text = "--ppl TEXT, --chat FILE or --ids FILE";
   refuse(decodes || (windows.stride == 0 && windows.max_windows == 0 && !windows.bos), "a choice of windows", text);
   refuse(decodes || windows.context == usual.context, "--ctx", text);
   if (const char* const given = given_cache_option(options.decode)) {
-    refuse(decodes || speed, given, "--ppl, --ids or --speed");
+    refuse(decodes || speed, given, "--ppl, --chat, --ids or --speed");
   }
   const verify::SpeedOptions fast;
   refuse(
@@ -58,9 +59,11 @@ void refuse_unused(const Options& options) {
 void check_usage(const Options& options) {
   const auto refuse = [](const char* what, const char* hint) { throw Error(ErrorCode::bad_argument, what).hint(hint); };
   const auto& checks = options.checks;
-  if (options.ppl && !checks.has_text()) refuse("--ppl needs a text", "--ppl text.txt, or --ids file.u16");
-  if (!checks.text.empty() && !checks.ids.empty())
-    refuse("--ppl text and --ids exclude each other", "give one of them");
+  if (options.ppl && !checks.has_text())
+    refuse("--ppl needs a text", "--ppl text.txt, --chat chats.jsonl, or --ids file.u16");
+  if (!checks.text.empty() + !checks.ids.empty() + !checks.chat.empty() > 1)
+    refuse("--ppl text, --chat and --ids exclude each other", "give one of them");
+  if (!checks.chat.empty() && checks.windows.bos) refuse(bos_beside_chat, "leave out --bos");
   verify::check_needs(checks);
   if (checks.int8_activations && !checks.has_text() && !asks(options, "--kernels") && !asks(options, "--speed"))
     refuse("--activations int8 is about --ppl, --kernels and --speed", "--ppl text.txt");
@@ -116,9 +119,10 @@ std::string idle_device(const Options& options) {
   const std::string& device = options.decode.device;
   if (device == "auto" || checks.has_text() || verify::needs_gpu(checks)) return {};
   device::open_device(device);
-  return concat("--device ", device,
-                ": without --ppl, --ids or a check that measures a GPU nothing is multiplied; codes and weights are "
-                "compared on the CPU");
+  return concat(
+      "--device ", device,
+      ": without --ppl, --chat, --ids or a check that measures a GPU nothing is multiplied; codes and weights are "
+      "compared on the CPU");
 }
 
 int run(const Options& options) {
@@ -129,7 +133,7 @@ int run(const Options& options) {
   verify::open_gpu(checks);
   std::optional<ImportedFolder> imported;
   if (names_gguf(checks.model.native())) {
-    checks.model = imported.emplace().import(checks.model, !checks.text.empty());
+    checks.model = imported.emplace().import(checks.model, !checks.text.empty() || !checks.chat.empty());
   }
   verify::CheckContext context(std::move(checks));
   verify::Findings findings = verify::climb(context);
@@ -175,6 +179,7 @@ void setup_verify(CLI::App& app, Action& action) {
                   ->expected(0, 1)
                   ->type_name("TEXT");
   command->add_option("--ids", checks.ids, "Measure perplexity on token ids (uint16 or uint32 little endian)");
+  add_chat(*command, checks.chat, {});
   command->add_option("--ctx", checks.windows.context, "Tokens of one window")
       ->check(CLI::Range(2, 1 << 24))
       ->capture_default_str();

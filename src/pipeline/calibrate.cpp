@@ -72,14 +72,19 @@ CalibrationWindows cut_windows(std::span<const int32_t> ids, int64_t samples, in
   return result;
 }
 
+const std::filesystem::path& CalibrationText::source() const {
+  const int given = static_cast<int>(!text.empty()) + static_cast<int>(!ids.empty()) + static_cast<int>(!chat.empty());
+  if (given == 1) return !text.empty() ? text : !ids.empty() ? ids : chat.path;
+  throw Error(ErrorCode::bad_argument,
+              "calibration needs a text, a file of token ids or conversations, one of the three");
+}
+
 CalibrationWindows read_windows(const model::OpenedModel& model, const CalibrationText& text) {
   const int64_t vocabulary = model.config.vocab_size;
-  if (text.text.empty() == text.ids.empty()) {
-    throw Error(ErrorCode::bad_argument, "calibration needs a text or a file of token ids, one of the two");
-  }
-  const auto& source = text.text.empty() ? text.ids : text.text;
-  const auto ids = text.text.empty()
-                       ? tokenizer::read_ids(text.ids, vocabulary)
+  const auto& source = text.source();
+  const auto ids = !text.ids.empty() ? tokenizer::read_ids(text.ids, vocabulary)
+                   : text.text.empty()
+                       ? chat::encode_chats(model.folder.path, text.chat)
                        : tokenizer::Tokenizer::open(model.folder.path).encode(io::read_file(text.text), false);
   for (const int32_t id : ids) {
     if (id < vocabulary) continue;

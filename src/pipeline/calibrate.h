@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "chat/chat_text.h"
 #include "model/opened.h"
 #include "pipeline/linear_groups.h"
 
@@ -23,9 +24,14 @@ namespace w4q::pipeline {
 /// Where calibration text comes from, and how much of it is used.
 struct CalibrationText {
   std::filesystem::path text;  ///< UTF-8, tokenized as a whole without special tokens …
-  std::filesystem::path ids;   ///< … or token ids; exactly one of the two is given
+  std::filesystem::path ids;   ///< … or token ids; exactly one of these and `chat` is given
   int64_t samples = 128;       ///< windows, spread evenly over the text; fewer when it is short
   int64_t length = 512;        ///< tokens of a window
+  chat::ChatFile chat = {};    ///< or conversations, by the model's chat template, one behind the other
+
+  bool empty() const noexcept { return text.empty() && ids.empty() && chat.empty(); }
+  /// The file that is given. Throws bad_argument unless it is one.
+  const std::filesystem::path& source() const;
 };
 
 /// Token ids cut into windows, each of which is decoded by itself.

@@ -83,12 +83,13 @@ CalibrateReport calibrate_model(const CalibrateRequest& request, const model::Op
   const Stopwatch watch;
   const auto& config = model.config;
   model::require_decoder(config, "calibration");
-  std::vector<std::filesystem::path> inputs{request.model, request.text.text, request.text.ids};
+  std::vector<std::filesystem::path> inputs{request.model, request.text.text, request.text.ids, request.text.chat.path};
   inputs.insert(inputs.end(), request.merge.begin(), request.merge.end());
   io::check_writable(request.output, request.overwrite, inputs);
-  const bool decodes = !request.text.text.empty() || !request.text.ids.empty();
+  const bool decodes = !request.text.empty();
   if (!decodes && request.merge.empty()) {
-    throw Error(ErrorCode::bad_argument, "nothing to calibrate with").hint("--text FILE, --ids FILE or --merge FILE");
+    throw Error(ErrorCode::bad_argument, "nothing to calibrate with")
+        .hint("--text FILE, --ids FILE, --chat FILE or --merge FILE");
   }
   CalibrateReport report;
   report.layers = config.layers;

@@ -15,7 +15,7 @@ namespace w4q::pipeline {
 struct CalibrateRequest {
   std::filesystem::path model;
   std::filesystem::path output;              ///< ends in .safetensors
-  CalibrationText text;                      ///< neither text nor ids: only merge
+  CalibrationText text;                      ///< empty: only merge
   CalibrationOptions options;                ///< spill_at and on_window are set here
   std::optional<uint64_t> fold;              ///< of the model with rotations of this seed folded in
   bool sensitivity = false;                  ///< measure sensitivities too, or take those of the first merged file

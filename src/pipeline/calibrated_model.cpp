@@ -35,11 +35,10 @@ std::string_view to_string(ScaleTarget::Kind kind) noexcept {
 double decibels(const GroupReport& group, double error) { return 10 * std::log10(group.output / error); }
 
 void check_sources(const CalibratedRequest& request) {
-  const bool has_text = !request.text.text.empty() || !request.text.ids.empty();
-  if (has_text != !request.statistics.empty()) return;
+  if (request.text.empty() != request.statistics.empty()) return;
   throw Error(ErrorCode::bad_argument,
               "awq, error feedback and norms need calibration text, or a statistics file, one of the two")
-      .hint("--calib FILE, --calib-ids FILE or --stats FILE");
+      .hint("--calib FILE, --calib-ids FILE, --chat FILE or --stats FILE");
 }
 
 /// Multiplications a second of matrix products on all threads.

@@ -320,7 +320,8 @@ std::vector<std::filesystem::path> inputs_of(const QuantizeRequest& request) {
   std::vector<std::filesystem::path> inputs = request.read_files;
   inputs.push_back(request.model);
   if (const auto& calibrated = request.calibrated) {
-    for (const auto& path : {calibrated->text.text, calibrated->text.ids, calibrated->statistics}) {
+    for (const auto& path :
+         {calibrated->text.text, calibrated->text.ids, calibrated->text.chat.path, calibrated->statistics}) {
       if (!path.empty()) inputs.push_back(path);
     }
   }

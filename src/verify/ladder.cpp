@@ -140,8 +140,13 @@ const model::Model& CheckContext::base_model(model::Planes planes) {
 
 const std::vector<int32_t>& CheckContext::ids() {
   if (ids_) return *ids_;
-  ids_ = options_.ids.empty() ? tokenizer::Tokenizer::open(options_.model).encode(io::read_file(options_.text), false)
-                              : tokenizer::read_ids(options_.ids, candidate().config.vocab_size);
+  if (!options_.ids.empty()) {
+    ids_ = tokenizer::read_ids(options_.ids, candidate().config.vocab_size);
+  } else if (!options_.chat.empty()) {
+    ids_ = chat::encode_chats(options_.model, options_.chat);
+  } else {
+    ids_ = tokenizer::Tokenizer::open(options_.model).encode(io::read_file(options_.text), false);
+  }
   return *ids_;
 }
 
@@ -169,7 +174,7 @@ void check_needs(const CheckOptions& options) {
     for (const Limit& limit : row.limits) check_limit(options, row, limit);
     if (!is_asked(options, row)) continue;
     if (row.needs.text && !options.has_text()) {
-      refuse(concat(row.option, " needs a text"), "--ppl text.txt, or --ids file.u16");
+      refuse(concat(row.option, " needs a text"), "--ppl text.txt, --chat chats.jsonl, or --ids file.u16");
     }
     if (row.needs.base && !options.has_base()) refuse(concat(row.option, " compares with a base"), "--base MODEL");
   }

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "chat/chat_text.h"
 #include "checkpoint/folder.h"
 #include "io/json.h"
 #include "model/model.h"
@@ -30,6 +31,7 @@ struct CheckOptions {
   bool residual = true;             ///< with the passes of the sidecar
   std::filesystem::path text = {};  ///< UTF-8 to decode; empty: none
   std::filesystem::path ids = {};   ///< the same as token ids
+  chat::ChatFile chat = {};         ///< the same as conversations, by the chat template of `model`
   PerplexityOptions windows = {};   ///< of the text
   bool int8_activations = false;    ///< of whatever multiplies
   float compared_delta = INFINITY;  ///< --kv-compare: of another fp4r, which skips pages
@@ -45,7 +47,7 @@ struct CheckOptions {
   bool default_limits = true;  ///< what checks hold against where no limit of theirs is given
 
   bool has_base() const noexcept { return !base.empty(); }
-  bool has_text() const noexcept { return !text.empty() || !ids.empty(); }
+  bool has_text() const noexcept { return !text.empty() || !ids.empty() || !chat.empty(); }
 };
 
 /// What the checks look at. Everything is opened and loaded where a check asks for it first, and once.
