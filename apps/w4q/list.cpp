@@ -7,6 +7,7 @@
 #include "core/text.h"
 #include "formats/codebook.h"
 #include "formats/scheme_registry.h"
+#include "model/architecture.h"
 #include "quantize/quantizer_registry.h"
 #include "repack/layout_registry.h"
 
@@ -20,11 +21,9 @@ std::string sm_names(const std::vector<int>& sms) {
 }
 
 io::Json registries() {
-  io::Json json = {{"schemes", io::Json::array()},
-                   {"scheme_forms", io::Json::array()},
-                   {"methods", io::Json::array()},
-                   {"layouts", io::Json::array()},
-                   {"codebooks", io::Json::array()}};
+  io::Json json = {{"schemes", io::Json::array()},   {"scheme_forms", io::Json::array()},
+                   {"methods", io::Json::array()},   {"layouts", io::Json::array()},
+                   {"codebooks", io::Json::array()}, {"architectures", io::Json::array()}};
   constexpr int64_t typical = 4096;
   for (const auto& row : formats::scheme_registry()) {
     if (!row.form.empty()) json["scheme_forms"].push_back(row.form);
@@ -49,6 +48,16 @@ io::Json registries() {
   }
   for (const auto& row : formats::codebook_registry()) {
     json["codebooks"].push_back({{"name", row.name}, {"description", row.description}});
+  }
+  for (const auto* row : model::architectures()) {
+    std::vector<std::string> wrappers;
+    for (const auto wrapper : row->wrappers) {
+      if (!wrapper.empty()) wrappers.emplace_back(wrapper);
+    }
+    json["architectures"].push_back({{"name", row->class_name},
+                                     {"model_type", row->model_type},
+                                     {"wrapped_by", wrappers.empty() ? "–" : join(wrappers, " ")},
+                                     {"gguf", row->gguf.empty() ? "–" : row->gguf}});
   }
   return json;
 }
@@ -109,7 +118,8 @@ int run(const CommonOptions& common, bool only_layouts, bool only_dialects) {
   const std::string text = section(json, "schemes", {"name", "bits_per_weight", "description"}) + forms + "\n" +
                            section(json, "methods", {"name", "description"}) + "\n" +
                            section(json, "layouts", {"name", "targets", "description"}) + "\n" +
-                           section(json, "codebooks", {"name", "description"});
+                           section(json, "codebooks", {"name", "description"}) + "\n" +
+                           section(json, "architectures", {"name", "model_type", "wrapped_by", "gguf"});
   print(common, text, json);
   return 0;
 }
@@ -117,7 +127,7 @@ int run(const CommonOptions& common, bool only_layouts, bool only_dialects) {
 }  // namespace
 
 void setup_list(CLI::App& app, Action& action) {
-  auto* command = app.add_subcommand("list", "List schemes, methods, layouts and codebooks");
+  auto* command = app.add_subcommand("list", "List schemes, methods, layouts, codebooks and architectures");
   auto common = std::make_shared<CommonOptions>();
   auto only_layouts = std::make_shared<bool>(false);
   add_common(*command, *common);

@@ -19,10 +19,9 @@ constexpr int64_t default_window = 4096;
 constexpr int64_t default_max_window_layers = 28;
 
 [[noreturn]] void unknown_architecture(const ConfigReader& reader, std::string_view name) {
-  std::vector<std::string> known;
-  for (const auto* row : architectures()) known.emplace_back(row->class_name);
   throw Error(ErrorCode::unsupported, concat(reader.source(), ": architecture \"", printable(name), "\""))
-      .detail(concat("supported: ", join(known)));
+      .detail(concat("not one of the ", architectures().size(), " that can be decoded"))
+      .hint("w4q list names them");
 }
 
 std::string first_architecture(const ConfigReader& reader) {
@@ -290,10 +289,8 @@ ModelConfig read_any_config(const io::Json& json, const std::filesystem::path& f
 
 void require_decoder(const ModelConfig& config, std::string_view what) {
   if (config.architecture != nullptr) return;
-  std::vector<std::string> known;
-  for (const auto* row : architectures()) known.emplace_back(row->class_name);
   throw Error(ErrorCode::unsupported, config.undecoded)
-      .detail(concat(what, " needs a model that w4q can decode: ", join(known)))
+      .detail(concat(what, " needs a model that w4q can decode (w4q list names them)"))
       .hint("quantize without calibration, repack, inspect, and verify without --ppl take any folder of safetensors");
 }
 
