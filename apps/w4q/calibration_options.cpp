@@ -1,6 +1,7 @@
 #include "calibration_options.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "chat_options.h"
 #include "common_options.h"
@@ -10,7 +11,11 @@ namespace w4q::app {
 
 void add_calibration(CLI::App& command, const std::string& text_name, const std::string& ids_name,
                      CalibrationArguments& arguments) {
-  auto* text = command.add_option(text_name, arguments.text, "Calibration text, UTF-8")->type_name("FILE");
+  auto* text =
+      command
+          .add_option(text_name, arguments.text,
+                      "Calibration text, UTF-8; self (where no file is called so): what the model itself writes")
+          ->type_name("FILE");
   auto* ids =
       command.add_option(ids_name, arguments.ids, "Calibration text as token ids (uint16 or uint32 little endian)")
           ->type_name("FILE")
@@ -29,6 +34,7 @@ void add_calibration(CLI::App& command, const std::string& text_name, const std:
           ->transform(size_in_bytes)
           ->check(not_negative)
           ->default_str("0");
+  command.add_option("--calib-seed", arguments.seed, concat("Of ", text_name, " self"))->capture_default_str();
   arguments.of_decoding = {samples, length, memory};
 }
 
@@ -44,7 +50,11 @@ Error without_text(const std::string& option, std::string_view why, std::string_
 }
 
 pipeline::CalibrationText calibration_text(const CalibrationArguments& arguments) {
-  return {arguments.text, arguments.ids, arguments.samples, arguments.length, arguments.chat};
+  pipeline::CalibrationText text{arguments.text, arguments.ids, arguments.samples, arguments.length, arguments.chat};
+  text.seed = arguments.seed;
+  text.self = text.text == "self" && !std::filesystem::exists(text.text);
+  if (text.self) text.text.clear();
+  return text;
 }
 
 }  // namespace w4q::app

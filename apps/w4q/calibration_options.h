@@ -20,6 +20,7 @@ struct CalibrationArguments {
   int64_t samples = 128;
   int64_t length = 512;
   uint64_t max_memory = 0;
+  uint64_t seed = 0;
   bool has_text() const noexcept { return !text.empty() || !ids.empty() || !chat.empty(); }
 
   std::vector<const CLI::Option*> of_decoding;  ///< --samples, --length and --max-memory

@@ -140,7 +140,10 @@ void set_quality(const QualityArguments& arguments, pipeline::QuantizeRequest& r
         .hint(
             "--method awq does, and so do --scales search, --codebook lloyd, --awq, --feedback and --calibrate-norms");
   }
-  request.calibrated = {.text = calibration_text(arguments.calibration),
+  // Presets need no text of the user.
+  pipeline::CalibrationText text = calibration_text(arguments.calibration);
+  if (!has_calibration(arguments) && !arguments.quality.empty()) text.self = true;
+  request.calibrated = {.text = std::move(text),
                         .statistics = arguments.statistics,
                         .max_memory = static_cast<int64_t>(arguments.calibration.max_memory)};
 }

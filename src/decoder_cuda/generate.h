@@ -6,6 +6,7 @@
 #include "device/context.h"
 #include "kernels/attention/kv_page.h"
 #include "model/generate.h"
+#include "model/self_text.h"
 
 namespace w4q::decoder_cuda {
 
@@ -15,5 +16,10 @@ std::vector<int32_t> generate_cuda(device::Context& gpu, const model::Model& mod
                                    int64_t max_tokens, const model::SamplingOptions& sampling, kernels::KvChoice kv,
                                    const std::function<bool(int32_t)>& on_token,
                                    std::optional<int64_t> residual_bytes = {}, bool int8_activations = false);
+
+/// As model::write_text(), one sequence after the other: a draw follows the same distribution, and behind an end of
+/// sequence nothing before it is seen any more. `on_token` is called for each token.
+std::vector<int32_t> write_text_cuda(device::Context& gpu, const model::Model& model, const model::SelfText& request,
+                                     const std::function<void()>& on_token);
 
 }  // namespace w4q::decoder_cuda

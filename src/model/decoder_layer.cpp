@@ -84,7 +84,7 @@ struct Angles {
 struct BlockRun {
   const LayerWeights& weights;
   const Block& block;
-  const LayerMemory& memory;
+  std::span<const LayerMemory> memories;  ///< one, or one for each row
   const Observer* observer;
   int64_t first_row;  ///< of these rows among those that were set
 
@@ -140,12 +140,16 @@ struct LayerDecoder::Impl {
                 std::vector<Floats>& products);
   /// act(gate) · up of the products of `group`.
   MatrixView<float> gate(const BlockRun& run, const InputGroup& group, std::vector<Floats>& products, int64_t rows);
+  /// Calls use(memory, first, count) for stretches of rows that belong to one sequence.
+  void for_each_sequence(const BlockRun& run, int64_t rows,
+                         const std::function<void(const LayerMemory& memory, int64_t first, int64_t count)>& use) const;
   void turn(const AttentionConfig& attention, MatrixView<float> heads);
   void warm(const AttentionConfig& attention, MatrixView<float> queries) const;
 
   const ModelConfig& config;
   const float eps;
   int64_t position = 0, set_rows = 0;
+  bool apart = false;  ///< each row is of a sequence of its own
   bool int8_activations = false;
   MatrixView<const float> layer_embeddings = {};
   Floats normed, attended, picked, gates, summed, chosen_rows, learned, kept;
@@ -169,6 +173,15 @@ void LayerDecoder::Impl::multiply(const BlockRun& run, const InputGroup& group, 
   }
 }
 
+void LayerDecoder::Impl::for_each_sequence(
+    const BlockRun& run, int64_t rows,
+    const std::function<void(const LayerMemory& memory, int64_t first, int64_t count)>& use) const {
+  if (!apart) return use(run.memories.front(), 0, rows);
+  parallel_for(rows, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) use(run.memories[static_cast<size_t>(r)], r, 1);
+  });
+}
+
 void LayerDecoder::Impl::turn(const AttentionConfig& attention, MatrixView<float> heads) {
   const Angles* const angles = angles_of(attention);
   if (angles == nullptr) return;
@@ -180,7 +193,7 @@ void LayerDecoder::Impl::turn(const AttentionConfig& attention, MatrixView<float
 void LayerDecoder::Impl::warm(const AttentionConfig& attention, MatrixView<float> queries) const {
   if (attention.temperature == 0) return;
   for (int64_t r = 0; r < queries.rows; ++r) {
-    const auto passed = static_cast<double>((position + r) / attention.temperature_length);
+    const auto passed = static_cast<double>((position + (apart ? 0 : r)) / attention.temperature_length);
     const auto factor = static_cast<float>(1 + attention.temperature * std::log(1 + passed));
     for (int64_t c = 0; c < queries.cols; ++c) queries.row(r)[c] *= factor;
   }
@@ -233,15 +246,19 @@ MatrixView<float> LayerDecoder::Impl::attend(const BlockRun& run, MatrixView<con
       kernels::rms_norm_heads(v, ones, eps);
     }
     turn(attention, k);
-    kernels::append(run.memory.cache, position, k, v);
   }
   const auto mixed = attended.matrix(rows, query_width);
-  kernels::attention(q, run.memory.cache, position,
-                     {.window = attention.window,
-                      .scale = attention.scale,
-                      .soft_cap = attention.soft_cap,
-                      .sinks = run.vector(VectorRole::sinks)},
-                     mixed);
+  const kernels::AttentionOptions how{.window = attention.window,
+                                      .scale = attention.scale,
+                                      .soft_cap = attention.soft_cap,
+                                      .sinks = run.vector(VectorRole::sinks)};
+  for_each_sequence(run, rows, [&](const LayerMemory& memory, int64_t from, int64_t count) {
+    const auto part = [&](MatrixView<float> all) {
+      return MatrixView<float>(all.row(from), count, all.cols, all.stride);
+    };
+    if (!attention.keys_of) kernels::append(memory.cache, position, part(k), part(v));
+    kernels::attention(part(q), memory.cache, position, how, part(mixed));
+  });
   if (attention.output_gate) kernels::sigmoid_multiply(mixed, gating);
   return mixed;
 }
@@ -293,14 +310,19 @@ MatrixView<float> LayerDecoder::Impl::recall(const BlockRun& run, MatrixView<con
       decay.row(r)[h] = -std::exp(rate[head]) * softplus(decay.row(r)[h] + bias[head]);
     }
   }
-  const auto& [history, state] = run.memory.delta;
-  if (position == 0) {
-    std::fill_n(history, shape.history_size(), 0.0f);
-    std::fill_n(state, shape.state_size(), 0.0f);
-  }
-  kernels::causal_convolution(shape, run.vector(VectorRole::convolution), history, mixed);
   const auto out = attended.matrix(rows, shape.values());
-  kernels::delta_rule(shape, mixed, beta, decay, state, out);
+  for_each_sequence(run, rows, [&](const LayerMemory& memory, int64_t from, int64_t count) {
+    const auto part = [&](MatrixView<float> all) {
+      return MatrixView<float>(all.row(from), count, all.cols, all.stride);
+    };
+    const auto& [history, state] = memory.delta;
+    if (position == 0) {
+      std::fill_n(history, shape.history_size(), 0.0f);
+      std::fill_n(state, shape.state_size(), 0.0f);
+    }
+    kernels::causal_convolution(shape, run.vector(VectorRole::convolution), history, part(mixed));
+    kernels::delta_rule(shape, part(mixed), part(beta), part(decay), state, part(out));
+  });
   kernels::rms_norm_heads(out, run.norm(NormRole::delta), eps);
   kernels::silu(gating);
   for (int64_t r = 0; r < rows; ++r) {
@@ -450,10 +472,28 @@ LayerDecoder::LayerDecoder(LayerDecoder&&) noexcept = default;
 void LayerDecoder::set_positions(int64_t first, int64_t rows) {
   impl_->position = first;
   impl_->set_rows = rows;
+  impl_->apart = false;
   for (auto& angles : impl_->ropes) {
     angles.cosines = angles.cosine.matrix(rows, angles.table.pairs());
     angles.sines = angles.sine.matrix(rows, angles.table.pairs());
     angles.table.fill(first, angles.cosines, angles.sines);
+  }
+}
+
+void LayerDecoder::set_step(int64_t position, int64_t rows) {
+  set_positions(position, 1);
+  impl_->set_rows = rows;
+  impl_->apart = true;
+  for (auto& angles : impl_->ropes) {
+    const int64_t pairs = angles.table.pairs();
+    const std::vector<float> cosine(angles.cosines.row(0), angles.cosines.row(0) + pairs);
+    const std::vector<float> sine(angles.sines.row(0), angles.sines.row(0) + pairs);
+    angles.cosines = angles.cosine.matrix(rows, pairs);
+    angles.sines = angles.sine.matrix(rows, pairs);
+    for (int64_t r = 0; r < rows; ++r) {
+      std::ranges::copy(cosine, angles.cosines.row(r));
+      std::ranges::copy(sine, angles.sines.row(r));
+    }
   }
 }
 
@@ -465,16 +505,23 @@ void LayerDecoder::set_layer_embeddings(MatrixView<const float> embeddings) noex
 
 void LayerDecoder::run(const LayerWeights& weights, const LayerMemory& memory, MatrixView<float> x,
                        const Observer* observer) {
-  const bool fits = x.cols == impl_->config.hidden_size && x.rows == impl_->set_rows;
+  const bool fits = x.cols == impl_->config.hidden_size && x.rows == impl_->set_rows && !impl_->apart;
   ensure(fits, "a decoder layer got hidden states of another shape than was set");
   for (const auto& block : weights.plan.blocks) {
     const bool at_once = block.kind == BlockKind::attention || block.kind == BlockKind::delta_net;
     const int64_t most = at_once ? x.rows : mlp_rows;
     for (int64_t begin = 0; begin < x.rows; begin += most) {
       const MatrixView<float> rows(x.row(begin), std::min(most, x.rows - begin), x.cols, x.stride);
-      impl_->run_block({weights, block, memory, observer, begin}, rows);
+      impl_->run_block({weights, block, {&memory, 1}, observer, begin}, rows);
     }
   }
+}
+
+void LayerDecoder::run(const LayerWeights& weights, std::span<const LayerMemory> memories, MatrixView<float> x) {
+  const bool fits = x.cols == impl_->config.hidden_size && x.rows == impl_->set_rows && x.rows <= mlp_rows;
+  ensure(fits && impl_->apart && std::ssize(memories) == x.rows,
+         "a decoder layer got hidden states of another shape than was set");
+  for (const auto& block : weights.plan.blocks) impl_->run_block({weights, block, memories, nullptr, 0}, x);
 }
 
 }  // namespace w4q::model

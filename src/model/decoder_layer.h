@@ -43,6 +43,8 @@ class LayerDecoder {
 
   /// From now on the rows of hidden states stand at positions first … first + rows − 1.
   void set_positions(int64_t first, int64_t rows);
+  /// From now on each row is the token at `position` of a sequence of its own.
+  void set_step(int64_t position, int64_t rows);
   /// From now on layers with such products round their inputs to int8 (linear_int8).
   void set_int8_activations(bool on) noexcept;
 
@@ -53,6 +55,8 @@ class LayerDecoder {
   /// is begun anew. Throws internal when the shapes do not fit.
   void run(const LayerWeights& weights, const LayerMemory& memory, MatrixView<float> x,
            const Observer* observer = nullptr);
+  /// The same of a step: `memories` are those of the rows' sequences.
+  void run(const LayerWeights& weights, std::span<const LayerMemory> memories, MatrixView<float> x);
 
  private:
   struct Impl;

@@ -6,10 +6,13 @@
 
 #include "core/error.h"
 #include "core/interrupt.h"
+#include "core/progress.h"
 #include "core/text.h"
+#include "decoder_cuda/generate.h"
 #include "io/files.h"
 #include "model/decoder_layer.h"
 #include "model/model.h"
+#include "model/self_text.h"
 #include "pipeline/calibration_cuda.h"
 #include "pipeline/digest.h"
 #include "pipeline/hidden_states.h"
@@ -73,15 +76,36 @@ CalibrationWindows cut_windows(std::span<const int32_t> ids, int64_t samples, in
 }
 
 const std::filesystem::path& CalibrationText::source() const {
-  const int given = static_cast<int>(!text.empty()) + static_cast<int>(!ids.empty()) + static_cast<int>(!chat.empty());
+  const int given = static_cast<int>(!text.empty()) + static_cast<int>(!ids.empty()) + static_cast<int>(!chat.empty()) +
+                    static_cast<int>(self);
   if (given == 1) return !text.empty() ? text : !ids.empty() ? ids : chat.path;
   throw Error(ErrorCode::bad_argument,
-              "calibration needs a text, a file of token ids or conversations, one of the three");
+              "calibration needs a text, a file of token ids, conversations or the model's own text, one of these");
 }
 
-CalibrationWindows read_windows(const model::OpenedModel& model, const CalibrationText& text) {
+std::string describe_self(const CalibrationText& text) {
+  return concat(text.samples, " windows of ", text.length, " tokens that the model wrote, seed ", text.seed);
+}
+
+namespace {
+
+CalibrationWindows write_windows(const model::OpenedModel& opened, const CalibrationText& text, device::Context* gpu) {
+  const model::SelfText request{text.samples, text.length, text.seed};
+  const model::Model model = model::Model::of(opened, model::planes_for(gpu));
+  Progress progress("write", gpu != nullptr ? text.samples * text.length : model::steps_of(opened.config, request),
+                    gpu != nullptr ? "tokens" : "steps");
+  const auto on_step = [&progress] { progress.advance(1); };
+  const auto ids = gpu != nullptr ? decoder_cuda::write_text_cuda(*gpu, model, request, on_step)
+                                  : model::write_text(model, request, on_step);
+  return cut_windows(ids, text.samples, text.length, "the model's own text");
+}
+
+}  // namespace
+
+CalibrationWindows read_windows(const model::OpenedModel& model, const CalibrationText& text, device::Context* gpu) {
   const int64_t vocabulary = model.config.vocab_size;
   const auto& source = text.source();
+  if (text.self) return write_windows(model, text, gpu);
   const auto ids = !text.ids.empty() ? tokenizer::read_ids(text.ids, vocabulary)
                    : text.text.empty()
                        ? chat::encode_chats(model.folder.path, text.chat)

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "chat/chat_text.h"
+#include "device/context.h"
 #include "model/opened.h"
 #include "pipeline/linear_groups.h"
 
@@ -24,15 +25,19 @@ namespace w4q::pipeline {
 /// Where calibration text comes from, and how much of it is used.
 struct CalibrationText {
   std::filesystem::path text;  ///< UTF-8, tokenized as a whole without special tokens …
-  std::filesystem::path ids;   ///< … or token ids; exactly one of these and `chat` is given
+  std::filesystem::path ids;   ///< … or token ids; exactly one of these, `chat` and `self` is given
   int64_t samples = 128;       ///< windows, spread evenly over the text; fewer when it is short
   int64_t length = 512;        ///< tokens of a window
   chat::ChatFile chat = {};    ///< or conversations, by the model's chat template, one behind the other
+  bool self = false;           ///< or what the model writes (model/self_text.h) …
+  uint64_t seed = 0;           ///< … with this seed
 
-  bool empty() const noexcept { return text.empty() && ids.empty() && chat.empty(); }
-  /// The file that is given. Throws bad_argument unless it is one.
+  bool empty() const noexcept { return text.empty() && ids.empty() && chat.empty() && !self; }
+  /// The file that is given; of `self` none. Throws bad_argument unless it is one.
   const std::filesystem::path& source() const;
 };
+/// "64 windows of 512 tokens that the model wrote, seed 0".
+std::string describe_self(const CalibrationText& text);
 
 /// Token ids cut into windows, each of which is decoded by itself.
 struct CalibrationWindows {
@@ -46,8 +51,10 @@ struct CalibrationWindows {
   }
 };
 
-/// Throws bad_argument when the text does not fill one window or the numbers make no sense.
-CalibrationWindows read_windows(const model::OpenedModel& model, const CalibrationText& text);
+/// `gpu` (null: the CPU) is what a model writes on. Throws bad_argument when the text does not fill one window or the
+/// numbers make no sense.
+CalibrationWindows read_windows(const model::OpenedModel& model, const CalibrationText& text,
+                                device::Context* gpu = nullptr);
 /// The windows of ids that are at hand. `source` names them in messages.
 CalibrationWindows cut_windows(std::span<const int32_t> ids, int64_t samples, int64_t length, std::string_view source);
 

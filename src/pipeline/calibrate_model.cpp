@@ -9,6 +9,7 @@
 #include "io/output.h"
 #include "kernels/linear/gemm.h"
 #include "model/opened.h"
+#include "pipeline/calibration_cuda.h"
 #include "pipeline/statistics_file.h"
 
 namespace w4q::pipeline {
@@ -101,7 +102,8 @@ CalibrateReport calibrate_model(const CalibrateRequest& request, const model::Op
   std::optional<Progress> progress;
   std::optional<CalibrationWindows> probe;
   if (decodes) {
-    auto windows = read_windows(model, request.text);
+    auto windows = read_windows(model, request.text, gpu_of(request.options.gpu));
+    if (request.text.self) report.notes.push_back(describe_self(request.text));
     report.samples = windows.samples;
     if (windows.samples < request.text.samples) {
       report.notes.push_back(concat("the text has ", windows.samples, " windows of ", windows.length, " tokens only"));

@@ -113,7 +113,8 @@ CalibratedRun::CalibratedRun(const CalibratedRequest& request, const model::Open
   }
   products_ = gpu_ == nullptr ? std::string(kernels::gemm_library())
                               : concat("cuBLAS, ", printable(request.gpu->properties().name));
-  auto windows = read_windows(model, request.text);
+  auto windows = read_windows(model, request.text, gpu_of(gpu_));
+  if (request.text.self) notes_.push_back("calibrated with " + describe_self(request.text));
   if (windows.samples < request.text.samples) {
     notes_.push_back(
         concat("the calibration text has ", windows.samples, " windows of ", windows.length, " tokens only"));

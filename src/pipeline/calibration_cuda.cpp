@@ -41,6 +41,10 @@ std::shared_ptr<quantize::CudaWork> make_cuda_work(device::Context& gpu) {
   return device::have_cublas() ? std::make_shared<quantize::CudaWork>(gpu) : nullptr;
 }
 
+device::Context* gpu_of(const std::shared_ptr<quantize::CudaWork>& work) {
+  return work == nullptr ? nullptr : &work->context;
+}
+
 struct CalibrationCuda::Impl {
   Impl(std::shared_ptr<quantize::CudaWork> work_, const model::ModelConfig& config_, const CalibrationShape& shape_)
       : work(std::move(work_)),

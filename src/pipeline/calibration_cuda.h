@@ -24,6 +24,8 @@ namespace w4q::pipeline {
 /// The stream and the memory that calibrating and packing a layer on a GPU share; null where cuBLAS cannot be loaded,
 /// which leaves the work to the CPU. Throws device in builds without CUDA.
 std::shared_ptr<quantize::CudaWork> make_cuda_work(device::Context& gpu);
+/// The GPU of such work; null: there is none.
+device::Context* gpu_of(const std::shared_ptr<quantize::CudaWork>& work);
 
 struct CalibrationShape {
   int64_t samples = 0, length = 0;  ///< windows and their tokens

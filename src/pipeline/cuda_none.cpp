@@ -14,6 +14,8 @@ namespace {
 
 std::shared_ptr<quantize::CudaWork> make_cuda_work(device::Context&) { refuse(); }
 
+device::Context* gpu_of(const std::shared_ptr<quantize::CudaWork>&) { return nullptr; }
+
 struct CalibrationCuda::Impl {};
 CalibrationCuda::CalibrationCuda(std::shared_ptr<quantize::CudaWork>, const model::ModelConfig&,
                                  const CalibrationShape&) {
