@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "core/error.h"
+#include "core/measure.h"
 #include "core/parallel.h"
 #include "core/text.h"
 
@@ -15,18 +17,16 @@ namespace {
 /// Weights decoded at a time by one thread: two fp32 copies stay inside the L2 cache.
 constexpr int64_t block_weights = 32 * 1024;
 
-void compare_row(const float* reference, const float* candidate, int64_t k, int64_t row, WeightError& result) {
-  for (int64_t c = 0; c < k; ++c) {
-    const double value = reference[c];
-    const double error = value - candidate[c];
-    result.signal += value * value;
-    result.noise += error * error;
+/// The definition of the largest error and its place, for rows where it may be new or not finite.
+void find_largest(std::span<const float> reference, std::span<const float> candidate, int64_t row,
+                  WeightError& result) {
+  for (size_t c = 0; c < reference.size(); ++c) {
+    const double error = double{reference[c]} - double{candidate[c]};
     // Written so that a NaN counts as the largest error instead of as none.
-    if (!(std::abs(error) <= result.max_error)) {
-      result.max_error = std::isnan(error) ? std::numeric_limits<double>::infinity() : std::abs(error);
-      result.row = row;
-      result.col = c;
-    }
+    if (std::abs(error) <= result.max_error) continue;
+    result.max_error = std::isnan(error) ? std::numeric_limits<double>::infinity() : std::abs(error);
+    result.row = row;
+    result.col = static_cast<int64_t>(c);
   }
 }
 
@@ -34,11 +34,24 @@ void compare_row(const float* reference, const float* candidate, int64_t k, int6
 WeightError compare_rows(MatrixView<const float> reference, MatrixView<const float> candidate, int64_t first_row,
                          WeightError* each) {
   WeightError result;
+  const auto row_of = [](MatrixView<const float> matrix, int64_t row) {
+    return std::span(matrix.row(row), static_cast<size_t>(matrix.cols));
+  };
+  int64_t worst = -1;  // the row of the largest error, whose place is looked for once
+  double largest = 0;
   for (int64_t r = 0; r < reference.rows; ++r) {
-    const WeightError before = result;
-    compare_row(reference.row(r), candidate.row(r), reference.cols, first_row + r, result);
-    if (each != nullptr) each[r] = {result.signal - before.signal, result.noise - before.noise, 0, first_row + r, 0};
+    const Difference found = difference_of(row_of(reference, r), row_of(candidate, r));
+    result.signal += found.squared;
+    result.noise += found.squared_error;
+    if (each != nullptr) each[r] = {found.squared, found.squared_error, 0, first_row + r, 0};
+    if (!std::isfinite(found.squared_error)) {
+      find_largest(row_of(reference, r), row_of(candidate, r), first_row + r, result);
+    } else if (found.largest > largest) {
+      largest = found.largest, worst = r;
+    }
   }
+  if (largest > result.max_error)
+    find_largest(row_of(reference, worst), row_of(candidate, worst), first_row + worst, result);
   return result;
 }
 
