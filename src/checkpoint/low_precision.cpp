@@ -11,7 +11,6 @@
 #include "core/convert.h"
 #include "core/error.h"
 #include "core/float_formats.h"
-#include "core/parallel.h"
 #include "core/text.h"
 
 namespace w4q::checkpoint {
@@ -53,20 +52,15 @@ std::vector<float> widened(const io::Checkpoint& tensors, const std::string& nam
   return values;
 }
 
-/// F32 [n, k] out of codes that fill `row_bytes` a row from `offset` bytes into their tensor on.
-Buffer decode(const io::Checkpoint& tensors, const std::string& name, int64_t offset, int64_t row_bytes,
-              const Shape& shape, const Scales& scales, decltype(widen_e4m3)& widen_row) {
-  const auto codes = tensors.load(name);
-  const auto k = static_cast<size_t>(shape[1]);
-  Buffer result(static_cast<size_t>(shape[0]) * k * sizeof(float));
-  auto* const values = reinterpret_cast<float*>(result.bytes().data());
-  parallel_for(shape[0], 16, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      const auto from = codes->bytes.subspan(static_cast<size_t>(offset + row * row_bytes));
-      widen_row(from, scales.of_row(row), static_cast<size_t>(scales.cols), {values + row * shape[1], k});
-    }
-  });
-  return result;
+/// Rows of [n, k] out of codes that fill `row_bytes` a row from `offset` bytes into their tensor on.
+io::RowReader decoded_rows(const io::Checkpoint& tensors, const std::string& name, int64_t offset, int64_t row_bytes,
+                           Scales scales, decltype(widen_e4m3)& widen_row) {
+  const auto codes = std::make_shared<const io::LoadedTensor>(tensors.load(name));
+  const auto shared = std::make_shared<const Scales>(std::move(scales));
+  return [codes, shared, offset, row_bytes, &widen_row](int64_t row, std::span<float> values) {
+    const auto from = (*codes)->bytes.subspan(static_cast<size_t>(offset + row * row_bytes));
+    widen_row(from, shared->of_row(row), static_cast<size_t>(shared->cols), values);
+  };
 }
 
 /// Finds the matrices of a checkpoint that are stored as small floats.
@@ -102,8 +96,8 @@ class SmallFloats {
   }
 
  private:
-  void add(const std::string& name, const Shape& shape, std::function<Buffer()> make) {
-    derived_.emplace(name, io::DerivedTensor{DType::f32, DType::bf16, shape, std::move(make)});
+  void add(const std::string& name, const Shape& shape, std::function<io::RowReader()> rows) {
+    derived_.emplace(name, io::DerivedTensor{DType::f32, DType::bf16, shape, {}, std::move(rows)});
   }
 
   /// The tensor that must be there too.
@@ -148,7 +142,7 @@ class SmallFloats {
     add(name, shape, [tensors = tensors_, name, scales, shape, form] {
       Scales filled = form;
       filled.values = widened(*tensors, scales);
-      return decode(*tensors, name, 0, shape[1], shape, filled, widen_e4m3);
+      return decoded_rows(*tensors, name, 0, shape[1], std::move(filled), widen_e4m3);
     });
   }
 
@@ -169,7 +163,7 @@ class SmallFloats {
             const auto* const bytes = reinterpret_cast<const uint8_t*>(stored->bytes.data()) + expert * n * groups;
             Scales form{std::vector<float>(static_cast<size_t>(n * groups)), 1, 32, groups};
             std::transform(bytes, bytes + n * groups, form.values.begin(), f32_from_e8m0);
-            return decode(*tensors, name, expert * n * groups * 16, groups * 16, {n, groups * 32}, form, widen_e2m1);
+            return decoded_rows(*tensors, name, expert * n * groups * 16, groups * 16, std::move(form), widen_e2m1);
           });
     }
   }
@@ -198,7 +192,7 @@ class SmallFloats {
         const float scale = widened(*tensors, whole).front();
         for (float& value : form.values) value = divides ? value / scale : value * scale;
       }
-      return decode(*tensors, name, 0, shape[1] / 2, shape, form, widen_e2m1);
+      return decoded_rows(*tensors, name, 0, shape[1] / 2, std::move(form), widen_e2m1);
     });
   }
 

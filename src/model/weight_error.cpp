@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <span>
 #include <vector>
@@ -55,6 +56,20 @@ WeightError compare_rows(MatrixView<const float> reference, MatrixView<const flo
   return result;
 }
 
+/// Rows [begin, end): of F32 matrices as they stand, others decoded into `scratch`.
+MatrixView<const float> float_rows(const kernels::LinearWeight& weight, int64_t begin, int64_t end, float* scratch) {
+  const auto* const dense = std::get_if<kernels::LinearWeight::Dense>(&weight.matrix);
+  if (dense != nullptr && dense->view.dtype == DType::f32) {
+    const std::byte* const first = dense->view.bytes.data() + static_cast<size_t>(begin * weight.k) * sizeof(float);
+    if (reinterpret_cast<uintptr_t>(first) % alignof(float) == 0) {
+      return {reinterpret_cast<const float*>(first), end - begin, weight.k};
+    }
+  }
+  const MatrixView<float> rows(scratch, end - begin, weight.k);
+  kernels::decode_rows(weight, begin, end, rows);
+  return rows;
+}
+
 }  // namespace
 
 double WeightError::relative() const noexcept {
@@ -91,10 +106,8 @@ WeightError compare_weights(const kernels::LinearWeight& reference, const kernel
     thread_local std::vector<float> scratch;
     const auto count = static_cast<size_t>((end - begin) * reference.k);
     if (scratch.size() < 2 * count) scratch.resize(2 * count);
-    const MatrixView<float> a(scratch.data(), end - begin, reference.k);
-    const MatrixView<float> b(scratch.data() + count, end - begin, reference.k);
-    kernels::decode_rows(reference, begin, end, a);
-    kernels::decode_rows(candidate, begin, end, b);
+    const auto a = float_rows(reference, begin, end, scratch.data());
+    const auto b = float_rows(candidate, begin, end, scratch.data() + count);
     partial[static_cast<size_t>(begin / rows)] =
         compare_rows(a, b, begin, rows_of == nullptr ? nullptr : rows_of->data() + begin);
   });

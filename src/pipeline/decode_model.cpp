@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <utility>
 
 #include "checkpoint/digests.h"
 #include "checkpoint/folder.h"
+#include "core/buffer.h"
 #include "core/convert.h"
 #include "core/error.h"
 #include "core/parallel.h"
@@ -25,6 +27,8 @@ namespace {
 
 constexpr std::string_view half_name = "hf16", exact_name = "hf-f32";
 constexpr std::string_view codes_of_stack = "_blocks", scales_of_stack = "_scales";
+
+constexpr size_t kept_memory = size_t{256} << 20;
 
 /// A tensor to write: one that is decoded, several experts that become one stack, or one that is carried along.
 struct DecodedTensor {
@@ -177,21 +181,35 @@ float largest_of(DType dtype) {
                                 : std::numeric_limits<float>::max();
 }
 
-/// F32 [n, k] as [k, n].
-Buffer transposed(const TensorView& matrix) {
-  const int64_t n = matrix.shape[0], k = matrix.shape[1];
-  Buffer result(matrix.bytes.size());
-  const auto* const from = reinterpret_cast<const float*>(matrix.bytes.data());
-  auto* const to = reinterpret_cast<float*>(result.bytes().data());
-  constexpr int64_t tile = 16;  // lines of the cache that are read and written side by side
-  parallel_for(k, tile, [&](int64_t begin, int64_t end) {
-    for (int64_t first = 0; first < n; first += tile) {
-      for (int64_t col = begin; col < end; ++col) {
-        for (int64_t row = first; row < std::min(n, first + tile); ++row) to[col * n + row] = from[row * k + col];
-      }
+/// Rows of `matrix`, n × k, as columns: F32 [k, n].
+Buffer transposed(const io::RowReader& matrix, int64_t n, int64_t k) {
+  auto result = Buffer::unfilled(static_cast<size_t>(n * k) * sizeof(float));
+  auto* const to = result.as<float>().data();
+  constexpr int64_t band = 32;    // rows whose values of a column fill two lines of the cache
+  const int64_t stride = k + 16;  // a line more, lest a column be in one set of the cache
+  parallel_for(n, band, [&](int64_t begin, int64_t end) {
+    std::vector<float> rows(static_cast<size_t>(band * stride));
+    for (int64_t row = begin; row < end; ++row) {
+      matrix(row, {rows.data() + (row - begin) * stride, static_cast<size_t>(k)});
+    }
+    for (int64_t col = 0; col < k; ++col) {
+      for (int64_t row = begin; row < end; ++row)
+        to[col * n + row] = rows[static_cast<size_t>((row - begin) * stride + col)];
     }
   });
   return result;
+}
+
+/// The rows to write of a part.
+RowSource rows_of(const io::Checkpoint& tensors, const std::string& part, bool stack) {
+  const Shape& shape = tensors.at(part).shape;
+  if (!stack) return {shape[0], shape[1], tensors.rows(part), {}};
+  const auto turned = std::make_shared<const Buffer>(transposed(tensors.rows(part), shape[0], shape[1]));
+  const auto read = [turned](int64_t row, std::span<float> values) {
+    std::ranges::copy(turned->as<float>().subspan(static_cast<size_t>(row) * values.size(), values.size()),
+                      values.data());
+  };
+  return {shape[1], shape[0], read, {}};
 }
 
 ConversionError write_decoded(const io::Checkpoint& tensors, const DecodedTensor& tensor,
@@ -199,12 +217,7 @@ ConversionError write_decoded(const io::Checkpoint& tensors, const DecodedTensor
   ConversionError total;
   int64_t written = 0;
   for (const auto& part : tensor.parts) {
-    const auto loaded = tensors.load(part);
-    const Buffer turned = tensor.stack ? transposed(loaded.view()) : Buffer();
-    const auto* const values = reinterpret_cast<const float*>((tensor.stack ? turned.bytes() : loaded->bytes).data());
-    const int64_t n = loaded->shape[tensor.stack ? 1 : 0], k = loaded->shape[tensor.stack ? 0 : 1];
-    const RowSource rows{
-        n, k, [&](int64_t row, std::span<float> out) { std::copy_n(values + row * k, k, out.data()); }, {}};
+    const RowSource rows = rows_of(tensors, part, tensor.stack);
     const RowSink sink{
         static_cast<uint64_t>(rows.k * dtype_bits(tensor.dtype) / 8), largest_of(tensor.dtype),
         [&](std::span<const float> row, std::span<std::byte> bytes) { narrow(row, tensor.dtype, bytes); },
@@ -249,6 +262,7 @@ ConversionReport decode_model(const DecodeRequest& request) {
   }
   io::OutputFolder output(request.output, request.overwrite, {request.input}, former_outputs(request.input));
   io::CheckpointWriter writer(output.staging(), std::move(planned), with_companions(request.write, request.input));
+  const BufferReuse reuse(kept_memory);  // of stacks, whose experts are turned one by one
   Progress progress("decode", total, "bytes");
   int64_t changed = 0;
   for (size_t i = 0; i < plan.list.size(); ++i) {
