@@ -293,8 +293,8 @@ class CalibratedTensors {
   int64_t layers_ = 0;  // how many were run
 };
 
-/// Memory to keep from one tensor to the next: where they are computed when they are loaded, as of small floats, that of
-/// the largest and, to some limit, of others.
+/// Memory that tensors leave to one another where they are computed when they are loaded, as of small floats: that of the
+/// largest and, to some limit, of others.
 size_t widened_bytes(const Plan& plan, const OpenedModel& source) {
   constexpr size_t least = size_t{256} << 20;
   const io::Checkpoint& tensors = source.folder.tensors;
@@ -352,6 +352,7 @@ Plan plan_quantize(const QuantizeRequest& given) {
     plan.steps = steps_of(wanted);
   }
   estimate(plan, request);
+  plan.expected_memory += static_cast<int64_t>(widened_bytes(plan, source));
   if (request.calibrated) {
     const auto cost = calibrated_cost(*request.calibrated, source, lookup(plan), request.options.steps);
     plan.expected_memory = std::max(plan.expected_memory, cost.memory);
