@@ -1,18 +1,16 @@
 #include "checkpoint/low_precision.h"
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "core/convert.h"
 #include "core/error.h"
 #include "core/float_formats.h"
-#include "core/parallel.h"
 #include "core/text.h"
 
 namespace w4q::checkpoint {
@@ -20,16 +18,13 @@ namespace {
 
 using Source = std::shared_ptr<const io::Checkpoint>;
 
-/// Values of the four bits of E2M1: a sign, two bits of exponent, one of mantissa.
-constexpr std::array<float, 16> e2m1 = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -.5f, -1, -1.5f, -2, -3, -4, -6};
-
 /// How scales lie over the values of a matrix: one for `rows` × `cols` of them.
 struct Scales {
   std::vector<float> values;
   int64_t rows = 1, cols = 1, across = 1;
 
-  float at(int64_t row, int64_t col) const noexcept {
-    return values[static_cast<size_t>(row / rows * across + col / cols)];
+  std::span<const float> of_row(int64_t row) const {
+    return std::span(values).subspan(static_cast<size_t>(row / rows * across), static_cast<size_t>(across));
   }
 };
 
@@ -57,46 +52,15 @@ std::vector<float> widened(const io::Checkpoint& tensors, const std::string& nam
   return values;
 }
 
-/// Fills F32 [n, k], a row at a time on all threads.
-Buffer fill(int64_t n, int64_t k, const std::function<void(int64_t row, float* out)>& decode) {
-  Buffer result(static_cast<size_t>(n * k) * sizeof(float));
-  auto* const values = reinterpret_cast<float*>(result.bytes().data());
-  parallel_for(n, 16, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) decode(row, values + row * k);
-  });
-  return result;
-}
-
-Buffer decode_e4m3(const Source& tensors, const std::string& name, const Shape& shape, const Scales& scales) {
-  const auto codes = tensors->load(name);
-  const auto* const bytes = reinterpret_cast<const uint8_t*>(codes->bytes.data());
-  std::array<float, 256> value_of;
-  for (size_t code = 0; code < value_of.size(); ++code) value_of[code] = f32_from_e4m3(static_cast<uint8_t>(code));
-  return fill(shape[0], shape[1], [&](int64_t row, float* out) {
-    const uint8_t* const codes_of_row = bytes + row * shape[1];
-    for (int64_t first = 0; first < shape[1]; first += scales.cols) {
-      const float scale = scales.at(row, first);
-      const int64_t end = std::min(shape[1], first + scales.cols);
-      for (int64_t col = first; col < end; ++col) out[col] = value_of[codes_of_row[col]] * scale;
-    }
-  });
-}
-
-/// Two codes a byte, the low nibble first; `offset` bytes into the tensor.
-Buffer decode_e2m1(const Source& tensors, const std::string& name, int64_t offset, const Shape& shape,
-                   const Scales& scales) {
-  const auto codes = tensors->load(name);
-  const auto* const bytes = reinterpret_cast<const uint8_t*>(codes->bytes.data()) + offset;
-  return fill(shape[0], shape[1], [&](int64_t row, float* out) {
-    for (int64_t first = 0; first < shape[1]; first += scales.cols) {
-      const float scale = scales.at(row, first);
-      const int64_t end = std::min(shape[1], first + scales.cols);
-      for (int64_t col = first; col < end; ++col) {
-        const int64_t at = row * shape[1] + col;
-        out[col] = e2m1[(bytes[at / 2] >> (at % 2 * 4)) & 15] * scale;
-      }
-    }
-  });
+/// Rows of [n, k] out of codes that fill `row_bytes` a row from `offset` bytes into their tensor on.
+io::RowReader decoded_rows(const io::Checkpoint& tensors, const std::string& name, int64_t offset, int64_t row_bytes,
+                           Scales scales, decltype(widen_e4m3)& widen_row) {
+  const auto codes = std::make_shared<const io::LoadedTensor>(tensors.load(name));
+  const auto shared = std::make_shared<const Scales>(std::move(scales));
+  return [codes, shared, offset, row_bytes, &widen_row](int64_t row, std::span<float> values) {
+    const auto from = (*codes)->bytes.subspan(static_cast<size_t>(offset + row * row_bytes));
+    widen_row(from, shared->of_row(row), static_cast<size_t>(shared->cols), values);
+  };
 }
 
 /// Finds the matrices of a checkpoint that are stored as small floats.
@@ -132,8 +96,8 @@ class SmallFloats {
   }
 
  private:
-  void add(const std::string& name, const Shape& shape, std::function<Buffer()> make) {
-    derived_.emplace(name, io::DerivedTensor{DType::f32, DType::bf16, shape, std::move(make)});
+  void add(const std::string& name, const Shape& shape, std::function<io::RowReader()> rows) {
+    derived_.emplace(name, io::DerivedTensor{DType::f32, DType::bf16, shape, {}, std::move(rows)});
   }
 
   /// The tensor that must be there too.
@@ -178,7 +142,7 @@ class SmallFloats {
     add(name, shape, [tensors = tensors_, name, scales, shape, form] {
       Scales filled = form;
       filled.values = widened(*tensors, scales);
-      return decode_e4m3(tensors, name, shape, filled);
+      return decoded_rows(*tensors, name, 0, shape[1], std::move(filled), widen_e4m3);
     });
   }
 
@@ -199,7 +163,7 @@ class SmallFloats {
             const auto* const bytes = reinterpret_cast<const uint8_t*>(stored->bytes.data()) + expert * n * groups;
             Scales form{std::vector<float>(static_cast<size_t>(n * groups)), 1, 32, groups};
             std::transform(bytes, bytes + n * groups, form.values.begin(), f32_from_e8m0);
-            return decode_e2m1(tensors, name, expert * n * groups * 16, {n, groups * 32}, form);
+            return decoded_rows(*tensors, name, expert * n * groups * 16, groups * 16, std::move(form), widen_e2m1);
           });
     }
   }
@@ -228,7 +192,7 @@ class SmallFloats {
         const float scale = widened(*tensors, whole).front();
         for (float& value : form.values) value = divides ? value / scale : value * scale;
       }
-      return decode_e2m1(tensors, name, 0, shape, form);
+      return decoded_rows(*tensors, name, 0, shape[1] / 2, std::move(form), widen_e2m1);
     });
   }
 

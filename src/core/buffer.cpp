@@ -40,7 +40,14 @@ class Kept {
   /// False: the block stays the caller's.
   bool give(std::byte* data, size_t size) noexcept {
     const std::lock_guard lock(mutex_);
-    if (size > limit_ || bytes_ > limit_ - size) return false;
+    if (size > limit_) return false;
+    while (bytes_ > limit_ - size) {  // then there is a block, the smallest first
+      const auto smallest = blocks_.begin();
+      if (smallest->first >= size) return false;
+      ::munmap(smallest->second, smallest->first);
+      bytes_ -= smallest->first;
+      blocks_.erase(smallest);
+    }
     try {
       blocks_.emplace(size, data);
     } catch (const std::bad_alloc&) {
@@ -70,7 +77,7 @@ BufferReuse::~BufferReuse() {
 }
 
 Buffer Buffer::copy_of(std::span<const std::byte> bytes) {
-  Buffer result(allocate(bytes.size(), false), bytes.size(), nullptr);
+  Buffer result = unfilled(bytes.size());
   if (!bytes.empty()) std::memcpy(result.data(), bytes.data(), bytes.size());
   return result;
 }

@@ -17,6 +17,8 @@ class Buffer {
 
   Buffer() = default;
   explicit Buffer(size_t size) : Buffer(allocate(size, true), size, nullptr) {}
+  /// Of whatever was in the memory before: for whoever writes all of it.
+  static Buffer unfilled(size_t size) { return {allocate(size, false), size, nullptr}; }
   static Buffer copy_of(std::span<const std::byte> bytes);
   /// Somebody else's bytes, for as long as `owner` keeps them there. They may be read only: the buffer is const, or
   /// nobody asks it for what can be written. A copy where they are not aligned to 8.
@@ -61,7 +63,8 @@ class Buffer {
 /// Work that goes over many tensors of few shapes spends a quarter of its time in fresh pages otherwise.
 class BufferReuse {
  public:
-  /// Keeps at most `limit` bytes. One at a time: inside another's life it does nothing.
+  /// Keeps at most `limit` bytes, large ones rather than small ones. One at a time: inside another's life it does
+  /// nothing.
   explicit BufferReuse(size_t limit);
   ~BufferReuse();
   BufferReuse(const BufferReuse&) = delete;

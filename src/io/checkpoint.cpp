@@ -103,6 +103,18 @@ LoadedTensor narrowed(const TensorView& tensor, DType dtype) {
   return {TensorView{tensor.name, dtype, tensor.shape, copy->bytes()}, copy};
 }
 
+/// All rows of a derived tensor, on all threads.
+Buffer filled(const DerivedTensor& tensor) {
+  const int64_t k = std::max<int64_t>(tensor.shape.back(), 1);
+  auto result = Buffer::unfilled(static_cast<size_t>(element_count(tensor.shape)) * sizeof(float));
+  const RowReader read = tensor.rows();
+  auto* const values = result.as<float>().data();
+  parallel_for(element_count(tensor.shape) / k, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) read(row, {values + row * k, static_cast<size_t>(k)});
+  });
+  return result;
+}
+
 /// How alike two names are: what they share at the front and at the back.
 size_t likeness(std::string_view a, std::string_view b) {
   const auto front = std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin();
@@ -279,7 +291,7 @@ const TensorInfo& Checkpoint::at(std::string_view name) const {
 LoadedTensor Checkpoint::load(std::string_view name) const {
   const TensorInfo& info = at(name);
   if (const DerivedTensor* derived = impl_->find_derived(name)) {
-    const auto made = std::make_shared<const Buffer>(derived->make());
+    const auto made = std::make_shared<const Buffer>(derived->rows ? filled(*derived) : derived->make());
     ensure(made->size() == info.size(), "Checkpoint: a derived tensor is not of its size");
     return {TensorView{info.name, info.dtype, info.shape, made->bytes()}, made};
   }
@@ -301,6 +313,18 @@ LoadedTensor Checkpoint::load(std::string_view name) const {
   shard.map.check();
   impl_->take_digest(view);
   return {std::move(view), std::move(keep_alive)};
+}
+
+RowReader Checkpoint::rows(std::string_view name) const {
+  at(name);
+  const DerivedTensor* const derived = impl_->find_derived(name);
+  if (derived != nullptr && derived->rows) return derived->rows();
+  if (derived == nullptr && impl_->source) return impl_->source->rows(name);
+  const auto loaded = std::make_shared<const LoadedTensor>(load(name));
+  return [loaded](int64_t row, std::span<float> values) {
+    const size_t width = static_cast<size_t>(dtype_bits((*loaded)->dtype)) / 8;
+    widen((*loaded)->bytes.subspan(static_cast<size_t>(row) * values.size() * width), (*loaded)->dtype, values);
+  };
 }
 
 DType Checkpoint::stored_dtype(std::string_view name) const {

@@ -36,12 +36,16 @@ class LoadedTensor {
   std::shared_ptr<const void> keep_alive_;
 };
 
+/// Writes one row into `values`, as many as it has. Called from any thread; what it reads lives as long as it does.
+using RowReader = std::function<void(int64_t row, std::span<float> values)>;
+
 /// A tensor that is computed when it is loaded, out of others.
 struct DerivedTensor {
   DType dtype = DType::f32;         ///< as load() gives it
   DType stored_dtype = DType::f32;  ///< as it is stored where it is kept; the same, or a narrower weight type
   Shape shape;
-  std::function<Buffer()> make;  ///< its bytes; called for every load, from any thread
+  std::function<Buffer()> make;          ///< its bytes; called for every load, from any thread
+  std::function<RowReader()> rows = {};  ///< of F32 whose rows can be made one by one: in the place of `make`
 };
 
 /// The folder inside a checkpoint's that may hold more tensors of it, in files of the same kinds.
@@ -71,6 +75,9 @@ class Checkpoint {
   const TensorInfo& at(std::string_view name) const;
   /// The data. Thread-safe.
   LoadedTensor load(std::string_view name) const;
+  /// The rows along the last dimension of a tensor of a weight type, widened to fp32: each is made when it is asked for,
+  /// so that the whole need not be in memory as load() would give it. The Checkpoint must outlive the reader.
+  RowReader rows(std::string_view name) const;
   /// The type in which a tensor is stored where it is kept, and the tensor in it. They differ from at() and load() for
   /// derived tensors only. Throws unsupported when a value is beyond that type.
   DType stored_dtype(std::string_view name) const;

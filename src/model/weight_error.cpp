@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "core/error.h"
+#include "core/measure.h"
 #include "core/parallel.h"
 #include "core/text.h"
 
@@ -15,18 +18,16 @@ namespace {
 /// Weights decoded at a time by one thread: two fp32 copies stay inside the L2 cache.
 constexpr int64_t block_weights = 32 * 1024;
 
-void compare_row(const float* reference, const float* candidate, int64_t k, int64_t row, WeightError& result) {
-  for (int64_t c = 0; c < k; ++c) {
-    const double value = reference[c];
-    const double error = value - candidate[c];
-    result.signal += value * value;
-    result.noise += error * error;
+/// The definition of the largest error and its place, for rows where it may be new or not finite.
+void find_largest(std::span<const float> reference, std::span<const float> candidate, int64_t row,
+                  WeightError& result) {
+  for (size_t c = 0; c < reference.size(); ++c) {
+    const double error = double{reference[c]} - double{candidate[c]};
     // Written so that a NaN counts as the largest error instead of as none.
-    if (!(std::abs(error) <= result.max_error)) {
-      result.max_error = std::isnan(error) ? std::numeric_limits<double>::infinity() : std::abs(error);
-      result.row = row;
-      result.col = c;
-    }
+    if (std::abs(error) <= result.max_error) continue;
+    result.max_error = std::isnan(error) ? std::numeric_limits<double>::infinity() : std::abs(error);
+    result.row = row;
+    result.col = static_cast<int64_t>(c);
   }
 }
 
@@ -34,12 +35,39 @@ void compare_row(const float* reference, const float* candidate, int64_t k, int6
 WeightError compare_rows(MatrixView<const float> reference, MatrixView<const float> candidate, int64_t first_row,
                          WeightError* each) {
   WeightError result;
+  const auto row_of = [](MatrixView<const float> matrix, int64_t row) {
+    return std::span(matrix.row(row), static_cast<size_t>(matrix.cols));
+  };
+  int64_t worst = -1;  // the row of the largest error, whose place is looked for once
+  double largest = 0;
   for (int64_t r = 0; r < reference.rows; ++r) {
-    const WeightError before = result;
-    compare_row(reference.row(r), candidate.row(r), reference.cols, first_row + r, result);
-    if (each != nullptr) each[r] = {result.signal - before.signal, result.noise - before.noise, 0, first_row + r, 0};
+    const Difference found = difference_of(row_of(reference, r), row_of(candidate, r));
+    result.signal += found.squared;
+    result.noise += found.squared_error;
+    if (each != nullptr) each[r] = {found.squared, found.squared_error, 0, first_row + r, 0};
+    if (!std::isfinite(found.squared_error)) {
+      find_largest(row_of(reference, r), row_of(candidate, r), first_row + r, result);
+    } else if (found.largest > largest) {
+      largest = found.largest, worst = r;
+    }
   }
+  if (largest > result.max_error)
+    find_largest(row_of(reference, worst), row_of(candidate, worst), first_row + worst, result);
   return result;
+}
+
+/// Rows [begin, end): of F32 matrices as they stand, others decoded into `scratch`.
+MatrixView<const float> float_rows(const kernels::LinearWeight& weight, int64_t begin, int64_t end, float* scratch) {
+  const auto* const dense = std::get_if<kernels::LinearWeight::Dense>(&weight.matrix);
+  if (dense != nullptr && dense->view.dtype == DType::f32) {
+    const std::byte* const first = dense->view.bytes.data() + static_cast<size_t>(begin * weight.k) * sizeof(float);
+    if (reinterpret_cast<uintptr_t>(first) % alignof(float) == 0) {
+      return {reinterpret_cast<const float*>(first), end - begin, weight.k};
+    }
+  }
+  const MatrixView<float> rows(scratch, end - begin, weight.k);
+  kernels::decode_rows(weight, begin, end, rows);
+  return rows;
 }
 
 }  // namespace
@@ -78,10 +106,8 @@ WeightError compare_weights(const kernels::LinearWeight& reference, const kernel
     thread_local std::vector<float> scratch;
     const auto count = static_cast<size_t>((end - begin) * reference.k);
     if (scratch.size() < 2 * count) scratch.resize(2 * count);
-    const MatrixView<float> a(scratch.data(), end - begin, reference.k);
-    const MatrixView<float> b(scratch.data() + count, end - begin, reference.k);
-    kernels::decode_rows(reference, begin, end, a);
-    kernels::decode_rows(candidate, begin, end, b);
+    const auto a = float_rows(reference, begin, end, scratch.data());
+    const auto b = float_rows(candidate, begin, end, scratch.data() + count);
     partial[static_cast<size_t>(begin / rows)] =
         compare_rows(a, b, begin, rows_of == nullptr ? nullptr : rows_of->data() + begin);
   });

@@ -3,14 +3,17 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <utility>
 
 #include "checkpoint/digests.h"
 #include "checkpoint/folder.h"
+#include "core/buffer.h"
 #include "core/convert.h"
 #include "core/error.h"
+#include "core/parallel.h"
 #include "core/progress.h"
 #include "core/stopwatch.h"
 #include "core/text.h"
@@ -24,6 +27,8 @@ namespace {
 
 constexpr std::string_view half_name = "hf16", exact_name = "hf-f32";
 constexpr std::string_view codes_of_stack = "_blocks", scales_of_stack = "_scales";
+
+constexpr size_t kept_memory = size_t{256} << 20;
 
 /// A tensor to write: one that is decoded, several experts that become one stack, or one that is carried along.
 struct DecodedTensor {
@@ -176,23 +181,43 @@ float largest_of(DType dtype) {
                                 : std::numeric_limits<float>::max();
 }
 
+/// Rows of `matrix`, n × k, as columns: F32 [k, n].
+Buffer transposed(const io::RowReader& matrix, int64_t n, int64_t k) {
+  auto result = Buffer::unfilled(static_cast<size_t>(n * k) * sizeof(float));
+  auto* const to = result.as<float>().data();
+  constexpr int64_t band = 32;    // rows whose values of a column fill two lines of the cache
+  const int64_t stride = k + 16;  // a line more, lest a column be in one set of the cache
+  parallel_for(n, band, [&](int64_t begin, int64_t end) {
+    std::vector<float> rows(static_cast<size_t>(band * stride));
+    for (int64_t row = begin; row < end; ++row) {
+      matrix(row, {rows.data() + (row - begin) * stride, static_cast<size_t>(k)});
+    }
+    for (int64_t col = 0; col < k; ++col) {
+      for (int64_t row = begin; row < end; ++row)
+        to[col * n + row] = rows[static_cast<size_t>((row - begin) * stride + col)];
+    }
+  });
+  return result;
+}
+
+/// The rows to write of a part.
+RowSource rows_of(const io::Checkpoint& tensors, const std::string& part, bool stack) {
+  const Shape& shape = tensors.at(part).shape;
+  if (!stack) return {shape[0], shape[1], tensors.rows(part), {}};
+  const auto turned = std::make_shared<const Buffer>(transposed(tensors.rows(part), shape[0], shape[1]));
+  const auto read = [turned](int64_t row, std::span<float> values) {
+    std::ranges::copy(turned->as<float>().subspan(static_cast<size_t>(row) * values.size(), values.size()),
+                      values.data());
+  };
+  return {shape[1], shape[0], read, {}};
+}
+
 ConversionError write_decoded(const io::Checkpoint& tensors, const DecodedTensor& tensor,
                               io::CheckpointWriter& writer) {
   ConversionError total;
   int64_t written = 0;
   for (const auto& part : tensor.parts) {
-    const auto loaded = tensors.load(part);
-    const int64_t n = loaded->shape[0], k = loaded->shape[1];
-    const auto* const values = reinterpret_cast<const float*>(loaded->bytes.data());
-    const RowSource rows{tensor.stack ? k : n,
-                         tensor.stack ? n : k,
-                         [&](int64_t row, std::span<float> out) {
-                           for (size_t col = 0; col < out.size(); ++col) {
-                             const auto at = static_cast<int64_t>(col);
-                             out[col] = tensor.stack ? values[at * k + row] : values[row * k + at];
-                           }
-                         },
-                         {}};
+    const RowSource rows = rows_of(tensors, part, tensor.stack);
     const RowSink sink{
         static_cast<uint64_t>(rows.k * dtype_bits(tensor.dtype) / 8), largest_of(tensor.dtype),
         [&](std::span<const float> row, std::span<std::byte> bytes) { narrow(row, tensor.dtype, bytes); },
@@ -237,6 +262,7 @@ ConversionReport decode_model(const DecodeRequest& request) {
   }
   io::OutputFolder output(request.output, request.overwrite, {request.input}, former_outputs(request.input));
   io::CheckpointWriter writer(output.staging(), std::move(planned), with_companions(request.write, request.input));
+  const BufferReuse reuse(kept_memory);  // of stacks, whose experts are turned one by one
   Progress progress("decode", total, "bytes");
   int64_t changed = 0;
   for (size_t i = 0; i < plan.list.size(); ++i) {

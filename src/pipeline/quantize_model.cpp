@@ -6,6 +6,7 @@
 #include <memory>
 #include <set>
 
+#include "core/buffer.h"
 #include "core/convert.h"
 #include "core/error.h"
 #include "core/float_formats.h"
@@ -292,6 +293,19 @@ class CalibratedTensors {
   int64_t layers_ = 0;  // how many were run
 };
 
+/// Memory that tensors leave to one another where they are computed when they are loaded, as of small floats: that of the
+/// largest and, to some limit, of others.
+size_t widened_bytes(const Plan& plan, const OpenedModel& source) {
+  constexpr size_t least = size_t{256} << 20;
+  const io::Checkpoint& tensors = source.folder.tensors;
+  size_t largest = 0;
+  for (const auto& tensor : plan.tensors) {
+    const bool widens = tensor.scheme && tensors.stored_dtype(tensor.name) != tensors.at(tensor.name).dtype;
+    if (widens) largest = std::max(largest, static_cast<size_t>(tensors.at(tensor.name).size()));
+  }
+  return largest == 0 ? 0 : std::max(largest, least);
+}
+
 /// The request with bits chosen where that is asked for.
 Allocated chosen(const OpenedModel& source, const QuantizeRequest& request) {
   if (request.allocation) return allocate(source, request);
@@ -339,6 +353,7 @@ Plan plan_quantize(const QuantizeRequest& given) {
     plan.steps = steps_of(wanted);
   }
   estimate(plan, request);
+  plan.expected_memory += static_cast<int64_t>(widened_bytes(plan, source));
   if (request.calibrated) {
     const auto cost = calibrated_cost(*request.calibrated, source, lookup(plan), request.options.steps);
     plan.expected_memory = std::max(plan.expected_memory, cost.memory);
@@ -368,6 +383,7 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
   io::CheckpointWriter writer(output.staging(), planned, with_companions(request.write, given.model));
   std::optional<CalibratedTensors> calibrated;
   if (request.calibrated) calibrated.emplace(source, request, report.plan);
+  const BufferReuse reuse(widened_bytes(report.plan, source));
   Progress progress("quantize", report.plan.bytes_before(), "bytes");
   for (const auto& tensor : report.plan.tensors) {
     if (calibrated && calibrated->write(tensor, report, quantization, writer)) {

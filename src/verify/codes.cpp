@@ -3,6 +3,7 @@
 #include "core/text.h"
 #include "formats/scheme_registry.h"
 #include "repack/layout_registry.h"
+#include "repack/map_pass.h"
 #include "verify/rungs.h"
 
 namespace w4q::verify {
@@ -14,6 +15,11 @@ std::string code_fault(const io::Checkpoint& checkpoint, const checkpoint::Packe
     const auto stored = checkpoint::load_packed(checkpoint, info);
     for (const auto& pass : stored.passes) {
       const auto& layout = repack::layout_row(pass.layout);
+      if (pass.layout == formats::canonical_layout) {  // nothing to move, so nothing to copy
+        repack::check_layout(pass, pass.layout, layout.planes(pass.scheme, pass.n, pass.k), info.name);
+        formats::scheme_row(pass.scheme.family).validate(pass, info.name);
+        continue;
+      }
       const auto canonical = layout.unpack(pass, info.name);
       formats::scheme_row(pass.scheme.family).validate(canonical, info.name);
       if (!formats::bytes_equal(layout.pack(canonical), pass)) {

@@ -1,11 +1,14 @@
 #include "verify/statistics_blocks.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <map>
 #include <numeric>
+#include <utility>
 
 #include "core/text.h"
 #include "formats/integer.h"
@@ -45,6 +48,19 @@ std::vector<int64_t> rows_of(const PackedWeight& weight) {
   }
   return rows;
 }
+
+/// Of scales, which have few values: those seen last are remembered.
+class Logarithms {
+ public:
+  double of(float scale) {
+    auto& [known, log] = seen_[std::bit_cast<uint32_t>(scale) * 0x9E3779B1u >> 22];
+    if (known != scale) known = scale, log = std::log(double{scale});
+    return log;
+  }
+
+ private:
+  std::array<std::pair<float, double>, 1024> seen_{};
+};
 
 struct ScaleOrder {
   std::string_view name;
@@ -97,9 +113,10 @@ BlockSample::BlockSample(const PackedWeight& canonical) : weight_(canonical), ro
                                                 : static_cast<int32_t>(static_cast<int64_t>(col) / size);
   }
   log_scales_.resize(static_cast<size_t>(canonical.n * groups_));
+  Logarithms log;
   for (size_t i = 0; i < log_scales_.size(); ++i) {
-    const double scale = std::abs(double{formats::scale_at(canonical, static_cast<int64_t>(i))});
-    log_scales_[i] = scale > 0 ? std::log(scale) : nothing;
+    const float scale = std::abs(formats::scale_at(canonical, static_cast<int64_t>(i)));
+    log_scales_[i] = scale > 0 ? log.of(scale) : nothing;
   }
   read_codes();
   measure();

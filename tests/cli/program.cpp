@@ -108,28 +108,33 @@ std::string copy_bundled_model(const std::filesystem::path& folder) {
 }
 
 int64_t write_sparse_model(const std::filesystem::path& folder, int layers, int64_t hidden, int64_t intermediate,
-                           int64_t vocabulary) {
+                           int64_t vocabulary, bool fp8) {
   std::filesystem::create_directories(folder);
-  const io::Json config = {{"architectures", {"LlamaForCausalLM"}},
-                           {"model_type", "llama"},
-                           {"hidden_size", hidden},
-                           {"intermediate_size", intermediate},
-                           {"num_hidden_layers", layers},
-                           {"num_attention_heads", hidden / 128},
-                           {"num_key_value_heads", hidden / 512},
-                           {"vocab_size", vocabulary},
-                           {"rms_norm_eps", 1e-5},
-                           {"rope_theta", 5e5},
-                           {"max_position_embeddings", 2048},
-                           {"tie_word_embeddings", true},
-                           {"torch_dtype", "bfloat16"}};
+  io::Json config = {{"architectures", {"LlamaForCausalLM"}},
+                     {"model_type", "llama"},
+                     {"hidden_size", hidden},
+                     {"intermediate_size", intermediate},
+                     {"num_hidden_layers", layers},
+                     {"num_attention_heads", hidden / 128},
+                     {"num_key_value_heads", hidden / 512},
+                     {"vocab_size", vocabulary},
+                     {"rms_norm_eps", 1e-5},
+                     {"rope_theta", 5e5},
+                     {"max_position_embeddings", 2048},
+                     {"tie_word_embeddings", true},
+                     {"torch_dtype", "bfloat16"}};
+  if (fp8) config["quantization_config"] = {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}};
   std::ofstream(folder / "config.json") << config.dump();
   std::vector<io::PlannedTensor> plan{{"model.embed_tokens.weight", DType::bf16, {vocabulary, hidden}},
                                       {"model.norm.weight", DType::bf16, {hidden}}};
   for (int layer = 0; layer < layers; ++layer) {
     const std::string prefix = "model.layers." + std::to_string(layer) + ".";
-    const auto add = [&](const std::string& name, Shape shape) {
-      plan.push_back({prefix + name + ".weight", DType::bf16, std::move(shape)});
+    const auto add = [&](const std::string& name, const Shape& shape) {
+      const bool small = fp8 && shape.size() == 2;
+      plan.push_back({prefix + name + ".weight", small ? DType::f8_e4m3 : DType::bf16, shape});
+      if (!small) return;
+      plan.push_back(
+          {prefix + name + ".weight_scale_inv", DType::bf16, {(shape[0] + 127) / 128, (shape[1] + 127) / 128}});
     };
     add("input_layernorm", {hidden});
     add("post_attention_layernorm", {hidden});

@@ -37,8 +37,9 @@ inline std::string bundled_model() { return (testdata() / "w4q-llama-tiny").stri
 std::string copy_bundled_model(const std::filesystem::path& folder);
 
 /// Writes a Llama checkpoint whose weights are a hole in the file: zeros that take no space. Returns the file's size.
+/// `fp8`: linears are E4M3 in blocks of 128 × 128.
 int64_t write_sparse_model(const std::filesystem::path& folder, int layers, int64_t hidden, int64_t intermediate,
-                           int64_t vocabulary = 1024);
+                           int64_t vocabulary = 1024, bool fp8 = false);
 
 /// Tests that quantize the bundled model into a folder of their own.
 class OnBundledModel : public ::testing::Test {

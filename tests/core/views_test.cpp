@@ -58,6 +58,21 @@ TEST(Buffer, ReusedMemoryIsZeroed) {
   EXPECT_TRUE(same_bytes(copy.bytes(), second.bytes()));
 }
 
+TEST(Buffer, ReuseKeepsLargeOnesRatherThanSmallOnes) {
+  constexpr size_t size = size_t{2} << 20;
+  const BufferReuse reuse(3 * size);
+  const std::byte* large = nullptr;
+  {
+    const Buffer first(size), second(size);
+    Buffer third(2 * size);
+    large = third.data();
+    std::memset(third.data(), 0xA5, third.size());
+  }
+  const Buffer again = Buffer::unfilled(2 * size);
+  ASSERT_EQ(again.data(), large);
+  for (const std::byte byte : again.bytes()) ASSERT_EQ(byte, std::byte{0xA5}) << "filled for nothing";
+}
+
 TEST(Buffer, EmptyIsFine) {
   const Buffer empty(0);
   EXPECT_EQ(empty.size(), 0u);

@@ -5,6 +5,7 @@
 
 #include <fstream>
 
+#include "io/checkpoint_writer.h"
 #include "io/zstd_frames.h"
 #include "make.h"
 
@@ -293,6 +294,44 @@ TEST(Checkpoint, DerivedTensorsStandInForStoredOnes) {
   EXPECT_EQ(text_of(derived.load_stored("c")->bytes), "cccc");
   expect_error(ErrorCode::unsupported, {"\"new\"", "element 1", "F16"}, [&] { derived.load_stored("new"); });
   expect_error(ErrorCode::bad_file, {"no tensor \"z\""}, [&] { derived.stored_dtype("z"); });
+}
+
+TEST(Checkpoint, RowsAreMadeOneByOne) {
+  const TemporaryFolder folder;
+  {
+    CheckpointWriter writer(folder.path(), {{"halves", DType::bf16, {2, 3}}, {"one", DType::f32, {1}}}, {});
+    const std::vector<uint16_t> halves{0x3F80, 0, 0x4000, 0xBF80, 0x3F00, 0x7FC0};
+    writer.write("halves", std::as_bytes(std::span(halves)));
+    const std::vector<float> one{0.25f};
+    writer.write("one", std::as_bytes(std::span(one)));
+    writer.finish();
+  }
+  const auto source = std::make_shared<const Checkpoint>(Checkpoint::open(folder.path()));
+  int opened = 0;
+  const auto rows = [&opened]() -> RowReader {
+    ++opened;
+    return [](int64_t row, std::span<float> values) {
+      for (size_t col = 0; col < values.size(); ++col)
+        values[col] = static_cast<float>(10 * row) + static_cast<float>(col);
+    };
+  };
+  const Checkpoint derived = Checkpoint::derive(source, {{"made", {DType::f32, DType::bf16, {100, 3}, {}, rows}}}, "");
+  const auto row_of = [&](const char* name, int64_t row, size_t k) {
+    std::vector<float> values(k);
+    derived.rows(name)(row, values);
+    return values;
+  };
+  EXPECT_EQ(row_of("halves", 0, 3), (std::vector<float>{1, 0, 2}));
+  EXPECT_EQ(row_of("one", 0, 1), std::vector<float>{0.25f});
+  EXPECT_EQ(row_of("made", 99, 3), (std::vector<float>{990, 991, 992}));
+  EXPECT_EQ(opened, 1);
+  const LoadedTensor whole = derived.load("made");
+  for (int64_t row = 0; row < 100; ++row) {
+    std::vector<float> values(3);
+    std::memcpy(values.data(), whole->bytes.data() + 12 * row, 12);
+    ASSERT_EQ(values, row_of("made", row, 3)) << row;
+  }
+  expect_error(ErrorCode::bad_file, {"no tensor \"z\""}, [&] { derived.rows("z"); });
 }
 
 }  // namespace
