@@ -37,8 +37,8 @@ TEST(Memory, KeptTensorsAreCopiedInPieces) {
   constexpr int64_t vocabulary = 1'000'000, hidden = 1024;
   if (free_bytes(folder.path()) < 5'000'000'000) GTEST_SKIP() << "needs 5 GB of free disk for the output";
   write_sparse_model(folder / "m", 1, hidden, 2048, vocabulary);
-  const auto quantized =
-      run_w4q({"quantize", (folder / "m").string(), "-o", (folder / "q").string(), "--k", "3", "--quiet"});
+  const auto quantized = run_w4q(
+      {"quantize", (folder / "m").string(), "-o", (folder / "q").string(), "--k", "3", "--device", "cpu", "--quiet"});
   ASSERT_EQ(quantized.status, 0) << quantized.err;
   // 64 MB for the program as plans count it, pieces of 16 MiB read and written, and the largest linear of 4 MB, which is
   // read, widened and packed. Measured 2026-11-23: 30 MB to quantize, 32 MB to repack.
@@ -71,8 +71,8 @@ SmallFloatPeaks small_float_peaks(int layers) {
   SmallFloatPeaks peaks;
   peaks.decoded = peak({"repack", model, "-o", output, "--to", "hf16", "--quiet"});
   std::filesystem::remove_all(folder / "out");
-  peaks.quantized = peak({"quantize", model, "-o", output, "--k", "4", "--quiet"});
-  peaks.verified = peak({"verify", output, "--quiet"});
+  peaks.quantized = peak({"quantize", model, "-o", output, "--k", "4", "--device", "cpu", "--quiet"});
+  peaks.verified = peak({"verify", output, "--device", "cpu", "--quiet"});
   return peaks;
 }
 

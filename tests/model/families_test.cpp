@@ -75,7 +75,8 @@ TEST_P(EveryArchitecture, EveryTensorIsRead) {
   int asked = 0, idle = 0;  // experts by themselves: some may be sent no token
   for (const auto& [name, info] : source->tensors()) {
     const bool last_layers = name.find("layers.1.") != std::string::npos || name.find("layers.2.") != std::string::npos;
-    if (last_layers) continue;  // of four layers the first and the last
+    if (last_layers) continue;                              // of four layers the first and the last
+    if (name.ends_with("layers.3.layer_scalar")) continue;  // a scale of the stream is lost in the norm behind it
     if (!reason_to_carry(read_config(path), name).empty()) continue;
     OpenedModel opened = open_model(path);
     std::map<std::string, io::DerivedTensor, std::less<>> changed;
