@@ -17,7 +17,7 @@ void require_layer_by_layer(const ModelConfig& config, std::string_view what) {
   throw Error(ErrorCode::unsupported, concat(what, " of ", config.architecture_name))
       .detail(shares ? "its last layers read the keys and values of earlier ones"
                      : "its layers have embeddings of their own")
-      .hint("quantize without calibration");
+      .hint("--device cpu calibrates it; sensitivities cannot be measured");
 }
 
 LayerMemories::LayerMemories(const ModelConfig& config, int64_t capacity, OneAtATime)
@@ -64,6 +64,49 @@ LayerMemory LayerMemories::layer(int64_t index) {
   result.cache = {planes.keys.matrix(capacity_, width).data, planes.values.matrix(capacity_, width).data,
                   attention.kv_heads, capacity_, attention.head_dim};
   return result;
+}
+
+namespace {
+
+/// Layers whose keys and values later ones read.
+std::vector<int64_t> sources(const ModelConfig& config) {
+  std::vector<int64_t> result;
+  for (const auto& attention : config.attention) {
+    if (attention.keys_of && std::ranges::find(result, *attention.keys_of) == result.end()) {
+      result.push_back(*attention.keys_of);
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+WalkMemories::WalkMemories(const ModelConfig& config, int64_t sequences, int64_t capacity)
+    : config_(&config), capacity_(capacity), others_(LayerMemories::one_at_a_time(config, capacity)) {
+  const auto count = static_cast<size_t>(sequences);
+  for (const int64_t layer : sources(config))
+    kept_.push_back({layer, std::vector<Floats>(count), std::vector<Floats>(count)});
+}
+
+LayerMemory WalkMemories::layer(int64_t index, int64_t sequence) {
+  const AttentionConfig attention = config_->attention_of(index);
+  const auto kept = std::ranges::find(kept_, attention.keys_of.value_or(index), &Kept::layer);
+  if (kept == kept_.end()) return others_.layer(index);
+  const auto at = static_cast<size_t>(sequence);
+  const int64_t width = attention.kv_heads * attention.head_dim;
+  LayerMemory result;
+  result.cache = {kept->keys[at].matrix(capacity_, width).data, kept->values[at].matrix(capacity_, width).data,
+                  attention.kv_heads, capacity_, attention.head_dim};
+  return result;
+}
+
+int64_t WalkMemories::kept_bytes(const ModelConfig& config, int64_t sequences, int64_t capacity) {
+  int64_t width = 0;
+  for (const int64_t layer : sources(config)) {
+    const AttentionConfig attention = config.attention_of(layer);
+    width += attention.kv_heads * attention.head_dim;
+  }
+  return 2 * width * sequences * capacity * int64_t{sizeof(float)};
 }
 
 }  // namespace w4q::model

@@ -44,4 +44,26 @@ class LayerMemories {
   std::vector<Planes> planes_;  ///< one for all layers, or each layer's
 };
 
+/// What is kept of several sequences that go through the layers together, each layer over all of them before the next:
+/// one layer's memory at a time, and of every sequence the keys and values that later layers read.
+class WalkMemories {
+ public:
+  WalkMemories(const ModelConfig& config, int64_t sequences, int64_t capacity);
+
+  LayerMemory layer(int64_t index, int64_t sequence);
+  /// Of keys and values that later layers read.
+  static int64_t kept_bytes(const ModelConfig& config, int64_t sequences, int64_t capacity);
+
+ private:
+  struct Kept {
+    int64_t layer;
+    std::vector<Floats> keys, values;  ///< of each sequence
+  };
+
+  const ModelConfig* config_;
+  int64_t capacity_;
+  std::vector<Kept> kept_;
+  LayerMemories others_;
+};
+
 }  // namespace w4q::model

@@ -122,6 +122,20 @@ kernels::LinearWeight load_embeddings(const OpenedModel& model) {
   return Loader(model).linear(embedding_plan(model.config));
 }
 
+namespace {
+
+std::optional<LayerEmbeddings> layer_embeddings_of(const Loader& loader, const ModelConfig& config) {
+  if (config.layer_embedding_size == 0) return {};
+  return LayerEmbeddings{loader.linear(layer_embedding_plan(config)), loader.linear(layer_projection_plan(config)),
+                         loader.norm(layer_projection_norm_plan(config))};
+}
+
+}  // namespace
+
+std::optional<LayerEmbeddings> load_layer_embeddings(const OpenedModel& model) {
+  return layer_embeddings_of(Loader(model), model.config);
+}
+
 Model Model::open(const std::filesystem::path& folder, bool residual, Planes planes) {
   return of(open_model(folder, residual), planes);
 }
@@ -137,11 +151,7 @@ Model Model::of(OpenedModel opened, Planes planes) {
   }
   const Loader loader(model.opened_, planes);
   model.embeddings_ = loader.linear(embedding_plan(config));
-  if (config.layer_embedding_size > 0) {
-    model.layer_embeddings_ = {loader.linear(layer_embedding_plan(config)),
-                               loader.linear(layer_projection_plan(config)),
-                               loader.norm(layer_projection_norm_plan(config))};
-  }
+  model.layer_embeddings_ = layer_embeddings_of(loader, config);
   model.layers_.resize(static_cast<size_t>(config.layers));
   // Of stored planes little is read, and much looked up.
   parallel_for(config.layers, planes == Planes::stored ? 1 : config.layers, [&](int64_t begin, int64_t end) {

@@ -42,6 +42,8 @@ struct LayerEmbeddings {
 /// Parts of a model by themselves, for work that never holds all of it. Errors as Model::open.
 LayerWeights load_layer(const OpenedModel& model, int64_t index);
 kernels::LinearWeight load_embeddings(const OpenedModel& model);
+/// Nothing where layers have none of their own.
+std::optional<LayerEmbeddings> load_layer_embeddings(const OpenedModel& model);
 
 /// What packed linears are held as. `stored`: those of w4q in another layout than the canonical one as they stand in the
 /// file, mapped and not yet looked at: for decoder_cuda, which checks what it takes. Nobody else reads them.

@@ -39,9 +39,11 @@ int64_t layer_bytes(const model::OpenedModel& model) {
 }
 
 /// What hidden states may take when everything else has had its share.
-int64_t states_limit(const model::OpenedModel& model, int64_t length, const CalibrationOptions& options) {
+int64_t states_limit(const model::OpenedModel& model, const CalibrationWindows& windows,
+                     const CalibrationOptions& options) {
   if (options.max_memory == 0) return std::numeric_limits<int64_t>::max();
-  const int64_t fixed = options.reserved_memory + calibration_memory(model, length, options.gram);
+  const int64_t fixed = options.reserved_memory + calibration_memory(model, windows.length, options.gram) +
+                        model::WalkMemories::kept_bytes(model.config, windows.samples, windows.length);
   if (options.max_memory >= fixed) return options.max_memory - fixed;
   throw Error(ErrorCode::bad_argument, concat("--max-memory ", human_bytes(options.max_memory), " is not enough"))
       .detail(concat("one layer of this model needs ", human_bytes(fixed)))
@@ -146,24 +148,26 @@ struct Calibration::Impl {
                 : std::make_unique<CalibrationCuda>(options.gpu, config,
                                                     CalibrationShape{windows.samples, windows.length, options.gram})),
         resident(gpu == nullptr ? 0 : gpu->resident()),
-        states(windows.samples - resident, windows.length, config.hidden_size,
-               states_limit(model, windows.length, options), options.spill_at),
+        states(windows.samples - resident, windows.length, config.hidden_size, states_limit(model, windows, options),
+               options.spill_at),
         decoder(config),
-        memories(model::LayerMemories::one_at_a_time(config, windows.length)) {
-    model::require_layer_by_layer(config, "calibration");
+        memories(config, windows.samples, windows.length) {
+    model::require_decoder(config, "calibration");
+    if (gpu != nullptr) model::require_layer_by_layer(config, "calibration on a GPU");
+    own_embeddings = model::load_layer_embeddings(model);
     decoder.set_positions(0, windows.length);
   }
 
   void embed() {
-    const auto embeddings = model::load_embeddings(model);
-    std::vector<float> embedded(resident > 0 ? static_cast<size_t>(windows.length * config.hidden_size) : 0);
-    const MatrixView<float> hidden(embedded.data(), windows.length, config.hidden_size);
+    const auto table = model::load_embeddings(model);
+    std::vector<float> first(resident > 0 ? static_cast<size_t>(windows.length * config.hidden_size) : 0);
+    const MatrixView<float> hidden(first.data(), windows.length, config.hidden_size);
     for (int64_t window = 0; window < resident; ++window) {
-      model::embed(config, embeddings, windows.window(window), hidden);
+      model::embed(config, table, windows.window(window), hidden);
       gpu->put(window, hidden);
     }
     for (int64_t window = resident; window < windows.samples; ++window) {
-      model::embed(config, embeddings, windows.window(window), states.get(window - resident));
+      model::embed(config, table, windows.window(window), states.get(window - resident));
       states.put(window - resident);
     }
   }
@@ -171,6 +175,16 @@ struct Calibration::Impl {
   LayerStatistics run(int64_t index, bool keep_gram) {
     const auto weights = model::load_layer(model, index);
     return gpu != nullptr ? gpu->run(weights, index, states, keep_gram, options.on_window) : run_on_cpu(weights, index);
+  }
+
+  /// What layers add of their own: computed anew for each of them, which takes no memory between layers.
+  void embed_layers(int64_t window) {
+    if (!embeddings) embeddings = model::load_embeddings(model);
+    const auto hidden = embedded.matrix(windows.length, config.hidden_size);
+    const auto rows = layer_embeddings.matrix(windows.length, own_embeddings->table.k);
+    model::embed(config, *embeddings, windows.window(window), hidden);
+    model::embed_layers(config, *own_embeddings, windows.window(window), hidden, rows);
+    decoder.set_layer_embeddings(rows);
   }
 
   LayerStatistics run_on_cpu(const model::LayerWeights& weights, int64_t index) {
@@ -183,9 +197,9 @@ struct Calibration::Impl {
         if (groups[i].name() == linears.front()) quantize::add_rows(result[i], input, groups[i].name());
       }
     };
-    const auto memory = memories.layer(index);
     for (int64_t window = 0; window < windows.samples; ++window) {
-      decoder.run(weights, memory, states.get(window), &observer);
+      if (own_embeddings) embed_layers(window);
+      decoder.run(weights, memories.layer(index, window), states.get(window), &observer);
       states.put(window);
       check_interrupt();
       if (options.on_window) options.on_window();
@@ -201,7 +215,10 @@ struct Calibration::Impl {
   const int64_t resident;  // windows on the GPU, which are not among `states`
   HiddenStates states;
   model::LayerDecoder decoder;
-  model::LayerMemories memories;
+  model::WalkMemories memories;
+  std::optional<model::LayerEmbeddings> own_embeddings;
+  std::optional<kernels::LinearWeight> embeddings;  ///< where layers have some of their own
+  model::Floats embedded, layer_embeddings;
   int64_t layer = 0;
 };
 
