@@ -86,6 +86,7 @@ class WholeBlock {
       if (d[i] == 0) continue;
       const float* row = own_.data() + i * d.size();
       const double by = d[i];
+#pragma omp simd
       for (size_t j = 0; j < d.size(); ++j) sums[j] += by * static_cast<double>(row[j]);
     }
     return std::inner_product(d.begin(), d.end(), sums.begin(), 0.0);
