@@ -26,7 +26,7 @@ formats::IntegerScale GroupTrial::best(const formats::Scheme& scheme, std::span<
   for (int step = 1; step < clip_steps; ++step) {
     const float share = clip_share(step);
     const auto scale = formats::integer_scale(scheme, range.low * share, range.high * share);
-    const double found = round(scheme.bits, targets, weights, scale);
+    const double found = round(scheme.bits, targets, weights, scale, nullptr, least);
     if (!(found < least)) continue;
     least = found;
     result = scale;
@@ -35,7 +35,7 @@ formats::IntegerScale GroupTrial::best(const formats::Scheme& scheme, std::span<
 }
 
 double GroupTrial::round(int bits, std::span<const float> targets, const float* weights,
-                         const formats::IntegerScale& scale, uint8_t* codes) {
+                         const formats::IntegerScale& scale, uint8_t* codes, double limit) {
   std::ranges::copy(targets, moved_.begin());
   const size_t columns = targets.size();
   double sum = 0;
@@ -44,6 +44,7 @@ double GroupTrial::round(int bits, std::span<const float> targets, const float* 
     const float value = static_cast<float>(static_cast<int>(code) - scale.zero) * scale.value;
     const double miss = static_cast<double>(moved_[c]) - static_cast<double>(value);
     sum += miss * miss * static_cast<double>(pivots_[c]);
+    if (sum >= limit) return sum;
     if (codes != nullptr) codes[c] = code;
     const float residual = weights[c] - value;
     const float* effect = effects_.data() + c * columns;

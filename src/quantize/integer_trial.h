@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -25,9 +26,9 @@ class GroupTrial {
                              const Range& range);
 
   /// Σ D_j·(…)² with that scale. A column's target is moved by the errors of those before it against `weights`; `codes`
-  /// gets what is chosen, unless it is null.
+  /// gets what is chosen, unless it is null. Sums that reach `limit` are left there.
   double round(int bits, std::span<const float> targets, const float* weights, const formats::IntegerScale& scale,
-               uint8_t* codes = nullptr);
+               uint8_t* codes = nullptr, double limit = std::numeric_limits<double>::infinity());
 
  private:
   std::span<const float> pivots_;
