@@ -83,7 +83,7 @@ TEST(Sweeps, LessenTheErrorOfEveryScheme) {
   }
 }
 
-/// Shares of the error that feedback leaves; measured .95 … .983.
+/// Shares of the error that feedback leaves; measured .86 … .95.
 TEST(Sweeps, LeaveAShareOfTheError) {
   const Layer layer(70, 300);
   for (const char* name : {"kbit2-b32-e4m4", "kbit3-b32-e4m4", "kbit4-b32-f16", "int4-g128-f16-asym", "int3-g32-f16",
@@ -91,7 +91,7 @@ TEST(Sweeps, LeaveAShareOfTheError) {
     const Scheme scheme = formats::parse_scheme(name);
     const double from = total(objective(layer, layer.fed_back(scheme, options_for(scheme, false)).weight));
     const double to = total(objective(layer, layer.fed_back(scheme, options_for(scheme, true)).weight));
-    EXPECT_LT(to, 0.99 * from) << name << " " << to / from;
+    EXPECT_LT(to, 0.97 * from) << name << " " << to / from;
   }
 }
 
@@ -109,7 +109,7 @@ TEST(Sweeps, BytesDoNotDependOnThreads) {
 }
 
 /// Rows of three weights, swept until nothing moves: no single change of a code lessens the error, which lies between
-/// that of the best of all codes under the same scale and that of feedback.
+/// that of the best of all codes under the same scale (measured 1.00 … 1.014 of it) and that of feedback.
 TEST(Sweeps, EndWhereNoSingleChangeHelps) {
   const Layer layer(100, 3);
   for (const char* name : {"kbit3-b32-e4m4", "int3-g32-f16-asym", "int2-row-f32"}) {
@@ -148,8 +148,27 @@ TEST(Sweeps, EndWhereNoSingleChangeHelps) {
       EXPECT_LE(end[r], single[r] * (1 + 1e-3)) << name << ", row " << r;  // changes worth 1e-4 of a gain are left
       EXPECT_LE(end[r], start[r] * (1 + 1e-6)) << name << ", row " << r;
     }
-    EXPECT_LT(total(end), 1.5 * total(best))
+    EXPECT_LT(total(end), 1.05 * total(best))
         << name << " " << total(end) / total(best) << " " << total(start) / total(best);
+  }
+}
+
+/// Of a row that is one block nothing else is kept: whatever it starts from, it ends where feedback brings it, or lower.
+TEST(Sweeps, BringABlockAloneWhereFeedbackDoes) {
+  for (const auto& [name, k] : {std::pair{"kbit3-b32-e4m4", 32}, {"int4-g128-f16-asym", 128}, {"rotated3-d64", 64}}) {
+    const Layer layer(100, k);
+    const Scheme scheme = formats::parse_scheme(name);
+    QuantizeOptions options;
+    if (scheme.family != SchemeFamily::integer) options.steps = {{StepKind::search_scales}};
+    const double fed_back = total(objective(layer, layer.fed_back(scheme, options).weight));
+    auto packed = layer.plain(scheme, options).weight;
+    EXPECT_GT(total(objective(layer, packed)), 1.5 * fed_back) << name;
+    const ErrorFactor factor(layer.gram_view(), feedback_block(scheme, k), damping, "w");
+    const std::vector<float> alike(static_cast<size_t>(k), 1.0f);
+    const CalibratedInput input{alike, &factor, layer.gram_view()};
+    options.input = &input;
+    sweep(layer.view(), options, packed);
+    EXPECT_LT(total(objective(layer, packed)), fed_back) << name;
   }
 }
 
