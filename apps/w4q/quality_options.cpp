@@ -131,6 +131,7 @@ void add_quality(CLI::App& command, QualityArguments& arguments, CLI::Option& co
 void set_quality(const QualityArguments& arguments, pipeline::QuantizeRequest& request) {
   check_statistics(arguments);
   request.options.steps = chosen_steps(arguments, request);
+  quantize::check_complete(request.options.steps);
   const bool searches = request.options.searches();
   check_method(arguments, request, searches);
   const bool needs = request.options.steps.any(&StepRow::needs_statistics);
@@ -138,7 +139,8 @@ void set_quality(const QualityArguments& arguments, pipeline::QuantizeRequest& r
   if (!needs && !searches) {
     throw Error(ErrorCode::bad_argument, concat("method ", request.method, " does not use calibration by itself"))
         .hint(
-            "--method awq does, and so do --scales search, --codebook lloyd, --awq, --feedback and --calibrate-norms");
+            "--method awq does, and so do --scales search, --codebook lloyd, --awq, --feedback, --sweeps and "
+            "--calibrate-norms");
   }
   // Presets need no text of the user.
   pipeline::CalibrationText text = calibration_text(arguments.calibration);

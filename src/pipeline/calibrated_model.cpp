@@ -71,10 +71,11 @@ double multiplications(const CalibratedRequest& request, const model::OpenedMode
   const double tokens =
       request.statistics.empty() ? static_cast<double>(request.text.samples * request.text.length) : 0;
   // Beside the points of the search and the clips: the outputs themselves, plain and packed. Feedback takes half of one
-  // product for the targets, and about as much inside the blocks.
+  // product for the targets, and about as much inside the blocks; each of three sweeps takes one, and two of them as
+  // much again inside the blocks.
   const bool feedback = steps.has(StepKind::feedback);
   const double products = 3 + (steps.has(StepKind::awq) ? 2 * quantize::awq_alphas : 0) + (feedback ? 1 : 0) +
-                          (steps.has(StepKind::fit_norms) ? 1 : 0);
+                          (steps.has(StepKind::sweeps) ? 4 : 0) + (steps.has(StepKind::fit_norms) ? 1 : 0);
   double sum = 0;
   for (int64_t layer = 0; layer < model.config.layers; ++layer) {
     for (const auto& group : model::input_groups(model.config, layer)) {

@@ -75,7 +75,7 @@ void CalibratedPasses::add(PassWork& work, const formats::Scheme& scheme, const 
                            quantize::QuantizeOptions options) {
   const int64_t n = weight.shape[0], k = weight.shape[1];
   const auto mean_squares = diagonal(gram_);
-  quantize::CalibratedInput input{mean_squares};
+  quantize::CalibratedInput input{.mean_squares = mean_squares, .gram = gram_};
   if (options_.steps.has(StepKind::feedback)) input.feedback = &factor(quantize::feedback_block(scheme, k));
   options.input = &input;
   const TensorView view{weight.name, DType::f32, weight.shape, bytes_of(weight.values)};

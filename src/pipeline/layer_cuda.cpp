@@ -12,7 +12,8 @@ struct LayerCuda::Impl {
 };
 
 bool LayerCuda::takes(const formats::Scheme& scheme, const quantize::QuantizeOptions& options) {
-  if (options.bnb_compatible || !quantize::GroupCuda::takes(scheme)) return false;
+  // Sweeps are the CPU's, and what they go on from is made there too.
+  if (options.sweeps() || options.bnb_compatible || !quantize::GroupCuda::takes(scheme)) return false;
   if (!options.rotation().identity() && !quantize::RotationCuda::takes(options.rotation())) return false;
   return scheme.family == formats::SchemeFamily::integer || !options.steps.awq_clips();
 }

@@ -12,9 +12,11 @@
 #include "quantize/feedback_rotated.h"
 #include "quantize/feedback_rows.h"
 #include "quantize/integer_simd.h"
+#include "quantize/integer_trial.h"
 #include "quantize/kbit_search.h"
 #include "quantize/rtn.h"
 #include "quantize/source_matrix.h"
+#include "quantize/sweeps.h"
 
 namespace w4q::quantize {
 namespace {
@@ -89,62 +91,6 @@ class KbitFeedback {
   PackedWeight& packed_;
 };
 
-/// Rounds one row of an integer group with different ranges, its errors fed back inside the group.
-class GroupTrial {
- public:
-  GroupTrial(const ErrorFactor& factor, int64_t position, int64_t columns)
-      : pivots_(factor.pivots().subspan(static_cast<size_t>(position), static_cast<size_t>(columns))),
-        effects_(static_cast<size_t>(columns * columns)),
-        moved_(static_cast<size_t>(columns)) {
-    const auto coupling = factor.coupling();
-    for (int64_t to = 0; to < columns; ++to) {
-      for (int64_t from = 0; from < to; ++from) {
-        effects_[static_cast<size_t>(from * columns + to)] = coupling.row(position + to)[position + from];
-      }
-    }
-  }
-
-  /// The scale with the least error among the shares of the range that Clip::mse tries; ties go to the larger share.
-  formats::IntegerScale best(const Scheme& scheme, std::span<const float> targets, const float* weights,
-                             const Range& range) {
-    formats::IntegerScale result = formats::integer_scale(scheme, range.low, range.high);
-    if (range.low == range.high) return result;
-    double least = error(scheme.bits, targets, weights, result);
-    for (int step = 1; step < clip_steps; ++step) {
-      const float share = clip_share(step);
-      const auto scale = formats::integer_scale(scheme, range.low * share, range.high * share);
-      const double found = error(scheme.bits, targets, weights, scale);
-      if (!(found < least)) continue;
-      least = found;
-      result = scale;
-    }
-    return result;
-  }
-
- private:
-  double error(int bits, std::span<const float> targets, const float* weights, const formats::IntegerScale& scale) {
-    std::ranges::copy(targets, moved_.begin());
-    const size_t columns = targets.size();
-    double sum = 0;
-    for (size_t c = 0; c < columns; ++c) {
-      const uint8_t code = formats::integer_code(moved_[c], scale.value, scale.zero, bits);
-      const float value = static_cast<float>(static_cast<int>(code) - scale.zero) * scale.value;
-      const double miss = static_cast<double>(moved_[c]) - static_cast<double>(value);
-      sum += miss * miss * static_cast<double>(pivots_[c]);
-      const float residual = weights[c] - value;
-      const float* effect = effects_.data() + c * columns;
-      float* moved = moved_.data();
-#pragma omp simd
-      for (size_t later = c + 1; later < columns; ++later) moved[later] += effect[later] * residual;
-    }
-    return sum;
-  }
-
-  std::span<const float> pivots_;
-  std::vector<float> effects_;  // [from][to]
-  std::vector<float> moved_;
-};
-
 /// Integers: row by row, a group's columns in units whose coupling stays in the cache.
 class IntegerFeedback {
  public:
@@ -183,8 +129,6 @@ class IntegerFeedback {
 
  private:
   static constexpr int64_t unit = 32;
-  /// Groups of more columns choose their range without feedback: its cost grows with their square.
-  static constexpr int64_t widest_trial = 256;
 
   formats::IntegerScale choose(MatrixView<const float> targets, int64_t row, const float* weights, GroupTrial* trial,
                                QuantizeStats& stats) const {
@@ -244,8 +188,21 @@ QuantizeResult kbit_feedback(const TensorView& weight, const Scheme& scheme, con
   QuantizeResult result{allocate_canonical(weight, scheme, codebook), {}};
   const KbitFeedback feedback(factor, levels, options.scales(), result.weight);
   for_feedback_tasks(weight, factor, [&](FeedbackRows& rows, size_t) { feedback.run(rows); });
+  if (options.sweeps()) sweep(weight, options, result.weight);
   result.stats = block_stats(result.weight, maxima, exponent);
   return result;
+}
+
+/// Counts anew what sweeps may have changed.
+void count_scales(const PackedWeight& packed, QuantizeStats& stats) {
+  const float smallest = formats::scale_codec(packed.scheme.scale).smallest_normal;
+  const float largest = formats::integer_scale_max(packed.scheme);
+  stats.saturated_scales = stats.subnormal_scales = 0;
+  for (int64_t i = 0; i < stats.blocks; ++i) {
+    const float scale = formats::load_scale(packed.plane(PlaneRole::scales), static_cast<size_t>(i));
+    stats.saturated_scales += scale == largest ? 1 : 0;
+    stats.subnormal_scales += scale < smallest ? 1 : 0;
+  }
 }
 
 QuantizeResult integer_feedback(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
@@ -257,6 +214,10 @@ QuantizeResult integer_feedback(const TensorView& weight, const Scheme& scheme, 
       static_cast<size_t>((weight.shape[0] + feedback_task_rows - 1) / feedback_task_rows));
   for_feedback_tasks(weight, factor, [&](FeedbackRows& rows, size_t task) { parts[task] = feedback.run(rows); });
   for (const QuantizeStats& part : parts) add(part, result.stats);
+  if (options.sweeps()) {
+    sweep(weight, options, result.weight);
+    count_scales(result.weight, result.stats);
+  }
   return result;
 }
 

@@ -7,6 +7,7 @@
 #include "quantize/feedback_rows.h"
 #include "quantize/kbit.h"
 #include "quantize/rotated.h"
+#include "quantize/sweeps.h"
 
 namespace w4q::quantize {
 namespace {
@@ -153,6 +154,7 @@ QuantizeResult rotated_feedback(const TensorView& weight, const Scheme& scheme, 
   PackedWeight packed = allocate_rotated(scheme, n, k, table, exponent);
   const RotatedFeedback feedback(factor, options.scales(), packed);
   for_feedback_tasks(weight, factor, [&](FeedbackRows& rows, size_t) { feedback.run(rows); });
+  if (options.sweeps()) sweep(weight, options, packed);
   const QuantizeStats stats = rotated_stats(packed, exponent);
   return {std::move(packed), stats};
 }

@@ -36,6 +36,7 @@ class ErrorFactor;
 struct CalibratedInput {
   std::span<const float> mean_squares;    ///< [k]: errors of a channel's weights count by it
   const ErrorFactor* feedback = nullptr;  ///< rounding errors are fed back along k through this (feedback.h)
+  MatrixView<const float> gram = {};      ///< [k, k], what `feedback` was made from: sweeps want it (sweeps.h)
 };
 
 /// What the user chose. A quantizer refuses options that it does not honour.
@@ -55,6 +56,8 @@ struct QuantizeOptions {
   /// The basis of the inputs in which a linear layer is rounded. Whoever has the layer rotates its rows and statistics;
   /// quantizers are given rows that are rotated already.
   formats::Rotation rotation() const noexcept;
+  /// Coordinate descent goes on from what feedback made (sweeps.h).
+  bool sweeps() const noexcept { return steps.has(StepKind::sweeps); }
   bool feeds_back() const noexcept { return input != nullptr && input->feedback != nullptr; }
   /// Anything but rounding each weight by itself: searched scales, learned tables, feedback.
   bool searches() const noexcept { return steps.any(&StepRow::searches) || feeds_back(); }

@@ -49,8 +49,8 @@ std::vector<std::string_view> names_of(std::string_view text) {
 [[noreturn]] void refuse(std::string_view name, std::string_view why) {
   throw Error(ErrorCode::bad_argument, concat("step \"", printable(name), "\": ", why))
       .hint(
-          "steps are, in this order: fold → awq → rotate128 → lloyd+search → feedback; clip → feedback for integers; "
-          "search → feedback → norms for the rotated family");
+          "steps are, in this order: fold → awq → rotate128 → lloyd+search → feedback → sweeps; clip → feedback → "
+          "sweeps for integers; search → feedback → sweeps → norms for the rotated family");
 }
 
 int64_t parse_block(std::string_view name, const StepRow& row) {
@@ -149,6 +149,7 @@ Steps parse_steps(std::string_view text) {
     steps.add(step);
     last = steps.find(step.kind);
   }
+  check_complete(steps);
   return steps;
 }
 
@@ -163,6 +164,17 @@ Steps preset_steps(std::string_view name, const formats::Scheme& scheme) {
   ensure(preset != std::end(presets), "preset_steps: no such preset");
   if (scheme.family == formats::SchemeFamily::kbit) return parse_steps(preset->kbit);
   return parse_steps(scheme.family == formats::SchemeFamily::rotated ? preset->rotated : preset->integer);
+}
+
+void check_complete(const Steps& steps) {
+  for (const Step& step : steps) {
+    const StepRow& row = step_row(step.kind);
+    if (!row.behind || steps.has(*row.behind)) continue;
+    const StepRow& before = step_row(*row.behind);
+    throw Error(ErrorCode::bad_argument,
+                concat("step \"", row.name, "\" goes on from what \"", before.name, "\" made, which is missing"))
+        .hint(concat("add ", before.option, ", or \"", before.name, "\" before it in a recipe"));
+  }
 }
 
 void check_steps(const Steps& steps, const formats::Scheme& scheme, std::string_view refusal, std::string_view hint) {

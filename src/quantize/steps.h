@@ -26,6 +26,7 @@ enum class StepKind {
   search_scales,  ///< scales of blocks are searched
   clip,           ///< ranges of groups are searched
   feedback,       ///< errors are fed back along k
+  sweeps,         ///< what feedback made is changed block by block and code by code while its error falls
   fit_norms,      ///< norms by least squares of the outputs
 };
 
@@ -53,6 +54,7 @@ struct StepRow {
   bool of_quantizer = false;             ///< QuantizerRow::run does it; others are for whoever has the layer
   bool searches = false;                 ///< tries what errors come out, which calibration weighs
   bool needs_statistics = false;         ///< wants activations from a calibration run
+  std::optional<StepKind> behind = {};   ///< goes on from what that step made, and means nothing without it
   /// Whether it means something to a scheme; otherwise `why`, if not null, gets what the scheme has not.
   bool (*accepts)(const formats::Scheme& scheme, std::string* why);
   /// Appends what the reports say of the step.
@@ -100,12 +102,16 @@ class Steps {
 /// "fold → awq → rotate128 → lloyd+search → feedback"; integers have "clip" instead of lloyd and search; "none". A
 /// rotation of whole rows comes with its scheme and has no name.
 std::string to_string(const Steps& steps);
-/// The inverse; "->" and "," separate too. Throws bad_argument for an unknown step, one given twice, or another order.
+/// The inverse; "->" and "," separate too. Throws bad_argument for an unknown step, one given twice, another
+/// order, or one that goes on from a step which is missing.
 Steps parse_steps(std::string_view text);
 
 /// "fast", "good" and "best": names for the steps of docs/quality.md.
 std::vector<std::string> preset_names();
 Steps preset_steps(std::string_view name, const formats::Scheme& scheme);
+
+/// Throws bad_argument for a step that goes on from another which is missing.
+void check_complete(const Steps& steps);
 
 /// Throws bad_argument, `refusal` and what the scheme has not, for a step of quantizers that it does not accept.
 void check_steps(const Steps& steps, const formats::Scheme& scheme, std::string_view refusal, std::string_view hint);

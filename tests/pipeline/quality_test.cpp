@@ -56,6 +56,21 @@ TEST_F(QuantizeQuality, LessensTheErrorOfEveryOutput) {
   }
 }
 
+/// Measured 0.82 … 0.97 of the error that feedback leaves.
+TEST_F(QuantizeQuality, SweepsLessenTheErrorOfEveryOutput) {
+  for (const char* scheme : {"kbit3-b32-e4m4", "int4-g128-f16-asym"}) {
+    const auto before = quantize_model(request(std::string(scheme) + "-before", scheme));
+    auto wanted = request(scheme, scheme);
+    wanted.options.steps.add({StepKind::sweeps});
+    const auto after = quantize_model(wanted);
+    for (size_t i = 0; i < after.tensors.size(); ++i) {
+      ASSERT_TRUE(after.tensors[i].output) << after.tensors[i].name;
+      EXPECT_LT(after.tensors[i].output->packed, 0.99 * before.tensors[i].output->packed)
+          << after.tensors[i].name << " " << after.tensors[i].output->packed / before.tensors[i].output->packed;
+    }
+  }
+}
+
 TEST_F(QuantizeQuality, ComposesWithScalesOfChannels) {
   auto wanted = request("q");
   wanted.options.steps.add({StepKind::awq});

@@ -7,9 +7,9 @@ namespace w4q::quantize {
 namespace {
 
 TEST(Steps, PrintAndParse) {
-  for (const char* text :
-       {"awq → rotate128 → lloyd+search → feedback", "rotate32 → search", "lloyd", "clip", "awq → feedback",
-        "search → feedback → norms", "fold", "fold → awq → rotate128 → lloyd+search → feedback", "none"}) {
+  for (const char* text : {"awq → rotate128 → lloyd+search → feedback", "rotate32 → search", "lloyd", "clip",
+                           "awq → feedback", "search → feedback → norms", "search → feedback → sweeps → norms", "fold",
+                           "fold → awq → rotate128 → lloyd+search → feedback", "none"}) {
     EXPECT_EQ(to_string(parse_steps(text)), text);
   }
   EXPECT_EQ(parse_steps(" awq->rotate64 , search "),
@@ -27,6 +27,8 @@ TEST(Steps, MistakesNameTheStep) {
   refused("awq → fold", {"fold", "too late"});
   refused("rotate96", {"rotate96", "32, 64"});
   refused("rotate", {"rotate"});
+  refused("search → sweeps", {"sweeps", "feedback", "missing", "--feedback"});
+  refused("sweeps → feedback", {"feedback", "too late"});
 }
 
 TEST(Steps, StandInTheirOrderAndOnce) {
