@@ -170,7 +170,7 @@ TEST_F(Ladder, OptionsWithoutWhatTheyNeedAreRefused) {
   refused(options, "--max-diff belongs to --reference", "--reference ref.safetensors");
   options.limits.clear();
   options.asked = {{"--kv-compare", ""}};
-  refused(options, "--kv-compare needs a text", "--ppl text.txt, or --ids file.u16");
+  refused(options, "--kv-compare needs a text", "--ppl text.txt, --chat chats.jsonl, or --ids file.u16");
   options.ids = ids;
   EXPECT_NO_THROW(check_needs(options));
   EXPECT_TRUE(needs_gpu(options));
