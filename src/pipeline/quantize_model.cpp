@@ -374,6 +374,9 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
   report.plan = make_plan(source, request);
   if (wanted.allocation) {
     report.plan.allocation = std::move(allocated.report);
+    // The run itself reads statistics that were made for the choice.
+    const bool wrote = wanted.calibrated && wanted.calibrated->text.self;
+    if (wrote) report.plan.notes.push_back("calibrated with " + describe_self(wanted.calibrated->text));
     report.plan.steps = steps_of(wanted);
   }
   checkpoint::QuantizationConfig quantization;

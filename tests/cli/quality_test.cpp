@@ -69,6 +69,9 @@ TEST_F(Quality, AModelCalibratesItself) {
   ASSERT_EQ(quantize("plain", {"--k", "3"}).status, 0);
   // Measured 0.62, with 1200 tokens.
   EXPECT_LT(divergence("silent"), 0.75 * divergence("plain"));
+  const auto chosen = quantize("chosen", with({"--quality", "good", "--target-bpw", "3.5"}));
+  ASSERT_EQ(chosen.status, 0) << chosen.err;
+  EXPECT_NE(chosen.out.find("that the model wrote"), std::string::npos) << chosen.out;
   // Other steps ask for a text, as they did.
   EXPECT_EQ(quantize("none", {"--k", "3", "--feedback"}).status, 2);
 }
