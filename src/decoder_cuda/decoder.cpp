@@ -74,7 +74,6 @@ CudaDecoder::Impl::Impl(const CudaModel& model_, const CudaDecoderOptions& optio
       ids_on_gpu(device_matrix<int32_t>(gpu, chunk, 1)),
       projected(device_matrix<float>(gpu, chunk, config.layers * config.layer_embedding_size)),
       layer_embeddings(device_matrix<float>(gpu, chunk, config.layers * config.layer_embedding_size)),
-      usual(usual_attention(config)),
       logits(device_matrix<float>(gpu, logit_rows, config.vocab_size)),
       attention_workspace(gpu, workspace_of(gpu.properties(), config, options)),
       state(gpu, sizeof(StepState)),
@@ -89,7 +88,7 @@ CudaDecoder::Impl::Impl(const CudaModel& model_, const CudaDecoderOptions& optio
     delta[layer] = device_matrix<float>(gpu, 1, config.delta.history_size() + config.delta.state_size());
   }
   graphs = std::ranges::all_of(mixtures_of(model.layers()), [](const auto* mixture) { return mixture->routes(); });
-  const auto pairs = static_cast<size_t>(ropes.steps(usual).pairs);
+  const auto pairs = static_cast<size_t>(ropes.steps(runner.usual).pairs);
   step_cosine = DeviceBuffer(gpu, pairs * sizeof(float));
   step_sine = DeviceBuffer(gpu, pairs * sizeof(float));
   if (options.kv.prunes()) {

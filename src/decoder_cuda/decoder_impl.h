@@ -61,7 +61,6 @@ struct CudaDecoder::Impl {
   LayerRunner runner;
   device::DeviceBuffer residual, ids_on_gpu;
   device::DeviceBuffer projected, layer_embeddings;  ///< f32 [rows × layers · layer_embedding_size]
-  model::AttentionConfig usual;                      ///< whose angles a step lays out
   device::DeviceBuffer step_cosine, step_sine;       ///< of the position of a step
   device::DeviceBuffer positions;                    ///< 0, 1, 2 …: for single rows of a call
   device::DeviceBuffer kept;  ///< pages attended to [layer][key head and tile], where some are skipped

@@ -6,6 +6,24 @@
 
 namespace w4q::decoder_cuda {
 
+namespace {
+
+/// Draws up to `count` tokens behind `prompt`. `take` sees each and ends this by returning false; so does an end of
+/// sequence.
+void draw(CudaDecoder& decoder, const model::ModelConfig& config, std::span<const int32_t> prompt, int64_t count,
+          const model::SamplingOptions& sampling, const std::function<bool(int32_t)>& take) {
+  decoder.start(prompt, sampling);
+  for (int64_t i = 0; i < count; ++i) {
+    // The GPU works on the next token while this one is read; behind an end it works in vain, once.
+    if (i + 1 < count) decoder.step();
+    const int32_t token = decoder.token(i);
+    if (token < 0) model::refuse_logits(i);
+    if (!take(token) || model::ends_sequence(config, token)) return;
+  }
+}
+
+}  // namespace
+
 std::vector<int32_t> generate_cuda(device::Context& gpu, const model::Model& model, std::span<const int32_t> prompt,
                                    int64_t max_tokens, const model::SamplingOptions& sampling, kernels::KvChoice kv,
                                    const std::function<bool(int32_t)>& on_token, std::optional<int64_t> residual_bytes,
@@ -17,36 +35,12 @@ std::vector<int32_t> generate_cuda(device::Context& gpu, const model::Model& mod
   CudaDecoder decoder(
       on_gpu,
       {.capacity = static_cast<int64_t>(prompt.size()) + max_tokens, .kv = kv, .int8_activations = int8_activations});
-  decoder.start(prompt, sampling);
-  for (int64_t i = 0; i < max_tokens; ++i) {
-    // The GPU works on the next token while this one is read; behind an end it works in vain, once.
-    if (i + 1 < max_tokens) decoder.step();
-    tokens.push_back(decoder.token(i));
-    if (tokens.back() < 0) model::refuse_logits(i);
-    if (on_token && !on_token(tokens.back())) break;
-    if (model::ends_sequence(model.config(), tokens.back())) break;
-  }
+  draw(decoder, model.config(), prompt, max_tokens, sampling, [&](int32_t token) {
+    tokens.push_back(token);
+    return !on_token || on_token(token);
+  });
   return tokens;
 }
-
-namespace {
-
-/// Draws behind `ids.front()` until `ids` is full or a sequence ends; returns how many there are then.
-size_t continue_text(CudaDecoder& decoder, const model::ModelConfig& config, std::span<int32_t> ids, uint64_t seed,
-                     const std::function<void()>& on_token) {
-  decoder.reset();
-  decoder.start(ids.first(1), {.temperature = 1, .seed = seed});
-  for (size_t i = 1; i < ids.size(); ++i) {
-    if (i + 1 < ids.size()) decoder.step();
-    ids[i] = decoder.token(static_cast<int64_t>(i) - 1);
-    if (ids[i] < 0) model::refuse_logits(static_cast<int64_t>(i));
-    if (on_token) on_token();
-    if (model::ends_sequence(config, ids[i])) return i + 1;
-  }
-  return ids.size();
-}
-
-}  // namespace
 
 std::vector<int32_t> write_text_cuda(device::Context& gpu, const model::Model& model, const model::SelfText& request,
                                      const std::function<void()>& on_token) {
@@ -61,8 +55,17 @@ std::vector<int32_t> write_text_cuda(device::Context& gpu, const model::Model& m
     while (!left.empty()) {
       left.front() = model::first_token(model.config(), request, sequence);
       if (on_token) on_token();
+      const auto begun = left.first(1);
       const uint64_t seed = random_bits(request.seed, part++);
-      left = left.subspan(left.size() == 1 ? 1 : continue_text(decoder, model.config(), left, seed, on_token));
+      left = left.subspan(1);
+      if (left.empty()) break;
+      decoder.reset();
+      draw(decoder, model.config(), begun, std::ssize(left), {.temperature = 1, .seed = seed}, [&](int32_t token) {
+        left.front() = token;
+        left = left.subspan(1);
+        if (on_token) on_token();
+        return true;
+      });
     }
   }
   return ids;

@@ -33,12 +33,7 @@ bool is_swiglu(const model::Block& plan, const CudaLinear& linear) {
   return plan.gating.activation == model::Activation::silu && linear.gates() != kernels::GateOrder::none;
 }
 
-/// A mixture whose experts, router and dense MLP do not read the same.
-bool has_norms_of_its_own(const model::Block& plan) {
-  return plan.norm(model::NormRole::expert_input) != nullptr || plan.vector(model::VectorRole::router_scale) != nullptr;
-}
-
-bool mixes_apart(const model::Block& plan) { return has_norms_of_its_own(plan) || adds_apart(plan); }
+bool mixes_apart(const model::Block& plan) { return reads_several_norms(plan) || adds_apart(plan); }
 
 }  // namespace
 
@@ -183,7 +178,7 @@ void LayerRunner::normalize(const float* weight) {
   if (fused) return;
   auto* const out = activations.normed.as<__half>();
   if (weight == nullptr) {
-    return kernels::round_stream_cuda(residual, rows * config.hidden_size, out, options.overlap && rows == 1, stream);
+    return kernels::round_stream_cuda(residual, rows * config.hidden_size, out, step_overlaps(), stream);
   }
   kernels::NormArgs args = norm_args(weight, out);
   if (rows == 1) args.state = norms[norm_at].as<float>();
@@ -199,12 +194,12 @@ void LayerRunner::multiply_gated(const model::Block& plan, const CudaLinear& lin
   if (is_swiglu(plan, linear)) {
     return multiplier.multiply_gated(linear, x, rows, activations.gate_up.as<__half>(), out, norm);
   }
-  const auto* const both = activations.both.as<float>();
-  multiplier.multiply(linear, x, rows, activations.both.as<float>(), norm);
+  auto* const both = activations.both.as<float>();
+  multiplier.multiply(linear, x, rows, both, norm);
   const bool turns = linear.gates() == kernels::GateOrder::turns;
   kernels::gate_multiply_cuda(plan.gating, both, rows, linear.n / 2,
-                              turns ? kernels::GateColumns::turns : kernels::GateColumns::halves, out,
-                              options.overlap && rows == 1, stream);
+                              turns ? kernels::GateColumns::turns : kernels::GateColumns::halves, out, step_overlaps(),
+                              stream);
 }
 
 void LayerRunner::embed_layer(const CudaBlock& block) {
@@ -219,7 +214,7 @@ void LayerRunner::embed_layer(const CudaBlock& block) {
                            .rows = rows,
                            .cols = size,
                            .out = activations.gated.as<__half>(),
-                           .overlap = options.overlap && rows == 1},
+                           .overlap = step_overlaps()},
                           stream);
 }
 
@@ -233,7 +228,7 @@ void LayerRunner::add_apart(const CudaBlock& block) {
                             .factor = static_cast<float>(block.plan.output_scale),
                             .stream_scale = block.vector(model::VectorRole::layer_scale),
                             .y = residual,
-                            .overlap = options.overlap && rows == 1},
+                            .overlap = step_overlaps()},
                            stream);
 }
 
@@ -272,8 +267,7 @@ void LayerRunner::run_shared(const CudaBlock& block, const CudaObserver* observe
 /// The router, the experts that it chooses, and what every row goes through.
 void LayerRunner::run_mixture(const CudaBlock& block, const CudaObserver* observer) {
   const CudaLinear& router = block.groups.front();
-  const bool apart = mixes_apart(block.plan), own_norms = has_norms_of_its_own(block.plan);
-  const bool one = options.overlap && rows == 1;
+  const bool apart = mixes_apart(block.plan), own_norms = reads_several_norms(block.plan);
   normalize(block.norm(model::NormRole::input));
   if (own_norms) {
     normalize_to(block.vector(model::VectorRole::router_scale), activations.routing.as<__half>());
@@ -313,12 +307,11 @@ void LayerRunner::run_mixture(const CudaBlock& block, const CudaObserver* observ
                          .rows = rows,
                          .cols = config.hidden_size,
                          .y = residual,
-                         .overlap = one},
+                         .overlap = step_overlaps()},
                         stream);
 }
 
 void LayerRunner::add_mixture(const CudaBlock& block, const float* gate) {
-  const bool one = options.overlap && rows == 1;
   activations.added.fill(0, stream);
   kernels::AddNormedArgs args{.x = activations.experts.as<float>(),
                               .weight = block.norm(model::NormRole::expert_output),
@@ -326,7 +319,7 @@ void LayerRunner::add_mixture(const CudaBlock& block, const float* gate) {
                               .rows = rows,
                               .cols = config.hidden_size,
                               .y = activations.added.as<float>(),
-                              .overlap = one};
+                              .overlap = step_overlaps()};
   kernels::add_normed_cuda(args, stream);
   if (block.groups.size() > 1 && gate == nullptr) {
     args.x = activations.shared.as<float>();
@@ -340,7 +333,7 @@ void LayerRunner::add_mixture(const CudaBlock& block, const float* gate) {
                            .rows = rows,
                            .cols = config.hidden_size,
                            .y = activations.added.as<float>(),
-                           .overlap = one},
+                           .overlap = step_overlaps()},
                           stream);
   }
   add_apart(block);
@@ -396,7 +389,7 @@ float* split_gates(LayerRunner& runner, const CudaBlock& block) {
                              .behind = 2 * attention.kv_heads * attention.head_dim,
                              .qkv = activations.split.as<float>(),
                              .gates = activations.gates.as<float>(),
-                             .overlap = runner.options.overlap && runner.rows == 1},
+                             .overlap = runner.step_overlaps()},
                             runner.stream);
   return activations.split.as<float>();
 }
@@ -405,8 +398,8 @@ void apply_gates(LayerRunner& runner, const CudaBlock& block) {
   const model::AttentionConfig& attention = block.plan.attention;
   if (!attention.output_gate) return;
   kernels::sigmoid_multiply_cuda(runner.activations.attended.as<__half>(), runner.activations.gates.as<float>(),
-                                 runner.rows * attention.heads * attention.head_dim,
-                                 runner.options.overlap && runner.rows == 1, runner.stream);
+                                 runner.rows * attention.heads * attention.head_dim, runner.step_overlaps(),
+                                 runner.stream);
 }
 
 void run_delta_net(LayerRunner& runner, const CudaBlock& block, const kernels::DeltaMemory& memory, bool begins,
@@ -429,7 +422,7 @@ void run_delta_net(LayerRunner& runner, const CudaBlock& block, const kernels::D
                            .begins = begins,
                            .scratch = activations.mixed.as<float>() + first * kernels::delta_scratch(shape),
                            .out = activations.attended.as<__half>() + first * shape.values(),
-                           .overlap = runner.options.overlap && runner.rows == 1},
+                           .overlap = runner.step_overlaps()},
                           runner.stream);
 }
 

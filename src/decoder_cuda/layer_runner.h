@@ -88,12 +88,15 @@ struct LayerRunner {
   void observe(const CudaLinear& linear, const device::DeviceBuffer& input, const CudaObserver* observer) const;
 
   const model::ModelConfig& config;
-  const model::AttentionConfig usual;  ///< usual_attention()
+  const model::AttentionConfig usual;  ///< usual_attention(): whose angles a step lays out
   const LayerRunnerOptions options;
   const device::Stream& stream;
   CudaMultiplier multiplier;
   Activations activations;
   std::optional<MixtureScratch> mixtures;
+  /// Whether the launches of what runs now may begin while those before still run.
+  bool step_overlaps() const noexcept { return options.overlap && rows == 1; }
+
   float* residual = nullptr;
   const float* layer_embeddings = nullptr;  ///< [rows × layers · layer_embedding_size], where layers have some
   int64_t rows = 0;

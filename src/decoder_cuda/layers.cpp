@@ -111,7 +111,7 @@ void CudaDecoder::Impl::attend_single(size_t index, const CudaBlock& block, cons
   args.heads = static_cast<int>(attention.heads);
   args.layer = keys_of(index, block);
   kernels::HeadRotation rotation = single_row ? ropes.steps(attention) : ropes.rotation(attention, rows.first);
-  const bool as_it_is = has_usual_heads(block.plan, usual);
+  const bool as_it_is = has_usual_heads(block.plan, runner.usual);
   if (!as_it_is && !arrange_step(runner, block, rows, rotation, args)) return;
   if (as_it_is) {
     if (single_row) rotation.cosine = step_cosine.as<float>(), rotation.sine = step_sine.as<float>();
@@ -188,7 +188,7 @@ void CudaDecoder::Impl::draw(const float* row) {
 void CudaDecoder::Impl::mark_token() { events[static_cast<size_t>(steps) % token_events].record(stream); }
 
 void CudaDecoder::Impl::launch_step() {
-  const kernels::HeadRotation angles = ropes.steps(usual);
+  const kernels::HeadRotation angles = ropes.steps(runner.usual);
   auto* const now = state.as<StepState>();
   embed(&now->token, 1, options.overlap,
         {angles.cosine, angles.sine, angles.pairs, &now->position, step_cosine.as<float>(), step_sine.as<float>()});

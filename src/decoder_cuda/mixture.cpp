@@ -139,6 +139,10 @@ bool side_routes(const std::optional<CudaLinear>& all, int64_t n) {
 
 }  // namespace
 
+bool reads_several_norms(const model::Block& plan) {
+  return plan.norm(model::NormRole::expert_input) != nullptr || plan.vector(model::VectorRole::router_scale) != nullptr;
+}
+
 bool CudaMixture::routes() const noexcept {
   return side_routes(all_inputs, inputs.front().n) && side_routes(all_outputs, outputs.front().n);
 }

@@ -29,6 +29,9 @@ struct CudaMixture {
   bool routes() const noexcept;
 };
 
+/// Whether the experts, the router and the shared part of a mixture do not all read the same.
+bool reads_several_norms(const model::Block& plan);
+
 /// Throws as upload_linears.
 CudaMixture upload_mixture(const model::Block& plan, const model::LayerWeights& weights, UploadRing& ring);
 /// The same of random weights: `make` makes a linear of so many outputs and inputs.

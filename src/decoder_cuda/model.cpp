@@ -67,8 +67,7 @@ NormBetween CudaBlock::taken_over() const noexcept {
   if (!mixture) return fuses(groups.front()) ? own : NormBetween{};
   // Its router completes logits; what else reads the norm must complete products.
   const bool shared = groups.size() == 1 || (fuses(groups[1]) && groups[1].gates() != kernels::GateOrder::none);
-  const bool one_norm = plan.vector(model::VectorRole::router_scale) == nullptr;
-  return one_norm && shared && mixture->routes() ? own : NormBetween{};
+  return !reads_several_norms(plan) && shared && mixture->routes() ? own : NormBetween{};
 }
 
 const float* CudaBlock::vector(model::VectorRole role) const noexcept {

@@ -71,12 +71,7 @@ MatrixView<const float> Decoder::forward(std::span<const int32_t> ids, const Obs
   };
   decoder.runner.set_positions(decoder.position, rows);
   decoder.runner.set_int8_activations(decoder.int8_activations && rows >= kernels::least_int8_rows);
-  embed(config, decoder.model.embeddings(), ids, x);
-  if (const auto& own = decoder.model.layer_embeddings()) {
-    const auto rows_of_layers = decoder.layer_embeddings.matrix(rows, own->table.k);
-    embed_layers(config, *own, ids, x, rows_of_layers);
-    decoder.runner.set_layer_embeddings(rows_of_layers);
-  }
+  begin_hidden(decoder.model, ids, decoder.runner, decoder.layer_embeddings, x);
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     observe(layer);
     decoder.runner.run(decoder.model.layers()[static_cast<size_t>(layer)], decoder.memories.layer(layer), x, observer);

@@ -71,6 +71,16 @@ void embed_layers(const ModelConfig& config, const LayerEmbeddings& weights, std
   });
 }
 
+void begin_hidden(const Model& model, std::span<const int32_t> ids, LayerDecoder& runner, Floats& scratch,
+                  MatrixView<float> x) {
+  embed(model.config(), model.embeddings(), ids, x);
+  const auto& own = model.layer_embeddings();
+  if (!own) return;
+  const auto rows = scratch.matrix(x.rows, own->table.k);
+  embed_layers(model.config(), *own, ids, x, rows);
+  runner.set_layer_embeddings(rows);
+}
+
 /// A rotary embedding of some of the layers, at the positions that were set.
 struct Angles {
   RopeConfig config;

@@ -33,6 +33,12 @@ void embed(const ModelConfig& config, const kernels::LinearWeight& embeddings, s
 void embed_layers(const ModelConfig& config, const LayerEmbeddings& weights, std::span<const int32_t> ids,
                   MatrixView<const float> hidden, MatrixView<float> out);
 
+class LayerDecoder;
+
+/// Hidden states 0 of `ids` into `x`; `runner` gets what its layers add of their own, in `scratch`.
+void begin_hidden(const Model& model, std::span<const int32_t> ids, LayerDecoder& runner, Floats& scratch,
+                  MatrixView<float> x);
+
 /// Runs layers on hidden states; holds scratch only, the caller owns what layers remember. Not thread-safe.
 class LayerDecoder {
  public:

@@ -59,12 +59,7 @@ class Writer {
   void step(int64_t position) {
     const auto x = hidden_.matrix(count_, config_.hidden_size);
     runner_.set_step(position, count_);
-    embed(config_, model_.embeddings(), last_, x);
-    if (const auto& own = model_.layer_embeddings()) {
-      const auto rows = layer_embeddings_.matrix(count_, own->table.k);
-      embed_layers(config_, *own, last_, x, rows);
-      runner_.set_layer_embeddings(rows);
-    }
+    begin_hidden(model_, last_, runner_, layer_embeddings_, x);
     std::vector<LayerMemory> memories(static_cast<size_t>(count_));
     for (int64_t layer = 0; layer < config_.layers; ++layer) {
       for (size_t i = 0; i < memories.size(); ++i) memories[i] = memories_[i].layer(layer);

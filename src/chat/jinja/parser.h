@@ -58,6 +58,8 @@ class Parser {
   // Expressions (parser_expressions.cpp).
   ExpressionPointer expression(bool with_conditional = true);
   ExpressionPointer conditional();
+  /// Operands with `word` between them, from the left.
+  ExpressionPointer joined(std::string_view word, Expression::Kind kind, ExpressionPointer (Parser::*operand)());
   ExpressionPointer logical_or();
   ExpressionPointer logical_and();
   ExpressionPointer logical_not();

@@ -62,27 +62,19 @@ ExpressionPointer Parser::conditional() {
   return value;
 }
 
-ExpressionPointer Parser::logical_or() {
-  auto left = logical_and();
-  while (at_name("or")) {
-    auto node = make(Kind::logical_or, take().line);
+ExpressionPointer Parser::joined(std::string_view word, Kind kind, ExpressionPointer (Parser::*operand)()) {
+  auto left = (this->*operand)();
+  while (at_name(word)) {
+    auto node = make(kind, take().line);
     node->children.push_back(std::move(left));
-    node->children.push_back(logical_and());
+    node->children.push_back((this->*operand)());
     left = checked(std::move(node));
   }
   return left;
 }
 
-ExpressionPointer Parser::logical_and() {
-  auto left = logical_not();
-  while (at_name("and")) {
-    auto node = make(Kind::logical_and, take().line);
-    node->children.push_back(std::move(left));
-    node->children.push_back(logical_not());
-    left = checked(std::move(node));
-  }
-  return left;
-}
+ExpressionPointer Parser::logical_or() { return joined("or", Kind::logical_or, &Parser::logical_and); }
+ExpressionPointer Parser::logical_and() { return joined("and", Kind::logical_and, &Parser::logical_not); }
 
 ExpressionPointer Parser::logical_not() {
   if (!at_name("not")) return compare();

@@ -9,7 +9,6 @@ namespace {
 
 constexpr int warps = 4;
 constexpr int most_dim = 512;
-constexpr int most_transformed = 256;
 
 /// A head of a row: which, and where it comes from.
 struct Head {
@@ -61,14 +60,6 @@ __device__ void turn(const HeadRotation& rotation, bool neighbours, int64_t row,
   __syncwarp();
 }
 
-__device__ void store(const PagedLayer& layer, const Head& head, int64_t position, int dim, float* values) {
-  if (head.key && kv_transforms_keys(layer.type)) transform_head<most_transformed>(values, dim);
-  const KvType type = head.key ? layer.type : kv_value_type(layer.type);
-  std::byte* const page = head_page(head.key ? layer.keys : layer.values, layer.table[position / kv_page_tokens],
-                                    layer.kv_heads, head.index, kv_head_page_bytes(type, dim));
-  encode_row(layer.type, head.key, values, dim, static_cast<int>(position % kv_page_tokens), {page, nullptr});
-}
-
 /// A warp for each head of a row.
 __global__ void arrange_heads_kernel(const ArrangeHeadsArgs args, const PagedLayer layer) {
   __shared__ float heads[warps][most_dim];
@@ -96,7 +87,7 @@ __global__ void arrange_heads_kernel(const ArrangeHeadsArgs args, const PagedLay
   }
   float* const out = args.out + row * all * args.head_dim + index % all * args.head_dim;
   for (int i = static_cast<int>(threadIdx.x) % 32; i < args.head_dim; i += 32) out[i] = values[i] * scale;
-  if (layer.keys != nullptr && !head.query) store(layer, head, position, dim, values);
+  if (layer.keys != nullptr && !head.query) store_head(layer, head.key, head.index, position, dim, values);
 }
 
 constexpr int attending_warps = 8;
@@ -219,7 +210,7 @@ void arrange_heads_cuda(const ArrangeHeadsArgs& args, const device::Stream& stre
   const int dim = kv_padded_dim(args.head_dim);
   ensure(args.rows >= 1 && dim > 0 && dim <= most_dim && 2 * args.rotation.pairs <= args.head_dim &&
              args.temperature_length >= 1 &&
-             (args.store == nullptr || args.store->type == KvType::f16 || dim <= most_transformed),
+             (args.store == nullptr || args.store->type == KvType::f16 || dim <= kv_most_dim),
          "arrange_heads: shapes do not fit");
   const int64_t items = args.rows * (args.heads + 2 * args.kv_heads);
   const LaunchShape shape{dim3(static_cast<unsigned>((items + warps - 1) / warps)), 32 * warps, 0, args.overlap};

@@ -214,4 +214,15 @@ __device__ __forceinline__ std::byte* head_page(std::byte* pool, int64_t page, i
   return pool + (page * kv_heads + head) * bytes;
 }
 
+/// Stores a key or a value of key head `kv_head` where the token at `position` has its row; keys are transformed in place
+/// where their type has it. The whole warp together.
+__device__ __forceinline__ void store_head(const PagedLayer& layer, bool key, int kv_head, int64_t position, int dim,
+                                           float* values) {
+  if (key && kv_transforms_keys(layer.type)) transform_head<kv_most_dim>(values, dim);
+  const KvType type = key ? layer.type : kv_value_type(layer.type);
+  std::byte* const page = head_page(key ? layer.keys : layer.values, layer.table[position / kv_page_tokens],
+                                    layer.kv_heads, kv_head, kv_head_page_bytes(type, dim));
+  encode_row(layer.type, key, values, dim, static_cast<int>(position % kv_page_tokens), {page, nullptr});
+}
+
 }  // namespace w4q::kernels

@@ -30,17 +30,12 @@ __global__ void rotate_and_store_kernel(QkvRows qkv, PagedLayer layer, HeadRotat
                                   rotation.pairs);
     rotate_head(values, angles, rotation.pairs);
   }
-  if (key && kv_transforms_keys(layer.type)) transform_head<most_dim>(values, dim);
   if (query) {
     for (int i = static_cast<int>(threadIdx.x) % 32; i < layer.head_dim; i += 32) raw[i] = values[i];
     return;
   }
-  const int64_t position = first + row;
   const int kv_head = key ? head - qkv.heads : head - qkv.heads - layer.kv_heads;
-  const KvType type = key ? layer.type : kv_value_type(layer.type);
-  std::byte* const page = head_page(key ? layer.keys : layer.values, layer.table[position / kv_page_tokens],
-                                    layer.kv_heads, kv_head, kv_head_page_bytes(type, dim));
-  encode_row(layer.type, key, values, dim, static_cast<int>(position % kv_page_tokens), {page, nullptr});
+  store_head(layer, key, kv_head, first + row, dim, values);
 }
 
 __device__ float decode_q4(bool key, const std::byte* page, int dim, int slot, int i) {
