@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -12,6 +13,24 @@ namespace w4q {
 namespace {
 
 constexpr size_t mapped_from = size_t{1} << 20;
+
+// Memory of malloc, moved up to a multiple of the alignment; the word before it says where it was. aligned_alloc() of
+// glibc before 2.38 does not find what was freed at an alignment again, and the heap grows with every matrix.
+static_assert(Buffer::alignment >= sizeof(void*) && alignof(std::max_align_t) >= sizeof(void*));
+
+std::byte* allocate_aligned(size_t size) {
+  auto* const whole = static_cast<std::byte*>(::operator new[](size + Buffer::alignment));
+  const auto address = reinterpret_cast<uintptr_t>(whole);
+  std::byte* const data = whole + (Buffer::alignment - address % Buffer::alignment);
+  std::memcpy(data - sizeof(void*), &whole, sizeof(void*));
+  return data;
+}
+
+void free_aligned(std::byte* data) noexcept {
+  std::byte* whole = nullptr;
+  std::memcpy(&whole, data - sizeof(void*), sizeof(void*));
+  ::operator delete[](whole);
+}
 
 /// Mapped memory that waits for its next user.
 class Kept {
@@ -102,7 +121,7 @@ std::byte* Buffer::allocate(size_t size, bool zeroed) {
     ::madvise(data, size, MADV_HUGEPAGE);
     return static_cast<std::byte*>(data);
   }
-  auto* data = static_cast<std::byte*>(::operator new[](size, std::align_val_t(alignment)));
+  std::byte* const data = allocate_aligned(size);
   if (zeroed) std::memset(data, 0, size);
   return data;
 }
@@ -112,7 +131,7 @@ void Buffer::Free::operator()(std::byte* data) const noexcept {
   if (size >= mapped_from) {
     if (!kept().give(data, size)) ::munmap(data, size);
   } else {
-    ::operator delete[](data, std::align_val_t(alignment));
+    free_aligned(data);
   }
 }
 
