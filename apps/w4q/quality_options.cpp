@@ -13,10 +13,11 @@ bool has_calibration(const QualityArguments& arguments) {
   return arguments.calibration.has_text() || !arguments.statistics.empty();
 }
 
-/// Statistics are what was decoded before. Options of decoding are refused beside them, not ignored.
-void check_statistics(const QualityArguments& arguments) {
+/// Statistics are what was decoded before. Options of decoding are refused beside them, not ignored, unless a step goes
+/// over the text itself.
+void check_statistics(const QualityArguments& arguments, const quantize::Steps& steps) {
   const std::string given = given_decoding_option(arguments.calibration);
-  if (arguments.statistics.empty() || given.empty()) return;
+  if (arguments.statistics.empty() || given.empty() || steps.any(&StepRow::needs_walk)) return;
   throw without_text(given, "--stats needs none", "--calib instead of --stats");
 }
 
@@ -129,8 +130,8 @@ void add_quality(CLI::App& command, QualityArguments& arguments, CLI::Option& co
 }
 
 void set_quality(const QualityArguments& arguments, pipeline::QuantizeRequest& request) {
-  check_statistics(arguments);
   request.options.steps = chosen_steps(arguments, request);
+  check_statistics(arguments, request.options.steps);
   quantize::check_complete(request.options.steps);
   const bool searches = request.options.searches();
   check_method(arguments, request, searches);
@@ -139,12 +140,13 @@ void set_quality(const QualityArguments& arguments, pipeline::QuantizeRequest& r
   if (!needs && !searches) {
     throw Error(ErrorCode::bad_argument, concat("method ", request.method, " does not use calibration by itself"))
         .hint(
-            "--method awq does, and so do --scales search, --codebook lloyd, --awq, --feedback, --sweeps and "
+            "--method awq does, and so do --scales search, --codebook lloyd, --awq, --asym, --feedback, --sweeps and "
             "--calibrate-norms");
   }
   // Presets need no text of the user.
   pipeline::CalibrationText text = calibration_text(arguments.calibration);
-  if (!has_calibration(arguments) && !arguments.quality.empty()) text.self = true;
+  const bool reads = arguments.statistics.empty() || request.options.steps.any(&StepRow::needs_walk);
+  if (reads && text.empty() && !arguments.quality.empty()) text.self = true;
   request.calibrated = {.text = std::move(text),
                         .statistics = arguments.statistics,
                         .max_memory = static_cast<int64_t>(arguments.calibration.max_memory)};

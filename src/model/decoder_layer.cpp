@@ -97,6 +97,7 @@ struct BlockRun {
   std::span<const LayerMemory> memories;  ///< one, or one for each row
   const Observer* observer;
   int64_t first_row;  ///< of these rows among those that were set
+  LayerPart::End end = LayerPart::End::behind;
 
   std::span<const float> norm(NormRole role) const {
     const auto* planned = block.norm(role);
@@ -145,6 +146,7 @@ struct LayerDecoder::Impl {
   void run_experts(const BlockRun& run, const Routing& routing, MatrixView<const float> input, MatrixView<float> sum);
   void run_shared(const BlockRun& run, MatrixView<const float> input, MatrixView<const float> shares,
                   MatrixView<float> sum);
+  static void show(const BlockRun& run, const InputGroup& group, MatrixView<const float> input);
   /// The products of a group, one for each of its linears.
   void multiply(const BlockRun& run, const InputGroup& group, MatrixView<const float> input,
                 std::vector<Floats>& products);
@@ -167,13 +169,16 @@ struct LayerDecoder::Impl {
   std::vector<Angles> ropes;                              // as many as layers differ in
 };
 
+void LayerDecoder::Impl::show(const BlockRun& run, const InputGroup& group, MatrixView<const float> input) {
+  if (run.observer == nullptr || !run.observer->linear_input) return;
+  std::vector<std::string_view> names;
+  for (const auto& linear : group.linears) names.push_back(linear.name);
+  run.observer->linear_input(names, input);
+}
+
 void LayerDecoder::Impl::multiply(const BlockRun& run, const InputGroup& group, MatrixView<const float> input,
                                   std::vector<Floats>& products) {
-  if (run.observer && run.observer->linear_input) {
-    std::vector<std::string_view> names;
-    for (const auto& linear : group.linears) names.push_back(linear.name);
-    run.observer->linear_input(names, input);
-  }
+  show(run, group, input);
   if (products.size() < group.linears.size()) products.resize(group.linears.size());
   for (size_t i = 0; i < group.linears.size(); ++i) {
     const LinearWeight& weight = run.weights.linears[group.linears[i].position];
@@ -450,6 +455,7 @@ void LayerDecoder::Impl::run_block(const BlockRun& run, MatrixView<float> x) {
   if (block.kind == BlockKind::mixture) {
     output = mix(run, x, input);
   } else {
+    if (run.end == LayerPart::End::at_first_group) return show(run, block.groups.front(), input);
     MatrixView<float> mixed;
     switch (block.kind) {
       case BlockKind::attention:
@@ -465,6 +471,7 @@ void LayerDecoder::Impl::run_block(const BlockRun& run, MatrixView<float> x) {
         multiply(run, block.groups.front(), input, first);
         mixed = gate(run, block.groups.front(), first, x.rows);
     }
+    if (run.end == LayerPart::End::at_last_group) return show(run, block.groups.back(), mixed);
     multiply(run, block.groups.back(), mixed, last);
     output = last[0].matrix(x.rows, x.cols);
   }
@@ -515,14 +522,21 @@ void LayerDecoder::set_layer_embeddings(MatrixView<const float> embeddings) noex
 
 void LayerDecoder::run(const LayerWeights& weights, const LayerMemory& memory, MatrixView<float> x,
                        const Observer* observer) {
+  run_part({0, weights.plan.blocks.size() - 1}, weights, memory, x, observer);
+}
+
+void LayerDecoder::run_part(const LayerPart& part, const LayerWeights& weights, const LayerMemory& memory,
+                            MatrixView<float> x, const Observer* observer) {
   const bool fits = x.cols == impl_->config.hidden_size && x.rows == impl_->set_rows && !impl_->apart;
   ensure(fits, "a decoder layer got hidden states of another shape than was set");
-  for (const auto& block : weights.plan.blocks) {
+  for (size_t i = part.first; i <= part.last; ++i) {
+    const Block& block = weights.plan.blocks[i];
+    const auto end = i == part.last ? part.end : LayerPart::End::behind;
     const bool at_once = block.kind == BlockKind::attention || block.kind == BlockKind::delta_net;
     const int64_t most = at_once ? x.rows : mlp_rows;
     for (int64_t begin = 0; begin < x.rows; begin += most) {
       const MatrixView<float> rows(x.row(begin), std::min(most, x.rows - begin), x.cols, x.stride);
-      impl_->run_block({weights, block, {&memory, 1}, observer, begin}, rows);
+      impl_->run_block({weights, block, {&memory, 1}, observer, begin, end}, rows);
     }
   }
 }

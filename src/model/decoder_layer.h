@@ -39,6 +39,16 @@ class LayerDecoder;
 void begin_hidden(const Model& model, std::span<const int32_t> ids, LayerDecoder& runner, Floats& scratch,
                   MatrixView<float> x);
 
+/// Some of a layer: blocks of its plan, one behind the other.
+struct LayerPart {
+  /// Where the run of the last one ends. At a group: once an observer has seen what the block's first one reads, or its
+  /// last one; hidden states are undefined then. Mixtures are run to their end.
+  enum class End { behind, at_first_group, at_last_group };
+
+  size_t first = 0, last = 0;
+  End end = End::behind;
+};
+
 /// Runs layers on hidden states; holds scratch only, the caller owns what layers remember. Not thread-safe.
 class LayerDecoder {
  public:
@@ -61,6 +71,9 @@ class LayerDecoder {
   /// is begun anew. Throws internal when the shapes do not fit.
   void run(const LayerWeights& weights, const LayerMemory& memory, MatrixView<float> x,
            const Observer* observer = nullptr);
+  /// The same of some of the layer.
+  void run_part(const LayerPart& part, const LayerWeights& weights, const LayerMemory& memory, MatrixView<float> x,
+                const Observer* observer = nullptr);
   /// The same of a step: `memories` are those of the rows' sequences.
   void run(const LayerWeights& weights, std::span<const LayerMemory> memories, MatrixView<float> x);
 

@@ -126,7 +126,8 @@ class Job {
     wanted.sensitivity = true;
     calibrate_model(wanted, source_);
     calibrated.statistics = wanted.output;
-    calibrated.text = {};
+    // What the run goes over anew stays.
+    if (!request_.options.steps.any(&quantize::StepRow::needs_walk)) calibrated.text = {};
   }
 
   /// Fills the costs of all choices: at every width, each layer is quantized as it will be.

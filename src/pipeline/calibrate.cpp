@@ -42,9 +42,11 @@ int64_t layer_bytes(const model::OpenedModel& model) {
 int64_t states_limit(const model::OpenedModel& model, const CalibrationWindows& windows,
                      const CalibrationOptions& options) {
   if (options.max_memory == 0) return std::numeric_limits<int64_t>::max();
+  const int64_t streams = options.pairs ? 2 : 1;
   const int64_t fixed = options.reserved_memory + calibration_memory(model, windows.length, options.gram) +
-                        model::WalkMemories::kept_bytes(model.config, windows.samples, windows.length);
-  if (options.max_memory >= fixed) return options.max_memory - fixed;
+                        (options.pairs ? pairs_memory(model, windows.length) : 0) +
+                        streams * model::WalkMemories::kept_bytes(model.config, windows.samples, windows.length);
+  if (options.max_memory >= fixed) return (options.max_memory - fixed) / streams;
   throw Error(ErrorCode::bad_argument, concat("--max-memory ", human_bytes(options.max_memory), " is not enough"))
       .detail(concat("one layer of this model needs ", human_bytes(fixed)))
       .hint("give more, shorten --length, or leave out the Gram matrices (--diagonal)");
@@ -137,6 +139,20 @@ int64_t calibration_memory(const model::OpenedModel& model, int64_t length, bool
   return base_memory + layer_bytes(model) + statistics + scratch;
 }
 
+int64_t pairs_memory(const model::OpenedModel& model, int64_t length) {
+  int64_t sums = 0, widest = 0;
+  for (int64_t layer = 0; layer < model.config.layers; ++layer) {
+    for (const auto& group : model::input_groups(model.config, layer)) {
+      if (group.expert) continue;
+      widest = std::max(widest, group.width);
+      sums =
+          std::max(sums, int64_t{sizeof(double)} * (group.width * group.width + quantize::triangle_size(group.width)));
+    }
+  }
+  // Both inputs of a group for a window, and what lies between them.
+  return layer_bytes(model) + sums + 3 * length * widest * int64_t{sizeof(float)};
+}
+
 struct Calibration::Impl {
   Impl(const model::OpenedModel& model_, CalibrationWindows windows_, const CalibrationOptions& options_)
       : model(model_),
@@ -152,6 +168,7 @@ struct Calibration::Impl {
                options.spill_at),
         decoder(config),
         memories(config, windows.samples, windows.length) {
+    if (options.pairs) quantized.emplace(model, windows, options);
     model::require_decoder(config, "calibration");
     if (gpu != nullptr) model::require_layer_by_layer(config, "calibration on a GPU");
     own_embeddings = model::load_layer_embeddings(model);
@@ -169,12 +186,14 @@ struct Calibration::Impl {
     for (int64_t window = resident; window < windows.samples; ++window) {
       model::embed(config, table, windows.window(window), states.get(window - resident));
       states.put(window - resident);
+      if (quantized) quantized->put(window, states.get(window));
     }
   }
 
   LayerStatistics run(int64_t index, bool keep_gram) {
-    const auto weights = model::load_layer(model, index);
-    return gpu != nullptr ? gpu->run(weights, index, states, keep_gram, options.on_window) : run_on_cpu(weights, index);
+    weights = model::load_layer(model, index);
+    if (!want_statistics) return {};
+    return gpu != nullptr ? gpu->run(*weights, index, states, keep_gram, options.on_window) : run_on_cpu(index);
   }
 
   /// What layers add of their own: computed anew for each of them, which takes no memory between layers.
@@ -187,7 +206,7 @@ struct Calibration::Impl {
     decoder.set_layer_embeddings(rows);
   }
 
-  LayerStatistics run_on_cpu(const model::LayerWeights& weights, int64_t index) {
+  LayerStatistics run_on_cpu(int64_t index) {
     const auto groups = model::input_groups(config, index);
     LayerStatistics result(groups.size());
     for (size_t i = 0; i < groups.size(); ++i) result[i] = quantize::make_statistics(groups[i].width, options.gram);
@@ -199,13 +218,122 @@ struct Calibration::Impl {
     };
     for (int64_t window = 0; window < windows.samples; ++window) {
       if (own_embeddings) embed_layers(window);
-      decoder.run(weights, memories.layer(index, window), states.get(window), &observer);
-      states.put(window);
+      // Pairs go over this layer again: its inputs stay.
+      const auto hidden = quantized ? quantized->copy(states.get(window)) : states.get(window);
+      decoder.run(*weights, memories.layer(index, window), hidden, &observer);
+      if (!quantized) states.put(window);
       check_interrupt();
       if (options.on_window) options.on_window();
     }
     return result;
   }
+
+  /// Runs one of the models over blocks [first, last] of the present layer, as `part` says; the inputs of `group` that it
+  /// meets go into `rows`.
+  void capture(const model::InputGroup& group, const model::LayerPart& part, const model::LayerWeights& of,
+               const model::LayerMemory& memory, MatrixView<float> hidden, MatrixView<float> rows) {
+    int64_t seen = 0;
+    model::Observer observer;
+    observer.linear_input = [&](std::span<const std::string_view> linears, MatrixView<const float> input) {
+      if (linears.front() != group.name()) return;
+      ensure(seen + input.rows <= rows.rows && input.cols == rows.cols, "calibration: inputs of another shape");
+      for (int64_t r = 0; r < input.rows; ++r) std::copy_n(input.row(r), input.cols, rows.row(seen + r));
+      seen += input.rows;
+    };
+    decoder.run_part(part, of, memory, hidden, &observer);
+    ensure(seen == rows.rows, "calibration: inputs of another length");
+  }
+
+  quantize::InputPair pair(size_t index, const model::LayerWeights& packed) {
+    const auto group = model::input_groups(config, layer - 1)[index];
+    const auto [block, end] = place_of(packed.plan, group.name());
+    advance_plain(block);
+    advance_quantized(block, packed);
+    // What the model as it is does behind a block's last group does not wait for what is made of it.
+    const bool goes_on = packed.plan.blocks[block].groups.back().name() == group.name();
+    const model::LayerPart part{block, block, end};
+    auto result = quantize::make_input_pair(group.width);
+    for (int64_t window = 0; window < windows.samples; ++window) {
+      if (own_embeddings) embed_layers(window);
+      const auto plain = quantized->plain_rows.matrix(windows.length, group.width);
+      const auto rounded = quantized->rounded_rows.matrix(windows.length, group.width);
+      const auto hidden = goes_on ? states.get(window) : quantized->copy(states.get(window));
+      capture(group, goes_on ? model::LayerPart{block, block} : part, *weights, memories.layer(layer - 1, window),
+              hidden, plain);
+      if (goes_on) states.put(window);
+      capture(group, part, packed, quantized->memories.layer(layer - 1, window),
+              quantized->copy(quantized->states.get(window)), rounded);
+      quantize::add_rows(result, plain, rounded, group.name());
+      check_interrupt();
+    }
+    if (goes_on) plain_blocks = block + 1;
+    return result;
+  }
+
+  /// Of the model as it is: the blocks of the present layer up to `end`.
+  void advance_plain(size_t end) {
+    for (int64_t window = 0; plain_blocks < end && window < windows.samples; ++window) {
+      if (own_embeddings) embed_layers(window);
+      decoder.run_part({plain_blocks, end - 1}, *weights, memories.layer(layer - 1, window), states.get(window));
+      states.put(window);
+      check_interrupt();
+    }
+    plain_blocks = std::max(plain_blocks, end);
+  }
+
+  /// Of the quantized one.
+  void advance_quantized(size_t end, const model::LayerWeights& packed) {
+    for (int64_t window = 0; quantized_blocks < end && window < windows.samples; ++window) {
+      if (own_embeddings) embed_layers(window);
+      decoder.run_part({quantized_blocks, end - 1}, packed, quantized->memories.layer(layer - 1, window),
+                       quantized->states.get(window));
+      quantized->states.put(window);
+      check_interrupt();
+    }
+    quantized_blocks = std::max(quantized_blocks, end);
+  }
+
+  void finish(const model::LayerWeights& packed) {
+    advance_plain(packed.plan.blocks.size());
+    advance_quantized(packed.plan.blocks.size(), packed);
+  }
+
+  /// The block of a group, and where its run may end that is there for the group's inputs.
+  static std::pair<size_t, model::LayerPart::End> place_of(const model::LayerPlan& plan, const std::string& group) {
+    using End = model::LayerPart::End;
+    for (size_t i = 0; i < plan.blocks.size(); ++i) {
+      const auto& groups = plan.blocks[i].groups;
+      if (groups.front().name() == group) return {i, End::at_first_group};
+      if (std::ranges::any_of(groups, [&](const auto& own) { return own.name() == group; }))
+        return {i, End::at_last_group};
+    }
+    ensure(false, "calibration: a group of another layer");
+    return {};
+  }
+
+  /// What the layers that are quantized hand on.
+  struct Quantized {
+    Quantized(const model::OpenedModel& model, const CalibrationWindows& windows, const CalibrationOptions& options)
+        : states(windows.samples, windows.length, model.config.hidden_size, states_limit(model, windows, options),
+                 options.spill_at),
+          memories(model.config, windows.samples, windows.length) {}
+
+    void put(int64_t window, MatrixView<const float> hidden) {
+      const auto own = states.get(window);
+      std::copy_n(hidden.data, hidden.rows * hidden.cols, own.data);
+      states.put(window);
+    }
+    /// Of hidden states that are to stay, for a run that changes them; valid until the next.
+    MatrixView<float> copy(MatrixView<const float> hidden) {
+      const auto result = scratch.matrix(hidden.rows, hidden.cols);
+      std::copy_n(hidden.data, hidden.rows * hidden.cols, result.data);
+      return result;
+    }
+
+    HiddenStates states;
+    model::WalkMemories memories;
+    model::Floats scratch, plain_rows, rounded_rows;
+  };
 
   const model::OpenedModel& model;
   const model::ModelConfig& config;
@@ -216,10 +344,15 @@ struct Calibration::Impl {
   HiddenStates states;
   model::LayerDecoder decoder;
   model::WalkMemories memories;
+  std::optional<Quantized> quantized;          ///< with pairs
+  std::optional<model::LayerWeights> weights;  ///< of the latest layer
   std::optional<model::LayerEmbeddings> own_embeddings;
   std::optional<kernels::LinearWeight> embeddings;  ///< where layers have some of their own
   model::Floats embedded, layer_embeddings;
-  int64_t layer = 0;
+  int64_t layer = 0;  ///< the next one
+  bool want_statistics = true;
+  bool finished = true;                           ///< the one before it, where that is asked for
+  size_t plain_blocks = 0, quantized_blocks = 0;  ///< of the one before it, which hidden states are behind
 };
 
 Calibration::Calibration(const model::OpenedModel& model, CalibrationWindows windows, const CalibrationOptions& options)
@@ -228,10 +361,34 @@ Calibration::~Calibration() = default;
 
 LayerStatistics Calibration::next(bool keep_gram) {
   ensure(impl_->layer < impl_->config.layers, "calibration: there is no further layer");
+  ensure(impl_->finished, "calibration: the layer before was not finished");
   if (impl_->layer == 0) impl_->embed();
+  impl_->finished = !impl_->options.pairs;
+  impl_->plain_blocks = impl_->quantized_blocks = 0;
   return impl_->run(impl_->layer++, keep_gram);
 }
 
-int64_t Calibration::spilled() const noexcept { return impl_->states.spilled(); }
+void Calibration::next_without_statistics() {
+  ensure(impl_->options.pairs, "calibration: there are no pairs");
+  impl_->want_statistics = false;
+  next();
+  impl_->want_statistics = true;
+}
+
+std::optional<quantize::InputPair> Calibration::pair(size_t group, const model::LayerWeights& quantized) {
+  ensure(!impl_->finished, "calibration: there are no pairs");
+  if (model::input_groups(impl_->config, impl_->layer - 1).at(group).expert) return std::nullopt;
+  return impl_->pair(group, quantized);
+}
+
+void Calibration::finish(const model::LayerWeights& quantized) {
+  ensure(!impl_->finished, "calibration: there are no pairs");
+  impl_->finish(quantized);
+  impl_->finished = true;
+}
+
+int64_t Calibration::spilled() const noexcept {
+  return impl_->states.spilled() + (impl_->quantized ? impl_->quantized->states.spilled() : 0);
+}
 
 }  // namespace w4q::pipeline

@@ -7,14 +7,17 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "chat/chat_text.h"
 #include "device/context.h"
+#include "model/model.h"
 #include "model/opened.h"
 #include "pipeline/linear_groups.h"
+#include "quantize/asymmetric.h"
 
 namespace w4q::quantize {
 struct CudaWork;
@@ -64,7 +67,9 @@ struct CalibrationOptions {
   int64_t reserved_memory = 0;      ///< of these, bytes that the caller needs for itself
   std::filesystem::path spill_at;   ///< where hidden states that do not fit go: a hidden folder beside this path
   std::function<void()> on_window;  ///< called after each window of each layer
-  /// Run the layers on the GPU; null: on the CPU. `max_memory` counts host memory only.
+  /// Keep what the model as it is and what the quantized one hand from layer to layer side by side: pair(), finish().
+  bool pairs = false;
+  /// Run the layers on the GPU, without `pairs`; null: on the CPU. `max_memory` counts host memory only.
   std::shared_ptr<quantize::CudaWork> gpu;
 };
 
@@ -78,6 +83,14 @@ class Calibration {
   /// Runs the next layer over all windows. Layers come in order; throws internal after the last one. On the GPU Gram
   /// matrices stay there with `keep_gram`.
   LayerStatistics next(bool keep_gram = false);
+  /// With CalibrationOptions::pairs: goes on to the next layer for its pairs alone.
+  void next_without_statistics();
+  /// With pairs, after one of these and in the order of the groups: the inputs of a group of its layer, in the model as it is and where
+  /// the layers before were finished with their quantized weights and this one runs with `quantized`. Nothing for an
+  /// expert's.
+  std::optional<quantize::InputPair> pair(size_t group, const model::LayerWeights& quantized);
+  /// With pairs, before the next layer: this one's weights as they were quantized.
+  void finish(const model::LayerWeights& quantized);
   /// How many windows lie on disk between layers.
   int64_t spilled() const noexcept;
 
@@ -88,5 +101,7 @@ class Calibration {
 
 /// Bytes that calibrating one layer takes beside the hidden states of the windows.
 int64_t calibration_memory(const model::OpenedModel& model, int64_t length, bool gram);
+/// What pairs take beyond, likewise.
+int64_t pairs_memory(const model::OpenedModel& model, int64_t length);
 
 }  // namespace w4q::pipeline

@@ -48,12 +48,13 @@ double output_power(MatrixView<const float> weight, MatrixView<const float> gram
 class LayerJob {
  public:
   LayerJob(const model::OpenedModel& model, int64_t layer, const LayerStatistics& statistics,
-           const CalibratedPacking& packing, const std::shared_ptr<quantize::CudaWork>& gpu)
+           const CalibratedPacking& packing, const std::shared_ptr<quantize::CudaWork>& gpu, PairedInputs* paired)
       : checkpoint_(model.folder.tensors),
         config_(model.config),
         layer_(layer),
         statistics_(statistics),
         packing_(packing),
+        paired_(paired),
         scheme_of_(packing.scheme_of),
         options_(packing.options),
         groups_(model::input_groups(config_, layer)),
@@ -66,13 +67,20 @@ class LayerJob {
 
   CalibratedLayer run() {
     // All scales before any packing: those of o_proj and down_proj change the rows of v_proj and up_proj.
-    for (size_t group = 0; group < groups_.size(); ++group) search(group);
+    const bool known = !statistics_.empty();
+    for (size_t group = 0; known && group < groups_.size(); ++group) search(group);
     auto folded = fold_scales(checkpoint_, config_, layer_, targets_, std::move(scales_));
     scales_ = std::move(folded.columns);
     row_scales_ = std::move(folded.rows);
     result_.tensors = std::move(folded.tensors);
     result_.rescaled = std::move(folded.rescaled);
-    for (size_t group = 0; group < groups_.size(); ++group) pack(group);
+    for (size_t group = 0; group < groups_.size(); ++group) {
+      pair_.reset();
+      if (packed_linears(group).empty()) continue;
+      if (paired_ != nullptr) pair_ = paired_->of(group);
+      if (!known) search(group);
+      pack(group);
+    }
     count_experts();
     return std::move(result_);
   }
@@ -84,6 +92,10 @@ class LayerJob {
       const auto& [count, width] = std::pair(statistics_[group].count, groups_[group].width);
       result_.experts.add({1, count == 0 ? 1 : 0, count > 0 && count < width ? 1 : 0});
     }
+  }
+
+  const quantize::InputStatistics& statistics(size_t group) const {
+    return statistics_.empty() ? pair_->quantized : statistics_[group];
   }
 
   std::vector<std::string> packed_linears(size_t group) const {
@@ -102,8 +114,8 @@ class LayerJob {
     const auto names = packed_linears(group);
     if (gpu_) return search_on_gpu(group, names);
     if (names.empty()) return;
-    const auto gram = quantize::mean_gram(statistics_[group]);
-    const auto mean_abs = statistics_[group].mean_abs();
+    const auto gram = quantize::mean_gram(statistics(group));
+    const auto mean_abs = statistics(group).mean_abs();
     const int64_t k = groups_[group].width;
     const MatrixView<const float> gram_view(gram.data(), k, k);
     const auto shared = shared_channels(groups_[group], targets_[group]);
@@ -197,13 +209,10 @@ class LayerJob {
     if (names.empty()) return;
     if (options_.steps.has(StepKind::feedback) || options_.steps.has(StepKind::fit_norms)) check_gram(group);
     if (gpu_) return pack_on_gpu(group, names);
-    auto gram = quantize::mean_gram(statistics_[group]);
-    const MatrixView<float> gram_view(gram.data(), groups_[group].width, groups_[group].width);
-    if (const auto& scales = scales_[group]; !scales.empty()) {
-      model::divide_rows(gram_view, scales);
-      model::divide_columns(gram_view, scales);
-    }
-    CalibratedPasses passes(gram_view, options_, groups_[group].name());
+    auto gram = quantize::mean_gram(pair_ ? pair_->quantized : statistics(group));
+    auto drift = pair_ ? quantize::mean_drift(*pair_) : std::vector<float>{};
+    CalibratedPasses passes(in_scaled_basis(gram, group), options_, groups_[group].name());
+    if (pair_) passes.follow(in_scaled_basis(drift, group));
     passes.turn(rotations_[group]);
     std::vector<PassWork> several;
     for (const auto& name : names) {
@@ -223,6 +232,16 @@ class LayerJob {
     result_.groups.push_back(report);
   }
 
+  /// Products of a group's inputs [k, k] as those that are divided by the scales of their channels; in place.
+  MatrixView<float> in_scaled_basis(std::vector<float>& products, size_t group) const {
+    const MatrixView<float> view(products.data(), groups_[group].width, groups_[group].width);
+    if (const auto& scales = scales_[group]; !scales.empty()) {
+      model::divide_rows(view, scales);
+      model::divide_columns(view, scales);
+    }
+    return view;
+  }
+
   /// Of the largest damping that feedback took.
   void note_damping(size_t group, double damping) {
     const quantize::Step* feedback = options_.steps.find(StepKind::feedback);
@@ -232,14 +251,14 @@ class LayerJob {
   }
 
   void check_gram(size_t group) {
-    const auto& statistics = statistics_[group];
-    if (!statistics.has_gram()) {
+    const auto& known = statistics(group);
+    if (!known.has_gram()) {
       throw Error(ErrorCode::bad_argument, "error feedback and norms need Gram matrices, and the statistics have none")
           .hint("calibrate without --diagonal");
     }
-    if (statistics.count < statistics.width && !groups_[group].expert) {
-      result_.notes.push_back(concat(printable(groups_[group].name()), ": ", statistics.count, " calibration rows for ",
-                                     statistics.width, " channels: they say little; give more text"));
+    if (known.count < known.width && !groups_[group].expert) {
+      result_.notes.push_back(concat(printable(groups_[group].name()), ": ", known.count, " calibration rows for ",
+                                     known.width, " channels: they say little; give more text"));
     }
   }
 
@@ -264,6 +283,7 @@ class LayerJob {
     Values& weight = work.rest;
     if (!scales_[group].empty()) model::multiply_columns(weight.matrix(), scales_[group]);
     if (rotates(group)) rotate_rows(weight.matrix(), rotations_[group]);
+    passes.aim(weight.matrix(), scheme);
     const auto* rows = row_scales(name);
     // Clips are chosen before the rows are scaled: a row's scale changes nothing but the unit of its error.
     Values clipped{weight.name, weight.dtype, weight.shape, {}};
@@ -294,7 +314,9 @@ class LayerJob {
       packed.input_scale =
           scales_[group].empty() ? std::vector<float>(static_cast<size_t>(groups_[group].width), 1.0f) : scales_[group];
     }
-    packed.error = effective_error(packed.linear, group, row_scales(name));
+    Values weight = effective_weight(packed.linear, group, row_scales(name));
+    packed.error = effective_error(weight);
+    if (paired_ != nullptr) paired_->take(name, std::move(weight));
     packed.output = outputs_[name];
     packed.output.packed = output_error;
     result_.linears.emplace(name, std::move(packed));
@@ -311,13 +333,11 @@ class LayerJob {
     return in_rotated_basis(std::move(rounding), rotations_[group]);
   }
 
-  /// The error of the weight with rotations and every scale undone, against the one in the checkpoint.
-  model::WeightError effective_error(const formats::PackedLinear& linear, size_t group,
-                                     const std::vector<float>* rows) const {
+  /// The weight that computes with the inputs of the model as it is: rotations and every scale undone.
+  Values effective_weight(const formats::PackedLinear& linear, size_t group, const std::vector<float>* rows) const {
     const std::vector<float>& columns = scales_[group];
-    const std::string& name = linear.name;
     const int64_t n = linear.passes.front().n, k = linear.passes.front().k;
-    Values decoded{name, DType::f32, {n, k}, std::vector<float>(static_cast<size_t>(n * k))};
+    Values decoded{linear.name, DType::f32, {n, k}, std::vector<float>(static_cast<size_t>(n * k))};
     const auto matrix = decoded.matrix();
     parallel_for(n, 16, [&](int64_t begin, int64_t end) {
       kernels::dequantize_rows(linear, begin, {matrix.row(begin), end - begin, k});
@@ -328,6 +348,13 @@ class LayerJob {
           row[c] *= columns.empty() ? row_scale : row_scale / columns[static_cast<size_t>(c)];
       }
     });
+    return decoded;
+  }
+
+  /// Of an effective weight against the one in the checkpoint.
+  model::WeightError effective_error(const Values& decoded) const {
+    const std::string& name = decoded.name;
+    const int64_t n = decoded.shape[0], k = decoded.shape[1];
     const auto loaded = std::make_shared<const io::LoadedTensor>(checkpoint_.load(name + ".weight"));
     const TensorView view{name, DType::f32, decoded.shape, bytes_of(decoded.values)};
     using Dense = kernels::LinearWeight::Dense;
@@ -341,11 +368,13 @@ class LayerJob {
   const int64_t layer_;
   const LayerStatistics& statistics_;
   const CalibratedPacking& packing_;
+  PairedInputs* const paired_;
   const SchemeOf& scheme_of_;
   const quantize::QuantizeOptions& options_;
   const std::vector<model::InputGroup> groups_;
   const ScaleTargets targets_;
   std::vector<formats::InputRotation> rotations_;  // of each group's input
+  std::optional<quantize::InputPair> pair_;        // of the group that is being packed
   std::vector<std::vector<float>> scales_;         // empty: ones
   std::vector<GroupReport> reports_;
   std::map<std::string, OutputError, std::less<>> outputs_;
@@ -371,7 +400,9 @@ int64_t calibrated_memory(const model::OpenedModel& model, const SchemeOf& schem
     }
     most_packed = std::max(most_packed, packed);
   }
-  return largest + most_packed;  // a byte for every packed weight is more than any scheme but the widest needs
+  // A byte for every packed weight is more than any scheme but the widest needs; targets want them in fp32 too.
+  const int64_t copies = 1 + (steps.any(&quantize::StepRow::needs_walk) ? int64_t{sizeof(float)} : 0);
+  return largest + copies * most_packed;
 }
 
 ScaleTargets wanted_targets(const model::ModelConfig& config, int64_t layer, const SchemeOf& scheme_of,
@@ -393,9 +424,17 @@ bool packs_on_gpu(const model::ModelConfig& config, int64_t layer, const Calibra
   return true;
 }
 
+bool needs_statistics(const model::ModelConfig& config, int64_t layer, const CalibratedPacking& packing) {
+  const auto targets = wanted_targets(config, layer, packing.scheme_of, packing.options.steps);
+  const auto groups = model::input_groups(config, layer);
+  return std::ranges::any_of(targets, [](const auto& target) { return target.kind != Kind::none; }) ||
+         std::ranges::any_of(groups, [](const auto& group) { return group.expert.has_value(); });
+}
+
 CalibratedLayer quantize_layer(const model::OpenedModel& model, int64_t layer, const LayerStatistics& statistics,
-                               const CalibratedPacking& packing, const std::shared_ptr<quantize::CudaWork>& gpu) {
-  return LayerJob(model, layer, statistics, packing, gpu).run();
+                               const CalibratedPacking& packing, const std::shared_ptr<quantize::CudaWork>& gpu,
+                               PairedInputs* paired) {
+  return LayerJob(model, layer, statistics, packing, gpu, paired).run();
 }
 
 }  // namespace w4q::pipeline

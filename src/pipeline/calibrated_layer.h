@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "model/weight_error.h"
 #include "pipeline/linear_groups.h"
 #include "pipeline/scale_folding.h"
+#include "quantize/asymmetric.h"
 #include "quantize/awq.h"
 #include "quantize/passes.h"
 #include "quantize/quantizer_registry.h"
@@ -50,6 +52,16 @@ struct GroupReport {
   double plain_error = 0;   ///< rounded as they are
   double scaled_error = 0;  ///< with scales
   double packed_error = 0;  ///< as packed: with scales, clips, searches, feedback
+};
+
+/// The inputs of a layer's groups in the model as it is and behind what has been quantized so far, side by side.
+class PairedInputs {
+ public:
+  virtual ~PairedInputs() = default;
+  /// Of a group, once those before it are packed. Nothing for an expert's: the router may send it other tokens.
+  virtual std::optional<quantize::InputPair> of(size_t group) = 0;
+  /// A linear is packed: from now on inputs are those behind this weight [n, k], scales and rotations undone.
+  virtual void take(const std::string& linear, Values weight) = 0;
 };
 
 struct CalibratedLinear {
@@ -90,11 +102,15 @@ ScaleTargets wanted_targets(const model::ModelConfig& config, int64_t layer, con
 /// Whether the GPU has a way for everything that is packed in a layer; otherwise the CPU packs it.
 bool packs_on_gpu(const model::ModelConfig& config, int64_t layer, const CalibratedPacking& packing);
 
-/// Where packs_on_gpu(), `gpu` may say that the GPU does the work; otherwise it is null. Searches choose what they
-/// choose on the CPU but for ties within rounding. Throws bad_argument when errors are to be fed back and the
+/// Whether the inputs of a layer's groups must be known before the first of them is packed; otherwise paired ones do.
+bool needs_statistics(const model::ModelConfig& config, int64_t layer, const CalibratedPacking& packing);
+
+/// `statistics` may be empty where `paired` inputs stand in for them. Where packs_on_gpu(), `gpu` may say that the GPU does the work; otherwise it is null. Searches choose what they
+/// choose on the CPU but for ties within rounding. Targets are for `paired` inputs where there are some. Throws bad_argument when errors are to be fed back and the
 /// statistics have no Gram matrices, bad_file naming tensor, row and column of a weight that is not finite.
 CalibratedLayer quantize_layer(const model::OpenedModel& model, int64_t layer, const LayerStatistics& statistics,
                                const CalibratedPacking& packing,
-                               const std::shared_ptr<quantize::CudaWork>& gpu = nullptr);
+                               const std::shared_ptr<quantize::CudaWork>& gpu = nullptr,
+                               PairedInputs* paired = nullptr);
 
 }  // namespace w4q::pipeline

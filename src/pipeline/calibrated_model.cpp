@@ -34,7 +34,15 @@ std::string_view to_string(ScaleTarget::Kind kind) noexcept {
 /// The error of outputs as a distance below the outputs, in dB.
 double decibels(const GroupReport& group, double error) { return 10 * std::log10(group.output / error); }
 
-void check_sources(const CalibratedRequest& request) {
+/// Some step goes over the text behind what was quantized.
+bool walks(const quantize::Steps& steps) { return steps.any(&quantize::StepRow::needs_walk); }
+
+void check_sources(const CalibratedRequest& request, const quantize::Steps& steps) {
+  if (walks(steps)) {
+    if (!request.text.empty()) return;
+    throw Error(ErrorCode::bad_argument, "targets for quantized inputs (asym) are made with calibration text")
+        .hint("--calib FILE, --calib-ids FILE or --chat FILE, also beside --stats");
+  }
   if (request.text.empty() != request.statistics.empty()) return;
   throw Error(ErrorCode::bad_argument,
               "awq, error feedback and norms need calibration text, or a statistics file, one of the two")
@@ -68,25 +76,27 @@ double share_of(const model::ModelConfig& config, const model::InputGroup& group
 /// Multiplications that the layers of a model ask for.
 double multiplications(const CalibratedRequest& request, const model::OpenedModel& model, const SchemeOf& scheme_of,
                        const quantize::Steps& steps) {
-  const double tokens =
-      request.statistics.empty() ? static_cast<double>(request.text.samples * request.text.length) : 0;
+  const double tokens = request.text.empty() ? 0 : static_cast<double>(request.text.samples * request.text.length);
   // Beside the points of the search and the clips: the outputs themselves, plain and packed. Feedback takes half of one
   // product for the targets, and about as much inside the blocks; each of three sweeps takes one, and two of them as
-  // much again inside the blocks.
+  // much again inside the blocks. Targets take two products, and two to solve for them.
   const bool feedback = steps.has(StepKind::feedback);
   const double products = 3 + (steps.has(StepKind::awq) ? 2 * quantize::awq_alphas : 0) + (feedback ? 1 : 0) +
-                          (steps.has(StepKind::sweeps) ? 4 : 0) + (steps.has(StepKind::fit_norms) ? 1 : 0);
+                          (steps.has(StepKind::sweeps) ? 4 : 0) + (walks(steps) ? 4 : 0) +
+                          (steps.has(StepKind::fit_norms) ? 1 : 0);
   double sum = 0;
   for (int64_t layer = 0; layer < model.config.layers; ++layer) {
     for (const auto& group : model::input_groups(model.config, layer)) {
       const auto k = static_cast<double>(group.width);
       const double rows = tokens * share_of(model.config, group);
-      sum += rows * k * k / 2;  // the Gram matrix
+      // The Gram matrix; of pairs that and the products of two inputs, decoded in two models to each block's end and, in
+      // one of them, over its first half once more.
+      sum += rows * k * k / 2 * (walks(steps) ? 3 : 1);
       // Its factor, at the speed of a plain fp64 loop rather than of a product.
       if (feedback) sum += k * k * k / 6 * factor_slowness;
       for (const auto& linear : group.linears) {
         const auto n = static_cast<double>(linear.n);
-        sum += rows * n * k + (scheme_of(linear.name) ? products * n * k * k : 0);
+        sum += rows * n * k * (walks(steps) ? 2.5 : 1) + (scheme_of(linear.name) ? products * n * k * k : 0);
       }
     }
   }
@@ -98,8 +108,11 @@ double multiplications(const CalibratedRequest& request, const model::OpenedMode
 CalibratedRun::CalibratedRun(const CalibratedRequest& request, const model::OpenedModel& model,
                              CalibratedPacking packing, const std::filesystem::path& output)
     : model_(model), packing_(std::move(packing)) {
-  check_sources(request);
-  if (request.gpu != nullptr) {
+  const quantize::Steps& steps = packing_.options.steps;
+  const bool walk = walks(steps);
+  check_sources(request, steps);
+  if (request.gpu != nullptr && walk) notes_.emplace_back("targets for quantized inputs are the CPU's work");
+  if (request.gpu != nullptr && !walk) {
     gpu_ = make_cuda_work(*request.gpu);
     if (gpu_ == nullptr) notes_.emplace_back("cuBLAS cannot be loaded: calibration ran on the CPU");
   }
@@ -110,7 +123,7 @@ CalibratedRun::CalibratedRun(const CalibratedRequest& request, const model::Open
     if (!file_->origin().gram) {
       notes_.emplace_back("the statistics have no Gram matrices: searches take input channels as uncorrelated");
     }
-    return;
+    if (!walk) return;
   }
   products_ = gpu_ == nullptr ? std::string(kernels::gemm_library())
                               : concat("cuBLAS, ", printable(request.gpu->properties().name));
@@ -122,7 +135,8 @@ CalibratedRun::CalibratedRun(const CalibratedRequest& request, const model::Open
   }
   CalibrationOptions options;
   options.max_memory = request.max_memory;
-  options.reserved_memory = calibrated_memory(model, packing_.scheme_of, packing_.options.steps);
+  options.reserved_memory = calibrated_memory(model, packing_.scheme_of, steps);
+  options.pairs = walk;
   options.spill_at = output;
   options.gpu = gpu_;
   calibration_.emplace(model, std::move(windows), options);
@@ -133,11 +147,48 @@ CalibratedRun::CalibratedRun(const CalibratedRequest& request, const model::Open
 
 CalibratedRun::~CalibratedRun() = default;
 
+namespace {
+
+/// A layer that is quantized while its own inputs are looked at.
+class LayerPairs : public PairedInputs {
+ public:
+  LayerPairs(const model::OpenedModel& model, int64_t layer, Calibration& calibration)
+      : calibration_(calibration), weights_(model::load_layer(model, layer)) {}
+
+  std::optional<quantize::InputPair> of(size_t group) override { return calibration_.pair(group, weights_); }
+
+  void take(const std::string& linear, Values weight) override {
+    for (auto& own : weights_.linears) {
+      if (own.name != linear) continue;
+      const auto values = std::make_shared<const Values>(std::move(weight));
+      const TensorView view{linear, DType::f32, values->shape, bytes_of(values->values)};
+      own.matrix = kernels::LinearWeight::Dense{view, values};
+      return;
+    }
+    ensure(false, "a packed linear that its layer has not");
+  }
+
+  void finish() { calibration_.finish(weights_); }
+
+ private:
+  Calibration& calibration_;
+  model::LayerWeights weights_;
+};
+
+}  // namespace
+
 CalibratedLayer CalibratedRun::next() {
   ensure(layer_ < model_.config.layers, "CalibratedRun: there is no further layer");
   const bool on_gpu = gpu_ != nullptr && packs_on_gpu(model_.config, layer_, packing_);
-  const auto statistics = calibration_ ? calibration_->next(on_gpu) : file_->load(layer_);
-  CalibratedLayer layer = quantize_layer(model_, layer_, statistics, packing_, on_gpu ? gpu_ : nullptr);
+  const bool walk = walks(packing_.options.steps);
+  const bool decodes = calibration_ && !file_ && (!walk || needs_statistics(model_.config, layer_, packing_));
+  if (walk && !decodes) calibration_->next_without_statistics();
+  const auto statistics = decodes ? calibration_->next(on_gpu) : file_ ? file_->load(layer_) : LayerStatistics{};
+  std::optional<LayerPairs> pairs;
+  if (walk) pairs.emplace(model_, layer_, *calibration_);
+  CalibratedLayer layer =
+      quantize_layer(model_, layer_, statistics, packing_, on_gpu ? gpu_ : nullptr, pairs ? &*pairs : nullptr);
+  if (pairs) pairs->finish();
   ++layer_;
   notes_.insert(notes_.end(), layer.notes.begin(), layer.notes.end());
   experts_.add(layer.experts);
@@ -151,12 +202,14 @@ CalibratedLayer CalibratedRun::next() {
 
 CalibratedCost calibrated_cost(const CalibratedRequest& request, const model::OpenedModel& model,
                                const SchemeOf& scheme_of, const quantize::Steps& steps) {
-  check_sources(request);
+  check_sources(request, steps);
   CalibratedCost cost;
   cost.memory = calibration_memory(model, request.text.length, true) + calibrated_memory(model, scheme_of, steps);
-  if (request.statistics.empty()) {
-    cost.memory +=
-        request.text.samples * request.text.length * model.config.hidden_size * static_cast<int64_t>(sizeof(float));
+  if (!request.text.empty()) {
+    const bool pairs = walks(steps);
+    if (pairs) cost.memory += pairs_memory(model, request.text.length);
+    cost.memory += (pairs ? 2 : 1) * request.text.samples * request.text.length * model.config.hidden_size *
+                   static_cast<int64_t>(sizeof(float));
     if (request.max_memory > 0) cost.memory = std::min(cost.memory, request.max_memory);
   }
   cost.seconds = multiplications(request, model, scheme_of, steps) / measured_rate();

@@ -20,7 +20,7 @@ namespace w4q::pipeline {
 
 struct CalibratedRequest {
   CalibrationText text;              ///< calibrate with this text now …
-  std::filesystem::path statistics;  ///< … or take this file; exactly one of the two
+  std::filesystem::path statistics;  ///< … or take this file; one of the two, both where a step reads the text anew
   int64_t max_memory = 0;            ///< as in CalibrationOptions
   std::shared_ptr<device::Context> gpu =
       {};  ///< where layers run and linears are searched and packed; null: on the CPU
@@ -46,8 +46,8 @@ class CalibratedRun {
   const model::OpenedModel& model_;
   const CalibratedPacking packing_;
   std::shared_ptr<quantize::CudaWork> gpu_;  // null on the CPU
-  std::optional<StatisticsFile> file_;
-  std::optional<Calibration> calibration_;
+  std::optional<StatisticsFile> file_;       // whose statistics are taken where it is there
+  std::optional<Calibration> calibration_;   // where text is decoded
   std::vector<std::string> notes_;
   std::string products_;
   int64_t layer_ = 0;

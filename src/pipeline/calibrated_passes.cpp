@@ -7,6 +7,7 @@
 #include "core/stopwatch.h"
 #include "kernels/dequantize/dequantize.h"
 #include "pipeline/rotated_weight.h"
+#include "quantize/asymmetric.h"
 #include "quantize/feedback.h"
 #include "quantize/norm_calibration.h"
 #include "quantize/rounding.h"
@@ -44,9 +45,21 @@ CalibratedPasses::CalibratedPasses(MatrixView<float> gram, const quantize::Quant
 
 void CalibratedPasses::turn(const formats::InputRotation& rotation) {
   if (rotation.rotation() == rotation_.rotation()) return;
-  if (!rotation_.rotation().identity()) restore_gram(gram_, rotation_);
-  if (!rotation.rotation().identity()) rotate_gram(gram_, rotation);
+  if (!rotation_.rotation().identity()) {
+    restore_gram(gram_, rotation_);
+    if (drift_.rows > 0) restore_products(drift_, rotation_);
+  }
+  if (!rotation.rotation().identity()) {
+    rotate_gram(gram_, rotation);
+    if (drift_.rows > 0) rotate_products(drift_, rotation);
+  }
   rotation_ = rotation;
+}
+
+void CalibratedPasses::aim(MatrixView<float> weight, const formats::Scheme& scheme) {
+  if (drift_.rows == 0) return;
+  const double mean = quantize::mean_diagonal(diagonal(gram_), group_);
+  quantize::follow_inputs(weight, drift_, factor(quantize::feedback_block(scheme, weight.cols)), mean);
 }
 
 void CalibratedPasses::add_first(PassWork& work, const formats::Scheme& scheme, const Values& weight) {
@@ -95,7 +108,8 @@ const quantize::ErrorFactor& CalibratedPasses::factor(int64_t block) {
   const auto key = std::pair(to_string(rotation_.rotation()), block);
   const auto known = factors_.find(key);
   if (known != factors_.end()) return known->second;
-  const double damping = options_.steps.find(StepKind::feedback)->damping;
+  const quantize::Step* const feedback = options_.steps.find(StepKind::feedback);
+  const double damping = feedback == nullptr ? quantize::Step{}.damping : feedback->damping;
   const auto& made = factors_.try_emplace(key, gram_, block, damping, group_).first->second;
   damping_ = std::max(damping_, made.damping());
   return made;

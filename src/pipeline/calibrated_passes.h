@@ -25,6 +25,12 @@ class CalibratedPasses {
   /// outlive this; `group` names the linears.
   CalibratedPasses(MatrixView<float> gram, const quantize::QuantizeOptions& options, std::string group);
 
+  /// From now on weights follow their inputs (quantize/asymmetric.h): `drift` [k, k] is that of the inputs and is
+  /// turned as the Gram matrix is; it must outlive this.
+  void follow(MatrixView<float> drift) { drift_ = drift; }
+  /// The target for `weight`, in the present basis, which will be packed as `scheme`; the weight itself where nothing
+  /// is followed.
+  void aim(MatrixView<float> weight, const formats::Scheme& scheme);
   /// Goes over to the basis of a rotation.
   void turn(const formats::InputRotation& rotation);
   /// In the present basis.
@@ -41,7 +47,7 @@ class CalibratedPasses {
   void add(PassWork& work, const formats::Scheme& scheme, const Values& weight, quantize::QuantizeOptions options);
   const quantize::ErrorFactor& factor(int64_t block);
 
-  MatrixView<float> gram_;
+  MatrixView<float> gram_, drift_;
   formats::InputRotation rotation_;
   const quantize::QuantizeOptions& options_;
   std::string group_;

@@ -12,8 +12,10 @@ struct LayerCuda::Impl {
 };
 
 bool LayerCuda::takes(const formats::Scheme& scheme, const quantize::QuantizeOptions& options) {
-  // Sweeps are the CPU's, and what they go on from is made there too.
-  if (options.sweeps() || options.bnb_compatible || !quantize::GroupCuda::takes(scheme)) return false;
+  // Sweeps and targets for quantized inputs are the CPU's, and what they go on from is made there too.
+  if (options.sweeps() || options.steps.any(&quantize::StepRow::needs_walk) || options.bnb_compatible ||
+      !quantize::GroupCuda::takes(scheme))
+    return false;
   if (!options.rotation().identity() && !quantize::RotationCuda::takes(options.rotation())) return false;
   return scheme.family == formats::SchemeFamily::integer || !options.steps.awq_clips();
 }

@@ -16,6 +16,11 @@ void rotate_gram(MatrixView<float> gram, const formats::InputRotation& rotation)
 /// Undoes it.
 void restore_gram(MatrixView<float> gram, const formats::InputRotation& rotation);
 
+/// Any matrix of products of inputs ← R · D · Rᵀ.
+void rotate_products(MatrixView<float> products, const formats::InputRotation& rotation);
+/// Undoes it.
+void restore_products(MatrixView<float> products, const formats::InputRotation& rotation);
+
 /// How weights are rounded when they are rounded in that basis: rows must be whole. `rotation` must outlive it.
 quantize::Rounding in_rotated_basis(quantize::Rounding rounding, const formats::InputRotation& rotation);
 

@@ -24,11 +24,11 @@ struct Tile {
   int64_t col = 0;
 };
 
-/// Tiles that touch the upper triangle of a k × k matrix.
-std::vector<Tile> upper_tiles(int64_t k) {
+/// Tiles that touch the upper triangle of a k × k matrix, or all of them.
+std::vector<Tile> tiles_of(int64_t k, bool upper) {
   std::vector<Tile> tiles;
   for (int64_t row = 0; row < k; row += tile_rows) {
-    for (int64_t col = row; col < k; col += tile_cols) tiles.push_back({row, col});
+    for (int64_t col = upper ? row : 0; col < k; col += tile_cols) tiles.push_back({row, col});
   }
   return tiles;
 }
@@ -61,16 +61,18 @@ void add_channels(InputStatistics& statistics, MatrixView<const float> channels)
   });
 }
 
-void add_gram_tile(InputStatistics& statistics, MatrixView<const float> channels, const Tile& tile) {
-  const int64_t k = channels.rows;
-  const int64_t rows = std::min(tile_rows, k - tile.row), cols = std::min(tile_cols, k - tile.col);
+/// Adds the part of left · rightᵀ [k, k] that a tile covers: `row_of(i)` is where the sums of row i stand, `first(i)` the
+/// first column that counts. Both have a channel a row.
+template <class RowOf, class First>
+void add_tile(MatrixView<const float> left, MatrixView<const float> right, const Tile& tile, const RowOf& row_of,
+              const First& first) {
+  const int64_t rows = std::min(tile_rows, left.rows - tile.row), cols = std::min(tile_cols, right.rows - tile.col);
   std::vector<float> products(static_cast<size_t>(rows * cols));
-  kernels::gemm_nt({channels.row(tile.row), rows, channels.cols}, {channels.row(tile.col), cols, channels.cols},
+  kernels::gemm_nt({left.row(tile.row), rows, left.cols}, {right.row(tile.col), cols, right.cols},
                    {products.data(), rows, cols});
   for (int64_t i = 0; i < rows; ++i) {
-    const int64_t row = tile.row + i;
-    double* sums = statistics.gram.data() + triangle_row(k, row) - row;
-    for (int64_t j = std::max(row, tile.col); j < tile.col + cols; ++j) {
+    double* sums = row_of(tile.row + i);
+    for (int64_t j = std::max(first(tile.row + i), tile.col); j < tile.col + cols; ++j) {
       sums[j] += products[static_cast<size_t>(i * cols + j - tile.col)];
     }
   }
@@ -81,9 +83,12 @@ void add_chunk(InputStatistics& statistics, MatrixView<const float> rows) {
   const MatrixView<const float> channels(values.data(), rows.cols, rows.rows);
   add_channels(statistics, channels);
   if (!statistics.has_gram()) return;
-  const auto tiles = upper_tiles(channels.rows);
-  parallel_for(static_cast<int64_t>(tiles.size()), 1,
-               [&](int64_t i, int64_t) { add_gram_tile(statistics, channels, tiles[static_cast<size_t>(i)]); });
+  const int64_t k = channels.rows;
+  const auto tiles = tiles_of(k, true);
+  const auto row_of = [&](int64_t i) { return statistics.gram.data() + triangle_row(k, i) - i; };
+  parallel_for(std::ssize(tiles), 1, [&](int64_t i, int64_t) {
+    add_tile(channels, channels, tiles[static_cast<size_t>(i)], row_of, [](int64_t row) { return row; });
+  });
 }
 
 std::vector<float> means(const std::vector<double>& sums, int64_t count) {
@@ -130,6 +135,22 @@ void add_rows(InputStatistics& statistics, MatrixView<const float> rows, std::st
   }
   statistics.count += rows.rows;
   check_finite(statistics, name);
+}
+
+void add_products(MatrixView<const float> left, MatrixView<const float> right, std::span<double> sums) {
+  const int64_t k = left.cols;
+  ensure(right.cols == k && right.rows == left.rows && std::ssize(sums) == k * k, "add_products: other shapes");
+  const auto tiles = tiles_of(k, false);
+  const auto row_of = [&](int64_t i) { return sums.data() + i * k; };
+  for (int64_t begin = 0; begin < left.rows; begin += chunk_rows) {
+    const int64_t rows = std::min(chunk_rows, left.rows - begin);
+    const auto a = transposed({left.row(begin), rows, k, left.stride});
+    const auto b = transposed({right.row(begin), rows, k, right.stride});
+    parallel_for(std::ssize(tiles), 1, [&](int64_t i, int64_t) {
+      add_tile({a.data(), k, rows}, {b.data(), k, rows}, tiles[static_cast<size_t>(i)], row_of,
+               [](int64_t) { return int64_t{0}; });
+    });
+  }
 }
 
 void merge(InputStatistics& statistics, const InputStatistics& other, std::string_view name) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -40,6 +41,10 @@ InputStatistics make_statistics(int64_t width, bool with_gram);
 /// Adds rows of activations. Products in fp32 over at most 512 rows, sums of them in fp64; the result does not depend
 /// on the number of threads. Throws bad_file naming `name` when a value is not finite, mismatch for another width.
 void add_rows(InputStatistics& statistics, MatrixView<const float> rows, std::string_view name);
+
+/// sums[i · k + j] += Σ left[r][i] · right[r][j] over rows [rows, k]; products in fp32 over at most 512 rows, as
+/// add_rows().
+void add_products(MatrixView<const float> left, MatrixView<const float> right, std::span<double> sums);
 
 /// Throws bad_file naming `name` and the channel when a sum of squares is not finite.
 void check_finite(const InputStatistics& statistics, std::string_view name);

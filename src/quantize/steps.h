@@ -25,6 +25,7 @@ enum class StepKind {
   learn_table,    ///< tables are learned
   search_scales,  ///< scales of blocks are searched
   clip,           ///< ranges of groups are searched
+  asymmetric,     ///< targets for what the layers before, quantized, hand on
   feedback,       ///< errors are fed back along k
   sweeps,         ///< what feedback made is changed block by block and code by code while its error falls
   fit_norms,      ///< norms by least squares of the outputs
@@ -54,6 +55,7 @@ struct StepRow {
   bool of_quantizer = false;             ///< QuantizerRow::run does it; others are for whoever has the layer
   bool searches = false;                 ///< tries what errors come out, which calibration weighs
   bool needs_statistics = false;         ///< wants activations from a calibration run
+  bool needs_walk = false;               ///< … and goes over the text anew behind what was quantized
   std::optional<StepKind> behind = {};   ///< goes on from what that step made, and means nothing without it
   /// Whether it means something to a scheme; otherwise `why`, if not null, gets what the scheme has not.
   bool (*accepts)(const formats::Scheme& scheme, std::string* why);

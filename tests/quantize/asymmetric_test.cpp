@@ -1,0 +1,148 @@
+// Targets for linears behind quantized layers.
+#include "quantize/asymmetric.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "core/parallel.h"
+#include "kernels/random_matrix.h"
+#include "quantize/awq.h"
+#include "support.h"
+
+namespace w4q::quantize {
+namespace {
+
+using test::RandomMatrix;
+
+/// Inputs x of a layer, correlated, and x̂, which differ from them.
+struct Inputs {
+  Inputs(int64_t tokens, int64_t k) : plain(tokens, k, 1), quantized(tokens, k, 2) {
+    for (int64_t t = 0; t < tokens; ++t) {
+      float* const x = plain.view().row(t);
+      float* const rounded = quantized.view().row(t);
+      for (int64_t c = 1; c < k; ++c) x[c] = 0.7f * x[c - 1] + 0.7f * x[c];
+      for (int64_t c = 0; c < k; ++c) rounded[c] = 0.9f * x[c] + 0.2f * x[(c + 3) % k] + 0.1f * rounded[c];
+    }
+    pair = make_input_pair(k);
+    add_rows(pair, plain, quantized, "x");
+    gram = mean_gram(pair.quantized);
+    drift = mean_drift(pair);
+  }
+
+  int64_t k() const { return plain.cols; }
+  ErrorFactor factor(double damping = 0.01) const { return {{gram.data(), k(), k()}, 32, damping, "x"}; }
+  double mean() const {
+    double sum = 0;
+    for (int64_t c = 0; c < k(); ++c) sum += double{gram[static_cast<size_t>(c * k() + c)]};
+    return sum / static_cast<double>(k());
+  }
+  std::vector<float> followed(const RandomMatrix& weight, const ErrorFactor& factor) const {
+    std::vector<float> result = weight.values;
+    follow_inputs({result.data(), weight.rows, weight.cols}, {drift.data(), k(), k()}, factor, mean());
+    return result;
+  }
+
+  RandomMatrix plain, quantized;
+  InputPair pair;
+  std::vector<float> gram, drift;
+};
+
+TEST(Asymmetric, DriftIsTheSumByDefinition) {
+  const Inputs inputs(700, 40);  // more rows than are summed in fp32 at a time
+  for (int64_t i = 0; i < inputs.k(); ++i) {
+    for (int64_t j = 0; j < inputs.k(); ++j) {
+      double sum = 0, magnitude = 0;
+      for (int64_t t = 0; t < inputs.plain.rows; ++t) {
+        const float apart = inputs.plain.row(t)[i] - inputs.quantized.row(t)[i];
+        const double product = double{apart} * double{inputs.quantized.row(t)[j]};
+        sum += product, magnitude += std::abs(product);
+      }
+      EXPECT_NEAR(inputs.pair.drift[static_cast<size_t>(i * inputs.k() + j)], sum, test::gamma(512) * magnitude);
+    }
+  }
+}
+
+/// Σ|W·x − W'·x̂|² + λ·|W' − W|² is least where it has no slope: (W' − W)·(Ĝ + λ) = W·D.
+TEST(Asymmetric, TargetsAreWhereTheErrorOfOutputsIsLeast) {
+  const Inputs inputs(500, 96);
+  const RandomMatrix weight(70, 96, 5);
+  for (const double damping : {0.01, 0.3}) {
+    const auto target = inputs.followed(weight, inputs.factor(damping));
+    const double ridge = damping * inputs.mean();
+    for (int64_t r = 0; r < weight.rows; ++r) {
+      for (int64_t c = 0; c < inputs.k(); ++c) {
+        double left = 0, right = 0, magnitude = 0;
+        for (int64_t j = 0; j < inputs.k(); ++j) {
+          const auto at = static_cast<size_t>(r * inputs.k() + j);
+          const double move = double{target[at]} - double{weight.values[at]};
+          const double product =
+              move * (double{inputs.gram[static_cast<size_t>(j * inputs.k() + c)]} + (j == c ? ridge : 0.0));
+          left += product, magnitude += std::abs(product);
+          const double pulled =
+              double{weight.values[at]} * double{inputs.drift[static_cast<size_t>(j * inputs.k() + c)]};
+          right += pulled, magnitude += std::abs(pulled);
+        }
+        // The factor is fp32; measured 2e-6.
+        EXPECT_NEAR(left, right, 2e-5 * magnitude) << r << " " << c;
+      }
+    }
+  }
+}
+
+TEST(Asymmetric, OutputsComeNearer) {
+  const Inputs inputs(500, 96);
+  const RandomMatrix weight(16, 96, 5);
+  const auto target = inputs.followed(weight, inputs.factor());
+  double before = 0, after = 0;
+  for (int64_t t = 0; t < inputs.plain.rows; ++t) {
+    for (int64_t r = 0; r < weight.rows; ++r) {
+      double wanted = 0, plain = 0, followed = 0;
+      for (int64_t c = 0; c < inputs.k(); ++c) {
+        const auto at = static_cast<size_t>(r * inputs.k() + c);
+        wanted += double{weight.values[at]} * double{inputs.plain.row(t)[c]};
+        plain += double{weight.values[at]} * double{inputs.quantized.row(t)[c]};
+        followed += double{target[at]} * double{inputs.quantized.row(t)[c]};
+      }
+      before += (plain - wanted) * (plain - wanted);
+      after += (followed - wanted) * (followed - wanted);
+    }
+  }
+  EXPECT_LT(after, 0.3 * before);  // measured 0.23
+}
+
+TEST(Asymmetric, SameInputsMoveNothing) {
+  const RandomMatrix x(100, 64, 1), weight(9, 64, 2);
+  auto pair = make_input_pair(64);
+  add_rows(pair, x, x, "x");
+  const auto gram = mean_gram(pair.quantized), drift = mean_drift(pair);
+  const ErrorFactor factor({gram.data(), 64, 64}, 32, 0.01, "x");
+  auto moved = weight.values;
+  follow_inputs({moved.data(), 9, 64}, {drift.data(), 64, 64}, factor, 1);
+  EXPECT_EQ(moved, weight.values);
+}
+
+TEST(Asymmetric, DoesNotDependOnTheThreadCount) {
+  const Inputs inputs(600, 160);
+  const RandomMatrix weight(200, 160, 5);
+  const auto factor = inputs.factor();
+  set_threads(1);
+  const auto one = inputs.followed(weight, factor);
+  const Inputs again(600, 160);
+  set_threads(3);
+  const Inputs threads(600, 160);
+  EXPECT_EQ(inputs.followed(weight, factor), one);
+  set_threads(0);
+  EXPECT_EQ(threads.pair.drift, again.pair.drift);
+}
+
+TEST(Asymmetric, InputsThatAreNotFiniteAreNamed) {
+  RandomMatrix x(10, 32, 1);
+  const RandomMatrix plain = x;
+  x.values[40] = std::nanf("");
+  auto pair = make_input_pair(32);
+  test::expect_error(ErrorCode::bad_file, {"layers.1.q_proj"}, [&] { add_rows(pair, plain, x, "layers.1.q_proj"); });
+}
+
+}  // namespace
+}  // namespace w4q::quantize
