@@ -14,7 +14,7 @@
 namespace w4q::app {
 namespace {
 
-struct Options {
+struct BenchOptions {
   CommonOptions common;
   std::string shape = "llama3-8b";
   std::string scheme = "kbit4";
@@ -45,7 +45,7 @@ std::vector<formats::Scheme> passes_of(const std::string& text) {
   return passes;
 }
 
-int run(const Options& options) {
+int run(const BenchOptions& options) {
   apply(options.common);
   verify::SpeedOptions speed = options.speed;
   speed.kv = parse(options.kv);
@@ -75,7 +75,7 @@ void add_speed(CLI::App& command, verify::SpeedOptions& speed, std::string& targ
 
 void setup_bench(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand("bench", "Measure decoding on this GPU with random weights of a known shape");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<BenchOptions>();
   command->add_option("--shape", options->shape, "llama3-8b, llama2-7b, qwen3-8b, mistral-7b, llama3-1b, llama3-70b")
       ->capture_default_str();
   command

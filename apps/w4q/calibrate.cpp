@@ -11,7 +11,7 @@
 namespace w4q::app {
 namespace {
 
-struct Options {
+struct CalibrateOptions {
   CommonOptions common;
   CalibrationArguments calibration;
   std::string model;
@@ -25,8 +25,8 @@ struct Options {
   bool overwrite = false;
 };
 
-/// Merging decodes nothing. Options of decoding are refused there, not ignored.
-void check_merging(const Options& options) {
+/// Merging decodes nothing. CalibrateOptions of decoding are refused there, not ignored.
+void check_merging(const CalibrateOptions& options) {
   if (options.merge.empty() || options.calibration.has_text()) return;
   std::string given = given_decoding_option(options.calibration);
   if (given.empty() && options.device != "auto") given = "--device";
@@ -34,7 +34,7 @@ void check_merging(const Options& options) {
   throw without_text(given, "--merge alone decodes none", "--text, --ids or --chat");
 }
 
-int run(const Options& options) {
+int run(const CalibrateOptions& options) {
   apply(options.common);
   check_merging(options);
   if (options.rotation_seed != 0 && !options.fold) {
@@ -61,7 +61,7 @@ int run(const Options& options) {
 
 void setup_calibrate(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand("calibrate", "Collect what the linear layers of a model read, for --stats");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<CalibrateOptions>();
   command->add_option("model", options->model, "Hugging Face folder in 16 or 32 bit")->required();
   command->add_option("-o,--output", options->output, "Statistics file to write, *.safetensors")->required();
   add_calibration(*command, "--text", "--ids", options->calibration);

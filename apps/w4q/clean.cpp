@@ -10,13 +10,13 @@
 namespace w4q::app {
 namespace {
 
-struct Options {
+struct CleanOptions {
   CommonOptions common;
   std::string folder;
   bool dry_run = false;
 };
 
-int run(const Options& options) {
+int run(const CleanOptions& options) {
   apply(options.common);
   if (!io::is_folder(options.folder)) {
     throw Error(ErrorCode::bad_file, printable(options.folder) + ": is no folder")
@@ -47,7 +47,7 @@ int run(const Options& options) {
 
 void setup_clean(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand("clean", "Remove what killed runs of w4q left in a folder");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<CleanOptions>();
   command->add_option("folder", options->folder, "Folder that outputs were written into")->required();
   command->add_flag("--dry-run", options->dry_run, "Name what would be removed and remove nothing");
   add_common(*command, options->common);

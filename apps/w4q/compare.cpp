@@ -18,7 +18,7 @@
 namespace w4q::app {
 namespace {
 
-struct Options {
+struct CompareOptions {
   CommonOptions common;
   std::string a, b, base;
   std::string text, ids;
@@ -71,7 +71,7 @@ class OutputErrors {
   std::vector<float> gram_;  // of place_
 };
 
-std::vector<int32_t> token_ids(const Options& options, const model::ModelConfig& config) {
+std::vector<int32_t> token_ids(const CompareOptions& options, const model::ModelConfig& config) {
   if (!options.ids.empty()) return tokenizer::read_ids(options.ids, config.vocab_size);
   if (!options.chat.empty()) return chat::encode_chats(options.base, options.chat);
   return tokenizer::Tokenizer::open(options.base).encode(io::read_file(options.text), false);
@@ -85,7 +85,7 @@ void check_same_basis(const model::OpenedModel& a, const model::OpenedModel& b) 
       .hint("leave out --stats; --ppl, --chat or --ids compares predictions");
 }
 
-int run(const Options& options) {
+int run(const CompareOptions& options) {
   apply(options.common);
   const bool decodes = !options.text.empty() || !options.ids.empty() || !options.chat.empty();
   if (options.fail_if_worse && !decodes) {
@@ -131,7 +131,7 @@ int run(const Options& options) {
 
 void setup_compare(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand("compare", "Put two versions of a model side by side");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<CompareOptions>();
   command->add_option("a", options->a, "Folder of a checkpoint")->required();
   command->add_option("b", options->b, "Folder of another one")->required();
   command->add_option("--base", options->base, "The 16-bit checkpoint that both were made from")->required();

@@ -18,7 +18,7 @@
 namespace w4q::app {
 namespace {
 
-struct Options {
+struct GenerateOptions {
   CommonOptions common;
   std::string model;
   std::string prompt;
@@ -54,14 +54,14 @@ class StreamPrinter {
 };
 
 /// Unless told otherwise 128, or as many as the model has positions for.
-int64_t tokens_to_generate(const Options& options, const model::ModelConfig& config, size_t prompt) {
+int64_t tokens_to_generate(const GenerateOptions& options, const model::ModelConfig& config, size_t prompt) {
   constexpr int64_t usual = 128;
   if (options.max_tokens) return *options.max_tokens;
   const int64_t room = model::most_positions(config).value_or(INT64_MAX) - static_cast<int64_t>(prompt);
   return std::clamp<int64_t>(room, 1, usual);
 }
 
-int run(const Options& options) {
+int run(const GenerateOptions& options) {
   apply(options.common);
   const DecodeChoice choice = choose(options.decode);
   const auto model = model::Model::open(options.model, !options.no_residual,
@@ -106,7 +106,7 @@ int run(const Options& options) {
 
 void setup_generate(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand("generate", "Continue a prompt");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<GenerateOptions>();
   command->add_option("model", options->model, "Folder of a checkpoint, quantized or 16-bit")->required();
   command->add_option("--prompt", options->prompt, "Text to continue")->required();
   command->add_flag("--no-residual", options->no_residual, "Leave out residual passes: the base passes alone");

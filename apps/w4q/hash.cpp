@@ -10,7 +10,7 @@
 namespace w4q::app {
 namespace {
 
-struct Options {
+struct HashOptions {
   CommonOptions common;
   std::string path;
   bool write = false, check = false, overwrite = false;
@@ -35,7 +35,7 @@ std::string to_text(const checkpoint::Digests& found) {
                 found.config.is_null() ? "" : ", and their config", "\n");
 }
 
-int check(const Options& options, const checkpoint::Digests& found) {
+int check(const HashOptions& options, const checkpoint::Digests& found) {
   const auto written = checkpoint::read_digests(options.path);
   if (!written) {
     throw Error(ErrorCode::bad_argument,
@@ -54,7 +54,7 @@ int check(const Options& options, const checkpoint::Digests& found) {
 }
 
 /// What stands there already is replaced where nothing has changed since, and where that is asked for.
-void write(const Options& options, checkpoint::Digests& found) {
+void write(const HashOptions& options, checkpoint::Digests& found) {
   std::optional<checkpoint::Digests> written;
   try {
     written = checkpoint::read_digests(options.path);
@@ -71,7 +71,7 @@ void write(const Options& options, checkpoint::Digests& found) {
   checkpoint::write_digests(options.path, found, true);
 }
 
-int run(const Options& options) {
+int run(const HashOptions& options) {
   apply(options.common);
   checkpoint::Digests found = checkpoint::open_digests(options.path);
   if (const auto changed = io::changed_input()) throw *changed;
@@ -85,7 +85,7 @@ int run(const Options& options) {
 
 void setup_hash(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand("hash", "One fingerprint of a checkpoint, whatever its shards and compression");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<HashOptions>();
   command->add_option("path", options->path, "Folder of a checkpoint, or one .safetensors or .gguf file")->required();
   auto* check = command->add_flag("--check", options->check, "Compare with the digests beside it; name what differs");
   auto* write = command->add_flag("--write", options->write, "Put the digests beside it, for verify and --check");

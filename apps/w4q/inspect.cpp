@@ -19,7 +19,7 @@
 namespace w4q::app {
 namespace {
 
-struct Options {
+struct InspectOptions {
   CommonOptions common;
   std::string path;
   std::string tensor;
@@ -43,12 +43,13 @@ std::string pass_text(const checkpoint::PackedLinearInfo& info, size_t pass) {
 }
 
 /// Of every tensor as it is read now; empty where that is not asked for.
-io::TensorDigests digests_of(const Options& options, const checkpoint::Folder& source) {
+io::TensorDigests digests_of(const InspectOptions& options, const checkpoint::Folder& source) {
   return options.digests ? source.tensors.digests() : io::TensorDigests{};
 }
 
 /// As it is now or, where that is not asked for, as it was written; empty where nobody wrote it down.
-std::string fingerprint_of(const Options& options, const checkpoint::Folder& source, const io::TensorDigests& digests) {
+std::string fingerprint_of(const InspectOptions& options, const checkpoint::Folder& source,
+                           const io::TensorDigests& digests) {
   if (options.digests) return checkpoint::fingerprint(digests, source.config).text();
   const auto written = checkpoint::read_digests(source.path);
   return written ? written->fingerprint().text() : "";
@@ -73,7 +74,7 @@ double bits_per_weight(const checkpoint::PackedLinearInfo& info) {
 
 // ---- the whole checkpoint -------------------------------------------------------------------------------------------
 
-int show_checkpoint(const Options& options, const checkpoint::Folder& source) {
+int show_checkpoint(const InspectOptions& options, const checkpoint::Folder& source) {
   const io::TensorDigests digests = digests_of(options, source);
   const std::string fingerprint = fingerprint_of(options, source, digests);
   std::vector<std::string> header{"tensor", "type", "shape", "bytes", "belongs to"};
@@ -132,7 +133,8 @@ int show_checkpoint(const Options& options, const checkpoint::Folder& source) {
 
 // ---- one packed weight ----------------------------------------------------------------------------------------------
 
-int show_packed(const Options& options, const checkpoint::Folder& source, const checkpoint::PackedLinearInfo& info) {
+int show_packed(const InspectOptions& options, const checkpoint::Folder& source,
+                const checkpoint::PackedLinearInfo& info) {
   TextTable planes({"plane", "type", "shape", "bytes", "digest"});
   io::Json json = {{"name", info.name}, {"n", info.n}, {"k", info.k}, {"bits_per_weight", bits_per_weight(info)}};
   for (const auto& plane : checkpoint::planned_planes(info)) {
@@ -160,7 +162,7 @@ int show_packed(const Options& options, const checkpoint::Folder& source, const 
   return 0;
 }
 
-int show_plain(const Options& options, const checkpoint::Folder& source) {
+int show_plain(const InspectOptions& options, const checkpoint::Folder& source) {
   const auto& info = source.tensors.at(options.tensor);
   const std::string digest = digest_of(source, info.name);
   print(options.common,
@@ -187,7 +189,7 @@ const checkpoint::PackedLinearInfo* find_packed(const checkpoint::Folder& source
   return nullptr;
 }
 
-int run(const Options& options) {
+int run(const InspectOptions& options) {
   apply(options.common);
   if (names_gguf(options.path)) {
     if (!options.layout.empty()) throw Error(ErrorCode::bad_argument, "--layout: GGUF files have no layouts of w4q");
@@ -216,7 +218,7 @@ int run(const Options& options) {
 
 void setup_inspect(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand("inspect", "Show what a checkpoint holds and where a layout puts the bits");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<InspectOptions>();
   command->add_option("path", options->path, "Folder of a checkpoint, or one .safetensors or .gguf file")->required();
   command->add_option("--tensor", options->tensor, "One tensor, packed weight or plane");
   command->add_option("--layout", options->layout, "Draw where this layout puts the weights");

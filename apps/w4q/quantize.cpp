@@ -21,7 +21,7 @@
 namespace w4q::app {
 namespace {
 
-struct Options {
+struct QuantizeArguments {
   CommonOptions common;
   OutputOptions output;
   QualityArguments quality;
@@ -41,7 +41,7 @@ struct Options {
 };
 
 /// A registered name, a table that is learned, or else a file with the user's own.
-void set_codebook(const Options& options, pipeline::QuantizeRequest& request) {
+void set_codebook(const QuantizeArguments& options, pipeline::QuantizeRequest& request) {
   quantize::QuantizeOptions& target = request.options;
   if (options.codebook.empty()) return;
   if (options.codebook == learned_table) {
@@ -72,7 +72,7 @@ void set_codebook(const Options& options, pipeline::QuantizeRequest& request) {
 }
 
 /// What was asked for, or what rounds to the scheme that was.
-std::string chosen_method(const Options& options) {
+std::string chosen_method(const QuantizeArguments& options) {
   if (!options.method.empty()) return options.method;
   if (options.scheme.scheme.empty()) return "kbit";
   return std::string(quantize::rounding_quantizer(formats::parse_schemes(options.scheme.scheme).front()).name);
@@ -84,7 +84,7 @@ void set_passes(std::vector<formats::Scheme> passes, pipeline::QuantizeRequest& 
   request.residual = std::move(passes);
 }
 
-pipeline::QuantizeRequest request(const Options& options) {
+pipeline::QuantizeRequest request(const QuantizeArguments& options) {
   pipeline::QuantizeRequest result;
   result.model = options.model;
   result.output = options.output.output;
@@ -130,7 +130,7 @@ pipeline::QuantizeRequest request(const Options& options) {
 }
 
 /// What would only be found out after the work.
-void check_dialect(const Options& options) {
+void check_dialect(const QuantizeArguments& options) {
   const auto targets = pipeline::convert_targets();
   if (std::ranges::find(targets, options.to) == targets.end()) {
     throw Error(ErrorCode::bad_argument, concat("--to ", printable(options.to), ": no such dialect"))
@@ -144,7 +144,7 @@ void check_dialect(const Options& options) {
 
 /// --to: w4q's own checkpoint is a step on the way, in a hidden folder beside the output that is never committed.
 /// Making it checks the output before any work.
-int run_to_dialect(const Options& options, pipeline::QuantizeRequest wanted) {
+int run_to_dialect(const QuantizeArguments& options, pipeline::QuantizeRequest wanted) {
   check_dialect(options);
   const std::filesystem::path output = options.output.output;
   const io::OutputFolder way(output, options.output.overwrite, pipeline::inputs_of(wanted),
@@ -162,7 +162,7 @@ int run_to_dialect(const Options& options, pipeline::QuantizeRequest wanted) {
   return 0;
 }
 
-int run(const Options& options) {
+int run(const QuantizeArguments& options) {
   apply(options.common);
   check(options.output, options.common.quiet);
   const auto wanted = request(options);
@@ -182,7 +182,7 @@ int run(const Options& options) {
 
 void setup_quantize(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand("quantize", "Quantize a 16-bit checkpoint");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<QuantizeArguments>();
   command->add_option("model", options->model, "Hugging Face folder: config.json and .safetensors files")->required();
   add_output(*command, options->output);
   command->add_option("--method", options->method, "Quantizer (w4q list): kbit, or the one that rounds to --scheme");

@@ -12,7 +12,7 @@
 namespace w4q::app {
 namespace {
 
-struct Options {
+struct RepackOptions {
   CommonOptions common;
   OutputOptions output;
   std::string input;
@@ -25,7 +25,7 @@ struct Options {
 };
 
 /// --to: another format instead of another layout.
-int run_conversion(const Options& options) {
+int run_conversion(const RepackOptions& options) {
   if (!options.target.empty() || !options.layout.empty()) {
     throw Error(ErrorCode::bad_argument, "--to cannot be combined with --target or --layout");
   }
@@ -37,7 +37,7 @@ int run_conversion(const Options& options) {
                  {options.input, options.to, !options.no_tokenizer, options.allow_lossy});
 }
 
-int run(const Options& options) {
+int run(const RepackOptions& options) {
   apply(options.common);
   check(options.output, options.common.quiet);
   if (!options.to.empty()) return run_conversion(options);
@@ -75,7 +75,7 @@ int run(const Options& options) {
 
 void setup_repack(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand("repack", "Move the bits of a quantized checkpoint into another layout");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<RepackOptions>();
   command
       ->add_option(
           "input", options->input,

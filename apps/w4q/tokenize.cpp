@@ -14,7 +14,7 @@
 namespace w4q::app {
 namespace {
 
-struct Options {
+struct TokenizeOptions {
   CommonOptions common;
   std::string model;
   std::string text;
@@ -25,14 +25,14 @@ struct Options {
   bool overwrite = false;
 };
 
-void check_usage(const Options& options) {
+void check_usage(const TokenizeOptions& options) {
   const auto refuse = [](const char* what, const char* hint) { throw Error(ErrorCode::bad_argument, what).hint(hint); };
   if (options.text.empty() && options.chat.empty()) refuse("there is no text", "give text.txt, or --chat chats.jsonl");
   if (options.output.empty() && !options.render) refuse("-o FILE is required", "-o ids.u16, or --chat FILE --render");
 }
 
 /// Conversations as the model sees them, to look at.
-int show(const Options& options) {
+int show(const TokenizeOptions& options) {
   std::string all;
   io::Json texts = io::Json::array();
   chat::render_chats(options.model, options.chat, [&](const std::string& text) {
@@ -43,7 +43,7 @@ int show(const Options& options) {
   return 0;
 }
 
-int run(const Options& options) {
+int run(const TokenizeOptions& options) {
   apply(options.common);
   check_usage(options);
   if (options.render) return show(options);
@@ -71,7 +71,7 @@ int run(const Options& options) {
 
 void setup_tokenize(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand("tokenize", "Turn a text into token ids");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<TokenizeOptions>();
   command->add_option("model", options->model, "Folder with tokenizer.json")->required();
   auto* text = command->add_option("text", options->text, "UTF-8 text file, encoded in one piece");
   auto* chat = add_chat(*command, options->chat, {text});

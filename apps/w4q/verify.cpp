@@ -18,7 +18,7 @@
 namespace w4q::app {
 namespace {
 
-struct Options {
+struct VerifyOptions {
   CommonOptions common;
   bool ppl = false;
   DecodeOptions decode;
@@ -26,17 +26,17 @@ struct Options {
   verify::CheckOptions checks;
 };
 
-bool asks(const Options& options, const char* option) { return options.checks.asked.contains(option); }
+bool asks(const VerifyOptions& options, const char* option) { return options.checks.asked.contains(option); }
 
 /// --kv-compare has a row that --kv-delta is about, whatever the type of the cache of --ppl.
-DecodeOptions decode_of_text(const Options& options) {
+DecodeOptions decode_of_text(const VerifyOptions& options) {
   DecodeOptions decode = options.decode;
   if (asks(options, "--kv-compare") && decode.kv.type != "fp4r") decode.kv.delta = INFINITY;
   return decode;
 }
 
-/// Options of something that was not asked for would be ignored without a word.
-void refuse_unused(const Options& options) {
+/// VerifyOptions of something that was not asked for would be ignored without a word.
+void refuse_unused(const VerifyOptions& options) {
   const auto refuse = [](bool used, const char* what, const char* owner) {
     if (!used) throw Error(ErrorCode::bad_argument, concat(what, " belongs to ", owner));
   };
@@ -56,7 +56,7 @@ void refuse_unused(const Options& options) {
       "--prompt, --generate or --target", "--speed");
 }
 
-void check_usage(const Options& options) {
+void check_usage(const VerifyOptions& options) {
   const auto refuse = [](const char* what, const char* hint) { throw Error(ErrorCode::bad_argument, what).hint(hint); };
   const auto& checks = options.checks;
   if (options.ppl && !checks.has_text())
@@ -71,7 +71,7 @@ void check_usage(const Options& options) {
 }
 
 /// The same for the ladder: the cache and the device that were asked for.
-verify::CheckOptions checks_of(const Options& options) {
+verify::CheckOptions checks_of(const VerifyOptions& options) {
   verify::CheckOptions checks = options.checks;
   const DecodeOptions decode = decode_of_text(options);
   checks.choose_device = [decode](verify::PerplexityOptions& how) {
@@ -114,7 +114,7 @@ class ImportedFolder {
 };
 
 /// A device that nothing of this run multiplies on: it must be there all the same, and the user hears of it.
-std::string idle_device(const Options& options) {
+std::string idle_device(const VerifyOptions& options) {
   const auto& checks = options.checks;
   const std::string& device = options.decode.device;
   if (device == "auto" || checks.has_text() || verify::needs_gpu(checks)) return {};
@@ -125,7 +125,7 @@ std::string idle_device(const Options& options) {
       "compared on the CPU");
 }
 
-int run(const Options& options) {
+int run(const VerifyOptions& options) {
   apply(options.common);
   check_usage(options);
   const std::string idle = idle_device(options);
@@ -171,7 +171,7 @@ void add_ladder(CLI::App& command, verify::CheckOptions& checks) {
 
 void setup_verify(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand("verify", "Prove that a checkpoint is sound and how far it is from its base");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<VerifyOptions>();
   verify::CheckOptions& checks = options->checks;
   command->add_option("model", checks.model, "Folder of a checkpoint, quantized or 16-bit, or a GGUF file")->required();
   command->add_option("--base", checks.base, "The 16-bit checkpoint it was made from");
