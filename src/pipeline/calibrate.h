@@ -1,6 +1,7 @@
 // Streams calibration text through a model one decoder layer at a time and keeps statistics of what its linear layers
 // read. The layers run in 16 or 32 bit as they are stored: what a layer sees does not depend on how the layers before
-// it will be quantized, so statistics can be saved, merged and used with any scheme (docs/awq.md).
+// it will be quantized, so statistics can be saved, merged and used with any scheme (docs/awq.md). Pairs are the
+// exception: of what two models, one of them quantized on the way, hand on (docs/quality.md).
 #pragma once
 
 #include <cstdint>
