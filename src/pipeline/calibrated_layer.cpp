@@ -294,6 +294,8 @@ class LayerJob {
       packed.input_scale =
           scales_[group].empty() ? std::vector<float>(static_cast<size_t>(groups_[group].width), 1.0f) : scales_[group];
     }
+    packed.columns = scales_[group];
+    if (const auto* rows = row_scales(name)) packed.rows = *rows;
     packed.error = effective_error(packed.linear, group, row_scales(name));
     packed.output = outputs_[name];
     packed.output.packed = output_error;

@@ -33,7 +33,7 @@ using quantize::StepKind;
 QuantizeRequest settled(QuantizeRequest request, const OpenedModel& source) {
   const bool needs_statistics = request.options.steps.any(&quantize::StepRow::needs_statistics);
   if (needs_statistics && !request.calibrated) request.calibrated.emplace();  // which will say what it lacks
-  if (request.calibrated || request.allocation) model::require_decoder(source.config, "calibration");
+  if (request.calibrated) model::require_decoder(source.config, "calibration");
   // The rotation of a rotated scheme belongs to it, whatever is folded.
   if (auto* rotate = request.options.steps.find(StepKind::rotate)) {
     rotate->folded = source.folded.has_value() && request.scheme.family != formats::SchemeFamily::rotated;
@@ -314,6 +314,12 @@ Allocated chosen(const OpenedModel& source, const QuantizeRequest& request) {
   return same;
 }
 
+void add_allocation(Plan& plan, const QuantizeRequest& wanted, AllocationReport report) {
+  plan.notes.insert(plan.notes.end(), report.notes.begin(), report.notes.end());
+  plan.allocation = std::move(report);
+  plan.steps = steps_of(wanted);
+}
+
 /// config.json and what else stands beside the weights. A model that was folded and not packed is marked as ours.
 std::vector<std::string> write_companions(const OpenedModel& source, const checkpoint::QuantizationConfig& quantization,
                                           const std::string& products, const io::WriteOptions& write,
@@ -348,10 +354,7 @@ Plan plan_quantize(const QuantizeRequest& given) {
   Allocated allocated = chosen(source, wanted);
   const QuantizeRequest& request = allocated.request;
   Plan plan = make_plan(source, request);
-  if (wanted.allocation) {
-    plan.allocation = std::move(allocated.report);
-    plan.steps = steps_of(wanted);
-  }
+  if (wanted.allocation) add_allocation(plan, wanted, std::move(allocated.report));
   estimate(plan, request);
   plan.expected_memory += static_cast<int64_t>(widened_bytes(plan, source));
   if (request.calibrated) {
@@ -373,11 +376,10 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
   QuantizeReport report;
   report.plan = make_plan(source, request);
   if (wanted.allocation) {
-    report.plan.allocation = std::move(allocated.report);
+    add_allocation(report.plan, wanted, std::move(allocated.report));
     // The run itself reads statistics that were made for the choice.
     const bool wrote = wanted.calibrated && wanted.calibrated->text.self;
     if (wrote) report.plan.notes.push_back("calibrated with " + describe_self(wanted.calibrated->text));
-    report.plan.steps = steps_of(wanted);
   }
   checkpoint::QuantizationConfig quantization;
   quantization.method = request.method;
