@@ -130,6 +130,7 @@ void add_quality(CLI::App& command, QualityArguments& arguments, CLI::Option& co
 
 void set_quality(const QualityArguments& arguments, pipeline::QuantizeRequest& request) {
   check_statistics(arguments);
+  request.preset = arguments.quality;
   request.options.steps = chosen_steps(arguments, request);
   quantize::check_complete(request.options.steps);
   const bool searches = request.options.searches();

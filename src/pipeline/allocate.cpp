@@ -263,6 +263,7 @@ class Job {
     set_frontier();
     AllocationReport result = report();
     result.mix = mix_report(windows, found);
+    result.memory = MixMeter::memory(source_, windows);
     return result;
   }
 

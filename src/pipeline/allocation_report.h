@@ -45,6 +45,7 @@ struct AllocationReport {
   std::optional<MixReport> mix;  ///< where there was text to measure mixes on
   std::vector<std::string> notes;
   double seconds = 0;  ///< of measuring and choosing
+  int64_t memory = 0;  ///< bytes that measuring took, as it is estimated
 };
 
 std::string to_text(const AllocationReport& report);

@@ -41,22 +41,6 @@ void check_sources(const CalibratedRequest& request) {
       .hint("--calib FILE, --calib-ids FILE, --chat FILE or --stats FILE");
 }
 
-/// Multiplications a second of matrix products on all threads.
-double measured_rate() {
-  constexpr int64_t rows = 64, cols = 512, tasks = 32;
-  const std::vector<float> a(rows * cols, 0.5f), b(cols * cols, 0.25f);
-  double best = 1e9;
-  for (int repeat = 0; repeat < 3; ++repeat) {
-    const Stopwatch watch;
-    parallel_for(tasks, 1, [&](int64_t, int64_t) {
-      std::vector<float> c(rows * cols);
-      kernels::gemm_nn({a.data(), rows, cols}, {b.data(), cols, cols}, {c.data(), rows, cols});
-    });
-    best = std::min(best, watch.seconds());
-  }
-  return static_cast<double>(tasks * rows * cols * cols) / best;
-}
-
 /// How much longer a multiplication of the factorization takes than one of a product: an estimate.
 constexpr double factor_slowness = 20;
 
@@ -149,8 +133,23 @@ CalibratedLayer CalibratedRun::next() {
   return layer;
 }
 
+double measured_product_rate() {
+  constexpr int64_t rows = 64, cols = 512, tasks = 32;
+  const std::vector<float> a(rows * cols, 0.5f), b(cols * cols, 0.25f);
+  double best = 1e9;
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    const Stopwatch watch;
+    parallel_for(tasks, 1, [&](int64_t, int64_t) {
+      std::vector<float> c(rows * cols);
+      kernels::gemm_nn({a.data(), rows, cols}, {b.data(), cols, cols}, {c.data(), rows, cols});
+    });
+    best = std::min(best, watch.seconds());
+  }
+  return static_cast<double>(tasks * rows * cols * cols) / best;
+}
+
 CalibratedCost calibrated_cost(const CalibratedRequest& request, const model::OpenedModel& model,
-                               const SchemeOf& scheme_of, const quantize::Steps& steps) {
+                               const SchemeOf& scheme_of, const quantize::Steps& steps, double rate) {
   check_sources(request);
   CalibratedCost cost;
   cost.memory = calibration_memory(model, request.text.length, true) + calibrated_memory(model, scheme_of, steps);
@@ -159,7 +158,7 @@ CalibratedCost calibrated_cost(const CalibratedRequest& request, const model::Op
         request.text.samples * request.text.length * model.config.hidden_size * static_cast<int64_t>(sizeof(float));
     if (request.max_memory > 0) cost.memory = std::min(cost.memory, request.max_memory);
   }
-  cost.seconds = multiplications(request, model, scheme_of, steps) / measured_rate();
+  cost.seconds = multiplications(request, model, scheme_of, steps) / rate;
   return cost;
 }
 

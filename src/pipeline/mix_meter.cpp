@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/interrupt.h"
 #include "core/text.h"
+#include "pipeline/plan.h"
 #include "pipeline/sensitivity.h"
 
 namespace w4q::pipeline {
@@ -166,6 +167,22 @@ std::vector<std::vector<double>> MixMeter::effects() {
     }
   }
   return result;
+}
+
+int64_t MixMeter::memory(const model::OpenedModel& model, const CalibrationWindows& windows) {
+  const auto& config = model.config;
+  const int64_t stream = windows.samples * windows.length * config.hidden_size * static_cast<int64_t>(sizeof(float));
+  int64_t largest = 0, changes = 0;
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    const auto linears = model::layer_plan(config, layer).linears();
+    int64_t weights = 0;
+    for (const auto& linear : linears) weights += linear.n * linear.k;
+    largest = std::max(largest, weights);
+    changes = std::max(changes, static_cast<int64_t>(3 * linears.size()));
+  }
+  const int64_t at_once = std::min(changes * stream, std::max(stream, most_stream_bytes));
+  return base_memory + (2 * config.layers + 3) * stream + at_once + largest * static_cast<int64_t>(sizeof(float)) +
+         model.folder.tensors.total_bytes();
 }
 
 int64_t MixMeter::effect_runs(const model::ModelConfig& config, const std::vector<MixItem>& items) {

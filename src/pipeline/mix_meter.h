@@ -55,6 +55,8 @@ class MixMeter {
   /// Of every choice of every item nats per token with that choice alone changed in the accepted mix; its own has the
   /// mix's. As many streams of hidden states as fit into 1 GiB, at least one, go through the layers at once.
   std::vector<std::vector<double>> effects();
+  /// Bytes that it takes, effects() included.
+  static int64_t memory(const model::OpenedModel& model, const CalibrationWindows& windows);
   /// Of effects(), runs of a layer over all windows.
   static int64_t effect_runs(const model::ModelConfig& config, const std::vector<MixItem>& items);
 
