@@ -69,7 +69,7 @@ void setup_calibrate(CLI::App& app, Action& action) {
   command->add_flag("--diagonal", options->diagonal,
                     "Leave out the Gram matrices: a small file, and searches that ignore correlations");
   command->add_flag("--sensitivity", options->sensitivity,
-                    "Also measure how much each linear layer matters, for --target-bpw");
+                    "Also measure how much each linear layer matters, and keep tokens to measure on, for --target-bpw");
   command->add_flag("--fold-rotations", options->fold,
                     "For quantize --fold-rotations: of the model with rotations folded in");
   command->add_option("--rotation-seed", options->rotation_seed, "Of their signs, as there")->capture_default_str();

@@ -17,7 +17,7 @@ bool has_calibration(const QualityArguments& arguments) {
 /// over the text itself.
 void check_statistics(const QualityArguments& arguments, const quantize::Steps& steps) {
   const std::string given = given_decoding_option(arguments.calibration);
-  if (arguments.statistics.empty() || given.empty() || steps.any(&StepRow::needs_walk)) return;
+  if (arguments.statistics.empty() || given.empty() || steps.any(&StepRow::needs_text)) return;
   throw without_text(given, "--stats needs none", "--calib instead of --stats");
 }
 
@@ -130,6 +130,7 @@ void add_quality(CLI::App& command, QualityArguments& arguments, CLI::Option& co
 }
 
 void set_quality(const QualityArguments& arguments, pipeline::QuantizeRequest& request) {
+  request.preset = arguments.quality;
   request.options.steps = chosen_steps(arguments, request);
   check_statistics(arguments, request.options.steps);
   quantize::check_complete(request.options.steps);
@@ -145,7 +146,7 @@ void set_quality(const QualityArguments& arguments, pipeline::QuantizeRequest& r
   }
   // Presets need no text of the user.
   pipeline::CalibrationText text = calibration_text(arguments.calibration);
-  const bool reads = arguments.statistics.empty() || request.options.steps.any(&StepRow::needs_walk);
+  const bool reads = arguments.statistics.empty() || request.options.steps.any(&StepRow::needs_text);
   if (reads && text.empty() && !arguments.quality.empty()) text.self = true;
   request.calibrated = {.text = std::move(text),
                         .statistics = arguments.statistics,

@@ -20,8 +20,8 @@ constexpr int64_t most_at_once = 64;
 /// Keys and values of the sequences that are written side by side take at most so much, where more than one is.
 constexpr int64_t most_bytes = int64_t{2} << 30;
 
-/// By the model and the length alone: how many rows a product has changes the order of its sums.
-int64_t sequences_at_once(const ModelConfig& config, const SelfText& request) {
+/// Keys and values, or states, of one sequence.
+int64_t sequence_bytes(const ModelConfig& config, const SelfText& request) {
   int64_t bytes = 0;
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     if (config.has_delta_net(layer)) {
@@ -33,7 +33,12 @@ int64_t sequences_at_once(const ModelConfig& config, const SelfText& request) {
       bytes += 2 * attention.kv_heads * attention.head_dim * request.length * int64_t{sizeof(float)};
     }
   }
-  return std::clamp<int64_t>(most_bytes / std::max<int64_t>(bytes, 1), 1, most_at_once);
+  return bytes;
+}
+
+/// By the model and the length alone: how many rows a product has changes the order of its sums.
+int64_t sequences_at_once(const ModelConfig& config, const SelfText& request) {
+  return std::clamp<int64_t>(most_bytes / std::max<int64_t>(sequence_bytes(config, request), 1), 1, most_at_once);
 }
 
 /// Sequences `first` … of all, side by side.
@@ -129,6 +134,12 @@ int32_t first_token(const ModelConfig& config, const SelfText& request, int64_t 
   if (!config.eos_tokens.empty()) return static_cast<int32_t>(config.eos_tokens.front());
   const uint64_t any = random_bits(request.seed ^ 0x9E3779B97F4A7C15U, static_cast<uint64_t>(sequence));
   return static_cast<int32_t>(any % static_cast<uint64_t>(config.vocab_size));
+}
+
+int64_t self_text_memory(const ModelConfig& config, const SelfText& request) {
+  const int64_t at_once = std::min(request.sequences, sequences_at_once(config, request));
+  return at_once *
+         (sequence_bytes(config, request) + int64_t{sizeof(float)} * (config.vocab_size + 16 * config.hidden_size));
 }
 
 int64_t steps_of(const ModelConfig& config, const SelfText& request) {

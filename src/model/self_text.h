@@ -27,6 +27,9 @@ void check_self_text(const ModelConfig& config, const SelfText& request);
 /// What a sequence begins with.
 int32_t first_token(const ModelConfig& config, const SelfText& request, int64_t sequence);
 
+/// Bytes that write_text takes beside the model: keys and values, states and logits of the sequences side by side.
+int64_t self_text_memory(const ModelConfig& config, const SelfText& request);
+
 /// How many calls of on_step there will be.
 int64_t steps_of(const ModelConfig& config, const SelfText& request);
 

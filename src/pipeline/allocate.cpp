@@ -10,7 +10,9 @@
 #include "io/output.h"
 #include "io/partial.h"
 #include "model/model.h"
+#include "model/weight_error.h"
 #include "pipeline/calibrate_model.h"
+#include "pipeline/mix_search.h"
 #include "pipeline/recipe_file.h"
 #include "pipeline/select_tensors.h"
 #include "pipeline/statistics_file.h"
@@ -29,7 +31,7 @@ constexpr double frontier_step = 0.25;  // bits per weight
 
 /// One linear whose width is to be chosen.
 struct Item {
-  std::string module;
+  std::string tensor, module;
   int64_t weights = 0;
   std::vector<Scheme> schemes;                      ///< without 16 bit, which is the last choice
   std::vector<int64_t> tables;                      ///< bytes of the codebook of each choice
@@ -39,7 +41,8 @@ struct Item {
 };
 
 Item make_item(const TensorPlan& tensor, bool input_scale) {
-  Item item{std::string(model::module_path(tensor.name)), tensor.weights(), widths_of(*tensor.scheme), {}, {}};
+  Item item{tensor.name, std::string(model::module_path(tensor.name)), tensor.weights(), widths_of(*tensor.scheme), {},
+            {}};
   for (const Scheme& scheme : item.schemes) {
     const checkpoint::PackedLinearInfo info{item.module,  tensor.shape[0],           tensor.shape[1],
                                             tensor.dtype, {{scheme, tensor.layout}}, input_scale};
@@ -56,12 +59,17 @@ Item make_item(const TensorPlan& tensor, bool input_scale) {
   return item;
 }
 
+/// Statistics and what else is made on the way stand beside the output.
+std::filesystem::path beside(const QuantizeRequest& request) {
+  return request.output.empty() ? std::filesystem::temp_directory_path() / "w4q" : request.output;
+}
+
 class Job {
  public:
   Job(const model::OpenedModel& source, const QuantizeRequest& request)
       : source_(source), config_(source.config), request_(request), plan_(select_tensors(source, request)) {
-    if (!request.calibrated) {
-      throw Error(ErrorCode::bad_argument, "choosing bits needs calibration: it goes by the errors of outputs")
+    if (!request.calibrated && decoded()) {
+      throw Error(ErrorCode::bad_argument, "choosing bits needs calibration: it goes by what the model predicts")
           .hint("--calib FILE or --stats FILE, with steps such as --quality good");
     }
     const auto& path = request.allocation->save_recipe;
@@ -74,16 +82,16 @@ class Job {
     Allocated result;
     result.request = request_;
     result.request.allocation.reset();
-    auto& calibrated = *result.request.calibrated;
-    if (calibrated.statistics.empty()) calibrate(calibrated, result);
-    measure(calibrated.statistics);
-    std::vector<std::vector<quantize::AllocationChoice>> choices;
-    for (const auto& item : items_) choices.push_back(item.choices);
-    frontier_.emplace(std::move(choices));
-    const Choices chosen = choose(target_bytes());
-    if (chosen.empty()) refuse_target();
-    result.report = report(chosen);
-    result.request.recipe = recipe(chosen);
+    if (decoded()) {
+      auto& calibrated = *result.request.calibrated;
+      if (calibrated.statistics.empty()) calibrate(calibrated, result);
+      result.report = choose_by_statistics(calibrated.statistics);
+    } else {
+      measure_weights();
+      result.report =
+          choose_by_errors("w4q does not know this architecture: bits were chosen by summed errors of weights");
+    }
+    result.request.recipe = recipe(chosen_);
     result.request.keep.clear();
     result.request.lm_head = result.request.embeddings = false;
     const auto& path = request_.allocation->save_recipe;
@@ -95,17 +103,21 @@ class Job {
   }
 
  private:
+  bool decoded() const noexcept { return config_.architecture != nullptr; }
+
   void select_items() {
-    std::set<std::string> inside;
-    for (int64_t layer = 0; layer < config_.layers; ++layer) {
+    std::set<std::string> inside, scaled;
+    for (int64_t layer = 0; layer < config_.layers && decoded(); ++layer) {
       for (const auto& linear : model::layer_plan(config_, layer).linears()) inside.insert(linear.name);
     }
-    const auto all = linears_with_input_scale(
-        config_, [&](std::string_view) { return std::optional(request_.scheme); }, request_.options.steps);
-    const std::set<std::string> scaled(all.begin(), all.end());
+    if (decoded()) {
+      const auto all = linears_with_input_scale(
+          config_, [&](std::string_view) { return std::optional(request_.scheme); }, request_.options.steps);
+      scaled.insert(all.begin(), all.end());
+    }
     for (const auto& tensor : plan_.tensors) {
       const std::string module(model::module_path(tensor.name));
-      if (!tensor.scheme || !inside.contains(module)) {
+      if (!tensor.scheme || (decoded() && !inside.contains(module))) {
         fixed_bytes_ += tensor.bytes_after;
         continue;
       }
@@ -113,34 +125,75 @@ class Job {
       weights_ += items_.back().weights;
     }
     if (items_.empty()) throw Error(ErrorCode::bad_argument, "there is no linear layer to choose bits for");
+    for (const auto& item : items_)
+      smallest_ += std::ranges::min(item.choices, {}, &quantize::AllocationChoice::bytes).bytes;
   }
 
   void calibrate(CalibratedRequest& calibrated, Allocated& result) const {
-    const auto beside = request_.output.empty() ? std::filesystem::temp_directory_path() / "w4q" : request_.output;
-    result.statistics = std::make_unique<io::Partial>(beside, io::Partial::Kind::folder);
+    result.statistics = std::make_unique<io::Partial>(beside(request_), io::Partial::Kind::folder);
     CalibrateRequest wanted;
     wanted.model = request_.model;
     wanted.output = result.statistics->path() / "statistics.safetensors";
     wanted.text = calibrated.text;
     wanted.options.max_memory = calibrated.max_memory;
-    wanted.sensitivity = true;
+    wanted.windows = true;
     calibrate_model(wanted, source_);
     calibrated.statistics = wanted.output;
     // What the run goes over anew stays.
-    if (!request_.options.steps.any(&quantize::StepRow::needs_walk)) calibrated.text = {};
+    if (!request_.options.steps.any(&quantize::StepRow::needs_text)) calibrated.text = {};
   }
 
-  /// Fills the costs of all choices: at every width, each layer is quantized as it will be.
-  void measure(const std::filesystem::path& path) {
+  /// By the predictions where there is text to measure them on, else by errors.
+  AllocationReport choose_by_statistics(const std::filesystem::path& path) {
     const auto file = StatisticsFile::open(path, config_);
     file.check_model(model_identity(source_.folder.tensors));
+    const auto windows = file.load_windows();
     sensitivities_ = file.load_sensitivities();
+    if (windows.samples == 0 || !can_measure_mixes(config_)) {
+      quantize_widths(file, nullptr);
+      return choose_by_errors(
+          windows.samples == 0
+              ? "the statistics keep no text to measure predictions on (w4q calibrate --sensitivity "
+                "does): bits were chosen by summed errors of outputs"
+              : "layers of this model know of one another: bits were chosen by summed errors of outputs");
+    }
+    keep_near_widths();
+    const io::Partial folder(beside(request_), io::Partial::Kind::folder);
+    WidthStore store(folder.path());
+    quantize_widths(file, &store);
+    return choose_by_predictions(windows, store);
+  }
+
+  /// Widths that lie next to the target, and one more on either side: others are not chosen.
+  void keep_near_widths() {
+    const size_t all = items_.front().choices.size();
+    size_t lower = 0;
+    for (size_t choice = 1; choice < all; ++choice) {
+      if (size(Choices(items_.size(), choice)) <= target_bytes()) lower = choice;
+    }
+    const size_t first = lower == 0 ? 0 : lower - 1, end = std::min(all, lower + 3);
+    for (auto& item : items_) {
+      const auto cut = [&](auto& list) {
+        list.erase(list.begin() + static_cast<ptrdiff_t>(std::min(end, list.size())), list.end());
+        list.erase(list.begin(), list.begin() + static_cast<ptrdiff_t>(std::min(first, list.size())));
+      };
+      cut(item.schemes);
+      cut(item.tables);
+      cut(item.choices);
+    }
+  }
+
+  /// At every width each layer is quantized as it will be. Fills the costs of the choices and, if not null, the store.
+  void quantize_widths(const StatisticsFile& file, WidthStore* store) {
     std::map<std::string, Item*, std::less<>> by_name;
     size_t most = 0;
     for (auto& item : items_) {
       by_name.emplace(item.module, &item);
       most = std::max(most, item.schemes.size());
     }
+    // What wants the text anew is left to the run: it changes all widths much alike.
+    quantize::QuantizeOptions options = request_.options;
+    options.steps = options.steps.without(&quantize::StepRow::needs_text);
     Progress progress("allocate", config_.layers * static_cast<int64_t>(most), "layers");
     for (int64_t layer = 0; layer < config_.layers; ++layer) {
       const auto statistics = file.load(layer);
@@ -150,13 +203,101 @@ class Job {
           if (found == by_name.end() || choice >= found->second->schemes.size()) return std::nullopt;
           return found->second->schemes[choice];
         };
-        const auto packed = quantize_layer(source_, layer, statistics, {scheme_of, request_.options});
+        const auto packed = quantize_layer(source_, layer, statistics, {scheme_of, options});
         for (const auto& [module, linear] : packed.linears) {
           by_name.find(module)->second->choices[choice].cost = cost(module, linear.output);
         }
+        if (store != nullptr) store->add(layer, choice, packed);
         progress.advance(1);
       }
     }
+  }
+
+  /// Without a decoder: the errors of the weights as the run will round them, by themselves.
+  void measure_weights() {
+    Progress progress("allocate", static_cast<int64_t>(items_.size()), "tensors");
+    for (auto& item : items_) {
+      const auto loaded = std::make_shared<const io::LoadedTensor>(source_.folder.tensors.load(item.tensor));
+      const TensorView view = loaded->view();
+      const kernels::LinearWeight weight{
+          item.module, view.shape[0], view.shape[1], kernels::LinearWeight::Dense{view, loaded}, {}};
+      for (size_t choice = 0; choice < item.schemes.size(); ++choice) {
+        const Scheme& scheme = item.schemes[choice];
+        auto packed = std::make_shared<formats::PackedLinear>();
+        packed->name = item.module;
+        packed->passes.push_back(quantize::rounding_quantizer(scheme).run(view, scheme, request_.options).weight);
+        const auto error = model::compare_weights(weight, {item.module, weight.n, weight.k, packed, {}});
+        item.choices[choice].cost = error.relative() * error.relative();
+      }
+      progress.advance(1);
+    }
+  }
+
+  AllocationReport choose_by_errors(std::string why) {
+    set_frontier();
+    chosen_ = choose(target_bytes());
+    if (chosen_.empty()) refuse_target();
+    AllocationReport result = report();
+    result.measured = !sensitivities_.empty();
+    result.notes.push_back(std::move(why));
+    return result;
+  }
+
+  AllocationReport choose_by_predictions(const CalibrationWindows& windows, const WidthStore& store) {
+    MixProblem problem;
+    for (const auto& item : items_) {
+      const int64_t layer = model::find_linear(config_, item.module)->layer;
+      problem.items.push_back({item.module, layer, 0, item.schemes.size(), item.choices.size() > item.schemes.size()});
+      problem.tables.push_back(item.tables);
+      auto& bytes = problem.bytes.emplace_back();
+      for (const auto& choice : item.choices) bytes.push_back(choice.bytes);
+    }
+    // What summed errors would choose is one of the mixes that are measured.
+    set_frontier();
+    const Choices by_errors = choose(target_bytes());
+    if (by_errors.empty()) refuse_target();
+    const MixChoice found = search(windows, store, problem, by_errors);
+    chosen_ = found.mix;
+    offset_ = found.base_divergence;
+    for (size_t i = 0; i < items_.size(); ++i) {
+      const double least = std::ranges::min(found.effects[i]);
+      offset_ += least - found.base_divergence;
+      for (size_t c = 0; c < items_[i].choices.size(); ++c) items_[i].choices[c].cost = found.effects[i][c] - least;
+    }
+    set_frontier();
+    AllocationReport result = report();
+    result.mix = mix_report(windows, found);
+    result.memory = MixMeter::memory(source_, windows);
+    return result;
+  }
+
+  MixChoice search(const CalibrationWindows& windows, const WidthStore& store, const MixProblem& problem,
+                   const Choices& by_errors) const {
+    // The 16-bit model, the base, the neighbours, two proposals, the best one again; exchanges stop where none helps.
+    const int64_t others = 7 * config_.layers;
+    Progress effects("effects", MixMeter::effect_runs(config_, problem.items) + others, "runs of a layer");
+    MixMeter meter(source_, windows, problem.items, store, [&] { effects.advance(1); });
+    return search_mix(meter, problem, target_bytes(), {by_errors});
+  }
+
+  MixReport mix_report(const CalibrationWindows& windows, const MixChoice& found) const {
+    MixReport result;
+    result.windows = windows.samples;
+    result.length = windows.length;
+    result.divergence = found.divergence;
+    result.neighbour_divergence = found.neighbour_divergence;
+    result.neighbour = found.neighbour;
+    result.base_bits = items_.front().bits(found.base.front());
+    result.base_divergence = found.base_divergence;
+    result.exchanges_tried = found.exchanges_tried;
+    result.exchanges_taken = found.exchanges_taken;
+    for (size_t i = 0; i < items_.size(); ++i) {
+      auto& effect = result.linears.emplace_back();
+      effect.name = items_[i].module;
+      effect.bits = items_[i].bits(found.mix[i]);
+      for (size_t c = 0; c < found.effects[i].size(); ++c) effect.divergences[items_[i].bits(c)] = found.effects[i][c];
+    }
+    return result;
   }
 
   double cost(std::string_view module, const OutputError& error) const {
@@ -174,10 +315,17 @@ class Job {
     return static_cast<int64_t>(target.bits_per_weight * static_cast<double>(weights_) / 8);
   }
 
-  int64_t table_bytes(const Choices& choices) const {
+  int64_t size(const Choices& choices) const {
     int64_t sum = 0;
-    for (size_t i = 0; i < choices.size(); ++i) sum += items_[i].tables[choices[i]];
+    for (size_t i = 0; i < choices.size(); ++i)
+      sum += items_[i].choices[choices[i]].bytes + items_[i].tables[choices[i]];
     return sum;
+  }
+
+  void set_frontier() {
+    std::vector<std::vector<quantize::AllocationChoice>> choices;
+    for (const auto& item : items_) choices.push_back(item.choices);
+    frontier_.emplace(std::move(choices));
   }
 
   /// The best of at most `bytes`, codebooks included.
@@ -185,26 +333,23 @@ class Job {
     for (int64_t limit = bytes;;) {
       Choices choices = frontier_->choose(limit);
       if (choices.empty()) return choices;
-      const int64_t size = frontier_->point(choices).bytes + table_bytes(choices);
-      if (size <= bytes) return choices;
-      limit -= size - bytes;
+      const int64_t found = size(choices);
+      if (found <= bytes) return choices;
+      limit -= found - bytes;
     }
   }
 
   AllocationPoint point(const Choices& choices) const {
     AllocationPoint result;
-    const auto sums = frontier_->point(choices);
-    result.bits_per_weight =
-        8.0 * static_cast<double>(sums.bytes + table_bytes(choices)) / static_cast<double>(weights_);
-    result.divergence = sums.cost;
+    result.bits_per_weight = 8.0 * static_cast<double>(size(choices)) / static_cast<double>(weights_);
+    result.divergence = std::max(0.0, frontier_->point(choices).cost + offset_);
     for (size_t i = 0; i < choices.size(); ++i) ++result.tensors[items_[i].bits(choices[i])];
     return result;
   }
 
-  AllocationReport report(const Choices& chosen) const {
+  AllocationReport report() const {
     AllocationReport result;
-    result.chosen = point(chosen);
-    result.measured = !sensitivities_.empty();
+    result.chosen = point(chosen_);
     for (int bits = 1; bits < kept_bits; ++bits) {
       Choices same;
       for (const auto& item : items_) {
@@ -245,10 +390,10 @@ class Job {
   }
 
   [[noreturn]] void refuse_target() const {
-    const double least = 8.0 * static_cast<double>(frontier_->smallest()) / static_cast<double>(weights_);
+    const double least = 8.0 * static_cast<double>(smallest_) / static_cast<double>(weights_);
     throw Error(ErrorCode::bad_argument, "the target is less than the smallest widths give")
         .detail(concat("they give ", fixed(least, 3), " bits per weight, and tables; ",
-                       human_bytes(frontier_->smallest() + fixed_bytes_), " with all that is not allocated"))
+                       human_bytes(smallest_ + fixed_bytes_), " with all that is not allocated"))
         .hint("give more, or --lm-head, --embeddings to pack more of the model");
   }
 
@@ -259,7 +404,10 @@ class Job {
   std::vector<Item> items_;
   Sensitivities sensitivities_;
   std::optional<quantize::AllocationFrontier> frontier_;
+  Choices chosen_;
+  double offset_ = 0;        // of what costs add up to
   int64_t weights_ = 0;      // of all items
+  int64_t smallest_ = 0;     // bytes of all items at their smallest, without tables
   int64_t fixed_bytes_ = 0;  // of everything else
 };
 

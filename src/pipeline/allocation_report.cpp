@@ -23,6 +23,49 @@ io::Json points_json(const std::vector<AllocationPoint>& points) {
   return result;
 }
 
+std::string mix_text(const MixReport& report) {
+  std::vector<std::string> head{"linear", "bits"};
+  std::map<int, int64_t> widths;
+  for (const auto& linear : report.linears) {
+    for (const auto& [bits, divergence] : linear.divergences) ++widths[bits];
+  }
+  for (const auto& [bits, count] : widths) head.push_back(concat("KL with it at ", bits));
+  TextTable table(head);
+  for (const auto& linear : report.linears) {
+    std::vector<std::string> row{printable(linear.name), concat(linear.bits)};
+    for (const auto& [bits, count] : widths) {
+      const auto found = linear.divergences.find(bits);
+      row.push_back(found == linear.divergences.end() ? "" : fixed(found->second, 5));
+    }
+    table.row(row);
+  }
+  return concat("\n", table.str(), "all else at ", report.base_bits, " bits, KL ", fixed(report.base_divergence, 5),
+                "\nmeasured on ", report.windows, " × ", report.length, " tokens: KL ", fixed(report.divergence, 5),
+                report.neighbour ? ", of the neighbouring widths mixed by layers: no mix was better"
+                                 : concat(" as chosen, ", fixed(report.neighbour_divergence, 5),
+                                          " of the neighbouring widths mixed by layers"),
+                "; of ", report.exchanges_tried, " exchanges ", report.exchanges_taken, " helped\n");
+}
+
+io::Json mix_json(const MixReport& report) {
+  io::Json linears = io::Json::array();
+  for (const auto& linear : report.linears) {
+    io::Json effects = io::Json::object();
+    for (const auto& [bits, divergence] : linear.divergences) effects[concat(bits)] = divergence;
+    linears.push_back({{"name", linear.name}, {"bits", linear.bits}, {"kl_alone", std::move(effects)}});
+  }
+  return {{"windows", report.windows},
+          {"length", report.length},
+          {"kl", report.divergence},
+          {"kl_of_neighbours", report.neighbour_divergence},
+          {"neighbours_chosen", report.neighbour},
+          {"base_bits", report.base_bits},
+          {"base_kl", report.base_divergence},
+          {"exchanges_tried", report.exchanges_tried},
+          {"exchanges_taken", report.exchanges_taken},
+          {"linears", std::move(linears)}};
+}
+
 }  // namespace
 
 std::string to_text(const AllocationReport& report) {
@@ -33,15 +76,17 @@ std::string to_text(const AllocationReport& report) {
   for (const auto& point : report.uniform) row("uniform", point);
   for (const auto& point : report.frontier) row("allocated", point);
   row("chosen", report.chosen);
-  return table.str();
+  return report.mix ? table.str() + mix_text(*report.mix) : table.str();
 }
 
 io::Json to_json(const AllocationReport& report) {
-  return {{"chosen", point_json(report.chosen)},
-          {"uniform", points_json(report.uniform)},
-          {"frontier", points_json(report.frontier)},
-          {"measured", report.measured},
-          {"seconds", report.seconds}};
+  io::Json result = {{"chosen", point_json(report.chosen)},
+                     {"uniform", points_json(report.uniform)},
+                     {"frontier", points_json(report.frontier)},
+                     {"measured", report.measured},
+                     {"seconds", report.seconds}};
+  if (report.mix) result["mix"] = mix_json(*report.mix);
+  return result;
 }
 
 }  // namespace w4q::pipeline

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,12 +18,34 @@ struct AllocationPoint {
   std::map<int, int64_t> tensors;  ///< how many have this width; 16: kept
 };
 
+/// What one linear's width does to the predictions.
+struct LinearEffect {
+  std::string name;
+  int bits = 0;                       ///< chosen
+  std::map<int, double> divergences;  ///< KL in nats per token with this linear alone at a width, all else at base_bits
+};
+
+/// What was measured where bits were chosen by the predictions themselves. KL is in nats per token.
+struct MixReport {
+  int64_t windows = 0, length = 0;  ///< of the text
+  double divergence = 0;            ///< of what was chosen
+  double neighbour_divergence = 0;  ///< of the two uniform widths next to the target, mixed by layers
+  bool neighbour = false;           ///< that mix was chosen: none was better
+  int base_bits = 0;                ///< the larger one of those widths: where the effects of linears were measured
+  double base_divergence = 0;       ///< with all at that
+  int64_t exchanges_tried = 0, exchanges_taken = 0;
+  std::vector<LinearEffect> linears;
+};
+
 struct AllocationReport {
   AllocationPoint chosen;
   std::vector<AllocationPoint> uniform;   ///< the same width for all
   std::vector<AllocationPoint> frontier;  ///< the best at sizes a quarter of a bit apart
   bool measured = true;  ///< false: the statistics have no sensitivities, and divergences are sums of relative errors
-  double seconds = 0;    ///< of measuring and choosing
+  std::optional<MixReport> mix;  ///< where there was text to measure mixes on
+  std::vector<std::string> notes;
+  double seconds = 0;  ///< of measuring and choosing
+  int64_t memory = 0;  ///< bytes that measuring took, as it is estimated
 };
 
 std::string to_text(const AllocationReport& report);

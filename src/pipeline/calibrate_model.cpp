@@ -10,6 +10,7 @@
 #include "kernels/linear/gemm.h"
 #include "model/opened.h"
 #include "pipeline/calibration_cuda.h"
+#include "pipeline/mix_meter.h"
 #include "pipeline/statistics_file.h"
 
 namespace w4q::pipeline {
@@ -66,6 +67,15 @@ Sensitivities sensitivities(const CalibrationWindows* windows, const std::vector
       .hint("give --text or --ids too, or leave out --sensitivity");
 }
 
+/// Those of the text that is decoded now, or else of the first file that has some.
+CalibrationWindows kept_windows(const CalibrationWindows* windows, const std::vector<StatisticsFile>& files) {
+  if (windows != nullptr) return mix_windows(*windows);
+  for (const auto& file : files) {
+    if (file.origin().window_samples > 0) return file.load_windows();
+  }
+  return {};
+}
+
 void note_repeated_texts(const StatisticsOrigin& origin, std::vector<std::string>& notes) {
   for (size_t i = 0; i < origin.texts.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
@@ -100,7 +110,7 @@ CalibrateReport calibrate_model(const CalibrateRequest& request, const model::Op
   origin.sensitivity = request.sensitivity;
   std::optional<Calibration> calibration;
   std::optional<Progress> progress;
-  std::optional<CalibrationWindows> probe;
+  std::optional<CalibrationWindows> probe, kept;
   if (decodes) {
     auto windows = read_windows(model, request.text, gpu_of(request.options.gpu));
     if (request.text.self) report.notes.push_back(describe_self(request.text));
@@ -112,6 +122,7 @@ CalibrateReport calibrate_model(const CalibrateRequest& request, const model::Op
     origin.texts.push_back(windows.hash);
     origin.products = kernels::gemm_library();
     if (request.sensitivity) probe = sensitivity_windows(windows);
+    kept = mix_windows(windows);
     progress.emplace("calibrate", windows.samples * config.layers, "windows");
     auto options = request.options;
     options.spill_at = request.output;
@@ -121,6 +132,10 @@ CalibrateReport calibrate_model(const CalibrateRequest& request, const model::Op
   }
   const auto files = open_all(request, config, origin);
   note_repeated_texts(origin, report.notes);
+  CalibrationWindows tokens;
+  if (request.sensitivity || request.windows) tokens = kept_windows(kept ? &*kept : nullptr, files);
+  origin.window_samples = tokens.samples;
+  origin.window_length = tokens.length;
   StatisticsWriter writer(request.output, config, origin, request.overwrite, inputs);
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     writer.write(layer, gather(calibration ? &*calibration : nullptr, files, config, layer));
@@ -128,6 +143,7 @@ CalibrateReport calibrate_model(const CalibrateRequest& request, const model::Op
   calibration.reset();
   progress.reset();
   if (request.sensitivity) writer.write(sensitivities(probe ? &*probe : nullptr, files, model));
+  if (tokens.samples > 0) writer.write(tokens);
   report.file_bytes = writer.finish();
   report.tokens = origin.tokens;
   report.seconds = watch.seconds();

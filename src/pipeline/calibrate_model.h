@@ -19,6 +19,7 @@ struct CalibrateRequest {
   CalibrationOptions options;                ///< spill_at and on_window are set here
   std::optional<uint64_t> fold;              ///< of the model with rotations of this seed folded in
   bool sensitivity = false;                  ///< measure sensitivities too, or take those of the first merged file
+  bool windows = false;                      ///< keep tokens to measure mixes of widths on; with `sensitivity` anyway
   std::vector<std::filesystem::path> merge;  ///< statistics of the same model, to be added
   bool overwrite = false;
 };

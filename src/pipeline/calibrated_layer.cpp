@@ -314,6 +314,8 @@ class LayerJob {
       packed.input_scale =
           scales_[group].empty() ? std::vector<float>(static_cast<size_t>(groups_[group].width), 1.0f) : scales_[group];
     }
+    packed.columns = scales_[group];
+    if (const auto* rows = row_scales(name)) packed.rows = *rows;
     Values weight = effective_weight(packed.linear, group, row_scales(name));
     packed.error = effective_error(weight);
     if (paired_ != nullptr) paired_->take(name, std::move(weight));
@@ -401,7 +403,7 @@ int64_t calibrated_memory(const model::OpenedModel& model, const SchemeOf& schem
     most_packed = std::max(most_packed, packed);
   }
   // A byte for every packed weight is more than any scheme but the widest needs; targets want them in fp32 too.
-  const int64_t copies = 1 + (steps.any(&quantize::StepRow::needs_walk) ? int64_t{sizeof(float)} : 0);
+  const int64_t copies = 1 + (steps.has(StepKind::asymmetric) ? int64_t{sizeof(float)} : 0);
   return largest + copies * most_packed;
 }
 

@@ -68,7 +68,9 @@ struct CalibratedLinear {
   formats::PackedLinear linear;
   quantize::QuantizeStats stats;   ///< of all passes; the exponent is that of the first
   std::vector<float> input_scale;  ///< to be stored; empty when none is
-  model::WeightError error;        ///< of the effective weight, scales undone
+  /// What columns were multiplied and rows divided by before the weight was packed, stored or folded; empty: ones.
+  std::vector<float> columns = {}, rows = {};
+  model::WeightError error;  ///< of the effective weight, scales undone
   OutputError output;
   double seconds = 0;
 };

@@ -34,36 +34,7 @@ std::string_view to_string(ScaleTarget::Kind kind) noexcept {
 /// The error of outputs as a distance below the outputs, in dB.
 double decibels(const GroupReport& group, double error) { return 10 * std::log10(group.output / error); }
 
-/// Some step goes over the text behind what was quantized.
-bool walks(const quantize::Steps& steps) { return steps.any(&quantize::StepRow::needs_walk); }
-
-void check_sources(const CalibratedRequest& request, const quantize::Steps& steps) {
-  if (walks(steps)) {
-    if (!request.text.empty()) return;
-    throw Error(ErrorCode::bad_argument, "targets for quantized inputs (asym) are made with calibration text")
-        .hint("--calib FILE, --calib-ids FILE or --chat FILE, also beside --stats");
-  }
-  if (request.text.empty() != request.statistics.empty()) return;
-  throw Error(ErrorCode::bad_argument,
-              "awq, error feedback and norms need calibration text, or a statistics file, one of the two")
-      .hint("--calib FILE, --calib-ids FILE, --chat FILE or --stats FILE");
-}
-
-/// Multiplications a second of matrix products on all threads.
-double measured_rate() {
-  constexpr int64_t rows = 64, cols = 512, tasks = 32;
-  const std::vector<float> a(rows * cols, 0.5f), b(cols * cols, 0.25f);
-  double best = 1e9;
-  for (int repeat = 0; repeat < 3; ++repeat) {
-    const Stopwatch watch;
-    parallel_for(tasks, 1, [&](int64_t, int64_t) {
-      std::vector<float> c(rows * cols);
-      kernels::gemm_nn({a.data(), rows, cols}, {b.data(), cols, cols}, {c.data(), rows, cols});
-    });
-    best = std::min(best, watch.seconds());
-  }
-  return static_cast<double>(tasks * rows * cols * cols) / best;
-}
+bool pairs(const quantize::Steps& steps) { return steps.has(StepKind::asymmetric); }
 
 /// How much longer a multiplication of the factorization takes than one of a product: an estimate.
 constexpr double factor_slowness = 20;
@@ -82,7 +53,7 @@ double multiplications(const CalibratedRequest& request, const model::OpenedMode
   // much again inside the blocks. Targets take two products, and two to solve for them.
   const bool feedback = steps.has(StepKind::feedback);
   const double products = 3 + (steps.has(StepKind::awq) ? 2 * quantize::awq_alphas : 0) + (feedback ? 1 : 0) +
-                          (steps.has(StepKind::sweeps) ? 4 : 0) + (walks(steps) ? 4 : 0) +
+                          (steps.has(StepKind::sweeps) ? 4 : 0) + (pairs(steps) ? 4 : 0) +
                           (steps.has(StepKind::fit_norms) ? 1 : 0);
   double sum = 0;
   for (int64_t layer = 0; layer < model.config.layers; ++layer) {
@@ -91,12 +62,12 @@ double multiplications(const CalibratedRequest& request, const model::OpenedMode
       const double rows = tokens * share_of(model.config, group);
       // The Gram matrix; of pairs that and the products of two inputs, decoded in two models to each block's end and, in
       // one of them, over its first half once more.
-      sum += rows * k * k / 2 * (walks(steps) ? 3 : 1);
+      sum += rows * k * k / 2 * (pairs(steps) ? 3 : 1);
       // Its factor, at the speed of a plain fp64 loop rather than of a product.
       if (feedback) sum += k * k * k / 6 * factor_slowness;
       for (const auto& linear : group.linears) {
         const auto n = static_cast<double>(linear.n);
-        sum += rows * n * k * (walks(steps) ? 2.5 : 1) + (scheme_of(linear.name) ? products * n * k * k : 0);
+        sum += rows * n * k * (pairs(steps) ? 2.5 : 1) + (scheme_of(linear.name) ? products * n * k * k : 0);
       }
     }
   }
@@ -105,12 +76,25 @@ double multiplications(const CalibratedRequest& request, const model::OpenedMode
 
 }  // namespace
 
+void check_calibration(const CalibratedRequest& request, const quantize::Steps& steps) {
+  if (steps.any(&quantize::StepRow::needs_text)) {
+    if (!request.text.empty()) return;
+    throw Error(ErrorCode::bad_argument,
+                "targets for quantized inputs (asym) and gradients (feedback2) are made with calibration text")
+        .hint("--calib FILE, --calib-ids FILE or --chat FILE, also beside --stats");
+  }
+  if (request.text.empty() != request.statistics.empty()) return;
+  throw Error(ErrorCode::bad_argument,
+              "awq, error feedback and norms need calibration text, or a statistics file, one of the two")
+      .hint("--calib FILE, --calib-ids FILE, --chat FILE or --stats FILE");
+}
+
 CalibratedRun::CalibratedRun(const CalibratedRequest& request, const model::OpenedModel& model,
                              CalibratedPacking packing, const std::filesystem::path& output)
     : model_(model), packing_(std::move(packing)) {
   const quantize::Steps& steps = packing_.options.steps;
-  const bool walk = walks(steps);
-  check_sources(request, steps);
+  const bool walk = pairs(steps);
+  check_calibration(request, steps);
   if (request.gpu != nullptr && walk) notes_.emplace_back("targets for quantized inputs are the CPU's work");
   if (request.gpu != nullptr && !walk) {
     gpu_ = make_cuda_work(*request.gpu);
@@ -180,7 +164,7 @@ class LayerPairs : public PairedInputs {
 CalibratedLayer CalibratedRun::next() {
   ensure(layer_ < model_.config.layers, "CalibratedRun: there is no further layer");
   const bool on_gpu = gpu_ != nullptr && packs_on_gpu(model_.config, layer_, packing_);
-  const bool walk = walks(packing_.options.steps);
+  const bool walk = pairs(packing_.options.steps);
   const bool decodes = calibration_ && !file_ && (!walk || needs_statistics(model_.config, layer_, packing_));
   if (walk && !decodes) calibration_->next_without_statistics();
   const auto statistics = decodes ? calibration_->next(on_gpu) : file_ ? file_->load(layer_) : LayerStatistics{};
@@ -200,19 +184,32 @@ CalibratedLayer CalibratedRun::next() {
   return layer;
 }
 
+double measured_product_rate() {
+  constexpr int64_t rows = 64, cols = 512, tasks = 32;
+  const std::vector<float> a(rows * cols, 0.5f), b(cols * cols, 0.25f);
+  double best = 1e9;
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    const Stopwatch watch;
+    parallel_for(tasks, 1, [&](int64_t, int64_t) {
+      std::vector<float> c(rows * cols);
+      kernels::gemm_nn({a.data(), rows, cols}, {b.data(), cols, cols}, {c.data(), rows, cols});
+    });
+    best = std::min(best, watch.seconds());
+  }
+  return static_cast<double>(tasks * rows * cols * cols) / best;
+}
+
 CalibratedCost calibrated_cost(const CalibratedRequest& request, const model::OpenedModel& model,
-                               const SchemeOf& scheme_of, const quantize::Steps& steps) {
-  check_sources(request, steps);
+                               const SchemeOf& scheme_of, const quantize::Steps& steps, double rate) {
   CalibratedCost cost;
   cost.memory = calibration_memory(model, request.text.length, true) + calibrated_memory(model, scheme_of, steps);
   if (!request.text.empty()) {
-    const bool pairs = walks(steps);
-    if (pairs) cost.memory += pairs_memory(model, request.text.length);
-    cost.memory += (pairs ? 2 : 1) * request.text.samples * request.text.length * model.config.hidden_size *
+    if (pairs(steps)) cost.memory += pairs_memory(model, request.text.length);
+    cost.memory += (pairs(steps) ? 2 : 1) * request.text.samples * request.text.length * model.config.hidden_size *
                    static_cast<int64_t>(sizeof(float));
     if (request.max_memory > 0) cost.memory = std::min(cost.memory, request.max_memory);
   }
-  cost.seconds = multiplications(request, model, scheme_of, steps) / measured_rate();
+  cost.seconds = multiplications(request, model, scheme_of, steps) / rate;
   return cost;
 }
 

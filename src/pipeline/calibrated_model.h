@@ -54,13 +54,19 @@ class CalibratedRun {
   ExpertCounts experts_;
 };
 
-/// What a run will take, from the sizes of the model and the speed of a matrix product measured now.
+/// Multiplications a second of matrix products on all threads, measured now.
+double measured_product_rate();
+
+/// Throws bad_argument when there is not what steps ask for: text, or statistics instead of it where they serve.
+void check_calibration(const CalibratedRequest& request, const quantize::Steps& steps);
+
+/// What a run will take, from the sizes of the model and the speed of matrix products.
 struct CalibratedCost {
   int64_t memory = 0;  ///< bytes
   double seconds = 0;
 };
 CalibratedCost calibrated_cost(const CalibratedRequest& request, const model::OpenedModel& model,
-                               const SchemeOf& scheme_of, const quantize::Steps& steps);
+                               const SchemeOf& scheme_of, const quantize::Steps& steps, double rate);
 
 /// Linears whose scales will be stored rather than folded.
 std::vector<std::string> linears_with_input_scale(const model::ModelConfig& config, const SchemeOf& scheme_of,

@@ -13,7 +13,7 @@ struct LayerCuda::Impl {
 
 bool LayerCuda::takes(const formats::Scheme& scheme, const quantize::QuantizeOptions& options) {
   // Sweeps and targets for quantized inputs are the CPU's, and what they go on from is made there too.
-  if (options.sweeps() || options.steps.any(&quantize::StepRow::needs_walk) || options.bnb_compatible ||
+  if (options.sweeps() || options.steps.any(&quantize::StepRow::needs_text) || options.bnb_compatible ||
       !quantize::GroupCuda::takes(scheme))
     return false;
   if (!options.rotation().identity() && !quantize::RotationCuda::takes(options.rotation())) return false;

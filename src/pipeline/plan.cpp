@@ -53,6 +53,26 @@ double Plan::packed_bits_per_weight() const noexcept {
   return weights == 0 ? 0 : bits / weights;
 }
 
+namespace {
+
+std::string memory_text(int64_t bytes) { return bytes > 0 ? human_bytes(bytes) : ""; }
+
+std::string costs_text(const std::vector<CostPart>& costs) {
+  TextTable table({"part", "time", "memory"});
+  for (const auto& part : costs) table.row({part.name, human_seconds(part.seconds), memory_text(part.memory)});
+  return table.str();
+}
+
+std::string presets_text(const std::vector<PresetCost>& presets) {
+  TextTable table({"preset", "time", "memory", "steps"});
+  for (const auto& preset : presets) {
+    table.row({preset.name, human_seconds(preset.seconds), memory_text(preset.memory), join(preset.steps, " → ")});
+  }
+  return table.str();
+}
+
+}  // namespace
+
 std::string to_text(const Plan& plan) {
   TextTable table({"tensor", "shape", "scheme", "layout", "bits/weight", "before", "after"});
   for (const auto& tensor : plan.tensors) {
@@ -68,6 +88,8 @@ std::string to_text(const Plan& plan) {
     text += concat("expected: up to ", human_bytes(plan.expected_memory), " of memory, about ",
                    human_seconds(plan.expected_seconds), " of computing; reading and writing come on top\n");
   }
+  if (plan.costs.size() > 1) text += costs_text(plan.costs);
+  if (!plan.presets.empty()) text += presets_text(plan.presets);
   if (!plan.steps.empty()) text += "steps: " + join(plan.steps, " → ") + "\n";
   for (const auto& note : plan.notes) text += "note: " + note + "\n";
   return text;
@@ -98,6 +120,13 @@ io::Json to_json(const Plan& plan) {
                      {"expected_seconds", plan.expected_seconds},
                      {"steps", plan.steps},
                      {"notes", plan.notes}};
+  for (const auto& part : plan.costs) {
+    result["costs"].push_back({{"part", part.name}, {"seconds", part.seconds}, {"memory_bytes", part.memory}});
+  }
+  for (const auto& preset : plan.presets) {
+    result["presets"].push_back(
+        {{"name", preset.name}, {"steps", preset.steps}, {"seconds", preset.seconds}, {"memory_bytes", preset.memory}});
+  }
   if (plan.allocation) result["allocation"] = to_json(*plan.allocation);
   return result;
 }

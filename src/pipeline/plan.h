@@ -38,13 +38,30 @@ struct TensorPlan {
   checkpoint::PackedLinearInfo packed_info(bool input_scale) const;
 };
 
+/// A part of a run and what it is expected to take.
+struct CostPart {
+  std::string name;
+  double seconds = 0;
+  int64_t memory = 0;  ///< bytes while it runs; 0: no more than the parts around it
+};
+
+struct PresetCost {
+  std::string name;
+  std::vector<std::string> steps;
+  double seconds = 0;
+  int64_t memory = 0;
+};
+
 struct Plan {
   std::vector<TensorPlan> tensors;
   std::optional<AllocationReport> allocation;  ///< where bits were chosen
   int64_t expected_memory = 0;  ///< bytes: the largest tensor in and out, and what the program itself needs
   double expected_seconds =
       0;  ///< computing, from a sample measured on this machine now; reading and writing come on top
-  std::vector<std::string> steps;  ///< what is done beyond rounding each weight by itself, in order
+  int64_t tensor_memory = 0;        ///< of expected_memory what rounding takes
+  std::vector<CostPart> costs;      ///< expected_seconds part by part
+  std::vector<PresetCost> presets;  ///< where one was asked for, what each of them would take
+  std::vector<std::string> steps;   ///< what is done beyond rounding each weight by itself, in order
   std::vector<std::string> notes;
 
   int64_t bytes_before() const noexcept;

@@ -19,6 +19,7 @@
 #include "model/opened.h"
 #include "pipeline/allocate.h"
 #include "pipeline/output_rules.h"
+#include "pipeline/run_cost.h"
 #include "pipeline/scale_folding.h"
 #include "pipeline/select_tensors.h"
 #include "quantize/rounding.h"
@@ -33,7 +34,7 @@ using quantize::StepKind;
 QuantizeRequest settled(QuantizeRequest request, const OpenedModel& source) {
   const bool needs_statistics = request.options.steps.any(&quantize::StepRow::needs_statistics);
   if (needs_statistics && !request.calibrated) request.calibrated.emplace();  // which will say what it lacks
-  if (request.calibrated || request.allocation) model::require_decoder(source.config, "calibration");
+  if (request.calibrated) model::require_decoder(source.config, "calibration");
   // The rotation of a rotated scheme belongs to it, whatever is folded.
   if (auto* rotate = request.options.steps.find(StepKind::rotate)) {
     rotate->folded = source.folded.has_value() && request.scheme.family != formats::SchemeFamily::rotated;
@@ -82,9 +83,21 @@ double sample_seconds_per_weight(const QuantizeRequest& request, const formats::
   return best / static_cast<double>(values.size());
 }
 
-void estimate(Plan& plan, const QuantizeRequest& request) {
+/// Memory that tensors leave to one another where they are computed when they are loaded, as of small floats: that of the
+/// largest and, to some limit, of others.
+size_t widened_bytes(const Plan& plan, const OpenedModel& source) {
+  constexpr size_t least = size_t{256} << 20;
+  const io::Checkpoint& tensors = source.folder.tensors;
+  size_t largest = 0;
+  for (const auto& tensor : plan.tensors) {
+    const bool widens = tensor.scheme && tensors.stored_dtype(tensor.name) != tensors.at(tensor.name).dtype;
+    if (widens) largest = std::max(largest, static_cast<size_t>(tensors.at(tensor.name).size()));
+  }
+  return largest == 0 ? 0 : std::max(largest, least);
+}
+
+void estimate_tensors(Plan& plan, const OpenedModel& source, const QuantizeRequest& request) {
   int64_t largest = 0;
-  double weights = 0;
   for (const auto& tensor : plan.tensors) {
     if (!tensor.scheme && !request.options.steps.has(StepKind::fold)) continue;  // copied a piece at a time
     // Beside the planes a packed tensor needs at most one fp32 value per block of 32 while it is worked on.
@@ -92,12 +105,31 @@ void estimate(Plan& plan, const QuantizeRequest& request) {
     if (!tensor.is_plain()) extra += 4 * tensor.weights();  // rotated, or what is left over
     if (request.options.steps.has(StepKind::fold)) extra += 4 * tensor.weights();
     largest = std::max(largest, tensor.bytes_before + extra);
-    if (tensor.scheme) weights += static_cast<double>(tensor.weights());
   }
-  plan.expected_memory = base_memory + largest;
+  plan.tensor_memory = base_memory + largest + static_cast<int64_t>(widened_bytes(plan, source));
+}
+
+/// Of the run that `request` asks for, what was chosen for it before included.
+void estimate(Plan& plan, const OpenedModel& source, const QuantizeRequest& request) {
+  estimate_tensors(plan, source, request);
+  plan.expected_memory = plan.tensor_memory;
   const auto first = std::find_if(plan.tensors.begin(), plan.tensors.end(), [](const auto& t) { return t.scheme; });
   if (first == plan.tensors.end()) return;
-  plan.expected_seconds = weights * sample_seconds_per_weight(request, *first->scheme);
+  std::vector<std::pair<quantize::Steps, double>> known;
+  const SecondsPerWeight sample = [&](const QuantizeRequest& other) {
+    const auto& steps = other.options.steps;
+    const auto found = std::ranges::find(known, steps, &std::pair<quantize::Steps, double>::first);
+    if (found != known.end()) return found->second;
+    return known.emplace_back(steps, sample_seconds_per_weight(other, *first->scheme)).second;
+  };
+  if (plan.allocation) plan.costs.push_back({"choosing bits", plan.allocation->seconds, plan.allocation->memory});
+  const auto parts = run_costs(source, request, plan, sample);
+  plan.costs.insert(plan.costs.end(), parts.begin(), parts.end());
+  for (const auto& part : plan.costs) {
+    plan.expected_seconds += part.seconds;
+    plan.expected_memory = std::max(plan.expected_memory, part.memory);
+  }
+  if (!request.preset.empty()) plan.presets = preset_costs(source, request, plan, sample);
 }
 
 /// The schemes of a plan by module path.
@@ -293,25 +325,18 @@ class CalibratedTensors {
   int64_t layers_ = 0;  // how many were run
 };
 
-/// Memory that tensors leave to one another where they are computed when they are loaded, as of small floats: that of the
-/// largest and, to some limit, of others.
-size_t widened_bytes(const Plan& plan, const OpenedModel& source) {
-  constexpr size_t least = size_t{256} << 20;
-  const io::Checkpoint& tensors = source.folder.tensors;
-  size_t largest = 0;
-  for (const auto& tensor : plan.tensors) {
-    const bool widens = tensor.scheme && tensors.stored_dtype(tensor.name) != tensors.at(tensor.name).dtype;
-    if (widens) largest = std::max(largest, static_cast<size_t>(tensors.at(tensor.name).size()));
-  }
-  return largest == 0 ? 0 : std::max(largest, least);
-}
-
 /// The request with bits chosen where that is asked for.
 Allocated chosen(const OpenedModel& source, const QuantizeRequest& request) {
   if (request.allocation) return allocate(source, request);
   Allocated same;
   same.request = request;
   return same;
+}
+
+void add_allocation(Plan& plan, const QuantizeRequest& wanted, AllocationReport report) {
+  plan.notes.insert(plan.notes.end(), report.notes.begin(), report.notes.end());
+  plan.allocation = std::move(report);
+  plan.steps = steps_of(wanted);
 }
 
 /// config.json and what else stands beside the weights. A model that was folded and not packed is marked as ours.
@@ -348,17 +373,8 @@ Plan plan_quantize(const QuantizeRequest& given) {
   Allocated allocated = chosen(source, wanted);
   const QuantizeRequest& request = allocated.request;
   Plan plan = make_plan(source, request);
-  if (wanted.allocation) {
-    plan.allocation = std::move(allocated.report);
-    plan.steps = steps_of(wanted);
-  }
-  estimate(plan, request);
-  plan.expected_memory += static_cast<int64_t>(widened_bytes(plan, source));
-  if (request.calibrated) {
-    const auto cost = calibrated_cost(*request.calibrated, source, lookup(plan), request.options.steps);
-    plan.expected_memory = std::max(plan.expected_memory, cost.memory);
-    plan.expected_seconds += cost.seconds;
-  }
+  if (wanted.allocation) add_allocation(plan, wanted, std::move(allocated.report));
+  estimate(plan, source, request);
   return plan;
 }
 
@@ -373,11 +389,10 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
   QuantizeReport report;
   report.plan = make_plan(source, request);
   if (wanted.allocation) {
-    report.plan.allocation = std::move(allocated.report);
+    add_allocation(report.plan, wanted, std::move(allocated.report));
     // The run itself reads statistics that were made for the choice.
     const bool wrote = wanted.calibrated && wanted.calibrated->text.self;
     if (wrote) report.plan.notes.push_back("calibrated with " + describe_self(wanted.calibrated->text));
-    report.plan.steps = steps_of(wanted);
   }
   checkpoint::QuantizationConfig quantization;
   quantization.method = request.method;

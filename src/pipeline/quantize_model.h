@@ -44,6 +44,7 @@ struct QuantizeRequest {
   std::optional<CalibratedRequest> calibrated;  ///< where calibration activations come from, for steps that want them
   std::shared_ptr<device::Context> gpu = {};    ///< where to quantize, with the same bytes; null: on the CPU
   io::WriteOptions write;
+  std::string preset = {};  ///< the one that the steps come from: plans tell what each of them costs
   std::vector<std::filesystem::path> read_files;  ///< where parts of this request were read from: recipe, codebook
   bool overwrite = false;
 };

@@ -16,7 +16,7 @@ std::vector<std::string> steps_of(const QuantizeRequest& request) {
   const auto& steps = request.options.steps;
   const bool weighted = request.calibrated && steps.any(&quantize::StepRow::searches);
   std::vector<std::string> words;
-  if (request.allocation) words.emplace_back("bits allocated by the errors of outputs");
+  if (request.allocation) words.emplace_back("bits allocated");
   for (const quantize::StepRow& row : quantize::step_registry()) {
     if (const quantize::Step* step = steps.find(row.kind)) row.describe(*step, request.options, words);
     // All that tries what errors come out stands before.

@@ -6,16 +6,12 @@
 
 #include "core/error.h"
 #include "core/interrupt.h"
-#include "core/parallel.h"
 #include "core/text.h"
 #include "formats/scheme.h"
-#include "kernels/elementwise/elementwise.h"
 #include "kernels/linear/linear.h"
-#include "kernels/sampling/logits.h"
-#include "model/decoder.h"
 #include "model/decoder_layer.h"
 #include "model/model.h"
-#include "pipeline/scale_folding.h"
+#include "pipeline/divergence.h"
 #include "quantize/rounding.h"
 
 namespace w4q::pipeline {
@@ -27,7 +23,6 @@ constexpr int64_t most_windows = 8;
 constexpr int64_t most_tokens = 128;
 /// Errors of the size that quantizing makes: KL grows with their square as long as they are small.
 constexpr std::string_view probe_scheme = "kbit3-b32-e4m4";
-constexpr int64_t logit_values = int64_t{1} << 22;
 
 /// A weight as rounding leaves it, and the difference.
 struct Rounded {
@@ -124,22 +119,9 @@ class Walk {
   }
 
   Sensitivities score() {
-    const LinearWeight head = config_.tied_embeddings ? model::load_embeddings(model_) : stored_head();
-    const auto planned = model::final_norm_plan(config_);
-    auto norm = load_values(model_.folder.tensors, planned.name + ".weight").values;
-    for (float& value : norm) value += planned.offset;
-    const int64_t chunk = std::clamp<int64_t>(logit_values / config_.vocab_size, 1, tokens());
-    std::vector<double> divergence(streams_.size());
-    std::vector<float> expected(static_cast<size_t>(chunk * config_.vocab_size)), found(expected.size());
-    for (int64_t row = 0; row < tokens(); row += chunk) {
-      const int64_t rows = std::min(chunk, tokens() - row);
-      logits(head, norm, base_, row, {expected.data(), rows, config_.vocab_size});
-      for (size_t i = 0; i < streams_.size(); ++i) {
-        logits(head, norm, streams_[i], row, {found.data(), rows, config_.vocab_size});
-        divergence[i] += kl(expected, found, rows);
-        check_interrupt();
-      }
-    }
+    std::vector<const Stream*> found;
+    for (const Stream& stream : streams_) found.push_back(&stream);
+    const auto divergence = DivergenceMeter(model_).measure(base_, found);
     Sensitivities result;
     for (size_t i = 0; i < errors_.size(); ++i) result.emplace(names_[i], sensitivity(i, divergence[i]));
     return result;
@@ -154,36 +136,6 @@ class Walk {
                 concat("predictions are not finite where ", printable(names_[linear]), " is rounded"))
         .detail(concat("its sensitivity cannot be measured on ", windows_.samples, " × ", windows_.length, " tokens"))
         .hint("w4q verify MODEL --ppl TEXT shows whether the model itself is sound");
-  }
-
-  LinearWeight stored_head() const {
-    const auto loaded =
-        std::make_shared<const io::LoadedTensor>(model_.folder.tensors.load(config_.names.head + ".weight"));
-    return {
-        config_.names.head, config_.vocab_size, config_.hidden_size, LinearWeight::Dense{loaded->view(), loaded}, {}};
-  }
-
-  void logits(const LinearWeight& head, std::span<const float> norm, Stream& stream, int64_t row,
-              MatrixView<float> out) {
-    std::vector<float> normed(static_cast<size_t>(out.rows * config_.hidden_size));
-    const MatrixView<float> hidden(stream.data() + row * config_.hidden_size, out.rows, config_.hidden_size);
-    const MatrixView<float> input(normed.data(), out.rows, config_.hidden_size);
-    kernels::rms_norm(hidden, norm, static_cast<float>(config_.rms_norm_eps), input);
-    kernels::linear(head, input, out);
-    model::finish_logits(config_, out);
-  }
-
-  double kl(std::span<const float> expected, std::span<const float> found, int64_t rows) const {
-    std::vector<double> parts(static_cast<size_t>(rows));
-    const auto width = static_cast<size_t>(config_.vocab_size);
-    parallel_for(rows, 4, [&](int64_t begin, int64_t end) {
-      for (auto r = static_cast<size_t>(begin); r < static_cast<size_t>(end); ++r) {
-        parts[r] = kernels::compare_logits(expected.subspan(r * width, width), found.subspan(r * width, width), 0).kl;
-      }
-    });
-    double sum = 0;
-    for (const double part : parts) sum += part;
-    return sum;
   }
 
   const model::OpenedModel& model_;
@@ -202,9 +154,13 @@ class Walk {
 }  // namespace
 
 CalibrationWindows sensitivity_windows(const CalibrationWindows& windows) {
+  return thinned(windows, most_windows, most_tokens);
+}
+
+CalibrationWindows thinned(const CalibrationWindows& windows, int64_t samples, int64_t length) {
   CalibrationWindows result;
-  result.samples = std::min(windows.samples, most_windows);
-  result.length = std::min(windows.length, most_tokens);
+  result.samples = std::min(windows.samples, samples);
+  result.length = std::min(windows.length, length);
   result.hash = windows.hash;
   for (int64_t i = 0; i < result.samples; ++i) {
     const auto window = windows.window(i * windows.samples / result.samples);

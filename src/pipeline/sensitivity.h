@@ -18,6 +18,8 @@ using Sensitivities = std::map<std::string, double, std::less<>>;
 
 /// Windows that are enough for it, spread evenly over those of the calibration: 8 of at most 128 tokens.
 CalibrationWindows sensitivity_windows(const CalibrationWindows& windows);
+/// The first tokens of some windows, spread evenly over all.
+CalibrationWindows thinned(const CalibrationWindows& windows, int64_t samples, int64_t length);
 
 /// Each linear in turn is rounded to 3 bits; the error of its outputs and the KL of the predictions against the whole
 /// model's are measured on the same tokens. Costs as much as decoding the windows so often per layer as half of it has

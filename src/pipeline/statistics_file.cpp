@@ -16,9 +16,10 @@ namespace w4q::pipeline {
 namespace {
 
 constexpr std::string_view format_name = "w4q-statistics";
-/// Sensitivities have names since 2; without them a file is the same in both.
-constexpr std::string_view first_version = "1", named_version = "2";
+/// Sensitivities have names since 2; without them a file is the same in both. Windows make it 3.
+constexpr std::string_view first_version = "1", named_version = "2", windows_version = "3";
 constexpr std::string_view sensitivity_name = "sensitivity";
+constexpr const char* windows_name = "windows";
 constexpr int64_t most_tokens = int64_t{1} << 50;
 /// Two sums of the same squares, one taken in fp32 products and stored in fp32, differ by less than this share.
 constexpr double gram_tolerance = 1e-3;
@@ -49,6 +50,9 @@ std::vector<io::PlannedTensor> planned_tensors(const model::ModelConfig& config,
       if (origin.gram) result.push_back({sum_name(group, "gram"), DType::f32, {quantize::triangle_size(group.width)}});
     }
   }
+  if (origin.window_samples > 0) {
+    result.push_back({windows_name, DType::i32, {origin.window_samples, origin.window_length}});
+  }
   if (!origin.sensitivity) return result;
   const auto linears = linear_names(config);
   if (origin.named_sensitivity) {
@@ -63,13 +67,14 @@ std::vector<io::PlannedTensor> planned_tensors(const model::ModelConfig& config,
 constexpr const char* products_key = "products";
 
 std::map<std::string, std::string> metadata_of(const StatisticsOrigin& origin) {
-  std::map<std::string, std::string> result = {
-      {"format", std::string(format_name)},
-      {"version", std::string(origin.sensitivity ? named_version : first_version)},
-      {"model", origin.model},
-      {"tokens", concat(origin.tokens)},
-      {"texts", join(origin.texts, " ")},
-      {"gram", origin.gram ? "yes" : "no"}};
+  std::map<std::string, std::string> result = {{"format", std::string(format_name)},
+                                               {"version", std::string(origin.window_samples > 0 ? windows_version
+                                                                       : origin.sensitivity      ? named_version
+                                                                                                 : first_version)},
+                                               {"model", origin.model},
+                                               {"tokens", concat(origin.tokens)},
+                                               {"texts", join(origin.texts, " ")},
+                                               {"gram", origin.gram ? "yes" : "no"}};
   if (!origin.products.empty()) result.emplace(products_key, origin.products);
   if (origin.sensitivity) result.emplace(sensitivity_name, "yes");
   return result;
@@ -86,10 +91,10 @@ StatisticsOrigin parse_origin(const std::map<std::string, std::string>& metadata
     throw damaged(file, "is no statistics file").hint("w4q calibrate MODEL --text FILE -o FILE makes one");
   }
   StatisticsOrigin origin;
-  origin.named_sensitivity = value("version") == named_version;
-  if (!origin.named_sensitivity && value("version") != first_version) {
+  origin.named_sensitivity = value("version") != first_version;
+  if (origin.named_sensitivity && value("version") != named_version && value("version") != windows_version) {
     throw Error(ErrorCode::unsupported, concat(io::shown(file), ": version ", printable(value("version"))))
-        .detail(concat("this w4q reads versions ", first_version, " and ", named_version));
+        .detail(concat("this w4q reads versions ", first_version, " to ", windows_version));
   }
   origin.model = value("model");
   const std::string& tokens = value("tokens");
@@ -180,6 +185,14 @@ StatisticsFile StatisticsFile::open(const std::filesystem::path& path, const mod
   if (std::filesystem::is_directory(path)) throw damaged(path.string(), "is a folder, not a statistics file");
   StatisticsFile result(path.string(), io::Checkpoint::open(path), config);
   result.origin_ = parse_origin(result.file_.metadata(), result.name_);
+  if (const auto found = result.file_.tensors().find(windows_name); found != result.file_.tensors().end()) {
+    const Shape& shape = found->second.shape;
+    if (shape.size() != 2 || shape[0] < 1 || shape[1] < 2) {
+      throw damaged(result.name_, concat(windows_name, " has shape ", shape_text(shape)));
+    }
+    result.origin_.window_samples = shape[0];
+    result.origin_.window_length = shape[1];
+  }
   const auto planned = planned_tensors(config, result.origin_);
   for (const auto& tensor : planned) {
     const io::TensorInfo& found = result.file_.at(tensor.name);
@@ -233,6 +246,21 @@ Sensitivities StatisticsFile::load_sensitivities() const {
   return result;
 }
 
+CalibrationWindows StatisticsFile::load_windows() const {
+  CalibrationWindows result;
+  result.samples = origin_.window_samples;
+  result.length = origin_.window_length;
+  if (result.samples == 0) return result;
+  const auto loaded = file_.load(windows_name);
+  result.ids.resize(static_cast<size_t>(result.samples * result.length));
+  std::memcpy(result.ids.data(), loaded->bytes.data(), loaded->bytes.size());
+  for (size_t i = 0; i < result.ids.size(); ++i) {
+    if (result.ids[i] >= 0 && result.ids[i] < config_.vocab_size) continue;
+    throw damaged(name_, concat(windows_name, "[", i, "] is no token: ", result.ids[i])).hint("the file is damaged");
+  }
+  return result;
+}
+
 StatisticsWriter::StatisticsWriter(const std::filesystem::path& path, const model::ModelConfig& config,
                                    const StatisticsOrigin& origin, bool overwrite,
                                    const std::vector<std::filesystem::path>& inputs)
@@ -271,6 +299,8 @@ void StatisticsWriter::write(const Sensitivities& sensitivities) {
     write_tensor(sensitivity_of(linear), std::as_bytes(std::span(&value, 1)));
   }
 }
+
+void StatisticsWriter::write(const CalibrationWindows& windows) { write_tensor(windows_name, bytes_of(windows.ids)); }
 
 int64_t StatisticsWriter::finish() {
   output_.commit();

@@ -1,7 +1,8 @@
 // Calibration statistics in a safetensors file: per group of linears that share an input, named after the first of
 // them, `<linear>.sum_abs` and `.sum_squares` F64 [k] and, where collected, `.gram` F32 [k(k+1)/2] (docs/awq.md); where
 // measured, `<linear>.sensitivity` F64 [1] of each (sensitivity.h), which makes it version 2. A file of version 1 holds
-// them as `sensitivity` F64 [layers, linears of a layer].
+// them as `sensitivity` F64 [layers, linears of a layer]. With `windows` I32 [samples, length], tokens on which mixes of
+// widths can be measured (mix_meter.h), it is version 3.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,9 @@ struct StatisticsOrigin {
   std::string products;            ///< what multiplied while the texts were decoded; empty: it does not say
   bool gram = false;
   bool sensitivity = false;
-  bool named_sensitivity = true;  ///< version 2
+  bool named_sensitivity = true;  ///< since version 2
+  int64_t window_samples = 0;     ///< of the tokens that it keeps; 0: none
+  int64_t window_length = 0;
 };
 
 /// 16 hex digits over the names, types and shapes of all tensors and the bytes of those with one dimension, and what
@@ -47,6 +50,8 @@ class StatisticsFile {
   LayerStatistics load(int64_t layer) const;
   /// Empty where origin().sensitivity is not set. Throws bad_file when one is negative or not finite.
   Sensitivities load_sensitivities() const;
+  /// Without samples where the file keeps none. Throws bad_file for an id outside the vocabulary.
+  CalibrationWindows load_windows() const;
 
  private:
   StatisticsFile(std::string name, io::Checkpoint file, const model::ModelConfig& config);
@@ -67,6 +72,7 @@ class StatisticsWriter {
 
   void write(int64_t layer, const LayerStatistics& statistics);
   void write(const Sensitivities& sensitivities);
+  void write(const CalibrationWindows& windows);
   /// Returns the size of the file.
   int64_t finish();
 

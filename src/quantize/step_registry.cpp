@@ -107,7 +107,7 @@ constexpr StepRow rows[] = {
      .option = "--asym",
      .help = "Round towards what makes up for the layers quantized before; reads the calibration text once more",
      .needs_statistics = true,
-     .needs_walk = true,
+     .needs_text = true,
      .accepts = anything,
      .describe = [](const Step&, const QuantizeOptions&,
                     Words& words) { words.emplace_back("targets for quantized inputs"); }},

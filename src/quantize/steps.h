@@ -55,7 +55,7 @@ struct StepRow {
   bool of_quantizer = false;             ///< QuantizerRow::run does it; others are for whoever has the layer
   bool searches = false;                 ///< tries what errors come out, which calibration weighs
   bool needs_statistics = false;         ///< wants activations from a calibration run
-  bool needs_walk = false;               ///< … and goes over the text anew behind what was quantized
+  bool needs_text = false;               ///< … and goes over the text itself, which statistics cannot stand in for
   std::optional<StepKind> behind = {};   ///< goes on from what that step made, and means nothing without it
   /// Whether it means something to a scheme; otherwise `why`, if not null, gets what the scheme has not.
   bool (*accepts)(const formats::Scheme& scheme, std::string* why);

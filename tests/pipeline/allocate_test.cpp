@@ -11,6 +11,8 @@
 #include "core/progress.h"
 #include "io/checkpoint_writer.h"
 #include "io/files.h"
+#include "io/json.h"
+#include "io/output.h"
 #include "pipeline/calibrate_model.h"
 #include "pipeline/recipe_file.h"
 #include "pipeline/sensitivity.h"
@@ -26,15 +28,19 @@ class Allocate : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
     set_progress_enabled(false);
+    set_threads(1);  // little work at a time
     folder_ = std::make_unique<test::TemporaryFolder>();
     CalibrateRequest calibrate;
     calibrate.model = model();
     calibrate.output = statistics();
-    calibrate.text = {.text = {}, .ids = model() / "own/selfgen.ids.u16", .samples = 8, .length = 128};
+    calibrate.text = {.text = {}, .ids = model() / "own/selfgen.ids.u16", .samples = 4, .length = 64};
     calibrate.sensitivity = true;
     calibrate_model(calibrate);
   }
-  static void TearDownTestSuite() { folder_.reset(); }
+  static void TearDownTestSuite() {
+    folder_.reset();
+    set_threads(0);
+  }
 
   static std::filesystem::path model() { return test::testdata() / "w4q-llama-tiny"; }
   static std::filesystem::path statistics() { return *folder_ / "s.safetensors"; }
@@ -69,7 +75,7 @@ TEST_F(Allocate, SensitivitiesPredictTheDivergenceOfUniformWidths) {
 TEST_F(Allocate, SensitivitiesOfVersionOneAreRead) {
   const auto config = model::read_config(model());
   const auto now = io::Checkpoint::open(statistics());
-  EXPECT_EQ(now.metadata().at("version"), "2");
+  EXPECT_EQ(now.metadata().at("version"), "3");
   const auto values = StatisticsFile::open(statistics(), config).load_sensitivities();
   std::vector<double> table;
   for (int64_t layer = 0; layer < config.layers; ++layer) {
@@ -77,7 +83,7 @@ TEST_F(Allocate, SensitivitiesOfVersionOneAreRead) {
   }
   std::vector<io::PlannedTensor> plan{{"sensitivity", DType::f64, {4, 7}}};
   for (const auto& [name, info] : now.tensors()) {
-    if (!name.ends_with(".sensitivity")) plan.push_back({name, info.dtype, info.shape});
+    if (!name.ends_with(".sensitivity") && name != "windows") plan.push_back({name, info.dtype, info.shape});
   }
   auto metadata = now.metadata();
   metadata["version"] = "1";
@@ -85,7 +91,7 @@ TEST_F(Allocate, SensitivitiesOfVersionOneAreRead) {
   io::CheckpointWriter writer(path("old"), plan, {.metadata = metadata});
   writer.write("sensitivity", bytes_of(table));
   for (const auto& [name, info] : now.tensors()) {
-    if (!name.ends_with(".sensitivity")) writer.write(name, now.load(name)->bytes);
+    if (!name.ends_with(".sensitivity") && name != "windows") writer.write(name, now.load(name)->bytes);
   }
   writer.finish();
   const auto file = StatisticsFile::open(path("old") / "model.safetensors", config);
@@ -144,9 +150,9 @@ TEST_F(Allocate, ARecipeGivesTheSameModelAgain) {
   auto wanted = request(3.5);
   wanted.output = path("a");
   wanted.allocation->save_recipe = path("r.json");
-  set_threads(1);
+  set_threads(2);
   const auto report = quantize_model(wanted);
-  set_threads(0);
+  set_threads(1);
   EXPECT_EQ(report.tensors.size(), 7u);
   auto again = request(3.5);
   again.allocation.reset();
@@ -190,8 +196,56 @@ TEST_F(Allocate, WorksWithoutSensitivitiesAndOnIntegers) {
   wanted.calibrated->statistics = path("plain.safetensors");
   const auto plan = plan_quantize(wanted);
   EXPECT_FALSE(plan.allocation->measured);
+  EXPECT_FALSE(plan.allocation->mix);
+  EXPECT_NE(to_text(plan).find("keep no text"), std::string::npos);
   EXPECT_LE(plan.allocation->chosen.bits_per_weight, 4.5);
   EXPECT_EQ(plan.allocation->uniform.size(), 7u);
+}
+
+TEST_F(Allocate, TellsWhatWasMeasured) {
+  const auto report = *plan_quantize(request(3.05)).allocation;
+  ASSERT_TRUE(report.mix);
+  const MixReport& mix = *report.mix;
+  EXPECT_EQ(mix.windows, 4);
+  EXPECT_EQ(mix.length, 64);
+  EXPECT_LE(mix.divergence, mix.neighbour_divergence);
+  EXPECT_EQ(mix.neighbour, mix.divergence == mix.neighbour_divergence);
+  EXPECT_LE(mix.exchanges_taken, mix.exchanges_tried);
+  EXPECT_EQ(mix.base_bits, 3);
+  ASSERT_EQ(mix.linears.size(), 7u);
+  for (const auto& linear : mix.linears) {
+    EXPECT_TRUE(linear.divergences.contains(linear.bits)) << linear.name;
+    EXPECT_DOUBLE_EQ(linear.divergences.at(3), mix.base_divergence) << linear.name;
+    EXPECT_GT(linear.divergences.at(2), mix.base_divergence) << linear.name;
+  }
+  EXPECT_NE(to_text(report).find("exchanges"), std::string::npos);
+  EXPECT_EQ(to_json(report)["mix"]["linears"].size(), 7u);
+}
+
+/// The words of an architecture that nobody knows.
+std::filesystem::path unknown(const std::filesystem::path& model, const std::filesystem::path& folder) {
+  std::filesystem::create_directory(folder);
+  std::filesystem::copy_file(model / "model.safetensors", folder / "model.safetensors");
+  auto config = io::read_json(model / "config.json");
+  config["model_type"] = "nobody";
+  config["architectures"] = {"NobodyForCausalLM"};
+  io::write_file(folder / "config.json", config.dump(), false, {});
+  return folder;
+}
+
+TEST_F(Allocate, UnknownArchitecturesGoByErrorsOfWeights) {
+  auto wanted = request(3.5);
+  wanted.model = unknown(model(), path("nobody"));
+  wanted.calibrated.reset();
+  const auto plan = plan_quantize(wanted);
+  ASSERT_TRUE(plan.allocation);
+  EXPECT_FALSE(plan.allocation->mix);
+  EXPECT_FALSE(plan.allocation->measured);
+  EXPECT_GT(plan.allocation->chosen.bits_per_weight, 3.4);
+  EXPECT_LE(plan.allocation->chosen.bits_per_weight, 3.5);
+  EXPECT_NE(to_text(plan).find("summed errors"), std::string::npos);
+  wanted.output = path("of nobody");
+  EXPECT_EQ(quantize_model(wanted).tensors.size(), 7u);
 }
 
 TEST_F(Allocate, MistakesAreExplained) {

@@ -157,5 +157,45 @@ TEST_F(QuantizeQuality, PlanNamesStepsAndCost) {
   EXPECT_GT(plan.expected_memory, cheap.expected_memory);
 }
 
+TEST_F(QuantizeQuality, PlanTellsWhatEachStepAndPresetCosts) {
+  auto wanted = request("q");
+  wanted.preset = "good";
+  const auto plan = plan_quantize(wanted);
+  std::vector<std::string> names;
+  double seconds = 0;
+  for (const auto& part : plan.costs) {
+    names.push_back(part.name);
+    seconds += part.seconds;
+    EXPECT_LE(part.memory, plan.expected_memory);
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"calibration", "rounding", "lloyd", "search", "feedback"}));
+  EXPECT_DOUBLE_EQ(seconds, plan.expected_seconds);
+  ASSERT_EQ(plan.presets.size(), quantize::preset_names().size());
+  EXPECT_LT(plan.presets[0].seconds, plan.presets[1].seconds);
+  EXPECT_LT(plan.presets[0].memory, plan.presets[1].memory);
+  EXPECT_NE(to_text(plan).find("awq → rotate128"), std::string::npos);
+  EXPECT_EQ(to_json(plan)["presets"].size(), plan.presets.size());
+  // Measured a factor of 1.1 to 2.5 either way, on processors that others kept busy; what else runs may come and go
+  // between the two.
+  const auto report = quantize_model(wanted);
+  EXPECT_LT(report.seconds, 10 * plan.expected_seconds);
+  EXPECT_GT(report.seconds, plan.expected_seconds / 10);
+}
+
+TEST_F(QuantizeQuality, TextOfTheModelsOwnTakesTheWholeModel) {
+  auto wanted = request("q");
+  const auto given = plan_quantize(wanted);
+  auto& text = wanted.calibrated->text;
+  text = {};
+  text.samples = 64;
+  text.length = 512;
+  text.self = true;
+  const auto plan = plan_quantize(wanted);
+  ASSERT_EQ(plan.costs.front().name, "the model's own text");
+  // 64 caches of 4 layers with 2 heads of 64 channels, keys and values.
+  EXPECT_GT(plan.costs.front().memory, int64_t{64} * 512 * 4 * 2 * 64 * 2 * 4 + plan.bytes_before());
+  EXPECT_GT(plan.expected_memory, given.expected_memory);
+}
+
 }  // namespace
 }  // namespace w4q::pipeline

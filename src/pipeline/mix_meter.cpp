@@ -1,0 +1,196 @@
+#include "pipeline/mix_meter.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+#include "core/interrupt.h"
+#include "core/text.h"
+#include "pipeline/plan.h"
+#include "pipeline/sensitivity.h"
+
+namespace w4q::pipeline {
+namespace {
+
+constexpr int64_t most_windows = 8;
+constexpr int64_t most_tokens = 256;
+constexpr int64_t most_stream_bytes = int64_t{1} << 30;
+
+}  // namespace
+
+CalibrationWindows mix_windows(const CalibrationWindows& windows) {
+  return thinned(windows, most_windows, most_tokens);
+}
+
+bool can_measure_mixes(const model::ModelConfig& config) {
+  return config.architecture != nullptr && config.layer_embedding_size == 0 &&
+         std::ranges::none_of(config.attention, [](const auto& layer) { return layer.keys_of.has_value(); });
+}
+
+MixMeter::MixMeter(const model::OpenedModel& model, const CalibrationWindows& windows,
+                   const std::vector<MixItem>& items, const WidthStore& store, std::function<void()> on_run)
+    : model_(model),
+      config_(model.config),
+      windows_(windows),
+      items_(items),
+      store_(store),
+      on_run_(std::move(on_run)),
+      meter_(model),
+      decoder_(config_),
+      memories_(model::LayerMemories::one_at_a_time(config_, windows.length)) {
+  ensure(can_measure_mixes(config_), "MixMeter: layers that know of one another");
+  decoder_.set_positions(0, windows.length);
+  const auto states = static_cast<size_t>(config_.layers) + 1;
+  states_.resize(states);
+  tried_.resize(states);
+  for (size_t i = 0; i < items_.size(); ++i) {
+    index_.emplace(items_[i].module, i);
+    accepted_.push_back(items_[i].widths);
+  }
+  const auto embeddings = model::load_embeddings(model_);
+  states_[0].resize(static_cast<size_t>(tokens() * config_.hidden_size));
+  for (int64_t w = 0; w < windows_.samples; ++w) {
+    float* first = states_[0].data() + w * windows_.length * config_.hidden_size;
+    model::embed(config_, embeddings, windows_.window(w), {first, windows_.length, config_.hidden_size});
+  }
+  for (int64_t layer = 0; layer < config_.layers; ++layer) {
+    const auto at = static_cast<size_t>(layer);
+    states_[at + 1] = states_[at];
+    run(load(layer, accepted_), layer, states_[at + 1]);
+  }
+  expected_ = states_.back();
+  measured_ = accepted_;
+  tried_from_ = config_.layers;
+}
+
+model::LayerWeights MixMeter::load(int64_t layer, const Mix& mix) const {
+  auto weights = model::load_layer(model_, layer);
+  for (auto& linear : weights.linears) {
+    const auto found = index_.find(linear.name);
+    if (found == index_.end() || mix[found->second] == items_[found->second].widths) continue;
+    linear = store_.load(linear, items_[found->second].first + mix[found->second]);
+  }
+  return weights;
+}
+
+void MixMeter::run(const model::LayerWeights& weights, int64_t layer, Stream& stream) {
+  const auto memory = memories_.layer(layer);
+  const int64_t size = windows_.length * config_.hidden_size;
+  for (int64_t w = 0; w < windows_.samples; ++w) {
+    decoder_.run(weights, memory, {stream.data() + w * size, windows_.length, config_.hidden_size});
+    check_interrupt();
+  }
+  if (on_run_) on_run_();
+}
+
+std::vector<double> MixMeter::per_token(std::span<const Stream* const> streams) const {
+  auto result = meter_.measure(expected_, streams);
+  for (double& value : result) {
+    const double mean = value / static_cast<double>(tokens());
+    value = std::max(0.0, mean);  // what is nothing but rounding may come out below zero
+    if (std::isfinite(mean)) continue;
+    throw Error(ErrorCode::bad_file, "predictions are not finite where widths are measured")
+        .detail(concat("on ", windows_.samples, " × ", windows_.length, " tokens"))
+        .hint("w4q verify MODEL --ppl TEXT shows whether the model itself is sound");
+  }
+  return result;
+}
+
+int64_t MixMeter::first_difference(const Mix& mix) const {
+  int64_t first = config_.layers;
+  for (size_t i = 0; i < items_.size(); ++i) {
+    if (mix[i] != accepted_[i]) first = std::min(first, items_[i].layer);
+  }
+  return first;
+}
+
+double MixMeter::measure(const Mix& mix) {
+  tried_from_ = first_difference(mix);
+  const Stream* before = &states_[static_cast<size_t>(tried_from_)];
+  for (int64_t layer = tried_from_; layer < config_.layers; ++layer) {
+    Stream& next = tried_[static_cast<size_t>(layer) + 1];
+    next = *before;
+    run(load(layer, mix), layer, next);
+    before = &next;
+  }
+  measured_ = mix;
+  return divergence_ = per_token(std::span(&before, 1)).front();
+}
+
+void MixMeter::accept() {
+  for (auto layer = static_cast<size_t>(tried_from_) + 1; layer < states_.size(); ++layer) {
+    std::swap(states_[layer], tried_[layer]);
+  }
+  tried_from_ = config_.layers;
+  accepted_ = measured_;
+  accepted_divergence_ = divergence_;
+}
+
+std::vector<std::vector<double>> MixMeter::effects() {
+  std::vector<std::vector<double>> result;
+  for (const auto& item : items_) result.emplace_back(item.choices(), accepted_divergence_);
+  const int64_t bytes = tokens() * config_.hidden_size * static_cast<int64_t>(sizeof(float));
+  const auto at_once = static_cast<size_t>(std::max<int64_t>(1, most_stream_bytes / bytes));
+  struct Change {
+    size_t item, choice;
+  };
+  for (int64_t layer = 0; layer < config_.layers; ++layer) {
+    std::vector<Change> changes;
+    for (size_t i = 0; i < items_.size(); ++i) {
+      for (size_t choice = 0; items_[i].layer == layer && choice < items_[i].choices(); ++choice) {
+        if (choice != accepted_[i]) changes.push_back({i, choice});
+      }
+    }
+    for (size_t first = 0; first < changes.size(); first += at_once) {
+      const auto some = std::span(changes).subspan(first, std::min(at_once, changes.size() - first));
+      std::vector<Stream> streams(some.size(), states_[static_cast<size_t>(layer)]);
+      const auto plain = model::load_layer(model_, layer);
+      auto weights = load(layer, accepted_);
+      for (size_t i = 0; i < some.size(); ++i) {
+        const auto& item = items_[some[i].item];
+        const auto at = static_cast<size_t>(
+            std::ranges::find(plain.linears, item.module, &kernels::LinearWeight::name) - plain.linears.begin());
+        auto other = some[i].choice == item.widths ? plain.linears[at]
+                                                   : store_.load(plain.linears[at], item.first + some[i].choice);
+        std::swap(weights.linears[at], other);
+        run(weights, layer, streams[i]);
+        std::swap(weights.linears[at], other);
+      }
+      for (int64_t next = layer + 1; next < config_.layers; ++next) {
+        const auto later = load(next, accepted_);
+        for (auto& stream : streams) run(later, next, stream);
+      }
+      std::vector<const Stream*> found;
+      for (const auto& stream : streams) found.push_back(&stream);
+      const auto divergences = per_token(found);
+      for (size_t i = 0; i < some.size(); ++i) result[some[i].item][some[i].choice] = divergences[i];
+    }
+  }
+  return result;
+}
+
+int64_t MixMeter::memory(const model::OpenedModel& model, const CalibrationWindows& windows) {
+  const auto& config = model.config;
+  const int64_t stream = windows.samples * windows.length * config.hidden_size * static_cast<int64_t>(sizeof(float));
+  int64_t largest = 0, changes = 0;
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    const auto linears = model::layer_plan(config, layer).linears();
+    int64_t weights = 0;
+    for (const auto& linear : linears) weights += linear.n * linear.k;
+    largest = std::max(largest, weights);
+    changes = std::max(changes, static_cast<int64_t>(3 * linears.size()));
+  }
+  const int64_t at_once = std::min(changes * stream, std::max(stream, most_stream_bytes));
+  return base_memory + (2 * config.layers + 3) * stream + at_once + largest * static_cast<int64_t>(sizeof(float)) +
+         model.folder.tensors.total_bytes();
+}
+
+int64_t MixMeter::effect_runs(const model::ModelConfig& config, const std::vector<MixItem>& items) {
+  int64_t runs = 0;
+  for (const auto& item : items) {
+    runs += static_cast<int64_t>(item.choices()) * (config.layers - item.layer);
+  }
+  return runs;
+}
+
+}  // namespace w4q::pipeline

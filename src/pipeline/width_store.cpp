@@ -1,0 +1,71 @@
+#include "pipeline/width_store.h"
+
+#include <memory>
+
+#include "core/error.h"
+#include "core/parallel.h"
+#include "core/text.h"
+#include "io/checkpoint_writer.h"
+
+namespace w4q::pipeline {
+namespace {
+
+using checkpoint::PackedLinearInfo;
+
+PackedLinearInfo info_of(const CalibratedLinear& packed) {
+  const auto& linear = packed.linear;
+  const auto& first = linear.passes.front();
+  PackedLinearInfo info{linear.name, first.n, first.k, linear.source_dtype, {}, !packed.columns.empty()};
+  for (size_t pass = 0; pass < linear.passes.size(); ++pass) {
+    info.passes.push_back({linear.passes[pass].scheme, linear.passes[pass].layout});
+    if (!linear.rotations.empty()) info.passes.back().rotation = linear.rotations[pass].rotation();
+  }
+  return info;
+}
+
+}  // namespace
+
+void WidthStore::add(int64_t layer, size_t choice, const CalibratedLayer& packed) {
+  if (packed.linears.empty()) return;
+  const auto path = folder_ / concat(layer, "-", choice);
+  std::filesystem::create_directory(path);
+  std::vector<io::PlannedTensor> plan;
+  for (const auto& [module, linear] : packed.linears) {
+    Place place{info_of(linear), files_.size(), linear.rows};
+    for (auto& plane : checkpoint::planned_planes(place.info)) plan.push_back(std::move(plane));
+    places_.emplace(std::pair(module, choice), std::move(place));
+  }
+  io::CheckpointWriter writer(path, std::move(plan), {});
+  for (const auto& [module, linear] : packed.linears) {
+    for (size_t pass = 0; pass < linear.linear.passes.size(); ++pass) {
+      for (const auto& plane : linear.linear.passes[pass].planes) {
+        writer.write(checkpoint::plane_name(module, pass, plane.spec.role), plane.bytes.bytes());
+      }
+    }
+    if (!linear.columns.empty()) writer.write(checkpoint::input_scale_name(module), bytes_of(linear.columns));
+  }
+  writer.finish();
+  files_.push_back(io::Checkpoint::open(path));
+}
+
+kernels::LinearWeight WidthStore::load(const kernels::LinearWeight& as, size_t choice) const {
+  const auto found = places_.find(std::pair(as.name, choice));
+  ensure(found != places_.end(), "WidthStore: a width that was not kept");
+  const Place& place = found->second;
+  const auto packed =
+      std::make_shared<const formats::PackedLinear>(checkpoint::load_packed(files_[place.file], place.info));
+  const kernels::LinearWeight weight{as.name, as.n, as.k, packed, {}};
+  const auto values = std::make_shared<std::vector<float>>(static_cast<size_t>(as.n * as.k));
+  const MatrixView<float> matrix(values->data(), as.n, as.k);
+  parallel_for(as.n, 16, [&](int64_t begin, int64_t end) {
+    kernels::decode_rows(weight, begin, end, {matrix.row(begin), end - begin, as.k});
+    if (place.rows.empty()) return;
+    for (int64_t r = begin; r < end; ++r) {
+      for (int64_t c = 0; c < as.k; ++c) matrix.row(r)[c] *= place.rows[static_cast<size_t>(r)];
+    }
+  });
+  const TensorView view{as.name, DType::f32, {as.n, as.k}, bytes_of(*values)};
+  return {as.name, as.n, as.k, kernels::LinearWeight::Dense{view, values}, as.bias};
+}
+
+}  // namespace w4q::pipeline

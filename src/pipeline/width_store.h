@@ -1,0 +1,42 @@
+// Linears as every width leaves them, packed, in a hidden folder: what mixes of widths are put together from while they
+// are measured. No more of it is in memory than is being looked at.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "io/checkpoint.h"
+#include "kernels/linear/linear.h"
+#include "pipeline/calibrated_layer.h"
+
+namespace w4q::pipeline {
+
+class WidthStore {
+ public:
+  /// `folder` exists, is empty and goes with whoever made it.
+  explicit WidthStore(std::filesystem::path folder) : folder_(std::move(folder)) {}
+
+  /// Keeps what was packed of a layer, as `choice` of each linear. Throws bad_file when the disk is full.
+  void add(int64_t layer, size_t choice, const CalibratedLayer& packed);
+
+  /// `as` with the weight that `choice` of it stands for, in fp32: scales and rotations undone, so that it does among
+  /// the parameters of the 16-bit model what the packed one does among its own.
+  kernels::LinearWeight load(const kernels::LinearWeight& as, size_t choice) const;
+
+ private:
+  struct Place {
+    checkpoint::PackedLinearInfo info;
+    size_t file = 0;
+    std::vector<float> rows;  ///< what its rows were divided by; empty: ones
+  };
+
+  std::filesystem::path folder_;
+  std::vector<io::Checkpoint> files_;
+  std::map<std::pair<std::string, size_t>, Place> places_;
+};
+
+}  // namespace w4q::pipeline

@@ -1,0 +1,216 @@
+// Mixes of widths, measured: against decoding the packed model, against one another, and against what is at hand.
+#include "pipeline/mix_search.h"
+
+#include <memory>
+
+#include "core/parallel.h"
+#include "core/progress.h"
+#include "core/rng.h"
+#include "kernels/sampling/logits.h"
+#include "model/decoder.h"
+#include "model/opened.h"
+#include "pipeline/quantize_model.h"
+#include "support.h"
+
+namespace w4q::pipeline {
+namespace {
+
+constexpr int64_t length = 32;
+
+/// Linears of two layers at 2, 3 and 4 bits, with every step that leaves scales or rotations in a weight.
+class MixSearch : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    set_progress_enabled(false);
+    set_threads(1);  // little work at a time
+    state_ = std::make_unique<State>();
+    auto& s = *state_;
+    s.windows = read_windows(s.model, text());
+    Calibration calibration(s.model, s.windows, {});
+    for (int64_t layer = 0; layer < 2; ++layer) {
+      const auto statistics = calibration.next();
+      for (size_t choice = 0; choice < 3; ++choice) {
+        const SchemeOf scheme_of = [&](std::string_view) { return scheme(choice); };
+        s.store.add(layer, choice, quantize_layer(s.model, layer, statistics, {scheme_of, options()}));
+      }
+      for (const auto& linear : model::layer_plan(s.model.config, layer).linears()) {
+        s.problem.items.push_back({linear.name, layer, 0, 3, true});
+        const int64_t weights = linear.n * linear.k;
+        s.problem.bytes.push_back({weights * 9 / 32, weights * 13 / 32, weights * 17 / 32, weights * 2});
+        s.problem.tables.push_back({16, 32, 64, 0});
+      }
+    }
+  }
+  static void TearDownTestSuite() {
+    state_.reset();
+    set_threads(0);
+  }
+
+  static std::filesystem::path folder() { return test::testdata() / "w4q-llama-tiny"; }
+  static CalibrationText text() {
+    return {.text = {}, .ids = folder() / "own/selfgen.ids.u16", .samples = 2, .length = length};
+  }
+  static formats::Scheme scheme(size_t choice) {
+    return formats::parse_scheme(concat("kbit", choice + 2, "-b32-e4m4"));
+  }
+  static quantize::QuantizeOptions options() {
+    quantize::QuantizeOptions result;
+    result.steps = {{quantize::StepKind::awq}, {quantize::StepKind::rotate, 64}};
+    return result;
+  }
+  static const MixProblem& problem() { return state_->problem; }
+  static MixMeter meter() { return {state_->model, state_->windows, problem().items, state_->store}; }
+  static Mix uniform(size_t choice) { return Mix(problem().items.size(), choice); }
+
+  struct State {
+    test::TemporaryFolder folder, stored;
+    model::OpenedModel model = model::open_plain_model(MixSearch::folder(), {});
+    CalibrationWindows windows;
+    WidthStore store{stored.path()};
+    MixProblem problem;
+  };
+  static inline std::unique_ptr<State> state_;
+};
+
+TEST_F(MixSearch, MeasuresWhatThePackedModelPredicts) {
+  QuantizeRequest request;
+  request.model = folder();
+  request.output = state_->folder / "packed";
+  request.scheme = scheme(1);
+  request.options = options();
+  request.keep = {"*.layers.[23].*"};
+  request.calibrated.emplace();
+  request.calibrated->text = text();
+  quantize_model(request);
+  const auto base = model::Model::open(folder()), packed = model::Model::open(request.output);
+  const auto vocabulary = base.config().vocab_size;
+  double sum = 0;
+  for (int64_t w = 0; w < state_->windows.samples; ++w) {
+    std::vector<float> logits[2];
+    for (const auto* model : {&base, &packed}) {
+      model::Decoder decoder(*model, length);
+      auto& found = logits[model == &packed ? 1 : 0];
+      found.resize(static_cast<size_t>(length * vocabulary));
+      decoder.logits(decoder.forward(state_->windows.window(w)), {found.data(), length, vocabulary});
+    }
+    const auto width = static_cast<size_t>(vocabulary);
+    for (size_t r = 0; r < length; ++r) {
+      sum += kernels::compare_logits(std::span(logits[0]).subspan(r * width, width),
+                                     std::span(logits[1]).subspan(r * width, width), 0)
+                 .kl;
+    }
+  }
+  const double expected = sum / static_cast<double>(state_->windows.samples * length);
+  // Scales that are folded into norms are rounded to their type there, and not here.
+  EXPECT_NEAR(meter().measure(uniform(1)), expected, 0.01 * expected);
+}
+
+TEST_F(MixSearch, GoesOnFromWhatDidNotChange) {
+  auto one = meter();
+  one.measure(uniform(1));
+  one.accept();
+  Mix mix = uniform(1);
+  mix[9] = 0;
+  const double found = one.measure(mix);
+  EXPECT_EQ(found, meter().measure(mix));
+  EXPECT_EQ(one.measure(uniform(1)), meter().measure(uniform(1)));
+  one.measure(mix);
+  one.accept();
+  mix[2] = 3;
+  EXPECT_EQ(one.measure(mix), meter().measure(mix));
+  EXPECT_EQ(one.measure(uniform(3)), 0);
+}
+
+TEST_F(MixSearch, EffectsAreThoseOfMixes) {
+  auto one = meter();
+  const double base = one.measure(uniform(2));
+  one.accept();
+  const auto effects = one.effects();
+  ASSERT_EQ(effects.size(), 14u);
+  for (const size_t item : {0u, 6u, 8u, 13u}) {
+    ASSERT_EQ(effects[item].size(), 4u);
+    EXPECT_EQ(effects[item][2], base);
+    for (const size_t choice : {0u, 1u, 3u}) {
+      Mix mix = uniform(2);
+      mix[item] = choice;
+      EXPECT_EQ(effects[item][choice], one.measure(mix)) << item << " at " << choice;
+    }
+  }
+}
+
+TEST_F(MixSearch, NeighboursAreFilledFromEitherEnd) {
+  const int64_t two = problem().size(uniform(0)), three = problem().size(uniform(1));
+  EXPECT_EQ(neighbour_mixes(problem(), three), std::vector<Mix>{uniform(1)});
+  EXPECT_TRUE(neighbour_mixes(problem(), two - 1).empty());
+  const int64_t limit = (two + three) / 2;
+  const auto mixes = neighbour_mixes(problem(), limit);
+  ASSERT_EQ(mixes.size(), 2u);
+  EXPECT_EQ(mixes[0].front(), 1u);
+  EXPECT_EQ(mixes[0].back(), 0u);
+  EXPECT_EQ(mixes[1].front(), 0u);
+  EXPECT_EQ(mixes[1].back(), 1u);
+  for (const Mix& mix : mixes) {
+    EXPECT_LE(problem().size(mix), limit);
+    for (size_t i = 0; i < mix.size(); ++i) {
+      Mix more = mix;
+      if (++more[i] == 1) {
+        EXPECT_GT(problem().size(more), limit) << i;
+      }
+    }
+  }
+}
+
+TEST_F(MixSearch, ExchangesKeepTheSize) {
+  MixCosts effects;
+  for (size_t i = 0; i < 14; ++i) {
+    auto& row = effects.emplace_back();
+    for (size_t c = 0; c < 4; ++c) row.push_back((1 + random_uniform(3, i)) * std::exp2(-2.0 * static_cast<double>(c)));
+  }
+  const int64_t limit = problem().size(uniform(1)) + 100;
+  const auto mix = cheapest_mix(problem(), effects, limit);
+  ASSERT_LE(problem().size(mix), limit);
+  const auto list = promising_exchanges(problem(), effects, mix, limit, 50);
+  ASSERT_EQ(list.size(), 50u);
+  double before = list.front().promised;
+  for (const auto& exchange : list) {
+    Mix other = mix;
+    double sum = 0;
+    for (const auto& [item, choice] : exchange.changes) {
+      sum += effects[item][choice] - effects[item][mix[item]];
+      other[item] = choice;
+    }
+    EXPECT_LE(problem().size(other), limit);
+    EXPECT_NEAR(exchange.promised, sum, 1e-12);
+    EXPECT_GE(exchange.promised, before);
+    before = exchange.promised;
+  }
+  // Nothing adds up to less than the knapsack's choice.
+  EXPECT_GE(list.front().promised, -1e-12);
+}
+
+TEST_F(MixSearch, IsNeverWorseThanItsNeighbours) {
+  for (const double share : {0.3, 1.0}) {
+    const int64_t two = problem().size(uniform(0)), three = problem().size(uniform(1));
+    const auto limit = two + static_cast<int64_t>(share * static_cast<double>(three - two));
+    auto one = meter();
+    const auto found = search_mix(one, problem(), limit, {}, 5);
+    EXPECT_LE(problem().size(found.mix), limit);
+    EXPECT_LE(found.exchanges_tried, 5);
+    EXPECT_EQ(found.divergence, meter().measure(found.mix));
+    for (const Mix& mix : neighbour_mixes(problem(), limit)) EXPECT_LE(found.divergence, meter().measure(mix));
+    EXPECT_EQ(found.neighbour, found.divergence == found.neighbour_divergence);
+  }
+}
+
+TEST_F(MixSearch, TakesAProposalThatIsBetter) {
+  const int64_t limit = problem().size(uniform(1));
+  auto one = meter();
+  const auto best = search_mix(one, problem(), limit, {}, 3);
+  auto other = meter();
+  const auto found = search_mix(other, problem(), limit, {best.mix}, 0);
+  EXPECT_EQ(found.divergence, best.divergence);
+  EXPECT_EQ(found.mix, best.mix);
+}
+
+}  // namespace
+}  // namespace w4q::pipeline
