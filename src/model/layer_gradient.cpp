@@ -13,6 +13,8 @@
 #include "kernels/linear/linear.h"
 #include "model/columns.h"
 #include "model/decoder.h"
+#include "model/gated_gradient.h"
+#include "model/mixture_gradient.h"
 #include "model/rope_table.h"
 #include "model/scratch.h"
 
@@ -20,13 +22,16 @@ namespace w4q::model {
 
 /// What a block keeps of its way forward for its way back.
 struct GradientMemory {
-  Floats input, normed, raw_queries, raw_gates, raw_values, queries, keys, values, gates, ups, mixed, last;
+  Floats input, normed, raw_queries, raw_gates, queries, keys, values, gates, mixed, last;
   std::vector<Floats> products;
+  GatedMemory mlp;
+  MixtureMemory mixture;
 };
 
 /// What only one block needs at a time.
 struct GradientScratch {
-  Floats cached_keys, cached_values, cosine, sine, by_input, by_mixed, by_queries, by_keys, by_values, by_gates, by_ups;
+  Floats cached_keys, cached_values, cosine, sine, by_output, by_input, by_stream, by_mixed, by_queries, by_values,
+      by_gates;
   std::vector<Floats> by_products;
 };
 
@@ -51,17 +56,20 @@ class BlockGradient {
 
   /// x becomes what the block puts out. Where nothing comes `behind`, x stays if that spares a product.
   void forward(MatrixView<float> x, bool behind) {
-    const auto kept = memory_.input.matrix(rows_, x.cols);
-    copy_rows(x, kept);
+    copy_rows(x, kept_input());
     if (const auto weight = norm(NormRole::input); !weight.empty()) {
       kernels::rms_norm(x, weight, eps_, memory_.normed.matrix(rows_, x.cols));
     }
-    multiply(block_.groups.front(), input());
-    block_.kind == BlockKind::attention ? attend() : gate();
-    if (!behind && norm(NormRole::output).empty()) return;
+    if (block_.kind == BlockKind::attention) {
+      multiply(first(), input());
+      attend();
+    } else if (block_.kind == BlockKind::gated_mlp) {
+      mlp().forward(input());
+    }
+    if (!behind && norm(NormRole::output).empty() && block_.kind != BlockKind::mixture) return;
     const auto output = memory_.last.matrix(rows_, x.cols);
-    kernels::linear(weight_of(last()), mixed(), output);
-    const auto added = scratch_.by_input.matrix(rows_, x.cols);
+    put_out(output);
+    const auto added = scratch_.by_output.matrix(rows_, x.cols);
     copy_rows(output, added);
     if (const auto weight = norm(NormRole::output); !weight.empty()) kernels::rms_norm(output, weight, eps_, added);
     scale_rows(added, block_.output_scale);
@@ -74,21 +82,29 @@ class BlockGradient {
     if (const auto factor = vector(VectorRole::layer_scale); !factor.empty()) {
       scale_rows(gradient, double{factor.front()});
     }
-    const auto by_output = scratch_.by_input.matrix(rows_, gradient.cols);
+    const auto by_output = scratch_.by_output.matrix(rows_, gradient.cols);
     copy_rows(gradient, by_output);
     scale_rows(by_output, block_.output_scale);
     if (const auto weight = norm(NormRole::output); !weight.empty()) {
       kernels::rms_norm_gradient(memory_.last.matrix(rows_, gradient.cols), weight, eps_, by_output);
     }
-    if (observer) observer(last(), mixed(), by_output);
-    const auto by_mixed = scratch_.by_mixed.matrix(rows_, last().k);
-    kernels::linear_gradient(weight_of(last()), by_output, by_mixed);
-    make_gradients();
-    block_.kind == BlockKind::attention ? attend_back(by_mixed) : gate_back(by_mixed);
     const auto by_input = scratch_.by_input.matrix(rows_, gradient.cols);
-    multiply_back(observer, by_input);
+    if (block_.kind == BlockKind::mixture) {
+      const auto by_stream = scratch_.by_stream.matrix(rows_, gradient.cols);
+      mixture().backward(kept_input(), input(), by_output, by_stream, by_input, observer);
+      kernels::add_rows(gradient, by_stream);
+    } else if (block_.kind == BlockKind::gated_mlp) {
+      mlp().backward(input(), by_output, by_input, observer);
+    } else {
+      if (observer) observer(last(), mixed(), by_output);
+      const auto by_mixed = scratch_.by_mixed.matrix(rows_, last().k);
+      kernels::linear_gradient(weight_of(last()), by_output, by_mixed);
+      make_gradients();
+      attend_back(by_mixed);
+      multiply_back(observer, by_input);
+    }
     if (const auto weight = norm(NormRole::input); !weight.empty()) {
-      kernels::rms_norm_gradient(memory_.input.matrix(rows_, gradient.cols), weight, eps_, by_input);
+      kernels::rms_norm_gradient(kept_input(), weight, eps_, by_input);
     }
     kernels::add_rows(gradient, by_input);
   }
@@ -108,11 +124,26 @@ class BlockGradient {
   const InputGroup& first() const { return block_.groups.front(); }
   const PlannedLinear& last() const { return block_.groups.back().linears.front(); }
   /// What the first group reads, and the last linear.
+  MatrixView<float> kept_input() { return memory_.input.matrix(rows_, first().width); }
   MatrixView<float> input() {
-    return norm(NormRole::input).empty() ? memory_.input.matrix(rows_, first().width)
-                                         : memory_.normed.matrix(rows_, first().width);
+    return norm(NormRole::input).empty() ? kept_input() : memory_.normed.matrix(rows_, first().width);
   }
   MatrixView<float> mixed() { return memory_.mixed.matrix(rows_, last().k); }
+
+  GatedGradient mlp() { return {weights_, block_, first(), last(), memory_.mlp}; }
+  MixtureGradient mixture() { return {weights_, block_, eps_, memory_.mixture}; }
+
+  /// Before the norm of the output.
+  void put_out(MatrixView<float> output) {
+    switch (block_.kind) {
+      case BlockKind::mixture:
+        return copy_rows(mixture().forward(kept_input(), input()), output);
+      case BlockKind::gated_mlp:
+        return copy_rows(mlp().output(rows_), output);
+      default:
+        kernels::linear(weight_of(last()), mixed(), output);
+    }
+  }
 
   void multiply(const InputGroup& group, MatrixView<const float> x) {
     memory_.products.resize(group.linears.size());
@@ -138,38 +169,6 @@ class BlockGradient {
       kernels::linear_gradient(weight_of(linear), by_product(i), i == 0 ? by_input : part);
       if (i > 0) kernels::add_rows(by_input, part);
     }
-  }
-
-  // ---- gated MLP
-
-  bool in_turn() const { return block_.storage == ExpertStorage::stacked_in_turn; }
-
-  void gate() {
-    const int64_t width = last().k;
-    const auto gates = memory_.gates.matrix(rows_, width), ups = memory_.ups.matrix(rows_, width);
-    if (first().linears.size() == 2) {
-      copy_rows(memory_.products[0].matrix(rows_, width), gates);
-      copy_rows(memory_.products[1].matrix(rows_, width), ups);
-    } else {
-      const auto both = memory_.products[0].matrix(rows_, 2 * width);
-      pick(both, 0, in_turn() ? 2 : 1, gates);
-      pick(both, in_turn() ? 1 : width, in_turn() ? 2 : 1, ups);
-    }
-    const auto out = mixed();
-    copy_rows(gates, out);
-    kernels::gate_multiply(block_.gating, out, ups);
-  }
-
-  void gate_back(MatrixView<const float> gradient) {
-    const int64_t width = last().k;
-    const auto gates = memory_.gates.matrix(rows_, width), ups = memory_.ups.matrix(rows_, width);
-    if (first().linears.size() == 2) {
-      return kernels::gate_multiply_gradient(block_.gating, gates, ups, gradient, by_product(0), by_product(1));
-    }
-    const auto by_gates = scratch_.by_gates.matrix(rows_, width), by_ups = scratch_.by_ups.matrix(rows_, width);
-    kernels::gate_multiply_gradient(block_.gating, gates, ups, gradient, by_gates, by_ups);
-    place(by_gates, by_product(0), 0, in_turn() ? 2 : 1);
-    place(by_ups, by_product(0), in_turn() ? 1 : width, in_turn() ? 2 : 1);
   }
 
   // ---- attention
@@ -314,8 +313,6 @@ std::string_view obstacle(const Block& block) {
   switch (block.kind) {
     case BlockKind::delta_net:
       return "a gated delta net";
-    case BlockKind::mixture:
-      return "a mixture of experts";
     case BlockKind::layer_embedding:
       return "embeddings of its own";
     default:

@@ -18,8 +18,7 @@ namespace w4q::model {
 using GradientObserver =
     std::function<void(const PlannedLinear& linear, MatrixView<const float> input, MatrixView<const float> gradient)>;
 
-/// What a layer has that there is no way back through: "a gated delta net", "a mixture of experts", "embeddings of its
-/// own", "the keys of another layer"; empty: nothing.
+/// What a layer has that there is no way back through: "a gated delta net", "embeddings of its own", "the keys of another layer"; empty: nothing.
 std::string_view obstacle_to_gradients(const LayerPlan& plan);
 /// Throws unsupported, naming the first layer with such an obstacle. `what` wants the way back: "two-sided feedback".
 void require_gradients(const ModelConfig& config, std::string_view what);
