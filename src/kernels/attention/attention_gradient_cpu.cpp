@@ -9,8 +9,62 @@
 #include "core/parallel.h"
 #include "kernels/linear/gemm.h"
 
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/attention/attention_gradient_cpu.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+// After highway.h, once per target.
+#include <hwy/contrib/math/math-inl.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace w4q::kernels::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+using Tag = hn::ScalableTag<float>;
+
+/// Σ e^(x·scale − shift).
+float sum_of_exponentials(const float* x, size_t count, float scale, float shift) {
+  const Tag d;
+  const size_t lanes = hn::Lanes(d);
+  const auto scales = hn::Set(d, scale), shifts = hn::Set(d, shift);
+  auto sum = hn::Zero(d);
+  size_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    sum = hn::Add(sum, hn::Exp(d, hn::Sub(hn::Mul(hn::LoadU(d, x + i), scales), shifts)));
+  }
+  float total = hn::GetLane(hn::SumOfLanes(d, sum));
+  for (; i < count; ++i) total += std::exp(x[i] * scale - shift);
+  return total;
+}
+
+/// x becomes the weight e^(x·scale − log_sum), and `by`, its gradient, that of x: weight · (by − mean) · scale. Log sums
+/// and means are those of one query, or one for each value.
+void weigh(float* x, float* by, size_t count, const float* log_sums, const float* means, bool each, float scale) {
+  const Tag d;
+  const size_t lanes = hn::Lanes(d);
+  const auto scales = hn::Set(d, scale), log_sum = hn::Set(d, *log_sums), mean = hn::Set(d, *means);
+  size_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const auto shift = each ? hn::LoadU(d, log_sums + i) : log_sum;
+    const auto middle = each ? hn::LoadU(d, means + i) : mean;
+    const auto weight = hn::Exp(d, hn::Sub(hn::Mul(hn::LoadU(d, x + i), scales), shift));
+    hn::StoreU(weight, d, x + i);
+    hn::StoreU(hn::Mul(hn::Mul(weight, hn::Sub(hn::LoadU(d, by + i), middle)), scales), d, by + i);
+  }
+  for (; i < count; ++i) {
+    x[i] = std::exp(x[i] * scale - log_sums[each ? i : 0]);
+    by[i] = x[i] * (by[i] - means[each ? i : 0]) * scale;
+  }
+}
+
+}  // namespace w4q::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
 namespace w4q::kernels {
 namespace {
+
+HWY_EXPORT(sum_of_exponentials);
+HWY_EXPORT(weigh);
 
 /// Queries, and keys, of one block of scores.
 constexpr int64_t score_block = 128;
@@ -55,11 +109,15 @@ class GradientPass {
   int64_t oldest(int64_t position) const {
     return options_.window > 0 ? std::max<int64_t>(0, position - options_.window + 1) : 0;
   }
-  bool sees(int64_t query, int64_t key) const { return key <= query && key >= oldest(query); }
+  /// The last query that sees a key, plus one.
+  int64_t last(int64_t key) const { return options_.window > 0 ? std::min(length_, key + options_.window) : length_; }
 
-  /// The logit of a raw product, and by what a change of the latter changes it.
-  float logit(float product) const { return cap_ > 0 ? cap_ * std::tanh(product * scale_ / cap_) : product * scale_; }
-  float slope(float logit) const { return cap_ > 0 ? scale_ * (1.0f - logit / cap_ * (logit / cap_)) : scale_; }
+  /// With a cap raw products become logits, which are scaled already.
+  float cap(float* products, int64_t count) const {
+    if (cap_ == 0) return scale_;
+    for (int64_t i = 0; i < count; ++i) products[i] = cap_ * std::tanh(products[i] * scale_ / cap_);
+    return 1;
+  }
 
   /// Log of the sum of exponentials of each query of a block, and Σ weight · its gradient.
   void find_sums(int64_t head, int64_t first, MatrixView<const float> queries, Scratch& scratch) {
@@ -74,11 +132,13 @@ class GradientPass {
       for (int64_t r = 0; r < queries.rows; ++r) {
         const auto at = static_cast<size_t>(r);
         const int64_t lo = std::max<int64_t>(0, oldest(first + r) - key), hi = std::min(count, first + r + 1 - key);
-        float most = largest[at];
-        for (int64_t c = lo; c < hi; ++c) most = std::max(most, scores.row(r)[c] = logit(scores.row(r)[c]));
+        if (lo >= hi) continue;
+        float* const seen = scores.row(r) + lo;
+        const float scale = cap(seen, hi - lo),
+                    most = std::max(largest[at], *std::max_element(seen, seen + hi - lo) * scale);
         if (most > largest[at]) sums[at] *= std::exp(double{largest[at]} - double{most});
         largest[at] = most;
-        for (int64_t c = lo; c < hi; ++c) sums[at] += double{std::exp(scores.row(r)[c] - most)};
+        sums[at] += double{HWY_DYNAMIC_DISPATCH(sum_of_exponentials)(seen, static_cast<size_t>(hi - lo), scale, most)};
       }
     }
     const auto out = part_of(out_, first, queries.rows, head, dim_);
@@ -93,16 +153,27 @@ class GradientPass {
     }
   }
 
-  /// Turns a raw product into the weight of a value, and the weight's gradient into that of the product.
-  void back(int64_t head, int64_t query, int64_t key, float& product, float& by_weight) const {
-    if (!sees(query, key)) {
-      product = by_weight = 0;
-      return;
+  /// Turns raw products [lo, hi) of `count` into weights of values, and gradients by weights into those by products; what
+  /// is not seen becomes 0. `query`: the one that all are of, or the first of `each`.
+  void back(float* products, float* by_weights, int64_t count, int64_t lo, int64_t hi, size_t query, bool each) const {
+    lo = std::clamp<int64_t>(lo, 0, count);
+    hi = std::clamp<int64_t>(hi, lo, count);
+    for (float* const row : {products, by_weights}) {
+      std::fill(row, row + lo, 0.0f);
+      std::fill(row + hi, row + count, 0.0f);
     }
-    const auto at = static_cast<size_t>(head * length_ + query);
-    const float score = logit(product);
-    product = std::exp(score - log_sums_[at]);
-    by_weight = product * (by_weight - means_[at]) * slope(score);
+    if (lo == hi) return;
+    const float scale = cap(products + lo, hi - lo);
+    thread_local std::vector<float> slopes;
+    slopes.clear();
+    for (int64_t i = lo; cap_ > 0 && i < hi; ++i) {
+      const float share = products[i] / cap_;
+      slopes.push_back(scale_ * (1.0f - share * share));
+    }
+    const size_t at = query + static_cast<size_t>(each ? lo : 0);
+    HWY_DYNAMIC_DISPATCH(weigh)
+    (products + lo, by_weights + lo, static_cast<size_t>(hi - lo), &log_sums_[at], &means_[at], each, scale);
+    for (size_t i = 0; i < slopes.size(); ++i) by_weights[static_cast<size_t>(lo) + i] *= slopes[i];
   }
 
   void to_queries(int64_t head, int64_t block) {
@@ -120,7 +191,8 @@ class GradientPass {
       gemm_nt(queries, keys, scores);
       gemm_nt(gradient, part_of(rows_.values, key, count, kv_head(head), dim_), weights);
       for (int64_t r = 0; r < rows; ++r) {
-        for (int64_t c = 0; c < count; ++c) back(head, first + r, key + c, scores.row(r)[c], weights.row(r)[c]);
+        back(scores.row(r), weights.row(r), count, oldest(first + r) - key, first + r + 1 - key,
+             static_cast<size_t>(head * length_ + first + r), false);
       }
       gemm_nn(weights, keys, by, key == begin ? Accumulate::no : Accumulate::yes);
     }
@@ -146,7 +218,8 @@ class GradientPass {
         gemm_nt(keys, queries, scores);
         gemm_nt(values, gradient, weights);
         for (int64_t r = 0; r < rows; ++r) {
-          for (int64_t c = 0; c < count; ++c) back(head, query + c, first + r, scores.row(r)[c], weights.row(r)[c]);
+          back(scores.row(r), weights.row(r), count, first + r - query, last(first + r) - query,
+               static_cast<size_t>(head * length_ + query), true);
         }
         gemm_nn(scores, gradient, by_values, accumulate);
         gemm_nn(weights, queries, by_keys, accumulate);
@@ -183,3 +256,4 @@ void attention_gradient(const AttentionRows<const float>& rows, int64_t head_dim
 }
 
 }  // namespace w4q::kernels
+#endif  // HWY_ONCE
