@@ -48,7 +48,7 @@ double output_power(MatrixView<const float> weight, MatrixView<const float> gram
 class LayerJob {
  public:
   LayerJob(const model::OpenedModel& model, int64_t layer, const LayerStatistics& statistics,
-           const CalibratedPacking& packing, const std::shared_ptr<quantize::CudaWork>& gpu)
+           const CalibratedPacking& packing, const std::shared_ptr<quantize::CudaWork>& gpu, const LayerCosts& costs)
       : checkpoint_(model.folder.tensors),
         config_(model.config),
         layer_(layer),
@@ -59,7 +59,8 @@ class LayerJob {
         groups_(model::input_groups(config_, layer)),
         targets_(wanted_targets(config_, layer, scheme_of_, options_.steps)),
         scales_(groups_.size()),
-        reports_(groups_.size()) {
+        reports_(groups_.size()),
+        costs_(costs) {
     for (const auto& group : groups_) rotations_.emplace_back(run_time_rotation(options_, group), group.width);
     if (gpu != nullptr) gpu_.emplace(gpu);
   }
@@ -274,9 +275,24 @@ class LayerJob {
       if (rows != nullptr) model::divide_rows(clipped.matrix(), *rows);
     }
     if (rows != nullptr) model::divide_rows(weight.matrix(), *rows);
+    take_costs(work, rows);
     passes.add_first(work, scheme, clipped.values.empty() ? weight : clipped);
     work.packed.seconds = watch.seconds();
     return work;
+  }
+
+  /// Outputs that were divided by scales cost their squares more.
+  void take_costs(PassWork& work, const std::vector<float>* rows) const {
+    const auto found = costs_.find(work.name);
+    if (found == costs_.end()) return;
+    work.output_costs = found->second;
+    const int64_t n = work.rest.shape[0];
+    const MatrixView<float> matrix(work.output_costs.data(), n, n);
+    if (rows != nullptr) {
+      model::multiply_rows(matrix, *rows);
+      model::multiply_columns(matrix, *rows);
+    }
+    work.outputs.emplace(matrix, 1, options_.steps.find(StepKind::feedback)->damping, work.name);
   }
 
   /// Keeps what was packed; returns the error of its outputs.
@@ -350,6 +366,7 @@ class LayerJob {
   std::vector<GroupReport> reports_;
   std::map<std::string, OutputError, std::less<>> outputs_;
   std::map<std::string, std::vector<float>, std::less<>> row_scales_;  // of linears that scales were folded into
+  const LayerCosts& costs_;
   std::optional<LayerCuda> gpu_;  // the groups of the layer on the GPU, by their numbers
   CalibratedLayer result_;
 };
@@ -359,19 +376,28 @@ class LayerJob {
 int64_t calibrated_memory(const model::OpenedModel& model, const SchemeOf& scheme_of, const quantize::Steps& steps) {
   // The matrix in fp64 while it is factored, and the factor.
   const int64_t factor = steps.has(StepKind::feedback) ? sizeof(double) + sizeof(float) : 0;
-  int64_t largest = 0, most_packed = 0;
+  const bool both = steps.has(StepKind::feedback_outputs);
+  int64_t largest = 0, most_packed = 0, costs = 0;
   for (int64_t layer = 0; layer < model.config.layers; ++layer) {
-    int64_t packed = 0;
+    int64_t packed = 0, outputs = 0;
     for (const auto& group : model::input_groups(model.config, layer)) {
       int64_t weights = 0;
       for (const auto& linear : group.linears) weights += scheme_of(linear.name) ? linear.n * linear.k : 0;
       largest = std::max(largest, static_cast<int64_t>(sizeof(float)) * (2 * weights + group.width * group.width) +
                                       factor * group.width * group.width);
       packed += weights;
+      if (!both) continue;
+      // Of the layer's costs one is being factored, its errors kept in fp32.
+      for (const auto& linear : group.linears) {
+        outputs += linear.n * linear.n * int64_t{sizeof(float)};
+        largest = std::max(
+            largest, linear.n * (linear.n * (factor + int64_t{sizeof(float)}) + 3 * linear.k * int64_t{sizeof(float)}));
+      }
     }
+    costs = std::max(costs, outputs);
     most_packed = std::max(most_packed, packed);
   }
-  return largest + most_packed;  // a byte for every packed weight is more than any scheme but the widest needs
+  return largest + most_packed + costs;  // a byte for every packed weight is more than any scheme but the widest needs
 }
 
 ScaleTargets wanted_targets(const model::ModelConfig& config, int64_t layer, const SchemeOf& scheme_of,
@@ -382,6 +408,7 @@ ScaleTargets wanted_targets(const model::ModelConfig& config, int64_t layer, con
 }
 
 bool packs_on_gpu(const model::ModelConfig& config, int64_t layer, const CalibratedPacking& packing) {
+  if (packing.options.steps.has(StepKind::feedback_outputs)) return false;
   for (const auto& group : model::input_groups(config, layer)) {
     for (const auto& name : group.names()) {
       const auto scheme = packing.scheme_of(name);
@@ -394,8 +421,9 @@ bool packs_on_gpu(const model::ModelConfig& config, int64_t layer, const Calibra
 }
 
 CalibratedLayer quantize_layer(const model::OpenedModel& model, int64_t layer, const LayerStatistics& statistics,
-                               const CalibratedPacking& packing, const std::shared_ptr<quantize::CudaWork>& gpu) {
-  return LayerJob(model, layer, statistics, packing, gpu).run();
+                               const CalibratedPacking& packing, const std::shared_ptr<quantize::CudaWork>& gpu,
+                               const LayerCosts& costs) {
+  return LayerJob(model, layer, statistics, packing, gpu, costs).run();
 }
 
 }  // namespace w4q::pipeline

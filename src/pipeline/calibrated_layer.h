@@ -13,6 +13,7 @@
 #include "core/buffer.h"
 #include "model/opened.h"
 #include "model/weight_error.h"
+#include "pipeline/gradients.h"
 #include "pipeline/linear_groups.h"
 #include "pipeline/scale_folding.h"
 #include "quantize/awq.h"
@@ -90,11 +91,12 @@ ScaleTargets wanted_targets(const model::ModelConfig& config, int64_t layer, con
 /// Whether the GPU has a way for everything that is packed in a layer; otherwise the CPU packs it.
 bool packs_on_gpu(const model::ModelConfig& config, int64_t layer, const CalibratedPacking& packing);
 
+/// `costs`: of errors of the outputs of linears, for feedback along both sides.
 /// Where packs_on_gpu(), `gpu` may say that the GPU does the work; otherwise it is null. Searches choose what they
 /// choose on the CPU but for ties within rounding. Throws bad_argument when errors are to be fed back and the
 /// statistics have no Gram matrices, bad_file naming tensor, row and column of a weight that is not finite.
 CalibratedLayer quantize_layer(const model::OpenedModel& model, int64_t layer, const LayerStatistics& statistics,
                                const CalibratedPacking& packing,
-                               const std::shared_ptr<quantize::CudaWork>& gpu = nullptr);
+                               const std::shared_ptr<quantize::CudaWork>& gpu = nullptr, const LayerCosts& costs = {});
 
 }  // namespace w4q::pipeline

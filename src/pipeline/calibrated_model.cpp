@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "core/error.h"
@@ -73,7 +74,7 @@ double multiplications(const CalibratedRequest& request, const model::OpenedMode
   // Beside the points of the search and the clips: the outputs themselves, plain and packed. Feedback takes half of one
   // product for the targets, and about as much inside the blocks; each of three sweeps takes one, and two of them as
   // much again inside the blocks.
-  const bool feedback = steps.has(StepKind::feedback);
+  const bool feedback = steps.has(StepKind::feedback), both = steps.has(StepKind::feedback_outputs);
   const double products = 3 + (steps.has(StepKind::awq) ? 2 * quantize::awq_alphas : 0) + (feedback ? 1 : 0) +
                           (steps.has(StepKind::sweeps) ? 4 : 0) + (steps.has(StepKind::fit_norms) ? 1 : 0);
   double sum = 0;
@@ -87,6 +88,8 @@ double multiplications(const CalibratedRequest& request, const model::OpenedMode
       for (const auto& linear : group.linears) {
         const auto n = static_cast<double>(linear.n);
         sum += rows * n * k + (scheme_of(linear.name) ? products * n * k * k : 0);
+        // Forth, forth again and back, sums over tokens, their factor, and what rows are worth to each other.
+        if (both) sum += rows * n * (3 * k + n / 2) + n * n * (n / 6 * factor_slowness + k / 2);
       }
     }
   }
@@ -102,6 +105,12 @@ CalibratedRun::CalibratedRun(const CalibratedRequest& request, const model::Open
   if (request.gpu != nullptr) {
     gpu_ = make_cuda_work(*request.gpu);
     if (gpu_ == nullptr) notes_.emplace_back("cuBLAS cannot be loaded: calibration ran on the CPU");
+  }
+  const bool both = packing_.options.steps.has(StepKind::feedback_outputs);
+  if (both && !request.statistics.empty()) {
+    throw Error(ErrorCode::bad_argument,
+                "feedback along both sides needs calibration text: statistics have no gradients")
+        .hint("--calib, --calib-ids, --chat or none of them instead of --stats");
   }
   if (!request.statistics.empty()) {
     file_.emplace(StatisticsFile::open(request.statistics, model.config));
@@ -125,10 +134,25 @@ CalibratedRun::CalibratedRun(const CalibratedRequest& request, const model::Open
   options.reserved_memory = calibrated_memory(model, packing_.scheme_of, packing_.options.steps);
   options.spill_at = output;
   options.gpu = gpu_;
+  if (both) walk_back(windows, options);
   calibration_.emplace(model, std::move(windows), options);
   if (calibration_->spilled() > 0) {
     notes_.push_back(concat(calibration_->spilled(), " windows of activations lay on disk between layers"));
   }
+}
+
+/// Costs get half of what is left beside the walk and the packing; hidden states the rest.
+void CalibratedRun::walk_back(const CalibrationWindows& windows, CalibrationOptions& options) {
+  GradientOptions back{.max_memory = options.max_memory, .spill_at = options.spill_at};
+  int64_t kept = std::numeric_limits<int64_t>::max();
+  if (options.max_memory > 0) {
+    const int64_t fixed = std::max(gradient_memory(model_, windows.length, false),
+                                   calibration_memory(model_, windows.length, true) + options.reserved_memory);
+    kept = std::min(std::max<int64_t>(0, options.max_memory - fixed) / 2, output_costs_bytes(model_.config));
+    back.reserved_memory = kept;
+    options.reserved_memory += kept;
+  }
+  costs_.emplace(model_, windows, back, kept);
 }
 
 CalibratedRun::~CalibratedRun() = default;
@@ -137,7 +161,8 @@ CalibratedLayer CalibratedRun::next() {
   ensure(layer_ < model_.config.layers, "CalibratedRun: there is no further layer");
   const bool on_gpu = gpu_ != nullptr && packs_on_gpu(model_.config, layer_, packing_);
   const auto statistics = calibration_ ? calibration_->next(on_gpu) : file_->load(layer_);
-  CalibratedLayer layer = quantize_layer(model_, layer_, statistics, packing_, on_gpu ? gpu_ : nullptr);
+  const LayerCosts costs = costs_ ? costs_->layer(layer_) : LayerCosts{};
+  CalibratedLayer layer = quantize_layer(model_, layer_, statistics, packing_, on_gpu ? gpu_ : nullptr, costs);
   ++layer_;
   notes_.insert(notes_.end(), layer.notes.begin(), layer.notes.end());
   experts_.add(layer.experts);

@@ -14,6 +14,7 @@
 #include "model/opened.h"
 #include "pipeline/calibrate.h"
 #include "pipeline/calibrated_layer.h"
+#include "pipeline/gradients.h"
 #include "pipeline/statistics_file.h"
 
 namespace w4q::pipeline {
@@ -43,10 +44,13 @@ class CalibratedRun {
   const std::string& products() const noexcept { return products_; }
 
  private:
+  void walk_back(const CalibrationWindows& windows, CalibrationOptions& options);
+
   const model::OpenedModel& model_;
   const CalibratedPacking packing_;
   std::shared_ptr<quantize::CudaWork> gpu_;  // null on the CPU
   std::optional<StatisticsFile> file_;
+  std::optional<OutputCosts> costs_;  // where errors are fed back along both sides
   std::optional<Calibration> calibration_;
   std::vector<std::string> notes_;
   std::string products_;

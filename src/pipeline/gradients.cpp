@@ -7,18 +7,18 @@
 
 #include "core/error.h"
 #include "core/interrupt.h"
+#include "core/progress.h"
 #include "core/text.h"
 #include "model/decoder_layer.h"
 #include "model/layer_gradient.h"
 #include "model/layer_memory.h"
 #include "model/model.h"
 #include "model/scratch.h"
-#include "pipeline/hidden_states.h"
 
 namespace w4q::pipeline {
 namespace {
 
-constexpr std::string_view what = "gradient of the loss";
+constexpr std::string_view what = "feedback along both sides";
 
 /// Bytes of the sums of a layer's linears.
 int64_t sums_bytes(const model::ModelConfig& config, int64_t layer, bool weighted_inputs) {
@@ -186,6 +186,64 @@ std::vector<LinearGradients> GradientWalk::next() {
     impl_->start_back();
   }
   return impl_->run(--impl_->layer);
+}
+
+namespace {
+
+int64_t triangles_of(const model::ModelConfig& config, int64_t layer) {
+  int64_t values = 0;
+  for (const auto& linear : model::layer_plan(config, layer).linears()) values += quantize::triangle_size(linear.n);
+  return values;
+}
+
+int64_t largest_triangles(const model::ModelConfig& config) {
+  int64_t largest = 0;
+  for (int64_t layer = 0; layer < config.layers; ++layer) largest = std::max(largest, triangles_of(config, layer));
+  return largest;
+}
+
+}  // namespace
+
+int64_t output_costs_bytes(const model::ModelConfig& config) {
+  return config.layers * largest_triangles(config) * int64_t{sizeof(float)};
+}
+
+OutputCosts::OutputCosts(const model::OpenedModel& model, const CalibrationWindows& windows,
+                         const GradientOptions& options, int64_t keep_bytes)
+    : config_(model.config) {
+  const int64_t layers = config_.layers;
+  Progress progress("gradients", 2 * layers * windows.samples, "windows");
+  GradientOptions counted = options;
+  counted.on_window = [&progress] { progress.advance(1); };
+  GradientWalk walk(model, windows, counted);
+  triangles_ = std::make_unique<HiddenStates>(layers, 1, largest_triangles(config_), keep_bytes, options.spill_at);
+  for (int64_t layer = layers; layer-- > 0;) {
+    const auto sums = walk.next();
+    float* to = triangles_->get(layer).data;
+    for (const LinearGradients& linear : sums) {
+      const double scale = 1.0 / static_cast<double>(std::max<int64_t>(1, linear.outputs.count));
+      to = std::ranges::transform(linear.outputs.gram, to, [&](double sum) {
+             return static_cast<float>(sum * scale);
+           }).out;
+    }
+    triangles_->put(layer);
+  }
+}
+OutputCosts::~OutputCosts() = default;
+
+LayerCosts OutputCosts::layer(int64_t index) {
+  LayerCosts result;
+  const float* from = triangles_->get(index).data;
+  for (const auto& linear : model::layer_plan(config_, index).linears()) {
+    auto& matrix = result[linear.name];
+    matrix.resize(static_cast<size_t>(linear.n * linear.n));
+    for (int64_t i = 0; i < linear.n; ++i) {
+      for (int64_t j = i; j < linear.n; ++j, ++from) {
+        matrix[static_cast<size_t>(i * linear.n + j)] = matrix[static_cast<size_t>(j * linear.n + i)] = *from;
+      }
+    }
+  }
+  return result;
 }
 
 double GradientWalk::loss() const noexcept { return impl_->loss; }

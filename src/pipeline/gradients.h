@@ -6,12 +6,14 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "model/opened.h"
 #include "pipeline/calibrate.h"
+#include "pipeline/hidden_states.h"
 #include "quantize/statistics.h"
 
 namespace w4q::pipeline {
@@ -52,6 +54,27 @@ class GradientWalk {
   std::unique_ptr<Impl> impl_;
 };
 
+/// What errors of a layer's outputs cost, by module path: means of g·gᵀ [n, n].
+using LayerCosts = std::map<std::string, std::vector<float>, std::less<>>;
+
+/// Those of all layers, which the walk finds last layer first and packing wants first layer first: in memory as far as
+/// that goes, in files beyond.
+class OutputCosts {
+ public:
+  /// Walks at once; progress goes to stderr. `keep_bytes`: of the costs, in memory. Throws as GradientWalk.
+  OutputCosts(const model::OpenedModel& model, const CalibrationWindows& windows, const GradientOptions& options,
+              int64_t keep_bytes);
+  ~OutputCosts();
+
+  LayerCosts layer(int64_t index);
+
+ private:
+  const model::ModelConfig& config_;
+  std::unique_ptr<HiddenStates> triangles_;  // a row for each layer: upper triangles of its linears
+};
+
+/// Bytes of the costs of all layers.
+int64_t output_costs_bytes(const model::ModelConfig& config);
 /// Bytes that the way back through one layer takes beside the layers' inputs.
 int64_t gradient_memory(const model::OpenedModel& model, int64_t length, bool weighted_inputs);
 

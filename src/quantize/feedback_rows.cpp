@@ -147,14 +147,6 @@ class TwoSided {
   std::vector<float> shifts_;     // of the rows of a task
 };
 
-bool couples(const ErrorFactor& factor) {
-  for (int64_t r = 1; r < factor.width(); ++r) {
-    const float* row = factor.coupling().row(r);
-    if (std::any_of(row, row + r, [](float value) { return value != 0; })) return true;
-  }
-  return false;
-}
-
 QuantizeStats sum_of(FeedbackRows& rows) {
   QuantizeStats sum;
   for (int64_t r = 0; r < rows.rows(); ++r) add(rows.stats(r), sum);
@@ -163,10 +155,18 @@ QuantizeStats sum_of(FeedbackRows& rows) {
 
 }  // namespace
 
+bool couples_rows(const CalibratedInput& input) {
+  for (int64_t r = 1; input.outputs != nullptr && r < input.outputs->width(); ++r) {
+    const float* row = input.outputs->coupling().row(r);
+    if (std::any_of(row, row + r, [](float value) { return value != 0; })) return true;
+  }
+  return false;
+}
+
 QuantizeStats run_feedback(const TensorView& weight, const CalibratedInput& input, const BlockFeedback& family) {
   const int64_t n = weight.shape[0];
   std::vector<QuantizeStats> parts(static_cast<size_t>((n + feedback_task_rows - 1) / feedback_task_rows));
-  if (input.outputs != nullptr && couples(*input.outputs)) {
+  if (couples_rows(input)) {
     TwoSided both(weight, input, family);
     for (size_t task = 0; task < parts.size(); ++task) {
       const int64_t begin = static_cast<int64_t>(task) * feedback_task_rows;

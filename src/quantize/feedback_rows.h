@@ -70,6 +70,9 @@ class BlockFeedback {
   virtual void finish(FeedbackRows& rows) const;
 };
 
+/// Whether what errors of outputs cost is known, and more than a sum over rows.
+bool couples_rows(const CalibratedInput& input);
+
 /// Goes with all rows of a weight through all blocks, through `input.feedback` and, where that is given and couples rows,
 /// `input.outputs`. Returns what the family counted. The result does not depend on the number of threads.
 QuantizeStats run_feedback(const TensorView& weight, const CalibratedInput& input, const BlockFeedback& family);

@@ -3,13 +3,19 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <map>
 
+#include "core/convert.h"
 #include "core/parallel.h"
 #include "core/progress.h"
+#include "formats/scheme.h"
+#include "kernels/dequantize/dequantize.h"
+#include "kernels/linear/gemm.h"
 #include "model/decoder.h"
 #include "model/layer_gradient.h"
 #include "model/model.h"
+#include "quantize/feedback.h"
 #include "support.h"
 #include "tokenizer/token_file.h"
 
@@ -107,10 +113,60 @@ TEST_F(Gradients, DoNotDependOnThreadsOrSpilling) {
   for (const auto& [name, sums] : one.first) EXPECT_EQ(sums.outputs.gram, three.first.at(name).outputs.gram) << name;
 }
 
+/// First layer first, wherever they were kept; and what two-sided feedback makes of real weights: the error that counts
+/// falls.
+TEST_F(Gradients, AreCostsThatFeedbackLessens) {
+  const auto sums = walk(2, {}).first;
+  const auto text = windows(2);
+  OutputCosts in_memory(opened(), text, {}, std::numeric_limits<int64_t>::max());
+  OutputCosts on_disk(opened(), text, {.spill_at = temporary_.path() / "out"}, 0);
+  Calibration calibration(opened(), text, {});
+  const auto scheme = formats::parse_scheme("kbit3-b32-e4m4");
+  double one = 0, both = 0;
+  for (int64_t layer = 0; layer < opened().config.layers; ++layer) {
+    const auto costs = in_memory.layer(layer);
+    EXPECT_EQ(costs, on_disk.layer(layer));
+    const auto statistics = calibration.next();
+    const auto groups = model::input_groups(opened().config, layer);
+    for (size_t g = 0; g < groups.size(); ++g) {
+      const auto gram = quantize::mean_gram(statistics[g]);
+      const int64_t k = groups[g].width;
+      const quantize::ErrorFactor inputs({gram.data(), k, k}, 32, 0.01, "x");
+      const std::vector<float> alike(static_cast<size_t>(k), 1.0f);
+      for (const auto& linear : groups[g].linears) {
+        const int64_t n = linear.n;
+        const auto& cost = costs.at(linear.name);
+        const auto& own = sums.at(linear.name).outputs;
+        EXPECT_FLOAT_EQ(cost[1], static_cast<float>(own.gram[1] / static_cast<double>(own.count)));
+        EXPECT_EQ(cost[1], cost[static_cast<size_t>(n)]);
+        const quantize::ErrorFactor outputs({cost.data(), n, n}, 1, 0.01, "g");
+        const auto loaded = opened().folder.tensors.load(linear.name + ".weight");
+        for (const bool two_sided : {false, true}) {
+          const quantize::CalibratedInput input{
+              .mean_squares = alike, .feedback = &inputs, .outputs = two_sided ? &outputs : nullptr};
+          quantize::QuantizeOptions options;
+          options.steps = quantize::parse_steps("search → feedback");
+          options.input = &input;
+          const auto packed = quantize::quantize_with_feedback(loaded.view(), scheme, options).weight;
+          std::vector<float> values(static_cast<size_t>(n * k)), error(values.size()), product(values.size());
+          widen(loaded.view().bytes, loaded.view().dtype, values);
+          kernels::dequantize_rows(packed, 0, {error.data(), n, k});
+          for (size_t i = 0; i < error.size(); ++i) error[i] -= values[i];
+          kernels::gemm_nn({error.data(), n, k}, {gram.data(), k, k}, {values.data(), n, k});
+          kernels::gemm_nn({cost.data(), n, n}, {values.data(), n, k}, {product.data(), n, k});
+          double sum = 0;
+          for (size_t i = 0; i < error.size(); ++i) sum += double{error[i]} * double{product[i]};
+          (two_sided ? both : one) += sum;
+        }
+      }
+    }
+  }
+  EXPECT_LT(both, 0.5 * one) << both / one;
+}
+
 TEST_F(Gradients, RefuseWhatHasNoWayBackAndTooLittleMemory) {
-  const auto mixture = model::open_model(test::testdata() / "w4q-mixture-tiny");
-  expect_error(ErrorCode::unsupported, {"mixture of experts", "layer 0"},
-               [&] { GradientWalk(mixture, windows(1), {}); });
+  const auto hybrid = model::open_model(test::testdata() / "w4q-hybrid-tiny");
+  expect_error(ErrorCode::unsupported, {"a gated delta net", "layer 0"}, [&] { GradientWalk(hybrid, windows(1), {}); });
   expect_error(ErrorCode::bad_argument, {"--max-memory", "layer"},
                [&] { GradientWalk(opened(), windows(1), {.max_memory = 1'000'000}); });
 }

@@ -32,7 +32,10 @@ struct Sides {
     std::vector<float> squares;
     for (int64_t c = 0; c < layer.k; ++c) squares.push_back(layer.gram_view().row(c)[c]);
     CalibratedInput input{.mean_squares = squares, .feedback = &inputs, .gram = layer.gram_view()};
-    if (both) input.outputs = &costs;
+    if (both) {
+      input.outputs = &costs;
+      input.output_gram = outputs_view();
+    }
     options.input = &input;
     return layer.plain(scheme, options);
   }
@@ -92,6 +95,7 @@ TEST(TwoSided, IsOneSidedWhereOutputsAreApart) {
   }
 }
 
+/// Measured: .28 … .49 of one-sided feedback.
 TEST(TwoSided, LessensTheObjectiveOfEveryScheme) {
   const Sides sides(80, 168, 5);
   for (const Scheme& scheme : served()) {
@@ -100,7 +104,7 @@ TEST(TwoSided, LessensTheObjectiveOfEveryScheme) {
       const auto both = sides.round(scheme, true, options);
       EXPECT_NO_THROW(formats::scheme_row(scheme.family).validate(both.weight, "w"));
       const double share = sides.objective(both.weight) / sides.objective(sides.round(scheme, false, options).weight);
-      EXPECT_LT(share, 0.6) << to_string(scheme) << " " << tries;
+      EXPECT_LT(share, 0.55) << to_string(scheme) << " " << tries;
     }
   }
 }
@@ -116,6 +120,35 @@ TEST(TwoSided, LessensTheObjectiveOnAverage) {
       two += sides.objective(sides.round(scheme, true, trying(scheme)).weight);
     }
     EXPECT_LT(two, 0.4 * one) << name << " " << two / one;
+  }
+}
+
+QuantizeOptions sweeping(const Scheme& scheme) {
+  auto options = trying(scheme);
+  options.steps.add(parse_steps("feedback → sweeps"));
+  return options;
+}
+
+/// Sweeps go on lessening the objective of both sides; measured: to .886 … .992 of what feedback leaves.
+TEST(TwoSided, SweepsLessenTheObjectiveOfEveryScheme) {
+  const Sides sides(80, 168, 5);
+  for (const Scheme& scheme : served()) {
+    const auto swept = sides.round(scheme, true, sweeping(scheme));
+    EXPECT_NO_THROW(formats::scheme_row(scheme.family).validate(swept.weight, "w"));
+    const double share =
+        sides.objective(swept.weight) / sides.objective(sides.round(scheme, true, trying(scheme)).weight);
+    EXPECT_LT(share, 1.0) << to_string(scheme);
+  }
+}
+
+TEST(TwoSided, SweepsAreOneSidedWhereOutputsAreApart) {
+  Sides sides(70, 96, 5);
+  std::ranges::fill(sides.outputs, 0.0f);
+  for (size_t i = 0; i < 70; ++i) sides.outputs[i * 71] = 1;
+  for (const char* name : {"kbit3-b32-e4m4", "int4-g32-f16-asym", "rotated3-d32"}) {
+    const Scheme scheme = formats::parse_scheme(name);
+    const auto options = sweeping(scheme);
+    EXPECT_TRUE(bytes_equal(sides.round(scheme, true, options).weight, sides.round(scheme, false, options).weight));
   }
 }
 
@@ -162,6 +195,12 @@ TEST(TwoSided, BytesDoNotDependOnThreads) {
     set_threads(0);
     EXPECT_TRUE(bytes_equal(one.weight, three.weight)) << name;
     EXPECT_EQ(one.stats.blocks, three.stats.blocks);
+    set_threads(1);
+    const auto swept_by_one = sides.round(scheme, true, sweeping(scheme));
+    set_threads(3);
+    const auto swept_by_three = sides.round(scheme, true, sweeping(scheme));
+    set_threads(0);
+    EXPECT_TRUE(bytes_equal(swept_by_one.weight, swept_by_three.weight)) << name;
   }
 }
 
