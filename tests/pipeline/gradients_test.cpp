@@ -161,7 +161,7 @@ TEST_F(Gradients, AreCostsThatFeedbackLessens) {
       }
     }
   }
-  EXPECT_LT(both, 0.5 * one) << both / one;
+  EXPECT_LT(both, 0.2 * one);  // measured: .065, on the few tokens that the costs are of
 }
 
 TEST_F(Gradients, RefuseWhatHasNoWayBackAndTooLittleMemory) {
