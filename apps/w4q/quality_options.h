@@ -27,7 +27,7 @@ struct QualityArguments {
 /// The codebook name that asks for a learned table.
 inline constexpr std::string_view learned_table = "lloyd";
 
-/// Adds --quality, --scales, --awq, --feedback, --damping, --sweeps, --calibrate-norms, --calib, --stats and what belongs to
+/// Adds --quality, --scales, --awq, --feedback, --damping, --feedback2, --sweeps, --calibrate-norms, --calib, --stats and what belongs to
 /// them. `codebook` is the option that --quality decides too.
 void add_quality(CLI::App& command, QualityArguments& arguments, CLI::Option& codebook, CLI::Option& clip);
 

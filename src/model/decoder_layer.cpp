@@ -9,6 +9,7 @@
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/elementwise/gates.h"
 #include "kernels/linear/linear.h"
+#include "model/columns.h"
 #include "model/rope_table.h"
 #include "model/router.h"
 #include "model/scratch.h"
@@ -21,26 +22,6 @@ using kernels::LinearWeight;
 /// Rows that pass through the MLP together, so that a long prompt does not hold its wide activations all at once.
 constexpr int64_t mlp_rows = 1024;
 
-void scale(MatrixView<float> x, double factor) {
-  if (factor == 1) return;
-  const auto narrow = static_cast<float>(factor);
-  for (int64_t r = 0; r < x.rows; ++r) {
-    for (int64_t c = 0; c < x.cols; ++c) x.row(r)[c] *= narrow;
-  }
-}
-
-/// Columns [begin, begin + count).
-MatrixView<float> columns(MatrixView<float> x, int64_t begin, int64_t count) {
-  return {x.data + begin, x.rows, count, x.stride};
-}
-
-/// Columns begin, begin + step, … of `from`.
-void pick(MatrixView<const float> from, int64_t begin, int64_t step, MatrixView<float> to) {
-  for (int64_t r = 0; r < to.rows; ++r) {
-    for (int64_t c = 0; c < to.cols; ++c) to.row(r)[c] = from.row(r)[begin + c * step];
-  }
-}
-
 }  // namespace
 
 void embed(const ModelConfig& config, const LinearWeight& embeddings, std::span<const int32_t> ids,
@@ -51,13 +32,13 @@ void embed(const ModelConfig& config, const LinearWeight& embeddings, std::span<
       kernels::decode_rows(embeddings, id, id + 1, {out.row(r), 1, out.cols});
     }
   });
-  scale(out, config.embedding_scale);
+  scale_rows(out, config.embedding_scale);
 }
 
 void embed_layers(const ModelConfig& config, const LayerEmbeddings& weights, std::span<const int32_t> ids,
                   MatrixView<const float> hidden, MatrixView<float> out) {
   kernels::linear(weights.projection, hidden, out);
-  scale(out, 1 / std::sqrt(static_cast<double>(config.hidden_size)));
+  scale_rows(out, 1 / std::sqrt(static_cast<double>(config.hidden_size)));
   kernels::rms_norm_heads(out, weights.norm, static_cast<float>(config.rms_norm_eps));
   const auto own = static_cast<float>(std::sqrt(static_cast<double>(config.layer_embedding_size)));
   const auto both = static_cast<float>(std::sqrt(0.5));
@@ -204,14 +185,9 @@ void LayerDecoder::Impl::turn(const AttentionConfig& attention, MatrixView<float
   rotate(heads, attention.head_dim, angles->cosines, angles->sines);
 }
 
-/// Queries far behind the positions of training are scaled up.
 void LayerDecoder::Impl::warm(const AttentionConfig& attention, MatrixView<float> queries) const {
-  if (attention.temperature == 0) return;
-  for (int64_t r = 0; r < queries.rows; ++r) {
-    const auto passed = static_cast<double>((position + (apart ? 0 : r)) / attention.temperature_length);
-    const auto factor = static_cast<float>(1 + attention.temperature * std::log(1 + passed));
-    for (int64_t c = 0; c < queries.cols; ++c) queries.row(r)[c] *= factor;
-  }
+  if (!apart) return warm_queries(attention, position, queries);
+  for (int64_t r = 0; r < queries.rows; ++r) warm_queries(attention, position, {queries.row(r), 1, queries.cols});
 }
 
 MatrixView<float> LayerDecoder::Impl::attend(const BlockRun& run, MatrixView<const float> input) {
@@ -423,7 +399,7 @@ MatrixView<float> LayerDecoder::Impl::mix(const BlockRun& run, MatrixView<const 
   if (const auto weight = run.vector(VectorRole::router_scale); !weight.empty()) {
     // A norm without a weight, then a scale a channel over the root of the width.
     kernels::rms_norm(x, weight, eps, scratch);
-    scale(scratch, 1 / std::sqrt(static_cast<double>(x.cols)));
+    scale_rows(scratch, 1 / std::sqrt(static_cast<double>(x.cols)));
     routed_input = scratch;
   }
   multiply(run, block.groups.front(), routed_input, routed);
@@ -476,9 +452,9 @@ void LayerDecoder::Impl::run_block(const BlockRun& run, MatrixView<float> x) {
     output = last[0].matrix(x.rows, x.cols);
   }
   if (const auto norm = run.norm(NormRole::output); !norm.empty()) kernels::rms_norm(output, norm, eps, output);
-  scale(output, block.output_scale);
+  scale_rows(output, block.output_scale);
   kernels::add_rows(x, output);
-  if (const auto factor = run.vector(VectorRole::layer_scale); !factor.empty()) scale(x, double{factor.front()});
+  if (const auto factor = run.vector(VectorRole::layer_scale); !factor.empty()) scale_rows(x, double{factor.front()});
 }
 
 LayerDecoder::LayerDecoder(const ModelConfig& config, DType rope_frequencies)

@@ -122,6 +122,14 @@ kernels::LinearWeight load_embeddings(const OpenedModel& model) {
   return Loader(model).linear(embedding_plan(model.config));
 }
 
+std::vector<float> load_final_norm(const OpenedModel& model) {
+  return Loader(model).norm(final_norm_plan(model.config));
+}
+
+kernels::LinearWeight load_head(const OpenedModel& model) {
+  return has_tied_head(model) ? load_embeddings(model) : Loader(model).linear(head_plan(model.config));
+}
+
 namespace {
 
 std::optional<LayerEmbeddings> layer_embeddings_of(const Loader& loader, const ModelConfig& config) {

@@ -42,6 +42,9 @@ struct LayerEmbeddings {
 /// Parts of a model by themselves, for work that never holds all of it. Errors as Model::open.
 LayerWeights load_layer(const OpenedModel& model, int64_t index);
 kernels::LinearWeight load_embeddings(const OpenedModel& model);
+/// What Model::final_norm and Model::head hold.
+std::vector<float> load_final_norm(const OpenedModel& model);
+kernels::LinearWeight load_head(const OpenedModel& model);
 /// Nothing where layers have none of their own.
 std::optional<LayerEmbeddings> load_layer_embeddings(const OpenedModel& model);
 

@@ -73,4 +73,43 @@ Routing route(const MixtureConfig& mixture, MatrixView<const float> logits, std:
   return result;
 }
 
+void route_gradient(const MixtureConfig& mixture, MatrixView<const float> logits, const Routing& routing,
+                    std::span<const float> expert_scale, std::span<const float> by_shares,
+                    MatrixView<float> by_logits) {
+  const auto experts = static_cast<size_t>(mixture.experts), chosen = static_cast<size_t>(mixture.chosen);
+  ensure(logits.cols == mixture.experts && by_logits.cols == logits.cols && by_logits.rows == logits.rows &&
+             routing.experts.size() == static_cast<size_t>(logits.rows) * chosen &&
+             by_shares.size() == routing.experts.size(),
+         "route_gradient: shapes differ");
+  std::vector<float> scores(experts);
+  std::vector<double> by_scores(experts);
+  for (int64_t r = 0; r < logits.rows; ++r) {
+    score(mixture.scoring, {logits.row(r), experts}, scores);
+    const size_t first = static_cast<size_t>(r) * chosen;
+    const auto expert = [&](size_t i) { return static_cast<size_t>(routing.experts[first + i]); };
+    // By scores · scale, which are divided by the sum of the scores where shares add up to one.
+    const auto by_scaled = [&](size_t i) {
+      return double{by_shares[first + i]} * mixture.scale *
+             (expert_scale.empty() ? 1.0 : double{expert_scale[expert(i)]});
+    };
+    double sum = 0, product = 0;
+    for (size_t i = 0; i < chosen; ++i) {
+      sum += double{scores[expert(i)]};
+      product += by_scaled(i) * double{scores[expert(i)]};
+    }
+    const bool divides = mixture.renormalizes && sum > 0;
+    std::ranges::fill(by_scores, 0.0);
+    for (size_t i = 0; i < chosen; ++i) {
+      by_scores[expert(i)] = divides ? (by_scaled(i) - product / sum) / sum : by_scaled(i);
+    }
+    const bool softmax = mixture.scoring == Scoring::softmax;
+    double mean = 0;
+    for (size_t e = 0; softmax && e < experts; ++e) mean += by_scores[e] * double{scores[e]};
+    for (size_t e = 0; e < experts; ++e) {
+      const double s = scores[e];
+      by_logits.row(r)[e] = static_cast<float>(softmax ? s * (by_scores[e] - mean) : s * (1 - s) * by_scores[e]);
+    }
+  }
+}
+
 }  // namespace w4q::model

@@ -21,4 +21,9 @@ struct Routing {
 Routing route(const MixtureConfig& mixture, MatrixView<const float> logits, std::span<const float> correction,
               std::span<const float> expert_scale);
 
+/// The way back: from the gradient of a loss by the shares of `routing`, which route() made of `logits`, to that by the
+/// logits. The choice itself has none.
+void route_gradient(const MixtureConfig& mixture, MatrixView<const float> logits, const Routing& routing,
+                    std::span<const float> expert_scale, std::span<const float> by_shares, MatrixView<float> by_logits);
+
 }  // namespace w4q::model

@@ -48,13 +48,13 @@ double output_power(MatrixView<const float> weight, MatrixView<const float> gram
 class LayerJob {
  public:
   LayerJob(const model::OpenedModel& model, int64_t layer, const LayerStatistics& statistics,
-           const CalibratedPacking& packing, const std::shared_ptr<quantize::CudaWork>& gpu, PairedInputs* paired)
+           const CalibratedPacking& packing, const LayerSources& sources)
       : checkpoint_(model.folder.tensors),
         config_(model.config),
         layer_(layer),
         statistics_(statistics),
         packing_(packing),
-        paired_(paired),
+        sources_(sources),
         scheme_of_(packing.scheme_of),
         options_(packing.options),
         groups_(model::input_groups(config_, layer)),
@@ -62,7 +62,7 @@ class LayerJob {
         scales_(groups_.size()),
         reports_(groups_.size()) {
     for (const auto& group : groups_) rotations_.emplace_back(run_time_rotation(options_, group), group.width);
-    if (gpu != nullptr) gpu_.emplace(gpu);
+    if (sources.gpu != nullptr) gpu_.emplace(sources.gpu);
   }
 
   CalibratedLayer run() {
@@ -77,7 +77,7 @@ class LayerJob {
     for (size_t group = 0; group < groups_.size(); ++group) {
       pair_.reset();
       if (packed_linears(group).empty()) continue;
-      if (paired_ != nullptr) pair_ = paired_->of(group);
+      if (sources_.paired != nullptr) pair_ = sources_.paired->of(group);
       if (!known) search(group);
       pack(group);
     }
@@ -294,9 +294,24 @@ class LayerJob {
       if (rows != nullptr) model::divide_rows(clipped.matrix(), *rows);
     }
     if (rows != nullptr) model::divide_rows(weight.matrix(), *rows);
+    take_costs(work, rows);
     passes.add_first(work, scheme, clipped.values.empty() ? weight : clipped);
     work.packed.seconds = watch.seconds();
     return work;
+  }
+
+  /// Outputs that were divided by scales cost their squares more.
+  void take_costs(PassWork& work, const std::vector<float>* rows) const {
+    const auto found = sources_.costs.find(work.name);
+    if (found == sources_.costs.end()) return;
+    work.output_costs = found->second;
+    const int64_t n = work.rest.shape[0];
+    const MatrixView<float> matrix(work.output_costs.data(), n, n);
+    if (rows != nullptr) {
+      model::multiply_rows(matrix, *rows);
+      model::multiply_columns(matrix, *rows);
+    }
+    work.outputs.emplace(matrix, 1, options_.steps.find(StepKind::feedback)->damping, work.name);
   }
 
   /// Keeps what was packed; returns the error of its outputs.
@@ -318,7 +333,7 @@ class LayerJob {
     if (const auto* rows = row_scales(name)) packed.rows = *rows;
     Values weight = effective_weight(packed.linear, group, row_scales(name));
     packed.error = effective_error(weight);
-    if (paired_ != nullptr) paired_->take(name, std::move(weight));
+    if (sources_.paired != nullptr) sources_.paired->take(name, std::move(weight));
     packed.output = outputs_[name];
     packed.output.packed = output_error;
     result_.linears.emplace(name, std::move(packed));
@@ -370,7 +385,7 @@ class LayerJob {
   const int64_t layer_;
   const LayerStatistics& statistics_;
   const CalibratedPacking& packing_;
-  PairedInputs* const paired_;
+  const LayerSources& sources_;
   const SchemeOf& scheme_of_;
   const quantize::QuantizeOptions& options_;
   const std::vector<model::InputGroup> groups_;
@@ -386,26 +401,6 @@ class LayerJob {
 };
 
 }  // namespace
-
-int64_t calibrated_memory(const model::OpenedModel& model, const SchemeOf& scheme_of, const quantize::Steps& steps) {
-  // The matrix in fp64 while it is factored, and the factor.
-  const int64_t factor = steps.has(StepKind::feedback) ? sizeof(double) + sizeof(float) : 0;
-  int64_t largest = 0, most_packed = 0;
-  for (int64_t layer = 0; layer < model.config.layers; ++layer) {
-    int64_t packed = 0;
-    for (const auto& group : model::input_groups(model.config, layer)) {
-      int64_t weights = 0;
-      for (const auto& linear : group.linears) weights += scheme_of(linear.name) ? linear.n * linear.k : 0;
-      largest = std::max(largest, static_cast<int64_t>(sizeof(float)) * (2 * weights + group.width * group.width) +
-                                      factor * group.width * group.width);
-      packed += weights;
-    }
-    most_packed = std::max(most_packed, packed);
-  }
-  // A byte for every packed weight is more than any scheme but the widest needs; targets want them in fp32 too.
-  const int64_t copies = 1 + (steps.has(StepKind::asymmetric) ? int64_t{sizeof(float)} : 0);
-  return largest + copies * most_packed;
-}
 
 ScaleTargets wanted_targets(const model::ModelConfig& config, int64_t layer, const SchemeOf& scheme_of,
                             const quantize::Steps& steps) {
@@ -434,9 +429,8 @@ bool needs_statistics(const model::ModelConfig& config, int64_t layer, const Cal
 }
 
 CalibratedLayer quantize_layer(const model::OpenedModel& model, int64_t layer, const LayerStatistics& statistics,
-                               const CalibratedPacking& packing, const std::shared_ptr<quantize::CudaWork>& gpu,
-                               PairedInputs* paired) {
-  return LayerJob(model, layer, statistics, packing, gpu, paired).run();
+                               const CalibratedPacking& packing, const LayerSources& sources) {
+  return LayerJob(model, layer, statistics, packing, sources).run();
 }
 
 }  // namespace w4q::pipeline

@@ -14,6 +14,7 @@
 #include "core/buffer.h"
 #include "model/opened.h"
 #include "model/weight_error.h"
+#include "pipeline/gradients.h"
 #include "pipeline/linear_groups.h"
 #include "pipeline/scale_folding.h"
 #include "quantize/asymmetric.h"
@@ -93,10 +94,6 @@ struct CalibratedLayer {
   ExpertCounts experts;
 };
 
-/// Bytes that one layer takes beside its statistics: the largest group in fp32 twice over, its Gram matrix and factor,
-/// and what is packed.
-int64_t calibrated_memory(const model::OpenedModel& model, const SchemeOf& scheme_of, const quantize::Steps& steps);
-
 /// Where the scales of a layer's groups go.
 ScaleTargets wanted_targets(const model::ModelConfig& config, int64_t layer, const SchemeOf& scheme_of,
                             const quantize::Steps& steps);
@@ -107,12 +104,17 @@ bool packs_on_gpu(const model::ModelConfig& config, int64_t layer, const Calibra
 /// Whether the inputs of a layer's groups must be known before the first of them is packed; otherwise paired ones do.
 bool needs_statistics(const model::ModelConfig& config, int64_t layer, const CalibratedPacking& packing);
 
-/// `statistics` may be empty where `paired` inputs stand in for them. Where packs_on_gpu(), `gpu` may say that the GPU does the work; otherwise it is null. Searches choose what they
-/// choose on the CPU but for ties within rounding. Targets are for `paired` inputs where there are some. Throws bad_argument when errors are to be fed back and the
-/// statistics have no Gram matrices, bad_file naming tensor, row and column of a weight that is not finite.
+/// What a layer is packed with beside its statistics.
+struct LayerSources {
+  std::shared_ptr<quantize::CudaWork> gpu = nullptr;  ///< does the work, where packs_on_gpu(); null: the CPU
+  PairedInputs* paired = nullptr;                     ///< which targets are for; null: weights are their own targets
+  LayerCosts costs = {};                              ///< of errors of outputs, for feedback along both sides
+};
+
+/// `statistics` may be empty where paired inputs stand in for them. Searches choose on a GPU what they choose on the CPU
+/// but for ties within rounding. Throws bad_argument when errors are to be fed back and the statistics have no Gram
+/// matrices, bad_file naming tensor, row and column of a weight that is not finite.
 CalibratedLayer quantize_layer(const model::OpenedModel& model, int64_t layer, const LayerStatistics& statistics,
-                               const CalibratedPacking& packing,
-                               const std::shared_ptr<quantize::CudaWork>& gpu = nullptr,
-                               PairedInputs* paired = nullptr);
+                               const CalibratedPacking& packing, const LayerSources& sources = {});
 
 }  // namespace w4q::pipeline

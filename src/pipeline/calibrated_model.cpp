@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "core/error.h"
@@ -9,6 +10,7 @@
 #include "core/stopwatch.h"
 #include "core/text.h"
 #include "kernels/linear/gemm.h"
+#include "pipeline/calibrated_cost.h"
 #include "pipeline/calibration_cuda.h"
 #include "quantize/awq.h"
 
@@ -34,46 +36,6 @@ std::string_view to_string(ScaleTarget::Kind kind) noexcept {
 /// The error of outputs as a distance below the outputs, in dB.
 double decibels(const GroupReport& group, double error) { return 10 * std::log10(group.output / error); }
 
-bool pairs(const quantize::Steps& steps) { return steps.has(StepKind::asymmetric); }
-
-/// How much longer a multiplication of the factorization takes than one of a product: an estimate.
-constexpr double factor_slowness = 20;
-
-/// Of the tokens that a group sees: experts see those that are sent to them.
-double share_of(const model::ModelConfig& config, const model::InputGroup& group) {
-  return group.expert ? static_cast<double>(config.mixture.chosen) / static_cast<double>(config.mixture.experts) : 1.0;
-}
-
-/// Multiplications that the layers of a model ask for.
-double multiplications(const CalibratedRequest& request, const model::OpenedModel& model, const SchemeOf& scheme_of,
-                       const quantize::Steps& steps) {
-  const double tokens = request.text.empty() ? 0 : static_cast<double>(request.text.samples * request.text.length);
-  // Beside the points of the search and the clips: the outputs themselves, plain and packed. Feedback takes half of one
-  // product for the targets, and about as much inside the blocks; each of three sweeps takes one, and two of them as
-  // much again inside the blocks. Targets take two products, and two to solve for them.
-  const bool feedback = steps.has(StepKind::feedback);
-  const double products = 3 + (steps.has(StepKind::awq) ? 2 * quantize::awq_alphas : 0) + (feedback ? 1 : 0) +
-                          (steps.has(StepKind::sweeps) ? 4 : 0) + (pairs(steps) ? 4 : 0) +
-                          (steps.has(StepKind::fit_norms) ? 1 : 0);
-  double sum = 0;
-  for (int64_t layer = 0; layer < model.config.layers; ++layer) {
-    for (const auto& group : model::input_groups(model.config, layer)) {
-      const auto k = static_cast<double>(group.width);
-      const double rows = tokens * share_of(model.config, group);
-      // The Gram matrix; of pairs that and the products of two inputs, decoded in two models to each block's end and, in
-      // one of them, over its first half once more.
-      sum += rows * k * k / 2 * (pairs(steps) ? 3 : 1);
-      // Its factor, at the speed of a plain fp64 loop rather than of a product.
-      if (feedback) sum += k * k * k / 6 * factor_slowness;
-      for (const auto& linear : group.linears) {
-        const auto n = static_cast<double>(linear.n);
-        sum += rows * n * k * (pairs(steps) ? 2.5 : 1) + (scheme_of(linear.name) ? products * n * k * k : 0);
-      }
-    }
-  }
-  return sum;
-}
-
 }  // namespace
 
 void check_calibration(const CalibratedRequest& request, const quantize::Steps& steps) {
@@ -93,10 +55,10 @@ CalibratedRun::CalibratedRun(const CalibratedRequest& request, const model::Open
                              CalibratedPacking packing, const std::filesystem::path& output)
     : model_(model), packing_(std::move(packing)) {
   const quantize::Steps& steps = packing_.options.steps;
-  const bool walk = pairs(steps);
   check_calibration(request, steps);
-  if (request.gpu != nullptr && walk) notes_.emplace_back("targets for quantized inputs are the CPU's work");
-  if (request.gpu != nullptr && !walk) {
+  if (request.gpu != nullptr && steps.has(StepKind::asymmetric))
+    notes_.emplace_back("targets for quantized inputs are the CPU's work");
+  if (request.gpu != nullptr && !steps.has(StepKind::asymmetric)) {
     gpu_ = make_cuda_work(*request.gpu);
     if (gpu_ == nullptr) notes_.emplace_back("cuBLAS cannot be loaded: calibration ran on the CPU");
   }
@@ -107,11 +69,15 @@ CalibratedRun::CalibratedRun(const CalibratedRequest& request, const model::Open
     if (!file_->origin().gram) {
       notes_.emplace_back("the statistics have no Gram matrices: searches take input channels as uncorrelated");
     }
-    if (!walk) return;
   }
+  if (!file_ || steps.any(&quantize::StepRow::needs_text)) read_text(request, output);
+}
+
+void CalibratedRun::read_text(const CalibratedRequest& request, const std::filesystem::path& output) {
+  const quantize::Steps& steps = packing_.options.steps;
   products_ = gpu_ == nullptr ? std::string(kernels::gemm_library())
                               : concat("cuBLAS, ", printable(request.gpu->properties().name));
-  auto windows = read_windows(model, request.text, gpu_of(gpu_));
+  auto windows = read_windows(model_, request.text, gpu_of(gpu_));
   if (request.text.self) notes_.push_back("calibrated with " + describe_self(request.text));
   if (windows.samples < request.text.samples) {
     notes_.push_back(
@@ -119,14 +85,31 @@ CalibratedRun::CalibratedRun(const CalibratedRequest& request, const model::Open
   }
   CalibrationOptions options;
   options.max_memory = request.max_memory;
-  options.reserved_memory = calibrated_memory(model, packing_.scheme_of, steps);
-  options.pairs = walk;
+  options.reserved_memory = calibrated_memory(model_, packing_.scheme_of, steps);
+  options.pairs = steps.has(StepKind::asymmetric);
   options.spill_at = output;
   options.gpu = gpu_;
-  calibration_.emplace(model, std::move(windows), options);
+  if (steps.has(StepKind::feedback_outputs)) walk_back(windows, options);
+  if (file_ && !options.pairs) return;
+  calibration_.emplace(model_, std::move(windows), options);
   if (calibration_->spilled() > 0) {
     notes_.push_back(concat(calibration_->spilled(), " windows of activations lay on disk between layers"));
   }
+}
+
+/// Costs get half of what is left beside the walk and the packing; hidden states the rest.
+void CalibratedRun::walk_back(const CalibrationWindows& windows, CalibrationOptions& options) {
+  GradientOptions back{.max_memory = options.max_memory, .spill_at = options.spill_at};
+  int64_t kept = std::numeric_limits<int64_t>::max();
+  if (options.max_memory > 0) {
+    const int64_t forth = calibration_memory(model_, windows.length, true) + options.reserved_memory +
+                          (options.pairs ? pairs_memory(model_, windows.length) : 0);
+    const int64_t fixed = std::max(gradient_memory(model_, windows.length, false), forth);
+    kept = std::min(std::max<int64_t>(0, options.max_memory - fixed) / 2, output_costs_bytes(model_.config));
+    back.reserved_memory = kept;
+    options.reserved_memory += kept;
+  }
+  costs_.emplace(model_, windows, back, kept);
 }
 
 CalibratedRun::~CalibratedRun() = default;
@@ -164,15 +147,17 @@ class LayerPairs : public PairedInputs {
 CalibratedLayer CalibratedRun::next() {
   ensure(layer_ < model_.config.layers, "CalibratedRun: there is no further layer");
   const bool on_gpu = gpu_ != nullptr && packs_on_gpu(model_.config, layer_, packing_);
-  const bool walk = pairs(packing_.options.steps);
+  const bool walk = packing_.options.steps.has(StepKind::asymmetric);
   const bool decodes = calibration_ && !file_ && (!walk || needs_statistics(model_.config, layer_, packing_));
   if (walk && !decodes) calibration_->next_without_statistics();
   const auto statistics = decodes ? calibration_->next(on_gpu) : file_ ? file_->load(layer_) : LayerStatistics{};
-  std::optional<LayerPairs> pairs;
-  if (walk) pairs.emplace(model_, layer_, *calibration_);
-  CalibratedLayer layer =
-      quantize_layer(model_, layer_, statistics, packing_, on_gpu ? gpu_ : nullptr, pairs ? &*pairs : nullptr);
-  if (pairs) pairs->finish();
+  std::optional<LayerPairs> paired;
+  if (walk) paired.emplace(model_, layer_, *calibration_);
+  CalibratedLayer layer = quantize_layer(model_, layer_, statistics, packing_,
+                                         {.gpu = on_gpu ? gpu_ : nullptr,
+                                          .paired = paired ? &*paired : nullptr,
+                                          .costs = costs_ ? costs_->layer(layer_) : LayerCosts{}});
+  if (paired) paired->finish();
   ++layer_;
   notes_.insert(notes_.end(), layer.notes.begin(), layer.notes.end());
   experts_.add(layer.experts);
@@ -182,35 +167,6 @@ CalibratedLayer CalibratedRun::next() {
                             experts_.scarce, " fewer than they have input channels; give more text"));
   }
   return layer;
-}
-
-double measured_product_rate() {
-  constexpr int64_t rows = 64, cols = 512, tasks = 32;
-  const std::vector<float> a(rows * cols, 0.5f), b(cols * cols, 0.25f);
-  double best = 1e9;
-  for (int repeat = 0; repeat < 3; ++repeat) {
-    const Stopwatch watch;
-    parallel_for(tasks, 1, [&](int64_t, int64_t) {
-      std::vector<float> c(rows * cols);
-      kernels::gemm_nn({a.data(), rows, cols}, {b.data(), cols, cols}, {c.data(), rows, cols});
-    });
-    best = std::min(best, watch.seconds());
-  }
-  return static_cast<double>(tasks * rows * cols * cols) / best;
-}
-
-CalibratedCost calibrated_cost(const CalibratedRequest& request, const model::OpenedModel& model,
-                               const SchemeOf& scheme_of, const quantize::Steps& steps, double rate) {
-  CalibratedCost cost;
-  cost.memory = calibration_memory(model, request.text.length, true) + calibrated_memory(model, scheme_of, steps);
-  if (!request.text.empty()) {
-    if (pairs(steps)) cost.memory += pairs_memory(model, request.text.length);
-    cost.memory += (pairs(steps) ? 2 : 1) * request.text.samples * request.text.length * model.config.hidden_size *
-                   static_cast<int64_t>(sizeof(float));
-    if (request.max_memory > 0) cost.memory = std::min(cost.memory, request.max_memory);
-  }
-  cost.seconds = multiplications(request, model, scheme_of, steps) / rate;
-  return cost;
 }
 
 std::vector<std::string> linears_with_input_scale(const model::ModelConfig& config, const SchemeOf& scheme_of,

@@ -14,6 +14,7 @@
 #include "model/opened.h"
 #include "pipeline/calibrate.h"
 #include "pipeline/calibrated_layer.h"
+#include "pipeline/gradients.h"
 #include "pipeline/statistics_file.h"
 
 namespace w4q::pipeline {
@@ -43,30 +44,23 @@ class CalibratedRun {
   const std::string& products() const noexcept { return products_; }
 
  private:
+  void read_text(const CalibratedRequest& request, const std::filesystem::path& output);
+  void walk_back(const CalibrationWindows& windows, CalibrationOptions& options);
+
   const model::OpenedModel& model_;
   const CalibratedPacking packing_;
   std::shared_ptr<quantize::CudaWork> gpu_;  // null on the CPU
   std::optional<StatisticsFile> file_;       // whose statistics are taken where it is there
   std::optional<Calibration> calibration_;   // where text is decoded
+  std::optional<OutputCosts> costs_;         // where errors are fed back along both sides
   std::vector<std::string> notes_;
   std::string products_;
   int64_t layer_ = 0;
   ExpertCounts experts_;
 };
 
-/// Multiplications a second of matrix products on all threads, measured now.
-double measured_product_rate();
-
 /// Throws bad_argument when there is not what steps ask for: text, or statistics instead of it where they serve.
 void check_calibration(const CalibratedRequest& request, const quantize::Steps& steps);
-
-/// What a run will take, from the sizes of the model and the speed of matrix products.
-struct CalibratedCost {
-  int64_t memory = 0;  ///< bytes
-  double seconds = 0;
-};
-CalibratedCost calibrated_cost(const CalibratedRequest& request, const model::OpenedModel& model,
-                               const SchemeOf& scheme_of, const quantize::Steps& steps, double rate);
 
 /// Linears whose scales will be stored rather than folded.
 std::vector<std::string> linears_with_input_scale(const model::ModelConfig& config, const SchemeOf& scheme_of,

@@ -90,6 +90,10 @@ void CalibratedPasses::add(PassWork& work, const formats::Scheme& scheme, const 
   const auto mean_squares = diagonal(gram_);
   quantize::CalibratedInput input{.mean_squares = mean_squares, .gram = gram_};
   if (options_.steps.has(StepKind::feedback)) input.feedback = &factor(quantize::feedback_block(scheme, k));
+  if (work.outputs) {
+    input.outputs = &*work.outputs;
+    input.output_gram = {work.output_costs.data(), n, n};
+  }
   options.input = &input;
   const TensorView view{weight.name, DType::f32, weight.shape, bytes_of(weight.values)};
   auto quantized = quantize::rounding_quantizer(scheme).run(view, scheme, options);

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "formats/rotation.h"
 #include "pipeline/calibrated_layer.h"
@@ -17,6 +19,8 @@ struct PassWork {
   std::string name;
   Values rest;  ///< the weight, its scales applied, less the passes so far, in the basis of the latest
   CalibratedLinear packed;
+  std::vector<float> output_costs = {};               ///< of errors of its outputs, [n, n]; empty: not known
+  std::optional<quantize::ErrorFactor> outputs = {};  ///< of that
 };
 
 class CalibratedPasses {

@@ -1,39 +1,23 @@
 #include "pipeline/divergence.h"
 
 #include <algorithm>
-#include <memory>
 
 #include "core/interrupt.h"
 #include "core/parallel.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/sampling/logits.h"
 #include "model/decoder.h"
-#include "model/layer_plan.h"
 #include "model/model.h"
-#include "pipeline/scale_folding.h"
 
 namespace w4q::pipeline {
 namespace {
 
-using kernels::LinearWeight;
-
 constexpr int64_t logit_values = int64_t{1} << 22;
-
-LinearWeight load_head(const model::OpenedModel& model) {
-  const auto& config = model.config;
-  if (config.tied_embeddings) return model::load_embeddings(model);
-  const auto loaded =
-      std::make_shared<const io::LoadedTensor>(model.folder.tensors.load(config.names.head + ".weight"));
-  return {config.names.head, config.vocab_size, config.hidden_size, LinearWeight::Dense{loaded->view(), loaded}, {}};
-}
 
 }  // namespace
 
-DivergenceMeter::DivergenceMeter(const model::OpenedModel& model) : model_(model), head_(load_head(model)) {
-  const auto planned = model::final_norm_plan(model.config);
-  norm_ = load_values(model.folder.tensors, planned.name + ".weight").values;
-  for (float& value : norm_) value += planned.offset;
-}
+DivergenceMeter::DivergenceMeter(const model::OpenedModel& model)
+    : model_(model), head_(model::load_head(model)), norm_(model::load_final_norm(model)) {}
 
 std::vector<double> DivergenceMeter::measure(const std::vector<float>& expected,
                                              std::span<const std::vector<float>* const> found) const {

@@ -12,13 +12,12 @@
 namespace w4q::pipeline {
 namespace {
 
-constexpr int64_t most_windows = 8;
-constexpr int64_t most_tokens = 256;
 constexpr int64_t most_stream_bytes = int64_t{1} << 30;
 
 }  // namespace
 
 CalibrationWindows mix_windows(const CalibrationWindows& windows) {
+  constexpr int64_t most_windows = 8, most_tokens = 256;
   return thinned(windows, most_windows, most_tokens);
 }
 

@@ -6,6 +6,7 @@
 #include "core/text.h"
 #include "model/model.h"
 #include "model/self_text.h"
+#include "pipeline/calibrated_cost.h"
 
 namespace w4q::pipeline {
 namespace {

@@ -28,28 +28,31 @@ using formats::Scheme;
 using formats::SchemeFamily;
 
 /// kbit: a panel of rows at a time.
-class KbitFeedback {
+class KbitFeedback final : public BlockFeedback {
  public:
   KbitFeedback(const ErrorFactor& factor, const KbitLevels& levels, Scales rule, PackedWeight& packed)
       : factor_(factor), levels_(levels), rule_(rule), packed_(packed) {}
 
-  void run(FeedbackRows& rows) const {
-    const auto starts = factor_.block_starts();
-    for (size_t b = 0; b + 1 < starts.size(); ++b) {
-      const MatrixView<const float> targets = rows.targets(starts[b], starts[b + 1]);
-      for (int64_t r = 0; r < rows.rows(); r += panel_rows) panel(rows, targets, r, starts[b]);
+  void round(FeedbackRows& rows, RowRange part, size_t block) const override {
+    const int64_t begin = factor_.block_starts()[block];
+    const MatrixView<const float> targets = rows.targets(part, begin, factor_.block_starts()[block + 1]);
+    for (int64_t r = 0; r < part.count; r += panel_rows) {
+      panel(rows, part.first + r,
+            {targets.row(r), std::min<int64_t>(panel_rows, part.count - r), targets.cols, targets.stride}, begin);
     }
   }
 
  private:
-  void panel(FeedbackRows& rows, MatrixView<const float> targets, int64_t first, int64_t position) const {
-    const int64_t count = std::min<int64_t>(panel_rows, rows.rows() - first);
+  void panel(FeedbackRows& rows, int64_t first, MatrixView<const float> targets, int64_t position) const {
+    const int64_t count = targets.rows;
     alignas(64) std::array<float, kbit_block * panel_rows> target{}, weights{};
-    for (int64_t r = 0; r < count; ++r) {
+    // A row alone stands in all lanes.
+    for (int64_t r = 0; r < (count == 1 ? panel_rows : count); ++r) {
+      const int64_t row = count == 1 ? 0 : r;
       for (int64_t c = 0; c < targets.cols; ++c) {
         const auto at = static_cast<size_t>(c * panel_rows + r);
-        target[at] = targets.row(first + r)[c];
-        weights[at] = rows.weights(first + r)[position + c];
+        target[at] = targets.row(row)[c];
+        weights[at] = rows.weights(first + row)[position + c];
       }
     }
     const auto coupling = factor_.coupling();
@@ -58,7 +61,8 @@ class KbitFeedback {
                            .importance = factor_.pivots().data() + position,
                            .coupling = coupling.row(position) + position,
                            .coupling_stride = coupling.stride,
-                           .columns = static_cast<int>(targets.cols)};
+                           .columns = static_cast<int>(targets.cols),
+                           .row_alone = count == 1};
     const PanelScales scales = choose_scales(block, levels_, packed_.scheme.scale, rule_);
     PanelCodes codes;
     panel_codes(block, levels_, scales, codes);
@@ -69,12 +73,12 @@ class KbitFeedback {
         errors[c] = weights[at] - codes.rounded[at];
       }
     }
-    store(rows.first() + first, count, position, scales, codes, block.columns);
+    store(rows, {first, count}, position, scales, codes, block.columns);
   }
 
   /// Codes stand by positions; they go where their columns are.
-  void store(int64_t row, int64_t count, int64_t position, const PanelScales& scales, const PanelCodes& codes,
-             int columns) const {
+  void store(const FeedbackRows& rows, RowRange part, int64_t position, const PanelScales& scales,
+             const PanelCodes& codes, int columns) const {
     const int64_t block = factor_.order()[static_cast<size_t>(position)] / kbit_block;
     PanelCodes placed{std::vector<uint8_t>(static_cast<size_t>(columns * panel_rows)), {}};
     for (int c = 0; c < columns; ++c) {
@@ -82,7 +86,8 @@ class KbitFeedback {
       std::copy_n(codes.codes.begin() + c * panel_rows, panel_rows,
                   placed.codes.begin() + static_cast<std::ptrdiff_t>(column) * panel_rows);
     }
-    store_panel(packed_, row, count, block, scales, placed);
+    // Rows stand one behind the other, but where each goes by itself.
+    store_panel(packed_, rows.index(part.first), part.count, block, scales, placed);
   }
 
   const ErrorFactor& factor_;
@@ -92,39 +97,34 @@ class KbitFeedback {
 };
 
 /// Integers: row by row, a group's columns in units whose coupling stays in the cache.
-class IntegerFeedback {
+class IntegerFeedback final : public BlockFeedback {
  public:
   IntegerFeedback(const ErrorFactor& factor, Clip clip, PackedWeight& packed)
       : factor_(factor), clip_(clip), packed_(packed), groups_(formats::integer_groups(packed.scheme, packed.k)) {}
 
-  QuantizeStats run(FeedbackRows& rows) const {
-    const int64_t k = packed_.k;
-    std::vector<uint8_t> codes(static_cast<size_t>(rows.rows() * k));
-    std::vector<formats::IntegerScale> scales(static_cast<size_t>(rows.rows()));
-    QuantizeStats stats;
-    const auto starts = factor_.block_starts();
-    for (size_t b = 0; b + 1 < starts.size(); ++b) {
-      const MatrixView<float> targets = rows.targets(starts[b], starts[b + 1]);
-      const int64_t group = factor_.order()[static_cast<size_t>(starts[b])] / factor_.block();
-      std::optional<GroupTrial> trial;
-      if (clip_ == Clip::mse && targets.cols <= widest_trial) trial.emplace(factor_, starts[b], targets.cols);
-      for (int64_t r = 0; r < rows.rows(); ++r) {
-        scales[static_cast<size_t>(r)] =
-            choose(targets, r, rows.weights(r) + starts[b], trial ? &*trial : nullptr, stats);
-        store(static_cast<size_t>((rows.first() + r) * groups_ + group), scales[static_cast<size_t>(r)]);
-      }
-      for (int64_t begin = starts[b]; begin < starts[b + 1]; begin += unit) {
-        const int64_t end = std::min(begin + unit, starts[b + 1]);
-        const MatrixView<float> part(targets.data + (begin - starts[b]), targets.rows, end - begin, targets.stride);
-        rows.move(part, starts[b], begin, begin);
-        round_unit(rows, part, begin, scales, codes);
-      }
+  void round(FeedbackRows& rows, RowRange part, size_t block) const override {
+    const int64_t first = factor_.block_starts()[block], last = factor_.block_starts()[block + 1];
+    const MatrixView<float> targets = rows.targets(part, first, last);
+    const int64_t group = factor_.order()[static_cast<size_t>(first)] / factor_.block();
+    std::vector<formats::IntegerScale> scales(static_cast<size_t>(part.count));
+    std::optional<GroupTrial> trial;
+    if (clip_ == Clip::mse && targets.cols <= widest_trial) trial.emplace(factor_, first, targets.cols);
+    for (int64_t r = 0; r < part.count; ++r) {
+      const int64_t row = part.first + r;
+      scales[static_cast<size_t>(r)] =
+          choose(targets, r, rows.weights(row) + first, trial ? &*trial : nullptr, rows.stats(row));
+      store(static_cast<size_t>(rows.index(row) * groups_ + group), scales[static_cast<size_t>(r)]);
     }
-    for (int64_t r = 0; r < rows.rows(); ++r) {
-      formats::integer_write_codes(packed_, rows.first() + r,
-                                   std::span(codes).subspan(static_cast<size_t>(r * k), static_cast<size_t>(k)));
+    for (int64_t begin = first; begin < last; begin += unit) {
+      const int64_t end = std::min(begin + unit, last);
+      const MatrixView<float> some(targets.data + (begin - first), targets.rows, end - begin, targets.stride);
+      rows.move(part, some, first, begin, begin);
+      round_unit(rows, part, some, begin, scales);
     }
-    return stats;
+  }
+
+  void finish(FeedbackRows& rows) const override {
+    for (int64_t r = 0; r < rows.rows(); ++r) formats::integer_write_codes(packed_, rows.index(r), rows.codes(r));
   }
 
  private:
@@ -143,8 +143,8 @@ class IntegerFeedback {
     return scale;
   }
 
-  void round_unit(FeedbackRows& rows, MatrixView<float> targets, int64_t position,
-                  std::span<const formats::IntegerScale> scales, std::span<uint8_t> codes) const {
+  void round_unit(FeedbackRows& rows, RowRange part, MatrixView<float> targets, int64_t position,
+                  std::span<const formats::IntegerScale> scales) const {
     const auto coupling = factor_.coupling();
     float effect[unit][unit] = {};  // [from][to]
     for (int64_t to = 0; to < targets.cols; ++to) {
@@ -152,14 +152,17 @@ class IntegerFeedback {
     }
     for (int64_t r = 0; r < targets.rows; ++r) {
       const auto& scale = scales[static_cast<size_t>(r)];
+      const int64_t row = part.first + r;
+      const float* weights = rows.weights(row) + position;
+      float* const errors = rows.errors(row) + position;
+      const auto codes = rows.codes(row);
       float* target = targets.row(r);
       for (int64_t c = 0; c < targets.cols; ++c) {
         const uint8_t code = formats::integer_code(target[c], scale.value, scale.zero, packed_.scheme.bits);
         const float value = static_cast<float>(static_cast<int>(code) - scale.zero) * scale.value;
-        const float error = rows.weights(r)[position + c] - value;
-        rows.errors(r)[position + c] = error;
-        codes[static_cast<size_t>(r * packed_.k + factor_.order()[static_cast<size_t>(position + c)])] = code;
-        for (int64_t later = c + 1; later < targets.cols; ++later) target[later] += effect[c][later] * error;
+        errors[c] = weights[c] - value;
+        codes[static_cast<size_t>(factor_.order()[static_cast<size_t>(position + c)])] = code;
+        for (int64_t later = c + 1; later < targets.cols; ++later) target[later] += effect[c][later] * errors[c];
       }
     }
   }
@@ -187,7 +190,7 @@ QuantizeResult kbit_feedback(const TensorView& weight, const Scheme& scheme, con
   const KbitLevels levels(codebook);
   QuantizeResult result{allocate_canonical(weight, scheme, codebook), {}};
   const KbitFeedback feedback(factor, levels, options.scales(), result.weight);
-  for_feedback_tasks(weight, factor, [&](FeedbackRows& rows, size_t) { feedback.run(rows); });
+  run_feedback(weight, *options.input, feedback);
   if (options.sweeps()) sweep(weight, options, result.weight);
   result.stats = block_stats(result.weight, maxima, exponent);
   return result;
@@ -210,10 +213,7 @@ QuantizeResult integer_feedback(const TensorView& weight, const Scheme& scheme, 
   find_block_maxima(weight);  // refuses what is not finite
   QuantizeResult result{formats::allocate_integer(scheme, weight.shape[0], weight.shape[1]), {}};
   const IntegerFeedback feedback(factor, options.clip(), result.weight);
-  std::vector<QuantizeStats> parts(
-      static_cast<size_t>((weight.shape[0] + feedback_task_rows - 1) / feedback_task_rows));
-  for_feedback_tasks(weight, factor, [&](FeedbackRows& rows, size_t task) { parts[task] = feedback.run(rows); });
-  for (const QuantizeStats& part : parts) add(part, result.stats);
+  result.stats = run_feedback(weight, *options.input, feedback);
   if (options.sweeps()) {
     sweep(weight, options, result.weight);
     count_scales(result.weight, result.stats);
@@ -245,6 +245,13 @@ QuantizeResult quantize_with_feedback(const TensorView& weight, const Scheme& sc
     throw Error(ErrorCode::bad_argument, concat(printable(weight.name), ": the factor belongs to another input"))
         .detail(concat("expected ", weight.shape[1], " channels in blocks of ", feedback_block(scheme, weight.shape[1]),
                        ", got ", factor.width(), " in blocks of ", factor.block()));
+  }
+  if (const ErrorFactor* outputs = options.input->outputs; outputs != nullptr) {
+    if (outputs->width() != weight.shape[0] || outputs->block() != 1) {
+      throw Error(ErrorCode::bad_argument, concat(printable(weight.name), ": the factor belongs to other outputs"))
+          .detail(concat("expected ", weight.shape[0], " outputs one by one, got ", outputs->width(), " in blocks of ",
+                         outputs->block()));
+    }
   }
   switch (scheme.family) {
     case SchemeFamily::kbit:

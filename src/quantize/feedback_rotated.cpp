@@ -17,7 +17,7 @@ using formats::PackedWeight;
 using formats::PlaneRole;
 using formats::Scheme;
 
-class RotatedFeedback {
+class RotatedFeedback final : public BlockFeedback {
  public:
   RotatedFeedback(const ErrorFactor& factor, Scales rule, PackedWeight& packed)
       : factor_(factor),
@@ -29,22 +29,20 @@ class RotatedFeedback {
         table_(codebook(), group_),
         search_levels_(table_.levels) {}
 
-  void run(FeedbackRows& rows) const {
-    std::vector<float> norms(static_cast<size_t>(rows.rows()));
-    const auto starts = factor_.block_starts();
-    for (size_t b = 0; b + 1 < starts.size(); ++b) {
-      const MatrixView<float> targets = rows.targets(starts[b], starts[b + 1]);
-      if (rule_ == Scales::search) {
-        search(rows, targets, starts[b], norms);
-      } else {
-        measure(rows, targets, starts[b], norms);
-      }
-      for (int64_t begin = starts[b]; begin < starts[b + 1]; begin += unit) {
-        const int64_t end = std::min(begin + unit, starts[b + 1]);
-        const MatrixView<float> part(targets.data + (begin - starts[b]), targets.rows, end - begin, targets.stride);
-        rows.move(part, starts[b], begin, begin);
-        round_unit(rows, part, begin, norms);
-      }
+  void round(FeedbackRows& rows, RowRange part, size_t block) const override {
+    const int64_t first = factor_.block_starts()[block], last = factor_.block_starts()[block + 1];
+    std::vector<float> norms(static_cast<size_t>(part.count));
+    const MatrixView<float> targets = rows.targets(part, first, last);
+    if (rule_ == Scales::search) {
+      search(rows, part, targets, first, norms);
+    } else {
+      measure(rows, part, targets, first, norms);
+    }
+    for (int64_t begin = first; begin < last; begin += unit) {
+      const int64_t end = std::min(begin + unit, last);
+      const MatrixView<float> some(targets.data + (begin - first), targets.rows, end - begin, targets.stride);
+      rows.move(part, some, first, begin, begin);
+      round_unit(rows, part, some, begin, norms);
     }
   }
 
@@ -56,34 +54,36 @@ class RotatedFeedback {
   /// Where the norm of a row's group at `position` is stored.
   size_t index_of(const FeedbackRows& rows, int64_t row, int64_t position) const {
     const int64_t group = factor_.order()[static_cast<size_t>(position)] / group_;
-    return static_cast<size_t>((rows.first() + row) * groups_ + group);
+    return static_cast<size_t>(rows.index(row) * groups_ + group);
   }
 
   /// Norms as they are.
-  void measure(const FeedbackRows& rows, MatrixView<const float> targets, int64_t position,
+  void measure(const FeedbackRows& rows, RowRange part, MatrixView<const float> targets, int64_t position,
                std::span<float> norms) const {
-    for (int64_t r = 0; r < rows.rows(); ++r) {
+    for (int64_t r = 0; r < part.count; ++r) {
       const double norm = formats::rotated_norm({targets.row(r), static_cast<size_t>(targets.cols)}, group_);
       const auto stored = formats::rotated_scale(norm / gain_, packed_.scheme.scale);
-      formats::put_scale(packed_.plane(PlaneRole::scales), index_of(rows, r, position), stored.bits);
+      formats::put_scale(packed_.plane(PlaneRole::scales), index_of(rows, part.first + r, position), stored.bits);
       norms[static_cast<size_t>(r)] = stored.value;
     }
   }
 
   /// The norms with the least error once the group is rounded with feedback inside it; of groups that are too wide for
   /// that, with the least error by the pivots.
-  void search(const FeedbackRows& rows, MatrixView<const float> targets, int64_t position,
+  void search(FeedbackRows& rows, RowRange part, MatrixView<const float> targets, int64_t position,
               std::span<float> norms) const {
     const auto coupling = factor_.coupling();
     const bool coupled = targets.cols <= widest_coupled;
     std::vector<float> target(static_cast<size_t>(targets.cols * panel_rows)), weights(target.size());
-    for (int64_t first = 0; first < rows.rows(); first += panel_rows) {
-      const int64_t count = std::min<int64_t>(panel_rows, rows.rows() - first);
+    for (int64_t first = 0; first < part.count; first += panel_rows) {
+      const int64_t count = std::min<int64_t>(panel_rows, part.count - first);
       if (count < panel_rows) std::ranges::fill(target, 0.0f);
-      for (int64_t r = 0; r < count; ++r) {
+      // A row alone stands in all lanes.
+      for (int64_t r = 0; r < (count == 1 ? panel_rows : count); ++r) {
+        const int64_t row = first + (count == 1 ? 0 : r);
         for (int64_t c = 0; c < targets.cols; ++c) {
-          target[static_cast<size_t>(c * panel_rows + r)] = targets.row(first + r)[c];
-          weights[static_cast<size_t>(c * panel_rows + r)] = rows.weights(first + r)[position + c];
+          target[static_cast<size_t>(c * panel_rows + r)] = targets.row(row)[c];
+          weights[static_cast<size_t>(c * panel_rows + r)] = rows.weights(part.first + row)[position + c];
         }
       }
       const PanelBlock block{.target = target.data(),
@@ -91,28 +91,33 @@ class RotatedFeedback {
                              .importance = factor_.pivots().data() + position,
                              .coupling = coupled ? coupling.row(position) + position : nullptr,
                              .coupling_stride = coupling.stride,
-                             .columns = static_cast<int>(targets.cols)};
+                             .columns = static_cast<int>(targets.cols),
+                             .row_alone = count == 1};
       const PanelScales found = searched_scales(block, search_levels_, packed_.scheme.scale);
       for (int64_t r = 0; r < count; ++r) {
         const auto lane = static_cast<size_t>(r);
-        formats::put_scale(packed_.plane(PlaneRole::scales), index_of(rows, first + r, position), found.bits[lane]);
+        formats::put_scale(packed_.plane(PlaneRole::scales), index_of(rows, part.first + first + r, position),
+                           found.bits[lane]);
         norms[static_cast<size_t>(first + r)] = found.values[lane];
       }
     }
   }
 
-  void round_unit(FeedbackRows& rows, MatrixView<float> targets, int64_t position, std::span<const float> norms) const {
+  void round_unit(FeedbackRows& rows, RowRange part, MatrixView<float> targets, int64_t position,
+                  std::span<const float> norms) const {
     const auto coupling = factor_.coupling();
     for (int64_t r = 0; r < targets.rows; ++r) {
       const float norm = norms[static_cast<size_t>(r)];
       float* target = targets.row(r);
-      float* errors = rows.errors(r) + position;
+      const int64_t row = part.first + r;
+      const float* weights = rows.weights(row) + position;
+      float* errors = rows.errors(row) + position;
       for (int64_t c = 0; c < targets.cols; ++c) {
         const float* effect = coupling.row(position + c) + position;
         for (int64_t earlier = 0; earlier < c; ++earlier) target[c] += effect[earlier] * errors[earlier];
         const int code = formats::kbit_code(norm == 0 ? 0.0f : target[c] / norm, table_.midpoints);
-        errors[c] = rows.weights(r)[position + c] - table_.levels[static_cast<size_t>(code)] * norm;
-        store(rows.first() + r, factor_.order()[static_cast<size_t>(position + c)], static_cast<uint32_t>(code));
+        errors[c] = weights[c] - table_.levels[static_cast<size_t>(code)] * norm;
+        store(rows.index(row), factor_.order()[static_cast<size_t>(position + c)], static_cast<uint32_t>(code));
       }
     }
   }
@@ -153,7 +158,7 @@ QuantizeResult rotated_feedback(const TensorView& weight, const Scheme& scheme, 
   const int exponent = range_exponent(maxima, scheme, k, formats::rotated_gain(table, scheme.bits));
   PackedWeight packed = allocate_rotated(scheme, n, k, table, exponent);
   const RotatedFeedback feedback(factor, options.scales(), packed);
-  for_feedback_tasks(weight, factor, [&](FeedbackRows& rows, size_t) { feedback.run(rows); });
+  run_feedback(weight, *options.input, feedback);
   if (options.sweeps()) sweep(weight, options, packed);
   const QuantizeStats stats = rotated_stats(packed, exponent);
   return {std::move(packed), stats};

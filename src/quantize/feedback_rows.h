@@ -1,77 +1,80 @@
 // Rows of a weight on their way through error feedback: what every family's loop over the blocks has in common.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
+#include <span>
 #include <vector>
 
-#include "core/convert.h"
-#include "core/parallel.h"
 #include "core/views.h"
-#include "kernels/linear/gemm.h"
 #include "quantize/error_factor.h"
 #include "quantize/kbit_panel.h"
-#include "quantize/source_matrix.h"
+#include "quantize/quantizer_registry.h"
 
 namespace w4q::quantize {
 
 /// Rows of a task: enough that the factor is read seldom, and whole panels.
 inline constexpr int64_t feedback_task_rows = 4 * panel_rows;
 
+/// Some of the rows of a task.
+struct RowRange {
+  int64_t first = 0, count = 0;
+};
+
 /// Rows of a weight on their way through the blocks, by positions of the factor.
 class FeedbackRows {
  public:
-  FeedbackRows(const TensorView& weight, const ErrorFactor& factor, int64_t first)
-      : factor_(factor),
-        first_(first),
-        rows_(std::min(feedback_task_rows, weight.shape[0] - first)),
-        weights_(static_cast<size_t>(rows_ * factor.width())),
-        errors_(weights_.size()),
-        targets_(static_cast<size_t>(rows_ * std::min(factor.block(), factor.width()))) {
-    const int64_t k = factor.width();
-    std::vector<float> row(static_cast<size_t>(k));
-    for (int64_t r = 0; r < rows_; ++r) {
-      widen(row_bytes(weight, first + r), weight.dtype, row);
-      float* out = weights_.data() + r * k;
-      for (int64_t p = 0; p < k; ++p) out[p] = row[static_cast<size_t>(factor.order()[static_cast<size_t>(p)])];
-    }
-  }
+  /// `rows`: which of the weight's.
+  FeedbackRows(const TensorView& weight, const ErrorFactor& factor, std::vector<int32_t> rows);
 
-  int64_t first() const noexcept { return first_; }
-  int64_t rows() const noexcept { return rows_; }
-  const float* weights(int64_t row) const noexcept { return weights_.data() + row * factor_.width(); }
+  int64_t rows() const noexcept { return static_cast<int64_t>(indices_.size()); }
+  /// Of the weight.
+  int64_t index(int64_t row) const noexcept { return indices_[static_cast<size_t>(row)]; }
+  /// What a row is to become, and what it misses that by where it has been rounded.
+  float* weights(int64_t row) noexcept { return weights_.data() + row * factor_.width(); }
   float* errors(int64_t row) noexcept { return errors_.data() + row * factor_.width(); }
-
-  /// The weights at positions [begin, end) as the errors at positions before begin move them.
-  MatrixView<float> targets(int64_t begin, int64_t end) {
-    const MatrixView<float> result(targets_.data(), rows_, end - begin);
-    for (int64_t r = 0; r < rows_; ++r) std::copy(weights(r) + begin, weights(r) + end, result.row(r));
-    move(result, 0, begin, begin);
-    return result;
+  /// Codes of a row by columns, for who does not store them block by block.
+  std::span<uint8_t> codes(int64_t row) noexcept {
+    const auto k = static_cast<size_t>(factor_.width());
+    return std::span(codes_).subspan(static_cast<size_t>(row) * k, k);
   }
+  QuantizeStats& stats(int64_t row) noexcept { return stats_[static_cast<size_t>(row)]; }
 
+  /// The weights at positions [begin, end), one block, as the errors at positions before begin move them. Rows have
+  /// memory of their own, valid until the next call for them.
+  MatrixView<float> targets(RowRange part, int64_t begin, int64_t end);
   /// Moves targets, whose first column is at `position`, by the errors at positions [from, to).
-  void move(MatrixView<float> targets, int64_t from, int64_t to, int64_t position) {
-    if (from == to) return;
-    const auto coupling = factor_.coupling();
-    kernels::gemm_nt({errors_.data() + from, rows_, to - from, factor_.width()},
-                     {coupling.row(position) + from, targets.cols, to - from, coupling.stride}, targets,
-                     kernels::Accumulate::yes);
-  }
+  void move(RowRange part, MatrixView<float> targets, int64_t from, int64_t to, int64_t position);
+  /// All rows' errors at positions before begin are known: what they are worth at [begin, end) is summed at once, and
+  /// targets there start from it.
+  void gather(int64_t begin, int64_t end);
 
  private:
   const ErrorFactor& factor_;
-  int64_t first_, rows_;
-  std::vector<float> weights_, errors_, targets_;
+  std::vector<int32_t> indices_;
+  int64_t widest_;            // block
+  int64_t gathered_ = 0;      // errors before this position are in moves_,
+  int64_t gathered_end_ = 0;  // up to here
+  std::vector<float> weights_, errors_, targets_, moves_;
+  std::vector<uint8_t> codes_;
+  std::vector<QuantizeStats> stats_;
 };
 
-/// Calls body(rows, task) for tasks of rows in parallel.
-template <class Body>
-void for_feedback_tasks(const TensorView& weight, const ErrorFactor& factor, const Body& body) {
-  parallel_for(weight.shape[0], feedback_task_rows, [&](int64_t begin, int64_t) {
-    FeedbackRows rows(weight, factor, begin);
-    body(rows, static_cast<size_t>(begin / feedback_task_rows));
-  });
-}
+/// What a family does.
+class BlockFeedback {
+ public:
+  virtual ~BlockFeedback() = default;
+
+  /// Chooses scales and codes of rows in the block at positions factor.block_starts()[block], and leaves their errors.
+  virtual void round(FeedbackRows& rows, RowRange part, size_t block) const = 0;
+  /// All blocks of these rows are rounded.
+  virtual void finish(FeedbackRows& rows) const;
+};
+
+/// Whether what errors of outputs cost is known, and more than a sum over rows.
+bool couples_rows(const CalibratedInput& input);
+
+/// Goes with all rows of a weight through all blocks, through `input.feedback` and, where that is given and couples rows,
+/// `input.outputs`. Returns what the family counted. The result does not depend on the number of threads.
+QuantizeStats run_feedback(const TensorView& weight, const CalibratedInput& input, const BlockFeedback& family);
 
 }  // namespace w4q::quantize

@@ -111,6 +111,7 @@ HWY_EXPORT(trial_errors);
 HWY_EXPORT(trial_codes);
 
 using Lanes = std::array<float, panel_rows>;
+using Bits = std::array<uint32_t, panel_rows>;
 using formats::ScaleType;
 
 constexpr int steps_below = 32;
@@ -150,37 +151,74 @@ class Search {
 
   void run() {
     const PanelScales rule = absmax_scales(block_, levels_, type_);
+    if (block_.row_alone) return run_row(rule.bits.front());
     for (int step = -steps_below; step <= steps_above; ++step) {
-      std::array<uint32_t, panel_rows> bits{};
+      Bits bits{};
       for (size_t r = 0; r < bits.size(); ++r) bits[r] = absmax_[r] == 0 ? 0 : candidate(rule.bits[r], step, type_);
       attempt(bits);
     }
-    if (type_ != ScaleType::e4m4) {
-      for (int round = 0; round < least_squares_rounds; ++round) attempt(least_squares());
-    }
+    refine();
   }
 
   const PanelScales& best() const noexcept { return best_; }
   const Lanes& errors() const noexcept { return errors_; }
 
  private:
-  void attempt(const std::array<uint32_t, panel_rows>& bits) {
-    alignas(64) Lanes values, errors;
-    for (size_t r = 0; r < bits.size(); ++r) values[r] = formats::decode_scale(bits[r], type_);
-    HWY_DYNAMIC_DISPATCH(trial_errors)(block_, levels_, values.data(), units_.data(), errors.data());
-    for (size_t r = 0; r < bits.size(); ++r) {
-      if (!(errors[r] < errors_[r])) continue;
-      errors_[r] = errors[r];
-      best_.bits[r] = bits[r];
-      best_.values[r] = values[r];
+  /// The same candidates in the same order, one in each lane.
+  void run_row(uint32_t centre) {
+    for (int first = -steps_below; first <= steps_above; first += panel_rows) {
+      Bits bits{};
+      for (int r = 0; r < panel_rows; ++r) {
+        const int step = std::min(first + r, steps_above);
+        bits[static_cast<size_t>(r)] = absmax_.front() == 0 ? 0 : candidate(centre, step, type_);
+      }
+      attempt_in_turn(bits);
     }
+    best_.bits.fill(best_.bits.front());
+    best_.values.fill(best_.values.front());
+    errors_.fill(errors_.front());
+    refine();
+  }
+
+  void refine() {
+    if (type_ == ScaleType::e4m4) return;
+    for (int round = 0; round < least_squares_rounds; ++round) attempt(least_squares());
+  }
+
+  struct Tried {
+    alignas(64) Lanes values, errors;
+  };
+  Tried tried(const Bits& bits) const {
+    Tried result;
+    for (size_t r = 0; r < bits.size(); ++r) result.values[r] = formats::decode_scale(bits[r], type_);
+    HWY_DYNAMIC_DISPATCH(trial_errors)
+    (block_, levels_, result.values.data(), units_.data(), result.errors.data());
+    return result;
+  }
+
+  void attempt(const Bits& bits) {
+    const Tried trial = tried(bits);
+    for (size_t r = 0; r < bits.size(); ++r) take(r, bits[r], trial, r);
+  }
+
+  /// Of one row, kept in the first lane.
+  void attempt_in_turn(const Bits& bits) {
+    const Tried trial = tried(bits);
+    for (size_t lane = 0; lane < bits.size(); ++lane) take(0, bits[lane], trial, lane);
+  }
+
+  void take(size_t row, uint32_t bits, const Tried& trial, size_t lane) {
+    if (!(trial.errors[lane] < errors_[row])) return;
+    errors_[row] = trial.errors[lane];
+    best_.bits[row] = bits;
+    best_.values[row] = trial.values[lane];
   }
 
   /// The scales that fit the codes of the best ones best, were it not for coupling.
-  std::array<uint32_t, panel_rows> least_squares() const {
+  Bits least_squares() const {
     PanelCodes out;
     panel_codes(block_, levels_, best_, out);
-    std::array<uint32_t, panel_rows> bits = best_.bits;
+    Bits bits = best_.bits;
     for (size_t r = 0; r < bits.size(); ++r) {
       double product = 0, square = 0;
       for (size_t c = 0; c < static_cast<size_t>(block_.columns); ++c) {

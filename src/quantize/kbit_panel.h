@@ -39,6 +39,7 @@ struct PanelBlock {
   const float* coupling = nullptr;    ///< row c has c values; null without
   int64_t coupling_stride = 0;
   int columns = formats::kbit_block;
+  bool row_alone = false;  ///< all rows are the same one: sixteen scales are tried at a time
 };
 
 /// A scale for each row: as stored, and its value.

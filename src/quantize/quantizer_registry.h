@@ -37,6 +37,9 @@ struct CalibratedInput {
   std::span<const float> mean_squares;    ///< [k]: errors of a channel's weights count by it
   const ErrorFactor* feedback = nullptr;  ///< rounding errors are fed back along k through this (feedback.h)
   MatrixView<const float> gram = {};      ///< [k, k], what `feedback` was made from: sweeps want it (sweeps.h)
+  /// Of Σ g·gᵀ [n, n] of the linear's outputs, in blocks of one: rounding errors are fed back along n too.
+  const ErrorFactor* outputs = nullptr;
+  MatrixView<const float> output_gram = {};  ///< [n, n], what `outputs` was made from: sweeps want it
 };
 
 /// What the user chose. A quantizer refuses options that it does not honour.

@@ -61,7 +61,7 @@ void describe_feedback(const Step& step, const QuantizeOptions&, Words& words) {
   words.push_back(concat("feedback, damping ", step.damping));
 }
 
-constexpr StepRow rows[] = {
+constexpr StepRow registered[] = {
     {.kind = StepKind::fold,
      .name = "fold",
      .option = "--fold-rotations",
@@ -118,6 +118,16 @@ constexpr StepRow rows[] = {
      .needs_statistics = true,
      .accepts = anything,
      .describe = describe_feedback},
+    {.kind = StepKind::feedback_outputs,
+     .name = "feedback2",
+     .option = "--feedback2",
+     .help = "Feed them back along n too, by gradients of the loss on the calibration text; goes on from feedback",
+     .needs_statistics = true,
+     .needs_text = true,
+     .behind = StepKind::feedback,
+     .accepts = anything,
+     .describe = [](const Step&, const QuantizeOptions&,
+                    Words& words) { words.emplace_back("on both sides, by gradients"); }},
     {.kind = StepKind::sweeps,
      .name = "sweeps",
      .option = "--sweeps",
@@ -139,6 +149,6 @@ constexpr StepRow rows[] = {
 
 }  // namespace
 
-std::span<const StepRow> step_registry() noexcept { return rows; }
+std::span<const StepRow> step_registry() noexcept { return registered; }
 
 }  // namespace w4q::quantize

@@ -49,8 +49,11 @@ std::vector<std::string_view> names_of(std::string_view text) {
 [[noreturn]] void refuse(std::string_view name, std::string_view why) {
   throw Error(ErrorCode::bad_argument, concat("step \"", printable(name), "\": ", why))
       .hint(
-          "steps are, in this order: fold → awq → rotate128 → lloyd+search → asym → feedback → sweeps; clip → asym → "
-          "feedback → sweeps for integers; search → asym → feedback → sweeps → norms for the rotated family");
+          "steps are, in this order: fold → awq → rotate128 → lloyd+search → asym → feedback → feedback2 → sweeps; "
+          "clip → "
+          "asym → feedback → feedback2 → sweeps for integers; search → asym → feedback → feedback2 → sweeps → norms "
+          "for "
+          "the rotated family");
 }
 
 int64_t parse_block(std::string_view name, const StepRow& row) {

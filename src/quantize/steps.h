@@ -19,16 +19,17 @@ struct QuantizeOptions;
 
 /// In the order in which they apply.
 enum class StepKind {
-  fold,           ///< rotations are folded into the model
-  awq,            ///< scales of input channels
-  rotate,         ///< weights are rounded in a rotated basis of the inputs
-  learn_table,    ///< tables are learned
-  search_scales,  ///< scales of blocks are searched
-  clip,           ///< ranges of groups are searched
-  asymmetric,     ///< targets for what the layers before, quantized, hand on
-  feedback,       ///< errors are fed back along k
-  sweeps,         ///< what feedback made is changed block by block and code by code while its error falls
-  fit_norms,      ///< norms by least squares of the outputs
+  fold,              ///< rotations are folded into the model
+  awq,               ///< scales of input channels
+  rotate,            ///< weights are rounded in a rotated basis of the inputs
+  learn_table,       ///< tables are learned
+  search_scales,     ///< scales of blocks are searched
+  clip,              ///< ranges of groups are searched
+  asymmetric,        ///< targets for what the layers before, quantized, hand on
+  feedback,          ///< errors are fed back along k
+  feedback_outputs,  ///< and along n, by what errors of outputs cost the loss
+  sweeps,            ///< what feedback made is changed block by block and code by code while its error falls
+  fit_norms,         ///< norms by least squares of the outputs
 };
 
 /// A step and its parameters; those of other kinds mean nothing to it.

@@ -14,6 +14,7 @@
 #include "model/reference_logits.h"
 #include "model/turn_weight.h"
 #include "pipeline/calibrate_model.h"
+#include "pipeline/calibrated_cost.h"
 #include "pipeline/quantize_model.h"
 #include "pipeline/repack_model.h"
 #include "support.h"

@@ -11,6 +11,7 @@
 #include "model/model.h"
 #include "pipeline/calibrate.h"
 #include "pipeline/calibrate_model.h"
+#include "pipeline/calibrated_cost.h"
 #include "pipeline/calibrated_layer.h"
 #include "pipeline/quantize_model.h"
 #include "small_model.h"

@@ -6,6 +6,7 @@
 #include "io/files.h"
 #include "model/model.h"
 #include "pipeline/calibrate_model.h"
+#include "pipeline/calibrated_cost.h"
 #include "pipeline/quantize_model.h"
 #include "support.h"
 
@@ -69,6 +70,39 @@ TEST_F(QuantizeQuality, SweepsLessenTheErrorOfEveryOutput) {
           << after.tensors[i].name << " " << after.tensors[i].output->packed / before.tensors[i].output->packed;
     }
   }
+}
+
+/// With every other step, and however little memory there is.
+TEST_F(QuantizeQuality, FeedsBackOnBothSides) {
+  auto wanted = request("one");
+  wanted.calibrated->text.samples = 2;
+  wanted.options.steps = quantize::parse_steps("awq → rotate128 → search → feedback → feedback2 → sweeps");
+  set_threads(1);
+  const auto report = quantize_model(wanted);
+  set_threads(3);
+  EXPECT_EQ(std::ranges::count(report.plan.steps, "on both sides, by gradients"), 1);
+  for (const auto& tensor : report.tensors) EXPECT_LT(tensor.output->packed, tensor.output->plain) << tensor.name;
+  const auto opened = model::open_model(model());
+  const SchemeOf scheme_of = [&](std::string_view) -> std::optional<formats::Scheme> { return wanted.scheme; };
+  wanted.output = folder_ / "three";
+  wanted.calibrated->max_memory = 1'000'000 + std::max(gradient_memory(opened, 128, false),
+                                                       calibration_memory(opened, 128, true) +
+                                                           calibrated_memory(opened, scheme_of, wanted.options.steps));
+  quantize_model(wanted);
+  set_threads(0);
+  EXPECT_EQ(weights("one"), weights("three"));
+}
+
+TEST_F(QuantizeQuality, GradientsNeedText) {
+  auto wanted = request("q");
+  wanted.calibrated->statistics = folder_ / "s.safetensors";
+  wanted.calibrated->text = {};
+  wanted.options.steps.add({StepKind::feedback_outputs});
+  expect_error(ErrorCode::bad_argument, {"feedback2", "--stats"}, [&] { quantize_model(wanted); });
+  wanted.model = test::testdata() / "w4q-hybrid-tiny";
+  wanted.calibrated = request("q").calibrated;
+  wanted.calibrated->text.samples = 1;
+  expect_error(ErrorCode::unsupported, {"feedback along both sides", "delta net"}, [&] { quantize_model(wanted); });
 }
 
 TEST_F(QuantizeQuality, ComposesWithScalesOfChannels) {

@@ -16,8 +16,12 @@ void rms_norm(MatrixView<const float> x, std::span<const float> weight, float ep
 /// RMSNorm of each head of each row: rows hold cols / weight.size() heads side by side.
 void rms_norm_heads(MatrixView<float> x, std::span<const float> weight, float eps);
 
+/// The way back through either: `gradient` of a loss by the normed heads becomes that by x, which holds them before.
+void rms_norm_gradient(MatrixView<const float> x, std::span<const float> weight, float eps, MatrixView<float> gradient);
+
 /// Rotates pairs (i, i + d/2), i < d/2, of each head of each row ("rotate half"), d = 2 · cosine.cols; channels from d
-/// on stay. Row r of `cosine` and `sine` [rows × d/2] belongs to row r of x, whose heads are `head_dim` wide.
+/// on stay. Row r of `cosine` and `sine` [rows × d/2] belongs to row r of x, whose heads are `head_dim` wide. Gradients
+/// find back with −sine.
 void rotate_heads(MatrixView<float> x, int64_t head_dim, MatrixView<const float> cosine, MatrixView<const float> sine);
 
 /// The same of pairs (2i, 2i + 1).

@@ -148,6 +148,29 @@ void rms_norm_heads(MatrixView<float> x, std::span<const float> weight, float ep
   });
 }
 
+void rms_norm_gradient(MatrixView<const float> x, std::span<const float> weight, float eps,
+                       MatrixView<float> gradient) {
+  const auto head_dim = static_cast<int64_t>(weight.size());
+  ensure(head_dim > 0 && x.cols % head_dim == 0 && x.rows == gradient.rows && x.cols == gradient.cols,
+         "rms_norm_gradient: shapes differ");
+  for_rows(x.rows, x.cols, [&](int64_t r) {
+    for (int64_t first = 0; first < x.cols; first += head_dim) {
+      const float* const from = x.row(r) + first;
+      float* const by = gradient.row(r) + first;
+      double squares = 0, product = 0;
+      for (int64_t c = 0; c < head_dim; ++c) {
+        by[c] *= weight[static_cast<size_t>(c)];
+        squares += double{from[c]} * double{from[c]};
+        product += double{from[c]} * double{by[c]};
+      }
+      const double mean = squares / static_cast<double>(head_dim) + double{eps};
+      const auto scale = static_cast<float>(1.0 / std::sqrt(mean));
+      const auto share = static_cast<float>(product / (mean * static_cast<double>(head_dim)));
+      for (int64_t c = 0; c < head_dim; ++c) by[c] = scale * (by[c] - share * from[c]);
+    }
+  });
+}
+
 void rotate_heads(MatrixView<float> x, int64_t head_dim, MatrixView<const float> cosine, MatrixView<const float> sine) {
   for_heads(x, head_dim, cosine, sine, [half = cosine.cols](float* head, const float* c, const float* s) {
     HWY_DYNAMIC_DISPATCH(rotate)(head, head + half, c, s, static_cast<size_t>(half));

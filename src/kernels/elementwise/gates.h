@@ -23,4 +23,12 @@ void gate_multiply(const Gating& gating, MatrixView<float> gate, MatrixView<cons
 void silu(MatrixView<float> x);
 void sigmoid_multiply(MatrixView<float> x, MatrixView<const float> gate);
 
+/// The way back through gate_multiply(gating, gate, up): `gradient` of a loss by its result, those by what went in. Throws
+/// internal when the shapes differ.
+void gate_multiply_gradient(const Gating& gating, MatrixView<const float> gate, MatrixView<const float> up,
+                            MatrixView<const float> gradient, MatrixView<float> by_gate, MatrixView<float> by_up);
+/// The same of sigmoid_multiply(x, gate); `gradient` becomes that by x.
+void sigmoid_multiply_gradient(MatrixView<const float> x, MatrixView<const float> gate, MatrixView<float> gradient,
+                               MatrixView<float> by_gate);
+
 }  // namespace w4q::kernels

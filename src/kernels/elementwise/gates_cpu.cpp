@@ -15,24 +15,63 @@ constexpr float swiglu_slope = 1.702f;
 
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
-float gelu_tanh(float x) {
-  constexpr float slope = 0.7978845608028654f;  // √(2/π)
-  return 0.5f * x * (1.0f + std::tanh(slope * (x + 0.044715f * x * x * x)));
+constexpr float gelu_slope = 0.7978845608028654f;  // √(2/π)
+constexpr float gelu_cube = 0.044715f;
+
+float gelu_tanh(float x) { return 0.5f * x * (1.0f + std::tanh(gelu_slope * (x + gelu_cube * x * x * x))); }
+
+/// An activation of a gate at x, and its derivative there.
+struct Activated {
+  float value, slope;
+};
+
+Activated silu_at(float x) {
+  const float s = sigmoid(x);
+  return {x * s, s * (1.0f + x * (1.0f - s))};
+}
+
+Activated gelu_tanh_at(float x) {
+  const float t = std::tanh(gelu_slope * (x + gelu_cube * x * x * x));
+  const float inner = gelu_slope * (1.0f + 3.0f * gelu_cube * x * x);
+  return {0.5f * x * (1.0f + t), 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * inner};
+}
+
+Activated clamped_swish_at(float x, float limit) {
+  const float clamped = std::min(x, limit), s = sigmoid(clamped * swiglu_slope);
+  return {clamped * s, x > limit ? 0.0f : s + clamped * swiglu_slope * s * (1.0f - s)};
+}
+
+Activated activated_at(const Gating& gating, float x) {
+  switch (gating.activation) {
+    case Activation::gelu_tanh:
+      return gelu_tanh_at(x);
+    case Activation::clamped_swiglu:
+      return clamped_swish_at(x, static_cast<float>(gating.limit));
+    default:
+      return silu_at(x);
+  }
+}
+
+/// Calls body(row) for all rows of `cols` values in parallel.
+template <class Body>
+void for_gate_rows(int64_t rows, int64_t cols, const Body& body) {
+  parallel_for(rows, std::max<int64_t>(1, 4096 / std::max<int64_t>(1, cols)), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) body(r);
+  });
 }
 
 /// values[i] = body(values[i], others[i]) in all rows.
 template <class Body>
 void for_values(MatrixView<float> values, MatrixView<const float> others, const Body& body) {
   ensure(values.rows == others.rows && values.cols == others.cols, "gates: shapes differ");
-  const int64_t rows = std::max<int64_t>(1, 4096 / std::max<int64_t>(1, values.cols));
-  parallel_for(values.rows, rows, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      float* const value = values.row(r);
-      const float* const other = others.row(r);
-      for (int64_t c = 0; c < values.cols; ++c) value[c] = body(value[c], other[c]);
-    }
+  for_gate_rows(values.rows, values.cols, [&](int64_t r) {
+    float* const value = values.row(r);
+    const float* const other = others.row(r);
+    for (int64_t c = 0; c < values.cols; ++c) value[c] = body(value[c], other[c]);
   });
 }
+
+bool same_shape(MatrixView<const float> a, MatrixView<const float> b) { return a.rows == b.rows && a.cols == b.cols; }
 
 }  // namespace
 
@@ -57,6 +96,36 @@ void silu(MatrixView<float> x) {
 
 void sigmoid_multiply(MatrixView<float> x, MatrixView<const float> gate) {
   for_values(x, gate, [](float value, float g) { return value * sigmoid(g); });
+}
+
+void gate_multiply_gradient(const Gating& gating, MatrixView<const float> gate, MatrixView<const float> up,
+                            MatrixView<const float> gradient, MatrixView<float> by_gate, MatrixView<float> by_up) {
+  ensure(same_shape(gate, up) && same_shape(gate, gradient) && same_shape(gate, by_gate) && same_shape(gate, by_up),
+         "gate_multiply_gradient: shapes differ");
+  const auto limit = static_cast<float>(gating.limit);
+  const bool clamps = gating.activation == Activation::clamped_swiglu;
+  for_gate_rows(gate.rows, gate.cols, [&](int64_t r) {
+    for (int64_t c = 0; c < gate.cols; ++c) {
+      const float g = gate.row(r)[c], u = up.row(r)[c], by = gradient.row(r)[c];
+      const Activated at = activated_at(gating, g);
+      const bool moves = !clamps || (u >= -limit && u <= limit);
+      by_gate.row(r)[c] = by * at.slope * (clamps ? std::clamp(u, -limit, limit) + 1.0f : u);
+      by_up.row(r)[c] = moves ? by * at.value : 0.0f;
+    }
+  });
+}
+
+void sigmoid_multiply_gradient(MatrixView<const float> x, MatrixView<const float> gate, MatrixView<float> gradient,
+                               MatrixView<float> by_gate) {
+  ensure(same_shape(x, gate) && same_shape(x, gradient) && same_shape(x, by_gate),
+         "sigmoid_multiply_gradient: shapes differ");
+  for_gate_rows(x.rows, x.cols, [&](int64_t r) {
+    for (int64_t c = 0; c < x.cols; ++c) {
+      const float s = sigmoid(gate.row(r)[c]), by = gradient.row(r)[c];
+      by_gate.row(r)[c] = by * x.row(r)[c] * s * (1.0f - s);
+      gradient.row(r)[c] = by * s;
+    }
+  });
 }
 
 }  // namespace w4q::kernels

@@ -35,6 +35,11 @@ void decode_rows(const LinearWeight& weight, int64_t begin, int64_t end, MatrixV
 /// of rows of W; the result does not depend on the thread count. Throws internal when the shapes do not fit.
 void linear(const LinearWeight& weight, MatrixView<const float> x, MatrixView<float> y);
 
+/// The way back through linear(): from `gradient` [m × n] of a loss by y to that by x, out[m × k] = gradient · W. Weights
+/// are decoded some rows at a time; the result does not depend on the thread count. Throws internal when the shapes do
+/// not fit.
+void linear_gradient(const LinearWeight& weight, MatrixView<const float> gradient, MatrixView<float> out);
+
 /// Whether there is a product with int8 activations for it (int8_rows.h).
 bool takes_int8_activations(const LinearWeight& weight) noexcept;
 /// linear() with rows of x, after the input scale, rounded to int8. Throws internal for weights that take none.

@@ -58,6 +58,9 @@ constexpr int64_t few_rows_weights = 1 << 18;
 /// Values that such a task decodes at a time: half of a first level cache, read back at once.
 constexpr int64_t few_rows_scratch = 1 << 12;
 
+/// On the way back: rows of W that are decoded together, and columns of a task.
+constexpr int64_t gradient_rows = 1024, gradient_columns = 128;
+
 /// Scratch of at least `count` values that stays with the thread between calls.
 float* scratch(int64_t count) {
   thread_local Buffer buffer;
@@ -187,6 +190,23 @@ void linear(const LinearWeight& weight, MatrixView<const float> x, MatrixView<fl
     multiply([&](int64_t begin, MatrixView<float> rows) { decode(weight, begin, rows); }, x, y, false);
   }
   if (!weight.bias.empty()) add_bias(weight.bias, y);
+}
+
+void linear_gradient(const LinearWeight& weight, MatrixView<const float> gradient, MatrixView<float> out) {
+  const bool fits = gradient.rows == out.rows && gradient.cols == weight.n && out.cols == weight.k;
+  if (!fits) ensure(false, concat(weight.name, ": linear_gradient: shapes differ"));
+  std::vector<float> memory(static_cast<size_t>(std::min(gradient_rows, weight.n) * weight.k));
+  for (int64_t first = 0; first < weight.n; first += gradient_rows) {
+    const MatrixView<float> rows(memory.data(), std::min(gradient_rows, weight.n - first), weight.k);
+    parallel_for(rows.rows, row_block, [&](int64_t begin, int64_t end) {
+      decode(weight, first + begin, {rows.row(begin), end - begin, rows.cols});
+    });
+    const MatrixView<const float> part(gradient.data + first, gradient.rows, rows.rows, gradient.stride);
+    parallel_for(out.cols, gradient_columns, [&](int64_t begin, int64_t end) {
+      gemm_nn(part, {rows.data + begin, rows.rows, end - begin, rows.stride},
+              {out.data + begin, out.rows, end - begin, out.stride}, first == 0 ? Accumulate::no : Accumulate::yes);
+    });
+  }
 }
 
 bool takes_int8_activations(const LinearWeight& weight) noexcept {
