@@ -88,7 +88,10 @@ TEST(FrozenRegistry, GgufTypes) {
 /// The ways of w4q_outputs.json have the names of their steps in their own: "awq-clips-int4", "rotate128".
 TEST(FrozenRegistry, StepsOfQuantizing) {
   const FrozenLines outputs("w4q_outputs.json", "/-0123456789");
-  for (const auto& row : quantize::step_registry()) outputs.expect("step", {std::string(row.name)});
+  for (const auto& row : quantize::step_registry()) {
+    // Decoding text is left out of what is frozen (frozen_calibrated_test.cpp).
+    if (!row.needs_text) outputs.expect("step", {std::string(row.name)});
+  }
 }
 
 }  // namespace
