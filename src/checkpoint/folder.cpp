@@ -41,6 +41,20 @@ void keep_present_passes(const io::Checkpoint& checkpoint, QuantizationConfig& q
   quantization.notes.push_back("without its residual passes: the base passes alone");
 }
 
+std::set<std::string, std::less<>> tuned_norms(const Folder& folder) {
+  std::set<std::string, std::less<>> result;
+  const auto found = folder.config.is_object() ? folder.config.find(tuned_norms_key) : folder.config.end();
+  if (!folder.config.is_object() || found == folder.config.end()) return result;
+  const bool names =
+      found->is_array() && std::ranges::all_of(*found, [](const Json& name) { return name.is_string(); });
+  if (!names) {
+    throw Error(ErrorCode::bad_file,
+                concat(folder.config_path().string(), ": \"", tuned_norms_key, "\" is not an array of names"));
+  }
+  for (const Json& name : *found) result.insert(name.get<std::string>());
+  return result;
+}
+
 /// Its config.json is a 16-bit model's; its tensors are not.
 void refuse_turboquant(const std::filesystem::path& folder) {
   if (!io::path_exists(folder / turboquant_config_file)) return;
@@ -99,6 +113,7 @@ std::optional<StatedQuantization> stated_quantization(const Json& config, const 
 }
 
 Folder read_quantization(Folder folder) {
+  folder.tuned = tuned_norms(folder);
   const auto stated = stated_quantization(folder.config, folder.path);
   if (stated && stated->foreign && is_low_precision(stated->json))
     return read_low_precision(std::move(folder), *stated);

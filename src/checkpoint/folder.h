@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -13,11 +14,17 @@
 
 namespace w4q::checkpoint {
 
+/// The key of that list.
+inline constexpr std::string_view tuned_norms_key = "tuned_norms";
+
 struct Folder {
   std::filesystem::path path;
   io::Json config = {};  ///< config.json
   io::Checkpoint tensors;
   QuantizationConfig quantization = {};  ///< without linears for a 16-bit checkpoint
+  /// Weights of norms that were tuned behind the quantization, "….weight": no scale explains how they differ from the
+  /// base's. A list in config.json, which goes with it into every dialect.
+  std::set<std::string, std::less<>> tuned = {};
 
   std::filesystem::path config_path() const { return path / "config.json"; }
 };

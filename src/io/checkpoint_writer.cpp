@@ -152,12 +152,14 @@ struct CheckpointWriter::Impl {
   /// The writer of the set that a tensor belongs to, when it is not this.
   CheckpointWriter* other_writer(std::string_view name) const;
   void write(std::string_view name, uint64_t offset, std::span<const std::byte> bytes);
+  void put(const Target& target, uint64_t offset, std::span<const std::byte> bytes) const;
   void hash_part(Target& target, uint64_t offset, std::span<const std::byte> bytes);
   void check_complete() const;
   /// Those that were not taken while the tensors were written.
   void take_digests();
   void finish_shard(Shard& shard);
-  void write_index();
+  /// Returns its bytes.
+  int64_t write_index() const;
 };
 
 void CheckpointWriter::Impl::plan_shards(std::vector<PlannedTensor> plan) {
@@ -230,7 +232,11 @@ void CheckpointWriter::Impl::write(std::string_view name, uint64_t offset, std::
   } else {
     hash_part(target, offset, bytes);
   }
-  // Opened anew each time: there may be more shards than a process may have open files.
+  put(target, offset, bytes);
+}
+
+/// Opened anew each time: there may be more shards than a process may have open files.
+void CheckpointWriter::Impl::put(const Target& target, uint64_t offset, std::span<const std::byte> bytes) const {
   const Shard& shard = shards[target.shard];
   const FileDescriptor file = open_file(shard.path, O_WRONLY);
   const uint64_t place = shard.header.data_begin + target.tensor->begin + offset;
@@ -281,7 +287,7 @@ void CheckpointWriter::Impl::finish_shard(Shard& shard) {
   if (error) throw system_error(shard.path, "cannot examine", error.value());
 }
 
-void CheckpointWriter::Impl::write_index() {
+int64_t CheckpointWriter::Impl::write_index() const {
   nlohmann::json index;  // sorts its keys
   uint64_t total = 0;
   auto& weight_map = index["weight_map"];
@@ -292,10 +298,10 @@ void CheckpointWriter::Impl::write_index() {
   index["metadata"]["total_size"] = total;
   const std::string text = index.dump(2) + "\n";
   const fs::path path = folder / index_name;
-  const FileDescriptor file = open_file(path, O_WRONLY | O_CREAT | O_EXCL);
+  const FileDescriptor file = open_file(path, O_WRONLY | O_CREAT | O_TRUNC);
   write_all(file, std::as_bytes(std::span(text)), 0, path);
   sync_file(file, path);
-  file_bytes += static_cast<int64_t>(text.size());
+  return static_cast<int64_t>(text.size());
 }
 
 CheckpointWriter::CheckpointWriter(fs::path folder, std::vector<PlannedTensor> plan, WriteOptions options)
@@ -333,13 +339,32 @@ void CheckpointWriter::copy(const Checkpoint& from, std::string_view name) {
   from.read_stored(name, [&](int64_t offset, std::span<const std::byte> bytes) { write_part(name, offset, bytes); });
 }
 
+void CheckpointWriter::replace(std::string_view name, std::span<const std::byte> bytes) {
+  if (auto* other = impl_->other_writer(name)) return other->replace(name, bytes);
+  auto& target = impl_->find(name);
+  const uint64_t size = target.tensor->size();
+  ensure(bytes.size() == size && target.written.is_complete(size),
+         concat("tensor \"", shown(name), "\": replaced before it is written, or by another size"));
+  ensure(!impl_->finished, "a tensor is replaced after finish()");
+  target.digest = hash_tensor(dtype_name(target.tensor->dtype), target.tensor->shape, bytes);
+  impl_->put(target, 0, bytes);
+}
+
+Checkpoint CheckpointWriter::written() {
+  ensure(!impl_->finished, "written() after finish()");
+  for (auto* set : {impl_.get(), impl_->sidecar ? impl_->sidecar->impl_.get() : nullptr}) {
+    if (set != nullptr && set->shards.size() > 1) set->write_index();
+  }
+  return Checkpoint::open(impl_->folder);
+}
+
 void CheckpointWriter::finish() {
   ensure(!impl_->finished, "finish() is called twice");
   impl_->check_complete();
   impl_->finished = true;
   impl_->take_digests();
   for (auto& shard : impl_->shards) impl_->finish_shard(shard);
-  if (impl_->shards.size() > 1) impl_->write_index();
+  if (impl_->shards.size() > 1) impl_->file_bytes += impl_->write_index();
   if (impl_->sidecar) {
     impl_->sidecar->finish();
     impl_->file_bytes += impl_->sidecar->file_bytes();

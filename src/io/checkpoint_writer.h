@@ -46,6 +46,11 @@ class CheckpointWriter {
   /// Writes the tensor of this name of `from` as it is stored there, a piece at a time.
   void copy(const Checkpoint& from, std::string_view name);
 
+  /// Other bytes of the same size for a tensor that is written.
+  void replace(std::string_view name, std::span<const std::byte> bytes);
+  /// What is written so far, before finish(): what is not holds zeros. It sees what replace() changes.
+  Checkpoint written();
+
   /// Checks that every planned byte was written, writes the index, compresses, and syncs the files to disk.
   void finish();
 

@@ -214,7 +214,8 @@ std::optional<FoldedRotations> read_folded_rotations(const io::Json& config, std
 }
 
 OpenedModel fold_rotations(OpenedModel model, const FoldedRotations& rotations) {
-  auto& [path, json, tensors, quantization] = model.folder;
+  io::Checkpoint& tensors = model.folder.tensors;
+  io::Json& json = model.folder.config;
   if (model.folded) {
     throw Error(ErrorCode::bad_argument,
                 model.folder.config_path().string() + ": rotations are folded into this model already")

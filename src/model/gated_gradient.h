@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "core/views.h"
-#include "model/layer_gradient.h"
+#include "model/gradient_observer.h"
 #include "model/model.h"
 #include "model/scratch.h"
 

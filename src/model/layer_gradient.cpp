@@ -37,9 +37,6 @@ struct GradientScratch {
 
 namespace {
 
-/// Rows whose logits exist together.
-constexpr int64_t logit_rows = 256;
-
 void copy_rows(MatrixView<const float> from, MatrixView<float> to) { pick(from, 0, 1, to); }
 
 /// Queries, keys and values of an attention block, and gates of its output; those that are parts of a product, as views.
@@ -78,16 +75,14 @@ class BlockGradient {
   }
 
   /// By what the block puts out, then by what it takes in.
-  void backward(MatrixView<float> gradient, const GradientObserver& observer) {
+  void backward(MatrixView<float> gradient, const GradientObserver& observer, const NormObserver& norms) {
     if (const auto factor = vector(VectorRole::layer_scale); !factor.empty()) {
       scale_rows(gradient, double{factor.front()});
     }
     const auto by_output = scratch_.by_output.matrix(rows_, gradient.cols);
     copy_rows(gradient, by_output);
     scale_rows(by_output, block_.output_scale);
-    if (const auto weight = norm(NormRole::output); !weight.empty()) {
-      kernels::rms_norm_gradient(memory_.last.matrix(rows_, gradient.cols), weight, eps_, by_output);
-    }
+    norm_back(NormRole::output, memory_.last.matrix(rows_, gradient.cols), by_output, norms);
     const auto by_input = scratch_.by_input.matrix(rows_, gradient.cols);
     if (block_.kind == BlockKind::mixture) {
       const auto by_stream = scratch_.by_stream.matrix(rows_, gradient.cols);
@@ -100,12 +95,10 @@ class BlockGradient {
       const auto by_mixed = scratch_.by_mixed.matrix(rows_, last().k);
       kernels::linear_gradient(weight_of(last()), by_output, by_mixed);
       make_gradients();
-      attend_back(by_mixed);
+      attend_back(by_mixed, norms);
       multiply_back(observer, by_input);
     }
-    if (const auto weight = norm(NormRole::input); !weight.empty()) {
-      kernels::rms_norm_gradient(kept_input(), weight, eps_, by_input);
-    }
+    norm_back(NormRole::input, kept_input(), by_input, norms);
     kernels::add_rows(gradient, by_input);
   }
 
@@ -113,6 +106,14 @@ class BlockGradient {
   std::span<const float> norm(NormRole role) const {
     const auto* planned = block_.norm(role);
     return planned == nullptr ? std::span<const float>{} : weights_.norms[planned->position];
+  }
+  /// Where there is no such norm, the gradient stays as it is.
+  void norm_back(NormRole role, MatrixView<const float> x, MatrixView<float> gradient,
+                 const NormObserver& norms) const {
+    const auto* planned = block_.norm(role);
+    if (planned == nullptr) return;
+    if (norms) norms(*planned, x, gradient);
+    kernels::rms_norm_gradient(x, weights_.norms[planned->position], eps_, gradient);
   }
   std::span<const float> vector(VectorRole role) const {
     const auto* planned = block_.vector(role);
@@ -270,7 +271,7 @@ class BlockGradient {
     return attention().output_gate ? memory_.gates.matrix(rows_, query_width()) : mixed();
   }
 
-  void attend_back(MatrixView<float> gradient) {
+  void attend_back(MatrixView<float> gradient, const NormObserver& norms) {
     const Heads raw = raw_heads();
     Heads by = heads_of(scratch_.by_products);
     const auto by_both = by.queries;
@@ -286,11 +287,8 @@ class BlockGradient {
     warm_queries(attention(), 0, by.queries);
     turn(by.queries, true);
     turn(by.keys, true);
-    const auto norm_back = [&](NormRole role, MatrixView<const float> x, MatrixView<float> by_heads) {
-      if (const auto weight = norm(role); !weight.empty()) kernels::rms_norm_gradient(x, weight, eps_, by_heads);
-    };
-    norm_back(NormRole::query, raw.queries, by.queries);
-    norm_back(NormRole::key, raw.keys, by.keys);
+    norm_back(NormRole::query, raw.queries, by.queries, norms);
+    norm_back(NormRole::key, raw.keys, by.keys, norms);
     if (attention().value_norm) kernels::rms_norm_gradient(raw.values, value_norm(), eps_, by.values);
     if (attention().keys_are_values) kernels::add_rows(by.keys, by.values);
     if (!attention().output_gate) return;
@@ -324,12 +322,18 @@ std::string_view obstacle(const Block& block) {
 
 void require_gradients(const ModelConfig& config, std::string_view what) {
   require_decoder(config, what);
-  for (int64_t layer = 0; layer < config.layers; ++layer) {
-    if (const auto found = obstacle_to_gradients(layer_plan(config, layer)); !found.empty()) {
-      throw Error(ErrorCode::unsupported, concat("there is no ", what, " for ", config.architecture_name))
-          .detail(concat("layer ", layer, " has ", found, ", through which gradients find no way back"));
-    }
+  if (const auto found = obstacle_to_gradients(config); !found.empty()) {
+    throw Error(ErrorCode::unsupported, concat("there is no ", what, " for ", config.architecture_name))
+        .detail(concat(found, ", through which gradients find no way back"));
   }
+}
+
+std::string obstacle_to_gradients(const ModelConfig& config) {
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    const auto found = obstacle_to_gradients(layer_plan(config, layer));
+    if (!found.empty()) return concat("layer ", layer, " has ", found);
+  }
+  return {};
 }
 
 std::string_view obstacle_to_gradients(const LayerPlan& plan) {
@@ -351,7 +355,7 @@ LayerGradient::~LayerGradient() = default;
 LayerGradient::LayerGradient(LayerGradient&&) noexcept = default;
 
 void LayerGradient::run(const LayerWeights& weights, MatrixView<const float> x, MatrixView<float> gradient,
-                        const GradientObserver& observer) {
+                        const GradientObserver& observer, const NormObserver& norms) {
   const auto& plan = weights.plan.blocks;
   ensure(x.cols == impl_->config.hidden_size && gradient.rows == x.rows && gradient.cols == x.cols,
          "LayerGradient: shapes differ");
@@ -365,54 +369,7 @@ void LayerGradient::run(const LayerWeights& weights, MatrixView<const float> x, 
     blocks.emplace_back(weights, plan[b], eps, x.rows, impl_->blocks[b], impl_->scratch);
     blocks.back().forward(hidden, b + 1 < plan.size());
   }
-  for (size_t b = plan.size(); b-- > 0;) blocks[b].backward(gradient, observer);
-}
-
-namespace {
-
-/// Turns logits of a row, as they come from the head, into the gradient of −log p(next) by them, which is returned.
-double cross_entropy(float* logits, int64_t count, int64_t next, double scale, double cap) {
-  const auto finished = [&](float x) {
-    const double scaled = double{x} * scale;
-    return cap > 0 ? cap * std::tanh(scaled / cap) : scaled;
-  };
-  double largest = -INFINITY, sum = 0;
-  for (int64_t c = 0; c < count; ++c) largest = std::max(largest, finished(logits[c]));
-  for (int64_t c = 0; c < count; ++c) sum += std::exp(finished(logits[c]) - largest);
-  const double log_sum = largest + std::log(sum), loss = log_sum - finished(logits[next]);
-  for (int64_t c = 0; c < count; ++c) {
-    const double logit = finished(logits[c]);
-    const double slope = cap > 0 ? scale * (1 - logit / cap * (logit / cap)) : scale;
-    logits[c] = static_cast<float>((std::exp(logit - log_sum) - (c == next ? 1.0 : 0.0)) * slope);
-  }
-  return loss;
-}
-
-}  // namespace
-
-double LossGradient::run(std::span<const int32_t> ids, MatrixView<float> x) const {
-  ensure(x.rows == std::ssize(ids) && x.cols == head.k && x.cols == std::ssize(final_norm),
-         "LossGradient: shapes differ");
-  const auto eps = static_cast<float>(config.rms_norm_eps);
-  Floats hidden, products;
-  std::vector<double> losses(ids.size());
-  for (int64_t first = 0; first < x.rows; first += logit_rows) {
-    const MatrixView<float> rows(x.row(first), std::min(logit_rows, x.rows - first), x.cols, x.stride);
-    const auto normed = hidden.matrix(rows.rows, x.cols), logits = products.matrix(rows.rows, head.n);
-    kernels::rms_norm(rows, final_norm, eps, normed);
-    kernels::linear(head, normed, logits);
-    parallel_for(rows.rows, 1, [&](int64_t row, int64_t) {
-      const auto at = static_cast<size_t>(first + row);
-      if (at + 1 == ids.size()) return std::fill_n(logits.row(row), logits.cols, 0.0f), void();
-      losses[at] = cross_entropy(logits.row(row), logits.cols, ids[at + 1], config.logit_scale, config.logit_cap);
-    });
-    kernels::linear_gradient(head, logits, normed);
-    kernels::rms_norm_gradient(rows, final_norm, eps, normed);
-    copy_rows(normed, rows);
-  }
-  double sum = 0;
-  for (const double loss : losses) sum += loss;
-  return sum;
+  for (size_t b = plan.size(); b-- > 0;) blocks[b].backward(gradient, observer, norms);
 }
 
 }  // namespace w4q::model

@@ -127,6 +127,15 @@ PlannedNorm final_norm_plan(const ModelConfig& config) {
           .offset = config.architecture->norm_offset};
 }
 
+std::vector<PlannedNorm> all_norms(const ModelConfig& config) {
+  std::vector<PlannedNorm> result{final_norm_plan(config)};
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    const auto own = layer_plan(config, layer).norms();
+    result.insert(result.end(), own.begin(), own.end());
+  }
+  return result;
+}
+
 std::optional<LinearPlace> find_linear(const ModelConfig& config, std::string_view module) {
   constexpr std::string_view before = ".layers.";
   const size_t at = module.find(before);

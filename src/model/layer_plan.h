@@ -156,6 +156,8 @@ PlannedNorm layer_projection_norm_plan(const ModelConfig& config);
 
 /// The norm behind the last layer.
 PlannedNorm final_norm_plan(const ModelConfig& config);
+/// That and those of all layers.
+std::vector<PlannedNorm> all_norms(const ModelConfig& config);
 
 /// Where a linear stands.
 struct LinearPlace {

@@ -119,9 +119,8 @@ OpenedModel fold_like(OpenedModel base, const std::optional<FoldedRotations>& ro
 
 bool has_tied_head(const OpenedModel& model) {
   if (model.config.tie_word_embeddings) return model.config.tied_embeddings;
-  const auto& [path, config, tensors, quantization] = model.folder;
   const std::string& head = model.config.names.head;
-  return !tensors.contains(head + ".weight") && quantization.find(head) == nullptr;
+  return !model.folder.tensors.contains(head + ".weight") && model.folder.quantization.find(head) == nullptr;
 }
 
 }  // namespace w4q::model

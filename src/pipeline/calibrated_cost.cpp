@@ -6,6 +6,7 @@
 #include "core/stopwatch.h"
 #include "kernels/linear/gemm.h"
 #include "pipeline/calibrate.h"
+#include "pipeline/distill.h"
 #include "pipeline/gradients.h"
 #include "quantize/awq.h"
 
@@ -22,6 +23,15 @@ double share_of(const model::ModelConfig& config, const model::InputGroup& group
   return group.expert ? static_cast<double>(config.mixture.chosen) / static_cast<double>(config.mixture.experts) : 1.0;
 }
 
+/// Tokens that go through every layer while norms are distilled: forth, forth again and back in the packed model, and
+/// once in the 16-bit one.
+double distilled_tokens(const CalibratedRequest& request) {
+  const DistillOptions options;
+  const double all = static_cast<double>(request.text.samples * request.text.length);
+  const double trained = static_cast<double>(options.steps * options.samples * options.length);
+  return 3 * std::min(trained, static_cast<double>(options.steps) * all) + std::min(trained, all);
+}
+
 /// Multiplications that the layers of a model ask for.
 double multiplications(const CalibratedRequest& request, const model::OpenedModel& model, const SchemeOf& scheme_of,
                        const quantize::Steps& steps) {
@@ -33,7 +43,8 @@ double multiplications(const CalibratedRequest& request, const model::OpenedMode
   const double products = 3 + (steps.has(StepKind::awq) ? 2 * quantize::awq_alphas : 0) + (feedback ? 1 : 0) +
                           (steps.has(StepKind::sweeps) ? 4 : 0) + (steps.has(StepKind::asymmetric) ? 4 : 0) +
                           (steps.has(StepKind::fit_norms) ? 1 : 0);
-  double sum = 0;
+  const double distilled = steps.has(StepKind::distill_norms) ? distilled_tokens(request) : 0;
+  double sum = distilled * static_cast<double>(model.config.vocab_size * model.config.hidden_size);
   for (int64_t layer = 0; layer < model.config.layers; ++layer) {
     for (const auto& group : model::input_groups(model.config, layer)) {
       const auto k = static_cast<double>(group.width);
@@ -47,6 +58,7 @@ double multiplications(const CalibratedRequest& request, const model::OpenedMode
         const auto n = static_cast<double>(linear.n);
         sum += rows * n * k * (steps.has(StepKind::asymmetric) ? 2.5 : 1) +
                (scheme_of(linear.name) ? products * n * k * k : 0);
+        sum += distilled * share_of(model.config, group) * n * k;
         // Forth, forth again and back, sums over tokens, their factor, and what rows are worth to each other.
         if (both) sum += rows * n * (3 * k + n / 2) + n * n * (n / 6 * factor_slowness + k / 2);
       }
@@ -113,6 +125,11 @@ CalibratedCost calibrated_cost(const CalibratedRequest& request, const model::Op
     if (steps.has(StepKind::feedback_outputs)) {
       const int64_t back = gradient_memory(model, request.text.length, false) + (model.config.layers + 1) * states;
       cost.memory = std::max(cost.memory, back) + output_costs_bytes(model.config);
+    }
+    if (steps.has(StepKind::distill_norms)) {
+      // Packed, a model takes at most as much as it did.
+      const int64_t packed = model.folder.tensors.total_bytes();
+      cost.memory = std::max(cost.memory, distill_memory(model, packed, request.text.samples, request.text.length));
     }
     if (request.max_memory > 0) cost.memory = std::min(cost.memory, request.max_memory);
   }

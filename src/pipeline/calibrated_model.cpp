@@ -42,7 +42,7 @@ void check_calibration(const CalibratedRequest& request, const quantize::Steps& 
   if (steps.any(&quantize::StepRow::needs_text)) {
     if (!request.text.empty()) return;
     throw Error(ErrorCode::bad_argument,
-                "targets for quantized inputs (asym) and gradients (feedback2) are made with calibration text")
+                "targets for quantized inputs (asym) and gradients (feedback2, distill) are made with calibration text")
         .hint("--calib FILE, --calib-ids FILE or --chat FILE, also beside --stats");
   }
   if (request.text.empty() != request.statistics.empty()) return;
@@ -77,11 +77,11 @@ void CalibratedRun::read_text(const CalibratedRequest& request, const std::files
   const quantize::Steps& steps = packing_.options.steps;
   products_ = gpu_ == nullptr ? std::string(kernels::gemm_library())
                               : concat("cuBLAS, ", printable(request.gpu->properties().name));
-  auto windows = read_windows(model_, request.text, gpu_of(gpu_));
+  windows_ = read_windows(model_, request.text, gpu_of(gpu_));
   if (request.text.self) notes_.push_back("calibrated with " + describe_self(request.text));
-  if (windows.samples < request.text.samples) {
+  if (windows_.samples < request.text.samples) {
     notes_.push_back(
-        concat("the calibration text has ", windows.samples, " windows of ", windows.length, " tokens only"));
+        concat("the calibration text has ", windows_.samples, " windows of ", windows_.length, " tokens only"));
   }
   CalibrationOptions options;
   options.max_memory = request.max_memory;
@@ -89,27 +89,27 @@ void CalibratedRun::read_text(const CalibratedRequest& request, const std::files
   options.pairs = steps.has(StepKind::asymmetric);
   options.spill_at = output;
   options.gpu = gpu_;
-  if (steps.has(StepKind::feedback_outputs)) walk_back(windows, options);
-  if (file_ && !options.pairs) return;
-  calibration_.emplace(model_, std::move(windows), options);
+  if (steps.has(StepKind::feedback_outputs)) walk_back(options);
+  if (file_ && !options.pairs) return;  // statistics are at hand, and nothing is walked for
+  calibration_.emplace(model_, windows_, options);
   if (calibration_->spilled() > 0) {
     notes_.push_back(concat(calibration_->spilled(), " windows of activations lay on disk between layers"));
   }
 }
 
 /// Costs get half of what is left beside the walk and the packing; hidden states the rest.
-void CalibratedRun::walk_back(const CalibrationWindows& windows, CalibrationOptions& options) {
+void CalibratedRun::walk_back(CalibrationOptions& options) {
   GradientOptions back{.max_memory = options.max_memory, .spill_at = options.spill_at};
   int64_t kept = std::numeric_limits<int64_t>::max();
   if (options.max_memory > 0) {
-    const int64_t forth = calibration_memory(model_, windows.length, true) + options.reserved_memory +
-                          (options.pairs ? pairs_memory(model_, windows.length) : 0);
-    const int64_t fixed = std::max(gradient_memory(model_, windows.length, false), forth);
+    const int64_t forth = calibration_memory(model_, windows_.length, true) + options.reserved_memory +
+                          (options.pairs ? pairs_memory(model_, windows_.length) : 0);
+    const int64_t fixed = std::max(gradient_memory(model_, windows_.length, false), forth);
     kept = std::min(std::max<int64_t>(0, options.max_memory - fixed) / 2, output_costs_bytes(model_.config));
     back.reserved_memory = kept;
     options.reserved_memory += kept;
   }
-  costs_.emplace(model_, windows, back, kept);
+  costs_.emplace(model_, windows_, back, kept);
 }
 
 CalibratedRun::~CalibratedRun() = default;

@@ -40,12 +40,14 @@ class CalibratedRun {
   CalibratedLayer next();
   /// What the user should know about the calibration.
   const std::vector<std::string>& notes() const noexcept { return notes_; }
+  /// The text that was decoded; empty where statistics stood in for it.
+  const CalibrationWindows& windows() const noexcept { return windows_; }
   /// What multiplied while the text was decoded, on whose last bits near ties depend; empty where that is not known.
   const std::string& products() const noexcept { return products_; }
 
  private:
   void read_text(const CalibratedRequest& request, const std::filesystem::path& output);
-  void walk_back(const CalibrationWindows& windows, CalibrationOptions& options);
+  void walk_back(CalibrationOptions& options);
 
   const model::OpenedModel& model_;
   const CalibratedPacking packing_;
@@ -53,6 +55,7 @@ class CalibratedRun {
   std::optional<StatisticsFile> file_;       // whose statistics are taken where it is there
   std::optional<Calibration> calibration_;   // where text is decoded
   std::optional<OutputCosts> costs_;         // where errors are fed back along both sides
+  CalibrationWindows windows_;
   std::vector<std::string> notes_;
   std::string products_;
   int64_t layer_ = 0;

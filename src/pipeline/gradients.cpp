@@ -12,6 +12,7 @@
 #include "model/decoder_layer.h"
 #include "model/layer_gradient.h"
 #include "model/layer_memory.h"
+#include "model/loss_gradient.h"
 #include "model/model.h"
 #include "model/scratch.h"
 

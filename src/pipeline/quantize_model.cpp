@@ -15,9 +15,11 @@
 #include "core/stopwatch.h"
 #include "core/text.h"
 #include "io/output.h"
+#include "model/layer_gradient.h"
 #include "model/model.h"
 #include "model/opened.h"
 #include "pipeline/allocate.h"
+#include "pipeline/distill_output.h"
 #include "pipeline/output_rules.h"
 #include "pipeline/run_cost.h"
 #include "pipeline/scale_folding.h"
@@ -30,11 +32,25 @@ namespace {
 using model::OpenedModel;
 using quantize::StepKind;
 
+/// A preset leaves out what a model has no way for; who names such a step hears that there is none.
+void settle_gradients(QuantizeRequest& request, const OpenedModel& source) {
+  auto& steps = request.options.steps;
+  if (source.folded && steps.has(StepKind::distill_norms)) {
+    throw Error(ErrorCode::bad_argument, "distill and fold do not go together")
+        .detail("where rotations are folded into a model its norms have no weights of their own");
+  }
+  if (request.preset.empty()) return model::require_gradients(source.config, "gradients (feedback2, distill)");
+  if (!model::obstacle_to_gradients(source.config).empty()) {
+    steps = steps.without(&quantize::StepRow::needs_gradients);
+  }
+}
+
 /// The request with what follows from the model.
 QuantizeRequest settled(QuantizeRequest request, const OpenedModel& source) {
   const bool needs_statistics = request.options.steps.any(&quantize::StepRow::needs_statistics);
   if (needs_statistics && !request.calibrated) request.calibrated.emplace();  // which will say what it lacks
   if (request.calibrated) model::require_decoder(source.config, "calibration");
+  if (request.options.steps.any(&quantize::StepRow::needs_gradients)) settle_gradients(request, source);
   // The rotation of a rotated scheme belongs to it, whatever is folded.
   if (auto* rotate = request.options.steps.find(StepKind::rotate)) {
     rotate->folded = source.folded.has_value() && request.scheme.family != formats::SchemeFamily::rotated;
@@ -156,6 +172,18 @@ std::set<std::string, std::less<>> input_scales(const OpenedModel& source, const
   return {names.begin(), names.end()};
 }
 
+void note_what_is_left_out(const QuantizeRequest& request, const OpenedModel& source, Plan& plan) {
+  if (request.preset.empty()) return;
+  std::vector<std::string> names;
+  for (const auto& step : quantize::preset_steps(request.preset, request.scheme)) {
+    const auto& row = quantize::step_row(step.kind);
+    if (row.needs_gradients && !request.options.steps.has(step.kind)) names.emplace_back(row.name);
+  }
+  if (names.empty()) return;
+  plan.notes.push_back(concat("without ", join(names, ", "), ": ", model::obstacle_to_gradients(source.config),
+                              ", through which gradients find no way back"));
+}
+
 Plan make_plan(const OpenedModel& source, const QuantizeRequest& request) {
   Plan plan = select_tensors(source, request);
   const auto scaled = input_scales(source, request, plan);
@@ -175,6 +203,7 @@ Plan make_plan(const OpenedModel& source, const QuantizeRequest& request) {
         .detail("the first passes of all layers have one rotation then");
   }
   plan.steps = steps_of(request);
+  note_what_is_left_out(request, source, plan);
   for (const auto& warning : source.folder.tensors.warnings()) plan.notes.push_back(warning);
   for (const auto& warning : source.config.warnings) plan.notes.push_back(warning);
   plan.notes.insert(plan.notes.end(), source.notes.begin(), source.notes.end());
@@ -274,6 +303,7 @@ class CalibratedTensors {
 
   const std::vector<std::string>& notes() const noexcept { return run_.notes(); }
   const std::string& products() const noexcept { return run_.products(); }
+  const CalibrationWindows& windows() const noexcept { return run_.windows(); }
 
   /// Writes `tensor` if it belongs to a layer; false when it is not.
   bool write(const TensorPlan& tensor, QuantizeReport& report, checkpoint::QuantizationConfig& quantization,
@@ -341,10 +371,11 @@ void add_allocation(Plan& plan, const QuantizeRequest& wanted, AllocationReport 
 
 /// config.json and what else stands beside the weights. A model that was folded and not packed is marked as ours.
 std::vector<std::string> write_companions(const OpenedModel& source, const checkpoint::QuantizationConfig& quantization,
-                                          const std::string& products, const io::WriteOptions& write,
-                                          const std::filesystem::path& to) {
+                                          const std::string& products, const std::vector<std::string>& tuned,
+                                          const io::WriteOptions& write, const std::filesystem::path& to) {
   const auto& from = source.folder.path;
   io::Json config = source.folder.config;
+  if (!tuned.empty()) config[std::string(checkpoint::tuned_norms_key)] = tuned;
   if (!quantization.linears.empty()) {
     if (!products.empty()) config["quantization_config"] = {{std::string(products_mark), products}};
     return carry_companions(from, to, std::move(config), quantization, write);
@@ -398,6 +429,7 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
   quantization.method = request.method;
   const auto planned = planned_output(report.plan, input_scales(source, request, report.plan), quantization);
 
+  std::vector<std::string> tuned;
   io::CheckpointWriter writer(output.staging(), planned, with_companions(request.write, given.model));
   std::optional<CalibratedTensors> calibrated;
   if (request.calibrated) calibrated.emplace(source, request, report.plan);
@@ -414,13 +446,21 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
     progress.advance(tensor.bytes_before);
   }
   for (const auto& tensor : report.tensors) report.total.add(tensor.error);
+  if (const auto* distill = request.options.steps.find(StepKind::distill_norms); distill != nullptr && calibrated) {
+    const DistillOptions how{
+        .steps = distill->rounds, .max_memory = request.calibrated->max_memory, .spill_at = request.output};
+    auto distilled = distill_output(source, calibrated->windows(), how, quantization, writer);
+    report.plan.notes.push_back(std::move(distilled.note));
+    tuned = std::move(distilled.tuned);
+  }
   if (calibrated) {
     report.plan.notes.insert(report.plan.notes.end(), calibrated->notes().begin(), calibrated->notes().end());
   }
-  return finished(
-      std::move(report), writer, output, watch, checkpoint::bases_through(source.folder), [&](const auto& to) {
-        return write_companions(source, quantization, calibrated ? calibrated->products() : "", request.write, to);
-      });
+  return finished(std::move(report), writer, output, watch, checkpoint::bases_through(source.folder),
+                  [&](const auto& to) {
+                    return write_companions(source, quantization, calibrated ? calibrated->products() : "", tuned,
+                                            request.write, to);
+                  });
 }
 
 }  // namespace w4q::pipeline

@@ -93,7 +93,16 @@ RecipeLine parse_recipe_line(std::string_view text) {
     const bool rotated = name.starts_with("rotated");
     name += name.starts_with("kbit") ? "-b32-e4m4" : rotated ? "-d128" : "-g128-f16-asym";
   }
-  return {formats::parse_schemes(name), quantize::parse_steps(text.substr(colon + 1))};
+  auto schemes = formats::parse_schemes(name);
+  auto steps = quantize::parse_steps(text.substr(colon + 1));
+  // Norms are those of the scheme, or else of the model.
+  const auto& norms = quantize::step_row(quantize::StepKind::fit_norms);
+  const auto has_norms = [&](const formats::Scheme& scheme) { return norms.accepts(scheme, nullptr); };
+  if (steps.has(norms.kind) && std::ranges::none_of(schemes, has_norms)) {
+    steps.remove(norms.kind);
+    steps.add({quantize::StepKind::distill_norms});
+  }
+  return {std::move(schemes), std::move(steps)};
 }
 
 quantize::Recipe read_recipe(const std::filesystem::path& path) {

@@ -121,10 +121,11 @@ constexpr StepRow registered[] = {
     {.kind = StepKind::feedback_outputs,
      .name = "feedback2",
      .option = "--feedback2",
-     .help = "Feed them back along n too, by gradients of the loss on the calibration text; goes on from feedback",
+     .help = "Feed them back along n too, by gradients of the loss on the calibration text",
      .needs_statistics = true,
      .needs_text = true,
-     .behind = StepKind::feedback,
+     .needs_gradients = true,
+     .with = StepKind::feedback,
      .accepts = anything,
      .describe = [](const Step&, const QuantizeOptions&,
                     Words& words) { words.emplace_back("on both sides, by gradients"); }},
@@ -145,6 +146,17 @@ constexpr StepRow registered[] = {
      .accepts = has_norms,
      .describe = [](const Step&, const QuantizeOptions&,
                     Words& words) { words.emplace_back("norms by least squares"); }},
+    {.kind = StepKind::distill_norms,
+     .name = "distill",
+     .option = "--distill",
+     .help = "At last move the weights of the model's norms until it predicts more like the 16-bit model on the "
+             "calibration text, by gradients",
+     .needs_statistics = true,
+     .needs_text = true,
+     .needs_gradients = true,
+     .accepts = anything,
+     .describe = [](const Step&, const QuantizeOptions&,
+                    Words& words) { words.emplace_back("the model's norms by distillation"); }},
 };
 
 }  // namespace

@@ -21,6 +21,9 @@ constexpr Preset presets[] = {
     {"fast", "search", "search", "clip"},
     {"good", "lloyd+search → feedback", "search → feedback → norms", "clip → feedback"},
     {"best", "awq → rotate128 → lloyd+search → feedback", "awq → search → feedback → norms", "awq → clip → feedback"},
+    {"max", "awq → rotate128 → lloyd+search → asym → feedback → feedback2 → sweeps → distill",
+     "awq → search → asym → feedback → feedback2 → sweeps → norms → distill",
+     "awq → clip → asym → feedback → feedback2 → sweeps → distill"},
 };
 
 std::string_view trimmed(std::string_view text) {
@@ -49,11 +52,9 @@ std::vector<std::string_view> names_of(std::string_view text) {
 [[noreturn]] void refuse(std::string_view name, std::string_view why) {
   throw Error(ErrorCode::bad_argument, concat("step \"", printable(name), "\": ", why))
       .hint(
-          "steps are, in this order: fold → awq → rotate128 → lloyd+search → asym → feedback → feedback2 → sweeps; "
-          "clip → "
-          "asym → feedback → feedback2 → sweeps for integers; search → asym → feedback → feedback2 → sweeps → norms "
-          "for "
-          "the rotated family");
+          "steps are, in this order: fold → awq → rotate128 → lloyd+search → asym → feedback → feedback2 → sweeps → "
+          "distill; integers have clip instead of rotate128 and lloyd+search, the rotated family search and, behind "
+          "sweeps, norms");
 }
 
 int64_t parse_block(std::string_view name, const StepRow& row) {
@@ -97,6 +98,8 @@ const Step* Steps::find(StepKind kind) const noexcept { return const_cast<Steps*
 void Steps::add(const Step& step) {
   remove(step.kind);
   list_.insert(std::ranges::lower_bound(list_, step.kind, {}, &Step::kind), step);
+  const auto& with = step_row(step.kind).with;
+  if (with && !has(*with)) add({*with});
 }
 
 void Steps::add(const Steps& steps) {

@@ -29,7 +29,8 @@ enum class StepKind {
   feedback,          ///< errors are fed back along k
   feedback_outputs,  ///< and along n, by what errors of outputs cost the loss
   sweeps,            ///< what feedback made is changed block by block and code by code while its error falls
-  fit_norms,         ///< norms by least squares of the outputs
+  fit_norms,         ///< norms of the scheme by least squares of the outputs
+  distill_norms,     ///< norms of the model by what it predicts
 };
 
 /// A step and its parameters; those of other kinds mean nothing to it.
@@ -41,6 +42,7 @@ struct Step {
   bool clip = true;          ///< awq: clips too
   bool input_scales = true;  ///< awq: scales that cannot be folded are stored; otherwise such groups stay unscaled
   double damping = 0.01;     ///< feedback: of the Gram matrix, as a share of its mean diagonal
+  int64_t rounds = 150;      ///< distill: how often norms are moved
 
   bool operator==(const Step&) const = default;
 };
@@ -57,6 +59,8 @@ struct StepRow {
   bool searches = false;                 ///< tries what errors come out, which calibration weighs
   bool needs_statistics = false;         ///< wants activations from a calibration run
   bool needs_text = false;               ///< … and goes over the text itself, which statistics cannot stand in for
+  bool needs_gradients = false;          ///< … and asks for a way back through the model
+  std::optional<StepKind> with = {};     ///< brings that step along, being a kind of it
   std::optional<StepKind> behind = {};   ///< goes on from what that step made, and means nothing without it
   /// Whether it means something to a scheme; otherwise `why`, if not null, gets what the scheme has not.
   bool (*accepts)(const formats::Scheme& scheme, std::string* why);
@@ -82,7 +86,7 @@ class Steps {
   const Step* find(StepKind kind) const noexcept;
   Step* find(StepKind kind) noexcept;
   bool has(StepKind kind) const noexcept { return find(kind) != nullptr; }
-  /// Takes the place of one of its kind.
+  /// Takes the place of one of its kind; brings along what it does not go without.
   void add(const Step& step);
   void add(const Steps& steps);
   void remove(StepKind kind);
@@ -109,7 +113,7 @@ std::string to_string(const Steps& steps);
 /// order, or one that goes on from a step which is missing.
 Steps parse_steps(std::string_view text);
 
-/// "fast", "good" and "best": names for the steps of docs/quality.md.
+/// "fast", "good", "best" and "max": names for the steps of docs/quality.md.
 std::vector<std::string> preset_names();
 Steps preset_steps(std::string_view name, const formats::Scheme& scheme);
 

@@ -145,6 +145,7 @@ class KeptCheck {
 
   /// Empty: it is what folding leaves; "no": nobody folds anything into it; else what is wrong with it.
   std::string may_be_folded(const model::Parameter& parameter, const TensorView& ours, const TensorView& theirs) {
+    if (candidate_.folder.tuned.contains(parameter.name)) return tuned_norm(parameter, ours, theirs);
     if (candidate_.config.architecture == nullptr) {
       return is_norm(parameter) ? positive_factors(ours, theirs, 0) : "no";
     }
@@ -170,6 +171,14 @@ class KeptCheck {
     const bool packed = std::ranges::any_of(
         names, [&](const auto& name) { return candidate_.folder.quantization.find(name) != nullptr; });
     return packed ? positive_factors(ours, theirs, offset) : "no weight behind it is packed";
+  }
+
+  /// Distillation goes by small steps: a factor a channel, none of them far from one where nothing was folded.
+  std::string tuned_norm(const model::Parameter& parameter, const TensorView& ours, const TensorView& theirs) const {
+    for (const auto& norm : model::all_norms(candidate_.config)) {
+      if (parameter.name == norm.name + ".weight") return positive_factors(ours, theirs, norm.offset);
+    }
+    return "no";
   }
 
   /// One factor a channel, and not the same in all.

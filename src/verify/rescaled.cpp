@@ -54,6 +54,27 @@ std::vector<float> measure_rows(const LinearWeight& base, const LinearWeight& st
   return result;
 }
 
+/// The number that each column of `stored` was multiplied by, by least squares. Its rows are as they were.
+std::vector<float> measure_columns(const LinearWeight& base, const LinearWeight& stored) {
+  const auto k = static_cast<size_t>(base.k);
+  std::vector<double> products(k), squares(k);
+  std::vector<float> a(static_cast<size_t>(row_block) * k), b(a.size());
+  for (int64_t begin = 0; begin < std::min(base.n, stored.n); begin += row_block) {
+    const int64_t end = std::min(begin + row_block, std::min(base.n, stored.n));
+    kernels::decode_rows(base, begin, end, {a.data(), end - begin, base.k});
+    kernels::decode_rows(stored, begin, end, {b.data(), end - begin, base.k});
+    for (size_t i = 0; i < static_cast<size_t>(end - begin) * k; ++i) {
+      products[i % k] += double{a[i]} * double{b[i]};
+      squares[i % k] += double{a[i]} * double{a[i]};
+    }
+  }
+  std::vector<float> result(k, 1.0f);
+  for (size_t c = 0; c < k; ++c) {
+    if (squares[c] > 0 && products[c] > 0) result[c] = static_cast<float>(products[c] / squares[c]);
+  }
+  return result;
+}
+
 }  // namespace
 
 LinearWeight stored_weight(const checkpoint::Folder& source, const std::string& module) {
@@ -101,7 +122,7 @@ bool RescaledWeights::folds(const std::string& producer) {
   const bool plain = std::ranges::all_of(members, [&](const std::string& module) {
     const auto member = model::find_linear(candidate_.config, module);
     Units units;
-    if (member->group.norm) units.cols = norm_ratio(*member->group.norm, member->linear.k);
+    if (member->group.norm) units.cols = norm_ratio(member->group, member->linear.k);
     const auto limit =
         limit_of(stored_weight(base_.folder, module), stored_weight(candidate_.folder, module), units, {});
     return !limit || (limit->holds() && limit->worst_row() == nullptr);
@@ -109,10 +130,15 @@ bool RescaledWeights::folds(const std::string& producer) {
   return folds_[producer] = !plain;
 }
 
-std::vector<float> RescaledWeights::norm_ratio(const model::PlannedNorm& norm, int64_t size) const {
+std::vector<float> RescaledWeights::norm_ratio(const model::InputGroup& group, int64_t size) const {
+  const model::PlannedNorm& norm = *group.norm;
   std::vector<float> result(static_cast<size_t>(size), 1.0f);
   const std::string name = norm.name + ".weight";
   if (!is_rescaled_norm(name)) return result;
+  if (candidate_.folder.tuned.contains(name)) {
+    const std::string first = group.names().front();
+    return measure_columns(stored_weight(base_.folder, first), stored_weight(candidate_.folder, first));
+  }
   const auto before = load_vector(base_.folder, name, size), after = load_vector(candidate_.folder, name, size);
   for (size_t c = 0; c < result.size(); ++c) {
     const float was = before[c] + norm.offset, is = after[c] + norm.offset;
@@ -123,7 +149,7 @@ std::vector<float> RescaledWeights::norm_ratio(const model::PlannedNorm& norm, i
 
 std::vector<float> RescaledWeights::columns(const std::string& module, int64_t k) {
   const auto group = model::find_linear(candidate_.config, module)->group;
-  if (group.norm) return norm_ratio(*group.norm, k);
+  if (group.norm) return norm_ratio(group, k);
   std::vector<float> result(static_cast<size_t>(k), 1.0f);
   if (group.producer.empty() || !folds(group.producer)) return result;
   const auto& produced = rows(group.producer);

@@ -41,7 +41,9 @@ class RescaledWeights {
   bool folds(const std::string& producer);
   std::vector<float> columns(const std::string& module, int64_t k);
   const std::vector<float>& rows(const std::string& module);
-  std::vector<float> norm_ratio(const model::PlannedNorm& norm, int64_t size) const;
+  /// What the channels behind a norm were multiplied by: the ratio of its two versions, or where it was tuned behind that
+  /// what the weights say.
+  std::vector<float> norm_ratio(const model::InputGroup& group, int64_t size) const;
 
   const model::OpenedModel& candidate_;
   const model::OpenedModel& base_;

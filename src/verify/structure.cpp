@@ -29,6 +29,9 @@ class StructureCheck {
         requantized_(base != nullptr && is_requantized(candidate)) {}
 
   Check run() {
+    if (config_.architecture != nullptr) {
+      for (const auto& norm : model::all_norms(config_)) norms_[norm.name + ".weight"] = norm.offset;
+    }
     for (const auto& parameter : parameters_) check_parameter(parameter);
     for (const auto& name : folder_.quantization.rescaled) {
       if (!is_parameter(name)) fault(name, "is said to be rescaled, but no parameter of the architecture");
@@ -37,6 +40,10 @@ class StructureCheck {
       if (!packed_.contains(name)) fault(name, "is packed, but no parameter of the architecture");
     }
     check_rescaled_names();
+    for (const auto& name : folder_.tuned) {
+      if (config_.architecture != nullptr && !norms_.contains(name))
+        fault(name, "is said to be a norm that was tuned, and is none");
+    }
     check_sizes();
     if (!folder_.quantization.linears.empty()) check_files();
     if (base_ != nullptr) check_against_base();
@@ -151,7 +158,7 @@ class StructureCheck {
     io::Json ours = folder_.config;
     io::Json theirs = base_->config;
     for (auto* config : {&ours, &theirs}) {
-      for (const char* key : {"quantization_config", "converted_by"}) config->erase(key);
+      for (const char* key : {"quantization_config", "converted_by", "tuned_norms"}) config->erase(key);
     }
     if (requantized_ ? !computes_as_base() : nlohmann::json(ours) != nlohmann::json(theirs))
       fault("config.json", "differs from the base's beyond the quantization");
@@ -178,22 +185,25 @@ class StructureCheck {
     }
     const auto a = folder_.tensors.load(name);
     const auto b = base_->tensors.load_stored(name);
-    if (folder_.quantization.rescaled.contains(name)) return check_rescaled(name, a.view(), b.view());
+    if (folder_.quantization.rescaled.contains(name) || folder_.tuned.contains(name)) {
+      return check_rescaled(name, a.view(), b.view());
+    }
     if (!std::ranges::equal(a->bytes, b->bytes)) return fault(name, "was kept, but its bytes differ from the base's");
     ++identical_;
   }
 
   /// One factor a channel, and a positive one. That the weights behind a norm carry it is for their errors to show.
   void check_rescaled(const std::string& name, const TensorView& ours, const TensorView& theirs) {
-    const auto norm = folded_norms_.find(name);
-    if (norm == folded_norms_.end()) return;
+    const auto norm = norms_.find(name);
+    if (norm == norms_.end()) return;
     std::vector<float> is(static_cast<size_t>(element_count(ours.shape))), was(is.size());
     widen(ours.bytes, ours.dtype, is);
     widen(theirs.bytes, theirs.dtype, was);
     for (size_t i = 0; i < is.size(); ++i) {
       const float a = is[i] + norm->second, b = was[i] + norm->second;
       if (a == b || a / b > 0) continue;
-      return fault(name, concat("is said to be rescaled, but channel ", i, " is ", is[i], ", in the base ", was[i]));
+      return fault(name,
+                   concat("is said to be rescaled or tuned, but channel ", i, " is ", is[i], ", in the base ", was[i]));
     }
   }
 
@@ -208,7 +218,6 @@ class StructureCheck {
       for (const auto& group : groups) {
         const auto names = group.names();
         const bool readers = std::ranges::all_of(names, is_rescaled);
-        if (group.norm) folded_norms_[group.norm->name + ".weight"] = group.norm->offset;
         if (group.norm && readers) allowed.insert(group.norm->name + ".weight");
         const bool norm = group.norm && is_rescaled(group.norm->name);
         const bool producer = !group.producer.empty() && is_rescaled(group.producer);
@@ -271,7 +280,7 @@ class StructureCheck {
   const bool requantized_;
   std::set<std::string, std::less<>> expected_;
   std::set<std::string, std::less<>> packed_;
-  std::map<std::string, float, std::less<>> folded_norms_;  // that scales may be folded into, and their offsets
+  std::map<std::string, float, std::less<>> norms_;  // all of them, and their offsets
   int64_t kept_ = 0, carried_ = 0;
   int64_t identical_ = 0;
   int64_t rounded_ = 0;

@@ -174,7 +174,6 @@ TEST_F(Quality, MistakesAreExplained) {
   expect(quantize("q", {"--method", "rtn", "--scales", "search"}), 2, {"rtn", "--scales"});
   expect(quantize("q", {"--scales", "search", "--no-clip"}), 2, {"--no-clip", "--awq"});
   expect(quantize("q", {"--feedback", "--damping", "-1", "--calib", own("selfgen.txt")}), 2, {"--damping"});
-  expect(quantize("q", {"--feedback2", "--calib", own("selfgen.txt")}), 2, {"feedback2", "--feedback"});
   expect(quantize("q", {"--sweeps", "--calib", own("selfgen.txt")}), 2, {"sweeps", "--feedback"});
   expect(quantize("q", {"--target-bpw", "3.5"}), 2, {"calibration", "--stats"});
   expect(quantize("q", {"--target-bpw", "3.5", "--k", "3"}), 2, {"--target-bpw", "--k"});

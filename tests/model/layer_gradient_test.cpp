@@ -7,9 +7,11 @@
 
 #include "core/parallel.h"
 #include "core/rng.h"
+#include "kernels/elementwise/elementwise.h"
 #include "model/architecture.h"
 #include "model/decoder_layer.h"
 #include "model/layer_memory.h"
+#include "model/loss_gradient.h"
 #include "model/scratch.h"
 #include "small_model.h"
 #include "support.h"
@@ -188,17 +190,25 @@ class LayerProbe {
     }
   }
 
-  /// Slopes by the input, along halves of the gradient.
+  /// Slopes by the input, along halves of the gradient, and by the weights of norms.
   void check() {
     auto gradient = by_;
     LayerGradient back(config_);
     int seen = 0;
-    back.run(weights_, view(x_), {gradient.data(), rows_, config_.hidden_size},
-             [&](const PlannedLinear& linear, MatrixView<const float> input, MatrixView<const float> g) {
-               EXPECT_EQ(input.cols, linear.k);
-               EXPECT_EQ(g.cols, linear.n);
-               ++seen;
-             });
+    std::map<size_t, Matrix> norms;
+    back.run(
+        weights_, view(x_), {gradient.data(), rows_, config_.hidden_size},
+        [&](const PlannedLinear& linear, MatrixView<const float> input, MatrixView<const float> g) {
+          EXPECT_EQ(input.cols, linear.k);
+          EXPECT_EQ(g.cols, linear.n);
+          ++seen;
+        },
+        [&](const PlannedNorm& norm, MatrixView<const float> x, MatrixView<const float> g) {
+          Matrix& sums = norms[norm.position];
+          sums.resize(static_cast<size_t>(norm.size));
+          kernels::rms_norm_weight_gradient(x, static_cast<float>(config_.rms_norm_eps), g, sums);
+        });
+    check_norms(norms);
     EXPECT_LE(seen, std::ssize(weights_.plan.linears()));  // of a mixture those that tokens were sent to
     EXPECT_GE(seen, std::ssize(weights_.plan.linears()) / 2);
     for (const uint64_t seed : {1, 2}) {
@@ -212,6 +222,38 @@ class LayerProbe {
       }
       // Both of rounding and of the third derivative; measured: 7e-5.
       EXPECT_NEAR(difference / (2 * step) / expected, 1, 3e-4) << "layer " << layer_;
+    }
+  }
+
+  /// What a router reads has no slope where tokens go to other experts on the way.
+  bool is_routed(size_t norm) const {
+    return std::ranges::any_of(weights_.plan.blocks, [&](const Block& block) {
+      return block.kind == BlockKind::mixture &&
+             std::ranges::any_of(block.norms, [&](const PlannedNorm& planned) { return planned.position == norm; });
+    });
+  }
+
+  void check_norms(const std::map<size_t, Matrix>& norms) {
+    const auto planned = weights_.plan.norms();
+    const auto seen = [](const PlannedNorm& norm) {
+      return norm.role == NormRole::input || norm.role == NormRole::output || norm.role == NormRole::query ||
+             norm.role == NormRole::key;
+    };
+    EXPECT_EQ(std::ssize(norms), std::ranges::count_if(planned, seen));
+    for (const auto& [position, sums] : norms) {
+      if (is_routed(position)) continue;
+      const auto [direction, expected] = half_of(sums, position);
+      std::vector<float>& norm = weights_.norms[position];
+      const std::vector<float> before = norm;
+      double difference = 0;
+      const double step = 1e-2;
+      for (const double sign : {1.0, -1.0}) {
+        for (size_t c = 0; c < norm.size(); ++c) norm[c] = before[c] + static_cast<float>(sign * step * direction[c]);
+        difference += sign * loss_of(x_);
+        norm = before;
+      }
+      // Measured: 6e-4.
+      EXPECT_NEAR(difference / (2 * step) / expected, 1, 2e-3) << "layer " << layer_ << ", norm " << position;
     }
   }
 
@@ -252,7 +294,7 @@ TEST_P(EveryGradient, OfALayerIsTheSlopeOfWhatItPutsOut) {
   const Model model = Model::open(folder_.path() / "m");
   for (int64_t layer = 0; layer < model.config().layers; ++layer) {
     const auto weights = with_way_back(model.layers()[static_cast<size_t>(layer)]);
-    LayerProbe(model.config(), layer, weights, 140).check();  // more rows than a block of attention has
+    LayerProbe(model.config(), layer, weights, 36).check();
   }
 }
 
@@ -269,6 +311,11 @@ class LlamaGradient : public testing::Test {
 
   test::TemporaryFolder folder_;
 };
+
+TEST_F(LlamaGradient, OfMoreRowsThanABlockOfAttentionHas) {
+  const Model model = Model::open(folder_.path() / "m");
+  LayerProbe(model.config(), 0, model.layers().front(), 140).check();
+}
 
 TEST_F(LlamaGradient, GoesThroughKeysThatAreValues) {
   const Model model = Model::open(folder_.path() / "m");
@@ -298,6 +345,50 @@ TEST(TrainedGradient, IsTheSlopeOfTheLoss) {
     // The loss is about 1400 nats of tokens in no order; measured: 4.5e-4.
     EXPECT_LT(slope_errors(probe, gradients, layer, 0.3).back(), 5e-3) << layer;
   }
+}
+
+/// What one model says, learned by another: slopes of the divergence by hidden states and by the final norm.
+TEST_F(LlamaGradient, OfADivergenceIsItsSlope) {
+  const Model model = Model::open(folder_.path() / "m");
+  const int64_t rows = 300, hidden = model.config().hidden_size;  // more than exist together
+  std::vector<float> expected(static_cast<size_t>(rows * hidden)), x(expected.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    expected[i] = static_cast<float>(random_normal(5, i));
+    x[i] = expected[i] + 0.3f * static_cast<float>(random_normal(6, i));
+  }
+  std::vector<float> norm = model.final_norm();
+  const LossGradient teacher{model.config(), model.final_norm(), model.head()},
+      loss{model.config(), norm, model.head()};
+  const MatrixView<const float> wanted(expected.data(), rows, hidden);
+  EXPECT_NEAR(loss.divergence(teacher, wanted, wanted), 0, 1e-6 * static_cast<double>(rows));
+  const auto at = [&](const std::vector<float>& of) {
+    return loss.divergence(teacher, wanted, {of.data(), rows, hidden});
+  };
+  auto gradient = x;
+  Matrix by_norm(static_cast<size_t>(hidden));
+  const double found =
+      loss.run(teacher, wanted, {gradient.data(), rows, hidden},
+               [&](const PlannedNorm& planned, MatrixView<const float> read, MatrixView<const float> g) {
+                 EXPECT_EQ(planned.name, "model.norm");
+                 kernels::rms_norm_weight_gradient(read, static_cast<float>(model.config().rms_norm_eps), g, by_norm);
+               });
+  EXPECT_DOUBLE_EQ(found, at(x));
+  EXPECT_GT(found, 0);
+  const double step = 1e-2;
+  const auto [direction, slope] = half_of({gradient.begin(), gradient.end()}, 1);
+  const auto [norm_direction, norm_slope] = half_of(by_norm, 2);
+  double by_states = 0, by_weights = 0;
+  for (const double sign : {1.0, -1.0}) {
+    auto moved = x;
+    for (size_t i = 0; i < moved.size(); ++i) moved[i] += static_cast<float>(sign * step * direction[i]);
+    by_states += sign * at(moved);
+    const auto before = norm;
+    for (size_t c = 0; c < norm.size(); ++c) norm[c] += static_cast<float>(sign * step * norm_direction[c]);
+    by_weights += sign * at(x);
+    norm = before;
+  }
+  EXPECT_NEAR(by_states / (2 * step) / slope, 1, 1e-3);
+  EXPECT_NEAR(by_weights / (2 * step) / norm_slope, 1, 1e-3);
 }
 
 /// Nothing comes behind the last token.

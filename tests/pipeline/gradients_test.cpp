@@ -14,6 +14,7 @@
 #include "kernels/linear/gemm.h"
 #include "model/decoder.h"
 #include "model/layer_gradient.h"
+#include "model/loss_gradient.h"
 #include "model/model.h"
 #include "quantize/feedback.h"
 #include "support.h"

@@ -19,6 +19,11 @@ void rms_norm_heads(MatrixView<float> x, std::span<const float> weight, float ep
 /// The way back through either: `gradient` of a loss by the normed heads becomes that by x, which holds them before.
 void rms_norm_gradient(MatrixView<const float> x, std::span<const float> weight, float eps, MatrixView<float> gradient);
 
+/// And that by the norm's own weight w: sums[c] += Σ gradient · x̂ over rows and heads, before `gradient`, by the normed
+/// heads, goes on as above. Does not depend on the number of threads.
+void rms_norm_weight_gradient(MatrixView<const float> x, float eps, MatrixView<const float> gradient,
+                              std::span<double> sums);
+
 /// Rotates pairs (i, i + d/2), i < d/2, of each head of each row ("rotate half"), d = 2 · cosine.cols; channels from d
 /// on stay. Row r of `cosine` and `sine` [rows × d/2] belongs to row r of x, whose heads are `head_dim` wide. Gradients
 /// find back with −sine.

@@ -171,6 +171,36 @@ void rms_norm_gradient(MatrixView<const float> x, std::span<const float> weight,
   });
 }
 
+void rms_norm_weight_gradient(MatrixView<const float> x, float eps, MatrixView<const float> gradient,
+                              std::span<double> sums) {
+  const auto head_dim = static_cast<int64_t>(sums.size());
+  ensure(head_dim > 0 && x.cols % head_dim == 0 && x.rows == gradient.rows && x.cols == gradient.cols,
+         "rms_norm_weight_gradient: shapes differ");
+  const int64_t heads = x.cols / head_dim;
+  std::vector<double> scales(static_cast<size_t>(x.rows * heads));
+  for_rows(x.rows, x.cols, [&](int64_t r) {
+    for (int64_t head = 0; head < heads; ++head) {
+      const float* const from = x.row(r) + head * head_dim;
+      double squares = 0;
+      for (int64_t c = 0; c < head_dim; ++c) squares += double{from[c]} * double{from[c]};
+      scales[static_cast<size_t>(r * heads + head)] =
+          1.0 / std::sqrt(squares / static_cast<double>(head_dim) + double{eps});
+    }
+  });
+  parallel_for(head_dim, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t r = 0; r < x.rows; ++r) {
+      for (int64_t head = 0; head < heads; ++head) {
+        const double scale = scales[static_cast<size_t>(r * heads + head)];
+        const float* const from = x.row(r) + head * head_dim;
+        const float* const by = gradient.row(r) + head * head_dim;
+        for (int64_t c = begin; c < end; ++c) {
+          sums[static_cast<size_t>(c)] += scale * double{from[c]} * double{by[c]};
+        }
+      }
+    }
+  });
+}
+
 void rotate_heads(MatrixView<float> x, int64_t head_dim, MatrixView<const float> cosine, MatrixView<const float> sine) {
   for_heads(x, head_dim, cosine, sine, [half = cosine.cols](float* head, const float* c, const float* s) {
     HWY_DYNAMIC_DISPATCH(rotate)(head, head + half, c, s, static_cast<size_t>(half));
