@@ -114,10 +114,11 @@ function(w4q_check_cuda_calls NAME)
   endforeach()
 endfunction()
 
-# w4q_test(NAME SOURCES … [ALONE files…] LINK modules…): one GoogleTest program tests_NAME, each case its own ctest entry.
+# w4q_test(NAME SOURCES … [ALONE files…] [TOGETHER suites…] LINK modules…): one GoogleTest program tests_NAME, each case
+# its own ctest entry, but for the suites that are run TOGETHER since what they set up takes longer than their cases.
 # ALONE are those of the sources that cannot be compiled together with others.
 function(w4q_test NAME)
-  cmake_parse_arguments(ARG "" "" "SOURCES;ALONE;LINK" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;ALONE;TOGETHER;LINK" ${ARGN})
   add_executable(tests_${NAME} ${ARG_SOURCES})
   w4q_unity(tests_${NAME} ${ARG_ALONE})
   w4q_use_prelude(tests_${NAME} w4q_test_prelude)
@@ -126,6 +127,17 @@ function(w4q_test NAME)
     target_link_libraries(tests_${NAME} PRIVATE w4q_${module})
   endforeach()
   # Tests share the cores: OpenMP threads that spin while they wait would starve each other (apps/w4q/main.cpp).
-  gtest_discover_tests(tests_${NAME} TEST_PREFIX ${NAME}. DISCOVERY_MODE PRE_TEST 
+  set(together ${ARG_TOGETHER})
+  list(TRANSFORM together APPEND ".*")
+  string(REPLACE ";" ":" together "${together}")
+  set(filter)
+  if(together)
+    set(filter TEST_FILTER "-${together}")
+  endif()
+  gtest_discover_tests(tests_${NAME} TEST_PREFIX ${NAME}. DISCOVERY_MODE PRE_TEST ${filter}
     PROPERTIES TIMEOUT 600 ENVIRONMENT GOMP_SPINCOUNT=1000)
+  foreach(suite ${ARG_TOGETHER})
+    add_test(NAME ${NAME}.${suite} COMMAND tests_${NAME} --gtest_filter=${suite}.*)
+    set_tests_properties(${NAME}.${suite} PROPERTIES TIMEOUT 600 ENVIRONMENT GOMP_SPINCOUNT=1000)
+  endforeach()
 endfunction()

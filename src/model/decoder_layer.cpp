@@ -10,6 +10,7 @@
 #include "kernels/elementwise/gates.h"
 #include "kernels/linear/linear.h"
 #include "model/columns.h"
+#include "model/delta_heads.h"
 #include "model/rope_table.h"
 #include "model/router.h"
 #include "model/scratch.h"
@@ -256,23 +257,6 @@ MatrixView<float> LayerDecoder::Impl::attend(const BlockRun& run, MatrixView<con
 
 namespace {
 
-/// Where two projections are one matrix, key head by key head: queries, keys, values and gates, and so on.
-void part_delta_heads(const kernels::DeltaShape& shape, MatrixView<const float> mixed_gate,
-                      MatrixView<const float> beta_decay, MatrixView<float> mixed, MatrixView<float> gate,
-                      MatrixView<float> beta, MatrixView<float> decay) {
-  const int64_t each = shape.value_heads / shape.key_heads, values = each * shape.value_dim;
-  const int64_t stride = 2 * shape.key_dim + 2 * values;
-  for (int64_t head = 0; head < shape.key_heads; ++head) {
-    const int64_t from = head * stride;
-    pick(mixed_gate, from, 1, columns(mixed, head * shape.key_dim, shape.key_dim));
-    pick(mixed_gate, from + shape.key_dim, 1, columns(mixed, shape.keys() + head * shape.key_dim, shape.key_dim));
-    pick(mixed_gate, from + 2 * shape.key_dim, 1, columns(mixed, 2 * shape.keys() + head * values, values));
-    pick(mixed_gate, from + 2 * shape.key_dim + values, 1, columns(gate, head * values, values));
-    pick(beta_decay, 2 * head * each, 1, columns(beta, head * each, each));
-    pick(beta_decay, (2 * head + 1) * each, 1, columns(decay, head * each, each));
-  }
-}
-
 float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 
 }  // namespace
@@ -287,8 +271,8 @@ MatrixView<float> LayerDecoder::Impl::recall(const BlockRun& run, MatrixView<con
     const auto both = learned.matrix(rows, 2 * heads);
     mixed = picked.matrix(rows, shape.channels()), gating = gates.matrix(rows, shape.values());
     beta = columns(both, 0, heads), decay = columns(both, heads, heads);
-    part_delta_heads(shape, first[0].matrix(rows, group.linears[0].n), first[1].matrix(rows, 2 * heads), mixed, gating,
-                     beta, decay);
+    part_delta_heads(shape, first[0].matrix(rows, group.linears[0].n), first[1].matrix(rows, 2 * heads),
+                     {mixed, gating, beta, decay});
   } else {
     mixed = first[0].matrix(rows, shape.channels()), gating = first[1].matrix(rows, shape.values());
     beta = first[2].matrix(rows, heads), decay = first[3].matrix(rows, heads);

@@ -13,6 +13,7 @@
 #include "kernels/linear/linear.h"
 #include "model/columns.h"
 #include "model/decoder.h"
+#include "model/delta_gradient.h"
 #include "model/gated_gradient.h"
 #include "model/mixture_gradient.h"
 #include "model/rope_table.h"
@@ -26,6 +27,7 @@ struct GradientMemory {
   std::vector<Floats> products;
   GatedMemory mlp;
   MixtureMemory mixture;
+  DeltaGradientMemory delta;
 };
 
 /// What only one block needs at a time.
@@ -60,6 +62,9 @@ class BlockGradient {
     if (block_.kind == BlockKind::attention) {
       multiply(first(), input());
       attend();
+    } else if (block_.kind == BlockKind::delta_net) {
+      multiply(first(), input());
+      delta().forward(memory_.products, mixed());
     } else if (block_.kind == BlockKind::gated_mlp) {
       mlp().forward(input());
     }
@@ -95,7 +100,11 @@ class BlockGradient {
       const auto by_mixed = scratch_.by_mixed.matrix(rows_, last().k);
       kernels::linear_gradient(weight_of(last()), by_output, by_mixed);
       make_gradients();
-      attend_back(by_mixed, norms);
+      if (block_.kind == BlockKind::delta_net) {
+        delta().backward(by_mixed, scratch_.by_products, norms);
+      } else {
+        attend_back(by_mixed, norms);
+      }
       multiply_back(observer, by_input);
     }
     norm_back(NormRole::input, kept_input(), by_input, norms);
@@ -132,6 +141,7 @@ class BlockGradient {
   MatrixView<float> mixed() { return memory_.mixed.matrix(rows_, last().k); }
 
   GatedGradient mlp() { return {weights_, block_, first(), last(), memory_.mlp}; }
+  DeltaGradient delta() { return {weights_, block_, eps_, rows_, memory_.delta}; }
   MixtureGradient mixture() { return {weights_, block_, eps_, memory_.mixture}; }
 
   /// Before the norm of the output.
@@ -309,8 +319,6 @@ class BlockGradient {
 /// What there is no way back through, empty: nothing.
 std::string_view obstacle(const Block& block) {
   switch (block.kind) {
-    case BlockKind::delta_net:
-      return "a gated delta net";
     case BlockKind::layer_embedding:
       return "embeddings of its own";
     default:

@@ -13,9 +13,9 @@
 
 namespace w4q::model {
 
-/// What a layer has that there is no way back through: "a gated delta net", "embeddings of its own", "the keys of another layer"; empty: nothing.
+/// What a layer has that there is no way back through: "embeddings of its own", "the keys of another layer"; empty: nothing.
 std::string_view obstacle_to_gradients(const LayerPlan& plan);
-/// Of the first layer that has one, with its number: "layer 0 has a gated delta net".
+/// Of the first layer that has one, with its number: "layer 0 has embeddings of its own".
 std::string obstacle_to_gradients(const ModelConfig& config);
 /// Throws unsupported, naming the first layer with such an obstacle. `what` wants the way back: "two-sided feedback".
 void require_gradients(const ModelConfig& config, std::string_view what);

@@ -166,9 +166,9 @@ TEST_P(EveryGradient, IsTheSlopeOfTheLossOrIsRefused) {
   for (size_t layer = 0; layer < static_cast<size_t>(config.layers); ++layer) {
     const bool routes = !config.mixture_layers.empty();
     if (routes && layer + 1 < static_cast<size_t>(config.layers)) continue;
-    const auto errors = slope_errors(probe, gradients, layer, 0.02);
+    const auto errors = slope_errors(probe, gradients, layer, 0.007);
     ASSERT_FALSE(errors.empty());
-    // The loss, about 130, moves by .02 to either side and is known to some 1e-5; measured: 1.3e-3. Where a token goes to
+    // The loss, about 130, moves by .007 to either side and is known to some 1e-5; measured: 2.4e-3. Where a token goes to
     // other experts on the way there is no slope: three of four, in the last layer, behind which nothing is routed.
     EXPECT_LT(routes ? errors[errors.size() * 3 / 4] : errors.back(), 5e-3) << layer;
   }
@@ -214,7 +214,7 @@ class LayerProbe {
     for (const uint64_t seed : {1, 2}) {
       const auto [direction, expected] = half_of({gradient.begin(), gradient.end()}, seed);
       double difference = 0;
-      const double step = 1e-2;
+      const double step = 2e-3;
       for (const double sign : {1.0, -1.0}) {
         auto moved = x_;
         for (size_t i = 0; i < moved.size(); ++i) moved[i] += static_cast<float>(sign * step * direction[i]);
@@ -225,28 +225,26 @@ class LayerProbe {
     }
   }
 
-  /// What a router reads has no slope where tokens go to other experts on the way.
-  bool is_routed(size_t norm) const {
-    return std::ranges::any_of(weights_.plan.blocks, [&](const Block& block) {
-      return block.kind == BlockKind::mixture &&
-             std::ranges::any_of(block.norms, [&](const PlannedNorm& planned) { return planned.position == norm; });
-    });
+  /// Where tokens go to other experts on the way there is no slope.
+  bool routes() const {
+    return std::ranges::any_of(weights_.plan.blocks,
+                               [](const Block& block) { return block.kind == BlockKind::mixture; });
   }
 
   void check_norms(const std::map<size_t, Matrix>& norms) {
     const auto planned = weights_.plan.norms();
     const auto seen = [](const PlannedNorm& norm) {
       return norm.role == NormRole::input || norm.role == NormRole::output || norm.role == NormRole::query ||
-             norm.role == NormRole::key;
+             norm.role == NormRole::key || norm.role == NormRole::delta;
     };
     EXPECT_EQ(std::ssize(norms), std::ranges::count_if(planned, seen));
+    if (routes()) return;
     for (const auto& [position, sums] : norms) {
-      if (is_routed(position)) continue;
       const auto [direction, expected] = half_of(sums, position);
       std::vector<float>& norm = weights_.norms[position];
       const std::vector<float> before = norm;
       double difference = 0;
-      const double step = 1e-2;
+      const double step = 2e-3;
       for (const double sign : {1.0, -1.0}) {
         for (size_t c = 0; c < norm.size(); ++c) norm[c] = before[c] + static_cast<float>(sign * step * direction[c]);
         difference += sign * loss_of(x_);

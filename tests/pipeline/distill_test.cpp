@@ -3,11 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
+
 #include "core/parallel.h"
 #include "core/progress.h"
 #include "core/text.h"
 #include "io/files.h"
+#include "model/architecture.h"
 #include "pipeline/quantize_model.h"
+#include "small_model.h"
 #include "support.h"
 #include "verify/ladder.h"
 
@@ -35,6 +39,18 @@ class Distill : public ::testing::Test {
     result.calibrated->text.length = 64;
     result.options.steps = quantize::parse_steps(steps);
     return result;
+  }
+
+  /// A small random one whose layers have embeddings of their own, and text for it.
+  void without_way_back(QuantizeRequest& wanted) const {
+    const auto rows = model::architectures();
+    const auto row = std::ranges::find(rows, "gemma4_text", [](const auto* listed) { return listed->model_type; });
+    wanted.model = folder_ / "gemma";
+    test::write_small_model(**row, wanted.model);
+    std::vector<uint16_t> ids;
+    for (int i = 0; i < 400; ++i) ids.push_back(static_cast<uint16_t>((i * 37 + i * i * 11 + 5) % 160));
+    wanted.calibrated->text.ids = folder_ / "ids.u16";
+    std::ofstream(wanted.calibrated->text.ids, std::ios::binary).write(reinterpret_cast<const char*>(ids.data()), 800);
   }
 
   test::TemporaryFolder folder_;
@@ -123,16 +139,15 @@ TEST_F(Distill, IsRefusedWhereItCannotBe) {
   wanted.options.steps.add({quantize::StepKind::fold});
   expect_error(ErrorCode::bad_argument, {"distill", "fold"}, [&] { quantize_model(wanted); });
   wanted = request("q", "search → distill");
-  wanted.model = test::testdata() / "w4q-hybrid-tiny";
-  wanted.calibrated->text.ids = model() / "own/selfgen.ids.u16";
-  expect_error(ErrorCode::unsupported, {"distill", "delta net"}, [&] { quantize_model(wanted); });
+  without_way_back(wanted);
+  expect_error(ErrorCode::unsupported, {"distill", "embeddings of its own"}, [&] { quantize_model(wanted); });
   EXPECT_FALSE(io::path_exists(folder_ / "q"));
 }
 
 /// A preset does what the model has a way for, and says what it leaves out.
 TEST_F(Distill, APresetLeavesOutWhatHasNoWayBack) {
   auto wanted = request("q", "search");
-  wanted.model = test::testdata() / "w4q-hybrid-tiny";
+  without_way_back(wanted);
   wanted.preset = "max";
   wanted.scheme = formats::parse_scheme("int4-g32-f16");
   wanted.method = "rtn";
@@ -140,7 +155,7 @@ TEST_F(Distill, APresetLeavesOutWhatHasNoWayBack) {
   wanted.options.steps = quantize::preset_steps("max", wanted.scheme);
   wanted.options.steps.remove(quantize::StepKind::awq);
   const auto report = quantize_model(wanted);
-  EXPECT_NE(join(report.plan.notes, "\n").find("without feedback2, distill: layer 0 has a gated delta net"),
+  EXPECT_NE(join(report.plan.notes, "\n").find("without feedback2, distill: layer 0 has embeddings of its own"),
             std::string::npos);
   EXPECT_FALSE(report.tensors.empty());
 }

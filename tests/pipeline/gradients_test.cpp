@@ -12,11 +12,13 @@
 #include "formats/scheme.h"
 #include "kernels/dequantize/dequantize.h"
 #include "kernels/linear/gemm.h"
+#include "model/architecture.h"
 #include "model/decoder.h"
 #include "model/layer_gradient.h"
 #include "model/loss_gradient.h"
 #include "model/model.h"
 #include "quantize/feedback.h"
+#include "small_model.h"
 #include "support.h"
 #include "tokenizer/token_file.h"
 
@@ -166,8 +168,12 @@ TEST_F(Gradients, AreCostsThatFeedbackLessens) {
 }
 
 TEST_F(Gradients, RefuseWhatHasNoWayBackAndTooLittleMemory) {
-  const auto hybrid = model::open_model(test::testdata() / "w4q-hybrid-tiny");
-  expect_error(ErrorCode::unsupported, {"a gated delta net", "layer 0"}, [&] { GradientWalk(hybrid, windows(1), {}); });
+  const auto rows = model::architectures();
+  const auto row = std::ranges::find(rows, "gemma4_text", [](const auto* listed) { return listed->model_type; });
+  test::write_small_model(**row, temporary_ / "m");
+  const auto own = model::open_model(temporary_ / "m");
+  expect_error(ErrorCode::unsupported, {"embeddings of its own", "layer 0"},
+               [&] { GradientWalk(own, windows(1), {}); });
   expect_error(ErrorCode::bad_argument, {"--max-memory", "layer"},
                [&] { GradientWalk(opened(), windows(1), {.max_memory = 1'000'000}); });
 }

@@ -99,10 +99,6 @@ TEST_F(QuantizeQuality, GradientsNeedText) {
   wanted.calibrated->text = {};
   wanted.options.steps.add({StepKind::feedback_outputs});
   expect_error(ErrorCode::bad_argument, {"feedback2", "--stats"}, [&] { quantize_model(wanted); });
-  wanted.model = test::testdata() / "w4q-hybrid-tiny";
-  wanted.calibrated = request("q").calibrated;
-  wanted.calibrated->text.samples = 1;
-  expect_error(ErrorCode::unsupported, {"feedback along both sides", "delta net"}, [&] { quantize_model(wanted); });
 }
 
 TEST_F(QuantizeQuality, ComposesWithScalesOfChannels) {
