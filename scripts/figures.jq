@@ -90,3 +90,13 @@ def cuda_passes($_):
        | map(. as [$row, $size, $ceiling] | [$row, $size] + (["2", "3", "4", "5"] | map(. as $bits
            | first($all[] | select(.row == $row and .size == $size and .bits == $bits).percent | percent) // "–"))
            + [$ceiling])) | table;
+
+# What steps of quality bring (scripts/quality-ladder): a row for each set of steps, two columns for each of $schemes.
+def ladder_share: if .row == "good" then "1" else "\(.share | fixed(3)) ± \(.share_error | fixed(3))" end;
+def quality_ladder($schemes):
+  .[0].rows as $rows
+  | [["steps"] + ($schemes | map(., "share of `good`")) + ["processor seconds"]]
+    + ($rows | map(.row) | reduce .[] as $row ([]; if index([$row]) then . else . + [$row] end) | map(. as $row
+        | ($schemes | map(. as $scheme | $rows | map(select(.row == $row and .scheme == $scheme)) | .[0])) as $cells
+        | [$row] + ($cells | map(if . == null then "", "" else "\(.kl | fixed(4)) ± \(.kl_error | fixed(4))", ladder_share end))
+          + [$cells | map(select(. != null).processor_seconds | fixed(0)) | join(", ")])) | table;
