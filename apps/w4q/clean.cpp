@@ -51,6 +51,7 @@ void setup_clean(CLI::App& app, Action& action) {
   command->add_option("folder", options->folder, "Folder that outputs were written into")->required();
   command->add_flag("--dry-run", options->dry_run, "Name what would be removed and remove nothing");
   add_common(*command, options->common);
+  set_examples(*command, {{"clean FOLDER --dry-run", "what killed runs left there; without --dry-run it goes"}});
   command->callback([&action, options] { action = [options] { return run(*options); }; });
 }
 

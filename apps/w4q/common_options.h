@@ -9,6 +9,7 @@
 #include <string>
 
 #include "device/choice.h"
+#include "help.h"
 #include "io/checkpoint_writer.h"
 #include "io/json.h"
 #include "kernels/attention/kv_page.h"
@@ -22,10 +23,13 @@ struct CommonOptions {
   int threads = 0;
   bool json = false;
   bool quiet = false;
+  bool verbose = false;  ///< of commands that have add_verbose
 };
 
 /// Adds --threads, --json and --quiet.
 void add_common(CLI::App& command, CommonOptions& options);
+/// --verbose, for commands whose report has a line for every tensor.
+void add_verbose(CLI::App& command, CommonOptions& options);
 /// Puts them into effect; called first in every run().
 void apply(const CommonOptions& options);
 

@@ -93,6 +93,8 @@ void setup_hash(CLI::App& app, Action& action) {
       ->needs(write);
   write->excludes(check);
   add_common(*command, options->common);
+  set_examples(*command, {{"hash OUT", "one fingerprint, whatever the shards and their compression"},
+                          {"hash OUT --check", "names every tensor that is not what was written; exit status 1"}});
   command->callback([&action, options] { action = [options] { return run(*options); }; });
 }
 

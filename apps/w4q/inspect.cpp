@@ -224,6 +224,9 @@ void setup_inspect(CLI::App& app, Action& action) {
   command->add_option("--layout", options->layout, "Draw where this layout puts the weights");
   command->add_flag("--digests", options->digests, "Read all tensors, and show their digests");
   add_common(*command, options->common);
+  set_examples(*command, {{"inspect OUT", "every tensor, its size, and to which packed weight it belongs"},
+                          {"inspect OUT --tensor model.layers.0.mlp.up_proj --layout kbit-fragment",
+                           "one weight: planes, scales, codes, and where a layout puts them"}});
   command->callback([&action, options] { action = [options] { return run(*options); }; });
 }
 

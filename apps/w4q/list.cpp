@@ -135,6 +135,8 @@ void setup_list(CLI::App& app, Action& action) {
   auto only_dialects = std::make_shared<bool>(false);
   command->add_flag("--dialects", *only_dialects,
                     "Only the checkpoints of others, read and written, and what --to knows");
+  set_examples(*command, {{"list", "schemes, methods, layouts, codebooks, architectures"},
+                          {"list --dialects", "checkpoints of other programs, and all that repack --to makes"}});
   command->callback([&action, common, only_layouts, only_dialects] {
     action = [common, only_layouts, only_dialects] { return run(*common, *only_layouts, *only_dialects); };
   });

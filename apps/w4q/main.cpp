@@ -74,9 +74,11 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is an error of write(), with a message, not a death
 
   CLI::App app{
-      "w4q quantizes LLM checkpoints to 2-5 bits a weight, lays the bits out for GPU kernels, and proves that nothing "
-      "broke"};
-  app.set_version_flag("--version", "w4q " W4Q_VERSION);
+      "w4q quantizes LLM checkpoints to 2 to 5 bits a weight, lays the bits out for GPU kernels, and proves that "
+      "nothing "
+      "broke",
+      "w4q"};
+  app.set_version_flag("--version", "w4q " W4Q_VERSION, "Print the version, and exit")->group(app::general_group);
   app.require_subcommand(1);
   app::Action action;
   app::setup_quantize(app, action);
@@ -91,6 +93,10 @@ int main(int argc, char** argv) {
   app::setup_tokenize(app, action);
   app::setup_generate(app, action);
   app::setup_bench(app, action);
+  app::set_examples(app, {{"quantize MODEL -o OUT --quality good", "MODEL is a Hugging Face folder"},
+                          {"repack OUT -o OUT2 --target sm89", "laid out for the kernels of an RTX 4090"},
+                          {"verify OUT2 --base MODEL --ppl text.txt", "proves it, and measures it against the base"}});
+  app::set_help(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& request) {

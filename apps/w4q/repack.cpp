@@ -93,7 +93,12 @@ void setup_repack(CLI::App& app, Action& action) {
                     "With --to a dialect: round anew what it cannot say, and report the error, instead of refusing");
   command->add_flag("--no-tokenizer", options->no_tokenizer, "With --to, to and from GGUF: leave the tokenizer out");
   add_device(*command, options->device);
+  add_verbose(*command, options->common);
   add_common(*command, options->common);
+  set_examples(*command, {{"repack OUT -o OUT2 --target sm89", "the layout that the kernels for an RTX 4090 read"},
+                          {"repack AWQ_MODEL -o OUT --to gptq-v2",
+                           "between the checkpoints of other programs, with proof that no code has changed"},
+                          {"repack FILE.gguf -o OUT --to hf16", "a GGUF file as a Hugging Face folder"}});
   command->callback([&action, options] { action = [options] { return run(*options); }; });
 }
 
