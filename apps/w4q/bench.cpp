@@ -56,7 +56,7 @@ int run(const BenchOptions& options) {
   const auto passes = passes_of(options.scheme);
   const auto gpu = device::open_gpu();
   const auto report = verify::measure_random_speed(*gpu, shape, passes, speed);
-  print(options.common, verify::to_text(report), verify::to_json(report));
+  print(options.common, schema::bench, verify::to_text(report), verify::to_json(report));
   return 0;
 }
 

@@ -53,7 +53,7 @@ int run(const CalibrateOptions& options) {
   const auto gpu = device::open_device(options.device);
   if (gpu != nullptr) request.options.gpu = pipeline::make_cuda_work(*gpu);
   const auto report = pipeline::calibrate_model(request);
-  print(options.common, pipeline::to_text(report), pipeline::to_json(report));
+  print(options.common, schema::calibrate, pipeline::to_text(report), pipeline::to_json(report));
   return 0;
 }
 

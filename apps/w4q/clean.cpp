@@ -35,7 +35,7 @@ int run(const CleanOptions& options) {
   }
   text += concat(removed, options.dry_run ? " leftovers of killed runs, " : " leftovers of killed runs removed, ",
                  human_bytes(bytes), living > 0 ? concat("; ", living, " belong to runs that are alive") : "", "\n");
-  print(options.common, text,
+  print(options.common, schema::clean, text,
         {{"leftovers", std::move(leftovers)},
          {"dry_run", options.dry_run},
          {"removed", options.dry_run ? 0 : removed},

@@ -1,5 +1,7 @@
 #include "common_options.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cmath>
@@ -9,6 +11,7 @@
 #include "core/error.h"
 #include "core/parallel.h"
 #include "core/progress.h"
+#include "core/terminal.h"
 #include "core/text.h"
 #include "io/lost_pages.h"
 #include "io/partial.h"
@@ -77,6 +80,10 @@ void add_common(CLI::App& command, CommonOptions& options) {
 void add_verbose(CLI::App& command, CommonOptions& options) {
   const InGroup group(command, general_group);
   command.add_flag("--verbose", options.verbose, "Every tensor in the report, not just kinds of them and the worst");
+}
+
+model::Detail detail(const CommonOptions& options) {
+  return options.verbose ? model::Detail::tensors : model::Detail::kinds;
 }
 
 void apply(const CommonOptions& options) {
@@ -193,13 +200,15 @@ io::WriteOptions write_options(const OutputOptions& options) {
   return result;
 }
 
-void print(const CommonOptions& options, const std::string& text, const io::Json& json) {
+void print(const CommonOptions& options, const JsonSchema& schema, const std::string& text, const io::Json& json) {
   if (const auto changed = io::changed_input()) throw *changed;
   // Names that are not UTF-8 cannot stand in JSON: they are replaced, not refused.
   if (options.json) {
-    std::cout << json.dump(2, ' ', false, io::Json::error_handler_t::replace) << "\n";
+    io::Json shown = {{"schema", schema.name}, {"version", schema.version}};
+    shown.update(json);
+    std::cout << shown.dump(2, ' ', false, io::Json::error_handler_t::replace) << "\n";
   } else {
-    std::cout << text;
+    std::cout << (takes_colours(STDOUT_FILENO) ? coloured_lines(text) : text);
   }
 }
 

@@ -122,7 +122,8 @@ int run(const CompareOptions& options) {
         .detail("the text has one window of --ctx tokens")
         .hint("a longer text, more --windows, or a smaller --ctx");
   }
-  print(options.common, verify::to_text(comparison), verify::to_json(comparison));
+  print(options.common, schema::compare, verify::to_text(comparison, detail(options.common)),
+        verify::to_json(comparison));
   const bool worse = options.fail_if_worse && verify::verdict(*comparison.predictions) > 0;
   return worse ? describe(ErrorCode::verification_failed).exit_status : 0;
 }

@@ -89,7 +89,7 @@ int run(const GenerateOptions& options) {
   const double seconds = watch.seconds();
   const double speed = static_cast<double>(generated.size()) / seconds;
   if (options.common.json) {
-    print(options.common, "",
+    print(options.common, schema::generate, "",
           {{"prompt_tokens", prompt.size()},
            {"ids", generated},
            {"text", tokenizer.decode(generated, true)},

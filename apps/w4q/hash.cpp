@@ -49,7 +49,7 @@ int check(const HashOptions& options, const checkpoint::Digests& found) {
   io::Json json = to_json(found);
   json["written_fingerprint"] = written->fingerprint().text();
   json["differences"] = faults;
-  print(options.common, text, json);
+  print(options.common, schema::hash, text, json);
   return faults.empty() ? 0 : describe(ErrorCode::verification_failed).exit_status;
 }
 
@@ -77,7 +77,7 @@ int run(const HashOptions& options) {
   if (const auto changed = io::changed_input()) throw *changed;
   if (options.check) return check(options, found);
   if (options.write) write(options, found);
-  print(options.common, to_text(found), to_json(found));
+  print(options.common, schema::hash, to_text(found), to_json(found));
   return 0;
 }
 

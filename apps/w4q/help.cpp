@@ -43,7 +43,8 @@ std::string word_of(const std::string& type) {
 /// The first name of each.
 std::string names_of(const std::set<CLI::Option*>& options) {
   std::vector<std::string> names;
-  for (const CLI::Option* option : options) names.push_back(option->get_positional() ? argument_word(*option) : option->get_name());
+  for (const CLI::Option* option : options)
+    names.push_back(option->get_positional() ? argument_word(*option) : option->get_name());
   std::ranges::sort(names);
   return join(names, " ");
 }

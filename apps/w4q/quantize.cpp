@@ -158,7 +158,10 @@ int run_to_dialect(const QuantizeArguments& options, pipeline::QuantizeRequest w
                                                   .overwrite = options.output.overwrite});
   io::Json both = {{"quantize", pipeline::to_json(made)}, {"convert", pipeline::to_json(converted)}};
   both["quantize"]["output"] = options.output.output;
-  print(options.common, concat(pipeline::to_text(made), "\n", pipeline::to_text(converted)), both);
+  print(options.common, schema::quantize_to,
+        concat(pipeline::to_text(made, detail(options.common)), "\n",
+               pipeline::to_text(converted, detail(options.common))),
+        both);
   return 0;
 }
 
@@ -170,10 +173,11 @@ int run(const QuantizeArguments& options) {
   if (!options.to.empty()) check_dialect(options);
   if (options.output.dry_run) {
     const auto plan = pipeline::plan_quantize(wanted);
-    print(options.common, pipeline::to_text(plan), pipeline::to_json(plan));
+    print(options.common, schema::plan, pipeline::to_text(plan, detail(options.common)), pipeline::to_json(plan));
   } else {
     const auto report = pipeline::quantize_model(wanted);
-    print(options.common, pipeline::to_text(report), pipeline::to_json(report));
+    print(options.common, schema::quantize, pipeline::to_text(report, detail(options.common)),
+          pipeline::to_json(report));
   }
   return 0;
 }

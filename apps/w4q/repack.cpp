@@ -63,10 +63,10 @@ int run(const RepackOptions& options) {
                                         .gpu = device::open_device(options.device)};
   if (options.output.dry_run) {
     const auto plan = pipeline::plan_repack(request);
-    print(options.common, pipeline::to_text(plan), pipeline::to_json(plan));
+    print(options.common, schema::plan, pipeline::to_text(plan, detail(options.common)), pipeline::to_json(plan));
   } else {
     const auto report = pipeline::repack_model(request);
-    print(options.common, pipeline::to_text(report), pipeline::to_json(report));
+    print(options.common, schema::repack, pipeline::to_text(report, detail(options.common)), pipeline::to_json(report));
   }
   return 0;
 }

@@ -39,7 +39,7 @@ int show(const TokenizeOptions& options) {
     all += text;
     texts.push_back(text);
   });
-  print(options.common, all, {{"texts", texts}});
+  print(options.common, schema::tokenize_render, all, {{"texts", texts}});
   return 0;
 }
 
@@ -62,7 +62,7 @@ int run(const TokenizeOptions& options) {
   const auto width = tokenizer::id_width(options.output, tokenizer.vocab_size());
   io::write_file(options.output, tokenizer::encode_ids(ids, width), options.overwrite, {options.model, source});
   const io::Json json = {{"tokens", ids.size()}, {"bytes", bytes}, {"id_bits", 8 * width}};
-  print(options.common,
+  print(options.common, schema::tokenize,
         concat(ids.size(), " tokens from ", bytes, " bytes, written as uint", 8 * width, " little endian\n"), json);
   return 0;
 }

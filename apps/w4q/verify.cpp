@@ -81,6 +81,7 @@ verify::CheckOptions checks_of(const VerifyOptions& options) {
     how.residual_bytes = choice.residual_bytes;
   };
   checks.device = decode.device;
+  checks.detail = detail(options.common);
   checks.compared_delta = static_cast<float>(options.decode.kv.delta);
   checks.speed.kv = parse(decode.kv);
   checks.speed.project_sm89 = options.target == "sm89";
@@ -141,7 +142,7 @@ int run(const VerifyOptions& options) {
     findings.text = concat("note: ", idle, "\n", findings.text);  // the verdict stands last
     findings.json["notes"].push_back(idle);
   }
-  print(options.common, findings.text, findings.json);
+  print(options.common, schema::verify, findings.text, findings.json);
   return findings.checks.passed() ? 0 : describe(ErrorCode::verification_failed).exit_status;
 }
 
