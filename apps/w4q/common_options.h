@@ -112,6 +112,7 @@ void setup_inspect(CLI::App& app, Action& action);
 void setup_list(CLI::App& app, Action& action);
 void setup_tokenize(CLI::App& app, Action& action);
 void setup_doctor(CLI::App& app, Action& action);
+void setup_help(CLI::App& app, Action& action);
 void setup_generate(CLI::App& app, Action& action);
 void setup_bench(CLI::App& app, Action& action);
 

@@ -96,6 +96,7 @@ int main(int argc, char** argv) {
   app::setup_generate(app, action);
   app::setup_bench(app, action);
   app::setup_doctor(app, action);
+  app::setup_help(app, action);
   app::set_examples(app, {{"quantize MODEL -o OUT --quality good", "MODEL is a Hugging Face folder"},
                           {"repack OUT -o OUT2 --target sm89", "laid out for the kernels of an RTX 4090"},
                           {"verify OUT2 --base MODEL --ppl text.txt", "proves it, and measures it against the base"}});
