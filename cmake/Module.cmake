@@ -28,6 +28,7 @@ function(w4q_module NAME)
     w4q_check_rooms(${NAME} "${ARG_ROOMS}")
   endif()
 
+  set_property(GLOBAL APPEND PROPERTY W4Q_MODULES ${NAME})
   add_library(w4q_${NAME} STATIC ${ARG_SOURCES})
   w4q_unity(w4q_${NAME} ${ARG_ALONE})
   w4q_use_prelude(w4q_${NAME} w4q_prelude)

@@ -23,17 +23,21 @@ void check_outside(const std::filesystem::path& recipe, const std::filesystem::p
 }  // namespace
 
 void add_allocation(CLI::App& command, AllocationArguments& arguments, CLI::Option& recipe, CLI::Option& bits) {
-  auto* weight = command
-                     .add_option("--target-bpw", arguments.bits_per_weight,
-                                 "Choose the bits of each linear layer, so many per weight on average")
-                     ->check(CLI::Range(1.0, 16.0))
-                     ->check(not_nan);
+  const InGroup group(command, aim_group);
+  auto* weight =
+      command
+          .add_option("--target-bpw", arguments.bits_per_weight,
+                      "Choose the bits of each linear layer, so many per weight on average: 3.5 is a good mean")
+          ->check(CLI::Range(1.0, 16.0))
+          ->check(not_nan);
   auto* size =
       command
           .add_option("--target-size", arguments.bytes, "The same by the size of all tensors of the output, e.g. 4.2GB")
           ->transform(size_in_bytes)
           ->check(positive);
-  command.add_option("--save-recipe", arguments.save_recipe, "Write the chosen bits as a recipe")->type_name("FILE");
+  command.add_option("--save-recipe", arguments.save_recipe, "Write the chosen bits as a recipe")
+      ->type_name("FILE")
+      ->group(packed_group);
   weight->excludes(size);
   for (CLI::Option* target : {weight, size}) target->excludes(&recipe)->excludes(&bits);
 }

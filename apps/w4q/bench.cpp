@@ -56,13 +56,14 @@ int run(const BenchOptions& options) {
   const auto passes = passes_of(options.scheme);
   const auto gpu = device::open_gpu();
   const auto report = verify::measure_random_speed(*gpu, shape, passes, speed);
-  print(options.common, verify::to_text(report), verify::to_json(report));
+  print(options.common, schema::bench, verify::to_text(report), verify::to_json(report));
   return 0;
 }
 
 }  // namespace
 
 void add_speed(CLI::App& command, verify::SpeedOptions& speed, std::string& target) {
+  const InGroup group(command, speed_group);
   command.add_option("--prompt", speed.prompt, "Tokens of the prompt, and context of the generation")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
@@ -82,11 +83,14 @@ void setup_bench(CLI::App& app, Action& action) {
       ->add_option("--scheme", options->scheme,
                    "f16, kbit2 to kbit5, int4-g128, int8-g128, rotated2 to rotated5, rotated4+rotated4")
       ->capture_default_str();
+  const InGroup decoding(*command, decoding_group);
   add_residual_bytes(*command, options->residual_bytes);
   add_kv(*command, options->kv);
   add_activations(*command, options->int8_activations);
   add_speed(*command, options->speed, options->target);
   add_common(*command, options->common);
+  set_examples(*command,
+               {{"bench --shape llama3-8b --scheme kbit4", "tokens a second of an 8B model in 4 bits on this GPU"}});
   command->callback([&action, options] { action = [options] { return run(*options); }; });
 }
 

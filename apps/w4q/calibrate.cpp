@@ -53,7 +53,7 @@ int run(const CalibrateOptions& options) {
   const auto gpu = device::open_device(options.device);
   if (gpu != nullptr) request.options.gpu = pipeline::make_cuda_work(*gpu);
   const auto report = pipeline::calibrate_model(request);
-  print(options.common, pipeline::to_text(report), pipeline::to_json(report));
+  print(options.common, schema::calibrate, pipeline::to_text(report), pipeline::to_json(report));
   return 0;
 }
 
@@ -63,19 +63,30 @@ void setup_calibrate(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand("calibrate", "Collect what the linear layers of a model read, for --stats");
   auto options = std::make_shared<CalibrateOptions>();
   command->add_option("model", options->model, "Hugging Face folder in 16 or 32 bit")->required();
-  command->add_option("-o,--output", options->output, "Statistics file to write, *.safetensors")->required();
+  command->add_option("-o,--output", options->output, "Statistics file to write, *.safetensors")
+      ->required()
+      ->type_name("FILE");
   add_calibration(*command, "--text", "--ids", options->calibration);
+  for (const char* text : {"--text", "--ids", "--chat"}) command->get_option(text)->group(basic_group);
   command->add_option("--merge", options->merge, "Statistics of this model to add; may be repeated")->type_name("FILE");
   command->add_flag("--diagonal", options->diagonal,
                     "Leave out the Gram matrices: a small file, and searches that ignore correlations");
   command->add_flag("--sensitivity", options->sensitivity,
                     "Also measure how much each linear layer matters, and keep tokens to measure on, for --target-bpw");
-  command->add_flag("--fold-rotations", options->fold,
-                    "For quantize --fold-rotations: of the model with rotations folded in");
-  command->add_option("--rotation-seed", options->rotation_seed, "Of their signs, as there")->capture_default_str();
+  command
+      ->add_flag("--fold-rotations", options->fold,
+                 "For quantize --fold-rotations: of the model with rotations folded in")
+      ->group(calibration_group);
+  command->add_option("--rotation-seed", options->rotation_seed, "Of their signs, as there")
+      ->capture_default_str()
+      ->group(calibration_group);
   add_device(*command, options->device);
   command->add_flag("--overwrite", options->overwrite, "Replace an existing file, but never an input");
   add_common(*command, options->common);
+  set_examples(*command, {{"calibrate MODEL --text text.txt -o stats.safetensors",
+                           "statistics once, for many runs of quantize --stats"},
+                          {"calibrate MODEL --merge one.safetensors --merge two.safetensors -o both.safetensors",
+                           "adds up what was collected before"}});
   command->callback([&action, options] { action = [options] { return run(*options); }; });
 }
 

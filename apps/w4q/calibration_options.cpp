@@ -11,6 +11,7 @@ namespace w4q::app {
 
 void add_calibration(CLI::App& command, const std::string& text_name, const std::string& ids_name,
                      CalibrationArguments& arguments) {
+  const InGroup group(command, calibration_group);
   auto* text =
       command
           .add_option(text_name, arguments.text,

@@ -35,7 +35,7 @@ int run(const CleanOptions& options) {
   }
   text += concat(removed, options.dry_run ? " leftovers of killed runs, " : " leftovers of killed runs removed, ",
                  human_bytes(bytes), living > 0 ? concat("; ", living, " belong to runs that are alive") : "", "\n");
-  print(options.common, text,
+  print(options.common, schema::clean, text,
         {{"leftovers", std::move(leftovers)},
          {"dry_run", options.dry_run},
          {"removed", options.dry_run ? 0 : removed},
@@ -51,6 +51,7 @@ void setup_clean(CLI::App& app, Action& action) {
   command->add_option("folder", options->folder, "Folder that outputs were written into")->required();
   command->add_flag("--dry-run", options->dry_run, "Name what would be removed and remove nothing");
   add_common(*command, options->common);
+  set_examples(*command, {{"clean FOLDER --dry-run", "what killed runs left there; without --dry-run it goes"}});
   command->callback([&action, options] { action = [options] { return run(*options); }; });
 }
 

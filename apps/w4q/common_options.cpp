@@ -1,5 +1,7 @@
 #include "common_options.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cmath>
@@ -9,6 +11,7 @@
 #include "core/error.h"
 #include "core/parallel.h"
 #include "core/progress.h"
+#include "core/terminal.h"
 #include "core/text.h"
 #include "io/lost_pages.h"
 #include "io/partial.h"
@@ -68,9 +71,19 @@ const CLI::Validator not_negative = number_check("NONNEGATIVE", "at least 0 and 
 const CLI::Validator not_nan = number_check("", "a number", [](double value) { return !std::isnan(value); });
 
 void add_common(CLI::App& command, CommonOptions& options) {
+  const InGroup group(command, general_group);
   command.add_option("--threads", options.threads, "Threads to use; 0 means all cores")->check(CLI::Range(0, 4096));
   command.add_flag("--json", options.json, "Print the report as JSON");
   command.add_flag("--quiet", options.quiet, "No progress on stderr");
+}
+
+void add_verbose(CLI::App& command, CommonOptions& options) {
+  const InGroup group(command, general_group);
+  command.add_flag("--verbose", options.verbose, "Every tensor in the report, not just kinds of them and the worst");
+}
+
+model::Detail detail(const CommonOptions& options) {
+  return options.verbose ? model::Detail::tensors : model::Detail::kinds;
 }
 
 void apply(const CommonOptions& options) {
@@ -91,6 +104,7 @@ void add_decode(CLI::App& command, DecodeOptions& options) {
   command.add_option("--device", options.device, "Where to decode: auto takes a GPU if there is one")
       ->check(device_word)
       ->capture_default_str();
+  const InGroup group(command, decoding_group);
   add_kv(command, options.kv);
   add_residual_bytes(command, options.residual_bytes);
 }
@@ -105,6 +119,7 @@ void add_residual_bytes(CLI::App& command, std::optional<int64_t>& bytes) {
 }
 
 void add_activations(CLI::App& command, bool& int8) {
+  const InGroup group(command, decoding_group);
   command
       .add_option_function<std::string>(
           "--activations", [&int8](const std::string& word) { int8 = word == "int8"; },
@@ -150,10 +165,12 @@ DecodeChoice choose(const DecodeOptions& options) {
 }
 
 void add_output(CLI::App& command, OutputOptions& options) {
-  command.add_option("-o,--output", options.output, "Folder to write; must not exist unless --overwrite");
+  command.add_option("-o,--output", options.output, "Folder to write; must not exist unless --overwrite")
+      ->type_name("FOLDER");
   command.add_flag("--dry-run", options.dry_run, "Print what would be done and write nothing");
   command.add_flag("--overwrite", options.overwrite,
                    "Replace an earlier output of w4q, if nothing else lies in it; never an input");
+  const InGroup group(command, output_group);
   command.add_option("--shard-size", options.shard_bytes, "Largest size of a weight file, e.g. 5GB")
       ->transform(size_in_bytes)
       ->check(positive)
@@ -183,13 +200,15 @@ io::WriteOptions write_options(const OutputOptions& options) {
   return result;
 }
 
-void print(const CommonOptions& options, const std::string& text, const io::Json& json) {
+void print(const CommonOptions& options, const JsonSchema& schema, const std::string& text, const io::Json& json) {
   if (const auto changed = io::changed_input()) throw *changed;
   // Names that are not UTF-8 cannot stand in JSON: they are replaced, not refused.
   if (options.json) {
-    std::cout << json.dump(2, ' ', false, io::Json::error_handler_t::replace) << "\n";
+    io::Json shown = {{"schema", schema.name}, {"version", schema.version}};
+    shown.update(json);
+    std::cout << shown.dump(2, ' ', false, io::Json::error_handler_t::replace) << "\n";
   } else {
-    std::cout << text;
+    std::cout << (takes_colours(STDOUT_FILENO) ? coloured_lines(text) : text);
   }
 }
 

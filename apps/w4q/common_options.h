@@ -9,9 +9,12 @@
 #include <string>
 
 #include "device/choice.h"
+#include "help.h"
 #include "io/checkpoint_writer.h"
 #include "io/json.h"
+#include "json_schemas.h"
 #include "kernels/attention/kv_page.h"
+#include "model/kinds.h"
 
 namespace w4q::app {
 
@@ -22,10 +25,15 @@ struct CommonOptions {
   int threads = 0;
   bool json = false;
   bool quiet = false;
+  bool verbose = false;  ///< of commands that have add_verbose
 };
 
 /// Adds --threads, --json and --quiet.
 void add_common(CLI::App& command, CommonOptions& options);
+/// --verbose, for commands whose report has a line for every tensor.
+void add_verbose(CLI::App& command, CommonOptions& options);
+/// How much of its tensors a report names.
+model::Detail detail(const CommonOptions& options);
 /// Puts them into effect; called first in every run().
 void apply(const CommonOptions& options);
 
@@ -88,9 +96,9 @@ void add_output(CLI::App& command, OutputOptions& options);
 void check(const OutputOptions& options, bool quiet);
 io::WriteOptions write_options(const OutputOptions& options);
 
-/// Results go to stdout: the JSON where --json was given, the text otherwise. Throws bad_file when an input changed while
+/// Results go to stdout: the JSON where --json was given, with the name and the version of its schema, the text otherwise. Throws bad_file when an input changed while
 /// it was read: they are of no model then.
-void print(const CommonOptions& options, const std::string& text, const io::Json& json);
+void print(const CommonOptions& options, const JsonSchema& schema, const std::string& text, const io::Json& json);
 
 /// One function per subcommand, each in its own file: registers itself and stores its work in `action`.
 void setup_quantize(CLI::App& app, Action& action);
@@ -103,6 +111,8 @@ void setup_clean(CLI::App& app, Action& action);
 void setup_inspect(CLI::App& app, Action& action);
 void setup_list(CLI::App& app, Action& action);
 void setup_tokenize(CLI::App& app, Action& action);
+void setup_doctor(CLI::App& app, Action& action);
+void setup_help(CLI::App& app, Action& action);
 void setup_generate(CLI::App& app, Action& action);
 void setup_bench(CLI::App& app, Action& action);
 

@@ -122,7 +122,8 @@ int run(const CompareOptions& options) {
         .detail("the text has one window of --ctx tokens")
         .hint("a longer text, more --windows, or a smaller --ctx");
   }
-  print(options.common, verify::to_text(comparison), verify::to_json(comparison));
+  print(options.common, schema::compare, verify::to_text(comparison, detail(options.common)),
+        verify::to_json(comparison));
   const bool worse = options.fail_if_worse && verify::verdict(*comparison.predictions) > 0;
   return worse ? describe(ErrorCode::verification_failed).exit_status : 0;
 }
@@ -142,16 +143,22 @@ void setup_compare(CLI::App& app, Action& action) {
   auto* chat = add_chat(*command, options->chat, {text, ids});
   command->add_option("--stats", options->statistics, "Statistics of w4q calibrate: shows errors of outputs too")
       ->type_name("FILE");
+  command->option_defaults()->group(text_group);
   command->add_option("--ctx", options->perplexity.context, "Tokens of one window")
       ->check(CLI::Range(2, 1 << 24))
       ->capture_default_str();
   command->add_option("--windows", options->perplexity.max_windows, "Stop after this many windows; 0 means all")
       ->check(not_negative);
   command->add_flag("--bos", options->perplexity.bos, "Put BOS in front of every window")->excludes(chat);
+  command->option_defaults()->group(basic_group);
   add_decode(*command, options->decode);
   command->add_flag("--fail-if-worse", options->fail_if_worse,
                     "Exit with status 1 when B is further from the base than A, beyond chance");
+  add_verbose(*command, options->common);
   add_common(*command, options->common);
+  set_examples(*command, {{"compare A B --base MODEL", "what each does to the weights, kind by kind of linear"},
+                          {"compare A B --base MODEL --ppl text.txt --fail-if-worse",
+                           "which predicts more like the base, beyond chance; exit status 1 where it is A"}});
   command->callback([&action, options] { action = [options] { return run(*options); }; });
 }
 

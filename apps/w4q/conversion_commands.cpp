@@ -14,11 +14,14 @@
 namespace w4q::app {
 namespace {
 
+const JsonSchema& schema_of(const pipeline::ConvertReport&) { return schema::convert; }
+const JsonSchema& schema_of(const pipeline::ConversionReport&) { return schema::conversion; }
+
 template <class Request, class Plan, class Run>
 int convert_with(const CommonOptions& common, const OutputOptions& output, const Request& request, const Plan& plan,
                  const Run& run) {
   const auto report = output.dry_run ? plan(request) : run(request);
-  print(common, pipeline::to_text(report), pipeline::to_json(report));
+  print(common, schema_of(report), pipeline::to_text(report, detail(common)), pipeline::to_json(report));
   return 0;
 }
 
@@ -52,7 +55,7 @@ template <auto convert>
 int turboquant(const CommonOptions& common, const OutputOptions& output, const Conversion& conversion) {
   const pipeline::ConvertRequest request = convert_request(output, conversion, false);
   const auto report = convert(request, output.dry_run);
-  print(common, pipeline::to_text(report), pipeline::to_json(report));
+  print(common, schema_of(report), pipeline::to_text(report, detail(common)), pipeline::to_json(report));
   return 0;
 }
 

@@ -89,7 +89,7 @@ int run(const GenerateOptions& options) {
   const double seconds = watch.seconds();
   const double speed = static_cast<double>(generated.size()) / seconds;
   if (options.common.json) {
-    print(options.common, "",
+    print(options.common, schema::generate, "",
           {{"prompt_tokens", prompt.size()},
            {"ids", generated},
            {"text", tokenizer.decode(generated, true)},
@@ -109,11 +109,13 @@ void setup_generate(CLI::App& app, Action& action) {
   auto options = std::make_shared<GenerateOptions>();
   command->add_option("model", options->model, "Folder of a checkpoint, quantized or 16-bit")->required();
   command->add_option("--prompt", options->prompt, "Text to continue")->required();
-  command->add_flag("--no-residual", options->no_residual, "Leave out residual passes: the base passes alone");
+  command->add_flag("--no-residual", options->no_residual, "Leave out residual passes: the base passes alone")
+      ->group(decoding_group);
   command
       ->add_option("--max-tokens", options->max_tokens,
                    "Tokens to generate at most; 128 unless told otherwise, or fewer where the model's positions end")
       ->check(CLI::Range(1, 1 << 20));
+  command->option_defaults()->group(sampling_group);
   command->add_option("--temperature", options->sampling.temperature, "0 is greedy")
       ->check(not_negative)
       ->capture_default_str();
@@ -124,9 +126,14 @@ void setup_generate(CLI::App& app, Action& action) {
   command->add_option("--min-p", options->sampling.min_p, "Drop tokens below this share of the most likely one")
       ->check(CLI::Range(0.0, 1.0));
   command->add_option("--seed", options->sampling.seed, "Seed of the sampling")->capture_default_str();
+  command->get_option("--temperature")->group(basic_group);
+  command->option_defaults()->group(basic_group);
   add_activations(*command, options->int8_activations);
   add_decode(*command, options->decode);
   add_common(*command, options->common);
+  set_examples(*command, {{"generate OUT --prompt \"Once upon a time\"", "the most likely continuation"},
+                          {"generate OUT --prompt \"Once upon a time\" --temperature 0.8 --top-p 0.95 --seed 7",
+                           "a sampled one"}});
   command->callback([&action, options] { action = [options] { return run(*options); }; });
 }
 

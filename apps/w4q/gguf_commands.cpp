@@ -100,8 +100,8 @@ int show_file(const CommonOptions& common, const io::GgufFile& file) {
   std::string text = concat("GGUF version ", header.version, ", alignment ", header.alignment, "\n\n", keys.str(), "\n",
                             tensors.str(), "\n", header.tensors.size(), " tensors, ", human_bytes(bytes), "\n");
   for (const auto& warning : header.warnings) text += "note: " + warning + "\n";
-  print(common, text,
-        {{"version", header.version},
+  print(common, schema::inspect_gguf, text,
+        {{"gguf_version", header.version},
          {"alignment", header.alignment},
          {"metadata", std::move(metadata_json)},
          {"tensors", std::move(tensors_json)},
@@ -132,7 +132,7 @@ int show_tensor(const CommonOptions& common, const io::GgufFile& file, const std
   for (const float value : sample) values.push_back(concat(value));
   io::Json json = tensor_json(*tensor);
   json["first_values"] = sample;
-  print(common,
+  print(common, schema::inspect_gguf_tensor,
         concat(printable(name), ": ", ggml_type_name(tensor->type), " ", shape_text(tensor->shape), ", ", tensor->size,
                " bytes at ", tensor->offset, " of the data, ", fixed(bits_per_weight(*tensor), 3),
                " bits per weight\nfirst values: ", values.empty() ? "(not decoded)" : join(values), "\n"),

@@ -49,7 +49,7 @@ int check(const HashOptions& options, const checkpoint::Digests& found) {
   io::Json json = to_json(found);
   json["written_fingerprint"] = written->fingerprint().text();
   json["differences"] = faults;
-  print(options.common, text, json);
+  print(options.common, schema::hash, text, json);
   return faults.empty() ? 0 : describe(ErrorCode::verification_failed).exit_status;
 }
 
@@ -77,7 +77,7 @@ int run(const HashOptions& options) {
   if (const auto changed = io::changed_input()) throw *changed;
   if (options.check) return check(options, found);
   if (options.write) write(options, found);
-  print(options.common, to_text(found), to_json(found));
+  print(options.common, schema::hash, to_text(found), to_json(found));
   return 0;
 }
 
@@ -93,6 +93,8 @@ void setup_hash(CLI::App& app, Action& action) {
       ->needs(write);
   write->excludes(check);
   add_common(*command, options->common);
+  set_examples(*command, {{"hash OUT", "one fingerprint, whatever the shards and their compression"},
+                          {"hash OUT --check", "names every tensor that is not what was written; exit status 1"}});
   command->callback([&action, options] { action = [options] { return run(*options); }; });
 }
 

@@ -119,7 +119,7 @@ int show_checkpoint(const InspectOptions& options, const checkpoint::Folder& sou
   std::vector<std::string> notes = source.quantization.notes;
   notes.insert(notes.end(), source.tensors.warnings().begin(), source.tensors.warnings().end());
   for (const auto& note : notes) text += "note: " + note + "\n";
-  print(options.common, text,
+  print(options.common, schema::inspect, text,
         {{"tensors", std::move(tensors)},
          {"metadata", source.tensors.metadata()},
          {"tensor_bytes", source.tensors.total_bytes()},
@@ -158,14 +158,14 @@ int show_packed(const InspectOptions& options, const checkpoint::Folder& source,
   const auto drawing = draw_layout(repack::layout_row(layout), info.passes.front().scheme, info.n, info.k);
   if (!options.layout.empty()) text += "\n" + drawing.text;
   json["layout_drawing"] = drawing.json;
-  print(options.common, text, json);
+  print(options.common, schema::inspect_packed, text, json);
   return 0;
 }
 
 int show_plain(const InspectOptions& options, const checkpoint::Folder& source) {
   const auto& info = source.tensors.at(options.tensor);
   const std::string digest = digest_of(source, info.name);
-  print(options.common,
+  print(options.common, schema::inspect_tensor,
         concat(printable(info.name), ": ", dtype_name(info.dtype), " ", shape_text(info.shape), ", ", info.size(),
                " bytes at ", info.begin, " of the data in ", source.tensors.file_of(info.name), "\ndigest ", digest,
                "\n"),
@@ -224,6 +224,9 @@ void setup_inspect(CLI::App& app, Action& action) {
   command->add_option("--layout", options->layout, "Draw where this layout puts the weights");
   command->add_flag("--digests", options->digests, "Read all tensors, and show their digests");
   add_common(*command, options->common);
+  set_examples(*command, {{"inspect OUT", "every tensor, its size, and to which packed weight it belongs"},
+                          {"inspect OUT --tensor model.layers.0.mlp.up_proj --layout kbit-fragment",
+                           "one weight: planes, scales, codes, and where a layout puts them"}});
   command->callback([&action, options] { action = [options] { return run(*options); }; });
 }
 

@@ -102,7 +102,7 @@ int run(const CommonOptions& common, bool only_layouts, bool only_dialects) {
   apply(common);
   if (only_dialects) {
     const io::Json json = dialects();
-    print(common,
+    print(common, schema::list_dialects,
           section(json, "dialects", {"name", "description", "holds"}) + "\n" +
               section(json, "conversions", {"to", "from", "description"}),
           json);
@@ -110,7 +110,7 @@ int run(const CommonOptions& common, bool only_layouts, bool only_dialects) {
   }
   const io::Json json = registries();
   if (only_layouts) {
-    print(common, layouts(json), {{"layouts", json["layouts"]}});
+    print(common, schema::list_layouts, layouts(json), {{"layouts", json["layouts"]}});
     return 0;
   }
   std::string forms;
@@ -120,7 +120,7 @@ int run(const CommonOptions& common, bool only_layouts, bool only_dialects) {
                            section(json, "layouts", {"name", "targets", "description"}) + "\n" +
                            section(json, "codebooks", {"name", "description"}) + "\n" +
                            section(json, "architectures", {"name", "model_type", "wrapped_by", "gguf"});
-  print(common, text, json);
+  print(common, schema::list, text, json);
   return 0;
 }
 
@@ -135,6 +135,8 @@ void setup_list(CLI::App& app, Action& action) {
   auto only_dialects = std::make_shared<bool>(false);
   command->add_flag("--dialects", *only_dialects,
                     "Only the checkpoints of others, read and written, and what --to knows");
+  set_examples(*command, {{"list", "schemes, methods, layouts, codebooks, architectures"},
+                          {"list --dialects", "checkpoints of other programs, and all that repack --to makes"}});
   command->callback([&action, common, only_layouts, only_dialects] {
     action = [common, only_layouts, only_dialects] { return run(*common, *only_layouts, *only_dialects); };
   });

@@ -11,6 +11,7 @@
 #include "common_options.h"
 #include "core/error.h"
 #include "core/interrupt.h"
+#include "core/terminal.h"
 #include "io/lost_pages.h"
 #include "io/system.h"
 
@@ -22,7 +23,8 @@ using namespace w4q;
 int report(const Error& first) {
   const Error error = io::changed_input().value_or(first);
   std::cout.flush();
-  std::cerr << "error: " << error.what() << "\n";
+  std::cerr << (takes_colours(STDERR_FILENO) ? in_colour(Colour::red, "error:") : "error:") << " " << error.what()
+            << "\n";
   return describe(error.code()).exit_status;
 }
 
@@ -74,9 +76,11 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is an error of write(), with a message, not a death
 
   CLI::App app{
-      "w4q quantizes LLM checkpoints to 2-5 bits a weight, lays the bits out for GPU kernels, and proves that nothing "
-      "broke"};
-  app.set_version_flag("--version", "w4q " W4Q_VERSION);
+      "w4q quantizes LLM checkpoints to 2 to 5 bits a weight, lays the bits out for GPU kernels, and proves that "
+      "nothing "
+      "broke",
+      "w4q"};
+  app.set_version_flag("--version", "w4q " W4Q_VERSION, "Print the version, and exit")->group(app::general_group);
   app.require_subcommand(1);
   app::Action action;
   app::setup_quantize(app, action);
@@ -91,6 +95,12 @@ int main(int argc, char** argv) {
   app::setup_tokenize(app, action);
   app::setup_generate(app, action);
   app::setup_bench(app, action);
+  app::setup_doctor(app, action);
+  app::setup_help(app, action);
+  app::set_examples(app, {{"quantize MODEL -o OUT --quality good", "MODEL is a Hugging Face folder"},
+                          {"repack OUT -o OUT2 --target sm89", "laid out for the kernels of an RTX 4090"},
+                          {"verify OUT2 --base MODEL --ppl text.txt", "proves it, and measures it against the base"}});
+  app::set_help(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& request) {

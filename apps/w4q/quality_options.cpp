@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "help.h"
 
 namespace w4q::app {
 namespace {
@@ -97,14 +98,16 @@ void add_parameters(CLI::App& command, StepKind kind, QualityArguments& argument
 
 }  // namespace
 
-void add_quality(CLI::App& command, QualityArguments& arguments, CLI::Option& codebook, CLI::Option& clip) {
+CLI::Option* add_quality(CLI::App& command, QualityArguments& arguments) {
   auto* quality =
       command
           .add_option(
               "--quality", arguments.quality,
               "Steps by name. fast: searches, no calibration; good: tables learned and weighted by calibration, "
               "feedback; best: AWQ's scales and, for kbit, a rotation of the inputs too")
-          ->check(CLI::IsMember(quantize::preset_names()));
+          ->check(CLI::IsMember(quantize::preset_names()))
+          ->group(aim_group);
+  const InGroup steps(command, steps_group);
   const auto take_scales = [&arguments](const std::string& rule) {
     if (rule == "search") arguments.steps.add({StepKind::search_scales});
   };
@@ -114,19 +117,22 @@ void add_quality(CLI::App& command, QualityArguments& arguments, CLI::Option& co
                          "kbit, rotated: scales from the largest magnitude or the norm, or by least squared error")
                      ->check(CLI::IsMember({"absmax", "search"}))
                      ->default_str("absmax");
-  for (CLI::Option* other : {&codebook, &clip, scales}) quality->excludes(other);
+  quality->excludes(scales);
   for (const StepRow& row : quantize::step_registry()) {
     if (row.option.empty()) continue;
     CLI::Option* option = add_step(command, row, arguments.steps);
     if (!row.of_model) quality->excludes(option);
     add_parameters(command, row.kind, arguments);
   }
-  add_calibration(command, "--calib", "--calib-ids", arguments.calibration);
-  command.add_option("--stats", arguments.statistics, "Statistics made by w4q calibrate, instead of --calib")
-      ->type_name("FILE");
   command.add_flag("--no-clip", arguments.no_clip, "awq: scale only, do not clip");
   command.add_flag("--no-input-scales", arguments.no_input_scales,
                    "awq: leave unscaled what cannot be folded, as other programs need it");
+  add_calibration(command, "--calib", "--calib-ids", arguments.calibration);
+  command.get_option("--calib")->group(aim_group);
+  const InGroup calibration(command, calibration_group);
+  command.add_option("--stats", arguments.statistics, "Statistics made by w4q calibrate, instead of --calib")
+      ->type_name("FILE");
+  return quality;
 }
 
 void set_quality(const QualityArguments& arguments, pipeline::QuantizeRequest& request) {

@@ -28,8 +28,8 @@ struct QualityArguments {
 inline constexpr std::string_view learned_table = "lloyd";
 
 /// Adds --quality, --scales, --awq, --feedback, --damping, --feedback2, --sweeps, --calibrate-norms, --calib, --stats and what belongs to
-/// them. `codebook` is the option that --quality decides too.
-void add_quality(CLI::App& command, QualityArguments& arguments, CLI::Option& codebook, CLI::Option& clip);
+/// them. Returns --quality, for the caller to exclude what else it decides.
+CLI::Option* add_quality(CLI::App& command, QualityArguments& arguments);
 
 /// Puts the steps into `request`, whose method, scheme and codebook are set. Throws bad_argument for steps that the
 /// method has no use for, and for calibration that no step asks for or lacks.

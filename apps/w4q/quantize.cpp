@@ -158,7 +158,10 @@ int run_to_dialect(const QuantizeArguments& options, pipeline::QuantizeRequest w
                                                   .overwrite = options.output.overwrite});
   io::Json both = {{"quantize", pipeline::to_json(made)}, {"convert", pipeline::to_json(converted)}};
   both["quantize"]["output"] = options.output.output;
-  print(options.common, concat(pipeline::to_text(made), "\n", pipeline::to_text(converted)), both);
+  print(options.common, schema::quantize_to,
+        concat(pipeline::to_text(made, detail(options.common)), "\n",
+               pipeline::to_text(converted, detail(options.common))),
+        both);
   return 0;
 }
 
@@ -170,12 +173,28 @@ int run(const QuantizeArguments& options) {
   if (!options.to.empty()) check_dialect(options);
   if (options.output.dry_run) {
     const auto plan = pipeline::plan_quantize(wanted);
-    print(options.common, pipeline::to_text(plan), pipeline::to_json(plan));
+    print(options.common, schema::plan, pipeline::to_text(plan, detail(options.common)), pipeline::to_json(plan));
   } else {
     const auto report = pipeline::quantize_model(wanted);
-    print(options.common, pipeline::to_text(report), pipeline::to_json(report));
+    print(options.common, schema::quantize, pipeline::to_text(report, detail(options.common)),
+          pipeline::to_json(report));
   }
   return 0;
+}
+
+/// Which modules are packed. Returns --recipe, which decides alone.
+CLI::Option* add_packed(CLI::App& command, QuantizeArguments& options) {
+  const InGroup group(command, packed_group);
+  auto* recipe = command.add_option(
+      "--recipe", options.recipe,
+      "JSON file of glob to scheme rules, which decides alone what is packed, or a line such as \"kbit3: "
+      "awq → rotate128 → lloyd+search → feedback\"");
+  command.add_option("--keep", options.keep, "Glob of modules that stay in 16 bit; may be repeated")->type_name("GLOB");
+  auto* head = command.add_flag("--lm-head", options.lm_head, "Pack the head too");
+  auto* embeddings = command.add_flag("--embeddings", options.embeddings, "Pack the embedding table too");
+  auto* table = command.add_option("--embedding-scheme", options.embedding_scheme,
+                                   "Pack the embedding table too, to this scheme, e.g. int8-row-f16 or int4-g32-f16");
+  return recipe->excludes(head)->excludes(embeddings)->excludes(table);
 }
 
 }  // namespace
@@ -185,30 +204,30 @@ void setup_quantize(CLI::App& app, Action& action) {
   auto options = std::make_shared<QuantizeArguments>();
   command->add_option("model", options->model, "Hugging Face folder: config.json and .safetensors files")->required();
   add_output(*command, options->output);
-  command->add_option("--method", options->method, "Quantizer (w4q list): kbit, or the one that rounds to --scheme");
-  auto* codebook = command->add_option("--codebook", options->codebook,
-                                       "Table of levels: a name (w4q list; nf for kbit, normal for rotated unless told "
-                                       "otherwise), lloyd (learned for each tensor), or a file with 2^k numbers");
-  command->add_flag("--bnb-compatible", options->bnb_compatible,
-                    "The bytes of bitsandbytes' kbit: its table and its rounding");
-  auto* recipe = command->add_option(
-      "--recipe", options->recipe,
-      "JSON file of glob to scheme rules, which decides alone what is packed, or a line such as \"kbit3: "
-      "awq → rotate128 → lloyd+search → feedback\"");
-  command->add_option("--keep", options->keep, "Glob of modules that stay in 16 bit; may be repeated")
-      ->type_name("GLOB");
-  auto* head = command->add_flag("--lm-head", options->lm_head, "Pack the head too");
-  auto* embeddings = command->add_flag("--embeddings", options->embeddings, "Pack the embedding table too");
-  auto* table = command->add_option("--embedding-scheme", options->embedding_scheme,
-                                    "Pack the embedding table too, to this scheme, e.g. int8-row-f16 or int4-g32-f16");
+  {
+    const InGroup group(*command, scheme_group);
+    command->add_option("--method", options->method, "Quantizer (w4q list): kbit, or the one that rounds to --scheme");
+    command->add_option("--codebook", options->codebook,
+                        "Table of levels: a name (w4q list; nf for kbit, normal for rotated unless told otherwise), "
+                        "lloyd (learned for each tensor), or a file with 2^k numbers");
+    command->add_flag("--bnb-compatible", options->bnb_compatible,
+                      "The bytes of bitsandbytes' kbit: its table and its rounding");
+  }
+  CLI::Option* const recipe = add_packed(*command, *options);
   command->add_option("--to", options->to,
                       "Write another program's checkpoint (w4q list --dialects), as repack --to does, with its proof");
   add_device(*command, options->device);
+  CLI::Option* const quality = add_quality(*command, options->quality);
   add_scheme(*command, options->scheme, *recipe);
-  add_quality(*command, options->quality, *codebook, *command->get_option("--clip"));
+  quality->excludes(command->get_option("--codebook"))->excludes(command->get_option("--clip"));
   add_allocation(*command, options->allocation, *recipe, *command->get_option("--bits"));
-  recipe->excludes(head)->excludes(embeddings)->excludes(table);
+  add_verbose(*command, options->common);
   add_common(*command, options->common);
+  set_examples(*command, {{"quantize MODEL -o OUT --quality good",
+                           "4 bits; tables learned and errors fed back on a text that the model writes itself"},
+                          {"quantize MODEL -o OUT --quality good --calib text.txt --target-bpw 3.5",
+                           "3.5 bits a weight on average, each linear its own width, calibrated on your text"},
+                          {"quantize MODEL -o OUT --k 3", "3 bits, rounded: no calibration, as fast as the disk"}});
   command->callback([&action, options] { action = [options] { return run(*options); }; });
 }
 

@@ -63,10 +63,10 @@ int run(const RepackOptions& options) {
                                         .gpu = device::open_device(options.device)};
   if (options.output.dry_run) {
     const auto plan = pipeline::plan_repack(request);
-    print(options.common, pipeline::to_text(plan), pipeline::to_json(plan));
+    print(options.common, schema::plan, pipeline::to_text(plan, detail(options.common)), pipeline::to_json(plan));
   } else {
     const auto report = pipeline::repack_model(request);
-    print(options.common, pipeline::to_text(report), pipeline::to_json(report));
+    print(options.common, schema::repack, pipeline::to_text(report, detail(options.common)), pipeline::to_json(report));
   }
   return 0;
 }
@@ -93,7 +93,12 @@ void setup_repack(CLI::App& app, Action& action) {
                     "With --to a dialect: round anew what it cannot say, and report the error, instead of refusing");
   command->add_flag("--no-tokenizer", options->no_tokenizer, "With --to, to and from GGUF: leave the tokenizer out");
   add_device(*command, options->device);
+  add_verbose(*command, options->common);
   add_common(*command, options->common);
+  set_examples(*command, {{"repack OUT -o OUT2 --target sm89", "the layout that the kernels for an RTX 4090 read"},
+                          {"repack AWQ_MODEL -o OUT --to gptq-v2",
+                           "between the checkpoints of other programs, with proof that no code has changed"},
+                          {"repack FILE.gguf -o OUT --to hf16", "a GGUF file as a Hugging Face folder"}});
   command->callback([&action, options] { action = [options] { return run(*options); }; });
 }
 

@@ -3,6 +3,7 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "formats/integer.h"
+#include "help.h"
 
 namespace w4q::app {
 namespace {
@@ -35,10 +36,12 @@ std::vector<formats::Scheme> rotated_schemes(const SchemeOptions& options) {
 }  // namespace
 
 void add_scheme(CLI::App& command, SchemeOptions& options, CLI::Option& recipe) {
+  const InGroup in_group(command, scheme_group);
   auto* scheme = command.add_option("--scheme", options.scheme, "Scheme by its whole name (w4q list)");
   auto* bits = command.add_option("--k,--bits", options.bits, "Bits of a code: kbit 2 to 5; integers 2 to 8")
                    ->check(CLI::Range(2, 8))
-                   ->capture_default_str();
+                   ->capture_default_str()
+                   ->group(aim_group);
   auto* absmax = command
                      .add_option("--absmax", options.absmax,
                                  "Type of the block scales of kbit (e4m4), of the norms of rotated (f16)")

@@ -39,7 +39,7 @@ int show(const TokenizeOptions& options) {
     all += text;
     texts.push_back(text);
   });
-  print(options.common, all, {{"texts", texts}});
+  print(options.common, schema::tokenize_render, all, {{"texts", texts}});
   return 0;
 }
 
@@ -62,7 +62,7 @@ int run(const TokenizeOptions& options) {
   const auto width = tokenizer::id_width(options.output, tokenizer.vocab_size());
   io::write_file(options.output, tokenizer::encode_ids(ids, width), options.overwrite, {options.model, source});
   const io::Json json = {{"tokens", ids.size()}, {"bytes", bytes}, {"id_bits", 8 * width}};
-  print(options.common,
+  print(options.common, schema::tokenize,
         concat(ids.size(), " tokens from ", bytes, " bytes, written as uint", 8 * width, " little endian\n"), json);
   return 0;
 }
@@ -75,8 +75,10 @@ void setup_tokenize(CLI::App& app, Action& action) {
   command->add_option("model", options->model, "Folder with tokenizer.json")->required();
   auto* text = command->add_option("text", options->text, "UTF-8 text file, encoded in one piece");
   auto* chat = add_chat(*command, options->chat, {text});
-  auto* output = command->add_option("-o,--output", options->output,
-                                     "File of token ids: .u16, .u32, or by the size of the vocabulary");
+  auto* output = command
+                     ->add_option("-o,--output", options->output,
+                                  "File of token ids: .u16, .u32, or by the size of the vocabulary")
+                     ->type_name("FILE");
   command->add_flag("--render", options->render, "Print the conversations as the model sees them, instead of ids")
       ->needs(chat)
       ->excludes(output);
@@ -84,6 +86,8 @@ void setup_tokenize(CLI::App& app, Action& action) {
       ->excludes(chat);
   command->add_flag("--overwrite", options->overwrite, "Replace an existing file, but never an input");
   add_common(*command, options->common);
+  set_examples(*command, {{"tokenize MODEL text.txt -o ids.u16", "token ids, for verify --ids"},
+                          {"tokenize MODEL --chat chats.jsonl --render", "conversations as the model sees them"}});
   command->callback([&action, options] { action = [options] { return run(*options); }; });
 }
 

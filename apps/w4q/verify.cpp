@@ -81,6 +81,7 @@ verify::CheckOptions checks_of(const VerifyOptions& options) {
     how.residual_bytes = choice.residual_bytes;
   };
   checks.device = decode.device;
+  checks.detail = detail(options.common);
   checks.compared_delta = static_cast<float>(options.decode.kv.delta);
   checks.speed.kv = parse(decode.kv);
   checks.speed.project_sm89 = options.target == "sm89";
@@ -141,12 +142,13 @@ int run(const VerifyOptions& options) {
     findings.text = concat("note: ", idle, "\n", findings.text);  // the verdict stands last
     findings.json["notes"].push_back(idle);
   }
-  print(options.common, findings.text, findings.json);
+  print(options.common, schema::verify, findings.text, findings.json);
   return findings.checks.passed() ? 0 : describe(ErrorCode::verification_failed).exit_status;
 }
 
 /// The options of the ladder: those that ask for a check, and the limits that it is held against.
 void add_ladder(CLI::App& command, verify::CheckOptions& checks) {
+  const InGroup group(command, checks_group);
   for (const verify::CheckRow& row : verify::ladder()) {
     const std::string option(row.option);
     if (!option.empty() && row.value.empty()) {
@@ -162,7 +164,8 @@ void add_ladder(CLI::App& command, verify::CheckOptions& checks) {
               std::string(limit.option),
               [&checks, name = std::string(limit.option)](double value) { checks.limits[name] = value; },
               std::string(limit.help))
-          ->check(not_nan);
+          ->check(not_nan)
+          ->group(limits_group);
     }
   }
 }
@@ -178,8 +181,10 @@ void setup_verify(CLI::App& app, Action& action) {
   auto* ppl = command->add_option("--ppl", checks.text, "Measure perplexity on this UTF-8 text")
                   ->expected(0, 1)
                   ->type_name("TEXT");
-  command->add_option("--ids", checks.ids, "Measure perplexity on token ids (uint16 or uint32 little endian)");
+  command->add_option("--ids", checks.ids, "Measure perplexity on token ids (uint16 or uint32 little endian)")
+      ->type_name("FILE");
   add_chat(*command, checks.chat, {});
+  command->option_defaults()->group(text_group);
   command->add_option("--ctx", checks.windows.context, "Tokens of one window")
       ->check(CLI::Range(2, 1 << 24))
       ->capture_default_str();
@@ -188,15 +193,22 @@ void setup_verify(CLI::App& app, Action& action) {
   command->add_option("--windows", checks.windows.max_windows, "Stop after this many windows; 0 means all")
       ->check(not_negative);
   command->add_flag("--bos", checks.windows.bos, "Put BOS in front of every window");
+  command->option_defaults()->group(checks_group);
   command->add_flag_callback(
       "--no-residual", [&checks] { checks.residual = false; }, "Leave out residual passes: the base passes alone");
   command->add_flag_callback(
       "--no-limits", [&checks] { checks.default_limits = false; }, "Only the limits that are given: none by default");
   add_ladder(*command, checks);
+  command->option_defaults()->group(basic_group);
   add_speed(*command, checks.speed, options->target);
   add_activations(*command, checks.int8_activations);
   add_decode(*command, options->decode);
+  add_verbose(*command, options->common);
   add_common(*command, options->common);
+  set_examples(*command, {{"verify OUT --base MODEL",
+                           "every check that needs no text: digests, structure, codes, statistics, weights"},
+                          {"verify OUT --base MODEL --ppl text.txt --max-kl 0.08",
+                           "perplexity and KL to the 16-bit model too; exit status 1 where KL is more"}});
   command->callback([&action, options, ppl] {
     options->ppl = ppl->count() > 0;
     action = [options] { return run(*options); };

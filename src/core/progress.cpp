@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/interrupt.h"
+#include "core/terminal.h"
 #include "core/text.h"
 
 namespace w4q {
@@ -17,17 +18,27 @@ using Clock = std::chrono::steady_clock;
 std::atomic<bool> enabled{true};
 constexpr auto terminal_interval = std::chrono::milliseconds(100);
 constexpr auto plain_interval = std::chrono::seconds(5);
-constexpr int bar_width = 28;
+constexpr size_t longest_bar = 28, shortest_bar = 6;
 
 std::string amount(int64_t value, std::string_view unit) {
   if (unit == "bytes") return human_bytes(value);
   return concat(value, " ", unit);
 }
 
-std::string bar(double fraction) {
-  const int filled = static_cast<int>(fraction * bar_width);
-  return concat("[", std::string(static_cast<size_t>(filled), '#'),
-                std::string(static_cast<size_t>(bar_width - filled), '.'), "]");
+/// "140 MB/s", "12.5 tensors/s", "4.2 s each".
+std::string rate_text(double per_second, std::string_view unit) {
+  if (unit == "bytes") return human_bytes(static_cast<int64_t>(per_second)) + "/s";
+  if (per_second < 1) return human_seconds(1 / per_second) + " each";
+  return concat(fixed(per_second, per_second < 10 ? 1 : 0), " ", unit, "/s");
+}
+
+/// As much of a bar as fits in `columns`; empty: none does.
+std::string bar(double fraction, size_t columns) {
+  constexpr size_t frame = 3;  // brackets and a blank
+  if (columns < shortest_bar + frame) return {};
+  const size_t width = std::min(longest_bar, columns - frame);
+  const auto filled = static_cast<size_t>(fraction * static_cast<double>(width));
+  return concat("[", std::string(filled, '#'), std::string(width - filled, '.'), "] ");
 }
 
 }  // namespace
@@ -38,7 +49,7 @@ Progress::Progress(std::string label, int64_t total, std::string_view unit)
     : label_(std::move(label)),
       total_(std::max<int64_t>(total, 1)),
       unit_(unit),
-      terminal_(isatty(STDERR_FILENO) == 1),
+      terminal_(is_terminal(STDERR_FILENO)),
       start_(Clock::now()),
       next_draw_(start_ + (terminal_ ? Clock::duration(terminal_interval) : Clock::duration(plain_interval))) {}
 
@@ -62,12 +73,15 @@ void Progress::draw(int64_t done, Clock::time_point now) {
   const double fraction = std::min(1.0, static_cast<double>(done) / static_cast<double>(total_));
   const double elapsed = std::chrono::duration<double>(now - start_).count();
   const std::string left = fraction > 0 ? human_seconds(elapsed / fraction - elapsed) : "?";
+  const std::string text = concat(fixed(fraction * 100, 0), " %, ", amount(done, unit_), " of ", amount(total_, unit_),
+                                  ", ", rate_text(static_cast<double>(done) / elapsed, unit_), ", ", left, " left");
   if (terminal_) {
-    std::fprintf(stderr, "\r\033[K%s %s %3.0f %%  %s of %s, %s left", label_.c_str(), bar(fraction).c_str(),
-                 fraction * 100, amount(done, unit_).c_str(), amount(total_, unit_).c_str(), left.c_str());
+    const size_t columns = terminal_width(STDERR_FILENO) - 1;  // the cursor stands in the last one
+    const size_t used = display_width(label_) + 1 + display_width(text);
+    const std::string line = concat(label_, " ", bar(fraction, columns - std::min(columns, used)), text);
+    std::fprintf(stderr, "\r\033[K%s", clipped(line, columns).c_str());
   } else {
-    std::fprintf(stderr, "%s: %.0f %%, %s of %s, %s left\n", label_.c_str(), fraction * 100,
-                 amount(done, unit_).c_str(), amount(total_, unit_).c_str(), left.c_str());
+    std::fprintf(stderr, "%s: %s\n", label_.c_str(), text.c_str());
   }
   std::fflush(stderr);
   drawn_ = true;

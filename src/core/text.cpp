@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "core/terminal.h"
+
 namespace w4q {
 namespace {
 
@@ -22,12 +24,6 @@ size_t utf8_length(std::string_view text) {
     if ((static_cast<unsigned char>(text[i]) & 0xC0) != 0x80) return 0;
   }
   return length;
-}
-
-/// Columns that `text` takes: code points, which is right for what w4q prints.
-size_t display_width(std::string_view text) {
-  return static_cast<size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
 bool looks_numeric(std::string_view cell) {

@@ -1,6 +1,7 @@
 // Builds without CUDA: there is no GPU, and nobody gets a context.
 #include "core/error.h"
 #include "device/context.h"
+#include "device/installation.h"
 
 namespace w4q::device {
 
@@ -8,6 +9,8 @@ std::optional<Properties> find_gpu(std::string* why, int) {
   if (why != nullptr) *why = "this w4q was built without CUDA";
   return std::nullopt;
 }
+
+Installation find_installation() { return {}; }
 
 Context::Context(int ordinal) : ordinal_(ordinal) {
   std::string why;

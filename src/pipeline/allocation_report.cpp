@@ -23,7 +23,22 @@ io::Json points_json(const std::vector<AllocationPoint>& points) {
   return result;
 }
 
-std::string mix_text(const MixReport& report) {
+/// Which widths the linears of each kind have.
+std::string kinds_text(const MixReport& report) {
+  TextTable table({"linear", "mean bits", "linears × width"});
+  for (const auto& kind : model::by_kind(report.linears)) {
+    std::map<int, int64_t> widths;
+    double sum = 0;
+    for (const LinearEffect* linear : kind.rows) {
+      ++widths[linear->bits];
+      sum += linear->bits;
+    }
+    table.row({printable(kind.name), fixed(sum / static_cast<double>(kind.rows.size()), 2), widths_text(widths)});
+  }
+  return table.str();
+}
+
+std::string effects_text(const MixReport& report) {
   std::vector<std::string> head{"linear", "bits"};
   std::map<int, int64_t> widths;
   for (const auto& linear : report.linears) {
@@ -39,8 +54,15 @@ std::string mix_text(const MixReport& report) {
     }
     table.row(row);
   }
-  return concat("\n", table.str(), "all else at ", report.base_bits, " bits, KL ", fixed(report.base_divergence, 5),
-                "\nmeasured on ", report.windows, " × ", report.length, " tokens: KL ", fixed(report.divergence, 5),
+  return table.str();
+}
+
+std::string mix_text(const MixReport& report, model::Detail detail) {
+  const bool all = model::names_all(detail, report.linears.size());
+  return concat("\n", all ? effects_text(report) : kinds_text(report),
+                all ? "all else" : "effects of linears with all else at ", report.base_bits, " bits, KL ",
+                fixed(report.base_divergence, 5), "\nmeasured on ", report.windows, " × ", report.length,
+                " tokens: KL ", fixed(report.divergence, 5),
                 report.neighbour ? ", of the neighbouring widths mixed by layers: no mix was better"
                                  : concat(" as chosen, ", fixed(report.neighbour_divergence, 5),
                                           " of the neighbouring widths mixed by layers"),
@@ -68,7 +90,7 @@ io::Json mix_json(const MixReport& report) {
 
 }  // namespace
 
-std::string to_text(const AllocationReport& report) {
+std::string to_text(const AllocationReport& report, model::Detail detail) {
   TextTable table({"bits", "bits/weight", report.measured ? "expected KL" : "relative error", "tensors × width"});
   const auto row = [&](const std::string& what, const AllocationPoint& point) {
     table.row({what, fixed(point.bits_per_weight, 3), fixed(point.divergence, 5), widths_text(point.tensors)});
@@ -76,7 +98,7 @@ std::string to_text(const AllocationReport& report) {
   for (const auto& point : report.uniform) row("uniform", point);
   for (const auto& point : report.frontier) row("allocated", point);
   row("chosen", report.chosen);
-  return report.mix ? table.str() + mix_text(*report.mix) : table.str();
+  return report.mix ? table.str() + mix_text(*report.mix, detail) : table.str();
 }
 
 io::Json to_json(const AllocationReport& report) {

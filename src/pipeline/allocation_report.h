@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "io/json.h"
+#include "model/kinds.h"
 
 namespace w4q::pipeline {
 
@@ -48,7 +49,7 @@ struct AllocationReport {
   int64_t memory = 0;  ///< bytes that measuring took, as it is estimated
 };
 
-std::string to_text(const AllocationReport& report);
+std::string to_text(const AllocationReport& report, model::Detail detail = model::Detail::kinds);
 io::Json to_json(const AllocationReport& report);
 
 }  // namespace w4q::pipeline

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <set>
 #include <utility>
 
 #include "core/error.h"
@@ -35,6 +36,29 @@ std::string_view to_string(ScaleTarget::Kind kind) noexcept {
 
 /// The error of outputs as a distance below the outputs, in dB.
 double decibels(const GroupReport& group, double error) { return 10 * std::log10(group.output / error); }
+
+/// The groups of each place in a layer together.
+std::string kinds_text(const std::vector<GroupReport>& groups) {
+  TextTable table({"groups", "count", "scales", "least alpha", "largest", "output SNR dB", "scaled", "packed"});
+  for (const auto& kind : model::by_kind(groups)) {
+    std::set<std::string> targets;
+    GroupReport sum;
+    double least = INFINITY, largest = -INFINITY;
+    for (const GroupReport* group : kind.rows) {
+      targets.emplace(to_string(group->target));
+      least = std::min(least, group->point.alpha);
+      largest = std::max(largest, group->point.alpha);
+      sum.output += group->output;
+      sum.plain_error += group->plain_error;
+      sum.scaled_error += group->scaled_error;
+      sum.packed_error += group->packed_error;
+    }
+    table.row({printable(kind.name), concat(kind.rows.size()), model::words_text(targets), fixed(least, 2),
+               fixed(largest, 2), fixed(decibels(sum, sum.plain_error), 2), fixed(decibels(sum, sum.scaled_error), 2),
+               fixed(decibels(sum, sum.packed_error), 2)});
+  }
+  return table.str();
+}
 
 }  // namespace
 
@@ -185,7 +209,8 @@ std::vector<std::string> linears_with_input_scale(const model::ModelConfig& conf
   return result;
 }
 
-std::string to_text(const std::vector<GroupReport>& groups) {
+std::string to_text(const std::vector<GroupReport>& groups, model::Detail detail) {
+  if (!model::names_all(detail, groups.size())) return kinds_text(groups);
   TextTable table({"group", "scales", "alpha", "output SNR dB", "scaled", "packed"});
   for (const auto& group : groups) {
     table.row({printable(group.name), std::string(to_string(group.target)),

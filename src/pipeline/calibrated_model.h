@@ -11,6 +11,7 @@
 
 #include "device/context.h"
 #include "io/json.h"
+#include "model/kinds.h"
 #include "model/opened.h"
 #include "pipeline/calibrate.h"
 #include "pipeline/calibrated_layer.h"
@@ -70,7 +71,7 @@ std::vector<std::string> linears_with_input_scale(const model::ModelConfig& conf
                                                   const quantize::Steps& steps);
 
 /// The table of groups: which α won, and the error of the outputs.
-std::string to_text(const std::vector<GroupReport>& groups);
+std::string to_text(const std::vector<GroupReport>& groups, model::Detail detail = model::Detail::kinds);
 io::Json to_json(const std::vector<GroupReport>& groups);
 
 }  // namespace w4q::pipeline

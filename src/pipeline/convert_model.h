@@ -59,7 +59,7 @@ ConvertReport plan_convert(const ConvertRequest& request);
 /// be lost, internal when the proof fails.
 ConvertReport convert_model(const ConvertRequest& request);
 
-std::string to_text(const ConvertReport& report);
+std::string to_text(const ConvertReport& report, model::Detail detail = model::Detail::kinds);
 io::Json to_json(const ConvertReport& report);
 
 }  // namespace w4q::pipeline

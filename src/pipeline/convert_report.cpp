@@ -1,4 +1,6 @@
 // The report of a conversion, for people and for programs.
+#include <set>
+
 #include "core/text.h"
 #include "pipeline/convert_model.h"
 
@@ -27,6 +29,37 @@ std::string outcome(const ConvertReport& report, const ConvertedLinear& linear) 
   return text;
 }
 
+std::string linears_text(const ConvertReport& report, model::Detail detail) {
+  TextTable table({"linear", "shape", "from", "to", "before", "after", report.done ? "proof" : ""});
+  for (const ConvertedLinear* linear :
+       model::named_rows(report.linears, detail, [](const ConvertedLinear& row) { return -row.error.relative(); })) {
+    table.row({printable(linear->name), shape_text(linear->shape), formats::to_string(linear->from),
+               formats::to_string(linear->to), human_bytes(linear->bytes_before), human_bytes(linear->bytes_after),
+               outcome(report, *linear)});
+  }
+  return table.str();
+}
+
+std::string kinds_text(const ConvertReport& report) {
+  TextTable table({"linear", "count", "from", "to", "before", "after", "rounded anew", report.done ? "proof" : ""});
+  for (const auto& kind : model::by_kind(report.linears)) {
+    std::set<std::string> from, to;
+    int64_t before = 0, after = 0, lossy = 0;
+    formats::RecastProof proof;
+    for (const ConvertedLinear* linear : kind.rows) {
+      from.insert(formats::to_string(linear->from));
+      to.insert(formats::to_string(linear->to));
+      before += linear->bytes_before;
+      after += linear->bytes_after;
+      lossy += linear->loses.empty() ? 0 : 1;
+      proof += linear->proof;
+    }
+    table.row({printable(kind.name), concat(kind.rows.size()), model::words_text(from), model::words_text(to),
+               human_bytes(before), human_bytes(after), concat(lossy), report.done ? proof_text(proof) : ""});
+  }
+  return table.str();
+}
+
 io::Json to_json(const formats::RecastProof& proof) {
   return {{"codes", proof.codes},
           {"codes_equal", proof.codes_equal},
@@ -46,19 +79,19 @@ formats::RecastProof ConvertReport::proof() const {
   return sum;
 }
 
-std::string to_text(const ConvertReport& report) {
-  TextTable table({"linear", "shape", "from", "to", "before", "after", report.done ? "proof" : ""});
+std::string to_text(const ConvertReport& report, model::Detail detail) {
   int64_t before = 0, after = 0, lossy = 0;
   for (const auto& linear : report.linears) {
-    table.row({printable(linear.name), shape_text(linear.shape), formats::to_string(linear.from),
-               formats::to_string(linear.to), human_bytes(linear.bytes_before), human_bytes(linear.bytes_after),
-               outcome(report, linear)});
     before += linear.bytes_before, after += linear.bytes_after;
     lossy += linear.loses.empty() ? 0 : 1;
   }
-  std::string text = concat(table.str(), "\n", report.from, " → ", report.to, ": ", report.linears.size(),
-                            " packed linears, ", human_bytes(before), " → ", human_bytes(after), "; ", report.carried,
-                            " other tensors of ", human_bytes(report.carried_bytes), " carried along\n");
+  const bool all = model::names_all(detail, report.linears.size());
+  std::string text = all ? "" : kinds_text(report);
+  if (!all && lossy > 0) text += "\nthe worst of them (--verbose: all)\n";
+  if (all || lossy > 0) text += linears_text(report, detail);
+  text += concat("\n", report.from, " → ", report.to, ": ", report.linears.size(), " packed linears, ",
+                 human_bytes(before), " → ", human_bytes(after), "; ", report.carried, " other tensors of ",
+                 human_bytes(report.carried_bytes), " carried along\n");
   if (report.done) {
     text += concat(proof_text(report.proof()), " over all linears; ", human_bytes(report.file_bytes), " written in ",
                    human_seconds(report.seconds), "\n");

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <set>
 
 #include "core/buffer.h"
 #include "core/error.h"
@@ -66,9 +67,41 @@ ConversionError convert_range(std::string_view name, const RowSource& source, co
   return error;
 }
 
-std::string error_text(const ConvertedTensor& tensor, bool done) {
+std::string error_text(const ConversionError& error, bool done) {
   if (!done) return "";
-  return tensor.error.changed == 0 ? "exact" : scientific(tensor.error.relative());
+  return error.changed == 0 ? "exact" : scientific(error.relative());
+}
+
+std::string kinds_text(const ConversionReport& report) {
+  TextTable table({"tensors", "count", "shape", "from", "to", "before", "after", "error", "worst"});
+  for (const auto& kind : model::by_kind(report.tensors)) {
+    std::set<std::string> shapes, from, to;
+    int64_t before = 0, after = 0;
+    ConversionError error, worst;
+    for (const ConvertedTensor* tensor : kind.rows) {
+      shapes.insert(shape_text(tensor->shape));
+      from.insert(tensor->from);
+      to.insert(tensor->to);
+      before += tensor->bytes_before;
+      after += tensor->bytes_after;
+      add(tensor->error, error);
+      if (tensor->error.changed > 0 && tensor->error.relative() >= worst.relative()) worst = tensor->error;
+    }
+    table.row({printable(kind.name), concat(kind.rows.size()), model::words_text(shapes), model::words_text(from),
+               model::words_text(to), human_bytes(before), human_bytes(after), error_text(error, report.done),
+               error_text(worst, report.done)});
+  }
+  return table.str();
+}
+
+std::string tensors_text(const ConversionReport& report) {
+  TextTable table({"tensor", "shape", "from", "to", "before", "after", "error"});
+  for (const auto& tensor : report.tensors) {
+    table.row({printable(tensor.name), shape_text(tensor.shape), tensor.from, tensor.to,
+               human_bytes(tensor.bytes_before), human_bytes(tensor.bytes_after),
+               error_text(tensor.error, report.done)});
+  }
+  return table.str();
 }
 
 }  // namespace
@@ -96,18 +129,16 @@ ConversionError convert_rows(std::string_view name, const RowSource& source, con
   return total;
 }
 
-std::string to_text(const ConversionReport& report) {
-  TextTable table({"tensor", "shape", "from", "to", "before", "after", "error"});
+std::string to_text(const ConversionReport& report, model::Detail detail) {
   int64_t before = 0, after = 0, exact = 0;
   for (const auto& tensor : report.tensors) {
-    table.row({printable(tensor.name), shape_text(tensor.shape), tensor.from, tensor.to,
-               human_bytes(tensor.bytes_before), human_bytes(tensor.bytes_after), error_text(tensor, report.done)});
     before += tensor.bytes_before;
     after += tensor.bytes_after;
     exact += tensor.error.changed == 0;
   }
-  std::string text = concat(table.str(), "\n", report.tensors.size(), " tensors, ", human_bytes(before), " → ",
-                            human_bytes(after), "\n");
+  std::string text =
+      concat(model::names_all(detail, report.tensors.size()) ? tensors_text(report) : kinds_text(report), "\n",
+             report.tensors.size(), " tensors, ", human_bytes(before), " → ", human_bytes(after), "\n");
   for (const auto& note : report.notes) text += "note: " + note + "\n";
   if (report.done) {
     text += concat(exact, " of ", report.tensors.size(),

@@ -11,6 +11,7 @@
 
 #include "core/views.h"
 #include "io/json.h"
+#include "model/kinds.h"
 
 namespace w4q::pipeline {
 
@@ -65,7 +66,7 @@ struct ConversionReport {
   double seconds = 0;
 };
 
-std::string to_text(const ConversionReport& report);
+std::string to_text(const ConversionReport& report, model::Detail detail = model::Detail::kinds);
 io::Json to_json(const ConversionReport& report);
 
 }  // namespace w4q::pipeline

@@ -1,5 +1,7 @@
 #include "pipeline/plan.h"
 
+#include <set>
+
 #include "core/text.h"
 #include "model/model.h"
 
@@ -71,16 +73,40 @@ std::string presets_text(const std::vector<PresetCost>& presets) {
   return table.str();
 }
 
-}  // namespace
-
-std::string to_text(const Plan& plan) {
+std::string tensors_text(const Plan& plan) {
   TextTable table({"tensor", "shape", "scheme", "layout", "bits/weight", "before", "after"});
   for (const auto& tensor : plan.tensors) {
     table.row({printable(tensor.name), shape_text(tensor.shape), tensor.scheme_text(), tensor.layout,
                fixed(tensor.bits_per_weight(), 3), human_bytes(tensor.bytes_before), human_bytes(tensor.bytes_after)});
   }
-  std::string text = table.str();
-  if (plan.allocation) text += "\n" + to_text(*plan.allocation);
+  return table.str();
+}
+
+std::string kinds_text(const Plan& plan) {
+  TextTable table({"tensors", "count", "shape", "scheme", "layout", "bits/weight", "before", "after"});
+  for (const auto& kind : model::by_kind(plan.tensors)) {
+    std::set<std::string> shapes, schemes, layouts;
+    int64_t before = 0, after = 0, weights = 0;
+    for (const TensorPlan* tensor : kind.rows) {
+      shapes.insert(shape_text(tensor->shape));
+      schemes.insert(tensor->scheme_text());
+      layouts.insert(tensor->layout);
+      before += tensor->bytes_before;
+      after += tensor->bytes_after;
+      weights += tensor->weights();
+    }
+    const double bits = weights == 0 ? 0 : 8.0 * static_cast<double>(after) / static_cast<double>(weights);
+    table.row({printable(kind.name), concat(kind.rows.size()), model::words_text(shapes), model::words_text(schemes),
+               model::words_text(layouts), fixed(bits, 3), human_bytes(before), human_bytes(after)});
+  }
+  return table.str();
+}
+
+}  // namespace
+
+std::string to_text(const Plan& plan, model::Detail detail) {
+  std::string text = model::names_all(detail, plan.tensors.size()) ? tensors_text(plan) : kinds_text(plan);
+  if (plan.allocation) text += "\n" + to_text(*plan.allocation, detail);
   text += concat("\n", plan.packed_tensors(), " of ", plan.tensors.size(), " tensors packed at ",
                  fixed(plan.packed_bits_per_weight(), 3), " bits per weight; ", human_bytes(plan.bytes_before()), " → ",
                  human_bytes(plan.bytes_after()), "\n");

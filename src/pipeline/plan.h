@@ -11,6 +11,7 @@
 #include "core/views.h"
 #include "formats/scheme.h"
 #include "io/json.h"
+#include "model/kinds.h"
 #include "pipeline/allocation_report.h"
 
 namespace w4q::pipeline {
@@ -72,7 +73,7 @@ struct Plan {
 };
 
 /// Table with totals, for a terminal.
-std::string to_text(const Plan& plan);
+std::string to_text(const Plan& plan, model::Detail detail = model::Detail::kinds);
 io::Json to_json(const Plan& plan);
 
 /// The program's own share of Plan::expected_memory.

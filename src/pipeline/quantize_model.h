@@ -11,6 +11,7 @@
 #include "formats/scheme.h"
 #include "io/checkpoint_writer.h"
 #include "io/json.h"
+#include "model/kinds.h"
 #include "model/weight_error.h"
 #include "pipeline/calibrated_model.h"
 #include "pipeline/plan.h"
@@ -84,7 +85,7 @@ Plan plan_quantize(const QuantizeRequest& request);
 /// bad_argument.
 QuantizeReport quantize_model(const QuantizeRequest& request);
 
-std::string to_text(const QuantizeReport& report);
+std::string to_text(const QuantizeReport& report, model::Detail detail = model::Detail::kinds);
 io::Json to_json(const QuantizeReport& report);
 
 }  // namespace w4q::pipeline

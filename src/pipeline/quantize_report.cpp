@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <set>
 
 #include "core/text.h"
 #include "pipeline/quantize_model.h"
@@ -9,6 +11,58 @@ namespace {
 
 /// How far an error lies below the outputs.
 double decibels(double power, double error) { return 10 * std::log10(power / error); }
+
+const std::vector<std::string> output_head{"output dB, plain", "packed"};
+
+std::vector<std::string> output_cells(const std::optional<OutputError>& error) {
+  if (!error) return {"", ""};
+  return {fixed(decibels(error->power, error->plain), 2), fixed(decibels(error->power, error->packed), 2)};
+}
+
+void append(std::vector<std::string>& cells, const std::vector<std::string>& more) {
+  cells.insert(cells.end(), more.begin(), more.end());
+}
+
+std::string kinds_text(const QuantizeReport& report, bool calibrated) {
+  std::vector<std::string> head{"linear", "count", "scheme"};
+  append(head, model::KindError::head());
+  if (calibrated) append(head, output_head);
+  TextTable table(head);
+  for (const auto& kind : model::by_kind(report.tensors)) {
+    std::set<std::string> schemes;
+    model::KindError error;
+    std::optional<OutputError> output;
+    for (const QuantizedTensor* tensor : kind.rows) {
+      schemes.insert(tensor->scheme);
+      error.add(tensor->error);
+      if (!tensor->output) continue;
+      if (!output) output.emplace();
+      output->power += tensor->output->power;
+      output->plain += tensor->output->plain;
+      output->packed += tensor->output->packed;
+    }
+    std::vector<std::string> row{printable(kind.name), concat(kind.rows.size()), model::words_text(schemes)};
+    append(row, error.cells());
+    if (calibrated) append(row, output_cells(output));
+    table.row(row);
+  }
+  return table.str();
+}
+
+std::string tensors_text(const QuantizeReport& report, bool calibrated, model::Detail detail) {
+  std::vector<std::string> head{"tensor", "scheme", "SQNR dB", "relative error", "max error", "2^e"};
+  if (calibrated) append(head, output_head);
+  TextTable table(head);
+  for (const QuantizedTensor* tensor :
+       model::named_rows(report.tensors, detail, [](const QuantizedTensor& row) { return row.error.sqnr(); })) {
+    std::vector<std::string> row{printable(tensor->name),           tensor->scheme,
+                                 fixed(tensor->error.sqnr(), 2),    fixed(tensor->error.relative(), 5),
+                                 fixed(tensor->error.max_error, 6), concat(tensor->stats.range_exponent)};
+    if (calibrated) append(row, output_cells(tensor->output));
+    table.row(row);
+  }
+  return table.str();
+}
 
 }  // namespace
 
@@ -41,27 +95,15 @@ std::vector<std::string> QuantizeReport::warnings() const {
   return result;
 }
 
-std::string to_text(const QuantizeReport& report) {
+std::string to_text(const QuantizeReport& report, model::Detail detail) {
   const bool calibrated =
       std::ranges::any_of(report.tensors, [](const auto& tensor) { return tensor.output.has_value(); });
-  std::vector<std::string> head{"tensor", "scheme", "SQNR dB", "relative error", "max error", "2^e"};
-  if (calibrated) head.insert(head.end(), {"output dB, plain", "packed"});
-  TextTable table(head);
-  for (const auto& tensor : report.tensors) {
-    std::vector<std::string> row{printable(tensor.name),           tensor.scheme,
-                                 fixed(tensor.error.sqnr(), 2),    fixed(tensor.error.relative(), 5),
-                                 fixed(tensor.error.max_error, 6), concat(tensor.stats.range_exponent)};
-    if (tensor.output) {
-      row.push_back(fixed(decibels(tensor.output->power, tensor.output->plain), 2));
-      row.push_back(fixed(decibels(tensor.output->power, tensor.output->packed), 2));
-    } else if (calibrated) {
-      row.insert(row.end(), 2, "");
-    }
-    table.row(row);
-  }
-  std::string text = table.str();
-  if (report.plan.allocation) text += "\n" + to_text(*report.plan.allocation);
-  if (!report.groups.empty()) text += "\n" + to_text(report.groups);
+  const bool short_table = !model::names_all(detail, report.tensors.size());
+  std::string text =
+      short_table ? concat(kinds_text(report, calibrated), "\nthe worst of them (--verbose: all)\n") : "";
+  text += tensors_text(report, calibrated, detail);
+  if (report.plan.allocation) text += "\n" + to_text(*report.plan.allocation, detail);
+  if (!report.groups.empty()) text += "\n" + to_text(report.groups, detail);
   text +=
       concat("\n", report.plan.packed_tensors(), " tensors packed at ", fixed(report.plan.packed_bits_per_weight(), 3),
              " bits per weight, SQNR ", fixed(report.total.sqnr(), 2), " dB; ", human_bytes(report.plan.bytes_before()),

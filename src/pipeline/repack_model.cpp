@@ -161,8 +161,8 @@ RepackReport repack_model(const RepackRequest& request) {
   });
 }
 
-std::string to_text(const RepackReport& report) {
-  std::string text = to_text(report.plan);
+std::string to_text(const RepackReport& report, model::Detail detail) {
+  std::string text = to_text(report.plan, detail);
   text += concat("unpack(pack(w)) == w for all ", report.proven, " packed weights; ", human_bytes(report.file_bytes),
                  " written in ", human_seconds(report.seconds), "\n");
   return text;

@@ -36,7 +36,7 @@ Plan plan_repack(const RepackRequest& request);
 /// Throws bad_file for a damaged input, unsupported when no layout fits, internal when a round trip fails.
 RepackReport repack_model(const RepackRequest& request);
 
-std::string to_text(const RepackReport& report);
+std::string to_text(const RepackReport& report, model::Detail detail = model::Detail::kinds);
 io::Json to_json(const RepackReport& report);
 
 }  // namespace w4q::pipeline

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -256,20 +257,69 @@ int verdict(const Comparison::Predictions& predictions) noexcept {
   return kl.mean < 0 ? -1 : 1;
 }
 
-std::string to_text(const Comparison& comparison) {
+namespace {
+
+std::vector<std::string> with_outputs(std::vector<std::string> cells, bool outputs, std::string a, std::string b) {
+  if (outputs) cells.insert(cells.end(), {std::move(a), std::move(b)});
+  return cells;
+}
+
+/// The worse side of a linear.
+double least_sqnr(const ComparedLinear& linear) { return std::min(linear.a.error.sqnr(), linear.b.error.sqnr()); }
+
+std::string linears_text(const Comparison& comparison, bool outputs, model::Detail detail) {
+  TextTable table(with_outputs({"weight", "A", "B", "SQNR dB, A", "B"}, outputs, "output dB, A", "B"));
+  for (const ComparedLinear* linear : model::named_rows(comparison.linears, detail, least_sqnr)) {
+    const auto &a = linear->a, &b = linear->b;
+    table.row(
+        with_outputs({printable(linear->name), a.scheme, b.scheme, fixed(a.error.sqnr(), 2), fixed(b.error.sqnr(), 2)},
+                     outputs, decibels(linear->power, a.output), decibels(linear->power, b.output)));
+  }
+  return table.str();
+}
+
+/// One side of the linears of a kind.
+struct KindSide {
+  std::set<std::string> schemes;
+  model::WeightError error;
+  double worst = INFINITY;
+  std::optional<double> output;
+
+  void add(const ComparedSide& side) {
+    schemes.insert(side.scheme);
+    error.add(side.error);
+    worst = std::min(worst, side.error.sqnr());
+    if (side.output) output = output.value_or(0) + *side.output;
+  }
+};
+
+std::string kinds_text(const Comparison& comparison, bool outputs) {
+  TextTable table(
+      with_outputs({"linear", "count", "A", "B", "SQNR dB, A", "worst", "B", "worst"}, outputs, "output dB, A", "B"));
+  for (const auto& kind : model::by_kind(comparison.linears)) {
+    KindSide a, b;
+    std::optional<double> power;
+    for (const ComparedLinear* linear : kind.rows) {
+      a.add(linear->a);
+      b.add(linear->b);
+      if (linear->power) power = power.value_or(0) + *linear->power;
+    }
+    table.row(with_outputs(
+        {printable(kind.name), concat(kind.rows.size()), model::words_text(a.schemes), model::words_text(b.schemes),
+         fixed(a.error.sqnr(), 2), fixed(a.worst, 2), fixed(b.error.sqnr(), 2), fixed(b.worst, 2)},
+        outputs, decibels(power, a.output), decibels(power, b.output)));
+  }
+  return table.str();
+}
+
+}  // namespace
+
+std::string to_text(const Comparison& comparison, model::Detail detail) {
   const bool outputs =
       std::ranges::any_of(comparison.linears, [](const auto& linear) { return linear.power.has_value(); });
-  std::vector<std::string> head{"weight", "A", "B", "SQNR dB, A", "B"};
-  if (outputs) head.insert(head.end(), {"output dB, A", "B"});
-  TextTable table(head);
-  for (const auto& linear : comparison.linears) {
-    std::vector<std::string> row{printable(linear.name), linear.a.scheme, linear.b.scheme,
-                                 fixed(linear.a.error.sqnr(), 2), fixed(linear.b.error.sqnr(), 2)};
-    if (outputs)
-      row.insert(row.end(), {decibels(linear.power, linear.a.output), decibels(linear.power, linear.b.output)});
-    table.row(row);
-  }
-  std::string text = table.str();
+  const bool all = model::names_all(detail, comparison.linears.size());
+  std::string text = all ? "" : concat(kinds_text(comparison, outputs), "\nthe worst of them (--verbose: all)\n");
+  text += linears_text(comparison, outputs, detail);
   const auto total = [&](const char* name, const ComparedTotal& side) {
     if (comparison.linears.empty()) {
       text += concat(name, ": every weight is the base's; ", human_bytes(side.bytes), " in all\n");

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "io/json.h"
+#include "model/kinds.h"
 #include "model/opened.h"
 #include "model/weight_error.h"
 #include "verify/perplexity.h"
@@ -65,7 +66,7 @@ Comparison::Predictions compare_predictions(const model::Model& a, const model::
 /// What the difference of KL says: −1: b is closer to the base, 1: a is, 0: no difference beyond chance at 95 %.
 int verdict(const Comparison::Predictions& predictions) noexcept;
 
-std::string to_text(const Comparison& comparison);
+std::string to_text(const Comparison& comparison, model::Detail detail = model::Detail::kinds);
 io::Json to_json(const Comparison& comparison);
 
 }  // namespace w4q::verify

@@ -16,6 +16,7 @@
 #include "chat/chat_text.h"
 #include "checkpoint/folder.h"
 #include "io/json.h"
+#include "model/kinds.h"
 #include "model/model.h"
 #include "verify/decoder.h"
 #include "verify/perplexity.h"
@@ -36,6 +37,7 @@ struct CheckOptions {
   bool int8_activations = false;    ///< of whatever multiplies
   float compared_delta = INFINITY;  ///< --kv-compare: of another fp4r, which skips pages
   SpeedOptions speed = {};
+  model::Detail detail = model::Detail::kinds;    ///< of tables in the text
   DecodeRows decode_rows = kernels::decode_rows;  ///< what is held against the definition: a test may pass a wrong one
   std::string device = "auto";                    ///< the word of --device
   std::shared_ptr<device::Context> gpu = {};      ///< of checks that need one: open_gpu

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <iterator>
+#include <set>
 #include <tuple>
 
 #include "core/progress.h"
@@ -152,14 +154,45 @@ std::vector<std::string> faults_of(const WeightReport& report) {
   return faults;
 }
 
-std::string to_text(const WeightReport& report) {
+namespace {
+
+std::string tensors_text(const WeightReport& report, model::Detail detail) {
   TextTable table({"packed weight", "scheme", "SQNR dB", "relative error", "max error", "at row", "column"});
-  for (const auto& tensor : report.tensors) {
-    table.row({printable(tensor.name), tensor.scheme, fixed(tensor.error.sqnr(), 2), fixed(tensor.error.relative(), 5),
-               fixed(tensor.error.max_error, 6), concat(tensor.error.row), concat(tensor.error.col)});
+  for (const TensorError* tensor :
+       model::named_rows(report.tensors, detail, [](const TensorError& row) { return row.error.sqnr(); })) {
+    table.row({printable(tensor->name), tensor->scheme, fixed(tensor->error.sqnr(), 2),
+               fixed(tensor->error.relative(), 5), fixed(tensor->error.max_error, 6), concat(tensor->error.row),
+               concat(tensor->error.col)});
   }
-  if (report.rescaled == 0) return table.str();
-  return table.str() + concat("folded scales were undone in ", report.rescaled, " of them\n");
+  return table.str();
+}
+
+std::string kinds_text(const WeightReport& report) {
+  std::vector<std::string> head{"linear", "count", "scheme"};
+  std::ranges::copy(model::KindError::head(), std::back_inserter(head));
+  TextTable table(head);
+  for (const auto& kind : model::by_kind(report.tensors)) {
+    std::set<std::string> schemes;
+    model::KindError error;
+    for (const TensorError* tensor : kind.rows) {
+      schemes.insert(tensor->scheme);
+      error.add(tensor->error);
+    }
+    std::vector<std::string> row{printable(kind.name), concat(kind.rows.size()), model::words_text(schemes)};
+    std::ranges::copy(error.cells(), std::back_inserter(row));
+    table.row(row);
+  }
+  return table.str();
+}
+
+}  // namespace
+
+std::string to_text(const WeightReport& report, model::Detail detail) {
+  const bool all = model::names_all(detail, report.tensors.size());
+  std::string text = all ? "" : concat(kinds_text(report), "\nthe worst of them (--verbose: all)\n");
+  text += tensors_text(report, detail);
+  if (report.rescaled == 0) return text;
+  return text + concat("folded scales were undone in ", report.rescaled, " of them\n");
 }
 
 io::Json to_json(const WeightReport& report) {
@@ -208,7 +241,7 @@ CheckRow weights_check() {
           .needs = {.base = true, .packed = true},
           .run = [](CheckContext& context, Findings& findings) {
             const auto report = compare_with_base(context.candidate(), context.base());
-            findings.add("weights", to_text(report), to_json(report));
+            findings.add("weights", to_text(report, context.options().detail), to_json(report));
             const double sqnr = report.total.sqnr();
             auto faults = context.options().default_limits ? faults_of(report) : std::vector<std::string>{};
             Check check{"weights", !std::isnan(sqnr) && faults.empty(), summary(report), std::move(faults)};

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "model/kinds.h"
 #include "model/opened.h"
 #include "model/weight_error.h"
 #include "verify/weight_limit.h"
@@ -33,7 +34,7 @@ std::string scheme_text(const checkpoint::PackedLinearInfo& info);
 /// One line for each weight that misses what its scheme reaches on the base's: name, found, floor and remedy.
 std::vector<std::string> faults_of(const WeightReport& report);
 
-std::string to_text(const WeightReport& report);
+std::string to_text(const WeightReport& report, model::Detail detail = model::Detail::kinds);
 io::Json to_json(const WeightReport& report);
 
 }  // namespace w4q::verify

@@ -1,5 +1,9 @@
 #include <algorithm>
+#include <regex>
+#include <set>
+#include <sstream>
 
+#include "core/terminal.h"
 #include "program.h"
 
 namespace w4q::test {
@@ -11,6 +15,60 @@ TEST(Help, NamesEverySubcommandAndExitsZero) {
   for (const char* name : {"quantize", "repack", "verify", "inspect", "clean", "list", "tokenize", "generate"}) {
     EXPECT_NE(result.out.find(name), std::string::npos) << name;
     EXPECT_EQ(run_w4q({name, "--help"}).status, 0) << name;
+  }
+}
+
+/// The commands that `w4q --help` lists.
+std::vector<std::string> commands() {
+  std::istringstream text(run_w4q({"--help"}).out);
+  std::vector<std::string> result;
+  bool here = false;
+  for (std::string line; std::getline(text, line);) {
+    if (here && line.empty()) break;
+    if (here) result.push_back(line.substr(2, line.find(' ', 2) - 2));
+    here = here || line == "Commands:";
+  }
+  return result;
+}
+
+/// The words of `text` that begin with two dashes, without what stands behind a name.
+std::set<std::string> options_in(const std::string& text) {
+  static const std::regex option("--[a-z][a-z0-9-]*");
+  return {std::sregex_token_iterator(text.begin(), text.end(), option), std::sregex_token_iterator()};
+}
+
+TEST(Help, EveryCommandHasExamplesWhoseOptionsItHas) {
+  const auto all = commands();
+  ASSERT_GE(all.size(), 12u);
+  for (const auto& name : all) {
+    const std::string text = run_w4q({name, "--help-all"}).out;
+    const size_t examples = text.find("\nExamples:\n");
+    ASSERT_NE(examples, std::string::npos) << name;
+    EXPECT_EQ(text.find("  w4q " + name, examples), examples + 11) << name;
+    const auto known = options_in(text.substr(0, examples));
+    std::istringstream lines(text.substr(examples));
+    for (std::string line; std::getline(lines, line);) {
+      if (!line.starts_with("  w4q ")) continue;
+      for (const auto& used : options_in(line)) EXPECT_TRUE(known.contains(used)) << line;
+    }
+  }
+}
+
+TEST(Help, IsBasicFirstAndWholeWhenAskedFor) {
+  const std::string basic = run_w4q({"quantize", "--help"}).out, all = run_w4q({"quantize", "--help-all"}).out;
+  EXPECT_LT(basic.find("--quality"), basic.find("--k")) << "presets lead";
+  EXPECT_EQ(basic.find("--damping"), std::string::npos);
+  EXPECT_NE(basic.find("More with --help-all: "), std::string::npos);
+  EXPECT_NE(all.find("--damping"), std::string::npos);
+  EXPECT_EQ(all.find("More with --help-all: "), std::string::npos);
+  const auto of_all = options_in(all);
+  for (const auto& option : options_in(basic)) EXPECT_TRUE(of_all.contains(option)) << option;
+}
+
+TEST(Help, FitsInAHundredColumns) {
+  for (const auto& name : commands()) {
+    std::istringstream text(run_w4q({name, "--help-all"}).out);
+    for (std::string line; std::getline(text, line);) EXPECT_LE(display_width(line), 100u) << line;
   }
 }
 
@@ -55,7 +113,7 @@ TEST(List, SaysWhatALayoutIsFor) {
   EXPECT_LT(text.out.find("kbit-fragment"), text.out.find("kbit-tile")) << "the first fitting one is taken";
   EXPECT_EQ(text.out.find("nf-quantile"), std::string::npos);
   const auto json = run_w4q({"list", "--layouts", "--json"}).json();
-  EXPECT_EQ(json.size(), 1u);
+  EXPECT_EQ(json.size(), 3u) << "schema, version, layouts";
   for (const auto& layout : json["layouts"]) EXPECT_FALSE(layout["reason"].get<std::string>().empty()) << layout;
 }
 

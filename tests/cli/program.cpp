@@ -14,6 +14,7 @@
 
 #include "io/json.h"
 #include "io/safetensors.h"
+#include "json_schema.h"
 
 namespace w4q::test {
 namespace {
@@ -62,6 +63,12 @@ std::string slurp(const std::filesystem::path& path) {
 }
 
 }  // namespace
+
+io::Json ProgramResult::json() const {
+  auto json = io::parse_json(out, "stdout");
+  for (const auto& fault : schema_faults(json)) ADD_FAILURE() << "docs/schema/" << fault;
+  return json;
+}
 
 ProgramResult run_w4q(const std::vector<std::string>& arguments, const std::function<void()>& prepare) {
   std::array<int, 2> out{};

@@ -21,7 +21,8 @@ struct ProgramResult {
   double seconds = 0;
   int64_t peak_bytes = 0;  ///< largest resident set
 
-  io::Json json() const { return io::parse_json(out, "stdout"); }
+  /// Its output, which must be as docs/schema says.
+  io::Json json() const;
 };
 
 /// Runs `w4q arguments…`. `prepare` runs in the child before the program starts (limits, working folder).

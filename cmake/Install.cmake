@@ -1,0 +1,96 @@
+# What others get: the program with its man pages and completions, and everything but its command line as one shared library
+# that find_package(w4q) finds.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+option(W4Q_LIBRARY "Build the shared library of cmake --install" ON)
+
+# The headers that others include (docs/building.md), with what they include themselves.
+set(W4Q_PUBLIC_HEADERS core/error.h io/json.h
+  pipeline/calibrate_model.h pipeline/convert_model.h pipeline/decode_model.h pipeline/gguf_export.h pipeline/gguf_import.h
+  pipeline/quantize_model.h pipeline/repack_model.h verify/compare.h verify/ladder.h)
+
+# Sets `result` to the headers below src/ that `headers` include, and themselves.
+function(w4q_with_included result headers)
+  set(known)
+  while(headers)
+    list(POP_FRONT headers header)
+    if(header IN_LIST known)
+      continue()
+    endif()
+    list(APPEND known ${header})
+    file(STRINGS ${PROJECT_SOURCE_DIR}/src/${header} lines REGEX "^#include \"[a-z0-9_]+/")
+    foreach(line ${lines})
+      string(REGEX REPLACE "^#include \"([^\"]+)\".*" "\\1" included "${line}")
+      list(APPEND headers ${included})
+    endforeach()
+  endwhile()
+  set(${result} ${known} PARENT_SCOPE)
+endfunction()
+
+function(w4q_install_library)
+  get_property(modules GLOBAL PROPERTY W4Q_MODULES)
+  file(CONFIGURE OUTPUT library.cpp CONTENT "")
+  add_library(w4q_library SHARED ${CMAKE_CURRENT_BINARY_DIR}/library.cpp)
+  add_library(w4q::w4q ALIAS w4q_library)
+  list(TRANSFORM modules REPLACE "(.+)" "$<TARGET_FILE:w4q_\\1>" OUTPUT_VARIABLE archives)
+  list(TRANSFORM modules PREPEND w4q_ OUTPUT_VARIABLE targets)
+  target_link_options(w4q_library PRIVATE -Wl,--whole-archive ${archives} -Wl,--no-whole-archive)
+  target_link_libraries(w4q_library PRIVATE ${targets})
+  target_include_directories(w4q_library INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/w4q>)
+  target_link_libraries(w4q_library INTERFACE nlohmann_json::nlohmann_json)
+  target_compile_features(w4q_library INTERFACE cxx_std_20)
+  set_target_properties(w4q_library PROPERTIES OUTPUT_NAME w4q EXPORT_NAME w4q LINKER_LANGUAGE CXX
+    VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+  install(TARGETS w4q_library EXPORT w4q LIBRARY COMPONENT library)
+  w4q_with_included(headers "${W4Q_PUBLIC_HEADERS}")
+  foreach(header ${headers})
+    get_filename_component(folder ${header} DIRECTORY)
+    install(FILES ${PROJECT_SOURCE_DIR}/src/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/w4q/${folder} COMPONENT library)
+  endforeach()
+  set(package ${CMAKE_INSTALL_LIBDIR}/cmake/w4q)
+  install(EXPORT w4q NAMESPACE w4q:: FILE w4qTargets.cmake DESTINATION ${package} COMPONENT library)
+  file(CONFIGURE OUTPUT w4qConfig.cmake @ONLY CONTENT [[
+include(CMakeFindDependencyMacro)
+find_dependency(nlohmann_json 3.11)
+include(${CMAKE_CURRENT_LIST_DIR}/w4qTargets.cmake)
+]])
+  # Before 1.0 a minor version may change what is public.
+  write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/w4qConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+  install(FILES ${CMAKE_CURRENT_BINARY_DIR}/w4qConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/w4qConfigVersion.cmake
+    DESTINATION ${package} COMPONENT library)
+endfunction()
+
+# Man pages and completions are written by the program, from the definitions that its help is made of.
+set(share ${PROJECT_BINARY_DIR}/share)
+add_custom_command(OUTPUT ${share}/man/man1/w4q.1 COMMAND w4q help --files ${share} DEPENDS w4q VERBATIM)
+add_custom_target(w4q_share ALL DEPENDS ${share}/man/man1/w4q.1)
+
+install(TARGETS w4q RUNTIME COMPONENT program)
+install(DIRECTORY ${share}/ DESTINATION ${CMAKE_INSTALL_DATADIR} COMPONENT program)
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT program)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs/schema DESTINATION ${CMAKE_INSTALL_DATADIR}/w4q COMPONENT program)
+if(W4Q_LIBRARY)
+  w4q_install_library()
+endif()
+
+# cpack -G DEB: the program as w4q, the library with its headers as libw4q-dev.
+set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGE_NAME w4q)
+set(CPACK_PACKAGE_CONTACT "the w4q project <w4q@localhost>")
+set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+set(CPACK_STRIP_FILES ON)
+set(CPACK_DEB_COMPONENT_INSTALL ON)
+set(CPACK_COMPONENTS_ALL program)
+if(W4Q_LIBRARY)
+  list(APPEND CPACK_COMPONENTS_ALL library)
+endif()
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_PACKAGE_SECTION science)
+set(CPACK_DEBIAN_PROGRAM_PACKAGE_NAME w4q)
+set(CPACK_DEBIAN_LIBRARY_PACKAGE_NAME libw4q-dev)
+set(CPACK_DEBIAN_LIBRARY_PACKAGE_SECTION libdevel)
+set(CPACK_DEBIAN_LIBRARY_PACKAGE_DEPENDS "nlohmann-json3-dev (>= 3.11)")
+set(CPACK_COMPONENT_PROGRAM_DESCRIPTION "${PROJECT_DESCRIPTION}: the program")
+set(CPACK_COMPONENT_LIBRARY_DESCRIPTION "${PROJECT_DESCRIPTION}: library and headers")
+include(CPack)
