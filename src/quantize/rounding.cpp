@@ -38,6 +38,8 @@ const QuantizerRow& rounding_quantizer(const Scheme& scheme) {
       return quantizer_row("rtn");
     case SchemeFamily::rotated:
       return quantizer_row("rotated");
+    case SchemeFamily::trellis:
+      return quantizer_row("trellis");
     case SchemeFamily::lut:
       break;
   }
