@@ -35,10 +35,12 @@ inline constexpr double trellis_level_rms = 147.8;
 /// u where scales fit f16 with it.
 inline constexpr int trellis_usual_exponent = -7;
 
-/// The code: what a window stands for, −510 … 510.
+inline constexpr uint32_t trellis_multiplier = 0x83DCD12D;
+/// The code, what a window stands for: the sum of the four bytes of a product, less its middle.
 W4Q_HOST_DEVICE constexpr int trellis_level(uint32_t window) noexcept {
-  const uint32_t product = window * 0x83DCD12Du;
-  return static_cast<int>((product & 255) + (product >> 8 & 255) + (product >> 16 & 255) + (product >> 24)) - 510;
+  const uint32_t product = window * trellis_multiplier;
+  return static_cast<int>((product & 255) + (product >> 8 & 255) + (product >> 16 & 255) + (product >> 24)) -
+         trellis_largest_level;
 }
 static_assert(trellis_level(0) == -510 && trellis_level(255) == 124 && trellis_level(65535) == -96);
 
