@@ -53,8 +53,10 @@ std::vector<float> sorted_scales(const PackedWeight& weight) {
   return scales;
 }
 
-/// What each code stands for in units of the scale; codes themselves where zero points differ.
+/// What each code stands for in units of the scale; codes themselves where zero points differ; nothing for a trellis,
+/// where that takes the codes before it.
 std::vector<float> levels(const PackedWeight& weight) {
+  if (weight.scheme.family == SchemeFamily::trellis) return {};
   if (formats::scheme_row(weight.scheme.family).table != nullptr) {
     const auto codebook = weight.plane(PlaneRole::codebook).bytes.as<float>();
     return {codebook.begin(), codebook.end()};
@@ -98,7 +100,8 @@ PackedSummary summarize(const PackedWeight& weight) {
   TextTable codes({"code", "level", "share %"});
   const auto total = static_cast<double>(weight.n * weight.k);
   for (size_t code = 0; code < counts.size(); ++code) {
-    codes.row({concat(code), fixed(values[code], 6), fixed(100 * static_cast<double>(counts[code]) / total, 2)});
+    const std::string level = values.empty() ? "–" : fixed(values[code], 6);
+    codes.row({concat(code), level, fixed(100 * static_cast<double>(counts[code]) / total, 2)});
   }
   summary.text +=
       concat("codes: entropy ", fixed(entropy(counts), 3), " of ", weight.scheme.bits, " bits\n", codes.str());

@@ -58,9 +58,11 @@ void check_method(const QualityArguments& arguments, const pipeline::QuantizeReq
   if (!steps.has(StepKind::awq) && (arguments.no_clip || arguments.no_input_scales)) {
     refuse("--no-clip or --no-input-scales", "they belong to --method awq and --awq");
   }
-  const StepRow& norms = quantize::step_row(StepKind::fit_norms);
-  if (steps.has(norms.kind) && !norms.accepts(request.scheme, nullptr) && !request.recipe) {
-    refuse(norms.option, "it belongs to --method rotated");
+  for (const quantize::Step& step : steps) {
+    const StepRow& row = quantize::step_row(step.kind);
+    std::string why;
+    if (row.of_quantizer || request.recipe || row.accepts(request.scheme, &why)) continue;
+    refuse(row.option, concat(formats::to_string(request.scheme), " has no ", why));
   }
   if (request.options.bnb_compatible && (searches || steps.has(StepKind::awq) || steps.has(StepKind::feedback))) {
     throw Error(ErrorCode::bad_argument, "--bnb-compatible writes bitsandbytes' bytes, which no step can change")

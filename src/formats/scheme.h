@@ -1,5 +1,5 @@
 // A scheme says what the bits of a packed weight mean; it prints and parses as one string, e.g. "kbit3-b32-e4m4",
-// "int4-g128-f16-asym" or "lut4-b64-f32".
+// "int4-g128-f16-asym", "lut4-b64-f32" or "trellis3-w12".
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,7 @@ enum class SchemeFamily {
   integer,  ///< (code − zero) · scale, a scale and a zero per group (docs/int.md)
   rotated,  ///< codes of a table for N(0, 1), bit planes of 32, a norm per group (docs/rotated.md)
   lut,      ///< codes of a table, flat blocks across rows, bitsandbytes' 4-bit format (docs/int.md)
+  trellis,  ///< rings of bits down the rows of a column, of which a weight reads a window (docs/trellis.md)
 };
 
 /// How a block's scale is stored (scale_codec.h).
@@ -38,6 +39,7 @@ struct Scheme {
   ScaleType scale = ScaleType::e4m4;
   bool asymmetric = false;  ///< integer: every group has a zero point of its own; otherwise it is 2^(bits−1)
   bool act_order = false;   ///< integer: group_index says which group an input belongs to; otherwise it is k div block
+  int window = 0;           ///< trellis: bits of a ring that a weight depends on, its own last
 
   bool operator==(const Scheme&) const = default;
 };

@@ -9,11 +9,12 @@
 #include "formats/kbit.h"
 #include "formats/lut.h"
 #include "formats/rotated.h"
+#include "formats/trellis.h"
 
 namespace w4q::formats {
 
 std::span<const SchemeRow> scheme_registry() noexcept {
-  static const SchemeRow rows[] = {kbit_row(), integer_row(), rotated_row(), lut_row()};
+  static const SchemeRow rows[] = {kbit_row(), integer_row(), rotated_row(), lut_row(), trellis_row()};
   return rows;
 }
 

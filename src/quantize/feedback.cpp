@@ -11,6 +11,7 @@
 #include "formats/scale_codec.h"
 #include "quantize/feedback_rotated.h"
 #include "quantize/feedback_rows.h"
+#include "quantize/feedback_trellis.h"
 #include "quantize/integer_simd.h"
 #include "quantize/integer_trial.h"
 #include "quantize/kbit_search.h"
@@ -229,6 +230,8 @@ int64_t feedback_block(const Scheme& scheme, int64_t k) noexcept {
       return formats::integer_group_size(scheme, k);
     case SchemeFamily::rotated:
       return formats::rotated_group(scheme, k);
+    case SchemeFamily::trellis:
+      return trellis_feedback_block;
     default:
       return kbit_block;
   }
@@ -258,6 +261,8 @@ QuantizeResult quantize_with_feedback(const TensorView& weight, const Scheme& sc
       return kbit_feedback(weight, scheme, options);
     case SchemeFamily::rotated:
       return rotated_feedback(weight, scheme, options);
+    case SchemeFamily::trellis:
+      return trellis_feedback(weight, scheme, options);
     default:
       return integer_feedback(weight, scheme, options);
   }

@@ -165,16 +165,18 @@ bool couples_rows(const CalibratedInput& input) {
 
 QuantizeStats run_feedback(const TensorView& weight, const CalibratedInput& input, const BlockFeedback& family) {
   const int64_t n = weight.shape[0];
-  std::vector<QuantizeStats> parts(static_cast<size_t>((n + feedback_task_rows - 1) / feedback_task_rows));
-  if (couples_rows(input)) {
+  const bool both_sides = couples_rows(input);
+  const int64_t task = both_sides ? feedback_task_rows : family.task_rows();
+  std::vector<QuantizeStats> parts(static_cast<size_t>((n + task - 1) / task));
+  if (both_sides) {
     TwoSided both(weight, input, family);
-    for (size_t task = 0; task < parts.size(); ++task) {
-      const int64_t begin = static_cast<int64_t>(task) * feedback_task_rows;
-      auto rows = both.run(begin, std::min(n, begin + feedback_task_rows));
-      parts[task] = sum_of(rows);
+    for (size_t part = 0; part < parts.size(); ++part) {
+      const int64_t begin = static_cast<int64_t>(part) * task;
+      auto rows = both.run(begin, std::min(n, begin + task));
+      parts[part] = sum_of(rows);
     }
   } else {
-    parallel_for(n, feedback_task_rows, [&](int64_t begin, int64_t end) {
+    parallel_for(n, task, [&](int64_t begin, int64_t end) {
       std::vector<int32_t> indices(static_cast<size_t>(end - begin));
       std::iota(indices.begin(), indices.end(), static_cast<int32_t>(begin));
       FeedbackRows rows(weight, *input.feedback, std::move(indices));
@@ -182,7 +184,7 @@ QuantizeStats run_feedback(const TensorView& weight, const CalibratedInput& inpu
         family.round(rows, {0, rows.rows()}, block);
       }
       family.finish(rows);
-      parts[static_cast<size_t>(begin / feedback_task_rows)] = sum_of(rows);
+      parts[static_cast<size_t>(begin / task)] = sum_of(rows);
     });
   }
   QuantizeStats sum;

@@ -66,6 +66,8 @@ class BlockFeedback {
 
   /// Chooses scales and codes of rows in the block at positions factor.block_starts()[block], and leaves their errors.
   virtual void round(FeedbackRows& rows, RowRange part, size_t block) const = 0;
+  /// Rows that are rounded together, from a multiple of it on, where each is rounded by itself along n.
+  virtual int64_t task_rows() const noexcept { return feedback_task_rows; }
   /// All blocks of these rows are rounded.
   virtual void finish(FeedbackRows& rows) const;
 };

@@ -3,11 +3,13 @@
 #include <Eigen/Cholesky>
 #include <algorithm>
 #include <atomic>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
 #include "core/parallel.h"
 #include "formats/kbit.h"
+#include "formats/trellis.h"
 #include "kernels/linear/gemm.h"
 #include "quantize/rotated.h"
 
@@ -37,9 +39,13 @@ class NormCalibration {
         weight_(weight),
         gram_(gram),
         damping_(damping),
-        group_(formats::rotated_group(packed.scheme, packed.k)),
-        groups_(formats::rotated_groups(packed.scheme, packed.k)),
-        levels_(packed.plane(PlaneRole::codebook).bytes.as<float>(), group_) {}
+        trellis_(packed.scheme.family == formats::SchemeFamily::trellis),
+        group_(trellis_ ? packed.k : formats::rotated_group(packed.scheme, packed.k)),
+        groups_(trellis_ ? 1 : formats::rotated_groups(packed.scheme, packed.k)) {
+    const auto table = packed.plane(PlaneRole::codebook).bytes.as<float>();
+    unit_ = table[0];
+    if (!trellis_) levels_ = RotatedLevels(table, group_).levels;
+  }
 
   int64_t run() {
     const int64_t task = std::clamp<int64_t>(task_values / (groups_ * groups_), 1, most_rows);
@@ -54,6 +60,7 @@ class NormCalibration {
  private:
   /// The levels of a row's codes.
   void row_levels(int64_t row, float* out) const {
+    if (trellis_) return trellis_row_levels(row, out);
     const auto bits = static_cast<size_t>(packed_.scheme.bits);
     const auto words = packed_.plane(PlaneRole::codes).bytes.as<uint32_t>();
     const auto first = static_cast<size_t>(row * formats::kbit_blocks(packed_.k)) * bits;
@@ -62,8 +69,25 @@ class NormCalibration {
       for (size_t bit = 0; bit < bits; ++bit) {
         code |= (words[first + static_cast<size_t>(col / kbit_block) * bits + bit] >> col % kbit_block & 1u) << bit;
       }
-      out[col] = levels_.levels[code];
+      out[col] = levels_[code];
     }
+  }
+
+  void trellis_row_levels(int64_t row, float* out) const {
+    const formats::Scheme& scheme = packed_.scheme;
+    for (int64_t col = 0; col < packed_.k; ++col) {
+      const auto ring = formats::trellis_ring(std::as_const(packed_), row / formats::trellis_rows, col);
+      const auto at = static_cast<int>(row % formats::trellis_rows);
+      const uint32_t window = formats::trellis_window(ring, scheme.bits, scheme.window, at);
+      out[col] = static_cast<float>(formats::trellis_level(window)) * unit_;
+    }
+  }
+
+  /// A norm as the scheme stores it: its bits and its value.
+  formats::StoredScale store(double norm) const {
+    if (!trellis_) return formats::rotated_scale(norm, packed_.scheme.scale);
+    const auto stored = formats::trellis_store_scale(norm, unit_);
+    return {stored.bits, stored.value, stored.saturated};
   }
 
   std::vector<System> set_up(int64_t begin, int64_t end) const {
@@ -118,7 +142,7 @@ class NormCalibration {
     Vector change(groups_);
     for (int64_t g = 0; g < groups_; ++g) {
       const bool usable = wanted(g) > 0 && norms(g) > 0;
-      stored[static_cast<size_t>(g)] = formats::rotated_scale(usable ? wanted(g) : norms(g), packed_.scheme.scale);
+      stored[static_cast<size_t>(g)] = store(usable ? wanted(g) : norms(g));
       change(g) = double{stored[static_cast<size_t>(g)].value} - norms(g);
     }
     if (!(change.dot(symmetric * change) - 2 * change.dot(slope) < 0)) return false;
@@ -131,16 +155,20 @@ class NormCalibration {
   PackedWeight& packed_;
   MatrixView<const float> weight_, gram_;
   double damping_;
+  bool trellis_;
   int64_t group_, groups_;
-  RotatedLevels levels_;
+  std::vector<float> levels_;  // of codes
+  float unit_ = 0;             // of a trellis's levels
 };
 
 }  // namespace
 
 int64_t calibrate_norms(PackedWeight& packed, MatrixView<const float> weight, MatrixView<const float> gram,
                         double damping) {
-  ensure(packed.scheme.family == formats::SchemeFamily::rotated && packed.layout == formats::canonical_layout,
-         "calibrate_norms: the weight is not of the rotated family in canonical layout");
+  const auto family = packed.scheme.family;
+  ensure(family == formats::SchemeFamily::rotated || family == formats::SchemeFamily::trellis,
+         "calibrate_norms: the weight has no norms");
+  ensure(packed.layout == formats::canonical_layout, "calibrate_norms: the layout is not canonical");
   ensure(weight.rows == packed.n && weight.cols == packed.k && gram.rows == packed.k && gram.cols == packed.k,
          "calibrate_norms: shapes differ");
   return NormCalibration(packed, weight, gram, damping).run();

@@ -1,4 +1,4 @@
-// Norms of the rotated family by least squares: codes stay as they are, and the norms of each row become those with
+// Norms of the rotated family, and the scales that rows of a trellis have, by least squares: codes stay as they are, and the norms of each row become those with
 // the least error of its output over calibration rows (docs/rotated.md). A row of k / d groups is a linear system of as
 // many unknowns; one product of the levels with the Gram matrix sets up all of them.
 #pragma once
@@ -8,7 +8,7 @@
 
 namespace w4q::quantize {
 
-/// `packed`: canonical planes of the rotated family; `weight` n × k is what they were made from and `gram` k × k the
+/// `packed`: canonical planes of the rotated or the trellis family; `weight` n × k is what they were made from and `gram` k × k the
 /// mean of xᵀx, both in their basis. `damping`, a share of the diagonal, holds norms where they are. A row keeps its
 /// norms unless those that can be stored are better. Returns the rows that changed. Throws internal when shapes differ.
 int64_t calibrate_norms(formats::PackedWeight& packed, MatrixView<const float> weight, MatrixView<const float> gram,

@@ -5,6 +5,7 @@
 #include "quantize/kbit.h"
 #include "quantize/rotated.h"
 #include "quantize/rtn.h"
+#include "quantize/trellis.h"
 
 namespace w4q::quantize {
 
@@ -14,7 +15,7 @@ formats::Rotation QuantizeOptions::rotation() const noexcept {
 }
 
 std::span<const QuantizerRow> quantizer_registry() noexcept {
-  static const QuantizerRow rows[] = {kbit_quantizer(), rtn_quantizer(), rotated_quantizer()};
+  static const QuantizerRow rows[] = {kbit_quantizer(), rtn_quantizer(), rotated_quantizer(), trellis_quantizer()};
   return rows;
 }
 

@@ -38,6 +38,8 @@ const QuantizerRow& rounding_quantizer(const Scheme& scheme) {
       return quantizer_row("rtn");
     case SchemeFamily::rotated:
       return quantizer_row("rotated");
+    case SchemeFamily::trellis:
+      return quantizer_row("trellis");
     case SchemeFamily::lut:
       break;
   }
@@ -45,6 +47,10 @@ const QuantizerRow& rounding_quantizer(const Scheme& scheme) {
 }
 
 Rounding rounding_of(const Scheme& scheme, int64_t k, const QuantizeOptions& options) {
+  if (scheme.family == SchemeFamily::trellis) {
+    const Scheme scalar{SchemeFamily::rotated, scheme.bits, formats::whole_row, formats::ScaleType::f16};
+    return {[scalar](MatrixView<float> weights) { round_by_packing(scalar, {}, weights); }, k, true};
+  }
   if (scheme.family == SchemeFamily::integer && !scheme.act_order) {
     const auto clip = options.clip();
     return {[scheme, clip](MatrixView<float> weights) { fake_quantize(scheme, weights, clip); },

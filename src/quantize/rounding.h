@@ -24,7 +24,8 @@ struct Rounding {
 /// none.
 const QuantizerRow& rounding_quantizer(const formats::Scheme& scheme);
 
-/// How `scheme` rounds rows of k weights, with these options.
+/// How `scheme` rounds rows of k weights, with these options. For a trellis what its scales make of 2^bits levels for
+/// N(0, 1), one for each weight: errors go the same way with the weights, and a search takes a thousandth of the time.
 Rounding rounding_of(const formats::Scheme& scheme, int64_t k, const QuantizeOptions& options);
 
 }  // namespace w4q::quantize

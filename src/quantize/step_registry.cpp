@@ -21,6 +21,8 @@ bool lacks(std::string_view what, std::string* why) {
 
 bool has_table(const Scheme& scheme) { return formats::scheme_row(scheme.family).table != nullptr; }
 
+bool is_trellis(const Scheme& scheme) { return scheme.family == SchemeFamily::trellis; }
+
 bool has_tables_to_learn(const Scheme& scheme, std::string* why) {
   if (scheme.family == SchemeFamily::kbit) return true;
   return lacks(has_table(scheme) ? "learned tables" : "searched scales or learned tables", why);
@@ -31,11 +33,16 @@ bool has_scales_to_search(const Scheme& scheme, std::string* why) {
 }
 
 bool has_ranges_to_clip(const Scheme& scheme, std::string* why) {
-  return !has_table(scheme) || lacks("range to clip", why);
+  return scheme.family == SchemeFamily::integer || lacks("range to clip", why);
 }
 
 bool has_norms(const Scheme& scheme, std::string* why) {
-  return scheme.family == SchemeFamily::rotated || lacks("norms", why);
+  return scheme.family == SchemeFamily::rotated || is_trellis(scheme) || lacks("norms", why);
+}
+
+/// Rows of a ring are rounded at once, and none of its codes can change alone.
+bool has_rows_by_themselves(const Scheme& scheme, std::string* why) {
+  return !is_trellis(scheme) || lacks("rows that are rounded by themselves", why);
 }
 
 void describe_fold(const Step& step, const QuantizeOptions&, Words& words) {
@@ -126,7 +133,7 @@ constexpr StepRow registered[] = {
      .needs_text = true,
      .needs_gradients = true,
      .with = StepKind::feedback,
-     .accepts = anything,
+     .accepts = has_rows_by_themselves,
      .describe = [](const Step&, const QuantizeOptions&,
                     Words& words) { words.emplace_back("on both sides, by gradients"); }},
     {.kind = StepKind::sweeps,
@@ -135,13 +142,13 @@ constexpr StepRow registered[] = {
      .help = "Go on from feedback by coordinate descent: blocks with new scales twice, then single codes",
      .needs_statistics = true,
      .behind = StepKind::feedback,
-     .accepts = anything,
+     .accepts = has_rows_by_themselves,
      .describe = [](const Step&, const QuantizeOptions&,
                     Words& words) { words.emplace_back("sweeps over blocks and codes"); }},
     {.kind = StepKind::fit_norms,
      .name = "norms",
      .option = "--calibrate-norms",
-     .help = "Rotated: norms by least squares of the outputs, once codes are chosen; needs calibration",
+     .help = "Rotated and trellis: scales by least squares of the outputs, once codes are chosen; needs calibration",
      .needs_statistics = true,
      .accepts = has_norms,
      .describe = [](const Step&, const QuantizeOptions&,

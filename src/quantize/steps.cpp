@@ -12,17 +12,19 @@ namespace {
 constexpr std::string_view arrow = " → ";
 
 struct Preset {
-  std::string_view name, kbit, rotated, integer;
+  std::string_view name, kbit, rotated, trellis, integer;
 };
 
 // Without activations a learned table fits the weights better and, at few bits, the model no better. Blocks of 128
 // measured best (docs/notes/quality.md); other programs' integer checkpoints have no place for a rotation.
 constexpr Preset presets[] = {
-    {"fast", "search", "search", "clip"},
-    {"good", "lloyd+search → feedback", "search → feedback → norms", "clip → feedback"},
-    {"best", "awq → rotate128 → lloyd+search → feedback", "awq → search → feedback → norms", "awq → clip → feedback"},
+    {"fast", "search", "search", "rotate128", "clip"},
+    {"good", "lloyd+search → feedback", "search → feedback → norms", "rotate128 → feedback → norms", "clip → feedback"},
+    {"best", "awq → rotate128 → lloyd+search → feedback", "awq → search → feedback → norms",
+     "awq → rotate128 → feedback → norms", "awq → clip → feedback"},
     {"max", "awq → rotate128 → lloyd+search → asym → feedback → feedback2 → sweeps → distill",
      "awq → search → asym → feedback → feedback2 → sweeps → norms → distill",
+     "awq → rotate128 → asym → feedback → norms → distill",
      "awq → clip → asym → feedback → feedback2 → sweeps → distill"},
 };
 
@@ -54,7 +56,7 @@ std::vector<std::string_view> names_of(std::string_view text) {
       .hint(
           "steps are, in this order: fold → awq → rotate128 → lloyd+search → asym → feedback → feedback2 → sweeps → "
           "distill; integers have clip instead of rotate128 and lloyd+search, the rotated family search and, behind "
-          "sweeps, norms");
+          "sweeps, norms; trellises rotate128 → asym → feedback → norms → distill");
 }
 
 int64_t parse_block(std::string_view name, const StepRow& row) {
@@ -168,8 +170,16 @@ std::vector<std::string> preset_names() {
 Steps preset_steps(std::string_view name, const formats::Scheme& scheme) {
   const Preset* preset = std::ranges::find(presets, name, &Preset::name);
   ensure(preset != std::end(presets), "preset_steps: no such preset");
-  if (scheme.family == formats::SchemeFamily::kbit) return parse_steps(preset->kbit);
-  return parse_steps(scheme.family == formats::SchemeFamily::rotated ? preset->rotated : preset->integer);
+  switch (scheme.family) {
+    case formats::SchemeFamily::kbit:
+      return parse_steps(preset->kbit);
+    case formats::SchemeFamily::rotated:
+      return parse_steps(preset->rotated);
+    case formats::SchemeFamily::trellis:
+      return parse_steps(preset->trellis);
+    default:
+      return parse_steps(preset->integer);
+  }
 }
 
 void check_complete(const Steps& steps) {

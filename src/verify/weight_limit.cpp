@@ -47,8 +47,8 @@ double decibels(double signal, double noise) {
 }
 
 /// The stored table with its largest magnitude 1, times the power of two that these values want.
-std::vector<float> clean_table(const PackedWeight& pass, std::span<const float> values, int64_t k) {
-  const formats::Scheme& scheme = pass.scheme;
+std::vector<float> clean_table(const PackedWeight& pass, const formats::Scheme& scheme, std::span<const float> values) {
+  const int64_t k = pass.k;
   if (scheme.family == SchemeFamily::integer) return {};
   if (scheme.family == SchemeFamily::rotated) {
     const auto table = formats::normal_codebook(scheme.bits);
@@ -82,17 +82,24 @@ std::vector<size_t> order_of(const PackedWeight& pass) {
   return order;
 }
 
+/// As many levels under the same scales.
+formats::Scheme scalar_twin(const formats::Scheme& trellis) {
+  return {SchemeFamily::rotated, trellis.bits, formats::whole_row, formats::ScaleType::f16};
+}
+
 /// values ← what rounding them to nearest makes of them, by the definition of the pass's scheme.
 void round_to_nearest(const PackedWeight& pass, std::span<float> values) {
   const auto k = static_cast<size_t>(pass.k), n = values.size() / k;
   const auto order = order_of(pass);
   formats::Scheme scheme = pass.scheme;
   scheme.act_order = false;
+  // Rings of some rows are not those of all, and take long to search: a level for each weight is somewhat worse.
+  if (scheme.family == SchemeFamily::trellis) scheme = scalar_twin(scheme);
   std::vector<float> ordered(values.size()), row(k);
   for (size_t i = 0; i < values.size(); ++i) ordered[i] = values[i / k * k + order[i % k]];
   const auto& definition = formats::scheme_row(scheme.family);
   const auto rounded =
-      definition.encode(scheme, ordered, static_cast<int64_t>(n), pass.k, clean_table(pass, ordered, pass.k));
+      definition.encode(scheme, ordered, static_cast<int64_t>(n), pass.k, clean_table(pass, scheme, ordered));
   for (size_t r = 0; r < n; ++r) {
     definition.decode_row(rounded, static_cast<int64_t>(r), row);
     for (size_t c = 0; c < k; ++c) values[r * k + order[c]] = row[c];

@@ -22,7 +22,8 @@ NearestCodes::NearestCodes(const formats::PackedWeight& canonical, bool folded)
       surely_nearer_(folded ? surely_nearer_folded : surely_nearer) {
   const auto width = static_cast<size_t>(canonical.k);
   codes_.resize(width), scales_.resize(width), zeros_.resize(width);
-  if (integer_) return;
+  readable_ = canonical.scheme.family != formats::SchemeFamily::trellis;  // no weight has its code for itself
+  if (integer_ || !readable_) return;
   format_ = formats::scheme_row(canonical.scheme.family).table(canonical.scheme);
   readable_ = !format_.tensor_scale;
   levels_ = formats::table_levels(format_, canonical);

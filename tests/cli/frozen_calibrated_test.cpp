@@ -67,6 +67,10 @@ TEST(Frozen, EveryStepWithoutCorrelation) {
         {}},
        {"norms-rotated3", {"--scheme", "rotated3-d64-e4m4", "--calibrate-norms"}, {}},
        {"norms-rotated4", {"--scheme", "rotated4-d128", "--scales", "search", "--calibrate-norms"}, to_sm89},
+       {"rotate-feedback-norms-trellis3",
+        {"--scheme", "trellis3-w10", "--rotate", "64", "--feedback", "--calibrate-norms"},
+        {}},
+       {"awq-norms-trellis2", {"--scheme", "trellis2-w8", "--awq", "--calibrate-norms"}, {}},
        {"norms-residual",
         {"--method", "rotated", "--bits", "3", "--residual-bits", "2", "--feedback", "--calibrate-norms"},
         {}}});

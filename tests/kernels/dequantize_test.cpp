@@ -68,6 +68,19 @@ INSTANTIATE_TEST_SUITE_P(Kernels, DequantizeSchemes, testing::ValuesIn(all_schem
   return name;
 });
 
+/// Rows from one strip of a trellis to the next, in columns that fill no vector.
+TEST(Dequantize, RowsOfATrellisAcrossStrips) {
+  constexpr int64_t n = 140, k = 75;
+  const auto weight = packed(formats::parse_scheme("trellis3-w10"), n, k, 5);
+  RandomMatrix fast(20, k, 6);
+  dequantize_rows(weight, 118, fast);
+  std::vector<float> reference(k);
+  for (int64_t r = 0; r < 20; ++r) {
+    formats::scheme_row(weight.scheme.family).decode_row(weight, 118 + r, reference);
+    EXPECT_TRUE(std::equal(reference.begin(), reference.end(), fast.row(r))) << r;
+  }
+}
+
 TEST(Dequantize, AddsPassesInOrder) {
   const int64_t n = 4, k = 70;
   formats::PackedLinear linear;

@@ -48,6 +48,10 @@ std::vector<std::pair<std::string, QuantizeOptions>> ways_to(const formats::Sche
     ways[1].second.steps = {{quantize::StepKind::clip}};
     return ways;
   }
+  if (formats::scheme_row(scheme.family).table == nullptr) {
+    ways.emplace_back("none", QuantizeOptions{});
+    return ways;
+  }
   for (const auto& table : formats::codebook_registry()) {
     ways.emplace_back(table.name, QuantizeOptions{});
     ways.back().second.codebook = table.name;

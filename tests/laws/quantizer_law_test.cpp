@@ -36,7 +36,7 @@ struct Source {
 /// One set of options for each table of schemes that have one.
 std::vector<quantize::QuantizeOptions> table_options(const Scheme& scheme) {
   std::vector<quantize::QuantizeOptions> result(1);
-  if (scheme.family == formats::SchemeFamily::integer) return result;
+  if (formats::scheme_row(scheme.family).table == nullptr) return result;
   for (const auto& table : formats::codebook_registry()) {
     result.back().codebook = table.name;
     result.push_back(result.back());

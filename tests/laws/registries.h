@@ -70,6 +70,7 @@ inline std::vector<float> table_of(const formats::Scheme& scheme) {
     case formats::SchemeFamily::rotated:
       return {formats::normal_codebook(scheme.bits).begin(), formats::normal_codebook(scheme.bits).end()};
     case formats::SchemeFamily::integer:
+    case formats::SchemeFamily::trellis:
       return {};
   }
   return {};

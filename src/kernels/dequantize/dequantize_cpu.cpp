@@ -11,6 +11,25 @@
 #include "formats/kbit.h"
 #include "formats/scheme_registry.h"
 #include "formats/table/table_format.h"
+#include "formats/trellis.h"
+
+#ifndef W4Q_TRELLIS_PART
+#define W4Q_TRELLIS_PART
+namespace w4q::kernels {
+
+/// Columns that are decoded at a time: their rings, word by word, stay in the first cache level. A multiple of every
+/// vector's lanes.
+inline constexpr size_t trellis_columns = 64;
+
+/// Some rows of a strip in some columns.
+struct TrellisPart {
+  int bits = 0, window = 0;
+  int64_t first = 0, rows = 0;  ///< of the strip
+  size_t columns = 0;
+};
+
+}  // namespace w4q::kernels
+#endif
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/dequantize/dequantize_cpu.cpp"
@@ -86,6 +105,33 @@ void decode_kbit(int bits, const uint32_t* codes, const float* scales, size_t bl
   with_table_bits(bits, [&]<int width>() HWY_ATTR { decode_blocks<width>(codes, scales, blocks, table, out); });
 }
 
+/// The weights of `rows` rows of a strip, from `first` on, in columns [0, count), count ≤ trellis_columns: `words` has
+/// word w of column c at [w · trellis_columns + c]; `steps` are what the levels of rows are multiplied by.
+void decode_trellis(const TrellisPart& part, const uint32_t* words, const float* steps, float* out, size_t stride) {
+  const hn::ScalableTag<float> d;
+  const hn::RebindToUnsigned<decltype(d)> du;
+  const hn::RebindToSigned<decltype(d)> di;
+  const auto window = hn::Set(du, (1u << part.window) - 1), factor = hn::Set(du, formats::trellis_multiplier);
+  const auto even = hn::Set(du, 0x00ff00ffu), low = hn::Set(du, 0xffffu);
+  const auto middle = hn::Set(di, formats::trellis_largest_level);
+  for (int64_t r = 0; r < part.rows; ++r) {
+    const int64_t last = (part.first + r + 1) * part.bits - 1, ring = formats::trellis_ring_words(part.bits);
+    const int up = static_cast<int>(last % 32 + 1), down = 32 - up;  // of bits that stand in the word before, and not
+    const uint32_t* const newest = words + last / 32 * trellis_columns;
+    const uint32_t* const before = words + (last / 32 + ring - 1) % ring * trellis_columns;
+    const auto step = hn::Set(d, steps[r]);
+    for (size_t c = 0; c < part.columns; c += hn::Lanes(d)) {
+      auto bits = hn::ShiftRightSame(hn::LoadU(du, newest + c), down);
+      if (down != 0) bits = hn::Or(bits, hn::ShiftLeftSame(hn::LoadU(du, before + c), up));
+      const auto product = hn::Mul(hn::And(bits, window), factor);
+      const auto pairs = hn::Add(hn::And(product, even), hn::And(hn::ShiftRight<8>(product), even));
+      const auto sum = hn::Add(hn::And(pairs, low), hn::ShiftRight<16>(pairs));
+      const auto level = hn::Sub(hn::BitCast(di, sum), middle);
+      hn::StoreU(hn::Mul(hn::ConvertTo(d, level), step), d, out + static_cast<size_t>(r) * stride + c);
+    }
+  }
+}
+
 void add_into(const float* values, size_t count, float* sum) {
   const hn::ScalableTag<float> d;
   const size_t lanes = hn::Lanes(d);
@@ -104,6 +150,7 @@ namespace w4q::kernels {
 namespace {
 
 HWY_EXPORT(decode_kbit);
+HWY_EXPORT(decode_trellis);
 HWY_EXPORT(add_into);
 
 using formats::PackedWeight;
@@ -159,12 +206,50 @@ void dequantize_planes(const TableFormat& format, const PackedWeight& weight, in
   }
 }
 
+/// Rows of one strip of a trellis, 64 columns at a time.
+void dequantize_strip(const PackedWeight& weight, int64_t begin, MatrixView<float> out) {
+  const int64_t strip = begin / formats::trellis_rows;
+  const auto ring = static_cast<size_t>(formats::trellis_ring_words(weight.scheme.bits));
+  TrellisPart part{weight.scheme.bits, weight.scheme.window, begin % formats::trellis_rows, out.rows, 0};
+  std::array<float, formats::trellis_rows> steps;
+  for (int64_t r = 0; r < out.rows; ++r) {
+    steps[static_cast<size_t>(r)] = formats::trellis_load_scale(weight, begin + r).step;
+  }
+  std::array<uint32_t, formats::trellis_ring_words(formats::trellis_max_bits) * trellis_columns> words;
+  std::vector<float> tail;
+  const auto decode = HWY_DYNAMIC_DISPATCH(decode_trellis);
+  for (int64_t col = 0; col < out.cols; col += trellis_columns) {
+    part.columns = static_cast<size_t>(std::min<int64_t>(trellis_columns, out.cols - col));
+    const uint32_t* const codes = formats::trellis_ring(weight, strip, col).data();
+    for (size_t c = 0; c < part.columns; ++c) {
+      for (size_t w = 0; w < ring; ++w) words[w * trellis_columns + c] = codes[c * ring + w];
+    }
+    if (part.columns == trellis_columns) {
+      decode(part, words.data(), steps.data(), out.data + col, static_cast<size_t>(out.stride));
+      continue;
+    }
+    tail.resize(static_cast<size_t>(out.rows) * trellis_columns);
+    decode(part, words.data(), steps.data(), tail.data(), trellis_columns);
+    for (int64_t r = 0; r < out.rows; ++r) {
+      std::copy_n(tail.data() + static_cast<size_t>(r) * trellis_columns, part.columns, out.row(r) + col);
+    }
+  }
+}
+
+void dequantize_trellis(const PackedWeight& weight, int64_t begin, MatrixView<float> out) {
+  for (int64_t r = 0, rows = 0; r < out.rows; r += rows) {
+    rows = std::min(out.rows - r, formats::trellis_rows - (begin + r) % formats::trellis_rows);
+    dequantize_strip(weight, begin + r, {out.row(r), rows, out.cols, out.stride});
+  }
+}
+
 }  // namespace
 
 void dequantize_rows(const PackedWeight& weight, int64_t begin, MatrixView<float> out) {
   ensure(weight.layout == formats::canonical_layout, "dequantize: the layout is not canonical");
   ensure(begin >= 0 && begin + out.rows <= weight.n && out.cols == weight.k, "dequantize: no such rows");
   const auto& scheme = formats::scheme_row(weight.scheme.family);
+  if (weight.scheme.family == formats::SchemeFamily::trellis) return dequantize_trellis(weight, begin, out);
   if (scheme.table != nullptr) {
     const TableFormat format = scheme.table(weight.scheme);
     if (has_unit_scales(format)) return dequantize_planes(format, weight, begin, out);

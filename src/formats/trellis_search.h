@@ -1,0 +1,63 @@
+// The search for the symbols of a ring: of all that decode to levels near the targets, those with the least squared
+// error, by Viterbi's algorithm over 2^window states (docs/trellis.md, "Encoder"). What a step does is a parameter: the
+// plain one here is the definition, a fast one gives the same bits.
+//
+// State s behind a weight is its window; its predecessors are (j << (window − bits)) | (s >> bits). The states that have
+// s >> bits in common, a group, have the predecessors in common too: only the least cost of each group is kept,
+//
+//     next[g] = min over j of least[p >> bits] + (level(p) − target)²,   p = (j << (window − bits)) | g
+//
+// every operation rounded to fp32. The way back asks again which j it was; ties go to the lowest.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "formats/trellis.h"
+
+namespace w4q::formats {
+
+/// One step for a weight that counts: `least` and `next` have 2^(window − bits) costs, and room for `trellis_overread`
+/// more; `levels` as prepared for it.
+using TrellisStep = void (*)(int bits, int window, const float* least, const float* levels, float target, float* next);
+inline constexpr int64_t trellis_overread = 16;
+
+/// The definition: `levels` are trellis_levels(window).
+void trellis_plain_step(int bits, int window, const float* least, const float* levels, float target, float* next);
+
+/// Scratch of one search: a row of costs for each step, 2^(window − bits) · 129 floats.
+class TrellisSearch {
+ public:
+  /// `step_levels`: what `step` wants.
+  TrellisSearch(int bits, int window, TrellisStep step, std::span<const float> step_levels);
+
+  /// A search over the last and first 48 weights, from all states, decides the state at the seam; a second one goes once
+  /// around from it to itself. Where so many weights are missing that the seam is all zeros, that is its state.
+  TrellisSymbols operator()(const TrellisColumn& column);
+
+ private:
+  enum class Kind : uint8_t { counts, free, zero };
+  struct Weight {
+    Kind kind;
+    float target;
+  };
+
+  Weight weight(const TrellisColumn& column, int row) const noexcept;
+  float cost(Weight weight, uint32_t state) const noexcept;
+  float* costs(size_t step) noexcept { return costs_.data() + step * stride_; }
+  /// The states behind each of `path`, from `start` or, if that is negative, any; `end` negative: to the cheapest.
+  void run(std::span<const Weight> path, int64_t start, int64_t end, std::span<uint32_t> states);
+  void advance(Weight weight, const float* least, float* next) const;
+  uint32_t cheapest(Weight weight, const float* least) const noexcept;
+  uint32_t predecessor(Weight weight, const float* least, uint32_t group) const noexcept;
+
+  int bits_, window_;
+  TrellisStep step_;
+  std::span<const float> step_levels_;
+  std::vector<float> levels_;
+  size_t groups_, stride_;
+  std::vector<float> costs_;
+};
+
+}  // namespace w4q::formats
