@@ -1,5 +1,5 @@
 // A scheme says what the bits of a packed weight mean; it prints and parses as one string, e.g. "kbit3-b32-e4m4",
-// "int4-g128-f16-asym", "lut4-b64-f32" or "trellis3-w12".
+// "int4-g128-f16-asym", "lut4-b64-f32" or "trellis3-w14".
 #pragma once
 
 #include <cstdint>

@@ -16,7 +16,7 @@
 namespace w4q::formats {
 namespace {
 
-constexpr std::string_view form = "trellis<2 to 4>[-w<8 to 16>]; w12 otherwise";
+constexpr std::string_view form = "trellis<2 to 4>[-w<8 to 16>]; w14 otherwise";
 /// No plane of so many weights, counted in bits, overflows 64 bits.
 constexpr int64_t max_weights = int64_t{1} << 48;
 

@@ -27,8 +27,8 @@ namespace w4q::formats {
 inline constexpr int trellis_rows = 128;
 inline constexpr int trellis_min_bits = 2, trellis_max_bits = 4;
 inline constexpr int trellis_min_window = 8, trellis_max_window = 16;
-/// The window of "trellis3" and its like: the widest at which CPUs encode in seconds what they calibrate in seconds.
-inline constexpr int trellis_usual_window = 12;
+/// The window of "trellis3" and its like: the widest at which a CPU core encodes 400,000 weights a second.
+inline constexpr int trellis_usual_window = 14;
 /// The largest magnitude of a level, and the root mean square of all 2^16.
 inline constexpr int trellis_largest_level = 510;
 inline constexpr double trellis_level_rms = 147.8;

@@ -34,7 +34,7 @@ bool accepts(const Scheme& scheme) {
 void check_options(const Scheme& scheme, const QuantizeOptions& options) {
   if (!accepts(scheme)) {
     throw Error(ErrorCode::bad_argument, concat("trellis cannot quantize to ", to_string(scheme)))
-        .detail("expected a scheme such as trellis3-w12")
+        .detail("expected a scheme such as trellis3-w14")
         .hint("`w4q list` shows the schemes");
   }
   constexpr std::string_view refusal = "trellis has no ", hint = "it belongs to another --method";

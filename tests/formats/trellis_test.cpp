@@ -166,7 +166,7 @@ TEST(Trellis, BitsPerWeight) {
 }
 
 TEST(Trellis, NamesOfSchemes) {
-  EXPECT_EQ(to_string(parse_scheme("trellis3")), "trellis3-w12");
+  EXPECT_EQ(to_string(parse_scheme("trellis3")), "trellis3-w14");
   EXPECT_EQ(trellis(4, 16).window, 16);
   for (const char* name :
        {"trellis5-w12", "trellis3-w7", "trellis3-w17", "trellis3-w012", "trellis-w12", "trellis3-"}) {
