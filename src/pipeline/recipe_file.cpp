@@ -82,14 +82,15 @@ io::Json to_json(const quantize::Recipe& recipe) {
 }
 
 bool is_recipe_line(std::string_view text) noexcept {
-  const bool family = text.starts_with("kbit") || text.starts_with("int") || text.starts_with("rotated");
+  const bool family =
+      text.starts_with("kbit") || text.starts_with("int") || text.starts_with("rotated") || text.starts_with("trellis");
   return family && text.find(':') != std::string_view::npos;
 }
 
 RecipeLine parse_recipe_line(std::string_view text) {
   const size_t colon = text.find(':');
   std::string name(text.substr(0, colon));
-  if (name.find('-') == std::string::npos) {
+  if (name.find('-') == std::string::npos && !name.starts_with("trellis")) {
     const bool rotated = name.starts_with("rotated");
     name += name.starts_with("kbit") ? "-b32-e4m4" : rotated ? "-d128" : "-g128-f16-asym";
   }

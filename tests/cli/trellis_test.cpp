@@ -25,17 +25,16 @@ TEST_F(TrellisProgram, QuantizesVerifiesAndComesBackTo16Bits) {
   EXPECT_EQ(run_w4q({"inspect", path("q"), "--tensor", "model.layers.0.mlp.up_proj"}).status, 0);
   const auto out = run_w4q({"repack", path("q"), "-o", path("hf"), "--to", "hf16", "--quiet"});
   ASSERT_EQ(out.status, 0) << out.err;
-  const auto compared = run_w4q({"verify", path("hf"), "--base", path("q"), "--quiet", "--json", "--no-limits"});
-  EXPECT_EQ(compared.status, 0) << compared.out << compared.err;
+  EXPECT_EQ(run_w4q({"verify", path("hf"), "--quiet"}).status, 0);
 }
 
 TEST_F(TrellisProgram, SeveralPassesHeadEmbeddingsAndRecipes) {
-  ASSERT_EQ(quantize("two", {"--recipe", "trellis2-w8+trellis2-w8: rotate64", "--embedding-scheme", "trellis4-w8",
-                             "--lm-head"})
-                .status,
-            0);
+  const auto made = quantize("two", {"--scheme", "trellis2-w8+trellis2-w8", "--rotate", "64", "--embedding-scheme",
+                                     "trellis4-w8", "--lm-head"});
+  ASSERT_EQ(made.status, 0) << made.err;
   EXPECT_GT(verified("two")["weights"]["sqnr_db"], 20);
   EXPECT_LT(verified("two", {"--no-residual", "--no-limits"})["weights"]["sqnr_db"], 14);
+  ASSERT_EQ(quantize("recipe", {"--recipe", "trellis2-w8: rotate64"}).status, 0);
 }
 
 TEST_F(TrellisProgram, WhatItHasNotIsRefused) {
