@@ -112,7 +112,7 @@ TEST_F(Compare, WhoPredictsNothingIsWorse) {
   predictions.a.nll.mean = 3;
   predictions.b.nll.mean = predictions.kl_difference.mean = predictions.kl_difference.error = NAN;
   EXPECT_EQ(verdict(predictions), 1);
-  std::swap(predictions.a, predictions.b);
+  std::swap(predictions.a.nll, predictions.b.nll);
   EXPECT_EQ(verdict(predictions), -1);
 }
 
