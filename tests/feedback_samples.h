@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "formats/scheme_registry.h"
 #include "kbit_samples.h"
 #include "kernels/random_matrix.h"
 #include "quantize/awq.h"
@@ -67,6 +68,18 @@ struct Layer {
   RandomMatrix weight;
   std::vector<float> gram;
 };
+
+/// Those of every family that both feedback on two sides and sweeps serve.
+inline std::vector<formats::Scheme> fed_back_schemes() {
+  using formats::SchemeFamily;
+  std::vector<formats::Scheme> result;
+  for (const auto family : {SchemeFamily::kbit, SchemeFamily::integer, SchemeFamily::rotated}) {
+    for (const auto& scheme : formats::scheme_row(family).schemes()) {
+      if (!scheme.act_order) result.push_back(scheme);
+    }
+  }
+  return result;
+}
 
 inline QuantizeOptions searching() {
   QuantizeOptions options;

@@ -255,12 +255,6 @@ MatrixView<float> LayerDecoder::Impl::attend(const BlockRun& run, MatrixView<con
   return mixed;
 }
 
-namespace {
-
-float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
-
-}  // namespace
-
 MatrixView<float> LayerDecoder::Impl::recall(const BlockRun& run, MatrixView<const float> input) {
   const kernels::DeltaShape& shape = run.block.delta;
   const InputGroup& group = run.block.groups.front();
@@ -277,14 +271,7 @@ MatrixView<float> LayerDecoder::Impl::recall(const BlockRun& run, MatrixView<con
     mixed = first[0].matrix(rows, shape.channels()), gating = first[1].matrix(rows, shape.values());
     beta = first[2].matrix(rows, heads), decay = first[3].matrix(rows, heads);
   }
-  const auto rate = run.vector(VectorRole::decay), bias = run.vector(VectorRole::step_bias);
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t h = 0; h < heads; ++h) {
-      const auto head = static_cast<size_t>(h);
-      beta.row(r)[h] = 1.0f / (1.0f + std::exp(-beta.row(r)[h]));
-      decay.row(r)[h] = -std::exp(rate[head]) * softplus(decay.row(r)[h] + bias[head]);
-    }
-  }
+  activate_delta(run.vector(VectorRole::decay), run.vector(VectorRole::step_bias), beta, decay);
   const auto out = attended.matrix(rows, shape.values());
   for_each_sequence(run, rows, [&](const LayerMemory& memory, int64_t from, int64_t count) {
     const auto part = [&](MatrixView<float> all) {

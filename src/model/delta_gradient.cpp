@@ -7,13 +7,6 @@
 #include "kernels/elementwise/elementwise.h"
 
 namespace w4q::model {
-namespace {
-
-float logistic_of(float x) { return 1.0f / (1.0f + std::exp(-x)); }
-float softplus_of(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
-
-}  // namespace
-
 std::span<const float> DeltaGradient::vector(VectorRole role) const {
   return weights_.vectors[block_.vector(role)->position];
 }
@@ -35,14 +28,9 @@ void DeltaGradient::forward(std::vector<Floats>& products, MatrixView<float> mix
   std::fill_n(state.data, state.cols, 0.0f);
   kernels::causal_convolution(shape_, vector(VectorRole::convolution), history.data, convolved);
   const auto betas = of_heads(memory_.betas), decays = of_heads(memory_.decays);
-  const auto rate = vector(VectorRole::decay), bias = vector(VectorRole::step_bias);
-  for (int64_t r = 0; r < rows_; ++r) {
-    for (int64_t h = 0; h < shape_.value_heads; ++h) {
-      const auto head = static_cast<size_t>(h);
-      betas.row(r)[h] = logistic_of(own.betas.row(r)[h]);
-      decays.row(r)[h] = -std::exp(rate[head]) * softplus_of(own.decays.row(r)[h] + bias[head]);
-    }
-  }
+  pick(own.betas, 0, 1, betas);
+  pick(own.decays, 0, 1, decays);
+  activate_delta(vector(VectorRole::decay), vector(VectorRole::step_bias), betas, decays);
   const auto out = of_values(memory_.out);
   kernels::delta_rule(shape_, convolved, betas, decays, state.data, out);
   pick(out, 0, 1, mixed);
@@ -50,7 +38,7 @@ void DeltaGradient::forward(std::vector<Floats>& products, MatrixView<float> mix
   for (int64_t r = 0; r < rows_; ++r) {
     for (int64_t c = 0; c < mixed.cols; ++c) {
       const float gate = own.gates.row(r)[c];
-      mixed.row(r)[c] *= gate * logistic_of(gate);
+      mixed.row(r)[c] *= gate * logistic(gate);
     }
   }
 }
@@ -65,7 +53,7 @@ void DeltaGradient::backward(MatrixView<const float> gradient, std::vector<Float
   kernels::rms_norm_heads(by_out, norm_weight(), eps_);
   for (int64_t r = 0; r < rows_; ++r) {
     for (int64_t c = 0; c < by_out.cols; ++c) {
-      const float gate = gates.row(r)[c], share = logistic_of(gate), normed = by_out.row(r)[c];
+      const float gate = gates.row(r)[c], share = logistic(gate), normed = by_out.row(r)[c];
       by.gates.row(r)[c] = gradient.row(r)[c] * normed * share * (1.0f + gate * (1.0f - share));
       by_out.row(r)[c] = gradient.row(r)[c] * gate * share;
     }
@@ -83,7 +71,7 @@ void DeltaGradient::backward(MatrixView<const float> gradient, std::vector<Float
     for (int64_t h = 0; h < shape_.value_heads; ++h) {
       const auto head = static_cast<size_t>(h);
       by.betas.row(r)[h] *= betas.row(r)[h] * (1.0f - betas.row(r)[h]);
-      by.decays.row(r)[h] *= -std::exp(rate[head]) * logistic_of(raw_decays.row(r)[h] + bias[head]);
+      by.decays.row(r)[h] *= -std::exp(rate[head]) * logistic(raw_decays.row(r)[h] + bias[head]);
     }
   }
   if (as_two()) return join_delta_heads(shape_, by, product(by_products, 0), product(by_products, 1));

@@ -2,7 +2,10 @@
 // head: queries, keys, values and gates; betas and decays.
 #pragma once
 
+#include <span>
+
 #include "kernels/delta_net/delta_net.h"
+#include "model/activations.h"
 #include "model/columns.h"
 
 namespace w4q::model {
@@ -26,6 +29,18 @@ void for_each_delta_part(const kernels::DeltaShape& shape, MatrixView<float> mix
     move(mixed_gates, from + 2 * shape.key_dim + values, parts.gates, head * values, values);
     move(betas_decays, 2 * head * each, parts.betas, head * each, each);
     move(betas_decays, (2 * head + 1) * each, parts.decays, head * each, each);
+  }
+}
+
+/// Products become what the rule takes: betas in (0, 1), and logarithms of decays by each head's `rate` and `bias`.
+inline void activate_delta(std::span<const float> rate, std::span<const float> bias, MatrixView<float> betas,
+                           MatrixView<float> decays) {
+  for (int64_t r = 0; r < betas.rows; ++r) {
+    for (int64_t h = 0; h < betas.cols; ++h) {
+      const auto head = static_cast<size_t>(h);
+      betas.row(r)[h] = logistic(betas.row(r)[h]);
+      decays.row(r)[h] = -std::exp(rate[head]) * softplus(decays.row(r)[h] + bias[head]);
+    }
   }
 }
 

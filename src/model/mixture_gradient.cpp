@@ -5,12 +5,11 @@
 
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/linear/linear.h"
+#include "model/activations.h"
 #include "model/columns.h"
 
 namespace w4q::model {
 namespace {
-
-float logistic(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
 double inner(const float* a, const float* b, int64_t count) {
   double sum = 0;

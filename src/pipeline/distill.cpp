@@ -69,8 +69,6 @@ class MovedNorm {
         first_(begun_.size()),
         second_(begun_.size()) {}
 
-  const std::string& name() const noexcept { return planned_.name; }
-
   void see(MatrixView<const float> x, float eps, MatrixView<const float> gradient) {
     kernels::rms_norm_weight_gradient(x, eps, gradient, slope_);
   }

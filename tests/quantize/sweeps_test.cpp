@@ -54,21 +54,10 @@ QuantizeOptions options_for(const Scheme& scheme, bool sweeps, bool search = tru
   return options;
 }
 
-/// Every scheme that feedback serves.
-std::vector<Scheme> served() {
-  std::vector<Scheme> result;
-  for (const auto family : {SchemeFamily::kbit, SchemeFamily::integer, SchemeFamily::rotated}) {
-    for (const Scheme& scheme : formats::scheme_row(family).schemes()) {
-      if (!scheme.act_order) result.push_back(scheme);
-    }
-  }
-  return result;
-}
-
 /// Of no row does the error rise, and of the whole it falls, whichever scales are tried.
 TEST(Sweeps, LessenTheErrorOfEveryScheme) {
   const Layer layer(20, 168);
-  for (const Scheme& scheme : served()) {
+  for (const Scheme& scheme : test::fed_back_schemes()) {
     for (const bool search : {false, true}) {
       const auto before = layer.fed_back(scheme, options_for(scheme, false, search));
       const auto after = layer.fed_back(scheme, options_for(scheme, true, search));

@@ -72,23 +72,12 @@ QuantizeOptions trying(const Scheme& scheme) {
   return options;
 }
 
-/// Every scheme that feedback serves.
-std::vector<Scheme> served() {
-  std::vector<Scheme> result;
-  for (const auto family : {SchemeFamily::kbit, SchemeFamily::integer, SchemeFamily::rotated}) {
-    for (const Scheme& scheme : formats::scheme_row(family).schemes()) {
-      if (!scheme.act_order) result.push_back(scheme);
-    }
-  }
-  return result;
-}
-
 /// Outputs that cost the same, each by itself: nothing couples rows.
 TEST(TwoSided, IsOneSidedWhereOutputsAreApart) {
   Sides sides(70, 96, 5);
   std::ranges::fill(sides.outputs, 0.0f);
   for (size_t i = 0; i < 70; ++i) sides.outputs[i * 71] = 1;
-  for (const Scheme& scheme : served()) {
+  for (const Scheme& scheme : test::fed_back_schemes()) {
     const auto options = trying(scheme);
     EXPECT_TRUE(bytes_equal(sides.round(scheme, true, options).weight, sides.round(scheme, false, options).weight))
         << to_string(scheme);
@@ -98,7 +87,7 @@ TEST(TwoSided, IsOneSidedWhereOutputsAreApart) {
 /// Measured: .28 … .49 of one-sided feedback.
 TEST(TwoSided, LessensTheObjectiveOfEveryScheme) {
   const Sides sides(80, 168, 5);
-  for (const Scheme& scheme : served()) {
+  for (const Scheme& scheme : test::fed_back_schemes()) {
     for (const bool tries : {false, true}) {
       const auto options = tries ? trying(scheme) : QuantizeOptions{};
       const auto both = sides.round(scheme, true, options);
@@ -132,7 +121,7 @@ QuantizeOptions sweeping(const Scheme& scheme) {
 /// Sweeps go on lessening the objective of both sides; measured: to .886 … .992 of what feedback leaves.
 TEST(TwoSided, SweepsLessenTheObjectiveOfEveryScheme) {
   const Sides sides(80, 168, 5);
-  for (const Scheme& scheme : served()) {
+  for (const Scheme& scheme : test::fed_back_schemes()) {
     const auto swept = sides.round(scheme, true, sweeping(scheme));
     EXPECT_NO_THROW(formats::scheme_row(scheme.family).validate(swept.weight, "w"));
     const double share =
