@@ -73,9 +73,16 @@ void CudaLayerDecoder::recall(const CudaBlock& block, int64_t windows) {
 }
 
 void CudaLayerDecoder::run(float* x, int64_t windows, const CudaObserver& observer) {
+  run_blocks(x, windows, 0, blocks(), observer);
+}
+
+void CudaLayerDecoder::run_blocks(float* x, int64_t windows, size_t first, size_t end, const CudaObserver& observer) {
   ensure(runner_ && windows >= 1 && windows <= most_windows_, "CudaLayerDecoder: no weights, or too many windows");
   runner_->begin(x, windows * length_);
-  runner_->run(weights_, [&](const CudaBlock& block) { attend(block, windows); }, &observer, {});
+  const auto attend_block = [&](const CudaBlock& block) { attend(block, windows); };
+  // An observer sees complete inputs: nothing is left to the block behind.
+  for (size_t block = first; block < end; ++block)
+    runner_->run_block(weights_.blocks[block], attend_block, &observer, {});
 }
 
 }  // namespace w4q::decoder_cuda

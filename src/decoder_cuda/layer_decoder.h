@@ -26,6 +26,9 @@ class CudaLayerDecoder {
   /// x = layer(x) for `windows` windows, [windows · length, hidden] fp32 in GPU memory. `observer` sees what linear
   /// layers read, in f16.
   void run(float* x, int64_t windows, const CudaObserver& observer);
+  /// The same for blocks [first, end) of the layer.
+  void run_blocks(float* x, int64_t windows, size_t first, size_t end, const CudaObserver& observer);
+  size_t blocks() const noexcept { return weights_.blocks.size(); }
 
  private:
   void attend(const CudaBlock& block, int64_t windows);

@@ -16,6 +16,7 @@ using Multiply = cublasStatus_t (*)(cublasHandle_t, cublasOperation_t, cublasOpe
 struct Library : HandleLibrary<cublasHandle_t, cublasStatus_t> {
   decltype(&cublasSetWorkspace_v2) set_workspace = nullptr;
   Multiply multiply = nullptr;
+  decltype(&cublasStrsm_v2) solve = nullptr;
 
   Library()
       : HandleLibrary{{concat("libcublas.so.", CUBLAS_VER_MAJOR), W4Q_CUBLAS_LIBRARY},
@@ -26,6 +27,7 @@ struct Library : HandleLibrary<cublasHandle_t, cublasStatus_t> {
     loaded.find("cublasSetStream_v2", set_stream);
     loaded.find("cublasSetWorkspace_v2", set_workspace);
     loaded.find("cublasGemmEx", multiply);
+    loaded.find("cublasStrsm_v2", solve);
   }
 };
 
@@ -99,17 +101,32 @@ void cublas_multiply(const CublasFloatProduct& p, const Stream& stream) {
            p.workspace, stream);
 }
 
-void cublas_gram(const void* x, int64_t rows, int64_t k, float* c, void* workspace, const Stream& stream) {
+void cublas_gram(const void* x, const void* y, int64_t rows, int64_t k, float* c, void* workspace,
+                 const Stream& stream) {
   multiply({.n = k,
             .m = k,
             .k = rows,
-            .a = {CUBLAS_OP_N, x, CUDA_R_16F, k},
+            .a = {CUBLAS_OP_N, y, CUDA_R_16F, k},
             .b = {CUBLAS_OP_T, x, CUDA_R_16F, k},
             .c = c,
             .type = CUDA_R_32F,
             .ldc = k,
             .add = false},
            workspace, stream);
+}
+
+void cublas_solve(const float* lower, bool transposed, float* b, int64_t m, int64_t k, void* workspace,
+                  const Stream& stream) {
+  const Library& cublas = library();
+  std::unique_lock<std::mutex> lock;
+  const cublasHandle_t handle = cublas.borrow(stream.context().cublas, stream, lock);
+  cublas.check(cublas.set_workspace(handle, workspace, cublas_workspace_bytes), "giving cuBLAS memory");
+  const float one = 1;
+  // In its column order rows are columns, and the lower triangle is an upper one.
+  cublas.check(cublas.solve(handle, CUBLAS_SIDE_LEFT, CUBLAS_FILL_MODE_UPPER, transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
+                            CUBLAS_DIAG_UNIT, static_cast<int>(k), static_cast<int>(m), &one, lower,
+                            static_cast<int>(k), b, static_cast<int>(k)),
+               concat("solving ", m, " rows of ", k));
 }
 
 }  // namespace w4q::device

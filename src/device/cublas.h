@@ -50,7 +50,13 @@ struct CublasFloatProduct {
 };
 void cublas_multiply(const CublasFloatProduct& product, const Stream& stream);
 
-/// c[k][k] = xᵀ · x for x [rows][k] of f16, fp32 accumulation.
-void cublas_gram(const void* x, int64_t rows, int64_t k, float* c, void* workspace, const Stream& stream);
+/// c[k][k] = xᵀ · y for x and y [rows][k] of f16, fp32 accumulation.
+void cublas_gram(const void* x, const void* y, int64_t rows, int64_t k, float* c, void* workspace,
+                 const Stream& stream);
+
+/// Rows b [m][k] in place: b · T⁻¹, where T or, with `transposed`, Tᵀ is `lower` [k][k], whose diagonal counts as ones
+/// and whose upper triangle is not read; fp32, rows one behind the other.
+void cublas_solve(const float* lower, bool transposed, float* b, int64_t m, int64_t k, void* workspace,
+                  const Stream& stream);
 
 }  // namespace w4q::device

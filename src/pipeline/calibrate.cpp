@@ -159,16 +159,16 @@ struct Calibration::Impl {
         config(model_.config),
         windows(std::move(windows_)),
         options(options_),
-        gpu(options.gpu == nullptr
-                ? nullptr
-                : std::make_unique<CalibrationCuda>(options.gpu, config,
-                                                    CalibrationShape{windows.samples, windows.length, options.gram})),
+        gpu(options.gpu == nullptr ? nullptr
+                                   : std::make_unique<CalibrationCuda>(options.gpu, config,
+                                                                       CalibrationShape{windows.samples, windows.length,
+                                                                                        options.gram, options.pairs})),
         resident(gpu == nullptr ? 0 : gpu->resident()),
         states(windows.samples - resident, windows.length, config.hidden_size, states_limit(model, windows, options),
                options.spill_at),
         decoder(config),
         memories(config, windows.samples, windows.length) {
-    if (options.pairs) quantized.emplace(model, windows, options);
+    if (options.pairs) quantized.emplace(model, windows, options, resident);
     model::require_decoder(config, "calibration");
     if (gpu != nullptr) model::require_layer_by_layer(config, "calibration on a GPU");
     own_embeddings = model::load_layer_embeddings(model);
@@ -186,7 +186,7 @@ struct Calibration::Impl {
     for (int64_t window = resident; window < windows.samples; ++window) {
       model::embed(config, table, windows.window(window), states.get(window - resident));
       states.put(window - resident);
-      if (quantized) quantized->put(window, states.get(window));
+      if (quantized) quantized->put(window - resident, states.get(window - resident));
     }
   }
 
@@ -244,9 +244,10 @@ struct Calibration::Impl {
     ensure(seen == rows.rows, "calibration: inputs of another length");
   }
 
-  quantize::InputPair pair(size_t index, const model::LayerWeights& packed) {
+  quantize::InputPair pair(size_t index, const model::LayerWeights& packed, bool changed, bool keep) {
     const auto group = model::input_groups(config, layer - 1)[index];
     const auto [block, end] = place_of(packed.plan, group.name());
+    if (gpu != nullptr) return gpu->pair(group, block, paired(packed, changed), keep);
     advance_plain(block);
     advance_quantized(block, packed);
     // What the model as it is does behind a block's last group does not wait for what is made of it.
@@ -293,7 +294,12 @@ struct Calibration::Impl {
     quantized_blocks = std::max(quantized_blocks, end);
   }
 
+  PairedStates paired(const model::LayerWeights& packed, bool changed) {
+    return {packed, changed, states, quantized->states};
+  }
+
   void finish(const model::LayerWeights& packed) {
+    if (gpu != nullptr) return gpu->finish_pairs(paired(packed, true));
     advance_plain(packed.plan.blocks.size());
     advance_quantized(packed.plan.blocks.size(), packed);
   }
@@ -313,9 +319,10 @@ struct Calibration::Impl {
 
   /// What the layers that are quantized hand on.
   struct Quantized {
-    Quantized(const model::OpenedModel& model, const CalibrationWindows& windows, const CalibrationOptions& options)
-        : states(windows.samples, windows.length, model.config.hidden_size, states_limit(model, windows, options),
-                 options.spill_at),
+    Quantized(const model::OpenedModel& model, const CalibrationWindows& windows, const CalibrationOptions& options,
+              int64_t resident)
+        : states(windows.samples - resident, windows.length, model.config.hidden_size,
+                 states_limit(model, windows, options), options.spill_at),
           memories(model.config, windows.samples, windows.length) {}
 
     void put(int64_t window, MatrixView<const float> hidden) {
@@ -365,7 +372,9 @@ LayerStatistics Calibration::next(bool keep_gram) {
   if (impl_->layer == 0) impl_->embed();
   impl_->finished = !impl_->options.pairs;
   impl_->plain_blocks = impl_->quantized_blocks = 0;
-  return impl_->run(impl_->layer++, keep_gram);
+  auto statistics = impl_->run(impl_->layer++, keep_gram);
+  if (impl_->gpu != nullptr && impl_->options.pairs) impl_->gpu->begin_pairs(*impl_->weights);
+  return statistics;
 }
 
 void Calibration::next_without_statistics() {
@@ -375,10 +384,11 @@ void Calibration::next_without_statistics() {
   impl_->want_statistics = true;
 }
 
-std::optional<quantize::InputPair> Calibration::pair(size_t group, const model::LayerWeights& quantized) {
+std::optional<quantize::InputPair> Calibration::pair(size_t group, const model::LayerWeights& quantized, bool changed,
+                                                     bool keep) {
   ensure(!impl_->finished, "calibration: there are no pairs");
   if (model::input_groups(impl_->config, impl_->layer - 1).at(group).expert) return std::nullopt;
-  return impl_->pair(group, quantized);
+  return impl_->pair(group, quantized, changed, keep);
 }
 
 void Calibration::finish(const model::LayerWeights& quantized) {

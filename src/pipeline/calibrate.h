@@ -70,7 +70,7 @@ struct CalibrationOptions {
   std::function<void()> on_window;  ///< called after each window of each layer
   /// Keep what the model as it is and what the quantized one hand from layer to layer side by side: pair(), finish().
   bool pairs = false;
-  /// Run the layers on the GPU, without `pairs`; null: on the CPU. `max_memory` counts host memory only.
+  /// Run the layers on the GPU; null: on the CPU. `max_memory` counts host memory only.
   std::shared_ptr<quantize::CudaWork> gpu;
 };
 
@@ -89,7 +89,9 @@ class Calibration {
   /// With pairs, after one of these and in the order of the groups: the inputs of a group of its layer, in the model as it is and where
   /// the layers before were finished with their quantized weights and this one runs with `quantized`. Nothing for an
   /// expert's.
-  std::optional<quantize::InputPair> pair(size_t group, const model::LayerWeights& quantized);
+  /// `changed`: these are other weights than in the call before. On the GPU matrices stay there with `keep`.
+  std::optional<quantize::InputPair> pair(size_t group, const model::LayerWeights& quantized, bool changed = true,
+                                          bool keep = false);
   /// With pairs, before the next layer: this one's weights as they were quantized.
   void finish(const model::LayerWeights& quantized);
   /// How many windows lie on disk between layers.

@@ -151,7 +151,7 @@ class LayerJob {
 
   void search_on_gpu(size_t group, const std::vector<std::string>& names) {
     GroupReport& report = reports_[group];
-    const size_t own = gpu_->add_group(statistics_[group]);
+    gpu_->add_group(group, statistics(group));
     const int64_t k = groups_[group].width;
     const bool scales = targets_[group].kind != Kind::none;
     quantize::ChannelMagnitudes magnitudes(k);
@@ -160,17 +160,17 @@ class LayerJob {
       if (scales) {
         magnitudes.add(loaded.view(), quantize::rounding_of(*scheme_of_(name), k, plainly(options_)).block);
       }
-      const auto measured = gpu_->add(own, loaded.view(), *scheme_of_(name), plainly(options_));
+      const auto measured = gpu_->add(group, loaded.view(), *scheme_of_(name), plainly(options_));
       outputs_[name] = {measured.power, measured.plain, 0};
       report.output += measured.power;
       report.plain_error += measured.plain;
     }
     report.scaled_error = report.plain_error;
     if (names.empty() || !scales) return;
-    const auto mean_abs = statistics_[group].mean_abs();
+    const auto mean_abs = statistics(group).mean_abs();
     const auto shared = shared_channels(groups_[group], targets_[group]);
     const auto sizes = magnitudes.mean();
-    const auto found = gpu_->search(own, {mean_abs, {}, shared, sizes}, report.plain_error,
+    const auto found = gpu_->search(group, {mean_abs, {}, shared, sizes}, report.plain_error,
                                     rotates(group) ? &rotations_[group] : nullptr);
     if (found.point.scales()) scales_[group] = found.scales;
     report.point = found.point;
@@ -179,6 +179,7 @@ class LayerJob {
 
   void pack_on_gpu(size_t group, const std::vector<std::string>& names) {
     GroupReport& report = reports_[group];
+    if (pair_) gpu_->follow(group, *pair_);
     if (!scales_[group].empty()) gpu_->scale(group, scales_[group]);
     if (rotates(group)) gpu_->rotate(group, rotations_[group]);
     double damping = 0;
@@ -186,7 +187,8 @@ class LayerJob {
       check_interrupt();
       const Stopwatch watch;
       const auto* rows = row_scales(names[i]);
-      auto packed = gpu_->pack(group, i, options_, rows == nullptr ? std::span<const float>{} : *rows);
+      auto packed = gpu_->pack(group, i, options_, rows == nullptr ? std::span<const float>{} : *rows,
+                               output_costs(names[i], rows));
       damping = std::max(damping, packed.damping);
       report.packed_error += packed.error;
       CalibratedLinear linear;
@@ -301,17 +303,24 @@ class LayerJob {
   }
 
   /// Outputs that were divided by scales cost their squares more.
-  void take_costs(PassWork& work, const std::vector<float>* rows) const {
-    const auto found = sources_.costs.find(work.name);
-    if (found == sources_.costs.end()) return;
-    work.output_costs = found->second;
-    const int64_t n = work.rest.shape[0];
-    const MatrixView<float> matrix(work.output_costs.data(), n, n);
+  std::vector<float> output_costs(const std::string& name, const std::vector<float>* rows) const {
+    const auto found = sources_.costs.find(name);
+    if (found == sources_.costs.end()) return {};
+    std::vector<float> result = found->second;
     if (rows != nullptr) {
-      model::multiply_rows(matrix, *rows);
-      model::multiply_columns(matrix, *rows);
+      const auto n = static_cast<int64_t>(rows->size());
+      model::multiply_rows({result.data(), n, n}, *rows);
+      model::multiply_columns({result.data(), n, n}, *rows);
     }
-    work.outputs.emplace(matrix, 1, options_.steps.find(StepKind::feedback)->damping, work.name);
+    return result;
+  }
+
+  void take_costs(PassWork& work, const std::vector<float>* rows) const {
+    work.output_costs = output_costs(work.name, rows);
+    if (work.output_costs.empty()) return;
+    const int64_t n = work.rest.shape[0];
+    work.outputs.emplace(MatrixView<const float>(work.output_costs.data(), n, n), 1,
+                         options_.steps.find(StepKind::feedback)->damping, work.name);
   }
 
   /// Keeps what was packed; returns the error of its outputs.

@@ -80,9 +80,7 @@ CalibratedRun::CalibratedRun(const CalibratedRequest& request, const model::Open
     : model_(model), packing_(std::move(packing)) {
   const quantize::Steps& steps = packing_.options.steps;
   check_calibration(request, steps);
-  if (request.gpu != nullptr && steps.has(StepKind::asymmetric))
-    notes_.emplace_back("targets for quantized inputs are the CPU's work");
-  if (request.gpu != nullptr && !steps.has(StepKind::asymmetric)) {
+  if (request.gpu != nullptr) {
     gpu_ = make_cuda_work(*request.gpu);
     if (gpu_ == nullptr) notes_.emplace_back("cuBLAS cannot be loaded: calibration ran on the CPU");
   }
@@ -143,10 +141,12 @@ namespace {
 /// A layer that is quantized while its own inputs are looked at.
 class LayerPairs : public PairedInputs {
  public:
-  LayerPairs(const model::OpenedModel& model, int64_t layer, Calibration& calibration)
-      : calibration_(calibration), weights_(model::load_layer(model, layer)) {}
+  LayerPairs(const model::OpenedModel& model, int64_t layer, Calibration& calibration, bool keep)
+      : calibration_(calibration), weights_(model::load_layer(model, layer)), keep_(keep) {}
 
-  std::optional<quantize::InputPair> of(size_t group) override { return calibration_.pair(group, weights_); }
+  std::optional<quantize::InputPair> of(size_t group) override {
+    return calibration_.pair(group, weights_, std::exchange(changed_, false), keep_);
+  }
 
   void take(const std::string& linear, Values weight) override {
     for (auto& own : weights_.linears) {
@@ -154,6 +154,7 @@ class LayerPairs : public PairedInputs {
       const auto values = std::make_shared<const Values>(std::move(weight));
       const TensorView view{linear, DType::f32, values->shape, bytes_of(values->values)};
       own.matrix = kernels::LinearWeight::Dense{view, values};
+      changed_ = true;
       return;
     }
     ensure(false, "a packed linear that its layer has not");
@@ -164,6 +165,7 @@ class LayerPairs : public PairedInputs {
  private:
   Calibration& calibration_;
   model::LayerWeights weights_;
+  bool keep_, changed_ = true;
 };
 
 }  // namespace
@@ -176,7 +178,7 @@ CalibratedLayer CalibratedRun::next() {
   if (walk && !decodes) calibration_->next_without_statistics();
   const auto statistics = decodes ? calibration_->next(on_gpu) : file_ ? file_->load(layer_) : LayerStatistics{};
   std::optional<LayerPairs> paired;
-  if (walk) paired.emplace(model_, layer_, *calibration_);
+  if (walk) paired.emplace(model_, layer_, *calibration_, on_gpu);
   CalibratedLayer layer = quantize_layer(model_, layer_, statistics, packing_,
                                          {.gpu = on_gpu ? gpu_ : nullptr,
                                           .paired = paired ? &*paired : nullptr,

@@ -7,6 +7,7 @@
 
 #include "core/interrupt.h"
 #include "decoder_cuda/layer_decoder.h"
+#include "pipeline/pairs_cuda.h"
 #include "quantize/statistics_cuda.h"
 
 namespace w4q::pipeline {
@@ -17,7 +18,7 @@ constexpr int64_t batch_rows = 4096;
 
 /// What one layer takes while it is calibrated or packed, generously: matrices of the widest input in fp64 and fp32,
 /// the weights in fp32 twice, and a rest.
-int64_t layer_memory(const model::ModelConfig& config) {
+int64_t layer_memory(const model::ModelConfig& config, bool pairs) {
   int64_t weights = 0, widest = 0;
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     int64_t sum = 0;
@@ -27,12 +28,15 @@ int64_t layer_memory(const model::ModelConfig& config) {
     }
     weights = std::max(weights, sum);
   }
-  return 32 * widest * widest + 8 * weights + (int64_t{1} << 30);
+  const int64_t both = pairs ? 16 * widest * widest + 4 * weights + (int64_t{1} << 30) : 0;
+  return 32 * widest * widest + 8 * weights + (int64_t{1} << 30) + both;
 }
 
 /// Windows of `bytes` that stay in GPU memory.
-int64_t resident_windows(const device::Context& gpu, const model::ModelConfig& config, int64_t samples, int64_t bytes) {
-  return std::clamp<int64_t>((gpu.free_bytes() - layer_memory(config)) / bytes, 0, samples);
+int64_t resident_windows(const device::Context& gpu, const model::ModelConfig& config, const CalibrationShape& shape,
+                         int64_t bytes) {
+  const int64_t each = shape.pairs ? 2 * bytes : bytes;
+  return std::clamp<int64_t>((gpu.free_bytes() - layer_memory(config, shape.pairs)) / each, 0, shape.samples);
 }
 
 }  // namespace
@@ -53,8 +57,14 @@ struct CalibrationCuda::Impl {
         batch(std::clamp<int64_t>(batch_rows / shape.length, 1, shape.samples)),
         window_values(shape.length * config.hidden_size),
         decoder(config, shape.length, batch, work->stream),
-        resident(resident_windows(work->context, config, shape.samples, window_values * int64_t{sizeof(float)})),
-        states(work->context, static_cast<size_t>(resident * window_values) * sizeof(float)) {}
+        resident(resident_windows(work->context, config, shape, window_values * int64_t{sizeof(float)})),
+        states(work->context, static_cast<size_t>(resident * window_values) * sizeof(float)),
+        quantized_states(work->context, shape.pairs ? states.size() : 0) {
+    if (shape.pairs) {
+      const ResidentWindows windows{states.as<float>(), quantized_states.as<float>(), resident, batch};
+      pairs = std::make_unique<PairsCuda>(*work, config, shape, windows);
+    }
+  }
 
   float* window(int64_t index) { return states.as<float>() + index * window_values; }
 
@@ -65,10 +75,24 @@ struct CalibrationCuda::Impl {
     }
   }
 
+  /// Pairs go over the layer again: its inputs stay.
+  float* passing(float* hidden, int64_t windows) {
+    if (!shape.pairs) return hidden;
+    device::copy(device::Way::on_gpu, scratch_windows(), hidden,
+                 static_cast<size_t>(windows * window_values) * sizeof(float), work->stream, "copying hidden states");
+    return scratch.as<float>();
+  }
+  float* scratch_windows() {
+    if (scratch.size() == 0) {
+      scratch = device::DeviceBuffer(work->context, static_cast<size_t>(batch * window_values) * sizeof(float));
+    }
+    return scratch.as<float>();
+  }
+
   void run_resident(const decoder_cuda::CudaObserver& observer, const std::function<void()>& on_window) {
     for (int64_t first = 0; first < resident; first += batch) {
       const int64_t count = std::min(batch, resident - first);
-      decoder.run(window(first), count, observer);
+      decoder.run(passing(window(first), count), count, observer);
       work->stream.synchronize();
       report(count, on_window);
     }
@@ -83,9 +107,9 @@ struct CalibrationCuda::Impl {
       const auto bytes = std::as_writable_bytes(std::span(hidden.data, static_cast<size_t>(window_values)));
       staged.upload(bytes, work->stream);
       decoder.run(staged.as<float>(), 1, observer);
-      staged.download(bytes, work->stream);
+      if (!shape.pairs) staged.download(bytes, work->stream);
       work->stream.synchronize();
-      others.put(i);
+      if (!shape.pairs) others.put(i);
       report(1, on_window);
     }
   }
@@ -116,7 +140,9 @@ struct CalibrationCuda::Impl {
   const int64_t batch, window_values;
   decoder_cuda::CudaLayerDecoder decoder;
   const int64_t resident;
-  device::DeviceBuffer states;  // [resident, length, hidden]
+  device::DeviceBuffer states, quantized_states;  // [resident, length, hidden]
+  device::DeviceBuffer scratch;                   // with pairs, for what runs but does not go on
+  std::unique_ptr<PairsCuda> pairs;
   std::vector<model::InputGroup> groups;
   std::vector<std::optional<quantize::StatisticsCuda>> sums;  // one for each of the groups
 };
@@ -129,10 +155,24 @@ CalibrationCuda::~CalibrationCuda() = default;
 int64_t CalibrationCuda::resident() const noexcept { return impl_->resident; }
 
 void CalibrationCuda::put(int64_t window, MatrixView<const float> hidden) {
-  device::copy(device::Way::to_gpu, impl_->window(window), hidden.data,
-               static_cast<size_t>(impl_->window_values) * sizeof(float), impl_->work->stream, "copying hidden states");
-  impl_->work->stream.synchronize();
+  const auto bytes = static_cast<size_t>(impl_->window_values) * sizeof(float);
+  const device::Stream& stream = impl_->work->stream;
+  device::copy(device::Way::to_gpu, impl_->window(window), hidden.data, bytes, stream, "copying hidden states");
+  if (impl_->pairs != nullptr) {
+    device::copy(device::Way::on_gpu, impl_->quantized_states.as<float>() + window * impl_->window_values,
+                 impl_->window(window), bytes, stream, "copying hidden states");
+  }
+  stream.synchronize();
 }
+
+void CalibrationCuda::begin_pairs(const model::LayerWeights& plain) { impl_->pairs->begin(plain); }
+
+quantize::InputPair CalibrationCuda::pair(const model::InputGroup& group, size_t block, const PairedStates& states,
+                                          bool keep) {
+  return impl_->pairs->pair(group, block, states, keep);
+}
+
+void CalibrationCuda::finish_pairs(const PairedStates& states) { impl_->pairs->finish(states); }
 
 LayerStatistics CalibrationCuda::run(const model::LayerWeights& weights, int64_t layer, HiddenStates& others,
                                      bool keep_gram, const std::function<void()>& on_window) {

@@ -14,6 +14,7 @@
 #include "model/model.h"
 #include "pipeline/hidden_states.h"
 #include "pipeline/linear_groups.h"
+#include "quantize/asymmetric.h"
 
 namespace w4q::quantize {
 struct CudaWork;
@@ -30,6 +31,14 @@ device::Context* gpu_of(const std::shared_ptr<quantize::CudaWork>& work);
 struct CalibrationShape {
   int64_t samples = 0, length = 0;  ///< windows and their tokens
   bool gram = true;                 ///< collect Gram matrices
+  bool pairs = false;               ///< of what two models hand on (calibrate.h)
+};
+
+/// The quantized model's weights of a layer, and the windows of both models that are not resident.
+struct PairedStates {
+  const model::LayerWeights& quantized;
+  bool changed;  ///< whether they are others than in the call before
+  HiddenStates &plain_others, &quantized_others;
 };
 
 class CalibrationCuda {
@@ -47,6 +56,13 @@ class CalibrationCuda {
   /// on the GPU (InputStatistics::gpu_gram). `on_window` may be empty.
   LayerStatistics run(const model::LayerWeights& weights, int64_t layer, HiddenStates& others, bool keep_gram,
                       const std::function<void()>& on_window);
+
+  /// With pairs, run() leaves hidden states as they are. This goes on to a layer, of these weights as the model is …
+  void begin_pairs(const model::LayerWeights& plain);
+  /// … this gives both models' inputs of a group in its block `block`, kept on the GPU with `keep` …
+  quantize::InputPair pair(const model::InputGroup& group, size_t block, const PairedStates& states, bool keep);
+  /// … and this leaves hidden states behind the layer.
+  void finish_pairs(const PairedStates& states);
 
  private:
   struct Impl;

@@ -28,12 +28,16 @@ LayerStatistics CalibrationCuda::run(const model::LayerWeights&, int64_t, Hidden
                                      const std::function<void()>&) {
   refuse();
 }
+void CalibrationCuda::begin_pairs(const model::LayerWeights&) { refuse(); }
+quantize::InputPair CalibrationCuda::pair(const model::InputGroup&, size_t, const PairedStates&, bool) { refuse(); }
+void CalibrationCuda::finish_pairs(const PairedStates&) { refuse(); }
 
 struct LayerCuda::Impl {};
 bool LayerCuda::takes(const formats::Scheme&, const quantize::QuantizeOptions&) { return false; }
 LayerCuda::LayerCuda(std::shared_ptr<quantize::CudaWork>) { refuse(); }
 LayerCuda::~LayerCuda() = default;
-size_t LayerCuda::add_group(const quantize::InputStatistics&) { refuse(); }
+void LayerCuda::add_group(size_t, const quantize::InputStatistics&) { refuse(); }
+void LayerCuda::follow(size_t, const quantize::InputPair&) { refuse(); }
 LayerCuda::Measured LayerCuda::add(size_t, const TensorView&, const formats::Scheme&,
                                    const quantize::QuantizeOptions&) {
   refuse();
@@ -43,7 +47,8 @@ quantize::AwqScales LayerCuda::search(size_t, const quantize::AwqInput&, double,
 }
 void LayerCuda::rotate(size_t, const formats::InputRotation&) { refuse(); }
 void LayerCuda::scale(size_t, std::span<const float>) { refuse(); }
-LayerCuda::Packed LayerCuda::pack(size_t, size_t, const quantize::QuantizeOptions&, std::span<const float>) {
+LayerCuda::Packed LayerCuda::pack(size_t, size_t, const quantize::QuantizeOptions&, std::span<const float>,
+                                  std::span<const float>) {
   refuse();
 }
 void LayerCuda::drop(size_t) { refuse(); }

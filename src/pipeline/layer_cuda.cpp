@@ -1,21 +1,23 @@
 #include "pipeline/layer_cuda.h"
 
+#include <map>
 #include <utility>
 
+#include "core/error.h"
 #include "quantize/group_cuda.h"
 
 namespace w4q::pipeline {
 
 struct LayerCuda::Impl {
   std::shared_ptr<quantize::CudaWork> work;
-  std::vector<std::unique_ptr<quantize::GroupCuda>> groups;
+  std::map<size_t, quantize::GroupCuda> groups;
 };
 
 bool LayerCuda::takes(const formats::Scheme& scheme, const quantize::QuantizeOptions& options) {
-  // Sweeps and targets for quantized inputs are the CPU's, and what they go on from is made there too.
-  if (options.sweeps() || options.steps.any(&quantize::StepRow::needs_text) || options.bnb_compatible ||
-      !quantize::GroupCuda::takes(scheme))
+  if (options.bnb_compatible || !quantize::GroupCuda::takes(scheme)) return false;
+  if (options.steps.has(quantize::StepKind::feedback_outputs) && !quantize::GroupCuda::takes_both_sides(scheme)) {
     return false;
+  }
   if (!options.rotation().identity() && !quantize::RotationCuda::takes(options.rotation())) return false;
   return scheme.family == formats::SchemeFamily::integer || !options.steps.awq_clips();
 }
@@ -25,35 +27,41 @@ LayerCuda::LayerCuda(std::shared_ptr<quantize::CudaWork> work) : impl_(std::make
 }
 LayerCuda::~LayerCuda() { impl_->work->release(); }
 
-size_t LayerCuda::add_group(const quantize::InputStatistics& statistics) {
+void LayerCuda::add_group(size_t group, const quantize::InputStatistics& statistics) {
   auto gram = statistics.gpu_gram != nullptr ? statistics.gpu_gram
                                              : std::make_shared<quantize::GramCuda>(*impl_->work, statistics);
-  impl_->groups.push_back(std::make_unique<quantize::GroupCuda>(*impl_->work, std::move(gram)));
-  return impl_->groups.size() - 1;
+  impl_->groups.try_emplace(group, *impl_->work, std::move(gram));
+}
+
+void LayerCuda::follow(size_t group, const quantize::InputPair& pair) {
+  ensure(pair.quantized.gpu_gram != nullptr && pair.gpu_drift != nullptr, "LayerCuda: inputs that are not on the GPU");
+  impl_->groups.at(group).follow(pair.quantized.gpu_gram, std::move(*pair.gpu_drift));
 }
 
 LayerCuda::Measured LayerCuda::add(size_t group, const TensorView& weight, const formats::Scheme& scheme,
                                    const quantize::QuantizeOptions& options) {
-  const auto measured = impl_->groups[group]->add(weight, scheme, options);
+  const auto measured = impl_->groups.at(group).add(weight, scheme, options);
   return {measured.power, measured.plain};
 }
 
 quantize::AwqScales LayerCuda::search(size_t group, const quantize::AwqInput& input, double plain_error,
                                       const formats::InputRotation* rotation) {
-  return impl_->groups[group]->search(input, plain_error, rotation);
+  return impl_->groups.at(group).search(input, plain_error, rotation);
 }
 
-void LayerCuda::rotate(size_t group, const formats::InputRotation& rotation) { impl_->groups[group]->rotate(rotation); }
+void LayerCuda::rotate(size_t group, const formats::InputRotation& rotation) {
+  impl_->groups.at(group).rotate(rotation);
+}
 
-void LayerCuda::scale(size_t group, std::span<const float> scales) { impl_->groups[group]->scale(scales); }
+void LayerCuda::scale(size_t group, std::span<const float> scales) { impl_->groups.at(group).scale(scales); }
 
 LayerCuda::Packed LayerCuda::pack(size_t group, size_t linear, const quantize::QuantizeOptions& options,
-                                  std::span<const float> rows) {
-  quantize::GroupCuda& own = *impl_->groups[group];
-  auto packed = own.pack(linear, options, rows);
+                                  std::span<const float> divisors, std::span<const float> output_costs) {
+  quantize::GroupCuda& own = impl_->groups.at(group);
+  auto packed = own.pack(linear, options, {divisors, output_costs});
   return {std::move(packed.result), packed.error, own.damping(linear)};
 }
 
-void LayerCuda::drop(size_t group) { impl_->groups[group].reset(); }
+void LayerCuda::drop(size_t group) { impl_->groups.erase(group); }
 
 }  // namespace w4q::pipeline

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/views.h"
+#include "quantize/asymmetric.h"
 #include "quantize/awq.h"
 #include "quantize/quantizer_registry.h"
 #include "quantize/statistics.h"
@@ -27,9 +28,11 @@ class LayerCuda {
   explicit LayerCuda(std::shared_ptr<quantize::CudaWork> work);
   ~LayerCuda();
 
-  /// A group of linears that read this input; returns its number. A Gram matrix that stands on the GPU is used up.
-  /// Throws device when the memory does not suffice.
-  size_t add_group(const quantize::InputStatistics& statistics);
+  /// Group `group`: linears that read this input. A Gram matrix that stands on the GPU is used up. Throws device when
+  /// the memory does not suffice.
+  void add_group(size_t group, const quantize::InputStatistics& statistics);
+  /// As GroupCuda::follow, with matrices that stand on the GPU.
+  void follow(size_t group, const quantize::InputPair& pair);
   struct Measured {
     double power = 0, plain = 0;
   };
@@ -47,7 +50,8 @@ class LayerCuda {
     double damping = 0;  ///< that feedback needed
   };
   /// As GroupCuda::pack.
-  Packed pack(size_t group, size_t linear, const quantize::QuantizeOptions& options, std::span<const float> rows);
+  Packed pack(size_t group, size_t linear, const quantize::QuantizeOptions& options, std::span<const float> divisors,
+              std::span<const float> output_costs);
   /// Gives back the memory of a group.
   void drop(size_t group);
 

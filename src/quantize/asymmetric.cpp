@@ -88,7 +88,7 @@ class Solver {
 }  // namespace
 
 InputPair make_input_pair(int64_t width) {
-  return {make_statistics(width, true), std::vector<double>(static_cast<size_t>(width * width))};
+  return {make_statistics(width, true), std::vector<double>(static_cast<size_t>(width * width)), nullptr};
 }
 
 void add_rows(InputPair& pair, MatrixView<const float> plain, MatrixView<const float> quantized,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string_view>
 #include <vector>
 
@@ -13,10 +14,13 @@
 
 namespace w4q::quantize {
 
+class DriftCuda;
+
 /// Sums over tokens of both inputs.
 struct InputPair {
-  InputStatistics quantized;  ///< of x̂, with its Gram matrix
-  std::vector<double> drift;  ///< Σ (x − x̂)ᵀx̂, [k × k] row-major
+  InputStatistics quantized;             ///< of x̂, with its Gram matrix
+  std::vector<double> drift;             ///< Σ (x − x̂)ᵀx̂, [k × k] row-major
+  std::shared_ptr<DriftCuda> gpu_drift;  ///< its mean instead, where it was made and is used: in GPU memory
 };
 
 /// Sums of nothing.

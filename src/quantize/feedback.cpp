@@ -197,18 +197,6 @@ QuantizeResult kbit_feedback(const TensorView& weight, const Scheme& scheme, con
   return result;
 }
 
-/// Counts anew what sweeps may have changed.
-void count_scales(const PackedWeight& packed, QuantizeStats& stats) {
-  const float smallest = formats::scale_codec(packed.scheme.scale).smallest_normal;
-  const float largest = formats::integer_scale_max(packed.scheme);
-  stats.saturated_scales = stats.subnormal_scales = 0;
-  for (int64_t i = 0; i < stats.blocks; ++i) {
-    const float scale = formats::load_scale(packed.plane(PlaneRole::scales), static_cast<size_t>(i));
-    stats.saturated_scales += scale == largest ? 1 : 0;
-    stats.subnormal_scales += scale < smallest ? 1 : 0;
-  }
-}
-
 QuantizeResult integer_feedback(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
   const ErrorFactor& factor = *options.input->feedback;
   find_block_maxima(weight);  // refuses what is not finite
@@ -223,6 +211,17 @@ QuantizeResult integer_feedback(const TensorView& weight, const Scheme& scheme, 
 }
 
 }  // namespace
+
+void count_scales(const PackedWeight& packed, QuantizeStats& stats) {
+  const float smallest = formats::scale_codec(packed.scheme.scale).smallest_normal;
+  const float largest = formats::integer_scale_max(packed.scheme);
+  stats.saturated_scales = stats.subnormal_scales = 0;
+  for (int64_t i = 0; i < stats.blocks; ++i) {
+    const float scale = formats::load_scale(packed.plane(PlaneRole::scales), static_cast<size_t>(i));
+    stats.saturated_scales += scale == largest ? 1 : 0;
+    stats.subnormal_scales += scale < smallest ? 1 : 0;
+  }
+}
 
 int64_t feedback_block(const Scheme& scheme, int64_t k) noexcept {
   switch (scheme.family) {

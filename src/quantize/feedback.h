@@ -18,4 +18,7 @@ int64_t feedback_block(const formats::Scheme& scheme, int64_t k) noexcept;
 QuantizeResult quantize_with_feedback(const TensorView& weight, const formats::Scheme& scheme,
                                       const QuantizeOptions& options);
 
+/// Of integers: counts anew what sweeps may have changed.
+void count_scales(const formats::PackedWeight& packed, QuantizeStats& stats);
+
 }  // namespace w4q::quantize

@@ -132,12 +132,20 @@ void GramCuda::expand(const double* triangle, double scale) {
   work_.stream.synchronize();
 }
 
-void GramCuda::divide(std::span<const float> scales) {
-  ensure(static_cast<int64_t>(scales.size()) == width_, "GramCuda: shapes do not fit");
-  const float* const device = work_.put(work_.columns, scales.data(), width_);
-  divide_kernel<<<blocks_for(width_ * width_), threads, 0, work_.stream.get()>>>(matrix_.as<float>(), width_, device);
-  device::check_launch("scaled Gram matrix", concat(width_));
+void divide_square(CudaWork& work, float* matrix, int64_t k, std::span<const float> scales) {
+  ensure(static_cast<int64_t>(scales.size()) == k, "divide_square: shapes do not fit");
+  const float* const device = work.put(work.columns, scales.data(), k);
+  divide_kernel<<<blocks_for(k * k), threads, 0, work.stream.get()>>>(matrix, k, device);
+  device::check_launch("scaled Gram matrix", concat(k));
 }
+
+void transpose_square(CudaWork& work, float* matrix, int64_t k) {
+  const auto tiles = static_cast<unsigned>((k + tile - 1) / tile);
+  mirror_kernel<false><<<dim3(tiles, tiles), dim3(tile, 8), 0, work.stream.get()>>>(matrix, k);
+  device::check_launch("transposed matrix", concat(k));
+}
+
+void GramCuda::divide(std::span<const float> scales) { divide_square(work_, matrix_.as<float>(), width_, scales); }
 
 void GramCuda::rotate(const RotationCuda& rotation) {
   ensure(rotation.k() == width_, "GramCuda: shapes do not fit");
@@ -145,7 +153,7 @@ void GramCuda::rotate(const RotationCuda& rotation) {
   const dim3 grid(tiles, tiles), block(tile, 8);
   auto* const matrix = matrix_.as<float>();
   rotation.rotate(work_, matrix, width_);
-  mirror_kernel<false><<<grid, block, 0, work_.stream.get()>>>(matrix, width_);
+  transpose_square(work_, matrix, width_);
   rotation.rotate(work_, matrix, width_);
   // What rounding makes unequal on both sides of the diagonal becomes equal again.
   mirror_kernel<true><<<grid, block, 0, work_.stream.get()>>>(matrix, width_);

@@ -12,6 +12,10 @@
 
 namespace w4q::quantize {
 
+/// Square matrices [k, k] in GPU memory, in place: row and column i divided by scale i; and turned over.
+void divide_square(CudaWork& work, float* matrix, int64_t k, std::span<const float> scales);
+void transpose_square(CudaWork& work, float* matrix, int64_t k);
+
 class GramCuda {
  public:
   /// mean_gram(): the same bits. `work` must outlive this object.

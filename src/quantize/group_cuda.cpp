@@ -45,8 +45,15 @@ AwqScales GroupCuda::search(const AwqInput& input, double plain_error, const for
   return search_scales_cuda(work_, views, input, *gram_, plain_error, &on_gpu);
 }
 
+void GroupCuda::follow(std::shared_ptr<GramCuda> gram, DriftCuda drift) {
+  ensure(factors_.empty() && sweeps_.empty(), "GroupCuda: linears are packed already");
+  gram_ = std::move(gram);
+  drift_.emplace(std::move(drift));
+}
+
 void GroupCuda::scale(std::span<const float> scales) {
   gram_->divide(scales);
+  if (drift_) drift_->divide(scales);
   const float* const device = work_.put(work_.columns, scales.data(), static_cast<int64_t>(scales.size()));
   for (Linear& linear : linears_) multiply_columns_cuda(work_, linear.weight.as<float>(), linear.n, linear.k, device);
 }
@@ -54,17 +61,29 @@ void GroupCuda::scale(std::span<const float> scales) {
 void GroupCuda::rotate(const formats::InputRotation& rotation) {
   const RotationCuda on_gpu(work_, rotation);
   gram_->rotate(on_gpu);
+  if (drift_) drift_->rotate(on_gpu);
   for (Linear& linear : linears_) on_gpu.rotate(work_, linear.weight.as<float>(), linear.n);
   work_.stream.synchronize();  // the factors go
 }
 
-const ErrorFactorCuda* GroupCuda::factor(const Linear& linear, const Steps& steps) {
-  const Step* feedback = steps.find(StepKind::feedback);
-  if (feedback == nullptr) return nullptr;
+const ErrorFactorCuda& GroupCuda::factor(const Linear& linear, double damping) {
   const int64_t block = feedback_block(linear.scheme, linear.k);
   const auto known = factors_.find(block);
-  if (known != factors_.end()) return &known->second;
-  return &factors_.try_emplace(block, work_, *gram_, block, feedback->damping, linear.name).first->second;
+  if (known != factors_.end()) return known->second;
+  return factors_.try_emplace(block, work_, *gram_, block, damping, linear.name).first->second;
+}
+
+FeedbackCuda GroupCuda::feedback(const Linear& linear, const Steps& steps) {
+  const Step* step = steps.find(StepKind::feedback);
+  if (step == nullptr) return {};
+  FeedbackCuda result{&factor(linear, step->damping), nullptr};
+  if (!steps.has(StepKind::sweeps)) return result;
+  const int64_t block = result.factor->block();
+  auto known = sweeps_.find(block);
+  if (known == sweeps_.end())
+    known = sweeps_.try_emplace(block, work_, *gram_, block, result.factor->damping(), linear.name).first;
+  result.sweeps = &known->second;
+  return result;
 }
 
 double GroupCuda::damping(size_t index) const {
@@ -72,10 +91,41 @@ double GroupCuda::damping(size_t index) const {
   return known == factors_.end() ? 0 : known->second.damping();
 }
 
-GroupCuda::Packed GroupCuda::pack(size_t index, QuantizeOptions options, std::span<const float> row_scales) {
+namespace {
+
+/// What errors of outputs cost, on the GPU.
+struct OutputCosts {
+  OutputCosts(CudaWork& work, std::span<const float> costs, int64_t n, double damping, std::string_view name)
+      : gram(work, {costs.data(), n, n}), factor(work, gram, 1, damping, name) {
+    ridge = static_cast<float>(factor.damping() * mean_diagonal(gram.diagonal(), name));
+  }
+
+  GramCuda gram;
+  ErrorFactorCuda factor;
+  float ridge = 0;
+};
+
+}  // namespace
+
+bool GroupCuda::takes_both_sides(const formats::Scheme& scheme) noexcept {
+  return takes(scheme) && scheme.block > 0 && scheme.block <= widest_whole_block;
+}
+
+GroupCuda::Packed GroupCuda::pack(size_t index, QuantizeOptions options, const Rows& row_needs) {
   Linear& linear = linears_.at(index);
-  const ErrorFactorCuda* const feedback = factor(linear, options.steps);
+  const std::span<const float> row_scales = row_needs.divisors;
+  FeedbackCuda fed_back = feedback(linear, options.steps);
+  std::optional<OutputCosts> outputs;
+  if (fed_back.factor != nullptr && !row_needs.costs.empty()) {
+    outputs.emplace(work_, row_needs.costs, linear.n, options.steps.find(StepKind::feedback)->damping, linear.name);
+    fed_back.across = &outputs->factor;
+    fed_back.outputs = {outputs->gram.data(), outputs->ridge};
+  }
   auto* const weight = linear.weight.as<float>();
+  if (drift_) {
+    const Step* step = options.steps.find(StepKind::feedback);
+    follow_inputs_cuda(work_, weight, linear.n, *drift_, *gram_, factor(linear, step ? step->damping : Step{}.damping));
+  }
   const float* original = weight;
   device::DeviceBuffer kept;
   const bool clips = options.steps.awq_clips();
@@ -100,7 +150,7 @@ GroupCuda::Packed GroupCuda::pack(size_t index, QuantizeOptions options, std::sp
                                 .values = weight,
                                 .n = linear.n,
                                 .k = linear.k,
-                                .factor = feedback,
+                                .feedback = fed_back,
                                 .original = original,
                                 .rows = rows,
                                 .difference = difference};
@@ -108,7 +158,7 @@ GroupCuda::Packed GroupCuda::pack(size_t index, QuantizeOptions options, std::sp
   } else {
     packed.result = QuantizeResult{formats::allocate_integer(linear.scheme, linear.n, linear.k), {}};
     packed.result.stats =
-        integer_rows_cuda(work_, weight, feedback, options.clip(), original, rows, difference, packed.result.weight);
+        integer_rows_cuda(work_, weight, fed_back, options.clip(), original, rows, difference, packed.result.weight);
   }
   packed.error = gram_->error(difference, linear.n);
   linear.weight = device::DeviceBuffer();

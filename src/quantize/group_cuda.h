@@ -5,15 +5,18 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "quantize/asymmetric_cuda.h"
 #include "quantize/awq_cuda.h"
 #include "quantize/error_factor_cuda.h"
 #include "quantize/gram_cuda.h"
 #include "quantize/quantizer_registry.h"
+#include "quantize/sweep_blocks_cuda.h"
 
 namespace w4q::quantize {
 
@@ -21,6 +24,8 @@ class GroupCuda {
  public:
   /// Integers without act order and kbit.
   static bool takes(const formats::Scheme& scheme) noexcept { return awq_cuda_accepts(scheme); }
+  /// Of these, what errors are fed back along both sides for: blocks of at most 256.
+  static bool takes_both_sides(const formats::Scheme& scheme) noexcept;
 
   GroupCuda(CudaWork& work, std::shared_ptr<GramCuda> gram) : work_(work), gram_(std::move(gram)) {}
 
@@ -39,13 +44,20 @@ class GroupCuda {
   /// Inputs are rotated from now on, and weights stand in that basis. After scale().
   void rotate(const formats::InputRotation& rotation);
 
+  /// From now on the inputs are those behind quantized layers, and weights follow them (asymmetric.h): `gram` and
+  /// `drift` are those of the inputs before scale() and rotate(), which come after this.
+  void follow(std::shared_ptr<GramCuda> gram, DriftCuda drift);
+
   struct Packed {
     QuantizeResult result;
     double error = 0;  ///< of the outputs
   };
-  /// Packs linear `index`, in the order in which they were added; each once. Its rows are divided by `rows` at last;
-  /// empty: ones. `options.input` is not looked at: the Gram matrix says what it would.
-  Packed pack(size_t index, QuantizeOptions options, std::span<const float> rows);
+  struct Rows {
+    std::span<const float> divisors;  ///< what they are divided by at last; empty: ones
+    std::span<const float> costs;     ///< Σ g·gᵀ of the outputs [n, n] for feedback on both sides; empty: along k alone
+  };
+  /// Packs linear `index`, in the order in which they were added; each once. `options.input` is not looked at: the Gram matrix says what it would.
+  Packed pack(size_t index, QuantizeOptions options, const Rows& rows);
   /// The damping that the factor for linear `index` needed; 0 when there is none.
   double damping(size_t index) const;
 
@@ -60,12 +72,15 @@ class GroupCuda {
   };
 
   AwqCudaLinear view(Linear& linear) const;
-  const ErrorFactorCuda* factor(const Linear& linear, const Steps& steps);
+  FeedbackCuda feedback(const Linear& linear, const Steps& steps);
+  const ErrorFactorCuda& factor(const Linear& linear, double damping);
 
   CudaWork& work_;
   std::shared_ptr<GramCuda> gram_;
+  std::optional<DriftCuda> drift_;
   std::vector<Linear> linears_;
-  std::map<int64_t, ErrorFactorCuda> factors_;  ///< by block
+  std::map<int64_t, ErrorFactorCuda> factors_;  ///< by block, as …
+  std::map<int64_t, SweepBlocksCuda> sweeps_;   ///< … these
 };
 
 }  // namespace w4q::quantize

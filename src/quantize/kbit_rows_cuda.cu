@@ -5,6 +5,8 @@
 #include "quantize/feedback_steps.cuh"
 #include "quantize/kbit_rows_cuda.h"
 #include "quantize/kbit_trial.cuh"
+#include "quantize/sweep_steps.cuh"
+#include "quantize/two_sided_steps.cuh"
 
 namespace w4q::quantize {
 namespace {
@@ -158,6 +160,49 @@ void feed_back(CudaWork& work, const KbitRule& rule, Blocks blocks, const float*
   }
 }
 
+/// A cell of feedback on both sides, rounded by its first warp.
+struct KbitCells {
+  KbitRule rule;
+  Blocks blocks;
+
+  struct Shared {
+    float levels[32], midpoints[32], importance[kbit_block];
+    float coupling[kbit_block * kbit_block];
+    uint8_t placed[kbit_block];
+  };
+
+  __device__ void round(Shared& shared, const cuda::Wave& wave, cuda::Cell<kbit_block>& cell, int64_t row, int64_t,
+                        int64_t from, int cols) const {
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread < 32) {
+      shared.levels[thread] = rule.levels[thread];
+      shared.midpoints[thread] = rule.midpoints[thread];
+      shared.importance[thread] = thread < cols ? wave.pivots[from + thread] : 0.0f;
+      shared.placed[thread] = 0;
+      if (thread >= cols) cell.target[thread] = cell.weight[thread] = cell.shift[thread] = 0;
+    }
+    for (int i = thread; i < kbit_block * kbit_block; i += cuda::cell_threads) {
+      const int to = i / kbit_block, before = i % kbit_block;
+      const bool inside = to < cols && before < to;
+      shared.coupling[i] = inside ? wave.along[(from + to) * wave.k + from + before] : 0.0f;
+    }
+    __syncthreads();
+    if (thread >= warp_lanes) return;
+    const cuda::KbitBlock block{cell.target, cell.weight, shared.importance, shared.coupling, cols};
+    const uint16_t bits = cuda::ScaleChoice<true>(rule, shared.levels, shared.midpoints, block).choose();
+    const float scale = cuda::decode_scale(rule, bits);
+    cuda::trial<true>(rule, shared.levels, shared.midpoints, block, scale, 1.0f, [&](int c, int code, float, float) {
+      if (c != thread) return;
+      cell.value[c] = shared.levels[code] * scale;
+      shared.placed[wave.columns[from + c] % kbit_block] = static_cast<uint8_t>(code);
+    });
+    __syncwarp();
+    const int64_t index = row * blocks.row_blocks + wave.columns[from] / kbit_block;
+    write_planes(rule, blocks, index, shared.placed[thread], bits);
+    count_block(rule, blocks, cell.weight[thread] - cell.shift[thread], bits);
+  }
+};
+
 __global__ void __launch_bounds__(256)
     difference_kernel(KbitRule rule, Blocks blocks, const float* original, const float* rows, float* difference) {
   const int64_t at = int64_t{blockIdx.x} * 256 + threadIdx.x;
@@ -174,6 +219,106 @@ __global__ void __launch_bounds__(256)
   difference[at] = original[at] - value * (rows == nullptr ? 1.0f : rows[row]);
 }
 
+/// How sweeps see scales and codes.
+struct KbitPlanes {
+  KbitRule rule;
+  void* scales;  ///< [n][row_blocks]
+  int64_t row_blocks;
+
+  __device__ float value(uint8_t code, const cuda::Scale& scale) const { return rule.levels[code] * scale.value; }
+  __device__ uint8_t nearest(float x, const cuda::Scale& scale) const {
+    const float level = scale.value == 0 ? 0.0f : x / scale.value;
+    int code = 0;
+    for (int i = 0; i + 1 < rule.count; ++i) code += level > rule.midpoints[i] ? 1 : 0;
+    return static_cast<uint8_t>(code);
+  }
+  __device__ cuda::Scale load(int64_t row, int64_t column) const {
+    const int64_t index = row * row_blocks + column / kbit_block;
+    const uint16_t bits =
+        rule.e4m4 ? static_cast<const uint8_t*>(scales)[index] : static_cast<const uint16_t*>(scales)[index];
+    return {cuda::decode_scale(rule, bits), bits, 0, false};
+  }
+  __device__ void store(int64_t row, int64_t column, const cuda::Scale& scale) const {
+    const int64_t index = row * row_blocks + column / kbit_block;
+    if (rule.e4m4) {
+      static_cast<uint8_t*>(scales)[index] = static_cast<uint8_t>(scale.bits);
+    } else {
+      static_cast<uint16_t*>(scales)[index] = static_cast<uint16_t>(scale.bits);
+    }
+  }
+};
+
+__global__ void __launch_bounds__(256) unpack_kernel(KbitRule rule, Blocks blocks, uint8_t* codes) {
+  const int64_t at = int64_t{blockIdx.x} * 256 + threadIdx.x;
+  if (at >= blocks.n * blocks.k) return;
+  const int64_t c = at % blocks.k, index = at / blocks.k * blocks.row_blocks + c / kbit_block;
+  unsigned code = 0;
+  for (int bit = 0; bit < rule.bits; ++bit) {
+    code |= (blocks.words[index * rule.bits + bit] >> (c % kbit_block) & 1u) << bit;
+  }
+  codes[at] = static_cast<uint8_t>(code);
+}
+
+/// Words of codes, and the counts of blocks, a warp a block.
+__global__ void __launch_bounds__(warps* warp_lanes)
+    pack_kernel(KbitPlanes planes, Blocks blocks, const uint8_t* codes, const float* weight) {
+  const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
+  const int64_t index = int64_t{blockIdx.x} * warps + threadIdx.x / warp_lanes;
+  if (index >= blocks.n * blocks.row_blocks) return;
+  const int64_t row = index / blocks.row_blocks, column = index % blocks.row_blocks * kbit_block + lane;
+  const bool inside = column < blocks.k;
+  const auto scale = static_cast<uint16_t>(planes.load(row, column - lane).bits);
+  write_planes(planes.rule, blocks, index, inside ? codes[row * blocks.k + column] : 0, scale);
+  count_block(planes.rule, blocks, inside ? weight[row * blocks.k + column] : 0.0f, scale);
+}
+
+/// A block of every row rounded as a whole, a warp a row; `coupling` [count, count] and targets by positions.
+__global__ void __launch_bounds__(warps* warp_lanes)
+    propose_kernel(KbitRule rule, SweepUnitCuda unit, int64_t n, const float* targets, uint8_t* codes,
+                   cuda::Scale* scales) {
+  __shared__ Shared shared;
+  Blocks square{};
+  square.k = square.cols = unit.count;
+  square.coupling = unit.coupling;
+  fill_shared<true>(rule, square, shared);
+  const int warp = static_cast<int>(threadIdx.x) / warp_lanes, lane = static_cast<int>(threadIdx.x) % warp_lanes;
+  const int64_t row = int64_t{blockIdx.x} * warps + warp;
+  if (row >= n) return;
+  const bool inside = lane < unit.count;
+  shared.target[warp][lane] = inside ? targets[row * unit.count + lane] : 0.0f;
+  shared.importance[warp][lane] = inside ? unit.pivots[lane] : 0.0f;
+  __syncwarp();
+  const cuda::KbitBlock block{shared.target[warp], shared.target[warp], shared.importance[warp], shared.coupling,
+                              unit.count};
+  const uint16_t bits = cuda::ScaleChoice<true>(rule, shared.levels, shared.midpoints, block).choose();
+  const float scale = cuda::decode_scale(rule, bits);
+  cuda::trial<true>(rule, shared.levels, shared.midpoints, block, scale, 1.0f, [&](int c, int code, float, float) {
+    if (c == lane) codes[row * unit.count + unit.order[c]] = static_cast<uint8_t>(code);
+  });
+  if (lane == 0) scales[row] = {scale, bits, 0, false};
+}
+
+void sweep_kbit(CudaWork& work, const KbitRule& rule, const Blocks& blocks, const float* weight,
+                const FeedbackCuda& feedback) {
+  const int64_t n = blocks.n, count = n * blocks.row_blocks;
+  device::DeviceBuffer codes(work.context, static_cast<size_t>(n * blocks.k));
+  unpack_kernel<<<static_cast<unsigned>((n * blocks.k + 255) / 256), 256, 0, work.stream.get()>>>(rule, blocks,
+                                                                                                  codes.as<uint8_t>());
+  const KbitPlanes planes{rule, blocks.scales, blocks.row_blocks};
+  const auto propose = [&](const SweepUnitCuda& unit, int64_t rows, const float* targets, uint8_t* proposed,
+                           cuda::Scale* scales, float*) {
+    propose_kernel<<<static_cast<unsigned>((rows + warps - 1) / warps), warps * warp_lanes, 0, work.stream.get()>>>(
+        rule, unit, rows, targets, proposed, scales);
+  };
+  const cuda::SweptWeight swept{n, blocks.k, codes.as<uint8_t>(), nullptr, nullptr};
+  cuda::Sweeps(work, *feedback.sweeps, feedback.outputs, planes, swept, weight, propose).run();
+  device::fill(blocks.counters, 0, sizeof(Counters), work.stream, "counting blocks");
+  pack_kernel<<<static_cast<unsigned>((count + warps - 1) / warps), warps * warp_lanes, 0, work.stream.get()>>>(
+      planes, blocks, codes.as<uint8_t>(), weight);
+  device::check_launch("swept kbit", concat(n, " × ", blocks.k));
+  work.stream.synchronize();
+}
+
 std::span<const float> codebook_of(const formats::PackedWeight& packed) {
   return packed.plane(PlaneRole::codebook).bytes.as<const float>();
 }
@@ -181,7 +326,7 @@ std::span<const float> codebook_of(const formats::PackedWeight& packed) {
 }  // namespace
 
 QuantizeStats kbit_rows_cuda(CudaWork& work, const float* weight, std::span<const float> importance,
-                             const ErrorFactorCuda* factor, Scales scales, const float* original, const float* rows,
+                             const FeedbackCuda& feedback, Scales scales, const float* original, const float* rows,
                              float* difference, formats::PackedWeight& packed) {
   const KbitRule rule = cuda::kbit_rule(packed.scheme, codebook_of(packed), scales);
   Buffer& codes = packed.plane(PlaneRole::codes).bytes;
@@ -196,8 +341,13 @@ QuantizeStats kbit_rows_cuda(CudaWork& work, const float* weight, std::span<cons
   blocks.words = words.as<uint32_t>();
   blocks.scales = device_scales.data();
   blocks.counters = counters.as<Counters>();
-  if (factor != nullptr) {
-    feed_back(work, rule, blocks, weight, *factor);
+  if (feedback.factor != nullptr) {
+    if (feedback.across != nullptr) {
+      cuda::feed_back_both<kbit_block>(work, weight, *feedback.factor, *feedback.across, KbitCells{rule, blocks});
+    } else {
+      feed_back(work, rule, blocks, weight, *feedback.factor);
+    }
+    if (feedback.sweeps != nullptr) sweep_kbit(work, rule, blocks, weight, feedback);
   } else {
     blocks.targets = blocks.weights = weight;
     blocks.importance = work.put(work.columns, importance.data(), packed.k);

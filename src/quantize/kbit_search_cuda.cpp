@@ -41,12 +41,12 @@ QuantizeResult kbit_cuda(CudaWork& work, const KbitCudaWeight& weight, const for
   const BlockMaxima maxima{{}, extremes.smallest, extremes.largest};
   const auto importance = channel_importance(options, weight.k);
   const auto table = table_of(work, weight, scheme, maxima, importance, options);
-  const bool searches = options.searches() || weight.factor != nullptr;
+  const bool searches = options.searches() || weight.feedback.factor != nullptr;
   const int exponent = searches ? searched_range_exponent(maxima, scheme.scale)
                                 : formats::kbit_range_exponent(maxima.smallest, maxima.largest, scheme.scale);
   const TensorView shape{weight.name, DType::f32, {weight.n, weight.k}, {}};
   QuantizeResult result{allocate_canonical(shape, scheme, formats::kbit_scaled_codebook(table, exponent)), {}};
-  result.stats = kbit_rows_cuda(work, weight.values, importance, weight.factor, options.scales(), weight.original,
+  result.stats = kbit_rows_cuda(work, weight.values, importance, weight.feedback, options.scales(), weight.original,
                                 weight.rows, weight.difference, result.weight);
   result.stats.range_exponent = exponent;
   return result;

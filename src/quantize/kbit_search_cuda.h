@@ -8,6 +8,7 @@
 #include "quantize/error_factor_cuda.h"
 #include "quantize/gram_cuda.h"
 #include "quantize/quantizer_registry.h"
+#include "quantize/sweep_blocks_cuda.h"
 
 namespace w4q::quantize {
 
@@ -20,10 +21,10 @@ struct KbitCudaWeight {
   std::string_view name;
   const float* values = nullptr;  ///< [n, k]
   int64_t n = 0, k = 0;
-  const ErrorFactorCuda* factor = nullptr;  ///< with error feedback
-  const float* original = nullptr;          ///< [n, k], and …
-  const float* rows = nullptr;              ///< … [n] or null for ones: …
-  float* difference = nullptr;              ///< … original − decoded · rows; null: not wanted
+  FeedbackCuda feedback = {};
+  const float* original = nullptr;  ///< [n, k], and …
+  const float* rows = nullptr;      ///< … [n] or null for ones: …
+  float* difference = nullptr;      ///< … original − decoded · rows; null: not wanted
 };
 
 /// What kbit makes of it under `options`; `options.input->feedback` is not looked at.

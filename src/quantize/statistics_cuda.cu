@@ -62,8 +62,8 @@ void StatisticsCuda::add_rows(const __half* rows, int64_t count) {
   if (!has_gram()) return;
   auto* const product = work_.square.get<float>(width_ * width_);
   for (int64_t begin = 0; begin < count; begin += product_rows) {
-    device::cublas_gram(rows + begin * width_, std::min(product_rows, count - begin), width_, product,
-                        work_.cublas.data(), stream);
+    device::cublas_gram(rows + begin * width_, rows + begin * width_, std::min(product_rows, count - begin), width_,
+                        product, work_.cublas.data(), stream);
     add_triangle_kernel<<<static_cast<unsigned>(width_), row_threads, 0, stream.get()>>>(product, width_,
                                                                                          gram_.as<double>());
     device::check_launch("Gram sums", concat(width_));

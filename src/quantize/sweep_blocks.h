@@ -15,6 +15,14 @@
 
 namespace w4q::quantize {
 
+/// How often all blocks are rounded anew, and then all codes are looked at alone; where blocks are too wide, codes are
+/// instead.
+inline constexpr int block_sweeps = 2, code_sweeps = 1;
+/// Columns whose codes are decided with one product behind them.
+inline constexpr int64_t sweep_code_unit = 32;
+/// Of what a change gains to first order, the share that its second order may cost: products in fp32 vouch for no more.
+inline constexpr double certain_share = 1 - 1e-4;
+
 /// H: the Gram matrix, and what damping adds to its diagonal.
 struct DampedGram {
   MatrixView<const float> gram;

@@ -18,8 +18,6 @@ namespace w4q::quantize {
 
 /// Rows of a task: enough that the Gram matrix is read seldom.
 inline constexpr int64_t sweep_task_rows = 64;
-/// Of what a change gains to first order, the share that its second order may cost: products in fp32 vouch for no more.
-inline constexpr double certain_share = 1 - 1e-4;
 
 /// What rows of a block, [rows, columns], might become: codes in the order of the block's factor.
 struct Proposal {

@@ -15,10 +15,6 @@
 namespace w4q::quantize {
 namespace {
 
-constexpr int block_sweeps = 2, code_sweeps = 1;
-/// Columns whose codes are decided with one product behind them.
-constexpr int64_t code_unit = 32;
-
 /// All rows at once, block by block: what a row's block pulls at is Σ_p H_O[r, p] / H_O[r, r] times the rows' own pulls.
 class CoupledRows {
  public:
@@ -138,7 +134,7 @@ template <class Rows>
 void sweep_codes(const ColumnOrder& order, Rows& rows) {
   for (size_t u = 0; u + 1 < order.starts.size(); ++u) {
     const auto begin = static_cast<size_t>(order.starts[u]), end = static_cast<size_t>(order.starts[u + 1]);
-    rows.codes(std::span(order.columns).subspan(begin, end - begin), order.columns[begin] / code_unit * code_unit);
+    rows.codes(std::span(order.columns).subspan(begin, end - begin), order.columns[begin] / sweep_code_unit * sweep_code_unit);
   }
 }
 
@@ -161,7 +157,7 @@ void sweep(const TensorView& weight, const QuantizeOptions& options, formats::Pa
       damped_gram(input.gram, *input.feedback, packed.k, weight.name, "the Gram matrix of its inputs");
   const auto rounding = block_rounding(packed, options);
   const auto blocks = whole_blocks(gram, rounding->block(), weight.name);
-  const ColumnOrder units = column_order(gram.diagonal(), code_unit);
+  const ColumnOrder units = column_order(gram.diagonal(), sweep_code_unit);
   if (couples_rows(input)) {
     const DampedGram outputs =
         damped_gram(input.output_gram, *input.outputs, packed.n, weight.name, "what errors of its outputs cost");

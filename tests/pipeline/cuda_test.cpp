@@ -174,6 +174,30 @@ TEST_F(PipelineCuda, FeedbackGainsWhatItGainsOnTheCpu) {
   }
 }
 
+/// Two models side by side, costs of outputs and sweeps: everything that rounding knows.
+TEST_F(PipelineCuda, RoundingWithAllThatIsKnownGainsWhatItGainsOnTheCpu) {
+  for (const char* steps : {"lloyd+search → asym → feedback", "awq → rotate64 → search → asym → feedback → sweeps",
+                            "search → asym → feedback → feedback2 → sweeps"}) {
+    const auto packing = [&](const std::string& output, std::shared_ptr<device::Context> where) {
+      auto result = request("kbit3-b32-e4m4", output, where);
+      result.options.steps = quantize::parse_steps(steps);
+      result.calibrated->statistics.clear();
+      result.calibrated->text.ids = model() / "own/selfgen.ids.u16";
+      result.calibrated->text.samples = 8;
+      result.calibrated->text.length = 128;
+      return quantize_model(result);
+    };
+    const auto cpu = packing("cpu", nullptr), gpu = packing("gpu", here());
+    ASSERT_EQ(cpu.groups.size(), gpu.groups.size());
+    for (size_t i = 0; i < cpu.groups.size(); ++i) {
+      // What a layer reads depends on every code before it; f16 on the way is 2^-11 of activations. Sums over a group
+      // stay.
+      EXPECT_NEAR(gpu.groups[i].packed_error, cpu.groups[i].packed_error, 0.05 * cpu.groups[i].packed_error)
+          << steps << " " << cpu.groups[i].name;
+    }
+  }
+}
+
 /// From text to planes without leaving the GPU.
 TEST_F(PipelineCuda, CalibratesOnTheWay) {
   auto wanted = request("int4-g128-f16-asym", "out", here());

@@ -1,0 +1,58 @@
+// Two models side by side on the GPU (Calibration's pairs): what the model as it is and what the quantized one hand from
+// block to block, and the inputs of a group in both.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "decoder_cuda/layer_decoder.h"
+#include "pipeline/calibration_cuda.h"
+#include "quantize/asymmetric_cuda.h"
+
+namespace w4q::pipeline {
+
+/// Where hidden states of windows are on the GPU, [resident, length, hidden] fp32, and how many go together.
+struct ResidentWindows {
+  float* plain = nullptr;
+  float* quantized = nullptr;
+  int64_t resident = 0, batch = 1;
+};
+
+class PairsCuda {
+ public:
+  /// Everything must outlive it.
+  PairsCuda(quantize::CudaWork& work, const model::ModelConfig& config, const CalibrationShape& shape,
+            const ResidentWindows& windows);
+
+  /// As CalibrationCuda's. `plain` stays where it is until finish().
+  void begin(const model::LayerWeights& plain);
+  quantize::InputPair pair(const model::InputGroup& group, size_t block, const PairedStates& states, bool keep);
+  void finish(const PairedStates& states);
+
+ private:
+  struct Batch {
+    float *plain, *quantized;
+    int64_t windows;
+  };
+  using Visit = std::function<void(const Batch&)>;
+
+  void for_batches(const PairedStates& states, const Visit& visit);
+  void for_others(const PairedStates& states, const Visit& visit);
+  /// Both models up to block `end`, with the weights that stand.
+  void advance(const Batch& batch, size_t end);
+  void take(const PairedStates& states);
+  /// A copy of hidden states, for a run that changes them.
+  float* copy(const float* hidden, int64_t windows);
+
+  quantize::CudaWork& work_;
+  const CalibrationShape shape_;
+  const ResidentWindows windows_;
+  const int64_t window_values_;
+  decoder_cuda::CudaLayerDecoder plain_, quantized_;
+  bool loaded_ = false;
+  size_t done_ = 0;                          ///< blocks of the layer that both are behind
+  device::DeviceBuffer scratch_, captured_;  ///< hidden states; a group's inputs in the model as it is
+};
+
+}  // namespace w4q::pipeline
