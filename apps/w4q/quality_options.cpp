@@ -106,7 +106,8 @@ CLI::Option* add_quality(CLI::App& command, QualityArguments& arguments) {
           .add_option(
               "--quality", arguments.quality,
               "Steps by name. fast: searches, no calibration; good: tables learned and weighted by calibration, "
-              "feedback; best: AWQ's scales and, for kbit, a rotation of the inputs too")
+              "feedback, sweeps; best: AWQ's scales, for kbit a rotation of the inputs, and targets that make up for the "
+              "layers before; max: gradients and distilled norms too")
           ->check(CLI::IsMember(quantize::preset_names()))
           ->group(aim_group);
   const InGroup steps(command, steps_group);

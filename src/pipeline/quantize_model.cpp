@@ -32,6 +32,12 @@ namespace {
 using model::OpenedModel;
 using quantize::StepKind;
 
+/// A preset goes as far as statistics do; who names a step that reads the text hears that there is none.
+bool statistics_alone(const QuantizeRequest& request) {
+  return !request.preset.empty() && request.calibrated && request.calibrated->text.empty() &&
+         !request.calibrated->statistics.empty();
+}
+
 /// A preset leaves out what a model has no way for; who names such a step hears that there is none.
 void settle_gradients(QuantizeRequest& request, const OpenedModel& source) {
   auto& steps = request.options.steps;
@@ -50,6 +56,7 @@ QuantizeRequest settled(QuantizeRequest request, const OpenedModel& source) {
   const bool needs_statistics = request.options.steps.any(&quantize::StepRow::needs_statistics);
   if (needs_statistics && !request.calibrated) request.calibrated.emplace();  // which will say what it lacks
   if (request.calibrated) model::require_decoder(source.config, "calibration");
+  if (statistics_alone(request)) request.options.steps = request.options.steps.without(&quantize::StepRow::needs_text);
   if (request.options.steps.any(&quantize::StepRow::needs_gradients)) settle_gradients(request, source);
   // The rotation of a rotated scheme belongs to it, whatever is folded.
   if (auto* rotate = request.options.steps.find(StepKind::rotate)) {
@@ -177,11 +184,13 @@ void note_what_is_left_out(const QuantizeRequest& request, const OpenedModel& so
   std::vector<std::string> names;
   for (const auto& step : quantize::preset_steps(request.preset, request.scheme)) {
     const auto& row = quantize::step_row(step.kind);
-    if (row.needs_gradients && !request.options.steps.has(step.kind)) names.emplace_back(row.name);
+    if (row.needs_text && !request.options.steps.has(step.kind)) names.emplace_back(row.name);
   }
   if (names.empty()) return;
-  plan.notes.push_back(concat("without ", join(names, ", "), ": ", model::obstacle_to_gradients(source.config),
-                              ", through which gradients find no way back"));
+  const std::string why = statistics_alone(request) ? "which read the calibration text; give --calib too"
+                                                    : model::obstacle_to_gradients(source.config) +
+                                                          ", through which gradients find no way back";
+  plan.notes.push_back(concat("without ", join(names, ", "), statistics_alone(request) ? ", " : ": ", why));
 }
 
 Plan make_plan(const OpenedModel& source, const QuantizeRequest& request) {

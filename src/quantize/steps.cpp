@@ -19,9 +19,11 @@ struct Preset {
 // measured best (docs/notes/quality.md); other programs' integer checkpoints have no place for a rotation.
 constexpr Preset presets[] = {
     {"fast", "search", "search", "rotate128", "clip"},
-    {"good", "lloyd+search → feedback", "search → feedback → norms", "rotate128 → feedback → norms", "clip → feedback"},
-    {"best", "awq → rotate128 → lloyd+search → feedback", "awq → search → feedback → norms",
-     "awq → rotate128 → feedback → norms", "awq → clip → feedback"},
+    {"good", "lloyd+search → feedback → sweeps", "search → feedback → sweeps → norms", "rotate128 → feedback → norms",
+     "clip → feedback → sweeps"},
+    {"best", "awq → rotate128 → lloyd+search → asym → feedback → sweeps",
+     "awq → search → asym → feedback → sweeps → norms", "awq → rotate128 → asym → feedback → norms",
+     "awq → clip → asym → feedback → sweeps"},
     {"max", "awq → rotate128 → lloyd+search → asym → feedback → feedback2 → sweeps → distill",
      "awq → search → asym → feedback → feedback2 → sweeps → norms → distill",
      "awq → rotate128 → asym → feedback → norms → distill",
