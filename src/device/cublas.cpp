@@ -52,6 +52,7 @@ struct Product {
   cudaDataType_t type;
   int64_t ldc;
   bool add;
+  bool rounded = false;
 };
 
 void multiply(const Product& p, void* workspace, const Stream& stream) {
@@ -64,7 +65,7 @@ void multiply(const Product& p, void* workspace, const Stream& stream) {
   const cublasStatus_t status = cublas.multiply(
       handle, p.a.operation, p.b.operation, static_cast<int>(p.n), static_cast<int>(p.m), static_cast<int>(p.k), &one,
       p.a.data, p.a.type, static_cast<int>(p.a.ld), p.b.data, p.b.type, static_cast<int>(p.b.ld), &kept, p.c, p.type,
-      static_cast<int>(p.ldc), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+      static_cast<int>(p.ldc), p.rounded ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
   cublas.check(status, concat("multiplying ", p.m, " × ", p.k, " by ", p.n, " × ", p.k));
 }
 
@@ -97,7 +98,8 @@ void cublas_multiply(const CublasFloatProduct& p, const Stream& stream) {
             .c = p.c,
             .type = CUDA_R_32F,
             .ldc = p.ldc,
-            .add = p.add},
+            .add = p.add,
+            .rounded = p.tensor_cores},
            p.workspace, stream);
 }
 

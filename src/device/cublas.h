@@ -33,20 +33,21 @@ struct CublasProduct {
 };
 void cublas_multiply(const CublasProduct& product, const Stream& stream);
 
-/// c[m][n] = op(a) · op(b) in fp32 throughout, rows `ld…` elements apart; op(a) is [m][k], stored [k][m] where
+/// c[m][n] = op(a) · op(b) in fp32, rows `ld…` elements apart; op(a) is [m][k], stored [k][m] where
 /// `a_transposed`, and op(b) is [k][n], stored [n][k] where `b_transposed`. Otherwise as cublas_multiply.
 struct CublasFloatProduct {
-  int64_t m, n, k;
-  const float* a;
-  int64_t lda;
-  const float* b;
-  int64_t ldb;
-  float* c;
-  int64_t ldc;
-  void* workspace;
+  int64_t m = 0, n = 0, k = 0;
+  const float* a = nullptr;
+  int64_t lda = 0;
+  const float* b = nullptr;
+  int64_t ldb = 0;
+  float* c = nullptr;
+  int64_t ldc = 0;
+  void* workspace = nullptr;
   bool a_transposed = false;
   bool b_transposed = false;
   bool add = false;
+  bool tensor_cores = false;  ///< operands are rounded to eleven bits (TF32) where the GPU has such products
 };
 void cublas_multiply(const CublasFloatProduct& product, const Stream& stream);
 

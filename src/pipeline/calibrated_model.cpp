@@ -121,17 +121,18 @@ void CalibratedRun::read_text(const CalibratedRequest& request, const std::files
 
 /// Costs get half of what is left beside the walk and the packing; hidden states the rest.
 void CalibratedRun::walk_back(CalibrationOptions& options) {
-  GradientOptions back{.max_memory = options.max_memory, .spill_at = options.spill_at};
+  const CalibrationWindows windows = gradient_windows(windows_);
+  GradientOptions back{.max_memory = options.max_memory, .spill_at = options.spill_at, .gpu = gpu_};
   int64_t kept = std::numeric_limits<int64_t>::max();
   if (options.max_memory > 0) {
     const int64_t forth = calibration_memory(model_, windows_.length, true) + options.reserved_memory +
                           (options.pairs ? pairs_memory(model_, windows_.length) : 0);
-    const int64_t fixed = std::max(gradient_memory(model_, windows_.length, false), forth);
+    const int64_t fixed = std::max(gradient_memory(model_, windows.length, false), forth);
     kept = std::min(std::max<int64_t>(0, options.max_memory - fixed) / 2, output_costs_bytes(model_.config));
     back.reserved_memory = kept;
     options.reserved_memory += kept;
   }
-  costs_.emplace(model_, windows_, back, kept);
+  costs_.emplace(model_, windows, back, kept);
 }
 
 CalibratedRun::~CalibratedRun() = default;

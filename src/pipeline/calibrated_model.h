@@ -43,6 +43,8 @@ class CalibratedRun {
   const std::vector<std::string>& notes() const noexcept { return notes_; }
   /// The text that was decoded; empty where statistics stood in for it.
   const CalibrationWindows& windows() const noexcept { return windows_; }
+  /// Where layers ran; null: on the CPU.
+  const std::shared_ptr<quantize::CudaWork>& gpu() const noexcept { return gpu_; }
   /// What multiplied while the text was decoded, on whose last bits near ties depend; empty where that is not known.
   const std::string& products() const noexcept { return products_; }
 

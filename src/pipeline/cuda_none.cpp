@@ -1,6 +1,8 @@
 // Builds without CUDA: nobody asks for these, because no device can be chosen.
 #include "core/error.h"
 #include "pipeline/calibration_cuda.h"
+#include "pipeline/distill_cuda.h"
+#include "pipeline/gradients_cuda.h"
 #include "pipeline/layer_cuda.h"
 
 namespace w4q::pipeline {
@@ -31,6 +33,33 @@ LayerStatistics CalibrationCuda::run(const model::LayerWeights&, int64_t, Hidden
 void CalibrationCuda::begin_pairs(const model::LayerWeights&) { refuse(); }
 quantize::InputPair CalibrationCuda::pair(const model::InputGroup&, size_t, const PairedStates&, bool) { refuse(); }
 void CalibrationCuda::finish_pairs(const PairedStates&) { refuse(); }
+
+struct DistillCuda::Impl {};
+bool DistillCuda::takes(const model::ModelConfig&) { return false; }
+DistillCuda::DistillCuda(std::shared_ptr<quantize::CudaWork>, const model::ModelConfig&, int64_t, int64_t) { refuse(); }
+DistillCuda::~DistillCuda() = default;
+void DistillCuda::add_layer(const model::LayerWeights&) { refuse(); }
+void DistillCuda::load_heads(const DistilledHead&, const DistilledHead&) { refuse(); }
+void DistillCuda::load_teacher(const model::LayerWeights&) { refuse(); }
+void DistillCuda::teach(MatrixView<float>) { refuse(); }
+void DistillCuda::put_norms(int64_t, const model::LayerWeights&) { refuse(); }
+void DistillCuda::put_final_norm(std::span<const float>) { refuse(); }
+void DistillCuda::put(size_t, MatrixView<const float>) { refuse(); }
+void DistillCuda::forward(size_t) { refuse(); }
+double DistillCuda::divergence(MatrixView<const float>) { refuse(); }
+double DistillCuda::back(size_t, MatrixView<const float>) { refuse(); }
+std::vector<double> DistillCuda::take_sums(const model::PlannedNorm&) { refuse(); }
+
+struct GradientsCuda::Impl {};
+bool GradientsCuda::takes(const model::ModelConfig&) { return false; }
+GradientsCuda::GradientsCuda(std::shared_ptr<quantize::CudaWork>, const model::ModelConfig&, int64_t) { refuse(); }
+GradientsCuda::~GradientsCuda() = default;
+void GradientsCuda::load(const model::LayerWeights&) { refuse(); }
+void GradientsCuda::forward(MatrixView<float>) { refuse(); }
+void GradientsCuda::load_head(std::span<const float>, const kernels::LinearWeight&) { refuse(); }
+double GradientsCuda::loss(std::span<const int32_t>, MatrixView<float>) { refuse(); }
+void GradientsCuda::back(MatrixView<const float>, MatrixView<float>) { refuse(); }
+std::vector<LinearGradients> GradientsCuda::take() { refuse(); }
 
 struct LayerCuda::Impl {};
 bool LayerCuda::takes(const formats::Scheme&, const quantize::QuantizeOptions&) { return false; }

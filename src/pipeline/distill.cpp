@@ -16,6 +16,7 @@
 #include "model/decoder_layer.h"
 #include "model/layer_gradient.h"
 #include "model/loss_gradient.h"
+#include "pipeline/distill_cuda.h"
 #include "pipeline/gradients.h"
 #include "pipeline/hidden_states.h"
 #include "pipeline/plan.h"
@@ -55,6 +56,15 @@ struct Sequences {
       std::swap(trained[i - 1], trained[random_bits(seed, i) % i]);
     }
   }
+
+  /// Keeps so many to train with, and returns all that are left.
+  std::vector<int64_t> keep(int64_t most) {
+    if (std::ssize(trained) > most) trained.resize(static_cast<size_t>(most));
+    std::vector<int64_t> all = trained;
+    all.insert(all.end(), held.begin(), held.end());
+    std::ranges::sort(all);
+    return all;
+  }
 };
 
 /// One norm on its way: its weights are those it had times e^δ.
@@ -71,6 +81,10 @@ class MovedNorm {
 
   void see(MatrixView<const float> x, float eps, MatrixView<const float> gradient) {
     kernels::rms_norm_weight_gradient(x, eps, gradient, slope_);
+  }
+
+  void add(std::span<const double> slopes) {
+    for (size_t c = 0; c < slope_.size(); ++c) slope_[c] += slopes[c];
   }
 
   /// Adam, by the sums that were seen since, divided by `tokens`.
@@ -147,14 +161,13 @@ class Student {
 
   void see(const model::PlannedNorm& planned, std::span<const float> weights, MatrixView<const float> x,
            MatrixView<const float> gradient) {
-    auto found = moved_.find(planned.name);
-    if (found == moved_.end()) {
-      const DType dtype = stored_.stored_dtype(planned.name + ".weight");
-      found =
-          moved_.try_emplace(planned.name, planned, std::vector<float>(weights.begin(), weights.end()), dtype).first;
-    }
-    found->second.see(x, static_cast<float>(eps()), gradient);
+    moved(planned, weights).see(x, static_cast<float>(eps()), gradient);
   }
+  /// The same where the sums were made elsewhere.
+  void add(const model::PlannedNorm& planned, std::span<const float> weights, std::span<const double> slopes) {
+    moved(planned, weights).add(slopes);
+  }
+  std::span<const float> final_norm() const noexcept { return final_norm_; }
   void see_final(const model::PlannedNorm& planned, MatrixView<const float> x, MatrixView<const float> gradient) {
     see(planned, final_norm_, x, gradient);
   }
@@ -173,6 +186,15 @@ class Student {
   }
 
  private:
+  MovedNorm& moved(const model::PlannedNorm& planned, std::span<const float> weights) {
+    auto found = moved_.find(planned.name);
+    if (found == moved_.end()) {
+      const DType dtype = stored_.stored_dtype(planned.name + ".weight");
+      found =
+          moved_.try_emplace(planned.name, planned, std::vector<float>(weights.begin(), weights.end()), dtype).first;
+    }
+    return found->second;
+  }
   void place_norms(model::LayerWeights& layer) const {
     for (const auto& norm : layer.plan.norms()) {
       if (const auto found = moved_.find(norm.name); found != moved_.end()) {
@@ -213,6 +235,12 @@ class Distillation {
         memories_(model::LayerMemories::one_at_a_time(config_, windows.length)),
         back_(config_) {
     decoder_.set_positions(0, windows.length);
+    taken_ = sequences_.keep(options.steps * options.samples);
+    if (options.gpu == nullptr || !DistillCuda::takes(config_)) return;
+    gpu_ = std::make_unique<DistillCuda>(options.gpu, config_, windows.length, options.samples);
+    for (int64_t layer = 0; layer < config_.layers; ++layer) gpu_->add_layer(student_.layer(layer));
+    const model::LossGradient loss = student_.loss();
+    gpu_->load_heads({final_norm_, head_}, {loss.final_norm, loss.head});
   }
 
   DistilledNorms run() {
@@ -229,11 +257,12 @@ class Distillation {
         taken.push_back(
             sequences_.trained[static_cast<size_t>(((step - 1) * count + s) % std::ssize(sequences_.trained))]);
       }
-      look(taken);
+      gpu_ ? look_on_gpu(taken) : look(taken);
       student_.move(step, options_.rate * (1 + std::cos(std::numbers::pi * share)) / 2, count * windows_.length);
       progress.advance(1);
     }
     result.weights = student_.settle();
+    if (gpu_) put_norms();
     result.after = divergence();
     return result;
   }
@@ -250,14 +279,16 @@ class Distillation {
   /// What the 16-bit model hands to its head, of all sequences.
   void expect(Progress& progress) {
     const auto table = model::load_embeddings(base_);
-    for (int64_t i = 0; i < windows_.samples; ++i) {
+    for (const int64_t i : taken_) {
       model::embed(config_, table, windows_.window(i), expected_.get(i));
       expected_.put(i);
     }
     for (int64_t layer = 0; layer < config_.layers; ++layer) {
       const auto weights = model::load_layer(base_, layer);
-      for (int64_t i = 0; i < windows_.samples; ++i) {
-        decoder_.run(weights, memories_.layer(layer), expected_.get(i));
+      if (gpu_) gpu_->load_teacher(weights);
+      for (const int64_t i : taken_) {
+        const auto x = expected_.get(i);
+        gpu_ ? gpu_->teach(x) : decoder_.run(weights, memories_.layer(layer), x);
         expected_.put(i);
         check_interrupt();
       }
@@ -290,11 +321,46 @@ class Distillation {
   double divergence() {
     double sum = 0;
     for (const int64_t sequence : sequences_.held) {
+      if (gpu_) {
+        forward_on_gpu(std::span(&sequence, 1));
+        sum += gpu_->divergence(expected_.get(sequence));
+        continue;
+      }
       forward(std::span(&sequence, 1));
       sum += student_.loss().divergence(teacher(), expected_.get(sequence), state(config_.layers, 0));
     }
     check_finite(sum);
     return sum / static_cast<double>(std::ssize(sequences_.held) * windows_.length);
+  }
+
+  void forward_on_gpu(std::span<const int64_t> sequences) {
+    states_.resize(1);
+    const auto embedded = states_.front().matrix(windows_.length, config_.hidden_size);
+    for (size_t s = 0; s < sequences.size(); ++s) {
+      model::embed(config_, student_.embeddings(), windows_.window(sequences[s]), embedded);
+      gpu_->put(s, embedded);
+    }
+    gpu_->forward(sequences.size());
+    check_interrupt();
+  }
+
+  void put_norms() {
+    for (int64_t layer = 0; layer < config_.layers; ++layer) gpu_->put_norms(layer, student_.layer(layer));
+    gpu_->put_final_norm(student_.final_norm());
+  }
+
+  void look_on_gpu(std::span<const int64_t> sequences) {
+    put_norms();
+    forward_on_gpu(sequences);
+    for (size_t s = 0; s < sequences.size(); ++s) check_finite(gpu_->back(s, expected_.get(sequences[s])));
+    for (int64_t layer = 0; layer < config_.layers; ++layer) {
+      const auto& weights = student_.layer(layer);
+      for (const auto& norm : weights.plan.norms()) {
+        student_.add(norm, weights.norms[norm.position], gpu_->take_sums(norm));
+      }
+    }
+    const auto last = model::final_norm_plan(config_);
+    student_.add(last, student_.final_norm(), gpu_->take_sums(last));
   }
 
   /// One way forth and back for these sequences: the norms have seen their gradients.
@@ -321,7 +387,8 @@ class Distillation {
   const model::ModelConfig& config_;
   const DistillOptions& options_;
   const CalibrationWindows& windows_;
-  const Sequences sequences_;
+  Sequences sequences_;
+  std::vector<int64_t> taken_;  ///< of all sequences
   Student student_;
   const kernels::LinearWeight head_;
   const std::vector<float> final_norm_;
@@ -330,6 +397,7 @@ class Distillation {
   model::LayerMemories memories_;
   model::LayerGradient back_;
   std::vector<model::Floats> states_;
+  std::unique_ptr<DistillCuda> gpu_;  ///< where it is done on a GPU
 };
 
 /// Beside the packed model and what is expected.

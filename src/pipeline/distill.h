@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@ struct DistillOptions {
   uint64_t seed = 0;       ///< of the order of the sequences
   int64_t max_memory = 0;  ///< as in CalibrationOptions
   std::filesystem::path spill_at = {};
+  std::shared_ptr<quantize::CudaWork> gpu = {};  ///< where it has a way for all layers; null: on the CPU
 };
 
 /// What came of it.
@@ -35,7 +37,7 @@ struct DistilledNorms {
 };
 
 /// Every norm of the residual stream and of heads; those inside mixtures stay. `base` is 16-bit, `quantized` its packed
-/// version. Runs on the CPU and does not depend on the number of threads. Throws unsupported as
+/// version. On the CPU it does not depend on the number of threads. Throws unsupported as
 /// model::require_gradients, bad_argument when max_memory is not enough.
 DistilledNorms distill_norms(const model::OpenedModel& base, const model::OpenedModel& quantized,
                              const CalibrationWindows& windows, const DistillOptions& options);

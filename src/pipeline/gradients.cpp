@@ -15,6 +15,7 @@
 #include "model/loss_gradient.h"
 #include "model/model.h"
 #include "model/scratch.h"
+#include "pipeline/gradients_cuda.h"
 
 namespace w4q::pipeline {
 namespace {
@@ -68,7 +69,10 @@ struct GradientWalk::Impl {
         states(windows.samples * (config.layers + 1), windows.length, config.hidden_size,
                hidden_limit(model, windows, options), options.spill_at),
         layer(config.layers),
-        back(config) {}
+        back(config) {
+    if (options.gpu != nullptr && !options.weighted_inputs && GradientsCuda::takes(config))
+      gpu = std::make_unique<GradientsCuda>(options.gpu, config, windows.length);
+  }
 
   /// Where the gradient of a window is kept, and what a layer takes in of it. Gradients are asked for most, and come
   /// first: what is first stays in memory.
@@ -93,9 +97,10 @@ struct GradientWalk::Impl {
     decoder.set_positions(0, windows.length);
     for (int64_t index = 0; index < config.layers; ++index) {
       const auto weights = model::load_layer(model, index);
+      if (gpu) gpu->load(weights);
       for (int64_t window = 0; window < windows.samples; ++window) {
         const auto x = copy(states.get(input_at(index, window)));
-        decoder.run(weights, memories.layer(index), x);
+        gpu ? gpu->forward(x) : decoder.run(weights, memories.layer(index), x);
         const int64_t to = index + 1 < config.layers ? input_at(index + 1, window) : gradient_at(window);
         keep(x, to);
         advance();
@@ -107,8 +112,10 @@ struct GradientWalk::Impl {
     const auto head = model::load_head(model);
     const auto norm = model::load_final_norm(model);
     const model::LossGradient start{config, norm, head};
+    if (gpu) gpu->load_head(norm, head);
     for (int64_t window = 0; window < windows.samples; ++window) {
-      loss += start.run(windows.window(window), states.get(gradient_at(window)));
+      const auto x = states.get(gradient_at(window));
+      loss += gpu ? gpu->loss(windows.window(window), x) : start.run(windows.window(window), x);
       states.put(gradient_at(window));
       check_interrupt();
     }
@@ -119,6 +126,7 @@ struct GradientWalk::Impl {
 
   std::vector<LinearGradients> run(int64_t index) {
     const auto weights = model::load_layer(model, index);
+    if (gpu) return run_on_gpu(weights, index);
     std::vector<LinearGradients> result;
     for (const auto& linear : weights.plan.linears()) {
       result.push_back({linear.name, quantize::make_statistics(linear.n, true),
@@ -137,6 +145,17 @@ struct GradientWalk::Impl {
       advance();
     }
     return result;
+  }
+
+  std::vector<LinearGradients> run_on_gpu(const model::LayerWeights& weights, int64_t index) {
+    gpu->load(weights);
+    for (int64_t window = 0; window < windows.samples; ++window) {
+      const auto x = copy(states.get(input_at(index, window)));
+      gpu->back(x, states.get(gradient_at(window)));
+      states.put(gradient_at(window));
+      advance();
+    }
+    return gpu->take();
   }
 
   MatrixView<float> copy(MatrixView<const float> from) {
@@ -170,6 +189,7 @@ struct GradientWalk::Impl {
   int64_t layer;  ///< that was gone back through last
   model::LayerGradient back;
   model::Floats hidden, weighted;
+  std::unique_ptr<GradientsCuda> gpu;  ///< where it is walked on a GPU
   double loss = 0;
 };
 
@@ -243,6 +263,19 @@ LayerCosts OutputCosts::layer(int64_t index) {
         matrix[static_cast<size_t>(i * linear.n + j)] = matrix[static_cast<size_t>(j * linear.n + i)] = *from;
       }
     }
+  }
+  return result;
+}
+
+CalibrationWindows gradient_windows(const CalibrationWindows& windows) {
+  constexpr int64_t most_tokens = 65'536, longest = 512;
+  const int64_t length = std::min(windows.length, longest);
+  const int64_t samples = std::clamp<int64_t>(most_tokens / length, 1, windows.samples);
+  if (length == windows.length && samples == windows.samples) return windows;
+  CalibrationWindows result{{}, samples, length, windows.hash};
+  for (int64_t i = 0; i < samples; ++i) {
+    const auto window = windows.window(i * windows.samples / samples).first(static_cast<size_t>(length));
+    result.ids.insert(result.ids.end(), window.begin(), window.end());
   }
   return result;
 }

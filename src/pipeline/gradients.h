@@ -24,6 +24,8 @@ struct GradientOptions {
   int64_t reserved_memory = 0;           ///< of these, bytes that the caller needs for itself
   std::filesystem::path spill_at = {};   ///< where layers' inputs that do not fit go: a hidden folder beside this path
   std::function<void()> on_window = {};  ///< called after each window of each layer, on either way
+  /// Walk on the GPU where it has a way for all layers, without weighted inputs; null: on the CPU.
+  std::shared_ptr<quantize::CudaWork> gpu = {};
 };
 
 /// Of one linear, over all tokens of all windows.
@@ -56,6 +58,10 @@ class GradientWalk {
 
 /// What errors of a layer's outputs cost, by module path: means of g·gᵀ [n, n].
 using LayerCosts = std::map<std::string, std::vector<float>, std::less<>>;
+
+/// As much of the calibration text as the way back goes over, which is worth less than what layers read: at most 65,536
+/// tokens, the first 512 of windows that lie evenly.
+CalibrationWindows gradient_windows(const CalibrationWindows& windows);
 
 /// Those of all layers, which the walk finds last layer first and packing wants first layer first: in memory as far as
 /// that goes, in files beyond.

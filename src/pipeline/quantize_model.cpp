@@ -313,6 +313,7 @@ class CalibratedTensors {
   const std::vector<std::string>& notes() const noexcept { return run_.notes(); }
   const std::string& products() const noexcept { return run_.products(); }
   const CalibrationWindows& windows() const noexcept { return run_.windows(); }
+  const std::shared_ptr<quantize::CudaWork>& gpu() const noexcept { return run_.gpu(); }
 
   /// Writes `tensor` if it belongs to a layer; false when it is not.
   bool write(const TensorPlan& tensor, QuantizeReport& report, checkpoint::QuantizationConfig& quantization,
@@ -456,8 +457,10 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
   }
   for (const auto& tensor : report.tensors) report.total.add(tensor.error);
   if (const auto* distill = request.options.steps.find(StepKind::distill_norms); distill != nullptr && calibrated) {
-    const DistillOptions how{
-        .steps = distill->rounds, .max_memory = request.calibrated->max_memory, .spill_at = request.output};
+    const DistillOptions how{.steps = distill->rounds,
+                             .max_memory = request.calibrated->max_memory,
+                             .spill_at = request.output,
+                             .gpu = calibrated->gpu()};
     auto distilled = distill_output(source, calibrated->windows(), how, quantization, writer);
     report.plan.notes.push_back(std::move(distilled.note));
     tuned = std::move(distilled.tuned);

@@ -12,14 +12,18 @@ constexpr int lanes = 32;      ///< channels of a block
 constexpr int row_lanes = 16;  ///< threads of a channel
 constexpr int row_threads = 256;
 
+__device__ float value_of(__half x) { return __half2float(x); }
+__device__ float value_of(float x) { return x; }
+
 /// sums[c] += Σ |x|, sums[k + c] += Σ x²: a thread adds every sixteenth row, then the sixteen sums are added in order.
+template <class T>
 __global__ void __launch_bounds__(lanes* row_lanes)
-    channel_sums_kernel(const __half* x, int64_t rows, int64_t k, double* sums) {
+    channel_sums_kernel(const T* x, int64_t rows, int64_t k, double* sums) {
   __shared__ double shared_abs[row_lanes][lanes], shared_squares[row_lanes][lanes];
   const int64_t c = int64_t{blockIdx.x} * lanes + threadIdx.x;
   double sum_abs = 0, sum_squares = 0;
   for (int64_t r = threadIdx.y; c < k && r < rows; r += row_lanes) {
-    const double value = __half2float(x[r * k + c]);
+    const double value = value_of(x[r * k + c]);
     sum_abs += fabs(value);
     sum_squares += value * value;
   }
@@ -53,7 +57,8 @@ StatisticsCuda::StatisticsCuda(CudaWork& work, int64_t width, bool with_gram)
   if (with_gram) gram_.fill(0, work_.stream);
 }
 
-void StatisticsCuda::add_rows(const __half* rows, int64_t count) {
+template <class T, class Multiply>
+void StatisticsCuda::add(const T* rows, int64_t count, const Multiply& multiply) {
   const device::Stream& stream = work_.stream;
   channel_sums_kernel<<<static_cast<unsigned>((width_ + lanes - 1) / lanes), dim3(lanes, row_lanes), 0, stream.get()>>>(
       rows, count, width_, sums_.as<double>());
@@ -62,12 +67,35 @@ void StatisticsCuda::add_rows(const __half* rows, int64_t count) {
   if (!has_gram()) return;
   auto* const product = work_.square.get<float>(width_ * width_);
   for (int64_t begin = 0; begin < count; begin += product_rows) {
-    device::cublas_gram(rows + begin * width_, rows + begin * width_, std::min(product_rows, count - begin), width_,
-                        product, work_.cublas.data(), stream);
+    multiply(rows + begin * width_, std::min(product_rows, count - begin), product);
     add_triangle_kernel<<<static_cast<unsigned>(width_), row_threads, 0, stream.get()>>>(product, width_,
                                                                                          gram_.as<double>());
     device::check_launch("Gram sums", concat(width_));
   }
+}
+
+void StatisticsCuda::add_rows(const __half* rows, int64_t count) {
+  add(rows, count, [this](const __half* some, int64_t some_count, float* product) {
+    device::cublas_gram(some, some, some_count, width_, product, work_.cublas.data(), work_.stream);
+  });
+}
+
+void StatisticsCuda::add_rows(const float* rows, int64_t count) {
+  add(rows, count, [this](const float* some, int64_t some_count, float* product) {
+    const device::CublasFloatProduct square{.m = width_,
+                                            .n = width_,
+                                            .k = some_count,
+                                            .a = some,
+                                            .lda = width_,
+                                            .b = some,
+                                            .ldb = width_,
+                                            .c = product,
+                                            .ldc = width_,
+                                            .workspace = work_.cublas.data(),
+                                            .a_transposed = true,
+                                            .tensor_cores = true};
+    device::cublas_multiply(square, work_.stream);
+  });
 }
 
 InputStatistics StatisticsCuda::channels(std::string_view name) const {

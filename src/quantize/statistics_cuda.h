@@ -19,6 +19,9 @@ class StatisticsCuda {
   /// of them in fp64 (class E2 against add_rows of the same values); nothing waits.
   void add_rows(const __half* rows, int64_t count);
 
+  /// The same for rows of f32, products with operands rounded to TF32.
+  void add_rows(const float* rows, int64_t count);
+
   /// What add_rows on the CPU would have left. Throws bad_file naming `name` when a value was not finite.
   InputStatistics download(std::string_view name) const;
   /// The same without the Gram matrix.
@@ -28,6 +31,9 @@ class StatisticsCuda {
   bool has_gram() const noexcept { return gram_.size() > 0; }
 
  private:
+  template <class T, class Multiply>
+  void add(const T* rows, int64_t count, const Multiply& multiply);
+
   CudaWork& work_;
   int64_t width_;
   int64_t count_ = 0;

@@ -139,6 +139,8 @@ TEST_F(PipelineCuda, ChoicesAreThoseOfTheCpu) {
     const auto cpu = quantize_model(request(scheme, "cpu", nullptr));
     const auto gpu = quantize_model(request(scheme, "gpu", here()));
     ASSERT_EQ(cpu.groups.size(), gpu.groups.size());
+    EXPECT_EQ(cpu.plan.notes.size(), gpu.plan.notes.size()) << join(gpu.plan.notes, "; ");
+    for (const auto& note : gpu.plan.notes) EXPECT_EQ(note.find("CPU"), std::string::npos) << note;
     for (size_t i = 0; i < cpu.groups.size(); ++i) {
       EXPECT_EQ(gpu.groups[i].point.alpha, cpu.groups[i].point.alpha) << cpu.groups[i].name;
       EXPECT_NEAR(gpu.groups[i].output, cpu.groups[i].output, 1e-4 * cpu.groups[i].output);
@@ -177,7 +179,7 @@ TEST_F(PipelineCuda, FeedbackGainsWhatItGainsOnTheCpu) {
 /// Two models side by side, costs of outputs and sweeps: everything that rounding knows.
 TEST_F(PipelineCuda, RoundingWithAllThatIsKnownGainsWhatItGainsOnTheCpu) {
   for (const char* steps : {"lloyd+search → asym → feedback", "awq → rotate64 → search → asym → feedback → sweeps",
-                            "search → asym → feedback → feedback2 → sweeps"}) {
+                            "search → asym → feedback → feedback2 → sweeps → distill"}) {
     const auto packing = [&](const std::string& output, std::shared_ptr<device::Context> where) {
       auto result = request("kbit3-b32-e4m4", output, where);
       result.options.steps = quantize::parse_steps(steps);

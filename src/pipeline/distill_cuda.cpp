@@ -1,0 +1,141 @@
+#include "pipeline/distill_cuda.h"
+
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "decoder_cuda/layer_gradient.h"
+#include "device/copy.h"
+#include "kernels/gradient/gradient_cuda.h"
+#include "quantize/cuda_work.h"
+
+namespace w4q::pipeline {
+
+using decoder_cuda::Decoded;
+
+bool DistillCuda::takes(const model::ModelConfig& config) { return decoder_cuda::CudaLayerGradient::takes(config); }
+
+struct DistillCuda::Impl {
+  Impl(std::shared_ptr<quantize::CudaWork> work_, const model::ModelConfig& config_, int64_t length_, int64_t samples_)
+      : work(std::move(work_)),
+        config(config_),
+        length(length_),
+        samples(samples_),
+        values(length * config.hidden_size),
+        walk(config, length, work->stream),
+        states(work->context, static_cast<size_t>((config.layers + 1) * samples * values) * sizeof(float)),
+        expected(work->context, static_cast<size_t>(values) * sizeof(float)) {}
+
+  float* state(int64_t layer, size_t sequence) {
+    return states.as<float>() + (layer * samples + static_cast<int64_t>(sequence)) * values;
+  }
+  void put(MatrixView<const float> rows, float* to) const {
+    device::copy(device::Way::to_gpu, to, rows.data, static_cast<size_t>(values) * sizeof(float), work->stream,
+                 "copying hidden states");
+    work->stream.synchronize();
+  }
+
+  /// Adds what a norm has seen to its sums.
+  void see(const model::PlannedNorm& norm, const float* x, const float* gradient, int64_t rows) {
+    const auto bytes = static_cast<size_t>(norm.size) * sizeof(double);
+    auto [found, first] = sums.try_emplace(norm.name, work->context, bytes);
+    if (first) found->second.fill(0, work->stream);
+    kernels::norm_weight_gradient_cuda({x, nullptr, static_cast<float>(config.rms_norm_eps), rows, norm.size}, gradient,
+                                       work->rows.get<float>(rows), found->second.as<double>(), work->stream);
+  }
+
+  const std::shared_ptr<quantize::CudaWork> work;
+  const model::ModelConfig& config;
+  const int64_t length, samples, values;
+  decoder_cuda::CudaLayerGradient walk;
+  std::vector<decoder_cuda::DecodedLayer> layers;
+  decoder_cuda::DecodedLayer teacher_layer;
+  std::optional<decoder_cuda::CudaLossGradient> teacher, student;
+  device::DeviceBuffer states, expected;
+  std::map<std::string, device::DeviceBuffer> sums;
+};
+
+DistillCuda::DistillCuda(std::shared_ptr<quantize::CudaWork> work, const model::ModelConfig& config, int64_t length,
+                         int64_t samples)
+    : impl_(std::make_unique<Impl>(std::move(work), config, length, samples)) {}
+DistillCuda::~DistillCuda() { impl_->work->release(); }
+
+void DistillCuda::add_layer(const model::LayerWeights& weights) {
+  impl_->layers.push_back(decoder_cuda::decode_layer(weights, Decoded::f16, impl_->work->stream));
+}
+
+void DistillCuda::load_heads(const DistilledHead& teacher, const DistilledHead& student) {
+  const auto& stream = impl_->work->stream;
+  impl_->teacher.emplace(impl_->config, teacher.final_norm, teacher.head, impl_->length, stream);
+  impl_->student.emplace(impl_->config, student.final_norm, student.head, impl_->length, stream);
+}
+
+void DistillCuda::put_norms(int64_t layer, const model::LayerWeights& weights) {
+  for (const auto& norm : weights.plan.norms()) {
+    decoder_cuda::put_norm(impl_->layers[static_cast<size_t>(layer)], norm.position, weights.norms[norm.position],
+                           impl_->work->stream);
+  }
+}
+
+void DistillCuda::put_final_norm(std::span<const float> weights) { impl_->student->put_norm(weights); }
+
+void DistillCuda::load_teacher(const model::LayerWeights& weights) {
+  impl_->teacher_layer = {};
+  impl_->teacher_layer = decoder_cuda::decode_layer(weights, Decoded::f32, impl_->work->stream);
+}
+
+void DistillCuda::teach(MatrixView<float> x) {
+  Impl& impl = *impl_;
+  impl.put(x, impl.expected.as<float>());
+  impl.walk.forward(impl.teacher_layer, impl.expected.as<float>());
+  device::copy(device::Way::from_gpu, x.data, impl.expected.data(), static_cast<size_t>(impl.values) * sizeof(float),
+               impl.work->stream, "copying hidden states");
+  impl.work->stream.synchronize();
+}
+
+void DistillCuda::put(size_t index, MatrixView<const float> embedded) { impl_->put(embedded, impl_->state(0, index)); }
+
+void DistillCuda::forward(size_t count) {
+  Impl& impl = *impl_;
+  impl.teacher_layer = {};
+  for (int64_t layer = 0; layer < impl.config.layers; ++layer) {
+    for (size_t s = 0; s < count; ++s) {
+      float* const to = impl.state(layer + 1, s);
+      device::copy(device::Way::on_gpu, to, impl.state(layer, s), static_cast<size_t>(impl.values) * sizeof(float),
+                   impl.work->stream, "copying hidden states");
+      impl.walk.forward(impl.layers[static_cast<size_t>(layer)], to);
+    }
+  }
+  impl.work->stream.synchronize();
+}
+
+double DistillCuda::divergence(MatrixView<const float> expected) {
+  Impl& impl = *impl_;
+  impl.put(expected, impl.expected.as<float>());
+  return impl.student->run(*impl.teacher, impl.expected.as<float>(), impl.state(impl.config.layers, 0), false, {});
+}
+
+double DistillCuda::back(size_t index, MatrixView<const float> expected) {
+  Impl& impl = *impl_;
+  impl.put(expected, impl.expected.as<float>());
+  const auto see = [&](const model::PlannedNorm& norm, const float* x, const float* gradient, int64_t rows) {
+    impl.see(norm, x, gradient, rows);
+  };
+  float* const gradient = impl.state(impl.config.layers, index);
+  const double loss = impl.student->run(*impl.teacher, impl.expected.as<float>(), gradient, true, see);
+  for (int64_t layer = impl.config.layers; layer-- > 0;) {
+    impl.walk.run(impl.layers[static_cast<size_t>(layer)], impl.state(layer, index), gradient, {}, see);
+  }
+  impl.work->stream.synchronize();
+  return loss;
+}
+
+std::vector<double> DistillCuda::take_sums(const model::PlannedNorm& norm) {
+  device::DeviceBuffer& sums = impl_->sums.at(norm.name);
+  auto result = impl_->work->fetch(sums.as<double>(), norm.size);
+  sums.fill(0, impl_->work->stream);
+  return result;
+}
+
+}  // namespace w4q::pipeline

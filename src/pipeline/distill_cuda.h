@@ -1,0 +1,60 @@
+// Distillation's ways forth and back on the GPU: the quantized model stays there, decoded to f16, with its norms; what
+// it is compared with comes window by window.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/views.h"
+#include "model/model.h"
+
+namespace w4q::quantize {
+struct CudaWork;
+}
+
+namespace w4q::pipeline {
+
+struct DistilledHead {
+  std::span<const float> final_norm;
+  const kernels::LinearWeight& head;
+};
+
+class DistillCuda {
+ public:
+  /// Whether there is this way for all layers of a model.
+  static bool takes(const model::ModelConfig& config);
+
+  /// Sequences of `length` tokens, `samples` of them at a time. `config` must outlive it. Throws device when the memory
+  /// does not suffice.
+  DistillCuda(std::shared_ptr<quantize::CudaWork> work, const model::ModelConfig& config, int64_t length,
+              int64_t samples);
+  ~DistillCuda();
+
+  /// The quantized model, layer by layer.
+  void add_layer(const model::LayerWeights& weights);
+  void load_heads(const DistilledHead& teacher, const DistilledHead& student);
+  void put_norms(int64_t layer, const model::LayerWeights& weights);
+  void put_final_norm(std::span<const float> weights);
+
+  /// x [length, hidden] goes through a layer of the 16-bit model.
+  void load_teacher(const model::LayerWeights& weights);
+  void teach(MatrixView<float> x);
+
+  /// Embedded sequence `index`, and the way forth of the first `count`.
+  void put(size_t index, MatrixView<const float> embedded);
+  void forward(size_t count);
+  /// KL of sequence 0, and of one whose norms' gradients are then among the sums; `expected` is what the 16-bit model
+  /// hands to its head.
+  double divergence(MatrixView<const float> expected);
+  double back(size_t index, MatrixView<const float> expected);
+  /// Σ gradient · x̂ since the last time.
+  std::vector<double> take_sums(const model::PlannedNorm& norm);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace w4q::pipeline
