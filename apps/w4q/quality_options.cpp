@@ -106,8 +106,8 @@ CLI::Option* add_quality(CLI::App& command, QualityArguments& arguments) {
           .add_option(
               "--quality", arguments.quality,
               "Steps by name. fast: searches, no calibration; good: tables learned and weighted by calibration, "
-              "feedback, sweeps; best: AWQ's scales, for kbit a rotation of the inputs, and targets that make up for the "
-              "layers before; max: gradients and distilled norms too")
+              "feedback, sweeps; best: AWQ's scales, for kbit a rotation of the inputs, targets that make up for the "
+              "layers before, and distilled norms; max: gradients too")
           ->check(CLI::IsMember(quantize::preset_names()))
           ->group(aim_group);
   const InGroup steps(command, steps_group);

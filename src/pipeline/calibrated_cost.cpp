@@ -32,6 +32,13 @@ double distilled_tokens(const CalibratedRequest& request) {
   return 3 * std::min(trained, static_cast<double>(options.steps) * all) + std::min(trained, all);
 }
 
+/// Of the tokens, those that gradients are found for.
+double back_share(const CalibratedRequest& request) {
+  const double all = static_cast<double>(request.text.samples * request.text.length);
+  const auto [samples, length] = gradient_shape(request.text.samples, request.text.length);
+  return static_cast<double>(samples * length) / all;
+}
+
 /// Multiplications that the layers of a model ask for.
 double multiplications(const CalibratedRequest& request, const model::OpenedModel& model, const SchemeOf& scheme_of,
                        const quantize::Steps& steps) {
@@ -60,7 +67,8 @@ double multiplications(const CalibratedRequest& request, const model::OpenedMode
                (scheme_of(linear.name) ? products * n * k * k : 0);
         sum += distilled * share_of(model.config, group) * n * k;
         // Forth, forth again and back, sums over tokens, their factor, and what rows are worth to each other.
-        if (both) sum += rows * n * (3 * k + n / 2) + n * n * (n / 6 * factor_slowness + k / 2);
+        const double back = rows * back_share(request);
+        if (both) sum += back * n * (3 * k + n / 2) + n * n * (n / 6 * factor_slowness + k / 2);
       }
     }
   }
@@ -123,7 +131,9 @@ CalibratedCost calibrated_cost(const CalibratedRequest& request, const model::Op
         request.text.samples * request.text.length * model.config.hidden_size * static_cast<int64_t>(sizeof(float));
     cost.memory += (steps.has(StepKind::asymmetric) ? 2 : 1) * states;
     if (steps.has(StepKind::feedback_outputs)) {
-      const int64_t back = gradient_memory(model, request.text.length, false) + (model.config.layers + 1) * states;
+      const auto [samples, length] = gradient_shape(request.text.samples, request.text.length);
+      const int64_t window = length * model.config.hidden_size * int64_t{sizeof(float)};
+      const int64_t back = gradient_memory(model, length, false) + (model.config.layers + 1) * samples * window;
       cost.memory = std::max(cost.memory, back) + output_costs_bytes(model.config);
     }
     if (steps.has(StepKind::distill_norms)) {

@@ -267,10 +267,14 @@ LayerCosts OutputCosts::layer(int64_t index) {
   return result;
 }
 
-CalibrationWindows gradient_windows(const CalibrationWindows& windows) {
+GradientShape gradient_shape(int64_t samples, int64_t length) {
   constexpr int64_t most_tokens = 65'536, longest = 512;
-  const int64_t length = std::min(windows.length, longest);
-  const int64_t samples = std::clamp<int64_t>(most_tokens / length, 1, windows.samples);
+  const int64_t taken = std::min(length, longest);
+  return {std::min(samples, most_tokens / taken), taken};
+}
+
+CalibrationWindows gradient_windows(const CalibrationWindows& windows) {
+  const auto [samples, length] = gradient_shape(windows.samples, windows.length);
   if (length == windows.length && samples == windows.samples) return windows;
   CalibrationWindows result{{}, samples, length, windows.hash};
   for (int64_t i = 0; i < samples; ++i) {

@@ -59,8 +59,12 @@ class GradientWalk {
 /// What errors of a layer's outputs cost, by module path: means of g·gᵀ [n, n].
 using LayerCosts = std::map<std::string, std::vector<float>, std::less<>>;
 
-/// As much of the calibration text as the way back goes over, which is worth less than what layers read: at most 65,536
-/// tokens, the first 512 of windows that lie evenly.
+/// As much of the calibration text as the way back goes over: at most 65,536 tokens, the first 512 of windows that lie
+/// evenly. What errors of outputs cost is known from fewer tokens than what layers read.
+struct GradientShape {
+  int64_t samples = 0, length = 0;
+};
+GradientShape gradient_shape(int64_t samples, int64_t length);
 CalibrationWindows gradient_windows(const CalibrationWindows& windows);
 
 /// Those of all layers, which the walk finds last layer first and packing wants first layer first: in memory as far as

@@ -41,6 +41,7 @@ bool statistics_alone(const QuantizeRequest& request) {
 /// A preset leaves out what a model has no way for; who names such a step hears that there is none.
 void settle_gradients(QuantizeRequest& request, const OpenedModel& source) {
   auto& steps = request.options.steps;
+  if (source.folded && !request.preset.empty()) steps.remove(StepKind::distill_norms);
   if (source.folded && steps.has(StepKind::distill_norms)) {
     throw Error(ErrorCode::bad_argument, "distill and fold do not go together")
         .detail("where rotations are folded into a model its norms have no weights of their own");
@@ -187,10 +188,11 @@ void note_what_is_left_out(const QuantizeRequest& request, const OpenedModel& so
     if (row.needs_text && !request.options.steps.has(step.kind)) names.emplace_back(row.name);
   }
   if (names.empty()) return;
-  const std::string why = statistics_alone(request) ? "which read the calibration text; give --calib too"
-                                                    : model::obstacle_to_gradients(source.config) +
-                                                          ", through which gradients find no way back";
-  plan.notes.push_back(concat("without ", join(names, ", "), statistics_alone(request) ? ", " : ": ", why));
+  const std::string obstacle = model::obstacle_to_gradients(source.config);
+  const std::string why = statistics_alone(request) ? ", which read the calibration text; give --calib too"
+                          : obstacle.empty()        ? ": a folded model's norms have no weights of their own"
+                                             : concat(": ", obstacle, ", through which gradients find no way back");
+  plan.notes.push_back(concat("without ", join(names, ", "), why));
 }
 
 Plan make_plan(const OpenedModel& source, const QuantizeRequest& request) {

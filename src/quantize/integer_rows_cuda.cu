@@ -446,7 +446,7 @@ void feed_back_both(CudaWork& work, const Rule& rule, const float* weight, const
   all_effects_kernel<<<static_cast<unsigned>(groups), threads, 0, work.stream.get()>>>(
       feedback.factor->coupling(), packed.k, starts.as<int64_t>(), group_size, effects.as<float>());
   const IntegerCells cells{rule, out, groups, group_size, effects.as<float>()};
-  cuda::feed_back_both<widest_trial>(work, weight, *feedback.factor, *feedback.across, cells);
+  cuda::FeedbackOnBothSides<widest_trial, IntegerCells>(work, weight, *feedback.factor, *feedback.across, cells).run();
 }
 
 }  // namespace

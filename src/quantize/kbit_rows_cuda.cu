@@ -343,7 +343,8 @@ QuantizeStats kbit_rows_cuda(CudaWork& work, const float* weight, std::span<cons
   blocks.counters = counters.as<Counters>();
   if (feedback.factor != nullptr) {
     if (feedback.across != nullptr) {
-      cuda::feed_back_both<kbit_block>(work, weight, *feedback.factor, *feedback.across, KbitCells{rule, blocks});
+      cuda::FeedbackOnBothSides<kbit_block, KbitCells>(work, weight, *feedback.factor, *feedback.across, {rule, blocks})
+          .run();
     } else {
       feed_back(work, rule, blocks, weight, *feedback.factor);
     }

@@ -1,10 +1,11 @@
 // Error feedback on both sides on the GPU (feedback_rows.h): rows one after the other, each moved by what the errors of
-// those before it are worth, and in each the blocks one after the other. Row r is in block b while row r + 1 is in block
-// b − 1: a step has one cell in each of up to as many rows as there are blocks.
+// those above it are worth, and in each the blocks one after the other. A cell is a block of a row; it needs the cells
+// above it and to its left. Tiles of cells on a diagonal are worked on together, and in each the cells on a diagonal.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "core/text.h"
 #include "device/check.h"
@@ -15,22 +16,22 @@ namespace w4q::quantize::cuda {
 
 inline constexpr int cell_warps = 8;
 inline constexpr int cell_threads = 32 * cell_warps;
-/// Rows between which cells look for errors; what those before are worth comes from one product.
-inline constexpr int64_t wave_rows = 512;
+/// A tile of cells: rows, and columns of blocks, between which cells look for errors. What lies before comes from products.
+inline constexpr int64_t tile_rows = 128, tile_columns = 512;
 
-/// The rows of a task, [rows, k] by positions of both factors.
+/// A weight on its way, everything [n, k] by positions of both factors.
 struct Wave {
-  int64_t k, begin, rows;
+  int64_t n, k;
   int blocks;
-  const int64_t* starts;   ///< [blocks + 1]
-  const int32_t* columns;  ///< of the positions along k
-  const int32_t* order;    ///< the row of the weight at each position along n
-  const float* pivots;     ///< of the inputs
-  const float* along;      ///< [k, k], their coupling
-  const float* across;     ///< [n, n], that of the outputs
-  int64_t n;
-  float *weights, *shifts, *errors;  ///< shifts hold what rows before `begin` are worth
-  float* residuals;                  ///< [n, k], W − Ŵ
+  int64_t tile_blocks;                  ///< of a tile
+  const int64_t* starts;                ///< [blocks + 1]
+  const int32_t* columns;               ///< of the positions along k
+  const int32_t* order;                 ///< the row of the weight at each position along n
+  const float* pivots;                  ///< of the inputs
+  const float* along;                   ///< [k, k], their coupling
+  const float* across;                  ///< [n, n], that of the outputs
+  float *weights, *errors, *residuals;  ///< W, of rows as they are shifted, W − Ŵ
+  float *shifts, *aims;                 ///< what rows above the tile, and columns before it, are worth
 };
 
 /// A block of a row, in shared memory.
@@ -39,18 +40,17 @@ struct Cell {
   float target[widest], weight[widest], shift[widest], value[widest];
 };
 
-/// shift += Σ over rows of the task before this one.
+/// shift += Σ over rows of the tile above this one.
 template <int widest>
-__device__ void shift_cell(const Wave& wave, int64_t row, int64_t from, int cols, float (&sums)[cell_warps][32],
-                           Cell<widest>& cell) {
+__device__ void shift_cell(const Wave& wave, int64_t first, int64_t row, int64_t from, int cols,
+                           float (&sums)[cell_warps][32], Cell<widest>& cell) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const float* const coupling = wave.across + (wave.begin + row) * wave.n + wave.begin;
-  const float* const residuals = wave.residuals + wave.begin * wave.k + from;
-  for (int first = 0; first < cols; first += 32) {
-    const int c = first + lane;
+  const float* const coupling = wave.across + row * wave.n;
+  for (int begin = 0; begin < cols; begin += 32) {
+    const int c = begin + lane;
     float sum = 0;
-    for (int64_t earlier = warp; c < cols && earlier < row; earlier += cell_warps) {
-      sum += coupling[earlier] * residuals[earlier * wave.k + c];
+    for (int64_t above = first + warp; c < cols && above < row; above += cell_warps) {
+      sum += coupling[above] * wave.residuals[above * wave.k + from + c];
     }
     sums[warp][lane] = sum;
     __syncthreads();
@@ -64,101 +64,138 @@ __device__ void shift_cell(const Wave& wave, int64_t row, int64_t from, int cols
   }
 }
 
-/// target = weight + Σ over blocks before this one.
+/// target = weight + Σ over columns of the tile before this block.
 template <int widest>
-__device__ void aim_cell(const Wave& wave, int64_t row, int64_t from, int cols, Cell<widest>& cell) {
+__device__ void aim_cell(const Wave& wave, int64_t first, int64_t row, int64_t from, int cols, Cell<widest>& cell) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const float* const errors = wave.errors + row * wave.k;
   for (int c = warp; c < cols; c += cell_warps) {
     const float* const coupling = wave.along + (from + c) * wave.k;
     float sum = 0;
-    for (int64_t p = lane; p < from; p += 32) sum += coupling[p] * errors[p];
+    for (int64_t p = first + lane; p < from; p += 32) sum += coupling[p] * errors[p];
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
-    if (lane == 0) cell.target[c] = cell.weight[c] + sum;
+    if (lane == 0) cell.target[c] = cell.weight[c] + (sum + wave.aims[row * wave.k + from + c]);
   }
   __syncthreads();
 }
 
-/// Family: Shared, and round(shared, wave, cell, row of the weight, from, cols), by all threads, which fills cell.value.
+/// Step `step` of the tiles on a diagonal, which are blockIdx.y: in each a cell of every row blockIdx.x that is in a
+/// block then. Family: Shared, and round(shared, wave, cell, row of the weight, block, from, cols), by all threads, which
+/// fills cell.value.
 template <int widest, class Family>
-__global__ void __launch_bounds__(cell_threads) cell_kernel(Wave wave, Family family, int64_t step) {
+__global__ void __launch_bounds__(cell_threads) cell_kernel(Wave wave, Family family, int64_t tile, int64_t step) {
   __shared__ Cell<widest> cell;
   __shared__ float sums[cell_warps][32];
   __shared__ typename Family::Shared shared;
-  const int64_t row = max(int64_t{0}, step - wave.blocks + 1) + blockIdx.x, block = step - row;
+  const int64_t across = tile - blockIdx.y, first_row = int64_t{blockIdx.y} * tile_rows;
+  const int64_t first_block = across * wave.tile_blocks;
+  const int64_t row = first_row + blockIdx.x, block = first_block + step - blockIdx.x;
+  const bool outside = across < 0 || first_block >= wave.blocks || row >= wave.n || block < first_block ||
+                       block >= min(first_block + wave.tile_blocks, static_cast<int64_t>(wave.blocks));
+  if (outside) return;
   const int64_t from = wave.starts[block];
   const int cols = static_cast<int>(wave.starts[block + 1] - from);
-  shift_cell(wave, row, from, cols, sums, cell);
-  aim_cell(wave, row, from, cols, cell);
-  family.round(shared, wave, cell, wave.order[wave.begin + row], block, from, cols);
+  shift_cell(wave, first_row, row, from, cols, sums, cell);
+  aim_cell(wave, wave.starts[first_block], row, from, cols, cell);
+  family.round(shared, wave, cell, wave.order[row], block, from, cols);
   __syncthreads();
   for (int c = static_cast<int>(threadIdx.x); c < cols; c += cell_threads) {
     const int64_t at = row * wave.k + from + c;
     const float error = cell.weight[c] - cell.value[c];
     wave.errors[at] = error;
-    wave.residuals[wave.begin * wave.k + at] = error - cell.shift[c];
+    wave.residuals[at] = error - cell.shift[c];
   }
 }
 
-/// out[r][p] = weight[rows[r]][columns[p]].
+/// out[r][p] = weight[order[r]][columns[p]].
 static __global__ void __launch_bounds__(256)
-    order_both_kernel(const float* weight, int64_t rows, int64_t k, const int32_t* order, const int32_t* columns,
+    order_both_kernel(const float* weight, int64_t n, int64_t k, const int32_t* order, const int32_t* columns,
                       float* out) {
   const int64_t at = int64_t{blockIdx.x} * 256 + threadIdx.x;
-  if (at < rows * k) out[at] = weight[int64_t{order[at / k]} * k + columns[at % k]];
+  if (at < n * k) out[at] = weight[int64_t{order[at / k]} * k + columns[at % k]];
 }
 
-/// Goes with all rows of `weight` [n, k] through all blocks of `along`, which has at most `widest` columns in each.
+/// Goes with all rows of a weight through all blocks, a diagonal of tiles after the other.
 template <int widest, class Family>
-void feed_back_both(CudaWork& work, const float* weight, const ErrorFactorCuda& along, const ErrorFactorCuda& across,
-                    const Family& family) {
-  const int64_t n = across.width(), k = along.width(), most = std::min(n, wave_rows);
-  device::DeviceBuffer floats(work.context, static_cast<size_t>((3 * most + n) * k) * sizeof(float));
-  const auto starts = device::DeviceBuffer::copy_of(bytes_of(along.order().starts), work.stream);
-  work.stream.synchronize();
-  auto* const first = floats.as<float>();
-  Wave wave{.k = k,
-            .begin = 0,
-            .rows = 0,
-            .blocks = static_cast<int>(along.order().starts.size()) - 1,
-            .starts = starts.template as<int64_t>(),
-            .columns = along.columns(),
-            .order = across.columns(),
-            .pivots = along.pivots(),
-            .along = along.coupling(),
-            .across = across.coupling(),
-            .n = n,
-            .weights = first,
-            .shifts = first + most * k,
-            .errors = first + 2 * most * k,
-            .residuals = first + 3 * most * k};
-  for (; wave.begin < n; wave.begin += most) {
-    wave.rows = std::min(most, n - wave.begin);
-    order_both_kernel<<<static_cast<unsigned>((wave.rows * k + 255) / 256), 256, 0, work.stream.get()>>>(
-        weight, wave.rows, k, wave.order + wave.begin, wave.columns, wave.weights);
-    if (wave.begin == 0) {
-      device::fill(wave.shifts, 0, static_cast<size_t>(wave.rows * k) * sizeof(float), work.stream, "clearing shifts");
-    } else {
-      const device::CublasFloatProduct product{.m = wave.rows,
-                                               .n = k,
-                                               .k = wave.begin,
-                                               .a = wave.across + wave.begin * n,
-                                               .lda = n,
-                                               .b = wave.residuals,
-                                               .ldb = k,
-                                               .c = wave.shifts,
-                                               .ldc = k,
-                                               .workspace = work.cublas.data()};
-      device::cublas_multiply(product, work.stream);
-    }
-    for (int64_t step = 0; step < wave.rows + wave.blocks - 1; ++step) {
-      const int64_t low = std::max<int64_t>(0, step - wave.blocks + 1), high = std::min(wave.rows - 1, step);
-      cell_kernel<widest>
-          <<<static_cast<unsigned>(high - low + 1), cell_threads, 0, work.stream.get()>>>(wave, family, step);
-    }
-    device::check_launch("error feedback on both sides", concat(n, " × ", k));
+class FeedbackOnBothSides {
+ public:
+  FeedbackOnBothSides(CudaWork& work, const float* weight, const ErrorFactorCuda& along, const ErrorFactorCuda& across,
+                      const Family& family)
+      : work_(work),
+        family_(family),
+        starts_(along.order().starts),
+        memory_(work.context, static_cast<size_t>(5 * across.width() * along.width()) * sizeof(float)),
+        device_starts_(device::DeviceBuffer::copy_of(bytes_of(starts_), work.stream)) {
+    const int64_t n = across.width(), k = along.width(), all = n * k;
+    auto* const first = memory_.template as<float>();
+    wave_ = {.n = n,
+             .k = k,
+             .blocks = static_cast<int>(starts_.size()) - 1,
+             .tile_blocks = std::max<int64_t>(1, tile_columns / along.block()),
+             .starts = device_starts_.template as<int64_t>(),
+             .columns = along.columns(),
+             .order = across.columns(),
+             .pivots = along.pivots(),
+             .along = along.coupling(),
+             .across = across.coupling(),
+             .weights = first,
+             .errors = first + all,
+             .residuals = first + 2 * all,
+             .shifts = first + 3 * all,
+             .aims = first + 4 * all};
+    device::fill(wave_.shifts, 0, static_cast<size_t>(2 * all) * sizeof(float), work.stream, "clearing shifts");
+    order_both_kernel<<<static_cast<unsigned>((all + 255) / 256), 256, 0, work.stream.get()>>>(
+        weight, n, k, wave_.order, wave_.columns, wave_.weights);
   }
-  work.stream.synchronize();
-}
+
+  void run() {
+    const int64_t down = (wave_.n + tile_rows - 1) / tile_rows;
+    const int64_t across = (wave_.blocks + wave_.tile_blocks - 1) / wave_.tile_blocks;
+    const int64_t rows = std::min(wave_.n, tile_rows);
+    for (int64_t tile = 0; tile < down + across - 1; ++tile) {
+      const int64_t last = std::min(tile, down - 1);
+      for (int64_t i = std::max<int64_t>(0, tile - across + 1); i <= last; ++i) take_in(i, tile - i);
+      const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(last + 1));
+      for (int64_t step = 0; step < rows + wave_.tile_blocks - 1; ++step) {
+        cell_kernel<widest><<<grid, cell_threads, 0, work_.stream.get()>>>(wave_, family_, tile, step);
+      }
+      device::check_launch("error feedback on both sides", concat(wave_.n, " × ", wave_.k));
+    }
+    work_.stream.synchronize();
+  }
+
+ private:
+  /// What lies before tile (i, j): rows above it, and columns to its left.
+  void take_in(int64_t i, int64_t j) {
+    const int64_t k = wave_.k, row = i * tile_rows, rows = std::min(tile_rows, wave_.n - row);
+    const int64_t from = starts_[static_cast<size_t>(j * wave_.tile_blocks)];
+    const int64_t end = starts_[static_cast<size_t>(std::min<int64_t>((j + 1) * wave_.tile_blocks, wave_.blocks))];
+    device::CublasFloatProduct product{.m = rows, .n = end - from, .workspace = work_.cublas.data()};
+    product.ldb = product.ldc = k;
+    if (row > 0) {
+      product.k = row;
+      product.a = wave_.across + row * wave_.n;
+      product.lda = wave_.n;
+      product.b = wave_.residuals + from;
+      product.c = wave_.shifts + row * k + from;
+      device::cublas_multiply(product, work_.stream);
+    }
+    if (from > 0) {
+      product.k = from;
+      product.a = wave_.errors + row * k;
+      product.lda = k;
+      product.b = wave_.along + from * k;
+      product.b_transposed = true;
+      product.c = wave_.aims + row * k + from;
+      device::cublas_multiply(product, work_.stream);
+    }
+  }
+
+  CudaWork& work_;
+  const Family family_;
+  const std::vector<int64_t>& starts_;
+  device::DeviceBuffer memory_, device_starts_;
+  Wave wave_{};
+};
 
 }  // namespace w4q::quantize::cuda

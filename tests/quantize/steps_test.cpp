@@ -85,7 +85,7 @@ TEST(Steps, PresetsAreStepsThatTheSchemeAccepts) {
     }
   }
   EXPECT_EQ(to_string(preset_steps("best", formats::parse_scheme("kbit3-b32-e4m4"))),
-            "awq → rotate128 → lloyd+search → asym → feedback → sweeps");
+            "awq → rotate128 → lloyd+search → asym → feedback → sweeps → distill");
 }
 
 }  // namespace

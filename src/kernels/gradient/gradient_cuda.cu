@@ -147,12 +147,15 @@ struct Finish {
   __device__ double slope(double logit) const { return cap > 0 ? scale * (1 - logit / cap * (logit / cap)) : scale; }
 };
 
+/// Of its log, in fp32: fp64 exponentials are slow where GPUs are made for graphics.
+__device__ double probability(double log) { return static_cast<double>(expf(static_cast<float>(log))); }
+
 /// log Σ exp of a row, by all threads of a block.
 __device__ double log_sum(const Finish& finish, const float* products, int64_t count, double* slots) {
   double largest = -INFINITY, sum = 0;
   for (int64_t c = threadIdx.x; c < count; c += threads) largest = fmax(largest, finish(products[c]));
   largest = block_reduce(largest, slots, -INFINITY + 0.0, [](double a, double b) { return fmax(a, b); });
-  for (int64_t c = threadIdx.x; c < count; c += threads) sum += exp(finish(products[c]) - largest);
+  for (int64_t c = threadIdx.x; c < count; c += threads) sum += probability(finish(products[c]) - largest);
   return largest + log(block_reduce(sum, slots, 0.0, [](double a, double b) { return a + b; }));
 }
 
@@ -171,7 +174,7 @@ __global__ void __launch_bounds__(threads) cross_entropy_kernel(LogitRows logits
   __syncthreads();
   for (int64_t c = threadIdx.x; c < logits.cols; c += threads) {
     const double logit = finish(products[c]);
-    products[c] = static_cast<float>((exp(logit - sum) - (c == wanted ? 1.0 : 0.0)) * finish.slope(logit));
+    products[c] = static_cast<float>((probability(logit - sum) - (c == wanted ? 1.0 : 0.0)) * finish.slope(logit));
   }
 }
 
@@ -184,9 +187,9 @@ __global__ void __launch_bounds__(threads) divergence_kernel(LogitRows expected,
   const double sum = log_sum(finish, products, logits.cols, slots);
   double loss = 0;
   for (int64_t c = threadIdx.x; c < logits.cols; c += threads) {
-    const double by = wanted_finish(wanted[c]) - wanted_sum, logit = finish(products[c]), p = exp(by);
+    const double by = wanted_finish(wanted[c]) - wanted_sum, logit = finish(products[c]), p = probability(by);
     loss += p * (by - (logit - sum));
-    products[c] = static_cast<float>((exp(logit - sum) - p) * finish.slope(logit));
+    products[c] = static_cast<float>((probability(logit - sum) - p) * finish.slope(logit));
   }
   loss = block_reduce(loss, slots, 0.0, [](double a, double b) { return a + b; });
   if (threadIdx.x == 0) losses[blockIdx.x] = loss;
