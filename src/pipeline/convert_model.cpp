@@ -19,6 +19,7 @@
 #include "formats/scheme_registry.h"
 #include "io/output.h"
 #include "model/model.h"
+#include "model/stored_sizes.h"
 #include "pipeline/convert_linear.h"
 #include "pipeline/output_rules.h"
 
@@ -120,6 +121,7 @@ void plan_carried(ConvertPlan& plan) {
 
 ConvertPlan make_plan(const ConvertRequest& request) {
   ConvertPlan plan{checkpoint::open_packed_folder(request.input), find_target(request.to), {}, {}, {}};
+  model::fit_to_config(plan.source);
   for (const auto& [name, info] : plan.source.quantization.linears) {
     plan.linears.push_back(plan.dialect == nullptr ? plan_own(info)
                                                    : plan_linear(info, *plan.dialect, request.allow_lossy));
@@ -135,7 +137,7 @@ io::Json describe(const ConvertPlan& plan) {
     const auto& from = linear.from->passes.front().scheme;
     const auto& to = linear.to.passes.front().scheme;
     const bool symmetric = linear.loses.empty() ? !from.asymmetric : !to.asymmetric;
-    linears.push_back({linear.to.name, to, symmetric});
+    linears.push_back({linear.to.name, to, symmetric, linear.to.n, linear.to.k});
   }
   io::Json json = plan.dialect->describe(linears, plan.kept);
   json[conversion_mark] = own_dialect;
@@ -171,6 +173,14 @@ ConvertReport make_report(const ConvertPlan& plan) {
   report.notes = plan.source.quantization.notes;
   for (const auto& warning : plan.source.tensors.warnings()) report.notes.push_back(warning);
   return report;
+}
+
+/// All tensors of the output.
+std::vector<io::PlannedTensor> planned_tensors(const ConvertPlan& plan) {
+  std::vector<io::PlannedTensor> planned = plan.carried;
+  for (const auto& linear : plan.linears)
+    std::ranges::move(checkpoint::planned_planes(linear.to), std::back_inserter(planned));
+  return planned;
 }
 
 // ---- all linears ----------------------------------------------------------------------------------------------------
@@ -212,7 +222,10 @@ std::vector<std::string> write_companions(const ConvertPlan& plan, const Convert
   config["quantization_config"] = quantization;
   auto notes = carry_companions(from, to, config, request.write);
   if (!plan.dialect->config_file.empty()) {
-    io::write_file(to / plan.dialect->config_file, quantization.dump(2) + "\n", false);
+    const io::Json json = plan.dialect->list_tensors == nullptr
+                              ? quantization
+                              : plan.dialect->list_tensors(quantization, planned_tensors(plan));
+    io::write_file(to / plan.dialect->config_file, json.dump(2) + "\n", false);
   }
   return notes;
 }
@@ -257,11 +270,8 @@ ConvertReport convert_model(const ConvertRequest& request) {
   checkpoint::check_digests(request.input, plan.source.tensors);
   if (plan.dialect != nullptr) describe(plan);
   ConvertReport report = make_report(plan);
-  std::vector<io::PlannedTensor> planned = plan.carried;
-  for (const auto& linear : plan.linears)
-    std::ranges::move(checkpoint::planned_planes(linear.to), std::back_inserter(planned));
   io::OutputFolder output(request.output, request.overwrite, {request.input}, former_outputs(request.input));
-  io::CheckpointWriter writer(output.staging(), std::move(planned), with_companions(request.write, request.input));
+  io::CheckpointWriter writer(output.staging(), planned_tensors(plan), with_companions(request.write, request.input));
   Progress progress("convert", plan.source.tensors.total_bytes(), "bytes");
   convert_linears(plan, request.allow_lossy, writer, progress, report);
   for (const auto& tensor : plan.carried) {

@@ -41,6 +41,7 @@ const QuantizerRow& rounding_quantizer(const Scheme& scheme) {
     case SchemeFamily::trellis:
       return quantizer_row("trellis");
     case SchemeFamily::lut:
+    case SchemeFamily::exl3:
       break;
   }
   throw Error(ErrorCode::unsupported, concat(formats::to_string(scheme), ": no quantizer rounds to this scheme"));

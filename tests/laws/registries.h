@@ -71,6 +71,7 @@ inline std::vector<float> table_of(const formats::Scheme& scheme) {
       return {formats::normal_codebook(scheme.bits).begin(), formats::normal_codebook(scheme.bits).end()};
     case formats::SchemeFamily::integer:
     case formats::SchemeFamily::trellis:
+    case formats::SchemeFamily::exl3:
       return {};
   }
   return {};
