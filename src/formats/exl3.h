@@ -72,8 +72,8 @@ void exl3_inner_block(const PackedWeight& canonical, int64_t input_block, int64_
 void exl3_put_scales(PackedWeight& canonical, std::span<const float> inputs, std::span<const float> outputs);
 /// ±1 of input `index`, or of output −1 − `index`.
 float exl3_sign(int64_t index) noexcept;
-/// The factor between the root mean square of weights over their scales and that of the levels, which is 1.
-double exl3_factor(int bits) noexcept;
+/// The root mean square of inner values that have the least error, by width and code.
+double exl3_factor(const Scheme& scheme) noexcept;
 /// What inner values have to come near to, [N, K]: the weight over its scales, rotated; zero where an input or output
 /// has a scale of zero, and in the padding before it is rotated. The same bits for any number of threads.
 std::vector<float> exl3_inner_targets(const PackedWeight& canonical, MatrixView<const float> weight);

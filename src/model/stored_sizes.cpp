@@ -40,6 +40,22 @@ void untie(io::Json& json) {
   if (!json.contains(tied_key)) json[tied_key] = false;
 }
 
+/// The embeddings as the weight of the head, where none is stored; true where that could be done.
+bool add_head(OpenedModel& model) {
+  const std::string& head = model.config.names.head;
+  const std::string name = head + ".weight", table = model.config.names.prefix + "embed_tokens.weight";
+  io::Checkpoint& tensors = model.folder.tensors;
+  if (tensors.contains(name) || model.folder.quantization.find(head) != nullptr || !tensors.contains(table))
+    return false;
+  const auto source = std::make_shared<const io::Checkpoint>(std::move(tensors));
+  const io::TensorInfo& info = source->at(table);
+  const auto make = [source, table] { return Buffer::copy_of(source->load(table)->bytes); };
+  std::map<std::string, io::DerivedTensor, std::less<>> weights;
+  weights.emplace(name, io::DerivedTensor{info.dtype, source->stored_dtype(table), info.shape, make, {}});
+  tensors = io::Checkpoint::derive(source, std::move(weights), source->derivation());
+  return true;
+}
+
 }  // namespace
 
 void fit_to_config(checkpoint::Folder& folder, ModelConfig& config) {
@@ -79,21 +95,20 @@ void fit_to_config(checkpoint::Folder& folder) {
   fit_to_config(folder, config);
 }
 
+OpenedModel untied(OpenedModel model) {
+  if (!has_tied_head(model) || !add_head(model)) return model;
+  model.config.tied_embeddings = false;
+  model.config.tie_word_embeddings = false;
+  untie(model.folder.config);
+  return model;
+}
+
 OpenedModel untied_like(OpenedModel base, const io::Checkpoint& candidate) {
   const std::string& head = base.config.names.head;
-  const std::string name = head + ".weight", table = base.config.names.prefix + "embed_tokens.weight";
-  io::Checkpoint& tensors = base.folder.tensors;
-  const bool stored = tensors.contains(name) || base.folder.quantization.find(head) != nullptr;
   const auto first = candidate.tensors().lower_bound(head + ".");
-  const bool packed =
-      first != candidate.tensors().end() && first->first.starts_with(head + ".") && !candidate.contains(name);
-  if (stored || !packed || !tensors.contains(table)) return base;
-  const auto source = std::make_shared<const io::Checkpoint>(std::move(tensors));
-  const io::TensorInfo& info = source->at(table);
-  const auto make = [source, table] { return Buffer::copy_of(source->load(table)->bytes); };
-  std::map<std::string, io::DerivedTensor, std::less<>> weights;
-  weights.emplace(name, io::DerivedTensor{info.dtype, source->stored_dtype(table), info.shape, make, {}});
-  tensors = io::Checkpoint::derive(source, std::move(weights), source->derivation());
+  const bool packed = first != candidate.tensors().end() && first->first.starts_with(head + ".") &&
+                      !candidate.contains(head + ".weight");
+  if (packed) add_head(base);
   return base;
 }
 

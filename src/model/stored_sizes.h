@@ -13,6 +13,9 @@ void fit_to_config(checkpoint::Folder& folder, ModelConfig& config);
 /// The same of a folder that is not opened as a model.
 void fit_to_config(checkpoint::Folder& folder);
 
+/// A model with tied embeddings, with these as the weight of a head of its own too; others as they are.
+OpenedModel untied(OpenedModel model);
+
 /// `base` with its embeddings as the weight of the head too, where `candidate` has that packed by itself and `base` none: what
 /// is packed is held against something.
 OpenedModel untied_like(OpenedModel base, const io::Checkpoint& candidate);
