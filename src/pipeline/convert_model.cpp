@@ -1,6 +1,7 @@
 #include "pipeline/convert_model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 #include <functional>
 #include <mutex>
@@ -11,6 +12,7 @@
 #include "checkpoint/dialect/dialect.h"
 #include "checkpoint/folder.h"
 #include "core/buffer.h"
+#include "core/convert.h"
 #include "core/error.h"
 #include "core/parallel.h"
 #include "core/progress.h"
@@ -105,6 +107,17 @@ void keep_mixture(const io::TensorInfo& info, std::vector<std::string>& kept) {
   }
 }
 
+/// As it is, or a bias as the dialect wants it.
+io::PlannedTensor carried(const ConvertPlan& plan, const io::TensorInfo& info) {
+  constexpr std::string_view suffix = ".bias";
+  const int64_t multiple = plan.dialect == nullptr ? 0 : plan.dialect->bias_multiple;
+  const std::string_view name = info.name;
+  const bool bias = multiple > 0 && name.ends_with(suffix) && info.shape.size() == 1 &&
+                    plan.source.quantization.find(name.substr(0, name.size() - suffix.size())) != nullptr;
+  if (!bias) return {info.name, info.dtype, info.shape};
+  return {info.name, DType::f16, {(info.shape[0] + multiple - 1) / multiple * multiple}};
+}
+
 /// Everything that belongs to no packed linear.
 void plan_carried(ConvertPlan& plan) {
   std::set<std::string> packed;
@@ -113,7 +126,7 @@ void plan_carried(ConvertPlan& plan) {
   }
   for (const auto& [name, info] : plan.source.tensors.tensors()) {
     if (packed.contains(name)) continue;
-    plan.carried.push_back({name, info.dtype, info.shape});
+    plan.carried.push_back(carried(plan, info));
     if (is_linear_layer(info)) plan.kept.emplace_back(model::module_path(name));
     keep_mixture(info, plan.kept);
   }
@@ -250,6 +263,22 @@ void convert_linears(const ConvertPlan& plan, bool allow_lossy, io::CheckpointWr
   });
 }
 
+/// Throws unsupported where a bias does not fit its type.
+void write_carried(const io::Checkpoint& source, const io::PlannedTensor& tensor, io::CheckpointWriter& writer) {
+  const io::TensorInfo& info = source.at(tensor.name);
+  if (info.dtype == tensor.dtype && info.shape == tensor.shape) return writer.copy(source, tensor.name);
+  std::vector<float> values(static_cast<size_t>(tensor.shape[0]));
+  widen(source.load(tensor.name)->bytes, info.dtype, std::span(values).first(static_cast<size_t>(info.shape[0])));
+  constexpr float largest_half = 65504;
+  const auto beyond = std::ranges::find_if(values, [](float value) { return !(std::abs(value) <= largest_half); });
+  if (beyond != values.end()) {
+    throw Error(ErrorCode::unsupported, concat(printable(tensor.name), ": ", *beyond, " is beyond F16"));
+  }
+  std::vector<std::byte> bytes(static_cast<size_t>(tensor.size()));
+  narrow(values, tensor.dtype, bytes);
+  writer.write(tensor.name, bytes);
+}
+
 }  // namespace
 
 std::vector<std::string> convert_targets() {
@@ -275,7 +304,7 @@ ConvertReport convert_model(const ConvertRequest& request) {
   Progress progress("convert", plan.source.tensors.total_bytes(), "bytes");
   convert_linears(plan, request.allow_lossy, writer, progress, report);
   for (const auto& tensor : plan.carried) {
-    writer.copy(plan.source.tensors, tensor.name);
+    write_carried(plan.source.tensors, tensor, writer);
     progress.advance(tensor.size());
   }
   return finished(std::move(report), writer, output, watch, checkpoint::bases_through(plan.source),

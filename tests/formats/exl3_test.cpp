@@ -107,6 +107,54 @@ TEST(Exl3, AWholeBlockIsTheProgramsUpToItsRounding) {
   EXPECT_LT(off, 1e-3 * largest);
 }
 
+/// All that the program decoded: two linears, one with several blocks on both sides.
+TEST(Exl3, WholeLinearsAreTheProgramsUpToItsRounding) {
+  W4Q_NEEDS_SHARED_DATA();
+  const auto path = test::shared_data() / "exl3/golden.safetensors";
+  if (!std::filesystem::exists(path)) GTEST_SKIP() << "needs exllamav3's golden vectors beside the repository";
+  const auto file = io::Checkpoint::open(path);
+  const auto values = [&](const std::string& name) {
+    std::vector<float> result(static_cast<size_t>(element_count(file.at(name).shape)));
+    widen(file.load(name)->bytes, DType::f16, result);
+    return result;
+  };
+  int checked = 0;
+  for (const auto& [name, info] : file.tensors()) {
+    if (!name.ends_with(".trellis")) continue;
+    const std::string tag = name.substr(0, name.size() - std::string_view(".trellis").size());
+    const auto* const code =
+        std::ranges::find_if(code_names, [&](const auto& row) { return tag.starts_with(row.second); });
+    const int64_t k = info.shape[0] * 16, n = info.shape[1] * 16;
+    PackedWeight weight = allocate_canonical(exl3(static_cast<int>(info.shape[2] / 16), code->first), n, k);
+    weight.plane(PlaneRole::codes).bytes = Buffer::copy_of(file.load(name)->bytes);
+    weight.plane(PlaneRole::scales).bytes = Buffer::copy_of(file.load(tag + ".svh")->bytes);
+    weight.plane(PlaneRole::input_scales).bytes = Buffer::copy_of(file.load(tag + ".suh")->bytes);
+    const auto inner = values(tag + ".inner"), expected = values(tag + ".weight");  // [inputs, outputs]
+    std::vector<float> block(128 * 128);
+    for (int64_t b = 0; b < k / 128 * (n / 128); ++b) {
+      const int64_t in = b % (k / 128), out = b / (k / 128);
+      exl3_inner_block(weight, in, out, block);
+      for (int64_t i = 0; i < 128 * 128; ++i) {
+        ASSERT_EQ(block[static_cast<size_t>(i)],
+                  inner[static_cast<size_t>((in * 128 + i / 128) * n + out * 128 + i % 128)])
+            << tag;
+      }
+    }
+    const auto decoded = test::decode(weight);
+    double largest = 0, off = 0;
+    for (int64_t o = 0; o < n; ++o) {
+      for (int64_t i = 0; i < k; ++i) {
+        const double wanted = expected[static_cast<size_t>(i * n + o)];
+        largest = std::max(largest, std::abs(wanted));
+        off = std::max(off, std::abs(wanted - double{decoded[static_cast<size_t>(o * k + i)]}));
+      }
+    }
+    EXPECT_LT(off, 1e-3 * largest) << tag;
+    ++checked;
+  }
+  EXPECT_EQ(checked, 11);
+}
+
 /// Bit by bit and by the matrices themselves, in double: another account of the same bytes.
 TEST(Exl3, DecodesByItsDefinition) {
   for (const auto& [code, name] : code_names) {

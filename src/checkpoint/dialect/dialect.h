@@ -67,6 +67,8 @@ struct DialectRow {
   std::string_view config_file = {};
   /// What that file says more, of all tensors of the checkpoint; null: nothing.
   io::Json (*list_tensors)(io::Json quantization, const std::vector<io::PlannedTensor>& tensors) = nullptr;
+  /// Biases of packed linears are F16, with zeros up to a multiple of this; 0: they stay as they are.
+  int64_t bias_multiple = 0;
   /// The first value of a weight with a scheme from fit() that has no place, with row, group and what would be lost;
   /// empty: all have. Null: all always have.
   std::string (*refuses)(const formats::PackedWeight& canonical) = nullptr;

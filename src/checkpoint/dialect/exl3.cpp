@@ -305,7 +305,8 @@ DialectRow exl3_dialect_row() {
       .encode = encode,
       .describe = describe,
       .config_file = "quantization_config.json",
-      .list_tensors = storage};
+      .list_tensors = storage,
+      .bias_multiple = formats::exl3_block};
 }
 
 }  // namespace w4q::checkpoint
