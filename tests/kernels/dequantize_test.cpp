@@ -22,9 +22,10 @@ formats::PackedWeight packed(const formats::Scheme& scheme, int64_t n, int64_t k
   const RandomMatrix weight(n, k, seed);
   if (scheme.family == formats::SchemeFamily::exl3) {  // any codes will do, and searching them takes long
     formats::PackedWeight drawn = formats::allocate_canonical(scheme, n, k);
+    uint64_t draw = 0;
     for (auto& plane : drawn.planes) {
       for (uint16_t& word : plane.bytes.as<uint16_t>())
-        word = static_cast<uint16_t>(random_bits(seed, seed++) & 0xBFFF);
+        word = static_cast<uint16_t>(random_bits(seed, draw++) & 0xBFFF);
     }
     return drawn;
   }
