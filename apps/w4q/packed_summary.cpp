@@ -56,7 +56,7 @@ std::vector<float> sorted_scales(const PackedWeight& weight) {
 /// What each code stands for in units of the scale; codes themselves where zero points differ; nothing for a trellis,
 /// where that takes the codes before it.
 std::vector<float> levels(const PackedWeight& weight) {
-  if (weight.scheme.family == SchemeFamily::trellis) return {};
+  if (formats::shares_bits(weight.scheme)) return {};
   if (formats::scheme_row(weight.scheme.family).table != nullptr) {
     const auto codebook = weight.plane(PlaneRole::codebook).bytes.as<float>();
     return {codebook.begin(), codebook.end()};

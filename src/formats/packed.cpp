@@ -50,6 +50,8 @@ std::string_view to_string(PlaneRole role) noexcept {
       return "nested_codebook";
     case PlaneRole::nested_offset:
       return "nested_offset";
+    case PlaneRole::input_scales:
+      return "input_scales";
     case PlaneRole::tensor_scale:
       return "tensor_scale";
   }

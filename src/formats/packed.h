@@ -23,6 +23,7 @@ enum class PlaneRole {
   nested_scales,
   nested_codebook,
   nested_offset,
+  input_scales,  ///< of every input, beside those of every output
   tensor_scale,  ///< a factor of the whole tensor, in front of its block scales
 };
 

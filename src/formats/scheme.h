@@ -1,5 +1,5 @@
 // A scheme says what the bits of a packed weight mean; it prints and parses as one string, e.g. "kbit3-b32-e4m4",
-// "int4-g128-f16-asym", "lut4-b64-f32" or "trellis3-w14".
+// "int4-g128-f16-asym", "lut4-b64-f32", "trellis3-w14" or "exl3-3".
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,11 @@ enum class SchemeFamily {
   rotated,  ///< codes of a table for N(0, 1), bit planes of 32, a norm per group (docs/rotated.md)
   lut,      ///< codes of a table, flat blocks across rows, bitsandbytes' 4-bit format (docs/int.md)
   trellis,  ///< rings of bits down the rows of a column, of which a weight reads a window (docs/trellis.md)
+  exl3,     ///< the same in tiles of 16 × 16, between two rotations, exllamav3's format (docs/exl3.md)
 };
+
+/// What computes the level of a window of bits.
+enum class TrellisCode { mul1, mcg, three_inst };
 
 /// How a block's scale is stored (scale_codec.h).
 enum class ScaleType {
@@ -39,10 +43,16 @@ struct Scheme {
   ScaleType scale = ScaleType::e4m4;
   bool asymmetric = false;  ///< integer: every group has a zero point of its own; otherwise it is 2^(bits−1)
   bool act_order = false;   ///< integer: group_index says which group an input belongs to; otherwise it is k div block
-  int window = 0;           ///< trellis: bits of a ring that a weight depends on, its own last
+  int window = 0;           ///< trellis, exl3: bits of a ring that a weight depends on, its own last
+  TrellisCode code = TrellisCode::mul1;  ///< exl3
 
   bool operator==(const Scheme&) const = default;
 };
+
+/// Weights share bits: none has a code for itself, and rows are not rounded by themselves.
+inline bool shares_bits(const Scheme& scheme) noexcept {
+  return scheme.family == SchemeFamily::trellis || scheme.family == SchemeFamily::exl3;
+}
 
 /// "kbit3-b32-e4m4", "int4-row-bf16-asym", "int4-g128-f16-actorder".
 std::string to_string(const Scheme& scheme);

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "formats/exl3.h"
 #include "formats/integer.h"
 #include "formats/kbit.h"
 #include "formats/lut.h"
@@ -14,7 +15,7 @@
 namespace w4q::formats {
 
 std::span<const SchemeRow> scheme_registry() noexcept {
-  static const SchemeRow rows[] = {kbit_row(), integer_row(), rotated_row(), lut_row(), trellis_row()};
+  static const SchemeRow rows[] = {kbit_row(), integer_row(), rotated_row(), lut_row(), trellis_row(), exl3_row()};
   return rows;
 }
 
@@ -51,6 +52,15 @@ void decode_linear_row(const PackedLinear& linear, int64_t row, std::span<float>
     for (size_t col = 0; col < out.size(); ++col) out[col] += sum[col];
   }
   for (size_t col = 0; col < linear.input_scale.size(); ++col) out[col] /= linear.input_scale[col];
+}
+
+void decode_linear_rows(const PackedLinear& linear, int64_t begin, MatrixView<float> out) {
+  const bool plain = linear.passes.size() == 1 && linear.rotations.empty() && linear.input_scale.empty();
+  const auto decode_rows = scheme_row(linear.passes.front().scheme.family).decode_rows;
+  if (plain && decode_rows != nullptr) return decode_rows(linear.passes.front(), begin, out);
+  for (int64_t r = 0; r < out.rows; ++r) {
+    decode_linear_row(linear, begin + r, {out.row(r), static_cast<size_t>(out.cols)});
+  }
 }
 
 PackedWeight allocate_canonical(const Scheme& scheme, int64_t n, int64_t k) {

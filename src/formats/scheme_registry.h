@@ -59,6 +59,8 @@ struct SchemeRow {
   double (*bits_per_weight)(const Scheme&, int64_t n, int64_t k);
   /// Where bit `bit` of the code of weight (row, col) stands in canonical planes.
   BitPlace (*place)(const Scheme&, int64_t n, int64_t k, int64_t row, int64_t col, int bit);
+  /// decode_row for rows from `begin` on, where several together cost less than one by one; null: they do not.
+  void (*decode_rows)(const PackedWeight& canonical, int64_t begin, MatrixView<float> out) = nullptr;
 };
 
 /// Throws bad_file naming `name` unless a canonical weight has a scheme that the row can say, and is canonical: the
@@ -70,6 +72,9 @@ const SchemeRow& scheme_row(SchemeFamily family) noexcept;
 
 /// Row `row` of what a canonical linear computes with, Σ_p W_p · R_p ⊘ s, into `out` (k values): the reference decoder.
 void decode_linear_row(const PackedLinear& linear, int64_t row, std::span<float> out);
+
+/// The same of rows from `begin` on, as many as `out` has.
+void decode_linear_rows(const PackedLinear& linear, int64_t begin, MatrixView<float> out);
 
 /// Zeroed canonical planes of a scheme.
 PackedWeight allocate_canonical(const Scheme& scheme, int64_t n, int64_t k);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <utility>
 
 #include "core/error.h"
 #include "core/with_bits.h"
@@ -17,7 +18,7 @@ constexpr float never = std::numeric_limits<float>::infinity();
 
 void trellis_plain_step(int bits, int window, const float* least, const float* levels, float target, float* next) {
   const size_t groups = size_t{1} << (window - bits);
-  with_bits<2, 3, 4>(bits, [&]<int width>() {
+  with_bits<1, 2, 3, 4, 5, 6, 7, 8>(bits, [&]<int width>() {
     constexpr size_t ways = size_t{1} << width;
     for (size_t way = 0; way < ways; ++way) {
       const float* const from = least + way * (groups / ways);
@@ -33,18 +34,46 @@ void trellis_plain_step(int bits, int window, const float* least, const float* l
   });
 }
 
-TrellisSearch::TrellisSearch(int bits, int window, TrellisStep step, std::span<const float> step_levels)
-    : bits_(bits),
-      window_(window),
+TrellisSearch::TrellisSearch(std::vector<float> own_levels, const TrellisCodeView& code, TrellisStep step,
+                             std::span<const float> step_levels)
+    : own_levels_(std::move(own_levels)),
+      bits_(code.bits),
+      window_(code.window),
       step_(step),
       step_levels_(step_levels),
-      levels_(trellis_levels(window)),
-      groups_(size_t{1} << (window - bits)),
+      levels_(own_levels_.empty() ? code.levels : std::span<const float>(own_levels_)),
+      groups_(size_t{1} << (code.window - code.bits)),
       stride_(groups_ + trellis_overread),
-      costs_(stride_ * (trellis_rows + 1)) {
+      costs_(stride_ * static_cast<size_t>(code.length + 1)) {
+  ensure(bits_ >= 1 && bits_ <= 8 && code.length >= 2 * seam && levels_.size() == size_t{1} << window_,
+         "no such trellis");
+}
+
+TrellisSearch::TrellisSearch(const TrellisCodeView& code, TrellisStep step, std::span<const float> step_levels)
+    : TrellisSearch(std::vector<float>{}, code, step, step_levels) {}
+
+TrellisSearch::TrellisSearch(int bits, int window, TrellisStep step, std::span<const float> step_levels)
+    : TrellisSearch(trellis_levels(window), {bits, window}, step, step_levels) {
   ensure(bits >= trellis_min_bits && bits <= trellis_max_bits && window >= trellis_min_window &&
              window <= trellis_max_window,
          "no such trellis");
+}
+
+void TrellisSearch::around(std::span<const Weight> ring, std::span<uint32_t> states) {
+  std::array<Weight, 2 * seam> ends{};
+  std::copy(ring.end() - seam, ring.end(), ends.begin());
+  std::copy_n(ring.begin(), seam, ends.begin() + seam);
+  run(ends, -1, -1, states.first(2 * seam));
+  const uint32_t at_seam = states[seam - 1];
+  run(ring, at_seam, at_seam, states);
+}
+
+void TrellisSearch::ring(std::span<const float> targets, std::span<uint32_t> states) {
+  std::vector<Weight> weights(targets.size());
+  for (size_t i = 0; i < targets.size(); ++i) {
+    weights[i] = {Kind::counts, std::clamp(targets[i], -trellis_largest_target, trellis_largest_target)};
+  }
+  around(weights, states);
 }
 
 TrellisSymbols TrellisSearch::operator()(const TrellisColumn& column) {
@@ -55,12 +84,7 @@ TrellisSymbols TrellisSearch::operator()(const TrellisColumn& column) {
     const auto rows = static_cast<size_t>(column.rows);
     run(std::span(ring).first(rows), 0, -1, std::span(states).first(rows));
   } else {
-    std::array<Weight, 2 * seam> around{};
-    std::copy(ring.end() - seam, ring.end(), around.begin());
-    std::copy_n(ring.begin(), seam, around.begin() + seam);
-    run(around, -1, -1, std::span(states).first(2 * seam));
-    const uint32_t at_seam = states[seam - 1];
-    run(ring, at_seam, at_seam, states);
+    around(ring, states);
   }
   TrellisSymbols symbols{};
   for (size_t row = 0; row < static_cast<size_t>(column.rows); ++row) {

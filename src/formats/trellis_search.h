@@ -26,17 +26,33 @@ inline constexpr int64_t trellis_overread = 16;
 /// The definition: `levels` are trellis_levels(window).
 void trellis_plain_step(int bits, int window, const float* least, const float* levels, float target, float* next);
 
-/// Scratch of one search: a row of costs for each step, 2^(window − bits) · 129 floats.
+/// The code that a search is for: weights of `bits` bits each, 2^window levels, rings of `length` weights.
+struct TrellisCodeView {
+  int bits = 0, window = 0;
+  std::span<const float> levels = {};
+  int length = trellis_rows;
+};
+
+/// Scratch of one search: a row of costs for each step, 2^(window − bits) · (length + 1) floats.
 class TrellisSearch {
  public:
-  /// `step_levels`: what `step` wants.
+  /// `step_levels`: what `step` wants. 1 to 8 bits; what `code` and `step_levels` view must outlive this.
+  TrellisSearch(const TrellisCodeView& code, TrellisStep step, std::span<const float> step_levels);
+  /// Of the trellis family.
   TrellisSearch(int bits, int window, TrellisStep step, std::span<const float> step_levels);
 
   /// A search over the last and first 48 weights, from all states, decides the state at the seam; a second one goes once
   /// around from it to itself. Where so many weights are missing that the seam is all zeros, that is its state.
   TrellisSymbols operator()(const TrellisColumn& column);
+  /// The same for a ring of `length` weights that all count: `states` behind each of them.
+  void ring(std::span<const float> targets, std::span<uint32_t> states);
+
+  TrellisSearch(TrellisSearch&&) = default;  // views into its own levels stay where they are
 
  private:
+  TrellisSearch(std::vector<float> own_levels, const TrellisCodeView& code, TrellisStep step,
+                std::span<const float> step_levels);
+
   enum class Kind : uint8_t { counts, free, zero };
   struct Weight {
     Kind kind;
@@ -48,14 +64,15 @@ class TrellisSearch {
   float* costs(size_t step) noexcept { return costs_.data() + step * stride_; }
   /// The states behind each of `path`, from `start` or, if that is negative, any; `end` negative: to the cheapest.
   void run(std::span<const Weight> path, int64_t start, int64_t end, std::span<uint32_t> states);
+  void around(std::span<const Weight> ring, std::span<uint32_t> states);
   void advance(Weight weight, const float* least, float* next) const;
   uint32_t cheapest(Weight weight, const float* least) const noexcept;
   uint32_t predecessor(Weight weight, const float* least, uint32_t group) const noexcept;
 
+  std::vector<float> own_levels_;
   int bits_, window_;
   TrellisStep step_;
-  std::span<const float> step_levels_;
-  std::vector<float> levels_;
+  std::span<const float> step_levels_, levels_;
   size_t groups_, stride_;
   std::vector<float> costs_;
 };

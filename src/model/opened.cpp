@@ -11,8 +11,15 @@
 #include "core/parallel.h"
 #include "core/text.h"
 #include "formats/scheme_registry.h"
+#include "model/stored_sizes.h"
 
 namespace w4q::model {
+namespace {
+
+/// Of a task: a multiple of what any family decodes together.
+constexpr int64_t decoded_rows = 128;
+
+}  // namespace
 
 checkpoint::Folder decoded(checkpoint::Folder folder) {
   const auto source = std::make_shared<const io::Checkpoint>(std::move(folder.tensors));
@@ -24,10 +31,8 @@ checkpoint::Folder decoded(checkpoint::Folder folder) {
       const auto linear = checkpoint::load_canonical(*source, info);
       Buffer values(static_cast<size_t>(info.n * info.k) * sizeof(float));
       auto* const rows = reinterpret_cast<float*>(values.bytes().data());
-      parallel_for(info.n, 16, [&](int64_t begin, int64_t end) {
-        for (int64_t row = begin; row < end; ++row) {
-          formats::decode_linear_row(linear, row, {rows + row * info.k, static_cast<size_t>(info.k)});
-        }
+      parallel_for(info.n, decoded_rows, [&](int64_t begin, int64_t end) {
+        formats::decode_linear_rows(linear, begin, {rows + begin * info.k, end - begin, info.k});
       });
       return values;
     };
@@ -66,6 +71,7 @@ void follow_tensors(const io::Checkpoint& tensors, ModelConfig& config) {
 OpenedModel open_model(checkpoint::Folder folder) {
   ModelConfig config = read_any_config(folder.config, folder.path);
   if (config.architecture != nullptr) follow_tensors(folder.tensors, config);
+  fit_to_config(folder, config);
   auto folded = read_folded_rotations(folder.config, folder.config_path().string());
   OpenedModel model{std::move(folder), std::move(config), std::move(folded)};
   if (model.config.mixture.experts == 0) return model;

@@ -289,7 +289,7 @@ class LayerJob {
     const auto* rows = row_scales(name);
     // Clips are chosen before the rows are scaled: a row's scale changes nothing but the unit of its error.
     Values clipped{weight.name, weight.dtype, weight.shape, {}};
-    if (options_.steps.awq_clips() && scheme.family != formats::SchemeFamily::trellis) {
+    if (options_.steps.awq_clips() && !formats::shares_bits(scheme)) {
       clipped.values = weight.values;
       quantize::search_clip(clipped.matrix(), passes.gram(),
                             quantize::rounding_of(scheme, weight.shape[1], plainly(options_)));

@@ -1,6 +1,7 @@
 #include "pipeline/convert_model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 #include <functional>
 #include <mutex>
@@ -11,6 +12,7 @@
 #include "checkpoint/dialect/dialect.h"
 #include "checkpoint/folder.h"
 #include "core/buffer.h"
+#include "core/convert.h"
 #include "core/error.h"
 #include "core/parallel.h"
 #include "core/progress.h"
@@ -19,6 +21,7 @@
 #include "formats/scheme_registry.h"
 #include "io/output.h"
 #include "model/model.h"
+#include "model/stored_sizes.h"
 #include "pipeline/convert_linear.h"
 #include "pipeline/output_rules.h"
 
@@ -104,6 +107,17 @@ void keep_mixture(const io::TensorInfo& info, std::vector<std::string>& kept) {
   }
 }
 
+/// As it is, or a bias as the dialect wants it.
+io::PlannedTensor carried(const ConvertPlan& plan, const io::TensorInfo& info) {
+  constexpr std::string_view suffix = ".bias";
+  const int64_t multiple = plan.dialect == nullptr ? 0 : plan.dialect->bias_multiple;
+  const std::string_view name = info.name;
+  const bool bias = multiple > 0 && name.ends_with(suffix) && info.shape.size() == 1 &&
+                    plan.source.quantization.find(name.substr(0, name.size() - suffix.size())) != nullptr;
+  if (!bias) return {info.name, info.dtype, info.shape};
+  return {info.name, DType::f16, {(info.shape[0] + multiple - 1) / multiple * multiple}};
+}
+
 /// Everything that belongs to no packed linear.
 void plan_carried(ConvertPlan& plan) {
   std::set<std::string> packed;
@@ -112,7 +126,7 @@ void plan_carried(ConvertPlan& plan) {
   }
   for (const auto& [name, info] : plan.source.tensors.tensors()) {
     if (packed.contains(name)) continue;
-    plan.carried.push_back({name, info.dtype, info.shape});
+    plan.carried.push_back(carried(plan, info));
     if (is_linear_layer(info)) plan.kept.emplace_back(model::module_path(name));
     keep_mixture(info, plan.kept);
   }
@@ -120,6 +134,7 @@ void plan_carried(ConvertPlan& plan) {
 
 ConvertPlan make_plan(const ConvertRequest& request) {
   ConvertPlan plan{checkpoint::open_packed_folder(request.input), find_target(request.to), {}, {}, {}};
+  model::fit_to_config(plan.source);
   for (const auto& [name, info] : plan.source.quantization.linears) {
     plan.linears.push_back(plan.dialect == nullptr ? plan_own(info)
                                                    : plan_linear(info, *plan.dialect, request.allow_lossy));
@@ -135,7 +150,7 @@ io::Json describe(const ConvertPlan& plan) {
     const auto& from = linear.from->passes.front().scheme;
     const auto& to = linear.to.passes.front().scheme;
     const bool symmetric = linear.loses.empty() ? !from.asymmetric : !to.asymmetric;
-    linears.push_back({linear.to.name, to, symmetric});
+    linears.push_back({linear.to.name, to, symmetric, linear.to.n, linear.to.k});
   }
   io::Json json = plan.dialect->describe(linears, plan.kept);
   json[conversion_mark] = own_dialect;
@@ -171,6 +186,14 @@ ConvertReport make_report(const ConvertPlan& plan) {
   report.notes = plan.source.quantization.notes;
   for (const auto& warning : plan.source.tensors.warnings()) report.notes.push_back(warning);
   return report;
+}
+
+/// All tensors of the output.
+std::vector<io::PlannedTensor> planned_tensors(const ConvertPlan& plan) {
+  std::vector<io::PlannedTensor> planned = plan.carried;
+  for (const auto& linear : plan.linears)
+    std::ranges::move(checkpoint::planned_planes(linear.to), std::back_inserter(planned));
+  return planned;
 }
 
 // ---- all linears ----------------------------------------------------------------------------------------------------
@@ -212,7 +235,10 @@ std::vector<std::string> write_companions(const ConvertPlan& plan, const Convert
   config["quantization_config"] = quantization;
   auto notes = carry_companions(from, to, config, request.write);
   if (!plan.dialect->config_file.empty()) {
-    io::write_file(to / plan.dialect->config_file, quantization.dump(2) + "\n", false);
+    const io::Json json = plan.dialect->list_tensors == nullptr
+                              ? quantization
+                              : plan.dialect->list_tensors(quantization, planned_tensors(plan));
+    io::write_file(to / plan.dialect->config_file, json.dump(2) + "\n", false);
   }
   return notes;
 }
@@ -237,6 +263,22 @@ void convert_linears(const ConvertPlan& plan, bool allow_lossy, io::CheckpointWr
   });
 }
 
+/// Throws unsupported where a bias does not fit its type.
+void write_carried(const io::Checkpoint& source, const io::PlannedTensor& tensor, io::CheckpointWriter& writer) {
+  const io::TensorInfo& info = source.at(tensor.name);
+  if (info.dtype == tensor.dtype && info.shape == tensor.shape) return writer.copy(source, tensor.name);
+  std::vector<float> values(static_cast<size_t>(tensor.shape[0]));
+  widen(source.load(tensor.name)->bytes, info.dtype, std::span(values).first(static_cast<size_t>(info.shape[0])));
+  constexpr float largest_half = 65504;
+  const auto beyond = std::ranges::find_if(values, [](float value) { return !(std::abs(value) <= largest_half); });
+  if (beyond != values.end()) {
+    throw Error(ErrorCode::unsupported, concat(printable(tensor.name), ": ", *beyond, " is beyond F16"));
+  }
+  std::vector<std::byte> bytes(static_cast<size_t>(tensor.size()));
+  narrow(values, tensor.dtype, bytes);
+  writer.write(tensor.name, bytes);
+}
+
 }  // namespace
 
 std::vector<std::string> convert_targets() {
@@ -257,15 +299,12 @@ ConvertReport convert_model(const ConvertRequest& request) {
   checkpoint::check_digests(request.input, plan.source.tensors);
   if (plan.dialect != nullptr) describe(plan);
   ConvertReport report = make_report(plan);
-  std::vector<io::PlannedTensor> planned = plan.carried;
-  for (const auto& linear : plan.linears)
-    std::ranges::move(checkpoint::planned_planes(linear.to), std::back_inserter(planned));
   io::OutputFolder output(request.output, request.overwrite, {request.input}, former_outputs(request.input));
-  io::CheckpointWriter writer(output.staging(), std::move(planned), with_companions(request.write, request.input));
+  io::CheckpointWriter writer(output.staging(), planned_tensors(plan), with_companions(request.write, request.input));
   Progress progress("convert", plan.source.tensors.total_bytes(), "bytes");
   convert_linears(plan, request.allow_lossy, writer, progress, report);
   for (const auto& tensor : plan.carried) {
-    writer.copy(plan.source.tensors, tensor.name);
+    write_carried(plan.source.tensors, tensor, writer);
     progress.advance(tensor.size());
   }
   return finished(std::move(report), writer, output, watch, checkpoint::bases_through(plan.source),

@@ -20,6 +20,7 @@
 #include "formats/gguf_blocks.h"
 #include "io/output.h"
 #include "model/model.h"
+#include "model/stored_sizes.h"
 #include "pipeline/output_rules.h"
 
 namespace w4q::pipeline {
@@ -131,6 +132,7 @@ DecodePlan make_plan(const DecodeRequest& request) {
         .detail("known: " + join(known));
   }
   checkpoint::Folder source = checkpoint::open_folder(request.input);
+  model::fit_to_config(source);
   const io::Checkpoint raw = io::Checkpoint::open(request.input);
   const auto stated = checkpoint::stated_dtype(source.config);
   DecodePlan plan{source, model::decoded(source).tensors, DType::f32, {}};

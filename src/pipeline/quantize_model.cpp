@@ -18,6 +18,7 @@
 #include "model/layer_gradient.h"
 #include "model/model.h"
 #include "model/opened.h"
+#include "model/stored_sizes.h"
 #include "pipeline/allocate.h"
 #include "pipeline/distill_output.h"
 #include "pipeline/output_rules.h"
@@ -36,6 +37,18 @@ using quantize::StepKind;
 bool statistics_alone(const QuantizeRequest& request) {
   return !request.preset.empty() && request.calibrated && request.calibrated->text.empty() &&
          !request.calibrated->statistics.empty();
+}
+
+/// Whether the head is packed to EXL3, which stores it beside the embeddings even where these are tied to it.
+bool has_own_head(const QuantizeRequest& request, const OpenedModel& source) {
+  if (!request.recipe) return request.lm_head && request.scheme.family == formats::SchemeFamily::exl3;
+  const auto* rule = request.recipe->find(source.config.names.head);
+  return rule != nullptr && rule->scheme && rule->scheme->family == formats::SchemeFamily::exl3;
+}
+
+OpenedModel open_source(const QuantizeRequest& request) {
+  OpenedModel source = model::open_plain_model(request.model, request.options.steps.fold_seed());
+  return has_own_head(request, source) ? model::untied(std::move(source)) : source;
 }
 
 /// A preset leaves out what a model has no way for; who names such a step hears that there is none.
@@ -411,7 +424,7 @@ std::vector<std::filesystem::path> inputs_of(const QuantizeRequest& request) {
 }
 
 Plan plan_quantize(const QuantizeRequest& given) {
-  const OpenedModel source = model::open_plain_model(given.model, given.options.steps.fold_seed());
+  const OpenedModel source = open_source(given);
   const QuantizeRequest wanted = settled(given, source);
   Allocated allocated = chosen(source, wanted);
   const QuantizeRequest& request = allocated.request;
@@ -423,7 +436,7 @@ Plan plan_quantize(const QuantizeRequest& given) {
 
 QuantizeReport quantize_model(const QuantizeRequest& given) {
   const Stopwatch watch;
-  const OpenedModel source = model::open_plain_model(given.model, given.options.steps.fold_seed());
+  const OpenedModel source = open_source(given);
   checkpoint::check_digests(given.model, source.folder.tensors);
   const QuantizeRequest wanted = settled(given, source);
   io::OutputFolder output(wanted.output, wanted.overwrite, inputs_of(wanted), former_outputs(wanted.model));

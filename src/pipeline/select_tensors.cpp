@@ -13,6 +13,8 @@
 namespace w4q::pipeline {
 namespace {
 
+constexpr int exl3_head_bits = 6;
+
 /// Answers "which scheme?" for one module and remembers which globs were of use.
 class Selector {
  public:
@@ -34,7 +36,7 @@ class Selector {
     if (!parameter.linear || !(parameter.left.empty() || outside)) return {};
     if (model::is_head(module)) {
       why = "head: --lm-head";
-      return request_.lm_head ? passes(module, request_.scheme, request_.residual) : std::vector<quantize::Pass>{};
+      return request_.lm_head ? passes(module, of_head(), request_.residual) : std::vector<quantize::Pass>{};
     }
     if (model::is_embedding(module)) return of_embeddings(module, why);
     return passes(module, request_.scheme, request_.residual);
@@ -52,6 +54,13 @@ class Selector {
   }
 
  private:
+  /// EXL3's head has 6 bits, whatever the layers have.
+  formats::Scheme of_head() const {
+    formats::Scheme scheme = request_.scheme;
+    if (scheme.family == formats::SchemeFamily::exl3) scheme.bits = std::max(scheme.bits, exl3_head_bits);
+    return scheme;
+  }
+
   std::vector<quantize::Pass> of_embeddings(std::string_view module, std::string& why) const {
     why = "embeddings: --embeddings";
     if (!request_.embeddings && !(config_.tied_embeddings && request_.lm_head)) return {};

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "formats/exl3.h"
 #include "formats/integer.h"
 #include "formats/rotated.h"
 #include "formats/scale_codec.h"
@@ -229,6 +230,8 @@ int64_t feedback_block(const Scheme& scheme, int64_t k) noexcept {
       return formats::integer_group_size(scheme, k);
     case SchemeFamily::rotated:
       return formats::rotated_group(scheme, k);
+    case SchemeFamily::exl3:
+      return formats::exl3_tile;
     case SchemeFamily::trellis:
       return trellis_feedback_block;
     default:

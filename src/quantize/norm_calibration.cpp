@@ -11,6 +11,7 @@
 #include "formats/kbit.h"
 #include "formats/trellis.h"
 #include "kernels/linear/gemm.h"
+#include "quantize/exl3.h"
 #include "quantize/rotated.h"
 
 namespace w4q::quantize {
@@ -166,6 +167,7 @@ class NormCalibration {
 int64_t calibrate_norms(PackedWeight& packed, MatrixView<const float> weight, MatrixView<const float> gram,
                         double damping) {
   const auto family = packed.scheme.family;
+  if (family == formats::SchemeFamily::exl3) return fit_exl3_outputs(packed, weight, gram);
   ensure(family == formats::SchemeFamily::rotated || family == formats::SchemeFamily::trellis,
          "calibrate_norms: the weight has no norms");
   ensure(packed.layout == formats::canonical_layout, "calibrate_norms: the layout is not canonical");

@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "quantize/exl3.h"
 #include "quantize/kbit.h"
 #include "quantize/rotated.h"
 #include "quantize/rtn.h"
@@ -15,7 +16,8 @@ formats::Rotation QuantizeOptions::rotation() const noexcept {
 }
 
 std::span<const QuantizerRow> quantizer_registry() noexcept {
-  static const QuantizerRow rows[] = {kbit_quantizer(), rtn_quantizer(), rotated_quantizer(), trellis_quantizer()};
+  static const QuantizerRow rows[] = {kbit_quantizer(), rtn_quantizer(), rotated_quantizer(), trellis_quantizer(),
+                                      exl3_quantizer()};
   return rows;
 }
 

@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "formats/codebook.h"
 #include "formats/integer.h"
 #include "formats/scheme_registry.h"
 #include "quantize/rtn.h"
@@ -40,6 +41,8 @@ const QuantizerRow& rounding_quantizer(const Scheme& scheme) {
       return quantizer_row("rotated");
     case SchemeFamily::trellis:
       return quantizer_row("trellis");
+    case SchemeFamily::exl3:
+      return quantizer_row("exl3");
     case SchemeFamily::lut:
       break;
   }
@@ -47,8 +50,9 @@ const QuantizerRow& rounding_quantizer(const Scheme& scheme) {
 }
 
 Rounding rounding_of(const Scheme& scheme, int64_t k, const QuantizeOptions& options) {
-  if (scheme.family == SchemeFamily::trellis) {
-    const Scheme scalar{SchemeFamily::rotated, scheme.bits, formats::whole_row, formats::ScaleType::f16};
+  if (formats::shares_bits(scheme)) {
+    const int bits = std::clamp(scheme.bits, formats::table_min_bits, formats::table_max_bits);
+    const Scheme scalar{SchemeFamily::rotated, bits, formats::whole_row, formats::ScaleType::f16};
     return {[scalar](MatrixView<float> weights) { round_by_packing(scalar, {}, weights); }, k, true};
   }
   if (scheme.family == SchemeFamily::integer && !scheme.act_order) {

@@ -21,8 +21,6 @@ bool lacks(std::string_view what, std::string* why) {
 
 bool has_table(const Scheme& scheme) { return formats::scheme_row(scheme.family).table != nullptr; }
 
-bool is_trellis(const Scheme& scheme) { return scheme.family == SchemeFamily::trellis; }
-
 bool has_tables_to_learn(const Scheme& scheme, std::string* why) {
   if (scheme.family == SchemeFamily::kbit) return true;
   return lacks(has_table(scheme) ? "learned tables" : "searched scales or learned tables", why);
@@ -37,12 +35,12 @@ bool has_ranges_to_clip(const Scheme& scheme, std::string* why) {
 }
 
 bool has_norms(const Scheme& scheme, std::string* why) {
-  return scheme.family == SchemeFamily::rotated || is_trellis(scheme) || lacks("norms", why);
+  return scheme.family == SchemeFamily::rotated || formats::shares_bits(scheme) || lacks("norms", why);
 }
 
 /// Rows of a ring are rounded at once, and none of its codes can change alone.
 bool has_rows_by_themselves(const Scheme& scheme, std::string* why) {
-  return !is_trellis(scheme) || lacks("rows that are rounded by themselves", why);
+  return !formats::shares_bits(scheme) || lacks("rows that are rounded by themselves", why);
 }
 
 void describe_fold(const Step& step, const QuantizeOptions&, Words& words) {
@@ -148,7 +146,8 @@ constexpr StepRow registered[] = {
     {.kind = StepKind::fit_norms,
      .name = "norms",
      .option = "--calibrate-norms",
-     .help = "Rotated and trellis: scales by least squares of the outputs, once codes are chosen; needs calibration",
+     .help =
+         "Rotated, trellis and exl3: scales by least squares of the outputs, once codes are chosen; needs calibration",
      .needs_statistics = true,
      .accepts = has_norms,
      .describe = [](const Step&, const QuantizeOptions&,

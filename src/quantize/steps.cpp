@@ -12,21 +12,21 @@ namespace {
 constexpr std::string_view arrow = " → ";
 
 struct Preset {
-  std::string_view name, kbit, rotated, trellis, integer;
+  std::string_view name, kbit, rotated, trellis, exl3, integer;
 };
 
 // Without activations a learned table fits the weights better and, at few bits, the model no better. Blocks of 128
 // measured best (docs/notes/quality.md); other programs' integer checkpoints have no place for a rotation.
 constexpr Preset presets[] = {
-    {"fast", "search", "search", "rotate128", "clip"},
+    {"fast", "search", "search", "rotate128", "none", "clip"},
     {"good", "lloyd+search → feedback → sweeps", "search → feedback → sweeps → norms", "rotate128 → feedback → norms",
-     "clip → feedback → sweeps"},
+     "feedback → norms", "clip → feedback → sweeps"},
     {"best", "awq → rotate128 → lloyd+search → asym → feedback → sweeps → distill",
      "awq → search → asym → feedback → sweeps → norms → distill", "awq → rotate128 → asym → feedback → norms → distill",
-     "awq → clip → asym → feedback → sweeps → distill"},
+     "asym → feedback → norms → distill", "awq → clip → asym → feedback → sweeps → distill"},
     {"max", "awq → rotate128 → lloyd+search → asym → feedback → feedback2 → sweeps → distill",
      "awq → search → asym → feedback → feedback2 → sweeps → norms → distill",
-     "awq → rotate128 → asym → feedback → norms → distill",
+     "awq → rotate128 → asym → feedback → norms → distill", "asym → feedback → norms → distill",
      "awq → clip → asym → feedback → feedback2 → sweeps → distill"},
 };
 
@@ -58,7 +58,8 @@ std::vector<std::string_view> names_of(std::string_view text) {
       .hint(
           "steps are, in this order: fold → awq → rotate128 → lloyd+search → asym → feedback → feedback2 → sweeps → "
           "distill; integers have clip instead of rotate128 and lloyd+search, the rotated family search and, behind "
-          "sweeps, norms; trellises rotate128 → asym → feedback → norms → distill");
+          "sweeps, norms; trellises rotate128 → asym → feedback → norms → distill, "
+          "exl3 the same without rotate128");
 }
 
 int64_t parse_block(std::string_view name, const StepRow& row) {
@@ -179,6 +180,8 @@ Steps preset_steps(std::string_view name, const formats::Scheme& scheme) {
       return parse_steps(preset->rotated);
     case formats::SchemeFamily::trellis:
       return parse_steps(preset->trellis);
+    case formats::SchemeFamily::exl3:
+      return parse_steps(preset->exl3);
     default:
       return parse_steps(preset->integer);
   }

@@ -45,7 +45,8 @@ HWY_INLINE void step_of(size_t groups, const float* least, const float* levels, 
 }
 
 void step(int bits, size_t groups, const float* least, const float* levels, float target, float* next) {
-  with_bits<2, 3, 4>(bits, [&]<int width>() HWY_ATTR { step_of<width>(groups, least, levels, target, next); });
+  with_bits<1, 2, 3, 4, 5, 6, 7, 8>(bits,
+                                    [&]<int width>() HWY_ATTR { step_of<width>(groups, least, levels, target, next); });
 }
 
 /// A vector of groups at a time, one vector for each way into it.
@@ -70,9 +71,12 @@ HWY_EXPORT(order_levels);
 }  // namespace
 
 std::vector<float> trellis_fast_levels(int bits, int window) {
-  const auto levels = formats::trellis_levels(window);
+  return trellis_fast_levels(bits, formats::trellis_levels(window));
+}
+
+std::vector<float> trellis_fast_levels(int bits, std::span<const float> levels) {
   std::vector<float> ordered(levels.size());
-  HWY_DYNAMIC_DISPATCH(order_levels)(bits, size_t{1} << (window - bits), levels.data(), ordered.data());
+  HWY_DYNAMIC_DISPATCH(order_levels)(bits, levels.size() >> bits, levels.data(), ordered.data());
   return ordered;
 }
 

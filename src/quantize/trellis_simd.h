@@ -2,6 +2,7 @@
 // states are lanes that never meet.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "formats/trellis_search.h"
@@ -10,6 +11,8 @@ namespace w4q::quantize {
 
 /// The levels of a window as trellis_fast_step() wants them on this machine.
 std::vector<float> trellis_fast_levels(int bits, int window);
+/// The same of any code's levels, by windows.
+std::vector<float> trellis_fast_levels(int bits, std::span<const float> levels);
 
 /// formats::TrellisStep with levels of trellis_fast_levels().
 void trellis_fast_step(int bits, int window, const float* least, const float* levels, float target, float* next);

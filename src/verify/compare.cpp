@@ -12,6 +12,7 @@
 #include "core/progress.h"
 #include "core/text.h"
 #include "kernels/linear/linear.h"
+#include "model/stored_sizes.h"
 #include "verify/rescaled.h"
 #include "verify/weights.h"
 
@@ -36,7 +37,9 @@ void check_same_model(const model::OpenedModel& candidate, const model::OpenedMo
 class Side {
  public:
   Side(const model::OpenedModel& candidate, const model::OpenedModel& base)
-      : folder_(candidate.folder), base_(model::fold_like(base, candidate.folded)), weights_(candidate, base_) {
+      : folder_(candidate.folder),
+        base_(model::untied_like(model::fold_like(base, candidate.folded), candidate.folder.tensors)),
+        weights_(candidate, base_) {
     check_same_model(candidate, base);
   }
 

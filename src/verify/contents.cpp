@@ -120,8 +120,8 @@ void StoredContents::add(const std::string& name, const io::TensorInfo& info) {
     linear.kind = Kind::mxfp4;
     linear.scales = has(linear.path + "_scales");
     linear.experts = shape[0], linear.n = shape[1], linear.k = shape[2] * shape[3] * 2;
-  } else if (name.ends_with(".qweight")) {
-    linear.path = without(name, ".qweight");
+  } else if (name.ends_with(".qweight") || name.ends_with(".trellis")) {
+    linear.path = without(name, name.ends_with(".qweight") ? ".qweight" : ".trellis");
     linear.kind = Kind::integer;
   } else if (is_weight_dtype(info.dtype) && (shape.size() == 3 || (shape.size() == 2 && name.ends_with(".weight")))) {
     linear.path = model::module_path(name);

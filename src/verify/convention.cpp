@@ -45,7 +45,8 @@ constexpr TensorNames tensor_names[] = {
 
 /// Any tensor of which says that a linear is, or was, packed.
 constexpr std::string_view traces[] = {".qweight",      ".qzeros",       ".scales",        ".g_idx", ".weight_packed",
-                                       ".weight_scale", ".weight_shape", ".weight.absmax", ".B",     ".s"};
+                                       ".weight_scale", ".weight_shape", ".weight.absmax", ".B",     ".s",
+                                       ".trellis"};
 
 std::string one_line(const Error& error) {
   std::string text = error.what();
@@ -104,6 +105,7 @@ class Detective {
   static model::ModelConfig config_of(const checkpoint::Folder& candidate) {
     auto config = model::read_any_config(candidate.config, candidate.path);
     if (config.architecture != nullptr) model::follow_tensors(candidate.tensors, config);
+    if (candidate.tensors.contains(config.names.head + ".trellis")) config.tied_embeddings = false;
     return config;
   }
 

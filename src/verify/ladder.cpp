@@ -9,6 +9,7 @@
 #include "core/text.h"
 #include "device/choice.h"
 #include "io/files.h"
+#include "model/stored_sizes.h"
 #include "tokenizer/token_file.h"
 #include "tokenizer/tokenizer.h"
 #include "verify/rungs.h"
@@ -122,6 +123,7 @@ const model::OpenedModel& CheckContext::base() {
     if (folded_base_->config.architecture == nullptr) {
       folded_base_ = model::take_apart_like(std::move(*folded_base_), headers().tensors);
     }
+    folded_base_ = model::untied_like(std::move(*folded_base_), headers().tensors);
   }
   return *folded_base_;
 }

@@ -97,7 +97,7 @@ constexpr ScaleOrder orders[] = {
 BlockSample::BlockSample(const PackedWeight& canonical) : weight_(canonical), rows_(rows_of(canonical)) {
   const auto& row = formats::scheme_row(canonical.scheme.family);
   int64_t size = 0;
-  if (canonical.scheme.family == SchemeFamily::trellis) return;  // a code alone stands for nothing
+  if (formats::shares_bits(canonical.scheme)) return;  // a code alone stands for nothing
   if (canonical.scheme.family == SchemeFamily::integer) {
     size = formats::integer_group_size(canonical.scheme, canonical.k);
   } else {

@@ -82,9 +82,10 @@ std::vector<size_t> order_of(const PackedWeight& pass) {
   return order;
 }
 
-/// As many levels under the same scales.
+/// As many levels under a scale for each row, or as many as there are tables for.
 formats::Scheme scalar_twin(const formats::Scheme& trellis) {
-  return {SchemeFamily::rotated, trellis.bits, formats::whole_row, formats::ScaleType::f16};
+  const int bits = std::clamp(trellis.bits, formats::table_min_bits, formats::table_max_bits);
+  return {SchemeFamily::rotated, bits, formats::whole_row, formats::ScaleType::f16};
 }
 
 /// values ← what rounding them to nearest makes of them, by the definition of the pass's scheme.
@@ -94,7 +95,7 @@ void round_to_nearest(const PackedWeight& pass, std::span<float> values) {
   formats::Scheme scheme = pass.scheme;
   scheme.act_order = false;
   // Rings of some rows are not those of all, and take long to search: a level for each weight is somewhat worse.
-  if (scheme.family == SchemeFamily::trellis) scheme = scalar_twin(scheme);
+  if (formats::shares_bits(scheme)) scheme = scalar_twin(scheme);
   std::vector<float> ordered(values.size()), row(k);
   for (size_t i = 0; i < values.size(); ++i) ordered[i] = values[i / k * k + order[i % k]];
   const auto& definition = formats::scheme_row(scheme.family);

@@ -22,7 +22,7 @@ NearestCodes::NearestCodes(const formats::PackedWeight& canonical, bool folded)
       surely_nearer_(folded ? surely_nearer_folded : surely_nearer) {
   const auto width = static_cast<size_t>(canonical.k);
   codes_.resize(width), scales_.resize(width), zeros_.resize(width);
-  readable_ = canonical.scheme.family != formats::SchemeFamily::trellis;  // no weight has its code for itself
+  readable_ = !formats::shares_bits(canonical.scheme);  // no weight has its code for itself
   if (integer_ || !readable_) return;
   format_ = formats::scheme_row(canonical.scheme.family).table(canonical.scheme);
   readable_ = !format_.tensor_scale;

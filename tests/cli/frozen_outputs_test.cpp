@@ -126,7 +126,12 @@ void write_forms_of_encoded(FrozenOutputs& outputs, const std::string& name) {
 }
 
 void write_forms_of_scheme(FrozenOutputs& outputs, const std::string& scheme) {
-  const std::string packed = outputs.write(scheme, {"quantize", outputs.model().string(), "--scheme", scheme});
+  std::vector<std::string> command{"quantize", outputs.model().string(), "--scheme", scheme};
+  if (scheme.starts_with("exl3")) {  // one layer is enough, for its search takes long
+    for (const char* layer : {"1", "2", "3"})
+      command.insert(command.end(), {"--keep", concat("*.layers.", layer, ".*")});
+  }
+  const std::string packed = outputs.write(scheme, command);
   if (packed.empty()) return write_forms_of_encoded(outputs, scheme);
   write_every_form(outputs, scheme, packed);
   fs::remove_all(packed);

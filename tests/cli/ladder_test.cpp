@@ -89,6 +89,13 @@ TEST_F(WholeLadder, EveryDialect) {
       expect_verified(path(name + "-planes"));
       from = path(name + "-planes");
     }
+    if (name == "exl3") {  // nothing becomes it; one layer is enough, for its search takes long
+      ASSERT_EQ(quantize("exl3-planes", {"--scheme", "exl3-5", "--keep", "*.layers.1.*", "--keep", "*.layers.2.*",
+                                         "--keep", "*.layers.3.*"})
+                    .status,
+                0);
+      from = path("exl3-planes");
+    }
     repack(from, name, row.name);
     expect_verified(path(name));
   }

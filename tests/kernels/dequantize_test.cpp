@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/rng.h"
 #include "formats/codebook.h"
 #include "formats/lut.h"
 #include "formats/scheme_registry.h"
@@ -19,6 +20,15 @@ using test::RandomMatrix;
 
 formats::PackedWeight packed(const formats::Scheme& scheme, int64_t n, int64_t k, uint64_t seed) {
   const RandomMatrix weight(n, k, seed);
+  if (scheme.family == formats::SchemeFamily::exl3) {  // any codes will do, and searching them takes long
+    formats::PackedWeight drawn = formats::allocate_canonical(scheme, n, k);
+    uint64_t draw = 0;
+    for (auto& plane : drawn.planes) {
+      for (uint16_t& word : plane.bytes.as<uint16_t>())
+        word = static_cast<uint16_t>(random_bits(seed, draw++) & 0xBFFF);
+    }
+    return drawn;
+  }
   std::vector<float> table;
   if (scheme.family == formats::SchemeFamily::kbit) table = formats::codebook("nf", scheme.bits);
   if (scheme.family == formats::SchemeFamily::rotated) table = formats::codebook("normal", scheme.bits);

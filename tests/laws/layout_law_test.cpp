@@ -23,7 +23,7 @@ INSTANTIATE_TEST_SUITE_P(Every, LayoutLaw, testing::ValuesIn(test::every_scheme_
 });
 
 TEST_P(LayoutLaw, UnpackUndoesPack) {
-  for (const auto& [n, k] : test::sizes) {
+  for (const auto& [n, k] : test::sizes_of(scheme())) {
     if (!layout().accepts(scheme(), n, k, nullptr)) continue;
     const PackedWeight weight = canonical(n, k);
     EXPECT_TRUE(bytes_equal(layout().unpack(layout().pack(weight), "w"), weight)) << n << " × " << k;
@@ -31,7 +31,7 @@ TEST_P(LayoutLaw, UnpackUndoesPack) {
 }
 
 TEST_P(LayoutLaw, PackedPlanesAreThoseAnnounced) {
-  for (const auto& [n, k] : test::sizes) {
+  for (const auto& [n, k] : test::sizes_of(scheme())) {
     if (!layout().accepts(scheme(), n, k, nullptr)) continue;
     const PackedWeight packed = layout().pack(canonical(n, k));
     const auto specs = layout().planes(scheme(), n, k);
@@ -45,7 +45,7 @@ TEST_P(LayoutLaw, PackedPlanesAreThoseAnnounced) {
 }
 
 TEST_P(LayoutLaw, PlaceIsOneToOneAndInside) {
-  for (const auto& [n, k] : test::sizes) {
+  for (const auto& [n, k] : test::sizes_of(scheme())) {
     if (!layout().accepts(scheme(), n, k, nullptr)) continue;
     const auto specs = layout().planes(scheme(), n, k);
     std::vector<bool> taken(static_cast<size_t>(element_count(specs[0].shape) * 32));
@@ -71,7 +71,7 @@ TEST_P(LayoutLaw, PlaceIsOneToOneAndInside) {
 }
 
 TEST_P(LayoutLaw, PackDoesWhatPlaceSays) {
-  for (const auto& [n, k] : test::sizes) {
+  for (const auto& [n, k] : test::sizes_of(scheme())) {
     if (!layout().accepts(scheme(), n, k, nullptr)) continue;
     const PackedWeight weight = canonical(n, k);
     const PackedWeight packed = layout().pack(weight);

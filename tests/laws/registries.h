@@ -60,6 +60,20 @@ inline std::string test_name(std::string text) {
 inline constexpr std::pair<int64_t, int64_t> sizes[] = {{1, 1},    {1, 31},   {3, 32},   {2, 33},   {5, 95},
                                                         {128, 64}, {127, 63}, {129, 65}, {256, 96}, {130, 200}};
 
+/// Those of a scheme's laws. A tile of EXL3 takes a search over 2^16 states for each of 256 weights, and what pads its
+/// blocks of 128 cannot be seen from outside: one block.
+inline std::span<const std::pair<int64_t, int64_t>> sizes_of(const formats::Scheme& scheme) {
+  static constexpr std::pair<int64_t, int64_t> block[] = {{128, 128}};
+  if (scheme.family == formats::SchemeFamily::exl3) return block;
+  return sizes;
+}
+
+/// Whether a law asks it of a scheme: of EXL3, whose laws take long, what real weights look like, and nothing at all.
+inline bool asks(const formats::Scheme& scheme, std::string_view distribution) {
+  return scheme.family != formats::SchemeFamily::exl3 || distribution == "normal" || distribution == "heavy tail" ||
+         distribution == "zero";
+}
+
 /// The table that a scheme's tests use; empty for families without one.
 inline std::vector<float> table_of(const formats::Scheme& scheme) {
   switch (scheme.family) {
@@ -71,6 +85,7 @@ inline std::vector<float> table_of(const formats::Scheme& scheme) {
       return {formats::normal_codebook(scheme.bits).begin(), formats::normal_codebook(scheme.bits).end()};
     case formats::SchemeFamily::integer:
     case formats::SchemeFamily::trellis:
+    case formats::SchemeFamily::exl3:
       return {};
   }
   return {};

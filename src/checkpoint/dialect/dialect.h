@@ -40,6 +40,7 @@ struct DialectLinear {
   std::string name;
   formats::Scheme scheme;  ///< from fit()
   bool symmetric = true;   ///< all zero points are the symmetric one, whether the dialect stores them or not
+  int64_t n = 0, k = 0;
 };
 
 struct DialectRow {
@@ -64,6 +65,10 @@ struct DialectRow {
   io::Json (*describe)(const std::vector<DialectLinear>& linears, const std::vector<std::string>& kept);
   /// A file beside the weights that repeats it; empty: none.
   std::string_view config_file = {};
+  /// What that file says more, of all tensors of the checkpoint; null: nothing.
+  io::Json (*list_tensors)(io::Json quantization, const std::vector<io::PlannedTensor>& tensors) = nullptr;
+  /// Biases of packed linears are F16, with zeros up to a multiple of this; 0: they stay as they are.
+  int64_t bias_multiple = 0;
   /// The first value of a weight with a scheme from fit() that has no place, with row, group and what would be lost;
   /// empty: all have. Null: all always have.
   std::string (*refuses)(const formats::PackedWeight& canonical) = nullptr;
@@ -78,9 +83,10 @@ const DialectRow* find_dialect(std::string_view name) noexcept;
 /// The first row that detects the checkpoint. Throws unsupported and lists what there is.
 const DialectRow& detect_dialect(const DialectSource& source);
 
-/// Names of the two that stand for quantization_config in old checkpoints: a converted folder must not carry them
-/// along.
-inline constexpr std::string_view side_config_files[] = {"quantize_config.json", "quant_config.json"};
+/// Names of those that stand for quantization_config, in old checkpoints and beside config.json: a converted folder must
+/// not carry them along.
+inline constexpr std::string_view side_config_files[] = {"quantize_config.json", "quant_config.json",
+                                                         "quantization_config.json"};
 /// Marks TurboQuant's checkpoints, which have tensors and files of their own and are no row of the table.
 inline constexpr std::string_view turboquant_config_file = "turboquant_config.json";
 

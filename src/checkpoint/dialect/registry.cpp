@@ -21,7 +21,8 @@ std::span<const DialectRow> dialect_registry() {
                                                compressed_tensors_row(),
                                                marlin_dialect_row(),
                                                bitsandbytes_nf4_row(),
-                                               bitsandbytes_fp4_row()};
+                                               bitsandbytes_fp4_row(),
+                                               exl3_dialect_row()};
   return rows;
 }
 
@@ -40,6 +41,8 @@ void check_kinds(const DialectSource& source) {
     config_flag(source, {flag}, false);
   }
   for (const char* text : {"quant_method", "version", "bnb_4bit_quant_type"}) config_text(source, {text}, "");
+  // The bits of EXL3 are a mean.
+  if (config_text(source, {"quant_method"}, "") == "exl3") return;
   for (const char* width : {"bits", "w_bit"}) config_integer(source, {width}, 4, 1, 64);
   for (const char* group : {"group_size", "q_group_size"}) config_group(source, {group});
 }

@@ -16,5 +16,6 @@ DialectRow compressed_tensors_padded_row();
 DialectRow marlin_dialect_row();
 DialectRow bitsandbytes_nf4_row();
 DialectRow bitsandbytes_fp4_row();
+DialectRow exl3_dialect_row();
 
 }  // namespace w4q::checkpoint

@@ -250,6 +250,7 @@ void dequantize_rows(const PackedWeight& weight, int64_t begin, MatrixView<float
   ensure(begin >= 0 && begin + out.rows <= weight.n && out.cols == weight.k, "dequantize: no such rows");
   const auto& scheme = formats::scheme_row(weight.scheme.family);
   if (weight.scheme.family == formats::SchemeFamily::trellis) return dequantize_trellis(weight, begin, out);
+  if (scheme.decode_rows != nullptr) return scheme.decode_rows(weight, begin, out);
   if (scheme.table != nullptr) {
     const TableFormat format = scheme.table(weight.scheme);
     if (has_unit_scales(format)) return dequantize_planes(format, weight, begin, out);
