@@ -11,12 +11,14 @@
 #include "formats/codebook.h"
 #include "formats/kbit.h"
 #include "formats/rotated.h"
+#include "formats/trellis.h"
 #include "kernels/common/random_cuda.h"
 #include "kernels/common/table_stretch.h"
 #include "kernels/rotated/pack.h"
 #include "kernels/rotated/rotate_input.h"
 #include "repack/layout_kbit_fragment.h"
 #include "repack/layout_registry.h"
+#include "repack/layout_trellis_fragment.h"
 
 namespace w4q::decoder_cuda {
 namespace {
@@ -29,6 +31,10 @@ bool is_rotated(std::span<const formats::Scheme> passes) {
     return scheme.family == formats::SchemeFamily::rotated && scheme.block != formats::whole_row;
   };
   return !passes.empty() && std::ranges::all_of(passes, rotated);
+}
+
+bool is_trellis(std::span<const formats::Scheme> passes) {
+  return passes.size() == 1 && passes.front().family == formats::SchemeFamily::trellis;
 }
 
 /// Makes the parts of a model, each from a seed of its own.
@@ -64,8 +70,7 @@ class Maker {
                                                           : linear(group.names(), n, group.width));
       const bool gated = group.linears.front().role == model::Role::gate && group.linears.size() == 2;
       if (gated) {
-        const bool turns = n % 64 == 0 && (is_rotated(passes_) || fuses(made));
-        made.products.front().linear.gates = turns ? kernels::GateOrder::turns : kernels::GateOrder::halves;
+        made.products.front().linear.gates = gate_order(made);
       }
       add_bias(group, made, n);
     }
@@ -107,6 +112,8 @@ class Maker {
     CudaProduct product;
     if (is_rotated(passes_)) {
       make_rotated(linear, product);
+    } else if (is_trellis(passes_)) {
+      make_trellis(linear, product);
     } else if (!passes_.empty()) {
       make_packed(linear, product);
     } else {
@@ -122,6 +129,14 @@ class Maker {
   }
 
  private:
+  kernels::GateOrder gate_order(const CudaLinear& gated) const {
+    if (is_trellis(passes_)) {
+      return gated.n % (2 * formats::trellis_rows) == 0 ? kernels::GateOrder::halves : kernels::GateOrder::none;
+    }
+    const bool turns = gated.n % 64 == 0 && (is_rotated(passes_) || fuses(gated));
+    return turns ? kernels::GateOrder::turns : kernels::GateOrder::halves;
+  }
+
   /// Zeros, where the group's linears have one.
   void add_bias(const model::InputGroup& group, CudaLinear& made, int64_t n) {
     if (std::ranges::none_of(group.linears, &model::PlannedLinear::bias)) return;
@@ -167,6 +182,37 @@ class Maker {
       stream_.synchronize();
     }
     product.linear.passes = {weight};
+  }
+
+  /// Behind a rotation of 128, as trellises are.
+  void make_trellis(CudaLinear& linear, CudaProduct& product) {
+    const auto keep = [&](DeviceBuffer buffer) { return linear.memory.emplace_back(std::move(buffer)).data(); };
+    kernels::DevicePass pass;
+    pass.scheme = passes_.front();
+    pass.layout = "trellis-fragment";
+    pass.n = linear.n;
+    pass.k = linear.k;
+    const repack::TrellisFragmentMap map(pass.n, pass.k);
+    DeviceBuffer codes(stream_.context(),
+                       static_cast<size_t>(map.tiles() * map.tile_words(pass.scheme.bits)) * sizeof(uint32_t));
+    kernels::random_words_cuda(codes.as<uint32_t>(), static_cast<int64_t>(codes.size() / 4), ++seed_, stream_);
+    DeviceBuffer scales(stream_.context(), static_cast<size_t>(pass.n) * 2);
+    // Outputs of about the magnitude of the inputs, with scales in (−most, most).
+    pass.table_max = std::ldexp(1.0f, formats::trellis_usual_exponent);
+    pass.scale_max =
+        static_cast<float>(std::sqrt(3.0 / static_cast<double>(pass.k)) / formats::trellis_level_rms) / pass.table_max;
+    kernels::random_halves_cuda(scales.as<__half>(), pass.n, pass.scale_max, ++seed_, stream_);
+    linear.bytes += static_cast<int64_t>(codes.size() + scales.size());
+    pass.codes = reinterpret_cast<const uint32_t*>(keep(std::move(codes)));
+    pass.scales = keep(std::move(scales));
+    const formats::InputRotation rotation({128, 42}, linear.k);
+    const auto signs = kernels::rotation_signs(rotation);
+    pass.rotation.block = rotation.rotation().block;
+    pass.rotation.factors =
+        reinterpret_cast<const float*>(keep(DeviceBuffer::copy_of(std::as_bytes(rotation.factors()), stream_)));
+    pass.rotation.signs = reinterpret_cast<const uint32_t*>(keep(DeviceBuffer::copy_of(bytes_of(signs), stream_)));
+    product.linear.passes = {pass};
+    stream_.synchronize();  // factors and signs go
   }
 
   /// All passes share a rotation, and the table; a residual is a sixteenth of the pass before it.
@@ -232,7 +278,7 @@ class Maker {
 
 /// Schemes of which any bits are a sound weight, and which kernels read.
 bool can_be_random(const device::Properties& gpu, std::span<const formats::Scheme> passes) {
-  if (passes.empty()) return true;
+  if (passes.empty() || is_trellis(passes)) return true;
   const formats::Scheme& scheme = passes.front();
   if (is_rotated(passes)) {
     return scheme.block >= 32 && scheme.block <= kernels::rotate_input_max_block;
@@ -256,8 +302,8 @@ CudaModel CudaModel::random(device::Context& gpu, const model::ModelConfig& conf
   if (!can_be_random(gpu.properties(), passes)) {
     throw Error(ErrorCode::unsupported, "random weights of scheme " + formats::to_string(passes))
         .detail(
-            "expected f16, kbit2-b32-e4m4 to kbit5-b32-e4m4, int4 or int8 with f16 scales such as int4-g128-f16, or "
-            "rotated passes such as rotated4-d128+rotated4-d128");
+            "expected f16, kbit2-b32-e4m4 to kbit5-b32-e4m4, int4 or int8 with f16 scales such as int4-g128-f16, "
+            "trellis2 to trellis4, or rotated passes such as rotated4-d128+rotated4-d128");
   }
   const device::Stream stream(gpu);
   Maker maker(passes, residual_bytes.has_value(), stream);

@@ -25,10 +25,6 @@ using formats::PlaneRole;
 using kernels::DevicePass;
 using Linears = std::span<const PackedLinear* const>;
 
-bool reads_rotation(const formats::Rotation& rotation) {
-  return rotation.block >= 2 && rotation.block <= kernels::rotate_input_max_block;
-}
-
 /// Canonical, or as it stands in a checkpoint.
 bool reads_pass(const PackedWeight& pass) {
   const bool rotated = pass.scheme.family == formats::SchemeFamily::rotated;
@@ -200,6 +196,10 @@ class Uploader {
 };
 
 }  // namespace
+
+bool reads_rotation(const formats::Rotation& rotation) {
+  return rotation.block >= 2 && rotation.block <= kernels::rotate_input_max_block;
+}
 
 bool reads_rotated(const PackedLinear& linear) {
   if (linear.passes.empty() || linear.rotations.size() != linear.passes.size()) return false;

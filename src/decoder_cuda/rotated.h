@@ -14,6 +14,9 @@
 
 namespace w4q::decoder_cuda {
 
+/// Whether the GPU rotates inputs so.
+bool reads_rotation(const formats::Rotation& rotation);
+
 /// Whether the GPU's kernels multiply all passes of `linear` as they are: rotated ones, and kbit behind a rotation, in
 /// the canonical layout or the fragments that kernels read.
 bool reads_rotated(const formats::PackedLinear& linear);

@@ -6,6 +6,7 @@
 #include "checkpoint/packed_checkpoint.h"
 #include "core/error.h"
 #include "decoder_cuda/rotated.h"
+#include "decoder_cuda/trellis.h"
 #include "device/copy.h"
 #include "formats/scheme_registry.h"
 #include "kernels/frame/linear_fusion.h"
@@ -83,6 +84,7 @@ void place_planes(Weights weights, int64_t rows_in_turn, CudaPacked& packed, Upl
 }  // namespace
 
 bool goes_as_stored(const device::Properties& gpu, const PackedLinear& linear) {
+  if (reads_trellis(linear)) return trellis_goes_as_stored(linear);
   const auto stands_ready = [](const PackedWeight& pass) {
     return stacked_layout(pass.layout) != nullptr && pass.n % 64 == 0 && pass.k % 64 == 0;
   };

@@ -14,6 +14,7 @@
 #include "decoder_cuda/rotated.h"
 #include "decoder_cuda/stack.h"
 #include "decoder_cuda/stored.h"
+#include "decoder_cuda/trellis.h"
 #include "device/copy.h"
 #include "kernels/linear/int8_rows.h"
 #include "kernels/linear/kernel_row.h"
@@ -59,6 +60,11 @@ bool is_rotated(const LinearWeight& weight) {
   return packed != nullptr && reads_rotated(*packed);
 }
 
+bool is_trellis(const LinearWeight& weight) {
+  const auto* packed = packed_of(weight);
+  return packed != nullptr && reads_trellis(*packed);
+}
+
 /// Whether a kernel may apply silu to the products of `gate` and the like. Of rotated passes that is only known once
 /// they are uploaded: where their rows take turns and no kernel fuses, the launch behind them minds the turns.
 bool can_gate(const device::Properties& gpu, const LinearWeight& gate) {
@@ -69,6 +75,9 @@ bool can_gate(const device::Properties& gpu, const LinearWeight& gate) {
 
 /// Whether two layers can share a launch.
 bool alike(const device::Properties& gpu, const LinearWeight& a, const LinearWeight& b) {
+  if (is_trellis(a) || is_trellis(b)) {
+    return is_trellis(a) && is_trellis(b) && can_stack_trellis(*packed_of(a), *packed_of(b));
+  }
   if (is_rotated(a) || is_rotated(b)) {
     return is_rotated(a) && is_rotated(b) && can_stack_rotated(*packed_of(a), *packed_of(b));
   }
@@ -158,7 +167,9 @@ class Builder {
       linear_.n += layer->n;
       linear_.names.push_back(layer->name);
     }
-    if (is_rotated(*layers.front())) {
+    if (is_trellis(*layers.front())) {
+      add_trellis(layers, product);
+    } else if (is_rotated(*layers.front())) {
       add_rotated(layers, rows_in_turn, product);
     } else if (readable(context_.properties(), *layers.front()) != nullptr) {
       add_packed(layers, rows_in_turn, product);
@@ -211,6 +222,16 @@ class Builder {
     add_input_scale(*linears.front(), product);
   }
 
+  void add_trellis(std::span<const LinearWeight* const> layers, CudaProduct& product) {
+    const auto linears = packed_of(layers);
+    CudaTrellis trellis = upload_trellis(linears, ring_);
+    product.scheme = formats::to_string(linears.front()->passes.front().scheme);
+    product.linear.passes = std::move(trellis.passes);
+    linear_.bytes += trellis.bytes;
+    for (auto& buffer : trellis.memory) keep(std::move(buffer));
+    add_input_scale(*linears.front(), product);
+  }
+
   void add_input_scale(const formats::PackedLinear& linear, CudaProduct& product) {
     const auto& input_scale = linear.input_scale;
     if (input_scale.empty()) return;
@@ -257,7 +278,7 @@ CudaLinear upload_linears(std::span<const LinearWeight* const> linears, UploadRi
   Builder builder(linear, offload, ring);
   for (size_t begin = 0; begin < layers.size();) {
     size_t end = begin + 1;
-    while (end < layers.size() && alike(gpu, *layers[begin], *layers[end])) ++end;
+    while (end < layers.size() && alike(gpu, *layers[end - 1], *layers[end])) ++end;
     builder.add(layers.subspan(begin, end - begin));
     begin = end;
   }
@@ -276,7 +297,9 @@ CudaLinear upload_gated(const LinearWeight& gate_layer, const LinearWeight& up_l
   const std::array both = {&gate_layer, &up_layer};
   const Layers layers(both, gpu);
   const LinearWeight &gate = *layers.all()[0], &up = *layers.all()[1];
-  const bool takes_turns = alike(gpu, gate, up) && gate.n == up.n && gate.n % 32 == 0 && can_gate(gpu, gate);
+  // Rings keep the rows of a strip together: a trellis has its gates above its ups.
+  const bool takes_turns =
+      !is_trellis(gate) && alike(gpu, gate, up) && gate.n == up.n && gate.n % 32 == 0 && can_gate(gpu, gate);
   if (!takes_turns) {
     CudaLinear linear = upload_linears(layers.all(), ring, offload);
     if (linear.products.size() == 1) linear.products.front().linear.gates = kernels::GateOrder::halves;

@@ -13,5 +13,6 @@ LayoutRow gptq_row();
 LayoutRow interleaved_row();
 LayoutRow marlin_row();
 LayoutRow rotated_fragment_row();
+LayoutRow trellis_fragment_row();
 
 }  // namespace w4q::repack

@@ -299,7 +299,8 @@ TEST_F(StoredPlanes, LogitsAreThoseOfCanonicalPlanes) {
                                {"int4-g128-f16", "gptq"},
                                {"rotated4-d64", "rotated-fragment", "rotated4-d64"},
                                {"rotated3-d128-e4m4", "rotated-fragment"},
-                               {"rotated4-d128-f32", "rotated-fragment"}}) {
+                               {"rotated4-d128-f32", "rotated-fragment"},
+                               {"trellis3-w10", "trellis-fragment", "", 128}}) {
     const std::string what = concat(how.scheme, " in ", how.layout, how.rotation > 0 ? ", rotated" : "");
     const test::TemporaryFolder folder;
     quantize(how, folder.path());
@@ -415,7 +416,8 @@ std::string said(const std::function<void()>& check) {
 TEST(DamagedStoredPlanes, AreRefusedInTheWordsOfCanonicalOnes) {
   int refused = 0;
   for (const auto& [scheme, layout] : test::every_scheme_and_layout()) {
-    if (layout != "kbit-fragment" && layout != "marlin" && layout != "interleaved" && layout != "rotated-fragment") {
+    if (layout != "kbit-fragment" && layout != "marlin" && layout != "interleaved" && layout != "rotated-fragment" &&
+        layout != "trellis-fragment") {
       continue;
     }
     PackedLinear linear{"model.layers.0.mlp.up_proj", DType::bf16, {}};

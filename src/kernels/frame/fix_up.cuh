@@ -33,14 +33,16 @@ struct FixUp {
   int first_sharer;   ///< the block that holds the first group's first tile
   bool shares_final;  ///< the final group goes on in the next block
 
-  __device__ FixUp(const Launch& args, const Partition& blocks) {
+  /// Of groups of so many tiles.
+  __device__ FixUp(int group_tiles, const Partition& blocks) {
     const int begin = blocks.begin(blockIdx.x);
     const int end = blocks.begin(blockIdx.x + 1);
-    first_group = begin / args.k_tiles;
-    final_group = (end - 1) / args.k_tiles;
-    first_sharer = blocks.holder(first_group * args.k_tiles);
-    shares_final = end < (final_group + 1) * args.k_tiles;
+    first_group = begin / group_tiles;
+    final_group = (end - 1) / group_tiles;
+    first_sharer = blocks.holder(first_group * group_tiles);
+    shares_final = end < (final_group + 1) * group_tiles;
   }
+  __device__ FixUp(const Launch& args, const Partition& blocks) : FixUp(args.k_tiles, blocks) {}
 };
 
 /// Sums of the N-tiles that several warps share, and their way out: 64 sums of one group at a time for a warp, those

@@ -87,11 +87,11 @@ struct GroupStore {
   float next_scale = 1;
 
   __device__ __forceinline__ GroupStore(const Launch& launch, int group_)
-      : args(launch),
-        group(group_),
-        row(64 * group_ + static_cast<int>(threadIdx.x) % 32),
-        extras{{launch, row}, {launch, row + 32}},
-        norm(launch) {
+      : GroupStore(launch, group_, 64 * group_ + static_cast<int>(threadIdx.x) % 32,
+                   64 * group_ + static_cast<int>(threadIdx.x) % 32 + 32) {}
+  /// Where gates and ups do not stand in turn in the weight: rows `low` and `high` of it are the lane's.
+  __device__ __forceinline__ GroupStore(const Launch& launch, int group_, int low, int high)
+      : args(launch), group(group_), row(low), extras{{launch, low}, {launch, high}}, norm(launch) {
     if (args.fusion.next_x != nullptr) next_scale = __ldcg(args.fusion.last_norm + 1);
   }
 

@@ -29,6 +29,7 @@ struct Launch {
   const void* residual;       ///< [m, n] of the type of y, rows ldy apart, added to the result; null: nothing
   const void* output_scales;  ///< one scale per output, in Marlin's order of a single group; null: none
   bool bf16_output_scales;
+  bool output_scales_in_order;  ///< in the order of outputs instead
   void* y;
   bool fp32;               ///< y and the residual are f32, else of the activations' type
   MailboxWord* mailboxes;  ///< sums of N-tiles that blocks share: 64 outputs × rows per block, empty between launches
@@ -44,7 +45,7 @@ struct Launch {
 
 /// The scale of an output where all inputs are one group (layout_marlin.h).
 __device__ __forceinline__ float output_scale(const Launch& args, int row) {
-  const int at = repack::MarlinMap::single_order(row);
+  const int at = args.output_scales_in_order ? row : repack::MarlinMap::single_order(row);
   const unsigned short bits = __ldg(static_cast<const unsigned short*>(args.output_scales) + at);
   return args.bf16_output_scales ? __uint_as_float(static_cast<uint32_t>(bits) << 16)
                                  : __half2float(__ushort_as_half(bits));

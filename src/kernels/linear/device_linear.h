@@ -44,9 +44,10 @@ struct DevicePass {
   int64_t n = 0;
   int64_t k = 0;
   const uint32_t* codes = nullptr;       ///< of f16_rows [n × k] halves
-  const void* scales = nullptr;          ///< E4M4 bytes or f16; of rotated-fragment f16 norms at norm_place
-  const float* codebook = nullptr;       ///< [2^bits]
-  float table_max = 1;                   ///< largest magnitude of the codebook
+  const void* scales = nullptr;          ///< E4M4 bytes or f16; of rotated-fragment f16 norms at norm_place; of
+                                         ///< trellis-fragment f16 of rows
+  const float* codebook = nullptr;       ///< [2^bits]; of trellises none
+  float table_max = 1;                   ///< largest magnitude of the codebook; of trellises the unit u
   float table_stretch = 1;               ///< 1 to 2: its entries times this are nearest to f16 (table_stretch.h)
   float product_stretch = 1;             ///< the same of their products with E4M4 scales
   float table_over_first = 0;            ///< its table is this times that of the first pass; 0: they are not alike

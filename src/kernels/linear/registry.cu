@@ -139,7 +139,8 @@ LinearDesc describe(const LinearArgs& args, const device::Properties& gpu) {
 std::span<const KernelRow> kernel_registry() noexcept {
   static const std::vector<KernelRow> all = [] {
     std::vector<KernelRow> rows;
-    for (const auto family : {wgmma_rows(), kbit_rows(), integer_rows(), int8_rows(), rotated_rows(), dense_rows()}) {
+    for (const auto family :
+         {wgmma_rows(), kbit_rows(), integer_rows(), int8_rows(), rotated_rows(), trellis_rows(), dense_rows()}) {
       rows.insert(rows.end(), family.begin(), family.end());
     }
     return rows;

@@ -1,0 +1,198 @@
+// GEMV of trellises: one row of f16, everything between products included.
+//
+//   bytes   n·k·bits/8 of codes, 2·n of scales, once
+//   lanes   gemv_run.cuh
+//   work    every warp of the grid works off one contiguous run of tiles; strips that runs share are summed at the end
+//           as frame/gemv_block.cuh says: in a fixed order, across blocks by mailboxes
+//   class   E2
+#include "kernels/frame/fix_up.cuh"
+#include "kernels/trellis/gemv_run.cuh"
+
+namespace w4q::kernels::trellis {
+namespace {
+
+using device::HalfType;
+
+constexpr int warps = 16;
+static_assert(2 * warps <= 32);
+
+/// Sums that the warps of a block leave for one another, as frame::PartialSums: of the group that a warp came from
+/// (slots 0 … warps − 1), and of the one that it ended in.
+template <int values>
+struct WarpSums {
+  static constexpr int bytes = 2 * warps * (values + 1) * 4;
+  float* sums;
+  int* groups;
+
+  __device__ explicit WarpSums(char* memory)
+      : sums(reinterpret_cast<float*>(memory)), groups(reinterpret_cast<int*>(memory) + 2 * warps * values) {}
+  __device__ float* of(int slot) const { return sums + slot * values; }
+  __device__ void leave(int slot, int group) const {
+    if (threadIdx.x % 32 == 0) groups[slot] = group;
+  }
+};
+
+/// The outputs of one of the parts of 64 in which a group is stored: a lane has two.
+template <bool gated>
+struct Part {
+  int low, high;      ///< among the group's sums
+  int row, high_row;  ///< of the weight
+  int group;          ///< of 64 outputs that are stored, or 64 gates and ups
+  static constexpr int count = gated ? 4 : 2;
+
+  __device__ Part(const TrellisLaunch& args, int group_, int part) : group(count * group_ + part) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    if constexpr (gated) {
+      const bool up = lane / gate_up_turn % 2 != 0;
+      const int at = 32 * part + lane / 16 * gate_up_turn + lane % gate_up_turn;
+      low = at + (up ? 128 : 0);
+      high = low + 16;
+      row = 128 * group_ + at + (up ? static_cast<int>(args.n) / 2 : 0);
+      high_row = row + 16;
+    } else {
+      low = 64 * part + lane;
+      high = low + 32;
+      row = 64 * group + lane;
+      high_row = row + 32;
+    }
+  }
+  __device__ bool exists(const TrellisLaunch& args) const { return gated || 64 * group < args.n; }
+  __device__ auto store(const TrellisLaunch& args) const {
+    return frame::GroupStore<HalfType, true>(args, group, row, high_row);
+  }
+};
+
+template <bool gated>
+__device__ void fix_up(const TrellisLaunch& args, const frame::FixUp& plan,
+                       const WarpSums<128 * Cursor<gated>::strips>& partial) {
+  using Part = trellis::Part<gated>;
+  constexpr int values = 128 * Cursor<gated>::strips;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int tasks = (plan.final_group - plan.first_group + 1) * Part::count;
+  for (int task = static_cast<int>(threadIdx.x) / 32; task < tasks; task += warps) {
+    const int group = plan.final_group - task / Part::count;
+    const unsigned members = __ballot_sync(0xFFFFFFFFu, lane < 2 * warps && partial.groups[lane] == group);
+    const Part part(args, group, task % Part::count);
+    if (members == 0 || !part.exists(args)) continue;
+    const auto store = part.store(args);
+    float sums[2] = {};
+#pragma unroll
+    for (int slot = 0; slot < 2 * warps; ++slot) {
+      const bool member = (members >> slot & 1) != 0;
+      sums[0] += member ? partial.of(slot)[part.low] : 0;
+      sums[1] += member ? partial.of(slot)[part.high] : 0;
+    }
+    const auto mailbox = [&](int block) { return args.mailboxes + static_cast<int64_t>(block) * values + part.low; };
+    const int apart = part.high - part.low;
+    if (group == plan.final_group && plan.shares_final) {
+      frame::send(mailbox(static_cast<int>(blockIdx.x)), sums[0]);
+      frame::send(mailbox(static_cast<int>(blockIdx.x)) + apart, sums[1]);
+      continue;
+    }
+    if (group == plan.first_group) {
+      float total[2] = {};
+      for (int block = plan.first_sharer; block < static_cast<int>(blockIdx.x); ++block) {
+        frame::receive(mailbox(block), apart, total);
+      }
+      sums[0] += total[0];
+      sums[1] += total[1];
+    }
+    store.run({sums[0], sums[1]});
+  }
+}
+
+/// Stages the inputs of tiles [begin, end), by all warps.
+template <bool gated>
+__device__ __forceinline__ void stage_inputs(const TrellisLaunch& args, int begin, int end,
+                                             const StagedInputs& staged) {
+  const int group_tiles = Cursor<gated>::group_tiles(args), tiles = Cursor<gated>::strips * piece_tiles;
+  const int column = begin % group_tiles, past = column + end - begin;
+  const bool all = past > group_tiles;
+  const int first = all ? 0 : column / tiles;
+  const int last = ((all ? group_tiles : past) + tiles - 1) / tiles;
+  const InputStager stager(args);
+  for (int piece = first + frame::warp_index(); piece < last; piece += warps) stager.stage(piece, staged);
+}
+
+template <class Codes, bool gated>
+__global__ void __launch_bounds__(warps * 32, 1) trellis_gemv_kernel(const TrellisLaunch args) {
+  constexpr int strips = Cursor<gated>::strips;
+  extern __shared__ uint4 shared[];
+  device::trigger_dependent_launch();
+  const WarpSums<128 * strips> partial(reinterpret_cast<char*>(shared));
+  const StagedInputs staged{reinterpret_cast<char*>(shared) + partial.bytes};
+  const int warp = frame::warp_index(), lane = static_cast<int>(threadIdx.x) % 32;
+  const frame::Partition blocks(args.tiles, gridDim.x);
+  const int block_begin = blocks.begin(blockIdx.x), block_end = blocks.begin(blockIdx.x + 1);
+  const frame::Partition runs(block_end - block_begin, warps);
+  Run<Codes, gated> run(args, staged, block_begin + runs.begin(warp), block_begin + runs.begin(warp + 1));
+  run.load_first_weights();
+  const frame::FixUp plan(Cursor<gated>::group_tiles(args), blocks);
+  const int head = warp, tail = warps + warp;
+  partial.leave(head, -1);
+  partial.leave(tail, -1);
+  if (threadIdx.x == 0) frame::prefetch_weights(args);
+  device::wait_grid_dependency();
+  stage_inputs<gated>(args, block_begin, block_end, staged);
+  if (threadIdx.x == 0) frame::prefetch_stream(args);
+  __syncthreads();
+  LaneTotals<gated> totals;
+  totals.clear();
+  const auto leave_sums = [&](int slot, int group) {
+#pragma unroll
+    for (int strip = 0; strip < strips; ++strip) {
+      *reinterpret_cast<float4*>(partial.of(slot) + 128 * strip + 4 * lane) = totals.whole(strip);
+    }
+    partial.leave(slot, group);
+  };
+  const auto store_whole = [&](int group) {  // by way of what is not needed yet
+    leave_sums(tail, -1);
+    __syncwarp();
+    for (int i = 0; i < Part<gated>::count; ++i) {
+      const Part<gated> part(args, group, i);
+      if (part.exists(args)) part.store(args).run({partial.of(tail)[part.low], partial.of(tail)[part.high]});
+    }
+    __syncwarp();
+  };
+  bool from_start = run.at.piece == 0 && run.at.slot == 0 && run.at.strip == 0;
+  if (!run.done()) run.begin_piece();
+  while (!run.done()) {
+    const int group = run.at.group;
+    const bool ends_group = run.at.ends_group(args);
+    run.step(totals);
+    if (!ends_group && !run.done()) continue;
+    // A group is done when it began and ended in this run, else its sums wait for the others'.
+    if (ends_group && from_start) {
+      store_whole(group);
+    } else {
+      leave_sums(run.done() ? tail : head, group);
+    }
+    totals.clear();
+    from_start = true;
+  }
+  __syncthreads();
+  fix_up<gated>(args, plan, partial);
+}
+
+template <class Codes, bool gated>
+void launch_sides(const TrellisLaunch& args, int blocks, const device::Stream& stream, std::string_view shape) {
+  constexpr int sum_bytes = WarpSums<128 * Cursor<gated>::strips>::bytes;
+  static_assert(sum_bytes + (most_inputs + piece_inputs - 1) / piece_inputs * StagedInputs::piece_bytes <=
+                least_shared_bytes);
+  const size_t input_bytes = static_cast<size_t>(pieces_of(args.k)) * StagedInputs::piece_bytes;
+  const LaunchShape in{dim3(static_cast<unsigned>(blocks)), warps * 32, sum_bytes + input_bytes, args.overlap};
+  launch<trellis_gemv_kernel<Codes, gated>>(in, stream, "launching a kernel", args);
+  device::check_launch("trellis_gemv", shape);
+}
+
+}  // namespace
+
+void launch_gemv(const TrellisLaunch& args, const formats::Scheme& scheme, int blocks, const device::Stream& stream,
+                 std::string_view shape) {
+  with_codes(scheme, [&]<class Codes>() {
+    if (args.fusion.swiglu) return launch_sides<Codes, true>(args, blocks, stream, shape);
+    launch_sides<Codes, false>(args, blocks, stream, shape);
+  });
+}
+
+}  // namespace w4q::kernels::trellis

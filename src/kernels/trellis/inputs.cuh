@@ -1,0 +1,121 @@
+// One row of activations as the GEMV of trellises multiplies it: two terms of int8 for each, in shared memory.
+//
+//   x = scale · (254 · first + second)      scale = largest of 64 / (127 · 254): 16 bits beside the largest of a tile
+//
+// A warp stages a piece of 256 inputs, eight neighbours a lane, which it divides by the input's scale and rotates on the
+// way where the launch says so (kernels/rotated/input.cuh).
+#pragma once
+
+#include "kernels/rotated/input.cuh"
+#include "kernels/trellis/launch.cuh"
+
+namespace w4q::kernels::trellis {
+
+constexpr int term_factor = 254, largest_term = 127;
+
+/// Of a tile: the scale of its terms, and what brings sums of their products with bytes to those with levels.
+struct TileInputs {
+  float scale;
+  int middle;
+};
+
+/// Shared memory of a block: [piece] of 256 first and 256 second terms, and of four tiles.
+struct StagedInputs {
+  static constexpr int piece_bytes = 2 * piece_inputs + piece_tiles * static_cast<int>(sizeof(TileInputs));
+  char* pieces;
+
+  /// The lane's 16 inputs of a piece: lane 4·g + t has, of tile g div 2, the terms g mod 2 of inputs 16·t … 16·t + 15.
+  __device__ __forceinline__ uint4 terms(int piece) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
+    return *reinterpret_cast<const uint4*>(pieces + piece * piece_bytes + piece_inputs * (g % 2) + 64 * (g / 2) +
+                                           16 * t);
+  }
+  __device__ __forceinline__ TileInputs tile(int piece, int slot) const {
+    return reinterpret_cast<const TileInputs*>(pieces + piece * piece_bytes + 2 * piece_inputs)[slot];
+  }
+};
+
+__device__ __forceinline__ float largest_of(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+/// Over the eight lanes that have a tile.
+template <class T, class Combine>
+__device__ __forceinline__ T over_tile(T value, const Combine& combine) {
+#pragma unroll
+  for (int step = 1; step < 8; step *= 2) value = combine(value, __shfl_xor_sync(0xFFFFFFFFu, value, step));
+  return value;
+}
+
+struct InputStager {
+  const TrellisLaunch& args;
+  const rotated::FragmentRotation rotation;
+
+  __device__ explicit InputStager(const TrellisLaunch& launch) : args(launch), rotation(launch.block) {}
+
+  __device__ __forceinline__ void stage(int piece, const StagedInputs& staged) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    float x[8];
+    load(piece_inputs * piece + 8 * lane, x);
+    float largest = 0;
+#pragma unroll
+    for (const float value : x) largest = largest_of(largest, fabsf(value));
+    largest = over_tile(largest, largest_of);
+    const float to_terms = largest > 0 ? largest_term / largest : 0.0f;
+    uint32_t first[2] = {}, second[2] = {};
+    int sum = 0;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float scaled = x[j] * to_terms;
+      const int term = __float2int_rn(scaled);
+      const int rest = __float2int_rn((scaled - static_cast<float>(term)) * term_factor);
+      first[j / 4] |= (static_cast<uint32_t>(term) & 0xFF) << 8 * (j % 4);
+      second[j / 4] |= (static_cast<uint32_t>(rest) & 0xFF) << 8 * (j % 4);
+      sum += term_factor * term + rest;
+    }
+    sum = over_tile(sum, [](int a, int b) { return a + b; });
+    char* const to = staged.pieces + piece * StagedInputs::piece_bytes;
+    *reinterpret_cast<uint2*>(to + 8 * lane) = make_uint2(first[0], first[1]);
+    *reinterpret_cast<uint2*>(to + piece_inputs + 8 * lane) = make_uint2(second[0], second[1]);
+    if (lane % 8 != 0) return;
+    const float scale = largest * (1.0f / (largest_term * term_factor));
+    reinterpret_cast<TileInputs*>(to + 2 * piece_inputs)[lane / 8] = {scale, -formats::trellis_largest_level * sum};
+  }
+
+ private:
+  /// Eight inputs from `column` on; zeros beyond k.
+  __device__ __forceinline__ void load(int column, float (&x)[8]) const {
+    const int left = static_cast<int>(args.k) - column;
+    const __half* const from = static_cast<const __half*>(args.x) + column;
+    rotated::RawInputs raw{};
+    raw.x = args.aligned && left >= 8 ? __ldg(reinterpret_cast<const uint4*>(from)) : frame::load_ragged(from, left);
+    if (args.input_scale != nullptr) raw.x = divided(raw.x, column, left);
+    if (args.signs != nullptr) {
+      if (left > 0) raw.signs = __ldg(args.signs + column / 32);
+      raw.x = rotation.rotate(raw);
+    }
+    const uint32_t words[4] = {raw.x.x, raw.x.y, raw.x.z, raw.x.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float2 pair = device::HalfType::widen_pair(words[j]);
+      x[2 * j] = pair.x;
+      x[2 * j + 1] = pair.y;
+    }
+  }
+  /// By the input's scale, rounded to f16 as a launch of its own would.
+  __device__ __forceinline__ uint4 divided(const uint4& x, int column, int left) const {
+    const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+    uint32_t result[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float2 pair = device::HalfType::widen_pair(words[j]);
+      const float low = 2 * j < left ? __ldg(args.input_scale + column + 2 * j) : 1;
+      const float high = 2 * j + 1 < left ? __ldg(args.input_scale + column + 2 * j + 1) : 1;
+      result[j] = device::HalfType::pack(pair.x / low, pair.y / high);
+    }
+    return make_uint4(result[0], result[1], result[2], result[3]);
+  }
+};
+
+}  // namespace w4q::kernels::trellis

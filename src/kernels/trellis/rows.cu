@@ -1,0 +1,191 @@
+// The rows of the table of linear kernels for trellises, f16 activations (docs/kernels/trellis.md).
+//
+// One row: a GEMV that divides and rotates its input itself. 2 to 16 rows: the input is rotated by a launch of its own,
+// and multiplied exactly. More: decoded to 16 bits and multiplied by cuBLAS.
+#include <algorithm>
+#include <cmath>
+
+#include "device/cublas.h"
+#include "kernels/linear/dequantize_gemm.h"
+#include "kernels/linear/rows.h"
+#include "kernels/rotated/input.cuh"
+#include "kernels/rotated/rotate_input.h"
+#include "kernels/trellis/dequantize.h"
+#include "kernels/trellis/launch.cuh"
+
+namespace w4q::kernels {
+namespace {
+
+using trellis::Map;
+using trellis::TrellisLaunch;
+
+// -- which row takes what
+
+bool accepts(const LinearDesc& desc, int64_t least, int64_t most, std::string* why) {
+  if (!accepts_rows(desc, "trellis-fragment", least, most, why)) return false;
+  return desc.activation == DType::f16 || because(why, "multiplies activations of f16");
+}
+bool accepts_gemv(const LinearDesc& desc, std::string* why) {
+  return accepts(desc, 1, 1, why) && (desc.k() <= trellis::most_inputs || because(why, "takes up to 28672 inputs"));
+}
+/// Loading cuBLAS takes a while: it is not asked for as long as one launch takes all rows.
+bool accepts_few(const LinearDesc& desc, std::string* why) {
+  const bool alone = desc.m > most_gemv_rows && !device::have_cublas();
+  return accepts(desc, 1, alone ? most_rows : most_gemv_rows, why);
+}
+bool accepts_wide(const LinearDesc& desc, std::string* why) {
+  return accepts(desc, most_gemv_rows + 1, most_rows, why);
+}
+
+// -- inputs
+
+bool rotates(const DevicePass& pass) { return pass.rotation.block > 1; }
+/// Whether the GEMV rotates its input itself.
+bool rotates_inside(const LinearArgs& args) {
+  const int64_t block = args.pass().rotation.block;
+  return !args.input_rotated && block >= 32 && block <= 128 && args.k() % block == 0;
+}
+
+int64_t padded_inputs(int64_t k) { return (k + 63) / 64 * 64; }
+size_t input_bytes(const LinearDesc& desc) {
+  return rotates(desc.pass()) ? device::round_up_256(static_cast<size_t>(desc.m * padded_inputs(desc.k())) * 2) : 0;
+}
+
+/// The same product of the rotated input, which stands at the beginning of the scratch.
+LinearArgs with_rotated_input(LinearArgs args, const device::Stream& stream) {
+  const DeviceRotation& rotation = args.pass().rotation;
+  if (args.input_rotated || !rotates(args.pass())) return args;
+  const int64_t stride = padded_inputs(args.k());
+  if (args.rotated_input == nullptr || *args.rotated_input != rotation.factors) {
+    rotate_input({.m = args.m,
+                  .k = args.k(),
+                  .block = rotation.block,
+                  .activation = args.activation,
+                  .x = args.x,
+                  .ldx = args.ldx,
+                  .factors = rotation.factors,
+                  .input_scale = args.input_scale,
+                  .y = args.workspace.scratch,
+                  .ldy = stride,
+                  .overlap = args.weights_ready},
+                 stream);
+    if (args.rotated_input != nullptr) *args.rotated_input = rotation.factors;
+  }
+  args.x = args.workspace.scratch;
+  args.ldx = stride;
+  args.input_scale = nullptr;
+  return args;
+}
+
+// -- launches
+
+int blocks_of(const device::Properties& gpu, int64_t n, int64_t k) { return blocks_for(gpu, 2 * Map(n, k).tiles()); }
+WorkspaceSizes workspace_of(const LinearDesc& desc, int64_t rows) {
+  const int64_t outputs = 2 * Map::tile_rows;  // of a strip, or of one of gates and one of ups
+  const auto words = static_cast<size_t>(blocks_of(desc.gpu, desc.n(), desc.k()) * outputs * rows);
+  return {device::round_up_256(words * sizeof(frame::MailboxWord)), input_bytes(desc)};
+}
+WorkspaceSizes workspace_of_gemv(const LinearDesc& desc) { return workspace_of(desc, 1); }
+WorkspaceSizes workspace_of_few(const LinearDesc& desc) { return workspace_of(desc, most_gemv_rows / 2); }
+WorkspaceSizes workspace_of_wide(const LinearDesc& desc) {
+  return {0, input_bytes(desc) + panel_memory_bytes(desc.n(), desc.k())};
+}
+
+TrellisLaunch launch_of(const LinearArgs& args) {
+  const DevicePass& pass = args.pass();
+  const Map map(pass.n, pass.k);
+  TrellisLaunch launch{};
+  static_cast<frame::Launch&>(launch) = prepare(args);
+  launch.n_tiles = static_cast<int>(map.row_groups);
+  launch.k_tiles = static_cast<int>(map.col_groups);
+  launch.tiles = static_cast<int>(map.tiles());
+  launch.output_scales = pass.scales;
+  launch.output_scales_in_order = true;
+  launch.result_factor = pass.table_max;  // u
+  launch.mask = (1u << pass.scheme.window) - 1;
+  launch.input_scale = args.input_scale;
+  launch.block = 128;
+  return launch;
+}
+
+void run_gemv(const LinearArgs& args, const device::Stream& stream) {
+  const bool inside = rotates_inside(args);
+  TrellisLaunch launch = launch_of(inside ? args : with_rotated_input(args, stream));
+  if (inside) {
+    const DeviceRotation& rotation = args.pass().rotation;
+    launch.signs = rotation.signs;
+    launch.block = static_cast<int>(rotation.block);
+    launch.result_factor *= rotated::FragmentRotation::scale(launch.block);
+  }
+  const int blocks = blocks_of(stream.context().properties(), args.n(), args.k());
+  trellis::launch_gemv(launch, args.pass().scheme, blocks, stream, args.shape);
+}
+
+void run_few(const LinearArgs& args, const device::Stream& stream) {
+  const int blocks = blocks_of(stream.context().properties(), args.n(), args.k());
+  in_slices(with_rotated_input(args, stream), most_gemv_rows, [&](const LinearArgs& part) {
+    trellis::launch_rows(launch_of(part), part.pass().scheme, blocks, stream, part.shape);
+  });
+}
+
+void run_wide(const LinearArgs& args, const device::Stream& stream) {
+  const DevicePass& pass = args.pass();
+  const trellis::DeviceTrellis weight{pass.scheme, pass.n, pass.k, pass.codes, pass.scales, pass.table_max};
+  const size_t inputs = input_bytes(describe(args, stream.context().properties()));
+  dequantize_gemm(
+      with_rotated_input(args, stream), static_cast<std::byte*>(args.workspace.scratch) + inputs,
+      [&](int64_t first, int64_t count, const DeviceRows& out) {
+        trellis::dequantize(weight, first, count, out, stream);
+      },
+      stream);
+}
+
+void check_pass(const DevicePass& pass) {
+  const formats::Scheme& scheme = pass.scheme;
+  require(
+      scheme.family == formats::SchemeFamily::trellis && scheme.bits >= 2 && scheme.bits <= 4 && scheme.window >= 8 &&
+          scheme.window <= 16,
+      [&] { return concat("scheme ", formats::to_string(scheme), " is not a trellis"); },
+      "2 to 4 bits, windows of 8 to 16");
+  require(pass.scales != nullptr, "a null pointer", "scales are needed");
+  require(!rotates(pass) || (pass.rotation.factors != nullptr && pass.rotation.signs != nullptr), "a null pointer",
+          "a rotation has factors and signs");
+  require(std::isfinite(pass.table_max) && pass.table_max > 0, "table_max is not a positive number", "the unit u");
+}
+
+/// Rounding the rotated input to 16 bits, as of rotated weights.
+constexpr double trellis_error = 1.5e-3;
+
+constexpr KernelRow rows[] = {
+    {.name = "trellis-gemv",
+     .description =
+         "1 row: bytes of products straight into the tensor core, inputs as two terms of int8, rotated inside",
+     .accepts = accepts_gemv,
+     .workspace = workspace_of_gemv,
+     .check = check_pass,
+     .run = run_gemv,
+     .fuses = true,
+     .swiglu = GateOrder::halves,
+     .scales_input = true,
+     .error = trellis_error},
+    {.name = "trellis-rows",
+     .description = "2 to 16 rows: levels as f16, exactly; without cuBLAS any number of rows, 16 at a time",
+     .accepts = accepts_few,
+     .workspace = workspace_of_few,
+     .check = check_pass,
+     .run = run_few,
+     .error = trellis_error},
+    {.name = "trellis-wide",
+     .description = "more than 16 rows: weights decoded once, a strip at a time, and multiplied by cuBLAS",
+     .accepts = accepts_wide,
+     .workspace = workspace_of_wide,
+     .check = check_pass,
+     .run = run_wide,
+     .error = trellis_error},
+};
+
+}  // namespace
+
+std::span<const KernelRow> trellis_rows() noexcept { return rows; }
+
+}  // namespace w4q::kernels

@@ -1,0 +1,232 @@
+// 2 to 16 rows of f16 by trellises, exactly: levels are whole numbers that f16 holds, products and sums are fp32.
+//
+//   bytes   n·k·bits/8 of codes, 2·n of scales, once
+//   decode  a product's four bytes are added up to 1024 + sum in the bits of an f16 (dp4a), two columns are a register of
+//           mma.m16n8k16, and 1024 + 510 is taken off: rows 16·g + 2·r and + 1 are row tile r, columns 4·i … 4·i + 3 of a
+//           lane step i
+//   work    a block takes a contiguous run of tiles. Of each strip in it all warps take a share, whose sums are added up
+//           in shared memory; a strip that blocks share is completed by the block with its last tile, at the very end
+//   class   E2
+#include "kernels/frame/fix_up.cuh"
+#include "kernels/trellis/gemv_run.cuh"
+
+namespace w4q::kernels::trellis {
+namespace {
+
+using device::HalfType;
+
+template <int rows>
+struct Shape {
+  static constexpr int groups = rows == 16 ? 2 : 1;  ///< operands of eight columns
+  static constexpr int warps = rows == 16 ? 8 : 12;
+  static constexpr int stride = Map::tile_rows + 4;  ///< floats from row to row of sums
+  static constexpr int slot = rows * stride;
+  static constexpr int shared_bytes = (warps + 1) * slot * 4;
+};
+
+/// The levels of two columns in a row of the lane's, as two f16.
+template <int row, class Codes>
+__device__ __forceinline__ uint32_t levels(const ColumnPair<Codes>& columns, uint32_t mask) {
+  const uint32_t low = __dp4a(columns.template product<row>(0, mask), 0x01010101u, 0x6400u);
+  const uint32_t high = __dp4a(columns.template product<row>(1, mask), 0x01010101u, 0x6400u);
+  const uint32_t both = permute(low, high, 0x5410);
+  const __half2 middle = __float2half2_rn(1024.0f + formats::trellis_largest_level);
+  const __half2 result = __hsub2(reinterpret_cast<const __half2&>(both), middle);
+  return reinterpret_cast<const uint32_t&>(result);
+}
+
+/// A strip, or the part of one, that a block has: tiles [begin, end).
+struct Segment {
+  int group, begin, end;
+  __device__ Segment(const TrellisLaunch& args, int at, int past)
+      : group(at / args.k_tiles), begin(at), end(min(past, (group + 1) * args.k_tiles)) {}
+};
+
+template <class Codes, int rows>
+struct RowsRun {
+  static constexpr int bits = Codes::bits, groups = Shape<rows>::groups;
+  const TrellisLaunch& args;
+  const uint4* const codes;
+  const __half* x[groups];
+  int tile = 0, end = 0;
+  WordRing<Codes> ring;
+  uint4 inputs[groups][2];  ///< the lane's 16 of a row
+  float sums[groups][8][4];
+
+  __device__ explicit RowsRun(const TrellisLaunch& launch)
+      : args(launch), codes(reinterpret_cast<const uint4*>(launch.codes) + threadIdx.x % 32) {
+    const int g = static_cast<int>(threadIdx.x) % 32 / 4;
+#pragma unroll
+    for (int group = 0; group < groups; ++group) {
+      x[group] = static_cast<const __half*>(args.x) + min(8 * group + g, args.m - 1) * args.ldx;
+    }
+  }
+
+  /// This warp's share of a segment; touches weights only.
+  __device__ __forceinline__ void begin(const Segment& segment) {
+    const frame::Partition shares(segment.end - segment.begin, Shape<rows>::warps);
+    tile = segment.begin + shares.begin(frame::warp_index());
+    end = segment.begin + shares.begin(frame::warp_index() + 1);
+    if (tile >= end) return;
+#pragma unroll
+    for (int j = 0; j < Codes::quads; ++j) ring.load(words_of(tile), j);
+  }
+  __device__ __forceinline__ void load_first_inputs() {
+    if (tile >= end) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) load_inputs(tile, half);
+  }
+  __device__ __forceinline__ void multiply_all() {
+#pragma unroll
+    for (auto& group : sums) {
+#pragma unroll
+      for (auto& tile_sums : group) {
+#pragma unroll
+        for (float& sum : tile_sums) sum = 0;
+      }
+    }
+    for (; tile < end; ++tile) multiply(tile + 1 < end);
+  }
+  /// To [row][output], of a slot.
+  __device__ __forceinline__ void leave_sums(float* to) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int group = 0; group < groups; ++group) {
+#pragma unroll
+      for (int column = 0; column < 2; ++column) {
+        const int row = 8 * group + 2 * t + column;
+        if (row >= rows) continue;
+#pragma unroll
+        for (int r = 0; r < 8; ++r) {
+          const float* const of = sums[group][r];
+          *reinterpret_cast<float2*>(to + row * Shape<rows>::stride + 16 * g + 2 * r) =
+              make_float2(of[column], of[2 + column]);
+        }
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ const uint4* words_of(int at) const {
+    return codes + int64_t{at} * (Map::tile_words(bits) / 4);
+  }
+  __device__ __forceinline__ void load_inputs(int at, int half) {
+    const int column = at % args.k_tiles * 64 + 16 * static_cast<int>(threadIdx.x % 4) + 8 * half;
+#pragma unroll
+    for (int group = 0; group < groups; ++group) {
+      const int left = static_cast<int>(args.k) - column;
+      inputs[group][half] = args.aligned && left >= 8 ? *reinterpret_cast<const uint4*>(x[group] + column)
+                                                      : frame::load_ragged(x[group] + column, left);
+    }
+  }
+  __device__ __forceinline__ void multiply(bool goes_on) {
+    const uint4* const next = words_of(tile + 1);
+    unroll<4>([&]<int i>() {
+      uint32_t first[bits], second[bits];
+#pragma unroll
+      for (int w = 0; w < bits; ++w) {
+        first[w] = ring.word(2 * bits * i + w);
+        second[w] = ring.word(2 * bits * i + bits + w);
+      }
+      const ColumnPair<Codes> low(first), high(second);
+      // What is used up is loaded anew.
+      constexpr int used = bits * i / 2, now_used = bits * (i + 1) / 2;
+#pragma unroll
+      for (int j = used; j < now_used; ++j) {
+        if (goes_on) ring.load(next, j);
+      }
+      uint2 b[groups];
+#pragma unroll
+      for (int group = 0; group < groups; ++group) b[group] = frame::block_step(inputs[group][i / 2], i);
+      unroll<8>([&]<int r>() {
+        const uint32_t a[4] = {levels<2 * r>(low, args.mask), levels<2 * r + 1>(low, args.mask),
+                               levels<2 * r>(high, args.mask), levels<2 * r + 1>(high, args.mask)};
+#pragma unroll
+        for (int group = 0; group < groups; ++group) HalfType::mma(sums[group][r], a, b[group].x, b[group].y);
+      });
+      if (i % 2 == 1 && goes_on) load_inputs(tile + 1, i / 2);
+    });
+  }
+};
+
+template <class Codes, int rows>
+__global__ void __launch_bounds__(Shape<rows>::warps * 32, 1) trellis_rows_kernel(const TrellisLaunch args) {
+  using Shape = trellis::Shape<rows>;
+  constexpr int threads = Shape::warps * 32, values = Map::tile_rows * rows;
+  extern __shared__ uint4 shared[];
+  device::trigger_dependent_launch();
+  float* const slots = reinterpret_cast<float*>(shared);
+  float* const held = slots + Shape::warps * Shape::slot;  // of the strip that other blocks began
+  const frame::Partition blocks(args.tiles, gridDim.x);
+  const int begin = blocks.begin(blockIdx.x), end = blocks.begin(blockIdx.x + 1);
+  const frame::FixUp plan(args, blocks);
+  const bool holds = plan.first_sharer < static_cast<int>(blockIdx.x);
+  RowsRun<Codes, rows> run(args);
+  Segment segment(args, begin, end);
+  run.begin(segment);
+  device::wait_grid_dependency();
+  const auto mailbox = [&](int block, int value) {
+    return args.mailboxes + static_cast<int64_t>(block) * values + value;
+  };
+  const auto for_each_value = [&](const auto& use) {  // use(value, place in a slot)
+    for (int value = static_cast<int>(threadIdx.x); value < values; value += threads) {
+      use(value, value / Map::tile_rows * Shape::stride + value % static_cast<int>(Map::tile_rows));
+    }
+  };
+  const auto store = [&](int group, int value, float sum) {
+    constexpr int outputs = Map::tile_rows;
+    frame::store_output<HalfType>(args, group * outputs + value % outputs, value / outputs, sum);
+  };
+  while (true) {
+    run.load_first_inputs();
+    run.multiply_all();
+    const Segment here = segment;
+    run.leave_sums(slots + frame::warp_index() * Shape::slot);
+    if (here.end < end) {
+      segment = Segment(args, here.end, end);
+      run.begin(segment);
+    }
+    __syncthreads();
+    const bool sends = here.group == plan.final_group && plan.shares_final;
+    const bool waits = !sends && holds && here.group == plan.first_group;
+    for_each_value([&](int value, int at) {
+      float sum = 0;
+#pragma unroll
+      for (int warp = 0; warp < Shape::warps; ++warp) sum += slots[warp * Shape::slot + at];
+      if (sends) return frame::send(mailbox(static_cast<int>(blockIdx.x), value), sum);
+      if (waits) {
+        held[at] = sum;
+      } else {
+        store(here.group, value, sum);
+      }
+    });
+    if (here.end == end) break;
+    __syncthreads();
+  }
+  if (!holds || (plan.first_group == plan.final_group && plan.shares_final)) return;
+  for_each_value([&](int value, int at) {  // by the thread that left it there
+    float total[1] = {};
+    for (int block = plan.first_sharer; block < static_cast<int>(blockIdx.x); ++block) {
+      frame::receive(mailbox(block, value), 0, total);
+    }
+    store(plan.first_group, value, total[0] + held[at]);
+  });
+}
+
+template <class Codes, int rows>
+void launch_shape(const TrellisLaunch& args, int blocks, const device::Stream& stream, std::string_view shape) {
+  frame::launch_kernel<trellis_rows_kernel<Codes, rows>, Shape<rows>::shared_bytes>(
+      args, blocks, Shape<rows>::warps * 32, stream, "trellis_rows", shape);
+}
+
+}  // namespace
+
+void launch_rows(const TrellisLaunch& args, const formats::Scheme& scheme, int blocks, const device::Stream& stream,
+                 std::string_view shape) {
+  with_codes(scheme, [&]<class Codes>() {
+    if (args.m <= 8) return launch_shape<Codes, 8>(args, blocks, stream, shape);
+    launch_shape<Codes, 16>(args, blocks, stream, shape);
+  });
+}
+
+}  // namespace w4q::kernels::trellis
