@@ -149,13 +149,29 @@ DecodedLinear decode_linear(const kernels::LinearWeight& weight, Decoded type, c
   return result;
 }
 
-DecodedLayer decode_layer(const model::LayerWeights& weights, Decoded type, const device::Stream& stream) {
-  DecodedLayer result{weights.plan, {}, {}, {}};
+namespace {
+
+DecodedLayer::Angles angles_of(const Block& block, int64_t length, const device::Stream& stream) {
+  const model::RopeConfig& rope = block.attention.rope;
+  if (block.kind != BlockKind::attention || rope.partial_rotary_factor == 0) return {};
+  const model::RopeTable table(rope, block.attention.head_dim);
+  const int64_t pairs = table.pairs();
+  std::vector<float> cosines(static_cast<size_t>(length * pairs)), sines(cosines.size());
+  table.fill(0, {cosines.data(), length, pairs}, {sines.data(), length, pairs});
+  return {pairs, put(cosines, stream), put(sines, stream)};
+}
+
+}  // namespace
+
+DecodedLayer decode_layer(const model::LayerWeights& weights, Decoded type, int64_t length,
+                          const device::Stream& stream) {
+  DecodedLayer result{weights.plan, {}, {}, {}, {}};
   for (const auto& linear : weights.linears) result.linears.push_back(decode_linear(linear, type, stream));
   for (const auto& norm : weights.norms) result.norms.push_back(put(norm, stream));
   for (const Block& block : weights.plan.blocks) {
     const auto* factor = block.vector(VectorRole::layer_scale);
     result.factors.push_back(factor == nullptr ? 1.0f : weights.vectors[factor->position].front());
+    result.angles.push_back(angles_of(block, length, stream));
   }
   return result;
 }
@@ -219,26 +235,17 @@ struct CudaLayerGradient::Impl {
   }
 
   /// Turns heads, or gradients by turned heads back.
-  void turn(const Block& block, float* x, int64_t heads, bool back) {
-    const model::RopeConfig& rope = block.attention.rope;
-    if (rope.partial_rotary_factor == 0) return;
-    const model::RopeTable table(rope, block.attention.head_dim);
-    const int64_t pairs = table.pairs();
-    std::vector<float> cosine(static_cast<size_t>(length * pairs)), sine(cosine.size());
-    table.fill(0, {cosine.data(), length, pairs}, {sine.data(), length, pairs});
-    if (cosine != angles) {  // blocks of a layer share them, and mostly all layers
-      angles = cosine;
-      cosines = put(cosine, stream);
-      sines = put(sine, stream);
-    }
+  void turn(const DecodedLayer& layer, const Block& block, float* x, int64_t heads, bool back) const {
+    const DecodedLayer::Angles& angles = layer.angles[static_cast<size_t>(&block - layer.plan.blocks.data())];
+    if (angles.pairs == 0) return;
     kernels::rotate_rows_cuda({.x = x,
                                .count = length,
                                .heads = heads,
                                .head_dim = block.attention.head_dim,
-                               .cosine = cosines.as<float>(),
-                               .sine = sines.as<float>(),
-                               .pairs = pairs,
-                               .neighbours = rope.neighbours,
+                               .cosine = angles.cosines.as<float>(),
+                               .sine = angles.sines.as<float>(),
+                               .pairs = angles.pairs,
+                               .neighbours = block.attention.rope.neighbours,
                                .back = back},
                               stream);
   }
@@ -253,8 +260,8 @@ struct CudaLayerGradient::Impl {
     products.forward(weight(layer, first(block, 2)), x, length, grown(kept.values, keys, stream));
     normalize(layer, block.norm(NormRole::query), raw_queries, queries, grown(kept.queries, queries, stream));
     normalize(layer, block.norm(NormRole::key), raw_keys, keys, grown(kept.keys, keys, stream));
-    turn(block, kept.queries.as<float>(), block.attention.heads, false);
-    turn(block, kept.keys.as<float>(), block.attention.kv_heads, false);
+    turn(layer, block, kept.queries.as<float>(), block.attention.heads, false);
+    turn(layer, block, kept.keys.as<float>(), block.attention.kv_heads, false);
     const auto rows = attended(block, kept);
     kernels::attend_rows_cuda(rows, grown(kept.mixed, queries, stream), attention_scratch(rows), products.workspace(),
                               stream);
@@ -322,8 +329,8 @@ struct CudaLayerGradient::Impl {
     const auto rows = attended(block, kept);
     kernels::attend_rows_gradient_cuda(rows, by_mixed, by_queries, by_keys, by_values, attention_scratch(rows),
                                        products.workspace(), stream);
-    turn(block, by_queries, block.attention.heads, true);
-    turn(block, by_keys, block.attention.kv_heads, true);
+    turn(layer, block, by_queries, block.attention.heads, true);
+    turn(layer, block, by_keys, block.attention.kv_heads, true);
     norm_back(layer, block.norm(NormRole::query), kept.queries_before.as<float>(), queries, by_queries, norms);
     norm_back(layer, block.norm(NormRole::key), kept.keys_before.as<float>(), keys, by_keys, norms);
     return {by_queries, by_keys, by_values};
@@ -336,8 +343,6 @@ struct CudaLayerGradient::Impl {
   std::vector<Kept> blocks;
   Room scores, by_output, by_input, mixed_room, through;
   std::array<Room, 3> by_first;
-  std::vector<float> angles;  ///< cosines that are on the GPU
-  DeviceBuffer cosines, sines;
 };
 
 bool CudaLayerGradient::takes(const model::ModelConfig& config) {

@@ -38,8 +38,16 @@ struct DecodedLayer {
   std::vector<DecodedLinear> linears;
   std::vector<device::DeviceBuffer> norms;
   std::vector<float> factors;  ///< of blocks: VectorRole::layer_scale
+  /// Of blocks, where heads turn: cosines and sines [length, pairs].
+  struct Angles {
+    int64_t pairs = 0;
+    device::DeviceBuffer cosines, sines;
+  };
+  std::vector<Angles> angles;
 };
-DecodedLayer decode_layer(const model::LayerWeights& weights, Decoded type, const device::Stream& stream);
+/// For sequences of `length` tokens.
+DecodedLayer decode_layer(const model::LayerWeights& weights, Decoded type, int64_t length,
+                          const device::Stream& stream);
 /// Norms of a layer that is there, from the host.
 void put_norm(DecodedLayer& layer, size_t position, std::span<const float> weights, const device::Stream& stream);
 

@@ -187,8 +187,8 @@ class LayerJob {
       check_interrupt();
       const Stopwatch watch;
       const auto* rows = row_scales(names[i]);
-      auto packed = gpu_->pack(group, i, options_, rows == nullptr ? std::span<const float>{} : *rows,
-                               output_costs(names[i], rows));
+      auto packed =
+          gpu_->pack(group, i, options_, rows == nullptr ? std::span<const float>{} : *rows, output_costs(names[i]));
       damping = std::max(damping, packed.damping);
       report.packed_error += packed.error;
       CalibratedLinear linear;
@@ -303,24 +303,23 @@ class LayerJob {
   }
 
   /// Outputs that were divided by scales cost their squares more.
-  std::vector<float> output_costs(const std::string& name, const std::vector<float>* rows) const {
-    const auto found = sources_.costs.find(name);
-    if (found == sources_.costs.end()) return {};
-    std::vector<float> result = found->second;
+  void take_costs(PassWork& work, const std::vector<float>* rows) const {
+    const auto triangle = output_costs(work.name);
+    if (triangle.empty()) return;
+    const int64_t n = work.rest.shape[0];
+    work.output_costs = quantize::expand_triangle(triangle, n);
+    const MatrixView<float> matrix(work.output_costs.data(), n, n);
     if (rows != nullptr) {
-      const auto n = static_cast<int64_t>(rows->size());
-      model::multiply_rows({result.data(), n, n}, *rows);
-      model::multiply_columns({result.data(), n, n}, *rows);
+      model::multiply_rows(matrix, *rows);
+      model::multiply_columns(matrix, *rows);
     }
-    return result;
+    work.outputs.emplace(matrix, 1, options_.steps.find(StepKind::feedback)->damping, work.name);
   }
 
-  void take_costs(PassWork& work, const std::vector<float>* rows) const {
-    work.output_costs = output_costs(work.name, rows);
-    if (work.output_costs.empty()) return;
-    const int64_t n = work.rest.shape[0];
-    work.outputs.emplace(MatrixView<const float>(work.output_costs.data(), n, n), 1,
-                         options_.steps.find(StepKind::feedback)->damping, work.name);
+  /// The upper triangle, before outputs were divided; empty where none are known.
+  std::span<const float> output_costs(const std::string& name) const {
+    const auto found = sources_.costs.find(name);
+    return found == sources_.costs.end() ? std::span<const float>{} : std::span(found->second);
   }
 
   /// Keeps what was packed; returns the error of its outputs.

@@ -60,6 +60,7 @@ void GradientsCuda::load_head(std::span<const float>, const kernels::LinearWeigh
 double GradientsCuda::loss(std::span<const int32_t>, MatrixView<float>) { refuse(); }
 void GradientsCuda::back(MatrixView<const float>, MatrixView<float>) { refuse(); }
 std::vector<LinearGradients> GradientsCuda::take() { refuse(); }
+void GradientsCuda::take_costs(std::span<float>) { refuse(); }
 
 struct LayerCuda::Impl {};
 bool LayerCuda::takes(const formats::Scheme&, const quantize::QuantizeOptions&) { return false; }

@@ -62,7 +62,7 @@ DistillCuda::DistillCuda(std::shared_ptr<quantize::CudaWork> work, const model::
 DistillCuda::~DistillCuda() { impl_->work->release(); }
 
 void DistillCuda::add_layer(const model::LayerWeights& weights) {
-  impl_->layers.push_back(decoder_cuda::decode_layer(weights, Decoded::f16, impl_->work->stream));
+  impl_->layers.push_back(decoder_cuda::decode_layer(weights, Decoded::f16, impl_->length, impl_->work->stream));
 }
 
 void DistillCuda::load_heads(const DistilledHead& teacher, const DistilledHead& student) {
@@ -82,7 +82,7 @@ void DistillCuda::put_final_norm(std::span<const float> weights) { impl_->studen
 
 void DistillCuda::load_teacher(const model::LayerWeights& weights) {
   impl_->teacher_layer = {};
-  impl_->teacher_layer = decoder_cuda::decode_layer(weights, Decoded::f32, impl_->work->stream);
+  impl_->teacher_layer = decoder_cuda::decode_layer(weights, Decoded::f32, impl_->length, impl_->work->stream);
 }
 
 void DistillCuda::teach(MatrixView<float> x) {

@@ -148,6 +148,11 @@ struct GradientWalk::Impl {
   }
 
   std::vector<LinearGradients> run_on_gpu(const model::LayerWeights& weights, int64_t index) {
+    go_back_on_gpu(weights, index);
+    return gpu->take();
+  }
+
+  void go_back_on_gpu(const model::LayerWeights& weights, int64_t index) {
     gpu->load(weights);
     for (int64_t window = 0; window < windows.samples; ++window) {
       const auto x = copy(states.get(input_at(index, window)));
@@ -155,7 +160,30 @@ struct GradientWalk::Impl {
       states.put(gradient_at(window));
       advance();
     }
-    return gpu->take();
+  }
+
+  void costs(int64_t index, std::span<float> to) {
+    if (gpu) {
+      go_back_on_gpu(model::load_layer(model, index), index);
+      return gpu->take_costs(to);
+    }
+    float* next = to.data();
+    for (const LinearGradients& linear : run(index)) {
+      const double scale = 1.0 / static_cast<double>(std::max<int64_t>(1, linear.outputs.count));
+      next = std::ranges::transform(linear.outputs.gram, next, [scale](double sum) {
+               return static_cast<float>(sum * scale);
+             }).out;
+    }
+  }
+
+  /// The next layer on the way back.
+  int64_t step_back() {
+    ensure(layer > 0, "gradients: there is no further layer");
+    if (layer == config.layers) {
+      forward();
+      start_back();
+    }
+    return --layer;
   }
 
   MatrixView<float> copy(MatrixView<const float> from) {
@@ -200,14 +228,9 @@ GradientWalk::GradientWalk(const model::OpenedModel& model, CalibrationWindows w
 }
 GradientWalk::~GradientWalk() = default;
 
-std::vector<LinearGradients> GradientWalk::next() {
-  ensure(impl_->layer > 0, "gradients: there is no further layer");
-  if (impl_->layer == impl_->config.layers) {
-    impl_->forward();
-    impl_->start_back();
-  }
-  return impl_->run(--impl_->layer);
-}
+std::vector<LinearGradients> GradientWalk::next() { return impl_->run(impl_->step_back()); }
+
+void GradientWalk::next_costs(std::span<float> to) { impl_->costs(impl_->step_back(), to); }
 
 namespace {
 
@@ -239,14 +262,7 @@ OutputCosts::OutputCosts(const model::OpenedModel& model, const CalibrationWindo
   GradientWalk walk(model, windows, counted);
   triangles_ = std::make_unique<HiddenStates>(layers, 1, largest_triangles(config_), keep_bytes, options.spill_at);
   for (int64_t layer = layers; layer-- > 0;) {
-    const auto sums = walk.next();
-    float* to = triangles_->get(layer).data;
-    for (const LinearGradients& linear : sums) {
-      const double scale = 1.0 / static_cast<double>(std::max<int64_t>(1, linear.outputs.count));
-      to = std::ranges::transform(linear.outputs.gram, to, [&](double sum) {
-             return static_cast<float>(sum * scale);
-           }).out;
-    }
+    walk.next_costs({triangles_->get(layer).data, static_cast<size_t>(triangles_of(config_, layer))});
     triangles_->put(layer);
   }
 }
@@ -256,13 +272,9 @@ LayerCosts OutputCosts::layer(int64_t index) {
   LayerCosts result;
   const float* from = triangles_->get(index).data;
   for (const auto& linear : model::layer_plan(config_, index).linears()) {
-    auto& matrix = result[linear.name];
-    matrix.resize(static_cast<size_t>(linear.n * linear.n));
-    for (int64_t i = 0; i < linear.n; ++i) {
-      for (int64_t j = i; j < linear.n; ++j, ++from) {
-        matrix[static_cast<size_t>(i * linear.n + j)] = matrix[static_cast<size_t>(j * linear.n + i)] = *from;
-      }
-    }
+    const int64_t count = quantize::triangle_size(linear.n);
+    result[linear.name].assign(from, from + count);
+    from += count;
   }
   return result;
 }

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,8 @@ class GradientWalk {
   /// The linears of the layer before, in model order: those of the last layer come first. Throws internal after the
   /// first layer, bad_file naming a linear whose gradients are not finite. Does not depend on the number of threads.
   std::vector<LinearGradients> next();
+  /// The same as means of g·gᵀ alone: upper triangles, one linear's behind the other's.
+  void next_costs(std::span<float> to);
   /// The loss of all windows, in nats; known once next() was called.
   double loss() const noexcept;
   /// Matrices of hidden states that lie on disk.
@@ -56,7 +59,7 @@ class GradientWalk {
   std::unique_ptr<Impl> impl_;
 };
 
-/// What errors of a layer's outputs cost, by module path: means of g·gᵀ [n, n].
+/// What errors of a layer's outputs cost, by module path: means of g·gᵀ [n, n], the upper triangle.
 using LayerCosts = std::map<std::string, std::vector<float>, std::less<>>;
 
 /// As much of the calibration text as the way back goes over: at most 65,536 tokens, the first 512 of windows that lie

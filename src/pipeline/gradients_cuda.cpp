@@ -46,7 +46,7 @@ GradientsCuda::~GradientsCuda() { impl_->work->release(); }
 void GradientsCuda::load(const model::LayerWeights& weights) {
   impl_->sums.clear();
   impl_->layer = {};  // before the next one comes
-  impl_->layer = decoder_cuda::decode_layer(weights, decoder_cuda::Decoded::f32, impl_->work->stream);
+  impl_->layer = decoder_cuda::decode_layer(weights, decoder_cuda::Decoded::f32, impl_->length, impl_->work->stream);
 }
 
 void GradientsCuda::forward(MatrixView<float> x) {
@@ -90,6 +90,15 @@ std::vector<LinearGradients> GradientsCuda::take() {
   }
   impl_->sums.clear();
   return result;
+}
+
+void GradientsCuda::take_costs(std::span<float> to) {
+  for (const auto& linear : impl_->layer.plan.linears()) {
+    const auto count = static_cast<size_t>(quantize::triangle_size(linear.n));
+    impl_->sums[linear.position].mean_triangle(to.first(count), linear.name);
+    to = to.subspan(count);
+  }
+  impl_->sums.clear();
 }
 
 }  // namespace w4q::pipeline

@@ -36,6 +36,8 @@ class GradientsCuda {
   void back(MatrixView<const float> x, MatrixView<float> gradient);
   /// What was summed over the layer since load(). Throws as GradientWalk::next.
   std::vector<LinearGradients> take();
+  /// The same as GradientWalk::next_costs gives them.
+  void take_costs(std::span<float> to);
 
  private:
   struct Impl;

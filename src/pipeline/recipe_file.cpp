@@ -82,8 +82,8 @@ io::Json to_json(const quantize::Recipe& recipe) {
 }
 
 bool is_recipe_line(std::string_view text) noexcept {
-  const bool family =
-      text.starts_with("kbit") || text.starts_with("int") || text.starts_with("rotated") || text.starts_with("trellis") || text.starts_with("exl3");
+  const bool family = text.starts_with("kbit") || text.starts_with("int") || text.starts_with("rotated") ||
+                      text.starts_with("trellis") || text.starts_with("exl3");
   return family && text.find(':') != std::string_view::npos;
 }
 

@@ -23,14 +23,15 @@ int64_t stripe_width(int64_t k) {
 unsigned blocks_for(int64_t count) { return static_cast<unsigned>((count + threads - 1) / threads); }
 
 /// matrix[i][j] = matrix[j][i] = triangle(i, j) · scale, a tile of 32 × 32 on and above the diagonal a block.
-__global__ void expand_kernel(const double* triangle, int64_t k, double scale, float* matrix) {
+template <class T>
+__global__ void expand_kernel(const T* triangle, int64_t k, double scale, float* matrix) {
   if (blockIdx.x < blockIdx.y) return;
   __shared__ float values[tile][tile + 1];
   const int64_t row = int64_t{blockIdx.y} * tile, col = int64_t{blockIdx.x} * tile;
   for (int r = static_cast<int>(threadIdx.y); r < tile; r += static_cast<int>(blockDim.y)) {
     const int64_t i = row + r, j = col + threadIdx.x;
     if (i >= k || j >= k || j < i) continue;
-    const auto value = static_cast<float>(triangle[i * k - i * (i - 1) / 2 + j - i] * scale);
+    const auto value = static_cast<float>(static_cast<double>(triangle[i * k - i * (i - 1) / 2 + j - i]) * scale);
     values[r][threadIdx.x] = value;
     matrix[i * k + j] = value;
   }
@@ -92,6 +93,15 @@ __global__ void __launch_bounds__(threads)
 
 }  // namespace
 
+template <class T>
+void GramCuda::expand(const T* triangle, double scale) {
+  const auto tiles = static_cast<unsigned>((width_ + tile - 1) / tile);
+  expand_kernel<<<dim3(tiles, tiles), dim3(tile, 8), 0, work_.stream.get()>>>(triangle, width_, scale,
+                                                                              matrix_.as<float>());
+  device::check_launch("Gram matrix", concat(width_));
+  work_.stream.synchronize();
+}
+
 GramCuda::GramCuda(CudaWork& work, const InputStatistics& statistics)
     : work_(work),
       width_(statistics.width),
@@ -115,20 +125,18 @@ GramCuda::GramCuda(CudaWork& work, const double* triangle, int64_t width, int64_
   expand(triangle, count > 0 ? 1.0 / static_cast<double>(count) : 0.0);
 }
 
+GramCuda::GramCuda(CudaWork& work, std::span<const float> triangle, int64_t width)
+    : work_(work), width_(width), matrix_(work.context, static_cast<size_t>(width * width) * sizeof(float)) {
+  ensure(std::ssize(triangle) == triangle_size(width), "GramCuda: not a triangle");
+  expand(work.put(work.square, triangle.data(), std::ssize(triangle)), 1.0);
+}
+
 GramCuda::GramCuda(CudaWork& work, MatrixView<const float> gram)
     : work_(work),
       width_(gram.rows),
       matrix_(work.context, static_cast<size_t>(gram.rows * gram.rows) * sizeof(float)) {
   ensure(gram.rows == gram.cols && gram.stride == gram.cols, "GramCuda: not a square matrix");
   matrix_.upload(std::as_bytes(std::span(gram.data, static_cast<size_t>(width_ * width_))), work_.stream);
-  work_.stream.synchronize();
-}
-
-void GramCuda::expand(const double* triangle, double scale) {
-  const auto tiles = static_cast<unsigned>((width_ + tile - 1) / tile);
-  expand_kernel<<<dim3(tiles, tiles), dim3(tile, 8), 0, work_.stream.get()>>>(triangle, width_, scale,
-                                                                              matrix_.as<float>());
-  device::check_launch("Gram matrix", concat(width_));
   work_.stream.synchronize();
 }
 

@@ -22,6 +22,8 @@ class GramCuda {
   GramCuda(CudaWork& work, const InputStatistics& statistics);
   /// The mean over `count` rows of sums that stand on the GPU, the upper triangle as in InputStatistics.
   GramCuda(CudaWork& work, const double* triangle, int64_t width, int64_t count);
+  /// Of an upper triangle that stands on the CPU.
+  GramCuda(CudaWork& work, std::span<const float> triangle, int64_t width);
   /// A matrix that stands on the CPU.
   GramCuda(CudaWork& work, MatrixView<const float> gram);
 
@@ -42,7 +44,8 @@ class GramCuda {
   double square_error() const;
 
  private:
-  void expand(const double* triangle, double scale);
+  template <class T>
+  void expand(const T* triangle, double scale);
 
   CudaWork& work_;
   int64_t width_;

@@ -95,9 +95,18 @@ namespace {
 
 /// What errors of outputs cost, on the GPU.
 struct OutputCosts {
-  OutputCosts(CudaWork& work, std::span<const float> costs, int64_t n, double damping, std::string_view name)
-      : gram(work, {costs.data(), n, n}), factor(work, gram, 1, damping, name) {
+  OutputCosts(CudaWork& work, const GroupCuda::Rows& rows, int64_t n, double damping, std::string_view name)
+      : gram(scaled(work, rows, n)), factor(work, gram, 1, damping, name) {
     ridge = static_cast<float>(factor.damping() * mean_diagonal(gram.diagonal(), name));
+  }
+
+  /// Outputs that were divided cost their divisors' squares more.
+  static GramCuda scaled(CudaWork& work, const GroupCuda::Rows& rows, int64_t n) {
+    GramCuda gram(work, rows.costs, n);
+    std::vector<float> by(rows.divisors.begin(), rows.divisors.end());
+    for (float& divisor : by) divisor = 1 / divisor;
+    if (!by.empty()) gram.divide(by);
+    return gram;
   }
 
   GramCuda gram;
@@ -117,7 +126,7 @@ GroupCuda::Packed GroupCuda::pack(size_t index, QuantizeOptions options, const R
   FeedbackCuda fed_back = feedback(linear, options.steps);
   std::optional<OutputCosts> outputs;
   if (fed_back.factor != nullptr && !row_needs.costs.empty()) {
-    outputs.emplace(work_, row_needs.costs, linear.n, options.steps.find(StepKind::feedback)->damping, linear.name);
+    outputs.emplace(work_, row_needs, linear.n, options.steps.find(StepKind::feedback)->damping, linear.name);
     fed_back.across = &outputs->factor;
     fed_back.outputs = {outputs->gram.data(), outputs->ridge};
   }

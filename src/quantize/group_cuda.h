@@ -54,7 +54,8 @@ class GroupCuda {
   };
   struct Rows {
     std::span<const float> divisors;  ///< what they are divided by at last; empty: ones
-    std::span<const float> costs;     ///< Σ g·gᵀ of the outputs [n, n] for feedback on both sides; empty: along k alone
+    std::span<const float>
+        costs;  ///< for feedback on both sides, Σ g·gᵀ of the outputs: the upper triangle; empty: along k alone
   };
   /// Packs linear `index`, in the order in which they were added; each once. `options.input` is not looked at: the Gram matrix says what it would.
   Packed pack(size_t index, QuantizeOptions options, const Rows& rows);

@@ -167,6 +167,25 @@ void merge(InputStatistics& statistics, const InputStatistics& other, std::strin
   add_all(statistics.gram, other.gram);
 }
 
+namespace {
+
+/// Both sides of the diagonal of a triangle's values.
+template <class Triangle, class Value>
+void mirror(const Triangle& triangle, int64_t k, std::span<float> to, const Value& value_of) {
+  parallel_for(k, channel_grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const auto* values = triangle.data() + triangle_row(k, i) - i;
+      for (int64_t j = i; j < k; ++j) {
+        const float value = value_of(values[j]);
+        to[static_cast<size_t>(i * k + j)] = value;
+        to[static_cast<size_t>(j * k + i)] = value;
+      }
+    }
+  });
+}
+
+}  // namespace
+
 std::vector<float> mean_gram(const InputStatistics& statistics) {
   ensure(statistics.gpu_gram == nullptr, "mean_gram: the matrix stands on the GPU");
   const int64_t k = statistics.width;
@@ -178,16 +197,14 @@ std::vector<float> mean_gram(const InputStatistics& statistics) {
           static_cast<float>(statistics.sum_squares[static_cast<size_t>(i)] * scale);
     return result;
   }
-  parallel_for(k, channel_grain, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const double* sums = statistics.gram.data() + triangle_row(k, i) - i;
-      for (int64_t j = i; j < k; ++j) {
-        const auto value = static_cast<float>(sums[j] * scale);
-        result[static_cast<size_t>(i * k + j)] = value;
-        result[static_cast<size_t>(j * k + i)] = value;
-      }
-    }
-  });
+  mirror(statistics.gram, k, result, [scale](double sum) { return static_cast<float>(sum * scale); });
+  return result;
+}
+
+std::vector<float> expand_triangle(std::span<const float> triangle, int64_t k) {
+  ensure(std::ssize(triangle) == triangle_size(k), "expand_triangle: another size");
+  std::vector<float> result(static_cast<size_t>(k * k));
+  mirror(triangle, k, result, [](float value) { return value; });
   return result;
 }
 

@@ -35,6 +35,9 @@ constexpr int64_t triangle_size(int64_t k) noexcept { return k * (k + 1) / 2; }
 /// Where row i, which begins on the diagonal, starts in it.
 constexpr int64_t triangle_row(int64_t k, int64_t i) noexcept { return i * k - i * (i - 1) / 2; }
 
+/// The symmetric matrix [k, k] of an upper triangle.
+std::vector<float> expand_triangle(std::span<const float> triangle, int64_t k);
+
 /// Sums of nothing.
 InputStatistics make_statistics(int64_t width, bool with_gram);
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "core/error.h"
 #include "core/text.h"
 #include "device/check.h"
 #include "quantize/statistics_cuda.h"
@@ -44,6 +45,12 @@ __global__ void __launch_bounds__(row_threads) add_triangle_kernel(const float* 
   const int64_t i = blockIdx.x;
   double* const sums = gram + (i * k - i * (i - 1) / 2) - i;
   for (int64_t j = i + threadIdx.x; j < k; j += row_threads) sums[j] += static_cast<double>(product[i * k + j]);
+}
+
+__global__ void __launch_bounds__(row_threads)
+    mean_kernel(const double* sums, int64_t count, double scale, float* means) {
+  const int64_t at = int64_t{blockIdx.x} * row_threads + threadIdx.x;
+  if (at < count) means[at] = static_cast<float>(sums[at] * scale);
 }
 
 }  // namespace
@@ -107,6 +114,18 @@ InputStatistics StatisticsCuda::channels(std::string_view name) const {
   result.sum_squares.assign(sums.begin() + width_, sums.end());
   check_finite(result, name);
   return result;
+}
+
+void StatisticsCuda::mean_triangle(std::span<float> to, std::string_view name) const {
+  const int64_t count = triangle_size(width_);
+  ensure(std::ssize(to) == count && has_gram(), "StatisticsCuda: not a triangle");
+  channels(name);  // refuses what is not finite
+  auto* const means = work_.square.get<float>(count);
+  mean_kernel<<<static_cast<unsigned>((count + row_threads - 1) / row_threads), row_threads, 0, work_.stream.get()>>>(
+      gram_.as<double>(), count, count_ > 0 ? 1.0 / static_cast<double>(count_) : 0.0, means);
+  device::check_launch("means", concat(width_));
+  device::copy(device::Way::from_gpu, to.data(), means, to.size_bytes(), work_.stream, "copying means");
+  work_.stream.synchronize();
 }
 
 InputStatistics StatisticsCuda::download(std::string_view name) const {

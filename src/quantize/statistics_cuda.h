@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 #include "quantize/gram_cuda.h"
@@ -26,6 +27,8 @@ class StatisticsCuda {
   InputStatistics download(std::string_view name) const;
   /// The same without the Gram matrix.
   InputStatistics channels(std::string_view name) const;
+  /// The mean of xᵀx as its upper triangle, into `to`. Throws as download().
+  void mean_triangle(std::span<float> to, std::string_view name) const;
   /// The mean of xᵀx, which stays on the GPU.
   GramCuda gram() const { return {work_, gram_.as<double>(), width_, count_}; }
   bool has_gram() const noexcept { return gram_.size() > 0; }

@@ -4,9 +4,11 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <optional>
 
 #include "core/error.h"
 #include "formats/codebook.h"
+#include "formats/exl3.h"
 #include "formats/kbit.h"
 #include "formats/scheme_registry.h"
 #include "verify/weight_nearest.h"
@@ -98,11 +100,16 @@ void round_to_nearest(const PackedWeight& pass, std::span<float> values) {
   if (formats::shares_bits(scheme)) scheme = scalar_twin(scheme);
   std::vector<float> ordered(values.size()), row(k);
   for (size_t i = 0; i < values.size(); ++i) ordered[i] = values[i / k * k + order[i % k]];
+  // EXL3 rounds what rotations made of its inputs, whichever signs they have.
+  std::optional<formats::InputRotation> turn;
+  if (pass.scheme.family == SchemeFamily::exl3) turn.emplace(formats::Rotation{formats::exl3_block, 0}, pass.k);
+  for (size_t r = 0; turn && r < n; ++r) turn->rotate(std::span(ordered).subspan(r * k, k));
   const auto& definition = formats::scheme_row(scheme.family);
   const auto rounded =
       definition.encode(scheme, ordered, static_cast<int64_t>(n), pass.k, clean_table(pass, scheme, ordered));
   for (size_t r = 0; r < n; ++r) {
     definition.decode_row(rounded, static_cast<int64_t>(r), row);
+    if (turn) turn->restore(row);
     for (size_t c = 0; c < k; ++c) values[r * k + order[c]] = row[c];
   }
 }

@@ -1,4 +1,5 @@
 // Trellis schemes as a user meets them, on the bundled model.
+#include "io/files.h"
 #include "program.h"
 
 namespace w4q::test {
@@ -47,11 +48,16 @@ TEST_F(TrellisProgram, WhatItHasNotIsRefused) {
   refused({"--scheme", "trellis3", "--scales", "search"}, "searched scales");
   refused({"--scheme", "trellis3", "--feedback", "--sweeps"}, "--sweeps means nothing to --method trellis");
   refused({"--scheme", "trellis3", "--feedback", "--feedback2"}, "--feedback2 means nothing to --method trellis");
-  ASSERT_EQ(quantize("q", {"--scheme", "trellis2-w8"}).status, 0);
-  const auto fragment = run_w4q({"repack", path("q"), "-o", path("never"), "--target", "sm89"});
-  EXPECT_NE(fragment.status, 0);
-  EXPECT_NE(fragment.err.find("no layout for sm89 holds trellis2-w8"), std::string::npos) << fragment.err;
   EXPECT_FALSE(std::filesystem::exists(path("never")));
+}
+
+TEST_F(TrellisProgram, GoesToAGpuAndBack) {
+  ASSERT_EQ(quantize("q", {"--scheme", "trellis2-w8"}).status, 0);
+  const auto fragment = run_w4q({"repack", path("q"), "-o", path("sm89"), "--target", "sm89"});
+  ASSERT_EQ(fragment.status, 0) << fragment.err;
+  verified("sm89");
+  ASSERT_EQ(run_w4q({"repack", path("sm89"), "-o", path("back"), "--layout", "canonical"}).status, 0);
+  EXPECT_EQ(io::read_file(path("back") + "/model.safetensors"), io::read_file(path("q") + "/model.safetensors"));
 }
 
 }  // namespace

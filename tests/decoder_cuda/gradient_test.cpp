@@ -76,7 +76,7 @@ TEST_P(GradientCuda, LayersGoBackAsOnTheCpu) {
     for (const auto& weights : model_->layers()) {
       const auto x = random(length * hidden, 1);
       auto gradient = random(length * hidden, 2);
-      const auto layer = decode_layer(weights, type, *stream_);
+      const auto layer = decode_layer(weights, type, length, *stream_);
       const auto on_gpu = put(x);
       auto gradient_on_gpu = put(gradient);
       std::map<std::string, std::vector<float>> inputs, outputs, norms;

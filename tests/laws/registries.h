@@ -68,10 +68,9 @@ inline std::span<const std::pair<int64_t, int64_t>> sizes_of(const formats::Sche
   return sizes;
 }
 
-/// Whether a law asks it of a scheme: of EXL3, whose laws take long, what real weights look like, and nothing at all.
+/// Whether a law asks it of a scheme: of EXL3, whose laws take long, weights with outliers, and nothing at all.
 inline bool asks(const formats::Scheme& scheme, std::string_view distribution) {
-  return scheme.family != formats::SchemeFamily::exl3 || distribution == "normal" || distribution == "heavy tail" ||
-         distribution == "zero";
+  return scheme.family != formats::SchemeFamily::exl3 || distribution == "heavy tail" || distribution == "zero";
 }
 
 /// The table that a scheme's tests use; empty for families without one.

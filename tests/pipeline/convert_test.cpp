@@ -73,7 +73,7 @@ TEST_F(Convert, EveryRowThereAndBack) {
   write_own({{up, &a}, {down, &b}});
   const std::string own = bytes("own");
   for (const auto& target : convert_targets()) {
-    if (target.starts_with("bitsandbytes")) continue;
+    if (target.starts_with("bitsandbytes") || target == "exl3") continue;
     SCOPED_TRACE(target);
     const auto there = convert("own", "there", target);
     EXPECT_TRUE(there.proof().complete());

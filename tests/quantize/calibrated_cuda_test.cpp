@@ -147,6 +147,12 @@ TEST_F(CalibratedCuda, StatisticsAgree) {
   sums.add_rows(rows.as<__half>() + 4999 * layer.k, 1);
   const auto found = sums.download("x");
   EXPECT_EQ(found.count, layer.statistics.count);
+  std::vector<float> means(found.gram.size());
+  sums.mean_triangle(means, "x");
+  for (size_t i = 0; i < means.size(); ++i) {
+    ASSERT_EQ(means[i], static_cast<float>(found.gram[i] * (1.0 / static_cast<double>(found.count))));
+  }
+  EXPECT_EQ(GramCuda(*work, means, layer.k).download(), expand_triangle(means, layer.k));
   for (int64_t i = 0; i < layer.k; ++i) {
     const auto at = static_cast<size_t>(i);
     EXPECT_NEAR(found.sum_abs[at], layer.statistics.sum_abs[at], 1e-9 * layer.statistics.sum_abs[at]);

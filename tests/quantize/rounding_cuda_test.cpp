@@ -39,7 +39,12 @@ class RoundingCuda : public testing::Test {
                              std::span<const float> costs = {}) {
     GroupCuda group(*work, std::make_shared<GramCuda>(*work, layer.gram_view()));
     group.add({"w", DType::f32, {layer.n, layer.k}, bytes_of(layer.weight.values)}, scheme, {});
-    return group.pack(0, options, {{}, costs}).result.weight;
+    std::vector<float> triangle;
+    for (int64_t i = 0; !costs.empty() && i < layer.n; ++i) {
+      const auto row = costs.subspan(static_cast<size_t>(i * layer.n + i), static_cast<size_t>(layer.n - i));
+      triangle.insert(triangle.end(), row.begin(), row.end());
+    }
+    return group.pack(0, options, {{}, triangle}).result.weight;
   }
 
   std::unique_ptr<CudaWork> work;
