@@ -134,7 +134,8 @@ template <class Rows>
 void sweep_codes(const ColumnOrder& order, Rows& rows) {
   for (size_t u = 0; u + 1 < order.starts.size(); ++u) {
     const auto begin = static_cast<size_t>(order.starts[u]), end = static_cast<size_t>(order.starts[u + 1]);
-    rows.codes(std::span(order.columns).subspan(begin, end - begin), order.columns[begin] / sweep_code_unit * sweep_code_unit);
+    rows.codes(std::span(order.columns).subspan(begin, end - begin),
+               order.columns[begin] / sweep_code_unit * sweep_code_unit);
   }
 }
 
