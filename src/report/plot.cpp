@@ -69,7 +69,9 @@ std::vector<double> ticks(const Axis& axis) {
   if (!(rough > 0)) return {axis.least};
   const double power = std::pow(10, std::floor(std::log10(rough)));
   const double step = power * (rough / power < 1.5 ? 1 : rough / power < 3.5 ? 2 : rough / power < 7.5 ? 5 : 10);
-  for (double value = std::ceil(axis.least / step) * step; value <= axis.most + step / 1000; value += step) {
+  const double first = std::ceil(axis.least / step) * step;
+  for (int i = 0; i < 12 && first + i * step <= axis.most + step / 1000; ++i) {
+    const double value = first + i * step;
     result.push_back(std::abs(value) < step / 1000 ? 0 : value);
   }
   return result;
@@ -117,7 +119,7 @@ std::string legend(const std::vector<PlotLine>& lines) {
 int heat_colour(const HeatMap& map, double value) {
   if (!(map.most > map.least) || !(map.least > 0)) return heat_colours / 2;
   const double share = std::log(value / map.least) / std::log(map.most / map.least);
-  return std::clamp(static_cast<int>(share * heat_colours), 0, heat_colours - 1);
+  return static_cast<int>(std::clamp(share * heat_colours, 0.0, heat_colours - 1.0));
 }
 
 }  // namespace

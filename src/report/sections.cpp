@@ -36,6 +36,12 @@ std::string mark(const io::Json& passed) {
   return good ? "<span class=\"pass\">✓ pass</span>" : "<span class=\"fail\">✗ FAIL</span>";
 }
 
+/// Of a number held against a limit: a rule may ask for more than one before it calls a fault.
+std::string mark(const io::Json& verdict, const io::Json& check) {
+  const bool beyond = at(verdict, "passed") != true && at(check, "passed") == true;
+  return beyond ? "beyond, which alone is no fault" : mark(at(verdict, "passed"));
+}
+
 std::string more(size_t all, size_t shown, const char* of) {
   return all <= shown ? "" : remark(concat("… and ", all - shown, " more ", of, ", in the JSON below"));
 }
@@ -46,8 +52,6 @@ std::string percent(const io::Json& share) {
 }
 
 const io::Json& base_of(const Side& side) { return at(*side.quality, "base"); }
-
-std::string plain(double value, int digits) { return std::isfinite(value) ? fixed(value, digits) : "–"; }
 
 /// A table whose first column says what, with a column for each side that `has` something.
 Rows compared(const Sides& sides, const std::vector<std::string>& what,
@@ -111,8 +115,8 @@ std::string verdicts_table(const io::Json& checks) {
     for (const io::Json* verdict : nearest_verdicts(check)) {
       const bool least = at(*verdict, "at_least") == true;
       rows.push_back({name_of(at(check, "name")), name_of(at(*verdict, "of")), number(at(*verdict, "value")),
-                      concat(least ? "≥ " : "≤ ", number(at(*verdict, "limit"))), number(at(*verdict, "margin")),
-                      mark(at(*verdict, "passed"))});
+                      concat(least ? "≥&nbsp;" : "≤&nbsp;", number(at(*verdict, "limit"))),
+                      number(at(*verdict, "margin")), mark(*verdict, check)});
     }
   }
   if (rows.empty()) return {};
@@ -200,8 +204,9 @@ HeatMap heat_map_of(const Side& side, const Grid& grid) {
   return map;
 }
 
-/// All maps in the same colours.
+/// All maps in the same colours, which nearly equal errors share.
 void set_colours(std::vector<HeatMap>& maps) {
+  constexpr double least_range = 1.5;
   double least = std::numeric_limits<double>::infinity(), most = 0;
   for (const auto& map : maps) {
     for (const auto& row : map.cells) {
@@ -211,7 +216,11 @@ void set_colours(std::vector<HeatMap>& maps) {
       }
     }
   }
-  for (auto& map : maps) map.least = least, map.most = most;
+  most = std::max(most, least * least_range);
+  for (auto& map : maps) {
+    map.least = least;
+    map.most = most;
+  }
 }
 
 std::string worst_table(const Side& side) {
@@ -288,16 +297,20 @@ std::string windows_plot(const char* title, const std::vector<PlotLine>& lines) 
   return line_plot(concat(title, " of each window"), axis_over("window", xs, false), y, lines);
 }
 
+/// The largest first, of the first side that has the kind.
 std::vector<Bar> kind_bars(const Sides& sides) {
-  std::vector<std::string> kinds;
+  std::vector<std::pair<double, std::string>> kinds;
   for (const auto& side : sides) {
     for (const auto& row : at(*side.sizes, "kinds")) {
       const auto kind = at(row, "kind").get<std::string>();
-      if (std::ranges::find(kinds, kind) == kinds.end() && kinds.size() < kinds_shown) kinds.push_back(kind);
+      if (std::ranges::find(kinds, kind, &std::pair<double, std::string>::second) != kinds.end()) continue;
+      kinds.emplace_back(-real(at(row, "bytes")), kind);
     }
   }
+  std::ranges::sort(kinds);
+  kinds.resize(std::min(kinds.size(), kinds_shown));
   std::vector<Bar> bars;
-  for (const auto& kind : kinds) {
+  for (const auto& [order, kind] : kinds) {
     for (const auto& side : sides) {
       for (const auto& row : at(*side.sizes, "kinds")) {
         if (at(row, "kind") != kind) continue;
@@ -429,7 +442,7 @@ std::string kl_section(const Sides& sides) {
   }
   const auto& most = at(base_of(sides.front()), "kl_quantiles");
   for (size_t i = 0; i < most.size(); ++i) {
-    rows.push_back({concat("KL that ", plain(100 * real(at(most[i], "share")), 1), " % of the tokens do not exceed")});
+    rows.push_back({concat("KL that ", 100 * real(at(most[i], "share")), " % of the tokens do not exceed")});
     for (const auto& side : sides) {
       const auto& quantiles = at(base_of(side), "kl_quantiles");
       rows.back().push_back(i < quantiles.size() ? number(at(quantiles[i], "kl")) : "–");

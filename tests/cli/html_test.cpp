@@ -110,6 +110,12 @@ std::string output_of(const std::string& command) {
   return text;
 }
 
+size_t count_of(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
 TEST_F(Html, OpensInABrowser) {
   std::string browser = output_of("command -v chromium || command -v chromium-browser || command -v google-chrome");
   browser = browser.substr(0, browser.find('\n'));
@@ -124,6 +130,8 @@ TEST_F(Html, OpensInABrowser) {
                "--virtual-time-budget=2000 --dump-dom 'file://", page, "' 2>'", messages, "'"));
     EXPECT_THAT(dom, HasSubstr("</html>"));
     EXPECT_EQ(carried(dom), carried(html));
+    EXPECT_EQ(count_of(dom, "<data value="), count_of(html, "<data value="));
+    EXPECT_EQ(count_of(dom, "<rect "), count_of(html, "<rect "));
     for (const char* part : {"<svg ", "<h2>Provenance</h2>", "<data value=\""}) EXPECT_THAT(dom, HasSubstr(part));
     EXPECT_THAT(io::read_file(messages), Not(HasSubstr("CONSOLE")));
   }

@@ -192,6 +192,18 @@ TEST(Page, SaysWhetherItIsVerified) {
   EXPECT_THAT(report::html_page(compare_report()), HasSubstr("B is closer to the base"));
 }
 
+/// Rules of statistics ask for more than one number.
+TEST(Page, CallsNoNumberAFaultWhereTheCheckHolds) {
+  io::Json report = verify_report();
+  report["checks"][1]["passed"] = true;
+  report["checks"][0]["verdicts"][0]["passed"] = false;
+  const std::string held = report::html_page(report);
+  EXPECT_THAT(held, HasSubstr("beyond, which alone is no fault"));
+  EXPECT_THAT(held, Not(HasSubstr("✗ FAIL</span>")));
+  report["checks"][0]["passed"] = false;
+  EXPECT_THAT(report::html_page(report), HasSubstr("✗ FAIL</span>"));
+}
+
 /// As of a folder whose first check fails, of a model that computes NaN, and of weights compared alone.
 TEST(Page, StandsWithoutWhatAReportLacks) {
   const io::Json bare = {{"schema", "verify"}, {"version", 1}, {"passed", false}, {"checks", io::Json::array()}};
@@ -202,7 +214,8 @@ TEST(Page, StandsWithoutWhatAReportLacks) {
   for (const char* key : {"kl", "kl_max", "ratio"}) broken["perplexity"]["base"][key] = nan;
   for (auto& window : broken["perplexity"]["per_window"]) window["perplexity"] = window["kl"] = nan;
   for (auto& quantile : broken["perplexity"]["base"]["kl_quantiles"]) quantile["kl"] = nan;
-  for (auto& tensor : broken["weights"]["tensors"]) tensor["relative_error"] = nan;
+  broken["weights"]["tensors"][0]["relative_error"] = nan;
+  broken["weights"]["tensors"][1]["relative_error"] = 0;
   const std::string html = report::html_page(broken);
   EXPECT_THAT(faults_of(html), IsEmpty());
   EXPECT_THAT(html, Not(ContainsRegex("[^a-z]nan[^a-z]")));
