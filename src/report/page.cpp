@@ -131,9 +131,10 @@ std::string html_page(const io::Json& report) {
       concat("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n",
              "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>", title,
              "</title>\n<style>", page_style, heat_style(), "</style>\n</head>\n<body>\n<h1>", title, "</h1>\n");
-  html += verdict_section(printed) + kl_section(sides) + sizes_section(sides) + windows_section(sides) +
-          errors_section(sides) + speed_section(printed) + kernels_section(printed) + checks_section(printed) +
-          provenance_section(printed);
+  const bool failed = at(printed, "passed") == false;
+  html += verdict_section(printed) + (failed ? checks_section(printed) : "") + kl_section(sides) +
+          sizes_section(sides) + windows_section(sides) + errors_section(sides) + speed_section(printed) +
+          kernels_section(printed) + (failed ? "" : checks_section(printed)) + provenance_section(printed);
   html += "<section>\n<h2>Data</h2>\n" +
           remark(
               "Every figure above is one of the report that --json prints, which this page holds in the element "
