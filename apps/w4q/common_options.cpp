@@ -200,13 +200,17 @@ io::WriteOptions write_options(const OutputOptions& options) {
   return result;
 }
 
+io::Json with_schema(const JsonSchema& schema, const io::Json& json) {
+  io::Json whole = {{"schema", schema.name}, {"version", schema.version}};
+  whole.update(json);
+  return whole;
+}
+
 void print(const CommonOptions& options, const JsonSchema& schema, const std::string& text, const io::Json& json) {
   if (const auto changed = io::changed_input()) throw *changed;
   // Names that are not UTF-8 cannot stand in JSON: they are replaced, not refused.
   if (options.json) {
-    io::Json shown = {{"schema", schema.name}, {"version", schema.version}};
-    shown.update(json);
-    std::cout << shown.dump(2, ' ', false, io::Json::error_handler_t::replace) << "\n";
+    std::cout << with_schema(schema, json).dump(2, ' ', false, io::Json::error_handler_t::replace) << "\n";
   } else {
     std::cout << (takes_colours(STDOUT_FILENO) ? coloured_lines(text) : text);
   }

@@ -96,6 +96,9 @@ void add_output(CLI::App& command, OutputOptions& options);
 void check(const OutputOptions& options, bool quiet);
 io::WriteOptions write_options(const OutputOptions& options);
 
+/// With the name and the version of its schema in front.
+io::Json with_schema(const JsonSchema& schema, const io::Json& json);
+
 /// Results go to stdout: the JSON where --json was given, with the name and the version of its schema, the text otherwise. Throws bad_file when an input changed while
 /// it was read: they are of no model then.
 void print(const CommonOptions& options, const JsonSchema& schema, const std::string& text, const io::Json& json);

@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "io/files.h"
 #include "model/opened.h"
+#include "page_options.h"
 #include "pipeline/statistics_file.h"
 #include "quantize/awq.h"
 #include "tokenizer/token_file.h"
@@ -20,6 +21,7 @@ namespace {
 
 struct CompareOptions {
   CommonOptions common;
+  PageOptions page;
   std::string a, b, base;
   std::string text, ids;
   chat::ChatFile chat;
@@ -85,6 +87,14 @@ void check_same_basis(const model::OpenedModel& a, const model::OpenedModel& b) 
       .hint("leave out --stats; --ppl, --chat or --ids compares predictions");
 }
 
+/// What the page must not replace.
+std::vector<std::filesystem::path> inputs_of(const CompareOptions& options) {
+  std::vector<std::filesystem::path> inputs{options.a,   options.b,         options.base,      options.text,
+                                            options.ids, options.chat.path, options.statistics};
+  std::erase_if(inputs, [](const auto& path) { return path.empty(); });
+  return inputs;
+}
+
 int run(const CompareOptions& options) {
   apply(options.common);
   const bool decodes = !options.text.empty() || !options.ids.empty() || !options.chat.empty();
@@ -96,6 +106,8 @@ int run(const CompareOptions& options) {
     throw Error(ErrorCode::bad_argument, "--device, --kv, --kv-delta and --residual-gpu-bytes are about predictions")
         .hint("--ppl text.txt, --chat chats.jsonl, or --ids file.u16");
   }
+  const auto inputs = inputs_of(options);
+  check(options.page, inputs);
   const auto a = model::open_model(options.a), b = model::open_model(options.b), base = model::open_model(options.base);
   if (!options.statistics.empty()) check_same_basis(a, b);
   verify::OutputErrorOf output_error;
@@ -122,8 +134,10 @@ int run(const CompareOptions& options) {
         .detail("the text has one window of --ctx tokens")
         .hint("a longer text, more --windows, or a smaller --ctx");
   }
-  print(options.common, schema::compare, verify::to_text(comparison, detail(options.common)),
-        verify::to_json(comparison));
+  io::Json json = verify::to_json(comparison);
+  json["provenance"] = provenance({{"a", options.a}, {"b", options.b}, {"base", options.base}});
+  print_and_write(options.common, options.page, schema::compare, verify::to_text(comparison, detail(options.common)),
+                  json, inputs);
   const bool worse = options.fail_if_worse && verify::verdict(*comparison.predictions) > 0;
   return worse ? describe(ErrorCode::verification_failed).exit_status : 0;
 }
@@ -154,6 +168,7 @@ void setup_compare(CLI::App& app, Action& action) {
   add_decode(*command, options->decode);
   command->add_flag("--fail-if-worse", options->fail_if_worse,
                     "Exit with status 1 when B is further from the base than A, beyond chance");
+  add_page(*command, options->page);
   add_verbose(*command, options->common);
   add_common(*command, options->common);
   set_examples(*command, {{"compare A B --base MODEL", "what each does to the weights, kind by kind of linear"},

@@ -14,6 +14,7 @@
 #include "core/terminal.h"
 #include "io/lost_pages.h"
 #include "io/system.h"
+#include "page_options.h"
 
 namespace {
 
@@ -111,6 +112,7 @@ int main(int argc, char** argv) {
                       .hint(commands.empty() ? "w4q --help" : "w4q " + commands.front()->get_name() + " --help"));
   }
   restart_with_short_spinning(argv);
+  app::remember_command(argc, argv);
   watch_for_interrupts();
   io::survive_lost_pages();
   return run_guarded(action);

@@ -11,6 +11,7 @@
 #include "core/text.h"
 #include "gguf_commands.h"
 #include "io/system.h"
+#include "page_options.h"
 #include "pipeline/gguf_import.h"
 #include "speed_options.h"
 #include "verify/ladder.h"
@@ -20,6 +21,7 @@ namespace {
 
 struct VerifyOptions {
   CommonOptions common;
+  PageOptions page;
   bool ppl = false;
   DecodeOptions decode;
   std::string target;
@@ -126,9 +128,26 @@ std::string idle_device(const VerifyOptions& options) {
       "compared on the CPU");
 }
 
+/// What the page must not replace.
+std::vector<std::filesystem::path> inputs_of(const verify::CheckOptions& checks) {
+  std::vector<std::filesystem::path> inputs{checks.model, checks.base, checks.text, checks.ids, checks.chat.path};
+  for (const auto& [option, value] : checks.asked) inputs.emplace_back(value);
+  std::erase_if(inputs, [](const auto& path) { return path.empty(); });
+  return inputs;
+}
+
+/// The models as the user named them.
+io::Json provenance_of(const verify::CheckOptions& checks) {
+  std::vector<ReportedModel> models{{"model", checks.model}};
+  if (checks.has_base()) models.emplace_back("base", checks.base);
+  return provenance(models);
+}
+
 int run(const VerifyOptions& options) {
   apply(options.common);
   check_usage(options);
+  const auto inputs = inputs_of(options.checks);
+  check(options.page, inputs);
   const std::string idle = idle_device(options);
   verify::CheckOptions checks = checks_of(options);
   verify::open_gpu(checks);
@@ -142,7 +161,9 @@ int run(const VerifyOptions& options) {
     findings.text = concat("note: ", idle, "\n", findings.text);  // the verdict stands last
     findings.json["notes"].push_back(idle);
   }
-  print(options.common, schema::verify, findings.text, findings.json);
+  if (imported) findings.json.erase("sizes");  // of what the file was made into
+  findings.json["provenance"] = provenance_of(options.checks);
+  print_and_write(options.common, options.page, schema::verify, findings.text, findings.json, inputs);
   return findings.checks.passed() ? 0 : describe(ErrorCode::verification_failed).exit_status;
 }
 
@@ -203,6 +224,7 @@ void setup_verify(CLI::App& app, Action& action) {
   add_speed(*command, checks.speed, options->target);
   add_activations(*command, checks.int8_activations);
   add_decode(*command, options->decode);
+  add_page(*command, options->page);
   add_verbose(*command, options->common);
   add_common(*command, options->common);
   set_examples(*command, {{"verify OUT --base MODEL",

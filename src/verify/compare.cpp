@@ -66,6 +66,7 @@ class Side {
       weights += static_cast<double>(element_count(base_.folder.tensors.at(linear.name + ".weight").shape));
     }
     result.bits_per_weight = weights == 0 ? 0 : 8 * bytes / weights;
+    result.kinds = bytes_by_kind(folder_);
     return result;
   }
 
@@ -176,7 +177,8 @@ io::Json total_json(const ComparedTotal& total) {
   return {{"bytes", total.bytes},
           {"bits_per_weight", total.bits_per_weight},
           {"sqnr_db", total.error.sqnr()},
-          {"relative_error", total.error.relative()}};
+          {"relative_error", total.error.relative()},
+          {"kinds", to_json(total.kinds)}};
 }
 
 io::Json estimate_json(const Estimate& estimate) {

@@ -13,6 +13,7 @@
 #include "model/opened.h"
 #include "model/weight_error.h"
 #include "verify/perplexity.h"
+#include "verify/sizes.h"
 
 namespace w4q::verify {
 
@@ -39,6 +40,7 @@ struct ComparedTotal {
   int64_t bytes = 0;           ///< of all tensors
   double bits_per_weight = 0;  ///< over the linears in the table
   model::WeightError error;
+  std::vector<KindBytes> kinds = {};
 };
 
 struct Comparison {

@@ -13,6 +13,7 @@
 #include "tokenizer/token_file.h"
 #include "tokenizer/tokenizer.h"
 #include "verify/rungs.h"
+#include "verify/sizes.h"
 
 namespace w4q::verify {
 namespace {
@@ -196,6 +197,19 @@ void open_gpu(CheckOptions& options) {
   options.gpu = device::open_gpu(options.device);
 }
 
+namespace {
+
+/// What cannot be opened has none: then a check has said why.
+void add_sizes(CheckContext& context, Findings& findings) {
+  try {
+    findings.json["sizes"] = sizes_json(context.candidate().folder);
+  } catch (const Error&) {
+    if (findings.checks.passed()) throw;
+  }
+}
+
+}  // namespace
+
 Findings climb(CheckContext& context) {
   Findings findings;
   bool holds = true;
@@ -214,6 +228,7 @@ Findings climb(CheckContext& context) {
     holds = holds && (row.aside || std::all_of(checks.begin() + before, checks.end(), std::mem_fn(&Check::passed)));
     if (row.stops && !holds) break;
   }
+  add_sizes(context, findings);
   findings.text += findings.checks.text() + verdict(context, findings);
   findings.json.update(findings.checks.json());
   return findings;

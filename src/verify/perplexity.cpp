@@ -281,6 +281,19 @@ std::string to_text(const PerplexityReport& report) {
   return table.str();
 }
 
+/// Means over the scored tokens of each.
+io::Json windows_json(const PerplexityReport& report) {
+  io::Json windows = io::Json::array();
+  for (const WindowScore& window : report.per_window) {
+    const auto scored = static_cast<double>(window.scored);
+    windows.push_back({{"scored_tokens", window.scored}, {"perplexity", std::exp(window.nll / scored)}});
+    if (!report.base) continue;
+    windows.back()["base_perplexity"] = std::exp(window.base_nll / scored);
+    windows.back()["kl"] = window.kl / scored;
+  }
+  return windows;
+}
+
 io::Json to_json(const PerplexityReport& report) {
   io::Json json = {{"perplexity", report.perplexity()},
                    {"perplexity_error", report.perplexity_error()},
@@ -288,7 +301,8 @@ io::Json to_json(const PerplexityReport& report) {
                    {"nll_error", report.nll.error},
                    {"windows", report.windows},
                    {"scored_tokens", report.scored},
-                   {"seconds", report.seconds}};
+                   {"seconds", report.seconds},
+                   {"per_window", windows_json(report)}};
   if (!report.base) return json;
   const auto& base = *report.base;
   json["base"] = {{"perplexity", report.base_perplexity()},

@@ -1,0 +1,79 @@
+#include "report/html.h"
+
+#include <cmath>
+#include <cstdio>
+#include <limits>
+
+#include "core/text.h"
+
+namespace w4q::report {
+
+std::string escape(std::string_view text) {
+  std::string result;
+  for (const char c : printable(text)) {
+    switch (c) {
+      case '&':
+        result += "&amp;";
+        break;
+      case '<':
+        result += "&lt;";
+        break;
+      case '>':
+        result += "&gt;";
+        break;
+      case '"':
+        result += "&quot;";
+        break;
+      case '\'':
+        result += "&#39;";
+        break;
+      default:
+        result += c;
+    }
+  }
+  return result;
+}
+
+std::string number(const io::Json& value, int digits) {
+  if (!value.is_number()) return "–";
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*g", value.is_number_integer() ? 17 : digits, value.get<double>());
+  return concat("<data value=\"", value.dump(), "\">", text, "</data>");
+}
+
+std::string bytes(const io::Json& value) {
+  if (!value.is_number()) return "–";
+  return concat("<data value=\"", value.dump(), "\">", human_bytes(value.get<int64_t>()), "</data>");
+}
+
+const io::Json& at(const io::Json& object, std::string_view key) {
+  static const io::Json nothing;
+  if (!object.is_object()) return nothing;
+  const auto found = object.find(key);
+  return found == object.end() ? nothing : *found;
+}
+
+double real(const io::Json& value) {
+  return value.is_number() ? value.get<double>() : std::numeric_limits<double>::quiet_NaN();
+}
+
+std::string table(const std::vector<std::string>& head, const std::vector<std::vector<std::string>>& rows) {
+  std::string html = "<div class=\"scroll\"><table><thead><tr>";
+  for (const auto& cell : head) html += "<th scope=\"col\">" + cell + "</th>";
+  html += "</tr></thead><tbody>\n";
+  for (const auto& row : rows) {
+    html += "<tr>";
+    for (const auto& cell : row) html += "<td>" + cell + "</td>";
+    html += "</tr>\n";
+  }
+  return html + "</tbody></table></div>\n";
+}
+
+std::string section(std::string_view title, const std::string& content) {
+  if (content.empty()) return {};
+  return concat("<section>\n<h2>", title, "</h2>\n", content, "</section>\n");
+}
+
+std::string remark(const std::string& html) { return "<p class=\"remark\">" + html + "</p>\n"; }
+
+}  // namespace w4q::report
