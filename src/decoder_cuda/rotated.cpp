@@ -137,8 +137,7 @@ class Uploader {
     pass.k = first.k;
     pass.scale_max = std::ldexp(largest, exponent);
     set_levels(kernels::norm_levels(first, exponent), pass);
-    pass.rotation.block = linear.rotations[index].rotation().block;
-    set_rotation(index, pass);
+    pass.rotation = upload_rotation(linear, index, result_.passes, ring_, result_.memory);
     DeviceBuffer codes = place_codes(weights, rows_in_turn_, ring_);
     DeviceBuffer norms = place_norms(weights, rows_in_turn_, exponent, ring_);
     result_.offloaded.emplace_back();
@@ -164,19 +163,6 @@ class Uploader {
     pass.table_over_first = kernels::level_ratio(first_levels_, levels);
   }
 
-  /// Passes that share a rotation share its factors.
-  void set_rotation(size_t index, DevicePass& pass) {
-    const auto& rotations = linears_.front()->rotations;
-    for (size_t earlier = 0; earlier < index; ++earlier) {
-      if (!(rotations[earlier].rotation() == rotations[index].rotation())) continue;
-      pass.rotation.factors = result_.passes[earlier].rotation.factors;
-      pass.rotation.signs = result_.passes[earlier].rotation.signs;
-      return;
-    }
-    pass.rotation.factors = keep(ring_.copy_of(std::as_bytes(rotations[index].factors()))).as<float>();
-    pass.rotation.signs = keep(ring_.copy_of(bytes_of(kernels::rotation_signs(rotations[index])))).as<uint32_t>();
-  }
-
   DeviceBuffer& read(DeviceBuffer buffer) {
     result_.bytes += static_cast<int64_t>(buffer.size());
     return keep(std::move(buffer));
@@ -196,6 +182,20 @@ class Uploader {
 };
 
 }  // namespace
+
+kernels::DeviceRotation upload_rotation(const PackedLinear& linear, size_t index, std::span<const DevicePass> before,
+                                        UploadRing& ring, std::vector<DeviceBuffer>& memory) {
+  const formats::InputRotation& own = linear.rotations[index];
+  for (size_t earlier = 0; earlier < index; ++earlier) {
+    if (linear.rotations[earlier].rotation() == own.rotation()) return before[earlier].rotation;
+  }
+  kernels::DeviceRotation result{.block = own.rotation().block};
+  memory.push_back(ring.copy_of(std::as_bytes(own.factors())));
+  result.factors = memory.back().as<float>();
+  memory.push_back(ring.copy_of(bytes_of(kernels::rotation_signs(own))));
+  result.signs = memory.back().as<uint32_t>();
+  return result;
+}
 
 bool reads_rotation(const formats::Rotation& rotation) {
   return rotation.block >= 2 && rotation.block <= kernels::rotate_input_max_block;

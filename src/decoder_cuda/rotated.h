@@ -17,6 +17,12 @@ namespace w4q::decoder_cuda {
 /// Whether the GPU rotates inputs so.
 bool reads_rotation(const formats::Rotation& rotation);
 
+/// The rotation of pass `index` on the GPU: that of one of the passes before it where they share it, else in a part of
+/// `memory`.
+kernels::DeviceRotation upload_rotation(const formats::PackedLinear& linear, size_t index,
+                                        std::span<const kernels::DevicePass> before, UploadRing& ring,
+                                        std::vector<device::DeviceBuffer>& memory);
+
 /// Whether the GPU's kernels multiply all passes of `linear` as they are: rotated ones, and kbit behind a rotation, in
 /// the canonical layout or the fragments that kernels read.
 bool reads_rotated(const formats::PackedLinear& linear);

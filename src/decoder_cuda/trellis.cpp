@@ -7,7 +7,6 @@
 #include "decoder_cuda/stack.h"
 #include "decoder_cuda/stored.h"
 #include "formats/trellis.h"
-#include "kernels/rotated/pack.h"
 #include "repack/layout_trellis_fragment.h"
 #include "repack/trellis_pass_cuda.h"
 
@@ -46,7 +45,9 @@ class TrellisUploader {
     for (const auto* linear : linears_) pass.scale_max = std::max(pass.scale_max, checked_scale(*linear, index));
     pass.codes = place_codes(weights, pass).as<uint32_t>();
     pass.scales = place(weights, PlaneRole::scales).data();
-    if (!linears_.front()->rotations.empty()) set_rotation(index, pass);
+    if (const PackedLinear& linear = *linears_.front(); !linear.rotations.empty()) {
+      pass.rotation = upload_rotation(linear, index, result_.passes, ring_, result_.memory);
+    }
     result_.passes.push_back(pass);
   }
 
@@ -75,24 +76,8 @@ class TrellisUploader {
     }
   }
 
-  /// Passes that share a rotation share its factors.
-  void set_rotation(size_t index, kernels::DevicePass& pass) {
-    const auto& rotations = linears_.front()->rotations;
-    pass.rotation.block = rotations[index].rotation().block;
-    for (size_t earlier = 0; earlier < index; ++earlier) {
-      if (!(rotations[earlier].rotation() == rotations[index].rotation())) continue;
-      pass.rotation = result_.passes[earlier].rotation;
-      return;
-    }
-    pass.rotation.factors = keep(ring_.copy_of(std::as_bytes(rotations[index].factors()))).as<float>();
-    pass.rotation.signs = keep(ring_.copy_of(bytes_of(kernels::rotation_signs(rotations[index])))).as<uint32_t>();
-  }
-
   DeviceBuffer& read(DeviceBuffer buffer) {
     result_.bytes += static_cast<int64_t>(buffer.size());
-    return keep(std::move(buffer));
-  }
-  DeviceBuffer& keep(DeviceBuffer buffer) {
     result_.memory.push_back(std::move(buffer));
     return result_.memory.back();
   }

@@ -59,7 +59,8 @@ struct CalibrationCuda::Impl {
         decoder(config, shape.length, batch, work->stream),
         resident(resident_windows(work->context, config, shape, window_values * int64_t{sizeof(float)})),
         states(work->context, static_cast<size_t>(resident * window_values) * sizeof(float)),
-        quantized_states(work->context, shape.pairs ? states.size() : 0) {
+        quantized_states(work->context, shape.pairs ? states.size() : 0),
+        scratch(work->context, shape.pairs ? static_cast<size_t>(batch * window_values) * sizeof(float) : 0) {
     if (shape.pairs) {
       const ResidentWindows windows{states.as<float>(), quantized_states.as<float>(), resident, batch};
       pairs = std::make_unique<PairsCuda>(*work, config, shape, windows);
@@ -78,14 +79,8 @@ struct CalibrationCuda::Impl {
   /// Pairs go over the layer again: its inputs stay.
   float* passing(float* hidden, int64_t windows) {
     if (!shape.pairs) return hidden;
-    device::copy(device::Way::on_gpu, scratch_windows(), hidden,
+    device::copy(device::Way::on_gpu, scratch.data(), hidden,
                  static_cast<size_t>(windows * window_values) * sizeof(float), work->stream, "copying hidden states");
-    return scratch.as<float>();
-  }
-  float* scratch_windows() {
-    if (scratch.size() == 0) {
-      scratch = device::DeviceBuffer(work->context, static_cast<size_t>(batch * window_values) * sizeof(float));
-    }
     return scratch.as<float>();
   }
 

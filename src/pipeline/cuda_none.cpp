@@ -59,7 +59,6 @@ void GradientsCuda::forward(MatrixView<float>) { refuse(); }
 void GradientsCuda::load_head(std::span<const float>, const kernels::LinearWeight&) { refuse(); }
 double GradientsCuda::loss(std::span<const int32_t>, MatrixView<float>) { refuse(); }
 void GradientsCuda::back(MatrixView<const float>, MatrixView<float>) { refuse(); }
-std::vector<LinearGradients> GradientsCuda::take() { refuse(); }
 void GradientsCuda::take_costs(std::span<float>) { refuse(); }
 
 struct LayerCuda::Impl {};

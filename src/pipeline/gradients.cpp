@@ -126,7 +126,6 @@ struct GradientWalk::Impl {
 
   std::vector<LinearGradients> run(int64_t index) {
     const auto weights = model::load_layer(model, index);
-    if (gpu) return run_on_gpu(weights, index);
     std::vector<LinearGradients> result;
     for (const auto& linear : weights.plan.linears()) {
       result.push_back({linear.name, quantize::make_statistics(linear.n, true),
@@ -147,26 +146,19 @@ struct GradientWalk::Impl {
     return result;
   }
 
-  std::vector<LinearGradients> run_on_gpu(const model::LayerWeights& weights, int64_t index) {
-    go_back_on_gpu(weights, index);
-    return gpu->take();
-  }
-
-  void go_back_on_gpu(const model::LayerWeights& weights, int64_t index) {
-    gpu->load(weights);
+  void costs_on_gpu(int64_t index, std::span<float> to) {
+    gpu->load(model::load_layer(model, index));
     for (int64_t window = 0; window < windows.samples; ++window) {
       const auto x = copy(states.get(input_at(index, window)));
       gpu->back(x, states.get(gradient_at(window)));
       states.put(gradient_at(window));
       advance();
     }
+    gpu->take_costs(to);
   }
 
   void costs(int64_t index, std::span<float> to) {
-    if (gpu) {
-      go_back_on_gpu(model::load_layer(model, index), index);
-      return gpu->take_costs(to);
-    }
+    if (gpu) return costs_on_gpu(index, to);
     float* next = to.data();
     for (const LinearGradients& linear : run(index)) {
       const double scale = 1.0 / static_cast<double>(std::max<int64_t>(1, linear.outputs.count));
@@ -228,7 +220,10 @@ GradientWalk::GradientWalk(const model::OpenedModel& model, CalibrationWindows w
 }
 GradientWalk::~GradientWalk() = default;
 
-std::vector<LinearGradients> GradientWalk::next() { return impl_->run(impl_->step_back()); }
+std::vector<LinearGradients> GradientWalk::next() {
+  ensure(impl_->gpu == nullptr, "gradients: on a GPU there are their costs alone");
+  return impl_->run(impl_->step_back());
+}
 
 void GradientWalk::next_costs(std::span<float> to) { impl_->costs(impl_->step_back(), to); }
 

@@ -25,7 +25,7 @@ struct GradientOptions {
   int64_t reserved_memory = 0;           ///< of these, bytes that the caller needs for itself
   std::filesystem::path spill_at = {};   ///< where layers' inputs that do not fit go: a hidden folder beside this path
   std::function<void()> on_window = {};  ///< called after each window of each layer, on either way
-  /// Walk on the GPU where it has a way for all layers, without weighted inputs; null: on the CPU.
+  /// Walk on the GPU where it has a way for all layers, without weighted inputs, for next_costs(); null: on the CPU.
   std::shared_ptr<quantize::CudaWork> gpu = {};
 };
 

@@ -82,16 +82,6 @@ void GradientsCuda::back(MatrixView<const float> x, MatrixView<float> gradient) 
   impl.fetch(impl.gradients, gradient);
 }
 
-std::vector<LinearGradients> GradientsCuda::take() {
-  std::vector<LinearGradients> result;
-  for (const auto& linear : impl_->layer.plan.linears()) {
-    result.push_back(
-        {linear.name, impl_->sums[linear.position].download(linear.name), quantize::make_statistics(0, false)});
-  }
-  impl_->sums.clear();
-  return result;
-}
-
 void GradientsCuda::take_costs(std::span<float> to) {
   for (const auto& linear : impl_->layer.plan.linears()) {
     const auto count = static_cast<size_t>(quantize::triangle_size(linear.n));

@@ -34,9 +34,7 @@ class GradientsCuda {
 
   /// Back through the layer, whose sums it adds to; `gradient` becomes that by x.
   void back(MatrixView<const float> x, MatrixView<float> gradient);
-  /// What was summed over the layer since load(). Throws as GradientWalk::next.
-  std::vector<LinearGradients> take();
-  /// The same as GradientWalk::next_costs gives them.
+  /// What was summed over the layer since load(), as GradientWalk::next_costs gives it. Throws as that does.
   void take_costs(std::span<float> to);
 
  private:

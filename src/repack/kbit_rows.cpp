@@ -26,12 +26,7 @@ PackedWeight move_between(const KbitLayout& source, const KbitLayout& target, co
 
 bool accepts_kbit(const formats::Scheme& scheme, int64_t n, int64_t k, std::string* why) {
   const bool scheme_fits = scheme.family == formats::SchemeFamily::kbit && scheme.block == formats::kbit_block;
-  const bool size_fits = n >= 1 && k >= 1 && n <= formats::max_dimension && k <= formats::max_dimension;
-  if (scheme_fits && size_fits) return true;
-  if (why != nullptr) {
-    *why = scheme_fits ? "n and k must be in 1 … 2^30" : "it holds kbit schemes with blocks of 32 only";
-  }
-  return false;
+  return accepts_any_size(scheme_fits, "kbit schemes with blocks of 32", n, k, why);
 }
 
 std::vector<formats::PlaneSpec> canonical_planes(const formats::Scheme& scheme, int64_t n, int64_t k) {

@@ -124,6 +124,20 @@ PackedWeight unpack_by_place(const LayoutRow& row, const PackedWeight& packed) {
   return canonical;
 }
 
+bool accepts_any_size(bool scheme_fits, std::string_view holds, int64_t n, int64_t k, std::string* why) {
+  const bool size_fits = n >= 1 && k >= 1 && n <= formats::max_dimension && k <= formats::max_dimension;
+  if (scheme_fits && size_fits) return true;
+  if (why != nullptr) *why = scheme_fits ? "n and k must be in 1 … 2^30" : concat("it holds ", holds, " only");
+  return false;
+}
+
+std::vector<formats::PlaneSpec> accepted_planes(std::string_view layout, decltype(LayoutRow::accepts) accepts,
+                                                const formats::Scheme& scheme, int64_t n, int64_t k) {
+  std::string why;
+  if (accepts(scheme, n, k, &why)) return formats::scheme_row(scheme.family).planes(scheme, n, k);
+  throw Error(ErrorCode::unsupported, concat("layout ", layout, " cannot hold ", to_string(scheme))).detail(why);
+}
+
 void check_layout(const PackedWeight& weight, std::string_view layout, std::span<const formats::PlaneSpec> specs,
                   std::string_view name) {
   if (weight.layout != layout) {

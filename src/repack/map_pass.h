@@ -31,6 +31,12 @@ formats::PackedWeight unpack_by_place(const LayoutRow& row, const formats::Packe
 void check_layout(const formats::PackedWeight& weight, std::string_view layout,
                   std::span<const formats::PlaneSpec> specs, std::string_view name);
 
+/// LayoutRow::accepts of layouts that take any size of the schemes they are made for. `holds`: "rotated schemes".
+bool accepts_any_size(bool scheme_fits, std::string_view holds, int64_t n, int64_t k, std::string* why);
+/// The canonical planes of what `accepts` takes, for a layout to arrange. Throws unsupported for anything else.
+std::vector<formats::PlaneSpec> accepted_planes(std::string_view layout, decltype(LayoutRow::accepts) accepts,
+                                                const formats::Scheme& scheme, int64_t n, int64_t k);
+
 namespace detail {
 
 /// Throws bad_file: a padding block of `packed` is not zero.

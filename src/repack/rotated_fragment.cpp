@@ -22,19 +22,11 @@ using formats::Scheme;
 constexpr std::string_view layout_name = "rotated-fragment";
 
 bool accepts(const Scheme& scheme, int64_t n, int64_t k, std::string* why) {
-  const bool scheme_fits = scheme.family == formats::SchemeFamily::rotated;
-  const bool size_fits = n >= 1 && k >= 1 && n <= formats::max_dimension && k <= formats::max_dimension;
-  if (scheme_fits && size_fits) return true;
-  if (why != nullptr) *why = scheme_fits ? "n and k must be in 1 … 2^30" : "it holds rotated schemes only";
-  return false;
+  return accepts_any_size(scheme.family == formats::SchemeFamily::rotated, "rotated schemes", n, k, why);
 }
 
 std::vector<PlaneSpec> planes(const Scheme& scheme, int64_t n, int64_t k) {
-  std::string why;
-  if (!accepts(scheme, n, k, &why)) {
-    throw Error(ErrorCode::unsupported, concat("layout ", layout_name, " cannot hold ", to_string(scheme))).detail(why);
-  }
-  std::vector<PlaneSpec> specs = formats::scheme_row(scheme.family).planes(scheme, n, k);
+  std::vector<PlaneSpec> specs = accepted_planes(layout_name, accepts, scheme, n, k);
   for (PlaneSpec& spec : specs) {
     if (spec.role == PlaneRole::codes) spec = fragment_codes(scheme.bits, n, k);
     if (spec.role == PlaneRole::scales) spec.shape = {(n + 63) / 64, formats::rotated_groups(scheme, k), 64};

@@ -4,35 +4,12 @@
 #include <cstdio>
 #include <limits>
 
+#include "core/entities.h"
 #include "core/text.h"
 
 namespace w4q::report {
 
-std::string escape(std::string_view text) {
-  std::string result;
-  for (const char c : printable(text)) {
-    switch (c) {
-      case '&':
-        result += "&amp;";
-        break;
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '"':
-        result += "&quot;";
-        break;
-      case '\'':
-        result += "&#39;";
-        break;
-      default:
-        result += c;
-    }
-  }
-  return result;
-}
+std::string escape(std::string_view text) { return with_entities(printable(text)); }
 
 std::string number(const io::Json& value, int digits) {
   if (!value.is_number()) return "–";

@@ -5,6 +5,7 @@
 #include "chat/jinja/operators.h"
 #include "chat/jinja/printing.h"
 #include "chat/jinja/python_text.h"
+#include "core/entities.h"
 #include "core/text.h"
 
 namespace w4q::jinja {
@@ -67,12 +68,12 @@ Value safe(Runtime& runtime, const Value& self, const Arguments& arguments) {
 Value escape(Runtime& runtime, const Value& self, const Arguments& arguments) {
   bind_none("escape", arguments);
   if (self.text() && self.as<Text>().markup) return self;
-  return runtime.text(escaped(runtime.printed(self)), true);
+  return runtime.text(with_entities(runtime.printed(self)), true);
 }
 
 Value force_escape(Runtime& runtime, const Value& self, const Arguments& arguments) {
   bind_none("forceescape", arguments);
-  return runtime.text(escaped(runtime.printed(self)), true);
+  return runtime.text(with_entities(runtime.printed(self)), true);
 }
 
 std::string spaces(Runtime& runtime, const Value& width) {

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "chat/jinja/python_text.h"
+#include "core/entities.h"
 #include "core/text.h"
 
 namespace w4q::jinja {
@@ -88,7 +89,8 @@ Value of_numbers(std::string_view op, const Number& a, const Number& b) {
 
 Value added_texts(Runtime& runtime, const Text& a, const Text& b) {
   const bool markup = a.markup || b.markup;
-  return runtime.text((markup && !a.markup ? escaped(*a) : *a) + (markup && !b.markup ? escaped(*b) : *b), markup);
+  return runtime.text((markup && !a.markup ? with_entities(*a) : *a) + (markup && !b.markup ? with_entities(*b) : *b),
+                      markup);
 }
 
 Value repeated(Runtime& runtime, const Value& value, int64_t times) {

@@ -146,32 +146,6 @@ bool all_upper(std::string_view text) {
   return std::ranges::any_of(all, is_upper) && std::ranges::none_of(all, is_lower);
 }
 
-std::string escaped(std::string_view text) {
-  std::string result;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        result += "&amp;";
-        break;
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '\'':
-        result += "&#39;";
-        break;
-      case '"':
-        result += "&#34;";
-        break;
-      default:
-        result += c;
-    }
-  }
-  return result;
-}
-
 std::optional<int64_t> parse_integer(std::string_view text, int base) {
   std::string digits = strip(text, std::nullopt, {});
   const bool negative = digits.starts_with('-');

@@ -54,7 +54,4 @@ std::vector<std::string> split_lines(std::string_view text, bool keep_ends);
 std::optional<int64_t> parse_integer(std::string_view text, int base);
 std::optional<double> parse_float(std::string_view text);
 
-/// Text with & < > ' " as entities.
-std::string escaped(std::string_view text);
-
 }  // namespace w4q::jinja
