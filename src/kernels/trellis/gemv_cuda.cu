@@ -155,11 +155,9 @@ __global__ void __launch_bounds__(warps * 32, 1) trellis_gemv_kernel(const Trell
     __syncwarp();
   };
   bool from_start = run.at.begins_group();
-  if (!run.done()) run.begin_piece();
   while (!run.done()) {
     const int group = run.at.group;
-    const bool ends_group = run.at.ends_group(args);
-    run.step(totals);
+    const bool ends_group = run.step(totals);
     if (!ends_group && !run.done()) continue;
     // A group is done when it began and ended in this run, else its sums wait for the others'.
     if (ends_group && from_start) {

@@ -42,14 +42,12 @@ struct Cursor {
     if constexpr (!gated) return index;
     return 2 * (group + strip * (args.n_tiles / 2)) * args.k_tiles + piece * piece_halves + slot;
   }
-  __device__ bool ends_piece() const { return slot + 1 == width; }
-  __device__ bool ends_group(const TrellisLaunch& args) const {
-    return ends_piece() && (piece + 1) * piece_tiles >= args.k_tiles && strip + 1 == strips;
-  }
   __device__ bool begins_group() const { return piece == 0 && slot == 0 && strip == 0; }
-  __device__ void advance(const TrellisLaunch& args) {
-    ++index;
-    if (++slot < width) return;
+  /// So many halves on, at most to the end of the piece.
+  __device__ void advance(const TrellisLaunch& args, int halves) {
+    index += halves;
+    slot += halves;
+    if (slot < width) return;
     slot = 0;
     if (gated && strip == 0) {
       strip = 1;
@@ -111,7 +109,7 @@ struct WordRing {
 
 template <class Codes, bool gated>
 struct Run {
-  static constexpr int bits = Codes::bits;
+  static constexpr int bits = Codes::bits, half_quads = Map::tile_words(bits) / 8;  ///< of all lanes
   using Totals = LaneTotals<gated>;
 
   const TrellisLaunch& args;
@@ -121,8 +119,6 @@ struct Run {
   Cursor<gated> at;
   WordRing<bits> ring;
   int products[8][4];
-  uint4 terms;
-  int first_slot;  ///< of the piece at hand
 
   __device__ Run(const TrellisLaunch& launch, const StagedInputs& inputs, int begin, int past)
       : args(launch),
@@ -140,38 +136,40 @@ struct Run {
 #pragma unroll
     for (int j = 0; j < bits; ++j) ring.load(words, j);
   }
-  __device__ __forceinline__ void begin_piece() {
-    terms = staged.terms(at.piece);
-    first_slot = at.slot;
+
+  /// Multiplies what the run has of a piece, loads the first half behind it, and adds to `totals`. Whether that ends the
+  /// group.
+  __device__ __forceinline__ bool step(Totals& totals) {
+    const int halves = min(at.width - at.slot, end - at.index);
+    Cursor<gated> next = at;
+    next.advance(args, halves);
+    const bool goes_on = next.index < end;
+    const uint4* here = words_of(at);
+    const uint4* const behind = words_of(next);
+    const uint4 terms = staged.terms(at.piece);
 #pragma unroll
     for (auto& sums : products) {
 #pragma unroll
       for (int& sum : sums) sum = 0;
     }
-  }
-
-  /// Multiplies half a tile, and loads the half behind it. Where a piece, or the run, ends, its sums go to `totals`.
-  __device__ __forceinline__ void step(Totals& totals) {
-    Cursor<gated> next = at;
-    next.advance(args);
-    const bool goes_on = next.index < end;
-    multiply(words_of(next), goes_on);
-    if (at.ends_piece() || !goes_on) {
-      add_piece(totals);
-      at = next;
-      if (goes_on) begin_piece();
-    } else {
-      at = next;
+#pragma unroll 1
+    for (int i = 0; i < halves; ++i) {
+      const bool last = i + 1 == halves;
+      here += half_quads;
+      multiply(at.slot + i, terms, last ? behind : here, !last || goes_on);
     }
+    add_piece(at.slot + halves - 1, totals);
+    at = next;
+    return at.begins_group();
   }
 
  private:
   __device__ __forceinline__ const uint4* words_of(const Cursor<gated>& cursor) const {
-    return codes + int64_t{cursor.place(args)} * (Map::tile_words(bits) / 8);
+    return codes + int64_t{cursor.place(args)} * half_quads;
   }
 
-  __device__ __forceinline__ void multiply(const uint4* next, bool goes_on) {
-    const bool mine = static_cast<int>(threadIdx.x) % 32 / 8 == at.slot / 2, upper = at.slot % 2 != 0;
+  __device__ __forceinline__ void multiply(int slot, const uint4& terms, const uint4* next, bool goes_on) {
+    const bool mine = static_cast<int>(threadIdx.x) % 32 / 8 == slot / 2, upper = slot % 2 != 0;
     const uint32_t x[2] = {mine ? (upper ? terms.z : terms.x) : 0, mine ? (upper ? terms.w : terms.y) : 0};
     unroll<4>([&]<int i>() {
       uint32_t from[bits];
@@ -195,19 +193,19 @@ struct Run {
     });
   }
 
-  __device__ __forceinline__ void add_piece(Totals& totals) {
+  __device__ __forceinline__ void add_piece(int last_slot, Totals& totals) {
     if (!gated || at.strip == 0) {
-      add_piece(totals.sums[0]);
+      add_piece(last_slot, totals.sums[0]);
     } else {
-      add_piece(totals.sums[gated ? 1 : 0]);
+      add_piece(last_slot, totals.sums[gated ? 1 : 0]);
     }
   }
-  __device__ __forceinline__ void add_piece(float (&sums)[lane_sums]) {
+  __device__ __forceinline__ void add_piece(int last_slot, float (&sums)[lane_sums]) {
     const int t = static_cast<int>(threadIdx.x) % 4;
     const TileInputs inputs = staged.tile(at.piece, t);
     // What this run had no part of has no sums.
-    const int middle = (2 * t >= first_slot && 2 * t <= at.slot ? inputs.middle[0] : 0) +
-                       (2 * t + 1 >= first_slot && 2 * t + 1 <= at.slot ? inputs.middle[1] : 0);
+    const int middle = (2 * t >= at.slot && 2 * t <= last_slot ? inputs.middle[0] : 0) +
+                       (2 * t + 1 >= at.slot && 2 * t + 1 <= last_slot ? inputs.middle[1] : 0);
 #pragma unroll
     for (int i = 0; i < lane_sums; ++i) {
       const int* const terms_of = products[i / 2] + 2 * (i % 2);
