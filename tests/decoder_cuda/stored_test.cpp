@@ -271,6 +271,7 @@ void quantize(const Quantized& how, const std::filesystem::path& folder) {
   request.scheme = formats::parse_scheme(how.scheme);
   if (request.scheme.family == formats::SchemeFamily::integer) request.method = "rtn";
   if (request.scheme.family == formats::SchemeFamily::rotated) request.method = "rotated";
+  if (request.scheme.family == formats::SchemeFamily::trellis) request.method = "trellis";
   if (*how.residual != '\0') request.residual = {formats::parse_scheme(how.residual)};
   if (how.rotation > 0)
     request.options.steps.add({.kind = quantize::StepKind::rotate, .block = how.rotation, .seed = 7});
