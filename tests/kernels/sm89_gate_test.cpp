@@ -37,6 +37,9 @@ struct Family {
 constexpr size_t groups_follow = 99, rows_follow = 98;
 /// In place of rows, of which a warp has 128: the inputs of an integer sum. A product has twice the weights.
 constexpr std::string_view int8_traits = "Kind<";
+/// In place of rows of the GEMV: strips, two of which are gated. In place of a second width: the window, 0 for those that
+/// take a mask. A product over bytes has half the weights; eight row tiles have a ninth of ones.
+constexpr std::string_view trellis_traits = "Codes<";
 constexpr Family families[] = {
     {"kbit/gemv_cuda kbit/gemv_bf16_cuda", "KbitGemv<", "kbit gemv", 3, 1, false, false},
     {"kbit/gemv_fused_cuda", "KbitGemv<", "kbit gemv, fused", 3, 1, false, false},
@@ -49,6 +52,8 @@ constexpr Family families[] = {
     {"rotated/gemv_fused_cuda", "Widths<", "rotated gemv, fused", rows_follow, 1, true, false},
     {"rotated/gemm_cuda", "RotatedWeights<", "rotated gemm", groups_follow, 1, false, false},
     {"integer/int8_gemm_cuda", int8_traits, "marlin int8", 2, 0.5, true, false, true},
+    {"trellis/gemv_cuda", trellis_traits, "trellis gemv", rows_follow, 2, true, false},
+    {"trellis/rows_cuda", trellis_traits, "trellis rows", rows_follow, 1.125, true, false},
 };
 
 struct Budget {
@@ -56,7 +61,7 @@ struct Budget {
   int rows, bits;
   double instructions;       ///< per weight and lane in the steady state
   int local_in_loop, local;  ///< instructions on local memory: in the main loop, in the whole kernel
-  int second_bits = 0;       ///< of a second pass
+  int second_bits = 0;       ///< of a second pass; the window of a trellis
 };
 
 /// Measured with nvcc 13.0 on 2026-11-21: the dearest instance of each line over types of activations, of scales and
@@ -156,6 +161,30 @@ constexpr Budget budgets[] = {
     {"marlin int8", 32, 4, 20.49, 8, 36},
     {"marlin int8", 128, 8, 7.94, 0, 0},
     {"marlin int8", 32, 8, 20.74, 8, 37},
+    {"trellis gemv", 1, 2, 3.36, 0, 0, 16},
+    {"trellis gemv", 1, 2, 4.44, 0, 0},
+    {"trellis gemv", 1, 3, 4.00, 0, 0, 16},
+    {"trellis gemv", 1, 3, 5.08, 0, 0},
+    {"trellis gemv", 1, 4, 3.49, 0, 0, 16},
+    {"trellis gemv", 1, 4, 4.57, 0, 0},
+    {"trellis gemv", 2, 2, 3.45, 0, 4, 16},
+    {"trellis gemv", 2, 2, 4.51, 0, 4},
+    {"trellis gemv", 2, 3, 4.07, 0, 0, 16},
+    {"trellis gemv", 2, 3, 5.15, 0, 0},
+    {"trellis gemv", 2, 4, 3.65, 0, 28, 16},
+    {"trellis gemv", 2, 4, 4.73, 0, 30},
+    {"trellis rows", 8, 2, 5.10, 0, 0, 16},
+    {"trellis rows", 8, 2, 6.19, 0, 0},
+    {"trellis rows", 8, 3, 5.75, 0, 0, 16},
+    {"trellis rows", 8, 3, 6.83, 0, 0},
+    {"trellis rows", 8, 4, 5.24, 0, 0, 16},
+    {"trellis rows", 8, 4, 6.34, 0, 0},
+    {"trellis rows", 16, 2, 5.43, 0, 18, 16},
+    {"trellis rows", 16, 2, 6.51, 0, 18},
+    {"trellis rows", 16, 3, 5.96, 0, 34, 16},
+    {"trellis rows", 16, 3, 7.04, 0, 34},
+    {"trellis rows", 16, 4, 5.48, 0, 91, 16},
+    {"trellis rows", 16, 4, 6.56, 0, 91},
 };
 
 /// One instance of a kernel, as its template arguments say.
@@ -335,7 +364,8 @@ class Sm89Gate : public testing::Test {
       EXPECT_EQ((figures.copies - others) * 128, figures.weights * instance->bits) << "codes are to be copied once";
     } else if (instance->bits < 8) {
       // Of passes of different widths, the loads of both stand there, and a predicate chooses.
-      const int others = instance->second_bits != instance->bits ? instance->second_bits : 0;
+      const bool second = instance->second_bits != instance->bits && family.traits != trellis_traits;
+      const int others = second ? instance->second_bits : 0;
       EXPECT_EQ(figures.weight_loads * 128, figures.weights * (instance->bits + others)) << "codes are loaded once";
     }
     EXPECT_LE(figures.local_in_loop, budget->local_in_loop);
@@ -355,7 +385,9 @@ class Sm89Gate : public testing::Test {
       EXPECT_GT(m.instances, 0) << family.name << " of " << budgets[i].rows << " rows";
       const int second = budgets[i].second_bits;
       const std::string bits = std::to_string(budgets[i].bits) + (second > 0 ? " + " + std::to_string(second) : "");
-      const char* const of = family.traits == int8_traits ? "inputs a sum" : "rows";
+      const char* const of = family.traits == int8_traits    ? "inputs a sum"
+                             : family.name == "trellis gemv" ? "strips"
+                                                             : "rows";
       std::printf("| %s, %d %s, %s bits | %.2f | %d | %d |\n", std::string(family.name).c_str(), budgets[i].rows, of,
                   bits.c_str(), m.instructions, m.local_in_loop, m.local);
     }
@@ -376,6 +408,8 @@ TEST_F(Sm89Gate, RotatedGemvKeepsItsBudgets) { check("rotated gemv"); }
 TEST_F(Sm89Gate, FusedRotatedGemvKeepsItsBudgets) { check("rotated gemv, fused"); }
 TEST_F(Sm89Gate, RotatedGemmKeepsItsBudgets) { check("rotated gemm"); }
 TEST_F(Sm89Gate, Int8GemmKeepsItsBudgets) { check("marlin int8"); }
+TEST_F(Sm89Gate, TrellisGemvKeepsItsBudgets) { check("trellis gemv"); }
+TEST_F(Sm89Gate, TrellisRowsKeepTheirBudgets) { check("trellis rows"); }
 
 }  // namespace
 }  // namespace w4q::test

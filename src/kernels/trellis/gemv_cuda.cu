@@ -5,7 +5,7 @@
 //   work    every warp of the grid works off one contiguous run of tiles; strips that runs share are summed at the end
 //           as frame/gemv_block.cuh says: in a fixed order, across blocks by mailboxes
 //   class   E2
-#include "kernels/frame/fix_up.cuh"
+#include "kernels/frame/gemv_block.cuh"
 #include "kernels/trellis/gemv_run.cuh"
 
 namespace w4q::kernels::trellis {
@@ -101,33 +101,33 @@ __device__ void fix_up(const TrellisLaunch& args, const frame::FixUp& plan,
   }
 }
 
-/// Stages the inputs of tiles [begin, end), by all warps.
+/// Stages the inputs of half tiles [begin, end), by all warps.
 template <bool gated>
 __device__ __forceinline__ void stage_inputs(const TrellisLaunch& args, int begin, int end,
                                              const StagedInputs& staged) {
-  const int group_tiles = Cursor<gated>::group_tiles(args), tiles = Cursor<gated>::strips * piece_tiles;
-  const int column = begin % group_tiles, past = column + end - begin;
-  const bool all = past > group_tiles;
-  const int first = all ? 0 : column / tiles;
-  const int last = ((all ? group_tiles : past) + tiles - 1) / tiles;
+  const int group = Cursor<gated>::group_halves(args), halves = Cursor<gated>::strips * Cursor<gated>::piece_halves;
+  const int column = begin % group, past = column + end - begin;
+  const bool all = past > group;
+  const int first = all ? 0 : column / halves;
+  const int last = ((all ? group : past) + halves - 1) / halves;
   const InputStager stager(args);
   for (int piece = first + frame::warp_index(); piece < last; piece += warps) stager.stage(piece, staged);
 }
 
-template <class Codes, bool gated>
+template <class Codes, int strips>
 __global__ void __launch_bounds__(warps * 32, 1) trellis_gemv_kernel(const TrellisLaunch args) {
-  constexpr int strips = Cursor<gated>::strips;
+  constexpr bool gated = strips == 2;
   extern __shared__ uint4 shared[];
   device::trigger_dependent_launch();
   const WarpSums<128 * strips> partial(reinterpret_cast<char*>(shared));
   const StagedInputs staged{reinterpret_cast<char*>(shared) + partial.bytes};
   const int warp = frame::warp_index(), lane = static_cast<int>(threadIdx.x) % 32;
-  const frame::Partition blocks(args.tiles, gridDim.x);
+  const frame::Partition blocks(2 * args.tiles, gridDim.x);
   const int block_begin = blocks.begin(blockIdx.x), block_end = blocks.begin(blockIdx.x + 1);
   const frame::Partition runs(block_end - block_begin, warps);
   Run<Codes, gated> run(args, staged, block_begin + runs.begin(warp), block_begin + runs.begin(warp + 1));
   run.load_first_weights();
-  const frame::FixUp plan(Cursor<gated>::group_tiles(args), blocks);
+  const frame::FixUp plan(Cursor<gated>::group_halves(args), blocks);
   const int head = warp, tail = warps + warp;
   partial.leave(head, -1);
   partial.leave(tail, -1);
@@ -154,12 +154,10 @@ __global__ void __launch_bounds__(warps * 32, 1) trellis_gemv_kernel(const Trell
     }
     __syncwarp();
   };
-  bool from_start = run.at.piece == 0 && run.at.slot == 0 && run.at.strip == 0;
-  if (!run.done()) run.begin_piece();
+  bool from_start = run.at.begins_group();
   while (!run.done()) {
     const int group = run.at.group;
-    const bool ends_group = run.at.ends_group(args);
-    run.step(totals);
+    const bool ends_group = run.step(totals);
     if (!ends_group && !run.done()) continue;
     // A group is done when it began and ended in this run, else its sums wait for the others'.
     if (ends_group && from_start) {
@@ -170,6 +168,7 @@ __global__ void __launch_bounds__(warps * 32, 1) trellis_gemv_kernel(const Trell
     totals.clear();
     from_start = true;
   }
+  frame::prefetch_next<warps>(args, warp);
   __syncthreads();
   fix_up<gated>(args, plan, partial);
 }
@@ -181,7 +180,7 @@ void launch_sides(const TrellisLaunch& args, int blocks, const device::Stream& s
                 least_shared_bytes);
   const size_t input_bytes = static_cast<size_t>(pieces_of(args.k)) * StagedInputs::piece_bytes;
   const LaunchShape in{dim3(static_cast<unsigned>(blocks)), warps * 32, sum_bytes + input_bytes, args.overlap};
-  launch<trellis_gemv_kernel<Codes, gated>>(in, stream, "launching a kernel", args);
+  launch<trellis_gemv_kernel<Codes, Cursor<gated>::strips>>(in, stream, "launching a kernel", args);
   device::check_launch("trellis_gemv", shape);
 }
 

@@ -19,35 +19,35 @@ __device__ __forceinline__ void multiply_bytes(int (&c)[4], const uint32_t (&a)[
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// Where a run is: at a tile of a group, which is a strip, or a strip of gates and the one of their ups. Of those the
-/// tiles of a piece of gates come before the tiles of the same piece of ups.
+/// Where a run is: at half a tile, eight of the 16 columns of every lane, of a group, which is a strip, or a strip of gates
+/// and the one of their ups. Of those a piece of gates comes before the same piece of ups.
 template <bool gated>
 struct Cursor {
   static constexpr int strips = gated ? 2 : 1;
-  int index, group, piece, slot, width;  ///< slot: the tile of the piece, of `width`
+  static constexpr int piece_halves = 2 * piece_tiles;
+  int index, group, piece, slot, width;  ///< slot: the half of the piece, of `width`
   int strip = 0;                         ///< of the group
 
-  __device__ static int group_tiles(const TrellisLaunch& args) { return strips * args.k_tiles; }
+  __device__ static int group_halves(const TrellisLaunch& args) { return 2 * strips * args.k_tiles; }
 
-  __device__ Cursor(const TrellisLaunch& args, int at) : index(at), group(at / group_tiles(args)) {
-    const int column = at - group * group_tiles(args);
-    piece = column / (strips * piece_tiles);
-    slot = column - piece * strips * piece_tiles;
+  __device__ Cursor(const TrellisLaunch& args, int at) : index(at), group(at / group_halves(args)) {
+    const int column = at - group * group_halves(args);
+    piece = column / (strips * piece_halves);
+    slot = column - piece * strips * piece_halves;
     set_width(args);
     if (gated && slot >= width) slot -= width, strip = 1;
   }
-  __device__ int tile(const TrellisLaunch& args) const {
+  /// Counted in halves.
+  __device__ int place(const TrellisLaunch& args) const {
     if constexpr (!gated) return index;
-    return (group + strip * (args.n_tiles / 2)) * args.k_tiles + piece * piece_tiles + slot;
+    return 2 * (group + strip * (args.n_tiles / 2)) * args.k_tiles + piece * piece_halves + slot;
   }
-  /// The last of a piece; of a group.
-  __device__ bool ends_piece() const { return slot + 1 == width; }
-  __device__ bool ends_group(const TrellisLaunch& args) const {
-    return ends_piece() && (piece + 1) * piece_tiles >= args.k_tiles && strip + 1 == strips;
-  }
-  __device__ void advance(const TrellisLaunch& args) {
-    ++index;
-    if (++slot < width) return;
+  __device__ bool begins_group() const { return piece == 0 && slot == 0 && strip == 0; }
+  /// So many halves on, at most to the end of the piece.
+  __device__ void advance(const TrellisLaunch& args, int halves) {
+    index += halves;
+    slot += halves;
+    if (slot < width) return;
     slot = 0;
     if (gated && strip == 0) {
       strip = 1;
@@ -59,7 +59,9 @@ struct Cursor {
   }
 
  private:
-  __device__ void set_width(const TrellisLaunch& args) { width = min(piece_tiles, args.k_tiles - piece * piece_tiles); }
+  __device__ void set_width(const TrellisLaunch& args) {
+    width = 2 * min(piece_tiles, args.k_tiles - piece * piece_tiles);
+  }
 };
 
 /// Sums of a lane: [strip][row of the lane's 16], of the tiles that the lane gets.
@@ -91,23 +93,23 @@ struct LaneTotals {
   }
 };
 
-/// The words of a lane, of a tile at hand and, as it is used up, of the one behind it.
-template <class Codes>
+/// The words of a lane, of what is at hand and, as it is used up, of what is behind it.
+template <int quad_count>
 struct WordRing {
-  uint4 quads[Codes::quads];
+  uint4 quads[quad_count];
 
   __device__ __forceinline__ uint32_t word(int w) const {
     const uint4& quad = quads[w / 4];
     return w % 4 == 0 ? quad.x : w % 4 == 1 ? quad.y : w % 4 == 2 ? quad.z : quad.w;
   }
-  __device__ __forceinline__ void load(const uint4* tile, int j) {
-    quads[j] = device::load_once(tile + j * Map::lanes);
+  __device__ __forceinline__ void load(const uint4* from, int j) {
+    quads[j] = device::load_once(from + j * Map::lanes);
   }
 };
 
 template <class Codes, bool gated>
 struct Run {
-  static constexpr int bits = Codes::bits;
+  static constexpr int bits = Codes::bits, half_quads = Map::tile_words(bits) / 8;  ///< of all lanes
   using Totals = LaneTotals<gated>;
 
   const TrellisLaunch& args;
@@ -115,10 +117,8 @@ struct Run {
   const uint4* const codes;
   const int end;
   Cursor<gated> at;
-  WordRing<Codes> ring;
+  WordRing<bits> ring;
   int products[8][4];
-  uint4 terms;
-  int first_slot;  ///< of the piece at hand
 
   __device__ Run(const TrellisLaunch& launch, const StagedInputs& inputs, int begin, int past)
       : args(launch),
@@ -132,44 +132,46 @@ struct Run {
   /// Touches weights only.
   __device__ __forceinline__ void load_first_weights() {
     if (done()) return;
-    const uint4* const tile = words_of(at);
+    const uint4* const words = words_of(at);
 #pragma unroll
-    for (int j = 0; j < Codes::quads; ++j) ring.load(tile, j);
+    for (int j = 0; j < bits; ++j) ring.load(words, j);
   }
-  __device__ __forceinline__ void begin_piece() {
-    terms = staged.terms(at.piece);
-    first_slot = at.slot;
+
+  /// Multiplies what the run has of a piece, loads the first half behind it, and adds to `totals`. Whether that ends the
+  /// group.
+  __device__ __forceinline__ bool step(Totals& totals) {
+    const int halves = min(at.width - at.slot, end - at.index);
+    Cursor<gated> next = at;
+    next.advance(args, halves);
+    const bool goes_on = next.index < end;
+    const uint4* here = words_of(at);
+    const uint4* const behind = words_of(next);
+    const uint4 terms = staged.terms(at.piece);
 #pragma unroll
     for (auto& sums : products) {
 #pragma unroll
       for (int& sum : sums) sum = 0;
     }
-  }
-
-  /// Multiplies the tile at hand, and loads the one behind it. Where a piece, or the run, ends, its sums go to `totals`.
-  __device__ __forceinline__ void step(Totals& totals) {
-    Cursor<gated> next = at;
-    next.advance(args);
-    const bool goes_on = next.index < end;
-    multiply(words_of(next), goes_on);
-    if (at.ends_piece() || !goes_on) {
-      add_piece(totals);
-      at = next;
-      if (goes_on) begin_piece();
-    } else {
-      at = next;
+#pragma unroll 1
+    for (int i = 0; i < halves; ++i) {
+      const bool last = i + 1 == halves;
+      here += half_quads;
+      multiply(at.slot + i, terms, last ? behind : here, !last || goes_on);
     }
+    add_piece(at.slot + halves - 1, totals);
+    at = next;
+    return at.begins_group();
   }
 
  private:
   __device__ __forceinline__ const uint4* words_of(const Cursor<gated>& cursor) const {
-    return codes + int64_t{cursor.tile(args)} * (Map::tile_words(bits) / 4);
+    return codes + int64_t{cursor.place(args)} * half_quads;
   }
 
-  __device__ __forceinline__ void multiply(const uint4* next, bool goes_on) {
-    const bool mine = static_cast<int>(threadIdx.x) % 32 / 8 == at.slot;
-    const uint32_t x[4] = {mine ? terms.x : 0, mine ? terms.y : 0, mine ? terms.z : 0, mine ? terms.w : 0};
-    unroll<8>([&]<int i>() {
+  __device__ __forceinline__ void multiply(int slot, const uint4& terms, const uint4* next, bool goes_on) {
+    const bool mine = static_cast<int>(threadIdx.x) % 32 / 8 == slot / 2, upper = slot % 2 != 0;
+    const uint32_t x[2] = {mine ? (upper ? terms.z : terms.x) : 0, mine ? (upper ? terms.w : terms.y) : 0};
+    unroll<4>([&]<int i>() {
       uint32_t from[bits];
 #pragma unroll
       for (int w = 0; w < bits; ++w) from[w] = ring.word(bits * i + w);
@@ -191,17 +193,19 @@ struct Run {
     });
   }
 
-  __device__ __forceinline__ void add_piece(Totals& totals) {
+  __device__ __forceinline__ void add_piece(int last_slot, Totals& totals) {
     if (!gated || at.strip == 0) {
-      add_piece(totals.sums[0]);
+      add_piece(last_slot, totals.sums[0]);
     } else {
-      add_piece(totals.sums[gated ? 1 : 0]);
+      add_piece(last_slot, totals.sums[gated ? 1 : 0]);
     }
   }
-  __device__ __forceinline__ void add_piece(float (&sums)[lane_sums]) {
+  __device__ __forceinline__ void add_piece(int last_slot, float (&sums)[lane_sums]) {
     const int t = static_cast<int>(threadIdx.x) % 4;
     const TileInputs inputs = staged.tile(at.piece, t);
-    const int middle = t >= first_slot && t <= at.slot ? inputs.middle : 0;  // other tiles have no sums
+    // What this run had no part of has no sums.
+    const int middle = (2 * t >= at.slot && 2 * t <= last_slot ? inputs.middle[0] : 0) +
+                       (2 * t + 1 >= at.slot && 2 * t + 1 <= last_slot ? inputs.middle[1] : 0);
 #pragma unroll
     for (int i = 0; i < lane_sums; ++i) {
       const int* const terms_of = products[i / 2] + 2 * (i % 2);

@@ -13,10 +13,11 @@ namespace w4q::kernels::trellis {
 
 constexpr int term_factor = 254, largest_term = 127;
 
-/// Of a tile: the scale of its terms, and what brings sums of their products with bytes to those with levels.
+/// Of a tile: the scale of its terms, and what brings sums of their products with bytes to those with levels, of either
+/// half of the lanes' inputs.
 struct TileInputs {
   float scale;
-  int middle;
+  int middle[2];
 };
 
 /// Shared memory of a block: [piece] of 256 first and 256 second terms, and of four tiles.
@@ -40,13 +41,6 @@ __device__ __forceinline__ float largest_of(float a, float b) {
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
   return result;
 }
-/// Over the eight lanes that have a tile.
-template <class T, class Combine>
-__device__ __forceinline__ T over_tile(T value, const Combine& combine) {
-#pragma unroll
-  for (int step = 1; step < 8; step *= 2) value = combine(value, __shfl_xor_sync(0xFFFFFFFFu, value, step));
-  return value;
-}
 
 struct InputStager {
   const TrellisLaunch& args;
@@ -61,7 +55,10 @@ struct InputStager {
     float largest = 0;
 #pragma unroll
     for (const float value : x) largest = largest_of(largest, fabsf(value));
-    largest = over_tile(largest, largest_of);
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2) {  // over the lanes of a tile
+      largest = largest_of(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, step));
+    }
     const float to_terms = largest > 0 ? largest_term / largest : 0.0f;
     uint32_t first[2] = {}, second[2] = {};
     int sum = 0;
@@ -74,13 +71,17 @@ struct InputStager {
       second[j / 4] |= (static_cast<uint32_t>(rest) & 0xFF) << 8 * (j % 4);
       sum += term_factor * term + rest;
     }
-    sum = over_tile(sum, [](int a, int b) { return a + b; });
+    // Lanes t of a tile have 16 inputs each, as the words of a lane of two halves: even and odd lanes here.
+#pragma unroll
+    for (int step = 2; step < 8; step *= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
+    const int odd_sum = __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
     char* const to = staged.pieces + piece * StagedInputs::piece_bytes;
     *reinterpret_cast<uint2*>(to + 8 * lane) = make_uint2(first[0], first[1]);
     *reinterpret_cast<uint2*>(to + piece_inputs + 8 * lane) = make_uint2(second[0], second[1]);
     if (lane % 8 != 0) return;
+    constexpr int middle = -formats::trellis_largest_level;
     const float scale = largest * (1.0f / (largest_term * term_factor));
-    reinterpret_cast<TileInputs*>(to + 2 * piece_inputs)[lane / 8] = {scale, -formats::trellis_largest_level * sum};
+    reinterpret_cast<TileInputs*>(to + 2 * piece_inputs)[lane / 8] = {scale, {middle * sum, middle * odd_sum}};
   }
 
  private:

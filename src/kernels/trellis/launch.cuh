@@ -6,16 +6,18 @@
 #include "core/with_bits.h"
 #include "formats/scheme.h"
 #include "kernels/frame/launch.cuh"
+#include "kernels/rotated/share.cuh"
 #include "kernels/trellis/windows.cuh"
 
 namespace w4q::kernels::trellis {
 
 /// Tiles are those of the layout: 128 outputs × 64 inputs; `n_tiles` are strips.
 struct TrellisLaunch : frame::Launch {
-  uint32_t mask;             ///< the bits of a window
-  const float* input_scale;  ///< [k] that divides x, or null
-  const uint32_t* signs;     ///< of the rotation of x (rotation_signs); null: x is rotated already
-  int block;                 ///< of the rotation: 32, 64 or 128
+  uint32_t mask;                 ///< the bits of a window
+  const float* input_scale;      ///< [k] that divides x, or null
+  const uint32_t* signs;         ///< of the rotation of x (rotation_signs); null: x is rotated already
+  int block;                     ///< of the rotation: 32, 64 or 128
+  rotated::SharedInputs inputs;  ///< several rows: what the blocks make `x` of together, or nothing
 };
 
 constexpr int piece_tiles = 4, piece_inputs = 256;  ///< what a warp stages at once
@@ -34,8 +36,8 @@ void launch_rows(const TrellisLaunch& args, const formats::Scheme& scheme, int b
 template <class Body>
 void with_codes(const formats::Scheme& scheme, const Body& body) {
   with_bits<2, 3, 4>(scheme.bits, [&]<int bits>() {
-    if (scheme.window == 16) return body.template operator()<Codes<bits, true>>();
-    body.template operator()<Codes<bits, false>>();
+    if (scheme.window == 16) return body.template operator()<Codes<bits, 16>>();
+    body.template operator()<Codes<bits, 0>>();
   });
 }
 

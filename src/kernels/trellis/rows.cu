@@ -1,7 +1,7 @@
 // The rows of the table of linear kernels for trellises, f16 activations (docs/kernels/trellis.md).
 //
-// One row: a GEMV that divides and rotates its input itself. 2 to 16 rows: the input is rotated by a launch of its own,
-// and multiplied exactly. More: decoded to 16 bits and multiplied by cuBLAS.
+// One row: a GEMV that divides and rotates its input itself. 2 to 16 rows: blocks rotate the input together
+// (kernels/rotated/share.cuh), and levels are multiplied exactly. More: decoded to 16 bits and multiplied by cuBLAS.
 #include <algorithm>
 #include <cmath>
 
@@ -80,13 +80,19 @@ LinearArgs with_rotated_input(LinearArgs args, const device::Stream& stream) {
 // -- launches
 
 int blocks_of(const device::Properties& gpu, int64_t n, int64_t k) { return blocks_for(gpu, 2 * Map(n, k).tiles()); }
-WorkspaceSizes workspace_of(const LinearDesc& desc, int64_t rows) {
-  const int64_t outputs = 2 * Map::tile_rows;  // of a strip, or of one of gates and one of ups
-  const auto words = static_cast<size_t>(blocks_of(desc.gpu, desc.n(), desc.k()) * outputs * rows);
-  return {device::round_up_256(words * sizeof(frame::MailboxWord)), input_bytes(desc)};
+/// Of blocks that hand so many sums to others.
+WorkspaceSizes workspace_of(const LinearDesc& desc, int64_t sums) {
+  const int blocks = blocks_of(desc.gpu, desc.n(), desc.k());
+  return {device::round_up_256(static_cast<size_t>(blocks * sums) * sizeof(frame::MailboxWord)), input_bytes(desc)};
 }
-WorkspaceSizes workspace_of_gemv(const LinearDesc& desc) { return workspace_of(desc, 1); }
-WorkspaceSizes workspace_of_few(const LinearDesc& desc) { return workspace_of(desc, most_gemv_rows / 2); }
+WorkspaceSizes workspace_of_gemv(const LinearDesc& desc) {  // a strip, or one of gates and one of ups
+  return workspace_of(desc, 2 * Map::tile_rows);
+}
+WorkspaceSizes workspace_of_few(const LinearDesc& desc) {
+  WorkspaceSizes sizes = workspace_of(desc, Map::tile_rows * most_gemv_rows);
+  sizes.semaphores += spare_semaphore_bytes;  // of the blocks that rotate together
+  return sizes;
+}
 WorkspaceSizes workspace_of_wide(const LinearDesc& desc) {
   return {0, input_bytes(desc) + panel_memory_bytes(desc.n(), desc.k())};
 }
@@ -121,10 +127,34 @@ void run_gemv(const LinearArgs& args, const device::Stream& stream) {
   trellis::launch_gemv(launch, args.pass().scheme, blocks, stream, args.shape);
 }
 
+/// The blocks rotate their input together, into the scratch.
+void share_input(TrellisLaunch& launch, const LinearArgs& args, int blocks) {
+  const DeviceRotation& rotation = args.pass().rotation;
+  if (args.rotated_input != nullptr) *args.rotated_input = nullptr;  // what is there lacks a factor
+  const int64_t sums = int64_t{blocks} * Map::tile_rows * most_gemv_rows;
+  auto* const barrier = static_cast<frame::MailboxWord*>(args.workspace.semaphores) + sums;
+  launch.inputs = {.x = static_cast<const __half*>(launch.x),
+                   .ldx = launch.ldx,
+                   .m = launch.m,
+                   .k = static_cast<int>(args.k()),
+                   .aligned = launch.aligned,
+                   .rotations = 1,
+                   .block = static_cast<int>(rotation.block),
+                   .signs = {rotation.signs, rotation.signs},
+                   .barrier = reinterpret_cast<uint32_t*>(barrier)};
+  launch.result_factor *= rotated::FragmentRotation::scale(launch.inputs.block);
+  launch.x = args.workspace.scratch;
+  launch.ldx = padded_inputs(args.k());
+  launch.aligned = true;
+}
+
 void run_few(const LinearArgs& args, const device::Stream& stream) {
   const int blocks = blocks_of(stream.context().properties(), args.n(), args.k());
-  in_slices(with_rotated_input(args, stream), most_gemv_rows, [&](const LinearArgs& part) {
-    trellis::launch_rows(launch_of(part), part.pass().scheme, blocks, stream, part.shape);
+  const bool inside = rotates_inside(args);
+  in_slices(inside ? args : with_rotated_input(args, stream), most_gemv_rows, [&](const LinearArgs& part) {
+    TrellisLaunch launch = launch_of(part);
+    if (inside) share_input(launch, part, blocks);
+    trellis::launch_rows(launch, part.pass().scheme, blocks, stream, part.shape);
   });
 }
 

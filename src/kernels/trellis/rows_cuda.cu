@@ -2,7 +2,7 @@
 //
 //   bytes   n·k·bits/8 of codes, 2·n of scales, once
 //   decode  a product's four bytes are added up to 1024 + sum in the bits of an f16 (dp4a), two columns are a register of
-//           mma.m16n8k16, and 1024 + 510 is taken off: rows 16·g + 2·r and + 1 are row tile r, columns 4·i … 4·i + 3 of a
+//           mma.m16n8k16. 1024 + 510 times the sum of the inputs, which a row tile of ones makes, is taken off in the end. Rows 16·g + 2·r and + 1 are row tile r, columns 4·i … 4·i + 3 of a
 //           lane step i
 //   work    a block takes a contiguous run of tiles. Of each strip in it all warps take a share, whose sums are added up
 //           in shared memory; a strip that blocks share is completed by the block with its last tile, at the very end
@@ -17,22 +17,28 @@ using device::HalfType;
 
 template <int rows>
 struct Shape {
-  static constexpr int groups = rows == 16 ? 2 : 1;  ///< operands of eight columns
-  static constexpr int warps = rows == 16 ? 8 : 12;
+  static constexpr int groups = rows / 8;  ///< operands of eight columns
+  static constexpr int warps = 12;
+  static constexpr int threads = warps * 32;
+  static constexpr int values = 8 * Map::tile_rows;  ///< of a group
   static constexpr int stride = Map::tile_rows + 4;  ///< floats from row to row of sums
-  static constexpr int slot = rows * stride;
-  static constexpr int shared_bytes = (warps + 1) * slot * 4;
+  static constexpr int slot = 8 * stride;            ///< of a group
+  static constexpr int shared_bytes = (warps + groups) * slot * 4;
+
+  /// Where an output of a row stands, such that neither lanes of an mma nor neighbouring outputs meet in a bank.
+  __device__ static constexpr int place(int output) {
+    const int g = output / 16, r = output % 16 / 2;
+    return 16 * r + ((2 * g + output % 2 + 4 * (r / 2)) & 15);
+  }
 };
 
-/// The levels of two columns in a row of the lane's, as two f16.
+constexpr float level_offset = 1024.0f + formats::trellis_largest_level;
+/// The levels of two columns in a row of the lane's as two f16, `level_offset` above.
 template <int row, class Codes>
 __device__ __forceinline__ uint32_t levels(const ColumnPair<Codes>& columns, uint32_t mask) {
   const uint32_t low = __dp4a(columns.template product<row>(0, mask), 0x01010101u, 0x6400u);
   const uint32_t high = __dp4a(columns.template product<row>(1, mask), 0x01010101u, 0x6400u);
-  const uint32_t both = permute(low, high, 0x5410);
-  const __half2 middle = __float2half2_rn(1024.0f + formats::trellis_largest_level);
-  const __half2 result = __hsub2(reinterpret_cast<const __half2&>(both), middle);
-  return reinterpret_cast<const uint32_t&>(result);
+  return permute(low, high, 0x5410);
 }
 
 /// A strip, or the part of one, that a block has: tiles [begin, end).
@@ -49,9 +55,10 @@ struct RowsRun {
   const uint4* const codes;
   const __half* x[groups];
   int tile = 0, end = 0;
-  WordRing<Codes> ring;
+  WordRing<Codes::quads> ring;
   uint4 inputs[groups][2];  ///< the lane's 16 of a row
   float sums[groups][8][4];
+  float input_sums[groups][4];
 
   __device__ explicit RowsRun(const TrellisLaunch& launch)
       : args(launch), codes(reinterpret_cast<const uint4*>(launch.codes) + threadIdx.x % 32) {
@@ -85,23 +92,24 @@ struct RowsRun {
         for (float& sum : tile_sums) sum = 0;
       }
     }
+#pragma unroll
+    for (auto& group : input_sums) {
+#pragma unroll
+      for (float& sum : group) sum = 0;
+    }
     for (; tile < end; ++tile) multiply(tile + 1 < end);
   }
-  /// To [row][output], of a slot.
-  __device__ __forceinline__ void leave_sums(float* to) const {
+  /// Those of eight rows to a slot.
+  __device__ __forceinline__ void leave_sums(int group, float* to) const {
     const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
-    for (int group = 0; group < groups; ++group) {
+    for (int column = 0; column < 2; ++column) {
+      const float offset = level_offset * input_sums[group][column];
 #pragma unroll
-      for (int column = 0; column < 2; ++column) {
-        const int row = 8 * group + 2 * t + column;
-        if (row >= rows) continue;
-#pragma unroll
-        for (int r = 0; r < 8; ++r) {
-          const float* const of = sums[group][r];
-          *reinterpret_cast<float2*>(to + row * Shape<rows>::stride + 16 * g + 2 * r) =
-              make_float2(of[column], of[2 + column]);
-        }
+      for (int r = 0; r < 8; ++r) {
+        const float* const of = sums[group][r];
+        *reinterpret_cast<float2*>(to + (2 * t + column) * Shape<rows>::stride + Shape<rows>::place(16 * g + 2 * r)) =
+            make_float2(of[column] - offset, of[2 + column] - offset);
       }
     }
   }
@@ -138,6 +146,9 @@ struct RowsRun {
       uint2 b[groups];
 #pragma unroll
       for (int group = 0; group < groups; ++group) b[group] = frame::block_step(inputs[group][i / 2], i);
+      constexpr uint32_t ones[4] = {0x3C003C00u, 0x3C003C00u, 0x3C003C00u, 0x3C003C00u};
+#pragma unroll
+      for (int group = 0; group < groups; ++group) HalfType::mma(input_sums[group], ones, b[group].x, b[group].y);
       unroll<8>([&]<int r>() {
         const uint32_t a[4] = {levels<2 * r>(low, args.mask), levels<2 * r + 1>(low, args.mask),
                                levels<2 * r>(high, args.mask), levels<2 * r + 1>(high, args.mask)};
@@ -149,10 +160,37 @@ struct RowsRun {
   }
 };
 
+/// A thread's sums of those that other blocks made: of each block all at once, one trip to the L2 cache.
+template <class Shape>
+struct SharedSums {
+  static constexpr int count = (Shape::values + Shape::threads - 1) / Shape::threads;
+  float totals[count] = {};
+
+  __device__ static bool exists(int i) { return static_cast<int>(threadIdx.x) + i * Shape::threads < Shape::values; }
+
+  __device__ __forceinline__ void receive(frame::MailboxWord* from) {
+    from += threadIdx.x;
+    frame::MailboxWord words[count];
+    bool complete = false;
+    while (!complete) {
+      complete = true;
+#pragma unroll
+      for (int i = 0; i < count; ++i) words[i] = exists(i) ? frame::peek(from + i * Shape::threads) : ~0ull;
+#pragma unroll
+      for (int i = 0; i < count; ++i) complete &= words[i] >> 32 != 0;
+    }
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      if (!exists(i)) continue;
+      from[i * Shape::threads] = 0;
+      totals[i] += __uint_as_float(static_cast<uint32_t>(words[i]));
+    }
+  }
+};
+
 template <class Codes, int rows>
 __global__ void __launch_bounds__(Shape<rows>::warps * 32, 1) trellis_rows_kernel(const TrellisLaunch args) {
   using Shape = trellis::Shape<rows>;
-  constexpr int threads = Shape::warps * 32, values = Map::tile_rows * rows;
   extern __shared__ uint4 shared[];
   device::trigger_dependent_launch();
   float* const slots = reinterpret_cast<float*>(shared);
@@ -164,53 +202,70 @@ __global__ void __launch_bounds__(Shape<rows>::warps * 32, 1) trellis_rows_kerne
   RowsRun<Codes, rows> run(args);
   Segment segment(args, begin, end);
   run.begin(segment);
-  device::wait_grid_dependency();
-  const auto mailbox = [&](int block, int value) {
-    return args.mailboxes + static_cast<int64_t>(block) * values + value;
+  const rotated::RowShare share{args.inputs, const_cast<__half*>(static_cast<const __half*>(args.x)), args.ldx, 0};
+  const bool shares = args.inputs.barrier != nullptr;
+  uint32_t token = 0;
+  if (shares) {
+    share.template begin<Shape::warps>();
+    token = share.template finish<Shape::warps>();
+  } else {
+    device::wait_grid_dependency();
+  }
+  const auto mailbox = [&](int block, int group) {
+    return args.mailboxes + (static_cast<int64_t>(block) * Shape::groups + group) * Shape::values;
   };
-  const auto for_each_value = [&](const auto& use) {  // use(value, place in a slot)
-    for (int value = static_cast<int>(threadIdx.x); value < values; value += threads) {
-      use(value, value / Map::tile_rows * Shape::stride + value % static_cast<int>(Map::tile_rows));
+  constexpr int outputs = Map::tile_rows;
+  const auto for_each_value = [&](const auto& use) {  // use(i, value, place in a slot)
+#pragma unroll
+    for (int i = 0; i < SharedSums<Shape>::count; ++i) {
+      const int value = static_cast<int>(threadIdx.x) + i * Shape::threads;
+      if (value < Shape::values) use(i, value, value / outputs * Shape::stride + Shape::place(value % outputs));
     }
   };
-  const auto store = [&](int group, int value, float sum) {
-    constexpr int outputs = Map::tile_rows;
-    frame::store_output<HalfType>(args, group * outputs + value % outputs, value / outputs, sum);
+  const auto store = [&](int strip, int group, int value, float sum) {
+    frame::store_output<HalfType>(args, strip * outputs + value % outputs, 8 * group + value / outputs, sum);
   };
   while (true) {
     run.load_first_inputs();
+    if (shares && threadIdx.x == 0 && segment.begin == begin) frame::empty_if_last(args.inputs.barrier, token);
     run.multiply_all();
     const Segment here = segment;
-    run.leave_sums(slots + frame::warp_index() * Shape::slot);
     if (here.end < end) {
       segment = Segment(args, here.end, end);
       run.begin(segment);
     }
-    __syncthreads();
     const bool sends = here.group == plan.final_group && plan.shares_final;
     const bool waits = !sends && holds && here.group == plan.first_group;
-    for_each_value([&](int value, int at) {
-      float sum = 0;
 #pragma unroll
-      for (int warp = 0; warp < Shape::warps; ++warp) sum += slots[warp * Shape::slot + at];
-      if (sends) return frame::send(mailbox(static_cast<int>(blockIdx.x), value), sum);
-      if (waits) {
-        held[at] = sum;
-      } else {
-        store(here.group, value, sum);
-      }
-    });
+    for (int group = 0; group < Shape::groups; ++group) {
+      run.leave_sums(group, slots + frame::warp_index() * Shape::slot);
+      __syncthreads();
+      for_each_value([&](int, int value, int at) {
+        float sum = 0;
+#pragma unroll
+        for (int warp = 0; warp < Shape::warps; ++warp) sum += slots[warp * Shape::slot + at];
+        if (sends) return frame::send(mailbox(static_cast<int>(blockIdx.x), group) + value, sum);
+        if (waits) {
+          held[group * Shape::slot + at] = sum;
+        } else {
+          store(here.group, group, value, sum);
+        }
+      });
+      if (group + 1 < Shape::groups || here.end < end) __syncthreads();
+    }
     if (here.end == end) break;
-    __syncthreads();
   }
   if (!holds || (plan.first_group == plan.final_group && plan.shares_final)) return;
-  for_each_value([&](int value, int at) {  // by the thread that left it there
-    float total[1] = {};
+#pragma unroll
+  for (int group = 0; group < Shape::groups; ++group) {
+    SharedSums<Shape> others;
     for (int block = plan.first_sharer; block < static_cast<int>(blockIdx.x); ++block) {
-      frame::receive(mailbox(block, value), 0, total);
+      others.receive(mailbox(block, group));
     }
-    store(plan.first_group, value, total[0] + held[at]);
-  });
+    for_each_value([&](int i, int value, int at) {  // by the thread that left it there
+      store(plan.first_group, group, value, others.totals[i] + held[group * Shape::slot + at]);
+    });
+  }
 }
 
 template <class Codes, int rows>

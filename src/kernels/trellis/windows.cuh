@@ -15,11 +15,11 @@ namespace w4q::kernels::trellis {
 
 using Map = repack::TrellisFragmentMap;
 
-/// Which windows: those of all 16 bits take no mask.
-template <int width, bool full>
+/// Which windows: those of 16 bits take no mask, 0 stands for all others.
+template <int width, int window>
 struct Codes {
   static constexpr int bits = width;
-  static constexpr bool whole_windows = full;
+  static constexpr bool whole_windows = window == 16;
   static constexpr int quads = 2 * bits;  ///< 128-bit loads of a lane and tile
 };
 
