@@ -94,7 +94,9 @@ std::vector<std::vector<std::byte>> planes_of(const DevicePass& pass, const devi
     if (spec.role == PlaneRole::codes) planes.push_back(read(pass.codes, size, stream));
     if (spec.role == PlaneRole::scales) planes.push_back(read(pass.scales, size, stream));
     if (spec.role == PlaneRole::zeros) planes.push_back(read(pass.zeros, size, stream));
-    if (spec.role == PlaneRole::codebook) planes.push_back(read(pass.codebook, size, stream));
+    // A computed code has its table's stretch in table_max, and no table.
+    const bool has_table = spec.role == PlaneRole::codebook && pass.codebook != nullptr;
+    if (has_table) planes.push_back(read(pass.codebook, size, stream));
     if (spec.role == PlaneRole::group_index) planes.push_back(read(pass.input_order, size, stream));
   }
   return planes;
