@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <utility>
+#include <variant>
 
-#include "core/buffer.h"
 #include "core/convert.h"
 #include "core/error.h"
 #include "core/parallel.h"
@@ -27,11 +28,7 @@ DeviceBuffer floats(int64_t count, const device::Stream& stream) {
   return DeviceBuffer(stream.context(), static_cast<size_t>(count) * sizeof(float));
 }
 
-DeviceBuffer put(std::span<const float> values, const device::Stream& stream) {
-  auto result = DeviceBuffer::copy_of(std::as_bytes(values), stream);
-  stream.synchronize();
-  return result;
-}
+DeviceBuffer put(std::span<const float> values, UploadRing& ring) { return ring.copy_of(std::as_bytes(values)); }
 
 void copy(const float* from, float* to, int64_t count, const device::Stream& stream) {
   device::copy(device::Way::on_gpu, to, from, static_cast<size_t>(count) * sizeof(float), stream,
@@ -112,7 +109,7 @@ class Products {
   const float* values_of(const DecodedLinear& linear) {
     if (linear.type == Decoded::f32) return linear.matrix.as<float>();
     float* const values = widened_.get(linear.n * linear.k, stream_);
-    kernels::widen_values_cuda(linear.matrix.data(), linear.n * linear.k, values, stream_);
+    kernels::widen_values_cuda(linear.matrix.data(), DType::f16, linear.n * linear.k, values, stream_);
     return values;
   }
   void run(device::CublasFloatProduct& product) {
@@ -128,50 +125,71 @@ class Products {
 
 }  // namespace
 
-DecodedLinear decode_linear(const kernels::LinearWeight& weight, Decoded type, const device::Stream& stream) {
-  std::vector<float> values(static_cast<size_t>(weight.n * weight.k));
-  parallel_for(weight.n, 64, [&](int64_t begin, int64_t end) {
-    kernels::decode_rows(weight, begin, end, {values.data() + begin * weight.k, end - begin, weight.k});
+namespace {
+
+/// Rows that are decoded at a time.
+constexpr int64_t decoded_rows = 64;
+
+DeviceBuffer decode_packed(const kernels::LinearWeight& weight, Decoded type, UploadRing& ring) {
+  const auto row_bytes = static_cast<size_t>(weight.k) * (type == Decoded::f32 ? sizeof(float) : sizeof(uint16_t));
+  const size_t size = static_cast<size_t>(weight.n) * row_bytes;
+  const auto bytes = std::make_unique_for_overwrite<std::byte[]>(size);
+  parallel_for(weight.n, decoded_rows, [&](int64_t begin, int64_t end) {
+    std::byte* const to = bytes.get() + static_cast<size_t>(begin) * row_bytes;
+    const auto count = static_cast<size_t>((end - begin) * weight.k);
+    if (type == Decoded::f32) {
+      return kernels::decode_rows(weight, begin, end, {reinterpret_cast<float*>(to), end - begin, weight.k});
+    }
+    const auto values = std::make_unique_for_overwrite<float[]>(count);
+    kernels::decode_rows(weight, begin, end, {values.get(), end - begin, weight.k});
+    narrow(std::span(values.get(), count), DType::f16, {to, count * sizeof(uint16_t)});
   });
+  return ring.copy_of({bytes.get(), size});
+}
+
+/// As it is stored, and widened there.
+DeviceBuffer upload_plain(const kernels::LinearWeight& weight, const TensorView& stored, UploadRing& ring) {
+  if (stored.dtype == DType::f32) return ring.copy_of(stored.bytes);
+  DeviceBuffer result = floats(weight.n * weight.k, ring.stream());
+  std::byte* const narrow_values = ring.scratch(stored.bytes.size());
+  ring.copy(narrow_values, stored.bytes);
+  kernels::widen_values_cuda(narrow_values, stored.dtype, weight.n * weight.k, result.as<float>(), ring.stream());
+  return result;
+}
+
+}  // namespace
+
+DecodedLinear decode_linear(const kernels::LinearWeight& weight, Decoded type, UploadRing& ring) {
+  const auto* plain = std::get_if<kernels::LinearWeight::Dense>(&weight.matrix);
+  const bool as_stored = plain != nullptr && type == Decoded::f32;
   DecodedLinear result{weight.n, weight.k, type, {}, {}};
-  if (type == Decoded::f32) {
-    result.matrix = put(values, stream);
-  } else {
-    Buffer halves(values.size() * sizeof(uint16_t));
-    parallel_for(weight.n, 64, [&](int64_t begin, int64_t end) {
-      const auto first = static_cast<size_t>(begin * weight.k), count = static_cast<size_t>((end - begin) * weight.k);
-      narrow(std::span(values).subspan(first, count), DType::f16, halves.bytes().subspan(2 * first, 2 * count));
-    });
-    result.matrix = DeviceBuffer::copy_of(halves.bytes(), stream);
-    stream.synchronize();
-  }
-  if (!weight.bias.empty()) result.bias = put(weight.bias, stream);
+  result.matrix = as_stored ? upload_plain(weight, plain->view, ring) : decode_packed(weight, type, ring);
+  if (!weight.bias.empty()) result.bias = put(weight.bias, ring);
   return result;
 }
 
 namespace {
 
-DecodedLayer::Angles angles_of(const Block& block, int64_t length, const device::Stream& stream) {
+DecodedLayer::Angles angles_of(const Block& block, int64_t length, UploadRing& ring) {
   const model::RopeConfig& rope = block.attention.rope;
   if (block.kind != BlockKind::attention || rope.partial_rotary_factor == 0) return {};
   const model::RopeTable table(rope, block.attention.head_dim);
   const int64_t pairs = table.pairs();
   std::vector<float> cosines(static_cast<size_t>(length * pairs)), sines(cosines.size());
   table.fill(0, {cosines.data(), length, pairs}, {sines.data(), length, pairs});
-  return {pairs, put(cosines, stream), put(sines, stream)};
+  return {pairs, put(cosines, ring), put(sines, ring)};
 }
 
 }  // namespace
 
-DecodedLayer decode_layer(const model::LayerWeights& weights, Decoded type, int64_t length,
-                          const device::Stream& stream) {
+DecodedLayer decode_layer(const model::LayerWeights& weights, Decoded type, int64_t length, UploadRing& ring) {
   DecodedLayer result{weights.plan, {}, {}, {}, {}};
-  for (const auto& linear : weights.linears) result.linears.push_back(decode_linear(linear, type, stream));
-  for (const auto& norm : weights.norms) result.norms.push_back(put(norm, stream));
+  for (const auto& linear : weights.linears) result.linears.push_back(decode_linear(linear, type, ring));
+  for (const auto& norm : weights.norms) result.norms.push_back(put(norm, ring));
   for (const Block& block : weights.plan.blocks) {
     const auto* factor = block.vector(VectorRole::layer_scale);
     result.factors.push_back(factor == nullptr ? 1.0f : weights.vectors[factor->position].front());
-    result.angles.push_back(angles_of(block, length, stream));
+    result.angles.push_back(angles_of(block, length, ring));
   }
   return result;
 }
@@ -378,15 +396,15 @@ struct CudaLossGradient::Impl {
   static constexpr int64_t logit_rows = 512;
 
   Impl(const model::ModelConfig& config_, std::span<const float> final_norm, const kernels::LinearWeight& head_,
-       int64_t length_, const device::Stream& stream_)
+       int64_t length_, UploadRing& ring)
       : config(config_),
         length(length_),
-        stream(stream_),
-        products(stream_),
-        norm(put(final_norm, stream_)),
-        head(decode_linear(head_, Decoded::f32, stream_)),
-        losses(stream_.context(), static_cast<size_t>(logit_rows) * sizeof(double)),
-        next(stream_.context(), static_cast<size_t>(logit_rows) * sizeof(int32_t)) {}
+        stream(ring.stream()),
+        products(stream),
+        norm(put(final_norm, ring)),
+        head(decode_linear(head_, Decoded::f32, ring)),
+        losses(stream.context(), static_cast<size_t>(logit_rows) * sizeof(double)),
+        next(stream.context(), static_cast<size_t>(logit_rows) * sizeof(int32_t)) {}
 
   kernels::NormedRows normed_rows(const float* x, int64_t rows) const {
     return {x, norm.as<float>(), static_cast<float>(config.rms_norm_eps), rows, config.hidden_size};
@@ -428,8 +446,8 @@ struct CudaLossGradient::Impl {
 };
 
 CudaLossGradient::CudaLossGradient(const model::ModelConfig& config, std::span<const float> final_norm,
-                                   const kernels::LinearWeight& head, int64_t length, const device::Stream& stream)
-    : impl_(std::make_unique<Impl>(config, final_norm, head, length, stream)) {}
+                                   const kernels::LinearWeight& head, int64_t length, UploadRing& ring)
+    : impl_(std::make_unique<Impl>(config, final_norm, head, length, ring)) {}
 CudaLossGradient::~CudaLossGradient() = default;
 
 void CudaLossGradient::put_norm(std::span<const float> weights) {

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "decoder_cuda/ring.h"
 #include "device/buffer.h"
 #include "device/stream.h"
 #include "model/model.h"
@@ -24,13 +25,13 @@ using CudaNormObserver =
 /// What decoded weights are kept in. f16 is for those that stay while other layers are looked at.
 enum class Decoded { f32, f16 };
 
-/// A linear on the GPU, decoded: [n, k], and its bias or nothing.
+/// A linear on the GPU, decoded: [n, k], and its bias or nothing. It may still be on its way on the ring's stream.
 struct DecodedLinear {
   int64_t n = 0, k = 0;
   Decoded type = Decoded::f32;
   device::DeviceBuffer matrix, bias;
 };
-DecodedLinear decode_linear(const kernels::LinearWeight& weight, Decoded type, const device::Stream& stream);
+DecodedLinear decode_linear(const kernels::LinearWeight& weight, Decoded type, UploadRing& ring);
 
 /// A layer on the GPU, decoded.
 struct DecodedLayer {
@@ -46,8 +47,7 @@ struct DecodedLayer {
   std::vector<Angles> angles;
 };
 /// For sequences of `length` tokens.
-DecodedLayer decode_layer(const model::LayerWeights& weights, Decoded type, int64_t length,
-                          const device::Stream& stream);
+DecodedLayer decode_layer(const model::LayerWeights& weights, Decoded type, int64_t length, UploadRing& ring);
 /// Norms of a layer that is there, from the host.
 void put_norm(DecodedLayer& layer, size_t position, std::span<const float> weights, const device::Stream& stream);
 
@@ -75,7 +75,7 @@ class CudaLayerGradient {
 class CudaLossGradient {
  public:
   CudaLossGradient(const model::ModelConfig& config, std::span<const float> final_norm,
-                   const kernels::LinearWeight& head, int64_t length, const device::Stream& stream);
+                   const kernels::LinearWeight& head, int64_t length, UploadRing& ring);
   ~CudaLossGradient();
 
   void put_norm(std::span<const float> weights);

@@ -52,13 +52,18 @@ std::vector<double> DistillCuda::take_sums(const model::PlannedNorm&) { refuse()
 
 struct GradientsCuda::Impl {};
 bool GradientsCuda::takes(const model::ModelConfig&) { return false; }
-GradientsCuda::GradientsCuda(std::shared_ptr<quantize::CudaWork>, const model::ModelConfig&, int64_t) { refuse(); }
+GradientsCuda::GradientsCuda(std::shared_ptr<quantize::CudaWork>, const model::ModelConfig&, int64_t, int64_t) {
+  refuse();
+}
 GradientsCuda::~GradientsCuda() = default;
 void GradientsCuda::load(const model::LayerWeights&) { refuse(); }
-void GradientsCuda::forward(MatrixView<float>) { refuse(); }
+bool GradientsCuda::keeps(int64_t) const { return false; }
+void GradientsCuda::put(int64_t, MatrixView<const float>) { refuse(); }
+void GradientsCuda::forward(int64_t, MatrixView<const float>) { refuse(); }
+void GradientsCuda::fetch(MatrixView<float>) { refuse(); }
 void GradientsCuda::load_head(std::span<const float>, const kernels::LinearWeight&) { refuse(); }
-double GradientsCuda::loss(std::span<const int32_t>, MatrixView<float>) { refuse(); }
-void GradientsCuda::back(MatrixView<const float>, MatrixView<float>) { refuse(); }
+double GradientsCuda::loss(int64_t, std::span<const int32_t>, MatrixView<float>) { refuse(); }
+void GradientsCuda::back(int64_t, MatrixView<const float>, MatrixView<float>) { refuse(); }
 void GradientsCuda::take_costs(std::span<float>) { refuse(); }
 
 struct LayerCuda::Impl {};

@@ -24,6 +24,7 @@ struct DistillCuda::Impl {
         samples(samples_),
         values(length * config.hidden_size),
         walk(config, length, work->stream),
+        ring(work->stream),
         states(work->context, static_cast<size_t>((config.layers + 1) * samples * values) * sizeof(float)),
         expected(work->context, static_cast<size_t>(values) * sizeof(float)) {}
 
@@ -49,6 +50,7 @@ struct DistillCuda::Impl {
   const model::ModelConfig& config;
   const int64_t length, samples, values;
   decoder_cuda::CudaLayerGradient walk;
+  decoder_cuda::UploadRing ring;
   std::vector<decoder_cuda::DecodedLayer> layers;
   decoder_cuda::DecodedLayer teacher_layer;
   std::optional<decoder_cuda::CudaLossGradient> teacher, student;
@@ -62,13 +64,12 @@ DistillCuda::DistillCuda(std::shared_ptr<quantize::CudaWork> work, const model::
 DistillCuda::~DistillCuda() { impl_->work->release(); }
 
 void DistillCuda::add_layer(const model::LayerWeights& weights) {
-  impl_->layers.push_back(decoder_cuda::decode_layer(weights, Decoded::f16, impl_->length, impl_->work->stream));
+  impl_->layers.push_back(decoder_cuda::decode_layer(weights, Decoded::f16, impl_->length, impl_->ring));
 }
 
 void DistillCuda::load_heads(const DistilledHead& teacher, const DistilledHead& student) {
-  const auto& stream = impl_->work->stream;
-  impl_->teacher.emplace(impl_->config, teacher.final_norm, teacher.head, impl_->length, stream);
-  impl_->student.emplace(impl_->config, student.final_norm, student.head, impl_->length, stream);
+  impl_->teacher.emplace(impl_->config, teacher.final_norm, teacher.head, impl_->length, impl_->ring);
+  impl_->student.emplace(impl_->config, student.final_norm, student.head, impl_->length, impl_->ring);
 }
 
 void DistillCuda::put_norms(int64_t layer, const model::LayerWeights& weights) {
@@ -82,7 +83,7 @@ void DistillCuda::put_final_norm(std::span<const float> weights) { impl_->studen
 
 void DistillCuda::load_teacher(const model::LayerWeights& weights) {
   impl_->teacher_layer = {};
-  impl_->teacher_layer = decoder_cuda::decode_layer(weights, Decoded::f32, impl_->length, impl_->work->stream);
+  impl_->teacher_layer = decoder_cuda::decode_layer(weights, Decoded::f32, impl_->length, impl_->ring);
 }
 
 void DistillCuda::teach(MatrixView<float> x) {

@@ -71,7 +71,7 @@ struct GradientWalk::Impl {
         layer(config.layers),
         back(config) {
     if (options.gpu != nullptr && !options.weighted_inputs && GradientsCuda::takes(config))
-      gpu = std::make_unique<GradientsCuda>(options.gpu, config, windows.length);
+      gpu = std::make_unique<GradientsCuda>(options.gpu, config, windows.samples, windows.length);
   }
 
   /// Where the gradient of a window is kept, and what a layer takes in of it. Gradients are asked for most, and come
@@ -88,7 +88,9 @@ struct GradientWalk::Impl {
     {
       const auto table = model::load_embeddings(model);
       for (int64_t window = 0; window < windows.samples; ++window) {
-        model::embed(config, table, windows.window(window), states.get(input_at(0, window)));
+        const auto embedded = states.get(input_at(0, window));
+        model::embed(config, table, windows.window(window), embedded);
+        if (gpu && gpu->keeps(window)) gpu->put(window, embedded);
         states.put(input_at(0, window));
       }
     }
@@ -99,13 +101,32 @@ struct GradientWalk::Impl {
       const auto weights = model::load_layer(model, index);
       if (gpu) gpu->load(weights);
       for (int64_t window = 0; window < windows.samples; ++window) {
-        const auto x = copy(states.get(input_at(index, window)));
-        gpu ? gpu->forward(x) : decoder.run(weights, memories.layer(index), x);
         const int64_t to = index + 1 < config.layers ? input_at(index + 1, window) : gradient_at(window);
-        keep(x, to);
+        if (gpu) {
+          forward_on_gpu(index, window, to);
+        } else {
+          const auto x = copy(states.get(input_at(index, window)));
+          decoder.run(weights, memories.layer(index), x);
+          keep(x, to);
+        }
         advance();
       }
     }
+  }
+
+  void forward_on_gpu(int64_t index, int64_t window, int64_t to) {
+    gpu->forward(window, gpu->keeps(window) ? MatrixView<float>{} : states.get(input_at(index, window)));
+    if (to == gradient_at(window) && gpu->keeps(window)) return;
+    gpu->fetch(states.get(to));
+    states.put(to);
+  }
+
+  /// Gradients of windows that stay on the GPU are not there.
+  MatrixView<float> gradient_of(int64_t window) {
+    return gpu && gpu->keeps(window) ? MatrixView<float>{} : states.get(gradient_at(window));
+  }
+  void put_gradient(int64_t window) {
+    if (!gpu || !gpu->keeps(window)) states.put(gradient_at(window));
   }
 
   void start_back() {
@@ -114,9 +135,9 @@ struct GradientWalk::Impl {
     const model::LossGradient start{config, norm, head};
     if (gpu) gpu->load_head(norm, head);
     for (int64_t window = 0; window < windows.samples; ++window) {
-      const auto x = states.get(gradient_at(window));
-      loss += gpu ? gpu->loss(windows.window(window), x) : start.run(windows.window(window), x);
-      states.put(gradient_at(window));
+      const auto x = gradient_of(window);
+      loss += gpu ? gpu->loss(window, windows.window(window), x) : start.run(windows.window(window), x);
+      put_gradient(window);
       check_interrupt();
     }
     if (std::isfinite(loss)) return;
@@ -149,9 +170,10 @@ struct GradientWalk::Impl {
   void costs_on_gpu(int64_t index, std::span<float> to) {
     gpu->load(model::load_layer(model, index));
     for (int64_t window = 0; window < windows.samples; ++window) {
-      const auto x = copy(states.get(input_at(index, window)));
-      gpu->back(x, states.get(gradient_at(window)));
-      states.put(gradient_at(window));
+      const auto x = states.get(input_at(index, window));
+      const bool stays = gpu->keeps(window);
+      gpu->back(window, stays ? x : copy(x), gradient_of(window));
+      put_gradient(window);
       advance();
     }
     gpu->take_costs(to);

@@ -1,5 +1,5 @@
 // The walk of gradients.h on the GPU: layers run and are gone back through there, and sums of gradients stay where they
-// are made. Hidden states of a window at a time go there and back.
+// are made. So do the hidden states of as many windows as fit, and later their gradients; others go there and back.
 #pragma once
 
 #include <cstdint>
@@ -19,21 +19,29 @@ class GradientsCuda {
   /// Whether there is this way for all layers of a model.
   static bool takes(const model::ModelConfig& config);
 
-  /// Windows of `length` tokens. `config` must outlive it. Throws device when the memory does not suffice.
-  GradientsCuda(std::shared_ptr<quantize::CudaWork> work, const model::ModelConfig& config, int64_t length);
+  /// `samples` windows of `length` tokens. `config` must outlive it. Throws device when the memory does not suffice.
+  GradientsCuda(std::shared_ptr<quantize::CudaWork> work, const model::ModelConfig& config, int64_t samples,
+                int64_t length);
   ~GradientsCuda();
+
+  /// Whether what runs through the layers of this window stays on the GPU.
+  bool keeps(int64_t window) const;
+  /// The state [length, hidden] of a window that stays.
+  void put(int64_t window, MatrixView<const float> x);
 
   /// The layer that is run and gone back through from now on.
   void load(const model::LayerWeights& weights);
-  /// x [length, hidden] = layer(x).
-  void forward(MatrixView<float> x);
+  /// The state of a window through the layer: what stays of it, or x [length, hidden].
+  void forward(int64_t window, MatrixView<const float> x);
+  /// What forward() made of the last window.
+  void fetch(MatrixView<float> to);
   /// The head and its norm, for losses.
   void load_head(std::span<const float> final_norm, const kernels::LinearWeight& head);
-  /// Cross entropy of ids[1], …, summed; x becomes the gradient by it.
-  double loss(std::span<const int32_t> ids, MatrixView<float> x);
+  /// Cross entropy of ids[1], …, summed; the state of the window, or x, becomes the gradient by it.
+  double loss(int64_t window, std::span<const int32_t> ids, MatrixView<float> x);
 
-  /// Back through the layer, whose sums it adds to; `gradient` becomes that by x.
-  void back(MatrixView<const float> x, MatrixView<float> gradient);
+  /// Back through the layer of input x, whose sums it adds to; what stays of the window, or `gradient`, becomes that by x.
+  void back(int64_t window, MatrixView<const float> x, MatrixView<float> gradient);
   /// What was summed over the layer since load(), as GradientWalk::next_costs gives it. Throws as that does.
   void take_costs(std::span<float> to);
 

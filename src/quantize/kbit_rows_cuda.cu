@@ -44,7 +44,7 @@ struct Blocks {
 /// Shared memory of a thread block.
 struct Shared {
   float levels[32], midpoints[32];
-  float coupling[kbit_block * kbit_block];
+  alignas(16) float coupling[kbit_block * kbit_block];
   float target[warps][kbit_block], weights[warps][kbit_block], importance[warps][kbit_block];
   uint8_t placed[warps][kbit_block];
 };
@@ -58,7 +58,7 @@ __device__ void fill_shared(const KbitRule& rule, const Blocks& blocks, Shared& 
   }
   if constexpr (coupled) {
     for (int i = thread; i < kbit_block * kbit_block; i += warps * warp_lanes) {
-      const int to = i / kbit_block, from = i % kbit_block;
+      const int from = i / kbit_block, to = i % kbit_block;
       const bool inside = to < blocks.cols && from < to;
       shared.coupling[i] = inside ? blocks.coupling[(blocks.position + to) * blocks.k + blocks.position + from] : 0.0f;
     }
@@ -92,7 +92,7 @@ __device__ void count_block(const KbitRule& rule, const Blocks& blocks, float we
   }
 }
 
-template <bool coupled>
+template <bool coupled, int bits>
 __global__ void __launch_bounds__(warps* warp_lanes) encode_kernel(KbitRule rule, Blocks blocks) {
   __shared__ Shared shared;
   fill_shared<coupled>(rule, blocks, shared);
@@ -111,21 +111,16 @@ __global__ void __launch_bounds__(warps* warp_lanes) encode_kernel(KbitRule rule
   __syncwarp();
   const cuda::KbitBlock block{shared.target[warp], shared.weights[warp], shared.importance[warp], shared.coupling,
                               columns};
-  const uint16_t scale = cuda::ScaleChoice<coupled>(rule, shared.levels, shared.midpoints, block).choose();
-  int code = 0;
-  float error = 0;
-  cuda::trial<coupled>(rule, shared.levels, shared.midpoints, block, cuda::decode_scale(rule, scale), 1.0f,
-                       [&](int c, int found, float, float residual) {
-                         if (c != lane) return;
-                         code = found;
-                         error = residual;
-                       });
+  const uint16_t scale = cuda::ScaleChoice<coupled, bits>(rule, shared.levels, shared.midpoints, block).choose();
+  const auto [error, own, residual] =
+      cuda::trial<coupled, bits>(shared.levels, shared.midpoints, block, cuda::decode_scale(rule, scale), 1.0f);
+  int code = inside ? own : 0;
   int64_t block_index = first / kbit_block;
   if constexpr (coupled) {
     block_index = blocks.columns[first] / kbit_block;
     if (inside) {
       shared.placed[warp][blocks.columns[first + lane] % kbit_block] = static_cast<uint8_t>(code);
-      blocks.errors[row * columns + lane] = error;
+      blocks.errors[row * columns + lane] = residual;
     }
     __syncwarp();
     code = shared.placed[warp][lane];
@@ -134,11 +129,28 @@ __global__ void __launch_bounds__(warps* warp_lanes) encode_kernel(KbitRule rule
   count_block(rule, blocks, shared.weights[warp][lane], scale);
 }
 
+/// Calls launch.operator()<bits>().
+template <class Launch>
+void with_bits(const KbitRule& rule, const Launch& launch) {
+  switch (rule.bits) {
+    case 2:
+      return launch.template operator()<2>();
+    case 3:
+      return launch.template operator()<3>();
+    case 4:
+      return launch.template operator()<4>();
+    default:
+      return launch.template operator()<5>();
+  }
+}
+
 template <bool coupled>
 void launch(const KbitRule& rule, const Blocks& blocks, const device::Stream& stream) {
   const int64_t tasks = coupled ? blocks.n : blocks.n * blocks.row_blocks;
-  encode_kernel<coupled>
-      <<<static_cast<unsigned>((tasks + warps - 1) / warps), warps * warp_lanes, 0, stream.get()>>>(rule, blocks);
+  with_bits(rule, [&]<int bits>() {
+    encode_kernel<coupled, bits>
+        <<<static_cast<unsigned>((tasks + warps - 1) / warps), warps * warp_lanes, 0, stream.get()>>>(rule, blocks);
+  });
   device::check_launch("kbit", concat(blocks.n, " × ", blocks.k));
 }
 
@@ -161,13 +173,14 @@ void feed_back(CudaWork& work, const KbitRule& rule, Blocks blocks, const float*
 }
 
 /// A cell of feedback on both sides, rounded by its first warp.
+template <int bits>
 struct KbitCells {
   KbitRule rule;
   Blocks blocks;
 
   struct Shared {
     float levels[32], midpoints[32], importance[kbit_block];
-    float coupling[kbit_block * kbit_block];
+    alignas(16) float coupling[kbit_block * kbit_block];
     uint8_t placed[kbit_block];
   };
 
@@ -182,24 +195,24 @@ struct KbitCells {
       if (thread >= cols) cell.target[thread] = cell.weight[thread] = cell.shift[thread] = 0;
     }
     for (int i = thread; i < kbit_block * kbit_block; i += cuda::cell_threads) {
-      const int to = i / kbit_block, before = i % kbit_block;
+      const int before = i / kbit_block, to = i % kbit_block;
       const bool inside = to < cols && before < to;
       shared.coupling[i] = inside ? wave.along[(from + to) * wave.k + from + before] : 0.0f;
     }
     __syncthreads();
     if (thread >= warp_lanes) return;
     const cuda::KbitBlock block{cell.target, cell.weight, shared.importance, shared.coupling, cols};
-    const uint16_t bits = cuda::ScaleChoice<true>(rule, shared.levels, shared.midpoints, block).choose();
-    const float scale = cuda::decode_scale(rule, bits);
-    cuda::trial<true>(rule, shared.levels, shared.midpoints, block, scale, 1.0f, [&](int c, int code, float, float) {
-      if (c != thread) return;
-      cell.value[c] = shared.levels[code] * scale;
-      shared.placed[wave.columns[from + c] % kbit_block] = static_cast<uint8_t>(code);
-    });
+    const uint16_t chosen = cuda::ScaleChoice<true, bits>(rule, shared.levels, shared.midpoints, block).choose();
+    const float scale = cuda::decode_scale(rule, chosen);
+    const int code = cuda::trial<true, bits>(shared.levels, shared.midpoints, block, scale, 1.0f).code;
+    if (thread < cols) {
+      cell.value[thread] = shared.levels[code] * scale;
+      shared.placed[wave.columns[from + thread] % kbit_block] = static_cast<uint8_t>(code);
+    }
     __syncwarp();
     const int64_t index = row * blocks.row_blocks + wave.columns[from] / kbit_block;
-    write_planes(rule, blocks, index, shared.placed[thread], bits);
-    count_block(rule, blocks, cell.weight[thread] - cell.shift[thread], bits);
+    write_planes(rule, blocks, index, shared.placed[thread], chosen);
+    count_block(rule, blocks, cell.weight[thread] - cell.shift[thread], chosen);
   }
 };
 
@@ -273,6 +286,7 @@ __global__ void __launch_bounds__(warps* warp_lanes)
 }
 
 /// A block of every row rounded as a whole, a warp a row; `coupling` [count, count] and targets by positions.
+template <int bits>
 __global__ void __launch_bounds__(warps* warp_lanes)
     propose_kernel(KbitRule rule, SweepUnitCuda unit, int64_t n, const float* targets, uint8_t* codes,
                    cuda::Scale* scales) {
@@ -290,12 +304,11 @@ __global__ void __launch_bounds__(warps* warp_lanes)
   __syncwarp();
   const cuda::KbitBlock block{shared.target[warp], shared.target[warp], shared.importance[warp], shared.coupling,
                               unit.count};
-  const uint16_t bits = cuda::ScaleChoice<true>(rule, shared.levels, shared.midpoints, block).choose();
-  const float scale = cuda::decode_scale(rule, bits);
-  cuda::trial<true>(rule, shared.levels, shared.midpoints, block, scale, 1.0f, [&](int c, int code, float, float) {
-    if (c == lane) codes[row * unit.count + unit.order[c]] = static_cast<uint8_t>(code);
-  });
-  if (lane == 0) scales[row] = {scale, bits, 0, false};
+  const uint16_t chosen = cuda::ScaleChoice<true, bits>(rule, shared.levels, shared.midpoints, block).choose();
+  const float scale = cuda::decode_scale(rule, chosen);
+  const int code = cuda::trial<true, bits>(shared.levels, shared.midpoints, block, scale, 1.0f).code;
+  if (inside) codes[row * unit.count + unit.order[lane]] = static_cast<uint8_t>(code);
+  if (lane == 0) scales[row] = {scale, chosen, 0, false};
 }
 
 void sweep_kbit(CudaWork& work, const KbitRule& rule, const Blocks& blocks, const float* weight,
@@ -307,8 +320,11 @@ void sweep_kbit(CudaWork& work, const KbitRule& rule, const Blocks& blocks, cons
   const KbitPlanes planes{rule, blocks.scales, blocks.row_blocks};
   const auto propose = [&](const SweepUnitCuda& unit, int64_t rows, const float* targets, uint8_t* proposed,
                            cuda::Scale* scales, float*) {
-    propose_kernel<<<static_cast<unsigned>((rows + warps - 1) / warps), warps * warp_lanes, 0, work.stream.get()>>>(
-        rule, unit, rows, targets, proposed, scales);
+    with_bits(rule, [&]<int bits>() {
+      propose_kernel<bits>
+          <<<static_cast<unsigned>((rows + warps - 1) / warps), warps * warp_lanes, 0, work.stream.get()>>>(
+              rule, unit, rows, targets, proposed, scales);
+    });
   };
   const cuda::SweptWeight swept{n, blocks.k, codes.as<uint8_t>(), nullptr, nullptr};
   cuda::Sweeps(work, *feedback.sweeps, feedback.outputs, planes, swept, weight, propose).run();
@@ -343,8 +359,11 @@ QuantizeStats kbit_rows_cuda(CudaWork& work, const float* weight, std::span<cons
   blocks.counters = counters.as<Counters>();
   if (feedback.factor != nullptr) {
     if (feedback.across != nullptr) {
-      cuda::FeedbackOnBothSides<kbit_block, KbitCells>(work, weight, *feedback.factor, *feedback.across, {rule, blocks})
-          .run();
+      with_bits(rule, [&]<int bits>() {
+        cuda::FeedbackOnBothSides<kbit_block, KbitCells<bits>>(work, weight, *feedback.factor, *feedback.across,
+                                                               {rule, blocks})
+            .run();
+      });
     } else {
       feed_back(work, rule, blocks, weight, *feedback.factor);
     }

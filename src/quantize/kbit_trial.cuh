@@ -19,7 +19,7 @@ inline constexpr unsigned all_lanes = 0xFFFFFFFFu;
 struct KbitRule {
   float levels[32];
   float midpoints[32];
-  int count;  ///< levels
+  int count;  ///< levels, 2^bits
   int bits;
   float largest;
   bool e4m4;
@@ -43,7 +43,7 @@ struct KbitBlock {
   const float* target;
   const float* weights;
   const float* importance;
-  const float* coupling;  ///< [columns][32]
+  const float* coupling;  ///< [32][32]: what the residual of column c is worth to column j stands at c · 32 + j
   int columns;
 };
 
@@ -67,34 +67,109 @@ __device__ inline uint16_t candidate(const KbitRule& rule, uint16_t centre, int 
   return static_cast<uint16_t>(min(max(bits, 1), 0x7BFF));
 }
 
-/// The error of a trial with `scale`; keep(c, code, value, residual) sees every column.
-template <bool coupled, class Keep>
-__device__ __forceinline__ float trial(const KbitRule& rule, const float* levels, const float* midpoints,
-                                       const KbitBlock& block, float scale, float unit, const Keep& keep) {
-  float residuals[formats::kbit_block];
-  float error = 0;
+/// The largest x that divided by `scale` is not above `midpoint`, as fp32 rounds the quotient. `scale` has at most 11
+/// significant bits, so that the end of what rounds to the midpoint is exact in fp64.
+__device__ inline float last_not_above(float midpoint, float scale) {
+  const int bits = __float_as_int(midpoint == 0 ? 0.0f : midpoint);
+  const float above = __int_as_float(bits >= 0 ? bits + 1 : bits - 1);
+  const double end = static_cast<double>(scale) * (0.5 * (static_cast<double>(midpoint) + static_cast<double>(above)));
+  const float x = __double2float_rd(end);
+  const bool tied = static_cast<double>(x) == end, rounds_up = (bits & 1) != 0;
+  if (!tied || !rounds_up) return x;
+  const int own = __float_as_int(x);
+  return x == 0 ? -__int_as_float(1) : __int_as_float(own > 0 ? own - 1 : own + 1);
+}
+
+struct Rounded {
+  int code;
+  float value;
+};
+
+/// The level that x reaches: of `ends` those below x, by halves.
+template <int count>
+__device__ __forceinline__ Rounded reached(const float* ends, const float* values, float x) {
+  if constexpr (count == 1) {
+    return {0, values[0]};
+  } else {
+    constexpr int half = count / 2;
+    const bool above = x > ends[half - 1];
+    float own_ends[half], own_values[half];
 #pragma unroll
-  for (int c = 0; c < formats::kbit_block; ++c) {
-    if (c >= block.columns) continue;
-    float target = block.target[c];
+    for (int i = 0; i < half; ++i) {
+      if (i + 1 < half) own_ends[i] = above ? ends[half + i] : ends[i];
+      own_values[i] = above ? values[half + i] : values[i];
+    }
+    const Rounded found = reached<half>(own_ends, own_values, x);
+    return {found.code + (above ? half : 0), found.value};
+  }
+}
+
+/// The levels of one scale, and the last values that stay below each. In registers.
+template <int bits>
+struct Levels {
+  static constexpr int count = 1 << bits;
+  float ends[count], values[count];
+
+  __device__ Levels(const float* levels, const float* midpoints, float scale) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      values[i] = levels[i] * scale;
+      if (i + 1 == count) continue;
+      ends[i] = scale == 0 ? (midpoints[i] < 0 ? -INFINITY : INFINITY) : last_not_above(midpoints[i], scale);
+    }
+  }
+  __device__ Rounded nearest(float x) const { return reached<count>(ends, values, x); }
+};
+
+/// What a trial leaves: its error, and of the column of this lane the code and W − Ŵ.
+struct Tried {
+  float error;
+  int code;
+  float residual;
+};
+
+/// One copy for all that try, since it takes the compiler seconds. All pointers are to shared memory.
+template <bool coupled, int bits>
+__device__ __noinline__ Tried tried(const float* table, const float* midpoints, const float* target,
+                                    const float* weights, const float* importance, const float* coupling, int columns,
+                                    float scale, float unit) {
+  __builtin_assume(__isShared(table) && __isShared(midpoints) && __isShared(target));
+  __builtin_assume(__isShared(weights) && __isShared(importance) && __isShared(coupling));
+  constexpr int width = formats::kbit_block;
+  const Levels<bits> levels(table, midpoints, scale);
+  const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
+  float targets[width];
+#pragma unroll
+  for (int c = 0; c < width; ++c) targets[c] = target[c];
+  Tried result{};
+#pragma unroll
+  for (int c = 0; c < width; ++c) {
+    if (c >= columns) continue;
+    const Rounded found = levels.nearest(targets[c]);
+    const float miss = (targets[c] - found.value) * unit, residual = weights[c] - found.value;
+    result.error = result.error + miss * miss * importance[c];
+    if (c == lane) {
+      result.code = found.code;
+      result.residual = residual;
+    }
     if constexpr (coupled) {
 #pragma unroll
-      for (int j = 0; j < c; ++j) target = target + block.coupling[c * formats::kbit_block + j] * residuals[j];
+      for (int to = c + 1; to < width; ++to) targets[to] = targets[to] + coupling[c * width + to] * residual;
     }
-    const float x = scale == 0 ? 0.0f : target / scale;
-    int code = 0;
-    for (int i = 0; i + 1 < rule.count; ++i) code += x > midpoints[i] ? 1 : 0;
-    const float value = levels[code] * scale;
-    const float miss = (target - value) * unit;
-    error = error + miss * miss * block.importance[c];
-    residuals[c] = block.weights[c] - value;
-    keep(c, code, target, residuals[c]);
   }
-  return error;
+  return result;
+}
+
+/// A block rounded with `scale` by every lane, which may differ; errors are those of targets times `unit`.
+template <bool coupled, int bits>
+__device__ __forceinline__ Tried trial(const float* table, const float* midpoints, const KbitBlock& block, float scale,
+                                       float unit) {
+  return tried<coupled, bits>(table, midpoints, block.target, block.weights, block.importance, block.coupling,
+                              block.columns, scale, unit);
 }
 
 /// The choice of scale of one warp.
-template <bool coupled>
+template <bool coupled, int bits>
 class ScaleChoice {
  public:
   __device__ ScaleChoice(const KbitRule& rule, const float* levels, const float* midpoints, const KbitBlock& block)
@@ -114,10 +189,10 @@ class ScaleChoice {
 #pragma unroll 1
     for (int first = lowest; first <= highest; first += warp_lanes) {
       const int step = first + lane;
-      const auto bits = absmax_ == 0 ? uint16_t{0} : candidate(rule_, centre, step);
-      float error = attempt(bits);
+      const auto scale = absmax_ == 0 ? uint16_t{0} : candidate(rule_, centre, step);
+      float error = attempt(scale);
       if (step > highest || !(error < INFINITY)) error = INFINITY;
-      take_best(error, step, bits);
+      take_best(error, step, scale);
     }
     if (!rule_.e4m4) {
 #pragma unroll 1
@@ -130,14 +205,13 @@ class ScaleChoice {
   static constexpr int lowest = -32;
   static constexpr int highest = 8;
 
-  __device__ float attempt(uint16_t bits) const {
-    return trial<coupled>(rule_, levels_, midpoints_, block_, decode_scale(rule_, bits), unit_,
-                          [](int, int, float, float) {});
+  __device__ float attempt(uint16_t scale) const {
+    return trial<coupled, bits>(levels_, midpoints_, block_, decode_scale(rule_, scale), unit_).error;
   }
 
   /// The least error of all lanes, ties to the lower step, if it is below the best so far.
-  __device__ void take_best(float error, int step, uint16_t bits) {
-    int chosen = bits;
+  __device__ void take_best(float error, int step, uint16_t scale) {
+    int chosen = scale;
     for (int distance = 16; distance > 0; distance /= 2) {
       const float other_error = __shfl_xor_sync(all_lanes, error, distance);
       const int other_step = __shfl_xor_sync(all_lanes, step, distance);
@@ -156,22 +230,22 @@ class ScaleChoice {
   /// f16: the scale that fits the codes of the best one best, were it not for coupling. All lanes do the same.
   __device__ void refine() {
     double product = 0, square = 0;
-    trial<coupled>(rule_, levels_, midpoints_, block_, decode_scale(rule_, best_), 1.0f,
-                   [&](int c, int code, float, float) {
-                     const double level = levels_[code];
-                     const double weight = block_.importance[c];
-                     product += weight * level * static_cast<double>(block_.target[c]);
-                     square += weight * level * level;
-                   });
-    uint16_t bits = best_;
+    const int own = trial<coupled, bits>(levels_, midpoints_, block_, decode_scale(rule_, best_), 1.0f).code;
+    for (int c = 0; c < block_.columns; ++c) {
+      const double level = levels_[__shfl_sync(all_lanes, own, c)];
+      const double weight = block_.importance[c];
+      product += weight * level * static_cast<double>(block_.target[c]);
+      square += weight * level * level;
+    }
+    uint16_t fitting = best_;
     if (square > 0 && product > 0 && absmax_ != 0) {
       const int half = __half_as_ushort(__float2half_rn(static_cast<float>(product / square)));
-      bits = static_cast<uint16_t>(min(max(half, 1), 0x7BFF));
+      fitting = static_cast<uint16_t>(min(max(half, 1), 0x7BFF));
     }
-    const float error = attempt(bits);
+    const float error = attempt(fitting);
     if (!(error < least_)) return;
     least_ = error;
-    best_ = bits;
+    best_ = fitting;
   }
 
   const KbitRule& rule_;

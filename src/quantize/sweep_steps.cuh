@@ -45,8 +45,18 @@ struct SweepPart {
   Scale* scales;   ///< [rows]: … under these scales, …
   uint8_t* taken;  ///< [rows]: … which are the blocks' own from now on
 
+  int64_t first_position = 0;  ///< of its rows, where rows stand by parts
+
   __device__ int64_t row(int64_t i) const { return first_row + i * row_step; }
+  __device__ int64_t position(int64_t i) const { return first_position + i; }
 };
+
+/// The row at a position where rows stand by parts: first those of part 0, which are `parts` apart.
+__device__ inline int64_t row_at(int64_t position, int64_t n, int64_t parts) {
+  const int64_t longer = n % parts, rows = n / parts, in_longer = longer * (rows + 1);
+  if (position < in_longer) return position / (rows + 1) + position % (rows + 1) * parts;
+  return longer + (position - in_longer) / rows + (position - in_longer) % rows * parts;
+}
 
 __device__ inline int64_t sweep_task() {
   return int64_t{blockIdx.x} * sweep_warps + static_cast<int>(threadIdx.x) / sweep_lanes;
@@ -154,17 +164,12 @@ __global__ void __launch_bounds__(sweep_threads)
   part.codes[own] = code;
 }
 
-/// What stays of a proposal becomes the weight's, unless `falls` says that all of it together does not lessen the error.
+/// Column c of row i of a proposal becomes the weight's.
 template <class Planes>
-__global__ void __launch_bounds__(256)
-    commit_kernel(Planes planes, SweptWeight swept, SweepPart part, const int* falls) {
-  const int64_t at = sweep_at();
-  if (at >= part.rows * part.count) return;
-  const bool none = falls != nullptr && *falls == 0;
-  if (none) part.moved[at] = 0;
+__device__ void commit(const Planes& planes, const SweptWeight& swept, const SweepPart& part, int64_t at) {
   const int64_t i = at / part.count, c = at % part.count, row = part.row(i);
-  const bool scaled = !none && part.taken[i] != 0;
-  if (none || (!scaled && part.moved[at] == 0)) return;
+  const bool scaled = part.taken[i] != 0;
+  if (!scaled && part.moved[at] == 0) return;
   const Scale scale = scaled ? part.scales[i] : planes.load(row, part.first + c);
   const int64_t to = row * swept.k + part.first + c;
   swept.codes[to] = part.codes[at];
@@ -173,51 +178,85 @@ __global__ void __launch_bounds__(256)
   if (scaled && c == 0) planes.store(row, part.first, scale);
 }
 
-/// pulls of these rows = (Σ_p H_O[r, p] · own pulls of p) / H_O[r, r], of which the sums stand there.
+template <class Planes>
+__global__ void __launch_bounds__(256) commit_kernel(Planes planes, SweptWeight swept, SweepPart part) {
+  const int64_t at = sweep_at();
+  if (at < part.rows * part.count) commit(planes, swept, part, at);
+}
+
+/// The same if all of it together lessens the error; own pulls, by parts, follow what moved, whose product with H is
+/// `curved`, and that is kept.
+template <class Planes>
+__global__ void __launch_bounds__(256)
+    settle_kernel(Planes planes, SweptWeight swept, SweepPart part, const float* curved, const int* falls, float* own,
+                  float* all_moved) {
+  const int64_t at = sweep_at();
+  if (at >= part.rows * part.count) return;
+  const int64_t i = at / part.count, c = at % part.count;
+  const bool stays = *falls != 0;
+  all_moved[part.row(i) * part.count + c] = stays ? part.moved[at] : 0.0f;
+  if (!stays) return;
+  own[part.position(i) * part.count + c] += curved[at];
+  commit(planes, swept, part, at);
+}
+
+/// pulls of these rows = (Σ_p H_O[r, p] · own pulls of p) / H_O[r, r], of which the sums stand there. H_O and own pulls
+/// are by parts.
 static __global__ void __launch_bounds__(256)
     mix_kernel(SweepPart part, const float* outputs, int64_t n, float ridge, const float* own, float* pulls) {
   const int64_t at = sweep_at();
   if (at >= part.rows * part.count) return;
-  const int64_t row = part.row(at / part.count);
+  const int64_t row = part.position(at / part.count);
   const float apart = own[row * part.count + at % part.count], diagonal = outputs[row * n + row] + ridge;
   pulls[at] = diagonal > 0 ? (pulls[at] + ridge * apart) / diagonal : apart;
 }
 
-/// to [n, count] = what moved, zero in other rows.
-static __global__ void __launch_bounds__(256) spread_kernel(SweepPart part, int64_t n, float* to) {
-  const int64_t at = sweep_at();
-  if (at >= n * part.count) return;
-  const int64_t row = at / part.count, i = (row - part.first_row) / part.row_step;
-  const bool own = row % part.row_step == part.first_row && i < part.rows;
-  to[at] = own ? part.moved[i * part.count + at % part.count] : 0.0f;
-}
+inline constexpr int weighing_blocks = 64;
+/// What the thread blocks that weigh a change leave for the last of them.
+struct Weighing {
+  double sums[weighing_blocks];
+  unsigned done;
+  int falls;
+};
 
 /// Whether all changes together lessen the error of both sides: `coupled` is H_O · moved without its ridge, `curved`
-/// moved · H. One thread block.
-static __global__ void __launch_bounds__(1024)
+/// moved · H. The last thread block adds what all found, in their order.
+static __global__ void __launch_bounds__(256)
     weigh_kernel(SweepPart part, const float* outputs, int64_t n, float ridge, const float* coupled,
-                 const float* curved, int* falls) {
+                 const float* curved, Weighing* weighing) {
   __shared__ double slots[32];
   double sum = 0;
-  for (int64_t at = threadIdx.x; at < part.rows * part.count; at += blockDim.x) {
-    const int64_t i = at / part.count, row = part.row(i);
+  for (int64_t at = sweep_at(); at < part.rows * part.count; at += int64_t{gridDim.x} * 256) {
+    const int64_t i = at / part.count, row = part.position(i);
     const double moved = part.moved[at], pull = part.pulls[i * part.stride + at % part.count];
     const double diagonal = static_cast<double>(outputs[row * n + row]) + static_cast<double>(ridge);
     const double lateral = static_cast<double>(coupled[at]) + static_cast<double>(ridge) * moved;
     sum += lateral * static_cast<double>(curved[at]) + certain_share * 2 * diagonal * pull * moved;
   }
   sum = kernels::block_reduce(sum, slots, 0.0, [](double a, double b) { return a + b; });
-  if (threadIdx.x == 0) *falls = sum < 0 ? 1 : 0;
+  if (threadIdx.x != 0) return;
+  weighing->sums[blockIdx.x] = sum;
+  __threadfence();
+  if (atomicAdd(&weighing->done, 1u) + 1 != gridDim.x) return;
+  __threadfence();
+  const volatile double* const sums = weighing->sums;
+  double all = 0;
+  for (unsigned b = 0; b < gridDim.x; ++b) all += sums[b];
+  weighing->falls = all < 0 ? 1 : 0;
+  weighing->done = 0;
 }
 
-/// Of these rows: own pulls [n, count] follow what moved, whose product with H is `curved`, and that is kept.
-static __global__ void __launch_bounds__(256)
-    follow_kernel(SweepPart part, const float* curved, const int* falls, float* own, float* all_moved) {
+/// to [n, n]: the rows of parts one after the other, of `from` [n, n], and the columns likewise.
+static __global__ void __launch_bounds__(256) by_parts_kernel(const float* from, int64_t n, int64_t parts, float* to) {
   const int64_t at = sweep_at();
-  if (at >= part.rows * part.count) return;
-  const int64_t to = part.row(at / part.count) * part.count + at % part.count;
-  if (*falls != 0) own[to] += curved[at];
-  all_moved[to] = part.moved[at];
+  if (at < n * n) to[at] = from[row_at(at / n, n, parts) * n + row_at(at % n, n, parts)];
+}
+
+/// own [n, count] by parts = pulls, `stride` apart.
+static __global__ void __launch_bounds__(256)
+    take_pulls_kernel(SweepPart part, int64_t n, const float* pulls, int64_t stride, float* own) {
+  const int64_t at = sweep_at();
+  if (at < n * part.count) own[at] = pulls[row_at(at / part.count, n, part.row_step) * stride + at % part.count];
 }
 
 /// curved += ridge · moved.
@@ -237,20 +276,25 @@ class Sweeps {
       : work_(work), blocks_(blocks), outputs_(outputs), planes_(planes), swept_(swept), propose_(propose) {
     const int64_t n = swept.n, k = swept.k, widest = widest_unit();
     const int64_t wide = n * widest;
-    const int64_t values = 2 * n * k + (outputs.gram ? 9 : 4) * wide + widest * k + widest * widest;
+    const int64_t values =
+        2 * n * k + (outputs.gram ? 8 : 4) * wide + (outputs.gram ? n * n : 0) + widest * k + widest * widest;
     floats_ = device::DeviceBuffer(work.context, static_cast<size_t>(values) * sizeof(float));
     float* next = floats_.as<float>();
     const auto take = [&](int64_t count) { return std::exchange(next, next + count); };
     swept_.values = take(n * k);
     swept_.residuals = take(n * k);
     for (float** buffer : {&pulls_, &targets_, &moved_, &curved_}) *buffer = take(wide);
-    for (float** buffer : {&own_, &mixed_, &spread_, &coupled_, &all_moved_}) *buffer = take(outputs.gram ? wide : 0);
+    for (float** buffer : {&own_, &mixed_, &coupled_, &all_moved_}) *buffer = take(outputs.gram ? wide : 0);
+    by_parts_ = take(outputs.gram ? n * n : 0);
     rows_ = take(widest * k);
     among_ = take(widest * widest);
     proposed_ = device::DeviceBuffer(work.context, static_cast<size_t>(wide + n));
     scales_ = device::DeviceBuffer(work.context, static_cast<size_t>(n) * sizeof(Scale));
     columns_ = device::DeviceBuffer(work.context, static_cast<size_t>(k) * sizeof(int64_t));
-    falls_ = device::DeviceBuffer(work.context, sizeof(int));
+    weighing_ = device::DeviceBuffer(work.context, sizeof(Weighing));
+    weighing_.fill(0, work.stream);
+    if (outputs.gram != nullptr)
+      by_parts_kernel<<<blocks_of(n * n), 256, 0, stream()>>>(outputs.gram, n, parts(), by_parts_);
     load_kernel<<<blocks_of(n * k), 256, 0, stream()>>>(planes, swept_, weight);
     device::check_launch("sweeps", concat(n, " × ", k));
   }
@@ -268,6 +312,7 @@ class Sweeps {
   static dim3 blocks_of(int64_t count) { return dim3(static_cast<unsigned>((count + 255) / 256)); }
   static dim3 warps_of(int64_t count) { return dim3(static_cast<unsigned>((count + sweep_warps - 1) / sweep_warps)); }
   cudaStream_t stream() const { return work_.stream.get(); }
+  int64_t parts() const { return std::min(swept_.n, coupled_rows); }
   int64_t widest_unit() const {
     int64_t widest = pulled_columns;
     for (const auto& unit : blocks_.blocks()) widest = std::max<int64_t>(widest, unit.count);
@@ -346,39 +391,38 @@ class Sweeps {
     part.pulls = pulls;
     part.stride = stride;
     decide<whole>(unit, part);
-    commit_kernel<<<blocks_of(part.rows * part.count), 256, 0, stream()>>>(planes_, swept_, part, nullptr);
+    commit_kernel<<<blocks_of(part.rows * part.count), 256, 0, stream()>>>(planes_, swept_, part);
   }
 
   /// Rows of which one in `coupled_rows` moves at a time: what a row's unit pulls at is what all rows do.
   template <bool whole>
   void together(const SweepUnitCuda& unit, const float* pulls, int64_t stride) {
-    const int64_t n = swept_.n, count = unit.count;
-    const auto bytes = static_cast<size_t>(count) * sizeof(float);
-    device::copy_rows(device::Way::on_gpu, {own_, bytes}, {pulls, static_cast<size_t>(stride) * sizeof(float)}, bytes,
-                      static_cast<size_t>(n), work_.stream, "copying pulls");
+    const int64_t n = swept_.n;
     SweepPart part = part_of(unit);
-    part.row_step = std::min(n, coupled_rows);
+    part.row_step = parts();
+    take_pulls_kernel<<<blocks_of(n * unit.count), 256, 0, stream()>>>(part, n, pulls, stride, own_);
     for (; part.first_row < part.row_step; ++part.first_row) {
       part.rows = (n - part.first_row + part.row_step - 1) / part.row_step;
       some_rows<whole>(unit, part);
+      part.first_position += part.rows;
     }
   }
 
   template <bool whole>
   void some_rows(const SweepUnitCuda& unit, SweepPart part) {
     const int64_t n = swept_.n, count = unit.count, values = part.rows * count;
-    const float* const rows = outputs_.gram + part.first_row * n;
-    auto* const falls = falls_.as<int>();
+    const float* const rows = by_parts_ + part.first_position * n;
+    auto* const weighing = weighing_.as<Weighing>();
     part.pulls = mixed_;
-    multiply(part.rows, count, n, {rows, part.row_step * n}, {own_, count}, {mixed_, count});
-    mix_kernel<<<blocks_of(values), 256, 0, stream()>>>(part, outputs_.gram, n, outputs_.ridge, own_, mixed_);
+    multiply(part.rows, count, n, {rows, n}, {own_, count}, {mixed_, count});
+    mix_kernel<<<blocks_of(values), 256, 0, stream()>>>(part, by_parts_, n, outputs_.ridge, own_, mixed_);
     decide<whole>(unit, part);
-    spread_kernel<<<blocks_of(n * count), 256, 0, stream()>>>(part, n, spread_);
-    multiply(part.rows, count, n, {rows, part.row_step * n}, {spread_, count}, {coupled_, count});
+    multiply(part.rows, count, part.rows, {rows + part.first_position, n}, {part.moved, count}, {coupled_, count});
     curve(unit, part);
-    weigh_kernel<<<1, 1024, 0, stream()>>>(part, outputs_.gram, n, outputs_.ridge, coupled_, curved_, falls);
-    commit_kernel<<<blocks_of(values), 256, 0, stream()>>>(planes_, swept_, part, falls);
-    follow_kernel<<<blocks_of(values), 256, 0, stream()>>>(part, curved_, falls, own_, all_moved_);
+    const auto weighers = static_cast<unsigned>(std::min<int64_t>(weighing_blocks, (values + 255) / 256));
+    weigh_kernel<<<weighers, 256, 0, stream()>>>(part, by_parts_, n, outputs_.ridge, coupled_, curved_, weighing);
+    settle_kernel<<<blocks_of(values), 256, 0, stream()>>>(planes_, swept_, part, curved_, &weighing->falls, own_,
+                                                           all_moved_);
   }
 
   /// Fills codes, moved, taken and, of blocks, scales.
@@ -441,9 +485,10 @@ class Sweeps {
   const Planes planes_;
   SweptWeight swept_;
   const Propose& propose_;
-  device::DeviceBuffer floats_, proposed_, scales_, columns_, falls_;
-  float *pulls_, *targets_, *moved_, *curved_;             ///< [n, widest unit]
-  float *own_, *mixed_, *spread_, *coupled_, *all_moved_;  ///< likewise, where outputs have costs
+  device::DeviceBuffer floats_, proposed_, scales_, columns_, weighing_;
+  float *pulls_, *targets_, *moved_, *curved_;   ///< [n, widest unit]
+  float *own_, *mixed_, *coupled_, *all_moved_;  ///< likewise, where outputs have costs
+  float* by_parts_;                              ///< [n, n], what errors of outputs cost
   float *rows_, *among_;
 };
 

@@ -71,12 +71,13 @@ TEST_P(GradientCuda, LayersGoBackAsOnTheCpu) {
   const auto& config = model_->config();
   const int64_t hidden = config.hidden_size;
   CudaLayerGradient walk(config, length, *stream_);
+  UploadRing ring(*stream_);
   model::LayerGradient back(config);
   for (const auto type : {Decoded::f32, Decoded::f16}) {
     for (const auto& weights : model_->layers()) {
       const auto x = random(length * hidden, 1);
       auto gradient = random(length * hidden, 2);
-      const auto layer = decode_layer(weights, type, length, *stream_);
+      const auto layer = decode_layer(weights, type, length, ring);
       const auto on_gpu = put(x);
       auto gradient_on_gpu = put(gradient);
       std::map<std::string, std::vector<float>> inputs, outputs, norms;
@@ -118,8 +119,9 @@ TEST_P(GradientCuda, LossesAreTheCpus) {
   for (int64_t i = 0; i < length; ++i) ids.push_back(static_cast<int32_t>((i * 37 + 5) % config.vocab_size));
   const auto x = random(length * hidden, 3), expected = random(length * hidden, 4);
   const model::LossGradient on_cpu{config, model_->final_norm(), model_->head()};
-  CudaLossGradient on_gpu(config, model_->final_norm(), model_->head(), length, *stream_);
-  CudaLossGradient teacher(config, model_->final_norm(), model_->head(), length, *stream_);
+  UploadRing ring(*stream_);
+  CudaLossGradient on_gpu(config, model_->final_norm(), model_->head(), length, ring);
+  CudaLossGradient teacher(config, model_->final_norm(), model_->head(), length, ring);
 
   auto rows = x;
   const double loss = on_cpu.run(ids, {rows.data(), length, hidden});

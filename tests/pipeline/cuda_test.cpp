@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <fstream>
+#include <span>
 
 #include "core/error.h"
 #include "core/progress.h"
@@ -11,10 +12,12 @@
 #include "gpu.h"
 #include "pipeline/calibrate_model.h"
 #include "pipeline/calibration_cuda.h"
+#include "pipeline/gradients.h"
 #include "pipeline/quantize_model.h"
 #include "pipeline/statistics_file.h"
 #include "small_model.h"
 #include "support.h"
+#include "tokenizer/token_file.h"
 
 namespace w4q::pipeline {
 namespace {
@@ -65,7 +68,7 @@ class PipelineCuda : public ::testing::Test {
   test::TemporaryFolder folder_;
 };
 
-double relative_difference(const std::vector<double>& expected, const std::vector<double>& found) {
+double relative_difference(std::span<const double> expected, std::span<const double> found) {
   double difference = 0, power = 0;
   for (size_t i = 0; i < expected.size(); ++i) {
     difference += std::pow(expected[i] - found[i], 2);
@@ -214,6 +217,32 @@ TEST_F(PipelineCuda, CalibratesOnTheWay) {
     EXPECT_EQ(direct.groups[i].point.alpha, by_file.groups[i].point.alpha);
     EXPECT_NEAR(direct.groups[i].packed_error, by_file.groups[i].packed_error, 1e-3 * by_file.groups[i].packed_error);
   }
+}
+
+/// Products round to TF32 there: 1e-2 is what gradients of single layers agree within.
+TEST_F(PipelineCuda, CostsOfOutputsAreTheCpus) {
+  const model::OpenedModel opened = model::open_model(model());
+  const auto ids = tokenizer::read_ids(model() / "own/selfgen.ids.u16", opened.config.vocab_size);
+  const auto costs = [&](const GradientOptions& options) {
+    GradientWalk walk(opened, cut_windows(ids, 5, 48, "ids"), options);
+    std::vector<std::vector<double>> result;
+    for (int64_t layer = opened.config.layers; layer-- > 0;) {
+      int64_t count = 0;
+      for (const auto& linear : model::layer_plan(opened.config, layer).linears()) {
+        count += quantize::triangle_size(linear.n);
+      }
+      std::vector<float> sums(static_cast<size_t>(count));
+      walk.next_costs(sums);
+      result.emplace_back(sums.begin(), sums.end());
+    }
+    result.push_back({walk.loss()});
+    return result;
+  };
+  const auto expected = costs({});
+  GradientOptions options;
+  options.gpu = make_cuda_work(test::gpu());
+  const auto found = costs(options);
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_LT(relative_difference(expected[i], found[i]), 1e-2) << i;
 }
 
 }  // namespace

@@ -1,5 +1,9 @@
 #include "kernels/gradient/gradient_cuda.h"
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "core/error.h"
 #include "core/text.h"
 #include "device/check.h"
 #include "kernels/common/block_reduce.cuh"
@@ -118,9 +122,13 @@ __global__ void __launch_bounds__(threads)
   by_up[at] = !clamps || (u >= -limit && u <= limit) ? by * found.value : 0.0f;
 }
 
-__global__ void __launch_bounds__(threads) widen_kernel(const __half* halves, int64_t count, float* to) {
+__device__ float widened(__half value) { return __half2float(value); }
+__device__ float widened(__nv_bfloat16 value) { return __bfloat162float(value); }
+
+template <class T>
+__global__ void __launch_bounds__(threads) widen_kernel(const T* values, int64_t count, float* to) {
   const int64_t at = value_at();
-  if (at < count) to[at] = __half2float(halves[at]);
+  if (at < count) to[at] = widened(values[at]);
 }
 __global__ void __launch_bounds__(threads) add_kernel(float* x, const float* y, int64_t count) {
   const int64_t at = value_at();
@@ -235,8 +243,13 @@ void gate_rows_gradient_cuda(const Gating& gating, const float* gate, const floa
   device::check_launch("gradients of gates", concat(count));
 }
 
-void widen_values_cuda(const void* halves, int64_t count, float* to, const device::Stream& stream) {
-  widen_kernel<<<blocks_for(count), threads, 0, stream.get()>>>(static_cast<const __half*>(halves), count, to);
+void widen_values_cuda(const void* values, DType dtype, int64_t count, float* to, const device::Stream& stream) {
+  ensure(dtype == DType::f16 || dtype == DType::bf16, "widen_values: of f16 or bf16");
+  if (dtype == DType::f16) {
+    widen_kernel<<<blocks_for(count), threads, 0, stream.get()>>>(static_cast<const __half*>(values), count, to);
+  } else {
+    widen_kernel<<<blocks_for(count), threads, 0, stream.get()>>>(static_cast<const __nv_bfloat16*>(values), count, to);
+  }
   device::check_launch("widened weights", concat(count));
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "core/dtype.h"
 #include "device/stream.h"
 #include "kernels/elementwise/gates.h"
 
@@ -43,8 +44,8 @@ void gate_rows_cuda(const Gating& gating, const float* gate, const float* up, in
 void gate_rows_gradient_cuda(const Gating& gating, const float* gate, const float* up, const float* gradient,
                              int64_t count, float* by_gate, float* by_up, const device::Stream& stream);
 
-/// to = values of f16.
-void widen_values_cuda(const void* halves, int64_t count, float* to, const device::Stream& stream);
+/// to = values of f16 or bf16.
+void widen_values_cuda(const void* values, DType dtype, int64_t count, float* to, const device::Stream& stream);
 
 /// x += y, x = factor · x, and every row of x [rows, cols] += bias [cols].
 void add_values_cuda(float* x, const float* y, int64_t count, const device::Stream& stream);
