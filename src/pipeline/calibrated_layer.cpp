@@ -319,7 +319,7 @@ class LayerJob {
   /// The upper triangle, before outputs were divided; empty where none are known.
   std::span<const float> output_costs(const std::string& name) const {
     const auto found = sources_.costs.find(name);
-    return found == sources_.costs.end() ? std::span<const float>{} : std::span(found->second);
+    return found == sources_.costs.end() ? std::span<const float>{} : found->second;
   }
 
   /// Keeps what was packed; returns the error of its outputs.

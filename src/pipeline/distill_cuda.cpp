@@ -7,6 +7,7 @@
 
 #include "decoder_cuda/layer_gradient.h"
 #include "device/copy.h"
+#include "device/fetch.h"
 #include "kernels/gradient/gradient_cuda.h"
 #include "quantize/cuda_work.h"
 
@@ -25,16 +26,15 @@ struct DistillCuda::Impl {
         values(length * config.hidden_size),
         walk(config, length, work->stream),
         ring(work->stream),
+        fetched(work->stream),
         states(work->context, static_cast<size_t>((config.layers + 1) * samples * values) * sizeof(float)),
         expected(work->context, static_cast<size_t>(values) * sizeof(float)) {}
 
   float* state(int64_t layer, size_t sequence) {
     return states.as<float>() + (layer * samples + static_cast<int64_t>(sequence)) * values;
   }
-  void put(MatrixView<const float> rows, float* to) const {
-    device::copy(device::Way::to_gpu, to, rows.data, static_cast<size_t>(values) * sizeof(float), work->stream,
-                 "copying hidden states");
-    work->stream.synchronize();
+  void put(MatrixView<const float> rows, float* to) {
+    ring.copy(reinterpret_cast<std::byte*>(to), std::as_bytes(std::span(rows.data, static_cast<size_t>(values))));
   }
 
   /// Adds what a norm has seen to its sums.
@@ -51,6 +51,7 @@ struct DistillCuda::Impl {
   const int64_t length, samples, values;
   decoder_cuda::CudaLayerGradient walk;
   decoder_cuda::UploadRing ring;
+  device::Fetch fetched;
   std::vector<decoder_cuda::DecodedLayer> layers;
   decoder_cuda::DecodedLayer teacher_layer;
   std::optional<decoder_cuda::CudaLossGradient> teacher, student;
@@ -90,9 +91,7 @@ void DistillCuda::teach(MatrixView<float> x) {
   Impl& impl = *impl_;
   impl.put(x, impl.expected.as<float>());
   impl.walk.forward(impl.teacher_layer, impl.expected.as<float>());
-  device::copy(device::Way::from_gpu, x.data, impl.expected.data(), static_cast<size_t>(impl.values) * sizeof(float),
-               impl.work->stream, "copying hidden states");
-  impl.work->stream.synchronize();
+  impl.fetched(impl.expected.data(), std::as_writable_bytes(std::span(x.data, static_cast<size_t>(impl.values))));
 }
 
 void DistillCuda::put(size_t index, MatrixView<const float> embedded) { impl_->put(embedded, impl_->state(0, index)); }

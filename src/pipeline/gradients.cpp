@@ -162,6 +162,7 @@ struct GradientWalk::Impl {
       const auto x = copy(states.get(input_at(index, window)));
       back.run(weights, x, states.get(gradient_at(window)), see);
       states.put(gradient_at(window));
+      states.drop(input_at(index, window));
       advance();
     }
     return result;
@@ -174,6 +175,7 @@ struct GradientWalk::Impl {
       const bool stays = gpu->keeps(window);
       gpu->back(window, stays ? x : copy(x), gradient_of(window));
       put_gradient(window);
+      states.drop(input_at(index, window));
       advance();
     }
     gpu->take_costs(to);
@@ -289,8 +291,8 @@ LayerCosts OutputCosts::layer(int64_t index) {
   LayerCosts result;
   const float* from = triangles_->get(index).data;
   for (const auto& linear : model::layer_plan(config_, index).linears()) {
-    const int64_t count = quantize::triangle_size(linear.n);
-    result[linear.name].assign(from, from + count);
+    const auto count = static_cast<size_t>(quantize::triangle_size(linear.n));
+    result[linear.name] = {from, count};
     from += count;
   }
   return result;

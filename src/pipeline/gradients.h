@@ -60,7 +60,7 @@ class GradientWalk {
 };
 
 /// What errors of a layer's outputs cost, by module path: means of g·gᵀ [n, n], the upper triangle.
-using LayerCosts = std::map<std::string, std::vector<float>, std::less<>>;
+using LayerCosts = std::map<std::string, std::span<const float>, std::less<>>;
 
 /// As much of the calibration text as the way back goes over: at most 65,536 tokens, the first 512 of windows that lie
 /// evenly. What errors of outputs cost is known from fewer tokens than what layers read.
@@ -79,6 +79,7 @@ class OutputCosts {
               int64_t keep_bytes);
   ~OutputCosts();
 
+  /// Valid until the next call.
   LayerCosts layer(int64_t index);
 
  private:

@@ -1,14 +1,13 @@
 #include "pipeline/gradients_cuda.h"
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 #include <utility>
 
-#include "core/parallel.h"
 #include "decoder_cuda/layer_gradient.h"
 #include "decoder_cuda/ring.h"
 #include "device/copy.h"
+#include "device/fetch.h"
 #include "quantize/statistics_cuda.h"
 
 namespace w4q::pipeline {
@@ -55,9 +54,9 @@ struct GradientsCuda::Impl {
                    static_cast<size_t>(rows * n_) * sizeof(float), work_.stream, "copying gradients");
       waiting_ += rows;
     }
-    void take(std::span<float> to, std::string_view name) {
+    const float* means(std::string_view name) {
       flush();
-      sums_.mean_triangle(to, name);
+      return sums_.mean_triangle(name);
     }
 
    private:
@@ -82,7 +81,7 @@ struct GradientsCuda::Impl {
         ring(work->stream),
         passing(work->context, bytes),
         input(work->context, bytes),
-        fetched(work->context, bytes),
+        fetched(work->stream),
         kept(std::clamp<int64_t>((work->context.free_bytes() - layer_memory(config)) / static_cast<int64_t>(bytes), 0,
                                  samples)),
         states(work->context, static_cast<size_t>(kept) * bytes) {}
@@ -92,13 +91,7 @@ struct GradientsCuda::Impl {
   }
   void put(MatrixView<const float> rows, device::DeviceBuffer& to) { ring.copy(to.data(), bytes_of(rows)); }
   void fetch(const float* from, MatrixView<float> rows) {
-    const std::span<std::byte> staged = fetched.bytes();
-    device::copy(device::Way::from_gpu, staged.data(), from, bytes, work->stream, "copying hidden states");
-    work->stream.synchronize();
-    auto* const to = reinterpret_cast<std::byte*>(rows.data);
-    parallel_for(static_cast<int64_t>(bytes), int64_t{256} << 10, [&](int64_t begin, int64_t end) {
-      std::memcpy(to + begin, staged.data() + begin, static_cast<size_t>(end - begin));
-    });
+    fetched(from, std::as_writable_bytes(std::span(rows.data, static_cast<size_t>(values))));
   }
   /// What stays of a window, or x.
   float* state(int64_t window, MatrixView<const float> x) {
@@ -114,7 +107,7 @@ struct GradientsCuda::Impl {
   decoder_cuda::CudaLayerGradient walk;
   decoder_cuda::UploadRing ring;
   device::DeviceBuffer passing, input;
-  device::PinnedBuffer fetched;
+  device::Fetch fetched;
   const int64_t kept;
   device::DeviceBuffer states;
   const float* last = nullptr;  ///< what forward() made
@@ -179,7 +172,7 @@ void GradientsCuda::back(int64_t window, MatrixView<const float> x, MatrixView<f
 void GradientsCuda::take_costs(std::span<float> to) {
   for (const auto& linear : impl_->layer.plan.linears()) {
     const auto count = static_cast<size_t>(quantize::triangle_size(linear.n));
-    impl_->sums[linear.position].take(to.first(count), linear.name);
+    impl_->fetched(impl_->sums[linear.position].means(linear.name), std::as_writable_bytes(to.first(count)));
     to = to.subspan(count);
   }
   impl_->sums.clear();

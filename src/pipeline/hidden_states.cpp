@@ -48,6 +48,10 @@ MatrixView<float> HiddenStates::get(int64_t index) {
   return view;
 }
 
+void HiddenStates::drop(int64_t index) {
+  if (index < in_memory_) memory_[static_cast<size_t>(index)].reset();
+}
+
 void HiddenStates::put(int64_t index) {
   if (index < in_memory_) return;
   const std::span<const float> values(window_.get(), static_cast<size_t>(rows_ * cols_));

@@ -28,6 +28,8 @@ class HiddenStates {
   MatrixView<float> get(int64_t index);
   /// Keeps what the view of the last get(index) holds now. Throws bad_file when the disk is full.
   void put(int64_t index);
+  /// Gives back the memory of a matrix that nobody asks for again.
+  void drop(int64_t index);
 
   int64_t spilled() const noexcept { return count_ - in_memory_; }
 

@@ -178,6 +178,10 @@ std::vector<float> GramCuda::diagonal() const {
 std::vector<float> GramCuda::download() const { return work_.fetch(data(), width_ * width_); }
 
 void GramCuda::add_square(const float* difference, int64_t rows, bool add) const {
+  add_square(difference, rows, add, true);
+}
+
+void GramCuda::add_square(const float* difference, int64_t rows, bool add, bool rounded) const {
   auto* const square = work_.square.get<float>(width_ * width_);
   const int64_t stripe = stripe_width(width_);
   for (int64_t begin = 0; begin < width_; begin += stripe) {
@@ -193,7 +197,8 @@ void GramCuda::add_square(const float* difference, int64_t rows, bool add) const
                              .ldc = width_,
                              .workspace = work_.cublas.data(),
                              .a_transposed = true,
-                             .add = add},
+                             .add = add,
+                             .tensor_cores = rounded},
                             work_.stream);
   }
 }
@@ -209,7 +214,7 @@ double GramCuda::square_error() const {
 }
 
 double GramCuda::error(const float* difference, int64_t rows) const {
-  add_square(difference, rows, false);
+  add_square(difference, rows, false, false);
   return square_error();
 }
 

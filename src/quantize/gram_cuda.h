@@ -38,12 +38,14 @@ class GramCuda {
 
   /// tr(E·G·Eᵀ) with E [rows, k] in GPU memory.
   double error(const float* difference, int64_t rows) const;
-  /// The same in two steps, for the sum over several E: work.square (+)= EᵀE, of which the upper triangle is needed …
+  /// The same in two steps, for the sum over several E and to compare choices of them: work.square (+)= EᵀE, of which the
+  /// upper triangle is needed, with operands rounded to TF32 …
   void add_square(const float* difference, int64_t rows, bool add) const;
   /// … and ⟨work.square, G⟩. Rows are summed in fp64 in a fixed order.
   double square_error() const;
 
  private:
+  void add_square(const float* difference, int64_t rows, bool add, bool rounded) const;
   template <class T>
   void expand(const T* triangle, double scale);
 

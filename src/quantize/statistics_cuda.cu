@@ -116,16 +116,15 @@ InputStatistics StatisticsCuda::channels(std::string_view name) const {
   return result;
 }
 
-void StatisticsCuda::mean_triangle(std::span<float> to, std::string_view name) const {
-  const int64_t count = triangle_size(width_);
-  ensure(std::ssize(to) == count && has_gram(), "StatisticsCuda: not a triangle");
+const float* StatisticsCuda::mean_triangle(std::string_view name) const {
+  ensure(has_gram(), "StatisticsCuda: no Gram matrix");
   channels(name);  // refuses what is not finite
+  const int64_t count = triangle_size(width_);
   auto* const means = work_.square.get<float>(count);
   mean_kernel<<<static_cast<unsigned>((count + row_threads - 1) / row_threads), row_threads, 0, work_.stream.get()>>>(
       gram_.as<double>(), count, count_ > 0 ? 1.0 / static_cast<double>(count_) : 0.0, means);
   device::check_launch("means", concat(width_));
-  device::copy(device::Way::from_gpu, to.data(), means, to.size_bytes(), work_.stream, "copying means");
-  work_.stream.synchronize();
+  return means;
 }
 
 InputStatistics StatisticsCuda::download(std::string_view name) const {

@@ -27,8 +27,8 @@ class StatisticsCuda {
   InputStatistics download(std::string_view name) const;
   /// The same without the Gram matrix.
   InputStatistics channels(std::string_view name) const;
-  /// The mean of xᵀx as its upper triangle, into `to`. Throws as download().
-  void mean_triangle(std::span<float> to, std::string_view name) const;
+  /// The mean of xᵀx as its upper triangle, in work.square. Throws as download().
+  const float* mean_triangle(std::string_view name) const;
   /// The mean of xᵀx, which stays on the GPU.
   GramCuda gram() const { return {work_, gram_.as<double>(), width_, count_}; }
   bool has_gram() const noexcept { return gram_.size() > 0; }
