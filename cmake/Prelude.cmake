@@ -11,8 +11,8 @@ if(W4Q_PRECOMPILE)
   target_compile_options(w4q_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-array-bounds;-Wno-restrict;-Wno-stringop-overflow;-Wno-stringop-overread>)
 endif()
 
-# w4q_prelude(NAME LIBRARY|PROGRAM headers…): a set of headers that targets of this kind share by
-# w4q_use_prelude(target NAME).
+# w4q_prelude(NAME LIBRARY|COMMANDS|PROGRAM headers…): a set of headers that targets of this kind share by
+# w4q_use_prelude(target NAME). COMMANDS are the part of a program that a library may hold, too.
 function(w4q_prelude NAME KIND)
   if(NOT W4Q_PRECOMPILE)
     return()
@@ -20,7 +20,7 @@ function(w4q_prelude NAME KIND)
   file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/prelude/${NAME}.cpp CONTENT "")
   add_library(${NAME} OBJECT ${PROJECT_BINARY_DIR}/prelude/${NAME}.cpp)
   set(flags w4q_flags)
-  if(KIND STREQUAL "PROGRAM")
+  if(NOT KIND STREQUAL "LIBRARY")
     set(flags w4q_plain_flags)
   endif()
   target_link_libraries(${NAME} PRIVATE ${flags} OpenMP::OpenMP_CXX nlohmann_json::nlohmann_json)

@@ -58,6 +58,11 @@ std::string to_bytes(std::string& text) {
   return {};
 }
 
+std::function<void(const io::Json&)>& report_listener() {
+  static std::function<void(const io::Json&)> listener;
+  return listener;
+}
+
 const CLI::Validator device_word([](std::string& word) { return device::refused_device(word); },
                                  "{auto,cpu,cuda,cuda:N}");
 
@@ -206,8 +211,11 @@ io::Json with_schema(const JsonSchema& schema, const io::Json& json) {
   return whole;
 }
 
+void set_report_listener(std::function<void(const io::Json&)> listener) { report_listener() = std::move(listener); }
+
 void print(const CommonOptions& options, const JsonSchema& schema, const std::string& text, const io::Json& json) {
   if (const auto changed = io::changed_input()) throw *changed;
+  if (report_listener()) return report_listener()(with_schema(schema, json));
   // Names that are not UTF-8 cannot stand in JSON: they are replaced, not refused.
   if (options.json) {
     std::cout << with_schema(schema, json).dump(2, ' ', false, io::Json::error_handler_t::replace) << "\n";

@@ -99,6 +99,9 @@ io::WriteOptions write_options(const OutputOptions& options);
 /// With the name and the version of its schema in front.
 io::Json with_schema(const JsonSchema& schema, const io::Json& json);
 
+/// Takes what commands report in place of stdout, with its schema. Null: stdout again.
+void set_report_listener(std::function<void(const io::Json&)> listener);
+
 /// Results go to stdout: the JSON where --json was given, with the name and the version of its schema, the text otherwise. Throws bad_file when an input changed while
 /// it was read: they are of no model then.
 void print(const CommonOptions& options, const JsonSchema& schema, const std::string& text, const io::Json& json);

@@ -49,6 +49,9 @@ class Error : public std::exception {
 
   ErrorCode code() const noexcept { return code_; }
   const std::string& summary() const noexcept { return summary_; }
+  /// The details, each on a line of its own that begins with "\n  "; and the remedy. Empty: there are none.
+  const std::string& details() const noexcept { return details_; }
+  const std::string& hint() const noexcept { return hint_; }
   /// The whole message, several lines, without the leading "error:".
   const char* what() const noexcept override { return text_.c_str(); }
 

@@ -56,6 +56,10 @@ void end_by_signal(int signal) noexcept {
   std::_Exit(128 + signal);
 }
 
+void note_interrupt(int signal) noexcept { noted_signal = signal; }
+
+void forget_interrupt() noexcept { noted_signal = 0; }
+
 void check_interrupt() {
   if (const int signal = noted_signal) throw Interrupted(signal);
 }

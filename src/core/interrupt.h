@@ -25,6 +25,11 @@ void watch_for_interrupts() noexcept;
 /// Ends the process as the signal would have done by itself.
 [[noreturn]] void end_by_signal(int signal) noexcept;
 
+/// For programs that take signals themselves, w4q being a part of them: notes a signal as if it had come.
+void note_interrupt(int signal) noexcept;
+/// For their next work: what was noted is forgotten.
+void forget_interrupt() noexcept;
+
 /// Throws Interrupted when a signal has been noted. Progress::advance calls it.
 void check_interrupt();
 

@@ -16,9 +16,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 std::atomic<bool> enabled{true};
-constexpr auto terminal_interval = std::chrono::milliseconds(100);
-constexpr auto plain_interval = std::chrono::seconds(5);
+ProgressListener listener;
 constexpr size_t longest_bar = 28, shortest_bar = 6;
+
+Clock::duration interval(bool terminal) {
+  return terminal || listener ? Clock::duration(std::chrono::milliseconds(100))
+                              : Clock::duration(std::chrono::seconds(5));
+}
 
 std::string amount(int64_t value, std::string_view unit) {
   if (unit == "bytes") return human_bytes(value);
@@ -45,15 +49,23 @@ std::string bar(double fraction, size_t columns) {
 
 void set_progress_enabled(bool value) noexcept { enabled = value; }
 
+void set_progress_listener(ProgressListener value) { listener = std::move(value); }
+
 Progress::Progress(std::string label, int64_t total, std::string_view unit)
     : label_(std::move(label)),
       total_(std::max<int64_t>(total, 1)),
       unit_(unit),
       terminal_(is_terminal(STDERR_FILENO)),
       start_(Clock::now()),
-      next_draw_(start_ + (terminal_ ? Clock::duration(terminal_interval) : Clock::duration(plain_interval))) {}
+      next_draw_(start_ + interval(terminal_)) {
+  if (listener) tell(0);
+}
 
 Progress::~Progress() {
+  if (listener) {
+    tell(done_);
+    return;
+  }
   // A finished bar gives its line back; a plain log keeps what it said.
   if (terminal_ && drawn_) std::fputs("\r\033[K", stderr);
 }
@@ -61,13 +73,19 @@ Progress::~Progress() {
 void Progress::advance(int64_t step) {
   check_interrupt();
   const int64_t done = done_.fetch_add(step) + step;
-  if (!enabled) return;
+  if (!enabled && !listener) return;
   const auto now = Clock::now();
   const std::lock_guard lock(mutex_);
   if (now < next_draw_) return;
-  next_draw_ = now + (terminal_ ? Clock::duration(terminal_interval) : Clock::duration(plain_interval));
-  draw(done, now);
+  next_draw_ = now + interval(terminal_);
+  if (listener) {
+    tell(done);
+  } else {
+    draw(done, now);
+  }
 }
+
+void Progress::tell(int64_t done) const { listener({label_, std::min(done, total_), total_, unit_}); }
 
 void Progress::draw(int64_t done, Clock::time_point now) {
   const double fraction = std::min(1.0, static_cast<double>(done) / static_cast<double>(total_));

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -12,6 +13,18 @@ namespace w4q {
 
 /// Turns all progress output off (--quiet, tests). On by default.
 void set_progress_enabled(bool enabled) noexcept;
+
+/// How far one piece of work is.
+struct ProgressState {
+  std::string label;
+  int64_t done = 0, total = 0;
+  std::string_view unit;
+};
+/// Hears of all progress in place of stderr, whether that is on or off: at the beginning and the end of a piece of work
+/// and ten times a second, out of the threads that work, one at a time for each piece. It must not throw.
+using ProgressListener = std::function<void(const ProgressState&)>;
+/// Called while nothing works. Null: progress goes to stderr again.
+void set_progress_listener(ProgressListener listener);
 
 /// One piece of long work. advance() may be called from any thread.
 class Progress {
@@ -27,6 +40,7 @@ class Progress {
 
  private:
   void draw(int64_t done, std::chrono::steady_clock::time_point now);
+  void tell(int64_t done) const;
 
   const std::string label_;
   const int64_t total_;

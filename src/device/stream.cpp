@@ -11,7 +11,7 @@ Stream::Stream(Context& context) : context_(&context) {
 }
 
 Stream::~Stream() {
-  if (stream_ == nullptr) return;
+  if (stream_ == nullptr || !owned_) return;
   const Scope here(*context_);
   cudaStreamDestroy(stream_);
 }

@@ -9,15 +9,19 @@
 
 namespace w4q::device {
 
-/// A CUDA stream of its own (not the default stream, and not synchronising with it). The context must outlive it.
+/// A CUDA stream: of its own (not the default stream, and not synchronising with it) unless it is somebody else's. The context must outlive it.
 class Stream {
  public:
   explicit Stream(Context& context);
+  /// Somebody else's stream of the context's GPU, which stays theirs and must outlive this.
+  Stream(Context& context, cudaStream_t theirs) noexcept : context_(&context), stream_(theirs), owned_(false) {}
   ~Stream();
-  Stream(Stream&& other) noexcept : context_(other.context_), stream_(std::exchange(other.stream_, nullptr)) {}
+  Stream(Stream&& other) noexcept
+      : context_(other.context_), stream_(std::exchange(other.stream_, nullptr)), owned_(other.owned_) {}
   Stream& operator=(Stream&& other) noexcept {
     std::swap(context_, other.context_);
     std::swap(stream_, other.stream_);
+    std::swap(owned_, other.owned_);
     return *this;
   }
 
@@ -37,6 +41,7 @@ class Stream {
  private:
   Context* context_;
   cudaStream_t stream_ = nullptr;
+  bool owned_ = true;
 };
 
 /// A point in the work of a stream. It lives on the GPU of the stream that it is recorded on first, and may be recorded

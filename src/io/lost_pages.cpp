@@ -172,6 +172,12 @@ void stop_watching(const FileState& state) noexcept {
   }
 }
 
+void forget_changed_inputs() noexcept {
+  auto& all = MappedRanges::all();
+  const std::lock_guard lock(all.mutex);
+  all.noted.reset();
+}
+
 std::optional<Error> changed_input() {
   auto& all = MappedRanges::all();
   const std::lock_guard lock(all.mutex);

@@ -54,6 +54,8 @@ void refuse_lost_pages(std::span<const std::byte> bytes);
 void refuse_changed_inputs();
 /// The same of all inputs that were ever mapped, the first: what a program asks before it tells its results.
 std::optional<Error> changed_input();
+/// Of inputs that nobody maps any more that is forgotten: for programs that do one work after the other.
+void forget_changed_inputs() noexcept;
 
 /// What is mapped of the file that was in this state may change from now on: what comes of it is complete.
 void stop_watching(const FileState& state) noexcept;

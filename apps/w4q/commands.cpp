@@ -1,0 +1,69 @@
+#include "commands.h"
+
+#include <filesystem>
+#include <new>
+
+#include "io/lost_pages.h"
+#include "io/system.h"
+
+namespace w4q::app {
+namespace {
+
+Error translated() {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::filesystem::filesystem_error& error) {
+    return io::system_error(error.path1(), "cannot be read", error.code().value());
+  } catch (const std::bad_alloc&) {
+    return Error(ErrorCode::bad_file, "out of memory").hint("--dry-run shows what a command needs");
+  } catch (const std::exception& error) {
+    return Error(ErrorCode::internal, error.what()).hint("this is a bug in w4q, please report it");
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<CLI::App> make_program(Action& action) {
+  auto program = std::make_unique<CLI::App>(
+      "w4q quantizes LLM checkpoints to 2 to 5 bits a weight, lays the bits out for GPU kernels, and proves that "
+      "nothing "
+      "broke",
+      "w4q");
+  CLI::App& app = *program;
+  app.set_version_flag("--version", "w4q " W4Q_VERSION, "Print the version, and exit")->group(general_group);
+  app.require_subcommand(1);
+  setup_quantize(app, action);
+  setup_calibrate(app, action);
+  setup_repack(app, action);
+  setup_verify(app, action);
+  setup_compare(app, action);
+  setup_inspect(app, action);
+  setup_hash(app, action);
+  setup_clean(app, action);
+  setup_list(app, action);
+  setup_tokenize(app, action);
+  setup_generate(app, action);
+  setup_bench(app, action);
+  setup_doctor(app, action);
+  setup_help(app, action);
+  set_examples(app, {{"quantize MODEL -o OUT --quality good", "MODEL is a Hugging Face folder"},
+                     {"repack OUT -o OUT2 --target sm89", "laid out for the kernels of an RTX 4090"},
+                     {"verify OUT2 --base MODEL --ppl text.txt", "proves it, and measures it against the base"}});
+  set_help(app);
+  return program;
+}
+
+Error wrong_command_line(const CLI::App& program, const CLI::ParseError& error) {
+  const auto commands = program.get_subcommands();
+  return Error(ErrorCode::bad_argument, error.what())
+      .hint(commands.empty() ? "w4q --help" : "w4q " + commands.front()->get_name() + " --help");
+}
+
+Error error_in_flight() {
+  const Error error = translated();
+  return io::changed_input().value_or(error);
+}
+
+}  // namespace w4q::app
