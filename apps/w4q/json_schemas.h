@@ -18,8 +18,8 @@ inline constexpr JsonSchema quantize{"quantize"}, quantize_to{"quantize-to"}, pl
     repack{"repack"}, convert{"convert"}, conversion{"conversion"}, verify{"verify"}, compare{"compare"},
     inspect{"inspect"}, inspect_packed{"inspect-packed"}, inspect_tensor{"inspect-tensor"},
     inspect_gguf{"inspect-gguf"}, inspect_gguf_tensor{"inspect-gguf-tensor"}, hash{"hash"}, clean{"clean"},
-    list{"list"}, list_layouts{"list-layouts"}, list_dialects{"list-dialects"}, tokenize{"tokenize"},
-    tokenize_render{"tokenize-render"}, generate{"generate"}, bench{"bench"}, doctor{"doctor"};
+    list{"list"}, list_layouts{"list-layouts"}, list_dialects{"list-dialects"}, list_servers{"list-servers"},
+    tokenize{"tokenize"}, tokenize_render{"tokenize-render"}, generate{"generate"}, bench{"bench"}, doctor{"doctor"};
 
 }  // namespace schema
 }  // namespace w4q::app

@@ -10,6 +10,7 @@
 #include "model/architecture.h"
 #include "quantize/quantizer_registry.h"
 #include "repack/layout_registry.h"
+#include "serving/rules.h"
 
 namespace w4q::app {
 namespace {
@@ -98,8 +99,40 @@ io::Json dialects() {
   return json;
 }
 
-int run(const CommonOptions& common, bool only_layouts, bool only_dialects) {
+/// What programs load, and by which rules.
+io::Json servers() {
+  io::Json json = {{"programs", io::Json::array()}, {"formats", io::Json::array()}, {"rules", io::Json::array()}};
+  const auto named = [](const serving::Programs& list) {
+    std::vector<std::string> names;
+    for (const auto& row : serving::programs()) {
+      if (list.has(row.program)) names.emplace_back(row.name);
+    }
+    return names.empty() ? "–" : join(names, " ");
+  };
+  for (const auto& row : serving::programs()) {
+    json["programs"].push_back({{"name", row.name}, {"package", row.package}, {"note", row.note}});
+  }
+  for (const auto& row : serving::format_rows()) {
+    json["formats"].push_back({{"name", row.name}, {"loads", named(row.loads)}});
+  }
+  for (const auto& rule : serving::rules()) {
+    json["rules"].push_back(
+        {{"name", rule.id}, {"programs", named(rule.programs)}, {"asks", rule.asks}, {"source", rule.source}});
+  }
+  return json;
+}
+
+int run(const CommonOptions& common, bool only_layouts, bool only_dialects, bool only_servers) {
   apply(common);
+  if (only_servers) {
+    const io::Json json = servers();
+    print(common, schema::list_servers,
+          concat(section(json, "programs", {"name", "package", "note"}), "\n",
+                 section(json, "formats", {"name", "loads"}), "\n",
+                 section(json, "rules", {"name", "programs", "asks", "source"})),
+          json);
+    return 0;
+  }
   if (only_dialects) {
     const io::Json json = dialects();
     print(common, schema::list_dialects,
@@ -135,10 +168,15 @@ void setup_list(CLI::App& app, Action& action) {
   auto only_dialects = std::make_shared<bool>(false);
   command->add_flag("--dialects", *only_dialects,
                     "Only the checkpoints of others, read and written, and what --to knows");
+  auto only_servers = std::make_shared<bool>(false);
+  command->add_flag("--servers", *only_servers,
+                    "Only the programs of verify --for, which formats they load, and the rules");
   set_examples(*command, {{"list", "schemes, methods, layouts, codebooks, architectures"},
                           {"list --dialects", "checkpoints of other programs, and all that repack --to makes"}});
-  command->callback([&action, common, only_layouts, only_dialects] {
-    action = [common, only_layouts, only_dialects] { return run(*common, *only_layouts, *only_dialects); };
+  command->callback([&action, common, only_layouts, only_dialects, only_servers] {
+    action = [common, only_layouts, only_dialects, only_servers] {
+      return run(*common, *only_layouts, *only_dialects, *only_servers);
+    };
   });
 }
 

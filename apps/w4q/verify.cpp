@@ -131,7 +131,10 @@ std::string idle_device(const VerifyOptions& options) {
 /// What the page must not replace.
 std::vector<std::filesystem::path> inputs_of(const verify::CheckOptions& checks) {
   std::vector<std::filesystem::path> inputs{checks.model, checks.base, checks.text, checks.ids, checks.chat.path};
-  for (const auto& [option, value] : checks.asked) inputs.emplace_back(value);
+  for (const verify::CheckRow& row : verify::ladder()) {
+    if (const auto found = checks.asked.find(row.option); found != checks.asked.end() && !row.several)
+      inputs.emplace_back(found->second);
+  }
   std::erase_if(inputs, [](const auto& path) { return path.empty(); });
   return inputs;
 }
@@ -152,7 +155,8 @@ int run(const VerifyOptions& options) {
   verify::CheckOptions checks = checks_of(options);
   verify::open_gpu(checks);
   std::optional<ImportedFolder> imported;
-  if (names_gguf(checks.model.native())) {
+  if (names_gguf(checks.model.native()) && !verify::reads_headers_alone(checks)) {
+    checks.given = checks.model;
     checks.model = imported.emplace().import(checks.model, !checks.text.empty() || !checks.chat.empty());
   }
   verify::CheckContext context(std::move(checks));
@@ -175,6 +179,14 @@ void add_ladder(CLI::App& command, verify::CheckOptions& checks) {
     if (!option.empty() && row.value.empty()) {
       command.add_flag_callback(
           option, [&checks, option] { checks.asked[option] = ""; }, std::string(row.help));
+    } else if (row.several) {
+      command
+          .add_option_function<std::vector<std::string>>(
+              option,
+              [&checks, option](const std::vector<std::string>& values) { checks.asked[option] = join(values, ","); },
+              std::string(row.help))
+          ->type_name(std::string(row.value))
+          ->allow_extra_args(false);
     } else if (!option.empty()) {
       command.add_option_function<std::string>(
           option, [&checks, option](const std::string& value) { checks.asked[option] = value; }, std::string(row.help));
@@ -227,10 +239,12 @@ void setup_verify(CLI::App& app, Action& action) {
   add_page(*command, options->page);
   add_verbose(*command, options->common);
   add_common(*command, options->common);
-  set_examples(*command, {{"verify OUT --base MODEL",
-                           "every check that needs no text: digests, structure, codes, statistics, weights"},
-                          {"verify OUT --base MODEL --ppl text.txt --max-kl 0.08",
-                           "perplexity and KL to the 16-bit model too; exit status 1 where KL is more"}});
+  set_examples(
+      *command,
+      {{"verify OUT --base MODEL", "every check that needs no text: digests, structure, codes, statistics, weights"},
+       {"verify OUT --base MODEL --ppl text.txt --max-kl 0.08",
+        "perplexity and KL to the 16-bit model too; exit status 1 where KL is more"},
+       {"verify OUT --for vllm,sglang", "whether these load it, and over how many GPUs, by its headers"}});
   command->callback([&action, options, ppl] {
     options->ppl = ppl->count() > 0;
     action = [options] { return run(*options); };

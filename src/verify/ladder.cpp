@@ -62,6 +62,9 @@ std::string verdict(CheckContext& context, const Findings& findings) {
   if (!findings.checks.passed()) return "verification FAILED\n";
   std::vector<std::string> held, missing;
   for (const Check& check : findings.checks.checks()) held.push_back(check.name);
+  if (reads_headers_alone(context.options())) {
+    return concat("verified: ", join(held), "; not checked: what the weights hold (leave out --for)\n");
+  }
   const CheckOptions& options = context.options();
   if (!context.candidate().folder.quantization.linears.empty()) {
     held.emplace_back("decoder");
@@ -172,6 +175,15 @@ std::span<const CheckRow> ladder() {
   return rows;
 }
 
+bool reads_headers_alone(const CheckOptions& options) {
+  if (options.asked.empty() || options.has_base() || options.has_text()) return false;
+  const auto rows = ladder();
+  return std::ranges::all_of(options.asked, [&](const auto& asked) {
+    const auto row = std::ranges::find(rows, asked.first, &CheckRow::option);
+    return row != rows.end() && row->alone;
+  });
+}
+
 void check_needs(const CheckOptions& options) {
   for (const CheckRow& row : ladder()) {
     for (const Limit& limit : row.limits) check_limit(options, row, limit);
@@ -213,8 +225,9 @@ void add_sizes(CheckContext& context, Findings& findings) {
 Findings climb(CheckContext& context) {
   Findings findings;
   bool holds = true;
+  const bool headers_alone = reads_headers_alone(context.options());
   for (const CheckRow& row : ladder()) {
-    if (!is_due(row, context)) continue;
+    if ((headers_alone && !row.alone) || !is_due(row, context)) continue;
     const auto before = static_cast<std::ptrdiff_t>(findings.checks.checks().size());
     try {
       row.run(context, findings);
@@ -228,7 +241,7 @@ Findings climb(CheckContext& context) {
     holds = holds && (row.aside || std::all_of(checks.begin() + before, checks.end(), std::mem_fn(&Check::passed)));
     if (row.stops && !holds) break;
   }
-  add_sizes(context, findings);
+  if (!headers_alone) add_sizes(context, findings);
   findings.text += findings.checks.text() + verdict(context, findings);
   findings.json.update(findings.checks.json());
   return findings;

@@ -28,14 +28,15 @@ namespace w4q::verify {
 /// What to climb for.
 struct CheckOptions {
   std::filesystem::path model;
-  std::filesystem::path base = {};  ///< the 16-bit checkpoint it was made from; empty: none
-  bool residual = true;             ///< with the passes of the sidecar
-  std::filesystem::path text = {};  ///< UTF-8 to decode; empty: none
-  std::filesystem::path ids = {};   ///< the same as token ids
-  chat::ChatFile chat = {};         ///< the same as conversations, by the chat template of `model`
-  PerplexityOptions windows = {};   ///< of the text
-  bool int8_activations = false;    ///< of whatever multiplies
-  float compared_delta = INFINITY;  ///< --kv-compare: of another fp4r, which skips pages
+  std::filesystem::path base = {};   ///< the 16-bit checkpoint it was made from; empty: none
+  std::filesystem::path given = {};  ///< what `model` was made of, where that is a GGUF file; empty: `model` itself
+  bool residual = true;              ///< with the passes of the sidecar
+  std::filesystem::path text = {};   ///< UTF-8 to decode; empty: none
+  std::filesystem::path ids = {};    ///< the same as token ids
+  chat::ChatFile chat = {};          ///< the same as conversations, by the chat template of `model`
+  PerplexityOptions windows = {};    ///< of the text
+  bool int8_activations = false;     ///< of whatever multiplies
+  float compared_delta = INFINITY;   ///< --kv-compare: of another fp4r, which skips pages
   SpeedOptions speed = {};
   model::Detail detail = model::Detail::kinds;    ///< of tables in the text
   DecodeRows decode_rows = kernels::decode_rows;  ///< what is held against the definition: a test may pass a wrong one
@@ -119,6 +120,8 @@ struct CheckRow {
   std::string_view option = {};  ///< "--kv-compare"; empty: always climbed where what it needs is there
   std::string_view value = {};   ///< of the option, for example: "ref.safetensors"; empty: a flag
   std::string_view help;         ///< one line: of the option, or what must hold
+  bool several = false;          ///< the option may be given several times: values joined by commas
+  bool alone = false;            ///< it reads headers: where nothing else is asked for, nothing else is climbed
   std::span<const Limit> limits = {};
   Needs needs = {};
   bool stops = false;  ///< the climb ends behind it when anything has failed …
@@ -129,6 +132,9 @@ struct CheckRow {
 
 /// In the order of climbing.
 std::span<const CheckRow> ladder();
+
+/// Whether headers are all that was asked for: then nothing else is climbed, and a GGUF file is read as it is.
+bool reads_headers_alone(const CheckOptions& options);
 
 /// Refuses options that lack what they need. Throws bad_argument.
 void check_needs(const CheckOptions& options);

@@ -1,0 +1,195 @@
+// Layers as a program makes them by config.json, held against what their tensors are.
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "core/text.h"
+#include "serving/rules.h"
+
+namespace w4q::serving {
+namespace {
+
+using enum Program;
+
+constexpr Programs servers{vllm, sglang};
+constexpr Programs readers{vllm, sglang, transformers};
+
+bool is_packed(const StoredLinear& linear) { return linear.form != Form::plain; }
+
+/// Methods whose lists and targets are read here.
+bool has_lists(Method method) {
+  switch (method) {
+    case Method::awq:
+    case Method::gptq:
+    case Method::compressed_tensors:
+    case Method::fp8:
+    case Method::mxfp8:
+    case Method::mxfp4:
+    case Method::modelopt:
+    case Method::auto_round:
+    case Method::humming:
+      return true;
+    default:
+      return false;
+  }
+}
+
+/// The form that config.json may state under another name than headers tell.
+bool same_form(Form stated, Form stored) {
+  if (stated == stored) return true;
+  const auto either = [&](Form a, Form b) { return (stated == a && stored == b) || (stated == b && stored == a); };
+  return either(Form::mxfp4, Form::mxfp4_stack) || either(Form::fp8, Form::mxfp8);
+}
+
+/// Words in which every reader leaves a layer out.
+std::string words_for(const StoredModel& model, const Layer& layer) {
+  const char* const list = model.method() == Method::awq || model.method() == Method::fp8 ? "modules_to_not_convert"
+                           : model.method() == Method::modelopt                           ? "exclude_modules"
+                           : model.method() == Method::gptq                               ? "dynamic, behind \"-:\""
+                           : model.method() == Method::auto_round                         ? "extra_config, with 16 bits"
+                                                                                          : "ignore";
+  const std::string also = layer.fused == nullptr ? std::string() : concat(", and ", layer.name);
+  return concat("name each part by its whole path in ", list, also);
+}
+
+void layer_of(const Question& question, const Layer& layer, Findings& findings) {
+  const StoredModel& model = question.model;
+  const auto linear_of = [&](const std::string& path) -> const StoredLinear& {
+    return model.linears().find(path)->second;
+  };
+  const bool packed = std::ranges::any_of(layer.parts, [&](const auto& part) { return is_packed(linear_of(part)); });
+  if (!packed && !is_served_linear(layer.parts.front())) return;
+  if (packed && is_router(layer.name)) return;  // of another rule
+  Asked asked = question.asked.of(question.program, layer);
+  if (!asked.refused.empty()) {
+    for (const auto& part : layer.parts) {
+      findings.add(Severity::refused, part, model.place(), concat("one scheme, or none, for all of ", layer.name),
+                   asked.refused, words_for(model, layer));
+    }
+    return;
+  }
+  if (!asked.scheme || asked.scheme->form == Form::other) {
+    for (const auto& part : layer.parts) {
+      if (!is_packed(linear_of(part)) || asked.scheme) continue;
+      const bool head = is_head(layer.name);
+      findings.add(Severity::refused, linear_of(part).name(), concat(model.place(), ".", asked.by), "16 bit",
+                   std::string(to_string(linear_of(part).form)),
+                   head ? "name lm_head in config_groups' targets (GPTQ: lm_head true), or quantize without --lm-head"
+                        : "take the entry out");
+    }
+    return;
+  }
+  for (const auto& part : layer.parts) {
+    const StoredLinear& linear = linear_of(part);
+    // Matrices that the program makes of its own, in 16 bit, whatever the config says.
+    if (linear.form == Form::plain && is_head(part) && describe(question.program).fuses) continue;
+    if (same_form(asked.scheme->form, linear.form)) continue;
+    const bool by_version = linear.form == Form::awq_other || linear.form == Form::gptq;  // of another rule
+    if (model.method() == Method::awq && by_version) continue;
+    findings.add(
+        Severity::refused, linear.name(), concat(model.place(), ".", asked.by),
+        concat(to_string(asked.scheme->form), " in ", layer.split == Split::experts ? "all experts" : layer.name),
+        std::string(to_string(linear.form)),
+        linear.form == Form::plain ? words_for(model, layer) : "write the config that the weights were made with");
+  }
+}
+
+void layers(const Question& question, Findings& findings) {
+  if (!has_lists(question.model.method())) return;
+  for (const Layer& layer : question.model.layers(describe(question.program).fuses))
+    layer_of(question, layer, findings);
+}
+
+/// Whatever a config says of it, a layer that is loaded as one has one form and one type of words.
+void fused_forms(const Question& question, Findings& findings) {
+  const StoredModel& model = question.model;
+  if (model.method() == Method::none) return;
+  for (const Layer& layer : model.layers(true)) {
+    if (layer.parts.size() < 2 || (layer.fused == nullptr && layer.split != Split::experts)) continue;
+    std::map<Form, std::vector<std::string>> forms;
+    for (const auto& part : layer.parts) forms[model.linears().find(part)->second.form].push_back(part);
+    if (forms.size() < 2) continue;
+    const auto most = std::ranges::max_element(forms, {}, [](const auto& entry) { return entry.second.size(); });
+    for (const auto& [form, parts] : forms) {
+      if (form == most->first) continue;
+      for (const auto& part : parts) {
+        findings.add(Severity::refused, model.linears().find(part)->second.name(), {},
+                     concat(to_string(most->first), ", as the others of ", layer.name), std::string(to_string(form)),
+                     "quantize all parts of what servers fuse alike, or none");
+      }
+    }
+  }
+}
+
+void routers(const Question& question, Findings& findings) {
+  for (const auto& [path, linear] : question.model.linears()) {
+    if (!is_packed(linear) || !is_router(path) || linear.form == Form::other) continue;
+    findings.add(Severity::refused, linear.name(), {}, "16 bit: servers never load packed routers",
+                 std::string(to_string(linear.form)), "quantize without routers (--keep '*.gate')");
+  }
+}
+
+void embeddings(const Question& question, Findings& findings) {
+  const bool by_vllm = question.program == vllm && question.model.method() == Method::compressed_tensors;
+  for (const auto& [path, linear] : question.model.linears()) {
+    const bool table = path.ends_with("embed_tokens") || path.ends_with("wte");
+    if (!table || !is_packed(linear) || linear.form == Form::other) continue;
+    if (by_vllm && linear.form == Form::words && linear.find("weight_zero_point") == nullptr) continue;
+    findings.add(Severity::refused, linear.name(), {},
+                 by_vllm ? "16 bit, or symmetric integers" : "16 bit: no packed embeddings",
+                 std::string(to_string(linear.form)), "quantize without --embeddings");
+  }
+}
+
+/// Rules that name parts, which no server asks for.
+void dynamic_names(const Question& question, Findings& findings) {
+  const StoredModel& model = question.model;
+  if (model.method() != Method::gptq && model.method() != Method::auto_round) return;
+  const io::Json& rules = member(model.quantization(), "dynamic");
+  if (!rules.is_object()) return;
+  std::set<std::string> names;
+  for (const Layer& layer : model.layers(true)) {
+    if (layer.fused != nullptr) names.insert(layer.name);
+  }
+  for (const auto& [key, value] : rules.items()) {
+    if (key.starts_with("-:") || !value.is_object()) continue;
+    const bool marked = key.starts_with("+:");
+    const Pattern pattern(std::string_view(key).substr(marked ? 2 : 0), model.place());
+    bool fused = false, part = false;
+    for (const Layer& layer : model.layers(true)) {
+      fused = fused || pattern.matches(layer.name);
+      if (layer.fused == nullptr) continue;
+      for (const auto& name : layer.parts) part = part || pattern.matches(name);
+    }
+    if (!part || fused) continue;
+    findings.add(Severity::refused, {}, concat(model.place(), ".dynamic[\"", printable(key), "\"]"),
+                 "a rule that matches the fused names too, such as …qkv_proj", "single names alone",
+                 "write the rule for the fused name too: w4q repack --to gptq-v1 does");
+  }
+}
+
+}  // namespace
+
+std::vector<Rule> layer_rules() {
+  return {
+      {"layers", readers, "each layer is stored as config.json says, in the words in which the program asks",
+       "vllm compressed_tensors/utils.py, gptq_utils.py, quant_utils.py is_layer_skipped; sglang quantization/utils.py",
+       layers},
+      {"fused",
+       {vllm, sglang, trt_llm},
+       "q, k, v, and gate, up, and all experts have one form",
+       "vllm compressed_tensors.py get_scheme",
+       fused_forms},
+      {"routers",
+       {vllm, sglang, trt_llm},
+       "routers stay in 16 bit",
+       "vllm models/*.py: gates have no quant_config",
+       routers},
+      {"embeddings", readers, "embedding tables stay in 16 bit; vllm reads symmetric integers of compressed-tensors",
+       "vllm compressed_tensors_embedding.py", embeddings},
+      {"dynamic", servers, "rules of dynamic match the names of fused layers",
+       "vllm gptq_utils.py get_dynamic_override", dynamic_names},
+  };
+}
+
+}  // namespace w4q::serving
