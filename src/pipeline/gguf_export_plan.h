@@ -5,9 +5,11 @@
 #include <vector>
 
 #include "core/ggml_type.h"
+#include "formats/gguf_forms.h"
 #include "io/gguf.h"
 #include "model/model.h"
 #include "pipeline/gguf_export.h"
+#include "pipeline/gguf_targets.h"
 
 namespace w4q::pipeline {
 
@@ -17,7 +19,9 @@ struct ExportedTensor {
   const checkpoint::PackedLinearInfo* packed = nullptr;  ///< points into ExportPlan::model
   GgmlType type = GgmlType::f32;
   bool keeps_codes = false;  ///< blocks are made of the integer planes themselves
-  bool rotary = false;       ///< rows take the order of the architecture "llama"
+  /// Scales are searched; null: values are stored as they are, or by the reference's rule.
+  const formats::GgufForm* form = nullptr;
+  bool rotary = false;  ///< rows take the order of the architecture "llama"
 };
 
 struct ExportPlan {
