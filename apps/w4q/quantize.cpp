@@ -171,7 +171,7 @@ int run(const CLI::App& command, const QuantizeArguments& options) {
   check(options.output, options.common.quiet);
   if (names_gguf_target(options.to)) {
     return quantize_gguf(command, options.common, options.output, options.quality,
-                         {options.model, options.to, options.device});
+                         {options.model, options.to, options.device, static_cast<int64_t>(options.allocation.bytes)});
   }
   const auto wanted = request(options);
   if (!options.to.empty() && !options.output.dry_run) return run_to_dialect(options, wanted);

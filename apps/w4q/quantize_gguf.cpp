@@ -14,10 +14,10 @@ namespace w4q::app {
 namespace {
 
 /// What has a meaning for GGUF blocks. Everything else decides on schemes of w4q's own.
-constexpr std::array<std::string_view, 20> meant{
-    "model",       "--output",  "--to",        "--quality",    "--calib", "--calib-ids", "--chat",
-    "--chat-date", "--samples", "--length",    "--calib-seed", "--stats", "--damping",   "--max-memory",
-    "--device",    "--dry-run", "--overwrite", "--threads",    "--json",  "--quiet"};
+constexpr std::array<std::string_view, 21> meant{
+    "model",       "--output",  "--to",        "--quality",     "--calib",   "--calib-ids", "--chat",
+    "--chat-date", "--samples", "--length",    "--calib-seed",  "--stats",   "--damping",   "--max-memory",
+    "--device",    "--dry-run", "--overwrite", "--target-size", "--threads", "--json",      "--quiet"};
 
 std::string name_of(const CLI::Option& option) {
   return option.get_lnames().empty() ? option.get_name() : "--" + option.get_lnames().front();
@@ -36,10 +36,10 @@ void refuse_others(const CLI::App& command, const std::string& to) {
 
 /// Where activations come from; nothing where weights are to count alike.
 std::optional<pipeline::GgufCalibrationRequest> calibration(const QualityArguments& quality,
-                                                            const std::string& device) {
+                                                            const QuantizeGguf& wanted) {
   pipeline::CalibrationText text = calibration_text(quality.calibration);
   const bool fast = quality.quality == "fast", given = !text.empty() || !quality.statistics.empty();
-  if (!given && (quality.quality.empty() || fast)) {
+  if (!given && wanted.bytes == 0 && (quality.quality.empty() || fast)) {
     const std::string option = given_decoding_option(quality.calibration);
     if (!option.empty()) throw without_text(option, "nothing is decoded", "--calib");
     return std::nullopt;
@@ -49,7 +49,7 @@ std::optional<pipeline::GgufCalibrationRequest> calibration(const QualityArgumen
   request.source = {.text = std::move(text),
                     .statistics = quality.statistics,
                     .max_memory = static_cast<int64_t>(quality.calibration.max_memory)};
-  if (quality.statistics.empty()) request.source.gpu = device::open_device(device);
+  if (quality.statistics.empty()) request.source.gpu = device::open_device(wanted.device);
   request.feedback = !fast;
   request.damping = quality.damping;
   return request;
@@ -64,14 +64,21 @@ bool names_gguf_target(const std::string& to) {
 int quantize_gguf(const CLI::App& command, const CommonOptions& common, const OutputOptions& output,
                   const QualityArguments& quality, const QuantizeGguf& wanted) {
   refuse_others(command, wanted.to);
-  if (!pipeline::gguf_target(wanted.to).quantizes) {
+  const bool sized = wanted.bytes > 0;
+  if (sized && wanted.to != "gguf") {
+    throw Error(ErrorCode::bad_argument, concat("--target-size chooses types by itself, and --to ", wanted.to, " too"))
+        .hint("--to gguf");
+  }
+  if (!sized && !pipeline::gguf_target(wanted.to).quantizes) {
     throw Error(ErrorCode::bad_argument, concat("--to ", wanted.to, " quantizes nothing"))
-        .hint(concat("w4q repack ", wanted.model, " -o FILE.gguf --to ", wanted.to));
+        .hint(concat("w4q repack ", wanted.model, " -o FILE.gguf --to ", wanted.to,
+                     "; to one of fewer bits with --target-size, or to gguf-q4_k_m"));
   }
   const pipeline::GgufExportRequest request{.input = wanted.model,
                                             .output = output.output,
                                             .to = wanted.to,
-                                            .calibration = calibration(quality, wanted.device),
+                                            .calibration = calibration(quality, wanted),
+                                            .bytes = wanted.bytes,
                                             .overwrite = output.overwrite};
   const auto report = output.dry_run ? pipeline::plan_gguf_export(request) : pipeline::export_gguf(request);
   print(common, schema::conversion, pipeline::to_text(report, detail(common)), pipeline::to_json(report));

@@ -11,6 +11,7 @@ namespace w4q::app {
 
 struct QuantizeGguf {
   std::string model, to, device;
+  int64_t bytes = 0;  ///< --target-size
 };
 
 /// Whether `to` asks for a GGUF file.

@@ -12,6 +12,7 @@
 #include "gguf/config.h"
 #include "gguf/rotary_rows.h"
 #include "io/gguf_writer.h"
+#include "io/output.h"
 #include "io/system.h"
 #include "pipeline/gguf_export_plan.h"
 #include "pipeline/gguf_packed.h"
@@ -120,10 +121,7 @@ ConversionError write_tensor(const ExportPlan& plan, const ExportedTensor& tenso
 std::vector<io::PlannedGgufTensor> planned_tensors(const ExportPlan& plan) {
   std::vector<io::PlannedGgufTensor> result;
   for (const auto& tensor : plan.tensors) result.push_back({tensor.name, tensor.type, tensor.parameter.shape});
-  if (!plan.rope_factors.empty()) {
-    const auto size = static_cast<int64_t>(plan.rope_factors.size());
-    result.push_back({std::string(gguf::rope_factors_tensor), GgmlType::f32, {size}});
-  }
+  if (!plan.rope_factors.empty()) result.push_back(rope_factors_plan(plan));
   return result;
 }
 
@@ -144,26 +142,32 @@ void commit(io::GgufWriter& writer, const ExportPlan& plan, const std::filesyste
 
 }  // namespace
 
-ConversionReport plan_gguf_export(const GgufExportRequest& request) { return make_report(plan_export(request)); }
+ConversionReport plan_gguf_export(const GgufExportRequest& request) { return make_report(*plan_export(request)); }
 
 ConversionReport export_gguf(const GgufExportRequest& request) {
   const Stopwatch watch;
-  const ExportPlan plan = plan_export(request);
+  io::check_writable(request.output, request.overwrite, {request.input});  // before work that may take long
+  const auto planned = plan_export(request);
+  ExportPlan& plan = *planned;
   checkpoint::check_digests(request.input, plan.model.folder.tensors);
   ConversionReport report = make_report(plan);
-  std::optional<GgufCalibration> calibration;
   io::GgufWriter writer(request.output, planned_tensors(plan), plan.metadata, request.overwrite, {request.input});
-  if (request.calibration) calibration.emplace(*request.calibration, plan.model, request.output);
+  if (request.calibration && plan.calibration == nullptr) {
+    plan.calibration = std::make_unique<GgufCalibration>(*request.calibration, plan.model, request.output);
+  }
   int64_t total = 0;
   for (const auto& tensor : report.tensors) total += tensor.bytes_before;
   Progress progress("export", total, "bytes");
   for (size_t i = 0; i < plan.tensors.size(); ++i) {
-    report.tensors[i].error = write_tensor(plan, plan.tensors[i], calibration ? &*calibration : nullptr, writer);
+    report.tensors[i].error = write_tensor(plan, plan.tensors[i], plan.calibration.get(), writer);
     progress.advance(report.tensors[i].bytes_before);
   }
   if (!plan.rope_factors.empty()) writer.append(gguf::rope_factors_tensor, bytes_of(plan.rope_factors));
   commit(writer, plan, request.output);
-  if (calibration) report.notes.insert(report.notes.end(), calibration->notes().begin(), calibration->notes().end());
+  if (plan.calibration != nullptr) {
+    const auto& notes = plan.calibration->notes();
+    report.notes.insert(report.notes.end(), notes.begin(), notes.end());
+  }
   report.done = true;
   report.file_bytes = static_cast<int64_t>(writer.header().file_size());
   report.seconds = watch.seconds();

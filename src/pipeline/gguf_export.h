@@ -19,6 +19,8 @@ struct GgufExportRequest {
   std::string to = "gguf";
   /// What is known of the inputs of linears: scales are searched for it, errors fed back. Nothing: weights count alike.
   std::optional<GgufCalibrationRequest> calibration = {};
+  int64_t bytes =
+      0;  ///< of the file, at most, with `to` "gguf" and calibration: types by the model's predictions; 0: as `to` says
   bool tokenizer = true;  ///< put it in; refused with the reason when that cannot be done exactly
   bool overwrite = false;
 };

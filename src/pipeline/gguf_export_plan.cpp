@@ -15,6 +15,7 @@
 #include "io/files.h"
 #include "io/system.h"
 #include "model/architecture.h"
+#include "pipeline/gguf_allocate.h"
 #include "pipeline/gguf_packed.h"
 #include "tokenizer/tokenizer.h"
 
@@ -186,17 +187,55 @@ void append(io::GgufMetadata& metadata, io::GgufMetadata more) {
   std::ranges::move(more, std::back_inserter(metadata));
 }
 
+/// What stands in a plan until types are chosen by size.
+GgufTarget sized_target() { return gguf_target("gguf-q4_k"); }
+
+/// Calibration runs the model as it is, and what was rounded before is not rounded again.
+void refuse_packed(const ExportPlan& plan) {
+  const auto& packed = plan.model.folder.quantization.linears;
+  if (packed.empty()) return;
+  throw Error(ErrorCode::unsupported, concat(printable(packed.begin()->first), ": it is packed already"))
+      .hint("start from the 16-bit checkpoint");
+}
+
+/// The kind of file that most bytes are of.
+uint32_t mixed_file_type(const std::vector<ExportedTensor>& tensors) {
+  std::map<uint32_t, int64_t> bytes;
+  for (const auto& tensor : tensors) {
+    for (const GgufTarget& target : gguf_targets()) {
+      if (target.lossless || target.linear != tensor.type) continue;
+      bytes[target.file_type] += gguf_bytes(tensor.type, tensor.parameter.shape);
+      break;
+    }
+  }
+  return std::ranges::max_element(bytes, {}, [](const auto& entry) { return entry.second; })->first;
+}
+
+void choose_size(const GgufExportRequest& request, ExportPlan& plan) {
+  GgufCalibrationRequest calibration = request.calibration.value();
+  calibration.windows = true;
+  const auto beside = request.output.empty() ? fs::temp_directory_path() / "w4q" : request.output;
+  plan.calibration = std::make_unique<GgufCalibration>(calibration, plan.model, beside);
+  choose_gguf_types(plan, request.bytes, beside);
+  for (auto& entry : plan.metadata) {
+    if (entry.key == "general.file_type") entry.value = mixed_file_type(plan.tensors);
+  }
+}
+
 }  // namespace
 
-ExportPlan plan_export(const GgufExportRequest& request) {
-  const GgufTarget& target = gguf_target(request.to);
-  ExportPlan plan{model::open_model(request.input)};
+std::unique_ptr<ExportPlan> plan_export(const GgufExportRequest& request) {
+  GgufTarget target = gguf_target(request.to);
+  if (request.bytes > 0) target = sized_target();
+  auto made = std::make_unique<ExportPlan>(model::open_model(request.input));
+  ExportPlan& plan = *made;
   model::require_decoder(plan.model.config, "a GGUF file");
   if (plan.model.config.architecture->gguf.empty()) {
     throw Error(ErrorCode::unsupported, concat("GGUF of ", plan.model.config.architecture_name, " is not written"))
         .hint("repack --to another format");
   }
   plan.model.config.tied_embeddings = model::has_tied_head(plan.model);
+  if (request.calibration || request.bytes > 0) refuse_packed(plan);
   plan.tensors = choose_types(plan, target, request.calibration.has_value());
   note_left_out(plan);
   plan.rope_factors = gguf::rope_factors_to_gguf(plan.model.config);
@@ -204,7 +243,12 @@ ExportPlan plan_export(const GgufExportRequest& request) {
   append(plan.metadata, gguf::config_to_gguf(plan.model.config, plan.notes));
   append(plan.metadata, read_tokenizer(request, plan));
   for (const auto& warning : plan.model.folder.tensors.warnings()) plan.notes.push_back(warning);
-  return plan;
+  if (request.bytes > 0) choose_size(request, plan);
+  return made;
+}
+
+io::PlannedGgufTensor rope_factors_plan(const ExportPlan& plan) {
+  return {std::string(gguf::rope_factors_tensor), GgmlType::f32, {static_cast<int64_t>(plan.rope_factors.size())}};
 }
 
 int64_t stored_bytes(const ExportPlan& plan, const ExportedTensor& tensor) {

@@ -1,6 +1,7 @@
 // What becomes of every tensor of a checkpoint on its way into a GGUF file.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -30,10 +31,14 @@ struct ExportPlan {
   std::vector<float> rope_factors = {};
   io::GgufMetadata metadata = {};
   std::vector<std::string> notes = {};
+  std::unique_ptr<GgufCalibration> calibration = {};  ///< where types were chosen with it
 };
 
-/// Opens the checkpoint and decides everything. Throws as export_gguf does.
-ExportPlan plan_export(const GgufExportRequest& request);
+/// Opens the checkpoint and decides everything. The plan stays where it is: parts of it point at others. Throws as
+/// export_gguf does.
+std::unique_ptr<ExportPlan> plan_export(const GgufExportRequest& request);
+
+io::PlannedGgufTensor rope_factors_plan(const ExportPlan& plan);
 
 /// Bytes of a tensor in the checkpoint, and in a GGUF file.
 int64_t stored_bytes(const ExportPlan& plan, const ExportedTensor& tensor);

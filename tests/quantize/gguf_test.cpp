@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "core/parallel.h"
+#include "each_target.h"
 #include "feedback_samples.h"
 #include "formats/gguf_blocks.h"
 #include "support.h"
@@ -141,6 +142,16 @@ TEST(GgufSearch, TheBytesDoNotDependOnThreadsOrOnNeighbours) {
       const auto alone = gguf_blocks(last, form, input);
       EXPECT_TRUE(std::ranges::equal(alone.bytes(), one.bytes().last(alone.size())));
     }
+  }
+}
+
+TEST(GgufSearch, EveryInstructionSetGivesTheSameBytes) {
+  const test::Layer layer(rows, width);
+  for (const GgufForm& form : formats::gguf_forms()) {
+    SCOPED_TRACE(ggml_type_name(form.type));
+    const auto wanted = gguf_blocks(layer.view(), form, nullptr);
+    test::for_each_target(
+        [&] { EXPECT_TRUE(std::ranges::equal(gguf_blocks(layer.view(), form, nullptr).bytes(), wanted.bytes())); });
   }
 }
 
