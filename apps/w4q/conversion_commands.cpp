@@ -8,6 +8,7 @@
 #include "pipeline/decode_model.h"
 #include "pipeline/gguf_export.h"
 #include "pipeline/gguf_import.h"
+#include "pipeline/gguf_targets.h"
 #include "pipeline/mxfp4_import.h"
 #include "pipeline/turboquant.h"
 
@@ -36,8 +37,11 @@ int from_gguf(const CommonOptions& common, const OutputOptions& output, const Co
 }
 
 int to_gguf(const CommonOptions& common, const OutputOptions& output, const Conversion& conversion) {
-  const pipeline::GgufExportRequest request{conversion.input, output.output, conversion.to, conversion.tokenizer,
-                                            output.overwrite};
+  const pipeline::GgufExportRequest request{.input = conversion.input,
+                                            .output = output.output,
+                                            .to = conversion.to,
+                                            .tokenizer = conversion.tokenizer,
+                                            .overwrite = output.overwrite};
   return convert_with(common, output, request, pipeline::plan_gguf_export, pipeline::export_gguf);
 }
 
@@ -133,8 +137,9 @@ std::vector<ConversionRow> conversion_table() {
   for (const auto& name : pipeline::decode_targets()) {
     rows.push_back({name, Kind::decode, "the decoded weights, in 16 or 32 bits", decode});
   }
-  for (const auto& name : pipeline::gguf_export_targets())
-    rows.push_back({name, Kind::to_gguf, "a GGUF file", to_gguf});
+  for (const auto& target : pipeline::gguf_targets()) {
+    rows.push_back({std::string(target.name), Kind::to_gguf, concat("a GGUF file: ", target.description), to_gguf});
+  }
   for (const auto& name : pipeline::gguf_import_targets())
     rows.push_back({name, Kind::from_gguf, "a folder", from_gguf});
   return rows;

@@ -6,6 +6,8 @@
 #include "conversion_commands.h"
 #include "core/text.h"
 #include "formats/codebook.h"
+#include "formats/gguf_blocks.h"
+#include "formats/gguf_forms.h"
 #include "formats/scheme_registry.h"
 #include "model/architecture.h"
 #include "quantize/quantizer_registry.h"
@@ -84,6 +86,20 @@ std::string layouts(const io::Json& json) {
          "\nrepack --target takes the first layout made for the target that accepts the weight\n";
 }
 
+/// Types of tensors in GGUF files that are understood.
+io::Json gguf_types() {
+  io::Json rows = io::Json::array();
+  for (uint32_t number = 0; number <= static_cast<uint32_t>(GgmlType::nvfp4); ++number) {
+    const auto* row = find_ggml_type(number);
+    if (row == nullptr || !formats::gguf_decodes(row->type)) continue;
+    const bool writes = formats::gguf_encodes(row->type) || formats::find_gguf_form(row->type) != nullptr;
+    rows.push_back({{"name", row->name},
+                    {"bits_per_weight", 8.0 * static_cast<double>(row->block_bytes) / static_cast<double>(row->block)},
+                    {"use", writes ? "read and written" : "read only"}});
+  }
+  return rows;
+}
+
 /// Other people's checkpoints, and what else --to knows.
 io::Json dialects() {
   io::Json json = {{"dialects", {{{"name", "w4q"}, {"description", "w4q's own planes"}, {"holds", "everything"}}}},
@@ -96,6 +112,7 @@ io::Json dialects() {
                                    {"from", row.kind == ConversionRow::Kind::from_gguf ? "GGUF file" : "folder"},
                                    {"description", row.description}});
   }
+  json["gguf_types"] = gguf_types();
   return json;
 }
 
@@ -137,7 +154,8 @@ int run(const CommonOptions& common, bool only_layouts, bool only_dialects, bool
     const io::Json json = dialects();
     print(common, schema::list_dialects,
           section(json, "dialects", {"name", "description", "holds"}) + "\n" +
-              section(json, "conversions", {"to", "from", "description"}),
+              section(json, "conversions", {"to", "from", "description"}) + "\n" +
+              section(json, "gguf_types", {"name", "bits_per_weight", "use"}),
           json);
     return 0;
   }

@@ -16,6 +16,7 @@
 #include "pipeline/recipe_file.h"
 #include "quality_options.h"
 #include "quantize/rounding.h"
+#include "quantize_gguf.h"
 #include "scheme_options.h"
 
 namespace w4q::app {
@@ -165,9 +166,13 @@ int run_to_dialect(const QuantizeArguments& options, pipeline::QuantizeRequest w
   return 0;
 }
 
-int run(const QuantizeArguments& options) {
+int run(const CLI::App& command, const QuantizeArguments& options) {
   apply(options.common);
   check(options.output, options.common.quiet);
+  if (names_gguf_target(options.to)) {
+    return quantize_gguf(command, options.common, options.output, options.quality,
+                         {options.model, options.to, options.device, static_cast<int64_t>(options.allocation.bytes)});
+  }
   const auto wanted = request(options);
   if (!options.to.empty() && !options.output.dry_run) return run_to_dialect(options, wanted);
   if (!options.to.empty()) check_dialect(options);
@@ -214,8 +219,10 @@ void setup_quantize(CLI::App& app, Action& action) {
                       "The bytes of bitsandbytes' kbit: its table and its rounding");
   }
   CLI::Option* const recipe = add_packed(*command, *options);
-  command->add_option("--to", options->to,
-                      "Write another program's checkpoint (w4q list --dialects), as repack --to does, with its proof");
+  command->add_option(
+      "--to", options->to,
+      "Write another program's checkpoint, or a GGUF file (w4q list --dialects), as repack --to does, with "
+      "its proof");
   add_device(*command, options->device);
   CLI::Option* const quality = add_quality(*command, options->quality);
   add_scheme(*command, options->scheme, *recipe);
@@ -227,8 +234,10 @@ void setup_quantize(CLI::App& app, Action& action) {
                            "4 bits; tables learned and errors fed back on a text that the model writes itself"},
                           {"quantize MODEL -o OUT --quality good --calib text.txt --target-bpw 3.5",
                            "3.5 bits a weight on average, each linear its own width, calibrated on your text"},
+                          {"quantize MODEL -o FILE.gguf --to gguf-q4_k_m --quality good",
+                           "a file for llama.cpp, with searched scales and errors fed back"},
                           {"quantize MODEL -o OUT --k 3", "3 bits, rounded: no calibration, as fast as the disk"}});
-  command->callback([&action, options] { action = [options] { return run(*options); }; });
+  command->callback([&action, command, options] { action = [command, options] { return run(*command, *options); }; });
 }
 
 }  // namespace w4q::app

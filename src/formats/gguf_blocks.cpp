@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 
 #include "core/convert.h"
@@ -69,6 +70,19 @@ void decode_iq4_nl(const uint8_t* block, float* out) noexcept {
   }
 }
 
+/// A power of two, 2^(e − 128), and sixteen bytes of E2M1 with doubled magnitudes.
+void decode_mxfp4(const uint8_t* block, float* out) noexcept {
+  const float d = std::ldexp(1.0f, block[0] - 128);
+  const auto value = [&](int code) {
+    const float magnitude = d * static_cast<float>(gguf_mxfp4_levels[7 + (code & 7)]);
+    return code > 8 ? -magnitude : magnitude;
+  };
+  for (int i = 0; i < 16; ++i) {
+    out[i] = value(block[1 + i] & 15);
+    out[16 + i] = value(block[1 + i] >> 4);
+  }
+}
+
 // ---- the table of types ---------------------------------------------------------------------------------------------
 
 struct Row {
@@ -80,7 +94,7 @@ struct Row {
 
 constexpr float f16_max = 65504.0f;
 
-constexpr std::array<Row, 12> rows{{
+constexpr std::array<Row, 13> rows{{
     {GgmlType::q4_0, decode_q4_0, gguf_encode_q4_0, 8 * f16_max},
     {GgmlType::q4_1, decode_q4_1, gguf_encode_q4_1, f16_max},
     {GgmlType::q5_0, decode_q5_0, nullptr, 0},
@@ -93,6 +107,7 @@ constexpr std::array<Row, 12> rows{{
     {GgmlType::q6_k, gguf_decode_q6_k, nullptr, 0},
     {GgmlType::iq4_nl, decode_iq4_nl, nullptr, 0},
     {GgmlType::iq4_xs, gguf_decode_iq4_xs, nullptr, 0},
+    {GgmlType::mxfp4, decode_mxfp4, nullptr, 0},
 }};
 
 const Row* find_row(GgmlType type) noexcept {

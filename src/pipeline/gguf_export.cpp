@@ -12,9 +12,11 @@
 #include "gguf/config.h"
 #include "gguf/rotary_rows.h"
 #include "io/gguf_writer.h"
+#include "io/output.h"
 #include "io/system.h"
 #include "pipeline/gguf_export_plan.h"
 #include "pipeline/gguf_packed.h"
+#include "quantize/gguf.h"
 
 namespace w4q::pipeline {
 namespace {
@@ -81,7 +83,17 @@ RowSource packed_rows(const formats::PackedLinear& linear, const ExportedTensor&
   return source;
 }
 
-ConversionError write_tensor(const ExportPlan& plan, const ExportedTensor& tensor, io::GgufWriter& writer) {
+/// Rows that were rounded together, in the order of the checkpoint.
+RowSource block_rows(const Buffer& blocks, RowSource plain, const RowOrder& order) {
+  const size_t row_bytes = blocks.size() / static_cast<size_t>(plain.rows);
+  plain.copy = [&blocks, order, row_bytes](int64_t row, std::span<std::byte> out) {
+    std::ranges::copy(blocks.bytes().subspan(static_cast<size_t>(order(row)) * row_bytes, row_bytes), out.begin());
+  };
+  return plain;
+}
+
+ConversionError write_tensor(const ExportPlan& plan, const ExportedTensor& tensor, GgufCalibration* calibration,
+                             io::GgufWriter& writer) {
   const auto write = [&](std::span<const std::byte> chunk) { writer.append(tensor.name, chunk); };
   const RowOrder order = [rotary = tensor.rotary, head_dim = plan.model.config.head_dim](int64_t row) {
     return rotary ? gguf::rotary_row_from_gguf(row, head_dim) : row;
@@ -95,16 +107,21 @@ ConversionError write_tensor(const ExportPlan& plan, const ExportedTensor& tenso
   // A vector whose elements change places is a matrix of one column.
   const int64_t k = shape.size() == 1 && tensor.rotary ? 1 : shape.back(), rows = element_count(shape) / k;
   const auto loaded = plan.model.folder.tensors.load(name);
-  return convert_rows(name, plain_rows(loaded.view(), rows, k, tensor.type, order), sink_of(tensor.type, k), write);
+  RowSource source = plain_rows(loaded.view(), rows, k, tensor.type, order);
+  Buffer blocks;
+  if (tensor.form != nullptr) {
+    std::optional<quantize::CalibratedInput> input;
+    if (calibration != nullptr) input = calibration->input(model::module_path(name), tensor.form->block);
+    blocks = quantize::gguf_blocks(loaded.view(), *tensor.form, input ? &*input : nullptr);
+    source = block_rows(blocks, std::move(source), order);
+  }
+  return convert_rows(name, source, sink_of(tensor.type, k), write);
 }
 
 std::vector<io::PlannedGgufTensor> planned_tensors(const ExportPlan& plan) {
   std::vector<io::PlannedGgufTensor> result;
   for (const auto& tensor : plan.tensors) result.push_back({tensor.name, tensor.type, tensor.parameter.shape});
-  if (!plan.rope_factors.empty()) {
-    const auto size = static_cast<int64_t>(plan.rope_factors.size());
-    result.push_back({std::string(gguf::rope_factors_tensor), GgmlType::f32, {size}});
-  }
+  if (!plan.rope_factors.empty()) result.push_back(rope_factors_plan(plan));
   return result;
 }
 
@@ -125,23 +142,32 @@ void commit(io::GgufWriter& writer, const ExportPlan& plan, const std::filesyste
 
 }  // namespace
 
-ConversionReport plan_gguf_export(const GgufExportRequest& request) { return make_report(plan_export(request)); }
+ConversionReport plan_gguf_export(const GgufExportRequest& request) { return make_report(*plan_export(request)); }
 
 ConversionReport export_gguf(const GgufExportRequest& request) {
   const Stopwatch watch;
-  const ExportPlan plan = plan_export(request);
+  io::check_writable(request.output, request.overwrite, {request.input});  // before work that may take long
+  const auto planned = plan_export(request);
+  ExportPlan& plan = *planned;
   checkpoint::check_digests(request.input, plan.model.folder.tensors);
   ConversionReport report = make_report(plan);
   io::GgufWriter writer(request.output, planned_tensors(plan), plan.metadata, request.overwrite, {request.input});
+  if (request.calibration && plan.calibration == nullptr) {
+    plan.calibration = std::make_unique<GgufCalibration>(*request.calibration, plan.model, request.output);
+  }
   int64_t total = 0;
   for (const auto& tensor : report.tensors) total += tensor.bytes_before;
   Progress progress("export", total, "bytes");
   for (size_t i = 0; i < plan.tensors.size(); ++i) {
-    report.tensors[i].error = write_tensor(plan, plan.tensors[i], writer);
+    report.tensors[i].error = write_tensor(plan, plan.tensors[i], plan.calibration.get(), writer);
     progress.advance(report.tensors[i].bytes_before);
   }
   if (!plan.rope_factors.empty()) writer.append(gguf::rope_factors_tensor, bytes_of(plan.rope_factors));
   commit(writer, plan, request.output);
+  if (plan.calibration != nullptr) {
+    const auto& notes = plan.calibration->notes();
+    report.notes.insert(report.notes.end(), notes.begin(), notes.end());
+  }
   report.done = true;
   report.file_bytes = static_cast<int64_t>(writer.header().file_size());
   report.seconds = watch.seconds();

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "pipeline/gguf_calibration.h"
 #include "pipeline/gguf_rows.h"
 
 namespace w4q::pipeline {
@@ -12,17 +14,16 @@ namespace w4q::pipeline {
 struct GgufExportRequest {
   std::filesystem::path input;
   std::filesystem::path output;  ///< the file
-  /// "gguf": every tensor in the type that holds it without loss: 16-bit ones as they are, integer weights with groups
-  /// of 32 and f16 scales as Q4_0 or Q8_0. "gguf-f32", "gguf-f16", "gguf-bf16": all matrices in this type.
-  /// "gguf-q8_0", "gguf-q4_0", "gguf-q4_1": linear layers quantized by ggml's own rule, embeddings and head as Q8_0;
-  /// packed integer weights keep their codes. Vectors (norms, biases) are always F32.
+  /// A name of gguf_targets(): every tensor in the type that holds it without loss ("gguf"), all matrices in one type,
+  /// or a mix of several. Packed integer weights that a block type holds keep their codes. Vectors are always F32.
   std::string to = "gguf";
+  /// What is known of the inputs of linears: scales are searched for it, errors fed back. Nothing: weights count alike.
+  std::optional<GgufCalibrationRequest> calibration = {};
+  int64_t bytes =
+      0;  ///< of the file, at most, with `to` "gguf" and calibration: types by the model's predictions; 0: as `to` says
   bool tokenizer = true;  ///< put it in; refused with the reason when that cannot be done exactly
   bool overwrite = false;
 };
-
-/// The names that `to` may have.
-std::vector<std::string> gguf_export_targets();
 
 /// What export_gguf would do; writes nothing.
 ConversionReport plan_gguf_export(const GgufExportRequest& request);

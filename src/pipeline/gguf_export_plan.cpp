@@ -9,11 +9,13 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "formats/gguf_blocks.h"
 #include "gguf/config.h"
 #include "gguf/tokenizer.h"
 #include "io/files.h"
 #include "io/system.h"
 #include "model/architecture.h"
+#include "pipeline/gguf_allocate.h"
 #include "pipeline/gguf_packed.h"
 #include "tokenizer/tokenizer.h"
 
@@ -22,46 +24,21 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct TargetRow {
-  std::string_view name;
-  GgmlType linear, table;  ///< of linear layers, and of embeddings and head
-  bool quantizes;
-};
-
-constexpr std::string_view lossless_target = "gguf";
-
-constexpr std::array<TargetRow, 7> targets{{
-    {lossless_target, GgmlType::f32, GgmlType::f32, false},
-    {"gguf-f32", GgmlType::f32, GgmlType::f32, false},
-    {"gguf-f16", GgmlType::f16, GgmlType::f16, false},
-    {"gguf-bf16", GgmlType::bf16, GgmlType::bf16, false},
-    {"gguf-q8_0", GgmlType::q8_0, GgmlType::q8_0, true},
-    {"gguf-q4_0", GgmlType::q4_0, GgmlType::q8_0, true},
-    {"gguf-q4_1", GgmlType::q4_1, GgmlType::q8_0, true},
-}};
-
-/// general.file_type: what readers show as the kind of the file, by the type of most bytes.
-constexpr std::array<std::pair<GgmlType, uint32_t>, 6> file_types{{
+/// general.file_type of files without loss: by the type of most bytes.
+constexpr std::array<std::pair<GgmlType, uint32_t>, 5> file_types{{
     {GgmlType::f32, 0},
     {GgmlType::f16, 1},
     {GgmlType::q4_0, 2},
-    {GgmlType::q4_1, 3},
     {GgmlType::q8_0, 7},
     {GgmlType::bf16, 32},
 }};
 
-uint32_t file_type(const std::vector<ExportedTensor>& tensors) {
+uint32_t file_type(const GgufTarget& target, const std::vector<ExportedTensor>& tensors) {
+  if (target.quantizes) return target.file_type;
   std::map<GgmlType, int64_t> bytes;
   for (const auto& tensor : tensors) bytes[tensor.type] += gguf_bytes(tensor.type, tensor.parameter.shape);
   const auto most = std::ranges::max_element(bytes, {}, [](const auto& entry) { return entry.second; })->first;
   return std::ranges::find(file_types, most, &std::pair<GgmlType, uint32_t>::first)->second;
-}
-
-const TargetRow& find_target(const std::string& to) {
-  const auto row = std::ranges::find(targets, to, &TargetRow::name);
-  if (row != targets.end()) return *row;
-  throw Error(ErrorCode::bad_argument, concat("--to ", to, ": no such target"))
-      .detail("of GGUF files: " + join(gguf_export_targets()));
 }
 
 GgmlType plain_type(DType dtype) {
@@ -76,14 +53,14 @@ std::optional<GgmlType> lossless_type(const checkpoint::PackedLinearInfo& packed
 }
 
 /// Chooses the type of a packed linear. Quantizing what was quantized before would only add errors.
-void choose_packed(const checkpoint::PackedLinearInfo& packed, const TargetRow& target, ExportedTensor& tensor) {
+void choose_packed(const checkpoint::PackedLinearInfo& packed, const GgufTarget& target, ExportedTensor& tensor) {
   const auto same = lossless_type(packed);
-  if (same && (target.quantizes || target.name == lossless_target)) {
+  if (same && (target.quantizes || target.lossless)) {
     tensor.type = *same;
     tensor.keeps_codes = true;
     return;
   }
-  if (target.quantizes || target.name == lossless_target) {
+  if (target.quantizes || target.lossless) {
     throw Error(ErrorCode::unsupported,
                 concat(printable(packed.name), ": ", formats::to_string(packed.passes.front().scheme),
                        packed.input_scale ? " with an input scale" : "", " has no equal in GGUF"))
@@ -93,16 +70,23 @@ void choose_packed(const checkpoint::PackedLinearInfo& packed, const TargetRow& 
   tensor.type = target.linear;
 }
 
-GgmlType choose_plain(const model::Parameter& parameter, const io::TensorInfo& info, const TargetRow& target,
-                      std::vector<std::string>& notes) {
+GgmlType choose_plain(const model::Parameter& parameter, const io::TensorInfo& info, const GgufTarget& target,
+                      const GgufPlace& place, std::vector<std::string>& notes) {
   if (parameter.shape.size() == 1) return GgmlType::f32;
-  if (target.name == lossless_target) return plain_type(info.dtype);
-  const bool table = parameter.name == "lm_head.weight" || parameter.name == "model.embed_tokens.weight";
-  const GgmlType type = table ? target.table : target.linear;
-  if (parameter.shape[1] % describe(type).block == 0) return type;
-  notes.push_back(concat(parameter.name, ": rows of ", parameter.shape[1], " are no whole blocks of ",
-                         ggml_type_name(type), ", so it is F16"));
-  return GgmlType::f16;
+  if (target.lossless) return plain_type(info.dtype);
+  const GgmlType type = gguf_type(target, place), taken = gguf_type_for_rows(type, parameter.shape[1]);
+  if (taken != type) {
+    notes.push_back(concat(parameter.name, ": rows of ", parameter.shape[1], " are no whole blocks of ",
+                           ggml_type_name(type), ", so it is ", ggml_type_name(taken)));
+  }
+  return taken;
+}
+
+/// The form of a type whose scales are searched. Where nothing is known of the inputs, the types with a rule of the
+/// reference's follow that, so that their bytes are those of other tools; Q8_0 always does.
+const formats::GgufForm* searched_form(GgmlType type, bool calibrated) {
+  if (type == GgmlType::q8_0 || (!calibrated && formats::gguf_encodes(type))) return nullptr;
+  return formats::find_gguf_form(type);
 }
 
 void check_shape(const model::Parameter& parameter, const Shape& found) {
@@ -119,7 +103,7 @@ void check_parameter(const io::TensorInfo& info, const model::Parameter& paramet
   }
 }
 
-std::vector<ExportedTensor> choose_types(ExportPlan& plan, const TargetRow& target) {
+std::vector<ExportedTensor> choose_types(ExportPlan& plan, const GgufTarget& target, bool calibrated) {
   std::vector<ExportedTensor> tensors;
   const bool permuted = plan.model.config.architecture->gguf_rotary_pairs;
   for (auto& parameter : model::parameters(plan.model.config)) {
@@ -134,7 +118,9 @@ std::vector<ExportedTensor> choose_types(ExportPlan& plan, const TargetRow& targ
     } else {
       const auto& info = plan.model.folder.tensors.at(parameter.name);
       check_parameter(info, parameter);
-      tensor.type = choose_plain(parameter, info, target, plan.notes);
+      const GgufPlace place = gguf_place(plan.model.config, parameter, calibrated);
+      tensor.type = choose_plain(parameter, info, target, place, plan.notes);
+      tensor.form = searched_form(tensor.type, place.calibrated);
     }
     tensor.parameter = std::move(parameter);
     tensors.push_back(std::move(tensor));
@@ -185,12 +171,12 @@ void note_left_out(ExportPlan& plan) {
                               more > 0 ? concat(" and ", more, " more tensors") : ""));
 }
 
-io::GgufMetadata general_metadata(const fs::path& folder, const ExportPlan& plan) {
+io::GgufMetadata general_metadata(const fs::path& folder, const GgufTarget& target, const ExportPlan& plan) {
   const fs::path place = fs::weakly_canonical(folder);
   io::GgufMetadata metadata = {{"general.architecture", std::string(plan.model.config.architecture->gguf)},
                                {"general.type", std::string("model")},
                                {"general.name", place.filename().string()},
-                               {"general.file_type", file_type(plan.tensors)}};
+                               {"general.file_type", file_type(target, plan.tensors)}};
   const bool blocks =
       std::ranges::any_of(plan.tensors, [](const ExportedTensor& tensor) { return describe(tensor.type).block > 1; });
   if (blocks) metadata.push_back({"general.quantization_version", uint32_t{2}});
@@ -201,31 +187,68 @@ void append(io::GgufMetadata& metadata, io::GgufMetadata more) {
   std::ranges::move(more, std::back_inserter(metadata));
 }
 
-}  // namespace
+/// What stands in a plan until types are chosen by size.
+GgufTarget sized_target() { return gguf_target("gguf-q4_k"); }
 
-std::vector<std::string> gguf_export_targets() {
-  std::vector<std::string> names;
-  for (const auto& target : targets) names.emplace_back(target.name);
-  return names;
+/// Calibration runs the model as it is, and what was rounded before is not rounded again.
+void refuse_packed(const ExportPlan& plan) {
+  const auto& packed = plan.model.folder.quantization.linears;
+  if (packed.empty()) return;
+  throw Error(ErrorCode::unsupported, concat(printable(packed.begin()->first), ": it is packed already"))
+      .hint("start from the 16-bit checkpoint");
 }
 
-ExportPlan plan_export(const GgufExportRequest& request) {
-  const TargetRow& target = find_target(request.to);
-  ExportPlan plan{model::open_model(request.input)};
+/// The kind of file that most bytes are of.
+uint32_t mixed_file_type(const std::vector<ExportedTensor>& tensors) {
+  std::map<uint32_t, int64_t> bytes;
+  for (const auto& tensor : tensors) {
+    for (const GgufTarget& target : gguf_targets()) {
+      if (target.lossless || target.linear != tensor.type) continue;
+      bytes[target.file_type] += gguf_bytes(tensor.type, tensor.parameter.shape);
+      break;
+    }
+  }
+  return std::ranges::max_element(bytes, {}, [](const auto& entry) { return entry.second; })->first;
+}
+
+void choose_size(const GgufExportRequest& request, ExportPlan& plan) {
+  GgufCalibrationRequest calibration = request.calibration.value();
+  calibration.windows = true;
+  const auto beside = request.output.empty() ? fs::temp_directory_path() / "w4q" : request.output;
+  plan.calibration = std::make_unique<GgufCalibration>(calibration, plan.model, beside);
+  choose_gguf_types(plan, request.bytes, beside);
+  for (auto& entry : plan.metadata) {
+    if (entry.key == "general.file_type") entry.value = mixed_file_type(plan.tensors);
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<ExportPlan> plan_export(const GgufExportRequest& request) {
+  GgufTarget target = gguf_target(request.to);
+  if (request.bytes > 0) target = sized_target();
+  auto made = std::make_unique<ExportPlan>(model::open_model(request.input));
+  ExportPlan& plan = *made;
   model::require_decoder(plan.model.config, "a GGUF file");
   if (plan.model.config.architecture->gguf.empty()) {
     throw Error(ErrorCode::unsupported, concat("GGUF of ", plan.model.config.architecture_name, " is not written"))
         .hint("repack --to another format");
   }
   plan.model.config.tied_embeddings = model::has_tied_head(plan.model);
-  plan.tensors = choose_types(plan, target);
+  if (request.calibration || request.bytes > 0) refuse_packed(plan);
+  plan.tensors = choose_types(plan, target, request.calibration.has_value());
   note_left_out(plan);
   plan.rope_factors = gguf::rope_factors_to_gguf(plan.model.config);
-  plan.metadata = general_metadata(request.input, plan);
+  plan.metadata = general_metadata(request.input, target, plan);
   append(plan.metadata, gguf::config_to_gguf(plan.model.config, plan.notes));
   append(plan.metadata, read_tokenizer(request, plan));
   for (const auto& warning : plan.model.folder.tensors.warnings()) plan.notes.push_back(warning);
-  return plan;
+  if (request.bytes > 0) choose_size(request, plan);
+  return made;
+}
+
+io::PlannedGgufTensor rope_factors_plan(const ExportPlan& plan) {
+  return {std::string(gguf::rope_factors_tensor), GgmlType::f32, {static_cast<int64_t>(plan.rope_factors.size())}};
 }
 
 int64_t stored_bytes(const ExportPlan& plan, const ExportedTensor& tensor) {

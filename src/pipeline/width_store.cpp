@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "core/parallel.h"
 #include "core/text.h"
+#include "formats/gguf_blocks.h"
 #include "io/checkpoint_writer.h"
 
 namespace w4q::pipeline {
@@ -21,6 +22,17 @@ PackedLinearInfo info_of(const CalibratedLinear& packed) {
     if (!linear.rotations.empty()) info.passes.back().rotation = linear.rotations[pass].rotation();
   }
   return info;
+}
+
+std::string blocks_name(const std::string& module, size_t choice) { return concat(module, ".", choice); }
+
+void decode_blocks(GgmlType type, std::span<const std::byte> blocks, int64_t n, std::span<float> values) {
+  const size_t row_bytes = blocks.size() / static_cast<size_t>(n), k = values.size() / static_cast<size_t>(n);
+  parallel_for(n, 16, [&](int64_t begin, int64_t end) {
+    const auto first = static_cast<size_t>(begin), count = static_cast<size_t>(end - begin);
+    formats::gguf_decode(type, blocks.subspan(first * row_bytes, count * row_bytes),
+                         values.subspan(first * k, count * k));
+  });
 }
 
 }  // namespace
@@ -48,10 +60,34 @@ void WidthStore::add(int64_t layer, size_t choice, const CalibratedLayer& packed
   files_.push_back(io::Checkpoint::open(path));
 }
 
+void WidthStore::add(const std::string& module, const Shape& shape, std::vector<StoredBlocks> choices) {
+  const auto path = folder_ / concat("blocks-", files_.size());
+  std::filesystem::create_directory(path);
+  std::vector<io::PlannedTensor> plan;
+  for (size_t choice = 0; choice < choices.size(); ++choice) {
+    plan.push_back({blocks_name(module, choice), DType::u8, {static_cast<int64_t>(choices[choice].bytes.size())}});
+    Place place{{module, shape[0], shape[1], DType::f32, {}, false}, files_.size(), {}, choices[choice].type};
+    places_.emplace(std::pair(module, choice), std::move(place));
+  }
+  io::CheckpointWriter writer(path, std::move(plan), {});
+  for (size_t choice = 0; choice < choices.size(); ++choice) {
+    writer.write(blocks_name(module, choice), choices[choice].bytes.bytes());
+  }
+  writer.finish();
+  files_.push_back(io::Checkpoint::open(path));
+}
+
 kernels::LinearWeight WidthStore::load(const kernels::LinearWeight& as, size_t choice) const {
   const auto found = places_.find(std::pair(as.name, choice));
   ensure(found != places_.end(), "WidthStore: a width that was not kept");
   const Place& place = found->second;
+  if (place.type) {
+    const auto blocks = files_[place.file].load(blocks_name(as.name, choice));
+    const auto decoded = std::make_shared<std::vector<float>>(static_cast<size_t>(as.n * as.k));
+    decode_blocks(*place.type, blocks->bytes, as.n, *decoded);
+    const TensorView dense{as.name, DType::f32, {as.n, as.k}, bytes_of(*decoded)};
+    return {as.name, as.n, as.k, kernels::LinearWeight::Dense{dense, decoded}, as.bias};
+  }
   const auto packed =
       std::make_shared<const formats::PackedLinear>(checkpoint::load_packed(files_[place.file], place.info));
   const kernels::LinearWeight weight{as.name, as.n, as.k, packed, {}};

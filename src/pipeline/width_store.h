@@ -5,15 +5,24 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "core/buffer.h"
+#include "core/ggml_type.h"
 #include "io/checkpoint.h"
 #include "kernels/linear/linear.h"
 #include "pipeline/calibrated_layer.h"
 
 namespace w4q::pipeline {
+
+/// The rows of a linear as blocks of a type.
+struct StoredBlocks {
+  GgmlType type = GgmlType::f32;
+  Buffer bytes = {};
+};
 
 class WidthStore {
  public:
@@ -23,6 +32,9 @@ class WidthStore {
   /// Keeps what was packed of a layer, as `choice` of each linear. Throws bad_file when the disk is full.
   void add(int64_t layer, size_t choice, const CalibratedLayer& packed);
 
+  /// Keeps blocks of GGUF, one for each choice of a linear of this shape.
+  void add(const std::string& module, const Shape& shape, std::vector<StoredBlocks> choices);
+
   /// `as` with the weight that `choice` of it stands for, in fp32: scales and rotations undone, so that it does among
   /// the parameters of the 16-bit model what the packed one does among its own.
   kernels::LinearWeight load(const kernels::LinearWeight& as, size_t choice) const;
@@ -31,7 +43,8 @@ class WidthStore {
   struct Place {
     checkpoint::PackedLinearInfo info;
     size_t file = 0;
-    std::vector<float> rows;  ///< what its rows were divided by; empty: ones
+    std::vector<float> rows;            ///< what its rows were divided by; empty: ones
+    std::optional<GgmlType> type = {};  ///< of blocks of GGUF, and no planes
   };
 
   std::filesystem::path folder_;

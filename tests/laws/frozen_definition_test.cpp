@@ -9,6 +9,7 @@
 #include "formats/integer_recast.h"
 #include "laws/frozen.h"
 #include "laws/registries.h"
+#include "quantize/gguf.h"
 
 namespace w4q {
 namespace {
@@ -146,11 +147,20 @@ std::string encoded_input(const GgmlTypeRow& row) {
   return test::hex(test::fingerprint(blocks));
 }
 
+/// With scales that are searched, each weight rounded by itself.
+std::string searched_input(const formats::GgufForm& form) {
+  const std::vector<float> values = test::frozen_input(16, 256);
+  const TensorView view{"w", DType::f32, {16, 256}, bytes_of(values)};
+  return test::hex(test::fingerprint(quantize::gguf_blocks(view, form, nullptr).bytes()));
+}
+
 TEST(Frozen, BlocksOfEveryGgufType) {
   io::Json json;
   for (const auto* row : test::every_gguf_type()) {
     if (formats::gguf_encodes(row->type)) json[std::string(row->name)] = encoded_input(*row);
     if (formats::gguf_decodes(row->type)) json[concat("decoded-", row->name)] = decoded_draw(*row);
+    const auto* form = formats::find_gguf_form(row->type);
+    if (form != nullptr) json[concat("searched-", row->name)] = searched_input(*form);
   }
   test::expect_frozen(json, "w4q_gguf.json");
 }

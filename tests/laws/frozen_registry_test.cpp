@@ -7,6 +7,7 @@
 
 #include "checkpoint/dialect/dialect.h"
 #include "formats/gguf_blocks.h"
+#include "formats/gguf_forms.h"
 #include "laws/frozen.h"
 #include "laws/registries.h"
 #include "quantize/quantizer_registry.h"
@@ -82,6 +83,9 @@ TEST(FrozenRegistry, GgufTypes) {
   for (const auto* row : test::every_gguf_type()) {
     if (formats::gguf_encodes(row->type)) blocks.expect("GGUF type", {std::string(row->name)});
     if (formats::gguf_decodes(row->type)) blocks.expect("GGUF type", {concat("decoded-", row->name)});
+    if (formats::find_gguf_form(row->type) != nullptr) {
+      blocks.expect("GGUF type", {concat("searched-", row->name)});
+    }
   }
 }
 

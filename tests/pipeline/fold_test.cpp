@@ -253,7 +253,7 @@ TEST_F(Fold, OtherProgramsReadIt) {
 
 TEST_F(Fold, GgufReadsItToo) {
   quantize_model(request("q", "int4-g32-f16"));
-  export_gguf({folder_ / "q", folder_ / "m.gguf", "gguf", true, false});
+  export_gguf({.input = folder_ / "q", .output = folder_ / "m.gguf"});
   GgufImportRequest import;
   import.input = folder_ / "m.gguf";
   import.output = folder_ / "back";

@@ -30,8 +30,7 @@ class Gguf : public ::testing::Test {
   void SetUp() override { set_progress_enabled(false); }
 
   ConversionReport to_gguf(const fs::path& model, const std::string& to) {
-    GgufExportRequest request{model, folder_ / "m.gguf", to, true, true};
-    return export_gguf(request);
+    return export_gguf({.input = model, .output = folder_ / "m.gguf", .to = to, .overwrite = true});
   }
   ConversionReport from_gguf(const std::string& name, const std::string& to = "hf16",
                              const std::string& file = "m.gguf") {
@@ -233,7 +232,7 @@ TEST_F(Gguf, EveryArchitectureComesBackByteByByte) {
 }
 
 TEST_F(Gguf, PlansWriteNothing) {
-  const auto plan = plan_gguf_export({model_, folder_ / "m.gguf", "gguf-q4_0", true, false});
+  const auto plan = plan_gguf_export({.input = model_, .output = folder_ / "m.gguf", .to = "gguf-q4_0"});
   EXPECT_FALSE(fs::exists(folder_ / "m.gguf"));
   const auto report = to_gguf(model_, "gguf-q4_0");
   ASSERT_EQ(plan.tensors.size(), report.tensors.size());
