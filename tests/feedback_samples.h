@@ -73,7 +73,8 @@ struct Layer {
 inline std::vector<formats::Scheme> fed_back_schemes() {
   using formats::SchemeFamily;
   std::vector<formats::Scheme> result;
-  for (const auto family : {SchemeFamily::kbit, SchemeFamily::integer, SchemeFamily::rotated}) {
+  for (const auto family :
+       {SchemeFamily::kbit, SchemeFamily::integer, SchemeFamily::rotated, SchemeFamily::small_float}) {
     for (const auto& scheme : formats::scheme_row(family).schemes()) {
       if (!scheme.act_order) result.push_back(scheme);
     }

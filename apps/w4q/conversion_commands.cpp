@@ -70,7 +70,7 @@ int to_dialect(const CommonOptions& common, const OutputOptions& output, const C
                 concat("--to ", printable(conversion.to), ": TurboQuant's codes fit no other dialect"))
         .hint("--to w4q first");
   }
-  if (conversion.to == "w4q" && pipeline::is_mxfp4(conversion.input)) {
+  if (conversion.to == "w4q" && pipeline::has_mxfp4_stacks(conversion.input)) {
     return from_mxfp4(common, output, conversion.input, "", "");
   }
   const pipeline::ConvertRequest request = convert_request(output, conversion, conversion.allow_lossy);

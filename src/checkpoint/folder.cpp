@@ -26,6 +26,27 @@ QuantizationConfig read_dialect(const DialectSource& source) {
   return result;
 }
 
+/// What a dialect of small floats says of its checkpoint; nothing where no dialect detects it.
+std::optional<QuantizationConfig> read_floats(const DialectSource& source) {
+  const auto detects = [&](const DialectRow& row) { return row.detect(source); };
+  if (std::ranges::none_of(dialect_registry(), detects)) return std::nullopt;
+  return read_dialect(source);
+}
+
+/// The same, nothing where one of its linears is none that the dialect has.
+std::optional<QuantizationConfig> read_known_floats(const DialectSource& source) {
+  try {
+    return read_floats(source);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::internal) throw;
+    return std::nullopt;
+  }
+}
+
+DialectSource source_of(const Folder& folder, const StatedQuantization& stated) {
+  return {stated.json, stated.place, folder.tensors, stated_dtype(folder.config).value_or(DType::f16)};
+}
+
 /// A checkpoint without its sidecar, which holds all passes but the first, is its base passes.
 void keep_present_passes(const io::Checkpoint& checkpoint, QuantizationConfig& quantization) {
   const auto is_there = [&](const io::PlannedTensor& tensor) {
@@ -84,14 +105,14 @@ void require_folder(const std::filesystem::path& folder) {
           "makes one of a GGUF file");
 }
 
-Folder open_folder(const std::filesystem::path& folder, bool residual) {
+Folder open_folder(const std::filesystem::path& folder, bool residual, FloatForm floats) {
   require_folder(folder);
   Json config = io::read_json(folder / "config.json");
-  return read_quantization({folder, std::move(config), io::Checkpoint::open(folder, residual)});
+  return read_quantization({folder, std::move(config), io::Checkpoint::open(folder, residual)}, floats);
 }
 
 Folder open_packed_folder(const std::filesystem::path& folder, std::string_view quantizer) {
-  Folder opened = open_folder(folder);
+  Folder opened = open_folder(folder, true, FloatForm::packed);
   if (!opened.quantization.linears.empty()) return opened;
   throw Error(ErrorCode::bad_argument, folder.string() + ": holds no packed tensors")
       .hint(concat(quantizer, " makes a packed checkpoint from a 16-bit one"));
@@ -112,14 +133,24 @@ std::optional<StatedQuantization> stated_quantization(const Json& config, const 
   return std::nullopt;
 }
 
-Folder read_quantization(Folder folder) {
+bool has_packed_floats(const Folder& headers, const StatedQuantization& stated) {
+  return is_low_precision(stated.json) && read_known_floats(source_of(headers, stated)).has_value();
+}
+
+Folder read_quantization(Folder folder, FloatForm floats) {
   folder.tuned = tuned_norms(folder);
   const auto stated = stated_quantization(folder.config, folder.path);
-  if (stated && stated->foreign && is_low_precision(stated->json))
-    return read_low_precision(std::move(folder), *stated);
   if (stated && stated->foreign) {
-    folder.quantization =
-        read_dialect({stated->json, stated->place, folder.tensors, stated_dtype(folder.config).value_or(DType::f16)});
+    const DialectSource source = source_of(folder, *stated);
+    if (is_low_precision(stated->json)) {
+      auto packed = floats == FloatForm::packed   ? read_floats(source)
+                    : floats == FloatForm::either ? read_known_floats(source)
+                                                  : std::nullopt;
+      if (!packed) return read_low_precision(std::move(folder), *stated);
+      folder.quantization = std::move(*packed);
+      return folder;
+    }
+    folder.quantization = read_dialect(source);
     return folder;
   }
   if (!stated) refuse_turboquant(folder.path);

@@ -36,9 +36,16 @@ std::optional<DType> stated_dtype(const io::Json& config);
 /// Throws bad_file unless `folder` is one, and says what to give in place of a file.
 void require_folder(const std::filesystem::path& folder);
 
+/// What is made of small floats that other programs stored.
+enum class FloatForm {
+  decoded,  ///< matrices of the weights that they stand for (low_precision.h)
+  packed,   ///< packed linears, where a dialect has them
+  either,   ///< the same, but decoded where the dialect cannot say one of them
+};
+
 /// Opens config.json and the headers of the weights, without residual passes unless `residual`, and reads what they say
 /// of packed linears. Throws bad_file or unsupported, naming file and key or tensor.
-Folder open_folder(const std::filesystem::path& folder, bool residual = true);
+Folder open_folder(const std::filesystem::path& folder, bool residual = true, FloatForm floats = FloatForm::decoded);
 /// The same of one that holds packed linears. Throws bad_argument, with `quantizer` as the command that packs, where
 /// there are none.
 Folder open_packed_folder(const std::filesystem::path& folder, std::string_view quantizer = "w4q quantize");
@@ -53,7 +60,10 @@ struct StatedQuantization {
 /// The object quantization_config of `config` or, where that has none, a file beside the weights that stands in for it.
 std::optional<StatedQuantization> stated_quantization(const io::Json& config, const std::filesystem::path& folder);
 
+/// Whether FloatForm::either reads a folder that states this as packed linears of a dialect.
+bool has_packed_floats(const Folder& headers, const StatedQuantization& stated);
+
 /// `folder` with what it states read in any dialect, which shapes and types tell too. Throws as open_folder.
-Folder read_quantization(Folder folder);
+Folder read_quantization(Folder folder, FloatForm floats = FloatForm::decoded);
 
 }  // namespace w4q::checkpoint

@@ -132,6 +132,8 @@ class SmallFloats {
       form = {{}, 1, shape[1], 1};
     } else if (found == Shape{blocks(shape[0], block_rows_), blocks(shape[1], block_cols_)}) {
       form = {{}, block_rows_, block_cols_, found[1]};
+    } else if (found == Shape{shape[0], blocks(shape[1], 32)} && tensors_->at(scales).dtype == DType::u8) {
+      form = {{}, 1, 32, found[1]};  // MXFP8
     } else {
       refuse(*tensors_, scales,
              concat("one scale, ", shape[0], ", or ",

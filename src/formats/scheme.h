@@ -1,5 +1,5 @@
 // A scheme says what the bits of a packed weight mean; it prints and parses as one string, e.g. "kbit3-b32-e4m4",
-// "int4-g128-f16-asym", "lut4-b64-f32", "trellis3-w14" or "exl3-3".
+// "int4-g128-f16-asym", "lut4-b64-f32", "trellis3-w14", "exl3-3" or "nvfp4".
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,13 @@
 namespace w4q::formats {
 
 enum class SchemeFamily {
-  kbit,     ///< codes of a table, bit planes of 32, a scale per block (docs/kbit.md)
-  integer,  ///< (code − zero) · scale, a scale and a zero per group (docs/int.md)
-  rotated,  ///< codes of a table for N(0, 1), bit planes of 32, a norm per group (docs/rotated.md)
-  lut,      ///< codes of a table, flat blocks across rows, bitsandbytes' 4-bit format (docs/int.md)
-  trellis,  ///< rings of bits down the rows of a column, of which a weight reads a window (docs/trellis.md)
-  exl3,     ///< the same in tiles of 16 × 16, between two rotations, exllamav3's format (docs/exl3.md)
+  kbit,         ///< codes of a table, bit planes of 32, a scale per block (docs/kbit.md)
+  integer,      ///< (code − zero) · scale, a scale and a zero per group (docs/int.md)
+  rotated,      ///< codes of a table for N(0, 1), bit planes of 32, a norm per group (docs/rotated.md)
+  lut,          ///< codes of a table, flat blocks across rows, bitsandbytes' 4-bit format (docs/int.md)
+  trellis,      ///< rings of bits down the rows of a column, of which a weight reads a window (docs/trellis.md)
+  exl3,         ///< the same in tiles of 16 × 16, between two rotations, exllamav3's format (docs/exl3.md)
+  small_float,  ///< E2M1 and E4M3 floats, a scale per block or tensor: NVFP4, MXFP4, MXFP8, FP8 (docs/floats.md)
 };
 
 /// What computes the level of a window of bits.
@@ -35,6 +36,8 @@ enum class ScaleType {
 
 /// Scheme::block of a scheme with one scale for a whole row.
 inline constexpr int whole_row = 0;
+/// Scheme::block of a scheme with one scale for a whole matrix.
+inline constexpr int whole_tensor = -1;
 
 struct Scheme {
   SchemeFamily family = SchemeFamily::kbit;
@@ -45,6 +48,7 @@ struct Scheme {
   bool act_order = false;   ///< integer: group_index says which group an input belongs to; otherwise it is k div block
   int window = 0;           ///< trellis, exl3: bits of a ring that a weight depends on, its own last
   TrellisCode code = TrellisCode::mul1;  ///< exl3
+  bool divisor = false;  ///< small_float: the tensor's factor is stored as what block scales are divided by
 
   bool operator==(const Scheme&) const = default;
 };

@@ -10,12 +10,13 @@
 #include "formats/kbit.h"
 #include "formats/lut.h"
 #include "formats/rotated.h"
+#include "formats/small_float.h"
 #include "formats/trellis.h"
 
 namespace w4q::formats {
 
 std::span<const SchemeRow> scheme_registry() noexcept {
-  static const SchemeRow rows[] = {kbit_row(), integer_row(), rotated_row(), lut_row(), trellis_row(), exl3_row()};
+  static const SchemeRow rows[] = {kbit_row(), integer_row(), rotated_row(), lut_row(), trellis_row(), exl3_row(), small_float_row()};
   return rows;
 }
 

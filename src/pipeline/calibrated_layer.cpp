@@ -1,6 +1,7 @@
 #include "pipeline/calibrated_layer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -10,13 +11,16 @@
 #include "core/parallel.h"
 #include "core/stopwatch.h"
 #include "core/text.h"
+#include "formats/codebook.h"
 #include "formats/scheme_registry.h"
+#include "formats/small_float.h"
 #include "kernels/dequantize/dequantize.h"
 #include "kernels/linear/linear.h"
 #include "model/turn_weight.h"
 #include "pipeline/calibrated_passes.h"
 #include "pipeline/layer_cuda.h"
 #include "pipeline/rotated_weight.h"
+#include "pipeline/shared_factor.h"
 #include "quantize/awq.h"
 #include "quantize/rounding.h"
 
@@ -216,6 +220,7 @@ class LayerJob {
     CalibratedPasses passes(in_scaled_basis(gram, group), options_, groups_[group].name());
     if (pair_) passes.follow(in_scaled_basis(drift, group));
     passes.turn(rotations_[group]);
+    passes.share_factor(shared_factor(group, names));
     std::vector<PassWork> several;
     for (const auto& name : names) {
       PassWork work = first_pass(group, name, passes);
@@ -232,6 +237,30 @@ class LayerJob {
     }
     note_damping(group, passes.damping());
     result_.groups.push_back(report);
+  }
+
+  /// A weight as it is packed: rotated, every scale in it.
+  Values scaled_weight(size_t group, const std::string& name) const {
+    Values weight = load_values(checkpoint_, name + ".weight");
+    if (!scales_[group].empty()) model::multiply_columns(weight.matrix(), scales_[group]);
+    if (rotates(group)) rotate_rows(weight.matrix(), rotations_[group]);
+    return weight;
+  }
+
+  /// Of linears that share an input and have a factor; 0 where that is one alone.
+  float shared_factor(size_t group, const std::vector<std::string>& names) const {
+    std::vector<std::string> sharing;
+    for (const auto& name : names) {
+      if (has_tensor_factor(*scheme_of_(name))) sharing.push_back(name);
+    }
+    if (sharing.size() < 2) return 0;
+    float largest = 0;
+    for (const auto& name : sharing) {
+      Values weight = scaled_weight(group, name);
+      if (const auto* rows = row_scales(name)) model::divide_rows(weight.matrix(), *rows);
+      largest = std::max(largest, formats::table_max(weight.values));
+    }
+    return formats::small_float_factor(std::isfinite(largest) ? largest : 0);
   }
 
   /// Products of a group's inputs [k, k] as those that are divided by the scales of their channels; in place.
@@ -279,12 +308,10 @@ class LayerJob {
     check_interrupt();
     const Stopwatch watch;
     const auto scheme = *scheme_of_(name);
-    PassWork work{name, load_values(checkpoint_, name + ".weight"), {}};
+    PassWork work{name, scaled_weight(group, name), {}};
     work.packed.linear.name = name;
     work.packed.linear.source_dtype = work.rest.dtype;
     Values& weight = work.rest;
-    if (!scales_[group].empty()) model::multiply_columns(weight.matrix(), scales_[group]);
-    if (rotates(group)) rotate_rows(weight.matrix(), rotations_[group]);
     passes.aim(weight.matrix(), scheme);
     const auto* rows = row_scales(name);
     // Clips are chosen before the rows are scaled: a row's scale changes nothing but the unit of its error.

@@ -63,7 +63,9 @@ void CalibratedPasses::aim(MatrixView<float> weight, const formats::Scheme& sche
 }
 
 void CalibratedPasses::add_first(PassWork& work, const formats::Scheme& scheme, const Values& weight) {
-  add(work, scheme, weight, options_);
+  auto options = options_;
+  options.tensor_factor = tensor_factor_;
+  add(work, scheme, weight, options);
 }
 
 void CalibratedPasses::add_further(PassWork& work, const quantize::Pass& pass) {

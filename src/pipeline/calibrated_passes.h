@@ -42,6 +42,9 @@ class CalibratedPasses {
   /// The largest damping that error feedback has needed; 0 without.
   double damping() const noexcept { return damping_; }
 
+  /// NVFP4's factor of all first passes from now on; 0: each has its own.
+  void share_factor(float factor) { tensor_factor_ = factor; }
+
   /// The first pass, in the present basis, stands for `weight`: that of the work, or what clipping made of it.
   void add_first(PassWork& work, const formats::Scheme& scheme, const Values& weight);
   /// A further one, for what is left over; goes over to its basis.
@@ -56,6 +59,7 @@ class CalibratedPasses {
   const quantize::QuantizeOptions& options_;
   std::string group_;
   double damping_ = 0;
+  float tensor_factor_ = 0;
   std::map<std::pair<std::string, int64_t>, quantize::ErrorFactor> factors_;  // by rotation and block
 };
 

@@ -118,6 +118,13 @@ io::PlannedTensor carried(const ConvertPlan& plan, const io::TensorInfo& info) {
   return {info.name, DType::f16, {(info.shape[0] + multiple - 1) / multiple * multiple}};
 }
 
+/// How others quantize activations is not converted.
+bool leaves_out(const ConvertPlan& plan, std::string_view name) {
+  const auto* from = plan.source.quantization.dialect;
+  return from != nullptr &&
+         std::ranges::any_of(from->activations, [&](std::string_view suffix) { return name.ends_with(suffix); });
+}
+
 /// Everything that belongs to no packed linear.
 void plan_carried(ConvertPlan& plan) {
   std::set<std::string> packed;
@@ -125,7 +132,7 @@ void plan_carried(ConvertPlan& plan) {
     for (auto& tensor : checkpoint::planned_planes(info)) packed.insert(std::move(tensor.name));
   }
   for (const auto& [name, info] : plan.source.tensors.tensors()) {
-    if (packed.contains(name)) continue;
+    if (packed.contains(name) || leaves_out(plan, name)) continue;
     plan.carried.push_back(carried(plan, info));
     if (is_linear_layer(info)) plan.kept.emplace_back(model::module_path(name));
     keep_mixture(info, plan.kept);

@@ -248,15 +248,20 @@ checkpoint::QuantizationConfig quantization_of(const ImportPlan& plan) {
   return result;
 }
 
+/// Whether another program's quantization_config says so.
+bool states(const std::filesystem::path& folder, const char* key, const char* value) {
+  if (!io::is_folder(folder) || !io::path_exists(folder / "config.json")) return false;
+  const auto stated = checkpoint::stated_quantization(io::read_json(folder / "config.json"), folder);
+  return stated && stated->foreign && stated->json.is_object() && stated->json.value(key, io::Json()) == value;
+}
+
 }  // namespace
 
 bool is_mxfp4(const std::filesystem::path& folder) {
-  if (!io::is_folder(folder) || !io::path_exists(folder / "config.json")) return false;
-  const auto stated = checkpoint::stated_quantization(io::read_json(folder / "config.json"), folder);
-  if (!stated || !stated->foreign || !stated->json.is_object()) return false;
-  return stated->json.value("quant_method", io::Json()) == "mxfp4" ||
-         stated->json.value("format", io::Json()) == "mxfp4-pack-quantized";
+  return states(folder, "quant_method", "mxfp4") || states(folder, "format", "mxfp4-pack-quantized");
 }
+
+bool has_mxfp4_stacks(const std::filesystem::path& folder) { return states(folder, "quant_method", "mxfp4"); }
 
 ConversionReport plan_mxfp4(const Mxfp4Request& request) { return make_report(make_plan(request)); }
 

@@ -25,6 +25,7 @@
 #include "pipeline/run_cost.h"
 #include "pipeline/scale_folding.h"
 #include "pipeline/select_tensors.h"
+#include "pipeline/shared_factor.h"
 #include "quantize/rounding.h"
 
 namespace w4q::pipeline {
@@ -258,9 +259,11 @@ void write_planes(const std::string& module, size_t pass, const formats::PackedW
 }
 
 quantize::PassesResult quantize_passes(const TensorPlan& tensor, const TensorView& weight,
-                                       const QuantizeRequest& request) {
+                                       const QuantizeRequest& request, float factor) {
   const auto run = [&](const TensorView& view, const formats::Scheme& scheme) {
-    return run_of(request, scheme)(view, scheme, options_of(request, scheme));
+    auto options = options_of(request, scheme);
+    options.tensor_factor = factor;
+    return run_of(request, scheme)(view, scheme, options);
   };
   if (tensor.is_plain()) {
     auto quantized = run(weight, *tensor.scheme);
@@ -275,12 +278,12 @@ quantize::PassesResult quantize_passes(const TensorPlan& tensor, const TensorVie
 
 /// Quantizes one tensor, writes its planes, and measures the error with the decoder that will read them.
 QuantizedTensor quantize_tensor(const TensorPlan& tensor, const OpenedModel& source, const QuantizeRequest& request,
-                                io::CheckpointWriter& writer) {
+                                SharedFactors& factors, io::CheckpointWriter& writer) {
   const std::string module(model::module_path(tensor.name));
   auto loaded = std::make_shared<const io::LoadedTensor>(source.folder.tensors.load(tensor.name));
   QuantizedTensor result{.name = tensor.name, .scheme = tensor.scheme_text(), .stats = {}, .error = {}, .output = {}};
   const Stopwatch watch;
-  auto quantized = quantize_passes(tensor, loaded->view(), request);
+  auto quantized = quantize_passes(tensor, loaded->view(), request, factors.of(module));
   result.seconds = watch.seconds();
   result.stats = quantized.stats;
   auto packed = std::make_shared<formats::PackedLinear>(std::move(quantized.linear));
@@ -458,12 +461,13 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
   io::CheckpointWriter writer(output.staging(), planned, with_companions(request.write, given.model));
   std::optional<CalibratedTensors> calibrated;
   if (request.calibrated) calibrated.emplace(source, request, report.plan);
+  SharedFactors factors(source, lookup(report.plan));
   const BufferReuse reuse(widened_bytes(report.plan, source));
   Progress progress("quantize", report.plan.bytes_before(), "bytes");
   for (const auto& tensor : report.plan.tensors) {
     if (calibrated && calibrated->write(tensor, report, quantization, writer)) {
     } else if (tensor.scheme) {
-      report.tensors.push_back(quantize_tensor(tensor, source, request, writer));
+      report.tensors.push_back(quantize_tensor(tensor, source, request, factors, writer));
     } else {
       writer.copy(source.folder.tensors, tensor.name);
     }

@@ -82,17 +82,18 @@ io::Json to_json(const quantize::Recipe& recipe) {
 }
 
 bool is_recipe_line(std::string_view text) noexcept {
-  const bool family = text.starts_with("kbit") || text.starts_with("int") || text.starts_with("rotated") ||
-                      text.starts_with("trellis") || text.starts_with("exl3");
+  constexpr std::string_view families[] = {"kbit", "int", "rotated", "trellis", "exl3", "nvfp4", "mxfp", "fp8-"};
+  const bool family = std::ranges::any_of(families, [&](std::string_view name) { return text.starts_with(name); });
   return family && text.find(':') != std::string_view::npos;
 }
 
 RecipeLine parse_recipe_line(std::string_view text) {
   const size_t colon = text.find(':');
   std::string name(text.substr(0, colon));
-  if (name.find('-') == std::string::npos && !name.starts_with("trellis")) {
-    const bool rotated = name.starts_with("rotated");
-    name += name.starts_with("kbit") ? "-b32-e4m4" : rotated ? "-d128" : "-g128-f16-asym";
+  if (name.find('-') == std::string::npos) {
+    if (name.starts_with("kbit")) name += "-b32-e4m4";
+    if (name.starts_with("rotated")) name += "-d128";
+    if (name.starts_with("int")) name += "-g128-f16-asym";
   }
   auto schemes = formats::parse_schemes(name);
   auto steps = quantize::parse_steps(text.substr(colon + 1));

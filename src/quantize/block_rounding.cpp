@@ -11,6 +11,7 @@
 #include "quantize/integer_trial.h"
 #include "quantize/kbit_panel.h"
 #include "quantize/rtn.h"
+#include "quantize/small_float.h"
 
 namespace w4q::quantize {
 namespace {
@@ -21,17 +22,24 @@ using formats::PlaneRole;
 static_assert(widest_whole_block <= widest_coupled && widest_whole_block <= widest_trial);
 
 /// kbit and the rotated family: levels times a scale, sixteen rows at a time.
-class TableBlocks final : public BlockRounding {
+class TableBlocks : public BlockRounding {
  public:
   TableBlocks(PackedWeight& packed, Scales rule)
-      : packed_(packed),
+      : TableBlocks(
+            packed, rule,
+            KbitLevels(formats::table_levels(formats::scheme_row(packed.scheme.family).table(packed.scheme), packed))) {
+  }
+
+ protected:
+  TableBlocks(PackedWeight& packed, Scales rule, const KbitLevels& levels)
+      : rule_(rule),
+        packed_(packed),
         format_(formats::scheme_row(packed.scheme.family).table(packed.scheme)),
-        rule_(rule),
         block_(feedback_block(packed.scheme, packed.k)),
         blocks_((packed.k + block_ - 1) / block_),
-        levels_(formats::table_levels(format_, packed)),
-        midpoints_(std::span(levels_.midpoints).first((size_t{1} << levels_.bits) - 1)) {}
+        levels_(levels) {}
 
+ public:
   int64_t block() const noexcept override { return block_; }
 
   void read(int64_t row, std::span<uint8_t> codes, std::span<BlockScale> scales) const override {
@@ -43,17 +51,7 @@ class TableBlocks final : public BlockRounding {
   }
 
   void write_codes(int64_t row, std::span<const uint8_t> codes) override {
-    const int64_t bits = levels_.bits, words_per_row = formats::kbit_blocks(packed_.k) * bits;
-    const auto words = packed_.plane(PlaneRole::codes)
-                           .bytes.as<uint32_t>()
-                           .subspan(static_cast<size_t>(row * words_per_row), static_cast<size_t>(words_per_row));
-    std::ranges::fill(words, 0u);
-    for (int64_t c = 0; c < packed_.k; ++c) {
-      for (int64_t bit = 0; bit < bits; ++bit) {
-        const uint32_t set = codes[static_cast<size_t>(c)] >> bit & 1u;
-        words[static_cast<size_t>(c / formats::kbit_block * bits + bit)] |= set << (c % formats::kbit_block);
-      }
-    }
+    formats::table_write_codes(format_, packed_, row, codes);
   }
 
   void write_scale(int64_t row, int64_t block, const BlockScale& scale) override {
@@ -65,7 +63,8 @@ class TableBlocks final : public BlockRounding {
   }
 
   uint8_t nearest(float x, const BlockScale& scale) const noexcept override {
-    return static_cast<uint8_t>(formats::kbit_code(scale.value == 0 ? 0.0f : x / scale.value, midpoints_));
+    const auto midpoints = std::span(levels_.midpoints).first((size_t{1} << levels_.bits) - 1);
+    return static_cast<uint8_t>(formats::kbit_code(scale.value == 0 ? 0.0f : x / scale.value, midpoints));
   }
 
   void round(const ErrorFactor& factor, MatrixView<const float> targets, std::span<BlockScale> scales,
@@ -120,12 +119,41 @@ class TableBlocks final : public BlockRounding {
     return result;
   }
 
+  Scales rule_;
+
+ protected:
   PackedWeight& packed_;
   formats::TableFormat format_;
-  Scales rule_;
   int64_t block_, blocks_;
   KbitLevels levels_;
-  std::span<const float> midpoints_;
+};
+
+/// Small floats: scales carry the tensor's factor, and some stand for several rows.
+class FloatBlocks final : public TableBlocks {
+ public:
+  FloatBlocks(PackedWeight& packed, Scales rule)
+      : TableBlocks(packed, rule, KbitLevels::small_floats(packed.scheme.bits, float_factor(packed))) {
+    block_ = float_block(packed.scheme, packed.k);
+    blocks_ = (packed.k + block_ - 1) / block_;
+  }
+
+  bool keeps_scales() const noexcept override { return formats::shares_rows(packed_.scheme); }
+
+  void read(int64_t row, std::span<uint8_t> codes, std::span<BlockScale> scales) const override {
+    formats::table_read_codes(format_, packed_, row, codes);
+    for (int64_t b = 0; b < blocks_; ++b) {
+      const int64_t index = formats::table_place(format_, packed_.k, row, b * block_, 0).scale;
+      scales[static_cast<size_t>(b)] = {.value = formats::full_scale_at(format_, packed_, index)};
+    }
+  }
+
+  float value(uint8_t code, const BlockScale& scale) const noexcept override {
+    return levels_.level(code) * scale.value;
+  }
+
+  uint8_t nearest(float x, const BlockScale& scale) const noexcept override {
+    return formats::small_float_code(x / scale.value + 0.0f, levels_.bits);
+  }
 };
 
 /// Integers: row by row.
@@ -193,6 +221,9 @@ class IntegerBlocks final : public BlockRounding {
 std::unique_ptr<BlockRounding> block_rounding(PackedWeight& packed, const QuantizeOptions& options) {
   if (packed.scheme.family == formats::SchemeFamily::integer) {
     return std::make_unique<IntegerBlocks>(packed, options.clip());
+  }
+  if (packed.scheme.family == formats::SchemeFamily::small_float) {
+    return std::make_unique<FloatBlocks>(packed, options.scales());
   }
   return std::make_unique<TableBlocks>(packed, options.scales());
 }

@@ -24,6 +24,8 @@ class BlockRounding {
  public:
   virtual ~BlockRounding() = default;
 
+  /// Scales are shared with other rows, and stay as they are: neither write_scale() nor round() is called.
+  virtual bool keeps_scales() const noexcept { return false; }
   /// Weights of a row that share a scale; the last block of a row may have fewer.
   virtual int64_t block() const noexcept = 0;
   /// Row `row`: k codes, and the scale of every block.
@@ -44,7 +46,7 @@ class BlockRounding {
 /// The widest block that round() takes.
 inline constexpr int64_t widest_whole_block = 256;
 
-/// For canonical planes of kbit, the rotated family and the integers without act order; `packed` must outlive it.
+/// For canonical planes of kbit, the rotated family, small floats and the integers without act order; `packed` must outlive it.
 std::unique_ptr<BlockRounding> block_rounding(formats::PackedWeight& packed, const QuantizeOptions& options);
 
 }  // namespace w4q::quantize

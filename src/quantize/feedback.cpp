@@ -10,6 +10,7 @@
 #include "formats/integer.h"
 #include "formats/rotated.h"
 #include "formats/scale_codec.h"
+#include "quantize/feedback_float.h"
 #include "quantize/feedback_rotated.h"
 #include "quantize/feedback_rows.h"
 #include "quantize/feedback_trellis.h"
@@ -17,6 +18,7 @@
 #include "quantize/integer_trial.h"
 #include "quantize/kbit_search.h"
 #include "quantize/rtn.h"
+#include "quantize/small_float.h"
 #include "quantize/source_matrix.h"
 #include "quantize/sweeps.h"
 
@@ -234,6 +236,8 @@ int64_t feedback_block(const Scheme& scheme, int64_t k) noexcept {
       return formats::exl3_tile;
     case SchemeFamily::trellis:
       return trellis_feedback_block;
+    case SchemeFamily::small_float:  // a tensor's columns may stand in any order; such blocks cost little
+      return scheme.block == formats::whole_tensor ? trellis_feedback_block : float_block(scheme, k);
     default:
       return kbit_block;
   }
@@ -265,6 +269,8 @@ QuantizeResult quantize_with_feedback(const TensorView& weight, const Scheme& sc
       return rotated_feedback(weight, scheme, options);
     case SchemeFamily::trellis:
       return trellis_feedback(weight, scheme, options);
+    case SchemeFamily::small_float:
+      return float_feedback(weight, scheme, options);
     default:
       return integer_feedback(weight, scheme, options);
   }

@@ -68,38 +68,15 @@ class RotatedFeedback final : public BlockFeedback {
     }
   }
 
-  /// The norms with the least error once the group is rounded with feedback inside it; of groups that are too wide for
-  /// that, with the least error by the pivots.
+  /// The norms with the least error once the group is rounded.
   void search(FeedbackRows& rows, RowRange part, MatrixView<const float> targets, int64_t position,
               std::span<float> norms) const {
-    const auto coupling = factor_.coupling();
-    const bool coupled = targets.cols <= widest_coupled;
-    std::vector<float> target(static_cast<size_t>(targets.cols * panel_rows)), weights(target.size());
-    for (int64_t first = 0; first < part.count; first += panel_rows) {
-      const int64_t count = std::min<int64_t>(panel_rows, part.count - first);
-      if (count < panel_rows) std::ranges::fill(target, 0.0f);
-      // A row alone stands in all lanes.
-      for (int64_t r = 0; r < (count == 1 ? panel_rows : count); ++r) {
-        const int64_t row = first + (count == 1 ? 0 : r);
-        for (int64_t c = 0; c < targets.cols; ++c) {
-          target[static_cast<size_t>(c * panel_rows + r)] = targets.row(row)[c];
-          weights[static_cast<size_t>(c * panel_rows + r)] = rows.weights(part.first + row)[position + c];
-        }
-      }
-      const PanelBlock block{.target = target.data(),
-                             .weights = weights.data(),
-                             .importance = factor_.pivots().data() + position,
-                             .coupling = coupled ? coupling.row(position) + position : nullptr,
-                             .coupling_stride = coupling.stride,
-                             .columns = static_cast<int>(targets.cols),
-                             .row_alone = count == 1};
-      const PanelScales found = searched_scales(block, search_levels_, packed_.scheme.scale);
-      for (int64_t r = 0; r < count; ++r) {
-        const auto lane = static_cast<size_t>(r);
-        formats::put_scale(packed_.plane(PlaneRole::scales), index_of(rows, part.first + first + r, position),
-                           found.bits[lane]);
-        norms[static_cast<size_t>(first + r)] = found.values[lane];
-      }
+    const auto found =
+        searched_row_scales(factor_, rows, part, targets, position, search_levels_, packed_.scheme.scale);
+    for (int64_t r = 0; r < part.count; ++r) {
+      const auto& norm = found[static_cast<size_t>(r)];
+      formats::put_scale(packed_.plane(PlaneRole::scales), index_of(rows, part.first + r, position), norm.bits);
+      norms[static_cast<size_t>(r)] = norm.value;
     }
   }
 

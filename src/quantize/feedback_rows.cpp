@@ -67,6 +67,37 @@ void FeedbackRows::gather(int64_t begin, int64_t end) {
   });
 }
 
+std::vector<formats::StoredScale> searched_row_scales(const ErrorFactor& factor, FeedbackRows& rows, RowRange part,
+                                                      MatrixView<const float> targets, int64_t position,
+                                                      const KbitLevels& levels, formats::ScaleType type) {
+  const auto coupling = factor.coupling();
+  const bool coupled = targets.cols <= widest_coupled;
+  std::vector<float> target(static_cast<size_t>(targets.cols * panel_rows)), weights(target.size());
+  std::vector<formats::StoredScale> result;
+  for (int64_t first = 0; first < part.count; first += panel_rows) {
+    const int64_t count = std::min<int64_t>(panel_rows, part.count - first);
+    if (count < panel_rows) std::ranges::fill(target, 0.0f);
+    // A row alone stands in all lanes.
+    for (int64_t r = 0; r < (count == 1 ? panel_rows : count); ++r) {
+      const int64_t row = first + (count == 1 ? 0 : r);
+      for (int64_t c = 0; c < targets.cols; ++c) {
+        target[static_cast<size_t>(c * panel_rows + r)] = targets.row(row)[c];
+        weights[static_cast<size_t>(c * panel_rows + r)] = rows.weights(part.first + row)[position + c];
+      }
+    }
+    const PanelBlock block{.target = target.data(),
+                           .weights = weights.data(),
+                           .importance = factor.pivots().data() + position,
+                           .coupling = coupled ? coupling.row(position) + position : nullptr,
+                           .coupling_stride = coupling.stride,
+                           .columns = static_cast<int>(targets.cols),
+                           .row_alone = count == 1};
+    const PanelScales found = searched_scales(block, levels, type);
+    for (size_t r = 0; r < static_cast<size_t>(count); ++r) result.push_back({found.bits[r], found.values[r], false});
+  }
+  return result;
+}
+
 void BlockFeedback::finish(FeedbackRows&) const {}
 
 namespace {

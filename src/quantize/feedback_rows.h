@@ -59,6 +59,12 @@ class FeedbackRows {
   std::vector<QuantizeStats> stats_;
 };
 
+/// For each row of a part whose `targets` stand at `position`, one block, the scale with the least error once the block is
+/// rounded with feedback inside it; of blocks that are too wide for that, with the least error by the pivots.
+std::vector<formats::StoredScale> searched_row_scales(const ErrorFactor& factor, FeedbackRows& rows, RowRange part,
+                                                      MatrixView<const float> targets, int64_t position,
+                                                      const KbitLevels& levels, formats::ScaleType type);
+
 /// What a family does.
 class BlockFeedback {
  public:

@@ -6,6 +6,7 @@
 #include "quantize/kbit.h"
 #include "quantize/rotated.h"
 #include "quantize/rtn.h"
+#include "quantize/small_float.h"
 #include "quantize/trellis.h"
 
 namespace w4q::quantize {
@@ -16,8 +17,8 @@ formats::Rotation QuantizeOptions::rotation() const noexcept {
 }
 
 std::span<const QuantizerRow> quantizer_registry() noexcept {
-  static const QuantizerRow rows[] = {kbit_quantizer(), rtn_quantizer(), rotated_quantizer(), trellis_quantizer(),
-                                      exl3_quantizer()};
+  static const QuantizerRow rows[] = {kbit_quantizer(),    rtn_quantizer(),  rotated_quantizer(),
+                                      trellis_quantizer(), exl3_quantizer(), small_float_quantizer()};
   return rows;
 }
 

@@ -8,6 +8,7 @@
 #include "formats/integer.h"
 #include "formats/scheme_registry.h"
 #include "quantize/rtn.h"
+#include "quantize/small_float.h"
 
 namespace w4q::quantize {
 namespace {
@@ -43,6 +44,8 @@ const QuantizerRow& rounding_quantizer(const Scheme& scheme) {
       return quantizer_row("trellis");
     case SchemeFamily::exl3:
       return quantizer_row("exl3");
+    case SchemeFamily::small_float:
+      return quantizer_row("float");
     case SchemeFamily::lut:
       break;
   }
@@ -59,6 +62,9 @@ Rounding rounding_of(const Scheme& scheme, int64_t k, const QuantizeOptions& opt
     const auto clip = options.clip();
     return {[scheme, clip](MatrixView<float> weights) { fake_quantize(scheme, weights, clip); },
             formats::integer_group_size(scheme, k), !scheme.asymmetric};
+  }
+  if (scheme.family == SchemeFamily::small_float) {
+    return {[scheme](MatrixView<float> weights) { round_small_floats(scheme, weights); }, float_block(scheme, k), true};
   }
   return {[scheme, options](MatrixView<float> weights) { round_by_packing(scheme, options, weights); }, scheme.block,
           true};

@@ -12,22 +12,24 @@ namespace {
 constexpr std::string_view arrow = " → ";
 
 struct Preset {
-  std::string_view name, kbit, rotated, trellis, exl3, integer;
+  std::string_view name, kbit, rotated, trellis, exl3, integer, floats;
 };
 
 // Without activations a learned table fits the weights better and, at few bits, the model no better. Blocks of 128
 // measured best (docs/notes/quality.md); other programs' integer checkpoints have no place for a rotation.
 constexpr Preset presets[] = {
-    {"fast", "search", "search", "rotate128", "none", "clip"},
+    {"fast", "search", "search", "rotate128", "none", "clip", "search"},
     {"good", "lloyd+search → feedback → sweeps", "search → feedback → sweeps → norms", "rotate128 → feedback → norms",
-     "feedback → norms", "clip → feedback → sweeps"},
+     "feedback → norms", "clip → feedback → sweeps", "search → feedback → sweeps"},
     {"best", "awq → rotate128 → lloyd+search → asym → feedback → sweeps → distill",
      "awq → search → asym → feedback → sweeps → norms → distill", "awq → rotate128 → asym → feedback → norms → distill",
-     "asym → feedback → norms → distill", "awq → clip → asym → feedback → sweeps → distill"},
+     "asym → feedback → norms → distill", "awq → clip → asym → feedback → sweeps → distill",
+     "awq → search → asym → feedback → sweeps → distill"},
     {"max", "awq → rotate128 → lloyd+search → asym → feedback → feedback2 → sweeps → distill",
      "awq → search → asym → feedback → feedback2 → sweeps → norms → distill",
      "awq → rotate128 → asym → feedback → norms → distill", "asym → feedback → norms → distill",
-     "awq → clip → asym → feedback → feedback2 → sweeps → distill"},
+     "awq → clip → asym → feedback → feedback2 → sweeps → distill",
+     "awq → search → asym → feedback → feedback2 → sweeps → distill"},
 };
 
 std::string_view trimmed(std::string_view text) {
@@ -182,6 +184,8 @@ Steps preset_steps(std::string_view name, const formats::Scheme& scheme) {
       return parse_steps(preset->trellis);
     case formats::SchemeFamily::exl3:
       return parse_steps(preset->exl3);
+    case formats::SchemeFamily::small_float:
+      return parse_steps(preset->floats);
     default:
       return parse_steps(preset->integer);
   }

@@ -157,7 +157,8 @@ void sweep(const TensorView& weight, const QuantizeOptions& options, formats::Pa
   const DampedGram gram =
       damped_gram(input.gram, *input.feedback, packed.k, weight.name, "the Gram matrix of its inputs");
   const auto rounding = block_rounding(packed, options);
-  const auto blocks = whole_blocks(gram, rounding->block(), weight.name);
+  const int64_t block = rounding->keeps_scales() ? widest_whole_block + 1 : rounding->block();
+  const auto blocks = whole_blocks(gram, block, weight.name);
   const ColumnOrder units = column_order(gram.diagonal(), sweep_code_unit);
   if (couples_rows(input)) {
     const DampedGram outputs =

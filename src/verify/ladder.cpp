@@ -86,7 +86,8 @@ bool CheckContext::foreign() {
   if (!foreign_) {
     const bool has_config = std::filesystem::exists(options_.model / "config.json");
     const auto stated = has_config ? checkpoint::stated_quantization(config(), options_.model) : std::nullopt;
-    foreign_ = stated && stated->foreign && !checkpoint::is_low_precision(stated->json);
+    foreign_ = stated && stated->foreign &&
+               (!checkpoint::is_low_precision(stated->json) || checkpoint::has_packed_floats(headers(), *stated));
   }
   return *foreign_;
 }
@@ -104,7 +105,7 @@ const checkpoint::Folder& CheckContext::headers() {
 const model::OpenedModel& CheckContext::candidate() {
   if (!candidate_) {
     checkpoint::require_folder(options_.model);
-    candidate_ = model::open_model(checkpoint::read_quantization(headers()));
+    candidate_ = model::open_model(checkpoint::read_quantization(headers(), checkpoint::FloatForm::either));
     if (options_.has_base()) candidate_ = apart_like(std::move(*candidate_), stored_base().folder.tensors);
   }
   return *candidate_;

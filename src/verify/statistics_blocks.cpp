@@ -105,6 +105,7 @@ BlockSample::BlockSample(const PackedWeight& canonical) : weight_(canonical), ro
     size = formats::block_of(format, canonical.k);
     by_largest_ = format.rule != formats::ScaleRule::group_norm;
     if (format.order == formats::CodeOrder::dense && canonical.k % size != 0) size = 0;
+    if (format.block_rows != 1) size = 0;  // rows have no scales of their own
   }
   if (size == 0) return;
   groups_ = (canonical.k + size - 1) / size;

@@ -58,6 +58,7 @@ std::vector<float> clean_table(const PackedWeight& pass, const formats::Scheme& 
   }
   const auto stored = pass.plane(formats::PlaneRole::codebook).bytes.as<float>();
   std::vector<float> table(stored.begin(), stored.end());
+  if (scheme.family == SchemeFamily::small_float) return table;
   const float largest = formats::table_max(table);
   for (float& entry : table) entry /= largest;
   if (scheme.family != SchemeFamily::kbit) return table;

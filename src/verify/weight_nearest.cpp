@@ -25,7 +25,6 @@ NearestCodes::NearestCodes(const formats::PackedWeight& canonical, bool folded)
   readable_ = !formats::shares_bits(canonical.scheme);  // no weight has its code for itself
   if (integer_ || !readable_) return;
   format_ = formats::scheme_row(canonical.scheme.family).table(canonical.scheme);
-  readable_ = !format_.tensor_scale;
   levels_ = formats::table_levels(format_, canonical);
   for (const float level : levels_) {
     float nearest = std::numeric_limits<float>::infinity();
@@ -43,7 +42,7 @@ void NearestCodes::read(int64_t row) {
     int64_t last = -1;
     for (size_t col = 0; col < scales_.size(); ++col) {
       const int64_t block = formats::table_place(format_, weight_.k, row, static_cast<int64_t>(col), 0).scale;
-      scales_[col] = block == last ? scales_[col - 1] : formats::scale_at(weight_, block);
+      scales_[col] = block == last ? scales_[col - 1] : formats::full_scale_at(format_, weight_, block);
       last = block;
     }
     return;

@@ -68,6 +68,12 @@ void WholeLadder::write_bitsandbytes(const std::string& name, const checkpoint::
   io::write_file(folder / "config.json", config.dump(2), false);
 }
 
+/// What to quantize to for a dialect of small floats; empty for others.
+std::string float_scheme_of(std::string_view dialect) {
+  if (dialect == "fp8") return "fp8-block128";
+  return dialect == "compressed-tensors-float" || dialect == "modelopt" ? "nvfp4" : "";
+}
+
 TEST_F(WholeLadder, EveryDialect) {
   ASSERT_EQ(quantize("all", {"--method", "rtn", "--scheme", "int4-g128-f16"}).status, 0);
   // Marlin's words come in 256 outputs, k_proj and v_proj have 128.
@@ -96,8 +102,37 @@ TEST_F(WholeLadder, EveryDialect) {
                 0);
       from = path("exl3-planes");
     }
+    if (const std::string scheme = float_scheme_of(name); !scheme.empty()) {
+      ASSERT_EQ(quantize(scheme, {"--scheme", scheme, "--overwrite"}).status, 0);
+      from = path(scheme);
+    }
     repack(from, name, row.name);
     expect_verified(path(name));
+  }
+}
+
+/// What servers load comes back as it was, whichever of them it went through.
+TEST_F(WholeLadder, SmallFloatsThereAndBack) {
+  const std::map<std::string, std::vector<std::string>> ways = {
+      {"nvfp4", {"compressed-tensors-float", "modelopt"}},
+      {"mxfp4", {"compressed-tensors-float"}},
+      {"mxfp8", {"compressed-tensors-float", "modelopt"}},
+      {"fp8-tensor", {"compressed-tensors-float"}},
+      {"fp8-channel", {"compressed-tensors-float", "modelopt"}},
+      {"fp8-block128", {"compressed-tensors-float", "modelopt", "fp8"}}};
+  for (const auto& [scheme, dialects] : ways) {
+    ASSERT_EQ(quantize(scheme, {"--scheme", scheme}).status, 0);
+    const auto weights = io::read_file(path(scheme) + "/model.safetensors");
+    std::string from = path(scheme);
+    for (const auto& dialect : dialects) {
+      SCOPED_TRACE(scheme + " " + dialect);
+      const std::string there = scheme + "-" + dialect;
+      repack(from, there, dialect);
+      expect_verified(path(there));
+      repack(path(there), there + "-back", "w4q");
+      EXPECT_EQ(io::read_file(path(there) + "-back/model.safetensors"), weights);
+      from = path(there);  // and from there to the next
+    }
   }
 }
 

@@ -71,7 +71,7 @@ TEST(TableFormat, EncodesTheGoldenNvfp4Weight) {
     const uint32_t code = static_cast<uint32_t>(packed->bytes[static_cast<size_t>(i / 2)]) >> (i % 2 * 4) & 15u;
     ASSERT_EQ(code_at(nvfp4, weight, i / k, i % k), code) << i;
     const float scale = f32_from_e4m3(weight.plane(PlaneRole::scales).bytes.as<uint8_t>()[static_cast<size_t>(i / 16)]);
-    ASSERT_EQ(decoded[static_cast<size_t>(i)], f32_from_e2m1(code) * scale * factor);
+    ASSERT_EQ(decoded[static_cast<size_t>(i)], f32_from_e2m1(code) * (scale * factor));
     negative_zeros += code == 8;
     ASSERT_EQ(std::signbit(decoded[static_cast<size_t>(i)]), code >= 8);
   }

@@ -48,6 +48,13 @@ std::vector<std::pair<std::string, QuantizeOptions>> ways_to(const formats::Sche
     ways[1].second.steps = {{quantize::StepKind::clip}};
     return ways;
   }
+  if (scheme.family == formats::SchemeFamily::small_float) {
+    ways.resize(2);
+    ways[0].first = "none";
+    ways[1].first = "search";
+    ways[1].second.steps = {{quantize::StepKind::search_scales}};
+    return ways;
+  }
   if (formats::scheme_row(scheme.family).table == nullptr) {
     ways.emplace_back("none", QuantizeOptions{});
     return ways;

@@ -12,6 +12,7 @@
 #include "formats/lut.h"
 #include "formats/rotated.h"
 #include "formats/scheme_registry.h"
+#include "formats/small_float.h"
 #include "kbit_samples.h"
 #include "repack/layout_registry.h"
 
@@ -82,6 +83,8 @@ inline std::vector<float> table_of(const formats::Scheme& scheme) {
       return {formats::fp4_table().begin(), formats::fp4_table().end()};
     case formats::SchemeFamily::rotated:
       return {formats::normal_codebook(scheme.bits).begin(), formats::normal_codebook(scheme.bits).end()};
+    case formats::SchemeFamily::small_float:
+      return {formats::small_float_table(scheme.bits).begin(), formats::small_float_table(scheme.bits).end()};
     case formats::SchemeFamily::integer:
     case formats::SchemeFamily::trellis:
     case formats::SchemeFamily::exl3:

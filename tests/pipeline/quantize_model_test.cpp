@@ -2,8 +2,10 @@
 #include "pipeline/quantize_model.h"
 
 #include <fstream>
+#include <set>
 
 #include "core/progress.h"
+#include "core/text.h"
 #include "model/model.h"
 #include "pipeline/repack_model.h"
 #include "repack/layout_registry.h"
@@ -69,6 +71,38 @@ TEST_F(QuantizeModel, EveryLayoutOpensAsAModelAndComesBack) {
     EXPECT_TRUE(same(opened.embeddings(), canonical.embeddings())) << layout.name;
     EXPECT_TRUE(same(opened.layers()[3].linear(model::Role::down), canonical.layers()[3].linear(model::Role::down)))
         << layout.name;
+  }
+}
+
+/// Servers take one factor for q, k and v, and one for gate and up: rounded as they are, and scaled before by AWQ.
+TEST_F(QuantizeModel, FusedLinearsShareTheirFactor) {
+  for (const char* steps : {"none", "awq → search → feedback"}) {
+    auto wanted = request(steps);
+    wanted.scheme = formats::parse_scheme("nvfp4");
+    wanted.method = "float";
+    wanted.options.steps = quantize::parse_steps(steps);
+    if (wanted.options.steps.has(quantize::StepKind::awq)) {
+      wanted.calibrated.emplace();
+      wanted.calibrated->text.ids = wanted.model / "own/selfgen.ids.u16";
+      wanted.calibrated->text.samples = 4;
+      wanted.calibrated->text.length = 128;
+    }
+    quantize_model(wanted);
+    const auto tensors = io::Checkpoint::open(wanted.output);
+    const auto factor = [&](int layer, const char* linear) {
+      const auto loaded = tensors.load(concat("model.layers.", layer, ".", linear, ".0.tensor_scale"));
+      return Buffer::copy_of(loaded->bytes).as<const float>()[0];
+    };
+    std::set<float> factors;
+    for (int layer = 0; layer < 4; ++layer) {
+      EXPECT_EQ(factor(layer, "self_attn.q_proj"), factor(layer, "self_attn.k_proj"));
+      EXPECT_EQ(factor(layer, "self_attn.q_proj"), factor(layer, "self_attn.v_proj"));
+      EXPECT_EQ(factor(layer, "mlp.gate_proj"), factor(layer, "mlp.up_proj"));
+      for (const char* linear : {"self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj"}) {
+        factors.insert(factor(layer, linear));
+      }
+    }
+    EXPECT_GT(factors.size(), 1u) << "all linears have one factor: nothing is shown";
   }
 }
 

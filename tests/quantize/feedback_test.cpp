@@ -144,12 +144,25 @@ TEST(Feedback, TriesRangesOfIntegers) {
   }
 }
 
+/// And so do scales of small floats; those of 8 bits gain little, being fine already.
+TEST(Feedback, TriesScalesOfSmallFloats) {
+  const Layer layer(70, 320);
+  QuantizeOptions tries;
+  tries.steps = {{StepKind::search_scales}};
+  for (const char* name : {"nvfp4", "mxfp4"}) layer.expect_gain(name, tries);
+  for (const char* name : {"nvfp4", "mxfp4", "mxfp8", "fp8-tensor", "fp8-channel", "fp8-block128"}) {
+    const Scheme scheme = formats::parse_scheme(name);
+    EXPECT_LT(layer.error(layer.fed_back(scheme, tries)), layer.error(layer.plain(scheme, tries))) << name;
+  }
+}
+
 TEST(Feedback, BytesDoNotDependOnThreads) {
   const Layer layer(200, 90);
-  for (const char* name : {"kbit3-b32-e4m4", "int4-g32-f16-asym", "rotated3-d32"}) {
+  for (const char* name : {"kbit3-b32-e4m4", "int4-g32-f16-asym", "rotated3-d32", "nvfp4", "fp8-block128"}) {
     const Scheme scheme = formats::parse_scheme(name);
     auto options = scheme.family == formats::SchemeFamily::kbit ? searching() : QuantizeOptions{};
-    if (scheme.family == formats::SchemeFamily::rotated) options.steps = {{StepKind::search_scales}};
+    if (scheme.family == formats::SchemeFamily::rotated || scheme.family == formats::SchemeFamily::small_float)
+      options.steps = {{StepKind::search_scales}};
     set_threads(1);
     const auto one = layer.fed_back(scheme, options);
     set_threads(3);

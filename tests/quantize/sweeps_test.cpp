@@ -144,7 +144,11 @@ TEST(Sweeps, EndWhereNoSingleChangeHelps) {
 
 /// Of a row that is one block nothing else is kept: whatever it starts from, it ends where feedback brings it, or lower.
 TEST(Sweeps, BringABlockAloneWhereFeedbackDoes) {
-  for (const auto& [name, k] : {std::pair{"kbit3-b32-e4m4", 32}, {"int4-g128-f16-asym", 128}, {"rotated3-d64", 64}}) {
+  for (const auto& [name, k] : {std::pair{"kbit3-b32-e4m4", 32},
+                                {"int4-g128-f16-asym", 128},
+                                {"rotated3-d64", 64},
+                                {"nvfp4", 16},
+                                {"mxfp4", 32}}) {
     const Layer layer(100, k);
     const Scheme scheme = formats::parse_scheme(name);
     QuantizeOptions options;

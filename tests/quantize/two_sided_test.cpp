@@ -68,7 +68,7 @@ struct Sides {
 QuantizeOptions trying(const Scheme& scheme) {
   QuantizeOptions options;
   if (scheme.family == SchemeFamily::kbit) return test::searching();
-  options.steps = {{scheme.family == SchemeFamily::rotated ? StepKind::search_scales : StepKind::clip}};
+  options.steps = {{scheme.family == SchemeFamily::integer ? StepKind::clip : StepKind::search_scales}};
   return options;
 }
 

@@ -69,6 +69,8 @@ struct DialectRow {
   io::Json (*list_tensors)(io::Json quantization, const std::vector<io::PlannedTensor>& tensors) = nullptr;
   /// Biases of packed linears are F16, with zeros up to a multiple of this; 0: they stay as they are.
   int64_t bias_multiple = 0;
+  /// Ends of the names of tensors that say how activations are quantized: left out of conversions.
+  std::span<const std::string_view> activations = {};
   /// The first value of a weight with a scheme from fit() that has no place, with row, group and what would be lost;
   /// empty: all have. Null: all always have.
   std::string (*refuses)(const formats::PackedWeight& canonical) = nullptr;
@@ -86,7 +88,7 @@ const DialectRow& detect_dialect(const DialectSource& source);
 /// Names of those that stand for quantization_config, in old checkpoints and beside config.json: a converted folder must
 /// not carry them along.
 inline constexpr std::string_view side_config_files[] = {"quantize_config.json", "quant_config.json",
-                                                         "quantization_config.json"};
+                                                         "quantization_config.json", "hf_quant_config.json"};
 /// Marks TurboQuant's checkpoints, which have tensors and files of their own and are no row of the table.
 inline constexpr std::string_view turboquant_config_file = "turboquant_config.json";
 

@@ -17,5 +17,8 @@ DialectRow marlin_dialect_row();
 DialectRow bitsandbytes_nf4_row();
 DialectRow bitsandbytes_fp4_row();
 DialectRow exl3_dialect_row();
+DialectRow compressed_tensors_float_row();
+DialectRow modelopt_row();
+DialectRow fp8_row();
 
 }  // namespace w4q::checkpoint

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "core/error.h"
@@ -10,6 +11,7 @@
 #include "formats/bit_stream.h"
 #include "formats/codebook.h"
 #include "formats/scale_codec.h"
+#include "formats/small_float.h"
 #include "formats/table/group_norm.h"
 #include "formats/table/nested_scales.h"
 
@@ -34,16 +36,27 @@ BitPlace code_place(const TableFormat& format, int64_t code, int bit) noexcept {
   return {stream_bit / 32, static_cast<int>(stream_bit % 32), 0};
 }
 
-/// The blocks of a weight as ranges of the flat matrix: body(index, begin, end).
+/// The blocks of a weight as ranges of the flat matrix: body(index, begin, end); one that spans rows comes again.
 template <class Body>
 void for_each_block(const TableFormat& format, int64_t n, int64_t k, const Body& body) {
   const int64_t size = block_of(format, k);
   const int64_t run = flat(format) ? n * k : k;  // what blocks are cut from
-  int64_t index = 0;
+  const int64_t blocks = ceil_div(run, size);    // of a run
   for (int64_t start = 0; start < n * k; start += run) {
+    int64_t index = flat(format) ? 0 : scale_row(format, start / k) * blocks;
     for (int64_t at = 0; at < run; at += size) body(index++, start + at, start + std::min(at + size, run));
   }
 }
+
+/// Bit i of `bits` as the lowest bit of byte i.
+uint64_t spread(uint64_t bits) noexcept {
+  constexpr uint64_t ones = 0x0101010101010101, low = 0x7F7F7F7F7F7F7F7F;
+  const uint64_t apart = bits * ones & 0x8040201008040201;
+  return (((apart & low) + low) | apart) >> 7 & ones;
+}
+
+/// The reverse: the lowest bit of every byte.
+uint64_t gather(uint64_t bytes) noexcept { return (bytes & 0x0101010101010101) * 0x0102040810204080 >> 56; }
 
 /// The 32 codes of a unit, of which a dense stream's last may have fewer words.
 std::array<uint8_t, unit> read_unit(const TableFormat& format, std::span<const uint32_t> words, int64_t index) {
@@ -57,7 +70,12 @@ std::array<uint8_t, unit> read_unit(const TableFormat& format, std::span<const u
     return codes;
   }
   for (size_t bit = 0; bit < bits; ++bit) {
-    for (size_t lane = 0; lane < unit; ++lane) codes[lane] |= static_cast<uint8_t>((words[bit] >> lane & 1u) << bit);
+    for (size_t lane = 0; lane < unit; lane += 8) {
+      uint64_t bytes = 0;
+      std::memcpy(&bytes, codes.data() + lane, sizeof bytes);
+      bytes |= spread(words[bit] >> lane & 0xFFu) << bit;
+      std::memcpy(codes.data() + lane, &bytes, sizeof bytes);
+    }
   }
   return codes;
 }
@@ -74,6 +92,9 @@ float tensor_scale_of(const TableFormat& format, const PackedWeight& weight) {
 }
 
 void check_table(const TableFormat& format, std::span<const float> codebook) {
+  if (!format.fixed.empty() && !std::ranges::equal(codebook, format.fixed)) {
+    throw Error(ErrorCode::bad_argument, concat("encode: floats of ", format.bits, " bits have a table of their own"));
+  }
   if (format.ascending) return check_codebook(codebook, format.bits, "encode");
   const auto finite = [](float x) { return std::isfinite(x); };
   if (codebook.size() == size_t{1} << format.bits && std::ranges::all_of(codebook, finite)) return;
@@ -89,6 +110,8 @@ StoredScale block_scale(const TableFormat& format, std::span<const float> values
       return store_scale(table_max(values) / largest, format.scale);
     case ScaleRule::absmax:
       return store_scale(table_max(values), format.scale);
+    case ScaleRule::small_float:  // of blocks that may span rows
+      break;
     case ScaleRule::group_norm:
       return store_scale(rotated_norm(values, block) / gain, format.scale, scale_codec(format.scale).largest);
   }
@@ -102,6 +125,25 @@ float fitting_tensor_scale(const TableFormat& format, std::span<const float> val
   return absmax == 0 ? 1.0f : std::max(factor, std::numeric_limits<float>::min());
 }
 
+/// Scales of small floats, and the tensor's factor.
+void store_float_scales(const TableFormat& format, std::span<const float> values, PackedWeight& weight) {
+  Plane& scales = weight.plane(PlaneRole::scales);
+  std::vector<float> maxima(static_cast<size_t>(element_count(scales.spec.shape)));
+  for_each_block(format, weight.n, weight.k, [&](int64_t index, int64_t begin, int64_t end) {
+    float& largest = maxima[static_cast<size_t>(index)];
+    largest =
+        std::max(largest, table_max(values.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin))));
+  });
+  float factor = 1;
+  if (format.tensor_scale) {
+    factor = small_float_factor(table_max(maxima));
+    weight.plane(PlaneRole::tensor_scale).bytes.as<float>()[0] = format.tensor_divides ? 1 / factor : factor;
+  }
+  for (size_t i = 0; i < maxima.size(); ++i) {
+    put_scale(scales, i, small_float_scale(weight.scheme, maxima[i], factor).bits);
+  }
+}
+
 }  // namespace
 
 std::vector<PlaneSpec> table_planes(const TableFormat& format, int64_t n, int64_t k, std::string_view name) {
@@ -109,7 +151,8 @@ std::vector<PlaneSpec> table_planes(const TableFormat& format, int64_t n, int64_
   const int64_t block = block_of(format, k);
   const Shape codes =
       flat(format) ? Shape{dense_words(n * k, format.bits)} : Shape{n, ceil_div(k, unit), int64_t{format.bits}};
-  const Shape scales = flat(format) ? Shape{ceil_div(n * k, block)} : Shape{n, ceil_div(k, block)};
+  const int64_t rows = scale_row(format, n - 1) + 1;
+  const Shape scales = flat(format) ? Shape{ceil_div(n * k, block)} : Shape{rows, ceil_div(k, block)};
   std::vector<PlaneSpec> specs = {{PlaneRole::codes, DType::i32, codes},
                                   {PlaneRole::scales, scale_codec(format.scale).dtype, scales},
                                   {PlaneRole::codebook, DType::f32, {int64_t{1} << format.bits}}};
@@ -121,13 +164,19 @@ std::vector<PlaneSpec> table_planes(const TableFormat& format, int64_t n, int64_
 BitPlace table_place(const TableFormat& format, int64_t k, int64_t row, int64_t col, int bit) noexcept {
   const int64_t block = block_of(format, k);
   BitPlace place = code_place(format, row_begin(format, k, row) + col, bit);
-  place.scale = flat(format) ? (row * k + col) / block : row * ceil_div(k, block) + col / block;
+  place.scale = flat(format) ? (row * k + col) / block : scale_row(format, row) * ceil_div(k, block) + col / block;
   return place;
 }
 
 float scale_at(const PackedWeight& canonical, int64_t index) noexcept {
   if (canonical.scheme.scale == ScaleType::nested) return nested_scale(canonical, index);
   return load_scale(canonical.plane(PlaneRole::scales), static_cast<size_t>(index));
+}
+
+float full_scale_at(const TableFormat& format, const PackedWeight& canonical, int64_t index) noexcept {
+  const float scale = scale_at(canonical, index);
+  if (!format.tensor_scale) return scale;
+  return scale_with_factor(scale, tensor_scale_of(format, canonical), format.tensor_divides);
 }
 
 std::vector<float> table_levels(const TableFormat& format, const PackedWeight& canonical) {
@@ -150,14 +199,12 @@ void table_decode_row(const TableFormat& format, const PackedWeight& canonical, 
     const auto codes = read_unit(format, words, (begin + col) / unit);
     for (int64_t lane = (begin + col) % unit; lane < unit && col < k; ++lane, ++col) {
       if (col == block_end) {
-        scale = scale_at(canonical, table_place(format, k, row, col, 0).scale);
+        scale = full_scale_at(format, canonical, table_place(format, k, row, col, 0).scale);
         block_end = ((before + col) / size + 1) * size - before;
       }
       out[static_cast<size_t>(col)] = levels[codes[static_cast<size_t>(lane)]] * scale;
     }
   }
-  if (!format.tensor_scale) return;
-  for (float& value : out) value *= tensor_scale_of(format, canonical);
 }
 
 void table_read_codes(const TableFormat& format, const PackedWeight& canonical, int64_t row, std::span<uint8_t> codes) {
@@ -173,14 +220,30 @@ void table_read_codes(const TableFormat& format, const PackedWeight& canonical, 
   }
 }
 
+void table_write_codes(const TableFormat& format, PackedWeight& weight, int64_t row, std::span<const uint8_t> codes) {
+  ensure(!flat(format), "table_write_codes: not bit planes");
+  const auto bits = static_cast<size_t>(format.bits);
+  const auto units = static_cast<size_t>(ceil_div(weight.k, unit));
+  const auto words = weight.plane(PlaneRole::codes)
+                         .bytes.as<uint32_t>()
+                         .subspan(static_cast<size_t>(row) * units * bits, units * bits);
+  std::ranges::fill(words, 0u);
+  for (size_t first = 0; first < codes.size(); first += 8) {
+    uint64_t bytes = 0;
+    std::memcpy(&bytes, codes.data() + first, std::min<size_t>(8, codes.size() - first));
+    for (size_t bit = 0; bit < bits; ++bit) {
+      words[first / unit * bits + bit] |= static_cast<uint32_t>(gather(bytes >> bit)) << (first % unit);
+    }
+  }
+}
+
 void table_recode(const TableFormat& format, PackedWeight& weight, std::span<const float> values) {
   check_values(values, weight.n, weight.k);
   const NearestEntry nearest(table_levels(format, weight), format.ties);
   const std::span<uint32_t> words = weight.plane(PlaneRole::codes).bytes.as<uint32_t>();
   std::ranges::fill(words, 0u);
-  const float factor = tensor_scale_of(format, weight);
   for_each_block(format, weight.n, weight.k, [&](int64_t block, int64_t begin, int64_t end) {
-    const float scale = scale_at(weight, block) * factor;
+    const float scale = full_scale_at(format, weight, block);
     const float reciprocal = 1.0f / scale;
     const bool multiplies = format.reciprocal && std::isfinite(reciprocal);
     const int64_t row = begin / weight.k;
@@ -198,6 +261,10 @@ void table_encode(const TableFormat& format, std::span<const float> values, std:
                   PackedWeight& weight) {
   check_table(format, codebook);
   std::ranges::copy(codebook, weight.plane(PlaneRole::codebook).bytes.as<float>().begin());
+  if (format.rule == ScaleRule::small_float) {
+    store_float_scales(format, values, weight);
+    return table_recode(format, weight, values);
+  }
   float largest = table_max(codebook);
   if (format.tensor_scale) {
     const float factor = fitting_tensor_scale(format, values, largest);

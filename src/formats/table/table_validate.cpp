@@ -1,6 +1,7 @@
 // What a hostile file could get wrong in the planes of a table-coded format.
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -10,6 +11,7 @@
 #include "formats/codebook.h"
 #include "formats/scale_codec.h"
 #include "formats/scale_range.h"
+#include "formats/small_float.h"
 #include "formats/table/table_format.h"
 
 namespace w4q::formats {
@@ -51,7 +53,31 @@ void check_finite(const PackedWeight& weight, PlaneRole role, std::string_view n
       .detail(concat("entry ", bad - values.begin(), ": ", *bad));
 }
 
+void check_fixed(const TableFormat& format, const PackedWeight& weight, std::string_view name) {
+  const auto table = weight.plane(PlaneRole::codebook).bytes.as<float>();
+  const auto same = [](float a, float b) { return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b); };
+  const auto [found, expected] = std::ranges::mismatch(table, format.fixed, same);
+  if (found == table.end()) return;
+  throw Error(ErrorCode::bad_file, concat(printable(name), ": plane codebook is not the table of the float"))
+      .detail(concat("entry ", found - table.begin(), ": expected ", *expected, ", got ", *found));
+}
+
+/// Of 8-bit floats: no code is a NaN.
+void check_no_nan(const PackedWeight& weight, std::string_view name) {
+  const auto words = weight.plane(PlaneRole::codes).bytes.as<uint32_t>();
+  const int64_t units = (weight.k + 31) / 32;
+  for (size_t unit = 0; unit < words.size() / 8; ++unit) {
+    uint32_t nan = ~0u;
+    for (size_t bit = 0; bit < 7; ++bit) nan &= words[unit * 8 + bit];
+    if (nan == 0) continue;
+    const auto index = static_cast<int64_t>(unit);
+    throw Error(ErrorCode::bad_file, concat(printable(name), ": plane codes holds a NaN of E4M3"))
+        .detail(concat("row ", index / units, ", column ", index % units * 32 + std::countr_zero(nan)));
+  }
+}
+
 void check_table(const TableFormat& format, const PackedWeight& weight, std::string_view name) {
+  if (!format.fixed.empty()) return check_fixed(format, weight, name);
   if (!format.ascending) return check_finite(weight, PlaneRole::codebook, name);
   const auto table = weight.plane(PlaneRole::codebook).bytes.as<float>();
   const std::string source = concat(name, ": plane codebook");
@@ -126,7 +152,9 @@ void check_tensor_scale(const PackedWeight& weight, std::string_view name) {
 float checked_table(const TableFormat& format, const PackedWeight& weight, std::string_view name) {
   check_table(format, weight, name);
   if (format.tensor_scale) check_tensor_scale(weight, name);
-  return table_max(table_levels(format, weight));
+  const float largest = table_max(table_levels(format, weight));
+  if (!format.tensor_scale) return largest;
+  return scale_with_factor(largest, weight.plane(PlaneRole::tensor_scale).bytes.as<float>()[0], format.tensor_divides);
 }
 
 }  // namespace
@@ -143,6 +171,7 @@ void table_validate(const TableFormat& format, const PackedWeight& canonical, st
   } else {
     check_stream_padding(canonical, format.bits, name);
   }
+  if (format.fixed.size() == 256) check_no_nan(canonical, name);
   const float largest = checked_table(format, canonical, name);
   if (format.scale == ScaleType::nested) return check_nested(canonical, largest, name);
   if (!every_scale_is_sound(format)) check_scales(format, canonical, largest, name);

@@ -179,7 +179,7 @@ struct alignas(64) LookUpTable {
 /// Formats whose codes are bit planes, and whose scales belong to whole units of 32.
 bool has_unit_scales(const TableFormat& format) {
   return format.order == formats::CodeOrder::bit_planes && format.bits <= 5 &&
-         format.block % formats::kbit_block == 0 && !format.tensor_scale;
+         format.block % formats::kbit_block == 0 && format.block_rows == 1 && !format.tensor_scale;
 }
 
 void dequantize_planes(const TableFormat& format, const PackedWeight& weight, int64_t begin, MatrixView<float> out) {

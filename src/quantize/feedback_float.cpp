@@ -1,0 +1,132 @@
+#include "quantize/feedback_float.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "formats/table/table_format.h"
+#include "quantize/feedback.h"
+#include "quantize/feedback_rows.h"
+#include "quantize/kbit_search.h"
+#include "quantize/small_float.h"
+#include "quantize/sweeps.h"
+
+namespace w4q::quantize {
+namespace {
+
+using formats::PackedWeight;
+using formats::PlaneRole;
+using formats::Scheme;
+
+class FloatFeedback final : public BlockFeedback {
+ public:
+  FloatFeedback(const ErrorFactor& factor, Scales rule, PackedWeight& packed)
+      : factor_(factor),
+        rule_(rule),
+        packed_(packed),
+        format_(formats::scheme_row(packed.scheme.family).table(packed.scheme)),
+        levels_(KbitLevels::small_floats(packed.scheme.bits, float_factor(packed))),
+        table_(formats::small_float_table(packed.scheme.bits)) {}
+
+  void round(FeedbackRows& rows, RowRange part, size_t block) const override {
+    const int64_t first = factor_.block_starts()[block], last = factor_.block_starts()[block + 1];
+    const MatrixView<float> targets = rows.targets(part, first, last);
+    const std::vector<float> scales = choose(rows, part, targets, first);
+    for (int64_t begin = first; begin < last; begin += unit) {
+      const int64_t end = std::min(begin + unit, last);
+      const MatrixView<float> some(targets.data + (begin - first), targets.rows, end - begin, targets.stride);
+      rows.move(part, some, first, begin, begin);
+      round_unit(rows, part, some, begin, scales);
+    }
+  }
+
+  void finish(FeedbackRows& rows) const override {
+    for (int64_t r = 0; r < rows.rows(); ++r) {
+      formats::table_write_codes(format_, packed_, rows.index(r), rows.codes(r));
+    }
+  }
+
+ private:
+  static constexpr int64_t unit = 32;
+
+  /// Where the scale of a row at `position` is stored.
+  int64_t index_of(const FeedbackRows& rows, int64_t row, int64_t position) const {
+    const int64_t column = factor_.order()[static_cast<size_t>(position)];
+    return formats::table_place(format_, packed_.k, rows.index(row), column, 0).scale;
+  }
+
+  /// The scale of every row of a part, the tensor's factor included.
+  std::vector<float> choose(FeedbackRows& rows, RowRange part, MatrixView<const float> targets,
+                            int64_t position) const {
+    std::vector<float> scales(static_cast<size_t>(part.count));
+    if (formats::shares_rows(packed_.scheme)) {
+      for (int64_t r = 0; r < part.count; ++r) {
+        scales[static_cast<size_t>(r)] =
+            formats::full_scale_at(format_, packed_, index_of(rows, part.first + r, position));
+      }
+      return scales;
+    }
+    std::vector<formats::StoredScale> found;
+    if (rule_ == Scales::search) {
+      found = searched_row_scales(factor_, rows, part, targets, position, levels_, packed_.scheme.scale);
+    } else {
+      for (int64_t r = 0; r < part.count; ++r) {
+        const float absmax = formats::table_max({targets.row(r), static_cast<size_t>(targets.cols)});
+        found.push_back(formats::small_float_scale(packed_.scheme, absmax, levels_.factor));
+        found.back().value *= levels_.factor;
+      }
+    }
+    for (int64_t r = 0; r < part.count; ++r) {
+      const auto& scale = found[static_cast<size_t>(r)];
+      formats::put_scale(packed_.plane(PlaneRole::scales),
+                         static_cast<size_t>(index_of(rows, part.first + r, position)), scale.bits);
+      scales[static_cast<size_t>(r)] = scale.value;
+    }
+    return scales;
+  }
+
+  void round_unit(FeedbackRows& rows, RowRange part, MatrixView<float> targets, int64_t position,
+                  std::span<const float> scales) const {
+    const auto coupling = factor_.coupling();
+    for (int64_t r = 0; r < targets.rows; ++r) {
+      const float scale = scales[static_cast<size_t>(r)];
+      float* target = targets.row(r);
+      const int64_t row = part.first + r;
+      const float* weights = rows.weights(row) + position;
+      float* errors = rows.errors(row) + position;
+      const auto codes = rows.codes(row);
+      for (int64_t c = 0; c < targets.cols; ++c) {
+        const float* effect = coupling.row(position + c) + position;
+        for (int64_t earlier = 0; earlier < c; ++earlier) target[c] += effect[earlier] * errors[earlier];
+        const uint8_t code = formats::small_float_code(target[c] / scale, packed_.scheme.bits);
+        errors[c] = weights[c] - table_[code] * scale;
+        codes[static_cast<size_t>(factor_.order()[static_cast<size_t>(position + c)])] = code;
+      }
+    }
+  }
+
+  const ErrorFactor& factor_;
+  Scales rule_;
+  PackedWeight& packed_;
+  formats::TableFormat format_;
+  KbitLevels levels_;
+  std::span<const float> table_;
+};
+
+}  // namespace
+
+QuantizeResult float_feedback(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
+  check_small_float(scheme, options);
+  const FloatMaxima maxima = find_float_maxima(weight, scheme);
+  QuantizeResult result{allocate_small_float(weight, scheme, maxima, options), {}};
+  if (formats::shares_rows(scheme)) {
+    const auto importance = channel_importance(options, weight.shape[1]);
+    choose_shared_scales(weight, maxima, importance, options.scales(), result.weight);
+  }
+  const FloatFeedback feedback(*options.input->feedback, options.scales(), result.weight);
+  run_feedback(weight, *options.input, feedback);
+  if (options.sweeps()) sweep(weight, options, result.weight);
+  result.stats = float_stats(result.weight, maxima);
+  return result;
+}
+
+}  // namespace w4q::quantize
