@@ -374,7 +374,7 @@ class Search {
   const GgufTrial& trial_;
   const Levels levels_;
   Part parts_[most_gguf_parts];
-  Fit fits_[most_gguf_parts];
+  Fit fits_[most_gguf_parts]{};
 };
 
 template <class Levels>
