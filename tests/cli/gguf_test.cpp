@@ -1,6 +1,7 @@
 // GGUF files on the command line: into one, looked at, and back.
 #include <fstream>
 
+#include "io/files.h"
 #include "program.h"
 
 namespace w4q::test {
@@ -19,6 +20,35 @@ class GgufCommands : public ::testing::Test {
 
   TemporaryFolder folder_;
 };
+
+TEST_F(GgufCommands, QuantizeMakesThemInOneStep) {
+  ASSERT_EQ(repack(bundled_model(), "plain.gguf", "gguf-q4_k_m").status, 0);
+  const auto quantize = [&](std::vector<std::string> more) {
+    std::vector<std::string> arguments{"quantize",    bundled_model(), "-o",  path("m.gguf"),
+                                       "--overwrite", "--quiet",       "--to"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run_w4q(arguments);
+  };
+  ASSERT_EQ(quantize({"gguf-q4_k_m"}).status, 0);
+  EXPECT_EQ(io::read_file(path("m.gguf")), io::read_file(path("plain.gguf"))) << "nothing is known of the inputs";
+  const std::string ids = bundled_model() + "/own/selfgen.ids.u16";
+  const auto calibrated = quantize({"gguf-q3_k_m", "--calib-ids", ids, "--samples", "2", "--length", "64", "--json"});
+  ASSERT_EQ(calibrated.status, 0) << calibrated.err;
+  EXPECT_EQ(calibrated.json()["tensors"].size(), 38u);
+  const auto planned = quantize({"gguf-iq4_xs", "--dry-run"});
+  EXPECT_EQ(planned.status, 0) << planned.err;
+  for (const std::vector<std::string>& wrong :
+       std::vector<std::vector<std::string>>{{"gguf-q4_k", "--bits", "4"},
+                                             {"gguf-q4_k", "--lm-head"},
+                                             {"gguf-q4_k", "--samples", "3"},
+                                             {"gguf"},
+                                             {"gguf-q4_k", "--target-size", "2MB"},
+                                             {"gguf-q4_k", "--calib-ids", ids, "--stats", "s.safetensors"}}) {
+    const auto refused = quantize(wrong);
+    EXPECT_EQ(refused.status, 2) << wrong.back() << refused.err;
+    EXPECT_NE(refused.err.find("hint"), std::string::npos) << refused.err;
+  }
+}
 
 TEST_F(GgufCommands, ThereAndBackGivesTheSamePerplexity) {
   const auto there = repack(bundled_model(), "m.gguf", "gguf", {"--json"});
