@@ -16,7 +16,8 @@
 namespace w4q::formats {
 
 std::span<const SchemeRow> scheme_registry() noexcept {
-  static const SchemeRow rows[] = {kbit_row(), integer_row(), rotated_row(), lut_row(), trellis_row(), exl3_row(), small_float_row()};
+  static const SchemeRow rows[] = {kbit_row(),    integer_row(), rotated_row(),    lut_row(),
+                                   trellis_row(), exl3_row(),    small_float_row()};
   return rows;
 }
 
