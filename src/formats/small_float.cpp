@@ -166,9 +166,16 @@ StoredScale positive_scale(float value, ScaleType type) noexcept {
 
 StoredScale small_float_scale(const Scheme& scheme, float absmax, float factor) noexcept {
   if (absmax == 0) return store_scale(1.0f, scheme.scale);
-  if (scheme.scale == ScaleType::e8m0) return store_scale(power_of_two_scale(absmax, scheme.bits), scheme.scale);
   const float largest = small_float_largest(scheme.bits) * factor;
-  return positive_scale(absmax / largest, scheme.scale);
+  const bool power = scheme.scale == ScaleType::e8m0;
+  StoredScale result = power ? store_scale(power_of_two_scale(absmax, scheme.bits), scheme.scale)
+                             : positive_scale(absmax / largest, scheme.scale);
+  // A scale that was rounded up takes nothing beyond fp32: codes of positive scales ascend.
+  while (!std::isfinite(result.value * largest)) {
+    --result.bits;
+    result.value = decode_scale(result.bits, scheme.scale);
+  }
+  return result;
 }
 
 float tensor_factor(const PackedWeight& canonical) {

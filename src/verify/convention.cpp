@@ -44,9 +44,9 @@ constexpr TensorNames tensor_names[] = {
     {"marlin", ".B", ".s", "", "", false, {true, true, false}}};
 
 /// Any tensor of which says that a linear is, or was, packed.
-constexpr std::string_view traces[] = {".qweight",      ".qzeros",       ".scales",        ".g_idx", ".weight_packed",
-                                       ".weight_scale", ".weight_shape", ".weight.absmax", ".B",     ".s",
-                                       ".trellis"};
+constexpr std::string_view traces[] = {
+    ".qweight",      ".qzeros",        ".scales", ".g_idx", ".weight_packed", ".weight_scale", ".weight_scale_inv",
+    ".weight_shape", ".weight.absmax", ".B",      ".s",     ".trellis"};
 
 std::string one_line(const Error& error) {
   std::string text = error.what();
@@ -80,7 +80,7 @@ class Detective {
         base_(base) {
     const auto found =
         std::ranges::find_if(tensor_names, [&](const auto& names) { return row_.name.starts_with(names.dialect); });
-    if (found != std::end(tensor_names)) names_ = &*found;
+    if (found != std::end(tensor_names) && !row_.name.ends_with("-float")) names_ = &*found;
   }
 
   Check run() {

@@ -5,6 +5,7 @@
 #include "checkpoint/dialect/compressed_tensors_config.h"
 #include "checkpoint/dialect/config.h"
 #include "checkpoint/dialect/gptq_config.h"
+#include "checkpoint/dialect/small_floats_config.h"
 #include "core/text.h"
 #include "formats/scheme.h"
 
@@ -40,7 +41,8 @@ Claims::Claims(const checkpoint::DialectSource& source) : readers_(std::make_uni
     readers.gptq.emplace(source);
     can_leave_out_ = checkpoint::config_text(source, {"checkpoint_format", "format"}, "gptq") != "marlin";
   } else if (readers.method == "compressed-tensors") {
-    readers.compressed_tensors.emplace(source);
+    const bool floats = checkpoint::is_float_format(checkpoint::config_text(source, {"format"}, ""));
+    readers.compressed_tensors.emplace(source, floats);
   } else {
     readers.skipped_key = readers.method == "awq" ? "modules_to_not_convert" : "llm_int8_skip_modules";
     readers.skipped = texts(source.config, readers.skipped_key);

@@ -122,8 +122,8 @@ std::string other_quantization(const Json& object, const char* key, const std::s
 
 }  // namespace
 
-CtConfig::CtConfig(const DialectSource& source) : place_(source.place) {
-  check_format(source, place_);
+CtConfig::CtConfig(const DialectSource& source, bool floats) : place_(source.place) {
+  if (!floats) check_format(source, place_);
   const Json& groups = member(source.config, "config_groups");
   if (!groups.is_object()) refuse(ErrorCode::bad_file, place_, "has no config_groups");
   for (const auto& [name, group] : groups.items()) {
@@ -135,9 +135,9 @@ CtConfig::CtConfig(const DialectSource& source) : place_(source.place) {
     const Json& weights = member(group, "weights");
     if (weights.is_null()) continue;
     if (!weights.is_object()) refuse(ErrorCode::bad_file, place, "its weights are not an object");
-    check_format({group, place, source.checkpoint}, place);
+    if (!floats) check_format({group, place, source.checkpoint}, place);
     groups_.push_back({read_targets(member(group, "targets"), place + ".targets"),
-                       read_weights({weights, place + ".weights", source.checkpoint})});
+                       floats ? CtWeights{} : read_weights({weights, place + ".weights", source.checkpoint})});
   }
   if (std::string note = other_quantization(source.config, "kv_cache_scheme", place_); !note.empty()) {
     notes_.push_back(std::move(note));

@@ -34,8 +34,8 @@ class CtTarget {
 
 class CtConfig {
  public:
-  /// Throws bad_file or unsupported naming the place.
-  explicit CtConfig(const DialectSource& source);
+  /// Throws bad_file or unsupported naming the place. Of floats, targets and what is ignored alone are read.
+  explicit CtConfig(const DialectSource& source, bool floats = false);
 
   /// Of the group with the closest target. Throws bad_file for a module that no group has.
   const CtWeights& weights_of(const std::string& linear) const;
