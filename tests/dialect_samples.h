@@ -53,6 +53,16 @@ inline formats::PackedWeight sample_integer(const formats::Scheme& scheme, int64
   return weight;
 }
 
+/// Whether the target of a conversion holds weights of this scheme without rounding them anew.
+inline bool keeps_codes(std::string_view target, const formats::Scheme& scheme, int64_t n, int64_t k) {
+  for (const auto& row : checkpoint::dialect_registry()) {
+    if (row.name != target) continue;
+    const auto fit = row.fit({"w", n, k, DType::f16, {{scheme, std::string(formats::canonical_layout)}}});
+    return fit.scheme && fit.loses.empty();
+  }
+  return true;
+}
+
 /// What a linear of a dialect is to its codec.
 inline checkpoint::PackedLinearInfo dialect_info(const checkpoint::DialectRow& row, const formats::Scheme& scheme,
                                                  int64_t n, int64_t k) {
