@@ -74,7 +74,22 @@ int to_dialect(const CommonOptions& common, const OutputOptions& output, const C
     return from_mxfp4(common, output, conversion.input, "", "");
   }
   const pipeline::ConvertRequest request = convert_request(output, conversion, conversion.allow_lossy);
-  return convert_with(common, output, request, pipeline::plan_convert, pipeline::convert_model);
+  std::vector<std::string> notes;
+  if (!conversion.serving.empty()) {
+    notes = notes_of(require_served(conversion.serving, conversion.to, [&](const std::string& to) {
+      pipeline::ConvertRequest other = request;
+      other.to = to;
+      return pipeline::planned_headers(other);
+    }));
+  }
+  const auto noted = [&](auto make) {
+    return [&notes, make](const pipeline::ConvertRequest& wanted) {
+      auto report = make(wanted);
+      report.notes.insert(report.notes.end(), notes.begin(), notes.end());
+      return report;
+    };
+  };
+  return convert_with(common, output, request, noted(pipeline::plan_convert), noted(pipeline::convert_model));
 }
 
 int decode(const CommonOptions& common, const OutputOptions& output, const Conversion& conversion) {
@@ -101,6 +116,8 @@ void refuse_unused(const ConversionRow& row, const OutputOptions& output, const 
   refuse(!to_file || output.shard_bytes == usual.shard_bytes, "--shard-size", "a GGUF file is one file");
   refuse(!to_file || !output.compress, "--compress", "a GGUF file is written as it is");
   refuse(!gguf || !output.copy_all, "--copy-all", "nothing stands beside a GGUF file");
+  refuse(row.kind == Kind::dialect || conversion.serving.empty(), "--for",
+         "it is asked of dialects' folders; verify --for asks any");
   refuse(gguf || conversion.tokenizer, "--no-tokenizer", "the tokenizer's files are copied, not converted");
   refuse(row.kind == Kind::dialect || !conversion.allow_lossy, "--allow-lossy",
          gguf                       ? "gguf-q8_0 and its like round anew by themselves"

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common_options.h"
+#include "serving_options.h"
 
 namespace w4q::app {
 
@@ -13,6 +14,7 @@ struct Conversion {
   std::string to;
   bool tokenizer = true;     ///< GGUF: convert it too
   bool allow_lossy = false;  ///< dialects: round anew what the target cannot say
+  ServingArguments serving = {};
 };
 
 struct ConversionRow {

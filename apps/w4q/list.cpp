@@ -4,6 +4,7 @@
 #include "checkpoint/dialect/dialect.h"
 #include "common_options.h"
 #include "conversion_commands.h"
+#include "core/error.h"
 #include "core/text.h"
 #include "formats/codebook.h"
 #include "formats/gguf_blocks.h"
@@ -11,6 +12,7 @@
 #include "formats/scheme_registry.h"
 #include "model/architecture.h"
 #include "quantize/quantizer_registry.h"
+#include "quantize/rounding.h"
 #include "repack/layout_registry.h"
 #include "serving/rules.h"
 
@@ -23,6 +25,18 @@ std::string sm_names(const std::vector<int>& sms) {
   return names.empty() ? "–" : join(names, " ");
 }
 
+/// The quantizer that rounds to a scheme; such a one as nothing rounds to is only read.
+std::string made_by(const formats::Scheme& scheme) {
+  constexpr const char* none = "read only";
+  try {
+    const auto& row = quantize::rounding_quantizer(scheme);
+    return row.accepts(scheme) ? std::string(row.name) : none;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported) throw;
+    return none;
+  }
+}
+
 io::Json registries() {
   io::Json json = {{"schemes", io::Json::array()},   {"scheme_forms", io::Json::array()},
                    {"methods", io::Json::array()},   {"layouts", io::Json::array()},
@@ -33,6 +47,7 @@ io::Json registries() {
     for (const auto& scheme : row.schemes()) {
       json["schemes"].push_back({{"name", formats::to_string(scheme)},
                                  {"bits_per_weight", row.bits_per_weight(scheme, typical, typical)},
+                                 {"method", made_by(scheme)},
                                  {"description", row.description}});
     }
   }
@@ -166,8 +181,8 @@ int run(const CommonOptions& common, bool only_layouts, bool only_dialects, bool
   }
   std::string forms;
   for (const auto& form : json["scheme_forms"]) forms += concat("and any ", form.get<std::string>(), "\n");
-  const std::string text = section(json, "schemes", {"name", "bits_per_weight", "description"}) + forms + "\n" +
-                           section(json, "methods", {"name", "description"}) + "\n" +
+  const std::string text = section(json, "schemes", {"name", "bits_per_weight", "method", "description"}) + forms +
+                           "\n" + section(json, "methods", {"name", "description"}) + "\n" +
                            section(json, "layouts", {"name", "targets", "description"}) + "\n" +
                            section(json, "codebooks", {"name", "description"}) + "\n" +
                            section(json, "architectures", {"name", "model_type", "wrapped_by", "gguf"});

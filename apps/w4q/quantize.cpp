@@ -1,6 +1,7 @@
 // w4q quantize MODEL -o OUT --method kbit --k 3
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 
 #include "allocation_options.h"
@@ -18,6 +19,7 @@
 #include "quantize/rounding.h"
 #include "quantize_gguf.h"
 #include "scheme_options.h"
+#include "serving_options.h"
 
 namespace w4q::app {
 namespace {
@@ -38,6 +40,7 @@ struct QuantizeArguments {
   bool embeddings = false;
   std::string embedding_scheme;
   std::string to;  ///< a dialect; empty: w4q's own planes
+  ServingArguments serving;
   std::string device = "auto";
 };
 
@@ -145,18 +148,29 @@ void check_dialect(const QuantizeArguments& options) {
 
 /// --to: w4q's own checkpoint is a step on the way, in a hidden folder beside the output that is never committed.
 /// Making it checks the output before any work.
-int run_to_dialect(const QuantizeArguments& options, pipeline::QuantizeRequest wanted) {
-  check_dialect(options);
+int run_to_dialect(const QuantizeArguments& options, pipeline::QuantizeRequest wanted,
+                   const std::vector<std::string>& notes) {
   const std::filesystem::path output = options.output.output;
   const io::OutputFolder way(output, options.output.overwrite, pipeline::inputs_of(wanted),
                              pipeline::former_outputs(options.model));
   wanted.output = way.staging() / "packed";
   const auto made = pipeline::quantize_model(wanted);
-  const auto converted = pipeline::convert_model({.input = wanted.output,
-                                                  .output = output,
-                                                  .to = options.to,
-                                                  .write = write_options(options.output),
-                                                  .overwrite = options.output.overwrite});
+  const pipeline::ConvertRequest conversion{.input = wanted.output,
+                                            .output = output,
+                                            .to = options.to,
+                                            .write = write_options(options.output),
+                                            .overwrite = options.output.overwrite};
+  // Where widths were chosen, only now is it known what there is to load.
+  std::vector<std::string> served = notes;
+  if (!options.serving.empty() && wanted.allocation) {
+    served = notes_of(require_served(options.serving, options.to, [&](const std::string& to) {
+      pipeline::ConvertRequest other = conversion;
+      other.to = to;
+      return pipeline::planned_headers(other);
+    }));
+  }
+  auto converted = pipeline::convert_model(conversion);
+  std::ranges::move(served, std::back_inserter(converted.notes));
   io::Json both = {{"quantize", pipeline::to_json(made)}, {"convert", pipeline::to_json(converted)}};
   both["quantize"]["output"] = options.output.output;
   print(options.common, schema::quantize_to,
@@ -166,18 +180,43 @@ int run_to_dialect(const QuantizeArguments& options, pipeline::QuantizeRequest w
   return 0;
 }
 
-int run(const CLI::App& command, const QuantizeArguments& options) {
+/// What --for says before the work, as notes of a report. Chooses --to where it was left out. Throws where a program
+/// would not load the output. Where widths are yet to be chosen, they decide.
+std::vector<std::string> serve(QuantizeArguments& options, const pipeline::QuantizeRequest& wanted) {
+  if (options.serving.empty() || (wanted.allocation && !options.to.empty())) return {};
+  pipeline::QuantizeRequest same = wanted;
+  same.allocation.reset();
+  const auto plan = pipeline::plan_quantize(same);
+  const io::Json config = io::read_json(std::filesystem::path(options.model) / "config.json");
+  const auto planned = [&](const std::string& to) { return pipeline::planned_headers(plan, config, to); };
+  std::vector<std::string> notes;
+  if (options.to.empty()) {
+    options.to = served_dialect(options.serving, planned);
+    notes.push_back(concat("--for chose --to ", options.to));
+  }
+  if (wanted.allocation) return notes;
+  std::ranges::move(notes_of(require_served(options.serving, options.to, planned)), std::back_inserter(notes));
+  return notes;
+}
+
+int run(const CLI::App& command, QuantizeArguments options) {
   apply(options.common);
   check(options.output, options.common.quiet);
+  check(options.serving);
   if (names_gguf_target(options.to)) {
+    if (!options.serving.empty()) {
+      throw Error(ErrorCode::bad_argument, "--for belongs to folders").hint("w4q verify FILE.gguf --for asks the file");
+    }
     return quantize_gguf(command, options.common, options.output, options.quality,
                          {options.model, options.to, options.device, static_cast<int64_t>(options.allocation.bytes)});
   }
   const auto wanted = request(options);
-  if (!options.to.empty() && !options.output.dry_run) return run_to_dialect(options, wanted);
   if (!options.to.empty()) check_dialect(options);
+  const auto notes = serve(options, wanted);
+  if (!options.to.empty() && !options.output.dry_run) return run_to_dialect(options, wanted, notes);
   if (options.output.dry_run) {
-    const auto plan = pipeline::plan_quantize(wanted);
+    auto plan = pipeline::plan_quantize(wanted);
+    plan.notes.insert(plan.notes.end(), notes.begin(), notes.end());
     print(options.common, schema::plan, pipeline::to_text(plan, detail(options.common)), pipeline::to_json(plan));
   } else {
     const auto report = pipeline::quantize_model(wanted);
@@ -223,6 +262,7 @@ void setup_quantize(CLI::App& app, Action& action) {
       "--to", options->to,
       "Write another program's checkpoint, or a GGUF file (w4q list --dialects), as repack --to does, with "
       "its proof");
+  add_serving(*command, options->serving);
   add_device(*command, options->device);
   CLI::Option* const quality = add_quality(*command, options->quality);
   add_scheme(*command, options->scheme, *recipe);
@@ -234,6 +274,8 @@ void setup_quantize(CLI::App& app, Action& action) {
                            "4 bits; tables learned and errors fed back on a text that the model writes itself"},
                           {"quantize MODEL -o OUT --quality good --calib text.txt --target-bpw 3.5",
                            "3.5 bits a weight on average, each linear its own width, calibrated on your text"},
+                          {"quantize MODEL -o OUT --scheme int4-g64-f16-asym --for vllm,sglang",
+                           "a checkpoint that these programs load, in the words that do; refused where there are none"},
                           {"quantize MODEL -o FILE.gguf --to gguf-q4_k_m --quality good",
                            "a file for llama.cpp, with searched scales and errors fed back"},
                           {"quantize MODEL -o OUT --k 3", "3 bits, rounded: no calibration, as fast as the disk"}});

@@ -22,6 +22,7 @@ struct RepackOptions {
   bool no_tokenizer = false;
   bool allow_lossy = false;
   std::string device = "auto";
+  ServingArguments serving;
 };
 
 /// --to: another format instead of another layout.
@@ -34,13 +35,15 @@ int run_conversion(const RepackOptions& options) {
         .hint("leave out --device");
   }
   return convert(options.common, options.output,
-                 {options.input, options.to, !options.no_tokenizer, options.allow_lossy});
+                 {options.input, options.to, !options.no_tokenizer, options.allow_lossy, options.serving});
 }
 
 int run(const RepackOptions& options) {
   apply(options.common);
   check(options.output, options.common.quiet);
+  check(options.serving);
   if (!options.to.empty()) return run_conversion(options);
+  if (!options.serving.empty()) throw Error(ErrorCode::bad_argument, "--for belongs to --to: no program loads layouts");
   if (options.allow_lossy) throw Error(ErrorCode::bad_argument, "--allow-lossy belongs to --to: layouts lose nothing");
   if (options.no_tokenizer) {
     throw Error(ErrorCode::bad_argument, "--no-tokenizer belongs to --to: a repacked folder keeps its files");
@@ -92,6 +95,7 @@ void setup_repack(CLI::App& app, Action& action) {
   command->add_flag("--allow-lossy", options->allow_lossy,
                     "With --to a dialect: round anew what it cannot say, and report the error, instead of refusing");
   command->add_flag("--no-tokenizer", options->no_tokenizer, "With --to, to and from GGUF: leave the tokenizer out");
+  add_serving(*command, options->serving);
   add_device(*command, options->device);
   add_verbose(*command, options->common);
   add_common(*command, options->common);

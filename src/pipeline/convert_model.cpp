@@ -125,18 +125,29 @@ bool leaves_out(const ConvertPlan& plan, std::string_view name) {
          std::ranges::any_of(from->activations, [&](std::string_view suffix) { return name.ends_with(suffix); });
 }
 
+/// What carried tensors leave in 16 bit.
+std::vector<std::string> kept_linears(const std::vector<io::TensorInfo>& carried) {
+  std::vector<std::string> kept;
+  for (const auto& info : carried) {
+    if (is_linear_layer(info)) kept.emplace_back(model::module_path(info.name));
+    keep_mixture(info, kept);
+  }
+  return kept;
+}
+
 /// Everything that belongs to no packed linear.
 void plan_carried(ConvertPlan& plan) {
   std::set<std::string> packed;
   for (const auto& [name, info] : plan.source.quantization.linears) {
     for (auto& tensor : checkpoint::planned_planes(info)) packed.insert(std::move(tensor.name));
   }
+  std::vector<io::TensorInfo> others;
   for (const auto& [name, info] : plan.source.tensors.tensors()) {
     if (packed.contains(name) || leaves_out(plan, name)) continue;
     plan.carried.push_back(carried(plan, info));
-    if (is_linear_layer(info)) plan.kept.emplace_back(model::module_path(name));
-    keep_mixture(info, plan.kept);
+    others.push_back(info);
   }
+  plan.kept = kept_linears(others);
 }
 
 ConvertPlan make_plan(const ConvertRequest& request) {
@@ -151,18 +162,21 @@ ConvertPlan make_plan(const ConvertRequest& request) {
 }
 
 /// What config.json says of the output.
-io::Json describe(const ConvertPlan& plan) {
+io::Json describe(const checkpoint::DialectRow& dialect, const std::vector<LinearPlan>& plans,
+                  const std::vector<std::string>& kept) {
   std::vector<checkpoint::DialectLinear> linears;
-  for (const auto& linear : plan.linears) {
+  for (const auto& linear : plans) {
     const auto& from = linear.from->passes.front().scheme;
     const auto& to = linear.to.passes.front().scheme;
     const bool symmetric = linear.loses.empty() ? !from.asymmetric : !to.asymmetric;
     linears.push_back({linear.to.name, to, symmetric, linear.to.n, linear.to.k});
   }
-  io::Json json = plan.dialect->describe(linears, plan.kept);
+  io::Json json = dialect.describe(linears, kept);
   json[conversion_mark] = own_dialect;
   return json;
 }
+
+io::Json describe(const ConvertPlan& plan) { return describe(*plan.dialect, plan.linears, plan.kept); }
 
 checkpoint::QuantizationConfig own_quantization(const ConvertPlan& plan) {
   checkpoint::QuantizationConfig result;
@@ -298,6 +312,40 @@ ConvertReport plan_convert(const ConvertRequest& request) {
   const ConvertPlan plan = make_plan(request);
   if (plan.dialect != nullptr) describe(plan);
   return make_report(plan);
+}
+
+serving::StoredModel planned_headers(const ConvertRequest& request) {
+  const ConvertPlan plan = make_plan(request);
+  io::Json config = plan.source.config;
+  if (plan.dialect == nullptr) {
+    checkpoint::write_quantization_config(own_quantization(plan), config);
+  } else {
+    config["quantization_config"] = describe(plan);
+  }
+  return serving::StoredModel::planned(std::move(config), planned_tensors(plan));
+}
+
+serving::StoredModel planned_headers(const Plan& plan, io::Json config, const std::string& to) {
+  const checkpoint::DialectRow* const row = find_target(to);
+  std::vector<PackedLinearInfo> packed;
+  std::vector<io::TensorInfo> others;
+  std::vector<io::PlannedTensor> tensors;
+  for (const auto& tensor : plan.tensors) {
+    if (tensor.scheme) {
+      packed.push_back(tensor.packed_info(false));
+    } else {
+      others.push_back({tensor.name, tensor.dtype, tensor.shape, 0, 0});
+      tensors.push_back({tensor.name, tensor.dtype, tensor.shape});
+    }
+  }
+  std::vector<LinearPlan> linears;
+  for (const auto& info : packed) {
+    linears.push_back(row == nullptr ? plan_own(info) : plan_linear(info, *row, false));
+    std::ranges::move(checkpoint::planned_planes(linears.back().to), std::back_inserter(tensors));
+  }
+  config["quantization_config"] =
+      row == nullptr ? io::Json{{"quant_method", own_dialect}} : describe(*row, linears, kept_linears(others));
+  return serving::StoredModel::planned(std::move(config), tensors);
 }
 
 ConvertReport convert_model(const ConvertRequest& request) {

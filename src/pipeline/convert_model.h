@@ -12,6 +12,8 @@
 #include "io/checkpoint_writer.h"
 #include "io/json.h"
 #include "pipeline/gguf_rows.h"
+#include "pipeline/plan.h"
+#include "serving/stored_model.h"
 
 namespace w4q::pipeline {
 
@@ -54,6 +56,12 @@ struct ConvertReport {
 
 /// What convert_model would do; reads no codes and writes nothing. What depends on values is not known yet.
 ConvertReport plan_convert(const ConvertRequest& request);
+
+/// The headers and config.json that convert_model would leave, for whoever asks what loads them.
+serving::StoredModel planned_headers(const ConvertRequest& request);
+/// The same of what a plan packs, converted to `to`; `config` is the model's config.json. Throws as convert_model would
+/// for what shapes and schemes alone tell.
+serving::StoredModel planned_headers(const Plan& plan, io::Json config, const std::string& to);
 
 /// Throws bad_argument for an unknown `to`, bad_file for a damaged input, unsupported naming the linear and what would
 /// be lost, internal when the proof fails.

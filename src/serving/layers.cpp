@@ -1,31 +1,15 @@
 #include "serving/layers.h"
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <initializer_list>
 #include <set>
 
 #include "core/text.h"
-#include "serving/names.h"
 
 namespace w4q::serving {
 namespace {
 
 using Names = std::initializer_list<std::string_view>;
-
-constexpr std::array<std::string_view, 3> qkv{"q_proj", "k_proj", "v_proj"};
-constexpr std::array<std::string_view, 2> gate_up{"gate_proj", "up_proj"};
-constexpr std::array<std::string_view, 2> w13{"w1", "w3"};
-constexpr std::array<std::string_view, 2> qkvz{"in_proj_qkv", "in_proj_z"};
-constexpr std::array<std::string_view, 2> beta_alpha{"in_proj_b", "in_proj_a"};
-constexpr std::array<std::string_view, 2> latent{"q_a_proj", "kv_a_proj_with_mqa"};
-constexpr std::array<FusedRow, 6> fused_table{{{"qkv_proj", qkv},
-                                               {"gate_up_proj", gate_up},
-                                               {"w13", w13},
-                                               {"in_proj_qkvz", qkvz},
-                                               {"in_proj_ba", beta_alpha},
-                                               {"fused_qkv_a_proj", latent}}};
 
 bool is_one_of(std::string_view name, Names names) { return std::ranges::find(names, name) != names.end(); }
 
@@ -41,31 +25,7 @@ Split split_of(std::string_view last) {
   return Split::none;
 }
 
-int64_t number_of(std::string_view text) {
-  int64_t value = -1;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size() ? value : -1;
-}
-
 }  // namespace
-
-std::span<const FusedRow> fused_rows() { return fused_table; }
-
-const FusedRow* fused_row(std::string_view part) noexcept {
-  const auto found = std::ranges::find_if(
-      fused_table, [&](const FusedRow& row) { return std::ranges::find(row.parts, part) != row.parts.end(); });
-  return found == fused_table.end() ? nullptr : &*found;
-}
-
-ExpertPlace expert_place(std::string_view path) noexcept {
-  // A stack: "….experts.gate_up_proj"; one by one: "….experts.3.gate_proj".
-  const std::string_view last = last_part(path), above = parent(path);
-  if (last_part(above) == "experts") return {above, last, -1};
-  const int64_t number = number_of(last_part(above));
-  const std::string_view mixture = parent(above);
-  if (number < 0 || last_part(mixture) != "experts") return {};
-  return {mixture, last, number};
-}
 
 std::vector<Layer> layers_of(const std::map<std::string, StoredLinear, std::less<>>& linears, bool fuses) {
   std::vector<Layer> layers;

@@ -90,11 +90,4 @@ std::string with_part(std::string_view name, std::string_view fused, std::string
   return text;
 }
 
-std::string_view last_part(std::string_view path) noexcept { return path.substr(path.rfind('.') + 1); }
-
-std::string_view parent(std::string_view path) noexcept {
-  const size_t dot = path.rfind('.');
-  return dot == std::string_view::npos ? std::string_view() : path.substr(0, dot);
-}
-
 }  // namespace w4q::serving

@@ -47,9 +47,5 @@ class NameList {
 
 /// "model.layers.0.self_attn.qkv_proj" with "q_proj" in the place of "qkv_proj", wherever that stands.
 std::string with_part(std::string_view name, std::string_view fused, std::string_view part);
-/// Behind the last dot.
-std::string_view last_part(std::string_view path) noexcept;
-/// Before it; empty where there is none.
-std::string_view parent(std::string_view path) noexcept;
 
 }  // namespace w4q::serving

@@ -208,9 +208,9 @@ void ct_bits(const Question& question, Findings& findings) {
   }
 }
 
-constexpr std::array<std::string_view, 7> ct_formats{"pack-quantized",  "int-quantized",        "float-quantized",
-                                                     "naive-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized",
-                                                     "mixed-precision"};
+constexpr std::array<std::string_view, 9> ct_formats{
+    "pack-quantized",       "int-quantized",        "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized", "mxfp6-pack-quantized", "mxfp8-quantized", "mixed-precision"};
 
 /// What the program makes of a group of floats, by its keys; empty: it has a way.
 std::string refused_floats(const CtGroup& group) {

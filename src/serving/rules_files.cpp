@@ -203,7 +203,7 @@ void parts(const Question& question, Findings& findings) {
       const bool gated = std::ranges::any_of(parents, [&](const auto& other) { return has(other + ".gate_proj"); });
       if (gated) missing(above + ".gate_proj", "as other layers have it");
     }
-    const bool values = std::ranges::all_of(parents, [&](const auto& other) {
+    const bool values = !model.flag("attention_k_eq_v", false) && std::ranges::all_of(parents, [&](const auto& other) {
       return other == above || !has(other + ".k_proj") || has(other + ".v_proj");
     });
     if (values && has(above + ".k_proj") && !has(above + ".v_proj") && parents.size() > 2) {

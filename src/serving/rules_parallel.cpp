@@ -25,7 +25,9 @@ std::optional<Cut> cut_inputs(const StoredLinear& linear, const StatedScheme& sc
   if (k % gpus != 0) return cut("not the same for each", "fewer GPUs");
   const int64_t share = k / gpus;
   const std::string smaller = "fewer GPUs, or quantize with smaller groups";
-  if (scheme.group > 0 && share % scheme.group != 0) {
+  // Of MXFP4 servers pad what is cut.
+  const bool cuts = scheme.form != Form::mxfp4 && scheme.form != Form::mxfp4_stack;
+  if (cuts && scheme.group > 0 && share % scheme.group != 0) {
     return cut(concat(share, " are no multiple of groups of ", scheme.group), smaller);
   }
   if (scheme.form == Form::fp8 && scheme.block_cols > 0 && gpus > 1 && share % scheme.block_cols != 0) {

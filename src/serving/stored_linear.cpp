@@ -92,7 +92,10 @@ Form form_of_weight(StoredLinear& linear) {
   const size_t rank = weight->shape.size();
   if (rank >= 2) linear.n = weight->shape[rank - 2], linear.k = weight->shape[rank - 1];
   if (rank == 3) linear.experts = weight->shape[0];
-  if (linear.find("weight.absmax") != nullptr || linear.find("SCB") != nullptr) return Form::bitsandbytes;
+  if (linear.find("weight.absmax") != nullptr || linear.find("SCB") != nullptr) {
+    linear.n = 0, linear.k = 0;  // its words stand in a row
+    return Form::bitsandbytes;
+  }
   if (is_weight_dtype(weight->dtype)) return Form::plain;
   if (weight->dtype == DType::i8) return Form::int8;
   if (weight->dtype == DType::f8_e4m3) {

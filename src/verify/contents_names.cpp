@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "checkpoint/fused.h"
 #include "core/text.h"
 #include "model/parameters.h"
 #include "verify/contents.h"
@@ -217,27 +218,22 @@ bool is_used(const StoredContents& contents, const std::string& entry) {
 }
 
 void idle_entries(const StoredContents& contents, ContentsFindings& findings) {
+  std::set<std::string, std::less<>> fused;  // as servers name what they load as one
+  for (const auto& linear : contents.linears()) fused.insert(checkpoint::served_name(linear.path));
   for (const auto& entry : contents.ignored()) {
-    if (entry == "lm_head" || entry == "re:.*lm_head" || is_used(contents, entry)) continue;
+    if (entry == "lm_head" || entry == "re:.*lm_head" || fused.contains(entry) || is_used(contents, entry)) continue;
     findings.fault("config.json", concat("leaves out ", printable(entry), ", and nothing has that name"));
   }
 }
 
-/// What servers put into one matrix.
-constexpr std::array<std::array<std::string_view, 3>, 4> fused = {{{"q_proj", "k_proj", "v_proj"},
-                                                                   {"gate_proj", "up_proj", ""},
-                                                                   {"w1", "w3", ""},
-                                                                   {"q_a_proj", "kv_a_proj_with_mqa", ""}}};
-
 void mixed_fused(const StoredContents& contents, ContentsFindings& findings) {
-  for (const auto& linear : contents.linears()) {
-    for (const auto& names : fused) {
-      if (!linear.path.ends_with(concat(".", names[0]))) continue;
-      const std::string path = linear.path.substr(0, linear.path.size() - names[0].size());
-      for (const auto name : {names[1], names[2]}) {
-        const auto* other = name.empty() ? nullptr : contents.find(concat(path, name));
+  for (const auto& row : checkpoint::fused_rows()) {
+    for (const auto& linear : contents.linears()) {
+      if (checkpoint::last_part(linear.path) != row.parts.front()) continue;
+      for (const auto part : row.parts.subspan(1)) {
+        const auto* other = contents.find(concat(checkpoint::parent(linear.path), ".", part));
         if (other == nullptr || other->kind == linear.kind) continue;
-        findings.fault(other->path, concat("is stored in another way than ", names[0],
+        findings.fault(other->path, concat("is stored in another way than ", row.parts.front(),
                                            ", with which servers put it into one matrix"));
       }
     }

@@ -37,6 +37,7 @@ Claims::Claims(const checkpoint::DialectSource& source) : readers_(std::make_uni
   Readers& readers = *readers_;
   readers.method =
       checkpoint::config_text(source, {"quant_method"}, source.config.contains("zero_point") ? "awq" : "gptq");
+  if (const std::string words = checkpoint::auto_round_words(source); !words.empty()) readers.method = words;
   if (readers.method == "gptq") {
     readers.gptq.emplace(source);
     can_leave_out_ = checkpoint::config_text(source, {"checkpoint_format", "format"}, "gptq") != "marlin";

@@ -240,6 +240,104 @@ TEST(DialectRead, DynamicRules) {
   expect_error(ErrorCode::bad_file, {"\"dynamic\""}, [&] { sample.read(); });
 }
 
+TEST(DialectRead, AutoRoundOverTheWordsOfOthers) {
+  Sample gptq("gptq-v1", "int4-g32-f16-asym", 64, 128);
+  PackedWeight weight = gptq.weight().clone();
+  std::ranges::fill(weight.plane(PlaneRole::zeros).bytes.as<uint8_t>(), uint8_t{8});
+  gptq.add("layers.0.up_proj", weight);
+  gptq.quantization() = {{"quant_method", "auto-round"},
+                         {"bits", 4},
+                         {"group_size", 32},
+                         {"sym", true},
+                         {"data_type", "int"},
+                         {"packing_format", "auto_round:auto_gptq"},
+                         {"extra_config", {{"lm_head", {{"bits", 16}}}}}};
+  EXPECT_EQ(gptq.read().dialect->name, "gptq-v1");
+  EXPECT_EQ(formats::to_string(gptq.load().scheme), "int4-g32-f16");
+  EXPECT_TRUE(gptq.read().notes.empty());
+  Sample awq("awq-gemm", "int4-g32-f16-asym", 64, 128);
+  awq.quantization() = {{"quant_method", "auto-round"},
+                        {"bits", 4},
+                        {"group_size", 32},
+                        {"sym", false},
+                        {"packing_format", "auto_round:auto_awq"}};
+  EXPECT_EQ(awq.read().dialect->name, "awq-gemm");
+  EXPECT_TRUE(formats::bytes_equal(awq.load(), awq.weight()));
+  awq.quantization()["packing_format"] = "auto_round:fp8";
+  expect_error(ErrorCode::unsupported, {"auto-round"}, [&] { awq.read(); });
+}
+
+TEST(DialectRead, AutoRoundsOwnSettingsOfSomeLinears) {
+  for (const std::string key : {"layers.1.down_proj", "1.down_proj", "layers\\.1\\..*_proj"}) {
+    Sample sample("gptq-v1", "int4-g32-f16-asym", 64, 128);
+    PackedWeight weight = sample.weight().clone();
+    std::ranges::fill(weight.plane(PlaneRole::zeros).bytes.as<uint8_t>(), uint8_t{7});
+    sample.add("layers.0.up_proj", weight);
+    auto wide = test::sample_integer(formats::parse_scheme("int8-g64-f16-asym"), 64, 128, 9);
+    std::ranges::fill(wide.plane(PlaneRole::zeros).bytes.as<uint8_t>(), uint8_t{127});
+    sample.add("layers.1.down_proj", wide);
+    sample.quantization() = {{"quant_method", "auto-round"},
+                             {"bits", 4},
+                             {"group_size", 32},
+                             {"sym", false},
+                             {"extra_config", {{key, {{"bits", 8}, {"group_size", 64}}}}}};
+    const auto found = sample.read();
+    EXPECT_EQ(formats::to_string(found.linears.at("layers.0.up_proj").passes[0].scheme), "int4-g32-f16-asym") << key;
+    EXPECT_EQ(formats::to_string(found.linears.at("layers.1.down_proj").passes[0].scheme), "int8-g64-f16-asym") << key;
+  }
+}
+
+TEST(DialectRead, AShuffledOrderThatServersDropIsNoted) {
+  Sample ordered("gptq-v2", "int4-g32-f16-asym-actorder", 64, 128);
+  EXPECT_TRUE(ordered.read().notes.empty());
+  ordered.quantization()["desc_act"] = false;
+  ASSERT_EQ(ordered.read().notes.size(), 1u);
+  EXPECT_NE(ordered.read().notes[0].find("servers drop"), std::string::npos);
+}
+
+/// What a dialect's config says of q, k and v of one layer that stay in 16 bit beside a packed one, and experts too.
+TEST(DialectWrite, ListsNameWhatServersFuse) {
+  const auto scheme = formats::parse_scheme("int4-g32-f16-asym");
+  const std::vector<DialectLinear> linears{{"model.layers.0.self_attn.q_proj", scheme, false, 64, 64},
+                                           {"model.layers.1.self_attn.o_proj", scheme, false, 64, 64}};
+  const std::vector<std::string> kept{"model.layers.0.self_attn.k_proj", "model.layers.1.self_attn.q_proj",
+                                      "model.layers.1.self_attn.k_proj", "model.layers.1.mlp.experts.0.gate_proj"};
+  const std::string fused = "model.layers.1.self_attn.qkv_proj", mixture = "model.layers.1.mlp.experts";
+  for (const auto& [dialect, key] :
+       {std::pair("compressed-tensors", "ignore"), std::pair("awq-gemm", "modules_to_not_convert")}) {
+    const io::Json list = find_dialect(dialect)->describe(linears, kept)[key];
+    EXPECT_EQ(std::ranges::count(list, io::Json(fused)), 1) << dialect << list;
+    EXPECT_EQ(std::ranges::count(list, io::Json(mixture)), 1) << dialect << list;
+    EXPECT_EQ(std::ranges::count(list, io::Json("model.layers.0.self_attn.qkv_proj")), 0) << dialect << list;
+  }
+  const io::Json rules = find_dialect("gptq-v2")->describe(linears, kept)["dynamic"];
+  EXPECT_TRUE(rules.contains("-:^model\\.layers\\.1\\.self_attn\\.qkv_proj$")) << rules;
+  EXPECT_FALSE(rules.contains("-:^model\\.layers\\.0\\.self_attn\\.qkv_proj$")) << rules;
+}
+
+TEST(DialectWrite, RulesNameFusedLayersWhosePartsAgree) {
+  const auto four = formats::parse_scheme("int4-g32-f16-asym"), eight = formats::parse_scheme("int8-g32-f16-asym");
+  std::vector<DialectLinear> linears;
+  for (int layer = 0; layer < 3; ++layer) {
+    for (const char* part : {"q_proj", "k_proj", "v_proj", "o_proj"}) {
+      const bool wide = part[0] != 'o' && (layer == 0 || (layer == 1 && part[0] == 'q'));
+      linears.push_back({concat("model.layers.", layer, ".self_attn.", part), wide ? eight : four, false, 64, 64});
+    }
+  }
+  const io::Json rules = find_dialect("gptq-v1")->describe(linears, {})["dynamic"];
+  EXPECT_EQ(rules["+:^model\\.layers\\.0\\.self_attn\\.qkv_proj$"]["bits"], 8) << rules;
+  EXPECT_FALSE(rules.contains("+:^model\\.layers\\.1\\.self_attn\\.qkv_proj$")) << rules;
+}
+
+TEST(DialectWrite, APackedHeadIsATargetOfItsOwn) {
+  const auto scheme = formats::parse_scheme("int4-g32-f16");
+  const io::Json config =
+      find_dialect("compressed-tensors")
+          ->describe({{"model.layers.0.mlp.up_proj", scheme, true, 64, 64}, {"lm_head", scheme, true, 64, 64}}, {});
+  EXPECT_EQ(config["config_groups"]["group_0"]["targets"], io::Json({"Linear", "lm_head"}));
+  EXPECT_TRUE(config["ignore"].empty());
+}
+
 TEST(DialectRead, ConfigsThatAreRefused) {
   const std::tuple<const char*, io::Json, ErrorCode, const char*> wrong[] = {
       {"bits", "4", ErrorCode::bad_file, "an integer"},

@@ -80,6 +80,56 @@ TEST_F(Serving, RefusesOtherNamesAndLimitsWithoutIt) {
   EXPECT_EQ(run_w4q({"verify", path("ct"), "--tensor-parallel", "2"}).status, 2);
 }
 
+TEST_F(Serving, QuantizeChoosesWordsThatLoad) {
+  const std::vector<std::string> asked{"quantize", bundled_model(), "--scheme", "int4-g32-f16-asym", "--quiet"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), asked.begin(), asked.end());
+    return run_w4q(more);
+  };
+  const auto chosen = with({"-o", path("chosen"), "--for", "vllm,sglang"});
+  ASSERT_EQ(chosen.status, 0) << chosen.err;
+  expect_part(chosen.out, "--for chose --to compressed-tensors");
+  expect_part(chosen.out, "vllm 0.33.0: loads; tensor parallel 1, 2, 4");
+  EXPECT_EQ(run_w4q({"verify", path("chosen"), "--for", "vllm,sglang"}).status, 0);
+  for (const bool dry : {false, true}) {
+    const auto refused =
+        with({dry ? "--dry-run" : "-o", dry ? "--quiet" : path("refused"), "--for", "vllm", "--to", "gptq-v2"});
+    EXPECT_EQ(refused.status, 3);
+    expect_part(refused.err, "[gptq-types]");
+    expect_part(refused.err, "--to compressed-tensors or --to awq-gemm holds the same codes and loads");
+    EXPECT_FALSE(std::filesystem::exists(path("refused")));
+  }
+  const auto anyway = with({"-o", path("anyway"), "--for", "vllm", "--to", "gptq-v2", "--even-if-refused"});
+  ASSERT_EQ(anyway.status, 0) << anyway.err;
+  expect_part(anyway.out, "does not load");
+  const auto planes = run_w4q({"quantize", bundled_model(), "--dry-run", "--k", "3", "--for", "vllm"});
+  EXPECT_EQ(planes.status, 3);
+  expect_part(planes.err, "no dialect holds these codes");
+  EXPECT_EQ(with({"--dry-run", "--even-if-refused"}).status, 2);
+}
+
+TEST_F(Serving, QuantizeRefusesSchemesThatAFusedLayerCannotHave) {
+  const auto kept = run_w4q({"quantize", bundled_model(), "--dry-run", "--scheme", "int4-g32-f16", "--keep",
+                             "*.1.*q_proj", "--to", "compressed-tensors", "--for", "vllm"});
+  EXPECT_EQ(kept.status, 3);
+  expect_part(kept.err, "ignore leaves out 1 of its 3 parts");
+  EXPECT_EQ(run_w4q({"quantize", bundled_model(), "--dry-run", "--scheme", "int4-g32-f16", "--keep", "*.1.*[qkv]_proj",
+                     "--to", "awq-gemm", "--for", "vllm,sglang"})
+                .status,
+            0);
+}
+
+TEST_F(Serving, RepackRefusesWhatWouldNotLoad) {
+  const auto refused = run_w4q({"repack", path("asym"), "-o", path("none"), "--to", "gptq-v1", "--for", "vllm"});
+  EXPECT_EQ(refused.status, 3);
+  expect_part(refused.err, "holds the same codes and loads");
+  EXPECT_FALSE(std::filesystem::exists(path("none")));
+  const auto made = run_w4q({"repack", path("asym"), "-o", path("awq"), "--to", "awq-gemm", "--for", "vllm,mlx"});
+  EXPECT_EQ(made.status, 0) << made.err;
+  expect_part(made.out, "mlx-lm 0.32.2: loads");
+  EXPECT_EQ(run_w4q({"repack", path("asym"), "-o", path("w"), "--target", "sm89", "--for", "vllm"}).status, 2);
+}
+
 TEST(ListServers, NamesEveryRuleThatThePageHas) {
   const auto result = run_w4q({"list", "--servers", "--json"});
   ASSERT_EQ(result.status, 0) << result.err;

@@ -1,9 +1,11 @@
 #include "checkpoint/dialect/awq_config.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "checkpoint/dialect/config.h"
 #include "checkpoint/dialect/integer.h"
+#include "checkpoint/fused.h"
 #include "core/error.h"
 #include "core/text.h"
 #include "formats/integer.h"
@@ -19,6 +21,7 @@ constexpr std::string_view head = "lm_head";
 
 /// AutoAWQ's own spelling of the keys is accepted beside Hugging Face's.
 bool is_awq(const DialectSource& source) {
+  if (auto_round_words(source) == "awq") return true;
   if (source.config.contains("quant_method")) return config_text(source, {"quant_method"}, "") == "awq";
   return source.config.contains("zero_point");
 }
@@ -106,6 +109,9 @@ io::Json describe_awq(std::string_view version, const std::vector<DialectLinear>
         .hint("a GPTQ or compressed-tensors dialect can say it; w4q list --dialects");
   }
   std::erase(kept, head);
+  std::vector<std::string> packed;
+  for (const auto& linear : linears) packed.push_back(linear.name);
+  std::ranges::move(fused_names(kept, packed), std::back_inserter(kept));
   check_not_converted(linears, kept);
   io::Json json = {{"quant_method", "awq"},           {"bits", bits},       {"group_size", group_size_of(scheme)},
                    {"zero_point", scheme.asymmetric}, {"version", version}, {"modules_to_not_convert", nullptr}};

@@ -1,10 +1,12 @@
 #include "checkpoint/dialect/compressed_tensors_config.h"
 
 #include <algorithm>
+#include <iterator>
 #include <tuple>
 #include <utility>
 
 #include "checkpoint/dialect/config.h"
+#include "checkpoint/fused.h"
 #include "core/error.h"
 #include "core/text.h"
 #include "text/work_budget.h"
@@ -174,6 +176,7 @@ bool CtConfig::targets(std::string_view linear) const { return find(linear) != n
 
 Json describe_compressed_tensors(std::string_view version, const std::vector<DialectLinear>& linears,
                                  const std::vector<std::string>& kept) {
+  const auto is_head = [](std::string_view name) { return name == "lm_head" || name.ends_with(".lm_head"); };
   std::vector<std::vector<const DialectLinear*>> groups;
   for (const DialectLinear& linear : linears) {
     const auto same = std::ranges::find_if(
@@ -189,6 +192,10 @@ Json describe_compressed_tensors(std::string_view version, const std::vector<Dia
     Json targets = Json::array();
     if (groups.size() == 1) {
       targets.push_back("Linear");
+      // Servers have heads of a class of their own.
+      for (const DialectLinear* linear : groups[i]) {
+        if (is_head(linear->name)) targets.push_back(linear->name);
+      }
     } else {
       for (const DialectLinear* linear : groups[i]) targets.push_back(linear->name);
     }
@@ -197,9 +204,10 @@ Json describe_compressed_tensors(std::string_view version, const std::vector<Dia
                                       {"input_activations", nullptr},
                                       {"output_activations", nullptr}};
   }
+  std::vector<std::string> ignore = kept, packed;
+  for (const DialectLinear& linear : linears) packed.push_back(linear.name);
+  std::ranges::move(fused_names(kept, packed), std::back_inserter(ignore));
   // The head is a module even where its weight is the embedding table's, and then not among `kept`.
-  const auto is_head = [](std::string_view name) { return name == "lm_head" || name.ends_with(".lm_head"); };
-  std::vector<std::string> ignore = kept;
   const bool packed_head = std::ranges::any_of(linears, is_head, &DialectLinear::name);
   if (!packed_head && std::ranges::none_of(ignore, is_head)) ignore.emplace_back("lm_head");
   return {{"quant_method", "compressed-tensors"}, {"format", our_format},

@@ -56,6 +56,15 @@ std::string config_text(const DialectSource& source, std::initializer_list<const
   return entry.value->get<std::string>();
 }
 
+std::string auto_round_words(const DialectSource& source) {
+  const std::string method = config_text(source, {"quant_method"}, "");
+  if (method != "auto-round" && method != "intel/auto-round") return {};
+  if (config_text(source, {"data_type"}, "int") != "int") return {};
+  const std::string packing = config_text(source, {"packing_format"}, "auto_round:auto_gptq");
+  if (packing.find("awq") != std::string::npos) return "awq";
+  return packing.find("gptq") != std::string::npos ? "gptq" : "";
+}
+
 int config_group(const DialectSource& source, std::initializer_list<const char*> keys) {
   const int64_t size = config_integer(source, keys, -1, -1, formats::max_dimension);
   return size <= 0 ? formats::whole_row : static_cast<int>(size);

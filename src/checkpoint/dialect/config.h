@@ -18,6 +18,10 @@ bool config_flag(const DialectSource& source, std::initializer_list<const char*>
 std::string config_text(const DialectSource& source, std::initializer_list<const char*> keys,
                         std::string_view fallback);
 
+/// Whose words AutoRound's config says that its linears have: "gptq" or "awq"; empty: it is not AutoRound's, or its
+/// weights are no integers.
+std::string auto_round_words(const DialectSource& source);
+
 /// Scheme::block of a key group_size: −1, 0, null and nothing mean whole rows.
 int config_group(const DialectSource& source, std::initializer_list<const char*> keys);
 /// The reverse: −1 for whole rows.

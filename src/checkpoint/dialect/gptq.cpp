@@ -150,6 +150,13 @@ class GptqReader {
     if (zero_index_ > 0) {
       result_.notes.push_back(concat(zero_index_, " linears have a g_idx of zeros: inputs are taken in order"));
     }
+    if (unsaid_ > 0) {
+      result_.notes.push_back(
+          concat(unsaid_,
+                 " linears have a shuffled g_idx beside \"desc_act\": false, which servers drop and "
+                 "decode wrong; the first is ",
+                 printable(first_unsaid_)));
+    }
     return std::move(result_);
   }
 
@@ -199,6 +206,7 @@ class GptqReader {
     Scheme& scheme = info.passes.front().scheme;
     scheme.act_order = order == IndexOrder::other && scheme.block != formats::whole_row;
     zero_index_ += order == IndexOrder::all_zero ? 1 : 0;
+    if (scheme.act_order && !config_flag(source_, {"desc_act"}, true) && unsaid_++ == 0) first_unsaid_ = info.name;
   }
 
   void look_at(const PackedLinearInfo& info, const GptqSetting& setting) {
@@ -218,8 +226,8 @@ class GptqReader {
   GptqConfig config_;
   int offset_;
   bool symmetric_ = true;
-  int wrapped_ = 0, zero_index_ = 0;
-  std::string first_wrapped_;
+  int wrapped_ = 0, zero_index_ = 0, unsaid_ = 0;
+  std::string first_wrapped_, first_unsaid_;
   QuantizationConfig result_;
 };
 

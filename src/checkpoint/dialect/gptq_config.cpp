@@ -1,10 +1,12 @@
 #include "checkpoint/dialect/gptq_config.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <utility>
 
 #include "checkpoint/dialect/config.h"
+#include "checkpoint/fused.h"
 #include "core/error.h"
 #include "core/text.h"
 
@@ -62,6 +64,12 @@ Described most_common(const std::vector<DialectLinear>& linears) {
   return std::ranges::max_element(counts, {}, &std::pair<Described, size_t>::second)->first;
 }
 
+/// `names`, and those of what servers load as one of them.
+std::vector<std::string> with_fused(std::vector<std::string> names, const std::vector<std::string>& others) {
+  std::ranges::move(fused_names(names, others), std::back_inserter(names));
+  return names;
+}
+
 io::Json setting_json(const Described& all) {
   const int group = all.setting.group == formats::whole_row ? -1 : all.setting.group;
   return {
@@ -74,6 +82,10 @@ GptqConfig::GptqConfig(const DialectSource& source) : common_(read_setting(sourc
   if (const auto words = config_text(source, {"pack_dtype"}, "int32"); words != "int32") {
     throw Error(ErrorCode::unsupported, concat(source.place, ": pack_dtype ", printable(words)))
         .detail("GPTQ checkpoints are read with words of int32");
+  }
+  if (!auto_round_words(source).empty()) {
+    read_auto_round(source);
+    return;
   }
   const auto dynamic = source.config.find("dynamic");
   if (dynamic == source.config.end() || dynamic->is_null()) return;
@@ -95,6 +107,27 @@ GptqConfig::GptqConfig(const DialectSource& source) : common_(read_setting(sourc
   }
 }
 
+/// AutoRound lists linears of other settings by their paths, the ends of those, or expressions; 16 bits: it is not packed.
+void GptqConfig::read_auto_round(const DialectSource& source) {
+  const auto extra = source.config.find("extra_config");
+  if (extra == source.config.end() || extra->is_null()) return;
+  if (!extra->is_object() || extra->size() > max_rules) {
+    throw Error(ErrorCode::bad_file,
+                concat(source.place, ": \"extra_config\" is no object of at most ", max_rules, " entries"));
+  }
+  for (const auto& [key, value] : extra->items()) {
+    const std::string place = concat(source.place, ": extra_config[\"", printable(key), "\"]");
+    if (!value.is_object()) throw Error(ErrorCode::bad_file, place + " is not an object");
+    const DialectSource entry{value, place, source.checkpoint, source.source_dtype};
+    GptqSetting setting = common_;
+    setting.left_out = config_integer(entry, {"bits"}, common_.bits, 1, 32) >= 16;
+    if (!setting.left_out) setting = read_setting(entry, setting);
+    const bool path = key.find_first_of("*+?^$()[]{}|\\") == std::string::npos;
+    rules_.push_back(
+        {text::Regex(path ? concat("(?:.*\\.)?", exactly(key).substr(1)) : concat(".*(?:", key, ")"), place), setting});
+  }
+}
+
 GptqSetting GptqConfig::setting(std::string_view linear) {
   for (const Rule& rule : rules_) {
     const auto match = rule.expression.search(linear, 0, budget_);
@@ -104,6 +137,7 @@ GptqSetting GptqConfig::setting(std::string_view linear) {
 }
 
 bool is_gptq(const DialectSource& source) {
+  if (auto_round_words(source) == "gptq") return true;
   if (source.config.contains("quant_method")) {
     if (config_text(source, {"quant_method"}, "") != "gptq") return false;
   } else if (!source.config.contains("desc_act")) {
@@ -120,13 +154,28 @@ io::Json describe_gptq(std::string_view format, const std::vector<DialectLinear>
                        const std::vector<std::string>& kept) {
   const Described common = most_common(linears);
   io::Json dynamic = io::Json::object();
-  for (const auto& name : kept) {
+  std::vector<std::string> packed;
+  for (const auto& linear : linears) packed.push_back(linear.name);
+  // Servers match the names of what they fuse.
+  for (const auto& name : with_fused(kept, packed)) {
     if (name != head) dynamic["-:" + exactly(name)] = io::Json::object();
   }
+  std::vector<std::pair<Described, std::vector<std::string>>> others;
   bool has_head = false;
   for (const auto& linear : linears) {
     has_head = has_head || linear.name == head;
-    if (described(linear) != common) dynamic["+:" + exactly(linear.name)] = setting_json(described(linear));
+    const Described wanted = described(linear);
+    if (wanted == common) continue;
+    const auto found = std::ranges::find(others, wanted, &decltype(others)::value_type::first);
+    (found == others.end() ? others.emplace_back(wanted, std::vector<std::string>{}) : *found)
+        .second.push_back(linear.name);
+  }
+  for (const auto& [wanted, names] : others) {
+    std::vector<std::string> rest = kept;
+    std::ranges::copy_if(packed, std::back_inserter(rest), [&, &chosen = names](const std::string& name) {
+      return std::ranges::find(chosen, name) == chosen.end();
+    });
+    for (const auto& name : with_fused(names, rest)) dynamic["+:" + exactly(name)] = setting_json(wanted);
   }
   io::Json json = {{"quant_method", "gptq"}, {"checkpoint_format", format}};
   json.update(setting_json(common));

@@ -35,6 +35,8 @@ class GptqConfig {
     GptqSetting setting;
   };
 
+  void read_auto_round(const DialectSource& source);
+
   GptqSetting common_;
   std::vector<Rule> rules_;
   text::WorkBudget budget_{1 << 20};  ///< for all linears of a checkpoint
