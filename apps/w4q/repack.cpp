@@ -88,10 +88,11 @@ void setup_repack(CLI::App& app, Action& action) {
   add_output(*command, options->output);
   command->add_option("--target", options->target, "GPU to lay out for: sm80, sm89, sm90");
   command->add_option("--layout", options->layout, "One layout for all tensors (w4q list); canonical goes back");
-  command->add_option("--to", options->to,
-                      "Another format: w4q or another dialect (w4q list --dialects); hf16 or hf-f32 (decoded weights); "
-                      "gguf (lossless), gguf-f16, gguf-bf16, gguf-f32, gguf-q8_0, gguf-q4_0, gguf-q4_1; from a GGUF "
-                      "file hf16, hf-f32 or w4q (keeps Q4_0 and Q8_0 codes)");
+  command->add_option(
+      "--to", options->to,
+      "Another format: w4q or another dialect (w4q list --dialects); hf16 or hf-f32 (decoded weights); "
+      "gguf (lossless), gguf-f16, gguf-q8_0, gguf-q4_k_m and all other types and mixes of the list; from a GGUF "
+      "file hf16, hf-f32 or w4q (keeps Q4_0 and Q8_0 codes)");
   command->add_flag("--allow-lossy", options->allow_lossy,
                     "With --to a dialect: round anew what it cannot say, and report the error, instead of refusing");
   command->add_flag("--no-tokenizer", options->no_tokenizer, "With --to, to and from GGUF: leave the tokenizer out");
