@@ -33,10 +33,17 @@ std::optional<QuantizationConfig> read_floats(const DialectSource& source) {
   return read_dialect(source);
 }
 
-/// The same, nothing where one of its linears is none that the dialect has.
+/// The same, nothing where one of its linears is none that the dialect has, or activations have scales too.
 std::optional<QuantizationConfig> read_known_floats(const DialectSource& source) {
   try {
-    return read_floats(source);
+    auto result = read_floats(source);
+    if (!result) return result;
+    const auto scales_inputs = [&](const auto& tensor) {
+      return std::ranges::any_of(result->dialect->activations,
+                                 [&](std::string_view suffix) { return tensor.first.ends_with(suffix); });
+    };
+    if (std::ranges::any_of(source.checkpoint.tensors(), scales_inputs)) return std::nullopt;
+    return result;
   } catch (const Error& error) {
     if (error.code() == ErrorCode::internal) throw;
     return std::nullopt;

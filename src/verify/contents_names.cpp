@@ -72,7 +72,9 @@ void shapes_of_scales(const StoredContents& contents, ContentsFindings& findings
                                             : Shape{linear.n, blocks(linear.k, group)};
     if (linear.experts > 0) wanted.insert(wanted.begin(), linear.experts);
     const bool simple = linear.kind == Kind::fp8 &&
-                        (element_count(found) == 1 || found == Shape{linear.n} || found == Shape{linear.n, 1});
+                        (element_count(found) == 1 || found == Shape{linear.n} || found == Shape{linear.n, 1} ||
+                         (found == Shape{linear.n, blocks(linear.k, 32)} &&
+                          contents.tensors().at(linear.scales).dtype == DType::u8));  // MXFP8
     if (found == wanted || simple) continue;
     Shape turned = wanted;
     std::swap(turned[turned.size() - 1], turned[turned.size() - 2]);
