@@ -13,12 +13,14 @@ struct AllocationArguments {
   double bits_per_weight = 0;
   uint64_t bytes = 0;
   std::string save_recipe;
+  bool untied = false;  ///< each linear its own width, whatever servers load as one
 };
 
-/// Adds --target-bpw, --target-size and --save-recipe; the targets exclude `recipe`, and `bits` too.
+/// Adds --target-bpw, --target-size, --save-recipe and --no-ties; the targets exclude `recipe`, and `bits` too.
 void add_allocation(CLI::App& command, AllocationArguments& arguments, CLI::Option& recipe, CLI::Option& bits);
 
-/// Puts the target into `request`. Throws bad_argument for --save-recipe without one.
-void set_allocation(const AllocationArguments& arguments, pipeline::QuantizeRequest& request);
+/// Puts the target into `request`; `served`: for programs that load q, k, v and gate, up as one. Throws bad_argument for
+/// --save-recipe and --no-ties without one.
+void set_allocation(const AllocationArguments& arguments, bool served, pipeline::QuantizeRequest& request);
 
 }  // namespace w4q::app

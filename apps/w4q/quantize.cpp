@@ -88,6 +88,14 @@ void set_passes(std::vector<formats::Scheme> passes, pipeline::QuantizeRequest& 
   request.residual = std::move(passes);
 }
 
+/// Whether the output is for programs that load several linears as one: AWQ's, GPTQ's and their like, or those of --for.
+bool is_served(const QuantizeArguments& options) {
+  const auto programs = options.serving.empty() ? std::vector<serving::Program>()
+                                                : serving::parse_programs(join(options.serving.programs, ","));
+  const bool fuses = std::ranges::any_of(programs, [](auto program) { return serving::describe(program).fuses; });
+  return fuses || (!options.to.empty() && options.to != "w4q" && options.to != "exl3");
+}
+
 pipeline::QuantizeRequest request(const QuantizeArguments& options) {
   pipeline::QuantizeRequest result;
   result.model = options.model;
@@ -121,7 +129,7 @@ pipeline::QuantizeRequest request(const QuantizeArguments& options) {
     result.options.steps.add(
         {.kind = quantize::StepKind::rotate, .block = result.scheme.block, .seed = result.rotation.seed});
   }
-  set_allocation(options.allocation, result);
+  set_allocation(options.allocation, is_served(options), result);
   if (result.allocation && !result.residual.empty()) {
     throw Error(ErrorCode::bad_argument, "bits are chosen for single passes")
         .hint("leave out --target-bpw and --target-size, or the further passes");

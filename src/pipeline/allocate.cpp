@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "checkpoint/fused.h"
 #include "core/error.h"
 #include "core/progress.h"
 #include "core/stopwatch.h"
@@ -125,6 +126,7 @@ class Job {
       weights_ += items_.back().weights;
     }
     if (items_.empty()) throw Error(ErrorCode::bad_argument, "there is no linear layer to choose bits for");
+    tie_items();
     for (const auto& item : items_)
       smallest_ += std::ranges::min(item.choices, {}, &quantize::AllocationChoice::bytes).bytes;
   }
@@ -252,6 +254,7 @@ class Job {
       auto& bytes = problem.bytes.emplace_back();
       for (const auto& choice : item.choices) bytes.push_back(choice.bytes);
     }
+    problem.ties = groups_;
     // What summed errors would choose is one of the mixes that are measured.
     set_frontier();
     const Choices by_errors = choose(target_bytes());
@@ -324,14 +327,50 @@ class Job {
 
   void set_frontier() {
     std::vector<std::vector<quantize::AllocationChoice>> choices;
-    for (const auto& item : items_) choices.push_back(item.choices);
+    for (const auto& group : groups_) {
+      auto& sums = choices.emplace_back(items_[group.front()].choices.size());
+      for (const size_t i : group) {
+        for (size_t c = 0; c < sums.size(); ++c) {
+          sums[c].bytes += items_[i].choices[c].bytes;
+          sums[c].cost += items_[i].choices[c].cost;
+        }
+      }
+    }
     frontier_.emplace(std::move(choices));
+  }
+
+  /// Of items what was chosen for their groups, and back.
+  Choices of_items(const Choices& groups) const {
+    Choices choices(groups.empty() ? 0 : items_.size());
+    for (size_t g = 0; g < groups.size(); ++g) {
+      for (const size_t i : groups_[g]) choices[i] = groups[g];
+    }
+    return choices;
+  }
+  Choices of_groups(const Choices& items) const {
+    Choices choices;
+    for (const auto& group : groups_) choices.push_back(items[group.front()]);
+    return choices;
+  }
+
+  /// Linears that servers load as one have one width, where that is asked for and their choices are the same.
+  void tie_items() {
+    std::map<std::pair<std::string, std::vector<int>>, size_t> places;
+    for (size_t i = 0; i < items_.size(); ++i) {
+      std::vector<int> widths;
+      for (size_t c = 0; c < items_[i].choices.size(); ++c) widths.push_back(items_[i].bits(c));
+      const bool tied = request_.allocation->tied;
+      std::string name = tied ? checkpoint::served_name(items_[i].module) : items_[i].module;
+      const auto [place, added] = places.emplace(std::pair(std::move(name), std::move(widths)), groups_.size());
+      if (added) groups_.emplace_back();
+      groups_[place->second].push_back(i);
+    }
   }
 
   /// The best of at most `bytes`, codebooks included.
   Choices choose(int64_t bytes) const {
     for (int64_t limit = bytes;;) {
-      Choices choices = frontier_->choose(limit);
+      Choices choices = of_items(frontier_->choose(limit));
       if (choices.empty()) return choices;
       const int64_t found = size(choices);
       if (found <= bytes) return choices;
@@ -342,7 +381,7 @@ class Job {
   AllocationPoint point(const Choices& choices) const {
     AllocationPoint result;
     result.bits_per_weight = 8.0 * static_cast<double>(size(choices)) / static_cast<double>(weights_);
-    result.divergence = std::max(0.0, frontier_->point(choices).cost + offset_);
+    result.divergence = std::max(0.0, frontier_->point(of_groups(choices)).cost + offset_);
     for (size_t i = 0; i < choices.size(); ++i) ++result.tensors[items_[i].bits(choices[i])];
     return result;
   }
@@ -402,6 +441,7 @@ class Job {
   const QuantizeRequest& request_;
   const Plan plan_;
   std::vector<Item> items_;
+  std::vector<std::vector<size_t>> groups_;  // of items_ that have one choice
   Sensitivities sensitivities_;
   std::optional<quantize::AllocationFrontier> frontier_;
   Choices chosen_;

@@ -86,16 +86,34 @@ int64_t MixProblem::size(const Mix& mix) const {
   return sum;
 }
 
+std::vector<std::vector<size_t>> MixProblem::groups() const {
+  if (!ties.empty()) return ties;
+  std::vector<std::vector<size_t>> alone;
+  for (size_t i = 0; i < items.size(); ++i) alone.push_back({i});
+  return alone;
+}
+
 Mix cheapest_mix(const MixProblem& problem, const MixCosts& costs, int64_t limit) {
-  std::vector<std::vector<quantize::AllocationChoice>> choices(problem.items.size());
-  for (size_t i = 0; i < choices.size(); ++i) {
-    const double least = std::ranges::min(costs[i]);
-    for (size_t c = 0; c < costs[i].size(); ++c) choices[i].push_back({problem.bytes[i][c], costs[i][c] - least});
+  const auto groups = problem.groups();
+  std::vector<std::vector<quantize::AllocationChoice>> choices(groups.size());
+  for (size_t g = 0; g < choices.size(); ++g) {
+    choices[g].resize(costs[groups[g].front()].size());
+    for (const size_t i : groups[g]) {
+      const double least = std::ranges::min(costs[i]);
+      for (size_t c = 0; c < choices[g].size(); ++c) {
+        choices[g][c].bytes += problem.bytes[i][c];
+        choices[g][c].cost += costs[i][c] - least;
+      }
+    }
   }
   const quantize::AllocationFrontier frontier(std::move(choices));
   for (int64_t room = limit;;) {
-    Mix mix = frontier.choose(room);
-    if (mix.empty()) return mix;
+    const auto chosen = frontier.choose(room);
+    if (chosen.empty()) return {};
+    Mix mix(problem.items.size());
+    for (size_t g = 0; g < groups.size(); ++g) {
+      for (const size_t i : groups[g]) mix[i] = chosen[g];
+    }
     const int64_t size = problem.size(mix);
     if (size <= limit) return mix;
     room -= size - limit;
@@ -111,17 +129,21 @@ std::vector<Mix> neighbour_mixes(const MixProblem& problem, int64_t limit) {
   if (!lower) return {};
   const Mix least = uniform(problem, *lower);
   if (*lower == last || problem.size(least) == limit) return {least};
+  const auto groups = problem.groups();
   std::vector<Mix> result;
   for (const bool backwards : {false, true}) {
     Mix mix = least;
     int64_t size = problem.size(mix);
-    for (size_t n = 0; n < mix.size(); ++n) {
-      const size_t i = backwards ? mix.size() - 1 - n : n;
-      const int64_t more = problem.bytes[i][*lower + 1] + problem.tables[i][*lower + 1] - problem.bytes[i][*lower] -
-                           problem.tables[i][*lower];
+    for (size_t n = 0; n < groups.size(); ++n) {
+      const auto& group = groups[backwards ? groups.size() - 1 - n : n];
+      int64_t more = 0;
+      for (const size_t i : group) {
+        more += problem.bytes[i][*lower + 1] + problem.tables[i][*lower + 1] - problem.bytes[i][*lower] -
+                problem.tables[i][*lower];
+      }
       if (size + more > limit) continue;
       size += more;
-      ++mix[i];
+      for (const size_t i : group) ++mix[i];
     }
     result.push_back(std::move(mix));
   }
@@ -131,37 +153,56 @@ std::vector<Mix> neighbour_mixes(const MixProblem& problem, int64_t limit) {
 std::vector<MixExchange> promising_exchanges(const MixProblem& problem, const MixCosts& effects, const Mix& mix,
                                              int64_t limit, size_t count) {
   const int64_t room = limit - problem.size(mix);
-  const auto grows = [&](size_t i, size_t to) {
-    return problem.bytes[i][to] + problem.tables[i][to] - problem.bytes[i][mix[i]] - problem.tables[i][mix[i]];
+  const auto groups = problem.groups();
+  const auto choice_of = [&](size_t g) { return mix[groups[g].front()]; };
+  const auto grows = [&](size_t g, size_t to) {
+    int64_t sum = 0;
+    for (const size_t i : groups[g]) {
+      sum += problem.bytes[i][to] + problem.tables[i][to] - problem.bytes[i][mix[i]] - problem.tables[i][mix[i]];
+    }
+    return sum;
   };
-  const auto change = [&](size_t i, size_t to) { return effects[i][to] - effects[i][mix[i]]; };
+  const auto change = [&](size_t g, size_t to) {
+    double sum = 0;
+    for (const size_t i : groups[g]) sum += effects[i][to] - effects[i][mix[i]];
+    return sum;
+  };
+  const auto move = [&](MixExchange& exchange, size_t g, size_t to) {
+    for (const size_t i : groups[g]) exchange.changes.emplace_back(i, to);
+    exchange.promised += change(g, to);
+  };
   std::vector<MixExchange> result;
-  for (size_t up = 0; up < mix.size(); ++up) {
-    if (mix[up] + 1 >= problem.items[up].choices()) continue;
-    const size_t to = mix[up] + 1;
+  for (size_t up = 0; up < groups.size(); ++up) {
+    if (choice_of(up) + 1 >= problem.items[groups[up].front()].choices()) continue;
+    const size_t to = choice_of(up) + 1;
     const int64_t needed = grows(up, to) - room;
     // Who gives: one alone, or those that lose least for their bytes until it is enough.
     std::vector<size_t> givers;
-    for (size_t i = 0; i < mix.size(); ++i) {
-      if (i != up && mix[i] > 0) givers.push_back(i);
+    for (size_t g = 0; g < groups.size(); ++g) {
+      if (g != up && choice_of(g) > 0) givers.push_back(g);
     }
-    std::ranges::sort(givers, {}, [&](size_t i) {
-      return std::pair(change(i, mix[i] - 1) / static_cast<double>(-grows(i, mix[i] - 1)), i);
+    std::ranges::sort(givers, {}, [&](size_t g) {
+      return std::pair(change(g, choice_of(g) - 1) / static_cast<double>(-grows(g, choice_of(g) - 1)), g);
     });
-    if (needed <= 0) result.push_back({{{up, to}}, change(up, to)});
-    MixExchange several{{{up, to}}, change(up, to)};
+    MixExchange several;
+    move(several, up, to);
+    if (needed <= 0) result.push_back(several);
     int64_t given = 0;
-    for (const size_t i : givers) {
-      const size_t down = mix[i] - 1;
-      if (-grows(i, down) >= needed && needed > 0) {
-        result.push_back({{{up, to}, {i, down}}, change(up, to) + change(i, down)});
+    size_t giving = 0;
+    for (const size_t g : givers) {
+      const size_t down = choice_of(g) - 1;
+      if (-grows(g, down) >= needed && needed > 0) {
+        MixExchange pair;
+        move(pair, up, to);
+        move(pair, g, down);
+        result.push_back(std::move(pair));
       }
       if (given >= needed) continue;
-      given -= grows(i, down);
-      several.changes.emplace_back(i, down);
-      several.promised += change(i, down);
+      given -= grows(g, down);
+      ++giving;
+      move(several, g, down);
     }
-    if (several.changes.size() > 2 && given >= needed) result.push_back(std::move(several));
+    if (giving > 1 && given >= needed) result.push_back(std::move(several));
   }
   std::ranges::stable_sort(result, {}, &MixExchange::promised);
   if (result.size() > count) result.resize(count);

@@ -16,8 +16,12 @@ struct MixProblem {
   std::vector<MixItem> items;
   std::vector<std::vector<int64_t>> bytes;
   std::vector<std::vector<int64_t>> tables;
+  /// Items that have one choice, ascending, each item once; empty: each has its own.
+  std::vector<std::vector<size_t>> ties = {};
 
   int64_t size(const Mix& mix) const;
+  /// `ties`, or each item by itself.
+  std::vector<std::vector<size_t>> groups() const;
 };
 
 /// [item][choice]; any finite values.
@@ -30,7 +34,7 @@ Mix cheapest_mix(const MixProblem& problem, const MixCosts& costs, int64_t limit
 /// larger one in as many items as fit, counted from the first and from the last; a uniform one where it fits exactly.
 std::vector<Mix> neighbour_mixes(const MixProblem& problem, int64_t limit);
 
-/// Exchange: one item a choice up, others down as far as that takes, by what effects promise.
+/// Exchange: one item a choice up, others down as far as that takes, by what effects promise; tied items together.
 struct MixExchange {
   std::vector<std::pair<size_t, size_t>> changes;  ///< item, new choice
   double promised = 0;                             ///< change of the KL

@@ -26,6 +26,7 @@ struct AllocationTarget {
   double bits_per_weight = 0;         ///< over all linears that a width is chosen for, those that stay in 16 bit too
   int64_t bytes = 0;                  ///< of all tensors of the output
   std::filesystem::path save_recipe;  ///< where to write what was chosen; empty: nowhere
+  bool tied = false;                  ///< one width for what servers load as one (checkpoint/fused.h)
 };
 
 struct QuantizeRequest {

@@ -212,5 +212,44 @@ TEST_F(MixSearch, TakesAProposalThatIsBetter) {
   EXPECT_EQ(found.mix, best.mix);
 }
 
+/// Four linears of three widths, the first two of which are one in servers.
+MixProblem tied_problem() {
+  MixProblem problem;
+  for (const char* name : {"a.q_proj", "a.k_proj", "a.o_proj", "b.o_proj"}) {
+    problem.items.push_back({name, 0, 0, 3, false});
+    problem.bytes.push_back({200, 300, 400});
+    problem.tables.push_back({0, 0, 0});
+  }
+  problem.ties = {{0, 1}, {2}, {3}};
+  return problem;
+}
+
+TEST(TiedMixes, AreChosenAndExchangedTogether) {
+  const MixProblem problem = tied_problem();
+  const MixCosts costs{{9, 1, 0}, {1, 1, 0}, {8, 3, 0}, {2, 1, 0}};
+  for (int64_t limit = 800; limit <= 1600; limit += 50) {
+    const Mix mix = cheapest_mix(problem, costs, limit);
+    EXPECT_EQ(mix[0], mix[1]) << limit;
+    EXPECT_LE(problem.size(mix), limit);
+    for (const Mix& neighbour : neighbour_mixes(problem, limit)) {
+      EXPECT_EQ(neighbour[0], neighbour[1]) << limit;
+      EXPECT_LE(problem.size(neighbour), limit);
+    }
+    for (const auto& exchange : promising_exchanges(problem, costs, mix, limit, 100)) {
+      Mix other = mix;
+      double promised = 0;
+      for (const auto& [item, choice] : exchange.changes) {
+        promised += costs[item][choice] - costs[item][mix[item]];
+        other[item] = choice;
+      }
+      EXPECT_EQ(other[0], other[1]) << limit;
+      EXPECT_LE(problem.size(other), limit);
+      EXPECT_DOUBLE_EQ(promised, exchange.promised);
+    }
+  }
+  // 200 bytes more than the least: the pair saves 8 with one step each, o_proj 8 with two of its own.
+  EXPECT_EQ(cheapest_mix(problem, {{9, 1, 0}, {1, 0.5, 0}, {8, 3, 0}, {2, 1, 0}}, 1000), (Mix{1, 1, 0, 0}));
+}
+
 }  // namespace
 }  // namespace w4q::pipeline
