@@ -103,7 +103,10 @@ Specimen Workshop::make(const VariantRow& row) {
   for (const auto& folder : {sound, other}) fs::remove_all(folder);
   row.make(base, sound);
   row.make(source(row.source, true), other);
-  Specimen specimen{&row, base, model::open_model(sound), model::open_model(other), {}, {}, {}};
+  const auto as_stored = [](const fs::path& folder) {
+    return model::open_model(checkpoint::open_folder(folder, true, checkpoint::FloatForm::either));
+  };
+  Specimen specimen{&row, base, as_stored(sound), as_stored(other), {}, {}, {}};
   specimen.copy = CheckpointCopy::of(specimen.sound.folder);
   specimen.other_copy = CheckpointCopy::of(specimen.other.folder);
   specimen.digests = io::read_file(sound / checkpoint::digests_file);
