@@ -24,21 +24,34 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// general.file_type of files without loss: by the type of most bytes.
-constexpr std::array<std::pair<GgmlType, uint32_t>, 5> file_types{{
+/// What general.file_type calls a file whose linears are all of a type that no target rounds to.
+constexpr std::array<std::pair<GgmlType, uint32_t>, 3> plain_file_types{{
     {GgmlType::f32, 0},
     {GgmlType::f16, 1},
-    {GgmlType::q4_0, 2},
-    {GgmlType::q8_0, 7},
     {GgmlType::bf16, 32},
 }};
 
-uint32_t file_type(const GgufTarget& target, const std::vector<ExportedTensor>& tensors) {
-  if (target.quantizes) return target.file_type;
+uint32_t kind_of_file(GgmlType type) {
+  for (const auto& [plain, kind] : plain_file_types) {
+    if (plain == type) return kind;
+  }
+  const auto made = std::ranges::find_if(
+      gguf_targets(), [type](const GgufTarget& target) { return !target.lossless && target.linear == type; });
+  ensure(made != gguf_targets().end(), "a GGUF type that no target writes");
+  return made->file_type;
+}
+
+/// By the type of most bytes.
+uint32_t mixed_file_type(const std::vector<ExportedTensor>& tensors) {
   std::map<GgmlType, int64_t> bytes;
   for (const auto& tensor : tensors) bytes[tensor.type] += gguf_bytes(tensor.type, tensor.parameter.shape);
-  const auto most = std::ranges::max_element(bytes, {}, [](const auto& entry) { return entry.second; })->first;
-  return std::ranges::find(file_types, most, &std::pair<GgmlType, uint32_t>::first)->second;
+  return kind_of_file(std::ranges::max_element(bytes, {}, [](const auto& entry) { return entry.second; })->first);
+}
+
+/// A target's own, unless codes that were there before are kept beside it.
+uint32_t file_type(const GgufTarget& target, const std::vector<ExportedTensor>& tensors) {
+  const bool anew = std::ranges::none_of(tensors, &ExportedTensor::keeps_codes);
+  return target.quantizes && anew ? target.file_type : mixed_file_type(tensors);
 }
 
 GgmlType plain_type(DType dtype) {
@@ -196,19 +209,6 @@ void refuse_packed(const ExportPlan& plan) {
   if (packed.empty()) return;
   throw Error(ErrorCode::unsupported, concat(printable(packed.begin()->first), ": it is packed already"))
       .hint("start from the 16-bit checkpoint");
-}
-
-/// The kind of file that most bytes are of.
-uint32_t mixed_file_type(const std::vector<ExportedTensor>& tensors) {
-  std::map<uint32_t, int64_t> bytes;
-  for (const auto& tensor : tensors) {
-    for (const GgufTarget& target : gguf_targets()) {
-      if (target.lossless || target.linear != tensor.type) continue;
-      bytes[target.file_type] += gguf_bytes(tensor.type, tensor.parameter.shape);
-      break;
-    }
-  }
-  return std::ranges::max_element(bytes, {}, [](const auto& entry) { return entry.second; })->first;
 }
 
 void choose_size(const GgufExportRequest& request, ExportPlan& plan) {

@@ -398,9 +398,10 @@ TEST_F(AnyModel, CompressedTensorsNamesWhatIsLeft) {
   std::set<std::string> ignore;
   for (const auto& entry : config["quantization_config"]["ignore"]) ignore.insert(entry.get<std::string>());
   const std::string layer = "model.language_model.layers.";
-  EXPECT_EQ(ignore, (std::set<std::string>{"lm_head", layer + "0.linear_attn.in_proj_a", layer + "0.mlp.gate",
-                                           layer + "1.eh_proj", "model.visual.blocks.0.attn.qkv",
-                                           "mtp.layers.0.self_attn.q_proj"}));
+  EXPECT_EQ(ignore,
+            (std::set<std::string>{"lm_head", layer + "0.linear_attn.in_proj_a", layer + "0.linear_attn.in_proj_ba",
+                                   layer + "0.mlp.gate", layer + "1.eh_proj", "model.visual.blocks.0.attn.qkv",
+                                   "mtp.layers.0.self_attn.q_proj", "mtp.layers.0.self_attn.qkv_proj"}));
   run({"verify", path("ct"), "--base", model});
 }
 

@@ -101,7 +101,7 @@ TEST(List, PrintsTheRegistriesAsTextAndJson) {
   }
   const auto json = run_w4q({"list", "--json"}).json();
   EXPECT_GT(json["schemes"].size(), 8u);
-  EXPECT_EQ(json["scheme_forms"].size(), 5u);
+  EXPECT_EQ(json["scheme_forms"].size(), 6u);
   EXPECT_GE(json["layouts"].size(), 2u);
   EXPECT_EQ(json["methods"][0]["name"], "kbit");
 }

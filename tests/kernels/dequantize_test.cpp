@@ -10,6 +10,7 @@
 #include "formats/codebook.h"
 #include "formats/lut.h"
 #include "formats/scheme_registry.h"
+#include "formats/small_float.h"
 #include "random_matrix.h"
 #include "support.h"
 
@@ -34,6 +35,9 @@ formats::PackedWeight packed(const formats::Scheme& scheme, int64_t n, int64_t k
   if (scheme.family == formats::SchemeFamily::rotated) table = formats::codebook("normal", scheme.bits);
   if (scheme.family == formats::SchemeFamily::lut)
     table.assign(formats::nf4_table().begin(), formats::nf4_table().end());
+  if (scheme.family == formats::SchemeFamily::small_float) {
+    table.assign(formats::small_float_table(scheme.bits).begin(), formats::small_float_table(scheme.bits).end());
+  }
   return formats::scheme_row(scheme.family).encode(scheme, weight.values, n, k, table);
 }
 
