@@ -38,7 +38,7 @@ const std::vector<NeededKeys>& needed_keys() {
       {Method::awq, {vllm, sglang}, {{"w_bit", "bits"}, {"q_group_size", "group_size"}, {"zero_point"}}},
       {Method::fp8, {vllm, sglang}, {{"activation_scheme"}}},
       {Method::auto_round, {vllm, sglang}, {{"bits"}, {"group_size"}}},
-      {Method::compressed_tensors, {vllm, sglang, transformers}, {{"config_groups"}}},
+      {Method::compressed_tensors, {vllm, sglang, transformers, trt_llm, mlx}, {{"config_groups"}}},
       {Method::modelopt, {vllm, sglang, trt_llm, mlx}, {{"quant_algo"}}},
   };
   return rows;
@@ -193,7 +193,7 @@ void ct_bits(const Question& question, Findings& findings) {
       findings.add(Severity::refused, {}, place, "2, 3, 4, 5, 6 or 8", concat(bits), "quantize to another width");
     } else if (question.program == trt_llm) {
       findings.add(Severity::refused, {}, place, "floats of 8 bits, or ModelOpt's folders",
-                   concat("integers of ", bits, " bits"), "FP8, or quantize with ModelOpt");
+                   concat("integers of ", bits, " bits"), "w4q quantize --scheme fp8-block128 or nvfp4, --to modelopt");
     }
     if (question.program == sglang && (bits == 4 || bits == 8) && !is_marlin_group(group.scheme.group)) {
       findings.add(Severity::refused, {}, group_place(question.model, group, "group_size"), "-1, 32, 64 or 128",
@@ -276,7 +276,7 @@ void ct_floats(const Question& question, Findings& findings) {
     const Form form = group.scheme.form;
     const std::string place = concat(question.model.place(), ".config_groups.", printable(group.name), ".weights");
     if (question.program == trt_llm && form != Form::fp8 && form != Form::words) {
-      findings.add(Severity::refused, {}, place, "FP8", std::string(to_string(form)), "quantize with ModelOpt");
+      findings.add(Severity::refused, {}, place, "FP8", std::string(to_string(form)), "w4q repack --to modelopt");
     }
     if (question.program != sglang || form != Form::mxfp4) continue;
     for (const auto& [path, linear] : question.model.linears()) {

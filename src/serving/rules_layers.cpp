@@ -48,7 +48,8 @@ std::string words_for(const StoredModel& model, const Layer& layer) {
                            : model.method() == Method::gptq                               ? "dynamic, behind \"-:\""
                            : model.method() == Method::auto_round                         ? "extra_config, with 16 bits"
                                                                                           : "ignore";
-  const std::string also = layer.fused == nullptr ? std::string() : concat(", and ", layer.name);
+  const std::string also =
+      layer.fused == nullptr ? std::string() : concat(", and ", last_part(layer.name), " likewise");
   return concat("name each part by its whole path in ", list, also);
 }
 
@@ -63,8 +64,9 @@ void layer_of(const Question& question, const Layer& layer, Findings& findings) 
   Asked asked = question.asked.of(question.program, layer);
   if (!asked.refused.empty()) {
     for (const auto& part : layer.parts) {
-      findings.add(Severity::refused, part, model.place(), concat("one scheme, or none, for all of ", layer.name),
-                   asked.refused, words_for(model, layer));
+      findings.add(Severity::refused, part, model.place(),
+                   concat("one scheme, or none, for all of ", last_part(layer.name)), asked.refused,
+                   words_for(model, layer));
     }
     return;
   }
@@ -88,7 +90,8 @@ void layer_of(const Question& question, const Layer& layer, Findings& findings) 
     if (model.method() == Method::awq && by_version) continue;
     findings.add(
         Severity::refused, linear.name(), concat(model.place(), ".", asked.by),
-        concat(to_string(asked.scheme->form), " in ", layer.split == Split::experts ? "all experts" : layer.name),
+        concat(to_string(asked.scheme->form), " in ",
+               layer.split == Split::experts ? "all experts" : last_part(layer.name)),
         std::string(to_string(linear.form)),
         linear.form == Form::plain ? words_for(model, layer) : "write the config that the weights were made with");
   }
@@ -98,6 +101,40 @@ void layers(const Question& question, Findings& findings) {
   if (!has_lists(question.model.method())) return;
   for (const Layer& layer : question.model.layers(describe(question.program).fuses))
     layer_of(question, layer, findings);
+}
+
+/// What packed matrices are under a method; empty: of other rules.
+std::vector<Form> forms_of(Method method) {
+  switch (method) {
+    case Method::awq:
+      return {Form::awq, Form::awq_other};
+    case Method::gptq:
+      return {Form::gptq};
+    case Method::compressed_tensors:
+      return {Form::words, Form::int8, Form::fp8, Form::mxfp8, Form::nvfp4, Form::mxfp4};
+    case Method::fp8:
+    case Method::mxfp8:
+      return {Form::fp8, Form::mxfp8};
+    case Method::mxfp4:
+      return {Form::mxfp4, Form::mxfp4_stack};
+    case Method::modelopt:
+      return {Form::nvfp4_modelopt, Form::fp8, Form::mxfp8, Form::mxfp4};
+    default:
+      return {};
+  }
+}
+
+/// Of programs whose lists are not read here.
+void words(const Question& question, Findings& findings) {
+  const StoredModel& model = question.model;
+  const auto forms = forms_of(model.method());
+  if (forms.empty()) return;
+  for (const auto& [path, linear] : model.linears()) {
+    if (!is_packed(linear) || std::ranges::find(forms, linear.form) != forms.end()) continue;
+    findings.add(Severity::refused, linear.name(), concat(model.place(), ".quant_method"),
+                 std::string(to_string(forms.front())), std::string(to_string(linear.form)),
+                 "write the config that the weights were made with");
+  }
 }
 
 /// Whatever a config says of it, a layer that is loaded as one has one form and one type of words.
@@ -175,6 +212,7 @@ std::vector<Rule> layer_rules() {
       {"layers", readers, "each layer is stored as config.json says, in the words in which the program asks",
        "vllm compressed_tensors/utils.py, gptq_utils.py, quant_utils.py is_layer_skipped; sglang quantization/utils.py",
        layers},
+      {"words", {trt_llm, mlx}, "packed linears are what quantization_config calls them", "mlx-lm utils.py", words},
       {"fused",
        {vllm, sglang, trt_llm},
        "q, k, v, and gate, up, and all experts have one form",

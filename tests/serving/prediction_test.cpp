@@ -186,6 +186,15 @@ std::vector<Fault> faults() {
        vllm, "quantized_layers"},
       {"humming-keys", "no type", made_headers(Words::humming), with([](io::Json& json) { json.erase("b_dtype"); }),
        vllm, "b_dtype"},
+      {"words", "compressed-tensors' under AWQ's name", ct, with([](io::Json& json) {
+         json = {{"quant_method", "awq"}, {"bits", 4}, {"group_size", 128}, {"zero_point", true}};
+       }),
+       mlx, "down_proj"},
+      {"words", "AWQ's under FP8's name", awq, with([](io::Json& json) {
+         json = {{"quant_method", "fp8"}, {"activation_scheme", "dynamic"}};
+       }),
+       trt_llm, "down_proj"},
+      {"keys", "no groups", ct, with([](io::Json& json) { json.erase("config_groups"); }), trt_llm, "config_groups"},
       {"layers", "q in 16 bit, by no word", ct,
        [](MadeHeaders& made) { replace_linear(made, q, 1024, 1024, Words::plain); }, vllm, "q_proj"},
       {"layers", "q left out, k and v not", ct,
