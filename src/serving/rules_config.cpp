@@ -49,7 +49,10 @@ void keys(const Question& question, Findings& findings) {
   for (const NeededKeys& row : needed_keys()) {
     if (row.method != model.method() || !row.programs.has(question.program)) continue;
     for (const auto& names : row.keys) {
-      const auto has = [&](const char* key) { return !member(model.quantization(), key).is_null(); };
+      const auto has = [&](const char* key) {
+        const Json& value = member(model.quantization(), key);
+        return key == std::string_view("config_groups") ? value.is_object() && !value.empty() : !value.is_null();
+      };
       if (std::ranges::any_of(names, has)) continue;
       findings.add(Severity::refused, {}, at(model, names.front()), "a value", "none",
                    "write the key that the weights were made with");

@@ -141,9 +141,10 @@ void tensors_of(const Question& question, const std::string& path, const StoredL
                  concat(dtype_name(each.dtypes.front()), " ", shapes_text(each.shapes), ", by ", to_text(scheme)),
                  concat(dtype_name(info->dtype), " ", shape_text(info->shape)), std::string(other_scheme));
   }
-  if (linear.form == Form::words && scheme.symmetric && linear.find("weight_zero_point") != nullptr &&
-      describe(question.program).fuses) {
-    findings.add(Severity::refused, linear.find("weight_zero_point")->name, concat(model.place(), ".config_groups"),
+  if (linear.form == Form::words && scheme.symmetric && linear.find("weight_zero_point") != nullptr) {
+    // Who has no place for a tensor either ends there or leaves it out.
+    const Severity severity = describe(question.program).fuses ? Severity::refused : Severity::wrong;
+    findings.add(severity, linear.find("weight_zero_point")->name, concat(model.place(), ".config_groups"),
                  "no zero points, by symmetric true", "a tensor of them", "write symmetric false");
   }
 }

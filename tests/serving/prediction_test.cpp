@@ -194,6 +194,10 @@ std::vector<Fault> faults() {
          json = {{"quant_method", "fp8"}, {"activation_scheme", "dynamic"}};
        }),
        trt_llm, "down_proj"},
+      {"keys", "a list for groups", ct, with([](io::Json& json) { json["config_groups"] = io::Json::array(); }), mlx,
+       "config_groups"},
+      {"tensors", "zero points that nobody reads", made_headers(Words::compressed, 4, 128, true),
+       [&](MadeHeaders& made) { weights(made)["symmetric"] = true; }, transformers, "weight_zero_point"},
       {"keys", "no groups", ct, with([](io::Json& json) { json.erase("config_groups"); }), trt_llm, "config_groups"},
       {"layers", "q in 16 bit, by no word", ct,
        [](MadeHeaders& made) { replace_linear(made, q, 1024, 1024, Words::plain); }, vllm, "q_proj"},
