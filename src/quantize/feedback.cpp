@@ -119,12 +119,8 @@ class IntegerFeedback final : public BlockFeedback {
           choose(targets, r, rows.weights(row) + first, trial ? &*trial : nullptr, rows.stats(row));
       store(static_cast<size_t>(rows.index(row) * groups_ + group), scales[static_cast<size_t>(r)]);
     }
-    for (int64_t begin = first; begin < last; begin += unit) {
-      const int64_t end = std::min(begin + unit, last);
-      const MatrixView<float> some(targets.data + (begin - first), targets.rows, end - begin, targets.stride);
-      rows.move(part, some, first, begin, begin);
-      round_unit(rows, part, some, begin, scales);
-    }
+    for_units(rows, part, targets, first,
+              [&](MatrixView<float> some, int64_t position) { round_unit(rows, part, some, position, scales); });
   }
 
   void finish(FeedbackRows& rows) const override {
@@ -132,8 +128,6 @@ class IntegerFeedback final : public BlockFeedback {
   }
 
  private:
-  static constexpr int64_t unit = 32;
-
   formats::IntegerScale choose(MatrixView<const float> targets, int64_t row, const float* weights, GroupTrial* trial,
                                QuantizeStats& stats) const {
     const std::span<const float> values(targets.row(row), static_cast<size_t>(targets.cols));
@@ -150,7 +144,7 @@ class IntegerFeedback final : public BlockFeedback {
   void round_unit(FeedbackRows& rows, RowRange part, MatrixView<float> targets, int64_t position,
                   std::span<const formats::IntegerScale> scales) const {
     const auto coupling = factor_.coupling();
-    float effect[unit][unit] = {};  // [from][to]
+    float effect[feedback_unit][feedback_unit] = {};  // [from][to]
     for (int64_t to = 0; to < targets.cols; ++to) {
       for (int64_t from = 0; from < to; ++from) effect[from][to] = coupling.row(position + to)[position + from];
     }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "formats/codebook.h"
 #include "formats/table/table_format.h"
 #include "quantize/feedback.h"
 #include "quantize/feedback_rows.h"
@@ -31,12 +32,8 @@ class FloatFeedback final : public BlockFeedback {
     const int64_t first = factor_.block_starts()[block], last = factor_.block_starts()[block + 1];
     const MatrixView<float> targets = rows.targets(part, first, last);
     const std::vector<float> scales = choose(rows, part, targets, first);
-    for (int64_t begin = first; begin < last; begin += unit) {
-      const int64_t end = std::min(begin + unit, last);
-      const MatrixView<float> some(targets.data + (begin - first), targets.rows, end - begin, targets.stride);
-      rows.move(part, some, first, begin, begin);
-      round_unit(rows, part, some, begin, scales);
-    }
+    for_units(rows, part, targets, first,
+              [&](MatrixView<float> some, int64_t position) { round_unit(rows, part, some, position, scales); });
   }
 
   void finish(FeedbackRows& rows) const override {
@@ -46,8 +43,6 @@ class FloatFeedback final : public BlockFeedback {
   }
 
  private:
-  static constexpr int64_t unit = 32;
-
   /// Where the scale of a row at `position` is stored.
   int64_t index_of(const FeedbackRows& rows, int64_t row, int64_t position) const {
     const int64_t column = factor_.order()[static_cast<size_t>(position)];
@@ -86,22 +81,12 @@ class FloatFeedback final : public BlockFeedback {
 
   void round_unit(FeedbackRows& rows, RowRange part, MatrixView<float> targets, int64_t position,
                   std::span<const float> scales) const {
-    const auto coupling = factor_.coupling();
-    for (int64_t r = 0; r < targets.rows; ++r) {
+    round_columns(factor_, rows, part, targets, position, [&](int64_t r, int64_t column, float target) {
       const float scale = scales[static_cast<size_t>(r)];
-      float* target = targets.row(r);
-      const int64_t row = part.first + r;
-      const float* weights = rows.weights(row) + position;
-      float* errors = rows.errors(row) + position;
-      const auto codes = rows.codes(row);
-      for (int64_t c = 0; c < targets.cols; ++c) {
-        const float* effect = coupling.row(position + c) + position;
-        for (int64_t earlier = 0; earlier < c; ++earlier) target[c] += effect[earlier] * errors[earlier];
-        const uint8_t code = formats::small_float_code(target[c] / scale, packed_.scheme.bits);
-        errors[c] = weights[c] - table_[code] * scale;
-        codes[static_cast<size_t>(factor_.order()[static_cast<size_t>(position + c)])] = code;
-      }
-    }
+      const uint8_t code = formats::small_float_code(target / scale, packed_.scheme.bits);
+      rows.codes(part.first + r)[static_cast<size_t>(column)] = code;
+      return table_[code] * scale;
+    });
   }
 
   const ErrorFactor& factor_;

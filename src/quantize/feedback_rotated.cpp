@@ -38,17 +38,11 @@ class RotatedFeedback final : public BlockFeedback {
     } else {
       measure(rows, part, targets, first, norms);
     }
-    for (int64_t begin = first; begin < last; begin += unit) {
-      const int64_t end = std::min(begin + unit, last);
-      const MatrixView<float> some(targets.data + (begin - first), targets.rows, end - begin, targets.stride);
-      rows.move(part, some, first, begin, begin);
-      round_unit(rows, part, some, begin, norms);
-    }
+    for_units(rows, part, targets, first,
+              [&](MatrixView<float> some, int64_t position) { round_unit(rows, part, some, position, norms); });
   }
 
  private:
-  static constexpr int64_t unit = 32;
-
   std::span<const float> codebook() const { return packed_.plane(PlaneRole::codebook).bytes.as<float>(); }
 
   /// Where the norm of a row's group at `position` is stored.
@@ -82,21 +76,12 @@ class RotatedFeedback final : public BlockFeedback {
 
   void round_unit(FeedbackRows& rows, RowRange part, MatrixView<float> targets, int64_t position,
                   std::span<const float> norms) const {
-    const auto coupling = factor_.coupling();
-    for (int64_t r = 0; r < targets.rows; ++r) {
+    round_columns(factor_, rows, part, targets, position, [&](int64_t r, int64_t column, float target) {
       const float norm = norms[static_cast<size_t>(r)];
-      float* target = targets.row(r);
-      const int64_t row = part.first + r;
-      const float* weights = rows.weights(row) + position;
-      float* errors = rows.errors(row) + position;
-      for (int64_t c = 0; c < targets.cols; ++c) {
-        const float* effect = coupling.row(position + c) + position;
-        for (int64_t earlier = 0; earlier < c; ++earlier) target[c] += effect[earlier] * errors[earlier];
-        const int code = formats::kbit_code(norm == 0 ? 0.0f : target[c] / norm, table_.midpoints);
-        errors[c] = weights[c] - table_.levels[static_cast<size_t>(code)] * norm;
-        store(rows.index(row), factor_.order()[static_cast<size_t>(position + c)], static_cast<uint32_t>(code));
-      }
-    }
+      const int code = formats::kbit_code(norm == 0 ? 0.0f : target / norm, table_.midpoints);
+      store(rows.index(part.first + r), column, static_cast<uint32_t>(code));
+      return table_.levels[static_cast<size_t>(code)] * norm;
+    });
   }
 
   void store(int64_t row, int64_t column, uint32_t code) const {

@@ -1,6 +1,7 @@
 // Rows of a weight on their way through error feedback: what every family's loop over the blocks has in common.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -58,6 +59,39 @@ class FeedbackRows {
   std::vector<uint8_t> codes_;
   std::vector<QuantizeStats> stats_;
 };
+
+/// Columns that are rounded one after the other; what they are worth to those behind them is multiplied for all at once.
+inline constexpr int64_t feedback_unit = 32;
+
+/// Through the units of the block whose `targets` begin at position `first`: round(targets of the unit, its position)
+/// leaves the errors, by which those of the next are moved.
+template <class Round>
+void for_units(FeedbackRows& rows, RowRange part, MatrixView<float> targets, int64_t first, const Round& round) {
+  for (int64_t at = 0; at < targets.cols; at += feedback_unit) {
+    const int64_t cols = std::min(feedback_unit, targets.cols - at);
+    const MatrixView<float> some(targets.data + at, targets.rows, cols, targets.stride);
+    rows.move(part, some, first, first + at, first + at);
+    round(some, first + at);
+  }
+}
+
+/// The columns of a unit, each moved by the errors of those before it: round(row of the part, column of the weight,
+/// target) stores a code and returns its value.
+template <class Round>
+void round_columns(const ErrorFactor& factor, FeedbackRows& rows, RowRange part, MatrixView<float> targets,
+                   int64_t position, const Round& round) {
+  const auto coupling = factor.coupling();
+  for (int64_t r = 0; r < targets.rows; ++r) {
+    float* const target = targets.row(r);
+    const float* const weights = rows.weights(part.first + r) + position;
+    float* const errors = rows.errors(part.first + r) + position;
+    for (int64_t c = 0; c < targets.cols; ++c) {
+      const float* effect = coupling.row(position + c) + position;
+      for (int64_t earlier = 0; earlier < c; ++earlier) target[c] += effect[earlier] * errors[earlier];
+      errors[c] = weights[c] - round(r, factor.order()[static_cast<size_t>(position + c)], target[c]);
+    }
+  }
+}
 
 /// For each row of a part whose `targets` stand at `position`, one block, the scale with the least error once the block is
 /// rounded with feedback inside it; of blocks that are too wide for that, with the least error by the pivots.

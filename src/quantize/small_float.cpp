@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/parallel.h"
 #include "core/text.h"
+#include "formats/codebook.h"
 #include "formats/table/table_format.h"
 #include "quantize/feedback_float.h"
 #include "quantize/kbit_search.h"
@@ -47,12 +48,6 @@ void each_row(const TensorView& weight, const Scheme& scheme, const Body& body) 
       body(row, FloatRow{values, formats::table_place(format, k, row, 0, 0).scale});
     }
   });
-}
-
-float absmax_of(std::span<const float> values) noexcept {
-  float largest = 0;
-  for (const float value : values) largest = std::max(largest, std::abs(value));
-  return largest;
 }
 
 /// The nearest value of E4M3, ties to even, at most 448.
@@ -222,14 +217,14 @@ FloatMaxima find_float_maxima(const TensorView& weight, const Scheme& scheme) {
       const auto part =
           source.values.subspan(first, std::min(static_cast<size_t>(block), source.values.size() - first));
       finite = finite && std::ranges::all_of(part, [](float value) { return std::isfinite(value); });
-      rows[static_cast<size_t>(row * blocks + b)] = absmax_of(part);
+      rows[static_cast<size_t>(row * blocks + b)] = formats::table_max(part);
     }
     if (finite) return;
     const std::lock_guard lock(mutex);
     bad_row = std::min(bad_row, row);
   });
   if (bad_row < n) refuse_non_finite(weight.name, weight.dtype, row_bytes(weight, bad_row), bad_row);
-  FloatMaxima maxima{{}, absmax_of(rows)};
+  FloatMaxima maxima{{}, formats::table_max(rows)};
   if (!formats::shares_rows(scheme)) {
     maxima.absmax = std::move(rows);
     return maxima;
@@ -318,7 +313,7 @@ void round_small_floats(const Scheme& scheme, MatrixView<float> weights) {
   const auto absmax = [&](int64_t first, int64_t last, int64_t from, int64_t to) {
     float largest = 0;
     for (int64_t r = first; r < last; ++r) {
-      largest = std::max(largest, absmax_of({weights.row(r) + from, static_cast<size_t>(to - from)}));
+      largest = std::max(largest, formats::table_max({weights.row(r) + from, static_cast<size_t>(to - from)}));
     }
     return largest;
   };
