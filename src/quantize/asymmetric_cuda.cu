@@ -5,48 +5,49 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "device/check.h"
+#include "device/element_grid.h"
 
 namespace w4q::quantize {
 namespace {
 
-constexpr int threads = 256;
+using device::element_blocks;
+using device::element_threads;
 /// Rows of one product.
 constexpr int64_t product_rows = 4096;
 
-unsigned blocks_for(int64_t count) { return static_cast<unsigned>((count + threads - 1) / threads); }
-
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(element_threads)
     apart_kernel(const __half* plain, const __half* quantized, int64_t count, __half* apart) {
-  const int64_t at = int64_t{blockIdx.x} * threads + threadIdx.x;
+  const int64_t at = int64_t{blockIdx.x} * element_threads + threadIdx.x;
   if (at < count) apart[at] = __float2half_rn(__half2float(plain[at]) - __half2float(quantized[at]));
 }
 
-__global__ void __launch_bounds__(threads) add_kernel(const float* product, int64_t count, double* sums) {
-  const int64_t at = int64_t{blockIdx.x} * threads + threadIdx.x;
+__global__ void __launch_bounds__(element_threads) add_kernel(const float* product, int64_t count, double* sums) {
+  const int64_t at = int64_t{blockIdx.x} * element_threads + threadIdx.x;
   if (at < count) sums[at] += static_cast<double>(product[at]);
 }
 
-__global__ void __launch_bounds__(threads) mean_kernel(const double* sums, int64_t count, double scale, float* matrix) {
-  const int64_t at = int64_t{blockIdx.x} * threads + threadIdx.x;
+__global__ void __launch_bounds__(element_threads)
+    mean_kernel(const double* sums, int64_t count, double scale, float* matrix) {
+  const int64_t at = int64_t{blockIdx.x} * element_threads + threadIdx.x;
   if (at < count) matrix[at] = static_cast<float>(sums[at] * scale);
 }
 
 /// by_position[r][p] = moves[r][columns[p]].
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(element_threads)
     place_kernel(const float* moves, int64_t n, int64_t k, const int32_t* columns, float* by_position) {
-  const int64_t at = int64_t{blockIdx.x} * threads + threadIdx.x;
+  const int64_t at = int64_t{blockIdx.x} * element_threads + threadIdx.x;
   if (at < n * k) by_position[at] = moves[at / k * k + columns[at % k]];
 }
 
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(element_threads)
     divide_kernel(float* by_position, int64_t n, int64_t k, const float* pivots, double mean) {
-  const int64_t at = int64_t{blockIdx.x} * threads + threadIdx.x;
+  const int64_t at = int64_t{blockIdx.x} * element_threads + threadIdx.x;
   if (at < n * k) by_position[at] *= static_cast<float>(1 / (mean * static_cast<double>(pivots[at % k])));
 }
 
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(element_threads)
     add_moves_kernel(const float* by_position, int64_t n, int64_t k, const int32_t* columns, float* weight) {
-  const int64_t at = int64_t{blockIdx.x} * threads + threadIdx.x;
+  const int64_t at = int64_t{blockIdx.x} * element_threads + threadIdx.x;
   if (at < n * k) weight[at / k * k + columns[at % k]] += by_position[at];
 }
 
@@ -55,8 +56,8 @@ __global__ void __launch_bounds__(threads)
 DriftCuda::DriftCuda(CudaWork& work, const double* sums, int64_t width, int64_t count)
     : work_(work), width_(width), matrix_(work.context, static_cast<size_t>(width * width) * sizeof(float)) {
   const double scale = count > 0 ? 1.0 / static_cast<double>(count) : 0.0;
-  mean_kernel<<<blocks_for(width * width), threads, 0, work.stream.get()>>>(sums, width * width, scale,
-                                                                            matrix_.as<float>());
+  mean_kernel<<<element_blocks(width * width), element_threads, 0, work.stream.get()>>>(sums, width * width, scale,
+                                                                                        matrix_.as<float>());
   device::check_launch("drift", concat(width));
   work.stream.synchronize();
 }
@@ -88,10 +89,11 @@ void InputPairCuda::add_rows(const __half* plain, const __half* quantized, int64
   auto* const product = work_.square.get<float>(width_ * width_);
   for (int64_t begin = 0; begin < count; begin += product_rows) {
     const int64_t rows = std::min(product_rows, count - begin), first = begin * width_;
-    apart_kernel<<<blocks_for(rows * width_), threads, 0, stream>>>(plain + first, quantized + first, rows * width_,
-                                                                    apart_.as<__half>());
+    apart_kernel<<<element_blocks(rows * width_), element_threads, 0, stream>>>(plain + first, quantized + first,
+                                                                                rows * width_, apart_.as<__half>());
     device::cublas_gram(apart_.data(), quantized + first, rows, width_, product, work_.cublas.data(), work_.stream);
-    add_kernel<<<blocks_for(width_ * width_), threads, 0, stream>>>(product, width_ * width_, sums_.as<double>());
+    add_kernel<<<element_blocks(width_ * width_), element_threads, 0, stream>>>(product, width_ * width_,
+                                                                                sums_.as<double>());
   }
   device::check_launch("drift sums", concat(count, " × ", width_));
 }
@@ -125,12 +127,12 @@ void follow_inputs_cuda(CudaWork& work, float* weight, int64_t n, const DriftCud
                                            .workspace = work.cublas.data()};
   device::cublas_multiply(product, work.stream);
   const cudaStream_t stream = work.stream.get();
-  const unsigned grid = blocks_for(n * k);
-  place_kernel<<<grid, threads, 0, stream>>>(moves, n, k, factor.columns(), by_position);
+  const unsigned grid = element_blocks(n * k);
+  place_kernel<<<grid, element_threads, 0, stream>>>(moves, n, k, factor.columns(), by_position);
   device::cublas_solve(factor.coupling(), false, by_position, n, k, work.cublas.data(), work.stream);
-  divide_kernel<<<grid, threads, 0, stream>>>(by_position, n, k, factor.pivots(), mean);
+  divide_kernel<<<grid, element_threads, 0, stream>>>(by_position, n, k, factor.pivots(), mean);
   device::cublas_solve(factor.coupling(), true, by_position, n, k, work.cublas.data(), work.stream);
-  add_moves_kernel<<<grid, threads, 0, stream>>>(by_position, n, k, factor.columns(), weight);
+  add_moves_kernel<<<grid, element_threads, 0, stream>>>(by_position, n, k, factor.columns(), weight);
   device::check_launch("targets for quantized inputs", concat(n, " × ", k));
 }
 

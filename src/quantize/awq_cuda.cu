@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "device/check.h"
+#include "device/element_grid.h"
 #include "formats/kbit.h"
 #include "kernels/common/block_reduce.cuh"
 #include "quantize/awq_cuda.h"
@@ -18,12 +19,12 @@ using cuda::group_lanes;
 using cuda::Rule;
 using formats::SchemeFamily;
 
-constexpr int threads = 256;
+using device::element_blocks;
+using device::element_threads;
+
 constexpr int warp = 32;
 /// Rows that share a range exponent when kbit rounds: those of a task of the definition.
 constexpr int64_t strip_rows = 64;
-
-unsigned blocks_for(int64_t count) { return static_cast<unsigned>((count + threads - 1) / threads); }
 
 /// Weights under scales.
 struct Scaled {
@@ -38,9 +39,9 @@ struct Matrix {
 };
 
 /// Half a warp has a group.
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(element_threads)
     integer_error_kernel(Rule rule, Matrix matrix, const float* weights, const float* scales, float* difference) {
-  const int64_t index = (int64_t{blockIdx.x} * threads + threadIdx.x) / group_lanes;
+  const int64_t index = (int64_t{blockIdx.x} * element_threads + threadIdx.x) / group_lanes;
   if (index >= matrix.n * matrix.groups) return;
   const int64_t first = index % matrix.groups * matrix.group;
   const int64_t at = index / matrix.groups * matrix.k + first;
@@ -69,9 +70,9 @@ __device__ float block_absmax(float value) { return kernels::warp_max(fabsf(valu
 
 /// extremes[strip] = bits of the smallest and the largest block maximum that is not zero; positive floats order as
 /// ints.
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(element_threads)
     kbit_extremes_kernel(Matrix matrix, const float* weights, const float* scales, int* extremes) {
-  const int64_t index = (int64_t{blockIdx.x} * threads + threadIdx.x) / warp;
+  const int64_t index = (int64_t{blockIdx.x} * element_threads + threadIdx.x) / warp;
   if (index >= matrix.n * matrix.groups) return;
   const int64_t row = index / matrix.groups, c = index % matrix.groups * warp + threadIdx.x % warp;
   const Scaled values{weights + row * matrix.k, scales};
@@ -83,10 +84,10 @@ __global__ void __launch_bounds__(threads)
 }
 
 /// A warp has a block; rows of a strip have the table times 2^exponent.
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(element_threads)
     kbit_error_kernel(Table table, Matrix matrix, const float* weights, const float* scales, const int* exponents,
                       float* difference) {
-  const int64_t index = (int64_t{blockIdx.x} * threads + threadIdx.x) / warp;
+  const int64_t index = (int64_t{blockIdx.x} * element_threads + threadIdx.x) / warp;
   if (index >= matrix.n * matrix.groups) return;
   const int64_t row = index / matrix.groups, c = index % matrix.groups * warp + threadIdx.x % warp;
   const Scaled values{weights + row * matrix.k, scales};
@@ -136,8 +137,8 @@ __device__ Clipped clipped(const Rule& rule, const float* weights, float low, fl
 }
 
 /// changes[choice][row][c]: how the error changes when the block is clipped to that share. Half a warp has a row.
-__global__ void __launch_bounds__(threads) clip_changes_kernel(Rule rule, ClipBlock block, float* changes) {
-  const int64_t index = (int64_t{blockIdx.x} * threads + threadIdx.x) / group_lanes;
+__global__ void __launch_bounds__(element_threads) clip_changes_kernel(Rule rule, ClipBlock block, float* changes) {
+  const int64_t index = (int64_t{blockIdx.x} * element_threads + threadIdx.x) / group_lanes;
   if (index >= block.rows * clip_choices) return;
   const int64_t row = index % block.rows;
   const float* const weights = block.weights + row * block.k + block.begin;
@@ -155,10 +156,10 @@ __global__ void __launch_bounds__(threads) clip_changes_kernel(Rule rule, ClipBl
 
 /// Applies the best choice of each row: weights are clipped, errors changed, and the change is left in changes[0]. A
 /// warp has a row.
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(element_threads)
     choose_clips_kernel(Rule rule, ClipBlock block, float* weights, const float* products, const float* spread,
                         float* changes, unsigned long long* clipped_blocks) {
-  const int64_t row = (int64_t{blockIdx.x} * threads + threadIdx.x) / warp;
+  const int64_t row = (int64_t{blockIdx.x} * element_threads + threadIdx.x) / warp;
   const int lane = static_cast<int>(threadIdx.x) % warp;
   if (row >= block.rows) return;
   const float* const product = products + row * block.k + block.begin;
@@ -199,10 +200,11 @@ __global__ void __launch_bounds__(threads)
 }
 
 /// sums[row] = Σ a[row][c] · b[row][c], a block per row.
-__global__ void __launch_bounds__(threads) row_dots_kernel(const float* a, const float* b, int64_t k, double* sums) {
+__global__ void __launch_bounds__(element_threads)
+    row_dots_kernel(const float* a, const float* b, int64_t k, double* sums) {
   __shared__ double slots[32];
   double sum = 0;
-  for (int64_t c = threadIdx.x; c < k; c += threads) {
+  for (int64_t c = threadIdx.x; c < k; c += element_threads) {
     sum += static_cast<double>(a[blockIdx.x * k + c]) * static_cast<double>(b[blockIdx.x * k + c]);
   }
   sum = kernels::block_reduce(sum, slots, 0.0, [](double x, double y) { return x + y; });
@@ -225,7 +227,7 @@ const int* strip_exponents(CudaWork& work, const AwqCudaLinear& linear, const Ma
   std::vector<int> extremes(static_cast<size_t>(2 * strips), 0);
   for (size_t i = 0; i < extremes.size(); i += 2) extremes[i] = 0x7F7FFFFF;
   int* const device = work.put(work.sums, extremes.data(), 2 * strips);
-  kbit_extremes_kernel<<<blocks_for(matrix.n * matrix.groups * warp), threads, 0, work.stream.get()>>>(
+  kbit_extremes_kernel<<<element_blocks(matrix.n * matrix.groups * warp), element_threads, 0, work.stream.get()>>>(
       matrix, linear.weight, scales, device);
   device::check_launch("kbit maxima", concat(matrix.n, " × ", matrix.k));
   extremes = work.fetch(device, 2 * strips);
@@ -266,12 +268,12 @@ class ClipSearch {
     const int64_t values = clip_choices * block.rows * block.cols;
     auto* const changes = changes_.get<float>(2 * values);
     auto* const spread = changes + values;
-    clip_changes_kernel<<<blocks_for(block.rows * clip_choices * group_lanes), threads, 0, stream.get()>>>(rule_, block,
-                                                                                                           changes);
+    clip_changes_kernel<<<element_blocks(block.rows * clip_choices * group_lanes), element_threads, 0, stream.get()>>>(
+        rule_, block, changes);
     multiply(changes, clip_choices * block.rows, block.cols, gram_.data() + block.begin * k_ + block.begin, spread,
              block.cols, false);
-    choose_clips_kernel<<<blocks_for(block.rows * warp), threads, 0, stream.get()>>>(rule_, block, weight, products,
-                                                                                     spread, changes, clipped);
+    choose_clips_kernel<<<element_blocks(block.rows * warp), element_threads, 0, stream.get()>>>(
+        rule_, block, weight, products, spread, changes, clipped);
     device::check_launch("clips", concat(block.rows, " × ", block.cols));
     multiply(changes, block.rows, block.cols, gram_.data() + block.begin * k_, products, k_, true);
   }
@@ -294,7 +296,8 @@ class ClipSearch {
 
   double total(const float* errors, const float* products, int64_t rows) {
     auto* const sums = work_.sums.get<double>(rows);
-    row_dots_kernel<<<static_cast<unsigned>(rows), threads, 0, work_.stream.get()>>>(errors, products, k_, sums);
+    row_dots_kernel<<<static_cast<unsigned>(rows), element_threads, 0, work_.stream.get()>>>(errors, products, k_,
+                                                                                             sums);
     device::check_launch("output error", concat(rows));
     double sum = 0;
     for (const double row : work_.fetch(sums, rows)) sum += row;
@@ -323,12 +326,12 @@ void plain_rounding_error(CudaWork& work, const AwqCudaLinear& linear, int64_t k
   if (linear.scheme.family == SchemeFamily::integer) {
     const Matrix matrix{linear.n, k, formats::integer_groups(linear.scheme, k),
                         formats::integer_group_size(linear.scheme, k)};
-    integer_error_kernel<<<blocks_for(matrix.n * matrix.groups * group_lanes), threads, 0, stream.get()>>>(
+    integer_error_kernel<<<element_blocks(matrix.n * matrix.groups * group_lanes), element_threads, 0, stream.get()>>>(
         cuda::rule_of(linear.scheme, linear.clip), matrix, linear.weight, scales, difference);
   } else {
     const Matrix matrix{linear.n, k, formats::kbit_blocks(k), formats::kbit_block};
     const int* const exponents = strip_exponents(work, linear, matrix, scales);
-    kbit_error_kernel<<<blocks_for(matrix.n * matrix.groups * warp), threads, 0, stream.get()>>>(
+    kbit_error_kernel<<<element_blocks(matrix.n * matrix.groups * warp), element_threads, 0, stream.get()>>>(
         table_of(linear.scheme, linear.table), matrix, linear.weight, scales, exponents, difference);
   }
   device::check_launch("rounding errors", concat(linear.n, " × ", k));

@@ -3,29 +3,29 @@
 #include "core/text.h"
 #include "device/check.h"
 #include "device/cusolver.h"
+#include "device/element_grid.h"
 #include "quantize/error_factor_cuda.h"
 
 namespace w4q::quantize {
 namespace {
 
-constexpr int threads = 256;
-
-unsigned blocks_for(int64_t count) { return static_cast<unsigned>((count + threads - 1) / threads); }
+using device::element_blocks;
+using device::element_threads;
 
 /// The matrix with its order reversed, relative to its mean diagonal, damped: the lower factor of it is the upper
 /// factor of the matrix, reversed.
-__global__ void __launch_bounds__(threads) reverse_kernel(const float* gram, const int32_t* columns, int64_t k,
-                                                          double mean, double damping, double* reversed) {
-  const int64_t at = int64_t{blockIdx.x} * threads + threadIdx.x;
+__global__ void __launch_bounds__(element_threads) reverse_kernel(const float* gram, const int32_t* columns, int64_t k,
+                                                                  double mean, double damping, double* reversed) {
+  const int64_t at = int64_t{blockIdx.x} * element_threads + threadIdx.x;
   if (at >= k * k) return;
   const int64_t i = at / k, j = at % k;
   const double value = static_cast<double>(gram[int64_t{columns[k - 1 - i]} * k + columns[k - 1 - j]]) / mean;
   reversed[at] = i == j ? value + damping : value;
 }
 
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(element_threads)
     take_factors_kernel(const double* reversed, int64_t k, float* pivots, float* coupling, int* lost) {
-  const int64_t at = int64_t{blockIdx.x} * threads + threadIdx.x;
+  const int64_t at = int64_t{blockIdx.x} * element_threads + threadIdx.x;
   if (at >= k * k) return;
   const int64_t j = at / k, i = at % k;
   const double root = reversed[(k - 1 - j) * k + k - 1 - j];
@@ -70,14 +70,14 @@ bool ErrorFactorCuda::factor(CudaWork& work, const GramCuda& gram, double mean) 
   const int64_t k = width();
   device::DeviceBuffer reversed(work.context, static_cast<size_t>(k * k) * sizeof(double));
   const device::Stream& stream = work.stream;
-  reverse_kernel<<<blocks_for(k * k), threads, 0, stream.get()>>>(gram.data(), columns_.as<int32_t>(), k, mean,
-                                                                  damping_, reversed.as<double>());
+  reverse_kernel<<<element_blocks(k * k), element_threads, 0, stream.get()>>>(gram.data(), columns_.as<int32_t>(), k,
+                                                                              mean, damping_, reversed.as<double>());
   device::check_launch("reversed Gram matrix", concat(k));
   if (!device::cholesky(reversed.as<double>(), k, work.stream)) return false;
   const int none = 0;
   int* const lost = work.put(work.sums, &none, 1);
-  take_factors_kernel<<<blocks_for(k * k), threads, 0, stream.get()>>>(reversed.as<double>(), k, pivots_.as<float>(),
-                                                                       coupling_.as<float>(), lost);
+  take_factors_kernel<<<element_blocks(k * k), element_threads, 0, stream.get()>>>(
+      reversed.as<double>(), k, pivots_.as<float>(), coupling_.as<float>(), lost);
   device::check_launch("factors", concat(k));
   return work.fetch(lost, 1).front() == 0;
 }

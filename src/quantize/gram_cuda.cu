@@ -3,13 +3,15 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "device/check.h"
+#include "device/element_grid.h"
 #include "kernels/common/block_reduce.cuh"
 #include "quantize/gram_cuda.h"
 
 namespace w4q::quantize {
 namespace {
 
-constexpr int threads = 256;
+using device::element_blocks;
+using device::element_threads;
 constexpr int tile = 32;
 /// Stripes of EᵀE that are computed from their diagonal block on: (stripes + 1) / 2·stripes of the whole product.
 constexpr int64_t most_stripes = 8;
@@ -19,8 +21,6 @@ int64_t stripe_width(int64_t k) {
   const int64_t width = (k + most_stripes - 1) / most_stripes;
   return std::max<int64_t>(512, (width + stripe_multiple - 1) / stripe_multiple * stripe_multiple);
 }
-
-unsigned blocks_for(int64_t count) { return static_cast<unsigned>((count + threads - 1) / threads); }
 
 /// matrix[i][j] = matrix[j][i] = triangle(i, j) · scale, a tile of 32 × 32 on and above the diagonal a block.
 template <class T>
@@ -43,12 +43,12 @@ __global__ void expand_kernel(const T* triangle, int64_t k, double scale, float*
 }
 
 __global__ void set_diagonal_kernel(const double* sums, int64_t k, double scale, float* matrix) {
-  const int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x;
+  const int64_t i = int64_t{blockIdx.x} * element_threads + threadIdx.x;
   if (i < k) matrix[i * k + i] = static_cast<float>(sums[i] * scale);
 }
 
 __global__ void divide_kernel(float* matrix, int64_t k, const float* scales) {
-  const int64_t at = int64_t{blockIdx.x} * threads + threadIdx.x;
+  const int64_t at = int64_t{blockIdx.x} * element_threads + threadIdx.x;
   if (at < k * k) matrix[at] = matrix[at] / scales[at / k] / scales[at % k];
 }
 
@@ -73,17 +73,17 @@ __global__ void mirror_kernel(float* matrix, int64_t k) {
 }
 
 __global__ void diagonal_kernel(const float* matrix, int64_t k, float* diagonal) {
-  const int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x;
+  const int64_t i = int64_t{blockIdx.x} * element_threads + threadIdx.x;
   if (i < k) diagonal[i] = matrix[i * k + i];
 }
 
 /// sums[i] = Σ_{j ≥ i} (2 off the diagonal) · square[i][j] · gram[i][j], a block per row.
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(element_threads)
     row_products_kernel(const float* square, const float* gram, int64_t k, double* sums) {
   __shared__ double slots[32];
   const int64_t i = blockIdx.x;
   double sum = 0;
-  for (int64_t j = i + threadIdx.x; j < k; j += threads) {
+  for (int64_t j = i + threadIdx.x; j < k; j += element_threads) {
     const double product = static_cast<double>(square[i * k + j]) * static_cast<double>(gram[i * k + j]);
     sum += j == i ? product : 2 * product;
   }
@@ -116,7 +116,8 @@ GramCuda::GramCuda(CudaWork& work, const InputStatistics& statistics)
   }
   matrix_.fill(0, work_.stream);
   const double* const sums = work_.put(work_.sums, statistics.sum_squares.data(), width_);
-  set_diagonal_kernel<<<blocks_for(width_), threads, 0, work_.stream.get()>>>(sums, width_, scale, matrix_.as<float>());
+  set_diagonal_kernel<<<element_blocks(width_), element_threads, 0, work_.stream.get()>>>(sums, width_, scale,
+                                                                                          matrix_.as<float>());
   device::check_launch("diagonal", concat(width_));
 }
 
@@ -143,7 +144,7 @@ GramCuda::GramCuda(CudaWork& work, MatrixView<const float> gram)
 void divide_square(CudaWork& work, float* matrix, int64_t k, std::span<const float> scales) {
   ensure(static_cast<int64_t>(scales.size()) == k, "divide_square: shapes do not fit");
   const float* const device = work.put(work.columns, scales.data(), k);
-  divide_kernel<<<blocks_for(k * k), threads, 0, work.stream.get()>>>(matrix, k, device);
+  divide_kernel<<<element_blocks(k * k), element_threads, 0, work.stream.get()>>>(matrix, k, device);
   device::check_launch("scaled Gram matrix", concat(k));
 }
 
@@ -170,7 +171,7 @@ void GramCuda::rotate(const RotationCuda& rotation) {
 
 std::vector<float> GramCuda::diagonal() const {
   auto* const values = work_.columns.get<float>(width_);
-  diagonal_kernel<<<blocks_for(width_), threads, 0, work_.stream.get()>>>(data(), width_, values);
+  diagonal_kernel<<<element_blocks(width_), element_threads, 0, work_.stream.get()>>>(data(), width_, values);
   device::check_launch("diagonal", concat(width_));
   return work_.fetch(values, width_);
 }
@@ -205,7 +206,7 @@ void GramCuda::add_square(const float* difference, int64_t rows, bool add, bool 
 
 double GramCuda::square_error() const {
   auto* const sums = work_.sums.get<double>(width_);
-  row_products_kernel<<<static_cast<unsigned>(width_), threads, 0, work_.stream.get()>>>(
+  row_products_kernel<<<static_cast<unsigned>(width_), element_threads, 0, work_.stream.get()>>>(
       work_.square.get<float>(width_ * width_), data(), width_, sums);
   device::check_launch("output error", concat(width_));
   double total = 0;

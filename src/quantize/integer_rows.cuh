@@ -10,7 +10,7 @@
 
 namespace w4q::quantize::cuda {
 
-struct Counters {
+struct IntegerCounters {
   unsigned long long zero_blocks, saturated_scales, subnormal_scales;
   unsigned long long bad_row;  ///< the first row with a value that is not finite; all ones when there is none
 };
@@ -20,7 +20,7 @@ struct IntegerOut {
   void* scales;
   uint8_t* zeros;  ///< null in symmetric schemes
   uint8_t* codes;
-  Counters* counters;
+  IntegerCounters* counters;
 
   /// By one lane of the group. `low` and `high` are its range.
   __device__ void store(const Rule& rule, int64_t index, const Scale& scale, float low, float high) const {
@@ -44,10 +44,10 @@ class IntegerRows {
   IntegerOut out();
   /// Joins the codes of the first `rows` rows and copies everything into rows first … of `packed`. Waits.
   void take(int64_t first, int64_t rows, formats::PackedWeight& packed);
-  /// What was counted; bad_row as in Counters. Waits.
-  Counters counted();
+  /// What was counted; bad_row as in IntegerCounters. Waits.
+  IntegerCounters counted();
   /// The counts as a report has them.
-  static QuantizeStats stats(const Counters& counters, int64_t blocks);
+  static QuantizeStats stats(const IntegerCounters& counters, int64_t blocks);
 
  private:
   const device::Stream& stream_;

@@ -1,5 +1,7 @@
 #include <algorithm>
 
+#include "device/element_grid.h"
+#include "device/warp.cuh"
 #include "quantize/feedback.h"
 #include "quantize/feedback_steps.cuh"
 #include "quantize/integer_rows.cuh"
@@ -14,17 +16,16 @@ using cuda::group_lanes;
 using cuda::IntegerOut;
 using cuda::Rule;
 using cuda::Scale;
+using device::all_lanes;
+using device::element_blocks;
+using device::element_threads;
 using formats::PlaneRole;
 
-constexpr int threads = 256;
 constexpr int lanes = 32;
-constexpr unsigned all_lanes = 0xFFFFFFFFu;
 /// Groups of more columns choose their range without feedback, as on the CPU.
 constexpr int64_t widest_trial = 256;
 /// Columns that are rounded before the rest is moved.
 constexpr int64_t widest_unit = 128;
-
-unsigned blocks_for(int64_t count) { return static_cast<unsigned>((count + threads - 1) / threads); }
 
 __device__ inline float stored_scale(formats::ScaleType type, const void* scales, int64_t index) {
   if (type == formats::ScaleType::f32) return static_cast<const float*>(scales)[index];
@@ -46,17 +47,17 @@ struct Columns {
   float* errors;           ///< [n, cols]
 };
 
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(element_threads)
     effects_kernel(const float* coupling, int64_t k, int64_t position, int64_t cols, float* effects) {
-  const int64_t at = int64_t{blockIdx.x} * threads + threadIdx.x;
+  const int64_t at = int64_t{blockIdx.x} * element_threads + threadIdx.x;
   if (at >= cols * cols) return;
   const int64_t from = at / cols, to = at % cols;
   effects[at] = from < to ? coupling[(position + to) * k + position + from] : 0.0f;
 }
 
 /// The scale of each row's group by the rule of rtn, half a warp each.
-__global__ void __launch_bounds__(threads) choose_kernel(Rule rule, Columns part, IntegerOut out) {
-  const int64_t row = (int64_t{blockIdx.x} * threads + threadIdx.x) / group_lanes;
+__global__ void __launch_bounds__(element_threads) choose_kernel(Rule rule, Columns part, IntegerOut out) {
+  const int64_t row = (int64_t{blockIdx.x} * element_threads + threadIdx.x) / group_lanes;
   if (row >= part.n) return;
   const cuda::Group group(cuda::Stored<float>{part.targets + row * part.k + part.position}, part.cols);
   float low, high;
@@ -112,9 +113,9 @@ struct RowUnit {
 };
 
 /// Clip::mse with feedback inside the group (GroupTrial of feedback.cpp), a warp a row.
-__global__ void __launch_bounds__(threads) trial_kernel(Rule rule, Columns part, IntegerOut out) {
+__global__ void __launch_bounds__(element_threads) trial_kernel(Rule rule, Columns part, IntegerOut out) {
   constexpr int values = widest_trial / lanes;
-  const int64_t row = (int64_t{blockIdx.x} * threads + threadIdx.x) / lanes;
+  const int64_t row = (int64_t{blockIdx.x} * element_threads + threadIdx.x) / lanes;
   if (row >= part.n) return;
   const RowUnit<values> unit(part, row);
   float low = 0, high = 0;
@@ -146,9 +147,9 @@ __global__ void __launch_bounds__(threads) trial_kernel(Rule rule, Columns part,
 
 /// Rounds up to `widest` columns of every row with the scale that was chosen, a warp a row.
 template <int64_t widest>
-__global__ void __launch_bounds__(threads) round_kernel(int bits, Columns part, uint8_t* codes) {
+__global__ void __launch_bounds__(element_threads) round_kernel(int bits, Columns part, uint8_t* codes) {
   constexpr int values = widest / lanes;
-  const int64_t row = (int64_t{blockIdx.x} * threads + threadIdx.x) / lanes;
+  const int64_t row = (int64_t{blockIdx.x} * element_threads + threadIdx.x) / lanes;
   if (row >= part.n) return;
   const int lane = static_cast<int>(threadIdx.x) % lanes;
   const Scale scale = part.chosen[row];
@@ -161,9 +162,10 @@ __global__ void __launch_bounds__(threads) round_kernel(int bits, Columns part, 
 }
 
 /// Rounded to nearest: half a warp a group.
-__global__ void __launch_bounds__(threads) nearest_kernel(Rule rule, int64_t n, int64_t k, int64_t groups,
-                                                          int64_t group_size, const float* weight, IntegerOut out) {
-  const int64_t index = (int64_t{blockIdx.x} * threads + threadIdx.x) / group_lanes;
+__global__ void __launch_bounds__(element_threads)
+    nearest_kernel(Rule rule, int64_t n, int64_t k, int64_t groups, int64_t group_size, const float* weight,
+                   IntegerOut out) {
+  const int64_t index = (int64_t{blockIdx.x} * element_threads + threadIdx.x) / group_lanes;
   if (index >= n * groups) return;
   const int64_t first = index % groups * group_size;
   const int64_t at = index / groups * k + first;
@@ -201,7 +203,7 @@ class IntegerFeedback {
         const Columns unit = part(begin, end, starts[b]);
         fill_effects(unit);
         round_kernel<widest_unit>
-            <<<blocks_for(n_ * lanes), threads, 0, work_.stream.get()>>>(rule_.bits, unit, out_.codes);
+            <<<element_blocks(n_ * lanes), element_threads, 0, work_.stream.get()>>>(rule_.bits, unit, out_.codes);
         device::check_launch("integer feedback", concat(n_, " × ", unit.cols));
         steps_.move_rest(begin, end);
       }
@@ -228,16 +230,16 @@ class IntegerFeedback {
   }
 
   void fill_effects(const Columns& part) {
-    effects_kernel<<<blocks_for(part.cols * part.cols), threads, 0, work_.stream.get()>>>(
+    effects_kernel<<<element_blocks(part.cols * part.cols), element_threads, 0, work_.stream.get()>>>(
         factor_.coupling(), part.k, part.position, part.cols, effects_.as<float>());
   }
 
   void choose(const Columns& group) {
     if (rule_.search && group.cols <= widest_trial) {
       fill_effects(group);
-      trial_kernel<<<blocks_for(n_ * lanes), threads, 0, work_.stream.get()>>>(rule_, group, out_);
+      trial_kernel<<<element_blocks(n_ * lanes), element_threads, 0, work_.stream.get()>>>(rule_, group, out_);
     } else {
-      choose_kernel<<<blocks_for(n_ * group_lanes), threads, 0, work_.stream.get()>>>(rule_, group, out_);
+      choose_kernel<<<element_blocks(n_ * group_lanes), element_threads, 0, work_.stream.get()>>>(rule_, group, out_);
     }
     device::check_launch("integer ranges", concat(n_, " × ", group.cols));
   }
@@ -343,11 +345,11 @@ struct IntegerCells {
 };
 
 /// Of all blocks.
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(element_threads)
     all_effects_kernel(const float* coupling, int64_t k, const int64_t* starts, int64_t group_size, float* effects) {
   const int64_t begin = starts[blockIdx.x], cols = starts[blockIdx.x + 1] - begin;
   float* const own = effects + blockIdx.x * group_size * group_size;
-  for (int64_t at = threadIdx.x; at < cols * cols; at += threads) {
+  for (int64_t at = threadIdx.x; at < cols * cols; at += element_threads) {
     const int64_t from = at / cols, to = at % cols;
     own[at] = from < to ? coupling[(begin + to) * k + begin + from] : 0.0f;
   }
@@ -388,12 +390,12 @@ class IntegerProposals {
       : work_(work),
         rule_(rule),
         scales_(work.context, static_cast<size_t>(n) * sizeof(uint32_t)),
-        counters_(work.context, sizeof(cuda::Counters)),
+        counters_(work.context, sizeof(cuda::IntegerCounters)),
         effects_(work.context, static_cast<size_t>(widest_trial * widest_trial) * sizeof(float)) {}
 
   void operator()(const SweepUnitCuda& unit, int64_t rows, const float* targets, uint8_t* codes, Scale* scales,
                   float* errors) const {
-    effects_kernel<<<blocks_for(int64_t{unit.count} * unit.count), threads, 0, work_.stream.get()>>>(
+    effects_kernel<<<element_blocks(int64_t{unit.count} * unit.count), element_threads, 0, work_.stream.get()>>>(
         unit.coupling, unit.count, 0, unit.count, effects_.as<float>());
     const Columns part{.n = rows,
                        .k = unit.count,
@@ -409,13 +411,14 @@ class IntegerProposals {
                        .chosen = scales,
                        .errors = errors};
     // Where a choice would be stored as the weight's own.
-    const IntegerOut aside{scales_.data(), nullptr, nullptr, counters_.as<cuda::Counters>()};
+    const IntegerOut aside{scales_.data(), nullptr, nullptr, counters_.as<cuda::IntegerCounters>()};
     if (rule_.search) {
-      trial_kernel<<<blocks_for(rows * lanes), threads, 0, work_.stream.get()>>>(rule_, part, aside);
+      trial_kernel<<<element_blocks(rows * lanes), element_threads, 0, work_.stream.get()>>>(rule_, part, aside);
     } else {
-      choose_kernel<<<blocks_for(rows * group_lanes), threads, 0, work_.stream.get()>>>(rule_, part, aside);
+      choose_kernel<<<element_blocks(rows * group_lanes), element_threads, 0, work_.stream.get()>>>(rule_, part, aside);
     }
-    round_kernel<widest_trial><<<blocks_for(rows * lanes), threads, 0, work_.stream.get()>>>(rule_.bits, part, codes);
+    round_kernel<widest_trial>
+        <<<element_blocks(rows * lanes), element_threads, 0, work_.stream.get()>>>(rule_.bits, part, codes);
   }
 
  private:
@@ -424,11 +427,11 @@ class IntegerProposals {
   mutable device::DeviceBuffer scales_, counters_, effects_;
 };
 
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(element_threads)
     difference_kernel(Rule rule, int64_t n, int64_t k, int64_t groups, int64_t group_size, const uint8_t* codes,
                       const void* scales, const uint8_t* zeros, const float* original, const float* rows,
                       float* difference) {
-  const int64_t at = int64_t{blockIdx.x} * threads + threadIdx.x;
+  const int64_t at = int64_t{blockIdx.x} * element_threads + threadIdx.x;
   if (at >= n * k) return;
   const int64_t row = at / k, index = row * groups + at % k / group_size;
   const float scale = stored_scale(rule.scale, scales, index);
@@ -443,7 +446,7 @@ void feed_back_both(CudaWork& work, const Rule& rule, const float* weight, const
   const int64_t group_size = std::min(formats::integer_group_size(packed.scheme, packed.k), packed.k);
   const auto starts = device::DeviceBuffer::copy_of(bytes_of(feedback.factor->order().starts), work.stream);
   device::DeviceBuffer effects(work.context, static_cast<size_t>(groups * group_size * group_size) * sizeof(float));
-  all_effects_kernel<<<static_cast<unsigned>(groups), threads, 0, work.stream.get()>>>(
+  all_effects_kernel<<<static_cast<unsigned>(groups), element_threads, 0, work.stream.get()>>>(
       feedback.factor->coupling(), packed.k, starts.as<int64_t>(), group_size, effects.as<float>());
   const IntegerCells cells{rule, out, groups, group_size, effects.as<float>()};
   cuda::FeedbackOnBothSides<widest_trial, IntegerCells>(work, weight, *feedback.factor, *feedback.across, cells).run();
@@ -473,11 +476,11 @@ QuantizeStats integer_rows_cuda(CudaWork& work, const float* weight, const Feedb
           .run();
     }
   } else {
-    nearest_kernel<<<blocks_for(packed.n * groups * group_lanes), threads, 0, work.stream.get()>>>(
+    nearest_kernel<<<element_blocks(packed.n * groups * group_lanes), element_threads, 0, work.stream.get()>>>(
         rule, packed.n, packed.k, groups, group_size, weight, out);
     device::check_launch("rtn", concat(packed.n, " × ", packed.k));
   }
-  difference_kernel<<<blocks_for(packed.n * packed.k), threads, 0, work.stream.get()>>>(
+  difference_kernel<<<element_blocks(packed.n * packed.k), element_threads, 0, work.stream.get()>>>(
       rule, packed.n, packed.k, groups, group_size, out.codes, out.scales, out.zeros, original, rows, difference);
   device::check_launch("integer errors", concat(packed.n, " × ", packed.k));
   encoded.take(0, packed.n, packed);

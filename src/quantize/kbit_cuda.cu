@@ -74,7 +74,7 @@ void check_matrix(const DeviceMatrix& weight, const DevicePlanes& planes, DType 
 }
 
 /// All ones where a minimum is looked for.
-constexpr cuda::Counters cleared{0, ~0u, 0, 0, 0, ~0ull};
+constexpr cuda::KbitCounters cleared{0, ~0u, 0, 0, 0, ~0ull};
 
 /// Row and column of the first NaN or infinity, which stands in the row of `block`.
 [[noreturn]] void refuse_bad_block(const DeviceMatrix& weight, std::string_view name, int64_t block,
@@ -99,7 +99,7 @@ KbitCudaEncoder::KbitCudaEncoder(const device::Context& context, const Scheme& s
   table_ = device::DeviceBuffer(context, sizeof(float) << scheme.bits);
   thresholds_ =
       device::DeviceBuffer(context, static_cast<size_t>(table_rows(scheme.scale)) * sizeof(uint32_t) << scheme.bits);
-  counters_ = device::DeviceBuffer(context, sizeof(cuda::Counters));
+  counters_ = device::DeviceBuffer(context, sizeof(cuda::KbitCounters));
 }
 
 void KbitCudaEncoder::set_codebook(std::span<const float> codebook, const device::Stream& stream) {
@@ -133,7 +133,7 @@ void KbitCudaEncoder::encode(const DeviceMatrix& weight, const DevicePlanes& pla
   arguments.scales = planes.scales;
   arguments.e4m4 = scheme_.scale == ScaleType::e4m4;
   arguments.inverse_table_max = inverse_table_max_;
-  arguments.counters = counters_.as<cuda::Counters>();
+  arguments.counters = counters_.as<cuda::KbitCounters>();
   arguments.first_block = static_cast<unsigned long long>(first_block);
   with_table_bits(scheme_.bits, [&]<int bits>() {
     if (dtype_ == DType::f32) return launch<cuda::F32, bits>(arguments, stream);
@@ -144,7 +144,7 @@ void KbitCudaEncoder::encode(const DeviceMatrix& weight, const DevicePlanes& pla
 }
 
 BlockCounters KbitCudaEncoder::counters(const device::Stream& stream) const {
-  cuda::Counters raw{};
+  cuda::KbitCounters raw{};
   counters_.download(std::as_writable_bytes(std::span(&raw, 1)), stream);
   stream.synchronize();
   BlockCounters result;

@@ -15,6 +15,7 @@
 
 #include <cstdint>
 
+#include "device/warp.cuh"
 #include "formats/e4m4.h"
 
 namespace w4q::quantize::cuda {
@@ -22,7 +23,7 @@ namespace w4q::quantize::cuda {
 constexpr int warp_blocks = 32;  ///< blocks that a warp encodes together
 constexpr int rounds = 4;
 constexpr int lane_weights = 8;
-constexpr unsigned all_lanes = 0xFFFFFFFFu;
+using device::all_lanes;
 
 __device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
   uint32_t result;
@@ -109,7 +110,7 @@ struct F16 : Pairs<F16Rules> {
 };
 
 /// What happened to the blocks so far, in GPU memory. Magnitudes are bits of fp32, which order as they do.
-struct Counters {
+struct KbitCounters {
   uint32_t largest;
   uint32_t smallest;               ///< of the non-zero ones; all ones when there is none
   unsigned long long zero_blocks;  ///< all weights zero
@@ -130,8 +131,8 @@ struct EncodeArguments {
   void* scales;
   bool e4m4;
   float inverse_table_max;  ///< a power of two
-  Counters* counters;
-  unsigned long long first_block;  ///< number of the first block here, for Counters::bad_block
+  KbitCounters* counters;
+  unsigned long long first_block;  ///< number of the first block here, for KbitCounters::bad_block
 };
 
 struct LaneScale {
@@ -302,7 +303,7 @@ struct Tally {
   }
 
   /// Called by all threads of the block.
-  __device__ void reduce_into(Counters* counters) const {
+  __device__ void reduce_into(KbitCounters* counters) const {
     __shared__ uint32_t sums[5];
     if (threadIdx.x < 5) sums[threadIdx.x] = threadIdx.x == 1 ? ~0u : 0;
     __syncthreads();

@@ -19,7 +19,7 @@ using formats::PlaneRole;
 
 constexpr int warps = 4;
 
-struct Counters {
+struct RowCounters {
   unsigned long long zero_blocks, subnormal_scales;
 };
 
@@ -32,7 +32,7 @@ struct Blocks {
   const float* importance;  ///< [k]
   uint32_t* words;          ///< [n][row_blocks][bits]
   void* scales;             ///< [n][row_blocks]
-  Counters* counters;
+  RowCounters* counters;
   // With feedback:
   const float* coupling;  ///< [k, k]
   const int32_t* columns;
@@ -328,7 +328,7 @@ void sweep_kbit(CudaWork& work, const KbitRule& rule, const Blocks& blocks, cons
   };
   const cuda::SweptWeight swept{n, blocks.k, codes.as<uint8_t>(), nullptr, nullptr};
   cuda::Sweeps(work, *feedback.sweeps, feedback.outputs, planes, swept, weight, propose).run();
-  device::fill(blocks.counters, 0, sizeof(Counters), work.stream, "counting blocks");
+  device::fill(blocks.counters, 0, sizeof(RowCounters), work.stream, "counting blocks");
   pack_kernel<<<static_cast<unsigned>((count + warps - 1) / warps), warps * warp_lanes, 0, work.stream.get()>>>(
       planes, blocks, codes.as<uint8_t>(), weight);
   device::check_launch("swept kbit", concat(n, " × ", blocks.k));
@@ -348,7 +348,7 @@ QuantizeStats kbit_rows_cuda(CudaWork& work, const float* weight, std::span<cons
   Buffer& codes = packed.plane(PlaneRole::codes).bytes;
   Buffer& stored = packed.plane(PlaneRole::scales).bytes;
   device::DeviceBuffer words(work.context, codes.size()), device_scales(work.context, stored.size()),
-      counters(work.context, sizeof(Counters));
+      counters(work.context, sizeof(RowCounters));
   counters.fill(0, work.stream);
   Blocks blocks{};
   blocks.n = packed.n;
@@ -356,7 +356,7 @@ QuantizeStats kbit_rows_cuda(CudaWork& work, const float* weight, std::span<cons
   blocks.row_blocks = formats::kbit_blocks(packed.k);
   blocks.words = words.as<uint32_t>();
   blocks.scales = device_scales.data();
-  blocks.counters = counters.as<Counters>();
+  blocks.counters = counters.as<RowCounters>();
   if (feedback.factor != nullptr) {
     if (feedback.across != nullptr) {
       with_bits(rule, [&]<int bits>() {
@@ -380,7 +380,7 @@ QuantizeStats kbit_rows_cuda(CudaWork& work, const float* weight, std::span<cons
   }
   words.download(codes.bytes(), work.stream);
   device_scales.download(stored.bytes(), work.stream);
-  const Counters seen = work.fetch(counters.as<Counters>(), 1).front();
+  const RowCounters seen = work.fetch(counters.as<RowCounters>(), 1).front();
   QuantizeStats stats;
   stats.blocks = blocks.n * blocks.row_blocks;
   stats.zero_blocks = static_cast<int64_t>(seen.zero_blocks);

@@ -6,14 +6,15 @@
 
 #include <cstdint>
 
+#include "device/warp.cuh"
 #include "formats/e4m4.h"
 #include "formats/kbit.h"
 #include "quantize/quantizer_registry.h"
 
 namespace w4q::quantize::cuda {
 
-inline constexpr int warp_lanes = 32;
-inline constexpr unsigned all_lanes = 0xFFFFFFFFu;
+using device::all_lanes;
+using device::warp_lanes;
 
 /// What all blocks of a weight share, in the kernel's arguments.
 struct KbitRule {

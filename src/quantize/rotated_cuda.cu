@@ -19,8 +19,8 @@ namespace {
 using formats::kbit_block;
 using formats::PlaneRole;
 
-constexpr int warps = 8;
-constexpr int64_t strip_bytes = int64_t{64} << 20;  ///< of weights in GPU memory at a time
+constexpr int block_warps = 8;
+constexpr int64_t rotated_strip_bytes = int64_t{64} << 20;  ///< of weights in GPU memory at a time
 constexpr int max_midpoints = 31;
 
 struct Midpoints {
@@ -36,7 +36,7 @@ __device__ float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
 template <class T>
 __global__ void norms_kernel(const T* weight, int64_t rows, int64_t k, int64_t group, double* norms) {
   const int64_t groups = (k + group - 1) / group;
-  const int64_t index = int64_t{blockIdx.x} * warps + threadIdx.x / 32;
+  const int64_t index = int64_t{blockIdx.x} * block_warps + threadIdx.x / 32;
   if (index >= rows * groups) return;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t first = index % groups * group;
@@ -61,7 +61,7 @@ template <class T>
 __global__ void codes_kernel(const T* weight, int64_t rows, int64_t k, int64_t group, const float* norms,
                              Midpoints midpoints, int bits, uint32_t* words) {
   const int64_t blocks = (k + kbit_block - 1) / kbit_block, groups = (k + group - 1) / group;
-  const int64_t index = int64_t{blockIdx.x} * warps + threadIdx.x / 32;
+  const int64_t index = int64_t{blockIdx.x} * block_warps + threadIdx.x / 32;
   if (index >= rows * blocks) return;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t row = index / blocks, col = index % blocks * kbit_block + lane;
@@ -78,14 +78,14 @@ __global__ void codes_kernel(const T* weight, int64_t rows, int64_t k, int64_t g
   }
 }
 
-unsigned grid(int64_t tasks) { return static_cast<unsigned>((tasks + warps - 1) / warps); }
+unsigned grid(int64_t tasks) { return static_cast<unsigned>((tasks + block_warps - 1) / block_warps); }
 
 /// Calls body(typed device pointer, first row, rows) for strips of the weight.
 template <class Body>
 void each_strip(const TensorView& weight, const device::Stream& stream, Body&& body) {
   const int64_t n = weight.shape[0];
   const auto row_size = static_cast<int64_t>(row_bytes(weight, 0).size());
-  const int64_t rows = std::clamp<int64_t>(strip_bytes / std::max<int64_t>(row_size, 1), 1, n);
+  const int64_t rows = std::clamp<int64_t>(rotated_strip_bytes / std::max<int64_t>(row_size, 1), 1, n);
   device::DeviceBuffer buffer(stream.context(), static_cast<size_t>(rows * row_size));
   for (int64_t first = 0; first < n; first += rows) {
     const int64_t count = std::min(rows, n - first);
@@ -115,8 +115,8 @@ std::vector<double> rotated_norms_cuda(const TensorView& weight, int64_t group, 
   const device::Stream stream(gpu);
   device::DeviceBuffer result(gpu, norms.size() * sizeof(double));
   each_strip(weight, stream, [&](auto* values, int64_t first, int64_t rows) {
-    norms_kernel<<<grid(rows * groups), warps * 32, 0, stream.get()>>>(values, rows, k, group,
-                                                                       result.as<double>() + first * groups);
+    norms_kernel<<<grid(rows * groups), block_warps * 32, 0, stream.get()>>>(values, rows, k, group,
+                                                                             result.as<double>() + first * groups);
   });
   result.download(std::as_writable_bytes(std::span(norms)), stream);
   stream.synchronize();
@@ -136,9 +136,9 @@ void rotated_codes_cuda(const TensorView& weight, std::span<const float> norms, 
   Buffer& codes = packed.plane(PlaneRole::codes).bytes;
   device::DeviceBuffer words(gpu, codes.size());
   each_strip(weight, stream, [&](auto* values, int64_t first, int64_t rows) {
-    codes_kernel<<<grid(rows * blocks), warps * 32, 0, stream.get()>>>(values, rows, k, group,
-                                                                       scales.as<float>() + first * groups, table, bits,
-                                                                       words.as<uint32_t>() + first * blocks * bits);
+    codes_kernel<<<grid(rows * blocks), block_warps * 32, 0, stream.get()>>>(
+        values, rows, k, group, scales.as<float>() + first * groups, table, bits,
+        words.as<uint32_t>() + first * blocks * bits);
   });
   words.download(codes.bytes(), stream);
   stream.synchronize();

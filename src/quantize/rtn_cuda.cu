@@ -3,6 +3,7 @@
 #include "core/text.h"
 #include "device/buffer.h"
 #include "device/check.h"
+#include "device/element_grid.h"
 #include "device/stream.h"
 #include "quantize/integer_rows.cuh"
 #include "quantize/rtn_cuda.h"
@@ -15,7 +16,7 @@ using cuda::group_lanes;
 using cuda::IntegerOut;
 using cuda::Rule;
 
-constexpr int threads = 256;
+using device::element_threads;
 constexpr int64_t strip_bytes = int64_t{32} << 20;  ///< of weights in GPU memory at a time
 
 /// Rows of a strip; half a warp has a group.
@@ -24,8 +25,9 @@ struct Strip {
 };
 
 template <class T>
-__global__ void __launch_bounds__(threads) encode_kernel(Rule rule, Strip strip, IntegerOut out, const T* weights) {
-  const int64_t index = (static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x) / group_lanes;
+__global__ void __launch_bounds__(element_threads)
+    encode_kernel(Rule rule, Strip strip, IntegerOut out, const T* weights) {
+  const int64_t index = (static_cast<int64_t>(blockIdx.x) * element_threads + threadIdx.x) / group_lanes;
   if (index >= strip.rows * strip.groups) return;
   const int64_t row = index / strip.groups;
   const int64_t first = index % strip.groups * strip.group;
@@ -45,13 +47,15 @@ __global__ void __launch_bounds__(threads) encode_kernel(Rule rule, Strip strip,
 
 void launch_encode(const Rule& rule, const Strip& strip, const IntegerOut& out, DType dtype, const void* values,
                    const device::Stream& stream) {
-  const auto grid = static_cast<unsigned>((strip.rows * strip.groups * group_lanes + threads - 1) / threads);
+  const auto grid =
+      static_cast<unsigned>((strip.rows * strip.groups * group_lanes + element_threads - 1) / element_threads);
   if (dtype == DType::f32) {
-    encode_kernel<<<grid, threads, 0, stream.get()>>>(rule, strip, out, static_cast<const float*>(values));
+    encode_kernel<<<grid, element_threads, 0, stream.get()>>>(rule, strip, out, static_cast<const float*>(values));
   } else if (dtype == DType::f16) {
-    encode_kernel<<<grid, threads, 0, stream.get()>>>(rule, strip, out, static_cast<const __half*>(values));
+    encode_kernel<<<grid, element_threads, 0, stream.get()>>>(rule, strip, out, static_cast<const __half*>(values));
   } else {
-    encode_kernel<<<grid, threads, 0, stream.get()>>>(rule, strip, out, static_cast<const __nv_bfloat16*>(values));
+    encode_kernel<<<grid, element_threads, 0, stream.get()>>>(rule, strip, out,
+                                                              static_cast<const __nv_bfloat16*>(values));
   }
   device::check_launch("rtn", concat(strip.rows, " × ", strip.k));
 }
@@ -75,7 +79,7 @@ QuantizeStats rtn_encode_cuda(const TensorView& weight, Clip clip, formats::Pack
     launch_encode(rule, strip, encoded.out(), weight.dtype, values.data(), stream);
     encoded.take(first, rows, packed);
   }
-  const cuda::Counters seen = encoded.counted();
+  const cuda::IntegerCounters seen = encoded.counted();
   if (seen.bad_row != ~0ull) {
     const auto row = static_cast<int64_t>(seen.bad_row);
     refuse_non_finite(weight.name, weight.dtype, row_bytes(weight, row), row);

@@ -6,6 +6,7 @@
 #include "core/text.h"
 #include "device/buffer.h"
 #include "device/check.h"
+#include "device/element_grid.h"
 #include "device/stream.h"
 #include "formats/integer.h"
 #include "repack/code_movers.h"
@@ -20,7 +21,8 @@ namespace {
 using formats::PackedWeight;
 using formats::PlaneRole;
 
-constexpr int threads = 256;
+using device::element_blocks;
+using device::element_threads;
 
 /// The sizes that the kernels need, and the order of inputs with act order (null: as they stand).
 struct Sizes {
@@ -30,7 +32,8 @@ struct Sizes {
 
 /// Whole words: a block has 32 outputs by 8 words of each, so that both sides use all of every 32 bytes.
 template <class Map, bool to_canonical>
-__global__ void __launch_bounds__(threads) move_words_kernel(Map map, Sizes sizes, const uint32_t* from, uint32_t* to) {
+__global__ void __launch_bounds__(element_threads)
+    move_words_kernel(Map map, Sizes sizes, const uint32_t* from, uint32_t* to) {
   const int64_t strips = (sizes.row_words + 7) / 8;
   const int64_t row = blockIdx.x / strips * 32 + threadIdx.x % 32;
   const int64_t word = blockIdx.x % strips * 8 + threadIdx.x / 32;
@@ -53,7 +56,7 @@ struct TileTable {
 /// Packed words from canonical ones. A block makes the words of 256 outputs × 64 inputs, so that the canonical words it
 /// gathers from stay in the L1 cache.
 template <class Map, int bits>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(element_threads)
     pack_tiles_kernel(Map map, Sizes sizes, TileTable table, const uint32_t* from, uint32_t* to) {
   constexpr int fields = 32 / bits;
   constexpr int tile_words = static_cast<int>(Map::tile_rows * Map::tile_cols) / fields;
@@ -62,7 +65,7 @@ __global__ void __launch_bounds__(threads)
   const int64_t strips = (map.padded_rows + 255) / 256;
   const int64_t first_row = blockIdx.x % strips * 256;
   const int64_t first_col = blockIdx.x / strips * 64;
-  for (int i = threadIdx.x; i < row_tiles * col_tiles * tile_words; i += threads) {
+  for (int i = threadIdx.x; i < row_tiles * col_tiles * tile_words; i += element_threads) {
     const int64_t row = first_row + i / tile_words % row_tiles * Map::tile_rows;
     const int64_t col = first_col + i / tile_words / row_tiles * Map::tile_cols;
     if (row >= map.padded_rows || col >= map.padded_cols) continue;
@@ -84,7 +87,7 @@ __global__ void __launch_bounds__(threads)
 
 /// Canonical words from packed ones: a block makes 8 words of 32 outputs.
 template <class Map, int bits>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(element_threads)
     unpack_tiles_kernel(Map map, Sizes sizes, const uint32_t* from, uint32_t* to) {
   constexpr int fields = 32 / bits;
   const int64_t strips = (sizes.row_words + 7) / 8;
@@ -104,8 +107,8 @@ __global__ void __launch_bounds__(threads)
 
 /// A thread per scale, outputs first.
 template <class Map, class T, bool to_canonical>
-__global__ void __launch_bounds__(threads) move_scales_kernel(Map map, Sizes sizes, const T* from, T* to) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x;
+__global__ void __launch_bounds__(element_threads) move_scales_kernel(Map map, Sizes sizes, const T* from, T* to) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * element_threads + threadIdx.x;
   if (i >= sizes.n * sizes.groups) return;
   const int64_t row = i % sizes.n;
   const int64_t group = i / sizes.n;
@@ -121,9 +124,9 @@ __global__ void __launch_bounds__(threads) move_scales_kernel(Map map, Sizes siz
 /// A thread per zero. Zeros of one word come from several threads, so packing sets their bits one by one in a plane of
 /// zeros: the order does not matter.
 template <class Map, bool to_canonical>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(element_threads)
     move_zeros_kernel(Map map, Sizes sizes, int bits, const void* from, void* to) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * element_threads + threadIdx.x;
   if (i >= sizes.n * sizes.groups) return;
   const int64_t row = i % sizes.n;
   const int64_t group = i / sizes.n;
@@ -139,8 +142,6 @@ __global__ void __launch_bounds__(threads)
   }
   if constexpr (to_canonical) static_cast<uint8_t*>(to)[at] = static_cast<uint8_t>(zero);
 }
-
-unsigned blocks_for(int64_t things) { return static_cast<unsigned>((things + threads - 1) / threads); }
 
 /// One weight on its way through the GPU.
 template <class Map, bool to_canonical>
@@ -190,7 +191,7 @@ class Move {
     auto* target = static_cast<uint32_t*>(to);
     const auto grid = static_cast<unsigned>((sizes_.n + 31) / 32 * ((sizes_.row_words + 7) / 8));
     if constexpr (requires { map_.word(int64_t{}, int64_t{}); }) {
-      move_words_kernel<Map, to_canonical><<<grid, threads, 0, stream_.get()>>>(map_, sizes_, source, target);
+      move_words_kernel<Map, to_canonical><<<grid, element_threads, 0, stream_.get()>>>(map_, sizes_, source, target);
     } else if (from_.scheme.bits == 4) {
       move_tiles<4>(grid, source, target);
     } else if constexpr (std::is_same_v<Map, MarlinMap>) {
@@ -201,7 +202,7 @@ class Move {
   template <int bits>
   void move_tiles(unsigned grid, const uint32_t* source, uint32_t* target) {
     if constexpr (to_canonical) {
-      unpack_tiles_kernel<Map, bits><<<grid, threads, 0, stream_.get()>>>(map_, sizes_, source, target);
+      unpack_tiles_kernel<Map, bits><<<grid, element_threads, 0, stream_.get()>>>(map_, sizes_, source, target);
     } else {
       const detail::TileFields<Map, bits> fields(map_, Map::tile_cols);
       std::vector<uint16_t> codes;
@@ -210,26 +211,27 @@ class Move {
       codes_ = device::DeviceBuffer::copy_of(bytes_of(codes), stream_);
       stream_.synchronize();
       const auto areas = static_cast<unsigned>((map_.padded_rows + 255) / 256 * ((map_.padded_cols + 63) / 64));
-      pack_tiles_kernel<Map, bits><<<areas, threads, 0, stream_.get()>>>(
+      pack_tiles_kernel<Map, bits><<<areas, element_threads, 0, stream_.get()>>>(
           map_, sizes_, {words_.as<int64_t>(), codes_.as<uint16_t>()}, source, target);
     }
   }
 
   void move_scales(const void* from, void* to) {
-    const unsigned grid = blocks_for(sizes_.n * sizes_.groups);
+    const unsigned grid = element_blocks(sizes_.n * sizes_.groups);
     if (dtype_bits(from_.plane(PlaneRole::scales).spec.dtype) == 16) {
-      move_scales_kernel<Map, uint16_t, to_canonical><<<grid, threads, 0, stream_.get()>>>(
+      move_scales_kernel<Map, uint16_t, to_canonical><<<grid, element_threads, 0, stream_.get()>>>(
           map_, sizes_, static_cast<const uint16_t*>(from), static_cast<uint16_t*>(to));
     } else {
-      move_scales_kernel<Map, uint32_t, to_canonical><<<grid, threads, 0, stream_.get()>>>(
+      move_scales_kernel<Map, uint32_t, to_canonical><<<grid, element_threads, 0, stream_.get()>>>(
           map_, sizes_, static_cast<const uint32_t*>(from), static_cast<uint32_t*>(to));
     }
   }
 
   void move_zeros(const void* from, void* to) {
     if constexpr (requires { map_.zero_bit(int64_t{}, int64_t{}, 0); }) {
-      move_zeros_kernel<Map, to_canonical><<<blocks_for(sizes_.n * sizes_.groups), threads, 0, stream_.get()>>>(
-          map_, sizes_, from_.scheme.bits, from, to);
+      move_zeros_kernel<Map, to_canonical>
+          <<<element_blocks(sizes_.n * sizes_.groups), element_threads, 0, stream_.get()>>>(
+              map_, sizes_, from_.scheme.bits, from, to);
     }
   }
 

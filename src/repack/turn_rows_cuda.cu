@@ -6,6 +6,7 @@
 #include "core/text.h"
 #include "core/with_bits.h"
 #include "device/check.h"
+#include "device/element_grid.h"
 #include "formats/integer.h"
 #include "formats/rotated.h"
 #include "repack/layout_interleaved.h"
@@ -18,23 +19,23 @@ namespace {
 using formats::PlaneRole;
 using formats::Scheme;
 
-constexpr int threads = 256;
+using device::element_threads;
 
 /// Launches `kernel` with a thread for each of `count` things, or a few of them.
 template <class Kernel, class... Args>
 void launch(Kernel kernel, int64_t count, const device::Stream& stream, Args... args) {
   constexpr int64_t most_blocks = 1 << 20;
-  const auto blocks = static_cast<unsigned>(std::min((count + threads - 1) / threads, most_blocks));
-  kernel<<<blocks, threads, 0, stream.get()>>>(args...);
+  const auto blocks = static_cast<unsigned>(std::min((count + element_threads - 1) / element_threads, most_blocks));
+  kernel<<<blocks, element_threads, 0, stream.get()>>>(args...);
   device::check_launch("turn_rows", concat(count, " threads"));
 }
 
-__device__ int64_t first_thread() { return int64_t{blockIdx.x} * threads + threadIdx.x; }
-__device__ int64_t all_threads() { return int64_t{gridDim.x} * threads; }
+__device__ int64_t first_thread() { return int64_t{blockIdx.x} * element_threads + threadIdx.x; }
+__device__ int64_t all_threads() { return int64_t{gridDim.x} * element_threads; }
 
 /// A warp takes a tile. Tile t of the weights becomes the tiles t + t div `across` · across and the one `across` behind.
 template <class Lane>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(element_threads)
     turn_tiles(const uint4* first, const uint4* second, uint4* both, int64_t tiles, int64_t across) {
   constexpr int tile_quads = 32 * Lane::quads;
   for (int64_t i = first_thread(); i < 32 * tiles; i += all_threads()) {
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(threads)
 }
 
 /// interleaved: 16 bytes of each row and block of inputs.
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(element_threads)
     turn_blocks(const uint4* first, const uint4* second, uint4* both, int64_t rows, int64_t blocks) {
   for (int64_t i = first_thread(); i < rows * blocks; i += all_threads()) {
     const int64_t row = i % rows, block = i / rows;
@@ -73,7 +74,7 @@ __global__ void __launch_bounds__(threads)
 
 /// Scales, whose places the layouts say: at(row, group).
 template <class T, class Place>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(element_threads)
     turn_scales(const T* first, const T* second, T* both, Place from, Place to, int64_t rows, int64_t groups) {
   for (int64_t i = first_thread(); i < rows * groups; i += all_threads()) {
     const int64_t row = i % rows, group = i / rows;
@@ -83,8 +84,9 @@ __global__ void __launch_bounds__(threads)
 
 /// Zero points of 64 rows and a group a thread: their words are theirs alone.
 template <class Map>
-__global__ void __launch_bounds__(threads) turn_zeros(const uint32_t* first, const uint32_t* second, uint32_t* both,
-                                                      Map from, Map to, int64_t rows, int64_t groups, int bits) {
+__global__ void __launch_bounds__(element_threads)
+    turn_zeros(const uint32_t* first, const uint32_t* second, uint32_t* both, Map from, Map to, int64_t rows,
+               int64_t groups, int bits) {
   const int64_t row_groups = rows / 64;
   for (int64_t i = first_thread(); i < row_groups * groups; i += all_threads()) {
     const int64_t begin = i % row_groups * 64, group = i / row_groups;

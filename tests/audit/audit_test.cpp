@@ -22,12 +22,12 @@ struct Part {
   bool text;  ///< a short text is decoded, too
 };
 
-/// What fits into a minute of one core or, with W4Q_AUDIT_STEP=n (scripts/test --long), each nth of all pairs of a
+/// What fits into half a minute of one core or, with W4Q_AUDIT_STEP=n (scripts/test --long), each nth of all pairs of a
 /// variant and a fault: 1 for all. With W4Q_AUDIT_TEXT=1 a text is decoded, too.
 Part part() {
   const char* text = std::getenv("W4Q_AUDIT_STEP");
   const bool decode = std::getenv("W4Q_AUDIT_TEXT") != nullptr;
-  if (text == nullptr) return {23, 10, decode};
+  if (text == nullptr) return {37, 10, decode};
   return {1, std::max<size_t>(1, std::strtoul(text, nullptr, 10)), decode};
 }
 

@@ -69,7 +69,8 @@ TEST_F(Quality, AModelCalibratesItself) {
   ASSERT_EQ(quantize("plain", {"--k", "3"}).status, 0);
   // Measured 0.62, with 1200 tokens.
   EXPECT_LT(divergence("silent"), 0.75 * divergence("plain"));
-  const auto chosen = quantize("chosen", with({"--quality", "good", "--target-bpw", "3.5"}));
+  const auto chosen =
+      quantize("chosen", {"--quality", "good", "--target-bpw", "3.5", "--samples", "4", "--length", "64"});
   ASSERT_EQ(chosen.status, 0) << chosen.err;
   EXPECT_NE(chosen.out.find("that the model wrote"), std::string::npos) << chosen.out;
   // Other steps ask for a text, as they did.
@@ -99,8 +100,7 @@ TEST_F(Quality, DryRunShowsStepsAndCost) {
 }
 
 TEST_F(Quality, BitsAreChosenForATarget) {
-  const std::vector<std::string> calibration{"--calib-ids", own("selfgen.ids.u16"), "--samples", "8", "--length",
-                                             "128"};
+  const std::vector<std::string> calibration{"--calib-ids", own("selfgen.ids.u16"), "--samples", "4", "--length", "64"};
   std::vector<std::string> arguments{"--quality", "good", "--target-bpw", "3.5", "--save-recipe", path("r.json")};
   arguments.insert(arguments.end(), calibration.begin(), calibration.end());
   arguments.emplace_back("--dry-run");

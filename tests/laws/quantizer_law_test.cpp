@@ -53,7 +53,7 @@ TEST_P(QuantizerLaw, EqualsTheDefinition) {
   for (const auto& quantizer : quantize::quantizer_registry()) {
     if (!quantizer.accepts(scheme)) continue;
     for (const auto& [n, k] : test::sizes_of(scheme)) {
-      for (DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+      for (const DType dtype : test::types_of(scheme)) {
         const Source source(dtype, n, k);
         for (const auto& options : table_options(scheme)) {
           const auto result = quantizer.run(source.view(), scheme, options);

@@ -69,9 +69,17 @@ inline std::span<const std::pair<int64_t, int64_t>> sizes_of(const formats::Sche
   return sizes;
 }
 
-/// Whether a law asks it of a scheme: of EXL3, whose laws take long, weights with outliers, and nothing at all.
+/// Whether a law asks it of a scheme: of EXL3, whose definition takes long, weights with outliers, and nothing at all of
+/// the narrowest.
 inline bool asks(const formats::Scheme& scheme, std::string_view distribution) {
-  return scheme.family != formats::SchemeFamily::exl3 || distribution == "heavy tail" || distribution == "zero";
+  return scheme.family != formats::SchemeFamily::exl3 || distribution == "heavy tail" ||
+         (distribution == "zero" && scheme.bits == 2);
+}
+
+/// Types of weights that a law asks of a scheme.
+inline std::span<const DType> types_of(const formats::Scheme& scheme) {
+  static constexpr DType types[] = {DType::bf16, DType::f32, DType::f16};
+  return std::span(types).first(scheme.family == formats::SchemeFamily::exl3 ? 1 : 3);
 }
 
 /// The table that a scheme's tests use; empty for families without one.

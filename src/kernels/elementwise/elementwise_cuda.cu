@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "device/element_grid.h"
 #include "device/fragment.cuh"
 #include "kernels/common/block_reduce.cuh"
 #include "kernels/common/dependent_launch.cuh"
@@ -190,15 +191,15 @@ __global__ void divide_columns_kernel(const __half* x, const float* divisor, int
   }
 }
 
-constexpr int threads = 256;
+using device::element_threads;
 
 unsigned blocks_for(int64_t items) {
-  return static_cast<unsigned>(std::clamp<int64_t>((items + threads - 1) / threads, 1, 4096));
+  return static_cast<unsigned>(std::clamp<int64_t>((items + element_threads - 1) / element_threads, 1, 4096));
 }
 
 template <class T>
 void add_bias(const float* bias, int64_t rows, int64_t cols, T* y, int64_t stride, const device::Stream& stream) {
-  add_bias_kernel<<<blocks_for(rows * cols), threads, 0, stream.get()>>>(bias, rows, cols, y, stride);
+  add_bias_kernel<<<blocks_for(rows * cols), element_threads, 0, stream.get()>>>(bias, rows, cols, y, stride);
   device::check_launch("add_bias", concat(rows, " × ", cols));
 }
 
@@ -233,7 +234,7 @@ void add_bias_cuda(const float* bias, int64_t rows, int64_t cols, float* y, int6
 void silu_multiply_cuda(const __half* gate_up, int64_t rows, int64_t inner, bool turns, __half* out, bool overlap,
                         const device::Stream& stream) {
   const int width = inner % 4 == 0 ? 4 : 1;
-  const LaunchShape shape{dim3(blocks_for(rows * inner / width)), threads, 0, overlap};
+  const LaunchShape shape{dim3(blocks_for(rows * inner / width)), element_threads, 0, overlap};
   if (width == 4)
     return launch<silu_multiply_kernel<4>>(shape, stream, "silu_multiply", gate_up, rows, inner, turns, out);
   launch<silu_multiply_kernel<1>>(shape, stream, "silu_multiply", gate_up, rows, inner, turns, out);
@@ -241,8 +242,9 @@ void silu_multiply_cuda(const __half* gate_up, int64_t rows, int64_t inner, bool
 
 void embed_cuda(const EmbedArgs& args, const device::Stream& stream) {
   ensure(args.rows >= 1 && args.rows <= 65535, "embed: 1 to 65535 rows at a time");
-  const auto across = static_cast<unsigned>(std::clamp<int64_t>((args.cols + threads - 1) / threads, 1, 64));
-  const LaunchShape shape{dim3(across, static_cast<unsigned>(args.rows)), threads, 0, args.overlap};
+  const auto across =
+      static_cast<unsigned>(std::clamp<int64_t>((args.cols + element_threads - 1) / element_threads, 1, 64));
+  const LaunchShape shape{dim3(across, static_cast<unsigned>(args.rows)), element_threads, 0, args.overlap};
   if (args.dtype == DType::f16) return launch<embed_kernel<__half>>(shape, stream, "embed", args);
   if (args.dtype == DType::bf16) return launch<embed_kernel<__nv_bfloat16>>(shape, stream, "embed", args);
   ensure(args.dtype == DType::f32, "embed: a table of another type");
@@ -251,7 +253,7 @@ void embed_cuda(const EmbedArgs& args, const device::Stream& stream) {
 
 void divide_columns_cuda(const __half* x, const float* divisor, int64_t rows, int64_t cols, __half* out,
                          const device::Stream& stream) {
-  divide_columns_kernel<<<blocks_for(rows * cols), threads, 0, stream.get()>>>(x, divisor, rows, cols, out);
+  divide_columns_kernel<<<blocks_for(rows * cols), element_threads, 0, stream.get()>>>(x, divisor, rows, cols, out);
   device::check_launch("divide_columns", concat(rows, " × ", cols));
 }
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "device/element_grid.h"
 #include "device/fragment.cuh"
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/elementwise/gated.cuh"
@@ -9,7 +10,8 @@
 namespace w4q::kernels {
 namespace {
 
-constexpr int threads = 256;
+using device::element_blocks;
+using device::element_threads;
 
 __global__ void gate_kernel(Activation activation, float limit, const float* both, int64_t rows, int64_t inner,
                             GateColumns columns, __half* out) {
@@ -55,14 +57,12 @@ __global__ void sigmoid_kernel(__half* x, const float* gates, int64_t count) {
   if (i < count) x[i] = narrow(__half2float(x[i]) * sigmoid(__ldcg(gates + i)));
 }
 
-unsigned blocks_of(int64_t count) { return static_cast<unsigned>((count + threads - 1) / threads); }
-
 }  // namespace
 
 void gate_multiply_cuda(const Gating& gating, const float* both, int64_t rows, int64_t inner, GateColumns columns,
                         __half* out, bool overlap, const device::Stream& stream) {
-  launch<gate_kernel>({.grid = dim3(blocks_of(inner), static_cast<unsigned>(std::min<int64_t>(rows, 65535))),
-                       .threads = threads,
+  launch<gate_kernel>({.grid = dim3(element_blocks(inner), static_cast<unsigned>(std::min<int64_t>(rows, 65535))),
+                       .threads = element_threads,
                        .overlap = overlap},
                       stream, "gate_multiply", gating.activation, static_cast<float>(gating.limit), both, rows, inner,
                       columns, out);
@@ -70,13 +70,14 @@ void gate_multiply_cuda(const Gating& gating, const float* both, int64_t rows, i
 
 void split_gates_cuda(const SplitGatesArgs& args, const device::Stream& stream) {
   const int64_t width = 2 * args.heads * args.head_dim + args.behind;
-  launch<split_kernel>(
-      {.grid = dim3(blocks_of(width), static_cast<unsigned>(args.rows)), .threads = threads, .overlap = args.overlap},
-      stream, "split_gates", args);
+  launch<split_kernel>({.grid = dim3(element_blocks(width), static_cast<unsigned>(args.rows)),
+                        .threads = element_threads,
+                        .overlap = args.overlap},
+                       stream, "split_gates", args);
 }
 
 void sigmoid_multiply_cuda(__half* x, const float* gates, int64_t count, bool overlap, const device::Stream& stream) {
-  launch<sigmoid_kernel>({.grid = dim3(blocks_of(count)), .threads = threads, .overlap = overlap}, stream,
+  launch<sigmoid_kernel>({.grid = dim3(element_blocks(count)), .threads = element_threads, .overlap = overlap}, stream,
                          "sigmoid_multiply", x, gates, count);
 }
 

@@ -7,11 +7,12 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "device/check.h"
+#include "device/element_grid.h"
 
 namespace w4q::kernels {
 namespace {
 
-constexpr int threads = 256;
+using device::element_threads;
 
 __device__ float value_of(float x) { return x; }
 __device__ float value_of(__half x) { return __half2float(x); }
@@ -31,11 +32,11 @@ __device__ __half narrowed(T value, unsigned long long* stray, int64_t index) {
 }
 
 template <int width, class T>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(element_threads)
     narrow_kernel(const T* from, int64_t count, __half* to, unsigned long long* stray, int64_t first) {
-  const int64_t step = int64_t{gridDim.x} * threads;
+  const int64_t step = int64_t{gridDim.x} * element_threads;
   const int64_t pieces = count / width;
-  const int64_t thread = int64_t{blockIdx.x} * threads + threadIdx.x;
+  const int64_t thread = int64_t{blockIdx.x} * element_threads + threadIdx.x;
   for (int64_t i = thread; i < pieces; i += step) {
     const Piece<T, width> piece = reinterpret_cast<const Piece<T, width>*>(from)[i];
     Piece<__half, width> halves;
@@ -51,14 +52,14 @@ void launch(const void* from, int64_t count, __half* to, unsigned long long* str
             const device::Stream& stream) {
   constexpr int64_t most_blocks = 1 << 16;
   constexpr int width = 16 / sizeof(T);
-  const auto blocks = static_cast<unsigned>(std::min(count / width / threads + 1, most_blocks));
+  const auto blocks = static_cast<unsigned>(std::min(count / width / element_threads + 1, most_blocks));
   const auto* const values = static_cast<const T*>(from);
   // Rows below others of an odd number begin where they like.
   const bool aligned = (reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to)) % 16 == 0;
   if (aligned) {
-    narrow_kernel<width><<<blocks, threads, 0, stream.get()>>>(values, count, to, stray, first);
+    narrow_kernel<width><<<blocks, element_threads, 0, stream.get()>>>(values, count, to, stray, first);
   } else {
-    narrow_kernel<1><<<blocks, threads, 0, stream.get()>>>(values, count, to, stray, first);
+    narrow_kernel<1><<<blocks, element_threads, 0, stream.get()>>>(values, count, to, stray, first);
   }
   device::check_launch("narrow", concat(count, " values"));
 }

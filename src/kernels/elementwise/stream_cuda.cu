@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "device/element_grid.h"
 #include "device/fragment.cuh"
 #include "kernels/common/block_reduce.cuh"
 #include "kernels/common/dependent_launch.cuh"
@@ -11,7 +12,8 @@
 namespace w4q::kernels {
 namespace {
 
-constexpr int threads = 256;
+using device::element_blocks;
+using device::element_threads;
 
 __device__ float add(float a, float b) { return a + b; }
 
@@ -83,8 +85,6 @@ __global__ void embed_layers_kernel(const EmbedLayersArgs args) {
   }
 }
 
-unsigned blocks_of(int64_t count) { return static_cast<unsigned>((count + threads - 1) / threads); }
-
 }  // namespace
 
 void add_normed_cuda(const AddNormedArgs& args, const device::Stream& stream) {
@@ -96,23 +96,25 @@ void add_normed_cuda(const AddNormedArgs& args, const device::Stream& stream) {
 }
 
 void round_stream_cuda(const float* x, int64_t count, __half* out, bool overlap, const device::Stream& stream) {
-  launch<round_kernel>({dim3(blocks_of(count)), threads, 0, overlap}, stream, "round_stream", x, count, out);
+  launch<round_kernel>({dim3(element_blocks(count)), element_threads, 0, overlap}, stream, "round_stream", x, count,
+                       out);
 }
 
 void cap_logits_cuda(float* logits, int64_t count, float scale, float cap, bool overlap, const device::Stream& stream) {
-  launch<cap_kernel>({dim3(blocks_of(count)), threads, 0, overlap}, stream, "cap_logits", logits, count, scale, cap);
+  launch<cap_kernel>({dim3(element_blocks(count)), element_threads, 0, overlap}, stream, "cap_logits", logits, count,
+                     scale, cap);
 }
 
 void gate_rows_cuda(const Gating& gating, const GateRowsArgs& args, const device::Stream& stream) {
-  const dim3 grid(blocks_of(args.cols), static_cast<unsigned>(args.rows));
-  launch<gate_rows_kernel>({grid, threads, 0, args.overlap}, stream, "gate_rows", gating.activation,
+  const dim3 grid(element_blocks(args.cols), static_cast<unsigned>(args.rows));
+  launch<gate_rows_kernel>({grid, element_threads, 0, args.overlap}, stream, "gate_rows", gating.activation,
                            static_cast<float>(gating.limit), args);
 }
 
 void embed_layers_cuda(const EmbedLayersArgs& args, const device::Stream& stream) {
-  const dim3 grid(static_cast<unsigned>((args.layers + threads / 32 - 1) / (threads / 32)),
+  const dim3 grid(static_cast<unsigned>((args.layers + element_threads / 32 - 1) / (element_threads / 32)),
                   static_cast<unsigned>(args.rows));
-  launch<embed_layers_kernel>({grid, threads, 0, args.overlap}, stream, "embed_layers", args);
+  launch<embed_layers_kernel>({grid, element_threads, 0, args.overlap}, stream, "embed_layers", args);
 }
 
 }  // namespace w4q::kernels

@@ -3,13 +3,14 @@
 #include "core/text.h"
 #include "device/check.h"
 #include "device/cublas.h"
+#include "device/element_grid.h"
 #include "kernels/common/block_reduce.cuh"
 #include "kernels/gradient/gradient_cuda.h"
 
 namespace w4q::kernels {
 namespace {
 
-constexpr int threads = 256;
+using device::element_threads;
 
 struct Seen {
   int64_t length, window;
@@ -18,28 +19,29 @@ struct Seen {
 };
 
 /// Products of one head's queries and keys [length, length] become the weights of its values, a block a query.
-__global__ void __launch_bounds__(threads) weigh_kernel(Seen seen, float scale, float* scores) {
+__global__ void __launch_bounds__(element_threads) weigh_kernel(Seen seen, float scale, float* scores) {
   __shared__ float slots[32];
   const int64_t row = blockIdx.x, first = seen.oldest(row);
   float* const x = scores + row * seen.length;
   float largest = -INFINITY, sum = 0;
-  for (int64_t c = first + threadIdx.x; c <= row; c += threads) largest = fmaxf(largest, x[c] * scale);
+  for (int64_t c = first + threadIdx.x; c <= row; c += element_threads) largest = fmaxf(largest, x[c] * scale);
   largest = block_reduce(largest, slots, -INFINITY, [](float a, float b) { return fmaxf(a, b); });
-  for (int64_t c = first + threadIdx.x; c <= row; c += threads) sum += expf(x[c] * scale - largest);
+  for (int64_t c = first + threadIdx.x; c <= row; c += element_threads) sum += expf(x[c] * scale - largest);
   sum = block_reduce(sum, slots, 0.0f, [](float a, float b) { return a + b; });
-  for (int64_t c = threadIdx.x; c < seen.length; c += threads) {
+  for (int64_t c = threadIdx.x; c < seen.length; c += element_threads) {
     x[c] = c >= first && c <= row ? expf(x[c] * scale - largest) / sum : 0.0f;
   }
 }
 
 /// `by` weights becomes by the products before them: weight · (by − Σ weight · by) · scale.
-__global__ void __launch_bounds__(threads) weigh_back_kernel(Seen seen, float scale, const float* weights, float* by) {
+__global__ void __launch_bounds__(element_threads)
+    weigh_back_kernel(Seen seen, float scale, const float* weights, float* by) {
   __shared__ float slots[32];
   const int64_t row = blockIdx.x, first = row * seen.length;
   float sum = 0;
-  for (int64_t c = threadIdx.x; c <= row; c += threads) sum += weights[first + c] * by[first + c];
+  for (int64_t c = threadIdx.x; c <= row; c += element_threads) sum += weights[first + c] * by[first + c];
   sum = block_reduce(sum, slots, 0.0f, [](float a, float b) { return a + b; });
-  for (int64_t c = threadIdx.x; c < seen.length; c += threads) {
+  for (int64_t c = threadIdx.x; c < seen.length; c += element_threads) {
     by[first + c] = weights[first + c] * (by[first + c] - sum) * scale;  // zero where nothing is seen
   }
 }
@@ -60,13 +62,13 @@ class HeadProducts {
 
   void weigh(int64_t head) {
     between(rows_.queries + at_query(head), query_stride(), rows_.keys + at_key(head), weights_);
-    weigh_kernel<<<static_cast<unsigned>(rows_.length), threads, 0, stream_.get()>>>({rows_.length, rows_.window},
-                                                                                     scale_, weights_);
+    weigh_kernel<<<static_cast<unsigned>(rows_.length), element_threads, 0, stream_.get()>>>(
+        {rows_.length, rows_.window}, scale_, weights_);
   }
   void weigh_back(const float* gradient, int64_t head) {
     between(gradient + at_query(head), query_stride(), rows_.values + at_key(head), by_);
-    weigh_back_kernel<<<static_cast<unsigned>(rows_.length), threads, 0, stream_.get()>>>({rows_.length, rows_.window},
-                                                                                          scale_, weights_, by_);
+    weigh_back_kernel<<<static_cast<unsigned>(rows_.length), element_threads, 0, stream_.get()>>>(
+        {rows_.length, rows_.window}, scale_, weights_, by_);
   }
 
   const float* weights() const { return weights_; }

@@ -6,50 +6,51 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "device/check.h"
+#include "device/element_grid.h"
 #include "kernels/common/block_reduce.cuh"
 #include "kernels/elementwise/gated.cuh"
 
 namespace w4q::kernels {
 namespace {
 
-constexpr int threads = 256;
+using device::element_blocks;
+using device::element_threads;
 constexpr int lanes = 32, row_lanes = 16;
 
-unsigned blocks_for(int64_t count) { return static_cast<unsigned>((count + threads - 1) / threads); }
-__device__ int64_t value_at() { return int64_t{blockIdx.x} * threads + threadIdx.x; }
+__device__ int64_t value_at() { return int64_t{blockIdx.x} * element_threads + threadIdx.x; }
 __device__ float add(float a, float b) { return a + b; }
 
 /// 1/√(mean(x²) + eps), by all threads of a block.
 __device__ float row_scale(const float* x, int64_t size, float eps, float* slots) {
   float sum = 0;
-  for (int64_t c = threadIdx.x; c < size; c += threads) sum += x[c] * x[c];
+  for (int64_t c = threadIdx.x; c < size; c += element_threads) sum += x[c] * x[c];
   return 1.0f / sqrtf(block_reduce(sum, slots, 0.0f, add) / static_cast<float>(size) + eps);
 }
 
-__global__ void __launch_bounds__(threads) norm_kernel(NormedRows norm, float* y) {
+__global__ void __launch_bounds__(element_threads) norm_kernel(NormedRows norm, float* y) {
   __shared__ float slots[32];
   const int64_t first = int64_t{blockIdx.x} * norm.size;
   const float scale = row_scale(norm.x + first, norm.size, norm.eps, slots);
-  for (int64_t c = threadIdx.x; c < norm.size; c += threads)
+  for (int64_t c = threadIdx.x; c < norm.size; c += element_threads)
     y[first + c] = norm.weight[c] * (norm.x[first + c] * scale);
 }
 
 /// scale · (w·g − x̂ · mean(w·g·x̂)).
-__global__ void __launch_bounds__(threads) norm_gradient_kernel(NormedRows norm, float* gradient) {
+__global__ void __launch_bounds__(element_threads) norm_gradient_kernel(NormedRows norm, float* gradient) {
   __shared__ float slots[32];
   const int64_t first = int64_t{blockIdx.x} * norm.size;
   const float* const x = norm.x + first;
   const float scale = row_scale(x, norm.size, norm.eps, slots);
   float sum = 0;
-  for (int64_t c = threadIdx.x; c < norm.size; c += threads)
+  for (int64_t c = threadIdx.x; c < norm.size; c += element_threads)
     sum += norm.weight[c] * gradient[first + c] * (x[c] * scale);
   const float mean = block_reduce(sum, slots, 0.0f, add) / static_cast<float>(norm.size);
-  for (int64_t c = threadIdx.x; c < norm.size; c += threads) {
+  for (int64_t c = threadIdx.x; c < norm.size; c += element_threads) {
     gradient[first + c] = scale * (norm.weight[c] * gradient[first + c] - x[c] * scale * mean);
   }
 }
 
-__global__ void __launch_bounds__(threads) scales_kernel(NormedRows norm, float* scales) {
+__global__ void __launch_bounds__(element_threads) scales_kernel(NormedRows norm, float* scales) {
   __shared__ float slots[32];
   const float scale = row_scale(norm.x + int64_t{blockIdx.x} * norm.size, norm.size, norm.eps, slots);
   if (threadIdx.x == 0) scales[blockIdx.x] = scale;
@@ -72,7 +73,7 @@ __global__ void __launch_bounds__(lanes* row_lanes)
   sums[c] += sum;
 }
 
-__global__ void __launch_bounds__(threads) rotate_kernel(RotatedRows rows) {
+__global__ void __launch_bounds__(element_threads) rotate_kernel(RotatedRows rows) {
   const int64_t at = value_at();
   if (at >= rows.count * rows.heads * rows.pairs) return;
   const int64_t pair = at % rows.pairs, head = at / rows.pairs % rows.heads, row = at / rows.pairs / rows.heads;
@@ -85,7 +86,7 @@ __global__ void __launch_bounds__(threads) rotate_kernel(RotatedRows rows) {
   x[j] = b * c + a * s;
 }
 
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(element_threads)
     gate_kernel(Gating gating, const float* gate, const float* up, int64_t count, float* out) {
   const int64_t at = value_at();
   if (at < count) out[at] = gated(gating.activation, static_cast<float>(gating.limit), gate[at], up[at]);
@@ -109,7 +110,7 @@ __device__ Activated activated_at(const Gating& gating, float g) {
   return {clamped * s, g <= limit ? s * (1.0f + clamped * swiglu_slope * (1.0f - s)) : 0.0f};
 }
 
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(element_threads)
     gate_gradient_kernel(Gating gating, const float* gate, const float* up, const float* gradient, int64_t count,
                          float* by_gate, float* by_up) {
   const int64_t at = value_at();
@@ -126,19 +127,20 @@ __device__ float widened(__half value) { return __half2float(value); }
 __device__ float widened(__nv_bfloat16 value) { return __bfloat162float(value); }
 
 template <class T>
-__global__ void __launch_bounds__(threads) widen_kernel(const T* values, int64_t count, float* to) {
+__global__ void __launch_bounds__(element_threads) widen_kernel(const T* values, int64_t count, float* to) {
   const int64_t at = value_at();
   if (at < count) to[at] = widened(values[at]);
 }
-__global__ void __launch_bounds__(threads) add_kernel(float* x, const float* y, int64_t count) {
+__global__ void __launch_bounds__(element_threads) add_kernel(float* x, const float* y, int64_t count) {
   const int64_t at = value_at();
   if (at < count) x[at] += y[at];
 }
-__global__ void __launch_bounds__(threads) scale_kernel(float* x, float factor, int64_t count) {
+__global__ void __launch_bounds__(element_threads) scale_kernel(float* x, float factor, int64_t count) {
   const int64_t at = value_at();
   if (at < count) x[at] *= factor;
 }
-__global__ void __launch_bounds__(threads) bias_kernel(float* x, const float* bias, int64_t count, int64_t cols) {
+__global__ void __launch_bounds__(element_threads)
+    bias_kernel(float* x, const float* bias, int64_t count, int64_t cols) {
   const int64_t at = value_at();
   if (at < count) x[at] += bias[at % cols];
 }
@@ -161,18 +163,19 @@ __device__ double probability(double log) { return static_cast<double>(expf(stat
 /// log Σ exp of a row, by all threads of a block.
 __device__ double log_sum(const Finish& finish, const float* products, int64_t count, double* slots) {
   double largest = -INFINITY, sum = 0;
-  for (int64_t c = threadIdx.x; c < count; c += threads) largest = fmax(largest, finish(products[c]));
+  for (int64_t c = threadIdx.x; c < count; c += element_threads) largest = fmax(largest, finish(products[c]));
   largest = block_reduce(largest, slots, -INFINITY + 0.0, [](double a, double b) { return fmax(a, b); });
-  for (int64_t c = threadIdx.x; c < count; c += threads) sum += probability(finish(products[c]) - largest);
+  for (int64_t c = threadIdx.x; c < count; c += element_threads) sum += probability(finish(products[c]) - largest);
   return largest + log(block_reduce(sum, slots, 0.0, [](double a, double b) { return a + b; }));
 }
 
-__global__ void __launch_bounds__(threads) cross_entropy_kernel(LogitRows logits, const int32_t* next, double* losses) {
+__global__ void __launch_bounds__(element_threads)
+    cross_entropy_kernel(LogitRows logits, const int32_t* next, double* losses) {
   __shared__ double slots[32];
   float* const products = logits.products + int64_t{blockIdx.x} * logits.cols;
   const int64_t wanted = next[blockIdx.x];
   if (wanted < 0) {
-    for (int64_t c = threadIdx.x; c < logits.cols; c += threads) products[c] = 0;
+    for (int64_t c = threadIdx.x; c < logits.cols; c += element_threads) products[c] = 0;
     if (threadIdx.x == 0) losses[blockIdx.x] = 0;
     return;
   }
@@ -180,13 +183,14 @@ __global__ void __launch_bounds__(threads) cross_entropy_kernel(LogitRows logits
   const double sum = log_sum(finish, products, logits.cols, slots);
   if (threadIdx.x == 0) losses[blockIdx.x] = sum - finish(products[wanted]);
   __syncthreads();
-  for (int64_t c = threadIdx.x; c < logits.cols; c += threads) {
+  for (int64_t c = threadIdx.x; c < logits.cols; c += element_threads) {
     const double logit = finish(products[c]);
     products[c] = static_cast<float>((probability(logit - sum) - (c == wanted ? 1.0 : 0.0)) * finish.slope(logit));
   }
 }
 
-__global__ void __launch_bounds__(threads) divergence_kernel(LogitRows expected, LogitRows logits, double* losses) {
+__global__ void __launch_bounds__(element_threads)
+    divergence_kernel(LogitRows expected, LogitRows logits, double* losses) {
   __shared__ double slots[32];
   const Finish wanted_finish{expected.scale, expected.cap}, finish{logits.scale, logits.cap};
   const float* const wanted = expected.products + int64_t{blockIdx.x} * expected.cols;
@@ -194,7 +198,7 @@ __global__ void __launch_bounds__(threads) divergence_kernel(LogitRows expected,
   const double wanted_sum = log_sum(wanted_finish, wanted, expected.cols, slots);
   const double sum = log_sum(finish, products, logits.cols, slots);
   double loss = 0;
-  for (int64_t c = threadIdx.x; c < logits.cols; c += threads) {
+  for (int64_t c = threadIdx.x; c < logits.cols; c += element_threads) {
     const double by = wanted_finish(wanted[c]) - wanted_sum, logit = finish(products[c]), p = probability(by);
     loss += p * (by - (logit - sum));
     products[c] = static_cast<float>((probability(logit - sum) - p) * finish.slope(logit));
@@ -206,18 +210,18 @@ __global__ void __launch_bounds__(threads) divergence_kernel(LogitRows expected,
 }  // namespace
 
 void norm_rows_cuda(const NormedRows& norm, float* y, const device::Stream& stream) {
-  norm_kernel<<<static_cast<unsigned>(norm.rows), threads, 0, stream.get()>>>(norm, y);
+  norm_kernel<<<static_cast<unsigned>(norm.rows), element_threads, 0, stream.get()>>>(norm, y);
   device::check_launch("norms", concat(norm.rows, " × ", norm.size));
 }
 
 void norm_rows_gradient_cuda(const NormedRows& norm, float* gradient, const device::Stream& stream) {
-  norm_gradient_kernel<<<static_cast<unsigned>(norm.rows), threads, 0, stream.get()>>>(norm, gradient);
+  norm_gradient_kernel<<<static_cast<unsigned>(norm.rows), element_threads, 0, stream.get()>>>(norm, gradient);
   device::check_launch("gradients of norms", concat(norm.rows, " × ", norm.size));
 }
 
 void norm_weight_gradient_cuda(const NormedRows& norm, const float* gradient, float* scratch, double* sums,
                                const device::Stream& stream) {
-  scales_kernel<<<static_cast<unsigned>(norm.rows), threads, 0, stream.get()>>>(norm, scratch);
+  scales_kernel<<<static_cast<unsigned>(norm.rows), element_threads, 0, stream.get()>>>(norm, scratch);
   weight_gradient_kernel<<<static_cast<unsigned>((norm.size + lanes - 1) / lanes), dim3(lanes, row_lanes), 0,
                            stream.get()>>>(norm, gradient, scratch, sums);
   device::check_launch("gradients by norms", concat(norm.rows, " × ", norm.size));
@@ -226,58 +230,60 @@ void norm_weight_gradient_cuda(const NormedRows& norm, const float* gradient, fl
 void rotate_rows_cuda(const RotatedRows& rows, const device::Stream& stream) {
   const int64_t count = rows.count * rows.heads * rows.pairs;
   if (count == 0) return;
-  rotate_kernel<<<blocks_for(count), threads, 0, stream.get()>>>(rows);
+  rotate_kernel<<<element_blocks(count), element_threads, 0, stream.get()>>>(rows);
   device::check_launch("rotated heads", concat(rows.count, " × ", rows.heads));
 }
 
 void gate_rows_cuda(const Gating& gating, const float* gate, const float* up, int64_t count, float* out,
                     const device::Stream& stream) {
-  gate_kernel<<<blocks_for(count), threads, 0, stream.get()>>>(gating, gate, up, count, out);
+  gate_kernel<<<element_blocks(count), element_threads, 0, stream.get()>>>(gating, gate, up, count, out);
   device::check_launch("gates", concat(count));
 }
 
 void gate_rows_gradient_cuda(const Gating& gating, const float* gate, const float* up, const float* gradient,
                              int64_t count, float* by_gate, float* by_up, const device::Stream& stream) {
-  gate_gradient_kernel<<<blocks_for(count), threads, 0, stream.get()>>>(gating, gate, up, gradient, count, by_gate,
-                                                                        by_up);
+  gate_gradient_kernel<<<element_blocks(count), element_threads, 0, stream.get()>>>(gating, gate, up, gradient, count,
+                                                                                    by_gate, by_up);
   device::check_launch("gradients of gates", concat(count));
 }
 
 void widen_values_cuda(const void* values, DType dtype, int64_t count, float* to, const device::Stream& stream) {
   ensure(dtype == DType::f16 || dtype == DType::bf16, "widen_values: of f16 or bf16");
   if (dtype == DType::f16) {
-    widen_kernel<<<blocks_for(count), threads, 0, stream.get()>>>(static_cast<const __half*>(values), count, to);
+    widen_kernel<<<element_blocks(count), element_threads, 0, stream.get()>>>(static_cast<const __half*>(values), count,
+                                                                              to);
   } else {
-    widen_kernel<<<blocks_for(count), threads, 0, stream.get()>>>(static_cast<const __nv_bfloat16*>(values), count, to);
+    widen_kernel<<<element_blocks(count), element_threads, 0, stream.get()>>>(static_cast<const __nv_bfloat16*>(values),
+                                                                              count, to);
   }
   device::check_launch("widened weights", concat(count));
 }
 
 void add_values_cuda(float* x, const float* y, int64_t count, const device::Stream& stream) {
-  add_kernel<<<blocks_for(count), threads, 0, stream.get()>>>(x, y, count);
+  add_kernel<<<element_blocks(count), element_threads, 0, stream.get()>>>(x, y, count);
   device::check_launch("sums", concat(count));
 }
 
 void scale_values_cuda(float* x, float factor, int64_t count, const device::Stream& stream) {
   if (factor == 1) return;
-  scale_kernel<<<blocks_for(count), threads, 0, stream.get()>>>(x, factor, count);
+  scale_kernel<<<element_blocks(count), element_threads, 0, stream.get()>>>(x, factor, count);
   device::check_launch("products", concat(count));
 }
 
 void add_bias_cuda(float* x, const float* bias, int64_t rows, int64_t cols, const device::Stream& stream) {
-  bias_kernel<<<blocks_for(rows * cols), threads, 0, stream.get()>>>(x, bias, rows * cols, cols);
+  bias_kernel<<<element_blocks(rows * cols), element_threads, 0, stream.get()>>>(x, bias, rows * cols, cols);
   device::check_launch("biases", concat(rows, " × ", cols));
 }
 
 void cross_entropy_rows_cuda(const LogitRows& logits, const int32_t* next, double* losses,
                              const device::Stream& stream) {
-  cross_entropy_kernel<<<static_cast<unsigned>(logits.rows), threads, 0, stream.get()>>>(logits, next, losses);
+  cross_entropy_kernel<<<static_cast<unsigned>(logits.rows), element_threads, 0, stream.get()>>>(logits, next, losses);
   device::check_launch("cross entropy", concat(logits.rows, " × ", logits.cols));
 }
 
 void divergence_rows_cuda(const LogitRows& expected, const LogitRows& logits, double* losses,
                           const device::Stream& stream) {
-  divergence_kernel<<<static_cast<unsigned>(logits.rows), threads, 0, stream.get()>>>(expected, logits, losses);
+  divergence_kernel<<<static_cast<unsigned>(logits.rows), element_threads, 0, stream.get()>>>(expected, logits, losses);
   device::check_launch("divergence", concat(logits.rows, " × ", logits.cols));
 }
 

@@ -4,6 +4,7 @@
 #include "core/text.h"
 #include "device/alignment.h"
 #include "device/check.h"
+#include "device/element_grid.h"
 #include "device/fragment.cuh"
 #include "kernels/common/block_reduce.cuh"
 
@@ -12,7 +13,7 @@ namespace {
 
 using int8::Int8Order;
 
-constexpr int threads = 256;
+using device::element_threads;
 constexpr int piece_inputs = 16;  ///< a thread's: two runs of eight, sixteen apart
 constexpr uint32_t infinity = 0x7F800000u;
 
@@ -106,17 +107,17 @@ __device__ __forceinline__ void store_sum(const QuantizeArgs& args, int64_t row,
 }
 
 template <class Type>
-__global__ void __launch_bounds__(threads) quantize_kernel(const QuantizeArgs args) {
+__global__ void __launch_bounds__(element_threads) quantize_kernel(const QuantizeArgs args) {
   __shared__ uint32_t slots[32];
   const int64_t row = blockIdx.x;
   const RowReader<Type> reader(args, args.aligned, row);
   const int64_t pieces = args.order.chunks * (int8::chunk_inputs / piece_inputs);
   if (row == 0) {
-    for (int i = threadIdx.x; i < args.counter_count; i += threads) args.counters[i] = 0;
+    for (int i = threadIdx.x; i < args.counter_count; i += element_threads) args.counters[i] = 0;
   }
   float a[8], b[8];
   uint32_t most = 0;
-  for (int64_t piece = threadIdx.x; piece < pieces; piece += threads) {
+  for (int64_t piece = threadIdx.x; piece < pieces; piece += element_threads) {
     reader.load_piece(piece, a, b);
     most = larger_bits(larger_bits(most, a), b);
   }
@@ -124,7 +125,7 @@ __global__ void __launch_bounds__(threads) quantize_kernel(const QuantizeArgs ar
   const float scale = most < infinity ? __fdiv_rn(__uint_as_float(most), 127.0f) : __uint_as_float(0x7FC00000u);
   if (threadIdx.x == 0) args.scales[row] = scale;
   // Whole warps go round, so that lanes can add up.
-  for (int64_t first = threadIdx.x / 32 * 32; first < pieces; first += threads) {
+  for (int64_t first = threadIdx.x / 32 * 32; first < pieces; first += element_threads) {
     const int64_t piece = first + threadIdx.x % 32;
     uint4 codes = make_uint4(0, 0, 0, 0);
     if (piece < pieces && scale > 0) {
@@ -147,9 +148,9 @@ void int8_rows_cuda(const Int8RowsArgs& args, const device::Stream& stream) {
   const QuantizeArgs launch{args, Int8Order(args.m, args.k), aligned};
   const auto blocks = static_cast<unsigned>(args.m);
   if (args.activation == DType::f16) {
-    quantize_kernel<device::HalfType><<<blocks, threads, 0, stream.get()>>>(launch);
+    quantize_kernel<device::HalfType><<<blocks, element_threads, 0, stream.get()>>>(launch);
   } else {
-    quantize_kernel<device::Bf16Type><<<blocks, threads, 0, stream.get()>>>(launch);
+    quantize_kernel<device::Bf16Type><<<blocks, element_threads, 0, stream.get()>>>(launch);
   }
   device::check_launch("int8_rows", concat(args.m, " × ", args.k));
 }
