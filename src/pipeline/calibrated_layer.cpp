@@ -186,13 +186,13 @@ class LayerJob {
     if (pair_) gpu_->follow(group, *pair_);
     if (!scales_[group].empty()) gpu_->scale(group, scales_[group]);
     if (rotates(group)) gpu_->rotate(group, rotations_[group]);
+    const auto tables = tables_on_gpu(group, names);
     double damping = 0;
     for (size_t i = 0; i < names.size(); ++i) {
       check_interrupt();
       const Stopwatch watch;
-      const auto* rows = row_scales(names[i]);
-      auto packed =
-          gpu_->pack(group, i, options_, rows == nullptr ? std::span<const float>{} : *rows, output_costs(names[i]));
+      const auto options = with_shared_table(options_, tables, *scheme_of_(names[i]));
+      auto packed = gpu_->pack(group, i, options, divisors(names[i]), output_costs(names[i]));
       damping = std::max(damping, packed.damping);
       report.packed_error += packed.error;
       CalibratedLinear linear;
@@ -221,6 +221,7 @@ class LayerJob {
     if (pair_) passes.follow(in_scaled_basis(drift, group));
     passes.turn(rotations_[group]);
     passes.share_factor(shared_factor(group, names));
+    passes.share_tables(tables_of(group, names, passes.gram()));
     std::vector<PassWork> several;
     for (const auto& name : names) {
       PassWork work = first_pass(group, name, passes);
@@ -263,6 +264,47 @@ class LayerJob {
     return formats::small_float_factor(std::isfinite(largest) ? largest : 0);
   }
 
+  std::map<std::string, std::vector<size_t>> that_share_tables(const std::vector<std::string>& names) const {
+    std::vector<formats::Scheme> schemes;
+    for (const auto& name : names) schemes.push_back(*scheme_of_(name));
+    return linears_that_share_tables(schemes, options_.steps);
+  }
+
+  SharedTables tables_on_gpu(size_t group, const std::vector<std::string>& names) {
+    SharedTables tables;
+    for (const auto& [scheme, members] : that_share_tables(names)) {
+      std::vector<std::span<const float>> rows;
+      for (const size_t member : members) rows.push_back(divisors(names[member]));
+      tables[scheme] = gpu_->learn_table(group, members, rows, options_);
+    }
+    return tables;
+  }
+
+  SharedTables tables_of(size_t group, const std::vector<std::string>& names, MatrixView<const float> gram) const {
+    SharedTables tables;
+    for (const auto& [scheme, members] : that_share_tables(names)) {
+      std::vector<Values> weights;
+      std::vector<TensorView> views;
+      quantize::BlockMaxima extremes;
+      for (const size_t member : members) {
+        weights.push_back(scaled_weight(group, names[member]));
+        if (const auto* rows = row_scales(names[member])) model::divide_rows(weights.back().matrix(), *rows);
+        views.push_back({names[member], DType::f32, weights.back().shape, bytes_of(weights.back().values)});
+        const auto maxima = quantize::find_block_maxima(views.back());
+        const float room = pair_ ? quantize::room_for_targets : 1;
+        quantize::join_extremes(extremes, maxima.smallest, maxima.largest * room);
+      }
+      const auto mean_squares = diagonal(gram);
+      const quantize::CalibratedInput input{.mean_squares = mean_squares};
+      auto options = options_;
+      options.input = &input;
+      const auto importance = quantize::channel_importance(options, gram.rows);
+      tables[scheme] =
+          quantize::learn_shared_table(views, *scheme_of_(names[members.front()]), extremes, importance, options);
+    }
+    return tables;
+  }
+
   /// Products of a group's inputs [k, k] as those that are divided by the scales of their channels; in place.
   MatrixView<float> in_scaled_basis(std::vector<float>& products, size_t group) const {
     const MatrixView<float> view(products.data(), groups_[group].width, groups_[group].width);
@@ -296,6 +338,11 @@ class LayerJob {
   std::span<const quantize::Pass> further_passes(const std::string& name) const {
     const auto found = packing_.residual.find(name);
     return found == packing_.residual.end() ? std::span<const quantize::Pass>{} : std::span(found->second);
+  }
+
+  std::span<const float> divisors(const std::string& name) const {
+    const auto* rows = row_scales(name);
+    return rows == nullptr ? std::span<const float>{} : std::span(*rows);
   }
 
   /// What the rows of a linear were divided by; null where no scales were folded into it.

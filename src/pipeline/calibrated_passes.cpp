@@ -7,6 +7,7 @@
 #include "core/stopwatch.h"
 #include "kernels/dequantize/dequantize.h"
 #include "pipeline/rotated_weight.h"
+#include "pipeline/shared_factor.h"
 #include "quantize/asymmetric.h"
 #include "quantize/feedback.h"
 #include "quantize/norm_calibration.h"
@@ -21,12 +22,6 @@ using quantize::StepKind;
 /// Of the normal equations for norms: far below what calibration text says, enough where it says nothing.
 constexpr double norm_damping = 1e-3;
 
-std::vector<float> diagonal(MatrixView<const float> matrix) {
-  std::vector<float> result(static_cast<size_t>(matrix.rows));
-  for (int64_t i = 0; i < matrix.rows; ++i) result[static_cast<size_t>(i)] = matrix.row(i)[i];
-  return result;
-}
-
 void subtract(const formats::PackedWeight& pass, MatrixView<float> rest) {
   parallel_for(rest.rows, 16, [&](int64_t begin, int64_t end) {
     std::vector<float> decoded(static_cast<size_t>(rest.cols));
@@ -39,6 +34,12 @@ void subtract(const formats::PackedWeight& pass, MatrixView<float> rest) {
 }
 
 }  // namespace
+
+std::vector<float> diagonal(MatrixView<const float> matrix) {
+  std::vector<float> result(static_cast<size_t>(matrix.rows));
+  for (int64_t i = 0; i < matrix.rows; ++i) result[static_cast<size_t>(i)] = matrix.row(i)[i];
+  return result;
+}
 
 CalibratedPasses::CalibratedPasses(MatrixView<float> gram, const quantize::QuantizeOptions& options, std::string group)
     : gram_(gram), rotation_({}, gram.rows), options_(options), group_(std::move(group)) {}
@@ -63,8 +64,8 @@ void CalibratedPasses::aim(MatrixView<float> weight, const formats::Scheme& sche
 }
 
 void CalibratedPasses::add_first(PassWork& work, const formats::Scheme& scheme, const Values& weight) {
-  auto options = options_;
-  options.tensor_factor = tensor_factor_;
+  auto options = with_shared_table(options_, tables_, scheme);
+  if (has_tensor_factor(scheme)) options.tensor_factor = tensor_factor_;
   add(work, scheme, weight, options);
 }
 

@@ -10,6 +10,7 @@
 
 #include "formats/rotation.h"
 #include "pipeline/calibrated_layer.h"
+#include "pipeline/shared_table.h"
 #include "quantize/error_factor.h"
 
 namespace w4q::pipeline {
@@ -22,6 +23,9 @@ struct PassWork {
   std::vector<float> output_costs = {};               ///< of errors of its outputs, [n, n]; empty: not known
   std::optional<quantize::ErrorFactor> outputs = {};  ///< of that
 };
+
+/// Of a square matrix.
+std::vector<float> diagonal(MatrixView<const float> matrix);
 
 class CalibratedPasses {
  public:
@@ -44,6 +48,8 @@ class CalibratedPasses {
 
   /// NVFP4's factor of all first passes from now on; 0: each has its own.
   void share_factor(float factor) { tensor_factor_ = factor; }
+  /// kbit's tables of first passes from now on, by scheme; those of other schemes have their own.
+  void share_tables(SharedTables tables) { tables_ = std::move(tables); }
 
   /// The first pass, in the present basis, stands for `weight`: that of the work, or what clipping made of it.
   void add_first(PassWork& work, const formats::Scheme& scheme, const Values& weight);
@@ -60,6 +66,7 @@ class CalibratedPasses {
   std::string group_;
   double damping_ = 0;
   float tensor_factor_ = 0;
+  SharedTables tables_;
   std::map<std::pair<std::string, int64_t>, quantize::ErrorFactor> factors_;  // by rotation and block
 };
 

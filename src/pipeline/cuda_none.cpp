@@ -81,6 +81,10 @@ quantize::AwqScales LayerCuda::search(size_t, const quantize::AwqInput&, double,
 }
 void LayerCuda::rotate(size_t, const formats::InputRotation&) { refuse(); }
 void LayerCuda::scale(size_t, std::span<const float>) { refuse(); }
+quantize::SharedTable LayerCuda::learn_table(size_t, std::span<const size_t>, std::span<const std::span<const float>>,
+                                             const quantize::QuantizeOptions&) {
+  refuse();
+}
 LayerCuda::Packed LayerCuda::pack(size_t, size_t, const quantize::QuantizeOptions&, std::span<const float>,
                                   std::span<const float>) {
   refuse();

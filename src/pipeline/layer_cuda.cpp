@@ -55,6 +55,14 @@ void LayerCuda::rotate(size_t group, const formats::InputRotation& rotation) {
 
 void LayerCuda::scale(size_t group, std::span<const float> scales) { impl_->groups.at(group).scale(scales); }
 
+quantize::SharedTable LayerCuda::learn_table(size_t group, std::span<const size_t> linears,
+                                             std::span<const std::span<const float>> divisors,
+                                             const quantize::QuantizeOptions& options) {
+  std::vector<quantize::GroupCuda::Member> members;
+  for (size_t i = 0; i < linears.size(); ++i) members.push_back({linears[i], divisors[i]});
+  return impl_->groups.at(group).learn_table(members, options);
+}
+
 LayerCuda::Packed LayerCuda::pack(size_t group, size_t linear, const quantize::QuantizeOptions& options,
                                   std::span<const float> divisors, std::span<const float> output_costs) {
   quantize::GroupCuda& own = impl_->groups.at(group);

@@ -11,6 +11,7 @@
 #include "core/views.h"
 #include "quantize/asymmetric.h"
 #include "quantize/awq.h"
+#include "quantize/kbit_search.h"
 #include "quantize/quantizer_registry.h"
 #include "quantize/statistics.h"
 
@@ -43,6 +44,11 @@ class LayerCuda {
                              const formats::InputRotation* rotation);
   void rotate(size_t group, const formats::InputRotation& rotation);
   void scale(size_t group, std::span<const float> scales);
+
+  /// As GroupCuda::learn_table; `divisors` stand beside `linears`, empty ones for ones.
+  quantize::SharedTable learn_table(size_t group, std::span<const size_t> linears,
+                                    std::span<const std::span<const float>> divisors,
+                                    const quantize::QuantizeOptions& options);
 
   struct Packed {
     quantize::QuantizeResult result;

@@ -183,7 +183,7 @@ QuantizeResult kbit_feedback(const TensorView& weight, const Scheme& scheme, con
   const BlockMaxima maxima = find_block_maxima(weight);
   const auto importance = channel_importance(options, weight.shape[1]);
   const auto table = final_table(weight, scheme, maxima, importance, options);
-  const int exponent = searched_range_exponent(maxima, scheme.scale);
+  const int exponent = table_exponent(maxima, scheme.scale, options);
   const auto codebook = formats::kbit_scaled_codebook(table, exponent);
   const KbitLevels levels(codebook);
   QuantizeResult result{allocate_canonical(weight, scheme, codebook), {}};

@@ -116,6 +116,28 @@ struct OutputCosts {
 
 }  // namespace
 
+SharedTable GroupCuda::learn_table(std::span<const Member> members, QuantizeOptions options) {
+  std::vector<device::DeviceBuffer> divided;
+  std::vector<KbitCudaWeight> weights;
+  for (const Member& member : members) {
+    Linear& linear = linears_.at(member.index);
+    const float* values = linear.weight.as<float>();
+    if (!member.divisors.empty()) {
+      auto& copy = divided.emplace_back(work_.context, linear.weight.size());
+      device::copy(device::Way::on_gpu, copy.data(), values, copy.size(), work_.stream, "copying weights");
+      divide_rows_cuda(work_, copy.as<float>(), linear.n, linear.k,
+                       work_.put(work_.rows, member.divisors.data(), linear.n));
+      values = copy.as<float>();
+    }
+    weights.push_back({.name = linear.name, .values = values, .n = linear.n, .k = linear.k});
+  }
+  const auto mean_squares = gram_->diagonal();
+  const CalibratedInput input{mean_squares};
+  options.input = &input;
+  return shared_table_cuda(work_, weights, linears_.at(members.front().index).scheme, drift_ ? room_for_targets : 1,
+                           options);
+}
+
 bool GroupCuda::takes_both_sides(const formats::Scheme& scheme) noexcept {
   return takes(scheme) && scheme.block > 0 && scheme.block <= widest_whole_block;
 }

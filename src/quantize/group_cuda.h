@@ -15,6 +15,7 @@
 #include "quantize/awq_cuda.h"
 #include "quantize/error_factor_cuda.h"
 #include "quantize/gram_cuda.h"
+#include "quantize/kbit_search.h"
 #include "quantize/quantizer_registry.h"
 #include "quantize/sweep_blocks_cuda.h"
 
@@ -47,6 +48,14 @@ class GroupCuda {
   /// From now on the inputs are those behind quantized layers, and weights follow them (asymmetric.h): `gram` and
   /// `drift` are those of the inputs before scale() and rotate(), which come after this.
   void follow(std::shared_ptr<GramCuda> gram, DriftCuda drift);
+
+  /// A linear by its number, and what its rows are divided by at last; empty: ones.
+  struct Member {
+    size_t index = 0;
+    std::span<const float> divisors;
+  };
+  /// A table that kbit's linears of one scheme learn together, none of which is packed yet.
+  SharedTable learn_table(std::span<const Member> members, QuantizeOptions options);
 
   struct Packed {
     QuantizeResult result;

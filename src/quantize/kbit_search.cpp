@@ -76,14 +76,15 @@ class PanelRows {
 struct EntrySums {
   std::array<double, KbitLevels::max_codes> weighted{};
   std::array<double, KbitLevels::max_codes> weights{};
-  double error = 0;
+  double error = 0, power = 0;
 
-  void add(const EntrySums& other) {
+  void add(const EntrySums& other, double share = 1) {
     for (size_t i = 0; i < weights.size(); ++i) {
-      weighted[i] += other.weighted[i];
-      weights[i] += other.weights[i];
+      weighted[i] += share * other.weighted[i];
+      weights[i] += share * other.weights[i];
     }
-    error += other.error;
+    error += share * other.error;
+    power += share * other.power;
   }
 };
 
@@ -99,29 +100,58 @@ void add_block(const PanelBlock& block, const PanelScales& scales, const PanelCo
       sums.weighted[codes.codes[at]] += importance * scale * target;
       sums.weights[codes.codes[at]] += importance * scale * scale;
       sums.error += importance * miss * miss;
+      sums.power += importance * target * target;
     }
   }
 }
 
 class Learning {
  public:
-  Learning(const TensorView& weight, const Scheme& scheme, std::span<const float> importance, Scales rule, int exponent)
-      : weight_(weight), scheme_(scheme), importance_(importance), rule_(rule), exponent_(exponent) {
-    stride_ = learning_stride(weight.shape[0], weight.shape[1]);
-  }
+  /// `weights` have the same inputs.
+  Learning(std::span<const TensorView> weights, const Scheme& scheme, std::span<const float> importance, Scales rule,
+           int exponent)
+      : weights_(weights), scheme_(scheme), importance_(importance), rule_(rule), exponent_(exponent) {}
 
   EntrySums sums(std::span<const float> table) const {
     const KbitLevels levels(formats::kbit_scaled_codebook(table, exponent_));
-    const int64_t rows = (weight_.shape[0] + stride_ - 1) / stride_;
-    const int64_t panels = (rows + panel_rows - 1) / panel_rows;
-    std::vector<EntrySums> parts(static_cast<size_t>(panels));
-    parallel_for(panels, 1,
-                 [&](int64_t panel, int64_t) { parts[static_cast<size_t>(panel)] = of_panel(panel, levels); });
     EntrySums total;
-    for (const EntrySums& part : parts) total.add(part);
+    for (const TensorView& weight : weights_) {
+      const int64_t stride = learning_stride(weight.shape[0], weight.shape[1]);
+      const int64_t rows = (weight.shape[0] + stride - 1) / stride;
+      const int64_t panels = (rows + panel_rows - 1) / panel_rows;
+      std::vector<EntrySums> parts(static_cast<size_t>(panels));
+      parallel_for(panels, 1, [&](int64_t panel, int64_t) {
+        parts[static_cast<size_t>(panel)] = of_panel(weight, panel * panel_rows * stride, stride, levels);
+      });
+      EntrySums own;
+      for (const EntrySums& part : parts) own.add(part);
+      // Each weight counts as much as another, whatever its size: what it loses is a share of its own outputs.
+      total.add(own, weights_.size() > 1 && own.power > 0 ? 1 / own.power : 1);
+    }
     return total;
   }
 
+  /// Rounds of moving entries, from `start`; the share of the error that is left goes to `left`.
+  std::vector<float> learn(std::span<const float> start, double& left) const {
+    std::vector<float> table(start.begin(), start.end());
+    std::vector<float> best = table;
+    double least = std::numeric_limits<double>::infinity(), first = 0;
+    for (int round = 0; round < learning_rounds; ++round) {
+      const EntrySums sums_now = sums(table);
+      if (round == 0) first = sums_now.error;
+      const bool stalls = !(sums_now.error < least * (1 - least_gain));
+      if (sums_now.error < least) {
+        least = sums_now.error;
+        best = table;
+      }
+      if (stalls) break;
+      table = moved(table, sums_now);
+    }
+    left = least < first ? least / first : 1;
+    return best;
+  }
+
+ private:
   /// Every entry moves to the mean of what it stands for; one that stands for nothing stays.
   std::vector<float> moved(std::span<const float> table, const EntrySums& sums) const {
     std::vector<float> result(table.begin(), table.end());
@@ -138,11 +168,10 @@ class Learning {
     return result;
   }
 
- private:
-  EntrySums of_panel(int64_t panel, const KbitLevels& levels) const {
+  EntrySums of_panel(const TensorView& weight, int64_t first, int64_t stride, const KbitLevels& levels) const {
     EntrySums sums;
-    PanelRows rows(weight_, importance_, kbit_block);
-    rows.load(panel * panel_rows * stride_, stride_, weight_.shape[0]);
+    PanelRows rows(weight, importance_, kbit_block);
+    rows.load(first, stride, weight.shape[0]);
     PanelCodes codes;
     for (int64_t b = 0; b < rows.blocks(); ++b) {
       const PanelBlock block = rows.block(b);
@@ -153,13 +182,20 @@ class Learning {
     return sums;
   }
 
-  const TensorView& weight_;
+  std::span<const TensorView> weights_;
   const Scheme& scheme_;
   std::span<const float> importance_;
   Scales rule_;
   int exponent_;
-  int64_t stride_ = 1;
 };
+
+/// `start` itself where learning lessens the error by no more than the share `worthwhile`.
+std::vector<float> learned(std::span<const TensorView> weights, const Scheme& scheme, std::span<const float> start,
+                           int exponent, std::span<const float> importance, Scales rule, double worthwhile) {
+  double left = 1;
+  const auto best = Learning(weights, scheme, importance, rule, exponent).learn(start, left);
+  return left < 1 - worthwhile ? best : std::vector<float>(start.begin(), start.end());
+}
 
 }  // namespace
 
@@ -186,6 +222,15 @@ int64_t scale_block(const Scheme& scheme, int64_t k) noexcept {
   return scheme.family == formats::SchemeFamily::rotated ? formats::rotated_group(scheme, k) : kbit_block;
 }
 
+int table_exponent(const BlockMaxima& maxima, ScaleType type, const QuantizeOptions& options) noexcept {
+  return options.tensor_factor > 0 ? std::ilogb(options.tensor_factor) : searched_range_exponent(maxima, type);
+}
+
+void join_extremes(BlockMaxima& all, float smallest, float largest) noexcept {
+  if (smallest > 0) all.smallest = all.smallest > 0 ? std::min(all.smallest, smallest) : smallest;
+  all.largest = std::max(all.largest, largest);
+}
+
 PanelScales choose_scales(const PanelBlock& block, const KbitLevels& levels, ScaleType type, Scales rule) {
   return rule == Scales::search ? searched_scales(block, levels, type) : absmax_scales(block, levels, type);
 }
@@ -198,28 +243,22 @@ int64_t learning_stride(int64_t n, int64_t k) noexcept {
 std::vector<float> learn_table(const TensorView& weight, const Scheme& scheme, std::span<const float> start,
                                const BlockMaxima& maxima, std::span<const float> importance, Scales rule,
                                double worthwhile) {
-  const Learning learning(weight, scheme, importance, rule, searched_range_exponent(maxima, scheme.scale));
-  std::vector<float> table(start.begin(), start.end());
-  std::vector<float> best = table;
-  double least = std::numeric_limits<double>::infinity(), first = 0;
-  for (int round = 0; round < learning_rounds; ++round) {
-    const EntrySums sums = learning.sums(table);
-    if (round == 0) first = sums.error;
-    const bool stalls = !(sums.error < least * (1 - least_gain));
-    if (sums.error < least) {
-      least = sums.error;
-      best = table;
-    }
-    if (stalls) break;
-    table = learning.moved(table, sums);
-  }
-  return least < first * (1 - worthwhile) ? best : std::vector<float>(start.begin(), start.end());
+  return learned({&weight, 1}, scheme, start, searched_range_exponent(maxima, scheme.scale), importance, rule,
+                 worthwhile);
+}
+
+SharedTable learn_shared_table(std::span<const TensorView> weights, const Scheme& scheme, const BlockMaxima& maxima,
+                               std::span<const float> importance, const QuantizeOptions& options) {
+  const int exponent = searched_range_exponent(maxima, scheme.scale);
+  return {learned(weights, scheme, chosen_table(scheme, options), exponent, importance, options.scales(),
+                  options.input == nullptr ? least_blind_gain : 0),
+          std::ldexp(1.0f, exponent)};
 }
 
 std::vector<float> final_table(const TensorView& weight, const Scheme& scheme, const BlockMaxima& maxima,
                                std::span<const float> importance, const QuantizeOptions& options) {
   std::vector<float> table = chosen_table(scheme, options);
-  if (!options.learns_table()) return table;
+  if (!options.learns_table() || options.tensor_factor > 0) return table;
   const double worthwhile = options.input == nullptr ? least_blind_gain : 0;
   return learn_table(weight, scheme, table, maxima, importance, options.scales(), worthwhile);
 }
@@ -284,7 +323,7 @@ QuantizeResult quantize_searched(const TensorView& weight, const Scheme& scheme,
   const BlockMaxima maxima = find_block_maxima(weight);
   const auto importance = channel_importance(options, weight.shape[1]);
   const auto table = final_table(weight, scheme, maxima, importance, options);
-  const int exponent = searched_range_exponent(maxima, scheme.scale);
+  const int exponent = table_exponent(maxima, scheme.scale, options);
   const auto codebook = formats::kbit_scaled_codebook(table, exponent);
   QuantizeResult result{allocate_canonical(weight, scheme, codebook), {}};
   encode_searched(weight, importance, KbitLevels(codebook), options.scales(), result.weight);

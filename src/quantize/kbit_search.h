@@ -17,6 +17,9 @@ std::vector<float> channel_importance(const QuantizeOptions& options, int64_t k)
 /// The exponent of the table's factor, with room for scales below the rule of absmax.
 int searched_range_exponent(const BlockMaxima& maxima, formats::ScaleType type) noexcept;
 
+/// What the options share among weights, or searched_range_exponent().
+int table_exponent(const BlockMaxima& maxima, formats::ScaleType type, const QuantizeOptions& options) noexcept;
+
 /// Weights of a row of k that share a scale.
 int64_t scale_block(const formats::Scheme& scheme, int64_t k) noexcept;
 
@@ -34,8 +37,26 @@ std::vector<float> learn_table(const TensorView& weight, const formats::Scheme& 
                                const BlockMaxima& maxima, std::span<const float> importance, Scales rule,
                                double worthwhile = 0);
 
-/// The table that the options ask for: chosen, then learned if so. Without calibration a learned table must be clearly
-/// better to be taken.
+/// What linears have in common that kernels stack: q, k and v, gate and up.
+struct SharedTable {
+  std::vector<float> table;
+  float factor = 0;  ///< a power of two; 0: nothing is shared
+};
+
+/// A table that weights of one scheme with the same inputs learn together, each entry moving to the mean of what it
+/// stands for in all of them, and its factor. `maxima` are the extremes of all their blocks. Otherwise as final_table.
+SharedTable learn_shared_table(std::span<const TensorView> weights, const formats::Scheme& scheme,
+                               const BlockMaxima& maxima, std::span<const float> importance,
+                               const QuantizeOptions& options);
+
+/// Room above the largest block for targets that inputs from quantized layers move away from the weights.
+constexpr float room_for_targets = 1.25f;
+
+/// The extremes of blocks of both.
+void join_extremes(BlockMaxima& all, float smallest, float largest) noexcept;
+
+/// The table that the options ask for: chosen, then learned if so, unless it is shared. Without calibration a learned
+/// table must be clearly better to be taken.
 std::vector<float> final_table(const TensorView& weight, const formats::Scheme& scheme, const BlockMaxima& maxima,
                                std::span<const float> importance, const QuantizeOptions& options);
 

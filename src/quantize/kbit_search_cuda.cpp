@@ -11,8 +11,9 @@
 namespace w4q::quantize {
 namespace {
 
-/// Every stride-th row, brought to the CPU.
-std::vector<float> sample_rows(const CudaWork& work, const KbitCudaWeight& weight, int64_t stride) {
+/// The rows that tables are learned from, brought to the CPU.
+std::vector<float> sample_rows(const CudaWork& work, const KbitCudaWeight& weight) {
+  const int64_t stride = learning_stride(weight.n, weight.k);
   const int64_t rows = (weight.n + stride - 1) / stride;
   std::vector<float> values(static_cast<size_t>(rows * weight.k));
   const auto row = static_cast<size_t>(weight.k) * sizeof(float);
@@ -22,18 +23,33 @@ std::vector<float> sample_rows(const CudaWork& work, const KbitCudaWeight& weigh
   return values;
 }
 
+TensorView view_of(const KbitCudaWeight& weight, const std::vector<float>& sample) {
+  return {weight.name, DType::f32, {static_cast<int64_t>(sample.size()) / weight.k, weight.k}, bytes_of(sample)};
+}
+
 std::vector<float> table_of(const CudaWork& work, const KbitCudaWeight& weight, const formats::Scheme& scheme,
                             const BlockMaxima& maxima, const std::vector<float>& importance,
                             const QuantizeOptions& options) {
-  if (!options.learns_table()) return chosen_table(scheme, options);
-  const int64_t stride = learning_stride(weight.n, weight.k);
-  const auto sample = sample_rows(work, weight, stride);
-  const TensorView view{
-      weight.name, DType::f32, {static_cast<int64_t>(sample.size()) / weight.k, weight.k}, bytes_of(sample)};
-  return final_table(view, scheme, maxima, importance, options);
+  if (!options.learns_table() || options.tensor_factor > 0) return chosen_table(scheme, options);
+  const auto sample = sample_rows(work, weight);
+  return final_table(view_of(weight, sample), scheme, maxima, importance, options);
 }
 
 }  // namespace
+
+SharedTable shared_table_cuda(CudaWork& work, std::span<const KbitCudaWeight> weights, const formats::Scheme& scheme,
+                              float room, const QuantizeOptions& options) {
+  BlockMaxima maxima;
+  std::vector<std::vector<float>> samples;
+  std::vector<TensorView> views;
+  for (const KbitCudaWeight& weight : weights) {
+    const BlockExtremes extremes = block_extremes_cuda(work, weight.values, weight.n, weight.k);
+    join_extremes(maxima, extremes.smallest, extremes.largest * room);
+    samples.push_back(sample_rows(work, weight));
+    views.push_back(view_of(weight, samples.back()));
+  }
+  return learn_shared_table(views, scheme, maxima, channel_importance(options, weights.front().k), options);
+}
 
 QuantizeResult kbit_cuda(CudaWork& work, const KbitCudaWeight& weight, const formats::Scheme& scheme,
                          const QuantizeOptions& options) {
@@ -42,7 +58,7 @@ QuantizeResult kbit_cuda(CudaWork& work, const KbitCudaWeight& weight, const for
   const auto importance = channel_importance(options, weight.k);
   const auto table = table_of(work, weight, scheme, maxima, importance, options);
   const bool searches = options.searches() || weight.feedback.factor != nullptr;
-  const int exponent = searches ? searched_range_exponent(maxima, scheme.scale)
+  const int exponent = searches ? table_exponent(maxima, scheme.scale, options)
                                 : formats::kbit_range_exponent(maxima.smallest, maxima.largest, scheme.scale);
   const TensorView shape{weight.name, DType::f32, {weight.n, weight.k}, {}};
   QuantizeResult result{allocate_canonical(shape, scheme, formats::kbit_scaled_codebook(table, exponent)), {}};

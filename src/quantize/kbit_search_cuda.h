@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 #include "quantize/error_factor_cuda.h"
 #include "quantize/gram_cuda.h"
+#include "quantize/kbit_search.h"
 #include "quantize/quantizer_registry.h"
 #include "quantize/sweep_blocks_cuda.h"
 
@@ -26,6 +28,10 @@ struct KbitCudaWeight {
   const float* rows = nullptr;      ///< … [n] or null for ones: …
   float* difference = nullptr;      ///< … original − decoded · rows; null: not wanted
 };
+
+/// learn_shared_table of the matrices as they stand, the largest blocks `room` times as large.
+SharedTable shared_table_cuda(CudaWork& work, std::span<const KbitCudaWeight> weights, const formats::Scheme& scheme,
+                              float room, const QuantizeOptions& options);
 
 /// What kbit makes of it under `options`; `options.input->feedback` is not looked at.
 QuantizeResult kbit_cuda(CudaWork& work, const KbitCudaWeight& weight, const formats::Scheme& scheme,

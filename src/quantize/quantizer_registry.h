@@ -51,7 +51,8 @@ struct QuantizeOptions {
   bool bnb_compatible = false;
   Steps steps;
   const CalibratedInput* input = nullptr;  ///< of the weight that is quantized
-  /// NVFP4: the factor of the tensor, a power of two that linears which servers fuse have in common; 0: its own.
+  /// NVFP4: the factor of the tensor, a power of two that linears which servers fuse have in common; kbit: that of a
+  /// `table` which is learned already and in common, too; 0: its own.
   float tensor_factor = 0;
 
   Clip clip() const noexcept { return steps.has(StepKind::clip) ? Clip::mse : Clip::min_max; }

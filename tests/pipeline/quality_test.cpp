@@ -3,6 +3,7 @@
 
 #include "core/parallel.h"
 #include "core/progress.h"
+#include "io/checkpoint.h"
 #include "io/files.h"
 #include "model/model.h"
 #include "pipeline/calibrate_model.h"
@@ -55,6 +56,27 @@ TEST_F(QuantizeQuality, LessensTheErrorOfEveryOutput) {
     }
     ASSERT_EQ(report.groups.size(), 4u);
     EXPECT_EQ(report.groups[0].target, ScaleTarget::Kind::none);
+  }
+}
+
+/// Kernels stack what has one table, its factor included.
+TEST_F(QuantizeQuality, LinearsThatAreStackedLearnOneTable) {
+  for (const char* steps : {"lloyd+search → feedback", "awq → rotate128 → lloyd+search → asym → feedback"}) {
+    auto wanted = request(steps);
+    wanted.options.steps = quantize::parse_steps(steps);
+    const auto report = quantize_model(wanted);
+    const auto packed = io::Checkpoint::open(wanted.output);
+    const auto table = [&](const std::string& linear) {
+      const auto loaded = packed.load("model.layers.0." + linear + ".0.codebook");
+      const auto bytes = loaded.view().bytes;
+      return std::vector<std::byte>(bytes.begin(), bytes.end());
+    };
+    EXPECT_EQ(table("self_attn.q_proj"), table("self_attn.k_proj")) << steps;
+    EXPECT_EQ(table("self_attn.q_proj"), table("self_attn.v_proj")) << steps;
+    EXPECT_EQ(table("mlp.gate_proj"), table("mlp.up_proj")) << steps;
+    EXPECT_NE(table("mlp.gate_proj"), table("self_attn.q_proj")) << steps;
+    EXPECT_NE(table("mlp.down_proj"), table("self_attn.o_proj")) << steps;
+    for (const auto& tensor : report.tensors) EXPECT_EQ(tensor.stats.saturated_scales, 0) << tensor.name;
   }
 }
 

@@ -278,6 +278,45 @@ TEST_F(CalibratedCuda, SearchesWithoutCalibrationGiveTheBytesOfTheCpu) {
   }
 }
 
+/// Two weights of different size and shape learn one table, and are packed with it; rows of one are divided.
+TEST_F(CalibratedCuda, TablesInCommonAreTheCpus) {
+  const Scheme scheme = parse_scheme("kbit3-b32-e4m4");
+  Layer layer(70, 333);
+  RandomMatrix second(40, 333, 5);
+  for (float& value : second.values) value *= 37;
+  const std::vector<float> divisors(40, 0.5f);
+  GroupCuda group(*work, gram(layer));
+  const QuantizeOptions options = options_for(scheme, true);
+  group.add(layer.view(), scheme, options);
+  group.add({"v", DType::f32, {40, 333}, bytes_of(second.values)}, scheme, options);
+  const std::vector<GroupCuda::Member> members{{0, {}}, {1, divisors}};
+  const SharedTable gpu = group.learn_table(members, options);
+
+  for (float& value : second.values) value /= 0.5f;
+  const std::vector<TensorView> views{layer.view(), {"v", DType::f32, {40, 333}, bytes_of(second.values)}};
+  BlockMaxima extremes;
+  for (const TensorView& view : views) {
+    const auto maxima = find_block_maxima(view);
+    join_extremes(extremes, maxima.smallest, maxima.largest);
+  }
+  std::vector<float> squares;
+  for (int64_t c = 0; c < layer.k; ++c) squares.push_back(layer.gram_view().row(c)[c]);
+  const CalibratedInput input{squares};
+  QuantizeOptions calibrated = options;
+  calibrated.input = &input;
+  const SharedTable cpu =
+      learn_shared_table(views, scheme, extremes, channel_importance(calibrated, layer.k), calibrated);
+  EXPECT_EQ(gpu.table, cpu.table);
+  EXPECT_EQ(gpu.factor, cpu.factor);
+
+  calibrated.table = cpu.table;
+  calibrated.tensor_factor = cpu.factor;
+  const auto packed = group.pack(0, calibrated, {});
+  EXPECT_TRUE(
+      bytes_equal(packed.result.weight, rounding_quantizer(scheme).run(layer.view(), scheme, calibrated).weight));
+  EXPECT_EQ(packed.result.stats.range_exponent, std::ilogb(cpu.factor));
+}
+
 TEST_F(CalibratedCuda, FactorsAgree) {
   const Layer layer(1, 300);
   const ErrorFactor cpu(layer.gram_view(), 32, 0.01, "w");
