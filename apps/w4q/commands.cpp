@@ -1,5 +1,6 @@
 #include "commands.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <new>
 
@@ -53,6 +54,11 @@ std::unique_ptr<CLI::App> make_program(Action& action) {
                      {"verify OUT2 --base MODEL --ppl text.txt", "proves it, and measures it against the base"}});
   set_help(app);
   return program;
+}
+
+bool shares_work(std::string_view command) {
+  constexpr std::string_view shared[] = {"quantize", "repack"};
+  return std::ranges::count(shared, command) > 0;
 }
 
 Error wrong_command_line(const CLI::App& program, const CLI::ParseError& error) {

@@ -13,6 +13,9 @@ namespace w4q::app {
 /// the program.
 std::unique_ptr<CLI::App> make_program(Action& action);
 
+/// Whether ranks share the work of a command, by its name; any other is the work of one process.
+bool shares_work(std::string_view command);
+
 /// What a command line that does not parse is to the user.
 Error wrong_command_line(const CLI::App& program, const CLI::ParseError& error);
 

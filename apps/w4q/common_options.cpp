@@ -58,6 +58,17 @@ std::string to_bytes(std::string& text) {
   return {};
 }
 
+std::vector<std::string>& typed_words() {
+  static std::vector<std::string> words;
+  return words;
+}
+
+/// Words of the command that change no byte of the output; where they take a value it is the next word.
+bool changes_nothing(std::string_view word) {
+  constexpr std::string_view neutral[] = {"--resume", "--overwrite", "--quiet", "--json", "--verbose"};
+  return std::ranges::count(neutral, word) > 0 || word.starts_with("--threads=");
+}
+
 std::function<void(const io::Json&)>& report_listener() {
   static std::function<void(const io::Json&)> listener;
   return listener;
@@ -93,8 +104,12 @@ model::Detail detail(const CommonOptions& options) {
 
 void apply(const CommonOptions& options) {
   set_threads(options.threads);
-  set_progress_enabled(!options.quiet);
+  set_progress_enabled(!options.quiet && ranks::world().first());
 }
+
+void remember_command(int argc, const char* const* argv) { typed_words().assign(argv + 1, argv + argc); }
+
+const std::vector<std::string>& command_words() { return typed_words(); }
 
 void add_device(CLI::App& command, std::string& device) {
   command
@@ -176,6 +191,9 @@ void add_output(CLI::App& command, OutputOptions& options) {
   command.add_flag("--overwrite", options.overwrite,
                    "Replace an earlier output of w4q, if nothing else lies in it; never an input");
   const InGroup group(command, output_group);
+  command.add_flag("--resume", options.resume,
+                   "Take up what an ended run of this command has finished, and keep what this one finishes if it is "
+                   "ended");
   command.add_option("--shard-size", options.shard_bytes, "Largest size of a weight file, e.g. 5GB")
       ->transform(size_in_bytes)
       ->check(positive)
@@ -190,7 +208,7 @@ void check(const OutputOptions& options, bool quiet) {
   if (options.output.empty() && !options.dry_run) {
     throw Error(ErrorCode::bad_argument, "-o FOLDER is required").hint("--dry-run prints the plan without writing");
   }
-  if (quiet || options.output.empty()) return;
+  if (quiet || options.output.empty() || !ranks::world().first()) return;
   for (const auto& left : io::leftovers_beside(options.output)) {
     std::cerr << concat("note: ", io::shown(left.path), ": left of a run that was killed, ",
                         human_bytes(static_cast<int64_t>(left.bytes)), "; w4q clean removes it\n");
@@ -205,6 +223,32 @@ io::WriteOptions write_options(const OutputOptions& options) {
   return result;
 }
 
+pipeline::Sharing sharing(const OutputOptions& options) {
+  std::string command = "w4q " W4Q_VERSION;
+  const auto& words = command_words();
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (words[i] == "--threads")
+      ++i;
+    else if (!changes_nothing(words[i]))
+      command += concat(" ", words[i].size(), ":", words[i]);
+  }
+  return {.resume = options.resume, .command = std::move(command)};
+}
+
+void require_one_process(std::string_view what) {
+  const auto found = ranks::launched();
+  if (!found || found->size < 2) return;
+  throw Error(ErrorCode::unsupported, concat(what, " is the work of one process, and was started as one of ",
+                                             found->size, " (", found->variable, ")"))
+      .hint("start it without mpirun or srun");
+}
+
+void refuse_resume(const OutputOptions& options, std::string_view what) {
+  if (!options.resume) return;
+  throw Error(ErrorCode::bad_argument, concat("--resume: ", what, " is not taken up where it was ended"))
+      .hint("leave out --resume");
+}
+
 io::Json with_schema(const JsonSchema& schema, const io::Json& json) {
   io::Json whole = {{"schema", schema.name}, {"version", schema.version}};
   whole.update(json);
@@ -215,6 +259,7 @@ void set_report_listener(std::function<void(const io::Json&)> listener) { report
 
 void print(const CommonOptions& options, const JsonSchema& schema, const std::string& text, const io::Json& json) {
   if (const auto changed = io::changed_input()) throw *changed;
+  if (!ranks::world().first()) return;
   if (report_listener()) return report_listener()(with_schema(schema, json));
   // Names that are not UTF-8 cannot stand in JSON: they are replaced, not refused.
   if (options.json) {

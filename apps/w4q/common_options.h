@@ -15,6 +15,7 @@
 #include "json_schemas.h"
 #include "kernels/attention/kv_page.h"
 #include "model/kinds.h"
+#include "pipeline/sharing.h"
 
 namespace w4q::app {
 
@@ -34,6 +35,11 @@ void add_common(CLI::App& command, CommonOptions& options);
 void add_verbose(CLI::App& command, CommonOptions& options);
 /// How much of its tensors a report names.
 model::Detail detail(const CommonOptions& options);
+/// Called once, before any command runs.
+void remember_command(int argc, const char* const* argv);
+/// What was typed behind the program's name.
+const std::vector<std::string>& command_words();
+
 /// Puts them into effect; called first in every run().
 void apply(const CommonOptions& options);
 
@@ -52,6 +58,7 @@ struct OutputOptions {
   uint64_t shard_bytes = 5'000'000'000;
   bool compress = false;
   bool copy_all = false;
+  bool resume = false;
 };
 
 /// --device auto|cpu|cuda|cuda:N, for commands that can use a GPU; device::open_device understands the word.
@@ -95,6 +102,12 @@ void add_output(CLI::App& command, OutputOptions& options);
 /// beside the output.
 void check(const OutputOptions& options, bool quiet);
 io::WriteOptions write_options(const OutputOptions& options);
+/// The ranks of this run, and --resume.
+pipeline::Sharing sharing(const OutputOptions& options);
+/// For what is not shared between ranks: throws unsupported, naming `what`, where there are several.
+void require_one_process(std::string_view what);
+/// Throws bad_argument for --resume with `what`, which is not taken up.
+void refuse_resume(const OutputOptions& options, std::string_view what);
 
 /// With the name and the version of its schema in front.
 io::Json with_schema(const JsonSchema& schema, const io::Json& json);

@@ -51,7 +51,8 @@ pipeline::ConvertRequest convert_request(const OutputOptions& output, const Conv
           .to = conversion.to,
           .allow_lossy = allow_lossy,
           .write = write_options(output),
-          .overwrite = output.overwrite};
+          .overwrite = output.overwrite,
+          .sharing = sharing(output)};
 }
 
 /// `convert`: export_turboquant or import_turboquant.
@@ -125,6 +126,11 @@ void refuse_unused(const ConversionRow& row, const OutputOptions& output, const 
                                     : "it holds rotated schemes only");
 }
 
+/// Of conversions to a dialect: what is read from formats of their own is read by one process.
+bool shares(const Conversion& conversion) {
+  return !pipeline::is_turboquant(conversion.input) && !pipeline::has_mxfp4_stacks(conversion.input);
+}
+
 std::string description_of_dialect(const std::string& name) {
   const auto* row = checkpoint::find_dialect(name);
   return row == nullptr ? "w4q's own planes, canonical layout" : std::string(row->description);
@@ -169,6 +175,10 @@ int convert(const CommonOptions& common, const OutputOptions& output, const Conv
     if ((row.kind == Kind::from_gguf) != gguf) continue;
     if (row.to == conversion.to) {
       refuse_unused(row, output, conversion);
+      if (row.kind != Kind::dialect || !shares(conversion)) {
+        require_one_process("--to " + row.to);
+        refuse_resume(output, "--to " + row.to);
+      }
       return row.run(common, output, conversion);
     }
     names.push_back(row.to);

@@ -11,7 +11,7 @@
 #include "core/interrupt.h"
 #include "core/terminal.h"
 #include "io/lost_pages.h"
-#include "page_options.h"
+#include "ranks/ranks.h"
 
 namespace {
 
@@ -43,20 +43,28 @@ void restart_with_short_spinning(char** argv) {
   ::execv("/proc/self/exe", argv);
 }
 
-/// Runs the action and turns every exception into one message and the exit status of its kind.
-int run_guarded(const app::Action& action) {
+/// Runs the action and turns every exception into what it means for the run.
+ranks::Ending ending_of(const app::Action& action) {
   try {
     const int status = action();
     std::cout.flush();
-    if (const auto changed = io::changed_input()) return report(*changed);
-    if (!std::cout) return report(Error(ErrorCode::bad_file, "stdout: the results could not be written"));
-    return status;
+    if (const auto changed = io::changed_input()) return {.error = *changed};
+    if (!std::cout) return {.error = Error(ErrorCode::bad_file, "stdout: the results could not be written")};
+    return {.status = status};
   } catch (const Interrupted& interrupted) {
-    std::cerr << "\ninterrupted; nothing was written\n";
-    end_by_signal(interrupted.signal());
+    return {.signal = interrupted.signal()};
+  } catch (const ranks::Stopped&) {
+    return {.stopped = true};
   } catch (const std::exception&) {
-    return report(app::error_in_flight());
+    return {.error = app::error_in_flight()};
   }
+}
+
+/// One message, and the exit status of its kind.
+int conclude(const ranks::Ending& ending) {
+  if (ending.error) return report(*ending.error);
+  if (ending.signal != 0) std::cerr << "\ninterrupted; nothing was written\n";
+  return ending.signal != 0 ? 128 + ending.signal : ending.status;
 }
 
 }  // namespace
@@ -65,18 +73,37 @@ int main(int argc, char** argv) {
   occupy_standard_streams();
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is an error of write(), with a message, not a death
 
+  // What all ranks find before any work is told by one of them.
+  const auto launched = ranks::launched();
+  const bool tells = !launched || launched->rank == 0;
+  const auto refuse = [tells](const Error& error) {
+    return tells ? report(error) : describe(error.code()).exit_status;
+  };
   app::Action action;
   const auto program = app::make_program(action);
   try {
     program->parse(argc, argv);
   } catch (const CLI::Success& request) {
-    return program->exit(request);  // --help, --version
+    return tells ? program->exit(request) : 0;  // --help, --version
   } catch (const CLI::ParseError& error) {
-    return report(app::wrong_command_line(*program, error));
+    return refuse(app::wrong_command_line(*program, error));
   }
   restart_with_short_spinning(argv);
   app::remember_command(argc, argv);
   watch_for_interrupts();
   io::survive_lost_pages();
-  return run_guarded(action);
+  try {
+    const std::string command = program->get_subcommands().front()->get_name();
+    if (!app::shares_work(command)) app::require_one_process(command);
+    ranks::start();
+  } catch (const Error& error) {
+    return refuse(error);
+  }
+  int signal = 0;
+  const int status = ranks::end_together(ending_of(action), [&](const ranks::Ending& ending) {
+    signal = ending.signal;
+    return conclude(ending);
+  });
+  if (signal != 0) end_by_signal(signal);
+  return status;
 }

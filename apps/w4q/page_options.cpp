@@ -9,11 +9,6 @@
 namespace w4q::app {
 namespace {
 
-std::string& command_line() {
-  static std::string line;
-  return line;
-}
-
 /// As a shell would have to be told.
 std::string quoted(const std::string& word) {
   constexpr std::string_view plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./=:,+@%";
@@ -54,18 +49,14 @@ void check(const PageOptions& options, const std::vector<std::filesystem::path>&
   if (!options.file.empty()) io::check_writable(options.file, options.overwrite, inputs);
 }
 
-void remember_command(int argc, const char* const* argv) {
-  std::string line = "w4q";
-  for (int i = 1; i < argc; ++i) line += " " + quoted(argv[i]);
-  command_line() = line;
-}
-
 io::Json provenance(const std::vector<ReportedModel>& models) {
   io::Json rows = io::Json::array();
   for (const auto& [role, path] : models) {
     rows.push_back({{"role", role}, {"path", path.native()}, {"fingerprint", stated_fingerprint(path)}});
   }
-  return {{"command", command_line()}, {"w4q", W4Q_VERSION}, {"models", std::move(rows)}};
+  std::string line = "w4q";
+  for (const auto& word : command_words()) line += " " + quoted(word);
+  return {{"command", line}, {"w4q", W4Q_VERSION}, {"models", std::move(rows)}};
 }
 
 void print_and_write(const CommonOptions& options, const PageOptions& page, const JsonSchema& schema,

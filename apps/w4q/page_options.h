@@ -22,8 +22,6 @@ void check(const PageOptions& options, const std::vector<std::filesystem::path>&
 using ReportedModel = std::pair<std::string, std::filesystem::path>;
 /// The command line, the program's version, and what stands beside each model as the fingerprint that it was written with.
 io::Json provenance(const std::vector<ReportedModel>& models);
-/// Called once, before anything is reported.
-void remember_command(int argc, const char* const* argv);
 
 /// print(), and the page where one was asked for.
 void print_and_write(const CommonOptions& options, const PageOptions& page, const JsonSchema& schema,

@@ -15,6 +15,7 @@
 #include "pipeline/output_rules.h"
 #include "pipeline/quantize_model.h"
 #include "pipeline/recipe_file.h"
+#include "pipeline/shared_output.h"
 #include "quality_options.h"
 #include "quantize/rounding.h"
 #include "quantize_gguf.h"
@@ -136,6 +137,7 @@ pipeline::QuantizeRequest request(const QuantizeArguments& options) {
   }
   result.write = write_options(options.output);
   result.overwrite = options.output.overwrite;
+  result.sharing = sharing(options.output);
   result.gpu = device::open_device(options.device);
   if (result.calibrated) result.calibrated->gpu = result.gpu;
   return result;
@@ -158,16 +160,18 @@ void check_dialect(const QuantizeArguments& options) {
 /// Making it checks the output before any work.
 int run_to_dialect(const QuantizeArguments& options, pipeline::QuantizeRequest wanted,
                    const std::vector<std::string>& notes) {
+  refuse_resume(options.output, "--to, which goes over a checkpoint of w4q's own,");
   const std::filesystem::path output = options.output.output;
-  const io::OutputFolder way(output, options.output.overwrite, pipeline::inputs_of(wanted),
-                             pipeline::former_outputs(options.model));
+  const pipeline::SharedFolder way(wanted.sharing, output, options.output.overwrite, pipeline::inputs_of(wanted),
+                                   pipeline::former_outputs(options.model));
   wanted.output = way.staging() / "packed";
   const auto made = pipeline::quantize_model(wanted);
   const pipeline::ConvertRequest conversion{.input = wanted.output,
                                             .output = output,
                                             .to = options.to,
                                             .write = write_options(options.output),
-                                            .overwrite = options.output.overwrite};
+                                            .overwrite = options.output.overwrite,
+                                            .sharing = wanted.sharing};
   // Where widths were chosen, only now is it known what there is to load.
   std::vector<std::string> served = notes;
   if (!options.serving.empty() && wanted.allocation) {

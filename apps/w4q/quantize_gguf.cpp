@@ -64,6 +64,8 @@ bool names_gguf_target(const std::string& to) {
 int quantize_gguf(const CLI::App& command, const CommonOptions& common, const OutputOptions& output,
                   const QualityArguments& quality, const QuantizeGguf& wanted) {
   refuse_others(command, wanted.to);
+  require_one_process("--to " + wanted.to);
+  refuse_resume(output, "a GGUF file");
   const bool sized = wanted.bytes > 0;
   if (sized && wanted.to != "gguf") {
     throw Error(ErrorCode::bad_argument, concat("--target-size chooses types by itself, and --to ", wanted.to, " too"))

@@ -54,6 +54,8 @@ int run(const RepackOptions& options) {
         .hint("--target sm89 for an RTX 4090; w4q list");
   }
   if (pipeline::is_mxfp4(options.input)) {
+    require_one_process("reading MXFP4");
+    refuse_resume(options.output, "reading MXFP4");
     return from_mxfp4(options.common, options.output, options.input, options.layout.empty() ? options.target : "",
                       options.layout);
   }
@@ -63,7 +65,8 @@ int run(const RepackOptions& options) {
                                         .layout = options.layout,
                                         .write = write_options(options.output),
                                         .overwrite = options.output.overwrite,
-                                        .gpu = device::open_device(options.device)};
+                                        .gpu = device::open_device(options.device),
+                                        .sharing = sharing(options.output)};
   if (options.output.dry_run) {
     const auto plan = pipeline::plan_repack(request);
     print(options.common, schema::plan, pipeline::to_text(plan, detail(options.common)), pipeline::to_json(plan));

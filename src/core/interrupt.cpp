@@ -10,10 +10,13 @@
 #include <system_error>
 #include <thread>
 
+#include "core/interrupt_check.h"
+
 namespace w4q {
 namespace {
 
 std::atomic<int> noted_signal{0};
+void (*other_check)() = nullptr;
 
 sigset_t watched_signals() noexcept {
   sigset_t signals;
@@ -60,8 +63,11 @@ void note_interrupt(int signal) noexcept { noted_signal = signal; }
 
 void forget_interrupt() noexcept { noted_signal = 0; }
 
+void set_interrupt_check(void (*check)()) noexcept { other_check = check; }
+
 void check_interrupt() {
   if (const int signal = noted_signal) throw Interrupted(signal);
+  if (other_check != nullptr) other_check();
 }
 
 }  // namespace w4q

@@ -157,6 +157,7 @@ struct CheckpointWriter::Impl {
   void check_complete() const;
   /// Those that were not taken while the tensors were written.
   void take_digests();
+  TensorDigest hash_stored(const Target& target) const;
   void finish_shard(Shard& shard);
   /// Returns its bytes.
   int64_t write_index() const;
@@ -257,12 +258,15 @@ void CheckpointWriter::Impl::hash_part(Target& target, uint64_t offset, std::spa
 
 void CheckpointWriter::Impl::take_digests() {
   for (auto& [name, target] : targets) {
-    if (target.digest) continue;
-    const Shard& shard = shards[target.shard];
-    const MappedFile file(shard.path);
-    const auto bytes = file.bytes().subspan(shard.header.data_begin + target.tensor->begin, target.tensor->size());
-    target.digest = hash_tensor(dtype_name(target.tensor->dtype), target.tensor->shape, bytes);
+    if (!target.digest) target.digest = hash_stored(target);
   }
+}
+
+TensorDigest CheckpointWriter::Impl::hash_stored(const Target& target) const {
+  const Shard& shard = shards[target.shard];
+  const MappedFile file(shard.path);
+  const auto bytes = file.bytes().subspan(shard.header.data_begin + target.tensor->begin, target.tensor->size());
+  return hash_tensor(dtype_name(target.tensor->dtype), target.tensor->shape, bytes);
 }
 
 void CheckpointWriter::Impl::check_complete() const {
@@ -304,20 +308,23 @@ int64_t CheckpointWriter::Impl::write_index() const {
   return static_cast<int64_t>(text.size());
 }
 
-CheckpointWriter::CheckpointWriter(fs::path folder, std::vector<PlannedTensor> plan, WriteOptions options)
+CheckpointWriter::CheckpointWriter(fs::path folder, std::vector<PlannedTensor> plan, WriteOptions options, bool joins)
     : impl_(std::make_unique<Impl>()) {
   impl_->folder = std::move(folder);
   impl_->options = std::move(options);
   auto residual = take_sidecar(plan);
   impl_->plan_shards(std::move(plan));
-  impl_->check_free_space();
-  impl_->create_files();
+  if (!joins) {
+    impl_->check_free_space();
+    impl_->create_files();
+  }
   if (residual.empty()) return;
   for (const auto& tensor : residual) {
     if (!impl_->targets.contains(tensor.name)) continue;
     throw Error(ErrorCode::bad_argument, concat("tensor \"", shown(tensor.name), "\" is planned twice"));
   }
-  impl_->sidecar = std::make_unique<CheckpointWriter>(make_sidecar(impl_->folder), std::move(residual), impl_->options);
+  const fs::path beside = joins ? impl_->folder / sidecar_folder : make_sidecar(impl_->folder);
+  impl_->sidecar = std::make_unique<CheckpointWriter>(beside, std::move(residual), impl_->options, joins);
 }
 
 CheckpointWriter::~CheckpointWriter() = default;
@@ -348,6 +355,35 @@ void CheckpointWriter::replace(std::string_view name, std::span<const std::byte>
   ensure(!impl_->finished, "a tensor is replaced after finish()");
   target.digest = hash_tensor(dtype_name(target.tensor->dtype), target.tensor->shape, bytes);
   impl_->put(target, 0, bytes);
+}
+
+TensorDigest CheckpointWriter::digest(std::string_view name) const {
+  if (const auto* other = impl_->other_writer(name)) return other->digest(name);
+  const auto& target = impl_->find(name);
+  ensure(target.written.is_complete(target.tensor->size()),
+         concat("tensor \"", shown(name), "\": asked for before it is written"));
+  return target.digest ? *target.digest : impl_->hash_stored(target);
+}
+
+bool CheckpointWriter::holds(std::string_view name, const TensorDigest& digest) const {
+  if (const auto* other = impl_->other_writer(name)) return other->holds(name, digest);
+  const auto& target = impl_->find(name);
+  const Impl::Shard& shard = impl_->shards[target.shard];
+  std::error_code missing;
+  return fs::file_size(shard.path, missing) == shard.size && !missing && impl_->hash_stored(target) == digest;
+}
+
+void CheckpointWriter::adopt(std::string_view name, const TensorDigest& digest) {
+  if (auto* other = impl_->other_writer(name)) return other->adopt(name, digest);
+  auto& target = impl_->find(name);
+  const uint64_t size = target.tensor->size();
+  if (size > 0 && !target.written.is_complete(size)) target.written.add(0, size);
+  target.digest = digest;
+}
+
+void CheckpointWriter::sync() {
+  for (const auto& shard : impl_->shards) sync_file(open_file(shard.path, O_WRONLY), shard.path);
+  if (impl_->sidecar) impl_->sidecar->sync();
 }
 
 Checkpoint CheckpointWriter::written() {

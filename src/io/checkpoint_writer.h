@@ -35,7 +35,9 @@ class CheckpointWriter {
  public:
   /// `folder` exists and is ours alone (OutputFolder::staging()). Throws bad_argument for a bad plan, bad_file when
   /// the disk has no room for the planned bytes.
-  CheckpointWriter(std::filesystem::path folder, std::vector<PlannedTensor> plan, WriteOptions options);
+  /// With `joins` the files are there already: another writer of the same plan made them, and this one adds to them.
+  CheckpointWriter(std::filesystem::path folder, std::vector<PlannedTensor> plan, WriteOptions options,
+                   bool joins = false);
   ~CheckpointWriter();
 
   /// Writes one tensor. `bytes` has the planned size. Thread-safe for different names. Throws bad_file (disk full…).
@@ -50,6 +52,15 @@ class CheckpointWriter {
   void replace(std::string_view name, std::span<const std::byte> bytes);
   /// What is written so far, before finish(): what is not holds zeros. It sees what replace() changes.
   Checkpoint written();
+
+  /// Of a tensor all of which is written.
+  TensorDigest digest(std::string_view name) const;
+  /// Whether the files hold this tensor, which another writer wrote.
+  bool holds(std::string_view name, const TensorDigest& digest) const;
+  /// Counts a tensor as written, which another writer did.
+  void adopt(std::string_view name, const TensorDigest& digest);
+  /// Brings to the disk what this writer wrote, in place of finish(), where another one finishes.
+  void sync();
 
   /// Checks that every planned byte was written, writes the index, compresses, and syncs the files to disk.
   void finish();

@@ -149,6 +149,14 @@ InputStates::InputStates(const std::vector<fs::path>& inputs) {
   }
 }
 
+std::string InputStates::text() const {
+  std::string result;
+  for (const auto& [path, state] : states_) {
+    result += concat(path.filename().native(), " ", state.size, " ", state.modified, "\n");
+  }
+  return result;
+}
+
 void InputStates::check() const {
   refuse_changed_inputs();
   for (const auto& [path, state] : states_) {
@@ -161,7 +169,7 @@ void InputStates::let_go() const noexcept {
 }
 
 OutputFolder::OutputFolder(const fs::path& target, bool overwrite, const std::vector<fs::path>& inputs,
-                           const std::function<bool(const fs::path&)>& replaceable)
+                           const std::function<bool(const fs::path&)>& replaceable, const TakeUp& take_up)
     : target_(resolve(target)), replaceable_(replaceable), inputs_(inputs) {
   refuse_overlap(target_, inputs);
   replaces_ = is_there(target_);
@@ -171,11 +179,15 @@ OutputFolder::OutputFolder(const fs::path& target, bool overwrite, const std::ve
     if (target_ == target_.root_path()) throw bad_target(target, "is not a name for an output");
     check_replaceable();
   }
+  if (take_up) partial_ = Partial::take_up(target_, [&](const fs::path& left) { return take_up(left, inputs_); });
+  taken_up_ = partial_ != nullptr;
   remove_stale_partials(target_);
-  partial_ = std::make_unique<Partial>(target_, Partial::Kind::folder);
+  if (!taken_up_) partial_ = std::make_unique<Partial>(target_, Partial::Kind::folder);
 }
 
 OutputFolder::~OutputFolder() = default;
+
+void OutputFolder::leave_unfinished() noexcept { partial_->leave(); }
 
 const fs::path& OutputFolder::staging() const noexcept { return partial_->path(); }
 

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -20,6 +21,8 @@ class InputStates {
  public:
   InputStates() = default;
   explicit InputStates(const std::vector<std::filesystem::path>& inputs);
+  /// Their names, sizes and times, to tell whether another run reads the same.
+  std::string text() const;
   /// Throws bad_file naming one that is no longer what it was, be it because of what is mapped (lost_pages.h).
   void check() const;
   /// From now on they may change.
@@ -31,19 +34,27 @@ class InputStates {
 
 /// A folder that appears at its place in one step. Until commit() the work lies in a hidden, locked sibling
 /// (".NAME.w4q-partial-…"), which the destructor removes; a sibling that a killed run left behind is removed by the
-/// next run that writes the same output. Replacing an existing folder exchanges the two atomically.
+/// next run that writes the same output, or taken up by it. Replacing an existing folder exchanges the two atomically.
 class OutputFolder {
  public:
+  /// Asked of the hidden folder that a killed run left, and of the inputs as they are now: whether to go on there.
+  using TakeUp = std::function<bool(const std::filesystem::path& left, const InputStates& inputs)>;
+
   /// Throws bad_argument when `target` exists and `overwrite` is false (hint: --overwrite), when it is not a folder
   /// that `replaceable` approves of (which looks at what is in it, and may throw an error of its own that says more),
   /// or when it is, contains or lies in one of `inputs` (pipes are passed over); bad_file when the parent is missing
   /// or cannot be written.
   OutputFolder(const std::filesystem::path& target, bool overwrite, const std::vector<std::filesystem::path>& inputs,
-               const std::function<bool(const std::filesystem::path&)>& replaceable);
+               const std::function<bool(const std::filesystem::path&)>& replaceable, const TakeUp& take_up = {});
   ~OutputFolder();
   OutputFolder(const OutputFolder&) = delete;
   OutputFolder& operator=(const OutputFolder&) = delete;
 
+  /// Whether somebody else's work was taken up.
+  bool taken_up() const noexcept { return taken_up_; }
+  const InputStates& inputs() const noexcept { return inputs_; }
+  /// What is in staging() stays there when this object goes without commit(), for a run that takes it up.
+  void leave_unfinished() noexcept;
   /// Where to write.
   const std::filesystem::path& staging() const noexcept;
   /// Syncs everything in staging() and renames it to the target. Throws bad_file, and bad_argument when a new target
@@ -57,7 +68,7 @@ class OutputFolder {
   std::filesystem::path target_;
   std::function<bool(const std::filesystem::path&)> replaceable_;
   InputStates inputs_;
-  bool replaces_ = false;
+  bool replaces_ = false, taken_up_ = false;
   std::unique_ptr<Partial> partial_;
 };
 

@@ -80,6 +80,21 @@ int rename_without_replacing(const fs::path& from, const fs::path& to) {
 
 fs::path folder_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
 
+/// Those of one output, held or not.
+std::vector<fs::path> partials_of(const fs::path& target) {
+  const std::string prefix = name_prefix(target);
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder_of(target), error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().native();
+    if (name.starts_with(prefix) && name.size() == prefix.size() + digits && is_partial_name(name)) {
+      found.push_back(entry->path());
+    }
+  }
+  std::ranges::sort(found);
+  return found;
+}
+
 }  // namespace
 
 bool is_partial_name(std::string_view file_name) noexcept {
@@ -124,14 +139,7 @@ bool remove_partial(const fs::path& path) noexcept {
 }
 
 void remove_stale_partials(const fs::path& target) noexcept try {
-  const std::string prefix = name_prefix(target);
-  std::error_code error;
-  for (fs::directory_iterator entry(folder_of(target), error), end; !error && entry != end; entry.increment(error)) {
-    const std::string name = entry->path().filename().native();
-    if (name.starts_with(prefix) && name.size() == prefix.size() + digits && is_partial_name(name)) {
-      remove_partial(entry->path());
-    }
-  }
+  for (const auto& path : partials_of(target)) remove_partial(path);
 } catch (const std::exception&) {
   // A leftover that stays is only untidy: the output itself does not depend on it.
 }
@@ -140,6 +148,18 @@ Partial::Partial(const fs::path& target, Kind kind) {
   // A run that cleans up may take a sibling away between its creation and its lock: then try the next name.
   do path_ = folder_of(target) / (name_prefix(target) + random_digits());
   while (!create_and_lock(kind));
+}
+
+std::unique_ptr<Partial> Partial::take_up(const fs::path& target, const std::function<bool(const fs::path&)>& wanted) {
+  for (const auto& path : partials_of(target)) {
+    FileDescriptor held = seize(path);
+    if (!held || !fs::is_directory(path) || !wanted(path)) continue;
+    std::unique_ptr<Partial> found(new Partial);
+    found->path_ = path;
+    found->descriptor_ = std::move(held);
+    return found;
+  }
+  return nullptr;
 }
 
 bool Partial::create_and_lock(Kind kind) {
@@ -164,7 +184,7 @@ bool Partial::create_and_lock(Kind kind) {
 }
 
 Partial::~Partial() {
-  if (path_.empty()) return;
+  if (path_.empty() || left_) return;
   std::error_code ignored;
   fs::remove_all(path_, ignored);
 }

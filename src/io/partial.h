@@ -6,6 +6,8 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <memory>
 #include <string_view>
 #include <vector>
 
@@ -39,6 +41,9 @@ class Partial {
 
   /// Throws bad_file when the folder of `target` cannot be written.
   Partial(const std::filesystem::path& target, Kind kind);
+  /// A folder for `target` that a killed run left and that `wanted` approves of; null: there is none.
+  static std::unique_ptr<Partial> take_up(const std::filesystem::path& target,
+                                          const std::function<bool(const std::filesystem::path&)>& wanted);
   ~Partial();
   Partial(const Partial&) = delete;
   Partial& operator=(const Partial&) = delete;
@@ -46,6 +51,9 @@ class Partial {
   const std::filesystem::path& path() const noexcept { return path_; }
   /// Open for writing when it is a file.
   const FileDescriptor& descriptor() const noexcept { return descriptor_; }
+
+  /// It stays when this object goes, for a run that takes it up.
+  void leave() noexcept { left_ = true; }
 
   /// Renames it to `target`, which must not exist. Throws bad_argument when it does (now).
   void rename_to_new(const std::filesystem::path& target);
@@ -55,10 +63,12 @@ class Partial {
   void exchange_with_folder(const std::filesystem::path& target);
 
  private:
+  Partial() = default;
   bool create_and_lock(Kind kind);
 
   std::filesystem::path path_;
   FileDescriptor descriptor_;
+  bool left_ = false;
 };
 
 }  // namespace w4q::io

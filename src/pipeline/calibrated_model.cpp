@@ -186,14 +186,24 @@ CalibratedLayer CalibratedRun::next() {
                                           .costs = costs_ ? costs_->layer(layer_) : LayerCosts{}});
   if (paired) paired->finish();
   ++layer_;
-  notes_.insert(notes_.end(), layer.notes.begin(), layer.notes.end());
-  experts_.add(layer.experts);
-  if (layer_ == model_.config.layers && experts_.idle + experts_.scarce > 0) {
-    notes_.push_back(concat("of ", experts_.all, " experts ", experts_.idle,
-                            " were sent no token of the calibration text and are rounded as they are, ",
-                            experts_.scarce, " fewer than they have input channels; give more text"));
-  }
   return layer;
+}
+
+void CalibratedRun::skip() {
+  // Behind a layer that is quantized on the way others see other inputs.
+  if (packing_.options.steps.has(StepKind::asymmetric)) {
+    next();
+    return;
+  }
+  if (calibration_ && !file_) calibration_->next();
+  ++layer_;
+}
+
+std::string describe(const ExpertCounts& experts) {
+  if (experts.idle + experts.scarce == 0) return {};
+  return concat("of ", experts.all, " experts ", experts.idle,
+                " were sent no token of the calibration text and are rounded as they are, ", experts.scarce,
+                " fewer than they have input channels; give more text");
 }
 
 std::vector<std::string> linears_with_input_scale(const model::ModelConfig& config, const SchemeOf& scheme_of,

@@ -39,6 +39,8 @@ class CalibratedRun {
 
   /// The next layer; throws internal after the last one.
   CalibratedLayer next();
+  /// Goes past the next layer, which somebody else quantizes.
+  void skip();
   /// What the user should know about the calibration.
   const std::vector<std::string>& notes() const noexcept { return notes_; }
   /// The text that was decoded; empty where statistics stood in for it.
@@ -62,8 +64,10 @@ class CalibratedRun {
   std::vector<std::string> notes_;
   std::string products_;
   int64_t layer_ = 0;
-  ExpertCounts experts_;
 };
+
+/// What the user should know of the experts of all layers; empty: nothing.
+std::string describe(const ExpertCounts& experts);
 
 /// Throws bad_argument when there is not what steps ask for: text, or statistics instead of it where they serve.
 void check_calibration(const CalibratedRequest& request, const quantize::Steps& steps);

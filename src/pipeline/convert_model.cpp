@@ -24,6 +24,7 @@
 #include "model/stored_sizes.h"
 #include "pipeline/convert_linear.h"
 #include "pipeline/output_rules.h"
+#include "pipeline/shared_output.h"
 
 namespace w4q::pipeline {
 namespace {
@@ -271,15 +272,53 @@ int64_t linears_at_a_time(int64_t largest_bytes) {
   return std::clamp<int64_t>(memory / std::max<int64_t>(1, copies_of_linear * largest_bytes), 1, threads());
 }
 
-void convert_linears(const ConvertPlan& plan, bool allow_lossy, io::CheckpointWriter& writer, Progress& progress,
-                     ConvertReport& report) {
+/// What a linear's report says beyond the plan.
+io::Json record_of(const ConvertedLinear& linear) {
+  const auto& [codes, codes_equal, zeros, zeros_equal, scales, scales_equal, groups_equal] = linear.proof;
+  const auto& error = linear.error;
+  return {{"loses", linear.loses},
+          {"proof", {codes, codes_equal, zeros, zeros_equal, scales, scales_equal, groups_equal}},
+          {"error", {error.squared_error, error.squared, error.changed}}};
+}
+
+void read_record(const io::Json& json, ConvertedLinear& linear) {
+  const io::Json &proof = json.at("proof"), &error = json.at("error");
+  const auto number = [](const io::Json& value) { return value.is_null() ? NAN : value.get<double>(); };
+  linear.loses = json.at("loses");
+  linear.proof = {proof.at(0), proof.at(1), proof.at(2), proof.at(3), proof.at(4), proof.at(5), proof.at(6)};
+  linear.error = {number(error.at(0)), number(error.at(1)), error.at(2)};
+}
+
+/// The linears, and then what is carried along.
+std::vector<WorkUnit> units_of(const ConvertPlan& plan, const ConvertReport& report) {
+  std::vector<WorkUnit> units;
+  for (size_t i = 0; i < plan.linears.size(); ++i) {
+    units.push_back({plan.linears[i].to.name, {}, report.linears[i].bytes_before});
+    for (auto& tensor : checkpoint::planned_planes(plan.linears[i].to)) {
+      units.back().tensors.push_back(std::move(tensor.name));
+    }
+  }
+  for (const auto& tensor : plan.carried) units.push_back({tensor.name, {tensor.name}, tensor.size()});
+  return units;
+}
+
+/// Those of this rank.
+void convert_linears(const ConvertPlan& plan, bool allow_lossy, io::CheckpointWriter& writer, SharedWork& work,
+                     Progress& progress, ConvertReport& report) {
   int64_t largest = 0;
-  for (const auto& linear : report.linears) largest = std::max({largest, linear.bytes_before, linear.bytes_after});
+  std::vector<size_t> mine;
+  for (size_t i = 0; i < plan.linears.size(); ++i) {
+    if (!work.mine(i)) continue;
+    largest = std::max({largest, report.linears[i].bytes_before, report.linears[i].bytes_after});
+    mine.push_back(i);
+  }
   const int64_t workers = linears_at_a_time(largest);
   const BufferReuse reuse(static_cast<size_t>(workers * copies_of_linear * largest));
-  in_order(static_cast<int64_t>(plan.linears.size()), workers, [&](int64_t index) {
-    auto& linear = report.linears[static_cast<size_t>(index)];
-    convert_linear(plan.source.tensors, plan.linears[static_cast<size_t>(index)], allow_lossy, writer, linear);
+  in_order(static_cast<int64_t>(mine.size()), workers, [&](int64_t next) {
+    const size_t index = mine[static_cast<size_t>(next)];
+    auto& linear = report.linears[index];
+    convert_linear(plan.source.tensors, plan.linears[index], allow_lossy, writer, linear);
+    work.done(index, record_of(linear));
     progress.advance(linear.bytes_before);
   });
 }
@@ -354,14 +393,23 @@ ConvertReport convert_model(const ConvertRequest& request) {
   checkpoint::check_digests(request.input, plan.source.tensors);
   if (plan.dialect != nullptr) describe(plan);
   ConvertReport report = make_report(plan);
-  io::OutputFolder output(request.output, request.overwrite, {request.input}, former_outputs(request.input));
-  io::CheckpointWriter writer(output.staging(), planned_tensors(plan), with_companions(request.write, request.input));
-  Progress progress("convert", plan.source.tensors.total_bytes(), "bytes");
-  convert_linears(plan, request.allow_lossy, writer, progress, report);
-  for (const auto& tensor : plan.carried) {
-    write_carried(plan.source.tensors, tensor, writer);
-    progress.advance(tensor.size());
+  SharedFolder output(request.sharing, request.output, request.overwrite, {request.input},
+                      former_outputs(request.input));
+  io::CheckpointWriter writer(output.staging(), planned_tensors(plan), with_companions(request.write, request.input),
+                              output.joins());
+  SharedWork work(output, writer, units_of(plan, report));
+  Progress progress("convert", work.cost(), "bytes");
+  convert_linears(plan, request.allow_lossy, writer, work, progress, report);
+  for (size_t i = 0; i < plan.carried.size(); ++i) {
+    const size_t unit = plan.linears.size() + i;
+    if (!work.mine(unit)) continue;
+    write_carried(plan.source.tensors, plan.carried[i], writer);
+    work.done(unit, nullptr);
+    progress.advance(plan.carried[i].size());
   }
+  const auto records = work.gather();
+  for (size_t i = 0; i < plan.linears.size() && !records.empty(); ++i) read_record(records[i], report.linears[i]);
+  add_notes(report, output.notes());
   return finished(std::move(report), writer, output, watch, checkpoint::bases_through(plan.source),
                   [&](const auto& to) { return write_companions(plan, request, to); });
 }

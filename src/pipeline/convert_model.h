@@ -13,6 +13,7 @@
 #include "io/json.h"
 #include "pipeline/gguf_rows.h"
 #include "pipeline/plan.h"
+#include "pipeline/sharing.h"
 #include "serving/stored_model.h"
 
 namespace w4q::pipeline {
@@ -25,6 +26,7 @@ struct ConvertRequest {
   bool allow_lossy = false;
   io::WriteOptions write;
   bool overwrite = false;
+  Sharing sharing = {};  ///< with other ranks, and with a run that was ended
 };
 
 /// The names that `to` may have.

@@ -1,6 +1,7 @@
 #include "pipeline/quantize_model.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <map>
 #include <memory>
@@ -22,10 +23,12 @@
 #include "pipeline/allocate.h"
 #include "pipeline/distill_output.h"
 #include "pipeline/output_rules.h"
+#include "pipeline/quantize_record.h"
 #include "pipeline/run_cost.h"
 #include "pipeline/scale_folding.h"
 #include "pipeline/select_tensors.h"
 #include "pipeline/shared_factor.h"
+#include "pipeline/shared_output.h"
 #include "quantize/rounding.h"
 
 namespace w4q::pipeline {
@@ -235,18 +238,22 @@ Plan make_plan(const OpenedModel& source, const QuantizeRequest& request) {
   return plan;
 }
 
+checkpoint::PackedLinearInfo packed_info(const TensorPlan& tensor, const std::set<std::string, std::less<>>& scaled) {
+  return tensor.packed_info(scaled.contains(model::module_path(tensor.name)));
+}
+
+/// What becomes of one tensor of the input.
+std::vector<io::PlannedTensor> planned_of(const TensorPlan& tensor, const std::set<std::string, std::less<>>& scaled) {
+  if (!tensor.scheme) return {{tensor.name, tensor.dtype, tensor.shape}};
+  return checkpoint::planned_planes(packed_info(tensor, scaled));
+}
+
 std::vector<io::PlannedTensor> planned_output(const Plan& plan, const std::set<std::string, std::less<>>& scaled,
                                               checkpoint::QuantizationConfig& quantization) {
   std::vector<io::PlannedTensor> result;
   for (const auto& tensor : plan.tensors) {
-    if (!tensor.scheme) {
-      result.push_back({tensor.name, tensor.dtype, tensor.shape});
-      continue;
-    }
-    const std::string module(model::module_path(tensor.name));
-    const checkpoint::PackedLinearInfo info = tensor.packed_info(scaled.contains(module));
-    for (auto& plane : checkpoint::planned_planes(info)) result.push_back(std::move(plane));
-    quantization.linears.emplace(module, info);
+    for (auto& planned : planned_of(tensor, scaled)) result.push_back(std::move(planned));
+    if (tensor.scheme) quantization.linears.emplace(model::module_path(tensor.name), packed_info(tensor, scaled));
   }
   return result;
 }
@@ -325,20 +332,26 @@ void refuse_saturated(const TensorPlan& tensor, const quantize::QuantizeStats& s
 class CalibratedTensors {
  public:
   CalibratedTensors(const OpenedModel& source, const QuantizeRequest& request, const Plan& plan)
-      : config_(source.config),
-        run_(*request.calibrated, source, {lookup(plan), request.options, residual_of(plan)}, request.output) {}
+      : run_(*request.calibrated, source, {lookup(plan), request.options, residual_of(plan)}, request.output) {}
 
   const std::vector<std::string>& notes() const noexcept { return run_.notes(); }
   const std::string& products() const noexcept { return run_.products(); }
   const CalibrationWindows& windows() const noexcept { return run_.windows(); }
   const std::shared_ptr<quantize::CudaWork>& gpu() const noexcept { return run_.gpu(); }
 
-  /// Writes `tensor` if it belongs to a layer; false when it is not.
-  bool write(const TensorPlan& tensor, QuantizeReport& report, checkpoint::QuantizationConfig& quantization,
-             io::CheckpointWriter& writer) {
-    const bool begins =
-        layers_ < config_.layers && tensor.name.starts_with(concat(config_.names.prefix, "layers.", layers_, "."));
-    if (begins) next_layer(report, quantization);
+  /// Quantizes a layer; those before it that were not asked for are somebody else's.
+  void run(int64_t layer, QuantizeRecord& record) {
+    for (; layers_ < layer; ++layers_) run_.skip();
+    layer_ = run_.next();
+    ++layers_;
+    record.groups = layer_.groups;
+    record.rescaled = layer_.rescaled;
+    record.notes = layer_.notes;
+    record.experts = layer_.experts;
+  }
+
+  /// Writes `tensor` if it is one of the layer that was run; false when it is not.
+  bool write(const TensorPlan& tensor, QuantizeRecord& record, io::CheckpointWriter& writer) {
     const auto kept = layer_.tensors.find(tensor.name);
     if (kept != layer_.tensors.end()) {
       writer.write(tensor.name, kept->second.bytes());
@@ -351,7 +364,7 @@ class CalibratedTensors {
     const auto& passes = linear.linear.passes;
     for (size_t pass = 0; pass < passes.size(); ++pass) write_planes(module, pass, passes[pass], writer);
     if (!linear.input_scale.empty()) writer.write(checkpoint::input_scale_name(module), bytes_of(linear.input_scale));
-    report.tensors.push_back({.name = tensor.name,
+    record.tensors.push_back({.name = tensor.name,
                               .scheme = tensor.scheme_text(),
                               .stats = linear.stats,
                               .error = linear.error,
@@ -370,18 +383,125 @@ class CalibratedTensors {
     return result;
   }
 
-  void next_layer(QuantizeReport& report, checkpoint::QuantizationConfig& quantization) {
-    layer_ = run_.next();
-    ++layers_;
-    quantization.rescaled.merge(layer_.rescaled);
-    report.groups.insert(report.groups.end(), layer_.groups.begin(), layer_.groups.end());
-  }
-
-  const model::ModelConfig& config_;
   CalibratedRun run_;
   CalibratedLayer layer_;
-  int64_t layers_ = 0;  // how many were run
+  int64_t layers_ = 0;  // how many were run, or left to others
 };
+
+/// Whose tensor it is; nothing for one of no layer.
+std::optional<int64_t> layer_of(const model::ModelConfig& config, std::string_view tensor) {
+  const std::string prefix = config.names.prefix + "layers.";
+  if (!tensor.starts_with(prefix)) return std::nullopt;
+  int64_t layer = -1;
+  const char* const end = tensor.data() + tensor.size();
+  const auto found = std::from_chars(tensor.data() + prefix.size(), end, layer);
+  const bool whole = found.ec == std::errc() && found.ptr != end && *found.ptr == '.';
+  return whole && layer >= 0 && layer < config.layers ? std::optional(layer) : std::nullopt;
+}
+
+/// Tensors of the plan that are quantized together: those of a calibrated layer, or one.
+struct PlanUnit {
+  std::optional<int64_t> layer;
+  std::vector<const TensorPlan*> tensors;
+};
+
+std::vector<PlanUnit> units_of(const Plan& plan, const model::ModelConfig& config, bool calibrated) {
+  std::vector<PlanUnit> units;
+  for (const auto& tensor : plan.tensors) {
+    const auto layer = calibrated ? layer_of(config, tensor.name) : std::nullopt;
+    if (!layer || units.empty() || units.back().layer != layer) units.push_back({layer, {}});
+    units.back().tensors.push_back(&tensor);
+  }
+  return units;
+}
+
+std::vector<WorkUnit> work_of(const std::vector<PlanUnit>& units, const std::set<std::string, std::less<>>& scaled) {
+  std::vector<WorkUnit> work;
+  for (const auto& unit : units) {
+    work.push_back({unit.tensors.front()->name, {}, 0});
+    for (const TensorPlan* tensor : unit.tensors) {
+      for (auto& planned : planned_of(*tensor, scaled)) work.back().tensors.push_back(std::move(planned.name));
+      work.back().cost += tensor->bytes_before;
+    }
+  }
+  return work;
+}
+
+/// The parts of the work that are this rank's, one after the other.
+class Quantizing {
+ public:
+  Quantizing(const OpenedModel& source, const QuantizeRequest& request, const Plan& plan, io::CheckpointWriter& writer)
+      : source_(source), request_(request), plan_(plan), writer_(writer), factors_(source, lookup(plan)) {
+    if (request.calibrated) calibrated_.emplace(source, request, plan);
+  }
+
+  void run(SharedWork& work, const std::vector<PlanUnit>& units) {
+    const BufferReuse reuse(widened_bytes(plan_, source_));
+    Progress progress("quantize", work.cost(), "bytes");
+    for (size_t unit = 0; unit < units.size(); ++unit) {
+      if (!work.mine(unit)) continue;
+      QuantizeRecord record;
+      if (units[unit].layer) calibrated_->run(*units[unit].layer, record);
+      for (const TensorPlan* tensor : units[unit].tensors) {
+        write(*tensor, record);
+        progress.advance(tensor->bytes_before);
+      }
+      work.done(unit, to_json(record));
+    }
+  }
+
+  const std::optional<CalibratedTensors>& calibrated() const noexcept { return calibrated_; }
+
+ private:
+  void write(const TensorPlan& tensor, QuantizeRecord& record) {
+    if (calibrated_ && calibrated_->write(tensor, record, writer_)) {
+    } else if (tensor.scheme) {
+      record.tensors.push_back(quantize_tensor(tensor, source_, request_, factors_, writer_));
+    } else {
+      writer_.copy(source_.folder.tensors, tensor.name);
+    }
+    if (tensor.scheme) refuse_saturated(tensor, record.tensors.back().stats, source_);
+  }
+
+  const OpenedModel& source_;
+  const QuantizeRequest& request_;
+  const Plan& plan_;
+  io::CheckpointWriter& writer_;
+  SharedFactors factors_;
+  std::optional<CalibratedTensors> calibrated_;
+};
+
+/// What the records of all parts say together.
+void add_records(const std::vector<io::Json>& records, QuantizeReport& report,
+                 checkpoint::QuantizationConfig& quantization) {
+  ExpertCounts experts;
+  for (const auto& json : records) {
+    QuantizeRecord record = quantize_record(json);
+    std::ranges::move(record.tensors, std::back_inserter(report.tensors));
+    std::ranges::move(record.groups, std::back_inserter(report.groups));
+    std::ranges::move(record.notes, std::back_inserter(report.plan.notes));
+    quantization.rescaled.merge(record.rescaled);
+    experts.add(record.experts);
+  }
+  for (const auto& tensor : report.tensors) report.total.add(tensor.error);
+  if (auto note = describe(experts); !note.empty()) report.plan.notes.push_back(std::move(note));
+}
+
+/// The norms that were distilled, where that is asked for, of a model that is written.
+std::vector<std::string> distill(const OpenedModel& source, const QuantizeRequest& request,
+                                 const std::optional<CalibratedTensors>& calibrated,
+                                 const checkpoint::QuantizationConfig& quantization, io::CheckpointWriter& writer,
+                                 QuantizeReport& report) {
+  const auto* step = request.options.steps.find(StepKind::distill_norms);
+  if (step == nullptr || !calibrated) return {};
+  const DistillOptions how{.steps = step->rounds,
+                           .max_memory = request.calibrated->max_memory,
+                           .spill_at = request.output,
+                           .gpu = calibrated->gpu()};
+  auto distilled = distill_output(source, calibrated->windows(), how, quantization, writer);
+  report.plan.notes.push_back(std::move(distilled.note));
+  return std::move(distilled.tuned);
+}
 
 /// The request with bits chosen where that is asked for.
 Allocated chosen(const OpenedModel& source, const QuantizeRequest& request) {
@@ -439,10 +559,14 @@ Plan plan_quantize(const QuantizeRequest& given) {
 
 QuantizeReport quantize_model(const QuantizeRequest& given) {
   const Stopwatch watch;
+  if (given.allocation && given.sharing.ranks->size() > 1) {
+    throw Error(ErrorCode::unsupported, "bits are chosen by one process, not by ranks")
+        .hint("w4q quantize … --dry-run --save-recipe FILE by itself, then --recipe FILE");
+  }
   const OpenedModel source = open_source(given);
   checkpoint::check_digests(given.model, source.folder.tensors);
   const QuantizeRequest wanted = settled(given, source);
-  io::OutputFolder output(wanted.output, wanted.overwrite, inputs_of(wanted), former_outputs(wanted.model));
+  SharedFolder output(wanted.sharing, wanted.output, wanted.overwrite, inputs_of(wanted), former_outputs(wanted.model));
   Allocated allocated = chosen(source, wanted);
   const QuantizeRequest& request = allocated.request;
   QuantizeReport report;
@@ -455,37 +579,22 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
   }
   checkpoint::QuantizationConfig quantization;
   quantization.method = request.method;
-  const auto planned = planned_output(report.plan, input_scales(source, request, report.plan), quantization);
+  const auto scaled = input_scales(source, request, report.plan);
+  const auto planned = planned_output(report.plan, scaled, quantization);
+  const auto units = units_of(report.plan, source.config, request.calibrated.has_value());
 
+  io::CheckpointWriter writer(output.staging(), planned, with_companions(request.write, given.model), output.joins());
+  SharedWork work(output, writer, work_of(units, scaled));
+  Quantizing quantizing(source, request, report.plan, writer);
+  quantizing.run(work, units);
+  const auto records = work.gather();
+  const auto& calibrated = quantizing.calibrated();
   std::vector<std::string> tuned;
-  io::CheckpointWriter writer(output.staging(), planned, with_companions(request.write, given.model));
-  std::optional<CalibratedTensors> calibrated;
-  if (request.calibrated) calibrated.emplace(source, request, report.plan);
-  SharedFactors factors(source, lookup(report.plan));
-  const BufferReuse reuse(widened_bytes(report.plan, source));
-  Progress progress("quantize", report.plan.bytes_before(), "bytes");
-  for (const auto& tensor : report.plan.tensors) {
-    if (calibrated && calibrated->write(tensor, report, quantization, writer)) {
-    } else if (tensor.scheme) {
-      report.tensors.push_back(quantize_tensor(tensor, source, request, factors, writer));
-    } else {
-      writer.copy(source.folder.tensors, tensor.name);
-    }
-    if (tensor.scheme) refuse_saturated(tensor, report.tensors.back().stats, source);
-    progress.advance(tensor.bytes_before);
-  }
-  for (const auto& tensor : report.tensors) report.total.add(tensor.error);
-  if (const auto* distill = request.options.steps.find(StepKind::distill_norms); distill != nullptr && calibrated) {
-    const DistillOptions how{.steps = distill->rounds,
-                             .max_memory = request.calibrated->max_memory,
-                             .spill_at = request.output,
-                             .gpu = calibrated->gpu()};
-    auto distilled = distill_output(source, calibrated->windows(), how, quantization, writer);
-    report.plan.notes.push_back(std::move(distilled.note));
-    tuned = std::move(distilled.tuned);
-  }
-  if (calibrated) {
-    report.plan.notes.insert(report.plan.notes.end(), calibrated->notes().begin(), calibrated->notes().end());
+  if (output.ranks().first()) {
+    add_records(records, report, quantization);
+    tuned = distill(source, request, calibrated, quantization, writer, report);
+    if (calibrated) add_notes(report, calibrated->notes());
+    add_notes(report, output.notes());
   }
   return finished(std::move(report), writer, output, watch, checkpoint::bases_through(source.folder),
                   [&](const auto& to) {

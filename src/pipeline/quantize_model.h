@@ -15,6 +15,7 @@
 #include "model/weight_error.h"
 #include "pipeline/calibrated_model.h"
 #include "pipeline/plan.h"
+#include "pipeline/sharing.h"
 #include "quantize/passes.h"
 #include "quantize/quantizer_registry.h"
 #include "quantize/recipe.h"
@@ -49,6 +50,7 @@ struct QuantizeRequest {
   std::string preset = {};  ///< the one that the steps come from: plans tell what each of them costs
   std::vector<std::filesystem::path> read_files;  ///< where parts of this request were read from: recipe, codebook
   bool overwrite = false;
+  Sharing sharing = {};  ///< with other ranks, and with a run that was ended
 };
 
 /// Everything that a request reads, which no output of it may replace.

@@ -11,6 +11,7 @@
 #include "formats/scheme_registry.h"
 #include "io/output.h"
 #include "pipeline/output_rules.h"
+#include "pipeline/shared_output.h"
 #include "repack/layout_registry.h"
 
 namespace w4q::pipeline {
@@ -105,6 +106,27 @@ PackedWeight repack_pass(const PackedWeight& stored, const std::string& layout, 
   return packed;
 }
 
+/// Writes a linear as `after` says; returns how many passes were proven.
+int64_t repack_linear(const checkpoint::Folder& source, const checkpoint::PackedLinearInfo& after, device::Context* gpu,
+                      io::CheckpointWriter& writer) {
+  const auto& before = source.quantization.linears.at(after.name);
+  const auto stored = checkpoint::load_packed(source.tensors, before);
+  if (before.input_scale) writer.write(checkpoint::input_scale_name(after.name), bytes_of(stored.input_scale));
+  for (size_t pass = 0; pass < after.passes.size(); ++pass) {
+    const auto packed = repack_pass(stored.passes[pass], after.passes[pass].layout, after.name, gpu);
+    for (const auto& plane : packed.planes) {
+      writer.write(checkpoint::plane_name(after.name, pass, plane.spec.role), plane.bytes.bytes());
+    }
+  }
+  return static_cast<int64_t>(after.passes.size());
+}
+
+std::vector<io::PlannedTensor> planned_of(const TensorPlan& tensor,
+                                          const checkpoint::QuantizationConfig& quantization) {
+  if (!tensor.scheme) return {{tensor.name, tensor.dtype, tensor.shape}};
+  return checkpoint::planned_planes(quantization.linears.at(tensor.name));
+}
+
 }  // namespace
 
 Plan plan_repack(const RepackRequest& request) {
@@ -127,35 +149,33 @@ RepackReport repack_model(const RepackRequest& request) {
   report.plan = make_plan(source, quantization);
 
   std::vector<io::PlannedTensor> planned;
+  std::vector<WorkUnit> units;
   for (const auto& tensor : report.plan.tensors) {
-    if (!tensor.scheme) {
-      planned.push_back({tensor.name, tensor.dtype, tensor.shape});
-      continue;
+    units.push_back({tensor.name, {}, tensor.bytes_before});
+    for (auto& each : planned_of(tensor, quantization)) {
+      units.back().tensors.push_back(each.name);
+      planned.push_back(std::move(each));
     }
-    for (auto& plane : checkpoint::planned_planes(quantization.linears.at(tensor.name)))
-      planned.push_back(std::move(plane));
   }
-  io::OutputFolder output(request.output, request.overwrite, {request.input}, former_outputs(request.input));
-  io::CheckpointWriter writer(output.staging(), planned, with_companions(request.write, request.input));
-  Progress progress("repack", report.plan.bytes_before(), "bytes");
-  for (const auto& tensor : report.plan.tensors) {
+  SharedFolder output(request.sharing, request.output, request.overwrite, {request.input},
+                      former_outputs(request.input));
+  io::CheckpointWriter writer(output.staging(), planned, with_companions(request.write, request.input), output.joins());
+  SharedWork work(output, writer, std::move(units));
+  Progress progress("repack", work.cost(), "bytes");
+  for (size_t unit = 0; unit < report.plan.tensors.size(); ++unit) {
+    const TensorPlan& tensor = report.plan.tensors[unit];
+    if (!work.mine(unit)) continue;
+    int64_t proven = 0;
     if (tensor.scheme) {
-      const auto& info = source.quantization.linears.at(tensor.name);
-      const auto stored = checkpoint::load_packed(source.tensors, info);
-      if (info.input_scale) writer.write(checkpoint::input_scale_name(tensor.name), bytes_of(stored.input_scale));
-      const auto& passes = quantization.linears.at(tensor.name).passes;
-      for (size_t pass = 0; pass < passes.size(); ++pass) {
-        const auto packed = repack_pass(stored.passes[pass], passes[pass].layout, tensor.name, request.gpu.get());
-        for (const auto& plane : packed.planes) {
-          writer.write(checkpoint::plane_name(tensor.name, pass, plane.spec.role), plane.bytes.bytes());
-        }
-        ++report.proven;
-      }
+      proven = repack_linear(source, quantization.linears.at(tensor.name), request.gpu.get(), writer);
     } else {
       writer.copy(source.tensors, tensor.name);
     }
+    work.done(unit, proven);
     progress.advance(tensor.bytes_before);
   }
+  for (const auto& proven : work.gather()) report.proven += proven.get<int64_t>();
+  add_notes(report, output.notes());
   return finished(std::move(report), writer, output, watch, checkpoint::bases_through(source), [&](const auto& to) {
     return carry_companions(request.input, to, source.config, quantization, request.write);
   });

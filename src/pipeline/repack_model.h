@@ -10,6 +10,7 @@
 #include "io/checkpoint_writer.h"
 #include "io/json.h"
 #include "pipeline/plan.h"
+#include "pipeline/sharing.h"
 
 namespace w4q::pipeline {
 
@@ -21,6 +22,7 @@ struct RepackRequest {
   io::WriteOptions write;
   bool overwrite = false;
   std::shared_ptr<device::Context> gpu = {};  ///< where the bits move, to the same bytes; null: on the CPU
+  Sharing sharing = {};                       ///< with other ranks, and with a run that was ended
 };
 
 struct RepackReport {

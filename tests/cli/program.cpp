@@ -25,14 +25,19 @@ std::string program() {
   return variable != nullptr ? variable : W4Q_PROGRAM;
 }
 
-[[noreturn]] void execute(const std::vector<std::string>& arguments) {
-  std::vector<std::string> words{program()};
-  words.insert(words.end(), arguments.begin(), arguments.end());
+[[noreturn]] void execute(std::vector<std::string> words) {
   std::vector<char*> pointers;
   for (auto& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);
-  ::execv(pointers.front(), pointers.data());
+  ::execvp(pointers.front(), pointers.data());
   std::_Exit(127);
+}
+
+/// The words of the launcher, if there is one, and of the program.
+std::vector<std::string> command(std::vector<std::string> launcher, const std::vector<std::string>& arguments) {
+  launcher.push_back(program());
+  launcher.insert(launcher.end(), arguments.begin(), arguments.end());
+  return launcher;
 }
 
 /// Reads both pipes until both are closed.
@@ -62,15 +67,7 @@ std::string slurp(const std::filesystem::path& path) {
   return text.str();
 }
 
-}  // namespace
-
-io::Json ProgramResult::json() const {
-  auto json = io::parse_json(out, "stdout");
-  for (const auto& fault : schema_faults(json)) ADD_FAILURE() << "docs/schema/" << fault;
-  return json;
-}
-
-ProgramResult run_w4q(const std::vector<std::string>& arguments, const std::function<void()>& prepare) {
+ProgramResult run_words(const std::vector<std::string>& words, const std::function<void()>& prepare) {
   std::array<int, 2> out{};
   std::array<int, 2> err{};
   // Closed in programs that other threads start meanwhile, which would keep them open.
@@ -82,7 +79,7 @@ ProgramResult run_w4q(const std::vector<std::string>& arguments, const std::func
     ::dup2(err[1], STDERR_FILENO);
     for (const int fd : {out[0], out[1], err[0], err[1]}) ::close(fd);
     if (prepare) prepare();
-    execute(arguments);
+    execute(words);
   }
   ::close(out[1]);
   ::close(err[1]);
@@ -98,15 +95,37 @@ ProgramResult run_w4q(const std::vector<std::string>& arguments, const std::func
   return result;
 }
 
-pid_t start_w4q(const std::vector<std::string>& arguments) {
+pid_t start_words(const std::vector<std::string>& words) {
   const pid_t child = ::fork();
   if (child == 0) {
     const int nothing = ::open("/dev/null", O_RDWR);
     ::dup2(nothing, STDOUT_FILENO);
     ::dup2(nothing, STDERR_FILENO);
-    execute(arguments);
+    execute(words);
   }
   return child;
+}
+
+}  // namespace
+
+io::Json ProgramResult::json() const {
+  auto json = io::parse_json(out, "stdout");
+  for (const auto& fault : schema_faults(json)) ADD_FAILURE() << "docs/schema/" << fault;
+  return json;
+}
+
+ProgramResult run_w4q(const std::vector<std::string>& arguments, const std::function<void()>& prepare) {
+  return run_words(command({}, arguments), prepare);
+}
+
+ProgramResult run_w4q_behind(std::vector<std::string> launcher, const std::vector<std::string>& arguments) {
+  return run_words(command(std::move(launcher), arguments), {});
+}
+
+pid_t start_w4q(const std::vector<std::string>& arguments) { return start_words(command({}, arguments)); }
+
+pid_t start_w4q_behind(std::vector<std::string> launcher, const std::vector<std::string>& arguments) {
+  return start_words(command(std::move(launcher), arguments));
 }
 
 std::string copy_bundled_model(const std::filesystem::path& folder) {

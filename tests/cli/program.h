@@ -28,8 +28,13 @@ struct ProgramResult {
 /// Runs `w4q arguments…`. `prepare` runs in the child before the program starts (limits, working folder).
 ProgramResult run_w4q(const std::vector<std::string>& arguments, const std::function<void()>& prepare = {});
 
+/// The same behind the words of another program, which starts it: mpirun and its options.
+ProgramResult run_w4q_behind(std::vector<std::string> launcher, const std::vector<std::string>& arguments);
+
 /// Starts it and returns the process id at once; its output goes nowhere.
 pid_t start_w4q(const std::vector<std::string>& arguments);
+/// The same behind the words of another program.
+pid_t start_w4q_behind(std::vector<std::string> launcher, const std::vector<std::string>& arguments);
 
 /// The bundled 16-bit model.
 inline std::string bundled_model() { return (testdata() / "w4q-llama-tiny").string(); }

@@ -1,0 +1,196 @@
+#include "pipeline/shared_output.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
+#include "core/text.h"
+#include "io/files.h"
+#include "io/system.h"
+
+namespace w4q::pipeline {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// "w4q_journal.json" says what is done in a folder, "w4q_journal.3.jsonl" what rank 3 has finished.
+constexpr std::string_view journal_prefix = "w4q_journal.";
+
+fs::path journal_of(const fs::path& folder) { return folder / concat(journal_prefix, "json"); }
+
+std::vector<fs::path> journals(const fs::path& folder) {
+  std::vector<fs::path> found;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().filename().native().starts_with(journal_prefix)) found.push_back(entry.path());
+  }
+  std::ranges::sort(found);
+  return found;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  for (size_t begin = 0, end = 0; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    lines.push_back(text.substr(begin, end - begin));
+  }
+  return lines;
+}
+
+/// Of one line; null where it is none, such as the last of a run that was killed.
+io::Json parsed(const std::string& line) { return io::Json::parse(line, nullptr, false); }
+
+}  // namespace
+
+SharedFolder::SharedFolder(const Sharing& sharing, const fs::path& target, bool overwrite,
+                           const std::vector<fs::path>& inputs, const std::function<bool(const fs::path&)>& replaceable)
+    : sharing_(sharing) {
+  std::string made;
+  if (ranks().first()) {
+    io::OutputFolder::TakeUp take_up;
+    if (sharing_.resume) take_up = [this](const auto& left, const auto& states) { return is_ours(left, states); };
+    output_.emplace(target, overwrite, inputs, replaceable, take_up);
+    made = concat(output_->taken_up() ? "+" : "-", output_->staging().native());
+    if (sharing_.resume && notes_.empty() && !output_->taken_up()) {
+      notes_.emplace_back("there was nothing to resume: begun from the start");
+    }
+  }
+  made = ranks().broadcast(std::move(made));
+  taken_up_ = made.front() == '+';
+  staging_ = made.substr(1);
+}
+
+SharedFolder::~SharedFolder() {
+  std::error_code unknown;
+  if (output_ && sharing_.resume && fs::exists(journal_of(staging_), unknown)) output_->leave_unfinished();
+}
+
+bool SharedFolder::is_ours(const fs::path& left, const io::InputStates& inputs) try {
+  const io::Json journal = io::read_json(journal_of(left));
+  const bool same = journal.at("command") == sharing_.command;
+  if (same && journal.at("inputs") == inputs.text()) return true;
+  notes_.push_back(concat("begun from the start: what a run left was ",
+                          same ? "of inputs that have changed since" : "another command's"));
+  return false;
+} catch (const std::exception&) {
+  return false;  // it did not come to the point where there is something to take up
+}
+
+void SharedFolder::begin_journal() {
+  if (!output_ || taken_up_) return;
+  const io::Json journal = {{"command", sharing_.command}, {"inputs", output_->inputs().text()}};
+  io::write_file(journal_of(staging_), journal.dump(-1, ' ', false, io::Json::error_handler_t::replace), false);
+}
+
+void SharedFolder::end_journal() {
+  for (const auto& path : journals(staging_)) fs::remove(path);
+}
+
+std::vector<int> deal(std::span<const int64_t> costs, int ranks) {
+  std::vector<size_t> order(costs.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::ranges::stable_sort(order, std::greater(), [&](size_t unit) { return costs[unit]; });
+  std::vector<int64_t> load(static_cast<size_t>(ranks));
+  std::vector<int> owners(costs.size());
+  for (const size_t unit : order) {
+    const auto least = std::ranges::min_element(load);
+    *least += costs[unit];
+    owners[unit] = static_cast<int>(least - load.begin());
+  }
+  return owners;
+}
+
+SharedWork::SharedWork(SharedFolder& folder, io::CheckpointWriter& writer, std::vector<WorkUnit> units)
+    : folder_(folder), writer_(writer), units_(std::move(units)), records_(units_.size()) {
+  for (size_t unit = 0; unit < units_.size(); ++unit) numbers_.emplace(units_[unit].name, unit);
+  folder_.begin_journal();
+  take_up();
+  std::vector<int64_t> costs;
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    if (!records_[unit]) costs.push_back(units_[unit].cost);
+  }
+  const auto dealt = deal(costs, folder_.ranks().size());
+  size_t next = 0;
+  for (const auto& record : records_) owners_.push_back(record ? -1 : dealt[next++]);
+  const fs::path path = folder_.staging() / concat(journal_prefix, folder_.ranks().rank(), ".jsonl");
+  journal_ = io::open_file(path, O_WRONLY | O_CREAT | O_APPEND);
+  if (folder_.taken_up()) append("\n");  // behind a line that a killed run did not end
+}
+
+void SharedWork::take_up() {
+  std::string text;
+  if (folder_.taken_up() && folder_.ranks().first()) {
+    for (const auto& path : journals(folder_.staging())) {
+      if (path.extension() == ".jsonl") text += io::read_file(path);
+    }
+  }
+  const auto lines = lines_of(folder_.ranks().broadcast(std::move(text)));
+  std::string good;
+  for (const auto& line : checked(lines)) good += line + "\n";
+  for (const auto& part : folder_.ranks().gather_everywhere(std::move(good))) {
+    for (const auto& line : lines_of(part)) adopt(parsed(line));
+  }
+}
+
+/// Of the lines that are this rank's to check those whose tensors are all there.
+std::vector<std::string> SharedWork::checked(const std::vector<std::string>& lines) const {
+  std::vector<std::string> good;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (static_cast<int>(i % static_cast<size_t>(folder_.ranks().size())) != folder_.ranks().rank()) continue;
+    const io::Json line = parsed(lines[i]);
+    if (!line.is_object()) continue;
+    const auto unit = numbers_.find(line.at("unit").get<std::string>());
+    if (unit == numbers_.end() || line.at("tensors").size() != units_[unit->second].tensors.size()) continue;
+    const bool there = std::ranges::all_of(units_[unit->second].tensors, [&](const std::string& name) {
+      const auto digest = io::parse_tensor_digest(line.at("tensors").value(name, ""));
+      return digest && writer_.holds(name, *digest);
+    });
+    if (there) good.push_back(lines[i]);
+  }
+  return good;
+}
+
+void SharedWork::adopt(const io::Json& line) {
+  for (const auto& [name, digest] : line.at("tensors").items()) {
+    writer_.adopt(name, *io::parse_tensor_digest(digest.get<std::string>()));
+  }
+  records_[numbers_.at(line.at("unit").get<std::string>())] = line.at("record");
+}
+
+void SharedWork::append(std::string_view text) {
+  io::write_all(journal_, std::as_bytes(std::span(text)), 0, folder_.staging());  // O_APPEND: at the end all the same
+}
+
+int64_t SharedWork::cost() const noexcept {
+  int64_t sum = 0;
+  for (size_t unit = 0; unit < units_.size(); ++unit) sum += mine(unit) ? units_[unit].cost : 0;
+  return sum;
+}
+
+void SharedWork::done(size_t unit, const io::Json& record) {
+  io::Json tensors = io::Json::object();
+  for (const auto& name : units_[unit].tensors) tensors[name] = writer_.digest(name).text();
+  const io::Json entry = {{"unit", units_[unit].name}, {"tensors", std::move(tensors)}, {"record", record}};
+  const std::string line = entry.dump() + "\n";
+  const std::lock_guard lock(mutex_);
+  append(line);
+  finished_ += line;
+  records_[unit] = record;
+}
+
+std::vector<io::Json> SharedWork::gather() {
+  if (!folder_.ranks().first()) writer_.sync();
+  const auto all = folder_.ranks().gather(std::move(finished_));
+  std::vector<io::Json> records;
+  if (all.empty()) return records;
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    for (const auto& line : lines_of(all[rank])) adopt(parsed(line));
+  }
+  for (auto& record : records_) {
+    ensure(record.has_value(), "a part of the work that nobody did");
+    records.push_back(std::move(*record));
+  }
+  return records;
+}
+
+}  // namespace w4q::pipeline

@@ -1,0 +1,18 @@
+// Who works on an output with whom: other ranks, and runs before and after this one.
+#pragma once
+
+#include <string>
+
+#include "ranks/ranks.h"
+
+namespace w4q::pipeline {
+
+/// Who works on an output, and whether it may have been begun before.
+struct Sharing {
+  ranks::Ranks* ranks = &ranks::world();
+  bool resume = false;  ///< take up what a run left that was ended, and leave there what this one finishes
+  /// What is done, in words that are the same for a run that takes it up: of other words nothing is.
+  std::string command = {};
+};
+
+}  // namespace w4q::pipeline

@@ -1,0 +1,387 @@
+#include "ranks/ranks.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <mutex>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "core/interrupt.h"
+#include "core/interrupt_check.h"
+#include "core/text.h"
+#include "ranks/connect.h"
+
+namespace w4q::ranks {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+/// Of messages: the size of one to come and its bytes; that a rank has failed; how one ended; how all did.
+enum Tag : int { data_tag = 1, stop_tag, ending_tag, verdict_tag };
+
+/// How long a failed run waits for the ranks that have not answered yet. A launcher that ends a run by signals waits a
+/// second only before it kills.
+constexpr milliseconds patience{10'000}, patience_with_signals{500};
+
+std::string joined(const Ending& ending) {
+  std::string text = concat(ending.status, " ", ending.signal, " ", ending.stopped ? 1 : 0, " ",
+                            ending.error ? static_cast<int>(ending.error->code()) : -1);
+  if (!ending.error) return text;
+  for (const auto& part : {ending.error->summary(), ending.error->details(), ending.error->hint()}) {
+    text += '\0';
+    text += part;
+  }
+  return text;
+}
+
+Ending parsed(const std::string& text) {
+  std::array<int, 4> numbers{};
+  std::vector<std::string> parts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find('\0', begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  parts.resize(4);
+  std::istringstream words(parts[0]);
+  for (int& number : numbers) words >> number;
+  Ending ending{.status = numbers[0], .signal = numbers[1], .stopped = numbers[2] != 0, .error = std::nullopt};
+  if (numbers[3] < 0) return ending;
+  ending.error.emplace(static_cast<ErrorCode>(numbers[3]), parts[1]);
+  for (size_t begin = 0; begin < parts[2].size();) {
+    begin = std::min(begin + std::strlen("\n  "), parts[2].size());
+    const size_t end = std::min(parts[2].find("\n  ", begin), parts[2].size());
+    ending.error->detail(parts[2].substr(begin, end - begin));
+    begin = end;
+  }
+  if (!parts[3].empty()) ending.error->hint(parts[3]);
+  return ending;
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "an unknown host";
+}
+
+/// Of all endings the one that is told: the error of the lowest rank, one that came by itself before those that came
+/// after others; or else what interrupted it.
+Ending worst(const std::vector<std::optional<Ending>>& endings) {
+  Ending result = endings.front().value_or(Ending{});
+  const auto choose = [&](const auto& matches) {
+    for (const auto& ending : endings) {
+      if (ending && matches(*ending)) {
+        result = *ending;
+        return true;
+      }
+    }
+    return false;
+  };
+  choose([](const Ending& each) { return each.error && !each.stopped; }) ||
+      choose([](const Ending& each) { return each.error.has_value(); }) ||
+      choose([](const Ending& each) { return each.signal != 0; });
+  return result;
+}
+
+}  // namespace
+
+/// What can be said at any time: all calls of the library are made under one lock, by whatever thread.
+struct Ranks::Impl {
+  explicit Impl(Transport& transport_) : transport(transport_), underway(static_cast<size_t>(transport.size())) {}
+
+  /// A message that has been handed over, as its size and then pieces.
+  struct Outgoing {
+    uint64_t size = 0;
+    std::string bytes;
+    std::vector<Transport::Request*> requests;
+  };
+
+  bool stop_waits() {
+    const std::lock_guard lock(mutex);
+    return transport.waiting(-1, stop_tag).has_value();
+  }
+
+  /// By whoever computes, from time to time.
+  void look_for_failure() {
+    const auto now = Clock::now().time_since_epoch().count();
+    auto last = looked.load();
+    constexpr auto pause = std::chrono::duration_cast<Clock::duration>(milliseconds(20)).count();
+    if (ended || now - last < pause || !looked.compare_exchange_strong(last, now)) return;
+    if (stop_waits()) throw Stopped();
+  }
+
+  /// Returns once `ready()`, which is asked under the lock; false at the deadline.
+  template <class Ready>
+  bool wait(const Ready& ready, std::optional<Clock::time_point> deadline = {}) {
+    for (int round = 0;; ++round) {
+      {
+        const std::lock_guard lock(mutex);
+        if (ready()) return true;
+      }
+      if (!ended) check_interrupt();
+      if (deadline && Clock::now() >= *deadline) return false;
+      constexpr int quick = 64;
+      if (round >= quick) std::this_thread::sleep_for(std::chrono::microseconds(std::min(1000, 20 * (round - quick))));
+    }
+  }
+
+  void send(int to, std::string bytes) {
+    auto& message = underway[static_cast<size_t>(to)];
+    wait([&] {
+      std::erase_if(message.requests, [&](auto* request) { return transport.done(request); });
+      return message.requests.empty();
+    });
+    message.bytes = std::move(bytes);
+    message.size = message.bytes.size();
+    const std::lock_guard lock(mutex);
+    const auto* const data = reinterpret_cast<const std::byte*>(message.bytes.data());
+    message.requests.push_back(
+        transport.send(to, data_tag, reinterpret_cast<const std::byte*>(&message.size), sizeof message.size));
+    for (size_t begin = 0; begin < message.size; begin += Transport::most) {
+      const size_t size = std::min<size_t>(Transport::most, message.size - begin);
+      message.requests.push_back(transport.send(to, data_tag, data + begin, size));
+    }
+  }
+
+  std::string receive(int from) {
+    uint64_t size = 0;
+    receive_into(from, reinterpret_cast<std::byte*>(&size), sizeof size);
+    std::string bytes(size, '\0');
+    for (size_t begin = 0; begin < size; begin += Transport::most) {
+      receive_into(from, reinterpret_cast<std::byte*>(bytes.data()) + begin,
+                   std::min<size_t>(Transport::most, size - begin));
+    }
+    return bytes;
+  }
+
+  /// Begun only when the message is there: memory that an exception takes away must not be written to later.
+  void receive_into(int from, std::byte* data, size_t size) {
+    Transport::Request* request = nullptr;
+    wait([&] {
+      if (!transport.waiting(from, data_tag)) return false;
+      request = transport.receive(from, data_tag, data, size);
+      return true;
+    });
+    for (bool done = false; !done;) {
+      {
+        const std::lock_guard lock(mutex);
+        done = transport.done(request);
+      }
+      if (!done) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  }
+
+  /// Small messages, which are gone as soon as they are handed over.
+  void tell(int to, int tag, std::string text) {
+    const std::lock_guard lock(mutex);
+    told.push_back(std::make_unique<std::string>(std::move(text)));
+    const auto& kept = *told.back();
+    transport.send(to, tag, reinterpret_cast<const std::byte*>(kept.data()), kept.size());
+  }
+
+  /// A small message that is there.
+  void take(int from, int tag, std::string& text) {
+    auto* const request = transport.receive(from, tag, reinterpret_cast<std::byte*>(text.data()), text.size());
+    while (!transport.done(request)) std::this_thread::yield();
+  }
+
+  Transport& transport;
+  std::mutex mutex;
+  std::vector<Outgoing> underway;  ///< by the rank that they go to
+  std::vector<std::unique_ptr<std::string>> told;
+  std::atomic<Clock::rep> looked{0};
+  std::atomic<bool> ended{false};
+};
+
+void Ranks::look_for_failure() { world().impl_->look_for_failure(); }
+
+Ranks::Ranks() = default;
+Ranks::~Ranks() = default;
+
+void Ranks::send(int to, std::string bytes) { impl_->send(to, std::move(bytes)); }
+std::string Ranks::receive(int from) { return impl_->receive(from); }
+
+void Ranks::barrier() {
+  gather({});
+  broadcast({});
+}
+
+/// Down a tree: rank r hears of r without its lowest bit, counted from the one that speaks.
+std::string Ranks::broadcast(std::string bytes, int from) {
+  const int own = (rank_ - from + size_) % size_;
+  int bit = 1;
+  while (bit < size_ && (own & bit) == 0) bit *= 2;
+  if (own != 0) bytes = receive((own - bit + from) % size_);
+  for (bit /= 2; bit > 0; bit /= 2) {
+    if (own + bit < size_) send((own + bit + from) % size_, bytes);
+  }
+  return bytes;
+}
+
+std::vector<std::string> Ranks::gather(std::string bytes) {
+  std::vector<std::string> all;
+  if (!first()) {
+    send(0, std::move(bytes));
+    return all;
+  }
+  all.push_back(std::move(bytes));
+  for (int from = 1; from < size_; ++from) all.push_back(receive(from));
+  return all;
+}
+
+std::vector<std::string> Ranks::gather_everywhere(std::string bytes) {
+  auto all = gather(std::move(bytes));
+  all.resize(static_cast<size_t>(size_));
+  for (auto& each : all) each = broadcast(std::move(each));
+  return all;
+}
+
+void Ranks::require_same(std::string_view what, std::string_view text) {
+  const std::string expected = broadcast(std::string(text));
+  if (expected == text) return;
+  throw Error(ErrorCode::mismatch, concat("the ranks differ in ", what))
+      .detail(concat("rank 0 has ", printable(expected)))
+      .detail(concat("rank ", rank_, " has ", printable(text), ", on ", host_name()));
+}
+
+Ranks& world() noexcept {
+  static Ranks ranks;
+  return ranks;
+}
+
+void start() {
+  const auto found = launched();
+  if (!found) return;
+  Ranks& ranks = world();
+  ranks.impl_ = std::make_unique<Ranks::Impl>(connect(*found));
+  ranks.rank_ = ranks.impl_->transport.rank();
+  ranks.size_ = ranks.impl_->transport.size();
+  set_interrupt_check(&Ranks::look_for_failure);
+}
+
+namespace {
+
+/// What is told where a rank is gone without a word.
+Error no_answer(const std::vector<std::optional<Ending>>& endings) {
+  std::vector<std::string> missing;
+  for (size_t rank = 0; rank < endings.size(); ++rank) {
+    if (!endings[rank]) missing.push_back(concat(rank));
+  }
+  return Error(ErrorCode::internal, concat("of ", endings.size(), " ranks some have ended without an answer"))
+      .detail("ranks " + join(missing));
+}
+
+int status_of(const Ending& ending) {
+  if (ending.error) return describe(ending.error->code()).exit_status;
+  return ending.signal != 0 ? 128 + ending.signal : ending.status;
+}
+
+}  // namespace
+
+/// The first rank hears how all ended, and tells them how the run did.
+class Ranks::Farewell {
+ public:
+  Farewell(Ranks& ranks, Ending own) : ranks_(ranks), impl_(*ranks.impl_), own_(std::move(own)) {
+    own_.stopped = own_.stopped || (!own_.good() && impl_.stop_waits());
+    impl_.ended = true;
+    if (own_.error) {
+      own_.error->detail(concat("at rank ", ranks.rank(), " of ", ranks.size(), ", on ", host_name()));
+    }
+    if (!own_.good()) fail(own_.signal != 0 ? patience_with_signals : patience);
+  }
+
+  bool answered() const noexcept { return answered_; }
+
+  Ending hear_verdict() {
+    if (failed_ && !own_.stopped) impl_.tell(0, stop_tag, {});
+    impl_.tell(0, ending_tag, joined(own_));
+    const auto verdict = hear(verdict_tag);
+    answered_ = verdict.has_value();
+    Ending all = answered_ ? parsed(verdict->text) : own_;
+    all.tells = !answered_ && own_.error.has_value();
+    return all;
+  }
+
+  Ending give_verdict() {
+    if (failed_) stop_all();
+    std::vector<std::optional<Ending>> endings(static_cast<size_t>(ranks_.size()));
+    endings.front() = own_;
+    int missing = ranks_.size() - 1;
+    for (; missing > 0; --missing) {
+      const auto heard = hear(ending_tag);
+      if (!heard) break;
+      auto& ending = endings[static_cast<size_t>(heard->from)];
+      ending = parsed(heard->text);
+      if (!ending->good() && !failed_) {
+        fail(patience);
+        stop_all();
+      }
+    }
+    answered_ = missing == 0;
+    Ending all = worst(endings);
+    if (all.stopped && !all.error && all.signal == 0) all.error = no_answer(endings);
+    for (int to = 1; to < ranks_.size(); ++to) impl_.tell(to, verdict_tag, joined(all));
+    return all;
+  }
+
+ private:
+  struct Heard {
+    int from = 0;
+    std::string text;
+  };
+
+  void fail(milliseconds wait) {
+    failed_ = true;
+    deadline_ = Clock::now() + wait;
+  }
+
+  void stop_all() {
+    for (int to = 1; to < ranks_.size(); ++to) impl_.tell(to, stop_tag, {});
+  }
+
+  /// Waits as long as all is well, since others may work on, and for some time once one has failed.
+  std::optional<Heard> hear(int tag) {
+    Heard heard;
+    while (true) {
+      const bool known = failed_;
+      bool there = false;
+      const auto ready = [&] {
+        const auto found = impl_.transport.waiting(-1, tag);
+        if (!found) return !known && impl_.transport.waiting(-1, stop_tag).has_value();
+        heard = {found->from, std::string(found->size, '\0')};
+        impl_.take(heard.from, tag, heard.text);
+        return there = true;
+      };
+      const bool in_time = impl_.wait(ready, known ? std::optional(deadline_) : std::nullopt);
+      if (there) return heard;
+      if (known || !in_time) return std::nullopt;
+      fail(patience);
+      if (ranks_.first()) stop_all();
+    }
+  }
+
+  Ranks& ranks_;
+  Impl& impl_;
+  Ending own_;
+  bool failed_ = false, answered_ = false;
+  Clock::time_point deadline_;
+};
+
+int end_together(Ending own, const std::function<int(const Ending&)>& conclude) {
+  Ranks& ranks = world();
+  if (ranks.impl_ == nullptr) return conclude(own);
+  Ranks::Farewell farewell(ranks, std::move(own));
+  const Ending all = ranks.first() ? farewell.give_verdict() : farewell.hear_verdict();
+  auto& transport = ranks.impl_->transport;
+  if (farewell.answered()) transport.finish();
+  const int status = all.tells ? conclude(all) : status_of(all);
+  if (!farewell.answered()) transport.abort(status);
+  return status;
+}
+
+}  // namespace w4q::ranks

@@ -1,0 +1,47 @@
+// Starts the program as several processes of one run.
+#pragma once
+
+#include <sys/wait.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "../cli/program.h"
+
+namespace w4q::test {
+
+/// Why there are no ranks here; empty: there are.
+inline std::string no_ranks() {
+  if (!W4Q_HAVE_MPI) return "this build has no MPI";
+  return std::string(W4Q_MPIRUN).empty() ? "mpirun is missing (scripts/setup ranks)" : "";
+}
+
+inline std::vector<std::string> mpirun(int ranks) {
+  std::vector<std::string> words{W4Q_MPIRUN, "-q", "--oversubscribe", "--bind-to", "none", "-n", std::to_string(ranks)};
+  if (::geteuid() == 0) words.insert(words.begin() + 1, "--allow-run-as-root");
+  return words;
+}
+
+inline ProgramResult run_ranks(int ranks, std::vector<std::string> arguments) {
+  arguments.insert(arguments.end(), {"--threads", "1"});
+  return run_w4q_behind(mpirun(ranks), arguments);
+}
+
+/// What stands beside an output, hidden things included.
+inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    names.push_back(entry.path().filename().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+class OnRanks : public OnBundledModel {
+ protected:
+  void SetUp() override {
+    if (const auto why = no_ranks(); !why.empty()) GTEST_SKIP() << why;
+  }
+};
+
+}  // namespace w4q::test
