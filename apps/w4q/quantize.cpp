@@ -59,8 +59,12 @@ void set_codebook(const QuantizeArguments& options, pipeline::QuantizeRequest& r
       return;
     }
   }
+  if (options.codebook == "nf4" || options.codebook == "fp4") {  // of bitsandbytes' schemes alone
+    target.codebook = options.codebook;
+    return;
+  }
   if (!std::filesystem::exists(options.codebook)) {
-    std::vector<std::string> names;
+    std::vector<std::string> names{"nf4", "fp4"};
     for (const auto& row : formats::codebook_registry()) names.emplace_back(row.name);
     names.emplace_back(learned_table);
     throw Error(ErrorCode::bad_argument, "--codebook " + options.codebook + ": neither a known table nor a file")

@@ -94,7 +94,7 @@ struct Row {
 
 constexpr float f16_max = 65504.0f;
 
-constexpr std::array<Row, 13> rows{{
+constexpr std::array<Row, 18> rows{{
     {GgmlType::q4_0, decode_q4_0, gguf_encode_q4_0, 8 * f16_max},
     {GgmlType::q4_1, decode_q4_1, gguf_encode_q4_1, f16_max},
     {GgmlType::q5_0, decode_q5_0, nullptr, 0},
@@ -107,6 +107,11 @@ constexpr std::array<Row, 13> rows{{
     {GgmlType::q6_k, gguf_decode_q6_k, nullptr, 0},
     {GgmlType::iq4_nl, decode_iq4_nl, nullptr, 0},
     {GgmlType::iq4_xs, gguf_decode_iq4_xs, nullptr, 0},
+    {GgmlType::iq2_xxs, gguf_decode_iq2_xxs, nullptr, 0},
+    {GgmlType::iq2_xs, gguf_decode_iq2_xs, nullptr, 0},
+    {GgmlType::iq2_s, gguf_decode_iq2_s, nullptr, 0},
+    {GgmlType::iq3_xxs, gguf_decode_iq3_xxs, nullptr, 0},
+    {GgmlType::iq3_s, gguf_decode_iq3_s, nullptr, 0},
     {GgmlType::mxfp4, decode_mxfp4, nullptr, 0},
 }};
 

@@ -13,7 +13,7 @@
 namespace w4q::formats {
 
 /// True for the types that gguf_decode understands: F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K
-/// IQ4_NL IQ4_XS MXFP4.
+/// IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ4_NL IQ4_XS MXFP4.
 bool gguf_decodes(GgmlType type) noexcept;
 /// True for the types that gguf_encode makes by the reference's own rule: F32 F16 BF16 Q4_0 Q4_1 Q8_0.
 bool gguf_encodes(GgmlType type) noexcept;

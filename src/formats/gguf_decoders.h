@@ -30,5 +30,11 @@ void gguf_decode_q4_k(const uint8_t* block, float* out) noexcept;
 void gguf_decode_q5_k(const uint8_t* block, float* out) noexcept;
 void gguf_decode_q6_k(const uint8_t* block, float* out) noexcept;
 void gguf_decode_iq4_xs(const uint8_t* block, float* out) noexcept;
+// The same of points of a lattice (gguf_grids.cpp).
+void gguf_decode_iq2_xxs(const uint8_t* block, float* out) noexcept;
+void gguf_decode_iq2_xs(const uint8_t* block, float* out) noexcept;
+void gguf_decode_iq2_s(const uint8_t* block, float* out) noexcept;
+void gguf_decode_iq3_xxs(const uint8_t* block, float* out) noexcept;
+void gguf_decode_iq3_s(const uint8_t* block, float* out) noexcept;
 
 }  // namespace w4q::formats

@@ -8,7 +8,7 @@
 namespace w4q::formats {
 namespace {
 
-constexpr std::string_view form = "lut4-b{32,64,128,256,512,1024,2048,4096}-{f32,nested}";
+constexpr std::string_view form = "lut4-b{32,64,128,256,512,1024,2048,4096}-{f32,nested}; nf4 and nf4-nested have b64";
 
 constexpr std::array<float, lut_entries> nf4 = {-1.0f,
                                                 -0.69619280099868770f,
@@ -48,6 +48,8 @@ std::string print(const Scheme& scheme) {
 }
 
 std::optional<Scheme> parse(std::string_view text) {
+  if (text == "nf4") return Scheme{SchemeFamily::lut, lut_bits, 64, ScaleType::f32};
+  if (text == "nf4-nested") return Scheme{SchemeFamily::lut, lut_bits, 64, ScaleType::nested};
   for (int block = 32; is_lut_block(block); block *= 2) {
     for (const ScaleType scale : {ScaleType::f32, ScaleType::nested}) {
       const Scheme scheme{SchemeFamily::lut, lut_bits, block, scale};

@@ -82,7 +82,8 @@ io::Json to_json(const quantize::Recipe& recipe) {
 }
 
 bool is_recipe_line(std::string_view text) noexcept {
-  constexpr std::string_view families[] = {"kbit", "int", "rotated", "trellis", "exl3", "nvfp4", "mxfp", "fp8-"};
+  constexpr std::string_view families[] = {"kbit",  "int",  "rotated", "trellis", "exl3",
+                                           "nvfp4", "mxfp", "fp8-",    "nf4",     "lut"};
   const bool family = std::ranges::any_of(families, [&](std::string_view name) { return text.starts_with(name); });
   return family && text.find(':') != std::string_view::npos;
 }

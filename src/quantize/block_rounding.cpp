@@ -21,7 +21,7 @@ using formats::PlaneRole;
 
 static_assert(widest_whole_block <= widest_coupled && widest_whole_block <= widest_trial);
 
-/// kbit and the rotated family: levels times a scale, sixteen rows at a time.
+/// kbit, the rotated family and lut: levels times a scale, sixteen rows at a time.
 class TableBlocks : public BlockRounding {
  public:
   TableBlocks(PackedWeight& packed, Scales rule)
@@ -41,12 +41,12 @@ class TableBlocks : public BlockRounding {
 
  public:
   int64_t block() const noexcept override { return block_; }
+  bool keeps_scales() const noexcept override { return packed_.scheme.scale == formats::ScaleType::nested; }
 
   void read(int64_t row, std::span<uint8_t> codes, std::span<BlockScale> scales) const override {
     formats::table_read_codes(format_, packed_, row, codes);
     for (int64_t b = 0; b < blocks_; ++b) {
-      const auto index = static_cast<size_t>(row * blocks_ + b);
-      scales[static_cast<size_t>(b)] = {.value = formats::load_scale(packed_.plane(PlaneRole::scales), index)};
+      scales[static_cast<size_t>(b)] = {.value = formats::scale_at(packed_, row * blocks_ + b)};
     }
   }
 

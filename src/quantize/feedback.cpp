@@ -232,6 +232,8 @@ int64_t feedback_block(const Scheme& scheme, int64_t k) noexcept {
       return trellis_feedback_block;
     case SchemeFamily::small_float:  // a tensor's columns may stand in any order; such blocks cost little
       return scheme.block == formats::whole_tensor ? trellis_feedback_block : float_block(scheme, k);
+    case SchemeFamily::lut:
+      return scheme.block;
     default:
       return kbit_block;
   }
@@ -240,7 +242,7 @@ int64_t feedback_block(const Scheme& scheme, int64_t k) noexcept {
 QuantizeResult quantize_with_feedback(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options) {
   ensure(options.feeds_back(), "quantize_with_feedback: no factor");
   const ErrorFactor& factor = *options.input->feedback;
-  if (scheme.act_order || scheme.family == SchemeFamily::lut) {
+  if (scheme.act_order) {
     throw Error(ErrorCode::unsupported, concat("there is no error feedback for ", to_string(scheme)));
   }
   check_weight(weight);
@@ -264,6 +266,7 @@ QuantizeResult quantize_with_feedback(const TensorView& weight, const Scheme& sc
     case SchemeFamily::trellis:
       return trellis_feedback(weight, scheme, options);
     case SchemeFamily::small_float:
+    case SchemeFamily::lut:
       return float_feedback(weight, scheme, options);
     default:
       return integer_feedback(weight, scheme, options);

@@ -1,4 +1,4 @@
-// Error feedback for small floats: a block's scale is chosen from its moved weights, where it has one for itself, then
+// Error feedback for small floats and bitsandbytes' tables: a block's scale is chosen from its moved weights, where it has one for itself, then
 // its columns are rounded one after the other.
 #pragma once
 
@@ -7,7 +7,8 @@
 
 namespace w4q::quantize {
 
-/// As quantize_with_feedback (feedback.h), for small floats whose factor fits. Scales of several rows are chosen before.
+/// As quantize_with_feedback (feedback.h), for small floats and lut, whose factor fits. Scales of several rows, and nested ones,
+/// are chosen before.
 QuantizeResult float_feedback(const TensorView& weight, const formats::Scheme& scheme, const QuantizeOptions& options);
 
 }  // namespace w4q::quantize

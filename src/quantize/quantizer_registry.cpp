@@ -4,6 +4,7 @@
 #include "core/text.h"
 #include "quantize/exl3.h"
 #include "quantize/kbit.h"
+#include "quantize/lut.h"
 #include "quantize/rotated.h"
 #include "quantize/rtn.h"
 #include "quantize/small_float.h"
@@ -18,7 +19,8 @@ formats::Rotation QuantizeOptions::rotation() const noexcept {
 
 std::span<const QuantizerRow> quantizer_registry() noexcept {
   static const QuantizerRow rows[] = {kbit_quantizer(),    rtn_quantizer(),  rotated_quantizer(),
-                                      trellis_quantizer(), exl3_quantizer(), small_float_quantizer()};
+                                      trellis_quantizer(), exl3_quantizer(), small_float_quantizer(),
+                                      lut_quantizer()};
   return rows;
 }
 

@@ -47,9 +47,9 @@ const QuantizerRow& rounding_quantizer(const Scheme& scheme) {
     case SchemeFamily::small_float:
       return quantizer_row("float");
     case SchemeFamily::lut:
-      break;
+      return quantizer_row("lut");
   }
-  throw Error(ErrorCode::unsupported, concat(formats::to_string(scheme), ": no quantizer rounds to this scheme"));
+  throw Error(ErrorCode::internal, "rounding_quantizer: a family without one");
 }
 
 Rounding rounding_of(const Scheme& scheme, int64_t k, const QuantizeOptions& options) {

@@ -185,6 +185,7 @@ Steps preset_steps(std::string_view name, const formats::Scheme& scheme) {
     case formats::SchemeFamily::exl3:
       return parse_steps(preset->exl3);
     case formats::SchemeFamily::small_float:
+    case formats::SchemeFamily::lut:
       return parse_steps(preset->floats);
     default:
       return parse_steps(preset->integer);

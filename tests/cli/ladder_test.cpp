@@ -183,7 +183,7 @@ TEST_F(WholeLadder, EveryReadTypeOfGguf) {
     EXPECT_EQ(alone.status, 0) << alone.out << alone.err;
     ++types;
   }
-  EXPECT_EQ(types, 16);
+  EXPECT_EQ(types, 21);
   // Zeros are not the base's.
   const auto with_base = run_w4q({"verify", path("blocks.gguf"), "--base", bundled_model(), "--quiet"});
   EXPECT_EQ(with_base.status, 1) << with_base.err;

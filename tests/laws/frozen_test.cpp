@@ -59,6 +59,13 @@ std::vector<std::pair<std::string, QuantizeOptions>> ways_to(const formats::Sche
     ways.emplace_back("none", QuantizeOptions{});
     return ways;
   }
+  if (scheme.family == formats::SchemeFamily::lut) {
+    ways.resize(2);
+    ways[0].first = "nf4";
+    ways[1].first = "fp4";
+    ways[1].second.codebook = "fp4";
+    return ways;
+  }
   for (const auto& table : formats::codebook_registry()) {
     ways.emplace_back(table.name, QuantizeOptions{});
     ways.back().second.codebook = table.name;

@@ -20,5 +20,6 @@ DialectRow exl3_dialect_row();
 DialectRow compressed_tensors_float_row();
 DialectRow modelopt_row();
 DialectRow fp8_row();
+DialectRow humming_row();
 
 }  // namespace w4q::checkpoint

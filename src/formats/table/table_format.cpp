@@ -221,8 +221,13 @@ void table_read_codes(const TableFormat& format, const PackedWeight& canonical, 
 }
 
 void table_write_codes(const TableFormat& format, PackedWeight& weight, int64_t row, std::span<const uint8_t> codes) {
-  ensure(!flat(format), "table_write_codes: not bit planes");
   const auto bits = static_cast<size_t>(format.bits);
+  if (flat(format)) {
+    ensure(weight.k * format.bits % 32 == 0, "table_write_codes: rows share words");
+    const auto size = static_cast<size_t>(dense_words(weight.k, format.bits));
+    const auto words = weight.plane(PlaneRole::codes).bytes.as<uint32_t>();
+    return dense_pack(codes, format.bits, words.subspan(static_cast<size_t>(row) * size, size));
+  }
   const auto units = static_cast<size_t>(ceil_div(weight.k, unit));
   const auto words = weight.plane(PlaneRole::codes)
                          .bytes.as<uint32_t>()

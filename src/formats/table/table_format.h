@@ -71,7 +71,7 @@ BitPlace table_place(const TableFormat& format, int64_t k, int64_t row, int64_t 
 void table_decode_row(const TableFormat& format, const PackedWeight& canonical, int64_t row, std::span<float> out);
 /// The codes of row `row` of canonical planes into `codes` (k of them).
 void table_read_codes(const TableFormat& format, const PackedWeight& canonical, int64_t row, std::span<uint8_t> codes);
-/// The reverse, for bit planes.
+/// The reverse; of dense codes, where rows are whole words.
 void table_write_codes(const TableFormat& format, PackedWeight& weight, int64_t row, std::span<const uint8_t> codes);
 /// Fills zeroed canonical planes: table, scales and codes of `values` (n × k, finite). Throws bad_argument or bad_file
 /// for a table that does not fit.
