@@ -50,6 +50,24 @@ Error without_text(const std::string& option, std::string_view why, std::string_
       .hint(concat("leave out ", option, ", or give ", instead));
 }
 
+void add_activation_scales(CLI::App& command, bool& inputs, bool& cache) {
+  command.add_flag(
+      "--activation-scales", inputs,
+      "With --to compressed-tensors-float or modelopt: programs quantize the inputs of linears too; measures "
+      "the scales that NVFP4 and FP8 want on a text (--calib)");
+  command.add_flag("--cache-scales", cache, "The same for keys and values of a cache in FP8");
+}
+
+pipeline::ActivationRequest activation_request(bool inputs, bool cache, const CalibrationArguments& arguments) {
+  const bool wanted = inputs || cache;
+  if (wanted && !arguments.has_text()) {
+    throw Error(ErrorCode::bad_argument, "--activation-scales and --cache-scales are measured on a text")
+        .hint("--calib FILE, --calib-ids FILE or --chat FILE");
+  }
+  if (!wanted) return {};
+  return {calibration_text(arguments), inputs, cache};
+}
+
 pipeline::CalibrationText calibration_text(const CalibrationArguments& arguments) {
   pipeline::CalibrationText text{arguments.text, arguments.ids, arguments.samples, arguments.length, arguments.chat};
   text.seed = arguments.seed;

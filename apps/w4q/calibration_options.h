@@ -9,6 +9,7 @@
 
 #include "chat/chat_text.h"
 #include "core/error.h"
+#include "pipeline/activation_scales.h"
 #include "pipeline/calibrate.h"
 
 namespace w4q::app {
@@ -34,6 +35,10 @@ void add_calibration(CLI::App& command, const std::string& text_name, const std:
 std::string given_decoding_option(const CalibrationArguments& arguments);
 /// What is wrong with such an option, and what to give `instead` of leaving it out.
 Error without_text(const std::string& option, std::string_view why, std::string_view instead);
+/// Adds --activation-scales and --cache-scales, for the dialects that have them.
+void add_activation_scales(CLI::App& command, bool& inputs, bool& cache);
+/// What they ask for. Throws bad_argument where there is no text to measure on.
+pipeline::ActivationRequest activation_request(bool inputs, bool cache, const CalibrationArguments& arguments);
 pipeline::CalibrationText calibration_text(const CalibrationArguments& arguments);
 
 }  // namespace w4q::app

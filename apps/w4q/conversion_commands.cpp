@@ -50,6 +50,8 @@ pipeline::ConvertRequest convert_request(const OutputOptions& output, const Conv
           .output = output.output,
           .to = conversion.to,
           .allow_lossy = allow_lossy,
+          .no_act_order = conversion.no_act_order,
+          .activations = conversion.activations,
           .write = write_options(output),
           .overwrite = output.overwrite,
           .sharing = sharing(output)};
@@ -119,6 +121,9 @@ void refuse_unused(const ConversionRow& row, const OutputOptions& output, const 
   refuse(!gguf || !output.copy_all, "--copy-all", "nothing stands beside a GGUF file");
   refuse(row.kind == Kind::dialect || conversion.serving.empty(), "--for",
          "it is asked of dialects' folders; verify --for asks any");
+  refuse(row.kind == Kind::dialect || !conversion.no_act_order, "--no-act-order", "it is about dialects' groups");
+  refuse(row.kind == Kind::dialect || conversion.activations.empty(), "--activation-scales",
+         "it belongs to dialects that tell programs how to quantize activations");
   refuse(gguf || conversion.tokenizer, "--no-tokenizer", "the tokenizer's files are copied, not converted");
   refuse(row.kind == Kind::dialect || !conversion.allow_lossy, "--allow-lossy",
          gguf                       ? "gguf-q8_0 and its like round anew by themselves"

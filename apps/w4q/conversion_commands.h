@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common_options.h"
+#include "pipeline/activation_scales.h"
 #include "serving_options.h"
 
 namespace w4q::app {
@@ -14,7 +15,9 @@ struct Conversion {
   std::string to;
   bool tokenizer = true;     ///< GGUF: convert it too
   bool allow_lossy = false;  ///< dialects: round anew what the target cannot say
+  bool no_act_order = false;
   ServingArguments serving = {};
+  pipeline::ActivationRequest activations = {};  ///< dialects: scales to measure
 };
 
 struct ConversionRow {

@@ -147,6 +147,7 @@ void set_quality(const QualityArguments& arguments, pipeline::QuantizeRequest& r
   check_method(arguments, request, searches);
   const bool needs = request.options.steps.any(&StepRow::needs_statistics);
   if (!needs && !has_calibration(arguments)) return;
+  if (!needs && !searches && arguments.measures_activations) return;
   if (!needs && !searches) {
     throw Error(ErrorCode::bad_argument, concat("method ", request.method, " does not use calibration by itself"))
         .hint(

@@ -18,6 +18,7 @@ struct QualityArguments {
   std::string quality;                    ///< a preset; empty: the steps by themselves
   quantize::Steps steps;                  ///< that options name
   std::optional<quantize::Steps> recipe;  ///< those of a recipe, for a command line that names none
+  bool measures_activations = false;      ///< the text is for scales of activations, too
   bool no_clip = false;
   bool no_input_scales = false;
   uint64_t rotation_seed = 0;

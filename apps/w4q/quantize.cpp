@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "allocation_options.h"
+#include "checkpoint/dialect/dialect.h"
 #include "common_options.h"
 #include "core/error.h"
 #include "core/text.h"
@@ -41,6 +42,7 @@ struct QuantizeArguments {
   bool embeddings = false;
   std::string embedding_scheme;
   std::string to;  ///< a dialect; empty: w4q's own planes
+  bool activation_scales = false, cache_scales = false;
   ServingArguments serving;
   std::string device = "auto";
 };
@@ -117,6 +119,7 @@ pipeline::QuantizeRequest request(const QuantizeArguments& options) {
   result.options.bnb_compatible = options.bnb_compatible;
   set_codebook(options, result);
   QualityArguments quality = options.quality;
+  quality.measures_activations = options.activation_scales || options.cache_scales;
   if (pipeline::is_recipe_line(options.recipe)) {
     const auto line = pipeline::parse_recipe_line(options.recipe);
     set_passes(line.passes, result);
@@ -147,12 +150,20 @@ pipeline::QuantizeRequest request(const QuantizeArguments& options) {
   return result;
 }
 
+pipeline::ActivationRequest activations_of(const QuantizeArguments& options) {
+  return activation_request(options.activation_scales, options.cache_scales, options.quality.calibration);
+}
+
 /// What would only be found out after the work.
 void check_dialect(const QuantizeArguments& options) {
-  const auto targets = pipeline::convert_targets();
-  if (std::ranges::find(targets, options.to) == targets.end()) {
+  const auto* const row = checkpoint::find_dialect(options.to);
+  if (!activations_of(options).empty() && (row == nullptr || row->activation_form == nullptr)) {
+    throw Error(ErrorCode::bad_argument, concat("--to ", printable(options.to), " has no scales of activations"))
+        .hint("leave out --activation-scales and --cache-scales");
+  }
+  if (row == nullptr && options.to != "w4q") {
     throw Error(ErrorCode::bad_argument, concat("--to ", printable(options.to), ": no such dialect"))
-        .detail("known: " + join(targets));
+        .detail("known: " + join(pipeline::convert_targets()));
   }
   if (!options.output.overwrite && std::filesystem::exists(options.output.output)) {
     throw Error(ErrorCode::bad_argument, concat(printable(options.output.output), " exists"))
@@ -173,6 +184,7 @@ int run_to_dialect(const QuantizeArguments& options, pipeline::QuantizeRequest w
   const pipeline::ConvertRequest conversion{.input = wanted.output,
                                             .output = output,
                                             .to = options.to,
+                                            .activations = activations_of(options),
                                             .write = write_options(options.output),
                                             .overwrite = options.output.overwrite,
                                             .sharing = wanted.sharing};
@@ -227,7 +239,11 @@ int run(const CLI::App& command, QuantizeArguments options) {
                          {options.model, options.to, options.device, static_cast<int64_t>(options.allocation.bytes)});
   }
   const auto wanted = request(options);
-  if (!options.to.empty()) check_dialect(options);
+  if (!options.to.empty()) {
+    check_dialect(options);
+  } else if (options.activation_scales || options.cache_scales) {
+    throw Error(ErrorCode::bad_argument, "--activation-scales and --cache-scales belong to --to");
+  }
   const auto notes = serve(options, wanted);
   if (!options.to.empty() && !options.output.dry_run) return run_to_dialect(options, wanted, notes);
   if (options.output.dry_run) {
@@ -279,6 +295,7 @@ void setup_quantize(CLI::App& app, Action& action) {
       "Write another program's checkpoint, or a GGUF file (w4q list --dialects), as repack --to does, with "
       "its proof");
   add_serving(*command, options->serving);
+  add_activation_scales(*command, options->activation_scales, options->cache_scales);
   add_device(*command, options->device);
   CLI::Option* const quality = add_quality(*command, options->quality);
   add_scheme(*command, options->scheme, *recipe);

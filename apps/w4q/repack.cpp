@@ -3,9 +3,11 @@
 // w4q repack AWQ_MODEL -o FOLDER --to gptq-v2
 #include <memory>
 
+#include "calibration_options.h"
 #include "common_options.h"
 #include "conversion_commands.h"
 #include "core/error.h"
+#include "core/text.h"
 #include "pipeline/mxfp4_import.h"
 #include "pipeline/repack_model.h"
 
@@ -21,12 +23,21 @@ struct RepackOptions {
   std::string to;
   bool no_tokenizer = false;
   bool allow_lossy = false;
+  bool no_act_order = false;
   std::string device = "auto";
   ServingArguments serving;
+  bool activation_scales = false, cache_scales = false;
+  CalibrationArguments calibration;
 };
 
 /// --to: another format instead of another layout.
 int run_conversion(const RepackOptions& options) {
+  const std::string decoding = given_decoding_option(options.calibration);
+  const bool measures = options.activation_scales || options.cache_scales;
+  if (!measures && (options.calibration.has_text() || !decoding.empty())) {
+    throw Error(ErrorCode::bad_argument, "a text is for --activation-scales and --cache-scales")
+        .hint(concat("leave out ", decoding.empty() ? "--calib, --calib-ids or --chat" : decoding));
+  }
   if (!options.target.empty() || !options.layout.empty()) {
     throw Error(ErrorCode::bad_argument, "--to cannot be combined with --target or --layout");
   }
@@ -34,8 +45,10 @@ int run_conversion(const RepackOptions& options) {
     throw Error(ErrorCode::bad_argument, "--device cuda belongs to --target and --layout: --to converts on the CPU")
         .hint("leave out --device");
   }
-  return convert(options.common, options.output,
-                 {options.input, options.to, !options.no_tokenizer, options.allow_lossy, options.serving});
+  return convert(
+      options.common, options.output,
+      {options.input, options.to, !options.no_tokenizer, options.allow_lossy, options.no_act_order, options.serving,
+       activation_request(options.activation_scales, options.cache_scales, options.calibration)});
 }
 
 int run(const RepackOptions& options) {
@@ -44,6 +57,10 @@ int run(const RepackOptions& options) {
   check(options.serving);
   if (!options.to.empty()) return run_conversion(options);
   if (!options.serving.empty()) throw Error(ErrorCode::bad_argument, "--for belongs to --to: no program loads layouts");
+  if (options.activation_scales || options.cache_scales) {
+    throw Error(ErrorCode::bad_argument, "--activation-scales and --cache-scales belong to --to");
+  }
+  if (options.no_act_order) throw Error(ErrorCode::bad_argument, "--no-act-order belongs to --to a dialect");
   if (options.allow_lossy) throw Error(ErrorCode::bad_argument, "--allow-lossy belongs to --to: layouts lose nothing");
   if (options.no_tokenizer) {
     throw Error(ErrorCode::bad_argument, "--no-tokenizer belongs to --to: a repacked folder keeps its files");
@@ -98,8 +115,14 @@ void setup_repack(CLI::App& app, Action& action) {
       "file hf16, hf-f32 or w4q (keeps Q4_0 and Q8_0 codes)");
   command->add_flag("--allow-lossy", options->allow_lossy,
                     "With --to a dialect: round anew what it cannot say, and report the error, instead of refusing");
+  command->add_flag(
+      "--no-act-order", options->no_act_order,
+      "With --to a dialect: groups in the order of inputs, as servers want them; with --allow-lossy linears "
+      "that have another order are rounded anew");
   command->add_flag("--no-tokenizer", options->no_tokenizer, "With --to, to and from GGUF: leave the tokenizer out");
   add_serving(*command, options->serving);
+  add_activation_scales(*command, options->activation_scales, options->cache_scales);
+  add_calibration(*command, "--calib", "--calib-ids", options->calibration);
   add_device(*command, options->device);
   add_verbose(*command, options->common);
   add_common(*command, options->common);

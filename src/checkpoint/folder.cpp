@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "checkpoint/dialect/config.h"
 #include "checkpoint/dialect/dialect.h"
 #include "checkpoint/low_precision.h"
 #include "core/error.h"
@@ -33,7 +34,7 @@ std::optional<QuantizationConfig> read_floats(const DialectSource& source) {
   return read_dialect(source);
 }
 
-/// The same, nothing where one of its linears is none that the dialect has, or activations have scales too.
+/// The same, nothing where one of its linears is none that the dialect has, or others measured scales of activations.
 std::optional<QuantizationConfig> read_known_floats(const DialectSource& source) {
   try {
     auto result = read_floats(source);
@@ -42,7 +43,8 @@ std::optional<QuantizationConfig> read_known_floats(const DialectSource& source)
       return std::ranges::any_of(result->dialect->activations,
                                  [&](std::string_view suffix) { return tensor.first.ends_with(suffix); });
     };
-    if (std::ranges::any_of(source.checkpoint.tensors(), scales_inputs)) return std::nullopt;
+    const bool ours = config_text(source, {"converted_by"}, "") == "w4q";
+    if (!ours && std::ranges::any_of(source.checkpoint.tensors(), scales_inputs)) return std::nullopt;
     return result;
   } catch (const Error& error) {
     if (error.code() == ErrorCode::internal) throw;

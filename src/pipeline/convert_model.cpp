@@ -4,6 +4,7 @@
 #include <cmath>
 #include <exception>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -11,6 +12,7 @@
 
 #include "checkpoint/dialect/dialect.h"
 #include "checkpoint/folder.h"
+#include "checkpoint/fused.h"
 #include "core/buffer.h"
 #include "core/convert.h"
 #include "core/error.h"
@@ -21,6 +23,7 @@
 #include "formats/scheme_registry.h"
 #include "io/output.h"
 #include "model/model.h"
+#include "model/opened.h"
 #include "model/stored_sizes.h"
 #include "pipeline/convert_linear.h"
 #include "pipeline/output_rules.h"
@@ -33,12 +36,23 @@ using checkpoint::PackedLinearInfo;
 
 constexpr std::string_view own_dialect = "w4q";
 
+/// The scale of what a program quantizes while it runs.
+struct ScaleTensor {
+  enum class Of { input, keys, values } of = Of::input;
+  std::string path;  ///< the linear, or the attention
+  io::PlannedTensor tensor;
+  double largest_code = 0;  ///< the scale is largest magnitude / this
+  bool divides = false;     ///< its reciprocal
+};
+
 struct ConvertPlan {
   checkpoint::Folder source;
   const checkpoint::DialectRow* dialect = nullptr;  ///< null: w4q's own
   std::vector<LinearPlan> linears;
   std::vector<io::PlannedTensor> carried;
   std::vector<std::string> kept;  ///< linear layers in 16 bit
+  ActivationRequest activations;
+  std::vector<ScaleTensor> scales;  ///< of activations
 };
 
 const checkpoint::DialectRow* find_target(const std::string& name) {
@@ -59,7 +73,12 @@ std::string refuse_structure(const PackedLinearInfo& info) {
   return {};
 }
 
-LinearPlan plan_linear(const PackedLinearInfo& info, const checkpoint::DialectRow& row, bool allow_lossy) {
+/// What a request says of every linear.
+struct LinearWishes {
+  bool allow_lossy = false, scales_inputs = false, no_act_order = false;
+};
+
+LinearPlan plan_linear(const PackedLinearInfo& info, const checkpoint::DialectRow& row, const LinearWishes& wishes) {
   const auto refuse = [&](const std::string& why) {
     return Error(ErrorCode::unsupported, concat(printable(info.name), ": ", row.name, " cannot hold ",
                                                 formats::to_string(info.passes.front().scheme)))
@@ -70,8 +89,16 @@ LinearPlan plan_linear(const PackedLinearInfo& info, const checkpoint::DialectRo
   }
   checkpoint::DialectFit fit = row.fit(info);
   if (!fit.scheme) throw refuse(fit.loses);
+  if (!wishes.scales_inputs && row.needs_inputs != nullptr && row.needs_inputs(*fit.scheme)) {
+    throw refuse("its readers want a scale of the inputs beside that of the weights")
+        .hint("--activation-scales --calib TEXT measures them");
+  }
   if (auto why = refuse_structure(info); !why.empty()) fit.loses = std::move(why);
-  if (!fit.loses.empty() && !allow_lossy) {
+  if (wishes.no_act_order && fit.scheme->act_order) {
+    fit.scheme->act_order = false;
+    fit.loses = "its inputs belong to groups in an order of their own (--no-act-order)";
+  }
+  if (!fit.loses.empty() && !wishes.allow_lossy) {
     throw refuse(fit.loses).hint(
         concat("--allow-lossy rounds the weights anew to ", formats::to_string(*fit.scheme), " and reports the error"));
   }
@@ -82,6 +109,13 @@ LinearPlan plan_linear(const PackedLinearInfo& info, const checkpoint::DialectRo
     plan.to.stored.push_back({info.name + spec.suffix, spec.dtype, spec.shape});
   }
   return plan;
+}
+
+std::vector<io::PlannedTensor> planned_linears(const std::vector<LinearPlan>& linears) {
+  std::vector<io::PlannedTensor> result;
+  for (const auto& linear : linears)
+    std::ranges::move(checkpoint::planned_planes(linear.to), std::back_inserter(result));
+  return result;
 }
 
 LinearPlan plan_own(const PackedLinearInfo& info) {
@@ -151,14 +185,52 @@ void plan_carried(ConvertPlan& plan) {
   plan.kept = kept_linears(others);
 }
 
+constexpr double largest_float8 = 448, largest_float4 = 6 * largest_float8;
+
+/// The scale that readers of a linear's scheme want; nothing: none, or such as they find while they run.
+std::optional<ScaleTensor> input_scale(const checkpoint::ActivationForm& form, const PackedLinearInfo& to) {
+  const formats::Scheme& scheme = to.passes.front().scheme;
+  if (scheme.family != formats::SchemeFamily::small_float) return std::nullopt;
+  const bool float4 = scheme.scale == formats::ScaleType::e4m3;
+  if (!float4 && scheme.block != formats::whole_tensor) return std::nullopt;
+  return ScaleTensor{.path = to.name,
+                     .tensor = {concat(to.name, float4 ? form.float4 : form.float8), DType::f32, form.shape},
+                     .largest_code = float4 ? largest_float4 : largest_float8,
+                     .divides = float4 && form.float4_divides};
+}
+
+void plan_activations(ConvertPlan& plan, const std::filesystem::path& input) {
+  if (plan.activations.empty()) return;
+  const auto* form = plan.dialect == nullptr ? nullptr : plan.dialect->activation_form;
+  if (form == nullptr) {
+    throw Error(ErrorCode::bad_argument, concat("--to ", plan.dialect == nullptr ? own_dialect : plan.dialect->name,
+                                                " has no scales of activations"))
+        .hint("compressed-tensors-float and modelopt have; leave out --activation-scales and --cache-scales");
+  }
+  if (plan.activations.inputs) {
+    for (const auto& linear : plan.linears) {
+      if (auto scale = input_scale(*form, linear.to)) plan.scales.push_back(std::move(*scale));
+    }
+  }
+  if (!plan.activations.cache) return;
+  for (const auto& path : cached_attentions(model::open_model(input).config)) {
+    using Of = ScaleTensor::Of;
+    for (const auto& [of, end] : {std::pair{Of::keys, form->keys}, {Of::values, form->values}}) {
+      plan.scales.push_back({of, path, {concat(path, end), DType::f32, form->shape}, largest_float8});
+    }
+  }
+}
+
 ConvertPlan make_plan(const ConvertRequest& request) {
-  ConvertPlan plan{checkpoint::open_packed_folder(request.input), find_target(request.to), {}, {}, {}};
+  ConvertPlan plan{checkpoint::open_packed_folder(request.input), find_target(request.to), {}, {}, {}, {}, {}};
+  plan.activations = request.activations;
+  const LinearWishes wishes{request.allow_lossy, plan.activations.inputs, request.no_act_order};
   model::fit_to_config(plan.source);
   for (const auto& [name, info] : plan.source.quantization.linears) {
-    plan.linears.push_back(plan.dialect == nullptr ? plan_own(info)
-                                                   : plan_linear(info, *plan.dialect, request.allow_lossy));
+    plan.linears.push_back(plan.dialect == nullptr ? plan_own(info) : plan_linear(info, *plan.dialect, wishes));
   }
   plan_carried(plan);
+  plan_activations(plan, request.input);
   return plan;
 }
 
@@ -177,7 +249,12 @@ io::Json describe(const checkpoint::DialectRow& dialect, const std::vector<Linea
   return json;
 }
 
-io::Json describe(const ConvertPlan& plan) { return describe(*plan.dialect, plan.linears, plan.kept); }
+io::Json describe(const ConvertPlan& plan) {
+  io::Json json = describe(*plan.dialect, plan.linears, plan.kept);
+  const auto& wanted = plan.activations;
+  if (!wanted.empty()) plan.dialect->activation_form->state(json, wanted.inputs, wanted.cache);
+  return json;
+}
 
 checkpoint::QuantizationConfig own_quantization(const ConvertPlan& plan) {
   checkpoint::QuantizationConfig result;
@@ -213,8 +290,8 @@ ConvertReport make_report(const ConvertPlan& plan) {
 /// All tensors of the output.
 std::vector<io::PlannedTensor> planned_tensors(const ConvertPlan& plan) {
   std::vector<io::PlannedTensor> planned = plan.carried;
-  for (const auto& linear : plan.linears)
-    std::ranges::move(checkpoint::planned_planes(linear.to), std::back_inserter(planned));
+  std::ranges::move(planned_linears(plan.linears), std::back_inserter(planned));
+  for (const auto& scale : plan.scales) planned.push_back(scale.tensor);
   return planned;
 }
 
@@ -299,6 +376,9 @@ std::vector<WorkUnit> units_of(const ConvertPlan& plan, const ConvertReport& rep
     }
   }
   for (const auto& tensor : plan.carried) units.push_back({tensor.name, {tensor.name}, tensor.size()});
+  if (plan.scales.empty()) return units;
+  units.push_back({"scales of activations", {}, 1});
+  for (const auto& scale : plan.scales) units.back().tensors.push_back(scale.tensor.name);
   return units;
 }
 
@@ -337,6 +417,46 @@ void write_carried(const io::Checkpoint& source, const io::PlannedTensor& tensor
   std::vector<std::byte> bytes(static_cast<size_t>(tensor.size()));
   narrow(values, tensor.dtype, bytes);
   writer.write(tensor.name, bytes);
+}
+
+/// Measures what is wanted; scales of what was zero all along are 1.
+std::vector<std::pair<std::string, float>> measured_scales(const ConvertPlan& plan, const ConvertRequest& request) {
+  std::vector<std::pair<std::string, float>> result;
+  if (plan.scales.empty()) return result;
+  const auto maxima = measure_activations(request.input, plan.activations.text);
+  for (const auto& scale : plan.scales) {
+    using Of = ScaleTensor::Of;
+    const auto input = maxima.inputs.find(scale.path);
+    const auto cache = maxima.caches.find(scale.path);
+    const float largest = scale.of == Of::input          ? (input == maxima.inputs.end() ? 0.0f : input->second)
+                          : cache == maxima.caches.end() ? 0.0f
+                          : scale.of == Of::keys         ? cache->second.keys
+                                                         : cache->second.values;
+    const auto value = static_cast<float>(largest / scale.largest_code);
+    const float written = !(value > 0)    ? 1.0f
+                          : scale.divides ? static_cast<float>(scale.largest_code / largest)
+                                          : value;
+    if (!std::isfinite(written)) {
+      throw Error(ErrorCode::unsupported,
+                  concat(printable(scale.tensor.name), ": no scale for magnitudes of ", largest));
+    }
+    result.emplace_back(scale.tensor.name, written);
+  }
+  return result;
+}
+
+/// The last unit of all, where there are any.
+void write_scales(const ConvertPlan& plan, const ConvertRequest& request, io::CheckpointWriter& writer,
+                  SharedWork& work, ConvertReport& report) {
+  if (plan.scales.empty()) return;
+  const size_t unit = plan.linears.size() + plan.carried.size();
+  if (work.mine(unit)) {
+    for (const auto& [name, value] : measured_scales(plan, request)) {
+      writer.write(name, std::as_bytes(std::span(&value, 1)));
+    }
+    work.done(unit, nullptr);
+  }
+  report.notes.push_back(concat(plan.scales.size(), " scales of activations, as the text has them"));
 }
 
 }  // namespace
@@ -379,9 +499,9 @@ serving::StoredModel planned_headers(const Plan& plan, io::Json config, const st
   }
   std::vector<LinearPlan> linears;
   for (const auto& info : packed) {
-    linears.push_back(row == nullptr ? plan_own(info) : plan_linear(info, *row, false));
-    std::ranges::move(checkpoint::planned_planes(linears.back().to), std::back_inserter(tensors));
+    linears.push_back(row == nullptr ? plan_own(info) : plan_linear(info, *row, {}));
   }
+  std::ranges::move(planned_linears(linears), std::back_inserter(tensors));
   config["quantization_config"] =
       row == nullptr ? io::Json{{"quant_method", own_dialect}} : describe(*row, linears, kept_linears(others));
   return serving::StoredModel::planned(std::move(config), tensors);
@@ -399,6 +519,7 @@ ConvertReport convert_model(const ConvertRequest& request) {
                               output.joins());
   SharedWork work(output, writer, units_of(plan, report));
   Progress progress("convert", work.cost(), "bytes");
+  write_scales(plan, request, writer, work, report);
   convert_linears(plan, request.allow_lossy, writer, work, progress, report);
   for (size_t i = 0; i < plan.carried.size(); ++i) {
     const size_t unit = plan.linears.size() + i;

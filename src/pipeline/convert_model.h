@@ -11,6 +11,7 @@
 #include "formats/integer_recast.h"
 #include "io/checkpoint_writer.h"
 #include "io/json.h"
+#include "pipeline/activation_scales.h"
 #include "pipeline/gguf_rows.h"
 #include "pipeline/plan.h"
 #include "pipeline/sharing.h"
@@ -24,7 +25,11 @@ struct ConvertRequest {
   std::string to;  ///< "w4q": canonical planes; or a dialect's name
   /// Round anew what the dialect cannot say, and report the error, instead of refusing.
   bool allow_lossy = false;
-  io::WriteOptions write;
+  /// Groups in the order of inputs, whatever the dialect could say: linears with act order are rounded anew.
+  bool no_act_order = false;
+  /// Scales of activations to measure and write, for dialects that have them.
+  ActivationRequest activations = {};
+  io::WriteOptions write = {};
   bool overwrite = false;
   Sharing sharing = {};  ///< with other ranks, and with a run that was ended
 };

@@ -108,6 +108,11 @@ void gptq_groups(const Question& question, Findings& findings) {
   }
 }
 
+/// An order of inputs that a program does not read cannot be undone: linears that read the residual stream have one each.
+constexpr std::string_view without_order =
+    "w4q quantize reads these weights: --quality good --to compressed-tensors rounds them again, in order; repack "
+    "--no-act-order --allow-lossy does so without calibration, --to hf16 keeps the values";
+
 void act_order(const Question& question, Findings& findings) {
   const StoredModel& model = question.model;
   const Method method = model.method();
@@ -117,7 +122,7 @@ void act_order(const Question& question, Findings& findings) {
   for (const auto& [place, scheme] : settings(question)) {
     if (!scheme.act_order || scheme.group == -1) continue;
     findings.add(Severity::refused, {}, concat(place, ".desc_act"), "false, or whole rows", "true with groups",
-                 "quantize without --actorder: rounding with static groups writes columns in their own order");
+                 std::string(without_order));
   }
 }
 
@@ -179,7 +184,7 @@ void ct_actorder(const Question& question, Findings& findings) {
   for (const CtGroup& group : question.asked.groups()) {
     if (!group.scheme.act_order) continue;
     findings.add(Severity::refused, {}, group_place(question.model, group, "actorder"), "null, weight or static",
-                 "group", "quantize without --actorder: rounding with static groups writes columns in their own order");
+                 "group", std::string(without_order));
   }
 }
 

@@ -13,6 +13,8 @@ using enum Program;
 
 constexpr Programs servers{vllm, sglang};
 constexpr Programs readers{vllm, sglang, transformers};
+constexpr Programs folder_readers{vllm, sglang, transformers, trt_llm, mlx};
+constexpr std::string_view made_with = "write the config that the weights were made with";
 
 bool is_packed(const StoredLinear& linear) { return linear.form != Form::plain; }
 
@@ -88,19 +90,12 @@ void layer_of(const Question& question, const Layer& layer, Findings& findings) 
     if (same_form(asked.scheme->form, linear.form)) continue;
     const bool by_version = linear.form == Form::awq_other || linear.form == Form::gptq;  // of another rule
     if (model.method() == Method::awq && by_version) continue;
-    findings.add(
-        Severity::refused, linear.name(), concat(model.place(), ".", asked.by),
-        concat(to_string(asked.scheme->form), " in ",
-               layer.split == Split::experts ? "all experts" : last_part(layer.name)),
-        std::string(to_string(linear.form)),
-        linear.form == Form::plain ? words_for(model, layer) : "write the config that the weights were made with");
+    findings.add(Severity::refused, linear.name(), concat(model.place(), ".", asked.by),
+                 concat(to_string(asked.scheme->form), " in ",
+                        layer.split == Split::experts ? "all experts" : last_part(layer.name)),
+                 std::string(to_string(linear.form)),
+                 linear.form == Form::plain ? words_for(model, layer) : std::string(made_with));
   }
-}
-
-void layers(const Question& question, Findings& findings) {
-  if (!has_lists(question.model.method())) return;
-  for (const Layer& layer : question.model.layers(describe(question.program).fuses))
-    layer_of(question, layer, findings);
 }
 
 /// What packed matrices are under a method; empty: of other rules.
@@ -124,17 +119,23 @@ std::vector<Form> forms_of(Method method) {
   }
 }
 
-/// Of programs whose lists are not read here.
-void words(const Question& question, Findings& findings) {
+/// Of a program that takes for packed what has scales, whatever lists say: each is of the kind that the method states.
+void layers_by_tensors(const Question& question, Findings& findings) {
   const StoredModel& model = question.model;
   const auto forms = forms_of(model.method());
   if (forms.empty()) return;
   for (const auto& [path, linear] : model.linears()) {
     if (!is_packed(linear) || std::ranges::find(forms, linear.form) != forms.end()) continue;
     findings.add(Severity::refused, linear.name(), concat(model.place(), ".quant_method"),
-                 std::string(to_string(forms.front())), std::string(to_string(linear.form)),
-                 "write the config that the weights were made with");
+                 std::string(to_string(forms.front())), std::string(to_string(linear.form)), std::string(made_with));
   }
+}
+
+void layers(const Question& question, Findings& findings) {
+  if (question.program == mlx) return layers_by_tensors(question, findings);
+  if (!has_lists(question.model.method())) return;
+  for (const Layer& layer : question.model.layers(describe(question.program).fuses))
+    layer_of(question, layer, findings);
 }
 
 /// Whatever a config says of it, a layer that is loaded as one has one form and one type of words.
@@ -209,10 +210,11 @@ void dynamic_names(const Question& question, Findings& findings) {
 
 std::vector<Rule> layer_rules() {
   return {
-      {"layers", readers, "each layer is stored as config.json says, in the words in which the program asks",
-       "vllm compressed_tensors/utils.py, gptq_utils.py, quant_utils.py is_layer_skipped; sglang quantization/utils.py",
+      {"layers", folder_readers, "each layer is stored as config.json says, in the words in which the program asks",
+       "vllm compressed_tensors/utils.py, gptq_utils.py, quant_utils.py is_layer_skipped; sglang "
+       "quantization/utils.py; "
+       "mlx-lm utils.py infer_quant_config",
        layers},
-      {"words", {trt_llm, mlx}, "packed linears are what quantization_config calls them", "mlx-lm utils.py", words},
       {"fused",
        {vllm, sglang, trt_llm},
        "q, k, v, and gate, up, and all experts have one form",

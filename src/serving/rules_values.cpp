@@ -31,10 +31,11 @@ void group_order(const Question& question, Findings& findings) {
         (question.asked.common() && question.asked.common()->act_order);
     if (stated && question.program == vllm) continue;  // refused already
     if (ct && question.program == sglang && stated) continue;
-    findings.add(ct ? Severity::refused : Severity::wrong, order->name,
-                 concat(model.place(), ct ? ".config_groups" : ".desc_act"),
-                 "groups in the order of inputs, as the order is not read", "another order",
-                 "w4q repack --to compressed-tensors --allow-lossy, or quantize with static groups");
+    findings.add(
+        ct ? Severity::refused : Severity::wrong, order->name,
+        concat(model.place(), ct ? ".config_groups" : ".desc_act"),
+        "groups in the order of inputs, as the order is not read", "another order",
+        "w4q repack --to compressed-tensors --no-act-order --allow-lossy, or quantize anew; sglang reads desc_act");
   }
 }
 

@@ -322,7 +322,9 @@ void shared_factors(const StoredContents& contents, ContentsFindings& findings) 
 
 void cache_scales(const StoredContents& contents, ContentsFindings& findings) {
   for (const auto& [name, info] : contents.tensors().tensors()) {
-    for (const auto& [own, other] : {std::pair(".k_scale", ".v_scale"), std::pair(".v_scale", ".k_scale")}) {
+    const bool by_linear = name.ends_with("k_proj.k_scale") || name.ends_with("v_proj.v_scale");  // ModelOpt's
+    const auto pair = by_linear ? std::pair("k_proj.k_scale", "v_proj.v_scale") : std::pair(".k_scale", ".v_scale");
+    for (const auto& [own, other] : {pair, std::pair(pair.second, pair.first)}) {
       if (!name.ends_with(own)) continue;
       const float value = first_value(contents.tensors(), name);
       if (!(value > 0) || !std::isfinite(value))

@@ -42,8 +42,7 @@ Claims::Claims(const checkpoint::DialectSource& source) : readers_(std::make_uni
     readers.gptq.emplace(source);
     can_leave_out_ = checkpoint::config_text(source, {"checkpoint_format", "format"}, "gptq") != "marlin";
   } else if (readers.method == "compressed-tensors") {
-    const bool floats = checkpoint::is_float_format(checkpoint::config_text(source, {"format"}, ""));
-    readers.compressed_tensors.emplace(source, floats);
+    readers.compressed_tensors.emplace(source, checkpoint::holds_float_groups(source));
   } else {
     readers.skipped_key = readers.method == "awq" ? "modules_to_not_convert" : "llm_int8_skip_modules";
     readers.skipped = texts(source.config, readers.skipped_key);

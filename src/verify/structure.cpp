@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "checkpoint/dialect/dialect.h"
 #include "core/convert.h"
 #include "core/interrupt.h"
 #include "core/text.h"
@@ -52,7 +53,7 @@ class StructureCheck {
       const bool expected = expected_.contains(name);
       if (config_.architecture != nullptr && !model::reason_to_carry(config_, name).empty()) {
         carried_ += !is_parameter(name);
-      } else if (!expected) {
+      } else if (!expected && !scales_activations(name)) {
         fault(name, "is extra: neither a parameter nor a plane of a packed one");
       }
     }
@@ -170,6 +171,13 @@ class StructureCheck {
       expected_.insert(name);
       check_kept(name, info);
     }
+  }
+
+  /// Whether a tensor says how programs quantize activations.
+  bool scales_activations(const std::string& name) const {
+    const auto* const dialect = folder_.quantization.dialect;
+    return dialect != nullptr &&
+           std::ranges::any_of(dialect->activations, [&](std::string_view suffix) { return name.ends_with(suffix); });
   }
 
   void check_kept(const std::string& name, const io::TensorInfo& info) {

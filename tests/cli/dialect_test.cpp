@@ -1,6 +1,11 @@
 // Other programs' checkpoints as a user meets them: every dialect made and read, what is refused, and the audit.
+#include <algorithm>
 #include <cstring>
+#include <map>
 
+#include "core/buffer.h"
+#include "io/checkpoint.h"
+#include "io/checkpoint_writer.h"
 #include "io/files.h"
 #include "io/output.h"
 #include "program.h"
@@ -129,6 +134,110 @@ TEST_F(Dialect, FaultsAreNamedWithTheirTensor) {
 }
 
 /// A scale that could not be folded has no place in other programs' files.
+/// As vendors mix them: attention in FP8, the MLP in NVFP4, with scales for what programs quantize while they run.
+TEST_F(Dialect, MixturesOfFloatsAndScalesOfActivations) {
+  io::write_file(
+      path("mix.json"),
+      R"({"rules": [{"match": "*.self_attn.*", "scheme": "fp8-tensor"}, {"match": "*.mlp.*", "scheme": "nvfp4"}]})",
+      false);
+  const std::string text = bundled_model() + "/own/selfgen.txt";
+  ASSERT_EQ(run_w4q({"quantize", bundled_model(), "-o", path("mix"), "--recipe", path("mix.json"), "--quiet"}).status,
+            0);
+  const auto refused = repack("mix", "never", "modelopt");
+  EXPECT_EQ(refused.status, 3);
+  expect_part(refused.err, "--activation-scales --calib TEXT measures them");
+  EXPECT_EQ(repack("asym", "never", "awq-gemm", {"--cache-scales", "--calib", text}).status, 2);
+  EXPECT_EQ(repack("mix", "never", "modelopt", {"--activation-scales"}).status, 2);
+  EXPECT_EQ(repack("mix", "never", "modelopt", {"--calib", text}).status, 2);
+  ASSERT_EQ(repack("mix", "plain", "compressed-tensors-float").status, 0);
+  EXPECT_EQ(io::read_json(path("plain") + "/config.json")["quantization_config"]["format"], "mixed-precision");
+  const struct {
+    std::string dialect, mlp, attention, keys;
+    bool divides;
+  } rows[] = {{"compressed-tensors-float", ".input_global_scale", ".input_scale", ".self_attn.k_scale", true},
+              {"modelopt", ".input_scale", ".input_scale", ".self_attn.k_proj.k_scale", false}};
+  float largest_input = 0;
+  for (const auto& row : rows) {
+    SCOPED_TRACE(row.dialect);
+    const auto made =
+        repack("mix", row.dialect, row.dialect,
+               {"--activation-scales", "--cache-scales", "--calib", text, "--samples", "2", "--length", "64"});
+    ASSERT_EQ(made.status, 0) << made.err;
+    expect_part(made.out, "36 scales of activations");  // of 28 linears, and keys and values of 4 layers
+    const auto tensors = io::Checkpoint::open(path(row.dialect));
+    const auto value = [&](const std::string& name) {
+      float result = 0;
+      std::memcpy(&result, tensors.load("model.layers.1" + name)->bytes.data(), sizeof result);
+      return result;
+    };
+    EXPECT_EQ(value(".self_attn.q_proj" + row.attention), value(".self_attn.k_proj" + row.attention));
+    EXPECT_GT(value(row.keys), 0);
+    const float gate = value(".mlp.gate_proj" + row.mlp), largest = row.divides ? 2688 / gate : 2688 * gate;
+    if (largest_input != 0) {
+      EXPECT_FLOAT_EQ(largest, largest_input);
+    }
+    largest_input = largest;
+    const auto served = run_w4q({"verify", path(row.dialect), "--for", "vllm,sglang"});
+    EXPECT_EQ(served.status, 0) << served.out;
+    EXPECT_EQ(verify(row.dialect, true).status, 0);
+    ASSERT_EQ(repack(row.dialect, row.dialect + "-back", "w4q").status, 0);
+    EXPECT_EQ(io::read_file(path(row.dialect) + "-back/model.safetensors"),
+              io::read_file(path("mix") + "/model.safetensors"));
+  }
+  const auto config = io::read_json(path("modelopt") + "/hf_quant_config.json")["quantization"];
+  EXPECT_EQ(config["quant_algo"], "MIXED_PRECISION");
+  EXPECT_EQ(config["kv_cache_quant_algo"], "FP8");
+  EXPECT_EQ(config["quantized_layers"]["model.layers.0.mlp.up_proj"]["quant_algo"], "NVFP4");
+  EXPECT_EQ(config["quantized_layers"]["model.layers.0.self_attn.q_proj"]["quant_algo"], "FP8");
+}
+
+/// An order of groups that servers do not read goes with --no-act-order, at the price of another rounding.
+TEST_F(Dialect, ActOrderGoesWhereItIsAsked) {
+  const std::string made = path("ordered");
+  ASSERT_EQ(repack("asym", "ordered", "gptq-v2").status, 0);
+  io::Json config = io::read_json(made + "/config.json");
+  config["quantization_config"]["desc_act"] = true;
+  io::write_file(made + "/config.json", config.dump(), true);
+  const auto file = io::Checkpoint::open(made);
+  std::vector<io::PlannedTensor> plan;
+  std::map<std::string, Buffer> bytes;
+  for (const auto& [name, info] : file.tensors()) {
+    plan.push_back({name, info.dtype, info.shape});
+    bytes.emplace(name, Buffer::copy_of(file.load(name)->bytes));
+    // Every input of down_proj in the group of its mirror image.
+    if (name.ends_with("down_proj.g_idx")) std::ranges::reverse(bytes.at(name).as<int32_t>());
+  }
+  std::filesystem::create_directories(path("mirrored"));
+  io::CheckpointWriter writer(path("mirrored"), plan, {});
+  for (const auto& [name, tensor] : bytes) writer.write(name, tensor.bytes());
+  writer.finish();
+  io::write_file(path("mirrored") + "/config.json", config.dump(), false);
+  ASSERT_EQ(repack("mirrored", "kept", "compressed-tensors").status, 0);
+  EXPECT_TRUE(io::Checkpoint::open(path("kept")).contains("model.layers.0.mlp.down_proj.weight_g_idx"));
+  EXPECT_EQ(run_w4q({"verify", path("kept"), "--for", "vllm"}).status, 1);
+  const auto refused = repack("mirrored", "never", "compressed-tensors", {"--no-act-order"});
+  EXPECT_EQ(refused.status, 3);
+  expect_part(refused.err, "model.layers.0.mlp.down_proj");
+  const auto sorted = repack("mirrored", "sorted", "compressed-tensors", {"--no-act-order", "--allow-lossy"});
+  ASSERT_EQ(sorted.status, 0) << sorted.err;
+  expect_part(sorted.out, "NOT LOSSLESS: 4 linears were changed");
+  EXPECT_EQ(run_w4q({"verify", path("sorted"), "--for", "vllm"}).status, 0);
+}
+
+TEST_F(Dialect, HummingHoldsIntegersAndFloats) {
+  for (const char* scheme : {"int3-g32-bf16-asym", "nvfp4", "fp8-block128"}) {
+    SCOPED_TRACE(scheme);
+    const std::string name(scheme), there = name + "-humming";
+    ASSERT_EQ(run_w4q({"quantize", bundled_model(), "-o", path(name), "--scheme", name, "--quiet"}).status, 0);
+    ASSERT_EQ(repack(name, there, "humming").status, 0);
+    const auto served = run_w4q({"verify", path(there), "--for", "vllm,sglang"});
+    EXPECT_EQ(served.status, 0) << served.out;
+    EXPECT_EQ(verify(there, true).status, 0);
+    ASSERT_EQ(repack(there, there + "-back", "w4q").status, 0);
+    EXPECT_EQ(io::read_file(path(there) + "-back/model.safetensors"), io::read_file(path(name) + "/model.safetensors"));
+  }
+}
+
 TEST_F(Dialect, InputScalesAreRefused) {
   const auto awq = run_w4q({"quantize", bundled_model(), "-o", path("scaled"), "--method", "awq", "--calib",
                             bundled_model() + "/own/selfgen.txt", "--samples", "4", "--length", "64", "--keep",

@@ -135,6 +135,8 @@ void write_forms_of_scheme(FrozenOutputs& outputs, const std::string& scheme) {
   if (packed.empty()) return write_forms_of_encoded(outputs, scheme);
   write_every_form(outputs, scheme, packed);
   fs::remove_all(packed);
+  // Of its tables quantizing writes one.
+  if (formats::parse_scheme(scheme).family == formats::SchemeFamily::lut) write_forms_of_encoded(outputs, scheme);
 }
 
 TEST(Frozen, EverySchemeInEveryLayoutAndDialect) {

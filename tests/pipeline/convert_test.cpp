@@ -51,7 +51,11 @@ class Convert : public ::testing::Test {
 
   ConvertReport convert(const std::string& from, const std::string& to, const std::string& dialect,
                         bool allow_lossy = false) {
-    return convert_model({folder_ / from, folder_ / to, dialect, allow_lossy, {}, true});
+    return convert_model({.input = folder_ / from,
+                          .output = folder_ / to,
+                          .to = dialect,
+                          .allow_lossy = allow_lossy,
+                          .overwrite = true});
   }
   void expect_refused(const std::string& dialect, std::initializer_list<std::string_view> parts) {
     expect_error(ErrorCode::unsupported, parts, [&] { convert("own", "refused", dialect); });
@@ -124,7 +128,7 @@ TEST_F(Convert, ConfigsSayWhatTheReadersNeed) {
 TEST_F(Convert, DryRunWritesNothing) {
   const auto a = sample("int4-g128-f16");
   write_own({{up, &a}});
-  const auto report = plan_convert({folder_ / "own", folder_ / "none", "gptq-v1", false, {}, false});
+  const auto report = plan_convert({.input = folder_ / "own", .output = folder_ / "none", .to = "gptq-v1"});
   EXPECT_FALSE(report.done);
   EXPECT_EQ(report.linears.size(), 1u);
   EXPECT_FALSE(std::filesystem::exists(folder_ / "none"));

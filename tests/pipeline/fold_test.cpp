@@ -239,7 +239,7 @@ TEST_F(Fold, OtherProgramsReadIt) {
   for (const auto& dialect : convert_targets()) {
     if (dialect == "w4q" || !test::keeps_codes(dialect, wanted.scheme, 256, 256)) continue;
     SCOPED_TRACE(dialect);
-    convert_model({folder_ / "q", folder_ / dialect, dialect, false, {}, false});
+    convert_model({.input = folder_ / "q", .output = folder_ / dialect, .to = dialect});
     EXPECT_EQ(logits(folder_ / dialect), expected);
     const auto candidate = model::open_model(folder_ / dialect);
     const auto plain = model::fold_like(model::open_model(model()), candidate.folded);
@@ -247,7 +247,7 @@ TEST_F(Fold, OtherProgramsReadIt) {
     EXPECT_TRUE(audit.passed) << join(audit.faults, "\n");
     const auto weights = verify::compare_with_base(candidate, plain);
     EXPECT_GT(weights.total.sqnr(), 15);
-    convert_model({folder_ / dialect, folder_ / "back", "w4q", false, {}, true});
+    convert_model({.input = folder_ / dialect, .output = folder_ / "back", .to = "w4q", .overwrite = true});
     EXPECT_EQ(bytes("back"), bytes("q"));
   }
 }

@@ -186,11 +186,11 @@ std::vector<Fault> faults() {
        vllm, "quantized_layers"},
       {"humming-keys", "no type", made_headers(Words::humming), with([](io::Json& json) { json.erase("b_dtype"); }),
        vllm, "b_dtype"},
-      {"words", "compressed-tensors' under AWQ's name", ct, with([](io::Json& json) {
+      {"layers", "compressed-tensors' under AWQ's name", ct, with([](io::Json& json) {
          json = {{"quant_method", "awq"}, {"bits", 4}, {"group_size", 128}, {"zero_point", true}};
        }),
        mlx, "down_proj"},
-      {"words", "AWQ's under FP8's name", awq, with([](io::Json& json) {
+      {"layers", "AWQ's under FP8's name", awq, with([](io::Json& json) {
          json = {{"quant_method", "fp8"}, {"activation_scheme", "dynamic"}};
        }),
        trt_llm, "down_proj"},

@@ -24,7 +24,7 @@ class Kept : public ::testing::Test {
     request.scheme = formats::parse_scheme("int4-g128-f16-asym");
     request.method = "rtn";
     pipeline::quantize_model(request);
-    pipeline::convert_model({folder() / "planes", folder() / "q", "gptq-v2", false, {}, false});
+    pipeline::convert_model({.input = folder() / "planes", .output = folder() / "q", .to = "gptq-v2"});
   }
   static const test::TemporaryFolder& folder() {
     static const test::TemporaryFolder folder;

@@ -43,6 +43,17 @@ struct DialectLinear {
   int64_t n = 0, k = 0;
 };
 
+/// How programs are told to quantize what runs through the model: each scale from a largest magnitude that was measured.
+/// The names are ends of tensors' names; all are F32.
+struct ActivationForm {
+  std::string_view float4, float8;  ///< inputs of NVFP4 linears, and of those of FP8 with one scale
+  bool float4_divides = false;      ///< float4 holds 448 · 6 / largest instead of largest / (448 · 6)
+  std::string_view keys, values;    ///< behind the path of an attention: largest / 448
+  Shape shape = {};                 ///< of each: one value
+  /// Says it in the object quantization_config.
+  void (*state)(io::Json& quantization, bool inputs, bool cache) = nullptr;
+};
+
 struct DialectRow {
   std::string_view name;         ///< "awq-gemm"
   std::string_view description;  ///< one line for `w4q list --dialects`
@@ -71,6 +82,10 @@ struct DialectRow {
   int64_t bias_multiple = 0;
   /// Ends of the names of tensors that say how activations are quantized: left out of conversions.
   std::span<const std::string_view> activations = {};
+  /// How it states them; null: it cannot.
+  const ActivationForm* activation_form = nullptr;
+  /// Whether readers of a scheme from fit() want a scale of its inputs; null: none does.
+  bool (*needs_inputs)(const formats::Scheme&) = nullptr;
   /// The first value of a weight with a scheme from fit() that has no place, with row, group and what would be lost;
   /// empty: all have. Null: all always have.
   std::string (*refuses)(const formats::PackedWeight& canonical) = nullptr;

@@ -152,8 +152,8 @@ std::string obstacle(const Scheme& scheme) {
   const bool mx = scheme.scale == ScaleType::e8m0;
   if (dialect == Dialect::fp8) return scheme.bits == 8 && scheme.block == 128 ? "" : "it has blocks of 128 × 128 alone";
   if (scheme.block == 128 && mx) return "its scales of 128 × 128 are floats";
-  if (dialect == Dialect::modelopt && scheme.block == formats::whole_tensor) {
-    return "its readers want a scale of the inputs beside that of the tensor, which nobody measured";
+  if (dialect == Dialect::modelopt && scheme.block == formats::whole_tensor && scheme.scale != ScaleType::f32) {
+    return "its scales are F32";
   }
   if (dialect == Dialect::modelopt && scheme.bits == 4 && mx) return "it has no MXFP4 of weights alone";
   if (dialect == Dialect::modelopt && scheme.bits == 8 && !mx && scheme.scale != ScaleType::f32) {
@@ -212,6 +212,19 @@ DialectRow row(std::string_view name, std::string_view description, std::string_
           .bend = bend};
 }
 
+const ActivationForm compressed_tensors_activations{.float4 = ".input_global_scale",
+                                                    .float8 = ".input_scale",
+                                                    .float4_divides = true,
+                                                    .keys = ".k_scale",
+                                                    .values = ".v_scale",
+                                                    .shape = {1},
+                                                    .state = state_float_activations};
+const ActivationForm modelopt_activations{.float4 = ".input_scale",
+                                          .float8 = ".input_scale",
+                                          .keys = ".k_proj.k_scale",
+                                          .values = ".v_proj.v_scale",
+                                          .state = state_modelopt_activations};
+
 }  // namespace
 
 DialectRow compressed_tensors_float_row() {
@@ -219,19 +232,23 @@ DialectRow compressed_tensors_float_row() {
       "compressed-tensors-float", "compressed-tensors' nvfp4-, mxfp4-pack-quantized, mxfp8- and float-quantized",
       "NVFP4, MXFP4, MXFP8; FP8 of tensors, rows and blocks of 128 × 128");
   result.detect = [](const DialectSource& source) {
-    return states(source, "compressed-tensors") && is_float_format(config_text(source, {"format"}, ""));
+    return states(source, "compressed-tensors") && holds_float_groups(source);
   };
   result.describe = describe_float_groups;
+  result.activation_form = &compressed_tensors_activations;
   return result;
 }
 
 DialectRow modelopt_row() {
-  DialectRow result = row<Dialect::modelopt>("modelopt", "NVIDIA ModelOpt, weights alone: hf_quant_config.json",
-                                             "NVFP4, MXFP8; FP8 of rows and blocks of 128 × 128 with f32 scales");
+  DialectRow result =
+      row<Dialect::modelopt>("modelopt", "NVIDIA ModelOpt, weights alone: hf_quant_config.json",
+                             "NVFP4, MXFP8; FP8 of tensors, rows and blocks of 128 × 128 with f32 scales");
   result.detect = [](const DialectSource& source) { return states(source, "modelopt"); };
   result.describe = describe_modelopt;
   result.config_file = modelopt_config_file;
   result.list_tensors = modelopt_side_config;
+  result.activation_form = &modelopt_activations;
+  result.needs_inputs = [](const Scheme& scheme) { return scheme.block == formats::whole_tensor; };
   return result;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "checkpoint/dialect/config.h"
 #include "core/error.h"
 #include "core/text.h"
 
@@ -13,6 +14,8 @@ using formats::ScaleType;
 using formats::Scheme;
 using io::Json;
 
+/// Of several formats in one checkpoint.
+constexpr std::string_view mixed_format = "mixed-precision";
 constexpr std::string_view nvfp4_format = "nvfp4-pack-quantized", mxfp4_format = "mxfp4-pack-quantized",
                            mxfp8_format = "mxfp8-quantized", fp8_format = "float-quantized";
 
@@ -80,10 +83,13 @@ Json describe_weights(const Scheme& scheme) {
   return weights;
 }
 
+constexpr std::string_view nvfp4_weights = "W4A16_NVFP4", nvfp4_both = "NVFP4", static_fp8 = "FP8";
+
 /// ModelOpt's name of an algorithm that leaves activations alone, or quantizes them while the model runs.
 std::string_view algorithm(const Scheme& scheme) {
-  if (scheme.bits == 4) return "W4A16_NVFP4";
+  if (scheme.bits == 4) return nvfp4_weights;
   if (is_mx(scheme)) return "MXFP8";
+  if (scheme.block == formats::whole_tensor) return static_fp8;
   return scheme.block == 128 ? "FP8_PB_WO" : "FP8_PER_CHANNEL_PER_TOKEN";
 }
 
@@ -91,13 +97,24 @@ Json modelopt_weights(const Scheme& scheme) {
   Json weights = {{"dynamic", false}, {"num_bits", scheme.bits}, {"type", "float"}};
   if (scheme.bits == 4 || is_mx(scheme)) weights["group_size"] = scheme.block;
   if (scheme.block == formats::whole_row) weights["strategy"] = "channel";
+  if (scheme.block == formats::whole_tensor) weights["strategy"] = "tensor";
   return weights;
 }
 
 }  // namespace
 
-bool is_float_format(std::string_view format) noexcept {
-  return format == nvfp4_format || format == mxfp4_format || format == mxfp8_format || format == fp8_format;
+bool holds_float_groups(const DialectSource& source) {
+  const std::string format = config_text(source, {"format"}, "");
+  if (format != mixed_format) {
+    return format == nvfp4_format || format == mxfp4_format || format == mxfp8_format || format == fp8_format;
+  }
+  const auto groups = source.config.find("config_groups");
+  if (groups == source.config.end() || !groups->is_object() || groups->empty()) return false;
+  return std::ranges::all_of(*groups, [](const Json& group) {
+    if (!group.is_object()) return false;
+    const auto weights = group.find("weights");
+    return weights != group.end() && weights->is_object() && weights->contains("type") && (*weights)["type"] == "float";
+  });
 }
 
 Json describe_float_groups(const std::vector<DialectLinear>& linears, const std::vector<std::string>& kept) {
@@ -114,15 +131,71 @@ Json describe_float_groups(const std::vector<DialectLinear>& linears, const std:
   const auto other = [&](const auto& group) {
     return format_of(group.front()->scheme) != format_of(linears[0].scheme);
   };
-  if (std::ranges::any_of(groups, other)) {
-    throw Error(ErrorCode::unsupported, "compressed-tensors-float: formats cannot be mixed in one checkpoint")
-        .detail(concat(linears[0].name, " is ", format_of(linears[0].scheme), ", others are not"));
+  const std::string_view format = linears.empty()                      ? nvfp4_format
+                                  : std::ranges::any_of(groups, other) ? mixed_format
+                                                                       : format_of(linears[0].scheme);
+  return {{"quant_method", "compressed-tensors"}, {"format", format},
+          {"quantization_status", "compressed"},  {"version", "0.15.0"},
+          {"config_groups", described},           {"ignore", ignored(linears, kept)},
+          {"kv_cache_scheme", nullptr},           {"global_compression_ratio", nullptr}};
+}
+
+namespace {
+
+/// FP8 with one scale that calibration found.
+Json fixed_fp8() {
+  return {{"num_bits", 8},         {"type", "float"},
+          {"symmetric", true},     {"strategy", "tensor"},
+          {"group_size", nullptr}, {"dynamic", false},
+          {"actorder", nullptr},   {"block_structure", nullptr},
+          {"observer", "minmax"},  {"observer_kwargs", Json::object()}};
+}
+
+/// What goes with the weights of a group of config_groups: a scale that was measured, or such as programs find while they
+/// run; null: activations stay as they are.
+Json inputs_of(const Json& group) {
+  const Json& weights = group.at("weights");
+  Json inputs = fixed_fp8();
+  if (group.at("format") == nvfp4_format) {
+    inputs.update({{"num_bits", 4}, {"strategy", "tensor_group"}, {"group_size", 16}, {"dynamic", "local"}});
+    return inputs;
   }
-  return {
-      {"quant_method", "compressed-tensors"}, {"format", linears.empty() ? nvfp4_format : format_of(linears[0].scheme)},
-      {"quantization_status", "compressed"},  {"version", "0.15.0"},
-      {"config_groups", described},           {"ignore", ignored(linears, kept)},
-      {"kv_cache_scheme", nullptr},           {"global_compression_ratio", nullptr}};
+  if (group.at("format") != fp8_format) return nullptr;
+  if (weights.at("strategy") == "tensor") return inputs;
+  inputs["dynamic"] = true;
+  inputs["observer"] = nullptr;
+  const bool blocks = weights.at("strategy") == "block";
+  inputs["strategy"] = blocks ? "group" : "token";
+  if (blocks) inputs["group_size"] = 128;
+  return inputs;
+}
+
+}  // namespace
+
+void state_float_activations(Json& quantization, bool inputs, bool cache) {
+  if (inputs) {
+    for (Json& group : quantization.at("config_groups")) group["input_activations"] = inputs_of(group);
+  }
+  if (cache) quantization["kv_cache_scheme"] = fixed_fp8();
+}
+
+void state_modelopt_activations(Json& quantization, bool inputs, bool cache) {
+  if (cache) quantization["kv_cache_scheme"] = {{"dynamic", false}, {"num_bits", 8}, {"type", "float"}};
+  if (!inputs) return;
+  const auto state = [](Json& algorithm) {
+    if (algorithm == nvfp4_weights) algorithm = nvfp4_both;
+  };
+  state(quantization["quant_algo"]);
+  if (quantization.contains("quantized_layers")) {
+    for (Json& layer : quantization["quantized_layers"]) state(layer["quant_algo"]);
+  }
+  for (Json& group : quantization.at("config_groups")) {
+    const Json& weights = group.at("weights");
+    const bool fixed = weights.at("num_bits") == 4 || weights.value("strategy", "") == "tensor";
+    if (!fixed) continue;
+    group["input_activations"] = weights;
+    group["input_activations"].erase("strategy");
+  }
 }
 
 Json describe_modelopt(const std::vector<DialectLinear>& linears, const std::vector<std::string>& kept) {
@@ -149,7 +222,7 @@ Json describe_modelopt(const std::vector<DialectLinear>& linears, const std::vec
 
 Json modelopt_side_config(Json quantization, const std::vector<io::PlannedTensor>&) {
   Json inner = {{"quant_algo", quantization.at("quant_algo")},
-                {"kv_cache_quant_algo", nullptr},
+                {"kv_cache_quant_algo", quantization.contains("kv_cache_scheme") ? Json("FP8") : Json(nullptr)},
                 {"exclude_modules", quantization.at("ignore")}};
   for (const char* key : {"group_size", "quantized_layers"}) {
     if (quantization.contains(key)) inner[key] = quantization.at(key);

@@ -13,8 +13,12 @@ namespace w4q::checkpoint {
 inline constexpr std::string_view modelopt_config_file = "hf_quant_config.json";
 io::Json modelopt_side_config(io::Json quantization, const std::vector<io::PlannedTensor>& tensors);
 
-/// Whether a format of compressed-tensors holds floats.
-bool is_float_format(std::string_view format) noexcept;
+/// Whether all groups of compressed-tensors' config hold floats, in one format or several.
+bool holds_float_groups(const DialectSource& source);
+
+/// ActivationForm::state.
+void state_float_activations(io::Json& quantization, bool inputs, bool cache);
+void state_modelopt_activations(io::Json& quantization, bool inputs, bool cache);
 
 /// DialectRow::describe.
 io::Json describe_float_groups(const std::vector<DialectLinear>& linears, const std::vector<std::string>& kept);
