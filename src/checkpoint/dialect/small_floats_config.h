@@ -15,6 +15,8 @@ io::Json modelopt_side_config(io::Json quantization, const std::vector<io::Plann
 
 /// Whether a format of compressed-tensors holds floats.
 bool is_float_format(std::string_view format) noexcept;
+/// Whether it is "naive-quantized", as floats whose activations stay as they are are called, of floats of 8 bits.
+bool is_naive_float(const io::Json& quantization);
 
 /// DialectRow::describe.
 io::Json describe_float_groups(const std::vector<DialectLinear>& linears, const std::vector<std::string>& kept);
