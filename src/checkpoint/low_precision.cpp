@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "checkpoint/dialect/small_floats_config.h"
 #include "core/convert.h"
 #include "core/error.h"
 #include "core/float_formats.h"
@@ -124,7 +125,7 @@ class SmallFloats {
     if (info.shape.size() != 2) refuse(*tensors_, name, "two dimensions");
     const std::string inverse = name + "_scale_inv";
     const std::string scales = tensors_->contains(inverse) ? inverse : name + "_scale";
-    const Shape shape = info.shape, found = beside(name, scales).shape;
+    const Shape shape = info.shape, found = shape_of_scales(beside(name, scales).shape);
     Scales form;
     if (element_count(found) == 1) {
       form = {{}, shape[0], shape[1], 1};
@@ -207,17 +208,32 @@ class SmallFloats {
 
 }  // namespace
 
+namespace {
+
+std::string text_of(const io::Json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
+
+}  // namespace
+
+Shape shape_of_scales(const Shape& stored) {
+  const bool spread = stored.size() == 4 && stored[1] == 1 && stored[3] == 1;
+  return spread ? Shape{stored[0], stored[2]} : stored;
+}
+
+std::string integer_algorithm(const io::Json& quantization) {
+  if (!quantization.is_object() || text_of(quantization, "quant_method") != "modelopt") return {};
+  const std::string algorithm = text_of(quantization, "quant_algo");
+  const bool integer = algorithm.ends_with("_AWQ") || algorithm.starts_with("W8A8_SQ") || algorithm.starts_with("INT");
+  return integer && !algorithm.starts_with("NVFP4") ? algorithm : std::string();
+}
+
 bool is_low_precision(const io::Json& quantization) {
-  if (!quantization.is_object()) return false;
-  const auto text = [&](const char* key) {
-    const auto found = quantization.find(key);
-    return found != quantization.end() && found->is_string() ? found->get<std::string>() : std::string();
-  };
-  const std::string method = text("quant_method"), format = text("format");
+  if (!quantization.is_object() || !integer_algorithm(quantization).empty()) return false;
+  const std::string method = text_of(quantization, "quant_method"), format = text_of(quantization, "format");
   if (method == "fp8" || method == "mxfp4" || method == "modelopt") return true;
-  const bool floats =
-      format == "float-quantized" || format == "nvfp4-pack-quantized" || format == "mxfp4-pack-quantized";
-  return method == "compressed-tensors" && floats;
+  return method == "compressed-tensors" && (is_float_format(format) || is_naive_float(quantization));
 }
 
 Folder read_low_precision(Folder folder, const StatedQuantization& stated) {

@@ -10,6 +10,12 @@ namespace w4q::checkpoint {
 /// holds floats.
 bool is_low_precision(const io::Json& quantization);
 
+/// The shape of scales without the ones that ModelOpt's blocks have between their sizes: [n/128, 1, k/128, 1].
+Shape shape_of_scales(const Shape& stored);
+
+/// The algorithm of a checkpoint of ModelOpt that holds integers, which are not read: "W4A16_AWQ"; empty: floats.
+std::string integer_algorithm(const io::Json& quantization);
+
 /// `folder` with F32 matrices "….weight" in the place of codes and scales (experts of stacked MXFP4 one by one,
 /// "….down_proj.3.weight"), and without its quantization_config. Kept as it is, such a matrix is stored as BF16. Values are
 /// code · scale in fp32, NVFP4's code · (scale / global scale), as the programs that write them define it.

@@ -44,6 +44,39 @@ checkpoint::Folder decoded(checkpoint::Folder folder) {
   return folder;
 }
 
+namespace {
+
+/// Whether the experts that stand by name bear the names of the architecture: converters also write those of others.
+bool knows_experts(const io::Checkpoint& tensors, const ModelConfig& config) {
+  bool any = false;
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    for (const Block& block : config.architecture->blocks(config, layer)) {
+      for (const InputGroup& group : block.groups) {
+        if (group.expert != 0) continue;
+        for (const PlannedLinear& linear : group.linears) {
+          const auto at = tensors.tensors().lower_bound(linear.name + ".");
+          if (at != tensors.tensors().end() && at->first.starts_with(linear.name + ".")) return true;
+          any = true;
+        }
+      }
+    }
+  }
+  return !any;
+}
+
+/// What is known of a model that cannot be decoded.
+ModelConfig undecoded(const ModelConfig& config, std::string why) {
+  ModelConfig plain;
+  plain.architecture_name = config.architecture_name;
+  plain.tie_word_embeddings = config.tie_word_embeddings;
+  plain.tied_embeddings = config.tie_word_embeddings.value_or(false);
+  plain.dtype = config.dtype;
+  plain.undecoded = std::move(why);
+  return plain;
+}
+
+}  // namespace
+
 void follow_tensors(const io::Checkpoint& tensors, ModelConfig& config) {
   static const TensorNames known[] = {{"model.language_model.", "lm_head"},
                                       {"language_model.model.", "language_model.lm_head"},
@@ -65,6 +98,10 @@ void follow_tensors(const io::Checkpoint& tensors, ModelConfig& config) {
   if (by_name && !stacked) config.mixture.storage = ExpertStorage::by_name;
   if (stacked && config.mixture.storage == ExpertStorage::by_name) {
     config.mixture.storage = ExpertStorage::stacked_halves;
+  }
+  if (by_name && !stacked && !knows_experts(tensors, config)) {
+    config = undecoded(config, concat(tensors.folder().string(), ": the experts do not have the names that ",
+                                      printable(config.architecture_name), " has"));
   }
 }
 

@@ -23,7 +23,8 @@ struct OpenedModel {
   std::vector<std::string> notes = {};     ///< of folding: what stays as it is and what is added, by name, and why
 };
 
-/// Sets where the text model's tensors stand and how experts do: programs disagree, and the tensors tell.
+/// Sets where the text model's tensors stand and how experts do: programs disagree, and the tensors tell. Where experts
+/// have the names of another architecture, this one is none that can be decoded.
 void follow_tensors(const io::Checkpoint& tensors, ModelConfig& config);
 
 /// Throws bad_file or unsupported where the folder, its config.json or its headers cannot be read.

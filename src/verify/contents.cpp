@@ -111,9 +111,10 @@ void StoredContents::add(const std::string& name, const io::TensorInfo& info) {
     linear.n = shape[0], linear.k = shape[1];
   } else if (info.dtype == DType::u8 && small_floats_ && name.ends_with(".weight") && shape.size() == 2) {
     linear.path = without(name, ".weight");
-    linear.kind = Kind::nvfp4;
     linear.scales = has(name + "_scale");
     linear.factor = has(name + "_scale_2");
+    const bool powers = !linear.scales.empty() && tensors().at(linear.scales).dtype != DType::f8_e4m3;
+    linear.kind = powers && linear.factor.empty() ? Kind::mxfp4 : Kind::nvfp4;
     linear.n = shape[0], linear.k = shape[1] * 2;
   } else if (info.dtype == DType::u8 && name.ends_with("_blocks") && shape.size() == 4) {
     linear.path = without(name, "_blocks");

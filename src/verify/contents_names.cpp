@@ -5,6 +5,7 @@
 #include <set>
 
 #include "checkpoint/fused.h"
+#include "checkpoint/low_precision.h"
 #include "core/text.h"
 #include "model/parameters.h"
 #include "verify/contents.h"
@@ -54,19 +55,70 @@ void without_scales(const StoredContents& contents, ContentsFindings& findings) 
   }
 }
 
+/// Weights as a group of compressed-tensors describes them, by the group's name.
+std::map<std::string, io::Json> described_weights(const StoredContents& contents) {
+  std::map<std::string, io::Json> described;
+  const io::Json& quantization = contents.quantization();
+  if (!quantization.is_object()) return described;
+  const auto groups = quantization.find("config_groups");
+  if (groups == quantization.end() || !groups->is_object()) return described;
+  for (const auto& [name, group] : groups->items()) {
+    if (!group.is_object() || !group.contains("weights") || !group["weights"].is_object()) continue;
+    described[name] = group["weights"];
+    const io::Json& own = group.value("format", io::Json());
+    described[name]["format"] = own.is_string() ? own : quantization.value("format", io::Json());
+  }
+  return described;
+}
+
+/// What a format of compressed-tensors has by its definition.
+struct FormatSizes {
+  std::string_view format;
+  int64_t bits, group;  ///< 0: any
+};
+constexpr FormatSizes format_sizes[] = {{"nvfp4-pack-quantized", 4, 16},
+                                        {"mxfp4-pack-quantized", 4, 32},
+                                        {"mxfp8-quantized", 8, 32},
+                                        {"float-quantized", 8, 0}};
+
+void stated_sizes(const StoredContents& contents, ContentsFindings& findings) {
+  for (const auto& [name, weights] : described_weights(contents)) {
+    const auto row = std::ranges::find_if(format_sizes, [&, &described = weights](const FormatSizes& sizes) {
+      return described["format"] == sizes.format;
+    });
+    if (row == std::end(format_sizes)) continue;
+    const auto hold = [&, &group = name, &described = weights](const char* key, int64_t wanted) {
+      const auto found = described.find(key);
+      if (found == described.end() || !found->is_number_integer() || wanted == 0 || *found == wanted) return;
+      findings.fault("config.json", concat("says ", key, " ", found->dump(), " in ", printable(group), ", ",
+                                           row->format, " has ", wanted));
+    };
+    hold("num_bits", row->bits);
+    hold("group_size", row->group);
+    if (weights.value("symmetric", io::Json()) == false) {
+      findings.fault("config.json", concat("calls ", printable(name), " asymmetric, but floats have no zero points"));
+    }
+  }
+}
+
+/// Rows and columns that share a scale of FP8, as config.json says.
+std::pair<int64_t, int64_t> stated_block(const StoredContents& contents) {
+  io::Json size = contents.quantization().value("weight_block_size", io::Json());
+  for (const auto& [name, weights] : described_weights(contents)) {
+    if (size.is_null()) size = weights.value("block_structure", io::Json());
+  }
+  const bool stated = size.is_array() && size.size() == 2 && size[0].is_number_integer() && size[1].is_number_integer();
+  if (!stated) return {128, 128};
+  return {std::max<int64_t>(1, size[0].get<int64_t>()), std::max<int64_t>(1, size[1].get<int64_t>())};
+}
+
 /// Shapes of scales against those of their codes: a transposed one is told by name.
 void shapes_of_scales(const StoredContents& contents, ContentsFindings& findings) {
-  const io::Json& quantization = contents.quantization();
-  int64_t rows = 128, cols = 128;
-  if (const auto size = quantization.find("weight_block_size"); size != quantization.end() && size->is_array() &&
-                                                                size->size() == 2 && (*size)[0].is_number_integer() &&
-                                                                (*size)[1].is_number_integer()) {
-    rows = std::max<int64_t>(1, (*size)[0].get<int64_t>()), cols = std::max<int64_t>(1, (*size)[1].get<int64_t>());
-  }
+  const auto [rows, cols] = stated_block(contents);
   const auto blocks = [](int64_t size, int64_t block) { return (size + block - 1) / block; };
   for (const auto& linear : contents.linears()) {
     if (linear.scales.empty() || linear.kind == Kind::integer) continue;
-    const Shape found = contents.tensors().at(linear.scales).shape;
+    const Shape found = checkpoint::shape_of_scales(contents.tensors().at(linear.scales).shape);
     const int64_t group = linear.kind == Kind::nvfp4 ? 16 : 32;
     Shape wanted = linear.kind == Kind::fp8 ? Shape{blocks(linear.n, rows), blocks(linear.k, cols)}
                                             : Shape{linear.n, blocks(linear.k, group)};
@@ -306,6 +358,7 @@ constexpr ContentsRule rules[] = {
     {"linears are quantized, or left out by name", true, in_16_bit},
     {"codes have scales, and scales codes", true, without_scales},
     {"scales have the shape that their codes need", true, shapes_of_scales},
+    {"config.json states what formats have", true, stated_sizes},
     {"experts are all there", false, missing_experts},
     {"layers are all there", false, missing_layers},
     {"MTP layers, towers and heads are there", false, promised_parts},

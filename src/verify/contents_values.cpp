@@ -6,10 +6,12 @@
 #include <map>
 #include <set>
 
+#include "checkpoint/low_precision.h"
 #include "core/convert.h"
 #include "core/float_formats.h"
 #include "core/parallel.h"
 #include "core/text.h"
+#include "io/digest.h"
 #include "verify/contents.h"
 #include "verify/convention_sample.h"
 
@@ -28,7 +30,7 @@ class Blocks {
  public:
   Blocks(const io::Checkpoint& tensors, const StoredLinear& linear)
       : linear_(linear), codes_(tensors.load(linear.codes)), stored_(tensors.load(linear.scales)) {
-    const Shape& shape = stored_->shape;
+    const Shape shape = checkpoint::shape_of_scales(stored_->shape);
     const int64_t count = element_count(shape), rows = linear.n * std::max<int64_t>(1, linear.experts);
     scales_.resize(static_cast<size_t>(count));
     const auto* const bytes = reinterpret_cast<const uint8_t*>(stored_->bytes.data());
@@ -88,6 +90,21 @@ class Blocks {
     return sum / static_cast<double>(std::max<int64_t>(1, count));
   }
 
+  /// Of FP8: whether each of 14 exponents is nearly as frequent as the others, of 2^16 codes. Of weights each is half as
+  /// frequent as the next one, but for those next to the size of most.
+  bool random() const {
+    constexpr size_t looked_at = 1 << 16;
+    constexpr int64_t fewest = 256;  // of an exponent: known to 6 %
+    if (linear_.kind != Kind::fp8) return false;
+    const auto bytes = codes_->bytes;
+    std::array<int64_t, 16> counts{};
+    for (size_t i = 0, step = std::max<size_t>(1, bytes.size() / looked_at); i < bytes.size(); i += step) {
+      ++counts[std::to_integer<size_t>(bytes[i]) >> 3 & 15];
+    }
+    const auto [least, most] = std::ranges::minmax(std::span(counts).subspan(1, 14));
+    return least >= fewest && 3 * least > 2 * most;
+  }
+
  private:
   using Squares = std::array<double, 256>;
   static const Squares& squares_of_e4m3() {
@@ -137,6 +154,8 @@ struct Measured {
   double size = NAN;      ///< root of the mean square of its weights, as far as they are sampled
   double inverted = NAN;  ///< the same if its scales divided
   int64_t zero = 0, bad = 0;
+  int64_t lost = 0;     ///< sampled blocks whose codes are all zero under a scale as the others have
+  bool random = false;  ///< codes whose exponents are all as frequent
   Slope slope, turned;
   int64_t points = 0;
   double spread = 0;  ///< standard deviation of the logarithms of its scales
@@ -147,6 +166,22 @@ double spread_of(std::span<const double> values) {
   for (const double value : values) sum += value, squares += value * value;
   const auto count = static_cast<double>(std::max<size_t>(1, values.size()));
   return std::sqrt(std::max(0.0, squares / count - sum / count * (sum / count)));
+}
+
+/// Of the sampled blocks without codes, those whose scale is within this factor of the median's: who scales a block of
+/// zeros writes nothing, the smallest scale or one.
+constexpr double usual_scale = 4;
+
+int64_t lost_blocks(std::span<const double> scales, std::span<const double> of_zeros) {
+  if (of_zeros.empty()) return 0;
+  const bool all = scales.empty();
+  std::vector<double> usual(all ? of_zeros.begin() : scales.begin(), all ? of_zeros.end() : scales.end());
+  // Nothing but zeros: of scales that are all alike nothing is known.
+  if (all && std::ranges::max(usual) == std::ranges::min(usual)) return 0;
+  const auto middle = usual.begin() + static_cast<std::ptrdiff_t>(usual.size() / 2);
+  std::ranges::nth_element(usual, middle);
+  return std::ranges::count_if(
+      of_zeros, [&](double scale) { return scale < usual_scale * *middle && scale * usual_scale > *middle; });
 }
 
 Measured measure(const StoredContents& contents, const StoredLinear& linear) {
@@ -167,8 +202,10 @@ Measured measure(const StoredContents& contents, const StoredLinear& linear) {
   const int64_t wanted = linear.kind == Kind::fp8 ? sampled_fp8_blocks : sampled_blocks;
   const int64_t stride = std::max<int64_t>(1, count / wanted);
   int64_t points = 0;
+  std::vector<double> of_codes, of_zeros;
   for (int64_t block = 0; block < count; block += stride) {
     const double scale = scales[static_cast<size_t>(block)], mean = blocks.energy(block);
+    if (std::isfinite(scale) && scale > nothing) (mean > 0 ? of_codes : of_zeros).push_back(scale);
     if (!std::isfinite(scale) || !(scale > nothing) || !(mean > 0)) continue;
     energy += mean * scale * scale, divided += mean / (scale * scale), ++points;
     deviations.push_back(std::log(mean) / 2), own.push_back(-std::log(scale));
@@ -176,6 +213,8 @@ Measured measure(const StoredContents& contents, const StoredLinear& linear) {
     const double across = blocks.square() ? scales[static_cast<size_t>(other)] : 0;
     turned.push_back(across > 0 ? -std::log(across) : 0);
   }
+  result.lost = lost_blocks(of_codes, of_zeros);
+  result.random = blocks.random();
   if (points == 0) return result;
   result.size = std::sqrt(energy / static_cast<double>(points)) * factor;
   result.inverted = linear.factor.empty() ? std::sqrt(divided / static_cast<double>(points))
@@ -268,6 +307,11 @@ void values(const StoredContents& contents, ContentsFindings& findings) {
     if (one.bad > 0) findings.fault(linear.scales, concat("has ", one.bad, " scales that are negative or no numbers"));
     if (one.zero > 0)
       findings.fault(linear.scales, concat("has ", one.zero, " scales of zero over codes that are not"));
+    if (one.lost > 0) {
+      findings.fault(linear.path, concat("has codes of zero in ", one.lost,
+                                         " of the blocks that were looked at, under scales as those of others"));
+    }
+    if (one.random) findings.fault(linear.path, "has codes whose exponents are all as frequent: random bytes");
     if (!std::isfinite(one.size)) {
       if (one.bad == 0 && one.zero == 0 && one.points > 0)
         findings.fault(linear.path, "has a factor that is no number");
@@ -336,20 +380,31 @@ void cache_scales(const StoredContents& contents, ContentsFindings& findings) {
   }
 }
 
-/// The first codes of every expert of a mixture.
+/// The first codes of every expert. Layers that are repeated as a whole are no fault: models are made longer so.
 void experts_twice(const StoredContents& contents, ContentsFindings& findings) {
   constexpr size_t looked_at = 4096, fewest = 256;
-  std::map<std::pair<std::string, std::string>, std::map<std::string, std::string>> seen;  // role → bytes → path
+  struct Place {
+    std::string mixture, path;
+  };
+  std::map<std::pair<std::string, std::string>, Place> seen;  // role and digest → who has them first
+  std::map<std::string, int64_t> held;                        // by mixture
+  std::map<std::pair<std::string, std::string>, std::vector<std::pair<std::string, std::string>>> twins;
   for (const auto& linear : contents.linears()) {
     const size_t at = linear.path.find(".experts.");
     const size_t end = at == std::string::npos ? at : linear.path.find('.', at + 9);
     if (end == std::string::npos || linear.experts > 0) continue;
     const auto loaded = contents.tensors().load(linear.codes);
     const auto bytes = loaded->bytes.first(std::min(looked_at, loaded->bytes.size()));
-    const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    if (std::set<char>(text.begin(), text.end()).size() < 8 || bytes.size() < fewest) continue;
-    const auto [first, added] = seen[{linear.path.substr(0, at), linear.path.substr(end)}].emplace(text, linear.path);
-    if (!added) findings.fault(linear.path, concat("holds the codes of ", first->second));
+    if (std::set<std::byte>(bytes.begin(), bytes.end()).size() < 8 || bytes.size() < fewest) continue;
+    const std::string mixture = linear.path.substr(0, at);
+    ++held[mixture];
+    const auto [first, added] =
+        seen.try_emplace({linear.path.substr(end), io::digest_of(bytes).text()}, Place{mixture, linear.path});
+    if (!added) twins[{first->second.mixture, mixture}].emplace_back(linear.path, first->second.path);
+  }
+  for (const auto& [mixtures, pairs] : twins) {
+    if (mixtures.first != mixtures.second && std::ssize(pairs) == held[mixtures.second]) continue;
+    for (const auto& [path, first] : pairs) findings.fault(path, concat("holds the codes of ", first));
   }
 }
 

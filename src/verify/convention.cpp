@@ -10,6 +10,7 @@
 #include "checkpoint/dialect/checkpoint.h"
 #include "checkpoint/dialect/dialect.h"
 #include "checkpoint/dialect/gptq_planar.h"
+#include "checkpoint/low_precision.h"
 #include "core/convert.h"
 #include "core/error.h"
 #include "core/progress.h"
@@ -184,8 +185,9 @@ class Detective {
     const std::string left_out = claims_.left_out_by(linear);
     if (found.empty()) {
       if (!plain) return fault(parameter.name, "is missing, packed or not");
-      if (in_block && !model::is_embedding(linear) && left_out.empty() && claims_.can_leave_out() &&
-          is_weight_dtype(checkpoint_.at(parameter.name).dtype)) {
+      // Routers are no linears to many programs, which then need no word for them.
+      if (in_block && parameter.left != "router" && !model::is_embedding(linear) && left_out.empty() &&
+          claims_.can_leave_out() && is_weight_dtype(checkpoint_.at(parameter.name).dtype)) {
         fault(parameter.name, "is in 16 bit, but the config lists it as quantized");
       }
       return;
@@ -322,9 +324,22 @@ class Detective {
       const bool scales = what.starts_with("its scales");
       fault(concat(info.name, zeros ? names_->zeros : scales ? names_->scales : names_->codes), what);
     }
+    if (faults.empty() && calls_symmetric(info.name, canonical)) {
+      fault(concat(info.name, names_->zeros),
+            "holds zero points other than the symmetric one, but the config calls it symmetric: who believes it leaves "
+            "them out");
+    }
     if (faults.empty() && base_ == nullptr && !names_->habits.along_outputs) {
       energies_.emplace(info.name, std::pair(sample.column_energy(), canonical.scheme.bits));
     }
+  }
+
+  /// Whether the config says that there are no zero points, and there are.
+  bool calls_symmetric(const std::string& linear, const PackedWeight& canonical) const {
+    if (!canonical.scheme.asymmetric || claims_.words_of(linear).asymmetric) return false;
+    const int symmetric = formats::integer_symmetric_zero(canonical.scheme.bits);
+    const auto zeros = canonical.plane(formats::PlaneRole::zeros).bytes.as<uint8_t>();
+    return std::ranges::any_of(zeros, [&](uint8_t zero) { return zero != symmetric; });
   }
 
   // ---- all linears ----
@@ -362,7 +377,7 @@ class Detective {
         checkpoint::load_stored(checkpoint_, info);
       }
     } catch (const Error& error) {
-      if (error.code() == ErrorCode::internal) throw;
+      if (error.code() == ErrorCode::internal || !checkpoint::integer_algorithm(source_.config).empty()) throw;
       faults_.push_back(one_line(error));
     }
   }

@@ -10,6 +10,7 @@
 #include "io/digest.h"
 #include "model/parameters.h"
 #include "verify/rungs.h"
+#include "verify/statistics_exchanged.h"
 #include "verify/statistics_norms.h"
 
 namespace w4q::verify {
@@ -30,14 +31,26 @@ class Twins {
     using model::LayerNumbers;
     std::map<LayerNumbers, size_t> packed;
     for (const auto& [name, info] : model.folder.quantization.linears) ++packed[model::layer_numbers(name)];
+    std::map<int64_t, size_t> experts;  // of a layer
+    for (const auto& [place, count] : packed) experts[place.layer] += place.expert >= 0;
     std::map<std::pair<LayerNumbers, LayerNumbers>, size_t> linears;
     const auto places = [](const Twin& twin) {
       return std::pair(model::layer_numbers(twin.first), model::layer_numbers(twin.second));
     };
     for (const Twin& twin : found_) linears[places(twin)] += twin.what == "codes";
+    std::map<int64_t, size_t> repeated_experts;
+    for (const auto& [between, count] : linears) {
+      const auto& [first, second] = between;
+      if (second.expert >= 0 && first != second && count == packed[second]) ++repeated_experts[second.layer];
+    }
+    // A mixture that was made of one MLP has the same expert throughout; one alone stands in another's place.
+    const auto lone = [&](const LayerNumbers& place) {
+      return place.expert >= 0 && 2 * repeated_experts[place.layer] < experts[place.layer];
+    };
     for (const Twin& twin : found_) {
       const auto between = places(twin);
-      const bool repeated = between.first != between.second && linears[between] == packed[between.second];
+      const bool repeated =
+          between.first != between.second && linears[between] == packed[between.second] && !lone(between.second);
       const std::string text = concat(printable(twin.second), ": its ", twin.what, " are those of ",
                                       printable(twin.first), ", byte for byte");
       if (repeated || between.first.layer < 0) {
@@ -111,7 +124,12 @@ StatisticsReport check_statistics(const model::OpenedModel& candidate) {
     progress.advance(1);
   }
   twins.report(candidate, report);
-  for (auto& fault : block_faults(report.passes)) report.faults.push_back(std::move(fault));
+  const auto exchanged = exchanged_scales(candidate.folder, report.passes);
+  for (const auto& [name, what] : exchanged) report.faults.push_back(concat(printable(name), ": ", what));
+  for (auto& fault : block_faults(report.passes)) {
+    // Whose the scales are says more than that they are not those of its codes.
+    if (!exchanged.contains(fault.substr(0, fault.find(": ")))) report.faults.push_back(std::move(fault));
+  }
   if (dense) relate(candidate, energies, report);
   for (auto& fault : norm_faults(candidate)) report.faults.push_back(std::move(fault));
   return report;

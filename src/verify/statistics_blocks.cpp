@@ -201,6 +201,12 @@ double error_by_place(std::span<const double> x, std::span<const double> y, std:
 }  // namespace
 
 Slope BlockSample::match_of(const std::vector<int64_t>& order) const {
+  std::vector<double> scales;
+  for (const int64_t index : order) scales.push_back(log_scale(index));
+  return match_of_scales(scales);
+}
+
+Slope BlockSample::match_of_scales(std::span<const double> log_scales) const {
   std::vector<size_t> place;
   std::vector<double> x, y;
   for (size_t i = 0; i < rows_.size(); ++i) {
@@ -208,7 +214,7 @@ Slope BlockSample::match_of(const std::vector<int64_t>& order) const {
     double mean_x = 0, mean_y = 0;
     for (size_t group = 0; group < static_cast<size_t>(groups_); ++group) {
       const size_t at = i * static_cast<size_t>(groups_) + group;
-      const double scale = log_scale(order[at]);
+      const double scale = log_scales[at];
       if (std::isnan(scale) || std::isnan(deviations_[at])) continue;
       x.push_back(deviations_[at]), y.push_back(-scale), place.push_back(group);
       mean_x += x.back(), mean_y += y.back();
@@ -409,12 +415,40 @@ double BlockSample::scale_spread() const {
   return count > 0 ? std::sqrt(std::max(0.0, sum) / count) : 0;
 }
 
+double BlockSample::size() const {
+  double sum = 0, count = 0;
+  for (size_t at = 0; at < means_.size(); ++at) {
+    const auto groups = static_cast<size_t>(groups_);
+    const double scale = log_scale(rows_[at / groups] * groups_ + static_cast<int64_t>(at % groups));
+    count += 1;
+    if (std::isnan(scale)) continue;
+    const double variance = std::isnan(deviations_[at]) ? 0 : std::exp(2 * deviations_[at]);
+    sum += (means_[at] * means_[at] + variance) * std::exp(2 * scale);
+  }
+  return count > 0 ? std::sqrt(sum / count) : 0;
+}
+
+bool BlockSample::unscaled() const {
+  return std::ranges::all_of(log_scales_, [](double scale) { return scale == 0; });
+}
+
 Slope BlockSample::scale_match() const {
   std::vector<int64_t> order;
   for (const int64_t row : rows_) {
     for (int64_t group = 0; group < groups_; ++group) order.push_back(row * groups_ + group);
   }
   return match_of(order);
+}
+
+Slope BlockSample::scale_match(const PackedWeight& other) const {
+  std::vector<double> scales;
+  for (const int64_t row : rows_) {
+    for (int64_t group = 0; group < groups_; ++group) {
+      const float scale = std::abs(formats::scale_at(other, row * groups_ + group));
+      scales.push_back(scale > 0 ? std::log(double{scale}) : nothing);
+    }
+  }
+  return match_of_scales(scales);
 }
 
 Reordered BlockSample::best_order() const {
@@ -482,6 +516,8 @@ BlockFigures figures_of(const PackedWeight& canonical) {
   if (sample.by_largest()) figures.loudest = sample.loudest();
   figures.match = sample.scale_match();
   figures.scale_spread = sample.scale_spread();
+  figures.size = sample.size();
+  figures.unscaled = sample.unscaled();
   // Where they follow as stored, no other order is asked.
   if (figures.match.value < unsure_match) figures.reordered = sample.best_order();
   if (!sample.by_largest()) figures.spread = sample.spread();
@@ -513,6 +549,10 @@ constexpr double least_steps = 0.5, times_steps = 8;
 /// Of which not one is so: fewer prove nothing.
 constexpr int64_t many_blocks = 1024;
 constexpr double many_constant = 0.05, most_spreads = 12, least_step = 1;
+/// Weights of models are of 0.001 to 1; scales upside down put them far away.
+constexpr double largest_size = 50, far = 100;
+/// Mean squares: of sound codes the ends are five times as far from the middle as the codes are.
+constexpr double ends_over_middle = 2.5;
 /// Others to be compared with, and the share of them that is as sound weights are.
 constexpr size_t least_peers = 6, least_alike = 2;
 constexpr double most_peers = 0.9;
@@ -537,9 +577,9 @@ class BlockJudge {
           concat("scales of zero in ", figures.empty, " of ", figures.blocks, " blocks whose codes differ"));
     }
     for (const auto rule :
-         {&BlockJudge::constant_fault, &BlockJudge::lone_fault, &BlockJudge::table_fault, &BlockJudge::histogram_fault,
-          &BlockJudge::step_fault, &BlockJudge::loud_fault, &BlockJudge::order_fault, &BlockJudge::match_fault,
-          &BlockJudge::norm_fault, &BlockJudge::zero_fault}) {
+         {&BlockJudge::size_fault, &BlockJudge::offset_fault, &BlockJudge::constant_fault, &BlockJudge::lone_fault,
+          &BlockJudge::table_fault, &BlockJudge::histogram_fault, &BlockJudge::step_fault, &BlockJudge::loud_fault,
+          &BlockJudge::order_fault, &BlockJudge::match_fault, &BlockJudge::norm_fault, &BlockJudge::zero_fault}) {
       if (auto fault = (this->*rule)(subject); !fault.empty()) return faults.push_back(std::move(fault)), faults;
     }
     return faults;
@@ -556,6 +596,48 @@ class BlockJudge {
     }
     return peers >= least_peers && static_cast<double>(like) >= most_peers * static_cast<double>(peers) &&
            static_cast<double>(same_like) > 0.5 * static_cast<double>(same);
+  }
+
+  /// Codes that have a share worth the name.
+  static auto codes_in_use(const BlockFigures& figures) {
+    return std::ranges::count_if(figures.histogram, [](double share) { return share > 0.002; });
+  }
+
+  /// Of integers, whose scales alone say how large weights are.
+  std::string size_fault(const BlockSubject& subject) const {
+    const BlockFigures& figures = subject.figures;
+    if (!subject.scheme.starts_with("int") || figures.blocks < 64) return {};
+    if (figures.unscaled && codes_in_use(figures) > 4) return "all its scales are one: they were never loaded";
+    std::vector<double> others;
+    for (const BlockSubject& other : all_) {
+      if (&other != &subject && other.scheme == subject.scheme && other.figures.size > 0)
+        others.push_back(other.figures.size);
+    }
+    const double usual = others.size() >= least_peers ? median(std::move(others)) : 0;
+    const bool apart = usual > 0 && figures.size > 0 && (figures.size > far * usual || figures.size * far < usual);
+    if (!apart && figures.size < largest_size) return {};
+    return concat("decodes to weights of the size ", figures.size,
+                  apart ? concat(", those of the others have ", usual) : std::string(),
+                  ": its scales are others, or inverted");
+  }
+
+  /// Codes around the middle that were stored around zero, in two's complement: they are at both ends then.
+  std::string offset_fault(const BlockSubject& subject) const {
+    const auto& shares = subject.figures.histogram;
+    const bool symmetric = subject.scheme.starts_with("int") && subject.scheme.find("asym") == std::string::npos;
+    if (!symmetric || shares.size() < 16 || subject.figures.codes < 4096) return {};
+    if (2 * codes_in_use(subject.figures) < static_cast<std::ptrdiff_t>(std::min<size_t>(shares.size(), 64))) return {};
+    const auto middle = static_cast<double>(shares.size() / 2);
+    double stored = 0, turned = 0;
+    for (size_t code = 0; code < shares.size(); ++code) {
+      const auto at = static_cast<double>(code), other = static_cast<double>(code ^ shares.size() / 2);
+      stored += shares[code] * (at - middle) * (at - middle),
+          turned += shares[code] * (other - middle) * (other - middle);
+    }
+    if (stored < ends_over_middle * turned) return {};
+    return concat("codes are at the ends of their range, ", fixed(std::sqrt(stored), 1),
+                  " steps from the middle, with their highest bit turned ", fixed(std::sqrt(turned), 1),
+                  ": signed codes read as unsigned ones, or the other way round");
   }
 
   /// Half the sum of differences of shares.

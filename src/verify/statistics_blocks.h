@@ -43,8 +43,14 @@ class BlockSample {
   int64_t constant_rows() const;
   /// The slope of −log scale over log (deviation of the codes) within rows: about 1 where scales follow from codes.
   Slope scale_match() const;
+  /// The same with the scales of another weight of this scheme and size in the place of its own.
+  Slope scale_match(const formats::PackedWeight& other) const;
   /// The order other than the stored one with the largest slope.
   Reordered best_order() const;
+  /// Root of the mean square of what codes and scales stand for.
+  double size() const;
+  /// Whether all scales are one.
+  bool unscaled() const;
   /// Standard deviation of log scale within rows; of whole rows between neighbours.
   double scale_spread() const;
   Spread spread() const;
@@ -79,6 +85,8 @@ class BlockSample {
   void measure();
   double log_scale(int64_t index) const noexcept { return log_scales_[static_cast<size_t>(index)]; }
   Slope match_of(const std::vector<int64_t>& order) const;
+  /// Of a log scale for each block of the rows that were taken; NaN: zero.
+  Slope match_of_scales(std::span<const double> log_scales) const;
   float level(size_t row, size_t col) const noexcept { return levels_[row * static_cast<size_t>(weight_.k) + col]; }
 
   const formats::PackedWeight& weight_;
@@ -106,6 +114,8 @@ struct BlockFigures {
   int64_t constant = 0;  ///< with codes that are all the same
   Slope match;
   double scale_spread = 0;
+  double size = 0;        ///< of decoded weights
+  bool unscaled = false;  ///< all scales are one
   Reordered reordered;
   Spread spread;
   Slope zeros;

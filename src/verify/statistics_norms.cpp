@@ -26,6 +26,9 @@ constexpr double most_zeros = 0.25;
 /// A channel as large as the others but of the other sign, where none is below this share of the median.
 constexpr double turned_sign = -0.3;
 
+/// Of a norm's channel over the median: an upper bit of its exponent has turned.
+constexpr double next_to_none = 0x1p-40;
+
 struct Vector {
   std::string name;
   size_t channels = 0;
@@ -37,6 +40,8 @@ struct Vector {
   double near_one = 0;                                   ///< share of magnitudes from 1/2 to 2
   size_t sizes = 0;                                      ///< different magnitudes, up to many_sizes
   DType dtype = DType::bf16;
+  bool nothing = false;  ///< all values are zero
+  size_t vanishing = 0;  ///< values that are next to nothing beside the median, but not zero
 };
 
 /// At most 2^20 of its values, as many from every part of it.
@@ -69,6 +74,8 @@ void measure_sizes(std::span<const float> values, Vector& result) {
   std::ranges::nth_element(sizes, middle);
   result.median = *middle;
   result.least = std::ranges::min(values) / *middle;
+  result.vanishing = static_cast<size_t>(
+      std::ranges::count_if(sizes, [&](float size) { return double{size} < next_to_none * result.median; }));
 }
 
 Vector measure(const std::string& name, const TensorView& tensor, bool norm) {
@@ -87,10 +94,32 @@ Vector measure(const std::string& name, const TensorView& tensor, bool norm) {
   }
   result.zero_run = static_cast<double>(result.run) / std::max<double>(1, static_cast<double>(values.size()));
   result.dtype = tensor.dtype;
+  result.nothing = result.zeros == 1;
   measure_sizes(values, result);
   if (!norm) result.zeros = result.negative = result.ones = 0, result.run = 0;
   return result;
 }
+
+/// "input_layernorm.weight" of a layer; a gate by the module that it is in, too.
+std::string_view role_of(std::string_view name) {
+  const size_t module = name.rfind('.', name.rfind('.') - 1), parent = name.rfind('.', module - 1);
+  return module == std::string_view::npos ? name : name.substr(parent == std::string_view::npos ? module : parent);
+}
+
+/// Whether three or more others have this name, and all of them are so.
+template <class Holds>
+bool others_of(const std::vector<Vector>& all, const Vector& one, Holds holds) {
+  size_t peers = 0;
+  for (const Vector& other : all) {
+    if (&other == &one || role_of(other.name) != role_of(one.name)) continue;
+    if (!holds(other)) return false;
+    ++peers;
+  }
+  return peers >= 3;
+}
+
+/// The other type of 16 bit; of 32 bit itself.
+DType other_half(DType dtype) { return dtype == DType::f16 ? DType::bf16 : dtype == DType::bf16 ? DType::f16 : dtype; }
 
 }  // namespace
 
@@ -133,6 +162,10 @@ std::vector<std::string> norm_faults(const model::OpenedModel& model) {
       add(norm, concat("has one negative channel, ", fixed(norm.least, 2),
                        " times as large as the others are, and no other norm has any: a sign has turned"));
     }
+    const auto whole = [&](const Vector& other) { return &other == &norm || other.vanishing == 0; };
+    if (norm.vanishing == 1 && norms.size() >= 5 && std::ranges::all_of(norms, whole)) {
+      add(norm, "has one channel that is next to nothing, and no other norm has any: a bit of its exponent has turned");
+    }
     if (norm.ones == 1 && alone(norm, &Vector::ones, 0.5)) {
       add(norm, "is one in all channels, as no other norm is: it was never loaded");
     }
@@ -152,8 +185,18 @@ std::vector<std::string> norm_faults(const model::OpenedModel& model) {
       add(table, concat("half of its values are below ", table.median, " in size: F16 labelled BF16"));
     }
   }
+  for (const Vector& table : tables) {
+    if (table.nothing && others_of(tables, table, [](const Vector& other) { return !other.nothing; })) {
+      add(table, "is zero throughout, as no other of its name is");
+    }
+  }
   for (const auto* list : {&norms, &tables}) {
     for (const Vector& vector : *list) {
+      if (const DType other = other_half(vector.dtype);
+          other != vector.dtype && others_of(*list, vector, [&](const Vector& peer) { return peer.dtype == other; })) {
+        add(vector, concat("is ", dtype_name(vector.dtype), ", all others of its name are ", dtype_name(other),
+                           ": its bytes are likely of that type, too"));
+      }
       if (vector.absurd > absurd_share) {
         add(vector, concat(fixed(100 * vector.absurd, 1), " % of its values are larger than ", absurd_size,
                            ": bytes of another type or order"));

@@ -1,4 +1,4 @@
-// Norms against the other norms of the model: what no training leaves.
+// Norms and kept tensors against the others of the model: what no training leaves.
 #pragma once
 
 #include <string>

@@ -38,7 +38,9 @@ class StructureCheck {
       if (!is_parameter(name)) fault(name, "is said to be rescaled, but no parameter of the architecture");
     }
     for (const auto& [name, info] : folder_.quantization.linears) {
-      if (!packed_.contains(name)) fault(name, "is packed, but no parameter of the architecture");
+      const bool carried =
+          config_.architecture != nullptr && !model::reason_to_carry(config_, name + ".weight").empty();
+      if (!carried && !packed_.contains(name)) fault(name, "is packed, but no parameter of the architecture");
     }
     check_rescaled_names();
     for (const auto& name : folder_.tuned) {

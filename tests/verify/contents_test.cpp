@@ -80,9 +80,9 @@ bool small(const MadeCheckpoint& made) {
          made.config["quantization_config"].value("format", "") != "pack-quantized";
 }
 
-/// Of fewer than these a slope says nothing; of integers the statistics ask it, of larger models.
+/// Of fewer than these a slope says nothing.
 bool enough_scales(const MadeCheckpoint& made, const std::string& name) {
-  return small(made) && element_count(made.tensors.at(name).shape) >= 128;
+  return element_count(made.tensors.at(name).shape) >= 128;
 }
 
 void drop(MadeCheckpoint& made, std::string_view part) {

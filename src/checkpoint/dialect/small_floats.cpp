@@ -8,6 +8,7 @@
 #include "checkpoint/dialect/integer.h"
 #include "checkpoint/dialect/rows.h"
 #include "checkpoint/dialect/small_floats_config.h"
+#include "checkpoint/low_precision.h"
 #include "core/error.h"
 #include "core/text.h"
 #include "formats/dialect/small_float.h"
@@ -84,7 +85,7 @@ Scheme scheme_of(const DialectSource& source, const std::string& linear, const F
                  int64_t k) {
   const std::string scales = concat(linear, names.scales);
   const ScaleType type = scale_type(source, scales);
-  const Shape& shape = source.checkpoint.at(scales).shape;
+  const Shape shape = shape_of_scales(source.checkpoint.at(scales).shape);
   if (bits == 8) {
     const auto scheme = fp8_scheme(shape, n, k, type);
     if (scheme && formats::parse_scheme(formats::to_string(*scheme)) == *scheme) return *scheme;
@@ -110,6 +111,11 @@ void take_stored_forms(const DialectSource& source, const std::string& linear, s
 
 template <Dialect dialect>
 QuantizationConfig read(const DialectSource& source) {
+  if (const std::string algorithm = integer_algorithm(source.config); !algorithm.empty()) {
+    throw Error(ErrorCode::unsupported, concat(source.place, ": ModelOpt's ", printable(algorithm), " is not read"))
+        .detail("of its formats those of floats are: FP8, MXFP8, MXFP4 and NVFP4")
+        .hint("start from the 16-bit checkpoint");
+  }
   QuantizationConfig result;
   for (const int bits : {4, 8}) {
     const FloatNames names = names_of(dialect, bits);
@@ -232,7 +238,7 @@ DialectRow compressed_tensors_float_row() {
       "compressed-tensors-float", "compressed-tensors' nvfp4-, mxfp4-pack-quantized, mxfp8- and float-quantized",
       "NVFP4, MXFP4, MXFP8; FP8 of tensors, rows and blocks of 128 × 128");
   result.detect = [](const DialectSource& source) {
-    return states(source, "compressed-tensors") && holds_float_groups(source);
+    return states(source, "compressed-tensors") && (holds_float_groups(source) || is_naive_float(source.config));
   };
   result.describe = describe_float_groups;
   result.activation_form = &compressed_tensors_activations;

@@ -117,6 +117,17 @@ bool holds_float_groups(const DialectSource& source) {
   });
 }
 
+bool is_naive_float(const Json& quantization) {
+  if (quantization.value("format", Json()) != "naive-quantized") return false;
+  const auto groups = quantization.find("config_groups");
+  if (groups == quantization.end() || !groups->is_object() || groups->empty()) return false;
+  return std::ranges::all_of(*groups, [](const Json& group) {
+    const auto weights = group.find("weights");
+    return weights != group.end() && weights->is_object() && weights->value("type", Json()) == "float" &&
+           weights->value("num_bits", Json()) == 8;
+  });
+}
+
 Json describe_float_groups(const std::vector<DialectLinear>& linears, const std::vector<std::string>& kept) {
   const Groups groups = groups_of(linears);
   Json described = Json::object();

@@ -20,6 +20,11 @@ bool holds_float_groups(const DialectSource& source);
 void state_float_activations(io::Json& quantization, bool inputs, bool cache);
 void state_modelopt_activations(io::Json& quantization, bool inputs, bool cache);
 
+/// Whether a format of compressed-tensors holds floats.
+bool is_float_format(std::string_view format) noexcept;
+/// Whether it is "naive-quantized", as floats whose activations stay as they are are called, of floats of 8 bits.
+bool is_naive_float(const io::Json& quantization);
+
 /// DialectRow::describe.
 io::Json describe_float_groups(const std::vector<DialectLinear>& linears, const std::vector<std::string>& kept);
 io::Json describe_modelopt(const std::vector<DialectLinear>& linears, const std::vector<std::string>& kept);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/parallel.h"
 #include "core/text.h"
 #include "formats/scale_codec.h"
 #include "formats/small_float.h"
@@ -10,6 +11,9 @@
 
 namespace w4q::formats {
 namespace {
+
+/// Of a task: some 10 µs.
+constexpr int64_t codes_at_a_time = 1 << 16;
 
 TableFormat format_of(const Scheme& scheme) { return scheme_row(scheme.family).table(scheme); }
 
@@ -67,15 +71,17 @@ PackedWeight decode_small_float(const Scheme& scheme, int64_t n, int64_t k, std:
   PackedWeight weight = allocate_canonical(scheme, n, k);
   std::ranges::copy(small_float_table(scheme.bits), weight.plane(PlaneRole::codebook).bytes.as<float>().begin());
   const auto stored_codes = stored(tensors, names.codes).bytes.as<const uint8_t>();
-  std::vector<uint8_t> codes(static_cast<size_t>(k));
-  const size_t width = scheme.bits == 4 ? (codes.size() + 1) / 2 : codes.size();
-  for (int64_t row = 0; row < n; ++row) {
-    const auto from = stored_codes.subspan(static_cast<size_t>(row) * width, width);
-    for (size_t c = 0; c < codes.size(); ++c) {
-      codes[c] = scheme.bits == 8 ? from[c] : static_cast<uint8_t>(from[c / 2] >> (c % 2 * 4) & 15);
+  const size_t width = static_cast<size_t>(scheme.bits == 4 ? (k + 1) / 2 : k);
+  parallel_for(n, std::max<int64_t>(codes_at_a_time / std::max<int64_t>(k, 1), 1), [&](int64_t begin, int64_t end) {
+    std::vector<uint8_t> codes(static_cast<size_t>(k));
+    for (int64_t row = begin; row < end; ++row) {
+      const auto from = stored_codes.subspan(static_cast<size_t>(row) * width, width);
+      for (size_t c = 0; c < codes.size() && scheme.bits == 4; ++c) {
+        codes[c] = static_cast<uint8_t>(from[c / 2] >> (c % 2 * 4) & 15);
+      }
+      table_write_codes(format, weight, row, scheme.bits == 8 ? from : std::span<const uint8_t>(codes));
     }
-    table_write_codes(format, weight, row, codes);
-  }
+  });
   std::ranges::copy(stored(tensors, names.scales).bytes.bytes(), weight.plane(PlaneRole::scales).bytes.data());
   if (scheme.scale != ScaleType::e4m3) return weight;
   const float factor = stored(tensors, names.factor).bytes.as<const float>()[0];

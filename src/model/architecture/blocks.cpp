@@ -167,6 +167,9 @@ std::vector<InputGroup> expert_groups(const ModelConfig& config, const LayerName
   if (mixture.storage == ExpertStorage::by_name) {
     groups = gated_groups(config, names, concat(called.experts, ".", expert, "."),
                           {called.gate, called.up, called.down}, inner);
+    for (auto& group : groups) {
+      for (auto& linear : group.linears) linear.bias = linear.bias || called.bias;
+    }
   } else {
     auto inputs =
         names.linear(Role::gate_up, concat(called.stacked_inputs, ".", expert), {}, 2 * inner, hidden, called.bias);

@@ -51,7 +51,9 @@ void spread_attention(ModelConfig& config) {
 
 void read_mixture(const ConfigReader& reader, const MixtureKeys& keys, ModelConfig& config) {
   MixtureConfig& mixture = config.mixture;
-  mixture.experts = reader.size(keys.experts);
+  constexpr std::string_view renamed = "num_local_experts";  // transformers 5 writes num_experts as this
+  const bool as_renamed = reader.find(keys.experts) == nullptr && reader.find(renamed) != nullptr;
+  mixture.experts = reader.size(as_renamed ? renamed : keys.experts);
   mixture.chosen = reader.size(keys.chosen);
   if (mixture.chosen > mixture.experts) reader.refuse(keys.chosen, concat("there are ", mixture.experts, " experts"));
   constexpr int64_t most_experts = int64_t{1} << 20;  // of all layers: today's largest have some 25,000
