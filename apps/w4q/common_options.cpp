@@ -111,6 +111,10 @@ void remember_command(int argc, const char* const* argv) { typed_words().assign(
 
 const std::vector<std::string>& command_words() { return typed_words(); }
 
+std::string_view kept_for_resume() {
+  return std::ranges::count(typed_words(), "--resume") > 0 ? ", what is finished is kept for --resume" : "";
+}
+
 void add_device(CLI::App& command, std::string& device) {
   command
       .add_option("--device", device,

@@ -40,6 +40,9 @@ void remember_command(int argc, const char* const* argv);
 /// What was typed behind the program's name.
 const std::vector<std::string>& command_words();
 
+/// What becomes of unfinished work: "" unless --resume was given.
+std::string_view kept_for_resume();
+
 /// Puts them into effect; called first in every run().
 void apply(const CommonOptions& options);
 

@@ -63,7 +63,7 @@ ranks::Ending ending_of(const app::Action& action) {
 /// One message, and the exit status of its kind.
 int conclude(const ranks::Ending& ending) {
   if (ending.error) return report(*ending.error);
-  if (ending.signal != 0) std::cerr << "\ninterrupted; nothing was written\n";
+  if (ending.signal != 0) std::cerr << "\ninterrupted; nothing was written" << app::kept_for_resume() << "\n";
   return ending.signal != 0 ? 128 + ending.signal : ending.status;
 }
 

@@ -46,7 +46,7 @@ void check(const PageOptions& options, const std::vector<std::filesystem::path>&
   if (options.overwrite && options.file.empty()) {
     throw Error(ErrorCode::bad_argument, "--overwrite belongs to --html").hint("--html report.html");
   }
-  if (!options.file.empty()) io::check_writable(options.file, options.overwrite, inputs);
+  if (!options.file.empty() && ranks::world().first()) io::check_writable(options.file, options.overwrite, inputs);
 }
 
 io::Json provenance(const std::vector<ReportedModel>& models) {
@@ -62,7 +62,7 @@ io::Json provenance(const std::vector<ReportedModel>& models) {
 void print_and_write(const CommonOptions& options, const PageOptions& page, const JsonSchema& schema,
                      const std::string& text, const io::Json& json, const std::vector<std::filesystem::path>& inputs) {
   print(options, schema, text, json);
-  if (page.file.empty()) return;
+  if (page.file.empty() || !ranks::world().first()) return;
   io::write_file(page.file, report::html_page(with_schema(schema, json)), page.overwrite, inputs);
 }
 

@@ -45,6 +45,7 @@ struct QuantizeArguments {
   bool activation_scales = false, cache_scales = false;
   ServingArguments serving;
   std::string device = "auto";
+  int ranks = 0;  ///< to plan for
 };
 
 /// A registered name, a table that is learned, or else a file with the user's own.
@@ -145,6 +146,11 @@ pipeline::QuantizeRequest request(const QuantizeArguments& options) {
   result.write = write_options(options.output);
   result.overwrite = options.output.overwrite;
   result.sharing = sharing(options.output);
+  result.planned_ranks = options.ranks;
+  if (options.ranks > 0 && !options.output.dry_run) {
+    throw Error(ErrorCode::bad_argument, "--ranks plans a run of several, and belongs to --dry-run")
+        .hint(concat("mpirun -n ", options.ranks, " w4q quantize … starts them"));
+  }
   result.gpu = device::open_device(options.device);
   if (result.calibrated) result.calibrated->gpu = result.gpu;
   return result;
@@ -198,6 +204,7 @@ int run_to_dialect(const QuantizeArguments& options, pipeline::QuantizeRequest w
     }));
   }
   auto converted = pipeline::convert_model(conversion);
+  way.ranks().barrier();  // the first rank removes it, and nobody may be reading it then
   std::ranges::move(served, std::back_inserter(converted.notes));
   io::Json both = {{"quantize", pipeline::to_json(made)}, {"convert", pipeline::to_json(converted)}};
   both["quantize"]["output"] = options.output.output;
@@ -289,6 +296,10 @@ void setup_quantize(CLI::App& app, Action& action) {
     command->add_flag("--bnb-compatible", options->bnb_compatible,
                       "The bytes of bitsandbytes' kbit: its table and its rounding");
   }
+  command
+      ->add_option("--ranks", options->ranks, "With --dry-run: what each of so many ranks would read, hold and write")
+      ->check(CLI::Range(1, 1 << 20))
+      ->type_name("N");
   CLI::Option* const recipe = add_packed(*command, *options);
   command->add_option(
       "--to", options->to,

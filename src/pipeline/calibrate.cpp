@@ -190,10 +190,12 @@ struct Calibration::Impl {
     }
   }
 
-  LayerStatistics run(int64_t index, bool keep_gram) {
+  LayerStatistics run(int64_t index, bool keep_gram, LayerStatistics before) {
     weights = model::load_layer(model, index);
     if (!want_statistics) return {};
-    return gpu != nullptr ? gpu->run(*weights, index, states, keep_gram, options.on_window) : run_on_cpu(index);
+    if (gpu == nullptr) return run_on_cpu(index, std::move(before));
+    ensure(before.empty(), "calibration: sums are added to others on the CPU only");
+    return gpu->run(*weights, index, states, keep_gram, options.on_window);
   }
 
   /// What layers add of their own: computed anew for each of them, which takes no memory between layers.
@@ -206,10 +208,11 @@ struct Calibration::Impl {
     decoder.set_layer_embeddings(rows);
   }
 
-  LayerStatistics run_on_cpu(int64_t index) {
+  LayerStatistics run_on_cpu(int64_t index, LayerStatistics result) {
     const auto groups = model::input_groups(config, index);
-    LayerStatistics result(groups.size());
-    for (size_t i = 0; i < groups.size(); ++i) result[i] = quantize::make_statistics(groups[i].width, options.gram);
+    for (size_t i = result.size(); i < groups.size(); ++i) {
+      result.push_back(quantize::make_statistics(groups[i].width, options.gram));
+    }
     model::Observer observer;
     observer.linear_input = [&](std::span<const std::string_view> linears, MatrixView<const float> input) {
       for (size_t i = 0; i < groups.size(); ++i) {
@@ -366,13 +369,13 @@ Calibration::Calibration(const model::OpenedModel& model, CalibrationWindows win
     : impl_(std::make_unique<Impl>(model, std::move(windows), options)) {}
 Calibration::~Calibration() = default;
 
-LayerStatistics Calibration::next(bool keep_gram) {
+LayerStatistics Calibration::next(bool keep_gram, LayerStatistics before) {
   ensure(impl_->layer < impl_->config.layers, "calibration: there is no further layer");
   ensure(impl_->finished, "calibration: the layer before was not finished");
   if (impl_->layer == 0) impl_->embed();
   impl_->finished = !impl_->options.pairs;
   impl_->plain_blocks = impl_->quantized_blocks = 0;
-  auto statistics = impl_->run(impl_->layer++, keep_gram);
+  auto statistics = impl_->run(impl_->layer++, keep_gram, std::move(before));
   if (impl_->gpu != nullptr && impl_->options.pairs) impl_->gpu->begin_pairs(*impl_->weights);
   return statistics;
 }

@@ -82,8 +82,9 @@ class Calibration {
   ~Calibration();
 
   /// Runs the next layer over all windows. Layers come in order; throws internal after the last one. On the GPU Gram
-  /// matrices stay there with `keep_gram`.
-  LayerStatistics next(bool keep_gram = false);
+  /// matrices stay there with `keep_gram`. On the CPU its sums are added to those of `before`, of windows that somebody
+  /// else decoded.
+  LayerStatistics next(bool keep_gram = false, LayerStatistics before = {});
   /// With CalibrationOptions::pairs: goes on to the next layer for its pairs alone.
   void next_without_statistics();
   /// With pairs, after one of these and in the order of the groups: the inputs of a group of its layer, in the model as it is and where

@@ -11,6 +11,7 @@
 #include "model/opened.h"
 #include "pipeline/calibration_cuda.h"
 #include "pipeline/mix_meter.h"
+#include "pipeline/shared_walk.h"
 #include "pipeline/statistics_file.h"
 
 namespace w4q::pipeline {
@@ -37,10 +38,10 @@ std::vector<StatisticsFile> open_all(const CalibrateRequest& request, const mode
 }
 
 /// The sums of every source of one layer, in the order the sources were given.
-LayerStatistics gather(Calibration* calibration, const std::vector<StatisticsFile>& files,
-                       const model::ModelConfig& config, int64_t layer) {
+LayerStatistics gather(SharedWalk* walk, const std::vector<StatisticsFile>& files, const model::ModelConfig& config,
+                       int64_t layer) {
   std::optional<LayerStatistics> sum;
-  if (calibration != nullptr) sum = calibration->next();
+  if (walk != nullptr) sum = walk->next(layer);
   const auto groups = model::input_groups(config, layer);
   for (const auto& file : files) {
     auto more = file.load(layer);
@@ -96,7 +97,7 @@ CalibrateReport calibrate_model(const CalibrateRequest& request, const model::Op
   model::require_decoder(config, "calibration");
   std::vector<std::filesystem::path> inputs{request.model, request.text.text, request.text.ids, request.text.chat.path};
   inputs.insert(inputs.end(), request.merge.begin(), request.merge.end());
-  io::check_writable(request.output, request.overwrite, inputs);
+  if (request.ranks->first()) io::check_writable(request.output, request.overwrite, inputs);
   const bool decodes = !request.text.empty();
   if (!decodes && request.merge.empty()) {
     throw Error(ErrorCode::bad_argument, "nothing to calibrate with")
@@ -108,11 +109,14 @@ CalibrateReport calibrate_model(const CalibrateRequest& request, const model::Op
   origin.model = model_identity(model.folder.tensors);
   origin.gram = request.options.gram;
   origin.sensitivity = request.sensitivity;
-  std::optional<Calibration> calibration;
+  ranks::Ranks alone;
+  auto& ranks = request.options.gpu == nullptr ? *request.ranks : alone;
+  std::optional<SharedWalk> walk;
   std::optional<Progress> progress;
   std::optional<CalibrationWindows> probe, kept;
   if (decodes) {
-    auto windows = read_windows(model, request.text, gpu_of(request.options.gpu));
+    const auto windows = read_windows(*request.ranks, model, request.text, gpu_of(request.options.gpu));
+    if (&ranks == &alone && !request.ranks->first()) return report;
     if (request.text.self) report.notes.push_back(describe_self(request.text));
     report.samples = windows.samples;
     if (windows.samples < request.text.samples) {
@@ -123,12 +127,16 @@ CalibrateReport calibrate_model(const CalibrateRequest& request, const model::Op
     origin.products = kernels::gemm_library();
     if (request.sensitivity) probe = sensitivity_windows(windows);
     kept = mix_windows(windows);
-    progress.emplace("calibrate", windows.samples * config.layers, "windows");
+    progress.emplace("calibrate", (windows.samples + ranks.size() - 1) / ranks.size() * config.layers, "windows");
     auto options = request.options;
     options.spill_at = request.output;
     options.on_window = [&progress] { progress->advance(1); };
-    calibration.emplace(model, std::move(windows), options);
-    report.spilled = calibration->spilled();
+    walk.emplace(ranks, model, windows, options, std::vector<int>(static_cast<size_t>(config.layers)), 1);
+    if (const auto* own = walk->calibration()) report.spilled = own->spilled();
+  }
+  if (!request.ranks->first()) {
+    if (walk) walk->finish();
+    return report;
   }
   const auto files = open_all(request, config, origin);
   note_repeated_texts(origin, report.notes);
@@ -138,9 +146,9 @@ CalibrateReport calibrate_model(const CalibrateRequest& request, const model::Op
   origin.window_length = tokens.length;
   StatisticsWriter writer(request.output, config, origin, request.overwrite, inputs);
   for (int64_t layer = 0; layer < config.layers; ++layer) {
-    writer.write(layer, gather(calibration ? &*calibration : nullptr, files, config, layer));
+    writer.write(layer, gather(walk ? &*walk : nullptr, files, config, layer));
   }
-  calibration.reset();
+  walk.reset();
   progress.reset();
   if (request.sensitivity) writer.write(sensitivities(probe ? &*probe : nullptr, files, model));
   if (tokens.samples > 0) writer.write(tokens);

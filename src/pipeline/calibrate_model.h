@@ -9,6 +9,7 @@
 
 #include "io/json.h"
 #include "pipeline/calibrate.h"
+#include "ranks/ranks.h"
 
 namespace w4q::pipeline {
 
@@ -22,6 +23,7 @@ struct CalibrateRequest {
   bool windows = false;                      ///< keep tokens to measure mixes of widths on; with `sensitivity` anyway
   std::vector<std::filesystem::path> merge;  ///< statistics of the same model, to be added
   bool overwrite = false;
+  ranks::Ranks* ranks = &ranks::world();  ///< share the windows on the CPU; the first one reports and writes the file
 };
 
 struct CalibrateReport {

@@ -76,8 +76,8 @@ void check_calibration(const CalibratedRequest& request, const quantize::Steps& 
 }
 
 CalibratedRun::CalibratedRun(const CalibratedRequest& request, const model::OpenedModel& model,
-                             CalibratedPacking packing, const std::filesystem::path& output)
-    : model_(model), packing_(std::move(packing)) {
+                             CalibratedPacking packing, const std::filesystem::path& output, LayerOwners owners)
+    : model_(model), packing_(std::move(packing)), owners_(std::move(owners)) {
   const quantize::Steps& steps = packing_.options.steps;
   check_calibration(request, steps);
   if (request.gpu != nullptr) {
@@ -99,7 +99,7 @@ void CalibratedRun::read_text(const CalibratedRequest& request, const std::files
   const quantize::Steps& steps = packing_.options.steps;
   products_ = gpu_ == nullptr ? std::string(kernels::gemm_library())
                               : concat("cuBLAS, ", printable(request.gpu->properties().name));
-  windows_ = read_windows(model_, request.text, gpu_of(gpu_));
+  windows_ = read_windows(*owners_.ranks, model_, request.text, gpu_of(gpu_));
   if (request.text.self) notes_.push_back("calibrated with " + describe_self(request.text));
   if (windows_.samples < request.text.samples) {
     notes_.push_back(
@@ -113,9 +113,15 @@ void CalibratedRun::read_text(const CalibratedRequest& request, const std::files
   options.gpu = gpu_;
   if (steps.has(StepKind::feedback_outputs)) walk_back(options);
   if (file_ && !options.pairs) return;  // statistics are at hand, and nothing is walked for
-  calibration_.emplace(model_, windows_, options);
-  if (calibration_->spilled() > 0) {
-    notes_.push_back(concat(calibration_->spilled(), " windows of activations lay on disk between layers"));
+  auto& ranks = gpu_ == nullptr && !options.pairs ? *owners_.ranks : alone_;
+  auto owners = owners_.of;
+  if (ranks.size() == 1) {
+    for (int& owner : owners) owner = owner == owners_.ranks->rank() ? 0 : -1;
+  }
+  walk_.emplace(ranks, model_, windows_, options, std::move(owners), ranks.size());
+  const auto* calibration = walk_->calibration();
+  if (calibration != nullptr && calibration->spilled() > 0) {
+    notes_.push_back(concat(calibration->spilled(), " windows of activations lay on disk between layers"));
   }
 }
 
@@ -174,12 +180,18 @@ class LayerPairs : public PairedInputs {
 CalibratedLayer CalibratedRun::next() {
   ensure(layer_ < model_.config.layers, "CalibratedRun: there is no further layer");
   const bool on_gpu = gpu_ != nullptr && packs_on_gpu(model_.config, layer_, packing_);
-  const bool walk = packing_.options.steps.has(StepKind::asymmetric);
-  const bool decodes = calibration_ && !file_ && (!walk || needs_statistics(model_.config, layer_, packing_));
-  if (walk && !decodes) calibration_->next_without_statistics();
-  const auto statistics = decodes ? calibration_->next(on_gpu) : file_ ? file_->load(layer_) : LayerStatistics{};
   std::optional<LayerPairs> paired;
-  if (walk) paired.emplace(model_, layer_, *calibration_, on_gpu);
+  LayerStatistics statistics;
+  if (in_pairs()) {
+    auto& calibration = *walk_->calibration();
+    const bool decodes = !file_ && needs_statistics(model_.config, layer_, packing_);
+    if (decodes) statistics = calibration.next(on_gpu);
+    if (!decodes) calibration.next_without_statistics();
+    paired.emplace(model_, layer_, calibration, on_gpu);
+  } else if (!file_) {
+    statistics = walk_->next(layer_, on_gpu);
+  }
+  if (file_) statistics = file_->load(layer_);
   CalibratedLayer layer = quantize_layer(model_, layer_, statistics, packing_,
                                          {.gpu = on_gpu ? gpu_ : nullptr,
                                           .paired = paired ? &*paired : nullptr,
@@ -189,14 +201,15 @@ CalibratedLayer CalibratedRun::next() {
   return layer;
 }
 
-void CalibratedRun::skip() {
-  // Behind a layer that is quantized on the way others see other inputs.
-  if (packing_.options.steps.has(StepKind::asymmetric)) {
-    next();
-    return;
-  }
-  if (calibration_ && !file_) calibration_->next();
-  ++layer_;
+CalibratedLayer CalibratedRun::layer(int64_t index) {
+  // Behind layers that are quantized on the way others see other inputs.
+  while (in_pairs() && layer_ < index) next();
+  layer_ = index;
+  return next();
+}
+
+void CalibratedRun::finish() {
+  if (walk_ && !in_pairs()) walk_->finish();
 }
 
 std::string describe(const ExpertCounts& experts) {

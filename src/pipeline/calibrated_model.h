@@ -16,6 +16,7 @@
 #include "pipeline/calibrate.h"
 #include "pipeline/calibrated_layer.h"
 #include "pipeline/gradients.h"
+#include "pipeline/shared_walk.h"
 #include "pipeline/statistics_file.h"
 
 namespace w4q::pipeline {
@@ -28,19 +29,26 @@ struct CalibratedRequest {
       {};  ///< where layers run and linears are searched and packed; null: on the CPU
 };
 
+/// Which rank quantizes each layer; −1: none has to.
+struct LayerOwners {
+  ranks::Ranks* ranks = &ranks::world();
+  std::vector<int> of;
+};
+
 /// Goes through the layers in order.
 class CalibratedRun {
  public:
   /// `model` must outlive it; `output` is where the quantized model will stand. Throws bad_argument
-  /// when there is no or more than one source, and as the sources do.
+  /// when there is no or more than one source, and as the sources do. Text is decoded by all ranks together on the CPU;
+  /// on GPUs, and where a layer's inputs are those behind quantized layers (asym), by each of them.
   CalibratedRun(const CalibratedRequest& request, const model::OpenedModel& model, CalibratedPacking packing,
-                const std::filesystem::path& output);
+                const std::filesystem::path& output, LayerOwners owners);
   ~CalibratedRun();
 
-  /// The next layer; throws internal after the last one.
-  CalibratedLayer next();
-  /// Goes past the next layer, which somebody else quantizes.
-  void skip();
+  /// A layer of this rank; they come in order.
+  CalibratedLayer layer(int64_t index);
+  /// Does this rank's part for the layers of others, when it has had its own.
+  void finish();
   /// What the user should know about the calibration.
   const std::vector<std::string>& notes() const noexcept { return notes_; }
   /// The text that was decoded; empty where statistics stood in for it.
@@ -51,6 +59,8 @@ class CalibratedRun {
   const std::string& products() const noexcept { return products_; }
 
  private:
+  CalibratedLayer next();
+  bool in_pairs() const noexcept { return packing_.options.steps.has(quantize::StepKind::asymmetric); }
   void read_text(const CalibratedRequest& request, const std::filesystem::path& output);
   void walk_back(CalibrationOptions& options);
 
@@ -58,8 +68,10 @@ class CalibratedRun {
   const CalibratedPacking packing_;
   std::shared_ptr<quantize::CudaWork> gpu_;  // null on the CPU
   std::optional<StatisticsFile> file_;       // whose statistics are taken where it is there
-  std::optional<Calibration> calibration_;   // where text is decoded
-  std::optional<OutputCosts> costs_;         // where errors are fed back along both sides
+  const LayerOwners owners_;
+  ranks::Ranks alone_;
+  std::optional<SharedWalk> walk_;    // where text is decoded
+  std::optional<OutputCosts> costs_;  // where errors are fed back along both sides
   CalibrationWindows windows_;
   std::vector<std::string> notes_;
   std::string products_;

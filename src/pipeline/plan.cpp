@@ -1,5 +1,6 @@
 #include "pipeline/plan.h"
 
+#include <algorithm>
 #include <set>
 
 #include "core/text.h"
@@ -24,6 +25,12 @@ checkpoint::PackedLinearInfo TensorPlan::packed_info(bool input_scale) const {
   info.passes.push_back({*scheme, layout, rotation});
   info.passes.insert(info.passes.end(), residual.begin(), residual.end());
   return info;
+}
+
+double RanksPlan::seconds() const noexcept {
+  double longest = 0;
+  for (const auto& own : each) longest = std::max(longest, own.seconds);
+  return longest;
 }
 
 int64_t Plan::bytes_before() const noexcept {
@@ -63,6 +70,20 @@ std::string costs_text(const std::vector<CostPart>& costs) {
   TextTable table({"part", "time", "memory"});
   for (const auto& part : costs) table.row({part.name, human_seconds(part.seconds), memory_text(part.memory)});
   return table.str();
+}
+
+std::string ranks_text(const RanksPlan& ranks) {
+  constexpr size_t listed = 8;
+  TextTable table({"rank", "parts", "reads", "holds", "writes", "time"});
+  for (size_t rank = 0; rank < ranks.each.size(); ++rank) {
+    const auto& own = ranks.each[rank];
+    if (rank >= listed && rank + 1 < ranks.each.size()) continue;
+    table.row({concat(rank), concat(own.parts), human_bytes(own.reads), human_bytes(own.memory),
+               human_bytes(own.writes), human_seconds(own.seconds)});
+  }
+  return concat(table.str(), ranks.each.size(), " ranks: about ", human_seconds(ranks.seconds()),
+                ", with reading and writing at ", human_bytes(static_cast<int64_t>(ranks.read_rate)),
+                "/s each, as this machine reads the model\n");
 }
 
 std::string presets_text(const std::vector<PresetCost>& presets) {
@@ -115,6 +136,7 @@ std::string to_text(const Plan& plan, model::Detail detail) {
                    human_seconds(plan.expected_seconds), " of computing; reading and writing come on top\n");
   }
   if (plan.costs.size() > 1) text += costs_text(plan.costs);
+  if (plan.ranks) text += ranks_text(*plan.ranks);
   if (!plan.presets.empty()) text += presets_text(plan.presets);
   if (!plan.steps.empty()) text += "steps: " + join(plan.steps, " → ") + "\n";
   for (const auto& note : plan.notes) text += "note: " + note + "\n";
@@ -152,6 +174,16 @@ io::Json to_json(const Plan& plan) {
   for (const auto& preset : plan.presets) {
     result["presets"].push_back(
         {{"name", preset.name}, {"steps", preset.steps}, {"seconds", preset.seconds}, {"memory_bytes", preset.memory}});
+  }
+  if (plan.ranks) {
+    result["ranks"] = {{"seconds", plan.ranks->seconds()}, {"read_bytes_per_second", plan.ranks->read_rate}};
+    for (const auto& own : plan.ranks->each) {
+      result["ranks"]["each"].push_back({{"parts", own.parts},
+                                         {"reads", own.reads},
+                                         {"writes", own.writes},
+                                         {"memory_bytes", own.memory},
+                                         {"seconds", own.seconds}});
+    }
   }
   if (plan.allocation) result["allocation"] = to_json(*plan.allocation);
   return result;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/packed_checkpoint.h"
@@ -53,6 +54,25 @@ struct PresetCost {
   int64_t memory = 0;
 };
 
+/// What a run of several ranks asks of one of them.
+struct RankCost {
+  int64_t parts = 0;   ///< of the work
+  int64_t reads = 0;   ///< bytes
+  int64_t writes = 0;  ///< bytes
+  int64_t memory = 0;  ///< bytes that it holds
+  double seconds = 0;
+};
+
+struct RanksPlan {
+  std::vector<RankCost> each;
+  double read_rate = 0;  ///< bytes per second, measured; writing is taken to be as fast
+
+  double seconds() const noexcept;  ///< of the one that takes longest
+};
+
+/// Parts of Plan::costs that ranks share in ways of their own.
+inline constexpr std::string_view own_text_part = "the model's own text", calibration_part = "calibration";
+
 struct Plan {
   std::vector<TensorPlan> tensors;
   std::optional<AllocationReport> allocation;  ///< where bits were chosen
@@ -61,6 +81,7 @@ struct Plan {
       0;  ///< computing, from a sample measured on this machine now; reading and writing come on top
   int64_t tensor_memory = 0;        ///< of expected_memory what rounding takes
   std::vector<CostPart> costs;      ///< expected_seconds part by part
+  std::optional<RanksPlan> ranks;   ///< where that was asked for, how several would share it
   std::vector<PresetCost> presets;  ///< where one was asked for, what each of them would take
   std::vector<std::string> steps;   ///< what is done beyond rounding each weight by itself, in order
   std::vector<std::string> notes;

@@ -1,7 +1,6 @@
 #include "pipeline/quantize_model.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <map>
 #include <memory>
@@ -24,6 +23,8 @@
 #include "pipeline/distill_output.h"
 #include "pipeline/output_rules.h"
 #include "pipeline/quantize_record.h"
+#include "pipeline/quantize_units.h"
+#include "pipeline/rank_cost.h"
 #include "pipeline/run_cost.h"
 #include "pipeline/scale_folding.h"
 #include "pipeline/select_tensors.h"
@@ -190,8 +191,7 @@ SchemeOf lookup(const Plan& plan) {
 }
 
 /// Modules whose input scale will be stored.
-std::set<std::string, std::less<>> input_scales(const OpenedModel& source, const QuantizeRequest& request,
-                                                const Plan& plan) {
+ScaledModules input_scales(const OpenedModel& source, const QuantizeRequest& request, const Plan& plan) {
   if (!request.calibrated) return {};
   const auto names = linears_with_input_scale(source.config, lookup(plan), request.options.steps);
   return {names.begin(), names.end()};
@@ -238,17 +238,7 @@ Plan make_plan(const OpenedModel& source, const QuantizeRequest& request) {
   return plan;
 }
 
-checkpoint::PackedLinearInfo packed_info(const TensorPlan& tensor, const std::set<std::string, std::less<>>& scaled) {
-  return tensor.packed_info(scaled.contains(model::module_path(tensor.name)));
-}
-
-/// What becomes of one tensor of the input.
-std::vector<io::PlannedTensor> planned_of(const TensorPlan& tensor, const std::set<std::string, std::less<>>& scaled) {
-  if (!tensor.scheme) return {{tensor.name, tensor.dtype, tensor.shape}};
-  return checkpoint::planned_planes(packed_info(tensor, scaled));
-}
-
-std::vector<io::PlannedTensor> planned_output(const Plan& plan, const std::set<std::string, std::less<>>& scaled,
+std::vector<io::PlannedTensor> planned_output(const Plan& plan, const ScaledModules& scaled,
                                               checkpoint::QuantizationConfig& quantization) {
   std::vector<io::PlannedTensor> result;
   for (const auto& tensor : plan.tensors) {
@@ -331,23 +321,27 @@ void refuse_saturated(const TensorPlan& tensor, const quantize::QuantizeStats& s
 /// Quantizes a calibrated layer at a time as the tensors of the plan, which stand in model order, come to it.
 class CalibratedTensors {
  public:
-  CalibratedTensors(const OpenedModel& source, const QuantizeRequest& request, const Plan& plan)
-      : run_(*request.calibrated, source, {lookup(plan), request.options, residual_of(plan)}, request.output) {}
+  CalibratedTensors(const OpenedModel& source, const QuantizeRequest& request, const Plan& plan, LayerOwners owners)
+      : run_(*request.calibrated, source, {lookup(plan), request.options, residual_of(plan)}, request.output,
+             std::move(owners)) {}
 
   const std::vector<std::string>& notes() const noexcept { return run_.notes(); }
   const std::string& products() const noexcept { return run_.products(); }
   const CalibrationWindows& windows() const noexcept { return run_.windows(); }
   const std::shared_ptr<quantize::CudaWork>& gpu() const noexcept { return run_.gpu(); }
 
-  /// Quantizes a layer; those before it that were not asked for are somebody else's.
+  /// Quantizes a layer; they come in order.
   void run(int64_t layer, QuantizeRecord& record) {
-    for (; layers_ < layer; ++layers_) run_.skip();
-    layer_ = run_.next();
-    ++layers_;
+    layer_ = run_.layer(layer);
     record.groups = layer_.groups;
     record.rescaled = layer_.rescaled;
     record.notes = layer_.notes;
     record.experts = layer_.experts;
+  }
+
+  void finish() {
+    run_.finish();
+    layer_ = {};
   }
 
   /// Writes `tensor` if it is one of the layer that was run; false when it is not.
@@ -384,75 +378,58 @@ class CalibratedTensors {
   }
 
   CalibratedRun run_;
-  CalibratedLayer layer_;
-  int64_t layers_ = 0;  // how many were run, or left to others
+  CalibratedLayer layer_;  // the latest
 };
-
-/// Whose tensor it is; nothing for one of no layer.
-std::optional<int64_t> layer_of(const model::ModelConfig& config, std::string_view tensor) {
-  const std::string prefix = config.names.prefix + "layers.";
-  if (!tensor.starts_with(prefix)) return std::nullopt;
-  int64_t layer = -1;
-  const char* const end = tensor.data() + tensor.size();
-  const auto found = std::from_chars(tensor.data() + prefix.size(), end, layer);
-  const bool whole = found.ec == std::errc() && found.ptr != end && *found.ptr == '.';
-  return whole && layer >= 0 && layer < config.layers ? std::optional(layer) : std::nullopt;
-}
-
-/// Tensors of the plan that are quantized together: those of a calibrated layer, or one.
-struct PlanUnit {
-  std::optional<int64_t> layer;
-  std::vector<const TensorPlan*> tensors;
-};
-
-std::vector<PlanUnit> units_of(const Plan& plan, const model::ModelConfig& config, bool calibrated) {
-  std::vector<PlanUnit> units;
-  for (const auto& tensor : plan.tensors) {
-    const auto layer = calibrated ? layer_of(config, tensor.name) : std::nullopt;
-    if (!layer || units.empty() || units.back().layer != layer) units.push_back({layer, {}});
-    units.back().tensors.push_back(&tensor);
-  }
-  return units;
-}
-
-std::vector<WorkUnit> work_of(const std::vector<PlanUnit>& units, const std::set<std::string, std::less<>>& scaled) {
-  std::vector<WorkUnit> work;
-  for (const auto& unit : units) {
-    work.push_back({unit.tensors.front()->name, {}, 0});
-    for (const TensorPlan* tensor : unit.tensors) {
-      for (auto& planned : planned_of(*tensor, scaled)) work.back().tensors.push_back(std::move(planned.name));
-      work.back().cost += tensor->bytes_before;
-    }
-  }
-  return work;
-}
 
 /// The parts of the work that are this rank's, one after the other.
 class Quantizing {
  public:
-  Quantizing(const OpenedModel& source, const QuantizeRequest& request, const Plan& plan, io::CheckpointWriter& writer)
-      : source_(source), request_(request), plan_(plan), writer_(writer), factors_(source, lookup(plan)) {
-    if (request.calibrated) calibrated_.emplace(source, request, plan);
+  Quantizing(const OpenedModel& source, const QuantizeRequest& request, const Plan& plan,
+             const std::vector<PlanUnit>& units, SharedWork& work, io::CheckpointWriter& writer)
+      : source_(source),
+        request_(request),
+        plan_(plan),
+        units_(units),
+        work_(work),
+        writer_(writer),
+        factors_(source, lookup(plan)),
+        progress_("quantize", work.cost(), "bytes") {
+    if (request.calibrated) calibrated_.emplace(source, request, plan, owners());
   }
 
-  void run(SharedWork& work, const std::vector<PlanUnit>& units) {
+  /// Layers first: ranks walk through them together.
+  void run() {
     const BufferReuse reuse(widened_bytes(plan_, source_));
-    Progress progress("quantize", work.cost(), "bytes");
-    for (size_t unit = 0; unit < units.size(); ++unit) {
-      if (!work.mine(unit)) continue;
-      QuantizeRecord record;
-      if (units[unit].layer) calibrated_->run(*units[unit].layer, record);
-      for (const TensorPlan* tensor : units[unit].tensors) {
-        write(*tensor, record);
-        progress.advance(tensor->bytes_before);
-      }
-      work.done(unit, to_json(record));
+    for (size_t unit = 0; unit < units_.size(); ++unit) {
+      if (units_[unit].layer && work_.mine(unit)) run(unit);
+    }
+    if (calibrated_) calibrated_->finish();
+    for (size_t unit = 0; unit < units_.size(); ++unit) {
+      if (!units_[unit].layer && work_.mine(unit)) run(unit);
     }
   }
 
   const std::optional<CalibratedTensors>& calibrated() const noexcept { return calibrated_; }
 
  private:
+  LayerOwners owners() const {
+    LayerOwners owners{request_.sharing.ranks, std::vector<int>(static_cast<size_t>(source_.config.layers), -1)};
+    for (size_t unit = 0; unit < units_.size(); ++unit) {
+      if (units_[unit].layer) owners.of[static_cast<size_t>(*units_[unit].layer)] = work_.owner(unit);
+    }
+    return owners;
+  }
+
+  void run(size_t unit) {
+    QuantizeRecord record;
+    if (units_[unit].layer) calibrated_->run(*units_[unit].layer, record);
+    for (const TensorPlan* tensor : units_[unit].tensors) {
+      write(*tensor, record);
+      progress_.advance(tensor->bytes_before);
+    }
+    work_.done(unit, to_json(record));
+  }
+
   void write(const TensorPlan& tensor, QuantizeRecord& record) {
     if (calibrated_ && calibrated_->write(tensor, record, writer_)) {
     } else if (tensor.scheme) {
@@ -466,9 +443,12 @@ class Quantizing {
   const OpenedModel& source_;
   const QuantizeRequest& request_;
   const Plan& plan_;
+  const std::vector<PlanUnit>& units_;
+  SharedWork& work_;
   io::CheckpointWriter& writer_;
   SharedFactors factors_;
   std::optional<CalibratedTensors> calibrated_;
+  Progress progress_;
 };
 
 /// What the records of all parts say together.
@@ -554,6 +534,7 @@ Plan plan_quantize(const QuantizeRequest& given) {
   Plan plan = make_plan(source, request);
   if (wanted.allocation) add_allocation(plan, wanted, std::move(allocated.report));
   estimate(plan, source, request);
+  if (request.planned_ranks > 0) plan.ranks = plan_ranks(source, request, plan, request.planned_ranks);
   return plan;
 }
 
@@ -585,8 +566,8 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
 
   io::CheckpointWriter writer(output.staging(), planned, with_companions(request.write, given.model), output.joins());
   SharedWork work(output, writer, work_of(units, scaled));
-  Quantizing quantizing(source, request, report.plan, writer);
-  quantizing.run(work, units);
+  Quantizing quantizing(source, request, report.plan, units, work, writer);
+  quantizing.run();
   const auto records = work.gather();
   const auto& calibrated = quantizing.calibrated();
   std::vector<std::string> tuned;

@@ -50,7 +50,8 @@ struct QuantizeRequest {
   std::string preset = {};  ///< the one that the steps come from: plans tell what each of them costs
   std::vector<std::filesystem::path> read_files;  ///< where parts of this request were read from: recipe, codebook
   bool overwrite = false;
-  Sharing sharing = {};  ///< with other ranks, and with a run that was ended
+  Sharing sharing = {};   ///< with other ranks, and with a run that was ended
+  int planned_ranks = 0;  ///< plan_quantize says how so many would share it; 0: not asked
 };
 
 /// Everything that a request reads, which no output of it may replace.

@@ -51,7 +51,8 @@ class Costs {
     if (how) {
       check_calibration(*how, all);
       calibrated = calibration(taken);
-      result.push_back({how->statistics.empty() ? "calibration" : "statistics", calibrated.seconds, calibrated.memory});
+      result.push_back({how->statistics.empty() ? std::string(calibration_part) : "statistics", calibrated.seconds,
+                        calibrated.memory});
     }
     rounding = sample(taken);
     result.push_back({"rounding", rounding, 0});
@@ -94,7 +95,7 @@ class Costs {
       }
     }
     const model::SelfText wanted{text.samples, text.length, text.seed};
-    return {"the model's own text",
+    return {std::string(own_text_part),
             few_rows_slowness * weights * static_cast<double>(text.samples * text.length) / rate(),
             base_memory + source_.folder.tensors.total_bytes() + model::self_text_memory(config, wanted)};
   }

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <numeric>
 
 #include "core/text.h"
 #include "io/files.h"
@@ -56,6 +55,7 @@ SharedFolder::SharedFolder(const Sharing& sharing, const fs::path& target, bool 
     }
   }
   made = ranks().broadcast(std::move(made));
+  if (!ranks().first()) inputs_ = io::InputStates(inputs);
   taken_up_ = made.front() == '+';
   staging_ = made.substr(1);
 }
@@ -82,19 +82,32 @@ void SharedFolder::begin_journal() {
   io::write_file(journal_of(staging_), journal.dump(-1, ' ', false, io::Json::error_handler_t::replace), false);
 }
 
+void SharedFolder::let_inputs_go() const {
+  inputs_.check();
+  inputs_.let_go();
+}
+
 void SharedFolder::end_journal() {
   for (const auto& path : journals(staging_)) fs::remove(path);
 }
 
-std::vector<int> deal(std::span<const int64_t> costs, int ranks) {
-  std::vector<size_t> order(costs.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::ranges::stable_sort(order, std::greater(), [&](size_t unit) { return costs[unit]; });
+std::vector<int> deal(std::span<const WorkUnit* const> units, int ranks) {
   std::vector<int64_t> load(static_cast<size_t>(ranks));
-  std::vector<int> owners(costs.size());
-  for (const size_t unit : order) {
+  std::vector<int> owners(units.size());
+  std::vector<size_t> by_cost;
+  size_t turn = 0;
+  for (size_t unit = 0; unit < units.size(); ++unit) {
+    if (!units[unit]->in_turn) {
+      by_cost.push_back(unit);
+      continue;
+    }
+    owners[unit] = static_cast<int>(turn++ % load.size());
+    load[static_cast<size_t>(owners[unit])] += units[unit]->cost;
+  }
+  std::ranges::stable_sort(by_cost, std::greater(), [&](size_t unit) { return units[unit]->cost; });
+  for (const size_t unit : by_cost) {
     const auto least = std::ranges::min_element(load);
-    *least += costs[unit];
+    *least += units[unit]->cost;
     owners[unit] = static_cast<int>(least - load.begin());
   }
   return owners;
@@ -105,11 +118,11 @@ SharedWork::SharedWork(SharedFolder& folder, io::CheckpointWriter& writer, std::
   for (size_t unit = 0; unit < units_.size(); ++unit) numbers_.emplace(units_[unit].name, unit);
   folder_.begin_journal();
   take_up();
-  std::vector<int64_t> costs;
+  std::vector<const WorkUnit*> left;
   for (size_t unit = 0; unit < units_.size(); ++unit) {
-    if (!records_[unit]) costs.push_back(units_[unit].cost);
+    if (!records_[unit]) left.push_back(&units_[unit]);
   }
-  const auto dealt = deal(costs, folder_.ranks().size());
+  const auto dealt = deal(left, folder_.ranks().size());
   size_t next = 0;
   for (const auto& record : records_) owners_.push_back(record ? -1 : dealt[next++]);
   const fs::path path = folder_.staging() / concat(journal_prefix, folder_.ranks().rank(), ".jsonl");
@@ -130,6 +143,9 @@ void SharedWork::take_up() {
   for (const auto& part : folder_.ranks().gather_everywhere(std::move(good))) {
     for (const auto& line : lines_of(part)) adopt(parsed(line));
   }
+  if (!folder_.taken_up()) return;
+  const auto finished = std::ranges::count_if(records_, [](const auto& record) { return record.has_value(); });
+  folder_.note(concat("resumed: ", finished, " of ", units_.size(), " parts were finished"));
 }
 
 /// Of the lines that are this rank's to check those whose tensors are all there.

@@ -42,9 +42,12 @@ class SharedFolder {
   /// What became of the wish to resume.
   const std::vector<std::string>& notes() const noexcept { return notes_; }
 
+  void note(std::string text) { notes_.push_back(std::move(text)); }
   /// From now on there is something to take up.
   void begin_journal();
   void end_journal();
+  /// At the other ranks, before the output is in its place: inputs must be what they were, and may change from now on.
+  void let_inputs_go() const;
   /// At the first rank.
   io::OutputFolder& output() { return *output_; }
 
@@ -53,6 +56,7 @@ class SharedFolder {
 
   const Sharing sharing_;
   std::optional<io::OutputFolder> output_;  // at the first rank
+  io::InputStates inputs_;                  // at the others
   std::filesystem::path staging_;
   std::vector<std::string> notes_;
   bool taken_up_ = false;
@@ -63,10 +67,12 @@ struct WorkUnit {
   std::string name;
   std::vector<std::string> tensors;
   int64_t cost = 0;
+  bool in_turn = false;  ///< goes to the ranks in their order, whatever it costs: layers, which all walk through
 };
 
-/// The rank of each unit: the costliest unit first, each to the rank with the least so far; of equal ones the first.
-std::vector<int> deal(std::span<const int64_t> costs, int ranks);
+/// The rank of each unit: those in turn first, then the costliest, each to the rank with the least so far; of equal ones
+/// the first.
+std::vector<int> deal(std::span<const WorkUnit* const> units, int ranks);
 
 class SharedWork {
  public:
@@ -75,8 +81,8 @@ class SharedWork {
 
   /// Whether this rank has to do it: not where an earlier run has.
   bool mine(size_t unit) const noexcept { return !records_[unit] && owners_[unit] == folder_.ranks().rank(); }
-  /// Whether any rank has to.
-  bool open(size_t unit) const noexcept { return owners_[unit] >= 0; }
+  /// The rank that has to; −1: an earlier run has.
+  int owner(size_t unit) const noexcept { return owners_[unit]; }
   /// Of the units of this rank.
   int64_t cost() const noexcept;
   /// All tensors of a unit are written; `record` is what the report will say.
@@ -111,6 +117,8 @@ Report finished(Report report, io::CheckpointWriter& writer, SharedFolder& folde
       folder.end_journal();
       return companions(to);
     });
+  } else {
+    folder.let_inputs_go();
   }
   folder.ranks().barrier();
   return report;

@@ -10,6 +10,7 @@
 #include "device/choice.h"
 #include "io/files.h"
 #include "model/stored_sizes.h"
+#include "ranks/ranks.h"
 #include "tokenizer/token_file.h"
 #include "tokenizer/tokenizer.h"
 #include "verify/rungs.h"
@@ -223,12 +224,29 @@ void add_sizes(CheckContext& context, Findings& findings) {
 
 }  // namespace
 
+namespace {
+
+/// Whether this rank has a part in a check. What was found before it is the first rank's: it decides whether the climb
+/// has `ended`, and what an error means.
+bool takes_part(const CheckRow& row, bool ended, Findings& findings) {
+  auto& ranks = ranks::world();
+  if (!row.shared || ranks.size() == 1) return ranks.first() && !ended;
+  const std::string state = ranks.broadcast(ended ? "ended" : findings.checks.passed() ? "passed" : "failed");
+  if (state == "failed" && !ranks.first()) findings.checks.add({"before", false, "the first rank found a fault", {}});
+  return state != "ended";
+}
+
+}  // namespace
+
 Findings climb(CheckContext& context) {
   Findings findings;
-  bool holds = true;
+  bool holds = true, ended = false;
   const bool headers_alone = reads_headers_alone(context.options());
   for (const CheckRow& row : ladder()) {
+    // Where the climb has ended, other ranks must still hear of it.
+    if (ended && (!row.shared || ranks::world().size() == 1)) continue;
     if ((headers_alone && !row.alone) || !is_due(row, context)) continue;
+    if (!takes_part(row, ended, findings)) continue;
     const auto before = static_cast<std::ptrdiff_t>(findings.checks.checks().size());
     try {
       row.run(context, findings);
@@ -236,11 +254,12 @@ Findings climb(CheckContext& context) {
       if (findings.checks.passed()) throw;
       // What was found to be wrong before says why it cannot go on.
       findings.checks.add({std::string(row.name), false, "could not go on", {error.what()}});
-      break;
+      ended = true;
+      continue;
     }
     const auto& checks = findings.checks.checks();
     holds = holds && (row.aside || std::all_of(checks.begin() + before, checks.end(), std::mem_fn(&Check::passed)));
-    if (row.stops && !holds) break;
+    ended = row.stops && !holds;
   }
   if (!headers_alone) add_sizes(context, findings);
   findings.text += findings.checks.text() + verdict(context, findings);

@@ -124,8 +124,9 @@ struct CheckRow {
   bool alone = false;            ///< it reads headers: where nothing else is asked for, nothing else is climbed
   std::span<const Limit> limits = {};
   Needs needs = {};
-  bool stops = false;  ///< the climb ends behind it when anything has failed …
-  bool aside = false;  ///< … but this: what does not hold here says nothing of what stands on it
+  bool stops = false;   ///< the climb ends behind it when anything has failed …
+  bool aside = false;   ///< … but this: what does not hold here says nothing of what stands on it
+  bool shared = false;  ///< ranks share its work; any other check is the first rank's alone
   /// Throws what opening and decoding throw; what does not hold is a finding.
   void (*run)(CheckContext&, Findings&);
 };

@@ -1,7 +1,10 @@
 #include "verify/perplexity.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
+#include <iterator>
 #include <limits>
 #include <vector>
 
@@ -54,6 +57,43 @@ struct WindowSums {
     kls.push_back(static_cast<float>(token.kl));
   }
 };
+
+template <class Value>
+void append(std::string& bytes, const Value* values, size_t count) {
+  bytes.append(reinterpret_cast<const char*>(values), count * sizeof(Value));
+}
+
+template <class Value>
+void take(std::string_view& bytes, Value* values, size_t count) {
+  std::memcpy(values, bytes.data(), count * sizeof(Value));
+  bytes.remove_prefix(count * sizeof(Value));
+}
+
+/// As it travels between ranks, which are all of one kind.
+void append(std::string& bytes, const WindowSums& sums) {
+  const int64_t counts[] = {sums.scored, sums.same_top1, sums.top5, static_cast<int64_t>(sums.kls.size())};
+  const double values[] = {sums.nll, sums.base_nll, sums.kl, sums.kl_max};
+  append(bytes, counts, std::size(counts));
+  append(bytes, values, std::size(values));
+  append(bytes, sums.kls.data(), sums.kls.size());
+}
+
+WindowSums take(std::string_view& bytes) {
+  std::array<int64_t, 4> counts{};
+  std::array<double, 4> values{};
+  take(bytes, counts.data(), counts.size());
+  take(bytes, values.data(), values.size());
+  WindowSums sums{.scored = counts[0],
+                  .nll = values[0],
+                  .base_nll = values[1],
+                  .kl = values[2],
+                  .kl_max = values[3],
+                  .same_top1 = counts[1],
+                  .top5 = counts[2]};
+  sums.kls.resize(static_cast<size_t>(counts[3]));
+  take(bytes, sums.kls.data(), sums.kls.size());
+  return sums;
+}
 
 WindowSums sum_up(const std::vector<LogitComparison>& tokens) {
   WindowSums sums;
@@ -221,18 +261,28 @@ std::vector<PerplexityReport> measure_perplexities(Candidates candidates, std::s
   try {
     scorer = make_scorer(candidates, bases, options);
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::device || candidates.size() == 1) throw;
+    if (error.code() != ErrorCode::device || candidates.size() == 1 || options.ranks->size() > 1) throw;
     return measure_one_by_one(candidates, bases, ids, options);
   }
-  Progress progress("perplexity", static_cast<int64_t>(starts.size()) * span, "tokens");
-  std::vector<std::vector<WindowSums>> windows(candidates.size() * std::max<size_t>(1, bases.size()));
-  for (const int64_t start : starts) {
+  const auto ranks = static_cast<size_t>(options.ranks->size()), own = static_cast<size_t>(options.ranks->rank());
+  Progress progress("perplexity", static_cast<int64_t>((starts.size() + ranks - 1) / ranks) * span, "tokens");
+  const size_t pairs = candidates.size() * std::max<size_t>(1, bases.size());
+  std::string sums;  // of this rank's windows, one in `ranks`
+  for (size_t i = own; i < starts.size(); i += ranks) {
+    const int64_t start = starts[i];
     // The first window scores all it can; a later one only what no earlier one has scored.
     const int64_t scored = start == 0 ? span : stride;
     const Window window = make_window(ids, start, span, scored, options, candidates.front()->config());
     const auto scores = scorer(window.inputs, window.first_scored);
-    for (size_t i = 0; i < windows.size(); ++i) windows[i].push_back(sum_up(scores[i]));
+    for (size_t pair = 0; pair < pairs; ++pair) append(sums, sum_up(scores[pair]));
     progress.advance(span);
+  }
+  // In the order of the windows, so that nothing depends on who scored them.
+  const auto all = options.ranks->gather_everywhere(std::move(sums));
+  std::vector<std::string_view> rest(all.begin(), all.end());
+  std::vector<std::vector<WindowSums>> windows(pairs);
+  for (size_t i = 0; i < starts.size(); ++i) {
+    for (auto& each : windows) each.push_back(take(rest[i % ranks]));
   }
   std::vector<PerplexityReport> reports;
   for (const auto& each : windows) reports.push_back(make_report(each, !bases.empty()));

@@ -15,6 +15,7 @@
 #include "io/json.h"
 #include "kernels/attention/kv_page.h"
 #include "model/model.h"
+#include "ranks/ranks.h"
 #include "verify/estimate.h"
 
 namespace w4q::verify {
@@ -29,6 +30,7 @@ struct PerplexityOptions {
   std::optional<kernels::KvChoice> base_kv = {};  ///< of the base's; nothing: f16
   std::optional<int64_t> residual_bytes = {};     ///< CudaModel::upload, of the candidate
   bool int8_activations = false;                  ///< of the candidate (model/int8_activations.h)
+  ranks::Ranks* ranks = &ranks::world();          ///< share the windows; the report is the same at each
 };
 
 /// Sums over the scored tokens of one window.

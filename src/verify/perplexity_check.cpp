@@ -91,6 +91,7 @@ CheckRow perplexity_check() {
           .help = "full decode of a text, with a base both models in lock step",
           .limits = limits,
           .needs = {.text = true},
+          .shared = true,
           .run = run};
 }
 

@@ -2,13 +2,20 @@
 #include <numeric>
 
 #include "core/rng.h"
+#include "launch.h"
 #include "pipeline/shared_output.h"
 #include "support.h"
 
 namespace w4q::test {
 namespace {
 
-using pipeline::deal;
+std::vector<int> deal(const std::vector<int64_t>& costs, int ranks, bool in_turn = false) {
+  std::vector<pipeline::WorkUnit> units;
+  for (const int64_t cost : costs) units.push_back({.name = "", .tensors = {}, .cost = cost, .in_turn = in_turn});
+  std::vector<const pipeline::WorkUnit*> pointers;
+  for (const auto& unit : units) pointers.push_back(&unit);
+  return pipeline::deal(pointers, ranks);
+}
 
 std::vector<int64_t> loads(const std::vector<int64_t>& costs, int ranks) {
   std::vector<int64_t> load(static_cast<size_t>(ranks));
@@ -22,6 +29,10 @@ TEST(Deal, TheCostliestGoFirstToWhoHasTheLeast) {
   EXPECT_EQ(deal(std::vector<int64_t>{2, 2, 2, 2}, 3), (std::vector<int>{0, 1, 2, 0}));
   EXPECT_EQ(deal(std::vector<int64_t>{}, 3), std::vector<int>{});
   EXPECT_EQ(deal(std::vector<int64_t>{4, 1}, 1), (std::vector<int>{0, 0}));
+}
+
+TEST(Deal, LayersGoInTurnWhateverTheyCost) {
+  EXPECT_EQ(deal(std::vector<int64_t>{9, 1, 5, 7}, 3, true), (std::vector<int>{0, 1, 2, 0}));
 }
 
 /// Graham's bound for the costliest first: at most 4/3 of the best, which is at least the mean and at least the largest.
@@ -41,6 +52,38 @@ TEST(Deal, NoRankHasFarMoreThanItsShare) {
       EXPECT_LE(static_cast<double>(std::ranges::max(load)), best + static_cast<double>(shared));
     }
   }
+}
+
+/// `--dry-run --ranks` tells who reads and writes what: together all of it, once.
+class RanksPlanned : public OnBundledModel {};
+
+TEST_F(RanksPlanned, SharesAddUpToTheWhole) {
+  const std::vector<std::string> how{"--k", "3", "--device", "cpu", "--dry-run", "--ranks", "3"};
+  const auto run = quantize("q", how);
+  ASSERT_EQ(run.status, 0) << run.err;
+  const auto plan = run.json();
+  int64_t parts = 0, reads = 0, writes = 0, most = 0, largest = 0;
+  for (const auto& own : plan.at("ranks").at("each")) {
+    parts += own.at("parts").get<int64_t>();
+    reads += own.at("reads").get<int64_t>();
+    writes += own.at("writes").get<int64_t>();
+    most = std::max(most, own.at("reads").get<int64_t>());
+  }
+  for (const auto& tensor : plan.at("tensors")) largest = std::max(largest, tensor.at("bytes_before").get<int64_t>());
+  EXPECT_EQ(plan.at("ranks").at("each").size(), 3u);
+  EXPECT_EQ(parts, static_cast<int64_t>(plan.at("tensors").size()));
+  EXPECT_EQ(reads, plan.at("bytes_before").get<int64_t>());
+  EXPECT_EQ(writes, plan.at("bytes_after").get<int64_t>());
+  // What came last to the fullest rank came when it had at most a third of the rest.
+  EXPECT_LE(3 * most, reads + 2 * largest);
+  EXPECT_FALSE(std::filesystem::exists(path("q")));
+}
+
+TEST_F(RanksPlanned, BelongsToADryRun) {
+  const auto run = quantize("q", {"--k", "3", "--ranks", "3"});
+  EXPECT_EQ(run.status, 2);
+  EXPECT_NE(run.err.find("belongs to --dry-run"), std::string::npos) << run.err;
+  EXPECT_FALSE(std::filesystem::exists(path("q")));
 }
 
 }  // namespace

@@ -1,4 +1,7 @@
 // One rank or several: the same bytes.
+#include <regex>
+
+#include "io/digest.h"
 #include "launch.h"
 
 namespace w4q::test {
@@ -43,14 +46,54 @@ INSTANTIATE_TEST_SUITE_P(
                       Way{"residual", {3}, {"--scheme", "rotated4-d128+rotated2-d128", "--compress"}},
                       Way{"fold", {2}, {"--recipe", "kbit3: fold"}},
                       Way{"awq",
-                          {2, 5},
+                          {5},
                           {"--recipe", "kbit3: awq → rotate128 → feedback", "--calib", "TEXT", "--samples", "7",
                            "--length", "32"}},
                       Way{"gptq",
-                          {3},
+                          {2, 3},
                           {"--recipe", "int4-g128-f16: feedback", "--to", "gptq-v2", "--calib", "TEXT", "--samples",
                            "3", "--length", "32"}}),
     [](const auto& way) { return way.param.name; });
+
+class RanksMeasure : public OnRanks {
+ protected:
+  /// What is printed, times and places left out.
+  static std::string said(const ProgramResult& run) {
+    EXPECT_EQ(run.status, 0) << run.err;
+    io::Json json = run.json();
+    json.erase("provenance");
+    std::string text = json.dump(1);
+    return std::regex_replace(text, std::regex("\"seconds\": [^\n]*"), "");
+  }
+};
+
+TEST_F(RanksMeasure, PerplexityAndComparisonsAreEqualToTheLastBit) {
+  ASSERT_EQ(quantize("q3", {"--k", "3", "--device", "cpu"}).status, 0);
+  ASSERT_EQ(quantize("q2", {"--k", "2", "--device", "cpu"}).status, 0);
+  const std::vector<std::string> how{"--ppl", own_text(), "--ctx", "32",     "--windows",
+                                     "7",     "--device", "cpu",   "--json", "--quiet"};
+  std::vector<std::string> verify{"verify", path("q3"), "--base", bundled_model()};
+  std::vector<std::string> compare{"compare", path("q2"), path("q3"), "--base", bundled_model()};
+  for (auto* words : {&verify, &compare}) {
+    words->insert(words->end(), how.begin(), how.end());
+    EXPECT_EQ(said(run_ranks(3, *words)), said(run_w4q(*words))) << words->front();
+  }
+}
+
+TEST_F(RanksMeasure, StatisticsAreThoseOfOneProcess) {
+  const auto calibrate = [&](const std::string& name) {
+    return std::vector<std::string>{"calibrate", bundled_model(), "--text", own_text(), "-o",  path(name), "--samples",
+                                    "5",         "--length",      "32",     "--device", "cpu", "--quiet"};
+  };
+  ASSERT_EQ(run_w4q(calibrate("one.safetensors")).status, 0);
+  // With more ranks than layers and than windows too.
+  for (const int ranks : {2, 6}) {
+    const std::string name = "by" + std::to_string(ranks) + ".safetensors";
+    const auto run = run_ranks(ranks, calibrate(name));
+    ASSERT_EQ(run.status, 0) << run.err;
+    EXPECT_EQ(io::digest_of_file(path(name)), io::digest_of_file(path("one.safetensors"))) << ranks << " ranks";
+  }
+}
 
 }  // namespace
 }  // namespace w4q::test

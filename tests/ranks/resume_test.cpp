@@ -1,5 +1,6 @@
 // Runs that were ended are taken up, and end with the bytes of one that was not.
 #include <signal.h>
+#include <sys/wait.h>
 
 #include <cstdlib>
 #include <fstream>
@@ -8,5 +9,143 @@
 #include "launch.h"
 
 namespace w4q::test {
-namespace {}  // namespace
+namespace {
+
+namespace fs = std::filesystem;
+
+class Resumed : public OnBundledModel {
+ protected:
+  /// Slow enough to be met half-way.
+  std::vector<std::string> slow(const std::string& name, const std::string& bits = "3") const {
+    return {"quantize",     bundled_model(), "-o",      path(name), "--recipe",  "kbit" + bits + ": search",
+            "--shard-size", "200kB",         "--json",  "--quiet",  "--threads", "1",
+            "--device",     "cpu",           "--resume"};
+  }
+
+  /// The hidden folder of an output; empty: there is none.
+  fs::path hidden(const std::string& name) const {
+    for (const auto& entry : fs::directory_iterator(path(""))) {
+      if (entry.path().filename().native().starts_with("." + name + ".w4q-partial-")) return entry.path();
+    }
+    return {};
+  }
+
+  /// Ends a run once it has finished a part of its work.
+  void end_half_way(const std::string& name, int signal) const {
+    const pid_t child = start_w4q(slow(name));
+    int status = 0;
+    std::error_code none;
+    while (fs::file_size(hidden(name) / "w4q_journal.0.jsonl", none) < 2000 || none) {
+      ASSERT_EQ(::waitpid(child, &status, WNOHANG), 0) << "it ended before it was met";
+      ::usleep(500);
+    }
+    ::kill(child, signal);
+    ::waitpid(child, &status, 0);
+    ASSERT_TRUE(WIFSIGNALED(status)) << "it ended before it was met";
+    ASSERT_FALSE(fs::exists(path(name)));
+    ASSERT_FALSE(hidden(name).empty());
+  }
+
+  static std::string notes(const ProgramResult& run) { return run.json().at("notes").dump(); }
+};
+
+TEST_F(Resumed, WhatAKilledRunFinishedIsKeptAndTheBytesAreThose) {
+  ASSERT_EQ(run_w4q(slow("whole")).status, 0);
+  for (const int signal : {SIGKILL, SIGTERM}) {
+    end_half_way("q", signal);
+    const auto resumed = run_w4q(slow("q"));
+    ASSERT_EQ(resumed.status, 0) << resumed.err;
+    EXPECT_NE(notes(resumed).find("parts were finished"), std::string::npos) << notes(resumed);
+    EXPECT_EQ(notes(resumed).find("resumed: 0 of"), std::string::npos) << notes(resumed);
+    EXPECT_EQ(folder_digest(path("q")), folder_digest(path("whole")));
+    EXPECT_TRUE(hidden("q").empty());
+    fs::remove_all(path("q"));
+  }
+}
+
+TEST_F(Resumed, TheReportIsThatOfAnUndisturbedRun) {
+  const auto whole = run_w4q(slow("whole"));
+  end_half_way("q", SIGKILL);
+  const auto resumed = run_w4q(slow("q"));
+  auto a = whole.json(), b = resumed.json();
+  for (auto* json : {&a, &b}) {
+    for (const char* key : {"seconds", "notes", "expected_seconds"}) json->erase(key);
+    for (auto& tensor : json->at("tensors")) tensor.erase("seconds");
+  }
+  EXPECT_EQ(a.dump(1), b.dump(1));
+}
+
+TEST_F(Resumed, DamagedPartsAreMadeAnew) {
+  ASSERT_EQ(run_w4q(slow("whole")).status, 0);
+  end_half_way("q", SIGKILL);
+  for (const auto& entry : fs::directory_iterator(hidden("q"))) {
+    if (entry.path().extension() != ".safetensors") continue;
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(entry.file_size() - 100));
+    file.write("damaged", 7);
+  }
+  ASSERT_EQ(run_w4q(slow("q")).status, 0);
+  EXPECT_EQ(folder_digest(path("q")), folder_digest(path("whole")));
+}
+
+TEST_F(Resumed, AnotherCommandAndAChangedInputBeginFromTheStart) {
+  end_half_way("q", SIGKILL);
+  const auto other = run_w4q(slow("q", "2"));
+  ASSERT_EQ(other.status, 0) << other.err;
+  EXPECT_NE(notes(other).find("begun from the start: what a run left was another command's"), std::string::npos)
+      << notes(other);
+  ASSERT_EQ(run_w4q(slow("whole", "2")).status, 0);
+  EXPECT_EQ(folder_digest(path("q")), folder_digest(path("whole")));
+  const auto nothing = run_w4q(slow("new"));
+  EXPECT_NE(notes(nothing).find("there was nothing to resume"), std::string::npos) << notes(nothing);
+}
+
+TEST_F(Resumed, WithoutTheOptionNothingIsLeftOrTaken) {
+  end_half_way("q", SIGKILL);
+  auto words = slow("q");
+  words.pop_back();
+  const auto run = run_w4q(words);
+  ASSERT_EQ(run.status, 0) << run.err;
+  EXPECT_EQ(notes(run).find("resumed"), std::string::npos);
+  EXPECT_TRUE(hidden("q").empty());
+}
+
+std::vector<pid_t> children_of(pid_t parent) {
+  std::ifstream list("/proc/" + std::to_string(parent) + "/task/" + std::to_string(parent) + "/children");
+  std::vector<pid_t> children;
+  for (pid_t child = 0; list >> child;) children.push_back(child);
+  return children;
+}
+
+/// Ranks killed at random moments, or all of them with their launcher; the next run of another number of ranks goes on.
+/// W4Q_RANK_KILLS: how many times.
+TEST_F(Resumed, KilledRanksNeverLeaveAWrongFolder) {
+  if (const auto why = no_ranks(); !why.empty()) GTEST_SKIP() << why;
+  const char* wanted = std::getenv("W4Q_RANK_KILLS");
+  const int kills = wanted == nullptr ? 4 : std::atoi(wanted);
+  const auto undisturbed = run_w4q_behind(mpirun(3), slow("whole"));
+  ASSERT_EQ(undisturbed.status, 0) << undisturbed.err;
+  const std::string whole = folder_digest(path("whole"));
+  int met = 0;
+  for (int i = 0; i < kills; ++i) {
+    const auto number = static_cast<uint64_t>(i);
+    const pid_t launcher = start_w4q_behind(mpirun(2 + i % 3), slow("q"));
+    ::usleep(static_cast<useconds_t>(1e6 * undisturbed.seconds * (0.3 + 0.5 * random_uniform(31, number))));
+    const auto ranks = children_of(launcher);
+    const auto victim = static_cast<size_t>(random_uniform(32, number) * static_cast<double>(ranks.size() + 1));
+    ::kill(victim < ranks.size() ? ranks[victim] : launcher, victim < ranks.size() ? SIGKILL : SIGTERM);
+    int status = 0;
+    ::waitpid(launcher, &status, 0);
+    met += WIFEXITED(status) && WEXITSTATUS(status) == 0 ? 0 : 1;
+    if (!fs::exists(path("q"))) continue;
+    ASSERT_EQ(folder_digest(path("q")), whole) << "after kill " << i;
+    fs::remove_all(path("q"));
+  }
+  EXPECT_GE(3 * met, kills) << "few runs were killed: the test proved little";
+  const auto last = run_w4q_behind(mpirun(3), slow("q"));
+  ASSERT_EQ(last.status, 0) << last.err;
+  EXPECT_EQ(folder_digest(path("q")), whole);
+}
+
+}  // namespace
 }  // namespace w4q::test
