@@ -103,11 +103,13 @@ Json modelopt_weights(const Scheme& scheme) {
 
 }  // namespace
 
+bool is_float_format(std::string_view format) noexcept {
+  return format == nvfp4_format || format == mxfp4_format || format == mxfp8_format || format == fp8_format;
+}
+
 bool holds_float_groups(const DialectSource& source) {
   const std::string format = config_text(source, {"format"}, "");
-  if (format != mixed_format) {
-    return format == nvfp4_format || format == mxfp4_format || format == mxfp8_format || format == fp8_format;
-  }
+  if (format != mixed_format) return is_float_format(format);
   const auto groups = source.config.find("config_groups");
   if (groups == source.config.end() || !groups->is_object() || groups->empty()) return false;
   return std::ranges::all_of(*groups, [](const Json& group) {
