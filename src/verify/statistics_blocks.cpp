@@ -416,16 +416,14 @@ double BlockSample::scale_spread() const {
 }
 
 double BlockSample::size() const {
-  double sum = 0, count = 0;
+  std::vector<double> sizes;
   for (size_t at = 0; at < means_.size(); ++at) {
     const auto groups = static_cast<size_t>(groups_);
     const double scale = log_scale(rows_[at / groups] * groups_ + static_cast<int64_t>(at % groups));
-    count += 1;
-    if (std::isnan(scale)) continue;
     const double variance = std::isnan(deviations_[at]) ? 0 : std::exp(2 * deviations_[at]);
-    sum += (means_[at] * means_[at] + variance) * std::exp(2 * scale);
+    sizes.push_back(std::isnan(scale) ? 0 : std::sqrt(means_[at] * means_[at] + variance) * std::exp(scale));
   }
-  return count > 0 ? std::sqrt(sum / count) : 0;
+  return sizes.empty() ? 0 : median(std::move(sizes));
 }
 
 bool BlockSample::unscaled() const {

@@ -47,7 +47,7 @@ class BlockSample {
   Slope scale_match(const formats::PackedWeight& other) const;
   /// The order other than the stored one with the largest slope.
   Reordered best_order() const;
-  /// Root of the mean square of what codes and scales stand for.
+  /// Root of the mean square of what codes and scales stand for, in a usual group: one outlier makes no size.
   double size() const;
   /// Whether all scales are one.
   bool unscaled() const;

@@ -259,8 +259,8 @@ TEST_F(Gguf, NamesWhatIsMissingOrUnknown) {
   refuse(ErrorCode::unsupported, {"blk.0.ffn_gate_exps.weight", "no such tensor"}, [](auto& plan, auto&) {
     plan.push_back({"blk.0.ffn_gate_exps.weight", GgmlType::f32, {1}});
   });
-  refuse(ErrorCode::unsupported, {"blk.0.attn_q.weight", "IQ2_XXS cannot be decoded"},
-         [](auto& plan, auto&) { plan[2].type = GgmlType::iq2_xxs; });
+  refuse(ErrorCode::unsupported, {"blk.0.attn_q.weight", "IQ1_S cannot be decoded"},
+         [](auto& plan, auto&) { plan[2].type = GgmlType::iq1_s; });
   expect_error(ErrorCode::bad_argument, {"--to gguf-q4_0", "hf16, hf-f32, w4q"}, [&] { from_gguf("x", "gguf-q4_0"); });
   expect_error(ErrorCode::bad_argument, {"--to q4", "gguf-q4_0"}, [&] { to_gguf(model_, "q4"); });
 }

@@ -229,7 +229,7 @@ TEST(Awq, DoesNotDependOnThreads) {
 /// Every scheme that a quantizer rounds to can be searched: what rounding_of gives is what the quantizer stores.
 TEST(Awq, RoundingOfOtherFamilies) {
   const RandomMatrix weight(9, 64, 21);
-  for (const char* name : {"kbit3-b32-e4m4", "int4-row-f32", "int8-g64-bf16-asym"}) {
+  for (const char* name : {"kbit3-b32-e4m4", "int4-row-f32", "int8-g64-bf16-asym", "lut4-b64-f32"}) {
     const auto scheme = formats::parse_scheme(name);
     RandomMatrix once = weight;
     const auto rounding = rounding_of(scheme, 64, {});
@@ -237,8 +237,6 @@ TEST(Awq, RoundingOfOtherFamilies) {
     EXPECT_NE(once.values, weight.values) << name;
     EXPECT_GT(rounding.block, 0) << name;
   }
-  test::expect_error(ErrorCode::unsupported, {"lut4"},
-                     [] { rounding_quantizer(formats::parse_scheme("lut4-b64-f32")); });
 }
 
 }  // namespace
