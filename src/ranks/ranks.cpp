@@ -324,9 +324,13 @@ class Ranks::Farewell {
     }
     answered_ = missing == 0;
     Ending all = worst(endings);
-    if (all.stopped && !all.error && all.signal == 0) all.error = no_answer(endings);
-    for (int to = 1; to < ranks_.size(); ++to) impl_.tell(to, verdict_tag, joined(all));
+    const bool untold = all.stopped || !answered_;
+    if (untold && !all.error && all.signal == 0) all.error = no_answer(endings);
     return all;
+  }
+
+  void tell_verdict(const Ending& all) {
+    for (int to = 1; to < ranks_.size(); ++to) impl_.tell(to, verdict_tag, joined(all));
   }
 
  private:
@@ -378,8 +382,10 @@ int end_together(Ending own, const std::function<int(const Ending&)>& conclude) 
   Ranks::Farewell farewell(ranks, std::move(own));
   const Ending all = ranks.first() ? farewell.give_verdict() : farewell.hear_verdict();
   auto& transport = ranks.impl_->transport;
-  if (farewell.answered()) transport.finish();
+  // Told before any rank ends: a launcher ends all others once one has ended with a bad status.
   const int status = all.tells ? conclude(all) : status_of(all);
+  if (ranks.first()) farewell.tell_verdict(all);
+  if (farewell.answered()) transport.finish();
   if (!farewell.answered()) transport.abort(status);
   return status;
 }

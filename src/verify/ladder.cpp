@@ -222,10 +222,6 @@ void add_sizes(CheckContext& context, Findings& findings) {
   }
 }
 
-}  // namespace
-
-namespace {
-
 /// Whether this rank has a part in a check. What was found before it is the first rank's: it decides whether the climb
 /// has `ended`, and what an error means.
 bool takes_part(const CheckRow& row, bool ended, Findings& findings) {
