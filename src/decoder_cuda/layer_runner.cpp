@@ -33,6 +33,12 @@ bool is_swiglu(const model::Block& plan, const CudaLinear& linear) {
   return plan.gating.activation == model::Activation::silu && linear.gates() != kernels::GateOrder::none;
 }
 
+/// Whether the last product of a mixture's step adds up all that the mixture adds to the residual stream.
+bool adds_up(const CudaBlock& block) {
+  const bool is_all = block.groups.size() == 1 || block.mixture->joined;
+  return block.mixture->adds_up() && is_all && !reads_several_norms(block.plan);
+}
+
 bool mixes_apart(const model::Block& plan) { return reads_several_norms(plan) || adds_apart(plan); }
 
 }  // namespace
@@ -232,18 +238,26 @@ void LayerRunner::add_apart(const CudaBlock& block) {
                            stream);
 }
 
-bool LayerRunner::can_fuse(const CudaLinear& from, const NormBetween& next) const {
-  return options.fuse && next.weight != nullptr && fuses(from);
+bool LayerRunner::can_fuse(const CudaBlock& from, const NormBetween& next) const {
+  if (!options.fuse || next.weight == nullptr || adds_apart(from.plan)) return false;
+  return from.mixture ? adds_up(from) : fuses(from.groups.back());
 }
 
-void LayerRunner::add_product(const CudaLinear& linear, const DeviceBuffer& x, const NormBetween& next) {
-  fused = rows == 1 && can_fuse(linear, next);
-  if (!fused) return multiplier.multiply_residual(linear, x.as<__half>(), rows, residual);
-  const size_t after = 1 - norm_at;
-  const NextNorm norm{next.weight, norms[norm_at].as<float>(), norms[after].as<float>(),
-                      activations.normed.as<__half>(), static_cast<float>(config.rms_norm_eps)};
+NextNorm LayerRunner::leave_norm(const NormBetween& next) {
+  const size_t before = std::exchange(norm_at, 1 - norm_at);
+  fused = true;
+  return {next.weight, norms[before].as<float>(), norms[norm_at].as<float>(), activations.normed.as<__half>(),
+          static_cast<float>(config.rms_norm_eps)};
+}
+
+void LayerRunner::add_product(const CudaBlock& block, const DeviceBuffer& x, const NormBetween& next) {
+  const CudaLinear& linear = block.groups.back();
+  fused = false;
+  if (rows != 1 || !can_fuse(block, next)) {
+    return multiplier.multiply_residual(linear, x.as<__half>(), rows, residual);
+  }
+  const NextNorm norm = leave_norm(next);
   multiplier.multiply_residual(linear, x.as<__half>(), rows, residual, &norm);
-  norm_at = after;
 }
 
 InputNorm LayerRunner::input_norm() {
@@ -256,16 +270,16 @@ void LayerRunner::observe(const CudaLinear& linear, const DeviceBuffer& input, c
   observer->linear_input(linear.names, {input.data(), DType::f16, rows, linear.k, &stream});
 }
 
-void LayerRunner::run_shared(const CudaBlock& block, const CudaObserver* observer) {
+void LayerRunner::run_shared(const CudaBlock& block, const InputNorm& norm, const CudaObserver* observer) {
   const CudaLinear &inputs = block.groups[1], &outputs = block.groups[2];
   observe(inputs, activations.normed, observer);
-  multiply_gated(block.plan, inputs, activations.normed.as<__half>(), input_norm());
+  multiply_gated(block.plan, inputs, activations.normed.as<__half>(), norm);
   observe(outputs, activations.gated, observer);
   multiplier.multiply(outputs, activations.gated.as<__half>(), rows, activations.shared.as<float>());
 }
 
 /// The router, the experts that it chooses, and what every row goes through.
-void LayerRunner::run_mixture(const CudaBlock& block, const CudaObserver* observer) {
+void LayerRunner::run_mixture(const CudaBlock& block, const CudaObserver* observer, const NormBetween& next) {
   const CudaLinear& router = block.groups.front();
   const bool apart = mixes_apart(block.plan), own_norms = reads_several_norms(block.plan);
   normalize(block.norm(model::NormRole::input));
@@ -283,22 +297,28 @@ void LayerRunner::run_mixture(const CudaBlock& block, const CudaObserver* observ
       observer->linear_input(linear.names, {input, DType::f16, count, linear.k, &stream});
     };
   }
-  // A step leaves its sums to the norm behind it.
-  const bool defers = rows == 1 && observer == nullptr && block.mixture->routes() && !apart;
-  kernels::PendingSum* const later = defers ? &pending : nullptr;
+  // A step adds its sums up in the last product, or leaves them to the norm behind it.
+  const bool by_itself = rows == 1 && observer == nullptr && block.mixture->routes() && !apart;
+  const bool defers = by_itself && !block.mixture->adds_up();
+  MixtureScratch::Step step{.norm = input_norm(), .later = defers ? &pending : nullptr};
+  NextNorm behind;
+  if (fused = by_itself && can_fuse(block, next); fused) {
+    behind = leave_norm(next);
+    step.next = &behind;
+  }
   float* const sum = apart ? activations.experts.as<float>() : residual;
   if (apart) activations.experts.fill(0, stream);
   mixtures->run(block.plan, *block.mixture, activations.routed.as<float>(), router.n, expert_input.as<__half>(), rows,
-                sum, see, later, input_norm());
-  const bool has_shared = block.groups.size() > 1;
+                sum, see, step);
+  const bool has_shared = block.groups.size() > 1 && !(by_itself && block.mixture->joined);
   const bool gated = block.plan.groups.front().linears.size() > 1;
   const float* const gate = gated ? activations.routed.as<float>() + block.plan.mixture.experts : nullptr;
-  if (has_shared) run_shared(block, observer);
+  if (has_shared) run_shared(block, step.norm, observer);
   if (apart) return add_mixture(block, gate);
   if (!has_shared) return;
-  if (later != nullptr) {
-    later->shared = activations.shared.as<float>();
-    later->gate = gate;
+  if (by_itself) {
+    pending.shared = activations.shared.as<float>();
+    pending.gate = gate;
     return;
   }
   kernels::combine_cuda({.shared = activations.shared.as<float>(),
@@ -341,11 +361,7 @@ void LayerRunner::add_mixture(const CudaBlock& block, const float* gate) {
 
 void LayerRunner::run_block(const CudaBlock& block, const Attend& attend, const CudaObserver* observer,
                             const NormBetween& next) {
-  if (block.mixture) {
-    run_mixture(block, observer);
-    fused = false;
-    return;
-  }
+  if (block.mixture) return run_mixture(block, observer, next);
   using model::BlockKind;
   const CudaLinear &first = block.groups.front(), &last = block.groups.back();
   const bool attends = block.plan.kind == BlockKind::attention || block.plan.kind == BlockKind::delta_net;
@@ -364,7 +380,7 @@ void LayerRunner::run_block(const CudaBlock& block, const Attend& attend, const 
     }
   }
   observe(last, mixed, observer);
-  if (!adds_apart(block.plan)) return add_product(last, mixed, next);
+  if (!adds_apart(block.plan)) return add_product(block, mixed, next);
   multiplier.multiply(last, mixed.as<__half>(), rows, activations.added.as<float>());
   add_apart(block);
 }

@@ -61,7 +61,7 @@ struct LayerRunner {
   /// x = layer(x). `behind`: what reads the stream next, as far as it does right then.
   void run(const CudaLayer& layer, const Attend& attend, const CudaObserver* observer, const NormBetween& behind);
 
-  void run_mixture(const CudaBlock& block, const CudaObserver* observer);
+  void run_mixture(const CudaBlock& block, const CudaObserver* observer, const NormBetween& next);
   void run_block(const CudaBlock& block, const Attend& attend, const CudaObserver* observer, const NormBetween& next);
   /// Of the residual stream, with what is pending.
   kernels::NormArgs norm_args(const float* weight, __half* out);
@@ -72,7 +72,7 @@ struct LayerRunner {
   /// gated = activation(gate) · up of products of `x`.
   void multiply_gated(const model::Block& plan, const CudaLinear& linear, const __half* x, InputNorm norm);
   /// The shared part of a mixture, into activations.shared.
-  void run_shared(const CudaBlock& block, const CudaObserver* observer);
+  void run_shared(const CudaBlock& block, const InputNorm& norm, const CudaObserver* observer);
   /// residual += what experts and the shared part add, each normed, and then both.
   void add_mixture(const CudaBlock& block, const float* gate);
   /// What a layer's own embedding adds: activations.gated of activations.qkv.
@@ -80,9 +80,11 @@ struct LayerRunner {
   /// residual += what the block says of activations.added.
   void add_apart(const CudaBlock& block);
   /// Adds a product to the residual stream; `next` is what normalize() and the product behind it will take.
-  void add_product(const CudaLinear& linear, const device::DeviceBuffer& x, const NormBetween& next);
-  /// Whether the norm behind a product is part of it in a step.
-  bool can_fuse(const CudaLinear& from, const NormBetween& next) const;
+  void add_product(const CudaBlock& block, const device::DeviceBuffer& x, const NormBetween& next);
+  /// Whether the norm behind a block is part of its last product in a step.
+  bool can_fuse(const CudaBlock& from, const NormBetween& next) const;
+  /// What that product leaves, which the next one will take.
+  NextNorm leave_norm(const NormBetween& next);
   /// What the next product needs of a norm that was part of the one before.
   InputNorm input_norm();
   void observe(const CudaLinear& linear, const device::DeviceBuffer& input, const CudaObserver* observer) const;

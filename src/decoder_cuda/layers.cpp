@@ -74,8 +74,7 @@ int64_t CudaDecoder::Impl::norm_launches() const {
     const auto& blocks = layers[i].blocks;
     for (size_t b = 0; b < blocks.size(); ++b) {
       const NormBetween next = b + 1 < blocks.size() ? blocks[b + 1].taken_over() : behind(i);
-      const bool takes_over = !blocks[b].mixture && !adds_apart(blocks[b].plan);
-      launches += takes_over && runner.can_fuse(blocks[b].groups.back(), next) ? 0 : 1;
+      launches += runner.can_fuse(blocks[b], next) ? 0 : 1;
     }
   }
   return launches;

@@ -51,6 +51,12 @@ struct CudaLinear {
 /// Rows of f16 in GPU memory.
 kernels::DevicePass dense_pass(const device::DeviceBuffer& rows, int64_t n, int64_t k);
 
+inline bool is_dense(const kernels::LinearWeight& weight) {
+  return std::holds_alternative<kernels::LinearWeight::Dense>(weight.matrix);
+}
+/// Whether two layers of the same inputs can share a launch.
+bool alike(const device::Properties& gpu, const kernels::LinearWeight& a, const kernels::LinearWeight& b);
+
 /// Plans the launches of a product whose passes are in place.
 void plan_product(CudaProduct& product, const device::Properties& gpu);
 
@@ -93,6 +99,9 @@ struct NextNorm {
   __half* x = nullptr;  ///< the next product's input
   float eps = 0;
 };
+
+/// What a product leaves for the norm behind it.
+kernels::LinearFusion leaving(const NextNorm& next);
 
 /// Multiplies CudaLinears; holds the scratch that they need. One stream, one call at a time.
 class CudaMultiplier {

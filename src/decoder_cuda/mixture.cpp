@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "decoder_cuda/layer_runner.h"
 #include "device/copy.h"
 #include "repack/turn_rows_cuda.h"
 
@@ -53,9 +54,9 @@ std::vector<CudaLinear> views_of(const CudaLinear& all, int64_t n, const device:
   return views;
 }
 
-/// What a token reads of all experts.
-void count_bytes(CudaLinear& all, const model::MixtureConfig& mixture) {
-  all.bytes = all.bytes * mixture.chosen / mixture.experts;
+/// What a token reads of `weights` that stand below one another, to the last of which every row may go.
+void count_bytes(CudaLinear& all, const model::MixtureConfig& mixture, int64_t weights) {
+  all.bytes = all.bytes * (mixture.chosen + weights - mixture.experts) / weights;
 }
 
 std::vector<const kernels::LinearWeight*> weights_of(const model::LayerWeights& weights,
@@ -70,10 +71,23 @@ struct Uploaded {
   std::vector<CudaLinear> each;
 };
 
-/// Groups first, first + 2, … of the experts.
-Uploaded upload_side(const model::Block& plan, const model::LayerWeights& weights, size_t first, UploadRing& ring) {
+/// Whether the shared part can stand behind the experts.
+bool joins_experts(const model::Block& plan, const model::LayerWeights& weights, const device::Properties& gpu) {
+  if (!shared_is_an_expert(plan) || is_dense(*weights_of(weights, plan.groups[1]).front())) return false;
+  const auto shared = 1 + 2 * static_cast<size_t>(plan.mixture.experts);
+  for (size_t side = 0; side < 2; ++side) {
+    const auto ours = weights_of(weights, plan.groups[shared + side]);
+    const auto theirs = weights_of(weights, plan.groups[shared + side - 2]);
+    if (!std::ranges::equal(ours, theirs, [&](const auto* a, const auto* b) { return alike(gpu, *a, *b); }))
+      return false;
+  }
+  return true;
+}
+
+/// Groups first, first + 2, … of so many weights.
+Uploaded upload_side(const model::Block& plan, const model::LayerWeights& weights, size_t first, size_t experts,
+                     UploadRing& ring) {
   std::vector<const kernels::LinearWeight*> all;
-  const auto experts = static_cast<size_t>(plan.mixture.experts);
   for (size_t expert = 0; expert < experts; ++expert) {
     for (const auto* weight : weights_of(weights, plan.groups[first + 2 * expert])) all.push_back(weight);
   }
@@ -87,14 +101,14 @@ Uploaded upload_side(const model::Block& plan, const model::LayerWeights& weight
     CudaLinear stack = upload_linears(all, ring);
     if (is_stack(stack, n)) {
       result.each = views_of(stack, n, gpu);
-      count_bytes(stack, plan.mixture);
+      count_bytes(stack, plan.mixture, static_cast<int64_t>(experts));
       result.all = std::move(stack);
       return result;
     }
   }
   for (size_t expert = 0; expert < experts; ++expert) {
     result.each.push_back(upload_linears(std::span(all).subspan(expert * each, each), ring));
-    count_bytes(result.each.back(), plan.mixture);
+    count_bytes(result.each.back(), plan.mixture, plan.mixture.experts);
   }
   return result;
 }
@@ -133,11 +147,32 @@ void take_turns(CudaMixture& mixture) {
   for (auto& expert : mixture.inputs) expert.products.front().linear.gates = kernels::GateOrder::turns;
 }
 
+/// The last of the experts is the shared part; it is forgotten where rows do not go to it as they do to experts.
+void part_shared(CudaMixture& mixture) {
+  mixture.joined = mixture.adds_up();
+  for (auto* side : {&mixture.inputs, &mixture.outputs}) {
+    if (mixture.joined) mixture.shared.push_back(std::move(side->back()));
+    side->pop_back();
+  }
+  if (!mixture.joined) return;
+  auto& gates = mixture.shared.front().products.front().linear.gates;
+  if (gates == kernels::GateOrder::none) gates = kernels::GateOrder::halves;
+}
+
 bool side_routes(const std::optional<CudaLinear>& all, int64_t n) {
   return all && kernels::routes(all->products.front().linear, all->products.front().plan, n);
 }
 
 }  // namespace
+
+bool shared_is_an_expert(const model::Block& plan) {
+  const model::MixtureConfig& mixture = plan.mixture;
+  const auto shared = 1 + 2 * static_cast<size_t>(mixture.experts);
+  if (plan.groups.size() != shared + 2 || mixture.shared_intermediate != mixture.intermediate) return false;
+  if (mixture.chosen + 1 > kernels::most_routed_places || mixture.intermediate % 64 != 0) return false;
+  return !adds_apart(plan) && !reads_several_norms(plan) && plan.storage != model::ExpertStorage::stacked_in_turn &&
+         plan.groups[shared].linears.size() == plan.groups[1].linears.size();
+}
 
 bool reads_several_norms(const model::Block& plan) {
   return plan.norm(model::NormRole::expert_input) != nullptr || plan.vector(model::VectorRole::router_scale) != nullptr;
@@ -147,17 +182,24 @@ bool CudaMixture::routes() const noexcept {
   return side_routes(all_inputs, inputs.front().n) && side_routes(all_outputs, outputs.front().n);
 }
 
+bool CudaMixture::adds_up() const noexcept {
+  return routes() && kernels::adds_up(all_outputs->products.front().linear);
+}
+
 CudaMixture upload_mixture(const model::Block& plan, const model::LayerWeights& weights, UploadRing& ring) {
   CudaMixture mixture;
-  auto inputs = upload_side(plan, weights, 1, ring), outputs = upload_side(plan, weights, 2, ring);
+  const bool joined = joins_experts(plan, weights, ring.stream().context().properties());
+  const int64_t experts = plan.mixture.experts + (joined ? 1 : 0);
+  const auto count = static_cast<size_t>(experts);
+  auto inputs = upload_side(plan, weights, 1, count, ring), outputs = upload_side(plan, weights, 2, count, ring);
   mixture.inputs = std::move(inputs.each), mixture.all_inputs = std::move(inputs.all);
   mixture.outputs = std::move(outputs.each), mixture.all_outputs = std::move(outputs.all);
   mixture.columns = columns_of(plan);
-  const int64_t experts = plan.mixture.experts;
   if (mixture.all_inputs && can_turn(plan, *mixture.all_inputs, experts)) {
     turn_experts(*mixture.all_inputs, experts, ring);
     take_turns(mixture);
   }
+  if (joined) part_shared(mixture);
   const auto vector = [&](model::VectorRole role) -> const float* {
     const auto* planned = plan.vector(role);
     if (planned == nullptr) return nullptr;
@@ -169,16 +211,18 @@ CudaMixture upload_mixture(const model::Block& plan, const model::LayerWeights& 
   return mixture;
 }
 
-CudaMixture mixture_of(const model::Block& plan, CudaLinear all_inputs, CudaLinear all_outputs,
+CudaMixture mixture_of(const model::Block& plan, CudaLinear all_inputs, CudaLinear all_outputs, bool joined,
                        const device::Properties& gpu) {
-  const int64_t experts = plan.mixture.experts, n_in = all_inputs.n / experts, n_out = all_outputs.n / experts;
+  const int64_t experts = plan.mixture.experts + (joined ? 1 : 0);
+  const int64_t n_in = all_inputs.n / experts, n_out = all_outputs.n / experts;
   ensure(is_stack(all_inputs, n_in) && is_stack(all_outputs, n_out), "mixture_of: experts that cannot be told apart");
   CudaMixture mixture;
   mixture.columns = columns_of(plan);
   mixture.inputs = views_of(all_inputs, n_in, gpu), mixture.outputs = views_of(all_outputs, n_out, gpu);
-  count_bytes(all_inputs, plan.mixture), count_bytes(all_outputs, plan.mixture);
+  count_bytes(all_inputs, plan.mixture, experts), count_bytes(all_outputs, plan.mixture, experts);
   mixture.all_inputs = std::move(all_inputs), mixture.all_outputs = std::move(all_outputs);
   if (can_turn(plan, *mixture.all_inputs, experts)) take_turns(mixture);
+  if (joined) part_shared(mixture);
   return mixture;
 }
 
@@ -190,8 +234,8 @@ MixtureScratch::MixtureScratch(const model::ModelConfig& config, std::span<const
   for (const auto* mixture : mixtures) inner = std::max(inner, mixture->inner());
   const auto floats = [&](int64_t count) { return DeviceBuffer(gpu, static_cast<size_t>(count) * sizeof(float)); };
   const auto halves = [&](int64_t count) { return DeviceBuffer(gpu, static_cast<size_t>(count) * sizeof(__half)); };
-  const int64_t at_once = std::min(rows, rows_at_once(config.mixture)) * places_;
-  places_on_gpu_ = floats(rows * places_), shares_ = floats(rows * places_);
+  const int64_t at_once = std::min(rows, rows_at_once(config.mixture)) * places_ + 1;
+  places_on_gpu_ = floats(rows * places_ + 1), shares_ = floats(rows * places_ + 1);  // and what is joined to one row
   taken_rows_ = floats(at_once), slots_ = floats(at_once);
   gathered_ = halves(at_once * hidden_);
   both_ = floats(at_once * 2 * inner);
@@ -203,31 +247,33 @@ MixtureScratch::MixtureScratch(const model::ModelConfig& config, std::span<const
 }
 
 void MixtureScratch::run(const model::Block& plan, const CudaMixture& mixture, float* logits, int64_t stride,
-                         const __half* x, int64_t rows, float* residual, const Observe& observe,
-                         kernels::PendingSum* later, const InputNorm& norm) {
+                         const __half* x, int64_t rows, float* residual, const Observe& observe, const Step& step) {
   const model::MixtureConfig& config = plan.mixture;
-  kernels::route_cuda({.logits = logits,
-                       .rows = rows,
-                       .stride = stride,
-                       .experts = static_cast<int>(config.experts),
-                       .chosen = static_cast<int>(config.chosen),
-                       .sigmoid = config.scoring == model::Scoring::sigmoid,
-                       .renormalizes = config.renormalizes,
-                       .scale = static_cast<float>(config.scale),
-                       .groups = static_cast<int>(config.groups),
-                       .chosen_groups = static_cast<int>(config.chosen_groups),
-                       .correction = mixture.correction,
-                       .expert_scale = mixture.expert_scale,
-                       .input_norm = norm.state,
-                       .bias = mixture.router_bias,
-                       .cols = hidden_,
-                       .eps = norm.eps,
-                       .places = places_on_gpu_.as<int32_t>(),
-                       .shares = shares_.as<float>(),
-                       .overlap = multiplier_.overlap() && rows == 1},
-                      stream_);
-  if (rows == 1 && !observe && mixture.routes()) return run_one(plan.gating, mixture, x, residual, later, norm);
-  ensure(norm.state == nullptr, "a mixture by the host has complete inputs");
+  kernels::RouteArgs choice{.logits = logits,
+                            .rows = rows,
+                            .stride = stride,
+                            .experts = static_cast<int>(config.experts),
+                            .chosen = static_cast<int>(config.chosen),
+                            .sigmoid = config.scoring == model::Scoring::sigmoid,
+                            .renormalizes = config.renormalizes,
+                            .scale = static_cast<float>(config.scale),
+                            .groups = static_cast<int>(config.groups),
+                            .chosen_groups = static_cast<int>(config.chosen_groups),
+                            .correction = mixture.correction,
+                            .expert_scale = mixture.expert_scale,
+                            .input_norm = step.norm.state,
+                            .bias = mixture.router_bias,
+                            .cols = hidden_,
+                            .eps = step.norm.eps,
+                            .places = places_on_gpu_.as<int32_t>(),
+                            .shares = shares_.as<float>(),
+                            .overlap = multiplier_.overlap() && rows == 1};
+  if (rows == 1 && !observe && mixture.routes()) {
+    choice.joined = mixture.joined;
+    return run_one(plan.gating, mixture, x, residual, choice, step);
+  }
+  ensure(step.norm.state == nullptr && step.next == nullptr, "a mixture by the host stands by itself");
+  kernels::route_cuda(choice, stream_);
   const int64_t most = rows_at_once(config);
   for (int64_t first = 0; first < rows; first += most) {
     run_by_host(plan, mixture, x, first, std::min(most, rows - first), residual, observe);
@@ -235,38 +281,44 @@ void MixtureScratch::run(const model::Block& plan, const CudaMixture& mixture, f
 }
 
 void MixtureScratch::run_one(const kernels::Gating& gating, const CudaMixture& mixture, const __half* x,
-                             float* residual, kernels::PendingSum* later, const InputNorm& norm) {
-  const int64_t inner = mixture.inner();
-  const auto places = static_cast<int>(places_);
-  const bool overlap = multiplier_.overlap();
-  kernels::RoutedCall call{.x = x,
-                           .experts = places_on_gpu_.as<int32_t>(),
-                           .places = places,
-                           .n = mixture.inputs.front().n,
-                           .y = both_.data(),
-                           .input_norm = norm.state,
-                           .eps = norm.eps,
-                           .weights_ready = overlap};
-  call.swiglu = mixture.columns == GateColumns::turns && gating.activation == kernels::Activation::silu;
-  if (call.swiglu) call.y = gated_.data();
-  multiplier_.multiply_routed(*mixture.all_inputs, call);
-  if (!call.swiglu) {
+                             float* residual, const kernels::RouteArgs& choice, const Step& step) {
+  const int64_t inner = mixture.inner(), n = mixture.outputs.front().n;
+  const int places = static_cast<int>(places_) + (mixture.joined ? 1 : 0);
+  const bool overlap = multiplier_.overlap(), chooses = kernels::chooses(choice);
+  if (!chooses) kernels::route_cuda(choice, stream_);
+  const kernels::RoutedCall both{.x = x, .experts = choice.places, .places = places, .weights_ready = overlap};
+  kernels::RoutedCall first = both;
+  first.n = mixture.inputs.front().n;
+  first.fusion.swiglu = mixture.columns == GateColumns::turns && gating.activation == kernels::Activation::silu;
+  first.y = first.fusion.swiglu ? gated_.data() : both_.data();
+  first.fusion.input_norm = step.norm.state;
+  first.fusion.eps = step.norm.eps;
+  if (chooses) first.choice = choice;
+  first.next = kernels::expert_codes(mixture.all_outputs->products.front().linear, n);
+  multiplier_.multiply_routed(*mixture.all_inputs, first);
+  if (!first.fusion.swiglu) {
     kernels::gate_multiply_cuda(gating, both_.as<float>(), places, inner, mixture.columns, gated_.as<__half>(), overlap,
                                 stream_);
   }
-  call.swiglu = false;
-  call.input_norm = nullptr;
-  call.x = gated_.as<__half>();
-  call.x_stride = inner;
-  call.n = mixture.outputs.front().n;
-  call.y = products_.data();
-  multiplier_.multiply_routed(*mixture.all_outputs, call);
-  if (later != nullptr) {
-    *later = {.parts = products_.as<float>(), .shares = shares_.as<float>(), .places = places};
+  kernels::RoutedCall second = both;
+  second.x = gated_.as<__half>();
+  second.x_stride = inner;
+  second.n = n;
+  if (mixture.adds_up()) {
+    second.y = residual;
+    second.shares = choice.shares;
+    if (step.next != nullptr) second.fusion = leaving(*step.next);
+    return multiplier_.multiply_routed(*mixture.all_outputs, second);
+  }
+  ensure(step.next == nullptr, "a mixture that does not add up leaves no norm");
+  second.y = products_.data();
+  multiplier_.multiply_routed(*mixture.all_outputs, second);
+  if (step.later != nullptr) {
+    *step.later = {.parts = products_.as<float>(), .shares = choice.shares, .places = places};
     return;
   }
   kernels::combine_cuda({.x = products_.as<float>(),
-                         .shares = shares_.as<float>(),
+                         .shares = choice.shares,
                          .places = places,
                          .rows = 1,
                          .cols = hidden_,

@@ -18,6 +18,9 @@ namespace w4q::decoder_cuda {
 struct CudaMixture {
   std::vector<CudaLinear> inputs, outputs;            ///< each expert's: gates and ups, downs
   std::optional<CudaLinear> all_inputs, all_outputs;  ///< of all one below the other, where they stand so
+  /// The shared part stands behind the experts as one more of them, to which a single row always goes.
+  bool joined = false;
+  std::vector<CudaLinear> shared;  ///< its inputs and outputs then, until the block takes them
   kernels::GateColumns columns = kernels::GateColumns::halves;
   const float* router_bias = nullptr;
   const float* correction = nullptr;
@@ -27,15 +30,20 @@ struct CudaMixture {
   int64_t inner() const noexcept { return outputs.front().k; }
   /// Whether a single row needs no host.
   bool routes() const noexcept;
+  /// Whether the last product of such a row adds up what its experts make of it.
+  bool adds_up() const noexcept;
 };
 
 /// Whether the experts, the router and the shared part of a mixture do not all read the same.
 bool reads_several_norms(const model::Block& plan);
 
+/// Whether the shared part of a mixture has the shape of an expert, and is added as they are.
+bool shared_is_an_expert(const model::Block& plan);
+
 /// Throws as upload_linears.
 CudaMixture upload_mixture(const model::Block& plan, const model::LayerWeights& weights, UploadRing& ring);
-/// The same of random weights: `make` makes a linear of so many outputs and inputs.
-CudaMixture mixture_of(const model::Block& plan, CudaLinear all_inputs, CudaLinear all_outputs,
+/// The same of weights that are there; `joined`: the last is the shared part.
+CudaMixture mixture_of(const model::Block& plan, CudaLinear all_inputs, CudaLinear all_outputs, bool joined,
                        const device::Properties& gpu);
 
 /// What a mixture needs while rows are on their way.
@@ -45,16 +53,21 @@ class MixtureScratch {
   MixtureScratch(const model::ModelConfig& config, std::span<const CudaMixture* const> mixtures, int64_t rows,
                  CudaMultiplier& multiplier, const device::Stream& stream);
 
-  /// residual += Σ shares · experts(x): `logits` [rows × experts], `stride` apart, are the router's. `observe` sees the
-  /// input of each expert's products. Of one row that needs no host `later`, unless null, gets the sum that is left to do,
-  /// and `norm` may complete the input and the logits.
   using Observe = std::function<void(const CudaLinear& linear, const __half* input, int64_t rows)>;
+  /// Of one row that needs no host.
+  struct Step {
+    InputNorm norm;                        ///< completes the input and the logits
+    kernels::PendingSum* later = nullptr;  ///< gets the sum that is left to do; null: none may be
+    const NextNorm* next = nullptr;        ///< of a mixture that adds up: what it leaves behind the sum
+  };
+  /// residual += Σ shares · experts(x): `logits` [rows × experts], `stride` apart, are the router's. `observe` sees the
+  /// input of each expert's products.
   void run(const model::Block& plan, const CudaMixture& mixture, float* logits, int64_t stride, const __half* x,
-           int64_t rows, float* residual, const Observe& observe, kernels::PendingSum* later, const InputNorm& norm);
+           int64_t rows, float* residual, const Observe& observe, const Step& step);
 
  private:
   void run_one(const kernels::Gating& gating, const CudaMixture& mixture, const __half* x, float* residual,
-               kernels::PendingSum* later, const InputNorm& norm);
+               const kernels::RouteArgs& choice, const Step& step);
   /// Rows first … first + rows − 1, not too many at once.
   void run_by_host(const model::Block& plan, const CudaMixture& mixture, const __half* x, int64_t first, int64_t rows,
                    float* residual, const Observe& observe);

@@ -3,15 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
 
 namespace w4q::decoder_cuda {
 namespace {
 
 using device::DeviceBuffer;
-
-bool is_dense(const kernels::LinearWeight& weight) {
-  return std::holds_alternative<kernels::LinearWeight::Dense>(weight.matrix);
-}
 
 /// The embedding table as a head: the same memory.
 CudaLinear tied_head(const kernels::LinearWeight& weight, const DeviceBuffer& table, const device::Properties& gpu) {
@@ -40,18 +37,17 @@ CudaBlock upload_block(const model::Block& plan, const model::LayerWeights& weig
     }
     block.vectors.push_back(ring.copy_of(bytes_of(values)));
   }
+  if (plan.kind == model::BlockKind::mixture) block.mixture = upload_mixture(plan, weights, ring);
+  const bool has_shared = block.mixture && block.mixture->joined;
   for (const auto& group : plan.groups) {
-    if (group.expert) continue;
+    if (group.expert || (has_shared && !block.groups.empty())) continue;
     std::vector<const kernels::LinearWeight*> linears;
     for (const auto& linear : group.linears) linears.push_back(&weights.linears[linear.position]);
     const bool gated = group.linears.front().role == model::Role::gate && linears.size() == 2;
     block.groups.push_back(gated ? upload_gated(*linears[0], *linears[1], ring, offload)
                                  : upload_linears(linears, ring, offload));
   }
-  if (plan.kind == model::BlockKind::mixture) {
-    block.mixture = upload_mixture(plan, weights, ring);
-    block.mixture->router_bias = block.groups.front().products.front().linear.bias;
-  }
+  if (block.mixture) block.join_mixture();
   return block;
 }
 
@@ -68,6 +64,12 @@ NormBetween CudaBlock::taken_over() const noexcept {
   // Its router completes logits; what else reads the norm must complete products.
   const bool shared = groups.size() == 1 || (fuses(groups[1]) && groups[1].gates() != kernels::GateOrder::none);
   return !reads_several_norms(plan) && shared && mixture->routes() ? own : NormBetween{};
+}
+
+void CudaBlock::join_mixture() {
+  mixture->router_bias = groups.front().products.front().linear.bias;
+  std::ranges::move(mixture->shared, std::back_inserter(groups));
+  mixture->shared.clear();
 }
 
 const float* CudaBlock::vector(model::VectorRole role) const noexcept {

@@ -30,6 +30,8 @@ struct CudaBlock {
 
   const float* norm(model::NormRole role) const noexcept;  ///< null where the block has none
   const float* vector(model::VectorRole role) const noexcept;
+  /// The mixture takes the router's bias, and gives the block what it has of the shared part.
+  void join_mixture();
   /// The block's norm, where whatever reads it can complete it.
   NormBetween taken_over() const noexcept;
 };

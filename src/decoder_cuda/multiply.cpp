@@ -26,6 +26,16 @@ kernels::LinearFusion after(const InputNorm& norm) {
 
 }  // namespace
 
+kernels::LinearFusion leaving(const NextNorm& next) {
+  kernels::LinearFusion fusion;
+  fusion.next_x = next.x;
+  fusion.next_weight = next.weight;
+  fusion.next_norm = next.state;
+  fusion.last_norm = next.last;
+  fusion.eps = next.eps;
+  return fusion;
+}
+
 CudaMultiplier::CudaMultiplier(std::span<const CudaLinear* const> linears, int64_t most_rows,
                                const device::Stream& stream, bool int8_activations)
     : stream_(stream) {
@@ -98,15 +108,8 @@ void CudaMultiplier::multiply(const CudaLinear& linear, const __half* x, int64_t
 void CudaMultiplier::multiply_residual(const CudaLinear& linear, const __half* x, int64_t rows, float* residual,
                                        const NextNorm* next) {
   ensure(linear.products.size() == 1, "multiply_residual: one layer at a time");
-  kernels::LinearFusion fusion;
-  if (next != nullptr) {
-    fusion.next_x = next->x;
-    fusion.next_weight = next->weight;
-    fusion.next_norm = next->state;
-    fusion.last_norm = next->last;
-    fusion.eps = next->eps;
-  }
-  multiply_all(linear, x, rows, {residual, linear.n, true, true}, fusion);
+  multiply_all(linear, x, rows, {residual, linear.n, true, true},
+               next != nullptr ? leaving(*next) : kernels::LinearFusion());
 }
 
 void CudaMultiplier::multiply_gated(const CudaLinear& linear, const __half* x, int64_t rows, __half* both, __half* out,

@@ -90,13 +90,13 @@ std::vector<StepPart> CudaDecoder::time_step_parts() {
   LayerRunner& runner = decoder.runner;
   runner.begin(decoder.residual.as<float>(), 1);
   const auto multiply = [&](const CudaBlock& block, size_t group) {
-    const CudaLinear& linear = block.groups[group];
+    const CudaLinear& linear = block.groups[group];  // of two: the last is added
     const bool attends = block.plan.kind == model::BlockKind::attention;
     const auto* const normed = a.normed.as<__half>();
     if (group > 0) {
       // Which layer's norm it is makes no difference to the time.
       const auto& blocks = layers.front().blocks;
-      runner.add_product(linear, attends ? a.attended : a.gated,
+      runner.add_product(block, attends ? a.attended : a.gated,
                          attends ? blocks.back().taken_over() : blocks.front().taken_over());
     } else if (attends) {
       runner.multiplier.multiply(linear, normed, 1, a.qkv.as<float>());

@@ -61,8 +61,10 @@ class Maker {
     CudaBlock block{.plan = plan, .norms = {}, .groups = {}};
     for (const auto& entry : plan.norms) block.norms.push_back(norm(entry.size));
     for (const auto& entry : plan.vectors) block.vectors.push_back(norm(element_count(entry.shape)));
+    if (plan.kind == model::BlockKind::mixture) block.mixture = mixture(plan);
+    const bool has_shared = block.mixture && block.mixture->joined;
     for (const auto& group : plan.groups) {
-      if (group.expert) continue;
+      if (group.expert || (has_shared && !block.groups.empty())) continue;
       int64_t n = 0;
       for (const auto& entry : group.linears) n += entry.n;
       const bool routes = group.linears.front().role == model::Role::router;  // which stay in 16 bits
@@ -74,15 +76,13 @@ class Maker {
       }
       add_bias(group, made, n);
     }
-    if (plan.kind == model::BlockKind::mixture) {
-      block.mixture = mixture(plan);
-      block.mixture->router_bias = block.groups.front().products.front().linear.bias;
-    }
+    if (block.mixture) block.join_mixture();
     return block;
   }
 
   CudaMixture mixture(const model::Block& plan) {
-    const int64_t experts = plan.mixture.experts;
+    const bool joined = !passes_.empty() && shared_is_an_expert(plan);
+    const int64_t experts = plan.mixture.experts + (joined ? 1 : 0);
     const auto side = [&](size_t first) {
       int64_t n = 0;
       for (const auto& entry : plan.groups[first].linears) n += entry.n;
@@ -94,7 +94,7 @@ class Maker {
       add_bias(plan.groups[first], made, experts * n);
       return made;
     };
-    return mixture_of(plan, side(1), side(2), stream_.context().properties());
+    return mixture_of(plan, side(1), side(2), joined, stream_.context().properties());
   }
 
   CudaLinear dense(std::vector<std::string> names, int64_t n, int64_t k) {

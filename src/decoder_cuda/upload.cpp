@@ -73,8 +73,7 @@ bool can_gate(const device::Properties& gpu, const LinearWeight& gate) {
   return pass != nullptr && fuses(gpu, pass->scheme, kernel_layout(gpu, *pass), 2 * gate.n, gate.k);
 }
 
-/// Whether two layers can share a launch.
-bool alike(const device::Properties& gpu, const LinearWeight& a, const LinearWeight& b) {
+bool alike_here(const device::Properties& gpu, const LinearWeight& a, const LinearWeight& b) {
   if (is_trellis(a) || is_trellis(b)) {
     return is_trellis(a) && is_trellis(b) && can_stack_trellis(*packed_of(a), *packed_of(b));
   }
@@ -278,7 +277,7 @@ CudaLinear upload_linears(std::span<const LinearWeight* const> linears, UploadRi
   Builder builder(linear, offload, ring);
   for (size_t begin = 0; begin < layers.size();) {
     size_t end = begin + 1;
-    while (end < layers.size() && alike(gpu, *layers[end - 1], *layers[end])) ++end;
+    while (end < layers.size() && alike_here(gpu, *layers[end - 1], *layers[end])) ++end;
     builder.add(layers.subspan(begin, end - begin));
     begin = end;
   }
@@ -299,7 +298,7 @@ CudaLinear upload_gated(const LinearWeight& gate_layer, const LinearWeight& up_l
   const LinearWeight &gate = *layers.all()[0], &up = *layers.all()[1];
   // Rings keep the rows of a strip together: a trellis has its gates above its ups.
   const bool takes_turns =
-      !is_trellis(gate) && alike(gpu, gate, up) && gate.n == up.n && gate.n % 32 == 0 && can_gate(gpu, gate);
+      !is_trellis(gate) && alike_here(gpu, gate, up) && gate.n == up.n && gate.n % 32 == 0 && can_gate(gpu, gate);
   if (!takes_turns) {
     CudaLinear linear = upload_linears(layers.all(), ring, offload);
     if (linear.products.size() == 1) linear.products.front().linear.gates = kernels::GateOrder::halves;
@@ -309,6 +308,10 @@ CudaLinear upload_gated(const LinearWeight& gate_layer, const LinearWeight& up_l
   linear.k = gate.k;
   Builder(linear, offload, ring).add(layers.all(), kernels::gate_up_turn);
   return linear;
+}
+
+bool alike(const device::Properties& gpu, const LinearWeight& a, const LinearWeight& b) {
+  return alike_here(gpu, a, b);
 }
 
 kernels::GateOrder CudaLinear::gates() const noexcept {

@@ -47,8 +47,8 @@ struct FixUp {
 
 /// Sums of the N-tiles that several warps share, and their way out: 64 sums of one group at a time for a warp, those
 /// that another block waits for first.
-template <class Type, bool fused, int rows, int warps>
-__device__ void fix_up(const Launch& args, const FixUp& plan, const PartialSums<rows, warps>& partial) {
+template <class Type, bool fused, int rows, int warps, class Args>
+__device__ void fix_up(const Args& args, const FixUp& plan, const PartialSums<rows, warps>& partial) {
   const int lane = threadIdx.x % 32;
   const int tasks = (plan.final_group - plan.first_group + 1) * rows;
   for (int task = threadIdx.x / 32; task < tasks; task += warps) {

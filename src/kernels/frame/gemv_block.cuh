@@ -10,6 +10,7 @@
 #pragma once
 
 #include "kernels/frame/fix_up.cuh"
+#include "kernels/frame/routed.cuh"
 
 namespace w4q::kernels::frame {
 
@@ -60,10 +61,14 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   extern __shared__ uint4 shared[];
   auto* const table = reinterpret_cast<char*>(shared);
   const PartialSums<rows, warps> partial(table, Gemv::Table::total_bytes);
+  int sums = 1;  // weights, one after the other, of an output
   device::trigger_dependent_launch();
   if constexpr (routed) {
+    sums = args.routes.sums;
     Gemv::Table::fill(table, args);
+    if (threadIdx.x == 0) prefetch_weights(args);
     device::wait_grid_dependency();  // which weights they are the launch before says
+    find_places<32 * warps>(args);
   }
   const int warp = warp_index();
   const Partition blocks(args.tiles, gridDim.x);
@@ -75,18 +80,18 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   run.load_first_weights();
   if constexpr (rows > 1) begin_inputs<warps>(args);
   if constexpr (!routed) Gemv::Table::fill(table, args);
-  const FixUp plan(args, blocks);
+  const FixUp plan(args.k_tiles * sums, blocks);
   const int head = warp;
   const int tail = warps + warp;
   partial.leave(head, -1);
   partial.leave(tail, -1);
-  if (fused && threadIdx.x == 0) prefetch_weights(args);
+  if (fused && !routed && threadIdx.x == 0) prefetch_weights(args);
   if constexpr (rows > 1) {
     const uint32_t token = finish_inputs<warps>(args);
     run.load_first_activations();
     close_inputs(args, token);
   } else {
-    device::wait_grid_dependency();
+    if constexpr (!routed) device::wait_grid_dependency();
     run.load_first_activations();
   }
   if (fused && threadIdx.x == 0) prefetch_stream(args);
@@ -94,7 +99,7 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   const typename Gemv::Table::View values(table);
   typename Gemv::Totals totals;
   totals.clear();
-  bool from_start = run.span.column == 0;
+  bool from_start = run.span.column == 0 && run.span.group % sums == 0;
   int tail_group = -1;
   const auto leave_sums = [&](int slot, int group) {
     float* const sums = partial.sums_of(slot);
@@ -109,8 +114,8 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
     }
   };
   while (run.span.count > 0) {
-    const int group = run.span.group;
-    const bool ends_group = run.span.ends_group(args);
+    const int group = run.span.group / sums;
+    const bool ends_group = run.span.ends_group(args) && (run.span.group + 1) % sums == 0;
     run.step(values, totals);
     const bool last = run.span.count == 0;
     if (!ends_group && !last) continue;
@@ -126,7 +131,11 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
     totals.clear();
     from_start = true;
   }
-  prefetch_next<warps>(args, warp);
+  if constexpr (routed) {
+    prefetch_experts<warps>(args, warp);
+  } else {
+    prefetch_next<warps>(args, warp);
+  }
   __syncthreads();  // the table has served
   if (tail_group >= 0) leave_sums(tail, tail_group);
   __syncthreads();

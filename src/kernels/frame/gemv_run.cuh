@@ -76,25 +76,6 @@ struct ActivationReader {
   }
 };
 
-/// Where the weights of a launch stand that takes some of many: a lane knows the one of its own place.
-struct Router {
-  const Routes& routes;
-  const int expert;
-
-  /// Once the launch before is done.
-  __device__ explicit Router(const Launch& args)
-      : routes(args.routes),
-        expert(__ldcg(args.routes.experts + min(static_cast<int>(threadIdx.x) % 32, args.routes.places - 1))) {}
-
-  /// What is added to the number of a tile of N-tile `group`. By a whole warp.
-  __device__ int tiles_before(const Launch& args, int group) const {
-    const int place = group / routes.groups;
-    return (__shfl_sync(0xFFFFFFFFu, expert, place) - place) * routes.groups * args.k_tiles;
-  }
-  /// What is added to the activations' pointer.
-  __device__ int64_t inputs_before(int group) const { return group / routes.groups * routes.x_stride; }
-};
-
 /// Of launches with one weight.
 struct NoRouter {
   __device__ explicit NoRouter(const Launch&) {}

@@ -53,18 +53,15 @@ struct InputNorm {
   }
 };
 
-/// Where the bias of an output stands: of a launch that takes some of many weights, with the one of its place.
-__device__ __forceinline__ int bias_at(const Launch& args, int row) {
-  if (args.routes.experts == nullptr) return row;
-  const int n = 64 * args.routes.groups, place = row / n;
-  return row + (__ldcg(args.routes.experts + place) - place) * n;
-}
+/// The bias of an output; launches that take some of many weights have one of their own (routed.cuh).
+__device__ __forceinline__ float bias_of(const Launch& args, int row) { return __ldg(args.bias + row); }
 
 /// What an output needs beside its sum.
 struct OutputExtras {
   float scale = 1, bias = 0, before = 0, weight = 0;
 
-  __device__ __forceinline__ OutputExtras(const Launch& args, int row) {
+  template <class Args>
+  __device__ __forceinline__ OutputExtras(const Args& args, int row) {
     const int at = min(row, static_cast<int>(args.n) - 1);
     if (args.residual != nullptr) {
       before = args.fp32 ? static_cast<const float*>(args.residual)[at]
@@ -72,7 +69,7 @@ struct OutputExtras {
       if (args.fusion.next_x != nullptr) weight = __ldg(args.fusion.next_weight + at);
     }
     if (args.output_scales != nullptr) scale = output_scale(args, at);
-    if (args.bias != nullptr) bias = __ldg(args.bias + bias_at(args, at));
+    if (args.bias != nullptr) bias = bias_of(args, at);
   }
 };
 
@@ -86,11 +83,13 @@ struct GroupStore {
   const InputNorm norm;
   float next_scale = 1;
 
-  __device__ __forceinline__ GroupStore(const Launch& launch, int group_)
+  template <class Args>
+  __device__ __forceinline__ GroupStore(const Args& launch, int group_)
       : GroupStore(launch, group_, 64 * group_ + static_cast<int>(threadIdx.x) % 32,
                    64 * group_ + static_cast<int>(threadIdx.x) % 32 + 32) {}
   /// Where gates and ups do not stand in turn in the weight: rows `low` and `high` of it are the lane's.
-  __device__ __forceinline__ GroupStore(const Launch& launch, int group_, int low, int high)
+  template <class Args>
+  __device__ __forceinline__ GroupStore(const Args& launch, int group_, int low, int high)
       : args(launch), group(group_), row(low), extras{{launch, low}, {launch, high}}, norm(launch) {
     if (args.fusion.next_x != nullptr) next_scale = __ldcg(args.fusion.last_norm + 1);
   }

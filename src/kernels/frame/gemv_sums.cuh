@@ -33,6 +33,16 @@ template <int groups>
 struct Products {
   float sums[groups][Map::row_tiles][4];
   __device__ void clear() { set_zero(sums); }
+  __device__ void scale(float factor) {
+#pragma unroll
+    for (int group = 0; group < groups; ++group) {
+#pragma unroll
+      for (auto& row_tile : sums[group]) {
+#pragma unroll
+        for (float& sum : row_tile) sum *= factor;
+      }
+    }
+  }
 };
 
 /// Scaled sums of a lane: [row tile][half][activation rows that the lane has].

@@ -42,12 +42,21 @@ struct LinearFusion {
 };
 
 /// Of a launch that takes some of many weights of one size, which stand one below the other (experts of a mixture):
-/// outputs of place p are those of weight experts[p].
+/// outputs of place p are those of weight experts[p]; with `shares` all places have the same outputs, the sums of
+/// shares[p] times those of weight experts[p].
 struct Routes {
   const int32_t* experts = nullptr;  ///< [places], in GPU memory, written before this launch; null: there are none
+  const float* shares = nullptr;     ///< [places], likewise; null: each place has outputs of its own
   int places = 0;                    ///< at most 32
   int groups = 0;                    ///< N-tiles of one weight
+  int sums = 1;                      ///< weights whose products add up to an output: one, or those of all places
   int64_t x_stride = 0;              ///< elements from the input of a place to the next one's; 0: they share one
+};
+
+/// Codes of some of many weights, which another launch is going to read.
+struct ExpertPrefetch {
+  const char* codes = nullptr;  ///< of weight 0, in GPU memory; null: there are none
+  int64_t bytes = 0;            ///< of one weight
 };
 
 }  // namespace w4q::kernels

@@ -16,11 +16,11 @@ struct Shape {
 
 template <int bits, class Activation, class Scales, int most_rows, bool fuses, class Route = frame::NoRouter>
 struct KbitGemv {
-  using Args = Launch;
   using Type = Activation;
   static constexpr int rows = most_rows;
   static constexpr bool fused = fuses;
   static constexpr bool routed = std::is_same_v<Route, frame::Router>;
+  using Args = std::conditional_t<routed, frame::RoutedLaunch, Launch>;
   static constexpr int warps = Shape<bits, rows>::warps;
   using Totals = frame::Totals<rows>;
   using Run = kbit::Run<bits, Type, Scales, rows, Shape<bits, rows>::tiles, Route>;
@@ -36,12 +36,12 @@ struct KbitGemv {
 };
 
 template <class Gemv>
-__global__ void __launch_bounds__(Gemv::warps * 32, 1) kbit_gemv_kernel(const Launch args) {
+__global__ void __launch_bounds__(Gemv::warps * 32, 1) kbit_gemv_kernel(const typename Gemv::Args args) {
   frame::gemv_block<Gemv>(args);
 }
 
-template <int bits, class Type, class Scales, int rows, bool fused = false, class Route = frame::NoRouter>
-void launch_rows(const Launch& args, int blocks, const device::Stream& stream, std::string_view shape) {
+template <int bits, class Type, class Scales, int rows, bool fused = false, class Route = frame::NoRouter, class Args>
+void launch_rows(const Args& args, int blocks, const device::Stream& stream, std::string_view shape) {
   using Gemv = KbitGemv<bits, Type, Scales, rows, fused, Route>;
   constexpr int shared_bytes = Gemv::Table::total_bytes + frame::PartialSums<rows, Gemv::warps>::extra_bytes;
   frame::launch_kernel<kbit_gemv_kernel<Gemv>, shared_bytes>(args, blocks, Gemv::warps * 32, stream, "kbit_gemv",

@@ -96,6 +96,7 @@ struct Run {
       frame::turn_ring(
           span, next, [&](int j) { multiply_tile(ring[j], j, span_x, table, products); },
           [&](int j) { load_weights(ring[j], next, j); });
+      if constexpr (requires { route.share_of(span.group); }) products.scale(route.share_of(span.group));
       totals.template add_tile<Scales>(products, span_scales);
     } else {
       frame::turn_ring(

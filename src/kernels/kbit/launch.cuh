@@ -6,7 +6,7 @@
 #include "core/dtype.h"
 #include "core/with_bits.h"
 #include "formats/scheme.h"
-#include "kernels/frame/launch.cuh"
+#include "kernels/frame/routed.cuh"
 #include "kernels/kbit/tile.cuh"
 
 namespace w4q::kernels {
@@ -32,8 +32,8 @@ void launch_bf16_gemv(const Launch& args, const formats::Scheme& scheme, int blo
 void launch_fused_gemv(const Launch& args, const formats::Scheme& scheme, int blocks, const device::Stream& stream,
                        std::string_view shape);
 /// The same of some of many weights (Routes; gemv_routed_cuda.cu).
-void launch_routed_gemv(const Launch& args, const formats::Scheme& scheme, int blocks, const device::Stream& stream,
-                        std::string_view shape);
+void launch_routed_gemv(const frame::RoutedLaunch& args, const formats::Scheme& scheme, int blocks,
+                        const device::Stream& stream, std::string_view shape);
 /// 17 to 64 activation rows (gemm_cuda.cu).
 void launch_gemm(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks,
                  const device::Stream& stream, std::string_view shape);

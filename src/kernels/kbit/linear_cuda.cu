@@ -33,10 +33,11 @@ void run_gemv(const LinearArgs& args, const device::Stream& stream) {
   launch_it(launch, args.pass().scheme, blocks_for(stream, launch.tiles), stream, args.shape);
 }
 
-void run_routed(const LinearArgs& args, const Routes& routes, const device::Stream& stream) {
-  frame::Launch launch = prepare(args);
+void run_routed(const LinearArgs& args, const RoutedArgs& routed, const device::Stream& stream) {
+  frame::RoutedLaunch launch{prepare(args), routed.choice, routed.next};
   set_sum_factors(args, launch);
-  launch.routes = routes;
+  launch.routes = routed.routes;
+  launch.tiles *= routed.routes.sums;
   kbit::launch_routed_gemv(launch, args.pass().scheme, blocks_for(stream, launch.tiles), stream, args.shape);
 }
 

@@ -22,6 +22,7 @@
 #include "device/stream.h"
 #include "formats/scheme.h"
 #include "kernels/frame/linear_fusion.h"
+#include "kernels/frame/route.h"
 
 namespace w4q::kernels {
 
@@ -169,14 +170,23 @@ struct RoutedCall {
   const int32_t* experts = nullptr;  ///< [places], in GPU memory
   int places = 0;                    ///< at most 32
   int64_t n = 0;                     ///< outputs of one weight, a multiple of 64
-  void* y = nullptr;                 ///< f32 [places × n]; with `swiglu` f16 [places × n/2]
-  bool swiglu = false;               ///< gates in turns: silu(gate) · up
-  float* input_norm = nullptr;       ///< LinearFusion::input_norm, of inputs that places share
-  float eps = 0;
+  void* y = nullptr;                 ///< f32 [places × n]; with fusion.swiglu f16 [places × n/2]
+  /// [places], in GPU memory: y [n] += Σ shares · products, a sum of f32. Of linears that add_up().
+  const float* shares = nullptr;
+  LinearFusion fusion = {};  ///< what completes inputs that places share; what lies behind a sum
+  RouteArgs choice =
+      {};  ///< logits: the launch chooses `experts` itself, of those that chooses() accepts; null: they stand
+  ExpertPrefetch next = {};    ///< what the launch behind this one reads of the same experts
   bool weights_ready = false;  ///< LinearCall
 };
 /// Whether a linear of weights with n outputs each can be multiplied so.
 bool routes(const DeviceLinear& linear, const LaunchPlan& plan, int64_t n);
+/// Whether the products of several of its weights can be added up as they are made.
+bool adds_up(const DeviceLinear& linear);
+/// Whether a routed launch can make such a choice.
+bool chooses(const RouteArgs& choice);
+/// What a routed launch of these weights, with n outputs each, reads of each.
+ExpertPrefetch expert_codes(const DeviceLinear& linear, int64_t n);
 /// In one launch. Throws bad_argument for a linear that does not route.
 void multiply_routed(const DeviceLinear& linear, const LaunchPlan& plan, const RoutedCall& call,
                      const Workspace& workspace, const device::Stream& stream);

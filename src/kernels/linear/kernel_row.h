@@ -40,6 +40,13 @@ struct LinearArgs : LinearCall {
   int64_t k() const { return pass().k; }
 };
 
+/// What a launch of some of many weights is told beside.
+struct RoutedArgs {
+  Routes routes;
+  RouteArgs choice;
+  ExpertPrefetch next;
+};
+
 LinearDesc describe(const LinearArgs& args, const device::Properties& gpu);
 
 /// Whether a row that fuses takes its kernel for that: also for a step's f32 outputs, which are then those of the same
@@ -60,8 +67,8 @@ struct KernelRow {
   void (*check)(const DevicePass&);
   /// Arguments have been checked.
   void (*run)(const LinearArgs&, const device::Stream&);
-  /// One row, of some of many weights; the pass has as many outputs as all places. Null: it cannot.
-  void (*run_routed)(const LinearArgs&, const Routes&, const device::Stream&) = nullptr;
+  /// One row, of some of many weights; the pass has as many outputs as all places that do not add up. Null: it cannot.
+  void (*run_routed)(const LinearArgs&, const RoutedArgs&, const device::Stream&) = nullptr;
   bool fuses = false;                  ///< takes a LinearFusion where there is one row, with gates in turns
   GateOrder swiglu = GateOrder::none;  ///< takes LinearFusion::swiglu, by itself, for all its rows, of such gates
   /// May begin while the launch before still runs; else only where it fuses.

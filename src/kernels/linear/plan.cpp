@@ -206,31 +206,48 @@ bool routes(const DeviceLinear& linear, const LaunchPlan& plan, int64_t n) {
          linear.n() % n == 0 && linear.input_scale == nullptr && linear.gates != GateOrder::halves;
 }
 
+bool adds_up(const DeviceLinear& linear) { return linear.k() % 64 == 0; }
+
+bool chooses(const RouteArgs& choice) {
+  return choice.rows == 1 && choice.groups == 1 && choice.experts <= most_experts_chosen_by_product;
+}
+
+ExpertPrefetch expert_codes(const DeviceLinear& linear, int64_t n) {
+  const DevicePass& pass = linear.passes.front();
+  return {reinterpret_cast<const char*>(pass.codes), n * ((pass.k + 63) / 64 * 64) * pass.scheme.bits / 8};
+}
+
 void multiply_routed(const DeviceLinear& linear, const LaunchPlan& plan, const RoutedCall& call,
                      const Workspace& workspace, const device::Stream& stream) {
-  if (!routes(linear, plan, call.n) || call.places < 1 || call.places > 32) {
+  const bool sums = call.shares != nullptr, chosen_here = call.choice.logits != nullptr;
+  if (!routes(linear, plan, call.n) || call.places < 1 || call.places > most_routed_places ||
+      (sums && !adds_up(linear)) || (chosen_here && !chooses(call.choice))) {
     throw Error(ErrorCode::bad_argument, concat("linear: ", call.places, " of many weights of ", plan.text))
-        .hint("routes() says what can be routed; at most 32 places");
+        .hint("routes(), adds_up() and chooses() say what can be routed; at most 32 places");
   }
   DevicePass pass = linear.passes.front();
-  pass.n = call.places * call.n;
+  pass.n = sums ? call.n : call.places * call.n;
   LinearArgs args;
   args.m = 1;
   args.x = call.x;
   args.ldx = linear.k();
   args.y = call.y;
-  args.ldy = call.swiglu ? pass.n / 2 : pass.n;
-  args.fp32 = !call.swiglu;
-  args.fusion.swiglu = call.swiglu;
-  args.fusion.input_norm = call.input_norm;
-  args.fusion.eps = call.eps;
+  args.ldy = call.fusion.swiglu ? pass.n / 2 : pass.n;
+  args.fp32 = !call.fusion.swiglu;
+  args.residual = sums ? call.y : nullptr;
+  args.fusion = call.fusion;
   args.weights_ready = call.weights_ready;
   args.passes = {&pass, 1};
   args.workspace = workspace;
   args.shape = plan.text;
   args.bias = linear.bias;
-  const Routes routes{call.experts, call.places, static_cast<int>(call.n / 64), call.x_stride};
-  plan.steps(1).front().row->run_routed(args, routes, stream);
+  const Routes routes{.experts = call.experts,
+                      .shares = call.shares,
+                      .places = call.places,
+                      .groups = static_cast<int>(call.n / 64),
+                      .sums = sums ? call.places : 1,
+                      .x_stride = call.x_stride};
+  plan.steps(1).front().row->run_routed(args, {routes, call.choice, call.next}, stream);
 }
 
 DeviceLinear one_of(const DeviceLinear& linear, int64_t index, int64_t n) {

@@ -4,6 +4,7 @@
 #include "device/fragment.cuh"
 #include "kernels/common/block_reduce.cuh"
 #include "kernels/common/dependent_launch.cuh"
+#include "kernels/frame/norm_factor.cuh"
 #include "kernels/mixture/mixture_cuda.h"
 
 namespace w4q::kernels {
@@ -50,15 +51,6 @@ __device__ void leave_groups(const RouteArgs& args, float (&ranked)[held], const
   }
 }
 
-/// What completes the products of an input that lacks its norm.
-__device__ float norm_factor(const RouteArgs& args) {
-  const int sums = static_cast<int>((args.cols + 63) / 64);
-  float squares = 0;
-  for (int i = threadIdx.x % 32; i < sums; i += 32) squares += __ldcg(args.input_norm + 2 + i);
-  const float mean = warp_sum(squares) / static_cast<float>(args.cols);
-  return 1.0f / sqrtf(mean + args.eps) / __ldcg(args.input_norm);
-}
-
 /// A warp for each row; a lane has experts lane, lane + 32, …, `held` of them.
 template <int held>
 __global__ void route_kernel(const RouteArgs args) {
@@ -68,8 +60,13 @@ __global__ void route_kernel(const RouteArgs args) {
   const int lane = threadIdx.x % 32;
   float* const logits = args.logits + blockIdx.x * args.stride;
   float factor = 1;
+  if (args.input_norm != nullptr) factor = norm_factor(args);
+  if (args.joined && lane == 0) {
+    args.places[args.chosen] = args.experts;
+    args.shares[args.chosen] = share_of_joined(args, factor);
+  }
+  __syncwarp();
   if (args.input_norm != nullptr) {
-    factor = norm_factor(args);
     for (int64_t i = args.experts + lane; i < args.stride; i += 32) logits[i] *= factor;
   }
   float scores[held], ranked[held];

@@ -7,30 +7,10 @@
 #include <cstdint>
 
 #include "device/stream.h"
+#include "kernels/frame/route.h"
 
 namespace w4q::kernels {
 
-struct RouteArgs {
-  float* logits = nullptr;  ///< [rows], `stride` apart
-  int64_t rows = 0, stride = 0;
-  int experts = 0;  ///< up to 1024
-  int chosen = 0;   ///< up to 32
-  bool sigmoid = false, renormalizes = false;
-  float scale = 1;
-  int groups = 1, chosen_groups = 1;    ///< up to 32 groups
-  const float* correction = nullptr;    ///< [experts], or null
-  const float* expert_scale = nullptr;  ///< [experts], or null
-  /// Of one row: logits are products, with `bias`, of `cols` inputs that lack what this state says (linear_fusion.h). What
-  /// stands behind the experts' logits up to `stride` is completed in place. Null: all are complete.
-  const float* input_norm = nullptr;
-  const float* bias = nullptr;  ///< [experts], or null
-  int64_t cols = 0;
-  float eps = 0;
-  int32_t* places = nullptr;  ///< [rows × chosen]
-  float* shares = nullptr;    ///< [rows × chosen]
-  bool overlap = false;
-};
-inline constexpr int most_routed_experts = 1024, most_routed_places = 32;
 void route_cuda(const RouteArgs& args, const device::Stream& stream);
 
 /// out[i] = x[rows[i]], f16 rows of `cols`.
