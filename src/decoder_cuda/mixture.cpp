@@ -36,8 +36,8 @@ std::vector<CudaLinear> views_of(const CudaLinear& all, int64_t n, const device:
   const int64_t count = all.n / n, names = std::ssize(all.names) / count;
   for (int64_t index = 0; index < count; ++index) {
     CudaLinear& view = views.emplace_back();
-    const auto first = all.names.begin() + index * names;
-    view.names.assign(first, first + names);
+    const auto first = all.names.begin() + index * names;  // what is joined may have several where experts have one
+    view.names.assign(first, index + 1 == count ? all.names.end() : first + names);
     view.n = n, view.k = all.k;
     CudaProduct product;
     product.linear = kernels::one_of(all.products.front().linear, index, n);
@@ -78,7 +78,7 @@ bool joins_experts(const model::Block& plan, const model::LayerWeights& weights,
   for (size_t side = 0; side < 2; ++side) {
     const auto ours = weights_of(weights, plan.groups[shared + side]);
     const auto theirs = weights_of(weights, plan.groups[shared + side - 2]);
-    if (!std::ranges::equal(ours, theirs, [&](const auto* a, const auto* b) { return alike(gpu, *a, *b); }))
+    if (!std::ranges::all_of(ours, [&](const auto* weight) { return alike(gpu, *weight, *theirs.back()); }))
       return false;
   }
   return true;
@@ -91,7 +91,7 @@ Uploaded upload_side(const model::Block& plan, const model::LayerWeights& weight
   for (size_t expert = 0; expert < experts; ++expert) {
     for (const auto* weight : weights_of(weights, plan.groups[first + 2 * expert])) all.push_back(weight);
   }
-  const size_t each = all.size() / experts;
+  const size_t each = plan.groups[first].linears.size();
   int64_t n = 0;
   for (size_t i = 0; i < each; ++i) n += all[i]->n;
   const auto& gpu = ring.stream().context().properties();
@@ -107,7 +107,8 @@ Uploaded upload_side(const model::Block& plan, const model::LayerWeights& weight
     }
   }
   for (size_t expert = 0; expert < experts; ++expert) {
-    result.each.push_back(upload_linears(std::span(all).subspan(expert * each, each), ring));
+    const size_t count = expert + 1 == experts ? all.size() - expert * each : each;
+    result.each.push_back(upload_linears(std::span(all).subspan(expert * each, count), ring));
     count_bytes(result.each.back(), plan.mixture, plan.mixture.experts);
   }
   return result;
@@ -170,8 +171,7 @@ bool shared_is_an_expert(const model::Block& plan) {
   const auto shared = 1 + 2 * static_cast<size_t>(mixture.experts);
   if (plan.groups.size() != shared + 2 || mixture.shared_intermediate != mixture.intermediate) return false;
   if (mixture.chosen + 1 > kernels::most_routed_places || mixture.intermediate % 64 != 0) return false;
-  return !adds_apart(plan) && !reads_several_norms(plan) && plan.storage != model::ExpertStorage::stacked_in_turn &&
-         plan.groups[shared].linears.size() == plan.groups[1].linears.size();
+  return !adds_apart(plan) && !reads_several_norms(plan) && plan.storage != model::ExpertStorage::stacked_in_turn;
 }
 
 bool reads_several_norms(const model::Block& plan) {

@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(1024) rms_norm_kernel(const NormArgs args) {
   float sum = 0;
   const auto add = [&](int64_t at) {
     Chunk chunk = Chunk::load(x + at);
-    if (pending.parts != nullptr) {
+    if (pending.any()) {
       for (int place = 0; place < pending.places; ++place) {
         const Chunk part = Chunk::load(pending.parts + place * args.cols + at);
         const float share = __ldcg(pending.shares + place);

@@ -22,6 +22,8 @@ struct PendingSum {
   int places = 0;
   const float* shared = nullptr;  ///< [cols], or null
   const float* gate = nullptr;    ///< null: all of `shared`
+
+  constexpr bool any() const { return places > 0 || shared != nullptr; }
 };
 
 /// out = w · x / √(mean(x²) + eps), row by row. Rows of x and out are `cols` apart.

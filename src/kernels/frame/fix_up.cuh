@@ -51,6 +51,7 @@ template <class Type, bool fused, int rows, int warps, class Args>
 __device__ void fix_up(const Args& args, const FixUp& plan, const PartialSums<rows, warps>& partial) {
   const int lane = threadIdx.x % 32;
   const int tasks = (plan.final_group - plan.first_group + 1) * rows;
+#pragma unroll 1
   for (int task = threadIdx.x / 32; task < tasks; task += warps) {
     const int group = plan.final_group - task / rows;
     const int first = 64 * (task % rows) + lane;
@@ -74,6 +75,7 @@ __device__ void fix_up(const Args& args, const FixUp& plan, const PartialSums<ro
     }
     if (group == plan.first_group) {
       float total[2] = {};
+#pragma unroll 1
       for (int block = plan.first_sharer; block < static_cast<int>(blockIdx.x); ++block) {
         receive(mailbox(block), 32, total);
       }

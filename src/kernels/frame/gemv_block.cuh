@@ -40,10 +40,27 @@ __device__ __forceinline__ void prefetch_next(const Launch& args, int warp) {
   if (mine < lines) asm volatile("prefetch.global.L2 [%0];" ::"l"(args.prefetch + mine * line));
 }
 
+/// What a run that may be routed says of its N-tile; others have one N-tile an output.
+template <bool routed, class Run>
+__device__ __forceinline__ bool begins_output(const Run& run) {
+  if constexpr (routed) return run.route.begins_output(run.place);
+  return true;
+}
+template <bool routed, class Run>
+__device__ __forceinline__ bool ends_output(const Run& run) {
+  if constexpr (routed) return run.route.ends_output(run.place);
+  return true;
+}
+template <bool routed, class Run>
+__device__ __forceinline__ int output_of(const Run& run, int sums) {
+  if constexpr (routed) return sums > 1 ? run.place.output : run.span.group;
+  return run.span.group;
+}
 /// The work of one block. `Gemv` has
 ///
 ///   fused                     whether it does what lies between products (gemv_store.cuh): one row
-///   routed                    whether it takes some of many weights (Routes); may be left out: it does not
+///   routed                    whether it may take some of many weights (Routes); may be left out: it does not
+///   compact                   whether no N-tile lies in one run; may be left out: some do
 ///   Args, Type, rows, warps   what a launch needs; type of the activations; most rows; warps of a block
 ///   Run                       a warp's way through its tiles: load_first_weights(), load_first_activations(),
 ///                             step(table, totals), span
@@ -57,41 +74,45 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   constexpr int warps = Gemv::warps;
   constexpr bool fused = Gemv::fused;
   constexpr bool routed = requires { requires Gemv::routed; };
+  constexpr bool compact = requires { requires Gemv::compact; };
   static_assert(rows == 1 || !fused);
   extern __shared__ uint4 shared[];
   auto* const table = reinterpret_cast<char*>(shared);
   const PartialSums<rows, warps> partial(table, Gemv::Table::total_bytes);
-  int sums = 1;  // weights, one after the other, of an output
   device::trigger_dependent_launch();
-  if constexpr (routed) {
-    sums = args.routes.sums;
-    Gemv::Table::fill(table, args);
-    if (threadIdx.x == 0) prefetch_weights(args);
-    device::wait_grid_dependency();  // which weights they are the launch before says
-    find_places<32 * warps>(args);
-  }
   const int warp = warp_index();
   const Partition blocks(args.tiles, gridDim.x);
   const int block_begin = blocks.begin(blockIdx.x);
   const Partition runs(blocks.begin(blockIdx.x + 1) - block_begin, warps);
   const int begin = block_begin + runs.begin(warp);
 
+  int sums = 1;  // weights, one after the other, of an output
+  bool routes = false;
+  if constexpr (routed) sums = args.routes.sums, routes = args.routes.places > 0;
   typename Gemv::Run run(args, begin, block_begin + runs.begin(warp + 1));
-  run.load_first_weights();
+  if (!routes) run.load_first_weights();
   if constexpr (rows > 1) begin_inputs<warps>(args);
-  if constexpr (!routed) Gemv::Table::fill(table, args);
+  Gemv::Table::fill(table, args);
+  if (fused && threadIdx.x == 0) prefetch_weights(args);
   const FixUp plan(args.k_tiles * sums, blocks);
+  if constexpr (routed) {
+    if (routes) {
+      device::wait_grid_dependency();  // which weights they are the launch before says
+      find_places<32 * warps>(args);
+      run.route.look_up();
+      run.load_first_weights();
+    }
+  }
   const int head = warp;
   const int tail = warps + warp;
   partial.leave(head, -1);
   partial.leave(tail, -1);
-  if (fused && !routed && threadIdx.x == 0) prefetch_weights(args);
   if constexpr (rows > 1) {
     const uint32_t token = finish_inputs<warps>(args);
     run.load_first_activations();
     close_inputs(args, token);
   } else {
-    if constexpr (!routed) device::wait_grid_dependency();
+    device::wait_grid_dependency();
     run.load_first_activations();
   }
   if (fused && threadIdx.x == 0) prefetch_stream(args);
@@ -99,7 +120,7 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
   const typename Gemv::Table::View values(table);
   typename Gemv::Totals totals;
   totals.clear();
-  bool from_start = run.span.column == 0 && run.span.group % sums == 0;
+  bool from_start = run.span.column == 0 && begins_output<routed>(run);
   int tail_group = -1;
   const auto leave_sums = [&](int slot, int group) {
     float* const sums = partial.sums_of(slot);
@@ -114,13 +135,13 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
     }
   };
   while (run.span.count > 0) {
-    const int group = run.span.group / sums;
-    const bool ends_group = run.span.ends_group(args) && (run.span.group + 1) % sums == 0;
+    const int group = output_of<routed>(run, sums);
+    const bool ends_group = run.span.ends_group(args) && ends_output<routed>(run);
     run.step(values, totals);
     const bool last = run.span.count == 0;
     if (!ends_group && !last) continue;
     // An N-tile is done when it began and ended in this run, else its sums wait for the others'.
-    if (ends_group && from_start) {
+    if (!compact && ends_group && from_start) {
       store(group);
     } else if (last) {
       tail_group = group;
@@ -132,10 +153,9 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
     from_start = true;
   }
   if constexpr (routed) {
-    prefetch_experts<warps>(args, warp);
-  } else {
-    prefetch_next<warps>(args, warp);
+    if (routes) ExpertFetch(args, warp, warps)(args);
   }
+  prefetch_next<warps>(args, warp);
   __syncthreads();  // the table has served
   if (tail_group >= 0) leave_sums(tail, tail_group);
   __syncthreads();

@@ -34,10 +34,10 @@ struct Span {
 
 /// use(j) for the tiles of the span at hand, each followed by load(j) for the span behind it. Whole spans have a way
 /// without branches, in which the compiler can mix the work of neighbouring tiles.
-template <int tiles, class Use, class Load>
+template <bool unbranched = true, int tiles, class Use, class Load>
 __device__ __forceinline__ void turn_ring(const Span<tiles>& span, const Span<tiles>& next, const Use& use,
                                           const Load& load) {
-  if (span.count == tiles && next.count == tiles) {
+  if (unbranched && span.count == tiles && next.count == tiles) {
 #pragma unroll
     for (int j = 0; j < tiles; ++j) {
       use(j);
@@ -52,8 +52,8 @@ __device__ __forceinline__ void turn_ring(const Span<tiles>& span, const Span<ti
   }
 }
 
-/// A lane's activations.
-template <class Scalar, int rows>
+/// A lane's activations; `whole`: 16 bytes can be read everywhere.
+template <class Scalar, int rows, bool whole = false>
 struct ActivationReader {
   const Scalar* row[Columns<rows>::groups];
   int k;
@@ -71,16 +71,19 @@ struct ActivationReader {
   __device__ uint4 load(int k_tile, int block, int group = 0, int64_t offset = 0) const {
     const int column = k_tile * static_cast<int>(Map::tile_cols) + 32 * block + 8 * (threadIdx.x % 4);
     const Scalar* const from = row[group] + offset + column;
-    if (aligned && column + 8 <= k) return __ldg(reinterpret_cast<const uint4*>(from));
+    if (whole || (aligned && column + 8 <= k)) return __ldg(reinterpret_cast<const uint4*>(from));
     return load_ragged(from, k - column);
   }
 };
 
 /// Of launches with one weight.
 struct NoRouter {
+  struct At {};
   __device__ explicit NoRouter(const Launch&) {}
-  __device__ int tiles_before(const Launch&, int) const { return 0; }
-  __device__ int64_t inputs_before(int) const { return 0; }
+  __device__ At at(int) const { return {}; }
+  __device__ At next(At at) const { return at; }
+  __device__ int tiles_before(const Launch&, int, At) const { return 0; }
+  __device__ int64_t inputs_before(At) const { return 0; }
 };
 
 __device__ __forceinline__ uint4 keep_if(bool condition, const uint4& x) {

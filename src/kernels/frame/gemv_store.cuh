@@ -20,6 +20,7 @@ __device__ __forceinline__ float next_scale(float inverse_rms) {
 /// Brings to the L2 cache what storing will need, a share in every block.
 __device__ __forceinline__ void prefetch_floats(const void* values, int64_t count) {
   constexpr int line = 32;
+#pragma unroll 1
   for (int64_t at = int64_t{blockIdx.x} * line; at < count; at += int64_t{gridDim.x} * line) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const float*>(values) + at));
   }
@@ -41,6 +42,7 @@ struct InputNorm {
     if (state == nullptr) return;
     const int groups = static_cast<int>((args.k + 63) / 64);
     scale = __ldcg(state);
+#pragma unroll 1
     for (int i = threadIdx.x % 32; i < groups; i += 32) squares += __ldcg(state + 2 + i);
   }
   /// What sums are multiplied with. By a whole warp; that of N-tile 0 leaves the next scale.

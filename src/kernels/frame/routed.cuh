@@ -42,8 +42,10 @@ struct Softmax {
 
   __device__ __forceinline__ Softmax(const float* logits, int count) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll 1
     for (int i = lane; i < count; i += 32) largest = fmaxf(largest, logits[i]);
     largest = warp_max(largest);
+#pragma unroll 1
     for (int i = lane; i < count; i += 32) sum += expf(logits[i] - largest);
     sum = warp_sum(sum);
   }
@@ -54,6 +56,7 @@ struct Softmax {
 __device__ __forceinline__ int rank_of(const float4* values, int count, float mine) {
   const int own = static_cast<int>(threadIdx.x);
   int rank = 0;
+#pragma unroll 2
   for (int i = 0; i < count; i += 4) {
     const float4 four = values[i / 4];
     rank += four.x > mine || (four.x == mine && i < own) ? 1 : 0;
@@ -99,6 +102,7 @@ __device__ __forceinline__ void choose_experts(const RouteArgs& args, Places& pl
   if (joins) share = share_of_joined(args, factor);
   __syncwarp();
   if (args.input_norm != nullptr) {
+#pragma unroll 1
     for (int64_t i = args.experts + thread; i < args.stride; i += 32) args.logits[i] *= factor;
   }
   if (joins || thread < args.chosen) args.places[thread] = places.experts[thread], args.shares[thread] = share;
@@ -119,56 +123,87 @@ __device__ __forceinline__ void find_places(const RoutedLaunch& args) {
 
 /// Where the weights of a launch stand that takes some of many: a lane knows the one of its own place.
 struct Router {
-  const Routes& routes;
-  const int expert;
-  const float share;
+  /// Of an N-tile as they are counted.
+  struct At {
+    int place = 0, output = 0;
+  };
 
+  const Routes& routes;  ///< without places: the launch has one weight
+  int expert = 0;
+  float share = 1;
+
+  __device__ explicit Router(const Launch& args) : routes(args.routes) {}
   /// Once the places are found.
-  __device__ explicit Router(const Launch& args)
-      : routes(args.routes),
-        expert(places_here().experts[threadIdx.x % most_routed_places]),
-        share(places_here().shares[threadIdx.x % most_routed_places]) {}
+  __device__ void look_up() {
+    expert = places_here().experts[threadIdx.x % most_routed_places];
+    share = places_here().shares[threadIdx.x % most_routed_places];
+  }
 
-  __device__ int place_of(int group) const { return routes.sums > 1 ? group % routes.sums : group / routes.groups; }
-  /// What is added to the number of a tile of N-tile `group`. By a whole warp.
-  __device__ int tiles_before(const Launch& args, int group) const {
-    const int place = place_of(group);
-    const int output = routes.sums > 1 ? group / routes.sums : group - place * routes.groups;
-    return (__shfl_sync(0xFFFFFFFFu, expert, place) * routes.groups + output - group) * args.k_tiles;
+  __device__ At at(int group) const {
+    if (routes.places == 0) return {0, group};
+    const int inner = routes.sums > 1 ? routes.sums : routes.groups, outer = group / inner,
+              rest = group - outer * inner;
+    return routes.sums > 1 ? At{rest, outer} : At{outer, rest};
+  }
+  /// The one behind it.
+  __device__ At next(At at) const {
+    if (routes.sums > 1) {
+      const bool turns = at.place + 1 == routes.sums;
+      return {turns ? 0 : at.place + 1, at.output + (turns ? 1 : 0)};
+    }
+    const bool turns = at.output + 1 == routes.groups;
+    return {at.place + (turns ? 1 : 0), turns ? 0 : at.output + 1};
+  }
+  __device__ bool begins_output(At at) const { return routes.sums == 1 || at.place == 0; }
+  __device__ bool ends_output(At at) const { return routes.sums == 1 || at.place == routes.sums - 1; }
+
+  /// What is added to the number of a tile of N-tile `group`, which is at `at`. By a whole warp.
+  __device__ int tiles_before(const Launch& args, int group, At at) const {
+    if (routes.places == 0) return 0;
+    return (__shfl_sync(0xFFFFFFFFu, expert, at.place) * routes.groups + at.output - group) * args.k_tiles;
   }
   /// What is added to the activations' pointer.
-  __device__ int64_t inputs_before(int group) const { return place_of(group) * routes.x_stride; }
-  /// What products of N-tile `group` count in a sum. By a whole warp.
-  __device__ float share_of(int group) const {
-    const float mine = __shfl_sync(0xFFFFFFFFu, share, place_of(group));
-    return routes.sums > 1 ? mine : 1.0f;
-  }
+  __device__ int64_t inputs_before(At at) const { return at.place * routes.x_stride; }
+  /// What products count in a sum. By a whole warp.
+  __device__ float share_of(At at) const { return routes.sums > 1 ? __shfl_sync(0xFFFFFFFFu, share, at.place) : 1.0f; }
 };
 
 /// The bias of an output: that of the expert of its place, or the sum of those of all.
 __device__ __forceinline__ float bias_of(const RoutedLaunch& args, int row) {
+  if (args.routes.places == 0) return __ldg(args.bias + row);
   const Places& places = places_here();
   const int n = 64 * args.routes.groups;
   if (args.routes.sums == 1) return __ldg(args.bias + int64_t{places.experts[row / n]} * n + row % n);
   float sum = 0;
+#pragma unroll 1
   for (int place = 0; place < args.routes.places; ++place) {
     sum += places.shares[place] * __ldg(args.bias + int64_t{places.experts[place]} * n + row);
   }
   return sum;
 }
 
-/// Brings the codes that the launch behind this one reads of the same experts to the L2 cache, each warp a share.
-template <int warps>
-__device__ __forceinline__ void prefetch_experts(const RoutedLaunch& args, int warp) {
-  if (args.next_codes.codes == nullptr) return;
-  constexpr int line = 128;
-  const int each = static_cast<int>(args.next_codes.bytes / line), lines = each * args.routes.places;
-  const int all = static_cast<int>(gridDim.x) * warps, mine = static_cast<int>(blockIdx.x) * warps + warp;
-  for (int at = mine * 32 + static_cast<int>(threadIdx.x) % 32; at < lines; at += all * 32) {
-    const int64_t expert = places_here().experts[at / each];
-    const char* const from = args.next_codes.codes + (expert * each + at % each) * line;
+/// Brings the codes that the launch behind this one reads of the same experts to the L2 cache, 4 KB for each warp.
+class ExpertFetch {
+ public:
+  /// Where this lane's line stands, before the experts are known.
+  __device__ ExpertFetch(const RoutedLaunch& args, int warp, int warps) : codes_(args.next_codes.codes) {
+    if (codes_ == nullptr) return;
+    const int each = static_cast<int>(args.next_codes.bytes / line);
+    const int at = (static_cast<int>(blockIdx.x) * warps + warp) * 32 + static_cast<int>(threadIdx.x) % 32;
+    place_ = at / each;
+    codes_ += int64_t{at - place_ * each} * line;
+    if (place_ >= args.routes.places) codes_ = nullptr;
+  }
+  __device__ void operator()(const RoutedLaunch& args) const {
+    if (codes_ == nullptr) return;
+    const char* const from = codes_ + places_here().experts[place_] * args.next_codes.bytes;
     asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
   }
-}
+
+ private:
+  static constexpr int line = 128;
+  const char* codes_;
+  int place_ = 0;
+};
 
 }  // namespace w4q::kernels::frame

@@ -14,16 +14,20 @@ struct Shape {
   static constexpr int tiles = rows == 1 && bits < 5 ? 3 : 2;
 };
 
-template <int bits, class Activation, class Scales, int most_rows, bool fuses, class Route = frame::NoRouter>
+/// `is_compact`: of few tiles a warp, fewer than an N-tile has, most of what a launch waits for is its own code: it is one
+/// small kernel for all such products of a step, whether they take one weight or some of many.
+template <int bits, class Activation, class Scales, int most_rows, bool fuses, class Route = frame::NoRouter,
+          bool is_compact = false>
 struct KbitGemv {
   using Type = Activation;
   static constexpr int rows = most_rows;
   static constexpr bool fused = fuses;
   static constexpr bool routed = std::is_same_v<Route, frame::Router>;
+  static constexpr bool compact = is_compact;
   using Args = std::conditional_t<routed, frame::RoutedLaunch, Launch>;
   static constexpr int warps = Shape<bits, rows>::warps;
   using Totals = frame::Totals<rows>;
-  using Run = kbit::Run<bits, Type, Scales, rows, Shape<bits, rows>::tiles, Route>;
+  using Run = kbit::Run<bits, Type, Scales, rows, Shape<bits, rows>::tiles, Route, is_compact>;
 
   struct Table {
     using Values = PairTable<bits, gemv_table_kilobytes>;
@@ -40,9 +44,10 @@ __global__ void __launch_bounds__(Gemv::warps * 32, 1) kbit_gemv_kernel(const ty
   frame::gemv_block<Gemv>(args);
 }
 
-template <int bits, class Type, class Scales, int rows, bool fused = false, class Route = frame::NoRouter, class Args>
+template <int bits, class Type, class Scales, int rows, bool fused = false, class Route = frame::NoRouter,
+          bool compact = false, class Args>
 void launch_rows(const Args& args, int blocks, const device::Stream& stream, std::string_view shape) {
-  using Gemv = KbitGemv<bits, Type, Scales, rows, fused, Route>;
+  using Gemv = KbitGemv<bits, Type, Scales, rows, fused, Route, compact>;
   constexpr int shared_bytes = Gemv::Table::total_bytes + frame::PartialSums<rows, Gemv::warps>::extra_bytes;
   frame::launch_kernel<kbit_gemv_kernel<Gemv>, shared_bytes>(args, blocks, Gemv::warps * 32, stream, "kbit_gemv",
                                                              shape);

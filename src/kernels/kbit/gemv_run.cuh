@@ -40,8 +40,9 @@ __device__ __forceinline__ void multiply_block(const WeightTile<bits>& tile, int
   }
 }
 
-/// One warp's way through its run of tiles.
-template <int bits, class Type, class Scales, int rows, int tiles, class Route = frame::NoRouter>
+/// One warp's way through its run of tiles. `compact`: with one copy of the code for a span, of x whose rows may be read 16
+/// bytes at a time and end with a tile.
+template <int bits, class Type, class Scales, int rows, int tiles, class Route = frame::NoRouter, bool compact = false>
 struct Run {
   using Scalar = typename Type::Scalar;
   using Table = LanePairs<bits, gemv_table_kilobytes>;
@@ -49,10 +50,11 @@ struct Run {
 
   const Launch& args;
   const WeightReader<bits, Scales> weights;
-  const frame::ActivationReader<Scalar, rows> activations;
-  const Route route;
+  const frame::ActivationReader<Scalar, rows, compact> activations;
+  Route route;
   const int end;
   At span;
+  typename Route::At place;  ///< of the span
   Slot<bits, Scales, rows> ring[tiles];
   typename Scales::Packed scales;  ///< one row: those of the tile whose sums the lane gets
   uint4 x;                         ///< one row: of the tile and block that the lane's column holds
@@ -63,57 +65,63 @@ struct Run {
         activations(launch),
         route(launch),
         end(past),
-        span(launch, begin, past) {}
+        span(launch, begin, past),
+        place(route.at(span.group)) {}
 
   /// Fills the ring; touches weights only.
   __device__ void load_first_weights() {
+    if (span.count == 0) return;
+    const int before = route.tiles_before(args, span.group, place);
 #pragma unroll
     for (int j = 0; j < tiles; ++j) {
-      if (j < span.count) load_weights(ring[j], span, j);
+      if (j < span.count) load_weights(ring[j], span, j, before);
     }
-    if (rows == 1 && span.count > 0) load_span_scales(span);
+    if (rows == 1) load_span_scales(span, before);
   }
   __device__ void load_first_activations() {
 #pragma unroll
     for (int j = 0; j < tiles; ++j) {
       if (rows > 1 && j < span.count) load_activations(ring[j], span, j);
     }
-    if (rows == 1 && span.count > 0) load_span_activations(span);
+    if (rows == 1 && span.count > 0) load_span_activations(span, place);
   }
 
   /// Multiplies the span at hand, adds it to `totals`, and loads the one behind it, which becomes the one at hand.
   __device__ void step(const Table& table, frame::Totals<rows>& totals) {
     const At next = span.next(args, end);
+    const auto next_place = next.group == span.group ? place : route.next(place);
+    const int before = next.count > 0 ? route.tiles_before(args, next.group, next_place) : 0;
     if constexpr (rows == 1) {
       const uint4 span_x = x;
       const typename Scales::Packed span_scales = scales;
       if (next.count > 0) {
-        load_span_activations(next);
-        load_span_scales(next);
+        load_span_activations(next, next_place);
+        load_span_scales(next, before);
       }
       Products<1> products;
       products.clear();
-      frame::turn_ring(
+      frame::turn_ring<!compact>(
           span, next, [&](int j) { multiply_tile(ring[j], j, span_x, table, products); },
-          [&](int j) { load_weights(ring[j], next, j); });
-      if constexpr (requires { route.share_of(span.group); }) products.scale(route.share_of(span.group));
+          [&](int j) { load_weights(ring[j], next, j, before); });
+      if constexpr (requires { route.share_of(place); }) products.scale(route.share_of(place));
       totals.template add_tile<Scales>(products, span_scales);
     } else {
       frame::turn_ring(
           span, next, [&](int j) { multiply_rows(ring[j], table, totals); },
           [&](int j) {
-            load_weights(ring[j], next, j);
+            load_weights(ring[j], next, j, before);
             load_activations(ring[j], next, j);
           });
     }
     span = next;
+    place = next_place;
   }
 
  private:
   using RingSlot = Slot<bits, Scales, rows>;
 
-  __device__ void load_weights(RingSlot& slot, const At& at, int j) {
-    const int tile = at.tile + j + route.tiles_before(args, at.group);
+  __device__ void load_weights(RingSlot& slot, const At& at, int j, int before) {
+    const int tile = at.tile + j + before;
     weights.load(slot.codes, tile);
     if (rows > 1) weights.load(slot.scales, tile);
   }
@@ -131,13 +139,12 @@ struct Run {
     }
   }
   /// The tiles beyond the span have no sums and their columns are never filled: any tile of the span will do.
-  __device__ void load_span_scales(const At& at) {
-    const int before = route.tiles_before(args, at.group);
+  __device__ void load_span_scales(const At& at, int before) {
     weights.load(scales, at.tile + before + min(Columns<rows>::sum_tile(), at.count - 1));
   }
-  __device__ void load_span_activations(const At& at) {
+  __device__ void load_span_activations(const At& at, typename Route::At from) {
     x = activations.load(at.column + min(Columns<rows>::tile(), at.count - 1), Columns<rows>::block(), 0,
-                         route.inputs_before(at.group));
+                         route.inputs_before(from));
   }
 
   /// One row: the tile's two blocks go to columns of their own.

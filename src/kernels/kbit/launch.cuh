@@ -34,6 +34,9 @@ void launch_fused_gemv(const Launch& args, const formats::Scheme& scheme, int bl
 /// The same of some of many weights (Routes; gemv_routed_cuda.cu).
 void launch_routed_gemv(const frame::RoutedLaunch& args, const formats::Scheme& scheme, int blocks,
                         const device::Stream& stream, std::string_view shape);
+/// One or the other, of few tiles a warp (KbitGemv::compact; gemv_compact_cuda.cu).
+void launch_compact_gemv(const frame::RoutedLaunch& args, const formats::Scheme& scheme, int blocks,
+                         const device::Stream& stream, std::string_view shape);
 /// 17 to 64 activation rows (gemm_cuda.cu).
 void launch_gemm(const Launch& args, const formats::Scheme& scheme, DType activation, int blocks,
                  const device::Stream& stream, std::string_view shape);

@@ -35,6 +35,7 @@ struct PairTable {
     const int lane = threadIdx.x % 32;
     const float level = codebook[lane % levels] * factor;
     const auto value = [&](int code) { return __shfl_sync(0xFFFFFFFFu, level, code % levels); };
+#pragma unroll 1
     for (int first = threadIdx.x / 32 * entries_per_step; first < entries;
          first += blockDim.x / 32 * entries_per_step) {
       const int entry = first + lane / lanes_per_entry;
