@@ -161,8 +161,10 @@ LayerRunner::LayerRunner(const model::ModelConfig& config_, std::span<const Cuda
       multiplier(linears, options.product_rows, stream, options.int8_activations),
       activations(stream.context(), config, usual, layers, options.rows) {
   multiplier.set_overlap(options.overlap);
-  if (const auto all = mixtures_of(layers); !all.empty())
+  if (const auto all = mixtures_of(layers); !all.empty()) {
     mixtures.emplace(config, all, options.rows, multiplier, stream);
+    multiplier.set_beside_routed(std::ranges::any_of(all, &CudaMixture::routes));
+  }
   for (auto& norm : norms)
     norm = device_matrix<float>(stream.context(), kernels::norm_state_floats(config.hidden_size), 1);
 }

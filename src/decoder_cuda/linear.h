@@ -114,6 +114,8 @@ class CudaMultiplier {
   /// Whether launches may begin while the one before still runs.
   void set_overlap(bool overlap) noexcept { overlap_ = overlap; }
   bool overlap() const noexcept { return overlap_; }
+  /// Whether products of a step stand beside such as take some of many weights (LinearCall).
+  void set_beside_routed(bool on) noexcept { beside_routed_ = on; }
   /// Whether products of layers, not of the head, round their inputs to int8 where they can.
   void set_int8_activations(bool on) noexcept { int8_ = on; }
 
@@ -149,6 +151,7 @@ class CudaMultiplier {
 
   const device::Stream& stream_;
   bool overlap_ = true;
+  bool beside_routed_ = false;
   bool int8_ = false;
   device::DeviceBuffer semaphores_, scratch_;  ///< kernels::Workspace
   kernels::Workspace workspace_;

@@ -86,6 +86,7 @@ void CudaMultiplier::multiply_product(const CudaProduct& product, const __half* 
   call.fp32 = out.fp32;
   if (out.add) call.residual = out.y;
   call.weights_ready = overlap_;
+  call.beside_routed = beside_routed_;
   call.int8_activations = plan.int8_activations;
   if (next != next_.end()) call.prefetch = next->second;
   call.fusion = fusion;

@@ -89,6 +89,36 @@ __global__ void remember_kernel(const DeltaNetArgs args) {
   for (int t = 0; t < past; ++t) args.memory.history[t * channels + c] = last[t];
 }
 
+/// Both of one row: a thread reads its channel's history before it moves it on.
+__global__ void convolve_step_kernel(const DeltaNetArgs args) {
+  const int64_t channels = args.shape.channels(), c = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const int past = static_cast<int>(args.shape.taps) - 1;
+  const bool active = c < channels;
+  float inputs[most_taps] = {}, weights[most_taps] = {};
+  device::trigger_dependent_launch();
+#pragma unroll
+  for (int t = 0; t < most_taps; ++t) {
+    if (active && t <= past) weights[t] = __ldg(args.convolution + c * (past + 1) + t);
+    // Nothing that still runs writes it: the launch that did was over before the one before this began.
+    if (active && t < past && !args.begins) inputs[t] = args.memory.history[t * channels + c];
+  }
+  device::wait_grid_dependency();
+  if (!active) return;
+  const Places places{args.shape, args.order};
+  const float x = __ldcg(args.products + places.channel(c));
+  float sum = 0;
+#pragma unroll
+  for (int t = 0; t < most_taps; ++t) {
+    if (t > past) break;
+    sum = fmaf(weights[t], t == past ? x : inputs[t], sum);
+  }
+  args.scratch[c] = silu_of(sum);
+#pragma unroll
+  for (int t = 0; t < most_taps - 1; ++t) {
+    if (t < past) args.memory.history[t * channels + c] = t + 1 == past ? x : inputs[t + 1];
+  }
+}
+
 __device__ float learning_rate(const float* products, const Places& places, int64_t head) {
   return 1.0f / (1.0f + expf(-__ldcg(products + places.beta(head))));
 }
@@ -122,12 +152,12 @@ __global__ void __launch_bounds__(1024) single_rule_kernel(const DeltaNetArgs ar
   float* const memory = args.memory.state + head * keys * width;
   const auto add = [](float a, float b) { return a + b; };
   device::trigger_dependent_launch();
-  device::wait_grid_dependency();
-  float state[own];
+  float state[own];  // which no launch since the last row's writes
 #pragma unroll
   for (int i = 0; i < own; ++i) {
     state[i] = active && i < count && !args.begins ? memory[(first + i) * width + j] : 0.0f;
   }
+  device::wait_grid_dependency();
   const float* const mixed = args.scratch;
   float q2 = 0, k2 = 0;
   for (int i = threadIdx.x; i < keys; i += blockDim.x) {
@@ -345,7 +375,8 @@ void run_single(const DeltaNetArgs& args, const device::Stream& stream) {
   const LaunchShape launched{
       .grid = dim3(static_cast<unsigned>(shape.value_heads)),
       .threads = (wanted + 31) / 32 * 32,
-      .shared_bytes = static_cast<size_t>(2 * shape.key_dim + slices * shape.value_dim + 32) * sizeof(float)};
+      .shared_bytes = static_cast<size_t>(2 * shape.key_dim + slices * shape.value_dim + 32) * sizeof(float),
+      .overlap = args.overlap};
   if (shape.key_dim <= 64) return launch<single_rule_kernel<64>>(launched, stream, "delta_rule", args);
   if (shape.key_dim <= 128) return launch<single_rule_kernel<128>>(launched, stream, "delta_rule", args);
   launch<single_rule_kernel<256>>(launched, stream, "delta_rule", args);
@@ -379,11 +410,15 @@ void delta_net_cuda(const DeltaNetArgs& args, const device::Stream& stream) {
   const DeltaShape& shape = args.shape;
   ensure(takes_delta_net(shape), "delta_net: heads that the kernel does not take");
   const auto blocks = static_cast<unsigned>((shape.channels() + threads - 1) / threads);
+  if (args.rows == 1) {
+    launch<convolve_step_kernel>({.grid = dim3(blocks), .threads = threads, .overlap = args.overlap}, stream,
+                                 "delta_convolve", args);
+    return run_single(args, stream);
+  }
   launch<convolve_kernel>(
       {.grid = dim3(blocks, static_cast<unsigned>(args.rows)), .threads = threads, .overlap = args.overlap}, stream,
       "delta_convolve", args);
   launch<remember_kernel>({.grid = dim3(blocks), .threads = threads}, stream, "delta_remember", args);
-  if (args.rows == 1) return run_single(args, stream);
   run_many(args, stream);
 }
 

@@ -1,4 +1,4 @@
-// The gated delta net on the GPU: the twin of delta_net.h, in fp32. A single row: two launches for the convolution, one for
+// The gated delta net on the GPU: the twin of delta_net.h, in fp32. A single row: a launch for the convolution, one for
 // the rule with its gated norm. Several: what depends on one row alone is done for all at once before and after the rule,
 // in which a warp follows the sequence with eight columns of a head's state in its registers.
 #pragma once

@@ -101,6 +101,7 @@ __device__ __forceinline__ void gemv_block(const typename Gemv::Args& args) {
       find_places<32 * warps>(args);
       run.route.look_up();
       run.load_first_weights();
+      leave_choice<32 * warps>(args);
     }
   }
   const int head = warp;

@@ -28,35 +28,11 @@ __device__ __forceinline__ Places& places_here() {
   return places;
 }
 
-/// The logit of this thread's expert, and −∞ where there is none.
-__device__ __forceinline__ float complete_logit(const RouteArgs& args, float factor) {
-  const int expert = static_cast<int>(threadIdx.x);
-  if (expert >= args.experts) return -INFINITY;
-  const float bias = args.input_norm != nullptr && args.bias != nullptr ? __ldg(args.bias + expert) : 0.0f;
-  return (__ldcg(args.logits + expert) - bias) * factor + bias;
-}
-
-/// Probabilities are the exponential of logits − largest, over the sum of all. By a whole warp.
-struct Softmax {
-  float largest = -INFINITY, sum = 0;
-
-  __device__ __forceinline__ Softmax(const float* logits, int count) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll 1
-    for (int i = lane; i < count; i += 32) largest = fmaxf(largest, logits[i]);
-    largest = warp_max(largest);
-#pragma unroll 1
-    for (int i = lane; i < count; i += 32) sum += expf(logits[i] - largest);
-    sum = warp_sum(sum);
-  }
-  __device__ __forceinline__ float operator()(float logit) const { return expf(logit - largest) / sum; }
-};
-
 /// How many of `count` values, a multiple of four, come before this thread's: the larger, and of equals the first.
 __device__ __forceinline__ int rank_of(const float4* values, int count, float mine) {
   const int own = static_cast<int>(threadIdx.x);
   int rank = 0;
-#pragma unroll 2
+#pragma unroll 4
   for (int i = 0; i < count; i += 4) {
     const float4 four = values[i / 4];
     rank += four.x > mine || (four.x == mine && i < own) ? 1 : 0;
@@ -67,58 +43,118 @@ __device__ __forceinline__ int rank_of(const float4* values, int count, float mi
   return rank;
 }
 
-/// Chooses as route_kernel does, a thread for each expert; block 0 leaves its choice for the launches behind.
+/// A token's choice of experts, as route_kernel makes it, a thread for each expert. Shares wait until the block has asked for
+/// its weights: a softmax, a sigmoid and a positive factor do not change who is chosen.
 template <int threads>
-__device__ __forceinline__ void choose_experts(const RouteArgs& args, Places& places) {
+struct Choosing {
   static_assert(threads >= most_experts_chosen_by_product);
-  __shared__ float logits[threads];
-  __shared__ __align__(16) float ranked[threads];
-  const int thread = static_cast<int>(threadIdx.x);
-  const float factor = args.input_norm != nullptr ? norm_factor(args) : 1.0f;
-  const float logit = complete_logit(args, factor);
-  logits[thread] = logit;
-  if (thread < most_routed_places) {
-    places.experts[thread] = args.joined && thread == args.chosen ? args.experts : 0;  // 0: of NaN logits
-    places.shares[thread] = 0;
+  const RouteArgs& args;
+  float* const logits;  ///< in shared memory: as they were read
+  float4* const ranked;
+
+  __device__ explicit Choosing(const RouteArgs& route) : args(route), logits(buffer()), ranked(keys()) {}
+
+  /// Into places. By the whole block.
+  __device__ __forceinline__ void choose(Places& places) const {
+    const int thread = static_cast<int>(threadIdx.x);
+    const bool exists = thread < args.experts;
+    const float logit = exists ? __ldcg(args.logits + thread) : -INFINITY;
+    float mine = logit;
+    if (args.correction != nullptr || args.bias != nullptr) {
+      mine = completed(logit, thread, exists, args.input_norm != nullptr ? norm_factor(args) : 1.0f);
+      if (args.correction != nullptr && exists) {
+        mine = 1.0f / (1.0f + expf(-mine)) + __ldg(args.correction + thread);  // of sigmoids only
+      }
+    }
+    logits[thread] = logit;
+    reinterpret_cast<float*>(ranked)[thread] = mine;
+    if (thread < most_routed_places) {
+      places.experts[thread] = args.joined && thread == args.chosen ? args.experts : 0;  // 0: of NaN logits
+    }
+    __syncthreads();
+    if (exists) {
+      const int rank = rank_of(ranked, (args.experts + 3) / 4 * 4, mine);
+      if (rank < args.chosen) places.experts[rank] = thread;
+    }
+    __syncthreads();
   }
-  __syncthreads();
-  const float score = args.sigmoid ? 1.0f / (1.0f + expf(-logit)) : Softmax(logits, args.experts)(logit);
-  const bool exists = thread < args.experts;
-  const float mine = exists ? score + (args.correction != nullptr ? __ldg(args.correction + thread) : 0.0f) : -INFINITY;
-  ranked[thread] = mine;
-  __syncthreads();
-  if (exists) {
-    const int rank = rank_of(reinterpret_cast<const float4*>(ranked), (args.experts + 3) / 4 * 4, mine);
-    if (rank < args.chosen) places.experts[rank] = thread, places.shares[rank] = score;
-  }
-  __syncthreads();
-  if (thread >= 32) return;
-  const float part = thread < args.chosen ? places.shares[thread] : 0.0f;
-  const float total = warp_sum(part);
-  float share = part * args.scale / (args.renormalizes && total > 0 ? total : 1.0f);
-  if (thread < args.chosen && args.expert_scale != nullptr) share *= __ldg(args.expert_scale + places.experts[thread]);
-  if (blockIdx.x != 0) return;
-  const bool joins = args.joined && thread == args.chosen;
-  if (joins) share = share_of_joined(args, factor);
-  __syncwarp();
-  if (args.input_norm != nullptr) {
+
+  /// Leaves experts and shares for the launches behind, and what stands behind the logits. By a whole warp, once.
+  __device__ __forceinline__ void leave(const Places& places) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const float factor = args.input_norm != nullptr ? norm_factor(args) : 1.0f;
+    const Softmax softmax(*this, factor);
+    const int expert = places.experts[lane];
+    const bool chosen = lane < args.chosen, joins = args.joined && lane == args.chosen;
+    float share = chosen ? score(completed(logits[expert], expert, true, factor), softmax) : 0.0f;
+    const float total = warp_sum(share);
+    share *= args.scale / (args.renormalizes && total > 0 ? total : 1.0f);
+    if (chosen && args.expert_scale != nullptr) share *= __ldg(args.expert_scale + expert);
+    if (joins) share = share_of_joined(args, factor);
+    __syncwarp();
+    if (args.input_norm != nullptr) {
 #pragma unroll 1
-    for (int64_t i = args.experts + thread; i < args.stride; i += 32) args.logits[i] *= factor;
+      for (int64_t i = args.experts + lane; i < args.stride; i += 32) args.logits[i] *= factor;
+    }
+    if (chosen || joins) args.places[lane] = expert, args.shares[lane] = share;
   }
-  if (joins || thread < args.chosen) args.places[thread] = places.experts[thread], args.shares[thread] = share;
-}
+
+ private:
+  /// Probabilities are the exponential of logits − largest, over the sum of all. By a whole warp.
+  struct Softmax {
+    float largest = -INFINITY, sum = 0;
+
+    __device__ __forceinline__ Softmax(const Choosing& all, float factor) {
+      if (all.args.sigmoid) return;
+      const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll 1
+      for (int i = lane; i < all.args.experts; i += 32) {
+        largest = fmaxf(largest, all.completed(all.logits[i], i, true, factor));
+      }
+      largest = warp_max(largest);
+#pragma unroll 1
+      for (int i = lane; i < all.args.experts; i += 32) {
+        sum += expf(all.completed(all.logits[i], i, true, factor) - largest);
+      }
+      sum = warp_sum(sum);
+    }
+  };
+
+  __device__ static float* buffer() {
+    __shared__ float values[threads];
+    return values;
+  }
+  __device__ static float4* keys() {
+    __shared__ float4 values[threads / 4];
+    return values;
+  }
+  __device__ __forceinline__ float completed(float logit, int expert, bool exists, float factor) const {
+    const float bias = exists && args.input_norm != nullptr && args.bias != nullptr ? __ldg(args.bias + expert) : 0.0f;
+    return (logit - bias) * factor + bias;
+  }
+  __device__ __forceinline__ float score(float logit, const Softmax& softmax) const {
+    return args.sigmoid ? 1.0f / (1.0f + expf(-logit)) : expf(logit - softmax.largest) / softmax.sum;
+  }
+};
 
 /// Fills places_here(), once the launch before is done. By the whole block.
 template <int threads>
 __device__ __forceinline__ void find_places(const RoutedLaunch& args) {
   Places& places = places_here();
-  if (args.choice.logits != nullptr) return choose_experts<threads>(args.choice, places);
+  if (args.choice.logits != nullptr) return Choosing<threads>(args.choice).choose(places);
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < args.routes.places) {
     places.experts[thread] = __ldcg(args.routes.experts + thread);
     places.shares[thread] = args.routes.shares != nullptr ? __ldcg(args.routes.shares + thread) : 1.0f;
   }
   __syncthreads();
+}
+
+/// What the launches behind read of a choice made here, by one warp of the block that has least to do.
+template <int threads>
+__device__ __forceinline__ void leave_choice(const RoutedLaunch& args) {
+  if (args.choice.logits == nullptr || blockIdx.x + 1 != gridDim.x || threadIdx.x / 32 + 1 != threads / 32) return;
+  Choosing<threads>(args.choice).leave(places_here());
 }
 
 /// Where the weights of a launch stand that takes some of many: a lane knows the one of its own place.

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 
 #include "device/cublas.h"
 #include "kernels/common/table_stretch.h"
@@ -24,17 +23,13 @@ void set_sum_factors(const LinearArgs& args, frame::Launch& launch) {
   launch.result_factor = (e4m4 ? kbit::E4m4Scales::sum_factor : kbit::F16Scales::sum_factor) / launch.table_factor;
 }
 
-/// Tiles of a warp up to which the compact kernel is the quicker one, measured (docs/notes/kernels/decode.md).
-int most_compact_tiles() {
-  static const int most = std::getenv("W4Q_COMPACT") ? std::atoi(std::getenv("W4Q_COMPACT")) : 6;
-  return most;
-}
+constexpr int compact_warps = 12;  // of a block
 
 /// Whether a launch suits the compact kernel: no warp has a whole N-tile, and all of x can be read 16 bytes at a time.
 bool is_compact(const frame::Launch& launch, int blocks) {
-  const int warps = blocks * kbit::Shape<4, 1>::warps, most = (launch.tiles + warps - 1) / warps;
+  const int warps = blocks * compact_warps, most = (launch.tiles + warps - 1) / warps;
   const int group = launch.k_tiles * launch.routes.sums;
-  return launch.aligned && launch.k % 64 == 0 && most < group && most <= most_compact_tiles();
+  return launch.aligned && launch.k % 64 == 0 && most < group;
 }
 
 void run_gemv(const LinearArgs& args, const device::Stream& stream) {
@@ -42,10 +37,11 @@ void run_gemv(const LinearArgs& args, const device::Stream& stream) {
   set_sum_factors(args, launch);
   if (takes_fused_kernel(args)) {
     const int blocks = blocks_for(stream, launch.tiles);
-    if (!is_compact(launch, blocks)) {
+    if (!args.beside_routed || !is_compact(launch, blocks)) {
       return kbit::launch_fused_gemv(launch, args.pass().scheme, blocks, stream, args.shape);
     }
-    return kbit::launch_compact_gemv({launch, {}, {}}, args.pass().scheme, blocks, stream, args.shape);
+    return kbit::launch_compact_gemv(frame::RoutedLaunch{launch, {}, {}}, args.pass().scheme, blocks, stream,
+                                     args.shape);
   }
   const auto launch_it = args.activation == DType::f16 ? kbit::launch_gemv : kbit::launch_bf16_gemv;
   launch_it(launch, args.pass().scheme, blocks_for(stream, launch.tiles), stream, args.shape);

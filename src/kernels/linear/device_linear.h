@@ -103,6 +103,9 @@ struct LinearCall {
   bool weights_ready = false;
   /// Activations are rounded to int8, a row at a time (int8_rows.h). Integer weights in Marlin's words only.
   bool int8_activations = false;
+  /// One row, in a step with launches that take some of many weights: what suits their kernel uses it, too. It is larger
+  /// than those of one weight, and two of them do not fit the instruction cache (docs/notes/kernels/decode.md).
+  bool beside_routed = false;
   L2Prefetch prefetch;  ///< up to 16 rows; others pay no heed
   /// One row of f16, and a linear that fuses(); `swiglu` alone for any rows, where the plan applies it (gates()).
   /// Otherwise bad_argument. Rows of y have then n/2 values.

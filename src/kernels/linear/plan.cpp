@@ -209,7 +209,9 @@ bool routes(const DeviceLinear& linear, const LaunchPlan& plan, int64_t n) {
 bool adds_up(const DeviceLinear& linear) { return linear.k() % 64 == 0; }
 
 bool chooses(const RouteArgs& choice) {
-  return choice.rows == 1 && choice.groups == 1 && choice.experts <= most_experts_chosen_by_product;
+  // Where each expert has a correction, probabilities of a softmax would have to be known before.
+  const bool by_logits = choice.correction == nullptr || choice.sigmoid;
+  return by_logits && choice.rows == 1 && choice.groups == 1 && choice.experts <= most_experts_chosen_by_product;
 }
 
 ExpertPrefetch expert_codes(const DeviceLinear& linear, int64_t n) {
@@ -221,7 +223,7 @@ void multiply_routed(const DeviceLinear& linear, const LaunchPlan& plan, const R
                      const Workspace& workspace, const device::Stream& stream) {
   const bool sums = call.shares != nullptr, chosen_here = call.choice.logits != nullptr;
   if (!routes(linear, plan, call.n) || call.places < 1 || call.places > most_routed_places ||
-      (sums && !adds_up(linear)) || (chosen_here && !chooses(call.choice))) {
+      (sums && !adds_up(linear)) || (chosen_here && (sums || !chooses(call.choice)))) {
     throw Error(ErrorCode::bad_argument, concat("linear: ", call.places, " of many weights of ", plan.text))
         .hint("routes(), adds_up() and chooses() say what can be routed; at most 32 places");
   }

@@ -1,5 +1,7 @@
 #include <cuda_fp16.h>
 
+#include <algorithm>
+
 #include "core/error.h"
 #include "core/rng.h"
 #include "device/fragment.cuh"
@@ -31,22 +33,31 @@ struct Row {
 
   __device__ uint32_t key(int64_t i) const { return ordered(data[i]); }
 
-  /// use(i, key) for the thread's share of the entries: eight neighbours at a time, `unroll` loads in flight.
-  template <int unroll = 2, class Use>
+  /// use(i, key) for the thread's share of the entries: eight neighbours at a time, two loads in flight.
+  template <class Use>
   __device__ void for_each(const Use& use) const {
+    share(threadIdx.x, threads, use);
+  }
+  /// The same among all threads of the grid.
+  template <class Use>
+  __device__ void for_each_of_grid(const Use& use) const {
+    share(int64_t{blockIdx.x} * threads + threadIdx.x, int64_t{gridDim.x} * threads, use);
+  }
+
+ private:
+  template <class Use>
+  __device__ void share(int64_t first, int64_t step, const Use& use) const {
     const bool aligned = reinterpret_cast<uintptr_t>(data) % 16 == 0;
     const int64_t chunks = aligned ? vocab / 8 : 0;
-#pragma unroll(unroll)
-    for (int64_t chunk = threadIdx.x; chunk < chunks; chunk += threads) {
+#pragma unroll 2
+    for (int64_t chunk = first; chunk < chunks; chunk += step) {
       float values[8];
       load_eight(chunk, values);
 #pragma unroll
       for (int j = 0; j < 8; ++j) use(8 * chunk + j, ordered(values[j]));
     }
-    for (int64_t i = 8 * chunks + threadIdx.x; i < vocab; i += threads) use(i, key(i));
+    for (int64_t i = 8 * chunks + first; i < vocab; i += step) use(i, key(i));
   }
-
- private:
   __device__ void load_eight(int64_t chunk, float (&values)[8]) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -69,6 +80,7 @@ struct Shared {
   uint64_t above;
   int bucket;
   int token;
+  bool last;
 };
 
 /// What a token with this key counts: one, or its probability in units of 2^-40 of the likeliest one's.
@@ -94,13 +106,26 @@ struct Top {
   uint32_t key;
   int id;
 };
-__device__ Top likeliest(const Row& row, Shared& shared) {
+/// Of all blocks' shares; true in the block that came last, which has it and goes on alone.
+__device__ bool find_likeliest(const Row& row, StepState& state, Shared& shared, Top& top) {
   unsigned long long best = 0;
-  row.for_each<8>([&](int64_t i, uint32_t key) {
+  row.for_each_of_grid([&](int64_t i, uint32_t key) {
     best = max(best, static_cast<unsigned long long>(key) << 32 | (0xFFFFFFFFu - static_cast<uint32_t>(i)));
   });
   best = reduce(best, shared, 0ull, [](unsigned long long a, unsigned long long b) { return max(a, b); });
-  return {static_cast<uint32_t>(best >> 32), static_cast<int>(0xFFFFFFFFu - static_cast<uint32_t>(best))};
+  if (threadIdx.x == 0) {
+    atomicMax(&state.best, best);
+    __threadfence();
+    shared.last = atomicAdd(&state.done, 1u) + 1 == gridDim.x;
+  }
+  __syncthreads();
+  if (!shared.last) return false;
+  __threadfence();
+  best = __ldcg(&state.best);
+  __syncthreads();
+  if (threadIdx.x == 0) state.best = 0, state.done = 0;
+  top = {static_cast<uint32_t>(best >> 32), static_cast<int>(0xFFFFFFFFu - static_cast<uint32_t>(best))};
+  return true;
 }
 
 /// The id of the token with this key that has `before` such tokens before it.
@@ -197,8 +222,7 @@ __device__ Cut narrower(const Row& row, const Cut& old, const Cut& cut, Shared& 
 }
 
 /// −1 where the largest logit is not finite.
-__device__ int draw(const Row& row, const SamplingOptions& options, uint64_t number, Shared& shared) {
-  const Top first = likeliest(row, shared);
+__device__ int draw(const Row& row, const Top& first, const SamplingOptions& options, uint64_t number, Shared& shared) {
   if (!isfinite(unordered(first.key))) return -1;
   if (options.temperature == 0 || options.top_k == 1) return first.id;
   const uint32_t top = first.key;
@@ -230,8 +254,10 @@ __global__ void __launch_bounds__(threads) sample_kernel(const SampleArgs args) 
   device::trigger_dependent_launch();
   device::wait_grid_dependency();
   const Row row{args.logits, args.vocab};
+  Top first;
+  if (!find_likeliest(row, *args.state, shared, first)) return;
   const uint64_t number = args.state->draw;
-  const int token = draw(row, args.options, number, shared);
+  const int token = draw(row, first, args.options, number, shared);
   if (threadIdx.x != 0) return;
   args.state->token = max(token, 0);  // the next step reads an embedding
   args.state->position += 1;
@@ -243,7 +269,9 @@ __global__ void __launch_bounds__(threads) sample_kernel(const SampleArgs args) 
 
 void sample_cuda(const SampleArgs& args, const device::Stream& stream) {
   ensure(args.vocab >= 1 && args.logits != nullptr && args.history_capacity >= 1, "sample: no logits");
-  launch<sample_kernel>({dim3(1), threads, 0, args.overlap}, stream, "sample", args);
+  constexpr int64_t most_blocks = 64, share = 8 * threads;
+  const auto blocks = static_cast<unsigned>(std::clamp((args.vocab + share - 1) / share, int64_t{1}, most_blocks));
+  launch<sample_kernel>({dim3(blocks), threads, 0, args.overlap}, stream, "sample", args);
 }
 
 }  // namespace w4q::kernels

@@ -3,8 +3,8 @@
 // on); probabilities are counted in units of 2^-40 of the likeliest one's, so that sums are exact and the token does
 // not depend on their order, and fp32 exponentials may differ from the CPU's in the last bits (class E3).
 //
-// One block: a row of 128 K logits is 0.5 MB in the L2 cache, read once for greedy and up to 18 times for everything
-// at once.
+// The largest logit is found by many blocks; what follows is the work of the one that is done last: a row of 128 K logits is
+// 0.5 MB in the L2 cache, read up to 17 times more for everything at once.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,9 @@ struct StepState {
   int32_t position = 0;  ///< of the token that is decoded next
   int32_t token = 0;     ///< its id
   uint64_t draw = 0;     ///< tokens drawn so far: the next draw's number
+  /// What the blocks of a draw have found so far, and how many are done; zero between draws.
+  unsigned long long best = 0;
+  uint32_t done = 0;
 };
 
 /// Draws a token from the one row of `logits`, puts it into `state` (and moves the position and the number of draws on)
