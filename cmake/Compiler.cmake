@@ -43,6 +43,7 @@ endif()
 
 find_program(W4Q_CCACHE ccache)
 if(W4Q_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # It refuses precompiled headers unless it is told that they hold no time of compilation.
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${W4Q_CCACHE})
+  # It refuses precompiled headers unless it is told that they hold no time of compilation. What a file depends on the compiler
+  # says itself: a file that is not there yet is not preprocessed for it.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_DEPEND=1 ${W4Q_CCACHE})
 endif()
