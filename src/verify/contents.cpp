@@ -13,7 +13,8 @@ namespace {
 using Kind = StoredLinear::Kind;
 
 /// Keys under which programs list what stays in 16 bit.
-constexpr const char* ignore_keys[] = {"ignore", "exclude_modules", "modules_to_not_convert", "llm_int8_skip_modules"};
+constexpr const char* ignore_keys[] = {"ignore", "exclude", "exclude_modules", "modules_to_not_convert",
+                                       "llm_int8_skip_modules"};
 
 void append_texts(const io::Json& object, const char* key, std::vector<std::string>& texts) {
   const auto found = object.find(key);
@@ -121,6 +122,11 @@ void StoredContents::add(const std::string& name, const io::TensorInfo& info) {
     linear.kind = Kind::mxfp4;
     linear.scales = has(linear.path + "_scales");
     linear.experts = shape[0], linear.n = shape[1], linear.k = shape[2] * shape[3] * 2;
+  } else if (info.dtype == DType::i8 && shape.size() == 2 && name.ends_with(".weight")) {
+    linear.path = without(name, ".weight");
+    linear.kind = Kind::integer;
+    linear.scales = has(name + "_scale");
+    linear.n = shape[0], linear.k = shape[1];
   } else if (name.ends_with(".qweight") || name.ends_with(".trellis")) {
     linear.path = without(name, name.ends_with(".qweight") ? ".qweight" : ".trellis");
     linear.kind = Kind::integer;
