@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "checkpoint/low_precision.h"
+#include "core/error.h"
 #include "core/text.h"
+#include "model/config.h"
 #include "model/parameters.h"
 #include "verify/rungs.h"
 
@@ -88,6 +90,19 @@ StoredContents::StoredContents(const checkpoint::Folder& folder) : folder_(folde
   left_out_.emplace(ignored_);
   if (!targets.empty() && std::ranges::find(targets, "Linear") == targets.end()) targets_.emplace(targets);
   for (const auto& [name, info] : tensors().tensors()) add(name, info);
+  find_carried();
+}
+
+void StoredContents::find_carried() {
+  try {
+    const auto config = model::read_any_config(folder_.config, folder_.path);
+    if (config.architecture == nullptr) return;
+    for (const auto& linear : linears_) {
+      if (!model::reason_to_carry(config, linear.path + ".weight").empty()) carried_.insert(linear.path);
+    }
+  } catch (const Error& error) {  // what cannot be read, other rungs say
+    if (error.code() == ErrorCode::internal) throw;
+  }
 }
 
 void StoredContents::add(const std::string& name, const io::TensorInfo& info) {

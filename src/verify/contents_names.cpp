@@ -286,7 +286,7 @@ void mixed_fused(const StoredContents& contents, ContentsFindings& findings) {
       if (checkpoint::last_part(linear.path) != row.parts.front()) continue;
       for (const auto part : row.parts.subspan(1)) {
         const auto* other = contents.find(concat(checkpoint::parent(linear.path), ".", part));
-        if (other == nullptr || other->kind == linear.kind) continue;
+        if (other == nullptr || other->kind == linear.kind || contents.is_carried(other->path)) continue;
         findings.fault(other->path, concat("is stored in another way than ", row.parts.front(),
                                            ", with which servers put it into one matrix"));
       }
