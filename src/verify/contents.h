@@ -48,6 +48,7 @@ class StoredContents {
   const std::vector<StoredLinear>& linears() const noexcept { return linears_; }
   const StoredLinear* find(std::string_view path) const;
   const io::Json& quantization() const noexcept { return quantization_; }
+  const io::Json& config() const noexcept { return folder_.config; }
   /// Whether the weights are floats of few bits; of integers other rungs know more.
   bool small_floats() const noexcept { return small_floats_; }
   /// A key of config.json, in its text_config where that has it; null: by none of these keys.

@@ -27,7 +27,7 @@ constexpr int64_t rows_together = 8;
 constexpr double nothing = std::numeric_limits<double>::quiet_NaN();
 
 /// A scale that stands out: in standard deviations and, where blocks hardly differ, as a logarithm.
-constexpr double most_spreads = 12, least_loud = 2;
+constexpr double most_spreads = 12, least_loud = 2, least_quiet = 4;
 
 /// Slopes below which scales may stand in another order.
 constexpr double unsure_match = 0.4;
@@ -120,7 +120,8 @@ BlockSample::BlockSample(const PackedWeight& canonical) : weight_(canonical), ro
   log_scales_.resize(static_cast<size_t>(canonical.n * groups_));
   Logarithms log;
   for (size_t i = 0; i < log_scales_.size(); ++i) {
-    const float scale = std::abs(formats::scale_at(canonical, static_cast<int64_t>(i)));
+    const float stored = formats::scale_at(canonical, static_cast<int64_t>(i)), scale = std::abs(stored);
+    negative_ += stored<0, near_one_ += scale> 0.5f && scale < 2;
     log_scales_[i] = scale > 0 ? log.of(scale) : nothing;
   }
   read_codes();
@@ -412,7 +413,7 @@ double beyond_row(std::span<const double> row, std::span<const double> of_place,
 
 }  // namespace
 
-BlockSample::Loudest BlockSample::loudest_values() const {
+BlockSample::Loudest BlockSample::loudest_values(double sign) const {
   const auto groups = static_cast<size_t>(groups_);
   if (rows_.size() < 8 || groups < 4) return {};
   const auto log_row = [&](int64_t row) {
@@ -444,17 +445,17 @@ BlockSample::Loudest BlockSample::loudest_values() const {
     const auto scales = log_row(row);
     double most = -INFINITY, sum = 0, count = 0;
     for (size_t g = 0; g < groups; ++g) {
-      const double above = scales[g] - of_place[g];
+      const double above = sign * (scales[g] - of_place[g]);
       if (std::isnan(above)) continue;
       most = std::max(most, above), sum += above, count += 1;
     }
     // A mean is no more than the largest one away from the median.
     if (count == 0 || most - sum / count < least / 2) continue;
     const double middle = beyond_row(scales, of_place, kept);
-    if (most - middle < least / 2) continue;
+    if (most - sign * middle < least / 2) continue;
     const auto deviations = deviations_of(row);
     for (size_t g = 0; g < groups; ++g) {
-      const double size = scales[g] - of_place[g] - middle + deviations[g] - usual;
+      const double size = sign * (scales[g] - of_place[g] - middle + deviations[g] - usual);
       if (std::isnan(size) || deviations[g] < usual - 0.3) continue;
       if (size > result.above) {
         result = {row, static_cast<int64_t>(g), size, result.above, result.spread};
@@ -531,7 +532,8 @@ double BlockSample::size() const {
     const auto groups = static_cast<size_t>(groups_);
     const double scale = log_scale(rows_[at / groups] * groups_ + static_cast<int64_t>(at % groups));
     const double variance = std::isnan(deviations_[at]) ? 0 : std::exp(2 * deviations_[at]);
-    sizes.push_back(std::isnan(scale) ? 0 : std::sqrt(means_[at] * means_[at] + variance) * std::exp(scale));
+    const double mean = means_[at] - zeros_[at];
+    sizes.push_back(std::isnan(scale) ? 0 : std::sqrt(mean * mean + variance) * std::exp(scale));
   }
   return sizes.empty() ? 0 : median(std::move(sizes));
 }
@@ -621,7 +623,10 @@ BlockFigures figures_of(const PackedWeight& canonical) {
   // Of a weight that is nothing but one code, as those of layers that were added and not yet trained, none counts.
   const bool counted = std::ranges::any_of(figures.histogram, [](double share) { return share > 0; });
   figures.codes = counted ? static_cast<double>(sample.rows() * canonical.k) : 0;
-  if (sample.by_largest()) figures.loudest = sample.loudest(), figures.loudest_values = sample.loudest_values();
+  if (sample.by_largest()) figures.loudest = sample.loudest(), figures.loudest_values = sample.loudest_values(1);
+  if (sample.by_largest()) figures.quietest_values = sample.loudest_values(-1);
+  figures.negative = sample.negative_scales();
+  figures.near_one = sample.scales_near_one();
   figures.ends = sample.ends_over_middle();
   figures.match = sample.scale_match();
   figures.scale_spread = sample.scale_spread();
@@ -658,6 +663,8 @@ constexpr double least_steps = 0.5, times_steps = 8;
 /// Of which not one is so: fewer prove nothing.
 constexpr int64_t many_blocks = 1024;
 constexpr double many_constant = 0.05, least_step = 1;
+constexpr int64_t few_negative = 4;
+constexpr double nearly_all_scales = 0.99;
 /// Weights of models are of 0.001 to 1; scales upside down put them far away.
 constexpr double largest_size = 50, far = 100;
 /// Mean squares: of sound codes the ends are five times as far from the middle as the codes are.
@@ -688,7 +695,8 @@ class BlockJudge {
     for (const auto rule :
          {&BlockJudge::size_fault, &BlockJudge::offset_fault, &BlockJudge::constant_fault, &BlockJudge::lone_fault,
           &BlockJudge::table_fault, &BlockJudge::histogram_fault, &BlockJudge::step_fault, &BlockJudge::loud_fault,
-          &BlockJudge::order_fault, &BlockJudge::match_fault, &BlockJudge::norm_fault, &BlockJudge::zero_fault}) {
+          &BlockJudge::quiet_fault, &BlockJudge::sign_fault, &BlockJudge::label_fault, &BlockJudge::order_fault,
+          &BlockJudge::match_fault, &BlockJudge::norm_fault, &BlockJudge::zero_fault}) {
       if (auto fault = (this->*rule)(subject); !fault.empty()) return faults.push_back(std::move(fault)), faults;
     }
     return faults;
@@ -897,6 +905,31 @@ class BlockJudge {
                   " times what its row and its place have (", fixed(loud.above / loud.spread, 0),
                   " standard deviations), the next one ", fixed(std::exp(loud.next), 1),
                   " times, and its codes show no outlier");
+  }
+
+  std::string quiet_fault(const BlockSubject& subject) const {
+    const auto& quiet = subject.figures.quietest_values;
+    if (!is_loud(quiet) || quiet.above < least_quiet) return {};
+    return concat("the scale of row ", quiet.row, ", block ", quiet.group, " is ", std::exp(-quiet.above),
+                  " times what its row and its place have, although its codes are spread as those of others are: ",
+                  "what they stand for is lost");
+  }
+
+  /// A sign of a scale is legal, but whoever writes some writes many.
+  std::string sign_fault(const BlockSubject& subject) const {
+    const int64_t negative = subject.figures.negative;
+    if (negative == 0 || negative > few_negative || subject.figures.blocks < 64) return {};
+    if (!all_others_are(subject, [](const auto& other) { return other.negative == 0; })) return {};
+    return concat("has ", negative, " negative scales, and no other weight has any: a sign has turned");
+  }
+
+  /// BF16 of the sizes that scales have is read as F16 between 1/2 and 2.
+  std::string label_fault(const BlockSubject& subject) const {
+    const BlockFigures& figures = subject.figures;
+    const bool half = subject.scheme.starts_with("int") && subject.scheme.find("-f16") != std::string::npos;
+    if (!half || figures.blocks < 64 || figures.near_one < nearly_all_scales || figures.unscaled) return {};
+    if (figures.scale_spread < least_scale_spread) return {};
+    return concat(fixed(100 * figures.near_one, 1), " % of its scales are from 1/2 to 2 in size: BF16 labelled F16");
   }
 
   static bool is_reordered(const BlockFigures& figures) {

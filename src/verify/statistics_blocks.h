@@ -80,7 +80,13 @@ class BlockSample {
   };
   /// By scales, and by what scales and codes stand for together, which spreads less. Of scales all rows are looked at.
   Loudest loudest() const;
-  Loudest loudest_values() const;
+  /// `sign` −1: of what is too small.
+  Loudest loudest_values(double sign) const;
+  int64_t negative_scales() const noexcept { return negative_; }
+  /// The share of scales from 1/2 to 2 in size.
+  double scales_near_one() const noexcept {
+    return log_scales_.empty() ? 0 : static_cast<double>(near_one_) / static_cast<double>(log_scales_.size());
+  }
   /// Whether a block is scaled so that its largest weight reaches the end of the table.
   bool by_largest() const noexcept { return by_largest_; }
 
@@ -106,7 +112,7 @@ class BlockSample {
   std::vector<double> deviations_;  // log, of levels, [rows][groups]; NaN: all are the same
   std::vector<double> means_, zeros_;
   std::vector<double> log_scales_;  // [n][groups]; NaN: zero
-  int64_t empty_ = 0;
+  int64_t empty_ = 0, negative_ = 0, near_one_ = 0;
 };
 
 /// Slopes, five standard errors above what was found, below which scales and zero points are those of other codes
@@ -126,7 +132,9 @@ struct BlockFigures {
   Reordered reordered;
   Spread spread;
   Slope zeros;
-  BlockSample::Loudest loudest, loudest_values;
+  BlockSample::Loudest loudest, loudest_values, quietest_values;
+  int64_t negative = 0;  ///< scales below zero
+  double near_one = 0;   ///< share of scales from 1/2 to 2 in size
   int64_t constant_rows = 0;
   int64_t lone_constant = 0, endless = 0;
   std::vector<float> table;

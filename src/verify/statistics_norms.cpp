@@ -151,6 +151,30 @@ void add_lone_types(const io::Checkpoint& tensors, std::vector<std::string>& fau
                           ": its bytes are likely of that type, too"));
 }
 
+/// The same of scales, of linears that are packed alike but for that type.
+void add_lone_scale_types(const checkpoint::Folder& folder, std::vector<std::string>& faults) {
+  std::map<std::string, std::map<DType, std::vector<std::string>>> alike;
+  for (const auto& [name, info] : folder.quantization.linears) {
+    formats::Scheme scheme = info.passes.front().scheme;
+    scheme.scale = formats::ScaleType::f16;
+    for (const auto& plane : checkpoint::planned_planes(info)) {
+      const std::string_view suffix = std::string_view(plane.name).substr(name.size());
+      const bool half = plane.dtype == DType::f16 || plane.dtype == DType::bf16;
+      if (!half || suffix.find("scale") == std::string_view::npos) continue;
+      alike[concat(suffix, " ", formats::to_string(scheme))][plane.dtype].push_back(plane.name);
+    }
+  }
+  for (auto& [what, types] : alike) {
+    for (const DType lone : {DType::f16, DType::bf16}) {
+      const DType usual = lone == DType::f16 ? DType::bf16 : DType::f16;
+      if (types[lone].size() != 1 || types[usual].size() + 1 < least_norms_of_type) continue;
+      faults.push_back(concat(printable(types[lone].front()), ": is ", dtype_name(lone), ", the scales of all other ",
+                              types[usual].size(), " linears like it are ", dtype_name(usual),
+                              ": its bytes are likely of that type, too"));
+    }
+  }
+}
+
 /// The other type of 16 bit; of 32 bit itself.
 DType other_half(DType dtype) { return dtype == DType::f16 ? DType::bf16 : dtype == DType::bf16 ? DType::f16 : dtype; }
 
@@ -227,6 +251,7 @@ std::vector<std::string> norm_faults(const model::OpenedModel& model) {
     }
   }
   add_lone_types(model.folder.tensors, faults);
+  add_lone_scale_types(model.folder, faults);
   for (const auto* list : {&norms, &tables}) {
     for (const Vector& vector : *list) {
       const bool named = std::ranges::any_of(

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -25,10 +26,10 @@ constexpr size_t few_runs = 3;
 /// What is zero over long stretches by its nature: zero points, orders of groups, masks.
 constexpr std::string_view of_nature[] = {"zero", "g_idx", "group_index", "mask", "perm", ".bias", "inv_freq"};
 
-bool is_word_zero(const std::byte* at) {
+uint64_t word_at(const std::byte* at) {
   uint64_t word = 0;
   std::memcpy(&word, at, sizeof(word));
-  return word == 0;
+  return word;
 }
 
 size_t row_bytes_of(const io::TensorInfo& info) {
@@ -74,32 +75,33 @@ Looked look_at(const io::Checkpoint& tensors, const io::TensorInfo& info) {
   Looked result;
   const auto loaded = tensors.load(info.name);
   if (const size_t row = row_bytes_of(info); row > 0)
-    result.fault = lost_page(zero_runs(loaded->bytes), loaded->bytes.size(), row);
+    result.fault = lost_page(byte_runs(loaded->bytes), loaded->bytes.size(), row);
   if (is_router(info)) result.rows_of_nothing = zero_rows(loaded->bytes, info.shape[0]);
   return result;
 }
 
 }  // namespace
 
-std::vector<ZeroRun> zero_runs(std::span<const std::byte> bytes) {
+std::vector<ByteRun> byte_runs(std::span<const std::byte> bytes) {
   constexpr size_t step = page_bytes / 4;
-  std::vector<ZeroRun> runs;
-  const auto zero = [&](size_t at) { return bytes[at] == std::byte{0}; };
+  std::vector<ByteRun> runs;
   for (size_t at = 0; at + sizeof(uint64_t) <= bytes.size(); at += step) {
-    if (!is_word_zero(bytes.data() + at)) continue;
-    size_t begin = at, end = at + sizeof(uint64_t);
-    while (begin > 0 && zero(begin - 1)) --begin;
-    while (end + sizeof(uint64_t) <= bytes.size() && is_word_zero(bytes.data() + end)) end += sizeof(uint64_t);
-    while (end < bytes.size() && zero(end)) ++end;
-    if (end - begin >= page_bytes) runs.push_back({begin, end});
+    const uint64_t word = word_at(bytes.data() + at);
+    if (word != std::rotl(word, 8)) continue;
+    const std::byte byte = bytes[at];
+    size_t begin = at, end = at + sizeof(word);
+    while (begin > 0 && bytes[begin - 1] == byte) --begin;
+    while (end + sizeof(word) <= bytes.size() && word_at(bytes.data() + end) == word) end += sizeof(word);
+    while (end < bytes.size() && bytes[end] == byte) ++end;
+    if (end - begin >= page_bytes) runs.push_back({begin, end, byte});
     at = std::max(at, end / step * step);
   }
   return runs;
 }
 
-std::string lost_page(std::span<const ZeroRun> runs, size_t bytes, size_t row_bytes) {
+std::string lost_page(std::span<const ByteRun> runs, size_t bytes, size_t row_bytes) {
   size_t lost = 0;
-  for (const ZeroRun& run : runs) lost += run.end - run.begin;
+  for (const ByteRun& run : runs) lost += run.end - run.begin;
   if (runs.empty() || lost == bytes) return {};
   if (runs.size() > 1 && static_cast<double>(lost) > most_lost * static_cast<double>(bytes)) return {};
   const auto within = [&](size_t at) {
@@ -107,16 +109,18 @@ std::string lost_page(std::span<const ZeroRun> runs, size_t bytes, size_t row_by
     const size_t own = std::min(slack, row_bytes / 8);
     return in_row > own && in_row + own < row_bytes;
   };
-  const auto partial = [&](const ZeroRun& run) { return within(run.begin) || within(run.end); };
+  const auto partial = [&](const ByteRun& run) { return within(run.begin) || within(run.end); };
   const auto found = std::ranges::find_if(runs, partial);
   if (found == runs.end()) return {};
   // Columns that are zero are so in many rows.
-  const auto alike = std::ranges::count_if(runs, [&](const ZeroRun& run) {
+  const auto alike = std::ranges::count_if(runs, [&](const ByteRun& run) {
     const auto near = [&](size_t a, size_t b) { return std::max(a, b) - std::min(a, b) <= slack; };
     return near(run.begin % row_bytes, found->begin % row_bytes) && near(run.end % row_bytes, found->end % row_bytes);
   });
   if (runs.size() > few_runs && 2 * static_cast<size_t>(alike) > runs.size()) return {};
-  return concat("holds zeros from byte ", found->begin, " to ", found->end, ", which are no whole rows of ", row_bytes,
+  const int byte = std::to_integer<int>(found->byte);
+  return concat("holds ", byte == 0 ? "zeros" : concat("nothing but bytes of ", byte), " from byte ", found->begin,
+                " to ", found->end, ", which are no whole rows of ", row_bytes,
                 runs.size() > 1 ? concat(", and ", runs.size() - 1, " further stretches of them") : std::string(),
                 ": pages were lost");
 }

@@ -14,26 +14,36 @@ namespace {
 constexpr size_t row_bytes = 3000, rows = 40;
 
 /// Rows of bytes that are not zero, but for these stretches.
-std::string said_of(const std::vector<ZeroRun>& zeros) {
-  std::vector<std::byte> bytes(row_bytes * rows, std::byte{7});
-  for (const ZeroRun& run : zeros) {
+std::string said_of(const std::vector<ByteRun>& zeros) {
+  std::vector<std::byte> bytes(row_bytes * rows);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(1 + i % 7);
+  for (const ByteRun& run : zeros) {
     std::fill(bytes.begin() + static_cast<std::ptrdiff_t>(run.begin),
               bytes.begin() + static_cast<std::ptrdiff_t>(run.end), std::byte{0});
   }
-  return lost_page(zero_runs(bytes), bytes.size(), row_bytes);
+  return lost_page(byte_runs(bytes), bytes.size(), row_bytes);
 }
 
 TEST(ZeroPages, AreFoundWhereverTheyBegin) {
   for (size_t begin = 100; begin < 3 * page_bytes; begin += 61) {
-    std::vector<std::byte> bytes(6 * page_bytes, std::byte{1});
+    std::vector<std::byte> bytes(6 * page_bytes);
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(1 + i % 3);
     std::fill_n(bytes.begin() + static_cast<std::ptrdiff_t>(begin), page_bytes, std::byte{0});
-    const auto runs = zero_runs(bytes);
+    const auto runs = byte_runs(bytes);
     ASSERT_EQ(runs.size(), 1u) << begin;
     EXPECT_EQ(runs[0].begin, begin);
     EXPECT_EQ(runs[0].end, begin + page_bytes);
-    bytes[begin + 5] = std::byte{1};
-    EXPECT_TRUE(zero_runs(bytes).empty()) << begin;
+    bytes[begin + 500] = std::byte{1};
+    EXPECT_TRUE(byte_runs(bytes).empty()) << begin;
   }
+}
+
+TEST(ZeroPages, ErasedBlocksHoldOtherBytes) {
+  std::vector<std::byte> bytes(row_bytes * rows);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i % 7);
+  std::fill_n(bytes.begin() + 20'000, page_bytes, std::byte{0xFF});
+  EXPECT_NE(lost_page(byte_runs(bytes), bytes.size(), row_bytes).find("nothing but bytes of 255 from byte 20000"),
+            std::string::npos);
 }
 
 TEST(ZeroPages, WithinRowsAreLost) {
@@ -50,7 +60,7 @@ TEST(ZeroPages, WholeRowsAndColumnsMayBeMeant) {
   EXPECT_EQ(said_of({{90'000, row_bytes * rows}}), "");  // padding
   EXPECT_EQ(said_of({{0, row_bytes * rows}}), "");       // nothing at all
   EXPECT_EQ(said_of({{6000, 12'010}}), "");              // and a few zeros of the next row
-  std::vector<ZeroRun> columns;
+  std::vector<ByteRun> columns;
   for (size_t row = 0; row < 4; ++row) columns.push_back({row * 9000 + 1000, row * 9000 + 6000});
   EXPECT_EQ(said_of(columns), "");
 }
