@@ -27,7 +27,7 @@ constexpr int64_t rows_together = 8;
 constexpr double nothing = std::numeric_limits<double>::quiet_NaN();
 
 /// A scale that stands out: in standard deviations and, where blocks hardly differ, as a logarithm.
-constexpr double most_spreads = 12, least_loud = 2, least_quiet = 4;
+constexpr double most_spreads = 12, least_loud = 2, least_quiet = 9;
 
 /// Slopes below which scales may stand in another order.
 constexpr double unsure_match = 0.4;
@@ -326,6 +326,8 @@ int64_t BlockSample::lone_constant_blocks() const {
 int64_t BlockSample::endless_blocks() const {
   // The largest weight of an integer block lies half a step from its end: which code it gets, a rounded scale decides.
   if (!by_largest_ || weight_.k % groups_ != 0 || weight_.scheme.family == SchemeFamily::integer) return 0;
+  // Nested scales are themselves rounded, up too: then the largest weight misses its end.
+  if (weight_.scheme.scale == formats::ScaleType::nested) return 0;
   const auto width = static_cast<size_t>(weight_.k), groups = static_cast<size_t>(groups_);
   // Errors that were fed back move the largest weight of a block by a step: the levels beside the ends count, too.
   if (table_.size() < 8) return 0;
@@ -928,7 +930,7 @@ class BlockJudge {
     const BlockFigures& figures = subject.figures;
     const bool half = subject.scheme.starts_with("int") && subject.scheme.find("-f16") != std::string::npos;
     if (!half || figures.blocks < 64 || figures.near_one < nearly_all_scales || figures.unscaled) return {};
-    if (figures.scale_spread < least_scale_spread) return {};
+    if (figures.scale_spread < least_scale_spread / 10) return {};  // an octave of BF16 is an eighth of one of F16
     return concat(fixed(100 * figures.near_one, 1), " % of its scales are from 1/2 to 2 in size: BF16 labelled F16");
   }
 

@@ -4,8 +4,10 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
+#include "core/float_formats.h"
 #include "core/rng.h"
 #include "packed_model.h"
 #include "quantize/rounding.h"
@@ -14,6 +16,7 @@
 namespace w4q::verify {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -185,6 +188,45 @@ TEST(StatisticsOfOtherSchemes, OneScaleThatIsFarTooLargeIsNamed) {
     return true;
   });
   EXPECT_THAT(found, ElementsAre(StartsWith(linear + ": the scale of row ")));
+}
+
+/// One scale of a folder of integers, as F16, at a third of them.
+std::vector<std::string> faults_with_scale(const std::string& linear, uint16_t (*change)(uint16_t)) {
+  return faults_in("int4-g128-f16", [&](io::PlannedTensor& tensor, Bytes& bytes) {
+    if (tensor.name != linear + ".0.scales") return true;
+    uint16_t scale = 0;
+    std::byte* const at = bytes.data() + bytes.size() / 6 * 2;
+    std::memcpy(&scale, at, sizeof(scale));
+    scale = change(scale);
+    std::memcpy(at, &scale, sizeof(scale));
+    return true;
+  });
+}
+
+TEST(StatisticsOfOtherSchemes, ATurnedSignAndAScaleOfNextToNothingAreNamed) {
+  const std::string linear = "model.layers.1.mlp.gate_proj";
+  EXPECT_THAT(faults_with_scale(linear, [](uint16_t scale) { return static_cast<uint16_t>(scale | 0x8000); }),
+              ElementsAre(StartsWith(linear + ": has 1 negative scales")));
+  // In groups of 64 there are four of a row to be compared.
+  const auto quiet = faults_in("int4-g64-f16", [&](io::PlannedTensor& tensor, Bytes& bytes) {
+    if (tensor.name == linear + ".0.scales") bytes[600] = std::byte{1}, bytes[601] = std::byte{0};
+    return true;
+  });
+  EXPECT_THAT(quiet, ElementsAre(AllOf(StartsWith(linear + ": the scale of row "), HasSubstr("is lost"))));
+}
+
+TEST(StatisticsOfOtherSchemes, ScalesOfTheOtherTypeAreNamed) {
+  const auto found = faults_in("int4-g64-f16", [](io::PlannedTensor& tensor, Bytes& bytes) {
+    if (!tensor.name.ends_with(".0.scales")) return true;
+    for (size_t at = 0; at < bytes.size(); at += 2) {
+      uint16_t scale = 0;
+      std::memcpy(&scale, bytes.data() + at, sizeof(scale));
+      scale = bf16_from_f32(f32_from_f16(scale));
+      std::memcpy(bytes.data() + at, &scale, sizeof(scale));
+    }
+    return true;
+  });
+  EXPECT_THAT(found, Contains(HasSubstr("BF16 labelled F16")));
 }
 
 TEST(ChannelOrders, ArePermutations) {
