@@ -45,9 +45,9 @@ struct Vector {
   size_t vanishing = 0;  ///< values that are next to nothing beside the median, but not zero
 };
 
-/// At most 2^20 of its values, as many from every part of it.
+/// At most 2^17 of its values, as many from every part of it.
 std::vector<float> some_values(const TensorView& tensor) {
-  constexpr int64_t most = int64_t{1} << 20, together = 64;
+  constexpr int64_t most = int64_t{1} << 17, together = 64;
   const int64_t count = element_count(tensor.shape);
   const int64_t step = std::max<int64_t>(1, count / most) * together, width = dtype_bits(tensor.dtype) / 8;
   std::vector<float> values;
