@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "checkpoint/dialect/byte_integers_config.h"
 #include "checkpoint/dialect/small_floats_config.h"
 #include "core/convert.h"
 #include "core/error.h"
@@ -82,7 +83,7 @@ class SmallFloats {
       if (info.dtype == DType::u8 && name.ends_with("_blocks")) read_mxfp4_stack(name, info);
       if (info.dtype == DType::u8 && name.ends_with(".weight_packed")) read_packed(name, info, "_packed");
       if (info.dtype == DType::u8 && name.ends_with(".weight")) read_packed(name, info, "");
-      for (const char* scale : {".k_scale", ".v_scale", ".q_scale", ".prob_scale"}) {
+      for (const char* scale : {".k_scale", ".v_scale", ".q_scale", ".prob_scale", ".output_scale"}) {
         if (!name.ends_with(scale) || element_count(info.shape) > 1) continue;
         hidden_.insert(name);
         activations_ = true;
@@ -233,6 +234,9 @@ bool is_low_precision(const io::Json& quantization) {
   if (!quantization.is_object() || !integer_algorithm(quantization).empty()) return false;
   const std::string method = text_of(quantization, "quant_method"), format = text_of(quantization, "format");
   if (method == "fp8" || method == "mxfp4" || method == "modelopt") return true;
+  if (const std::string quark = quark_weights(quantization); !quark.empty()) {
+    return quark.starts_with("fp8") || quark.starts_with("fp4");
+  }
   return method == "compressed-tensors" && (is_float_format(format) || is_naive_float(quantization));
 }
 

@@ -6,14 +6,15 @@
 
 namespace w4q::checkpoint {
 
-/// Whether quantization_config says so: quant_method fp8, mxfp4 or modelopt, or a format of compressed-tensors that
-/// holds floats.
+/// Whether quantization_config says so: quant_method fp8, mxfp4 or modelopt, or a format of compressed-tensors, or of
+/// Quark, that holds floats.
 bool is_low_precision(const io::Json& quantization);
 
 /// The shape of scales without the ones that ModelOpt's blocks have between their sizes: [n/128, 1, k/128, 1].
 Shape shape_of_scales(const Shape& stored);
 
-/// The algorithm of a checkpoint of ModelOpt that holds integers, which are not read: "W4A16_AWQ"; empty: floats.
+/// The algorithm of a checkpoint of ModelOpt that holds integers, of which those of a byte are read: "W4A16_AWQ"; empty:
+/// floats.
 std::string integer_algorithm(const io::Json& quantization);
 
 /// `folder` with F32 matrices "….weight" in the place of codes and scales (experts of stacked MXFP4 one by one,

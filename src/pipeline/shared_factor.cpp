@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "checkpoint/fused.h"
 #include "core/convert.h"
+#include "core/text.h"
 #include "formats/codebook.h"
 #include "formats/small_float.h"
 #include "model/layer_plan.h"
+#include "model/parameters.h"
 #include "quantize/source_matrix.h"
 
 namespace w4q::pipeline {
@@ -29,7 +32,10 @@ bool has_tensor_factor(const formats::Scheme& scheme) noexcept {
 }
 
 SharedFactors::SharedFactors(const model::OpenedModel& model, const SchemeOf& scheme_of) : model_(model) {
-  if (model.config.architecture == nullptr) return;
+  if (model.config.architecture == nullptr) {
+    group_by_names(scheme_of);
+    return;
+  }
   for (int64_t layer = 0; layer < model.config.layers; ++layer) {
     for (const auto& inputs : model::input_groups(model.config, layer)) {
       auto group = std::make_shared<Group>();
@@ -40,6 +46,24 @@ SharedFactors::SharedFactors(const model::OpenedModel& model, const SchemeOf& sc
       if (group->names.size() < 2) continue;
       for (const auto& name : group->names) groups_.emplace(name, group);
     }
+  }
+}
+
+void SharedFactors::group_by_names(const SchemeOf& scheme_of) {
+  std::map<std::string, std::shared_ptr<Group>> fused;  // by what servers call them as one
+  for (const auto& parameter : model::parameters(model_)) {
+    const std::string module(model::module_path(parameter.name));
+    const auto* const row = checkpoint::fused_row(checkpoint::last_part(module));
+    if (!parameter.linear || row == nullptr) continue;
+    const auto scheme = scheme_of(module);
+    if (!scheme || !has_tensor_factor(*scheme)) continue;
+    auto& group = fused[concat(checkpoint::parent(module), ".", row->name)];
+    if (!group) group = std::make_shared<Group>();
+    group->names.push_back(module);
+  }
+  for (const auto& [name, group] : fused) {
+    if (group->names.size() < 2) continue;
+    for (const auto& module : group->names) groups_.emplace(module, group);
   }
 }
 

@@ -27,6 +27,9 @@ class SharedFactors {
   float of(std::string_view module);
 
  private:
+  /// Of an architecture that is not known, what servers fuse by its names.
+  void group_by_names(const SchemeOf& scheme_of);
+
   struct Group {
     std::vector<std::string> names;
     float factor = 0;

@@ -18,7 +18,6 @@ struct Awq {
   static std::string refuse(const formats::Scheme& scheme) {
     if (scheme.bits != 4) return concat("its words hold eight 4-bit codes, got ", scheme.bits, " bits");
     if (scheme.act_order) return "it has no group_index: inputs belong to groups by their position";
-    if (scheme.scale != formats::ScaleType::f16) return concat("its scales are f16, got ", to_string(scheme.scale));
     return {};
   }
   static Shape code_shape(const Map& map, const formats::Scheme&) { return {map.padded_cols, map.row_words()}; }

@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "checkpoint/low_precision.h"
+#include "core/error.h"
 #include "core/text.h"
+#include "model/config.h"
 #include "model/parameters.h"
 #include "verify/rungs.h"
 
@@ -13,7 +15,8 @@ namespace {
 using Kind = StoredLinear::Kind;
 
 /// Keys under which programs list what stays in 16 bit.
-constexpr const char* ignore_keys[] = {"ignore", "exclude_modules", "modules_to_not_convert", "llm_int8_skip_modules"};
+constexpr const char* ignore_keys[] = {"ignore", "exclude", "exclude_modules", "modules_to_not_convert",
+                                       "llm_int8_skip_modules"};
 
 void append_texts(const io::Json& object, const char* key, std::vector<std::string>& texts) {
   const auto found = object.find(key);
@@ -87,6 +90,19 @@ StoredContents::StoredContents(const checkpoint::Folder& folder) : folder_(folde
   left_out_.emplace(ignored_);
   if (!targets.empty() && std::ranges::find(targets, "Linear") == targets.end()) targets_.emplace(targets);
   for (const auto& [name, info] : tensors().tensors()) add(name, info);
+  find_carried();
+}
+
+void StoredContents::find_carried() {
+  try {
+    const auto config = model::read_any_config(folder_.config, folder_.path);
+    if (config.architecture == nullptr) return;
+    for (const auto& linear : linears_) {
+      if (!model::reason_to_carry(config, linear.path + ".weight").empty()) carried_.insert(linear.path);
+    }
+  } catch (const Error& error) {  // what cannot be read, other rungs say
+    if (error.code() == ErrorCode::internal) throw;
+  }
 }
 
 void StoredContents::add(const std::string& name, const io::TensorInfo& info) {
@@ -121,6 +137,11 @@ void StoredContents::add(const std::string& name, const io::TensorInfo& info) {
     linear.kind = Kind::mxfp4;
     linear.scales = has(linear.path + "_scales");
     linear.experts = shape[0], linear.n = shape[1], linear.k = shape[2] * shape[3] * 2;
+  } else if (info.dtype == DType::i8 && shape.size() == 2 && name.ends_with(".weight")) {
+    linear.path = without(name, ".weight");
+    linear.kind = Kind::integer;
+    linear.scales = has(name + "_scale");
+    linear.n = shape[0], linear.k = shape[1];
   } else if (name.ends_with(".qweight") || name.ends_with(".trellis")) {
     linear.path = without(name, name.ends_with(".qweight") ? ".qweight" : ".trellis");
     linear.kind = Kind::integer;

@@ -48,6 +48,7 @@ class StoredContents {
   const std::vector<StoredLinear>& linears() const noexcept { return linears_; }
   const StoredLinear* find(std::string_view path) const;
   const io::Json& quantization() const noexcept { return quantization_; }
+  const io::Json& config() const noexcept { return folder_.config; }
   /// Whether the weights are floats of few bits; of integers other rungs know more.
   bool small_floats() const noexcept { return small_floats_; }
   /// A key of config.json, in its text_config where that has it; null: by none of these keys.
@@ -57,15 +58,19 @@ class StoredContents {
   const std::vector<std::string>& ignored() const noexcept { return ignored_; }
   /// The entry that leaves a module in 16 bit; empty: none does, and the config means it to be quantized.
   std::string left_out_by(std::string_view module) const;
+  /// Whether a known architecture never reads it, or reads it beside the text model.
+  bool is_carried(std::string_view module) const { return carried_.contains(module); }
 
  private:
   void add(const std::string& name, const io::TensorInfo& info);
+  void find_carried();
 
   const checkpoint::Folder& folder_;
   io::Json quantization_;
   bool small_floats_ = false;
   std::vector<std::string> ignored_;
   std::optional<NameList> left_out_, targets_;
+  std::set<std::string, std::less<>> carried_;
   std::vector<StoredLinear> linears_;
   std::map<std::string, size_t, std::less<>> places_;  ///< of linears_, by path
 };

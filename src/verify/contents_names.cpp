@@ -221,6 +221,25 @@ void promised_parts(const StoredContents& contents, ContentsFindings& findings) 
   }
 }
 
+/// Layers behind the last one predict further tokens: where config.json speaks of none, they are another model's.
+void layers_beyond(const StoredContents& contents, ContentsFindings& findings) {
+  const int64_t layers = layers_of(contents);
+  const std::string config = nlohmann::json(contents.config()).dump();
+  const bool further = has_part(config, {"nextn", "mtp", "eagle", "further"});
+  if (layers <= 0 || further) return;
+  std::set<int64_t> beyond;
+  for (const auto& [name, info] : contents.tensors().tensors()) {
+    if (has_part(name, {"vis", "audio", "mtp", "image", "encoder", "adapter", "lora"})) continue;
+    const size_t at = name.find("layers.");
+    if (at == std::string::npos || (at > 0 && name[at - 1] != '.')) continue;
+    if (const int64_t layer = model::layer_numbers(name).layer; layer >= layers) beyond.insert(layer);
+  }
+  for (const int64_t layer : beyond) {
+    findings.fault(concat("layer ", layer), concat("is there, but config.json says num_hidden_layers ", layers,
+                                                   " and nothing of layers for further tokens"));
+  }
+}
+
 /// Blocks of a tower are numbered without gaps, and as many as its config says.
 void missing_tower_blocks(const StoredContents& contents, ContentsFindings& findings) {
   std::map<std::string, std::set<int64_t>> towers;
@@ -286,7 +305,7 @@ void mixed_fused(const StoredContents& contents, ContentsFindings& findings) {
       if (checkpoint::last_part(linear.path) != row.parts.front()) continue;
       for (const auto part : row.parts.subspan(1)) {
         const auto* other = contents.find(concat(checkpoint::parent(linear.path), ".", part));
-        if (other == nullptr || other->kind == linear.kind) continue;
+        if (other == nullptr || other->kind == linear.kind || contents.is_carried(other->path)) continue;
         findings.fault(other->path, concat("is stored in another way than ", row.parts.front(),
                                            ", with which servers put it into one matrix"));
       }
@@ -362,6 +381,7 @@ constexpr ContentsRule rules[] = {
     {"experts are all there", false, missing_experts},
     {"layers are all there", false, missing_layers},
     {"MTP layers, towers and heads are there", false, promised_parts},
+    {"no layer is beyond the last", false, layers_beyond},
     {"towers have all their blocks", false, missing_tower_blocks},
     {"lists of what stays in 16 bit name something", false, idle_entries},
     {"what servers fuse is stored in one way", true, mixed_fused},

@@ -81,10 +81,11 @@ class Detective {
         base_(base) {
     const auto found =
         std::ranges::find_if(tensor_names, [&](const auto& names) { return row_.name.starts_with(names.dialect); });
-    if (found != std::end(tensor_names) && !row_.name.ends_with("-float")) names_ = &*found;
+    if (found != std::end(tensor_names) && !row_.name.ends_with("-float") && !row_.name.ends_with("-int8"))
+      names_ = &*found;
   }
 
-  Check run() {
+  Check run(std::vector<std::string>& notes) {
     look_at_shards();
     look_at_version();
     const auto parameters = expected();
@@ -93,6 +94,7 @@ class Detective {
       if (parameter.linear && parameter.shape.size() == 2) look_at(parameter);
       progress.advance(1);
     }
+    judge_plain_experts(notes);
     look_at_profiles();
     if (names_ == nullptr && faults_.empty()) look_by_reader();
     Check check{"conventions", faults_.empty(), {}, std::move(faults_)};
@@ -188,11 +190,16 @@ class Detective {
       // Routers are no linears to many programs, which then need no word for them.
       if (in_block && parameter.left != "router" && !model::is_embedding(linear) && left_out.empty() &&
           claims_.can_leave_out() && is_weight_dtype(checkpoint_.at(parameter.name).dtype)) {
-        fault(parameter.name, "is in 16 bit, but the config lists it as quantized");
+        if (is_expert(linear) && row_.name.starts_with("bitsandbytes")) {
+          plain_experts_.push_back(parameter.name);
+        } else {
+          fault(parameter.name, in_16_bit);
+        }
       }
       return;
     }
     ++packed_;
+    packed_experts_ += is_expert(linear);
     if (!left_out.empty() && in_block) {
       fault(found.front(), concat("is quantized, but the config leaves it out by ", left_out));
     }
@@ -206,6 +213,21 @@ class Detective {
       if (error.code() == ErrorCode::internal) throw;
       faults_.push_back(one_line(error));
     }
+  }
+
+  /// One of several: not a shared one, which is a linear like any other.
+  static bool is_expert(const std::string& linear) { return linear.find(".experts.") != std::string::npos; }
+
+  /// bitsandbytes packs the class of linears alone: of experts that a program stacks in memory it packs none. Where it
+  /// packed some, the others were forgotten.
+  void judge_plain_experts(std::vector<std::string>& notes) {
+    if (plain_experts_.empty()) return;
+    if (packed_experts_ == 0) {
+      notes.push_back(concat("all ", plain_experts_.size(), " linears of experts are in 16 bit: bitsandbytes does not ",
+                             "pack those that programs stack; the first is ", printable(plain_experts_.front())));
+      return;
+    }
+    for (const auto& name : plain_experts_) fault(name, in_16_bit);
   }
 
   Scheme declared_scheme(const std::string& linear) const {
@@ -368,14 +390,10 @@ class Detective {
     }
   }
 
-  /// Dialects without words of integers: what their reader and the reference decoder's checks find.
+  /// Dialects without words of integers: what their reader finds in headers. Codes and scales are the next rungs'.
   void look_by_reader() {
     try {
-      auto config = row_.read(source_);
-      for (auto& [name, info] : config.linears) {
-        info.dialect = &row_;
-        checkpoint::load_stored(checkpoint_, info);
-      }
+      row_.read(source_);
     } catch (const Error& error) {
       if (error.code() == ErrorCode::internal || !checkpoint::integer_algorithm(source_.config).empty()) throw;
       faults_.push_back(one_line(error));
@@ -391,21 +409,27 @@ class Detective {
   Claims claims_;
   const TensorNames* names_ = nullptr;
   const io::Checkpoint* base_;
-  int64_t packed_ = 0;
+  static constexpr const char* in_16_bit = "is in 16 bit, but the config lists it as quantized";
+  int64_t packed_ = 0, packed_experts_ = 0;
+  std::vector<std::string> plain_experts_;
   std::map<std::string, std::pair<std::vector<double>, int>> energies_;
   std::vector<std::string> faults_;
 };
 
 }  // namespace
 
-Check check_conventions(const checkpoint::Folder& candidate, const io::Checkpoint* base) {
-  return Detective(candidate, base).run();
+Check check_conventions(const checkpoint::Folder& candidate, const io::Checkpoint* base,
+                        std::vector<std::string>* notes) {
+  std::vector<std::string> found;
+  Check check = Detective(candidate, base).run(found);
+  if (notes != nullptr) *notes = std::move(found);
+  return check;
 }
 
 namespace {
 
 /// What it opens may be damaged itself, which is a finding.
-Check audit(CheckContext& context) {
+Check audit(CheckContext& context, std::vector<std::string>& notes) {
   try {
     context.headers();
   } catch (const Error& error) {
@@ -413,7 +437,8 @@ Check audit(CheckContext& context) {
     if (error.code() != ErrorCode::bad_file) throw;
     return {"conventions", false, "its weight files cannot be read", {one_line(error)}};
   }
-  return check_conventions(context.headers(), context.options().has_base() ? &context.base().folder.tensors : nullptr);
+  return check_conventions(context.headers(), context.options().has_base() ? &context.base().folder.tensors : nullptr,
+                           &notes);
 }
 
 }  // namespace
@@ -423,7 +448,11 @@ CheckRow conventions_check() {
           .help = "another program's tensors hold what its config says",
           .needs = {.foreign = true},
           .stops = true,
-          .run = [](CheckContext& context, Findings& findings) { findings.checks.add(audit(context)); }};
+          .run = [](CheckContext& context, Findings& findings) {
+            std::vector<std::string> notes;
+            findings.checks.add(audit(context, notes));
+            for (const auto& note : notes) findings.note(note);
+          }};
 }
 
 }  // namespace w4q::verify

@@ -2,14 +2,18 @@
 // config alone (docs/verify.md).
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "checkpoint/folder.h"
 #include "verify/report.h"
 
 namespace w4q::verify {
 
 /// Audits a checkpoint of another program, every fault with its tensor and the evidence; `candidate.quantization` is not
-/// looked at. `base`: the 16-bit model, with the candidate's rotations folded in, or null. Throws bad_file where
+/// looked at, and what is odd and no fault goes to `notes`. `base`: the 16-bit model, with the candidate's rotations folded in, or null. Throws bad_file where
 /// config.json itself cannot be read, and unsupported for a dialect that is not known.
-Check check_conventions(const checkpoint::Folder& candidate, const io::Checkpoint* base);
+Check check_conventions(const checkpoint::Folder& candidate, const io::Checkpoint* base,
+                        std::vector<std::string>* notes = nullptr);
 
 }  // namespace w4q::verify

@@ -42,7 +42,8 @@ Claims::Claims(const checkpoint::DialectSource& source) : readers_(std::make_uni
     readers.gptq.emplace(source);
     can_leave_out_ = checkpoint::config_text(source, {"checkpoint_format", "format"}, "gptq") != "marlin";
   } else if (readers.method == "compressed-tensors") {
-    readers.compressed_tensors.emplace(source, checkpoint::holds_float_groups(source));
+    readers.compressed_tensors.emplace(
+        source, checkpoint::holds_float_groups(source) || checkpoint::is_naive_float(source.config));
   } else {
     readers.skipped_key = readers.method == "awq" ? "modules_to_not_convert" : "llm_int8_skip_modules";
     readers.skipped = texts(source.config, readers.skipped_key);

@@ -16,6 +16,7 @@ constexpr Order awq_order{0, 2, 4, 6, 1, 3, 5, 7};
 constexpr Order awq_inverse{0, 4, 1, 5, 2, 6, 3, 7};
 constexpr Order reversed{7, 6, 5, 4, 3, 2, 1, 0};
 constexpr Order swapped_pairs{1, 0, 3, 2, 5, 4, 7, 6};
+constexpr Order swapped_bytes{2, 3, 0, 1, 6, 7, 4, 5};
 
 constexpr Reading as_declared{"as declared"};
 
@@ -31,7 +32,8 @@ std::vector<Reading> order_readings(const WordHabits& habits) {
                                  : "the nibbles of its words stand in AWQ's order, not in plain order",
                awq_inverse),
           make("the nibbles of its words stand in reverse order", reversed),
-          make("the two nibbles of every byte are exchanged", swapped_pairs)};
+          make("the two nibbles of every byte are exchanged", swapped_pairs),
+          make("the bytes of its words are exchanged in pairs", swapped_bytes)};
 }
 
 constexpr Reading transposed{"its scales are transposed", plain_order, plain_order, 0, true};

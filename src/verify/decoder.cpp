@@ -9,6 +9,7 @@
 #include "core/text.h"
 #include "formats/scheme_registry.h"
 #include "verify/rungs.h"
+#include "verify/survey.h"
 #include "verify/weights.h"
 
 namespace w4q::verify {
@@ -67,7 +68,9 @@ std::string check_linear(const formats::PackedLinear& packed, const kernels::Lin
 }
 
 void run(CheckContext& context, Findings& findings) {
-  const DecoderReport report = check_decoder(context.candidate().folder, context.options().decode_rows);
+  const auto* const survey = context.survey();
+  const DecoderReport report =
+      survey != nullptr ? survey->decoder : check_decoder(context.candidate().folder, context.options().decode_rows);
   findings.json["decoder"] = to_json(report);
   // That it holds is said in the JSON alone: the text is about the checkpoint, and this is not one of its faults.
   if (report.faults.empty()) return;
@@ -78,20 +81,26 @@ void run(CheckContext& context, Findings& findings) {
 
 }  // namespace
 
+void add_to_decoder_report(const checkpoint::PackedLinearInfo& info,
+                           const std::shared_ptr<const formats::PackedLinear>& packed, const DecodeRows& fast,
+                           DecoderReport& report) {
+  const kernels::LinearWeight weight{info.name, info.n, info.k, packed, {}};
+  const auto starts = block_starts(info.n, info.k);
+  auto fault = check_linear(*packed, weight, starts, fast);
+  if (!fault.empty()) report.faults.push_back(std::move(fault));
+  auto& coverage = report.schemes[scheme_text(info)];
+  ++coverage.linears;
+  coverage.all_rows += info.n;
+  for (const int64_t begin : starts) coverage.rows += std::min(block_rows, info.n - begin);
+}
+
 DecoderReport check_decoder(const checkpoint::Folder& candidate, const DecodeRows& fast) {
   DecoderReport report;
   Progress progress("decoder", static_cast<int64_t>(candidate.quantization.linears.size()), "tensors");
   for (const auto& [name, info] : candidate.quantization.linears) {
     const auto packed =
         std::make_shared<const formats::PackedLinear>(checkpoint::load_canonical(candidate.tensors, info));
-    const kernels::LinearWeight weight{name, info.n, info.k, packed, {}};
-    const auto starts = block_starts(info.n, info.k);
-    auto fault = check_linear(*packed, weight, starts, fast);
-    if (!fault.empty()) report.faults.push_back(std::move(fault));
-    auto& coverage = report.schemes[scheme_text(info)];
-    ++coverage.linears;
-    coverage.all_rows += info.n;
-    for (const int64_t begin : starts) coverage.rows += std::min(block_rows, info.n - begin);
+    add_to_decoder_report(info, packed, fast, report);
     progress.advance(1);
   }
   return report;

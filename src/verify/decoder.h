@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,11 @@ struct DecoderReport {
   std::map<std::string, Coverage> schemes;  ///< by the schemes of a linear's passes, "rotated4-d128+rotated3-d128"
   std::vector<std::string> faults;          ///< the first difference of a linear: tensor, row, column, both values
 };
+
+/// Adds one linear of the candidate's, in the canonical layout.
+void add_to_decoder_report(const checkpoint::PackedLinearInfo& info,
+                           const std::shared_ptr<const formats::PackedLinear>& packed, const DecodeRows& fast,
+                           DecoderReport& report);
 
 /// Decodes rows of every packed linear by formats::decode_linear_row and by `fast`: all of them up to 2^18 weights, of
 /// a larger one blocks of 16 rows spread evenly, 2^16 weights together. Every bit must be the same but for the sign of

@@ -16,6 +16,8 @@ namespace {
 /// Beyond all others of its tensor by this much: a bit of its exponent has turned.
 constexpr float least_step = 1000;
 constexpr int64_t least_values = 64;
+/// Text and other bytes that are no numbers are far larger, read as numbers of 16 bits.
+constexpr float largest_of_any = 1e7f;
 
 constexpr int64_t values_at_a_time = 1 << 16;
 
@@ -68,6 +70,10 @@ std::string fault_of(const io::RowReader& read, const Shape& shape) {
   const int64_t count = element_count(shape), k = shape.empty() ? 1 : std::max<int64_t>(shape.back(), 1);
   const Extremes found = extremes_of(read, count, k);
   if (found.non_finite >= 0) return concat("NaN or infinity at element ", found.non_finite);
+  if (count >= least_values && found.largest > largest_of_any) {
+    return concat("element ", place_of(read, found, k), " is of size ", found.largest, ": no parameter of a trained ",
+                  "model is larger than ", largest_of_any);
+  }
   if (count < least_values || 2 * found.zeros > count || !(found.second > 0)) return {};
   if (found.largest < least_step * found.second) return {};
   return concat("element ", place_of(read, found, k), " is of size ", found.largest, ", all others at most ",

@@ -53,6 +53,8 @@ struct CheckOptions {
   bool has_text() const noexcept { return !text.empty() || !ids.empty() || !chat.empty(); }
 };
 
+struct PackedSurvey;
+
 /// What the checks look at. Everything is opened and loaded where a check asks for it first, and once.
 class CheckContext {
  public:
@@ -75,6 +77,9 @@ class CheckContext {
   const model::Model& base_model(model::Planes planes = model::Planes::canonical);
   /// Of the text. Needs has_text().
   const std::vector<int32_t>& ids();
+  /// What the rung of codes collected of them on its way; null: it was not climbed, or found faults.
+  PackedSurvey* survey() noexcept { return survey_.get(); }
+  void keep(std::shared_ptr<PackedSurvey> survey) noexcept { survey_ = std::move(survey); }
 
  private:
   const io::Json& config();
@@ -87,6 +92,7 @@ class CheckContext {
   std::optional<model::OpenedModel> candidate_, stored_base_, folded_base_;
   std::map<model::Planes, model::Model> models_, base_models_;
   std::optional<std::vector<int32_t>> ids_;
+  std::shared_ptr<PackedSurvey> survey_;
 };
 
 /// What a climb found, for the two ways of printing it.

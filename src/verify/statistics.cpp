@@ -12,10 +12,9 @@
 #include "verify/rungs.h"
 #include "verify/statistics_exchanged.h"
 #include "verify/statistics_norms.h"
+#include "verify/survey.h"
 
 namespace w4q::verify {
-
-namespace {
 
 /// Planes and norms that hold the bytes of another's.
 class Twins {
@@ -83,8 +82,6 @@ class Twins {
   std::vector<Twin> found_;
 };
 
-}  // namespace
-
 namespace {
 
 /// What is beside what only an architecture says.
@@ -101,38 +98,59 @@ void relate(const model::OpenedModel& candidate, const std::map<std::string, Ene
 
 }  // namespace
 
-StatisticsReport check_statistics(const model::OpenedModel& candidate) {
-  StatisticsReport report;
-  std::map<std::string, Energies, std::less<>> energies;
-  Twins twins;
-  const auto& linears = candidate.folder.quantization.linears;
-  const bool dense = model::has_dense_layers(candidate.config);
-  Progress progress("statistics", static_cast<int64_t>(linears.size()), "tensors");
-  for (const auto& [name, info] : linears) {
-    auto packed =
-        std::make_shared<const formats::PackedLinear>(checkpoint::load_canonical(candidate.folder.tensors, info));
-    for (size_t pass = 0; pass < packed->passes.size(); ++pass) {
-      for (const auto role : {formats::PlaneRole::codes, formats::PlaneRole::scales}) {
-        twins.add(name, concat(to_string(role), pass == 0 ? "" : concat(" of pass ", pass)),
-                  packed->passes[pass].plane(role).bytes.bytes());
-      }
-      // A further pass holds what the one before left: it is compared with its like.
-      report.passes.push_back({name, concat(formats::to_string(packed->passes[pass].scheme), " ", pass),
-                               name.substr(name.rfind('.') + 1), figures_of(packed->passes[pass])});
+struct StatisticsCollector::State {
+  const model::OpenedModel& candidate;
+  bool dense = false;
+  StatisticsReport report = {};
+  std::map<std::string, Energies, std::less<>> energies = {};
+  Twins twins = {};
+};
+
+StatisticsCollector::StatisticsCollector(const model::OpenedModel& candidate)
+    : state_(new State{candidate, model::has_dense_layers(candidate.config)}) {}
+StatisticsCollector::~StatisticsCollector() = default;
+StatisticsCollector::StatisticsCollector(StatisticsCollector&&) noexcept = default;
+
+void StatisticsCollector::add(const checkpoint::PackedLinearInfo& info,
+                              std::shared_ptr<const formats::PackedLinear> packed) {
+  const std::string& name = info.name;
+  for (size_t pass = 0; pass < packed->passes.size(); ++pass) {
+    for (const auto role : {formats::PlaneRole::codes, formats::PlaneRole::scales}) {
+      state_->twins.add(name, concat(to_string(role), pass == 0 ? "" : concat(" of pass ", pass)),
+                        packed->passes[pass].plane(role).bytes.bytes());
     }
-    if (dense) energies.emplace(name, energies_of({name, info.n, info.k, packed, {}}));
-    progress.advance(1);
+    // A further pass holds what the one before left: it is compared with its like.
+    state_->report.passes.push_back({name, concat(formats::to_string(packed->passes[pass].scheme), " ", pass),
+                                     name.substr(name.rfind('.') + 1), figures_of(packed->passes[pass])});
   }
-  twins.report(candidate, report);
+  if (state_->dense) state_->energies.emplace(name, energies_of({name, info.n, info.k, std::move(packed), {}}));
+}
+
+StatisticsReport StatisticsCollector::report() {
+  StatisticsReport report = std::move(state_->report);
+  const model::OpenedModel& candidate = state_->candidate;
+  state_->twins.report(candidate, report);
   const auto exchanged = exchanged_scales(candidate.folder, report.passes);
   for (const auto& [name, what] : exchanged) report.faults.push_back(concat(printable(name), ": ", what));
   for (auto& fault : block_faults(report.passes)) {
     // Whose the scales are says more than that they are not those of its codes.
     if (!exchanged.contains(fault.substr(0, fault.find(": ")))) report.faults.push_back(std::move(fault));
   }
-  if (dense) relate(candidate, energies, report);
+  if (state_->dense) relate(candidate, state_->energies, report);
   for (auto& fault : norm_faults(candidate)) report.faults.push_back(std::move(fault));
   return report;
+}
+
+StatisticsReport check_statistics(const model::OpenedModel& candidate) {
+  StatisticsCollector collector(candidate);
+  const auto& linears = candidate.folder.quantization.linears;
+  Progress progress("statistics", static_cast<int64_t>(linears.size()), "tensors");
+  for (const auto& [name, info] : linears) {
+    collector.add(info, std::make_shared<const formats::PackedLinear>(
+                            checkpoint::load_canonical(candidate.folder.tensors, info)));
+    progress.advance(1);
+  }
+  return collector.report();
 }
 
 io::Json to_json(const StatisticsReport& report) {
@@ -190,14 +208,24 @@ std::vector<Verdict> verdicts_of(const StatisticsReport& report) {
   return verdicts;
 }
 
+/// Where nothing is packed there are no codes to relate: said only where something is wrong.
+void check_plain(CheckContext& context, Findings& findings) {
+  auto faults = norm_faults(context.candidate());
+  if (faults.empty()) return;
+  const auto count = faults.size();
+  findings.checks.add(
+      {"statistics", false, concat(count, " tensors are as no other of their kind"), std::move(faults)});
+}
+
 }  // namespace
 
 CheckRow statistics_check() {
   return {.name = "statistics",
           .help = "codes, scales and energies are related as those of sound weights are",
-          .needs = {.packed = true},
           .run = [](CheckContext& context, Findings& findings) {
-            const auto report = check_statistics(context.candidate());
+            if (context.candidate().folder.quantization.linears.empty()) return check_plain(context, findings);
+            auto* const survey = context.survey();
+            const auto report = survey != nullptr ? survey->statistics.report() : check_statistics(context.candidate());
             findings.json["statistics"] = to_json(report);
             for (const auto& warning : report.warnings) findings.note(warning);
             Check check{"statistics", report.faults.empty(), {}, report.faults};

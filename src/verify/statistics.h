@@ -2,9 +2,11 @@
 // scales of their blocks, energies against those of the weights beside them, planes that stand twice.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "checkpoint/packed_checkpoint.h"
 #include "model/opened.h"
 #include "verify/report.h"
 #include "verify/statistics_blocks.h"
@@ -19,6 +21,24 @@ struct StatisticsReport {
   std::vector<Place> places;
   std::vector<std::string> faults;    ///< beyond any doubt
   std::vector<std::string> warnings;  ///< unlike what models have, which proves nothing
+};
+
+/// What packed linears say, one after the other, so that whoever has them already need not load them again.
+class StatisticsCollector {
+ public:
+  /// `candidate` must outlive this.
+  explicit StatisticsCollector(const model::OpenedModel& candidate);
+  ~StatisticsCollector();
+  StatisticsCollector(StatisticsCollector&&) noexcept;
+
+  /// Of the candidate's, in the canonical layout and validated.
+  void add(const checkpoint::PackedLinearInfo& info, std::shared_ptr<const formats::PackedLinear> packed);
+  /// Of all that were added, and what is kept. Once.
+  StatisticsReport report();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 /// Looks at every packed linear. Throws as loading does.

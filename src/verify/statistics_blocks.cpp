@@ -26,6 +26,9 @@ constexpr int64_t all_up_to = int64_t{1} << 18, sampled_codes = int64_t{1} << 17
 constexpr int64_t rows_together = 8;
 constexpr double nothing = std::numeric_limits<double>::quiet_NaN();
 
+/// A scale that stands out: in standard deviations and, where blocks hardly differ, as a logarithm.
+constexpr double most_spreads = 12, least_loud = 2, least_quiet = 9;
+
 /// Slopes below which scales may stand in another order.
 constexpr double unsure_match = 0.4;
 
@@ -117,7 +120,8 @@ BlockSample::BlockSample(const PackedWeight& canonical) : weight_(canonical), ro
   log_scales_.resize(static_cast<size_t>(canonical.n * groups_));
   Logarithms log;
   for (size_t i = 0; i < log_scales_.size(); ++i) {
-    const float scale = std::abs(formats::scale_at(canonical, static_cast<int64_t>(i)));
+    const float stored = formats::scale_at(canonical, static_cast<int64_t>(i)), scale = std::abs(stored);
+    negative_ += stored<0, near_one_ += scale> 0.5f && scale < 2;
     log_scales_[i] = scale > 0 ? log.of(scale) : nothing;
   }
   read_codes();
@@ -322,6 +326,8 @@ int64_t BlockSample::lone_constant_blocks() const {
 int64_t BlockSample::endless_blocks() const {
   // The largest weight of an integer block lies half a step from its end: which code it gets, a rounded scale decides.
   if (!by_largest_ || weight_.k % groups_ != 0 || weight_.scheme.family == SchemeFamily::integer) return 0;
+  // Nested scales are themselves rounded, up too: then the largest weight misses its end.
+  if (weight_.scheme.scale == formats::ScaleType::nested) return 0;
   const auto width = static_cast<size_t>(weight_.k), groups = static_cast<size_t>(groups_);
   // Errors that were fed back move the largest weight of a block by a step: the levels beside the ends count, too.
   if (table_.size() < 8) return 0;
@@ -396,6 +402,113 @@ BlockSample::Loudest BlockSample::loudest() const {
   return result;
 }
 
+namespace {
+
+/// Log scales beyond the medians of their rows and places, in log; NaN: no scale. `of_place` from the same rows.
+double beyond_row(std::span<const double> row, std::span<const double> of_place, std::vector<double>& kept) {
+  kept.clear();
+  for (size_t g = 0; g < row.size(); ++g) {
+    if (!std::isnan(row[g]) && !std::isnan(of_place[g])) kept.push_back(row[g] - of_place[g]);
+  }
+  return median(kept);
+}
+
+}  // namespace
+
+BlockSample::Loudest BlockSample::loudest_values(double sign) const {
+  const auto groups = static_cast<size_t>(groups_);
+  if (rows_.size() < 8 || groups < 4) return {};
+  const auto log_row = [&](int64_t row) {
+    return std::span(log_scales_).subspan(static_cast<size_t>(row) * groups, groups);
+  };
+  std::vector<double> of_place(groups), column, kept, spreads, sizes;
+  for (size_t g = 0; g < groups; ++g) {
+    column.clear();
+    for (const int64_t row : rows_) {
+      if (const double scale = log_row(row)[g]; !std::isnan(scale)) column.push_back(scale);
+    }
+    of_place[g] = column.empty() ? nothing : median(column);
+  }
+  for (const double deviation : deviations_) {
+    if (!std::isnan(deviation)) spreads.push_back(deviation);
+  }
+  const double usual = median(spreads);
+  std::vector<double> of_row;
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    of_row.push_back(beyond_row(log_row(rows_[i]), of_place, kept));
+    for (size_t g = 0; g < groups; ++g) {
+      const double size = log_row(rows_[i])[g] - of_place[g] - of_row.back() + deviations_[i * groups + g] - usual;
+      if (!std::isnan(size)) sizes.push_back(std::abs(size));
+    }
+  }
+  Loudest result{0, 0, -INFINITY, -INFINITY, 1.4826 * median(std::move(sizes))};
+  const double least = std::max(least_loud, most_spreads * result.spread);
+  for (int64_t row = 0; row < weight_.n; ++row) {
+    const auto scales = log_row(row);
+    double most = -INFINITY, sum = 0, count = 0;
+    for (size_t g = 0; g < groups; ++g) {
+      const double above = sign * (scales[g] - of_place[g]);
+      if (std::isnan(above)) continue;
+      most = std::max(most, above), sum += above, count += 1;
+    }
+    // A mean is no more than the largest one away from the median.
+    if (count == 0 || most - sum / count < least / 2) continue;
+    const double middle = beyond_row(scales, of_place, kept);
+    if (most - sign * middle < least / 2) continue;
+    const auto deviations = deviations_of(row);
+    for (size_t g = 0; g < groups; ++g) {
+      const double size = sign * (scales[g] - of_place[g] - middle + deviations[g] - usual);
+      if (std::isnan(size) || deviations[g] < usual - 0.3) continue;
+      if (size > result.above) {
+        result = {row, static_cast<int64_t>(g), size, result.above, result.spread};
+      } else {
+        result.next = std::max(result.next, size);
+      }
+    }
+  }
+  return result;
+}
+
+std::vector<double> BlockSample::deviations_of(int64_t row) const {
+  const auto groups = static_cast<size_t>(groups_), width = static_cast<size_t>(weight_.k);
+  std::vector<uint8_t> codes(width);
+  if (weight_.scheme.family == SchemeFamily::integer) {
+    formats::integer_read_codes(weight_, row, codes);
+  } else {
+    formats::table_read_codes(formats::scheme_row(weight_.scheme.family).table(weight_.scheme), weight_, row, codes);
+  }
+  std::vector<double> count(groups), sum(groups), squares(groups), result(groups, nothing);
+  for (size_t col = 0; col < width; ++col) {
+    const auto group = static_cast<size_t>(group_of_[col]);
+    const double value = table_[codes[col]];
+    count[group] += 1, sum[group] += value, squares[group] += value * value;
+  }
+  for (size_t g = 0; g < groups; ++g) {
+    const double mean = sum[g] / std::max(1.0, count[g]), variance = squares[g] / std::max(1.0, count[g]) - mean * mean;
+    if (variance > 1e-9) result[g] = 0.5 * std::log(variance);
+  }
+  return result;
+}
+
+double BlockSample::ends_over_middle() const {
+  if (weight_.scheme.family != SchemeFamily::integer) return 0;
+  const auto groups = static_cast<size_t>(groups_), width = static_cast<size_t>(weight_.k);
+  const int highest = 1 << (weight_.scheme.bits - 1);
+  double squares[2] = {0, 0};
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    for (const int which : {0, 1}) {
+      std::vector<double> count(groups), sum(groups);
+      for (size_t col = 0; col < width; ++col) {
+        const int code = codes_[i * width + col] ^ (which == 0 ? 0 : highest);
+        const auto group = static_cast<size_t>(group_of_[col]);
+        count[group] += 1, sum[group] += code, squares[which] += double(code) * code;
+      }
+      for (size_t g = 0; g < groups; ++g) squares[which] -= sum[g] * sum[g] / std::max(1.0, count[g]);
+    }
+  }
+  return squares[1] > 0 ? squares[0] / squares[1] : 0;
+}
+
 double BlockSample::scale_spread() const {
   double sum = 0, count = 0;
   for (const int64_t row : rows_) {
@@ -421,7 +534,8 @@ double BlockSample::size() const {
     const auto groups = static_cast<size_t>(groups_);
     const double scale = log_scale(rows_[at / groups] * groups_ + static_cast<int64_t>(at % groups));
     const double variance = std::isnan(deviations_[at]) ? 0 : std::exp(2 * deviations_[at]);
-    sizes.push_back(std::isnan(scale) ? 0 : std::sqrt(means_[at] * means_[at] + variance) * std::exp(scale));
+    const double mean = means_[at] - zeros_[at];
+    sizes.push_back(std::isnan(scale) ? 0 : std::sqrt(mean * mean + variance) * std::exp(scale));
   }
   return sizes.empty() ? 0 : median(std::move(sizes));
 }
@@ -511,7 +625,11 @@ BlockFigures figures_of(const PackedWeight& canonical) {
   // Of a weight that is nothing but one code, as those of layers that were added and not yet trained, none counts.
   const bool counted = std::ranges::any_of(figures.histogram, [](double share) { return share > 0; });
   figures.codes = counted ? static_cast<double>(sample.rows() * canonical.k) : 0;
-  if (sample.by_largest()) figures.loudest = sample.loudest();
+  if (sample.by_largest()) figures.loudest = sample.loudest(), figures.loudest_values = sample.loudest_values(1);
+  if (sample.by_largest()) figures.quietest_values = sample.loudest_values(-1);
+  figures.negative = sample.negative_scales();
+  figures.near_one = sample.scales_near_one();
+  figures.ends = sample.ends_over_middle();
   figures.match = sample.scale_match();
   figures.scale_spread = sample.scale_spread();
   figures.size = sample.size();
@@ -546,7 +664,9 @@ constexpr double least_distance = 0.25, times_distance = 4;
 constexpr double least_steps = 0.5, times_steps = 8;
 /// Of which not one is so: fewer prove nothing.
 constexpr int64_t many_blocks = 1024;
-constexpr double many_constant = 0.05, most_spreads = 12, least_step = 1;
+constexpr double many_constant = 0.05, least_step = 1;
+constexpr int64_t few_negative = 4;
+constexpr double nearly_all_scales = 0.99;
 /// Weights of models are of 0.001 to 1; scales upside down put them far away.
 constexpr double largest_size = 50, far = 100;
 /// Mean squares: of sound codes the ends are five times as far from the middle as the codes are.
@@ -577,7 +697,8 @@ class BlockJudge {
     for (const auto rule :
          {&BlockJudge::size_fault, &BlockJudge::offset_fault, &BlockJudge::constant_fault, &BlockJudge::lone_fault,
           &BlockJudge::table_fault, &BlockJudge::histogram_fault, &BlockJudge::step_fault, &BlockJudge::loud_fault,
-          &BlockJudge::order_fault, &BlockJudge::match_fault, &BlockJudge::norm_fault, &BlockJudge::zero_fault}) {
+          &BlockJudge::quiet_fault, &BlockJudge::sign_fault, &BlockJudge::label_fault, &BlockJudge::order_fault,
+          &BlockJudge::match_fault, &BlockJudge::norm_fault, &BlockJudge::zero_fault}) {
       if (auto fault = (this->*rule)(subject); !fault.empty()) return faults.push_back(std::move(fault)), faults;
     }
     return faults;
@@ -619,11 +740,24 @@ class BlockJudge {
                   ": its scales are others, or inverted");
   }
 
+  /// The same where zero points say what codes lie around: of codes that are all in use, those of a group lie at the ends
+  /// of their range. Weights of a few values do, too, but then few codes are in use.
+  static std::string turned_fault(const BlockSubject& subject) {
+    const auto& shares = subject.figures.histogram;
+    if (shares.size() < 16 || subject.figures.codes < 4096 || subject.figures.ends < ends_over_middle) return {};
+    const auto looked_at = static_cast<std::ptrdiff_t>(std::min<size_t>(shares.size(), 64));
+    if (8 * codes_in_use(subject.figures) < 7 * looked_at) return {};
+    return concat("codes of a group are at the ends of their range: they vary by ",
+                  fixed(std::sqrt(subject.figures.ends), 1),
+                  " times as much as with their highest bit turned: signed codes beside zero points of unsigned ones");
+  }
+
   /// Codes around the middle that were stored around zero, in two's complement: they are at both ends then.
   std::string offset_fault(const BlockSubject& subject) const {
     const auto& shares = subject.figures.histogram;
-    const bool symmetric = subject.scheme.starts_with("int") && subject.scheme.find("asym") == std::string::npos;
-    if (!symmetric || shares.size() < 16 || subject.figures.codes < 4096) return {};
+    if (!subject.scheme.starts_with("int")) return {};
+    if (subject.scheme.find("asym") != std::string::npos) return turned_fault(subject);
+    if (shares.size() < 16 || subject.figures.codes < 4096) return {};
     if (2 * codes_in_use(subject.figures) < static_cast<std::ptrdiff_t>(std::min<size_t>(shares.size(), 64))) return {};
     const auto middle = static_cast<double>(shares.size() / 2);
     double stored = 0, turned = 0;
@@ -761,13 +895,43 @@ class BlockJudge {
                   (*common)[static_cast<size_t>(at)], " (largest: 1)");
   }
 
+  static bool is_loud(const BlockSample::Loudest& loud) {
+    return loud.spread > 0 && loud.above >= most_spreads * loud.spread && loud.above - loud.next >= least_step;
+  }
+
   std::string loud_fault(const BlockSubject& subject) const {
-    const auto& loud = subject.figures.loudest;
-    if (!(loud.spread > 0) || loud.above < most_spreads * loud.spread || loud.above - loud.next < least_step) return {};
+    const bool by_scale = is_loud(subject.figures.loudest);
+    const auto& loud = by_scale ? subject.figures.loudest : subject.figures.loudest_values;
+    if (!by_scale && (!is_loud(loud) || loud.above < least_loud)) return {};
     return concat("the scale of row ", loud.row, ", block ", loud.group, " is ", fixed(std::exp(loud.above), 1),
                   " times what its row and its place have (", fixed(loud.above / loud.spread, 0),
                   " standard deviations), the next one ", fixed(std::exp(loud.next), 1),
                   " times, and its codes show no outlier");
+  }
+
+  std::string quiet_fault(const BlockSubject& subject) const {
+    const auto& quiet = subject.figures.quietest_values;
+    if (!is_loud(quiet) || quiet.above < least_quiet) return {};
+    return concat("the scale of row ", quiet.row, ", block ", quiet.group, " is ", std::exp(-quiet.above),
+                  " times what its row and its place have, although its codes are spread as those of others are: ",
+                  "what they stand for is lost");
+  }
+
+  /// A sign of a scale is legal, but whoever writes some writes many.
+  std::string sign_fault(const BlockSubject& subject) const {
+    const int64_t negative = subject.figures.negative;
+    if (negative == 0 || negative > few_negative || subject.figures.blocks < 64) return {};
+    if (!all_others_are(subject, [](const auto& other) { return other.negative == 0; })) return {};
+    return concat("has ", negative, " negative scales, and no other weight has any: a sign has turned");
+  }
+
+  /// BF16 of the sizes that scales have is read as F16 between 1/2 and 2.
+  std::string label_fault(const BlockSubject& subject) const {
+    const BlockFigures& figures = subject.figures;
+    const bool half = subject.scheme.starts_with("int") && subject.scheme.find("-f16") != std::string::npos;
+    if (!half || figures.blocks < 64 || figures.near_one < nearly_all_scales || figures.unscaled) return {};
+    if (figures.scale_spread < least_scale_spread / 10) return {};  // an octave of BF16 is an eighth of one of F16
+    return concat(fixed(100 * figures.near_one, 1), " % of its scales are from 1/2 to 2 in size: BF16 labelled F16");
   }
 
   static bool is_reordered(const BlockFigures& figures) {

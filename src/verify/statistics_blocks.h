@@ -49,6 +49,8 @@ class BlockSample {
   Reordered best_order() const;
   /// Root of the mean square of what codes and scales stand for, in a usual group: one outlier makes no size.
   double size() const;
+  /// Mean square of the codes around the means of their groups, over that with the highest bit turned. Integers.
+  double ends_over_middle() const;
   /// Whether all scales are one.
   bool unscaled() const;
   /// Standard deviation of log scale within rows; of whole rows between neighbours.
@@ -76,12 +78,22 @@ class BlockSample {
     double next = 0;    ///< the same of the next one
     double spread = 0;  ///< a standard deviation of all, from the median of magnitudes
   };
+  /// By scales, and by what scales and codes stand for together, which spreads less. Of scales all rows are looked at.
   Loudest loudest() const;
+  /// `sign` −1: of what is too small.
+  Loudest loudest_values(double sign) const;
+  int64_t negative_scales() const noexcept { return negative_; }
+  /// The share of scales from 1/2 to 2 in size.
+  double scales_near_one() const noexcept {
+    return log_scales_.empty() ? 0 : static_cast<double>(near_one_) / static_cast<double>(log_scales_.size());
+  }
   /// Whether a block is scaled so that its largest weight reaches the end of the table.
   bool by_largest() const noexcept { return by_largest_; }
 
  private:
   void read_codes();
+  /// Log deviations of a row's levels by group, of any row; NaN: all are the same.
+  std::vector<double> deviations_of(int64_t row) const;
   void measure();
   double log_scale(int64_t index) const noexcept { return log_scales_[static_cast<size_t>(index)]; }
   Slope match_of(const std::vector<int64_t>& order) const;
@@ -100,7 +112,7 @@ class BlockSample {
   std::vector<double> deviations_;  // log, of levels, [rows][groups]; NaN: all are the same
   std::vector<double> means_, zeros_;
   std::vector<double> log_scales_;  // [n][groups]; NaN: zero
-  int64_t empty_ = 0;
+  int64_t empty_ = 0, negative_ = 0, near_one_ = 0;
 };
 
 /// Slopes, five standard errors above what was found, below which scales and zero points are those of other codes
@@ -115,11 +127,14 @@ struct BlockFigures {
   Slope match;
   double scale_spread = 0;
   double size = 0;        ///< of decoded weights
+  double ends = 0;        ///< BlockSample::ends_over_middle
   bool unscaled = false;  ///< all scales are one
   Reordered reordered;
   Spread spread;
   Slope zeros;
-  BlockSample::Loudest loudest;
+  BlockSample::Loudest loudest, loudest_values, quietest_values;
+  int64_t negative = 0;  ///< scales below zero
+  double near_one = 0;   ///< share of scales from 1/2 to 2 in size
   int64_t constant_rows = 0;
   int64_t lone_constant = 0, endless = 0;
   std::vector<float> table;

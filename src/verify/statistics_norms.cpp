@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 #include <span>
 
@@ -30,7 +31,7 @@ constexpr double turned_sign = -0.3;
 constexpr double next_to_none = 0x1p-40;
 
 struct Vector {
-  std::string name;
+  std::string name, role;
   size_t channels = 0;
   double zeros = 0, negative = 0, ones = 0, absurd = 0;  ///< shares
   size_t run = 0;                                        ///< of zeros, the longest
@@ -44,9 +45,9 @@ struct Vector {
   size_t vanishing = 0;  ///< values that are next to nothing beside the median, but not zero
 };
 
-/// At most 2^20 of its values, as many from every part of it.
+/// At most 2^17 of its values, as many from every part of it.
 std::vector<float> some_values(const TensorView& tensor) {
-  constexpr int64_t most = int64_t{1} << 20, together = 64;
+  constexpr int64_t most = int64_t{1} << 17, together = 64;
   const int64_t count = element_count(tensor.shape);
   const int64_t step = std::max<int64_t>(1, count / most) * together, width = dtype_bits(tensor.dtype) / 8;
   std::vector<float> values;
@@ -78,8 +79,20 @@ void measure_sizes(std::span<const float> values, Vector& result) {
       std::ranges::count_if(sizes, [&](float size) { return double{size} < next_to_none * result.median; }));
 }
 
+/// "model.layers.3.mlp.gate.weight" → "model.layers.mlp.gate.weight": the same in every layer and expert.
+std::string role_of(std::string_view name) {
+  std::string role;
+  while (!name.empty()) {
+    const size_t dot = std::min(name.find('.'), name.size());
+    const std::string_view part = name.substr(0, dot);
+    if (part.find_first_not_of("0123456789") != std::string_view::npos) role += concat(role.empty() ? "" : ".", part);
+    name.remove_prefix(std::min(dot + 1, name.size()));
+  }
+  return role;
+}
+
 Vector measure(const std::string& name, const TensorView& tensor, bool norm) {
-  Vector result{name};
+  Vector result{name, role_of(name)};
   const auto values = some_values(tensor);
   result.channels = values.size();
   size_t run = 0;
@@ -100,10 +113,13 @@ Vector measure(const std::string& name, const TensorView& tensor, bool norm) {
   return result;
 }
 
-/// "input_layernorm.weight" of a layer; a gate by the module that it is in, too.
-std::string_view role_of(std::string_view name) {
-  const size_t module = name.rfind('.', name.rfind('.') - 1), parent = name.rfind('.', module - 1);
-  return module == std::string_view::npos ? name : name.substr(parent == std::string_view::npos ? module : parent);
+/// Whether a tensor is a norm's factors, of towers and further layers too: "visual.blocks.0.norm1.weight".
+bool is_norm(const std::string& name, const Shape& shape) {
+  if (shape.size() != 1 || !name.ends_with(".weight")) return false;
+  const size_t end = name.size() - std::string_view(".weight").size(), dot = name.rfind('.', end - 1);
+  const size_t begin = dot == std::string::npos ? 0 : dot + 1;
+  const std::string_view last = std::string_view(name).substr(begin, end - begin);
+  return last.find("norm") != std::string_view::npos || last.starts_with("ln");
 }
 
 /// Whether three or more others have this name, and all of them are so.
@@ -111,11 +127,52 @@ template <class Holds>
 bool others_of(const std::vector<Vector>& all, const Vector& one, Holds holds) {
   size_t peers = 0;
   for (const Vector& other : all) {
-    if (&other == &one || role_of(other.name) != role_of(one.name)) continue;
+    if (&other == &one || other.role != one.role) continue;
     if (!holds(other)) return false;
     ++peers;
   }
   return peers >= 3;
+}
+
+/// Norms of which one has a type of 16 bit that no other has.
+constexpr size_t least_norms_of_type = 5;
+
+/// Whatever their layers and towers are: programs round all norms to one type.
+void add_lone_types(const io::Checkpoint& tensors, std::vector<std::string>& faults) {
+  std::map<DType, std::vector<const std::string*>> names;
+  for (const auto& [name, info] : tensors.tensors()) {
+    if (is_norm(name, info.shape) && tensors.stored_dtype(name) == info.dtype) names[info.dtype].push_back(&name);
+  }
+  const auto &halves = names[DType::f16], &brains = names[DType::bf16];
+  if (halves.size() + brains.size() < least_norms_of_type || std::min(halves.size(), brains.size()) != 1) return;
+  const bool half = halves.size() == 1;
+  faults.push_back(concat(printable(*(half ? halves : brains).front()), ": is ", half ? "F16" : "BF16", ", all other ",
+                          std::max(halves.size(), brains.size()), " norms are ", half ? "BF16" : "F16",
+                          ": its bytes are likely of that type, too"));
+}
+
+/// The same of scales, of linears that are packed alike but for that type.
+void add_lone_scale_types(const checkpoint::Folder& folder, std::vector<std::string>& faults) {
+  std::map<std::string, std::map<DType, std::vector<std::string>>> alike;
+  for (const auto& [name, info] : folder.quantization.linears) {
+    formats::Scheme scheme = info.passes.front().scheme;
+    scheme.scale = formats::ScaleType::f16;
+    for (const auto& plane : checkpoint::planned_planes(info)) {
+      const std::string_view suffix = std::string_view(plane.name).substr(name.size());
+      const bool half = plane.dtype == DType::f16 || plane.dtype == DType::bf16;
+      if (!half || suffix.find("scale") == std::string_view::npos) continue;
+      alike[concat(suffix, " ", formats::to_string(scheme))][plane.dtype].push_back(plane.name);
+    }
+  }
+  for (auto& [what, types] : alike) {
+    for (const DType lone : {DType::f16, DType::bf16}) {
+      const DType usual = lone == DType::f16 ? DType::bf16 : DType::f16;
+      if (types[lone].size() != 1 || types[usual].size() + 1 < least_norms_of_type) continue;
+      faults.push_back(concat(printable(types[lone].front()), ": is ", dtype_name(lone), ", the scales of all other ",
+                              types[usual].size(), " linears like it are ", dtype_name(usual),
+                              ": its bytes are likely of that type, too"));
+    }
+  }
 }
 
 /// The other type of 16 bit; of 32 bit itself.
@@ -126,7 +183,10 @@ DType other_half(DType dtype) { return dtype == DType::f16 ? DType::bf16 : dtype
 std::vector<std::string> norm_faults(const model::OpenedModel& model) {
   std::vector<Vector> norms, tables;
   for (const auto& parameter : model::parameters(model)) {
-    if (!model.folder.tensors.contains(parameter.name)) continue;
+    // Of what is decoded as it is loaded the rules of codes say more.
+    const auto& tensors = model.folder.tensors;
+    if (!tensors.contains(parameter.name)) continue;
+    if (tensors.stored_dtype(parameter.name) != tensors.at(parameter.name).dtype) continue;
     const auto tensor = model.folder.tensors.load(parameter.name);
     if (!is_weight_dtype(tensor->dtype)) continue;
     const bool norm = parameter.name.ends_with("norm.weight");
@@ -190,10 +250,15 @@ std::vector<std::string> norm_faults(const model::OpenedModel& model) {
       add(table, "is zero throughout, as no other of its name is");
     }
   }
+  add_lone_types(model.folder.tensors, faults);
+  add_lone_scale_types(model.folder, faults);
   for (const auto* list : {&norms, &tables}) {
     for (const Vector& vector : *list) {
+      const bool named = std::ranges::any_of(
+          faults, [&](const std::string& fault) { return fault.starts_with(concat(printable(vector.name), ": is ")); });
       if (const DType other = other_half(vector.dtype);
-          other != vector.dtype && others_of(*list, vector, [&](const Vector& peer) { return peer.dtype == other; })) {
+          !named && other != vector.dtype &&
+          others_of(*list, vector, [&](const Vector& peer) { return peer.dtype == other; })) {
         add(vector, concat("is ", dtype_name(vector.dtype), ", all others of its name are ", dtype_name(other),
                            ": its bytes are likely of that type, too"));
       }

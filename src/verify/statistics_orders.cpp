@@ -11,6 +11,8 @@ constexpr ChannelOrder all_orders[] = {
     {"in reverse order", 1, [](size_t i, size_t size) { return size - 1 - i; }},
     {"with its halves exchanged", 2, [](size_t i, size_t size) { return (i + size / 2) % size; }},
     {"with neighbours exchanged in pairs", 2, [](size_t i, size_t) { return i ^ 1; }},
+    {"with neighbouring pairs exchanged", 4, [](size_t i, size_t) { return i ^ 2; }},
+    {"with neighbouring eights exchanged", 16, [](size_t i, size_t) { return i ^ 8; }},
     {"with each eight in reverse order", 8, [](size_t i, size_t) { return i ^ 7; }},
     {"with each eight in AWQ's order", 8, [](size_t i, size_t) { return i / 8 * 8 + eight_order[i % 8]; }},
     {"with each eight in the inverse of AWQ's order", 8,

@@ -1,10 +1,17 @@
 // The first rungs of verification: is every parameter there, of the right size, and are the packed bits sound?
 #pragma once
 
+#include <functional>
+#include <memory>
+
 #include "model/opened.h"
 #include "verify/report.h"
 
 namespace w4q::verify {
+
+/// Sees a packed linear that is sound, in the canonical layout.
+using SoundLinear =
+    std::function<void(const checkpoint::PackedLinearInfo&, const std::shared_ptr<const formats::PackedLinear>&)>;
 
 /// Every parameter of the architecture is stored once, in 16 bit or packed, with the right type and shape; nothing is
 /// missing, nothing extra. With `base`: its config is the same but for the quantization, every tensor of it is
@@ -13,7 +20,7 @@ Check check_structure(const model::OpenedModel& candidate, const model::OpenedMo
 
 /// Every packed linear unpacks to sound canonical planes (padding zero, codebook ascending, scales in range), and
 /// packing those again gives the stored bytes.
-Check check_codes(const checkpoint::Folder& candidate);
+Check check_codes(const checkpoint::Folder& candidate, const SoundLinear& visit = {});
 
 /// Every 16-bit tensor of the architecture is finite.
 Check check_finite(const model::OpenedModel& candidate);

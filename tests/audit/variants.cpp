@@ -117,7 +117,8 @@ pipeline::QuantizeRequest request_for(const fs::path& source, const fs::path& ou
 
 void write_canonical(const fs::path& source, const fs::path& out, const Scheme& scheme,
                      const std::vector<std::string>& keep, std::span<const float> table) {
-  if (quantizer_of(scheme) == nullptr) {
+  const bool of_table = scheme.family == formats::SchemeFamily::lut && !std::ranges::equal(table, formats::nf4_table());
+  if (quantizer_of(scheme) == nullptr || of_table) {
     return write_by_definition(source, out, scheme, formats::canonical_layout, table);
   }
   auto request = request_for(source, out, scheme);

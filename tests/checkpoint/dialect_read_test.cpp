@@ -66,6 +66,109 @@ TEST(DialectRead, EveryDialectDetectsItself) {
   }
 }
 
+/// GPTQModel stores the scales of a BF16 model in BF16.
+TEST(DialectRead, ScalesKeepTheirType) {
+  for (const auto& [dialect, scheme] :
+       {std::pair("awq-gemm", "int4-g128-bf16-asym"), std::pair("awq-gemm", "int4-g64-f32-asym"),
+        std::pair("awq-gemv", "int4-g128-bf16-asym"), std::pair("awq-marlin", "int4-g128-bf16"),
+        std::pair("gptq-v2", "int4-g128-bf16-asym"), std::pair("gptq-v2", "int8-g32-f32-asym")}) {
+    SCOPED_TRACE(concat(dialect, " ", scheme));
+    Sample sample(dialect, scheme, 256, 512);
+    const auto found = sample.read();
+    EXPECT_EQ(found.dialect->name, dialect);
+    EXPECT_TRUE(found.notes.empty());
+    EXPECT_TRUE(formats::bytes_equal(sample.load(), sample.weight()));
+    // Of such a checkpoint the type stays; that of another program's becomes what most readers take.
+    PackedLinearInfo info = found.linears.begin()->second;
+    EXPECT_EQ(sample.row()->fit(info).scheme->scale, sample.weight().scheme.scale);
+    info.dialect = nullptr;
+    EXPECT_EQ(sample.row()->fit(info).scheme->scale, formats::ScaleType::f16);
+  }
+}
+
+TEST(DialectRead, GemvFastHasScalesOfF16) {
+  Sample sample("awq-gemv-fast", "int4-g32-f16-asym", 64, 128);
+  sample.tensor(".scales").spec.dtype = DType::bf16;
+  expect_error(ErrorCode::bad_file, {"layers.0.up_proj.scales", "expected F16"}, [&] { sample.read(); });
+}
+
+// ---- a byte a code --------------------------------------------------------------------------------------------------
+
+/// int8 codes of [64, 128] with scales of this shape and type, under a config.
+struct Bytes {
+  io::Json config;
+  Shape scales;
+  DType type = DType::f32;
+  std::string suffix = ".weight_scale";
+};
+
+formats::PackedWeight load_bytes(const Bytes& bytes) {
+  std::vector<std::pair<std::string, StoredTensor>> tensors;
+  auto codes = formats::allocate_stored({"", DType::i8, {256, 256}});
+  int value = 0;
+  for (int8_t& code : codes.bytes.as<int8_t>()) code = static_cast<int8_t>(value++ % 256 - 128);
+  auto scales = formats::allocate_stored({"", bytes.type, bytes.scales});
+  for (int64_t i = 0; i < element_count(bytes.scales); ++i) {
+    const float scale = 0.5f + static_cast<float>(i % 8);
+    if (bytes.type == DType::f32) scales.bytes.as<float>()[static_cast<size_t>(i)] = scale;
+    if (bytes.type == DType::bf16) scales.bytes.as<uint16_t>()[static_cast<size_t>(i)] = bf16_from_f32(scale);
+  }
+  tensors.emplace_back("layers.0.up_proj.weight", std::move(codes));
+  tensors.emplace_back("layers.0.up_proj" + bytes.suffix, std::move(scales));
+  const test::TemporaryFolder folder;
+  test::write_checkpoint(folder.path(), {{"quantization_config", bytes.config}}, tensors);
+  return test::load_linear(folder.path(), "layers.0.up_proj");
+}
+
+io::Json compressed_bytes(const char* format, const char* strategy, io::Json group) {
+  return {{"quant_method", "compressed-tensors"},
+          {"format", format},
+          {"config_groups",
+           {{"group_0",
+             {{"targets", {"Linear"}},
+              {"weights", {{"num_bits", 8}, {"type", "int"}, {"strategy", strategy}, {"group_size", std::move(group)}}},
+              {"input_activations", {{"num_bits", 8}, {"type", "int"}, {"dynamic", true}}}}}}}};
+}
+
+TEST(DialectRead, IntegersOfAByte) {
+  const io::Json quark = {{"quant_method", "quark"},
+                          {"global_quant_config", {{"weight", {{"dtype", "int8"}, {"qscheme", "per_channel"}}}}}};
+  const io::Json modelopt = {{"quant_method", "modelopt"}, {"quant_algo", "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN"}};
+  const io::Json blocks = {{"quant_method", "blockwise_int8"}, {"weight_block_size", {128, 128}}};
+  const Bytes all[] = {{compressed_bytes("int-quantized", "channel", nullptr), {256, 1}, DType::bf16},
+                       {compressed_bytes("int-quantized", "tensor", nullptr), {1}},
+                       {compressed_bytes("naive-quantized", "group", 64), {256, 4}, DType::bf16},
+                       {quark, {256}},
+                       {quark, {}},
+                       {modelopt, {256}},
+                       {{{"quant_method", "w8a8_int8"}}, {256, 1}},
+                       {blocks, {2, 2}, DType::f32, ".weight_scale_inv"}};
+  for (const Bytes& bytes : all) {
+    SCOPED_TRACE(bytes.config.dump() + shape_text(bytes.scales));
+    const PackedWeight weight = load_bytes(bytes);
+    std::vector<float> row(256);
+    for (const int64_t at : {int64_t{0}, int64_t{131}}) {
+      formats::scheme_row(weight.scheme.family).decode_row(weight, at, row);
+      for (int64_t col = 0; col < 256; ++col) {
+        const Shape& shape = bytes.scales;
+        const int64_t across = shape.size() == 2 ? shape[1] : 1, count = element_count(shape);
+        const int64_t scale_row = count == 1 ? 0 : shape[0] == 2 ? at / 128 : at;
+        const auto scale = static_cast<float>((scale_row * across + col * across / 256) % 8) + 0.5f;
+        ASSERT_EQ(row[static_cast<size_t>(col)], static_cast<float>((at * 256 + col) % 256 - 128) * scale) << at << col;
+      }
+    }
+  }
+}
+
+TEST(DialectRead, IntegersOfAByteThatAreRefused) {
+  Bytes wrong{compressed_bytes("int-quantized", "channel", nullptr), {255, 1}};
+  expect_error(ErrorCode::bad_file, {"layers.0.up_proj.weight_scale", "[255, 1]"}, [&] { load_bytes(wrong); });
+  wrong.scales = {256, 1};
+  wrong.config["config_groups"]["group_0"]["weights"]["num_bits"] = 4;
+  expect_error(ErrorCode::bad_file, {"layers.0.up_proj.weight[0, 0] is -128", "from -8 to 7"},
+               [&] { load_bytes(wrong); });
+}
+
 TEST(DialectRead, ShapesDecideTheVersionOfAwq) {
   Sample sample("awq-gemv", "int4-g128-f16-asym", 256, 512);
   sample.quantization()["version"] = "GEMM";

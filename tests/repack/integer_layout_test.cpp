@@ -31,7 +31,6 @@ TEST(IntegerLayouts, SayWhyTheyRefuse) {
   EXPECT_EQ(reason("awq", "int3-g128-f16"), "its words hold eight 4-bit codes, got 3 bits");
   EXPECT_EQ(reason("awq", "int4-g128-f16-actorder"),
             "it has no group_index: inputs belong to groups by their position");
-  EXPECT_EQ(reason("awq", "int4-g128-bf16"), "its scales are f16, got bf16");
   EXPECT_EQ(reason("marlin", "int2-g128-f16"), "it has tiles of 4 and 8 bits, got 2");
   EXPECT_EQ(reason("marlin", "int4-g128-f32"), "its scales are f16 or bf16, got f32");
   EXPECT_EQ(reason("interleaved", "int4-g128-bf16"),

@@ -499,6 +499,45 @@ const std::vector<Fault>& all_faults() {
       {"a padded table", "padded vocabulary",
        [](MadeCheckpoint& made) { return pad_rows(made, "embed_tokens.weight"); }},
       {"a padded head", "padded vocabulary", [](MadeCheckpoint& made) { return pad_rows(made, "lm_head.weight"); }},
+      {"a layer beyond the last", "is there, but config.json says",
+       [](MadeCheckpoint& made) {
+         const std::string config = nlohmann::json(made.config).dump();
+         if (config.find("mtp") != std::string::npos || config.find("nextn") != std::string::npos) return false;
+         test::MadeWriter(made, Storage::bf16).dense("model.layers.97.mlp.up_proj.weight", {64, 64});
+         return true;
+       }},
+      {"text in the embeddings", "no parameter of a trained model",
+       [](MadeCheckpoint& made) {
+         const std::string text = "a page of something else ";
+         for (const auto& name : made.names_with("embed_tokens.weight")) {
+           auto& tensor = made.tensors[name];
+           if (tensor.bytes.size() < 8 * 4096 || tensor.dtype != DType::bf16) continue;
+           for (size_t i = 0; i < 4096; ++i) tensor.bytes[5000 + i] = static_cast<std::byte>(text[i % text.size()]);
+           return true;
+         }
+         return false;
+       }},
+      {"a page of zeros in the embeddings", "pages were lost",
+       [](MadeCheckpoint& made) {
+         for (const auto& name : made.names_with("embed_tokens.weight")) {
+           auto& tensor = made.tensors[name];
+           if (tensor.bytes.size() < 8 * 4096 || tensor.dtype != DType::bf16) continue;
+           std::fill_n(tensor.bytes.begin() + tensor.shape[1] * 9 + 2, 4096, std::byte{0});
+           return true;
+         }
+         return false;
+       }},
+      {"a page of zeros in codes", "zero",
+       [](MadeCheckpoint& made) {
+         for (auto& [name, tensor] : made.tensors) {
+           const bool codes = tensor.dtype == DType::u8 || tensor.dtype == DType::f8_e4m3;
+           if (!codes || name.ends_with("scale") || name.ends_with("scales") || tensor.bytes.size() < 2 * 4096)
+             continue;
+           std::fill_n(tensor.bytes.begin() + tensor.bytes.size() / 3 / 2 * 2 + 40, 4096, std::byte{0});
+           return true;
+         }
+         return false;
+       }},
       {"one code", nullptr,
        [](MadeCheckpoint& made) {
          const auto name = scales(made, "layers.1");

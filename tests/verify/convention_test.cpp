@@ -15,6 +15,7 @@
 #include "checkpoint/dialect/dialect.h"
 #include "core/progress.h"
 #include "core/rng.h"
+#include "core/text.h"
 #include "formats/integer.h"
 #include "formats/integer_recast.h"
 #include "io/checkpoint.h"
@@ -46,8 +47,8 @@ std::filesystem::path clean(const std::string& scheme, const std::string& dialec
     pipeline::QuantizeRequest request;
     request.model = test::bundled_model();
     request.output = packed;
-    request.method = "rtn";
     request.scheme = formats::parse_scheme(scheme);
+    request.method = request.scheme.family == formats::SchemeFamily::integer ? "rtn" : "lut";
     pipeline::quantize_model(request);
   }
   const auto output = folder / (scheme + "-" + dialect);
@@ -351,6 +352,29 @@ TEST(Convention, LeftIn16BitButListed) {
   // Said in the config, it is no fault.
   checkpoint.quant()["modules_to_not_convert"] = {up};
   EXPECT_TRUE(checkpoint.audit().passed);
+}
+
+/// bitsandbytes packs no stacked experts; of those that stand one by one it packs all.
+TEST(Convention, ExpertsThatBitsandbytesLeavesIn16Bit) {
+  Checkpoint checkpoint("lut4-b64-f32", "bitsandbytes-nf4");
+  checkpoint.config["model_type"] = "unseen";
+  checkpoint.config["architectures"] = {"UnseenForCausalLM"};
+  const auto base = io::Checkpoint::open(test::bundled_model());
+  const auto loaded = base.load(up + ".weight");
+  const auto expert = [](int number) { return concat("model.layers.1.mlp.experts.", number, ".up_proj"); };
+  for (int number = 0; number < 4; ++number) {
+    checkpoint.tensors[expert(number) + ".weight"] = {loaded->dtype, loaded->shape, Buffer::copy_of(loaded->bytes)};
+  }
+  const Check check = checkpoint.audit();
+  EXPECT_TRUE(check.passed) << (check.faults.empty() ? "" : check.faults.front());
+  // One of them is packed: the others were forgotten.
+  checkpoint.tensors.erase(expert(3) + ".weight");
+  for (auto it = checkpoint.tensors.lower_bound(up + "."); it != checkpoint.tensors.end();) {
+    if (!it->first.starts_with(up + ".")) break;
+    checkpoint.tensors[expert(3) + it->first.substr(up.size())] = std::move(it->second);
+    it = checkpoint.tensors.erase(it);
+  }
+  checkpoint.expect_fault(expert(0), "the config lists it as quantized");
 }
 
 TEST(Convention, QuantizedButUnlisted) {

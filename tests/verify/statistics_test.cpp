@@ -4,15 +4,19 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
+#include "core/float_formats.h"
 #include "core/rng.h"
 #include "packed_model.h"
+#include "quantize/rounding.h"
 #include "verify/statistics_orders.h"
 
 namespace w4q::verify {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -126,6 +130,103 @@ TEST_F(Statistics, KeptTensorsThatNoModelHasAreNamed) {
     return true;
   });
   EXPECT_THAT(relabelled, ElementsAre(HasSubstr("BF16 labelled F16")));
+}
+
+/// Whatever its layer, as the final one, which has no like.
+TEST_F(Statistics, ANormOfAnotherTypeIsNamed) {
+  for (const std::string norm : {"model.norm.weight", "model.layers.0.input_layernorm.weight",
+                                 "model.layers.3.post_attention_layernorm.weight"}) {
+    const auto relabelled = faults([&](io::PlannedTensor& tensor, Bytes&) {
+      if (tensor.name == norm) tensor.dtype = DType::f16;
+      return true;
+    });
+    EXPECT_THAT(relabelled, ElementsAre(StartsWith(norm + ": is F16, all other 8 norms are BF16")));
+  }
+}
+
+/// A folder of the bundled model in a scheme, with planes changed.
+std::vector<std::string> faults_in(const char* scheme, const test::Change& change) {
+  const test::TemporaryFolder folder;
+  set_progress_enabled(false);
+  pipeline::QuantizeRequest request;
+  request.model = test::bundled_model();
+  request.output = folder / "q";
+  request.scheme = formats::parse_scheme(scheme);
+  request.method = quantize::rounding_quantizer(request.scheme).name;
+  pipeline::quantize_model(request);
+  test::rewrite(request.output, change);
+  return faults_of_folder(request.output);
+}
+
+TEST(StatisticsOfOtherSchemes, SignedCodesBesideZeroPointsAreNamed) {
+  const auto found = faults_in("int4-g128-f16-asym", [](io::PlannedTensor& tensor, Bytes& bytes) {
+    if (!tensor.name.ends_with(".0.codes")) return true;
+    for (std::byte& byte : bytes) byte ^= std::byte{0x88};
+    return true;
+  });
+  EXPECT_EQ(
+      std::ranges::count_if(found, [](const auto& fault) { return fault.find("signed codes") != std::string::npos; }),
+      28);
+}
+
+TEST(StatisticsOfOtherSchemes, OneScaleThatIsFarTooLargeIsNamed) {
+  const std::string linear = "model.layers.2.self_attn.q_proj";
+  const auto found = faults_in("nvfp4", [&](io::PlannedTensor& tensor, Bytes& bytes) {
+    if (tensor.name != linear + ".0.scales") return true;
+    // Of the row with the smallest scales the median, which 16 times as large still is an E4M3.
+    const auto groups = static_cast<std::ptrdiff_t>(tensor.shape[1]);
+    const auto median_of = [&](std::ptrdiff_t row) {
+      std::vector<std::byte> scales(bytes.begin() + row * groups, bytes.begin() + (row + 1) * groups);
+      std::ranges::sort(scales);
+      return scales[scales.size() / 2];
+    };
+    std::ptrdiff_t least = 0;
+    for (std::ptrdiff_t row = 1; row < tensor.shape[0]; ++row) least = median_of(row) < median_of(least) ? row : least;
+    auto& scale = *std::find(bytes.begin() + least * groups, bytes.end(), median_of(least));
+    EXPECT_LT(std::to_integer<int>(scale), 0x5F);
+    scale = static_cast<std::byte>(std::to_integer<int>(scale) + 0x20);  // four more in its exponent
+    return true;
+  });
+  EXPECT_THAT(found, ElementsAre(StartsWith(linear + ": the scale of row ")));
+}
+
+/// One scale of a folder of integers, as F16, at a third of them.
+std::vector<std::string> faults_with_scale(const std::string& linear, uint16_t (*change)(uint16_t)) {
+  return faults_in("int4-g128-f16", [&](io::PlannedTensor& tensor, Bytes& bytes) {
+    if (tensor.name != linear + ".0.scales") return true;
+    uint16_t scale = 0;
+    std::byte* const at = bytes.data() + bytes.size() / 6 * 2;
+    std::memcpy(&scale, at, sizeof(scale));
+    scale = change(scale);
+    std::memcpy(at, &scale, sizeof(scale));
+    return true;
+  });
+}
+
+TEST(StatisticsOfOtherSchemes, ATurnedSignAndAScaleOfNextToNothingAreNamed) {
+  const std::string linear = "model.layers.1.mlp.gate_proj";
+  EXPECT_THAT(faults_with_scale(linear, [](uint16_t scale) { return static_cast<uint16_t>(scale | 0x8000); }),
+              ElementsAre(StartsWith(linear + ": has 1 negative scales")));
+  // In groups of 64 there are four of a row to be compared.
+  const auto quiet = faults_in("int4-g64-f16", [&](io::PlannedTensor& tensor, Bytes& bytes) {
+    if (tensor.name == linear + ".0.scales") bytes[600] = std::byte{1}, bytes[601] = std::byte{0};
+    return true;
+  });
+  EXPECT_THAT(quiet, ElementsAre(AllOf(StartsWith(linear + ": the scale of row "), HasSubstr("is lost"))));
+}
+
+TEST(StatisticsOfOtherSchemes, ScalesOfTheOtherTypeAreNamed) {
+  const auto found = faults_in("int4-g64-f16", [](io::PlannedTensor& tensor, Bytes& bytes) {
+    if (!tensor.name.ends_with(".0.scales")) return true;
+    for (size_t at = 0; at < bytes.size(); at += 2) {
+      uint16_t scale = 0;
+      std::memcpy(&scale, bytes.data() + at, sizeof(scale));
+      scale = bf16_from_f32(f32_from_f16(scale));
+      std::memcpy(bytes.data() + at, &scale, sizeof(scale));
+    }
+    return true;
+  });
+  EXPECT_THAT(found, Contains(HasSubstr("BF16 labelled F16")));
 }
 
 TEST(ChannelOrders, ArePermutations) {

@@ -24,14 +24,18 @@ namespace gemm {
 
 constexpr int64_t fields = 8;  // codes of a word
 constexpr std::array roles{PlaneRole::codes, PlaneRole::zeros, PlaneRole::scales};
-constexpr IntegerLimits limits{
-    .bits = widths, .scales = scale_types, .symmetric = false, .n_multiple = fields, .whole_groups = true};
+constexpr IntegerLimits limits{.bits = widths,
+                               .scales = scale_types,
+                               .symmetric = false,
+                               .n_multiple = fields,
+                               .whole_groups = true,
+                               .kept_scales = detail::every_scale};
 
 std::vector<StoredSpec> tensors(const Scheme& scheme, int64_t n, int64_t k) {
   const int64_t groups = formats::integer_groups(scheme, k);
   return {{".qweight", DType::i32, {k, n / fields}},
           {".qzeros", DType::i32, {groups, n / fields}},
-          {".scales", DType::f16, {groups, n}}};
+          {".scales", formats::scale_codec(scheme.scale).dtype, {groups, n}}};
 }
 
 bool is_symmetric(const io::Checkpoint& checkpoint, const PackedLinearInfo& info) {
@@ -45,7 +49,8 @@ constexpr AwqVersion version{.sizes =
                                    return AwqSizes{qweight[1] * fields, qweight[0]};
                                  },
                              .tensors = tensors,
-                             .is_symmetric = is_symmetric};
+                             .is_symmetric = is_symmetric,
+                             .scales = detail::every_scale};
 
 PackedWeight decode(const PackedLinearInfo& info, std::vector<StoredTensor> stored) {
   Scheme scheme = info.passes.front().scheme;
@@ -63,11 +68,16 @@ std::vector<StoredTensor> encode(const PackedWeight& canonical) {
 namespace marlin {
 
 constexpr std::array roles{PlaneRole::codes, PlaneRole::scales};
-constexpr const IntegerLimits& limits = marlin_limits;
+constexpr std::array half_types{formats::ScaleType::f16, formats::ScaleType::bf16};
+constexpr IntegerLimits limits = [] {
+  IntegerLimits result = marlin_limits;
+  result.kept_scales = half_types;
+  return result;
+}();
 
 std::vector<StoredSpec> tensors(const Scheme& scheme, int64_t n, int64_t k) {
   return {{".qweight", DType::i32, {k / marlin_tile_inputs, 2 * n}},
-          {".scales", DType::f16, {formats::integer_groups(scheme, k), n}}};
+          {".scales", formats::scale_codec(scheme.scale).dtype, {formats::integer_groups(scheme, k), n}}};
 }
 
 constexpr AwqVersion version{.sizes =
@@ -75,7 +85,8 @@ constexpr AwqVersion version{.sizes =
                                    return AwqSizes{qweight[1] / 2, qweight[0] * marlin_tile_inputs};
                                  },
                              .tensors = tensors,
-                             .is_symmetric = nullptr};
+                             .is_symmetric = nullptr,
+                             .scales = half_types};
 
 PackedWeight decode(const PackedLinearInfo& info, std::vector<StoredTensor> stored) {
   return unpack_stored("marlin", info.passes.front().scheme, info, std::move(stored), roles);

@@ -79,11 +79,15 @@ std::string awq_version(const DialectSource& source) {
 
 QuantizationConfig read_awq(const DialectSource& source, const AwqVersion& version) {
   QuantizationConfig result;
-  const Scheme scheme = scheme_of(source);
   bool symmetric = true;
+  Scheme scheme = scheme_of(source);
   for (const auto& name : linears_with(source.checkpoint, ".qweight")) {
     const auto [n, k] = version.sizes(matrix_shape(source.checkpoint, name + ".qweight"));
     formats::check_dimensions(n, k, name);
+    // Of a type that the version does not have, the tensors of f16 say what is expected.
+    const auto type = integer_scale_type(source.checkpoint, name + ".scales");
+    const bool has = std::ranges::find(version.scales, type) != version.scales.end();
+    scheme.scale = has ? type : formats::ScaleType::f16;
     const auto specs = version.tensors(scheme, n, k);
     PackedLinearInfo info = dialect_linear(name, scheme, n, k, source.source_dtype, specs);
     check_stored(source.checkpoint, info, concat("AWQ with group_size ", group_size_of(scheme)));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +24,8 @@ struct AwqVersion {
   /// True when every zero point of the linear is 8; its tensors have the planned types and shapes. Null: there are
   /// none.
   bool (*is_symmetric)(const io::Checkpoint&, const PackedLinearInfo&);
+  /// Types that its scales may have.
+  std::span<const formats::ScaleType> scales;
 };
 
 /// "gemm", "gemv", "gemv_fast" or "marlin", by the types and shapes of the first linear; empty where the config is not

@@ -63,14 +63,19 @@ std::vector<StoredTensor> allocate_tensors(std::vector<StoredSpec> specs) {
 namespace gemv {
 
 constexpr int64_t fields = formats::awq_gemv_fields;
-constexpr IntegerLimits limits{
-    .bits = widths, .scales = scale_types, .symmetric = false, .k_multiple = fields, .whole_groups = true};
+constexpr std::array kept{formats::ScaleType::f16, formats::ScaleType::bf16};
+constexpr IntegerLimits limits{.bits = widths,
+                               .scales = scale_types,
+                               .symmetric = false,
+                               .k_multiple = fields,
+                               .whole_groups = true,
+                               .kept_scales = kept};
 
 std::vector<StoredSpec> tensors(const Scheme& scheme, int64_t n, int64_t k) {
   const int64_t words = zero_words(scheme, k);
   return {{".qweight", DType::i32, {n, k / fields}},
           {".qzeros", DType::i32, {n, words}},
-          {".scales", DType::f16, {n, words * fields}}};
+          {".scales", formats::scale_codec(scheme.scale).dtype, {n, words * fields}}};
 }
 
 /// Zero points of 8, and none behind the last group.
@@ -93,7 +98,8 @@ constexpr AwqVersion version{.sizes =
                                    return AwqSizes{qweight[0], qweight[1] * fields};
                                  },
                              .tensors = tensors,
-                             .is_symmetric = is_symmetric};
+                             .is_symmetric = is_symmetric,
+                             .scales = kept};
 
 PackedWeight decode(const PackedLinearInfo& info, std::vector<StoredTensor> stored) {
   PackedWeight canonical = allocate(info);
@@ -146,7 +152,8 @@ constexpr AwqVersion version{.sizes =
                                    return AwqSizes{qweight[0] * rows, qweight[1]};
                                  },
                              .tensors = tensors,
-                             .is_symmetric = is_symmetric};
+                             .is_symmetric = is_symmetric,
+                             .scales = scale_types};
 
 PackedWeight decode(const PackedLinearInfo& info, std::vector<StoredTensor> stored) {
   if (info.k % formats::awq_gemv_fast_inputs != 0) {

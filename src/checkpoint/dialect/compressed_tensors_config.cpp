@@ -65,9 +65,10 @@ CtWeights read_weights(const DialectSource& weights) {
 /// Formats that have tensors other than ours.
 void check_format(const DialectSource& source, const std::string& place) {
   const std::string format = config_text(source, {"format"}, our_format);
-  if (format == our_format || format == "mixed-precision") return;
+  constexpr std::string_view known[] = {our_format, "mixed-precision", "int-quantized", "naive-quantized"};
+  if (std::ranges::find(known, format) != std::end(known)) return;
   throw Error(ErrorCode::unsupported, concat(place, ": format \"", printable(format), "\""))
-      .detail(concat("only ", our_format, " is read"));
+      .detail("only pack-quantized, int-quantized and naive-quantized are read of integers");
 }
 
 Json describe_weights(const formats::Scheme& scheme) {

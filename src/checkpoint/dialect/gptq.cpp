@@ -31,7 +31,8 @@ constexpr IntegerLimits limits{.bits = widths,
                                .symmetric = false,
                                .act_order = true,
                                .n_multiple = tile,
-                               .k_multiple = tile};
+                               .k_multiple = tile,
+                               .kept_scales = detail::every_scale};
 
 /// In the order of tensors().
 constexpr std::array planes_of_tensors{PlaneRole::codes, PlaneRole::zeros, PlaneRole::scales, PlaneRole::group_index};
@@ -48,14 +49,6 @@ std::vector<StoredSpec> tensors(const Scheme& scheme, int64_t n, int64_t k) {
 }
 
 // ---- reading --------------------------------------------------------------------------------------------------------
-
-ScaleType scale_type_of(const io::TensorInfo& scales) {
-  for (const ScaleType type : {ScaleType::f16, ScaleType::bf16, ScaleType::f32}) {
-    if (formats::scale_codec(type).dtype == scales.dtype) return type;
-  }
-  throw Error(ErrorCode::bad_file, concat(printable(scales.name), ": scales of type ", dtype_name(scales.dtype)))
-      .detail("expected F16, BF16 or F32");
-}
 
 /// Inputs of a linear: g_idx has one entry for each; without it, words and width tell.
 int64_t inputs_of(const io::Checkpoint& checkpoint, const std::string& name, int64_t words, int bits) {
@@ -167,7 +160,7 @@ class GptqReader {
     Scheme scheme{formats::SchemeFamily::integer,
                   setting.bits,
                   setting.group,
-                  scale_type_of(source_.checkpoint.at(name + ".scales")),
+                  integer_scale_type(source_.checkpoint, name + ".scales"),
                   true,
                   false};
     const int64_t n = words[1], k = inputs_of(source_.checkpoint, name, words[0], setting.bits);

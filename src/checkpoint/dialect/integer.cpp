@@ -44,7 +44,25 @@ int nearest_group(std::span<const int> list, int group) {
   return group == formats::whole_row || found == list.end() ? list.back() : *found;
 }
 
+bool has_type(std::span<const formats::ScaleType> types, formats::ScaleType type) {
+  return std::ranges::find(types, type) != types.end();
+}
+
+/// Whether the linear is stored as AWQ or GPTQ have it, under either's names.
+bool comes_from_words(const PackedLinearInfo& info) {
+  return info.dialect != nullptr && (info.dialect->name.starts_with("awq") || info.dialect->name.starts_with("gptq"));
+}
+
 }  // namespace
+
+formats::ScaleType integer_scale_type(const io::Checkpoint& checkpoint, const std::string& scales) {
+  const DType dtype = checkpoint.at(scales).dtype;
+  for (const auto type : detail::every_scale) {
+    if (formats::scale_codec(type).dtype == dtype) return type;
+  }
+  throw Error(ErrorCode::bad_file, concat(printable(scales), ": scales of type ", dtype_name(dtype)))
+      .detail("expected F16, BF16 or F32");
+}
 
 DialectFit fit_integer(const PackedLinearInfo& info, const IntegerLimits& limits) {
   if (auto why = refuse_size(info, limits); !why.empty()) return {std::nullopt, std::move(why)};
@@ -67,7 +85,8 @@ DialectFit fit_integer(const PackedLinearInfo& info, const IntegerLimits& limits
   if (limits.whole_groups && scheme.block != formats::whole_row && info.k % scheme.block != 0) {
     return {std::nullopt, concat("groups of ", scheme.block, " do not divide the ", info.k, " inputs evenly")};
   }
-  if (std::ranges::find(limits.scales, scheme.scale) == limits.scales.end()) scheme.scale = limits.scales.front();
+  const bool kept = loses.empty() && comes_from_words(info) && has_type(limits.kept_scales, scheme.scale);
+  if (!kept && !has_type(limits.scales, scheme.scale)) scheme.scale = limits.scales.front();
   if (!limits.act_order) scheme.act_order = false;
   if (!limits.symmetric) scheme.asymmetric = true;
   if (!limits.asymmetric) scheme.asymmetric = false;

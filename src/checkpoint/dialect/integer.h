@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "checkpoint/dialect/dialect.h"
+#include "formats/scale_codec.h"
 
 namespace w4q::checkpoint {
 
@@ -23,11 +24,14 @@ struct IntegerLimits {
   int64_t k_multiple = 1;
   bool whole_groups = false;      ///< k is a multiple of the group
   std::span<const int> groups{};  ///< Scheme::block; empty: any
+  /// Types that readers take and writers of AWQ and GPTQ store, too: kept where such a checkpoint has them.
+  std::span<const formats::ScaleType> kept_scales{};
 };
 
 namespace detail {
 inline constexpr std::array marlin_bits{4};
 inline constexpr std::array marlin_scales{formats::ScaleType::f16};
+inline constexpr std::array every_scale{formats::ScaleType::f16, formats::ScaleType::bf16, formats::ScaleType::f32};
 inline constexpr std::array marlin_groups{128, formats::whole_row};
 }  // namespace detail
 
@@ -47,6 +51,9 @@ DialectFit fit_integer(const PackedLinearInfo& info, const IntegerLimits& limits
 
 /// DialectRow::refuses for dialects whose zero points are codes: the first zero of 2^bits.
 std::string refuse_large_zero(const formats::PackedWeight& canonical);
+
+/// The type of a linear's scales, of those that integers have. Throws bad_file naming the tensor.
+formats::ScaleType integer_scale_type(const io::Checkpoint& checkpoint, const std::string& scales);
 
 /// Names of the linears that have a tensor NAME + suffix, in the checkpoint's order.
 std::vector<std::string> linears_with(const io::Checkpoint& checkpoint, std::string_view suffix);

@@ -17,6 +17,7 @@ std::span<const DialectRow> dialect_registry() {
                                                awq_marlin_row(),
                                                gptq_v1_row(),
                                                gptq_v2_row(),
+                                               compressed_tensors_bytes_row(),
                                                compressed_tensors_float_row(),
                                                modelopt_row(),
                                                fp8_row(),

@@ -21,5 +21,6 @@ DialectRow compressed_tensors_float_row();
 DialectRow modelopt_row();
 DialectRow fp8_row();
 DialectRow humming_row();
+DialectRow compressed_tensors_bytes_row();
 
 }  // namespace w4q::checkpoint

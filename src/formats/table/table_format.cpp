@@ -5,6 +5,9 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #include "core/error.h"
 #include "core/text.h"
@@ -220,6 +223,33 @@ void table_read_codes(const TableFormat& format, const PackedWeight& canonical, 
   }
 }
 
+namespace {
+
+/// Writes the bit planes of all whole units; returns the number of codes in them, 0 where no instruction gathers the bits
+/// of many bytes.
+size_t write_units([[maybe_unused]] std::span<const uint8_t> codes, [[maybe_unused]] size_t bits,
+                   [[maybe_unused]] std::span<uint32_t> words) {
+#ifdef __SSE2__
+  const size_t whole = codes.size() / unit * unit;
+  uint32_t* to = words.data();
+  for (size_t first = 0; first < whole; first += unit, to += bits) {
+    // The highest bit of every byte is gathered, so the highest plane comes first.
+    __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes.data() + first));
+    __m128i high = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes.data() + first + unit / 2));
+    low = _mm_slli_epi16(low, static_cast<int>(8 - bits)), high = _mm_slli_epi16(high, static_cast<int>(8 - bits));
+    for (size_t bit = bits; bit-- > 0;) {
+      to[bit] = static_cast<uint32_t>(_mm_movemask_epi8(low)) | static_cast<uint32_t>(_mm_movemask_epi8(high)) << 16;
+      low = _mm_add_epi8(low, low), high = _mm_add_epi8(high, high);
+    }
+  }
+  return whole;
+#else
+  return 0;
+#endif
+}
+
+}  // namespace
+
 void table_write_codes(const TableFormat& format, PackedWeight& weight, int64_t row, std::span<const uint8_t> codes) {
   const auto bits = static_cast<size_t>(format.bits);
   if (flat(format)) {
@@ -232,8 +262,9 @@ void table_write_codes(const TableFormat& format, PackedWeight& weight, int64_t 
   const auto words = weight.plane(PlaneRole::codes)
                          .bytes.as<uint32_t>()
                          .subspan(static_cast<size_t>(row) * units * bits, units * bits);
-  std::ranges::fill(words, 0u);
-  for (size_t first = 0; first < codes.size(); first += 8) {
+  const size_t whole = write_units(codes, bits, words);
+  std::ranges::fill(words.subspan(whole / unit * bits), 0u);
+  for (size_t first = whole; first < codes.size(); first += 8) {
     uint64_t bytes = 0;
     std::memcpy(&bytes, codes.data() + first, std::min<size_t>(8, codes.size() - first));
     for (size_t bit = 0; bit < bits; ++bit) {

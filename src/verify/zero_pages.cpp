@@ -1,0 +1,168 @@
+#include "verify/zero_pages.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "core/parallel.h"
+#include "core/text.h"
+#include "model/parameters.h"
+#include "verify/rungs.h"
+
+namespace w4q::verify {
+namespace {
+
+/// Rows of fewer bytes say nothing of where a row begins: dimensions are put together until they have as many.
+constexpr size_t least_row = 64;
+/// A row's own zeros may stand beside a stretch: so many bytes into a row are none of it.
+constexpr size_t slack = 32;
+/// Of the bytes of a tensor: more are how it is made, but for one stretch alone.
+constexpr double most_lost = 0.25;
+constexpr size_t few_runs = 3;
+
+/// What is zero over long stretches by its nature: zero points, orders of groups, masks.
+constexpr std::string_view of_nature[] = {"zero", "g_idx", "group_index", "mask", "perm", ".bias", "inv_freq"};
+
+uint64_t word_at(const std::byte* at) {
+  uint64_t word = 0;
+  std::memcpy(&word, at, sizeof(word));
+  return word;
+}
+
+size_t row_bytes_of(const io::TensorInfo& info) {
+  auto bytes = static_cast<size_t>(std::max(1, dtype_bits(info.dtype) / 8));
+  for (size_t i = info.shape.size(); i-- > 1;) {
+    bytes *= static_cast<size_t>(info.shape[i]);
+    if (bytes >= least_row) return bytes;
+  }
+  return 0;
+}
+
+bool is_router(const io::TensorInfo& info) {
+  const std::string_view module = model::module_path(info.name);
+  const std::string_view last = module.substr(module.rfind('.') + 1);
+  const bool named = last == "gate" || last == "router" || module.ends_with("router.layer");
+  return named && info.shape.size() == 2 && info.shape[0] > 1 && is_weight_dtype(info.dtype);
+}
+
+bool is_looked_at(const io::TensorInfo& info) {
+  const bool integer = info.dtype == DType::i64 || info.dtype == DType::u64 || info.dtype == DType::boolean;
+  if (info.shape.size() < 2 || info.size() < 2 * page_bytes || integer || row_bytes_of(info) == 0)
+    return is_router(info);
+  return std::ranges::none_of(of_nature,
+                              [&](std::string_view part) { return info.name.find(part) != std::string::npos; });
+}
+
+int64_t zero_rows(std::span<const std::byte> bytes, int64_t rows) {
+  const size_t row = bytes.size() / static_cast<size_t>(rows);
+  int64_t count = 0;
+  for (int64_t i = 0; i < rows; ++i) {
+    const auto line = bytes.subspan(static_cast<size_t>(i) * row, row);
+    count += std::ranges::all_of(line, [](std::byte byte) { return byte == std::byte{0}; });
+  }
+  return count;
+}
+
+struct Looked {
+  std::string fault;
+  int64_t rows_of_nothing = 0;  ///< of a router
+};
+
+Looked look_at(const io::Checkpoint& tensors, const io::TensorInfo& info) {
+  Looked result;
+  const auto loaded = tensors.load(info.name);
+  if (const size_t row = row_bytes_of(info); row > 0)
+    result.fault = lost_page(byte_runs(loaded->bytes), loaded->bytes.size(), row);
+  if (is_router(info)) result.rows_of_nothing = zero_rows(loaded->bytes, info.shape[0]);
+  return result;
+}
+
+}  // namespace
+
+std::vector<ByteRun> byte_runs(std::span<const std::byte> bytes) {
+  constexpr size_t step = page_bytes / 4;
+  std::vector<ByteRun> runs;
+  for (size_t at = 0; at + sizeof(uint64_t) <= bytes.size(); at += step) {
+    const uint64_t word = word_at(bytes.data() + at);
+    if (word != std::rotl(word, 8)) continue;
+    const std::byte byte = bytes[at];
+    size_t begin = at, end = at + sizeof(word);
+    while (begin > 0 && bytes[begin - 1] == byte) --begin;
+    while (end + sizeof(word) <= bytes.size() && word_at(bytes.data() + end) == word) end += sizeof(word);
+    while (end < bytes.size() && bytes[end] == byte) ++end;
+    if (end - begin >= page_bytes) runs.push_back({begin, end, byte});
+    at = std::max(at, end / step * step);
+  }
+  return runs;
+}
+
+std::string lost_page(std::span<const ByteRun> runs, size_t bytes, size_t row_bytes) {
+  size_t lost = 0;
+  for (const ByteRun& run : runs) lost += run.end - run.begin;
+  if (runs.empty() || lost == bytes) return {};
+  if (runs.size() > 1 && static_cast<double>(lost) > most_lost * static_cast<double>(bytes)) return {};
+  const auto within = [&](size_t at) {
+    const size_t in_row = at % row_bytes;
+    const size_t own = std::min(slack, row_bytes / 8);
+    return in_row > own && in_row + own < row_bytes;
+  };
+  const auto partial = [&](const ByteRun& run) { return within(run.begin) || within(run.end); };
+  const auto found = std::ranges::find_if(runs, partial);
+  if (found == runs.end()) return {};
+  // Columns that are zero are so in many rows.
+  const auto alike = std::ranges::count_if(runs, [&](const ByteRun& run) {
+    const auto near = [&](size_t a, size_t b) { return std::max(a, b) - std::min(a, b) <= slack; };
+    return near(run.begin % row_bytes, found->begin % row_bytes) && near(run.end % row_bytes, found->end % row_bytes);
+  });
+  if (runs.size() > few_runs && 2 * static_cast<size_t>(alike) > runs.size()) return {};
+  const int byte = std::to_integer<int>(found->byte);
+  return concat("holds ", byte == 0 ? "zeros" : concat("nothing but bytes of ", byte), " from byte ", found->begin,
+                " to ", found->end, ", which are no whole rows of ", row_bytes,
+                runs.size() > 1 ? concat(", and ", runs.size() - 1, " further stretches of them") : std::string(),
+                ": pages were lost");
+}
+
+Check check_zero_pages(const checkpoint::Folder& headers) {
+  std::vector<const io::TensorInfo*> infos;
+  for (const auto& [name, info] : headers.tensors.tensors()) {
+    if (is_looked_at(info)) infos.push_back(&info);
+  }
+  std::vector<Looked> looked(infos.size());
+  parallel_for(static_cast<int64_t>(infos.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      looked[static_cast<size_t>(i)] = look_at(headers.tensors, *infos[static_cast<size_t>(i)]);
+    }
+  });
+  Check check{"pages", true, {}, {}};
+  int64_t routers = 0, hollow = 0;
+  for (size_t i = 0; i < infos.size(); ++i) {
+    routers += is_router(*infos[i]), hollow += looked[i].rows_of_nothing > 0;
+  }
+  for (size_t i = 0; i < infos.size(); ++i) {
+    const auto& [fault, rows] = looked[i];
+    if (!fault.empty()) check.faults.push_back(concat(printable(infos[i]->name), ": ", fault));
+    if (fault.empty() && rows > 0 && rows < infos[i]->shape[0] && hollow == 1 && routers > 1) {
+      check.faults.push_back(concat(printable(infos[i]->name), ": is zero in ", rows, " rows, and no other router is: ",
+                                    "those experts are never chosen for what they read"));
+    }
+  }
+  check.passed = check.faults.empty();
+  check.detail = concat(infos.size() - std::min(infos.size(), check.faults.size()), " of ", infos.size(),
+                        " matrices have no page of zeros within their rows");
+  return check;
+}
+
+CheckRow zero_pages_check() {
+  return {.name = "pages",
+          .help = "no page of zeros stands within the rows of a matrix",
+          .run = [](CheckContext& context, Findings& findings) {
+            auto check = check_zero_pages(context.headers());
+            // Said where it fails: what is sound says so by all other rungs.
+            if (!check.passed) findings.checks.add(std::move(check));
+          }};
+}
+
+}  // namespace w4q::verify
