@@ -120,7 +120,6 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         BadFile{"wordpiece", "/model/type", "\"WordPiece\"", other, {"WordPiece", "not supported", "BPE"}},
         BadFile{"wordlevel", "/model/type", "\"WordLevel\"", other, {"WordLevel"}},
-        BadFile{"wordlevel", "/model/type", "\"WordLevel\"", other, {"WordLevel"}},
         BadFile{"dropout", "/model/dropout", "0.1", other, {"/model/dropout"}},
         BadFile{"prefix", "/model/continuing_subword_prefix", "\"##\"", other, {"continuing_subword_prefix"}},
         BadFile{"suffix", "/model/end_of_word_suffix", "\"</w>\"", other, {"end_of_word_suffix"}},
