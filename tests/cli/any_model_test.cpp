@@ -435,6 +435,16 @@ TEST_F(AnyModel, StackedExpertsGetTheNamesThatReadersKnow) {
   run({"verify", path("int4-f32"), "--base", model});
 }
 
+/// What transformers loads of models whose experts are no linears there: attention packed, stacks as they were.
+TEST_F(AnyModel, StacksThatAreKeptAreNotMissed) {
+  const fs::path model = path("stacked");
+  write_small_model(model::architecture_row("gpt_oss"), model);
+  run({"quantize", model, "-o", path("int4"), "--method", "rtn", "--scheme", "int4-g32-bf16", "--keep", "*experts*"});
+  run({"repack", path("int4"), "-o", path("ct"), "--to", "compressed-tensors"});
+  run({"verify", path("ct"), "--base", model});
+  EXPECT_TRUE(io::Checkpoint::open(path("ct")).contains("model.layers.1.mlp.experts.gate_up_proj"));
+}
+
 /// Rotations are folded into mixtures and delta nets, stacks among them, and what is kept is turned too.
 TEST_F(AnyModel, MixturesAndDeltaNetsAreFolded) {
   for (const char* type : {"qwen3_5_moe_text", "gpt_oss"}) {
