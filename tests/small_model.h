@@ -47,7 +47,7 @@ inline const std::map<std::string, std::string>& small_configs() {
       {"gemma3_text", R"("head_dim": 32, "sliding_window": 6, "sliding_window_pattern": 3, "rope_theta": 1000000)"},
       {"gemma4_text", R"("head_dim": 32, "global_head_dim": 64, "sliding_window": 6, "num_kv_shared_layers": 2,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
-        "hidden_size_per_layer_input": 32, "use_double_wide_mlp": true, "final_logit_softcapping": 5.0,
+        "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 160, "use_double_wide_mlp": true, "final_logit_softcapping": 5.0,
         "rope_parameters": {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25,
         "rope_theta": 1000000}, "sliding_attention": {"rope_type": "default", "rope_theta": 10000}})"},
       {"gpt_oss", local + R"(, "head_dim": 32, "sliding_window": 6, "attention_bias": true, "swiglu_limit": 1.0,

@@ -144,7 +144,7 @@ int64_t CudaDecoder::step_bytes() const {
 
 CudaMatrix CudaDecoder::forward(std::span<const int32_t> ids, const CudaObserver* observer) {
   Impl& decoder = *impl_;
-  model::check_ids(ids, decoder.position, decoder.options.capacity, decoder.config.vocab_size);
+  model::check_ids(ids, decoder.position, decoder.options.capacity, decoder.config.known_ids());
   const auto rows = static_cast<int64_t>(ids.size());
   decoder.cache.grow(decoder.position + rows);
   const int64_t hidden_size = decoder.config.hidden_size;

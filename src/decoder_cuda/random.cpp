@@ -316,7 +316,7 @@ CudaModel CudaModel::random(device::Context& gpu, const model::ModelConfig& conf
   }
   if (config.layer_embedding_size > 0) {
     const int64_t width = config.layers * config.layer_embedding_size;
-    model.layer_embeddings_ = {maker.rows(config.vocab_size, width),
+    model.layer_embeddings_ = {maker.rows(config.layer_vocab_size, width),
                                maker.dense({"per_layer_model_projection"}, width, hidden),
                                maker.norm(config.layer_embedding_size)};
   }

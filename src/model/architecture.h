@@ -23,6 +23,7 @@ enum class WindowRule {
   none,
   all_layers,  ///< those that layer_types says, or all
   from_layer,  ///< with use_sliding_window those that layer_types says, or from max_window_layers on
+  switched,    ///< with use_sliding_window all
 };
 
 struct ArchitectureRow {
@@ -36,6 +37,12 @@ struct ArchitectureRow {
   std::optional<int64_t> head_dim = {};  ///< nothing: hidden_size / heads
   int64_t max_positions = 0;
   double rope_theta = 10000;
+  std::string_view rope_parameters = {};  ///< JSON
+  int64_t original_positions = 0;  ///< original_max_position_embeddings of the file's top; 0: rope parameters say it
+  double partial_rotary_factor = 1;
+  double rms_norm_eps = 1e-6;
+  int64_t window = 4096;          ///< sliding_window; 0: none
+  bool biases_attention = false;  ///< attention_bias
   std::optional<int64_t> bos_token = {};
   std::optional<int64_t> eos_token = {};
 
@@ -45,11 +52,13 @@ struct ArchitectureRow {
   bool qk_norm = false;                 ///< RMSNorm of queries and keys
   bool whole_qk_norm = false;           ///< of all heads as one
   WindowRule windows = WindowRule::none;
-  float norm_offset = 0;          ///< PlannedNorm::offset of all norms
-  bool scales_embedding = false;  ///< by √hidden_size
-  bool ties_head = false;         ///< where tie_word_embeddings is absent
-  bool only_experts = false;      ///< intermediate_size may be absent
-  bool reads_rope = false;        ///< `read` reads the rotary embeddings, which differ between layers
+  std::string_view activation_key = "hidden_act";  ///< empty: nothing says it
+  std::string_view activation = "silu";            ///< where that is absent
+  float norm_offset = 0;                           ///< PlannedNorm::offset of all norms
+  bool scales_embedding = false;                   ///< by √hidden_size
+  bool ties_head = false;                          ///< where tie_word_embeddings is absent
+  bool only_experts = false;                       ///< intermediate_size may be absent
+  bool reads_rope = false;                         ///< `read` reads the rotary embeddings, which differ between layers
   /// Positions of pictures turn other channels than those of text do: for text alone they are the same.
   bool text_mrope = false;
 

@@ -15,7 +15,6 @@ namespace w4q::model {
 namespace {
 
 constexpr int64_t max_layers = 10000;
-constexpr int64_t default_window = 4096;
 constexpr int64_t default_max_window_layers = 28;
 
 [[noreturn]] void unknown_architecture(const ConfigReader& reader, std::string_view name) {
@@ -45,9 +44,11 @@ const ArchitectureRow& find_architecture(const ConfigReader& reader) {
   return name.empty() ? **by_type : **by_name;
 }
 
-/// A text_config by itself: what it leaves unsaid of tokens and types, the file around it says.
+/// A text_config by itself: what it leaves unsaid of tokens and types, the file around it says, which alone says whether
+/// the head is tied.
 io::Json text_config_of(const io::Json& outer) {
   io::Json text = outer["text_config"];
+  text.erase("tie_word_embeddings");
   for (const char* key : {"tie_word_embeddings", "bos_token_id", "eos_token_id", "dtype", "torch_dtype"}) {
     if (!text.contains(key) && outer.contains(key)) text[key] = outer[key];
   }
@@ -76,7 +77,7 @@ void parse_sizes(const ConfigReader& reader, ModelConfig& config) {
   if (config.layers > max_layers) reader.refuse("num_hidden_layers", concat("expected at most ", max_layers));
   config.heads = reader.size("num_attention_heads");
   config.max_positions = reader.size("max_position_embeddings", config.architecture->max_positions);
-  config.rms_norm_eps = reader.positive("rms_norm_eps", 1e-6);
+  config.rms_norm_eps = reader.positive("rms_norm_eps", config.architecture->rms_norm_eps);
 }
 
 void parse_heads(const ConfigReader& reader, ModelConfig& config) {
@@ -104,9 +105,9 @@ void parse_heads(const ConfigReader& reader, ModelConfig& config) {
 }
 
 void parse_biases(const ConfigReader& reader, ModelConfig& config) {
-  const bool attention = reader.boolean("attention_bias").value_or(false);
-  const bool mlp = reader.boolean("mlp_bias").value_or(false);
   const ArchitectureRow& row = *config.architecture;
+  const bool attention = reader.boolean("attention_bias").value_or(row.biases_attention);
+  const bool mlp = reader.boolean("mlp_bias").value_or(false);
   config.output_bias = row.attention_bias == BiasRule::stated && attention;
   config.qkv_bias = row.attention_bias == BiasRule::always || config.output_bias;
   config.mlp_bias = row.mlp_bias == BiasRule::stated && mlp;
@@ -117,8 +118,9 @@ void parse_biases(const ConfigReader& reader, ModelConfig& config) {
 int64_t parse_window(const ConfigReader& reader, ModelConfig& config) {
   const WindowRule rule = config.architecture->windows;
   if (rule == WindowRule::none) return 0;
-  if (rule == WindowRule::from_layer && !reader.boolean("use_sliding_window").value_or(false)) return 0;
-  if (!reader.states("sliding_window")) return default_window;
+  const bool stated = rule == WindowRule::from_layer || rule == WindowRule::switched;
+  if (stated && !reader.boolean("use_sliding_window").value_or(false)) return 0;
+  if (!reader.states("sliding_window")) return config.architecture->window;
   const auto window = reader.integer("sliding_window");
   if (!window) return 0;
   if (*window < 0) reader.refuse("sliding_window", "expected a number of positions or null");
@@ -145,9 +147,8 @@ void parse_windows(const ConfigReader& reader, ModelConfig& config) {
   const WindowRule rule = config.architecture->windows;
   const int64_t window = parse_window(reader, config);
   const io::Json* types = reader.find("layer_types");
-  if (types != nullptr && rule != WindowRule::none) {
-    return parse_layer_types(reader, *types, window, config);
-  }
+  const bool listed = rule == WindowRule::all_layers || rule == WindowRule::from_layer;
+  if (types != nullptr && listed) return parse_layer_types(reader, *types, window, config);
   const int64_t first = rule == WindowRule::from_layer
                             ? reader.integer("max_window_layers").value_or(default_max_window_layers)
                             : int64_t{0};
@@ -217,12 +218,17 @@ int64_t ModelConfig::intermediate_of(int64_t layer) const {
 namespace {
 
 void parse_activation(const ConfigReader& reader, ModelConfig& config) {
-  const bool newer = reader.find("hidden_activation") != nullptr;
-  const std::string key = newer ? "hidden_activation" : "hidden_act", name = reader.text(key).value_or("silu");
+  const std::string_view key = config.architecture->activation_key;
+  if (key.empty()) return;
+  const std::string name = reader.text(key).value_or(std::string(config.architecture->activation));
   if (name == "silu" || name == "swish") return;
+  if (name == "gelu") {
+    config.activation = Activation::gelu;
+    return;
+  }
   if (name != "gelu_pytorch_tanh" && name != "gelu_new") {
     throw Error(ErrorCode::unsupported, concat(reader.source(), ": ", key, " \"", printable(name), "\""))
-        .detail("supported: silu, gelu_pytorch_tanh");
+        .detail("supported: silu, gelu, gelu_pytorch_tanh");
   }
   config.activation = Activation::gelu_tanh;
 }

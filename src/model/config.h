@@ -2,6 +2,7 @@
 // the newer one (rope_parameters, dtype), by itself or as the text_config of a model that also sees or hears.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -123,6 +124,7 @@ struct ModelConfig {
   std::vector<bool> mixture_layers;  ///< which have a mixture of experts; empty: none
   MixtureConfig mixture;
   int64_t layer_embedding_size = 0;  ///< of the embeddings that each layer has of its own; 0: none
+  int64_t layer_vocab_size = 0;      ///< rows of their table
   std::optional<DType> dtype;  ///< torch_dtype or dtype, what the producer computed in; nothing when absent or unusual
   /// Per layer: keys older than this many positions are not seen; 0 means all are.
   std::vector<int64_t> sliding_window;
@@ -131,6 +133,10 @@ struct ModelConfig {
   std::vector<std::string> warnings;
 
   int64_t groups() const noexcept { return heads / kv_heads; }
+  /// Ids below this have embeddings.
+  int64_t known_ids() const noexcept {
+    return layer_embedding_size == 0 ? vocab_size : std::min(vocab_size, layer_vocab_size);
+  }
   AttentionConfig attention_of(int64_t layer) const;
   int64_t intermediate_of(int64_t layer) const;
   bool has_delta_net(int64_t layer) const { return !delta_layers.empty() && delta_layers[static_cast<size_t>(layer)]; }

@@ -26,7 +26,7 @@ constexpr std::array rope_types = {
 /// Layer types under which the newer style may nest the parameters.
 constexpr std::array<std::string_view, 2> layer_types = {"full_attention", "sliding_attention"};
 
-/// The object with the parameters; null where the config has none.
+/// The object with the parameters.
 struct RopeSource {
   const io::Json* object = nullptr;
   std::string path;
@@ -53,11 +53,11 @@ RopeSource unnest(const ConfigReader& reader, const RopeSource& outer, std::stri
   return result;
 }
 
-RopeSource find_source(const ConfigReader& reader, std::string_view wanted) {
+/// Where rope parameters stand; empty where nothing is said.
+std::string_view stated_key(const ConfigReader& reader) {
   for (const std::string_view key : {"rope_scaling", "rope_parameters"}) {
     const io::Json* object = reader.find(key);
-    if (object == nullptr || (object->is_object() && object->empty())) continue;
-    return unnest(reader, {object, concat(key, ".")}, wanted);
+    if (object != nullptr && !(object->is_object() && object->empty())) return key;
   }
   return {};
 }
@@ -68,6 +68,8 @@ RopeType parse_type(const ConfigReader& parameters, bool text_mrope) {
   if (!name) name = "default";
   const bool sections = parameters.find("mrope_section") != nullptr || *name == "mrope";
   if (sections && (!text_mrope || *name == "mrope")) name = text_mrope ? "default" : "mrope";
+  // Phi-3's older name of longrope.
+  if (*name == "yarn" && parameters.find("short_factor") != nullptr) name = "longrope";
   const auto row = std::ranges::find(rope_types, *name, &RopeTypeRow::name);
   if (row != rope_types.end()) return row->type;
   std::vector<std::string> known;
@@ -136,7 +138,8 @@ void parse_longrope(const ConfigReader& parameters, const ModelConfig& config, i
 /// Channels of a head that turn. Throws bad_file unless they are pairs.
 int64_t rotary_channels(const ConfigReader& reader, const RopeConfig& rope, int64_t head_dim) {
   const auto rotary = static_cast<int64_t>(static_cast<double>(head_dim) * rope.partial_rotary_factor);
-  if (rope.partial_rotary_factor <= 1 && rotary >= 2 && rotary % 2 == 0) return rotary;
+  const bool pairs = rope.type == RopeType::proportional || (rotary >= 2 && rotary % 2 == 0);
+  if (rope.partial_rotary_factor <= 1 && pairs) return rotary;
   throw Error(ErrorCode::bad_file, concat(reader.source(), ": partial_rotary_factor ", rope.partial_rotary_factor,
                                           " rotates ", rotary, " of ", head_dim, " channels of a head"))
       .detail("expected an even number of channels, at least 2");
@@ -144,26 +147,36 @@ int64_t rotary_channels(const ConfigReader& reader, const RopeConfig& rope, int6
 
 }  // namespace
 
+io::Json rope_parameters(const ConfigReader& reader, const ArchitectureRow& row) {
+  const std::string_view key = stated_key(reader);
+  if (key.empty()) return row.rope_parameters.empty() ? io::Json::object() : io::Json::parse(row.rope_parameters);
+  if (!reader.find(key)->is_object()) reader.refuse(key, "expected an object");
+  return *reader.find(key);
+}
+
 RopeConfig parse_rope(const ConfigReader& reader, const RopeQuery& query, ModelConfig& config) {
+  const ArchitectureRow& row = *config.architecture;
   const double default_theta = query.theta;
-  const RopeSource source = find_source(reader, query.layer_type);
-  static const io::Json none = io::Json::object();
-  const ConfigReader parameters(source.object ? *source.object : none, reader.source(), source.path);
+  const io::Json all = rope_parameters(reader, row);
+  const RopeSource source = unnest(reader, {&all, concat(stated_key(reader), ".")}, query.layer_type);
+  const ConfigReader parameters(*source.object, reader.source(), source.path);
   RopeConfig rope;
   rope.type = parse_type(parameters, config.architecture->text_mrope);
   if (parameters.find("rope_theta") == nullptr && reader.find("rope_theta") == nullptr) {
     config.warnings.push_back(concat(reader.source(), ": rope_theta is missing; ", default_theta, " is assumed"));
   }
   rope.theta = parameters.positive("rope_theta", reader.positive("rope_theta", default_theta));
-  rope.partial_rotary_factor =
-      parameters.positive("partial_rotary_factor", reader.positive("partial_rotary_factor", 1.0));
+  rope.partial_rotary_factor = parameters.positive(
+      "partial_rotary_factor", reader.positive("partial_rotary_factor", config.architecture->partial_rotary_factor));
   const int64_t rotary = rotary_channels(reader, rope, query.head_dim);
   rope.original_max_positions = config.max_positions;
   const bool stretched =
       rope.type == RopeType::llama3 || rope.type == RopeType::yarn || rope.type == RopeType::longrope;
   if (stretched) {
     constexpr std::string_view key = "original_max_position_embeddings";
-    rope.original_max_positions = reader.size(key, parameters.size(key, config.max_positions));
+    const int64_t inner =
+        row.original_positions > 0 ? row.original_positions : parameters.size(key, config.max_positions);
+    rope.original_max_positions = reader.size(key, inner);
   }
   switch (rope.type) {
     case RopeType::standard:

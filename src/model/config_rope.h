@@ -13,6 +13,10 @@ struct RopeQuery {
   double theta = 0;  ///< where none is stated
 };
 
+/// rope_scaling or rope_parameters as they stand, or the architecture's own where there is neither; else an empty object.
+/// Throws bad_file unless it is an object.
+io::Json rope_parameters(const ConfigReader& reader, const ArchitectureRow& row);
+
 /// Reads rope_theta with rope_scaling (older style) or rope_parameters (newer style); `config.max_positions` is set
 /// already. Adds warnings to `config`. Throws unsupported for a type that w4q does not compute or parameters that differ
 /// between layer types where all are asked for, bad_file for anything malformed.

@@ -63,7 +63,7 @@ int64_t Decoder::position() const noexcept { return impl_->position; }
 MatrixView<const float> Decoder::forward(std::span<const int32_t> ids, const Observer* observer) {
   Impl& decoder = *impl_;
   const ModelConfig& config = decoder.config;
-  check_ids(ids, decoder.position, decoder.capacity, config.vocab_size);
+  check_ids(ids, decoder.position, decoder.capacity, config.known_ids());
   const auto rows = static_cast<int64_t>(ids.size());
   const auto x = decoder.hidden.matrix(rows, config.hidden_size);
   const auto observe = [&](int64_t index) {

@@ -79,12 +79,33 @@ Buffer turned(const io::Checkpoint& checkpoint, const Turn& turn) {
   return result;
 }
 
+/// A stack of experts each of which is turned, as it stood.
+Buffer turned_stack(const io::Checkpoint& checkpoint, const StackedExperts& stack, const std::vector<Turn>& turns) {
+  const int64_t size = stack.n * stack.k;
+  Buffer result(static_cast<size_t>(stack.experts * size) * sizeof(float));
+  for (int64_t index = 0; index < stack.experts; ++index) {
+    const Buffer expert = turned(checkpoint, turns[static_cast<size_t>(index)]);
+    const float* const from = expert.as<float>().data();
+    float* const to = result.as<float>().data() + index * size;
+    if (!stack.inputs_first) {
+      std::copy_n(from, size, to);
+      continue;
+    }
+    for (int64_t row = 0; row < stack.n; ++row) {
+      for (int64_t col = 0; col < stack.k; ++col) to[col * stack.n + row] = from[row * stack.k + col];
+    }
+  }
+  return result;
+}
+
 /// Goes over the graph and says how each tensor is made.
 class Folding {
  public:
-  Folding(SharedCheckpoint checkpoint, const ModelConfig& config, const FoldedRotations& rotations)
+  Folding(SharedCheckpoint checkpoint, const ModelConfig& config, const std::vector<StackedExperts>& stacks,
+          const FoldedRotations& rotations)
       : checkpoint_(std::move(checkpoint)),
         config_(config),
+        stacks_(stacks),
         stream_(std::make_shared<InputRotation>(rotations.residual, config.hidden_size)),
         head_(std::make_shared<InputRotation>(rotations.heads, config.head_dim)) {}
 
@@ -95,16 +116,18 @@ class Folding {
     const PlannedNorm norm = final_norm_plan(config_);
     matrix(head, {.source = config_.tied_embeddings ? table : head, .norm = norm, .inputs = stream_, .outputs = {}});
     ones(norm);
+    for (const auto& stack : stacks_) whole(stack);
     return std::move(tensors_);
   }
 
  private:
   void fold_layer(const LayerPlan& plan) {
     for (const auto& block : plan.blocks) {
-      const bool dense = block.kind == BlockKind::attention || block.kind == BlockKind::gated_mlp;
-      if (!dense || block.groups.front().linears.size() < 2) {
-        throw Error(ErrorCode::unsupported, concat(block.groups.front().name(), ": rotations are not folded into it"))
-            .detail("what takes them are attention with q, k and v, and MLPs with gate and up, of one matrix each")
+      const auto bare = std::ranges::find_if(
+          block.groups, [](const InputGroup& group) { return group.inputs == Basis::stream && !group.norm; });
+      if (bare != block.groups.end() && block.norm(NormRole::output) == nullptr) {
+        throw Error(ErrorCode::unsupported, concat(bare->name(), ": rotations are not folded into it"))
+            .detail("what takes them reads the residual stream behind a norm")
             .hint("leave out --fold-rotations");
       }
       if (block.norm(NormRole::output) == nullptr) continue;
@@ -125,7 +148,20 @@ class Folding {
     const SharedRotation outputs = rotation(linear.outputs);
     matrix(weight, {.source = weight, .norm = group.norm, .inputs = rotation(group.inputs), .outputs = outputs});
     // As one row, a bias is turned as inputs are.
-    if (linear.bias && outputs) matrix(bias, {.source = bias, .inputs = outputs, .outputs = {}});
+    if (!linear.bias || !outputs) return;
+    const std::string& rows = linear.bias_tensor.empty() ? bias : linear.bias_tensor;
+    matrix(rows, {.source = rows, .inputs = outputs, .outputs = {}});
+  }
+
+  /// The stack itself, for whoever keeps it as one.
+  void whole(const StackedExperts& stack) {
+    std::vector<Turn> turns;
+    for (int64_t index = 0; index < stack.experts; ++index) turns.push_back(turns_.at(stack.expert(index)));
+    const io::TensorInfo& info = checkpoint_->at(stack.name);
+    auto make = [checkpoint = checkpoint_, stack, turns = std::move(turns)] {
+      return turned_stack(*checkpoint, stack, turns);
+    };
+    tensors_.emplace(stack.name, io::DerivedTensor{DType::f32, info.dtype, info.shape, std::move(make)});
   }
 
   /// Null where nothing is folded.
@@ -135,6 +171,7 @@ class Folding {
 
   void matrix(const std::string& name, Turn turn) {
     const io::TensorInfo& info = checkpoint_->at(turn.source);
+    if (!stacks_.empty()) turns_.emplace(name, turn);
     auto make = [checkpoint = checkpoint_, turn = std::move(turn)] { return turned(*checkpoint, turn); };
     tensors_.emplace(name, io::DerivedTensor{DType::f32, info.dtype, info.shape, std::move(make)});
   }
@@ -153,17 +190,21 @@ class Folding {
 
   const SharedCheckpoint checkpoint_;
   const ModelConfig& config_;
+  const std::vector<StackedExperts>& stacks_;
+  std::map<std::string, Turn> turns_;  ///< where there are stacks
   const SharedRotation stream_, head_;
   DerivedTensors tensors_;
 };
 
 /// Every parameter is there as config.json wants it, and nothing else that might read or write the residual stream.
-void check_parameters(const io::Checkpoint& checkpoint, const ModelConfig& config) {
+void check_parameters(const io::Checkpoint& checkpoint, const ModelConfig& config,
+                      const std::vector<StackedExperts>& stacks) {
   std::set<std::string, std::less<>> known;
   for (const auto& parameter : parameters(config)) {
     check_weight(checkpoint, parameter.name, parameter.shape);
     known.insert(parameter.name);
   }
+  for (const auto& stack : stacks) known.insert(stack.name);
   if (config.tied_embeddings) known.insert(head_name(config));  // stored or not, it is not read
   for (const auto& [name, info] : checkpoint.tensors()) {
     if (known.contains(name) || is_derived_tensor(name)) continue;
@@ -224,9 +265,10 @@ OpenedModel fold_rotations(OpenedModel model, const FoldedRotations& rotations) 
   }
   model.notes = notes_of(model);
   model.config.tied_embeddings = has_tied_head(model);
-  check_parameters(tensors, model.config);
+  check_parameters(tensors, model.config, model.apart);
   const auto source = std::make_shared<const io::Checkpoint>(std::move(tensors));
-  tensors = io::Checkpoint::derive(source, Folding(source, model.config, rotations).run(), to_string(rotations));
+  tensors =
+      io::Checkpoint::derive(source, Folding(source, model.config, model.apart, rotations).run(), to_string(rotations));
   model.config.tied_embeddings = false;
   model.config.tie_word_embeddings = false;
   model.folded = rotations;

@@ -106,7 +106,7 @@ PlannedLinear head_plan(const ModelConfig& config) {
 
 PlannedLinear layer_embedding_plan(const ModelConfig& config) {
   return {.name = config.names.prefix + "embed_tokens_per_layer",
-          .n = config.vocab_size,
+          .n = config.layer_vocab_size,
           .k = config.layers * config.layer_embedding_size};
 }
 

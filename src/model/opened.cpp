@@ -80,6 +80,7 @@ ModelConfig undecoded(const ModelConfig& config, std::string why) {
 void follow_tensors(const io::Checkpoint& tensors, ModelConfig& config) {
   static const TensorNames known[] = {{"model.language_model.", "lm_head"},
                                       {"language_model.model.", "language_model.lm_head"},
+                                      {"language_model.", "lm_head"},
                                       {"model.text_model.", "lm_head"}};
   const auto holds = [&](const auto& fits) {
     return std::ranges::any_of(tensors.tensors(),
@@ -88,6 +89,13 @@ void follow_tensors(const io::Checkpoint& tensors, ModelConfig& config) {
   for (const TensorNames& names : known) {
     const std::string first = names.prefix + "layers.0.";
     if (holds([&](std::string_view name) { return name.starts_with(first); })) config.names = names;
+  }
+  // Some programs rename layers and leave the head, or the reverse.
+  for (const char* head : {"lm_head", "language_model.lm_head"}) {
+    const auto begins = [&](const std::string& at) {
+      return holds([&](std::string_view name) { return name.starts_with(at + "."); });
+    };
+    if (!begins(config.names.head) && begins(head)) config.names.head = head;
   }
   if (config.mixture.experts == 0) return;
   const std::string layers = config.names.prefix + "layers.";
@@ -152,6 +160,40 @@ OpenedModel take_apart_like(OpenedModel base, const io::Checkpoint& candidate) {
   base.apart = stacked_experts(base.folder);
   std::erase_if(base.apart, [&](const StackedExperts& stack) { return candidate.contains(stack.name); });
   base.folder.tensors = take_apart(std::move(base.folder.tensors), base.apart);
+  return base;
+}
+
+OpenedModel named_like(OpenedModel base, const io::Checkpoint& candidate) {
+  if (base.config.architecture == nullptr || base.config.mixture.storage != ExpertStorage::stacked_halves) return base;
+  const auto source = std::make_shared<const io::Checkpoint>(base.folder.tensors);
+  std::map<std::string, io::DerivedTensor, std::less<>> experts;
+  std::set<std::string, std::less<>> hidden;
+  for (const auto& stack : base.apart) {
+    const auto first = expert_parts(module_path(stack.expert(0)), stack.n).front().name + ".";
+    const auto at = candidate.tensors().lower_bound(first);
+    if (at == candidate.tensors().end() || !at->first.starts_with(first)) return base;
+    hidden.insert(stack.name);
+    for (int64_t index = 0; index < stack.experts; ++index) {
+      const std::string whole = stack.expert(index);
+      const DType dtype = source->at(whole).dtype;
+      hidden.insert(whole);
+      for (const ExpertPart& part : expert_parts(module_path(whole), stack.n)) {
+        const auto width = static_cast<size_t>(stack.k * dtype_bits(dtype) / 8);
+        auto make = [source, whole, part, width] {
+          const auto loaded = source->load(whole);
+          const auto rows = loaded->bytes.subspan(static_cast<size_t>(part.first_row) * width,
+                                                  static_cast<size_t>(part.rows) * width);
+          Buffer result(rows.size());
+          std::ranges::copy(rows, result.bytes().begin());
+          return result;
+        };
+        experts.emplace(part.name + ".weight", io::DerivedTensor{dtype, dtype, {part.rows, stack.k}, std::move(make)});
+      }
+    }
+  }
+  base.folder.tensors = io::Checkpoint::derive(source, std::move(experts), source->derivation(), hidden);
+  base.config.mixture.storage = ExpertStorage::by_name;
+  base.apart.clear();
   return base;
 }
 

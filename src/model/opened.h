@@ -44,6 +44,9 @@ checkpoint::Folder decoded(checkpoint::Folder folder);
 OpenedModel take_apart(OpenedModel model);
 OpenedModel take_apart_like(OpenedModel base, const io::Checkpoint& candidate);
 
+/// `base` with the experts of its stacks by the names that they have one by one, where `candidate` holds them so.
+OpenedModel named_like(OpenedModel base, const io::Checkpoint& candidate);
+
 /// `base` as it is or, where it is not quantized and has no rotations, with those that another version of it has.
 OpenedModel fold_like(OpenedModel base, const std::optional<FoldedRotations>& rotations);
 

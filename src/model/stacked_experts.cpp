@@ -7,7 +7,9 @@
 #include <optional>
 #include <string_view>
 
+#include "core/error.h"
 #include "core/text.h"
+#include "model/config.h"
 #include "model/parameters.h"
 
 namespace w4q::model {
@@ -98,6 +100,29 @@ std::vector<StackedExperts> stacked_experts(const checkpoint::Folder& folder) {
     }
   }
   return result;
+}
+
+std::vector<ExpertPart> expert_parts(std::string_view module, int64_t rows) {
+  const std::string_view number = module.substr(module.rfind('.') + 1);
+  const std::string_view stack = module.substr(0, module.size() - number.size() - 1);
+  const std::string_view last = stack.substr(stack.rfind('.') + 1);
+  const std::string_view experts = stack.substr(0, stack.size() - std::min(stack.size(), last.size() + 1));
+  const bool numbered = !number.empty() && number.find_first_not_of("0123456789") == std::string_view::npos;
+  if (!numbered || !experts.ends_with("experts")) return {{std::string(module), 0, rows}};
+  const std::string expert = concat(experts, ".", number, ".");
+  if (last == "down_proj") return {{concat(expert, last), 0, rows}};
+  if (last != "gate_up_proj" || rows % 2 != 0) return {{std::string(module), 0, rows}};
+  return {{expert + "gate_proj", 0, rows / 2}, {expert + "up_proj", rows / 2, rows / 2}};
+}
+
+bool stacks_halves(const io::Json& config) {
+  try {
+    const ModelConfig known = parse_config(config, "config.json");
+    return known.mixture.experts > 0 && known.mixture.storage != ExpertStorage::stacked_in_turn;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported && error.code() != ErrorCode::bad_file) throw;
+    return false;
+  }
 }
 
 io::Checkpoint take_apart(io::Checkpoint tensors, const std::vector<StackedExperts>& stacks) {

@@ -6,6 +6,7 @@
 #include "checkpoint/dialect/dialect.h"
 #include "core/error.h"
 #include "core/text.h"
+#include "formats/cut_rows.h"
 #include "formats/scheme_registry.h"
 #include "pipeline/round_anew.h"
 #include "repack/layout_registry.h"
@@ -104,11 +105,22 @@ void write_own(const PackedLinear& source, const LinearPlan& plan, io::Checkpoin
   ensure(linear.proof.complete(), plan.to.name + ": packed once more it is another weight");
 }
 
+/// The rows of `source` that `plan` is about.
+PackedLinear part_of(PackedLinear source, const LinearPlan& plan) {
+  if (plan.to.n == plan.from->n) return source;
+  for (auto& pass : source.passes) {
+    const auto specs = formats::scheme_row(pass.scheme.family).planes(pass.scheme, plan.to.n, plan.to.k);
+    pass = formats::cut_rows(pass, plan.first_row, plan.to.n, specs, plan.to.name);
+  }
+  source.name = plan.to.name;
+  return source;
+}
+
 }  // namespace
 
 void convert_linear(const io::Checkpoint& checkpoint, const LinearPlan& plan, bool allow_lossy,
                     io::CheckpointWriter& writer, ConvertedLinear& linear) {
-  const PackedLinear source = checkpoint::load_canonical(checkpoint, *plan.from);
+  const PackedLinear source = part_of(checkpoint::load_canonical(checkpoint, *plan.from), plan);
   if (plan.to.dialect == nullptr) return write_own(source, plan, writer, linear);
   write_dialect(source, plan, allow_lossy, writer, linear);
 }

@@ -14,6 +14,7 @@ namespace w4q::pipeline {
 struct LinearPlan {
   const checkpoint::PackedLinearInfo* from = nullptr;
   checkpoint::PackedLinearInfo to;  ///< of a dialect, or w4q's own
+  int64_t first_row = 0;            ///< of the source, of which `to` may be a part
   std::string loses;                ///< why the codes cannot be kept, as far as the structure tells; empty: they can
 };
 

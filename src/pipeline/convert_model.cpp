@@ -24,6 +24,7 @@
 #include "io/output.h"
 #include "model/model.h"
 #include "model/opened.h"
+#include "model/stacked_experts.h"
 #include "model/stored_sizes.h"
 #include "pipeline/convert_linear.h"
 #include "pipeline/output_rules.h"
@@ -78,7 +79,11 @@ struct LinearWishes {
   bool allow_lossy = false, scales_inputs = false, no_act_order = false;
 };
 
-LinearPlan plan_linear(const PackedLinearInfo& info, const checkpoint::DialectRow& row, const LinearWishes& wishes) {
+LinearPlan plan_part(const PackedLinearInfo& whole, const model::ExpertPart& part, const checkpoint::DialectRow& row,
+                     const LinearWishes& wishes) {
+  PackedLinearInfo info = whole;
+  info.name = part.name;
+  info.n = part.rows;
   const auto refuse = [&](const std::string& why) {
     return Error(ErrorCode::unsupported, concat(printable(info.name), ": ", row.name, " cannot hold ",
                                                 formats::to_string(info.passes.front().scheme)))
@@ -102,13 +107,21 @@ LinearPlan plan_linear(const PackedLinearInfo& info, const checkpoint::DialectRo
     throw refuse(fit.loses).hint(
         concat("--allow-lossy rounds the weights anew to ", formats::to_string(*fit.scheme), " and reports the error"));
   }
-  LinearPlan plan{&info, {info.name, info.n, info.k, info.source_dtype, {}}, std::move(fit.loses)};
+  LinearPlan plan{&whole, {info.name, info.n, info.k, info.source_dtype, {}}, part.first_row, std::move(fit.loses)};
   plan.to.passes = {{*fit.scheme, std::string(formats::canonical_layout)}};
   plan.to.dialect = &row;
   for (const auto& spec : row.tensors(*fit.scheme, info.n, info.k)) {
     plan.to.stored.push_back({info.name + spec.suffix, spec.dtype, spec.shape});
   }
   return plan;
+}
+
+/// One for each linear that readers know: an expert of a stack is several, by names of their own.
+void plan_linear(const PackedLinearInfo& info, bool halves, const checkpoint::DialectRow& row,
+                 const LinearWishes& wishes, std::vector<LinearPlan>& plans) {
+  const auto parts =
+      halves ? model::expert_parts(info.name, info.n) : std::vector<model::ExpertPart>{{info.name, 0, info.n}};
+  for (const auto& part : parts) plans.push_back(plan_part(info, part, row, wishes));
 }
 
 std::vector<io::PlannedTensor> planned_linears(const std::vector<LinearPlan>& linears) {
@@ -119,7 +132,7 @@ std::vector<io::PlannedTensor> planned_linears(const std::vector<LinearPlan>& li
 }
 
 LinearPlan plan_own(const PackedLinearInfo& info) {
-  LinearPlan plan{&info, info, {}};
+  LinearPlan plan{&info, info, 0, {}};
   plan.to.dialect = nullptr;
   plan.to.stored.clear();
   for (auto& pass : plan.to.passes) pass.layout = formats::canonical_layout;
@@ -188,12 +201,13 @@ void plan_carried(ConvertPlan& plan) {
 constexpr double largest_float8 = 448, largest_float4 = 6 * largest_float8;
 
 /// The scale that readers of a linear's scheme want; nothing: none, or such as they find while they run.
-std::optional<ScaleTensor> input_scale(const checkpoint::ActivationForm& form, const PackedLinearInfo& to) {
+std::optional<ScaleTensor> input_scale(const checkpoint::ActivationForm& form, const LinearPlan& plan) {
+  const PackedLinearInfo& to = plan.to;
   const formats::Scheme& scheme = to.passes.front().scheme;
   if (scheme.family != formats::SchemeFamily::small_float) return std::nullopt;
   const bool float4 = scheme.scale == formats::ScaleType::e4m3;
   if (!float4 && scheme.block != formats::whole_tensor) return std::nullopt;
-  return ScaleTensor{.path = to.name,
+  return ScaleTensor{.path = plan.from->name,
                      .tensor = {concat(to.name, float4 ? form.float4 : form.float8), DType::f32, form.shape},
                      .largest_code = float4 ? largest_float4 : largest_float8,
                      .divides = float4 && form.float4_divides};
@@ -209,7 +223,7 @@ void plan_activations(ConvertPlan& plan, const std::filesystem::path& input) {
   }
   if (plan.activations.inputs) {
     for (const auto& linear : plan.linears) {
-      if (auto scale = input_scale(*form, linear.to)) plan.scales.push_back(std::move(*scale));
+      if (auto scale = input_scale(*form, linear)) plan.scales.push_back(std::move(*scale));
     }
   }
   if (!plan.activations.cache) return;
@@ -226,8 +240,13 @@ ConvertPlan make_plan(const ConvertRequest& request) {
   plan.activations = request.activations;
   const LinearWishes wishes{request.allow_lossy, plan.activations.inputs, request.no_act_order};
   model::fit_to_config(plan.source);
+  const bool halves = model::stacks_halves(plan.source.config);
   for (const auto& [name, info] : plan.source.quantization.linears) {
-    plan.linears.push_back(plan.dialect == nullptr ? plan_own(info) : plan_linear(info, *plan.dialect, wishes));
+    if (plan.dialect == nullptr) {
+      plan.linears.push_back(plan_own(info));
+    } else {
+      plan_linear(info, halves, *plan.dialect, wishes, plan.linears);
+    }
   }
   plan_carried(plan);
   plan_activations(plan, request.input);
@@ -274,7 +293,7 @@ ConvertReport make_report(const ConvertPlan& plan) {
                               .from = linear.from->passes.front().scheme,
                               .to = linear.to.passes.front().scheme,
                               .shape = {linear.to.n, linear.to.k},
-                              .bytes_before = checkpoint::stored_bytes(*linear.from),
+                              .bytes_before = checkpoint::stored_bytes(*linear.from) * linear.to.n / linear.from->n,
                               .bytes_after = checkpoint::stored_bytes(linear.to),
                               .loses = linear.loses,
                               .proof = {},
@@ -498,8 +517,13 @@ serving::StoredModel planned_headers(const Plan& plan, io::Json config, const st
     }
   }
   std::vector<LinearPlan> linears;
+  const bool halves = model::stacks_halves(config);
   for (const auto& info : packed) {
-    linears.push_back(row == nullptr ? plan_own(info) : plan_linear(info, *row, {}));
+    if (row == nullptr) {
+      linears.push_back(plan_own(info));
+    } else {
+      plan_linear(info, halves, *row, {}, linears);
+    }
   }
   std::ranges::move(planned_linears(linears), std::back_inserter(tensors));
   config["quantization_config"] =

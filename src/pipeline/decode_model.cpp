@@ -39,26 +39,31 @@ struct DecodedTensor {
   DType dtype = DType::bf16;
   std::string from;
   int64_t bytes_before = 0;
-  bool stack = false;  ///< parts stand one behind the other, each transposed
+  bool stack = false;   ///< parts stand one behind the other
+  bool turned = false;  ///< each transposed
 };
 
 struct DecodePlan {
   checkpoint::Folder source;  ///< as it is opened: of small floats, decoded already
   io::Checkpoint tensors;     ///< with every packed linear as the F32 matrix that it stands for
   DType dtype = DType::bf16;  ///< of what is decoded
-  std::vector<DecodedTensor> list;
+  /// Stacks all of whose experts are linears by themselves now, where the architecture says how they stood.
+  std::set<std::string, std::less<>> stacks = {};
+  bool inputs_first = false;  ///< they did
+  std::vector<DecodedTensor> list = {};
 };
 
 bool is_decoded(const io::Checkpoint& raw, const io::Checkpoint& tensors, const std::string& name) {
   return !raw.contains(name) || tensors.stored_dtype(name) != tensors.at(name).dtype;
 }
 
-/// "T.3.weight" → "T", where the files hold the codes of the stack T.
-std::optional<std::string> stack_of(const io::Checkpoint& raw, std::string_view name) {
+/// "T.3.weight" → "T", where the files hold the codes of the stack T, or the architecture says that it is one.
+std::optional<std::string> stack_of(const DecodePlan& plan, const io::Checkpoint& raw, std::string_view name) {
   const std::string_view expert = model::module_path(name);
   const size_t dot = expert.rfind('.');
   if (dot == std::string_view::npos) return std::nullopt;
   std::string stack(expert.substr(0, dot));
+  if (plan.stacks.contains(stack)) return stack;
   return raw.contains(stack + std::string(codes_of_stack)) ? std::optional(std::move(stack)) : std::nullopt;
 }
 
@@ -80,17 +85,20 @@ void list_decoded(DecodePlan& plan, const io::Checkpoint& raw) {
   std::map<std::string, DecodedTensor> decoded;  // by path
   for (const auto& [name, info] : plan.tensors.tensors()) {
     if (!is_decoded(raw, plan.tensors, name)) continue;
-    const auto stack = stack_of(raw, name);
+    const auto stack = stack_of(plan, raw, name);
     const std::string path = stack.value_or(std::string(model::module_path(name)));
     DecodedTensor& tensor = decoded[path];
     tensor.name = stack.value_or(name);
     tensor.parts.push_back(name);
     tensor.stack = stack.has_value();
+    tensor.turned = tensor.stack && (plan.inputs_first || !plan.stacks.contains(path));
     const auto parts = static_cast<int64_t>(tensor.parts.size());
-    tensor.shape = tensor.stack ? Shape{parts, info.shape[1], info.shape[0]} : info.shape;
+    tensor.shape = !tensor.stack   ? info.shape
+                   : tensor.turned ? Shape{parts, info.shape[1], info.shape[0]}
+                                   : Shape{parts, info.shape[0], info.shape[1]};
     tensor.dtype = plan.dtype;
     tensor.from = raw.contains(name) ? dtype_name(raw.at(name).dtype) : "E2M1";
-    if (const auto* packed = plan.source.quantization.find(path); packed != nullptr) {
+    if (const auto* packed = plan.source.quantization.find(model::module_path(name)); packed != nullptr) {
       tensor.from = formats::to_string(packed->passes.front().scheme);
       if (packed->passes.size() > 1) tensor.from += concat(" and ", packed->passes.size() - 1, " passes");
     } else if (tensor.from == dtype_name(DType::u8)) {
@@ -100,8 +108,8 @@ void list_decoded(DecodePlan& plan, const io::Checkpoint& raw) {
   for (const auto& [name, info] : raw.tensors()) {
     if (plan.tensors.contains(name) && !is_decoded(raw, plan.tensors, name)) continue;
     std::string owner = owner_of(name);
-    // A plane of w4q has the number of its pass, too.
-    if (!decoded.contains(owner)) owner = owner_of(owner);
+    // A plane of w4q has the number of its pass, too, and that of its expert.
+    for (int i = 0; i < 2 && !decoded.contains(owner); ++i) owner = owner_of(owner);
     if (const auto found = decoded.find(owner); found != decoded.end()) {
       found->second.bytes_before += static_cast<int64_t>(info.size());
     }
@@ -109,6 +117,23 @@ void list_decoded(DecodePlan& plan, const io::Checkpoint& raw) {
   for (auto& [path, tensor] : decoded) {
     if (tensor.stack) order_parts(tensor);
     plan.list.push_back(std::move(tensor));
+  }
+}
+
+/// "….gate_up_proj.0" and so on.
+void find_stacks(DecodePlan& plan) {
+  const model::ModelConfig config = model::open_model(plan.source).config;
+  const auto storage = config.mixture.storage;
+  if (config.architecture == nullptr || storage == model::ExpertStorage::by_name) return;
+  plan.inputs_first = storage == model::ExpertStorage::stacked_in_turn;
+  std::map<std::string, int64_t, std::less<>> experts;
+  for (const auto& [name, info] : plan.source.quantization.linears) {
+    const size_t dot = name.rfind('.');
+    const bool numbered = dot != name.npos && name.find_first_not_of("0123456789", dot + 1) == name.npos;
+    if (numbered) ++experts[name.substr(0, dot)];
+  }
+  for (const auto& [stack, count] : experts) {
+    if (count == config.mixture.experts) plan.stacks.insert(stack);
   }
 }
 
@@ -135,7 +160,8 @@ DecodePlan make_plan(const DecodeRequest& request) {
   model::fit_to_config(source);
   const io::Checkpoint raw = io::Checkpoint::open(request.input);
   const auto stated = checkpoint::stated_dtype(source.config);
-  DecodePlan plan{source, model::decoded(source).tensors, DType::f32, {}};
+  DecodePlan plan{source, model::decoded(source).tensors, DType::f32};
+  find_stacks(plan);
   if (request.to == half_name) plan.dtype = stated == DType::f16 ? DType::f16 : DType::bf16;
   list_decoded(plan, raw);
   if (plan.list.empty()) {
@@ -203,9 +229,9 @@ Buffer transposed(const io::RowReader& matrix, int64_t n, int64_t k) {
 }
 
 /// The rows to write of a part.
-RowSource rows_of(const io::Checkpoint& tensors, const std::string& part, bool stack) {
+RowSource rows_of(const io::Checkpoint& tensors, const std::string& part, bool turned_over) {
   const Shape& shape = tensors.at(part).shape;
-  if (!stack) return {shape[0], shape[1], tensors.rows(part), {}};
+  if (!turned_over) return {shape[0], shape[1], tensors.rows(part), {}};
   const auto turned = std::make_shared<const Buffer>(transposed(tensors.rows(part), shape[0], shape[1]));
   const auto read = [turned](int64_t row, std::span<float> values) {
     std::ranges::copy(turned->as<float>().subspan(static_cast<size_t>(row) * values.size(), values.size()),
@@ -219,7 +245,7 @@ ConversionError write_decoded(const io::Checkpoint& tensors, const DecodedTensor
   ConversionError total;
   int64_t written = 0;
   for (const auto& part : tensor.parts) {
-    const RowSource rows = rows_of(tensors, part, tensor.stack);
+    const RowSource rows = rows_of(tensors, part, tensor.turned);
     const RowSink sink{
         static_cast<uint64_t>(rows.k * dtype_bits(tensor.dtype) / 8), largest_of(tensor.dtype),
         [&](std::span<const float> row, std::span<std::byte> bytes) { narrow(row, tensor.dtype, bytes); },

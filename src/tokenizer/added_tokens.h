@@ -12,6 +12,7 @@
 #include "text/regex.h"
 #include "tokenizer/json_node.h"
 #include "tokenizer/text_normalizer.h"
+#include "tokenizer/text_trie.h"
 #include "tokenizer/vocabulary.h"
 
 namespace w4q::tokenizer {
@@ -24,28 +25,6 @@ struct AddedToken {
   bool rstrip = false;       ///< takes the white space after it
   bool normalized = true;    ///< looked for after the normalizer, and normalized itself
   bool special = false;      ///< left out of decoded text on request
-};
-
-/// Finds the longest of several texts at each place, from left to right.
-class TextTrie {
- public:
-  struct Match {
-    text::TextRange range;
-    int32_t value;
-  };
-  /// Adds a text that is not empty; the first of two equal texts counts.
-  void add(std::string_view text, int32_t value);
-  /// The leftmost match that begins at `from` or later, the longest of those that begin there.
-  std::optional<Match> find(std::string_view text, size_t from) const;
-
- private:
-  static uint64_t edge(uint32_t node, char byte) noexcept {
-    return static_cast<uint64_t>(node) << 8 | static_cast<unsigned char>(byte);
-  }
-
-  std::array<bool, 256> begins_{};
-  std::unordered_map<uint64_t, uint32_t> edges_;
-  std::vector<int32_t> values_ = {-1};  ///< of each node; -1 where no text ends
 };
 
 class AddedTokens {

@@ -42,8 +42,6 @@ bool is_comment(const io::Json& merge) {
 }  // namespace
 
 Bpe Bpe::parse(const JsonNode& node) {
-  const auto type = node.find("type");
-  if (type && type->string() != "BPE") throw node.unknown_type("model", "BPE");
   Bpe result;
   result.read_options(node);
   result.vocabulary_ = Vocabulary::parse(node.at("vocab"));

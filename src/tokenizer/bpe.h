@@ -17,7 +17,7 @@ namespace w4q::tokenizer {
 class Bpe {
  public:
   /// Reads vocabulary, merges and options. Throws bad_file (a merge of unknown tokens, naming it) or unsupported
-  /// (another model than BPE, dropout, subword prefixes and suffixes).
+  /// (dropout, subword prefixes and suffixes).
   static Bpe parse(const JsonNode& node);
 
   const Vocabulary& vocabulary() const noexcept { return vocabulary_; }

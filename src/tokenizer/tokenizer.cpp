@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <variant>
 
 #include "core/text.h"
 #include "io/files.h"
@@ -15,6 +16,7 @@
 #include "tokenizer/pre_tokenizer.h"
 #include "tokenizer/text_normalizer.h"
 #include "tokenizer/token_decoder.h"
+#include "tokenizer/unigram.h"
 
 namespace w4q::tokenizer {
 
@@ -24,19 +26,32 @@ namespace {
 struct Components {
   TextNormalizer normalizer;
   PreTokenizer pre_tokenizer;
-  Bpe bpe;
+  std::variant<Bpe, Unigram> model;
   AddedTokens added;
   PostProcessor post_processor;
   TokenDecoder decoder;
 
-  int64_t end_id() const noexcept { return std::max(bpe.vocabulary().end_id(), added.end_id()); }
+  const Vocabulary& vocabulary() const noexcept {
+    const auto* bpe = std::get_if<Bpe>(&model);
+    return bpe != nullptr ? bpe->vocabulary() : std::get_if<Unigram>(&model)->vocabulary();
+  }
+  int64_t end_id() const noexcept { return std::max(vocabulary().end_id(), added.end_id()); }
 };
+
+std::variant<Bpe, Unigram> parse_model(const JsonNode& node) {
+  const auto type = node.find("type");
+  if (type && type->string() == "Unigram") return Unigram::parse(node);
+  if (type && type->string() != "BPE") throw node.unknown_type("model", "BPE, Unigram");
+  return Bpe::parse(node);
+}
 
 /// One call of encode(): the stages that a text passes.
 class Encoding {
  public:
   Encoding(const Components& tokenizer, std::string_view text)
-      : tokenizer_(tokenizer), text_(text), budget_(text.size()), encoder_(tokenizer.bpe, text.size()) {}
+      : tokenizer_(tokenizer), text_(text), budget_(text.size()) {
+    if (const auto* bpe = std::get_if<Bpe>(&tokenizer.model)) encoder_.emplace(*bpe, text.size());
+  }
 
   std::vector<int32_t> run() {
     for (const auto& part : tokenizer_.added.split(text_, false, budget_)) {
@@ -61,17 +76,22 @@ class Encoding {
     }
   }
 
-  void encode_words(std::string text, bool begins_text) {
-    const Words words = tokenizer_.pre_tokenizer.apply(std::move(text), begins_text, budget_);
+  void encode_words(std::string part, bool begins_text) {
+    const Words words = tokenizer_.pre_tokenizer.apply(std::move(part), begins_text, budget_);
     for (const auto& word : words.words) {
-      encoder_.encode(std::string_view(words.text).substr(word.range.begin, word.range.size()), ids_);
+      const auto text = std::string_view(words.text).substr(word.range.begin, word.range.size());
+      if (encoder_) {
+        encoder_->encode(text, ids_);
+      } else {
+        std::get<Unigram>(tokenizer_.model).encode(text, ids_);
+      }
     }
   }
 
   const Components& tokenizer_;
   std::string_view text_;
   text::WorkBudget budget_;
-  BpeEncoder encoder_;
+  std::optional<BpeEncoder> encoder_;  ///< of BPE
   std::vector<int32_t> ids_;
 };
 
@@ -81,7 +101,7 @@ struct Tokenizer::Impl : Components {
   /// What stands for `id` in the file; null for a special token that is skipped. Throws bad_argument for an unknown id.
   const std::string* token(int32_t id, bool skips_special) const {
     const AddedToken* known = added.find(id);
-    const std::string* token = known ? &known->content : bpe.vocabulary().token(id);
+    const std::string* token = known ? &known->content : vocabulary().token(id);
     if (token == nullptr) {
       throw Error(ErrorCode::bad_argument, concat("token id ", id, " is not in the vocabulary"))
           .detail(concat("ids are below ", end_id()));
@@ -106,8 +126,8 @@ Tokenizer Tokenizer::parse(std::string_view json, std::string_view source) {
   auto impl = std::make_unique<Impl>();
   impl->normalizer = TextNormalizer::parse(root.find("normalizer"));
   impl->pre_tokenizer = PreTokenizer::parse(root.find("pre_tokenizer"));
-  impl->bpe = Bpe::parse(root.at("model"));
-  impl->added = AddedTokens(root.find("added_tokens"), impl->bpe.vocabulary(), impl->normalizer);
+  impl->model = parse_model(root.at("model"));
+  impl->added = AddedTokens(root.find("added_tokens"), impl->vocabulary(), impl->normalizer);
   impl->post_processor = PostProcessor::parse(root.find("post_processor"), impl->end_id());
   impl->decoder = TokenDecoder::parse(root.find("decoder"));
   return Tokenizer(std::move(impl));
@@ -159,7 +179,7 @@ int64_t Tokenizer::vocab_size() const noexcept { return impl_->end_id(); }
 
 std::optional<int32_t> Tokenizer::token_to_id(std::string_view token) const {
   const auto added = impl_->added.id(token);
-  return added ? added : impl_->bpe.vocabulary().id(token);
+  return added ? added : impl_->vocabulary().id(token);
 }
 
 }  // namespace w4q::tokenizer

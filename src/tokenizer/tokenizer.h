@@ -1,5 +1,5 @@
 // tokenizer.json: byte-level BPE (Llama 3, Qwen, Mistral's Tekken) and sentence-piece style BPE with byte fallback
-// (Llama 2, Mistral v1). The file is obeyed; nothing is assumed from the model's name.
+// (Llama 2, Mistral v1), Unigram. The file is obeyed; nothing is assumed from the model's name.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace w4q::tokenizer {
 class Tokenizer {
  public:
   /// Reads `folder`/tokenizer.json. Throws bad_file when it is missing or damaged, unsupported (naming the component)
-  /// when it needs something that w4q does not have: WordPiece, Unigram, an unknown normalizer …
+  /// when it needs something that w4q does not have: WordPiece, an unknown normalizer …
   static Tokenizer open(const std::filesystem::path& folder);
   /// From the text of a tokenizer.json; `source` names it in messages.
   static Tokenizer parse(std::string_view json, std::string_view source);

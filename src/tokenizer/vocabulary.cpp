@@ -1,5 +1,7 @@
 #include "tokenizer/vocabulary.h"
 
+#include <utility>
+
 #include "core/text.h"
 
 namespace w4q::tokenizer {
@@ -32,6 +34,17 @@ Vocabulary Vocabulary::parse(const JsonNode& node) {
     index = static_cast<int32_t>(result.tokens_.size());
     result.tokens_.push_back(token);
     result.ids_.emplace(result.tokens_.back(), static_cast<int32_t>(id));
+  }
+  return result;
+}
+
+Vocabulary Vocabulary::of(std::vector<std::string> tokens) {
+  Vocabulary result;
+  result.tokens_ = std::move(tokens);
+  for (const std::string& token : result.tokens_) {
+    const auto id = static_cast<int32_t>(result.index_of_id_.size());
+    result.index_of_id_.push_back(id);
+    result.ids_.insert_or_assign(std::string_view(token), id);
   }
   return result;
 }

@@ -21,6 +21,8 @@ class Vocabulary {
   Vocabulary() = default;
   /// Reads {"token": id, …}. Throws bad_file for an id that is no number, out of range, or given twice.
   static Vocabulary parse(const JsonNode& node);
+  /// Of tokens whose ids are their places; of two equal ones the last is found.
+  static Vocabulary of(std::vector<std::string> tokens);
 
   std::optional<int32_t> id(std::string_view token) const {
     const auto found = ids_.find(token);

@@ -38,7 +38,8 @@ class Side {
  public:
   Side(const model::OpenedModel& candidate, const model::OpenedModel& base)
       : folder_(candidate.folder),
-        base_(model::untied_like(model::fold_like(base, candidate.folded), candidate.folder.tensors)),
+        base_(model::untied_like(model::named_like(model::fold_like(base, candidate.folded), candidate.folder.tensors),
+                                 candidate.folder.tensors)),
         weights_(candidate, base_) {
     check_same_model(candidate, base);
   }

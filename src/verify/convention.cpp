@@ -186,6 +186,10 @@ class Detective {
     const bool plain = checkpoint_.contains(parameter.name);
     const std::string left_out = claims_.left_out_by(linear);
     if (found.empty()) {
+      if (!plain && model::layer_numbers(linear).expert >= 0 &&
+          checkpoint_.contains(linear.substr(0, linear.rfind('.')))) {
+        return;  // of a stack that is kept as one
+      }
       if (!plain) return fault(parameter.name, "is missing, packed or not");
       // Routers are no linears to many programs, which then need no word for them.
       if (in_block && parameter.left != "router" && !model::is_embedding(linear) && left_out.empty() &&

@@ -129,6 +129,7 @@ const model::OpenedModel& CheckContext::base() {
     if (folded_base_->config.architecture == nullptr) {
       folded_base_ = model::take_apart_like(std::move(*folded_base_), headers().tensors);
     }
+    folded_base_ = model::named_like(std::move(*folded_base_), headers().tensors);
     folded_base_ = model::untied_like(std::move(*folded_base_), headers().tensors);
   }
   return *folded_base_;

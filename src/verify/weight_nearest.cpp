@@ -72,6 +72,10 @@ bool NearestCodes::is_off(size_t col, float value) const {
     const float nearest =
         std::clamp(std::nearbyint(steps), static_cast<float>(-zero), static_cast<float>(highest - zero));
     found = static_cast<float>(codes_[col] - zero), best = nearest;
+    // A clipped range ends up to half a step before its last level, where the zero was rounded: what lies beyond is one
+    // level off.
+    const bool last = best == static_cast<float>(-zero) || best == static_cast<float>(highest - zero);
+    if (weight_.scheme.asymmetric && last && std::abs(found - best) == 1) return false;
   } else {
     found = best = levels_[codes_[col]];
     if (std::abs(steps - found) <= reach_[codes_[col]]) return false;

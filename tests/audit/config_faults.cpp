@@ -97,7 +97,7 @@ Faults config_faults() {
       {group, "another vocabulary size", [](Subject& s) { return set(s, "vocab_size", s.config().vocab_size - 1); }},
       {group, "the head is tied otherwise",
        [](Subject& s) { return set(s, "tie_word_embeddings", !s.config().tied_embeddings); }},
-      {group, "another activation", [](Subject& s) { return set(s, "hidden_act", "gelu"); }},
+      {group, "another activation", [](Subject& s) { return set(s, "hidden_act", "relu"); }},
       {group, "another attention window",
        [](Subject& s) { return s.copy.config.contains("sliding_window") && set(s, "sliding_window", 8); }},
       {group, "bos and eos are exchanged",

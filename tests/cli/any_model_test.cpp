@@ -12,7 +12,9 @@
 #include "io/checkpoint_writer.h"
 #include "io/files.h"
 #include "made_checkpoint.h"
+#include "model/architecture.h"
 #include "program.h"
+#include "small_model.h"
 
 namespace w4q::test {
 namespace {
@@ -403,6 +405,56 @@ TEST_F(AnyModel, CompressedTensorsNamesWhatIsLeft) {
                                    layer + "0.mlp.gate", layer + "1.eh_proj", "model.visual.blocks.0.attn.qkv",
                                    "mtp.layers.0.self_attn.q_proj", "mtp.layers.0.self_attn.qkv_proj"}));
   run({"verify", path("ct"), "--base", model});
+}
+
+/// Experts of a stack: other programs' formats have each by the name that readers know, gates and ups apart; 16 bit has
+/// the stack again.
+TEST_F(AnyModel, StackedExpertsGetTheNamesThatReadersKnow) {
+  const fs::path model = path("stacked");
+  write_small_model(model::architecture_row("qwen3_5_moe_text"), model);
+  run({"quantize", model, "-o", path("int4"), "--method", "rtn", "--scheme", "int4-g32-bf16"});
+  run({"repack", path("int4"), "-o", path("ct"), "--to", "compressed-tensors"});
+  run({"verify", path("ct"), "--base", model});
+  const auto written = io::Checkpoint::open(path("ct"));
+  const std::string experts = "model.layers.1.mlp.experts.";
+  for (const char* part : {"gate_proj", "up_proj", "down_proj"}) {
+    EXPECT_TRUE(written.contains(concat(experts, "3.", part, ".weight_packed"))) << part;
+  }
+  EXPECT_FALSE(written.contains(experts + "gate_up_proj.3.weight_packed"));
+  for (const char* from : {"int4", "ct"})
+    run({"repack", path(from), "-o", path(concat(from, "-f32")), "--to", "hf-f32"});
+  const auto stacks = io::Checkpoint::open(path("int4-f32")), apart = io::Checkpoint::open(path("ct-f32"));
+  const auto whole = stacks.load(experts + "gate_up_proj");
+  ASSERT_EQ(whole->shape, (Shape{4, 128, 64}));
+  const auto half = whole->bytes.size() / 8;
+  for (const auto& [part, place] : {std::pair{"2.gate_proj.weight", 4}, std::pair{"2.up_proj.weight", 5}}) {
+    const auto one = apart.load(concat(experts, part));
+    ASSERT_EQ(one->shape, (Shape{64, 64}));
+    EXPECT_TRUE(std::ranges::equal(one->bytes, whole->bytes.subspan(static_cast<size_t>(place) * half, half))) << part;
+  }
+  run({"verify", path("int4-f32"), "--base", model});
+}
+
+/// What transformers loads of models whose experts are no linears there: attention packed, stacks as they were.
+TEST_F(AnyModel, StacksThatAreKeptAreNotMissed) {
+  const fs::path model = path("stacked");
+  write_small_model(model::architecture_row("gpt_oss"), model);
+  run({"quantize", model, "-o", path("int4"), "--method", "rtn", "--scheme", "int4-g32-bf16", "--keep", "*experts*"});
+  run({"repack", path("int4"), "-o", path("ct"), "--to", "compressed-tensors"});
+  run({"verify", path("ct"), "--base", model});
+  EXPECT_TRUE(io::Checkpoint::open(path("ct")).contains("model.layers.1.mlp.experts.gate_up_proj"));
+}
+
+/// Rotations are folded into mixtures and delta nets, stacks among them, and what is kept is turned too.
+TEST_F(AnyModel, MixturesAndDeltaNetsAreFolded) {
+  for (const char* type : {"qwen3_5_moe_text", "gpt_oss"}) {
+    const fs::path model = path(type);
+    write_small_model(model::architecture_row(type), model);
+    run({"quantize", model, "-o", path(concat(type, "-kept")), "--fold-rotations", "--keep", "*"});
+    run({"verify", path(concat(type, "-kept")), "--base", model});
+    run({"quantize", model, "-o", path(concat(type, "-k4")), "--fold-rotations", "--k", "4"});
+    run({"verify", path(concat(type, "-k4")), "--base", model});
+  }
 }
 
 TEST_F(AnyModel, EveryFamilyBesideTheRepository) {

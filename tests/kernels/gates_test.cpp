@@ -32,6 +32,8 @@ TEST(Gates, FollowTheirDefinitions) {
   expect_gate({.activation = Activation::gelu_tanh}, [](double g, double u) {
     return 0.5 * g * (1 + std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g))) * u;
   });
+  expect_gate({.activation = Activation::gelu},
+              [](double g, double u) { return 0.5 * g * (1 + std::erf(g / std::sqrt(2.0))) * u; });
   expect_gate({.activation = Activation::clamped_swiglu, .limit = 1.5}, [](double g, double u) {
     const double clamped = std::min(g, 1.5);
     return (std::clamp(u, -1.5, 1.5) + 1) * clamped * sigmoid(1.702 * clamped);
@@ -73,6 +75,8 @@ TEST(Gates, HaveTheirSlopesAsGradients) {
   expect_gate_gradient({.activation = Activation::gelu_tanh}, [](double g, double u) {
     return 0.5 * g * (1 + std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g))) * u;
   });
+  expect_gate_gradient({.activation = Activation::gelu},
+                       [](double g, double u) { return 0.5 * g * (1 + std::erf(g / std::sqrt(2.0))) * u; });
   expect_gate_gradient({.activation = Activation::clamped_swiglu, .limit = 1.5}, [](double g, double u) {
     const double clamped = std::min(g, 1.5);
     return (std::clamp(u, -1.5, 1.5) + 1) * clamped * sigmoid(1.702 * clamped);

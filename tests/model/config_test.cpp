@@ -62,7 +62,7 @@ TEST(Config, FamiliesDiffer) {
   const auto qwen2 = parse(without(minimal("qwen2"), "rope_theta"));
   EXPECT_TRUE(qwen2.qkv_bias);
   EXPECT_FALSE(qwen2.output_bias);
-  EXPECT_EQ(qwen2.rope.theta, 1e6);
+  EXPECT_EQ(qwen2.rope.theta, 1e4);
   EXPECT_FALSE(qwen2.bos_token);
   EXPECT_TRUE(qwen2.eos_tokens.empty());
 
@@ -178,8 +178,8 @@ TEST(Config, RefusesOtherArchitecturesAndActivations) {
   expect_error(ErrorCode::unsupported, {"mamba"}, [] { parse(minimal("mamba")); });
   expect_error(ErrorCode::bad_file, {"model_type", "MistralForCausalLM"},
                [] { parse(with(minimal("llama"), "architectures", {"MistralForCausalLM"})); });
-  expect_error(ErrorCode::unsupported, {"hidden_act", "gelu"},
-               [] { parse(with(minimal("llama"), "hidden_act", "gelu")); });
+  expect_error(ErrorCode::unsupported, {"hidden_act", "relu"},
+               [] { parse(with(minimal("llama"), "hidden_act", "relu")); });
   expect_error(ErrorCode::bad_file, {"architectures"}, [] { parse(without(minimal("llama"), "model_type")); });
 }
 

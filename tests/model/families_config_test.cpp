@@ -55,6 +55,156 @@ TEST(FamilyConfigs, MixturesMustFit) {
   test::expect_error(ErrorCode::bad_file, {"linear_num_value_heads"}, [&] { parse_config(config, "c"); });
 }
 
+/// A small config of this type without some keys and with others.
+ModelConfig changed(std::string_view type, std::initializer_list<const char*> without, const io::Json& with = {}) {
+  io::Json config = test::small_config(architecture_row(type));
+  for (const char* key : without) config.erase(key);
+  for (const auto& [key, value] : with.items()) config[key] = value;
+  return parse_config(config, "config.json");
+}
+
+/// What config.json leaves unsaid is what the reference assumes.
+TEST(FamilyConfigs, WhatIsLeftUnsaid) {
+  for (const char* type : {"qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"}) {
+    EXPECT_EQ(changed(type, {"partial_rotary_factor"}).rope.partial_rotary_factor, 0.25) << type;
+  }
+  for (const char* type : {"glm4", "glm4_moe"}) {
+    EXPECT_EQ(changed(type, {"partial_rotary_factor"}).rope.partial_rotary_factor, 0.5) << type;
+  }
+  for (const char* type : {"gpt_oss", "glm4_moe", "phi3", "olmo2", "olmo3", "mixtral", "ministral3", "exaone4"}) {
+    EXPECT_EQ(changed(type, {"rms_norm_eps"}).rms_norm_eps, 1e-5) << type;
+  }
+  EXPECT_EQ(changed("glm4", {"rms_norm_eps"}).rms_norm_eps, 1.5625e-7);
+  for (const char* type : {"gpt_oss", "glm4"}) EXPECT_TRUE(changed(type, {"attention_bias"}).qkv_bias) << type;
+  for (const char* type : {"smollm3", "ernie4_5_moe", "gemma3_text"}) {
+    EXPECT_TRUE(changed(type, {"tie_word_embeddings"}).tied_embeddings) << type;
+  }
+  for (const char* type : {"phi3", "mixtral", "ministral3"}) {
+    EXPECT_EQ(changed(type, {"sliding_window"}).sliding_window, std::vector<int64_t>(4, 0)) << type;
+  }
+  const auto gemma2 = changed("gemma2", {"attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"});
+  EXPECT_EQ(gemma2.logit_cap, 30);
+  EXPECT_EQ(gemma2.attention[0].soft_cap, 50);
+  EXPECT_EQ(gemma2.attention[0].scale, 1.0 / 16);
+  EXPECT_EQ(changed("gemma2", {}, {{"final_logit_softcapping", nullptr}}).logit_cap, 0);
+  EXPECT_EQ(changed("gemma3_text", {}, {{"attn_logit_softcapping", 5.0}}).attention[0].soft_cap, 0) << "not read";
+  const auto gpt_oss = changed("gpt_oss", {"rope_scaling"}, {{"hidden_act", "anything"}});
+  EXPECT_EQ(gpt_oss.rope.type, RopeType::yarn);
+  EXPECT_EQ(gpt_oss.rope.factor, 32);
+  EXPECT_FALSE(gpt_oss.rope.truncate);
+  const auto ministral3 = changed("ministral3", {"rope_parameters"});
+  EXPECT_EQ(ministral3.rope.factor, 16);
+  EXPECT_EQ(ministral3.attention[0].temperature_length, 16384);
+  const auto gemma4 = changed("gemma4_text", {"rope_parameters", "global_head_dim", "hidden_size_per_layer_input"});
+  EXPECT_EQ(gemma4.attention[1].rope.type, RopeType::proportional);
+  EXPECT_EQ(gemma4.attention[1].head_dim, 512);
+  EXPECT_EQ(gemma4.layer_embedding_size, 256);
+}
+
+/// Of four layers.
+TEST(FamilyConfigs, WindowsOfEachFamily) {
+  const io::Json slides = {{"use_sliding_window", true}, {"sliding_window", 7}, {"max_window_layers", 3}};
+  EXPECT_EQ(changed("qwen3_moe", {}, slides).sliding_window, std::vector<int64_t>(4, 7)) << "whatever the layer";
+  EXPECT_EQ(changed("qwen2_moe", {}, slides).sliding_window, (std::vector<int64_t>{7, 0, 7, 0}));
+  EXPECT_EQ(changed("smollm3", {}, slides).sliding_window, (std::vector<int64_t>{0, 0, 0, 7})) << "that do not turn";
+  EXPECT_EQ(changed("qwen2_moe", {}, {{"sliding_window", 7}}).sliding_window, std::vector<int64_t>(4, 0));
+  EXPECT_EQ(changed("exaone4", {}, {{"sliding_window_pattern", 2}}).sliding_window, (std::vector<int64_t>{6, 0, 6, 0}));
+  EXPECT_FALSE(changed("qwen2_moe", {}, {{"qkv_bias", false}}).qkv_bias);
+}
+
+/// norm_topk_prob is read where the reference reads it.
+TEST(FamilyConfigs, SharesThatAddUpToOne) {
+  const io::Json off = {{"norm_topk_prob", false}};
+  for (const char* type : {"qwen3_moe", "qwen2_moe", "qwen3_next", "glm4_moe"}) {
+    EXPECT_FALSE(changed(type, {}, off).mixture.renormalizes) << type;
+  }
+  for (const char* type : {"qwen3_5_moe_text", "qwen3_vl_moe_text", "mixtral", "minimax_m2", "gpt_oss", "granitemoe"}) {
+    EXPECT_TRUE(changed(type, {}, off).mixture.renormalizes) << type;
+  }
+}
+
+/// Gemma 4 as it was published, and as later versions of the reference write it.
+TEST(FamilyConfigs, LayersByTheirNumbers) {
+  const auto published = changed("gemma4_text", {});
+  const auto later = changed("gemma4_text", {"global_head_dim"},
+                             {{"per_layer_config", {{"1", {{"head_dim", 64}}}, {"3", {{"head_dim", 64}}}}}});
+  for (size_t layer = 0; layer < 4; ++layer) {
+    EXPECT_EQ(later.attention[layer].head_dim, published.attention[layer].head_dim) << layer;
+    EXPECT_EQ(later.attention[layer].rope, published.attention[layer].rope) << layer;
+  }
+  test::expect_error(ErrorCode::bad_file, {"num_kv_shared_layers", "layer 3 has other heads"}, [] {
+    changed("gemma4_text", {"global_head_dim"}, {{"per_layer_config", {{"3", {{"head_dim", 16}}}}}});
+  });
+  const auto sharing = changed("gemma4_text", {}, {{"attention_k_eq_v", true}});
+  EXPECT_TRUE(sharing.attention[1].keys_are_values);
+  EXPECT_FALSE(sharing.attention[3].keys_are_values) << "its keys are another layer's";
+  EXPECT_EQ(*sharing.attention[3].keys_of, 1);
+  const auto ends =
+      changed("gemma4_text", {},
+              {{"num_kv_shared_layers", 0},
+               {"layer_types", {"full_attention", "sliding_attention", "full_attention", "sliding_attention"}}});
+  EXPECT_EQ(ends.attention[3].window, 0) << "the last layer sees all, whatever is stated";
+}
+
+TEST(FamilyConfigs, TextsThatReadWhatComesLaterAreRefused) {
+  for (const char* type : {"gemma2", "gemma3_text"}) {
+    test::expect_error(ErrorCode::unsupported, {"use_bidirectional_attention"}, [&] {
+      changed(type, {}, {{"use_bidirectional_attention", true}});
+    });
+  }
+  test::expect_error(ErrorCode::unsupported, {"use_bidirectional_attention"}, [] {
+    changed("gemma4_text", {}, {{"use_bidirectional_attention", "all"}});
+  });
+  EXPECT_NO_THROW(changed("gemma4_text", {}, {{"use_bidirectional_attention", "vision"}}));
+  test::expect_error(ErrorCode::unsupported, {"swiglu_alpha"}, [] { changed("gpt_oss", {}, {{"swiglu_alpha", 1.5}}); });
+  test::expect_error(ErrorCode::unsupported, {"hidden_act"}, [] {
+    changed("qwen3_5_text", {}, {{"hidden_act", "gelu"}});
+  });
+}
+
+/// Parameters nested by the types of layers, in Gemma 3 and OLMo 3.
+TEST(FamilyConfigs, RotaryParametersByTypes) {
+  const io::Json nested = {{"rope_parameters",
+                            {{"full_attention", {{"rope_type", "linear"}, {"factor", 8}, {"rope_theta", 3e5}}},
+                             {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 2e4}}}}}};
+  for (const char* type : {"gemma3_text", "olmo3"}) {
+    const auto config = changed(type, {"rope_theta"}, nested);
+    for (const auto& layer : config.attention) {
+      EXPECT_EQ(layer.rope.type, layer.window > 0 ? RopeType::standard : RopeType::linear) << type;
+      EXPECT_EQ(layer.rope.theta, layer.window > 0 ? 2e4 : 3e5) << type;
+    }
+  }
+}
+
+/// Where layers and the head stand, the tensors tell.
+TEST(FamilyConfigs, NamesOfWrappedModels) {
+  const std::pair<const char*, const char*> places[] = {{"model.language_model.", "lm_head"},
+                                                        {"language_model.model.", "language_model.lm_head"},
+                                                        {"language_model.model.", "lm_head"},
+                                                        {"language_model.", "lm_head"},
+                                                        {"model.", "lm_head"}};
+  for (const auto& [prefix, head] : places) {
+    const test::TemporaryFolder folder;
+    const std::string layer = concat(prefix, "layers.0.mlp.up_proj.weight"), last = concat(head, ".weight");
+    io::CheckpointWriter writer(folder.path(), {{layer, DType::bf16, {2, 2}}, {last, DType::bf16, {2, 2}}}, {});
+    for (const auto& name : {layer, last}) writer.write(name, bytes_of(std::vector<uint16_t>(4)));
+    writer.finish();
+    ModelConfig config = changed("mistral", {});
+    follow_tensors(io::Checkpoint::open(folder.path()), config);
+    EXPECT_EQ(config.names, (TensorNames{prefix, head}));
+  }
+}
+
+/// A file around the text's says whether the head is tied, or nothing does.
+TEST(FamilyConfigs, TheOuterFileTiesTheHead) {
+  io::Json text = test::small_config(architecture_row("mistral"));
+  text["tie_word_embeddings"] = true;
+  io::Json outer = {{"architectures", {"Mistral3ForConditionalGeneration"}}, {"text_config", text}};
+  EXPECT_FALSE(parse_config(outer, "c").tie_word_embeddings.has_value());
+  outer["tie_word_embeddings"] = false;
+  EXPECT_EQ(parse_config(outer, "c").tie_word_embeddings, false);
+}
+
 /// The same model by itself and as the text of one that sees.
 TEST(FamilyConfigs, WrappedModelsAreReadAsTheirText) {
   size_t wrapped = 0;

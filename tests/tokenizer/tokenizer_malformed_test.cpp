@@ -119,7 +119,6 @@ INSTANTIATE_TEST_SUITE_P(
     Unsupported, Malformed,
     ::testing::Values(
         BadFile{"wordpiece", "/model/type", "\"WordPiece\"", other, {"WordPiece", "not supported", "BPE"}},
-        BadFile{"unigram", "/model/type", "\"Unigram\"", other, {"Unigram"}},
         BadFile{"wordlevel", "/model/type", "\"WordLevel\"", other, {"WordLevel"}},
         BadFile{"dropout", "/model/dropout", "0.1", other, {"/model/dropout"}},
         BadFile{"prefix", "/model/continuing_subword_prefix", "\"##\"", other, {"continuing_subword_prefix"}},

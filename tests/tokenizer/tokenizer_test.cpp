@@ -90,7 +90,8 @@ TEST_P(GoldenTokenizer, AgreesWithTheReference) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Styles, GoldenTokenizer,
-                         ::testing::Values("llama3", "qwen2", "gpt2", "llama2", "mistral", "mixed", "plain", "odd"),
+                         ::testing::Values("llama3", "qwen2", "gpt2", "llama2", "mistral", "mixed", "plain", "odd",
+                                           "unigram"),
                          [](const auto& item) { return std::string(item.param); });
 
 TEST(Tokenizer, ReplacesInvalidUtf8LikeTheReference) {

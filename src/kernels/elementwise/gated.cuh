@@ -7,7 +7,7 @@
 
 namespace w4q::kernels {
 
-inline constexpr float swiglu_slope = 1.702f, gelu_slope = 0.7978845608028654f;
+inline constexpr float swiglu_slope = 1.702f, gelu_slope = 0.7978845608028654f, root_half = 0.70710678118654752f;
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
@@ -19,6 +19,7 @@ __device__ __forceinline__ float gated(Activation activation, float limit, float
   if (activation == Activation::gelu_tanh) {
     return 0.5f * gate * (1.0f + tanhf(gelu_slope * (gate + 0.044715f * gate * gate * gate))) * up;
   }
+  if (activation == Activation::gelu) return 0.5f * gate * (1.0f + erff(gate * root_half)) * up;
   const float clamped = fminf(gate, limit);
   return (fminf(fmaxf(up, -limit), limit) + 1.0f) * (clamped * sigmoid(clamped * swiglu_slope));
 }

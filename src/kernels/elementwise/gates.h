@@ -8,6 +8,7 @@ namespace w4q::kernels {
 enum class Activation {
   silu,            ///< silu(gate) · up, silu(x) = x / (1 + e^−x)
   gelu_tanh,       ///< gelu(gate) · up, gelu(x) = x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))
+  gelu,            ///< gelu(gate) · up, gelu(x) = x/2 · (1 + erf(x/√2))
   clamped_swiglu,  ///< (up + 1) · gate / (1 + e^(−1.702 gate)), gate at most `limit`, up within ± limit
 };
 

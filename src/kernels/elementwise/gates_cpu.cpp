@@ -20,6 +20,10 @@ constexpr float gelu_cube = 0.044715f;
 
 float gelu_tanh(float x) { return 0.5f * x * (1.0f + std::tanh(gelu_slope * (x + gelu_cube * x * x * x))); }
 
+constexpr float root_half = 0.70710678118654752f;  // √½
+
+float gelu(float x) { return 0.5f * x * (1.0f + std::erf(x * root_half)); }
+
 /// An activation of a gate at x, and its derivative there.
 struct Activated {
   float value, slope;
@@ -36,6 +40,12 @@ Activated gelu_tanh_at(float x) {
   return {0.5f * x * (1.0f + t), 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * inner};
 }
 
+Activated gelu_at(float x) {
+  constexpr float density = 0.3989422804014327f;  // 1/√(2π)
+  const float share = 0.5f * (1.0f + std::erf(x * root_half));
+  return {x * share, share + x * density * std::exp(-0.5f * x * x)};
+}
+
 Activated clamped_swish_at(float x, float limit) {
   const float clamped = std::min(x, limit), s = sigmoid(clamped * swiglu_slope);
   return {clamped * s, x > limit ? 0.0f : s + clamped * swiglu_slope * s * (1.0f - s)};
@@ -45,6 +55,8 @@ Activated activated_at(const Gating& gating, float x) {
   switch (gating.activation) {
     case Activation::gelu_tanh:
       return gelu_tanh_at(x);
+    case Activation::gelu:
+      return gelu_at(x);
     case Activation::clamped_swiglu:
       return clamped_swish_at(x, static_cast<float>(gating.limit));
     default:
@@ -82,6 +94,8 @@ void gate_multiply(const Gating& gating, MatrixView<float> gate, MatrixView<cons
       return silu_multiply(gate, up);
     case Activation::gelu_tanh:
       return for_values(gate, up, [](float g, float u) { return gelu_tanh(g) * u; });
+    case Activation::gelu:
+      return for_values(gate, up, [](float g, float u) { return gelu(g) * u; });
     case Activation::clamped_swiglu:
       return for_values(gate, up, [limit](float g, float u) {
         const float clamped = std::min(g, limit);

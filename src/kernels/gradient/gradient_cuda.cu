@@ -101,6 +101,10 @@ __device__ Activated activated_at(const Gating& gating, float g) {
     const float s = sigmoid(g);
     return {g * s, s * (1.0f + g * (1.0f - s))};
   }
+  if (gating.activation == Activation::gelu) {
+    const float share = 0.5f * (1.0f + erff(g * root_half));
+    return {g * share, share + g * 0.3989422804014327f * expf(-0.5f * g * g)};
+  }
   if (gating.activation == Activation::gelu_tanh) {
     const float t = tanhf(gelu_slope * (g + 0.044715f * g * g * g));
     return {0.5f * g * (1.0f + t),

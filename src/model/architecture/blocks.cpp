@@ -168,7 +168,7 @@ std::vector<InputGroup> expert_groups(const ModelConfig& config, const LayerName
     groups = gated_groups(config, names, concat(called.experts, ".", expert, "."),
                           {called.gate, called.up, called.down}, inner);
     for (auto& group : groups) {
-      for (auto& linear : group.linears) linear.bias = linear.bias || called.bias;
+      for (auto& linear : group.linears) linear.bias = called.bias;  // mlp_bias is not of experts
     }
   } else {
     auto inputs =

@@ -8,7 +8,7 @@ namespace {
 void read_ernie4_5_moe(const ConfigReader& reader, ModelConfig& config) {
   read_mixture(reader, {.experts = "moe_num_experts", .chosen = "moe_k"}, config);
   MixtureConfig& mixture = config.mixture;
-  mixture.shared_intermediate = mixture.intermediate * reader.integer("moe_num_shared_experts").value_or(0);
+  mixture.shared_intermediate = mixture.intermediate * reader.integer("moe_num_shared_experts").value_or(2);
   const int64_t first = reader.integer("moe_layer_start_index").value_or(1);
   const int64_t stated_last = reader.integer("moe_layer_end_index").value_or(-1);
   const int64_t last = stated_last < 0 ? config.layers - 1 : stated_last, step = reader.size("moe_layer_interval", 1);
@@ -32,6 +32,8 @@ constinit const ArchitectureRow ernie4_5_moe_architecture = {.model_type = "erni
                                                              .kv_heads = 4,
                                                              .max_positions = 131072,
                                                              .rope_theta = 5e5,
+                                                             .rms_norm_eps = 1e-5,
+                                                             .ties_head = true,
                                                              .read = read_ernie4_5_moe,
                                                              .blocks = ernie4_5_moe_blocks};
 

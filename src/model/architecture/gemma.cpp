@@ -15,20 +15,24 @@ std::vector<Block> gemma2_blocks(const ModelConfig& config, int64_t layer) {
           with_output_norm(std::move(mlp), config, layer, "post_feedforward_layernorm")};
 }
 
+/// A bound that null takes away.
+double read_cap(const ConfigReader& reader, std::string_view key, double otherwise) {
+  return reader.number(key).value_or(reader.states(key) ? 0 : otherwise);
+}
+
 void read_gemma(const ConfigReader& reader, ModelConfig& config) {
-  if (reader.find("hidden_activation") == nullptr) config.activation = Activation::gelu_tanh;
+  refuse_later_tokens(reader);
   spread_attention(config);
-  const double width = reader.positive("query_pre_attn_scalar", static_cast<double>(config.head_dim));
-  for (auto& layer : config.attention) {
-    layer.scale = 1 / std::sqrt(width);
-    layer.soft_cap = reader.number("attn_logit_softcapping").value_or(0);
-  }
-  config.logit_cap = reader.number("final_logit_softcapping").value_or(0);
+  const double width = reader.positive("query_pre_attn_scalar", 256);
+  for (auto& layer : config.attention) layer.scale = 1 / std::sqrt(width);
 }
 
 /// Every other layer has a window.
 void read_gemma2(const ConfigReader& reader, ModelConfig& config) {
   read_gemma(reader, config);
+  config.logit_cap = read_cap(reader, "final_logit_softcapping", 30);
+  const double cap = read_cap(reader, "attn_logit_softcapping", 50);
+  for (auto& layer : config.attention) layer.soft_cap = cap;
   const auto types = read_layer_types(reader, config, {full_attention, sliding_attention}, [](int64_t layer) {
     return layer % 2 == 0 ? sliding_attention : full_attention;
   });
@@ -42,6 +46,7 @@ void read_gemma3(const ConfigReader& reader, ModelConfig& config) {
   RopeConfig local{.theta = reader.positive("rope_local_base_freq", 10000.0)};
   if (nested) local = parse_rope(reader, {sliding_attention, config.head_dim, local.theta}, config);
   read_gemma(reader, config);
+  config.logit_cap = read_cap(reader, "final_logit_softcapping", 0);
   const int64_t pattern = reader.size("sliding_window_pattern", 6);
   const auto types = read_layer_types(reader, config, {full_attention, sliding_attention}, [&](int64_t layer) {
     return (layer + 1) % pattern == 0 ? full_attention : sliding_attention;
@@ -60,6 +65,8 @@ constinit const ArchitectureRow gemma2_architecture = {.model_type = "gemma2",
                                                        .head_dim = 256,
                                                        .max_positions = 8192,
                                                        .attention_bias = BiasRule::stated,
+                                                       .activation_key = "hidden_activation",
+                                                       .activation = "gelu_pytorch_tanh",
                                                        .norm_offset = 1,
                                                        .scales_embedding = true,
                                                        .ties_head = true,
@@ -74,6 +81,8 @@ constinit const ArchitectureRow gemma3_architecture = {.model_type = "gemma3_tex
                                                        .max_positions = 131072,
                                                        .attention_bias = BiasRule::stated,
                                                        .qk_norm = true,
+                                                       .activation_key = "hidden_activation",
+                                                       .activation = "gelu_pytorch_tanh",
                                                        .norm_offset = 1,
                                                        .scales_embedding = true,
                                                        .ties_head = true,

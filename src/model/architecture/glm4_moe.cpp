@@ -7,7 +7,7 @@ namespace {
 
 /// Dense layers first; experts in groups, of which the best are asked.
 void read_glm4_moe(const ConfigReader& reader, ModelConfig& config) {
-  read_mixture(reader, {.experts = "n_routed_experts"}, config);
+  read_mixture(reader, {.experts = "n_routed_experts", .renormalizing = norm_topk_prob}, config);
   MixtureConfig& mixture = config.mixture;
   mixture.scoring = Scoring::sigmoid;
   mixture.scale = reader.positive("routed_scaling_factor", 1.0);
@@ -35,8 +35,9 @@ std::vector<Block> glm4_moe_blocks(const ModelConfig& config, int64_t layer) {
 constinit const ArchitectureRow glm4_moe_architecture = {.model_type = "glm4_moe",
                                                          .class_name = "Glm4MoeForCausalLM",
                                                          .kv_heads = 8,
-                                                         .head_dim = 128,
                                                          .max_positions = 131072,
+                                                         .partial_rotary_factor = 0.5,
+                                                         .rms_norm_eps = 1e-5,
                                                          .attention_bias = BiasRule::stated,
                                                          .read = read_glm4_moe,
                                                          .blocks = glm4_moe_blocks};

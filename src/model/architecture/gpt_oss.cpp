@@ -1,3 +1,5 @@
+#include "core/error.h"
+#include "core/text.h"
 #include "model/architecture/readers.h"
 #include "model/architecture/rows.h"
 
@@ -17,6 +19,11 @@ void read_gpt_oss(const ConfigReader& reader, ModelConfig& config) {
   config.mixture.storage = ExpertStorage::stacked_in_turn;
   config.activation = Activation::clamped_swiglu;
   config.activation_limit = reader.positive("swiglu_limit", 7.0);
+  constexpr double slope = 1.702;
+  if (reader.number("swiglu_alpha").value_or(slope) != slope) {
+    throw Error(ErrorCode::unsupported, concat(reader.source(), ": swiglu_alpha ", *reader.number("swiglu_alpha")))
+        .detail(concat("gates are computed with ", slope));
+  }
 }
 
 std::vector<Block> gpt_oss_blocks(const ModelConfig& config, int64_t layer) {
@@ -26,14 +33,20 @@ std::vector<Block> gpt_oss_blocks(const ModelConfig& config, int64_t layer) {
 
 }  // namespace
 
-constinit const ArchitectureRow gpt_oss_architecture = {.model_type = "gpt_oss",
-                                                        .class_name = "GptOssForCausalLM",
-                                                        .kv_heads = 8,
-                                                        .head_dim = 64,
-                                                        .max_positions = 131072,
-                                                        .rope_theta = 150000,
-                                                        .attention_bias = BiasRule::stated,
-                                                        .read = read_gpt_oss,
-                                                        .blocks = gpt_oss_blocks};
+constinit const ArchitectureRow gpt_oss_architecture = {
+    .model_type = "gpt_oss",
+    .class_name = "GptOssForCausalLM",
+    .kv_heads = 8,
+    .head_dim = 64,
+    .max_positions = 131072,
+    .rope_theta = 150000,
+    .rope_parameters = R"({"rope_type": "yarn", "factor": 32, "beta_fast": 32, "beta_slow": 1, "truncate": false,
+    "original_max_position_embeddings": 4096})",
+    .rms_norm_eps = 1e-5,
+    .biases_attention = true,
+    .attention_bias = BiasRule::stated,
+    .activation_key = {},
+    .read = read_gpt_oss,
+    .blocks = gpt_oss_blocks};
 
 }  // namespace w4q::model

@@ -20,7 +20,6 @@ std::vector<Block> mixtral_blocks(const ModelConfig& config, int64_t layer) {
 void read_minimax_m2(const ConfigReader& reader, ModelConfig& config) {
   read_mixtral(reader, config);
   config.mixture.scoring = Scoring::sigmoid;
-  config.qk_norm = reader.boolean("use_qk_norm").value_or(true);
   if (reader.find("rotary_dim") == nullptr) return;
   const int64_t rotary = reader.size("rotary_dim");
   if (rotary > config.head_dim || rotary % 2 != 0) reader.refuse("rotary_dim", "expected an even part of a head");
@@ -40,6 +39,8 @@ constinit const ArchitectureRow mixtral_architecture = {.model_type = "mixtral",
                                                         .kv_heads = 8,
                                                         .max_positions = 131072,
                                                         .rope_theta = 1e6,
+                                                        .rms_norm_eps = 1e-5,
+                                                        .window = 0,
                                                         .windows = WindowRule::all_layers,
                                                         .read = read_mixtral,
                                                         .blocks = mixtral_blocks};

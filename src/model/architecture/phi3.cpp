@@ -15,6 +15,9 @@ std::vector<Block> phi3_blocks(const ModelConfig& config, int64_t layer) {
 constinit const ArchitectureRow phi3_architecture = {.model_type = "phi3",
                                                      .class_name = "Phi3ForCausalLM",
                                                      .max_positions = 4096,
+                                                     .original_positions = 4096,
+                                                     .rms_norm_eps = 1e-5,
+                                                     .window = 0,
                                                      .windows = WindowRule::all_layers,
                                                      .blocks = phi3_blocks};
 

@@ -5,8 +5,24 @@ namespace w4q::model {
 
 namespace {
 
+/// Of the first layers every other one has a window.
+void read_windows(const ConfigReader& reader, ModelConfig& config) {
+  const bool slides = reader.boolean("use_sliding_window").value_or(false);
+  const int64_t end = reader.integer("max_window_layers").value_or(28);
+  const auto types = read_layer_types(reader, config, {full_attention, sliding_attention}, [&](int64_t layer) {
+    return slides && layer % 2 == 0 && layer < end ? sliding_attention : full_attention;
+  });
+  if (slides) set_windows(reader, types, config.architecture->window, config);
+}
+
 void read_qwen2_moe(const ConfigReader& reader, ModelConfig& config) {
-  read_mixture(reader, {.shared_intermediate = "shared_expert_intermediate_size", .renormalizes = false}, config);
+  read_windows(reader, config);
+  config.qkv_bias = reader.boolean("qkv_bias").value_or(true);
+  read_mixture(reader,
+               {.shared_intermediate = "shared_expert_intermediate_size",
+                .renormalizing = norm_topk_prob,
+                .renormalizes = false},
+               config);
   leave_dense(reader, config);
 }
 
@@ -21,8 +37,7 @@ constinit const ArchitectureRow qwen2_moe_architecture = {.model_type = "qwen2_m
                                                           .class_name = "Qwen2MoeForCausalLM",
                                                           .kv_heads = 16,
                                                           .max_positions = 32768,
-                                                          .attention_bias = BiasRule::always,
-                                                          .windows = WindowRule::from_layer,
+
                                                           .only_experts = true,
                                                           .read = read_qwen2_moe,
                                                           .blocks = qwen2_moe_blocks};

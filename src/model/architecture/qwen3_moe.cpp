@@ -6,7 +6,7 @@ namespace w4q::model {
 namespace {
 
 void read_qwen3_moe(const ConfigReader& reader, ModelConfig& config) {
-  read_mixture(reader, {.renormalizes = false}, config);
+  read_mixture(reader, {.renormalizing = norm_topk_prob, .renormalizes = false}, config);
   leave_dense(reader, config);
 }
 
@@ -28,7 +28,7 @@ constinit const ArchitectureRow qwen3_moe_architecture = {.model_type = "qwen3_m
                                                           .max_positions = 32768,
                                                           .attention_bias = BiasRule::stated,
                                                           .qk_norm = true,
-                                                          .windows = WindowRule::from_layer,
+                                                          .windows = WindowRule::switched,
                                                           .only_experts = true,
                                                           .read = read_qwen3_moe,
                                                           .blocks = qwen3_moe_blocks};
@@ -40,7 +40,7 @@ constinit const ArchitectureRow qwen3_vl_architecture = {.model_type = "qwen3_vl
                                                          .kv_heads = 32,
                                                          .head_dim = 128,
                                                          .max_positions = 128000,
-                                                         .rope_theta = 5e6,
+                                                         .rope_theta = 5e5,
                                                          .attention_bias = BiasRule::stated,
                                                          .qk_norm = true,
                                                          .text_mrope = true,
@@ -51,7 +51,7 @@ constinit const ArchitectureRow qwen3_vl_moe_architecture = {.model_type = "qwen
                                                              .wrappers = {"Qwen3VLMoeForConditionalGeneration"},
                                                              .kv_heads = 4,
                                                              .max_positions = 128000,
-                                                             .rope_theta = 5e6,
+                                                             .rope_theta = 5e5,
                                                              .attention_bias = BiasRule::stated,
                                                              .qk_norm = true,
                                                              .only_experts = true,

@@ -7,7 +7,8 @@ namespace {
 
 void read_qwen3_next(const ConfigReader& reader, ModelConfig& config) {
   read_hybrid_layers(reader, config);
-  read_mixture(reader, {.shared_intermediate = "shared_expert_intermediate_size"}, config);
+  read_mixture(reader, {.shared_intermediate = "shared_expert_intermediate_size", .renormalizing = norm_topk_prob},
+               config);
   leave_dense(reader, config);
 }
 
@@ -25,6 +26,7 @@ constinit const ArchitectureRow qwen3_next_architecture = {.model_type = "qwen3_
                                                            .kv_heads = 2,
                                                            .head_dim = 256,
                                                            .max_positions = 32768,
+                                                           .partial_rotary_factor = 0.25,
                                                            .attention_bias = BiasRule::stated,
                                                            .qk_norm = true,
                                                            .norm_offset = 1,

@@ -34,13 +34,20 @@ std::vector<std::string> read_layer_types(const ConfigReader& reader, const Mode
 
 void set_windows(const ConfigReader& reader, const std::vector<std::string>& types, int64_t otherwise,
                  ModelConfig& config) {
-  const int64_t window = reader.states("sliding_window") && reader.find("sliding_window") == nullptr
-                             ? 0
-                             : reader.size("sliding_window", otherwise);
+  const bool none = reader.states("sliding_window") && reader.find("sliding_window") == nullptr;
+  const int64_t window = none ? 0 : reader.size("sliding_window", otherwise);
   for (size_t layer = 0; layer < types.size(); ++layer) {
     config.sliding_window[layer] = types[layer] == sliding_attention ? window : 0;
     if (!config.attention.empty()) config.attention[layer].window = config.sliding_window[layer];
   }
+}
+
+void refuse_later_tokens(const ConfigReader& reader) {
+  constexpr std::string_view key = "use_bidirectional_attention";
+  const io::Json* value = reader.find(key);
+  if (value == nullptr || *value == false || *value == "vision") return;
+  throw Error(ErrorCode::unsupported, concat(reader.source(), ": ", key))
+      .detail("tokens attend to those behind them: a model that embeds texts, which w4q does not decode");
 }
 
 void spread_attention(ModelConfig& config) {
@@ -62,7 +69,7 @@ void read_mixture(const ConfigReader& reader, const MixtureKeys& keys, ModelConf
   }
   mixture.intermediate = reader.size(keys.intermediate);
   if (!keys.shared_intermediate.empty()) mixture.shared_intermediate = reader.size(keys.shared_intermediate);
-  mixture.renormalizes = reader.boolean("norm_topk_prob").value_or(keys.renormalizes);
+  mixture.renormalizes = reader.boolean(keys.renormalizing).value_or(keys.renormalizes);
   config.mixture_layers.assign(static_cast<size_t>(config.layers), true);
 }
 
@@ -104,6 +111,10 @@ void read_delta_net(const ConfigReader& reader, ModelConfig& config) {
 
 void read_hybrid_layers(const ConfigReader& reader, ModelConfig& config) {
   read_delta_net(reader, config);
+  if (config.activation != Activation::silu) {
+    throw Error(ErrorCode::unsupported, concat(reader.source(), ": hidden_act of a delta net"))
+        .detail("its convolution and its gates are computed with silu");
+  }
   const int64_t interval = reader.size("full_attention_interval", 4);
   const auto types = read_layer_types(reader, config, {full_attention, linear_attention}, [&](int64_t layer) {
     return (layer + 1) % interval == 0 ? full_attention : linear_attention;

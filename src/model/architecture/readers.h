@@ -14,6 +14,8 @@ namespace w4q::model {
 
 inline constexpr std::string_view full_attention = "full_attention", sliding_attention = "sliding_attention",
                                   linear_attention = "linear_attention";
+/// Whether the shares of the experts that are chosen are made to add up to one.
+inline constexpr std::string_view norm_topk_prob = "norm_topk_prob";
 
 /// layer_types, or `otherwise` of each layer where it is absent. Throws unsupported for a type that is not `known`, bad_file
 /// for a list of another length.
@@ -28,11 +30,15 @@ void set_windows(const ConfigReader& reader, const std::vector<std::string>& typ
 /// Fills ModelConfig::attention with what is the same in all layers, for a row to change.
 void spread_attention(ModelConfig& config);
 
+/// Gemma's use_bidirectional_attention: throws unsupported where a text attends to what comes later.
+void refuse_later_tokens(const ConfigReader& reader);
+
 /// Keys of a mixture by the names that an architecture has for them.
 struct MixtureKeys {
   std::string_view experts = "num_experts", chosen = "num_experts_per_tok", intermediate = "moe_intermediate_size";
   std::string_view shared_intermediate = {};
-  bool renormalizes = true;  ///< where norm_topk_prob is absent
+  std::string_view renormalizing = {};  ///< norm_topk_prob; empty: nothing says it
+  bool renormalizes = true;             ///< where that is absent
 };
 /// Throws bad_file where more are chosen than there are.
 void read_mixture(const ConfigReader& reader, const MixtureKeys& keys, ModelConfig& config);
