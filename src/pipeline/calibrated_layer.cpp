@@ -187,6 +187,7 @@ class LayerJob {
     if (!scales_[group].empty()) gpu_->scale(group, scales_[group]);
     if (rotates(group)) gpu_->rotate(group, rotations_[group]);
     const auto tables = tables_on_gpu(group, names);
+    round_together(group, names);
     double damping = 0;
     for (size_t i = 0; i < names.size(); ++i) {
       check_interrupt();
@@ -268,6 +269,16 @@ class LayerJob {
     std::vector<formats::Scheme> schemes;
     for (const auto& name : names) schemes.push_back(*scheme_of_(name));
     return linears_that_share_tables(schemes, options_.steps);
+  }
+
+  void round_together(size_t group, const std::vector<std::string>& names) {
+    std::vector<size_t> linears;
+    std::vector<std::span<const float>> rows;
+    for (size_t i = 0; i < names.size(); ++i) {
+      linears.push_back(i);
+      rows.push_back(divisors(names[i]));
+    }
+    gpu_->round_together(group, linears, rows, options_);
   }
 
   SharedTables tables_on_gpu(size_t group, const std::vector<std::string>& names) {

@@ -50,6 +50,10 @@ class LayerCuda {
                                     std::span<const std::span<const float>> divisors,
                                     const quantize::QuantizeOptions& options);
 
+  /// As GroupCuda::round_together, of linears and divisors as above.
+  void round_together(size_t group, std::span<const size_t> linears, std::span<const std::span<const float>> divisors,
+                      const quantize::QuantizeOptions& options);
+
   struct Packed {
     quantize::QuantizeResult result;
     double error = 0;

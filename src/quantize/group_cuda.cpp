@@ -6,6 +6,9 @@
 #include "quantize/integer_rows_cuda.h"
 #include "quantize/kbit.h"
 #include "quantize/kbit_search_cuda.h"
+#include "quantize/norm_calibration.h"
+#include "quantize/trellis.h"
+#include "quantize/trellis_cuda.h"
 #include "quantize/weight_cuda.h"
 
 namespace w4q::quantize {
@@ -77,7 +80,7 @@ FeedbackCuda GroupCuda::feedback(const Linear& linear, const Steps& steps) {
   const Step* step = steps.find(StepKind::feedback);
   if (step == nullptr) return {};
   FeedbackCuda result{&factor(linear, step->damping), nullptr};
-  if (!steps.has(StepKind::sweeps)) return result;
+  if (!steps.has(StepKind::sweeps) || linear.scheme.family == SchemeFamily::trellis) return result;
   const int64_t block = result.factor->block();
   auto known = sweeps_.find(block);
   if (known == sweeps_.end())
@@ -142,8 +145,70 @@ bool GroupCuda::takes_both_sides(const formats::Scheme& scheme) noexcept {
   return takes(scheme) && scheme.block > 0 && scheme.block <= widest_whole_block;
 }
 
+void GroupCuda::follow_inputs(Linear& linear, const Steps& steps) {
+  if (!drift_) return;
+  const Step* step = steps.find(StepKind::feedback);
+  follow_inputs_cuda(work_, linear.weight.as<float>(), linear.n, *drift_, *gram_,
+                     factor(linear, step ? step->damping : Step{}.damping));
+}
+
+void GroupCuda::divide_rows(Linear& linear, std::span<const float> divisors) {
+  if (divisors.empty()) return;
+  linear.kept = device::DeviceBuffer(work_.context, linear.weight.size());
+  device::copy(device::Way::on_gpu, linear.kept.data(), linear.weight.data(), linear.kept.size(), work_.stream,
+               "copying weights");
+  divide_rows_cuda(work_, linear.weight.as<float>(), linear.n, linear.k,
+                   work_.put(work_.rows, divisors.data(), linear.n));
+}
+
+void GroupCuda::round_together(std::span<const Member> members, const QuantizeOptions& options) {
+  std::map<std::string, std::vector<Member>> by_scheme;
+  for (const Member& member : members) {
+    const Linear& linear = linears_.at(member.index);
+    if (linear.scheme.family == SchemeFamily::trellis) by_scheme[to_string(linear.scheme)].push_back(member);
+  }
+  for (const auto& [scheme, some] : by_scheme) round_trellises(some, options.steps);
+}
+
+void GroupCuda::round_trellises(std::span<const Member> members, const Steps& steps) {
+  std::vector<TrellisCudaWeight> weights;
+  for (const Member& member : members) {
+    Linear& linear = linears_.at(member.index);
+    follow_inputs(linear, steps);
+    divide_rows(linear, member.divisors);
+    const auto* values = linear.weight.as<float>();
+    linear.rounded =
+        allocate_trellis(linear.scheme, linear.n, linear.k, trellis_sizes_cuda(work_, values, linear.n, linear.k));
+    weights.push_back({values, &*linear.rounded});
+  }
+  trellis_codes_cuda(work_, weights, feedback(linears_.at(members.front().index), steps).factor);
+}
+
+GroupCuda::Packed GroupCuda::pack_trellis(size_t index, const QuantizeOptions& options, const Rows& rows) {
+  Linear& linear = linears_.at(index);
+  if (!linear.rounded) {
+    const Member alone{index, rows.divisors};
+    round_trellises({&alone, 1}, options.steps);
+  }
+  Packed packed;
+  packed.result.weight = std::move(*linear.rounded);
+  packed.result.stats = trellis_stats(packed.result.weight);
+  if (options.steps.has(StepKind::fit_norms)) {
+    fit_trellis_scales_cuda(work_, linear.weight.as<float>(), *gram_, norm_damping, packed.result.weight);
+  }
+  const float* divisors = nullptr;
+  if (!rows.divisors.empty()) divisors = work_.put(work_.rows, rows.divisors.data(), linear.n);
+  auto* const difference = work_.errors.get<float>(linear.n * linear.k);
+  trellis_difference_cuda(work_, packed.result.weight, linear.original(), divisors, difference);
+  packed.error = gram_->error(difference, linear.n);
+  linear.weight = device::DeviceBuffer();
+  linear.kept = device::DeviceBuffer();
+  return packed;
+}
+
 GroupCuda::Packed GroupCuda::pack(size_t index, QuantizeOptions options, const Rows& row_needs) {
   Linear& linear = linears_.at(index);
+  if (linear.scheme.family == SchemeFamily::trellis) return pack_trellis(index, options, row_needs);
   const std::span<const float> row_scales = row_needs.divisors;
   FeedbackCuda fed_back = feedback(linear, options.steps);
   std::optional<OutputCosts> outputs;
@@ -153,10 +218,7 @@ GroupCuda::Packed GroupCuda::pack(size_t index, QuantizeOptions options, const R
     fed_back.outputs = {outputs->gram.data(), outputs->ridge};
   }
   auto* const weight = linear.weight.as<float>();
-  if (drift_) {
-    const Step* step = options.steps.find(StepKind::feedback);
-    follow_inputs_cuda(work_, weight, linear.n, *drift_, *gram_, factor(linear, step ? step->damping : Step{}.damping));
-  }
+  follow_inputs(linear, options.steps);
   const float* original = weight;
   device::DeviceBuffer kept;
   const bool clips = options.steps.awq_clips();
