@@ -1,9 +1,10 @@
 // Trellises on the GPU: rings of normal weights, by themselves and with error feedback, of the linears of one layer of an
-// 8B model, those that read one input side by side. Prints JSON to stdout; arguments are schemes. Feedback is measured
-// over some blocks of columns; what it takes for all columns, and for 32 layers, follows from that.
+// 8B model, those that read one input side by side and then all of them. Prints JSON to stdout; arguments are schemes.
+// Feedback is measured over a sixteenth of the columns; what it takes for all of them and for 32 layers follows from that.
 #include <chrono>
 #include <exception>
 #include <iostream>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -22,6 +23,8 @@ using Json = nlohmann::ordered_json;
 using quantize::CudaWork;
 
 constexpr int layers = 32;
+/// Of the columns, one in so many is measured.
+constexpr int share = 16;
 
 /// Linears that read one input.
 struct Group {
@@ -50,12 +53,10 @@ struct Weights {
       all += n * cols;
     }
   }
-  double seconds(CudaWork& work, const quantize::ErrorFactorCuda* factor) {
+  std::vector<quantize::TrellisCudaWeight> view() {
     std::vector<quantize::TrellisCudaWeight> weights;
     for (size_t i = 0; i < planes.size(); ++i) weights.push_back({values[i].as<float>(), &planes[i]});
-    const auto start = std::chrono::steady_clock::now();
-    quantize::trellis_codes_cuda(work, weights, factor);
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return weights;
   }
 
   std::vector<device::DeviceBuffer> values;
@@ -76,25 +77,39 @@ quantize::ErrorFactorCuda factor_of(CudaWork& work, int64_t k) {
   return {work, on_gpu, 32, 0.01, "x"};
 }
 
+template <class Body>
+double seconds(const Body& body) {
+  const auto start = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 Json measure(CudaWork& work, const formats::Scheme& scheme) {
   Json result;
-  double plain = 0, fed_back = 0;
+  double plain = 0, one_by_one = 0;
+  std::vector<std::unique_ptr<Weights>> layer;
+  std::vector<std::unique_ptr<quantize::ErrorFactorCuda>> factors;
+  std::vector<quantize::TrellisCudaInput> inputs;
   for (const Group& group : groups) {
-    constexpr int64_t columns = 256;
-    const auto factor = factor_of(work, columns);
-    Weights weights(work, scheme, group, columns);
-    weights.seconds(work, nullptr);  // takes memory
-    const double rounded = weights.seconds(work, nullptr), moved = weights.seconds(work, &factor);
-    const double share = static_cast<double>(group.k) / columns;
+    const int64_t columns = group.k / share;
+    Weights& weights = *layer.emplace_back(std::make_unique<Weights>(work, scheme, group, columns));
+    const auto& factor = *factors.emplace_back(std::make_unique<quantize::ErrorFactorCuda>(factor_of(work, columns)));
+    const auto& input = inputs.emplace_back(quantize::TrellisCudaInput{weights.view(), &factor});
+    const double rounded = seconds([&] {
+      for (const auto& weight : input.weights) quantize::trellis_codes_cuda(work, weight);
+    });
+    const double moved = seconds([&] { quantize::trellis_feedback_cuda(work, {&input, 1}); });
     result[group.name] = {{"plain_ns_per_weight", 1e9 * rounded / static_cast<double>(weights.all)},
                           {"feedback_ns_per_weight", 1e9 * moved / static_cast<double>(weights.all)},
-                          {"feedback_us_per_column", 1e6 * moved / columns},
-                          {"layer_seconds", moved * share}};
-    plain += rounded * share;
-    fed_back += moved * share;
+                          {"feedback_us_per_column", 1e6 * moved / static_cast<double>(columns)},
+                          {"feedback_seconds_of_a_layer", share * moved}};
+    plain += rounded;
+    one_by_one += moved;
   }
-  result["plain_seconds_of_8b"] = layers * plain;
-  result["feedback_seconds_of_8b"] = layers * fed_back;
+  const double together = seconds([&] { quantize::trellis_feedback_cuda(work, inputs); });
+  result["plain_seconds_of_8b"] = layers * share * plain;
+  result["feedback_seconds_of_8b_group_by_group"] = layers * share * one_by_one;
+  result["feedback_seconds_of_8b"] = layers * share * together;
   return result;
 }
 
@@ -105,6 +120,7 @@ int run(int count, char** arguments) {
   CudaWork work(gpu);
   Json report;
   report["gpu"] = gpu.properties().name;
+  measure(work, formats::parse_scheme("trellis2-w8"));  // loads kernels and libraries
   for (const auto& name : names) report[name] = measure(work, formats::parse_scheme(name));
   std::cout << report.dump(2) << '\n';
   return 0;

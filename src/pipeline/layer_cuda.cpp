@@ -72,10 +72,12 @@ quantize::SharedTable LayerCuda::learn_table(size_t group, std::span<const size_
   return impl_->groups.at(group).learn_table(members_of(linears, divisors), options);
 }
 
-void LayerCuda::round_together(size_t group, std::span<const size_t> linears,
-                               std::span<const std::span<const float>> divisors,
-                               const quantize::QuantizeOptions& options) {
-  impl_->groups.at(group).round_together(members_of(linears, divisors), options);
+void LayerCuda::round_together(std::span<const Part> parts, const quantize::QuantizeOptions& options) {
+  std::vector<quantize::GroupCuda::Part> own;
+  for (const Part& part : parts) {
+    own.push_back({&impl_->groups.at(part.group), members_of(part.linears, part.divisors)});
+  }
+  quantize::GroupCuda::round_together(own, options);
 }
 
 LayerCuda::Packed LayerCuda::pack(size_t group, size_t linear, const quantize::QuantizeOptions& options,

@@ -8,7 +8,6 @@
 #include "quantize/kbit_search_cuda.h"
 #include "quantize/norm_calibration.h"
 #include "quantize/trellis.h"
-#include "quantize/trellis_cuda.h"
 #include "quantize/weight_cuda.h"
 
 namespace w4q::quantize {
@@ -161,34 +160,58 @@ void GroupCuda::divide_rows(Linear& linear, std::span<const float> divisors) {
                    work_.put(work_.rows, divisors.data(), linear.n));
 }
 
-void GroupCuda::round_together(std::span<const Member> members, const QuantizeOptions& options) {
-  std::map<std::string, std::vector<Member>> by_scheme;
-  for (const Member& member : members) {
-    const Linear& linear = linears_.at(member.index);
-    if (linear.scheme.family == SchemeFamily::trellis) by_scheme[to_string(linear.scheme)].push_back(member);
-  }
-  for (const auto& [scheme, some] : by_scheme) round_trellises(some, options.steps);
+TrellisCudaWeight GroupCuda::ready(const Member& member, const Steps& steps) {
+  Linear& linear = linears_.at(member.index);
+  follow_inputs(linear, steps);
+  divide_rows(linear, member.divisors);
+  const auto* values = linear.weight.as<float>();
+  linear.rounded =
+      allocate_trellis(linear.scheme, linear.n, linear.k, trellis_sizes_cuda(work_, values, linear.n, linear.k));
+  return {values, &*linear.rounded};
 }
 
-void GroupCuda::round_trellises(std::span<const Member> members, const Steps& steps) {
-  std::vector<TrellisCudaWeight> weights;
-  for (const Member& member : members) {
-    Linear& linear = linears_.at(member.index);
-    follow_inputs(linear, steps);
-    divide_rows(linear, member.divisors);
-    const auto* values = linear.weight.as<float>();
-    linear.rounded =
-        allocate_trellis(linear.scheme, linear.n, linear.k, trellis_sizes_cuda(work_, values, linear.n, linear.k));
-    weights.push_back({values, &*linear.rounded});
+void GroupCuda::round_together(std::span<const Part> parts, const QuantizeOptions& options) {
+  if (!options.steps.has(StepKind::feedback)) return;
+  struct Input {
+    GroupCuda* group;
+    std::vector<Member> members;
+  };
+  std::vector<Input> wanted;
+  int64_t bytes = 0, factoring = 0;
+  for (const Part& part : parts) {
+    std::map<std::string, std::vector<Member>> by_scheme;
+    int64_t rows = 0;
+    for (const Member& member : part.members) {
+      const Linear& linear = part.group->linears_.at(member.index);
+      if (linear.scheme.family != SchemeFamily::trellis) continue;
+      by_scheme[to_string(linear.scheme)].push_back(member);
+      rows += linear.n + (member.divisors.empty() ? 0 : linear.n);
+    }
+    for (auto& [scheme, members] : by_scheme) wanted.push_back({part.group, std::move(members)});
+    const int64_t k = part.group->gram_->width();
+    bytes += trellis_feedback_bytes(rows, k) + k * k * int64_t{sizeof(float)};
+    factoring = std::max(factoring, 2 * k * k * int64_t{sizeof(double)});
   }
-  trellis_codes_cuda(work_, weights, feedback(linears_.at(members.front().index), steps).factor);
+  if (wanted.empty() || bytes + factoring > parts.front().group->work_.context.free_bytes()) return;
+  std::vector<TrellisCudaInput> inputs;
+  for (const Input& input : wanted) {
+    TrellisCudaInput& ready = inputs.emplace_back();
+    for (const Member& member : input.members) ready.weights.push_back(input.group->ready(member, options.steps));
+    ready.factor = input.group->feedback(input.group->linears_.at(input.members.front().index), options.steps).factor;
+  }
+  trellis_feedback_cuda(parts.front().group->work_, inputs);
 }
 
 GroupCuda::Packed GroupCuda::pack_trellis(size_t index, const QuantizeOptions& options, const Rows& rows) {
   Linear& linear = linears_.at(index);
   if (!linear.rounded) {
-    const Member alone{index, rows.divisors};
-    round_trellises({&alone, 1}, options.steps);
+    const TrellisCudaWeight weight = ready({index, rows.divisors}, options.steps);
+    if (const ErrorFactorCuda* factor = feedback(linear, options.steps).factor) {
+      const TrellisCudaInput alone{{weight}, factor};
+      trellis_feedback_cuda(work_, {&alone, 1});
+    } else {
+      trellis_codes_cuda(work_, weight);
+    }
   }
   Packed packed;
   packed.result.weight = std::move(*linear.rounded);

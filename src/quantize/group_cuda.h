@@ -18,6 +18,7 @@
 #include "quantize/kbit_search.h"
 #include "quantize/quantizer_registry.h"
 #include "quantize/sweep_blocks_cuda.h"
+#include "quantize/trellis_cuda.h"
 
 namespace w4q::quantize {
 
@@ -57,9 +58,14 @@ class GroupCuda {
   /// A table that kbit's linears of one scheme learn together, none of which is packed yet.
   SharedTable learn_table(std::span<const Member> members, QuantizeOptions options);
 
-  /// Rounds those that gain by going side by side, trellises of one scheme with feedback, in so far as they are not yet;
-  /// pack() of them comes later, with the same divisors and options.
-  void round_together(std::span<const Member> members, const QuantizeOptions& options);
+  /// Groups with some of their linears.
+  struct Part {
+    GroupCuda* group = nullptr;
+    std::vector<Member> members;
+  };
+  /// Rounds linears that gain by going side by side, trellises with feedback, where memory suffices; pack() of them comes
+  /// later, with the same divisors and options.
+  static void round_together(std::span<const Part> parts, const QuantizeOptions& options);
 
   struct Packed {
     QuantizeResult result;
@@ -92,7 +98,8 @@ class GroupCuda {
   AwqCudaLinear view(Linear& linear) const;
   void follow_inputs(Linear& linear, const Steps& steps);
   void divide_rows(Linear& linear, std::span<const float> divisors);
-  void round_trellises(std::span<const Member> members, const Steps& steps);
+  /// A trellis as it is to be rounded, and planes with its scales.
+  TrellisCudaWeight ready(const Member& member, const Steps& steps);
   Packed pack_trellis(size_t index, const QuantizeOptions& options, const Rows& rows);
   FeedbackCuda feedback(const Linear& linear, const Steps& steps);
   const ErrorFactorCuda& factor(const Linear& linear, double damping);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
+#include <optional>
 
 #include "core/interrupt.h"
 #include "core/text.h"
@@ -9,6 +11,7 @@
 #include "device/check.h"
 #include "device/element_grid.h"
 #include "device/launch.h"
+#include "device/ranked_stream.h"
 #include "formats/scale_codec.h"
 #include "quantize/feedback_steps.cuh"
 #include "quantize/row_norms.cuh"
@@ -128,15 +131,15 @@ class Rings {
     job_.strips = static_cast<int64_t>(strips.size());
     job_.k = k_;
     strips_ = device::DeviceBuffer::copy_of(std::as_bytes(std::span(strips)), work.stream);
-    steps_ = device::DeviceBuffer::copy_of(bytes_of(steps), work.stream);
+    sizes_ = device::DeviceBuffer::copy_of(bytes_of(steps), work.stream);
     codes_ = device::DeviceBuffer(work.context, static_cast<size_t>(job_.strips * k_) * ring_bytes());
     work.stream.synchronize();  // the host's go
     job_.strip = strips_.as<TrellisStrip>();
-    job_.steps = steps_.as<float>();
+    job_.steps = sizes_.as<float>();
     job_.codes = codes_.as<uint32_t>();
   }
 
-  int64_t rows() const noexcept { return static_cast<int64_t>(steps_.size() / sizeof(float)); }
+  int64_t rows() const noexcept { return static_cast<int64_t>(sizes_.size() / sizeof(float)); }
 
   /// Each column by itself.
   void round(const float* targets) {
@@ -145,27 +148,28 @@ class Rings {
     launch();
   }
 
-  void feed_back(const ErrorFactorCuda& factor) {
-    cuda::FeedbackSteps steps(work_, rows(), factor, cuda::rings_columns);
+  /// From now on columns are rounded in the factor's order, block by block: step().
+  void begin(const ErrorFactorCuda& factor) {
+    steps_.emplace(work_, rows(), factor, cuda::rings_columns);
     int64_t first = 0;
     for (const auto& weight : weights_) {
-      steps.take(weight.values, first, weight.packed->n);
+      steps_->take(weight.values, first, weight.packed->n);
       first += weight.packed->n;
     }
-    job_.targets = steps.targets();
-    job_.weights = steps.weights();
-    job_.errors = steps.errors();
+    job_.targets = steps_->targets();
+    job_.weights = steps_->weights();
+    job_.errors = steps_->errors();
     job_.columns = factor.columns();
     job_.coupling = factor.coupling();
-    const auto& starts = factor.order().starts;
-    for (size_t block = 0; block + 1 < starts.size(); ++block) {
-      check_interrupt();
-      job_.begin = starts[block];
-      job_.end = starts[block + 1];
-      launch();
-      steps.move_rest(job_.begin, job_.end);
-    }
-    work_.stream.synchronize();
+    starts_ = factor.order().starts;
+  }
+  /// The share of the columns that is done or queued.
+  double progress() const noexcept { return static_cast<double>(job_.end) / static_cast<double>(k_); }
+  void step() {
+    job_.begin = starts_[block_];
+    job_.end = starts_[++block_];
+    launch();
+    steps_->move_rest(job_.begin, job_.end);
   }
 
   /// Copies codes to the planes.
@@ -187,21 +191,22 @@ class Rings {
 
   void launch() {
     with_bits<2, 3, 4>(scheme_.bits, [&]<int bits>() {
-      const int tiles = (1 << scheme_.window) / cuda::tile_levels;
-      if (tiles > cuda::search_threads) return launch_as<bits, 2>(cuda::search_threads);
-      launch_as<bits, 1>(std::max(tiles, warp));
+      if (cuda::search_tiles(scheme_.window) == 1) return launch_as<bits, 1>();
+      launch_as<bits, cuda::most_tiles>();
     });
   }
 
   template <int bits, int tiles>
-  void launch_as(int threads) {
+  void launch_as() {
+    const int threads = cuda::search_block(scheme_.window);
     const auto kernel = cuda::trellis_rings_kernel<bits, tiles>;
     const size_t shared = cuda::rings_shared_bytes(bits, scheme_.window, tiles);
     const auto* const address = reinterpret_cast<const void*>(kernel);
     work_.context.prepare(address, {.shared_bytes = static_cast<int>(shared)});
-    // As many as registers suffice for.
-    const int64_t most = int64_t{work_.context.properties().multiprocessors} * (cuda::search_threads / threads);
-    const auto grid = static_cast<unsigned>(std::min(job_.tasks(), most));
+    constexpr int largest = tiles == 1 ? cuda::search_threads : cuda::search_threads / 2;
+    // As many as registers suffice for; with feedback all, so that what goes on beside them finds its place.
+    const int64_t most = int64_t{work_.context.properties().multiprocessors} * (largest / threads);
+    const auto grid = static_cast<unsigned>(std::min(job_.tasks(), (job_.coupling == nullptr ? 1 : 4) * most));
     const size_t rows = static_cast<size_t>(cuda::kept_rows(bits, scheme_.window)) << (scheme_.window - bits);
     const size_t bytes = static_cast<size_t>(grid) * rows * sizeof(float);
     if (kept_.size() < bytes) kept_ = device::DeviceBuffer(work_.context, bytes);
@@ -216,7 +221,11 @@ class Rings {
   Scheme scheme_;
   int64_t k_;
   TrellisJob job_;
-  device::DeviceBuffer strips_, steps_, codes_, kept_;
+  device::DeviceBuffer strips_, sizes_, codes_, kept_;
+  // With feedback:
+  std::optional<cuda::FeedbackSteps> steps_;
+  std::span<const int64_t> starts_;
+  size_t block_ = 0;
 };
 
 /// Calls body(weights on the GPU, first row, rows) for whole strips of a weight in host memory.
@@ -265,17 +274,41 @@ std::vector<double> trellis_sizes_cuda(CudaWork& work, const float* weight, int6
   return work.fetch(sizes, n);
 }
 
-void trellis_codes_cuda(CudaWork& work, std::span<const TrellisCudaWeight> weights, const ErrorFactorCuda* factor) {
-  if (factor != nullptr) {
-    Rings rings(work, weights);
-    rings.feed_back(*factor);
-    return rings.take();
+void trellis_codes_cuda(CudaWork& work, const TrellisCudaWeight& weight) {
+  Rings rings(work, {&weight, 1});
+  rings.round(weight.values);
+  rings.take();
+}
+
+void trellis_feedback_cuda(CudaWork& work, std::span<const TrellisCudaInput> inputs) {
+  work.stream.synchronize();  // what the others' streams read
+  struct Side {
+    Side(device::Context& gpu, int rank) : stream(gpu, rank), work(stream.view()) {}
+    device::RankedStream stream;
+    CudaWork work;
+    std::optional<Rings> rings;
+  };
+  std::vector<std::unique_ptr<Side>> sides;
+  for (const auto& input : inputs) {
+    // Those with more columns take the longest whatever else there is to do.
+    const auto wider =
+        std::ranges::count_if(inputs, [&](const auto& other) { return other.factor->width() > input.factor->width(); });
+    Side& side = *sides.emplace_back(std::make_unique<Side>(work.context, static_cast<int>(wider)));
+    side.rings.emplace(side.work, input.weights);
+    side.rings->begin(*input.factor);
   }
-  for (const auto& weight : weights) {
-    Rings rings(work, {&weight, 1});
-    rings.round(weight.values);
-    rings.take();
+  const auto behind = [](const auto& a, const auto& b) { return a->rings->progress() < b->rings->progress(); };
+  for (auto next = sides.begin(); (*next)->rings->progress() < 1; next = std::ranges::min_element(sides, behind)) {
+    check_interrupt();
+    (*next)->rings->step();
   }
+  for (const auto& side : sides) side->rings->take();
+}
+
+int64_t trellis_feedback_bytes(int64_t rows, int64_t k) noexcept {
+  constexpr int64_t weights_and_targets = 2, search = int64_t{2} << 20;  // of a strip, at two bits
+  const int64_t each = trellis_rows * k * (weights_and_targets * int64_t{sizeof(float)} + 1) + search;
+  return formats::trellis_strips(rows) * each + static_cast<int64_t>(device::cublas_workspace_bytes);
 }
 
 int64_t fit_trellis_scales_cuda(CudaWork& work, const float* weight, const GramCuda& gram, double damping,
@@ -327,8 +360,7 @@ QuantizeResult quantize_trellis_cuda(const TensorView& weight, const Scheme& sch
   std::byte* codes = result.weight.plane(PlaneRole::codes).bytes.data();
   each_chunk(work, weight, [&](const float* values, int64_t first, int64_t rows) {
     PackedWeight some = rows_of(result.weight, first, rows);
-    const TrellisCudaWeight one{values, &some};
-    trellis_codes_cuda(work, {&one, 1}, nullptr);
+    trellis_codes_cuda(work, {values, &some});
     const auto found = some.plane(PlaneRole::codes).bytes.bytes();
     codes = std::ranges::copy(found, codes).out;
   });

@@ -22,9 +22,19 @@ struct TrellisCudaWeight {
   formats::PackedWeight* packed = nullptr;
 };
 
-/// Fills the codes of weights of one scheme that read one input, side by side. With a factor errors are fed back along k:
-/// decisions inside a block of columns are those of the CPU, but targets are added up in another order.
-void trellis_codes_cuda(CudaWork& work, std::span<const TrellisCudaWeight> weights, const ErrorFactorCuda* factor);
+/// Fills the codes of a weight, each column by itself.
+void trellis_codes_cuda(CudaWork& work, const TrellisCudaWeight& weight);
+
+/// Weights of one scheme that read one input, and its factor.
+struct TrellisCudaInput {
+  std::vector<TrellisCudaWeight> weights;
+  const ErrorFactorCuda* factor = nullptr;
+};
+/// Fills codes with errors fed back along k: decisions inside a block of columns are those of the CPU, but targets are
+/// added up in another order. Inputs go side by side, since a column of one does not fill a GPU.
+void trellis_feedback_cuda(CudaWork& work, std::span<const TrellisCudaInput> inputs);
+/// Bytes of GPU memory that this takes beside weights and factors, for `rows` rows in all.
+int64_t trellis_feedback_bytes(int64_t rows, int64_t k) noexcept;
 
 /// calibrate_norms() for `packed`, made from `weight` [n, k] in GPU memory; sums are added up in another order. Returns the
 /// rows that changed.

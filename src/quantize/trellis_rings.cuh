@@ -125,9 +125,10 @@ class StripColumns {
   float* moved_;
 };
 
-/// min(2^window / 64, 512) threads, at least a warp; `tiles` for each.
+/// search_block() threads that have search_tiles() tiles each.
 template <int bits, int tiles>
-__global__ void __launch_bounds__(search_threads, 1) trellis_rings_kernel(const TrellisJob job) {
+__global__ void __launch_bounds__(tiles == 1 ? search_threads : search_threads / 2, 1)
+    trellis_rings_kernel(const TrellisJob job) {
   extern __shared__ float4 dynamic[];
   __shared__ SearchShared shared;
   float* const rows = reinterpret_cast<float*>(dynamic);

@@ -2,7 +2,7 @@
 // is rounded as there and ties go the same way (docs/trellis.md, "On the GPU"). A thread block has a ring.
 //
 // A tile is 64 levels: those on all ways into 64 / 2^bits groups that stand one behind the other. A thread keeps the
-// levels of its tiles in registers for as long as it lives; the costs of groups are a row in shared memory. Some rows go to
+// levels of its tiles in registers for as long as it lives, some of them packed; the costs of groups are a row in shared memory. Some rows go to
 // global memory, for the way back: between two of them the costs of the few groups that could lead to a state are made again.
 #pragma once
 
@@ -33,8 +33,22 @@ W4Q_HOST_DEVICE constexpr int kept_distance(int bits, int window) noexcept {
 W4Q_HOST_DEVICE constexpr int kept_rows(int bits, int window) noexcept {
   return trellis_rows / kept_distance(bits, window) + 2;
 }
-/// Two tiles of two bits: a row of costs takes half of what a block may have of shared memory.
-W4Q_HOST_DEVICE constexpr bool one_row(int bits, int tiles) noexcept { return bits == 2 && tiles == 2; }
+/// Tiles of a thread where the window is the widest, 16 bits; otherwise it has one.
+inline constexpr int most_tiles = 4;
+W4Q_HOST_DEVICE constexpr int search_tiles(int window) noexcept {
+  return window == formats::trellis_max_window ? most_tiles : 1;
+}
+/// At least a warp: where there are fewer tiles, some threads have none.
+W4Q_HOST_DEVICE constexpr int search_block(int window) noexcept {
+  const int threads = (1 << window) / tile_levels / search_tiles(window);
+  return threads < 32 ? 32 : threads;
+}
+/// At 16 bits, two of them a weight's, a row of costs takes two thirds of what a block may have of shared memory.
+W4Q_HOST_DEVICE constexpr bool one_row(int bits, int tiles) noexcept { return bits == 2 && tiles > 1; }
+/// Tiles whose levels are not packed: what registers hold.
+W4Q_HOST_DEVICE constexpr int whole_tiles(int bits, int tiles) noexcept {
+  return tiles == 1 ? 1 : one_row(bits, tiles) ? 1 : 3;
+}
 
 enum class WeightKind : uint8_t { counts, free, zero };
 
@@ -42,9 +56,10 @@ enum class WeightKind : uint8_t { counts, free, zero };
 struct SearchShared {
   float targets[trellis_rows];
   WeightKind kinds[trellis_rows];
-  uint16_t states[trellis_rows];  ///< behind each weight: the result
-  float edges[2 * search_edges];  ///< costs, from the farthest back; then those one step nearer …
-  uint8_t ways[2 * search_edges];
+  uint16_t states[trellis_rows];       ///< behind each weight: the result
+  float edges[2 * search_edges];       ///< costs, from the farthest back; then those one step nearer …
+  uint16_t origins[2 * search_edges];  ///< from which nodes their costs come, farthest back
+  uint16_t origin;                     ///< of the last of them
   unsigned long long cheapest[search_threads / 32];
 };
 
@@ -80,6 +95,15 @@ class TileLevels {
   __half2 pairs_[whole ? 1 : tile_levels / 2];
 };
 
+/// The lesser of three costs, none of them negative: as integers they have the same order.
+__device__ inline float least_of(float a, float b, float c) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  return __int_as_float(__vimin3_s32(__float_as_int(a), __float_as_int(b), __float_as_int(c)));
+#else
+  return fminf(fminf(a, b), c);
+#endif
+}
+
 template <int bits, int tiles>
 class RingSearch {
  public:
@@ -90,20 +114,19 @@ class RingSearch {
 
   /// `rows`: 2^(window − bits) floats of shared memory, twice unless in_place; `kept` [kept_rows, groups].
   __device__ RingSearch(int window, SearchShared& shared, float* rows, float* kept)
-      : window_(window),
-        groups_(1 << (window - bits)),
-        distance_(kept_distance(bits, window)),
-        shared_(shared),
-        rows_(rows),
-        kept_(kept) {
-    set_levels(0, first_);
-    if constexpr (tiles == 2) set_levels(1, second_);
+      : narrow_(window), shared_(shared), rows_(rows), kept_(kept) {
+    for_tiles([&](auto tile, auto& levels) {
+#pragma unroll
+      for (int i = 0; i < tile_levels; ++i) {
+        levels.set(i, level_of(static_cast<uint32_t>(i / tile_groups * groups() + group_of(tile) + i % tile_groups)));
+      }
+    });
   }
 
   /// From targets and kinds of a column of which `rows` exist to states. Ends and begins behind a barrier.
   __device__ void operator()(int rows) {
     constexpr int seam = trellis_rows - search_seam;
-    const bool open = (trellis_rows - rows) * bits >= window_;
+    const bool open = (trellis_rows - rows) * bits >= window();
     Path path = open ? Path{0, rows, 0, 0} : Path{seam, 2 * search_seam, -1, search_seam - 1};
 #pragma unroll 1
     for (bool last = open;; last = true) {
@@ -118,8 +141,7 @@ class RingSearch {
 
  private:
   static constexpr float never = INFINITY;
-  using First = TileLevels<!in_place>;
-  using Second = TileLevels<false>;
+  static constexpr int whole = whole_tiles(bits, tiles);
   /// `count` weights from ring position `first` on, from state `start` or, negative, any; the states behind them are
   /// wanted from the `until`th on.
   struct Path {
@@ -137,12 +159,18 @@ class RingSearch {
   /// The first group of a tile.
   __device__ static int group_of(int tile) { return (tile * threads() + thread()) * tile_groups; }
 
-  template <class Levels>
-  __device__ void set_levels(int tile, Levels& levels) {
+  /// A constant where threads have several tiles.
+  __device__ int window() const { return tiles > 1 ? formats::trellis_max_window : narrow_; }
+  __device__ int groups() const { return 1 << (window() - bits); }
+  __device__ int distance() const { return kept_distance(bits, window()); }
+
+  /// body(number of the tile, its levels) for all of a thread's.
+  template <class Body>
+  __device__ void for_tiles(const Body& body) {
 #pragma unroll
-    for (int i = 0; i < tile_levels; ++i) {
-      levels.set(i, level_of(static_cast<uint32_t>(i / tile_groups * groups_ + group_of(tile) + i % tile_groups)));
-    }
+    for (int tile = 0; tile < whole; ++tile) body(tile, whole_[tile]);
+#pragma unroll
+    for (int tile = whole; tile < tiles; ++tile) body(tile, packed_[tile - whole]);
   }
 
   __device__ float cost(int at, uint32_t state) const {
@@ -156,17 +184,17 @@ class RingSearch {
 
   /// Leaves the row in front of the last weight in last_.
   __device__ void forward(const Path& path) {
-    const int from = path.until / distance_ * distance_;
-    for (int g = thread(); g < groups_; g += threads()) {
-      const float value = path.start < 0 || g == path.start % groups_ ? 0.0f : never;
+    const int from = path.until / distance() * distance();
+    for (int g = thread(); g < groups(); g += threads()) {
+      const float value = path.start < 0 || g == path.start % groups() ? 0.0f : never;
       rows_[g] = value;
       if (from == 0) kept_[g] = value;
     }
     __syncthreads();
-    float *least = rows_, *next = in_place ? rows_ : rows_ + groups_;
-    for (int step = 1, left = distance_; step < path.count; ++step) {
+    float *least = rows_, *next = in_place ? rows_ : rows_ + groups();
+    for (int step = 1, left = distance(); step < path.count; ++step) {
       float* keep = nullptr;
-      if (--left == 0) left = distance_, keep = step < from ? nullptr : kept_ + step / distance_ * groups_;
+      if (--left == 0) left = distance(), keep = step < from ? nullptr : kept_ + step / distance() * groups();
       const int at = path.at(step - 1);
       if (shared_.kinds[at] == WeightKind::counts) {
         advance(least, shared_.targets[at], next, keep);
@@ -183,17 +211,16 @@ class RingSearch {
 
   /// next[g] = min over ways of least[p >> bits] + (level(p) − target)².
   __device__ void advance(const float* least, float target, float* next, float* keep) {
-    first_.hold();
-    if constexpr (tiles == 2) second_.hold();
+    for_tiles([](int, auto& levels) { levels.hold(); });
     if constexpr (in_place) {
-      const Spent first = load(least, 0), second = load(least, 1);
+      Spent spent[tiles];
+#pragma unroll
+      for (int tile = 0; tile < tiles; ++tile) spent[tile] = load(least, tile);
       __syncthreads();
-      decide(0, first_, first, target, next, keep);
-      decide(1, second_, second, target, next, keep);
+      for_tiles([&](int tile, const auto& levels) { decide(tile, levels, spent[tile], target, next, keep); });
     } else {
-      if (tiles == 1 && group_of(0) >= groups_) return;
-      decide(0, first_, load(least, 0), target, next, keep);
-      if constexpr (tiles == 2) decide(1, second_, load(least, 1), target, next, keep);
+      if (tiles == 1 && group_of(0) >= groups()) return;
+      for_tiles([&](int tile, const auto& levels) { decide(tile, levels, load(least, tile), target, next, keep); });
     }
   }
 
@@ -202,7 +229,7 @@ class RingSearch {
     const int origin = group_of(tile) >> bits;
 #pragma unroll
     for (int way = 0; way < ways; ++way) {
-      const float* const from = least + way * (groups_ / ways) + origin;
+      const float* const from = least + way * (groups() / ways) + origin;
       if constexpr (tile_origins % 4 == 0) {
 #pragma unroll
         for (int i = 0; i < tile_origins; i += 4) {
@@ -228,10 +255,12 @@ class RingSearch {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
 #pragma unroll
-        for (int way = 0; way < ways; ++way) {
-          const float off = __fsub_rn(levels[way * tile_groups + four + i], target);
-          const float cost = __fadd_rn(spent.of[way][(four + i) >> bits], __fmul_rn(off, off));
-          best[i] = way == 0 ? cost : fminf(best[i], cost);
+        for (int way = 0; way < ways; way += 2) {
+          const auto cost = [&](int of) {
+            const float off = __fsub_rn(levels[of * tile_groups + four + i], target);
+            return __fadd_rn(spent.of[of][(four + i) >> bits], __fmul_rn(off, off));
+          };
+          best[i] = way == 0 ? fminf(cost(0), cost(1)) : least_of(best[i], cost(way), cost(way + 1));
         }
       }
       const float4 found = make_float4(best[0], best[1], best[2], best[3]);
@@ -242,18 +271,18 @@ class RingSearch {
 
   /// The same for a weight that does not count, or whose symbol is zero.
   __device__ void pass(WeightKind kind, const float* least, float* next, float* keep) {
-    float* const aside = in_place ? kept_ + (kept_rows(bits, window_) - 1) * groups_ : next;
-    for (int g = thread(); g < groups_; g += threads()) {
+    float* const aside = in_place ? kept_ + (kept_rows(bits, window()) - 1) * groups() : next;
+    for (int g = thread(); g < groups(); g += threads()) {
       float best = never;
       for (int way = 0; way < ways && (kind == WeightKind::free || g % ways == 0); ++way) {
-        best = fminf(best, least[(way * groups_ + g) >> bits]);
+        best = fminf(best, least[(way * groups() + g) >> bits]);
       }
       aside[g] = best;
       if (keep != nullptr) keep[g] = best;
     }
     if constexpr (in_place) {
       __syncthreads();
-      for (int g = thread(); g < groups_; g += threads()) next[g] = aside[g];
+      for (int g = thread(); g < groups(); g += threads()) next[g] = aside[g];
     }
   }
 
@@ -264,7 +293,7 @@ class RingSearch {
   __device__ uint32_t cheapest(const Path& path) {
     const int at = path.at(path.count - 1);
     unsigned long long best = ~0ull;
-    for (int state = thread(); state < 1 << window_; state += threads()) {
+    for (int state = thread(); state < 1 << window(); state += threads()) {
       const float cost = last_[state >> bits] + this->cost(at, static_cast<uint32_t>(state));
       const unsigned long long key = static_cast<unsigned long long>(__float_as_uint(cost)) << 32 | unsigned(state);
       best = key < best ? key : best;
@@ -287,68 +316,76 @@ class RingSearch {
     int top = path.count - 1;
     if (thread() == 0) shared_.states[path.at(top)] = static_cast<uint16_t>(state);
     while (top > path.until) {
-      const int base = (top - 1) / distance_ * distance_;
-      state = piece(path.first + base, top - base, kept_ + base / distance_ * groups_, state);
+      const int base = (top - 1) / distance() * distance();
+      state = piece(path.first + base, top - base, kept_ + base / distance() * groups(), state);
       top = base;
     }
     __syncthreads();
   }
 
   /// Finds the states `depth` steps back from `state`, from the row of costs in front of the first of these weights, at
-  /// `at`. A node stands for the ways that lead from it, the last one lowest; its group is
+  /// `at`. A node is the ways that lead back to it, the nearest lowest; its group is
   /// node << (window − bits − bits · steps) | group >> bits · steps.
   __device__ uint32_t piece(int at, int depth, const float* row, uint32_t state) {
     const uint32_t group = state >> bits;
     const auto group_at = [&](int steps, int node) {
-      return static_cast<uint32_t>(node) << (window_ - bits - bits * steps) | group >> bits * steps;
+      return static_cast<uint32_t>(node) << (window() - bits - bits * steps) | group >> bits * steps;
     };
-    // Costs over edges from `steps` back: of node << bits·(steps − 1) … is the way from there.
-    const auto edge = [&](int steps, int node, float least) {
-      const int nearer = node & ((1 << bits * (steps - 1)) - 1), way = node >> bits * (steps - 1);
-      const uint32_t from = static_cast<uint32_t>(way * groups_) | group_at(steps - 1, nearer);
-      return least + cost((at + depth - steps) % trellis_rows, from);
+    const auto state_at = [&](int steps, int node) {
+      const int nearer = node & ((1 << bits * (steps - 1)) - 1), way = node >> bits * (steps - 1) & (ways - 1);
+      return static_cast<uint32_t>(way * groups()) | group_at(steps - 1, nearer);
+    };
+    // With the weight that follows a node.
+    const auto extend = [&](int steps, int node, float least) {
+      return least + cost((at + depth - steps) % trellis_rows, state_at(steps, node));
     };
     float* edges = shared_.edges;
-    uint8_t* ways_of = shared_.ways;
+    uint16_t* origins = shared_.origins;
     for (int node = thread(); node < 1 << bits * depth; node += threads()) {
-      edges[node] = edge(depth, node, __ldcg(row + group_at(depth, node)));
+      edges[node] = extend(depth, node, __ldcg(row + group_at(depth, node)));
+      origins[node] = static_cast<uint16_t>(node);
     }
     __syncthreads();
     for (int steps = depth - 1; steps >= 0; --steps) {
       const int nodes = 1 << bits * steps;
-      float* const nearer = edges + (nodes << bits);
+      float* const nearer_edges = edges + (nodes << bits);
+      uint16_t* const nearer_origins = origins + (nodes << bits);
       for (int node = thread(); node < nodes; node += threads()) {
-        float least = never;
-        int way = 0;
-        for (int other = 0; other < ways; ++other) {
-          const float cost = edges[other * nodes + node];
-          if (cost < least) least = cost, way = other;
+        float costs[ways];
+#pragma unroll
+        for (int way = 0; way < ways; ++way) costs[way] = edges[way * nodes + node];
+        float least = costs[0];
+#pragma unroll
+        for (int way = 1; way < ways; ++way) least = fminf(least, costs[way]);
+        int best = 0;
+#pragma unroll
+        for (int way = ways - 1; way >= 0; --way) best = costs[way] == least ? way : best;
+        const uint16_t origin = origins[best * nodes + node];
+        if (steps == 0) {
+          shared_.origin = origin;
+        } else {
+          nearer_origins[node] = origin;
+          nearer_edges[node] = extend(steps, node, least);
         }
-        ways_of[node] = static_cast<uint8_t>(way);
-        if (steps > 0) nearer[node] = edge(steps, node, least);
       }
       __syncthreads();
-      edges = nearer;
-      ways_of += nodes;
+      edges = nearer_edges;
+      origins = nearer_origins;
     }
-    uint32_t found = state;
-    for (int steps = 0, node = 0; steps < depth; ++steps) {
-      ways_of -= 1 << bits * steps;
-      const int way = ways_of[node];
-      found = static_cast<uint32_t>(way * groups_) | found >> bits;
-      node |= way << bits * steps;
-      if (thread() == 0) shared_.states[(at + depth - 1 - steps) % trellis_rows] = static_cast<uint16_t>(found);
+    const int origin = shared_.origin;
+    for (int steps = 1 + thread(); steps <= depth; steps += threads()) {
+      shared_.states[(at + depth - steps) % trellis_rows] =
+          static_cast<uint16_t>(state_at(steps, origin & ((1 << bits * steps) - 1)));
     }
-    __syncthreads();
-    return found;
+    return state_at(depth, origin);
   }
 
-  int window_, groups_, distance_;
+  int narrow_;  ///< the window, where it is not the widest
   SearchShared& shared_;
   float *rows_, *kept_;
   const float* last_ = nullptr;
-  First first_;
-  Second second_;
+  TileLevels<true> whole_[whole];
+  TileLevels<false> packed_[tiles > whole ? tiles - whole : 1];
 };
 
 }  // namespace w4q::quantize::cuda

@@ -106,7 +106,7 @@ QuantizeOptions feedback(bool norms = false) {
   return options;
 }
 
-/// Two weights side by side, each with rows that are divided at last.
+/// Two weights of one input side by side, the rows of one divided at last, and beside them one that reads another input.
 TEST_F(TrellisCuda, FeedbackIsThatOfTheCpu) {
   const Layer layer(200, 300);
   const RandomMatrix second(130, 300, 5);
@@ -116,8 +116,13 @@ TEST_F(TrellisCuda, FeedbackIsThatOfTheCpu) {
     GroupCuda group(*work, gram(layer));
     group.add(layer.view(), scheme, {});
     group.add({"v", DType::f32, {130, 300}, bytes_of(second.values)}, scheme, {});
-    const std::vector<GroupCuda::Member> members{{0, {}}, {1, divisors}};
-    group.round_together(members, feedback());
+    const Layer narrow(70, 100);
+    GroupCuda neighbour(*work, gram(narrow));
+    neighbour.add(narrow.view(), scheme, {});
+    const std::vector<GroupCuda::Part> parts{{&group, {{0, {}}, {1, divisors}}}, {&neighbour, {{0, {}}}}};
+    GroupCuda::round_together(parts, feedback());
+    EXPECT_GE(equal_share(neighbour.pack(0, feedback(), {}).result.weight, narrow.fed_back(scheme).weight), 0.99)
+        << name;
     const auto first = group.pack(0, feedback(), {});
     const auto expected = layer.fed_back(scheme);
     // A target that falls to the other side of a threshold by rounding changes the rest of its strip, for no worse.
