@@ -139,6 +139,7 @@ class Rings {
     job_.codes = codes_.as<uint32_t>();
   }
 
+  int64_t strips() const noexcept { return job_.strips; }
   int64_t rows() const noexcept { return static_cast<int64_t>(sizes_.size() / sizeof(float)); }
 
   /// Each column by itself.
@@ -148,8 +149,16 @@ class Rings {
     launch();
   }
 
-  /// From now on columns are rounded in the factor's order, block by block: step().
-  void begin(const ErrorFactorCuda& factor) {
+  /// Whether blocks of a cluster can have a ring: at the widest window, where the GPU and the code for it have them.
+  bool clusters() const {
+    if (cuda::search_tiles(scheme_.window) == 1 || work_.context.properties().sm < 90) return false;
+    const auto* const kernel = reinterpret_cast<const void*>(cuda::trellis_clusters_kernel<3, 2>);
+    return work_.context.prepare(kernel, {.overlap = true});
+  }
+
+  /// From now on columns are rounded in the factor's order, block by block: step(). `blocks` of a cluster have a ring.
+  void begin(const ErrorFactorCuda& factor, int blocks) {
+    blocks_ = blocks;
     steps_.emplace(work_, rows(), factor, cuda::rings_columns);
     int64_t first = 0;
     for (const auto& weight : weights_) {
@@ -191,29 +200,32 @@ class Rings {
 
   void launch() {
     with_bits<2, 3, 4>(scheme_.bits, [&]<int bits>() {
-      if (cuda::search_tiles(scheme_.window) == 1) return launch_as<bits, 1>();
-      launch_as<bits, cuda::most_tiles>();
+      if (cuda::search_tiles(scheme_.window) == 1) return launch_as<bits, 1>(cuda::trellis_rings_kernel<bits, 1>);
+      constexpr int tiles = cuda::most_tiles;
+      if (blocks_ == 1) return launch_as<bits, tiles>(cuda::trellis_rings_kernel<bits, tiles>);
+      if (blocks_ == 2) return launch_as<bits, tiles / 2>(cuda::trellis_clusters_kernel<bits, 2>);
+      launch_as<bits, tiles / 4>(cuda::trellis_clusters_kernel<bits, 4>);
     });
   }
 
-  template <int bits, int tiles>
-  void launch_as() {
+  template <int bits, int tiles, class Kernel>
+  void launch_as(Kernel kernel) {
     const int threads = cuda::search_block(scheme_.window);
-    const auto kernel = cuda::trellis_rings_kernel<bits, tiles>;
     const size_t shared = cuda::rings_shared_bytes(bits, scheme_.window, tiles);
     const auto* const address = reinterpret_cast<const void*>(kernel);
     work_.context.prepare(address, {.shared_bytes = static_cast<int>(shared)});
-    constexpr int largest = tiles == 1 ? cuda::search_threads : cuda::search_threads / 2;
     // As many as registers suffice for; with feedback all, so that what goes on beside them finds its place.
+    const int largest = cuda::search_tiles(scheme_.window) == 1 ? cuda::search_threads : threads;
     const int64_t most = int64_t{work_.context.properties().multiprocessors} * (largest / threads);
-    const auto grid = static_cast<unsigned>(std::min(job_.tasks(), (job_.coupling == nullptr ? 1 : 4) * most));
+    const int64_t rings = std::min(job_.tasks(), (job_.coupling == nullptr ? 1 : 4) * most);
     const size_t rows = static_cast<size_t>(cuda::kept_rows(bits, scheme_.window)) << (scheme_.window - bits);
-    const size_t bytes = static_cast<size_t>(grid) * rows * sizeof(float);
+    const size_t bytes = static_cast<size_t>(rings) * rows * sizeof(float);
     if (kept_.size() < bytes) kept_ = device::DeviceBuffer(work_.context, bytes);
     job_.kept = kept_.as<float>();
     void* parameters[] = {&job_};
-    device::launch(address, {.grid = dim3(grid), .threads = threads, .shared_bytes = shared}, parameters, work_.stream,
-                   "trellis rings");
+    device::launch(address,
+                   {.grid = dim3(static_cast<unsigned>(rings * blocks_)), .threads = threads, .shared_bytes = shared},
+                   parameters, work_.stream, "trellis rings");
   }
 
   CudaWork& work_;
@@ -222,11 +234,31 @@ class Rings {
   int64_t k_;
   TrellisJob job_;
   device::DeviceBuffer strips_, sizes_, codes_, kept_;
+  int blocks_ = 1;  ///< of a cluster that has a ring
   // With feedback:
   std::optional<cuda::FeedbackSteps> steps_;
   std::span<const int64_t> starts_;
   size_t block_ = 0;
 };
+
+/// How many blocks of a cluster should have a ring: where a column after the other takes longer than all there is to do
+/// on the whole GPU, `rings` for each multiprocessor, more of them, if all strips still find their place at once.
+int blocks_of(device::Context& gpu, const Rings& own, int64_t columns, double rings) {
+  // Measured beside one block, on an H100.
+  struct Choice {
+    int blocks;
+    double speed;
+  };
+  int blocks = 1;
+  double speed = 1;
+  for (const Choice choice : {Choice{2, 1.6}, Choice{4, 2.4}}) {
+    const bool fits = own.strips() * choice.blocks <= gpu.properties().multiprocessors;
+    if (static_cast<double>(columns) / speed <= rings || !fits || !own.clusters()) break;
+    blocks = choice.blocks;
+    speed = choice.speed;
+  }
+  return blocks;
+}
 
 /// Calls body(weights on the GPU, first row, rows) for whole strips of a weight in host memory.
 template <class Body>
@@ -289,13 +321,19 @@ void trellis_feedback_cuda(CudaWork& work, std::span<const TrellisCudaInput> inp
     std::optional<Rings> rings;
   };
   std::vector<std::unique_ptr<Side>> sides;
+  double rings = 0;  // for each multiprocessor
   for (const auto& input : inputs) {
     // Those with more columns take the longest whatever else there is to do.
     const auto wider =
         std::ranges::count_if(inputs, [&](const auto& other) { return other.factor->width() > input.factor->width(); });
     Side& side = *sides.emplace_back(std::make_unique<Side>(work.context, static_cast<int>(wider)));
     side.rings.emplace(side.work, input.weights);
-    side.rings->begin(*input.factor);
+    rings +=
+        static_cast<double>(side.rings->strips() * input.factor->width()) / work.context.properties().multiprocessors;
+  }
+  for (size_t i = 0; i < sides.size(); ++i) {
+    const ErrorFactorCuda& factor = *inputs[i].factor;
+    sides[i]->rings->begin(factor, blocks_of(work.context, *sides[i]->rings, factor.width(), rings));
   }
   const auto behind = [](const auto& a, const auto& b) { return a->rings->progress() < b->rings->progress(); };
   for (auto next = sides.begin(); (*next)->rings->progress() < 1; next = std::ranges::min_element(sides, behind)) {

@@ -50,8 +50,10 @@ W4Q_HOST_DEVICE constexpr size_t rings_shared_bytes(int bits, int window, int ti
 template <int bits>
 class StripColumns {
  public:
-  __device__ StripColumns(const TrellisJob& job, int64_t task, SearchShared& shared, float* moved)
+  /// `writes`: this one of the blocks that do the same.
+  __device__ StripColumns(const TrellisJob& job, int64_t task, bool writes, SearchShared& shared, float* moved)
       : job_(job),
+        writes_(writes),
         index_(task / job.parts()),
         strip_(job.strip[index_]),
         begin_(job.begin + task % job.parts() * rings_columns),
@@ -83,6 +85,7 @@ class StripColumns {
 
   /// Stores the ring that the states of a column say.
   __device__ void store(int col) const {
+    if (!writes_) return;
     constexpr int words = formats::trellis_ring_words(bits);
     const int64_t column = job_.columns == nullptr ? begin_ + col : job_.columns[begin_ + col];
     uint32_t* const ring = job_.codes + (index_ * job_.k + column) * words;
@@ -102,7 +105,7 @@ class StripColumns {
     for (int r = thread(); r < strip_.rows; r += threads()) {
       const float value = __fmul_rn(level_of(shared_.states[r]), job_.steps[row(r)]);
       const float error = __fsub_rn(job_.weights[row(r) * job_.k + begin_ + col], value);
-      job_.errors[row(r) * cols_ + col] = error;
+      if (writes_) job_.errors[row(r) * cols_ + col] = error;
       for (int later = col + 1; later < cols_; ++later) {
         const float effect = job_.coupling[(begin_ + later) * job_.k + begin_ + col];
         float& target = moved_[later * moved_stride + r];
@@ -117,6 +120,7 @@ class StripColumns {
   __device__ int64_t row(int r) const { return strip_.first + r; }
 
   const TrellisJob& job_;
+  bool writes_;
   int64_t index_;
   TrellisStrip strip_;
   int64_t begin_;
@@ -125,18 +129,15 @@ class StripColumns {
   float* moved_;
 };
 
-/// search_block() threads that have search_tiles() tiles each.
-template <int bits, int tiles>
-__global__ void __launch_bounds__(tiles == 1 ? search_threads : search_threads / 2, 1)
-    trellis_rings_kernel(const TrellisJob job) {
-  extern __shared__ float4 dynamic[];
-  __shared__ SearchShared shared;
-  float* const rows = reinterpret_cast<float*>(dynamic);
-  RingSearch<bits, tiles> search(
-      job.window, shared, rows,
-      job.kept + int64_t{blockIdx.x} * kept_rows(bits, job.window) * (int64_t{1} << (job.window - bits)));
-  for (int64_t task = blockIdx.x; task < job.tasks(); task += gridDim.x) {
-    StripColumns<bits> columns(job, task, shared, rows + search_rows(bits, job.window, tiles));
+/// What a thread block does of a job, or the `blocks` of a cluster together.
+template <int bits, int tiles, int blocks>
+__device__ void round_rings(const TrellisJob& job, SearchShared& shared, float* rows) {
+  const int64_t first = blockIdx.x / blocks, step = gridDim.x / blocks;
+  const int64_t kept = kept_rows(bits, job.window) * (int64_t{1} << (job.window - bits));
+  RingSearch<bits, tiles, blocks> search(job.window, shared, rows, job.kept + first * kept);
+  float* const moved = rows + search_rows(bits, job.window, tiles);
+  for (int64_t task = first; task < job.tasks(); task += step) {
+    StripColumns<bits> columns(job, task, blockIdx.x % blocks == 0, shared, moved);
     columns.load();
     for (int col = 0; col < columns.cols(); ++col) {
       columns.aim(col);
@@ -146,6 +147,24 @@ __global__ void __launch_bounds__(tiles == 1 ? search_threads : search_threads /
       __syncthreads();
     }
   }
+}
+
+/// search_block() threads.
+template <int bits, int tiles>
+__global__ void __launch_bounds__(tiles == 1 ? search_threads : search_threads / 2, 1)
+    trellis_rings_kernel(const TrellisJob job) {
+  extern __shared__ float4 dynamic[];
+  __shared__ SearchShared shared;
+  round_rings<bits, tiles, 1>(job, shared, reinterpret_cast<float*>(dynamic));
+}
+
+/// The same at the widest window, where a GPU has clusters; as many threads.
+template <int bits, int blocks>
+__global__ void W4Q_CLUSTER(blocks) __launch_bounds__(search_threads / 2, 1)
+    trellis_clusters_kernel(const TrellisJob job) {
+  extern __shared__ float4 dynamic[];
+  __shared__ SearchShared shared;
+  round_rings<bits, most_tiles / blocks, blocks>(job, shared, reinterpret_cast<float*>(dynamic));
 }
 
 }  // namespace w4q::quantize::cuda

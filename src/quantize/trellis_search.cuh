@@ -1,5 +1,5 @@
 // The search for the symbols of a ring on the GPU: the bits of formats::TrellisSearch (class E0), since every operation
-// is rounded as there and ties go the same way (docs/trellis.md, "On the GPU"). A thread block has a ring.
+// is rounded as there and ties go the same way (docs/trellis.md, "On the GPU"). A thread block has a ring, or the blocks of a cluster have it together.
 //
 // A tile is 64 levels: those on all ways into 64 / 2^bits groups that stand one behind the other. A thread keeps the
 // levels of its tiles in registers for as long as it lives, some of them packed; the costs of groups are a row in shared memory. Some rows go to
@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "device/cluster.cuh"
 #include "formats/trellis.h"
 
 namespace w4q::quantize::cuda {
@@ -33,7 +34,8 @@ W4Q_HOST_DEVICE constexpr int kept_distance(int bits, int window) noexcept {
 W4Q_HOST_DEVICE constexpr int kept_rows(int bits, int window) noexcept {
   return trellis_rows / kept_distance(bits, window) + 2;
 }
-/// Tiles of a thread where the window is the widest, 16 bits; otherwise it has one.
+/// Tiles of a thread where the window is the widest, 16 bits, and no others of a cluster share them; otherwise it has
+/// one.
 inline constexpr int most_tiles = 4;
 W4Q_HOST_DEVICE constexpr int search_tiles(int window) noexcept {
   return window == formats::trellis_max_window ? most_tiles : 1;
@@ -43,11 +45,12 @@ W4Q_HOST_DEVICE constexpr int search_block(int window) noexcept {
   const int threads = (1 << window) / tile_levels / search_tiles(window);
   return threads < 32 ? 32 : threads;
 }
-/// At 16 bits, two of them a weight's, a row of costs takes two thirds of what a block may have of shared memory.
-W4Q_HOST_DEVICE constexpr bool one_row(int bits, int tiles) noexcept { return bits == 2 && tiles > 1; }
+/// At 16 bits, two of them a weight's, a row of costs takes two thirds of what a block may have of shared memory; those
+/// of a cluster, which newer GPUs have, may have more.
+W4Q_HOST_DEVICE constexpr bool one_row(int bits, int tiles) noexcept { return bits == 2 && tiles == most_tiles; }
 /// Tiles whose levels are not packed: what registers hold.
 W4Q_HOST_DEVICE constexpr int whole_tiles(int bits, int tiles) noexcept {
-  return tiles == 1 ? 1 : one_row(bits, tiles) ? 1 : 3;
+  return tiles < most_tiles ? tiles : one_row(bits, tiles) ? 1 : 3;
 }
 
 enum class WeightKind : uint8_t { counts, free, zero };
@@ -56,11 +59,11 @@ enum class WeightKind : uint8_t { counts, free, zero };
 struct SearchShared {
   float targets[trellis_rows];
   WeightKind kinds[trellis_rows];
-  uint16_t states[trellis_rows];       ///< behind each weight: the result
-  float edges[2 * search_edges];       ///< costs, from the farthest back; then those one step nearer …
-  uint16_t origins[2 * search_edges];  ///< from which nodes their costs come, farthest back
-  uint16_t origin;                     ///< of the last of them
-  unsigned long long cheapest[search_threads / 32];
+  uint16_t states[trellis_rows];                     ///< behind each weight: the result
+  float edges[2 * search_edges];                     ///< costs, from the farthest back; then those one step nearer …
+  uint16_t origins[2 * search_edges];                ///< from which nodes their costs come, farthest back
+  uint16_t origin;                                   ///< of the last of them
+  unsigned long long cheapest[search_threads / 16];  ///< of the warps of all blocks
 };
 
 __device__ inline float level_of(uint32_t state) { return static_cast<float>(formats::trellis_level(state)); }
@@ -104,7 +107,9 @@ __device__ inline float least_of(float a, float b, float c) {
 #endif
 }
 
-template <int bits, int tiles>
+/// `blocks` of a cluster have tiles · blocks = most_tiles tiles for each of their threads, and of the costs those that
+/// their tiles come from.
+template <int bits, int tiles, int blocks>
 class RingSearch {
  public:
   static constexpr int ways = 1 << bits;
@@ -114,7 +119,12 @@ class RingSearch {
 
   /// `rows`: 2^(window − bits) floats of shared memory, twice unless in_place; `kept` [kept_rows, groups].
   __device__ RingSearch(int window, SearchShared& shared, float* rows, float* kept)
-      : narrow_(window), shared_(shared), rows_(rows), kept_(kept) {
+      : narrow_(window),
+        distance_(kept_distance(bits, this->window())),
+        rank_(blocks > 1 ? device::cluster_rank() : 0),
+        shared_(shared),
+        rows_(rows),
+        kept_(kept) {
     for_tiles([&](auto tile, auto& levels) {
 #pragma unroll
       for (int i = 0; i < tile_levels; ++i) {
@@ -123,7 +133,7 @@ class RingSearch {
     });
   }
 
-  /// From targets and kinds of a column of which `rows` exist to states. Ends and begins behind a barrier.
+  /// From targets and kinds of a column of which `rows` exist to states, in every block. Ends and begins behind a barrier.
   __device__ void operator()(int rows) {
     constexpr int seam = trellis_rows - search_seam;
     const bool open = (trellis_rows - rows) * bits >= window();
@@ -157,12 +167,25 @@ class RingSearch {
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
   __device__ static int threads() { return static_cast<int>(blockDim.x); }
   /// The first group of a tile.
-  __device__ static int group_of(int tile) { return (tile * threads() + thread()) * tile_groups; }
+  __device__ int group_of(int tile) const { return ((rank_ * tiles + tile) * threads() + thread()) * tile_groups; }
+  /// Where the costs of a tile's groups are wanted next.
+  __device__ float* home(float* row, int group) const {
+    if constexpr (blocks == 1) return row + group;
+    const int origins = groups() / ways;
+    return device::of_cluster_block(row, group % origins / (origins / blocks)) + group;
+  }
+  /// Of all threads that have a ring.
+  __device__ static void barrier() {
+    if constexpr (blocks == 1) {
+      __syncthreads();
+    } else {
+      device::cluster_barrier();
+    }
+  }
 
   /// A constant where threads have several tiles.
-  __device__ int window() const { return tiles > 1 ? formats::trellis_max_window : narrow_; }
+  __device__ int window() const { return tiles * blocks > 1 ? formats::trellis_max_window : narrow_; }
   __device__ int groups() const { return 1 << (window() - bits); }
-  __device__ int distance() const { return kept_distance(bits, window()); }
 
   /// body(number of the tile, its levels) for all of a thread's.
   template <class Body>
@@ -184,7 +207,7 @@ class RingSearch {
 
   /// Leaves the row in front of the last weight in last_.
   __device__ void forward(const Path& path) {
-    const int from = path.until / distance() * distance();
+    const int from = path.until / distance_ * distance_;
     for (int g = thread(); g < groups(); g += threads()) {
       const float value = path.start < 0 || g == path.start % groups() ? 0.0f : never;
       rows_[g] = value;
@@ -192,16 +215,21 @@ class RingSearch {
     }
     __syncthreads();
     float *least = rows_, *next = in_place ? rows_ : rows_ + groups();
-    for (int step = 1, left = distance(); step < path.count; ++step) {
+    float* kept = kept_;
+    for (int step = 1, left = distance_; step < path.count; ++step) {
       float* keep = nullptr;
-      if (--left == 0) left = distance(), keep = step < from ? nullptr : kept_ + step / distance() * groups();
+      if (--left == 0) {
+        left = distance_;
+        kept += groups();
+        if (step >= from) keep = kept;
+      }
       const int at = path.at(step - 1);
       if (shared_.kinds[at] == WeightKind::counts) {
         advance(least, shared_.targets[at], next, keep);
       } else {
         pass(shared_.kinds[at], least, next, keep);
       }
-      __syncthreads();
+      barrier();
       float* const done = least;
       least = next;
       next = done;
@@ -219,7 +247,7 @@ class RingSearch {
       __syncthreads();
       for_tiles([&](int tile, const auto& levels) { decide(tile, levels, spent[tile], target, next, keep); });
     } else {
-      if (tiles == 1 && group_of(0) >= groups()) return;
+      if (tiles * blocks == 1 && group_of(0) >= groups()) return;
       for_tiles([&](int tile, const auto& levels) { decide(tile, levels, load(least, tile), target, next, keep); });
     }
   }
@@ -249,6 +277,7 @@ class RingSearch {
   __device__ void decide(int tile, const Levels& levels, const Spent& spent, float target, float* next, float* keep) {
     static_assert(tile_groups % 4 == 0);
     const int group = group_of(tile);
+    float* const to = home(next, group);
 #pragma unroll
     for (int four = 0; four < tile_groups; four += 4) {
       float best[4];
@@ -264,20 +293,23 @@ class RingSearch {
         }
       }
       const float4 found = make_float4(best[0], best[1], best[2], best[3]);
-      *reinterpret_cast<float4*>(next + group + four) = found;
+      *reinterpret_cast<float4*>(to + four) = found;
       if (keep != nullptr) *reinterpret_cast<float4*>(keep + group + four) = found;
     }
   }
 
   /// The same for a weight that does not count, or whose symbol is zero.
   __device__ void pass(WeightKind kind, const float* least, float* next, float* keep) {
-    float* const aside = in_place ? kept_ + (kept_rows(bits, window()) - 1) * groups() : next;
-    for (int g = thread(); g < groups(); g += threads()) {
+    float* const aside = kept_ + (kept_rows(bits, window()) - 1) * groups();
+#pragma unroll 1
+    for (int i = 0; i < tiles * tile_groups && group_of(i / tile_groups) < groups(); ++i) {
+      const int g = group_of(i / tile_groups) + i % tile_groups;
       float best = never;
+#pragma unroll 1
       for (int way = 0; way < ways && (kind == WeightKind::free || g % ways == 0); ++way) {
         best = fminf(best, least[(way * groups() + g) >> bits]);
       }
-      aside[g] = best;
+      *(in_place ? aside + g : home(next, g)) = best;
       if (keep != nullptr) keep[g] = best;
     }
     if constexpr (in_place) {
@@ -293,7 +325,10 @@ class RingSearch {
   __device__ uint32_t cheapest(const Path& path) {
     const int at = path.at(path.count - 1);
     unsigned long long best = ~0ull;
-    for (int state = thread(); state < 1 << window(); state += threads()) {
+    const int origins = groups() / ways / blocks;  // of this block
+    for (int i = thread(); i < (1 << window()) / blocks; i += threads()) {
+      const int from = i / ways / origins * (origins * blocks) + rank_ * origins + i / ways % origins;
+      const int state = from * ways + i % ways;
       const float cost = last_[state >> bits] + this->cost(at, static_cast<uint32_t>(state));
       const unsigned long long key = static_cast<unsigned long long>(__float_as_uint(cost)) << 32 | unsigned(state);
       best = key < best ? key : best;
@@ -303,9 +338,13 @@ class RingSearch {
       const unsigned long long other = __shfl_xor_sync(~0u, best, step);
       best = other < best ? other : best;
     }
-    if (thread() % 32 == 0) shared_.cheapest[thread() / 32] = best;
-    __syncthreads();
-    for (int warp = 0; warp < threads() / 32; ++warp) {
+    const int warps = threads() / 32;
+    for (int block = 0; block < blocks && thread() % 32 == 0; ++block) {
+      unsigned long long* const of_warp = shared_.cheapest + rank_ * warps + thread() / 32;
+      *(blocks == 1 ? of_warp : device::of_cluster_block(of_warp, block)) = best;
+    }
+    barrier();
+    for (int warp = 0; warp < warps * blocks; ++warp) {
       best = shared_.cheapest[warp] < best ? shared_.cheapest[warp] : best;
     }
     return static_cast<uint32_t>(best);
@@ -316,11 +355,11 @@ class RingSearch {
     int top = path.count - 1;
     if (thread() == 0) shared_.states[path.at(top)] = static_cast<uint16_t>(state);
     while (top > path.until) {
-      const int base = (top - 1) / distance() * distance();
-      state = piece(path.first + base, top - base, kept_ + base / distance() * groups(), state);
+      const int base = (top - 1) / distance_ * distance_;
+      state = piece(path.first + base, top - base, kept_ + base / distance_ * groups(), state);
       top = base;
     }
-    __syncthreads();
+    barrier();  // others may still read the rows
   }
 
   /// Finds the states `depth` steps back from `state`, from the row of costs in front of the first of these weights, at
@@ -381,6 +420,8 @@ class RingSearch {
   }
 
   int narrow_;  ///< the window, where it is not the widest
+  int distance_;
+  int rank_;  ///< of the block in its cluster
   SearchShared& shared_;
   float *rows_, *kept_;
   const float* last_ = nullptr;

@@ -139,6 +139,24 @@ TEST_F(TrellisCuda, FeedbackIsThatOfTheCpu) {
   }
 }
 
+/// Strips that are few have several multiprocessors each, where a GPU has clusters: four or two of an H100's 132.
+TEST_F(TrellisCuda, WithoutCorrelationFeedbackIsRounding) {
+  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{250, 40}, {34 * 128 - 3, 2}}) {
+    const RandomMatrix weight(n, k, 1);
+    const TensorView view{"w", DType::f32, {n, k}, bytes_of(weight.values)};
+    std::vector<float> identity(static_cast<size_t>(k * k));
+    for (int64_t i = 0; i < k; ++i) identity[static_cast<size_t>(i * k + i)] = 1;
+    for (const char* name : {"trellis2-w16", "trellis3-w16", "trellis4-w16", "trellis3-w11"}) {
+      const Scheme scheme = parse_scheme(name);
+      GroupCuda group(*work, std::make_shared<GramCuda>(*work, MatrixView<const float>(identity.data(), k, k)));
+      group.add(view, scheme, {});
+      EXPECT_TRUE(bytes_equal(group.pack(0, feedback(), {}).result.weight,
+                              quantizer_row("trellis").run(view, scheme, {}).weight))
+          << name << " " << n << " × " << k;
+    }
+  }
+}
+
 TEST_F(TrellisCuda, WithoutFeedbackTheBytesOfAGroupAreTheCpus) {
   const Layer layer(200, 90);
   for (const char* name : {"trellis2-w8", "trellis3-w14"}) {
