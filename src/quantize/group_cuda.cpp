@@ -192,7 +192,8 @@ void GroupCuda::round_together(std::span<const Part> parts, const QuantizeOption
     bytes += trellis_feedback_bytes(rows, k) + k * k * int64_t{sizeof(float)};
     factoring = std::max(factoring, 2 * k * k * int64_t{sizeof(double)});
   }
-  if (wanted.empty() || bytes + factoring > parts.front().group->work_.context.free_bytes()) return;
+  // Some is left for errors of outputs, and for what allocations do not fill.
+  if (wanted.empty() || bytes + factoring > parts.front().group->work_.context.free_bytes() / 5 * 4) return;
   std::vector<TrellisCudaInput> inputs;
   for (const Input& input : wanted) {
     TrellisCudaInput& ready = inputs.emplace_back();

@@ -66,7 +66,13 @@ struct SearchShared {
   unsigned long long cheapest[search_threads / 16];  ///< of the warps of all blocks
 };
 
-__device__ inline float level_of(uint32_t state) { return static_cast<float>(formats::trellis_level(state)); }
+/// formats::trellis_level().
+__device__ inline float level_of(uint32_t state) {
+  const uint32_t bytes = __dp4a(state * formats::trellis_multiplier, 0x01010101u, 0u);
+  return static_cast<float>(static_cast<int>(bytes) - formats::trellis_largest_level);
+}
+/// Begins to bring the line of `address` to the L2 cache.
+__device__ inline void fetch_soon(const float* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 
 /// Levels of a tile, in registers: whole, or two in one, which takes another instruction for each.
 template <bool whole>
@@ -174,6 +180,11 @@ class RingSearch {
     const int origins = groups() / ways;
     return device::of_cluster_block(row, group % origins / (origins / blocks)) + group;
   }
+  /// Where a kept row has the cost of a group: those that a piece of the way back may come from stand together.
+  __device__ int kept_at(int group) const {
+    const int shift = window() - bits - bits * distance_;
+    return (group & ((1 << shift) - 1)) << bits * distance_ | group >> shift;
+  }
   /// Of all threads that have a ring.
   __device__ static void barrier() {
     if constexpr (blocks == 1) {
@@ -211,9 +222,9 @@ class RingSearch {
     for (int g = thread(); g < groups(); g += threads()) {
       const float value = path.start < 0 || g == path.start % groups() ? 0.0f : never;
       rows_[g] = value;
-      if (from == 0) kept_[g] = value;
+      if (from == 0) kept_[kept_at(g)] = value;
     }
-    __syncthreads();
+    barrier();
     float *least = rows_, *next = in_place ? rows_ : rows_ + groups();
     float* kept = kept_;
     for (int step = 1, left = distance_; step < path.count; ++step) {
@@ -294,7 +305,17 @@ class RingSearch {
       }
       const float4 found = make_float4(best[0], best[1], best[2], best[3]);
       *reinterpret_cast<float4*>(to + four) = found;
-      if (keep != nullptr) *reinterpret_cast<float4*>(keep + group + four) = found;
+      if (keep != nullptr) keep_four(keep, group, four, best);
+    }
+  }
+
+  /// At the widest window groups of a tile stand at a distance that is a constant.
+  __device__ void keep_four(float* keep, int group, int four, const float (&costs)[4]) const {
+    constexpr bool even = tiles * blocks > 1;
+    constexpr int distance = 1 << bits * kept_distance(bits, formats::trellis_max_window);
+#pragma unroll
+    for (int i = four; i < four + 4; ++i) {
+      keep[even ? kept_at(group) + i * distance : kept_at(group + i)] = costs[i - four];
     }
   }
 
@@ -310,7 +331,7 @@ class RingSearch {
         best = fminf(best, least[(way * groups() + g) >> bits]);
       }
       *(in_place ? aside + g : home(next, g)) = best;
-      if (keep != nullptr) keep[g] = best;
+      if (keep != nullptr) keep[kept_at(g)] = best;
     }
     if constexpr (in_place) {
       __syncthreads();
@@ -353,13 +374,23 @@ class RingSearch {
   /// The states behind a path's weights, the last of them `state`.
   __device__ void backward(const Path& path, uint32_t state) {
     int top = path.count - 1;
+    fetch_rows(top, 2);
     if (thread() == 0) shared_.states[path.at(top)] = static_cast<uint16_t>(state);
     while (top > path.until) {
       const int base = (top - 1) / distance_ * distance_;
+      fetch_rows(base - distance_, 1);
       state = piece(path.first + base, top - base, kept_ + base / distance_ * groups(), state);
       top = base;
     }
     barrier();  // others may still read the rows
+  }
+
+  /// The first kept rows in front of weight `top`: they may be in no cache any more.
+  __device__ void fetch_rows(int top, int count) const {
+    constexpr int line = 32;
+    for (int row = (top - 1) / distance_; top > 0 && row >= 0 && count > 0; --row, --count) {
+      for (int g = thread() * line; g < groups(); g += threads() * line) fetch_soon(kept_ + row * groups() + g);
+    }
   }
 
   /// Finds the states `depth` steps back from `state`, from the row of costs in front of the first of these weights, at
@@ -378,39 +409,39 @@ class RingSearch {
     const auto extend = [&](int steps, int node, float least) {
       return least + cost((at + depth - steps) % trellis_rows, state_at(steps, node));
     };
-    float* edges = shared_.edges;
-    uint16_t* origins = shared_.origins;
     for (int node = thread(); node < 1 << bits * depth; node += threads()) {
-      edges[node] = extend(depth, node, __ldcg(row + group_at(depth, node)));
-      origins[node] = static_cast<uint16_t>(node);
+      shared_.edges[node] = extend(depth, node, __ldcg(row + kept_at(static_cast<int>(group_at(depth, node)))));
     }
     __syncthreads();
-    for (int steps = depth - 1; steps >= 0; --steps) {
-      const int nodes = 1 << bits * steps;
-      float* const nearer_edges = edges + (nodes << bits);
-      uint16_t* const nearer_origins = origins + (nodes << bits);
-      for (int node = thread(); node < nodes; node += threads()) {
-        float costs[ways];
+    if (thread() < 32) {
+      float* edges = shared_.edges;
+      uint16_t* origins = shared_.origins;
+      for (int steps = depth - 1; steps >= 0; --steps) {
+        const int nodes = 1 << bits * steps;
+        for (int node = thread(); node < nodes; node += 32) {
+          float costs[ways];
 #pragma unroll
-        for (int way = 0; way < ways; ++way) costs[way] = edges[way * nodes + node];
-        float least = costs[0];
+          for (int way = 0; way < ways; ++way) costs[way] = edges[way * nodes + node];
+          float least = costs[0];
 #pragma unroll
-        for (int way = 1; way < ways; ++way) least = fminf(least, costs[way]);
-        int best = 0;
+          for (int way = 1; way < ways; ++way) least = fminf(least, costs[way]);
+          int best = 0;
 #pragma unroll
-        for (int way = ways - 1; way >= 0; --way) best = costs[way] == least ? way : best;
-        const uint16_t origin = origins[best * nodes + node];
-        if (steps == 0) {
-          shared_.origin = origin;
-        } else {
-          nearer_origins[node] = origin;
-          nearer_edges[node] = extend(steps, node, least);
+          for (int way = ways - 1; way >= 0; --way) best = costs[way] == least ? way : best;
+          const int from = best * nodes + node, origin = steps == depth - 1 ? from : origins[from];
+          if (steps == 0) {
+            shared_.origin = static_cast<uint16_t>(origin);
+          } else {
+            origins[nodes * ways + node] = static_cast<uint16_t>(origin);
+            edges[nodes * ways + node] = extend(steps, node, least);
+          }
         }
+        __syncwarp();
+        edges += nodes * ways;
+        origins += nodes * ways;
       }
-      __syncthreads();
-      edges = nearer_edges;
-      origins = nearer_origins;
     }
+    __syncthreads();
     const int origin = shared_.origin;
     for (int steps = 1 + thread(); steps <= depth; steps += threads()) {
       shared_.states[(at + depth - steps) % trellis_rows] =
