@@ -223,8 +223,9 @@ TEST_F(PipelineCuda, TrellisesAreThoseOfTheCpu) {
     for (const auto& note : gpu.plan.notes) EXPECT_EQ(note.find("CPU"), std::string::npos) << note;
     for (size_t i = 0; i < cpu.groups.size(); ++i) {
       const auto &expected = cpu.groups[i], &found = gpu.groups[i];
-      EXPECT_NEAR(found.plain_error, expected.plain_error, (follows ? 0.05 : 1e-3) * expected.plain_error);
-      EXPECT_NEAR(found.packed_error, expected.packed_error, (follows ? 0.05 : 0.02) * expected.packed_error)
+      EXPECT_NEAR(found.plain_error, expected.plain_error, (follows ? 0.1 : 1e-3) * expected.plain_error);
+      // A tie that falls the other way changes all rings behind it in a strip of a few.
+      EXPECT_NEAR(found.packed_error, expected.packed_error, (follows ? 0.1 : 0.05) * expected.packed_error)
           << expected.name;
     }
   }
