@@ -183,9 +183,7 @@ class LayerJob {
 
   void pack_on_gpu(size_t group, const std::vector<std::string>& names) {
     GroupReport& report = reports_[group];
-    if (pair_) gpu_->follow(group, *pair_);
-    if (!scales_[group].empty()) gpu_->scale(group, scales_[group]);
-    if (rotates(group)) gpu_->rotate(group, rotations_[group]);
+    set_up_on_gpu(group);
     const auto tables = tables_on_gpu(group, names);
     double damping = 0;
     for (size_t i = 0; i < names.size(); ++i) {
@@ -268,6 +266,27 @@ class LayerJob {
     std::vector<formats::Scheme> schemes;
     for (const auto& name : names) schemes.push_back(*scheme_of_(name));
     return linears_that_share_tables(schemes, options_.steps);
+  }
+
+  /// Brings groups to the basis in which they are packed, this one and, where they need not follow it, those behind it;
+  /// what gains by it is rounded side by side.
+  void set_up_on_gpu(size_t group) {
+    if (group < set_up_) return;
+    std::vector<LayerCuda::Part> parts;
+    for (set_up_ = group; set_up_ < groups_.size() && parts.size() < LayerCuda::parts_together; ++set_up_) {
+      const auto names = packed_linears(set_up_);
+      if (names.empty()) continue;
+      if (sources_.paired != nullptr && set_up_ > group) break;
+      if (pair_) gpu_->follow(set_up_, *pair_);
+      if (!scales_[set_up_].empty()) gpu_->scale(set_up_, scales_[set_up_]);
+      if (rotates(set_up_)) gpu_->rotate(set_up_, rotations_[set_up_]);
+      LayerCuda::Part& part = parts.emplace_back(LayerCuda::Part{.group = set_up_});
+      for (size_t i = 0; i < names.size(); ++i) {
+        part.linears.push_back(i);
+        part.divisors.push_back(divisors(names[i]));
+      }
+    }
+    gpu_->round_together(parts, options_);
   }
 
   SharedTables tables_on_gpu(size_t group, const std::vector<std::string>& names) {
@@ -479,6 +498,7 @@ class LayerJob {
   std::map<std::string, OutputError, std::less<>> outputs_;
   std::map<std::string, std::vector<float>, std::less<>> row_scales_;  // of linears that scales were folded into
   std::optional<LayerCuda> gpu_;  // the groups of the layer on the GPU, by their numbers
+  size_t set_up_ = 0;             // those before this are in their basis
   CalibratedLayer result_;
 };
 

@@ -19,9 +19,6 @@ namespace {
 
 using quantize::StepKind;
 
-/// Of the normal equations for norms: far below what calibration text says, enough where it says nothing.
-constexpr double norm_damping = 1e-3;
-
 void subtract(const formats::PackedWeight& pass, MatrixView<float> rest) {
   parallel_for(rest.rows, 16, [&](int64_t begin, int64_t end) {
     std::vector<float> decoded(static_cast<size_t>(rest.cols));
@@ -101,7 +98,7 @@ void CalibratedPasses::add(PassWork& work, const formats::Scheme& scheme, const 
   const TensorView view{weight.name, DType::f32, weight.shape, bytes_of(weight.values)};
   auto quantized = quantize::rounding_quantizer(scheme).run(view, scheme, options);
   if (options_.steps.has(StepKind::fit_norms) && quantize::step_row(StepKind::fit_norms).accepts(scheme, nullptr)) {
-    quantize::calibrate_norms(quantized.weight, {weight.values.data(), n, k}, gram_, norm_damping);
+    quantize::calibrate_norms(quantized.weight, {weight.values.data(), n, k}, gram_, quantize::norm_damping);
   }
   formats::PackedLinear& linear = work.packed.linear;
   if (linear.passes.empty()) work.packed.stats.range_exponent = quantized.stats.range_exponent;

@@ -85,6 +85,7 @@ quantize::SharedTable LayerCuda::learn_table(size_t, std::span<const size_t>, st
                                              const quantize::QuantizeOptions&) {
   refuse();
 }
+void LayerCuda::round_together(std::span<const Part>, const quantize::QuantizeOptions&) { refuse(); }
 LayerCuda::Packed LayerCuda::pack(size_t, size_t, const quantize::QuantizeOptions&, std::span<const float>,
                                   std::span<const float>) {
   refuse();

@@ -7,6 +7,16 @@
 #include "quantize/group_cuda.h"
 
 namespace w4q::pipeline {
+namespace {
+
+std::vector<quantize::GroupCuda::Member> members_of(std::span<const size_t> linears,
+                                                    std::span<const std::span<const float>> divisors) {
+  std::vector<quantize::GroupCuda::Member> members;
+  for (size_t i = 0; i < linears.size(); ++i) members.push_back({linears[i], divisors[i]});
+  return members;
+}
+
+}  // namespace
 
 struct LayerCuda::Impl {
   std::shared_ptr<quantize::CudaWork> work;
@@ -15,10 +25,11 @@ struct LayerCuda::Impl {
 
 bool LayerCuda::takes(const formats::Scheme& scheme, const quantize::QuantizeOptions& options) {
   if (options.bnb_compatible || !quantize::GroupCuda::takes(scheme)) return false;
+  if (!options.rotation().identity() && !quantize::RotationCuda::takes(options.rotation())) return false;
+  if (formats::shares_bits(scheme)) return true;  // such a scheme passes over clips and feedback on both sides
   if (options.steps.has(quantize::StepKind::feedback_outputs) && !quantize::GroupCuda::takes_both_sides(scheme)) {
     return false;
   }
-  if (!options.rotation().identity() && !quantize::RotationCuda::takes(options.rotation())) return false;
   return scheme.family == formats::SchemeFamily::integer || !options.steps.awq_clips();
 }
 
@@ -58,9 +69,15 @@ void LayerCuda::scale(size_t group, std::span<const float> scales) { impl_->grou
 quantize::SharedTable LayerCuda::learn_table(size_t group, std::span<const size_t> linears,
                                              std::span<const std::span<const float>> divisors,
                                              const quantize::QuantizeOptions& options) {
-  std::vector<quantize::GroupCuda::Member> members;
-  for (size_t i = 0; i < linears.size(); ++i) members.push_back({linears[i], divisors[i]});
-  return impl_->groups.at(group).learn_table(members, options);
+  return impl_->groups.at(group).learn_table(members_of(linears, divisors), options);
+}
+
+void LayerCuda::round_together(std::span<const Part> parts, const quantize::QuantizeOptions& options) {
+  std::vector<quantize::GroupCuda::Part> own;
+  for (const Part& part : parts) {
+    own.push_back({&impl_->groups.at(part.group), members_of(part.linears, part.divisors)});
+  }
+  quantize::GroupCuda::round_together(own, options);
 }
 
 LayerCuda::Packed LayerCuda::pack(size_t group, size_t linear, const quantize::QuantizeOptions& options,

@@ -50,6 +50,17 @@ class LayerCuda {
                                     std::span<const std::span<const float>> divisors,
                                     const quantize::QuantizeOptions& options);
 
+  /// Linears of a group; `divisors` stand beside them, empty ones for ones.
+  struct Part {
+    size_t group = 0;
+    std::vector<size_t> linears = {};
+    std::vector<std::span<const float>> divisors = {};
+  };
+  /// So many at most: those of a layer without experts.
+  static constexpr size_t parts_together = 8;
+  /// As GroupCuda::round_together.
+  void round_together(std::span<const Part> parts, const quantize::QuantizeOptions& options);
+
   struct Packed {
     quantize::QuantizeResult result;
     double error = 0;

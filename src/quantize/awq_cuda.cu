@@ -10,6 +10,8 @@
 #include "kernels/common/block_reduce.cuh"
 #include "quantize/awq_cuda.h"
 #include "quantize/integer_round.cuh"
+#include "quantize/rotated.h"
+#include "quantize/row_norms.cuh"
 #include "quantize/weight_cuda.h"
 
 namespace w4q::quantize {
@@ -108,6 +110,31 @@ __global__ void __launch_bounds__(element_threads)
   const float rounded = ldexpf(table.levels[code], exponent) * decoded;
   const float weight = weights[row * matrix.k + c];
   difference[row * matrix.k + c] = weight - (scales == nullptr ? rounded : rounded / scales[c]);
+}
+
+/// norms[row]: of weights under scales; a warp has a row.
+__global__ void __launch_bounds__(element_threads)
+    norms_kernel(int64_t n, int64_t k, const float* weights, const float* scales, double* norms) {
+  const int64_t row = (int64_t{blockIdx.x} * element_threads + threadIdx.x) / warp;
+  if (row >= n) return;
+  const double norm = cuda::warp_norm(Scaled{weights + row * k, scales}, k, k);
+  if (threadIdx.x % warp == 0) norms[row] = norm;
+}
+
+/// To the table's levels times the norm of a row; rows of a strip have the table times 2^exponent.
+__global__ void __launch_bounds__(element_threads)
+    normal_error_kernel(Table table, int64_t n, int64_t k, const float* weights, const float* scales,
+                        const float* norms, const int* exponents, float* difference) {
+  const int64_t at = int64_t{blockIdx.x} * element_threads + threadIdx.x;
+  if (at >= n * k) return;
+  const int64_t row = at / k, c = at % k;
+  const float norm = norms[row];
+  const int exponent = exponents[row / strip_rows];
+  const float quotient = norm == 0 ? 0.0f : Scaled{weights + row * k, scales}(c) / norm;
+  int code = 0;
+  for (int i = 0; i + 1 < table.count; ++i) code += quotient > ldexpf(table.midpoints[i], exponent) ? 1 : 0;
+  const float rounded = ldexpf(table.levels[code], exponent) * norm;
+  difference[at] = weights[at] - (scales == nullptr ? rounded : rounded / scales[c]);
 }
 
 /// What to do with a block of columns of some rows.
@@ -240,6 +267,49 @@ const int* strip_exponents(CudaWork& work, const AwqCudaLinear& linear, const Ma
   return work.put(work.sums, exponents.data(), strips);
 }
 
+/// What rows are divided by, and the range exponents of strips of rows, when they are rounded to levels for N(0, 1).
+struct RowNorms {
+  std::vector<float> norms;
+  std::vector<int> exponents;
+};
+RowNorms row_norms(std::span<const double> sizes, std::span<const float> table, int bits) {
+  constexpr auto type = formats::ScaleType::f16;
+  const double gain = formats::rotated_gain(table, bits);
+  RowNorms result;
+  for (size_t first = 0; first < sizes.size(); first += strip_rows) {
+    const auto strip = sizes.subspan(first, std::min(sizes.size() - first, static_cast<size_t>(strip_rows)));
+    double smallest = 0, largest = 0;
+    for (const double size : strip) {
+      if (size != 0 && (smallest == 0 || size < smallest)) smallest = size;
+      largest = std::max(largest, size);
+    }
+    const int exponent = rotated_range_exponent(smallest / gain, largest / gain, type);
+    for (const double size : strip) {
+      result.norms.push_back(formats::rotated_scale(size / std::ldexp(gain, exponent), type).value);
+    }
+    result.exponents.push_back(exponent);
+  }
+  return result;
+}
+
+/// The scalar rounding that stands for a trellis of as many bits: quantize::rounding_of().
+void normal_error(CudaWork& work, const AwqCudaLinear& linear, int64_t k, const float* scales, float* difference) {
+  const int bits = std::clamp(linear.scheme.bits, formats::table_min_bits, formats::table_max_bits);
+  const int64_t n = linear.n;
+  auto* const sizes = work.sums.get<double>(n);
+  norms_kernel<<<element_blocks(n * warp), element_threads, 0, work.stream.get()>>>(n, k, linear.weight, scales, sizes);
+  device::check_launch("norms of rows", concat(n, " × ", k));
+  const auto base = formats::normal_codebook(bits);
+  const auto rows = row_norms(work.fetch(sizes, n), base, bits);
+  auto* const norms = work.rows.get<float>(n);
+  device::copy(device::Way::to_gpu, norms, rows.norms.data(), rows.norms.size() * sizeof(float), work.stream,
+               "copying norms");
+  const int* const exponents = work.put(work.sums, rows.exponents.data(), static_cast<int64_t>(rows.exponents.size()));
+  normal_error_kernel<<<element_blocks(n * k), element_threads, 0, work.stream.get()>>>(
+      table_of(linear.scheme, RotatedLevels(base, k).levels), n, k, linear.weight, scales, norms, exponents,
+      difference);
+}
+
 /// search_clip for some rows.
 class ClipSearch {
  public:
@@ -314,7 +384,8 @@ class ClipSearch {
 }  // namespace
 
 bool awq_cuda_accepts(const formats::Scheme& scheme) noexcept {
-  return (scheme.family == SchemeFamily::integer && !scheme.act_order) || scheme.family == SchemeFamily::kbit;
+  return (scheme.family == SchemeFamily::integer && !scheme.act_order) || scheme.family == SchemeFamily::kbit ||
+         scheme.family == SchemeFamily::trellis;
 }
 
 namespace {
@@ -328,6 +399,8 @@ void plain_rounding_error(CudaWork& work, const AwqCudaLinear& linear, int64_t k
                         formats::integer_group_size(linear.scheme, k)};
     integer_error_kernel<<<element_blocks(matrix.n * matrix.groups * group_lanes), element_threads, 0, stream.get()>>>(
         cuda::rule_of(linear.scheme, linear.clip), matrix, linear.weight, scales, difference);
+  } else if (linear.scheme.family == SchemeFamily::trellis) {
+    normal_error(work, linear, k, scales, difference);
   } else {
     const Matrix matrix{linear.n, k, formats::kbit_blocks(k), formats::kbit_block};
     const int* const exponents = strip_exponents(work, linear, matrix, scales);

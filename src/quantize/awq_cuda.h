@@ -1,4 +1,4 @@
-// AWQ's two searches (awq.h) for integer schemes and kbit, on weights and a Gram matrix in GPU memory. Scales, rounding
+// AWQ's two searches (awq.h) for integer schemes, kbit and trellises, on weights and a Gram matrix in GPU memory. Scales, rounding
 // and the order of decisions are the CPU's; only sums of products are added in another order.
 #pragma once
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "device/buffer.h"
@@ -44,6 +45,8 @@ struct CudaWork {
   CudaRoom sums{context};
 
   explicit CudaWork(device::Context& context_) : context(context_) {}
+  /// On somebody else's stream.
+  explicit CudaWork(device::Stream theirs) : context(theirs.context()), stream(std::move(theirs)) {}
 
   /// Copies of host values that are ready when this returns.
   template <class T>

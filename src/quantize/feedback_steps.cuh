@@ -25,10 +25,21 @@ class FeedbackSteps {
  public:
   /// At most `widest` columns are rounded at a time.
   FeedbackSteps(CudaWork& work, const float* weight, int64_t n, const ErrorFactorCuda& factor, int64_t widest)
-      : work_(work), factor_(factor), n_(n), k_(factor.width()), memory_(work.context, bytes(2 * n * k_ + n * widest)) {
-    order_kernel<<<static_cast<unsigned>((n * k_ + 255) / 256), 256, 0, work.stream.get()>>>(
-        weight, n, k_, factor.columns(), weights(), targets());
-    device::check_launch("feedback order", concat(n, " × ", k_));
+      : FeedbackSteps(work, n, factor, widest) {
+    take(weight, 0, n);
+  }
+  /// Rows are taken later.
+  FeedbackSteps(CudaWork& work, int64_t n, const ErrorFactorCuda& factor, int64_t widest)
+      : work_(work),
+        factor_(factor),
+        n_(n),
+        k_(factor.width()),
+        memory_(work.context, bytes(2 * n * k_ + n * widest)) {}
+  /// `weight` [rows, k] are those from `first` on.
+  void take(const float* weight, int64_t first, int64_t rows) {
+    order_kernel<<<static_cast<unsigned>((rows * k_ + 255) / 256), 256, 0, work_.stream.get()>>>(
+        weight, rows, k_, factor_.columns(), weights() + first * k_, targets() + first * k_);
+    device::check_launch("feedback order", concat(rows, " × ", k_));
   }
 
   float* weights() noexcept { return memory_.as<float>(); }               ///< [n, k] by positions

@@ -6,6 +6,8 @@
 #include "quantize/integer_rows_cuda.h"
 #include "quantize/kbit.h"
 #include "quantize/kbit_search_cuda.h"
+#include "quantize/norm_calibration.h"
+#include "quantize/trellis.h"
 #include "quantize/weight_cuda.h"
 
 namespace w4q::quantize {
@@ -77,7 +79,7 @@ FeedbackCuda GroupCuda::feedback(const Linear& linear, const Steps& steps) {
   const Step* step = steps.find(StepKind::feedback);
   if (step == nullptr) return {};
   FeedbackCuda result{&factor(linear, step->damping), nullptr};
-  if (!steps.has(StepKind::sweeps)) return result;
+  if (!steps.has(StepKind::sweeps) || linear.scheme.family == SchemeFamily::trellis) return result;
   const int64_t block = result.factor->block();
   auto known = sweeps_.find(block);
   if (known == sweeps_.end())
@@ -142,8 +144,95 @@ bool GroupCuda::takes_both_sides(const formats::Scheme& scheme) noexcept {
   return takes(scheme) && scheme.block > 0 && scheme.block <= widest_whole_block;
 }
 
+void GroupCuda::follow_inputs(Linear& linear, const Steps& steps) {
+  if (!drift_) return;
+  const Step* step = steps.find(StepKind::feedback);
+  follow_inputs_cuda(work_, linear.weight.as<float>(), linear.n, *drift_, *gram_,
+                     factor(linear, step ? step->damping : Step{}.damping));
+}
+
+void GroupCuda::divide_rows(Linear& linear, std::span<const float> divisors) {
+  if (divisors.empty()) return;
+  linear.kept = device::DeviceBuffer(work_.context, linear.weight.size());
+  device::copy(device::Way::on_gpu, linear.kept.data(), linear.weight.data(), linear.kept.size(), work_.stream,
+               "copying weights");
+  divide_rows_cuda(work_, linear.weight.as<float>(), linear.n, linear.k,
+                   work_.put(work_.rows, divisors.data(), linear.n));
+}
+
+TrellisCudaWeight GroupCuda::ready(const Member& member, const Steps& steps) {
+  Linear& linear = linears_.at(member.index);
+  follow_inputs(linear, steps);
+  divide_rows(linear, member.divisors);
+  const auto* values = linear.weight.as<float>();
+  linear.rounded =
+      allocate_trellis(linear.scheme, linear.n, linear.k, trellis_sizes_cuda(work_, values, linear.n, linear.k));
+  return {values, &*linear.rounded};
+}
+
+void GroupCuda::round_together(std::span<const Part> parts, const QuantizeOptions& options) {
+  if (!options.steps.has(StepKind::feedback)) return;
+  struct Input {
+    GroupCuda* group;
+    std::vector<Member> members;
+  };
+  std::vector<Input> wanted;
+  int64_t bytes = 0, factoring = 0;
+  for (const Part& part : parts) {
+    std::map<std::string, std::vector<Member>> by_scheme;
+    int64_t rows = 0;
+    for (const Member& member : part.members) {
+      const Linear& linear = part.group->linears_.at(member.index);
+      if (linear.scheme.family != SchemeFamily::trellis) continue;
+      by_scheme[to_string(linear.scheme)].push_back(member);
+      rows += linear.n + (member.divisors.empty() ? 0 : linear.n);
+    }
+    for (auto& [scheme, members] : by_scheme) wanted.push_back({part.group, std::move(members)});
+    const int64_t k = part.group->gram_->width();
+    bytes += trellis_feedback_bytes(rows, k) + k * k * int64_t{sizeof(float)};
+    factoring = std::max(factoring, 2 * k * k * int64_t{sizeof(double)});
+  }
+  // Some is left for errors of outputs, and for what allocations do not fill.
+  if (wanted.empty() || bytes + factoring > parts.front().group->work_.context.free_bytes() / 5 * 4) return;
+  std::vector<TrellisCudaInput> inputs;
+  for (const Input& input : wanted) {
+    TrellisCudaInput& ready = inputs.emplace_back();
+    for (const Member& member : input.members) ready.weights.push_back(input.group->ready(member, options.steps));
+    ready.factor = input.group->feedback(input.group->linears_.at(input.members.front().index), options.steps).factor;
+  }
+  trellis_feedback_cuda(parts.front().group->work_, inputs);
+}
+
+GroupCuda::Packed GroupCuda::pack_trellis(size_t index, const QuantizeOptions& options, const Rows& rows) {
+  Linear& linear = linears_.at(index);
+  if (!linear.rounded) {
+    const TrellisCudaWeight weight = ready({index, rows.divisors}, options.steps);
+    if (const ErrorFactorCuda* factor = feedback(linear, options.steps).factor) {
+      const TrellisCudaInput alone{{weight}, factor};
+      trellis_feedback_cuda(work_, {&alone, 1});
+    } else {
+      trellis_codes_cuda(work_, weight);
+    }
+  }
+  Packed packed;
+  packed.result.weight = std::move(*linear.rounded);
+  packed.result.stats = trellis_stats(packed.result.weight);
+  if (options.steps.has(StepKind::fit_norms)) {
+    fit_trellis_scales_cuda(work_, linear.weight.as<float>(), *gram_, norm_damping, packed.result.weight);
+  }
+  const float* divisors = nullptr;
+  if (!rows.divisors.empty()) divisors = work_.put(work_.rows, rows.divisors.data(), linear.n);
+  auto* const difference = work_.errors.get<float>(linear.n * linear.k);
+  trellis_difference_cuda(work_, packed.result.weight, linear.original(), divisors, difference);
+  packed.error = gram_->error(difference, linear.n);
+  linear.weight = device::DeviceBuffer();
+  linear.kept = device::DeviceBuffer();
+  return packed;
+}
+
 GroupCuda::Packed GroupCuda::pack(size_t index, QuantizeOptions options, const Rows& row_needs) {
   Linear& linear = linears_.at(index);
+  if (linear.scheme.family == SchemeFamily::trellis) return pack_trellis(index, options, row_needs);
   const std::span<const float> row_scales = row_needs.divisors;
   FeedbackCuda fed_back = feedback(linear, options.steps);
   std::optional<OutputCosts> outputs;
@@ -153,10 +242,7 @@ GroupCuda::Packed GroupCuda::pack(size_t index, QuantizeOptions options, const R
     fed_back.outputs = {outputs->gram.data(), outputs->ridge};
   }
   auto* const weight = linear.weight.as<float>();
-  if (drift_) {
-    const Step* step = options.steps.find(StepKind::feedback);
-    follow_inputs_cuda(work_, weight, linear.n, *drift_, *gram_, factor(linear, step ? step->damping : Step{}.damping));
-  }
+  follow_inputs(linear, options.steps);
   const float* original = weight;
   device::DeviceBuffer kept;
   const bool clips = options.steps.awq_clips();

@@ -18,12 +18,13 @@
 #include "quantize/kbit_search.h"
 #include "quantize/quantizer_registry.h"
 #include "quantize/sweep_blocks_cuda.h"
+#include "quantize/trellis_cuda.h"
 
 namespace w4q::quantize {
 
 class GroupCuda {
  public:
-  /// Integers without act order and kbit.
+  /// Integers without act order, kbit and trellises.
   static bool takes(const formats::Scheme& scheme) noexcept { return awq_cuda_accepts(scheme); }
   /// Of these, what errors are fed back along both sides for: blocks of at most 256.
   static bool takes_both_sides(const formats::Scheme& scheme) noexcept;
@@ -57,6 +58,15 @@ class GroupCuda {
   /// A table that kbit's linears of one scheme learn together, none of which is packed yet.
   SharedTable learn_table(std::span<const Member> members, QuantizeOptions options);
 
+  /// Groups with some of their linears.
+  struct Part {
+    GroupCuda* group = nullptr;
+    std::vector<Member> members;
+  };
+  /// Rounds linears that gain by going side by side, trellises with feedback, where memory suffices; pack() of them comes
+  /// later, with the same divisors and options.
+  static void round_together(std::span<const Part> parts, const QuantizeOptions& options);
+
   struct Packed {
     QuantizeResult result;
     double error = 0;  ///< of the outputs
@@ -79,9 +89,18 @@ class GroupCuda {
     formats::Scheme scheme;
     Clip clip = Clip::min_max;
     std::vector<float> table;
+    device::DeviceBuffer kept = {};                     ///< the weight before rows were divided; empty: they were not
+    std::optional<formats::PackedWeight> rounded = {};  ///< by round_together()
+
+    const float* original() const { return (kept.size() > 0 ? kept : weight).as<float>(); }
   };
 
   AwqCudaLinear view(Linear& linear) const;
+  void follow_inputs(Linear& linear, const Steps& steps);
+  void divide_rows(Linear& linear, std::span<const float> divisors);
+  /// A trellis as it is to be rounded, and planes with its scales.
+  TrellisCudaWeight ready(const Member& member, const Steps& steps);
+  Packed pack_trellis(size_t index, const QuantizeOptions& options, const Rows& rows);
   FeedbackCuda feedback(const Linear& linear, const Steps& steps);
   const ErrorFactorCuda& factor(const Linear& linear, double damping);
 

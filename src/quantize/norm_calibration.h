@@ -8,6 +8,9 @@
 
 namespace w4q::quantize {
 
+/// Of the normal equations: far below what calibration text says, enough where it says nothing.
+inline constexpr double norm_damping = 1e-3;
+
 /// `packed`: canonical planes of the rotated or the trellis family; `weight` n × k is what they were made from and `gram` k × k the
 /// mean of xᵀx, both in their basis. `damping`, a share of the diagonal, holds norms where they are. A row keeps its
 /// norms unless those that can be stored are better. Returns the rows that changed. Throws internal when shapes differ.

@@ -11,6 +11,7 @@
 #include "formats/kbit.h"
 #include "formats/rotated.h"
 #include "quantize/rotated_cuda.h"
+#include "quantize/row_norms.cuh"
 #include "quantize/source_matrix.h"
 
 namespace w4q::quantize {
@@ -32,28 +33,16 @@ __device__ float widen(float value) { return value; }
 __device__ float widen(__half value) { return __half2float(value); }
 __device__ float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
 
-/// A warp for each group: lane l adds values l, l + 32 … in order, then halves are folded as the definition has it.
+/// A warp for each group.
 template <class T>
 __global__ void norms_kernel(const T* weight, int64_t rows, int64_t k, int64_t group, double* norms) {
   const int64_t groups = (k + group - 1) / group;
   const int64_t index = int64_t{blockIdx.x} * block_warps + threadIdx.x / 32;
   if (index >= rows * groups) return;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t first = index % groups * group;
-  const int64_t size = min(group, k - first);
   const T* values = weight + index / groups * k + first;
-  double sum = 0;
-  for (int64_t i = lane; i < size; i += 32) {
-    const double value = widen(values[i]);
-    sum = __dadd_rn(sum, __dmul_rn(value, value));
-  }
-  for (int half = 16; half > 0; half /= 2) {
-    const double other = __shfl_down_sync(~0u, sum, half);
-    sum = __dadd_rn(sum, other);
-  }
-  if (lane != 0) return;
-  if (size != group) sum = __ddiv_rn(__dmul_rn(sum, static_cast<double>(group)), static_cast<double>(size));
-  norms[index] = __dsqrt_rn(sum);
+  const double norm = cuda::warp_norm([&](int64_t i) { return widen(values[i]); }, min(group, k - first), group);
+  if (threadIdx.x % 32 == 0) norms[index] = norm;
 }
 
 /// A warp for each block of 32: a lane finds the code of its weight, and votes give the bit planes.

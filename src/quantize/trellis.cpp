@@ -13,6 +13,9 @@
 #include "quantize/feedback.h"
 #include "quantize/source_matrix.h"
 #include "quantize/trellis_simd.h"
+#ifdef W4Q_HAVE_CUDA
+#include "quantize/trellis_cuda.h"
+#endif
 
 namespace w4q::quantize {
 namespace {
@@ -107,6 +110,19 @@ QuantizeResult run(const TensorView& weight, const Scheme& scheme, const Quantiz
   return result;
 }
 
+#ifdef W4Q_HAVE_CUDA
+/// Feedback through a factor on the CPU stays there.
+QuantizeResult run_cuda(const TensorView& weight, const Scheme& scheme, const QuantizeOptions& options,
+                        device::Context& gpu) {
+  check_options(scheme, options);
+  if (options.feeds_back()) return run(weight, scheme, options);
+  check_weight(weight);
+  return quantize_trellis_cuda(weight, scheme, gpu);
+}
+#else
+constexpr decltype(QuantizerRow::run_cuda) run_cuda = nullptr;
+#endif
+
 }  // namespace
 
 formats::TrellisSearch trellis_search(const Scheme& scheme, std::span<const float> fast_levels) {
@@ -123,14 +139,19 @@ PackedWeight allocate_trellis(const TensorView& weight, const Scheme& scheme) {
       sizes[static_cast<size_t>(row)] = formats::trellis_rms(values);
     }
   });
-  double smallest = std::numeric_limits<double>::infinity(), largest = 0;
   for (size_t row = 0; row < sizes.size(); ++row) {
-    if (!std::isfinite(sizes[row])) {
-      const auto bad = static_cast<int64_t>(row);
-      refuse_non_finite(weight.name, weight.dtype, row_bytes(weight, bad), bad);
-    }
-    if (sizes[row] > 0) smallest = std::min(smallest, sizes[row]);
-    largest = std::max(largest, sizes[row]);
+    if (std::isfinite(sizes[row])) continue;
+    const auto bad = static_cast<int64_t>(row);
+    refuse_non_finite(weight.name, weight.dtype, row_bytes(weight, bad), bad);
+  }
+  return allocate_trellis(scheme, n, k, sizes);
+}
+
+PackedWeight allocate_trellis(const Scheme& scheme, int64_t n, int64_t k, std::span<const double> sizes) {
+  double smallest = std::numeric_limits<double>::infinity(), largest = 0;
+  for (const double size : sizes) {
+    if (size > 0) smallest = std::min(smallest, size);
+    largest = std::max(largest, size);
   }
   PackedWeight packed = formats::allocate_canonical(scheme, n, k);
   float& unit = packed.plane(PlaneRole::codebook).bytes.as<float>()[0];
@@ -163,7 +184,7 @@ QuantizerRow trellis_quantizer() {
       .description = "rings of the least squared error, by Viterbi's algorithm; best behind --rotate and --feedback",
       .accepts = accepts,
       .run = run,
-      .run_cuda = nullptr};
+      .run_cuda = run_cuda};
 }
 
 }  // namespace w4q::quantize

@@ -16,6 +16,9 @@ formats::TrellisSearch trellis_search(const formats::Scheme& scheme, std::span<c
 /// Planes with u and the scales of all rows, codes still zero. Throws bad_file naming tensor, row and column of a value
 /// that is not finite.
 formats::PackedWeight allocate_trellis(const TensorView& weight, const formats::Scheme& scheme);
+/// The same for rows whose root mean squares (formats::trellis_rms) are `sizes` [n], all finite.
+formats::PackedWeight allocate_trellis(const formats::Scheme& scheme, int64_t n, int64_t k,
+                                       std::span<const double> sizes);
 /// Counts of the rows of a weight that stands.
 QuantizeStats trellis_stats(const formats::PackedWeight& packed);
 

@@ -75,10 +75,15 @@ __global__ void __launch_bounds__(element_threads)
 
 device::DeviceBuffer upload_weight(CudaWork& work, const TensorView& weight) {
   check_weight(weight);
-  const int64_t count = weight.shape[0] * weight.shape[1];
+  return upload_rows(work, weight, 0, weight.shape[0]);
+}
+
+device::DeviceBuffer upload_rows(CudaWork& work, const TensorView& weight, int64_t first, int64_t rows) {
+  const int64_t count = rows * weight.shape[1];
   device::DeviceBuffer result(work.context, static_cast<size_t>(count) * sizeof(float));
   const device::Stream& stream = work.stream;
-  const std::byte* const stored = work.put(work.errors, weight.bytes.data(), static_cast<int64_t>(weight.bytes.size()));
+  const auto row_size = static_cast<int64_t>(row_bytes(weight, 0).size());
+  const std::byte* const stored = work.put(work.errors, weight.bytes.data() + first * row_size, rows * row_size);
   const int none = 0;
   int* const not_finite = work.put(work.sums, &none, 1);
   if (weight.dtype == DType::f32) {
@@ -91,7 +96,7 @@ device::DeviceBuffer upload_weight(CudaWork& work, const TensorView& weight) {
     widen_kernel<<<element_blocks(count), element_threads, 0, stream.get()>>>(
         reinterpret_cast<const __nv_bfloat16*>(stored), count, result.as<float>(), not_finite);
   }
-  device::check_launch("weights", concat(weight.shape[0], " × ", weight.shape[1]));
+  device::check_launch("weights", concat(rows, " × ", weight.shape[1]));
   if (work.fetch(not_finite, 1).front() != 0) refuse(weight);
   return result;
 }

@@ -11,6 +11,8 @@ namespace w4q::quantize {
 
 /// A matrix of f32, f16 or bf16 widened. Throws bad_file naming row and column of a value that is not finite.
 device::DeviceBuffer upload_weight(CudaWork& work, const TensorView& weight);
+/// The same of some of its rows.
+device::DeviceBuffer upload_rows(CudaWork& work, const TensorView& weight, int64_t first, int64_t rows);
 
 /// The same products and quotients as on the CPU; `scales` are in GPU memory.
 void multiply_columns_cuda(CudaWork& work, float* weight, int64_t n, int64_t k, const float* scales);

@@ -203,6 +203,34 @@ TEST_F(PipelineCuda, RoundingWithAllThatIsKnownGainsWhatItGainsOnTheCpu) {
   }
 }
 
+/// Linears of a layer side by side, or, where they follow the quantized model, those of one input.
+TEST_F(PipelineCuda, TrellisesAreThoseOfTheCpu) {
+  calibrate("stats.safetensors", false);
+  for (const bool follows : {false, true}) {
+    const auto packing = [&](const std::string& output, std::shared_ptr<device::Context> where) {
+      auto result = request("trellis3-w8", output, where);
+      result.options.steps = quantize::parse_steps("awq → rotate128 → feedback → norms");
+      if (!follows) return quantize_model(result);
+      result.options.steps.add({quantize::StepKind::asymmetric});
+      result.calibrated->statistics.clear();
+      result.calibrated->text.ids = model() / "own/selfgen.ids.u16";
+      result.calibrated->text.samples = 8;
+      result.calibrated->text.length = 128;
+      return quantize_model(result);
+    };
+    const auto cpu = packing("cpu", nullptr), gpu = packing("gpu", here());
+    ASSERT_EQ(cpu.groups.size(), gpu.groups.size());
+    for (const auto& note : gpu.plan.notes) EXPECT_EQ(note.find("CPU"), std::string::npos) << note;
+    for (size_t i = 0; i < cpu.groups.size(); ++i) {
+      const auto &expected = cpu.groups[i], &found = gpu.groups[i];
+      EXPECT_NEAR(found.plain_error, expected.plain_error, (follows ? 0.1 : 1e-3) * expected.plain_error);
+      // A tie that falls the other way changes all rings behind it in a strip of a few.
+      EXPECT_NEAR(found.packed_error, expected.packed_error, (follows ? 0.1 : 0.05) * expected.packed_error)
+          << expected.name;
+    }
+  }
+}
+
 /// From text to planes without leaving the GPU.
 TEST_F(PipelineCuda, CalibratesOnTheWay) {
   auto wanted = request("int4-g128-f16-asym", "out", here());
