@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "core/text.h"
 
@@ -19,6 +20,8 @@ using namespace std::chrono_literals;
 /// Messages on their way move on when the library is called, so that this is also how soon those of a rank do that
 /// computes.
 constexpr auto tick = 50ms;
+/// For a rank that has heard of it to unwind.
+constexpr auto grace = 5s;
 
 }  // namespace
 
@@ -35,8 +38,13 @@ Pulse::Clock::duration pulse_patience() {
   return std::chrono::seconds(std::max(0, seconds));
 }
 
-Pulse::Pulse(Transport& transport, std::mutex& mutex, int tag, Clock::duration patience)
-    : transport_(transport), mutex_(mutex), tag_(tag), patience_(patience), host_(host_name()) {
+Pulse::Pulse(Transport& transport, std::mutex& mutex, int tag, Clock::duration patience, std::function<void()> give_up)
+    : transport_(transport),
+      mutex_(mutex),
+      tag_(tag),
+      patience_(patience),
+      give_up_(std::move(give_up)),
+      host_(host_name()) {
   const int first = transport.rank() == 0 ? 1 : 0, end = transport.rank() == 0 ? transport.size() : 1;
   for (int rank = first; rank < end; ++rank) others_.push_back({rank, "a host that said nothing", Clock::now()});
   // Signals are for the threads that work.
@@ -66,6 +74,7 @@ void Pulse::run() {
       for (auto& other : others_) other.heard = now;
     }
     last = now;
+    if (lost_ >= 0 && give_up_ && now - lost_since_ > grace) std::exchange(give_up_, nullptr)();
     listen(now);
     if (now - spoke > std::min<Clock::duration>(1s, patience_ / 10)) speak(), spoke = now;
     std::this_thread::sleep_for(tick);
@@ -84,6 +93,7 @@ void Pulse::listen(Clock::time_point now) {
     }
     if (lost_ >= 0 || patience_ == 0s || now - other.heard < patience_) continue;
     lost_host_ = other.host;
+    lost_since_ = now;
     lost_ = other.rank;
   }
 }

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -18,8 +19,9 @@ class Pulse {
   using Clock = std::chrono::steady_clock;
 
   /// The first rank listens to all, the others to it. `mutex` guards `transport`; `tag` is this thread's alone. Who is
-  /// silent for `patience` is lost; zero: nobody ever is.
-  Pulse(Transport& transport, std::mutex& mutex, int tag, Clock::duration patience);
+  /// silent for `patience` is lost; zero: nobody ever is. `give_up` is called once, by this thread, where one is lost and
+  /// nobody stops this for some seconds more: the rank hangs, as in a file that lies behind the same network.
+  Pulse(Transport& transport, std::mutex& mutex, int tag, Clock::duration patience, std::function<void()> give_up);
   ~Pulse() { stop(); }
   Pulse(const Pulse&) = delete;
   Pulse& operator=(const Pulse&) = delete;
@@ -47,10 +49,12 @@ class Pulse {
   std::mutex& mutex_;
   const int tag_;
   const Clock::duration patience_;
+  std::function<void()> give_up_;
   std::string host_;
   std::vector<Other> others_;
   std::atomic<int> lost_{-1};
   std::string lost_host_;  // written before lost_
+  Clock::time_point lost_since_;
   std::atomic<bool> stops_{false};
   std::thread thread_;
 };

@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <sstream>
@@ -63,8 +64,8 @@ Ending parsed(const std::string& text) {
   return ending;
 }
 
-/// Of all endings the one that is told: the error of the lowest rank, one that came by itself before those that came
-/// after others; or else what interrupted it.
+/// Of all endings the one that is told: the error of the lowest rank that came by itself, or else what interrupted it, or
+/// else an error that came after others.
 Ending worst(const std::vector<std::optional<Ending>>& endings) {
   Ending result = endings.front().value_or(Ending{});
   const auto choose = [&](const auto& matches) {
@@ -77,8 +78,8 @@ Ending worst(const std::vector<std::optional<Ending>>& endings) {
     return false;
   };
   choose([](const Ending& each) { return each.error && !each.stopped; }) ||
-      choose([](const Ending& each) { return each.error.has_value(); }) ||
-      choose([](const Ending& each) { return each.signal != 0; });
+      choose([](const Ending& each) { return each.signal != 0; }) ||
+      choose([](const Ending& each) { return each.error.has_value(); });
   return result;
 }
 
@@ -119,6 +120,22 @@ struct Ranks::Impl {
     return Error(ErrorCode::internal, pulse->lost_text())
         .detail("it was stopped, or no network leads to it any more")
         .hint("W4Q_RANK_TIMEOUT=0 waits for ever (docs/scale.md)");
+  }
+
+  /// By the pulse, where the work of this rank hangs while another one is lost.
+  void give_up() {
+    if (concluded.exchange(true)) return;
+    const Error error = lost_error();
+    if (speaks_of_the_lost()) std::fprintf(stderr, "error: %s\n", error.what());
+    wait_for_the_speaker();
+    transport.abort(describe(error.code()).exit_status);
+  }
+  /// Where the first rank is lost the next one speaks for all.
+  bool speaks_of_the_lost() const { return transport.rank() == (lost() == 0 ? 1 : 0); }
+
+  /// Whoever ends first ends all, those that have not spoken yet among them.
+  void wait_for_the_speaker() const {
+    if (lost() >= 0 && !speaks_of_the_lost()) std::this_thread::sleep_for(milliseconds(3'000));
   }
 
   /// By the first rank.
@@ -207,7 +224,7 @@ struct Ranks::Impl {
   std::vector<Outgoing> underway;  ///< by the rank that they go to
   std::vector<std::unique_ptr<std::string>> told;
   std::atomic<Clock::rep> looked{0};
-  std::atomic<bool> ended{false}, told_to_stop{false};
+  std::atomic<bool> ended{false}, told_to_stop{false}, concluded{false};
   std::optional<Pulse> pulse;  ///< of ranks that a launcher started
 };
 
@@ -220,6 +237,11 @@ Ranks::~Ranks() = default;
 
 void Ranks::send(int to, std::string bytes) { impl_->send(to, std::move(bytes)); }
 std::string Ranks::receive(int from) { return impl_->receive(from); }
+
+void Ranks::stop_others() noexcept try {
+  if (impl_ != nullptr && first()) impl_->stop_all();
+} catch (const std::exception&) {  // they notice when what they work on is gone
+}
 
 void Ranks::barrier() {
   gather({});
@@ -276,7 +298,8 @@ void start() {
   ranks.impl_ = std::make_unique<Ranks::Impl>(connect(*found));
   ranks.rank_ = ranks.impl_->transport.rank();
   ranks.size_ = ranks.impl_->transport.size();
-  ranks.impl_->pulse.emplace(ranks.impl_->transport, ranks.impl_->mutex, pulse_tag, pulse_patience());
+  ranks.impl_->pulse.emplace(ranks.impl_->transport, ranks.impl_->mutex, pulse_tag, pulse_patience(),
+                             [impl = ranks.impl_.get()] { impl->give_up(); });
   set_interrupt_check(&Ranks::look_for_failure);
 }
 
@@ -303,12 +326,14 @@ int status_of(const Ending& ending) {
 class Ranks::Farewell {
  public:
   Farewell(Ranks& ranks, Ending own) : ranks_(ranks), impl_(*ranks.impl_), own_(std::move(own)) {
-    own_.stopped = own_.stopped || (!own_.good() && impl_.stop_waits());
     impl_.ended = true;
+    own_.stopped = own_.stopped || (own_.error && follows_another());
     if (own_.error) {
       own_.error->detail(concat("at rank ", ranks.rank(), " of ", ranks.size(), ", on ", host_name()));
     }
-    if (!own_.good()) fail(own_.signal != 0 ? patience_with_signals : patience_for_others());
+    // Of several that a launcher ends the first one speaks; one that alone got a signal waits until it does.
+    const bool hurries = own_.signal != 0 && ranks.first();
+    if (!own_.good()) fail(hurries ? patience_with_signals : patience_for_others());
   }
 
   bool answered() const noexcept { return answered_; }
@@ -321,8 +346,7 @@ class Ranks::Farewell {
     answered_ = verdict.has_value();
     Ending all = answered_ ? parsed(verdict->text) : own_;
     if (!answered_ && impl_.lost() >= 0 && !all.error) all.error = impl_.lost_error();
-    // Where the first rank is lost the next one speaks for all.
-    all.tells = !answered_ && all.error && (impl_.lost() < 0 || ranks_.rank() == 1);
+    all.tells = !answered_ && all.error && (impl_.lost() < 0 || impl_.speaks_of_the_lost());
     return all;
   }
 
@@ -354,6 +378,12 @@ class Ranks::Farewell {
   }
 
  private:
+  /// An error may be of what another rank has just taken away: whoever did so has said why before.
+  bool follows_another() {
+    const auto deadline = Clock::now() + milliseconds(300);
+    return impl_.wait([&] { return impl_.transport.waiting(-1, stop_tag).has_value(); }, deadline);
+  }
+
   struct Heard {
     int from = 0;
     std::string text;
@@ -401,8 +431,10 @@ int end_together(Ending own, const std::function<int(const Ending&)>& conclude) 
   const Ending all = ranks.first() ? farewell.give_verdict() : farewell.hear_verdict();
   auto& transport = ranks.impl_->transport;
   // Told before any rank ends: a launcher ends all others once one has ended with a bad status.
-  const int status = all.tells ? conclude(all) : status_of(all);
+  const bool tells = !ranks.impl_->concluded.exchange(true) && all.tells;
+  const int status = tells ? conclude(all) : status_of(all);
   if (ranks.first()) farewell.tell_verdict(all);
+  if (!farewell.answered()) ranks.impl_->wait_for_the_speaker();
   ranks.impl_->pulse.reset();
   if (farewell.answered()) transport.finish();
   if (!farewell.answered()) transport.abort(status);

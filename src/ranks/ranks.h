@@ -63,6 +63,8 @@ class Ranks {
   /// What every rank gives, in their order: at the first rank, or at every rank. Elsewhere nothing.
   std::vector<std::string> gather(std::string bytes);
   std::vector<std::string> gather_everywhere(std::string bytes);
+  /// By the first rank, where its work ends with an exception: others hear of it before what they work on goes.
+  void stop_others() noexcept;
   /// Throws mismatch at every rank where `text`, which is `what`, is not the same on all: other programs, other machines.
   void require_same(std::string_view what, std::string_view text);
 

@@ -97,7 +97,7 @@ TEST_F(RanksMeet, ASignalToOneOfThemEndsAllWithOneWord) {
   EXPECT_EQ(count(run.err, "interrupted; nothing was written"), 1u) << run.err;
   EXPECT_EQ(count(run.err, "error:"), 0u) << run.err;
   EXPECT_TRUE(names_in(path("")).empty());
-  EXPECT_LT(run.seconds, 8);
+  EXPECT_LT(run.seconds, 20);  // what they wait for one another at most, and the launcher
 }
 
 /// Neither failed nor ended: that nothing is heard of it is all there is to notice.
@@ -177,8 +177,11 @@ TEST_F(RanksOnHosts, AFolderThatOneOfThemDoesNotSeeIsNamed) {
   EXPECT_TRUE(names_in(path("place")).empty());
 }
 
-TEST_F(RanksOnHosts, ACutLinkEndsAllWithOneErrorOnEachSide) {
-  const auto run = run_on_hosts(2, slow(path("q")), {"CUT=1.5", "W4Q_RANK_TIMEOUT=2"});
+/// The launcher hears nothing any more either, so that what is said is all there is to see. Where W4Q_RANK_KILLS asks for
+/// long tests: a stopped rank is the same to the others.
+TEST_F(RanksOnHosts, ACutLinkIsNamed) {
+  if (std::getenv("W4Q_RANK_KILLS") == nullptr) GTEST_SKIP() << "takes 20 s (set W4Q_RANK_KILLS)";
+  const auto run = run_on_hosts(2, slow(path("q")), {"CUT=1.5", "LIMIT=20", "W4Q_RANK_TIMEOUT=2"});
   EXPECT_NE(run.status, 0);
   EXPECT_NE(run.err.find("has not been heard of for"), std::string::npos) << run.err;
   EXPECT_FALSE(std::filesystem::exists(path("q")));
