@@ -57,7 +57,7 @@ std::unique_ptr<CLI::App> make_program(Action& action) {
 }
 
 bool shares_work(std::string_view command) {
-  constexpr std::string_view shared[] = {"quantize", "repack", "calibrate", "verify", "compare"};
+  constexpr std::string_view shared[] = {"quantize", "repack", "calibrate", "verify", "compare", "generate"};
   return std::ranges::count(shared, command) > 0;
 }
 

@@ -131,6 +131,11 @@ void add_decode(CLI::App& command, DecodeOptions& options) {
   const InGroup group(command, decoding_group);
   add_kv(command, options.kv);
   add_residual_bytes(command, options.residual_bytes);
+  command
+      .add_option("--split-layers", options.split_layers,
+                  "Of several ranks (mpirun, srun) so many hold a model together, each a part of its layers")
+      ->check(CLI::Range(1, 1 << 20))
+      ->type_name("N");
 }
 
 void add_residual_bytes(CLI::App& command, std::optional<int64_t>& bytes) {
@@ -174,11 +179,26 @@ kernels::KvChoice parse(const KvWords& words) {
 const char* given_cache_option(const DecodeOptions& options) {
   if (options.kv.type != KvWords{}.type) return "--kv";
   if (std::isfinite(options.kv.delta)) return "--kv-delta";
-  return options.residual_bytes ? "--residual-gpu-bytes" : nullptr;
+  if (options.residual_bytes) return "--residual-gpu-bytes";
+  return options.split_layers ? "--split-layers" : nullptr;
 }
 
-DecodeChoice choose(const DecodeOptions& options) {
-  const DecodeChoice choice{device::open_device(options.device), parse(options.kv), options.residual_bytes};
+namespace {
+
+/// Groups of ranks that hold a model together have all one size.
+int checked_split(const DecodeOptions& options, int usual) {
+  const int ranks = ranks::world().size(), split = options.split_layers.value_or(usual);
+  if (ranks % split == 0) return split;
+  throw Error(ErrorCode::bad_argument,
+              concat("--split-layers ", split, " does not divide the number of ranks, ", ranks))
+      .hint(concat("mpirun -n ", split, " w4q …, or a multiple of it"));
+}
+
+}  // namespace
+
+DecodeChoice choose(const DecodeOptions& options, int usual_split) {
+  const int split = checked_split(options, usual_split);
+  const DecodeChoice choice{device::open_device(options.device), parse(options.kv), options.residual_bytes, split};
   if (choice.gpu == nullptr && choice.kv.type != kernels::KvType::f16) {
     throw Error(ErrorCode::bad_argument, "--kv " + options.kv.type + " is a cache of the GPU").hint("--device cuda");
   }

@@ -82,14 +82,15 @@ void add_residual_bytes(CLI::App& command, std::optional<int64_t>& bytes);
 /// --activations 16-bit|int8, of prompts.
 void add_activations(CLI::App& command, bool& int8);
 
-/// --device, --kv, --kv-delta and --residual-gpu-bytes, for commands that decode a model.
+/// --device, --kv, --kv-delta, --residual-gpu-bytes and --split-layers, for commands that decode a model.
 struct DecodeOptions {
   std::string device = "auto";
   KvWords kv;
   std::optional<int64_t> residual_bytes;
+  std::optional<int> split_layers;
 };
 void add_decode(CLI::App& command, DecodeOptions& options);
-/// The first of --kv, --kv-delta and --residual-gpu-bytes that differs from its default, for commands that may have
+/// The first of these but --device that differs from its default, for commands that may have
 /// nothing to decode; null: none does.
 const char* given_cache_option(const DecodeOptions& options);
 /// What they say: the device, and the type of the KV cache. Throws bad_argument for a cache that the CPU does not have.
@@ -97,8 +98,10 @@ struct DecodeChoice {
   std::shared_ptr<device::Context> gpu;  ///< null: the CPU
   kernels::KvChoice kv;
   std::optional<int64_t> residual_bytes;  ///< of residual passes in GPU memory; nothing: all
+  int split_layers = 1;                   ///< ranks that hold a model together
 };
-DecodeChoice choose(const DecodeOptions& options);
+/// `usual_split`: where --split-layers is not given.
+DecodeChoice choose(const DecodeOptions& options, int usual_split = 1);
 
 void add_output(CLI::App& command, OutputOptions& options);
 /// -o is needed unless --dry-run is given. Throws bad_argument. Names on stderr, unless `quiet`, what killed runs left

@@ -103,7 +103,8 @@ int run(const CompareOptions& options) {
         .hint("--ppl text.txt, --chat chats.jsonl, or --ids file.u16");
   }
   if (!decodes && (options.decode.device != "auto" || given_cache_option(options.decode) != nullptr)) {
-    throw Error(ErrorCode::bad_argument, "--device, --kv, --kv-delta and --residual-gpu-bytes are about predictions")
+    throw Error(ErrorCode::bad_argument,
+                "--device, --kv, --kv-delta, --residual-gpu-bytes and --split-layers are about predictions")
         .hint("--ppl text.txt, --chat chats.jsonl, or --ids file.u16");
   }
   const auto inputs = inputs_of(options);
@@ -125,10 +126,12 @@ int run(const CompareOptions& options) {
     how.gpu = choice.gpu;
     how.kv = choice.kv;
     how.residual_bytes = choice.residual_bytes;
-    const auto planes = model::planes_for(choice.gpu.get());
+    how.split_layers = choice.split_layers;
+    const auto loaded = [&, planes = model::planes_for(choice.gpu.get())](const model::OpenedModel& opened) {
+      return model::Model::of(opened, planes, how.stage());
+    };
     comparison.predictions =
-        verify::compare_predictions(model::Model::of(a, planes), model::Model::of(b, planes),
-                                    model::Model::of(base, planes), token_ids(options, base.config), how);
+        verify::compare_predictions(loaded(a), loaded(b), loaded(base), token_ids(options, base.config), how);
   }
   if (options.fail_if_worse && comparison.predictions->a.windows < 2) {
     throw Error(ErrorCode::bad_argument, "--fail-if-worse goes by differences between windows")

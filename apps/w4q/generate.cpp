@@ -13,6 +13,7 @@
 #include "core/text.h"
 #include "decoder_cuda/generate.h"
 #include "model/model.h"
+#include "ranks/ranks.h"
 #include "tokenizer/tokenizer.h"
 
 namespace w4q::app {
@@ -63,9 +64,16 @@ int64_t tokens_to_generate(const GenerateOptions& options, const model::ModelCon
 
 int run(const GenerateOptions& options) {
   apply(options.common);
-  const DecodeChoice choice = choose(options.decode);
-  const auto model = model::Model::open(options.model, !options.no_residual,
-                                        model::planes_for(choice.gpu.get(), options.int8_activations));
+  auto& ranks = ranks::world();
+  const DecodeChoice choice = choose(options.decode, ranks.size());
+  if (choice.split_layers != ranks.size()) {
+    throw Error(ErrorCode::bad_argument,
+                "generate: one text is written by ranks that hold the model together, all of them")
+        .hint("leave out --split-layers");
+  }
+  const model::LayerStage stage(ranks, choice.split_layers);
+  const auto model = model::Model::of(model::open_model(options.model, !options.no_residual),
+                                      model::planes_for(choice.gpu.get(), options.int8_activations), stage);
   const auto tokenizer = tokenizer::Tokenizer::open(options.model);
   const auto prompt = tokenizer.encode(options.prompt, true);
   if (prompt.empty()) {
@@ -73,7 +81,7 @@ int run(const GenerateOptions& options) {
         .hint("give at least one character");
   }
   const int64_t max_tokens = tokens_to_generate(options, model.config(), prompt.size());
-  StreamPrinter printer(tokenizer, !options.common.json);
+  StreamPrinter printer(tokenizer, ranks.first() && !options.common.json);
   const Stopwatch watch;
   const auto on_token = [&](int32_t id) {
     check_interrupt();
@@ -83,8 +91,8 @@ int run(const GenerateOptions& options) {
   const auto generated =
       choice.gpu != nullptr
           ? decoder_cuda::generate_cuda(*choice.gpu, model, prompt, max_tokens, options.sampling, choice.kv, on_token,
-                                        choice.residual_bytes, options.int8_activations)
-          : model::generate(model, prompt, max_tokens, options.sampling, on_token, options.int8_activations);
+                                        choice.residual_bytes, options.int8_activations, stage)
+          : model::generate(model, prompt, max_tokens, options.sampling, on_token, options.int8_activations, stage);
   printer.finish();
   const double seconds = watch.seconds();
   const double speed = static_cast<double>(generated.size()) / seconds;
@@ -95,7 +103,7 @@ int run(const GenerateOptions& options) {
            {"text", tokenizer.decode(generated, true)},
            {"seconds", seconds},
            {"tokens_per_second", speed}});
-  } else if (!options.common.quiet) {
+  } else if (ranks.first() && !options.common.quiet) {
     std::cerr << concat(prompt.size(), " prompt tokens, ", generated.size(), " generated, ", fixed(speed, 1),
                         " tokens/s\n");
   }

@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/interrupt.h"
 #include "core/terminal.h"
+#include "device/choice.h"
 #include "io/lost_pages.h"
 #include "ranks/ranks.h"
 
@@ -96,6 +97,7 @@ int main(int argc, char** argv) {
     const std::string command = program->get_subcommands().front()->get_name();
     if (!app::shares_work(command)) app::require_one_process(command);
     ranks::start();
+    if (launched) device::set_local_process({launched->local_rank, launched->local_size});
   } catch (const Error& error) {
     return refuse(error);
   }

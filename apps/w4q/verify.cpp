@@ -81,6 +81,7 @@ verify::CheckOptions checks_of(const VerifyOptions& options) {
     how.gpu = choice.gpu;
     how.kv = choice.kv;
     how.residual_bytes = choice.residual_bytes;
+    how.split_layers = choice.split_layers;
   };
   checks.device = decode.device;
   checks.detail = detail(options.common);

@@ -142,26 +142,51 @@ int64_t CudaDecoder::step_bytes() const {
   return impl_->model.bytes_per_token() + impl_->position * impl_->cache.bytes_per_token();
 }
 
+void CudaDecoder::Impl::begin_call(std::span<const int32_t> ids) {
+  model::check_ids(ids, position, options.capacity, config.known_ids());
+  const auto rows = static_cast<int64_t>(ids.size());
+  cache.grow(position + rows);
+  const auto bytes = static_cast<size_t>(rows * config.hidden_size) * sizeof(__half);
+  if (hidden.size() < bytes) {
+    stream.synchronize();
+    hidden = DeviceBuffer(gpu, bytes);
+  }
+  ropes.set_call(position, rows, stream);
+  runner.multiplier.set_int8_activations(options.int8_activations && rows >= kernels::least_int8_rows);
+}
+
+void CudaDecoder::Impl::end_call(int64_t rows) {
+  runner.multiplier.set_int8_activations(false);
+  hidden_rows = rows;
+}
+
 CudaMatrix CudaDecoder::forward(std::span<const int32_t> ids, const CudaObserver* observer) {
   Impl& decoder = *impl_;
-  model::check_ids(ids, decoder.position, decoder.options.capacity, decoder.config.known_ids());
+  ensure(decoder.model.begins() && decoder.model.ends(), "CudaDecoder: layers are missing");
   const auto rows = static_cast<int64_t>(ids.size());
-  decoder.cache.grow(decoder.position + rows);
-  const int64_t hidden_size = decoder.config.hidden_size;
-  const auto bytes = static_cast<size_t>(rows * hidden_size) * sizeof(__half);
-  if (decoder.hidden.size() < bytes) {
-    decoder.stream.synchronize();
-    decoder.hidden = DeviceBuffer(decoder.gpu, bytes);
-  }
-  decoder.ropes.set_call(decoder.position, rows, decoder.stream);
-  decoder.runner.multiplier.set_int8_activations(decoder.options.int8_activations && rows >= kernels::least_int8_rows);
+  decoder.begin_call(ids);
   for (int64_t row = 0; row < rows; row += decoder.chunk) {
     decoder.run_chunk(ids.subspan(static_cast<size_t>(row), static_cast<size_t>(std::min(decoder.chunk, rows - row))),
                       row, observer);
   }
-  decoder.runner.multiplier.set_int8_activations(false);
-  decoder.hidden_rows = rows;
-  return {decoder.hidden.data(), DType::f16, rows, hidden_size, &decoder.stream};
+  decoder.end_call(rows);
+  return {decoder.hidden.data(), DType::f16, rows, decoder.config.hidden_size, &decoder.stream};
+}
+
+CudaMatrix CudaDecoder::forward(std::span<const int32_t> ids, const model::LayerStage& stage) {
+  if (stage.count() == 1) return forward(ids);
+  Impl& decoder = *impl_;
+  const auto rows = static_cast<int64_t>(ids.size());
+  const int64_t width = decoder.config.hidden_size;
+  std::vector<float> states(static_cast<size_t>(std::min(decoder.chunk, rows) * width));
+  decoder.begin_call(ids);
+  for (int64_t row = 0; row < rows; row += decoder.chunk) {
+    const int64_t count = std::min(decoder.chunk, rows - row);
+    decoder.run_chunk_of_stage(ids.subspan(static_cast<size_t>(row), static_cast<size_t>(count)), row,
+                               {states.data(), count, width}, stage);
+  }
+  decoder.end_call(rows);
+  return {decoder.hidden.data(), DType::f16, stage.last() ? rows : 0, width, &decoder.stream};
 }
 
 CudaMatrix CudaDecoder::logits(int64_t first, int64_t rows) {

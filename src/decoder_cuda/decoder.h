@@ -67,6 +67,9 @@ class CudaDecoder {
   /// Appends `ids` to the sequence; hidden states after the final norm, [ids × hidden] f16, until the next call. Errors
   /// as model::Decoder::forward.
   CudaMatrix forward(std::span<const int32_t> ids, const CudaObserver* observer = nullptr);
+  /// The same of a model that several processes hold together, each on its GPU: hidden states go over host memory. At a
+  /// stage that is not the last there are none.
+  CudaMatrix forward(std::span<const int32_t> ids, const model::LayerStage& stage);
   /// Logits of rows first … first + rows − 1 of the last forward, at most most_logit_rows(), f32, until the next call
   /// of it.
   CudaMatrix logits(int64_t first, int64_t rows);

@@ -22,7 +22,13 @@ struct CudaDecoder::Impl {
   Impl(const CudaModel& model_, const CudaDecoderOptions& options_);
 
   void upload_ids(std::span<const int32_t> ids);
+  /// Checks `ids` and makes room for them.
+  void begin_call(std::span<const int32_t> ids);
+  void end_call(int64_t rows);
   void run_chunk(std::span<const int32_t> ids, int64_t row, const CudaObserver* observer);
+  /// The same of one stage: `states` in fp32 on the host are what its layers read, and what they leave.
+  void run_chunk_of_stage(std::span<const int32_t> ids, int64_t row, MatrixView<float> states,
+                          const model::LayerStage& stage);
   /// Runs all layers on `rows` rows that stand at positions `first` and on.
   void run_layers(int64_t rows, int64_t first, const CudaObserver* observer);
   void attend(size_t index, const CudaBlock& block, int64_t rows, int64_t first);

@@ -1,8 +1,11 @@
 #include "decoder_cuda/generate.h"
 
+#include <cmath>
+
 #include "core/error.h"
 #include "core/rng.h"
 #include "decoder_cuda/decoder.h"
+#include "kernels/sampling/logits.h"
 
 namespace w4q::decoder_cuda {
 
@@ -22,12 +25,31 @@ void draw(CudaDecoder& decoder, const model::ModelConfig& config, std::span<cons
   }
 }
 
+/// The same where several processes hold the model: tokens are drawn on the host by the last one.
+void draw_at_stage(CudaDecoder& decoder, const model::ModelConfig& config, std::span<const int32_t> prompt,
+                   int64_t count, const model::SamplingOptions& sampling, const model::LayerStage& stage,
+                   const std::function<bool(int32_t)>& take) {
+  std::vector<float> row(static_cast<size_t>(config.vocab_size));
+  std::vector<int32_t> next(prompt.begin(), prompt.end());
+  for (int64_t i = 0; i < count; ++i) {
+    const CudaMatrix hidden = decoder.forward(next, stage);
+    int32_t token = 0;
+    if (stage.last()) {
+      decoder.logits(hidden.rows - 1, {row.data(), 1, config.vocab_size});
+      if (!std::isfinite(row[static_cast<size_t>(kernels::argmax(row))])) model::refuse_logits(i);
+      token = kernels::sample(row, sampling, static_cast<uint64_t>(i));
+    }
+    next = {stage.share(token)};
+    if (!take(next.front()) || model::ends_sequence(config, next.front())) return;
+  }
+}
+
 }  // namespace
 
 std::vector<int32_t> generate_cuda(device::Context& gpu, const model::Model& model, std::span<const int32_t> prompt,
                                    int64_t max_tokens, const model::SamplingOptions& sampling, kernels::KvChoice kv,
                                    const std::function<bool(int32_t)>& on_token, std::optional<int64_t> residual_bytes,
-                                   bool int8_activations) {
+                                   bool int8_activations, const model::LayerStage& stage) {
   model::check_generation(model.config(), prompt, max_tokens, sampling);
   std::vector<int32_t> tokens;
   if (max_tokens == 0) return tokens;
@@ -35,10 +57,15 @@ std::vector<int32_t> generate_cuda(device::Context& gpu, const model::Model& mod
   CudaDecoder decoder(
       on_gpu,
       {.capacity = static_cast<int64_t>(prompt.size()) + max_tokens, .kv = kv, .int8_activations = int8_activations});
-  draw(decoder, model.config(), prompt, max_tokens, sampling, [&](int32_t token) {
+  const auto take = [&](int32_t token) {
     tokens.push_back(token);
     return !on_token || on_token(token);
-  });
+  };
+  if (stage.count() > 1) {
+    draw_at_stage(decoder, model.config(), prompt, max_tokens, sampling, stage, take);
+  } else {
+    draw(decoder, model.config(), prompt, max_tokens, sampling, take);
+  }
   return tokens;
 }
 

@@ -15,7 +15,8 @@ namespace w4q::decoder_cuda {
 std::vector<int32_t> generate_cuda(device::Context& gpu, const model::Model& model, std::span<const int32_t> prompt,
                                    int64_t max_tokens, const model::SamplingOptions& sampling, kernels::KvChoice kv,
                                    const std::function<bool(int32_t)>& on_token,
-                                   std::optional<int64_t> residual_bytes = {}, bool int8_activations = false);
+                                   std::optional<int64_t> residual_bytes = {}, bool int8_activations = false,
+                                   const model::LayerStage& stage = {});
 
 /// As model::write_text(), one sequence after the other: a draw follows the same distribution, and behind an end of
 /// sequence nothing before it is seen any more. `on_token` is called for each token.

@@ -13,7 +13,8 @@ namespace {
 
 std::vector<int32_t> generate_cuda(device::Context&, const model::Model&, std::span<const int32_t>, int64_t,
                                    const model::SamplingOptions&, kernels::KvChoice,
-                                   const std::function<bool(int32_t)>&, std::optional<int64_t>, bool) {
+                                   const std::function<bool(int32_t)>&, std::optional<int64_t>, bool,
+                                   const model::LayerStage&) {
   refuse();
 }
 

@@ -178,6 +178,26 @@ void CudaDecoder::Impl::run_chunk(std::span<const int32_t> ids, int64_t row, con
   position += rows;
 }
 
+void CudaDecoder::Impl::run_chunk_of_stage(std::span<const int32_t> ids, int64_t row, MatrixView<float> states,
+                                           const model::LayerStage& stage) {
+  const auto bytes = std::as_writable_bytes(std::span(states.data, static_cast<size_t>(states.rows * states.cols)));
+  if (stage.first()) {
+    upload_ids(ids);
+    embed(ids_on_gpu.as<int32_t>(), states.rows, false, {});
+  } else {
+    stage.receive(states);
+    residual.upload(bytes, stream);
+  }
+  // Whoever is watched leaves no sum to the norm behind it, which is another stage's.
+  const CudaObserver watched;
+  run_layers(states.rows, position, &watched);
+  position += states.rows;
+  if (stage.last()) return final_norm(hidden.as<__half>() + row * config.hidden_size, nullptr);
+  residual.download(bytes, stream);
+  stream.synchronize();
+  stage.send(states);
+}
+
 void CudaDecoder::Impl::draw(const float* row) {
   kernels::sample_cuda({row, config.vocab_size, sampling, state.as<StepState>(),
                         reinterpret_cast<int32_t*>(drawn.bytes().data()), options.capacity + 1, options.overlap},

@@ -126,16 +126,10 @@ CudaModel CudaModel::upload(device::Context& gpu, const model::Model& model, std
   CudaModel result(gpu);
   result.config_ = model.config();
   const bool offload = residual_bytes.has_value();
+  result.begins_ = model.begins();
+  result.ends_ = model.ends();
   for (const auto& weights : model.layers()) result.layers_.push_back(upload_layer(weights, ring, offload));
-  result.final_norm_ = ring.copy_of(bytes_of(model.final_norm()));
-  result.embeddings_ = upload_rows(model.embeddings(), ring);
-  const kernels::LinearWeight& head = model.head();
-  if (&head == &model.embeddings() && is_dense(head)) {
-    result.head_ = tied_head(head, result.embeddings_, gpu.properties());
-  } else {
-    const std::array one = {&head};
-    result.head_ = upload_linears(std::span<const kernels::LinearWeight* const>(one), ring, offload);
-  }
+  result.upload_ends(model, ring, offload);
   if (const auto& own = model.layer_embeddings()) {
     const std::array one = {&own->projection};
     auto& uploaded = result.layer_embeddings_.emplace();
@@ -148,6 +142,18 @@ CudaModel CudaModel::upload(device::Context& gpu, const model::Model& model, std
   return result;
 }
 
+/// What stands in front of the layers and behind them, where that is here.
+void CudaModel::upload_ends(const model::Model& model, UploadRing& ring, bool offload) {
+  const kernels::LinearWeight& head = model.head();
+  const bool shares = ends_ && &head == &model.embeddings() && is_dense(head);
+  if (begins_ || shares) embeddings_ = upload_rows(model.embeddings(), ring);
+  if (!ends_) return;
+  final_norm_ = ring.copy_of(bytes_of(model.final_norm()));
+  const std::array one = {&head};
+  head_ = shares ? tied_head(head, embeddings_, gpu_->properties())
+                 : upload_linears(std::span<const kernels::LinearWeight* const>(one), ring, offload);
+}
+
 void CudaModel::keep_resident(int64_t bytes, const device::Stream& stream) {
   std::vector<CudaLinear*> linears;
   for (auto& layer : layers_) {
@@ -155,14 +161,14 @@ void CudaModel::keep_resident(int64_t bytes, const device::Stream& stream) {
       for (auto& linear : block.groups) linears.push_back(&linear);
     }
   }
-  linears.push_back(&head_);
+  if (ends_) linears.push_back(&head_);
   decoder_cuda::keep_resident(linears, bytes, stream);
 }
 
 std::vector<const CudaLinear*> CudaModel::linears() const {
   auto all = linears_of(layers_);
   if (layer_embeddings_) all.push_back(&layer_embeddings_->projection);
-  all.push_back(&head_);
+  if (ends_) all.push_back(&head_);
   return all;
 }
 

@@ -76,12 +76,15 @@ class CudaModel {
   const model::ModelConfig& config() const noexcept { return config_; }
   const std::vector<CudaLayer>& layers() const noexcept { return layers_; }
   const float* final_norm() const noexcept { return final_norm_.as<float>(); }
+  /// Whether the first layer of the model is here, and the last: embeddings, norm and head go with them.
+  bool begins() const noexcept { return begins_; }
+  bool ends() const noexcept { return ends_; }
   /// The embedding table, f16 [vocab × hidden].
   const __half* embeddings() const noexcept { return embeddings_.as<__half>(); }
   const CudaLinear& head() const noexcept { return head_; }
   const std::optional<CudaLayerEmbeddings>& layer_embeddings() const noexcept { return layer_embeddings_; }
 
-  /// Every linear, the head last.
+  /// Every linear, the head last where it is here.
   std::vector<const CudaLinear*> linears() const;
   /// Bytes of weights that one decoded token reads: linears and norms.
   int64_t bytes_per_token() const;
@@ -90,10 +93,12 @@ class CudaModel {
 
  private:
   explicit CudaModel(device::Context& gpu) : gpu_(&gpu) {}
+  void upload_ends(const model::Model& model, UploadRing& ring, bool offload);
   void keep_resident(int64_t bytes, const device::Stream& stream);
 
   device::Context* gpu_;
   model::ModelConfig config_;
+  bool begins_ = true, ends_ = true;
   std::vector<CudaLayer> layers_;
   device::DeviceBuffer final_norm_, embeddings_;
   CudaLinear head_;

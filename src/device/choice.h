@@ -12,8 +12,19 @@ namespace w4q::device {
 /// What is wrong with a word for --device; empty: nothing.
 std::string refused_device(std::string_view word);
 
-/// "cpu": null. "cuda:1": that GPU, "cuda": the first; throws device with the reason where it cannot be used. "auto":
-/// the first GPU where there is one, else null. Throws bad_argument for another word.
+/// Which of the processes of one run on this machine this one is, and how many there are.
+struct LocalProcess {
+  int index = 0, count = 1;
+};
+/// From now on, for what is opened here: "auto" and "cuda" mean another GPU for each process, as far as there are enough,
+/// and several share one where there are not.
+void set_local_process(LocalProcess process) noexcept;
+/// The GPU of a process where a machine has so many, and how many processes have that one.
+int gpu_of(LocalProcess process, int gpus) noexcept;
+int sharers_of(LocalProcess process, int gpus) noexcept;
+
+/// "cpu": null. "cuda:1": that GPU, "cuda": this process' own, the first for one by itself; throws device with the reason where it cannot be used. "auto":
+/// the same where there is one, else null. Throws bad_argument for another word.
 std::shared_ptr<Context> open_device(std::string_view word);
 
 /// For what only a GPU can do: as open_device, but "auto" insists on one.

@@ -46,7 +46,8 @@ Scope::~Scope() {
   current = before_;
 }
 
-Context::Context(int ordinal) : ordinal_(ordinal), properties_(properties_of(ordinal)) {}
+Context::Context(int ordinal, int sharers)
+    : ordinal_(ordinal), sharers_(sharers), properties_(properties_of(ordinal)) {}
 
 Context::~Context() {
   if (cublas.value == nullptr && cusolver.value == nullptr) return;
@@ -61,6 +62,8 @@ int64_t Context::free_bytes() const {
   check(cudaMemGetInfo(&free, &total), "asking for free memory");
   return static_cast<int64_t>(free);
 }
+
+int64_t Context::budget_bytes() const { return free_bytes() / sharers_; }
 
 bool Context::prepare(const void* kernel, const KernelNeeds& needs) {
   const std::lock_guard lock(mutex_);

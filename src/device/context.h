@@ -35,8 +35,9 @@ struct KernelNeeds {
 /// Thread-safe. Must outlive the streams that are made of it.
 class Context {
  public:
-  /// GPU `ordinal` of this machine. Throws device, with the reason, where it cannot be used.
-  explicit Context(int ordinal = 0);
+  /// GPU `ordinal` of this machine, which so many processes of a run work with. Throws device, with the reason, where it
+  /// cannot be used.
+  explicit Context(int ordinal = 0, int sharers = 1);
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
@@ -45,6 +46,9 @@ class Context {
   const Properties& properties() const noexcept { return properties_; }
   /// GPU memory that nobody has taken, in bytes.
   int64_t free_bytes() const;
+  /// What this process may take of that for whatever it need not have: others that share the GPU leave it as much, in
+  /// whatever order they ask.
+  int64_t budget_bytes() const;
 
   /// Sets `kernel` up, where that has not been done. True where launches may overlap: wanted, and the code that runs on
   /// this GPU was compiled with the waits that it takes (sm_90 and newer).
@@ -61,7 +65,7 @@ class Context {
 
   void set_up(const void* kernel, const KernelNeeds& needs, KernelState& state) const;
 
-  int ordinal_;
+  int ordinal_, sharers_;
   Properties properties_;
   std::mutex mutex_;
   std::unordered_map<const void*, KernelState> kernels_;

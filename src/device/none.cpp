@@ -10,9 +10,11 @@ std::optional<Properties> find_gpu(std::string* why, int) {
   return std::nullopt;
 }
 
+int gpu_count() noexcept { return 0; }
+
 Installation find_installation() { return {}; }
 
-Context::Context(int ordinal) : ordinal_(ordinal) {
+Context::Context(int ordinal, int sharers) : ordinal_(ordinal), sharers_(sharers) {
   std::string why;
   find_gpu(&why, ordinal);
   throw Error(ErrorCode::device, "no GPU to use: " + why).hint("--device cpu does without");

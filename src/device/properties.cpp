@@ -22,6 +22,13 @@ std::string refusal(cudaError_t status, int count, int ordinal) {
 
 }  // namespace
 
+int gpu_count() noexcept {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  cudaGetLastError();  // the failed question must not be reported by a later launch
+  return 0;
+}
+
 std::optional<Properties> find_gpu(std::string* why, int ordinal) {
   int count = 0;
   cudaDeviceProp found{};

@@ -21,4 +21,7 @@ struct Properties {
 /// this program was built without CUDA.
 std::optional<Properties> find_gpu(std::string* why = nullptr, int ordinal = 0);
 
+/// How many GPUs this machine shows to the process; 0 where there are none, or none can be used.
+int gpu_count() noexcept;
+
 }  // namespace w4q::device

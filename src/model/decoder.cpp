@@ -36,6 +36,10 @@ struct Decoder::Impl {
   const int64_t capacity;
   const bool int8_activations;
   LayerDecoder runner;
+  MatrixView<float> begin(std::span<const int32_t> ids);
+  void run_layers(MatrixView<float> x, const Observer* observer);
+  void end(MatrixView<float> x);
+
   int64_t position = 0;
   LayerMemories memories;
   Floats hidden, layer_embeddings;
@@ -60,25 +64,46 @@ void Decoder::reset() noexcept { impl_->position = 0; }
 
 int64_t Decoder::position() const noexcept { return impl_->position; }
 
+/// Room for the hidden states of `ids`, which stand behind what was decoded so far.
+MatrixView<float> Decoder::Impl::begin(std::span<const int32_t> ids) {
+  check_ids(ids, position, capacity, config.known_ids());
+  const auto rows = static_cast<int64_t>(ids.size());
+  runner.set_positions(position, rows);
+  runner.set_int8_activations(int8_activations && rows >= kernels::least_int8_rows);
+  return hidden.matrix(rows, config.hidden_size);
+}
+
+void Decoder::Impl::run_layers(MatrixView<float> x, const Observer* observer) {
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    if (observer && observer->hidden) observer->hidden(layer, x);
+    runner.run(model.layers()[static_cast<size_t>(layer)], memories.layer(layer), x, observer);
+  }
+  position += x.rows;
+}
+
+void Decoder::Impl::end(MatrixView<float> x) {
+  kernels::rms_norm(x, model.final_norm(), static_cast<float>(config.rms_norm_eps), x);
+}
+
 MatrixView<const float> Decoder::forward(std::span<const int32_t> ids, const Observer* observer) {
   Impl& decoder = *impl_;
-  const ModelConfig& config = decoder.config;
-  check_ids(ids, decoder.position, decoder.capacity, config.known_ids());
-  const auto rows = static_cast<int64_t>(ids.size());
-  const auto x = decoder.hidden.matrix(rows, config.hidden_size);
-  const auto observe = [&](int64_t index) {
-    if (observer && observer->hidden) observer->hidden(index, x);
-  };
-  decoder.runner.set_positions(decoder.position, rows);
-  decoder.runner.set_int8_activations(decoder.int8_activations && rows >= kernels::least_int8_rows);
+  ensure(decoder.model.begins() && decoder.model.ends(), "Decoder: layers are missing");
+  const auto x = decoder.begin(ids);
   begin_hidden(decoder.model, ids, decoder.runner, decoder.layer_embeddings, x);
-  for (int64_t layer = 0; layer < config.layers; ++layer) {
-    observe(layer);
-    decoder.runner.run(decoder.model.layers()[static_cast<size_t>(layer)], decoder.memories.layer(layer), x, observer);
-  }
-  kernels::rms_norm(x, decoder.model.final_norm(), static_cast<float>(config.rms_norm_eps), x);
-  observe(config.layers);
-  decoder.position += rows;
+  decoder.run_layers(x, observer);
+  decoder.end(x);
+  if (observer && observer->hidden) observer->hidden(decoder.config.layers, x);
+  return x;
+}
+
+MatrixView<const float> Decoder::forward(std::span<const int32_t> ids, const LayerStage& stage) {
+  Impl& decoder = *impl_;
+  const auto x = decoder.begin(ids);
+  if (stage.first()) begin_hidden(decoder.model, ids, decoder.runner, decoder.layer_embeddings, x);
+  if (!stage.first()) stage.receive(x);
+  decoder.run_layers(x, nullptr);
+  if (!stage.last()) stage.send(x);
+  if (stage.last()) decoder.end(x);
   return x;
 }
 

@@ -40,7 +40,11 @@ class Decoder {
   /// an id outside the vocabulary or when the capacity is exceeded.
   MatrixView<const float> forward(std::span<const int32_t> ids, const Observer* observer = nullptr);
 
-  /// Logits of hidden states, [rows × vocab].
+  /// The same of a model that several processes hold together: those at a stage that is not the last one get hidden
+  /// states behind their own layers. All call it with the same ids.
+  MatrixView<const float> forward(std::span<const int32_t> ids, const LayerStage& stage);
+
+  /// Logits of hidden states, [rows × vocab]; where the last layer is.
   void logits(MatrixView<const float> hidden, MatrixView<float> out) const;
 
  private:

@@ -49,7 +49,7 @@ void refuse_logits(int64_t index) {
 
 std::vector<int32_t> generate(const Model& model, std::span<const int32_t> prompt, int64_t max_tokens,
                               const SamplingOptions& sampling, const std::function<bool(int32_t)>& on_token,
-                              bool int8_activations) {
+                              bool int8_activations, const LayerStage& stage) {
   check_generation(model.config(), prompt, max_tokens, sampling);
   Decoder decoder(model, static_cast<int64_t>(prompt.size()) + max_tokens, DType::f32, int8_activations);
   std::vector<float> row(static_cast<size_t>(model.config().vocab_size));
@@ -57,10 +57,14 @@ std::vector<int32_t> generate(const Model& model, std::span<const int32_t> promp
   std::vector<int32_t> tokens;
   std::span<const int32_t> next = prompt;
   for (int64_t i = 0; i < max_tokens; ++i) {
-    const auto hidden = decoder.forward(next);
-    decoder.logits({hidden.row(hidden.rows - 1), 1, hidden.cols}, logits);
-    if (!std::isfinite(row[static_cast<size_t>(kernels::argmax(row))])) refuse_logits(i);
-    tokens.push_back(kernels::sample(row, sampling, static_cast<uint64_t>(i)));
+    const auto hidden = decoder.forward(next, stage);
+    int32_t token = 0;
+    if (stage.last()) {
+      decoder.logits({hidden.row(hidden.rows - 1), 1, hidden.cols}, logits);
+      if (!std::isfinite(row[static_cast<size_t>(kernels::argmax(row))])) refuse_logits(i);
+      token = kernels::sample(row, sampling, static_cast<uint64_t>(i));
+    }
+    tokens.push_back(stage.share(token));
     if (on_token && !on_token(tokens.back())) break;
     if (ends_sequence(model.config(), tokens.back())) break;
     next = std::span(tokens).last(1);

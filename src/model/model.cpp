@@ -148,7 +148,7 @@ Model Model::open(const std::filesystem::path& folder, bool residual, Planes pla
   return of(open_model(folder, residual), planes);
 }
 
-Model Model::of(OpenedModel opened, Planes planes) {
+Model Model::of(OpenedModel opened, Planes planes, const LayerStage& stage) {
   require_decoder(opened.config, "decoding");
   Model model(std::move(opened));
   ModelConfig& config = model.opened_.config;
@@ -157,14 +157,22 @@ Model Model::of(OpenedModel opened, Planes planes) {
     config.warnings.emplace_back(
         "lm_head.weight is missing and config.json has no tie_word_embeddings: the embeddings serve as the head");
   }
+  const LayerRange layers = split_layers(model.opened_, stage.count())[static_cast<size_t>(stage.index())];
+  model.config_ = config_of(config, layers);
+  model.begins_ = stage.first();
+  model.ends_ = stage.last();
   const Loader loader(model.opened_, planes);
-  model.embeddings_ = loader.linear(embedding_plan(config));
+  if (stage.first() || (stage.last() && config.tied_embeddings)) {
+    model.embeddings_ = loader.linear(embedding_plan(config));
+  }
   model.layer_embeddings_ = layer_embeddings_of(loader, config);
-  model.layers_.resize(static_cast<size_t>(config.layers));
+  model.layers_.resize(static_cast<size_t>(layers.count()));
   // Of stored planes little is read, and much looked up.
-  parallel_for(config.layers, planes == Planes::stored ? 1 : config.layers, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) model.layers_[static_cast<size_t>(i)] = loader.layer(i);
+  const int64_t grain = planes == Planes::stored ? 1 : layers.count();
+  parallel_for(layers.count(), grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) model.layers_[static_cast<size_t>(i)] = loader.layer(layers.first + i);
   });
+  if (!stage.last()) return model;
   model.final_norm_ = loader.norm(final_norm_plan(config));
   if (!config.tied_embeddings) model.head_ = loader.linear(head_plan(config));
   return model;

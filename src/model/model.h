@@ -12,6 +12,7 @@
 #include "io/checkpoint.h"
 #include "kernels/linear/linear.h"
 #include "model/layer_plan.h"
+#include "model/layer_stage.h"
 #include "model/opened.h"
 #include "model/parameters.h"
 
@@ -62,11 +63,15 @@ class Model {
   /// Opens a Hugging Face folder, 16-bit or packed by w4q in any layout. Throws as config, checkpoint and formats do; a
   /// missing or misshapen parameter is named. Residual passes are left out unless `residual`.
   static Model open(const std::filesystem::path& folder, bool residual = true, Planes planes = Planes::canonical);
-  /// Loads what is open.
-  static Model of(OpenedModel opened, Planes planes = Planes::canonical);
+  /// Loads what is open; of several processes that hold a model together what this one needs: its layers, embeddings
+  /// in front of the first one, norm and head behind the last. Throws as split_layers.
+  static Model of(OpenedModel opened, Planes planes = Planes::canonical, const LayerStage& stage = {});
 
-  /// A head that config.json does not mention and that is not stored has been marked as tied.
-  const ModelConfig& config() const noexcept { return opened_.config; }
+  /// A head that config.json does not mention and that is not stored has been marked as tied. Of the layers that are here.
+  const ModelConfig& config() const noexcept { return config_; }
+  /// Whether the first layer of the model is here, and the last.
+  bool begins() const noexcept { return begins_; }
+  bool ends() const noexcept { return ends_; }
   const checkpoint::Folder& folder() const noexcept { return opened_.folder; }
 
   const std::vector<LayerWeights>& layers() const noexcept { return layers_; }
@@ -82,6 +87,8 @@ class Model {
   explicit Model(OpenedModel opened) : opened_(std::move(opened)) {}
 
   OpenedModel opened_;
+  ModelConfig config_;
+  bool begins_ = true, ends_ = true;
   std::vector<LayerWeights> layers_;
   std::vector<float> final_norm_;
   kernels::LinearWeight embeddings_;

@@ -11,6 +11,8 @@
 #include "core/parallel.h"
 #include "core/text.h"
 #include "formats/scheme_registry.h"
+#include "model/architecture.h"
+#include "model/layer_plan.h"
 #include "model/stored_sizes.h"
 
 namespace w4q::model {

@@ -9,16 +9,18 @@
 #include "core/stopwatch.h"
 #include "core/text.h"
 #include "io/output.h"
-#include "io/partial.h"
 #include "model/model.h"
 #include "model/weight_error.h"
 #include "pipeline/calibrate_model.h"
 #include "pipeline/mix_search.h"
 #include "pipeline/recipe_file.h"
 #include "pipeline/select_tensors.h"
+#include "pipeline/shared_output.h"
+#include "pipeline/shared_partial.h"
 #include "pipeline/statistics_file.h"
 #include "quantize/allocation.h"
 #include "quantize/rounding.h"
+#include "ranks/exchange.h"
 
 namespace w4q::pipeline {
 namespace {
@@ -68,13 +70,21 @@ std::filesystem::path beside(const QuantizeRequest& request) {
 class Job {
  public:
   Job(const model::OpenedModel& source, const QuantizeRequest& request)
-      : source_(source), config_(source.config), request_(request), plan_(select_tensors(source, request)) {
+      : source_(source),
+        config_(source.config),
+        request_(request),
+        ranks_(*request.sharing.ranks),
+        plan_(select_tensors(source, request)) {
     if (!request.calibrated && decoded()) {
       throw Error(ErrorCode::bad_argument, "choosing bits needs calibration: it goes by what the model predicts")
           .hint("--calib FILE or --stats FILE, with steps such as --quality good");
     }
+    if (ranks_.size() > 1 && request.output.empty()) {
+      throw Error(ErrorCode::bad_argument, "ranks that choose bits together meet beside the output")
+          .hint("-o OUT, in a folder that all ranks see");
+    }
     const auto& path = request.allocation->save_recipe;
-    if (!path.empty()) io::check_writable(path, request.overwrite, inputs_of(request));
+    if (!path.empty() && ranks_.first()) io::check_writable(path, request.overwrite, inputs_of(request));
     select_items();
   }
 
@@ -96,7 +106,7 @@ class Job {
     result.request.keep.clear();
     result.request.lm_head = result.request.embeddings = false;
     const auto& path = request_.allocation->save_recipe;
-    if (!path.empty()) {
+    if (!path.empty() && ranks_.first()) {
       io::write_file(path, to_json(*result.request.recipe).dump(2) + "\n", request_.overwrite, inputs_of(request_));
     }
     result.report.seconds = watch.seconds();
@@ -132,14 +142,16 @@ class Job {
   }
 
   void calibrate(CalibratedRequest& calibrated, Allocated& result) const {
-    result.statistics = std::make_unique<io::Partial>(beside(request_), io::Partial::Kind::folder);
+    result.statistics = std::make_unique<SharedPartial>(ranks_, beside(request_));
     CalibrateRequest wanted;
     wanted.model = request_.model;
     wanted.output = result.statistics->path() / "statistics.safetensors";
     wanted.text = calibrated.text;
     wanted.options.max_memory = calibrated.max_memory;
     wanted.windows = true;
+    wanted.ranks = &ranks_;
     calibrate_model(wanted, source_);
+    ranks_.barrier();  // the first rank writes the file
     calibrated.statistics = wanted.output;
     // What the run goes over anew stays.
     if (!request_.options.steps.any(&quantize::StepRow::needs_text)) calibrated.text = {};
@@ -160,10 +172,13 @@ class Job {
               : "layers of this model know of one another: bits were chosen by summed errors of outputs");
     }
     keep_near_widths();
-    const io::Partial folder(beside(request_), io::Partial::Kind::folder);
-    WidthStore store(folder.path());
-    quantize_widths(file, &store);
-    return choose_by_predictions(windows, store);
+    const SharedPartial folder(ranks_, beside(request_));
+    std::optional<WidthStore> store(folder.path());
+    quantize_widths(file, &*store);
+    auto report = choose_by_predictions(windows, *store);
+    store.reset();
+    ranks_.barrier();  // nobody reads it any more
+    return report;
   }
 
   /// Widths that lie next to the target, and one more on either side: others are not chosen.
@@ -185,40 +200,76 @@ class Job {
     }
   }
 
-  /// At every width each layer is quantized as it will be. Fills the costs of the choices and, if not null, the store.
+  /// At every width each layer is quantized as it will be, layers and widths in equal parts by the ranks. Fills the costs
+  /// of the choices and, if not null, the store.
   void quantize_widths(const StatisticsFile& file, WidthStore* store) {
     std::map<std::string, Item*, std::less<>> by_name;
-    size_t most = 0;
+    int64_t most = 0;
     for (auto& item : items_) {
       by_name.emplace(item.module, &item);
-      most = std::max(most, item.schemes.size());
+      most = std::max(most, static_cast<int64_t>(item.schemes.size()));
     }
     // What wants the text anew is left to the run: it changes all widths much alike.
     quantize::QuantizeOptions options = request_.options;
     options.steps = options.steps.without(&quantize::StepRow::needs_text);
-    Progress progress("allocate", config_.layers * static_cast<int64_t>(most), "layers");
-    for (int64_t layer = 0; layer < config_.layers; ++layer) {
-      const auto statistics = file.load(layer);
-      for (size_t choice = 0; choice < most; ++choice) {
-        const SchemeOf scheme_of = [&](std::string_view module) -> std::optional<Scheme> {
-          const auto found = by_name.find(module);
-          if (found == by_name.end() || choice >= found->second->schemes.size()) return std::nullopt;
-          return found->second->schemes[choice];
-        };
-        const auto packed = quantize_layer(source_, layer, statistics, {scheme_of, options});
-        for (const auto& [module, linear] : packed.linears) {
-          by_name.find(module)->second->choices[choice].cost = cost(module, linear.output);
-        }
-        if (store != nullptr) store->add(layer, choice, packed);
-        progress.advance(1);
+    const auto first_of = [&](int rank) { return config_.layers * most * rank / ranks_.size(); };
+    const int64_t begin = first_of(ranks_.rank()), end = first_of(ranks_.rank() + 1);
+    Progress progress("allocate", end - begin, "layers");
+    LayerStatistics statistics;
+    for (int64_t part = begin; part < end; ++part) {
+      const int64_t layer = part / most;
+      const auto choice = static_cast<size_t>(part % most);
+      if (part == begin || choice == 0) statistics = file.load(layer);
+      const SchemeOf scheme_of = [&](std::string_view module) -> std::optional<Scheme> {
+        const auto found = by_name.find(module);
+        if (found == by_name.end() || choice >= found->second->schemes.size()) return std::nullopt;
+        return found->second->schemes[choice];
+      };
+      const auto packed = quantize_layer(source_, layer, statistics, {scheme_of, options});
+      for (const auto& [module, linear] : packed.linears) {
+        by_name.find(module)->second->choices[choice].cost = cost(module, linear.output);
+      }
+      if (store != nullptr) store->add(layer, choice, packed);
+      progress.advance(1);
+    }
+    share_costs([&](const Item& item, size_t choice) {
+      const int64_t part = model::find_linear(config_, item.module)->layer * most + static_cast<int64_t>(choice);
+      int rank = 0;
+      while (first_of(rank + 1) <= part) ++rank;
+      return rank;
+    });
+    for (int64_t part = 0; part < config_.layers * most && store != nullptr; ++part) {
+      if (part < begin || part >= end) store->add_made_by_another(part / most, static_cast<size_t>(part % most));
+    }
+  }
+
+  /// The costs of all widths at all ranks, of each as the rank owner(item, choice) has measured it.
+  template <class Owner>
+  void share_costs(const Owner& owner) {
+    std::vector<double> costs;
+    std::vector<int> owners;
+    for (const auto& item : items_) {
+      for (size_t choice = 0; choice < item.schemes.size() && ranks_.size() > 1; ++choice) {
+        costs.push_back(item.choices[choice].cost);
+        owners.push_back(owner(item, choice));
+      }
+    }
+    ranks::exchange(ranks_, costs, [&](size_t i) { return owners[i]; });
+    auto next = costs.begin();
+    for (auto& item : items_) {
+      for (size_t choice = 0; choice < item.schemes.size() && next != costs.end(); ++choice) {
+        item.choices[choice].cost = *next++;
       }
     }
   }
 
-  /// Without a decoder: the errors of the weights as the run will round them, by themselves.
+  /// Without a decoder: the errors of the weights as the run will round them, by themselves; each rank's of its items.
   void measure_weights() {
-    Progress progress("allocate", static_cast<int64_t>(items_.size()), "tensors");
-    for (auto& item : items_) {
+    const auto owners = deal_items();
+    Progress progress("allocate", std::ranges::count(owners, ranks_.rank()), "tensors");
+    for (size_t i = 0; i < items_.size(); ++i) {
+      auto& item = items_[i];
+      if (owners[i] != ranks_.rank()) continue;
       const auto loaded = std::make_shared<const io::LoadedTensor>(source_.folder.tensors.load(item.tensor));
       const TensorView view = loaded->view();
       const kernels::LinearWeight weight{
@@ -233,6 +284,15 @@ class Job {
       }
       progress.advance(1);
     }
+    share_costs([&](const Item& item, size_t) { return owners[static_cast<size_t>(&item - items_.data())]; });
+  }
+
+  std::vector<int> deal_items() const {
+    std::vector<WorkUnit> units;
+    for (const auto& item : items_) units.push_back({.name = item.module, .tensors = {}, .cost = item.weights});
+    std::vector<const WorkUnit*> pointers;
+    for (const auto& unit : units) pointers.push_back(&unit);
+    return deal(pointers, ranks_.size());
   }
 
   AllocationReport choose_by_errors(std::string why) {
@@ -278,8 +338,10 @@ class Job {
                    const Choices& by_errors) const {
     // The 16-bit model, the base, the neighbours, two proposals, the best one again; exchanges stop where none helps.
     const int64_t others = 7 * config_.layers;
-    Progress effects("effects", MixMeter::effect_runs(config_, problem.items) + others, "runs of a layer");
-    MixMeter meter(source_, windows, problem.items, store, [&] { effects.advance(1); });
+    const int64_t own = MixMeter::effect_runs(config_, problem.items) / ranks_.size();
+    Progress effects("effects", own + others, "runs of a layer");
+    MixMeter meter(
+        source_, windows, problem.items, store, [&] { effects.advance(1); }, &ranks_);
     return search_mix(meter, problem, target_bytes(), {by_errors});
   }
 
@@ -439,6 +501,7 @@ class Job {
   const model::OpenedModel& source_;
   const model::ModelConfig& config_;
   const QuantizeRequest& request_;
+  ranks::Ranks& ranks_;
   const Plan plan_;
   std::vector<Item> items_;
   std::vector<std::vector<size_t>> groups_;  // of items_ that have one choice

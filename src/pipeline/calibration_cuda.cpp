@@ -36,7 +36,7 @@ int64_t layer_memory(const model::ModelConfig& config, bool pairs) {
 int64_t resident_windows(const device::Context& gpu, const model::ModelConfig& config, const CalibrationShape& shape,
                          int64_t bytes) {
   const int64_t each = shape.pairs ? 2 * bytes : bytes;
-  return std::clamp<int64_t>((gpu.free_bytes() - layer_memory(config, shape.pairs)) / each, 0, shape.samples);
+  return std::clamp<int64_t>((gpu.budget_bytes() - layer_memory(config, shape.pairs)) / each, 0, shape.samples);
 }
 
 }  // namespace

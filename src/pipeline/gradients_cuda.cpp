@@ -82,7 +82,7 @@ struct GradientsCuda::Impl {
         passing(work->context, bytes),
         input(work->context, bytes),
         fetched(work->stream),
-        kept(std::clamp<int64_t>((work->context.free_bytes() - layer_memory(config)) / static_cast<int64_t>(bytes), 0,
+        kept(std::clamp<int64_t>((work->context.budget_bytes() - layer_memory(config)) / static_cast<int64_t>(bytes), 0,
                                  samples)),
         states(work->context, static_cast<size_t>(kept) * bytes) {}
 

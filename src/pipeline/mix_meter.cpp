@@ -8,6 +8,7 @@
 #include "core/text.h"
 #include "pipeline/plan.h"
 #include "pipeline/sensitivity.h"
+#include "ranks/exchange.h"
 
 namespace w4q::pipeline {
 namespace {
@@ -27,13 +28,15 @@ bool can_measure_mixes(const model::ModelConfig& config) {
 }
 
 MixMeter::MixMeter(const model::OpenedModel& model, const CalibrationWindows& windows,
-                   const std::vector<MixItem>& items, const WidthStore& store, std::function<void()> on_run)
+                   const std::vector<MixItem>& items, const WidthStore& store, std::function<void()> on_run,
+                   ranks::Ranks* ranks)
     : model_(model),
       config_(model.config),
       windows_(windows),
       items_(items),
       store_(store),
       on_run_(std::move(on_run)),
+      ranks_(*ranks),
       meter_(model),
       decoder_(config_),
       memories_(model::LayerMemories::one_at_a_time(config_, windows.length)) {
@@ -113,7 +116,9 @@ double MixMeter::measure(const Mix& mix) {
     before = &next;
   }
   measured_ = mix;
-  return divergence_ = per_token(std::span(&before, 1)).front();
+  divergence_ = per_token(std::span(&before, 1)).front();
+  ranks::exchange(ranks_, std::span(&divergence_, 1), [](size_t) { return 0; });  // unlike machines, too, choose alike
+  return divergence_;
 }
 
 void MixMeter::accept() {
@@ -125,46 +130,65 @@ void MixMeter::accept() {
   accepted_divergence_ = divergence_;
 }
 
-std::vector<std::vector<double>> MixMeter::effects() {
-  std::vector<std::vector<double>> result;
-  for (const auto& item : items_) result.emplace_back(item.choices(), accepted_divergence_);
-  const int64_t bytes = tokens() * config_.hidden_size * static_cast<int64_t>(sizeof(float));
-  const auto at_once = static_cast<size_t>(std::max<int64_t>(1, most_stream_bytes / bytes));
-  struct Change {
-    size_t item, choice;
-  };
-  for (int64_t layer = 0; layer < config_.layers; ++layer) {
-    std::vector<Change> changes;
-    for (size_t i = 0; i < items_.size(); ++i) {
-      for (size_t choice = 0; items_[i].layer == layer && choice < items_[i].choices(); ++choice) {
-        if (choice != accepted_[i]) changes.push_back({i, choice});
-      }
-    }
-    for (size_t first = 0; first < changes.size(); first += at_once) {
-      const auto some = std::span(changes).subspan(first, std::min(at_once, changes.size() - first));
-      std::vector<Stream> streams(some.size(), states_[static_cast<size_t>(layer)]);
-      const auto plain = model::load_layer(model_, layer);
-      auto weights = load(layer, accepted_);
-      for (size_t i = 0; i < some.size(); ++i) {
-        const auto& item = items_[some[i].item];
-        const auto at = static_cast<size_t>(
-            std::ranges::find(plain.linears, item.module, &kernels::LinearWeight::name) - plain.linears.begin());
-        auto other = some[i].choice == item.widths ? plain.linears[at]
-                                                   : store_.load(plain.linears[at], item.first + some[i].choice);
-        std::swap(weights.linears[at], other);
-        run(weights, layer, streams[i]);
-        std::swap(weights.linears[at], other);
-      }
-      for (int64_t next = layer + 1; next < config_.layers; ++next) {
-        const auto later = load(next, accepted_);
-        for (auto& stream : streams) run(later, next, stream);
-      }
-      std::vector<const Stream*> found;
-      for (const auto& stream : streams) found.push_back(&stream);
-      const auto divergences = per_token(found);
-      for (size_t i = 0; i < some.size(); ++i) result[some[i].item][some[i].choice] = divergences[i];
+/// In model order, one after the other to the ranks in turn.
+std::vector<MixMeter::Change> MixMeter::changes() const {
+  std::vector<Change> result;
+  for (size_t i = 0; i < items_.size(); ++i) {
+    for (size_t choice = 0; choice < items_[i].choices(); ++choice) {
+      const auto turn = result.size() % static_cast<size_t>(ranks_.size());
+      if (choice != accepted_[i]) result.push_back({i, choice, static_cast<int>(turn)});
     }
   }
+  return result;
+}
+
+/// Of changes in one layer, each by itself.
+std::vector<double> MixMeter::divergences(int64_t layer, std::span<const Change> changes) {
+  std::vector<Stream> streams(changes.size(), states_[static_cast<size_t>(layer)]);
+  const auto plain = model::load_layer(model_, layer);
+  auto weights = load(layer, accepted_);
+  for (size_t i = 0; i < changes.size(); ++i) {
+    const auto& item = items_[changes[i].item];
+    const auto at = static_cast<size_t>(std::ranges::find(plain.linears, item.module, &kernels::LinearWeight::name) -
+                                        plain.linears.begin());
+    auto other = changes[i].choice == item.widths ? plain.linears[at]
+                                                  : store_.load(plain.linears[at], item.first + changes[i].choice);
+    std::swap(weights.linears[at], other);
+    run(weights, layer, streams[i]);
+    std::swap(weights.linears[at], other);
+  }
+  for (int64_t next = layer + 1; next < config_.layers; ++next) {
+    const auto later = load(next, accepted_);
+    for (auto& stream : streams) run(later, next, stream);
+  }
+  std::vector<const Stream*> found;
+  for (const auto& stream : streams) found.push_back(&stream);
+  return per_token(found);
+}
+
+std::vector<std::vector<double>> MixMeter::effects() {
+  const int64_t bytes = tokens() * config_.hidden_size * static_cast<int64_t>(sizeof(float));
+  const auto at_once = static_cast<size_t>(std::max<int64_t>(1, most_stream_bytes / bytes));
+  const auto all = changes();
+  std::vector<double> values(all.size());
+  for (int64_t layer = 0; layer < config_.layers; ++layer) {
+    std::vector<size_t> mine;
+    std::vector<Change> own;
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (items_[all[i].item].layer != layer || all[i].rank != ranks_.rank()) continue;
+      mine.push_back(i);
+      own.push_back(all[i]);
+    }
+    for (size_t first = 0; first < own.size(); first += at_once) {
+      const auto some = std::span(own).subspan(first, std::min(at_once, own.size() - first));
+      const auto found = divergences(layer, some);
+      for (size_t i = 0; i < some.size(); ++i) values[mine[first + i]] = found[i];
+    }
+  }
+  ranks::exchange(ranks_, values, [&](size_t i) { return all[i].rank; });
+  std::vector<std::vector<double>> result;
+  for (const auto& item : items_) result.emplace_back(item.choices(), accepted_divergence_);
+  for (size_t i = 0; i < all.size(); ++i) result[all[i].item][all[i].choice] = values[i];
   return result;
 }
 

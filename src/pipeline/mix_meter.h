@@ -14,6 +14,7 @@
 #include "pipeline/calibrate.h"
 #include "pipeline/divergence.h"
 #include "pipeline/width_store.h"
+#include "ranks/ranks.h"
 
 namespace w4q::pipeline {
 
@@ -37,13 +38,14 @@ CalibrationWindows mix_windows(const CalibrationWindows& windows);
 /// Whether mixes of this model can be measured: its layers remember nothing of one another.
 bool can_measure_mixes(const model::ModelConfig& config);
 
-/// Runs on the CPU, and holds one layer's weights in fp32 and hidden states [tokens, hidden] of all layers, twice.
+/// Runs on the CPU, and holds one layer's weights in fp32 and hidden states [tokens, hidden] of all layers, twice. All
+/// ranks make the same calls and get the same numbers: they share effects, and each measures mixes by itself.
 class MixMeter {
  public:
   /// Everything must outlive it. Items stand in model order; `on_run` is called after each run of a layer over all
   /// windows.
   MixMeter(const model::OpenedModel& model, const CalibrationWindows& windows, const std::vector<MixItem>& items,
-           const WidthStore& store, std::function<void()> on_run = {});
+           const WidthStore& store, std::function<void()> on_run = {}, ranks::Ranks* ranks = &ranks::world());
 
   /// Nats per token. Goes on from what the mix that was accepted last has in common with this one. Throws bad_file
   /// where predictions are not finite.
@@ -62,12 +64,18 @@ class MixMeter {
 
  private:
   using Stream = std::vector<float>;  // hidden states of all windows
+  struct Change {
+    size_t item = 0, choice = 0;
+    int rank = 0;
+  };
 
   int64_t tokens() const noexcept { return windows_.samples * windows_.length; }
   model::LayerWeights load(int64_t layer, const Mix& mix) const;
   void run(const model::LayerWeights& weights, int64_t layer, Stream& stream);
   std::vector<double> per_token(std::span<const Stream* const> streams) const;
   int64_t first_difference(const Mix& mix) const;
+  std::vector<Change> changes() const;
+  std::vector<double> divergences(int64_t layer, std::span<const Change> changes);
 
   const model::OpenedModel& model_;
   const model::ModelConfig& config_;
@@ -75,6 +83,7 @@ class MixMeter {
   const std::vector<MixItem>& items_;
   const WidthStore& store_;
   const std::function<void()> on_run_;
+  ranks::Ranks& ranks_;
   const DivergenceMeter meter_;
   model::LayerDecoder decoder_;
   model::LayerMemories memories_;

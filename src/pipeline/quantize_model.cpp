@@ -540,10 +540,6 @@ Plan plan_quantize(const QuantizeRequest& given) {
 
 QuantizeReport quantize_model(const QuantizeRequest& given) {
   const Stopwatch watch;
-  if (given.allocation && given.sharing.ranks->size() > 1) {
-    throw Error(ErrorCode::unsupported, "bits are chosen by one process, not by ranks")
-        .hint("w4q quantize … --dry-run --save-recipe FILE by itself, then --recipe FILE");
-  }
   const OpenedModel source = open_source(given);
   checkpoint::check_digests(given.model, source.folder.tensors);
   const QuantizeRequest wanted = settled(given, source);
@@ -566,10 +562,10 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
 
   io::CheckpointWriter writer(output.staging(), planned, with_companions(request.write, given.model), output.joins());
   SharedWork work(output, writer, work_of(units, scaled));
-  Quantizing quantizing(source, request, report.plan, units, work, writer);
-  quantizing.run();
+  std::optional<Quantizing> quantizing;
+  quantizing.emplace(source, request, report.plan, units, work, writer).run();
   const auto records = work.gather();
-  const auto& calibrated = quantizing.calibrated();
+  const auto& calibrated = quantizing->calibrated();
   std::vector<std::string> tuned;
   if (output.ranks().first()) {
     add_records(records, report, quantization);
@@ -577,11 +573,14 @@ QuantizeReport quantize_model(const QuantizeRequest& given) {
     if (calibrated) add_notes(report, calibrated->notes());
     add_notes(report, output.notes());
   }
-  return finished(std::move(report), writer, output, watch, checkpoint::bases_through(source.folder),
-                  [&](const auto& to) {
-                    return write_companions(source, quantization, calibrated ? calibrated->products() : "", tuned,
-                                            request.write, to);
-                  });
+  report =
+      finished(std::move(report), writer, output, watch, checkpoint::bases_through(source.folder), [&](const auto& to) {
+        return write_companions(source, quantization, calibrated ? calibrated->products() : "", tuned, request.write,
+                                to);
+      });
+  quantizing.reset();
+  if (wanted.allocation) output.ranks().barrier();  // nobody reads the statistics any more, which go now
+  return report;
 }
 
 }  // namespace w4q::pipeline

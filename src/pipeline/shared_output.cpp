@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <exception>
 #include <functional>
 
 #include "core/text.h"
@@ -62,6 +63,7 @@ SharedFolder::SharedFolder(const Sharing& sharing, const fs::path& target, bool 
 
 SharedFolder::~SharedFolder() {
   std::error_code unknown;
+  if (output_ && std::uncaught_exceptions() > 0) ranks().stop_others();
   if (output_ && sharing_.resume && fs::exists(journal_of(staging_), unknown)) output_->leave_unfinished();
 }
 

@@ -1,5 +1,6 @@
 #include "pipeline/width_store.h"
 
+#include <cstring>
 #include <memory>
 
 #include "core/error.h"
@@ -7,6 +8,8 @@
 #include "core/text.h"
 #include "formats/gguf_blocks.h"
 #include "io/checkpoint_writer.h"
+#include "io/json.h"
+#include "io/output.h"
 
 namespace w4q::pipeline {
 namespace {
@@ -24,6 +27,10 @@ PackedLinearInfo info_of(const CalibratedLinear& packed) {
   return info;
 }
 
+/// The tensor of what rows were divided by, and the description of all linears beside the tensors.
+std::string rows_name(std::string_view module) { return concat(module, ".rows"); }
+constexpr std::string_view description = "w4q_width.json";
+
 std::string blocks_name(const std::string& module, size_t choice) { return concat(module, ".", choice); }
 
 void decode_blocks(GgmlType type, std::span<const std::byte> blocks, int64_t n, std::span<float> values) {
@@ -37,14 +44,23 @@ void decode_blocks(GgmlType type, std::span<const std::byte> blocks, int64_t n, 
 
 }  // namespace
 
+std::filesystem::path WidthStore::folder_of(int64_t layer, size_t choice) const {
+  return folder_ / concat(layer, "-", choice);
+}
+
 void WidthStore::add(int64_t layer, size_t choice, const CalibratedLayer& packed) {
   if (packed.linears.empty()) return;
-  const auto path = folder_ / concat(layer, "-", choice);
+  const auto path = folder_of(layer, choice);
   std::filesystem::create_directory(path);
+  checkpoint::QuantizationConfig all;
   std::vector<io::PlannedTensor> plan;
   for (const auto& [module, linear] : packed.linears) {
     Place place{info_of(linear), files_.size(), linear.rows};
     for (auto& plane : checkpoint::planned_planes(place.info)) plan.push_back(std::move(plane));
+    if (!linear.rows.empty()) {
+      plan.push_back({rows_name(module), DType::f32, {static_cast<int64_t>(linear.rows.size())}});
+    }
+    all.linears.emplace(module, place.info);
     places_.emplace(std::pair(module, choice), std::move(place));
   }
   io::CheckpointWriter writer(path, std::move(plan), {});
@@ -55,9 +71,29 @@ void WidthStore::add(int64_t layer, size_t choice, const CalibratedLayer& packed
       }
     }
     if (!linear.columns.empty()) writer.write(checkpoint::input_scale_name(module), bytes_of(linear.columns));
+    if (!linear.rows.empty()) writer.write(rows_name(module), bytes_of(linear.rows));
   }
   writer.finish();
+  io::Json config = io::Json::object();
+  checkpoint::write_quantization_config(all, config);
+  io::write_file(path / description, config.dump(), false);
   files_.push_back(io::Checkpoint::open(path));
+}
+
+void WidthStore::add_made_by_another(int64_t layer, size_t choice) {
+  const auto path = folder_of(layer, choice);
+  if (!std::filesystem::exists(path)) return;
+  const auto all = checkpoint::parse_quantization_config(io::read_json(path / description), path.native());
+  files_.push_back(io::Checkpoint::open(path));
+  for (const auto& [module, info] : all.linears) {
+    Place place{info, files_.size() - 1, {}};
+    if (files_.back().contains(rows_name(module))) {
+      const auto rows = files_.back().load(rows_name(module));
+      place.rows.resize(rows->bytes.size() / sizeof(float));
+      std::memcpy(place.rows.data(), rows->bytes.data(), rows->bytes.size());
+    }
+    places_.emplace(std::pair(module, choice), std::move(place));
+  }
 }
 
 void WidthStore::add(const std::string& module, const Shape& shape, std::vector<StoredBlocks> choices) {

@@ -32,6 +32,9 @@ class WidthStore {
   /// Keeps what was packed of a layer, as `choice` of each linear. Throws bad_file when the disk is full.
   void add(int64_t layer, size_t choice, const CalibratedLayer& packed);
 
+  /// What another rank has kept of a layer, in the same folder.
+  void add_made_by_another(int64_t layer, size_t choice);
+
   /// Keeps blocks of GGUF, one for each choice of a linear of this shape.
   void add(const std::string& module, const Shape& shape, std::vector<StoredBlocks> choices);
 
@@ -46,6 +49,8 @@ class WidthStore {
     std::vector<float> rows;            ///< what its rows were divided by; empty: ones
     std::optional<GgmlType> type = {};  ///< of blocks of GGUF, and no planes
   };
+
+  std::filesystem::path folder_of(int64_t layer, size_t choice) const;
 
   std::filesystem::path folder_;
   std::vector<io::Checkpoint> files_;

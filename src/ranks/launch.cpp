@@ -1,10 +1,12 @@
 // How a process learns that it is one of several, and the library through which it speaks to the others.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <initializer_list>
 
 #include "core/text.h"
 #include "ranks/connect.h"
@@ -20,6 +22,26 @@ std::optional<int> number(const char* variable) {
   int value = 0;
   if (text == nullptr || std::from_chars(text, text + std::strlen(text), value).ec != std::errc()) return std::nullopt;
   return value;
+}
+
+/// The first of the variables that holds a number: of tasks on each node Slurm says "4(x2),3".
+std::optional<int> first_number(std::initializer_list<const char*> variables) {
+  for (const char* variable : variables) {
+    const char* text = std::getenv(variable);
+    int value = 0;
+    if (text != nullptr && std::from_chars(text, text + std::strlen(text), value).ec == std::errc()) return value;
+  }
+  return std::nullopt;
+}
+
+/// Its place among those on this machine, as the launcher has it.
+Launched with_place(Launched found) {
+  const auto rank = first_number({"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"});
+  const auto size = first_number({"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE"});
+  const bool known = rank && size && *rank >= 0 && *rank < found.size && *size >= 1;
+  found.local_rank = known ? *rank : found.rank;
+  found.local_size = known ? std::max(*size, *rank + 1) : found.size;
+  return found;
 }
 
 /// Where launchers write down rank and size: Open MPI's mpirun; those that speak PMI; srun --mpi=pmix. Slurm's own
@@ -59,7 +81,7 @@ std::optional<Launched> launched() {
   for (const Row& row : launchers) {
     const auto size = number(row.size), rank = number(row.rank);
     if (!size || !rank || (row.needs != nullptr && std::getenv(row.needs) == nullptr)) continue;
-    if (*size > 1) return Launched{*rank, *size, row.size};
+    if (*size > 1) return with_place({*rank, *size, row.size});
   }
   return std::nullopt;
 }

@@ -1,10 +1,9 @@
 #include "ranks/ranks.h"
 
-#include <unistd.h>
-
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <sstream>
@@ -15,6 +14,7 @@
 #include "core/interrupt_check.h"
 #include "core/text.h"
 #include "ranks/connect.h"
+#include "ranks/pulse.h"
 
 namespace w4q::ranks {
 namespace {
@@ -22,12 +22,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/// Of messages: the size of one to come and its bytes; that a rank has failed; how one ended; how all did.
-enum Tag : int { data_tag = 1, stop_tag, ending_tag, verdict_tag };
+/// Of messages: the size of one to come and its bytes; that a rank has failed; how one ended; how all did; that one lives.
+enum Tag : int { data_tag = 1, stop_tag, ending_tag, verdict_tag, pulse_tag };
 
 /// How long a failed run waits for the ranks that have not answered yet. A launcher that ends a run by signals waits a
 /// second only before it kills.
-constexpr milliseconds patience{10'000}, patience_with_signals{500};
+constexpr milliseconds patience{10'000}, patience_with_signals{500}, patience_with_the_lost{1'000};
 
 std::string joined(const Ending& ending) {
   std::string text = concat(ending.status, " ", ending.signal, " ", ending.stopped ? 1 : 0, " ",
@@ -64,13 +64,8 @@ Ending parsed(const std::string& text) {
   return ending;
 }
 
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "an unknown host";
-}
-
-/// Of all endings the one that is told: the error of the lowest rank, one that came by itself before those that came
-/// after others; or else what interrupted it.
+/// Of all endings the one that is told: the error of the lowest rank that came by itself, or else what interrupted it, or
+/// else an error that came after others.
 Ending worst(const std::vector<std::optional<Ending>>& endings) {
   Ending result = endings.front().value_or(Ending{});
   const auto choose = [&](const auto& matches) {
@@ -83,8 +78,8 @@ Ending worst(const std::vector<std::optional<Ending>>& endings) {
     return false;
   };
   choose([](const Ending& each) { return each.error && !each.stopped; }) ||
-      choose([](const Ending& each) { return each.error.has_value(); }) ||
-      choose([](const Ending& each) { return each.signal != 0; });
+      choose([](const Ending& each) { return each.signal != 0; }) ||
+      choose([](const Ending& each) { return each.error.has_value(); });
   return result;
 }
 
@@ -112,7 +107,41 @@ struct Ranks::Impl {
     auto last = looked.load();
     constexpr auto pause = std::chrono::duration_cast<Clock::duration>(milliseconds(20)).count();
     if (ended || now - last < pause || !looked.compare_exchange_strong(last, now)) return;
-    if (stop_waits()) throw Stopped();
+    if (lost() >= 0) throw lost_error();
+    if (!stop_waits()) return;
+    // Others hear of it now, before this rank takes away what they work on.
+    if (transport.rank() == 0) stop_all();
+    throw Stopped();
+  }
+
+  /// The rank that nothing is heard of any more; −1: none.
+  int lost() const noexcept { return pulse ? pulse->lost() : -1; }
+  Error lost_error() const {
+    return Error(ErrorCode::internal, pulse->lost_text())
+        .detail("it was stopped, or no network leads to it any more")
+        .hint("W4Q_RANK_TIMEOUT=0 waits for ever (docs/scale.md)");
+  }
+
+  /// By the pulse, where the work of this rank hangs while another one is lost.
+  void give_up() {
+    if (concluded.exchange(true)) return;
+    const Error error = lost_error();
+    if (speaks_of_the_lost()) std::fprintf(stderr, "error: %s\n", error.what());
+    wait_for_the_speaker();
+    transport.abort(describe(error.code()).exit_status);
+  }
+  /// Where the first rank is lost the next one speaks for all.
+  bool speaks_of_the_lost() const { return transport.rank() == (lost() == 0 ? 1 : 0); }
+
+  /// Whoever ends first ends all, those that have not spoken yet among them.
+  void wait_for_the_speaker() const {
+    if (lost() >= 0 && !speaks_of_the_lost()) std::this_thread::sleep_for(milliseconds(3'000));
+  }
+
+  /// By the first rank.
+  void stop_all() {
+    if (told_to_stop.exchange(true)) return;
+    for (int to = 1; to < transport.size(); ++to) tell(to, stop_tag, {});
   }
 
   /// Returns once `ready()`, which is asked under the lock; false at the deadline.
@@ -195,16 +224,24 @@ struct Ranks::Impl {
   std::vector<Outgoing> underway;  ///< by the rank that they go to
   std::vector<std::unique_ptr<std::string>> told;
   std::atomic<Clock::rep> looked{0};
-  std::atomic<bool> ended{false};
+  std::atomic<bool> ended{false}, told_to_stop{false}, concluded{false};
+  std::optional<Pulse> pulse;  ///< of ranks that a launcher started
 };
 
 void Ranks::look_for_failure() { world().impl_->look_for_failure(); }
 
 Ranks::Ranks() = default;
+Ranks::Ranks(Transport& transport)
+    : rank_(transport.rank()), size_(transport.size()), impl_(std::make_unique<Impl>(transport)) {}
 Ranks::~Ranks() = default;
 
 void Ranks::send(int to, std::string bytes) { impl_->send(to, std::move(bytes)); }
 std::string Ranks::receive(int from) { return impl_->receive(from); }
+
+void Ranks::stop_others() noexcept try {
+  if (impl_ != nullptr && first()) impl_->stop_all();
+} catch (const std::exception&) {  // they notice when what they work on is gone
+}
 
 void Ranks::barrier() {
   gather({});
@@ -261,6 +298,8 @@ void start() {
   ranks.impl_ = std::make_unique<Ranks::Impl>(connect(*found));
   ranks.rank_ = ranks.impl_->transport.rank();
   ranks.size_ = ranks.impl_->transport.size();
+  ranks.impl_->pulse.emplace(ranks.impl_->transport, ranks.impl_->mutex, pulse_tag, pulse_patience(),
+                             [impl = ranks.impl_.get()] { impl->give_up(); });
   set_interrupt_check(&Ranks::look_for_failure);
 }
 
@@ -287,12 +326,14 @@ int status_of(const Ending& ending) {
 class Ranks::Farewell {
  public:
   Farewell(Ranks& ranks, Ending own) : ranks_(ranks), impl_(*ranks.impl_), own_(std::move(own)) {
-    own_.stopped = own_.stopped || (!own_.good() && impl_.stop_waits());
     impl_.ended = true;
+    own_.stopped = own_.stopped || (own_.error && follows_another());
     if (own_.error) {
       own_.error->detail(concat("at rank ", ranks.rank(), " of ", ranks.size(), ", on ", host_name()));
     }
-    if (!own_.good()) fail(own_.signal != 0 ? patience_with_signals : patience);
+    // Of several that a launcher ends the first one speaks; one that alone got a signal waits until it does.
+    const bool hurries = own_.signal != 0 && ranks.first();
+    if (!own_.good()) fail(hurries ? patience_with_signals : patience_for_others());
   }
 
   bool answered() const noexcept { return answered_; }
@@ -300,15 +341,17 @@ class Ranks::Farewell {
   Ending hear_verdict() {
     if (failed_ && !own_.stopped) impl_.tell(0, stop_tag, {});
     impl_.tell(0, ending_tag, joined(own_));
-    const auto verdict = hear(verdict_tag);
+    std::optional<Heard> verdict;
+    if (impl_.lost() < 0) verdict = hear(verdict_tag);
     answered_ = verdict.has_value();
     Ending all = answered_ ? parsed(verdict->text) : own_;
-    all.tells = !answered_ && own_.error.has_value();
+    if (!answered_ && impl_.lost() >= 0 && !all.error) all.error = impl_.lost_error();
+    all.tells = !answered_ && all.error && (impl_.lost() < 0 || impl_.speaks_of_the_lost());
     return all;
   }
 
   Ending give_verdict() {
-    if (failed_) stop_all();
+    if (failed_) impl_.stop_all();
     std::vector<std::optional<Ending>> endings(static_cast<size_t>(ranks_.size()));
     endings.front() = own_;
     int missing = ranks_.size() - 1;
@@ -319,11 +362,12 @@ class Ranks::Farewell {
       ending = parsed(heard->text);
       if (!ending->good() && !failed_) {
         fail(patience);
-        stop_all();
+        impl_.stop_all();
       }
     }
     answered_ = missing == 0;
     Ending all = worst(endings);
+    if (!all.error && impl_.lost() >= 0) all.error = impl_.lost_error();
     const bool untold = all.stopped || !answered_;
     if (untold && !all.error && all.signal == 0) all.error = no_answer(endings);
     return all;
@@ -334,18 +378,22 @@ class Ranks::Farewell {
   }
 
  private:
+  /// An error may be of what another rank has just taken away: whoever did so has said why before.
+  bool follows_another() {
+    const auto deadline = Clock::now() + milliseconds(300);
+    return impl_.wait([&] { return impl_.transport.waiting(-1, stop_tag).has_value(); }, deadline);
+  }
+
   struct Heard {
     int from = 0;
     std::string text;
   };
 
+  milliseconds patience_for_others() const { return impl_.lost() < 0 ? patience : patience_with_the_lost; }
+
   void fail(milliseconds wait) {
     failed_ = true;
     deadline_ = Clock::now() + wait;
-  }
-
-  void stop_all() {
-    for (int to = 1; to < ranks_.size(); ++to) impl_.tell(to, stop_tag, {});
   }
 
   /// Waits as long as all is well, since others may work on, and for some time once one has failed.
@@ -356,7 +404,7 @@ class Ranks::Farewell {
       bool there = false;
       const auto ready = [&] {
         const auto found = impl_.transport.waiting(-1, tag);
-        if (!found) return !known && impl_.transport.waiting(-1, stop_tag).has_value();
+        if (!found) return !known && (impl_.lost() >= 0 || impl_.transport.waiting(-1, stop_tag).has_value());
         heard = {found->from, std::string(found->size, '\0')};
         impl_.take(heard.from, tag, heard.text);
         return there = true;
@@ -364,8 +412,8 @@ class Ranks::Farewell {
       const bool in_time = impl_.wait(ready, known ? std::optional(deadline_) : std::nullopt);
       if (there) return heard;
       if (known || !in_time) return std::nullopt;
-      fail(patience);
-      if (ranks_.first()) stop_all();
+      fail(patience_for_others());
+      if (ranks_.first()) impl_.stop_all();
     }
   }
 
@@ -383,8 +431,11 @@ int end_together(Ending own, const std::function<int(const Ending&)>& conclude) 
   const Ending all = ranks.first() ? farewell.give_verdict() : farewell.hear_verdict();
   auto& transport = ranks.impl_->transport;
   // Told before any rank ends: a launcher ends all others once one has ended with a bad status.
-  const int status = all.tells ? conclude(all) : status_of(all);
+  const bool tells = !ranks.impl_->concluded.exchange(true) && all.tells;
+  const int status = tells ? conclude(all) : status_of(all);
   if (ranks.first()) farewell.tell_verdict(all);
+  if (!farewell.answered()) ranks.impl_->wait_for_the_speaker();
+  ranks.impl_->pulse.reset();
   if (farewell.answered()) transport.finish();
   if (!farewell.answered()) transport.abort(status);
   return status;

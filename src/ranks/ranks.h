@@ -34,12 +34,16 @@ struct Ending {
   bool good() const noexcept { return signal == 0 && !stopped && !error; }
 };
 
+class Transport;
+
 /// All ranks make the same calls in the same order, but for send and receive, which go in pairs. Bytes travel as
 /// strings. Every call that waits throws Stopped when another rank has failed, and Interrupted.
 class Ranks {
  public:
   /// One process by itself.
   Ranks();
+  /// One of those that speak to each other by `transport`, which outlives it.
+  explicit Ranks(Transport& transport);
   ~Ranks();
   Ranks(const Ranks&) = delete;
   Ranks& operator=(const Ranks&) = delete;
@@ -59,6 +63,8 @@ class Ranks {
   /// What every rank gives, in their order: at the first rank, or at every rank. Elsewhere nothing.
   std::vector<std::string> gather(std::string bytes);
   std::vector<std::string> gather_everywhere(std::string bytes);
+  /// By the first rank, where its work ends with an exception: others hear of it before what they work on goes.
+  void stop_others() noexcept;
   /// Throws mismatch at every rank where `text`, which is `what`, is not the same on all: other programs, other machines.
   void require_same(std::string_view what, std::string_view text);
 
@@ -78,7 +84,8 @@ class Ranks {
 /// that is not one of several.
 struct Launched {
   int rank = 0, size = 1;
-  std::string variable;  ///< that said so
+  std::string variable;                ///< that said so
+  int local_rank = 0, local_size = 1;  ///< among those on this machine; where nothing says so all are there
 };
 std::optional<Launched> launched();
 

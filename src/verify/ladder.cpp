@@ -135,16 +135,18 @@ const model::OpenedModel& CheckContext::base() {
   return *folded_base_;
 }
 
-const model::Model& CheckContext::model(model::Planes planes) {
-  const auto found = models_.find(planes);
+const model::Model& CheckContext::model(model::Planes planes, const model::LayerStage& stage) {
+  const auto key = std::pair(planes, stage.count());
+  const auto found = models_.find(key);
   return found != models_.end() ? found->second
-                                : models_.emplace(planes, model::Model::of(candidate(), planes)).first->second;
+                                : models_.emplace(key, model::Model::of(candidate(), planes, stage)).first->second;
 }
 
-const model::Model& CheckContext::base_model(model::Planes planes) {
-  const auto found = base_models_.find(planes);
+const model::Model& CheckContext::base_model(model::Planes planes, const model::LayerStage& stage) {
+  const auto key = std::pair(planes, stage.count());
+  const auto found = base_models_.find(key);
   if (found != base_models_.end()) return found->second;
-  return base_models_.emplace(planes, model::Model::of(stored_base(), planes)).first->second;
+  return base_models_.emplace(key, model::Model::of(stored_base(), planes, stage)).first->second;
 }
 
 const std::vector<int32_t>& CheckContext::ids() {

@@ -71,10 +71,11 @@ class CheckContext {
   const model::OpenedModel& candidate();
   /// With the rotations that the candidate has folded in folded into it too. Needs has_base().
   const model::OpenedModel& base();
-  /// For whoever reads canonical planes; `stored`: for decoders on a GPU.
-  const model::Model& model(model::Planes planes = model::Planes::canonical);
+  /// For whoever reads canonical planes; `stored`: for decoders on a GPU. Where several processes hold it together, what
+  /// belongs to this one.
+  const model::Model& model(model::Planes planes = model::Planes::canonical, const model::LayerStage& stage = {});
   /// As it is stored, not folded as the candidate is. Needs has_base().
-  const model::Model& base_model(model::Planes planes = model::Planes::canonical);
+  const model::Model& base_model(model::Planes planes = model::Planes::canonical, const model::LayerStage& stage = {});
   /// Of the text. Needs has_text().
   const std::vector<int32_t>& ids();
   /// What the rung of codes collected of them on its way; null: it was not climbed, or found faults.
@@ -90,7 +91,8 @@ class CheckContext {
   std::optional<io::Json> config_;
   std::optional<checkpoint::Folder> headers_;
   std::optional<model::OpenedModel> candidate_, stored_base_, folded_base_;
-  std::map<model::Planes, model::Model> models_, base_models_;
+  using Models = std::map<std::pair<model::Planes, int>, model::Model>;  // by the number of stages
+  Models models_, base_models_;
   std::optional<std::vector<int32_t>> ids_;
   std::shared_ptr<PackedSurvey> survey_;
 };

@@ -217,10 +217,10 @@ namespace {
 
 WindowScorer make_scorer(Candidates candidates, std::span<const BaseModel> bases, const PerplexityOptions& options) {
   if (options.gpu == nullptr) {
-    return cpu_window_scorer(candidates, bases, options.context, options.int8_activations);
+    return cpu_window_scorer(candidates, bases, options.context, options.int8_activations, options.stage());
   }
   return cuda_window_scorer(*options.gpu, candidates, bases, options.context, options.kv, options.residual_bytes,
-                            options.int8_activations);
+                            options.int8_activations, options.stage());
 }
 
 PerplexityReport make_report(const std::vector<WindowSums>& windows, bool has_base) {
@@ -264,17 +264,18 @@ std::vector<PerplexityReport> measure_perplexities(Candidates candidates, std::s
     if (error.code() != ErrorCode::device || candidates.size() == 1 || options.ranks->size() > 1) throw;
     return measure_one_by_one(candidates, bases, ids, options);
   }
-  const auto ranks = static_cast<size_t>(options.ranks->size()), own = static_cast<size_t>(options.ranks->rank());
-  Progress progress("perplexity", static_cast<int64_t>((starts.size() + ranks - 1) / ranks) * span, "tokens");
+  const model::LayerStage stage = options.stage();
+  const auto groups = static_cast<size_t>(stage.groups()), own = static_cast<size_t>(stage.group());
+  Progress progress("perplexity", static_cast<int64_t>((starts.size() + groups - 1) / groups) * span, "tokens");
   const size_t pairs = candidates.size() * std::max<size_t>(1, bases.size());
-  std::string sums;  // of this rank's windows, one in `ranks`
-  for (size_t i = own; i < starts.size(); i += ranks) {
+  std::string sums;  // of the windows of this group of ranks, one in `groups`, at its last stage
+  for (size_t i = own; i < starts.size(); i += groups) {
     const int64_t start = starts[i];
     // The first window scores all it can; a later one only what no earlier one has scored.
     const int64_t scored = start == 0 ? span : stride;
     const Window window = make_window(ids, start, span, scored, options, candidates.front()->config());
     const auto scores = scorer(window.inputs, window.first_scored);
-    for (size_t pair = 0; pair < pairs; ++pair) append(sums, sum_up(scores[pair]));
+    for (size_t pair = 0; pair < pairs && stage.last(); ++pair) append(sums, sum_up(scores[pair]));
     progress.advance(span);
   }
   // In the order of the windows, so that nothing depends on who scored them.
@@ -282,7 +283,8 @@ std::vector<PerplexityReport> measure_perplexities(Candidates candidates, std::s
   std::vector<std::string_view> rest(all.begin(), all.end());
   std::vector<std::vector<WindowSums>> windows(pairs);
   for (size_t i = 0; i < starts.size(); ++i) {
-    for (auto& each : windows) each.push_back(take(rest[i % ranks]));
+    for (auto& each : windows)
+      each.push_back(take(rest[static_cast<size_t>(stage.last_rank(static_cast<int>(i % groups)))]));
   }
   std::vector<PerplexityReport> reports;
   for (const auto& each : windows) reports.push_back(make_report(each, !bases.empty()));

@@ -31,6 +31,10 @@ struct PerplexityOptions {
   std::optional<int64_t> residual_bytes = {};     ///< CudaModel::upload, of the candidate
   bool int8_activations = false;                  ///< of the candidate (model/int8_activations.h)
   ranks::Ranks* ranks = &ranks::world();          ///< share the windows; the report is the same at each
+  int split_layers = 1;                           ///< so many of them hold each model together (layer_stage.h)
+
+  /// The part of each model that has to be here.
+  model::LayerStage stage() const { return {*ranks, split_layers}; }
 };
 
 /// Sums over the scored tokens of one window.

@@ -18,9 +18,9 @@ PerplexityOptions how_to_decode(CheckContext& context) {
 /// The candidate against the base, if there is one; with int8 activations also against itself: what they do alone.
 std::vector<PerplexityReport> measure(CheckContext& context, const PerplexityOptions& how, model::Planes planes) {
   std::vector<BaseModel> bases;
-  if (context.options().has_base()) bases.push_back({&context.base_model(planes)});
-  if (how.int8_activations) bases.push_back({&context.model(planes), how.kv});
-  const model::Model* const candidates[] = {&context.model(planes)};
+  if (context.options().has_base()) bases.push_back({&context.base_model(planes, how.stage())});
+  if (how.int8_activations) bases.push_back({&context.model(planes, how.stage()), how.kv});
+  const model::Model* const candidates[] = {&context.model(planes, how.stage())};
   return measure_perplexities(candidates, bases, context.ids(), how);
 }
 
@@ -64,8 +64,8 @@ void judge(const PerplexityReport& report, CheckContext& context, Report& checks
 void run(CheckContext& context, Findings& findings) {
   const PerplexityOptions how = how_to_decode(context);
   const model::Planes planes = model::planes_for(how.gpu.get(), how.int8_activations);
-  const model::Model& candidate = context.model(planes);
-  if (context.options().has_base()) context.base_model(planes);
+  const model::Model& candidate = context.model(planes, how.stage());
+  if (context.options().has_base()) context.base_model(planes, how.stage());
   context.ids();
   if (const auto most = model::most_positions(candidate.config()); most && how.context > *most) {
     findings.note(concat("windows of ", how.context, " tokens, and the model was made for ", *most));

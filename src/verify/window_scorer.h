@@ -20,14 +20,16 @@ using WindowScorer = std::function<std::vector<std::vector<kernels::LogitCompari
                                                                                       int64_t first_scored)>;
 
 /// Windows of up to `capacity` tokens. The models must outlive the scorer. `int8_activations`: of the candidates, also
-/// where one is a base itself, which then has 16-bit ones; throws as model::check_int8_activations.
+/// where one is a base itself, which then has 16-bit ones; throws as model::check_int8_activations. Of models that
+/// several processes hold together, each scores the same windows at its `stage`, and the last one says what came out.
 WindowScorer cpu_window_scorer(std::span<const model::Model* const> candidates, std::span<const BaseModel> bases,
-                               int64_t capacity, bool int8_activations = false);
+                               int64_t capacity, bool int8_activations = false, const model::LayerStage& stage = {});
 
 /// The same on a GPU, with a cache of this type and so many bytes of each candidate's residual passes there. Throws
 /// device where it has no room for all models, or where this program was built without CUDA.
 WindowScorer cuda_window_scorer(device::Context& gpu, std::span<const model::Model* const> candidates,
                                 std::span<const BaseModel> bases, int64_t capacity, kernels::KvChoice kv,
-                                std::optional<int64_t> residual_bytes = {}, bool int8_activations = false);
+                                std::optional<int64_t> residual_bytes = {}, bool int8_activations = false,
+                                const model::LayerStage& stage = {});
 
 }  // namespace w4q::verify

@@ -31,9 +31,9 @@ struct Side {
   Side(const Model& model, int64_t capacity, bool int8_activations)
       : decoder(model, capacity, DType::f32, int8_activations) {}
 
-  void decode(std::span<const int32_t> inputs) {
+  void decode(std::span<const int32_t> inputs, const model::LayerStage& stage) {
     decoder.reset();
-    hidden = decoder.forward(inputs);
+    hidden = decoder.forward(inputs, stage);
     finite = all_finite(hidden);
   }
   /// Logits of hidden states first … , as many as there are rows in `out`.
@@ -50,8 +50,8 @@ struct Side {
 class Scorer {
  public:
   Scorer(std::span<const Model* const> candidates, std::span<const BaseModel> bases, int64_t capacity,
-         bool int8_activations)
-      : vocab_(candidates.front()->config().vocab_size) {
+         bool int8_activations, const model::LayerStage& stage)
+      : stage_(stage), vocab_(candidates.front()->config().vocab_size) {
     for (const auto* candidate : candidates) candidates_.emplace_back(*candidate, capacity, int8_activations);
     for (const auto& base : bases) bases_.emplace_back(*base.model, capacity, false);
     chunk_ = std::clamp<int64_t>(logit_chunk_values / vocab_, 1, logit_chunk_rows);
@@ -62,9 +62,10 @@ class Scorer {
 
   std::vector<std::vector<LogitComparison>> score(std::span<const int32_t> inputs, int64_t first_scored) {
     for (auto* sides : {&candidates_, &bases_}) {
-      for (auto& side : *sides) side.decode(inputs);
+      for (auto& side : *sides) side.decode(inputs, stage_);
     }
     std::vector<std::vector<LogitComparison>> tokens(candidates_.size() * std::max<size_t>(1, bases_.size()));
+    if (!stage_.last()) return tokens;
     // The row before a token predicts it.
     const auto last = static_cast<int64_t>(inputs.size()) - 1;
     for (int64_t row = first_scored - 1; row < last; row += chunk_) {
@@ -115,6 +116,7 @@ class Scorer {
     });
   }
 
+  const model::LayerStage stage_;
   std::vector<Side> candidates_, bases_;
   int64_t vocab_;
   int64_t chunk_ = 1;
@@ -123,8 +125,8 @@ class Scorer {
 }  // namespace
 
 WindowScorer cpu_window_scorer(std::span<const Model* const> candidates, std::span<const BaseModel> bases,
-                               int64_t capacity, bool int8_activations) {
-  const auto scorer = std::make_shared<Scorer>(candidates, bases, capacity, int8_activations);
+                               int64_t capacity, bool int8_activations, const model::LayerStage& stage) {
+  const auto scorer = std::make_shared<Scorer>(candidates, bases, capacity, int8_activations, stage);
   return
       [scorer](std::span<const int32_t> inputs, int64_t first_scored) { return scorer->score(inputs, first_scored); };
 }

@@ -48,8 +48,9 @@ std::shared_ptr<const CudaModel> upload(device::Context& gpu, const Model& model
 class Scorer {
  public:
   Scorer(device::Context& gpu, std::span<const Model* const> candidates, std::span<const BaseModel> bases,
-         int64_t capacity, kernels::KvChoice kv, std::optional<int64_t> residual_bytes, bool int8_activations)
-      : vocab_(candidates.front()->config().vocab_size) {
+         int64_t capacity, kernels::KvChoice kv, std::optional<int64_t> residual_bytes, bool int8_activations,
+         const model::LayerStage& stage)
+      : stage_(stage), vocab_(candidates.front()->config().vocab_size) {
     std::map<const Model*, std::shared_ptr<const CudaModel>> models;
     for (const auto* candidate : candidates) {
       auto& weights = models[candidate];
@@ -72,10 +73,11 @@ class Scorer {
     for (auto* sides : {&bases_, &candidates_}) {
       for (const auto& side : *sides) {
         side->decoder.reset();
-        side->decoder.forward(inputs);
+        side->decoder.forward(inputs, stage_);
         step = std::min(step, side->decoder.most_logit_rows());
       }
     }
+    if (!stage_.last()) return std::vector<std::vector<LogitComparison>>(results_.size());
     ids_.upload(std::as_bytes(inputs), stream());
     // The row before a token predicts it.
     const int64_t begin = first_scored - 1;
@@ -123,6 +125,7 @@ class Scorer {
     return std::ranges::all_of(tokens, finite) ? tokens : std::vector<LogitComparison>{};
   }
 
+  const model::LayerStage stage_;
   int64_t vocab_;
   std::vector<std::unique_ptr<Side>> candidates_, bases_;
   device::DeviceBuffer ids_;
@@ -134,8 +137,10 @@ class Scorer {
 
 WindowScorer cuda_window_scorer(device::Context& gpu, std::span<const Model* const> candidates,
                                 std::span<const BaseModel> bases, int64_t capacity, kernels::KvChoice kv,
-                                std::optional<int64_t> residual_bytes, bool int8_activations) {
-  const auto scorer = std::make_shared<Scorer>(gpu, candidates, bases, capacity, kv, residual_bytes, int8_activations);
+                                std::optional<int64_t> residual_bytes, bool int8_activations,
+                                const model::LayerStage& stage) {
+  const auto scorer =
+      std::make_shared<Scorer>(gpu, candidates, bases, capacity, kv, residual_bytes, int8_activations, stage);
   return
       [scorer](std::span<const int32_t> inputs, int64_t first_scored) { return scorer->score(inputs, first_scored); };
 }

@@ -4,7 +4,7 @@
 namespace w4q::verify {
 
 WindowScorer cuda_window_scorer(device::Context&, std::span<const model::Model* const>, std::span<const BaseModel>,
-                                int64_t, kernels::KvChoice, std::optional<int64_t>, bool) {
+                                int64_t, kernels::KvChoice, std::optional<int64_t>, bool, const model::LayerStage&) {
   throw Error(ErrorCode::device, "this program was built without CUDA").hint("--device cpu");
 }
 

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "support.h"
 
 namespace w4q::device {
@@ -39,6 +42,24 @@ TEST(DeviceChoice, OtherWordsAreRefused) {
     EXPECT_NE(refused_device(word), "") << word;
   }
   for (const char* word : {"auto", "cpu", "cuda", "cuda:0", "cuda:17"}) EXPECT_EQ(refused_device(word), "") << word;
+}
+
+/// Each process of a machine has a GPU of its own as far as there are enough; all GPUs are taken, evenly.
+TEST(DeviceChoice, ProcessesOfOneMachineTakeTheGpusInTurn) {
+  EXPECT_EQ(gpu_of({}, 8), 0);
+  EXPECT_EQ(sharers_of({}, 8), 1);
+  for (const int gpus : {1, 2, 3, 8}) {
+    for (const int count : {1, 2, 5, 8, 17}) {
+      std::vector<int> processes(static_cast<size_t>(gpus));
+      for (int index = 0; index < count; ++index) ++processes[static_cast<size_t>(gpu_of({index, count}, gpus))];
+      for (int index = 0; index < count; ++index) {
+        EXPECT_EQ(sharers_of({index, count}, gpus), processes[static_cast<size_t>(gpu_of({index, count}, gpus))]);
+      }
+      EXPECT_LE(std::ranges::max(processes) - std::ranges::min(processes), 1);
+    }
+  }
+  EXPECT_EQ(gpu_of({3, 4}, 0), 0);  // no GPU: opening the first one says why
+  EXPECT_EQ(sharers_of({3, 4}, 0), 1);
 }
 
 }  // namespace

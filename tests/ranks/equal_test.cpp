@@ -42,17 +42,20 @@ TEST_P(RanksEqual, OneProcessAndManyWriteTheSameBytes) {
 
 INSTANTIATE_TEST_SUITE_P(
     Ways, RanksEqual,
-    ::testing::Values(Way{"plain", {2, 3, 5}, {"--k", "3"}},
-                      Way{"residual", {3}, {"--scheme", "rotated4-d128+rotated2-d128", "--compress"}},
-                      Way{"fold", {2}, {"--recipe", "kbit3: fold"}},
-                      Way{"awq",
-                          {5},
-                          {"--recipe", "kbit3: awq → rotate128 → feedback", "--calib", "TEXT", "--samples", "7",
-                           "--length", "32"}},
-                      Way{"gptq",
-                          {2, 3},
-                          {"--recipe", "int4-g128-f16: feedback", "--to", "gptq-v2", "--calib", "TEXT", "--samples",
-                           "3", "--length", "32"}}),
+    ::testing::Values(
+        Way{"plain", {2, 3, 5}, {"--k", "3"}},
+        Way{"residual", {3}, {"--scheme", "rotated4-d128+rotated2-d128", "--compress"}},
+        Way{"fold", {2}, {"--recipe", "kbit3: fold"}},
+        Way{"awq",
+            {5},
+            {"--recipe", "kbit3: awq → rotate128 → feedback", "--calib", "TEXT", "--samples", "7", "--length", "32"}},
+        Way{"gptq",
+            {2, 3},
+            {"--recipe", "int4-g128-f16: feedback", "--to", "gptq-v2", "--calib", "TEXT", "--samples", "3", "--length",
+             "32"}},
+        Way{"allocated",
+            {3},
+            {"--quality", "fast", "--calib", "TEXT", "--samples", "3", "--length", "32", "--target-bpw", "3.4"}}),
     [](const auto& way) { return way.param.name; });
 
 class RanksMeasure : public OnRanks {
@@ -78,6 +81,33 @@ TEST_F(RanksMeasure, PerplexityAndComparisonsAreEqualToTheLastBit) {
     words->insert(words->end(), how.begin(), how.end());
     EXPECT_EQ(said(run_ranks(3, *words)), said(run_w4q(*words))) << words->front();
   }
+}
+
+/// Each rank holds a part of the layers; two such groups share the windows.
+TEST_F(RanksMeasure, RanksThatHoldAModelTogetherMeasureTheSameToTheLastBit) {
+  ASSERT_EQ(quantize("q3", {"--k", "3", "--device", "cpu"}).status, 0);
+  std::vector<std::string> verify{"verify", path("q3"),  "--base", bundled_model(), "--ppl", own_text(), "--ctx",
+                                  "32",     "--windows", "5",      "--device",      "cpu",   "--json",   "--quiet"};
+  const std::string expected = said(run_w4q(verify));
+  std::vector<std::string> compare{"compare", bundled_model(), path("q3"), "--base", bundled_model()};
+  compare.insert(compare.end(), verify.begin() + 4, verify.end());
+  const std::string compared = said(run_w4q(compare));
+  verify.insert(verify.end(), {"--split-layers", "2"});
+  compare.insert(compare.end(), {"--split-layers", "3"});
+  EXPECT_EQ(said(run_ranks(4, verify)), expected);
+  EXPECT_EQ(said(run_ranks(3, compare)), compared);
+  const auto odd = run_ranks(3, verify);
+  EXPECT_EQ(odd.status, 2);
+  EXPECT_NE(odd.err.find("--split-layers 2 does not divide the number of ranks, 3"), std::string::npos) << odd.err;
+}
+
+TEST_F(RanksMeasure, TextIsWrittenByRanksThatHoldTheModelTogether) {
+  const std::vector<std::string> words{"generate", bundled_model(), "--prompt", "Once upon", "--max-tokens",
+                                       "12",       "--device",      "cpu",      "--quiet"};
+  const auto alone = run_w4q(words), shared = run_ranks(3, words);
+  ASSERT_EQ(alone.status, 0) << alone.err;
+  ASSERT_EQ(shared.status, 0) << shared.err;
+  EXPECT_EQ(shared.out, alone.out);
 }
 
 TEST_F(RanksMeasure, StatisticsAreThoseOfOneProcess) {

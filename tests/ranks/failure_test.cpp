@@ -1,7 +1,10 @@
 // A rank that fails, or is gone: one error, the right status, and nothing that looks complete.
 #include <signal.h>
 
+#include <atomic>
+#include <cstdlib>
 #include <fstream>
+#include <thread>
 
 #include "io/json.h"
 #include "launch.h"
@@ -55,6 +58,133 @@ TEST_F(RanksFail, ABadTensorAtOneRankEndsAll) {
   EXPECT_NE(run.err.find("error: model.layers.1.mlp.down_proj.weight"), std::string::npos) << run.err;
   EXPECT_EQ(names_in(path("")), std::vector<std::string>{"model"});
   EXPECT_LT(run.seconds, 8);  // ranks that hear of it do not wait for their patience, which is 10 s, to end
+}
+
+/// Runs of several ranks that something happens to half-way.
+class RanksMeet : public OnRanks {
+ protected:
+  /// So slow that it is met half-way: a search over 2^16 states for each weight.
+  static std::vector<std::string> slow(const std::string& output) {
+    return {"quantize", bundled_model(), "-o", output, "--scheme", "exl3-3", "--quiet", "--device", "cpu"};
+  }
+
+  /// Sends `signal` to a rank of the run once its work has begun, and waits for the end of all.
+  ProgramResult run_and_signal(int ranks, size_t victim, int signal) const {
+    const pid_t own = ::getpid();
+    std::atomic<bool> met{false}, ended{false};
+    std::thread meet([&] {
+      while (!met && !ended) {
+        ::usleep(1000);
+        const auto hidden = hidden_of(path("q"));
+        if (hidden.empty() || !std::filesystem::exists(hidden / "w4q_journal.2.jsonl")) continue;
+        for (const pid_t launcher : children_of(own)) {
+          const auto found = children_of(launcher);
+          if (found.size() > victim) met = ::kill(found[victim], signal) == 0;
+        }
+      }
+    });
+    auto result = run_ranks(ranks, slow(path("q")));
+    ended = true;
+    meet.join();
+    EXPECT_TRUE(met) << "it ended before it was met";
+    return result;
+  }
+};
+
+TEST_F(RanksMeet, ASignalToOneOfThemEndsAllWithOneWord) {
+  const auto run = run_and_signal(3, 1, SIGTERM);
+  EXPECT_NE(run.status, 0);
+  EXPECT_EQ(count(run.err, "interrupted; nothing was written"), 1u) << run.err;
+  EXPECT_EQ(count(run.err, "error:"), 0u) << run.err;
+  EXPECT_TRUE(names_in(path("")).empty());
+  EXPECT_LT(run.seconds, 20);  // what they wait for one another at most, and the launcher
+}
+
+/// Neither failed nor ended: that nothing is heard of it is all there is to notice.
+TEST_F(RanksMeet, AStoppedRankEndsAllWithOneError) {
+  constexpr double timeout = 2;
+  ::setenv("W4Q_RANK_TIMEOUT", "2", 1);
+  for (const size_t victim : {size_t{2}, size_t{0}}) {
+    const auto run = run_and_signal(3, victim, SIGSTOP);
+    EXPECT_NE(run.status, 0);
+    EXPECT_EQ(count(run.err, "error:"), 1u) << run.err;
+    EXPECT_NE(run.err.find("rank " + std::to_string(victim) + " of 3"), std::string::npos) << run.err;
+    EXPECT_NE(run.err.find("has not been heard of for"), std::string::npos) << run.err;
+    EXPECT_FALSE(std::filesystem::exists(path("q")));
+    EXPECT_LT(run.seconds, timeout + 10);
+    std::filesystem::remove_all(hidden_of(path("q")));
+  }
+  ::unsetenv("W4Q_RANK_TIMEOUT");
+}
+
+/// A file system of its own that is too small for the output, in a namespace where that may be made.
+TEST_F(RanksMeet, AFullDiskEndsAllWithOneError) {
+  if (run_w4q_behind({"unshare", "-m"}, {"--version"}).status != 0) GTEST_SKIP() << "no namespaces here";
+  std::filesystem::create_directory(path("small"));
+  std::vector<std::string> launcher{"unshare", "-m", "sh", "-c",
+                                    "mount -t tmpfs -o size=1m none " + path("small") +
+                                        " && \"$0\" \"$@\"; status=$?; ls -A " + path("small") + "; exit $status"};
+  for (auto& word : mpirun(3)) launcher.push_back(word);
+  const auto run = run_w4q_behind(
+      launcher, {"quantize", bundled_model(), "-o", path("small/q"), "--k", "4", "--quiet", "--threads", "1"});
+  EXPECT_EQ(run.status, 3) << run.err;
+  EXPECT_EQ(count(run.err, "error:"), 1u) << run.err;
+  EXPECT_NE(run.err.find("not enough space on the disk"), std::string::npos) << run.err;
+  EXPECT_EQ(run.out, "");  // nothing is left there
+  EXPECT_LT(run.seconds, 8);
+}
+
+/// Two network namespaces with names of their own, where they can be made (two_hosts).
+class RanksOnHosts : public RanksMeet {
+ protected:
+  void SetUp() override {
+    RanksMeet::SetUp();
+    if (IsSkipped()) return;
+    if (std::system("unshare -n -m true 2>/dev/null && ip -V >/dev/null 2>&1") != 0) {
+      GTEST_SKIP() << "no network namespaces here (root, ip)";
+    }
+  }
+
+  static ProgramResult run_on_hosts(int ranks, std::vector<std::string> arguments,
+                                    const std::vector<std::string>& environment = {}) {
+    std::vector<std::string> launcher{"env"};
+    launcher.insert(launcher.end(), environment.begin(), environment.end());
+    launcher.insert(launcher.end(), {W4Q_TWO_HOSTS, W4Q_MPIRUN, std::to_string(ranks)});
+    arguments.insert(arguments.end(), {"--threads", "1"});
+    return run_w4q_behind(launcher, arguments);
+  }
+};
+
+TEST_F(RanksOnHosts, WriteTheBytesOfOneProcess) {
+  const std::vector<std::string> how{"quantize", bundled_model(), "--k", "3", "--quiet", "--device", "cpu"};
+  auto alone = how, shared = how;
+  alone.insert(alone.end(), {"-o", path("alone")});
+  shared.insert(shared.end(), {"-o", path("shared")});
+  ASSERT_EQ(run_w4q(alone).status, 0);
+  const auto run = run_on_hosts(3, shared);
+  ASSERT_EQ(run.status, 0) << run.err;
+  EXPECT_EQ(folder_digest(path("shared")), folder_digest(path("alone")));
+}
+
+/// The second host sees another disk where the output is to be written.
+TEST_F(RanksOnHosts, AFolderThatOneOfThemDoesNotSeeIsNamed) {
+  std::filesystem::create_directory(path("place"));
+  const auto run = run_on_hosts(2, {"quantize", bundled_model(), "-o", path("place/q"), "--k", "3", "--quiet"},
+                                {"OWN_DISK=" + path("place")});
+  EXPECT_EQ(run.status, 3) << run.err;
+  EXPECT_EQ(count(run.err, "error:"), 1u) << run.err;
+  EXPECT_NE(run.err.find("at rank 1 of 2, on host-2"), std::string::npos) << run.err;
+  EXPECT_TRUE(names_in(path("place")).empty());
+}
+
+/// The launcher hears nothing any more either, so that what is said is all there is to see. Where W4Q_RANK_KILLS asks for
+/// long tests: a stopped rank is the same to the others.
+TEST_F(RanksOnHosts, ACutLinkIsNamed) {
+  if (std::getenv("W4Q_RANK_KILLS") == nullptr) GTEST_SKIP() << "takes 20 s (set W4Q_RANK_KILLS)";
+  const auto run = run_on_hosts(2, slow(path("q")), {"CUT=1.5", "LIMIT=20", "W4Q_RANK_TIMEOUT=2"});
+  EXPECT_NE(run.status, 0);
+  EXPECT_NE(run.err.find("has not been heard of for"), std::string::npos) << run.err;
+  EXPECT_FALSE(std::filesystem::exists(path("q")));
 }
 
 }  // namespace

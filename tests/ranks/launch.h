@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,22 @@ inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
     names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
   return names;
+}
+
+inline std::vector<pid_t> children_of(pid_t parent) {
+  std::ifstream list("/proc/" + std::to_string(parent) + "/task/" + std::to_string(parent) + "/children");
+  std::vector<pid_t> children;
+  for (pid_t child = 0; list >> child;) children.push_back(child);
+  return children;
+}
+
+/// The hidden folder of an output; empty: there is none.
+inline std::filesystem::path hidden_of(const std::filesystem::path& output) {
+  for (const auto& entry : std::filesystem::directory_iterator(output.parent_path())) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("." + output.filename().string() + ".w4q-partial-")) return entry.path();
+  }
+  return {};
 }
 
 class OnRanks : public OnBundledModel {

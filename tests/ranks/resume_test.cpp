@@ -22,13 +22,7 @@ class Resumed : public OnBundledModel {
             "--device",     "cpu",           "--resume"};
   }
 
-  /// The hidden folder of an output; empty: there is none.
-  fs::path hidden(const std::string& name) const {
-    for (const auto& entry : fs::directory_iterator(path(""))) {
-      if (entry.path().filename().native().starts_with("." + name + ".w4q-partial-")) return entry.path();
-    }
-    return {};
-  }
+  fs::path hidden(const std::string& name) const { return hidden_of(path(name)); }
 
   /// Ends a run once it has finished a part of its work.
   void end_half_way(const std::string& name, int signal) const {
@@ -108,13 +102,6 @@ TEST_F(Resumed, WithoutTheOptionNothingIsLeftOrTaken) {
   ASSERT_EQ(run.status, 0) << run.err;
   EXPECT_EQ(notes(run).find("resumed"), std::string::npos);
   EXPECT_TRUE(hidden("q").empty());
-}
-
-std::vector<pid_t> children_of(pid_t parent) {
-  std::ifstream list("/proc/" + std::to_string(parent) + "/task/" + std::to_string(parent) + "/children");
-  std::vector<pid_t> children;
-  for (pid_t child = 0; list >> child;) children.push_back(child);
-  return children;
 }
 
 /// Ranks killed at random moments, or all of them with their launcher; the next run of another number of ranks goes on.

@@ -1,0 +1,110 @@
+#include "ranks/pulse.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "core/text.h"
+
+namespace w4q::ranks {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// Messages on their way move on when the library is called, so that this is also how soon those of a rank do that
+/// computes.
+constexpr auto tick = 50ms;
+/// For a rank that has heard of it to unwind.
+constexpr auto grace = 5s;
+
+}  // namespace
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "an unknown host";
+}
+
+Pulse::Clock::duration pulse_patience() {
+  constexpr int usual = 15;
+  const char* const text = std::getenv("W4Q_RANK_TIMEOUT");
+  int seconds = usual;
+  if (text != nullptr && std::from_chars(text, text + std::strlen(text), seconds).ec != std::errc()) seconds = usual;
+  return std::chrono::seconds(std::max(0, seconds));
+}
+
+Pulse::Pulse(Transport& transport, std::mutex& mutex, int tag, Clock::duration patience, std::function<void()> give_up)
+    : transport_(transport),
+      mutex_(mutex),
+      tag_(tag),
+      patience_(patience),
+      give_up_(std::move(give_up)),
+      host_(host_name()) {
+  const int first = transport.rank() == 0 ? 1 : 0, end = transport.rank() == 0 ? transport.size() : 1;
+  for (int rank = first; rank < end; ++rank) others_.push_back({rank, "a host that said nothing", Clock::now()});
+  // Signals are for the threads that work.
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { run(); });
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void Pulse::stop() {
+  stops_ = true;
+  if (thread_.joinable()) thread_.join();
+}
+
+std::string Pulse::lost_text() const {
+  return concat("rank ", lost_.load(), " of ", transport_.size(), ", on ", lost_host_, ", has not been heard of for ",
+                human_seconds(std::chrono::duration<double>(patience_).count()));
+}
+
+void Pulse::run() {
+  auto last = Clock::now(), spoke = Clock::time_point();
+  while (!stops_) {
+    const auto now = Clock::now();
+    // Whoever slept itself, as when all ranks are suspended, has heard nobody.
+    if (patience_ > 0s && now - last > patience_ / 3) {
+      for (auto& other : others_) other.heard = now;
+    }
+    last = now;
+    if (lost_ >= 0 && give_up_ && now - lost_since_ > grace) std::exchange(give_up_, nullptr)();
+    listen(now);
+    if (now - spoke > std::min<Clock::duration>(1s, patience_ / 10)) speak(), spoke = now;
+    std::this_thread::sleep_for(tick);
+  }
+}
+
+void Pulse::listen(Clock::time_point now) {
+  for (auto& other : others_) {
+    const std::lock_guard lock(mutex_);
+    while (const auto found = transport_.waiting(other.rank, tag_)) {
+      other.host.resize(found->size);
+      auto* const request =
+          transport_.receive(other.rank, tag_, reinterpret_cast<std::byte*>(other.host.data()), found->size);
+      while (!transport_.done(request)) std::this_thread::yield();
+      other.heard = now;
+    }
+    if (lost_ >= 0 || patience_ == 0s || now - other.heard < patience_) continue;
+    lost_host_ = other.host;
+    lost_since_ = now;
+    lost_ = other.rank;
+  }
+}
+
+/// One message to each at a time: a network that leads nowhere does not fill memory.
+void Pulse::speak() {
+  for (auto& other : others_) {
+    const std::lock_guard lock(mutex_);
+    if (other.beat != nullptr && !transport_.done(other.beat)) continue;
+    other.beat = transport_.send(other.rank, tag_, reinterpret_cast<const std::byte*>(host_.data()), host_.size());
+  }
+}
+
+}  // namespace w4q::ranks

@@ -1,0 +1,66 @@
+// Whether other ranks live: a thread of each says so from time to time, whatever the rank works on. A rank that is
+// stopped, or that no network leads to any more, neither fails nor ends; that it is silent is all there is to notice.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ranks/transport.h"
+
+namespace w4q::ranks {
+
+class Pulse {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// The first rank listens to all, the others to it. `mutex` guards `transport`; `tag` is this thread's alone. Who is
+  /// silent for `patience` is lost; zero: nobody ever is. `give_up` is called once, by this thread, where one is lost and
+  /// nobody stops this for some seconds more: the rank hangs, as in a file that lies behind the same network.
+  Pulse(Transport& transport, std::mutex& mutex, int tag, Clock::duration patience, std::function<void()> give_up);
+  ~Pulse() { stop(); }
+  Pulse(const Pulse&) = delete;
+  Pulse& operator=(const Pulse&) = delete;
+
+  /// Says nothing more, and hears nothing.
+  void stop();
+  /// The first rank that was lost; −1: none.
+  int lost() const noexcept { return lost_; }
+  /// In words, once one is.
+  std::string lost_text() const;
+
+ private:
+  struct Other {
+    int rank = 0;
+    std::string host;
+    Clock::time_point heard;
+    Transport::Request* beat = nullptr;
+  };
+
+  void run();
+  void listen(Clock::time_point now);
+  void speak();
+
+  Transport& transport_;
+  std::mutex& mutex_;
+  const int tag_;
+  const Clock::duration patience_;
+  std::function<void()> give_up_;
+  std::string host_;
+  std::vector<Other> others_;
+  std::atomic<int> lost_{-1};
+  std::string lost_host_;  // written before lost_
+  Clock::time_point lost_since_;
+  std::atomic<bool> stops_{false};
+  std::thread thread_;
+};
+
+/// W4Q_RANK_TIMEOUT in seconds, or else 15.
+Pulse::Clock::duration pulse_patience();
+std::string host_name();
+
+}  // namespace w4q::ranks
