@@ -13,6 +13,7 @@
 #include "formats/scheme_registry.h"
 #include "model/architecture.h"
 #include "model/layer_plan.h"
+#include "model/parameters.h"
 #include "model/stored_sizes.h"
 
 namespace w4q::model {
