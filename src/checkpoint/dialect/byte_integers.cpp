@@ -106,22 +106,22 @@ QuantizationConfig read(const DialectSource& source) {
   return result;
 }
 
-/// Signed codes of a byte as unsigned ones. Throws bad_file for one beyond its width.
+/// Signed codes of a byte as unsigned ones. Throws bad_file for the first one beyond its width.
 void decode_codes(std::span<const int8_t> from, PackedWeight& to, std::string_view name) {
   const int middle = formats::integer_symmetric_zero(to.scheme.bits);
+  const auto is_wrong = [&](int8_t code) { return code < -middle || code >= middle; };
+  if (const auto wrong = std::ranges::find_if(from, is_wrong); wrong != from.end()) {
+    const int64_t at = wrong - from.begin();
+    throw Error(ErrorCode::bad_file,
+                concat(printable(name), codes_suffix, "[", at / to.k, ", ", at % to.k, "] is ", +*wrong))
+        .detail(concat("codes of ", to.scheme.bits, " bits are from ", -middle, " to ", middle - 1));
+  }
   const auto width = static_cast<size_t>(to.k);
   parallel_for(to.n, grain, [&](int64_t begin, int64_t end) {
     std::vector<uint8_t> codes(width);
     for (int64_t row = begin; row < end; ++row) {
       const auto line = from.subspan(static_cast<size_t>(row) * width, width);
-      for (size_t col = 0; col < width; ++col) {
-        if (line[col] < -middle || line[col] >= middle) {
-          throw Error(ErrorCode::bad_file,
-                      concat(printable(name), codes_suffix, "[", row, ", ", col, "] is ", +line[col]))
-              .detail(concat("codes of ", to.scheme.bits, " bits are from ", -middle, " to ", middle - 1));
-        }
-        codes[col] = static_cast<uint8_t>(line[col] + middle);
-      }
+      for (size_t col = 0; col < width; ++col) codes[col] = static_cast<uint8_t>(line[col] + middle);
       formats::integer_write_codes(to, row, codes);
     }
   });
