@@ -77,7 +77,10 @@ void add_speed(CLI::App& command, verify::SpeedOptions& speed, std::string& targ
 void setup_bench(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand("bench", "Measure decoding on this GPU with random weights of a known shape");
   auto options = std::make_shared<BenchOptions>();
-  command->add_option("--shape", options->shape, "llama3-8b, llama2-7b, qwen3-8b, mistral-7b, llama3-1b, llama3-70b")
+  command
+      ->add_option("--shape", options->shape,
+                   "llama3-8b, llama2-7b, qwen3-8b, mistral-7b, llama3-1b, llama3-70b, qwen3-30b-a3b, qwen3.6-35b-a3b, "
+                   "gpt-oss-20b, qwen3.6-27b")
       ->capture_default_str();
   command
       ->add_option("--scheme", options->scheme,
