@@ -122,7 +122,11 @@ TEST_F(Resumed, KilledRanksNeverLeaveAWrongFolder) {
     const auto victim = static_cast<size_t>(random_uniform(32, number) * static_cast<double>(ranks.size() + 1));
     ::kill(victim < ranks.size() ? ranks[victim] : launcher, victim < ranks.size() ? SIGKILL : SIGTERM);
     int status = 0;
-    ::waitpid(launcher, &status, 0);
+    // mpirun has been seen to wait for ranks that had ended: a minute is more than any run here takes.
+    for (int tenths = 0; ::waitpid(launcher, &status, WNOHANG) == 0; ++tenths) {
+      ::usleep(100'000);
+      if (tenths == 600) ::kill(launcher, SIGKILL);
+    }
     met += WIFEXITED(status) && WEXITSTATUS(status) == 0 ? 0 : 1;
     if (!fs::exists(path("q"))) continue;
     ASSERT_EQ(folder_digest(path("q")), whole) << "after kill " << i;
