@@ -1,5 +1,6 @@
 #include "ranks/ranks.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -30,8 +31,8 @@ enum Tag : int { data_tag = 1, stop_tag, ending_tag, verdict_tag, pulse_tag };
 constexpr milliseconds patience{10'000}, patience_with_signals{500}, patience_with_the_lost{1'000};
 
 std::string joined(const Ending& ending) {
-  std::string text = concat(ending.status, " ", ending.signal, " ", ending.stopped ? 1 : 0, " ",
-                            ending.error ? static_cast<int>(ending.error->code()) : -1);
+  std::string text = concat(ending.status, " ", ending.signal, " ", ending.stopped ? 1 : 0, " ", ending.tells ? 1 : 0,
+                            " ", ending.error ? static_cast<int>(ending.error->code()) : -1);
   if (!ending.error) return text;
   for (const auto& part : {ending.error->summary(), ending.error->details(), ending.error->hint()}) {
     text += '\0';
@@ -41,7 +42,7 @@ std::string joined(const Ending& ending) {
 }
 
 Ending parsed(const std::string& text) {
-  std::array<int, 4> numbers{};
+  std::array<int, 5> numbers{};
   std::vector<std::string> parts;
   for (size_t begin = 0; begin <= text.size();) {
     const size_t end = std::min(text.find('\0', begin), text.size());
@@ -51,9 +52,13 @@ Ending parsed(const std::string& text) {
   parts.resize(4);
   std::istringstream words(parts[0]);
   for (int& number : numbers) words >> number;
-  Ending ending{.status = numbers[0], .signal = numbers[1], .stopped = numbers[2] != 0, .error = std::nullopt};
-  if (numbers[3] < 0) return ending;
-  ending.error.emplace(static_cast<ErrorCode>(numbers[3]), parts[1]);
+  Ending ending{.status = numbers[0],
+                .signal = numbers[1],
+                .stopped = numbers[2] != 0,
+                .error = std::nullopt,
+                .tells = numbers[3] != 0};
+  if (numbers[4] < 0) return ending;
+  ending.error.emplace(static_cast<ErrorCode>(numbers[4]), parts[1]);
   for (size_t begin = 0; begin < parts[2].size();) {
     begin = std::min(begin + std::strlen("\n  "), parts[2].size());
     const size_t end = std::min(parts[2].find("\n  ", begin), parts[2].size());
@@ -340,6 +345,8 @@ class Ranks::Farewell {
 
   Ending hear_verdict() {
     if (failed_ && !own_.stopped) impl_.tell(0, stop_tag, {});
+    // A first rank that was stopped wakes when the launcher ends it, and must not say the same again.
+    own_.tells = impl_.lost() < 0 || !impl_.speaks_of_the_lost();
     impl_.tell(0, ending_tag, joined(own_));
     std::optional<Heard> verdict;
     if (impl_.lost() < 0) verdict = hear(verdict_tag);
@@ -370,6 +377,7 @@ class Ranks::Farewell {
     if (!all.error && impl_.lost() >= 0) all.error = impl_.lost_error();
     const bool untold = all.stopped || !answered_;
     if (untold && !all.error && all.signal == 0) all.error = no_answer(endings);
+    all.tells = std::ranges::all_of(endings, [](const auto& each) { return !each || each->tells; });
     return all;
   }
 

@@ -29,7 +29,7 @@ struct Ending {
   int signal = 0;                   ///< that interrupted it; 0: none
   bool stopped = false;             ///< since another rank failed
   std::optional<Error> error = {};  ///< nothing: all went well, or the two above
-  bool tells = true;                ///< whether this rank is one that reports it
+  bool tells = true;                ///< whether this rank reports it; of one that is sent: false where its sender does
 
   bool good() const noexcept { return signal == 0 && !stopped && !error; }
 };

@@ -1,6 +1,7 @@
 // A rank that fails, or is gone: one error, the right status, and nothing that looks complete.
 #include <signal.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
@@ -68,6 +69,16 @@ class RanksMeet : public OnRanks {
     return {"quantize", bundled_model(), "-o", output, "--scheme", "exl3-3", "--quiet", "--device", "cpu"};
   }
 
+  /// Open MPI's mpirun at times waits for a lock of its own, and never asks how its ranks ended: after 3 s it is killed.
+  static void release(pid_t own, const std::atomic<bool>& ended) {
+    for (int tenths = 0; !ended; ::usleep(100'000)) {
+      const auto launchers = children_of(own);
+      tenths = std::ranges::any_of(launchers, waits_for_the_ended) ? tenths + 1 : 0;
+      if (tenths < 30) continue;
+      for (const pid_t launcher : launchers) ::kill(launcher, SIGKILL);
+    }
+  }
+
   /// Sends `signal` to a rank of the run once its work has begun, and waits for the end of all.
   ProgramResult run_and_signal(int ranks, size_t victim, int signal) const {
     const pid_t own = ::getpid();
@@ -82,6 +93,7 @@ class RanksMeet : public OnRanks {
           if (found.size() > victim) met = ::kill(found[victim], signal) == 0;
         }
       }
+      release(own, ended);
     });
     auto result = run_ranks(ranks, slow(path("q")));
     ended = true;

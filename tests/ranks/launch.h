@@ -3,6 +3,7 @@
 
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -43,6 +44,16 @@ inline std::vector<pid_t> children_of(pid_t parent) {
   std::vector<pid_t> children;
   for (pid_t child = 0; list >> child;) children.push_back(child);
   return children;
+}
+
+/// Whether all that it started have ended, and it has not asked how.
+inline bool waits_for_the_ended(pid_t launcher) {
+  const auto ranks = children_of(launcher);
+  return !ranks.empty() && std::all_of(ranks.begin(), ranks.end(), [](pid_t rank) {
+    std::string text;
+    std::getline(std::ifstream("/proc/" + std::to_string(rank) + "/stat"), text);
+    return text.find(") Z ") != std::string::npos;
+  });
 }
 
 /// The hidden folder of an output; empty: there is none.
