@@ -34,6 +34,8 @@ void launch_fused_gemv(const Launch& args, const formats::Scheme& scheme, int bl
 /// The same of some of many weights (Routes; gemv_routed_cuda.cu).
 void launch_routed_gemv(const frame::RoutedLaunch& args, const formats::Scheme& scheme, int blocks,
                         const device::Stream& stream, std::string_view shape);
+/// Warps of a block of the next.
+constexpr int compact_warps = 12;
 /// One or the other, of few tiles a warp (KbitGemv::compact; gemv_compact_cuda.cu).
 void launch_compact_gemv(const frame::RoutedLaunch& args, const formats::Scheme& scheme, int blocks,
                          const device::Stream& stream, std::string_view shape);

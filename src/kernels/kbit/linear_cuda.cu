@@ -23,11 +23,9 @@ void set_sum_factors(const LinearArgs& args, frame::Launch& launch) {
   launch.result_factor = (e4m4 ? kbit::E4m4Scales::sum_factor : kbit::F16Scales::sum_factor) / launch.table_factor;
 }
 
-constexpr int compact_warps = 12;  // of a block
-
 /// Whether a launch suits the compact kernel: no warp has a whole N-tile, and all of x can be read 16 bytes at a time.
 bool is_compact(const frame::Launch& launch, int blocks) {
-  const int warps = blocks * compact_warps, most = (launch.tiles + warps - 1) / warps;
+  const int warps = blocks * kbit::compact_warps, most = (launch.tiles + warps - 1) / warps;
   const int group = launch.k_tiles * launch.routes.sums;
   return launch.aligned && launch.k % 64 == 0 && most < group;
 }
