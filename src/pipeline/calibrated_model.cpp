@@ -152,7 +152,7 @@ class LayerPairs : public PairedInputs {
       : calibration_(calibration), weights_(model::load_layer(model, layer)), keep_(keep) {}
 
   std::optional<quantize::InputPair> of(size_t group) override {
-    return calibration_.pair(group, weights_, std::exchange(changed_, false), keep_);
+    return calibration_.pair(group, weights_, std::exchange(changed_, std::vector<std::string>{}), keep_);
   }
 
   void take(const std::string& linear, Values weight) override {
@@ -161,18 +161,19 @@ class LayerPairs : public PairedInputs {
       const auto values = std::make_shared<const Values>(std::move(weight));
       const TensorView view{linear, DType::f32, values->shape, bytes_of(values->values)};
       own.matrix = kernels::LinearWeight::Dense{view, values};
-      changed_ = true;
+      if (changed_) changed_->push_back(linear);
       return;
     }
     ensure(false, "a packed linear that its layer has not");
   }
 
-  void finish() { calibration_.finish(weights_); }
+  void finish() { calibration_.finish(weights_, changed_); }
 
  private:
   Calibration& calibration_;
   model::LayerWeights weights_;
-  bool keep_, changed_ = true;
+  bool keep_;
+  ChangedLinears changed_;  ///< since inputs were asked for; nothing: that was never
 };
 
 }  // namespace

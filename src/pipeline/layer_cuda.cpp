@@ -1,9 +1,13 @@
 #include "pipeline/layer_cuda.h"
 
+#include <algorithm>
+#include <functional>
 #include <map>
 #include <utility>
 
 #include "core/error.h"
+#include "core/lanes.h"
+#include "core/stopwatch.h"
 #include "quantize/group_cuda.h"
 
 namespace w4q::pipeline {
@@ -21,6 +25,9 @@ std::vector<quantize::GroupCuda::Member> members_of(std::span<const size_t> line
 struct LayerCuda::Impl {
   std::shared_ptr<quantize::CudaWork> work;
   std::map<size_t, quantize::GroupCuda> groups;
+  std::vector<std::unique_ptr<quantize::CudaWork>> lanes;  ///< beside the first, which is `work`
+
+  quantize::CudaWork& lane(size_t index) { return index == 0 ? *work : *lanes.at(index - 1); }
 };
 
 bool LayerCuda::takes(const formats::Scheme& scheme, const quantize::QuantizeOptions& options) {
@@ -80,11 +87,41 @@ void LayerCuda::round_together(std::span<const Part> parts, const quantize::Quan
   quantize::GroupCuda::round_together(own, options);
 }
 
-LayerCuda::Packed LayerCuda::pack(size_t group, size_t linear, const quantize::QuantizeOptions& options,
-                                  std::span<const float> divisors, std::span<const float> output_costs) {
+namespace {
+
+/// So many linears of a group at once: q, k and v.
+constexpr size_t most_lanes = 3;
+
+/// How many of `wanted` fit beside each other into what is free, of which some is left for what allocations do not fill.
+size_t lanes_for(const quantize::GroupCuda& group, std::span<const LayerCuda::Wanted> wanted, int64_t free_bytes) {
+  std::vector<int64_t> bytes;
+  for (const auto& one : wanted) bytes.push_back(group.packing_bytes(one.linear, {one.divisors, one.output_costs}));
+  std::ranges::sort(bytes, std::greater<>());
+  size_t lanes = 0;
+  for (int64_t left = free_bytes / 5 * 4; lanes < std::min(bytes.size(), most_lanes); ++lanes) {
+    if (bytes[lanes] > left) break;
+    left -= bytes[lanes];
+  }
+  return std::max<size_t>(1, lanes);
+}
+
+}  // namespace
+
+void LayerCuda::pack(size_t group, std::span<const Wanted> wanted, const std::function<void(size_t, Packed)>& done) {
   quantize::GroupCuda& own = impl_->groups.at(group);
-  auto packed = own.pack(linear, options, {divisors, output_costs});
-  return {std::move(packed.result), packed.error, own.damping(linear)};
+  std::vector<size_t> linears;
+  for (const Wanted& one : wanted) linears.push_back(one.linear);
+  own.prepare(linears, wanted.front().options);
+  const device::Context& context = impl_->work->context;
+  const size_t lanes = lanes_for(own, wanted, context.free_bytes());
+  for (size_t i = 1; i < lanes; ++i) impl_->lanes.push_back(std::make_unique<quantize::CudaWork>(impl_->work->context));
+  run_lanes(lanes, wanted.size(), [&](size_t lane, size_t at) {
+    const Wanted& one = wanted[at];
+    const Stopwatch watch;
+    auto packed = own.pack(impl_->lane(lane), one.linear, one.options, {one.divisors, one.output_costs});
+    done(at, {std::move(packed.result), packed.error, own.damping(one.linear), watch.seconds()});
+  });
+  impl_->lanes.clear();
 }
 
 void LayerCuda::drop(size_t group) { impl_->groups.erase(group); }
