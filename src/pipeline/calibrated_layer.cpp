@@ -102,6 +102,13 @@ class LayerJob {
     return statistics_.empty() ? pair_->quantized : statistics_[group];
   }
 
+  /// Whether scales are searched for a group. Of an expert that was sent fewer rows than it has channels many of these
+  /// hardly spoke: small scales cost nothing on those rows, and what they divide afterwards ruins the weights.
+  bool searches_scales(size_t group) const {
+    const bool scarce = groups_[group].expert && statistics(group).count < groups_[group].width;
+    return targets_[group].kind != Kind::none && !scarce;
+  }
+
   std::vector<std::string> packed_linears(size_t group) const {
     std::vector<std::string> result;
     for (const auto& name : groups_[group].names()) {
@@ -137,7 +144,7 @@ class LayerJob {
       report.plain_error += output.plain;
     }
     report.scaled_error = report.plain_error;
-    if (targets_[group].kind == Kind::none) return;
+    if (!searches_scales(group)) return;
     for (size_t i = 0; i < linears.size(); ++i) {
       if (rotates(group) && !rotates_by_itself(names[i]))
         linears[i].rounding = in_basis(std::move(linears[i].rounding), group);
@@ -157,7 +164,7 @@ class LayerJob {
     GroupReport& report = reports_[group];
     gpu_->add_group(group, statistics(group));
     const int64_t k = groups_[group].width;
-    const bool scales = targets_[group].kind != Kind::none;
+    const bool scales = searches_scales(group);
     quantize::ChannelMagnitudes magnitudes(k);
     for (const auto& name : names) {
       const auto loaded = checkpoint_.load(name + ".weight");
