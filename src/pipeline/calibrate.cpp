@@ -10,6 +10,7 @@
 #include "core/text.h"
 #include "decoder_cuda/generate.h"
 #include "io/files.h"
+#include "kernels/linear/gemm.h"
 #include "model/decoder_layer.h"
 #include "model/model.h"
 #include "model/self_text.h"
@@ -122,6 +123,10 @@ CalibrationWindows read_windows(const model::OpenedModel& model, const Calibrati
   return cut_windows(ids, text.samples, text.length, source.string());
 }
 
+std::string products_on(const device::Context* gpu) {
+  return gpu == nullptr ? std::string(kernels::gemm_library()) : concat("cuBLAS, ", printable(gpu->properties().name));
+}
+
 int64_t calibration_memory(const model::OpenedModel& model, int64_t length, bool gram) {
   const model::ModelConfig& config = model.config;
   int64_t statistics = 0, widest = config.hidden_size;
@@ -195,7 +200,16 @@ struct Calibration::Impl {
     if (!want_statistics) return {};
     if (gpu == nullptr) return run_on_cpu(index, std::move(before));
     ensure(before.empty(), "calibration: sums are added to others on the CPU only");
-    return gpu->run(*weights, index, states, keep_gram, options.on_window);
+    const LayerTurn alone{.layer = index};
+    return gpu->run({.turn = alone, .weights = &*weights, .keep_gram = keep_gram}, states, options.on_window);
+  }
+
+  LayerStatistics take_turn(const LayerTurn& turn, ExchangeCuda* exchange, bool keep_gram) {
+    ensure(gpu != nullptr && !options.pairs, "calibration: turns are taken on GPUs");
+    weights.reset();
+    if (turn.layer == 0) embed();
+    if (turn.layer) weights = model::load_layer(model, *turn.layer);
+    return gpu->run({turn, weights ? &*weights : nullptr, exchange, keep_gram}, states, options.on_window);
   }
 
   /// What layers add of their own: computed anew for each of them, which takes no memory between layers.
@@ -378,6 +392,10 @@ LayerStatistics Calibration::next(bool keep_gram, LayerStatistics before) {
   auto statistics = impl_->run(impl_->layer++, keep_gram, std::move(before));
   if (impl_->gpu != nullptr && impl_->options.pairs) impl_->gpu->begin_pairs(*impl_->weights);
   return statistics;
+}
+
+LayerStatistics Calibration::take_turn(const LayerTurn& turn, ExchangeCuda* exchange, bool keep_gram) {
+  return impl_->take_turn(turn, exchange, keep_gram);
 }
 
 void Calibration::next_without_statistics() {
