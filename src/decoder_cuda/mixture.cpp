@@ -27,7 +27,8 @@ bool is_stack(const CudaLinear& all, int64_t n) {
   const kernels::DeviceLinear& linear = all.products.front().linear;
   if (linear.passes.size() != 1 || linear.input_scale != nullptr) return false;
   const kernels::DevicePass& pass = linear.passes.front();
-  return pass.layout == kernels::f16_rows || (pass.layout == "kbit-fragment" && n % 64 == 0);
+  const bool in_tiles = pass.layout == "kbit-fragment" || pass.layout == "float-fragment";
+  return pass.layout == kernels::f16_rows || (in_tiles && n % 64 == 0);
 }
 
 /// Each of many weights as a linear by itself, in the same memory.

@@ -6,6 +6,7 @@
 #include "device/alignment.h"
 #include "kernels/elementwise/elementwise_cuda.h"
 #include "kernels/linear/kernel_row.h"
+#include "repack/layout_float_fragment.h"
 
 namespace w4q::kernels {
 namespace {
@@ -96,6 +97,12 @@ void scale_input(const DeviceLinear& linear, const LaunchSteps& steps, LinearArg
       reinterpret_cast<__half*>(static_cast<std::byte*>(args.workspace.scratch) + args.workspace.sizes.scratch);
   divide_columns_cuda(static_cast<const __half*>(args.x), linear.input_scale, args.m, linear.k(), scaled, stream);
   args.x = scaled;
+}
+
+/// Bytes of scales that a tile of float-fragment has on a GPU: of FP8 two floats.
+int64_t float_tile_scale_bytes(const formats::Scheme& scheme) {
+  const bool in_blocks = scheme.bits == 4 || scheme.block == 32;
+  return in_blocks ? repack::FloatFragmentMap::scales_of_tile(scheme.block) : int64_t{2} * sizeof(float);
 }
 
 }  // namespace
@@ -257,7 +264,9 @@ DeviceLinear one_of(const DeviceLinear& linear, int64_t index, int64_t n) {
   DeviceLinear result = linear;
   DevicePass& pass = result.passes.front();
   const bool halves = pass.layout == f16_rows;
-  ensure(halves || (pass.layout == "kbit-fragment" && n % 64 == 0), "one_of: weights that cannot be told apart");
+  const bool floats = pass.layout == "float-fragment";
+  ensure(halves || ((floats || pass.layout == "kbit-fragment") && n % 64 == 0),
+         "one_of: weights that cannot be told apart");
   pass.n = n;
   if (halves) {
     pass.codes += index * n * pass.k / 2;
@@ -265,7 +274,9 @@ DeviceLinear one_of(const DeviceLinear& linear, int64_t index, int64_t n) {
     const int64_t tiles = index * (n / 64) * ((pass.k + 63) / 64);
     const int64_t scale_bytes = pass.scheme.scale == formats::ScaleType::e4m4 ? 1 : 2;
     pass.codes += tiles * 64 * 64 * pass.scheme.bits / 32;
-    pass.scales = static_cast<const std::byte*>(pass.scales) + tiles * 64 * 2 * scale_bytes;
+    const int64_t tile_bytes = floats ? float_tile_scale_bytes(pass.scheme) : 64 * 2 * scale_bytes;
+    pass.scales = static_cast<const std::byte*>(pass.scales) + tiles * tile_bytes;
+    if (pass.output_factors != nullptr) pass.output_factors += index * n;
   }
   if (result.bias != nullptr) result.bias += index * n;
   return result;
