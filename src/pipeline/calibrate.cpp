@@ -170,7 +170,7 @@ struct Calibration::Impl {
         memories(config, windows.samples, windows.length) {
     if (options.pairs) quantized.emplace(model, windows, options, resident);
     model::require_decoder(config, "calibration");
-    if (gpu != nullptr) model::require_layer_by_layer(config, "calibration on a GPU");
+    if (gpu != nullptr && options.pairs) model::require_layer_by_layer(config, "following quantized inputs on a GPU");
     own_embeddings = model::load_layer_embeddings(model);
     decoder.set_positions(0, windows.length);
   }
@@ -195,15 +195,27 @@ struct Calibration::Impl {
     if (!want_statistics) return {};
     if (gpu == nullptr) return run_on_cpu(index, std::move(before));
     ensure(before.empty(), "calibration: sums are added to others on the CPU only");
-    return gpu->run(*weights, index, states, keep_gram, options.on_window);
+    std::optional<model::LayerProjection> projection;
+    if (own_embeddings) projection.emplace(config, *own_embeddings, index);
+    const auto embed_layer = [&](int64_t window, MatrixView<float> rows) {
+      const auto ids = windows.window(window);
+      model::embed_layer(config, *own_embeddings, *projection, ids, first_states(window), rows);
+    };
+    return gpu->run(*weights, index, states, keep_gram, embed_layer, options.on_window);
+  }
+
+  /// Hidden states 0 of a window, where layers add something of their own.
+  MatrixView<float> first_states(int64_t window) {
+    if (!embeddings) embeddings = model::load_embeddings(model);
+    const auto hidden = embedded.matrix(windows.length, config.hidden_size);
+    model::embed(config, *embeddings, windows.window(window), hidden);
+    return hidden;
   }
 
   /// What layers add of their own: computed anew for each of them, which takes no memory between layers.
   void embed_layers(int64_t window) {
-    if (!embeddings) embeddings = model::load_embeddings(model);
-    const auto hidden = embedded.matrix(windows.length, config.hidden_size);
+    const auto hidden = first_states(window);
     const auto rows = layer_embeddings.matrix(windows.length, own_embeddings->table.k);
-    model::embed(config, *embeddings, windows.window(window), hidden);
     model::embed_layers(config, *own_embeddings, windows.window(window), hidden, rows);
     decoder.set_layer_embeddings(rows);
   }

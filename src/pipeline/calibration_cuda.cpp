@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <optional>
+#include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -17,10 +19,15 @@ namespace {
 constexpr int64_t batch_rows = 4096;
 
 /// What one layer takes while it is calibrated or packed, generously: matrices of the widest input in fp64 and fp32,
-/// the weights in fp32 twice, and a rest.
+/// those of every expert's inputs, the weights in fp32 twice, and a rest.
 int64_t layer_memory(const model::ModelConfig& config, bool pairs) {
-  int64_t weights = 0, widest = 0;
+  int64_t weights = 0, widest = 0, experts = 0;
   for (int64_t layer = 0; layer < config.layers; ++layer) {
+    int64_t squares = 0;
+    for (const auto& group : model::input_groups(config, layer)) {
+      if (group.expert) squares += group.width * group.width;
+    }
+    experts = std::max(experts, squares);
     int64_t sum = 0;
     for (const auto& linear : model::layer_plan(config, layer).linears()) {
       widest = std::max(widest, linear.k);
@@ -28,8 +35,9 @@ int64_t layer_memory(const model::ModelConfig& config, bool pairs) {
     }
     weights = std::max(weights, sum);
   }
+  const int64_t lanes = experts > 0 ? int64_t{3} << 29 : 0;  // which work side by side (calibrated_layer.cpp)
   const int64_t both = pairs ? 16 * widest * widest + 4 * weights + (int64_t{1} << 30) : 0;
-  return 32 * widest * widest + 8 * weights + (int64_t{1} << 30) + both;
+  return 32 * widest * widest + 8 * experts + 8 * weights + (int64_t{1} << 30) + lanes + both;
 }
 
 /// Windows of `bytes` that stay in GPU memory.
@@ -50,13 +58,17 @@ device::Context* gpu_of(const std::shared_ptr<quantize::CudaWork>& work) {
 }
 
 struct CalibrationCuda::Impl {
+  using EmbedLayer = CalibrationCuda::EmbedLayer;
+
   Impl(std::shared_ptr<quantize::CudaWork> work_, const model::ModelConfig& config_, const CalibrationShape& shape_)
       : work(std::move(work_)),
         config(config_),
         shape(shape_),
         batch(std::clamp<int64_t>(batch_rows / shape.length, 1, shape.samples)),
         window_values(shape.length * config.hidden_size),
-        decoder(config, shape.length, batch, work->stream),
+        decoder(config, shape.length, batch, work->stream, shape.samples),
+        own_rows(shape.length, config.layer_embedding_size),
+        own_embeddings(work->context, static_cast<size_t>(batch * own_rows.size()) * sizeof(float)),
         resident(resident_windows(work->context, config, shape, window_values * int64_t{sizeof(float)})),
         states(work->context, static_cast<size_t>(resident * window_values) * sizeof(float)),
         quantized_states(work->context, shape.pairs ? states.size() : 0),
@@ -70,10 +82,8 @@ struct CalibrationCuda::Impl {
   float* window(int64_t index) { return states.as<float>() + index * window_values; }
 
   void observe(std::span<const std::string> linears, const decoder_cuda::CudaMatrix& input) {
-    for (size_t i = 0; i < groups.size(); ++i) {
-      if (groups[i].name() != linears.front()) continue;
-      sums[i]->add_rows(static_cast<const __half*>(input.data), input.rows);
-    }
+    const auto found = numbers.find(linears.front());
+    if (found != numbers.end()) sums[found->second]->add_rows(static_cast<const __half*>(input.data), input.rows);
   }
 
   /// Pairs go over the layer again: its inputs stay.
@@ -84,16 +94,29 @@ struct CalibrationCuda::Impl {
     return scratch.as<float>();
   }
 
-  void run_resident(const decoder_cuda::CudaObserver& observer, const std::function<void()>& on_window) {
+  /// Windows first … as the decoder takes them, with what the layer adds of its own.
+  decoder_cuda::CudaWindows windows(int64_t first, int64_t count, const EmbedLayer& embed_layer) {
+    if (own_rows.size() == 0) return {.first = first, .count = count};
+    for (int64_t i = 0; i < count; ++i) {
+      embed_layer(first + i, own_rows.view());
+      device::copy(device::Way::to_gpu, own_embeddings.as<float>() + i * own_rows.size(), own_rows.values.data(),
+                   own_rows.values.size() * sizeof(float), work->stream, "copying embeddings of a layer");
+      work->stream.synchronize();
+    }
+    return {first, count, own_embeddings.as<float>()};
+  }
+
+  void run_resident(const decoder_cuda::CudaObserver& observer, const EmbedLayer& embed_layer,
+                    const std::function<void()>& on_window) {
     for (int64_t first = 0; first < resident; first += batch) {
       const int64_t count = std::min(batch, resident - first);
-      decoder.run(passing(window(first), count), count, observer);
+      decoder.run(passing(window(first), count), windows(first, count, embed_layer), observer);
       work->stream.synchronize();
       report(count, on_window);
     }
   }
 
-  void run_others(HiddenStates& others, const decoder_cuda::CudaObserver& observer,
+  void run_others(HiddenStates& others, const decoder_cuda::CudaObserver& observer, const EmbedLayer& embed_layer,
                   const std::function<void()>& on_window) {
     if (resident == shape.samples) return;
     device::DeviceBuffer staged(work->context, static_cast<size_t>(window_values) * sizeof(float));
@@ -101,7 +124,7 @@ struct CalibrationCuda::Impl {
       const MatrixView<float> hidden = others.get(i);
       const auto bytes = std::as_writable_bytes(std::span(hidden.data, static_cast<size_t>(window_values)));
       staged.upload(bytes, work->stream);
-      decoder.run(staged.as<float>(), 1, observer);
+      decoder.run(staged.as<float>(), windows(resident + i, 1, embed_layer), observer);
       if (!shape.pairs) staged.download(bytes, work->stream);
       work->stream.synchronize();
       if (!shape.pairs) others.put(i);
@@ -134,11 +157,22 @@ struct CalibrationCuda::Impl {
   const CalibrationShape shape;
   const int64_t batch, window_values;
   decoder_cuda::CudaLayerDecoder decoder;
+  struct Rows {
+    Rows(int64_t rows_, int64_t cols_) : rows(rows_), cols(cols_), values(static_cast<size_t>(rows_ * cols_)) {}
+    int64_t size() const { return rows * cols; }
+    MatrixView<float> view() { return {values.data(), rows, cols}; }
+
+    int64_t rows, cols;
+    std::vector<float> values;
+  };
+  Rows own_rows;  // of a window
+  device::DeviceBuffer own_embeddings;
   const int64_t resident;
   device::DeviceBuffer states, quantized_states;  // [resident, length, hidden]
   device::DeviceBuffer scratch;                   // with pairs, for what runs but does not go on
   std::unique_ptr<PairsCuda> pairs;
   std::vector<model::InputGroup> groups;
+  std::unordered_map<std::string, size_t> numbers;            // of groups, by name
   std::vector<std::optional<quantize::StatisticsCuda>> sums;  // one for each of the groups
 };
 
@@ -170,9 +204,12 @@ quantize::InputPair CalibrationCuda::pair(const model::InputGroup& group, size_t
 void CalibrationCuda::finish_pairs(const PairedStates& states) { impl_->pairs->finish(states); }
 
 LayerStatistics CalibrationCuda::run(const model::LayerWeights& weights, int64_t layer, HiddenStates& others,
-                                     bool keep_gram, const std::function<void()>& on_window) {
+                                     bool keep_gram, const EmbedLayer& embed_layer,
+                                     const std::function<void()>& on_window) {
   Impl& impl = *impl_;
   impl.groups = model::input_groups(impl.config, layer);
+  impl.numbers.clear();
+  for (size_t i = 0; i < impl.groups.size(); ++i) impl.numbers.emplace(impl.groups[i].name(), i);
   impl.sums = std::vector<std::optional<quantize::StatisticsCuda>>(impl.groups.size());
   for (size_t i = 0; i < impl.groups.size(); ++i)
     impl.sums[i].emplace(*impl.work, impl.groups[i].width, impl.shape.gram);
@@ -181,8 +218,8 @@ LayerStatistics CalibrationCuda::run(const model::LayerWeights& weights, int64_t
   observer.linear_input = [&](std::span<const std::string> linears, const decoder_cuda::CudaMatrix& input) {
     impl.observe(linears, input);
   };
-  impl.run_resident(observer, on_window);
-  impl.run_others(others, observer, on_window);
+  impl.run_resident(observer, embed_layer, on_window);
+  impl.run_others(others, observer, embed_layer, on_window);
   impl.decoder.release();
   impl.work->release();
   return impl.collect(keep_gram);

@@ -53,9 +53,11 @@ class CalibrationCuda {
   void put(int64_t window, MatrixView<const float> hidden);
 
   /// Runs a layer over all windows; `others` holds those that are not resident. With `keep_gram` the Gram matrices stay
-  /// on the GPU (InputStatistics::gpu_gram). `on_window` may be empty.
+  /// on the GPU (InputStatistics::gpu_gram). `embed_layer` gives what the layer adds of its own in a window, [length,
+  /// layer_embedding_size]; without such layers it may be empty, as `on_window` may.
+  using EmbedLayer = std::function<void(int64_t window, MatrixView<float> rows)>;
   LayerStatistics run(const model::LayerWeights& weights, int64_t layer, HiddenStates& others, bool keep_gram,
-                      const std::function<void()>& on_window);
+                      const EmbedLayer& embed_layer, const std::function<void()>& on_window);
 
   /// With pairs, run() leaves hidden states as they are. This goes on to a layer, of these weights as the model is …
   void begin_pairs(const model::LayerWeights& plain);

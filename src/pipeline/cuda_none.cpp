@@ -26,7 +26,7 @@ CalibrationCuda::CalibrationCuda(std::shared_ptr<quantize::CudaWork>, const mode
 CalibrationCuda::~CalibrationCuda() = default;
 int64_t CalibrationCuda::resident() const noexcept { return 0; }
 void CalibrationCuda::put(int64_t, MatrixView<const float>) { refuse(); }
-LayerStatistics CalibrationCuda::run(const model::LayerWeights&, int64_t, HiddenStates&, bool,
+LayerStatistics CalibrationCuda::run(const model::LayerWeights&, int64_t, HiddenStates&, bool, const EmbedLayer&,
                                      const std::function<void()>&) {
   refuse();
 }
@@ -68,7 +68,7 @@ void GradientsCuda::take_costs(std::span<float>) { refuse(); }
 
 struct LayerCuda::Impl {};
 bool LayerCuda::takes(const formats::Scheme&, const quantize::QuantizeOptions&) { return false; }
-LayerCuda::LayerCuda(std::shared_ptr<quantize::CudaWork>) { refuse(); }
+LayerCuda::LayerCuda(std::shared_ptr<quantize::CudaWork>, size_t) { refuse(); }
 LayerCuda::~LayerCuda() = default;
 void LayerCuda::add_group(size_t, const quantize::InputStatistics&) { refuse(); }
 void LayerCuda::follow(size_t, const quantize::InputPair&) { refuse(); }
