@@ -175,7 +175,7 @@ struct Calibration::Impl {
         memories(config, windows.samples, windows.length) {
     if (options.pairs) quantized.emplace(model, windows, options, resident);
     model::require_decoder(config, "calibration");
-    if (gpu != nullptr) model::require_layer_by_layer(config, "calibration on a GPU");
+    if (gpu != nullptr && options.pairs) model::require_layer_by_layer(config, "following quantized inputs on a GPU");
     own_embeddings = model::load_layer_embeddings(model);
     decoder.set_positions(0, windows.length);
   }
@@ -200,8 +200,9 @@ struct Calibration::Impl {
     if (!want_statistics) return {};
     if (gpu == nullptr) return run_on_cpu(index, std::move(before));
     ensure(before.empty(), "calibration: sums are added to others on the CPU only");
-    const LayerTurn alone{.layer = index};
-    return gpu->run({.turn = alone, .weights = &*weights, .keep_gram = keep_gram}, states, options.on_window);
+    return gpu->run(
+        {.turn = {.layer = index}, .weights = &*weights, .keep_gram = keep_gram, .embed_layer = embedder(index)},
+        states, options.on_window);
   }
 
   LayerStatistics take_turn(const LayerTurn& turn, ExchangeCuda* exchange, bool keep_gram) {
@@ -209,15 +210,32 @@ struct Calibration::Impl {
     weights.reset();
     if (turn.layer == 0) embed();
     if (turn.layer) weights = model::load_layer(model, *turn.layer);
-    return gpu->run({turn, weights ? &*weights : nullptr, exchange, keep_gram}, states, options.on_window);
+    return gpu->run(
+        {turn, weights ? &*weights : nullptr, exchange, keep_gram, turn.layer ? embedder(*turn.layer) : nullptr},
+        states, options.on_window);
+  }
+
+  /// What gives a layer what it adds of its own.
+  CalibrationCuda::EmbedLayer embedder(int64_t index) {
+    if (!own_embeddings) return nullptr;
+    const auto projection = std::make_shared<model::LayerProjection>(config, *own_embeddings, index);
+    return [this, projection](int64_t window, MatrixView<float> rows) {
+      model::embed_layer(config, *own_embeddings, *projection, windows.window(window), first_states(window), rows);
+    };
+  }
+
+  /// Hidden states 0 of a window, where layers add something of their own.
+  MatrixView<float> first_states(int64_t window) {
+    if (!embeddings) embeddings = model::load_embeddings(model);
+    const auto hidden = embedded.matrix(windows.length, config.hidden_size);
+    model::embed(config, *embeddings, windows.window(window), hidden);
+    return hidden;
   }
 
   /// What layers add of their own: computed anew for each of them, which takes no memory between layers.
   void embed_layers(int64_t window) {
-    if (!embeddings) embeddings = model::load_embeddings(model);
-    const auto hidden = embedded.matrix(windows.length, config.hidden_size);
+    const auto hidden = first_states(window);
     const auto rows = layer_embeddings.matrix(windows.length, own_embeddings->table.k);
-    model::embed(config, *embeddings, windows.window(window), hidden);
     model::embed_layers(config, *own_embeddings, windows.window(window), hidden, rows);
     decoder.set_layer_embeddings(rows);
   }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -20,10 +22,15 @@ namespace {
 constexpr int64_t chunk_rows = 4096;
 
 /// What one layer takes while it is calibrated or packed, generously: matrices of the widest input in fp64 and fp32,
-/// the weights in fp32 twice, and a rest.
+/// those of every expert's inputs, the weights in fp32 twice, and a rest.
 int64_t layer_memory(const model::ModelConfig& config, bool pairs) {
-  int64_t weights = 0, widest = 0;
+  int64_t weights = 0, widest = 0, experts = 0;
   for (int64_t layer = 0; layer < config.layers; ++layer) {
+    int64_t squares = 0;
+    for (const auto& group : model::input_groups(config, layer)) {
+      if (group.expert) squares += group.width * group.width;
+    }
+    experts = std::max(experts, squares);
     int64_t sum = 0;
     for (const auto& linear : model::layer_plan(config, layer).linears()) {
       widest = std::max(widest, linear.k);
@@ -31,8 +38,9 @@ int64_t layer_memory(const model::ModelConfig& config, bool pairs) {
     }
     weights = std::max(weights, sum);
   }
+  const int64_t lanes = experts > 0 ? int64_t{3} << 29 : 0;  // which work side by side (calibrated_layer.cpp)
   const int64_t both = pairs ? 16 * widest * widest + 4 * weights + (int64_t{1} << 30) : 0;
-  return 32 * widest * widest + 8 * weights + (int64_t{1} << 30) + both;
+  return 32 * widest * widest + 8 * experts + 8 * weights + (int64_t{1} << 30) + lanes + both;
 }
 
 /// Windows of `bytes` that stay in GPU memory, whole chunks or all, beside chunks on their way.
@@ -55,13 +63,17 @@ device::Context* gpu_of(const std::shared_ptr<quantize::CudaWork>& work) {
 }
 
 struct CalibrationCuda::Impl {
+  using EmbedLayer = CalibrationCuda::EmbedLayer;
+
   Impl(std::shared_ptr<quantize::CudaWork> work_, const model::ModelConfig& config_, const CalibrationShape& shape_)
       : work(std::move(work_)),
         config(config_),
         shape(shape_),
         batch(std::clamp<int64_t>(chunk_rows / shape.length, 1, shape.samples)),
         window_values(shape.length * config.hidden_size),
-        decoder(config, shape.length, batch, work->stream),
+        decoder(config, shape.length, batch, work->stream, shape.samples),
+        own_rows(shape.length, config.layer_embedding_size),
+        own_embeddings(work->context, static_cast<size_t>(batch * own_rows.size()) * sizeof(float)),
         resident(resident_windows(work->context, config, shape, batch, window_values * int64_t{sizeof(float)})),
         chunks({shape.samples, batch, window_values}, resident, work->stream),
         scratch(work->context, shape.pairs ? chunks.bytes(0) : 0) {
@@ -71,10 +83,9 @@ struct CalibrationCuda::Impl {
   }
 
   void observe(std::span<const std::string> linears, const decoder_cuda::CudaMatrix& input) {
-    for (size_t i = 0; i < groups.size(); ++i) {
-      if (!sums[i] || groups[i].name() != linears.front()) continue;
-      sums[i]->add_rows(static_cast<const __half*>(input.data), input.rows);
-    }
+    const auto found = numbers.find(linears.front());
+    if (found == numbers.end() || !sums[found->second]) return;
+    sums[found->second]->add_rows(static_cast<const __half*>(input.data), input.rows);
   }
 
   /// Pairs go over the layer again: its inputs stay.
@@ -87,17 +98,32 @@ struct CalibrationCuda::Impl {
 
   void begin(const model::LayerWeights& weights, const LayerTurn& turn) {
     groups = model::input_groups(config, *turn.layer);
+    numbers.clear();
+    for (size_t i = 0; i < groups.size(); ++i) numbers.emplace(groups[i].name(), i);
     sums = std::vector<std::optional<quantize::StatisticsCuda>>(groups.size());
     for (size_t i = 0; turn.sums && i < groups.size(); ++i) sums[i].emplace(*work, groups[i].width, shape.gram);
     decoder.load(weights);
   }
 
-  void run_chunk(int64_t chunk, float* hidden, const std::function<void()>& on_window) {
+  /// The windows of a chunk as the decoder takes them, with what the layer adds of its own.
+  decoder_cuda::CudaWindows windows_of(int64_t chunk, const EmbedLayer& embed_layer) {
+    const int64_t first = chunk * batch, count = chunks.windows(chunk);
+    if (!embed_layer) return {.first = first, .count = count};
+    for (int64_t i = 0; i < count; ++i) {
+      embed_layer(first + i, own_rows.view());
+      device::copy(device::Way::to_gpu, own_embeddings.as<float>() + i * own_rows.size(), own_rows.values.data(),
+                   own_rows.values.size() * sizeof(float), work->stream, "copying embeddings of a layer");
+      work->stream.synchronize();
+    }
+    return {first, count, own_embeddings.as<float>()};
+  }
+
+  void run_chunk(int64_t chunk, float* hidden, const EmbedLayer& embed_layer, const std::function<void()>& on_window) {
     decoder_cuda::CudaObserver observer;
     observer.linear_input = [&](std::span<const std::string> linears, const decoder_cuda::CudaMatrix& input) {
       observe(linears, input);
     };
-    decoder.run(passing(hidden, chunk), chunks.windows(chunk), observer);
+    decoder.run(passing(hidden, chunk), windows_of(chunk, embed_layer), observer);
     work->stream.synchronize();
     check_interrupt();
     for (int64_t i = 0; on_window && i < chunks.windows(chunk); ++i) on_window();
@@ -145,6 +171,16 @@ struct CalibrationCuda::Impl {
   const CalibrationShape shape;
   const int64_t batch, window_values;
   decoder_cuda::CudaLayerDecoder decoder;
+  struct Rows {
+    Rows(int64_t rows_, int64_t cols_) : rows(rows_), cols(cols_), values(static_cast<size_t>(rows_ * cols_)) {}
+    int64_t size() const { return rows * cols; }
+    MatrixView<float> view() { return {values.data(), rows, cols}; }
+
+    int64_t rows, cols;
+    std::vector<float> values;
+  };
+  Rows own_rows;  // of a window
+  device::DeviceBuffer own_embeddings;
   const int64_t resident;
   WindowChunks chunks;
   std::optional<WindowChunks> quantized_chunks;  // with pairs
@@ -152,6 +188,7 @@ struct CalibrationCuda::Impl {
   std::array<device::DeviceBuffer, 2> arrived;   // chunks of other ranks
   std::unique_ptr<PairsCuda> pairs;
   std::vector<model::InputGroup> groups;
+  std::unordered_map<std::string, size_t> numbers;            // of groups, by name
   std::vector<std::optional<quantize::StatisticsCuda>> sums;  // one for each of the groups
 };
 
@@ -192,7 +229,7 @@ LayerStatistics CalibrationCuda::run(const Turn& turn, HiddenStates& others, con
     float* hidden = nullptr;
     if (now.run) {
       hidden = part.from < 0 ? impl.chunks.load(*now.run, others) : impl.arrival(*now.run);
-      impl.run_chunk(*now.run, hidden, on_window);
+      impl.run_chunk(*now.run, hidden, turn.embed_layer, on_window);
       if (part.to < 0 && !impl.shape.pairs) impl.chunks.store(*now.run, hidden, others);
     }
     impl.exchange(turn, now, hidden, others);

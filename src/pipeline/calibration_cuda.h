@@ -53,12 +53,15 @@ class CalibrationCuda {
   int64_t resident() const noexcept;
   void put(int64_t window, MatrixView<const float> hidden);
 
+  /// What a layer adds of its own in a window, [length, layer_embedding_size].
+  using EmbedLayer = std::function<void(int64_t window, MatrixView<float> rows)>;
   /// What a rank does in a round of layers; a process by itself runs one after the other.
   struct Turn {
     LayerTurn turn;
     const model::LayerWeights* weights = nullptr;  ///< of the turn's layer; null: it has none
     ExchangeCuda* exchange = nullptr;              ///< null: hidden states neither come nor go
     bool keep_gram = false;                        ///< Gram matrices stay on the GPU (InputStatistics::gpu_gram)
+    EmbedLayer embed_layer;                        ///< empty where layers add nothing of their own
   };
   /// Runs the turn's layer over all windows; `others` holds those that are not resident. Windows go through a layer in
   /// chunks of a fixed size, so that sums depend neither on the memory nor on who ran the layers before. Empty where

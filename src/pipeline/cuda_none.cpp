@@ -74,7 +74,7 @@ void GradientsCuda::take_costs(std::span<float>) { refuse(); }
 
 struct LayerCuda::Impl {};
 bool LayerCuda::takes(const formats::Scheme&, const quantize::QuantizeOptions&) { return false; }
-LayerCuda::LayerCuda(std::shared_ptr<quantize::CudaWork>) { refuse(); }
+LayerCuda::LayerCuda(std::shared_ptr<quantize::CudaWork>, size_t) { refuse(); }
 LayerCuda::~LayerCuda() = default;
 void LayerCuda::add_group(size_t, const quantize::InputStatistics&) { refuse(); }
 void LayerCuda::follow(size_t, const quantize::InputPair&) { refuse(); }
