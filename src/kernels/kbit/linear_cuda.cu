@@ -34,7 +34,7 @@ bool is_compact(const frame::Launch& launch, int blocks) {
 /// The least units that give every warp one at most; single tiles where none does, or k does not end with a unit.
 int unit_shift_of(const frame::Launch& launch, int blocks) {
   for (int shift = 0; shift <= kbit::most_unit_shift && launch.k_tiles % (1 << shift) == 0; ++shift) {
-    if (launch.tiles >> shift <= blocks * compact_warps) return shift;
+    if (launch.tiles >> shift <= blocks * kbit::compact_warps) return shift;
   }
   return 0;
 }
