@@ -108,6 +108,43 @@ void layers_twice(const StoredContents& contents, ContentsFindings& findings) {
   }
 }
 
+// ---- what one layer lacks ----
+
+/// A tensor that all other layers have, where its layer lacks nothing else: parts that a search took out of a model go as
+/// a whole, and kinds of layers take turns.
+void one_missing(const StoredContents& contents, ContentsFindings& findings) {
+  constexpr size_t fewest_layers = 5;
+  std::map<std::string, std::map<int64_t, std::string>> roles;  // → layer → name
+  std::set<int64_t> layers;
+  const int64_t stated = contents.number({"num_hidden_layers"});
+  for (const auto& [name, info] : contents.tensors().tensors()) {
+    const model::LayerNumbers place = model::layer_numbers(name);
+    const bool tower = name.find("vis") != std::string::npos || name.find("audio") != std::string::npos ||
+                       name.find("mtp") != std::string::npos;
+    if (place.layer < 0 || place.layer >= stated || place.expert >= 0 || tower) continue;
+    layers.insert(place.layer);
+    roles[role_of(name)][place.layer] = name;
+  }
+  if (layers.size() < fewest_layers) return;
+  std::map<int64_t, std::vector<std::string>> lacks;  // by layer
+  for (const auto& [role, held] : roles) {
+    if (held.size() + 1 != layers.size()) continue;
+    for (const int64_t layer : layers) {
+      if (held.contains(layer)) continue;
+      const std::string& like = held.begin()->second;
+      const std::string number = concat(".", held.begin()->first, ".");
+      const size_t at = like.find(number);
+      lacks[layer].push_back(
+          at == std::string::npos ? role : std::string(like).replace(at, number.size(), concat(".", layer, ".")));
+    }
+  }
+  for (const auto& [layer, names] : lacks) {
+    // The first and the last ones may be of a kind of their own.
+    if (names.size() == 1 && layer != *layers.begin() && layer != *layers.rbegin())
+      findings.fault(names.front(), "is missing: all other layers have it");
+  }
+}
+
 // ---- sizes ----
 
 double size_of(const io::Checkpoint& tensors, const std::string& name) {
@@ -301,6 +338,7 @@ void tokens_in_range(const StoredContents& contents, ContentsFindings& findings)
 
 constexpr ContentsRule rules[] = {
     {"no tensor of a layer stands twice", false, layers_twice},
+    {"no layer lacks one tensor that all others have", false, one_missing},
     {"matrices in 16 bit have the size of their role", false, sizes_of_plain},
     {"codes have signs and reach the end of their range", true, codes_of_floats},
     {"scales of inputs are positive and all there", false, scales_of_inputs},

@@ -158,6 +158,7 @@ struct Measured {
   double size = NAN;      ///< root of the mean square of its weights, as far as they are sampled
   double inverted = NAN;  ///< the same if its scales divided
   int64_t zero = 0, bad = 0;
+  bool even = false;    ///< NVFP4 whose scales are all one number
   int64_t loud = -1;    ///< a block of FP8 that is far larger than those around it
   int64_t lost = 0;     ///< sampled blocks whose codes are all zero under a scale as the others have
   bool random = false;  ///< codes whose exponents are all as frequent
@@ -224,6 +225,18 @@ int64_t loud_block(const Blocks& blocks) {
   return rest(found, scale) > far && rest(found, size) > far ? found : -1;
 }
 
+/// Largest magnitudes of 16 weights differ by more than a step of E4M3, but where all weights have one or two sizes.
+bool has_even_scales(const Blocks& blocks, const io::Checkpoint& tensors, const StoredLinear& linear) {
+  constexpr size_t fewest_scales = 256, looked_at = 4096;
+  const auto& scales = blocks.scales();
+  if (scales.size() < fewest_scales || std::ranges::min(scales) != std::ranges::max(scales)) return false;
+  const auto loaded = tensors.load(linear.codes);
+  std::array<int64_t, 8> sizes{};
+  const auto bytes = loaded->bytes.first(std::min(looked_at, loaded->bytes.size()));
+  for (const std::byte byte : bytes) ++sizes[std::to_integer<size_t>(byte) & 7];
+  return std::ranges::count_if(sizes, [&](int64_t count) { return 50 * count > std::ssize(bytes); }) >= 6;
+}
+
 Measured measure(const StoredContents& contents, const StoredLinear& linear) {
   Measured result;
   result.linear = &linear;
@@ -256,6 +269,7 @@ Measured measure(const StoredContents& contents, const StoredLinear& linear) {
   result.lost = lost_blocks(of_codes, of_zeros);
   result.random = blocks.random();
   if (linear.kind == Kind::fp8) result.loud = loud_block(blocks);
+  result.even = linear.kind == Kind::nvfp4 && has_even_scales(blocks, contents.tensors(), linear);
   if (points == 0) return result;
   result.size = std::sqrt(energy / static_cast<double>(points)) * factor;
   result.inverted = linear.factor.empty() ? std::sqrt(divided / static_cast<double>(points))
@@ -345,6 +359,7 @@ void values(const StoredContents& contents, ContentsFindings& findings) {
       findings.fault(linear.path, concat("has codes of zero in ", one.lost,
                                          " of the blocks that were looked at, under scales as those of others"));
     }
+    if (one.even) findings.fault(linear.scales, "is one number throughout, which no codes of so many sizes have");
     if (one.loud >= 0) {
       findings.fault(linear.scales,
                      concat("scale ", one.loud, ", counted along rows, makes a block more than 6 times as ",

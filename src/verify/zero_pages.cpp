@@ -115,8 +115,11 @@ std::string page_twice(std::span<const std::byte> bytes, size_t row_bytes) {
     std::array<bool, 256> kinds{};
     for (size_t i = begin; i < end; ++i) kinds[std::to_integer<size_t>(bytes[i])] = true;
     if (static_cast<size_t>(std::ranges::count(kinds, true)) < values || ++count > few) return {};
-    const bool rows = begin % row_bytes == 0 || end % row_bytes == 0 || apart % row_bytes == 0;
-    if (found.empty() && !rows) {
+    const auto within = [&](size_t place) {
+      const size_t in_row = place % row_bytes, own = std::min(slack, row_bytes / 8);
+      return in_row > own && in_row + own < row_bytes;
+    };
+    if (found.empty() && (apart % row_bytes != 0 || within(begin) || within(end))) {
       found = concat("holds the bytes from ", begin - apart, " to ", end - apart, " again from ", begin,
                      " on, which are no whole rows: a page stands twice");
     }
