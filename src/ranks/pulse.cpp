@@ -60,9 +60,18 @@ void Pulse::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-std::string Pulse::lost_text() const {
-  return concat("rank ", lost_.load(), " of ", transport_.size(), ", on ", lost_host_, ", has not been heard of for ",
-                human_seconds(std::chrono::duration<double>(patience_).count()));
+/// Nothing: it lives.
+std::optional<Error> Pulse::loss_of(const Other& other, Clock::time_point now) {
+  const std::string rank = concat("rank ", other.rank, " of ", transport_.size());
+  if (const std::string how = transport_.ended(other.rank); !how.empty()) {
+    return Error(ErrorCode::internal, concat(rank, " ", how))
+        .hint("where memory is short the system ends processes; --dry-run shows what a command needs");
+  }
+  if (patience_ == 0s || now - other.heard < patience_) return std::nullopt;
+  return Error(ErrorCode::internal, concat(rank, ", on ", other.host, ", has not been heard of for ",
+                                           human_seconds(std::chrono::duration<double>(patience_).count())))
+      .detail("it was stopped, or no network leads to it any more")
+      .hint("W4Q_RANK_TIMEOUT=0 waits for ever (docs/scale.md)");
 }
 
 void Pulse::run() {
@@ -91,8 +100,7 @@ void Pulse::listen(Clock::time_point now) {
       while (!transport_.done(request)) std::this_thread::yield();
       other.heard = now;
     }
-    if (lost_ >= 0 || patience_ == 0s || now - other.heard < patience_) continue;
-    lost_host_ = other.host;
+    if (lost_ >= 0 || !(lost_error_ = loss_of(other, now))) continue;
     lost_since_ = now;
     lost_ = other.rank;
   }

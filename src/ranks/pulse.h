@@ -6,10 +6,12 @@
 #include <chrono>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "core/error.h"
 #include "ranks/transport.h"
 
 namespace w4q::ranks {
@@ -19,7 +21,7 @@ class Pulse {
   using Clock = std::chrono::steady_clock;
 
   /// The first rank listens to all, the others to it. `mutex` guards `transport`; `tag` is this thread's alone. Who is
-  /// silent for `patience` is lost; zero: nobody ever is. `give_up` is called once, by this thread, where one is lost and
+  /// silent for `patience` is lost, zero: nobody is for that; and whose process is known to have ended. `give_up` is called once, by this thread, where one is lost and
   /// nobody stops this for some seconds more: the rank hangs, as in a file that lies behind the same network.
   Pulse(Transport& transport, std::mutex& mutex, int tag, Clock::duration patience, std::function<void()> give_up);
   ~Pulse() { stop(); }
@@ -30,8 +32,8 @@ class Pulse {
   void stop();
   /// The first rank that was lost; −1: none.
   int lost() const noexcept { return lost_; }
-  /// In words, once one is.
-  std::string lost_text() const;
+  /// What that means for the run, once one is.
+  const Error& lost_error() const { return *lost_error_; }
 
  private:
   struct Other {
@@ -43,6 +45,7 @@ class Pulse {
 
   void run();
   void listen(Clock::time_point now);
+  std::optional<Error> loss_of(const Other& other, Clock::time_point now);
   void speak();
 
   Transport& transport_;
@@ -53,7 +56,7 @@ class Pulse {
   std::string host_;
   std::vector<Other> others_;
   std::atomic<int> lost_{-1};
-  std::string lost_host_;  // written before lost_
+  std::optional<Error> lost_error_;  // written before lost_
   Clock::time_point lost_since_;
   std::atomic<bool> stops_{false};
   std::thread thread_;

@@ -121,11 +121,7 @@ struct Ranks::Impl {
 
   /// The rank that nothing is heard of any more; −1: none.
   int lost() const noexcept { return pulse ? pulse->lost() : -1; }
-  Error lost_error() const {
-    return Error(ErrorCode::internal, pulse->lost_text())
-        .detail("it was stopped, or no network leads to it any more")
-        .hint("W4Q_RANK_TIMEOUT=0 waits for ever (docs/scale.md)");
-  }
+  Error lost_error() const { return pulse->lost_error(); }
 
   /// By the pulse, where the work of this rank hangs while another one is lost.
   void give_up() {

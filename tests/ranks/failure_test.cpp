@@ -13,12 +13,6 @@
 namespace w4q::test {
 namespace {
 
-size_t count(const std::string& text, std::string_view what) {
-  size_t found = 0;
-  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++found;
-  return found;
-}
-
 class RanksFail : public OnRanks {};
 
 TEST_F(RanksFail, WhatAllFindIsToldOnce) {
