@@ -15,6 +15,7 @@
 #include "io/system.h"
 #include "model/parameters.h"
 #include "verify/contents.h"
+#include "verify/statistics_norms.h"
 
 namespace w4q::verify {
 namespace {
@@ -23,18 +24,6 @@ using Kind = StoredLinear::Kind;
 
 /// Others that must be otherwise before one is named.
 constexpr size_t fewest_peers = 6;
-
-/// "model.layers.3.mlp.experts.5.up_proj" → "model.layers.mlp.experts.up_proj".
-std::string role_of(std::string_view name) {
-  std::string role;
-  while (!name.empty()) {
-    const size_t dot = std::min(name.find('.'), name.size());
-    const std::string_view part = name.substr(0, dot);
-    if (part.find_first_not_of("0123456789") != std::string_view::npos) role += concat(role.empty() ? "" : ".", part);
-    name.remove_prefix(std::min(dot + 1, name.size()));
-  }
-  return role;
-}
 
 /// Of nothing it is NaN.
 double median_of(std::vector<double> values) {

@@ -84,18 +84,6 @@ void measure_sizes(std::span<const float> values, Vector& result) {
       std::ranges::count_if(sizes, [&](float size) { return double{size} < next_to_none * result.median; }));
 }
 
-/// "model.layers.3.mlp.gate.weight" → "model.layers.mlp.gate.weight": the same in every layer and expert.
-std::string role_of(std::string_view name) {
-  std::string role;
-  while (!name.empty()) {
-    const size_t dot = std::min(name.find('.'), name.size());
-    const std::string_view part = name.substr(0, dot);
-    if (part.find_first_not_of("0123456789") != std::string_view::npos) role += concat(role.empty() ? "" : ".", part);
-    name.remove_prefix(std::min(dot + 1, name.size()));
-  }
-  return role;
-}
-
 Vector measure(const std::string& name, const TensorView& tensor, bool norm) {
   Vector result{name, role_of(name)};
   const auto values = some_values(tensor);
@@ -235,6 +223,17 @@ void add_offset_norms(const model::OpenedModel& model, const std::vector<Vector>
 }
 
 }  // namespace
+
+std::string role_of(std::string_view name) {
+  std::string role;
+  while (!name.empty()) {
+    const size_t dot = std::min(name.find('.'), name.size());
+    const std::string_view part = name.substr(0, dot);
+    if (part.find_first_not_of("0123456789") != std::string_view::npos) role += concat(role.empty() ? "" : ".", part);
+    name.remove_prefix(std::min(dot + 1, name.size()));
+  }
+  return role;
+}
 
 std::vector<std::string> norm_faults(const model::OpenedModel& model) {
   std::vector<Vector> norms, tables;

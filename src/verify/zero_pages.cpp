@@ -115,8 +115,8 @@ std::string page_twice(std::span<const std::byte> bytes, size_t row_bytes) {
     std::array<bool, 256> kinds{};
     for (size_t i = begin; i < end; ++i) kinds[std::to_integer<size_t>(bytes[i])] = true;
     if (static_cast<size_t>(std::ranges::count(kinds, true)) < values || ++count > few) return {};
-    const auto within = [&](size_t place) {
-      const size_t in_row = place % row_bytes, own = std::min(slack, row_bytes / 8);
+    const auto within = [&](size_t byte) {
+      const size_t in_row = byte % row_bytes, own = std::min(slack, row_bytes / 8);
       return in_row > own && in_row + own < row_bytes;
     };
     if (found.empty() && (apart % row_bytes != 0 || within(begin) || within(end))) {

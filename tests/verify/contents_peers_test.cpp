@@ -104,10 +104,16 @@ TEST_F(ContentsPeers, TextAndPagesThatStandTwice) {
   std::vector<uint16_t> values(size_t{128} * 128);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<uint16_t>(0x3c00 + i * 2654435761u % 4099);
   made.put("model.language_model.layers.0.mlp.gate.weight", DType::bf16, {128, 128}, values);
-  auto& bytes = made.tensors["model.language_model.layers.0.mlp.gate.weight"].bytes;
+  auto twice = made, text = made;
+  const auto bytes_of = [](MadeCheckpoint& changed) -> std::vector<std::byte>& {
+    return changed.tensors["model.language_model.layers.0.mlp.gate.weight"].bytes;
+  };
+  EXPECT_EQ(said(made), "");
+  std::copy_n(bytes_of(made).begin() + 3072, 3000, bytes_of(twice).begin() + 20480);
+  EXPECT_NE(said(twice).find("a page stands twice"), std::string::npos) << said(twice);
   const std::string page = "<html><body>503 Service Unavailable</body></html>\n";
-  for (size_t i = 0; i < 2048; ++i) bytes[5000 + i] = static_cast<std::byte>(page[i % page.size()]);
-  EXPECT_NE(said(made).find("holds text at byte"), std::string::npos) << said(made);
+  for (size_t i = 0; i < 2048; ++i) bytes_of(text)[5000 + i] = static_cast<std::byte>(page[i % page.size()]);
+  EXPECT_NE(said(text).find("holds text at byte"), std::string::npos) << said(text);
 }
 
 /// Programs that read all files take either.
