@@ -26,6 +26,7 @@ CudaLayerDecoder::CudaLayerDecoder(const model::ModelConfig& config, int64_t len
       length_(length),
       most_windows_(windows),
       stream_(stream),
+      ring_(stream),
       cache_(different_shapes(config), pages_for(length), stream),
       ropes_(config, length, stream) {
   ensure(length >= 2 && windows >= 1, "CudaLayerDecoder: windows of at least two tokens");
@@ -69,10 +70,17 @@ kernels::PagedLayer CudaLayerDecoder::Kept::of(int64_t window) const {
 
 void CudaLayerDecoder::load(const model::LayerWeights& weights) {
   release();
-  weights_ = upload_layer(weights, stream_);
+  weights_ = upload_layer(weights, ring_);
+  ring_.finish();
   const int64_t rows = most_windows_ * length_;
   const std::span<const CudaLayer> layers(&weights_, 1);
   runner_.emplace(config_, layers, linears_of(layers), LayerRunnerOptions{.rows = rows, .product_rows = rows}, stream_);
+}
+
+void CudaLayerDecoder::reload(const model::LayerWeights& weights, std::span<const std::string> linears) {
+  const bool placed = replace_dense(weights_, weights, linears, ring_);
+  ring_.finish();
+  if (!placed) load(weights);
 }
 
 void CudaLayerDecoder::release() {

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
+#include <string>
 
 #include "decoder_cuda/cache.h"
 #include "decoder_cuda/layer_runner.h"
@@ -29,6 +31,8 @@ class CudaLayerDecoder {
 
   /// Brings the weights of the layer that the next runs are of to the GPU. Throws as upload_layer and LayerRunner.
   void load(const model::LayerWeights& weights);
+  /// Of the weights that are there, those of these linears anew. Throws likewise.
+  void reload(const model::LayerWeights& weights, std::span<const std::string> linears);
   /// Gives back the weights and the activations.
   void release();
 
@@ -60,6 +64,7 @@ class CudaLayerDecoder {
   const model::ModelConfig& config_;
   const int64_t length_, most_windows_;
   const device::Stream& stream_;
+  UploadRing ring_;
   CudaCache cache_;
   CudaRopes ropes_;
   std::map<int64_t, Kept> kept_;  ///< by layer

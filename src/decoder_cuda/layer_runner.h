@@ -87,7 +87,8 @@ struct LayerRunner {
   NextNorm leave_norm(const NormBetween& next);
   /// What the next product needs of a norm that was part of the one before.
   InputNorm input_norm();
-  void observe(const CudaLinear& linear, const device::DeviceBuffer& input, const CudaObserver* observer) const;
+  /// Whether the observer has seen enough.
+  bool observe(const CudaLinear& linear, const device::DeviceBuffer& input, const CudaObserver* observer) const;
 
   const model::ModelConfig& config;
   const model::AttentionConfig usual;  ///< usual_attention(): whose angles a step lays out

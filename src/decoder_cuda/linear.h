@@ -46,6 +46,8 @@ struct CudaLinear {
 
   /// How gate and up stand, where the linear is both in one product.
   kernels::GateOrder gates() const noexcept;
+  /// Outputs first … first + n − 1 as rows of f16; null where they are not, or do not stand below one another.
+  std::byte* dense_rows(int64_t first, int64_t count) noexcept;
 };
 
 /// Rows of f16 in GPU memory.

@@ -279,7 +279,7 @@ struct Calibration::Impl {
     ensure(seen == rows.rows, "calibration: inputs of another length");
   }
 
-  quantize::InputPair pair(size_t index, const model::LayerWeights& packed, bool changed, bool keep) {
+  quantize::InputPair pair(size_t index, const model::LayerWeights& packed, const ChangedLinears& changed, bool keep) {
     const auto group = model::input_groups(config, layer - 1)[index];
     const auto [block, end] = place_of(packed.plan, group.name());
     if (gpu != nullptr) return gpu->pair(group, block, paired(packed, changed), keep);
@@ -329,12 +329,12 @@ struct Calibration::Impl {
     quantized_blocks = std::max(quantized_blocks, end);
   }
 
-  PairedStates paired(const model::LayerWeights& packed, bool changed) {
+  PairedStates paired(const model::LayerWeights& packed, const ChangedLinears& changed) {
     return {packed, changed, states, quantized->states};
   }
 
-  void finish(const model::LayerWeights& packed) {
-    if (gpu != nullptr) return gpu->finish_pairs(paired(packed, true));
+  void finish(const model::LayerWeights& packed, const ChangedLinears& changed) {
+    if (gpu != nullptr) return gpu->finish_pairs(paired(packed, changed));
     advance_plain(packed.plan.blocks.size());
     advance_quantized(packed.plan.blocks.size(), packed);
   }
@@ -423,16 +423,16 @@ void Calibration::next_without_statistics() {
   impl_->want_statistics = true;
 }
 
-std::optional<quantize::InputPair> Calibration::pair(size_t group, const model::LayerWeights& quantized, bool changed,
-                                                     bool keep) {
+std::optional<quantize::InputPair> Calibration::pair(size_t group, const model::LayerWeights& quantized,
+                                                     const ChangedLinears& changed, bool keep) {
   ensure(!impl_->finished, "calibration: there are no pairs");
   if (model::input_groups(impl_->config, impl_->layer - 1).at(group).expert) return std::nullopt;
   return impl_->pair(group, quantized, changed, keep);
 }
 
-void Calibration::finish(const model::LayerWeights& quantized) {
+void Calibration::finish(const model::LayerWeights& quantized, const ChangedLinears& changed) {
   ensure(!impl_->finished, "calibration: there are no pairs");
-  impl_->finish(quantized);
+  impl_->finish(quantized, changed);
   impl_->finished = true;
 }
 

@@ -99,11 +99,11 @@ class Calibration {
   /// With pairs, after one of these and in the order of the groups: the inputs of a group of its layer, in the model as it is and where
   /// the layers before were finished with their quantized weights and this one runs with `quantized`. Nothing for an
   /// expert's.
-  /// `changed`: these are other weights than in the call before. On the GPU matrices stay there with `keep`.
-  std::optional<quantize::InputPair> pair(size_t group, const model::LayerWeights& quantized, bool changed = true,
-                                          bool keep = false);
+  /// `changed` is about the call before. On the GPU matrices stay there with `keep`.
+  std::optional<quantize::InputPair> pair(size_t group, const model::LayerWeights& quantized,
+                                          const ChangedLinears& changed = {}, bool keep = false);
   /// With pairs, before the next layer: this one's weights as they were quantized.
-  void finish(const model::LayerWeights& quantized);
+  void finish(const model::LayerWeights& quantized, const ChangedLinears& changed = {});
   /// How many windows lie on disk between layers.
   int64_t spilled() const noexcept;
 

@@ -136,6 +136,13 @@ class LayerJob {
     return statistics_.empty() ? pair_->quantized : statistics_[group];
   }
 
+  /// Whether scales are searched for a group. Of an expert that was sent fewer rows than it has channels many of these
+  /// hardly spoke: small scales cost nothing on those rows, and what they divide afterwards ruins the weights.
+  bool searches_scales(size_t group) const {
+    const bool scarce = groups_[group].expert && statistics(group).count < groups_[group].width;
+    return targets_[group].kind != Kind::none && !scarce;
+  }
+
   std::vector<std::string> packed_linears(size_t group) const {
     std::vector<std::string> result;
     for (const auto& name : groups_[group].names()) {
@@ -171,7 +178,7 @@ class LayerJob {
       report.plain_error += output.plain;
     }
     report.scaled_error = report.plain_error;
-    if (targets_[group].kind == Kind::none) return;
+    if (!searches_scales(group)) return;
     for (size_t i = 0; i < linears.size(); ++i) {
       if (rotates(group) && !rotates_by_itself(names[i]))
         linears[i].rounding = in_basis(std::move(linears[i].rounding), group);
@@ -191,7 +198,7 @@ class LayerJob {
     GroupReport& report = reports_[group];
     gpu_->add_group(group, statistics(group));
     const int64_t k = groups_[group].width;
-    const bool scales = targets_[group].kind != Kind::none;
+    const bool scales = searches_scales(group);
     quantize::ChannelMagnitudes magnitudes(k);
     for (const auto& name : names) {
       const auto loaded = checkpoint_.load(name + ".weight");
@@ -219,24 +226,33 @@ class LayerJob {
     GroupReport& report = reports_[group];
     set_up_on_gpu(group);
     const auto tables = tables_on_gpu(group, names);
-    double damping = 0;
+    std::vector<LayerCuda::Wanted> wanted;
     for (size_t i = 0; i < names.size(); ++i) {
+      wanted.push_back(
+          {i, with_shared_table(options_, tables, *scheme_of_(names[i])), divisors(names[i]), output_costs(names[i])});
+    }
+    std::vector<CalibratedLinear> linears(names.size());
+    std::vector<Values> weights(names.size());
+    std::vector<double> errors(names.size()), dampings(names.size());
+    gpu_->pack(group, wanted, [&](size_t i, LayerCuda::Packed packed) {
       check_interrupt();
-      const Stopwatch watch;
-      const auto options = with_shared_table(options_, tables, *scheme_of_(names[i]));
-      auto packed = gpu_->pack(group, i, options, divisors(names[i]), output_costs(names[i]));
-      damping = std::max(damping, packed.damping);
-      report.packed_error += packed.error;
-      CalibratedLinear linear;
+      CalibratedLinear& linear = linears[i];
       linear.linear.name = names[i];
       linear.linear.source_dtype = checkpoint_.stored_dtype(names[i] + ".weight");
       linear.linear.passes.push_back(std::move(packed.result.weight));
       if (rotates(group)) linear.linear.rotations.push_back(rotations_[group]);
       linear.stats = packed.result.stats;
-      linear.seconds = watch.seconds();
-      keep(group, std::move(linear), packed.error);
+      linear.seconds = packed.seconds;
+      errors[i] = packed.error;
+      dampings[i] = packed.damping;
+      weights[i] = effective_weight(linear.linear, group, row_scales(names[i]));
+      linear.error = effective_error(weights[i]);
+    });
+    for (size_t i = 0; i < names.size(); ++i) {
+      report.packed_error += errors[i];
+      keep(group, std::move(linears[i]), std::move(weights[i]), errors[i]);
     }
-    note_damping(group, damping);
+    note_damping(group, *std::ranges::max_element(dampings));
     gpu_->drop(group);
   }
 
@@ -456,12 +472,14 @@ class LayerJob {
   double finish(size_t group, PassWork work, const CalibratedPasses& passes) {
     if (const auto* rows = row_scales(work.name)) model::multiply_rows(work.rest.matrix(), *rows);
     const double error = output_power(work.rest.matrix(), passes.gram());
-    keep(group, std::move(work.packed), error);
+    Values weight = effective_weight(work.packed.linear, group, row_scales(work.name));
+    work.packed.error = effective_error(weight);
+    keep(group, std::move(work.packed), std::move(weight), error);
     return error;
   }
 
-  /// A linear whose passes, times and counts are there, and the error of its outputs.
-  void keep(size_t group, CalibratedLinear packed, double output_error) {
+  /// A linear whose passes, errors, times and counts are there, what it computes with, and the error of its outputs.
+  void keep(size_t group, CalibratedLinear packed, Values weight, double output_error) {
     const std::string& name = packed.linear.name;
     if (targets_[group].kind == Kind::input_scale) {
       packed.input_scale =
@@ -469,8 +487,6 @@ class LayerJob {
     }
     packed.columns = scales_[group];
     if (const auto* rows = row_scales(name)) packed.rows = *rows;
-    Values weight = effective_weight(packed.linear, group, row_scales(name));
-    packed.error = effective_error(weight);
     if (sources_.paired != nullptr) sources_.paired->take(name, std::move(weight));
     const std::lock_guard lock(mutex_);
     packed.output = outputs_[name];

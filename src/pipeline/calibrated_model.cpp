@@ -151,7 +151,7 @@ class LayerPairs : public PairedInputs {
       : calibration_(calibration), weights_(model::load_layer(model, layer)), keep_(keep) {}
 
   std::optional<quantize::InputPair> of(size_t group) override {
-    return calibration_.pair(group, weights_, std::exchange(changed_, false), keep_);
+    return calibration_.pair(group, weights_, std::exchange(changed_, std::vector<std::string>{}), keep_);
   }
 
   void take(const std::string& linear, Values weight) override {
@@ -160,18 +160,19 @@ class LayerPairs : public PairedInputs {
       const auto values = std::make_shared<const Values>(std::move(weight));
       const TensorView view{linear, DType::f32, values->shape, bytes_of(values->values)};
       own.matrix = kernels::LinearWeight::Dense{view, values};
-      changed_ = true;
+      if (changed_) changed_->push_back(linear);
       return;
     }
     ensure(false, "a packed linear that its layer has not");
   }
 
-  void finish() { calibration_.finish(weights_); }
+  void finish() { calibration_.finish(weights_, changed_); }
 
  private:
   Calibration& calibration_;
   model::LayerWeights weights_;
-  bool keep_, changed_ = true;
+  bool keep_;
+  ChangedLinears changed_;  ///< since inputs were asked for; nothing: that was never
 };
 
 }  // namespace
@@ -215,7 +216,7 @@ std::string describe(const ExpertCounts& experts) {
   if (experts.idle + experts.scarce == 0) return {};
   return concat("of ", experts.all, " experts ", experts.idle,
                 " were sent no token of the calibration text and are rounded as they are, ", experts.scarce,
-                " fewer than they have input channels; give more text");
+                " fewer than they have input channels, which leaves out scales of these; give more text");
 }
 
 std::vector<std::string> linears_with_input_scale(const model::ModelConfig& config, const SchemeOf& scheme_of,

@@ -38,7 +38,7 @@ struct CalibrationShape {
 /// The quantized model's weights of a layer, and the windows of both models that are not resident.
 struct PairedStates {
   const model::LayerWeights& quantized;
-  bool changed;  ///< whether they are others than in the call before
+  ChangedLinears changed;
   HiddenStates &plain_others, &quantized_others;
 };
 

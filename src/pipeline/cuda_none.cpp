@@ -47,13 +47,17 @@ DistillCuda::~DistillCuda() = default;
 void DistillCuda::add_layer(const model::LayerWeights&) { refuse(); }
 void DistillCuda::load_heads(const DistilledHead&, const DistilledHead&) { refuse(); }
 void DistillCuda::load_teacher(const model::LayerWeights&) { refuse(); }
-void DistillCuda::teach(MatrixView<float>) { refuse(); }
+void DistillCuda::keep_expected(int64_t) { refuse(); }
+int64_t DistillCuda::keeps() const noexcept { return 0; }
+void DistillCuda::put_expected(int64_t, MatrixView<const float>) { refuse(); }
+void DistillCuda::teach(int64_t, MatrixView<float>) { refuse(); }
 void DistillCuda::put_norms(int64_t, const model::LayerWeights&) { refuse(); }
 void DistillCuda::put_final_norm(std::span<const float>) { refuse(); }
 void DistillCuda::put(size_t, MatrixView<const float>) { refuse(); }
 void DistillCuda::forward(size_t) { refuse(); }
-double DistillCuda::divergence(MatrixView<const float>) { refuse(); }
-double DistillCuda::back(size_t, MatrixView<const float>) { refuse(); }
+double DistillCuda::divergence(const Expected&) { refuse(); }
+double DistillCuda::loss(size_t, const Expected&) { refuse(); }
+void DistillCuda::back(size_t) { refuse(); }
 std::vector<double> DistillCuda::take_sums(const model::PlannedNorm&) { refuse(); }
 
 struct GradientsCuda::Impl {};
@@ -92,10 +96,7 @@ quantize::SharedTable LayerCuda::learn_table(size_t, std::span<const size_t>, st
   refuse();
 }
 void LayerCuda::round_together(std::span<const Part>, const quantize::QuantizeOptions&) { refuse(); }
-LayerCuda::Packed LayerCuda::pack(size_t, size_t, const quantize::QuantizeOptions&, std::span<const float>,
-                                  std::span<const float>) {
-  refuse();
-}
+void LayerCuda::pack(size_t, std::span<const Wanted>, const std::function<void(size_t, Packed)>&) { refuse(); }
 void LayerCuda::drop(size_t) { refuse(); }
 
 }  // namespace w4q::pipeline

@@ -1,10 +1,14 @@
 #include "pipeline/layer_cuda.h"
 
+#include <algorithm>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <utility>
 
 #include "core/error.h"
+#include "core/lanes.h"
+#include "core/stopwatch.h"
 #include "quantize/group_cuda.h"
 
 namespace w4q::pipeline {
@@ -92,11 +96,45 @@ void LayerCuda::round_together(std::span<const Part> parts, const quantize::Quan
   quantize::GroupCuda::round_together(own, options);
 }
 
-LayerCuda::Packed LayerCuda::pack(size_t group, size_t linear, const quantize::QuantizeOptions& options,
-                                  std::span<const float> divisors, std::span<const float> output_costs) {
+namespace {
+
+/// So many linears of a group at once: q, k and v.
+constexpr size_t most_lanes = 3;
+
+/// How many of `wanted` fit beside each other into what is free, of which some is left for what allocations do not fill.
+size_t lanes_for(const quantize::GroupCuda& group, std::span<const LayerCuda::Wanted> wanted, int64_t free_bytes) {
+  std::vector<int64_t> bytes;
+  for (const auto& one : wanted) bytes.push_back(group.packing_bytes(one.linear, {one.divisors, one.output_costs}));
+  std::ranges::sort(bytes, std::greater<>());
+  size_t lanes = 0;
+  for (int64_t left = free_bytes / 5 * 4; lanes < std::min(bytes.size(), most_lanes); ++lanes) {
+    if (bytes[lanes] > left) break;
+    left -= bytes[lanes];
+  }
+  return std::max<size_t>(1, lanes);
+}
+
+}  // namespace
+
+void LayerCuda::pack(size_t group, std::span<const Wanted> wanted, const std::function<void(size_t, Packed)>& done) {
   quantize::GroupCuda& own = impl_->at(group);
-  auto packed = own.pack(linear, options, {divisors, output_costs});
-  return {std::move(packed.result), packed.error, own.damping(linear)};
+  quantize::CudaWork& work = impl_->work(group);
+  size_t lanes = 1;
+  if (impl_->lanes.size() == 1) {
+    std::vector<size_t> linears;
+    for (const Wanted& one : wanted) linears.push_back(one.linear);
+    own.prepare(linears, wanted.front().options);
+    lanes = lanes_for(own, wanted, work.context.free_bytes());
+  }
+  std::vector<std::unique_ptr<quantize::CudaWork>> others;
+  while (others.size() + 1 < lanes) others.push_back(std::make_unique<quantize::CudaWork>(work.context));
+  run_lanes(lanes, wanted.size(), [&](size_t lane, size_t at) {
+    const Wanted& one = wanted[at];
+    const Stopwatch watch;
+    quantize::CudaWork& with = lane == 0 ? work : *others[lane - 1];
+    auto packed = own.pack(with, one.linear, one.options, {one.divisors, one.output_costs});
+    done(at, {std::move(packed.result), packed.error, own.damping(one.linear), watch.seconds()});
+  });
 }
 
 void LayerCuda::drop(size_t group) {

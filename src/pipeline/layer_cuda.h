@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -63,14 +64,21 @@ class LayerCuda {
   /// As GroupCuda::round_together.
   void round_together(std::span<const Part> parts, const quantize::QuantizeOptions& options);
 
+  struct Wanted {
+    size_t linear = 0;
+    quantize::QuantizeOptions options = {};
+    std::span<const float> divisors = {}, output_costs = {};
+  };
   struct Packed {
     quantize::QuantizeResult result;
     double error = 0;
     double damping = 0;  ///< that feedback needed
+    double seconds = 0;
   };
-  /// As GroupCuda::pack.
-  Packed pack(size_t group, size_t linear, const quantize::QuantizeOptions& options, std::span<const float> divisors,
-              std::span<const float> output_costs);
+  /// As GroupCuda::pack, of linears of a group: where groups have one lane several at once, on streams and in threads of
+  /// their own, as far as memory suffices; most of what one waits for is the launch before. `done` is called in these threads with the place among
+  /// `wanted`. The bytes are those of one after the other.
+  void pack(size_t group, std::span<const Wanted> wanted, const std::function<void(size_t at, Packed packed)>& done);
   /// Gives back the memory of a group.
   void drop(size_t group);
 

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "decoder_cuda/layer_decoder.h"
 #include "pipeline/calibration_cuda.h"
@@ -50,7 +52,8 @@ class PairsCuda {
   const int64_t window_values_;
   decoder_cuda::CudaLayerDecoder plain_, quantized_;
   bool loaded_ = false;
-  size_t done_ = 0;                          ///< blocks of the layer that both are behind
+  std::vector<std::string> last_groups_;     ///< of the layer's blocks
+  size_t plain_done_ = 0, done_ = 0;         ///< blocks of the layer that the model as it is, and the other, are behind
   device::DeviceBuffer scratch_, captured_;  ///< hidden states; a group's inputs in the model as it is
 };
 

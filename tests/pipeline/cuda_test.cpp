@@ -68,6 +68,14 @@ class PipelineCuda : public ::testing::Test {
     return result;
   }
 
+  /// Calibration with text instead of the statistics.
+  static void read_text(QuantizeRequest& request, int64_t samples, int64_t length) {
+    request.calibrated->statistics.clear();
+    request.calibrated->text.ids = model() / "own/selfgen.ids.u16";
+    request.calibrated->text.samples = samples;
+    request.calibrated->text.length = length;
+  }
+
   test::TemporaryFolder folder_;
 };
 
@@ -189,10 +197,7 @@ TEST_F(PipelineCuda, RoundingWithAllThatIsKnownGainsWhatItGainsOnTheCpu) {
     const auto packing = [&](const std::string& output, std::shared_ptr<device::Context> where) {
       auto result = request("kbit3-b32-e4m4", output, where);
       result.options.steps = quantize::parse_steps(steps);
-      result.calibrated->statistics.clear();
-      result.calibrated->text.ids = model() / "own/selfgen.ids.u16";
-      result.calibrated->text.samples = 8;
-      result.calibrated->text.length = 128;
+      read_text(result, 8, 128);
       return quantize_model(result);
     };
     const auto cpu = packing("cpu", nullptr), gpu = packing("gpu", here());
@@ -215,10 +220,7 @@ TEST_F(PipelineCuda, TrellisesAreThoseOfTheCpu) {
       result.options.steps = quantize::parse_steps("awq → rotate128 → feedback → norms");
       if (!follows) return quantize_model(result);
       result.options.steps.add({quantize::StepKind::asymmetric});
-      result.calibrated->statistics.clear();
-      result.calibrated->text.ids = model() / "own/selfgen.ids.u16";
-      result.calibrated->text.samples = 8;
-      result.calibrated->text.length = 128;
+      read_text(result, 8, 128);
       return quantize_model(result);
     };
     const auto cpu = packing("cpu", nullptr), gpu = packing("gpu", here());
@@ -237,10 +239,7 @@ TEST_F(PipelineCuda, TrellisesAreThoseOfTheCpu) {
 /// From text to planes without leaving the GPU.
 TEST_F(PipelineCuda, CalibratesOnTheWay) {
   auto wanted = request("int4-g128-f16-asym", "out", here());
-  wanted.calibrated->statistics.clear();
-  wanted.calibrated->text.ids = model() / "own/selfgen.ids.u16";
-  wanted.calibrated->text.samples = 5;
-  wanted.calibrated->text.length = 100;
+  read_text(wanted, 5, 100);
   const auto direct = quantize_model(wanted);
   calibrate("stats.safetensors", true);
   const auto by_file = quantize_model(request("int4-g128-f16-asym", "by-file", here()));

@@ -26,7 +26,7 @@ struct KbitGemv {
   static constexpr bool routed = std::is_same_v<Route, frame::Router>;
   static constexpr bool compact = is_compact;
   using Args = std::conditional_t<routed, frame::RoutedLaunch, Launch>;
-  static constexpr int warps = Shape<bits, rows>::warps;
+  static constexpr int warps = is_compact ? compact_warps : Shape<bits, rows>::warps;
   using Totals = frame::Totals<rows>;
   using Run = kbit::Run<bits, Type, Scales, rows, Shape<bits, rows, is_compact>::tiles, Route, is_compact>;
 

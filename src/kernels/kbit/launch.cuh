@@ -39,6 +39,8 @@ void launch_routed_gemv(const frame::RoutedLaunch& args, const formats::Scheme& 
                         const device::Stream& stream, std::string_view shape);
 /// Of the tiles that a warp of a compact kernel asks for at once.
 inline constexpr int most_unit_shift = 2;
+/// Warps of a block of the next.
+constexpr int compact_warps = 12;
 /// One or the other, of few tiles a warp (KbitGemv::compact; gemv_compact_cuda.cu).
 void launch_compact_gemv(const frame::RoutedLaunch& args, const formats::Scheme& scheme, int blocks,
                          const device::Stream& stream, std::string_view shape);

@@ -24,11 +24,9 @@ void set_sum_factors(const LinearArgs& args, frame::Launch& launch) {
   launch.result_factor = (e4m4 ? kbit::E4m4Scales::sum_factor : kbit::F16Scales::sum_factor) / launch.table_factor;
 }
 
-constexpr int compact_warps = 12;  // of a block
-
 /// Whether a launch suits the compact kernel: no warp has a whole N-tile, and all of x can be read 16 bytes at a time.
 bool is_compact(const frame::Launch& launch, int blocks) {
-  const int warps = blocks * compact_warps, most = (launch.tiles + warps - 1) / warps;
+  const int warps = blocks * kbit::compact_warps, most = (launch.tiles + warps - 1) / warps;
   const int group = launch.k_tiles * launch.routes.sums;
   return launch.aligned && launch.k % 64 == 0 && most < group;
 }
@@ -36,7 +34,7 @@ bool is_compact(const frame::Launch& launch, int blocks) {
 /// The least units that give every warp one at most; single tiles where none does, or k does not end with a unit.
 int unit_shift_of(const frame::Launch& launch, int blocks) {
   for (int shift = 0; shift <= kbit::most_unit_shift && launch.k_tiles % (1 << shift) == 0; ++shift) {
-    if (launch.tiles >> shift <= blocks * compact_warps) return shift;
+    if (launch.tiles >> shift <= blocks * kbit::compact_warps) return shift;
   }
   return 0;
 }
