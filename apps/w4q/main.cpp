@@ -2,9 +2,11 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <iostream>
+#include <thread>
 
 #include "commands.h"
 #include "core/error.h"
@@ -79,7 +81,12 @@ int main(int argc, char** argv) {
     const auto launched = ranks::launched();
     return !launched || launched->rank == 0;
   };
-  const auto refuse = [&](const Error& error) { return tells() ? report(error) : describe(error.code()).exit_status; };
+  const auto refuse = [&](const Error& error) {
+    if (tells()) return report(error);
+    // A launcher ends all once one has ended with a bad status: the one that tells goes first.
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    return describe(error.code()).exit_status;
+  };
   app::Action action;
   const auto program = app::make_program(action);
   try {

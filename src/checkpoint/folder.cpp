@@ -17,6 +17,8 @@ namespace {
 using io::Json;
 
 constexpr const char* config_key = "quantization_config";
+/// Of the first versions of compressed-tensors.
+constexpr const char* old_config_key = "compression_config";
 
 QuantizationConfig read_dialect(const DialectSource& source) {
   const DialectRow& row = detect_dialect(source);
@@ -27,25 +29,18 @@ QuantizationConfig read_dialect(const DialectSource& source) {
   return result;
 }
 
-/// What a dialect of small floats says of its checkpoint; nothing where no dialect detects it.
+/// What a dialect of small floats says of its checkpoint; nothing where no dialect detects it or knows its names.
 std::optional<QuantizationConfig> read_floats(const DialectSource& source) {
   const auto detects = [&](const DialectRow& row) { return row.detect(source); };
   if (std::ranges::none_of(dialect_registry(), detects)) return std::nullopt;
-  return read_dialect(source);
+  auto result = read_dialect(source);
+  return result.linears.empty() ? std::nullopt : std::optional(std::move(result));
 }
 
-/// The same, nothing where one of its linears is none that the dialect has, or others measured scales of activations.
+/// The same, nothing where one of its linears is none that the dialect has.
 std::optional<QuantizationConfig> read_known_floats(const DialectSource& source) {
   try {
-    auto result = read_floats(source);
-    if (!result) return result;
-    const auto scales_inputs = [&](const auto& tensor) {
-      return std::ranges::any_of(result->dialect->activations,
-                                 [&](std::string_view suffix) { return tensor.first.ends_with(suffix); });
-    };
-    const bool ours = config_text(source, {"converted_by"}, "") == "w4q";
-    if (!ours && std::ranges::any_of(source.checkpoint.tensors(), scales_inputs)) return std::nullopt;
-    return result;
+    return read_floats(source);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::internal) throw;
     return std::nullopt;
@@ -85,6 +80,27 @@ std::set<std::string, std::less<>> tuned_norms(const Folder& folder) {
   return result;
 }
 
+/// ModelOpt's hf_quant_config.json, which older exports have alone: what it says stands beside who says it.
+Json without_producer(Json side) {
+  const auto inner = side.find("quantization");
+  if (inner == side.end() || !inner->is_object() || side.contains("quant_method")) return side;
+  Json stated = *inner;
+  if (!stated.contains("quant_method")) stated["quant_method"] = "modelopt";
+  return stated;
+}
+
+constexpr const char* decoded_alone = "w4q quantize, calibrate and repack --to hf16 read what its weights stand for";
+
+/// Packed linears of small floats, or why they are none.
+std::optional<QuantizationConfig> read_packed_floats(const DialectSource& source) {
+  try {
+    return read_floats(source);
+  } catch (Error& error) {
+    if (error.hint().empty()) error.hint(decoded_alone);
+    throw;
+  }
+}
+
 /// Its config.json is a 16-bit model's; its tensors are not.
 void refuse_turboquant(const std::filesystem::path& folder) {
   if (!io::path_exists(folder / turboquant_config_file)) return;
@@ -93,6 +109,26 @@ void refuse_turboquant(const std::filesystem::path& folder) {
 }
 
 }  // namespace
+
+Json read_config_file(const std::filesystem::path& folder) {
+  Json config = io::read_json(folder / "config.json");
+  if (!config.is_object()) return config;
+  const auto states = [](const Json& object, const char* key) {
+    const auto found = object.find(key);
+    return found != object.end() && found->is_object();
+  };
+  if (!states(config, config_key) && states(config, old_config_key)) {
+    Json stated = config[old_config_key];
+    if (!stated.contains("quant_method")) stated["quant_method"] = "compressed-tensors";
+    config.erase(old_config_key);
+    config[config_key] = std::move(stated);
+  }
+  if (!states(config, "text_config") || !config["text_config"].contains(config_key)) return config;
+  Json stated = config["text_config"][config_key];
+  config["text_config"].erase(config_key);
+  if (!states(config, config_key) && stated.is_object()) config[config_key] = std::move(stated);
+  return config;
+}
 
 std::optional<DType> stated_dtype(const Json& config) {
   for (const char* key : {"dtype", "torch_dtype"}) {
@@ -116,13 +152,17 @@ void require_folder(const std::filesystem::path& folder) {
 
 Folder open_folder(const std::filesystem::path& folder, bool residual, FloatForm floats) {
   require_folder(folder);
-  Json config = io::read_json(folder / "config.json");
-  return read_quantization({folder, std::move(config), io::Checkpoint::open(folder, residual)}, floats);
+  return read_quantization({folder, read_config_file(folder), io::Checkpoint::open(folder, residual)}, floats);
 }
 
 Folder open_packed_folder(const std::filesystem::path& folder, std::string_view quantizer) {
   Folder opened = open_folder(folder, true, FloatForm::packed);
   if (!opened.quantization.linears.empty()) return opened;
+  if (opened.small_floats) {
+    throw Error(ErrorCode::unsupported, folder.string() + ": its small floats are no packed linears to w4q")
+        .detail("their names or scales are of no dialect that is written")
+        .hint(decoded_alone);
+  }
   throw Error(ErrorCode::bad_argument, folder.string() + ": holds no packed tensors")
       .hint(concat(quantizer, " makes a packed checkpoint from a 16-bit one"));
 }
@@ -137,7 +177,7 @@ std::optional<StatedQuantization> stated_quantization(const Json& config, const 
     const auto path = folder / name;
     if (!io::path_exists(path)) continue;
     Json side = io::read_json(path);
-    if (side.is_object()) return StatedQuantization{std::move(side), path.string(), true};
+    if (side.is_object()) return StatedQuantization{without_producer(std::move(side)), path.string(), true};
   }
   return std::nullopt;
 }
@@ -152,7 +192,7 @@ Folder read_quantization(Folder folder, FloatForm floats) {
   if (stated && stated->foreign) {
     const DialectSource source = source_of(folder, *stated);
     if (is_low_precision(stated->json)) {
-      auto packed = floats == FloatForm::packed   ? read_floats(source)
+      auto packed = floats == FloatForm::packed   ? read_packed_floats(source)
                     : floats == FloatForm::either ? read_known_floats(source)
                                                   : std::nullopt;
       if (!packed) return read_low_precision(std::move(folder), *stated);

@@ -25,9 +25,14 @@ struct Folder {
   /// Weights of norms that were tuned behind the quantization, "….weight": no scale explains how they differ from the
   /// base's. A list in config.json, which goes with it into every dialect.
   std::set<std::string, std::less<>> tuned = {};
+  bool small_floats = false;  ///< some matrices are what stored small floats stand for (low_precision.h)
 
   std::filesystem::path config_path() const { return path / "config.json"; }
 };
+
+/// config.json of a folder, with quantization_config at its top, where models that are wrapped may have it in their
+/// text_config, and the first files of compressed-tensors under another name. Throws as read_json.
+io::Json read_config_file(const std::filesystem::path& folder);
 
 /// What the producer of a config.json computed in, and stored before anything was packed: its dtype or torch_dtype, the
 /// first that names a type. Older files say "float16", some "torch.float16".

@@ -24,6 +24,7 @@ using Source = std::shared_ptr<const io::Checkpoint>;
 struct Scales {
   std::vector<float> values;
   int64_t rows = 1, cols = 1, across = 1;
+  std::vector<float> inputs = {};  ///< what ModelOpt's AWQ multiplies each input by; empty: nothing
 
   std::span<const float> of_row(int64_t row) const {
     return std::span(values).subspan(static_cast<size_t>(row / rows * across), static_cast<size_t>(across));
@@ -54,6 +55,11 @@ std::vector<float> widened(const io::Checkpoint& tensors, const std::string& nam
   return values;
 }
 
+/// Of LLM.int8: a row has one scale.
+void widen_int8(std::span<const std::byte> codes, std::span<const float> scales, size_t, std::span<float> values) {
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(static_cast<int8_t>(codes[i])) * scales[0];
+}
+
 /// Rows of [n, k] out of codes that fill `row_bytes` a row from `offset` bytes into their tensor on.
 io::RowReader decoded_rows(const io::Checkpoint& tensors, const std::string& name, int64_t offset, int64_t row_bytes,
                            Scales scales, decltype(widen_e4m3)& widen_row) {
@@ -62,6 +68,7 @@ io::RowReader decoded_rows(const io::Checkpoint& tensors, const std::string& nam
   return [codes, shared, offset, row_bytes, &widen_row](int64_t row, std::span<float> values) {
     const auto from = (*codes)->bytes.subspan(static_cast<size_t>(offset + row * row_bytes));
     widen_row(from, shared->of_row(row), static_cast<size_t>(shared->cols), values);
+    for (size_t col = 0; col < shared->inputs.size(); ++col) values[col] *= shared->inputs[col];
   };
 }
 
@@ -79,11 +86,15 @@ class SmallFloats {
 
   Folder run(Folder folder) {
     for (const auto& [name, info] : tensors_->tensors()) {
-      if (info.dtype == DType::f8_e4m3 && name.ends_with(".weight")) read_fp8(name, info);
+      if (info.dtype == DType::f8_e4m3 && info.shape.size() == 3) read_fp8_stack(name, info);
+      if (info.dtype == DType::f8_e4m3 && info.shape.size() != 3 && name.ends_with(".weight")) read_fp8(name, info);
       if (info.dtype == DType::u8 && name.ends_with("_blocks")) read_mxfp4_stack(name, info);
       if (info.dtype == DType::u8 && name.ends_with(".weight_packed")) read_packed(name, info, "_packed");
-      if (info.dtype == DType::u8 && name.ends_with(".weight")) read_packed(name, info, "");
-      for (const char* scale : {".k_scale", ".v_scale", ".q_scale", ".prob_scale", ".output_scale"}) {
+      const auto module = std::string_view(name).substr(0, name.rfind('.'));
+      if (info.dtype == DType::i8 && tensors_->contains(concat(module, ".SCB"))) read_int8(name, info);
+      const bool nibbles = info.dtype == DType::u8 || (info.dtype == DType::i8 && has_power_scales(name));
+      if (nibbles && name.ends_with(".weight")) read_packed(name, info, "");
+      for (const char* scale : {".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".prob_scale", ".output_scale"}) {
         if (!name.ends_with(scale) || element_count(info.shape) > 1) continue;
         hidden_.insert(name);
         activations_ = true;
@@ -92,6 +103,7 @@ class SmallFloats {
     folder.quantization.notes.push_back(
         concat(derived_.size(), " matrices are stored as small floats and read as the weights that they stand for",
                activations_ ? "; the scales of activations are left out" : ""));
+    folder.small_floats = !derived_.empty();
     folder.tensors = io::Checkpoint::derive(tensors_, std::move(derived_), tensors_->derivation(), std::move(hidden_));
     folder.config.erase("quantization_config");
     return folder;
@@ -113,8 +125,37 @@ class SmallFloats {
     return tensors_->at(name);
   }
 
+  /// The factors of the inputs that a module states, of [k].
+  std::function<std::vector<float>()> inputs_of(std::string_view module, int64_t k) {
+    const std::string name = concat(module, ".pre_quant_scale");
+    if (!tensors_->contains(name)) return [] { return std::vector<float>(); };
+    if (element_count(tensors_->at(name).shape) != k) refuse(*tensors_, name, shape_text({k}));
+    hidden_.insert(name);
+    return [tensors = tensors_, name] { return widened(*tensors, name); };
+  }
+
+  /// bitsandbytes' LLM.int8: weight I8 [n, k], SCB F32 [n], the largest magnitude of a row.
+  void read_int8(const std::string& name, const io::TensorInfo& info) {
+    const auto module = std::string_view(name).substr(0, name.size() - 7);
+    const std::string scales = concat(module, ".SCB"), order = concat(module, ".weight_format");
+    if (info.shape.size() != 2) refuse(*tensors_, name, "two dimensions");
+    if (beside(name, scales).shape != Shape{info.shape[0]}) refuse(*tensors_, scales, shape_text({info.shape[0]}));
+    if (tensors_->contains(order)) {
+      const auto loaded = tensors_->load(order);
+      if (loaded->bytes.empty() || loaded->bytes[0] != std::byte{0}) refuse(*tensors_, order, "0, for rows");
+      hidden_.insert(order);
+    }
+    add(name, info.shape, [tensors = tensors_, name, scales, shape = info.shape] {
+      constexpr float top = 127;
+      Scales form{widened(*tensors, scales), 1, shape[1], 1};
+      for (float& value : form.values) value /= top;
+      return decoded_rows(*tensors, name, 0, shape[1], std::move(form), widen_int8);
+    });
+  }
+
   void leave_out_activations(std::string_view module) {
-    for (const char* name : {".input_scale", ".activation_scale", ".input_global_scale", ".weight_shape"}) {
+    for (const char* name :
+         {".input_scale", ".activation_scale", ".input_global_scale", ".input_scale_ub", ".weight_shape"}) {
       const std::string full = concat(module, name);
       if (!tensors_->contains(full)) continue;
       hidden_.insert(full);
@@ -122,30 +163,69 @@ class SmallFloats {
     }
   }
 
+  /// The scales of a matrix of codes, under whichever name: DeepSeek-V4 has "X.scale" beside "X.weight".
+  std::string scales_beside(const std::string& name) const {
+    if (const std::string inverse = name + "_scale_inv"; tensors_->contains(inverse)) return inverse;
+    if (name.ends_with(".weight")) {
+      const std::string plain = concat(std::string_view(name).substr(0, name.size() - 6), "scale");
+      if (tensors_->contains(plain)) return plain;
+    }
+    return name + "_scale";
+  }
+
+  /// Whether codes of I8 are two of E2M1 in a byte: then their scales are powers of two.
+  bool has_power_scales(const std::string& name) const {
+    const std::string scales = scales_beside(name);
+    return tensors_->contains(scales) && tensors_->at(scales).dtype == DType::f8_e8m0;
+  }
+
+  /// How scales of shape `found` lie over n × k codes.
+  Scales form_of(const std::string& scales, const Shape& found, int64_t n, int64_t k) const {
+    const DType dtype = tensors_->at(scales).dtype;
+    if (element_count(found) == 1) return {{}, n, k, 1};
+    if (found == Shape{n} || found == Shape{n, 1}) return {{}, 1, k, 1};
+    if (found == Shape{blocks(n, block_rows_), blocks(k, block_cols_)}) return {{}, block_rows_, block_cols_, found[1]};
+    const bool powers = dtype == DType::u8 || dtype == DType::f8_e8m0;
+    if (found == Shape{n, blocks(k, 32)} && powers) return {{}, 1, 32, found[1]};  // MXFP8
+    refuse(*tensors_, scales,
+           concat("one scale, ", n, ", or ", shape_text({blocks(n, block_rows_), blocks(k, block_cols_)}),
+                  " for blocks of ", block_rows_, " × ", block_cols_));
+  }
+
+  /// Experts in one tensor, outputs first: codes [experts, n, k], scales [experts, …].
+  void read_fp8_stack(const std::string& name, const io::TensorInfo& info) {
+    const std::string scales = scales_beside(name);
+    const Shape shape = info.shape;
+    Shape found = beside(name, scales).shape;
+    if (found.empty() || found[0] != shape[0]) refuse(*tensors_, scales, concat(shape[0], " experts first"));
+    found.erase(found.begin());
+    const Scales form = form_of(scales, found, shape[1], shape[2]);
+    hidden_.insert(name);
+    const auto module = std::string_view(name).substr(0, name.size() - (name.ends_with(".weight") ? 7 : 0));
+    leave_out_activations(module);
+    for (int64_t expert = 0; expert < shape[0]; ++expert) {
+      add(concat(module, ".", expert, ".weight"), {shape[1], shape[2]},
+          [tensors = tensors_, name, scales, shape, form, expert] {
+            const auto all = widened(*tensors, scales);
+            const auto count = static_cast<std::ptrdiff_t>(all.size()) / shape[0];
+            Scales filled = form;
+            filled.values.assign(all.begin() + expert * count, all.begin() + (expert + 1) * count);
+            return decoded_rows(*tensors, name, expert * shape[1] * shape[2], shape[2], std::move(filled), widen_e4m3);
+          });
+    }
+  }
+
   void read_fp8(const std::string& name, const io::TensorInfo& info) {
     if (info.shape.size() != 2) refuse(*tensors_, name, "two dimensions");
-    const std::string inverse = name + "_scale_inv";
-    const std::string scales = tensors_->contains(inverse) ? inverse : name + "_scale";
-    const Shape shape = info.shape, found = shape_of_scales(beside(name, scales).shape);
-    Scales form;
-    if (element_count(found) == 1) {
-      form = {{}, shape[0], shape[1], 1};
-    } else if (found == Shape{shape[0]} || found == Shape{shape[0], 1}) {
-      form = {{}, 1, shape[1], 1};
-    } else if (found == Shape{blocks(shape[0], block_rows_), blocks(shape[1], block_cols_)}) {
-      form = {{}, block_rows_, block_cols_, found[1]};
-    } else if (found == Shape{shape[0], blocks(shape[1], 32)} && tensors_->at(scales).dtype == DType::u8) {
-      form = {{}, 1, 32, found[1]};  // MXFP8
-    } else {
-      refuse(*tensors_, scales,
-             concat("one scale, ", shape[0], ", or ",
-                    shape_text({blocks(shape[0], block_rows_), blocks(shape[1], block_cols_)}), " for blocks of ",
-                    block_rows_, " × ", block_cols_));
-    }
-    leave_out_activations(std::string_view(name).substr(0, name.size() - 7));
-    add(name, shape, [tensors = tensors_, name, scales, shape, form] {
+    const std::string scales = scales_beside(name);
+    const Shape shape = info.shape;
+    const Scales form = form_of(scales, shape_of_scales(beside(name, scales).shape), shape[0], shape[1]);
+    const auto module = std::string_view(name).substr(0, name.size() - 7);
+    leave_out_activations(module);
+    add(name, shape, [tensors = tensors_, name, scales, shape, form, inputs = inputs_of(module, shape[1])] {
       Scales filled = form;
       filled.values = widened(*tensors, scales);
+      filled.inputs = inputs();
       return decoded_rows(*tensors, name, 0, shape[1], std::move(filled), widen_e4m3);
     });
   }
@@ -176,7 +256,8 @@ class SmallFloats {
   /// weight with weight_scale and weight_scale_2, which multiplies.
   void read_packed(const std::string& name, const io::TensorInfo& info, std::string_view suffix) {
     const std::string weight = name.substr(0, name.size() - suffix.size());
-    const std::string scales = weight + "_scale", divisor = weight + "_global_scale", factor = weight + "_scale_2";
+    const std::string divisor = weight + "_global_scale", factor = weight + "_scale_2";
+    const std::string scales = scales_beside(weight);
     if (info.shape.size() != 2) refuse(*tensors_, name, "[n, k / 2]");
     const Shape shape = {info.shape[0], info.shape[1] * 2};
     const io::TensorInfo& found = beside(name, scales);
@@ -189,9 +270,11 @@ class SmallFloats {
     const std::string whole = !nvfp4 ? std::string() : divides ? divisor : factor;
     if (nvfp4 && element_count(beside(name, whole).shape) != 1) refuse(*tensors_, whole, "one scale");
     hidden_.insert(name);
-    leave_out_activations(std::string_view(weight).substr(0, weight.size() - 7));
-    add(weight, shape, [tensors = tensors_, name, scales, whole, shape, group, divides] {
-      Scales form{widened(*tensors, scales), 1, group, blocks(shape[1], group)};
+    const auto module = std::string_view(weight).substr(0, weight.size() - 7);
+    leave_out_activations(module);
+    const auto inputs = inputs_of(module, shape[1]);
+    add(weight, shape, [tensors = tensors_, name, scales, whole, shape, group, divides, inputs] {
+      Scales form{widened(*tensors, scales), 1, group, blocks(shape[1], group), inputs()};
       if (!whole.empty()) {
         const float scale = widened(*tensors, whole).front();
         for (float& value : form.values) value = divides ? value / scale : value * scale;
@@ -216,6 +299,12 @@ std::string text_of(const io::Json& object, const char* key) {
   return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
+/// "mx_fp", "nv_fp4", "fp": with the tensors of compressed-tensors, whose names they have.
+bool is_auto_round_float(const io::Json& quantization) {
+  const std::string type = text_of(quantization, "data_type");
+  return type.starts_with("fp") || type.find("_fp") != std::string::npos;
+}
+
 }  // namespace
 
 Shape shape_of_scales(const Shape& stored) {
@@ -233,7 +322,10 @@ std::string integer_algorithm(const io::Json& quantization) {
 bool is_low_precision(const io::Json& quantization) {
   if (!quantization.is_object() || !integer_algorithm(quantization).empty()) return false;
   const std::string method = text_of(quantization, "quant_method"), format = text_of(quantization, "format");
-  if (method == "fp8" || method == "mxfp4" || method == "modelopt") return true;
+  constexpr std::string_view methods[] = {"fp8", "mxfp4", "mxfp8", "modelopt", "fbgemm_fp8", "deepseek_v4_fp8"};
+  if (std::ranges::find(methods, method) != std::end(methods)) return true;
+  if (method == "bitsandbytes") return quantization.value("load_in_8bit", io::Json()) == true;
+  if (method == "auto-round" || method == "intel/auto-round") return is_auto_round_float(quantization);
   if (const std::string quark = quark_weights(quantization); !quark.empty()) {
     return quark.starts_with("fp8") || quark.starts_with("fp4");
   }

@@ -6,8 +6,8 @@
 
 namespace w4q::checkpoint {
 
-/// Whether quantization_config says so: quant_method fp8, mxfp4 or modelopt, or a format of compressed-tensors, or of
-/// Quark, that holds floats.
+/// Whether quantization_config says so: quant_method fp8, fbgemm_fp8, mxfp4, mxfp8 or modelopt, or a format of
+/// compressed-tensors, of AutoRound or of Quark that holds floats; LLM.int8 of bitsandbytes is read the same way.
 bool is_low_precision(const io::Json& quantization);
 
 /// The shape of scales without the ones that ModelOpt's blocks have between their sizes: [n/128, 1, k/128, 1].

@@ -201,12 +201,15 @@ void Checkpoint::Impl::add_files(WeightFiles files) {
 }
 
 void Checkpoint::Impl::add_tensors(size_t first, size_t shard, SafetensorsHeader header, const WeightFiles& files) {
-  size_t unlisted = 0;
-  std::string first_unlisted;
+  size_t unlisted = 0, elsewhere = 0;
+  std::string first_unlisted, first_elsewhere;
   for (auto& tensor : header.tensors) {
     if (files.weight_map) {
       const auto listed = files.weight_map->find(tensor.name);
       if (listed == files.weight_map->end() && unlisted++ == 0) first_unlisted = tensor.name;
+      if (listed != files.weight_map->end() && listed->second != shard && elsewhere++ == 0) {
+        first_elsewhere = tensor.name;
+      }
       if (listed == files.weight_map->end() || listed->second != shard) continue;
     }
     std::string name = tensor.name;
@@ -216,6 +219,11 @@ void Checkpoint::Impl::add_tensors(size_t first, size_t shard, SafetensorsHeader
                                               "\" lies in another file of the checkpoint too"));
     }
     shard_of.emplace(place->first, first + shard);
+  }
+  if (elsewhere > 0) {
+    warnings.push_back(concat(shown(files.shards[shard].filename()), " holds ", elsewhere,
+                              " tensors that the index has in another file, the first is \"", shown(first_elsewhere),
+                              "\": programs that read all files take either"));
   }
   if (unlisted == 0) return;
   warnings.push_back(concat(shown(files.shards[shard].filename()), " holds ", unlisted,

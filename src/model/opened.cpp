@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "checkpoint/dialect/dialect.h"
 #include "core/error.h"
 #include "core/parallel.h"
 #include "core/text.h"
@@ -40,6 +41,13 @@ checkpoint::Folder decoded(checkpoint::Folder folder) {
       return values;
     };
     weights.emplace(name + ".weight", io::DerivedTensor{DType::f32, info.source_dtype, {info.n, info.k}, make});
+  }
+  if (const auto* const dialect = folder.quantization.dialect; dialect != nullptr) {
+    // How its program scales activations says nothing of weights that are rounded anew.
+    for (const auto& [name, info] : source->tensors()) {
+      const auto ends = [&](std::string_view suffix) { return name.ends_with(suffix); };
+      if (std::ranges::any_of(dialect->activations, ends)) hidden.insert(name);
+    }
   }
   folder.tensors = io::Checkpoint::derive(source, std::move(weights), source->derivation(), hidden);
   folder.config.erase("quantization_config");

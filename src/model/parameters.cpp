@@ -50,10 +50,13 @@ struct Place {
 constexpr std::string_view tower = "part of a tower for other inputs than text";
 constexpr std::string_view further_tokens = "predicts further tokens";
 constexpr Place anywhere[] = {
-    {"visual", tower},       {"vision", tower},         {"audio", tower},       {"image", tower},
-    {"embed_vision", tower}, {"embed_audio", tower},    {"multi_modal", tower}, {"mm_projector", tower},
-    {"mtp", further_tokens}, {"nextn", further_tokens}, {"lora_", "adapter"},   {"adapter", "adapter"},
-    {"indexer", "indexer"},
+    {"visual", tower},       {"vision", tower},
+    {"audio", tower},        {"image", tower},
+    {"embed_vision", tower}, {"embed_audio", tower},
+    {"multi_modal", tower},  {"mm_projector", tower},
+    {"mtp", further_tokens}, {"nextn", further_tokens},
+    {"lora_", "adapter"},    {"adapter", "adapter"},
+    {"indexer", "indexer"},  {"compressor", "compressor of keys"},
 };
 
 /// The last part of a path, as a whole.

@@ -57,13 +57,18 @@ bool is_decoded(const io::Checkpoint& raw, const io::Checkpoint& tensors, const 
   return !raw.contains(name) || tensors.stored_dtype(name) != tensors.at(name).dtype;
 }
 
+/// Whether codes of one byte each stand there as experts with outputs first.
+bool holds_stack(const io::Checkpoint& raw, const std::string& stack) {
+  return raw.contains(stack) && raw.at(stack).dtype == DType::f8_e4m3 && raw.at(stack).shape.size() == 3;
+}
+
 /// "T.3.weight" → "T", where the files hold the codes of the stack T, or the architecture says that it is one.
 std::optional<std::string> stack_of(const DecodePlan& plan, const io::Checkpoint& raw, std::string_view name) {
   const std::string_view expert = model::module_path(name);
   const size_t dot = expert.rfind('.');
   if (dot == std::string_view::npos) return std::nullopt;
   std::string stack(expert.substr(0, dot));
-  if (plan.stacks.contains(stack)) return stack;
+  if (plan.stacks.contains(stack) || holds_stack(raw, stack)) return stack;
   return raw.contains(stack + std::string(codes_of_stack)) ? std::optional(std::move(stack)) : std::nullopt;
 }
 
@@ -91,17 +96,19 @@ void list_decoded(DecodePlan& plan, const io::Checkpoint& raw) {
     tensor.name = stack.value_or(name);
     tensor.parts.push_back(name);
     tensor.stack = stack.has_value();
-    tensor.turned = tensor.stack && (plan.inputs_first || !plan.stacks.contains(path));
+    tensor.turned = tensor.stack && !holds_stack(raw, path) && (plan.inputs_first || !plan.stacks.contains(path));
     const auto parts = static_cast<int64_t>(tensor.parts.size());
     tensor.shape = !tensor.stack   ? info.shape
                    : tensor.turned ? Shape{parts, info.shape[1], info.shape[0]}
                                    : Shape{parts, info.shape[0], info.shape[1]};
     tensor.dtype = plan.dtype;
-    tensor.from = raw.contains(name) ? dtype_name(raw.at(name).dtype) : "E2M1";
+    tensor.from = raw.contains(name)       ? dtype_name(raw.at(name).dtype)
+                  : holds_stack(raw, path) ? dtype_name(DType::f8_e4m3)
+                                           : "E2M1";
     if (const auto* packed = plan.source.quantization.find(model::module_path(name)); packed != nullptr) {
       tensor.from = formats::to_string(packed->passes.front().scheme);
       if (packed->passes.size() > 1) tensor.from += concat(" and ", packed->passes.size() - 1, " passes");
-    } else if (tensor.from == dtype_name(DType::u8)) {
+    } else if (tensor.from == dtype_name(DType::u8) || tensor.from == dtype_name(DType::i8)) {
       tensor.from = "E2M1";
     }
   }

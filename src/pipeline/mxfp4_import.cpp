@@ -251,7 +251,7 @@ checkpoint::QuantizationConfig quantization_of(const ImportPlan& plan) {
 /// Whether another program's quantization_config says so.
 bool states(const std::filesystem::path& folder, const char* key, const char* value) {
   if (!io::is_folder(folder) || !io::path_exists(folder / "config.json")) return false;
-  const auto stated = checkpoint::stated_quantization(io::read_json(folder / "config.json"), folder);
+  const auto stated = checkpoint::stated_quantization(checkpoint::read_config_file(folder), folder);
   return stated && stated->foreign && stated->json.is_object() && stated->json.value(key, io::Json()) == value;
 }
 

@@ -139,7 +139,7 @@ void find_tensors(const model::ModelConfig& model, Source& source) {
 Source open_source(const std::filesystem::path& folder) {
   const auto path = folder / turboquant_config_file;
   const TurboQuantConfig quantization = parse_turboquant_config(io::read_json(path), path.string());
-  Source source{.config = io::read_json(folder / "config.json"),
+  Source source{.config = checkpoint::read_config_file(folder),
                 .quantization = quantization,
                 .packed = io::Checkpoint::open(folder / "model.safetensors"),
                 .kept = io::Checkpoint::open(folder / turboquant_kept_file),

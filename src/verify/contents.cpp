@@ -15,8 +15,8 @@ namespace {
 using Kind = StoredLinear::Kind;
 
 /// Keys under which programs list what stays in 16 bit.
-constexpr const char* ignore_keys[] = {"ignore", "exclude", "exclude_modules", "modules_to_not_convert",
-                                       "llm_int8_skip_modules"};
+constexpr const char* ignore_keys[] = {
+    "ignore", "exclude", "exclude_modules", "modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules"};
 
 void append_texts(const io::Json& object, const char* key, std::vector<std::string>& texts) {
   const auto found = object.find(key);
@@ -24,6 +24,25 @@ void append_texts(const io::Json& object, const char* key, std::vector<std::stri
   for (const auto& entry : *found) {
     if (entry.is_string()) texts.push_back(entry.get<std::string>());
   }
+}
+
+/// AutoRound gives modules settings of their own, by paths or expressions: 16 bits leave out.
+void append_wide(const io::Json& quantization, std::vector<std::string>& texts) {
+  const auto own = quantization.find("extra_config");
+  if (own == quantization.end() || !own->is_object()) return;
+  for (const auto& [module, setting] : own->items()) {
+    if (!setting.is_object() || !setting.contains("bits")) continue;
+    if (!setting["bits"].is_number_integer() || setting["bits"] < 16) continue;
+    const bool pattern = module.find_first_of("\\^$|()[]+*?") != std::string::npos;
+    texts.push_back(pattern ? concat("re:", module) : module);
+  }
+}
+
+/// ModelOpt's mixtures of formats name every linear that has one.
+void append_layers(const io::Json& quantization, std::vector<std::string>& texts) {
+  const auto layers = quantization.find("quantized_layers");
+  if (layers == quantization.end() || !layers->is_object()) return;
+  for (const auto& [module, setting] : layers->items()) texts.push_back(module);
 }
 
 std::string without(const std::string& name, std::string_view suffix) {
@@ -81,6 +100,8 @@ StoredContents::StoredContents(const checkpoint::Folder& folder) : folder_(folde
   std::vector<std::string> targets;
   if (quantization_.is_object()) {
     for (const char* key : ignore_keys) append_texts(quantization_, key, ignored_);
+    append_wide(quantization_, ignored_);
+    append_layers(quantization_, targets);
     if (const auto groups = quantization_.find("config_groups"); groups != quantization_.end() && groups->is_object()) {
       for (const auto& [name, group] : groups->items()) {
         if (group.is_object()) append_texts(group, "targets", targets);
@@ -105,6 +126,20 @@ void StoredContents::find_carried() {
   }
 }
 
+std::string StoredContents::scales_beside(const std::string& name) const {
+  const auto plain = std::string(model::module_path(name)) + ".scale";  // DeepSeek-V4's
+  for (const std::string& scales : {name + "_scale_inv", name + "_scale", plain}) {
+    if (tensors().contains(scales)) return scales;
+  }
+  return {};
+}
+
+bool StoredContents::holds_pairs(const std::string& name, const io::TensorInfo& info) const {
+  if (info.dtype != DType::i8) return info.dtype == DType::u8;
+  const std::string scales = scales_beside(name);
+  return !scales.empty() && tensors().at(scales).dtype == DType::f8_e8m0;
+}
+
 void StoredContents::add(const std::string& name, const io::TensorInfo& info) {
   const auto has = [&](const std::string& other) { return tensors().contains(other) ? other : std::string(); };
   const Shape& shape = info.shape;
@@ -119,15 +154,15 @@ void StoredContents::add(const std::string& name, const io::TensorInfo& info) {
         !linear.factor.empty() || (!linear.scales.empty() && tensors().at(linear.scales).dtype == DType::f8_e4m3);
     linear.kind = !bytes ? Kind::integer : nvfp4 ? Kind::nvfp4 : Kind::mxfp4;
     linear.n = shape[0], linear.k = shape[1] * (bytes ? 2 : 8);
-  } else if (info.dtype == DType::f8_e4m3 && name.ends_with(".weight") && shape.size() == 2) {
-    linear.path = without(name, ".weight");
+  } else if (info.dtype == DType::f8_e4m3 && ((name.ends_with(".weight") && shape.size() == 2) || shape.size() == 3)) {
+    linear.path = model::module_path(name);
     linear.kind = Kind::fp8;
-    linear.scales = has(name + "_scale_inv");
-    if (linear.scales.empty()) linear.scales = has(name + "_scale");
-    linear.n = shape[0], linear.k = shape[1];
-  } else if (info.dtype == DType::u8 && small_floats_ && name.ends_with(".weight") && shape.size() == 2) {
+    linear.scales = scales_beside(name);
+    if (shape.size() == 3) linear.experts = shape[0];
+    linear.n = shape[shape.size() - 2], linear.k = shape.back();
+  } else if (small_floats_ && name.ends_with(".weight") && shape.size() == 2 && holds_pairs(name, info)) {
     linear.path = without(name, ".weight");
-    linear.scales = has(name + "_scale");
+    linear.scales = scales_beside(name);
     linear.factor = has(name + "_scale_2");
     const bool powers = !linear.scales.empty() && tensors().at(linear.scales).dtype != DType::f8_e4m3;
     linear.kind = powers && linear.factor.empty() ? Kind::mxfp4 : Kind::nvfp4;
@@ -145,6 +180,8 @@ void StoredContents::add(const std::string& name, const io::TensorInfo& info) {
   } else if (name.ends_with(".qweight") || name.ends_with(".trellis")) {
     linear.path = without(name, name.ends_with(".qweight") ? ".qweight" : ".trellis");
     linear.kind = Kind::integer;
+  } else if (name.ends_with("_scale") || name.ends_with("_scale_inv") || name.ends_with("_scales")) {
+    return;  // of stacks, whose scales have as many dimensions
   } else if (is_weight_dtype(info.dtype) && (shape.size() == 3 || (shape.size() == 2 && name.ends_with(".weight")))) {
     linear.path = model::module_path(name);
     if (shape.size() == 3) linear.experts = shape[0];
@@ -196,7 +233,7 @@ std::optional<Check> check_contents(const checkpoint::Folder& headers, std::vect
   const io::Json& quantization = contents.quantization();
   if (quantization.is_object() && quantization.value("quant_method", io::Json()) == "w4q") return std::nullopt;
   ContentsFindings findings;
-  for (const auto rules : {name_rules(), value_rules()}) {
+  for (const auto rules : {name_rules(), value_rules(), peer_rules()}) {
     for (const ContentsRule& rule : rules) {
       if (!rule.small_floats || contents.small_floats()) rule.run(contents, findings);
     }

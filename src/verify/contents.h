@@ -63,6 +63,9 @@ class StoredContents {
 
  private:
   void add(const std::string& name, const io::TensorInfo& info);
+  std::string scales_beside(const std::string& name) const;  ///< empty: there are none
+  /// Whether a byte is two codes of E2M1.
+  bool holds_pairs(const std::string& name, const io::TensorInfo& info) const;
   void find_carried();
 
   const checkpoint::Folder& folder_;
@@ -87,9 +90,10 @@ struct ContentsRule {
   void (*run)(const StoredContents&, ContentsFindings&);
 };
 
-/// By names and shapes (contents_names.cpp), and by values (contents_values.cpp).
+/// By names and shapes (contents_names.cpp), by values (contents_values.cpp), and beside others (contents_peers.cpp).
 std::span<const ContentsRule> name_rules();
 std::span<const ContentsRule> value_rules();
+std::span<const ContentsRule> peer_rules();
 
 /// Nothing for a folder of w4q's own.
 std::optional<Check> check_contents(const checkpoint::Folder& headers, std::vector<std::string>* notes = nullptr);

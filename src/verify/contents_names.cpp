@@ -47,8 +47,8 @@ void without_scales(const StoredContents& contents, ContentsFindings& findings) 
   }
   for (const auto& [name, info] : contents.tensors().tensors()) {
     for (const std::string_view suffix :
-         {".weight_scale_inv", ".weight_scale", ".weight_global_scale", ".weight_scale_2"}) {
-      if (!name.ends_with(suffix)) continue;
+         {".weight_scale_inv", ".weight_scale", ".weight_global_scale", ".weight_scale_2", ".scale"}) {
+      if (!name.ends_with(suffix) || (suffix == ".scale" && info.dtype != DType::f8_e8m0)) continue;
       const auto* linear = contents.find(std::string_view(name).substr(0, name.size() - suffix.size()));
       if (linear == nullptr || linear->kind == Kind::plain) findings.fault(name, "scales nothing: there are no codes");
     }
@@ -112,6 +112,8 @@ std::pair<int64_t, int64_t> stated_block(const StoredContents& contents) {
   return {std::max<int64_t>(1, size[0].get<int64_t>()), std::max<int64_t>(1, size[1].get<int64_t>())};
 }
 
+bool is_power(DType dtype) { return dtype == DType::u8 || dtype == DType::f8_e8m0; }
+
 /// Shapes of scales against those of their codes: a transposed one is told by name.
 void shapes_of_scales(const StoredContents& contents, ContentsFindings& findings) {
   const auto [rows, cols] = stated_block(contents);
@@ -126,7 +128,7 @@ void shapes_of_scales(const StoredContents& contents, ContentsFindings& findings
     const bool simple = linear.kind == Kind::fp8 &&
                         (element_count(found) == 1 || found == Shape{linear.n} || found == Shape{linear.n, 1} ||
                          (found == Shape{linear.n, blocks(linear.k, 32)} &&
-                          contents.tensors().at(linear.scales).dtype == DType::u8));  // MXFP8
+                          is_power(contents.tensors().at(linear.scales).dtype)));  // MXFP8
     if (found == wanted || simple) continue;
     Shape turned = wanted;
     std::swap(turned[turned.size() - 1], turned[turned.size() - 2]);

@@ -30,7 +30,7 @@ class Blocks {
  public:
   Blocks(const io::Checkpoint& tensors, const StoredLinear& linear)
       : linear_(linear), codes_(tensors.load(linear.codes)), stored_(tensors.load(linear.scales)) {
-    const Shape shape = checkpoint::shape_of_scales(stored_->shape);
+    Shape shape = checkpoint::shape_of_scales(stored_->shape);
     const int64_t count = element_count(shape), rows = linear.n * std::max<int64_t>(1, linear.experts);
     scales_.resize(static_cast<size_t>(count));
     const auto* const bytes = reinterpret_cast<const uint8_t*>(stored_->bytes.data());
@@ -46,6 +46,10 @@ class Blocks {
       return;
     }
     if (count == 0 || rows == 0) return;
+    if (linear.kind == Kind::fp8 && linear.experts > 0) {
+      if (shape.size() != 3 || shape[1] == 0 || linear.n % shape[1] != 0) return;  // short blocks within the rows
+      shape = {shape[0] * shape[1], shape[2]};
+    }
     if (linear.kind != Kind::fp8) {
       across_ = linear.k / (linear.kind == Kind::nvfp4 ? 16 : 32);
       sound_ = across_ > 0 && count == rows * across_;
@@ -55,12 +59,12 @@ class Blocks {
       block_rows_ = count == 1 ? linear.n : 1, block_cols_ = linear.k;
     } else if (shape.size() == 2) {
       across_ = shape[1];
-      block_rows_ = (linear.n + shape[0] - 1) / shape[0], block_cols_ = (linear.k + shape[1] - 1) / shape[1];
+      block_rows_ = (rows + shape[0] - 1) / shape[0], block_cols_ = (linear.k + shape[1] - 1) / shape[1];
       // Blocks are powers of two; the last ones may be short.
       block_rows_ = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(block_rows_)));
       block_cols_ = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(block_cols_)));
       const auto blocks = [](int64_t size, int64_t block) { return (size + block - 1) / block; };
-      sound_ = shape == Shape{blocks(linear.n, block_rows_), blocks(linear.k, block_cols_)};
+      sound_ = shape == Shape{blocks(rows, block_rows_), blocks(linear.k, block_cols_)};
     }
   }
 
@@ -154,6 +158,8 @@ struct Measured {
   double size = NAN;      ///< root of the mean square of its weights, as far as they are sampled
   double inverted = NAN;  ///< the same if its scales divided
   int64_t zero = 0, bad = 0;
+  bool even = false;    ///< NVFP4 whose scales are all one number
+  int64_t loud = -1;    ///< a block of FP8 that is far larger than those around it
   int64_t lost = 0;     ///< sampled blocks whose codes are all zero under a scale as the others have
   bool random = false;  ///< codes whose exponents are all as frequent
   Slope slope, turned;
@@ -182,6 +188,53 @@ int64_t lost_blocks(std::span<const double> scales, std::span<const double> of_z
   std::ranges::nth_element(usual, middle);
   return std::ranges::count_if(
       of_zeros, [&](double scale) { return scale < usual_scale * *middle && scale * usual_scale > *middle; });
+}
+
+/// Of nothing it is 0.
+double median_of(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::ranges::nth_element(values, values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2));
+  return values[values.size() / 2];
+}
+
+/// Of blocks in rows and columns the one whose scale, and whose weights, are far larger than both say; -1: none.
+int64_t loud_block(const Blocks& blocks) {
+  constexpr int64_t fewest = 3;
+  const double far = std::log(6.0);
+  const auto& scales = blocks.scales();
+  const int64_t across = blocks.across(), count = std::ssize(scales), down = across > 0 ? count / across : 0;
+  if (across < fewest || down < fewest) return -1;
+  if (!std::ranges::all_of(scales, [](float scale) { return scale > 0 && std::isfinite(scale); })) return -1;
+  /// What is left of one value when the medians of its row and column are taken out.
+  const auto rest = [&](int64_t block, const auto& value) {
+    std::vector<double> row, col;
+    for (int64_t i = 0; i < across; ++i) row.push_back(value(block / across * across + i));
+    for (int64_t i = 0; i < down; ++i) col.push_back(value(i * across + block % across));
+    return value(block) - std::max(median_of(std::move(row)), median_of(std::move(col)));
+  };
+  const auto scale = [&](int64_t block) { return std::log(double{scales[static_cast<size_t>(block)]}); };
+  const auto size = [&](int64_t block) { return scale(block) + std::log(blocks.energy(block)) / 2; };
+  std::vector<double> all(scales.size());
+  for (int64_t block = 0; block < count; ++block) all[static_cast<size_t>(block)] = scale(block);
+  const auto top = std::ranges::max_element(all);
+  const double largest = *top;
+  const int64_t found = top - all.begin();
+  *top = -INFINITY;
+  // Loud rows, columns and matrices have several such blocks.
+  if (largest - std::ranges::max(all) < std::log(4.0)) return -1;
+  return rest(found, scale) > far && rest(found, size) > far ? found : -1;
+}
+
+/// Largest magnitudes of 16 weights differ by more than a step of E4M3, but where all weights have one or two sizes.
+bool has_even_scales(const Blocks& blocks, const io::Checkpoint& tensors, const StoredLinear& linear) {
+  constexpr size_t fewest_scales = 256, looked_at = 4096;
+  const auto& scales = blocks.scales();
+  if (scales.size() < fewest_scales || std::ranges::min(scales) != std::ranges::max(scales)) return false;
+  const auto loaded = tensors.load(linear.codes);
+  std::array<int64_t, 8> sizes{};
+  const auto bytes = loaded->bytes.first(std::min(looked_at, loaded->bytes.size()));
+  for (const std::byte byte : bytes) ++sizes[std::to_integer<size_t>(byte) & 7];
+  return std::ranges::count_if(sizes, [&](int64_t count) { return 50 * count > std::ssize(bytes); }) >= 6;
 }
 
 Measured measure(const StoredContents& contents, const StoredLinear& linear) {
@@ -215,6 +268,8 @@ Measured measure(const StoredContents& contents, const StoredLinear& linear) {
   }
   result.lost = lost_blocks(of_codes, of_zeros);
   result.random = blocks.random();
+  if (linear.kind == Kind::fp8) result.loud = loud_block(blocks);
+  result.even = linear.kind == Kind::nvfp4 && has_even_scales(blocks, contents.tensors(), linear);
   if (points == 0) return result;
   result.size = std::sqrt(energy / static_cast<double>(points)) * factor;
   result.inverted = linear.factor.empty() ? std::sqrt(divided / static_cast<double>(points))
@@ -243,13 +298,6 @@ std::vector<Measured> measure_all(const StoredContents& contents) {
     }
   });
   return measured;
-}
-
-/// Of nothing it is 0.
-double median_of(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::ranges::nth_element(values, values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2));
-  return values[values.size() / 2];
 }
 
 double median_size(const std::vector<Measured>& measured) {
@@ -310,6 +358,12 @@ void values(const StoredContents& contents, ContentsFindings& findings) {
     if (one.lost > 0) {
       findings.fault(linear.path, concat("has codes of zero in ", one.lost,
                                          " of the blocks that were looked at, under scales as those of others"));
+    }
+    if (one.even) findings.fault(linear.scales, "is one number throughout, which no codes of so many sizes have");
+    if (one.loud >= 0) {
+      findings.fault(linear.scales,
+                     concat("scale ", one.loud, ", counted along rows, makes a block more than 6 times as ",
+                            "large as those around it, as no other is"));
     }
     if (one.random) findings.fault(linear.path, "has codes whose exponents are all as frequent: random bytes");
     if (!std::isfinite(one.size)) {

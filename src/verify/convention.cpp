@@ -257,7 +257,10 @@ class Detective {
     bool sound = true;
     for (const auto& spec : row_.tensors(scheme, n, k)) {
       if (spec.suffix == names_->index && !has(linear, spec.suffix)) continue;
-      info.stored.push_back({linear + spec.suffix, spec.dtype, spec.shape});
+      const DType dtype = spec.suffix == ".weight_shape" && has(linear, spec.suffix)
+                              ? checkpoint_.at(linear + spec.suffix).dtype
+                              : spec.dtype;
+      info.stored.push_back({linear + spec.suffix, dtype, spec.shape});
       sound = shape_is_sound(linear, spec, scheme, k) && sound;
     }
     if (!sound || !scales_are_finite(linear) || !look_at_index(linear, scheme, k)) return;
@@ -270,7 +273,8 @@ class Detective {
     const std::string name = linear + spec.suffix;
     if (!checkpoint_.contains(name)) return fault(name, "is missing"), false;
     const io::TensorInfo& found = checkpoint_.at(name);
-    if (found.shape == spec.shape && found.dtype == spec.dtype) return true;
+    const bool narrow = spec.suffix == ".weight_shape" && found.dtype == DType::i32;  // Kimi's
+    if (found.shape == spec.shape && (found.dtype == spec.dtype || narrow)) return true;
     const Shape& shape = found.shape;
     if (spec.suffix == names_->scales && shape.size() == 2 && spec.shape.size() == 2) {
       // Outputs are one dimension, groups the other: [groups, n], in compressed-tensors [n, groups].

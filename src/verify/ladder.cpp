@@ -94,7 +94,7 @@ bool CheckContext::foreign() {
 }
 
 const io::Json& CheckContext::config() {
-  if (!config_) config_ = io::read_json(options_.model / "config.json");
+  if (!config_) config_ = checkpoint::read_config_file(options_.model);
   return *config_;
 }
 

@@ -8,6 +8,7 @@
 #include "core/text.h"
 #include "formats/scheme_registry.h"
 #include "io/digest.h"
+#include "model/layer_plan.h"
 #include "model/parameters.h"
 #include "verify/rungs.h"
 #include "verify/statistics_exchanged.h"
@@ -208,9 +209,27 @@ std::vector<Verdict> verdicts_of(const StatisticsReport& report) {
   return verdicts;
 }
 
+/// What the linears of a model say about each other that are stored, or decoded as they are loaded, as matrices.
+std::vector<std::string> relations_of_plain(const model::OpenedModel& model) {
+  if (model.config.architecture == nullptr || !model::has_dense_layers(model.config)) return {};
+  std::map<std::string, Energies, std::less<>> energies;
+  const io::Checkpoint& tensors = model.folder.tensors;
+  for (const auto& parameter : model::parameters(model)) {
+    if (!parameter.linear || parameter.shape.size() != 2 || !tensors.contains(parameter.name)) continue;
+    const io::TensorInfo& info = tensors.at(parameter.name);
+    if (info.shape != parameter.shape || model::layer_numbers(parameter.name).layer < 0) continue;
+    energies.emplace(std::string(model::module_path(parameter.name)),
+                     energies_of(info.shape[0], info.shape[1], tensors.rows(parameter.name)));
+  }
+  StatisticsReport report;
+  relate(model, energies, report);
+  return report.faults;
+}
+
 /// Where nothing is packed there are no codes to relate: said only where something is wrong.
 void check_plain(CheckContext& context, Findings& findings) {
   auto faults = norm_faults(context.candidate());
+  for (auto& fault : relations_of_plain(context.candidate())) faults.push_back(std::move(fault));
   if (faults.empty()) return;
   const auto count = faults.size();
   findings.checks.add(

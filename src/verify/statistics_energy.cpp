@@ -313,6 +313,44 @@ double add_squares(const float* row, std::span<float> columns) {
   return sum;
 }
 
+/// `decode(first, count, values)`: rows [count, k] from `first` on.
+Energies energies_by(int64_t n, int64_t k, const std::function<void(int64_t, int64_t, float*)>& decode) {
+  Energies result{.n = n, .k = k, .rows_taken = taken_rows(n, k), .rows = {}, .cols = {}};
+  const auto taken = static_cast<int64_t>(result.rows_taken.size());
+  const auto width = static_cast<size_t>(k);
+  const int64_t blocks = (taken + block_rows - 1) / block_rows;
+  constexpr int64_t together = 8;
+  const int64_t parts = (blocks + together - 1) / together;
+  result.rows.resize(static_cast<size_t>(taken));
+  std::vector<std::vector<double>> sums(static_cast<size_t>(parts));
+  parallel_for(parts, 1, [&](int64_t first, int64_t last) {
+    std::vector<float> values(static_cast<size_t>(block_rows) * width), squares(width);
+    for (int64_t part = first; part < last; ++part) {
+      auto& cols = sums[static_cast<size_t>(part)];
+      cols.assign(width, 0.0);
+      for (int64_t block = part * together; block < std::min((part + 1) * together, blocks); ++block) {
+        const int64_t at = block * block_rows, count = std::min(block_rows, taken - at);
+        const int64_t begin = result.rows_taken[static_cast<size_t>(at)];
+        decode(begin, count, values.data());
+        std::ranges::fill(squares, 0.0f);
+        for (int64_t r = 0; r < count; ++r) {
+          const double sum = add_squares(values.data() + static_cast<size_t>(r) * width, squares);
+          result.rows[static_cast<size_t>(at + r)] = std::log(sum);
+        }
+        for (size_t c = 0; c < width; ++c) cols[c] += double{squares[c]};
+      }
+    }
+  });
+  result.cols.assign(width, 0.0);
+  for (const auto& part : sums) {
+    for (size_t c = 0; c < width; ++c) result.cols[c] += part[c];
+  }
+  const double total = std::accumulate(result.cols.begin(), result.cols.end(), 0.0);
+  result.mean = std::log(total / static_cast<double>(taken * k));
+  for (double& value : result.cols) value = std::log(value);
+  return result;
+}
+
 }  // namespace
 
 double Agreement::sigmas() const noexcept {
@@ -341,40 +379,15 @@ Agreement agreement(std::span<const double> a, std::span<const double> b) {
 }
 
 Energies energies_of(const kernels::LinearWeight& weight) {
-  Energies result{.n = weight.n, .k = weight.k, .rows_taken = taken_rows(weight.n, weight.k), .rows = {}, .cols = {}};
-  const auto taken = static_cast<int64_t>(result.rows_taken.size());
-  const auto width = static_cast<size_t>(weight.k);
-  const int64_t blocks = (taken + block_rows - 1) / block_rows;
-  constexpr int64_t together = 8;
-  const int64_t parts = (blocks + together - 1) / together;
-  result.rows.resize(static_cast<size_t>(taken));
-  std::vector<std::vector<double>> sums(static_cast<size_t>(parts));
-  parallel_for(parts, 1, [&](int64_t first, int64_t last) {
-    std::vector<float> values(static_cast<size_t>(block_rows) * width), squares(width);
-    for (int64_t part = first; part < last; ++part) {
-      auto& cols = sums[static_cast<size_t>(part)];
-      cols.assign(width, 0.0);
-      for (int64_t block = part * together; block < std::min((part + 1) * together, blocks); ++block) {
-        const int64_t at = block * block_rows, count = std::min(block_rows, taken - at);
-        const int64_t begin = result.rows_taken[static_cast<size_t>(at)];
-        kernels::decode_rows(weight, begin, begin + count, {values.data(), count, weight.k});
-        std::ranges::fill(squares, 0.0f);
-        for (int64_t r = 0; r < count; ++r) {
-          const double sum = add_squares(values.data() + static_cast<size_t>(r) * width, squares);
-          result.rows[static_cast<size_t>(at + r)] = std::log(sum);
-        }
-        for (size_t c = 0; c < width; ++c) cols[c] += double{squares[c]};
-      }
-    }
+  return energies_by(weight.n, weight.k, [&](int64_t begin, int64_t count, float* values) {
+    kernels::decode_rows(weight, begin, begin + count, {values, count, weight.k});
   });
-  result.cols.assign(width, 0.0);
-  for (const auto& part : sums) {
-    for (size_t c = 0; c < width; ++c) result.cols[c] += part[c];
-  }
-  const double total = std::accumulate(result.cols.begin(), result.cols.end(), 0.0);
-  result.mean = std::log(total / static_cast<double>(taken * weight.k));
-  for (double& value : result.cols) value = std::log(value);
-  return result;
+}
+
+Energies energies_of(int64_t n, int64_t k, const io::RowReader& read) {
+  return energies_by(n, k, [&](int64_t begin, int64_t count, float* values) {
+    for (int64_t row = 0; row < count; ++row) read(begin + row, {values + row * k, static_cast<size_t>(k)});
+  });
 }
 
 EnergyReport check_energies(const model::ModelConfig& config, const AllEnergies& energies) {

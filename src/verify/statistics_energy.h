@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "io/checkpoint.h"
 #include "kernels/linear/linear.h"
 #include "model/config.h"
 #include "model/layer_plan.h"
@@ -25,6 +26,8 @@ struct Energies {
 
 /// Of all rows up to 2^22 weights, of a larger one blocks of 16 rows spread evenly, 2^21 weights together.
 Energies energies_of(const kernels::LinearWeight& weight);
+/// The same of n × k weights whose rows `read` decodes.
+Energies energies_of(int64_t n, int64_t k, const io::RowReader& read);
 
 /// How far two series agree: the rank correlation of what is left of each when means of 16 neighbours are taken out, so
 /// that neither sizes of heads nor single loud channels speak.

@@ -8,6 +8,7 @@
 
 #include "core/convert.h"
 #include "core/text.h"
+#include "model/layer_plan.h"
 #include "model/parameters.h"
 
 namespace w4q::verify {
@@ -37,6 +38,7 @@ struct Vector {
   size_t run = 0;                                        ///< of zeros, the longest
   double zero_run = 0;                                   ///< run, as a share
   double median = 0;                                     ///< of magnitudes
+  double other_median = 0;                               ///< the same of its bytes read as the other 16-bit type
   double least = 0;                                      ///< the smallest value over that median
   double near_one = 0;                                   ///< share of magnitudes from 1/2 to 2
   size_t sizes = 0;                                      ///< different magnitudes, up to many_sizes
@@ -44,6 +46,9 @@ struct Vector {
   bool nothing = false;  ///< all values are zero
   size_t vanishing = 0;  ///< values that are next to nothing beside the median, but not zero
 };
+
+/// The other type of 16 bit; of 32 bit itself.
+DType other_half(DType dtype) { return dtype == DType::f16 ? DType::bf16 : dtype == DType::bf16 ? DType::f16 : dtype; }
 
 /// At most 2^17 of its values, as many from every part of it.
 std::vector<float> some_values(const TensorView& tensor) {
@@ -79,18 +84,6 @@ void measure_sizes(std::span<const float> values, Vector& result) {
       std::ranges::count_if(sizes, [&](float size) { return double{size} < next_to_none * result.median; }));
 }
 
-/// "model.layers.3.mlp.gate.weight" → "model.layers.mlp.gate.weight": the same in every layer and expert.
-std::string role_of(std::string_view name) {
-  std::string role;
-  while (!name.empty()) {
-    const size_t dot = std::min(name.find('.'), name.size());
-    const std::string_view part = name.substr(0, dot);
-    if (part.find_first_not_of("0123456789") != std::string_view::npos) role += concat(role.empty() ? "" : ".", part);
-    name.remove_prefix(std::min(dot + 1, name.size()));
-  }
-  return role;
-}
-
 Vector measure(const std::string& name, const TensorView& tensor, bool norm) {
   Vector result{name, role_of(name)};
   const auto values = some_values(tensor);
@@ -109,6 +102,14 @@ Vector measure(const std::string& name, const TensorView& tensor, bool norm) {
   result.dtype = tensor.dtype;
   result.nothing = result.zeros == 1;
   measure_sizes(values, result);
+  if (const DType other = other_half(tensor.dtype); norm && other != tensor.dtype) {
+    std::vector<float> sizes(static_cast<size_t>(element_count(tensor.shape)));
+    widen(tensor.bytes, other, sizes);
+    for (float& size : sizes) size = std::isfinite(size) ? std::abs(size) : 0;
+    const auto middle = sizes.begin() + static_cast<std::ptrdiff_t>(sizes.size() / 2);
+    std::ranges::nth_element(sizes, middle);
+    result.other_median = *middle;
+  }
   if (!norm) result.zeros = result.negative = result.ones = 0, result.run = 0;
   return result;
 }
@@ -175,10 +176,64 @@ void add_lone_scale_types(const checkpoint::Folder& folder, std::vector<std::str
   }
 }
 
-/// The other type of 16 bit; of 32 bit itself.
-DType other_half(DType dtype) { return dtype == DType::f16 ? DType::bf16 : dtype == DType::bf16 ? DType::f16 : dtype; }
+/// A norm is far from the others of its name by this factor, and near them by that.
+constexpr double far_size = 16, near_size = 4;
+
+/// The bytes of one norm are of the other type than all its like, whatever the header calls them.
+void add_other_bytes(const std::vector<Vector>& norms, std::vector<std::string>& faults) {
+  constexpr size_t fewest = 3;
+  for (const Vector& norm : norms) {
+    if (!(norm.median > 0) || !(norm.other_median > 0)) continue;
+    std::vector<double> sizes;
+    for (const Vector& peer : norms) {
+      if (&peer != &norm && peer.role == norm.role && peer.dtype == norm.dtype) sizes.push_back(peer.median);
+    }
+    if (sizes.size() < fewest) continue;
+    const auto middle = sizes.begin() + static_cast<std::ptrdiff_t>(sizes.size() / 2);
+    std::ranges::nth_element(sizes, middle);
+    const double usual = *middle;
+    const auto is_far = [&](double size) { return size > far_size * usual || far_size * size < usual; };
+    const bool near = norm.other_median < near_size * usual && near_size * norm.other_median > usual;
+    if (!is_far(norm.median) || !near || std::ranges::any_of(sizes, is_far)) continue;
+    faults.push_back(concat(printable(norm.name), ": half of its values are below ", norm.median, " in size, read as ",
+                            dtype_name(other_half(norm.dtype)), " below ", norm.other_median,
+                            ", as the others of its name are: its bytes are of that type"));
+  }
+}
+
+/// Norms of 1 + w under the name of an architecture whose norms are w.
+void add_offset_norms(const model::OpenedModel& model, const std::vector<Vector>& norms,
+                      std::vector<std::string>& faults) {
+  constexpr double many_negative = 0.2;
+  constexpr int64_t fewest = 5;
+  if (model.config.architecture == nullptr) return;
+  std::set<std::string, std::less<>> plain;
+  for (const auto& norm : model::all_norms(model.config)) {
+    if (norm.offset == 0) plain.insert(norm.name + ".weight");
+  }
+  int64_t count = 0, negative = 0;
+  for (const Vector& norm : norms) {
+    if (!plain.contains(norm.name)) continue;
+    ++count, negative += norm.negative > many_negative;
+  }
+  if (count < fewest || 2 * negative <= count) return;
+  faults.push_back(concat("norms: ", negative, " of ", count,
+                          " have negative factors in a fifth of their channels and ",
+                          "more: ", printable(model.config.architecture_name), " multiplies by w, these are of 1 + w"));
+}
 
 }  // namespace
+
+std::string role_of(std::string_view name) {
+  std::string role;
+  while (!name.empty()) {
+    const size_t dot = std::min(name.find('.'), name.size());
+    const std::string_view part = name.substr(0, dot);
+    if (part.find_first_not_of("0123456789") != std::string_view::npos) role += concat(role.empty() ? "" : ".", part);
+    name.remove_prefix(std::min(dot + 1, name.size()));
+  }
+  return role;
+}
 
 std::vector<std::string> norm_faults(const model::OpenedModel& model) {
   std::vector<Vector> norms, tables;
@@ -250,6 +305,8 @@ std::vector<std::string> norm_faults(const model::OpenedModel& model) {
       add(table, "is zero throughout, as no other of its name is");
     }
   }
+  add_other_bytes(norms, faults);
+  add_offset_norms(model, norms, faults);
   add_lone_types(model.folder.tensors, faults);
   add_lone_scale_types(model.folder, faults);
   for (const auto* list : {&norms, &tables}) {

@@ -91,8 +91,25 @@ formats::Scheme scalar_twin(const formats::Scheme& trellis) {
   return {SchemeFamily::rotated, bits, formats::whole_row, formats::ScaleType::f16};
 }
 
+/// The one scale that all of a matrix of integers has; 0: several.
+float scale_of_all(const PackedWeight& pass) {
+  const auto& scheme = pass.scheme;
+  if (scheme.family != SchemeFamily::integer || scheme.block != formats::whole_row || scheme.asymmetric) return 0;
+  const float first = formats::scale_at(pass, 0);
+  for (int64_t row = 1; row < pass.n; ++row) {
+    if (formats::scale_at(pass, row) != first) return 0;
+  }
+  return pass.n > 1 && std::isfinite(first) ? std::abs(first) : 0;
+}
+
 /// values ← what rounding them to nearest makes of them, by the definition of the pass's scheme.
 void round_to_nearest(const PackedWeight& pass, std::span<float> values) {
+  // Which scale fits all rows, some of them do not tell.
+  if (const float scale = scale_of_all(pass); scale > 0) {
+    const auto top = static_cast<float>((1 << (pass.scheme.bits - 1)) - 1);
+    for (float& value : values) value = std::clamp(std::nearbyint(value / scale), -top - 1, top) * scale;
+    return;
+  }
   const auto k = static_cast<size_t>(pass.k), n = values.size() / k;
   const auto order = order_of(pass);
   formats::Scheme scheme = pass.scheme;
@@ -197,14 +214,16 @@ void apply(const Units& units, const std::vector<RoundedRow>& rows, std::vector<
 /// Values that are no other than those of rounding to nearest but for this share: where scales were folded, they are
 /// known to the rounding of a norm.
 constexpr float same_value = 1e-5f, same_folded = 0.02f;
+/// Of the distance between two values: scales are stored to 20 bits or to 24.
+constexpr double same_distance = 1e-3;
 
 void measure(std::span<const float> base, std::span<const float> found, std::span<const float> rounded, float same,
              RoundedRow& row) {
   for (size_t c = 0; c < base.size(); ++c) {
-    const double value = base[c];
-    if (std::abs(found[c] - rounded[c]) > same * std::abs(rounded[c]) && row.unlike++ == 0) {
-      row.first_unlike = static_cast<int64_t>(c);
-    }
+    const double value = base[c], gap = std::abs(double{found[c]} - double{rounded[c]});
+    // Between two values whichever a rounding of their scale makes the nearer: programs round scales differently.
+    const bool tie = std::abs(std::abs(value - found[c]) - std::abs(value - rounded[c])) <= same_distance * gap;
+    if (gap > same * std::abs(rounded[c]) && !tie && row.unlike++ == 0) row.first_unlike = static_cast<int64_t>(c);
     row.signal += value * value;
     row.noise += (value - found[c]) * (value - found[c]);
     row.product += value * found[c];

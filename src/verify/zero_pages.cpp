@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstdint>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <unordered_map>
 
 #include "core/parallel.h"
 #include "core/text.h"
@@ -66,16 +68,91 @@ int64_t zero_rows(std::span<const std::byte> bytes, int64_t rows) {
   return count;
 }
 
+/// Values that positive numbers of a byte have: they are letters, too.
+constexpr std::string_view of_positive_bytes[] = {"scale", "absmax", "exponent"};
+
+bool is_text(std::byte byte) {
+  const int value = std::to_integer<int>(byte);
+  return (value >= 0x20 && value < 0x7f) || value == '\n' || value == '\r' || value == '\t';
+}
+
+/// Half of all codes and of all values of 16 bits have a sign or other bytes that no letter has.
+std::string text_within(std::span<const std::byte> bytes) {
+  constexpr size_t step = page_bytes / 4, least = 512;
+  for (size_t at = 0; at < bytes.size(); at += step) {
+    if (!is_text(bytes[at])) continue;
+    size_t begin = at, end = at;
+    while (end < bytes.size() && end - at < least && is_text(bytes[end])) ++end;
+    while (begin > 0 && end - begin < least && is_text(bytes[begin - 1])) --begin;
+    if (end - begin < least) continue;
+    constexpr size_t shown = 24;
+    const auto* const text = reinterpret_cast<const char*>(bytes.data() + begin);
+    return concat("holds text at byte ", begin, ": \"", printable(std::string_view(text, shown)), "…\"");
+  }
+  return {};
+}
+
+/// A part of a page that stands twice in a matrix, and not as whole rows: a block that was written in another's place.
+std::string page_twice(std::span<const std::byte> bytes, size_t row_bytes) {
+  constexpr size_t few = 4, values = 32, step = page_bytes / 4, least = page_bytes / 2, words = 4;
+  std::unordered_map<uint64_t, size_t> seen;
+  seen.reserve(bytes.size() / step);
+  std::string found;
+  size_t count = 0;
+  for (size_t at = 0, past = 0; at + words * sizeof(uint64_t) <= bytes.size(); at += step) {
+    uint64_t key = 0;
+    for (size_t word = 0; word < words; ++word) {
+      key = (std::rotl(key, 13) ^ word_at(bytes.data() + at + word * sizeof(uint64_t))) * 0x9E3779B97F4A7C15u;
+    }
+    const auto [place, added] = seen.try_emplace(key, at);
+    if (added || at < past) continue;
+    const size_t apart = at - place->second;
+    size_t begin = at, end = at;
+    while (begin > apart && begin > past && bytes[begin - 1] == bytes[begin - 1 - apart]) --begin;
+    while (end < bytes.size() && bytes[end] == bytes[end - apart]) ++end;
+    if (end - begin < least) continue;
+    past = end;
+    std::array<bool, 256> kinds{};
+    for (size_t i = begin; i < end; ++i) kinds[std::to_integer<size_t>(bytes[i])] = true;
+    if (static_cast<size_t>(std::ranges::count(kinds, true)) < values || ++count > few) return {};
+    const auto within = [&](size_t byte) {
+      const size_t in_row = byte % row_bytes, own = std::min(slack, row_bytes / 8);
+      return in_row > own && in_row + own < row_bytes;
+    };
+    if (found.empty() && (apart % row_bytes != 0 || within(begin) || within(end))) {
+      found = concat("holds the bytes from ", begin - apart, " to ", end - apart, " again from ", begin,
+                     " on, which are no whole rows: a page stands twice");
+    }
+  }
+  return found;
+}
+
 struct Looked {
   std::string fault;
   int64_t rows_of_nothing = 0;  ///< of a router
 };
 
+/// Integers of GPTQ and AWQ: inputs come first, and a code of 0 is the end of a range, no weight of 0. Groups of inputs
+/// may be without weights as a whole, a few inputs not.
+size_t rows_together(const io::Checkpoint& tensors, const io::TensorInfo& info) {
+  constexpr std::string_view codes = ".qweight";
+  if (!info.name.ends_with(codes) || info.dtype != DType::i32 || info.shape.size() != 2) return 1;
+  const std::string scales = concat(std::string_view(info.name).substr(0, info.name.size() - codes.size()), ".scales");
+  if (!tensors.contains(scales) || tensors.at(scales).shape.size() != 2) return 1;
+  constexpr size_t least_group = 32, least_words = 2;  // of 2 bits
+  return tensors.at(scales).shape[1] == info.shape[1] ? least_words : least_group;
+}
+
 Looked look_at(const io::Checkpoint& tensors, const io::TensorInfo& info) {
   Looked result;
   const auto loaded = tensors.load(info.name);
-  if (const size_t row = row_bytes_of(info); row > 0)
+  if (const size_t row = row_bytes_of(info) * rows_together(tensors, info); row > 0) {
     result.fault = lost_page(byte_runs(loaded->bytes), loaded->bytes.size(), row);
+    const auto is_part = [&](std::string_view part) { return info.name.find(part) != std::string::npos; };
+    const bool values = std::ranges::none_of(of_positive_bytes, is_part);
+    if (result.fault.empty() && values) result.fault = text_within(loaded->bytes);
+    if (result.fault.empty() && values && info.shape.size() == 2) result.fault = page_twice(loaded->bytes, row);
+  }
   if (is_router(info)) result.rows_of_nothing = zero_rows(loaded->bytes, info.shape[0]);
   return result;
 }

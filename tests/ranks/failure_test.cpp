@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
+#include <regex>
 #include <thread>
 
 #include "io/json.h"
@@ -23,7 +24,8 @@ TEST_F(RanksFail, WhatAllFindIsToldOnce) {
   const auto missing = run_ranks(3, {"quantize", path("nothing"), "-o", path("q"), "--quiet"});
   EXPECT_EQ(missing.status, 3);
   EXPECT_EQ(count(missing.err, "error:"), 1u) << missing.err;
-  EXPECT_NE(missing.err.find("at rank 0 of 3"), std::string::npos) << missing.err;
+  // Of the lowest that did not hear of another before: on a machine with load 12 that was not the first in 3 of 14 runs.
+  EXPECT_TRUE(std::regex_search(missing.err, std::regex("at rank [012] of 3, on "))) << missing.err;
   EXPECT_TRUE(names_in(path("")).empty());
 }
 
@@ -76,17 +78,13 @@ class RanksMeet : public OnRanks {
   /// Sends `signal` to a rank of the run once its work has begun, and waits for the end of all.
   ProgramResult run_and_signal(int ranks, size_t victim, int signal) const {
     const pid_t own = ::getpid();
-    std::atomic<bool> met{false}, ended{false};
+    bool met = false;
+    std::atomic<bool> ended{false};
     std::thread meet([&] {
-      while (!met && !ended) {
-        ::usleep(1000);
-        const auto hidden = hidden_of(path("q"));
-        if (hidden.empty() || !std::filesystem::exists(hidden / "w4q_journal.2.jsonl")) continue;
-        for (const pid_t launcher : children_of(own)) {
-          const auto found = children_of(launcher);
-          if (found.size() > victim) met = ::kill(found[victim], signal) == 0;
-        }
-      }
+      met = signal_when_begun(path("q"), signal, ended, [&](pid_t launcher) {
+        const auto found = children_of(launcher);
+        return found.size() > victim ? found[victim] : 0;
+      });
       release(own, ended);
     });
     auto result = run_ranks(ranks, slow(path("q")));

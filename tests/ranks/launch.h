@@ -1,9 +1,12 @@
 // Starts the program as several processes of one run.
 #pragma once
 
+#include <signal.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -74,6 +77,25 @@ inline std::filesystem::path hidden_of(const std::filesystem::path& output) {
     if (name.starts_with("." + output.filename().string() + ".w4q-partial-")) return entry.path();
   }
   return {};
+}
+
+/// Once work on `output` has begun, sends `signal` to the process that `victim` finds for one that this one started, 0:
+/// none; gives up when the run has ended. Whether it was sent.
+template <class Victim>
+bool signal_when_begun(const std::filesystem::path& output, int signal, const std::atomic<bool>& ended,
+                       const Victim& victim) {
+  const pid_t own = ::getpid();
+  bool met = false;
+  while (!met && !ended) {
+    ::usleep(1000);
+    const auto hidden = hidden_of(output);
+    if (hidden.empty() || !std::filesystem::exists(hidden / "w4q_journal.2.jsonl")) continue;
+    for (const pid_t started : children_of(own)) {
+      const pid_t found = victim(started);
+      if (found > 0) met = ::kill(found, signal) == 0;
+    }
+  }
+  return met;
 }
 
 class OnRanks : public OnBundledModel {

@@ -35,18 +35,14 @@ class LocalRanks : public OnBundledModel {
 
   /// Sends `signal` to a rank, 0 the one that was started, once its work has begun, and waits for the end of all.
   ProgramResult run_and_signal(int ranks, size_t victim, int signal) const {
-    const pid_t own = ::getpid();
-    std::atomic<bool> met{false}, ended{false};
+    bool met = false;
+    std::atomic<bool> ended{false};
     std::thread meet([&] {
-      while (!met && !ended) {
-        ::usleep(1000);
-        const auto hidden = hidden_of(path("q"));
-        if (hidden.empty() || !std::filesystem::exists(hidden / "w4q_journal.2.jsonl")) continue;
-        for (const pid_t first : children_of(own)) {
-          const auto others = children_of(first);
-          if (victim <= others.size()) met = ::kill(victim == 0 ? first : others[victim - 1], signal) == 0;
-        }
-      }
+      met = signal_when_begun(path("q"), signal, ended, [&](pid_t first) {
+        const auto others = children_of(first);
+        if (victim == 0) return others.empty() ? 0 : first;
+        return victim <= others.size() ? others[victim - 1] : 0;
+      });
     });
     auto result = run_local(ranks, {"quantize", bundled_model(), "-o", path("q"), "--scheme", "exl3-3", "--quiet",
                                     "--device", "cpu", "--threads", "1"});

@@ -506,7 +506,7 @@ const std::vector<Fault>& all_faults() {
          test::MadeWriter(made, Storage::bf16).dense("model.layers.97.mlp.up_proj.weight", {64, 64});
          return true;
        }},
-      {"text in the embeddings", "no parameter of a trained model",
+      {"text in the embeddings", "holds text at byte",
        [](MadeCheckpoint& made) {
          const std::string text = "a page of something else ";
          for (const auto& name : made.names_with("embed_tokens.weight")) {

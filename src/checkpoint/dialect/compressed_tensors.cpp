@@ -48,13 +48,15 @@ struct Size {
 Size size_of(const io::Checkpoint& checkpoint, const std::string& linear) {
   const std::string name = linear + ".weight_shape";
   const io::TensorInfo& info = checkpoint.at(name);
-  if (info.dtype != DType::i64 || info.shape != Shape{2}) {
+  const bool narrow = info.dtype == DType::i32;  // Kimi's
+  if ((info.dtype != DType::i64 && !narrow) || info.shape != Shape{2}) {
     throw Error(ErrorCode::bad_file, concat(printable(name), ": wrong type or shape"))
         .detail(concat("expected I64 [2], found ", dtype_name(info.dtype), " ", shape_text(info.shape), " in ",
                        checkpoint.file_of(name)));
   }
   const Buffer bytes = Buffer::copy_of(checkpoint.load(name)->bytes);
-  const Size size{bytes.as<int64_t>()[0], bytes.as<int64_t>()[1]};
+  const Size size = narrow ? Size{bytes.as<int32_t>()[0], bytes.as<int32_t>()[1]}
+                           : Size{bytes.as<int64_t>()[0], bytes.as<int64_t>()[1]};
   formats::check_dimensions(size.n, size.k, linear);
   return size;
 }
@@ -106,6 +108,7 @@ QuantizationConfig read(const DialectSource& source) {
     auto specs = formats::compressed_tensors_specs(scheme, n, k, packing);
     // One scale for the whole matrix stands for as many as there are rows.
     if (weights.one_scale) specs[1].shape = source.checkpoint.at(name + ".weight_scale").shape;
+    specs[2].dtype = source.checkpoint.at(name + ".weight_shape").dtype;
     PackedLinearInfo info = dialect_linear(name, scheme, n, k, source.source_dtype, specs);
     check_stored(source.checkpoint, info, concat("compressed-tensors with group_size ", group_size_of(scheme)));
     result.linears.emplace(name, std::move(info));

@@ -61,6 +61,11 @@ const DialectRow& detect_dialect(const DialectSource& source) {
     if (row.detect(source)) return row;
     names.emplace_back(row.name);
   }
+  if (!source.config.contains("quant_method") && source.config.contains("bits")) {
+    throw Error(ErrorCode::unsupported, concat(source.place, ": bits and group_size without a quant_method"))
+        .detail("as mlx-lm writes them, whose folders are not read")
+        .hint("start from the 16-bit checkpoint");
+  }
   const auto method = source.config.value("quant_method", io::Json("(none)")).dump();
   throw Error(ErrorCode::unsupported,
               concat(source.place, ": quant_method ", printable(method), " is no known dialect"))

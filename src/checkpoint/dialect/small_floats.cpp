@@ -109,12 +109,29 @@ void take_stored_forms(const DialectSource& source, const std::string& linear, s
   }
 }
 
+/// Tensors without which a linear stands for something else.
+void check_companions(const DialectSource& source, const std::string& linear, const FloatNames& names) {
+  const std::string scales = concat(linear, names.scales), factors = linear + ".pre_quant_scale";
+  if (!source.checkpoint.contains(scales)) {
+    throw Error(ErrorCode::unsupported, concat(source.place, ": ", printable(linear), " has no ", names.scales))
+        .detail(concat("in ", source.checkpoint.file_of(concat(linear, names.codes))));
+  }
+  if (!source.checkpoint.contains(factors)) return;
+  throw Error(ErrorCode::unsupported, concat(source.place, ": ", printable(factors), " has no place beside its codes"))
+      .detail(concat("in ", source.checkpoint.file_of(factors)));
+}
+
 template <Dialect dialect>
 QuantizationConfig read(const DialectSource& source) {
   if (const std::string algorithm = integer_algorithm(source.config); !algorithm.empty()) {
     throw Error(ErrorCode::unsupported, concat(source.place, ": ModelOpt's ", printable(algorithm), " is not read"))
         .detail("of its formats those of floats are: FP8, MXFP8, MXFP4 and NVFP4")
         .hint("start from the 16-bit checkpoint");
+  }
+  for (const auto& [name, info] : source.checkpoint.tensors()) {
+    if (info.dtype != DType::f8_e4m3 || info.shape.size() < 3) continue;
+    throw Error(ErrorCode::unsupported, concat(printable(name), ": experts of FP8 in one tensor are no packed linears"))
+        .detail(concat("in ", source.checkpoint.file_of(name)));
   }
   QuantizationConfig result;
   for (const int bits : {4, 8}) {
@@ -123,6 +140,7 @@ QuantizationConfig read(const DialectSource& source) {
       const std::string codes = concat(linear, names.codes);
       const io::TensorInfo& info = source.checkpoint.at(codes);
       if (info.dtype != (bits == 4 ? DType::u8 : DType::f8_e4m3)) continue;
+      check_companions(source, linear, names);
       const Shape shape = matrix_shape(source.checkpoint, codes);
       const int64_t n = shape[0], k = bits == 4 ? 2 * shape[1] : shape[1];
       const Scheme scheme = scheme_of(source, linear, names, bits, n, k);

@@ -40,7 +40,11 @@ bool padding_is_zero(StreamPacking packing, std::span<const uint32_t> words, int
 }
 
 void check_shape(std::span<const StoredTensor> tensors, int64_t n, int64_t k, std::string_view name) {
-  const auto shape = stored(tensors, ".weight_shape").bytes.as<int64_t>();
+  const StoredTensor& tensor = stored(tensors, ".weight_shape");
+  const auto size = [&](size_t i) {
+    return tensor.spec.dtype == DType::i32 ? int64_t{tensor.bytes.as<int32_t>()[i]} : tensor.bytes.as<int64_t>()[i];
+  };
+  const std::array shape{size(0), size(1)};
   if (shape[0] == n && shape[1] == k) return;
   throw Error(ErrorCode::bad_file, concat(printable(name), ".weight_shape is not the layer's"))
       .detail(concat("expected [", n, ", ", k, "], found [", shape[0], ", ", shape[1], "]"));

@@ -3,7 +3,7 @@
 //
 //   .weight_packed      I32 [n, words(k)]             per output a stream of codes: the signed code + 2^(b−1)
 //   .weight_scale       F16, BF16 or F32 [n, G]
-//   .weight_shape       I64 [2]                       n, k
+//   .weight_shape       I64 [2]                       n, k; I32 of some is read
 //   .weight_zero_point  I32 [words(n), G]             asymmetric: per group a stream down the outputs
 //   .weight_g_idx       I32 [k]                       act order
 //
