@@ -10,6 +10,8 @@
 #include "core/convert.h"
 #include "core/error.h"
 #include "core/float_formats.h"
+#include "core/parallel.h"
+#include "core/parallel_in_turn.h"
 #include "core/progress.h"
 #include "core/rng.h"
 #include "core/stopwatch.h"
@@ -87,14 +89,14 @@ QuantizeRequest settled(QuantizeRequest request, const OpenedModel& source) {
 using Quantizer = std::function<quantize::QuantizeResult(const TensorView&, const formats::Scheme&,
                                                          const quantize::QuantizeOptions&)>;
 
-/// The quantizer as it runs on the chosen device; on the CPU where the method has no other way.
-Quantizer run_of(const QuantizeRequest& request, const formats::Scheme& scheme) {
+/// The quantizer as it runs on the chosen device; on the CPU where the method has no other way or `on_gpu` is false.
+Quantizer run_of(const QuantizeRequest& request, const formats::Scheme& scheme, bool on_gpu = true) {
   // What calibration does not see, embeddings and head, is rounded as it is, and so is what a recipe names and what is
   // none of the method's schemes.
   const bool rounds = request.calibrated || request.recipe || scheme.family != request.scheme.family;
   const quantize::QuantizerRow& row =
       rounds ? quantize::rounding_quantizer(scheme) : quantize::quantizer_row(request.method);
-  if (request.gpu == nullptr || row.run_cuda == nullptr) return row.run;
+  if (!on_gpu || request.gpu == nullptr || row.run_cuda == nullptr) return row.run;
   return [run = row.run_cuda, gpu = request.gpu](const TensorView& weight, const formats::Scheme& to,
                                                  const quantize::QuantizeOptions& options) {
     return run(weight, to, options, *gpu);
@@ -106,9 +108,35 @@ quantize::QuantizeOptions options_of(const QuantizeRequest& request, const forma
   return request.recipe ? request.options : quantize::options_of_pass(request.options, request.scheme, scheme);
 }
 
-/// Seconds per weight of this method on this machine with the threads in use, measured on a small random matrix.
-double sample_seconds_per_weight(const QuantizeRequest& request, const formats::Scheme& scheme) {
-  const auto run = run_of(request, scheme);
+/// The units that are worked on side by side take no more than this much.
+constexpr int64_t room_beside = int64_t{512} << 20;
+
+/// Bytes of a tensor while it is worked on. Beside its planes a packed one needs at most one fp32 value per block of 32.
+int64_t bytes_at_work(const TensorPlan& tensor) {
+  return tensor.bytes_before + (tensor.scheme ? tensor.bytes_after + tensor.weights() / 8 : 0);
+}
+
+/// Whether a tensor is worked on by one thread, others beside it: one so small that the work of a thread is less than
+/// what it costs to share it, with other threads or with a GPU. So are the thousands of experts of a mixture, where each
+/// weight is rounded by itself or carried along. Searches have work enough to share.
+bool goes_beside_others(const TensorPlan& tensor, const OpenedModel& source, const QuantizeRequest& request) {
+  constexpr int64_t largest = int64_t{16} << 20;
+  if (bytes_at_work(tensor) > std::min(largest, room_beside / threads())) return false;
+  const io::Checkpoint& tensors = source.folder.tensors;
+  if (tensors.stored_dtype(tensor.name) != tensors.at(tensor.name).dtype) return false;  // computed, on all threads
+  if (!tensor.scheme) return true;
+  using formats::SchemeFamily;
+  const auto family = tensor.scheme->family;
+  const bool light =
+      family == SchemeFamily::kbit || family == SchemeFamily::integer || family == SchemeFamily::small_float;
+  return light && tensor.is_plain() && !options_of(request, *tensor.scheme).searches();
+}
+
+/// Seconds per weight of this method on this machine with the threads in use, measured on a small random matrix; `beside`: on one
+/// for each thread.
+double sample_seconds_per_weight(const QuantizeRequest& request, const formats::Scheme& scheme, bool beside) {
+  const auto run = run_of(request, scheme, !beside);
+  const int64_t count = beside ? threads() : 1;
   constexpr int64_t rows = 512;
   constexpr int64_t cols = 2048;
   std::vector<uint16_t> values(rows * cols);
@@ -119,10 +147,10 @@ double sample_seconds_per_weight(const QuantizeRequest& request, const formats::
   const int repeats = request.options.searches() ? 1 : 3;
   for (int repeat = 0; repeat < repeats; ++repeat) {
     const Stopwatch watch;
-    run(view, scheme, options_of(request, scheme));
+    parallel_in_turn(count, [&](int64_t) { run(view, scheme, options_of(request, scheme)); });
     best = std::min(best, watch.seconds());
   }
-  return best / static_cast<double>(values.size());
+  return best / static_cast<double>(count * rows * cols);
 }
 
 /// Memory that tensors leave to one another where they are computed when they are loaded, as of small floats: that of the
@@ -138,16 +166,27 @@ size_t widened_bytes(const Plan& plan, const OpenedModel& source) {
   return largest == 0 ? 0 : std::max(largest, least);
 }
 
+/// Of the tensors that are worked on side by side as many as there are threads.
+int64_t bytes_beside(const Plan& plan, const OpenedModel& source, const QuantizeRequest& request) {
+  int64_t largest = 0, count = 0;
+  for (const auto& tensor : plan.tensors) {
+    if (!goes_beside_others(tensor, source, request)) continue;
+    largest = std::max(largest, bytes_at_work(tensor));
+    ++count;
+  }
+  return std::min<int64_t>(count, threads()) * largest;
+}
+
 void estimate_tensors(Plan& plan, const OpenedModel& source, const QuantizeRequest& request) {
   int64_t largest = 0;
   for (const auto& tensor : plan.tensors) {
     if (!tensor.scheme && !request.options.steps.has(StepKind::fold)) continue;  // copied a piece at a time
-    // Beside the planes a packed tensor needs at most one fp32 value per block of 32 while it is worked on.
-    int64_t extra = tensor.scheme ? tensor.bytes_after + tensor.weights() / 8 : 0;
-    if (!tensor.is_plain()) extra += 4 * tensor.weights();  // rotated, or what is left over
-    if (request.options.steps.has(StepKind::fold)) extra += 4 * tensor.weights();
-    largest = std::max(largest, tensor.bytes_before + extra);
+    int64_t bytes = bytes_at_work(tensor);
+    if (!tensor.is_plain()) bytes += 4 * tensor.weights();  // rotated, or what is left over
+    if (request.options.steps.has(StepKind::fold)) bytes += 4 * tensor.weights();
+    largest = std::max(largest, bytes);
   }
+  largest = std::max(largest, bytes_beside(plan, source, request));
   plan.tensor_memory = base_memory + largest + static_cast<int64_t>(widened_bytes(plan, source));
 }
 
@@ -162,7 +201,10 @@ void estimate(Plan& plan, const OpenedModel& source, const QuantizeRequest& requ
     const auto& steps = other.options.steps;
     const auto found = std::ranges::find(known, steps, &std::pair<quantize::Steps, double>::first);
     if (found != known.end()) return found->second;
-    return known.emplace_back(steps, sample_seconds_per_weight(other, *first->scheme)).second;
+    return known
+        .emplace_back(steps,
+                      sample_seconds_per_weight(other, *first->scheme, goes_beside_others(*first, source, other)))
+        .second;
   };
   if (plan.allocation) plan.costs.push_back({"choosing bits", plan.allocation->seconds, plan.allocation->memory});
   const auto parts = run_costs(source, request, plan, sample);
@@ -256,11 +298,11 @@ void write_planes(const std::string& module, size_t pass, const formats::PackedW
 }
 
 quantize::PassesResult quantize_passes(const TensorPlan& tensor, const TensorView& weight,
-                                       const QuantizeRequest& request, float factor) {
+                                       const QuantizeRequest& request, float factor, bool on_gpu) {
   const auto run = [&](const TensorView& view, const formats::Scheme& scheme) {
     auto options = options_of(request, scheme);
     options.tensor_factor = factor;
-    return run_of(request, scheme)(view, scheme, options);
+    return run_of(request, scheme, on_gpu)(view, scheme, options);
   };
   if (tensor.is_plain()) {
     auto quantized = run(weight, *tensor.scheme);
@@ -275,12 +317,12 @@ quantize::PassesResult quantize_passes(const TensorPlan& tensor, const TensorVie
 
 /// Quantizes one tensor, writes its planes, and measures the error with the decoder that will read them.
 QuantizedTensor quantize_tensor(const TensorPlan& tensor, const OpenedModel& source, const QuantizeRequest& request,
-                                SharedFactors& factors, io::CheckpointWriter& writer) {
+                                SharedFactors& factors, io::CheckpointWriter& writer, bool on_gpu) {
   const std::string module(model::module_path(tensor.name));
   auto loaded = std::make_shared<const io::LoadedTensor>(source.folder.tensors.load(tensor.name));
   QuantizedTensor result{.name = tensor.name, .scheme = tensor.scheme_text(), .stats = {}, .error = {}, .output = {}};
   const Stopwatch watch;
-  auto quantized = quantize_passes(tensor, loaded->view(), request, factors.of(module));
+  auto quantized = quantize_passes(tensor, loaded->view(), request, factors.of(module), on_gpu);
   result.seconds = watch.seconds();
   result.stats = quantized.stats;
   auto packed = std::make_shared<formats::PackedLinear>(std::move(quantized.linear));
@@ -404,9 +446,17 @@ class Quantizing {
       if (units_[unit].layer && work_.mine(unit)) run(unit);
     }
     if (calibrated_) calibrated_->finish();
+    std::vector<size_t> beside;  // one another, in their order
     for (size_t unit = 0; unit < units_.size(); ++unit) {
-      if (!units_[unit].layer && work_.mine(unit)) run(unit);
+      if (units_[unit].layer || !work_.mine(unit)) continue;
+      if (goes_beside_others(*units_[unit].tensors.front(), source_, request_)) {
+        beside.push_back(unit);
+        continue;
+      }
+      run_beside(beside);
+      run(unit);
     }
+    run_beside(beside);
   }
 
   const std::optional<CalibratedTensors>& calibrated() const noexcept { return calibrated_; }
@@ -420,20 +470,26 @@ class Quantizing {
     return owners;
   }
 
-  void run(size_t unit) {
+  /// Units of one tensor each, one thread to each.
+  void run_beside(std::vector<size_t>& units) {
+    parallel_in_turn(static_cast<int64_t>(units.size()), [&](int64_t i) { run(units[static_cast<size_t>(i)], false); });
+    units.clear();
+  }
+
+  void run(size_t unit, bool on_gpu = true) {
     QuantizeRecord record;
     if (units_[unit].layer) calibrated_->run(*units_[unit].layer, record);
     for (const TensorPlan* tensor : units_[unit].tensors) {
-      write(*tensor, record);
+      write(*tensor, record, on_gpu);
       progress_.advance(tensor->bytes_before);
     }
     work_.done(unit, to_json(record));
   }
 
-  void write(const TensorPlan& tensor, QuantizeRecord& record) {
+  void write(const TensorPlan& tensor, QuantizeRecord& record, bool on_gpu) {
     if (calibrated_ && calibrated_->write(tensor, record, writer_)) {
     } else if (tensor.scheme) {
-      record.tensors.push_back(quantize_tensor(tensor, source_, request_, factors_, writer_));
+      record.tensors.push_back(quantize_tensor(tensor, source_, request_, factors_, writer_, on_gpu));
     } else {
       writer_.copy(source_.folder.tensors, tensor.name);
     }

@@ -71,6 +71,7 @@ float SharedFactors::of(std::string_view module) {
   const auto found = groups_.find(module);
   if (found == groups_.end()) return 0;
   Group& group = *found->second;
+  const std::lock_guard lock(group.mutex);
   if (group.factor != 0) return group.factor;
   float largest = 0;
   for (const auto& name : group.names) {

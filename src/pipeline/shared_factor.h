@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +25,7 @@ class SharedFactors {
 
   /// What QuantizeOptions::tensor_factor should be for a module: that of all linears which share its input; 0 for one
   /// that shares it with none. Reads the weights of all of them when the first is asked for.
+  /// By any thread.
   float of(std::string_view module);
 
  private:
@@ -32,6 +34,7 @@ class SharedFactors {
 
   struct Group {
     std::vector<std::string> names;
+    std::mutex mutex;  ///< guards what follows
     float factor = 0;
   };
   const model::OpenedModel& model_;

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <set>
 
+#include "core/parallel.h"
 #include "core/progress.h"
 #include "core/text.h"
 #include "model/model.h"
@@ -104,6 +105,61 @@ TEST_F(QuantizeModel, FusedLinearsShareTheirFactor) {
     }
     EXPECT_GT(factors.size(), 1u) << "all linears have one factor: nothing is shown";
   }
+}
+
+/// Small tensors go side by side, one thread to each.
+TEST_F(QuantizeModel, BytesAndReportDoNotDependOnThreads) {
+  for (const auto& [method, scheme] : {std::pair{"kbit", "kbit4-b32-e4m4"}, std::pair{"float", "nvfp4"}}) {
+    std::vector<QuantizeReport> reports;
+    for (const int count : {1, 5}) {
+      set_threads(count);
+      auto wanted = request(concat(scheme, count));
+      wanted.method = method;
+      wanted.scheme = formats::parse_scheme(scheme);
+      reports.push_back(quantize_model(wanted));
+    }
+    set_threads(0);
+    for (const char* file : {"model.safetensors", "w4q_digests.json", "config.json"}) {
+      EXPECT_EQ(io::read_file(folder_ / concat(scheme, 1) / file), io::read_file(folder_ / concat(scheme, 5) / file));
+    }
+    ASSERT_EQ(reports[0].tensors.size(), 28u);
+    for (size_t i = 0; i < reports[0].tensors.size(); ++i) {
+      EXPECT_EQ(reports[0].tensors[i].name, reports[1].tensors[i].name);
+      EXPECT_EQ(reports[0].tensors[i].error.noise, reports[1].tensors[i].error.noise);
+    }
+  }
+}
+
+TEST_F(QuantizeModel, OfSeveralBadTensorsTheFirstIsNamed) {
+  std::filesystem::copy(test::testdata() / "w4q-llama-tiny", folder_ / "m", std::filesystem::copy_options::recursive);
+  const auto path = folder_ / "m/model.safetensors";
+  const std::string file = io::read_file(path);
+  const auto header = io::parse_safetensors(std::as_bytes(std::span(file)), file.size(), path.native());
+  std::fstream stream(path, std::ios::in | std::ios::out | std::ios::binary);
+  for (const auto& tensor : header.tensors) {
+    if (!tensor.name.ends_with("down_proj.weight")) continue;
+    stream.seekp(static_cast<std::streamoff>(header.data_begin + tensor.begin));
+    stream.write("\xC0\x7F", 2);
+  }
+  stream.close();
+  auto wanted = request("q");
+  wanted.model = folder_ / "m";
+  for (const int count : {1, 5}) {
+    set_threads(count);
+    test::expect_error(ErrorCode::bad_file, {"model.layers.0.mlp.down_proj.weight", "row 0"},
+                       [&] { quantize_model(wanted); });
+  }
+  set_threads(0);
+}
+
+/// Plans count what stands side by side.
+TEST_F(QuantizeModel, MoreThreadsTakeMoreMemory) {
+  set_threads(1);
+  const auto one = plan_quantize(request("q")).tensor_memory;
+  set_threads(8);
+  const auto eight = plan_quantize(request("q")).tensor_memory;
+  set_threads(0);
+  EXPECT_EQ(eight - base_memory, 8 * (one - base_memory));
 }
 
 TEST_F(QuantizeModel, ForeignQuantizationIsRefused) {
